@@ -1,0 +1,337 @@
+/* flash_dmattn.h: exact attention with any mask, forward and backward, in plain C.
+ *
+ * SPDX-License-Identifier: BSD-3-Clause
+ *
+ *     S    = softmax_scale * Q K^T
+ *     S    = softcap * tanh(S / softcap)          if softcap > 0
+ *     S    = S + bias
+ *     S_ij = -inf                                 where key j is not visible to row i
+ *     P    = softmax(S);  out = P V;  lse_i = log sum_j exp(S_ij)
+ *
+ * The short way, one call on caller-described tensors:
+ *
+ *     fdm_options options = fdm_options_default();
+ *     options.causal = 1;
+ *     fdm_tensors t = {.q = &q, .k = &k, .v = &v, .out = &out, .lse = &lse};
+ *     if (fdm_attention_forward(&t, &options, NULL) != FDM_OK)
+ *         fprintf(stderr, "%s\n", fdm_last_error());
+ *
+ * The long way, which allocates nothing, is describe -> plan -> execute:
+ *
+ *     fdm_problem problem;  fdm_plan plan;
+ *     fdm_describe(FDM_FORWARD, &t, &options, &problem);        shapes, dtypes, strides: checked once
+ *     fdm_plan_attention(&device, &problem, &options, &plan);   a pure function; a value one can keep and print
+ *     fdm_execute(&plan, &t, workspace, plan.workspace_bytes, NULL);
+ *
+ * Every function is thread-safe; none prints, exits, or throws. A function that fails returns a status other than
+ * FDM_OK, leaves its outputs unwritten, and leaves one sentence in fdm_last_error().
+ */
+#ifndef FLASH_DMATTN_H
+#define FLASH_DMATTN_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define FDM_VERSION_MAJOR 0
+#define FDM_VERSION_MINOR 1
+#define FDM_VERSION_PATCH 0
+#define FDM_VERSION       "0.1.0"
+
+#if defined(_WIN32)
+#    define FDM_API __declspec(dllexport)
+#else
+#    define FDM_API __attribute__((visibility("default")))
+#endif
+
+/* ---- 1. Status ------------------------------------------------------------------------------------------------- */
+
+/* Stable values: new ones are added at the end, none is ever renumbered. */
+typedef enum fdm_status {
+    FDM_OK = 0,
+    FDM_ERROR_INVALID_ARGUMENT = 1, /* an argument is wrong whatever the machine */
+    FDM_ERROR_UNSUPPORTED = 2,      /* valid, but no kernel of this version and device takes it */
+    FDM_ERROR_OUT_OF_MEMORY = 3,
+    FDM_ERROR_WORKSPACE = 4, /* the workspace given is missing, misaligned or too small */
+    FDM_ERROR_SYSTEM = 5,    /* the operating system, a driver or a file refused */
+    FDM_ERROR_INTERNAL = 6   /* a defect of this library */
+} fdm_status;
+
+/* The sentence of this thread's last failure, "" when there was none. Valid until this thread's next failing call. */
+FDM_API const char *fdm_last_error(void);
+/* "invalid argument" etc.; never NULL. */
+FDM_API const char *fdm_status_name(fdm_status status);
+/* "0.1.0" of the library that was loaded (FDM_VERSION is that of the header). */
+FDM_API const char *fdm_version(void);
+
+/* ---- 2. Tensors ------------------------------------------------------------------------------------------------ */
+
+/* The layout of these three structs is DLPack's DLDevice, DLDataType and DLTensor (v0.2 to v1.x): a DLTensor * may be
+ * passed as fdm_tensor *. Nothing is owned: data, shape and strides stay the caller's. */
+typedef struct fdm_device_id {
+    int32_t type; /* FDM_CPU or FDM_CUDA */
+    int32_t index;
+} fdm_device_id;
+
+enum { FDM_CPU = 1, FDM_CUDA = 2 };
+
+typedef struct fdm_data_type {
+    uint8_t code; /* DLPack: 0 int, 1 uint, 2 float, 4 bfloat, 6 bool */
+    uint8_t bits;
+    uint16_t lanes; /* always 1 */
+} fdm_data_type;
+
+typedef struct fdm_tensor {
+    void *data;
+    fdm_device_id device;
+    int32_t ndim;
+    fdm_data_type dtype;
+    int64_t *shape;
+    int64_t *strides; /* in elements; NULL means C-contiguous. 0 is a broadcast axis (inputs only). */
+    uint64_t byte_offset;
+} fdm_tensor;
+
+typedef enum fdm_dtype {
+    FDM_FLOAT32 = 0,
+    FDM_FLOAT16 = 1,
+    FDM_BFLOAT16 = 2,
+    FDM_FLOAT64 = 3, /* reference family only */
+    FDM_BOOL = 4,    /* DLPack bool; uint8 is taken as bool too, non-zero = true */
+    FDM_INT32 = 5,
+    FDM_NO_DTYPE = -1
+} fdm_dtype;
+
+FDM_API const char *fdm_dtype_name(fdm_dtype dtype);      /* "float32", "bfloat16", ... */
+FDM_API fdm_dtype fdm_dtype_from_name(const char *name);  /* also "fp32", "bf16", ...; FDM_NO_DTYPE if unknown */
+FDM_API fdm_dtype fdm_dtype_of(const fdm_tensor *tensor); /* FDM_NO_DTYPE if this library has no name for it */
+FDM_API int64_t fdm_dtype_bytes(fdm_dtype dtype);         /* bytes of one element */
+FDM_API fdm_data_type fdm_data_type_of(fdm_dtype dtype);  /* the DLPack triple */
+
+/* The tensors of one call. Inputs that a problem does not have are NULL. Shapes, dense call:
+ *
+ *     q, dq           [B, Sq, H, D]        k, dk        [B, Sk, Hkv, D]       v, dv  [B, Sk, Hkv, Dv]
+ *     out, dout       [B, Sq, H, Dv]       lse, dlse    [B, H, Sq]  float32 (float64 where q is float64)
+ *     mask (bool), bias (q's dtype or float32)   [B|1, H|Hkv|1, Sq|1, Sk|1]   True = visible
+ *     interval_start, interval_end (int32)       [B|1, H|Hkv|1, Sk]           key j is visible to rows start <= i < end
+ *     dbias           shape and dtype of bias
+ *
+ * Packed (varlen) call, recognised by cu_seqlens_q: cu_seqlens_q, cu_seqlens_k int32 [B + 1], contiguous, host memory
+ * on the CPU; q, out [total_q, H, D|Dv]   k, v [total_k, Hkv, D|Dv]   lse [H, total_q] mask, bias [B|1, H|Hkv|1,
+ * max_seqlen_q|1, max_seqlen_k|1], indices local to the sequence intervals [H|Hkv|1, total_k], rows local to the
+ * sequence
+ *
+ * q, k, v, out and their gradients need a contiguous last axis; every other stride is free (outputs: no two elements
+ * may overlap, and strides are positive). Elements need only their own alignment. */
+typedef struct fdm_tensors {
+    const fdm_tensor *q, *k, *v;
+    const fdm_tensor *mask, *bias, *interval_start, *interval_end;
+    const fdm_tensor *cu_seqlens_q, *cu_seqlens_k;
+    fdm_tensor *out, *lse;         /* forward: written (lse may be NULL). backward: read, both needed */
+    const fdm_tensor *dout, *dlse; /* backward: gradients flowing in; dlse may be NULL */
+    fdm_tensor *dq, *dk, *dv;      /* backward: written; each may be NULL when it is not wanted */
+    fdm_tensor *dbias;             /* backward: written; NULL when it is not wanted */
+} fdm_tensors;
+
+/* ---- 3. Options ------------------------------------------------------------------------------------------------ */
+
+typedef struct fdm_executor fdm_executor;
+
+typedef struct fdm_options {
+    int32_t has_softmax_scale; /* 0: softmax_scale = D^-0.5 of q's own D */
+    int32_t causal;            /* 0 or 1; bottom-right aligned: j <= i + Sk - Sq */
+    double softmax_scale;      /* finite; 0 and negative are legal */
+    double softcap;            /* 0 = none; finite and >= 0 */
+    int64_t window_left;       /* -1 = unbounded, >= 0: j >= i + Sk - Sq - left */
+    int64_t window_right;      /* -1 = unbounded, >= 0: j <= i + Sk - Sq + right */
+    int64_t max_seqlen_q;      /* varlen: an upper bound on every sequence's rows; 0 = found from cu_seqlens */
+    int64_t max_seqlen_k;
+    int32_t deterministic; /* 1: same bits for the same inputs, device and version (the CPU always is) */
+    int32_t num_threads;   /* CPU: at most this many; 0 = FLASH_DMATTN_NUM_THREADS, else what the process may use */
+    const char *kernel;    /* force one kernel by name or choice code; NULL = FLASH_DMATTN_KERNEL, else chosen */
+    const char *family;    /* force a family ("cpu", "reference"); NULL = chosen */
+    const fdm_executor *executor; /* CPU: threads of the host; NULL = libgomp where loaded, else an own pool */
+} fdm_options;
+
+FDM_API fdm_options fdm_options_default(void);
+
+/* Threads that a host lends. run() calls body(argument, index) for index 0 .. num_threads-1, possibly concurrently (a
+ * serial loop is legal), and returns when all have returned. */
+struct fdm_executor {
+    void *context;
+    int32_t num_threads;
+    void (*run)(void *context, int32_t num_threads, void (*body)(void *argument, int32_t index), void *argument);
+};
+
+/* ---- 4. The one-call form -------------------------------------------------------------------------------------- */
+
+/* allocate() returns 64-byte aligned memory or NULL; release() gives it back. NULL instead of an allocator means malloc
+ * (CPU only). The only functions of the library that may allocate are these two. */
+typedef struct fdm_allocator {
+    void *context;
+    void *(*allocate)(void *context, size_t bytes);
+    void (*release)(void *context, void *memory);
+} fdm_allocator;
+
+FDM_API fdm_status fdm_attention_forward(const fdm_tensors *tensors, const fdm_options *options,
+                                         const fdm_allocator *allocator);
+FDM_API fdm_status fdm_attention_backward(const fdm_tensors *tensors, const fdm_options *options,
+                                          const fdm_allocator *allocator);
+
+/* Combines two partial results over disjoint key sets: out [B, S, H, Dv] and lse [B, H, S] of each; lse = +inf means
+ * "no keys". out and lse may be the first or the second pair itself. */
+FDM_API fdm_status fdm_merge(const fdm_tensor *out1, const fdm_tensor *lse1, const fdm_tensor *out2,
+                             const fdm_tensor *lse2, fdm_tensor *out, fdm_tensor *lse);
+
+/* ---- 5. Describe ----------------------------------------------------------------------------------------------- */
+
+typedef enum fdm_pass { FDM_FORWARD = 0, FDM_BACKWARD = 1 } fdm_pass;
+
+/* What to compute, without data. Filled by fdm_describe(), or by hand from fdm_problem_default() to plan for shapes
+ * alone. */
+typedef struct fdm_problem {
+    fdm_pass pass;
+    fdm_dtype dtype;
+    int64_t batch, heads, heads_kv;
+    int64_t seqlen_q, seqlen_k; /* varlen: the maxima */
+    int64_t head_dim, head_dim_v;
+    int64_t total_q, total_k; /* varlen: rows in the packed tensors; dense: 0 */
+    double softmax_scale;     /* resolved: never "default" */
+    double softcap;
+    int64_t window_left, window_right; /* -1 = unbounded */
+    int32_t causal;
+    int32_t varlen;
+    int32_t deterministic;
+    int32_t needs_lse;                    /* forward: lse is written */
+    int32_t needs_dq, needs_dk, needs_dv; /* backward */
+    int32_t needs_dbias, has_dlse;        /* backward */
+    int32_t has_intervals;
+    int64_t interval_batch, interval_heads; /* extents, 1 = broadcast */
+    int32_t has_mask, has_bias;
+    int64_t mask_shape[4]; /* extents, 1 = broadcast */
+    int64_t bias_shape[4];
+    fdm_dtype bias_dtype;
+    int32_t aligned; /* 1: every address and stride of q, k, v, out and gradients is a multiple of 16 bytes */
+} fdm_problem;
+
+/* Float32, B 1, H 1, D 64, no mask, every gradient wanted, aligned. */
+FDM_API fdm_problem fdm_problem_default(void);
+FDM_API fdm_status fdm_problem_validate(const fdm_problem *problem);
+FDM_API fdm_status fdm_describe(fdm_pass pass, const fdm_tensors *tensors, const fdm_options *options,
+                                fdm_problem *problem);
+
+/* ---- 6. Devices ------------------------------------------------------------------------------------------------ */
+
+/* Facts a plan may depend on; a value. CPU: isa and caches. CUDA: architecture and limits. */
+typedef struct fdm_device {
+    fdm_device_id id;
+    char name[64];       /* "cpu:avx512_bf16", "sm_90" */
+    int32_t present;     /* 1: queried on this machine. 0: named, from the table */
+    char isa[32];        /* CPU: the best instruction set kernels may use */
+    int32_t num_threads; /* CPU: what this process may use (affinity and cgroup) */
+    int64_t l1_bytes, l2_bytes, l3_bytes;
+    int32_t compute_major, compute_minor; /* CUDA */
+    int32_t num_sms;
+    int64_t shared_bytes; /* CUDA: opt-in shared memory of a block */
+} fdm_device;
+
+/* type FDM_CPU (index 0) or FDM_CUDA. */
+FDM_API fdm_status fdm_device_query(int32_t type, int32_t index, fdm_device *device);
+/* "cpu", "cpu:avx2", "sm_90", "sm_90:smem=160K". Need not be present on this machine. */
+FDM_API fdm_status fdm_device_from_name(const char *name, fdm_device *device);
+
+/* ---- 7. Plan --------------------------------------------------------------------------------------------------- */
+
+/* A plan is a value without pointers: copy it, keep it, print it, execute it as often as wanted, from any thread. */
+typedef struct fdm_plan {
+    fdm_problem problem;
+    fdm_device_id device;
+    char family[16];          /* "cpu", "reference" */
+    char kernel[48];          /* "cpu.forward.avx512" */
+    char choice[48];          /* choice code: names the tile that is launched, "CPU_AVX512_256x128" */
+    int32_t kernel_index;     /* row in the family's list */
+    int32_t block_m, block_n; /* query rows x keys of one step; 0 where it does not apply */
+    int32_t stages;           /* 0 where it does not apply */
+    int32_t v_in_registers;   /* -1 where it does not apply */
+    int64_t shared_bytes;     /* -1 where it does not apply */
+    int64_t workspace_bytes;  /* what fdm_execute() needs; 64-byte aligned */
+    int32_t num_threads;      /* CPU */
+    int32_t parameters[8];    /* the family's own; meaning in the family's docs page */
+    char reason[512];         /* why this kernel, and why not the ones before it */
+} fdm_plan;
+
+FDM_API fdm_status fdm_plan_attention(const fdm_device *device, const fdm_problem *problem, const fdm_options *options,
+                                      fdm_plan *plan);
+/* One object of JSON. Writes at most size bytes with the final 0; *needed is the size that holds all. buffer may be
+ * NULL with size 0. */
+FDM_API fdm_status fdm_plan_to_json(const fdm_plan *plan, char *buffer, size_t size, size_t *needed);
+/* Strict: unknown, missing or repeated keys are errors. */
+FDM_API fdm_status fdm_plan_from_json(const char *json, size_t length, fdm_plan *plan);
+
+/* The kernels this library knows, by index from 0; FDM_ERROR_INVALID_ARGUMENT past the end. */
+typedef struct fdm_kernel_info {
+    const char *family, *name, *description;
+    fdm_pass pass;
+    int32_t available; /* 1: this machine can run it */
+} fdm_kernel_info;
+FDM_API fdm_status fdm_kernel_list(int32_t index, fdm_kernel_info *info);
+
+/* ---- 8. Execute ------------------------------------------------------------------------------------------------ */
+
+typedef struct fdm_launch {
+    void *stream;                 /* CUDA stream; ignored on the CPU */
+    const fdm_executor *executor; /* CPU threads; NULL = libgomp where loaded, else an own pool */
+} fdm_launch;
+
+/* Runs a plan on tensors that match its problem. workspace: at least plan->workspace_bytes, 64-byte aligned, on the
+ * plan's device, not shared with a call in flight; may be NULL when workspace_bytes is 0. launch may be NULL. */
+FDM_API fdm_status fdm_execute(const fdm_plan *plan, const fdm_tensors *tensors, void *workspace,
+                               size_t workspace_bytes, const fdm_launch *launch);
+
+/* ---- 9. Masks as key intervals --------------------------------------------------------------------------------- */
+
+/* Exact causal top-W of a per-key bias (the larger bias wins; of equals the smaller index): key j gets rows start_j <=
+ * i < end_j, raw rows 0 .. seqlen_q-1, start > any row where it is never visible, INT32_MAX for "never dropped". bias
+ * [B|1, h, Sk] (or [B|1, h, 1, Sk]), float32, float16 or bfloat16; NaN ranks lowest padding   [B, Sk] bool, True = a
+ * real key, or NULL; padded keys are never visible and do not count start, end  int32 [B, h, Sk] with the bias' B, or
+ * padding's where that is larger O(Sk log Sk) time; workspace of fdm_topk_intervals_workspace() bytes, or NULL to let
+ * it allocate. */
+FDM_API fdm_status fdm_topk_intervals(const fdm_tensor *bias, const fdm_tensor *padding, int64_t window,
+                                      int64_t seqlen_q, fdm_tensor *start, fdm_tensor *end, void *workspace,
+                                      size_t workspace_bytes);
+FDM_API size_t fdm_topk_intervals_workspace(int64_t seqlen_k);
+/* Causal attention inside documents: cu_seqlens int32 [n + 1] (0 .. Sk), start, end int32 [Sk]; Sq == Sk. causal 0:
+ * whole documents. */
+FDM_API fdm_status fdm_document_intervals(const int32_t *cu_seqlens, int64_t num_documents, int32_t causal,
+                                          int32_t *start, int32_t *end);
+/* Causal and window (-1 = unbounded) for Sq rows and Sk keys, bottom-right aligned. */
+FDM_API fdm_status fdm_window_intervals(int64_t seqlen_q, int64_t seqlen_k, int32_t causal, int64_t window_left,
+                                        int64_t window_right, int32_t *start, int32_t *end);
+/* Prefix LM: keys below `prefix` are visible to every row, the others causally. */
+FDM_API fdm_status fdm_prefix_intervals(int64_t seqlen_q, int64_t seqlen_k, int64_t prefix, int32_t *start,
+                                        int32_t *end);
+/* Dense bool mask [rows, keys] (element strides) to intervals; *exact becomes 0, and nothing else is written, when some
+ * key's rows are not one interval. */
+FDM_API fdm_status fdm_intervals_from_mask(const uint8_t *mask, int64_t seqlen_q, int64_t seqlen_k, int64_t row_stride,
+                                           int64_t key_stride, int32_t *start, int32_t *end, int32_t *exact);
+
+/* Visible pairs of a problem on its tensors: what "useful FLOPs" counts. -inf biases are not looked at. */
+FDM_API fdm_status fdm_count_visible(const fdm_problem *problem, const fdm_tensors *tensors, int64_t *pairs);
+
+/* ---- 10. Settings ---------------------------------------------------------------------------------------------- */
+
+/* The environment variables the library reads, by index from 0: name, meaning, and value now (NULL when unset). */
+typedef struct fdm_setting_info {
+    const char *name, *description, *value;
+} fdm_setting_info;
+FDM_API fdm_status fdm_setting_list(int32_t index, fdm_setting_info *info);
+
+/* Joins the library's own threads; they are started again when needed. Not while a call is in flight. */
+FDM_API void fdm_shutdown(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

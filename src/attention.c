@@ -1,0 +1,143 @@
+/* attention.c: the public entries: describe, plan, execute. */
+#include <stdio.h>
+#include <string.h>
+
+#include "error.h"
+#include "families/cpu/threads.h"
+#include "memory.h"
+#include "plan.h"
+#include "problem.h"
+#include "settings.h"
+
+/* The line of spec 6.2: to stderr, once per backward call, only when asked for. */
+static void print_profile(const fdm_plan *plan) {
+    const fdm_problem *p = &plan->problem;
+    const char *wanted = p->pass == FDM_BACKWARD ? setting_get(SETTING_PROFILE_BACKWARD) : NULL;
+    if (wanted && strcmp(wanted, "1") == 0)
+        fprintf(stderr, "FLASH_DMATTN_PROFILE: HeadDim=%lld, Arch=CPU, SeqQ=%lld, SeqK=%lld, Batch=%lld, Choice=%s\n",
+                (long long)p->head_dim, (long long)p->seqlen_q, (long long)p->seqlen_k, (long long)p->batch,
+                plan->choice);
+    const char *log = setting_get(SETTING_LOG);
+    if (log && strcmp(log, "1") == 0)
+        fprintf(stderr, "flash_dmattn: %s, choice %s, %d threads: %s\n", plan->kernel, plan->choice, plan->num_threads,
+                plan->reason);
+}
+
+/* Everything a kernel's choice and workspace depend on must be as planned; alignment may only be better. */
+static fdm_status check_same_problem(const fdm_plan *plan, const fdm_problem *now) {
+    fdm_problem planned = plan->problem;
+    if (planned.aligned && !now->aligned)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan is for 16-byte aligned tensors, but these are not");
+    planned.aligned = now->aligned;
+    planned.softmax_scale = now->softmax_scale;
+    const fdm_problem *p = &planned;
+    int same = p->pass == now->pass && p->dtype == now->dtype && p->batch == now->batch && p->heads == now->heads &&
+               p->heads_kv == now->heads_kv && p->seqlen_q == now->seqlen_q && p->seqlen_k == now->seqlen_k &&
+               p->head_dim == now->head_dim && p->head_dim_v == now->head_dim_v && p->varlen == now->varlen &&
+               p->total_q == now->total_q && p->total_k == now->total_k;
+    if (!same)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "the tensors have other shapes or another dtype than the plan");
+    same = p->has_intervals == now->has_intervals && p->interval_batch == now->interval_batch &&
+           p->interval_heads == now->interval_heads && p->has_mask == now->has_mask && p->has_bias == now->has_bias &&
+           p->bias_dtype == now->bias_dtype && memcmp(p->mask_shape, now->mask_shape, sizeof p->mask_shape) == 0 &&
+           memcmp(p->bias_shape, now->bias_shape, sizeof p->bias_shape) == 0;
+    if (!same)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT,
+                         "the tensors have another mask, bias or key intervals than the plan");
+    same = p->needs_lse == now->needs_lse && p->needs_dq == now->needs_dq && p->needs_dk == now->needs_dk &&
+           p->needs_dv == now->needs_dv && p->needs_dbias == now->needs_dbias && p->has_dlse == now->has_dlse;
+    if (!same)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "the call has other outputs or gradients than the plan");
+    return FDM_OK;
+}
+
+static fdm_options options_of(const fdm_problem *p) {
+    return (fdm_options){.has_softmax_scale = 1,
+                         .softmax_scale = p->softmax_scale,
+                         .softcap = p->softcap,
+                         .causal = p->causal,
+                         .window_left = p->window_left,
+                         .window_right = p->window_right,
+                         .max_seqlen_q = p->varlen ? p->seqlen_q : 0,
+                         .max_seqlen_k = p->varlen ? p->seqlen_k : 0,
+                         .deterministic = p->deterministic};
+}
+
+static fdm_status run_plan(const fdm_plan *plan, const struct attention *attention, void *workspace,
+                           size_t workspace_bytes, const fdm_launch *launch) {
+    const struct family *family = plan_family(plan);
+    if (!family || plan->kernel_index < 0 || plan->kernel_index >= family->num_kernels ||
+        strcmp(family->kernels[plan->kernel_index].name, plan->kernel) != 0)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT,
+                         "the plan names kernel '%s' of family '%s', which this library does not have", plan->kernel,
+                         plan->family);
+    if (!family->available(plan->kernel_index))
+        return error_set(FDM_ERROR_UNSUPPORTED, "this machine cannot run kernel '%s'", plan->kernel);
+    if (plan->workspace_bytes > 0 && (!workspace || workspace_bytes < (size_t)plan->workspace_bytes))
+        return error_set(FDM_ERROR_WORKSPACE, "workspace has %zu bytes; the plan needs %lld",
+                         workspace ? workspace_bytes : 0, (long long)plan->workspace_bytes);
+    if ((uintptr_t)workspace % 64)
+        return error_set(FDM_ERROR_WORKSPACE, "workspace starts at an address that is not a multiple of 64");
+    print_profile(plan);
+    return family->execute(plan, attention, workspace, launch);
+}
+
+fdm_status fdm_execute(const fdm_plan *plan, const fdm_tensors *tensors, void *workspace, size_t workspace_bytes,
+                       const fdm_launch *launch) {
+    if (!plan)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "plan is NULL");
+    fdm_problem problem;
+    struct attention attention;
+    fdm_options options = options_of(&plan->problem);
+    fdm_status status = problem_from_tensors(plan->problem.pass, tensors, &options, &problem, &attention);
+    if (!status)
+        status = check_same_problem(plan, &problem);
+    return status ? status : run_plan(plan, &attention, workspace, workspace_bytes, launch);
+}
+
+static void *allocate_default(void *context, size_t bytes) {
+    (void)context;
+    return memory_allocate(bytes);
+}
+
+static void release_default(void *context, void *memory) {
+    (void)context;
+    memory_release(memory);
+}
+
+static fdm_status attention_once(fdm_pass pass, const fdm_tensors *tensors, const fdm_options *options,
+                                 const fdm_allocator *allocator) {
+    static const fdm_allocator standard = {NULL, allocate_default, release_default};
+    if (!allocator)
+        allocator = &standard;
+    fdm_problem problem;
+    struct attention attention;
+    fdm_device device;
+    fdm_plan plan;
+    fdm_status status = problem_from_tensors(pass, tensors, options, &problem, &attention);
+    if (status || (status = fdm_device_query(FDM_CPU, 0, &device)) ||
+        (status = fdm_plan_attention(&device, &problem, options, &plan)))
+        return status;
+    void *workspace = NULL;
+    if (plan.workspace_bytes > 0 &&
+        !(workspace = allocator->allocate(allocator->context, (size_t)plan.workspace_bytes)))
+        return error_set(FDM_ERROR_OUT_OF_MEMORY, "no memory for a workspace of %lld bytes",
+                         (long long)plan.workspace_bytes);
+    fdm_launch launch = {NULL, options ? options->executor : NULL};
+    status = run_plan(&plan, &attention, workspace, (size_t)plan.workspace_bytes, &launch);
+    if (workspace)
+        allocator->release(allocator->context, workspace);
+    return status;
+}
+
+fdm_status fdm_attention_forward(const fdm_tensors *tensors, const fdm_options *options,
+                                 const fdm_allocator *allocator) {
+    return attention_once(FDM_FORWARD, tensors, options, allocator);
+}
+
+fdm_status fdm_attention_backward(const fdm_tensors *tensors, const fdm_options *options,
+                                  const fdm_allocator *allocator) {
+    return attention_once(FDM_BACKWARD, tensors, options, allocator);
+}
+
+void fdm_shutdown(void) { threads_shutdown(); }

@@ -1,0 +1,18 @@
+/* device.h: facts about named CUDA devices. */
+#ifndef FDM_DEVICE_H
+#define FDM_DEVICE_H
+
+#include <stdint.h>
+
+struct device_row {
+    const char *name;
+    int32_t compute_major, compute_minor;
+    int32_t num_sms;
+    int64_t shared_bytes; /* opt-in shared memory of one block */
+    const char *source;
+};
+
+extern const struct device_row device_table[];
+extern const int32_t device_table_length;
+
+#endif

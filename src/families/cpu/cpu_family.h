@@ -1,0 +1,19 @@
+/* cpu_family.h: what the CPU family's files share: rows, passes, and the walk over visible keys. */
+#ifndef FDM_CPU_FAMILY_H
+#define FDM_CPU_FAMILY_H
+
+#include "family.h"
+#include "kernels.h"
+
+/* One pass: its workspace and its execution. plan->parameters[0] is the enum cpu_isa of the table used. */
+int64_t cpu_forward_workspace(const fdm_problem *problem, const fdm_plan *plan);
+fdm_status cpu_forward(const fdm_plan *plan, const struct attention *attention, void *workspace,
+                       const fdm_launch *launch);
+int64_t cpu_decode_workspace(const fdm_problem *problem, const fdm_plan *plan);
+fdm_status cpu_decode(const fdm_plan *plan, const struct attention *attention, void *workspace,
+                      const fdm_launch *launch);
+int64_t cpu_backward_workspace(const fdm_problem *problem, const fdm_plan *plan);
+fdm_status cpu_backward(const fdm_plan *plan, const struct attention *attention, void *workspace,
+                        const fdm_launch *launch);
+
+#endif

@@ -1,0 +1,125 @@
+/* kernels.h: the pointer table between the CPU family's loops and its instruction sets.
+ *
+ * Everything is computed transposed: query rows lie along vector lanes, keys (or head-dim elements) along rows of a
+ * tile. Softmax then needs no horizontal reductions, K and V need no transposition, and no tail along keys or head_dim
+ * is padded.
+ *
+ *     lane        one (query row, query head of the KV group) pair; a panel is up to CPU_LANES = 64 lanes
+ *     S, P, dP    [keys][CPU_LANES] float32 scores of one panel, "score tile"
+ *     O^T, dQ^T   [depth][CPU_LANES] float32 accumulators of one panel
+ *
+ * Operands are packed once and used many times. Their format is private to the table ("math"): float32 in the fp32
+ * tables, bfloat16 pairs in avx512_bf16, tile-shaped in amx. The loops see opaque bytes and the sizes below. Packing
+ * reads rows through an array of row addresses, which is how strides, varlen, GQA stacking and key compaction come for
+ * free. Lanes and keys past the given counts are packed as zeros up to CPU_LANES and key_multiple.
+ *
+ * Contractions, with the operand formats each one takes:
+ *
+ *     score        S[key][lane]       = sum_d  keys[key][d]    * panel[d][lane]       K Q^T, V dO^T
+ *     accumulate   acc[d][lane]      += sum_key values[key][d] * weights[key][lane]   V^T P^T, K^T dS^T
+ *     outer        acc[key][d]       += sum_lane weights[key][lane] * rows[lane][d]   P^T dO, dS^T Q
+ */
+#ifndef FDM_CPU_KERNELS_H
+#define FDM_CPU_KERNELS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "flash_dmattn.h"
+
+enum {
+    CPU_LANES = 64, /* lanes of a panel: one uint64_t holds the visibility of a key */
+    CPU_HEAD_DIM_MAX = 256,
+    CPU_BLOCK_KEYS_MAX = 256 /* keys of one step, at most */
+};
+
+/* One step of online softmax over a score tile. In: s = raw scores K Q^T. Out: weights (the math's operand format; the
+ * fp32 math leaves them in s itself), updated max and sum, and the factors by which earlier accumulators shrink. All
+ * per lane, base 2. */
+struct cpu_softmax_step {
+    float *s;                /* [keys][CPU_LANES] */
+    void *weights;           /* weights operand of `accumulate`; == s in fp32 math */
+    const uint64_t *visible; /* [keys] bit l: key visible to lane l; NULL = all */
+    const float *bias_keys;  /* [keys] bias of each key, the same for all lanes; NULL = none */
+    const float *bias;       /* [keys][CPU_LANES] bias; NULL = none */
+    int32_t num_keys, num_lanes;
+    float scale;   /* softmax_scale */
+    float softcap; /* 0 = none */
+    float *max;    /* [CPU_LANES] running maximum of the natural-log scores, -inf at first */
+    float *sum;    /* [CPU_LANES] running sum of exp(score - max), 0 at first */
+    float *shrink; /* [CPU_LANES] out: exp(old max - new max), 1 where the lane has seen no key */
+};
+
+/* Scores back to probabilities with the known lse, and dS from dP. */
+struct cpu_gradient_step {
+    float *s; /* [keys][CPU_LANES] in: raw scores; out: P (fp32 math: weights of dV) */
+    float
+        *dp; /* [keys][CPU_LANES] in: dP = V dO^T; out: dS, natural units, before softmax_scale, after the softcap's own
+                gradient (fp32 math: weights of dK and dQ). dbias takes its dS before the softcap gradient: see dbias */
+    void *p_weights, *ds_weights; /* operands for `outer` (lane contraction) */
+    void *ds_values_weights;      /* operand for `accumulate` (key contraction) */
+    float *dbias; /* [keys][CPU_LANES] out: dS with respect to score + bias, 0 where not visible; NULL = not wanted */
+    const uint64_t *visible;
+    const float *bias_keys, *bias;
+    const float *lse;   /* [CPU_LANES] natural log; +inf = a row without keys: P = 0 */
+    const float *delta; /* [CPU_LANES] rowsum(dO O) - dlse */
+    int32_t num_keys, num_lanes;
+    float scale, softcap;
+};
+
+struct cpu_kernels {
+    const char *isa;       /* "scalar", "avx2", "avx512", "avx512_bf16", "amx", "neon" */
+    uint32_t dtypes;       /* bit d: fdm_dtype d is taken */
+    int32_t key_multiple;  /* packed keys are padded with zero rows to this */
+    int32_t lane_multiple; /* num_lanes may be rounded up to this, at most CPU_LANES; the lanes beyond hold zeros */
+
+    /* Bytes of a packed operand, multiples of 64. */
+    size_t (*panel_bytes)(int32_t depth);                  /* [depth][CPU_LANES] */
+    size_t (*keys_bytes)(int32_t num_keys, int32_t depth); /* keys operand of score */
+    size_t (*values_bytes)(int32_t num_keys,
+                           int32_t depth);     /* values operand of accumulate; 0 = the keys format serves */
+    size_t (*rows_bytes)(int32_t depth);       /* rows operand of outer, CPU_LANES rows */
+    size_t (*weights_bytes)(int32_t num_keys); /* weights operands; 0 = the float32 score tile itself serves */
+
+    /* Packing. rows[i] is the address of row i: `depth` contiguous elements of dtype, element-aligned. */
+    void (*pack_panel)(void *panel, const void *const *rows, int32_t num_rows, int32_t depth, fdm_dtype dtype);
+    void (*pack_keys)(void *keys, const void *const *rows, int32_t num_keys, int32_t depth, fdm_dtype dtype);
+    void (*pack_values)(void *values, const void *const *rows, int32_t num_keys, int32_t depth, fdm_dtype dtype);
+    void (*pack_rows)(void *out, const void *const *rows, int32_t num_rows, int32_t depth, fdm_dtype dtype);
+
+    /* Contractions (see above). scratch-free; num_lanes is rounded up to lane_multiple. */
+    void (*score)(float *s, const void *keys, const void *panel, int32_t num_keys, int32_t num_lanes, int32_t depth);
+    void (*accumulate)(float *acc, const void *values, const void *weights, int32_t num_keys, int32_t num_lanes,
+                       int32_t depth);
+    /* acc_rows[key] is the address of the float32 row [depth] to which key's sum is added, times factor. */
+    void (*outer)(float *const *acc_rows, const void *weights, const void *rows, int32_t num_keys, int32_t num_lanes,
+                  int32_t depth, float factor);
+
+    /* Vector steps. */
+    void (*softmax)(const struct cpu_softmax_step *step);
+    void (*gradient)(const struct cpu_gradient_step *step);
+    void (*shrink)(float *acc, const float *shrink, int32_t num_lanes,
+                   int32_t depth); /* acc[d][lane] *= shrink[lane] */
+    /* out[lane][d] = acc[d][lane] * factor[lane], rounded to dtype: rows[lane] is the address of lane's output row. */
+    void (*store_panel)(void *const *rows, const float *acc, const float *factor, int32_t num_lanes, int32_t depth,
+                        fdm_dtype dtype);
+    /* Bits of up to CPU_LANES mask rows: visible[j] bit l = rows[l][j * key_stride] != 0, for j < num_keys. */
+    void (*mask_bits)(uint64_t *visible, const uint8_t *const *rows, int64_t key_stride, int32_t num_keys,
+                      int32_t num_lanes);
+    /* bias[j][l] = rows[l][j * key_stride] as float32. */
+    void (*load_bias)(float *bias, const void *const *rows, int64_t key_stride, int32_t num_keys, int32_t num_lanes,
+                      fdm_dtype dtype);
+    /* Sum over d of a[d] * b[d] in float32: delta. */
+    float (*dot)(const void *a, const void *b, int32_t depth, fdm_dtype dtype);
+    /* out[d] = (dtype)in[d], for gradients that were accumulated in float32. */
+    void (*round_row)(void *out, const float *in, int32_t depth, fdm_dtype dtype);
+};
+
+extern const struct cpu_kernels cpu_kernels_scalar;
+extern const struct cpu_kernels cpu_kernels_avx2;
+extern const struct cpu_kernels cpu_kernels_avx512;
+extern const struct cpu_kernels cpu_kernels_avx512_bf16;
+extern const struct cpu_kernels cpu_kernels_amx;
+extern const struct cpu_kernels cpu_kernels_neon;
+
+#endif

@@ -1,0 +1,55 @@
+/* visible.h: walks the keys that a block of query lanes can see, in blocks of packed keys, dropping the others.
+ *
+ * A block of lanes belongs to one sequence and one KV head; lane l is query head `head[l]` at row `row[l]` of the
+ * sequence. The walk visits keys in rising order and yields blocks of at most `block_keys` of them; a key no lane of
+ * the block can see is dropped before any work is done for it, wherever causal, window, intervals or the dense mask say
+ * so ("compaction", exact). For each panel of the block it yields one of "skip", "full" (every lane sees every key of
+ * the block: no bits needed) and "partial" with one uint64_t per key. */
+#ifndef FDM_CPU_VISIBLE_H
+#define FDM_CPU_VISIBLE_H
+
+#include "kernels.h"
+#include "problem.h"
+
+enum { CPU_PANELS_MAX = 4, CPU_BLOCK_LANES_MAX = CPU_PANELS_MAX * CPU_LANES };
+
+struct lane_block {
+    const struct attention *attention;
+    const struct cpu_kernels *kernels;
+    struct sequence sequence;
+    int64_t batch;
+    int32_t num_lanes, num_panels;
+    int64_t row[CPU_BLOCK_LANES_MAX];
+    int64_t head[CPU_BLOCK_LANES_MAX];
+};
+
+/* Fills the block from flat lane indices first .. first+count-1, where flat index f is row f / group, head
+ * kv_head*group + f % group. */
+void lane_block_init(struct lane_block *block, const struct attention *attention, const struct cpu_kernels *kernels,
+                     int64_t batch, int64_t kv_head, int64_t first, int32_t count);
+static inline int32_t lane_block_panel_lanes(const struct lane_block *block, int32_t panel) {
+    int32_t left = block->num_lanes - panel * CPU_LANES;
+    return left < CPU_LANES ? left : CPU_LANES;
+}
+
+enum panel_state { PANEL_SKIP, PANEL_FULL, PANEL_PARTIAL };
+
+struct key_block {
+    int32_t num_keys;
+    int32_t contiguous;              /* keys are key[0], key[0]+1, ... */
+    int32_t key[CPU_BLOCK_KEYS_MAX]; /* index within the sequence, rising */
+    enum panel_state state[CPU_PANELS_MAX];
+    uint64_t visible[CPU_PANELS_MAX][CPU_BLOCK_KEYS_MAX]; /* where state is PANEL_PARTIAL */
+};
+
+struct key_walk {
+    const struct lane_block *block;
+    int64_t next, last; /* keys not yet looked at */
+    int32_t block_keys; /* <= CPU_BLOCK_KEYS_MAX */
+};
+
+void key_walk_init(struct key_walk *walk, const struct lane_block *block, int32_t block_keys);
+/* 1 and the next block, or 0 at the end. */
+int key_walk_next(struct key_walk *walk, struct key_block *keys);
+
+#endif

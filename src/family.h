@@ -1,0 +1,44 @@
+/* family.h: the interface between plan and the kernel families. */
+#ifndef FDM_FAMILY_H
+#define FDM_FAMILY_H
+
+#include "problem.h"
+
+struct kernel_row {
+    const char *name; /* "cpu.forward.avx512": family.pass.variant */
+    const char *description;
+    fdm_pass pass;
+};
+
+/* What a family may look at when it chooses; everything else is in the problem. */
+struct plan_request {
+    const fdm_device *device;
+    const fdm_problem *problem;
+    const char *kernel; /* forced name or choice code, NULL = free choice */
+    int32_t num_threads;
+};
+
+struct family {
+    const char *name;
+    const struct kernel_row *kernels;
+    int32_t num_kernels;
+    /* 1 when this machine can run the row. */
+    int (*available)(int32_t row);
+    /* Fills kernel_index, kernel, choice, tile, workspace and reason of plan, and returns 1; or returns 0 with one
+     * clause in plan->reason that says why not. Pure: looks at nothing but the request. */
+    int (*choose)(const struct plan_request *request, fdm_plan *plan);
+    /* Runs the plan; decides nothing. */
+    fdm_status (*execute)(const fdm_plan *plan, const struct attention *attention, void *workspace,
+                          const fdm_launch *launch);
+};
+
+/* In order of preference; NULL-terminated. */
+extern const struct family *const families[];
+
+extern const struct family family_reference;
+extern const struct family family_cpu;
+
+/* The index of the row with this name, -1 if none. */
+int32_t family_find_kernel(const struct family *family, const char *name);
+
+#endif

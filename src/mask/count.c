@@ -1,0 +1,2 @@
+/* count.c: stub. */
+typedef int stub_count;

@@ -1,0 +1,2 @@
+/* intervals.c: stub. */
+typedef int stub_intervals;

@@ -1,0 +1,2 @@
+/* merge.c: stub. */
+typedef int stub_merge;

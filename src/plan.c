@@ -1,0 +1,78 @@
+/* plan.c: walks the families in order and keeps the first that takes the problem, or every reason why none does. */
+#include "plan.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "error.h"
+#include "families/cpu/threads.h"
+#include "settings.h"
+
+const struct family *plan_family(const fdm_plan *plan) {
+    for (int32_t i = 0; families[i]; i++)
+        if (strcmp(families[i]->name, plan->family) == 0)
+            return families[i];
+    return NULL;
+}
+
+static fdm_plan empty_plan(const fdm_device *device, const fdm_problem *problem) {
+    return (fdm_plan){
+        .problem = *problem, .device = device->id, .v_in_registers = -1, .shared_bytes = -1, .num_threads = 1};
+}
+
+/* Appends "family: why; " to the reasons collected so far. */
+static void append_reason(char *reasons, size_t size, const char *family, const char *why) {
+    size_t used = strlen(reasons);
+    snprintf(reasons + used, size - used, "%s%s: %s", used ? "; " : "", family, why);
+}
+
+static const char *forced_kernel(const fdm_options *options) {
+    return options && options->kernel ? options->kernel : setting_get(SETTING_KERNEL);
+}
+
+fdm_status fdm_plan_attention(const fdm_device *device, const fdm_problem *problem, const fdm_options *options,
+                              fdm_plan *plan) {
+    if (!device || !plan)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is NULL", device ? "plan" : "device");
+    fdm_status status = fdm_problem_validate(problem);
+    if (status)
+        return status;
+    const char *wanted_family = options ? options->family : NULL;
+    struct plan_request request = {
+        device, problem, forced_kernel(options),
+        device->id.type == FDM_CPU ? threads_for(options ? options->num_threads : 0, options ? options->executor : NULL)
+                                   : 1};
+    char reasons[400] = "";
+    int known = 0;
+    for (int32_t i = 0; families[i]; i++) {
+        if (wanted_family && strcmp(families[i]->name, wanted_family) != 0)
+            continue;
+        known = 1;
+        fdm_plan candidate = empty_plan(device, problem);
+        candidate.num_threads = request.num_threads;
+        snprintf(candidate.family, sizeof candidate.family, "%s", families[i]->name);
+        if (families[i]->choose(&request, &candidate)) {
+            *plan = candidate;
+            return FDM_OK;
+        }
+        append_reason(reasons, sizeof reasons, families[i]->name, candidate.reason);
+    }
+    if (!known)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "family '%s' is unknown", wanted_family);
+    return error_set(FDM_ERROR_UNSUPPORTED, "no kernel takes this problem on %s: %s", device->name, reasons);
+}
+
+fdm_status fdm_kernel_list(int32_t index, fdm_kernel_info *info) {
+    if (!info)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "info is NULL");
+    int32_t left = index;
+    for (int32_t i = 0; left >= 0 && families[i]; left -= families[i++]->num_kernels) {
+        if (left >= families[i]->num_kernels)
+            continue;
+        const struct kernel_row *row = &families[i]->kernels[left];
+        *info =
+            (fdm_kernel_info){families[i]->name, row->name, row->description, row->pass, families[i]->available(left)};
+        return FDM_OK;
+    }
+    return error_set(FDM_ERROR_INVALID_ARGUMENT, "kernel index %d is past the end of the list", index);
+}

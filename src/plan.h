@@ -1,0 +1,10 @@
+/* plan.h: the plan value, inside the library. */
+#ifndef FDM_PLAN_H
+#define FDM_PLAN_H
+
+#include "family.h"
+
+/* The family a plan names, NULL when there is none (a plan from JSON may be foreign). */
+const struct family *plan_family(const fdm_plan *plan);
+
+#endif

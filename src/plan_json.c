@@ -1,0 +1,2 @@
+/* plan_json.c: stub. */
+typedef int stub_plan_json;

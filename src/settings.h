@@ -1,0 +1,22 @@
+/* settings.h: the only reader of environment variables. */
+#ifndef FDM_SETTINGS_H
+#define FDM_SETTINGS_H
+
+enum setting {
+    SETTING_PROFILE_BACKWARD, /* "1": one line on stderr for each backward call */
+    SETTING_KERNEL,           /* force a kernel by name or choice code */
+    SETTING_SCHEDULER,
+    SETTING_CACHE_DIR,
+    SETTING_NUM_THREADS,
+    SETTING_CPU_ISA, /* best instruction set to use */
+    SETTING_AUTOTUNE,
+    SETTING_LOG,
+    SETTING_COUNT
+};
+
+/* The value now, NULL when unset or empty. Owned by the environment. */
+const char *setting_get(enum setting setting);
+/* A positive integer setting; 0 when unset. A malformed value is 0 too (fdm info shows it). */
+int setting_get_positive(enum setting setting);
+
+#endif
