@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# setup.sh: brings what a make target needs: Debian packages where they are missing, and the Python environment in .venv.
+# Usage: scripts/setup.sh build|test|ci
+set -euo pipefail
+cd "$(dirname "$0")/.."
+level=${1:-build}
+
+# One word of the table: command or file that proves the package is there.
+packages=()
+need() { # need PROOF PACKAGE: asks for PACKAGE when PROOF is neither a command nor a file
+    command -v "$1" >/dev/null 2>&1 || [ -e "$1" ] || packages+=("$2")
+}
+need cc build-essential
+need python3 python3
+python3 -c 'import ensurepip, venv' 2>/dev/null || packages+=(python3-venv)
+case $level in
+test | ci)
+    need /usr/include/cmocka.h libcmocka-dev
+    header=$(python3 -c 'import sysconfig; print(sysconfig.get_paths()["include"] + "/Python.h")' 2>/dev/null || echo none)
+    need "$header" python3-dev
+    ;;
+esac
+if [ "$level" = ci ]; then
+    need clang clang
+    need clang-format clang-format
+    ls /usr/lib/llvm-*/lib/clang/*/lib/linux/libclang_rt.fuzzer-x86_64.a >/dev/null 2>&1 || packages+=(libclang-rt-14-dev)
+    need qemu-aarch64 qemu-user
+    need aarch64-linux-gnu-gcc gcc-aarch64-linux-gnu
+    [ -d /usr/aarch64-linux-gnu/include ] || packages+=(libc6-dev-arm64-cross)
+fi
+if [ ${#packages[@]} -gt 0 ]; then
+    echo "setup: installing Debian packages: ${packages[*]}"
+    as_root=$([ "$(id -u)" = 0 ] || echo sudo)
+    $as_root apt-get update -qq
+    DEBIAN_FRONTEND=noninteractive $as_root apt-get install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
+fi
+
+wheels=("meson>=1.3,<2" "ninja" "meson-python>=0.16")
+case $level in
+test | ci) wheels+=("numpy" "torch==2.13.0" "pytest" "matplotlib" "safetensors") ;;
+esac
+[ -x .venv/bin/python ] || python3 -m venv .venv
+stamp=.venv/.setup-$(printf '%s\n' "${wheels[@]}" | cksum | cut -d' ' -f1)
+if [ ! -e "$stamp" ]; then
+    echo "setup: installing Python packages: ${wheels[*]}"
+    .venv/bin/pip install -q --disable-pip-version-check "${wheels[@]}"
+    touch "$stamp"
+fi
