@@ -43,9 +43,9 @@ struct sequence attention_sequence(const struct attention *attention, int64_t b)
 struct key_range problem_key_range(const fdm_problem *problem, const struct sequence *sequence, int64_t i) {
     struct key_range range = {0, sequence->seqlen_k};
     int64_t row = i + sequence->seqlen_k - sequence->seqlen_q;
-    if (problem->window_left >= 0 && row - problem->window_left > range.first)
+    /* Compared before they are added: either side of the window may be INT64_MAX. */
+    if (problem->window_left >= 0 && problem->window_left < row)
         range.first = row - problem->window_left;
-    /* Compared by subtraction: window_right may be INT64_MAX. */
     if (problem->window_right >= 0 && problem->window_right < range.last - 1 - row)
         range.last = row + problem->window_right + 1;
     if (problem->causal && row + 1 < range.last)
