@@ -1,0 +1,60 @@
+"""Exact attention with any mask, forward and backward, on the CPU.
+
+    from flash_dmattn import flash_dmattn_func          # PyTorch: autograd, torch.compile, autocast
+    out = flash_dmattn_func(query, key, value, attn_mask=mask, attn_bias=bias, is_causal=True)
+
+    from flash_dmattn import attention                  # NumPy and anything with DLPack; needs no torch
+    out = attention(q, k, v, is_causal=True)
+
+Tensors are [batch, seqlen, heads, head_dim]; `bhsd` tensors work as views (`x.transpose(1, 2)`), without a copy.
+`flash_dmattn.masks` builds masks, `python -m flash_dmattn.bench` measures against PyTorch's own attention.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+from . import _native
+from ._arrays import attention
+
+__version__: str = _native.version()
+__all__ = [
+    "attention",
+    "flash_dmattn_func",
+    "flash_dmattn_func_auto",
+    "flash_dmattn_varlen_func",
+    "get_available_backends",
+]
+
+_TORCH_NAMES = ("flash_dmattn_func", "flash_dmattn_varlen_func", "flash_dmattn_func_auto")
+
+
+def get_available_backends() -> list[str]:
+    """The back ends this installation can run, best first."""
+    return ["cpu"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "masks":
+        return importlib.import_module(".masks", __name__)
+    if name not in _TORCH_NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        import torch  # noqa: F401
+    except ImportError:
+        raise ImportError(f"{name} needs PyTorch; without it, flash_dmattn.attention takes NumPy arrays") from None
+    return _load_torch(name)
+
+
+def _load_torch(name: str) -> Any:
+    module = importlib.import_module("._torch", __name__)
+    for each in _TORCH_NAMES:
+        globals()[each] = getattr(module, each)
+    return globals()[name]
+
+
+# The operators must exist for programs that were exported or compiled with them; torch is never imported for that alone.
+if "torch" in sys.modules and hasattr(sys.modules["torch"], "library"):
+    _load_torch("flash_dmattn_func")

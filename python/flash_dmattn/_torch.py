@@ -1,0 +1,458 @@
+"""PyTorch front end: autograd, torch.library operators, autocast.
+
+Two ways lead to the C library. Plain CPU tensors in eager mode call it directly, which costs a few microseconds less
+than the dispatcher. Everything that needs the dispatcher (torch.compile, fake tensors, dispatch modes, functorch,
+the profiler) goes through the operators flash_dmattn::forward and flash_dmattn::backward.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from . import _native
+from ._arguments import (
+    NO_WINDOW,
+    Settings,
+    bias_with_four_axes,
+    check_axes,
+    interval_pair,
+    mask_with_four_axes,
+    settings_of,
+)
+
+NO_SECOND_ORDER = "flash_dmattn has no second derivative: its backward pass cannot be differentiated again"
+NO_VMAP = "flash_dmattn cannot run under vmap: put the mapped axis into the batch instead"
+NO_FORWARD_MODE = "flash_dmattn has no forward-mode derivative: use reverse mode (backward)"
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+# Tests set a family here ("reference") to force it; None lets the plan choose.
+_family: Optional[str] = None
+# Tensors of a PyTorch without DLPack's exchange table are handed over as __dlpack__ capsules, which refuse gradients.
+_has_exchange_table = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
+
+
+# ---- tensors to the C library ----------------------------------------------------------------------------------------
+
+
+def _contiguous_last(tensor: Tensor) -> Tensor:
+    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
+
+
+def _outputs_like(q: Tensor, v: Tensor, packed: bool) -> Tuple[Tensor, Tensor]:
+    """out [B, Sq, H, Dv] and lse [B, H, Sq], or [total_q, H, Dv] and [H, total_q] when packed."""
+    shape = q.shape
+    out = q.new_empty(shape[:-1] + v.shape[-1:])
+    rows = (shape[1], shape[0]) if packed else (shape[0], shape[2], shape[1])
+    lse = q.new_empty(rows, dtype=torch.float64 if q.dtype is torch.float64 else torch.float32)
+    return out, lse
+
+
+def _call(function: Callable[..., Any], tensors: Sequence[Optional[Tensor]], settings: Settings) -> None:
+    if not _has_exchange_table:
+        tensors = [None if tensor is None else tensor.detach() for tensor in tensors]
+    function(*tensors, *settings, torch.get_num_threads(), _family)
+
+
+def _forward(inputs: Sequence[Optional[Tensor]], settings: Settings) -> Tuple[Tensor, Tensor]:
+    """inputs: q, k, v, mask, bias, interval_start, interval_end, cu_seqlens_q, cu_seqlens_k."""
+    out, lse = _outputs_like(inputs[0], inputs[2], inputs[7] is not None)
+    _call(_native.forward, (*inputs, out, lse), settings)
+    return out, lse
+
+
+def _backward(
+    inputs: Sequence[Optional[Tensor]],
+    out: Tensor,
+    lse: Tensor,
+    dout: Optional[Tensor],
+    dlse: Optional[Tensor],
+    needs: Sequence[bool],
+    settings: Settings,
+) -> list[Optional[Tensor]]:
+    """Gradients of q, k, v and bias, None where `needs` says that one is not wanted."""
+    dout = torch.zeros_like(out) if dout is None else _contiguous_last(dout)
+    grads = [
+        torch.empty_like(tensor) if need else None
+        for tensor, need in zip((inputs[0], inputs[1], inputs[2], inputs[4]), needs)
+    ]
+    _call(_native.backward, (*inputs, out, lse, dout, dlse, *grads), settings)
+    return grads
+
+
+# ---- eager autograd --------------------------------------------------------------------------------------------------
+
+
+class _OnceDifferentiable(torch.autograd.Function):
+    """Marks gradients that were computed under create_graph: they are right, but cannot be differentiated again."""
+
+    @staticmethod
+    def forward(ctx: Any, count: int, *tensors: Optional[Tensor]) -> Any:
+        # The first `count` tensors are gradients; the rest are what they depend on.
+        return tuple(None if tensor is None else tensor.view_as(tensor) for tensor in tensors[:count])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Optional[Tensor]) -> Any:
+        raise RuntimeError(NO_SECOND_ORDER)
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, settings: Settings, *inputs: Optional[Tensor]) -> Tuple[Tensor, Tensor]:
+        out, lse = _forward(inputs, settings)
+        ctx.save_for_backward(*inputs, out, lse)
+        ctx.settings = settings
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor]) -> Any:
+        if dout is None and dlse is None:
+            return (None,) * 10
+        *inputs, out, lse = ctx.saved_tensors
+        _, q, k, v, _, bias = ctx.needs_input_grad[:6]
+        with torch.no_grad():
+            grads = _backward(inputs, out, lse, dout, dlse, (q, k, v, bias), ctx.settings)
+        if torch.is_grad_enabled():
+            sources = [tensor for tensor in (*inputs[:3], inputs[4], dout, dlse) if tensor is not None]
+            grads = list(_OnceDifferentiable.apply(len(grads), *grads, *sources))
+        return (None, *grads[:3], None, grads[3], None, None, None, None)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        raise RuntimeError(NO_FORWARD_MODE)
+
+
+# ---- operators -------------------------------------------------------------------------------------------------------
+
+_library = torch.library.Library("flash_dmattn", "DEF")
+_INPUTS = (
+    "Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? bias, Tensor? interval_start, Tensor? interval_end, "
+    "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k"
+)
+_SETTINGS = (
+    "SymInt max_seqlen_q, SymInt max_seqlen_k, float? softmax_scale, bool causal, float softcap, SymInt window_left, "
+    "SymInt window_right, bool deterministic"
+)
+_library.define(f"forward({_INPUTS}, {_SETTINGS}) -> (Tensor, Tensor)", tags=(torch.Tag.pt2_compliant_tag,))
+# A gradient that is not wanted comes back empty.
+_library.define(
+    f"backward({_INPUTS}, Tensor out, Tensor lse, Tensor? dout, Tensor? dlse, bool needs_dq, bool needs_dk, "
+    f"bool needs_dv, bool needs_dbias, {_SETTINGS}) -> (Tensor, Tensor, Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+
+@torch.library.impl(_library, "forward", "CPU")
+def _forward_operator(*arguments: Any) -> Tuple[Tensor, Tensor]:
+    return _forward(arguments[:9], arguments[9:])
+
+
+@torch.library.impl(_library, "backward", "CPU")
+def _backward_operator(*arguments: Any) -> Tuple[Tensor, ...]:
+    out, lse, dout, dlse, *needs = arguments[9:17]
+    grads = _backward(arguments[:9], out, lse, dout, dlse, needs, arguments[17:])
+    return tuple(out.new_empty(0) if grad is None else grad for grad in grads)
+
+
+@torch.library.register_fake("flash_dmattn::forward", lib=_library)
+def _forward_fake(*arguments: Any) -> Tuple[Tensor, Tensor]:
+    return _outputs_like(arguments[0], arguments[2], arguments[7] is not None)
+
+
+@torch.library.register_fake("flash_dmattn::backward", lib=_library)
+def _backward_fake(*arguments: Any) -> Tuple[Tensor, ...]:
+    sources = (arguments[0], arguments[1], arguments[2], arguments[4])
+    return tuple(
+        torch.empty_like(tensor) if need else arguments[9].new_empty(0)
+        for tensor, need in zip(sources, arguments[13:17])
+    )
+
+
+def _save_for_operator(ctx: Any, inputs: Tuple[Any, ...], output: Tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*inputs[:9], *output)
+    ctx.settings = inputs[9:]
+    ctx.set_materialize_grads(False)
+
+
+def _backward_of_operator(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor]) -> Any:
+    if dout is None and dlse is None:
+        return (None,) * 17
+    saved = ctx.saved_tensors
+    wanted = ctx.needs_input_grad
+    needs = (wanted[0], wanted[1], wanted[2], wanted[4])
+    grads = torch.ops.flash_dmattn.backward(*saved, dout, dlse, *needs, *ctx.settings)
+    dq, dk, dv, dbias = (grad if need else None for grad, need in zip(grads, needs))
+    return (dq, dk, dv, None, dbias) + (None,) * 12
+
+
+def _refuse_second_order(ctx: Any, *grads: Any) -> Any:
+    raise RuntimeError(NO_SECOND_ORDER)
+
+
+def _refuse_vmap(*arguments: Any) -> Any:
+    raise RuntimeError(NO_VMAP)
+
+
+torch.library.register_autograd(
+    "flash_dmattn::forward", _backward_of_operator, setup_context=_save_for_operator, lib=_library
+)
+torch.library.register_autograd("flash_dmattn::backward", _refuse_second_order, lib=_library)
+torch.library.register_vmap("flash_dmattn::forward", _refuse_vmap, lib=_library)
+torch.library.register_vmap("flash_dmattn::backward", _refuse_vmap, lib=_library)
+
+
+# ---- which way -------------------------------------------------------------------------------------------------------
+
+
+def _refuse_transforms(tensors: Sequence[Optional[Tensor]]) -> None:
+    """vmap and forward mode end here, with one sentence."""
+    if torch._C._are_functorch_transforms_active():
+        for interpreter in torch._C._functorch.get_interpreter_stack():
+            if interpreter.key() == torch._C._functorch.TransformType.Vmap:
+                raise RuntimeError(NO_VMAP)
+            if interpreter.key() == torch._C._functorch.TransformType.Jvp:
+                raise RuntimeError(NO_FORWARD_MODE)
+    elif forward_ad._current_level >= 0:
+        for tensor in tensors:
+            if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None:
+                raise RuntimeError(NO_FORWARD_MODE)
+
+
+def _is_eager(tensors: Sequence[Optional[Tensor]]) -> bool:
+    """Whether nothing but autograd watches this call, so that the dispatcher may be passed by."""
+    for tensor in tensors:
+        if tensor is not None and not (type(tensor) in _PLAIN and tensor.is_cpu):
+            return False
+    return (
+        forward_ad._current_level < 0
+        and not torch._C._are_functorch_transforms_active()
+        and not torch._C._len_torch_dispatch_stack()
+        and not torch.autograd._profiler_enabled()
+        and torch._C._get_tracing_state() is None
+    )
+
+
+def _attend(inputs: Tuple[Optional[Tensor], ...], settings: Settings) -> Tuple[Tensor, Tensor]:
+    if not torch.compiler.is_compiling():
+        if _is_eager(inputs):
+            if torch.is_grad_enabled():
+                for tensor in inputs:
+                    if tensor is not None and tensor.requires_grad:
+                        return _Attention.apply(settings, *inputs)
+            return _forward(inputs, settings)
+        _refuse_transforms(inputs)
+    return torch.ops.flash_dmattn.forward(*inputs, *settings)
+
+
+def _check_tensors(tensors: Sequence[Any], axes: int) -> None:
+    for tensor, name in zip(tensors, ("query", "key", "value")):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(
+                f"{name} is a {type(tensor).__name__}; it must be a torch.Tensor (flash_dmattn.attention takes arrays)"
+            )
+        if not (tensor.is_cpu or tensor.is_meta):
+            raise NotImplementedError(f"{name} is on {tensor.device}; this version of flash_dmattn runs on the CPU only")
+    check_axes(tensors, ("query", "key", "value"), axes)
+
+
+def _autocast(inputs: Tuple[Optional[Tensor], ...]) -> Tuple[Optional[Tensor], ...]:
+    """q, k, v in the autocast dtype; a bias that is neither that nor float32 follows."""
+    dtype = torch.get_autocast_dtype("cpu")
+    q, k, v, mask, bias, *rest = inputs
+    if q.dtype is torch.float64:
+        return inputs
+    q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    if bias is not None and bias.dtype is not torch.float32:
+        bias = bias.to(dtype)
+    return (q, k, v, mask, bias, *rest)
+
+
+# ---- public functions ------------------------------------------------------------------------------------------------
+
+
+def flash_dmattn_func(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Optional[Tensor] = None,
+    attn_bias: Optional[Tensor] = None,
+    softmax_scale: Optional[float] = None,
+    is_causal: Optional[bool] = None,
+    softcap: Optional[float] = None,
+    deterministic: Optional[bool] = None,
+    return_attn_probs: Optional[bool] = None,
+    *,
+    window_size: Sequence[int] = NO_WINDOW,
+    key_intervals: Optional[Tuple[Tensor, Tensor]] = None,
+    return_lse: bool = False,
+    scale: Optional[float] = None,
+) -> Any:
+    """Attention with any mask and bias: softmax(softcap(softmax_scale * Q K^T) + bias, visible keys only) V.
+
+    Args:
+        query: [B, Sq, H, D], float32, float16, bfloat16, or float64 (slow: runs on the reference kernels). Any strides
+            with a contiguous last axis, so `x.transpose(1, 2)` of a [B, H, S, D] tensor works and copies nothing.
+        key, value: [B, Sk, Hkv, D] and [B, Sk, Hkv, Dv], query's dtype; H is a multiple of Hkv.
+        attn_mask: bool, True = visible; [B|1, H|Hkv|1, Sq|1, Sk|1], [B, h, Sk] (no query axis), or [B|1, Sk] (padding).
+        attn_bias: added to the scores after softcap; [B|1, H|Hkv|1, Sq|1, Sk|1] or [B, h, Sk]; query's dtype or
+            float32. -inf makes a key invisible. Its gradient has its own shape.
+        softmax_scale: default D ** -0.5; any finite number, 0 and negative too. `scale` is an alias.
+        is_causal: key j is visible to row i when j <= i + Sk - Sq. Default False.
+        softcap: scores become softcap * tanh(score / softcap); default 0 = none.
+        deterministic: the same bits for the same inputs whatever the thread count; always so on the CPU.
+        return_attn_probs: also return lse and the probabilities [B, H, Sq, Sk] (allocates them; no gradient).
+        window_size: (left, right): i + Sk - Sq - left <= j <= i + Sk - Sq + right; -1 = unbounded.
+        key_intervals: (start, end), int32 [B|1, H|Hkv|1, Sk]: key j is visible to rows start <= i < end.
+        return_lse: also return lse.
+
+    Returns:
+        out [B, Sq, H, Dv]; (out, lse) with return_lse, lse [B, H, Sq] float32 natural log, differentiable; (out, lse,
+        probs) with return_attn_probs. A row without a visible key gives out 0, lse +inf and zero gradients.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong; the sentence says what is allowed.
+        NotImplementedError: tensors that are not on the CPU, or a problem no kernel takes.
+    """
+    settings = settings_of(softmax_scale, scale, is_causal, softcap, deterministic, window_size)
+    tensors = (query, key, value)
+    for tensor in tensors:
+        if not (isinstance(tensor, Tensor) and tensor.is_cpu and tensor.ndim == 4):
+            _check_tensors(tensors, 4)
+    start = end = None
+    if attn_mask is not None:
+        attn_mask = mask_with_four_axes(attn_mask, query.shape[0], key.shape[1])
+    if attn_bias is not None:
+        attn_bias = bias_with_four_axes(attn_bias)
+    if key_intervals is not None:
+        start, end = interval_pair(key_intervals)
+    inputs = (query, key, value, attn_mask, attn_bias, start, end, None, None)
+    if torch.is_autocast_enabled("cpu"):
+        inputs = _autocast(inputs)
+    out, lse = _attend(inputs, settings)
+    if return_attn_probs:
+        with torch.no_grad():
+            return out, lse, _probabilities(inputs, lse, settings)
+    return (out, lse) if return_lse else out
+
+
+def flash_dmattn_varlen_func(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    softmax_scale: Optional[float] = None,
+    is_causal: Optional[bool] = None,
+    softcap: Optional[float] = None,
+    deterministic: Optional[bool] = None,
+    return_attn_probs: Optional[bool] = None,
+    block_table: Optional[Tensor] = None,
+    *,
+    attn_mask: Optional[Tensor] = None,
+    attn_bias: Optional[Tensor] = None,
+    window_size: Sequence[int] = NO_WINDOW,
+    key_intervals: Optional[Tuple[Tensor, Tensor]] = None,
+    return_lse: bool = False,
+    scale: Optional[float] = None,
+) -> Any:
+    """Attention over sequences of different lengths, packed one after the other.
+
+    Args:
+        query: [total_q, H, D]; key, value: [total_k, Hkv, D] and [total_k, Hkv, Dv].
+        cu_seqlens_q, cu_seqlens_k: int32 [B + 1], rising from 0 to total_q and total_k: sequence b is rows
+            cu_seqlens[b] .. cu_seqlens[b + 1] - 1. Empty sequences are legal.
+        max_seqlen_q, max_seqlen_k: upper bounds on the lengths.
+        attn_mask, attn_bias: as in flash_dmattn_func with Sq, Sk = max_seqlen_q, max_seqlen_k; indices count from the
+            start of each sequence.
+        key_intervals: (start, end), int32 [H|Hkv|1, total_k], rows counted from the start of each sequence.
+        Everything else as in flash_dmattn_func; causal and window align per sequence.
+
+    Returns:
+        out [total_q, H, Dv], or (out, lse) with lse [H, total_q].
+    """
+    if block_table is not None:
+        raise NotImplementedError("block_table is given, but this version of flash_dmattn has no paged key-value cache")
+    if return_attn_probs:
+        raise ValueError("return_attn_probs is for flash_dmattn_func; packed sequences have no probabilities tensor")
+    settings = settings_of(
+        softmax_scale, scale, is_causal, softcap, deterministic, window_size, max_seqlen_q, max_seqlen_k
+    )
+    tensors = (query, key, value)
+    for tensor in tensors:
+        if not (isinstance(tensor, Tensor) and tensor.is_cpu and tensor.ndim == 3):
+            _check_tensors(tensors, 3)
+    for offsets, name in ((cu_seqlens_q, "cu_seqlens_q"), (cu_seqlens_k, "cu_seqlens_k")):
+        if not isinstance(offsets, Tensor) or offsets.dtype is not torch.int32:
+            kind = offsets.dtype if isinstance(offsets, Tensor) else type(offsets).__name__
+            raise TypeError(f"{name} is {kind}; it must be a torch.int32 tensor of batch + 1 elements")
+    start = end = None
+    if attn_mask is not None:
+        attn_mask = mask_with_four_axes(attn_mask, cu_seqlens_q.shape[0] - 1, max_seqlen_k)
+    if attn_bias is not None:
+        attn_bias = bias_with_four_axes(attn_bias)
+    if key_intervals is not None:
+        start, end = interval_pair(key_intervals)
+    inputs = (query, key, value, attn_mask, attn_bias, start, end, cu_seqlens_q, cu_seqlens_k)
+    if torch.is_autocast_enabled("cpu"):
+        inputs = _autocast(inputs)
+    out, lse = _attend(inputs, settings)
+    return (out, lse) if return_lse else out
+
+
+def flash_dmattn_func_auto(backend: Optional[str] = None, **kwargs: Any) -> Callable[..., Any]:
+    """The attention function of a back end ("cpu", or None for the best one); kwargs become its defaults."""
+    if backend not in (None, "cpu"):
+        raise ValueError(f"Unknown backend: {backend}. Available backends: ['cpu']")
+    return functools.partial(flash_dmattn_func, **kwargs) if kwargs else flash_dmattn_func
+
+
+# ---- probabilities ---------------------------------------------------------------------------------------------------
+
+
+def _per_query_head(tensor: Tensor, heads: int) -> Tensor:
+    """[B, h, ..] -> [B, H, ..], each head repeated for the query heads it serves."""
+    return tensor.repeat_interleave(heads // tensor.shape[1], dim=1)
+
+
+def _visible_pairs(seqlen_q: int, seqlen_k: int, settings: Settings) -> Tensor:
+    """[Sq, Sk]: what causal and window leave visible."""
+    _, _, _, causal, _, left, right, _ = settings
+    row = torch.arange(seqlen_q)[:, None] + (seqlen_k - seqlen_q)
+    key = torch.arange(seqlen_k)[None, :]
+    visible = torch.ones(seqlen_q, seqlen_k, dtype=torch.bool)
+    if causal:
+        visible &= key <= row
+    if left >= 0:
+        visible &= key >= row - left
+    if right >= 0:
+        visible &= key <= row + right
+    return visible
+
+
+def _probabilities(inputs: Sequence[Any], lse: Tensor, settings: Settings) -> Tensor:
+    """exp(S - lse) [B, H, Sq, Sk] in q's dtype, 0 where not visible."""
+    q, k, _, mask, bias, start, end, _, _ = inputs
+    heads, seqlen_q, seqlen_k = q.shape[2], q.shape[1], k.shape[1]
+    _, _, scale, _, softcap, _, _, _ = settings
+    compute = lse.dtype
+    scores = q.to(compute).transpose(1, 2) @ _per_query_head(k.to(compute).permute(0, 2, 3, 1), heads)
+    scores = scores * (q.shape[-1] ** -0.5 if scale is None else scale)
+    if softcap > 0:
+        scores = softcap * torch.tanh(scores / softcap)
+    if bias is not None:
+        scores = scores + _per_query_head(bias.to(compute), heads)
+    visible = _visible_pairs(seqlen_q, seqlen_k, settings)
+    if mask is not None:
+        visible = visible & _per_query_head(mask, heads)
+    if start is not None:
+        row = torch.arange(seqlen_q)[:, None]
+        first, last = (_per_query_head(each, heads)[:, :, None, :] for each in (start, end))
+        visible = visible & (first <= row) & (row < last)
+    return torch.where(visible, torch.exp(scores - lse[..., None]), 0.0).to(q.dtype)

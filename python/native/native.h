@@ -1,0 +1,49 @@
+/* native.h: what the files of the extension share: tensors from Python objects, errors, workspace. */
+#ifndef FLASH_DMATTN_NATIVE_H
+#define FLASH_DMATTN_NATIVE_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "flash_dmattn.h"
+
+enum { NATIVE_MAX_AXES = 8 };
+
+/* One argument as a tensor. `tensor.shape` and `.strides` point into the object, into `owner`, or into the arrays here,
+ * so the struct must not be moved while it is in use. */
+struct tensor_argument {
+    fdm_tensor tensor;
+    int64_t shape[NATIVE_MAX_AXES], strides[NATIVE_MAX_AXES];
+    PyObject *owner; /* what must outlive the call; NULL when nothing */
+};
+
+/* Accepts None, any type with a DLPack exchange table, (address, dtype name, shape, strides), and any DLPack producer.
+ * Returns the tensor, or NULL; NULL with *failed set to 1 means that an exception is set. Nothing is copied. */
+fdm_tensor *native_tensor(PyObject *object, struct tensor_argument *argument, int *failed);
+void native_release(struct tensor_argument *arguments, Py_ssize_t count);
+
+/* FDM_OK: None. Otherwise NULL with the library's sentence as the exception that suits the status. */
+PyObject *native_result(fdm_status status);
+
+/* Workspace kept between calls, a few buffers per process. All three need the GIL, except that the allocator made by
+ * native_allocator() may be used without it. */
+struct native_workspace {
+    void *memory;
+    size_t bytes;
+};
+struct native_workspace native_workspace_take(void);
+void native_workspace_return(struct native_workspace workspace);
+fdm_allocator native_allocator(struct native_workspace *workspace);
+
+/* METH_FASTCALL bodies. */
+PyObject *native_forward(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *native_backward(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *native_count_visible(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *native_plan(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *native_topk_intervals(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *native_document_intervals(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *native_window_intervals(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *native_prefix_intervals(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *native_intervals_from_mask(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+
+#endif

@@ -1,0 +1,157 @@
+/* native_attention.c: attention forward and backward, and the plan, for Python. */
+#include "native.h"
+
+#include <string.h>
+
+/* The tensors both passes take, in the order of the Python call; then the pass' own; then the settings. */
+enum { NUM_INPUTS = 9, NUM_FORWARD = NUM_INPUTS + 2, NUM_BACKWARD = NUM_INPUTS + 8, NUM_SETTINGS = 10 };
+
+static void inputs_of(fdm_tensor *const *given, fdm_tensors *tensors) {
+    *tensors = (fdm_tensors){.q = given[0],
+                             .k = given[1],
+                             .v = given[2],
+                             .mask = given[3],
+                             .bias = given[4],
+                             .interval_start = given[5],
+                             .interval_end = given[6],
+                             .cu_seqlens_q = given[7],
+                             .cu_seqlens_k = given[8]};
+}
+
+/* Tensors, then (max_seqlen_q, max_seqlen_k, softmax_scale or None, causal, softcap, window_left, window_right,
+ * deterministic, num_threads, family or None). Returns -1 with an exception set. */
+static int parse(PyObject *const *arguments, Py_ssize_t count, int num_tensors, struct tensor_argument *storage,
+                 fdm_tensor **given, fdm_options *options) {
+    if (count != num_tensors + NUM_SETTINGS) {
+        PyErr_Format(PyExc_TypeError, "%d arguments are needed, %zd were given", num_tensors + NUM_SETTINGS, count);
+        return -1;
+    }
+    int failed = 0;
+    for (int i = 0; i < num_tensors; i++)
+        given[i] = native_tensor(arguments[i], &storage[i], &failed);
+    if (failed)
+        return -1;
+    PyObject *const *setting = arguments + num_tensors;
+    *options = fdm_options_default();
+    options->max_seqlen_q = PyLong_AsLongLong(setting[0]);
+    options->max_seqlen_k = PyLong_AsLongLong(setting[1]);
+    options->has_softmax_scale = setting[2] != Py_None;
+    if (options->has_softmax_scale)
+        options->softmax_scale = PyFloat_AsDouble(setting[2]);
+    options->causal = PyObject_IsTrue(setting[3]) == 1;
+    options->softcap = PyFloat_AsDouble(setting[4]);
+    options->window_left = PyLong_AsLongLong(setting[5]);
+    options->window_right = PyLong_AsLongLong(setting[6]);
+    options->deterministic = PyObject_IsTrue(setting[7]) == 1;
+    options->num_threads = (int32_t)PyLong_AsLong(setting[8]);
+    if (setting[9] != Py_None)
+        options->family = PyUnicode_AsUTF8AndSize(setting[9], NULL);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+typedef fdm_status (*attention_call)(const fdm_tensors *, const fdm_options *, const fdm_allocator *);
+
+static PyObject *run(attention_call call, const fdm_tensors *tensors, const fdm_options *options) {
+    fdm_status status;
+    struct native_workspace workspace = native_workspace_take();
+    fdm_allocator allocator = native_allocator(&workspace);
+    Py_BEGIN_ALLOW_THREADS;
+    status = call(tensors, options, &allocator);
+    Py_END_ALLOW_THREADS;
+    native_workspace_return(workspace);
+    return native_result(status);
+}
+
+/* forward(q, k, v, mask, bias, start, end, cu_seqlens_q, cu_seqlens_k, out, lse, *settings) */
+PyObject *native_forward(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    struct tensor_argument storage[NUM_FORWARD] = {0};
+    fdm_tensor *given[NUM_FORWARD];
+    fdm_options options;
+    PyObject *result = NULL;
+    if (!parse(arguments, count, NUM_FORWARD, storage, given, &options)) {
+        fdm_tensors tensors;
+        inputs_of(given, &tensors);
+        tensors.out = given[NUM_INPUTS];
+        tensors.lse = given[NUM_INPUTS + 1];
+        result = run(fdm_attention_forward, &tensors, &options);
+    }
+    native_release(storage, NUM_FORWARD);
+    return result;
+}
+
+/* backward(q, k, v, mask, bias, start, end, cu_seqlens_q, cu_seqlens_k, out, lse, dout, dlse, dq, dk, dv, dbias,
+ * *settings) */
+PyObject *native_backward(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    struct tensor_argument storage[NUM_BACKWARD] = {0};
+    fdm_tensor *given[NUM_BACKWARD];
+    fdm_options options;
+    PyObject *result = NULL;
+    if (!parse(arguments, count, NUM_BACKWARD, storage, given, &options)) {
+        fdm_tensors tensors;
+        inputs_of(given, &tensors);
+        fdm_tensor *const *own = given + NUM_INPUTS;
+        tensors.out = own[0];
+        tensors.lse = own[1];
+        tensors.dout = own[2];
+        tensors.dlse = own[3];
+        tensors.dq = own[4];
+        tensors.dk = own[5];
+        tensors.dv = own[6];
+        tensors.dbias = own[7];
+        result = run(fdm_attention_backward, &tensors, &options);
+    }
+    native_release(storage, NUM_BACKWARD);
+    return result;
+}
+
+/* forward()'s arguments -> the number of visible pairs. */
+PyObject *native_count_visible(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    struct tensor_argument storage[NUM_FORWARD] = {0};
+    fdm_tensor *given[NUM_FORWARD];
+    fdm_options options;
+    PyObject *result = NULL;
+    if (!parse(arguments, count, NUM_FORWARD, storage, given, &options)) {
+        fdm_tensors tensors;
+        fdm_problem problem;
+        int64_t pairs = 0;
+        inputs_of(given, &tensors);
+        tensors.out = given[NUM_INPUTS];
+        tensors.lse = given[NUM_INPUTS + 1];
+        fdm_status status = fdm_describe(FDM_FORWARD, &tensors, &options, &problem);
+        if (!status)
+            status = fdm_count_visible(&problem, &tensors, &pairs);
+        result = native_result(status);
+        if (result) {
+            Py_DECREF(result);
+            result = PyLong_FromLongLong(pairs);
+        }
+    }
+    native_release(storage, NUM_FORWARD);
+    return result;
+}
+
+/* forward()'s arguments -> the kernel that would run: (family, kernel, choice, reason). */
+PyObject *native_plan(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    struct tensor_argument storage[NUM_FORWARD] = {0};
+    fdm_tensor *given[NUM_FORWARD];
+    fdm_options options;
+    PyObject *result = NULL;
+    if (!parse(arguments, count, NUM_FORWARD, storage, given, &options)) {
+        fdm_tensors tensors;
+        fdm_problem problem;
+        fdm_device device;
+        fdm_plan plan;
+        inputs_of(given, &tensors);
+        tensors.out = given[NUM_INPUTS];
+        tensors.lse = given[NUM_INPUTS + 1];
+        fdm_status status = fdm_describe(FDM_FORWARD, &tensors, &options, &problem);
+        if (!status)
+            status = fdm_device_query(FDM_CPU, 0, &device);
+        if (!status)
+            status = fdm_plan_attention(&device, &problem, &options, &plan);
+        result = status ? native_result(status)
+                        : Py_BuildValue("(ssss)", plan.family, plan.kernel, plan.choice, plan.reason);
+    }
+    native_release(storage, NUM_FORWARD);
+    return result;
+}

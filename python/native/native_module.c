@@ -1,0 +1,69 @@
+/* native_module.c: the extension module flash_dmattn._native: a thin, abi3 door to the C library. */
+#include "native.h"
+
+static PyObject *exception_for(fdm_status status) {
+    switch (status) {
+    case FDM_ERROR_INVALID_ARGUMENT: return PyExc_ValueError;
+    case FDM_ERROR_UNSUPPORTED: return PyExc_NotImplementedError;
+    case FDM_ERROR_OUT_OF_MEMORY: return PyExc_MemoryError;
+    case FDM_ERROR_SYSTEM: return PyExc_OSError;
+    default: return PyExc_RuntimeError;
+    }
+}
+
+PyObject *native_result(fdm_status status) {
+    if (status == FDM_OK)
+        Py_RETURN_NONE;
+    PyErr_SetString(exception_for(status), fdm_last_error());
+    return NULL;
+}
+
+/* device() -> facts of the CPU */
+static PyObject *native_device(PyObject *module, PyObject *unused) {
+    fdm_device device;
+    fdm_status status = fdm_device_query(FDM_CPU, 0, &device);
+    if (status)
+        return native_result(status);
+    return Py_BuildValue("{s:s,s:s,s:i,s:L,s:L,s:L}", "name", device.name, "isa", device.isa, "num_threads",
+                         (int)device.num_threads, "l1_bytes", (long long)device.l1_bytes, "l2_bytes",
+                         (long long)device.l2_bytes, "l3_bytes", (long long)device.l3_bytes);
+}
+
+/* settings() -> [(name, description, value or None)] */
+static PyObject *native_settings(PyObject *module, PyObject *unused) {
+    PyObject *list = PyList_New(0);
+    fdm_setting_info info;
+    for (int32_t i = 0; list && fdm_setting_list(i, &info) == FDM_OK; i++) {
+        PyObject *row = Py_BuildValue("(ssz)", info.name, info.description, info.value);
+        if (!row || PyList_Append(list, row))
+            Py_CLEAR(list);
+        Py_XDECREF(row);
+    }
+    return list;
+}
+
+static PyObject *native_version(PyObject *module, PyObject *unused) { return PyUnicode_FromString(fdm_version()); }
+
+#define FASTCALL(function) (PyCFunction)(void (*)(void)) function, METH_FASTCALL
+
+static PyMethodDef methods[] = {
+    {"forward", FASTCALL(native_forward), "Attention forward on caller-allocated tensors."},
+    {"backward", FASTCALL(native_backward), "Attention backward on caller-allocated tensors."},
+    {"count_visible", FASTCALL(native_count_visible), "Visible pairs of a forward call."},
+    {"plan", FASTCALL(native_plan), "(family, kernel, choice, reason) of a forward call."},
+    {"topk_intervals", FASTCALL(native_topk_intervals), "Causal top-W of a bias."},
+    {"document_intervals", FASTCALL(native_document_intervals), "Attention inside documents."},
+    {"window_intervals", FASTCALL(native_window_intervals), "Causal and sliding window."},
+    {"prefix_intervals", FASTCALL(native_prefix_intervals), "Prefix LM."},
+    {"intervals_from_mask", FASTCALL(native_intervals_from_mask), "A dense mask as key intervals."},
+    {"device", native_device, METH_NOARGS, "Facts of the CPU."},
+    {"settings", native_settings, METH_NOARGS, "Environment variables the library reads."},
+    {"version", native_version, METH_NOARGS, "Version of the C library."},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef module_definition = {
+    PyModuleDef_HEAD_INIT, "_native", "The C library.", 0, methods, NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__native(void);
+PyMODINIT_FUNC PyInit__native(void) { return PyModuleDef_Init(&module_definition); }

@@ -1,0 +1,140 @@
+/* native_tensor.c: Python objects as tensors, without a copy and without building against any tensor library. */
+#include "native.h"
+
+#include <string.h>
+
+/* DLPack's exchange table (DLPack 1.3), found on a type as `__dlpack_c_exchange_api__`: only what is used here. */
+struct exchange_table {
+    uint32_t major, minor;
+    const void *previous;
+    void (*allocate)(void);
+    void (*from_object)(void);
+    void (*to_object)(void);
+    int (*view)(void *object, fdm_tensor *tensor); /* borrows; may be NULL */
+};
+
+/* Types seen so far and their tables; entries are only added, under the GIL, and keep the type alive. */
+static struct {
+    PyTypeObject *type;
+    const struct exchange_table *table;
+} known_types[8];
+enum { NUM_KNOWN_TYPES = sizeof known_types / sizeof known_types[0] };
+
+static const struct exchange_table *table_of(PyTypeObject *type) {
+    int slot = 0;
+    for (; slot < NUM_KNOWN_TYPES && known_types[slot].type; slot++)
+        if (known_types[slot].type == type)
+            return known_types[slot].table;
+    PyObject *capsule = PyObject_GetAttrString((PyObject *)type, "__dlpack_c_exchange_api__");
+    const struct exchange_table *table =
+        capsule ? (const struct exchange_table *)PyCapsule_GetPointer(capsule, "dlpack_exchange_api") : NULL;
+    PyErr_Clear();
+    Py_XDECREF(capsule);
+    if (!table || table->major != 1 || !table->view)
+        return NULL;
+    if (slot < NUM_KNOWN_TYPES) {
+        Py_INCREF(type);
+        known_types[slot].table = table;
+        known_types[slot].type = type;
+    }
+    return table;
+}
+
+static int read_extents(PyObject *tuple, int64_t *out, Py_ssize_t count) {
+    for (Py_ssize_t i = 0; i < count; i++) {
+        PyObject *item = PyTuple_GetItem(tuple, i);
+        out[i] = item ? PyLong_AsLongLong(item) : -1;
+        if (out[i] == -1 && PyErr_Occurred())
+            return -1;
+    }
+    return 0;
+}
+
+/* (address, dtype name, shape, strides in elements) */
+static int from_tuple(PyObject *tuple, struct tensor_argument *argument) {
+    PyObject *shape, *strides;
+    unsigned long long address;
+    const char *name;
+    if (!PyArg_ParseTuple(tuple, "KsO!O!", &address, &name, &PyTuple_Type, &shape, &PyTuple_Type, &strides))
+        return -1;
+    Py_ssize_t ndim = PyTuple_Size(shape);
+    fdm_dtype dtype = fdm_dtype_from_name(name);
+    if (ndim > NATIVE_MAX_AXES || PyTuple_Size(strides) != ndim) {
+        PyErr_Format(PyExc_ValueError, "a tensor has %zd axes; at most %d are supported", ndim, NATIVE_MAX_AXES);
+        return -1;
+    }
+    if (dtype == FDM_NO_DTYPE) {
+        PyErr_Format(PyExc_TypeError, "dtype %s is not supported", name);
+        return -1;
+    }
+    if (read_extents(shape, argument->shape, ndim) || read_extents(strides, argument->strides, ndim))
+        return -1;
+    argument->tensor = (fdm_tensor){.data = (void *)(uintptr_t)address,
+                                    .device = {FDM_CPU, 0},
+                                    .ndim = (int32_t)ndim,
+                                    .dtype = fdm_data_type_of(dtype),
+                                    .shape = argument->shape,
+                                    .strides = argument->strides};
+    return 0;
+}
+
+/* The tensor inside a DLPack capsule; the versioned form has version, context, deleter and flags before it. */
+static fdm_tensor *capsule_tensor(PyObject *capsule) {
+    struct versioned {
+        uint32_t major, minor;
+        void *context;
+        void (*deleter)(void);
+        uint64_t flags;
+        fdm_tensor tensor;
+    };
+    if (PyCapsule_IsValid(capsule, "dltensor_versioned")) {
+        struct versioned *managed = PyCapsule_GetPointer(capsule, "dltensor_versioned");
+        if (managed->major == 1)
+            return &managed->tensor;
+        PyErr_Format(PyExc_BufferError, "DLPack version %u is not supported; versions 0 and 1 are", managed->major);
+        return NULL;
+    }
+    return PyCapsule_GetPointer(capsule, "dltensor");
+}
+
+static int from_producer(PyObject *object, struct tensor_argument *argument) {
+    PyObject *capsule = PyObject_CallMethod(object, "__dlpack__", NULL);
+    if (!capsule) {
+        if (PyErr_ExceptionMatches(PyExc_AttributeError)) {
+            PyErr_Clear();
+            PyErr_Format(PyExc_TypeError, "%R is not a tensor: it needs to be an array or to have __dlpack__",
+                         (PyObject *)Py_TYPE(object));
+        }
+        return -1;
+    }
+    argument->owner = capsule;
+    fdm_tensor *tensor = capsule_tensor(capsule);
+    if (!tensor)
+        return -1;
+    argument->tensor = *tensor;
+    return 0;
+}
+
+fdm_tensor *native_tensor(PyObject *object, struct tensor_argument *argument, int *failed) {
+    argument->owner = NULL;
+    if (object == Py_None || *failed)
+        return NULL;
+    int status;
+    const struct exchange_table *table;
+    if (PyTuple_Check(object))
+        status = from_tuple(object, argument);
+    else if ((table = table_of(Py_TYPE(object))))
+        status = table->view(object, &argument->tensor);
+    else
+        status = from_producer(object, argument);
+    if (status) {
+        *failed = 1;
+        return NULL;
+    }
+    return &argument->tensor;
+}
+
+void native_release(struct tensor_argument *arguments, Py_ssize_t count) {
+    for (Py_ssize_t i = 0; i < count; i++)
+        Py_CLEAR(arguments[i].owner);
+}
