@@ -15,6 +15,7 @@ struct plan_request {
     const fdm_device *device;
     const fdm_problem *problem;
     const char *kernel; /* forced name or choice code, NULL = free choice */
+    int family_forced;  /* the caller named this family */
     int32_t num_threads;
 };
 

@@ -23,11 +23,14 @@ static fdm_plan empty_plan(const fdm_device *device, const fdm_problem *problem)
 /* Appends "family: why; " to the reasons collected so far. */
 static void append_reason(char *reasons, size_t size, const char *family, const char *why) {
     size_t used = strlen(reasons);
-    snprintf(reasons + used, size - used, "%s%s: %s", used ? "; " : "", family, why);
+    snprintf(reasons + used, size - used, "%s%s: %.160s", used ? "; " : "", family, why);
 }
 
+/* The caller's wish comes before the environment's. */
 static const char *forced_kernel(const fdm_options *options) {
-    return options && options->kernel ? options->kernel : setting_get(SETTING_KERNEL);
+    if (options && (options->kernel || options->family))
+        return options->kernel;
+    return setting_get(SETTING_KERNEL);
 }
 
 fdm_status fdm_plan_attention(const fdm_device *device, const fdm_problem *problem, const fdm_options *options,
@@ -38,10 +41,13 @@ fdm_status fdm_plan_attention(const fdm_device *device, const fdm_problem *probl
     if (status)
         return status;
     const char *wanted_family = options ? options->family : NULL;
-    struct plan_request request = {
-        device, problem, forced_kernel(options),
-        device->id.type == FDM_CPU ? threads_for(options ? options->num_threads : 0, options ? options->executor : NULL)
-                                   : 1};
+    struct plan_request request = {.device = device,
+                                   .problem = problem,
+                                   .kernel = forced_kernel(options),
+                                   .family_forced = wanted_family != NULL,
+                                   .num_threads = 1};
+    if (device->id.type == FDM_CPU)
+        request.num_threads = threads_for(options ? options->num_threads : 0, options ? options->executor : NULL);
     char reasons[400] = "";
     int known = 0;
     for (int32_t i = 0; families[i]; i++) {

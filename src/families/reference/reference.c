@@ -1,15 +1,303 @@
-/* family.c of reference: stub. */
+/* reference.c: the slow truth: attention and its gradients in float64, straight from the definition. */
+#include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "family.h"
+#include "half.h"
+
+static double load(const void *data, int64_t index, fdm_dtype dtype) {
+    switch (dtype) {
+    case FDM_FLOAT64: return ((const double *)data)[index];
+    case FDM_FLOAT16: return float16_to_float(((const uint16_t *)data)[index]);
+    case FDM_BFLOAT16: return bfloat16_to_float(((const uint16_t *)data)[index]);
+    default: return ((const float *)data)[index];
+    }
+}
+
+static void store(void *data, int64_t index, fdm_dtype dtype, double value) {
+    switch (dtype) {
+    case FDM_FLOAT64: ((double *)data)[index] = value; break;
+    case FDM_FLOAT16: ((uint16_t *)data)[index] = float_to_float16((float)value); break;
+    case FDM_BFLOAT16: ((uint16_t *)data)[index] = float_to_bfloat16((float)value); break;
+    default: ((float *)data)[index] = (float)value;
+    }
+}
+
+/* One sequence and query head of a call. */
+struct head {
+    const struct attention *attention;
+    const fdm_problem *problem;
+    struct sequence sequence;
+    int64_t b, h;
+};
+
+/* Index of element (i, h, 0) of a tensor whose rows are counted within the sequence, which starts at row `begin`. */
+static int64_t row_of(const struct matrix_view *view, int64_t b, int64_t i, int64_t h) {
+    return b * view->batch + i * view->row + h * view->head;
+}
+
+static int64_t kv_head(const struct head *x) { return x->h / (x->problem->heads / x->problem->heads_kv); }
+static int64_t q_row(const struct head *x, const struct matrix_view *view, int64_t i) {
+    return row_of(view, x->b, x->sequence.q_begin + i, x->h);
+}
+static int64_t k_row(const struct head *x, const struct matrix_view *view, int64_t j) {
+    return row_of(view, x->b, x->sequence.k_begin + j, kv_head(x));
+}
+static int64_t lse_index(const struct head *x, const struct row_view *view, int64_t i) {
+    return x->b * view->batch + x->h * view->head + (x->sequence.q_begin + i) * view->row;
+}
+static int64_t score_index(const struct head *x, const struct score_view *view, int64_t i, int64_t j) {
+    return x->b * view->batch + x->h / view->group * view->head + i * view->row + j * view->key;
+}
+
+static double dot(const struct head *x, const char *a, int64_t a_row, const char *b, int64_t b_row, int64_t length) {
+    double sum = 0;
+    for (int64_t d = 0; d < length; d++)
+        sum += load(a, a_row + d, x->problem->dtype) * load(b, b_row + d, x->problem->dtype);
+    return sum;
+}
+
+static double bias_of(const struct head *x, int64_t i, int64_t j) {
+    const struct score_view *bias = &x->attention->bias;
+    return x->problem->has_bias ? load(bias->data, score_index(x, bias, i, j), x->problem->bias_dtype) : 0;
+}
+
+static int in_interval(const struct head *x, int64_t i, int64_t j) {
+    const struct interval_view *view = &x->attention->intervals;
+    int64_t h = x->h / view->group, key = x->sequence.k_begin + j;
+    int32_t start = view->start[x->b * view->start_batch + h * view->start_head + key * view->start_key];
+    int32_t end = view->end[x->b * view->end_batch + h * view->end_head + key * view->end_key];
+    return start <= i && i < end;
+}
+
+static int visible(const struct head *x, int64_t i, int64_t j) {
+    struct key_range range = problem_key_range(x->problem, &x->sequence, i);
+    const struct score_view *mask = &x->attention->mask;
+    return j >= range.first && j < range.last && (!x->problem->has_mask || mask->data[score_index(x, mask, i, j)]) &&
+           (!x->problem->has_intervals || in_interval(x, i, j)) && bias_of(x, i, j) != -INFINITY;
+}
+
+/* The score before bias, and the derivative of the softcap at it. */
+static double capped_score(const struct head *x, int64_t i, int64_t j, double *slope) {
+    const struct attention *a = x->attention;
+    double score = x->problem->softmax_scale *
+                   dot(x, a->q.data, q_row(x, &a->q, i), a->k.data, k_row(x, &a->k, j), x->problem->head_dim);
+    double cap = x->problem->softcap, t = cap > 0 ? tanh(score / cap) : 0;
+    *slope = 1 - t * t;
+    return cap > 0 ? cap * t : score;
+}
+
+/* scores[j] of row i, -inf where not visible; returns log sum exp, +inf when the row sees no key. */
+static double score_row(const struct head *x, int64_t i, double *scores) {
+    double largest = -INFINITY, sum = 0, slope;
+    for (int64_t j = 0; j < x->sequence.seqlen_k; j++) {
+        scores[j] = visible(x, i, j) ? capped_score(x, i, j, &slope) + bias_of(x, i, j) : -INFINITY;
+        largest = scores[j] > largest || isnan(scores[j]) ? scores[j] : largest;
+    }
+    if (largest == -INFINITY)
+        return INFINITY;
+    for (int64_t j = 0; j < x->sequence.seqlen_k; j++)
+        sum += exp(scores[j] - largest);
+    return largest + log(sum);
+}
+
+static void forward_row(const struct head *x, int64_t i, double *scores) {
+    const struct attention *a = x->attention;
+    const fdm_problem *p = x->problem;
+    double lse = score_row(x, i, scores);
+    for (int64_t d = 0; d < p->head_dim_v; d++) {
+        double sum = 0;
+        for (int64_t j = 0; j < x->sequence.seqlen_k; j++)
+            if (scores[j] != -INFINITY)
+                sum += exp(scores[j] - lse) * load(a->v.data, k_row(x, &a->v, j) + d, p->dtype);
+        store(a->out.data, q_row(x, &a->out, i) + d, p->dtype, sum);
+    }
+    if (p->needs_lse)
+        store(a->lse.data, lse_index(x, &a->lse, i), p->dtype == FDM_FLOAT64 ? FDM_FLOAT64 : FDM_FLOAT32, lse);
+}
+
+static void for_each_head(const struct attention *attention, void *context,
+                          void (*visit)(const struct head *head, void *context)) {
+    for (int64_t b = 0; b < attention->problem->batch; b++)
+        for (int64_t h = 0; h < attention->problem->heads; h++) {
+            struct head head = {attention, attention->problem, attention_sequence(attention, b), b, h};
+            visit(&head, context);
+        }
+}
+
+static void forward_head(const struct head *x, void *context) {
+    for (int64_t i = 0; i < x->sequence.seqlen_q; i++)
+        forward_row(x, i, context);
+}
+
+/* Float64 sums of the gradients, in workspace: dk and dv of every key and KV head, dbias of every bias element, dq of
+ * one row. */
+struct gradients {
+    double *dk, *dv; /* [B * Sk or total_k][Hkv][D or Dv] */
+    double *dbias;   /* [bias_shape] */
+    double *dq;      /* [D] */
+    double *scores;  /* [Sk] */
+};
+
+static int64_t bias_elements(const fdm_problem *p) {
+    return p->needs_dbias ? p->bias_shape[0] * p->bias_shape[1] * p->bias_shape[2] * p->bias_shape[3] : 0;
+}
+
+static int64_t key_rows(const fdm_problem *p) {
+    return (p->varlen ? p->total_k : p->batch * p->seqlen_k) * p->heads_kv;
+}
+
+static double *dbias_sum(const struct head *x, const struct gradients *g, int64_t i, int64_t j) {
+    const int64_t *shape = x->problem->bias_shape;
+    int64_t b = shape[0] == 1 ? 0 : x->b, h = x->h / (x->problem->heads / shape[1]);
+    return g->dbias + ((b * shape[1] + h) * shape[2] + (shape[2] == 1 ? 0 : i)) * shape[3] + (shape[3] == 1 ? 0 : j);
+}
+
+static int64_t key_row_index(const struct head *x, int64_t j) {
+    int64_t row = x->problem->varlen ? x->sequence.k_begin + j : x->b * x->problem->seqlen_k + j;
+    return row * x->problem->heads_kv + kv_head(x);
+}
+
+/* Adds what the pair (i, j) contributes to every gradient. delta_i = sum_d dO O - dlse. */
+static void backward_pair(const struct head *x, const struct gradients *g, int64_t i, int64_t j, double lse,
+                          double delta) {
+    const struct attention *a = x->attention;
+    const fdm_problem *p = x->problem;
+    double slope, probability = exp(capped_score(x, i, j, &slope) + bias_of(x, i, j) - lse);
+    double dp = dot(x, a->dout.data, q_row(x, &a->dout, i), a->v.data, k_row(x, &a->v, j), p->head_dim_v);
+    double ds = probability * (dp - delta);
+    if (p->needs_dbias)
+        *dbias_sum(x, g, i, j) += ds;
+    ds *= slope * p->softmax_scale;
+    double *dk = g->dk + key_row_index(x, j) * p->head_dim, *dv = g->dv + key_row_index(x, j) * p->head_dim_v;
+    for (int64_t d = 0; d < p->head_dim; d++) {
+        g->dq[d] += ds * load(a->k.data, k_row(x, &a->k, j) + d, p->dtype);
+        dk[d] += ds * load(a->q.data, q_row(x, &a->q, i) + d, p->dtype);
+    }
+    for (int64_t d = 0; d < p->head_dim_v; d++)
+        dv[d] += probability * load(a->dout.data, q_row(x, &a->dout, i) + d, p->dtype);
+}
+
+/* O and lse are computed anew: the truth does not depend on how the forward rounded them. */
+static double row_delta(const struct head *x, int64_t i, const double *scores, double lse) {
+    const struct attention *a = x->attention;
+    const fdm_problem *p = x->problem;
+    double delta = 0;
+    for (int64_t j = 0; j < x->sequence.seqlen_k; j++)
+        if (scores[j] != -INFINITY)
+            delta += exp(scores[j] - lse) *
+                     dot(x, a->dout.data, q_row(x, &a->dout, i), a->v.data, k_row(x, &a->v, j), p->head_dim_v);
+    if (p->has_dlse)
+        delta -= load(a->dlse.data, lse_index(x, &a->dlse, i), p->dtype == FDM_FLOAT64 ? FDM_FLOAT64 : FDM_FLOAT32);
+    return delta;
+}
+
+static void backward_head(const struct head *x, void *context) {
+    const struct gradients *g = context;
+    const struct attention *a = x->attention;
+    const fdm_problem *p = x->problem;
+    for (int64_t i = 0; i < x->sequence.seqlen_q; i++) {
+        memset(g->dq, 0, (size_t)p->head_dim * sizeof *g->dq);
+        double lse = score_row(x, i, g->scores);
+        double delta = lse < INFINITY || isnan(lse) ? row_delta(x, i, g->scores, lse) : 0;
+        for (int64_t j = 0; j < x->sequence.seqlen_k; j++)
+            if (g->scores[j] != -INFINITY)
+                backward_pair(x, g, i, j, lse, delta);
+        for (int64_t d = 0; d < p->head_dim && p->needs_dq; d++)
+            store(a->dq.data, q_row(x, &a->dq, i) + d, p->dtype, g->dq[d]);
+    }
+}
+
+static void store_key_gradients(const struct attention *a, const struct gradients *g) {
+    const fdm_problem *p = a->problem;
+    int64_t batch = p->varlen ? 1 : p->batch, rows = p->varlen ? p->total_k : p->seqlen_k;
+    for (int64_t b = 0; b < batch; b++)
+        for (int64_t j = 0; j < rows; j++)
+            for (int64_t h = 0; h < p->heads_kv; h++) {
+                int64_t row = (b * rows + j) * p->heads_kv + h;
+                for (int64_t d = 0; d < p->head_dim && p->needs_dk; d++)
+                    store(a->dk.data, row_of(&a->dk, b, j, h) + d, p->dtype, g->dk[row * p->head_dim + d]);
+                for (int64_t d = 0; d < p->head_dim_v && p->needs_dv; d++)
+                    store(a->dv.data, row_of(&a->dv, b, j, h) + d, p->dtype, g->dv[row * p->head_dim_v + d]);
+            }
+}
+
+static void store_dbias(const struct attention *a, const struct gradients *g) {
+    const int64_t *shape = a->problem->bias_shape;
+    const struct score_view *view = &a->dbias;
+    for (int64_t index = 0; index < bias_elements(a->problem); index++) {
+        int64_t j = index % shape[3], i = index / shape[3] % shape[2], h = index / shape[3] / shape[2] % shape[1];
+        int64_t b = index / shape[3] / shape[2] / shape[1];
+        store(view->data, b * view->batch + h * view->head + i * view->row + j * view->key, a->problem->bias_dtype,
+              g->dbias[index]);
+    }
+}
+
+static int64_t workspace_doubles(const fdm_problem *p) {
+    int64_t row = p->seqlen_k;
+    if (p->pass == FDM_FORWARD)
+        return row;
+    return row + p->head_dim + key_rows(p) * (p->head_dim + p->head_dim_v) + bias_elements(p);
+}
+
+static fdm_status execute(const fdm_plan *plan, const struct attention *attention, void *workspace,
+                          const fdm_launch *launch) {
+    (void)launch;
+    const fdm_problem *p = attention->problem;
+    if (p->pass == FDM_FORWARD) {
+        for_each_head(attention, workspace, forward_head);
+        return FDM_OK;
+    }
+    struct gradients g = {.scores = workspace};
+    g.dq = g.scores + p->seqlen_k;
+    g.dk = g.dq + p->head_dim;
+    g.dv = g.dk + key_rows(p) * p->head_dim;
+    g.dbias = g.dv + key_rows(p) * p->head_dim_v;
+    if (workspace)
+        memset(workspace, 0, (size_t)plan->workspace_bytes);
+    for_each_head(attention, &g, backward_head);
+    store_key_gradients(attention, &g);
+    store_dbias(attention, &g);
+    return FDM_OK;
+}
+
+static const struct kernel_row rows[] = {
+    {"reference.forward", "float64 loops from the definition", FDM_FORWARD},
+    {"reference.backward", "float64 loops from the definition", FDM_BACKWARD},
+};
 
 static int available(int32_t row) {
     (void)row;
     return 1;
 }
+
 static int choose(const struct plan_request *request, fdm_plan *plan) {
-    (void)request;
-    snprintf(plan->reason, sizeof plan->reason, "not built yet");
-    return 0;
+    const fdm_problem *p = request->problem;
+    const struct kernel_row *row = &rows[p->pass == FDM_BACKWARD];
+    int named =
+        request->kernel && (strcmp(request->kernel, row->name) == 0 || strcmp(request->kernel, "REFERENCE") == 0);
+    if (request->device->id.type != FDM_CPU) {
+        snprintf(plan->reason, sizeof plan->reason, "runs on the CPU only");
+        return 0;
+    }
+    if (request->kernel && !named) {
+        snprintf(plan->reason, sizeof plan->reason, "has no %s kernel '%.60s'", p->pass ? "backward" : "forward",
+                 request->kernel);
+        return 0;
+    }
+    if (!named && !request->family_forced && p->dtype != FDM_FLOAT64) {
+        snprintf(plan->reason, sizeof plan->reason, "chosen only when asked for, and for float64");
+        return 0;
+    }
+    plan->kernel_index = (int32_t)(row - rows);
+    snprintf(plan->kernel, sizeof plan->kernel, "%s", row->name);
+    snprintf(plan->choice, sizeof plan->choice, "REFERENCE");
+    plan->num_threads = 1;
+    plan->workspace_bytes = workspace_doubles(p) * (int64_t)sizeof(double);
+    snprintf(plan->reason, sizeof plan->reason, "%s: plain loops on one thread, all arithmetic in float64",
+             p->dtype == FDM_FLOAT64 ? "float64 runs on the reference only" : "asked for by name");
+    return 1;
 }
-const struct family family_reference = {"reference", NULL, 0, available, choose, NULL};
+
+const struct family family_reference = {"reference", rows, 2, available, choose, execute};
