@@ -1,0 +1,6 @@
+/* avx2.c: the table of the avx2 instruction set. */
+#include "avx2_ops.h"
+
+#include "families/cpu/tile.h"
+
+const struct cpu_kernels cpu_kernels_avx2 = {.isa = "avx2", TILE_FLOAT32_ENTRIES};

@@ -1,0 +1,6 @@
+/* avx512.c: the table of the avx512 instruction set. */
+#include "avx512_ops.h"
+
+#include "families/cpu/tile.h"
+
+const struct cpu_kernels cpu_kernels_avx512 = {.isa = "avx512", TILE_FLOAT32_ENTRIES};

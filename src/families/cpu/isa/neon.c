@@ -1,0 +1,6 @@
+/* neon.c: the table of the neon instruction set. */
+#include "neon_ops.h"
+
+#include "families/cpu/tile.h"
+
+const struct cpu_kernels cpu_kernels_neon = {.isa = "neon", TILE_FLOAT32_ENTRIES};

@@ -1,0 +1,6 @@
+/* scalar.c: the table that every machine can run. */
+#include "portable_ops.h"
+
+#include "families/cpu/tile.h"
+
+const struct cpu_kernels cpu_kernels_scalar = {.isa = "scalar", TILE_FLOAT32_ENTRIES};

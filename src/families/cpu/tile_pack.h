@@ -1,0 +1,165 @@
+/* tile_pack.h: rows of any dtype into float32 operands, and accumulators, masks and biases across the transposition. */
+#ifndef FDM_CPU_TILE_PACK_H
+#define FDM_CPU_TILE_PACK_H
+
+#include "vector_ops.h"
+
+static size_t tile_panel_bytes(int32_t depth) { return (size_t)depth * CPU_LANES * sizeof(float); }
+static size_t tile_keys_bytes(int32_t num_keys, int32_t depth) {
+    return ((size_t)num_keys * (size_t)depth * sizeof(float) + 63) / 64 * 64;
+}
+/* 0: the score tile itself is the operand. */
+static size_t tile_weights_bytes(int32_t num_keys) {
+    (void)num_keys;
+    return 0;
+}
+
+INLINE int32_t least(int32_t a, int32_t b) { return a < b ? a : b; }
+
+/* Columns first .. first+count-1 of up to VECTOR_WIDTH rows, transposed: columns[c] holds column first + c. */
+INLINE void load_columns(vec columns[VECTOR_WIDTH], const void *const *rows, int32_t num_rows, int32_t first,
+                         int32_t count, fdm_dtype dtype) {
+    const size_t bytes = dtype == FDM_FLOAT32 ? 4 : 2;
+    for (int32_t r = 0; r < VECTOR_WIDTH; r++)
+        columns[r] =
+            r < num_rows ? vec_load_as((const char *)rows[r] + (size_t)first * bytes, count, dtype) : vec_set(0.0f);
+    vec_transpose(columns);
+}
+
+INLINE void pack_panel_as(float *panel, const void *const *rows, int32_t num_rows, int32_t depth, fdm_dtype dtype) {
+    for (int32_t lane = 0; lane < CPU_LANES; lane += VECTOR_WIDTH) {
+        int32_t here = num_rows - lane;
+        for (int32_t d = 0; d < depth; d += VECTOR_WIDTH) {
+            vec columns[VECTOR_WIDTH];
+            int32_t count = least(VECTOR_WIDTH, depth - d);
+            load_columns(columns, here > 0 ? rows + lane : rows, here, d, count, dtype);
+            for (int32_t c = 0; c < count; c++)
+                vec_store(panel + (size_t)(d + c) * CPU_LANES + lane, columns[c]);
+        }
+    }
+}
+
+/* panel [depth][CPU_LANES] = rows [num_rows][depth] ^T */
+static void tile_pack_panel(void *panel, const void *const *rows, int32_t num_rows, int32_t depth, fdm_dtype dtype) {
+    if (dtype == FDM_FLOAT32)
+        pack_panel_as(panel, rows, num_rows, depth, FDM_FLOAT32);
+    else if (dtype == FDM_FLOAT16)
+        pack_panel_as(panel, rows, num_rows, depth, FDM_FLOAT16);
+    else
+        pack_panel_as(panel, rows, num_rows, depth, FDM_BFLOAT16);
+}
+
+INLINE void pack_row_as(float *out, const char *row, int32_t depth, fdm_dtype dtype) {
+    const int32_t bytes = dtype == FDM_FLOAT32 ? 4 : 2;
+    int32_t d = 0;
+    for (; d + VECTOR_WIDTH <= depth; d += VECTOR_WIDTH)
+        vec_store(out + d, vec_load_as(row + (size_t)d * (size_t)bytes, VECTOR_WIDTH, dtype));
+    if (d < depth)
+        vec_store_partial(out + d, vec_load_as(row + (size_t)d * (size_t)bytes, depth - d, dtype), depth - d);
+}
+
+/* keys [num_keys][depth]: the rows one after another. values and keys share the format. */
+static void tile_pack_keys(void *keys, const void *const *rows, int32_t num_keys, int32_t depth, fdm_dtype dtype) {
+    float *out = keys;
+    for (int32_t key = 0; key < num_keys; key++, out += depth)
+        if (dtype == FDM_FLOAT32)
+            pack_row_as(out, rows[key], depth, FDM_FLOAT32);
+        else if (dtype == FDM_FLOAT16)
+            pack_row_as(out, rows[key], depth, FDM_FLOAT16);
+        else
+            pack_row_as(out, rows[key], depth, FDM_BFLOAT16);
+}
+
+static void tile_store_panel(void *const *rows, const float *acc, const float *factor, int32_t num_lanes, int32_t depth,
+                             fdm_dtype dtype) {
+    const size_t bytes = dtype == FDM_FLOAT32 ? 4 : 2;
+    for (int32_t lane = 0; lane < num_lanes; lane += VECTOR_WIDTH) {
+        vec factors = vec_load(factor + lane);
+        int32_t here = least(VECTOR_WIDTH, num_lanes - lane);
+        for (int32_t d = 0; d < depth; d += VECTOR_WIDTH) {
+            vec tile[VECTOR_WIDTH];
+            int32_t count = least(VECTOR_WIDTH, depth - d);
+            for (int32_t c = 0; c < VECTOR_WIDTH; c++)
+                tile[c] =
+                    c < count ? vec_mul(vec_load(acc + (size_t)(d + c) * CPU_LANES + lane), factors) : vec_set(0.0f);
+            vec_transpose(tile);
+            for (int32_t l = 0; l < here; l++)
+                vec_store_as((char *)rows[lane + l] + (size_t)d * bytes, tile[l], count, dtype);
+        }
+    }
+}
+
+/* 64 x 64 bits in place, bit c of word r to bit r of word c: swaps ever smaller off-diagonal squares. */
+INLINE void transpose_bits(uint64_t words[64]) {
+    uint64_t keep = 0x00000000ffffffffu;
+    for (int width = 32; width > 0; width >>= 1, keep ^= keep << width)
+        for (int block = 0; block < 64; block += 2 * width)
+            for (int i = block; i < block + width; i++) {
+                uint64_t swap = (words[i] >> width ^ words[i + width]) & keep;
+                words[i] ^= swap << width;
+                words[i + width] ^= swap;
+            }
+}
+
+/* Bit k = row[k * stride] != 0, for k < count <= 64. */
+INLINE uint64_t row_bits(const uint8_t *row, int64_t stride, int32_t count) {
+    if (stride == 1 && count == 64)
+        return bytes_nonzero(row);
+    uint8_t bytes[64] = {0};
+    for (int32_t k = 0; k < count; k++)
+        bytes[k] = row[k * stride];
+    return bytes_nonzero(bytes);
+}
+
+static void tile_mask_bits(uint64_t *visible, const uint8_t *const *rows, int64_t key_stride, int32_t num_keys,
+                           int32_t num_lanes) {
+    for (int32_t key = 0; key < num_keys; key += 64) {
+        uint64_t words[64] = {0};
+        int32_t count = least(64, num_keys - key);
+        for (int32_t lane = 0; lane < num_lanes; lane++)
+            words[lane] = lane > 0 && rows[lane] == rows[lane - 1]
+                              ? words[lane - 1]
+                              : row_bits(rows[lane] + key * key_stride, key_stride, count);
+        transpose_bits(words);
+        memcpy(visible + key, words, (size_t)count * sizeof *words);
+    }
+}
+
+INLINE void load_bias_strided(float *bias, const char *row, int64_t step, int32_t num_keys, fdm_dtype dtype) {
+    for (int32_t key = 0; key < num_keys; key++)
+        bias[(size_t)key * CPU_LANES] = load_scalar_as(row + key * step, dtype);
+}
+
+/* Lanes beyond num_lanes, up to a whole vector, get 0. */
+INLINE void load_bias_as(float *bias, const void *const *rows, int64_t key_stride, int32_t num_keys, int32_t num_lanes,
+                         fdm_dtype dtype) {
+    const int64_t bytes = dtype == FDM_FLOAT32 ? 4 : 2;
+    if (key_stride == 1 && num_keys > 1) {
+        for (int32_t lane = 0; lane < num_lanes; lane += VECTOR_WIDTH)
+            for (int32_t key = 0; key < num_keys; key += VECTOR_WIDTH) {
+                vec columns[VECTOR_WIDTH];
+                int32_t count = least(VECTOR_WIDTH, num_keys - key);
+                load_columns(columns, rows + lane, num_lanes - lane, key, count, dtype);
+                for (int32_t c = 0; c < count; c++)
+                    vec_store(bias + (size_t)(key + c) * CPU_LANES + lane, columns[c]);
+            }
+        return;
+    }
+    for (int32_t lane = 0; lane < num_lanes; lane++)
+        load_bias_strided(bias + lane, rows[lane], key_stride * bytes, num_keys, dtype);
+    for (int32_t lane = num_lanes; lane % VECTOR_WIDTH; lane++)
+        for (int32_t key = 0; key < num_keys; key++)
+            bias[(size_t)key * CPU_LANES + lane] = 0;
+}
+
+static void tile_load_bias(float *bias, const void *const *rows, int64_t key_stride, int32_t num_keys,
+                           int32_t num_lanes, fdm_dtype dtype) {
+    if (dtype == FDM_FLOAT32)
+        load_bias_as(bias, rows, key_stride, num_keys, num_lanes, FDM_FLOAT32);
+    else if (dtype == FDM_FLOAT16)
+        load_bias_as(bias, rows, key_stride, num_keys, num_lanes, FDM_FLOAT16);
+    else
+        load_bias_as(bias, rows, key_stride, num_keys, num_lanes, FDM_BFLOAT16);
+}
+
+#endif
