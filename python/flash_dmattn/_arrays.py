@@ -19,38 +19,73 @@ from ._arguments import (
 _DTYPE_NAMES = ("float32", "float16", "bfloat16", "float64", "bool", "int32")
 
 
+class Borrowed:
+    """An array somebody else owns: where it is and how it is laid out (strides in elements)."""
+
+    __slots__ = ("address", "dtype", "shape", "strides", "owner")
+
+    def __init__(self, address: int, dtype: str, shape: Tuple[int, ...], strides: Tuple[int, ...], owner: Any) -> None:
+        self.address, self.dtype, self.shape, self.strides, self.owner = address, dtype, shape, strides, owner
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def reshape(self, *shape: int) -> Borrowed:
+        """The same elements with axes of extent 1 put in; nothing else is asked of it."""
+        axes = list(zip(self.shape, self.strides))
+        strides = [axes.pop(0)[1] if axes and axes[0][0] == extent else 0 for extent in shape]
+        return Borrowed(self.address, self.dtype, shape, tuple(strides), self.owner)
+
+    def arguments(self) -> Tuple[int, str, Tuple[int, ...], Tuple[int, ...]]:
+        """What the extension takes."""
+        return (self.address, self.dtype, self.shape, self.strides)
+
+
+def borrow(array: Any, name: str) -> Optional[Borrowed]:
+    """A NumPy array or DLPack producer, without a copy; None stays None."""
+    if array is None:
+        return None
+    if hasattr(array, "__array_interface__"):
+        dtype = array.dtype
+        if any(step % dtype.itemsize for step in array.strides):
+            raise ValueError(f"{name} has byte strides {array.strides}, which are not multiples of its element")
+        strides = tuple(step // dtype.itemsize for step in array.strides)
+        address = array.__array_interface__["data"][0]
+        borrowed = Borrowed(address, dtype.name, array.shape, strides, array)
+    elif hasattr(array, "__dlpack__"):
+        owner = array if hasattr(type(array), "__dlpack_c_exchange_api__") else array.__dlpack__()
+        address, dtype, shape, strides, device = _native.inspect(owner)
+        if device != 1:
+            raise NotImplementedError(
+                f"{name} is on DLPack device type {device}; this version of flash_dmattn runs on the CPU only"
+            )
+        borrowed = Borrowed(address, dtype, shape, strides, owner)
+    else:
+        raise TypeError(f"{name} is a {type(array).__name__}; it must be a NumPy array or have __dlpack__")
+    if borrowed.dtype not in _DTYPE_NAMES:
+        raise TypeError(f"{name} is {borrowed.dtype}; the library takes {', '.join(_DTYPE_NAMES)}")
+    return borrowed
+
+
 def describe(array: Any, name: str) -> Any:
-    """An array as the extension takes it: (address, dtype name, shape, strides in elements); None stays None."""
-    if array is None or not hasattr(array, "__array_interface__"):
-        return array
-    dtype = array.dtype
-    if dtype.name not in _DTYPE_NAMES:
-        raise TypeError(f"{name} is {dtype.name}; the library takes {', '.join(_DTYPE_NAMES)}")
-    if any(step % dtype.itemsize for step in array.strides):
-        raise ValueError(f"{name} has byte strides {array.strides}, which are not multiples of its element")
-    address = array.__array_interface__["data"][0]
-    return (address, dtype.name, array.shape, tuple(step // dtype.itemsize for step in array.strides))
+    """An array as the extension takes it; None stays None."""
+    borrowed = borrow(array, name)
+    return None if borrowed is None else borrowed.arguments()
+
+
+def _new_array(shape: Tuple[int, ...], dtype: str) -> Any:
+    import numpy
+
+    try:
+        return numpy.empty(shape, dtype)
+    except TypeError:
+        raise TypeError(f"NumPy has no {dtype} here (ml_dtypes adds it): give out= an array of your library") from None
 
 
 def _is_torch(array: Any) -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(array, torch.Tensor)
-
-
-def _as_array(array: Any, name: str) -> Any:
-    """NumPy's view of an array; other DLPack producers are imported without a copy."""
-    import numpy
-
-    if array is None or isinstance(array, numpy.ndarray):
-        return array
-    if not hasattr(array, "__dlpack__"):
-        raise TypeError(f"{name} is a {type(array).__name__}; it must be a NumPy array or have __dlpack__")
-    return numpy.from_dlpack(array)
-
-
-def _settings_with_threads(settings: Settings) -> Tuple[Any, ...]:
-    # 0 threads: what FLASH_DMATTN_NUM_THREADS and the machine allow.
-    return (*settings, 0, None)
 
 
 def attention(
@@ -91,31 +126,30 @@ def attention(
             (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k),
             {"window_size": window_size, "key_intervals": key_intervals, "return_lse": return_lse, "scale": scale},
         )
-    import numpy
-
     settings = settings_of(
         softmax_scale, scale, is_causal, softcap, deterministic, window_size, max_seqlen_q, max_seqlen_k
     )
     packed = cu_seqlens_q is not None
     start, end = interval_pair(key_intervals) if key_intervals is not None else (None, None)
-    named = {"q": q, "k": k, "v": v, "attn_mask": attn_mask, "attn_bias": attn_bias, "key_intervals start": start}
-    named |= {"key_intervals end": end, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
-    arrays = {name: _as_array(array, name) for name, array in named.items()}
-    q, k, v, attn_mask, attn_bias = list(arrays.values())[:5]
+    q, k, v = borrow(q, "q"), borrow(k, "k"), borrow(v, "v")
     check_axes((q, k, v), ("q", "k", "v"), 3 if packed else 4)
-    if attn_mask is not None:
-        batch, seqlen_k = (len(cu_seqlens_q) - 1, max_seqlen_k) if packed else (q.shape[0], k.shape[1])
-        arrays["attn_mask"] = mask_with_four_axes(attn_mask, batch, seqlen_k)
-    if attn_bias is not None:
-        arrays["attn_bias"] = bias_with_four_axes(attn_bias)
-    result = numpy.empty(q.shape[:-1] + v.shape[-1:], q.dtype) if out is None else _as_array(out, "out")
-    rows = (q.shape[1], q.shape[0]) if packed else (q.shape[0], q.shape[2], q.shape[1])
-    lse = numpy.empty(rows, "float64" if q.dtype == "float64" else "float32") if return_lse else None
-    if not result.flags.writeable:
+    mask, bias = borrow(attn_mask, "attn_mask"), borrow(attn_bias, "attn_bias")
+    cu_seqlens_q, cu_seqlens_k = borrow(cu_seqlens_q, "cu_seqlens_q"), borrow(cu_seqlens_k, "cu_seqlens_k")
+    if mask is not None:
+        batch, seqlen_k = (cu_seqlens_q.shape[0] - 1, max_seqlen_k) if packed else (q.shape[0], k.shape[1])
+        mask = mask_with_four_axes(mask, batch, seqlen_k)
+    if bias is not None:
+        bias = bias_with_four_axes(bias)
+    result = _new_array(q.shape[:-1] + v.shape[-1:], q.dtype) if out is None else out
+    if hasattr(result, "flags") and not result.flags.writeable:
         raise ValueError("out is read-only; it is written to")
-    given = [describe(array, name) for name, array in (*arrays.items(), ("out", result), ("lse", lse))]
-    _native.forward(*given, *_settings_with_threads(settings))
-    result = result if out is None else out
+    rows = (q.shape[1], q.shape[0]) if packed else (q.shape[0], q.shape[2], q.shape[1])
+    lse = _new_array(rows, "float64" if q.dtype == "float64" else "float32") if return_lse else None
+    intervals = borrow(start, "key_intervals start"), borrow(end, "key_intervals end")
+    outputs = borrow(result, "out"), borrow(lse, "lse")
+    given = (q, k, v, mask, bias, *intervals, cu_seqlens_q, cu_seqlens_k, *outputs)
+    # 0 threads: what FLASH_DMATTN_NUM_THREADS and the machine allow.
+    _native.forward(*(each and each.arguments() for each in given), *settings, 0, None)
     return (result, lse) if return_lse else result
 
 

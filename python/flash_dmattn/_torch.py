@@ -205,6 +205,29 @@ torch.library.register_autograd("flash_dmattn::backward", _refuse_second_order, 
 torch.library.register_vmap("flash_dmattn::forward", _refuse_vmap, lib=_library)
 torch.library.register_vmap("flash_dmattn::backward", _refuse_vmap, lib=_library)
 
+_library.define(
+    "topk_intervals(Tensor bias, Tensor? padding, SymInt window_size, SymInt seqlen_q) -> (Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+
+def _interval_outputs(bias: Tensor, padding: Optional[Tensor]) -> Tuple[Tensor, Tensor]:
+    batch = bias.shape[0] if padding is None or bias.shape[0] != 1 else padding.shape[0]
+    shape = (batch, *bias.shape[1:])
+    return bias.new_empty(shape, dtype=torch.int32), bias.new_empty(shape, dtype=torch.int32)
+
+
+@torch.library.impl(_library, "topk_intervals", "CPU")
+def _topk_intervals(bias: Tensor, padding: Optional[Tensor], window_size: int, seqlen_q: int) -> Tuple[Tensor, Tensor]:
+    start, end = _interval_outputs(bias, padding)
+    _native.topk_intervals(bias, padding, window_size, seqlen_q, start, end)
+    return start, end
+
+
+@torch.library.register_fake("flash_dmattn::topk_intervals", lib=_library)
+def _topk_intervals_fake(bias: Tensor, padding: Optional[Tensor], window_size: int, seqlen_q: int) -> Any:
+    return _interval_outputs(bias, padding)
+
 
 # ---- which way -------------------------------------------------------------------------------------------------------
 

@@ -17,8 +17,9 @@ struct tensor_argument {
     PyObject *owner; /* what must outlive the call; NULL when nothing */
 };
 
-/* Accepts None, any type with a DLPack exchange table, (address, dtype name, shape, strides), and any DLPack producer.
- * Returns the tensor, or NULL; NULL with *failed set to 1 means that an exception is set. Nothing is copied. */
+/* Accepts None, any type with a DLPack exchange table, (address, dtype name, shape, strides), and any DLPack capsule or
+ * producer. Returns the tensor, or NULL; NULL with *failed set to 1 means that an exception is set. Nothing is copied.
+ */
 fdm_tensor *native_tensor(PyObject *object, struct tensor_argument *argument, int *failed);
 void native_release(struct tensor_argument *arguments, Py_ssize_t count);
 
@@ -35,7 +36,9 @@ struct native_workspace native_workspace_take(void);
 void native_workspace_return(struct native_workspace workspace);
 fdm_allocator native_allocator(struct native_workspace *workspace);
 
-/* METH_FASTCALL bodies. */
+/* METH_O */
+PyObject *native_inspect(PyObject *module, PyObject *object);
+/* METH_FASTCALL */
 PyObject *native_forward(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_backward(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_count_visible(PyObject *module, PyObject *const *arguments, Py_ssize_t count);

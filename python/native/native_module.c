@@ -51,6 +51,7 @@ static PyMethodDef methods[] = {
     {"backward", FASTCALL(native_backward), "Attention backward on caller-allocated tensors."},
     {"count_visible", FASTCALL(native_count_visible), "Visible pairs of a forward call."},
     {"plan", FASTCALL(native_plan), "(family, kernel, choice, reason) of a forward call."},
+    {"inspect", native_inspect, METH_O, "(address, dtype, shape, strides, device type) of a tensor."},
     {"topk_intervals", FASTCALL(native_topk_intervals), "Causal top-W of a bias."},
     {"document_intervals", FASTCALL(native_document_intervals), "Attention inside documents."},
     {"window_intervals", FASTCALL(native_window_intervals), "Causal and sliding window."},

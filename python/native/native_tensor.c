@@ -97,8 +97,10 @@ static fdm_tensor *capsule_tensor(PyObject *capsule) {
     return PyCapsule_GetPointer(capsule, "dltensor");
 }
 
+/* A capsule, or an object that makes one. */
 static int from_producer(PyObject *object, struct tensor_argument *argument) {
-    PyObject *capsule = PyObject_CallMethod(object, "__dlpack__", NULL);
+    PyObject *capsule =
+        PyCapsule_CheckExact(object) ? Py_NewRef(object) : PyObject_CallMethod(object, "__dlpack__", NULL);
     if (!capsule) {
         if (PyErr_ExceptionMatches(PyExc_AttributeError)) {
             PyErr_Clear();
@@ -132,6 +134,41 @@ fdm_tensor *native_tensor(PyObject *object, struct tensor_argument *argument, in
         return NULL;
     }
     return &argument->tensor;
+}
+
+static PyObject *tuple_of(const int64_t *values, int32_t count) {
+    PyObject *tuple = PyTuple_New(count);
+    for (int32_t i = 0; tuple && i < count; i++) {
+        PyObject *value = PyLong_FromLongLong(values[i]);
+        if (!value || PyTuple_SetItem(tuple, i, value))
+            Py_CLEAR(tuple);
+    }
+    return tuple;
+}
+
+/* inspect(object) -> (address, dtype name, shape, strides in elements, DLPack device type) */
+PyObject *native_inspect(PyObject *module, PyObject *object) {
+    struct tensor_argument argument;
+    int failed = 0;
+    PyObject *result = NULL;
+    fdm_tensor *tensor = native_tensor(object, &argument, &failed);
+    if (tensor) {
+        int64_t step = 1;
+        for (int32_t i = tensor->ndim - 1; !tensor->strides && tensor->ndim <= NATIVE_MAX_AXES && i >= 0; i--) {
+            argument.strides[i] = step;
+            step *= tensor->shape[i];
+        }
+        PyObject *shape = tuple_of(tensor->shape, tensor->ndim);
+        PyObject *strides = tuple_of(tensor->strides ? tensor->strides : argument.strides, tensor->ndim);
+        unsigned long long address = (unsigned long long)(uintptr_t)tensor->data + tensor->byte_offset;
+        if (shape && strides)
+            result = Py_BuildValue("KsOOi", address, fdm_dtype_name(fdm_dtype_of(tensor)), shape, strides,
+                                   (int)tensor->device.type);
+        Py_XDECREF(shape);
+        Py_XDECREF(strides);
+    }
+    native_release(&argument, 1);
+    return result;
 }
 
 void native_release(struct tensor_argument *arguments, Py_ssize_t count) {

@@ -1,0 +1,91 @@
+"""test_errors.py: what is refused, and that the sentence says what to write instead."""
+
+import pytest
+import torch
+
+from flash_dmattn import flash_dmattn_func, flash_dmattn_func_auto, flash_dmattn_varlen_func, get_available_backends
+
+Q = torch.randn(2, 5, 4, 8)
+OFFSETS = torch.tensor([0, 3, 5], dtype=torch.int32)
+
+
+def refuse(kind, sentence, *arguments, **keywords):
+    with pytest.raises(kind, match=sentence):
+        flash_dmattn_func(*(arguments or (Q, Q, Q)), **keywords)
+
+
+def test_masks():
+    refuse(ValueError, r"write attn_mask\[None, None\]", attn_mask=torch.ones(7, 5, dtype=torch.bool))
+    refuse(TypeError, r"attn_mask=\(mask > 0\).*attn_bias=mask", attn_mask=torch.ones(2, 1, 5, 5))
+    refuse(TypeError, "must be bool", attn_mask=torch.ones(2, 1, 5, 5, dtype=torch.uint8))
+    refuse(ValueError, "attn_mask has 1 axes", attn_mask=torch.ones(5, dtype=torch.bool))
+    refuse(ValueError, "axis 3 must be 1 or the key length 5", attn_mask=torch.ones(2, 1, 5, 4, dtype=torch.bool))
+    refuse(ValueError, "axis 1 must be 1, 4", attn_mask=torch.ones(2, 3, 5, 5, dtype=torch.bool))
+
+
+def test_biases():
+    refuse(ValueError, r"write attn_bias\[None, None\]", attn_bias=torch.zeros(5, 5))
+    refuse(TypeError, "a bool mask goes to attn_mask", attn_bias=torch.ones(2, 1, 5, 5, dtype=torch.bool))
+    refuse(ValueError, "bias is float16; it must be float32", attn_bias=torch.zeros(2, 1, 5, 5, dtype=torch.float16))
+    refuse(ValueError, "axis 0 must be 1 or the batch 2", attn_bias=torch.zeros(3, 1, 5, 5))
+
+
+def test_numbers():
+    refuse(ValueError, "both softmax_scale and its alias scale", softmax_scale=1.0, scale=1.0)
+    refuse(ValueError, "softmax_scale is nan; it must be finite", softmax_scale=float("nan"))
+    refuse(ValueError, "softmax_scale is inf", softmax_scale=float("inf"))
+    refuse(ValueError, "softcap is -1; it must be finite and >= 0", softcap=-1.0)
+    refuse(ValueError, r"window is \(-2, 0\)", window_size=(-2, 0))
+    refuse(ValueError, r"must be a pair \(left, right\)", window_size=(1, 2, 3))
+
+
+def test_tensors():
+    refuse(TypeError, "query is a list", [1], Q, Q)
+    refuse(ValueError, "key has 3 axes; it needs 4", Q, Q[0], Q)
+    refuse(ValueError, "k is float16; it must be float32", Q, Q.half(), Q)
+    refuse(ValueError, "dtype is int32", Q.int(), Q.int(), Q.int())
+    refuse(ValueError, "not a multiple of the 3 heads", Q, Q[:, :, :3], Q[:, :, :3])
+    refuse(ValueError, r"k has shape \[2, 5, 4, 4\]; it must be \[2, 5, 4, 8\]", Q, Q[..., :4], Q)
+    refuse(ValueError, "stride 5 on its last axis; it must be contiguous", torch.randn(2, 8, 4, 5).transpose(1, 3), Q, Q)
+
+
+def test_intervals():
+    pair = torch.zeros(1, 1, 5, dtype=torch.int32), torch.ones(1, 1, 5, dtype=torch.int32)
+    refuse(TypeError, r"must be a pair \(start, end\)", key_intervals=pair[0])
+    refuse(ValueError, "interval_end has 2 axes; it needs 3", key_intervals=(pair[0], pair[1][0]))
+    refuse(ValueError, "must be int32", key_intervals=(pair[0].float(), pair[1]))
+    refuse(ValueError, "key intervals have 3 heads", key_intervals=tuple(each.expand(1, 3, 5) for each in pair))
+
+
+def test_operators_say_the_same():
+    with pytest.raises(ValueError, match="softcap is -1"):
+        torch.ops.flash_dmattn.forward(Q, Q, Q, *[None] * 6, 0, 0, None, False, -1.0, -1, -1, False)
+
+
+def test_varlen():
+    q = Q[0]
+
+    def refuse_varlen(kind, sentence, *arguments, **keywords):
+        with pytest.raises(kind, match=sentence):
+            flash_dmattn_varlen_func(q, q, q, *arguments, **keywords)
+
+    refuse_varlen(NotImplementedError, "block_table", OFFSETS, OFFSETS, 3, 3, block_table=OFFSETS)
+    refuse_varlen(ValueError, "return_attn_probs is for flash_dmattn_func", OFFSETS, OFFSETS, 3, 3, return_attn_probs=True)
+    refuse_varlen(TypeError, "cu_seqlens_q is torch.int64; it must be a torch.int32", OFFSETS.long(), OFFSETS, 3, 3)
+    refuse_varlen(ValueError, "cu_seqlens_k ends with 5; the packed tensors have 5|max_seqlen_q is 2", OFFSETS, OFFSETS, 2, 3)
+    refuse_varlen(ValueError, "must not fall", OFFSETS, torch.tensor([0, 6, 5], dtype=torch.int32), 3, 6)
+    with pytest.raises(ValueError, match="query has 4 axes; it needs 3"):
+        flash_dmattn_varlen_func(Q, q, q, OFFSETS, OFFSETS, 3, 3)
+
+
+def test_error_leaves_the_library_usable():
+    refuse(ValueError, "softcap", softcap=-1.0)
+    assert flash_dmattn_func(Q, Q, Q).shape == Q.shape
+
+
+def test_backends():
+    assert get_available_backends() == ["cpu"]
+    assert flash_dmattn_func_auto() is flash_dmattn_func
+    assert torch.equal(flash_dmattn_func_auto("cpu", is_causal=True)(Q, Q, Q), flash_dmattn_func(Q, Q, Q, is_causal=True))
+    with pytest.raises(ValueError, match=r"Unknown backend: triton. Available backends: \['cpu'\]"):
+        flash_dmattn_func_auto("triton")

@@ -1,0 +1,220 @@
+"""test_masks.py: key intervals and dense masks against their definitions, and upstream's known defects."""
+
+import numpy as np
+import pytest
+import torch
+
+from conftest import assert_close, truth, visible_pairs
+from flash_dmattn import flash_dmattn_func, masks
+
+
+def topk_by_definition(bias, window, seqlen_q, padding=None):
+    """[B, h, Sq, Sk]: row i keeps the `window` largest biases of its visible keys; of equals the smaller index."""
+    batch, heads, keys = bias.shape
+    dense = torch.zeros(batch, heads, seqlen_q, keys, dtype=torch.bool)
+    for b in range(batch):
+        for h in range(heads):
+            for i in range(seqlen_q):
+                seen = [j for j in range(min(keys, i + keys - seqlen_q + 1)) if padding is None or padding[b, j]]
+
+                def order(j):
+                    value = bias[b, h, j].item()
+                    return (value != value, -value if value == value else 0.0, j)
+
+                for j in sorted(seen, key=order)[:window]:
+                    dense[b, h, i, j] = True
+    return dense
+
+
+@pytest.mark.parametrize("seqlen_q, seqlen_k, window", [(9, 9, 3), (9, 9, 1), (5, 12, 4), (12, 5, 2), (8, 8, 50), (1, 7, 3)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_topk_is_the_definition(seqlen_q, seqlen_k, window, dtype):
+    bias = torch.randint(-3, 4, (2, 3, seqlen_k)).to(dtype)  # many equal values
+    bias[0, 0, seqlen_k // 2] = torch.nan
+    padding = torch.rand(2, seqlen_k) < 0.8
+    for keep in (None, padding):
+        start, end = masks.topk_intervals(bias, window, seqlen_q, keep)
+        assert start.dtype == torch.int32 and start.shape == bias.shape
+        dense = masks.intervals_to_mask(start, end, seqlen_q)
+        assert torch.equal(dense, topk_by_definition(bias, window, seqlen_q, keep))
+
+
+def test_topk_of_everything_is_causal():
+    bias = torch.randn(1, 2, 1, 6, requires_grad=True)
+    start, end = masks.topk_intervals(bias, 6)
+    assert not start.requires_grad
+    assert torch.equal(masks.intervals_to_mask(start, end, 6)[0, 1], visible_pairs(6, 6, causal=True))
+
+
+def test_topk_numpy_agrees():
+    bias = np.random.default_rng(0).standard_normal((1, 2, 20)).astype("float32")
+    padding = np.random.default_rng(1).random((3, 20)) < 0.7
+    ours = masks.topk_intervals(bias, 4, 20, padding)
+    theirs = masks.topk_intervals(torch.from_numpy(bias), 4, 20, torch.from_numpy(padding))
+    for a, b in zip(ours, theirs):
+        assert isinstance(a, np.ndarray) and a.shape == (3, 2, 20)
+        np.testing.assert_array_equal(a, b.numpy())
+
+
+def test_topk_attention_is_exact():
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 40, 4, 8), torch.randn(2, 40, 2, 8), torch.randn(2, 40, 2, 8)
+    bias = torch.randn(2, 2, 40)
+    pair = masks.topk_intervals(bias, 5)
+    dense = topk_by_definition(bias, 5, 40)
+    out = flash_dmattn_func(q, k, v, attn_bias=bias, key_intervals=pair)
+    assert_close(out, truth(q, k, v, dense, bias[:, :, None])[0], torch.float32, "out")
+
+
+@pytest.mark.parametrize("library", ["torch", "numpy"])
+@pytest.mark.parametrize("rows, keys", [(6, 6), (4, 9), (9, 4), (0, 3), (3, 0)])
+def test_windows_prefixes_and_causal(library, rows, keys):
+    def dense(pair):
+        return torch.as_tensor(masks.intervals_to_mask(*pair, rows))[0, 0]
+
+    assert torch.equal(dense(masks.causal_intervals(rows, keys, library)), visible_pairs(rows, keys, True))
+    for window in ((-1, -1), (2, 0), (0, 3), (-1, 1), (100, 100)):
+        pair = masks.window_intervals(rows, keys, window, library=library)
+        assert torch.equal(dense(pair), visible_pairs(rows, keys, False, window))
+        pair = masks.window_intervals(rows, keys, window, causal=True, library=library)
+        assert torch.equal(dense(pair), visible_pairs(rows, keys, True, window))
+    prefix = visible_pairs(rows, keys, True)
+    prefix[:, :2] = True
+    assert torch.equal(dense(masks.prefix_intervals(rows, keys, 2, library)), prefix)
+
+
+def test_documents():
+    cu = torch.tensor([0, 3, 3, 7], dtype=torch.int32)
+    document = torch.tensor([0, 0, 0, 1, 1, 1, 1])
+    same = document[:, None] == document[None]
+    whole = masks.intervals_to_mask(*masks.document_intervals(cu, causal=False), 7)[0, 0]
+    assert torch.equal(whole, same)
+    causal = masks.intervals_to_mask(*masks.document_intervals(cu), 7)[0, 0]
+    assert torch.equal(causal, same & visible_pairs(7, 7, True))
+    for a, b in zip(masks.document_intervals(cu.numpy()), masks.document_intervals(cu)):
+        np.testing.assert_array_equal(a, b.numpy())
+    with pytest.raises(ValueError, match="must not fall"):
+        masks.document_intervals(torch.tensor([0, 4, 2], dtype=torch.int32))
+
+
+def test_intervals_and_dense_masks_round_trip():
+    start = torch.randint(-2, 6, (2, 3, 11), dtype=torch.int32)
+    end = torch.randint(0, 12, (2, 3, 11), dtype=torch.int32)
+    dense = masks.intervals_to_mask(start, end, 8)
+    pair = masks.intervals_from_mask(dense)
+    assert torch.equal(masks.intervals_to_mask(*pair, 8), dense)
+    assert masks.intervals_from_mask(dense.numpy().transpose(0, 1, 3, 2)[..., :4].transpose(0, 1, 3, 2)) is not None
+    holes = torch.tensor([[True], [False], [True]])
+    assert masks.intervals_from_mask(holes) is None
+
+
+def test_refused():
+    with pytest.raises(ValueError, match="window"):
+        masks.topk_intervals(torch.randn(1, 1, 4), 0)
+    with pytest.raises(ValueError, match="bias has shape"):
+        masks.topk_intervals(torch.randn(4, 4), 2)
+    with pytest.raises(TypeError, match="it must be a torch tensor or a NumPy array"):
+        masks.topk_intervals([1.0], 2)
+    with pytest.raises(TypeError, match="mask is torch.float32"):
+        masks.intervals_from_mask(torch.ones(3, 3))
+
+
+LOWEST = torch.finfo(torch.float32).min
+
+
+@pytest.mark.parametrize("library", ["torch", "numpy"])
+def test_create_mask_topk(library):
+    torch.manual_seed(0)
+    bias, causal = torch.randn(2, 3, 1, 10), visible_pairs(10, 10, True)[None, None]
+    if library == "numpy":
+        keep = masks.create_mask(bias.numpy(), causal.numpy(), 2, 10, 10, 4, LOWEST)
+        assert isinstance(keep, np.ndarray)
+        keep = torch.from_numpy(keep)
+    else:
+        keep = masks.create_mask(bias, causal, 2, 10, 10, 4, LOWEST)
+    assert torch.equal(keep, topk_by_definition(bias[:, :, 0], 4, 10))
+
+
+def test_create_mask_padding_and_relu():
+    bias = torch.randn(2, 1, 1, 6)
+    padding = torch.tensor([[True, True, False], [True, True, True]])
+    whole = torch.cat([torch.ones(2, 3, dtype=torch.bool), padding], 1)
+    keep = masks.create_mask(bias, padding, 2, 3, 6, 6, LOWEST)
+    assert torch.equal(keep, whole[:, None, None])
+    assert torch.equal(masks.create_mask(bias, whole, 2, 3, 6, 2, LOWEST, type="relu"), (bias > 0) & whole[:, None, None])
+
+
+def test_create_mask_blocks():
+    bias = torch.tensor([3.0, 2.0, -1.0, 1.0, -2.0, -3.0, 4.0]).reshape(1, 1, 1, 7)
+    keep = masks.create_mask(bias, None, 1, 1, 7, 4, LOWEST, block_size=3)
+    assert keep.flatten().tolist() == [True, True, True, False, False, False, True]
+
+
+def test_create_mask_refused():
+    bias = torch.randn(1, 1, 1, 6)
+    with pytest.raises(ValueError, match="type is 'other'"):
+        masks.create_mask(bias, None, 1, 6, 6, 2, LOWEST, type="other")
+    with pytest.raises(ValueError, match="block_size is 0"):
+        masks.create_mask(bias, None, 1, 6, 6, 2, LOWEST, block_size=0)
+    with pytest.raises(ValueError, match="attention_mask has shape"):
+        masks.create_mask(bias, torch.ones(1, 5, dtype=torch.bool), 1, 6, 6, 2, LOWEST)
+
+
+# ---- upstream's defects, by the numbers of the project's notes: each was a wrong result or a crash there --------------
+
+
+def test_upstream_1_stale_query_tile():
+    # A key block that only the upper rows see: tiles go from inactive to active along the backward walk.
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 300, 2, 16, requires_grad=True) for _ in range(3))
+    mask = torch.zeros(1, 1, 300, 300, dtype=torch.bool)
+    mask[..., :60, 130:260] = True
+    mask[..., 200:, :10] = True
+    flash_dmattn_func(q, k, v, mask).square().sum().backward()
+    exact = [tensor.detach().double().requires_grad_() for tensor in (q, k, v)]
+    truth(*exact, mask)[0].square().sum().backward()
+    for ours, true in zip((q, k, v), exact):
+        assert_close(ours.grad, true.grad, torch.float32, "gradient")
+
+
+def test_upstream_2_softcap_with_bias():
+    q = torch.randn(1, 20, 2, 16) * 4
+    bias = torch.randn(1, 2, 20, 20) * 10
+    assert_close(flash_dmattn_func(q, q, q, None, bias, softcap=5.0), truth(q, q, q, None, bias, softcap=5.0)[0], torch.float32, "out")
+
+
+@pytest.mark.parametrize("seqlen_k", [65, 80, 112, 127, 129])
+def test_upstream_3_key_tail(seqlen_k):
+    q, k = torch.randn(1, 70, 1, 16), torch.randn(1, seqlen_k, 1, 16)
+    mask, bias = torch.rand(1, 1, 70, seqlen_k) < 0.5, torch.randn(1, 1, 70, seqlen_k)
+    assert_close(flash_dmattn_func(q, k, k, mask, bias), truth(q, k, k, mask, bias)[0], torch.float32, "out")
+
+
+def test_upstream_4_row_tail_is_not_read():
+    # The mask and bias of the last row end at the end of their storage; what follows is poison.
+    q = torch.randn(1, 67, 1, 16)
+    bias = torch.full((80, 67), torch.nan)
+    bias[:67] = torch.randn(67, 67)
+    out = flash_dmattn_func(q, q, q, attn_bias=bias[:67][None, None])
+    assert_close(out, truth(q, q, q, None, bias[:67][None, None])[0], torch.float32, "out")
+
+
+def test_upstream_5_no_active_tile():
+    q = torch.randn(1, 200, 1, 16, requires_grad=True)
+    mask = torch.zeros(1, 1, 200, 1, dtype=torch.bool)
+    mask[:, :, 150:] = True
+    out, lse = flash_dmattn_func(q, q, q, mask, return_lse=True)
+    assert torch.all(out[:, :150] == 0) and torch.all(lse[..., :150] == torch.inf)
+    out.sum().backward()
+    assert torch.isfinite(q.grad).all()
+
+
+def test_upstream_6_scale_is_never_ignored():
+    q = torch.randn(1, 8, 1, 16)
+    assert not torch.allclose(flash_dmattn_func(q, q, q, scale=3.0), flash_dmattn_func(q, q, q))
+
+
+def test_upstream_7_fewer_keys_than_the_window():
+    bias = torch.randn(1, 1, 1, 128)
+    keep = masks.create_mask(bias, visible_pairs(128, 128, True)[None, None], 1, 128, 128, 1024, LOWEST)
+    assert torch.equal(keep[0, 0], visible_pairs(128, 128, True))

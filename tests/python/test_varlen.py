@@ -1,0 +1,69 @@
+"""test_varlen.py: packed sequences against one dense call per sequence."""
+
+import pytest
+import torch
+
+from conftest import assert_close, truth
+from flash_dmattn import flash_dmattn_func, flash_dmattn_varlen_func
+
+
+def offsets(lengths):
+    return torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32)
+
+
+CASES = [([5, 0, 7, 1], [6, 3, 0, 9]), ([4], [4]), ([0, 0], [0, 2]), ([3, 33, 2], [40, 5, 2])]
+
+
+@pytest.mark.parametrize("lengths_q, lengths_k", CASES)
+@pytest.mark.parametrize("causal, window", [(False, (-1, -1)), (True, (-1, -1)), (False, (2, 1))])
+def test_each_sequence_is_a_dense_call(lengths_q, lengths_k, causal, window):
+    torch.manual_seed(3)
+    longest_q, longest_k = max(lengths_q), max(lengths_k)
+    q = torch.randn(sum(lengths_q), 4, 8, requires_grad=True)
+    k = torch.randn(sum(lengths_k), 2, 8, requires_grad=True)
+    v = torch.randn(sum(lengths_k), 2, 5, requires_grad=True)
+    bias = torch.randn(len(lengths_q), 2, 1, longest_k, requires_grad=True)
+    mask = torch.rand(1, 4, longest_q, longest_k) < 0.8
+    start = torch.randint(-2, 3, (2, sum(lengths_k)), dtype=torch.int32)
+    end = torch.randint(2, 40, (2, sum(lengths_k)), dtype=torch.int32)
+    cu_q, cu_k = offsets(lengths_q), offsets(lengths_k)
+    out, lse = flash_dmattn_varlen_func(
+        q, k, v, cu_q, cu_k, longest_q, longest_k, 0.4, causal, 2.0,
+        attn_mask=mask, attn_bias=bias, window_size=window, key_intervals=(start, end), return_lse=True,
+    )  # fmt: skip
+    assert out.shape == (sum(lengths_q), 4, 5) and lse.shape == (4, sum(lengths_q))
+    exact = [tensor.detach().double().requires_grad_() for tensor in (q, k, v, bias)]
+    expected = []
+    for b, (rows, keys) in enumerate(zip(lengths_q, lengths_k)):
+        one_q = exact[0][cu_q[b] : cu_q[b + 1]][None]
+        one_k, one_v = (each[cu_k[b] : cu_k[b + 1]][None] for each in exact[1:3])
+        pair = tuple(each[None, :, cu_k[b] : cu_k[b + 1]] for each in (start, end))
+        one_mask, one_bias = mask[:, :, :rows, :keys], exact[3][b : b + 1, :, :, :keys]
+        expected.append(truth(one_q, one_k, one_v, one_mask, one_bias, 0.4, causal, 2.0, window, pair))
+        assert_close(out[cu_q[b] : cu_q[b + 1]], expected[-1][0][0], torch.float32, f"out of sequence {b}")
+        assert_close(lse[:, cu_q[b] : cu_q[b + 1]], expected[-1][1][0], torch.float32, f"lse of sequence {b}")
+    dout = torch.randn_like(out)
+    got = torch.autograd.grad(out, (q, k, v, bias), dout)
+    whole = torch.cat([each[0][0] for each in expected])
+    want = torch.autograd.grad(whole, exact, dout.double(), allow_unused=True)
+    for name, actual, correct in zip(("dq", "dk", "dv", "dbias"), got, want):
+        correct = torch.zeros_like(actual) if correct is None else correct
+        assert_close(actual, correct, torch.float32, name)
+
+
+def test_same_bits_as_dense_for_one_sequence():
+    q = torch.randn(1, 9, 2, 16)
+    cu = offsets([9])
+    packed = flash_dmattn_varlen_func(q[0], q[0], q[0], cu, cu, 9, 9, is_causal=True)
+    assert torch.allclose(packed, flash_dmattn_func(q, q, q, is_causal=True)[0], atol=1e-6)
+
+
+def test_padding_mask_of_two_axes():
+    q = torch.randn(7, 2, 8)
+    cu = offsets([3, 4])
+    keep = torch.tensor([[True, False, True, True], [True, True, True, False]])
+    out = flash_dmattn_varlen_func(q, q, q, cu, cu, 4, 4, attn_mask=keep)
+    for b, (first, last) in enumerate([(0, 3), (3, 7)]):
+        one = q[None, first:last]
+        expected = truth(one, one, one, keep[b : b + 1, None, None, : last - first])[0][0]
+        assert_close(out[first:last], expected, torch.float32, f"sequence {b}")
