@@ -46,7 +46,7 @@ def test_tensors():
     refuse(ValueError, "dtype is int32", Q.int(), Q.int(), Q.int())
     refuse(ValueError, "not a multiple of the 3 heads", Q, Q[:, :, :3], Q[:, :, :3])
     refuse(ValueError, r"k has shape \[2, 5, 4, 4\]; it must be \[2, 5, 4, 8\]", Q, Q[..., :4], Q)
-    refuse(ValueError, "stride 5 on its last axis; it must be contiguous", torch.randn(2, 8, 4, 5).transpose(1, 3), Q, Q)
+    refuse(ValueError, "on its last axis; it must be contiguous", torch.randn(2, 8, 4, 5).transpose(1, 3), Q, Q)
 
 
 def test_intervals():
