@@ -10,6 +10,9 @@ Settings = Tuple[int, int, Optional[float], bool, float, int, int, bool]
 
 NO_WINDOW = (-1, -1)
 
+# Forces a kernel family, "reference" say, on every call of the process (tests do); None lets the plan choose.
+forced_family: Optional[str] = None
+
 
 def settings_of(
     softmax_scale: Optional[float],

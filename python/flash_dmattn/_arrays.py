@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any, Optional, Sequence, Tuple
 
-from . import _native
+from . import _arguments, _native
 from ._arguments import (
     NO_WINDOW,
     Settings,
@@ -149,7 +149,7 @@ def attention(
     outputs = borrow(result, "out"), borrow(lse, "lse")
     given = (q, k, v, mask, bias, *intervals, cu_seqlens_q, cu_seqlens_k, *outputs)
     # 0 threads: what FLASH_DMATTN_NUM_THREADS and the machine allow.
-    _native.forward(*(each and each.arguments() for each in given), *settings, 0, None)
+    _native.forward(*(each and each.arguments() for each in given), *settings, 0, _arguments.forced_family)
     return (result, lse) if return_lse else result
 
 

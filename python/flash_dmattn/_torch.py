@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from . import _native
+from . import _arguments, _native
 from ._arguments import (
     NO_WINDOW,
     Settings,
@@ -27,11 +27,10 @@ from ._arguments import (
 
 NO_SECOND_ORDER = "flash_dmattn has no second derivative: its backward pass cannot be differentiated again"
 NO_VMAP = "flash_dmattn cannot run under vmap: put the mapped axis into the batch instead"
+NO_FUNCTORCH = "flash_dmattn does not run under torch.func transforms: use torch.autograd.grad or backward()"
 NO_FORWARD_MODE = "flash_dmattn has no forward-mode derivative: use reverse mode (backward)"
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
-# Tests set a family here ("reference") to force it; None lets the plan choose.
-_family: Optional[str] = None
 # Tensors of a PyTorch without DLPack's exchange table are handed over as __dlpack__ capsules, which refuse gradients.
 _has_exchange_table = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
 
@@ -55,7 +54,7 @@ def _outputs_like(q: Tensor, v: Tensor, packed: bool) -> Tuple[Tensor, Tensor]:
 def _call(function: Callable[..., Any], tensors: Sequence[Optional[Tensor]], settings: Settings) -> None:
     if not _has_exchange_table:
         tensors = [None if tensor is None else tensor.detach() for tensor in tensors]
-    function(*tensors, *settings, torch.get_num_threads(), _family)
+    function(*tensors, *settings, torch.get_num_threads(), _arguments.forced_family)
 
 
 def _forward(inputs: Sequence[Optional[Tensor]], settings: Settings) -> Tuple[Tensor, Tensor]:
@@ -233,13 +232,14 @@ def _topk_intervals_fake(bias: Tensor, padding: Optional[Tensor], window_size: i
 
 
 def _refuse_transforms(tensors: Sequence[Optional[Tensor]]) -> None:
-    """vmap and forward mode end here, with one sentence."""
+    """vmap, forward mode and torch.func end here, with one sentence."""
     if torch._C._are_functorch_transforms_active():
         for interpreter in torch._C._functorch.get_interpreter_stack():
             if interpreter.key() == torch._C._functorch.TransformType.Vmap:
                 raise RuntimeError(NO_VMAP)
             if interpreter.key() == torch._C._functorch.TransformType.Jvp:
                 raise RuntimeError(NO_FORWARD_MODE)
+        raise RuntimeError(NO_FUNCTORCH)
     elif forward_ad._current_level >= 0:
         for tensor in tensors:
             if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None:

@@ -10,6 +10,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import pytest
 import torch
 
+from flash_dmattn import _arguments
+
+# FDM_TEST_FAMILY=reference runs every test of this folder on that family.
+_arguments.forced_family = os.environ.get("FDM_TEST_FAMILY")
+
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 8e-3, torch.bfloat16: 6e-2}
 
 

@@ -120,8 +120,10 @@ WITHOUT_TORCH = """
 import sys
 sys.modules["torch"] = None
 import numpy
+import os
 import flash_dmattn
-from flash_dmattn import masks
+from flash_dmattn import _arguments, masks
+_arguments.forced_family = os.environ.get("FDM_TEST_FAMILY")
 q = numpy.random.default_rng(0).standard_normal((1, 5, 2, 8)).astype("float32")
 start, end = masks.causal_intervals(5, 5)
 assert isinstance(start, numpy.ndarray)
