@@ -42,13 +42,26 @@ def _contiguous_last(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
 
 
-def _outputs_like(q: Tensor, v: Tensor, packed: bool) -> Tuple[Tensor, Tensor]:
-    """out [B, Sq, H, Dv] and lse [B, H, Sq], or [total_q, H, Dv] and [H, total_q] when packed."""
-    shape = q.shape
-    out = q.new_empty(shape[:-1] + v.shape[-1:])
-    rows = (shape[1], shape[0]) if packed else (shape[0], shape[2], shape[1])
-    lse = q.new_empty(rows, dtype=torch.float64 if q.dtype is torch.float64 else torch.float32)
-    return out, lse
+def _new_out(q: Tensor, v: Tensor) -> Tensor:
+    """[B, Sq, H, Dv], or [total_q, H, Dv]; contiguous."""
+    head_dim_v = v.shape[-1]
+    if q.shape[-1] == head_dim_v and q.is_contiguous():
+        return torch.empty_like(q)
+    return q.new_empty((*q.shape[:-1], head_dim_v))
+
+
+def _new_lse(q: Tensor, packed: bool) -> Tensor:
+    """[B, H, Sq], or [H, total_q] when packed."""
+    if packed:
+        total, heads, _ = q.shape
+        shape: Tuple[int, ...] = (heads, total)
+    else:
+        batch, rows, heads, _ = q.shape
+        shape = (batch, heads, rows)
+    dtype = q.dtype
+    if dtype is torch.float32 or dtype is torch.float64:
+        return q.new_empty(shape)
+    return q.new_empty(shape, dtype=torch.float32)
 
 
 def _call(function: Callable[..., Any], tensors: Sequence[Optional[Tensor]], settings: Settings) -> None:
@@ -57,9 +70,10 @@ def _call(function: Callable[..., Any], tensors: Sequence[Optional[Tensor]], set
     function(*tensors, *settings, torch.get_num_threads(), _arguments.forced_family)
 
 
-def _forward(inputs: Sequence[Optional[Tensor]], settings: Settings) -> Tuple[Tensor, Tensor]:
-    """inputs: q, k, v, mask, bias, interval_start, interval_end, cu_seqlens_q, cu_seqlens_k."""
-    out, lse = _outputs_like(inputs[0], inputs[2], inputs[7] is not None)
+def _forward(inputs: Sequence[Optional[Tensor]], settings: Settings, want_lse: bool = True) -> Tuple[Tensor, Any]:
+    """inputs: q, k, v, mask, bias, interval_start, interval_end, cu_seqlens_q, cu_seqlens_k. (out, lse or None)"""
+    out = _new_out(inputs[0], inputs[2])
+    lse = _new_lse(inputs[0], inputs[7] is not None) if want_lse else None
     _call(_native.forward, (*inputs, out, lse), settings)
     return out, lse
 
@@ -99,31 +113,50 @@ class _OnceDifferentiable(torch.autograd.Function):
         raise RuntimeError(NO_SECOND_ORDER)
 
 
+_Extras = Tuple[Optional[Tensor], ...]
+_NO_EXTRAS: _Extras = (None,) * 5
+
+
 class _Attention(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, settings: Settings, *inputs: Optional[Tensor]) -> Tuple[Tensor, Tensor]:
-        out, lse = _forward(inputs, settings)
-        ctx.save_for_backward(*inputs, out, lse)
-        ctx.settings = settings
-        ctx.set_materialize_grads(False)
-        return out, lse
+    """apply(settings, extras, want_lse, q, k, v, bias), extras = mask, intervals, cu_seqlens, which have no gradient."""
 
     @staticmethod
-    def backward(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor]) -> Any:
+    def forward(
+        ctx: Any, settings: Settings, extras: _Extras, want_lse: bool, q: Tensor, k: Tensor, v: Tensor, bias: Any
+    ) -> Any:
+        out, lse = _forward((q, k, v, extras[0], bias, *extras[1:]), settings)
+        if extras is _NO_EXTRAS:
+            ctx.save_for_backward(q, k, v, bias, out, lse)
+        else:
+            ctx.save_for_backward(q, k, v, bias, out, lse, *extras)
+        ctx.settings = settings
+        ctx.set_materialize_grads(False)
+        return (out, lse) if want_lse else out
+
+    @staticmethod
+    def backward(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor] = None) -> Any:
         if dout is None and dlse is None:
-            return (None,) * 10
-        *inputs, out, lse = ctx.saved_tensors
-        _, q, k, v, _, bias = ctx.needs_input_grad[:6]
-        with torch.no_grad():
-            grads = _backward(inputs, out, lse, dout, dlse, (q, k, v, bias), ctx.settings)
-        if torch.is_grad_enabled():
-            sources = [tensor for tensor in (*inputs[:3], inputs[4], dout, dlse) if tensor is not None]
-            grads = list(_OnceDifferentiable.apply(len(grads), *grads, *sources))
-        return (None, *grads[:3], None, grads[3], None, None, None, None)
+            return (None,) * 7
+        q, k, v, bias, out, lse, *extras = ctx.saved_tensors
+        mask, *rest = extras or _NO_EXTRAS
+        inputs = (q, k, v, mask, bias, *rest)
+        needs = ctx.needs_input_grad[3:]
+        if not torch.is_grad_enabled():
+            grads = _backward(inputs, out, lse, dout, dlse, needs, ctx.settings)
+        else:
+            with torch.no_grad():
+                grads = _backward(inputs, out, lse, dout, dlse, needs, ctx.settings)
+            sources = [tensor for tensor in (q, k, v, bias, dout, dlse) if tensor is not None]
+            grads = _OnceDifferentiable.apply(len(grads), *grads, *sources)
+        return (None, None, None, *grads)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
         raise RuntimeError(NO_FORWARD_MODE)
+
+
+# Function.apply spends a microsecond and a half on questions that _is_eager has already answered.
+_apply = super(torch.autograd.Function, _Attention).apply
 
 
 # ---- operators -------------------------------------------------------------------------------------------------------
@@ -160,7 +193,7 @@ def _backward_operator(*arguments: Any) -> Tuple[Tensor, ...]:
 
 @torch.library.register_fake("flash_dmattn::forward", lib=_library)
 def _forward_fake(*arguments: Any) -> Tuple[Tensor, Tensor]:
-    return _outputs_like(arguments[0], arguments[2], arguments[7] is not None)
+    return _new_out(arguments[0], arguments[2]), _new_lse(arguments[0], arguments[7] is not None)
 
 
 @torch.library.register_fake("flash_dmattn::backward", lib=_library)
@@ -260,14 +293,20 @@ def _is_eager(tensors: Sequence[Optional[Tensor]]) -> bool:
     )
 
 
-def _attend(inputs: Tuple[Optional[Tensor], ...], settings: Settings) -> Tuple[Tensor, Tensor]:
+def _attend(inputs: Tuple[Optional[Tensor], ...], settings: Settings, want_lse: bool) -> Tuple[Tensor, Any]:
+    """(out, lse); lse may be None when it is not wanted."""
     if not torch.compiler.is_compiling():
         if _is_eager(inputs):
-            if torch.is_grad_enabled():
-                for tensor in inputs:
-                    if tensor is not None and tensor.requires_grad:
-                        return _Attention.apply(settings, *inputs)
-            return _forward(inputs, settings)
+            q, k, v, mask, bias, start, end, cu_seqlens_q, cu_seqlens_k = inputs
+            if torch.is_grad_enabled() and (
+                q.requires_grad or k.requires_grad or v.requires_grad or (bias is not None and bias.requires_grad)
+            ):
+                extras: _Extras = (mask, start, end, cu_seqlens_q, cu_seqlens_k)
+                if mask is None and start is None and cu_seqlens_q is None:
+                    extras = _NO_EXTRAS
+                result = _apply(settings, extras, want_lse, q, k, v, bias)
+                return result if want_lse else (result, None)
+            return _forward(inputs, settings, want_lse)
         _refuse_transforms(inputs)
     return torch.ops.flash_dmattn.forward(*inputs, *settings)
 
@@ -356,7 +395,7 @@ def flash_dmattn_func(
     inputs = (query, key, value, attn_mask, attn_bias, start, end, None, None)
     if torch.is_autocast_enabled("cpu"):
         inputs = _autocast(inputs)
-    out, lse = _attend(inputs, settings)
+    out, lse = _attend(inputs, settings, return_lse or bool(return_attn_probs))
     if return_attn_probs:
         with torch.no_grad():
             return out, lse, _probabilities(inputs, lse, settings)
@@ -425,7 +464,7 @@ def flash_dmattn_varlen_func(
     inputs = (query, key, value, attn_mask, attn_bias, start, end, cu_seqlens_q, cu_seqlens_k)
     if torch.is_autocast_enabled("cpu"):
         inputs = _autocast(inputs)
-    out, lse = _attend(inputs, settings)
+    out, lse = _attend(inputs, settings, return_lse)
     return (out, lse) if return_lse else out
 
 

@@ -169,7 +169,7 @@ def contenders_of(cell: Cell, p: Problem, wanted: List[str]) -> List[str]:
         except RuntimeError as error:
             if name == OURS:
                 raise
-            if "No available kernel" not in str(error):
+            if not any(phrase in str(error) for phrase in ("No available kernel", "No viable backend")):
                 print(f"{name} does not run {cell.title()}: {str(error).splitlines()[0]}", file=sys.stderr)
             continue
         names.append(name)
