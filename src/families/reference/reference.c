@@ -88,29 +88,32 @@ static double capped_score(const struct head *x, int64_t i, int64_t j, double *s
     return cap > 0 ? cap * t : score;
 }
 
-/* scores[j] of row i, -inf where not visible; returns log sum exp, +inf when the row sees no key. */
-static double score_row(const struct head *x, int64_t i, double *scores) {
+/* logs[j] of row i: the logarithm of its probability, -inf where not visible; returns log sum exp, +inf when the row
+ * sees no key. Not score - lse: beside a bias of -1e308 lse has no digits left for the logarithm of the sum. */
+static double score_row(const struct head *x, int64_t i, double *logs) {
     double largest = -INFINITY, sum = 0, slope;
     for (int64_t j = 0; j < x->sequence.seqlen_k; j++) {
-        scores[j] = visible(x, i, j) ? capped_score(x, i, j, &slope) + bias_of(x, i, j) : -INFINITY;
-        largest = scores[j] > largest || isnan(scores[j]) ? scores[j] : largest;
+        logs[j] = visible(x, i, j) ? capped_score(x, i, j, &slope) + bias_of(x, i, j) : -INFINITY;
+        largest = logs[j] > largest || isnan(logs[j]) ? logs[j] : largest;
     }
     if (largest == -INFINITY)
         return INFINITY;
     for (int64_t j = 0; j < x->sequence.seqlen_k; j++)
-        sum += exp(scores[j] - largest);
+        sum += exp(logs[j] - largest);
+    for (int64_t j = 0; j < x->sequence.seqlen_k; j++)
+        logs[j] = logs[j] - largest - log(sum);
     return largest + log(sum);
 }
 
-static void forward_row(const struct head *x, int64_t i, double *scores) {
+static void forward_row(const struct head *x, int64_t i, double *logs) {
     const struct attention *a = x->attention;
     const fdm_problem *p = x->problem;
-    double lse = score_row(x, i, scores);
+    double lse = score_row(x, i, logs);
     for (int64_t d = 0; d < p->head_dim_v; d++) {
         double sum = 0;
         for (int64_t j = 0; j < x->sequence.seqlen_k; j++)
-            if (scores[j] != -INFINITY)
-                sum += exp(scores[j] - lse) * load(a->v.data, k_row(x, &a->v, j) + d, p->dtype);
+            if (logs[j] != -INFINITY)
+                sum += exp(logs[j]) * load(a->v.data, k_row(x, &a->v, j) + d, p->dtype);
         store(a->out.data, q_row(x, &a->out, i) + d, p->dtype, sum);
     }
     if (p->needs_lse)
@@ -137,7 +140,7 @@ struct gradients {
     double *dk, *dv; /* [B * Sk or total_k][Hkv][D or Dv] */
     double *dbias;   /* [bias_shape] */
     double *dq;      /* [D] */
-    double *scores;  /* [Sk] */
+    double *logs;    /* [Sk] */
 };
 
 static int64_t bias_elements(const fdm_problem *p) {
@@ -160,11 +163,11 @@ static int64_t key_row_index(const struct head *x, int64_t j) {
 }
 
 /* Adds what the pair (i, j) contributes to every gradient. delta_i = sum_d dO O - dlse. */
-static void backward_pair(const struct head *x, const struct gradients *g, int64_t i, int64_t j, double lse,
-                          double delta) {
+static void backward_pair(const struct head *x, const struct gradients *g, int64_t i, int64_t j, double delta) {
     const struct attention *a = x->attention;
     const fdm_problem *p = x->problem;
-    double slope, probability = exp(capped_score(x, i, j, &slope) + bias_of(x, i, j) - lse);
+    double slope, probability = exp(g->logs[j]);
+    capped_score(x, i, j, &slope);
     double dp = dot(x, a->dout.data, q_row(x, &a->dout, i), a->v.data, k_row(x, &a->v, j), p->head_dim_v);
     double ds = probability * (dp - delta);
     if (p->needs_dbias)
@@ -180,13 +183,13 @@ static void backward_pair(const struct head *x, const struct gradients *g, int64
 }
 
 /* O and lse are computed anew: the truth does not depend on how the forward rounded them. */
-static double row_delta(const struct head *x, int64_t i, const double *scores, double lse) {
+static double row_delta(const struct head *x, int64_t i, const double *logs) {
     const struct attention *a = x->attention;
     const fdm_problem *p = x->problem;
     double delta = 0;
     for (int64_t j = 0; j < x->sequence.seqlen_k; j++)
-        if (scores[j] != -INFINITY)
-            delta += exp(scores[j] - lse) *
+        if (logs[j] != -INFINITY)
+            delta += exp(logs[j]) *
                      dot(x, a->dout.data, q_row(x, &a->dout, i), a->v.data, k_row(x, &a->v, j), p->head_dim_v);
     if (p->has_dlse)
         delta -= load(a->dlse.data, lse_index(x, &a->dlse, i), p->dtype == FDM_FLOAT64 ? FDM_FLOAT64 : FDM_FLOAT32);
@@ -199,11 +202,11 @@ static void backward_head(const struct head *x, void *context) {
     const fdm_problem *p = x->problem;
     for (int64_t i = 0; i < x->sequence.seqlen_q; i++) {
         memset(g->dq, 0, (size_t)p->head_dim * sizeof *g->dq);
-        double lse = score_row(x, i, g->scores);
-        double delta = lse < INFINITY || isnan(lse) ? row_delta(x, i, g->scores, lse) : 0;
+        double lse = score_row(x, i, g->logs);
+        double delta = lse < INFINITY || isnan(lse) ? row_delta(x, i, g->logs) : 0;
         for (int64_t j = 0; j < x->sequence.seqlen_k; j++)
-            if (g->scores[j] != -INFINITY)
-                backward_pair(x, g, i, j, lse, delta);
+            if (g->logs[j] != -INFINITY)
+                backward_pair(x, g, i, j, delta);
         for (int64_t d = 0; d < p->head_dim && p->needs_dq; d++)
             store(a->dq.data, q_row(x, &a->dq, i) + d, p->dtype, g->dq[d]);
     }
@@ -249,8 +252,8 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
         for_each_head(attention, workspace, forward_head);
         return FDM_OK;
     }
-    struct gradients g = {.scores = workspace};
-    g.dq = g.scores + p->seqlen_k;
+    struct gradients g = {.logs = workspace};
+    g.dq = g.logs + p->seqlen_k;
     g.dk = g.dq + p->head_dim;
     g.dv = g.dk + key_rows(p) * p->head_dim;
     g.dbias = g.dv + key_rows(p) * p->head_dim_v;
