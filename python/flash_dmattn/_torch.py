@@ -282,7 +282,7 @@ def _refuse_transforms(tensors: Sequence[Optional[Tensor]]) -> None:
 def _is_eager(tensors: Sequence[Optional[Tensor]]) -> bool:
     """Whether nothing but autograd watches this call, so that the dispatcher may be passed by."""
     for tensor in tensors:
-        if tensor is not None and not (type(tensor) in _PLAIN and tensor.is_cpu):
+        if tensor is not None and not (type(tensor) in _PLAIN and tensor.is_cpu and not tensor.is_neg()):
             return False
     return (
         forward_ad._current_level < 0
@@ -398,7 +398,7 @@ def flash_dmattn_func(
     out, lse = _attend(inputs, settings, return_lse or bool(return_attn_probs))
     if return_attn_probs:
         with torch.no_grad():
-            return out, lse, _probabilities(inputs, lse, settings)
+            return out, lse, _probabilities(inputs, settings, lse.dtype)
     return (out, lse) if return_lse else out
 
 
@@ -498,23 +498,25 @@ def _visible_pairs(seqlen_q: int, seqlen_k: int, settings: Settings) -> Tensor:
     return visible
 
 
-def _probabilities(inputs: Sequence[Any], lse: Tensor, settings: Settings) -> Tensor:
-    """exp(S - lse) [B, H, Sq, Sk] in q's dtype, 0 where not visible."""
+def _probabilities(inputs: Sequence[Any], settings: Settings, dtype: torch.dtype) -> Tensor:
+    """softmax of the visible scores, [B, H, Sq, Sk], computed in `dtype`, returned in q's; 0 where not visible."""
     q, k, _, mask, bias, start, end, _, _ = inputs
     heads, seqlen_q, seqlen_k = q.shape[2], q.shape[1], k.shape[1]
     _, _, scale, _, softcap, _, _, _ = settings
-    compute = lse.dtype
-    scores = q.to(compute).transpose(1, 2) @ _per_query_head(k.to(compute).permute(0, 2, 3, 1), heads)
+    scores = q.to(dtype).transpose(1, 2) @ _per_query_head(k.to(dtype).permute(0, 2, 3, 1), heads)
     scores = scores * (q.shape[-1] ** -0.5 if scale is None else scale)
     if softcap > 0:
         scores = softcap * torch.tanh(scores / softcap)
-    if bias is not None:
-        scores = scores + _per_query_head(bias.to(compute), heads)
     visible = _visible_pairs(seqlen_q, seqlen_k, settings)
+    if bias is not None:
+        wide = _per_query_head(bias.to(dtype), heads)
+        scores = scores + wide
+        visible = visible & (wide > -torch.inf)
     if mask is not None:
         visible = visible & _per_query_head(mask, heads)
     if start is not None:
         row = torch.arange(seqlen_q)[:, None]
         first, last = (_per_query_head(each, heads)[:, :, None, :] for each in (start, end))
         visible = visible & (first <= row) & (row < last)
-    return torch.where(visible, torch.exp(scores - lse[..., None]), 0.0).to(q.dtype)
+    probs = torch.softmax(scores.masked_fill(~visible, -torch.inf), dim=-1)
+    return torch.where(visible, probs, 0.0).to(q.dtype)

@@ -102,6 +102,21 @@ def test_dlpack_bfloat16_into_out():
     assert torch.equal(out, flash_dmattn_func(q, q, q))
 
 
+def test_the_extension_takes_capsules_and_producers():
+    from flash_dmattn import _arguments, _native
+
+    q = torch.randn(1, 4, 2, 8)
+    out = torch.empty_like(q)
+    settings = (0, 0, None, False, 0.0, -1, -1, False, 1, _arguments.forced_family)
+    tensors = (Producer(q), q.__dlpack__(), q, *[None] * 6, Producer(out), None)
+    _native.forward(*tensors, *settings)
+    assert torch.equal(out, flash_dmattn_func(q, q, q))
+    with pytest.raises(TypeError, match="is not a tensor"):
+        _native.forward(3, *tensors[1:], *settings)
+    with pytest.raises(TypeError, match="21 arguments are needed"):
+        _native.forward(q)
+
+
 def test_errors():
     q, k, v = arrays()
     with pytest.raises(TypeError, match="q is a list"):

@@ -142,3 +142,24 @@ def test_float64_runs_on_the_reference_family():
     none = [None] * 6
     plan = _native.plan(q, q, q, *none, torch.empty_like(q), None, 0, 0, None, False, 0.0, -1, -1, False, 1, None)
     assert plan[0] == "reference"
+
+
+def test_inference_mode():
+    q = torch.randn(1, 4, 2, 8, requires_grad=True)
+    with torch.inference_mode():
+        out = flash_dmattn_func(q, q, q)
+        assert out.is_inference()
+    assert torch.equal(out, flash_dmattn_func(q, q, q))
+
+
+def test_negated_view():
+    plain = torch.randn(1, 4, 2, 8)
+    view = torch._neg_view(-plain)
+    assert view.is_neg()
+    assert torch.equal(flash_dmattn_func(view, view, view), flash_dmattn_func(plain, plain, plain))
+
+
+def test_probabilities_of_lowest_biases():
+    q = torch.randn(1, 3, 1, 8)
+    bias = torch.full((1, 1, 3, 3), torch.finfo(torch.float32).min)
+    assert torch.allclose(flash_dmattn_func(q, q, q, None, bias, return_attn_probs=True)[2], torch.full((1, 1, 3, 3), 1 / 3))
