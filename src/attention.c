@@ -51,18 +51,6 @@ static fdm_status check_same_problem(const fdm_plan *plan, const fdm_problem *no
     return FDM_OK;
 }
 
-static fdm_options options_of(const fdm_problem *p) {
-    return (fdm_options){.has_softmax_scale = 1,
-                         .softmax_scale = p->softmax_scale,
-                         .softcap = p->softcap,
-                         .causal = p->causal,
-                         .window_left = p->window_left,
-                         .window_right = p->window_right,
-                         .max_seqlen_q = p->varlen ? p->seqlen_q : 0,
-                         .max_seqlen_k = p->varlen ? p->seqlen_k : 0,
-                         .deterministic = p->deterministic};
-}
-
 static fdm_status run_plan(const fdm_plan *plan, const struct attention *attention, void *workspace,
                            size_t workspace_bytes, const fdm_launch *launch) {
     const struct family *family = plan_family(plan);
@@ -88,7 +76,7 @@ fdm_status fdm_execute(const fdm_plan *plan, const fdm_tensors *tensors, void *w
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "plan is NULL");
     fdm_problem problem;
     struct attention attention;
-    fdm_options options = options_of(&plan->problem);
+    fdm_options options = problem_options(&plan->problem);
     fdm_status status = problem_from_tensors(plan->problem.pass, tensors, &options, &problem, &attention);
     if (!status)
         status = check_same_problem(plan, &problem);

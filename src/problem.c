@@ -10,6 +10,18 @@
 
 fdm_options fdm_options_default(void) { return (fdm_options){.window_left = -1, .window_right = -1}; }
 
+fdm_options problem_options(const fdm_problem *p) {
+    return (fdm_options){.has_softmax_scale = 1,
+                         .softmax_scale = p->softmax_scale,
+                         .softcap = p->softcap,
+                         .causal = p->causal,
+                         .window_left = p->window_left,
+                         .window_right = p->window_right,
+                         .max_seqlen_q = p->varlen ? p->seqlen_q : 0,
+                         .max_seqlen_k = p->varlen ? p->seqlen_k : 0,
+                         .deterministic = p->deterministic};
+}
+
 fdm_problem fdm_problem_default(void) {
     return (fdm_problem){.dtype = FDM_FLOAT32,
                          .batch = 1,

@@ -53,6 +53,9 @@ struct sequence attention_sequence(const struct attention *attention, int64_t b)
 fdm_status problem_from_tensors(fdm_pass pass, const fdm_tensors *tensors, const fdm_options *options,
                                 fdm_problem *problem, struct attention *attention);
 
+/* Options that describe the same problem on the same tensors. */
+fdm_options problem_options(const fdm_problem *problem);
+
 /* Keys j that causal and window leave visible to row i of a sequence: first <= j < last; first >= last when none. */
 struct key_range {
     int64_t first, last;

@@ -1,0 +1,206 @@
+/* test_masks.c: key intervals against the definition of what they express, pair by pair. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "flash_dmattn.h"
+#include "memory.h"
+
+enum { MAX_KEYS = 24 };
+
+static uint32_t random_state = 1;
+static int random_below(int n) {
+    random_state = random_state * 1664525u + 1013904223u;
+    return (int)((random_state >> 8) % (uint32_t)n);
+}
+
+static fdm_tensor tensor_of(void *data, int32_t ndim, int64_t *shape, fdm_dtype dtype) {
+    return (fdm_tensor){
+        .data = data, .device = {FDM_CPU, 0}, .ndim = ndim, .dtype = fdm_data_type_of(dtype), .shape = shape};
+}
+
+/* Key j is among the `window` largest real keys 0 .. limit; of equals the smaller index is larger. */
+static int in_top(const float *bias, const uint8_t *real, int j, int limit, int window) {
+    int larger = 0;
+    if (j > limit || !real[j])
+        return 0;
+    float mine = isnan(bias[j]) ? -INFINITY : bias[j];
+    for (int k = 0; k <= limit; k++) {
+        float other = isnan(bias[k]) ? -INFINITY : bias[k];
+        larger += real[k] && (other > mine || (other == mine && k < j));
+    }
+    return larger < window;
+}
+
+static void topk_case(int seqlen_q, int seqlen_k, int window) {
+    float bias[MAX_KEYS];
+    uint8_t real[MAX_KEYS];
+    int32_t start[MAX_KEYS], end[MAX_KEYS];
+    int few_values = random_below(2), with_padding = random_below(2);
+    for (int j = 0; j < seqlen_k; j++) {
+        bias[j] = few_values ? (float)random_below(4) : (float)random_below(1 << 20);
+        if (random_below(8) == 0)
+            bias[j] = NAN;
+        real[j] = !with_padding || random_below(4) != 0;
+    }
+    fdm_tensor b = tensor_of(bias, 3, (int64_t[]){1, 1, seqlen_k}, FDM_FLOAT32);
+    fdm_tensor p = tensor_of(real, 2, (int64_t[]){1, seqlen_k}, FDM_BOOL);
+    fdm_tensor s = tensor_of(start, 3, (int64_t[]){1, 1, seqlen_k}, FDM_INT32), e = s;
+    e.data = end;
+    assert_int_equal(fdm_topk_intervals(&b, with_padding ? &p : NULL, window, seqlen_q, &s, &e, NULL, 0), FDM_OK);
+    for (int i = 0; i < seqlen_q; i++)
+        for (int j = 0; j < seqlen_k; j++)
+            assert_int_equal(start[j] <= i && i < end[j], in_top(bias, real, j, i + seqlen_k - seqlen_q, window));
+}
+
+static void topk_is_exact(void **state) {
+    (void)state;
+    for (int round = 0; round < 3000; round++)
+        topk_case(1 + random_below(MAX_KEYS), 1 + random_below(MAX_KEYS), 1 + random_below(MAX_KEYS + 4));
+}
+
+static void topk_refuses_bad_input(void **state) {
+    (void)state;
+    float bias[4] = {0};
+    int32_t start[4] = {7, 7, 7, 7}, end[4] = {7, 7, 7, 7};
+    fdm_tensor b = tensor_of(bias, 3, (int64_t[]){1, 1, 4}, FDM_FLOAT32);
+    fdm_tensor s = tensor_of(start, 3, (int64_t[]){1, 1, 4}, FDM_INT32), e = s, wrong = s;
+    e.data = end;
+    wrong.shape = (int64_t[]){1, 2, 4};
+    assert_int_equal(fdm_topk_intervals(&b, NULL, 0, 4, &s, &e, NULL, 0), FDM_ERROR_INVALID_ARGUMENT);
+    assert_non_null(strstr(fdm_last_error(), "window is 0"));
+    assert_int_equal(fdm_topk_intervals(&b, NULL, 1, 4, &s, &wrong, NULL, 0), FDM_ERROR_INVALID_ARGUMENT);
+    assert_non_null(strstr(fdm_last_error(), "end has shape"));
+    assert_int_equal(fdm_topk_intervals(&b, NULL, 1, 4, &s, &e, bias, 1), FDM_ERROR_WORKSPACE);
+    memory_fail_at(1);
+    assert_int_equal(fdm_topk_intervals(&b, NULL, 1, 4, &s, &e, NULL, 0), FDM_ERROR_OUT_OF_MEMORY);
+    for (int j = 0; j < 4; j++)
+        assert_true(start[j] == 7 && end[j] == 7);
+    assert_int_equal(memory_live(), 0);
+}
+
+static void windows_are_exact(void **state) {
+    (void)state;
+    int32_t start[6], end[6];
+    const int64_t sides[] = {-1, 0, 2, 9, INT64_MAX};
+    for (int sq = 0; sq <= 6; sq++)
+        for (int sk = 0; sk <= 6; sk++)
+            for (int n = 0; n < 50; n++) {
+                int64_t left = sides[n / 2 % 5], right = sides[n / 10];
+                int causal = n % 2;
+                assert_int_equal(fdm_window_intervals(sq, sk, causal, left, right, start, end), FDM_OK);
+                for (int i = 0; i < sq; i++)
+                    for (int j = 0; j < sk; j++) {
+                        int64_t distance = j - (i + sk - sq);
+                        int want = (!causal || distance <= 0) && (left < 0 || -distance <= left) &&
+                                   (right < 0 || distance <= right);
+                        assert_int_equal(start[j] <= i && i < end[j], want);
+                    }
+            }
+}
+
+static void documents_and_prefixes(void **state) {
+    (void)state;
+    const int32_t cu[] = {0, 2, 2, 6}, falling[] = {0, 3, 2};
+    int32_t start[6], end[6];
+    for (int causal = 0; causal < 2; causal++) {
+        assert_int_equal(fdm_document_intervals(cu, 3, causal, start, end), FDM_OK);
+        for (int i = 0; i < 6; i++)
+            for (int j = 0; j < 6; j++)
+                assert_int_equal(start[j] <= i && i < end[j], (i < 2) == (j < 2) && (!causal || j <= i));
+    }
+    assert_int_equal(fdm_document_intervals(falling, 2, 0, start, end), FDM_ERROR_INVALID_ARGUMENT);
+    assert_int_equal(fdm_prefix_intervals(4, 6, 3, start, end), FDM_OK);
+    for (int i = 0; i < 4; i++)
+        for (int j = 0; j < 6; j++)
+            assert_int_equal(start[j] <= i && i < end[j], j < 3 || j <= i + 2);
+}
+
+static void dense_masks_are_detected_exactly(void **state) {
+    (void)state;
+    uint8_t mask[5 * 5];
+    int32_t start[5], end[5], exact;
+    int detected = 0;
+    for (int round = 0; round < 4000; round++) {
+        int rows = random_below(6), keys = random_below(6), one_run_each = 1;
+        for (int n = 0; n < rows * keys; n++)
+            mask[n] = (uint8_t)(random_below(3) ? 1 : 0);
+        for (int j = 0; j < keys; j++) {
+            int rises = 0;
+            for (int i = 0; i < rows; i++)
+                rises += mask[i * keys + j] && (i == 0 || !mask[(i - 1) * keys + j]);
+            one_run_each &= rises <= 1;
+        }
+        assert_int_equal(fdm_intervals_from_mask(mask, rows, keys, keys, 1, start, end, &exact), FDM_OK);
+        assert_int_equal(exact, one_run_each);
+        detected += exact;
+        for (int i = 0; exact && i < rows; i++)
+            for (int j = 0; j < keys; j++)
+                assert_int_equal(start[j] <= i && i < end[j], mask[i * keys + j] != 0);
+    }
+    assert_in_range(detected, 100, 3900);
+}
+
+static int pair_visible(const fdm_problem *p, const uint8_t *mask, const int32_t *start, const int32_t *end, int h,
+                        int i, int j) {
+    int64_t distance = j - (i + p->seqlen_k - p->seqlen_q);
+    return (!p->causal || distance <= 0) && (p->window_left < 0 || -distance <= p->window_left) &&
+           (!p->has_mask || mask[(h * p->seqlen_q + i) * p->seqlen_k + j]) &&
+           (!p->has_intervals || (start[j] <= i && i < end[j]));
+}
+
+static void visible_pairs_are_counted(void **state) {
+    (void)state;
+    static float storage[512];
+    for (int round = 0; round < 500; round++) {
+        int sq = random_below(8), sk = random_below(8);
+        uint8_t mask[2 * 8 * 8];
+        int32_t start[8], end[8];
+        for (size_t n = 0; n < sizeof mask; n++)
+            mask[n] = (uint8_t)random_below(2);
+        for (int j = 0; j < 8; j++) {
+            start[j] = random_below(10) - 2;
+            end[j] = random_below(10) - 1;
+        }
+        fdm_tensor q = tensor_of(storage, 4, (int64_t[]){1, sq, 2, 4}, FDM_FLOAT32), out = q;
+        fdm_tensor k = tensor_of(storage, 4, (int64_t[]){1, sk, 1, 4}, FDM_FLOAT32);
+        fdm_tensor m = tensor_of(mask, 4, (int64_t[]){1, 2, sq, sk}, FDM_BOOL);
+        fdm_tensor s = tensor_of(start, 3, (int64_t[]){1, 1, sk}, FDM_INT32), e = s;
+        e.data = end;
+        fdm_tensors t = {.q = &q, .k = &k, .v = &k, .out = &out};
+        if (random_below(2))
+            t.mask = &m;
+        if (random_below(2))
+            t.interval_start = &s, t.interval_end = &e;
+        fdm_options options = fdm_options_default();
+        options.causal = random_below(2);
+        options.window_left = random_below(6) - 1;
+        fdm_problem p;
+        int64_t pairs, want = 0;
+        assert_int_equal(fdm_describe(FDM_FORWARD, &t, &options, &p), FDM_OK);
+        assert_int_equal(fdm_count_visible(&p, &t, &pairs), FDM_OK);
+        for (int h = 0; h < 2; h++)
+            for (int i = 0; i < sq; i++)
+                for (int j = 0; j < sk; j++)
+                    want += pair_visible(&p, mask, start, end, h, i, j);
+        assert_int_equal(pairs, want);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(topk_is_exact),
+        cmocka_unit_test(topk_refuses_bad_input),
+        cmocka_unit_test(windows_are_exact),
+        cmocka_unit_test(documents_and_prefixes),
+        cmocka_unit_test(dense_masks_are_detected_exactly),
+        cmocka_unit_test(visible_pairs_are_counted),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
