@@ -20,9 +20,8 @@ def _contenders(records: List[Dict[str, Any]]) -> List[str]:
 def _finish(figure: Any, axes: Any, title: str, path: Path) -> None:
     axes.set_title(title)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
-    figure.tight_layout()
-    figure.savefig(path, dpi=150)
+    axes.legend(frameon=False, loc="upper left", bbox_to_anchor=(1.01, 1.0))
+    figure.savefig(path, dpi=150, bbox_inches="tight")
     pyplot.close(figure)
 
 

@@ -99,7 +99,8 @@ def make_problem(cell: Cell) -> Problem:
     mask = torch.rand(cell.B, 1, cell.Sq, cell.Sk, generator=generator) < cell.mask if cell.mask else None
     pair = masks.topk_intervals(bias, cell.topk, cell.Sq) if cell.topk and bias is not None else None
     visible = visible_of(cell, mask, pair)
-    pairs = cell.B * cell.H * cell.Sq * cell.Sk * (1.0 if visible is None else visible.float().mean().item())
+    share = 1.0 if visible is None else int(visible.sum()) / max(1, visible.numel())
+    pairs = cell.B * cell.H * cell.Sq * cell.Sk * share
     peer = peer_mask_of(cell, mask, pair, bias)
     return Problem(q, k, v, normal(*q.shape), mask, bias, pair, peer, pairs)
 
