@@ -56,5 +56,5 @@ def _load_torch(name: str) -> Any:
 
 
 # The operators must exist for programs that were exported or compiled with them; torch is never imported for that alone.
-if "torch" in sys.modules and hasattr(sys.modules["torch"], "library"):
+if hasattr(sys.modules.get("torch"), "library"):
     _load_torch("flash_dmattn_func")

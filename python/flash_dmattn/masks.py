@@ -50,7 +50,7 @@ def _empty(library: Optional[str], *shapes: Tuple[int, ...]) -> Tuple[Any, ...]:
     """One uninitialised int32 array per shape."""
     if library not in (None, "torch", "numpy"):
         raise ValueError(f"library is {library!r}; it must be 'torch', 'numpy' or None")
-    if library == "torch" or (library is None and "torch" in sys.modules):
+    if library == "torch" or (library is None and sys.modules.get("torch") is not None):
         import torch
 
         return tuple(torch.empty(shape, dtype=torch.int32) for shape in shapes)

@@ -8,11 +8,14 @@ static int expect(Py_ssize_t count, Py_ssize_t needed) {
     return -1;
 }
 
-/* A contiguous int32 [length] or [1, .., length] array; NULL with an exception set. */
+/* A contiguous int32 [length] or [1, .., length] array, never NULL; or NULL with an exception set. */
 static int32_t *row_data(const fdm_tensor *tensor, int64_t length) {
+    static int32_t none;
     int64_t elements = 1;
     for (int32_t i = 0; i < tensor->ndim; i++)
         elements *= tensor->shape[i];
+    if (fdm_dtype_of(tensor) == FDM_INT32 && elements == 0 && length == 0)
+        return &none;
     if (fdm_dtype_of(tensor) == FDM_INT32 && elements == length)
         return (int32_t *)((char *)tensor->data + tensor->byte_offset);
     PyErr_Format(PyExc_ValueError, "an interval array must be int32 with %lld elements", (long long)length);
