@@ -55,6 +55,6 @@ def _load_torch(name: str) -> Any:
     return globals()[name]
 
 
-# The operators must exist for programs that were exported or compiled with them; torch is never imported for that alone.
+# Programs that were exported or compiled with the operators need them; torch is never imported for that alone.
 if hasattr(sys.modules.get("torch"), "library"):
     _load_torch("flash_dmattn_func")

@@ -1,4 +1,4 @@
-"""Argument rules that PyTorch and NumPy callers share: everything here is about shapes and numbers, never about data."""
+"""Argument rules that PyTorch and NumPy callers share: shapes and numbers, never data."""
 
 from __future__ import annotations
 
@@ -88,7 +88,9 @@ def interval_pair(key_intervals: Any) -> Tuple[Any, Any]:
     """Splits key_intervals into (start, end)."""
     if isinstance(key_intervals, (tuple, list)) and len(key_intervals) == 2:
         return key_intervals[0], key_intervals[1]
-    raise TypeError("key_intervals must be a pair (start, end) of int32 arrays; key j is visible to rows start <= i < end")
+    raise TypeError(
+        "key_intervals must be a pair (start, end) of int32 arrays; key j is visible to rows start <= i < end"
+    )
 
 
 def check_axes(arrays: Sequence[Any], names: Sequence[str], axes: int) -> None:

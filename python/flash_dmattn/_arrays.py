@@ -8,7 +8,6 @@ from typing import Any, Optional, Sequence, Tuple
 from . import _arguments, _native
 from ._arguments import (
     NO_WINDOW,
-    Settings,
     bias_with_four_axes,
     check_axes,
     interval_pair,

@@ -37,13 +37,17 @@ def bars(records: List[Dict[str, Any]], title: str, path: Path) -> None:
         fast = [value * (row["median_ms"] / row["quartile_low_ms"] - 1) for value, (_, row) in zip(rate, rows)]
         places = [index + offset * height for index, _ in rows]
         axes.barh(places, rate, height, xerr=[slow, fast], color=COLOURS[name], label=name, error_kw={"lw": 0.8})
-    axes.set_yticks([index + 0.4 - height / 2 for index in range(len(records))], [record["title"] for record in records])
+    axes.set_yticks(
+        [index + 0.4 - height / 2 for index in range(len(records))], [record["title"] for record in records]
+    )
     axes.invert_yaxis()
     axes.set_xlabel("TFLOP/s, visible pairs only")
     _finish(figure, axes, title, path)
 
 
-def lines(records: List[Dict[str, Any]], x: Callable[[Dict[str, Any]], float], label: str, title: str, path: Path) -> None:
+def lines(
+    records: List[Dict[str, Any]], x: Callable[[Dict[str, Any]], float], label: str, title: str, path: Path
+) -> None:
     """Milliseconds of every contender over x, both axes logarithmic; bands are the quartiles."""
     figure, axes = pyplot.subplots(figsize=(7, 4.5))
     for name in _contenders(records):

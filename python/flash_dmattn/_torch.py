@@ -118,7 +118,7 @@ _NO_EXTRAS: _Extras = (None,) * 5
 
 
 class _Attention(torch.autograd.Function):
-    """apply(settings, extras, want_lse, q, k, v, bias), extras = mask, intervals, cu_seqlens, which have no gradient."""
+    """apply(settings, extras, want_lse, q, k, v, bias); extras = mask, intervals, cu_seqlens have no gradient."""
 
     @staticmethod
     def forward(
@@ -318,7 +318,9 @@ def _check_tensors(tensors: Sequence[Any], axes: int) -> None:
                 f"{name} is a {type(tensor).__name__}; it must be a torch.Tensor (flash_dmattn.attention takes arrays)"
             )
         if not (tensor.is_cpu or tensor.is_meta):
-            raise NotImplementedError(f"{name} is on {tensor.device}; this version of flash_dmattn runs on the CPU only")
+            raise NotImplementedError(
+                f"{name} is on {tensor.device}; this version of flash_dmattn runs on the CPU only"
+            )
     check_axes(tensors, ("query", "key", "value"), axes)
 
 

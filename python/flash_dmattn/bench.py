@@ -74,7 +74,7 @@ class Cell:
 
 @dataclass
 class Problem:
-    """Inputs of all contenders: q, k, v are [B, H, S, D]; the additive mask is what the peer is given instead of ours."""
+    """Inputs of all contenders: q, k, v are [B, H, S, D]; peer_mask is what the peer is given instead of ours."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -138,9 +138,7 @@ def peer_mask_of(cell: Cell, mask: Any, pair: Any, bias: Any) -> Optional[torch.
 def run_ours(cell: Cell, p: Problem) -> torch.Tensor:
     """[B, H, Sq, D], a view."""
     q, k, v = (tensor.transpose(1, 2) for tensor in (p.q, p.k, p.v))
-    return flash_dmattn_func(
-        q, k, v, p.mask, p.bias, is_causal=cell.causal, key_intervals=p.intervals
-    ).transpose(1, 2)  # fmt: skip
+    return flash_dmattn_func(q, k, v, p.mask, p.bias, is_causal=cell.causal, key_intervals=p.intervals).transpose(1, 2)
 
 
 def run_peer(cell: Cell, p: Problem) -> torch.Tensor:
@@ -228,14 +226,12 @@ def measure(cell: Cell, p: Problem, direction: str, names: List[str], iterations
 
 def summary(samples: List[float]) -> Dict[str, float]:
     ordered = sorted(samples)
-    low, median, high = (
-        statistics.quantiles(ordered, n=4, method="inclusive") if len(ordered) > 1 else ordered * 3
-    )  # fmt: skip
+    low, median, high = statistics.quantiles(ordered, n=4, method="inclusive") if len(ordered) > 1 else ordered * 3
     return {"median_ms": median, "quartile_low_ms": low, "quartile_high_ms": high}
 
 
 def flops_of(cell: Cell, p: Problem, direction: str) -> Tuple[float, float]:
-    """Nominal (4 B H Sq Sk D, halved when causal) and useful (visible pairs only); the backward pass counts 2.5 times."""
+    """Nominal (4 B H Sq Sk D, halved when causal) and useful (visible pairs only); backward counts 2.5 times."""
     factor = 4.0 * cell.D * (2.5 if direction == "backward" else 1.0)
     nominal = cell.B * cell.H * cell.Sq * cell.Sk * (0.5 if cell.causal and cell.Sq > 1 else 1.0)
     return factor * nominal, factor * p.visible_pairs
@@ -303,7 +299,10 @@ def overhead() -> Dict[str, Dict[str, float]]:
     view, leaf = q.transpose(1, 2), q.clone().requires_grad_()
     leaf_view = leaf.transpose(1, 2)
     actions = {
-        "forward": {OURS: lambda: flash_dmattn_func(q, q, q), "sdpa": lambda: scaled_dot_product_attention(view, view, view)},
+        "forward": {
+            OURS: lambda: flash_dmattn_func(q, q, q),
+            "sdpa": lambda: scaled_dot_product_attention(view, view, view),
+        },
         "forward with gradients": {
             OURS: lambda: flash_dmattn_func(leaf, q, q),
             "sdpa": lambda: scaled_dot_product_attention(leaf_view, view, view),
@@ -413,13 +412,15 @@ def print_row(record: Dict[str, Any]) -> None:
 
 
 def print_means(records: List[Dict[str, Any]]) -> Dict[str, float]:
+    """Geometric means of the speedups over each peer, over the cells it ran."""
     means = {}
     for direction in ("forward", "backward"):
+        rows = [record["results"] for record in records if record["pass"] == direction]
         for peer in PEERS:
-            chosen = [r["results"][peer]["speedup_of_ours"] for r in records if r["pass"] == direction and peer in r["results"]]
+            chosen = [row[peer]["speedup_of_ours"] for row in rows if peer in row]
             if chosen:
-                means[f"{direction} over {peer}"] = geometric_mean(chosen)
-                print(f"geometric mean, {direction} over {peer}, {len(chosen)} cells: x{means[f'{direction} over {peer}']:.2f}")
+                means[f"{direction} over {peer}"] = mean = geometric_mean(chosen)
+                print(f"geometric mean, {direction} over {peer}, {len(chosen)} cells: x{mean:.2f}")
     return means
 
 

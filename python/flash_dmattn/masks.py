@@ -1,8 +1,8 @@
 """Masks: as key intervals, O(Sk) memory, where they can express it, and as dense bool tensors.
 
-Key intervals are a pair (start, end) of int32 arrays [B, h, Sk]: key j is visible to the raw rows start[j] <= i < end[j]
-of the query. They go to `key_intervals=` of every attention function. NumPy arrays in give NumPy arrays out, torch
-tensors give torch tensors. Functions that get no array return torch tensors where torch is loaded, NumPy arrays
+Key intervals are a pair (start, end) of int32 arrays [B, h, Sk]: key j is visible to the query's raw rows
+start[j] <= i < end[j]. They go to `key_intervals=` of every attention function. NumPy arrays in give NumPy arrays out,
+torch tensors give torch tensors. Functions that get no array return torch tensors where torch is loaded, NumPy arrays
 otherwise; `library="numpy"` or `"torch"` decides it.
 """
 
@@ -93,7 +93,7 @@ def topk_intervals(
 ) -> Intervals:
     """The exact causal top-W mask of a per-key bias: row i keeps the W largest biases among the keys it may see.
 
-    A bias that does not depend on the query drops each key at one row and for good, so the mask is one interval per key.
+    Such a bias does not depend on the query: a key that was dropped stays dropped, so the mask is one interval per key.
 
     Args:
         bias: [B|1, h, Sk] or [B|1, h, 1, Sk], floating; larger wins, of equals the smaller index, NaN ranks lowest. No
@@ -109,7 +109,9 @@ def topk_intervals(
     if bias.ndim == 4 and bias.shape[2] == 1:
         bias = bias.reshape(bias.shape[0], bias.shape[1], bias.shape[3])
     if bias.ndim != 3:
-        raise ValueError(f"bias has shape {list(bias.shape)}; it must be [batch, heads, seqlen_k], or have a 1 before seqlen_k")
+        raise ValueError(
+            f"bias has shape {list(bias.shape)}; it must be [batch, heads, seqlen_k], or have a 1 before seqlen_k"
+        )
     if key_padding_mask is not None and (
         _library_of(key_padding_mask, "key_padding_mask") != library or key_padding_mask.ndim != 2
     ):
@@ -144,7 +146,7 @@ def window_intervals(
     causal: bool = False,
     library: Optional[str] = None,
 ) -> Intervals:
-    """Sliding window (left, right), -1 = unbounded, and causal, aligned to the bottom right: (start, end) [1, 1, Sk]."""
+    """Sliding window (left, right), -1 = unbounded, and causal, bottom-right aligned: (start, end) [1, 1, Sk]."""
     rows, keys = _length(seqlen_q, "seqlen_q"), _length(seqlen_k, "seqlen_k")
     start, end = _empty(library, (1, 1, keys), (1, 1, keys))
     left, right = window_size
@@ -185,12 +187,14 @@ def document_intervals(cu_seqlens: Any, causal: bool = True) -> Intervals:
 
 
 def intervals_from_mask(mask: Any) -> Optional[Intervals]:
-    """A dense bool mask [Sq, Sk] or [B, h, Sq, Sk] as (start, end) [B, h, Sk]; None when some key's rows are no interval."""
+    """A dense bool mask [Sq, Sk] or [B, h, Sq, Sk] as (start, end) [B, h, Sk]; None when it is not one per key."""
     library = _library_of(mask, "mask")
     if not str(mask.dtype).endswith("bool"):
         raise TypeError(f"mask is {mask.dtype}; it must be bool, True = visible")
     if mask.ndim not in (2, 4):
-        raise ValueError(f"mask has {mask.ndim} axes; it needs 2 [seqlen_q, seqlen_k] or 4 [batch, heads, seqlen_q, seqlen_k]")
+        raise ValueError(
+            f"mask has {mask.ndim} axes; it needs 2 [seqlen_q, seqlen_k] or 4 [batch, heads, seqlen_q, seqlen_k]"
+        )
     planes = mask.reshape(1, 1, *mask.shape) if mask.ndim == 2 else mask
     batch, heads, _, keys = planes.shape
     start, end = _empty(library, (batch, heads, keys), (batch, heads, keys))
@@ -224,7 +228,8 @@ def _padding_with_four_axes(mask: Any, batch: int, seqlen_q: int, seqlen_k: int)
         return mask
     if mask.ndim != 2 or mask.shape[0] != batch or mask.shape[1] not in (seqlen_q, seqlen_k):
         raise ValueError(
-            f"attention_mask has shape {list(mask.shape)}; it must be [{batch}, {seqlen_k}], [{batch}, {seqlen_q}] or have 4 axes"
+            f"attention_mask has shape {list(mask.shape)}; it must be [{batch}, {seqlen_k}], "
+            f"[{batch}, {seqlen_q}] or have 4 axes"
         )
     missing = seqlen_k - mask.shape[1]
     if missing > 0:
@@ -299,7 +304,9 @@ def create_mask(
     bias = attention_bias.detach() if library == "torch" else attention_bias
     bias = bias[:, :, None, :] if bias.ndim == 3 else bias
     if bias.ndim != 4 or bias.shape[-1] != key_len:
-        raise ValueError(f"attention_bias has shape {list(bias.shape)}; it must have 4 axes and end with key_len {key_len}")
+        raise ValueError(
+            f"attention_bias has shape {list(bias.shape)}; it must have 4 axes and end with key_len {key_len}"
+        )
     if library == "torch":
         from torch import where
     else:

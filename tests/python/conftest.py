@@ -9,7 +9,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import pytest
 import torch
-
 from flash_dmattn import _arguments
 
 # FDM_TEST_FAMILY=reference runs every test of this folder on that family.

@@ -6,7 +6,6 @@ import sys
 import numpy as np
 import pytest
 import torch
-
 from conftest import assert_close, truth
 from flash_dmattn import attention, flash_dmattn_func, flash_dmattn_varlen_func
 

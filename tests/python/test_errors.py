@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-
 from flash_dmattn import flash_dmattn_func, flash_dmattn_func_auto, flash_dmattn_varlen_func, get_available_backends
 
 Q = torch.randn(2, 5, 4, 8)
@@ -70,9 +69,13 @@ def test_varlen():
             flash_dmattn_varlen_func(q, q, q, *arguments, **keywords)
 
     refuse_varlen(NotImplementedError, "block_table", OFFSETS, OFFSETS, 3, 3, block_table=OFFSETS)
-    refuse_varlen(ValueError, "return_attn_probs is for flash_dmattn_func", OFFSETS, OFFSETS, 3, 3, return_attn_probs=True)
+    refuse_varlen(
+        ValueError, "return_attn_probs is for flash_dmattn_func", OFFSETS, OFFSETS, 3, 3, return_attn_probs=True
+    )
     refuse_varlen(TypeError, "cu_seqlens_q is torch.int64; it must be a torch.int32", OFFSETS.long(), OFFSETS, 3, 3)
-    refuse_varlen(ValueError, "cu_seqlens_k ends with 5; the packed tensors have 5|max_seqlen_q is 2", OFFSETS, OFFSETS, 2, 3)
+    refuse_varlen(
+        ValueError, "cu_seqlens_k ends with 5; the packed tensors have 5|max_seqlen_q is 2", OFFSETS, OFFSETS, 2, 3
+    )
     refuse_varlen(ValueError, "must not fall", OFFSETS, torch.tensor([0, 6, 5], dtype=torch.int32), 3, 6)
     with pytest.raises(ValueError, match="query has 4 axes; it needs 3"):
         flash_dmattn_varlen_func(Q, q, q, OFFSETS, OFFSETS, 3, 3)
@@ -86,6 +89,8 @@ def test_error_leaves_the_library_usable():
 def test_backends():
     assert get_available_backends() == ["cpu"]
     assert flash_dmattn_func_auto() is flash_dmattn_func
-    assert torch.equal(flash_dmattn_func_auto("cpu", is_causal=True)(Q, Q, Q), flash_dmattn_func(Q, Q, Q, is_causal=True))
+    assert torch.equal(
+        flash_dmattn_func_auto("cpu", is_causal=True)(Q, Q, Q), flash_dmattn_func(Q, Q, Q, is_causal=True)
+    )
     with pytest.raises(ValueError, match=r"Unknown backend: triton. Available backends: \['cpu'\]"):
         flash_dmattn_func_auto("triton")

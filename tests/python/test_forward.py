@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-
 from conftest import assert_close, call, random_problem, truth
 from flash_dmattn import flash_dmattn_func
 
@@ -59,7 +58,9 @@ def test_two_axis_mask_is_padding():
     keep = torch.tensor([[True, True, False, True, False], [True, False, False, False, False]])
     expected = truth(q, q, q, keep[:, None, None, :])[0]
     assert_close(flash_dmattn_func(q, q, q, keep), expected, torch.float32, "padding")
-    assert_close(flash_dmattn_func(q, q, q, keep[:1]), truth(q, q, q, keep[:1, None, None])[0], torch.float32, "one row")
+    assert_close(
+        flash_dmattn_func(q, q, q, keep[:1]), truth(q, q, q, keep[:1, None, None])[0], torch.float32, "one row"
+    )
 
 
 def test_two_axis_square_mask_is_padding_too():
@@ -111,7 +112,9 @@ def test_views_are_not_copied_and_agree():
 def test_lowest_finite_bias_is_ordinary():
     q = torch.randn(1, 3, 1, 8)
     bias = torch.full((1, 1, 3, 3), torch.finfo(torch.float32).min)
-    assert_close(flash_dmattn_func(q, q, q, attn_bias=bias), q.mean(1, keepdim=True).expand_as(q), torch.float32, "mean")
+    assert_close(
+        flash_dmattn_func(q, q, q, attn_bias=bias), q.mean(1, keepdim=True).expand_as(q), torch.float32, "mean"
+    )
 
 
 def test_minus_infinity_bias_hides():
@@ -162,4 +165,6 @@ def test_negated_view():
 def test_probabilities_of_lowest_biases():
     q = torch.randn(1, 3, 1, 8)
     bias = torch.full((1, 1, 3, 3), torch.finfo(torch.float32).min)
-    assert torch.allclose(flash_dmattn_func(q, q, q, None, bias, return_attn_probs=True)[2], torch.full((1, 1, 3, 3), 1 / 3))
+    assert torch.allclose(
+        flash_dmattn_func(q, q, q, None, bias, return_attn_probs=True)[2], torch.full((1, 1, 3, 3), 1 / 3)
+    )

@@ -2,10 +2,9 @@
 
 import pytest
 import torch
-from torch.utils.checkpoint import checkpoint
-
 from conftest import assert_close, call, random_problem, truth
 from flash_dmattn import flash_dmattn_func
+from torch.utils.checkpoint import checkpoint
 
 
 def gradients(outputs, upstream, leaves):

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-
 from conftest import assert_close, truth, visible_pairs
 from flash_dmattn import flash_dmattn_func, masks
 
@@ -26,7 +25,9 @@ def topk_by_definition(bias, window, seqlen_q, padding=None):
     return dense
 
 
-@pytest.mark.parametrize("seqlen_q, seqlen_k, window", [(9, 9, 3), (9, 9, 1), (5, 12, 4), (12, 5, 2), (8, 8, 50), (1, 7, 3)])
+@pytest.mark.parametrize(
+    "seqlen_q, seqlen_k, window", [(9, 9, 3), (9, 9, 1), (5, 12, 4), (12, 5, 2), (8, 8, 50), (1, 7, 3)]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_topk_is_the_definition(seqlen_q, seqlen_k, window, dtype):
     bias = torch.randint(-3, 4, (2, 3, seqlen_k)).to(dtype)  # many equal values
@@ -141,7 +142,9 @@ def test_create_mask_padding_and_relu():
     whole = torch.cat([torch.ones(2, 3, dtype=torch.bool), padding], 1)
     keep = masks.create_mask(bias, padding, 2, 3, 6, 6, LOWEST)
     assert torch.equal(keep, whole[:, None, None])
-    assert torch.equal(masks.create_mask(bias, whole, 2, 3, 6, 2, LOWEST, type="relu"), (bias > 0) & whole[:, None, None])
+    assert torch.equal(
+        masks.create_mask(bias, whole, 2, 3, 6, 2, LOWEST, type="relu"), (bias > 0) & whole[:, None, None]
+    )
 
 
 def test_create_mask_blocks():
@@ -160,7 +163,7 @@ def test_create_mask_refused():
         masks.create_mask(bias, torch.ones(1, 5, dtype=torch.bool), 1, 6, 6, 2, LOWEST)
 
 
-# ---- upstream's defects, by the numbers of the project's notes: each was a wrong result or a crash there --------------
+# ---- upstream's defects: each was a wrong result or a crash in flash-dmattn 1.2 --------------------------------------
 
 
 def test_upstream_1_stale_query_tile():
@@ -180,7 +183,12 @@ def test_upstream_1_stale_query_tile():
 def test_upstream_2_softcap_with_bias():
     q = torch.randn(1, 20, 2, 16) * 4
     bias = torch.randn(1, 2, 20, 20) * 10
-    assert_close(flash_dmattn_func(q, q, q, None, bias, softcap=5.0), truth(q, q, q, None, bias, softcap=5.0)[0], torch.float32, "out")
+    assert_close(
+        flash_dmattn_func(q, q, q, None, bias, softcap=5.0),
+        truth(q, q, q, None, bias, softcap=5.0)[0],
+        torch.float32,
+        "out",
+    )
 
 
 @pytest.mark.parametrize("seqlen_k", [65, 80, 112, 127, 129])

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-
 from conftest import assert_close, call, random_problem, truth
 from flash_dmattn import flash_dmattn_func, flash_dmattn_varlen_func, masks
 
@@ -23,7 +22,9 @@ def test_opcheck_forward():
     operator = torch.ops.flash_dmattn.forward.default
     torch.library.opcheck(operator, (q, k, v, *NO_EXTRAS, *SETTINGS))
     torch.library.opcheck(operator, (q, k, v, mask, bias, *NO_EXTRAS[2:], 0, 0, 0.3, True, 2.0, 3, -1, True))
-    torch.library.opcheck(operator, (q.detach().transpose(1, 2).contiguous().transpose(1, 2), k, v, *NO_EXTRAS, *SETTINGS))
+    torch.library.opcheck(
+        operator, (q.detach().transpose(1, 2).contiguous().transpose(1, 2), k, v, *NO_EXTRAS, *SETTINGS)
+    )
 
 
 def test_opcheck_forward_packed():

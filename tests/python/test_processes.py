@@ -5,7 +5,6 @@ import sys
 import threading
 
 import torch
-
 from flash_dmattn import flash_dmattn_func
 
 FORK = """

@@ -5,9 +5,8 @@ import torch
 
 pytest.importorskip("transformers")
 
-import transformers  # noqa: E402
-
 import flash_dmattn.integrations.transformers as integration  # noqa: E402
+import transformers  # noqa: E402
 
 SMALL = {
     "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -29,7 +28,11 @@ CASES = [
     (transformers.LlamaConfig, "sdpa", {}),
     (transformers.Gemma2Config, "eager", {"head_dim": 8, "attn_logit_softcapping": 5.0, "sliding_window": 6}),
     (transformers.DogeConfig, "eager", {"keep_window_size": 5}),
-    (transformers.GptOssConfig, "eager", {"head_dim": 8, "sliding_window": 6, "num_local_experts": 2, "name": "dmattn", "num_experts_per_tok": 1}),
+    (
+        transformers.GptOssConfig,
+        "eager",
+        {"head_dim": 8, "sliding_window": 6, "num_local_experts": 2, "name": "dmattn", "num_experts_per_tok": 1},
+    ),
 ]
 
 

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-
 from conftest import assert_close, truth
 from flash_dmattn import flash_dmattn_func, flash_dmattn_varlen_func
 

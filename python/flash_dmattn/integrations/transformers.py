@@ -62,9 +62,13 @@ def flash_dmattn_attention_forward(
     a mask, cu_seq_lens_q and _k say that a batch of one holds packed sequences.
     """
     if dropout:
-        raise NotImplementedError(f"dropout is {dropout}; flash_dmattn has no dropout: set the model's attention_dropout to 0")
+        raise NotImplementedError(
+            f"dropout is {dropout}; flash_dmattn has no dropout: set the model's attention_dropout to 0"
+        )
     if cache is not None:
-        raise NotImplementedError("a paged cache is given, but this version of flash_dmattn has no paged key-value cache")
+        raise NotImplementedError(
+            "a paged cache is given, but this version of flash_dmattn has no paged key-value cache"
+        )
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
     visible = attention_mask if attention_mask is not None and attention_mask.dtype == torch.bool else None
