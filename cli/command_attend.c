@@ -1,0 +1,242 @@
+/* command_attend.c: fdm attend. */
+#include <getopt.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "json_writer.h"
+#include "run.h"
+
+static const char help[] =
+    "usage: fdm attend FILE.safetensors [OPTION ...]\n"
+    "       fdm attend --q Q.npy --k K.npy --v V.npy [OPTION ...]\n"
+    "\n"
+    "Runs attention on tensors q, k, v [B, S, H, D] and, where the file holds them, mask, bias, interval_start,\n"
+    "interval_end, dout (else made up) and dlse.\n"
+    "\n"
+    "  --q --k --v --mask --bias --interval-start --interval-end --dout --dlse FILE.npy\n"
+    "  --causal  --window L,R  --softcap X  --scale X\n"
+    "  --topk W           each row keeps the W largest biases of its visible prefix (bias [B|1, h, 1, Sk])\n"
+    "  --backward         the backward pass too\n"
+    "  --check            compare every output with float64, row by row; exit code 1 when one is wrong\n"
+    "  --threads N  --family NAME  --kernel CODE  --iters N\n"
+    "  --out FILE.safetensors   write the results\n"
+    "  --json\n"
+    "\n"
+    "example: fdm attend examples/minilm/qkv.safetensors --causal --topk 64 --backward --check\n";
+
+struct attend {
+    struct run run;
+    struct tensor_file file;
+    int64_t topk, iters;
+    int backward, check, json;
+    const char *out;
+    fdm_plan plans[2];
+    double seconds[2]; /* medians, by pass */
+    int64_t visible;
+    struct run_error errors[RUN_TENSORS];
+    int32_t num_errors;
+};
+
+enum {
+    OPT_CAUSAL = 256,
+    OPT_WINDOW,
+    OPT_SOFTCAP,
+    OPT_SCALE,
+    OPT_TOPK,
+    OPT_BACKWARD,
+    OPT_CHECK,
+    OPT_THREADS,
+    OPT_FAMILY,
+    OPT_KERNEL,
+    OPT_ITERS,
+    OPT_OUT,
+    OPT_JSON,
+    OPT_HELP,
+    OPT_FILE
+};
+
+static const struct option options[] = {{"causal", no_argument, 0, OPT_CAUSAL},
+                                        {"window", required_argument, 0, OPT_WINDOW},
+                                        {"softcap", required_argument, 0, OPT_SOFTCAP},
+                                        {"scale", required_argument, 0, OPT_SCALE},
+                                        {"topk", required_argument, 0, OPT_TOPK},
+                                        {"backward", no_argument, 0, OPT_BACKWARD},
+                                        {"check", no_argument, 0, OPT_CHECK},
+                                        {"threads", required_argument, 0, OPT_THREADS},
+                                        {"family", required_argument, 0, OPT_FAMILY},
+                                        {"kernel", required_argument, 0, OPT_KERNEL},
+                                        {"iters", required_argument, 0, OPT_ITERS},
+                                        {"out", required_argument, 0, OPT_OUT},
+                                        {"json", no_argument, 0, OPT_JSON},
+                                        {"help", no_argument, 0, OPT_HELP},
+                                        {"q", required_argument, 0, OPT_FILE + RUN_Q},
+                                        {"k", required_argument, 0, OPT_FILE + RUN_K},
+                                        {"v", required_argument, 0, OPT_FILE + RUN_V},
+                                        {"mask", required_argument, 0, OPT_FILE + RUN_MASK},
+                                        {"bias", required_argument, 0, OPT_FILE + RUN_BIAS},
+                                        {"interval-start", required_argument, 0, OPT_FILE + RUN_START},
+                                        {"interval-end", required_argument, 0, OPT_FILE + RUN_END},
+                                        {"dout", required_argument, 0, OPT_FILE + RUN_DOUT},
+                                        {"dlse", required_argument, 0, OPT_FILE + RUN_DLSE},
+                                        {0}};
+
+static int set_option(struct attend *a, int option, const char *text) {
+    fdm_options *o = &a->run.options;
+    int64_t value;
+    if (option >= OPT_FILE)
+        return tensor_file_read(text, run_tensor_names[option - OPT_FILE], &a->file);
+    switch (option) {
+    case OPT_CAUSAL: return o->causal = 1;
+    case OPT_WINDOW: return parse_window(text, &o->window_left, &o->window_right);
+    case OPT_SOFTCAP: return parse_real("--softcap", text, &o->softcap);
+    case OPT_SCALE: return o->has_softmax_scale = parse_real("--scale", text, &o->softmax_scale);
+    case OPT_TOPK: return parse_integer("--topk", text, 1, INT32_MAX, &a->topk);
+    case OPT_BACKWARD: return a->backward = 1;
+    case OPT_CHECK: return a->check = 1;
+    case OPT_THREADS:
+        if (!parse_integer("--threads", text, 1, 4096, &value))
+            return 0;
+        o->num_threads = (int32_t)value;
+        return 1;
+    case OPT_FAMILY: o->family = text; return 1;
+    case OPT_KERNEL: o->kernel = text; return 1;
+    case OPT_ITERS: return parse_integer("--iters", text, 1, 10000, &a->iters);
+    case OPT_OUT: a->out = text; return 1;
+    default: return a->json = 1;
+    }
+}
+
+/* Roles by name; what the file holds besides is left alone. */
+static int take_tensors(struct attend *a) {
+    struct run *run = &a->run;
+    for (int i = 0; i < RUN_TENSORS; i++) {
+        struct file_tensor *tensor = tensor_file_find(&a->file, run_tensor_names[i]);
+        int input = i < RUN_OUT || i == RUN_DOUT || i == RUN_DLSE;
+        if (tensor && input)
+            run->tensors[i] = *tensor;
+    }
+    for (int i = RUN_Q; i <= RUN_V; i++)
+        if (!run->tensors[i].data || run->tensors[i].ndim != 4)
+            return complain(0, "%s is %s; q, k and v are needed, [B, S, H, D]", run_tensor_names[i],
+                            run->tensors[i].data ? "not 4-dimensional" : "missing");
+    if (a->topk && !run->tensors[RUN_BIAS].data)
+        return complain(0, "--topk needs a bias");
+    if (a->topk && run->tensors[RUN_START].data)
+        return complain(0, "--topk builds key intervals, but the files hold some already");
+    return 1;
+}
+
+/* Of B * H * Sq * Sk pairs, and of the causal ones where causal. */
+static double all_pairs(const fdm_problem *p) {
+    return (double)p->batch * (double)p->heads * (double)p->seqlen_q * (double)p->seqlen_k;
+}
+
+static double flops(const fdm_problem *p, double pairs) {
+    return 2 * pairs * (double)(p->head_dim + p->head_dim_v) * (p->pass == FDM_BACKWARD ? 2.5 : 1);
+}
+
+static fdm_status run_passes(struct attend *a) {
+    double *seconds = allocate_or_exit((size_t)a->iters * sizeof *seconds);
+    fdm_status status = FDM_OK;
+    for (int pass = FDM_FORWARD; pass <= (a->backward ? FDM_BACKWARD : FDM_FORWARD) && !status; pass++) {
+        status = run_timed(&a->run, (fdm_pass)pass, (int32_t)a->iters, &a->plans[pass], seconds);
+        a->seconds[pass] = status ? 0 : median_of(seconds, (int32_t)a->iters);
+    }
+    free(seconds);
+    fdm_tensors tensors = run_view(&a->run, FDM_FORWARD);
+    return status ? status : fdm_count_visible(&a->plans[FDM_FORWARD].problem, &tensors, &a->visible);
+}
+
+static void print_json(const struct attend *a) {
+    static char plan[4096];
+    struct json_writer w = {stdout, 0};
+    json_open(&w, NULL, '{');
+    json_put_real(&w, "visible_fraction", (double)a->visible / all_pairs(&a->plans[0].problem));
+    for (int pass = 0; pass <= a->backward; pass++) {
+        const fdm_problem *p = &a->plans[pass].problem;
+        json_open(&w, pass ? "backward" : "forward", '{');
+        fdm_plan_to_json(&a->plans[pass], plan, sizeof plan, NULL);
+        json_put_raw(&w, "plan", plan);
+        json_put_real(&w, "seconds", a->seconds[pass]);
+        json_put_real(&w, "gflops", flops(p, all_pairs(p)) / (p->causal ? 2 : 1) / a->seconds[pass] * 1e-9);
+        json_put_real(&w, "useful_gflops", flops(p, (double)a->visible) / a->seconds[pass] * 1e-9);
+        json_close(&w, '}');
+    }
+    json_open(&w, "errors", '{');
+    for (int32_t i = 0; i < a->num_errors; i++) {
+        json_open(&w, a->errors[i].name, '{');
+        json_put_real(&w, "max_abs", a->errors[i].max_abs);
+        json_put_real(&w, "rms", a->errors[i].rms);
+        json_put_real(&w, "worst_row", a->errors[i].worst_row);
+        json_put_raw(&w, "failed", a->errors[i].failed ? "true" : "false");
+        json_close(&w, '}');
+    }
+    json_close(&w, '}');
+    json_close(&w, '}');
+    puts("");
+}
+
+static void print_text(const struct attend *a) {
+    const fdm_problem *p = &a->plans[0].problem;
+    printf("problem   %s, B %lld, H %lld / %lld, Sq %lld, Sk %lld, D %lld / %lld%s\n", fdm_dtype_name(p->dtype),
+           (long long)p->batch, (long long)p->heads, (long long)p->heads_kv, (long long)p->seqlen_q,
+           (long long)p->seqlen_k, (long long)p->head_dim, (long long)p->head_dim_v, p->causal ? ", causal" : "");
+    printf("visible   %.2f %% of all pairs\n", 100 * (double)a->visible / all_pairs(p));
+    for (int pass = 0; pass <= a->backward; pass++) {
+        const fdm_plan *plan = &a->plans[pass];
+        double dense = flops(&plan->problem, all_pairs(p)) / (p->causal ? 2 : 1),
+               useful = flops(&plan->problem, (double)a->visible);
+        printf("%-9s %s, choice %s, %d threads\n          because %s\n          %.3f ms, %.1f GFLOP/s, of visible "
+               "pairs %.1f GFLOP/s\n",
+               pass ? "backward" : "forward", plan->kernel, plan->choice, plan->num_threads, plan->reason,
+               a->seconds[pass] * 1e3, dense / a->seconds[pass] * 1e-9, useful / a->seconds[pass] * 1e-9);
+    }
+    if (a->num_errors)
+        printf("error against float64 (limit %.0e of a row's size)\n", run_tolerance(p->dtype));
+    for (int32_t i = 0; i < a->num_errors; i++)
+        printf("  %-6s max %.3e, rms %.3e, worst row %.3e  %s\n", a->errors[i].name, a->errors[i].max_abs,
+               a->errors[i].rms, a->errors[i].worst_row, a->errors[i].failed ? "WRONG" : "ok");
+}
+
+static int write_results(const struct attend *a) {
+    static struct tensor_file results;
+    for (int i = RUN_OUT; i < RUN_TENSORS; i++)
+        if (a->run.tensors[i].data && i != RUN_DOUT && i != RUN_DLSE)
+            results.tensors[results.count++] = a->run.tensors[i];
+    return safetensors_write(a->out, &results);
+}
+
+int command_attend(int argc, char **argv) {
+    static struct attend a;
+    a.run.options = fdm_options_default();
+    a.iters = 5;
+    int option;
+    while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
+        if (option == OPT_HELP) {
+            fputs(help, stdout);
+            return EXIT_FINE;
+        }
+        if (option == '?' || !set_option(&a, option, optarg))
+            return EXIT_USAGE;
+    }
+    for (; optind < argc; optind++)
+        if (!tensor_file_read(argv[optind], "", &a.file))
+            return EXIT_USAGE;
+    if (!take_tensors(&a))
+        return EXIT_USAGE;
+    if (a.topk && run_make_topk(&a.run, a.topk))
+        return complain(EXIT_USAGE, "%s", fdm_last_error());
+    run_allocate_outputs(&a.run, a.backward);
+    fdm_status status = run_passes(&a);
+    if (status)
+        return complain(status == FDM_ERROR_INVALID_ARGUMENT ? EXIT_USAGE : EXIT_WRONG, "%s", fdm_last_error());
+    a.num_errors = a.check ? run_check(&a.run, a.backward, a.errors) : 0;
+    if (a.num_errors < 0 || (a.out && !write_results(&a)))
+        return EXIT_WRONG;
+    a.json ? print_json(&a) : print_text(&a);
+    for (int32_t i = 0; i < a.num_errors; i++)
+        if (a.errors[i].failed)
+            return complain(EXIT_WRONG, "%s differs from float64 by %.3e of its row", a.errors[i].name,
+                            a.errors[i].worst_row);
+    return EXIT_FINE;
+}

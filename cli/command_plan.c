@@ -1,0 +1,189 @@
+/* command_plan.c: fdm plan. */
+#include <getopt.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli.h"
+
+static const char help[] =
+    "usage: fdm plan [OPTION ...]\n"
+    "\n"
+    "Prints which kernel a problem gets on a device, and why. The device need not be present.\n"
+    "\n"
+    "  --device NAME      cpu, cpu:ISA, sm_90, sm_90:smem=160K, ...  (cpu)\n"
+    "  --pass PASS        forward or backward                        (forward)\n"
+    "  --batch N  --heads N  --heads-kv N                            (1, 8, as heads)\n"
+    "  --seqlen-q N  --seqlen-k N                                    (1024, as seqlen-q)\n"
+    "  --head-dim N  --head-dim-v N                                  (64, as head-dim)\n"
+    "  --dtype NAME       fp32, bf16, fp16, fp64                     (fp32)\n"
+    "  --causal  --window L,R  --softcap X  --scale X\n"
+    "  --mask  --bias  --intervals     a dense mask, a full bias, key intervals\n"
+    "  --threads N  --family NAME  --kernel CODE                     force a family, a kernel by name or choice code\n"
+    "  --json\n"
+    "\n"
+    "examples: fdm plan --seqlen-q 4096 --head-dim 128 --dtype bf16 --causal\n"
+    "          fdm plan --device cpu:avx2 --pass backward --json\n";
+
+struct request {
+    const char *device;
+    fdm_problem problem;
+    fdm_options options;
+    int has_heads_kv, has_seqlen_k, has_head_dim_v, has_scale, json;
+};
+
+enum {
+    OPT_DEVICE = 256,
+    OPT_PASS,
+    OPT_BATCH,
+    OPT_HEADS,
+    OPT_HEADS_KV,
+    OPT_SEQLEN_Q,
+    OPT_SEQLEN_K,
+    OPT_HEAD_DIM,
+    OPT_HEAD_DIM_V,
+    OPT_DTYPE,
+    OPT_CAUSAL,
+    OPT_WINDOW,
+    OPT_SOFTCAP,
+    OPT_SCALE,
+    OPT_MASK,
+    OPT_BIAS,
+    OPT_INTERVALS,
+    OPT_THREADS,
+    OPT_FAMILY,
+    OPT_KERNEL,
+    OPT_JSON,
+    OPT_HELP
+};
+
+static const struct option options[] = {{"device", required_argument, 0, OPT_DEVICE},
+                                        {"pass", required_argument, 0, OPT_PASS},
+                                        {"batch", required_argument, 0, OPT_BATCH},
+                                        {"heads", required_argument, 0, OPT_HEADS},
+                                        {"heads-kv", required_argument, 0, OPT_HEADS_KV},
+                                        {"seqlen-q", required_argument, 0, OPT_SEQLEN_Q},
+                                        {"seqlen-k", required_argument, 0, OPT_SEQLEN_K},
+                                        {"head-dim", required_argument, 0, OPT_HEAD_DIM},
+                                        {"head-dim-v", required_argument, 0, OPT_HEAD_DIM_V},
+                                        {"dtype", required_argument, 0, OPT_DTYPE},
+                                        {"causal", no_argument, 0, OPT_CAUSAL},
+                                        {"window", required_argument, 0, OPT_WINDOW},
+                                        {"softcap", required_argument, 0, OPT_SOFTCAP},
+                                        {"scale", required_argument, 0, OPT_SCALE},
+                                        {"mask", no_argument, 0, OPT_MASK},
+                                        {"bias", no_argument, 0, OPT_BIAS},
+                                        {"intervals", no_argument, 0, OPT_INTERVALS},
+                                        {"threads", required_argument, 0, OPT_THREADS},
+                                        {"family", required_argument, 0, OPT_FAMILY},
+                                        {"kernel", required_argument, 0, OPT_KERNEL},
+                                        {"json", no_argument, 0, OPT_JSON},
+                                        {"help", no_argument, 0, OPT_HELP},
+                                        {0}};
+
+static int set_names(struct request *r, int option, const char *text) {
+    if (option == OPT_PASS) {
+        int backward = strcmp(text, "backward") == 0;
+        r->problem.pass = backward ? FDM_BACKWARD : FDM_FORWARD;
+        return backward || strcmp(text, "forward") == 0 ||
+               complain(0, "--pass is '%s'; it must be forward or backward", text);
+    }
+    r->problem.dtype = fdm_dtype_from_name(text);
+    return r->problem.dtype != FDM_NO_DTYPE ||
+           complain(0, "--dtype is '%s'; it must be fp32, bf16, fp16 or fp64", text);
+}
+
+static int set_extent(struct request *r, int option, const char *name, const char *text) {
+    int64_t value;
+    if (!parse_integer(name, text, 0, INT32_MAX, &value))
+        return 0;
+    switch (option) {
+    case OPT_BATCH: r->problem.batch = value; break;
+    case OPT_HEADS: r->problem.heads = value; break;
+    case OPT_HEADS_KV: r->problem.heads_kv = value, r->has_heads_kv = 1; break;
+    case OPT_SEQLEN_Q: r->problem.seqlen_q = value; break;
+    case OPT_SEQLEN_K: r->problem.seqlen_k = value, r->has_seqlen_k = 1; break;
+    case OPT_HEAD_DIM: r->problem.head_dim = value; break;
+    case OPT_HEAD_DIM_V: r->problem.head_dim_v = value, r->has_head_dim_v = 1; break;
+    default: r->options.num_threads = (int32_t)value;
+    }
+    return 1;
+}
+
+/* 1, or 0 after a complaint. */
+static int set_option(struct request *r, int option, const char *name, const char *text) {
+    fdm_problem *p = &r->problem;
+    switch (option) {
+    case OPT_DEVICE: r->device = text; return 1;
+    case OPT_PASS:
+    case OPT_DTYPE: return set_names(r, option, text);
+    case OPT_CAUSAL: return p->causal = 1;
+    case OPT_WINDOW: return parse_window(text, &p->window_left, &p->window_right);
+    case OPT_SOFTCAP: return parse_real(name, text, &p->softcap);
+    case OPT_SCALE: return r->has_scale = parse_real(name, text, &p->softmax_scale);
+    case OPT_MASK: return p->has_mask = 1;
+    case OPT_BIAS: return p->has_bias = 1;
+    case OPT_INTERVALS: return p->has_intervals = 1;
+    case OPT_FAMILY: r->options.family = text; return 1;
+    case OPT_KERNEL: r->options.kernel = text; return 1;
+    case OPT_JSON: return r->json = 1;
+    default: return set_extent(r, option, name, text);
+    }
+}
+
+static void fill_defaults(struct request *r) {
+    fdm_problem *p = &r->problem;
+    p->heads_kv = r->has_heads_kv ? p->heads_kv : p->heads;
+    p->seqlen_k = r->has_seqlen_k ? p->seqlen_k : p->seqlen_q;
+    p->head_dim_v = r->has_head_dim_v ? p->head_dim_v : p->head_dim;
+    if (!r->has_scale && p->head_dim > 0)
+        p->softmax_scale = 1 / sqrt((double)p->head_dim);
+    const int64_t full[4] = {p->batch, p->heads, p->seqlen_q, p->seqlen_k};
+    if (p->has_mask)
+        memcpy(p->mask_shape, full, sizeof full);
+    if (p->has_bias)
+        memcpy(p->bias_shape, full, sizeof full);
+    p->bias_dtype = p->dtype;
+    p->needs_dbias = p->has_bias && p->pass == FDM_BACKWARD;
+}
+
+static void print_plan(const fdm_plan *plan, const char *device, int json) {
+    static char text[4096];
+    if (json) {
+        fdm_plan_to_json(plan, text, sizeof text, NULL);
+        puts(text);
+        return;
+    }
+    printf("%s: kernel %s, choice %s\n", device, plan->kernel, plan->choice);
+    if (plan->block_m)
+        printf("  block      %d query lanes x %d keys\n", plan->block_m, plan->block_n);
+    printf("  workspace  %lld bytes\n  threads    %d\n  because    %s\n", (long long)plan->workspace_bytes,
+           plan->num_threads, plan->reason);
+}
+
+int command_plan(int argc, char **argv) {
+    struct request r = {.device = "cpu", .problem = fdm_problem_default(), .options = fdm_options_default()};
+    r.problem.heads = 8;
+    r.problem.seqlen_q = 1024;
+    int option, index = 0;
+    while ((option = getopt_long(argc, argv, "", options, &index)) != -1) {
+        if (option == OPT_HELP) {
+            fputs(help, stdout);
+            return EXIT_FINE;
+        }
+        if (option == '?' || !set_option(&r, option, options[option - OPT_DEVICE].name, optarg))
+            return EXIT_USAGE;
+    }
+    if (optind < argc)
+        return complain(EXIT_USAGE, "plan takes no argument '%s'", argv[optind]);
+    fill_defaults(&r);
+    fdm_device device;
+    fdm_plan plan;
+    if (fdm_device_from_name(r.device, &device) || fdm_problem_validate(&r.problem))
+        return complain(EXIT_USAGE, "%s", fdm_last_error());
+    fdm_status status = fdm_plan_attention(&device, &r.problem, &r.options, &plan);
+    if (status)
+        return complain(status == FDM_ERROR_UNSUPPORTED ? EXIT_WRONG : EXIT_USAGE, "%s", fdm_last_error());
+    print_plan(&plan, device.name, r.json);
+    return EXIT_FINE;
+}

@@ -1,0 +1,71 @@
+/* common.c: complaints, option values, time and memory of the command line tool. */
+#include <errno.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "cli.h"
+
+int complain(int code, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    fputs("fdm: ", stderr);
+    vfprintf(stderr, format, arguments);
+    fputc('\n', stderr);
+    va_end(arguments);
+    return code;
+}
+
+int parse_integer(const char *option, const char *text, int64_t least, int64_t most, int64_t *value) {
+    char *end;
+    errno = 0;
+    long long number = strtoll(text, &end, 10);
+    if (end == text || *end || errno || number < least || number > most)
+        return complain(0, "%s is '%s'; it must be a whole number in %lld..%lld", option, text, (long long)least,
+                        (long long)most);
+    *value = number;
+    return 1;
+}
+
+int parse_real(const char *option, const char *text, double *value) {
+    char *end;
+    *value = strtod(text, &end);
+    if (end == text || *end)
+        return complain(0, "%s is '%s'; it must be a number", option, text);
+    return 1;
+}
+
+int parse_window(const char *text, int64_t *left, int64_t *right) {
+    char first[32];
+    size_t length = strcspn(text, ",");
+    if (text[length] != ',' || length >= sizeof first)
+        return complain(0, "--window is '%s'; write LEFT,RIGHT, -1 for unbounded", text);
+    memcpy(first, text, length);
+    first[length] = 0;
+    return parse_integer("--window", first, -1, INT32_MAX, left) &&
+           parse_integer("--window", text + length + 1, -1, INT32_MAX, right);
+}
+
+double seconds_now(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static int compare_doubles(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+double median_of(double *samples, int32_t count) {
+    qsort(samples, (size_t)count, sizeof *samples, compare_doubles);
+    return count % 2 ? samples[count / 2] : 0.5 * (samples[count / 2 - 1] + samples[count / 2]);
+}
+
+void *allocate_or_exit(size_t bytes) {
+    void *memory = bytes > SIZE_MAX - 64 ? NULL : aligned_alloc(64, (bytes + 64) / 64 * 64);
+    if (!memory)
+        exit(complain(EXIT_WRONG, "no memory for %zu bytes", bytes));
+    return memory;
+}
