@@ -1,15 +1,180 @@
-/* family.c of cpu: stub. */
-#include <stdio.h>
-
+/* cpu_family.c: the CPU's rows, the choice of instruction set and block sizes, and the way to each pass. */
 #include "cpu_family.h"
 
-static int available(int32_t row) {
-    (void)row;
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "error.h"
+#include "isa.h"
+
+/* One algorithm: its rows are one per instruction set, in the order of enum cpu_isa. */
+struct algorithm {
+    fdm_pass pass;
+    int (*takes_tables)(const struct cpu_kernels *kernels); /* whether the table has what it calls */
+    int (*suits)(const fdm_problem *problem);               /* preferred to the ones after it */
+    void (*blocks)(const fdm_problem *problem, const struct cpu_kernels *kernels, int32_t *block_m, int32_t *block_n);
+    int64_t (*workspace)(const fdm_problem *problem, const fdm_plan *plan);
+    fdm_status (*execute)(const fdm_plan *plan, const struct attention *attention, void *workspace,
+                          const fdm_launch *launch);
+};
+
+static int has_forward(const struct cpu_kernels *k) { return k->score && k->softmax && k->accumulate; }
+static int suits_all(const fdm_problem *problem) {
+    (void)problem;
     return 1;
 }
-static int choose(const struct plan_request *request, fdm_plan *plan) {
-    (void)request;
-    snprintf(plan->reason, sizeof plan->reason, "not built yet");
+
+/* Lanes: 256 share each packed block of keys; fewer where that leaves too few items to spread over a machine's cores.
+ * Keys: a score tile of 64 x 64 floats and a panel fit in the first-level cache together. */
+static void forward_blocks(const fdm_problem *p, const struct cpu_kernels *kernels, int32_t *block_m,
+                           int32_t *block_n) {
+    enum { ITEMS_WANTED = 32 };
+    const int64_t lanes = p->seqlen_q * (p->heads / p->heads_kv), columns = p->batch * p->heads_kv;
+    (void)kernels;
+    *block_m = CPU_LANES * 4;
+    while (*block_m > CPU_LANES && (lanes + *block_m - 1) / *block_m * columns < ITEMS_WANTED)
+        *block_m /= 2;
+    *block_n = 64;
+}
+
+static const struct algorithm algorithms[] = {
+    {FDM_FORWARD, has_forward, suits_all, forward_blocks, cpu_forward_workspace, cpu_forward},
+};
+enum { NUM_ALGORITHMS = sizeof algorithms / sizeof algorithms[0] };
+
+static const struct kernel_row rows[NUM_ALGORITHMS * CPU_ISA_COUNT] = {
+    {"cpu.forward.scalar", "blocked online softmax, plain C", FDM_FORWARD},
+    {"cpu.forward.neon", "blocked online softmax, float32 on Advanced SIMD", FDM_FORWARD},
+    {"cpu.forward.avx2", "blocked online softmax, float32 on AVX2 and FMA", FDM_FORWARD},
+    {"cpu.forward.avx512", "blocked online softmax, float32 on AVX-512", FDM_FORWARD},
+    {"cpu.forward.avx512_bf16", "blocked online softmax, bfloat16 dot products of AVX-512", FDM_FORWARD},
+    {"cpu.forward.amx", "blocked online softmax, bfloat16 tiles of AMX", FDM_FORWARD},
+};
+
+static int available(int32_t row) { return cpu_isa_present((enum cpu_isa)(row % CPU_ISA_COUNT)); }
+
+/* ---- choice ---- */
+
+/* Why algorithm a cannot run the problem on isa; NULL when it can. */
+static const char *refusal(const struct algorithm *a, enum cpu_isa isa, const fdm_problem *p) {
+    const struct cpu_kernels *kernels = cpu_isa_kernels(isa);
+    if (!kernels)
+        return "this build has no such instruction set";
+    if (!(kernels->dtypes >> p->dtype & 1) || !a->takes_tables(kernels))
+        return "it does not take this dtype and pass";
+    return NULL;
+}
+
+static const char *problem_refusal(const fdm_problem *p) {
+    if (p->dtype == FDM_FLOAT64)
+        return "float64 is computed by the reference family only";
+    if (p->head_dim > CPU_HEAD_DIM_MAX || p->head_dim_v > CPU_HEAD_DIM_MAX)
+        return "head dims are at most 256";
+    if (p->seqlen_q > INT32_MAX || p->seqlen_k > INT32_MAX)
+        return "sequences are shorter than 2^31";
+    return NULL;
+}
+
+/* "CPU_AVX512_256x64": query lanes x keys of one step. */
+static void choice_code(char *code, size_t size, const struct algorithm *a, enum cpu_isa isa, int32_t block_m,
+                        int32_t block_n) {
+    char upper[16];
+    snprintf(upper, sizeof upper, "%s", cpu_isa_name(isa));
+    for (char *c = upper; *c; c++)
+        *c = (char)(*c >= 'a' && *c <= 'z' ? *c - 'a' + 'A' : *c);
+    (void)a;
+    snprintf(code, size, "CPU_%s_%dx%d", upper, block_m, block_n);
+}
+
+static void fill(const struct plan_request *request, int32_t algorithm, enum cpu_isa isa, int32_t block_m,
+                 fdm_plan *plan) {
+    const struct algorithm *a = &algorithms[algorithm];
+    a->blocks(request->problem, cpu_isa_kernels(isa), &plan->block_m, &plan->block_n);
+    if (block_m > 0)
+        plan->block_m = block_m;
+    plan->kernel_index = algorithm * CPU_ISA_COUNT + (int32_t)isa;
+    plan->parameters[0] = (int32_t)isa;
+    snprintf(plan->kernel, sizeof plan->kernel, "%s", rows[plan->kernel_index].name);
+    choice_code(plan->choice, sizeof plan->choice, a, isa, plan->block_m, plan->block_n);
+    plan->workspace_bytes = a->workspace(request->problem, plan);
+}
+
+/* A forced kernel: a row's name, or a choice code with any of the block sizes there are. */
+static int choose_forced(const struct plan_request *request, enum cpu_isa best, fdm_plan *plan) {
+    const char *why = "is not a kernel of this family for this pass";
+    for (int32_t i = 0; i < NUM_ALGORITHMS * CPU_ISA_COUNT; i++) {
+        const struct algorithm *a = &algorithms[i / CPU_ISA_COUNT];
+        enum cpu_isa isa = (enum cpu_isa)(i % CPU_ISA_COUNT);
+        int named = strcmp(rows[i].name, request->kernel) == 0;
+        if (named && a->pass != request->problem->pass)
+            why = "is for the other pass";
+        if (a->pass != request->problem->pass || !cpu_isa_kernels(isa))
+            continue;
+        for (int32_t block_m = 0; block_m <= 4 * CPU_LANES; block_m = block_m ? 2 * block_m : CPU_LANES) {
+            if (!refusal(a, isa, request->problem))
+                fill(request, i / CPU_ISA_COUNT, isa, block_m, plan);
+            if (!named && strcmp(plan->choice, request->kernel) != 0)
+                continue;
+            why = isa > best ? "needs an instruction set above the device's" : refusal(a, isa, request->problem);
+            if (!why) {
+                snprintf(plan->reason, sizeof plan->reason, "kernel '%s' was asked for", request->kernel);
+                return 1;
+            }
+            named = 1;
+        }
+    }
+    snprintf(plan->reason, sizeof plan->reason, "kernel '%s' %s", request->kernel, why);
     return 0;
 }
-const struct family family_cpu = {"cpu", NULL, 0, available, choose, NULL};
+
+/* Below amx the processor is Intel's, whose bfloat16 dot product is slower than its float32 FMA. */
+static int worth_trying(enum cpu_isa isa, enum cpu_isa best) {
+    return !(isa == CPU_ISA_AVX512_BF16 && best == CPU_ISA_AMX);
+}
+
+static int choose(const struct plan_request *request, fdm_plan *plan) {
+    const fdm_problem *p = request->problem;
+    int best = request->device->id.type == FDM_CPU ? cpu_isa_from_name(request->device->isa) : -1;
+    const char *why = best < 0 ? "it runs on CPUs only" : problem_refusal(p);
+    if (why) {
+        snprintf(plan->reason, sizeof plan->reason, "%s", why);
+        return 0;
+    }
+    if (request->kernel)
+        return choose_forced(request, (enum cpu_isa)best, plan);
+    for (int32_t i = 0; i < NUM_ALGORITHMS; i++) {
+        if (algorithms[i].pass != p->pass || !algorithms[i].suits(p))
+            continue;
+        for (int isa = best; isa >= 0; isa--) {
+            if (refusal(&algorithms[i], (enum cpu_isa)isa, p) || !worth_trying((enum cpu_isa)isa, (enum cpu_isa)best))
+                continue;
+            fill(request, i, (enum cpu_isa)isa, 0, plan);
+            snprintf(plan->reason, sizeof plan->reason,
+                     "%s is the best instruction set of this device (%s) for %s; blocks of %d query lanes share packed "
+                     "keys, %d at a time",
+                     cpu_isa_name((enum cpu_isa)isa), request->device->isa, fdm_dtype_name(p->dtype), plan->block_m,
+                     plan->block_n);
+            return 1;
+        }
+    }
+    snprintf(plan->reason, sizeof plan->reason, "no instruction set up to %s takes this dtype and pass",
+             request->device->isa);
+    return 0;
+}
+
+/* A plan may come from a file: what it says must be something choose() could have said. */
+static fdm_status execute(const fdm_plan *plan, const struct attention *attention, void *workspace,
+                          const fdm_launch *launch) {
+    const struct algorithm *a = &algorithms[plan->kernel_index / CPU_ISA_COUNT];
+    enum cpu_isa isa = (enum cpu_isa)(plan->kernel_index % CPU_ISA_COUNT);
+    if (plan->parameters[0] != (int32_t)isa || plan->num_threads < 1 || plan->block_m < 1 ||
+        plan->block_m > 4 * CPU_LANES || plan->block_n < 1 || plan->block_n > CPU_BLOCK_KEYS_MAX ||
+        a->pass != attention->problem->pass || problem_refusal(attention->problem) ||
+        refusal(a, isa, attention->problem) || a->workspace(attention->problem, plan) > plan->workspace_bytes)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT,
+                         "the plan's block sizes, threads or workspace are not its kernel's");
+    return a->execute(plan, attention, workspace, launch);
+}
+
+const struct family family_cpu = {"cpu", rows, NUM_ALGORITHMS *CPU_ISA_COUNT, available, choose, execute};

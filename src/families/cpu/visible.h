@@ -17,7 +17,9 @@ struct lane_block {
     const struct attention *attention;
     const struct cpu_kernels *kernels;
     struct sequence sequence;
-    int64_t batch;
+    int64_t batch, kv_head;
+    int64_t first; /* flat index of lane 0; rows do not fall along lanes */
+    int64_t group; /* query heads of the KV head */
     int32_t num_lanes, num_panels;
     int64_t row[CPU_BLOCK_LANES_MAX];
     int64_t head[CPU_BLOCK_LANES_MAX];

@@ -1,0 +1,276 @@
+/* forward.c: attention forward by blocks of lanes: each walks the keys it sees once, with online softmax.
+ *
+ * An item is (batch, KV head, block of up to 256 lanes). Its Q panels are packed once; each block of visible keys is
+ * packed once and serves every panel: scores, softmax step, accumulators shrunk where a maximum rose, V added. Items
+ * come from one counter, the last rows first, since causal gives those the most keys. Block sizes depend on the problem
+ * alone, so the result does not depend on the number of threads. */
+#include <math.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "cpu_family.h"
+#include "error.h"
+#include "half.h"
+#include "isa.h"
+#include "threads.h"
+#include "visible.h"
+
+_Static_assert((int)CPU_BLOCK_LANES_MAX >= (int)CPU_BLOCK_KEYS_MAX, "rows[] holds lanes or keys");
+
+/* What a thread works on. The buffers lie behind it in its share of the workspace. */
+struct forward_thread {
+    struct lane_block block;
+    struct key_walk walk;
+    struct key_block keys;
+    const void *rows[CPU_BLOCK_LANES_MAX]; /* addresses for packing, of lanes or keys */
+    float bias_keys[CPU_BLOCK_KEYS_MAX];
+    float max[CPU_BLOCK_LANES_MAX], sum[CPU_BLOCK_LANES_MAX], shrink[CPU_LANES];
+    char *panels, *packed_keys, *packed_values, *weights; /* weights NULL: the score tile serves */
+    float *s, *bias, *acc;
+    size_t panel_bytes;
+};
+
+enum bias_kind { BIAS_NONE, BIAS_KEYS, BIAS_TILE };
+
+struct forward_call {
+    const struct attention *attention;
+    const struct cpu_kernels *kernels;
+    char *workspace;
+    size_t thread_bytes;
+    int32_t block_m, block_n;
+    int64_t lane_blocks, num_items; /* lane blocks of the longest sequence */
+    enum bias_kind bias_kind;
+    atomic_llong next_item;
+};
+
+static size_t align64(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+/* The next bytes of a workspace that is being laid out; base NULL only counts. */
+static void *take(char *base, size_t *used, size_t bytes) {
+    char *at = base ? base + *used : NULL;
+    *used += align64(bytes);
+    return at;
+}
+
+/* Lays out a thread's share at base and returns its bytes; with base NULL, the bytes alone. */
+static size_t thread_layout(char *base, const struct cpu_kernels *k, const fdm_problem *p, int32_t block_m,
+                            int32_t block_n) {
+    struct forward_thread unused, *thread = base ? (struct forward_thread *)(void *)base : &unused;
+    const int32_t d = (int32_t)p->head_dim, dv = (int32_t)p->head_dim_v, panels = block_m / CPU_LANES;
+    const int32_t packed = (block_n + k->key_multiple - 1) / k->key_multiple * k->key_multiple;
+    const size_t tile = (size_t)packed * CPU_LANES * sizeof(float);
+    size_t used = 0;
+    take(base, &used, sizeof *thread);
+    thread->panel_bytes = k->panel_bytes(d);
+    thread->panels = take(base, &used, (size_t)panels * thread->panel_bytes);
+    thread->packed_keys = take(base, &used, k->keys_bytes(block_n, d));
+    thread->packed_values = take(base, &used, k->values_bytes(block_n, dv));
+    thread->s = take(base, &used, tile);
+    thread->weights = k->weights_bytes(block_n) ? take(base, &used, k->weights_bytes(block_n)) : NULL;
+    thread->acc = take(base, &used, (size_t)panels * (size_t)dv * CPU_LANES * sizeof(float));
+    thread->bias = p->has_bias ? take(base, &used, tile) : NULL;
+    return used;
+}
+
+int64_t cpu_forward_workspace(const fdm_problem *problem, const fdm_plan *plan) {
+    const struct cpu_kernels *kernels = cpu_isa_kernels((enum cpu_isa)plan->parameters[0]);
+    return (int64_t)thread_layout(NULL, kernels, problem, plan->block_m, plan->block_n) * plan->num_threads;
+}
+
+/* ---- operands ---- */
+
+static const void *matrix_row(const struct matrix_view *view, int64_t bytes, int64_t batch, int64_t row, int64_t head) {
+    return view->data + (batch * view->batch + row * view->row + head * view->head) * bytes;
+}
+
+static void pack_panels(const struct forward_call *call, struct forward_thread *thread) {
+    const struct attention *a = call->attention;
+    const struct lane_block *block = &thread->block;
+    const int64_t bytes = fdm_dtype_bytes(a->problem->dtype);
+    for (int32_t lane = 0; lane < block->num_lanes; lane++)
+        thread->rows[lane] =
+            matrix_row(&a->q, bytes, block->batch, block->sequence.q_begin + block->row[lane], block->head[lane]);
+    for (int32_t panel = 0; panel < block->num_panels; panel++)
+        call->kernels->pack_panel(thread->panels + (size_t)panel * thread->panel_bytes,
+                                  thread->rows + panel * CPU_LANES, lane_block_panel_lanes(block, panel),
+                                  (int32_t)a->problem->head_dim, a->problem->dtype);
+}
+
+static void key_rows(struct forward_thread *thread, const struct matrix_view *view, int64_t bytes) {
+    const struct lane_block *block = &thread->block;
+    const char *base = matrix_row(view, bytes, block->batch, block->sequence.k_begin, block->kv_head);
+    for (int32_t k = 0; k < thread->keys.num_keys; k++)
+        thread->rows[k] = base + thread->keys.key[k] * view->row * bytes;
+}
+
+static void pack_keys(const struct forward_call *call, struct forward_thread *thread) {
+    const fdm_problem *p = call->attention->problem;
+    const int64_t bytes = fdm_dtype_bytes(p->dtype);
+    key_rows(thread, &call->attention->k, bytes);
+    call->kernels->pack_keys(thread->packed_keys, thread->rows, thread->keys.num_keys, (int32_t)p->head_dim, p->dtype);
+    key_rows(thread, &call->attention->v, bytes);
+    call->kernels->pack_values(thread->packed_values, thread->rows, thread->keys.num_keys, (int32_t)p->head_dim_v,
+                               p->dtype);
+}
+
+/* ---- bias ---- */
+
+static enum bias_kind bias_kind(const struct attention *a) {
+    if (!a->bias.data)
+        return BIAS_NONE;
+    int one_head = a->bias.group >= a->problem->heads / a->problem->heads_kv || a->bias.head == 0;
+    return a->bias.row == 0 && one_head ? BIAS_KEYS : BIAS_TILE;
+}
+
+/* The bias that lane 0 of the block sees, key by key. */
+static void load_bias_keys(const struct forward_call *call, struct forward_thread *thread) {
+    const struct score_view *view = &call->attention->bias;
+    const fdm_dtype dtype = call->attention->problem->bias_dtype;
+    int64_t base = thread->block.batch * view->batch + thread->block.head[0] / view->group * view->head;
+    for (int32_t k = 0; k < thread->keys.num_keys; k++) {
+        int64_t at = base + thread->keys.key[k] * view->key;
+        thread->bias_keys[k] = dtype == FDM_FLOAT32 ? ((const float *)(const void *)view->data)[at]
+                               : dtype == FDM_BFLOAT16
+                                   ? bfloat16_to_float(((const uint16_t *)(const void *)view->data)[at])
+                                   : float16_to_float(((const uint16_t *)(const void *)view->data)[at]);
+    }
+}
+
+/* The bias tile of one panel, run of neighbouring keys by run. */
+static void load_bias_tile(const struct forward_call *call, struct forward_thread *thread, int32_t panel) {
+    const struct score_view *view = &call->attention->bias;
+    const struct lane_block *block = &thread->block;
+    const struct key_block *keys = &thread->keys;
+    const fdm_dtype dtype = call->attention->problem->bias_dtype;
+    const int64_t bytes = fdm_dtype_bytes(dtype);
+    const int32_t lanes = lane_block_panel_lanes(block, panel);
+    for (int32_t first = 0, last; first < keys->num_keys; first = last) {
+        last = first + 1;
+        while (last < keys->num_keys && (view->key == 0 || keys->key[last] == keys->key[last - 1] + 1))
+            last++;
+        for (int32_t l = 0; l < lanes; l++) {
+            int32_t lane = panel * CPU_LANES + l;
+            thread->rows[l] = view->data + (block->batch * view->batch + block->head[lane] / view->group * view->head +
+                                            block->row[lane] * view->row + keys->key[first] * view->key) *
+                                               bytes;
+        }
+        call->kernels->load_bias(thread->bias + (size_t)first * CPU_LANES, thread->rows, view->key, last - first, lanes,
+                                 dtype);
+    }
+}
+
+/* ---- the loop ---- */
+
+static void run_panel(const struct forward_call *call, struct forward_thread *thread, int32_t panel) {
+    const fdm_problem *p = call->attention->problem;
+    const struct cpu_kernels *k = call->kernels;
+    const int32_t keys = thread->keys.num_keys, lanes = lane_block_panel_lanes(&thread->block, panel);
+    float *acc = thread->acc + (size_t)panel * (size_t)p->head_dim_v * CPU_LANES;
+    k->score(thread->s, thread->packed_keys, thread->panels + (size_t)panel * thread->panel_bytes, keys, lanes,
+             (int32_t)p->head_dim);
+    if (call->bias_kind == BIAS_TILE)
+        load_bias_tile(call, thread, panel);
+    struct cpu_softmax_step step = {.s = thread->s,
+                                    .weights = thread->weights ? (void *)thread->weights : (void *)thread->s,
+                                    .visible =
+                                        thread->keys.state[panel] == PANEL_PARTIAL ? thread->keys.visible[panel] : NULL,
+                                    .bias_keys = call->bias_kind == BIAS_KEYS ? thread->bias_keys : NULL,
+                                    .bias = call->bias_kind == BIAS_TILE ? thread->bias : NULL,
+                                    .num_keys = keys,
+                                    .num_lanes = lanes,
+                                    .scale = (float)p->softmax_scale,
+                                    .softcap = (float)p->softcap,
+                                    .max = thread->max + panel * CPU_LANES,
+                                    .sum = thread->sum + panel * CPU_LANES,
+                                    .shrink = thread->shrink};
+    k->softmax(&step);
+    k->shrink(acc, thread->shrink, lanes, (int32_t)p->head_dim_v);
+    k->accumulate(acc, thread->packed_values, step.weights, keys, lanes, (int32_t)p->head_dim_v);
+}
+
+/* out = acc / sum, lse = max + log(sum); a row without keys has out 0 and lse +inf. */
+static void finish(const struct forward_call *call, struct forward_thread *thread) {
+    const struct attention *a = call->attention;
+    const struct lane_block *block = &thread->block;
+    const int64_t bytes = fdm_dtype_bytes(a->problem->dtype);
+    const int32_t dv = (int32_t)a->problem->head_dim_v;
+    for (int32_t lane = 0; lane < block->num_lanes; lane++) {
+        int64_t row = block->sequence.q_begin + block->row[lane], head = block->head[lane];
+        float sum = thread->sum[lane];
+        if (a->lse.data)
+            ((float *)(void *)a->lse.data)[block->batch * a->lse.batch + head * a->lse.head + row * a->lse.row] =
+                sum == 0 ? INFINITY : thread->max[lane] + logf(sum);
+        thread->sum[lane] = sum == 0 ? 0 : 1 / sum;
+        thread->rows[lane] = matrix_row(&a->out, bytes, block->batch, row, head);
+    }
+    for (int32_t panel = 0; panel < block->num_panels; panel++)
+        call->kernels->store_panel(
+            (void *const *)(thread->rows + panel * CPU_LANES), thread->acc + (size_t)panel * (size_t)dv * CPU_LANES,
+            thread->sum + panel * CPU_LANES, lane_block_panel_lanes(block, panel), dv, a->problem->dtype);
+}
+
+static void run_block(const struct forward_call *call, struct forward_thread *thread) {
+    const struct lane_block *block = &thread->block;
+    for (int32_t lane = 0; lane < block->num_panels * CPU_LANES; lane++) {
+        thread->max[lane] = -INFINITY;
+        thread->sum[lane] = 0;
+    }
+    memset(thread->acc, 0,
+           (size_t)block->num_panels * (size_t)call->attention->problem->head_dim_v * CPU_LANES * sizeof(float));
+    pack_panels(call, thread);
+    key_walk_init(&thread->walk, block, call->block_n);
+    while (key_walk_next(&thread->walk, &thread->keys)) {
+        pack_keys(call, thread);
+        if (call->bias_kind == BIAS_KEYS)
+            load_bias_keys(call, thread);
+        for (int32_t panel = 0; panel < block->num_panels; panel++)
+            if (thread->keys.state[panel] != PANEL_SKIP)
+                run_panel(call, thread, panel);
+    }
+    finish(call, thread);
+}
+
+/* Items by lane block, the last first, then by batch and KV head. */
+static void run_item(const struct forward_call *call, struct forward_thread *thread, int64_t item) {
+    const fdm_problem *p = call->attention->problem;
+    const int64_t columns = p->batch * p->heads_kv, group = p->heads / p->heads_kv;
+    const int64_t batch = item % columns / p->heads_kv, kv_head = item % p->heads_kv;
+    const int64_t first = (call->lane_blocks - 1 - item / columns) * call->block_m;
+    const int64_t left = attention_sequence(call->attention, batch).seqlen_q * group - first;
+    if (left <= 0)
+        return;
+    lane_block_init(&thread->block, call->attention, call->kernels, batch, kv_head, first,
+                    left < call->block_m ? (int32_t)left : call->block_m);
+    run_block(call, thread);
+}
+
+static void run_thread(void *argument, int32_t index) {
+    struct forward_call *call = argument;
+    char *base = call->workspace + (size_t)index * call->thread_bytes;
+    struct forward_thread *thread = (struct forward_thread *)(void *)base;
+    thread_layout(base, call->kernels, call->attention->problem, call->block_m, call->block_n);
+    for (;;) {
+        int64_t item = atomic_fetch_add_explicit(&call->next_item, 1, memory_order_relaxed);
+        if (item >= call->num_items)
+            return;
+        run_item(call, thread, item);
+    }
+}
+
+fdm_status cpu_forward(const fdm_plan *plan, const struct attention *attention, void *workspace,
+                       const fdm_launch *launch) {
+    const fdm_problem *p = attention->problem;
+    const int64_t lanes = p->seqlen_q * (p->heads / p->heads_kv);
+    struct forward_call call = {.attention = attention,
+                                .kernels = cpu_isa_kernels((enum cpu_isa)plan->parameters[0]),
+                                .workspace = workspace,
+                                .block_m = plan->block_m,
+                                .block_n = plan->block_n,
+                                .lane_blocks = (lanes + plan->block_m - 1) / plan->block_m,
+                                .bias_kind = bias_kind(attention)};
+    call.thread_bytes = thread_layout(NULL, call.kernels, p, call.block_m, call.block_n);
+    call.num_items = call.lane_blocks * p->batch * p->heads_kv;
+    atomic_init(&call.next_item, 0);
+    threads_run(launch ? launch->executor : NULL, plan->num_threads, run_thread, &call);
+    return FDM_OK;
+}
