@@ -76,6 +76,24 @@ def assert_close(actual, expected, dtype, what):
     assert largest <= TOLERANCE[dtype] * size, f"{what}: off by {largest}, size {size}"
 
 
+def laid_out(r, tensor):
+    """The same values in another layout: contiguous, a bhsd view, a slice of something wider, or a broadcast axis."""
+    kind = r.choice(["contiguous", "contiguous", "bhsd", "slice", "packed", "batch", "heads"])
+    if kind == "bhsd":
+        return tensor.transpose(1, 2).contiguous().transpose(1, 2)
+    if kind == "slice":
+        wide = torch.full((*tensor.shape[:-1], tensor.shape[-1] + 3), torch.nan, dtype=tensor.dtype)
+        wide[..., 2:-1] = tensor
+        return wide[..., 2:-1]
+    if kind == "packed":
+        return torch.stack([tensor, torch.full_like(tensor, torch.nan)], dim=2)[:, :, 0]
+    if kind == "batch":
+        return tensor[:1].expand(tensor.shape)
+    if kind == "heads":
+        return tensor[:, :, :1].expand(tensor.shape)
+    return tensor
+
+
 def random_problem(seed):
     """A dict of arguments for flash_dmattn_func and a parallel one for truth()."""
     r = random.Random(seed)
@@ -86,9 +104,9 @@ def random_problem(seed):
     seqlen_q, seqlen_k = r.choice([1, 2, 7, 33, 70]), r.choice([1, 3, 17, 64, 90])
     dtype = r.choice([torch.float32, torch.float32, torch.float16, torch.bfloat16, torch.float64])
     p = {
-        "q": torch.randn(batch, seqlen_q, heads, head_dim, dtype=dtype),
-        "k": torch.randn(batch, seqlen_k, heads_kv, head_dim, dtype=dtype),
-        "v": torch.randn(batch, seqlen_k, heads_kv, head_dim_v, dtype=dtype),
+        "q": laid_out(r, torch.randn(batch, seqlen_q, heads, head_dim, dtype=dtype)),
+        "k": laid_out(r, torch.randn(batch, seqlen_k, heads_kv, head_dim, dtype=dtype)),
+        "v": laid_out(r, torch.randn(batch, seqlen_k, heads_kv, head_dim_v, dtype=dtype)),
         "mask": None,
         "bias": None,
         "intervals": None,

@@ -15,8 +15,8 @@ def gradients(outputs, upstream, leaves):
 def test_random_problem_matches_float64(seed):
     p = random_problem(seed)
     names = [name for name in ("q", "k", "v", "bias") if p[name] is not None]
-    ours = {**p, **{name: p[name].clone().requires_grad_() for name in names}}
-    exact = {**p, **{name: p[name].double().requires_grad_() for name in names}}
+    ours = {**p, **{name: p[name].detach().requires_grad_() for name in names}}
+    exact = {**p, **{name: p[name].detach().to(torch.float64, copy=True).requires_grad_() for name in names}}
     out, lse = call(flash_dmattn_func, ours, return_lse=True)
     expected_out, expected_lse, _ = truth(**exact)
     dout = torch.randn_like(out)
