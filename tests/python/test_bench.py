@@ -1,0 +1,57 @@
+"""test_bench.py: the benchmark runs, checks itself, and writes what it says it writes."""
+
+import csv
+import json
+
+import pytest
+
+from flash_dmattn import bench
+
+TINY = ["--S", "24", "--D", "8", "--H", "4", "--Hkv", "2", "--iters", "2", "--dtype", "fp32", "--check"]
+
+
+@pytest.mark.parametrize("extra", [[], ["--topk", "5"], ["--mask", "0.3", "--bias"], ["--mode", "both"], ["--decode"]])
+def test_grid(extra, tmp_path, capsys):
+    path = tmp_path / "report.json"
+    assert bench.main([*TINY, *extra, "--json", str(path)]) == 0
+    report = json.loads(path.read_text())
+    assert {"command", "commit", "device", "versions", "records", "geometric_means"} <= report.keys()
+    assert report["records"]
+    for record in report["records"]:
+        assert set(record["results"]) >= {"flash-dmattn", "sdpa-flash"}
+        assert all(len(row["samples_ms"]) == 2 for row in record["results"].values())
+        assert all(error < 1e-4 for error in record["error_against_float64"].values())
+    assert "geometric mean, forward over sdpa-flash" in capsys.readouterr().out
+
+
+def test_visible_pairs_are_counted(tmp_path):
+    path = tmp_path / "report.json"
+    bench.main([*TINY, "--causal", "--topk", "5", "--direction", "forward", "--json", str(path)])
+    (record,) = json.loads(path.read_text())["records"]
+    row = record["results"]["flash-dmattn"]
+    pairs = 4 * sum(min(i + 1, 5) for i in range(24))
+    assert row["useful_tflops"] == pytest.approx(4 * 8 * pairs / row["median_ms"] * 1e-9)
+
+
+def test_a_wrong_result_fails(monkeypatch):
+    right = bench.run_ours
+    monkeypatch.setattr(bench, "run_ours", lambda cell, p: right(cell, p) * 1.2)
+    assert bench.main([*TINY, "--direction", "forward"]) == 1
+
+
+def test_csv_and_plots(tmp_path):
+    pytest.importorskip("matplotlib")
+    table = tmp_path / "table.csv"
+    options = ["--sweep", "threads", "visible", "--csv", str(table), "--plot", str(tmp_path / "plots")]
+    assert bench.main([*TINY, *options]) == 0
+    rows = list(csv.DictReader(table.open()))
+    assert {row["contender"] for row in rows} >= {"flash-dmattn", "sdpa-flash"}
+    names = {path.name for path in (tmp_path / "plots").iterdir()}
+    assert names == {f"bench_{kind}_{way}.png" for kind in ("threads", "visible") for way in ("forward", "backward")}
+    assert bench.main([*TINY, "--plot", str(tmp_path / "bars"), "--direction", "forward"]) == 0
+    assert (tmp_path / "bars" / "bench_grid_forward.png").stat().st_size > 1000
+
+
+def test_overhead(capsys):
+    assert bench.main(["--overhead"]) == 0
+    assert capsys.readouterr().out.count("us") >= 6
