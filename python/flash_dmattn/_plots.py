@@ -51,7 +51,8 @@ def lines(
     """Milliseconds of every contender over x, both axes logarithmic; bands are the quartiles."""
     figure, axes = pyplot.subplots(figsize=(7, 4.5))
     for name in _contenders(records):
-        rows = sorted((x(record["cell"]), record["results"][name]) for record in records if name in record["results"])
+        chosen = [record for record in records if name in record["results"]]
+        rows = sorted(((x(record["cell"]), record["results"][name]) for record in chosen), key=lambda row: row[0])
         places = [place for place, _ in rows]
         axes.plot(places, [row["median_ms"] for _, row in rows], "o-", color=COLOURS[name], label=name)
         low, high = ([row[key] for _, row in rows] for key in ("quartile_low_ms", "quartile_high_ms"))
