@@ -29,7 +29,7 @@ static int suits_all(const fdm_problem *problem) {
  * Keys: a score tile of 64 x 64 floats and a panel fit in the first-level cache together. */
 static void forward_blocks(const fdm_problem *p, const struct cpu_kernels *kernels, int32_t *block_m,
                            int32_t *block_n) {
-    enum { ITEMS_WANTED = 32 };
+    enum { ITEMS_WANTED = 16 };
     const int64_t lanes = p->seqlen_q * (p->heads / p->heads_kv), columns = p->batch * p->heads_kv;
     (void)kernels;
     *block_m = CPU_LANES * 4;

@@ -113,6 +113,26 @@ static void pack_keys(const struct forward_call *call, struct forward_thread *th
                                p->dtype);
 }
 
+/* Asks for the rows that the next block will pack, a share before each panel: rows are far apart, where the hardware's
+ * own prefetching does not follow. Only neighbouring keys can be foreseen. */
+static void prefetch_next(const struct forward_call *call, const struct forward_thread *thread, int32_t panel) {
+    const struct matrix_view *views[2] = {&call->attention->k, &call->attention->v};
+    const int64_t depths[2] = {call->attention->problem->head_dim, call->attention->problem->head_dim_v};
+    const int64_t bytes = fdm_dtype_bytes(call->attention->problem->dtype);
+    const struct key_walk *walk = &thread->walk;
+    const struct lane_block *block = &thread->block;
+    int64_t count = walk->last - walk->next < walk->block_keys ? walk->last - walk->next : walk->block_keys;
+    int64_t first = walk->next + count * panel / block->num_panels;
+    int64_t last = walk->next + count * (panel + 1) / block->num_panels;
+    for (int i = 0; thread->keys.contiguous && i < 2; i++)
+        for (int64_t key = first; key < last; key++) {
+            const char *row =
+                matrix_row(views[i], bytes, block->batch, block->sequence.k_begin + key, block->kv_head);
+            for (int64_t at = 0; at < depths[i] * bytes; at += 64)
+                __builtin_prefetch(row + at, 0, 2);
+        }
+}
+
 /* ---- bias ---- */
 
 static enum bias_kind bias_kind(const struct attention *a) {
@@ -161,31 +181,91 @@ static void load_bias_tile(const struct forward_call *call, struct forward_threa
 
 /* ---- the loop ---- */
 
+/* Part of a panel's tile in which something is visible: whole groups of keys by whole groups of lanes. */
+struct strip {
+    int32_t first_key, num_keys, first_lane, num_lanes;
+};
+enum { STRIP_KEYS = 16, STRIP_LANES = 16, STRIPS_MAX = CPU_BLOCK_KEYS_MAX / STRIP_KEYS };
+
+/* Cuts the tile of a panel into strips, dropping groups that nobody sees: half of a causal diagonal's tile. Only float32
+ * operands can be entered in the middle; others, and tiles that are seen whole, are one strip. */
+static int32_t cut_strips(const struct forward_call *call, const struct forward_thread *thread, int32_t panel,
+                          struct strip strips[STRIPS_MAX]) {
+    const int32_t keys = thread->keys.num_keys, lanes = lane_block_panel_lanes(&thread->block, panel);
+    if (thread->keys.state[panel] == PANEL_FULL || thread->weights) {
+        strips[0] = (struct strip){0, keys, 0, lanes};
+        return 1;
+    }
+    int32_t count = 0;
+    for (int32_t first = 0; first < keys; first += STRIP_KEYS) {
+        int32_t last = first + STRIP_KEYS < keys ? first + STRIP_KEYS : keys;
+        uint64_t seen = 0;
+        for (int32_t k = first; k < last; k++)
+            seen |= thread->keys.visible[panel][k];
+        if (!seen)
+            continue;
+        int32_t low = __builtin_ctzll(seen) / STRIP_LANES * STRIP_LANES;
+        int32_t high = ((CPU_LANES - 1 - __builtin_clzll(seen)) / STRIP_LANES + 1) * STRIP_LANES;
+        struct strip *before = &strips[count - 1];
+        if (count > 0 && before->first_key + before->num_keys == first && before->first_lane == low &&
+            before->num_lanes == high - low)
+            before->num_keys = last - before->first_key;
+        else
+            strips[count++] = (struct strip){first, last - first, low, high - low};
+    }
+    return count;
+}
+
+static void score_strips(const struct forward_call *call, const struct forward_thread *thread, int32_t panel,
+                         const struct strip *strips, int32_t count) {
+    const int32_t depth = (int32_t)call->attention->problem->head_dim;
+    for (int32_t i = 0; i < count; i++) {
+        const struct strip *t = &strips[i];
+        call->kernels->score(thread->s + (size_t)t->first_key * CPU_LANES + t->first_lane,
+                             thread->packed_keys + (size_t)t->first_key * (size_t)depth * sizeof(float),
+                             thread->panels + (size_t)panel * thread->panel_bytes +
+                                 (size_t)t->first_lane * sizeof(float),
+                             t->num_keys, t->num_lanes, depth);
+    }
+}
+
+static void accumulate_strips(const struct forward_call *call, const struct forward_thread *thread, float *acc,
+                              const char *weights, const struct strip *strips, int32_t count) {
+    const int32_t depth = (int32_t)call->attention->problem->head_dim_v;
+    for (int32_t i = 0; i < count; i++) {
+        const struct strip *t = &strips[i];
+        call->kernels->accumulate(
+            acc + t->first_lane, thread->packed_values + (size_t)t->first_key * (size_t)depth * sizeof(float),
+            weights + ((size_t)t->first_key * CPU_LANES + (size_t)t->first_lane) * sizeof(float), t->num_keys,
+            t->num_lanes, depth);
+    }
+}
+
 static void run_panel(const struct forward_call *call, struct forward_thread *thread, int32_t panel) {
     const fdm_problem *p = call->attention->problem;
-    const struct cpu_kernels *k = call->kernels;
-    const int32_t keys = thread->keys.num_keys, lanes = lane_block_panel_lanes(&thread->block, panel);
+    const int32_t lanes = lane_block_panel_lanes(&thread->block, panel);
     float *acc = thread->acc + (size_t)panel * (size_t)p->head_dim_v * CPU_LANES;
-    k->score(thread->s, thread->packed_keys, thread->panels + (size_t)panel * thread->panel_bytes, keys, lanes,
-             (int32_t)p->head_dim);
+    struct strip strips[STRIPS_MAX];
+    const int32_t count = cut_strips(call, thread, panel, strips);
+    score_strips(call, thread, panel, strips, count);
     if (call->bias_kind == BIAS_TILE)
         load_bias_tile(call, thread, panel);
-    struct cpu_softmax_step step = {.s = thread->s,
-                                    .weights = thread->weights ? (void *)thread->weights : (void *)thread->s,
-                                    .visible =
-                                        thread->keys.state[panel] == PANEL_PARTIAL ? thread->keys.visible[panel] : NULL,
-                                    .bias_keys = call->bias_kind == BIAS_KEYS ? thread->bias_keys : NULL,
-                                    .bias = call->bias_kind == BIAS_TILE ? thread->bias : NULL,
-                                    .num_keys = keys,
-                                    .num_lanes = lanes,
-                                    .scale = (float)p->softmax_scale,
-                                    .softcap = (float)p->softcap,
-                                    .max = thread->max + panel * CPU_LANES,
-                                    .sum = thread->sum + panel * CPU_LANES,
-                                    .shrink = thread->shrink};
-    k->softmax(&step);
-    k->shrink(acc, thread->shrink, lanes, (int32_t)p->head_dim_v);
-    k->accumulate(acc, thread->packed_values, step.weights, keys, lanes, (int32_t)p->head_dim_v);
+    struct cpu_softmax_step step = {
+        .s = thread->s,
+        .weights = thread->weights ? (void *)thread->weights : (void *)thread->s,
+        .visible = thread->keys.state[panel] == PANEL_PARTIAL ? thread->keys.visible[panel] : NULL,
+        .bias_keys = call->bias_kind == BIAS_KEYS ? thread->bias_keys : NULL,
+        .bias = call->bias_kind == BIAS_TILE ? thread->bias : NULL,
+        .num_keys = thread->keys.num_keys,
+        .num_lanes = lanes,
+        .scale = (float)p->softmax_scale,
+        .softcap = (float)p->softcap,
+        .max = thread->max + panel * CPU_LANES,
+        .sum = thread->sum + panel * CPU_LANES,
+        .shrink = thread->shrink};
+    call->kernels->softmax(&step);
+    call->kernels->shrink(acc, thread->shrink, lanes, (int32_t)p->head_dim_v);
+    accumulate_strips(call, thread, acc, step.weights, strips, count);
 }
 
 /* out = acc / sum, lse = max + log(sum); a row without keys has out 0 and lse +inf. */
@@ -223,9 +303,11 @@ static void run_block(const struct forward_call *call, struct forward_thread *th
         pack_keys(call, thread);
         if (call->bias_kind == BIAS_KEYS)
             load_bias_keys(call, thread);
-        for (int32_t panel = 0; panel < block->num_panels; panel++)
+        for (int32_t panel = 0; panel < block->num_panels; panel++) {
+            prefetch_next(call, thread, panel);
             if (thread->keys.state[panel] != PANEL_SKIP)
                 run_panel(call, thread, panel);
+        }
     }
     finish(call, thread);
 }
