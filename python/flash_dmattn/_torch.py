@@ -485,12 +485,12 @@ def _per_query_head(tensor: Tensor, heads: int) -> Tensor:
     return tensor.repeat_interleave(heads // tensor.shape[1], dim=1)
 
 
-def _visible_pairs(seqlen_q: int, seqlen_k: int, settings: Settings) -> Tensor:
+def _visible_pairs(seqlen_q: int, seqlen_k: int, settings: Settings, device: torch.device) -> Tensor:
     """[Sq, Sk]: what causal and window leave visible."""
     _, _, _, causal, _, left, right, _ = settings
-    row = torch.arange(seqlen_q)[:, None] + (seqlen_k - seqlen_q)
-    key = torch.arange(seqlen_k)[None, :]
-    visible = torch.ones(seqlen_q, seqlen_k, dtype=torch.bool)
+    row = torch.arange(seqlen_q, device=device)[:, None] + (seqlen_k - seqlen_q)
+    key = torch.arange(seqlen_k, device=device)[None, :]
+    visible = torch.ones(seqlen_q, seqlen_k, dtype=torch.bool, device=device)
     if causal:
         visible &= key <= row
     if left >= 0:
@@ -509,7 +509,7 @@ def _probabilities(inputs: Sequence[Any], settings: Settings, dtype: torch.dtype
     scores = scores * (q.shape[-1] ** -0.5 if scale is None else scale)
     if softcap > 0:
         scores = softcap * torch.tanh(scores / softcap)
-    visible = _visible_pairs(seqlen_q, seqlen_k, settings)
+    visible = _visible_pairs(seqlen_q, seqlen_k, settings, q.device)
     if bias is not None:
         wide = _per_query_head(bias.to(dtype), heads)
         scores = scores + wide
@@ -517,7 +517,7 @@ def _probabilities(inputs: Sequence[Any], settings: Settings, dtype: torch.dtype
     if mask is not None:
         visible = visible & _per_query_head(mask, heads)
     if start is not None:
-        row = torch.arange(seqlen_q)[:, None]
+        row = torch.arange(seqlen_q, device=q.device)[:, None]
         first, last = (_per_query_head(each, heads)[:, :, None, :] for each in (start, end))
         visible = visible & (first <= row) & (row < last)
     probs = torch.softmax(scores.masked_fill(~visible, -torch.inf), dim=-1)

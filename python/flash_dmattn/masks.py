@@ -53,7 +53,7 @@ def _empty(library: Optional[str], *shapes: Tuple[int, ...]) -> Tuple[Any, ...]:
     if library == "torch" or (library is None and sys.modules.get("torch") is not None):
         import torch
 
-        return tuple(torch.empty(shape, dtype=torch.int32) for shape in shapes)
+        return tuple(torch.empty(shape, dtype=torch.int32, device="cpu") for shape in shapes)
     import numpy
 
     return tuple(numpy.empty(shape, numpy.int32) for shape in shapes)
@@ -211,7 +211,7 @@ def intervals_to_mask(start: Any, end: Any, seqlen_q: int) -> Any:
     if _library_of(start, "start") == "torch":
         import torch
 
-        row = torch.arange(seqlen_q, dtype=torch.int64)[:, None]
+        row = torch.arange(seqlen_q, device=start.device)[:, None]
     else:
         import numpy
 

@@ -168,3 +168,15 @@ def test_probabilities_of_lowest_biases():
     assert torch.allclose(
         flash_dmattn_func(q, q, q, None, bias, return_attn_probs=True)[2], torch.full((1, 1, 3, 3), 1 / 3)
     )
+
+
+def test_default_device_does_not_matter():
+    from flash_dmattn import masks
+
+    q = torch.randn(1, 4, 2, 8)
+    expected = flash_dmattn_func(q, q, q, is_causal=True, return_attn_probs=True)
+    with torch.device("meta"):
+        pair = masks.causal_intervals(4, 4, "torch")
+        ours = flash_dmattn_func(q, q, q, key_intervals=pair, is_causal=True, return_attn_probs=True)
+        assert masks.intervals_to_mask(*pair, 4).device.type == "cpu"
+    assert all(torch.equal(a, b) for a, b in zip(ours, expected, strict=True))
