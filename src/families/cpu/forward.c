@@ -126,8 +126,7 @@ static void prefetch_next(const struct forward_call *call, const struct forward_
     int64_t last = walk->next + count * (panel + 1) / block->num_panels;
     for (int i = 0; thread->keys.contiguous && i < 2; i++)
         for (int64_t key = first; key < last; key++) {
-            const char *row =
-                matrix_row(views[i], bytes, block->batch, block->sequence.k_begin + key, block->kv_head);
+            const char *row = matrix_row(views[i], bytes, block->batch, block->sequence.k_begin + key, block->kv_head);
             for (int64_t at = 0; at < depths[i] * bytes; at += 64)
                 __builtin_prefetch(row + at, 0, 2);
         }
@@ -187,8 +186,8 @@ struct strip {
 };
 enum { STRIP_KEYS = 16, STRIP_LANES = 16, STRIPS_MAX = CPU_BLOCK_KEYS_MAX / STRIP_KEYS };
 
-/* Cuts the tile of a panel into strips, dropping groups that nobody sees: half of a causal diagonal's tile. Only float32
- * operands can be entered in the middle; others, and tiles that are seen whole, are one strip. */
+/* Cuts the tile of a panel into strips, dropping groups that nobody sees: half of a causal diagonal's tile. Only
+ * float32 operands can be entered in the middle; others, and tiles that are seen whole, are one strip. */
 static int32_t cut_strips(const struct forward_call *call, const struct forward_thread *thread, int32_t panel,
                           struct strip strips[STRIPS_MAX]) {
     const int32_t keys = thread->keys.num_keys, lanes = lane_block_panel_lanes(&thread->block, panel);
@@ -234,10 +233,10 @@ static void accumulate_strips(const struct forward_call *call, const struct forw
     const int32_t depth = (int32_t)call->attention->problem->head_dim_v;
     for (int32_t i = 0; i < count; i++) {
         const struct strip *t = &strips[i];
-        call->kernels->accumulate(
-            acc + t->first_lane, thread->packed_values + (size_t)t->first_key * (size_t)depth * sizeof(float),
-            weights + ((size_t)t->first_key * CPU_LANES + (size_t)t->first_lane) * sizeof(float), t->num_keys,
-            t->num_lanes, depth);
+        call->kernels->accumulate(acc + t->first_lane,
+                                  thread->packed_values + (size_t)t->first_key * (size_t)depth * sizeof(float),
+                                  weights + ((size_t)t->first_key * CPU_LANES + (size_t)t->first_lane) * sizeof(float),
+                                  t->num_keys, t->num_lanes, depth);
     }
 }
 
@@ -250,19 +249,19 @@ static void run_panel(const struct forward_call *call, struct forward_thread *th
     score_strips(call, thread, panel, strips, count);
     if (call->bias_kind == BIAS_TILE)
         load_bias_tile(call, thread, panel);
-    struct cpu_softmax_step step = {
-        .s = thread->s,
-        .weights = thread->weights ? (void *)thread->weights : (void *)thread->s,
-        .visible = thread->keys.state[panel] == PANEL_PARTIAL ? thread->keys.visible[panel] : NULL,
-        .bias_keys = call->bias_kind == BIAS_KEYS ? thread->bias_keys : NULL,
-        .bias = call->bias_kind == BIAS_TILE ? thread->bias : NULL,
-        .num_keys = thread->keys.num_keys,
-        .num_lanes = lanes,
-        .scale = (float)p->softmax_scale,
-        .softcap = (float)p->softcap,
-        .max = thread->max + panel * CPU_LANES,
-        .sum = thread->sum + panel * CPU_LANES,
-        .shrink = thread->shrink};
+    struct cpu_softmax_step step = {.s = thread->s,
+                                    .weights = thread->weights ? (void *)thread->weights : (void *)thread->s,
+                                    .visible =
+                                        thread->keys.state[panel] == PANEL_PARTIAL ? thread->keys.visible[panel] : NULL,
+                                    .bias_keys = call->bias_kind == BIAS_KEYS ? thread->bias_keys : NULL,
+                                    .bias = call->bias_kind == BIAS_TILE ? thread->bias : NULL,
+                                    .num_keys = thread->keys.num_keys,
+                                    .num_lanes = lanes,
+                                    .scale = (float)p->softmax_scale,
+                                    .softcap = (float)p->softcap,
+                                    .max = thread->max + panel * CPU_LANES,
+                                    .sum = thread->sum + panel * CPU_LANES,
+                                    .shrink = thread->shrink};
     call->kernels->softmax(&step);
     call->kernels->shrink(acc, thread->shrink, lanes, (int32_t)p->head_dim_v);
     accumulate_strips(call, thread, acc, step.weights, strips, count);

@@ -116,10 +116,13 @@ static void tile_mask_bits(uint64_t *visible, const uint8_t *const *rows, int64_
     for (int32_t key = 0; key < num_keys; key += 64) {
         uint64_t words[64] = {0};
         int32_t count = least(64, num_keys - key);
-        for (int32_t lane = 0; lane < num_lanes; lane++)
+        for (int32_t lane = 0; lane < num_lanes; lane++) {
+            if (key_stride == 1) /* the next call's, as a rule; rows are too far apart for the hardware to foresee it */
+                __builtin_prefetch(rows[lane] + key + 64, 0, 2);
             words[lane] = lane > 0 && rows[lane] == rows[lane - 1]
                               ? words[lane - 1]
                               : row_bits(rows[lane] + key * key_stride, key_stride, count);
+        }
         transpose_bits(words);
         memcpy(visible + key, words, (size_t)count * sizeof *words);
     }
@@ -139,6 +142,8 @@ INLINE void load_bias_as(float *bias, const void *const *rows, int64_t key_strid
             for (int32_t key = 0; key < num_keys; key += VECTOR_WIDTH) {
                 vec columns[VECTOR_WIDTH];
                 int32_t count = least(VECTOR_WIDTH, num_keys - key);
+                for (int32_t r = 0; r < least(VECTOR_WIDTH, num_lanes - lane); r++)
+                    __builtin_prefetch((const char *)rows[lane + r] + (key + num_keys) * bytes, 0, 2);
                 load_columns(columns, rows + lane, num_lanes - lane, key, count, dtype);
                 for (int32_t c = 0; c < count; c++)
                     vec_store(bias + (size_t)(key + c) * CPU_LANES + lane, columns[c]);

@@ -253,15 +253,26 @@ static void take_by_intervals(struct key_walk *walk, struct key_block *keys) {
     }
 }
 
+/* Whether causal and window leave keys first .. first+count-1 visible to all lanes. */
+static int range_is_open(const struct lane_block *block, int64_t first, int32_t count) {
+    return lanes_of_key(block, first + count - 1).first <= 0 && lanes_of_key(block, first).last >= block->num_lanes;
+}
+
 /* Appends the chunk's visible keys while there is room; the walk goes on behind the last key taken or dropped. */
 static void append_chunk(struct key_walk *walk, struct key_block *keys, const struct interval_reader *intervals,
                          int32_t count, uint64_t mask[CPU_PANELS_MAX][CHUNK_KEYS]) {
     const struct lane_block *block = walk->block;
+    const int32_t panels = block->num_panels;
+    const int open = !intervals && range_is_open(block, walk->next, count);
+    uint64_t bits[CPU_PANELS_MAX];
+    for (int32_t panel = 0; panel < panels; panel++)
+        bits[panel] = panel_lanes(block, panel);
     for (int32_t k = 0; k < count && keys->num_keys < walk->block_keys; k++) {
-        uint64_t bits[CPU_PANELS_MAX], any = 0;
+        uint64_t any = 0;
         int32_t n = keys->num_keys;
-        key_bits(block, intervals, walk->next, bits);
-        for (int32_t panel = 0; panel < block->num_panels; panel++) {
+        if (!open)
+            key_bits(block, intervals, walk->next, bits);
+        for (int32_t panel = 0; panel < panels; panel++) {
             keys->visible[panel][n] = bits[panel] & mask[panel][k];
             any |= keys->visible[panel][n];
         }

@@ -6,6 +6,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "half.h"
+
 enum { VECTOR_WIDTH = 4, TILE_ACCUMULATORS = 8, TILE_VECTORS = 2 }; /* of 16 registers, as a rule */
 
 typedef float vec __attribute__((vector_size(16)));
@@ -64,55 +66,19 @@ static inline vec vec_ldexp(vec a, vec n) {
 
 static inline float vec_sum(vec a) { return (a[0] + a[2]) + (a[1] + a[3]); }
 
-static inline uint32_t float_bits(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits;
-}
-static inline float bits_float(uint32_t bits) {
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-/* The exponent of a half sits 112 below a float's; multiplying by 2^112 shifts it, subnormals included. */
-static inline float half_to_float(uint16_t half) {
-    uint32_t magnitude = half & 0x7fffu, sign = (uint32_t)(half & 0x8000u) << 16;
-    if (magnitude >= 0x7c00)
-        return bits_float(sign | 0x7f800000u | (magnitude & 0x3ff) << 13);
-    return bits_float(sign | float_bits(bits_float(magnitude << 13) * 0x1p112f));
-}
-/* Round to nearest even; above 65520 is inf. Subnormals: adding 0.5 aligns the last bit to 2^-24. */
-static inline uint16_t float_to_half(float x) {
-    uint32_t bits = float_bits(x), sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7fffffffu;
-    if (magnitude > 0x7f800000u)
-        return (uint16_t)(sign | 0x7e00u);
-    if (magnitude >= 0x477ff000u)
-        return (uint16_t)(sign | 0x7c00u);
-    if (magnitude < 0x38800000u)
-        return (uint16_t)(sign | (float_bits(bits_float(magnitude) + 0.5f) - float_bits(0.5f)));
-    magnitude += 0xfffu + (magnitude >> 13 & 1);
-    return (uint16_t)(sign | ((magnitude >> 13) - (112u << 10)));
-}
-/* Round to nearest even by adding half an ulp less the parity; NaN becomes the quiet NaN. */
-static inline uint16_t float_to_bf16(float x) {
-    uint32_t bits = float_bits(x);
-    return x != x ? 0x7fc0 : (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1)) >> 16);
-}
-
 static inline vec vec_load_f16(const uint16_t *p) {
-    return (vec){half_to_float(p[0]), half_to_float(p[1]), half_to_float(p[2]), half_to_float(p[3])};
+    return (vec){float16_to_float(p[0]), float16_to_float(p[1]), float16_to_float(p[2]), float16_to_float(p[3])};
 }
 static inline void vec_store_f16(uint16_t *p, vec a) {
     for (int i = 0; i < VECTOR_WIDTH; i++)
-        p[i] = float_to_half(a[i]);
+        p[i] = float_to_float16(a[i]);
 }
 static inline vec vec_load_bf16(const uint16_t *p) {
-    return (vec){bits_float((uint32_t)p[0] << 16), bits_float((uint32_t)p[1] << 16), bits_float((uint32_t)p[2] << 16),
-                 bits_float((uint32_t)p[3] << 16)};
+    return (vec){bfloat16_to_float(p[0]), bfloat16_to_float(p[1]), bfloat16_to_float(p[2]), bfloat16_to_float(p[3])};
 }
 static inline void vec_store_bf16(uint16_t *p, vec a) {
     for (int i = 0; i < VECTOR_WIDTH; i++)
-        p[i] = float_to_bf16(a[i]);
+        p[i] = float_to_bfloat16(a[i]);
 }
 
 static inline void vec_transpose(vec rows[VECTOR_WIDTH]) {
