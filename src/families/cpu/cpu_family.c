@@ -11,6 +11,7 @@
 /* One algorithm: its rows are one per instruction set, in the order of enum cpu_isa. */
 struct algorithm {
     fdm_pass pass;
+    const char *tag; /* in choice codes, "" or "DECODE_", so that one pass' codes are unique */
     int (*takes_tables)(const struct cpu_kernels *kernels); /* whether the table has what it calls */
     int (*suits)(const fdm_problem *problem);               /* preferred to the ones after it */
     void (*blocks)(const fdm_problem *problem, const struct cpu_kernels *kernels, int32_t *block_m, int32_t *block_n);
@@ -39,7 +40,7 @@ static void forward_blocks(const fdm_problem *p, const struct cpu_kernels *kerne
 }
 
 static const struct algorithm algorithms[] = {
-    {FDM_FORWARD, has_forward, suits_all, forward_blocks, cpu_forward_workspace, cpu_forward},
+    {FDM_FORWARD, "", has_forward, suits_all, forward_blocks, cpu_forward_workspace, cpu_forward},
 };
 enum { NUM_ALGORITHMS = sizeof algorithms / sizeof algorithms[0] };
 
@@ -76,15 +77,14 @@ static const char *problem_refusal(const fdm_problem *p) {
     return NULL;
 }
 
-/* "CPU_AVX512_256x64": query lanes x keys of one step. */
+/* "CPU_AVX512_256x64": the instruction set, query lanes x keys of one step. */
 static void choice_code(char *code, size_t size, const struct algorithm *a, enum cpu_isa isa, int32_t block_m,
                         int32_t block_n) {
     char upper[16];
     snprintf(upper, sizeof upper, "%s", cpu_isa_name(isa));
     for (char *c = upper; *c; c++)
         *c = (char)(*c >= 'a' && *c <= 'z' ? *c - 'a' + 'A' : *c);
-    (void)a;
-    snprintf(code, size, "CPU_%s_%dx%d", upper, block_m, block_n);
+    snprintf(code, size, "CPU_%s_%s%dx%d", upper, a->tag, block_m, block_n);
 }
 
 static void fill(const struct plan_request *request, int32_t algorithm, enum cpu_isa isa, int32_t block_m,

@@ -64,7 +64,8 @@ static size_t thread_layout(char *base, const struct cpu_kernels *k, const fdm_p
     thread->panel_bytes = k->panel_bytes(d);
     thread->panels = take(base, &used, (size_t)panels * thread->panel_bytes);
     thread->packed_keys = take(base, &used, k->keys_bytes(block_n, d));
-    thread->packed_values = take(base, &used, k->values_bytes(block_n, dv));
+    thread->packed_values =
+        take(base, &used, k->values_bytes(block_n, dv) ? k->values_bytes(block_n, dv) : k->keys_bytes(block_n, dv));
     thread->s = take(base, &used, tile);
     thread->weights = k->weights_bytes(block_n) ? take(base, &used, k->weights_bytes(block_n)) : NULL;
     thread->acc = take(base, &used, (size_t)panels * (size_t)dv * CPU_LANES * sizeof(float));
@@ -109,8 +110,8 @@ static void pack_keys(const struct forward_call *call, struct forward_thread *th
     key_rows(thread, &call->attention->k, bytes);
     call->kernels->pack_keys(thread->packed_keys, thread->rows, thread->keys.num_keys, (int32_t)p->head_dim, p->dtype);
     key_rows(thread, &call->attention->v, bytes);
-    call->kernels->pack_values(thread->packed_values, thread->rows, thread->keys.num_keys, (int32_t)p->head_dim_v,
-                               p->dtype);
+    (call->kernels->values_bytes(1, 1) ? call->kernels->pack_values : call->kernels->pack_keys)(
+        thread->packed_values, thread->rows, thread->keys.num_keys, (int32_t)p->head_dim_v, p->dtype);
 }
 
 /* Asks for the rows that the next block will pack, a share before each panel: rows are far apart, where the hardware's

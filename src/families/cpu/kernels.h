@@ -45,7 +45,8 @@ struct cpu_softmax_step {
     int32_t num_keys, num_lanes;
     float scale;   /* softmax_scale */
     float softcap; /* 0 = none */
-    float *max;    /* [CPU_LANES] running maximum of the natural-log scores, -inf at first */
+    float *max;    /* [CPU_LANES] what exp() is relative to: the maximum of the natural-log scores so far, or at most a
+                      fixed distance below it; -inf while no key was seen */
     float *sum;    /* [CPU_LANES] running sum of exp(score - max), 0 at first */
     float *shrink; /* [CPU_LANES] out: exp(old max - new max), 1 where the lane has seen no key */
 };

@@ -8,6 +8,10 @@
  * SOFTMAX_VECTORS, known when compiled. */
 enum { SOFTMAX_VECTORS = 4 };
 
+/* `max` only has to keep exp() in range: it follows the true maximum when that lies this far above, so that weights
+ * stay below 2^12 and accumulators are rarely rescaled. (FlashAttention-4 does the same.) */
+#define SOFTMAX_SLACK 8.0f
+
 /* Natural-log scores of one key in lanes lane .. lane + VECTOR_WIDTH - 1: scale, cap, bias; -inf where not visible. */
 INLINE vec softmax_score(const struct cpu_softmax_step *step, int32_t key, int32_t lane) {
     vec x = vec_mul(vec_load(step->s + (size_t)key * CPU_LANES + lane), vec_set(step->scale));
@@ -27,7 +31,7 @@ INLINE int softmax_is_plain(const struct cpu_softmax_step *step) {
     return !(step->softcap > 0) && !step->bias_keys && !step->bias && !step->visible && step->scale >= 0;
 }
 
-/* max = the running maximum raised to the tile's, for the strip that starts at lane. Unless plain, s holds natural
+/* max = the running maximum, raised to the tile's where that is far above, for the strip that starts at lane. Unless plain, s holds natural
  * scores after. */
 INLINE void softmax_raise_max(const struct cpu_softmax_step *step, int32_t lane, int vectors, int plain, vec *max) {
     vec top[SOFTMAX_VECTORS];
@@ -45,7 +49,8 @@ INLINE void softmax_raise_max(const struct cpu_softmax_step *step, int32_t lane,
     }
     for (int v = 0; v < vectors; v++) {
         vec natural = plain ? vec_mul(top[v], vec_set(step->scale)) : top[v];
-        max[v] = vec_max(natural, vec_load(step->max + lane + v * VECTOR_WIDTH));
+        vec old = vec_load(step->max + lane + v * VECTOR_WIDTH);
+        max[v] = vec_select(vec_less(vec_add(old, vec_set(SOFTMAX_SLACK)), natural), natural, old);
     }
 }
 
