@@ -21,6 +21,7 @@ struct algorithm {
 };
 
 static int has_forward(const struct cpu_kernels *k) { return k->score && k->softmax && k->accumulate; }
+static int has_backward(const struct cpu_kernels *k) { return k->score && k->gradient && k->outer && k->accumulate; }
 static int suits_all(const fdm_problem *problem) {
     (void)problem;
     return 1;
@@ -41,6 +42,7 @@ static void forward_blocks(const fdm_problem *p, const struct cpu_kernels *kerne
 
 static const struct algorithm algorithms[] = {
     {FDM_FORWARD, "", has_forward, suits_all, forward_blocks, cpu_forward_workspace, cpu_forward},
+    {FDM_BACKWARD, "", has_backward, suits_all, cpu_backward_blocks, cpu_backward_workspace, cpu_backward},
 };
 enum { NUM_ALGORITHMS = sizeof algorithms / sizeof algorithms[0] };
 
@@ -51,6 +53,12 @@ static const struct kernel_row rows[NUM_ALGORITHMS * CPU_ISA_COUNT] = {
     {"cpu.forward.avx512", "blocked online softmax, float32 on AVX-512", FDM_FORWARD},
     {"cpu.forward.avx512_bf16", "blocked online softmax, bfloat16 dot products of AVX-512", FDM_FORWARD},
     {"cpu.forward.amx", "blocked online softmax, bfloat16 tiles of AMX", FDM_FORWARD},
+    {"cpu.backward.scalar", "five products by query blocks, plain C", FDM_BACKWARD},
+    {"cpu.backward.neon", "five products by query blocks, float32 on Advanced SIMD", FDM_BACKWARD},
+    {"cpu.backward.avx2", "five products by query blocks, float32 on AVX2 and FMA", FDM_BACKWARD},
+    {"cpu.backward.avx512", "five products by query blocks, float32 on AVX-512", FDM_BACKWARD},
+    {"cpu.backward.avx512_bf16", "five products by query blocks, bfloat16 dot products of AVX-512", FDM_BACKWARD},
+    {"cpu.backward.amx", "five products by query blocks, bfloat16 tiles of AMX", FDM_BACKWARD},
 };
 
 static int available(int32_t row) { return cpu_isa_present((enum cpu_isa)(row % CPU_ISA_COUNT)); }

@@ -12,6 +12,9 @@ fdm_status cpu_forward(const fdm_plan *plan, const struct attention *attention, 
 int64_t cpu_decode_workspace(const fdm_problem *problem, const fdm_plan *plan);
 fdm_status cpu_decode(const fdm_plan *plan, const struct attention *attention, void *workspace,
                       const fdm_launch *launch);
+/* Block sizes of a free choice: query lanes and keys of one step. */
+void cpu_backward_blocks(const fdm_problem *problem, const struct cpu_kernels *kernels, int32_t *block_m,
+                         int32_t *block_n);
 int64_t cpu_backward_workspace(const fdm_problem *problem, const fdm_plan *plan);
 fdm_status cpu_backward(const fdm_plan *plan, const struct attention *attention, void *workspace,
                         const fdm_launch *launch);

@@ -2,5 +2,6 @@
 #include "avx512_ops.h"
 
 #include "families/cpu/tile.h"
+#include "families/cpu/tile_backward.h"
 
-const struct cpu_kernels cpu_kernels_avx512 = {.isa = "avx512", TILE_FLOAT32_ENTRIES};
+const struct cpu_kernels cpu_kernels_avx512 = {.isa = "avx512", TILE_FLOAT32_ENTRIES, TILE_BACKWARD_FLOAT32_ENTRIES};
