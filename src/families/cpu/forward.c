@@ -1,6 +1,6 @@
 /* forward.c: attention forward by blocks of lanes: each walks the keys it sees once, with online softmax.
  *
- * An item is (batch, KV head, block of up to 256 lanes). Its Q panels are packed once; each block of visible keys is
+ * An item is (batch, KV head, block of up to 512 lanes). Its Q panels are packed once; each block of visible keys is
  * packed once and serves every panel: scores, softmax step, accumulators shrunk where a maximum rose, V added. Items
  * come from one counter, the last rows first, since causal gives those the most keys. Block sizes depend on the problem
  * alone, so the result does not depend on the number of threads. */

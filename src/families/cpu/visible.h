@@ -11,7 +11,7 @@
 #include "kernels.h"
 #include "problem.h"
 
-enum { CPU_PANELS_MAX = 4, CPU_BLOCK_LANES_MAX = CPU_PANELS_MAX * CPU_LANES };
+enum { CPU_PANELS_MAX = 8, CPU_BLOCK_LANES_MAX = CPU_PANELS_MAX * CPU_LANES };
 
 struct lane_block {
     const struct attention *attention;
