@@ -69,7 +69,7 @@ static int available(int32_t row) { return cpu_isa_present((enum cpu_isa)(row % 
 
 /* Why algorithm a cannot run the problem on isa; NULL when it can. */
 static const char *refusal(const struct algorithm *a, enum cpu_isa isa, const fdm_problem *p) {
-    const struct cpu_kernels *kernels = cpu_isa_kernels(isa);
+    const struct cpu_kernels *kernels = cpu_isa_kernels(isa, p->dtype);
     if (!kernels)
         return "this build has no such instruction set";
     if (!(kernels->dtypes >> p->dtype & 1) || !a->takes_tables(kernels))
@@ -100,7 +100,7 @@ static void choice_code(char *code, size_t size, const struct algorithm *a, enum
 static void fill(const struct plan_request *request, int32_t algorithm, enum cpu_isa isa, int32_t block_m,
                  fdm_plan *plan) {
     const struct algorithm *a = &algorithms[algorithm];
-    a->blocks(request->problem, cpu_isa_kernels(isa), &plan->block_m, &plan->block_n);
+    a->blocks(request->problem, cpu_isa_kernels(isa, request->problem->dtype), &plan->block_m, &plan->block_n);
     if (block_m > 0)
         plan->block_m = block_m;
     plan->kernel_index = algorithm * CPU_ISA_COUNT + (int32_t)isa;
@@ -119,7 +119,7 @@ static int choose_forced(const struct plan_request *request, enum cpu_isa best, 
         int named = strcmp(rows[i].name, request->kernel) == 0;
         if (named && a->pass != request->problem->pass)
             why = "is for the other pass";
-        if (a->pass != request->problem->pass || !cpu_isa_kernels(isa))
+        if (a->pass != request->problem->pass || !cpu_isa_kernels(isa, request->problem->dtype))
             continue;
         for (int32_t block_m = 0; block_m <= CPU_BLOCK_LANES_MAX; block_m = block_m ? 2 * block_m : CPU_LANES) {
             if (!refusal(a, isa, request->problem))

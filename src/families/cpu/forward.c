@@ -74,7 +74,7 @@ static size_t thread_layout(char *base, const struct cpu_kernels *k, const fdm_p
 }
 
 int64_t cpu_forward_workspace(const fdm_problem *problem, const fdm_plan *plan) {
-    const struct cpu_kernels *kernels = cpu_isa_kernels((enum cpu_isa)plan->parameters[0]);
+    const struct cpu_kernels *kernels = cpu_isa_kernels((enum cpu_isa)plan->parameters[0], problem->dtype);
     return (int64_t)thread_layout(NULL, kernels, problem, plan->block_m, plan->block_n) * plan->num_threads;
 }
 
@@ -331,12 +331,16 @@ static void run_thread(void *argument, int32_t index) {
     char *base = call->workspace + (size_t)index * call->thread_bytes;
     struct forward_thread *thread = (struct forward_thread *)(void *)base;
     thread_layout(base, call->kernels, call->attention->problem, call->block_m, call->block_n);
+    if (call->kernels->begin)
+        call->kernels->begin();
     for (;;) {
         int64_t item = atomic_fetch_add_explicit(&call->next_item, 1, memory_order_relaxed);
         if (item >= call->num_items)
-            return;
+            break;
         run_item(call, thread, item);
     }
+    if (call->kernels->end)
+        call->kernels->end();
 }
 
 fdm_status cpu_forward(const fdm_plan *plan, const struct attention *attention, void *workspace,
@@ -344,7 +348,7 @@ fdm_status cpu_forward(const fdm_plan *plan, const struct attention *attention, 
     const fdm_problem *p = attention->problem;
     const int64_t lanes = p->seqlen_q * (p->heads / p->heads_kv);
     struct forward_call call = {.attention = attention,
-                                .kernels = cpu_isa_kernels((enum cpu_isa)plan->parameters[0]),
+                                .kernels = cpu_isa_kernels((enum cpu_isa)plan->parameters[0], p->dtype),
                                 .workspace = workspace,
                                 .block_m = plan->block_m,
                                 .block_n = plan->block_n,

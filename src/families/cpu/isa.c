@@ -25,7 +25,8 @@ int cpu_isa_from_name(const char *name) {
 }
 
 /* The build says which tables it has: one FDM_ISA_ macro for each file compiled. */
-const struct cpu_kernels *cpu_isa_kernels(enum cpu_isa isa) {
+const struct cpu_kernels *cpu_isa_kernels(enum cpu_isa isa, fdm_dtype dtype) {
+    (void)dtype;
     switch (isa) {
     case CPU_ISA_SCALAR: return &cpu_kernels_scalar;
 #ifdef FDM_ISA_NEON
@@ -41,7 +42,10 @@ const struct cpu_kernels *cpu_isa_kernels(enum cpu_isa isa) {
     case CPU_ISA_AVX512_BF16: return &cpu_kernels_avx512_bf16;
 #endif
 #ifdef FDM_ISA_AMX
-    case CPU_ISA_AMX: return &cpu_kernels_amx;
+    case CPU_ISA_AMX:
+        return dtype == FDM_FLOAT32   ? &cpu_kernels_amx_float32
+               : dtype == FDM_FLOAT16 ? &cpu_kernels_amx_float16
+                                      : &cpu_kernels_amx;
 #endif
     default: return NULL;
     }
@@ -99,7 +103,7 @@ static void look(void) {
     look_at_processor();
     processor.present[CPU_ISA_SCALAR] = 1;
     for (int i = 0; i < CPU_ISA_COUNT; i++)
-        if (!cpu_isa_kernels((enum cpu_isa)i))
+        if (!cpu_isa_kernels((enum cpu_isa)i, FDM_FLOAT32))
             processor.present[i] = 0;
 }
 

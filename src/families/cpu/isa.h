@@ -20,8 +20,8 @@ enum cpu_isa {
 const char *cpu_isa_name(enum cpu_isa isa);
 /* -1 if there is no such name. */
 int cpu_isa_from_name(const char *name);
-/* The table, NULL when this build has none (NEON on x86). */
-const struct cpu_kernels *cpu_isa_kernels(enum cpu_isa isa);
+/* The table for a dtype, NULL when this build has none (NEON on x86). AMX has one for each dtype. */
+const struct cpu_kernels *cpu_isa_kernels(enum cpu_isa isa, fdm_dtype dtype);
 /* Whether the processor and the operating system can run it. Cached. */
 int cpu_isa_present(enum cpu_isa isa);
 /* The best one present, at most FLASH_DMATTN_CPU_ISA. */

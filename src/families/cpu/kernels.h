@@ -74,6 +74,11 @@ struct cpu_kernels {
     int32_t key_multiple;  /* packed keys are padded with zero rows to this */
     int32_t lane_multiple; /* num_lanes may be rounded up to this, at most CPU_LANES; the lanes beyond hold zeros */
 
+    /* Before and after the contractions of one thread's share of a pass: unit state such as tile shapes. NULL = none.
+     */
+    void (*begin)(void);
+    void (*end)(void);
+
     /* Bytes of a packed operand, multiples of 64. */
     size_t (*panel_bytes)(int32_t depth);                  /* [depth][CPU_LANES] */
     size_t (*keys_bytes)(int32_t num_keys, int32_t depth); /* keys operand of score */
@@ -120,7 +125,9 @@ extern const struct cpu_kernels cpu_kernels_scalar;
 extern const struct cpu_kernels cpu_kernels_avx2;
 extern const struct cpu_kernels cpu_kernels_avx512;
 extern const struct cpu_kernels cpu_kernels_avx512_bf16;
-extern const struct cpu_kernels cpu_kernels_amx;
+extern const struct cpu_kernels cpu_kernels_amx; /* bfloat16 */
+extern const struct cpu_kernels cpu_kernels_amx_float16;
+extern const struct cpu_kernels cpu_kernels_amx_float32;
 extern const struct cpu_kernels cpu_kernels_neon;
 
 #endif

@@ -85,15 +85,15 @@ INLINE void contract(struct contraction t, int32_t num_rows, int32_t num_lanes, 
 }
 
 /* s [num_keys][CPU_LANES] = keys [num_keys][depth] * panel [depth][CPU_LANES] */
-static void tile_score(float *s, const void *keys, const void *panel, int32_t num_keys, int32_t num_lanes,
-                       int32_t depth) {
+TILE_ENTRY void tile_score(float *s, const void *keys, const void *panel, int32_t num_keys, int32_t num_lanes,
+                           int32_t depth) {
     struct contraction t = {.c = s, .a = keys, .b = panel, .steps = depth};
     contract(t, num_keys, num_lanes, depth, 1);
 }
 
 /* acc [depth][CPU_LANES] += values [num_keys][depth] ^T * weights [num_keys][CPU_LANES] */
-static void tile_accumulate(float *acc, const void *values, const void *weights, int32_t num_keys, int32_t num_lanes,
-                            int32_t depth) {
+TILE_ENTRY void tile_accumulate(float *acc, const void *values, const void *weights, int32_t num_keys,
+                                int32_t num_lanes, int32_t depth) {
     struct contraction t = {.c = acc, .a = values, .b = weights, .steps = num_keys, .add = 1};
     contract(t, depth, num_lanes, 1, depth);
 }

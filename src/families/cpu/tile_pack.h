@@ -4,12 +4,12 @@
 
 #include "vector_ops.h"
 
-static size_t tile_panel_bytes(int32_t depth) { return (size_t)depth * CPU_LANES * sizeof(float); }
-static size_t tile_keys_bytes(int32_t num_keys, int32_t depth) {
+TILE_ENTRY size_t tile_panel_bytes(int32_t depth) { return (size_t)depth * CPU_LANES * sizeof(float); }
+TILE_ENTRY size_t tile_keys_bytes(int32_t num_keys, int32_t depth) {
     return ((size_t)num_keys * (size_t)depth * sizeof(float) + 63) / 64 * 64;
 }
 /* 0: the score tile itself is the operand. */
-static size_t tile_weights_bytes(int32_t num_keys) {
+TILE_ENTRY size_t tile_weights_bytes(int32_t num_keys) {
     (void)num_keys;
     return 0;
 }
@@ -40,7 +40,8 @@ INLINE void pack_panel_as(float *panel, const void *const *rows, int32_t num_row
 }
 
 /* panel [depth][CPU_LANES] = rows [num_rows][depth] ^T */
-static void tile_pack_panel(void *panel, const void *const *rows, int32_t num_rows, int32_t depth, fdm_dtype dtype) {
+TILE_ENTRY void tile_pack_panel(void *panel, const void *const *rows, int32_t num_rows, int32_t depth,
+                                fdm_dtype dtype) {
     if (dtype == FDM_FLOAT32)
         pack_panel_as(panel, rows, num_rows, depth, FDM_FLOAT32);
     else if (dtype == FDM_FLOAT16)
@@ -59,7 +60,7 @@ INLINE void pack_row_as(float *out, const char *row, int32_t depth, fdm_dtype dt
 }
 
 /* keys [num_keys][depth]: the rows one after another. values and keys share the format. */
-static void tile_pack_keys(void *keys, const void *const *rows, int32_t num_keys, int32_t depth, fdm_dtype dtype) {
+TILE_ENTRY void tile_pack_keys(void *keys, const void *const *rows, int32_t num_keys, int32_t depth, fdm_dtype dtype) {
     float *out = keys;
     for (int32_t key = 0; key < num_keys; key++, out += depth)
         if (dtype == FDM_FLOAT32)
@@ -70,8 +71,8 @@ static void tile_pack_keys(void *keys, const void *const *rows, int32_t num_keys
             pack_row_as(out, rows[key], depth, FDM_BFLOAT16);
 }
 
-static void tile_store_panel(void *const *rows, const float *acc, const float *factor, int32_t num_lanes, int32_t depth,
-                             fdm_dtype dtype) {
+TILE_ENTRY void tile_store_panel(void *const *rows, const float *acc, const float *factor, int32_t num_lanes,
+                                 int32_t depth, fdm_dtype dtype) {
     const size_t bytes = dtype == FDM_FLOAT32 ? 4 : 2;
     for (int32_t lane = 0; lane < num_lanes; lane += VECTOR_WIDTH) {
         vec factors = vec_load(factor + lane);
@@ -111,8 +112,8 @@ INLINE uint64_t row_bits(const uint8_t *row, int64_t stride, int32_t count) {
     return bytes_nonzero(bytes);
 }
 
-static void tile_mask_bits(uint64_t *visible, const uint8_t *const *rows, int64_t key_stride, int32_t num_keys,
-                           int32_t num_lanes) {
+TILE_ENTRY void tile_mask_bits(uint64_t *visible, const uint8_t *const *rows, int64_t key_stride, int32_t num_keys,
+                               int32_t num_lanes) {
     for (int32_t key = 0; key < num_keys; key += 64) {
         uint64_t words[64] = {0};
         int32_t count = least(64, num_keys - key);
@@ -157,8 +158,8 @@ INLINE void load_bias_as(float *bias, const void *const *rows, int64_t key_strid
             bias[(size_t)key * CPU_LANES + lane] = 0;
 }
 
-static void tile_load_bias(float *bias, const void *const *rows, int64_t key_stride, int32_t num_keys,
-                           int32_t num_lanes, fdm_dtype dtype) {
+TILE_ENTRY void tile_load_bias(float *bias, const void *const *rows, int64_t key_stride, int32_t num_keys,
+                               int32_t num_lanes, fdm_dtype dtype) {
     if (dtype == FDM_FLOAT32)
         load_bias_as(bias, rows, key_stride, num_keys, num_lanes, FDM_FLOAT32);
     else if (dtype == FDM_FLOAT16)

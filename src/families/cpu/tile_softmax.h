@@ -108,7 +108,7 @@ INLINE void softmax_lanes(const struct cpu_softmax_step *step, int plain) {
 }
 
 /* Lanes are rounded up to whole vectors. */
-static void tile_softmax(const struct cpu_softmax_step *step) {
+TILE_ENTRY void tile_softmax(const struct cpu_softmax_step *step) {
     if (softmax_is_plain(step))
         softmax_lanes(step, 1);
     else
@@ -116,7 +116,7 @@ static void tile_softmax(const struct cpu_softmax_step *step) {
 }
 
 /* acc [depth][CPU_LANES] *= shrink[lane]; nothing to do where no maximum rose. */
-static void tile_shrink(float *acc, const float *shrink, int32_t num_lanes, int32_t depth) {
+TILE_ENTRY void tile_shrink(float *acc, const float *shrink, int32_t num_lanes, int32_t depth) {
     for (int32_t lane = 0; lane < num_lanes; lane += VECTOR_WIDTH) {
         vec factor = vec_load(shrink + lane);
         if (!vec_any(vec_less(factor, vec_set(1.0f))))
