@@ -93,7 +93,7 @@ static size_t call_layout(struct backward_call *call, const fdm_problem *p, char
 }
 
 int64_t cpu_backward_workspace(const fdm_problem *problem, const fdm_plan *plan) {
-    struct backward_call call = {.kernels = cpu_isa_kernels((enum cpu_isa)plan->parameters[0]),
+    struct backward_call call = {.kernels = cpu_isa_kernels((enum cpu_isa)plan->parameters[0], problem->dtype),
                                  .block_m = plan->block_m,
                                  .block_n = plan->block_n};
     return (int64_t)call_layout(&call, problem, NULL, plan->num_threads);
@@ -440,8 +440,12 @@ static struct backward_thread *own_thread(const struct backward_call *call, int3
 static void run_items(void *argument, int32_t index) {
     struct backward_call *call = argument;
     struct backward_thread *thread = own_thread(call, index);
+    if (call->kernels->begin)
+        call->kernels->begin();
     for (int64_t item; (item = next_piece(call)) < call->num_items;)
         run_item(call, thread, item);
+    if (call->kernels->end)
+        call->kernels->end();
 }
 
 static void run_finish(void *argument, int32_t index) {
@@ -480,7 +484,7 @@ fdm_status cpu_backward(const fdm_plan *plan, const struct attention *attention,
                         const fdm_launch *launch) {
     const fdm_problem *p = attention->problem;
     struct backward_call call = {.attention = attention,
-                                 .kernels = cpu_isa_kernels((enum cpu_isa)plan->parameters[0]),
+                                 .kernels = cpu_isa_kernels((enum cpu_isa)plan->parameters[0], p->dtype),
                                  .block_m = plan->block_m,
                                  .block_n = plan->block_n,
                                  .region_keys = region_size(p, plan->block_n)};

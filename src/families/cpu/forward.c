@@ -347,6 +347,9 @@ fdm_status cpu_forward(const fdm_plan *plan, const struct attention *attention, 
                        const fdm_launch *launch) {
     const fdm_problem *p = attention->problem;
     const int64_t lanes = p->seqlen_q * (p->heads / p->heads_kv);
+    if (plan->block_m % CPU_LANES)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's block_m is %d; it must be a multiple of %d",
+                         plan->block_m, (int)CPU_LANES);
     struct forward_call call = {.attention = attention,
                                 .kernels = cpu_isa_kernels((enum cpu_isa)plan->parameters[0], p->dtype),
                                 .workspace = workspace,
