@@ -419,6 +419,7 @@ static void run_zero(void *argument, int32_t index) {
     const fdm_problem *p = a->problem;
     const int64_t pieces = key_pieces(p), all = pieces + backward_dbias_zero_pieces(call);
     (void)index;
+    cpu_kernels_begin(call->kernels);
     for (int64_t piece; (piece = next_piece(call)) < all;) {
         if (piece >= pieces) {
             backward_dbias_zero(call, piece - pieces);
@@ -440,12 +441,10 @@ static struct backward_thread *own_thread(const struct backward_call *call, int3
 static void run_items(void *argument, int32_t index) {
     struct backward_call *call = argument;
     struct backward_thread *thread = own_thread(call, index);
-    if (call->kernels->begin)
-        call->kernels->begin();
+    cpu_kernels_begin(call->kernels);
     for (int64_t item; (item = next_piece(call)) < call->num_items;)
         run_item(call, thread, item);
-    if (call->kernels->end)
-        call->kernels->end();
+    cpu_kernels_end(call->kernels);
 }
 
 static void run_finish(void *argument, int32_t index) {
@@ -464,6 +463,7 @@ static void run_finish(void *argument, int32_t index) {
         if (call->dv)
             round_rows(call, &a->dv, call->dv, p->head_dim_v, piece * PIECE_ROWS, piece_end(p, piece));
     }
+    cpu_kernels_end(call->kernels);
 }
 
 /* The same call with every query head as its own KV head; k and v are still read at h / group. */

@@ -331,16 +331,14 @@ static void run_thread(void *argument, int32_t index) {
     char *base = call->workspace + (size_t)index * call->thread_bytes;
     struct forward_thread *thread = (struct forward_thread *)(void *)base;
     thread_layout(base, call->kernels, call->attention->problem, call->block_m, call->block_n);
-    if (call->kernels->begin)
-        call->kernels->begin();
+    cpu_kernels_begin(call->kernels);
     for (;;) {
         int64_t item = atomic_fetch_add_explicit(&call->next_item, 1, memory_order_relaxed);
         if (item >= call->num_items)
             break;
         run_item(call, thread, item);
     }
-    if (call->kernels->end)
-        call->kernels->end();
+    cpu_kernels_end(call->kernels);
 }
 
 fdm_status cpu_forward(const fdm_plan *plan, const struct attention *attention, void *workspace,

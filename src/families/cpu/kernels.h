@@ -121,6 +121,15 @@ struct cpu_kernels {
     void (*round_row)(void *out, const float *in, int32_t depth, fdm_dtype dtype);
 };
 
+static inline void cpu_kernels_begin(const struct cpu_kernels *kernels) {
+    if (kernels->begin)
+        kernels->begin();
+}
+static inline void cpu_kernels_end(const struct cpu_kernels *kernels) {
+    if (kernels->end)
+        kernels->end();
+}
+
 extern const struct cpu_kernels cpu_kernels_scalar;
 extern const struct cpu_kernels cpu_kernels_avx2;
 extern const struct cpu_kernels cpu_kernels_avx512;

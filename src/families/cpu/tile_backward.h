@@ -14,7 +14,9 @@
 /* Floats from one packed row to the next: whole vectors, the elements past depth are 0. */
 INLINE int32_t packed_row_floats(int32_t depth) { return (depth + VECTOR_WIDTH - 1) / VECTOR_WIDTH * VECTOR_WIDTH; }
 
-static size_t tile_rows_bytes(int32_t depth) { return (size_t)packed_row_floats(depth) * CPU_LANES * sizeof(float); }
+TILE_ENTRY size_t tile_rows_bytes(int32_t depth) {
+    return (size_t)packed_row_floats(depth) * CPU_LANES * sizeof(float);
+}
 
 INLINE void pack_padded_row_as(float *out, const char *row, int32_t depth, fdm_dtype dtype) {
     const size_t bytes = dtype == FDM_FLOAT32 ? 4 : 2;
@@ -23,7 +25,7 @@ INLINE void pack_padded_row_as(float *out, const char *row, int32_t depth, fdm_d
 }
 
 /* out [CPU_LANES][packed_row_floats(depth)] = rows, zeros from num_rows on */
-static void tile_pack_rows(void *out, const void *const *rows, int32_t num_rows, int32_t depth, fdm_dtype dtype) {
+TILE_ENTRY void tile_pack_rows(void *out, const void *const *rows, int32_t num_rows, int32_t depth, fdm_dtype dtype) {
     const size_t step = (size_t)packed_row_floats(depth);
     float *to = out;
     for (int32_t row = 0; row < num_rows; row++, to += step)
@@ -55,7 +57,7 @@ INLINE float dot_as(const char *a, const char *b, int32_t depth, fdm_dtype dtype
     return vec_sum(vec_add(even, odd));
 }
 
-static float tile_dot(const void *a, const void *b, int32_t depth, fdm_dtype dtype) {
+TILE_ENTRY float tile_dot(const void *a, const void *b, int32_t depth, fdm_dtype dtype) {
     if (dtype == FDM_FLOAT32)
         return dot_as(a, b, depth, FDM_FLOAT32);
     return dtype == FDM_FLOAT16 ? dot_as(a, b, depth, FDM_FLOAT16) : dot_as(a, b, depth, FDM_BFLOAT16);
@@ -69,7 +71,7 @@ INLINE void round_row_as(char *out, const float *in, int32_t depth, fdm_dtype dt
     }
 }
 
-static void tile_round_row(void *out, const float *in, int32_t depth, fdm_dtype dtype) {
+TILE_ENTRY void tile_round_row(void *out, const float *in, int32_t depth, fdm_dtype dtype) {
     if (dtype == FDM_FLOAT32)
         round_row_as(out, in, depth, FDM_FLOAT32);
     else if (dtype == FDM_FLOAT16)
@@ -136,8 +138,8 @@ INLINE void outer_strip(const struct outer_product *t, int32_t d, int vectors, i
         outer_tile(t, key, 1, d, vectors, tail);
 }
 
-static void tile_outer(float *const *acc_rows, const void *weights, const void *rows, int32_t num_keys,
-                       int32_t num_lanes, int32_t depth, float factor) {
+TILE_ENTRY void tile_outer(float *const *acc_rows, const void *weights, const void *rows, int32_t num_keys,
+                           int32_t num_lanes, int32_t depth, float factor) {
     const struct outer_product t = {acc_rows, weights, rows, packed_row_floats(depth), num_lanes, num_keys, factor};
     int32_t d = 0;
     for (; d + TILE_VECTORS * VECTOR_WIDTH <= depth; d += TILE_VECTORS * VECTOR_WIDTH)
@@ -211,7 +213,7 @@ INLINE void gradient_lanes(const struct cpu_gradient_step *step, enum gradient_f
 }
 
 /* In place: s becomes P and dp becomes dS, which are the weights themselves. Lanes are rounded up to whole vectors. */
-static void tile_gradient(const struct cpu_gradient_step *step) {
+TILE_ENTRY void tile_gradient(const struct cpu_gradient_step *step) {
     if (step->softcap > 0 || step->bias_keys || step->bias || step->dbias)
         gradient_lanes(step, GRADIENT_FULL);
     else if (step->visible)

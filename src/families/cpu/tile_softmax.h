@@ -31,8 +31,8 @@ INLINE int softmax_is_plain(const struct cpu_softmax_step *step) {
     return !(step->softcap > 0) && !step->bias_keys && !step->bias && !step->visible && step->scale >= 0;
 }
 
-/* max = the running maximum, raised to the tile's where that is far above, for the strip that starts at lane. Unless plain, s holds natural
- * scores after. */
+/* max = the running maximum, raised to the tile's where that is far above, for the strip that starts at lane. Unless
+ * plain, s holds natural scores after. */
 INLINE void softmax_raise_max(const struct cpu_softmax_step *step, int32_t lane, int vectors, int plain, vec *max) {
     vec top[SOFTMAX_VECTORS];
     for (int v = 0; v < vectors; v++)

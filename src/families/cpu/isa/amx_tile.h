@@ -26,6 +26,7 @@
 #include "avx512_ops.h"
 
 #include "families/cpu/tile.h"
+#include "families/cpu/tile_backward.h"
 
 enum { TILE_SIDE = 16, TILE_STEP = 32 }; /* rows and columns of a tile; depth of one multiplication */
 
@@ -352,13 +353,23 @@ static void amx_softmax(const struct cpu_softmax_step *step) {
     weights_in_pairs(step->weights, step->s, step->num_keys);
 }
 
-#define AMX_ENTRIES                                                                                              \
-    .isa = "amx", .dtypes = 1u << AMX_DTYPE, .key_multiple = TILE_STEP, .lane_multiple = TILE_SIDE,              \
-    .begin = amx_begin, .end = amx_end, .panel_bytes = amx_panel_bytes, .keys_bytes = amx_keys_bytes,            \
-    .values_bytes = amx_values_bytes, .rows_bytes = amx_rows_bytes, .weights_bytes = amx_weights_bytes,          \
-    .pack_panel = amx_pack_panel, .pack_keys = amx_pack_keys, .pack_values = amx_pack_values,                    \
-    .pack_rows = amx_pack_rows, .score = amx_score, .accumulate = amx_accumulate, .outer = amx_outer,            \
-    .softmax = amx_softmax, .shrink = tile_shrink, .store_panel = tile_store_panel, .mask_bits = tile_mask_bits, \
-    .load_bias = tile_load_bias
+static void amx_gradient(const struct cpu_gradient_step *step) {
+    tile_gradient(step);
+    if (step->p_weights)
+        weights_in_rows(step->p_weights, step->s, step->num_keys, step->num_lanes);
+    if (step->ds_weights)
+        weights_in_rows(step->ds_weights, step->dp, step->num_keys, step->num_lanes);
+    if (step->ds_values_weights)
+        weights_in_pairs(step->ds_values_weights, step->dp, step->num_keys);
+}
+
+#define AMX_ENTRIES                                                                                     \
+    .isa = "amx", .dtypes = 1u << AMX_DTYPE, .key_multiple = TILE_STEP, .lane_multiple = TILE_SIDE,     \
+    .begin = amx_begin, .end = amx_end, .panel_bytes = amx_panel_bytes, .keys_bytes = amx_keys_bytes,   \
+    .values_bytes = amx_values_bytes, .rows_bytes = amx_rows_bytes, .weights_bytes = amx_weights_bytes, \
+    .pack_panel = amx_pack_panel, .pack_keys = amx_pack_keys, .pack_values = amx_pack_values,           \
+    .pack_rows = amx_pack_rows, .score = amx_score, .accumulate = amx_accumulate, .outer = amx_outer,   \
+    .softmax = amx_softmax, .gradient = amx_gradient, .dot = tile_dot, .round_row = tile_round_row,     \
+    .shrink = tile_shrink, .store_panel = tile_store_panel, .mask_bits = tile_mask_bits, .load_bias = tile_load_bias
 
 #endif
