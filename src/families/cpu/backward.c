@@ -419,7 +419,6 @@ static void run_zero(void *argument, int32_t index) {
     const fdm_problem *p = a->problem;
     const int64_t pieces = key_pieces(p), all = pieces + backward_dbias_zero_pieces(call);
     (void)index;
-    cpu_kernels_begin(call->kernels);
     for (int64_t piece; (piece = next_piece(call)) < all;) {
         if (piece >= pieces) {
             backward_dbias_zero(call, piece - pieces);
@@ -453,6 +452,7 @@ static void run_finish(void *argument, int32_t index) {
     const fdm_problem *p = a->problem;
     const int64_t pieces = call->dk || call->dv ? key_pieces(p) : 0, all = pieces + backward_dbias_pieces(call);
     struct backward_thread *thread = own_thread(call, index);
+    cpu_kernels_begin(call->kernels);
     for (int64_t piece; (piece = next_piece(call)) < all;) {
         if (piece >= pieces) {
             backward_dbias_piece(call, thread, piece - pieces);
