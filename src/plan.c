@@ -33,6 +33,14 @@ static const char *forced_kernel(const fdm_options *options) {
     return setting_get(SETTING_KERNEL);
 }
 
+/* A thread is worth waking for 2^16 multiply-adds: a parallel region costs 1 to 2 us, about what they take. */
+static int32_t worthwhile_threads(const fdm_problem *p, int32_t available) {
+    double rows = p->varlen ? (double)p->total_q : (double)p->batch * (double)p->seqlen_q;
+    double work = rows * (double)p->heads * (double)p->seqlen_k * (double)(p->head_dim + p->head_dim_v);
+    double most = work / 65536;
+    return most >= available ? available : most < 1 ? 1 : (int32_t)most;
+}
+
 fdm_status fdm_plan_attention(const fdm_device *device, const fdm_problem *problem, const fdm_options *options,
                               fdm_plan *plan) {
     if (!device || !plan)
@@ -47,7 +55,8 @@ fdm_status fdm_plan_attention(const fdm_device *device, const fdm_problem *probl
                                    .family_forced = wanted_family != NULL,
                                    .num_threads = 1};
     if (device->id.type == FDM_CPU)
-        request.num_threads = threads_for(options ? options->num_threads : 0, options ? options->executor : NULL);
+        request.num_threads = worthwhile_threads(
+            problem, threads_for(options ? options->num_threads : 0, options ? options->executor : NULL));
     char reasons[400] = "";
     int known = 0;
     for (int32_t i = 0; families[i]; i++) {

@@ -155,7 +155,7 @@ class _Attention(torch.autograd.Function):
         raise RuntimeError(NO_FORWARD_MODE)
 
 
-# Function.apply spends a microsecond and a half on questions that _is_eager has already answered.
+# Function.apply spends a microsecond and a half on questions that _nothing_watches has already answered.
 _apply = super(torch.autograd.Function, _Attention).apply
 
 
@@ -279,11 +279,18 @@ def _refuse_transforms(tensors: Sequence[Optional[Tensor]]) -> None:
                 raise RuntimeError(NO_FORWARD_MODE)
 
 
-def _is_eager(tensors: Sequence[Optional[Tensor]]) -> bool:
+def _is_plain(tensor: Any, axes: int) -> bool:
+    """Whether the tensor is what its address, shape and strides say, in CPU memory, with so many axes."""
+    return type(tensor) in _PLAIN and tensor.is_cpu and tensor.ndim == axes and not tensor.is_neg()
+
+
+def _are_plain(q: Tensor, k: Tensor, v: Tensor, axes: int) -> bool:
+    """_is_plain of all three; never while torch.compile looks on."""
+    return not torch.compiler.is_compiling() and _is_plain(q, axes) and _is_plain(k, axes) and _is_plain(v, axes)
+
+
+def _nothing_watches() -> bool:
     """Whether nothing but autograd watches this call, so that the dispatcher may be passed by."""
-    for tensor in tensors:
-        if tensor is not None and not (type(tensor) in _PLAIN and tensor.is_cpu and not tensor.is_neg()):
-            return False
     return (
         forward_ad._current_level < 0
         and not torch._C._are_functorch_transforms_active()
@@ -293,20 +300,29 @@ def _is_eager(tensors: Sequence[Optional[Tensor]]) -> bool:
     )
 
 
-def _attend(inputs: Tuple[Optional[Tensor], ...], settings: Settings, want_lse: bool) -> Tuple[Tensor, Any]:
-    """(out, lse); lse may be None when it is not wanted."""
+def _attend(
+    inputs: Tuple[Optional[Tensor], ...], settings: Settings, want_lse: bool, plain: bool
+) -> Tuple[Tensor, Any]:
+    """(out, lse); lse may be None when it is not wanted. plain: q, k and v are."""
+    q, k, v, mask, bias, start, end, cu_seqlens_q, cu_seqlens_k = inputs
+    if (
+        plain
+        and (bias is None or _is_plain(bias, 4))
+        and (mask is None or _is_plain(mask, 4))
+        and (start is None or (type(start) in _PLAIN and type(end) in _PLAIN))
+        and (cu_seqlens_q is None or (type(cu_seqlens_q) in _PLAIN and type(cu_seqlens_k) in _PLAIN))
+        and _nothing_watches()
+    ):
+        if torch.is_grad_enabled() and (
+            q.requires_grad or k.requires_grad or v.requires_grad or (bias is not None and bias.requires_grad)
+        ):
+            extras: _Extras = (mask, start, end, cu_seqlens_q, cu_seqlens_k)
+            if mask is None and start is None and cu_seqlens_q is None:
+                extras = _NO_EXTRAS
+            result = _apply(settings, extras, want_lse, q, k, v, bias)
+            return result if want_lse else (result, None)
+        return _forward(inputs, settings, want_lse)
     if not torch.compiler.is_compiling():
-        if _is_eager(inputs):
-            q, k, v, mask, bias, start, end, cu_seqlens_q, cu_seqlens_k = inputs
-            if torch.is_grad_enabled() and (
-                q.requires_grad or k.requires_grad or v.requires_grad or (bias is not None and bias.requires_grad)
-            ):
-                extras: _Extras = (mask, start, end, cu_seqlens_q, cu_seqlens_k)
-                if mask is None and start is None and cu_seqlens_q is None:
-                    extras = _NO_EXTRAS
-                result = _apply(settings, extras, want_lse, q, k, v, bias)
-                return result if want_lse else (result, None)
-            return _forward(inputs, settings, want_lse)
         _refuse_transforms(inputs)
     return torch.ops.flash_dmattn.forward(*inputs, *settings)
 
@@ -383,10 +399,9 @@ def flash_dmattn_func(
         NotImplementedError: tensors that are not on the CPU, or a problem no kernel takes.
     """
     settings = settings_of(softmax_scale, scale, is_causal, softcap, deterministic, window_size)
-    tensors = (query, key, value)
-    for tensor in tensors:
-        if not (isinstance(tensor, Tensor) and tensor.is_cpu and tensor.ndim == 4):
-            _check_tensors(tensors, 4)
+    plain = _are_plain(query, key, value, 4)
+    if not plain:
+        _check_tensors((query, key, value), 4)
     start = end = None
     if attn_mask is not None:
         attn_mask = mask_with_four_axes(attn_mask, query.shape[0], key.shape[1])
@@ -397,7 +412,7 @@ def flash_dmattn_func(
     inputs = (query, key, value, attn_mask, attn_bias, start, end, None, None)
     if torch.is_autocast_enabled("cpu"):
         inputs = _autocast(inputs)
-    out, lse = _attend(inputs, settings, return_lse or bool(return_attn_probs))
+    out, lse = _attend(inputs, settings, return_lse or bool(return_attn_probs), plain)
     if return_attn_probs:
         with torch.no_grad():
             return out, lse, _probabilities(inputs, settings, lse.dtype)
@@ -448,10 +463,9 @@ def flash_dmattn_varlen_func(
     settings = settings_of(
         softmax_scale, scale, is_causal, softcap, deterministic, window_size, max_seqlen_q, max_seqlen_k
     )
-    tensors = (query, key, value)
-    for tensor in tensors:
-        if not (isinstance(tensor, Tensor) and tensor.is_cpu and tensor.ndim == 3):
-            _check_tensors(tensors, 3)
+    plain = _are_plain(query, key, value, 3)
+    if not plain:
+        _check_tensors((query, key, value), 3)
     for offsets, name in ((cu_seqlens_q, "cu_seqlens_q"), (cu_seqlens_k, "cu_seqlens_k")):
         if not isinstance(offsets, Tensor) or offsets.dtype is not torch.int32:
             kind = offsets.dtype if isinstance(offsets, Tensor) else type(offsets).__name__
@@ -466,7 +480,7 @@ def flash_dmattn_varlen_func(
     inputs = (query, key, value, attn_mask, attn_bias, start, end, cu_seqlens_q, cu_seqlens_k)
     if torch.is_autocast_enabled("cpu"):
         inputs = _autocast(inputs)
-    out, lse = _attend(inputs, settings, return_lse)
+    out, lse = _attend(inputs, settings, return_lse, plain)
     return (out, lse) if return_lse else out
 
 
