@@ -1,0 +1,148 @@
+/* test_visible.c: the walk over visible keys against the definition of visibility, pair by pair. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "families/cpu/isa.h"
+#include "families/cpu/visible.h"
+
+enum { ROWS_MAX = 150, KEYS_MAX = 200, HEADS_MAX = 12 };
+
+static uint32_t state;
+static int32_t draw(int32_t below) {
+    state = state * 1664525u + 1013904223u;
+    return (int32_t)((state >> 8) % (uint32_t)below);
+}
+
+/* Everything one draw needs; its own head of each tensor for every query head, or one for all. */
+struct scene {
+    fdm_problem problem;
+    struct attention attention;
+    uint8_t mask[HEADS_MAX][ROWS_MAX][KEYS_MAX];
+    int32_t start[HEADS_MAX][KEYS_MAX], end[HEADS_MAX][KEYS_MAX];
+};
+
+static void draw_scene(struct scene *s) {
+    const int64_t group = 1 + draw(3), heads_kv = 1 + draw(2), heads = group * heads_kv;
+    s->problem = fdm_problem_default();
+    s->problem.heads = heads;
+    s->problem.heads_kv = heads_kv;
+    s->problem.seqlen_q = 1 + draw(ROWS_MAX);
+    s->problem.seqlen_k = 1 + draw(KEYS_MAX);
+    s->problem.causal = draw(2);
+    s->problem.window_left = draw(2) ? -1 : draw(80);
+    s->problem.window_right = draw(3) ? -1 : draw(80);
+    s->attention = (struct attention){.problem = &s->problem};
+    if (draw(2)) {
+        const int dense = 1 + draw(20), by_row = draw(3) > 0;
+        for (int64_t h = 0; h < heads; h++)
+            for (int32_t i = 0; i < ROWS_MAX; i++)
+                for (int32_t j = 0; j < KEYS_MAX; j++)
+                    s->mask[h][i][j] = draw(dense) ? 0 : (uint8_t)(1 + draw(255));
+        s->attention.mask = (struct score_view){(char *)s->mask, 0, ROWS_MAX * KEYS_MAX, by_row ? KEYS_MAX : 0, 1, 1};
+        if (draw(2))
+            s->attention.mask.group = heads;
+    }
+    if (draw(2)) {
+        for (int64_t h = 0; h < heads; h++)
+            for (int32_t j = 0; j < KEYS_MAX; j++) {
+                s->start[h][j] = draw(10) ? draw(ROWS_MAX) - 20 : INT32_MIN;
+                s->end[h][j] = draw(4) ? draw(ROWS_MAX + 20) - 10 : INT32_MAX;
+            }
+        s->attention.intervals =
+            (struct interval_view){s->start[0], s->end[0], 0, KEYS_MAX, 1, 0, KEYS_MAX, 1, draw(2) ? 1 : group};
+    }
+}
+
+static int visible(const struct scene *s, int64_t h, int64_t i, int64_t j) {
+    const fdm_problem *p = &s->problem;
+    const struct attention *a = &s->attention;
+    int64_t row = i + p->seqlen_k - p->seqlen_q;
+    if ((p->causal && j > row) || (p->window_left >= 0 && j < row - p->window_left) ||
+        (p->window_right >= 0 && j > row + p->window_right))
+        return 0;
+    if (a->mask.data && !s->mask[h / a->mask.group][a->mask.row ? i : 0][j])
+        return 0;
+    int64_t t = a->intervals.start ? h / a->intervals.group : 0;
+    return !a->intervals.start || (s->start[t][j] <= i && i < s->end[t][j]);
+}
+
+/* Takes the walk's answer for every lane and key of one block of lanes, and compares. */
+static void check_block(const struct scene *s, int64_t kv_head, int64_t first, int32_t count, int32_t block_keys) {
+    static struct lane_block block;
+    static struct key_block keys;
+    static uint8_t seen[CPU_BLOCK_LANES_MAX][KEYS_MAX];
+    struct key_walk walk;
+    int64_t before = -1;
+    memset(seen, 0, sizeof seen);
+    lane_block_init(&block, &s->attention, cpu_isa_kernels(CPU_ISA_SCALAR, FDM_FLOAT32), 0, kv_head, first, count);
+    key_walk_init(&walk, &block, block_keys);
+    while (key_walk_next(&walk, &keys)) {
+        assert_in_range(keys.num_keys, 1, block_keys);
+        for (int32_t k = 0; k < keys.num_keys; k++) {
+            assert_true(keys.key[k] > before);
+            before = keys.key[k];
+            for (int32_t lane = 0; lane < count; lane++) {
+                int32_t panel = lane / CPU_LANES;
+                uint64_t bits = keys.state[panel] == PANEL_FULL   ? ~UINT64_C(0)
+                                : keys.state[panel] == PANEL_SKIP ? 0
+                                                                  : keys.visible[panel][k];
+                seen[lane][before] = bits >> lane % CPU_LANES & 1;
+            }
+        }
+    }
+    for (int32_t lane = 0; lane < count; lane++) {
+        assert_int_equal(block.row[lane], (first + lane) / block.group);
+        assert_int_equal(block.head[lane], kv_head * block.group + (first + lane) % block.group);
+        for (int32_t j = 0; j < s->problem.seqlen_k; j++)
+            assert_int_equal(seen[lane][j], visible(s, block.head[lane], block.row[lane], j));
+    }
+}
+
+static void test_against_definition(void **unused) {
+    static struct scene scene;
+    (void)unused;
+    for (uint32_t seed = 0; seed < 300; seed++) {
+        state = seed * 7919u + 1;
+        draw_scene(&scene);
+        const int64_t lanes = scene.problem.seqlen_q * (scene.problem.heads / scene.problem.heads_kv);
+        const int32_t block_m = CPU_LANES << draw(4), block_keys = draw(2) ? 64 : 1 + draw(CPU_BLOCK_KEYS_MAX);
+        for (int64_t first = 0; first < lanes; first += block_m)
+            check_block(&scene, draw((int32_t)scene.problem.heads_kv), first,
+                        lanes - first < block_m ? (int32_t)(lanes - first) : block_m, block_keys);
+    }
+}
+
+/* Keys that no lane sees are dropped before they cost anything. */
+static void test_compaction(void **unused) {
+    static struct scene scene;
+    static struct lane_block block;
+    static struct key_block keys;
+    struct key_walk walk;
+    (void)unused;
+    scene.problem = fdm_problem_default();
+    scene.problem.seqlen_q = ROWS_MAX;
+    scene.problem.seqlen_k = KEYS_MAX;
+    scene.attention =
+        (struct attention){.problem = &scene.problem, .intervals = {scene.start[0], scene.end[0], 0, 0, 1, 0, 0, 1, 1}};
+    for (int32_t j = 0; j < KEYS_MAX; j++) {
+        scene.start[0][j] = j % 10 ? 100 : 0;
+        scene.end[0][j] = INT32_MAX;
+    }
+    lane_block_init(&block, &scene.attention, cpu_isa_kernels(CPU_ISA_SCALAR, FDM_FLOAT32), 0, 0, 0, CPU_LANES);
+    key_walk_init(&walk, &block, 64);
+    assert_true(key_walk_next(&walk, &keys));
+    assert_int_equal(keys.num_keys, KEYS_MAX / 10);
+    assert_int_equal(keys.state[0], PANEL_FULL);
+    assert_false(keys.contiguous);
+    assert_false(key_walk_next(&walk, &keys));
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_against_definition), cmocka_unit_test(test_compaction)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
