@@ -125,6 +125,27 @@ INLINE void outer_tile(const struct outer_product *t, int32_t key, int keys, int
     }
 }
 
+enum {
+    OUTER_KEYS = TILE_ACCUMULATORS / TILE_VECTORS < TILE_ROWS_MAX ? TILE_ACCUMULATORS / TILE_VECTORS : TILE_ROWS_MAX
+};
+
+/* The common tile as a function of its own: inlined among the others, gcc runs out of registers and spills a row. */
+static __attribute__((noinline)) void outer_full_tile(const struct outer_product *t, int32_t key, int32_t d) {
+    outer_tile(t, key, OUTER_KEYS, d, TILE_VECTORS, VECTOR_WIDTH);
+}
+
+INLINE void outer_full_strip(const struct outer_product *t, int32_t d) {
+    int32_t key = 0;
+    for (; key + OUTER_KEYS <= t->num_keys; key += OUTER_KEYS)
+        outer_full_tile(t, key, d);
+    for (; key + 4 <= t->num_keys; key += 4)
+        outer_tile(t, key, 4, d, TILE_VECTORS, VECTOR_WIDTH);
+    for (; key + 2 <= t->num_keys; key += 2)
+        outer_tile(t, key, 2, d, TILE_VECTORS, VECTOR_WIDTH);
+    for (; key < t->num_keys; key++)
+        outer_tile(t, key, 1, d, TILE_VECTORS, VECTOR_WIDTH);
+}
+
 INLINE void outer_strip(const struct outer_product *t, int32_t d, int vectors, int32_t tail) {
     const int keys = TILE_ACCUMULATORS / vectors < TILE_ROWS_MAX ? TILE_ACCUMULATORS / vectors : TILE_ROWS_MAX;
     int32_t key = 0;
@@ -143,7 +164,7 @@ TILE_ENTRY void tile_outer(float *const *acc_rows, const void *weights, const vo
     const struct outer_product t = {acc_rows, weights, rows, packed_row_floats(depth), num_lanes, num_keys, factor};
     int32_t d = 0;
     for (; d + TILE_VECTORS * VECTOR_WIDTH <= depth; d += TILE_VECTORS * VECTOR_WIDTH)
-        outer_strip(&t, d, TILE_VECTORS, VECTOR_WIDTH);
+        outer_full_strip(&t, d);
     for (; d + 2 * VECTOR_WIDTH <= depth; d += 2 * VECTOR_WIDTH)
         outer_strip(&t, d, 2, VECTOR_WIDTH);
     for (; d < depth; d += VECTOR_WIDTH)
