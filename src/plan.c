@@ -33,11 +33,12 @@ static const char *forced_kernel(const fdm_options *options) {
     return setting_get(SETTING_KERNEL);
 }
 
-/* A thread is worth waking for 2^16 multiply-adds: a parallel region costs 1 to 2 us, about what they take. */
+/* A thread is worth waking for 2^20 multiply-adds, some 10 us of one core: a parallel region of OpenMP costs 1 to 2 us,
+ * waking the own pool's threads 10 us and more. */
 static int32_t worthwhile_threads(const fdm_problem *p, int32_t available) {
     double rows = p->varlen ? (double)p->total_q : (double)p->batch * (double)p->seqlen_q;
     double work = rows * (double)p->heads * (double)p->seqlen_k * (double)(p->head_dim + p->head_dim_v);
-    double most = work / 65536;
+    double most = work / (1 << 20);
     return most >= available ? available : most < 1 ? 1 : (int32_t)most;
 }
 

@@ -97,22 +97,12 @@ static void choice_code(char *code, size_t size, const struct algorithm *a, enum
     snprintf(code, size, "CPU_%s_%s%dx%d", upper, a->tag, block_m, block_n);
 }
 
-/* Waking a thread costs some 10 us; it has to bring home more than that. */
-static int32_t threads_worth_having(const fdm_problem *p, int32_t num_threads) {
-    const double flops_per_thread = 4e6; /* 20 to 40 us of one core */
-    double num_rows = p->varlen ? (double)p->total_q : (double)p->batch * (double)p->seqlen_q;
-    double flops = 2 * num_rows * (double)p->heads * (double)p->seqlen_k * (double)(p->head_dim + p->head_dim_v);
-    double worth = 1 + flops / flops_per_thread;
-    return worth < num_threads ? (int32_t)worth : num_threads;
-}
-
 static void fill(const struct plan_request *request, int32_t algorithm, enum cpu_isa isa, int32_t block_m,
                  fdm_plan *plan) {
     const struct algorithm *a = &algorithms[algorithm];
     a->blocks(request->problem, cpu_isa_kernels(isa, request->problem->dtype), &plan->block_m, &plan->block_n);
     if (block_m > 0)
         plan->block_m = block_m;
-    plan->num_threads = threads_worth_having(request->problem, request->num_threads);
     plan->kernel_index = algorithm * CPU_ISA_COUNT + (int32_t)isa;
     plan->parameters[0] = (int32_t)isa;
     snprintf(plan->kernel, sizeof plan->kernel, "%s", rows[plan->kernel_index].name);
