@@ -140,8 +140,12 @@ static int choose_forced(const struct plan_request *request, enum cpu_isa best, 
     return 0;
 }
 
-/* Below amx the processor is Intel's, whose bfloat16 dot product is slower than its float32 FMA. */
-static int worth_trying(enum cpu_isa isa, enum cpu_isa best) {
+/* Below amx the processor is Intel's, whose bfloat16 dot product is slower than its float32 FMA. A head of less than a
+ * few AMX tiles (16 rows x 16 keys x 32) is done before their packing is. */
+static int worth_trying(enum cpu_isa isa, enum cpu_isa best, const fdm_problem *p) {
+    double num_rows = (double)p->seqlen_q * (double)p->heads / (double)p->heads_kv;
+    if (isa == CPU_ISA_AMX && num_rows * (double)p->seqlen_k * (double)p->head_dim < 4 * 16 * 16 * 32)
+        return 0;
     return !(isa == CPU_ISA_AVX512_BF16 && best == CPU_ISA_AMX);
 }
 
@@ -159,13 +163,15 @@ static int choose(const struct plan_request *request, fdm_plan *plan) {
         if (algorithms[i].pass != p->pass || !algorithms[i].suits(p))
             continue;
         for (int isa = best; isa >= 0; isa--) {
-            if (refusal(&algorithms[i], (enum cpu_isa)isa, p) || !worth_trying((enum cpu_isa)isa, (enum cpu_isa)best))
+            if (refusal(&algorithms[i], (enum cpu_isa)isa, p) ||
+                !worth_trying((enum cpu_isa)isa, (enum cpu_isa)best, p))
                 continue;
             fill(request, i, (enum cpu_isa)isa, 0, plan);
             snprintf(plan->reason, sizeof plan->reason,
-                     "%s is the best instruction set of this device (%s) for %s; blocks of %d query lanes share packed "
-                     "keys, %d at a time",
-                     cpu_isa_name((enum cpu_isa)isa), request->device->isa, fdm_dtype_name(p->dtype), plan->block_m,
+                     "%s is the best instruction set for %s of this size on this device (%s); blocks of %d query lanes "
+                     "share "
+                     "packed keys, %d at a time",
+                     cpu_isa_name((enum cpu_isa)isa), fdm_dtype_name(p->dtype), request->device->isa, plan->block_m,
                      plan->block_n);
             return 1;
         }
