@@ -67,15 +67,15 @@ static inline char *matrix_row(const struct matrix_view *view, int64_t bytes, in
     return view->data + (batch * view->batch + row * view->row + head * view->head) * bytes;
 }
 
-/* Runs body over pieces 0 .. count-1 of a counter that starts at 0. */
+/* The next piece of a phase that nobody has taken; rises from 0 without end. */
 static inline int64_t next_piece(struct backward_call *call) {
     return atomic_fetch_add_explicit(&call->next, 1, memory_order_relaxed);
 }
 
 /* ---- backward.c ---- */
 
-/* Packs lanes and keys of `thread`, and turns the scores of one panel into P and dS; wants_dbias: dS before the
- * softcap's gradient is in thread->dbias after. */
+/* Packs the lanes or the keys of `thread`, and computes P and dS of one panel; with wants_dbias, thread->dbias holds dS
+ * before the softcap's gradient after. */
 void backward_pack_lanes(const struct backward_call *call, const struct attention *attention,
                          struct backward_thread *thread);
 void backward_pack_keys(const struct backward_call *call, const struct attention *attention,
