@@ -1,0 +1,132 @@
+/* arena.c: tensors between unreadable pages, poisoned wherever there is no element. */
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "checks.h"
+#include "half.h"
+
+int64_t guarded_elements(const struct guarded *g) {
+    int64_t n = 1;
+    for (int32_t i = 0; i < g->tensor.ndim; i++)
+        n *= g->shape[i];
+    return n;
+}
+
+size_t guarded_offset(const struct guarded *g, int64_t n) {
+    int64_t offset = 0;
+    for (int32_t i = g->tensor.ndim - 1; i >= 0; i--) {
+        offset += n % g->shape[i] * g->strides[i];
+        n /= g->shape[i];
+    }
+    return (size_t)(offset * fdm_dtype_bytes(fdm_dtype_of(&g->tensor)));
+}
+
+/* Axes in a random order of memory, gaps between rows. loose, bit 0: some axes have stride 0; bit 1: the last axis may
+ * move too. */
+static int64_t draw_strides(struct guarded *g, struct trial *trial, int loose) {
+    int32_t ndim = g->tensor.ndim, order[4] = {0, 1, 2, 3};
+    int32_t movable = loose & 2 && random_below(trial, 4) == 0 ? ndim : ndim - 1;
+    int tight = random_below(trial, 3) == 0;
+    for (int32_t i = movable - 1; i > 0 && !tight; i--) {
+        int32_t j = (int32_t)random_below(trial, i + 1), swap = order[i];
+        order[i] = order[j];
+        order[j] = swap;
+    }
+    int64_t span = 1;
+    for (int32_t i = ndim - 1; i >= 0; i--) {
+        int32_t axis = order[i];
+        g->strides[axis] = span;
+        if (loose & 1 && axis != ndim - 1 && random_below(trial, 12) == 0)
+            g->strides[axis] = 0;
+        else
+            span *= g->shape[axis] ? g->shape[axis] : 1;
+        if (!tight && i > 0 && random_below(trial, 2))
+            span += random_below(trial, 4);
+    }
+    int64_t last = 0;
+    for (int32_t i = 0; i < ndim; i++)
+        last += (g->shape[i] > 0 ? g->shape[i] - 1 : 0) * g->strides[i];
+    return last + 1;
+}
+
+void guarded_make(struct guarded *g, struct trial *trial, fdm_dtype dtype, int32_t ndim, const int64_t *shape,
+                  int loose) {
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE), bytes = (size_t)fdm_dtype_bytes(dtype);
+    *g = (struct guarded){.tensor = {.device = {FDM_CPU, 0}, .ndim = ndim, .dtype = fdm_data_type_of(dtype)}};
+    memcpy(g->shape, shape, (size_t)ndim * sizeof *shape);
+    g->tensor.shape = g->shape;
+    g->tensor.strides = g->strides;
+    g->data_bytes = (size_t)draw_strides(g, trial, loose) * bytes;
+    size_t inside = (g->data_bytes + page - 1) / page * page;
+    g->map_bytes = inside + 2 * page;
+    g->map = mmap(NULL, g->map_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (g->map == MAP_FAILED || mprotect(g->map, page, PROT_NONE) ||
+        mprotect(g->map + page + inside, page, PROT_NONE)) {
+        perror("fdm-checks: guard pages");
+        exit(2);
+    }
+    memset(g->map + page, 0xff, inside);
+    g->data = g->map + page + (random_below(trial, 2) ? inside - g->data_bytes : 0);
+    g->tensor.data = g->data;
+    g->saved = malloc(g->data_bytes);
+}
+
+void guarded_free(struct guarded *g) {
+    if (g->map)
+        munmap(g->map, g->map_bytes);
+    free(g->saved);
+    *g = (struct guarded){0};
+}
+
+void guarded_poison(struct guarded *g) {
+    if (g->map)
+        memset(g->data, 0xff, g->data_bytes);
+}
+
+void guarded_save(struct guarded *g) {
+    if (g->map)
+        memcpy(g->saved, g->data, g->data_bytes);
+}
+
+int guarded_intact(const struct guarded *g, int is_output) {
+    if (!g->map)
+        return 1;
+    if (!is_output)
+        return memcmp(g->saved, g->data, g->data_bytes) == 0;
+    size_t bytes = (size_t)fdm_dtype_bytes(fdm_dtype_of(&g->tensor));
+    char *element = calloc(1, g->data_bytes);
+    int64_t elements = guarded_elements(g);
+    int intact = 1;
+    for (int64_t n = 0; n < elements; n++)
+        memset(element + guarded_offset(g, n), 1, bytes);
+    for (size_t i = 0; i < g->data_bytes; i++)
+        intact &= element[i] || g->data[i] == (char)0xff;
+    free(element);
+    return intact;
+}
+
+double guarded_get(const struct guarded *g, int64_t n) {
+    const void *at = g->data + guarded_offset(g, n);
+    switch (fdm_dtype_of(&g->tensor)) {
+    case FDM_FLOAT64: return *(const double *)at;
+    case FDM_FLOAT16: return float16_to_float(*(const uint16_t *)at);
+    case FDM_BFLOAT16: return bfloat16_to_float(*(const uint16_t *)at);
+    case FDM_BOOL: return *(const uint8_t *)at != 0;
+    case FDM_INT32: return *(const int32_t *)at;
+    default: return *(const float *)at;
+    }
+}
+
+void guarded_set(struct guarded *g, int64_t n, double value) {
+    void *at = g->data + guarded_offset(g, n);
+    switch (fdm_dtype_of(&g->tensor)) {
+    case FDM_FLOAT64: *(double *)at = value; break;
+    case FDM_FLOAT16: *(uint16_t *)at = float_to_float16((float)value); break;
+    case FDM_BFLOAT16: *(uint16_t *)at = float_to_bfloat16((float)value); break;
+    case FDM_BOOL: *(uint8_t *)at = value != 0; break;
+    case FDM_INT32: *(int32_t *)at = (int32_t)value; break;
+    default: *(float *)at = (float)value;
+    }
+}

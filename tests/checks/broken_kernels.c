@@ -1,0 +1,217 @@
+/* broken_kernels.c: the checker's own test: kernels with one planted fault each, every one of which it must catch.
+ *
+ * A broken kernel is the chosen CPU kernel on tampered inputs, or with tampered outputs. Each trial runs in a child
+ * process, since some faults crash. A fault is caught when some seed of a few tells it from a right kernel; most need
+ * one. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "checks.h"
+#include "half.h"
+
+static struct guarded *written(struct trial *t, fdm_pass pass) {
+    struct guarded *g = pass == FDM_FORWARD ? &t->g[OUT] : &t->g[DK];
+    return g->map && guarded_elements(g) > 0 ? g : NULL;
+}
+
+static void causal_off_by_one(struct trial *t, fdm_pass pass) {
+    (void)pass;
+    if (t->options.causal && t->options.window_right < 0) {
+        t->options.causal = 0;
+        t->options.window_right = 1;
+    }
+}
+
+static void window_off_by_one(struct trial *t, fdm_pass pass) {
+    (void)pass;
+    t->options.window_left += t->options.window_left >= 0;
+}
+
+static void scale_in_bfloat16(struct trial *t, fdm_pass pass) {
+    (void)pass;
+    double scale = t->options.has_softmax_scale ? t->options.softmax_scale : 1 / sqrt((double)t->head_dim);
+    t->options.has_softmax_scale = 1;
+    t->options.softmax_scale = bfloat16_to_float(float_to_bfloat16((float)scale));
+}
+
+static void softcap_ignored(struct trial *t, fdm_pass pass) {
+    (void)pass;
+    t->options.softcap = 0;
+}
+
+static void no_bias(struct trial *t, fdm_pass pass) {
+    if (pass == FDM_FORWARD && t->g[BIAS].map)
+        t->g[BIAS].map = NULL; /* leaked: the child ends */
+}
+
+static void no_mask(struct trial *t, fdm_pass pass) {
+    (void)pass;
+    t->g[MASK].map = NULL;
+}
+
+/* k is read one row late: what a wrong start of a tile does. */
+static void key_rows_shifted(struct trial *t, fdm_pass pass) {
+    (void)pass;
+    struct guarded *k = &t->g[K];
+    int32_t row = k->tensor.ndim - 3;
+    if (k->shape[row] > 1)
+        k->tensor.data = (char *)k->tensor.data + k->strides[row] * fdm_dtype_bytes(t->dtype);
+}
+
+static void wrong_gqa_head(struct trial *t, fdm_pass pass) {
+    (void)pass;
+    struct guarded *v = &t->g[V];
+    int32_t head = v->tensor.ndim - 2;
+    if (v->shape[head] == 2 && v->strides[head] > 0) { /* both heads read head 1 */
+        v->tensor.data = (char *)v->tensor.data + v->strides[head] * fdm_dtype_bytes(t->dtype);
+        v->strides[head] = 0;
+    }
+}
+
+static void row_not_written(struct trial *t, fdm_pass pass) {
+    struct guarded *g = written(t, pass);
+    if (g)
+        memset(g->data + guarded_offset(g, guarded_elements(g) - 1), 0xff, (size_t)fdm_dtype_bytes(t->dtype));
+}
+
+static void element_off(struct trial *t, fdm_pass pass) {
+    struct guarded *g = written(t, pass);
+    if (g)
+        guarded_set(g, guarded_elements(g) / 2, guarded_get(g, guarded_elements(g) / 2) * 1.25 + 0.05);
+}
+
+static void head_not_rescaled(struct trial *t, fdm_pass pass) {
+    struct guarded *g = written(t, pass);
+    for (int64_t n = 0; g && n < g->shape[g->tensor.ndim - 1]; n++)
+        guarded_set(g, n, guarded_get(g, n) * 1.1);
+}
+
+static void write_one_past(struct trial *t, fdm_pass pass) {
+    struct guarded *g = written(t, pass);
+    if (g)
+        ((volatile char *)g->data)[g->data_bytes] = 1;
+}
+
+static void write_one_before(struct trial *t, fdm_pass pass) {
+    struct guarded *g = written(t, pass);
+    if (g)
+        ((volatile char *)g->data)[-1] = 1;
+}
+
+static void input_overwritten(struct trial *t, fdm_pass pass) {
+    (void)pass;
+    if (guarded_elements(&t->g[Q]) > 0)
+        t->g[Q].data[0] ^= 1;
+}
+
+static void lse_in_base_two(struct trial *t, fdm_pass pass) {
+    for (int64_t n = 0; pass == FDM_FORWARD && n < guarded_elements(&t->g[LSE]); n++)
+        guarded_set(&t->g[LSE], n, guarded_get(&t->g[LSE], n) * 1.4426950408889634);
+}
+
+static void empty_row_lse(struct trial *t, fdm_pass pass) {
+    for (int64_t n = 0; pass == FDM_FORWARD && n < guarded_elements(&t->g[LSE]); n++)
+        if (isinf(guarded_get(&t->g[LSE], n)))
+            guarded_set(&t->g[LSE], n, -INFINITY);
+}
+
+static void dk_not_scaled(struct trial *t, fdm_pass pass) {
+    double scale = t->options.has_softmax_scale ? t->options.softmax_scale : 1 / sqrt((double)t->head_dim);
+    for (int64_t n = 0; pass == FDM_BACKWARD && t->g[DK].map && scale != 0 && n < guarded_elements(&t->g[DK]); n++)
+        guarded_set(&t->g[DK], n, guarded_get(&t->g[DK], n) / scale);
+}
+
+static void dlse_ignored(struct trial *t, fdm_pass pass) {
+    (void)pass;
+    t->g[DLSE].map = NULL;
+}
+
+/* dbias of one of several heads or batches that share it. */
+static void dbias_not_reduced(struct trial *t, fdm_pass pass) {
+    int shared = t->g[DBIAS].map && (t->g[BIAS].shape[0] < t->batch || t->g[BIAS].shape[1] < t->heads);
+    for (int64_t n = 0; pass == FDM_BACKWARD && shared && n < guarded_elements(&t->g[DBIAS]); n++)
+        guarded_set(&t->g[DBIAS], n, guarded_get(&t->g[DBIAS], n) * 0.5);
+}
+
+static void stale_tile(struct trial *t, fdm_pass pass) { /* the second block of 64 rows repeats the first */
+    struct guarded *g = pass == FDM_FORWARD ? &t->g[OUT] : &t->g[DQ];
+    int32_t row = g->map ? g->tensor.ndim - 3 : 0;
+    if (!g->map || g->shape[row] < 65 || guarded_elements(g) == 0)
+        return;
+    int64_t block = 64 * g->shape[row + 1] * g->shape[row + 2];
+    for (int64_t n = 0; n < g->shape[row + 1] * g->shape[row + 2]; n++)
+        guarded_set(g, block + n, guarded_get(g, n));
+}
+
+static const struct fault {
+    const char *name;
+    tamper_function *before, *after;
+    fdm_pass pass;
+} faults[] = {
+    {"causal off by one", causal_off_by_one, NULL, FDM_FORWARD},
+    {"causal off by one, backward", causal_off_by_one, NULL, FDM_BACKWARD},
+    {"window off by one", window_off_by_one, NULL, FDM_FORWARD},
+    {"scale rounded to bfloat16", scale_in_bfloat16, NULL, FDM_FORWARD},
+    {"softcap ignored", softcap_ignored, NULL, FDM_FORWARD},
+    {"bias ignored", no_bias, NULL, FDM_FORWARD},
+    {"mask ignored", no_mask, NULL, FDM_BACKWARD},
+    {"key rows shifted", key_rows_shifted, NULL, FDM_FORWARD},
+    {"wrong head of a group", wrong_gqa_head, NULL, FDM_FORWARD},
+    {"element not written", NULL, row_not_written, FDM_FORWARD},
+    {"element not written, backward", NULL, row_not_written, FDM_BACKWARD},
+    {"one element off", NULL, element_off, FDM_FORWARD},
+    {"one row not rescaled", NULL, head_not_rescaled, FDM_FORWARD},
+    {"write one past", NULL, write_one_past, FDM_FORWARD},
+    {"write one before", NULL, write_one_before, FDM_BACKWARD},
+    {"input overwritten", NULL, input_overwritten, FDM_FORWARD},
+    {"lse in base two", NULL, lse_in_base_two, FDM_FORWARD},
+    {"lse of an empty row", NULL, empty_row_lse, FDM_FORWARD},
+    {"dk not scaled", NULL, dk_not_scaled, FDM_BACKWARD},
+    {"dlse ignored", dlse_ignored, NULL, FDM_BACKWARD},
+    {"dbias not reduced", NULL, dbias_not_reduced, FDM_BACKWARD},
+    {"stale tile", NULL, stale_tile, FDM_FORWARD},
+    {"stale tile, backward", NULL, stale_tile, FDM_BACKWARD},
+};
+
+static void prepare(struct trial *t, uint64_t seed, fdm_pass pass) {
+    trial_draw(t, seed);
+    trial_reference(t);
+    trial_baseline(t);
+    for (int role = OUT; role <= LSE && pass == FDM_BACKWARD; role++)
+        for (int64_t n = 0; n < guarded_elements(&t->g[role]); n++)
+            guarded_set(&t->g[role], n, t->truth[role][n]);
+}
+
+/* Whether a child that runs the broken kernel on this seed ends as failed. */
+static int caught(const struct fault *fault, uint64_t seed) {
+    pid_t child = fork();
+    if (child == 0) {
+        struct trial trial;
+        checks_quiet = 1;
+        prepare(&trial, seed, fault->pass);
+        int right = trial_run(&trial, fault->pass, NULL, "cpu", 1, fault->before, fault->after);
+        _exit(right == 0 ? 1 : 0);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    return !WIFEXITED(status) || WEXITSTATUS(status) == 1;
+}
+
+int broken_main(uint64_t seeds) {
+    int missed = 0, count = sizeof faults / sizeof faults[0];
+    for (int i = 0; i < count; i++) {
+        uint64_t seed = 1;
+        while (seed <= seeds && !caught(&faults[i], seed))
+            seed++;
+        if (seed <= seeds)
+            printf("%-32s caught by seed %llu\n", faults[i].name, (unsigned long long)seed);
+        else
+            printf("%-32s MISSED in %llu seeds\n", faults[i].name, (unsigned long long)seeds);
+        missed += seed > seeds;
+    }
+    printf("%d passed, %d failed\n", count - missed, missed);
+    return missed > 0;
+}

@@ -1,0 +1,76 @@
+/* checks.h: random attention problems that every kernel is run on and compared with the float64 reference. */
+#ifndef FDM_CHECKS_H
+#define FDM_CHECKS_H
+
+#include <stdint.h>
+#include <stdio.h>
+
+#include "flash_dmattn.h"
+
+enum role { Q, K, V, MASK, BIAS, START, END, CU_Q, CU_K, OUT, LSE, DOUT, DLSE, DQ, DK, DV, DBIAS, NUM_ROLES };
+extern const char *const role_names[NUM_ROLES];
+
+/* A tensor between two unreadable pages, flush with one of them; bytes that are not elements hold NaN patterns. */
+struct guarded {
+    fdm_tensor tensor;
+    int64_t shape[4], strides[4];
+    char *map; /* NULL = absent */
+    size_t map_bytes, data_bytes;
+    char *data;  /* first byte of the tensor's span */
+    char *saved; /* the span as it was before a kernel ran */
+};
+
+struct trial {
+    uint64_t seed;
+    uint64_t random;
+    fdm_dtype dtype;
+    fdm_options options;
+    int64_t batch, heads, heads_kv, seqlen_q, seqlen_k, head_dim, head_dim_v, total_q, total_k;
+    int varlen;
+    struct guarded g[NUM_ROLES];
+    double *truth[NUM_ROLES];    /* outputs of the reference, dense in the tensor's shape */
+    double *baseline[NUM_ROLES]; /* outputs of the straightforward float32 computation */
+    char text[512];              /* the problem in one line */
+};
+
+/* draw.c */
+uint64_t random_bits(struct trial *trial);
+int64_t random_below(struct trial *trial, int64_t n);
+void trial_draw(struct trial *trial, uint64_t seed);
+void trial_free(struct trial *trial);
+
+/* arena.c */
+void guarded_make(struct guarded *g, struct trial *trial, fdm_dtype dtype, int32_t ndim, const int64_t *shape,
+                  int loose);
+void guarded_free(struct guarded *g);
+void guarded_poison(struct guarded *g);
+void guarded_save(struct guarded *g);
+/* 1 when every byte is as saved (input), or every byte that is no element is (output). */
+int guarded_intact(const struct guarded *g, int is_output);
+int64_t guarded_elements(const struct guarded *g);
+/* Byte offset of the n-th element in C order. */
+size_t guarded_offset(const struct guarded *g, int64_t n);
+double guarded_get(const struct guarded *g, int64_t n);
+void guarded_set(struct guarded *g, int64_t n, double value);
+
+/* truth.c: both fill outputs of both passes. */
+void trial_reference(struct trial *trial);
+void trial_baseline(struct trial *trial);
+fdm_tensors trial_tensors(struct trial *trial, fdm_pass pass);
+
+/* compare.c: 1 when all outputs of the pass are right; else prints what is not. */
+int trial_compare(const struct trial *trial, fdm_pass pass, const char *kernel);
+
+/* broken_kernels.c: 0 when every planted fault was caught. */
+int broken_main(uint64_t seeds);
+
+/* main.c */
+/* Runs a kernel on the trial's tensors; returns 1 when right. `tamper` may change what ran (NULL = nothing). */
+typedef void tamper_function(struct trial *trial, fdm_pass pass);
+int trial_run(struct trial *trial, fdm_pass pass, const char *kernel, const char *family, int threads,
+              tamper_function *before, tamper_function *after);
+fdm_status trial_plan(struct trial *trial, fdm_pass pass, const char *kernel, const char *family, int threads,
+                      fdm_plan *plan);
+extern int checks_quiet;
+
+#endif

@@ -1,0 +1,255 @@
+/* draw.c: one random problem from a seed: sizes around the kernels' tiles, every feature, fills that stress softmax. */
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+
+#include "checks.h"
+
+const char *const role_names[NUM_ROLES] = {"q",
+                                           "k",
+                                           "v",
+                                           "mask",
+                                           "bias",
+                                           "interval_start",
+                                           "interval_end",
+                                           "cu_seqlens_q",
+                                           "cu_seqlens_k",
+                                           "out",
+                                           "lse",
+                                           "dout",
+                                           "dlse",
+                                           "dq",
+                                           "dk",
+                                           "dv",
+                                           "dbias"};
+
+/* splitmix64 (Steele, Lea, Flood, 2014). */
+uint64_t random_bits(struct trial *trial) {
+    uint64_t z = trial->random += 0x9e3779b97f4a7c15u;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
+int64_t random_below(struct trial *trial, int64_t n) { return (int64_t)(random_bits(trial) % (uint64_t)n); }
+
+static double uniform(struct trial *trial) { return (double)(random_bits(trial) >> 11) * 0x1p-53; }
+
+static double normal(struct trial *trial) {
+    double a = 1 - uniform(trial), b = uniform(trial);
+    return sqrt(-2 * log(a)) * cos(6.283185307179586 * b);
+}
+
+static int64_t pick(struct trial *trial, const int64_t *values, int64_t count) {
+    return values[random_below(trial, count)];
+}
+#define PICK(trial, ...) \
+    pick(trial, (const int64_t[]){__VA_ARGS__}, sizeof((const int64_t[]){__VA_ARGS__}) / sizeof(int64_t))
+
+/* Around tile edges (16, 64, 128, 256), 0 and 1 now and then; one problem in ten is larger. */
+static int64_t draw_length(struct trial *trial, int large) {
+    int64_t length;
+    if (random_below(trial, 40) == 0)
+        return 0;
+    if (random_below(trial, 3) == 0)
+        length = PICK(trial, 1, 2, 15, 16, 17, 31, 63, 64, 65, 127, 128, 129);
+    else
+        length = 1 + random_below(trial, 96);
+    return large ? length + PICK(trial, 64, 192, 256, 320) : length;
+}
+
+static int64_t draw_head_dim(struct trial *trial) {
+    if (random_below(trial, 2))
+        return PICK(trial, 1, 8, 16, 31, 32, 33, 64, 64, 80, 96, 128, 256);
+    return 1 + random_below(trial, 72);
+}
+
+static void draw_sizes(struct trial *t) {
+    int large = random_below(t, 10) == 0;
+    t->dtype = (fdm_dtype)random_below(t, 3);
+    t->batch = large ? 1 : 1 + random_below(t, 3);
+    t->heads_kv = large ? 1 : PICK(t, 1, 1, 2, 3);
+    t->heads = t->heads_kv * PICK(t, 1, 1, 1, 2, 3, 4);
+    t->head_dim = large ? PICK(t, 32, 64, 40) : draw_head_dim(t);
+    t->head_dim_v = random_below(t, 3) ? t->head_dim : draw_head_dim(t);
+    t->seqlen_q = random_below(t, 8) == 0 ? PICK(t, 1, 1, 2, 4) : draw_length(t, large);
+    t->seqlen_k = random_below(t, 3) == 0 ? t->seqlen_q : draw_length(t, large);
+    t->varlen = random_below(t, 6) == 0;
+    if (random_below(t, 60) == 0)
+        t->batch = 0;
+}
+
+static void draw_options(struct trial *t) {
+    fdm_options *o = &t->options;
+    *o = fdm_options_default();
+    o->causal = random_below(t, 2) == 0;
+    if (random_below(t, 4) == 0)
+        o->window_left = PICK(t, 0, 1, 7, 40, 1000);
+    if (random_below(t, 6) == 0)
+        o->window_right = PICK(t, 0, 1, 9, 50);
+    if (random_below(t, 5) == 0) {
+        o->has_softmax_scale = 1;
+        o->softmax_scale = random_below(t, 4) == 0 ? 0 : normal(t) * 0.3;
+    }
+    if (random_below(t, 6) == 0)
+        o->softcap = 1 + 20 * uniform(t);
+}
+
+static void draw_cu_seqlens(struct trial *t, enum role role, int64_t longest, int64_t *total) {
+    guarded_make(&t->g[role], t, FDM_INT32, 1, (int64_t[]){t->batch + 1}, 0);
+    *total = 0;
+    guarded_set(&t->g[role], 0, 0);
+    for (int64_t b = 0; b < t->batch; b++)
+        guarded_set(&t->g[role], b + 1, (double)(*total += random_below(t, 5) == 0 ? 0 : random_below(t, longest + 1)));
+}
+
+/* How the numbers of q, k, v and dout are made. */
+enum fill { FILL_NORMAL, FILL_EQUAL, FILL_HUGE_LOGIT, FILL_RISING, FILL_SMALL, FILL_OUTLIERS, NUM_FILLS };
+
+static double draw_value(struct trial *t, enum role role, enum fill fill, int64_t n, int64_t elements) {
+    double x = normal(t);
+    switch (fill) {
+    case FILL_EQUAL: return role == Q || role == K ? 0.5 : x;
+    case FILL_HUGE_LOGIT: return role == K && random_below(t, 200) == 0 ? x * 30 : x;
+    case FILL_RISING: return role == K ? x * 0.2 + 2.0 * (double)n / (double)elements : role == Q ? fabs(x) : x;
+    case FILL_SMALL: return x * 1e-3;
+    case FILL_OUTLIERS: return (role == K || role == Q) && random_below(t, 50) == 0 ? x * 8 : x;
+    default: return x;
+    }
+}
+
+static void draw_matrix(struct trial *t, enum role role, int64_t rows, int64_t heads, int64_t depth, enum fill fill) {
+    struct guarded *g = &t->g[role];
+    const int64_t shape[4] = {t->batch, rows, heads, depth};
+    int packed = t->varlen;
+    guarded_make(g, t, t->dtype, 4 - packed, shape + packed, role == K || role == V ? 1 : 0);
+    int64_t elements = guarded_elements(g);
+    for (int64_t n = 0; n < elements; n++)
+        guarded_set(g, n, draw_value(t, role, fill, n, elements));
+}
+
+static void draw_score_shape(struct trial *t, int64_t shape[4], int full_rows) {
+    shape[0] = random_below(t, 2) ? t->batch : 1;
+    shape[1] = PICK(t, 1, t->heads_kv, t->heads);
+    shape[2] = full_rows || random_below(t, 2) ? t->seqlen_q : 1;
+    shape[3] = random_below(t, 8) ? t->seqlen_k : 1;
+}
+
+static void draw_mask(struct trial *t) {
+    int64_t shape[4];
+    draw_score_shape(t, shape, 0);
+    guarded_make(&t->g[MASK], t, FDM_BOOL, 4, shape, 3);
+    double density = (double)PICK(t, 0, 10, 50, 90, 100) / 100;
+    int blocky = random_below(t, 2) == 0;
+    int64_t elements = guarded_elements(&t->g[MASK]);
+    for (int64_t n = 0; n < elements; n++) {
+        int64_t j = shape[3] ? n % shape[3] : 0, i = shape[3] && shape[2] ? n / shape[3] % shape[2] : 0;
+        uint64_t block = (uint64_t)(j / 64 * 31 + i / 64 * 17) * 0x9e3779b97f4a7c15u >> 40;
+        guarded_set(&t->g[MASK], n, blocky ? (double)(block % 100) < 100 * density : uniform(t) < density);
+    }
+}
+
+static void draw_bias(struct trial *t) {
+    int64_t shape[4];
+    draw_score_shape(t, shape, 0);
+    guarded_make(&t->g[BIAS], t, random_below(t, 2) ? t->dtype : FDM_FLOAT32, 4, shape, 3);
+    int64_t elements = guarded_elements(&t->g[BIAS]), kind = random_below(t, 12);
+    double lowest = fdm_dtype_of(&t->g[BIAS].tensor) == FDM_FLOAT16    ? -65504
+                    : fdm_dtype_of(&t->g[BIAS].tensor) == FDM_BFLOAT16 ? -3.3895313892515355e38
+                                                                       : -FLT_MAX;
+    for (int64_t n = 0; n < elements; n++)
+        guarded_set(&t->g[BIAS], n, kind == 0 ? lowest : kind == 1 && random_below(t, 3) == 0 ? -INFINITY : normal(t));
+}
+
+static void draw_intervals(struct trial *t) {
+    const int64_t shape[3] = {random_below(t, 2) ? t->batch : 1, PICK(t, 1, t->heads_kv, t->heads),
+                              t->varlen ? t->total_k : t->seqlen_k};
+    int packed = t->varlen;
+    for (int i = 0; i < 2; i++)
+        guarded_make(&t->g[START + i], t, FDM_INT32, 3 - packed, shape + packed, 3);
+    int64_t elements = guarded_elements(&t->g[START]), kind = random_below(t, 3);
+    for (int64_t n = 0; n < elements; n++) {
+        int64_t key = n % (shape[2] ? shape[2] : 1);
+        int64_t start = kind == 0 ? key : random_below(t, t->seqlen_q + 4) - 2;
+        int64_t end = kind == 0 ? key + 1 + random_below(t, 40) : start + random_below(t, t->seqlen_q + 2) - 1;
+        guarded_set(&t->g[START], n, (double)(random_below(t, 20) == 0 ? INT32_MIN : start));
+        guarded_set(&t->g[END], n, (double)(random_below(t, 4) == 0 ? INT32_MAX : end));
+    }
+}
+
+static void draw_rows(struct trial *t, enum role role, int fill) {
+    const int64_t shape[3] = {t->batch, t->heads, t->varlen ? t->total_q : t->seqlen_q};
+    int packed = t->varlen;
+    guarded_make(&t->g[role], t, FDM_FLOAT32, 3 - packed, shape + packed, fill ? 3 : 2);
+    int64_t elements = guarded_elements(&t->g[role]);
+    for (int64_t n = 0; n < elements && fill; n++)
+        guarded_set(&t->g[role], n, normal(t));
+}
+
+static void draw_output(struct trial *t, enum role role, enum role like) {
+    struct guarded *g = &t->g[role];
+    guarded_make(g, t, fdm_dtype_of(&t->g[like].tensor), t->g[like].tensor.ndim, t->g[like].shape,
+                 role == DBIAS ? 2 : 0);
+}
+
+static void draw_outputs(struct trial *t) {
+    const int64_t shape[4] = {t->batch, t->varlen ? t->total_q : t->seqlen_q, t->heads, t->head_dim_v};
+    guarded_make(&t->g[OUT], t, t->dtype, 4 - t->varlen, shape + t->varlen, 0);
+    draw_rows(t, LSE, 0);
+    draw_matrix(t, DOUT, shape[1], t->heads, t->head_dim_v, FILL_NORMAL);
+    if (random_below(t, 3) == 0)
+        draw_rows(t, DLSE, 1);
+    if (random_below(t, 8))
+        draw_output(t, DQ, Q);
+    if (random_below(t, 8))
+        draw_output(t, DK, K);
+    if (random_below(t, 8))
+        draw_output(t, DV, V);
+    if (t->g[BIAS].map && random_below(t, 8))
+        draw_output(t, DBIAS, BIAS);
+}
+
+void trial_draw(struct trial *t, uint64_t seed) {
+    *t = (struct trial){.seed = seed, .random = seed * 0x2545f4914f6cdd1du + 77};
+    draw_sizes(t);
+    draw_options(t);
+    if (t->varlen) {
+        draw_cu_seqlens(t, CU_Q, t->seqlen_q, &t->total_q);
+        draw_cu_seqlens(t, CU_K, t->seqlen_k, &t->total_k);
+        t->options.max_seqlen_q = t->seqlen_q;
+        t->options.max_seqlen_k = t->seqlen_k;
+    }
+    if (t->varlen &&
+        (t->seqlen_q == 0 || t->seqlen_k == 0)) { /* 0 asks the library to find the maxima: all sequences are empty */
+        t->options.max_seqlen_q = t->seqlen_q;
+        t->options.max_seqlen_k = t->seqlen_k;
+    }
+    enum fill fill = random_below(t, 2) ? FILL_NORMAL : (enum fill)random_below(t, NUM_FILLS);
+    draw_matrix(t, Q, t->varlen ? t->total_q : t->seqlen_q, t->heads, t->head_dim, fill);
+    draw_matrix(t, K, t->varlen ? t->total_k : t->seqlen_k, t->heads_kv, t->head_dim, fill);
+    draw_matrix(t, V, t->varlen ? t->total_k : t->seqlen_k, t->heads_kv, t->head_dim_v, fill);
+    if (random_below(t, 4) == 0)
+        draw_mask(t);
+    if (random_below(t, 3) == 0)
+        draw_bias(t);
+    if (random_below(t, 4) == 0)
+        draw_intervals(t);
+    draw_outputs(t);
+    snprintf(
+        t->text, sizeof t->text,
+        "%s B %lld H %lld/%lld Sq %lld Sk %lld D %lld/%lld%s%s window %lld,%lld scale %g softcap %g%s%s%s%s fill %d",
+        fdm_dtype_name(t->dtype), (long long)t->batch, (long long)t->heads, (long long)t->heads_kv,
+        (long long)t->seqlen_q, (long long)t->seqlen_k, (long long)t->head_dim, (long long)t->head_dim_v,
+        t->varlen ? " varlen" : "", t->options.causal ? " causal" : "", (long long)t->options.window_left,
+        (long long)t->options.window_right, t->options.has_softmax_scale ? t->options.softmax_scale : NAN,
+        t->options.softcap, t->g[MASK].map ? " mask" : "", t->g[BIAS].map ? " bias" : "",
+        t->g[START].map ? " intervals" : "", t->g[DLSE].map ? " dlse" : "", (int)fill);
+}
+
+void trial_free(struct trial *t) {
+    for (int i = 0; i < NUM_ROLES; i++) {
+        guarded_free(&t->g[i]);
+        free(t->truth[i]);
+        free(t->baseline[i]);
+    }
+}

@@ -1,0 +1,232 @@
+/* main.c of fdm-checks: every kernel of every family on random problems, against the float64 reference. */
+#include <getopt.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "checks.h"
+
+int checks_quiet;
+static char crash_line[256];
+
+static void on_crash(int number) {
+    (void)number;
+    if (!checks_quiet && write(STDOUT_FILENO, crash_line, strlen(crash_line)) < 0)
+        _exit(3);
+    _exit(1);
+}
+
+fdm_status trial_plan(struct trial *t, fdm_pass pass, const char *kernel, const char *family, int threads,
+                      fdm_plan *plan) {
+    fdm_device device;
+    fdm_problem problem;
+    fdm_tensors tensors = trial_tensors(t, pass);
+    fdm_options options = t->options;
+    options.kernel = kernel;
+    options.family = family;
+    options.num_threads = threads;
+    fdm_status status = fdm_device_query(FDM_CPU, 0, &device);
+    if (!status)
+        status = fdm_describe(pass, &tensors, &options, &problem);
+    return status ? status : fdm_plan_attention(&device, &problem, &options, plan);
+}
+
+/* A workspace between unreadable pages, poisoned, flush with its end as far as its alignment allows. */
+static void make_workspace(struct guarded *g, struct trial *t, int64_t bytes) {
+    int64_t shape[1] = {(bytes + 63) / 64 * 16};
+    guarded_make(g, t, FDM_FLOAT32, 1, shape, 0);
+    size_t slack = (uintptr_t)g->data % 64;
+    g->data -= slack;
+}
+
+static int outputs_right(const struct trial *t, fdm_pass pass, const char *kernel) {
+    for (int i = 0; i < NUM_ROLES; i++) {
+        int is_output = pass == FDM_FORWARD ? i == OUT || i == LSE : i >= DQ;
+        if (guarded_intact(&t->g[i], is_output))
+            continue;
+        if (!checks_quiet)
+            printf("WRONG %s wrote %s %s\n  %s\n  replay: fdm-checks --kernel %s --seed %llu\n", kernel,
+                   is_output ? "between the elements of" : "to the input", role_names[i], t->text, kernel,
+                   (unsigned long long)t->seed);
+        return 0;
+    }
+    return trial_compare(t, pass, kernel);
+}
+
+int trial_run(struct trial *t, fdm_pass pass, const char *kernel, const char *family, int threads,
+              tamper_function *before, tamper_function *after) {
+    fdm_plan plan;
+    struct guarded workspace;
+    snprintf(crash_line, sizeof crash_line, "WRONG %s crashed\n  replay: fdm-checks --kernel %s --seed %llu\n", kernel,
+             kernel, (unsigned long long)t->seed);
+    for (int i = 0; i < NUM_ROLES; i++) {
+        int is_output = pass == FDM_FORWARD ? i == OUT || i == LSE : i >= DQ;
+        is_output ? guarded_poison(&t->g[i]) : guarded_save(&t->g[i]);
+    }
+    if (before)
+        before(t, pass);
+    if (trial_plan(t, pass, kernel, family, threads, &plan))
+        return -1;
+    make_workspace(&workspace, t, plan.workspace_bytes);
+    fdm_tensors tensors = trial_tensors(t, pass);
+    fdm_status status = fdm_execute(&plan, &tensors, workspace.data, (size_t)plan.workspace_bytes, NULL);
+    guarded_free(&workspace);
+    if (status) {
+        printf("WRONG %s refused its own plan: %s\n  %s\n", kernel, fdm_last_error(), t->text);
+        return 0;
+    }
+    if (after)
+        after(t, pass);
+    return outputs_right(t, pass, kernel);
+}
+
+/* ---- the loop ---- */
+
+struct tally {
+    char name[64];
+    char family[16];
+    fdm_pass pass;
+    int64_t accepted, refused, wrong;
+};
+enum { KERNELS_MAX = 64 };
+
+/* out and lse that the backward reads: the truth, rounded. */
+static void set_forward_results(struct trial *t) {
+    for (int role = OUT; role <= LSE; role++) {
+        int64_t elements = guarded_elements(&t->g[role]);
+        guarded_poison(&t->g[role]);
+        for (int64_t n = 0; n < elements; n++)
+            guarded_set(&t->g[role], n, t->truth[role][n]);
+    }
+}
+
+static void *snapshot(const struct trial *t, fdm_pass pass) {
+    size_t bytes = 0;
+    for (int i = 0; i < NUM_ROLES; i++)
+        bytes += t->g[i].data_bytes;
+    char *copy = calloc(1, bytes + 1), *to = copy;
+    for (int i = pass == FDM_FORWARD ? OUT : DQ; i <= (pass == FDM_FORWARD ? (int)LSE : (int)DBIAS); i++)
+        if (t->g[i].map) {
+            memcpy(to, t->g[i].data, t->g[i].data_bytes);
+            to += t->g[i].data_bytes;
+        }
+    return copy;
+}
+
+/* The same bits on one and on three threads. */
+static int deterministic(struct trial *t, struct tally *k) {
+    void *bits[2];
+    size_t bytes = 1;
+    for (int i = 0; i < NUM_ROLES; i++)
+        bytes += t->g[i].data_bytes;
+    for (int run = 0; run < 2; run++) {
+        trial_run(t, k->pass, k->name, k->family, run ? 3 : 1, NULL, NULL);
+        bits[run] = snapshot(t, k->pass);
+    }
+    int same = memcmp(bits[0], bits[1], bytes) == 0;
+    if (!same)
+        printf("WRONG %s differs between 1 and 3 threads\n  %s\n  replay: fdm-checks --kernel %s --seed %llu\n",
+               k->name, t->text, k->name, (unsigned long long)t->seed);
+    free(bits[0]);
+    free(bits[1]);
+    return same;
+}
+
+static void check_kernel(struct trial *t, struct tally *k, int threads) {
+    if (k->pass == FDM_BACKWARD)
+        set_forward_results(t);
+    int right = trial_run(t, k->pass, k->name, k->family, threads, NULL, NULL);
+    if (right < 0) {
+        k->refused++;
+        return;
+    }
+    k->accepted++;
+    if (right && t->seed % 20 == 0)
+        right = deterministic(t, k);
+    k->wrong += !right;
+}
+
+static int32_t list_kernels(struct tally *kernels, const char *only) {
+    fdm_kernel_info info;
+    int32_t count = 0, missing = 0;
+    for (int32_t i = 0; fdm_kernel_list(i, &info) == FDM_OK; i++) {
+        if (strcmp(info.family, "reference") == 0 || (only && !strstr(info.name, only)))
+            continue;
+        if (!info.available) {
+            printf("%s%s", missing++ ? ", " : "not covered on this machine: ", info.name);
+            continue;
+        }
+        struct tally *k = &kernels[count++];
+        *k = (struct tally){.pass = info.pass};
+        snprintf(k->name, sizeof k->name, "%s", info.name);
+        snprintf(k->family, sizeof k->family, "%s", info.family);
+    }
+    printf(missing ? "\n" : "");
+    return count;
+}
+
+static int run_checks(const char *only, uint64_t seed, uint64_t repeat, int threads) {
+    static struct tally kernels[KERNELS_MAX];
+    int32_t count = list_kernels(kernels, only);
+    int64_t accepted = 0, wrong = 0;
+    for (uint64_t n = 0; n < repeat; n++) {
+        struct trial trial;
+        trial_draw(&trial, seed + n);
+        trial_reference(&trial);
+        trial_baseline(&trial);
+        for (int32_t i = 0; i < count; i++)
+            check_kernel(&trial, &kernels[i], threads ? threads : 1 + (int)((seed + n) % 3));
+        trial_free(&trial);
+        if (isatty(STDERR_FILENO) && n % 16 == 0)
+            fprintf(stderr, "\r%llu of %llu seeds\033[K", (unsigned long long)n, (unsigned long long)repeat);
+    }
+    for (int32_t i = 0; i < count; i++) {
+        struct tally *k = &kernels[i];
+        printf("%-28s %8lld right, %lld wrong, %lld refused\n", k->name, (long long)(k->accepted - k->wrong),
+               (long long)k->wrong, (long long)k->refused);
+        if (k->accepted == 0 && repeat > 50) {
+            printf("WRONG %s accepted no problem\n", k->name);
+            k->wrong = 1;
+        }
+        accepted += k->accepted;
+        wrong += k->wrong;
+    }
+    printf("%lld passed, %lld failed\n", (long long)(accepted - wrong), (long long)wrong);
+    return wrong > 0 || count == 0;
+}
+
+int main(int argc, char **argv) {
+    static const struct option options[] = {{"kernel", required_argument, 0, 'k'},
+                                            {"seed", required_argument, 0, 's'},
+                                            {"repeat", required_argument, 0, 'r'},
+                                            {"threads", required_argument, 0, 't'},
+                                            {"broken", no_argument, 0, 'b'},
+                                            {"help", no_argument, 0, 'h'},
+                                            {0}};
+    const char *kernel = NULL;
+    uint64_t seed = 1, repeat = 0;
+    int option, threads = 0, broken = 0, seeded = 0;
+    while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
+        switch (option) {
+        case 'k': kernel = optarg; break;
+        case 's': seed = strtoull(optarg, NULL, 10), seeded = 1; break;
+        case 'r': repeat = strtoull(optarg, NULL, 10); break;
+        case 't': threads = atoi(optarg); break;
+        case 'b': broken = 1; break;
+        default:
+            printf("usage: fdm-checks [--kernel TEXT] [--seed N] [--repeat N] [--threads N] [--broken]\n");
+            return option == 'h' ? 0 : 2;
+        }
+    }
+    setvbuf(stdout, NULL, _IOLBF, 0);
+#if !defined(__SANITIZE_ADDRESS__)
+    signal(SIGSEGV, on_crash);
+    signal(SIGBUS, on_crash);
+    signal(SIGILL, on_crash);
+#endif
+    if (broken)
+        return broken_main(repeat ? repeat : 60);
+    return run_checks(kernel, seed, repeat ? repeat : seeded ? 1 : 200, threads);
+}

@@ -1,0 +1,273 @@
+/* truth.c: what the outputs should be: the float64 reference, and the straightforward float32 computation whose errors
+ * set the limits. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "checks.h"
+#include "half.h"
+#include "problem.h"
+
+static fdm_tensor *present(struct guarded *g) { return g->map ? &g->tensor : NULL; }
+
+fdm_tensors trial_tensors(struct trial *t, fdm_pass pass) {
+    struct guarded *g = t->g;
+    fdm_tensors s = {.q = &g[Q].tensor,
+                     .k = &g[K].tensor,
+                     .v = &g[V].tensor,
+                     .mask = present(&g[MASK]),
+                     .bias = present(&g[BIAS]),
+                     .interval_start = present(&g[START]),
+                     .interval_end = present(&g[END]),
+                     .cu_seqlens_q = present(&g[CU_Q]),
+                     .cu_seqlens_k = present(&g[CU_K]),
+                     .out = &g[OUT].tensor,
+                     .lse = &g[LSE].tensor};
+    if (pass == FDM_BACKWARD) {
+        s.dout = &g[DOUT].tensor;
+        s.dlse = present(&g[DLSE]);
+        s.dq = present(&g[DQ]);
+        s.dk = present(&g[DK]);
+        s.dv = present(&g[DV]);
+        s.dbias = present(&g[DBIAS]);
+    }
+    return s;
+}
+
+/* ---- the reference, in float64 throughout ---- */
+
+static void widen(struct guarded *wide, const struct guarded *g) {
+    int32_t ndim = g->tensor.ndim;
+    fdm_dtype dtype = fdm_dtype_of(&g->tensor);
+    int is_float = dtype != FDM_BOOL && dtype != FDM_INT32;
+    *wide = *g;
+    wide->tensor.shape = wide->shape;
+    wide->tensor.strides = wide->strides;
+    if (!is_float)
+        return;
+    int64_t span = 1, elements = guarded_elements(g);
+    for (int32_t i = ndim - 1; i >= 0; span *= g->shape[i--])
+        wide->strides[i] = span;
+    wide->tensor.dtype = fdm_data_type_of(FDM_FLOAT64);
+    wide->tensor.data = wide->data = calloc((size_t)elements + 1, sizeof(double));
+    for (int64_t n = 0; n < elements; n++)
+        ((double *)(void *)wide->data)[n] = guarded_get(g, n);
+}
+
+static void fail(const struct trial *t, const char *what) {
+    fprintf(stderr, "fdm-checks: seed %llu: %s: %s\n  %s\n", (unsigned long long)t->seed, what, fdm_last_error(),
+            t->text);
+    exit(2);
+}
+
+void trial_reference(struct trial *t) {
+    struct trial wide = *t;
+    fdm_options options = t->options;
+    options.family = "reference";
+    for (int i = 0; i < NUM_ROLES; i++)
+        if (t->g[i].map)
+            widen(&wide.g[i], &t->g[i]);
+    fdm_tensors tensors = trial_tensors(&wide, FDM_FORWARD);
+    if (fdm_attention_forward(&tensors, &options, NULL))
+        fail(t, "reference forward");
+    tensors = trial_tensors(&wide, FDM_BACKWARD);
+    if (fdm_attention_backward(&tensors, &options, NULL))
+        fail(t, "reference backward");
+    for (int i = 0; i < NUM_ROLES; i++) {
+        if (!t->g[i].map || wide.g[i].data == t->g[i].data)
+            continue;
+        if (i == OUT || i == LSE || i >= DQ)
+            t->truth[i] = (double *)(void *)wide.g[i].data;
+        else
+            free(wide.g[i].data);
+    }
+}
+
+/* ---- the baseline: float32 arithmetic, P and dS rounded to the dtype before they are multiplied again ---- */
+
+static float round_to(fdm_dtype dtype, float x) {
+    if (dtype == FDM_BFLOAT16)
+        return bfloat16_to_float(float_to_bfloat16(x));
+    return dtype == FDM_FLOAT16 ? float16_to_float(float_to_float16(x)) : x;
+}
+
+struct head {
+    struct trial *t;
+    const struct attention *a;
+    struct sequence s;
+    int64_t b, h;
+};
+
+static float value(const struct head *x, const struct matrix_view *view, int64_t row, int64_t h, int64_t d) {
+    const char *at =
+        view->data + (x->b * view->batch + row * view->row + h * view->head + d) * fdm_dtype_bytes(x->t->dtype);
+    switch (x->t->dtype) {
+    case FDM_FLOAT16: return float16_to_float(*(const uint16_t *)(const void *)at);
+    case FDM_BFLOAT16: return bfloat16_to_float(*(const uint16_t *)(const void *)at);
+    default: return *(const float *)(const void *)at;
+    }
+}
+
+/* Row `row` of a tensor as floats, decoded once. */
+static void decode(const struct head *x, const struct matrix_view *view, int64_t row, int64_t h, int64_t depth,
+                   float *out) {
+    for (int64_t d = 0; d < depth; d++)
+        out[d] = value(x, view, row, h, d);
+}
+
+static float bias_value(const struct head *x, int64_t i, int64_t j) {
+    const struct score_view *view = &x->a->bias;
+    if (!x->t->g[BIAS].map)
+        return 0;
+    int64_t at = x->b * view->batch + x->h / view->group * view->head + i * view->row + j * view->key;
+    switch (fdm_dtype_of(&x->t->g[BIAS].tensor)) {
+    case FDM_FLOAT16: return float16_to_float(((const uint16_t *)(const void *)view->data)[at]);
+    case FDM_BFLOAT16: return bfloat16_to_float(((const uint16_t *)(const void *)view->data)[at]);
+    default: return ((const float *)(const void *)view->data)[at];
+    }
+}
+
+static int visible(const struct head *x, int64_t i, int64_t j) {
+    struct key_range range = problem_key_range(x->a->problem, &x->s, i);
+    const struct score_view *m = &x->a->mask;
+    const struct interval_view *v = &x->a->intervals;
+    if (j < range.first || j >= range.last || bias_value(x, i, j) == -INFINITY)
+        return 0;
+    if (x->t->g[MASK].map && !m->data[x->b * m->batch + x->h / m->group * m->head + i * m->row + j * m->key])
+        return 0;
+    if (!x->t->g[START].map)
+        return 1;
+    int64_t h = x->h / v->group, key = x->s.k_begin + j;
+    return v->start[x->b * v->start_batch + h * v->start_head + key * v->start_key] <= i &&
+           i < v->end[x->b * v->end_batch + h * v->end_head + key * v->end_key];
+}
+
+static float dot(const float *a, const float *b, int64_t n) {
+    float sum = 0;
+    for (int64_t d = 0; d < n; d++)
+        sum += a[d] * b[d];
+    return sum;
+}
+
+/* Where the dense output element (b, h, row, 0) lies: [B, S, H, D] or [total, H, D]. */
+static int64_t dense_row(const struct head *x, int64_t heads, int64_t rows, int64_t row, int64_t h, int64_t depth) {
+    int64_t b = x->t->varlen ? 0 : x->b;
+    return ((b * rows + row) * heads + h) * depth;
+}
+
+struct buffers {
+    float *q, *k, *v, *dout, *out, *s, *p, *slope, *sums[NUM_ROLES];
+};
+
+static void baseline_row(const struct head *x, struct buffers *w, int64_t i) {
+    struct trial *t = x->t;
+    const int64_t d = t->head_dim, dv = t->head_dim_v, sk = x->s.seqlen_k, rows = t->varlen ? t->total_q : t->seqlen_q;
+    const int64_t group = t->heads / t->heads_kv, row = x->s.q_begin + i;
+    const float scale = (float)x->a->problem->softmax_scale, cap = (float)t->options.softcap;
+    float largest = -INFINITY, sum = 0, delta = 0;
+    decode(x, &x->a->q, row, x->h, d, w->q);
+    decode(x, &x->a->dout, row, x->h, dv, w->dout);
+    for (int64_t j = 0; j < sk; j++) {
+        float raw = dot(w->q, w->k + j * d, d) * scale, bend = cap > 0 ? tanhf(raw / cap) : 0;
+        w->slope[j] = 1 - bend * bend;
+        w->s[j] = visible(x, i, j) ? (cap > 0 ? cap * bend : raw) + bias_value(x, i, j) : -INFINITY;
+        largest = w->s[j] > largest ? w->s[j] : largest;
+    }
+    for (int64_t e = 0; e < dv; e++)
+        w->out[e] = 0;
+    for (int64_t j = 0; j < sk && largest > -INFINITY; j++) {
+        float p = expf(w->s[j] - largest), rounded = round_to(t->dtype, p);
+        sum += p;
+        for (int64_t e = 0; e < dv; e++)
+            w->out[e] += rounded * w->v[j * dv + e];
+    }
+    float lse = largest > -INFINITY ? largest + logf(sum) : INFINITY;
+    t->baseline[LSE][t->varlen ? x->h * rows + row : (x->b * t->heads + x->h) * rows + row] = lse;
+    for (int64_t e = 0; e < dv; e++) {
+        w->out[e] = round_to(t->dtype, sum > 0 ? w->out[e] / sum : 0);
+        t->baseline[OUT][dense_row(x, t->heads, rows, row, x->h, dv) + e] = w->out[e];
+        delta += w->out[e] * w->dout[e];
+    }
+    if (t->g[DLSE].map)
+        delta -= (float)guarded_get(&t->g[DLSE], t->varlen ? x->h * rows + row : (x->b * t->heads + x->h) * rows + row);
+    for (int64_t j = 0; j < sk && largest > -INFINITY; j++) {
+        if (w->s[j] == -INFINITY)
+            continue;
+        float p = expf(w->s[j] - lse), ds = p * (dot(w->dout, w->v + j * dv, dv) - delta);
+        int64_t key = (t->varlen ? x->s.k_begin + j : x->b * t->seqlen_k + j) * t->heads_kv + x->h / group;
+        if (t->g[DBIAS].map) {
+            const int64_t *shape = t->g[BIAS].shape;
+            int64_t b = shape[0] == 1 ? 0 : x->b, h = x->h / (t->heads / shape[1]);
+            w->sums[DBIAS][((b * shape[1] + h) * shape[2] + (shape[2] == 1 ? 0 : i)) * shape[3] +
+                           (shape[3] == 1 ? 0 : j)] += ds;
+        }
+        float p_rounded = round_to(t->dtype, p), ds_rounded = round_to(t->dtype, ds * w->slope[j]);
+        for (int64_t e = 0; e < d; e++) {
+            w->sums[DQ][dense_row(x, t->heads, rows, row, x->h, d) + e] += ds_rounded * w->k[j * d + e];
+            w->sums[DK][key * d + e] += ds_rounded * w->q[e];
+        }
+        for (int64_t e = 0; e < dv; e++)
+            w->sums[DV][key * dv + e] += p_rounded * w->dout[e];
+    }
+}
+
+static void baseline_head(const struct head *x, struct buffers *w) {
+    for (int64_t j = 0; j < x->s.seqlen_k; j++) {
+        int64_t h = x->h / (x->t->heads / x->t->heads_kv);
+        decode(x, &x->a->k, x->s.k_begin + j, h, x->t->head_dim, w->k + j * x->t->head_dim);
+        decode(x, &x->a->v, x->s.k_begin + j, h, x->t->head_dim_v, w->v + j * x->t->head_dim_v);
+    }
+    for (int64_t i = 0; i < x->s.seqlen_q; i++)
+        baseline_row(x, w, i);
+}
+
+static void baseline_finish(struct trial *t, struct buffers *w) {
+    const float scale =
+        (float)(t->options.has_softmax_scale ? t->options.softmax_scale : 1 / sqrt((double)t->head_dim));
+    for (int role = DQ; role <= DBIAS; role++) {
+        if (!t->g[role].map)
+            continue;
+        int64_t elements = guarded_elements(&t->g[role]);
+        float factor = role == DQ || role == DK ? scale : 1;
+        fdm_dtype dtype = fdm_dtype_of(&t->g[role].tensor);
+        for (int64_t n = 0; n < elements; n++)
+            t->baseline[role][n] = round_to(dtype, w->sums[role][n] * factor);
+    }
+}
+
+void trial_baseline(struct trial *t) {
+    fdm_problem problem;
+    struct attention attention;
+    fdm_tensors tensors = trial_tensors(t, FDM_BACKWARD);
+    if (problem_from_tensors(FDM_BACKWARD, &tensors, &t->options, &problem, &attention))
+        fail(t, "describe");
+    int64_t q_rows = t->varlen ? t->total_q : t->batch * t->seqlen_q,
+            k_rows = t->varlen ? t->total_k : t->batch * t->seqlen_k;
+    int64_t sizes[NUM_ROLES] = {
+        [OUT] = q_rows * t->heads * t->head_dim_v,   [LSE] = q_rows * t->heads,
+        [DQ] = q_rows * t->heads * t->head_dim,      [DK] = k_rows * t->heads_kv * t->head_dim,
+        [DV] = k_rows * t->heads_kv * t->head_dim_v, [DBIAS] = t->g[BIAS].map ? guarded_elements(&t->g[BIAS]) : 0};
+    struct buffers w = {0};
+    for (int role = OUT; role < NUM_ROLES; role++) {
+        t->baseline[role] = calloc((size_t)sizes[role] + 1, sizeof(double));
+        w.sums[role] = calloc((size_t)sizes[role] + 1, sizeof(float));
+    }
+    size_t floats = (size_t)((t->seqlen_k + 2) * (t->head_dim + t->head_dim_v + 3) + 2 * (t->head_dim + t->head_dim_v));
+    float *memory = calloc(floats, sizeof(float));
+    w.q = memory;
+    w.dout = w.q + t->head_dim;
+    w.out = w.dout + t->head_dim_v;
+    w.s = w.out + t->head_dim_v;
+    w.slope = w.s + t->seqlen_k;
+    w.k = w.slope + t->seqlen_k;
+    w.v = w.k + t->seqlen_k * t->head_dim;
+    for (int64_t b = 0; b < t->batch; b++)
+        for (int64_t h = 0; h < t->heads; h++) {
+            struct head head = {t, &attention, attention_sequence(&attention, b), b, h};
+            baseline_head(&head, &w);
+        }
+    baseline_finish(t, &w);
+    for (int role = OUT; role < NUM_ROLES; role++)
+        free(w.sums[role]);
+    free(memory);
+}
