@@ -206,6 +206,70 @@ void backward_pack_keys(const struct backward_call *call, const struct attention
     k->pack_keys(thread->v_keys, thread->rows, num_keys, (int32_t)p->head_dim_v, p->dtype);
 }
 
+/* Groups of keys of a panel's tile, each with the groups of lanes that see any of them; none where nobody does: half of
+ * a causal diagonal's tile. Only float32 operands can be entered in the middle; others, and tiles that are seen whole,
+ * are one strip. */
+static void cut_strips(struct backward_thread *thread, int32_t panel) {
+    enum { KEYS = 16, LANES = 16 };
+    const int32_t keys = thread->keys.num_keys, lanes = lane_block_panel_lanes(&thread->block, panel);
+    thread->num_strips = 1;
+    thread->strips[0] = (struct strip){0, keys, 0, lanes};
+    if (thread->keys.state[panel] == PANEL_FULL || thread->p_weights)
+        return;
+    thread->num_strips = 0;
+    for (int32_t first = 0; first < keys; first += KEYS) {
+        int32_t last = first + KEYS < keys ? first + KEYS : keys;
+        uint64_t seen = 0;
+        for (int32_t k = first; k < last; k++)
+            seen |= thread->keys.visible[panel][k];
+        if (!seen)
+            continue;
+        int32_t low = __builtin_ctzll(seen) / LANES * LANES;
+        int32_t high = ((CPU_LANES - 1 - __builtin_clzll(seen)) / LANES + 1) * LANES;
+        struct strip *before = thread->num_strips ? &thread->strips[thread->num_strips - 1] : NULL;
+        if (before && before->first_key + before->num_keys == first && before->first_lane == low &&
+            before->num_lanes == high - low)
+            before->num_keys = last - before->first_key;
+        else
+            thread->strips[thread->num_strips++] = (struct strip){first, last - first, low, high - low};
+    }
+}
+
+/* Floats from the start of a float32 operand of keys, or of a tile, to a strip. */
+static size_t key_floats(const struct strip *strip, int32_t depth) { return (size_t)strip->first_key * (size_t)depth; }
+static size_t tile_floats(const struct strip *strip) {
+    return (size_t)strip->first_key * CPU_LANES + (size_t)strip->first_lane;
+}
+
+static void score_strips(const struct cpu_kernels *k, const struct backward_thread *thread, float *s, const char *keys,
+                         const char *panel, int32_t depth) {
+    for (int32_t i = 0; i < thread->num_strips; i++) {
+        const struct strip *t = &thread->strips[i];
+        k->score(s + tile_floats(t), keys + key_floats(t, depth) * sizeof(float),
+                 panel + (size_t)t->first_lane * sizeof(float), t->num_keys, t->num_lanes, depth);
+    }
+}
+
+/* rows: the packed rows of one panel, row_bytes apart. */
+static void outer_strips(const struct cpu_kernels *k, const struct backward_thread *thread, const char *weights,
+                         const char *rows, int32_t depth, float factor) {
+    const size_t row_bytes = k->rows_bytes(depth) / CPU_LANES;
+    for (int32_t i = 0; i < thread->num_strips; i++) {
+        const struct strip *t = &thread->strips[i];
+        k->outer(thread->acc_rows + t->first_key, weights + tile_floats(t) * sizeof(float),
+                 rows + (size_t)t->first_lane * row_bytes, t->num_keys, t->num_lanes, depth, factor);
+    }
+}
+
+static void accumulate_strips(const struct cpu_kernels *k, const struct backward_thread *thread, float *acc,
+                              const char *weights, int32_t depth) {
+    for (int32_t i = 0; i < thread->num_strips; i++) {
+        const struct strip *t = &thread->strips[i];
+        k->accumulate(acc + t->first_lane, thread->k_values + key_floats(t, depth) * sizeof(float),
+                      weights + tile_floats(t) * sizeof(float), t->num_keys, t->num_lanes, depth);
+    }
+}
+
 static void *weights_or(char *weights, float *tile) { return weights ? (void *)weights : (void *)tile; }
 
 void backward_scores(const struct backward_call *call, const struct attention *a, struct backward_thread *thread,
@@ -213,10 +277,11 @@ void backward_scores(const struct backward_call *call, const struct attention *a
     const fdm_problem *p = call->attention->problem;
     const struct cpu_kernels *k = call->kernels;
     const int32_t keys = thread->keys.num_keys, lanes = lane_block_panel_lanes(&thread->block, panel);
-    k->score(thread->s, thread->k_keys, thread->q_panels + (size_t)panel * thread->q_panel_bytes, keys, lanes,
-             (int32_t)p->head_dim);
-    k->score(thread->dp, thread->v_keys, thread->dout_panels + (size_t)panel * thread->dout_panel_bytes, keys, lanes,
-             (int32_t)p->head_dim_v);
+    cut_strips(thread, panel);
+    score_strips(k, thread, thread->s, thread->k_keys, thread->q_panels + (size_t)panel * thread->q_panel_bytes,
+                 (int32_t)p->head_dim);
+    score_strips(k, thread, thread->dp, thread->v_keys, thread->dout_panels + (size_t)panel * thread->dout_panel_bytes,
+                 (int32_t)p->head_dim_v);
     struct cpu_gradient_step step = {.s = thread->s,
                                      .dp = thread->dp,
                                      .p_weights = weights_or(thread->p_weights, thread->s),
@@ -284,21 +349,20 @@ static void run_panel(const struct backward_call *call, struct backward_thread *
     const struct attention *a = call->attention;
     const fdm_problem *p = a->problem;
     const struct cpu_kernels *k = call->kernels;
-    const int32_t keys = thread->keys.num_keys, lanes = lane_block_panel_lanes(&thread->block, panel);
     const int32_t d = (int32_t)p->head_dim, dv = (int32_t)p->head_dim_v;
     if (p->needs_dv) {
         gradient_rows(call, thread, call->dv, &a->dv, dv);
-        k->outer(thread->acc_rows, weights_or(thread->p_weights, thread->s),
-                 thread->dout_rows + (size_t)panel * thread->dout_rows_bytes, keys, lanes, dv, 1.0f);
+        outer_strips(k, thread, weights_or(thread->p_weights, thread->s),
+                     thread->dout_rows + (size_t)panel * thread->dout_rows_bytes, dv, 1.0f);
     }
     if (p->needs_dk) {
         gradient_rows(call, thread, call->dk, &a->dk, d);
-        k->outer(thread->acc_rows, weights_or(thread->ds_weights, thread->dp),
-                 thread->q_rows + (size_t)panel * thread->q_rows_bytes, keys, lanes, d, (float)p->softmax_scale);
+        outer_strips(k, thread, weights_or(thread->ds_weights, thread->dp),
+                     thread->q_rows + (size_t)panel * thread->q_rows_bytes, d, (float)p->softmax_scale);
     }
     if (p->needs_dq)
-        k->accumulate(thread->dq + (size_t)panel * (size_t)d * CPU_LANES, thread->k_values,
-                      weights_or(thread->ds_values_weights, thread->dp), keys, lanes, d);
+        accumulate_strips(k, thread, thread->dq + (size_t)panel * (size_t)d * CPU_LANES,
+                          weights_or(thread->ds_values_weights, thread->dp), d);
 }
 
 /* The walk's keys up to its last. The first tile is computed before the item waits for its turn. */

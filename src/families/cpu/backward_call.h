@@ -42,6 +42,11 @@ struct backward_call {
     atomic_llong next;
 };
 
+/* Part of a panel's tile in which something is visible. */
+struct strip {
+    int32_t first_key, num_keys, first_lane, num_lanes;
+};
+
 /* What a thread works on. The buffers lie behind it in its share of the workspace. */
 struct backward_thread {
     struct lane_block block;
@@ -51,6 +56,8 @@ struct backward_thread {
     float *acc_rows[CPU_BLOCK_KEYS_MAX];
     float bias_keys[CPU_BLOCK_KEYS_MAX];
     float lse[CPU_BLOCK_LANES_MAX], delta[CPU_BLOCK_LANES_MAX], dbias_rows[CPU_BLOCK_LANES_MAX];
+    int32_t num_strips; /* of the tile at hand */
+    struct strip strips[CPU_BLOCK_KEYS_MAX / 16];
     int64_t known; /* items of the chain before this one are complete */
     /* Packed operands, one after another per panel. */
     char *q_panels, *dout_panels, *q_rows, *dout_rows;

@@ -214,9 +214,14 @@ INLINE void gradient_strip(const struct cpu_gradient_step *step, int32_t lane, i
             vec p = form == GRADIENT_FULL
                         ? gradient_probability(step, key, lane + v * VECTOR_WIDTH, vec_load(s), lse[v], &slope)
                         : vec_exp2(vec_fma(vec_load(s), factor, base[v]));
-            if (form == GRADIENT_MASKED || (form == GRADIENT_FULL && step->visible))
-                p = vec_select(vec_bits(step->visible[key], lane + v * VECTOR_WIDTH), p, zero);
-            vec ds = vec_mul(p, vec_sub(vec_load(dp), delta[v]));
+            vec ds = vec_sub(vec_load(dp), delta[v]);
+            if (form == GRADIENT_MASKED || (form == GRADIENT_FULL && step->visible)) {
+                /* Both: scores and dP that nobody sees need not have been computed, and may hold anything. */
+                vec_mask seen = vec_bits(step->visible[key], lane + v * VECTOR_WIDTH);
+                p = vec_select(seen, p, zero);
+                ds = vec_select(seen, ds, zero);
+            }
+            ds = vec_mul(p, ds);
             if (form == GRADIENT_FULL && step->dbias)
                 vec_store(step->dbias + at + v * VECTOR_WIDTH, ds);
             vec_store(s, p);
