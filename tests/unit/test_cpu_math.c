@@ -1,0 +1,342 @@
+/* test_cpu_math.c: the operands and contractions of every instruction set's table against plain loops in float64.
+ *
+ * Rows lie one behind the other with NaN between them, and every buffer a table writes lies between guard bytes: what a
+ * pack reads past a row shows as NaN, what it writes past an operand as a changed guard. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "families/cpu/isa.h"
+
+enum { KEYS_MAX = 140, DEPTH_MAX = 256, ROWS_MAX = KEYS_MAX, GUARD = 256, DRAWS = 60 };
+
+static uint32_t state;
+static uint32_t draw(uint32_t below) {
+    state = state * 1664525u + 1013904223u;
+    return (state >> 8) % below;
+}
+static float draw_real(void) { return ((float)draw(1u << 23) - 4194304.0f) / 2097152.0f; }
+
+/* ---- guarded memory ---- */
+
+struct guarded {
+    unsigned char *memory; /* GUARD, bytes, GUARD */
+    size_t bytes;
+};
+
+static void *guarded_at(const struct guarded *g) { return g->memory + GUARD; }
+static struct guarded guarded_new(size_t bytes) {
+    struct guarded g = {aligned_alloc(64, (bytes + 2 * GUARD + 63) / 64 * 64), bytes};
+    assert_non_null(g.memory);
+    memset(g.memory, 0xff, bytes + 2 * GUARD); /* every float and half in it is NaN */
+    return g;
+}
+static void guarded_check_and_free(struct guarded *g) {
+    for (size_t i = 0; i < GUARD; i++) {
+        assert_int_equal(g->memory[i], 0xff);
+        assert_int_equal(g->memory[GUARD + g->bytes + i], 0xff);
+    }
+    free(g->memory);
+}
+
+/* ---- rows ---- */
+
+/* x rounded to dtype as a float: 11 and 8 significant bits. */
+static float rounded(float x, fdm_dtype dtype) {
+    int exponent;
+    float fraction = frexpf(x, &exponent);
+    int bits = dtype == FDM_FLOAT16 ? 11 : dtype == FDM_BFLOAT16 ? 8 : 24;
+    return ldexpf(rintf(ldexpf(fraction, bits)), exponent - bits);
+}
+
+static void store_element(char *to, float x, fdm_dtype dtype) {
+    uint32_t word;
+    memcpy(&word, &x, 4);
+    uint16_t half = (uint16_t)(word >> 16);
+    if (dtype == FDM_FLOAT16) /* draws are 0, or normal in float16 */
+        half =
+            x == 0 ? 0 : (uint16_t)((word >> 16 & 0x8000) | ((word >> 23 & 0xff) - 112) << 10 | (word >> 13 & 0x3ff));
+    memcpy(to, dtype == FDM_FLOAT32 ? (void *)&word : (void *)&half, dtype == FDM_FLOAT32 ? 4 : 2);
+}
+
+struct matrix {
+    float value[ROWS_MAX][DEPTH_MAX];
+    const void *rows[ROWS_MAX]; /* the same in dtype, with NaN behind each row */
+    char *memory;
+};
+
+static void matrix_draw(struct matrix *m, int32_t num_rows, int32_t depth, fdm_dtype dtype) {
+    const size_t bytes = dtype == FDM_FLOAT32 ? 4 : 2, stride = ((size_t)depth + 3) * bytes;
+    m->memory = malloc((size_t)num_rows * stride);
+    assert_non_null(m->memory);
+    memset(m->memory, 0xff, (size_t)num_rows * stride);
+    for (int32_t row = 0; row < num_rows; row++) {
+        m->rows[row] = m->memory + (size_t)row * stride;
+        for (int32_t d = 0; d < depth; d++) {
+            float x = rounded(draw_real(), dtype);
+            m->value[row][d] = fabsf(x) < 0.001f ? 0 : x;
+            store_element(m->memory + (size_t)row * stride + (size_t)d * bytes, m->value[row][d], dtype);
+        }
+    }
+}
+
+/* ---- one draw ---- */
+
+struct scene {
+    const struct cpu_kernels *kernels;
+    fdm_dtype dtype;
+    int32_t num_keys, num_lanes, depth;
+    double weight_error; /* relative error of one weight as an operand */
+    double dot_error;    /* relative error of one product with weights, and of the sum */
+    struct matrix keys, lanes;
+};
+
+static const char *where(const struct scene *c, const char *what) {
+    static char text[160];
+    snprintf(text, sizeof text, "%s %s %s: %d keys, %d lanes, depth %d", c->kernels->isa, fdm_dtype_name(c->dtype),
+             what, c->num_keys, c->num_lanes, c->depth);
+    return text;
+}
+
+/* |got - wanted| <= tolerance * magnitude, false for NaN. */
+static void check(const struct scene *c, const char *what, double got, double wanted, double magnitude,
+                  double tolerance) {
+    if (!(fabs(got - wanted) <= tolerance * magnitude + 1e-30))
+        fail_msg("%s: %.9g instead of %.9g (allowed %.3g)", where(c, what), got, wanted, tolerance * magnitude);
+}
+
+static size_t tile_bytes(const struct scene *c) {
+    int32_t multiple = c->kernels->key_multiple;
+    return (size_t)((c->num_keys + multiple - 1) / multiple * multiple) * CPU_LANES * sizeof(float);
+}
+
+static void check_score(const struct scene *c) {
+    const struct cpu_kernels *k = c->kernels;
+    struct guarded keys = guarded_new(k->keys_bytes(c->num_keys, c->depth));
+    struct guarded panel = guarded_new(k->panel_bytes(c->depth)), s = guarded_new(tile_bytes(c));
+    k->pack_keys(guarded_at(&keys), c->keys.rows, c->num_keys, c->depth, c->dtype);
+    k->pack_panel(guarded_at(&panel), c->lanes.rows, c->num_lanes, c->depth, c->dtype);
+    cpu_kernels_begin(k);
+    k->score(guarded_at(&s), guarded_at(&keys), guarded_at(&panel), c->num_keys, c->num_lanes, c->depth);
+    cpu_kernels_end(k);
+    const float *got = guarded_at(&s);
+    for (int32_t key = 0; key < c->num_keys; key++)
+        for (int32_t lane = 0; lane < c->num_lanes; lane++) {
+            double sum = 0, magnitude = 0;
+            for (int32_t d = 0; d < c->depth; d++) {
+                double product = (double)c->keys.value[key][d] * c->lanes.value[lane][d];
+                sum += product;
+                magnitude += fabs(product);
+            }
+            check(c, "score", got[key * CPU_LANES + lane], sum, magnitude, 4e-6);
+        }
+    guarded_check_and_free(&keys);
+    guarded_check_and_free(&panel);
+    guarded_check_and_free(&s);
+}
+
+/* acc += V^T weights, the weights being `expected` [num_keys][CPU_LANES]. */
+static void check_accumulate(const struct scene *c, const char *what, const void *weights, const double *expected) {
+    const struct cpu_kernels *k = c->kernels;
+    size_t bytes = k->values_bytes(c->num_keys, c->depth);
+    struct guarded values = guarded_new(bytes ? bytes : k->keys_bytes(c->num_keys, c->depth));
+    struct guarded acc = guarded_new((size_t)c->depth * CPU_LANES * sizeof(float));
+    float *got = guarded_at(&acc);
+    float before[DEPTH_MAX];
+    for (int32_t d = 0; d < c->depth; d++) {
+        before[d] = draw_real();
+        for (int32_t lane = 0; lane < CPU_LANES; lane++)
+            got[d * CPU_LANES + lane] = before[d];
+    }
+    (bytes ? k->pack_values : k->pack_keys)(guarded_at(&values), c->keys.rows, c->num_keys, c->depth, c->dtype);
+    cpu_kernels_begin(k);
+    k->accumulate(got, guarded_at(&values), weights, c->num_keys, c->num_lanes, c->depth);
+    cpu_kernels_end(k);
+    for (int32_t d = 0; d < c->depth; d++)
+        for (int32_t lane = 0; lane < c->num_lanes; lane++) {
+            double sum = before[d], magnitude = fabs(sum);
+            for (int32_t key = 0; key < c->num_keys; key++) {
+                double product = expected[key * CPU_LANES + lane] * c->keys.value[key][d];
+                sum += product;
+                magnitude += fabs(product);
+            }
+            check(c, what, got[d * CPU_LANES + lane], sum, magnitude, c->weight_error + c->dot_error);
+        }
+    guarded_check_and_free(&values);
+    guarded_check_and_free(&acc);
+}
+
+/* acc_rows[key] += 0.5 weights rows. */
+static void check_outer(const struct scene *c, const char *what, const void *weights, const double *expected) {
+    const struct cpu_kernels *k = c->kernels;
+    struct guarded rows = guarded_new(k->rows_bytes(c->depth));
+    struct guarded acc = guarded_new((size_t)c->num_keys * (size_t)c->depth * sizeof(float));
+    float *acc_rows[KEYS_MAX], *got = guarded_at(&acc);
+    for (int32_t key = 0; key < c->num_keys; key++) {
+        acc_rows[key] = got + (size_t)key * (size_t)c->depth;
+        for (int32_t d = 0; d < c->depth; d++)
+            acc_rows[key][d] = 1;
+    }
+    k->pack_rows(guarded_at(&rows), c->lanes.rows, c->num_lanes, c->depth, c->dtype);
+    cpu_kernels_begin(k);
+    k->outer(acc_rows, weights, guarded_at(&rows), c->num_keys, c->num_lanes, c->depth, 0.5f);
+    cpu_kernels_end(k);
+    for (int32_t key = 0; key < c->num_keys; key++)
+        for (int32_t d = 0; d < c->depth; d++) {
+            double sum = 1, magnitude = 1;
+            for (int32_t lane = 0; lane < c->num_lanes; lane++) {
+                double product = 0.5 * expected[key * CPU_LANES + lane] * c->lanes.value[lane][d];
+                sum += product;
+                magnitude += fabs(product);
+            }
+            check(c, what, acc_rows[key][d], sum, magnitude, c->weight_error + c->dot_error);
+        }
+    guarded_check_and_free(&rows);
+    guarded_check_and_free(&acc);
+}
+
+/* Random raw scores; 0 in the lanes that rounding up adds, as zero rows of a panel give; NaN in the others. */
+static void draw_tile(const struct scene *c, float *tile) {
+    const int32_t multiple = c->kernels->lane_multiple;
+    const int32_t rounded_lanes = (c->num_lanes + multiple - 1) / multiple * multiple;
+    for (int32_t key = 0; key < c->num_keys; key++)
+        for (int32_t lane = 0; lane < CPU_LANES; lane++)
+            tile[key * CPU_LANES + lane] = lane < c->num_lanes ? 4 * draw_real() : lane < rounded_lanes ? 0 : NAN;
+}
+
+static uint64_t visible[KEYS_MAX];
+static void draw_visible(int32_t num_keys) {
+    for (int32_t key = 0; key < num_keys; key++)
+        visible[key] = draw(8) ? (uint64_t)draw(1u << 22) << 42 | (uint64_t)draw(1u << 22) << 21 | draw(1u << 22) : 0;
+}
+
+/* The weights operand of a step: memory of its own, or the tile. */
+static struct guarded weights_new(const struct scene *c) { return guarded_new(c->kernels->weights_bytes(c->num_keys)); }
+static void *weights_at(const struct scene *c, const struct guarded *weights, float *tile) {
+    return c->kernels->weights_bytes(c->num_keys) ? guarded_at(weights) : (void *)tile;
+}
+
+static double expected[KEYS_MAX * CPU_LANES], expected_ds[KEYS_MAX * CPU_LANES];
+
+static void check_softmax(const struct scene *c) {
+    struct guarded s = guarded_new(tile_bytes(c)), weights = weights_new(c);
+    static float raw[KEYS_MAX * CPU_LANES];
+    float max[CPU_LANES], sum[CPU_LANES], shrink[CPU_LANES], scale = 0.75f;
+    const int masked = (int)draw(2);
+    draw_tile(c, guarded_at(&s));
+    memcpy(raw, guarded_at(&s), (size_t)c->num_keys * CPU_LANES * sizeof(float));
+    draw_visible(c->num_keys);
+    for (int32_t lane = 0; lane < CPU_LANES; lane++) {
+        max[lane] = -INFINITY;
+        sum[lane] = 0;
+    }
+    struct cpu_softmax_step step = {.s = guarded_at(&s),
+                                    .weights = weights_at(c, &weights, guarded_at(&s)),
+                                    .visible = masked ? visible : NULL,
+                                    .num_keys = c->num_keys,
+                                    .num_lanes = c->num_lanes,
+                                    .scale = scale,
+                                    .max = max,
+                                    .sum = sum,
+                                    .shrink = shrink};
+    c->kernels->softmax(&step);
+    for (int32_t lane = 0; lane < c->num_lanes; lane++) {
+        double total = 0;
+        for (int32_t key = 0; key < c->num_keys; key++) {
+            int seen = !masked || (visible[key] >> lane & 1);
+            double p = seen ? exp((double)raw[key * CPU_LANES + lane] * scale - max[lane]) : 0;
+            expected[key * CPU_LANES + lane] = p;
+            total += p;
+        }
+        check(c, "softmax's sum", sum[lane], total, total, 4e-6);
+    }
+    check_accumulate(c, "accumulate", step.weights, expected);
+    guarded_check_and_free(&s);
+    guarded_check_and_free(&weights);
+}
+
+static void check_gradient(const struct scene *c) {
+    struct guarded s = guarded_new(tile_bytes(c)), dp = guarded_new(tile_bytes(c));
+    struct guarded p = weights_new(c), ds = weights_new(c), ds_values = weights_new(c);
+    float lse[CPU_LANES], delta[CPU_LANES], scale = 0.5f;
+    const int masked = (int)draw(2);
+    float *raw = guarded_at(&s), *raw_dp = guarded_at(&dp);
+    draw_tile(c, raw);
+    draw_tile(c, raw_dp);
+    draw_visible(c->num_keys);
+    for (int32_t lane = 0; lane < CPU_LANES; lane++) {
+        lse[lane] = lane >= c->num_lanes || draw(10) == 0 ? INFINITY : 3 + draw_real();
+        delta[lane] = lane < c->num_lanes ? draw_real() : 0;
+        for (int32_t key = 0; key < c->num_keys; key++) {
+            int at = key * CPU_LANES + lane, seen = !masked || (visible[key] >> lane & 1);
+            expected[at] = seen && lane < c->num_lanes ? exp((double)raw[at] * scale - lse[lane]) : 0;
+            expected_ds[at] = expected[at] ? expected[at] * ((double)raw_dp[at] - delta[lane]) : 0;
+        }
+    }
+    struct cpu_gradient_step step = {.s = raw,
+                                     .dp = raw_dp,
+                                     .p_weights = weights_at(c, &p, raw),
+                                     .ds_weights = weights_at(c, &ds, raw_dp),
+                                     .ds_values_weights = weights_at(c, &ds_values, raw_dp),
+                                     .visible = masked ? visible : NULL,
+                                     .lse = lse,
+                                     .delta = delta,
+                                     .num_keys = c->num_keys,
+                                     .num_lanes = c->num_lanes,
+                                     .scale = scale};
+    c->kernels->gradient(&step);
+    check_outer(c, "outer of P", step.p_weights, expected);
+    check_outer(c, "outer of dS", step.ds_weights, expected_ds);
+    check_accumulate(c, "accumulate of dS", step.ds_values_weights, expected_ds);
+    guarded_check_and_free(&s);
+    guarded_check_and_free(&dp);
+    guarded_check_and_free(&p);
+    guarded_check_and_free(&ds);
+    guarded_check_and_free(&ds_values);
+}
+
+static void check_table(const struct cpu_kernels *kernels, fdm_dtype dtype) {
+    static const int32_t sizes[] = {1, 2, 15, 16, 17, 31, 32, 33, 64, 65, 100, 128, 129, KEYS_MAX};
+    static const int32_t depths[] = {1, 2, 15, 16, 17, 32, 33, 64, 80, 96, 127, 128, 192, 255, 256};
+    static struct scene c;
+    c.kernels = kernels;
+    c.dtype = dtype;
+    /* Tables with operands of their own round weights to the dtype. */
+    int own = kernels->weights_bytes(1) > 0;
+    c.weight_error = !own || dtype == FDM_FLOAT32 ? 4e-6 : dtype == FDM_FLOAT16 ? 1.0 / 2048 : 1.0 / 256;
+    c.dot_error = own && dtype == FDM_FLOAT16 ? 1.0 / 16384 : 4e-6;
+    state = 1;
+    for (int i = 0; i < DRAWS; i++) {
+        c.num_keys = sizes[draw(sizeof sizes / sizeof sizes[0])];
+        c.depth = depths[draw(sizeof depths / sizeof depths[0])];
+        c.num_lanes = draw(3) ? 1 + (int32_t)draw(CPU_LANES) : CPU_LANES;
+        matrix_draw(&c.keys, c.num_keys, c.depth, dtype);
+        matrix_draw(&c.lanes, c.num_lanes, c.depth, dtype);
+        check_score(&c);
+        check_softmax(&c);
+        check_gradient(&c);
+        free(c.keys.memory);
+        free(c.lanes.memory);
+    }
+}
+
+static void test_tables(void **unused) {
+    (void)unused;
+    for (int isa = 0; isa < CPU_ISA_COUNT; isa++)
+        for (int dtype = FDM_FLOAT32; dtype <= FDM_BFLOAT16; dtype++) {
+            const struct cpu_kernels *kernels = cpu_isa_kernels((enum cpu_isa)isa, (fdm_dtype)dtype);
+            if (kernels && cpu_isa_present((enum cpu_isa)isa) && (kernels->dtypes >> dtype & 1))
+                check_table(kernels, (fdm_dtype)dtype);
+        }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_tables)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
