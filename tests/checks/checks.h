@@ -28,9 +28,10 @@ struct trial {
     int64_t batch, heads, heads_kv, seqlen_q, seqlen_k, head_dim, head_dim_v, total_q, total_k;
     int varlen;
     struct guarded g[NUM_ROLES];
-    double *truth[NUM_ROLES];    /* outputs of the reference, dense in the tensor's shape */
-    double *baseline[NUM_ROLES]; /* outputs of the straightforward float32 computation */
-    char text[512];              /* the problem in one line */
+    double *truth[NUM_ROLES];     /* outputs of the reference, dense in the tensor's shape */
+    double *baseline[NUM_ROLES];  /* outputs of the straightforward float32 computation */
+    double *magnitude[NUM_ROLES]; /* gradients: error that rounding may leave in each element however small it is */
+    char text[512];               /* the problem in one line */
 };
 
 /* draw.c */

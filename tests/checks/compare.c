@@ -61,26 +61,29 @@ static int compare_rows(const struct trial *t, const char *kernel, enum role rol
     const double factor = (dtype == FDM_FLOAT32 ? slack[role].float32 : slack[role].narrow) * eps_of(dtype);
     for (int64_t head = 0; head < l.heads; head++) {
         struct head_facts f = facts_of(t, role, &l, head);
-        double rms = f.count > 0 ? sqrt(f.square / f.count) : 0, square = 0, baseline_square = 0;
+        double rms = f.count > 0 ? sqrt(f.square / f.count) : 0, square = 0, baseline_square = 0, doubt = 0;
         for (int64_t r = head; r < l.rows; r += l.heads) {
             double largest = rms;
             for (int64_t n = r * l.width; n < (r + 1) * l.width; n++)
                 largest = fabs(t->truth[role][n]) > largest ? fabs(t->truth[role][n]) : largest;
-            double limit = 2 * f.worst_baseline + factor * largest + 4 * step_of(dtype);
+            double row_limit = 2 * f.worst_baseline + factor * largest + 4 * step_of(dtype);
             for (int64_t n = r * l.width; n < (r + 1) * l.width; n++) {
+                double limit = row_limit + (t->magnitude[role] ? t->magnitude[role][n] : 0);
                 double have = guarded_get(&t->g[role], n), want = t->truth[role][n], error = fabs(have - want);
                 if (!(error <= limit)) {
                     report(t, kernel, role, n, have, want, limit);
                     return 0;
                 }
                 square += error * error;
+                doubt += t->magnitude[role] ? t->magnitude[role][n] * t->magnitude[role][n] : 0;
                 baseline_square += (t->baseline[role][n] - want) * (t->baseline[role][n] - want);
             }
         }
         /* Roundings that maxima hide show in the mean: many elements, 16-bit output. */
         double ratio = role == OUT ? 1.2 : 1.3;
         if (f.count >= 20000 && dtype != FDM_FLOAT32 &&
-            sqrt(square / f.count) > ratio * sqrt(baseline_square / f.count) + 0.05 * eps_of(dtype) * rms) {
+            sqrt(square / f.count) >
+                ratio * sqrt(baseline_square / f.count) + 0.05 * eps_of(dtype) * rms + 0.1 * sqrt(doubt / f.count)) {
             report(t, kernel, role, -1, sqrt(square / f.count), sqrt(baseline_square / f.count), ratio);
             return 0;
         }

@@ -251,5 +251,6 @@ void trial_free(struct trial *t) {
         guarded_free(&t->g[i]);
         free(t->truth[i]);
         free(t->baseline[i]);
+        free(t->magnitude[i]);
     }
 }

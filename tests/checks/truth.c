@@ -156,15 +156,27 @@ static int64_t dense_row(const struct head *x, int64_t heads, int64_t rows, int6
 }
 
 struct buffers {
-    float *q, *k, *v, *dout, *out, *s, *p, *slope, *sums[NUM_ROLES];
+    float *q, *k, *v, *dout, *out, *s, *slope, *sums[NUM_ROLES], *sizes[NUM_ROLES];
 };
+
+/* What rounding a score can amount to is measured by the sizes of its terms. */
+static float score_size(const float *q, const float *k, int64_t d, float scale) {
+    float sum = 0;
+    for (int64_t e = 0; e < d; e++)
+        sum += fabsf(q[e] * k[e]);
+    return sum * fabsf(scale);
+}
 
 static void baseline_row(const struct head *x, struct buffers *w, int64_t i) {
     struct trial *t = x->t;
     const int64_t d = t->head_dim, dv = t->head_dim_v, sk = x->s.seqlen_k, rows = t->varlen ? t->total_q : t->seqlen_q;
     const int64_t group = t->heads / t->heads_kv, row = x->s.q_begin + i;
     const float scale = (float)x->a->problem->softmax_scale, cap = (float)t->options.softcap;
-    float largest = -INFINITY, sum = 0, delta = 0;
+    /* delta is summed from the rounded out: half an ulp of every term may be left where dS cancels. A score is off by a
+     * few float32 ulps of its terms, and P by as much of itself. */
+    const float cancelled = t->dtype == FDM_FLOAT32 ? 8 * 0x1p-24f : t->dtype == FDM_FLOAT16 ? 0x1p-12f : 0x1p-9f;
+    const float doubt = 4 * 0x1p-24f;
+    float largest = -INFINITY, sum = 0, delta = 0, delta_size = 0;
     decode(x, &x->a->q, row, x->h, d, w->q);
     decode(x, &x->a->dout, row, x->h, dv, w->dout);
     for (int64_t j = 0; j < sk; j++) {
@@ -187,27 +199,37 @@ static void baseline_row(const struct head *x, struct buffers *w, int64_t i) {
         w->out[e] = round_to(t->dtype, sum > 0 ? w->out[e] / sum : 0);
         t->baseline[OUT][dense_row(x, t->heads, rows, row, x->h, dv) + e] = w->out[e];
         delta += w->out[e] * w->dout[e];
+        delta_size += fabsf(w->out[e] * w->dout[e]);
     }
     if (t->g[DLSE].map)
         delta -= (float)guarded_get(&t->g[DLSE], t->varlen ? x->h * rows + row : (x->b * t->heads + x->h) * rows + row);
     for (int64_t j = 0; j < sk && largest > -INFINITY; j++) {
         if (w->s[j] == -INFINITY)
             continue;
-        float p = expf(w->s[j] - lse), ds = p * (dot(w->dout, w->v + j * dv, dv) - delta);
+        float dp = dot(w->dout, w->v + j * dv, dv), p = expf(w->s[j] - lse), ds = p * (dp - delta);
+        float uncertain = doubt * (score_size(w->q, w->k + j * d, d, scale) + fabsf(lse) + fabsf(w->s[j]));
+        float size = p * (fabsf(dp) + delta_size) * (cancelled + uncertain);
         int64_t key = (t->varlen ? x->s.k_begin + j : x->b * t->seqlen_k + j) * t->heads_kv + x->h / group;
         if (t->g[DBIAS].map) {
             const int64_t *shape = t->g[BIAS].shape;
             int64_t b = shape[0] == 1 ? 0 : x->b, h = x->h / (t->heads / shape[1]);
-            w->sums[DBIAS][((b * shape[1] + h) * shape[2] + (shape[2] == 1 ? 0 : i)) * shape[3] +
-                           (shape[3] == 1 ? 0 : j)] += ds;
+            int64_t at = ((b * shape[1] + h) * shape[2] + (shape[2] == 1 ? 0 : i)) * shape[3] + (shape[3] == 1 ? 0 : j);
+            w->sums[DBIAS][at] += ds;
+            w->sizes[DBIAS][at] += size;
         }
         float p_rounded = round_to(t->dtype, p), ds_rounded = round_to(t->dtype, ds * w->slope[j]);
+        float *dq = w->sums[DQ] + dense_row(x, t->heads, rows, row, x->h, d), *dk = w->sums[DK] + key * d;
+        float *dq_size = w->sizes[DQ] + dense_row(x, t->heads, rows, row, x->h, d), *dk_size = w->sizes[DK] + key * d;
         for (int64_t e = 0; e < d; e++) {
-            w->sums[DQ][dense_row(x, t->heads, rows, row, x->h, d) + e] += ds_rounded * w->k[j * d + e];
-            w->sums[DK][key * d + e] += ds_rounded * w->q[e];
+            dq[e] += ds_rounded * w->k[j * d + e];
+            dk[e] += ds_rounded * w->q[e];
+            dq_size[e] += size * fabsf(w->k[j * d + e]);
+            dk_size[e] += size * fabsf(w->q[e]);
         }
-        for (int64_t e = 0; e < dv; e++)
+        for (int64_t e = 0; e < dv; e++) {
             w->sums[DV][key * dv + e] += p_rounded * w->dout[e];
+            w->sizes[DV][key * dv + e] += p * uncertain * fabsf(w->dout[e]);
+        }
     }
 }
 
@@ -230,8 +252,10 @@ static void baseline_finish(struct trial *t, struct buffers *w) {
         int64_t elements = guarded_elements(&t->g[role]);
         float factor = role == DQ || role == DK ? scale : 1;
         fdm_dtype dtype = fdm_dtype_of(&t->g[role].tensor);
-        for (int64_t n = 0; n < elements; n++)
+        for (int64_t n = 0; n < elements; n++) {
             t->baseline[role][n] = round_to(dtype, w->sums[role][n] * factor);
+            t->magnitude[role][n] = fabsf(w->sizes[role][n] * factor);
+        }
     }
 }
 
@@ -250,7 +274,9 @@ void trial_baseline(struct trial *t) {
     struct buffers w = {0};
     for (int role = OUT; role < NUM_ROLES; role++) {
         t->baseline[role] = calloc((size_t)sizes[role] + 1, sizeof(double));
+        t->magnitude[role] = calloc((size_t)sizes[role] + 1, sizeof(double));
         w.sums[role] = calloc((size_t)sizes[role] + 1, sizeof(float));
+        w.sizes[role] = calloc((size_t)sizes[role] + 1, sizeof(float));
     }
     size_t floats = (size_t)((t->seqlen_k + 2) * (t->head_dim + t->head_dim_v + 3) + 2 * (t->head_dim + t->head_dim_v));
     float *memory = calloc(floats, sizeof(float));
@@ -268,6 +294,6 @@ void trial_baseline(struct trial *t) {
         }
     baseline_finish(t, &w);
     for (int role = OUT; role < NUM_ROLES; role++)
-        free(w.sums[role]);
+        free(w.sums[role]), free(w.sizes[role]);
     free(memory);
 }
