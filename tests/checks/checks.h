@@ -65,7 +65,7 @@ int trial_compare(const struct trial *trial, fdm_pass pass, const char *kernel);
 /* broken_kernels.c: 0 when every planted fault was caught. */
 int broken_main(uint64_t seeds);
 
-/* main.c */
+/* checks_main.c */
 /* Runs a kernel on the trial's tensors; returns 1 when right. `tamper` may change what ran (NULL = nothing). */
 typedef void tamper_function(struct trial *trial, fdm_pass pass);
 int trial_run(struct trial *trial, fdm_pass pass, const char *kernel, const char *family, int threads,

@@ -1,4 +1,4 @@
-/* main.c of fdm-checks: every kernel of every family on random problems, against the float64 reference. */
+/* checks_main.c: every kernel of every family on random problems, against the float64 reference. */
 #include <getopt.h>
 #include <signal.h>
 #include <stdlib.h>
