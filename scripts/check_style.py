@@ -1,0 +1,151 @@
+#!/usr/bin/env python3
+"""check_style.py: rules of the tree that a formatter does not know. Usage: check_style.py [LIBRARY.so]
+
+- the first line of a source says what it is, and starts with the file's own name in C; file names are unique
+- no tabs, no trailing blanks, one newline at the end
+- functions have at most 70 lines outside kernels, files at most 600
+- the library reads the environment in settings.c only, and prints only where PRINTS says so
+- every symbol that LIBRARY.so exports starts with fdm_
+"""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+FUNCTION_LINES, FILE_LINES = 70, 600
+# Kernels: one body that reads top to bottom.
+KERNELS = re.compile(r"^src/families/cpu/(isa/.*|tile\w*\.h|vector_ops\.h)$")
+# The profile line and the log line, which the user asks for through the environment.
+PRINTS = {"src/attention.c": 2}
+PRINT = re.compile(r"\b(?:printf|fprintf|vprintf|vfprintf|puts|fputs|putchar|perror)\s*\(")
+STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')
+COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
+TEXT = {".c", ".h", ".py", ".sh", ".md", ".build", ".options", ".toml", ".ini", ".yml"}
+# Names that mean something to a tool and so may recur.
+RECURRING = {"meson.build", "README.md", "__init__.py", "run"}
+
+
+def tracked() -> list[str]:
+    """Files of the tree, new ones included, ignored ones not."""
+    command = ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    return [path for path in listed if (ROOT / path).is_file()]
+
+
+def code_of(text: str) -> str:
+    """The text with comments and strings blanked, line numbers kept."""
+    text = STRING.sub('""', text)
+    return COMMENT.sub(lambda match: "\n" * match.group().count("\n"), text)
+
+
+def first_line_fault(path: str, lines: list[str]) -> str | None:
+    name, suffix = pathlib.PurePosixPath(path).name, pathlib.PurePosixPath(path).suffix
+    if suffix in (".c", ".h") and not lines[0].startswith(f"/* {name}: "):
+        return f'{path}:1: must start with "/* {name}: " and say what the file is'
+    line = lines[1] if lines[0].startswith("#!") and len(lines) > 1 else lines[0]
+    if suffix == ".sh" and not line.startswith(f"# {name}: "):
+        return f'{path}: must start with "# {name}: " and say what the file is'
+    if suffix == ".py" and not line.startswith('"""'):
+        return f"{path}: must start with a docstring that says what the file is"
+    return None
+
+
+def blank_faults(path: str, text: str) -> list[str]:
+    faults = []
+    for number, line in enumerate(text.split("\n"), 1):
+        if "\t" in line and pathlib.PurePosixPath(path).name != "Makefile":
+            faults.append(f"{path}:{number}: tab")
+        if line != line.rstrip():
+            faults.append(f"{path}:{number}: trailing blank")
+    if text and not text.endswith("\n"):
+        faults.append(f"{path}: no newline at the end")
+    if text.endswith("\n\n"):
+        faults.append(f"{path}: empty line at the end")
+    return faults
+
+
+def functions(lines: list[str]):
+    """(name, first line number, number of lines) of each function of a formatted C file."""
+    head = None
+    for number, line in enumerate(lines, 1):
+        if re.match(r"[A-Za-z_]", line):
+            head = number
+        if line == "}" and head is not None:
+            signature = " ".join(lines[head - 1 : number])
+            name = re.search(r"(\w+)\(", signature)
+            if name and not re.match(r"(typedef|struct|enum|union)\b[^()]*\{", signature):
+                yield name.group(1), head, number - head + 1
+            head = None
+
+
+def c_faults(path: str, text: str) -> list[str]:
+    lines = text.split("\n")
+    faults = []
+    if len(lines) - 1 > FILE_LINES and not KERNELS.match(path):
+        faults.append(f"{path}: {len(lines) - 1} lines; at most {FILE_LINES}")
+    if not KERNELS.match(path):
+        faults += [
+            f"{path}:{first}: {name}() has {count} lines; at most {FUNCTION_LINES}"
+            for name, first, count in functions(lines)
+            if count > FUNCTION_LINES
+        ]
+    if path.startswith("src/"):
+        code = code_of(text)
+        if path != "src/settings.c" and re.search(r"\b(?:secure_)?getenv\s*\(|\benviron\b", code):
+            faults.append(f"{path}: reads the environment; only src/settings.c may")
+        prints = len(PRINT.findall(code))
+        if prints != PRINTS.get(path, 0):
+            faults.append(f"{path}: prints in {prints} places; the library prints in {PRINTS.get(path, 0)} there")
+        if re.search(r"\b(?:exit|abort|_Exit|quick_exit)\s*\(", code):
+            faults.append(f"{path}: ends the process; the library returns a status instead")
+    return faults
+
+
+def symbol_faults(library: str) -> list[str]:
+    listed = subprocess.run(["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True).stdout
+    names = [line.split()[-1] for line in listed.splitlines()]
+    faults = [f"{library}: exports {name}; symbols start with fdm_" for name in names if not name.startswith("fdm_")]
+    declared = set(re.findall(r"^FDM_API [^;]*?(\w+)\(", (ROOT / "include/flash_dmattn.h").read_text(), re.MULTILINE))
+    exported = set(names)
+    faults += [f"{library}: does not export {name}, which the header declares" for name in sorted(declared - exported)]
+    faults += [f"{library}: exports {name}, which the header lacks" for name in sorted(exported - declared)]
+    return faults
+
+
+def unique_faults(paths: list[str]) -> list[str]:
+    seen: dict[str, str] = {}
+    faults = []
+    for path in paths:
+        name = pathlib.PurePosixPath(path).name
+        if name in seen and name not in RECURRING:
+            faults.append(f"{path}: {seen[name]} has the same file name")
+        seen.setdefault(name, path)
+    return faults
+
+
+def main(arguments: list[str]) -> int:
+    paths = tracked()
+    faults = unique_faults(paths)
+    for path in paths:
+        suffix = pathlib.PurePosixPath(path).suffix
+        if suffix not in TEXT:
+            continue
+        text = (ROOT / path).read_text()
+        faults += blank_faults(path, text)
+        if text:
+            fault = first_line_fault(path, text.split("\n"))
+            faults += [fault] if fault else []
+        if suffix in (".c", ".h"):
+            faults += c_faults(path, text)
+    for library in arguments:
+        faults += symbol_faults(library)
+    print("\n".join(faults), file=sys.stderr) if faults else print(f"style: {len(paths)} files keep the rules")
+    return bool(faults)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

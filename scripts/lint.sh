@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# lint.sh: formatting, style rules and the dependency law; runs every check and fails when one did.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+export PATH="$PWD/.venv/bin:$PATH"
+
+[ -e build/build.ninja ] || meson setup build -Dstrict=true >/dev/null || exit 1
+ninja -C build --quiet || exit 1
+
+failed=0
+check() { # check NAME COMMAND...: runs it and remembers a failure
+    local name=$1
+    shift
+    "$@" || {
+        echo "lint: $name failed" >&2
+        failed=1
+    }
+}
+mapfile -t sources < <(git ls-files --cached --others --exclude-standard '*.c' '*.h' | sort)
+check "clang-format" clang-format --dry-run -Werror "${sources[@]}"
+check "includes" python3 scripts/check_includes.py
+check "style" python3 scripts/check_style.py build/src/libflash_dmattn.so
+check "shell syntax" bash -c 'for script in scripts/*.sh .ci/run; do bash -n "$script" || exit 1; done'
+exit $failed
