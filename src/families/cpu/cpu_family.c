@@ -23,6 +23,7 @@ struct algorithm {
 
 static int has_forward(const struct cpu_kernels *k) { return k->score && k->softmax && k->accumulate; }
 static int has_backward(const struct cpu_kernels *k) { return k->score && k->gradient && k->outer && k->accumulate; }
+static int has_decode(const struct cpu_kernels *k) { return k->decode && k->round_row; }
 static int suits_all(const fdm_problem *problem) {
     (void)problem;
     return 1;
@@ -43,12 +44,19 @@ static void forward_blocks(const fdm_problem *p, const struct cpu_kernels *kerne
 }
 
 static const struct algorithm algorithms[] = {
+    {FDM_FORWARD, "DECODE_", has_decode, cpu_decode_suits, cpu_decode_blocks, cpu_decode_workspace, cpu_decode},
     {FDM_FORWARD, "", has_forward, suits_all, forward_blocks, cpu_forward_workspace, cpu_forward},
     {FDM_BACKWARD, "", has_backward, suits_all, cpu_backward_blocks, cpu_backward_workspace, cpu_backward},
 };
 enum { NUM_ALGORITHMS = sizeof algorithms / sizeof algorithms[0] };
 
 static const struct kernel_row rows[NUM_ALGORITHMS * CPU_ISA_COUNT] = {
+    {"cpu.decode.scalar", "few query rows, keys in chunks, plain C", FDM_FORWARD},
+    {"cpu.decode.neon", "few query rows, keys in chunks, Advanced SIMD", FDM_FORWARD},
+    {"cpu.decode.avx2", "few query rows, keys in chunks, AVX2 and FMA", FDM_FORWARD},
+    {"cpu.decode.avx512", "few query rows, keys in chunks, AVX-512", FDM_FORWARD},
+    {"cpu.decode.avx512_bf16", "none: decode is bound by memory, cpu.decode.avx512 serves", FDM_FORWARD},
+    {"cpu.decode.amx", "none: decode is bound by memory, cpu.decode.avx512 serves", FDM_FORWARD},
     {"cpu.forward.scalar", "blocked online softmax, plain C", FDM_FORWARD},
     {"cpu.forward.neon", "blocked online softmax, float32 on Advanced SIMD", FDM_FORWARD},
     {"cpu.forward.avx2", "blocked online softmax, float32 on AVX2 and FMA", FDM_FORWARD},
@@ -63,7 +71,10 @@ static const struct kernel_row rows[NUM_ALGORITHMS * CPU_ISA_COUNT] = {
     {"cpu.backward.amx", "five products by query blocks, bfloat16 tiles of AMX", FDM_BACKWARD},
 };
 
-static int available(int32_t row) { return cpu_isa_present((enum cpu_isa)(row % CPU_ISA_COUNT)); }
+static int available(int32_t row) {
+    enum cpu_isa isa = (enum cpu_isa)(row % CPU_ISA_COUNT);
+    return cpu_isa_present(isa) && algorithms[row / CPU_ISA_COUNT].takes_tables(cpu_isa_kernels(isa, FDM_FLOAT32));
+}
 
 /* ---- choice ---- */
 
@@ -74,6 +85,8 @@ static const char *refusal(const struct algorithm *a, enum cpu_isa isa, const fd
         return "this build has no such instruction set";
     if (!(kernels->dtypes >> p->dtype & 1) || !a->takes_tables(kernels))
         return "it does not take this dtype and pass";
+    if (!a->suits(p))
+        return "it has too many query rows per KV head for it";
     return NULL;
 }
 
@@ -123,7 +136,8 @@ static int choose_forced(const struct plan_request *request, enum cpu_isa best, 
             why = "uses an instruction set that this build does not have";
         if (a->pass != request->problem->pass || !cpu_isa_kernels(isa, request->problem->dtype))
             continue;
-        for (int32_t block_m = 0; block_m <= CPU_BLOCK_LANES_MAX; block_m = block_m ? 2 * block_m : CPU_LANES) {
+        int32_t most = *a->tag ? 0 : CPU_BLOCK_LANES_MAX; /* decode's step is what it is */
+        for (int32_t block_m = 0; block_m <= most; block_m = block_m ? 2 * block_m : CPU_LANES) {
             if (!refusal(a, isa, request->problem))
                 fill(request, i / CPU_ISA_COUNT, isa, block_m, plan);
             if (!named && strcmp(plan->choice, request->kernel) != 0)
@@ -149,6 +163,17 @@ static int worth_trying(enum cpu_isa isa, enum cpu_isa best, const fdm_problem *
     return !(isa == CPU_ISA_AVX512_BF16 && best == CPU_ISA_AMX);
 }
 
+static void explain(const struct plan_request *request, enum cpu_isa isa, fdm_plan *plan) {
+    int decode = *algorithms[plan->kernel_index / CPU_ISA_COUNT].tag != 0;
+    snprintf(
+        plan->reason, sizeof plan->reason,
+        decode ? "%s is the best instruction set for %s with few query rows on this device (%s); steps of %d query "
+                 "rows and %d keys read memory in order"
+               : "%s is the best instruction set for %s of this size on this device (%s); blocks of %d query "
+                 "lanes share packed keys, %d at a time",
+        cpu_isa_name(isa), fdm_dtype_name(request->problem->dtype), request->device->isa, plan->block_m, plan->block_n);
+}
+
 static int choose(const struct plan_request *request, fdm_plan *plan) {
     const fdm_problem *p = request->problem;
     int best = request->device->id.type == FDM_CPU ? cpu_isa_from_name(request->device->isa) : -1;
@@ -167,12 +192,7 @@ static int choose(const struct plan_request *request, fdm_plan *plan) {
                 !worth_trying((enum cpu_isa)isa, (enum cpu_isa)best, p))
                 continue;
             fill(request, i, (enum cpu_isa)isa, 0, plan);
-            snprintf(plan->reason, sizeof plan->reason,
-                     "%s is the best instruction set for %s of this size on this device (%s); blocks of %d query lanes "
-                     "share "
-                     "packed keys, %d at a time",
-                     cpu_isa_name((enum cpu_isa)isa), fdm_dtype_name(p->dtype), request->device->isa, plan->block_m,
-                     plan->block_n);
+            explain(request, (enum cpu_isa)isa, plan);
             return 1;
         }
     }

@@ -9,6 +9,10 @@
 int64_t cpu_forward_workspace(const fdm_problem *problem, const fdm_plan *plan);
 fdm_status cpu_forward(const fdm_plan *plan, const struct attention *attention, void *workspace,
                        const fdm_launch *launch);
+/* Whether the decode pass takes the problem: a forward pass with few query rows per KV head. */
+int cpu_decode_suits(const fdm_problem *problem);
+void cpu_decode_blocks(const fdm_problem *problem, const struct cpu_kernels *kernels, int32_t *block_m,
+                       int32_t *block_n);
 int64_t cpu_decode_workspace(const fdm_problem *problem, const fdm_plan *plan);
 fdm_status cpu_decode(const fdm_plan *plan, const struct attention *attention, void *workspace,
                       const fdm_launch *launch);

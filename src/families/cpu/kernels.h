@@ -68,6 +68,8 @@ struct cpu_gradient_step {
     float scale, softcap;
 };
 
+struct decode_kernels;
+
 struct cpu_kernels {
     const char *isa;       /* "scalar", "avx2", "avx512", "avx512_bf16", "amx", "neon" */
     uint32_t dtypes;       /* bit d: fdm_dtype d is taken */
@@ -119,6 +121,8 @@ struct cpu_kernels {
     float (*dot)(const void *a, const void *b, int32_t depth, fdm_dtype dtype);
     /* out[d] = (dtype)in[d], for gradients that were accumulated in float32. */
     void (*round_row)(void *out, const float *in, int32_t depth, fdm_dtype dtype);
+
+    const struct decode_kernels *decode; /* NULL: no decode of its own; see decode.h */
 };
 
 static inline void cpu_kernels_begin(const struct cpu_kernels *kernels) {

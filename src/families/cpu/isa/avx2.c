@@ -1,7 +1,9 @@
 /* avx2.c: the table of the avx2 instruction set. */
 #include "avx2_ops.h"
 
+#include "families/cpu/decode.h"
 #include "families/cpu/tile.h"
 #include "families/cpu/tile_backward.h"
 
-const struct cpu_kernels cpu_kernels_avx2 = {.isa = "avx2", TILE_FLOAT32_ENTRIES, TILE_BACKWARD_FLOAT32_ENTRIES};
+const struct cpu_kernels cpu_kernels_avx2 = {
+    .isa = "avx2", TILE_FLOAT32_ENTRIES, TILE_BACKWARD_FLOAT32_ENTRIES, .decode = &decode_kernels_avx2};

@@ -1,0 +1,457 @@
+/* decode.c: the forward pass for few query rows and many keys ("flash decoding", split along the keys).
+ *
+ * The keys of each sequence are cut into chunks, whose length depends on the problem alone, so that results do not
+ * depend on threads. An item is one chunk for some neighbouring KV heads: where the heads of a key lie side by side in
+ * memory (bshd), walking blocks of keys outside and heads inside reads memory in order, which is worth 40 % of the
+ * bandwidth. Each (chunk, KV head) leaves a partial result in the workspace: maximum, sum and unnormalised output of
+ * its rows. Whoever finishes the last chunk of a KV head combines them, in the order of the chunks. */
+#include <math.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include "cpu_family.h"
+#include "decode.h"
+#include "half.h"
+#include "isa.h"
+#include "threads.h"
+
+enum {
+    ROWS_MAX = 16,         /* query rows per KV head that this pass takes; above, packing pays */
+    VARIED_KEYS = 256,     /* keys of one head before the next head's turn, where visibility varies */
+    CHUNK_KEYS_MAX = 4096, /* a multiple of VARIED_KEYS, as is every chunk */
+    PARTIALS_WANTED = 256, /* (KV head, chunk) pairs that keep any machine busy */
+    CACHE_LINE_FLOATS = 16,
+};
+
+/* How the workspace is divided; a function of problem, table and threads. */
+struct decode_layout {
+    int64_t chunk_keys, num_chunks;
+    int64_t rows;           /* query rows per KV head, as padded for the steps */
+    int64_t acc_row;        /* floats */
+    int64_t partial_floats; /* max [rows], sum [rows], acc [rows][acc_row] */
+    int64_t partials;       /* byte offsets into the workspace */
+    int64_t pending, queries;
+    int64_t queries_floats; /* of one thread: q of all KV heads as floats */
+    int64_t bytes;
+};
+
+/* Everything the threads share. */
+struct decode_job {
+    const struct attention *attention;
+    const fdm_problem *problem;
+    const struct decode_kernels *kernels;
+    const struct cpu_kernels *store;
+    struct decode_layout layout;
+    char *workspace;
+    int64_t group;          /* query heads per KV head */
+    int64_t heads_per_item; /* KV heads */
+    int64_t num_items;
+    atomic_llong next_item;
+};
+
+/* One query row of a KV head, with what decides its visible keys. */
+struct decode_row {
+    int64_t i, head;
+    struct key_range range;
+    const uint8_t *mask; /* of key 0; NULL = none */
+    const char *bias;
+    const int32_t *start, *end;
+    int same_as_previous; /* sees the same keys with the same biases as the row before */
+};
+
+/* One KV head of one sequence. */
+struct decode_head {
+    const struct decode_job *job;
+    struct sequence sequence;
+    int64_t batch, kv_head;
+    int32_t num_rows;
+    struct decode_row rows[ROWS_MAX];
+};
+
+static int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* ---- shape of the work ---- */
+
+static const struct cpu_kernels *kernels_of(const fdm_problem *problem, const fdm_plan *plan) {
+    return cpu_isa_kernels((enum cpu_isa)plan->parameters[0], problem->dtype);
+}
+
+int cpu_decode_suits(const fdm_problem *problem) {
+    return problem->pass == FDM_FORWARD && problem->dtype != FDM_FLOAT64 && problem->heads_kv > 0 &&
+           problem->seqlen_q * (problem->heads / problem->heads_kv) <= ROWS_MAX;
+}
+
+/* Rows of the next step when `left` are to be done: a power of two, so that it divides the lanes. */
+static int32_t step_rows(int64_t left, int32_t most) {
+    int32_t rows = 1;
+    while (rows < left && rows < most)
+        rows *= 2;
+    return rows;
+}
+
+static int64_t padded_rows(int64_t rows, int32_t most) {
+    int64_t padded = 0;
+    while (padded < rows)
+        padded += step_rows(rows - padded, most);
+    return padded;
+}
+
+static struct decode_layout make_layout(const fdm_problem *problem, const struct decode_kernels *kernels,
+                                        int32_t num_threads) {
+    struct decode_layout layout = {0};
+    int64_t pairs = problem->batch * problem->heads_kv;
+    int64_t chunks = pairs > 0 ? (PARTIALS_WANTED + pairs - 1) / pairs : 1;
+    layout.chunk_keys = smaller(round_up(problem->seqlen_k / chunks + 1, VARIED_KEYS), CHUNK_KEYS_MAX);
+    layout.num_chunks = problem->seqlen_k > 0 ? (problem->seqlen_k + layout.chunk_keys - 1) / layout.chunk_keys : 1;
+    int64_t group = problem->heads_kv > 0 ? problem->heads / problem->heads_kv : 1;
+    layout.rows = padded_rows(problem->seqlen_q * group, kernels->max_rows);
+    layout.acc_row = round_up(problem->head_dim_v, DECODE_LANES_MAX);
+    layout.partial_floats = round_up(layout.rows * (layout.acc_row + 2), CACHE_LINE_FLOATS);
+    layout.queries_floats = problem->heads_kv * layout.rows * DECODE_ROW_MAX;
+    layout.pending = pairs * layout.num_chunks * layout.partial_floats * (int64_t)sizeof(float);
+    layout.queries = layout.pending + round_up(pairs * (int64_t)sizeof(atomic_int), 64);
+    layout.bytes = layout.queries + num_threads * layout.queries_floats * (int64_t)sizeof(float);
+    return layout;
+}
+
+void cpu_decode_blocks(const fdm_problem *problem, const struct cpu_kernels *kernels, int32_t *block_m,
+                       int32_t *block_n) {
+    *block_m = step_rows(problem->seqlen_q * (problem->heads / problem->heads_kv), kernels->decode->max_rows);
+    *block_n = DECODE_KEYS;
+}
+
+int64_t cpu_decode_workspace(const fdm_problem *problem, const fdm_plan *plan) {
+    return make_layout(problem, kernels_of(problem, plan)->decode, plan->num_threads).bytes;
+}
+
+static float *partial_of(const struct decode_job *job, int64_t batch, int64_t kv_head, int64_t chunk) {
+    int64_t index = (batch * job->problem->heads_kv + kv_head) * job->layout.num_chunks + chunk;
+    return (float *)(void *)(job->workspace + job->layout.partials) + index * job->layout.partial_floats;
+}
+
+static atomic_int *pending_of(const struct decode_job *job, int64_t batch, int64_t kv_head) {
+    return (atomic_int *)(void *)(job->workspace + job->layout.pending) + batch * job->problem->heads_kv + kv_head;
+}
+
+/* Chunks of a sequence: at least one, so that somebody writes the rows of a sequence without keys. */
+static int64_t chunks_of(const struct decode_job *job, const struct sequence *sequence) {
+    int64_t chunks = (sequence->seqlen_k + job->layout.chunk_keys - 1) / job->layout.chunk_keys;
+    return chunks > 0 ? chunks : 1;
+}
+
+/* ---- rows and what they see ---- */
+
+static const uint8_t *score_row(const struct score_view *view, int64_t batch, int64_t head, int64_t i, int64_t bytes) {
+    if (!view->data)
+        return NULL;
+    return (const uint8_t *)view->data +
+           (batch * view->batch + head / view->group * view->head + i * view->row) * bytes;
+}
+
+static void init_row(struct decode_row *row, const struct decode_head *head, int64_t flat) {
+    const struct attention *a = head->job->attention;
+    const fdm_problem *problem = head->job->problem;
+    int64_t i = flat / head->job->group, h = head->kv_head * head->job->group + flat % head->job->group;
+    *row = (struct decode_row){.i = i, .head = h, .range = problem_key_range(problem, &head->sequence, i)};
+    row->mask = score_row(&a->mask, head->batch, h, i, 1);
+    row->bias = (const char *)score_row(&a->bias, head->batch, h, i, fdm_dtype_bytes(problem->bias_dtype));
+    const struct interval_view *v = &a->intervals;
+    if (v->start) {
+        int64_t k = head->sequence.k_begin;
+        row->start = v->start + head->batch * v->start_batch + h / v->group * v->start_head + k * v->start_key;
+        row->end = v->end + head->batch * v->end_batch + h / v->group * v->end_head + k * v->end_key;
+    }
+}
+
+static void init_head(struct decode_head *head, const struct decode_job *job, int64_t batch, int64_t kv_head) {
+    head->job = job;
+    head->batch = batch;
+    head->kv_head = kv_head;
+    head->sequence = attention_sequence(job->attention, batch);
+    head->num_rows = (int32_t)(head->sequence.seqlen_q * job->group);
+    for (int32_t r = 0; r < head->num_rows; r++) {
+        struct decode_row *row = &head->rows[r], *before = row - 1;
+        init_row(row, head, r);
+        row->same_as_previous = r > 0 && row->i == before->i && row->mask == before->mask &&
+                                row->bias == before->bias && row->start == before->start && row->end == before->end;
+    }
+}
+
+static float bias_value(const char *row, int64_t offset, fdm_dtype dtype) {
+    if (dtype == FDM_FLOAT32)
+        return ((const float *)(const void *)row)[offset];
+    uint16_t bits = ((const uint16_t *)(const void *)row)[offset];
+    return dtype == FDM_FLOAT16 ? float16_to_float(bits) : bfloat16_to_float(bits);
+}
+
+/* What is added to the score of key j: the bias, or -inf where the key is not visible. */
+static float key_bias(const struct decode_head *head, const struct decode_row *row, int64_t j) {
+    const struct attention *a = head->job->attention;
+    if (j < row->range.first || j >= row->range.last || (row->mask && !row->mask[j * a->mask.key]))
+        return -INFINITY;
+    if (row->start &&
+        !(row->start[j * a->intervals.start_key] <= row->i && row->i < row->end[j * a->intervals.end_key]))
+        return -INFINITY;
+    return row->bias ? bias_value(row->bias, j * a->bias.key, head->job->problem->bias_dtype) : 0;
+}
+
+/* Keys of one step, and their biases as the steps of DECODE_ROWS or fewer rows want them. */
+struct decode_keys {
+    int32_t num_keys;
+    int32_t key[DECODE_KEYS];
+    float bias[ROWS_MAX * DECODE_KEYS]; /* step by step: [key][rows of the step] */
+};
+
+/* Takes key j if any row sees it. */
+static void take_key(struct decode_keys *keys, const struct decode_head *head, int64_t j) {
+    float value[ROWS_MAX];
+    int visible = 0;
+    for (int32_t r = 0; r < head->num_rows; r++) {
+        value[r] = head->rows[r].same_as_previous ? value[r - 1] : key_bias(head, &head->rows[r], j);
+        visible |= !(value[r] == -INFINITY);
+    }
+    if (!visible)
+        return;
+    int32_t most = head->job->kernels->max_rows;
+    for (int32_t first = 0, rows; first < head->num_rows; first += rows) {
+        rows = step_rows(head->num_rows - first, most);
+        float *bias = keys->bias + first * DECODE_KEYS + keys->num_keys * rows;
+        for (int32_t r = 0; r < rows; r++)
+            bias[r] = first + r < head->num_rows ? value[first + r] : 0;
+    }
+    keys->key[keys->num_keys++] = (int32_t)j;
+}
+
+/* ---- partial results ---- */
+
+/* next_bytes: from this step's keys to those of the next step, 0 = not known. */
+static void run_steps(const struct decode_head *head, const struct decode_keys *keys, int with_bias, float *partial,
+                      const float *q, int64_t next_bytes) {
+    const struct decode_job *job = head->job;
+    const struct attention *a = job->attention;
+    const fdm_problem *p = job->problem;
+    int64_t bytes = fdm_dtype_bytes(p->dtype), k_begin = head->sequence.k_begin;
+    struct decode_step step = {
+        .k = a->k.data + (head->batch * a->k.batch + k_begin * a->k.row + head->kv_head * a->k.head) * bytes,
+        .v = a->v.data + (head->batch * a->v.batch + k_begin * a->v.row + head->kv_head * a->v.head) * bytes,
+        .k_row = a->k.row * bytes,
+        .v_row = a->v.row * bytes,
+        .keys = keys->key,
+        .num_keys = keys->num_keys,
+        .head_dim = (int32_t)p->head_dim,
+        .head_dim_v = (int32_t)p->head_dim_v,
+        .dtype = p->dtype,
+        .scale = (float)p->softmax_scale,
+        .softcap = (float)p->softcap,
+        .acc_row = job->layout.acc_row};
+    for (int32_t first = 0; first < head->num_rows; first += step.num_rows) {
+        step.num_rows = step_rows(head->num_rows - first, job->kernels->max_rows);
+        step.q = q + first * DECODE_ROW_MAX;
+        step.next_k = next_bytes && first + step.num_rows >= head->num_rows ? step.k + next_bytes : NULL;
+        step.bias = with_bias ? keys->bias + first * DECODE_KEYS : NULL;
+        step.max = partial + first;
+        step.sum = partial + job->layout.rows + first;
+        step.acc = partial + 2 * job->layout.rows + first * job->layout.acc_row;
+        job->kernels->step(&step);
+    }
+}
+
+/* Whether every row sees all of first .. last-1, without bias. */
+static int sees_all(const struct decode_head *head, int64_t first, int64_t last) {
+    if (head->rows[0].mask || head->rows[0].bias || head->rows[0].start)
+        return 0;
+    for (int32_t r = 0; r < head->num_rows; r++)
+        if (first < head->rows[r].range.first || last > head->rows[r].range.last)
+            return 0;
+    return 1;
+}
+
+static int sees_none(const struct decode_head *head, int64_t first, int64_t last) {
+    for (int32_t r = 0; r < head->num_rows; r++)
+        if (first < head->rows[r].range.last && last > head->rows[r].range.first)
+            return 0;
+    return 1;
+}
+
+/* Adds keys first .. last-1 to the partial result. */
+static void add_block(const struct decode_head *head, int64_t first, int64_t last, float *partial, const float *q,
+                      int64_t next_bytes) {
+    struct decode_keys keys = {.num_keys = 0};
+    if (sees_none(head, first, last))
+        return;
+    if (last - first <= DECODE_KEYS && sees_all(head, first, last)) {
+        for (; first < last; first++)
+            keys.key[keys.num_keys++] = (int32_t)first;
+        run_steps(head, &keys, 0, partial, q, next_bytes);
+        return;
+    }
+    for (int64_t j = first; j < last; j++) {
+        take_key(&keys, head, j);
+        if (keys.num_keys == DECODE_KEYS || (j + 1 == last && keys.num_keys > 0)) {
+            run_steps(head, &keys, 1, partial, q, 0);
+            keys.num_keys = 0;
+        }
+    }
+}
+
+static void load_queries(const struct decode_head *head, float *q) {
+    const struct decode_job *job = head->job;
+    const struct matrix_view *view = &job->attention->q;
+    int64_t bytes = fdm_dtype_bytes(job->problem->dtype);
+    memset(q, 0, (size_t)(job->layout.rows * DECODE_ROW_MAX) * sizeof *q);
+    for (int32_t r = 0; r < head->num_rows; r++) {
+        const struct decode_row *row = &head->rows[r];
+        int64_t offset =
+            head->batch * view->batch + (head->sequence.q_begin + row->i) * view->row + row->head * view->head;
+        job->kernels->load_row(q + r * DECODE_ROW_MAX, view->data + offset * bytes, (int32_t)job->problem->head_dim,
+                               job->problem->dtype);
+    }
+}
+
+/* ---- combining the chunks of one KV head ---- */
+
+/* Slots to elements, in place: the last slot overlaps the one before it. */
+static void slots_to_row(float *slots, int64_t depth, int32_t lanes) {
+    int64_t tail = depth % lanes;
+    if (depth > lanes && tail)
+        memmove(slots + depth - tail, slots + depth - tail + lanes - tail, (size_t)tail * sizeof *slots);
+}
+
+static void store_row(const struct decode_head *head, const struct decode_row *row, float *slots, float lse) {
+    const struct decode_job *job = head->job;
+    const struct attention *a = job->attention;
+    int64_t i = head->sequence.q_begin + row->i, depth = job->problem->head_dim_v;
+    int64_t offset = head->batch * a->out.batch + i * a->out.row + row->head * a->out.head;
+    slots_to_row(slots, depth, job->kernels->lanes);
+    job->store->round_row(a->out.data + offset * fdm_dtype_bytes(job->problem->dtype), slots, (int32_t)depth,
+                          job->problem->dtype);
+    if (a->lse.data)
+        ((float *)(void *)a->lse.data)[head->batch * a->lse.batch + row->head * a->lse.head + i * a->lse.row] = lse;
+}
+
+static void combine_row(const struct decode_head *head, int32_t r) {
+    const struct decode_layout *layout = &head->job->layout;
+    const float *first = partial_of(head->job, head->batch, head->kv_head, 0);
+    int64_t chunks = chunks_of(head->job, &head->sequence);
+    float slots[DECODE_ROW_MAX] = {0}, max = -INFINITY, sum = 0;
+    for (int64_t c = 0; c < chunks; c++)
+        max = fmaxf(max, first[c * layout->partial_floats + r]);
+    for (int64_t c = 0; c < chunks; c++) {
+        const float *partial = first + c * layout->partial_floats;
+        if (partial[r] == -INFINITY && partial[layout->rows + r] == 0)
+            continue;
+        const float *acc = partial + 2 * layout->rows + r * layout->acc_row;
+        float weight = expf(partial[r] - max);
+        sum += weight * partial[layout->rows + r];
+        for (int64_t d = 0; d < layout->acc_row; d++)
+            slots[d] += weight * acc[d];
+    }
+    int empty = max == -INFINITY && sum == 0;
+    float factor = empty ? 0 : 1 / sum;
+    for (int64_t d = 0; d < layout->acc_row; d++)
+        slots[d] *= factor;
+    store_row(head, &head->rows[r], slots, empty ? INFINITY : max + logf(sum));
+}
+
+/* ---- items ---- */
+
+static void clear_partial(const struct decode_layout *layout, float *partial) {
+    for (int64_t r = 0; r < layout->rows; r++)
+        partial[r] = -INFINITY;
+    memset(partial + layout->rows, 0, (size_t)(layout->rows * (layout->acc_row + 1)) * sizeof *partial);
+}
+
+static void finish_chunk(const struct decode_head *head) {
+    if (atomic_fetch_sub(pending_of(head->job, head->batch, head->kv_head), 1) > 1)
+        return;
+    for (int32_t r = 0; r < head->num_rows; r++)
+        combine_row(head, r);
+}
+
+/* Blocks of keys outside, heads inside: see the top. `head` is any of them, and is left as any of them. */
+static void run_blocks(struct decode_head *head, int64_t first_head, int64_t last_head, int64_t chunk, float *queries) {
+    const struct decode_job *job = head->job;
+    const fdm_problem *p = job->problem;
+    int64_t begin = chunk * job->layout.chunk_keys,
+            end = smaller(begin + job->layout.chunk_keys, head->sequence.seqlen_k);
+    int64_t block = p->has_mask || p->has_bias || p->has_intervals ? VARIED_KEYS : DECODE_KEYS;
+    int64_t bytes = fdm_dtype_bytes(p->dtype), num_heads = last_head - first_head;
+    int64_t next_head = job->attention->k.head * bytes;
+    int64_t next_block = (block * job->attention->k.row - (num_heads - 1) * job->attention->k.head) * bytes;
+    for (int64_t j = begin; j < end; j += block)
+        for (int64_t h = first_head; h < last_head; h++) {
+            if (num_heads > 1)
+                init_head(head, job, head->batch, h);
+            add_block(head, j, smaller(j + block, end), partial_of(job, head->batch, h, chunk),
+                      queries + h * job->layout.rows * DECODE_ROW_MAX, h + 1 < last_head ? next_head : next_block);
+        }
+}
+
+static void run_item(const struct decode_job *job, int64_t item, float *queries) {
+    const struct decode_layout *layout = &job->layout;
+    int64_t groups = (job->problem->heads_kv + job->heads_per_item - 1) / job->heads_per_item;
+    int64_t first_head = item % groups * job->heads_per_item, chunk = item / groups % layout->num_chunks;
+    int64_t batch = item / groups / layout->num_chunks;
+    int64_t last_head = smaller(first_head + job->heads_per_item, job->problem->heads_kv);
+    int64_t per_head = layout->rows * DECODE_ROW_MAX;
+    struct decode_head head;
+    init_head(&head, job, batch, first_head);
+    if (head.num_rows == 0 || chunk >= chunks_of(job, &head.sequence))
+        return;
+    for (int64_t h = first_head; h < last_head; h++) {
+        init_head(&head, job, batch, h);
+        load_queries(&head, queries + h * per_head);
+        clear_partial(layout, partial_of(job, batch, h, chunk));
+    }
+    run_blocks(&head, first_head, last_head, chunk, queries);
+    for (int64_t h = first_head; h < last_head; h++) {
+        init_head(&head, job, batch, h);
+        finish_chunk(&head);
+    }
+}
+
+static void work(void *argument, int32_t index) {
+    struct decode_job *job = argument;
+    float *queries = (float *)(void *)(job->workspace + job->layout.queries) + index * job->layout.queries_floats;
+    for (;;) {
+        int64_t item = atomic_fetch_add(&job->next_item, 1);
+        if (item >= job->num_items)
+            return;
+        run_item(job, item, queries);
+    }
+}
+
+/* KV heads of an item: all where they are interleaved in memory, fewer when the threads would go without. */
+static int64_t choose_heads_per_item(const struct decode_job *job, int32_t num_threads) {
+    int64_t units = job->problem->batch * job->layout.num_chunks, all = job->problem->heads_kv;
+    int64_t heads = job->attention->k.head < job->attention->k.row ? all : 1;
+    while (heads > 1 && units * ((all + heads - 1) / heads) < 4 * (int64_t)num_threads)
+        heads = (heads + 1) / 2;
+    return heads;
+}
+
+fdm_status cpu_decode(const fdm_plan *plan, const struct attention *attention, void *workspace,
+                      const fdm_launch *launch) {
+    const fdm_problem *problem = attention->problem;
+    if (problem->batch == 0 || problem->seqlen_q == 0 || problem->heads_kv == 0)
+        return FDM_OK;
+    struct decode_job job = {.attention = attention,
+                             .problem = problem,
+                             .kernels = kernels_of(problem, plan)->decode,
+                             .store = kernels_of(problem, plan),
+                             .workspace = workspace,
+                             .group = problem->heads / problem->heads_kv};
+    job.layout = make_layout(problem, job.kernels, plan->num_threads);
+    job.heads_per_item = choose_heads_per_item(&job, plan->num_threads);
+    int64_t groups = (problem->heads_kv + job.heads_per_item - 1) / job.heads_per_item;
+    job.num_items = problem->batch * job.layout.num_chunks * groups;
+    atomic_init(&job.next_item, 0);
+    for (int64_t b = 0; b < problem->batch; b++) {
+        struct sequence sequence = attention_sequence(attention, b);
+        for (int64_t h = 0; h < problem->heads_kv; h++)
+            atomic_init(pending_of(&job, b, h), (int)chunks_of(&job, &sequence));
+    }
+    threads_run(launch ? launch->executor : NULL, (int32_t)smaller(plan->num_threads, job.num_items), work, &job);
+    return FDM_OK;
+}

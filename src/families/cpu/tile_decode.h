@@ -1,0 +1,213 @@
+/* tile_decode.h: one step of decode over the vector operations of an instruction set; included by isa/decode_*.c.
+ *
+ * The includer defines ACCUMULATORS, the vectors of sums that stay in registers, and vec_sum_each(a), whose lane l is
+ * the sum over the lanes of a[l].
+ *
+ * Scores of VECTOR_WIDTH (key, row) pairs are accumulated at once, one vector each, and summed across lanes together by
+ * transposing additions. They lie as [key][row], so with rows a divisor of VECTOR_WIDTH every vector of scores has the
+ * same pattern of rows in its lanes and softmax needs lanes folded only once per step. */
+#include "families/cpu/decode.h"
+#include "families/cpu/vector_ops.h"
+
+/* ---- loading rows ---- */
+
+INLINE vec load_elements(const char *row, int32_t first, fdm_dtype dtype) {
+    return dtype == FDM_FLOAT32   ? vec_load((const float *)(const void *)row + first)
+           : dtype == FDM_FLOAT16 ? vec_load_f16((const uint16_t *)(const void *)row + first)
+                                  : vec_load_bf16((const uint16_t *)(const void *)row + first);
+}
+
+INLINE int32_t slots_of(int32_t depth) { return (depth + VECTOR_WIDTH - 1) / VECTOR_WIDTH; }
+
+/* The first element of a slot. */
+INLINE int32_t slot_first(int32_t slot, int32_t depth) {
+    int32_t first = slot * VECTOR_WIDTH;
+    return first + VECTOR_WIDTH <= depth || depth < VECTOR_WIDTH ? first : depth - VECTOR_WIDTH;
+}
+
+/* A row shorter than a slot is read from a copy with zeros behind it. */
+struct short_row {
+    char bytes[VECTOR_WIDTH * sizeof(float)];
+};
+INLINE const char *readable_row(struct short_row *copy, const char *row, int32_t depth, fdm_dtype dtype) {
+    if (depth >= VECTOR_WIDTH)
+        return row;
+    memset(copy, 0, sizeof *copy);
+    return memcpy(copy->bytes, row, (size_t)depth * (dtype == FDM_FLOAT32 ? 4 : 2));
+}
+
+static void load_row(float *slots, const void *row, int32_t depth, fdm_dtype dtype) {
+    struct short_row copy;
+    const char *readable = readable_row(&copy, row, depth, dtype);
+    int32_t count = slots_of(depth), overlap = depth < VECTOR_WIDTH ? 0 : count * VECTOR_WIDTH - depth;
+    for (int32_t slot = 0; slot < count; slot++)
+        vec_store(slots + slot * VECTOR_WIDTH, load_elements(readable, slot_first(slot, depth), dtype));
+    memset(slots + (count - 1) * VECTOR_WIDTH, 0, (size_t)overlap * sizeof(float));
+}
+
+/* ---- scores ---- */
+
+/* Asks for `bytes` of memory in the second-level cache, so that it flows while the step computes on what came before.
+ */
+INLINE void prefetch(const char *from, int32_t bytes) {
+    for (int32_t offset = 0; offset < bytes; offset += 64)
+        __builtin_prefetch(from + offset, 0, 2);
+}
+
+/* VECTOR_WIDTH / rows keys, from the first-th on; past the last key the last one is read again. */
+INLINE vec score_tile(const struct decode_step *step, int32_t first, int rows, fdm_dtype dtype) {
+    const int keys = VECTOR_WIDTH / rows;
+    const char *row[VECTOR_WIDTH];
+    struct short_row copies[VECTOR_WIDTH];
+    vec acc[VECTOR_WIDTH];
+    int32_t depth = step->head_dim, slots = slots_of(depth);
+#pragma GCC unroll 16
+    for (int t = 0; t < keys; t++) {
+        int32_t key = first + t < step->num_keys ? first + t : step->num_keys - 1;
+        row[t] = readable_row(&copies[t], step->k + step->keys[key] * step->k_row, depth, dtype);
+    }
+    for (int t = 0; t < keys && first + t < step->num_keys; t++)
+        prefetch(step->v + step->keys[first + t] * step->v_row, step->head_dim_v * (dtype == FDM_FLOAT32 ? 4 : 2));
+#pragma GCC unroll 16
+    for (int t = 0; t < VECTOR_WIDTH; t++)
+        acc[t] = vec_set(0);
+    for (int32_t slot = 0; slot < slots; slot++) {
+        const float *q = step->q + slot * VECTOR_WIDTH;
+        int32_t element = slot_first(slot, depth);
+#pragma GCC unroll 16
+        for (int t = 0; t < keys; t++) {
+            vec k = load_elements(row[t], element, dtype);
+#pragma GCC unroll 8
+            for (int r = 0; r < rows; r++)
+                acc[t * rows + r] = vec_fma(k, vec_load(q + r * DECODE_ROW_MAX), acc[t * rows + r]);
+        }
+    }
+    return vec_sum_each(acc);
+}
+
+INLINE void score_all(const struct decode_step *step, float *s, int rows, fdm_dtype dtype) {
+    for (int32_t key = 0; key < step->num_keys; key += VECTOR_WIDTH / rows) {
+        vec score = vec_mul(score_tile(step, key, rows, dtype), vec_set(step->scale));
+        if (step->softcap > 0)
+            score = vec_mul(vec_tanh(vec_mul(score, vec_set(1.0f / step->softcap))), vec_set(step->softcap));
+        if (step->bias)
+            score = vec_add(score, vec_load(step->bias + key * rows));
+        vec_store(s + key * rows, score);
+    }
+    for (int32_t i = step->num_keys * rows; i % VECTOR_WIDTH; i++)
+        s[i] = -INFINITY;
+}
+
+/* ---- softmax ---- */
+
+/* Scores to weights exp(score - max); updates max and sum; shrink[row] is what earlier sums are to be multiplied by. */
+INLINE void softmax(const struct decode_step *step, float *s, float *shrink, int rows) {
+    int32_t count = step->num_keys * rows;
+    float lanes[VECTOR_WIDTH], top[VECTOR_WIDTH];
+    vec max = vec_set(-INFINITY), sum = vec_set(0);
+    for (int32_t i = 0; i < count; i += VECTOR_WIDTH)
+        max = vec_max(max, vec_load(s + i));
+    vec_store(lanes, max);
+    for (int r = 0; r < rows; r++) {
+        float old = step->max[r], now = old;
+        for (int lane = r; lane < VECTOR_WIDTH; lane += rows)
+            now = lanes[lane] > now ? lanes[lane] : now;
+        /* A row that has seen no key keeps the maximum -inf and subtracts 0. */
+        top[r] = now > -INFINITY ? now : 0;
+        shrink[r] = old > -INFINITY ? expf(old - now) : 0;
+        step->max[r] = now;
+    }
+    for (int lane = rows; lane < VECTOR_WIDTH; lane++)
+        top[lane] = top[lane % rows];
+    max = vec_load(top);
+    for (int32_t i = 0; i < count; i += VECTOR_WIDTH) {
+        vec weight = vec_exp2(vec_mul(vec_sub(vec_load(s + i), max), vec_set(LOG2_E)));
+        vec_store(s + i, weight);
+        sum = vec_add(sum, weight);
+    }
+    vec_store(lanes, sum);
+    for (int r = 0; r < rows; r++) {
+        float total = 0;
+        for (int lane = r; lane < VECTOR_WIDTH; lane += rows)
+            total += lanes[lane];
+        step->sum[r] = step->sum[r] * shrink[r] + total;
+    }
+}
+
+/* ---- weighted sums of V ---- */
+
+INLINE void accumulate_slots(const struct decode_step *step, const float *s, const float *shrink, int32_t slot,
+                             int num_slots, int rows, fdm_dtype dtype) {
+    const int32_t slot_bytes = VECTOR_WIDTH * (dtype == FDM_FLOAT32 ? 4 : 2);
+    vec acc[ACCUMULATORS];
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 8
+        for (int n = 0; n < num_slots; n++)
+            acc[r * num_slots + n] =
+                vec_mul(vec_load(step->acc + r * step->acc_row + (slot + n) * VECTOR_WIDTH), vec_set(shrink[r]));
+    for (int32_t key = 0; key < step->num_keys; key++) {
+        struct short_row copy;
+        const char *row = readable_row(&copy, step->v + step->keys[key] * step->v_row, step->head_dim_v, dtype);
+        vec v[ACCUMULATORS];
+        if (step->next_k)
+            prefetch(step->next_k + step->keys[key] * step->k_row + slot * slot_bytes, num_slots * slot_bytes);
+#pragma GCC unroll 8
+        for (int n = 0; n < num_slots; n++)
+            v[n] = load_elements(row, slot_first(slot + n, step->head_dim_v), dtype);
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++) {
+            vec weight = vec_set(s[key * rows + r]);
+#pragma GCC unroll 8
+            for (int n = 0; n < num_slots; n++)
+                acc[r * num_slots + n] = vec_fma(weight, v[n], acc[r * num_slots + n]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 8
+        for (int n = 0; n < num_slots; n++)
+            vec_store(step->acc + r * step->acc_row + (slot + n) * VECTOR_WIDTH, acc[r * num_slots + n]);
+}
+
+INLINE void accumulate_all(const struct decode_step *step, const float *s, const float *shrink, int rows,
+                           fdm_dtype dtype) {
+    const int most = ACCUMULATORS / rows < 8 ? ACCUMULATORS / rows : 8;
+    int32_t slot = 0, slots = slots_of(step->head_dim_v);
+    for (; slot + most <= slots; slot += most)
+        accumulate_slots(step, s, shrink, slot, most, rows, dtype);
+    for (; slot < slots; slot++)
+        accumulate_slots(step, s, shrink, slot, 1, rows, dtype);
+}
+
+/* ---- the step, specialised by rows and dtype ---- */
+
+INLINE void step_rows(const struct decode_step *step, int rows, fdm_dtype dtype) {
+    float s[DECODE_KEYS * DECODE_ROWS] __attribute__((aligned(64)));
+    float shrink[DECODE_ROWS];
+    score_all(step, s, rows, dtype);
+    softmax(step, s, shrink, rows);
+    accumulate_all(step, s, shrink, rows, dtype);
+}
+
+INLINE void step_dtype(const struct decode_step *step, fdm_dtype dtype) {
+    switch (step->num_rows) {
+    case 1: step_rows(step, 1, dtype); break;
+    case 2: step_rows(step, 2, dtype); break;
+    case 4: step_rows(step, 4, dtype); break;
+    case 8: step_rows(step, VECTOR_WIDTH < 8 ? VECTOR_WIDTH : 8, dtype); break; /* only where 8 divides the width */
+    }
+}
+
+static void step_float32(const struct decode_step *step) { step_dtype(step, FDM_FLOAT32); }
+static void step_float16(const struct decode_step *step) { step_dtype(step, FDM_FLOAT16); }
+static void step_bfloat16(const struct decode_step *step) { step_dtype(step, FDM_BFLOAT16); }
+
+static void step(const struct decode_step *step) {
+    if (step->dtype == FDM_FLOAT32)
+        step_float32(step);
+    else if (step->dtype == FDM_FLOAT16)
+        step_float16(step);
+    else
+        step_bfloat16(step);
+}
