@@ -1,23 +1,14 @@
 /* amx_tile.h: the contractions on AMX tiles of bfloat16, for values that are sums of PARTS bfloat16 numbers.
  *
- * A float16 number is exactly the sum of 2 bfloat16 numbers, a float32 number of 3 (8 significant bits each, cut off
- * from the top). A product of two such sums is computed as the partial products that matter, small ones first, into one
- * float32 accumulator: 1 for bfloat16, 3 of 4 for float16, 6 of 9 for float32; what is left out is below 2^-14 and
- * 2^-21 of the product, on average 2^-17 and 2^-24. Scores of float16 take all 4: exp() turns their absolute error into
- * a relative one, and 2^-14 of a large score is more than float16 shows. Weights need no more than their own rounding.
- * Tiles multiply at up to 29 times the rate of float32 FMA on the processor this was measured on,
- * so 6 products still gain.
+ * The operands are those of bfloat16_operands.h. A product of two sums of parts is computed as the partial products
+ * that matter, small ones first, into one float32 accumulator: 1 for bfloat16, 3 of 4 for float16, 6 of 9 for float32;
+ * what is left out is below 2^-14 and 2^-21 of the product, on average 2^-17 and 2^-24. Scores of float16 take all 4:
+ * exp() turns their absolute error into a relative one, and 2^-14 of a large score is more than float16 shows. Weights
+ * need no more than their own rounding. Tiles multiply at up to 29 times the rate of float32 FMA on the processor this
+ * was measured on, so 6 products still gain.
  *
  * _tile_dpbf16ps treats subnormal numbers as 0: parts below 2^-126 are lost. A float32 value below 2^-110 in magnitude
  * therefore has fewer digits here than in the float32 kernels.
- *
- * Operands, all bfloat16, all padded with zeros (PARTS planes of each, the largest part first):
- *     keys     [keys to 16][depth to 32]             A of score
- *     panel    [depth to 32, pairs][CPU_LANES][2]    B of score
- *     values   [depth to 16][keys to 32]             A of accumulate
- *     weights  [keys to 32, pairs][CPU_LANES][2]     B of accumulate
- *     weights  [keys to 16][CPU_LANES]               A of outer
- *     rows     [CPU_LANES pairs][depth to 16][2]     B of outer
  *
  * PARTS is defined by the file that includes this. Intel, "Architecture Instruction Set Extensions", chapter on AMX. */
 #ifndef FDM_CPU_AMX_TILE_H
@@ -25,163 +16,7 @@
 
 #include <stdatomic.h>
 
-#include "avx512_ops.h"
-
-#include "families/cpu/tile.h"
-#include "families/cpu/tile_backward.h"
-
-enum { TILE_SIDE = 16, TILE_STEP = 32 }; /* rows and columns of a tile; depth of one multiplication */
-
-INLINE int32_t round_up(int32_t n, int32_t multiple) { return (n + multiple - 1) / multiple * multiple; }
-
-/* ---- sizes: bytes of one plane and of an operand ---- */
-
-INLINE size_t keys_plane(int32_t num_keys, int32_t depth) {
-    return (size_t)round_up(num_keys, TILE_SIDE) * (size_t)round_up(depth, TILE_STEP) * 2;
-}
-INLINE size_t panel_plane(int32_t depth) { return (size_t)round_up(depth, TILE_STEP) * CPU_LANES * 2; }
-INLINE size_t values_plane(int32_t num_keys, int32_t depth) {
-    return (size_t)round_up(depth, TILE_SIDE) * (size_t)round_up(num_keys, TILE_STEP) * 2;
-}
-INLINE size_t weights_plane(int32_t num_keys) { return (size_t)round_up(num_keys, TILE_STEP) * CPU_LANES * 2; }
-INLINE size_t rows_plane(int32_t depth) { return (size_t)CPU_LANES * (size_t)round_up(depth, TILE_SIDE) * 2; }
-
-static size_t amx_keys_bytes(int32_t num_keys, int32_t depth) { return PARTS * keys_plane(num_keys, depth); }
-static size_t amx_panel_bytes(int32_t depth) { return PARTS * panel_plane(depth); }
-static size_t amx_values_bytes(int32_t num_keys, int32_t depth) { return PARTS * values_plane(num_keys, depth); }
-static size_t amx_weights_bytes(int32_t num_keys) { return PARTS * weights_plane(num_keys); }
-static size_t amx_rows_bytes(int32_t depth) { return PARTS * rows_plane(depth); }
-
-/* ---- splitting and storing ---- */
-
-/* Parts but the last are cut off, so that what is left is exact. Each part lies in the upper halves of its elements. */
-INLINE void split(vec x, __m512i part[PARTS]) {
-    const __m512i upper = _mm512_set1_epi32((int)0xffff0000u);
-    for (int p = 0; p < PARTS; p++) {
-        part[p] = _mm512_castps_si512(x);
-        if (p + 1 < PARTS)
-            x = vec_sub(x, _mm512_castsi512_ps(_mm512_and_si512(part[p], upper)));
-    }
-}
-
-/* out[i] = x[i], i < 16, in each plane. */
-INLINE void store_single(char *out, size_t plane, vec x) {
-    if (PARTS == 1) {
-        _mm256_storeu_si256((__m256i *)(void *)out, (__m256i)_mm512_cvtneps_pbh(x));
-        return;
-    }
-    __m512i part[PARTS];
-    split(x, part);
-    for (int p = 0; p < PARTS; p++)
-        _mm256_storeu_si256((__m256i *)(void *)(out + (size_t)p * plane),
-                            _mm512_cvtepi32_epi16(_mm512_srli_epi32(part[p], 16)));
-}
-
-/* out[i] = (x[i], y[i]), i < 16, in each plane. */
-INLINE void store_pairs(char *out, size_t plane, vec x, vec y) {
-    if (PARTS == 1) {
-        const __m512i interleave = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7,
-                                                    22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-        _mm512_storeu_si512(out, _mm512_permutexvar_epi16(interleave, (__m512i)_mm512_cvtne2ps_pbh(y, x)));
-        return;
-    }
-    __m512i low[PARTS], high[PARTS];
-    split(x, low);
-    split(y, high);
-    for (int p = 0; p < PARTS; p++)
-        _mm512_storeu_si512(out + (size_t)p * plane,
-                            _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_srli_epi32(low[p], 16), high[p]));
-}
-
-/* Elements d .. d+15 of a row, zeros past depth. */
-INLINE vec load_piece(const void *row, int32_t d, int32_t depth, fdm_dtype dtype) {
-    const size_t bytes = dtype == FDM_FLOAT32 ? 4 : 2;
-    if (d >= depth)
-        return vec_set(0.0f);
-    return vec_load_as((const char *)row + (size_t)d * bytes, least(VECTOR_WIDTH, depth - d), dtype);
-}
-
-#if PARTS == 1
-enum { AMX_DTYPE = FDM_BFLOAT16 };
-#elif PARTS == 2
-enum { AMX_DTYPE = FDM_FLOAT16 };
-#else
-enum { AMX_DTYPE = FDM_FLOAT32 };
-#endif
-
-static void amx_pack_keys(void *keys, const void *const *rows, int32_t num_keys, int32_t depth, fdm_dtype dtype) {
-    (void)dtype;
-    const size_t plane = keys_plane(num_keys, depth), stride = (size_t)round_up(depth, TILE_STEP) * 2;
-    for (int32_t key = 0; key < round_up(num_keys, TILE_SIDE); key++)
-        for (int32_t d = 0; d < round_up(depth, TILE_STEP); d += VECTOR_WIDTH)
-            store_single((char *)keys + (size_t)key * stride + (size_t)d * 2, plane,
-                         key < num_keys ? load_piece(rows[key], d, depth, (fdm_dtype)AMX_DTYPE) : vec_set(0.0f));
-}
-
-/* columns[c] = element d + c of up to 16 rows; zeros past num_rows and depth. */
-INLINE void columns_of(vec columns[VECTOR_WIDTH], const void *const *rows, int32_t num_rows, int32_t d, int32_t depth) {
-    for (int32_t r = 0; r < VECTOR_WIDTH; r++)
-        columns[r] = r < num_rows ? load_piece(rows[r], d, depth, (fdm_dtype)AMX_DTYPE) : vec_set(0.0f);
-    vec_transpose(columns);
-}
-
-static void amx_pack_panel(void *panel, const void *const *rows, int32_t num_rows, int32_t depth, fdm_dtype dtype) {
-    (void)dtype;
-    const size_t plane = panel_plane(depth);
-    vec columns[VECTOR_WIDTH];
-    for (int32_t lane = 0; lane < CPU_LANES; lane += VECTOR_WIDTH)
-        for (int32_t d = 0; d < round_up(depth, TILE_STEP); d += VECTOR_WIDTH) {
-            columns_of(columns, lane < num_rows ? rows + lane : rows, num_rows - lane, d, depth);
-            for (int32_t c = 0; c < VECTOR_WIDTH; c += 2)
-                store_pairs((char *)panel + ((size_t)(d + c) / 2 * CPU_LANES + (size_t)lane) * 4, plane, columns[c],
-                            columns[c + 1]);
-        }
-}
-
-static void amx_pack_values(void *values, const void *const *rows, int32_t num_keys, int32_t depth, fdm_dtype dtype) {
-    (void)dtype;
-    const size_t plane = values_plane(num_keys, depth), stride = (size_t)round_up(num_keys, TILE_STEP) * 2;
-    vec columns[VECTOR_WIDTH];
-    for (int32_t key = 0; key < round_up(num_keys, TILE_STEP); key += VECTOR_WIDTH)
-        for (int32_t d = 0; d < round_up(depth, TILE_SIDE); d += VECTOR_WIDTH) {
-            columns_of(columns, key < num_keys ? rows + key : rows, num_keys - key, d, depth);
-            for (int32_t c = 0; c < VECTOR_WIDTH; c++)
-                store_single((char *)values + (size_t)(d + c) * stride + (size_t)key * 2, plane, columns[c]);
-        }
-}
-
-static void amx_pack_rows(void *out, const void *const *rows, int32_t num_rows, int32_t depth, fdm_dtype dtype) {
-    (void)dtype;
-    const size_t plane = rows_plane(depth), stride = (size_t)round_up(depth, TILE_SIDE) * 4;
-    for (int32_t lane = 0; lane < CPU_LANES; lane += 2)
-        for (int32_t d = 0; d < round_up(depth, TILE_SIDE); d += VECTOR_WIDTH)
-            store_pairs((char *)out + (size_t)lane / 2 * stride + (size_t)d * 4, plane,
-                        lane < num_rows ? load_piece(rows[lane], d, depth, (fdm_dtype)AMX_DTYPE) : vec_set(0.0f),
-                        lane + 1 < num_rows ? load_piece(rows[lane + 1], d, depth, (fdm_dtype)AMX_DTYPE)
-                                            : vec_set(0.0f));
-}
-
-/* The score tile as B of accumulate; keys past num_keys are zeros. */
-INLINE void weights_in_pairs(void *weights, const float *s, int32_t num_keys) {
-    const size_t plane = weights_plane(num_keys);
-    for (int32_t key = 0; key < round_up(num_keys, TILE_STEP); key += 2)
-        for (int32_t lane = 0; lane < CPU_LANES; lane += VECTOR_WIDTH) {
-            const float *at = s + (size_t)key * CPU_LANES + lane;
-            store_pairs((char *)weights + ((size_t)key / 2 * CPU_LANES + (size_t)lane) * 4, plane,
-                        key < num_keys ? vec_load(at) : vec_set(0.0f),
-                        key + 1 < num_keys ? vec_load(at + CPU_LANES) : vec_set(0.0f));
-        }
-}
-
-/* The tile as A of outer; keys past num_keys and lanes past num_lanes are zeros. */
-INLINE void weights_in_rows(void *weights, const float *s, int32_t num_keys, int32_t num_lanes) {
-    const size_t plane = weights_plane(num_keys);
-    for (int32_t key = 0; key < round_up(num_keys, TILE_SIDE); key++)
-        for (int32_t lane = 0; lane < CPU_LANES; lane += VECTOR_WIDTH)
-            store_single((char *)weights + ((size_t)key * CPU_LANES + (size_t)lane) * 2, plane,
-                         key < num_keys && lane < num_lanes ? vec_load(s + (size_t)key * CPU_LANES + lane)
-                                                            : vec_set(0.0f));
-}
+#include "bfloat16_operands.h"
 
 /* ---- contractions ---- */
 
@@ -350,30 +185,8 @@ static void amx_outer(float *const *acc_rows, const void *weights, const void *r
         }
 }
 
-/* ---- vector steps ---- */
-
-static void amx_softmax(const struct cpu_softmax_step *step) {
-    tile_softmax(step);
-    weights_in_pairs(step->weights, step->s, step->num_keys);
-}
-
-static void amx_gradient(const struct cpu_gradient_step *step) {
-    tile_gradient(step);
-    if (step->p_weights)
-        weights_in_rows(step->p_weights, step->s, step->num_keys, step->num_lanes);
-    if (step->ds_weights)
-        weights_in_rows(step->ds_weights, step->dp, step->num_keys, step->num_lanes);
-    if (step->ds_values_weights)
-        weights_in_pairs(step->ds_values_weights, step->dp, step->num_keys);
-}
-
 #define AMX_ENTRIES                                                                                     \
-    .isa = "amx", .dtypes = 1u << AMX_DTYPE, .key_multiple = TILE_STEP, .lane_multiple = TILE_SIDE,     \
-    .begin = amx_begin, .end = amx_end, .panel_bytes = amx_panel_bytes, .keys_bytes = amx_keys_bytes,   \
-    .values_bytes = amx_values_bytes, .rows_bytes = amx_rows_bytes, .weights_bytes = amx_weights_bytes, \
-    .pack_panel = amx_pack_panel, .pack_keys = amx_pack_keys, .pack_values = amx_pack_values,           \
-    .pack_rows = amx_pack_rows, .score = amx_score, .accumulate = amx_accumulate, .outer = amx_outer,   \
-    .softmax = amx_softmax, .gradient = amx_gradient, .dot = tile_dot, .round_row = tile_round_row,     \
-    .shrink = tile_shrink, .store_panel = tile_store_panel, .mask_bits = tile_mask_bits, .load_bias = tile_load_bias
+    .isa = "amx", .begin = amx_begin, .end = amx_end, .score = amx_score, .accumulate = amx_accumulate, \
+    .outer = amx_outer, OPERAND_ENTRIES
 
 #endif
