@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# measure.sh: runs the benchmarks behind the tables of README.md and docs/cpu.md and writes the results under
+# bench/results/DEVICE/. About ten minutes on two quiet cores. Usage: scripts/measure.sh DEVICE
+set -euo pipefail
+cd "$(dirname "$0")/.."
+device=${1:?usage: scripts/measure.sh DEVICE, the name of a folder for the results}
+scripts/setup.sh test
+export PATH="$PWD/.venv/bin:$PATH"
+pip install -q --disable-pip-version-check --no-deps --no-build-isolation .
+out=$PWD/bench/results/$device
+mkdir -p "$out" docs/images
+root=$PWD
+cd "$(mktemp -d)" # away from the source tree, so that the installed package is measured
+bench() { python -m flash_dmattn.bench --peer sdpa-flash "$@"; }
+export FLASH_DMATTN_BENCH_ROOT=$root
+
+bench --dtype fp32 bf16 fp16 --iters 5 --check --json "$out/grid.json" --csv "$out/grid.csv" --plot "$root/docs/images"
+bench --S 512 2048 --D 64 --dtype fp32 bf16 --iters 5 --mode after-torch --json "$out/after_torch.json"
+bench --S 2048 --dtype fp32 bf16 --no-causal --mask 0.5 --iters 5 --json "$out/dense_mask.json"
+bench --S 2048 --dtype fp32 bf16 --causal --bias --iters 5 --json "$out/key_bias.json"
+bench --S 8192 --D 64 --dtype fp32 bf16 --causal --topk 512 --iters 3 --json "$out/topk.json"
+bench --decode --H 32 --Hkv 8 --D 128 --S 32768 --dtype fp32 bf16 --direction forward --iters 5 --json "$out/decode.json"
+bench --sweep threads S visible --dtype fp32 --D 64 --iters 3 --json "$out/sweeps.json" --plot "$root/docs/images"
+python -m flash_dmattn.bench --overhead --json "$out/overhead.json"
+python "$root/scripts/bench_table.py" "$out"
