@@ -2,6 +2,8 @@
 #include "error.h"
 #include "problem.h"
 
+enum { BLOCK_KEYS = 64 };
+
 struct row_range {
     int64_t first, last;
 };
@@ -29,24 +31,48 @@ static void clip_to_interval(const struct attention *a, const struct sequence *s
     range->last = end < range->last ? end : range->last;
 }
 
+/* Set bytes of a mask [rows, count] within each key's rows; count <= BLOCK_KEYS keys, so that the lines of a row-major
+ * mask are read once. */
+static int64_t count_set(const char *mask, int64_t row_stride, int64_t key_stride, const struct row_range *ranges,
+                         int64_t count) {
+    int64_t pairs = 0, first = INT64_MAX, last = 0;
+    for (int64_t n = 0; n < count; n++) {
+        first = ranges[n].first < first ? ranges[n].first : first;
+        last = ranges[n].last > last ? ranges[n].last : last;
+    }
+    for (int64_t i = first; i < last; i++)
+        for (int64_t n = 0; n < count; n++)
+            pairs += (mask[i * row_stride + n * key_stride] != 0) & (ranges[n].first <= i) & (i < ranges[n].last);
+    return pairs;
+}
+
+static int64_t count_lengths(const char *mask, int64_t key_stride, const struct row_range *ranges, int64_t count) {
+    int64_t pairs = 0;
+    for (int64_t n = 0; n < count; n++)
+        if (ranges[n].first < ranges[n].last && (!mask || mask[n * key_stride]))
+            pairs += ranges[n].last - ranges[n].first;
+    return pairs;
+}
+
 static int64_t count_head(const struct attention *a, int64_t b, int64_t h) {
-    const fdm_problem *p = a->problem;
     const struct score_view *mask = &a->mask;
     struct sequence s = attention_sequence(a, b);
+    struct row_range ranges[BLOCK_KEYS];
     int64_t pairs = 0;
-    for (int64_t j = 0; j < s.seqlen_k; j++) {
-        struct row_range range = rows_of_key(p, &s, j);
-        if (p->has_intervals)
-            clip_to_interval(a, &s, b, h, j, &range);
-        if (range.first >= range.last)
-            continue;
-        if (!p->has_mask) {
-            pairs += range.last - range.first;
-            continue;
+    for (int64_t j = 0; j < s.seqlen_k; j += BLOCK_KEYS) {
+        int64_t count = s.seqlen_k - j < BLOCK_KEYS ? s.seqlen_k - j : BLOCK_KEYS;
+        for (int64_t n = 0; n < count; n++) {
+            ranges[n] = rows_of_key(a->problem, &s, j + n);
+            if (a->problem->has_intervals)
+                clip_to_interval(a, &s, b, h, j + n, &ranges[n]);
         }
-        const char *column = mask->data + b * mask->batch + h / mask->group * mask->head + j * mask->key;
-        for (int64_t i = range.first; i < range.last; i++)
-            pairs += column[i * mask->row] != 0;
+        const char *block = NULL; /* the same for every row: a stride of 0, or no mask */
+        if (a->problem->has_mask)
+            block = mask->data + b * mask->batch + h / mask->group * mask->head + j * mask->key;
+        if (block && mask->row)
+            pairs += count_set(block, mask->row, mask->key, ranges, count);
+        else
+            pairs += count_lengths(block, mask->key, ranges, count);
     }
     return pairs;
 }

@@ -159,18 +159,22 @@ static void visible_pairs_are_counted(void **state) {
     (void)state;
     static float storage[512];
     for (int round = 0; round < 500; round++) {
-        int sq = random_below(8), sk = random_below(8);
-        uint8_t mask[2 * 8 * 8];
-        int32_t start[8], end[8];
+        int sq = random_below(8), sk = random_below(round % 8 ? 8 : 80), one_row = random_below(3) == 0;
+        uint8_t mask[2 * 8 * 80];
+        int32_t start[80], end[80];
         for (size_t n = 0; n < sizeof mask; n++)
             mask[n] = (uint8_t)random_below(2);
-        for (int j = 0; j < 8; j++) {
+        for (int h = 0; one_row && h < 2; h++)
+            for (int i = 1; i < sq; i++)
+                memcpy(mask + (h * sq + i) * sk, mask + h * sq * sk, (size_t)sk);
+        for (int j = 0; j < 80; j++) {
             start[j] = random_below(10) - 2;
             end[j] = random_below(10) - 1;
         }
         fdm_tensor q = tensor_of(storage, 4, (int64_t[]){1, sq, 2, 4}, FDM_FLOAT32), out = q;
         fdm_tensor k = tensor_of(storage, 4, (int64_t[]){1, sk, 1, 4}, FDM_FLOAT32);
-        fdm_tensor m = tensor_of(mask, 4, (int64_t[]){1, 2, sq, sk}, FDM_BOOL);
+        fdm_tensor m = tensor_of(mask, 4, (int64_t[]){1, 2, one_row ? 1 : sq, sk}, FDM_BOOL);
+        m.strides = (int64_t[]){2 * sq * sk, sq * sk, sk, 1};
         fdm_tensor s = tensor_of(start, 3, (int64_t[]){1, 1, sk}, FDM_INT32), e = s;
         e.data = end;
         fdm_tensors t = {.q = &q, .k = &k, .v = &k, .out = &out};
