@@ -176,9 +176,78 @@ INLINE void weights_in_rows(void *weights, const float *s, int32_t num_keys, int
 
 /* ---- vector steps ---- */
 
+/* 2^x for weights: x is split at whole numbers below it, and vscalefps takes the whole part itself. The least largest
+ * relative errors on [0, 1): degree 4, 2.7e-6; float32 takes the common exp2. */
+INLINE vec weight_exp2(vec x) {
+    if (PARTS == 3)
+        return vec_exp2(x);
+    vec f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF);
+    vec p = vec_fma(vec_set(0.0135341672f), f, vec_set(0.0520114619f));
+    p = vec_fma(p, f, vec_set(0.241442756f));
+    p = vec_fma(p, f, vec_set(0.693003835f));
+    p = vec_fma(p, f, vec_set(1.00000259f));
+    return _mm512_scalef_ps(p, x);
+}
+
+/* Two keys' weights from their scores, added to the sums and stored as pairs; the second key is 0 when there is none.
+ */
+INLINE void softmax_pair(const struct cpu_softmax_step *step, int32_t key, int two, int32_t lane, int vectors,
+                         int plain, const vec *origin, const vec *base, vec *sum) {
+    const vec factor = vec_set(plain ? step->scale * LOG2_E : LOG2_E);
+    const float *s = step->s + (size_t)key * CPU_LANES + lane;
+    char *out = (char *)step->weights + ((size_t)key / 2 * CPU_LANES + (size_t)lane) * 4;
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; v++) {
+        vec weight[2] = {vec_set(0.0f), vec_set(0.0f)};
+#pragma GCC unroll 2
+        for (int i = 0; i < 1 + two; i++) {
+            vec x = vec_load(s + i * CPU_LANES + v * VECTOR_WIDTH);
+            x = plain ? vec_fma(x, factor, base[v]) : vec_mul(vec_sub(x, origin[v]), factor);
+            weight[i] = weight_exp2(x);
+            sum[v] = vec_add(sum[v], weight[i]);
+        }
+        store_pairs(out + v * 64, weights_plane(step->num_keys), weight[0], weight[1]);
+    }
+}
+
+/* tile_softmax.h's strip with the weights written as the operand: the exponentials never go back to the score tile. */
+INLINE void operand_softmax_strip(const struct cpu_softmax_step *step, int32_t lane, int vectors, int plain) {
+    vec max[SOFTMAX_VECTORS], sum[SOFTMAX_VECTORS], origin[SOFTMAX_VECTORS], base[SOFTMAX_VECTORS];
+    softmax_raise_max(step, lane, vectors, plain, max);
+    for (int v = 0; v < vectors; v++) {
+        origin[v] = softmax_origin(max[v]);
+        base[v] = vec_mul(origin[v], vec_set(-LOG2_E));
+        sum[v] = vec_set(0.0f);
+    }
+    int32_t key = 0;
+    for (; key + 2 <= step->num_keys; key += 2)
+        softmax_pair(step, key, 1, lane, vectors, plain, origin, base, sum);
+    if (key < step->num_keys)
+        softmax_pair(step, key, 0, lane, vectors, plain, origin, base, sum);
+    for (int v = 0; v < vectors; v++) {
+        int32_t at = lane + v * VECTOR_WIDTH;
+        vec shrink = softmax_shrink(step, at, max[v]);
+        vec_store(step->sum + at, vec_fma(vec_load(step->sum + at), shrink, sum[v]));
+    }
+}
+
+INLINE void operand_softmax_lanes(const struct cpu_softmax_step *step, int plain) {
+    int32_t lane = 0;
+    for (; lane + (SOFTMAX_VECTORS - 1) * VECTOR_WIDTH < step->num_lanes; lane += SOFTMAX_VECTORS * VECTOR_WIDTH)
+        operand_softmax_strip(step, lane, SOFTMAX_VECTORS, plain);
+    for (; lane < step->num_lanes; lane += VECTOR_WIDTH)
+        operand_softmax_strip(step, lane, 1, plain);
+}
+
 static void operand_softmax(const struct cpu_softmax_step *step) {
-    tile_softmax(step);
-    weights_in_pairs(step->weights, step->s, step->num_keys);
+    if (softmax_is_plain(step))
+        operand_softmax_lanes(step, 1);
+    else
+        operand_softmax_lanes(step, 0);
+    const int32_t last = (step->num_keys + 1) / 2, padded = round_up(step->num_keys, TILE_STEP) / 2;
+    for (int p = 0; p < PARTS; p++)
+        memset((char *)step->weights + (size_t)p * weights_plane(step->num_keys) + (size_t)last * CPU_LANES * 4, 0,
+               (size_t)(padded - last) * CPU_LANES * 4);
 }
 
 static void operand_gradient(const struct cpu_gradient_step *step) {
