@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# fuzz.sh: runs every fuzz target for some seconds under the address and undefined-behaviour sanitizers.
+# Usage: scripts/fuzz.sh [SECONDS per target, default 60]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+export PATH="$PWD/.venv/bin:$PATH"
+seconds=${1:-60}
+
+[ -e build-fuzz/build.ninja ] || CC=clang meson setup build-fuzz -Dfuzz=true -Dtests=false -Dcli=false -Db_lundef=false \
+    -Db_sanitize=address,undefined -Dc_args='-fsanitize=fuzzer-no-link -fno-sanitize-recover=all' >/dev/null
+ninja -C build-fuzz --quiet >/dev/null
+failed=0
+for target in fuzz_problem fuzz_files; do
+    mkdir -p "build-fuzz/corpus/$target"
+    words=()
+    [ ! -e "tests/fuzz/$target.dict" ] || words=("-dict=tests/fuzz/$target.dict")
+    if build-fuzz/tests/"$target" -max_total_time="$seconds" -max_len=4096 -timeout=20 -print_final_stats=0 -verbosity=0 \
+        "${words[@]}" \
+        -artifact_prefix="build-fuzz/$target-" "build-fuzz/corpus/$target" 2>build-fuzz/"$target".log; then
+        echo "$target: no fault in $seconds s, $(find "build-fuzz/corpus/$target" -type f | wc -l) inputs kept"
+    else
+        tail -40 build-fuzz/"$target".log
+        echo "$target: FAULT; replay: build-fuzz/tests/$target build-fuzz/$target-*"
+        failed=1
+    fi
+done
+exit $failed
