@@ -16,6 +16,7 @@ static const char help[] =
     "  --q --k --v --mask --bias --interval-start --interval-end --dout --dlse FILE.npy\n"
     "  --causal  --window L,R  --softcap X  --scale X\n"
     "  --topk W           each row keeps the W largest biases of its visible prefix (bias [B|1, h, 1, Sk])\n"
+    "  --forward          the forward pass only (default)\n"
     "  --backward         the backward pass too\n"
     "  --check            compare every output with float64, row by row; exit code 1 when one is wrong\n"
     "  --threads N  --family NAME  --kernel CODE  --iters N\n"
@@ -43,6 +44,7 @@ enum {
     OPT_SOFTCAP,
     OPT_SCALE,
     OPT_TOPK,
+    OPT_FORWARD,
     OPT_BACKWARD,
     OPT_CHECK,
     OPT_THREADS,
@@ -60,6 +62,7 @@ static const struct option options[] = {{"causal", no_argument, 0, OPT_CAUSAL},
                                         {"softcap", required_argument, 0, OPT_SOFTCAP},
                                         {"scale", required_argument, 0, OPT_SCALE},
                                         {"topk", required_argument, 0, OPT_TOPK},
+                                        {"forward", no_argument, 0, OPT_FORWARD},
                                         {"backward", no_argument, 0, OPT_BACKWARD},
                                         {"check", no_argument, 0, OPT_CHECK},
                                         {"threads", required_argument, 0, OPT_THREADS},
@@ -91,6 +94,7 @@ static int set_option(struct attend *a, int option, const char *text) {
     case OPT_SOFTCAP: return parse_real("--softcap", text, &o->softcap);
     case OPT_SCALE: return o->has_softmax_scale = parse_real("--scale", text, &o->softmax_scale);
     case OPT_TOPK: return parse_integer("--topk", text, 1, INT32_MAX, &a->topk);
+    case OPT_FORWARD: a->backward = 0; return 1;
     case OPT_BACKWARD: return a->backward = 1;
     case OPT_CHECK: return a->check = 1;
     case OPT_THREADS:
@@ -121,14 +125,21 @@ static int take_tensors(struct attend *a) {
                             run->tensors[i].data ? "not 4-dimensional" : "missing");
     if (a->topk && !run->tensors[RUN_BIAS].data)
         return complain(0, "--topk needs a bias");
+    if (a->topk && run->tensors[RUN_BIAS].ndim != 3 && run->tensors[RUN_BIAS].ndim != 4)
+        return complain(0, "--topk needs a bias [B|1, h, Sk] or [B|1, h, 1, Sk], not one of %d axes",
+                        run->tensors[RUN_BIAS].ndim);
     if (a->topk && run->tensors[RUN_START].data)
         return complain(0, "--topk builds key intervals, but the files hold some already");
     return 1;
 }
 
-/* Of B * H * Sq * Sk pairs, and of the causal ones where causal. */
 static double all_pairs(const fdm_problem *p) {
     return (double)p->batch * (double)p->heads * (double)p->seqlen_q * (double)p->seqlen_k;
+}
+
+static double visible_fraction(const struct attend *a) {
+    double pairs = all_pairs(&a->plans[FDM_FORWARD].problem);
+    return pairs > 0 ? (double)a->visible / pairs : 0;
 }
 
 static double flops(const fdm_problem *p, double pairs) {
@@ -151,7 +162,7 @@ static void print_json(const struct attend *a) {
     static char plan[4096];
     struct json_writer w = {stdout, 0};
     json_open(&w, NULL, '{');
-    json_put_real(&w, "visible_fraction", (double)a->visible / all_pairs(&a->plans[0].problem));
+    json_put_real(&w, "visible_fraction", visible_fraction(a));
     for (int pass = 0; pass <= a->backward; pass++) {
         const fdm_problem *p = &a->plans[pass].problem;
         json_open(&w, pass ? "backward" : "forward", '{');
@@ -181,7 +192,7 @@ static void print_text(const struct attend *a) {
     printf("problem   %s, B %lld, H %lld / %lld, Sq %lld, Sk %lld, D %lld / %lld%s\n", fdm_dtype_name(p->dtype),
            (long long)p->batch, (long long)p->heads, (long long)p->heads_kv, (long long)p->seqlen_q,
            (long long)p->seqlen_k, (long long)p->head_dim, (long long)p->head_dim_v, p->causal ? ", causal" : "");
-    printf("visible   %.2f %% of all pairs\n", 100 * (double)a->visible / all_pairs(p));
+    printf("visible   %.2f %% of all pairs\n", 100 * visible_fraction(a));
     for (int pass = 0; pass <= a->backward; pass++) {
         const fdm_plan *plan = &a->plans[pass];
         double dense = flops(&plan->problem, all_pairs(p)) / (p->causal ? 2 : 1),

@@ -161,7 +161,7 @@ static void check_row(struct bench *b, struct row *row) {
     struct run_error errors[RUN_TENSORS];
     int32_t count = run_check(&b->run, b->pass == FDM_BACKWARD, errors);
     for (int32_t i = 0; i < count; i++) {
-        row->worst_error = !(errors[i].worst_row <= row->worst_error) ? errors[i].worst_row : row->worst_error;
+        row->worst_error = fmax(errors[i].worst_row, row->worst_error);
         b->wrong |= errors[i].failed;
     }
     b->wrong |= count < 0;
@@ -171,7 +171,7 @@ static void print_row(const struct bench *b, const struct row *row, double best)
     double gain = best > 0 ? 100 * (row->tflops / best - 1) : 0;
     if (b->json || b->csv || (!b->show_all && best > 0 && gain <= 0))
         return;
-    printf("%30s: [%.8f, %.8f, %.8f], time:%.6fms, TFLOPS:%.2f", row->kernel, (double)row->first[0],
+    printf("%s: [%.8f, %.8f, %.8f], time:%.6fms, TFLOPS:%.2f", row->kernel, (double)row->first[0],
            (double)row->first[1], (double)row->first[2], row->seconds * 1e3, row->tflops);
     if (best > 0)
         printf(" (%+.2f%%)", gain);

@@ -25,6 +25,13 @@ static void print_help(FILE *stream) {
         stream);
 }
 
+/* getopt starts its own complaints with argv[0]. */
+static int run_command(int index, int argc, char **argv) {
+    static char name[] = "fdm";
+    argv[0] = name;
+    return commands[index].run(argc, argv);
+}
+
 int main(int argc, char **argv) {
     if (argc < 2)
         return complain(EXIT_USAGE, "no command; fdm --help lists them");
@@ -38,6 +45,6 @@ int main(int argc, char **argv) {
     }
     for (int i = 0; i < NUM_COMMANDS; i++)
         if (strcmp(argv[1], commands[i].name) == 0)
-            return commands[i].run(argc - 1, argv + 1);
+            return run_command(i, argc - 1, argv + 1);
     return complain(EXIT_USAGE, "'%s' is no command; fdm --help lists them", argv[1]);
 }

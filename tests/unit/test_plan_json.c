@@ -1,0 +1,204 @@
+/* test_plan_json.c: a plan through JSON and back, and every kind of damaged JSON. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "flash_dmattn.h"
+
+enum { JSON_MAX = 8192 };
+
+/* Every field differs from its default, so that a field that is not carried is seen. */
+static fdm_plan full_plan(void) {
+    fdm_plan plan;
+    memset(&plan, 0, sizeof plan);
+    fdm_problem *p = &plan.problem;
+    *p = fdm_problem_default();
+    p->pass = FDM_BACKWARD;
+    p->dtype = FDM_BFLOAT16;
+    p->batch = 2, p->heads = 12, p->heads_kv = 4;
+    p->seqlen_q = 100, p->seqlen_k = 2000000000;
+    p->head_dim = 48, p->head_dim_v = 80;
+    p->total_q = 150, p->total_k = 2100000000, p->varlen = 1;
+    p->softmax_scale = 0.1, p->softcap = 1.0 / 3;
+    p->window_left = 7, p->window_right = 0;
+    p->causal = 1, p->deterministic = 1;
+    p->needs_dk = 0, p->needs_dbias = 1, p->has_dlse = 1;
+    p->has_intervals = 1, p->interval_heads = 4;
+    p->has_mask = 1, p->has_bias = 1;
+    memcpy(p->mask_shape, (int64_t[]){2, 4, 1, 2000000000}, sizeof p->mask_shape);
+    memcpy(p->bias_shape, (int64_t[]){1, 12, 100, 1}, sizeof p->bias_shape);
+    p->bias_dtype = FDM_FLOAT32;
+    p->aligned = 0;
+    plan.device = (fdm_device_id){FDM_CUDA, 3};
+    strcpy(plan.family, "mma");
+    strcpy(plan.kernel, "mma.backward.share_kv");
+    strcpy(plan.choice, "SM90_LargeBlock_128x128");
+    strcpy(plan.reason, "a \"quoted\" reason,\twith a \\ and \xc3\xa9");
+    plan.kernel_index = 5, plan.block_m = 128, plan.block_n = 64, plan.stages = 2;
+    plan.v_in_registers = 1, plan.shared_bytes = 99 << 10, plan.workspace_bytes = (int64_t)1 << 40;
+    plan.num_threads = 17;
+    for (int i = 0; i < 8; i++)
+        plan.parameters[i] = -i * 1000;
+    return plan;
+}
+
+static void write_plan(const fdm_plan *plan, char *text) {
+    size_t needed = 0;
+    assert_int_equal(fdm_plan_to_json(plan, text, JSON_MAX, &needed), FDM_OK);
+    assert_int_equal(needed, strlen(text) + 1);
+}
+
+static void round_trip_keeps_every_field(void **state) {
+    (void)state;
+    static char first[JSON_MAX], second[JSON_MAX];
+    fdm_plan plan = full_plan(), read;
+    memset(&read, 0xaa, sizeof read);
+    write_plan(&plan, first);
+    assert_int_equal(fdm_plan_from_json(first, strlen(first), &read), FDM_OK);
+    write_plan(&read, second);
+    assert_string_equal(first, second);
+    assert_memory_equal(plan.problem.mask_shape, read.problem.mask_shape, sizeof plan.problem.mask_shape);
+    assert_memory_equal(plan.problem.bias_shape, read.problem.bias_shape, sizeof plan.problem.bias_shape);
+    assert_memory_equal(plan.parameters, read.parameters, sizeof plan.parameters);
+    assert_string_equal(plan.reason, read.reason);
+    assert_true(plan.problem.softcap == read.problem.softcap &&
+                plan.problem.softmax_scale == read.problem.softmax_scale);
+    assert_true(plan.problem.total_k == read.problem.total_k && plan.workspace_bytes == read.workspace_bytes);
+    /* Padding aside, all bytes: both were zeroed before their fields were set. */
+    assert_memory_equal(&plan, &read, sizeof plan);
+}
+
+static void null_means_does_not_apply(void **state) {
+    (void)state;
+    static char text[JSON_MAX];
+    fdm_plan plan = full_plan(), read;
+    plan.stages = 0, plan.v_in_registers = -1, plan.shared_bytes = -1;
+    write_plan(&plan, text);
+    assert_non_null(strstr(text, "\"stages\": null, \"v_in_registers\": null, \"shared_bytes\": null"));
+    assert_int_equal(fdm_plan_from_json(text, strlen(text), &read), FDM_OK);
+    assert_true(read.stages == 0 && read.v_in_registers == -1 && read.shared_bytes == -1);
+}
+
+static void a_plan_of_this_machine_executes_after_json(void **state) {
+    (void)state;
+    static char text[JSON_MAX];
+    static float q[64], k[64], v[64], out[64], lse[4], again[64];
+    int64_t shape[4] = {1, 4, 1, 16}, rows[3] = {1, 1, 4};
+    for (int i = 0; i < 64; i++)
+        q[i] = (float)(i % 7), k[i] = (float)(i % 5), v[i] = (float)i;
+    fdm_data_type type = fdm_data_type_of(FDM_FLOAT32);
+    fdm_tensor tq = {q, {FDM_CPU, 0}, 4, type, shape, NULL, 0}, tk = tq, tv = tq, to = tq, tl = tq;
+    tk.data = k, tv.data = v, to.data = out, tl.data = lse, tl.ndim = 3, tl.shape = rows;
+    fdm_tensors tensors = {.q = &tq, .k = &tk, .v = &tv, .out = &to, .lse = &tl};
+    fdm_device device;
+    fdm_problem problem;
+    fdm_plan plan, read;
+    assert_int_equal(fdm_device_query(FDM_CPU, 0, &device), FDM_OK);
+    assert_int_equal(fdm_describe(FDM_FORWARD, &tensors, NULL, &problem), FDM_OK);
+    assert_int_equal(fdm_plan_attention(&device, &problem, NULL, &plan), FDM_OK);
+    write_plan(&plan, text);
+    assert_int_equal(fdm_plan_from_json(text, strlen(text), &read), FDM_OK);
+    size_t bytes = (size_t)(read.workspace_bytes + 64) / 64 * 64;
+    void *workspace = aligned_alloc(64, bytes);
+    assert_int_equal(fdm_execute(&plan, &tensors, workspace, bytes, NULL), FDM_OK);
+    memcpy(again, out, sizeof out);
+    memset(out, 0xff, sizeof out);
+    assert_int_equal(fdm_execute(&read, &tensors, workspace, bytes, NULL), FDM_OK);
+    assert_memory_equal(again, out, sizeof out);
+    free(workspace);
+}
+
+static void short_buffers_are_terminated_and_told(void **state) {
+    (void)state;
+    char text[32];
+    size_t needed = 0;
+    fdm_plan plan = full_plan();
+    memset(text, 'x', sizeof text);
+    assert_int_equal(fdm_plan_to_json(&plan, text, 16, &needed), FDM_ERROR_INVALID_ARGUMENT);
+    assert_true(needed > 16 && text[15] == 0 && text[16] == 'x');
+    assert_int_equal(fdm_plan_to_json(&plan, NULL, 0, &needed), FDM_OK);
+    assert_int_equal(fdm_plan_to_json(NULL, NULL, 0, &needed), FDM_ERROR_INVALID_ARGUMENT);
+    assert_int_equal(fdm_plan_to_json(&plan, NULL, 8, &needed), FDM_ERROR_INVALID_ARGUMENT);
+}
+
+/* Replaces the first `from` in a good plan's JSON by `to`. */
+static void replaced(char *text, const char *from, const char *to) {
+    static char good[JSON_MAX];
+    fdm_plan plan = full_plan();
+    write_plan(&plan, good);
+    const char *found = strstr(good, from);
+    assert_non_null(found);
+    snprintf(text, JSON_MAX, "%.*s%s%s", (int)(found - good), good, to, found + strlen(from));
+}
+
+static void damage_is_refused_with_a_sentence(void **state) {
+    (void)state;
+    static const struct {
+        const char *from, *to, *sentence;
+    } cases[] = {
+        {"\"heads\": 12, ", "", "lacks the key 'heads'"},
+        {"\"heads\": 12", "\"heads\": 12, \"heads\": 12", "'heads' twice"},
+        {"\"heads\": 12", "\"heads\": 12, \"colour\": 1", "unknown key 'colour'"},
+        {"\"heads\": 12", "\"heads\": \"12\"", "near key 'heads': a number is expected"},
+        {"\"heads\": 12", "\"heads\": 12.5", "near key 'heads': an integer is expected"},
+        {"\"heads\": 12", "\"heads\": null", "near key 'heads'"},
+        {"\"heads\": 12", "\"heads\": 012", "a number starts with 0"},
+        {"\"heads\": 12", "\"heads\": 99999999999999999999", "an integer is out of range"},
+        {"\"block_m\": 128", "\"block_m\": 3000000000", "an integer is out of range"},
+        {"\"dtype\": \"bfloat16\"", "\"dtype\": \"int4\"", "a dtype is unknown"},
+        {"\"pass\": \"backward\"", "\"pass\": \"sideways\"", "neither forward nor backward"},
+        {"\"family\": \"mma\"", "\"family\": \"a name of more than fifteen bytes\"", "a string is too long"},
+        {"\"mask_shape\": [2, ", "\"mask_shape\": [", "an array is too short"},
+        {"\"mask_shape\": [2, ", "\"mask_shape\": [2, 2, ", "an array is too long"},
+        {"{", "[", "an object is expected"},
+        {", ", " ", "a comma is expected"},
+        {"\"aligned\": 0}", "\"aligned\": 0} x", "text follows"},
+        {"\"aligned\": 0}", "\"aligned\": 0", "near key 'aligned'"},
+        {"\"heads_kv\": 4", "\"heads_kv\": 5", "not a multiple of the 5 heads"},
+        {"\"workspace_bytes\": 1", "\"workspace_bytes\": -1", "workspace_bytes -"},
+    };
+    static char text[JSON_MAX];
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fdm_plan read, before;
+        memset(&read, 0x55, sizeof read);
+        before = read;
+        replaced(text, cases[i].from, cases[i].to);
+        assert_int_equal(fdm_plan_from_json(text, strlen(text), &read), FDM_ERROR_INVALID_ARGUMENT);
+        if (!strstr(fdm_last_error(), cases[i].sentence))
+            fail_msg("case %zu: '%s' does not hold '%s'", i, fdm_last_error(), cases[i].sentence);
+        assert_memory_equal(&read, &before, sizeof read);
+    }
+}
+
+static void every_truncation_is_refused(void **state) {
+    (void)state;
+    static char text[JSON_MAX];
+    fdm_plan plan = full_plan(), read;
+    write_plan(&plan, text);
+    for (size_t length = 0; length < strlen(text); length++) {
+        char *copy = malloc(length ? length : 1); /* exact size: a read past the end is seen by the sanitizers */
+        memcpy(copy, text, length);
+        assert_int_equal(fdm_plan_from_json(copy, length, &read), FDM_ERROR_INVALID_ARGUMENT);
+        free(copy);
+    }
+    assert_int_equal(fdm_plan_from_json(NULL, 0, &read), FDM_ERROR_INVALID_ARGUMENT);
+    assert_int_equal(fdm_plan_from_json(text, strlen(text), NULL), FDM_ERROR_INVALID_ARGUMENT);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(round_trip_keeps_every_field),
+        cmocka_unit_test(null_means_does_not_apply),
+        cmocka_unit_test(a_plan_of_this_machine_executes_after_json),
+        cmocka_unit_test(short_buffers_are_terminated_and_told),
+        cmocka_unit_test(damage_is_refused_with_a_sentence),
+        cmocka_unit_test(every_truncation_is_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
