@@ -1,0 +1,290 @@
+"""test_cli.py: what the tool fdm prints, to which stream, with which exit code.
+
+tests/cli/golden/NAME.txt holds a command, its exit code, stdout and stderr; FDM_UPDATE_GOLDEN=1 rewrites them. Times,
+errors, tuned sizes and facts of the machine are replaced by '#'.
+"""
+
+import json
+import os
+import re
+import struct
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TOOL = os.environ.get("FDM_TOOL", str(ROOT / "build" / "fdm"))
+GOLDEN = ROOT / "tests" / "cli" / "golden"
+EXAMPLE = "examples/minilm/qkv.safetensors"
+HEADER = struct.Struct("<Q")
+
+# The scalar table on one thread: the same choice on every machine.
+ENVIRONMENT = {"PATH": os.environ["PATH"], "FLASH_DMATTN_CPU_ISA": "scalar", "FLASH_DMATTN_NUM_THREADS": "1"}
+ENVIRONMENT |= {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "ASAN_OPTIONS") if name in os.environ}
+
+GOLDEN_COMMANDS = {
+    "help": "--help",
+    "version": "--version",
+    "no_command": "",
+    "unknown_command": "atend",
+    "info": "info",
+    "info_argument": "info everything",
+    "plan": "plan --device cpu:scalar --seqlen-q 4096 --head-dim 128 --dtype bf16 --causal",
+    "plan_json": "plan --device cpu:scalar --pass backward --batch 2 --heads 16 --heads-kv 4 --seqlen-q 256 --seqlen-k 512 "
+    "--head-dim 128 --dtype bf16 --json",
+    "plan_nobody": "plan --device cpu:scalar --head-dim 300 --family cpu",
+    "plan_no_gpu": "plan --device sm_90:smem=160K --pass backward",
+    "plan_unknown_device": "plan --device sm_71",
+    "plan_unknown_option": "plan --head-dims 64",
+    "plan_missing_value": "plan --head-dim",
+    "plan_bad_number": "plan --batch 1e3",
+    "plan_bad_window": "plan --window 4",
+    "plan_bad_pass": "plan --pass sideways",
+    "plan_bad_heads": "plan --heads 6 --heads-kv 4",
+    "plan_help": "plan --help",
+    "attend": f"attend {EXAMPLE} --causal --topk 64 --backward --check --iters 1",
+    "attend_help": "attend --help",
+    "attend_nothing": "attend",
+    "attend_no_file": "attend nowhere.safetensors",
+    "attend_extension": "attend README.md",
+    "attend_topk_zero": f"attend {EXAMPLE} --topk 0",
+    "attend_bad_kernel": f"attend {EXAMPLE} --kernel nothing",
+    "bench": "bench attention --B 1 --H 2 --N 96 --D 16 --causal --iters 1 --show-all --check --kernel cpu.forward.scalar",
+    "bench_help": "bench --help",
+    "bench_what": "bench gemm",
+    "cache": "cache list",
+    "cache_json": "cache clear --json",
+    "cache_bad": "cache burn",
+}
+
+
+def run(*arguments, **environment):
+    return subprocess.run([TOOL, *map(str, arguments)], capture_output=True, text=True, cwd=ROOT, timeout=120,
+                          env=ENVIRONMENT | environment)
+
+
+def normalised(text):
+    text = re.sub(r"\d+(\.\d+)? (ms|GFLOP/s|KiB)", r"# \2", text)
+    text = re.sub(r"\d\.\d+e-\d\d", "#", text)
+    text = re.sub(r"-?\d+\.\d{8}|(?<=time:)[\d.]+|(?<=TFLOPS:)[\d.]+|\d+\.\d{3,4}\b", "#", text)
+    text = re.sub(r"\d+ threads for this process", "# threads for this process", text)
+    text = re.sub(r"(?m)^(  cpu\.).*\n(\1.*\n)*", "  cpu.#\n", text)
+    # Tuned sizes are the kernels' own matter.
+    text = re.sub(r"_\d+x\d+|\"(kernel_index|block_m|block_n)\": \d+|\d+ at a time", "#", text)
+    text = re.sub(r"\d+ query lanes( x \d+ keys)?", "# query lanes", text)
+    text = re.sub(r"\"workspace_bytes\": \d+|workspace  \d+", "workspace #", text)
+    return re.sub(r" +#", " #", text)
+
+
+@pytest.mark.parametrize("name", GOLDEN_COMMANDS)
+def test_golden(name):
+    result = run(*GOLDEN_COMMANDS[name].split())
+    text = (f"$ fdm {GOLDEN_COMMANDS[name]}\nexit {result.returncode}\n--- stdout\n{normalised(result.stdout)}"
+            f"--- stderr\n{normalised(result.stderr)}")
+    path = GOLDEN / f"{name}.txt"
+    if os.environ.get("FDM_UPDATE_GOLDEN") == "1":
+        path.write_text(text)
+    assert text == path.read_text()
+    assert result.stderr.count("\n") == (result.returncode != 0), "an error is one line, and no error is silent"
+
+
+def test_no_golden_file_is_left_over():
+    assert {path.stem for path in GOLDEN.glob("*.txt")} == set(GOLDEN_COMMANDS)
+
+
+# ---- files ----
+
+
+def write_safetensors(path, tensors):
+    header, data = {}, b""
+    for name, array in tensors.items():
+        code = {"float32": "F32", "float16": "F16", "float64": "F64", "int32": "I32", "bool": "BOOL"}[str(array.dtype)]
+        header[name] = {"dtype": code, "shape": list(array.shape), "data_offsets": [len(data), len(data) + array.nbytes]}
+        data += array.tobytes()
+    text = json.dumps(header).encode()
+    path.write_bytes(HEADER.pack(len(text)) + text + data)
+
+
+def read_safetensors(path):
+    raw = path.read_bytes()
+    (length,) = HEADER.unpack(raw[:8])
+    header = json.loads(raw[8 : 8 + length])
+    types = {"F32": np.float32, "F16": np.float16, "F64": np.float64, "I32": np.int32}
+    return {
+        name: np.frombuffer(raw[8 + length :][slice(*row["data_offsets"])], types[row["dtype"]]).reshape(row["shape"])
+        for name, row in header.items()
+    }
+
+
+@pytest.fixture
+def qkv():
+    generator = np.random.default_rng(1)
+    return {name: generator.standard_normal((1, 40, 2, 8)).astype(np.float32) for name in "qkv"}
+
+
+def softmax_attention(q, k, v):
+    scores = np.einsum("bihd,bjhd->bhij", q, k, dtype=np.float64) / np.sqrt(q.shape[-1])
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return np.einsum("bhij,bjhd->bihd", weights / weights.sum(-1, keepdims=True), v.astype(np.float64))
+
+
+@pytest.mark.parametrize("dtype, limit", [(np.float32, 1e-5), (np.float64, 1e-12), (np.float16, 2e-3)])
+def test_attend_writes_what_the_definition_says(tmp_path, qkv, dtype, limit):
+    qkv = {name: array.astype(dtype) for name, array in qkv.items()}
+    write_safetensors(tmp_path / "in.safetensors", qkv)
+    result = run("attend", tmp_path / "in.safetensors", "--check", "--backward", "--out", tmp_path / "out.safetensors",
+                 "--json")
+    assert result.returncode == 0, result.stderr
+    assert not any(row["failed"] for row in json.loads(result.stdout)["errors"].values())
+    results = read_safetensors(tmp_path / "out.safetensors")
+    assert set(results) == {"out", "lse", "dq", "dk", "dv"}
+    assert results["out"].dtype == dtype
+    assert np.abs(results["out"] - softmax_attention(**qkv)).max() < limit
+
+
+@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
+def test_npy_and_safetensors_give_the_same_bits(tmp_path, qkv, version):
+    write_safetensors(tmp_path / "in.safetensors", qkv)
+    files = []
+    for name, array in qkv.items():
+        with open(tmp_path / f"{name}.npy", "wb") as stream:
+            np.lib.format.write_array(stream, array, version=version)
+        files += [f"--{name}", tmp_path / f"{name}.npy"]
+    assert run("attend", tmp_path / "in.safetensors", "--out", tmp_path / "a.safetensors").returncode == 0
+    assert run("attend", *files, "--out", tmp_path / "b.safetensors").returncode == 0
+    assert (tmp_path / "a.safetensors").read_bytes() == (tmp_path / "b.safetensors").read_bytes()
+
+
+def test_check_sees_a_nan_in_one_row(tmp_path, qkv):
+    """The scores of row 3 overflow float32, but not float64; all rows after it are fine."""
+    qkv["q"][0, 3, 0, :] = 3e38
+    qkv["k"][0, :, 0, :] = np.abs(qkv["k"][0, :, 0, :]) + 1
+    write_safetensors(tmp_path / "in.safetensors", qkv)
+    result = run("attend", tmp_path / "in.safetensors", "--check")
+    assert result.returncode == 1
+    assert "out differs from float64" in result.stderr
+
+
+def test_topk_counts_its_pairs(tmp_path, qkv):
+    bias = np.random.default_rng(2).standard_normal((1, 2, 1, 40)).astype(np.float32)
+    write_safetensors(tmp_path / "in.safetensors", qkv | {"bias": bias})
+    result = run("attend", tmp_path / "in.safetensors", "--causal", "--topk", 5, "--check", "--json")
+    pairs = sum(min(row + 1, 5) for row in range(40)) / 1600
+    assert result.returncode == 0 and json.loads(result.stdout)["visible_fraction"] == pytest.approx(pairs)
+
+
+def test_topk_needs_a_bias_with_a_key_axis(tmp_path, qkv):
+    write_safetensors(tmp_path / "in.safetensors", qkv | {"bias": np.float32(1).reshape(())})
+    result = run("attend", tmp_path / "in.safetensors", "--topk", 5)
+    assert result.returncode == 2 and "not one of 0 axes" in result.stderr
+
+
+def test_json_everywhere():
+    for command in ("info --json", "plan --device cpu:scalar --json", "cache --json",
+                    "bench attention --N 64 --iters 1 --kernel scalar --json"):
+        result = run(*command.split())
+        assert result.returncode == 0, result.stderr
+        json.loads(result.stdout)
+
+
+def test_bench_rows_have_their_form():
+    result = run("bench", "attention", "--N", 64, "--D", 16, "--iters", 1, "--show-all", "--kernel", "forward",
+                 FLASH_DMATTN_CPU_ISA="")
+    number = r"-?\d+\.\d{8}"
+    form = re.compile(rf"[\w.]+: \[{number}, {number}, {number}\], time:\d+\.\d{{6}}ms, TFLOPS:\d+\.\d\d"
+                      r"( \([+-]\d+\.\d\d%\))?")
+    rows = result.stdout.split("\n\n")[0].splitlines()
+    assert rows and all(form.fullmatch(row) for row in rows), result.stdout
+
+
+GOOD = {"dtype": "F32", "shape": [1, 2, 1, 2], "data_offsets": [0, 16]}
+
+
+def safetensors_of(header, data=bytes(48), length=None):
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return HEADER.pack(len(text) if length is None else length) + text + data
+
+
+DAMAGED_SAFETENSORS = {
+    "empty": (b"", "shorter than its header length"),
+    "short": (b"\x01\x02", "shorter than its header length"),
+    "length_beyond_file": (safetensors_of({"q": GOOD}, length=10**6), "longer than the file"),
+    "length_of_exabytes": (safetensors_of({"q": GOOD}, length=2**63), "longer than the file"),
+    "not_json": (safetensors_of(b"q: 1"), "an object is expected"),
+    "cut_json": (safetensors_of(b'{"q": {"dtype": "F32"', b""), "a comma is expected"),
+    "trailing_text": (safetensors_of(b"{} {}"), "text follows the value"),
+    "no_dtype": (safetensors_of({"q": {"shape": [1], "data_offsets": [0, 4]}}), "lacks dtype"),
+    "unknown_dtype": (safetensors_of({"q": GOOD | {"dtype": "F8"}}), "has a dtype other than"),
+    "unknown_key": (safetensors_of({"q": GOOD | {"colour": 1}}), "unknown key"),
+    "repeated_key": (safetensors_of(b'{"q": {"dtype": "F32", "dtype": "F32"}}'), "repeats a key"),
+    "repeated_name": (safetensors_of(b'{"q": %s, "q": %s}' % (json.dumps(GOOD).encode(),
+                      json.dumps(GOOD | {"data_offsets": [16, 32]}).encode())), "two tensors have one name"),
+    "outside": (safetensors_of({"q": GOOD | {"data_offsets": [40, 56]}}), "leave the file"),
+    "backwards": (safetensors_of({"q": GOOD | {"data_offsets": [16, 0]}}), "leave the file"),
+    "negative_offset": (safetensors_of({"q": GOOD | {"data_offsets": [-16, 0]}}), "leave the file"),
+    "wrong_size": (safetensors_of({"q": GOOD | {"data_offsets": [0, 12]}}), "do not match its shape"),
+    "negative_extent": (safetensors_of({"q": GOOD | {"shape": [-1, 4]}}), "negative extent"),
+    "overflowing": (safetensors_of({"q": GOOD | {"shape": [2**40, 2**40, 1, 1]}}), "more elements than fit"),
+    "fraction": (safetensors_of(b'{"q": {"shape": [1.5]}}'), "an integer is expected"),
+    "nine_axes": (safetensors_of({"q": GOOD | {"shape": [1] * 9}}), "more than 8 axes"),
+    "overlap": (safetensors_of({"q": GOOD, "k": GOOD | {"data_offsets": [8, 24]}}), "two tensors overlap"),
+    "deep_metadata": (safetensors_of(b'{"__metadata__": ' + b"[" * 99 + b"]" * 99 + b"}"), "nested too deeply"),
+}
+
+
+def npy_of(header, data=bytes(16), version=1, length=None):
+    text = header.encode()
+    size = struct.pack("<H" if version == 1 else "<I", len(text) if length is None else length)
+    return b"\x93NUMPY" + bytes([version, 0]) + size + text + data
+
+
+DAMAGED_NPY = {
+    "empty": (b"", "does not start as a .npy file"),
+    "magic": (b"PK\x03\x04" + bytes(40), "does not start as a .npy file"),
+    "version": (npy_of("{}", version=4), "does not start as a .npy file"),
+    "length": (npy_of("{}", data=b"", length=60000), "header is longer than the file"),
+    "length_v2": (npy_of("{}", version=2, length=2**32 - 1), "header is longer than the file"),
+    "cut_v2": (b"\x93NUMPY\x02\x00\x01\x00", "header is longer than the file"),
+    "no_dictionary": (npy_of("[]"), "not a dictionary"),
+    "missing": (npy_of("{'descr': '<f4'}"), "lacks descr"),
+    "repeated": (npy_of("{'descr': '<f4', 'descr': '<f4'}"), "malformed"),
+    "big_endian": (npy_of("{'descr': '>f4', 'fortran_order': False, 'shape': (4,)}"), "its dtype is none of"),
+    "objects": (npy_of("{'descr': '|O', 'fortran_order': False, 'shape': (4,)}"), "its dtype is none of"),
+    "fortran": (npy_of("{'descr': '<f4', 'fortran_order': True, 'shape': (4,)}"), "Fortran order"),
+    "negative": (npy_of("{'descr': '<f4', 'fortran_order': False, 'shape': (-4,)}"), "malformed"),
+    "lying": (npy_of("{'descr': '<f4', 'fortran_order': False, 'shape': (5,)}"), "does not match the bytes"),
+    "terabytes": (npy_of("{'descr': '<f4', 'fortran_order': False, 'shape': (1099511627776,)}"), "does not match"),
+    "overflow": (npy_of("{'descr': '<f4', 'fortran_order': False, 'shape': (4294967296, 4294967296)}"), "does not match"),
+    "too_long_number": (npy_of("{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999999999999,)}"), "malformed"),
+    "open": (npy_of("{'descr': '<f4', 'fortran_order': False, 'shape': (4,"), "malformed"),
+    "trailing": (npy_of("{'descr': '<f4', 'fortran_order': False, 'shape': (4,)} x"), "malformed"),
+}
+
+
+def refuse(tmp_path, path, bytes_, fault, arguments):
+    path.write_bytes(bytes_)
+    result = run("attend", *arguments, "--out", tmp_path / "out.safetensors")
+    assert result.returncode == 2, result
+    assert result.stdout == "" and result.stderr.count("\n") == 1
+    assert str(path) in result.stderr and fault in result.stderr
+    assert list(tmp_path.iterdir()) == [path], "nothing is written"
+
+
+@pytest.mark.parametrize("name", DAMAGED_SAFETENSORS)
+def test_damaged_safetensors(tmp_path, name):
+    path = tmp_path / "bad.safetensors"
+    refuse(tmp_path, path, *DAMAGED_SAFETENSORS[name], [path])
+
+
+@pytest.mark.parametrize("name", DAMAGED_NPY)
+def test_damaged_npy(tmp_path, name):
+    path = tmp_path / "bad.npy"
+    refuse(tmp_path, path, *DAMAGED_NPY[name], ["--q", path])
+
+
+def test_results_that_cannot_be_written(tmp_path):
+    result = run("attend", EXAMPLE, "--iters", 1, "--out", tmp_path / "no" / "out.safetensors")
+    assert result.returncode == 1 and "cannot be written" in result.stderr
+    assert not list(tmp_path.iterdir())
