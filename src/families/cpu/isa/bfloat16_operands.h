@@ -250,14 +250,82 @@ static void operand_softmax(const struct cpu_softmax_step *step) {
                (size_t)(padded - last) * CPU_LANES * 4);
 }
 
+/* P and dS of two keys, stored as all three operands; the second key is 0 when there is none. */
+INLINE void gradient_pair(const struct cpu_gradient_step *step, int32_t key, int two, int32_t lane, int vectors,
+                          int masked, const vec *base, const vec *delta) {
+    const size_t plane = weights_plane(step->num_keys);
+    const vec factor = vec_set(step->scale * LOG2_E), zero = vec_set(0.0f);
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; v++) {
+        const int32_t column = lane + v * VECTOR_WIDTH;
+        vec ds[2] = {zero, zero};
+#pragma GCC unroll 2
+        for (int i = 0; i < 1 + two; i++) {
+            const size_t at = (size_t)(key + i) * CPU_LANES + (size_t)column;
+            vec p = weight_exp2(vec_fma(vec_load(step->s + at), factor, base[v]));
+            if (masked)
+                p = vec_select(vec_bits(step->visible[key + i], column), p, zero);
+            ds[i] = vec_mul(p, vec_sub(vec_load(step->dp + at), delta[v]));
+            store_single((char *)step->p_weights + at * 2, plane, p);
+            store_single((char *)step->ds_weights + at * 2, plane, ds[i]);
+        }
+        store_pairs((char *)step->ds_values_weights + ((size_t)key / 2 * CPU_LANES + (size_t)column) * 4, plane, ds[0],
+                    ds[1]);
+    }
+}
+
+INLINE void operand_gradient_strip(const struct cpu_gradient_step *step, int32_t lane, int vectors, int masked) {
+    vec base[SOFTMAX_VECTORS], delta[SOFTMAX_VECTORS];
+    for (int v = 0; v < vectors; v++) {
+        base[v] = vec_mul(vec_load(step->lse + lane + v * VECTOR_WIDTH), vec_set(-LOG2_E));
+        delta[v] = vec_load(step->delta + lane + v * VECTOR_WIDTH);
+    }
+    int32_t key = 0;
+    for (; key + 2 <= step->num_keys; key += 2)
+        gradient_pair(step, key, 1, lane, vectors, masked, base, delta);
+    if (key < step->num_keys)
+        gradient_pair(step, key, 0, lane, vectors, masked, base, delta);
+}
+
+INLINE void operand_gradient_lanes(const struct cpu_gradient_step *step, int masked) {
+    int32_t lane = 0;
+    for (; lane + (SOFTMAX_VECTORS - 1) * VECTOR_WIDTH < step->num_lanes; lane += SOFTMAX_VECTORS * VECTOR_WIDTH)
+        operand_gradient_strip(step, lane, SOFTMAX_VECTORS, masked);
+    for (; lane < step->num_lanes; lane += VECTOR_WIDTH)
+        operand_gradient_strip(step, lane, 1, masked);
+}
+
+/* Zeros where the contractions read past the keys, and past the lanes: outer sums over lanes in whole tiles. */
+static void clear_gradient_padding(const struct cpu_gradient_step *step) {
+    const size_t plane = weights_plane(step->num_keys);
+    const int32_t rows = round_up(step->num_keys, TILE_SIDE), lanes = round_up(step->num_lanes, VECTOR_WIDTH);
+    const int32_t pairs = (step->num_keys + 1) / 2, pairs_padded = round_up(step->num_keys, TILE_STEP) / 2;
+    void *const outer[2] = {step->p_weights, step->ds_weights};
+    for (int p = 0; p < PARTS; p++) {
+        for (int i = 0; i < 2; i++)
+            for (int32_t key = lanes < CPU_LANES ? 0 : step->num_keys; key < rows; key++) {
+                const int32_t first = key < step->num_keys ? lanes : 0;
+                memset((char *)outer[i] + (size_t)p * plane + ((size_t)key * CPU_LANES + (size_t)first) * 2, 0,
+                       (size_t)(CPU_LANES - first) * 2);
+            }
+        memset((char *)step->ds_values_weights + (size_t)p * plane + (size_t)pairs * CPU_LANES * 4, 0,
+               (size_t)(pairs_padded - pairs) * CPU_LANES * 4);
+    }
+}
+
 static void operand_gradient(const struct cpu_gradient_step *step) {
-    tile_gradient(step);
-    if (step->p_weights)
+    if (step->softcap > 0 || step->bias_keys || step->bias || step->dbias) {
+        tile_gradient(step);
         weights_in_rows(step->p_weights, step->s, step->num_keys, step->num_lanes);
-    if (step->ds_weights)
         weights_in_rows(step->ds_weights, step->dp, step->num_keys, step->num_lanes);
-    if (step->ds_values_weights)
         weights_in_pairs(step->ds_values_weights, step->dp, step->num_keys);
+        return;
+    }
+    if (step->visible)
+        operand_gradient_lanes(step, 1);
+    else
+        operand_gradient_lanes(step, 0);
+    clear_gradient_padding(step);
 }
 
 /* A table's entries but for isa, unit state and contractions. */
