@@ -5,7 +5,7 @@
 - no tabs, no trailing blanks, one newline at the end
 - functions have at most 70 lines outside kernels, files at most 600
 - the library reads the environment in settings.c only, and prints only where PRINTS says so
-- every symbol that LIBRARY.so exports starts with fdm_
+- every symbol that LIBRARY.so exports starts with fdm_ and is declared, and the other way round; docs/api.md names it
 """
 
 from __future__ import annotations
@@ -113,6 +113,8 @@ def symbol_faults(library: str) -> list[str]:
     exported = set(names)
     faults += [f"{library}: does not export {name}, which the header declares" for name in sorted(declared - exported)]
     faults += [f"{library}: exports {name}, which the header lacks" for name in sorted(exported - declared)]
+    manual = (ROOT / "docs/api.md").read_text()
+    faults += [f"docs/api.md: does not name {name}" for name in sorted(declared) if f"`{name}`" not in manual]
     return faults
 
 
