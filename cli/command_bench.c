@@ -14,7 +14,7 @@ static const char help[] =
     "\n"
     "Times every kernel that takes the problem: first three output elements, median time, TFLOPS, gain over the best "
     "row\n"
-    "so far; then a table sorted by speed.\n"
+    "so far; then a table sorted by speed, with the TFLOPS of visible pairs as \"useful\".\n"
     "\n"
     "  --B N --H N --Hkv N --N N --Nk N --D N --Dv N       (1, 8, as H, 1024, as N, 64, as D)\n"
     "  --dtype NAME  --causal  --topk W                    fp32; top-W over a random per-key bias\n"
@@ -46,7 +46,7 @@ struct bench {
     struct run run;
     int32_t num_rows;
     struct row rows[KERNELS_MAX];
-    double flops;
+    double flops, useful_flops; /* by shape, halved when causal; of visible pairs only */
     int wrong;
 };
 
@@ -136,9 +136,22 @@ static fdm_status make_tensors(struct bench *b) {
     return FDM_OK;
 }
 
+static fdm_status count_useful_flops(struct bench *b) {
+    fdm_tensors tensors = run_view(&b->run, FDM_FORWARD);
+    fdm_problem problem;
+    int64_t pairs;
+    fdm_status status = fdm_describe(FDM_FORWARD, &tensors, &b->run.options, &problem);
+    if (status || (status = fdm_count_visible(&problem, &tensors, &pairs)))
+        return status;
+    b->useful_flops = 2.0 * (double)pairs * (double)(b->head_dim + b->head_dim_v) * (b->pass == FDM_BACKWARD ? 2.5 : 1);
+    return FDM_OK;
+}
+
 /* out and lse for the backward, from the chosen forward. */
 static fdm_status prepare(struct bench *b) {
     fdm_status status = make_tensors(b);
+    if (!status)
+        status = count_useful_flops(b);
     if (status || b->pass == FDM_FORWARD)
         return status;
     fdm_tensors tensors = run_view(&b->run, FDM_FORWARD);
@@ -221,6 +234,7 @@ static void print_json(const struct bench *b) {
         json_put_real(&w, "seconds_quartile_low", row->quartile_low);
         json_put_real(&w, "seconds_quartile_high", row->quartile_high);
         json_put_real(&w, "tflops", row->tflops);
+        json_put_real(&w, "useful_tflops", b->useful_flops / row->seconds * 1e-12);
         if (b->check)
             json_put_real(&w, "worst_row_error", row->worst_error);
         json_close(&w, '}');
@@ -231,18 +245,20 @@ static void print_json(const struct bench *b) {
 
 static void print_table(const struct bench *b) {
     if (b->csv)
-        printf("kernel,choice,threads,seconds,seconds_quartile_low,seconds_quartile_high,tflops,worst_row_error\n");
+        printf("kernel,choice,threads,seconds,seconds_quartile_low,seconds_quartile_high,tflops,useful_tflops,worst_"
+               "row_error\n");
     else
-        printf("\n%-30s %-28s %12s %21s %10s%s\n", "kernel", "choice", "median ms", "quartiles", "TFLOPS",
-               b->check ? "  worst row" : "");
+        printf("\n%-30s %-28s %12s %21s %10s %10s%s\n", "kernel", "choice", "median ms", "quartiles", "TFLOPS",
+               "useful", b->check ? "  worst row" : "");
     for (int32_t i = 0; i < b->num_rows; i++) {
         const struct row *r = &b->rows[i];
         if (b->csv)
-            printf("%s,%s,%d,%.9g,%.9g,%.9g,%.6g,%.3g\n", r->kernel, r->plan.choice, r->plan.num_threads, r->seconds,
-                   r->quartile_low, r->quartile_high, r->tflops, r->worst_error);
+            printf("%s,%s,%d,%.9g,%.9g,%.9g,%.6g,%.6g,%.3g\n", r->kernel, r->plan.choice, r->plan.num_threads,
+                   r->seconds, r->quartile_low, r->quartile_high, r->tflops, b->useful_flops / r->seconds * 1e-12,
+                   r->worst_error);
         else
-            printf("%-30s %-28s %12.3f %10.3f %10.3f %10.4f", r->kernel, r->plan.choice, r->seconds * 1e3,
-                   r->quartile_low * 1e3, r->quartile_high * 1e3, r->tflops);
+            printf("%-30s %-28s %12.3f %10.3f %10.3f %10.4f %10.4f", r->kernel, r->plan.choice, r->seconds * 1e3,
+                   r->quartile_low * 1e3, r->quartile_high * 1e3, r->tflops, b->useful_flops / r->seconds * 1e-12);
         if (!b->csv)
             b->check ? printf("  %.2e\n", r->worst_error) : printf("\n");
     }
