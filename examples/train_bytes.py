@@ -1,6 +1,6 @@
 """train_bytes.py: trains a small byte-level language model with dynamic mask attention, beside the same model with SDPA.
 
-    python examples/train_bytes.py                            about a minute on two cores
+    python examples/train_bytes.py                            400 steps, a minute or so on two cores
     python examples/train_bytes.py --steps 1000 --window 32   longer, with a narrower mask
 
 The text is the source of Python's own standard library. In each step both models see the same batch, one after the
@@ -234,7 +234,7 @@ def plot(runs: list[Run], options: argparse.Namespace) -> bool:
 def parse(arguments: Optional[list[str]]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default, meaning in (
-        ("steps", 150, "training steps of each model"),
+        ("steps", 400, "training steps of each model"),
         ("seq", 512, "bytes in a sequence"),
         ("window", 64, "keys a row keeps"),
         ("batch", 4, "sequences in a batch"),
