@@ -7,8 +7,8 @@ export PATH="$PWD/.venv/bin:$PATH"
 seconds=${1:-60}
 
 [ -e build-fuzz/build.ninja ] || CC=clang meson setup build-fuzz -Dfuzz=true -Dtests=false -Dcli=false -Db_lundef=false \
-    -Db_sanitize=address,undefined -Dc_args='-fsanitize=fuzzer-no-link -fno-sanitize-recover=all' >/dev/null
-ninja -C build-fuzz --quiet >/dev/null
+    -Db_sanitize=address,undefined -Dc_args='-fsanitize=fuzzer-no-link -fno-sanitize-recover=all'
+ninja -C build-fuzz --quiet
 failed=0
 for target in fuzz_problem fuzz_files; do
     mkdir -p "build-fuzz/corpus/$target"

@@ -8,8 +8,8 @@ seeds=${1:-300}
 
 build() { # build FOLDER SANITIZERS
     [ -e "$1/build.ninja" ] || meson setup "$1" -Dcli=false -Db_lundef=false -Db_sanitize="$2" \
-        -Dc_args=-fno-sanitize-recover=all >/dev/null
-    ninja -C "$1" --quiet >/dev/null
+        -Dc_args=-fno-sanitize-recover=all
+    ninja -C "$1" --quiet
 }
 
 build build-asan address,undefined
