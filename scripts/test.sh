@@ -10,4 +10,5 @@ ninja -C build --quiet
 meson test -C build --print-errorlogs --timeout-multiplier 4
 pip install -q --disable-pip-version-check --no-deps --no-build-isolation .
 python -m pytest -q tests/python tests/cli
+scripts/test_install.sh
 echo "not covered here: CUDA devices (this version has no CUDA kernels), AArch64 hardware (run under qemu by .ci/run)"
