@@ -34,7 +34,7 @@ static const char *const argument_names[ARGUMENTS] = {"q",
 struct subject {
     fdm_tensor tensor[ARGUMENTS];
     int64_t shape[ARGUMENTS][5], strides[ARGUMENTS][5];
-    _Alignas(64) char memory[ARGUMENTS][ROOM];
+    char memory[ARGUMENTS][ROOM];
     int present[ARGUMENTS];
     fdm_options options;
     fdm_tensors all;
