@@ -172,8 +172,9 @@ static void check_accumulate(const struct scene *c, const char *what, const void
     guarded_check_and_free(&acc);
 }
 
-/* acc_rows[key] += 0.5 weights rows. */
-static void check_outer(const struct scene *c, const char *what, const void *weights, const double *expected) {
+/* acc_rows[key] += factor weights rows. */
+static void check_outer(const struct scene *c, const char *what, const void *weights, const double *expected,
+                        float factor) {
     const struct cpu_kernels *k = c->kernels;
     struct guarded rows = guarded_new(k->rows_bytes(c->depth));
     struct guarded acc = guarded_new((size_t)c->num_keys * (size_t)c->depth * sizeof(float));
@@ -185,13 +186,13 @@ static void check_outer(const struct scene *c, const char *what, const void *wei
     }
     k->pack_rows(guarded_at(&rows), c->lanes.rows, c->num_lanes, c->depth, c->dtype);
     cpu_kernels_begin(k);
-    k->outer(acc_rows, weights, guarded_at(&rows), c->num_keys, c->num_lanes, c->depth, 0.5f);
+    k->outer(acc_rows, weights, guarded_at(&rows), c->num_keys, c->num_lanes, c->depth, factor);
     cpu_kernels_end(k);
     for (int32_t key = 0; key < c->num_keys; key++)
         for (int32_t d = 0; d < c->depth; d++) {
             double sum = 1, magnitude = 1;
             for (int32_t lane = 0; lane < c->num_lanes; lane++) {
-                double product = 0.5 * expected[key * CPU_LANES + lane] * c->lanes.value[lane][d];
+                double product = factor * expected[key * CPU_LANES + lane] * c->lanes.value[lane][d];
                 sum += product;
                 magnitude += fabs(product);
             }
@@ -289,11 +290,15 @@ static void check_gradient(const struct scene *c) {
                                      .delta = delta,
                                      .num_keys = c->num_keys,
                                      .num_lanes = c->num_lanes,
-                                     .scale = scale};
+                                     .scale = scale,
+                                     .ds_factor = c->kernels->weights_bytes(1) ? 0.25f : 1.0f};
     c->kernels->gradient(&step);
-    check_outer(c, "outer of P", step.p_weights, expected);
-    check_outer(c, "outer of dS", step.ds_weights, expected_ds);
+    check_outer(c, "outer of P", step.p_weights, expected, 0.5f);
+    check_outer(c, "outer of P, as it is", step.p_weights, expected, 1.0f);
     check_accumulate(c, "accumulate of dS", step.ds_values_weights, expected_ds);
+    for (int32_t at = 0; at < c->num_keys * CPU_LANES; at++)
+        expected_ds[at] *= step.ds_factor;
+    check_outer(c, "outer of dS", step.ds_weights, expected_ds, 1.0f);
     guarded_check_and_free(&s);
     guarded_check_and_free(&dp);
     guarded_check_and_free(&p);

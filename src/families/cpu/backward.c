@@ -272,6 +272,11 @@ static void accumulate_strips(const struct cpu_kernels *k, const struct backward
 
 static void *weights_or(char *weights, float *tile) { return weights ? (void *)weights : (void *)tile; }
 
+/* dk is the sum of dS Q times softmax_scale: packed weights hold it already, so that `outer` need not multiply. */
+static float ds_factor(const struct backward_call *call, const struct backward_thread *thread) {
+    return thread->ds_weights ? (float)call->attention->problem->softmax_scale : 1.0f;
+}
+
 void backward_scores(const struct backward_call *call, const struct attention *a, struct backward_thread *thread,
                      int32_t panel, int wants_dbias) {
     const fdm_problem *p = call->attention->problem;
@@ -295,7 +300,8 @@ void backward_scores(const struct backward_call *call, const struct attention *a
                                      .num_keys = keys,
                                      .num_lanes = lanes,
                                      .scale = (float)p->softmax_scale,
-                                     .softcap = (float)p->softcap};
+                                     .softcap = (float)p->softcap,
+                                     .ds_factor = ds_factor(call, thread)};
     if (p->has_bias)
         backward_load_bias(a, thread, panel, &step);
     k->gradient(&step);
@@ -338,9 +344,9 @@ static void gradient_rows(const struct backward_call *call, struct backward_thre
     const fdm_problem *p = call->attention->problem;
     const int64_t first = p->varlen ? block->sequence.k_begin : block->batch * p->seqlen_k;
     float *own =
-        sums ? sums + (first * p->heads_kv + block->kv_head) * depth
+        sums ? sums + (block->kv_head * (key_rows(p) / p->heads_kv) + first) * depth
              : (float *)(void *)matrix_row(view, sizeof(float), block->batch, block->sequence.k_begin, block->kv_head);
-    const int64_t step = sums ? p->heads_kv * depth : view->row;
+    const int64_t step = sums ? depth : view->row;
     for (int32_t k = 0; k < thread->keys.num_keys; k++)
         thread->acc_rows[k] = own + thread->keys.key[k] * step;
 }
@@ -358,7 +364,8 @@ static void run_panel(const struct backward_call *call, struct backward_thread *
     if (p->needs_dk) {
         gradient_rows(call, thread, call->dk, &a->dk, d);
         outer_strips(k, thread, weights_or(thread->ds_weights, thread->dp),
-                     thread->q_rows + (size_t)panel * thread->q_rows_bytes, d, (float)p->softmax_scale);
+                     thread->q_rows + (size_t)panel * thread->q_rows_bytes, d,
+                     thread->ds_weights ? 1.0f : (float)p->softmax_scale);
     }
     if (p->needs_dq)
         accumulate_strips(k, thread, thread->dq + (size_t)panel * (size_t)d * CPU_LANES,
@@ -468,9 +475,10 @@ static void zero_rows(const fdm_problem *p, const struct matrix_view *view, floa
 static void round_rows(const struct backward_call *call, const struct matrix_view *view, const float *sums,
                        int64_t depth, int64_t first, int64_t last) {
     const fdm_problem *p = call->attention->problem;
+    const int64_t heads = p->heads_kv, rows = key_rows(p) / heads;
     for (int64_t row = first; row < last; row++)
-        call->kernels->round_row(key_row(p, view, fdm_dtype_bytes(p->dtype), row), sums + row * depth, (int32_t)depth,
-                                 p->dtype);
+        call->kernels->round_row(key_row(p, view, fdm_dtype_bytes(p->dtype), row),
+                                 sums + (row % heads * rows + row / heads) * depth, (int32_t)depth, p->dtype);
 }
 
 static int64_t piece_end(const fdm_problem *p, int64_t piece) {

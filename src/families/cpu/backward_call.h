@@ -31,7 +31,7 @@ struct backward_call {
     int64_t region_keys;
     int ordered;               /* items add to something they share */
     struct progress *progress; /* [batch * heads_kv][lane_blocks], by place in the chain */
-    float *dk, *dv;            /* [B * Sk or total_k][Hkv][D or Dv]; NULL: the caller's own, or not wanted */
+    float *dk, *dv;            /* [Hkv][B * Sk or total_k][D or Dv]; NULL: the caller's own, or not wanted */
     enum dbias_kind dbias_kind;
     float *dbias;        /* partial sums [B][dbias_heads][dbias_length] */
     int64_t dbias_heads; /* Hkv or H */

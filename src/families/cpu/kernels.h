@@ -66,6 +66,7 @@ struct cpu_gradient_step {
     const float *delta; /* [CPU_LANES] rowsum(dO O) - dlse */
     int32_t num_keys, num_lanes;
     float scale, softcap;
+    float ds_factor; /* ds_weights hold dS times this; 1 where they are dp itself (fp32 math) */
 };
 
 struct decode_kernels;

@@ -169,6 +169,17 @@ INLINE void add_rows(float *const *acc_rows, const float *c, int32_t keys, int32
         }
 }
 
+/* Bytes from each row to the next, or 0 where they differ: keys that were dropped leave gaps. */
+static size_t common_stride(float *const *rows, int32_t count) {
+    const intptr_t stride = (intptr_t)rows[1] - (intptr_t)rows[0];
+    for (int32_t i = 2; i < count; i++)
+        if ((intptr_t)rows[i] - (intptr_t)rows[i - 1] != stride)
+            return 0;
+    return (size_t)stride;
+}
+
+/* Where 32 keys lie evenly, the rows themselves are C. Not in float32: each pair of products would be rounded to the
+ * magnitude of the whole sum. */
 static void amx_outer(float *const *acc_rows, const void *weights, const void *rows, int32_t num_keys,
                       int32_t num_lanes, int32_t depth, float factor) {
     enum { WIDTH = 2 * TILE_SIDE };
@@ -176,13 +187,21 @@ static void amx_outer(float *const *acc_rows, const void *weights, const void *r
         CPU_LANES * 2,     (size_t)round_up(depth, TILE_SIDE) * 4,  weights_plane(num_keys),
         rows_plane(depth), (num_lanes + TILE_STEP - 1) / TILE_STEP, 0};
     float c[WIDTH * WIDTH] __attribute__((aligned(64)));
-    for (int32_t key = 0; key < num_keys; key += WIDTH)
+    for (int32_t key = 0; key < num_keys; key += WIDTH) {
+        const char *a = (const char *)weights + (size_t)key * m.a_stride;
+        const int direct = PARTS < 3 && factor == 1 && key + WIDTH <= num_keys;
+        const size_t stride = direct ? common_stride(acc_rows + key, WIDTH) : 0;
         for (int32_t d = 0; d < depth; d += WIDTH) {
-            blocks_of(&m, c, WIDTH * sizeof(float), (const char *)weights + (size_t)key * m.a_stride,
-                      (const char *)rows + (size_t)d * 4, 0, least(2, tiles_of(num_keys - key)),
+            const char *b = (const char *)rows + (size_t)d * 4;
+            if (stride && d + WIDTH <= depth) {
+                blocks_of(&m, acc_rows[key] + d, stride, a, b, 1, 2, 2);
+                continue;
+            }
+            blocks_of(&m, c, WIDTH * sizeof(float), a, b, 0, least(2, tiles_of(num_keys - key)),
                       least(2, tiles_of(depth - d)));
             add_rows(acc_rows + key, c, least(WIDTH, num_keys - key), WIDTH, d, depth, factor);
         }
+    }
 }
 
 #define AMX_ENTRIES                                                                                     \

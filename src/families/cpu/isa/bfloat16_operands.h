@@ -164,14 +164,15 @@ INLINE void weights_in_pairs(void *weights, const float *s, int32_t num_keys) {
         }
 }
 
-/* The tile as A of outer; keys past num_keys and lanes past num_lanes are zeros. */
-INLINE void weights_in_rows(void *weights, const float *s, int32_t num_keys, int32_t num_lanes) {
+/* The tile times factor as A of outer; keys past num_keys and lanes past num_lanes are zeros. */
+INLINE void weights_in_rows(void *weights, const float *s, int32_t num_keys, int32_t num_lanes, float factor) {
     const size_t plane = weights_plane(num_keys);
     for (int32_t key = 0; key < round_up(num_keys, TILE_SIDE); key++)
         for (int32_t lane = 0; lane < CPU_LANES; lane += VECTOR_WIDTH)
             store_single((char *)weights + ((size_t)key * CPU_LANES + (size_t)lane) * 2, plane,
-                         key < num_keys && lane < num_lanes ? vec_load(s + (size_t)key * CPU_LANES + lane)
-                                                            : vec_set(0.0f));
+                         key < num_keys && lane < num_lanes
+                             ? vec_mul(vec_load(s + (size_t)key * CPU_LANES + lane), vec_set(factor))
+                             : vec_set(0.0f));
 }
 
 /* ---- vector steps ---- */
@@ -267,7 +268,7 @@ INLINE void gradient_pair(const struct cpu_gradient_step *step, int32_t key, int
                 p = vec_select(vec_bits(step->visible[key + i], column), p, zero);
             ds[i] = vec_mul(p, vec_sub(vec_load(step->dp + at), delta[v]));
             store_single((char *)step->p_weights + at * 2, plane, p);
-            store_single((char *)step->ds_weights + at * 2, plane, ds[i]);
+            store_single((char *)step->ds_weights + at * 2, plane, vec_mul(ds[i], vec_set(step->ds_factor)));
         }
         store_pairs((char *)step->ds_values_weights + ((size_t)key / 2 * CPU_LANES + (size_t)column) * 4, plane, ds[0],
                     ds[1]);
@@ -316,8 +317,8 @@ static void clear_gradient_padding(const struct cpu_gradient_step *step) {
 static void operand_gradient(const struct cpu_gradient_step *step) {
     if (step->softcap > 0 || step->bias_keys || step->bias || step->dbias) {
         tile_gradient(step);
-        weights_in_rows(step->p_weights, step->s, step->num_keys, step->num_lanes);
-        weights_in_rows(step->ds_weights, step->dp, step->num_keys, step->num_lanes);
+        weights_in_rows(step->p_weights, step->s, step->num_keys, step->num_lanes, 1.0f);
+        weights_in_rows(step->ds_weights, step->dp, step->num_keys, step->num_lanes, step->ds_factor);
         weights_in_pairs(step->ds_values_weights, step->dp, step->num_keys);
         return;
     }
