@@ -1,4 +1,4 @@
-"""test_masks.py: key intervals and dense masks against their definitions, and upstream's known defects."""
+"""test_masks.py: key intervals and dense masks against their definitions."""
 
 import numpy as np
 import pytest
@@ -161,68 +161,3 @@ def test_create_mask_refused():
         masks.create_mask(bias, None, 1, 6, 6, 2, LOWEST, block_size=0)
     with pytest.raises(ValueError, match="attention_mask has shape"):
         masks.create_mask(bias, torch.ones(1, 5, dtype=torch.bool), 1, 6, 6, 2, LOWEST)
-
-
-# ---- upstream's defects: each was a wrong result or a crash in flash-dmattn 1.2 --------------------------------------
-
-
-def test_upstream_1_stale_query_tile():
-    # A key block that only the upper rows see: tiles go from inactive to active along the backward walk.
-    torch.manual_seed(0)
-    q, k, v = (torch.randn(1, 300, 2, 16, requires_grad=True) for _ in range(3))
-    mask = torch.zeros(1, 1, 300, 300, dtype=torch.bool)
-    mask[..., :60, 130:260] = True
-    mask[..., 200:, :10] = True
-    flash_dmattn_func(q, k, v, mask).square().sum().backward()
-    exact = [tensor.detach().double().requires_grad_() for tensor in (q, k, v)]
-    truth(*exact, mask)[0].square().sum().backward()
-    for ours, true in zip((q, k, v), exact):
-        assert_close(ours.grad, true.grad, torch.float32, "gradient")
-
-
-def test_upstream_2_softcap_with_bias():
-    q = torch.randn(1, 20, 2, 16) * 4
-    bias = torch.randn(1, 2, 20, 20) * 10
-    assert_close(
-        flash_dmattn_func(q, q, q, None, bias, softcap=5.0),
-        truth(q, q, q, None, bias, softcap=5.0)[0],
-        torch.float32,
-        "out",
-    )
-
-
-@pytest.mark.parametrize("seqlen_k", [65, 80, 112, 127, 129])
-def test_upstream_3_key_tail(seqlen_k):
-    q, k = torch.randn(1, 70, 1, 16), torch.randn(1, seqlen_k, 1, 16)
-    mask, bias = torch.rand(1, 1, 70, seqlen_k) < 0.5, torch.randn(1, 1, 70, seqlen_k)
-    assert_close(flash_dmattn_func(q, k, k, mask, bias), truth(q, k, k, mask, bias)[0], torch.float32, "out")
-
-
-def test_upstream_4_row_tail_is_not_read():
-    # The mask and bias of the last row end at the end of their storage; what follows is poison.
-    q = torch.randn(1, 67, 1, 16)
-    bias = torch.full((80, 67), torch.nan)
-    bias[:67] = torch.randn(67, 67)
-    out = flash_dmattn_func(q, q, q, attn_bias=bias[:67][None, None])
-    assert_close(out, truth(q, q, q, None, bias[:67][None, None])[0], torch.float32, "out")
-
-
-def test_upstream_5_no_active_tile():
-    q = torch.randn(1, 200, 1, 16, requires_grad=True)
-    mask = torch.zeros(1, 1, 200, 1, dtype=torch.bool)
-    mask[:, :, 150:] = True
-    out, lse = flash_dmattn_func(q, q, q, mask, return_lse=True)
-    assert torch.all(out[:, :150] == 0) and torch.all(lse[..., :150] == torch.inf)
-    out.sum().backward()
-    assert torch.isfinite(q.grad).all()
-
-
-def test_upstream_6_scale_is_never_ignored():
-    q = torch.randn(1, 8, 1, 16)
-    assert not torch.allclose(flash_dmattn_func(q, q, q, scale=3.0), flash_dmattn_func(q, q, q))
-
-
-def test_upstream_7_fewer_keys_than_the_window():
-    bias = torch.randn(1, 1, 1, 128)
-    keep = masks.create_mask(bias, visible_pairs(128, 128, True)[None, None], 1, 128, 128, 1024, LOWEST)
-    assert torch.equal(keep[0, 0], visible_pairs(128, 128, True))
