@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "memory.h"
+
 enum { QUOTA_PATH_MAX = 4096, QUOTA_LINE_MAX = 8192 };
 
 /* One hierarchy that may limit CPU time: where it is mounted, which group the mount shows, and which group we are in.
@@ -126,7 +128,7 @@ static int32_t hierarchy_cpus(const char *root, const struct hierarchy *h) {
 }
 
 int32_t quota_cpus(const char *root) {
-    struct hierarchy *h = malloc(sizeof *h + QUOTA_LINE_MAX);
+    struct hierarchy *h = memory_allocate(sizeof *h + QUOTA_LINE_MAX);
     if (!h)
         return 0;
     int32_t least = 0;
@@ -137,6 +139,6 @@ int32_t quota_cpus(const char *root) {
         if (cpus > 0 && (least == 0 || cpus < least))
             least = cpus;
     }
-    free(h);
+    memory_release(h);
     return least;
 }
