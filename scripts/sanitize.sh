@@ -16,4 +16,5 @@ build build-asan address,undefined
 meson test -C build-asan --no-rebuild --quiet --print-errorlogs --timeout-multiplier 10 --suite unit --suite faults
 build-asan/tests/fdm-checks --seed 3000000 --repeat "$seeds"
 build build-tsan thread
+meson test -C build-tsan --no-rebuild --quiet --print-errorlogs --timeout-multiplier 10 --suite unit --suite faults
 build-tsan/tests/fdm-checks --seed 4000000 --repeat "$seeds" --threads 3

@@ -4,7 +4,7 @@
  * that matter, small ones first, into one float32 accumulator: 1 for bfloat16, 3 of 4 for float16, 6 of 9 for float32;
  * what is left out is below 2^-14 and 2^-21 of the product, on average 2^-17 and 2^-24. Scores of float16 take all 4:
  * exp() turns their absolute error into a relative one, and 2^-14 of a large score is more than float16 shows. Weights
- * need no more than their own rounding. Tiles multiply at up to 29 times the rate of float32 FMA on the processor this
+ * need no more than their own rounding. Tiles multiply at 15 to 29 times the rate of float32 FMA on the processor this
  * was measured on, so 6 products still gain.
  *
  * _tile_dpbf16ps treats subnormal numbers as 0: parts below 2^-126 are lost. A float32 value below 2^-110 in magnitude
