@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# lint.sh: formatting, style rules and the dependency law; runs every check and fails when one did.
+# lint.sh: formatting, style rules, the dependency law, and a build without warnings by clang; runs every check and
+# fails when one did.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PWD/.venv/bin:$PATH"
@@ -21,4 +22,9 @@ check "clang-format" clang-format --dry-run -Werror "${sources[@]}"
 check "includes" python3 scripts/check_includes.py
 check "style" python3 scripts/check_style.py build/src/libflash_dmattn.so
 check "shell syntax" bash -c 'for script in scripts/*.sh .ci/run; do bash -n "$script" || exit 1; done'
+build_with_clang() {
+    [ -e build-clang/build.ninja ] || CC=clang meson setup build-clang -Dstrict=true >/dev/null || return 1
+    ninja -C build-clang --quiet
+}
+check "clang" build_with_clang
 exit $failed
