@@ -30,12 +30,13 @@ static int suits_all(const fdm_problem *problem) {
 }
 
 /* Lanes: 512 share each packed block of keys (256: 5 % slower, measured, with top-W intervals too); fewer where that
- * leaves too few items to spread over cores.
- * Keys: a score tile of 64 x 64 floats and a panel fit in the first-level cache together. Operands of bfloat16 take
- * less of it, and with 128 keys AMX was 10 % faster (float16 and float32, in parts, were not). */
+ * leaves too few items to spread over cores: 8, since at S 512 (H 4, D 128, bfloat16) 256 lanes were 16 % faster than
+ * the 128 of 16 items on two cores; a machine with many cores would want more. Keys: a score tile of 64 x 64 floats and
+ * a panel fit in the first-level cache together. Operands of bfloat16 take less of it, and with 128 keys AMX was 10 %
+ * faster (float16 and float32, in parts, were not). */
 static void forward_blocks(const fdm_problem *p, const struct cpu_kernels *kernels, int32_t *block_m,
                            int32_t *block_n) {
-    enum { ITEMS_WANTED = 16 };
+    enum { ITEMS_WANTED = 8 };
     const int64_t lanes = p->seqlen_q * (p->heads / p->heads_kv), columns = p->batch * p->heads_kv;
     *block_m = CPU_BLOCK_LANES_MAX;
     while (*block_m > CPU_LANES && (lanes + *block_m - 1) / *block_m * columns < ITEMS_WANTED)
