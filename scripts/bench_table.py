@@ -91,7 +91,7 @@ def main() -> None:
     device = grid["device"]
     where = (f"{grid['date'][:10]}, {device['cpu']}, {device['num_threads']} cores, best instruction set `{device['isa']}`, "
              f"torch {grid['versions']['torch']} SDPA (its flash kernel), B 1, H = 512/D, both in one run, interleaved, medians; "
-             f"commit `{grid['commit'][:10]}`; raw samples in `{folder.relative_to(ROOT)}`.\n\n")
+             f"commit `{grid['commit'][:10]}`; raw samples in `{folder.relative_to(ROOT)}`, where each file names its own commit.\n\n")
     replace(ROOT / "README.md", "Ratio to torch SDPA, more is faster. " + where + means_table(rows) +
             "\nEvery cell, masks, decode and what bounds them: [docs/cpu.md](docs/cpu.md).\n")
     replace(ROOT / "docs/cpu.md", "## Measured\n\nGFLOP/s (4 B H S S D, halved when causal, backward x 2.5) and ratio to torch. " + where +
