@@ -153,6 +153,7 @@ typedef struct fdm_options {
     const char *kernel;    /* force one kernel by name or choice code; NULL = FLASH_DMATTN_KERNEL, else chosen */
     const char *family;    /* force a family ("cpu", "reference"); NULL = chosen */
     const fdm_executor *executor; /* CPU: threads of the host; NULL = libgomp where loaded, else an own pool */
+    void *stream;                 /* CUDA: stream of the one-call form; NULL = the legacy default stream */
 } fdm_options;
 
 FDM_API fdm_options fdm_options_default(void);
@@ -290,7 +291,31 @@ typedef struct fdm_launch {
 FDM_API fdm_status fdm_execute(const fdm_plan *plan, const fdm_tensors *tensors, void *workspace,
                                size_t workspace_bytes, const fdm_launch *launch);
 
-/* ---- 9. Masks as key intervals --------------------------------------------------------------------------------- */
+/* Compiles or loads the plan's kernels now, so that no later call does (before a CUDA graph is captured, say). Nothing
+ * to do on the CPU. */
+FDM_API fdm_status fdm_prepare(const fdm_plan *plan);
+
+/* ---- 9. Device memory and time, for callers without a CUDA toolkit of their own --------------------------------- */
+
+/* type FDM_CPU or FDM_CUDA; 64-byte aligned (256 on CUDA), uninitialised; release takes NULL too. */
+FDM_API fdm_status fdm_memory_allocate(fdm_device_id device, size_t bytes, void **memory);
+FDM_API fdm_status fdm_memory_release(fdm_device_id device, void *memory);
+/* Between host and device, or within either; returns when done, after all work enqueued before it. */
+FDM_API fdm_status fdm_memory_copy(void *to, fdm_device_id to_device, const void *from, fdm_device_id from_device,
+                                   size_t bytes);
+FDM_API fdm_status fdm_memory_fill(fdm_device_id device, void *memory, uint8_t value, size_t bytes);
+/* Waits for all work on the device; the first place that reports a kernel's fault. */
+FDM_API fdm_status fdm_synchronize(fdm_device_id device);
+
+/* A stopwatch: CUDA events on the stream, the monotonic clock on the CPU. stop() waits for the work between. One call
+ * of start and stop at a time. */
+typedef struct fdm_timer fdm_timer;
+FDM_API fdm_status fdm_timer_create(fdm_device_id device, fdm_timer **timer);
+FDM_API fdm_status fdm_timer_start(fdm_timer *timer, void *stream);
+FDM_API fdm_status fdm_timer_stop(fdm_timer *timer, void *stream, double *seconds);
+FDM_API void fdm_timer_release(fdm_timer *timer);
+
+/* ---- 10. Masks as key intervals -------------------------------------------------------------------------------- */
 
 /* Exact causal top-W of a per-key bias (the larger bias wins; of equals the smaller index): key j gets rows start_j <=
  * i < end_j, raw rows 0 .. seqlen_q-1, start > any row where it is never visible, INT32_MAX for "never dropped". bias
@@ -320,7 +345,7 @@ FDM_API fdm_status fdm_intervals_from_mask(const uint8_t *mask, int64_t seqlen_q
 /* Visible pairs of a problem on its tensors: what "useful FLOPs" counts. -inf biases are not looked at. */
 FDM_API fdm_status fdm_count_visible(const fdm_problem *problem, const fdm_tensors *tensors, int64_t *pairs);
 
-/* ---- 10. Settings ---------------------------------------------------------------------------------------------- */
+/* ---- 11. Settings ---------------------------------------------------------------------------------------------- */
 
 /* The environment variables the library reads, by index from 0: name, meaning, and value now (NULL when unset). */
 typedef struct fdm_setting_info {

@@ -1,0 +1,75 @@
+/* cuda.h: the CUDA runtime that all CUDA families share: kernels by source and constants, and their launch.
+ *
+ * libcuda and NVRTC are opened at run time; nothing here needs them to build or to load. Knows nothing of attention. */
+#ifndef FDM_CUDA_H
+#define FDM_CUDA_H
+
+#include "flash_dmattn.h"
+
+/* A named integer that specialises a kernel: becomes -DNAME=value and part of the cache key. */
+struct cuda_constant {
+    const char *name;
+    int64_t value;
+};
+enum { CUDA_CONSTANTS_MAX = 48 };
+
+/* One specialisation of one kernel. `file` is a path below src/ of a source embedded in the library
+ * ("families/mma/mma_forward.cu"); `entry` an extern "C" __global__ function in it that takes one struct by value.
+ * Both strings and the constants' names must be literals or live as long as the library. */
+struct cuda_kernel_request {
+    const char *file, *entry;
+    int32_t num_constants;
+    struct cuda_constant constants[CUDA_CONSTANTS_MAX];
+    int32_t shared_bytes; /* dynamic shared memory of a launch; set once, when the kernel is loaded */
+};
+
+struct cuda_kernel; /* loaded on one device; lives until the process ends */
+
+/* The kernels of one call, from memory, from the disk cache, or compiled (all misses in parallel). Thread-safe. A hit
+ * in memory costs well below a microsecond and no driver call. */
+fdm_status cuda_kernels_get(int32_t device, const struct cuda_kernel_request *requests, int32_t count,
+                            const struct cuda_kernel **kernels);
+
+struct cuda_launch {
+    const struct cuda_kernel *kernel;
+    uint32_t grid[3];
+    uint32_t threads;            /* of a block, one-dimensional */
+    uint32_t cluster;            /* blocks of a cluster along x; 0 or 1 = none */
+    int32_t programmatic_launch; /* 1: may begin before the kernel ahead of it in the stream has ended */
+    void *stream;                /* CUstream; NULL = the legacy default stream */
+    const void *arguments;       /* the kernel's struct */
+    size_t arguments_bytes;
+};
+/* Enqueues; no allocation, no synchronisation. Capturable. Makes the device's primary context current for the call when
+ * it is not, and restores what was. */
+fdm_status cuda_launch(const struct cuda_launch *launch);
+
+/* Compiled resources of a kernel, for plans, checks and reports. */
+struct cuda_resources {
+    int32_t registers, spill_bytes, static_shared_bytes, max_threads;
+};
+fdm_status cuda_kernel_resources(const struct cuda_kernel *kernel, struct cuda_resources *resources);
+
+/* Compiles without a device, for compile matrices: arch "sm_90a", "sm_80", ... resources may be NULL. */
+fdm_status cuda_compile_only(const char *arch, const struct cuda_kernel_request *request,
+                             struct cuda_resources *resources);
+
+/* Number of CUDA devices; 0 when there is no driver (the sentence says which). */
+int32_t cuda_device_count(void);
+/* Facts of a present device. */
+fdm_status cuda_device_facts(int32_t index, fdm_device *device);
+
+/* Memory, copies and time; the public fdm_memory_* and fdm_timer_* functions end here for FDM_CUDA. */
+fdm_status cuda_memory_allocate(int32_t device, size_t bytes, void **memory);
+fdm_status cuda_memory_release(int32_t device, void *memory);
+/* direction: 0 host to device, 1 device to host, 2 within the device. Returns when done. */
+fdm_status cuda_memory_copy(int32_t device, void *to, const void *from, size_t bytes, int32_t direction);
+fdm_status cuda_memory_fill(int32_t device, void *memory, uint8_t value, size_t bytes);
+fdm_status cuda_synchronize(int32_t device);
+struct cuda_event;
+fdm_status cuda_event_create(int32_t device, struct cuda_event **event);
+fdm_status cuda_event_record(struct cuda_event *event, void *stream);
+fdm_status cuda_event_elapsed(struct cuda_event *from, struct cuda_event *to, double *seconds); /* waits for `to` */
+void cuda_event_release(struct cuda_event *event);
+
+#endif

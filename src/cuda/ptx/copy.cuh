@@ -1,0 +1,34 @@
+/* copy.cuh: asynchronous copies from global to shared memory (PTX ISA, "cp.async") and their groups. */
+#ifndef FDM_PTX_COPY_CUH
+#define FDM_PTX_COPY_CUH
+
+#include "cuda/ptx/types.cuh"
+
+/* 16 bytes, past L1. Both addresses are multiples of 16. */
+__device__ __forceinline__ void cp_async_16(uint32_t shared, const void *global) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"(shared), "l"(global) : "memory");
+}
+/* The first `bytes` (0 .. 16) of 16; the rest is filled with zeros. With 0 nothing is read. */
+__device__ __forceinline__ void cp_async_16_fill(uint32_t shared, const void *global, uint32_t bytes) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(shared), "l"(global), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" : : : "memory"); }
+/* Waits until at most `pending` of this thread's groups are under way. */
+template <int pending> __device__ __forceinline__ void cp_async_wait() {
+    asm volatile("cp.async.wait_group %0;" : : "n"(pending) : "memory");
+}
+
+__device__ __forceinline__ void st_shared_16(uint32_t shared, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" : : "r"(shared), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
+__device__ __forceinline__ void st_shared_4(uint32_t shared, uint32_t a) {
+    asm volatile("st.shared.b32 [%0], %1;" : : "r"(shared), "r"(a) : "memory");
+}
+__device__ __forceinline__ void ld_shared_16(uint32_t (&r)[4], uint32_t shared) {
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(shared)
+                 : "memory");
+}
+
+#endif

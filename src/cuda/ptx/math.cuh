@@ -1,0 +1,42 @@
+/* math.cuh: approximate functions and conversions (PTX ISA, "Floating point instructions", "cvt"). */
+#ifndef FDM_PTX_MATH_CUH
+#define FDM_PTX_MATH_CUH
+
+#include "cuda/ptx/types.cuh"
+
+/* 2^x, relative error 2^-22; subnormal results are 0; ex2(-inf) = 0. */
+__device__ __forceinline__ float ex2_approx(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+__device__ __forceinline__ float lg2_approx(float x) {
+    float y;
+    asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+/* Two floats to one register, `low` in the lower half; round to nearest even. */
+__device__ __forceinline__ uint32_t cvt_bf16x2(float low, float high) {
+    uint32_t y;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+    return y;
+}
+__device__ __forceinline__ uint32_t cvt_f16x2(float low, float high) {
+    uint32_t y;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+    return y;
+}
+__device__ __forceinline__ float cvt_f32_f16(uint16_t x) {
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
+    return y;
+}
+__device__ __forceinline__ float cvt_f32_bf16(uint16_t x) { return __uint_as_float((uint32_t)x << 16); }
+/* Rounds to tf32: 10 explicit mantissa bits, to nearest, ties away. */
+__device__ __forceinline__ uint32_t cvt_tf32(float x) {
+    uint32_t y;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
+    return y;
+}
+
+#endif
