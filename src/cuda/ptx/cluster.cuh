@@ -1,0 +1,25 @@
+/* cluster.cuh: blocks of a cluster and their shared memory (PTX ISA, "mapa", "st.shared::cluster", "barrier.cluster");
+ * compute capability 9.0 and above. */
+#ifndef FDM_PTX_CLUSTER_CUH
+#define FDM_PTX_CLUSTER_CUH
+
+#include "cuda/ptx/types.cuh"
+
+/* The address, in block `rank` of the cluster, of what lies at `shared` in this block. */
+__device__ __forceinline__ uint32_t mapa_shared(uint32_t shared, uint32_t rank) {
+    uint32_t address;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(address) : "r"(shared), "r"(rank));
+    return address;
+}
+__device__ __forceinline__ void st_cluster_4(uint32_t address, uint32_t a) {
+    asm volatile("st.shared::cluster.b32 [%0], %1;" : : "r"(address), "r"(a) : "memory");
+}
+/* All threads of all blocks of the cluster; what was written before arrive is seen after wait. */
+__device__ __forceinline__ void barrier_cluster_arrive() {
+    asm volatile("barrier.cluster.arrive.release.aligned;" : : : "memory");
+}
+__device__ __forceinline__ void barrier_cluster_wait() {
+    asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");
+}
+
+#endif

@@ -1,0 +1,605 @@
+/* mma_wide.cu: attention forward for head dims up to 1024, float16 and bfloat16, on mma.sync.
+ *
+ * Idea. One warp cannot hold 16 rows of O beyond 256 columns, so O is spread over the warps of a block as a grid of
+ * 32 rows x up to 128 columns each, and P goes from the warps that made it to the warps that need it through shared
+ * memory. Every row keeps a reference maximum that is raised only when a score exceeds it by more than 8 (log2 units);
+ * in all other steps O is not rescaled and the warps need no maximum of each other, so that one barrier, which the
+ * ring of K and V slices needs anyhow, publishes P. A cluster of two blocks (9.0) shares the rows, splits keys of S
+ * and columns of O, and so halves what is read per row.
+ * Sources: Dao, "FlashAttention-2" (arXiv 2307.08691) for the loop; the lazy maximum is that of Ye et al.,
+ * "FlashInfer"-style conditional rescaling, as also used by FlashAttention-4; Milakov and Gimelshein (arXiv
+ * 1805.02867) for the running softmax.
+ *
+ * Who computes what. Row group w / COLUMN_GROUPS, column group w % COLUMN_GROUPS.
+ *   S: 32 rows x WARP_KEYS keys, over all of D.   O: 32 rows x UNITS times 16 columns, interleaved between the groups.
+ *
+ * Shared memory: mma_wide.h. Rows of every tile are multiples of 128 bytes; the 16-byte chunk c of row r lies at
+ * c ^ (r & 7), so that eight rows of one chunk column (ldmatrix, cp.async, stores of P) touch all 32 banks once.
+ *
+ * Ring. Slots of one step: D / SLICE_D slices of K, then BLOCK_N / SLICE_KEYS * SLICE_PARTS slices of V. acquire(slot)
+ * waits for the slot's bytes, meets the other warps, and refills the stage of the slot before, which all have read.
+ *
+ * Barriers. One per slot (ring), of which the first V slot's also publishes P and the vote on the maximum; two more in
+ * the rare steps that raise a maximum. With a cluster the vote's barrier is the cluster's, and an arrival after the
+ * last use of P is waited for before P is written again.
+ *
+ * Registers of a thread: O 4 * UNITS * 4 = 128, S 4 * WARP_KEYS / 8 * 2 = 32, operands of two steps 32, maxima and
+ * sums 8; bounded by 255 at 256 threads and one block per multiprocessor. */
+#include "cuda/ptx/cluster.cuh"
+#include "cuda/ptx/copy.cuh"
+#include "cuda/ptx/math.cuh"
+#include "cuda/ptx/mma.cuh"
+#include "families/mma/mma_wide.h"
+
+#if !defined(DTYPE) || !defined(HEAD_DIM) || !defined(HEAD_DIM_V) || !defined(BLOCK_M) || !defined(BLOCK_N) ||         \
+    !defined(SLICE_D) || !defined(SLICE_KEYS) || !defined(SLICE_PARTS) || !defined(STAGES) || !defined(CLUSTER) ||     \
+    !defined(HAS_SOFTCAP) || !defined(HAS_MASK) || !defined(HAS_BIAS) || !defined(HAS_INTERVALS) || !defined(VARLEN)
+#    error "mma_wide.cu needs every constant of MMA_WIDE_CONSTANTS"
+#endif
+
+namespace {
+
+constexpr int COLUMN_GROUPS = MMA_WIDE_COLUMN_GROUPS(BLOCK_M);
+constexpr int BLOCK_KEYS = BLOCK_N / CLUSTER;         /* keys of S that this block computes */
+constexpr int BLOCK_COLUMNS = HEAD_DIM_V / CLUSTER;   /* columns of O that this block holds */
+constexpr int WARP_KEYS = BLOCK_KEYS / COLUMN_GROUPS; /* keys of S per warp */
+constexpr int KEY_TILES = WARP_KEYS / 8;
+constexpr int UNITS = BLOCK_COLUMNS / COLUMN_GROUPS / 16; /* 16-column units of O per warp */
+constexpr int PART_UNITS = UNITS / SLICE_PARTS;
+constexpr int PART_COLUMNS = BLOCK_COLUMNS / SLICE_PARTS;
+constexpr int K_SLOTS = HEAD_DIM / SLICE_D;
+constexpr int V_SLOTS = BLOCK_N / SLICE_KEYS * SLICE_PARTS;
+constexpr int SLOTS = K_SLOTS + V_SLOTS;
+constexpr int STATISTICS = COLUMN_GROUPS * CLUSTER; /* warps that see a row */
+
+constexpr int Q_PITCH = HEAD_DIM * 2;
+constexpr int K_PITCH = SLICE_D * 2;
+constexpr int V_PITCH = PART_COLUMNS * 2;
+constexpr int P_PITCH = MMA_WIDE_P_PITCH(BLOCK_N);
+constexpr int OUT_PITCH = BLOCK_COLUMNS * 2;
+constexpr int STAGE_BYTES = MMA_WIDE_STAGE_BYTES(BLOCK_N, SLICE_D, SLICE_KEYS, SLICE_PARTS, HEAD_DIM_V, CLUSTER);
+constexpr int P_OFFSET = MMA_WIDE_Q_BYTES(BLOCK_M, HEAD_DIM);
+constexpr int RING_OFFSET = P_OFFSET + MMA_WIDE_P_BYTES(BLOCK_M, BLOCK_N);
+constexpr int SHARED_BYTES = MMA_WIDE_SHARED_BYTES(HEAD_DIM, HEAD_DIM_V, BLOCK_M, BLOCK_N, SLICE_D, SLICE_KEYS,
+                                                   SLICE_PARTS, STAGES, CLUSTER);
+constexpr int VOTES_OFFSET = SHARED_BYTES - MMA_WIDE_VOTES_BYTES;
+constexpr int STATISTICS_OFFSET = VOTES_OFFSET - MMA_WIDE_STATISTICS_BYTES(BLOCK_M, CLUSTER);
+
+static_assert(DTYPE == MMA_FLOAT16 || DTYPE == MMA_BFLOAT16, "mma_wide.cu takes float16 and bfloat16");
+static_assert(CLUSTER == 1 || CLUSTER == 2, "a cluster has one or two blocks");
+static_assert(BLOCK_M == 32 || BLOCK_M == 64 || BLOCK_M == 128, "BLOCK_M is 32, 64 or 128");
+static_assert(STAGES >= 2, "the ring needs two stages");
+static_assert(SLICE_D == 64 || SLICE_D == 128, "a K slice is 64 or 128 wide");
+static_assert(K_SLOTS * SLICE_D == HEAD_DIM, "HEAD_DIM is a multiple of SLICE_D");
+static_assert(WARP_KEYS == 8 || WARP_KEYS == 16 || WARP_KEYS == 32 || WARP_KEYS == 64, "8 to 64 keys per warp");
+static_assert(BLOCK_KEYS % 32 == 0, "a block loads 32 rows of K at a time");
+static_assert(SLICE_KEYS == 16 || SLICE_KEYS % 32 == 0, "a V slice has 16 or a multiple of 32 keys");
+static_assert(V_SLOTS / SLICE_PARTS * SLICE_KEYS == BLOCK_N, "BLOCK_N is a multiple of SLICE_KEYS");
+static_assert(PART_UNITS * SLICE_PARTS * COLUMN_GROUPS * 16 * CLUSTER == HEAD_DIM_V, "the columns of O divide evenly");
+static_assert(PART_COLUMNS % 64 == 0, "rows of a V slice are multiples of 128 bytes");
+
+constexpr float LOG2E = 1.4426950408889634f;
+constexpr float LN2 = 0.6931471805599453f;
+constexpr float LAZY_BOUND = 8.0f;
+__device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
+
+/* What one block works on. */
+struct work {
+    int32_t batch, head, row0;      /* row0: first query row of the block */
+    int32_t seqlen_q, seqlen_k;     /* of this sequence */
+    int64_t q_begin, k_begin;       /* first row of the sequence in packed tensors; 0 when dense */
+    int32_t first_tile, last_tile;  /* key tiles [first, last) that some row sees */
+    int32_t full_first, full_last;  /* keys [first, last) that every row sees */
+};
+
+__device__ __forceinline__ int32_t clamp_to_keys(int64_t key, int32_t seqlen_k) {
+    return (int32_t)(key < 0 ? 0 : key > seqlen_k ? seqlen_k : key);
+}
+/* Keys [first, last) that causal and window leave to row i. */
+__device__ __forceinline__ int32_t first_key(const mma_forward_arguments &a, const work &w, int32_t i) {
+    if (a.window_left == 0x7fffffff) return 0;
+    return clamp_to_keys((int64_t)i + w.seqlen_k - w.seqlen_q - a.window_left, w.seqlen_k);
+}
+__device__ __forceinline__ int32_t last_key(const mma_forward_arguments &a, const work &w, int32_t i) {
+    if (a.window_right == 0x7fffffff) return w.seqlen_k;
+    return clamp_to_keys((int64_t)i + w.seqlen_k - w.seqlen_q + a.window_right + 1, w.seqlen_k);
+}
+
+/* Blocks of one head are neighbours, so that those that run together read the same K and V; late rows come first,
+ * since causal masking makes them the longest. */
+__device__ __forceinline__ work find_work(const mma_forward_arguments &a) {
+    work w;
+    const int32_t row_blocks = (a.seqlen_q + BLOCK_M - 1) / BLOCK_M;
+    int32_t index = (int32_t)(blockIdx.x / CLUSTER);
+    w.row0 = (row_blocks - 1 - index % row_blocks) * BLOCK_M;
+    index /= row_blocks;
+    w.head = index % a.heads;
+    w.batch = index / a.heads;
+    w.seqlen_q = a.seqlen_q;
+    w.seqlen_k = a.seqlen_k;
+    w.q_begin = 0;
+    w.k_begin = 0;
+    if (VARLEN) {
+        w.q_begin = a.cu_seqlens_q[w.batch];
+        w.k_begin = a.cu_seqlens_k[w.batch];
+        w.seqlen_q = (int32_t)(a.cu_seqlens_q[w.batch + 1] - w.q_begin);
+        w.seqlen_k = (int32_t)(a.cu_seqlens_k[w.batch + 1] - w.k_begin);
+    }
+    const int32_t end = w.row0 + BLOCK_M < w.seqlen_q ? w.row0 + BLOCK_M : w.seqlen_q;
+    const int32_t first = first_key(a, w, w.row0), last = last_key(a, w, end - 1);
+    w.full_first = first_key(a, w, end - 1);
+    w.full_last = last_key(a, w, w.row0);
+    w.first_tile = first / BLOCK_N;
+    w.last_tile = first < last ? (last + BLOCK_N - 1) / BLOCK_N : w.first_tile;
+    return w;
+}
+
+/* Copies ROWS rows of COLUMNS elements into a swizzled tile; zeros beyond `rows` and `columns`. */
+template <int ROWS, int COLUMNS>
+__device__ __forceinline__ void copy_tile(uint32_t shared, const char *global, int64_t row_bytes, int32_t rows,
+                                          int32_t columns) {
+    constexpr int PITCH = COLUMNS * 2;
+    const int chunk = (int)threadIdx.x & 7;
+    const int row = ((int)threadIdx.x >> 3) & (ROWS == 16 ? 15 : 31);
+    const int panel0 = ROWS == 16 ? (int)threadIdx.x >> 7 : 0; /* 16 rows: half of the threads take every other panel */
+    constexpr int PANEL_STEP = ROWS == 16 ? 2 : 1;
+    shared += (uint32_t)(row * PITCH + ((chunk ^ (row & 7)) << 4) + panel0 * 128);
+    global += row * row_bytes + panel0 * 128 + chunk * 16;
+    columns -= panel0 * 64 + chunk * 8;
+#pragma unroll
+    for (int i = 0; i < ROWS; i += 32) {
+        const bool row_exists = row + i < rows;
+#pragma unroll
+        for (int panel = 0; panel < COLUMNS / 64; panel += PANEL_STEP) {
+            if (PANEL_STEP == 1 || COLUMNS / 64 % 2 == 0 || panel + panel0 < COLUMNS / 64)
+                cp_async_16_fill(shared + (uint32_t)(i * PITCH + panel * 128), global + panel * 128,
+                                 row_exists && panel * 64 < columns ? 16 : 0);
+        }
+        global += 32 * row_bytes;
+    }
+}
+
+/* The producer's side of the ring: every thread copies its share of each slot. */
+struct loader {
+    const char *k, *v; /* row 0 of the sequence, this block's columns of v */
+    int64_t k_row_bytes, v_row_bytes;
+    int32_t seqlen_k, head_dim, columns_v;
+    uint32_t ring, rank;
+    int32_t tile, last_tile, slot, stage;
+};
+
+__device__ __forceinline__ void load_next(loader &l) {
+    if (l.tile < l.last_tile) {
+        const uint32_t stage = l.ring + (uint32_t)(l.stage * STAGE_BYTES);
+        if (l.slot < K_SLOTS) {
+            const int32_t key = l.tile * BLOCK_N + (int32_t)l.rank * BLOCK_KEYS, d = l.slot * SLICE_D;
+            copy_tile<BLOCK_KEYS, SLICE_D>(stage, l.k + key * l.k_row_bytes + d * 2, l.k_row_bytes, l.seqlen_k - key,
+                                           l.head_dim - d);
+        } else {
+            const int32_t slice = l.slot - K_SLOTS;
+            const int32_t key = l.tile * BLOCK_N + slice / SLICE_PARTS * SLICE_KEYS;
+            const int32_t column = slice % SLICE_PARTS * PART_COLUMNS;
+            copy_tile<SLICE_KEYS, PART_COLUMNS>(stage, l.v + key * l.v_row_bytes + column * 2, l.v_row_bytes,
+                                                l.seqlen_k - key, l.columns_v - column);
+        }
+        if (++l.slot == SLOTS) {
+            l.slot = 0;
+            ++l.tile;
+        }
+        if (++l.stage == STAGES) l.stage = 0;
+    }
+    cp_async_commit();
+}
+
+__device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    if (DTYPE == MMA_FLOAT16)
+        mma_m16n8k16_f16(c, a, b0, b1);
+    else
+        mma_m16n8k16_bf16(c, a, b0, b1);
+}
+__device__ __forceinline__ uint32_t pack(float low, float high) {
+    return DTYPE == MMA_FLOAT16 ? cvt_f16x2(low, high) : cvt_bf16x2(low, high);
+}
+__device__ __forceinline__ float widen(uint16_t x) { return DTYPE == MMA_FLOAT16 ? cvt_f32_f16(x) : cvt_f32_bf16(x); }
+
+/* Scores to log2 units; invisible ones to -inf. */
+__device__ __forceinline__ void finish_scores(const mma_forward_arguments &a, const work &w, int32_t tile,
+                                              int32_t warp_row, int32_t key0, float (&s)[2][KEY_TILES][4]) {
+    const float factor = HAS_SOFTCAP ? a.scale / a.softcap : a.scale * LOG2E;
+    const float cap = a.softcap * LOG2E;
+#pragma unroll
+    for (int m = 0; m < 2; ++m)
+#pragma unroll
+        for (int n = 0; n < KEY_TILES; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                s[m][n][e] *= factor;
+                if (HAS_SOFTCAP) s[m][n][e] = cap * tanhf(s[m][n][e]);
+            }
+    const bool partial = tile * BLOCK_N < w.full_first || (tile + 1) * BLOCK_N > w.full_last;
+    if (!(HAS_MASK || HAS_BIAS || HAS_INTERVALS) && !partial) return;
+
+    const char *mask = 0, *bias = 0;
+    const int32_t *start = 0, *end = 0;
+    if (HAS_MASK) mask = a.mask.data + w.batch * a.mask.batch + (w.head / a.mask.group) * a.mask.head;
+    constexpr int BIAS_BYTES = HAS_BIAS == 2 ? 4 : 2;
+    if (HAS_BIAS)
+        bias = a.bias.data + (w.batch * a.bias.batch + (w.head / a.bias.group) * a.bias.head) * BIAS_BYTES;
+    if (HAS_INTERVALS) {
+        const int32_t head = w.head / a.intervals.group;
+        start = a.intervals.start + w.batch * a.intervals.start_batch + head * a.intervals.start_head +
+                w.k_begin * a.intervals.start_key;
+        end = a.intervals.end + w.batch * a.intervals.end_batch + head * a.intervals.end_head +
+              w.k_begin * a.intervals.end_key;
+    }
+#pragma unroll
+    for (int m = 0; m < 2; ++m)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int32_t i = warp_row + m * 16 + half * 8;
+            const int32_t first = first_key(a, w, i), last = last_key(a, w, i);
+#pragma unroll
+            for (int n = 0; n < KEY_TILES; ++n)
+#pragma unroll
+                for (int e = 0; e < 2; ++e) {
+                    const int32_t j = key0 + n * 8 + e;
+                    float &x = s[m][n][half * 2 + e];
+                    bool visible = j >= first && j < last;
+                    if (HAS_INTERVALS || HAS_MASK || HAS_BIAS) visible = visible && i < w.seqlen_q;
+                    if (HAS_INTERVALS && visible)
+                        visible = i >= start[j * a.intervals.start_key] && i < end[j * a.intervals.end_key];
+                    if (HAS_MASK && visible) visible = mask[i * a.mask.row + j * a.mask.key] != 0;
+                    if (HAS_BIAS && visible) {
+                        const char *at = bias + (i * a.bias.row + j * a.bias.key) * BIAS_BYTES;
+                        const float natural = HAS_BIAS == 2 ? *(const float *)at : widen(*(const uint16_t *)at);
+                        /* A finite bias stays finite in log2 units, so that a row of lowest values has a mean. */
+                        const float largest = 3.402823466e38f;
+                        x += natural == -infinity() ? natural : fminf(fmaxf(natural * LOG2E, -largest), largest);
+                    }
+                    if (!visible) x = -infinity();
+                }
+        }
+}
+
+/* Stores one word in this block's shared memory and, in a cluster, at the same place of the other block. */
+__device__ __forceinline__ void publish(uint32_t shared, uint32_t peer, uint32_t word) {
+    st_shared_4(shared, word);
+#if CLUSTER == 2
+    st_cluster_4(shared + peer, word);
+#endif
+}
+/* The barrier behind published words. */
+__device__ __forceinline__ void publish_barrier() {
+#if CLUSTER == 2
+    barrier_cluster_arrive();
+    barrier_cluster_wait();
+#else
+    __syncthreads();
+#endif
+}
+
+/* Reduces over the four lanes that share a row. */
+__device__ __forceinline__ float quad_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
+    return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
+}
+__device__ __forceinline__ float quad_sum(float x) {
+    x += __shfl_xor_sync(0xffffffff, x, 1);
+    return x + __shfl_xor_sync(0xffffffff, x, 2);
+}
+
+} // namespace
+
+extern "C" __global__ void __launch_bounds__(MMA_WIDE_THREADS, 1)
+#if CLUSTER == 2
+    __cluster_dims__(2, 1, 1)
+#endif
+        mma_wide(const __grid_constant__ struct mma_forward_arguments a) {
+    extern __shared__ __align__(128) char shared_memory[];
+    const uint32_t shared = shared_address(shared_memory);
+    const int warp = (int)threadIdx.x >> 5, lane = (int)threadIdx.x & 31;
+    const int row_group = warp / COLUMN_GROUPS, column_group = warp % COLUMN_GROUPS;
+    const uint32_t rank = CLUSTER == 2 ? blockIdx.x % CLUSTER : 0;
+    uint32_t peer = 0; /* what to add to an address to reach the other block */
+#if CLUSTER == 2
+    peer = mapa_shared(shared, rank ^ 1) - shared;
+#endif
+    const work w = find_work(a);
+    if (VARLEN && w.row0 >= w.seqlen_q) return;
+
+    loader l;
+    const int32_t block_column = (int32_t)rank * BLOCK_COLUMNS;
+    l.k_row_bytes = a.k.row * 2;
+    l.v_row_bytes = a.v.row * 2;
+    l.k = a.k.data + (w.batch * a.k.batch + w.k_begin * a.k.row + (w.head / a.group) * a.k.head) * 2;
+    l.v = a.v.data + (w.batch * a.v.batch + w.k_begin * a.v.row + (w.head / a.group) * a.v.head + block_column) * 2;
+    l.seqlen_k = w.seqlen_k;
+    l.head_dim = a.head_dim;
+    l.columns_v = a.head_dim_v - block_column;
+    l.ring = shared + RING_OFFSET;
+    l.rank = rank;
+    l.tile = w.first_tile;
+    l.last_tile = w.last_tile;
+    l.slot = 0;
+    l.stage = 0;
+
+    const char *q = a.q.data + (w.batch * a.q.batch + (w.q_begin + w.row0) * a.q.row + w.head * a.q.head) * 2;
+    copy_tile<BLOCK_M, HEAD_DIM>(shared, q, a.q.row * 2, w.seqlen_q - w.row0, a.head_dim);
+#pragma unroll
+    for (int i = 0; i < STAGES - 1; ++i) load_next(l);
+
+    /* Addresses of this lane. ldmatrix x4 reads rows lane & 15, 16-byte halves lane >> 4 of a 16 x 16 tile; the tile in
+     * chunk pair p of its row lies at (p * 32) ^ lane_chunk. */
+    const uint32_t lane_row = lane & 15, lane_chunk = ((lane >> 4) ^ (lane & 7)) << 4;
+    const uint32_t q_lane = shared + (row_group * 32 + lane_row) * Q_PITCH;
+    const uint32_t p_lane = shared + P_OFFSET + (row_group * 32 + lane_row) * P_PITCH;
+    const uint32_t k_lane = WARP_KEYS == 8 ? (column_group * 8 + (lane & 7)) * K_PITCH
+                                           : (column_group * WARP_KEYS + lane_row) * K_PITCH;
+    const uint32_t k_chunk = WARP_KEYS == 8 ? (((lane >> 3) & 1) ^ (lane & 7)) << 4 : lane_chunk;
+    const uint32_t v_lane = lane_row * V_PITCH;
+
+    const int quad_row = lane >> 2, quad_column = (lane & 3) * 2; /* of an accumulator tile */
+    const int32_t block_row = row_group * 32 + quad_row;
+    const int32_t warp_key = (int32_t)rank * BLOCK_KEYS + column_group * WARP_KEYS;
+    /* Where this lane's two scores of key tile 0 of row block_row go in P. */
+    const uint32_t p_store = shared + P_OFFSET + block_row * P_PITCH + quad_column * 2;
+    const uint32_t statistics = shared + STATISTICS_OFFSET;
+    const uint32_t my_statistics = statistics + ((rank * COLUMN_GROUPS + column_group) * BLOCK_M + block_row) * 4;
+
+    float o[2][UNITS * 2][4];
+    float reference[2][2], sum[2][2]; /* of rows block_row + 16 m + 8 half; the sums of this lane alone */
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+#pragma unroll
+        for (int n = 0; n < UNITS * 2; ++n) o[m][n][0] = o[m][n][1] = o[m][n][2] = o[m][n][3] = 0.0f;
+        reference[m][0] = reference[m][1] = -infinity();
+        sum[m][0] = sum[m][1] = 0.0f;
+    }
+
+#if CLUSTER == 2
+    uint32_t vote_slot = 0;
+    if (threadIdx.x < 3) st_shared_4(shared + VOTES_OFFSET + threadIdx.x * 4, 0);
+    barrier_cluster_arrive();
+#endif
+
+    int32_t stage = 0; /* of the slot that is computed on */
+#define ACQUIRE()                                                                                                      \
+    do {                                                                                                               \
+        cp_async_wait<STAGES - 2>();                                                                                   \
+        __syncthreads();                                                                                               \
+        load_next(l);                                                                                                  \
+    } while (0)
+
+    for (int32_t tile = w.first_tile; tile < w.last_tile; ++tile) {
+        /* S = Q K^T, operands one 16-column step ahead of the multiplications. */
+        float s[2][KEY_TILES][4];
+#pragma unroll
+        for (int m = 0; m < 2; ++m)
+#pragma unroll
+            for (int n = 0; n < KEY_TILES; ++n) s[m][n][0] = s[m][n][1] = s[m][n][2] = s[m][n][3] = 0.0f;
+        {
+            uint32_t qa[2][2][4], kb[2][(KEY_TILES + 1) / 2][4];
+            uint32_t q_slice = q_lane, k_slice = 0;
+            const auto load_step = [&](int buffer, int step) {
+                const uint32_t q_at = q_slice + ((uint32_t)((step & 3) * 32) ^ lane_chunk) + (step >> 2) * 128;
+                const uint32_t k_at = k_slice + ((uint32_t)((step & 3) * 32) ^ k_chunk) + (step >> 2) * 128;
+                ldmatrix_x4(qa[buffer][0], q_at);
+                ldmatrix_x4(qa[buffer][1], q_at + 16 * Q_PITCH);
+                if (WARP_KEYS == 8) {
+                    uint32_t pair[2];
+                    ldmatrix_x2(pair, k_at);
+                    kb[buffer][0][0] = pair[0];
+                    kb[buffer][0][2] = pair[1];
+                } else {
+#pragma unroll
+                    for (int n = 0; n < KEY_TILES / 2; ++n) ldmatrix_x4(kb[buffer][n], k_at + n * 16 * K_PITCH);
+                }
+            };
+            ACQUIRE();
+            k_slice = l.ring + stage * STAGE_BYTES + k_lane;
+            load_step(0, 0);
+#pragma unroll 1
+            for (int slot = 0; slot < K_SLOTS; ++slot) {
+#pragma unroll
+                for (int step = 0; step < SLICE_D / 16; ++step) {
+                    if (step + 1 < SLICE_D / 16) {
+                        load_step((step + 1) & 1, step + 1);
+                    } else {
+                        if (++stage == STAGES) stage = 0;
+                        if (slot + 1 < K_SLOTS) {
+                            ACQUIRE();
+                            q_slice += SLICE_D * 2;
+                            k_slice = l.ring + stage * STAGE_BYTES + k_lane;
+                            load_step(0, 0);
+                        }
+                    }
+#pragma unroll
+                    for (int n = 0; n < KEY_TILES; ++n)
+#pragma unroll
+                        for (int m = 0; m < 2; ++m)
+                            multiply(s[m][n], qa[step & 1][m], kb[step & 1][n / 2][n & 1], kb[step & 1][n / 2][2 + (n & 1)]);
+                }
+            }
+        }
+
+        /* P = exp2(S - reference), published together with the vote on whether some reference must be raised; if so,
+         * once more with the raised one. */
+        finish_scores(a, w, tile, w.row0 + block_row, tile * BLOCK_N + warp_key + quad_column, s);
+        float tile_sum[2][2];
+#if CLUSTER == 2
+        barrier_cluster_wait(); /* the other block has read the P before this one */
+#endif
+        for (;;) {
+            bool raise = false;
+#pragma unroll
+            for (int m = 0; m < 2; ++m)
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    const float bound = reference[m][half] + LAZY_BOUND;
+                    const float base = reference[m][half] == -infinity() ? 0.0f : reference[m][half];
+                    const uint32_t row_store = p_store + (m * 16 + half * 8) * P_PITCH;
+                    float total = 0.0f;
+#pragma unroll
+                    for (int n = 0; n < KEY_TILES; ++n) {
+                        const float x0 = s[m][n][half * 2], x1 = s[m][n][half * 2 + 1];
+                        raise = raise || fmaxf(x0, x1) > bound;
+                        const float p0 = ex2_approx(x0 - base), p1 = ex2_approx(x1 - base);
+                        total += p0 + p1;
+                        const uint32_t chunk = (uint32_t)(warp_key / 8 + n);
+                        publish(row_store + ((chunk ^ quad_row) << 4), peer, pack(p0, p1));
+                    }
+                    tile_sum[m][half] = total;
+                }
+            cp_async_wait<STAGES - 2>();
+#if CLUSTER == 2
+            const uint32_t vote = shared + VOTES_OFFSET + vote_slot * 4;
+            if (__any_sync(0xffffffff, raise) && lane == 0) publish(vote, peer, 1);
+            publish_barrier();
+            const int raised = *(volatile int *)(shared_memory + VOTES_OFFSET + vote_slot * 4);
+            /* The slot two votes ahead was last read before this barrier and is not written before the next one. */
+            const uint32_t clean = vote_slot == 0 ? 2 : vote_slot - 1;
+            if (threadIdx.x == 0) st_shared_4(shared + VOTES_OFFSET + clean * 4, 0);
+            vote_slot = vote_slot == 2 ? 0 : vote_slot + 1;
+#else
+            const int raised = __syncthreads_or(raise);
+#endif
+            if (!raised) break;
+
+#pragma unroll
+            for (int m = 0; m < 2; ++m)
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    float largest = -infinity();
+#pragma unroll
+                    for (int n = 0; n < KEY_TILES; ++n)
+                        largest = fmaxf(largest, fmaxf(s[m][n][half * 2], s[m][n][half * 2 + 1]));
+                    largest = quad_max(largest);
+                    if ((lane & 3) == 0)
+                        publish(my_statistics + (m * 16 + half * 8) * 4, peer, __float_as_uint(largest));
+                }
+            publish_barrier();
+#pragma unroll
+            for (int m = 0; m < 2; ++m)
+#pragma unroll
+                for (int half = 0; half < 2; ++half) {
+                    const float *of_row =
+                        (const float *)(shared_memory + STATISTICS_OFFSET) + block_row + m * 16 + half * 8;
+                    float largest = reference[m][half];
+#pragma unroll
+                    for (int i = 0; i < STATISTICS; ++i) largest = fmaxf(largest, of_row[i * BLOCK_M]);
+                    const float factor =
+                        largest == reference[m][half] ? 1.0f : ex2_approx(reference[m][half] - largest);
+                    reference[m][half] = largest;
+                    sum[m][half] *= factor;
+#pragma unroll
+                    for (int n = 0; n < UNITS * 2; ++n) {
+                        o[m][n][half * 2] *= factor;
+                        o[m][n][half * 2 + 1] *= factor;
+                    }
+                }
+        }
+#pragma unroll
+        for (int m = 0; m < 2; ++m) {
+            sum[m][0] += tile_sum[m][0];
+            sum[m][1] += tile_sum[m][1];
+        }
+        load_next(l); /* the vote's barrier was also that of the first V slot */
+
+        /* O += P V, operands one unit ahead. */
+#pragma unroll 1
+        for (int slice = 0; slice < BLOCK_N / SLICE_KEYS; ++slice) {
+#pragma unroll
+            for (int part = 0; part < SLICE_PARTS; ++part) {
+                constexpr int LOADS = SLICE_KEYS / 16 * PART_UNITS;
+                uint32_t pa[2][2][4], vb[2][4];
+                const uint32_t v_slice = l.ring + stage * STAGE_BYTES + v_lane;
+                const auto load_p = [&](int step) {
+                    const uint32_t at =
+                        p_lane + ((uint32_t)(slice * (SLICE_KEYS / 16) + step) * 32 ^ lane_chunk);
+                    ldmatrix_x4(pa[step & 1][0], at);
+                    ldmatrix_x4(pa[step & 1][1], at + 16 * P_PITCH);
+                };
+                const auto load_v = [&](int load) {
+                    const int step = load / PART_UNITS, unit = load % PART_UNITS;
+                    const uint32_t pair = (uint32_t)(unit * COLUMN_GROUPS % 4 + column_group % 4);
+                    const uint32_t panel =
+                        (uint32_t)(unit * COLUMN_GROUPS / 4 + (COLUMN_GROUPS == 8 ? column_group / 4 : 0));
+                    ldmatrix_x4_trans(vb[load & 1], v_slice + (pair * 32 ^ lane_chunk) + panel * 128 +
+                                                        step * 16 * V_PITCH);
+                };
+                load_p(0);
+                load_v(0);
+#pragma unroll
+                for (int load = 0; load < LOADS; ++load) {
+                    const int step = load / PART_UNITS, unit = part * PART_UNITS + load % PART_UNITS;
+                    if (load + 1 < LOADS) {
+                        if ((load + 1) % PART_UNITS == 0) load_p(step + 1);
+                        load_v(load + 1);
+                    }
+                    const uint32_t(&b)[4] = vb[load & 1];
+                    multiply(o[0][unit * 2], pa[step & 1][0], b[0], b[1]);
+                    multiply(o[1][unit * 2], pa[step & 1][1], b[0], b[1]);
+                    multiply(o[0][unit * 2 + 1], pa[step & 1][0], b[2], b[3]);
+                    multiply(o[1][unit * 2 + 1], pa[step & 1][1], b[2], b[3]);
+                }
+                if (++stage == STAGES) stage = 0;
+                if (part + 1 < SLICE_PARTS || slice + 1 < BLOCK_N / SLICE_KEYS) ACQUIRE();
+            }
+        }
+#if CLUSTER == 2
+        barrier_cluster_arrive(); /* this block has read P */
+#endif
+    }
+#undef ACQUIRE
+
+    /* Row sums over all warps that see a row; nothing in shared memory but the statistics is needed from here on. */
+#if CLUSTER == 2
+    barrier_cluster_wait();
+#endif
+    cp_async_wait<0>();
+#pragma unroll
+    for (int m = 0; m < 2; ++m)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            sum[m][half] = quad_sum(sum[m][half]);
+            if ((lane & 3) == 0)
+                publish(my_statistics + (m * 16 + half * 8) * 4, peer, __float_as_uint(sum[m][half]));
+        }
+    publish_barrier();
+#pragma unroll
+    for (int m = 0; m < 2; ++m)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int32_t row = block_row + m * 16 + half * 8;
+            const float *of_row = (const float *)(shared_memory + STATISTICS_OFFSET) + row;
+            float total = 0.0f;
+#pragma unroll
+            for (int i = 0; i < STATISTICS; ++i) total += of_row[i * BLOCK_M];
+            const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
+            if (a.lse.data && rank == 0 && column_group == 0 && (lane & 3) == 0 && w.row0 + row < w.seqlen_q)
+                a.lse.data[w.batch * a.lse.batch + w.head * a.lse.head + (w.q_begin + w.row0 + row) * a.lse.row] =
+                    total == 0.0f ? infinity() : (reference[m][half] + lg2_approx(total)) * LN2;
+#pragma unroll
+            for (int n = 0; n < UNITS * 2; ++n) {
+                const uint32_t chunk = (uint32_t)((n / 2 * COLUMN_GROUPS + column_group) * 2 + n % 2);
+                st_shared_4(shared + row * OUT_PITCH + ((chunk ^ (row & 7)) << 4) + quad_column * 2,
+                            pack(o[m][n][half * 2] * inverse, o[m][n][half * 2 + 1] * inverse));
+            }
+        }
+    __syncthreads();
+
+    /* O in 16-byte stores: eight neighbouring threads write 128 bytes of a row. */
+    char *out = a.out.data +
+                (w.batch * a.out.batch + (w.q_begin + w.row0) * a.out.row + w.head * a.out.head + block_column) * 2;
+    const int chunk = (int)threadIdx.x & 7;
+#pragma unroll 1
+    for (int row = (int)threadIdx.x >> 3; row < BLOCK_M && w.row0 + row < w.seqlen_q; row += 32)
+#pragma unroll 4
+        for (int panel = 0; panel < BLOCK_COLUMNS / 64; ++panel)
+            if (panel * 64 + chunk * 8 < a.head_dim_v - block_column) {
+                uint32_t words[4];
+                ld_shared_16(words, shared + row * OUT_PITCH + panel * 128 + ((chunk ^ (row & 7)) << 4));
+                *(uint4 *)(out + row * a.out.row * 2 + panel * 128 + chunk * 16) =
+                    make_uint4(words[0], words[1], words[2], words[3]);
+            }
+}
