@@ -51,16 +51,26 @@ static fdm_status check_same_problem(const fdm_plan *plan, const fdm_problem *no
     return FDM_OK;
 }
 
+/* The family that made the plan and has the kernel it names here; NULL with a sentence. */
+static const struct family *family_of(const fdm_plan *plan, fdm_status *status) {
+    const struct family *family = plan_family(plan);
+    *status = FDM_OK;
+    if (!family || plan->kernel_index < 0 || plan->kernel_index >= family->num_kernels ||
+        strcmp(family->kernel(plan->kernel_index)->name, plan->kernel) != 0)
+        *status = error_set(FDM_ERROR_INVALID_ARGUMENT,
+                            "the plan names kernel '%s' of family '%s', which this library does not have", plan->kernel,
+                            plan->family);
+    else if (!family->available(plan->kernel_index))
+        *status = error_set(FDM_ERROR_UNSUPPORTED, "this machine cannot run kernel '%s'", plan->kernel);
+    return *status ? NULL : family;
+}
+
 static fdm_status run_plan(const fdm_plan *plan, const struct attention *attention, void *workspace,
                            size_t workspace_bytes, const fdm_launch *launch) {
-    const struct family *family = plan_family(plan);
-    if (!family || plan->kernel_index < 0 || plan->kernel_index >= family->num_kernels ||
-        strcmp(family->kernels[plan->kernel_index].name, plan->kernel) != 0)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT,
-                         "the plan names kernel '%s' of family '%s', which this library does not have", plan->kernel,
-                         plan->family);
-    if (!family->available(plan->kernel_index))
-        return error_set(FDM_ERROR_UNSUPPORTED, "this machine cannot run kernel '%s'", plan->kernel);
+    fdm_status status;
+    const struct family *family = family_of(plan, &status);
+    if (!family)
+        return status;
     if (plan->workspace_bytes > 0 && (!workspace || workspace_bytes < (size_t)plan->workspace_bytes))
         return error_set(FDM_ERROR_WORKSPACE, "workspace has %zu bytes; the plan needs %lld",
                          workspace ? workspace_bytes : 0, (long long)plan->workspace_bytes);
@@ -81,6 +91,14 @@ fdm_status fdm_execute(const fdm_plan *plan, const fdm_tensors *tensors, void *w
     if (!status)
         status = check_same_problem(plan, &problem);
     return status ? status : run_plan(plan, &attention, workspace, workspace_bytes, launch);
+}
+
+fdm_status fdm_prepare(const fdm_plan *plan) {
+    if (!plan)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "plan is NULL");
+    fdm_status status;
+    const struct family *family = family_of(plan, &status);
+    return family && family->prepare ? family->prepare(plan) : status;
 }
 
 static void *allocate_default(void *context, size_t bytes) {

@@ -21,13 +21,16 @@ struct plan_request {
 
 struct family {
     const char *name;
-    const struct kernel_row *kernels;
+    int32_t device_type; /* FDM_CPU or FDM_CUDA: where its tensors live */
     int32_t num_kernels;
+    const struct kernel_row *(*kernel)(int32_t row);
     /* 1 when this machine can run the row. */
     int (*available)(int32_t row);
     /* Fills kernel_index, kernel, choice, tile, workspace and reason of plan, and returns 1; or returns 0 with one
      * clause in plan->reason that says why not. Pure: looks at nothing but the request. */
     int (*choose)(const struct plan_request *request, fdm_plan *plan);
+    /* Makes what the plan launches ready; NULL when there is nothing to make. */
+    fdm_status (*prepare)(const fdm_plan *plan);
     /* Runs the plan; decides nothing. */
     fdm_status (*execute)(const fdm_plan *plan, const struct attention *attention, void *workspace,
                           const fdm_launch *launch);
@@ -38,6 +41,7 @@ extern const struct family *const families[];
 
 extern const struct family family_reference;
 extern const struct family family_cpu;
+extern const struct family family_mma;
 
 /* The index of the row with this name, -1 if none. */
 int32_t family_find_kernel(const struct family *family, const char *name);

@@ -85,7 +85,7 @@ fdm_status fdm_kernel_list(int32_t index, fdm_kernel_info *info) {
     for (int32_t i = 0; left >= 0 && families[i]; left -= families[i++]->num_kernels) {
         if (left >= families[i]->num_kernels)
             continue;
-        const struct kernel_row *row = &families[i]->kernels[left];
+        const struct kernel_row *row = families[i]->kernel(left);
         *info =
             (fdm_kernel_info){families[i]->name, row->name, row->description, row->pass, families[i]->available(left)};
         return FDM_OK;

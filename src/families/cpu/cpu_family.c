@@ -216,4 +216,12 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     return a->execute(plan, attention, workspace, launch);
 }
 
-const struct family family_cpu = {"cpu", rows, NUM_ALGORITHMS *CPU_ISA_COUNT, available, choose, execute};
+static const struct kernel_row *kernel(int32_t row) { return &rows[row]; }
+
+const struct family family_cpu = {.name = "cpu",
+                                  .device_type = FDM_CPU,
+                                  .num_kernels = NUM_ALGORITHMS * CPU_ISA_COUNT,
+                                  .kernel = kernel,
+                                  .available = available,
+                                  .choose = choose,
+                                  .execute = execute};

@@ -51,7 +51,8 @@ struct mma_forward_arguments {
     int32_t window_left, window_right; /* relative to the aligned diagonal, causal folded into right; INT32_MAX =
                                           unbounded */
     float scale;                       /* softmax_scale */
-    float softcap;                     /* 0 = none */
+    float softcap, softcap_inverse;    /* 0 = none */
+    int32_t heads_per_section;         /* order of the grid: heads whose rows are interleaved */
 };
 
 #endif

@@ -303,4 +303,12 @@ static int choose(const struct plan_request *request, fdm_plan *plan) {
     return 1;
 }
 
-const struct family family_reference = {"reference", rows, 2, available, choose, execute};
+static const struct kernel_row *kernel(int32_t row) { return &rows[row]; }
+
+const struct family family_reference = {.name = "reference",
+                                        .device_type = FDM_CPU,
+                                        .num_kernels = 2,
+                                        .kernel = kernel,
+                                        .available = available,
+                                        .choose = choose,
+                                        .execute = execute};

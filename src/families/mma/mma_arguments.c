@@ -1,0 +1,49 @@
+/* mma_arguments.c: a call's tensors as the kernels' argument struct. */
+#include "mma_family.h"
+
+static struct mma_matrix matrix_of(const struct matrix_view *view) {
+    return (struct mma_matrix){view->data, view->batch, view->row, view->head};
+}
+static struct mma_scores scores_of(const struct score_view *view) {
+    return (struct mma_scores){view->data, view->batch, view->head, view->row, view->key, (int32_t)view->group, 0};
+}
+static struct mma_rows rows_of(const struct row_view *view) {
+    return (struct mma_rows){(float *)(void *)view->data, view->batch, view->head, view->row};
+}
+
+/* A window's bound as the kernels take it: -1 and everything past the longest sequence is "unbounded". */
+static int32_t bound_of(int64_t bound) { return bound < 0 || bound >= INT32_MAX ? INT32_MAX : (int32_t)bound; }
+
+void mma_fill_arguments(const struct attention *attention, struct mma_forward_arguments *a) {
+    const fdm_problem *p = attention->problem;
+    const struct interval_view *i = &attention->intervals;
+    *a = (struct mma_forward_arguments){
+        .q = matrix_of(&attention->q),
+        .k = matrix_of(&attention->k),
+        .v = matrix_of(&attention->v),
+        .out = matrix_of(&attention->out),
+        .lse = rows_of(&attention->lse),
+        .mask = scores_of(&attention->mask),
+        .bias = scores_of(&attention->bias),
+        .intervals = {i->start, i->end, i->start_batch, i->start_head, i->start_key, i->end_batch, i->end_head,
+                      i->end_key, (int32_t)i->group, 0},
+        .cu_seqlens_q = attention->cu_seqlens_q,
+        .cu_seqlens_k = attention->cu_seqlens_k,
+        .batch = (int32_t)p->batch,
+        .heads = (int32_t)p->heads,
+        .heads_kv = (int32_t)p->heads_kv,
+        .group = (int32_t)(p->heads / p->heads_kv),
+        .seqlen_q = (int32_t)p->seqlen_q,
+        .seqlen_k = (int32_t)p->seqlen_k,
+        .head_dim = (int32_t)p->head_dim,
+        .head_dim_v = (int32_t)p->head_dim_v,
+        .num_splits = 1,
+        .total_q = (int32_t)p->total_q,
+        .window_left = bound_of(p->window_left),
+        .window_right = p->causal ? 0 : bound_of(p->window_right),
+        .scale = (float)p->softmax_scale,
+        .softcap = (float)p->softcap,
+        .softcap_inverse = p->softcap > 0 ? (float)(1 / p->softcap) : 0,
+        .heads_per_section = 1,
+    };
+}

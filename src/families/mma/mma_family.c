@@ -1,0 +1,110 @@
+/* mma_family.c: the portable CUDA family: its rows in order of preference, the choice among them, the way to each. */
+#include "mma_family.h"
+
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "error.h"
+
+static const struct mma_algorithm *const algorithms[] = {&mma_forward_algorithm};
+enum { NUM_ALGORITHMS = sizeof algorithms / sizeof algorithms[0] };
+
+static const struct kernel_row *kernel(int32_t row) { return &algorithms[row]->row; }
+
+static int available(int32_t row) {
+    (void)row;
+    return cuda_device_count() > 0;
+}
+
+/* What no kernel of the family takes. */
+static const char *family_refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
+    if (device->id.type != FDM_CUDA)
+        return "it runs on CUDA devices only";
+    if (device->compute_major < 8) {
+        snprintf(text, size, "compute capability %d.%d is below 8.0", device->compute_major, device->compute_minor);
+        return text;
+    }
+    if (p->dtype == FDM_FLOAT64)
+        return "float64 is computed by the reference family only, on the CPU";
+    if (p->seqlen_q >= INT32_MAX || p->seqlen_k >= INT32_MAX || p->total_q >= INT32_MAX || p->total_k >= INT32_MAX)
+        return "sequences are shorter than 2^31";
+    if (p->batch * p->heads * (p->seqlen_q / 16 + 1) >= INT32_MAX)
+        return "rows of all heads are fewer than 2^35";
+    return NULL;
+}
+
+static void name_plan(int32_t index, fdm_plan *plan) {
+    plan->kernel_index = index;
+    snprintf(plan->kernel, sizeof plan->kernel, "%s", algorithms[index]->row.name);
+}
+
+/* A kernel asked for by name, or one of its variants by choice code. */
+static int choose_forced(const struct plan_request *request, fdm_plan *plan) {
+    char text[160], why[200] = "is not a kernel of this family for this pass";
+    for (int32_t i = 0; i < NUM_ALGORITHMS; i++) {
+        const struct mma_algorithm *a = algorithms[i];
+        int named = strcmp(a->row.name, request->kernel) == 0;
+        if (a->row.pass != request->problem->pass) {
+            if (named)
+                snprintf(why, sizeof why, "is for the other pass");
+            continue;
+        }
+        const char *refused = a->refusal(request->device, request->problem, text, sizeof text);
+        if (refused) {
+            if (named)
+                snprintf(why, sizeof why, "cannot run it: %s", refused);
+            continue;
+        }
+        for (int32_t variant = 0; a->fill(request->device, request->problem, variant, plan); variant++)
+            if (named || strcmp(plan->choice, request->kernel) == 0) {
+                name_plan(i, plan);
+                return 1;
+            }
+    }
+    snprintf(plan->reason, sizeof plan->reason, "kernel '%s' %s", request->kernel, why);
+    return 0;
+}
+
+static int choose(const struct plan_request *request, fdm_plan *plan) {
+    char text[160];
+    const char *why = family_refusal(request->device, request->problem, text, sizeof text);
+    if (why) {
+        snprintf(plan->reason, sizeof plan->reason, "%s", why);
+        return 0;
+    }
+    if (request->kernel)
+        return choose_forced(request, plan);
+    char reasons[400] = "";
+    for (int32_t i = 0; i < NUM_ALGORITHMS; i++) {
+        const struct mma_algorithm *a = algorithms[i];
+        if (!a->chosen_freely || a->row.pass != request->problem->pass)
+            continue;
+        const char *refused = a->refusal(request->device, request->problem, text, sizeof text);
+        if (!refused && a->suits(request->device, request->problem)) {
+            name_plan(i, plan);
+            return a->fill(request->device, request->problem, 0, plan);
+        }
+        size_t used = strlen(reasons);
+        snprintf(reasons + used, sizeof reasons - used, "%s%s: %s", used ? "; " : "", a->row.name,
+                 refused ? refused : "other kernels suit it better");
+    }
+    snprintf(plan->reason, sizeof plan->reason, "%s", *reasons ? reasons : "it has no kernel for this pass yet");
+    return 0;
+}
+
+static fdm_status execute(const fdm_plan *plan, const struct attention *attention, void *workspace,
+                          const fdm_launch *launch) {
+    return algorithms[plan->kernel_index]->execute(plan, attention, workspace, launch ? launch->stream : NULL);
+}
+
+static fdm_status prepare(const fdm_plan *plan) { return algorithms[plan->kernel_index]->prepare(plan); }
+
+const struct family family_mma = {.name = "mma",
+                                  .device_type = FDM_CUDA,
+                                  .num_kernels = NUM_ALGORITHMS,
+                                  .kernel = kernel,
+                                  .available = available,
+                                  .choose = choose,
+                                  .prepare = prepare,
+                                  .execute = execute};

@@ -1,0 +1,34 @@
+/* mma_family.h: what the files of the mma family share on the host. */
+#ifndef FDM_MMA_FAMILY_H
+#define FDM_MMA_FAMILY_H
+
+#include "cuda/cuda.h"
+#include "families/mma/mma_arguments.h"
+#include "family.h"
+
+/* One kernel of the family: a row of its list. */
+struct mma_algorithm {
+    struct kernel_row row;
+    int chosen_freely; /* 0: runs only when it is named */
+    /* NULL when the device and problem can be taken; else a clause that says why not, in `text` or constant. */
+    const char *(*refusal)(const fdm_device *device, const fdm_problem *problem, char *text, size_t size);
+    /* 1 when it is to be preferred to the rows after it, given that it can. */
+    int (*suits)(const fdm_device *device, const fdm_problem *problem);
+    /* The variant-th way (from 0) to run the problem: fills tile, stages, shared and workspace bytes, choice code and
+     * parameters; 0 when there are no more ways. Variant 0 is the one chosen freely. */
+    int (*fill)(const fdm_device *device, const fdm_problem *problem, int32_t variant, fdm_plan *plan);
+    fdm_status (*prepare)(const fdm_plan *plan);
+    fdm_status (*execute)(const fdm_plan *plan, const struct attention *attention, void *workspace, void *stream);
+};
+
+extern const struct mma_algorithm mma_forward_algorithm;
+
+void mma_fill_arguments(const struct attention *attention, struct mma_forward_arguments *arguments);
+
+/* The dtype's number in constants; -1 when the family has none. */
+static inline int32_t mma_dtype(fdm_dtype dtype) {
+    return dtype == FDM_FLOAT16 ? MMA_FLOAT16 : dtype == FDM_BFLOAT16 ? MMA_BFLOAT16 : -1;
+}
+static inline int64_t mma_round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
+
+#endif
