@@ -6,9 +6,8 @@
  * in all other steps O is not rescaled and the warps need no maximum of each other, so that one barrier, which the
  * ring of K and V slices needs anyhow, publishes P. A cluster of two blocks (9.0) shares the rows, splits keys of S
  * and columns of O, and so halves what is read per row.
- * Sources: Dao, "FlashAttention-2" (arXiv 2307.08691) for the loop; the lazy maximum is that of Ye et al.,
- * "FlashInfer"-style conditional rescaling, as also used by FlashAttention-4; Milakov and Gimelshein (arXiv
- * 1805.02867) for the running softmax.
+ * Sources: Dao, "FlashAttention-2" (arXiv 2307.08691) for the loop; Milakov and Gimelshein (arXiv
+ * 1805.02867) for the running softmax; FlashAttention-4 rescales lazily too.
  *
  * Who computes what. Row group w / COLUMN_GROUPS, column group w % COLUMN_GROUPS.
  *   S: 32 rows x WARP_KEYS keys, over all of D.   O: 32 rows x UNITS times 16 columns, interleaved between the groups.
@@ -29,6 +28,7 @@
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/mma.cuh"
+#include "cuda/ptx/special.cuh"
 #include "families/mma/mma_wide.h"
 
 #if !defined(DTYPE) || !defined(HEAD_DIM) || !defined(HEAD_DIM_V) || !defined(BLOCK_M) || !defined(BLOCK_N) ||         \
@@ -139,9 +139,9 @@ template <int ROWS, int COLUMNS>
 __device__ __forceinline__ void copy_tile(uint32_t shared, const char *global, int64_t row_bytes, int32_t rows,
                                           int32_t columns) {
     constexpr int PITCH = COLUMNS * 2;
-    const int chunk = (int)threadIdx.x & 7;
-    const int row = ((int)threadIdx.x >> 3) & (ROWS == 16 ? 15 : 31);
-    const int panel0 = ROWS == 16 ? (int)threadIdx.x >> 7 : 0; /* 16 rows: half of the threads take every other panel */
+    const int thread = (int)tid_x_reread();
+    const int chunk = thread & 7, row = (thread >> 3) & (ROWS == 16 ? 15 : 31);
+    const int panel0 = ROWS == 16 ? thread >> 7 : 0; /* 16 rows: half of the threads take every other panel */
     constexpr int PANEL_STEP = ROWS == 16 ? 2 : 1;
     shared += (uint32_t)(row * PITCH + ((chunk ^ (row & 7)) << 4) + panel0 * 128);
     global += row * row_bytes + panel0 * 128 + chunk * 16;
@@ -205,7 +205,8 @@ __device__ __forceinline__ float widen(uint16_t x) { return DTYPE == MMA_FLOAT16
 /* Scores to log2 units; invisible ones to -inf. */
 __device__ __forceinline__ void finish_scores(const mma_forward_arguments &a, const work &w, int32_t tile,
                                               int32_t warp_row, int32_t key0, float (&s)[2][KEY_TILES][4]) {
-    const float factor = HAS_SOFTCAP ? a.scale / a.softcap : a.scale * LOG2E;
+    /* cap * tanh(x / cap) = cap - 2 cap / (1 + exp(2 x / cap)) */
+    const float factor = (HAS_SOFTCAP ? 2.0f * a.scale / a.softcap : a.scale) * LOG2E;
     const float cap = a.softcap * LOG2E;
 #pragma unroll
     for (int m = 0; m < 2; ++m)
@@ -214,7 +215,7 @@ __device__ __forceinline__ void finish_scores(const mma_forward_arguments &a, co
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 s[m][n][e] *= factor;
-                if (HAS_SOFTCAP) s[m][n][e] = cap * tanhf(s[m][n][e]);
+                if (HAS_SOFTCAP) s[m][n][e] = cap - 2.0f * cap * __frcp_rn(1.0f + ex2_approx(s[m][n][e]));
             }
     const bool partial = tile * BLOCK_N < w.full_first || (tile + 1) * BLOCK_N > w.full_last;
     if (!(HAS_MASK || HAS_BIAS || HAS_INTERVALS) && !partial) return;
@@ -232,33 +233,68 @@ __device__ __forceinline__ void finish_scores(const mma_forward_arguments &a, co
         end = a.intervals.end + w.batch * a.intervals.end_batch + head * a.intervals.end_head +
               w.k_begin * a.intervals.end_key;
     }
+    /* Key tiles one after the other: the loop is not unrolled but turns the scores round, which keeps the registers
+     * that addresses take few. */
+#pragma unroll 1
+    for (int n = 0; n < KEY_TILES; ++n) {
 #pragma unroll
-    for (int m = 0; m < 2; ++m)
+        for (int m = 0; m < 2; ++m)
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const int32_t i = warp_row + m * 16 + half * 8;
-            const int32_t first = first_key(a, w, i), last = last_key(a, w, i);
-#pragma unroll
-            for (int n = 0; n < KEY_TILES; ++n)
+            for (int half = 0; half < 2; ++half) {
+                const int32_t i = warp_row + m * 16 + half * 8;
+                const int32_t first = first_key(a, w, i), last = last_key(a, w, i);
 #pragma unroll
                 for (int e = 0; e < 2; ++e) {
                     const int32_t j = key0 + n * 8 + e;
-                    float &x = s[m][n][half * 2 + e];
+                    float &x = s[m][0][half * 2 + e];
                     bool visible = j >= first && j < last;
                     if (HAS_INTERVALS || HAS_MASK || HAS_BIAS) visible = visible && i < w.seqlen_q;
                     if (HAS_INTERVALS && visible)
                         visible = i >= start[j * a.intervals.start_key] && i < end[j * a.intervals.end_key];
                     if (HAS_MASK && visible) visible = mask[i * a.mask.row + j * a.mask.key] != 0;
                     if (HAS_BIAS && visible) {
-                        const char *at = bias + (i * a.bias.row + j * a.bias.key) * BIAS_BYTES;
-                        const float natural = HAS_BIAS == 2 ? *(const float *)at : widen(*(const uint16_t *)at);
+                        const char *from = bias + (i * a.bias.row + j * a.bias.key) * BIAS_BYTES;
+                        const float natural = HAS_BIAS == 2 ? *(const float *)from : widen(*(const uint16_t *)from);
                         /* A finite bias stays finite in log2 units, so that a row of lowest values has a mean. */
                         const float largest = 3.402823466e38f;
                         x += natural == -infinity() ? natural : fminf(fmaxf(natural * LOG2E, -largest), largest);
                     }
                     if (!visible) x = -infinity();
                 }
-        }
+            }
+#pragma unroll
+        for (int m = 0; m < 2; ++m)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                const float done = s[m][0][e];
+#pragma unroll
+                for (int t = 1; t < KEY_TILES; ++t) s[m][t - 1][e] = s[m][t][e];
+                s[m][KEY_TILES - 1][e] = done;
+            }
+    }
+}
+
+/* Which scores and which accumulators a thread holds. Found anew where it is needed, rather than kept in registers. */
+struct place {
+    int32_t quad_row, quad_column; /* in an accumulator tile */
+    int32_t column_group;
+    int32_t block_row;    /* of the block's rows; the others are 8, 16 and 24 below */
+    int32_t warp_key;     /* first key of the warp in a step */
+    uint32_t p_store;     /* byte in P of row block_row, apart from the chunk */
+    uint32_t statistics;  /* byte of this warp's number on row block_row */
+};
+__device__ __forceinline__ place find_place(uint32_t rank) {
+    const int32_t thread = (int32_t)tid_x_reread(), lane = thread & 31, warp = thread >> 5;
+    place p;
+    p.quad_row = lane >> 2;
+    p.quad_column = (lane & 3) * 2;
+    p.column_group = warp % COLUMN_GROUPS;
+    p.block_row = warp / COLUMN_GROUPS * 32 + p.quad_row;
+    p.warp_key = (int32_t)rank * BLOCK_KEYS + p.column_group * WARP_KEYS;
+    p.p_store = (uint32_t)(P_OFFSET + p.block_row * P_PITCH + p.quad_column * 2);
+    p.statistics =
+        (uint32_t)(STATISTICS_OFFSET + (((int32_t)rank * COLUMN_GROUPS + p.column_group) * BLOCK_M + p.block_row) * 4);
+    return p;
 }
 
 /* Stores one word in this block's shared memory and, in a cluster, at the same place of the other block. */
@@ -338,14 +374,6 @@ extern "C" __global__ void __launch_bounds__(MMA_WIDE_THREADS, 1)
     const uint32_t k_chunk = WARP_KEYS == 8 ? (((lane >> 3) & 1) ^ (lane & 7)) << 4 : lane_chunk;
     const uint32_t v_lane = lane_row * V_PITCH;
 
-    const int quad_row = lane >> 2, quad_column = (lane & 3) * 2; /* of an accumulator tile */
-    const int32_t block_row = row_group * 32 + quad_row;
-    const int32_t warp_key = (int32_t)rank * BLOCK_KEYS + column_group * WARP_KEYS;
-    /* Where this lane's two scores of key tile 0 of row block_row go in P. */
-    const uint32_t p_store = shared + P_OFFSET + block_row * P_PITCH + quad_column * 2;
-    const uint32_t statistics = shared + STATISTICS_OFFSET;
-    const uint32_t my_statistics = statistics + ((rank * COLUMN_GROUPS + column_group) * BLOCK_M + block_row) * 4;
-
     float o[2][UNITS * 2][4];
     float reference[2][2], sum[2][2]; /* of rows block_row + 16 m + 8 half; the sums of this lane alone */
 #pragma unroll
@@ -424,7 +452,8 @@ extern "C" __global__ void __launch_bounds__(MMA_WIDE_THREADS, 1)
 
         /* P = exp2(S - reference), published together with the vote on whether some reference must be raised; if so,
          * once more with the raised one. */
-        finish_scores(a, w, tile, w.row0 + block_row, tile * BLOCK_N + warp_key + quad_column, s);
+        const place at = find_place(rank);
+        finish_scores(a, w, tile, w.row0 + at.block_row, tile * BLOCK_N + at.warp_key + at.quad_column, s);
         float tile_sum[2][2];
 #if CLUSTER == 2
         barrier_cluster_wait(); /* the other block has read the P before this one */
@@ -437,7 +466,7 @@ extern "C" __global__ void __launch_bounds__(MMA_WIDE_THREADS, 1)
                 for (int half = 0; half < 2; ++half) {
                     const float bound = reference[m][half] + LAZY_BOUND;
                     const float base = reference[m][half] == -infinity() ? 0.0f : reference[m][half];
-                    const uint32_t row_store = p_store + (m * 16 + half * 8) * P_PITCH;
+                    const uint32_t row_store = shared + at.p_store + (m * 16 + half * 8) * P_PITCH;
                     float total = 0.0f;
 #pragma unroll
                     for (int n = 0; n < KEY_TILES; ++n) {
@@ -445,8 +474,8 @@ extern "C" __global__ void __launch_bounds__(MMA_WIDE_THREADS, 1)
                         raise = raise || fmaxf(x0, x1) > bound;
                         const float p0 = ex2_approx(x0 - base), p1 = ex2_approx(x1 - base);
                         total += p0 + p1;
-                        const uint32_t chunk = (uint32_t)(warp_key / 8 + n);
-                        publish(row_store + ((chunk ^ quad_row) << 4), peer, pack(p0, p1));
+                        const uint32_t chunk = (uint32_t)(at.warp_key / 8 + n);
+                        publish(row_store + ((chunk ^ at.quad_row) << 4), peer, pack(p0, p1));
                     }
                     tile_sum[m][half] = total;
                 }
@@ -474,8 +503,8 @@ extern "C" __global__ void __launch_bounds__(MMA_WIDE_THREADS, 1)
                     for (int n = 0; n < KEY_TILES; ++n)
                         largest = fmaxf(largest, fmaxf(s[m][n][half * 2], s[m][n][half * 2 + 1]));
                     largest = quad_max(largest);
-                    if ((lane & 3) == 0)
-                        publish(my_statistics + (m * 16 + half * 8) * 4, peer, __float_as_uint(largest));
+                    if (at.quad_column == 0)
+                        publish(shared + at.statistics + (m * 16 + half * 8) * 4, peer, __float_as_uint(largest));
                 }
             publish_barrier();
 #pragma unroll
@@ -483,7 +512,7 @@ extern "C" __global__ void __launch_bounds__(MMA_WIDE_THREADS, 1)
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
                     const float *of_row =
-                        (const float *)(shared_memory + STATISTICS_OFFSET) + block_row + m * 16 + half * 8;
+                        (const float *)(shared_memory + STATISTICS_OFFSET) + at.block_row + m * 16 + half * 8;
                     float largest = reference[m][half];
 #pragma unroll
                     for (int i = 0; i < STATISTICS; ++i) largest = fmaxf(largest, of_row[i * BLOCK_M]);
@@ -514,10 +543,10 @@ extern "C" __global__ void __launch_bounds__(MMA_WIDE_THREADS, 1)
                 uint32_t pa[2][2][4], vb[2][4];
                 const uint32_t v_slice = l.ring + stage * STAGE_BYTES + v_lane;
                 const auto load_p = [&](int step) {
-                    const uint32_t at =
+                    const uint32_t from =
                         p_lane + ((uint32_t)(slice * (SLICE_KEYS / 16) + step) * 32 ^ lane_chunk);
-                    ldmatrix_x4(pa[step & 1][0], at);
-                    ldmatrix_x4(pa[step & 1][1], at + 16 * P_PITCH);
+                    ldmatrix_x4(pa[step & 1][0], from);
+                    ldmatrix_x4(pa[step & 1][1], from + 16 * P_PITCH);
                 };
                 const auto load_v = [&](int load) {
                     const int step = load / PART_UNITS, unit = load % PART_UNITS;
@@ -557,32 +586,33 @@ extern "C" __global__ void __launch_bounds__(MMA_WIDE_THREADS, 1)
     barrier_cluster_wait();
 #endif
     cp_async_wait<0>();
+    const place at = find_place(rank);
 #pragma unroll
     for (int m = 0; m < 2; ++m)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             sum[m][half] = quad_sum(sum[m][half]);
-            if ((lane & 3) == 0)
-                publish(my_statistics + (m * 16 + half * 8) * 4, peer, __float_as_uint(sum[m][half]));
+            if (at.quad_column == 0)
+                publish(shared + at.statistics + (m * 16 + half * 8) * 4, peer, __float_as_uint(sum[m][half]));
         }
     publish_barrier();
 #pragma unroll
     for (int m = 0; m < 2; ++m)
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-            const int32_t row = block_row + m * 16 + half * 8;
+            const int32_t row = at.block_row + m * 16 + half * 8;
             const float *of_row = (const float *)(shared_memory + STATISTICS_OFFSET) + row;
             float total = 0.0f;
 #pragma unroll
             for (int i = 0; i < STATISTICS; ++i) total += of_row[i * BLOCK_M];
             const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
-            if (a.lse.data && rank == 0 && column_group == 0 && (lane & 3) == 0 && w.row0 + row < w.seqlen_q)
+            if (a.lse.data && rank == 0 && at.column_group == 0 && at.quad_column == 0 && w.row0 + row < w.seqlen_q)
                 a.lse.data[w.batch * a.lse.batch + w.head * a.lse.head + (w.q_begin + w.row0 + row) * a.lse.row] =
                     total == 0.0f ? infinity() : (reference[m][half] + lg2_approx(total)) * LN2;
 #pragma unroll
             for (int n = 0; n < UNITS * 2; ++n) {
-                const uint32_t chunk = (uint32_t)((n / 2 * COLUMN_GROUPS + column_group) * 2 + n % 2);
-                st_shared_4(shared + row * OUT_PITCH + ((chunk ^ (row & 7)) << 4) + quad_column * 2,
+                const uint32_t chunk = (uint32_t)((n / 2 * COLUMN_GROUPS + at.column_group) * 2 + n % 2);
+                st_shared_4(shared + row * OUT_PITCH + ((chunk ^ (row & 7)) << 4) + at.quad_column * 2,
                             pack(o[m][n][half * 2] * inverse, o[m][n][half * 2 + 1] * inverse));
             }
         }

@@ -14,21 +14,21 @@
  * SLICE_KEYS SLICE_PARTS V goes through it in slices of SLICE_KEYS keys x HEAD_DIM_V / CLUSTER / SLICE_PARTS
  * STAGES                 slices in the ring
  * HAS_BIAS               0, 1 = q's dtype, 2 = float32 */
-#define MMA_WIDE_CONSTANTS(X)                                                                                          \
-    X(DTYPE)                                                                                                           \
-    X(HEAD_DIM)                                                                                                        \
-    X(HEAD_DIM_V)                                                                                                      \
-    X(BLOCK_M)                                                                                                         \
-    X(BLOCK_N)                                                                                                         \
-    X(SLICE_D)                                                                                                         \
-    X(SLICE_KEYS)                                                                                                      \
-    X(SLICE_PARTS)                                                                                                     \
-    X(STAGES)                                                                                                          \
-    X(CLUSTER)                                                                                                         \
-    X(HAS_SOFTCAP)                                                                                                     \
-    X(HAS_MASK)                                                                                                        \
-    X(HAS_BIAS)                                                                                                        \
-    X(HAS_INTERVALS)                                                                                                   \
+#define MMA_WIDE_CONSTANTS(X) \
+    X(DTYPE)                  \
+    X(HEAD_DIM)               \
+    X(HEAD_DIM_V)             \
+    X(BLOCK_M)                \
+    X(BLOCK_N)                \
+    X(SLICE_D)                \
+    X(SLICE_KEYS)             \
+    X(SLICE_PARTS)            \
+    X(STAGES)                 \
+    X(CLUSTER)                \
+    X(HAS_SOFTCAP)            \
+    X(HAS_MASK)               \
+    X(HAS_BIAS)               \
+    X(HAS_INTERVALS)          \
     X(VARLEN)
 
 enum { MMA_WIDE_THREADS = 256, MMA_WIDE_WARPS = 8, MMA_WIDE_WARP_ROWS = 32 };
@@ -37,21 +37,49 @@ enum { MMA_WIDE_THREADS = 256, MMA_WIDE_WARPS = 8, MMA_WIDE_WARP_ROWS = 32 };
  * numbers of one specialisation, so that the plan and the kernel ask the same formula. */
 #define MMA_WIDE_MAX(a, b) ((a) > (b) ? (a) : (b))
 /* Warps side by side over the columns of one block's part of O. */
-#define MMA_WIDE_COLUMN_GROUPS(block_m) (MMA_WIDE_WARPS * MMA_WIDE_WARP_ROWS / (block_m))
-#define MMA_WIDE_Q_BYTES(block_m, head_dim) ((block_m) * (head_dim) * 2)
-#define MMA_WIDE_P_PITCH(block_n) MMA_WIDE_MAX((block_n) * 2, 128)
-#define MMA_WIDE_P_BYTES(block_m, block_n) ((block_m) * MMA_WIDE_P_PITCH(block_n))
-#define MMA_WIDE_STAGE_BYTES(block_n, slice_d, slice_keys, slice_parts, head_dim_v, cluster)                           \
-    MMA_WIDE_MAX((block_n) / (cluster) * (slice_d) * 2, (slice_keys) * ((head_dim_v) / (cluster) / (slice_parts)) * 2)
-#define MMA_WIDE_STATISTICS_BYTES(block_m, cluster) (MMA_WIDE_COLUMN_GROUPS(block_m) * (cluster) * (block_m) * 4)
+#define MMA_WIDE_COLUMN_GROUPS(block_m)     (MMA_WIDE_WARPS * MMA_WIDE_WARP_ROWS / (block_m))
+#define MMA_WIDE_Q_BYTES(block_m, head_dim) ((block_m) * (head_dim)*2)
+#define MMA_WIDE_P_PITCH(block_n)           MMA_WIDE_MAX((block_n)*2, 128)
+#define MMA_WIDE_P_BYTES(block_m, block_n)  ((block_m)*MMA_WIDE_P_PITCH(block_n))
+#define MMA_WIDE_STAGE_BYTES(block_n, slice_d, slice_keys, slice_parts, head_dim_v, cluster) \
+    MMA_WIDE_MAX((block_n) / (cluster) * (slice_d)*2, (slice_keys) * ((head_dim_v) / (cluster) / (slice_parts)) * 2)
+#define MMA_WIDE_STATISTICS_BYTES(block_m, cluster) (MMA_WIDE_COLUMN_GROUPS(block_m) * (cluster) * (block_m)*4)
 enum { MMA_WIDE_VOTES_BYTES = 16 };
 
-#define MMA_WIDE_SHARED_BYTES(head_dim, head_dim_v, block_m, block_n, slice_d, slice_keys, slice_parts, stages,        \
-                              cluster)                                                                                 \
-    (MMA_WIDE_MAX(MMA_WIDE_Q_BYTES(block_m, head_dim) + MMA_WIDE_P_BYTES(block_m, block_n) +                           \
-                      (stages) *                                                                                       \
-                          MMA_WIDE_STAGE_BYTES(block_n, slice_d, slice_keys, slice_parts, head_dim_v, cluster),        \
-                  (block_m) * ((head_dim_v) / (cluster)) * 2) +                                                        \
+#define MMA_WIDE_SHARED_BYTES(head_dim, head_dim_v, block_m, block_n, slice_d, slice_keys, slice_parts, stages,      \
+                              cluster)                                                                               \
+    (MMA_WIDE_MAX(MMA_WIDE_Q_BYTES(block_m, head_dim) + MMA_WIDE_P_BYTES(block_m, block_n) +                         \
+                      (stages)*MMA_WIDE_STAGE_BYTES(block_n, slice_d, slice_keys, slice_parts, head_dim_v, cluster), \
+                  (block_m) * ((head_dim_v) / (cluster)) * 2) +                                                      \
      MMA_WIDE_STATISTICS_BYTES(block_m, cluster) + MMA_WIDE_VOTES_BYTES)
 
+#ifndef __CUDACC__
+
+#    include "cuda/cuda.h"
+
+/* What one launch is specialised to; head dims are padded. */
+struct mma_wide_tile {
+    const char *choice; /* choice code, names the tile */
+    int32_t head_dim, head_dim_v;
+    int32_t block_m, block_n, slice_d, slice_keys, slice_parts, stages, cluster;
+    int64_t shared_bytes;
+};
+
+/* NULL when the kernel takes the problem on the device, else a clause that says why not. */
+const char *mma_wide_refusal(const fdm_device *device, const fdm_problem *problem);
+
+/* The rows of the tile table, in order of preference: index of the first one that fits, -1 if none. */
+int32_t mma_wide_choose(const fdm_device *device, const fdm_problem *problem);
+/* Row `index` made to measure for the problem; 0 past the end of the table or when its head dims do not fit the row.
+ * Looks at no device. */
+int mma_wide_tile(int32_t index, const fdm_problem *problem, struct mma_wide_tile *tile);
+/* Whether a tile runs on the device; if not, `reason` names the bytes or the architecture. */
+int mma_wide_tile_fits(const fdm_device *device, const struct mma_wide_tile *tile, const char **reason);
+
+void mma_wide_request(const fdm_problem *problem, const struct mma_wide_tile *tile,
+                      struct cuda_kernel_request *request);
+/* Blocks of a launch, along x. Zero when there is nothing to do. */
+int64_t mma_wide_grid(const fdm_problem *problem, const struct mma_wide_tile *tile);
+
+#endif
 #endif
