@@ -22,6 +22,7 @@ struct mma_algorithm {
 };
 
 extern const struct mma_algorithm mma_forward_algorithm;
+extern const struct mma_algorithm mma_wide_algorithm;
 
 void mma_fill_arguments(const struct attention *attention, struct mma_forward_arguments *arguments);
 

@@ -1,128 +1,197 @@
-/* mma_wide.c: the host's side of the forward kernel for large head dims: refusals, tile choice, specialisation. */
-#include "mma_wide.h"
+/* mma_wide.c: the forward for large head dims on the host: its tiles, what it refuses, its constants and its launch. */
+#include "families/mma/mma_wide.h"
 
-#include <limits.h>
+#include <stdio.h>
 #include <string.h>
 
-/* One row of the table. Rows are tried in order; the first whose head dims and bytes fit is taken. */
-struct row {
-    const char *choice;
-    int32_t min_head_dim; /* smallest padded max(D, Dv) for which the row is preferred to later ones */
-    int32_t max_head_dim;
+#include "error.h"
+#include "mma_family.h"
+
+enum { HEAD_DIM_MAX = 1024, SUITS_ABOVE = 256 };
+
+/* ---- tiles ---- */
+
+/* Tiles in order of preference: the first that fits head dims and device is chosen. Head dims are the larger of D and
+ * Dv. */
+struct tile {
+    int32_t head_dim_min, head_dim_max;
     int32_t block_m, block_n, slice_d, slice_keys, slice_parts, stages, cluster;
+    const char *reason;
 };
-
-static const struct row table[] = {
-    {"WIDE_Cluster_128x128", 320, 512, 128, 128, 128, 32, 1, 4, 2},
-    {"WIDE_Cluster_64x128", 513, 1024, 64, 128, 128, 16, 1, 5, 2},
-    {"WIDE_128x64", 1, 256, 128, 64, 128, 32, 1, 4, 1},
-    {"WIDE_64x128", 1, 512, 64, 128, 128, 32, 1, 4, 1},
-    {"WIDE_64x128_Slice64", 1, 512, 64, 128, 64, 16, 1, 5, 1},
-    {"WIDE_32x256", 513, 1024, 32, 256, 64, 16, 1, 4, 1},
-    {"WIDE_32x128", 513, 1024, 32, 128, 64, 16, 2, 5, 1},
-    {"WIDE_32x128_LowMem", 1, 512, 32, 128, 64, 16, 1, 3, 1},
-    {"WIDE_32x64_LowMem", 513, 1024, 32, 64, 64, 16, 4, 3, 1},
+static const struct tile tiles[] = {
+    {513, 1024, 64, 256, 64, 16, 1, 4, 2, "two blocks share 64 rows: 1.14 x the speed of 32 rows at D 1024 on H200"},
+    {1, 256, 128, 64, 128, 32, 1, 6, 1, "128 rows share each slice of K and V"},
+    {1, 512, 64, 128, 128, 32, 1, 4, 1, "128 registers of O a thread; two blocks that share 128 rows are no faster"},
+    {1, 512, 64, 128, 64, 16, 1, 5, 1, "slices that fit 163 KB"},
+    {513, 1024, 32, 256, 64, 16, 1, 4, 1, "128 registers of O a thread"},
+    {513, 1024, 32, 128, 64, 16, 2, 5, 1, "slices that fit 163 KB"},
+    {1, 512, 32, 128, 64, 16, 1, 3, 1, "fits 99 KB"},
+    {513, 1024, 32, 64, 64, 16, 4, 3, 1, "fits 99 KB"},
 };
-enum { ROWS = sizeof table / sizeof table[0] };
+enum { NUM_TILES = sizeof tiles / sizeof tiles[0] };
 
-static int32_t round_up(int64_t x, int32_t multiple) { return (int32_t)((x + multiple - 1) / multiple * multiple); }
-
-int mma_wide_tile(int32_t index, const fdm_problem *problem, struct mma_wide_tile *tile) {
-    if (index < 0 || index >= ROWS)
-        return 0;
-    const struct row *row = &table[index];
-    const int64_t larger = problem->head_dim > problem->head_dim_v ? problem->head_dim : problem->head_dim_v;
-    if (larger < row->min_head_dim || larger > row->max_head_dim)
-        return 0;
-
-    memset(tile, 0, sizeof *tile);
-    tile->choice = row->choice;
-    tile->block_m = row->block_m;
-    tile->block_n = row->block_n;
-    tile->slice_keys = row->slice_keys;
-    tile->slice_parts = row->slice_parts;
-    tile->stages = row->stages;
-    tile->cluster = row->cluster;
+/* What a tile becomes for a problem: head dims padded to what its slices take. */
+struct fitted {
+    int32_t head_dim, head_dim_v, slice_d, shared_bytes;
+};
+static struct fitted fit(const struct tile *t, const fdm_problem *p) {
+    struct fitted f;
+    f.head_dim = (int32_t)mma_round_up(p->head_dim, 64);
     /* Slices of 128 only where they pad no further than slices of 64. */
-    tile->head_dim = round_up(problem->head_dim, 64);
-    tile->slice_d = tile->head_dim % row->slice_d == 0 ? row->slice_d : 64;
-    /* Every warp holds whole 16-column units, and a row of a V slice is a multiple of 128 bytes. */
-    const int32_t parts = row->cluster * row->slice_parts;
-    const int32_t units = 16 * MMA_WIDE_COLUMN_GROUPS(row->block_m) * parts;
-    tile->head_dim_v = round_up(problem->head_dim_v, units > 64 * parts ? units : 64 * parts);
-    tile->shared_bytes =
-        MMA_WIDE_SHARED_BYTES(tile->head_dim, tile->head_dim_v, tile->block_m, tile->block_n, tile->slice_d,
-                              tile->slice_keys, tile->slice_parts, tile->stages, tile->cluster);
-    return 1;
+    f.slice_d = f.head_dim % t->slice_d == 0 ? t->slice_d : 64;
+    /* Every warp holds whole units of 16 columns, and a row of a V slice is a multiple of 128 bytes. */
+    const int32_t units = 16 * MMA_WIDE_COLUMN_GROUPS(t->block_m);
+    f.head_dim_v =
+        (int32_t)mma_round_up(p->head_dim_v, (int64_t)(units > 64 ? units : 64) * t->cluster * t->slice_parts);
+    f.shared_bytes = MMA_WIDE_SHARED_BYTES(f.head_dim, f.head_dim_v, t->block_m, t->block_n, f.slice_d, t->slice_keys,
+                                           t->slice_parts, t->stages, t->cluster);
+    return f;
 }
 
-int mma_wide_tile_fits(const fdm_device *device, const struct mma_wide_tile *tile, const char **reason) {
-    if (tile->cluster > 1 && (device->compute_major < 9 || device->compute_major == 12)) {
-        *reason = "its clusters of two blocks are for compute capability 9.0 and 10.0";
-        return 0;
+static int takes(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
+    const int64_t widest = p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v;
+    const int has_clusters = device->compute_major == 9 || device->compute_major == 10;
+    return widest >= t->head_dim_min && widest <= t->head_dim_max && (t->cluster == 1 || has_clusters) &&
+           fit(t, p).shared_bytes <= device->shared_bytes;
+}
+
+static int64_t grid_of(const struct tile *t, const fdm_problem *p) {
+    return (p->seqlen_q + t->block_m - 1) / t->block_m * t->cluster * p->heads * p->batch;
+}
+
+static const char *refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
+    if (mma_dtype(p->dtype) < 0)
+        return "it takes float16 and bfloat16";
+    if (p->head_dim > HEAD_DIM_MAX || p->head_dim_v > HEAD_DIM_MAX)
+        return "head dims are at most 1024";
+    if (p->head_dim % 8 != 0 || p->head_dim_v % 8 != 0)
+        return "head dims must be multiples of 8";
+    if (!p->aligned)
+        return "addresses and strides must be multiples of 16 bytes";
+    if (p->seqlen_q > INT32_MAX / 2 || p->seqlen_k > INT32_MAX / 2)
+        return "sequences are at most 2^30 long";
+    for (int32_t i = 0; i < NUM_TILES; i++)
+        if (takes(&tiles[i], device, p) && grid_of(&tiles[i], p) <= INT32_MAX)
+            return NULL;
+    snprintf(text, size, "no tile fits the device's %lld KB of shared memory", (long long)device->shared_bytes >> 10);
+    return text;
+}
+
+static int suits(const fdm_device *device, const fdm_problem *p) {
+    (void)device;
+    return p->head_dim > SUITS_ABOVE || p->head_dim_v > SUITS_ABOVE;
+}
+
+static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant, fdm_plan *plan) {
+    for (int32_t i = 0; i < NUM_TILES; i++) {
+        const struct tile *t = &tiles[i];
+        if (!takes(t, device, p) || variant-- > 0)
+            continue;
+        const struct fitted f = fit(t, p);
+        plan->parameters[0] = i;
+        plan->block_m = t->block_m;
+        plan->block_n = t->block_n;
+        plan->stages = t->stages;
+        plan->shared_bytes = f.shared_bytes;
+        plan->workspace_bytes = 0;
+        snprintf(plan->choice, sizeof plan->choice, "MMA_Wide_%dx%d_K%d_V%d_S%d%s", t->block_m, t->block_n, f.slice_d,
+                 t->slice_keys, t->stages, t->cluster == 2 ? "_Cluster2" : "");
+        snprintf(plan->reason, sizeof plan->reason,
+                 "head dim %lld: the first tile that fits %lld KB of shared memory is %dx%d with %d stages (%d KB): %s",
+                 (long long)(p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v),
+                 (long long)device->shared_bytes >> 10, t->block_m, t->block_n, t->stages,
+                 (f.shared_bytes + 1023) >> 10, t->reason);
+        return 1;
     }
-    if (tile->shared_bytes > device->shared_bytes) {
-        *reason = "its tile needs more shared memory than a block may have on this device";
-        return 0;
-    }
-    return 1;
+    return 0;
 }
 
-int32_t mma_wide_choose(const fdm_device *device, const fdm_problem *problem) {
-    for (int32_t i = 0; i < ROWS; ++i) {
-        struct mma_wide_tile tile;
-        const char *reason;
-        if (mma_wide_tile(i, problem, &tile) && mma_wide_tile_fits(device, &tile, &reason))
-            return i;
-    }
-    return -1;
-}
+/* ---- execution ---- */
 
-const char *mma_wide_refusal(const fdm_device *device, const fdm_problem *problem) {
-    if (problem->pass != FDM_FORWARD)
-        return "mma.forward.wide computes the forward pass";
-    if (device->id.type != FDM_CUDA || device->compute_major < 8)
-        return "mma.forward.wide needs a CUDA device of compute capability 8.0 or above";
-    if (problem->dtype != FDM_FLOAT16 && problem->dtype != FDM_BFLOAT16)
-        return "mma.forward.wide takes float16 and bfloat16";
-    if (problem->head_dim > 1024 || problem->head_dim_v > 1024)
-        return "mma.forward.wide takes head dims up to 1024";
-    if (problem->head_dim % 8 != 0 || problem->head_dim_v % 8 != 0 || !problem->aligned)
-        return "mma.forward.wide needs head dims that are multiples of 8 and addresses and strides that are multiples "
-               "of 16 bytes";
-    if (problem->seqlen_q > INT32_MAX / 2 || problem->seqlen_k > INT32_MAX / 2)
-        return "mma.forward.wide takes sequences up to 2^30";
-    const int32_t index = mma_wide_choose(device, problem);
-    if (index < 0)
-        return "mma.forward.wide has no tile that fits this device's shared memory";
-    struct mma_wide_tile tile;
-    if (mma_wide_tile(index, problem, &tile) && mma_wide_grid(problem, &tile) > INT32_MAX)
-        return "mma.forward.wide takes up to 2^31 - 1 blocks of rows, heads and batch together";
-    return NULL;
-}
-
-int64_t mma_wide_grid(const fdm_problem *problem, const struct mma_wide_tile *tile) {
-    const int64_t row_blocks = (problem->seqlen_q + tile->block_m - 1) / tile->block_m;
-    return row_blocks * tile->cluster * problem->heads * problem->batch;
-}
-
-void mma_wide_request(const fdm_problem *problem, const struct mma_wide_tile *tile,
-                      struct cuda_kernel_request *request) {
-    const int32_t DTYPE = problem->dtype == FDM_FLOAT16 ? MMA_FLOAT16 : MMA_BFLOAT16;
-    const int32_t HEAD_DIM = tile->head_dim, HEAD_DIM_V = tile->head_dim_v;
-    const int32_t BLOCK_M = tile->block_m, BLOCK_N = tile->block_n;
-    const int32_t SLICE_D = tile->slice_d, SLICE_KEYS = tile->slice_keys, SLICE_PARTS = tile->slice_parts;
-    const int32_t STAGES = tile->stages, CLUSTER = tile->cluster;
-    const int32_t HAS_SOFTCAP = problem->softcap > 0, HAS_MASK = problem->has_mask != 0;
-    const int32_t HAS_BIAS = !problem->has_bias ? 0 : problem->bias_dtype == FDM_FLOAT32 ? 2 : 1;
-    const int32_t HAS_INTERVALS = problem->has_intervals != 0, VARLEN = problem->varlen != 0;
-#define ROW(name) {#name, name},
-    const struct cuda_constant constants[] = {MMA_WIDE_CONSTANTS(ROW)};
-#undef ROW
-    memset(request, 0, sizeof *request);
+static void request_of(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *request) {
+    const struct tile *t = &tiles[plan->parameters[0]];
+    const struct fitted f = fit(t, p);
+    const struct cuda_constant constants[] = {
+        {"DTYPE", mma_dtype(p->dtype)},
+        {"HEAD_DIM", f.head_dim},
+        {"HEAD_DIM_V", f.head_dim_v},
+        {"BLOCK_M", t->block_m},
+        {"BLOCK_N", t->block_n},
+        {"SLICE_D", f.slice_d},
+        {"SLICE_KEYS", t->slice_keys},
+        {"SLICE_PARTS", t->slice_parts},
+        {"STAGES", t->stages},
+        {"CLUSTER", t->cluster},
+        {"HAS_SOFTCAP", p->softcap > 0},
+        {"HAS_MASK", p->has_mask != 0},
+        {"HAS_BIAS", !p->has_bias                   ? 0
+                     : p->bias_dtype == FDM_FLOAT32 ? 2
+                                                    : 1},
+        {"HAS_INTERVALS", p->has_intervals != 0},
+        {"VARLEN", p->varlen != 0},
+    };
+    _Static_assert(sizeof constants / sizeof constants[0] == MMA_WIDE_NUM_CONSTANTS, "one value for each constant");
     request->file = "families/mma/mma_wide.cu";
     request->entry = "mma_wide";
-    request->num_constants = sizeof constants / sizeof constants[0];
+    request->num_constants = MMA_WIDE_NUM_CONSTANTS;
     memcpy(request->constants, constants, sizeof constants);
-    request->shared_bytes = (int32_t)tile->shared_bytes;
+    request->shared_bytes = f.shared_bytes;
 }
+
+static fdm_status kernel_of(const fdm_plan *plan, const fdm_problem *p, const struct cuda_kernel **kernel) {
+    struct cuda_kernel_request request;
+    if (plan->parameters[0] < 0 || plan->parameters[0] >= NUM_TILES)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan names tile %d, which its kernel does not have",
+                         plan->parameters[0]);
+    request_of(plan, p, &request);
+    return cuda_kernels_get(plan->device.index, &request, 1, kernel);
+}
+
+static fdm_status prepare(const fdm_plan *plan) {
+    const struct cuda_kernel *kernel;
+    return kernel_of(plan, &plan->problem, &kernel);
+}
+
+/* With a window, heads whose keys and values fit together in half of a second-level cache of 50 MB take turns row block
+ * by row block, the longest first; without one, all row blocks are equal and one head after the other is best. */
+static int32_t heads_per_section(const fdm_problem *p) {
+    enum { CACHE_BYTES = 32 << 20 };
+    const int64_t heads = CACHE_BYTES / ((p->seqlen_k + 1) * (p->head_dim + p->head_dim_v) * 2);
+    const int64_t most = p->batch * p->heads;
+    const int bounded = p->causal || p->window_left >= 0 || p->window_right >= 0;
+    return !bounded || heads < 1 ? 1 : (int32_t)(heads < most ? heads : most);
+}
+
+static fdm_status execute(const fdm_plan *plan, const struct attention *attention, void *workspace, void *stream) {
+    const fdm_problem *p = attention->problem;
+    (void)workspace;
+    const struct cuda_kernel *kernel;
+    const fdm_status status = kernel_of(plan, p, &kernel);
+    if (status)
+        return status;
+    const struct tile *t = &tiles[plan->parameters[0]];
+    struct mma_forward_arguments arguments;
+    mma_fill_arguments(attention, &arguments);
+    arguments.heads_per_section = heads_per_section(p);
+    const int64_t blocks = grid_of(t, p);
+    if (blocks == 0)
+        return FDM_OK;
+    const struct cuda_launch launch = {.kernel = kernel,
+                                       .grid = {(uint32_t)blocks, 1, 1},
+                                       .threads = MMA_WIDE_THREADS,
+                                       .cluster = (uint32_t)t->cluster,
+                                       .stream = stream,
+                                       .arguments = &arguments,
+                                       .arguments_bytes = sizeof arguments};
+    return cuda_launch(&launch);
+}
+
+const struct mma_algorithm mma_wide_algorithm = {
+    .row = {"mma.wide", "head dims up to 1024: O spread over the warps of a block or of two", FDM_FORWARD},
+    .chosen_freely = 1,
+    .refusal = refusal,
+    .suits = suits,
+    .fill = fill,
+    .prepare = prepare,
+    .execute = execute,
+};

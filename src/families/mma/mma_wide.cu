@@ -80,7 +80,9 @@ static_assert(PART_COLUMNS % 64 == 0, "rows of a V slice are multiples of 128 by
 
 constexpr float LOG2E = 1.4426950408889634f;
 constexpr float LN2 = 0.6931471805599453f;
-constexpr float LAZY_BOUND = 8.0f;
+/* Scores are in log2 units; with a bias in natural ones, where every finite bias stays finite and exact. */
+constexpr float SCORE_UNIT = HAS_BIAS ? 1.0f : LOG2E;
+constexpr float LAZY_BOUND = 8.0f / LOG2E * SCORE_UNIT; /* scores may exceed the reference by 2^8 */
 __device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
 
 /* What one block works on. */
@@ -105,16 +107,20 @@ __device__ __forceinline__ int32_t last_key(const mma_forward_arguments &a, cons
     return clamp_to_keys((int64_t)i + w.seqlen_k - w.seqlen_q + a.window_right + 1, w.seqlen_k);
 }
 
-/* Blocks of one head are neighbours, so that those that run together read the same K and V; late rows come first,
- * since causal masking makes them the longest. */
+/* Blocks of one head are neighbours, so that those that run together read the same K and V; where blocks differ in
+ * length, a section of heads takes turns, the longest blocks (late rows) first. */
 __device__ __forceinline__ work find_work(const mma_forward_arguments &a) {
     work w;
     const int32_t row_blocks = (a.seqlen_q + BLOCK_M - 1) / BLOCK_M;
-    int32_t index = (int32_t)(blockIdx.x / CLUSTER);
-    w.row0 = (row_blocks - 1 - index % row_blocks) * BLOCK_M;
-    index /= row_blocks;
-    w.head = index % a.heads;
-    w.batch = index / a.heads;
+    const int32_t section_blocks = row_blocks * a.heads_per_section;
+    const int32_t section = (int32_t)(blockIdx.x / CLUSTER) / section_blocks;
+    const int32_t index = (int32_t)(blockIdx.x / CLUSTER) % section_blocks;
+    const int32_t left = a.heads * a.batch - section * a.heads_per_section;
+    const int32_t section_heads = left < a.heads_per_section ? left : a.heads_per_section;
+    const int32_t head = section * a.heads_per_section + index % section_heads;
+    w.row0 = (row_blocks - 1 - index / section_heads) * BLOCK_M;
+    w.head = head % a.heads;
+    w.batch = head / a.heads;
     w.seqlen_q = a.seqlen_q;
     w.seqlen_k = a.seqlen_k;
     w.q_begin = 0;
@@ -202,12 +208,13 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
 }
 __device__ __forceinline__ float widen(uint16_t x) { return DTYPE == MMA_FLOAT16 ? cvt_f32_f16(x) : cvt_f32_bf16(x); }
 
-/* Scores to log2 units; invisible ones to -inf. */
+/* exp of a difference of scores. */
+__device__ __forceinline__ float weight(float x) { return ex2_approx(HAS_BIAS ? x * LOG2E : x); }
+
+/* Products to scores; invisible ones to -inf. */
 __device__ __forceinline__ void finish_scores(const mma_forward_arguments &a, const work &w, int32_t tile,
                                               int32_t warp_row, int32_t key0, float (&s)[2][KEY_TILES][4]) {
-    /* cap * tanh(x / cap) = cap - 2 cap / (1 + exp(2 x / cap)) */
-    const float factor = (HAS_SOFTCAP ? 2.0f * a.scale / a.softcap : a.scale) * LOG2E;
-    const float cap = a.softcap * LOG2E;
+    const float factor = HAS_SOFTCAP ? a.scale * a.softcap_inverse : a.scale * SCORE_UNIT;
 #pragma unroll
     for (int m = 0; m < 2; ++m)
 #pragma unroll
@@ -215,7 +222,7 @@ __device__ __forceinline__ void finish_scores(const mma_forward_arguments &a, co
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
                 s[m][n][e] *= factor;
-                if (HAS_SOFTCAP) s[m][n][e] = cap - 2.0f * cap * __frcp_rn(1.0f + ex2_approx(s[m][n][e]));
+                if (HAS_SOFTCAP) s[m][n][e] = a.softcap * SCORE_UNIT * tanh_accurate(s[m][n][e]);
             }
     const bool partial = tile * BLOCK_N < w.full_first || (tile + 1) * BLOCK_N > w.full_last;
     if (!(HAS_MASK || HAS_BIAS || HAS_INTERVALS) && !partial) return;
@@ -254,10 +261,7 @@ __device__ __forceinline__ void finish_scores(const mma_forward_arguments &a, co
                     if (HAS_MASK && visible) visible = mask[i * a.mask.row + j * a.mask.key] != 0;
                     if (HAS_BIAS && visible) {
                         const char *from = bias + (i * a.bias.row + j * a.bias.key) * BIAS_BYTES;
-                        const float natural = HAS_BIAS == 2 ? *(const float *)from : widen(*(const uint16_t *)from);
-                        /* A finite bias stays finite in log2 units, so that a row of lowest values has a mean. */
-                        const float largest = 3.402823466e38f;
-                        x += natural == -infinity() ? natural : fminf(fmaxf(natural * LOG2E, -largest), largest);
+                        x += HAS_BIAS == 2 ? *(const float *)from : widen(*(const uint16_t *)from);
                     }
                     if (!visible) x = -infinity();
                 }
@@ -472,7 +476,7 @@ extern "C" __global__ void __launch_bounds__(MMA_WIDE_THREADS, 1)
                     for (int n = 0; n < KEY_TILES; ++n) {
                         const float x0 = s[m][n][half * 2], x1 = s[m][n][half * 2 + 1];
                         raise = raise || fmaxf(x0, x1) > bound;
-                        const float p0 = ex2_approx(x0 - base), p1 = ex2_approx(x1 - base);
+                        const float p0 = weight(x0 - base), p1 = weight(x1 - base);
                         total += p0 + p1;
                         const uint32_t chunk = (uint32_t)(at.warp_key / 8 + n);
                         publish(row_store + ((chunk ^ at.quad_row) << 4), peer, pack(p0, p1));
@@ -517,7 +521,7 @@ extern "C" __global__ void __launch_bounds__(MMA_WIDE_THREADS, 1)
 #pragma unroll
                     for (int i = 0; i < STATISTICS; ++i) largest = fmaxf(largest, of_row[i * BLOCK_M]);
                     const float factor =
-                        largest == reference[m][half] ? 1.0f : ex2_approx(reference[m][half] - largest);
+                        largest == reference[m][half] ? 1.0f : weight(reference[m][half] - largest);
                     reference[m][half] = largest;
                     sum[m][half] *= factor;
 #pragma unroll
@@ -608,7 +612,8 @@ extern "C" __global__ void __launch_bounds__(MMA_WIDE_THREADS, 1)
             const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
             if (a.lse.data && rank == 0 && at.column_group == 0 && at.quad_column == 0 && w.row0 + row < w.seqlen_q)
                 a.lse.data[w.batch * a.lse.batch + w.head * a.lse.head + (w.q_begin + w.row0 + row) * a.lse.row] =
-                    total == 0.0f ? infinity() : (reference[m][half] + lg2_approx(total)) * LN2;
+                    total == 0.0f ? infinity()
+                                  : reference[m][half] * (HAS_BIAS ? 1.0f : LN2) + lg2_approx(total) * LN2;
 #pragma unroll
             for (int n = 0; n < UNITS * 2; ++n) {
                 const uint32_t chunk = (uint32_t)((n / 2 * COLUMN_GROUPS + at.column_group) * 2 + n % 2);

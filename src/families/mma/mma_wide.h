@@ -31,6 +31,9 @@
     X(HAS_INTERVALS)          \
     X(VARLEN)
 
+#define MMA_WIDE_COUNT(name) +1
+enum { MMA_WIDE_NUM_CONSTANTS = MMA_WIDE_CONSTANTS(MMA_WIDE_COUNT) };
+
 enum { MMA_WIDE_THREADS = 256, MMA_WIDE_WARPS = 8, MMA_WIDE_WARP_ROWS = 32 };
 
 /* Shared memory, in this order: Q, P, ring, row statistics of every warp that sees a row, votes. Every macro takes the
@@ -53,33 +56,4 @@ enum { MMA_WIDE_VOTES_BYTES = 16 };
                   (block_m) * ((head_dim_v) / (cluster)) * 2) +                                                      \
      MMA_WIDE_STATISTICS_BYTES(block_m, cluster) + MMA_WIDE_VOTES_BYTES)
 
-#ifndef __CUDACC__
-
-#    include "cuda/cuda.h"
-
-/* What one launch is specialised to; head dims are padded. */
-struct mma_wide_tile {
-    const char *choice; /* choice code, names the tile */
-    int32_t head_dim, head_dim_v;
-    int32_t block_m, block_n, slice_d, slice_keys, slice_parts, stages, cluster;
-    int64_t shared_bytes;
-};
-
-/* NULL when the kernel takes the problem on the device, else a clause that says why not. */
-const char *mma_wide_refusal(const fdm_device *device, const fdm_problem *problem);
-
-/* The rows of the tile table, in order of preference: index of the first one that fits, -1 if none. */
-int32_t mma_wide_choose(const fdm_device *device, const fdm_problem *problem);
-/* Row `index` made to measure for the problem; 0 past the end of the table or when its head dims do not fit the row.
- * Looks at no device. */
-int mma_wide_tile(int32_t index, const fdm_problem *problem, struct mma_wide_tile *tile);
-/* Whether a tile runs on the device; if not, `reason` names the bytes or the architecture. */
-int mma_wide_tile_fits(const fdm_device *device, const struct mma_wide_tile *tile, const char **reason);
-
-void mma_wide_request(const fdm_problem *problem, const struct mma_wide_tile *tile,
-                      struct cuda_kernel_request *request);
-/* Blocks of a launch, along x. Zero when there is nothing to do. */
-int64_t mma_wide_grid(const fdm_problem *problem, const struct mma_wide_tile *tile);
-
-#endif
 #endif
