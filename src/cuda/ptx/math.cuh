@@ -49,4 +49,7 @@ __device__ __forceinline__ uint32_t cvt_tf32(float x) {
     return y;
 }
 
+/* Not zero when one of the four bytes is. */
+__device__ __forceinline__ uint32_t zero_bytes(uint32_t x) { return (x - 0x01010101u) & ~x & 0x80808080u; }
+
 #endif

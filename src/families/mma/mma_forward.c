@@ -5,49 +5,91 @@
 #include <string.h>
 
 #include "error.h"
+#include "families/mma/mma_summary.h"
 #include "mma_family.h"
 
 /* ---- tiles ---- */
 
-enum features { PLAIN, SCORED }; /* SCORED: mask, intervals, bias or softcap, which need registers of their own */
+/* What the scores need besides Q K^T decides how many registers are left. */
+enum scoring {
+    BARE,   /* causal or window at most */
+    LISTED, /* intervals, mask or bias of the key alone: visible keys are listed and gathered */
+    ROWS,   /* mask or bias with rows: copied to shared memory beside the keys */
+    MIXED   /* softcap, or both kinds */
+};
 
-/* A row is taken when head dims and device fit it; the first that fits is chosen. Registers of O and S are
- * (max head dim of V + block_n) / 2 * row_tiles. */
+/* A row is taken when head dims, scoring, length and device fit it; the first that fits is chosen. Registers of O and S
+ * are (head_dim_v + block_n) / 2 * row_tiles, and the assembler needs some 60 for the rest. Times are of one H200,
+ * bfloat16, 16384 tokens (bench/results/nvidia-h200). */
 struct tile {
     int32_t head_dim_max;
-    enum features features;
+    enum scoring scoring;
+    int32_t windowed; /* 0: only without causal and window; 1: with or without */
+    int32_t seqlen_k_min;
     int32_t warps, row_tiles, block_n, stages, blocks; /* blocks: wanted on a multiprocessor at a time */
     int32_t q_in_registers, optimistic;
     const char *reason;
 };
 static const struct tile tiles[] = {
-    {64, PLAIN, 4, 2, 128, 2, 2, 1, 1, "1.23 x the time of 128x64 tiles saved at D 64 on H200"},
-    {64, PLAIN, 4, 2, 64, 2, 2, 1, 1, "two blocks in 99 KB"},
-    {128, PLAIN, 4, 2, 64, 2, 2, 0, 1, "32 rows a warp: each fragment of K and V feeds two products"},
-    {128, PLAIN, 4, 2, 32, 2, 1, 0, 1, "fits 99 KB"},
-    {256, PLAIN, 8, 1, 64, 2, 1, 0, 0, "32 rows a warp would need 256 registers for O alone"},
-    {256, PLAIN, 8, 1, 32, 2, 1, 0, 0, "fits 163 KB"},
-    {256, PLAIN, 4, 1, 32, 2, 1, 0, 0, "fits 99 KB"},
-    {64, SCORED, 4, 2, 32, 2, 2, 0, 1, "registers for mask and bias"},
-    {128, SCORED, 4, 1, 64, 2, 2, 0, 1, "registers for mask and bias"},
-    {256, SCORED, 4, 1, 16, 2, 1, 0, 0, "registers for mask and bias"},
+    {64, BARE, 0, 0, 4, 2, 128, 2, 2, 1, 1, "longest step without a spill; 5 % faster than 64 keys"},
+    {64, BARE, 1, 2048, 4, 2, 96, 2, 2, 1, 1, "longest step without a spill under a window; 5 % faster than 64 keys"},
+    {64, BARE, 1, 0, 4, 2, 64, 2, 2, 1, 1, "short rows waste less of the diagonal; 6 % faster than 96 keys at 512"},
+    {128, BARE, 1, 0, 4, 2, 64, 2, 2, 0, 1, "32 rows a warp: each fragment of K and V feeds two products"},
+    {128, BARE, 1, 0, 4, 2, 32, 2, 1, 0, 1, "fits 99 KB"},
+    {256, BARE, 1, 0, 8, 1, 64, 2, 1, 0, 0, "32 rows a warp would need 256 registers for O alone"},
+    {256, BARE, 1, 0, 8, 1, 32, 2, 1, 0, 0, "fits 163 KB"},
+    {256, BARE, 1, 0, 4, 1, 32, 2, 1, 0, 0, "fits 99 KB"},
+    {64, LISTED, 1, 0, 4, 2, 64, 2, 2, 1, 1, "longest step without a spill"},
+    {128, LISTED, 1, 0, 4, 2, 32, 2, 2, 0, 1, "longest step without a spill"},
+    {64, ROWS, 1, 0, 4, 2, 64, 2, 2, 0, 1, "longest step without a spill"},
+    {128, ROWS, 1, 0, 4, 2, 32, 2, 2, 0, 1, "longest step without a spill"},
+    {128, MIXED, 1, 0, 4, 1, 64, 2, 2, 0, 1, "16 rows a warp leave registers for mask, bias and softcap"},
+    {128, MIXED, 1, 0, 4, 1, 32, 2, 2, 0, 1, "fits 99 KB"},
+    {256, MIXED, 1, 0, 8, 1, 32, 2, 1, 0, 0, "longest step without a spill"},
+    {256, MIXED, 1, 0, 4, 1, 16, 2, 1, 0, 0, "fits 99 KB"},
 };
 enum { NUM_TILES = sizeof tiles / sizeof tiles[0] };
 
 static int32_t block_m(const struct tile *t) { return 16 * t->row_tiles * t->warps; }
+static int bounded(const fdm_problem *p) { return p->causal || p->window_left >= 0 || p->window_right >= 0; }
+static int mask_rows(const fdm_problem *p) { return p->has_mask && p->mask_shape[2] != 1; }
+static int bias_rows(const fdm_problem *p) { return p->has_bias && p->bias_shape[2] != 1; }
+static int lists_keys(const fdm_problem *p) {
+    return p->has_intervals || (p->has_mask && !mask_rows(p)) || (p->has_bias && !bias_rows(p));
+}
+static int lists_tiles(const fdm_problem *p) { return mask_rows(p) && !lists_keys(p); }
 
-static enum features features_of(const fdm_problem *p) {
-    return p->has_mask || p->has_bias || p->has_intervals || p->softcap > 0 ? SCORED : PLAIN;
+static enum scoring scoring_of(const fdm_problem *p) {
+    int rows = mask_rows(p) || bias_rows(p);
+    if (p->softcap > 0 || (rows && lists_keys(p)))
+        return MIXED;
+    return rows ? ROWS : lists_keys(p) ? LISTED : BARE;
 }
 
 static int32_t shared_bytes(const struct tile *t, const fdm_problem *p) {
+    int32_t lists = lists_keys(p)    ? MMA_FORWARD_LIST_BYTES(p->has_bias && !bias_rows(p))
+                    : lists_tiles(p) ? MMA_FORWARD_TILE_BYTES
+                                     : 0;
+    int32_t staged = lists_keys(p) ? 0 : mask_rows(p) + (bias_rows(p) ? (int32_t)fdm_dtype_bytes(p->bias_dtype) : 0);
     return mma_forward_shared_bytes(block_m(t), t->block_n, t->stages, (int32_t)mma_round_up(p->head_dim, 16),
-                                    (int32_t)mma_round_up(p->head_dim_v, 16), p->has_mask || p->has_intervals);
+                                    (int32_t)mma_round_up(p->head_dim_v, 16), lists, staged);
 }
 
 static int fits(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
-    int64_t widest = p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v;
-    return widest <= t->head_dim_max && features_of(p) == t->features && shared_bytes(t, p) <= device->shared_bytes;
+    const int64_t widest = p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v;
+    /* what a row below would do, a row above for more general scores does too */
+    const int scored = t->scoring == scoring_of(p) || (t->scoring == MIXED && scoring_of(p) != BARE);
+    return widest <= t->head_dim_max && scored && (t->windowed || !bounded(p)) && p->seqlen_k >= t->seqlen_k_min &&
+           shared_bytes(t, p) <= device->shared_bytes;
+}
+
+/* One byte for each tile of the mask, made by mma_summary.cu before the forward runs. */
+static int64_t summary_bytes(const struct tile *t, const fdm_problem *p) {
+    if (!lists_tiles(p))
+        return 0;
+    const int64_t blocks = (p->seqlen_q + block_m(t) - 1) / block_m(t),
+                  keys = (p->seqlen_k + t->block_n - 1) / t->block_n;
+    return mma_round_up(p->mask_shape[0] * p->mask_shape[1] * blocks * keys, 64);
 }
 
 static const char *refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
@@ -78,7 +120,7 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant,
         plan->block_n = t->block_n;
         plan->stages = t->stages;
         plan->shared_bytes = shared_bytes(t, p);
-        plan->workspace_bytes = 0;
+        plan->workspace_bytes = summary_bytes(t, p);
         snprintf(plan->choice, sizeof plan->choice, "MMA_Forward_%dx%d_S%d%s", plan->block_m, plan->block_n,
                  plan->stages, t->q_in_registers ? "_QRegs" : "");
         snprintf(
@@ -94,10 +136,24 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant,
 
 /* ---- execution ---- */
 
-static int bounded(const fdm_problem *p) { return p->causal || p->window_left >= 0 || p->window_right >= 0; }
+/* Whether the rows of mask and bias can be copied 16 bytes at a time. */
+static int scores_aligned(const struct attention *attention) {
+    const struct score_view *mask = &attention->mask, *bias = &attention->bias;
+    const int64_t bytes = fdm_dtype_bytes(attention->problem->bias_dtype);
+    const int mask_fits =
+        !mask->data ||
+        (mask->key == 1 &&
+         ((uintptr_t)mask->data | (uintptr_t)mask->row | (uintptr_t)mask->head | (uintptr_t)mask->batch) % 16 == 0);
+    const int bias_fits =
+        !bias->data || (bias->key == 1 && ((uintptr_t)bias->data | (uintptr_t)(bias->row * bytes) |
+                                           (uintptr_t)(bias->head * bytes) | (uintptr_t)(bias->batch * bytes)) %
+                                                  16 ==
+                                              0);
+    return mask_fits && bias_fits;
+}
 
-static void request_of(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *request) {
-    const struct tile *t = &tiles[plan->parameters[0]];
+static void forward_request(const struct tile *t, const fdm_problem *p, int aligned_scores,
+                            struct cuda_kernel_request *request) {
     const struct cuda_constant constants[] = {
         {"DTYPE", mma_dtype(p->dtype)},
         {"HEAD_DIM", mma_round_up(p->head_dim, 16)},
@@ -112,11 +168,12 @@ static void request_of(const fdm_plan *plan, const fdm_problem *p, struct cuda_k
         {"ALIGNED", p->aligned},
         {"WINDOW", bounded(p)},
         {"MASK", p->has_mask},
-        {"MASK_ROWS", p->has_mask && p->mask_shape[2] != 1},
+        {"MASK_ROWS", mask_rows(p)},
         {"BIAS", !p->has_bias                   ? MMA_BIAS_NONE
                  : p->bias_dtype == FDM_FLOAT32 ? MMA_BIAS_FLOAT32
                                                 : MMA_BIAS_SAME},
-        {"BIAS_ROWS", p->has_bias && p->bias_shape[2] != 1},
+        {"BIAS_ROWS", bias_rows(p)},
+        {"SCORES_ALIGNED", aligned_scores && (mask_rows(p) || bias_rows(p)) && t->block_n % 32 == 0},
         {"INTERVALS", p->has_intervals},
         {"VARLEN", p->varlen},
         {"SOFTCAP", p->softcap > 0},
@@ -130,18 +187,36 @@ static void request_of(const fdm_plan *plan, const fdm_problem *p, struct cuda_k
     request->shared_bytes = shared_bytes(t, p);
 }
 
-static fdm_status kernel_of(const fdm_plan *plan, const fdm_problem *p, const struct cuda_kernel **kernel) {
-    struct cuda_kernel_request request;
-    request_of(plan, p, &request);
-    return cuda_kernels_get(plan->device.index, &request, 1, kernel);
+/* The forward's kernel, and the summary's where the mask has rows. */
+enum { FORWARD, SUMMARY, NUM_KERNELS };
+static fdm_status get_kernels(const fdm_plan *plan, const fdm_problem *p, int aligned_scores,
+                              const struct cuda_kernel *kernels[NUM_KERNELS]) {
+    struct cuda_kernel_request requests[NUM_KERNELS];
+    forward_request(&tiles[plan->parameters[0]], p, aligned_scores, &requests[FORWARD]);
+    if (lists_tiles(p)) {
+        requests[SUMMARY].file = "families/mma/mma_summary.cu";
+        requests[SUMMARY].entry = "mma_summary";
+        requests[SUMMARY].num_constants = 0;
+        requests[SUMMARY].shared_bytes = 0;
+    }
+    return cuda_kernels_get(plan->device.index, requests, lists_tiles(p) ? 2 : 1, kernels);
+}
+
+static fdm_status check_plan(const fdm_plan *plan, const fdm_problem *p) {
+    const int32_t tile = plan->parameters[0];
+    if (tile < 0 || tile >= NUM_TILES || plan->block_m != block_m(&tiles[tile]) ||
+        plan->block_n != tiles[tile].block_n || summary_bytes(&tiles[tile], p) > plan->workspace_bytes)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile %d or workspace is not its kernel's", tile);
+    return FDM_OK;
 }
 
 static fdm_status prepare(const fdm_plan *plan) {
-    const struct cuda_kernel *kernel;
-    return kernel_of(plan, &plan->problem, &kernel);
+    const struct cuda_kernel *kernels[NUM_KERNELS];
+    fdm_status status = check_plan(plan, &plan->problem);
+    return status ? status : get_kernels(plan, &plan->problem, plan->problem.aligned, kernels);
 }
 
-/* Heads whose keys and values fit together in half of a second-level cache of 50 MB take turns row block by row block,
+/* Heads whose keys and values fit together in most of a second-level cache of 50 MB take turns row block by row block,
  * the longest first; without a window all row blocks are equal and one head after the other is best. */
 static int32_t heads_per_section(const fdm_problem *p) {
     enum { CACHE_BYTES = 32 << 20 };
@@ -150,24 +225,57 @@ static int32_t heads_per_section(const fdm_problem *p) {
     return !bounded(p) || heads < 1 ? 1 : (int32_t)(heads < most ? heads : most);
 }
 
+static fdm_status launch_summary(const struct tile *t, const fdm_problem *p, const struct cuda_kernel *kernel,
+                                 void *workspace, void *stream, struct mma_forward_arguments *a) {
+    const int64_t tiles_k = (p->seqlen_k + t->block_n - 1) / t->block_n;
+    const int64_t blocks = (p->seqlen_q + block_m(t) - 1) / block_m(t);
+    const int64_t batches = p->mask_shape[0], heads = p->mask_shape[1];
+    a->summary = workspace;
+    a->summary_row = tiles_k;
+    a->summary_head = heads == 1 ? 0 : blocks * tiles_k;
+    a->summary_batch = batches == 1 ? 0 : heads * blocks * tiles_k;
+    const int aligned =
+        a->mask.key == 1 &&
+        ((uintptr_t)a->mask.data | (uintptr_t)a->mask.row | (uintptr_t)a->mask.head | (uintptr_t)a->mask.batch) % 16 ==
+            0;
+    struct mma_summary_arguments arguments = {.mask = a->mask,
+                                              .summary = workspace,
+                                              .seqlen_q = a->seqlen_q,
+                                              .seqlen_k = a->seqlen_k,
+                                              .num_heads = (int32_t)heads,
+                                              .num_tiles = (int32_t)tiles_k,
+                                              .block_m = block_m(t),
+                                              .block_n = t->block_n,
+                                              .aligned = aligned};
+    struct cuda_launch launch = {.kernel = kernel,
+                                 .grid = {(uint32_t)((tiles_k + MMA_SUMMARY_WARPS - 1) / MMA_SUMMARY_WARPS),
+                                          (uint32_t)blocks, (uint32_t)(batches * heads)},
+                                 .threads = 32 * MMA_SUMMARY_WARPS,
+                                 .stream = stream,
+                                 .arguments = &arguments,
+                                 .arguments_bytes = sizeof arguments};
+    return cuda_launch(&launch);
+}
+
 static fdm_status execute(const fdm_plan *plan, const struct attention *attention, void *workspace, void *stream) {
     const fdm_problem *p = attention->problem;
-    (void)workspace;
-    if (plan->parameters[0] < 0 || plan->parameters[0] >= NUM_TILES)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan names tile %d, which its kernel does not have",
-                         plan->parameters[0]);
+    fdm_status status = check_plan(plan, p);
+    if (status)
+        return status;
     const struct tile *t = &tiles[plan->parameters[0]];
-    const struct cuda_kernel *kernel;
+    const int64_t blocks = (p->seqlen_q + block_m(t) - 1) / block_m(t) * p->batch * p->heads;
+    if (blocks == 0)
+        return FDM_OK;
+    const struct cuda_kernel *kernels[NUM_KERNELS];
     struct mma_forward_arguments arguments;
     mma_fill_arguments(attention, &arguments);
     arguments.heads_per_section = heads_per_section(p);
-    int64_t blocks = (p->seqlen_q + block_m(t) - 1) / block_m(t) * p->batch * p->heads;
-    if (blocks == 0)
-        return FDM_OK;
-    fdm_status status = kernel_of(plan, p, &kernel);
+    status = get_kernels(plan, p, scores_aligned(attention), kernels);
+    if (!status && lists_tiles(p) && p->seqlen_k > 0)
+        status = launch_summary(t, p, kernels[SUMMARY], workspace, stream, &arguments);
     if (status)
         return status;
-    struct cuda_launch launch = {.kernel = kernel,
+    struct cuda_launch launch = {.kernel = kernels[FORWARD],
                                  .grid = {(uint32_t)blocks, 1, 1},
                                  .threads = (uint32_t)(32 * t->warps),
                                  .stream = stream,

@@ -11,7 +11,7 @@
  * row tile and columns 2 (l % 4), +1 of each group of eight.
  *
  * Shared memory: Q [BLOCK_M][HEAD_DIM] (later the output [BLOCK_M][HEAD_DIM_V]), K [STAGES][BLOCK_N][HEAD_DIM],
- * V [STAGES][BLOCK_N][HEAD_DIM_V], then the list of active tiles where there is a mask or intervals. Rows are chunks of
+ * V [STAGES][BLOCK_N][HEAD_DIM_V], then the list of visible keys or active tiles where there is one. Rows are chunks of
  * 16 bytes, permuted by an exclusive or with bits of the row (swizzle) so that the eight rows of an ldmatrix fall into
  * different banks.
  *
@@ -27,10 +27,16 @@
 #define BLOCK_M  (16 * ROW_TILES * WARPS)
 #define KEY_TILES (BLOCK_N / 8)      /* groups of eight keys: one accumulator of S each */
 #define OUT_TILES (HEAD_DIM_V / 8)   /* groups of eight columns of O */
-#define LISTED    (MASK || INTERVALS) /* tiles are found active before the loop */
+/* What depends on the key alone (intervals, and mask or bias without a row axis) is looked at once for all the block's
+ * rows: the keys that some row sees are listed, and only they are loaded. */
+#define KEY_LIST  (INTERVALS || (MASK && !MASK_ROWS) || (BIAS && !BIAS_ROWS))
+#define TILE_LIST (MASK && MASK_ROWS && !KEY_LIST) /* tiles in which some row sees some key */
+/* Mask or bias with rows whose keys are contiguous: each warp copies those of its own rows, a tile ahead. */
+#define STAGED    (SCORES_ALIGNED && !KEY_LIST && ((MASK && MASK_ROWS) || (BIAS && BIAS_ROWS)))
 #define PLAIN     (!BIAS && !SOFTCAP && POSITIVE_SCALE)
 
 #define UNBOUNDED   0x7fffffff
+#define FAST_PATH   (OPTIMISTIC && PLAIN && !STAGED)
 #define LOG2_E      1.4426950408889634f
 #define LN_2        0.6931471805599453f
 #define MINUS_INF   (-__int_as_float(0x7f800000))
@@ -82,6 +88,32 @@ template <int chunks, int tile_rows> struct tile_source {
             offset = chunk_offset<chunks>(row, chunk);
         }
     }
+#if KEY_LIST
+    /* Rows index[0] .. index[rows - 1]; the rest of the tile becomes 0. */
+    __device__ __forceinline__ void load_listed(uint32_t tile, const int *index, int rows) const {
+        if constexpr (regular) {
+#    pragma unroll
+            for (int n = 0; n < tile_rows / row_step; n++) {
+                const bool inside = row + n * row_step < rows;
+                const int from = inside ? index[row + n * row_step] - row : 0;
+                cp_async_16_fill(tile + offset + n * THREADS * 16, data + (int64_t)from * row_bytes,
+                                 inside ? bytes : 0);
+            }
+        } else {
+#    pragma unroll 1
+            for (int n = threadIdx.x; n < tile_rows * chunks; n += THREADS) {
+                const int r = n / chunks, chunk = n % chunks;
+                const int count = r < rows ? min(max(columns - chunk * 8, 0), 8) : 0;
+                const char *at = count ? data + (int64_t)index[r] * row_bytes + chunk * 16 : data;
+#    if ALIGNED
+                cp_async_16_fill(tile + chunk_offset<chunks>(r, chunk), at, count * 2);
+#    else
+                copy_elements(tile + chunk_offset<chunks>(r, chunk), at, count);
+#    endif
+            }
+        }
+    }
+#endif
     /* Rows first_row .. of which `rows` exist, to shared memory; what is past the end of a row or column becomes 0. */
     __device__ __forceinline__ void load(uint32_t tile, int first_row, int rows) const {
         const char *from = data + (int64_t)first_row * row_bytes;
@@ -241,9 +273,20 @@ struct place {
 struct score_pointers {
     const char *mask, *bias;
     const int32_t *start, *end;
+    uint32_t mask_tile, bias_tile; /* STAGED: shared memory */
 };
 
-__device__ __forceinline__ float bias_value(const struct mma_forward_arguments &a, const char *at) {
+/* The keys of one tile. KEY_LIST: places in the list; else consecutive keys. */
+struct tile_keys {
+    int first;       /* key of column 0 where there is no list */
+    int count;       /* columns that are keys */
+    bool partial;    /* some row does not see some column */
+    const int *index; /* KEY_LIST: of column 0 */
+    const uint32_t *rows;
+    const float *bias;
+};
+
+__device__ __forceinline__ float bias_value(const char *at) {
 #if BIAS == MMA_BIAS_FLOAT32
     return *(const float *)at;
 #elif DTYPE == MMA_BFLOAT16
@@ -253,40 +296,101 @@ __device__ __forceinline__ float bias_value(const struct mma_forward_arguments &
 #endif
 }
 
+#if STAGED
+/* The warp's rows of one tile of mask or bias; past the ends there are zeros. */
+template <int element_bytes>
+__device__ __forceinline__ void load_scores(uint32_t tile, const char *data, int64_t row_bytes, int first_row,
+                                            int rows, int warp_row, int first_key, int keys) {
+    constexpr int chunks = BLOCK_N * element_bytes / 16;
+    static_assert(chunks % 2 == 0, "the swizzle pairs chunks");
+#    pragma unroll 1
+    for (int n = threadIdx.x % 32; n < ROW_TILES * 16 * chunks; n += 32) {
+        const int row = warp_row + n / chunks, chunk = n % chunks;
+        const int bytes = row < rows ? min(max(keys * element_bytes - chunk * 16, 0), 16) : 0;
+        const char *from = data + (int64_t)(first_row + row) * row_bytes + (int64_t)first_key * element_bytes + chunk * 16;
+        cp_async_16_fill(tile + chunk_offset<chunks>(row, chunk), bytes ? from : data, bytes);
+    }
+}
+__device__ __forceinline__ void stage_scores(const struct mma_forward_arguments &a, const struct place &at,
+                                             const struct score_pointers &from, int warp_row,
+                                             const struct tile_keys &keys) {
+    const int rows = at.seqlen_q - at.first_row;
+#    if MASK && MASK_ROWS
+    load_scores<1>(from.mask_tile, from.mask, a.mask.row, at.first_row, rows, warp_row, keys.first, keys.count);
+#    endif
+#    if BIAS && BIAS_ROWS
+    load_scores<BIAS_BYTES>(from.bias_tile, from.bias, a.bias.row * BIAS_BYTES, at.first_row, rows, warp_row,
+                            keys.first, keys.count);
+#    endif
+}
+/* Two neighbours of a staged row: columns 8 n + 2 (lane % 4), + 1. */
+__device__ __forceinline__ void staged_bias(float (&b)[2], uint32_t tile, int row, int n) {
+    const int pair = threadIdx.x % 4;
+#    if BIAS == MMA_BIAS_FLOAT32
+    uint32_t low, high;
+    ld_shared_8(low, high, tile + chunk_offset<BLOCK_N / 4>(row, n * 2 + pair / 2) + pair % 2 * 8);
+    b[0] = __uint_as_float(low);
+    b[1] = __uint_as_float(high);
+#    else
+    const uint32_t both = ld_shared_4(tile + chunk_offset<BLOCK_N / 8>(row, n) + pair * 4);
+#        if DTYPE == MMA_BFLOAT16
+    b[0] = __uint_as_float(both << 16);
+    b[1] = __uint_as_float(both & 0xffff0000u);
+#        else
+    b[0] = cvt_f32_f16((uint16_t)both);
+    b[1] = cvt_f32_f16((uint16_t)(both >> 16));
+#        endif
+#    endif
+}
+__device__ __forceinline__ uint32_t staged_mask(uint32_t tile, int row, int n) {
+    return ld_shared_2(tile + chunk_offset<BLOCK_N / 16>(row, n / 2) + n % 2 * 8 + threadIdx.x % 4 * 2);
+}
+#endif
+
 /* Scale, softcap and bias: scores in natural units (where PLAIN, they stay as the products are). */
 __device__ __forceinline__ void finish_scores(float (&s)[ROW_TILES][KEY_TILES][4],
                                               const struct mma_forward_arguments &a, const struct place &at,
-                                              const struct score_pointers &from, int warp_row, int first_key) {
+                                              const struct score_pointers &from, int warp_row,
+                                              const struct tile_keys &keys) {
 #if !PLAIN
-    const int lane = threadIdx.x % 32;
+    const int column = threadIdx.x % 4 * 2;
 #    pragma unroll
-    for (int n = 0; n < KEY_TILES; n++)
+    for (int r = 0; r < ROW_TILES; r++)
 #    pragma unroll
-        for (int c = 0; c < 2; c++) {
-            int key = first_key + n * 8 + lane % 4 * 2 + c;
-            bool inside = key < at.seqlen_k;
-#    if BIAS && !BIAS_ROWS
-            float shared_bias =
-                inside ? bias_value(a, from.bias + (int64_t)key * a.bias.key * BIAS_BYTES) : 0;
+        for (int half = 0; half < 2; half++) {
+#    if STAGED && BIAS
+            const int row = warp_row + r * 16 + half * 8 + threadIdx.x % 32 / 4;
+#    elif BIAS && BIAS_ROWS
+            const int row = min(at.first_row + warp_row + r * 16 + half * 8 + (int)threadIdx.x % 32 / 4,
+                                at.seqlen_q - 1);
+            const char *bias = from.bias + (int64_t)row * a.bias.row * BIAS_BYTES;
 #    endif
 #    pragma unroll
-            for (int r = 0; r < ROW_TILES; r++)
+            for (int n = 0; n < KEY_TILES; n++) {
+#    if STAGED && BIAS
+                float b[2];
+                staged_bias(b, from.bias_tile, row, n);
+#    endif
 #    pragma unroll
-                for (int half = 0; half < 2; half++) {
-                    float &x = s[r][n][half * 2 + c];
-                    x *= a.scale;
+                for (int c = 0; c < 2; c++) {
+                    [[maybe_unused]] const int j = n * 8 + column + c;
+                    float x = s[r][n][half * 2 + c] * a.scale;
 #    if SOFTCAP
                     x = a.softcap * tanh_accurate(x * a.softcap_inverse);
 #    endif
-#    if BIAS && BIAS_ROWS
-                    int row = at.first_row + warp_row + r * 16 + half * 8 + lane / 4;
-                    if (inside && row < at.seqlen_q)
-                        x += bias_value(a, from.bias + ((int64_t)row * a.bias.row + (int64_t)key * a.bias.key) *
-                                                           BIAS_BYTES);
+#    if STAGED && BIAS
+                    x += b[c];
+#    elif BIAS && !BIAS_ROWS
+                    x += keys.bias[j];
 #    elif BIAS
-                    x += shared_bias;
+                    if (j < keys.count) {
+                        const int key = KEY_LIST ? keys.index[j] : keys.first + j;
+                        x += bias_value(bias + (int64_t)key * a.bias.key * BIAS_BYTES);
+                    }
 #    endif
+                    s[r][n][half * 2 + c] = x;
                 }
+            }
         }
 #endif
 }
@@ -305,31 +409,43 @@ __device__ __forceinline__ int last_visible(const struct mma_forward_arguments &
 /* Keys that are not visible become -inf. */
 __device__ __forceinline__ void hide_keys(float (&s)[ROW_TILES][KEY_TILES][4], const struct mma_forward_arguments &a,
                                           const struct place &at, const struct score_pointers &from, int warp_row,
-                                          int first_key) {
-    const int lane = threadIdx.x % 32;
+                                          const struct tile_keys &keys) {
+    const int column = threadIdx.x % 4 * 2;
 #pragma unroll
     for (int r = 0; r < ROW_TILES; r++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const int row = at.first_row + warp_row + r * 16 + half * 8 + lane / 4;
-            const int first = first_visible(a, at, row), last = last_visible(a, at, row);
+            const uint32_t local = warp_row + r * 16 + half * 8 + threadIdx.x % 32 / 4;
+            [[maybe_unused]] const int row = at.first_row + (int)local;
+#if !KEY_LIST
+            const int first = first_visible(a, at, row) - keys.first, last = last_visible(a, at, row) - keys.first;
+#endif
+#if MASK && MASK_ROWS && !STAGED
+            const char *mask = from.mask + (int64_t)min(row, at.seqlen_q - 1) * a.mask.row;
+#endif
 #pragma unroll
-            for (int n = 0; n < KEY_TILES; n++)
+            for (int n = 0; n < KEY_TILES; n++) {
+#if MASK && MASK_ROWS && STAGED
+                const uint32_t seen = staged_mask(from.mask_tile, local, n);
+#endif
 #pragma unroll
                 for (int c = 0; c < 2; c++) {
-                    const int key = first_key + n * 8 + lane % 4 * 2 + c;
-                    bool visible = key >= first && key <= last;
-#if INTERVALS
-                    visible = visible && row >= from.start[key * a.intervals.start_key] &&
-                              row < from.end[key * a.intervals.end_key];
+                    const int j = n * 8 + column + c;
+#if KEY_LIST
+                    const uint32_t rows = keys.rows[j]; /* first row, and how many, of those of the block */
+                    bool visible = local - (rows & 0xffff) < rows >> 16;
+#else
+                    bool visible = j >= first && j <= last;
 #endif
-#if MASK
-                    visible = visible && row < at.seqlen_q &&
-                              from.mask[MASK_ROWS * row * a.mask.row + key * a.mask.key];
+#if MASK && MASK_ROWS && STAGED
+                    visible = visible && (seen >> c * 8 & 0xff);
+#elif MASK && MASK_ROWS
+                    visible = visible && mask[(int64_t)(KEY_LIST ? keys.index[j] : keys.first + j) * a.mask.key];
 #endif
                     if (!visible)
                         s[r][n][half * 2 + c] = MINUS_INF;
                 }
+            }
         }
 }
 
@@ -409,69 +525,138 @@ __device__ __forceinline__ void make_weights(uint32_t (&p)[ROW_TILES][4], float 
 
 /* ---- which tiles ---- */
 
-#if LISTED
-#    define TILE_FULL 0x8000
-/* Lists the tiles of [first, last) that have a visible pair, with TILE_FULL where all of them are; returns how many.
- * Each warp looks at tiles of its own; the list is in order because each tile has its slot before it is closed up. */
-__device__ __forceinline__ int list_tiles(uint16_t *list, const struct mma_forward_arguments &a,
-                                          const struct place &at, const struct score_pointers &from, int first,
-                                          int last) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int first_row = at.first_row, last_row = min(at.first_row + BLOCK_M, at.seqlen_q) - 1;
-    for (int tile = first + warp; tile < last; tile += WARPS) {
-        bool any = false, all = true;
-        for (int c = lane; c < BLOCK_N; c += 32) {
-            int key = tile * BLOCK_N + c;
-            if (key >= at.seqlen_k)
-                break;
-            bool key_any = true, key_all = true;
-#    if INTERVALS
-            int start = from.start[key * a.intervals.start_key], end = from.end[key * a.intervals.end_key];
-            key_any = max(start, first_row) <= min(end - (end > 0), last_row) && start < end && end > 0;
-            key_all = start <= first_row && end > last_row;
-#    endif
+#if KEY_LIST
+struct key_list {
+    int *index;
+    uint32_t *rows; /* first visible row of the block, and from bit 16 on how many */
+    float *bias;
+    int *totals; /* [WARPS] */
+};
+
+/* What key j gives the block: the rows that see it (0 = none), and its bias. */
+__device__ __forceinline__ uint32_t look_at_key(const struct mma_forward_arguments &a, const struct place &at,
+                                                const struct score_pointers &from, int j, float &bias) {
+    const int num_rows = min(BLOCK_M, at.seqlen_q - at.first_row);
+    int64_t first = 0, last = (int64_t)at.first_row + num_rows; /* rows first <= i < last of the sequence */
+    bias = 0;
 #    if MASK && !MASK_ROWS
-            bool seen = from.mask[key * a.mask.key];
-            key_any = key_any && seen;
-            key_all = key_all && seen;
+    if (!from.mask[(int64_t)j * a.mask.key])
+        return 0;
 #    endif
-            any = any || key_any;
-            all = all && key_all;
-        }
-        any = __any_sync(0xffffffff, any);
-        all = __all_sync(0xffffffff, all);
-#    if MASK && MASK_ROWS
-        if (any) {
-            bool some = false, every = true;
-            int keys = min(BLOCK_N, at.seqlen_k - tile * BLOCK_N);
-            for (int row = first_row; row <= last_row; row++)
-                for (int c = lane; c < keys; c += 32) {
-                    bool seen = from.mask[row * a.mask.row + (int64_t)(tile * BLOCK_N + c) * a.mask.key];
-                    some = some || seen;
-                    every = every && seen;
-                }
-            any = __any_sync(0xffffffff, some);
-            all = all && __all_sync(0xffffffff, every);
-        }
+#    if BIAS && !BIAS_ROWS
+    bias = bias_value(from.bias + (int64_t)j * a.bias.key * BIAS_BYTES);
+    if (bias == MINUS_INF)
+        return 0;
 #    endif
+#    if INTERVALS
+    first = from.start[j * a.intervals.start_key];
+    last = min(last, (int64_t)from.end[j * a.intervals.end_key]);
+#    endif
+#    if WINDOW
+    if (a.window_right != UNBOUNDED)
+        first = max(first, (int64_t)j - at.diagonal - a.window_right);
+    if (a.window_left != UNBOUNDED)
+        last = min(last, (int64_t)j - at.diagonal + a.window_left + 1);
+#    endif
+    first = max(first - at.first_row, (int64_t)0);
+    last -= at.first_row;
+    return first < last ? (uint32_t)first | (uint32_t)(last - first) << 16 : 0;
+}
+
+/* Appends the keys from next_key on that some row sees, until the list is nearly full or the keys end; returns the new
+ * number of entries. Each warp looks at consecutive keys, so the list is in order. */
+__device__ __forceinline__ int extend_list(const struct key_list &list, int count, int &next_key,
+                                           const struct mma_forward_arguments &a, const struct place &at,
+                                           const struct score_pointers &from) {
+    constexpr int each = MMA_FORWARD_LIST_STEP / THREADS;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    while (next_key < at.last_key && count + MMA_FORWARD_LIST_STEP <= MMA_FORWARD_LIST) {
+        uint32_t rows[each];
+        float bias[each];
+        int total = 0;
+#    pragma unroll
+        for (int u = 0; u < each; u++) {
+            const int j = next_key + (warp * each + u) * 32 + lane;
+            rows[u] = j < at.last_key ? look_at_key(a, at, from, j, bias[u]) : 0;
+        }
+#    pragma unroll
+        for (int u = 0; u < each; u++)
+            total += __popc(__ballot_sync(0xffffffff, rows[u] != 0));
         if (lane == 0)
-            list[tile - first] = any ? (tile - first) | (all ? TILE_FULL : 0) : 0x7fff;
+            list.totals[warp] = total;
+        __syncthreads();
+        int place = count;
+#    pragma unroll
+        for (int w = 0; w < WARPS; w++) {
+            place += w < warp ? list.totals[w] : 0;
+            count += list.totals[w];
+        }
+#    pragma unroll
+        for (int u = 0; u < each; u++) {
+            const uint32_t seen = __ballot_sync(0xffffffff, rows[u] != 0);
+            if (rows[u]) {
+                const int to = place + __popc(seen & ((1u << lane) - 1));
+                list.index[to] = next_key + (warp * each + u) * 32 + lane;
+                list.rows[to] = rows[u];
+                if (BIAS && !BIAS_ROWS)
+                    list.bias[to] = bias[u];
+            }
+            place += __popc(seen);
+        }
+        next_key += MMA_FORWARD_LIST_STEP;
+        __syncthreads();
+    }
+    return count;
+}
+
+/* Makes the columns after the last entry of the last tile invisible. */
+__device__ __forceinline__ void pad_list(const struct key_list &list, int count) {
+    for (int n = count + threadIdx.x; n < (count + BLOCK_N - 1) / BLOCK_N * BLOCK_N; n += THREADS) {
+        list.index[n] = 0;
+        list.rows[n] = 0;
+        if (BIAS && !BIAS_ROWS)
+            list.bias[n] = 0;
     }
     __syncthreads();
+}
+
+/* The entries from `done` on become the first ones. */
+__device__ __forceinline__ void shift_list(const struct key_list &list, int done, int count) {
+    const int n = done + threadIdx.x;
+    __syncthreads();
+    static_assert(THREADS >= BLOCK_N, "fewer than a tile is left");
+    if (n < count) {
+        const int index = list.index[n];
+        const uint32_t rows = list.rows[n];
+        const float bias = BIAS && !BIAS_ROWS ? list.bias[n] : 0;
+        list.index[threadIdx.x] = index; /* done >= BLOCK_N: nobody reads what is written */
+        list.rows[threadIdx.x] = rows;
+        if (BIAS && !BIAS_ROWS)
+            list.bias[threadIdx.x] = bias;
+    }
+    __syncthreads();
+}
+#endif
+
+#if TILE_LIST
+/* Lists the tiles of [first, last) in which the mask has a visible pair, from the summary that mma_summary.cu made;
+ * returns how many. */
+__device__ __forceinline__ int list_tiles(uint16_t *list, const uint8_t *summary, int first, int last) {
+    const int lane = threadIdx.x % 32;
     int count = 0;
-    if (warp == 0)
+    if (threadIdx.x < 32)
         for (int i = 0; i < last - first; i += 32) {
-            uint16_t entry = i + lane < last - first ? list[i + lane] : 0x7fff;
-            uint32_t kept = __ballot_sync(0xffffffff, entry != 0x7fff);
-            if (entry != 0x7fff)
-                list[count + __popc(kept & ((1u << lane) - 1))] = entry;
+            const uint8_t kind = i + lane < last - first ? summary[first + i + lane] : MMA_TILE_HIDDEN;
+            const uint32_t kept = __ballot_sync(0xffffffff, kind != MMA_TILE_HIDDEN);
+            if (kind != MMA_TILE_HIDDEN)
+                list[count + __popc(kept & ((1u << lane) - 1))] =
+                    (uint16_t)((i + lane) | (kind == MMA_TILE_FULL ? 0x8000 : 0));
             count += __popc(kept);
-            __syncwarp();
         }
     if (threadIdx.x == 0)
-        list[MMA_FORWARD_LIST] = count;
+        list[MMA_FORWARD_TILES] = (uint16_t)count;
     __syncthreads();
-    return list[MMA_FORWARD_LIST];
+    return list[MMA_FORWARD_TILES];
 }
 #endif
 
@@ -570,6 +755,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     const char *k = a.k.data + (at.batch * a.k.batch + (int64_t)at.k_begin * a.k.row + head_kv * a.k.head) * 2;
     const char *v = a.v.data + (at.batch * a.v.batch + (int64_t)at.k_begin * a.v.row + head_kv * a.v.head) * 2;
     struct score_pointers from = {};
+    from.mask_tile = q_tile + MMA_FORWARD_LIST_OFFSET + (TILE_LIST ? MMA_FORWARD_TILE_BYTES : 0);
+    from.bias_tile = from.mask_tile + (MASK ? BLOCK_M * BLOCK_N : 0);
 #if MASK
     from.mask = a.mask.data + at.batch * a.mask.batch + at.head / a.mask.group * a.mask.head;
 #endif
@@ -599,34 +786,86 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
                 f.o[r][n][e] = 0;
     }
 
-    const int first_tile = at.first_key / BLOCK_N, last_tile = (at.last_key + BLOCK_N - 1) / BLOCK_N;
     const tile_source<HEAD_DIM / 8, BLOCK_M> q_source(q, a.q.row, a.head_dim);
     q_source.load(q_tile, 0, at.seqlen_q - at.first_row);
     const tile_source<HEAD_DIM / 8, BLOCK_N> k_source(k, a.k.row, a.head_dim);
     const tile_source<HEAD_DIM_V / 8, BLOCK_N> v_source(v, a.v.row, a.head_dim_v);
     bool settled = false; /* every row of the warp has seen a key */
+    [[maybe_unused]] bool query_loaded = false;
     query_fragments kept;
 
-#if LISTED
-    uint16_t *list = (uint16_t *)(shared + MMA_FORWARD_LIST_OFFSET);
-    for (int segment = first_tile; segment < last_tile; segment += MMA_FORWARD_LIST) {
-        __syncthreads(); /* the list and the buffers of the segment before are free */
-        const int count = list_tiles(list, a, at, from, segment, min(segment + MMA_FORWARD_LIST, last_tile));
-#    define TILE_AT(t) (segment + (list[t] & 0x7fff))
+#if KEY_LIST
+    char *const places = shared + MMA_FORWARD_LIST_OFFSET;
+    const struct key_list list = {(int *)places, (uint32_t *)(places + 4 * MMA_FORWARD_LIST),
+                                  (float *)(places + 8 * MMA_FORWARD_LIST),
+                                  (int *)(places + (BIAS && !BIAS_ROWS ? 12 : 8) * MMA_FORWARD_LIST)};
+    int next_key = at.first_key, num_listed = 0;
+    do {
+        num_listed = extend_list(list, num_listed, next_key, a, at, from);
+        const bool last_round = next_key >= at.last_key;
+        const int count = last_round ? (num_listed + BLOCK_N - 1) / BLOCK_N : num_listed / BLOCK_N;
+        if (last_round)
+            pad_list(list, num_listed);
+        auto keys_of = [&](int t) {
+            struct tile_keys keys = {0, min(num_listed - t * BLOCK_N, BLOCK_N)};
+            keys.index = list.index + t * BLOCK_N;
+            keys.rows = list.rows + t * BLOCK_N;
+            keys.bias = list.bias + t * BLOCK_N;
+            return keys;
+        };
+        auto is_partial = [&](const struct tile_keys &keys) {
+            bool full = true;
+            const uint32_t all = (uint32_t)min(BLOCK_M, at.seqlen_q - at.first_row) << 16;
+            for (int n = threadIdx.x % 32; n < BLOCK_N; n += 32)
+                full = full && keys.rows[n] == all;
+            return (MASK && MASK_ROWS) || !__all_sync(0xffffffff, full);
+        };
 #else
+    const int first_tile = at.first_key / BLOCK_N, last_tile = (at.last_key + BLOCK_N - 1) / BLOCK_N;
+#    if TILE_LIST
+    uint16_t *list = (uint16_t *)(shared + MMA_FORWARD_LIST_OFFSET);
+    const uint8_t *summary = a.summary + at.batch * a.summary_batch + at.head / a.mask.group * a.summary_head +
+                             (int64_t)(at.first_row / BLOCK_M) * a.summary_row;
+    for (int segment = first_tile; segment < last_tile; segment += MMA_FORWARD_TILES) {
+        __syncthreads(); /* the list and the buffers of the segment before are free */
+        const int count = list_tiles(list, summary, segment, min(segment + MMA_FORWARD_TILES, last_tile));
+        auto tile_at = [&](int t) { return segment + (list[t] & 0x7fff); };
+#    else
     {
         const int count = last_tile - first_tile;
         /* keys in falling order: the tiles that are cut come first, while the pipeline fills */
-#    define TILE_AT(t) (last_tile - 1 - (t))
+        auto tile_at = [&](int t) { return last_tile - 1 - t; };
+#    endif
+        auto keys_of = [&](int t) {
+            const int first = tile_at(t) * BLOCK_N;
+            struct tile_keys keys = {first, min(at.seqlen_k - first, BLOCK_N)};
+            keys.partial = first < at.first_full || first + BLOCK_N > at.last_full;
+#    if TILE_LIST
+            keys.partial = keys.partial || !(list[t] & 0x8000);
+#    endif
+            return keys;
+        };
+        auto is_partial = [&](const struct tile_keys &keys) { return keys.partial; };
 #endif
         auto fetch = [&](int t) {
             if (t < count) {
-                const int first_key = TILE_AT(t) * BLOCK_N, stage = t % STAGES;
-                k_source.load(k_tiles + stage * BLOCK_N * HEAD_DIM * 2, first_key, at.seqlen_k - first_key);
-                v_source.load(v_tiles + stage * BLOCK_N * HEAD_DIM_V * 2, first_key, at.seqlen_k - first_key);
+                const struct tile_keys keys = keys_of(t);
+                const uint32_t k_tile = k_tiles + t % STAGES * BLOCK_N * HEAD_DIM * 2;
+                const uint32_t v_tile = v_tiles + t % STAGES * BLOCK_N * HEAD_DIM_V * 2;
+#if KEY_LIST
+                k_source.load_listed(k_tile, keys.index, keys.count);
+                v_source.load_listed(v_tile, keys.index, keys.count);
+#else
+                k_source.load(k_tile, keys.first, at.seqlen_k - keys.first);
+                v_source.load(v_tile, keys.first, at.seqlen_k - keys.first);
+#endif
             }
             cp_async_commit();
         };
+#if STAGED
+        if (count)
+            stage_scores(a, at, from, warp_row, keys_of(0));
+#endif
 #pragma unroll
         for (int t = 0; t < STAGES - 1; t++)
             fetch(t);
@@ -636,24 +875,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
             __syncthreads();
             fetch(t + STAGES - 1);
 #if Q_IN_REGISTERS
-            if (t == 0)
+            if (!query_loaded)
 #    pragma unroll
                 for (int step = 0; step < HEAD_DIM / 16; step++)
 #    pragma unroll
                     for (int r = 0; r < ROW_TILES; r++)
                         load_query(kept[step][r], q_tile, warp_row, r, step);
+            query_loaded = true;
 #endif
-            const int first_key = TILE_AT(t) * BLOCK_N;
+            const struct tile_keys keys = keys_of(t);
+            const bool partial = is_partial(keys);
             const uint32_t k_tile = k_tiles + t % STAGES * BLOCK_N * HEAD_DIM * 2;
             const uint32_t v_tile = v_tiles + t % STAGES * BLOCK_N * HEAD_DIM_V * 2;
-            bool partial = first_key < at.first_full || first_key + BLOCK_N > at.last_full;
-#if LISTED
-            partial = partial || !(list[t] & TILE_FULL);
-#endif
             uint32_t p[BLOCK_N / 16][ROW_TILES][4];
             float sum[ROW_TILES][2] = {};
             bool done = false;
-            if (OPTIMISTIC && PLAIN && settled && !partial) {
+            if (FAST_PATH && settled && !partial) {
                 /* With the maxima as they are: no row waits for its maximum, and most tiles raise none. */
                 float shift[ROW_TILES][2], most = 0;
 #pragma unroll
@@ -680,9 +917,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
             }
             if (!done) {
                 multiply_qk(f.s, kept, q_tile, warp_row, k_tile);
-                finish_scores(f.s, a, at, from, warp_row, first_key);
+                finish_scores(f.s, a, at, from, warp_row, keys);
                 if (partial)
-                    hide_keys(f.s, a, at, from, warp_row, first_key);
+                    hide_keys(f.s, a, at, from, warp_row, keys);
+#if STAGED
+                __syncwarp();
+                if (t + 1 < count)
+                    stage_scores(a, at, from, warp_row, keys_of(t + 1));
+                cp_async_commit();
+#endif
                 raise_maxima(f, unit);
                 float shift[ROW_TILES][2];
                 bool seen = true;
@@ -697,19 +940,31 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
                     }
                 settled = __all_sync(0xffffffff, seen);
 #pragma unroll
-                for (int step = 0; step < BLOCK_N / 16; step++)
+                for (int step = 0; step < BLOCK_N / 16; step++) {
                     make_weights(p[step], sum, f.s, shift, unit, step);
+                    if (!FAST_PATH)
+                        multiply_pv(f.o, p[step], v_tile, step);
+                }
             }
 #pragma unroll
             for (int r = 0; r < ROW_TILES; r++)
 #pragma unroll
                 for (int half = 0; half < 2; half++)
                     f.row_sum[r][half] += sum[r][half];
+            if (FAST_PATH)
 #pragma unroll
-            for (int step = 0; step < BLOCK_N / 16; step++)
-                multiply_pv(f.o, p[step], v_tile, step);
+                for (int step = 0; step < BLOCK_N / 16; step++)
+                    multiply_pv(f.o, p[step], v_tile, step);
         }
+#if KEY_LIST
+        if (last_round)
+            break;
+        shift_list(list, count * BLOCK_N, num_listed);
+        num_listed -= count * BLOCK_N;
+    } while (true);
+#else
     }
+#endif
     cp_async_wait<0>();
     __syncthreads(); /* Q's place becomes the output's */
     store_rows(f, a, at, q_tile, warp_row, unit);

@@ -27,23 +27,36 @@
     X(MASK_ROWS)      /* 0: the mask is the same for all rows */                                                       \
     X(BIAS)           /* MMA_BIAS_* */                                                                                 \
     X(BIAS_ROWS)      /* 0: the bias is the same for all rows */                                                       \
+    X(SCORES_ALIGNED) /* 1: rows of mask and bias are contiguous and start at multiples of 16 bytes */                \
     X(INTERVALS)                                                                                                       \
     X(VARLEN)                                                                                                          \
     X(SOFTCAP)                                                                                                         \
     X(POSITIVE_SCALE) /* 1: softmax_scale > 0, so the maximum may be taken of the bare products */
 
-/* Tiles listed at a time where there is a mask or intervals; one more entry holds their number. */
-#define MMA_FORWARD_LIST 1022
+/* Places in the list of visible keys, and keys that are looked at in one step. */
+#define MMA_FORWARD_LIST      1024
+#define MMA_FORWARD_LIST_STEP 512
+/* What a mask does to a tile, in the summary that mma_summary.cu makes. */
+#define MMA_TILE_HIDDEN  0
+#define MMA_TILE_PARTIAL 1
+#define MMA_TILE_FULL    2
+
+/* Tiles listed at a time where a mask has rows; one more entry holds their number. */
+#define MMA_FORWARD_TILES 1022
+/* Bytes of the lists: two or (with a bias) three words for a key and one for each warp; half a word for a tile. */
+#define MMA_FORWARD_LIST_BYTES(has_bias) (((has_bias) ? 12 : 8) * MMA_FORWARD_LIST + 64)
+#define MMA_FORWARD_TILE_BYTES           2048
 
 #define MMA_FORWARD_COUNT(name) +1
 enum { MMA_FORWARD_NUM_CONSTANTS = MMA_FORWARD_CONSTANTS(MMA_FORWARD_COUNT) };
 
-/* Bytes of dynamic shared memory; head dims are rounded up to 16. */
+/* Bytes of dynamic shared memory; head dims are rounded up to 16; staged_bytes are those of a mask's and a bias' element
+ * where they are staged. */
 static inline int32_t mma_forward_shared_bytes(int32_t block_m, int32_t block_n, int32_t stages, int32_t head_dim,
-                                               int32_t head_dim_v, int32_t listed) {
+                                               int32_t head_dim_v, int32_t list_bytes, int32_t staged_bytes) {
     int32_t widest = head_dim > head_dim_v ? head_dim : head_dim_v;
     return block_m * widest * 2 + stages * block_n * (head_dim + head_dim_v) * 2 +
-           (listed ? 2 * (MMA_FORWARD_LIST + 2) : 0);
+           list_bytes + staged_bytes * block_m * block_n;
 }
 
 #ifdef __CUDACC__
