@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "cuda/cuda.h"
 #include "error.h"
 #include "families/cpu/isa.h"
 #include "families/cpu/threads.h"
@@ -25,9 +26,10 @@ static void describe_cpu(fdm_device *device, enum cpu_isa isa) {
 fdm_status fdm_device_query(int32_t type, int32_t index, fdm_device *device) {
     if (!device)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "device is NULL");
+    if (type == FDM_CUDA)
+        return cuda_device_facts(index, device);
     if (type != FDM_CPU)
-        return error_set(FDM_ERROR_UNSUPPORTED,
-                         "device type %d cannot be queried; this version queries the CPU (type 1) only", type);
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "device type is %d; it must be FDM_CPU (1) or FDM_CUDA (2)", type);
     if (index != 0)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "CPU index is %d; there is one CPU device, index 0", index);
     describe_cpu(device, cpu_isa_best());

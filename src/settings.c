@@ -25,6 +25,11 @@ const char *setting_get(enum setting setting) {
     return value && *value ? value : NULL;
 }
 
+const char *setting_get_foreign(const char *name) {
+    const char *value = getenv(name);
+    return value && *value ? value : NULL;
+}
+
 int setting_get_positive(enum setting setting) {
     const char *value = setting_get(setting);
     if (!value)

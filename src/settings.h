@@ -16,6 +16,8 @@ enum setting {
 
 /* The value now, NULL when unset or empty. Owned by the environment. */
 const char *setting_get(enum setting setting);
+/* A variable of the system or of other programs (HOME, VIRTUAL_ENV, ...), NULL when unset or empty. */
+const char *setting_get_foreign(const char *name);
 /* A positive integer setting; 0 when unset. A malformed value is 0 too (fdm info shows it). */
 int setting_get_positive(enum setting setting);
 

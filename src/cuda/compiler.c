@@ -1,0 +1,265 @@
+/* compiler.c: where NVRTC is looked for, and one compilation.
+ *
+ * Order of the search, each for the highest major version that the driver takes, then for lower ones down to 12:
+ *   1. a library that the process has loaded already (beside a CUDA build of PyTorch there is one)
+ *   2. the dynamic linker's own search
+ *   3. nvidia/cu13/lib and nvidia/cuda_nvrtc/lib of pip's packages: in VIRTUAL_ENV, beside libraries that the process
+ *      has loaded from a site-packages folder, and in the folders of PYTHONPATH
+ *   4. toolkits: CUDA_HOME, /usr/local/cuda, /usr/local/cuda-MAJOR */
+#define _GNU_SOURCE /* dl_iterate_phdr, dlinfo */
+#include "compiler.h"
+
+#include <dlfcn.h>
+#include <link.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "error.h"
+#include "memory.h"
+#include "settings.h"
+
+enum { NEWEST_MAJOR = 13, OLDEST_MAJOR = 12 };
+
+/* ---- the search ---- */
+
+static int found_file(const char *path, struct cuda_compiler *compiler) {
+    struct stat facts;
+    if (stat(path, &facts) != 0 || !S_ISREG(facts.st_mode))
+        return 0;
+    snprintf(compiler->path, sizeof compiler->path, "%s", path);
+    snprintf(compiler->identity, sizeof compiler->identity, "%s %lld %lld", path, (long long)facts.st_size,
+             (long long)facts.st_mtime);
+    return 1;
+}
+
+static int found_in(const char *folder, size_t length, const char *below, int32_t major,
+                    struct cuda_compiler *compiler) {
+    char path[512];
+    int written = snprintf(path, sizeof path, "%.*s%s/libnvrtc.so.%d", (int)length, folder, below, major);
+    return written > 0 && (size_t)written < sizeof path && found_file(path, compiler);
+}
+
+static int found_in_packages(const char *site_packages, size_t length, int32_t major, struct cuda_compiler *compiler) {
+    char below[64];
+    snprintf(below, sizeof below, "/nvidia/cu%d/lib", major);
+    return found_in(site_packages, length, below, major, compiler) ||
+           found_in(site_packages, length, "/nvidia/cuda_nvrtc/lib", major, compiler);
+}
+
+struct loaded_search {
+    int32_t major;
+    struct cuda_compiler *compiler;
+};
+static int look_at_loaded(struct dl_phdr_info *info, size_t size, void *data) {
+    struct loaded_search *search = data;
+    char name[32];
+    (void)size;
+    snprintf(name, sizeof name, "/libnvrtc.so.%d", search->major);
+    const char *slash = strrchr(info->dlpi_name, '/');
+    return slash && strcmp(slash, name) == 0 && found_file(info->dlpi_name, search->compiler);
+}
+static int look_beside_loaded(struct dl_phdr_info *info, size_t size, void *data) {
+    struct loaded_search *search = data;
+    static const char folder[] = "/site-packages";
+    (void)size;
+    const char *at = strstr(info->dlpi_name, folder);
+    return at && found_in_packages(info->dlpi_name, (size_t)(at - info->dlpi_name) + sizeof folder - 1, search->major,
+                                   search->compiler);
+}
+
+/* The linker's search opens the library: the only way to ask it where the file is. */
+static int found_by_linker(int32_t major, struct cuda_compiler *compiler) {
+    char name[32];
+    struct link_map *map;
+    snprintf(name, sizeof name, "libnvrtc.so.%d", major);
+    void *library = dlopen(name, RTLD_LAZY | RTLD_LOCAL);
+    if (!library)
+        return 0;
+    int found = dlinfo(library, RTLD_DI_LINKMAP, &map) == 0 && found_file(map->l_name, compiler);
+    dlclose(library);
+    return found;
+}
+
+static int found_in_environment(int32_t major, struct cuda_compiler *compiler) {
+    const char *base = setting_get_foreign("VIRTUAL_ENV");
+    for (int32_t minor = 20; base && minor >= 8; minor--) {
+        char folder[512];
+        int length = snprintf(folder, sizeof folder, "%s/lib/python3.%d/site-packages", base, minor);
+        if (length > 0 && (size_t)length < sizeof folder && found_in_packages(folder, (size_t)length, major, compiler))
+            return 1;
+    }
+    for (const char *at = setting_get_foreign("PYTHONPATH"); at && *at;) {
+        size_t length = strcspn(at, ":");
+        if (found_in_packages(at, length, major, compiler))
+            return 1;
+        at += length + (at[length] == ':');
+    }
+    return 0;
+}
+
+static int found_toolkit(int32_t major, struct cuda_compiler *compiler) {
+    char folder[64];
+    const char *home = setting_get_foreign("CUDA_HOME");
+    snprintf(folder, sizeof folder, "/usr/local/cuda-%d", major);
+    const char *const roots[] = {home ? home : "", "/usr/local/cuda", folder};
+    for (int i = 0; i < 3; i++)
+        if (*roots[i] && (found_in(roots[i], strlen(roots[i]), "/lib64", major, compiler) ||
+                          found_in(roots[i], strlen(roots[i]), "/targets/x86_64-linux/lib", major, compiler)))
+            return 1;
+    return 0;
+}
+
+fdm_status cuda_compiler_find(int32_t max_major, struct cuda_compiler *compiler) {
+    int32_t newest = max_major > 0 && max_major < NEWEST_MAJOR ? max_major : NEWEST_MAJOR;
+    for (int32_t major = newest; major >= OLDEST_MAJOR; major--) {
+        struct loaded_search search = {major, compiler};
+        if (dl_iterate_phdr(look_at_loaded, &search) || dl_iterate_phdr(look_beside_loaded, &search) ||
+            found_in_environment(major, compiler) || found_toolkit(major, compiler) || found_by_linker(major, compiler))
+            return FDM_OK;
+    }
+    return error_set(FDM_ERROR_UNSUPPORTED,
+                     "no NVRTC for CUDA %d or lower was found (libnvrtc.so.%d); install it with pip install "
+                     "nvidia-cuda-nvrtc, or a CUDA toolkit",
+                     newest, newest);
+}
+
+const struct cuda_source *cuda_source_find(const char *name) {
+    for (int32_t i = 0; i < cuda_num_sources; i++)
+        if (strcmp(cuda_sources[i].name, name) == 0)
+            return &cuda_sources[i];
+    return NULL;
+}
+
+/* ---- NVRTC ---- */
+
+typedef struct nvrtc_program_body *nvrtc_program;
+#define NVRTC_FUNCTIONS(X)                                                                                       \
+    X(create, "nvrtcCreateProgram",                                                                              \
+      (nvrtc_program * program, const char *text, const char *name, int num_headers, const char *const *headers, \
+       const char *const *names))                                                                                \
+    X(destroy, "nvrtcDestroyProgram", (nvrtc_program * program))                                                 \
+    X(compile, "nvrtcCompileProgram", (nvrtc_program program, int num_options, const char *const *options))      \
+    X(cubin_size, "nvrtcGetCUBINSize", (nvrtc_program program, size_t * bytes))                                  \
+    X(cubin, "nvrtcGetCUBIN", (nvrtc_program program, char *code))                                               \
+    X(log_size, "nvrtcGetProgramLogSize", (nvrtc_program program, size_t * bytes))                               \
+    X(log, "nvrtcGetProgramLog", (nvrtc_program program, char *text))
+
+struct nvrtc {
+    void *library;
+#define NVRTC_MEMBER(member, name, parameters) int(*member) parameters;
+    NVRTC_FUNCTIONS(NVRTC_MEMBER)
+#undef NVRTC_MEMBER
+};
+
+/* Opened once for each path that is asked for; the process keeps the last one. */
+static fdm_status open_nvrtc(const char *path, struct nvrtc *nvrtc) {
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static struct nvrtc kept;
+    static char kept_path[512];
+    fdm_status status = FDM_OK;
+    pthread_mutex_lock(&lock);
+    if (!kept.library || strcmp(kept_path, path) != 0) {
+        struct nvrtc fresh = {.library = dlopen(path, RTLD_NOW | RTLD_LOCAL)};
+        int complete = fresh.library != NULL;
+#define NVRTC_RESOLVE(member, name, parameters) \
+    complete = complete && (*(void **)&fresh.member = dlsym(fresh.library, name)) != NULL;
+        NVRTC_FUNCTIONS(NVRTC_RESOLVE)
+#undef NVRTC_RESOLVE
+        if (!complete) {
+            status = error_set(FDM_ERROR_SYSTEM, "NVRTC cannot be opened from %.300s: %.100s", path,
+                               fresh.library ? "it lacks a function" : dlerror());
+        } else {
+            kept = fresh;
+            snprintf(kept_path, sizeof kept_path, "%s", path);
+        }
+    }
+    *nvrtc = kept;
+    pthread_mutex_unlock(&lock);
+    return status;
+}
+
+enum { FIXED_OPTIONS = 3, OPTION_BYTES = 64 };
+
+/* "ptxas info : Used 40 registers, ..." and "N bytes spill stores". */
+static struct cuda_resources read_log(const char *log) {
+    struct cuda_resources resources = {0};
+    const char *used = strstr(log, "Used ");
+    if (used)
+        resources.registers = atoi(used + 5);
+    for (const char *at = log; (at = strstr(at, " bytes spill")); at++) {
+        const char *digits = at;
+        while (digits > log && digits[-1] >= '0' && digits[-1] <= '9')
+            digits--;
+        resources.spill_bytes += atoi(digits);
+    }
+    return resources;
+}
+
+/* The log's first line with "error", else its first line. */
+static fdm_status refuse_source(const char *file, const char *log) {
+    const char *line = strstr(log, "error");
+    while (line && line > log && line[-1] != '\n')
+        line--;
+    line = line ? line : log;
+    return error_set(FDM_ERROR_INTERNAL, "NVRTC does not compile %s: %.*s", file, (int)strcspn(line, "\n"), line);
+}
+
+static fdm_status take_results(const struct nvrtc *nvrtc, nvrtc_program program, const char *file, int failed,
+                               struct cuda_binary *binary) {
+    size_t bytes = 0;
+    fdm_status status = FDM_OK;
+    if (nvrtc->log_size(program, &bytes))
+        bytes = 0;
+    char *log = memory_allocate(bytes + 1);
+    if (!log)
+        return error_set(FDM_ERROR_OUT_OF_MEMORY, "no memory for the compiler's log of %zu bytes", bytes);
+    log[0] = log[bytes] = 0;
+    if (bytes)
+        nvrtc->log(program, log);
+    if (failed || nvrtc->cubin_size(program, &binary->bytes) || binary->bytes == 0) {
+        status = refuse_source(file, log);
+    } else if (!(binary->code = memory_allocate(binary->bytes))) {
+        status = error_set(FDM_ERROR_OUT_OF_MEMORY, "no memory for %zu bytes of machine code", binary->bytes);
+    } else {
+        nvrtc->cubin(program, binary->code);
+        binary->resources = read_log(log);
+    }
+    memory_release(log);
+    return status;
+}
+
+fdm_status cuda_compile(const struct cuda_compiler *compiler, const char *arch,
+                        const struct cuda_kernel_request *request, struct cuda_binary *binary) {
+    struct nvrtc nvrtc;
+    *binary = (struct cuda_binary){0};
+    const struct cuda_source *source = cuda_source_find(request->file);
+    if (!source)
+        return error_set(FDM_ERROR_INTERNAL, "there is no kernel source %s", request->file);
+    fdm_status status = open_nvrtc(compiler->path, &nvrtc);
+    if (status)
+        return status;
+    const char *headers[64], *names[64];
+    for (int32_t i = 0; i < source->num_includes && i < 64; i++) {
+        headers[i] = cuda_sources[source->includes[i]].text;
+        names[i] = cuda_sources[source->includes[i]].name;
+    }
+    char text[CUDA_CONSTANTS_MAX + 1][OPTION_BYTES];
+    const char *options[CUDA_CONSTANTS_MAX + FIXED_OPTIONS] = {"--std=c++17", "--ptxas-options=-v",
+                                                               text[CUDA_CONSTANTS_MAX]};
+    snprintf(text[CUDA_CONSTANTS_MAX], OPTION_BYTES, "--gpu-architecture=%s", arch);
+    for (int32_t i = 0; i < request->num_constants; i++) {
+        snprintf(text[i], OPTION_BYTES, "-D%s=%lld", request->constants[i].name,
+                 (long long)request->constants[i].value);
+        options[FIXED_OPTIONS + i] = text[i];
+    }
+    nvrtc_program program;
+    if (nvrtc.create(&program, source->text, source->name, source->num_includes, headers, names))
+        return error_set(FDM_ERROR_OUT_OF_MEMORY, "NVRTC takes no program for %s", request->file);
+    int failed = nvrtc.compile(program, FIXED_OPTIONS + request->num_constants, options);
+    status = take_results(&nvrtc, program, request->file, failed, binary);
+    nvrtc.destroy(&program);
+    return status;
+}

@@ -1,0 +1,28 @@
+/* compiler.h: NVRTC, found and opened at run time: one kernel's source and constants to machine code. */
+#ifndef FDM_CUDA_COMPILER_H
+#define FDM_CUDA_COMPILER_H
+
+#include "cuda.h"
+#include "sources.h"
+
+/* The compiler that would be used, found without opening it. `identity` changes with the file: path, size and time. */
+struct cuda_compiler {
+    char path[512];
+    char identity[640];
+};
+/* max_major: CUDA major version of the driver; 0 = any. A sentence when none is found. */
+fdm_status cuda_compiler_find(int32_t max_major, struct cuda_compiler *compiler);
+
+/* The embedded program with this name, NULL when there is none. */
+const struct cuda_source *cuda_source_find(const char *name);
+
+struct cuda_binary {
+    void *code; /* a cubin, from memory_allocate(); the caller's */
+    size_t bytes;
+    struct cuda_resources resources;
+};
+/* arch: "sm_90", "sm_90a", ... One sentence with the compiler's first error when it refuses. Thread-safe. */
+fdm_status cuda_compile(const struct cuda_compiler *compiler, const char *arch,
+                        const struct cuda_kernel_request *request, struct cuda_binary *binary);
+
+#endif

@@ -1,0 +1,122 @@
+/* cuda_memory.c: device memory, copies, and events. */
+#include "cuda.h"
+#include "driver.h"
+#include "error.h"
+#include "memory.h"
+
+/* Runs one driver call in the device's context; `call` is an expression of type cu_result that may use `driver`. */
+#define IN_CONTEXT(device, what, call)                                       \
+    do {                                                                     \
+        const struct cuda_driver *driver;                                    \
+        struct cuda_context_scope scope;                                     \
+        fdm_status status = cuda_driver_get(&driver);                        \
+        if (status || (status = cuda_context_enter(driver, device, &scope))) \
+            return status;                                                   \
+        cu_result result = call;                                             \
+        cuda_context_leave(driver, &scope);                                  \
+        return result ? cuda_driver_error(driver, result, what) : FDM_OK;    \
+    } while (0)
+
+static cu_address address_of(const void *memory) { return (cu_address)(uintptr_t)memory; }
+
+fdm_status cuda_memory_allocate(int32_t device, size_t bytes, void **memory) {
+    cu_address address = 0;
+    *memory = NULL;
+    const struct cuda_driver *driver;
+    struct cuda_context_scope scope;
+    fdm_status status = cuda_driver_get(&driver);
+    if (status || (status = cuda_context_enter(driver, device, &scope)))
+        return status;
+    cu_result result = driver->memory_allocate(&address, bytes ? bytes : 1);
+    cuda_context_leave(driver, &scope);
+    *memory = (void *)(uintptr_t)address;
+    return result ? cuda_driver_error(driver, result, "allocating device memory") : FDM_OK;
+}
+
+fdm_status cuda_memory_release(int32_t device, void *memory) {
+    if (!memory)
+        return FDM_OK;
+    IN_CONTEXT(device, "releasing device memory", driver->memory_free(address_of(memory)));
+}
+
+static cu_result copy(const struct cuda_driver *driver, void *to, const void *from, size_t bytes, int32_t direction) {
+    return direction == 0   ? driver->copy_to_device(address_of(to), from, bytes)
+           : direction == 1 ? driver->copy_to_host(to, address_of(from), bytes)
+                            : driver->copy_on_device(address_of(to), address_of(from), bytes);
+}
+
+fdm_status cuda_memory_copy(int32_t device, void *to, const void *from, size_t bytes, int32_t direction) {
+    if (bytes == 0)
+        return FDM_OK;
+    IN_CONTEXT(device, "copying device memory", copy(driver, to, from, bytes, direction));
+}
+
+fdm_status cuda_memory_fill(int32_t device, void *memory, uint8_t value, size_t bytes) {
+    if (bytes == 0)
+        return FDM_OK;
+    IN_CONTEXT(device, "filling device memory", driver->memory_fill(address_of(memory), value, bytes));
+}
+
+fdm_status cuda_synchronize(int32_t device) {
+    IN_CONTEXT(device, "waiting for the CUDA device", driver->context_synchronize());
+}
+
+/* ---- events ---- */
+
+struct cuda_event {
+    int32_t device;
+    cu_event event;
+};
+
+fdm_status cuda_event_create(int32_t device, struct cuda_event **event) {
+    const struct cuda_driver *driver;
+    struct cuda_context_scope scope;
+    *event = NULL;
+    fdm_status status = cuda_driver_get(&driver);
+    if (status || (status = cuda_context_enter(driver, device, &scope)))
+        return status;
+    struct cuda_event *made = memory_allocate(sizeof *made);
+    cu_result result = 0;
+    if (!made) {
+        status = error_set(FDM_ERROR_OUT_OF_MEMORY, "no memory for an event");
+    } else if ((result = driver->event_create(&made->event, 0))) {
+        status = cuda_driver_error(driver, result, "making a CUDA event");
+        memory_release(made);
+    } else {
+        made->device = device;
+        *event = made;
+    }
+    cuda_context_leave(driver, &scope);
+    return status;
+}
+
+fdm_status cuda_event_record(struct cuda_event *event, void *stream) {
+    IN_CONTEXT(event->device, "recording a CUDA event", driver->event_record(event->event, stream));
+}
+
+fdm_status cuda_event_elapsed(struct cuda_event *from, struct cuda_event *to, double *seconds) {
+    const struct cuda_driver *driver;
+    struct cuda_context_scope scope;
+    float milliseconds = 0;
+    fdm_status status = cuda_driver_get(&driver);
+    if (status || (status = cuda_context_enter(driver, to->device, &scope)))
+        return status;
+    cu_result result = driver->event_synchronize(to->event);
+    if (!result)
+        result = driver->event_elapsed(&milliseconds, from->event, to->event);
+    cuda_context_leave(driver, &scope);
+    *seconds = milliseconds * 1e-3;
+    return result ? cuda_driver_error(driver, result, "waiting for a CUDA event") : FDM_OK;
+}
+
+void cuda_event_release(struct cuda_event *event) {
+    const struct cuda_driver *driver;
+    struct cuda_context_scope scope;
+    if (!event)
+        return;
+    if (!cuda_driver_get(&driver) && !cuda_context_enter(driver, event->device, &scope)) {
+        driver->event_destroy(event->event);
+        cuda_context_leave(driver, &scope);
+    }
+    memory_release(event);
+}

@@ -1,0 +1,176 @@
+/* driver.c: libcuda by dlopen, its devices and primary contexts. */
+#include "driver.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cuda.h"
+#include "error.h"
+
+enum { OLDEST_VERSION = 12000 };
+
+static struct {
+    pthread_once_t once;
+    struct cuda_driver driver;
+    fdm_status status;
+    char sentence[200];
+    pid_t opened_by;
+} opened = {.once = PTHREAD_ONCE_INIT};
+
+static fdm_status refuse(fdm_status status, const char *format, const char *detail) {
+    snprintf(opened.sentence, sizeof opened.sentence, format, detail);
+    return status;
+}
+
+/* Function by function, in the version of CUDA 12.0, whatever the driver's own. */
+static fdm_status resolve(void *library, struct cuda_driver *driver) {
+    cu_result (*get_address)(const char *, void **, int, unsigned long long, int *);
+    *(void **)&get_address = dlsym(library, "cuGetProcAddress_v2");
+    if (!get_address)
+        return refuse(FDM_ERROR_UNSUPPORTED, "the CUDA driver is older than 12.0%s: it has no cuGetProcAddress_v2", "");
+    const struct {
+        const char *name;
+        void *place;
+    } functions[] = {
+#define CU_PLACE(member, name, parameters) {name, &driver->member},
+        CU_FUNCTIONS(CU_PLACE)
+#undef CU_PLACE
+    };
+    for (size_t i = 0; i < sizeof functions / sizeof functions[0]; i++)
+        if (get_address(functions[i].name, functions[i].place, OLDEST_VERSION, 0, NULL) ||
+            !*(void **)functions[i].place)
+            return refuse(FDM_ERROR_UNSUPPORTED, "the CUDA driver has no %s: it is older than 12.0", functions[i].name);
+    return FDM_OK;
+}
+
+static fdm_status start(struct cuda_driver *driver) {
+    char detail[96];
+    cu_result result = driver->init(0);
+    const char *text = "unknown error";
+    if (result) {
+        driver->get_error_string(result, &text);
+        return refuse(FDM_ERROR_SYSTEM, "the CUDA driver does not start: %s", text);
+    }
+    if (driver->driver_version(&driver->version) || driver->version < OLDEST_VERSION) {
+        snprintf(detail, sizeof detail, "%d.%d", driver->version / 1000, driver->version % 1000 / 10);
+        return refuse(FDM_ERROR_UNSUPPORTED, "the CUDA driver is for CUDA %s; 12.0 or later is needed", detail);
+    }
+    if (driver->device_count(&driver->num_devices) || driver->num_devices < 1)
+        return refuse(FDM_ERROR_UNSUPPORTED, "the CUDA driver finds no device%s", "");
+    if (driver->num_devices > CUDA_DEVICES_MAX)
+        driver->num_devices = CUDA_DEVICES_MAX;
+    return FDM_OK;
+}
+
+static void open_driver(void) {
+    opened.opened_by = getpid();
+    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (!library) {
+        opened.status = refuse(FDM_ERROR_UNSUPPORTED, "there is no CUDA driver on this machine (libcuda.so.1%s)", "");
+        return;
+    }
+    opened.status = resolve(library, &opened.driver);
+    if (!opened.status)
+        opened.status = start(&opened.driver);
+}
+
+fdm_status cuda_driver_get(const struct cuda_driver **driver) {
+    pthread_once(&opened.once, open_driver);
+    if (opened.status)
+        return error_set(opened.status, "%s", opened.sentence);
+    if (getpid() != opened.opened_by)
+        return error_set(FDM_ERROR_SYSTEM,
+                         "CUDA was started before this process was forked and cannot be used in the child; start "
+                         "workers with spawn, or use CUDA only in them");
+    *driver = &opened.driver;
+    return FDM_OK;
+}
+
+int32_t cuda_device_count(void) {
+    const struct cuda_driver *driver;
+    return cuda_driver_get(&driver) ? 0 : driver->num_devices;
+}
+
+fdm_status cuda_driver_error(const struct cuda_driver *driver, cu_result result, const char *what) {
+    const char *name = "unknown error", *text = "";
+    driver->get_error_name(result, &name);
+    driver->get_error_string(result, &text);
+    fdm_status status = result == CU_ERROR_OUT_OF_MEMORY ? FDM_ERROR_OUT_OF_MEMORY : FDM_ERROR_SYSTEM;
+    return error_set(status, "%s failed: %s (%s)", what, text, name);
+}
+
+/* ---- devices and contexts ---- */
+
+static fdm_status check_index(const struct cuda_driver *driver, int32_t index) {
+    if (index < 0 || index >= driver->num_devices)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "CUDA device index is %d; this machine has %d", index,
+                         driver->num_devices);
+    return FDM_OK;
+}
+
+fdm_status cuda_device_facts(int32_t index, fdm_device *device) {
+    const struct cuda_driver *driver;
+    fdm_status status = cuda_driver_get(&driver);
+    if (status || (status = check_index(driver, index)))
+        return status;
+    cu_device handle;
+    cu_result result = driver->device_get(&handle, index);
+    int values[5] = {0};
+    static const int attributes[5] = {CU_COMPUTE_MAJOR, CU_COMPUTE_MINOR, CU_NUM_MULTIPROCESSORS, CU_SHARED_BYTES_OPTIN,
+                                      CU_L2_CACHE_BYTES};
+    for (int i = 0; i < 5 && !result; i++)
+        result = driver->device_attribute(&values[i], attributes[i], handle);
+    if (result)
+        return cuda_driver_error(driver, result, "asking for the CUDA device's attributes");
+    *device = (fdm_device){.id = {FDM_CUDA, index},
+                           .present = 1,
+                           .compute_major = values[0],
+                           .compute_minor = values[1],
+                           .num_sms = values[2],
+                           .shared_bytes = values[3],
+                           .l2_bytes = values[4]};
+    snprintf(device->name, sizeof device->name, "sm_%d%d", values[0], values[1]);
+    return FDM_OK;
+}
+
+static _Atomic(cu_context) contexts[CUDA_DEVICES_MAX]; /* primary contexts, retained once and kept */
+
+static fdm_status primary_context(const struct cuda_driver *driver, int32_t index, cu_context *context) {
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    fdm_status status = check_index(driver, index);
+    if (status || (*context = atomic_load_explicit(&contexts[index], memory_order_acquire)))
+        return status;
+    pthread_mutex_lock(&lock);
+    cu_device handle;
+    cu_result result = 0;
+    *context = atomic_load_explicit(&contexts[index], memory_order_relaxed);
+    if (!*context && !(result = driver->device_get(&handle, index)) &&
+        !(result = driver->primary_context_retain(context, handle)))
+        atomic_store_explicit(&contexts[index], *context, memory_order_release);
+    pthread_mutex_unlock(&lock);
+    return result ? cuda_driver_error(driver, result, "starting the CUDA device's context") : FDM_OK;
+}
+
+fdm_status cuda_context_enter(const struct cuda_driver *driver, int32_t device, struct cuda_context_scope *scope) {
+    cu_context wanted, current = NULL;
+    scope->pushed = 0;
+    fdm_status status = primary_context(driver, device, &wanted);
+    if (status)
+        return status;
+    cu_result result = driver->context_current(&current);
+    if (!result && current != wanted) {
+        result = driver->context_push(wanted);
+        scope->pushed = !result;
+    }
+    return result ? cuda_driver_error(driver, result, "entering the CUDA device's context") : FDM_OK;
+}
+
+void cuda_context_leave(const struct cuda_driver *driver, const struct cuda_context_scope *scope) {
+    cu_context popped;
+    if (scope->pushed)
+        driver->context_pop(&popped);
+}

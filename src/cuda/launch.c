@@ -1,0 +1,35 @@
+/* launch.c: enqueues a kernel on the caller's stream. */
+#include "cuda.h"
+#include "driver.h"
+#include "error.h"
+#include "kernels.h"
+
+fdm_status cuda_launch(const struct cuda_launch *launch) {
+    const struct cuda_driver *driver;
+    struct cuda_context_scope scope;
+    const struct cuda_kernel *kernel = launch->kernel;
+    fdm_status status = cuda_driver_get(&driver);
+    if (status || (status = cuda_context_enter(driver, kernel->device, &scope)))
+        return status;
+    struct cu_launch_attribute attributes[2];
+    struct cu_launch_config config = {.grid = {launch->grid[0], launch->grid[1], launch->grid[2]},
+                                      .block = {launch->threads, 1, 1},
+                                      .shared_bytes = (unsigned)kernel->shared_bytes,
+                                      .stream = launch->stream,
+                                      .attributes = attributes};
+    if (launch->cluster > 1) {
+        struct cu_launch_attribute *a = &attributes[config.num_attributes++];
+        *a = (struct cu_launch_attribute){.id = CU_LAUNCH_CLUSTER_DIMENSION};
+        a->value.cluster.x = launch->cluster;
+        a->value.cluster.y = a->value.cluster.z = 1;
+    }
+    if (launch->programmatic_launch) {
+        struct cu_launch_attribute *a = &attributes[config.num_attributes++];
+        *a = (struct cu_launch_attribute){.id = CU_LAUNCH_PROGRAMMATIC_SERIALIZATION};
+        a->value.programmatic_serialization = 1;
+    }
+    void *arguments[1] = {(void *)(uintptr_t)launch->arguments};
+    cu_result result = driver->launch(&config, kernel->function, arguments, NULL);
+    cuda_context_leave(driver, &scope);
+    return result ? cuda_driver_error(driver, result, "launching a kernel") : FDM_OK;
+}
