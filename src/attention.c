@@ -88,6 +88,9 @@ fdm_status fdm_execute(const fdm_plan *plan, const fdm_tensors *tensors, void *w
     struct attention attention;
     fdm_options options = problem_options(&plan->problem);
     fdm_status status = problem_from_tensors(plan->problem.pass, tensors, &options, &problem, &attention);
+    if (!status && (tensors->q->device.type != plan->device.type || tensors->q->device.index != plan->device.index))
+        status = error_set(FDM_ERROR_INVALID_ARGUMENT, "q is on DLPack device %d:%d, but the plan is for %d:%d",
+                           tensors->q->device.type, tensors->q->device.index, plan->device.type, plan->device.index);
     if (!status)
         status = check_same_problem(plan, &problem);
     return status ? status : run_plan(plan, &attention, workspace, workspace_bytes, launch);
@@ -114,22 +117,26 @@ static void release_default(void *context, void *memory) {
 static fdm_status attention_once(fdm_pass pass, const fdm_tensors *tensors, const fdm_options *options,
                                  const fdm_allocator *allocator) {
     static const fdm_allocator standard = {NULL, allocate_default, release_default};
-    if (!allocator)
-        allocator = &standard;
     fdm_problem problem;
     struct attention attention;
     fdm_device device;
     fdm_plan plan;
     fdm_status status = problem_from_tensors(pass, tensors, options, &problem, &attention);
-    if (status || (status = fdm_device_query(FDM_CPU, 0, &device)) ||
+    if (status || (status = fdm_device_query(tensors->q->device.type, tensors->q->device.index, &device)) ||
         (status = fdm_plan_attention(&device, &problem, options, &plan)))
         return status;
+    if (!allocator && plan.workspace_bytes > 0 && device.id.type == FDM_CUDA)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT,
+                         "allocator is NULL, but this call needs %lld bytes of workspace on the CUDA device",
+                         (long long)plan.workspace_bytes);
+    if (!allocator)
+        allocator = &standard;
     void *workspace = NULL;
     if (plan.workspace_bytes > 0 &&
         !(workspace = allocator->allocate(allocator->context, (size_t)plan.workspace_bytes)))
         return error_set(FDM_ERROR_OUT_OF_MEMORY, "no memory for a workspace of %lld bytes",
                          (long long)plan.workspace_bytes);
-    fdm_launch launch = {NULL, options ? options->executor : NULL};
+    fdm_launch launch = {options ? options->stream : NULL, options ? options->executor : NULL};
     status = run_plan(&plan, &attention, workspace, (size_t)plan.workspace_bytes, &launch);
     if (workspace)
         allocator->release(allocator->context, workspace);

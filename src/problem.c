@@ -298,7 +298,8 @@ static fdm_status resolve_intervals(const fdm_tensors *t, fdm_problem *p, struct
     return FDM_OK;
 }
 
-/* One of cu_seqlens_q, cu_seqlens_k: rises from 0 to `total`; *longest receives the longest sequence. */
+/* One of cu_seqlens_q, cu_seqlens_k: rises from 0 to `total`; *longest receives the longest sequence. On a CUDA device
+ * its values are not looked at: that would wait for the device. */
 static fdm_status check_cu_seqlens(const fdm_tensor *tensor, const char *name, int64_t batch, int64_t total,
                                    int64_t *longest) {
     fdm_status status = tensor_check(tensor, name, 1, TENSOR_INPUT, 1);
@@ -306,12 +307,12 @@ static fdm_status check_cu_seqlens(const fdm_tensor *tensor, const char *name, i
         status = expect_dtype(tensor, name, FDM_INT32);
     if (!status)
         status = expect_shape(tensor, name, &(int64_t){batch + 1});
-    if (status)
+    *longest = 0;
+    if (status || tensor->device.type == FDM_CUDA)
         return status;
     const int32_t *cu = (const int32_t *)tensor_data(tensor);
     if (cu[0] != 0)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s starts with %d; it must start with 0", name, cu[0]);
-    *longest = 0;
     for (int64_t b = 0; b < batch; b++) {
         if (cu[b + 1] < cu[b])
             return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s falls from %d to %d at index %lld; it must not fall", name,
@@ -342,6 +343,11 @@ static fdm_status describe_varlen(const fdm_tensors *t, const fdm_options *o, fd
         status = check_cu_seqlens(t->cu_seqlens_k, "cu_seqlens_k", p->batch, p->total_k, &longest_k);
     if (status)
         return status;
+    if (t->q->device.type == FDM_CUDA && ((!o->max_seqlen_q && p->total_q) || (!o->max_seqlen_k && p->total_k)))
+        return error_set(FDM_ERROR_INVALID_ARGUMENT,
+                         "max_seqlen_%s is 0; it is needed where cu_seqlens are on a CUDA device, since reading them "
+                         "would wait for the device",
+                         o->max_seqlen_q || !p->total_q ? "k" : "q");
     p->seqlen_q = o->max_seqlen_q ? o->max_seqlen_q : longest_q;
     p->seqlen_k = o->max_seqlen_k ? o->max_seqlen_k : longest_k;
     if (p->seqlen_q < longest_q || p->seqlen_k < longest_k)
@@ -403,9 +409,9 @@ static fdm_status check_devices(const fdm_tensors *t) {
             return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is on DLPack device %d:%d, but q is on %d:%d", all[i].name,
                              all[i].tensor->device.type, all[i].tensor->device.index, t->q->device.type,
                              t->q->device.index);
-    if (t->q->device.type != FDM_CPU)
+    if (t->q->device.type != FDM_CPU && t->q->device.type != FDM_CUDA)
         return error_set(FDM_ERROR_UNSUPPORTED,
-                         "q is on DLPack device type %d; this version runs on the CPU (type 1) only",
+                         "q is on DLPack device type %d; this version runs on the CPU (type 1) and CUDA (type 2)",
                          t->q->device.type);
     return FDM_OK;
 }

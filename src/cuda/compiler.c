@@ -181,7 +181,7 @@ static fdm_status open_nvrtc(const char *path, struct nvrtc *nvrtc) {
     return status;
 }
 
-enum { FIXED_OPTIONS = 3, OPTION_BYTES = 64 };
+enum { FIXED_OPTIONS = 4, OPTION_BYTES = 64 };
 
 /* "ptxas info : Used 40 registers, ..." and "N bytes spill stores". */
 static struct cuda_resources read_log(const char *log) {
@@ -247,8 +247,8 @@ fdm_status cuda_compile(const struct cuda_compiler *compiler, const char *arch,
         names[i] = cuda_sources[source->includes[i]].name;
     }
     char text[CUDA_CONSTANTS_MAX + 1][OPTION_BYTES];
-    const char *options[CUDA_CONSTANTS_MAX + FIXED_OPTIONS] = {"--std=c++17", "--ptxas-options=-v",
-                                                               text[CUDA_CONSTANTS_MAX]};
+    const char *options[CUDA_CONSTANTS_MAX + FIXED_OPTIONS] = {
+        "--std=c++17", "--ptxas-options=-v", "--device-as-default-execution-space", text[CUDA_CONSTANTS_MAX]};
     snprintf(text[CUDA_CONSTANTS_MAX], OPTION_BYTES, "--gpu-architecture=%s", arch);
     for (int32_t i = 0; i < request->num_constants; i++) {
         snprintf(text[i], OPTION_BYTES, "-D%s=%lld", request->constants[i].name,

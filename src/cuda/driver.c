@@ -112,11 +112,7 @@ static fdm_status check_index(const struct cuda_driver *driver, int32_t index) {
     return FDM_OK;
 }
 
-fdm_status cuda_device_facts(int32_t index, fdm_device *device) {
-    const struct cuda_driver *driver;
-    fdm_status status = cuda_driver_get(&driver);
-    if (status || (status = check_index(driver, index)))
-        return status;
+static fdm_status ask_facts(const struct cuda_driver *driver, int32_t index, fdm_device *device) {
     cu_device handle;
     cu_result result = driver->device_get(&handle, index);
     int values[5] = {0};
@@ -135,6 +131,26 @@ fdm_status cuda_device_facts(int32_t index, fdm_device *device) {
                            .l2_bytes = values[4]};
     snprintf(device->name, sizeof device->name, "sm_%d%d", values[0], values[1]);
     return FDM_OK;
+}
+
+/* Asked once for each device: every one-call attention plans, and plans need them. */
+fdm_status cuda_device_facts(int32_t index, fdm_device *device) {
+    static fdm_device known[CUDA_DEVICES_MAX];
+    static _Atomic int asked[CUDA_DEVICES_MAX];
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    const struct cuda_driver *driver;
+    fdm_status status = cuda_driver_get(&driver);
+    if (status || (status = check_index(driver, index)))
+        return status;
+    if (!atomic_load_explicit(&asked[index], memory_order_acquire)) {
+        pthread_mutex_lock(&lock);
+        if (!asked[index] && !(status = ask_facts(driver, index, &known[index])))
+            atomic_store_explicit(&asked[index], 1, memory_order_release);
+        pthread_mutex_unlock(&lock);
+    }
+    if (!status)
+        *device = known[index];
+    return status;
 }
 
 static _Atomic(cu_context) contexts[CUDA_DEVICES_MAX]; /* primary contexts, retained once and kept */

@@ -91,13 +91,18 @@ static void devices_by_name(void **state) {
         assert_int_equal(fdm_device_from_name(wrong[i], &device), FDM_ERROR_INVALID_ARGUMENT);
 }
 
-static void cuda_devices_have_no_kernel_yet(void **state) {
+/* A plan for a CUDA device needs none: float16 goes to the mma family, float64 to nobody. */
+static void cuda_devices_are_planned_for(void **state) {
     (void)state;
     fdm_device device;
     fdm_problem p = fdm_problem_default();
     fdm_plan plan;
     p.seqlen_q = p.seqlen_k = 128;
+    p.dtype = FDM_FLOAT16;
     assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
+    assert_int_equal(fdm_plan_attention(&device, &p, NULL, &plan), FDM_OK);
+    assert_string_equal(plan.family, "mma");
+    p.dtype = FDM_FLOAT64;
     assert_int_equal(fdm_plan_attention(&device, &p, NULL, &plan), FDM_ERROR_UNSUPPORTED);
     assert_non_null(strstr(fdm_last_error(), "sm_90"));
 }
@@ -121,7 +126,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(key_range_matches_definition),     cmocka_unit_test(describe_fills_the_problem),
         cmocka_unit_test(a_refused_problem_is_not_written), cmocka_unit_test(devices_by_name),
-        cmocka_unit_test(cuda_devices_have_no_kernel_yet),  cmocka_unit_test(settings_are_listed),
+        cmocka_unit_test(cuda_devices_are_planned_for),     cmocka_unit_test(settings_are_listed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

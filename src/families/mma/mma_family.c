@@ -98,7 +98,17 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     return algorithms[plan->kernel_index]->execute(plan, attention, workspace, launch ? launch->stream : NULL);
 }
 
-static fdm_status prepare(const fdm_plan *plan) { return algorithms[plan->kernel_index]->prepare(plan); }
+int32_t mma_requests(const fdm_plan *plan, struct cuda_kernel_request *requests) {
+    return algorithms[plan->kernel_index]->requests(plan, requests);
+}
+
+static fdm_status prepare(const fdm_plan *plan) {
+    struct cuda_kernel_request requests[MMA_REQUESTS_MAX];
+    const struct cuda_kernel *kernels[MMA_REQUESTS_MAX];
+    int32_t count = mma_requests(plan, requests);
+    return count ? cuda_kernels_get(plan->device.index, requests, count, kernels)
+                 : error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile or workspace is not its kernel's");
+}
 
 const struct family family_mma = {.name = "mma",
                                   .device_type = FDM_CUDA,

@@ -17,12 +17,19 @@ struct mma_algorithm {
     /* The variant-th way (from 0) to run the problem: fills tile, stages, shared and workspace bytes, choice code and
      * parameters; 0 when there are no more ways. Variant 0 is the one chosen freely. */
     int (*fill)(const fdm_device *device, const fdm_problem *problem, int32_t variant, fdm_plan *plan);
-    fdm_status (*prepare)(const fdm_plan *plan);
+    /* The kernels that the plan launches, at most MMA_REQUESTS_MAX; returns how many, 0 when the plan is not one that
+     * fill() made. */
+    int32_t (*requests)(const fdm_plan *plan, struct cuda_kernel_request *requests);
     fdm_status (*execute)(const fdm_plan *plan, const struct attention *attention, void *workspace, void *stream);
 };
 
+enum { MMA_REQUESTS_MAX = 4 };
+
 extern const struct mma_algorithm mma_forward_algorithm;
 extern const struct mma_algorithm mma_wide_algorithm;
+
+/* The kernels of a plan of this family: for compile matrices. */
+int32_t mma_requests(const fdm_plan *plan, struct cuda_kernel_request *requests);
 
 void mma_fill_arguments(const struct attention *attention, struct mma_forward_arguments *arguments);
 

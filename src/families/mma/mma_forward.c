@@ -187,33 +187,29 @@ static void forward_request(const struct tile *t, const fdm_problem *p, int alig
     request->shared_bytes = shared_bytes(t, p);
 }
 
+static int sound(const fdm_plan *plan, const fdm_problem *p) {
+    const int32_t tile = plan->parameters[0];
+    return tile >= 0 && tile < NUM_TILES && plan->block_m == block_m(&tiles[tile]) &&
+           plan->block_n == tiles[tile].block_n && summary_bytes(&tiles[tile], p) <= plan->workspace_bytes;
+}
+
 /* The forward's kernel, and the summary's where the mask has rows. */
 enum { FORWARD, SUMMARY, NUM_KERNELS };
-static fdm_status get_kernels(const fdm_plan *plan, const fdm_problem *p, int aligned_scores,
-                              const struct cuda_kernel *kernels[NUM_KERNELS]) {
-    struct cuda_kernel_request requests[NUM_KERNELS];
+static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, int aligned_scores,
+                             struct cuda_kernel_request *requests) {
     forward_request(&tiles[plan->parameters[0]], p, aligned_scores, &requests[FORWARD]);
-    if (lists_tiles(p)) {
-        requests[SUMMARY].file = "families/mma/mma_summary.cu";
-        requests[SUMMARY].entry = "mma_summary";
-        requests[SUMMARY].num_constants = 0;
-        requests[SUMMARY].shared_bytes = 0;
-    }
-    return cuda_kernels_get(plan->device.index, requests, lists_tiles(p) ? 2 : 1, kernels);
+    if (!lists_tiles(p))
+        return 1;
+    requests[SUMMARY].file = "families/mma/mma_summary.cu";
+    requests[SUMMARY].entry = "mma_summary";
+    requests[SUMMARY].num_constants = 0;
+    requests[SUMMARY].shared_bytes = 0;
+    return 2;
 }
 
-static fdm_status check_plan(const fdm_plan *plan, const fdm_problem *p) {
-    const int32_t tile = plan->parameters[0];
-    if (tile < 0 || tile >= NUM_TILES || plan->block_m != block_m(&tiles[tile]) ||
-        plan->block_n != tiles[tile].block_n || summary_bytes(&tiles[tile], p) > plan->workspace_bytes)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile %d or workspace is not its kernel's", tile);
-    return FDM_OK;
-}
-
-static fdm_status prepare(const fdm_plan *plan) {
-    const struct cuda_kernel *kernels[NUM_KERNELS];
-    fdm_status status = check_plan(plan, &plan->problem);
-    return status ? status : get_kernels(plan, &plan->problem, plan->problem.aligned, kernels);
+static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *requests) {
+    const fdm_problem *p = &plan->problem;
+    return sound(plan, p) ? make_requests(plan, p, p->aligned, requests) : 0;
 }
 
 /* Heads whose keys and values fit together in most of a second-level cache of 50 MB take turns row block by row block,
@@ -259,9 +255,9 @@ static fdm_status launch_summary(const struct tile *t, const fdm_problem *p, con
 
 static fdm_status execute(const fdm_plan *plan, const struct attention *attention, void *workspace, void *stream) {
     const fdm_problem *p = attention->problem;
-    fdm_status status = check_plan(plan, p);
-    if (status)
-        return status;
+    if (!sound(plan, p))
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile %d or workspace is not its kernel's",
+                         plan->parameters[0]);
     const struct tile *t = &tiles[plan->parameters[0]];
     const int64_t blocks = (p->seqlen_q + block_m(t) - 1) / block_m(t) * p->batch * p->heads;
     if (blocks == 0)
@@ -270,7 +266,9 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     struct mma_forward_arguments arguments;
     mma_fill_arguments(attention, &arguments);
     arguments.heads_per_section = heads_per_section(p);
-    status = get_kernels(plan, p, scores_aligned(attention), kernels);
+    struct cuda_kernel_request wanted[NUM_KERNELS];
+    const int32_t count = make_requests(plan, p, scores_aligned(attention), wanted);
+    fdm_status status = cuda_kernels_get(plan->device.index, wanted, count, kernels);
     if (!status && lists_tiles(p) && p->seqlen_k > 0)
         status = launch_summary(t, p, kernels[SUMMARY], workspace, stream, &arguments);
     if (status)
@@ -290,6 +288,6 @@ const struct mma_algorithm mma_forward_algorithm = {
     .refusal = refusal,
     .suits = suits,
     .fill = fill,
-    .prepare = prepare,
+    .requests = requests,
     .execute = execute,
 };

@@ -147,9 +147,12 @@ static fdm_status kernel_of(const fdm_plan *plan, const fdm_problem *p, const st
     return cuda_kernels_get(plan->device.index, &request, 1, kernel);
 }
 
-static fdm_status prepare(const fdm_plan *plan) {
-    const struct cuda_kernel *kernel;
-    return kernel_of(plan, &plan->problem, &kernel);
+static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *requests) {
+    const int32_t tile = plan->parameters[0];
+    if (tile < 0 || tile >= NUM_TILES)
+        return 0;
+    request_of(plan, &plan->problem, requests);
+    return 1;
 }
 
 /* With a window, heads whose keys and values fit together in half of a second-level cache of 50 MB take turns row block
@@ -192,6 +195,6 @@ const struct mma_algorithm mma_wide_algorithm = {
     .refusal = refusal,
     .suits = suits,
     .fill = fill,
-    .prepare = prepare,
+    .requests = requests,
     .execute = execute,
 };

@@ -1,0 +1,201 @@
+/* compile_matrix.c: compiles what the mma family would launch for many problems on many architectures, without a
+ * device, and demands that nothing spills.
+ *
+ * Usage: fdm-compile [--full] [--arch sm_90] [--seed N] [--kernel TEXT] [--verbose]
+ * Without --full, problems are drawn so that values of each feature meet in pairs; with it, every combination is
+ * compiled. A cache of what compiled before (FLASH_DMATTN_CACHE_DIR) is not used: each run stands for itself. */
+#include <getopt.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "families/mma/mma_family.h"
+
+struct feature {
+    const char *name;
+    int32_t num_values;
+};
+/* In the order of struct choice's values. */
+enum { DTYPE, HEAD_DIM, HEAD_DIM_V, LENGTH, WINDOW, MASK, BIAS, INTERVALS, VARLEN, SOFTCAP, ALIGNED, NUM_FEATURES };
+static const struct feature features[NUM_FEATURES] = {
+    {"dtype", 2}, {"head_dim", 9},  {"head_dim_v", 3}, {"length", 3},  {"window", 2}, {"mask", 3},
+    {"bias", 5},  {"intervals", 2}, {"varlen", 2},     {"softcap", 2}, {"aligned", 2}};
+static const int64_t head_dims[9] = {64, 128, 256, 16, 40, 96, 192, 512, 1024};
+static const int64_t lengths[3] = {4096, 512, 16};
+
+static fdm_problem problem_of(const int32_t *choice) {
+    fdm_problem p = fdm_problem_default();
+    p.dtype = choice[DTYPE] ? FDM_FLOAT16 : FDM_BFLOAT16;
+    p.batch = 2;
+    p.heads = 8;
+    p.heads_kv = 2;
+    p.head_dim = head_dims[choice[HEAD_DIM]];
+    p.head_dim_v = choice[HEAD_DIM_V] == 0 ? p.head_dim : choice[HEAD_DIM_V] == 1 ? 64 : 128;
+    p.seqlen_q = lengths[choice[LENGTH]] == 16 ? 1 : lengths[choice[LENGTH]];
+    p.seqlen_k = lengths[choice[LENGTH]] == 16 ? 4096 : lengths[choice[LENGTH]];
+    p.causal = choice[WINDOW];
+    p.has_mask = choice[MASK] > 0;
+    p.mask_shape[2] = choice[MASK] == 2 ? p.seqlen_q : 1;
+    p.mask_shape[3] = p.has_mask ? p.seqlen_k : 1;
+    p.has_bias = choice[BIAS] > 0;
+    p.bias_dtype = choice[BIAS] > 2 ? FDM_FLOAT32 : p.dtype;
+    p.bias_shape[2] = choice[BIAS] == 2 || choice[BIAS] == 4 ? p.seqlen_q : 1;
+    p.bias_shape[3] = p.has_bias ? p.seqlen_k : 1;
+    p.has_intervals = choice[INTERVALS];
+    p.varlen = choice[VARLEN];
+    p.total_q = p.varlen ? 2 * p.seqlen_q : 0;
+    p.total_k = p.varlen ? 2 * p.seqlen_k : 0;
+    p.softcap = choice[SOFTCAP] ? 30 : 0;
+    p.softmax_scale = 0.1;
+    p.aligned = !choice[ALIGNED];
+    p.needs_lse = 1;
+    return p;
+}
+
+/* ---- the list of distinct compilations ---- */
+
+struct job {
+    char arch[16];
+    struct cuda_kernel_request request;
+    struct cuda_resources resources;
+    fdm_status status;
+    char sentence[256];
+};
+static struct job *jobs;
+static int32_t num_jobs, max_jobs, next_job;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static int same_request(const struct cuda_kernel_request *a, const struct cuda_kernel_request *b) {
+    if (strcmp(a->file, b->file) != 0 || strcmp(a->entry, b->entry) != 0 || a->num_constants != b->num_constants)
+        return 0;
+    for (int32_t i = 0; i < a->num_constants; i++)
+        if (a->constants[i].value != b->constants[i].value)
+            return 0;
+    return 1;
+}
+
+static void add_job(const char *arch, const struct cuda_kernel_request *request) {
+    for (int32_t i = 0; i < num_jobs; i++)
+        if (strcmp(jobs[i].arch, arch) == 0 && same_request(&jobs[i].request, request))
+            return;
+    if (num_jobs == max_jobs) {
+        max_jobs = max_jobs ? 2 * max_jobs : 256;
+        jobs = realloc(jobs, (size_t)max_jobs * sizeof *jobs);
+        if (!jobs)
+            exit(2);
+    }
+    jobs[num_jobs] = (struct job){.request = *request};
+    snprintf(jobs[num_jobs++].arch, sizeof jobs[0].arch, "%s", arch);
+}
+
+static void add_problem(const char *arch, const int32_t *choice, const char *kernel) {
+    fdm_device device;
+    fdm_plan plan;
+    fdm_problem problem = problem_of(choice);
+    fdm_options options = fdm_options_default();
+    struct cuda_kernel_request requests[MMA_REQUESTS_MAX];
+    options.family = "mma";
+    options.kernel = kernel;
+    if (fdm_device_from_name(arch, &device) || fdm_plan_attention(&device, &problem, &options, &plan))
+        return;
+    int32_t count = mma_requests(&plan, requests);
+    for (int32_t i = 0; i < count; i++)
+        add_job(arch, &requests[i]);
+}
+
+static void *work(void *unused) {
+    for (;;) {
+        pthread_mutex_lock(&lock);
+        int32_t mine = next_job++;
+        pthread_mutex_unlock(&lock);
+        if (mine >= num_jobs)
+            return unused;
+        struct job *job = &jobs[mine];
+        job->status = cuda_compile_only(job->arch, &job->request, &job->resources);
+        if (job->status)
+            snprintf(job->sentence, sizeof job->sentence, "%.255s", fdm_last_error());
+        if (isatty(STDERR_FILENO))
+            fprintf(stderr, "\r%d of %d\033[K", mine + 1, num_jobs);
+    }
+}
+
+static int report(int verbose) {
+    int32_t wrong = 0, most = 0;
+    for (int32_t i = 0; i < num_jobs; i++) {
+        const struct job *job = &jobs[i];
+        int bad = job->status || job->resources.spill_bytes > 0;
+        wrong += bad;
+        most = job->resources.registers > most ? job->resources.registers : most;
+        if (!bad && !verbose)
+            continue;
+        printf("%s %s %s: %d registers, %d spill bytes%s%s\n ", bad ? "WRONG" : "fine", job->arch, job->request.entry,
+               job->resources.registers, job->resources.spill_bytes, job->status ? ", " : "", job->sentence);
+        for (int32_t c = 0; c < job->request.num_constants; c++)
+            if (job->request.constants[c].value)
+                printf(" %s=%lld", job->request.constants[c].name, (long long)job->request.constants[c].value);
+        printf("\n");
+    }
+    printf("%d specialisations compiled, at most %d registers, %d spill or fail\n", num_jobs, most, wrong);
+    return wrong > 0 || num_jobs == 0;
+}
+
+/* Every pair of values of two features in some problem: the others are drawn. */
+static void add_covering(const char *arch, uint64_t seed, const char *kernel) {
+    for (int32_t a = 0; a < NUM_FEATURES; a++)
+        for (int32_t b = a + 1; b < NUM_FEATURES; b++)
+            for (int32_t n = 0; n < features[a].num_values * features[b].num_values; n++) {
+                int32_t choice[NUM_FEATURES];
+                for (int32_t f = 0; f < NUM_FEATURES; f++) {
+                    seed = seed * 6364136223846793005ull + 1442695040888963407ull;
+                    /* rare features are rare, so that common ones meet without them too */
+                    choice[f] = (seed >> 33) % 2 ? 0 : (int32_t)((seed >> 40) % (uint64_t)features[f].num_values);
+                }
+                choice[a] = n % features[a].num_values;
+                choice[b] = n / features[a].num_values;
+                add_problem(arch, choice, kernel);
+            }
+}
+
+static void add_all(const char *arch, const char *kernel) {
+    int32_t choice[NUM_FEATURES] = {0};
+    for (int32_t f = 0; f < NUM_FEATURES;) {
+        add_problem(arch, choice, kernel);
+        for (f = 0; f < NUM_FEATURES && ++choice[f] == features[f].num_values; f++)
+            choice[f] = 0;
+    }
+}
+
+int main(int argc, char **argv) {
+    static const struct option options[] = {{"full", no_argument, 0, 'f'},       {"arch", required_argument, 0, 'a'},
+                                            {"seed", required_argument, 0, 's'}, {"kernel", required_argument, 0, 'k'},
+                                            {"verbose", no_argument, 0, 'v'},    {0}};
+    static const char *const archs[] = {"sm_80", "sm_86", "sm_89", "sm_90", "sm_120"};
+    const char *only = NULL, *kernel = NULL;
+    uint64_t seed = 1;
+    int option, full = 0, verbose = 0;
+    while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
+        switch (option) {
+        case 'f': full = 1; break;
+        case 'a': only = optarg; break;
+        case 's': seed = strtoull(optarg, NULL, 10); break;
+        case 'k': kernel = optarg; break;
+        case 'v': verbose = 1; break;
+        default: printf("usage: fdm-compile [--full] [--arch NAME] [--seed N] [--kernel NAME] [--verbose]\n"); return 2;
+        }
+    }
+    for (size_t i = 0; i < sizeof archs / sizeof archs[0]; i++)
+        if (!only || strcmp(only, archs[i]) == 0)
+            full ? add_all(archs[i], kernel) : add_covering(archs[i], seed, kernel);
+    pthread_t threads[16];
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    int32_t count = cores < 1 ? 1 : cores > 16 ? 16 : (int32_t)cores, started = 0;
+    for (; started < count - 1; started++)
+        if (pthread_create(&threads[started], NULL, work, NULL))
+            break;
+    work(NULL);
+    for (int32_t i = 0; i < started; i++)
+        pthread_join(threads[i], NULL);
+    return report(verbose);
+}
