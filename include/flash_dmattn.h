@@ -235,13 +235,40 @@ typedef struct fdm_device {
     int64_t l1_bytes, l2_bytes, l3_bytes;
     int32_t compute_major, compute_minor; /* CUDA */
     int32_t num_sms;
-    int64_t shared_bytes; /* CUDA: opt-in shared memory of a block */
+    int64_t shared_bytes;                     /* CUDA: opt-in shared memory of a block */
+    int64_t bandwidth;                        /* CUDA: peak of device memory, bytes a second; 0 = unknown */
+    int32_t registers_per_sm, threads_per_sm; /* CUDA */
 } fdm_device;
 
 /* type FDM_CPU (index 0) or FDM_CUDA. */
 FDM_API fdm_status fdm_device_query(int32_t type, int32_t index, fdm_device *device);
 /* "cpu", "cpu:avx2", "sm_90", "sm_90:smem=160K". Need not be present on this machine. */
 FDM_API fdm_status fdm_device_from_name(const char *name, fdm_device *device);
+
+/* 1 when a CUDA device has compute capability 8.9 (9.0) or later, else 0; 0 for CPUs and NULL. */
+FDM_API int32_t fdm_supports_sm89_features(const fdm_device *device);
+FDM_API int32_t fdm_supports_sm90_features(const fdm_device *device);
+
+/* Classes of opt-in shared memory of a block. */
+typedef enum fdm_memory_tier {
+    FDM_MEMORY_LOW = 0,
+    FDM_MEMORY_MEDIUM = 1, /* from 144 KB */
+    FDM_MEMORY_HIGH = 2    /* from 176 KB */
+} fdm_memory_tier;
+
+/* What an architecture offers to kernels, as 0 or 1. */
+typedef struct fdm_arch_config {
+    fdm_memory_tier tier;
+    int64_t shared_bytes;  /* the device's own opt-in limit */
+    int32_t async_copy;    /* cp.async, from 8.0 */
+    int32_t float8;        /* 8-bit floating-point matrix products, from 8.9 */
+    int32_t bulk_copy;     /* TMA and thread-block clusters, from 9.0 */
+    int32_t warpgroup_mma; /* wgmma, 9.0 only */
+    int32_t tensor_memory; /* tcgen05, 10.x only */
+} fdm_arch_config;
+
+/* CUDA devices from 8.0 on; below, FDM_ERROR_UNSUPPORTED. */
+FDM_API fdm_status fdm_arch_optimization_config(const fdm_device *device, fdm_arch_config *config);
 
 /* ---- 7. Plan --------------------------------------------------------------------------------------------------- */
 

@@ -13,10 +13,15 @@
 static void print_profile(const fdm_plan *plan) {
     const fdm_problem *p = &plan->problem;
     const char *wanted = p->pass == FDM_BACKWARD ? setting_get(SETTING_PROFILE_BACKWARD) : NULL;
-    if (wanted && strcmp(wanted, "1") == 0)
-        fprintf(stderr, "FLASH_DMATTN_PROFILE: HeadDim=%lld, Arch=CPU, SeqQ=%lld, SeqK=%lld, Batch=%lld, Choice=%s\n",
-                (long long)p->head_dim, (long long)p->seqlen_q, (long long)p->seqlen_k, (long long)p->batch,
+    if (wanted && strcmp(wanted, "1") == 0) {
+        char arch[16] = "CPU";
+        fdm_device device;
+        if (plan->device.type == FDM_CUDA && !fdm_device_query(FDM_CUDA, plan->device.index, &device))
+            snprintf(arch, sizeof arch, "SM%d.%d", device.compute_major, device.compute_minor);
+        fprintf(stderr, "FLASH_DMATTN_PROFILE: HeadDim=%lld, Arch=%s, SeqQ=%lld, SeqK=%lld, Batch=%lld, Choice=%s\n",
+                (long long)p->head_dim, arch, (long long)p->seqlen_q, (long long)p->seqlen_k, (long long)p->batch,
                 plan->choice);
+    }
     const char *log = setting_get(SETTING_LOG);
     if (log && strcmp(log, "1") == 0)
         fprintf(stderr, "flash_dmattn: %s, choice %s, %d threads: %s\n", plan->kernel, plan->choice, plan->num_threads,
@@ -60,7 +65,8 @@ static const struct family *family_of(const fdm_plan *plan, fdm_status *status) 
         *status = error_set(FDM_ERROR_INVALID_ARGUMENT,
                             "the plan names kernel '%s' of family '%s', which this library does not have", plan->kernel,
                             plan->family);
-    else if (!family->available(plan->kernel_index))
+    else if (!family->available(plan->kernel_index) &&
+             !(*status = family->prepare ? family->prepare(plan) : FDM_OK)) /* which says why, where it can */
         *status = error_set(FDM_ERROR_UNSUPPORTED, "this machine cannot run kernel '%s'", plan->kernel);
     return *status ? NULL : family;
 }

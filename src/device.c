@@ -70,7 +70,11 @@ fdm_status fdm_device_from_name(const char *name, fdm_device *device) {
                             .compute_major = row->compute_major,
                             .compute_minor = row->compute_minor,
                             .num_sms = row->num_sms,
-                            .shared_bytes = row->shared_bytes};
+                            .shared_bytes = row->shared_bytes,
+                            .l2_bytes = row->l2_bytes,
+                            .bandwidth = row->bandwidth,
+                            .registers_per_sm = row->registers_per_sm,
+                            .threads_per_sm = row->threads_per_sm};
         snprintf(named.name, sizeof named.name, "%s", name);
         fdm_status status = name[length] ? parse_shared(name, name + length, &named) : FDM_OK;
         if (!status)

@@ -9,7 +9,10 @@ struct device_row {
     int32_t compute_major, compute_minor;
     int32_t num_sms;
     int64_t shared_bytes; /* opt-in shared memory of one block */
-    const char *source;
+    int64_t l2_bytes;     /* 0 = unknown */
+    int64_t bandwidth;    /* device memory, bytes a second */
+    int32_t registers_per_sm, threads_per_sm;
+    const char *part; /* the product that num_sms, l2_bytes and bandwidth are of */
 };
 
 extern const struct device_row device_table[];

@@ -115,10 +115,18 @@ static fdm_status check_index(const struct cuda_driver *driver, int32_t index) {
 static fdm_status ask_facts(const struct cuda_driver *driver, int32_t index, fdm_device *device) {
     cu_device handle;
     cu_result result = driver->device_get(&handle, index);
-    int values[5] = {0};
-    static const int attributes[5] = {CU_COMPUTE_MAJOR, CU_COMPUTE_MINOR, CU_NUM_MULTIPROCESSORS, CU_SHARED_BYTES_OPTIN,
-                                      CU_L2_CACHE_BYTES};
-    for (int i = 0; i < 5 && !result; i++)
+    static const int attributes[] = {CU_COMPUTE_MAJOR,
+                                     CU_COMPUTE_MINOR,
+                                     CU_NUM_MULTIPROCESSORS,
+                                     CU_SHARED_BYTES_OPTIN,
+                                     CU_L2_CACHE_BYTES,
+                                     CU_REGISTERS_PER_MULTIPROCESSOR,
+                                     CU_THREADS_PER_MULTIPROCESSOR,
+                                     CU_MEMORY_CLOCK_KHZ,
+                                     CU_MEMORY_BUS_BITS};
+    enum { COUNT = sizeof attributes / sizeof attributes[0] };
+    int values[COUNT] = {0};
+    for (int i = 0; i < COUNT && !result; i++)
         result = driver->device_attribute(&values[i], attributes[i], handle);
     if (result)
         return cuda_driver_error(driver, result, "asking for the CUDA device's attributes");
@@ -128,7 +136,10 @@ static fdm_status ask_facts(const struct cuda_driver *driver, int32_t index, fdm
                            .compute_minor = values[1],
                            .num_sms = values[2],
                            .shared_bytes = values[3],
-                           .l2_bytes = values[4]};
+                           .l2_bytes = values[4],
+                           .registers_per_sm = values[5],
+                           .threads_per_sm = values[6],
+                           .bandwidth = (int64_t)values[7] * 1000 * 2 * (values[8] / 8)}; /* two transfers a clock */
     snprintf(device->name, sizeof device->name, "sm_%d%d", values[0], values[1]);
     return FDM_OK;
 }

@@ -18,9 +18,13 @@ typedef unsigned long long cu_address;
 enum { CU_ERROR_OUT_OF_MEMORY = 2 };
 enum cu_device_attribute {
     CU_NUM_MULTIPROCESSORS = 16,
+    CU_MEMORY_CLOCK_KHZ = 36,
+    CU_MEMORY_BUS_BITS = 37,
     CU_L2_CACHE_BYTES = 38,
+    CU_THREADS_PER_MULTIPROCESSOR = 39,
     CU_COMPUTE_MAJOR = 75,
     CU_COMPUTE_MINOR = 76,
+    CU_REGISTERS_PER_MULTIPROCESSOR = 82,
     CU_SHARED_BYTES_OPTIN = 97
 };
 enum cu_function_attribute {

@@ -7,15 +7,13 @@
 
 #include "error.h"
 
-static const struct mma_algorithm *const algorithms[] = {&mma_forward_algorithm, &mma_wide_algorithm};
+static const struct mma_algorithm *const algorithms[] = {&mma_forward_algorithm, &mma_wide_algorithm,
+                                                         &mma_backward_algorithm};
 enum { NUM_ALGORITHMS = sizeof algorithms / sizeof algorithms[0] };
 
 static const struct kernel_row *kernel(int32_t row) { return &algorithms[row]->row; }
 
-static int available(int32_t row) {
-    (void)row;
-    return cuda_device_count() > 0;
-}
+static int available(int32_t row) { return !algorithms[row]->planned_only && cuda_device_count() > 0; }
 
 /* What no kernel of the family takes. */
 static const char *family_refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
@@ -39,29 +37,37 @@ static void name_plan(int32_t index, fdm_plan *plan) {
     snprintf(plan->kernel, sizeof plan->kernel, "%s", algorithms[index]->row.name);
 }
 
-/* A kernel asked for by name, or one of its variants by choice code. */
-static int choose_forced(const struct plan_request *request, fdm_plan *plan) {
-    char text[160], why[200] = "is not a kernel of this family for this pass";
-    for (int32_t i = 0; i < NUM_ALGORITHMS; i++) {
-        const struct mma_algorithm *a = algorithms[i];
-        int named = strcmp(a->row.name, request->kernel) == 0;
-        if (a->row.pass != request->problem->pass) {
-            if (named)
-                snprintf(why, sizeof why, "is for the other pass");
-            continue;
-        }
-        const char *refused = a->refusal(request->device, request->problem, text, sizeof text);
-        if (refused) {
-            if (named)
-                snprintf(why, sizeof why, "cannot run it: %s", refused);
-            continue;
-        }
-        for (int32_t variant = 0; a->fill(request->device, request->problem, variant, plan); variant++)
-            if (named || strcmp(plan->choice, request->kernel) == 0) {
-                name_plan(i, plan);
-                return 1;
-            }
+/* A kernel asked for by name, or one of its variants by choice code; 0 with a clause in `why`. */
+static int fill_forced(const struct mma_algorithm *a, const struct plan_request *request, fdm_plan *plan, char *why,
+                       size_t size) {
+    char text[160];
+    const int by_name = strcmp(a->row.name, request->kernel) == 0;
+    const int by_code = a->has_code && a->has_code(request->kernel);
+    if (a->row.pass != request->problem->pass) {
+        if (by_name || by_code)
+            snprintf(why, size, "is for the other pass");
+        return 0;
     }
+    const char *refused = a->refusal(request->device, request->problem, text, sizeof text);
+    *plan->reason = 0;
+    if (!refused && by_code && a->fill_code(request->device, request->problem, request->kernel, plan))
+        return 1;
+    for (int32_t variant = 0; !refused && !by_code && a->fill(request->device, request->problem, variant, plan);
+         variant++)
+        if (by_name || strcmp(plan->choice, request->kernel) == 0)
+            return 1;
+    if (by_name || by_code)
+        snprintf(why, size, "cannot run it: %.*s", (int)size - 16, refused ? refused : plan->reason);
+    return 0;
+}
+
+static int choose_forced(const struct plan_request *request, fdm_plan *plan) {
+    char why[200] = "is not a kernel of this family for this pass";
+    for (int32_t i = 0; i < NUM_ALGORITHMS; i++)
+        if (fill_forced(algorithms[i], request, plan, why, sizeof why)) {
+            name_plan(i, plan);
+            return 1;
+        }
     snprintf(plan->reason, sizeof plan->reason, "kernel '%s' %s", request->kernel, why);
     return 0;
 }
@@ -105,6 +111,8 @@ int32_t mma_requests(const fdm_plan *plan, struct cuda_kernel_request *requests)
 static fdm_status prepare(const fdm_plan *plan) {
     struct cuda_kernel_request requests[MMA_REQUESTS_MAX];
     const struct cuda_kernel *kernels[MMA_REQUESTS_MAX];
+    if (algorithms[plan->kernel_index]->planned_only)
+        return error_set(FDM_ERROR_UNSUPPORTED, "%s", algorithms[plan->kernel_index]->planned_only);
     int32_t count = mma_requests(plan, requests);
     return count ? cuda_kernels_get(plan->device.index, requests, count, kernels)
                  : error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile or workspace is not its kernel's");

@@ -17,6 +17,10 @@ struct mma_algorithm {
     /* The variant-th way (from 0) to run the problem: fills tile, stages, shared and workspace bytes, choice code and
      * parameters; 0 when there are no more ways. Variant 0 is the one chosen freely. */
     int (*fill)(const fdm_device *device, const fdm_problem *problem, int32_t variant, fdm_plan *plan);
+    int (*has_code)(const char *code); /* 1 for a choice code of this kernel; NULL: its codes are those fill() gives */
+    /* fill() for a code that has_code() knows; 0 with the reason in the plan when the problem cannot have it. */
+    int (*fill_code)(const fdm_device *device, const fdm_problem *problem, const char *code, fdm_plan *plan);
+    const char *planned_only; /* a sentence where this version plans it but has no kernel that runs it; else NULL */
     /* The kernels that the plan launches, at most MMA_REQUESTS_MAX; returns how many, 0 when the plan is not one that
      * fill() made. */
     int32_t (*requests)(const fdm_plan *plan, struct cuda_kernel_request *requests);
@@ -27,6 +31,7 @@ enum { MMA_REQUESTS_MAX = 4 };
 
 extern const struct mma_algorithm mma_forward_algorithm;
 extern const struct mma_algorithm mma_wide_algorithm;
+extern const struct mma_algorithm mma_backward_algorithm;
 
 /* The kernels of a plan of this family: for compile matrices. */
 int32_t mma_requests(const fdm_plan *plan, struct cuda_kernel_request *requests);

@@ -1,0 +1,346 @@
+/* mma_rules.c: the backward's table of tiles by architecture, head dim, length and shared memory, and how it is read.
+ */
+#include "families/mma/mma_rules.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+/* ---- the table ---- */
+
+#define KB(n) ((int32_t)((n)*1024))
+
+/* Tiles are query rows x keys. None of these kernels has been timed yet: the reasons are those of the design. */
+const struct mma_backward_row mma_backward_rows[] = {
+    {MMA_SM90, 32, MMA_ANY_LENGTH, 0, 64, 128, MMA_V_IN_REGISTERS, "V is small enough to stay in registers"},
+    {MMA_SM90, 64, MMA_ANY_LENGTH, KB(144), 128, 128, MMA_SINGLE_BUFFERED, "K and V are read once for 128 rows"},
+    {MMA_SM90, 64, MMA_ANY_LENGTH, 0, 64, 128, MMA_SINGLE_BUFFERED, "little shared memory"},
+    {MMA_SM90, 128, MMA_ANY_LENGTH, KB(176), 128, 128, MMA_SINGLE_BUFFERED, "the largest tile without a spill"},
+    {MMA_SM90, 128, MMA_ANY_LENGTH, 0, 64, 128, MMA_SINGLE_BUFFERED, "little shared memory"},
+
+    {MMA_SM89, 32, MMA_MEDIUM | MMA_LONG, 0, 128, 128, MMA_SINGLE_BUFFERED, "long rows repay a long prologue"},
+    {MMA_SM89, 32, MMA_STANDARD, 0, 64, 128, MMA_SINGLE_BUFFERED, "a shorter tail"},
+    {MMA_SM89, 64, MMA_LONG, 0, 128, 128, MMA_SINGLE_BUFFERED, "long rows repay a long prologue"},
+    {MMA_SM89, 64, MMA_ANY_LENGTH, 0, 64, 128, MMA_V_IN_REGISTERS, "less shared memory, so two blocks at a time"},
+    {MMA_SM89, 128, MMA_MEDIUM | MMA_LONG, KB(96.5), 128, 64, MMA_SINGLE_BUFFERED, "fills 99 KB with dS over dO"},
+    {MMA_SM89, 128, MMA_STANDARD, KB(96.5), 64, 128, MMA_SINGLE_BUFFERED, "fills 99 KB with dS over dO"},
+    {MMA_SM89, 128, MMA_ANY_LENGTH, 0, 64, 64, MMA_V_IN_REGISTERS, "little shared memory"},
+
+    {MMA_SM86, 32, MMA_ANY_LENGTH, 0, 64, 128, MMA_DOUBLE_IF_IT_FITS, "the next rows load under this step's products"},
+    {MMA_SM86, 64, MMA_ANY_LENGTH, 0, 64, 128, MMA_V_IN_REGISTERS, "less shared memory, so two blocks at a time"},
+    {MMA_SM86, 128, MMA_ANY_LENGTH, KB(96.5), 64, 128, MMA_SINGLE_BUFFERED, "fills 99 KB with dS over dO"},
+    {MMA_SM86, 128, MMA_ANY_LENGTH, 0, 64, 64, MMA_V_IN_REGISTERS, "little shared memory"},
+
+    {MMA_SM80, 32, MMA_ANY_LENGTH, 0, 64, 128, MMA_DOUBLE_IF_IT_FITS, "the next rows load under this step's products"},
+    {MMA_SM80, 64, MMA_ANY_LENGTH, KB(144), 128, 128, MMA_SINGLE_BUFFERED, "K and V are read once for 128 rows"},
+    {MMA_SM80, 64, MMA_ANY_LENGTH, 0, 64, 128, MMA_V_IN_REGISTERS, "little shared memory"},
+    {MMA_SM80, 128, MMA_ANY_LENGTH, KB(144), 64, 128, MMA_SINGLE_BUFFERED,
+     "128 rows with two buffers of Q would need 169 KB"},
+    {MMA_SM80, 128, MMA_ANY_LENGTH, 0, 64, 64, MMA_V_IN_REGISTERS, "little shared memory"},
+
+#define EVERY_192(column)                                                                                        \
+    {column, 192, MMA_ANY_LENGTH, KB(137), 64, 64, MMA_DOUBLE_BUFFERED, "128 keys would need 192 accumulators"}, \
+        {column, 192, MMA_ANY_LENGTH, KB(113), 64, 64, MMA_SINGLE_BUFFERED, "no room for Q twice"}, {            \
+        column, 192, MMA_ANY_LENGTH, 0, 64, 64, MMA_V_IN_REGISTERS, "little shared memory"                       \
+    }
+    EVERY_192(MMA_SM90),
+    EVERY_192(MMA_SM89),
+    EVERY_192(MMA_SM86),
+    EVERY_192(MMA_SM80),
+#undef EVERY_192
+
+    {MMA_SM90, 256, MMA_ANY_LENGTH, KB(177), 64, 64, MMA_DOUBLE_BUFFERED, "128 keys would need 256 accumulators"},
+    {MMA_SM90, 256, MMA_ANY_LENGTH, KB(145), 64, 64, MMA_SINGLE_BUFFERED, "no room for Q twice"},
+    {MMA_SM90, 256, MMA_ANY_LENGTH, 0, 64, 32, MMA_V_IN_REGISTERS, "64 keys with V in registers would spill"},
+    {MMA_SM89, 256, MMA_ANY_LENGTH, KB(145), 64, 64, MMA_SINGLE_BUFFERED, "a limit that no such part has"},
+    {MMA_SM89, 256, MMA_ANY_LENGTH, 0, 64, 32, MMA_V_IN_REGISTERS, "64 keys with V in registers would spill"},
+    {MMA_SM86, 256, MMA_ANY_LENGTH, 0, 64, 32, MMA_V_IN_REGISTERS, "64 keys with V in registers would spill"},
+    {MMA_SM80, 256, MMA_ANY_LENGTH, KB(145), 64, 64, MMA_SINGLE_BUFFERED, "the room is not enough for Q twice"},
+    {MMA_SM80, 256, MMA_ANY_LENGTH, 0, 64, 32, MMA_V_IN_REGISTERS, "64 keys with V in registers would spill"},
+};
+const int32_t mma_backward_row_count = sizeof mma_backward_rows / sizeof mma_backward_rows[0];
+
+/* Stable: a code is never renamed and never gets another tile. */
+const struct mma_backward_code mma_backward_codes[] = {
+    {"SM90_LargeBlock_128x128", MMA_SM90, 128, 128, 0},
+    {"SM90_LargeBlock_128x128_VinRegs", MMA_SM90, 128, 128, 1},
+    {"SM90_MediumBlock_64x128", MMA_SM90, 64, 128, 0},
+    {"SM90_MediumBlock_64x128_VinRegs", MMA_SM90, 64, 128, 1},
+    {"SM90_SmallBlock_64x64", MMA_SM90, 64, 64, 0},
+    {"SM90_LowMem_64x64_VinRegs", MMA_SM90, 64, 64, 1},
+    {"SM90_LowMem_64x32_VinRegs", MMA_SM90, 64, 32, 1},
+    {"SM89_LargeBlock_128x128", MMA_SM89, 128, 128, 0},
+    {"SM89_LargeBlock_128x128_VinRegs", MMA_SM89, 128, 128, 1},
+    {"SM89_LongSeq_128x64", MMA_SM89, 128, 64, 0},
+    {"SM89_LongSeq_128x64_VinRegs", MMA_SM89, 128, 64, 1},
+    {"SM89_StandardSeq_64x128", MMA_SM89, 64, 128, 0},
+    {"SM89_StandardSeq_64x128_VinRegs", MMA_SM89, 64, 128, 1},
+    {"SM89_SmallBlock_64x64", MMA_SM89, 64, 64, 0},
+    {"SM89_LowMem_64x64_VinRegs", MMA_SM89, 64, 64, 1},
+    {"SM89_LowMem_64x32_VinRegs", MMA_SM89, 64, 32, 1},
+    {"SM86_Standard_64x128", MMA_SM86, 64, 128, 0},
+    {"SM86_Standard_64x128_VinRegs", MMA_SM86, 64, 128, 1},
+    {"SM86_SmallBlock_64x64", MMA_SM86, 64, 64, 0},
+    {"SM86_LowMem_64x64_VinRegs", MMA_SM86, 64, 64, 1},
+    {"SM86_LowMem_64x32_VinRegs", MMA_SM86, 64, 32, 1},
+    {"SM80_LargeBlock_128x128", MMA_SM80, 128, 128, 0},
+    {"SM80_LargeBlock_128x128_VinRegs", MMA_SM80, 128, 128, 1},
+    {"SM80_Standard_64x128", MMA_SM80, 64, 128, 0},
+    {"SM80_Standard_64x128_VinRegs", MMA_SM80, 64, 128, 1},
+    {"SM80_SmallBlock_64x64", MMA_SM80, 64, 64, 0},
+    {"SM80_LowMem_64x64_VinRegs", MMA_SM80, 64, 64, 1},
+    {"SM80_LowMem_64x32_VinRegs", MMA_SM80, 64, 32, 1},
+};
+const int32_t mma_backward_code_count = sizeof mma_backward_codes / sizeof mma_backward_codes[0];
+
+const char *mma_column_name(enum mma_column column) {
+    static const char *const names[MMA_COLUMN_COUNT] = {"SM90", "SM89", "SM86", "SM80"};
+    return names[column];
+}
+
+const char *mma_variant_name(enum mma_variant variant) {
+    static const char *const names[] = {"single-buffered", "double-buffered", "V in registers",
+                                        "double-buffered if it fits"};
+    return names[variant];
+}
+
+/* ---- the explanation ---- */
+
+struct story {
+    char *text;
+    size_t size, used;
+};
+
+/* Appends a step; the first without, the others after "; ". */
+__attribute__((format(printf, 2, 3))) static void tell(struct story *s, const char *format, ...) {
+    if (s->used && s->used + 3 < s->size)
+        s->used += (size_t)snprintf(s->text + s->used, s->size - s->used, "; ");
+    va_list arguments;
+    va_start(arguments, format);
+    int length = vsnprintf(s->text + s->used, s->size - s->used, format, arguments);
+    va_end(arguments);
+    s->used += length > 0 ? (size_t)length : 0;
+    if (s->used >= s->size)
+        s->used = s->size ? s->size - 1 : 0;
+}
+
+static double kilobytes(int64_t bytes) { return (double)bytes / 1024; }
+
+/* ---- one tile ---- */
+
+/* What is fixed while one problem is placed on one device. */
+struct placement {
+    int64_t limit;
+    int32_t head_dim, head_dim_v; /* rounded up to 16 */
+};
+
+static int32_t round_up(int64_t n) { return (int32_t)((n + 15) / 16 * 16); }
+
+static struct placement place(const fdm_device *device, const fdm_problem *problem) {
+    return (struct placement){device->shared_bytes, round_up(problem->head_dim), round_up(problem->head_dim_v)};
+}
+
+static struct mma_backward_choice tile(const struct placement *p, int32_t block_m, int32_t block_n, int32_t stages,
+                                       int32_t v_in_registers) {
+    return (struct mma_backward_choice){
+        .row = -1,
+        .block_m = block_m,
+        .block_n = block_n,
+        .stages = stages,
+        .v_in_registers = v_in_registers,
+        .staged_rows = mma_backward_staged_rows(block_n, p->head_dim, p->head_dim_v),
+        .overlay = mma_backward_overlays(block_m, block_n, stages, v_in_registers, p->head_dim, p->head_dim_v),
+        .shared_bytes =
+            mma_backward_shared_bytes(block_m, block_n, stages, v_in_registers, p->head_dim, p->head_dim_v)};
+}
+
+static const char *variant_of(const struct mma_backward_choice *c) {
+    return c->v_in_registers ? " with V in registers" : c->stages == 2 ? " with two buffers of Q" : "";
+}
+
+/* 1 when the tile exists and fits; tells why or why not. */
+static int fits(const struct placement *p, const struct mma_backward_choice *c, struct story *s) {
+    const int32_t accumulators = mma_backward_accumulators(c->block_n, p->head_dim, p->head_dim_v);
+    const int32_t registers = accumulators + (c->v_in_registers ? mma_backward_v_registers(p->head_dim_v) : 0);
+    if (accumulators > MMA_BACKWARD_ACCUMULATORS_MAX) {
+        tell(s, "%dx%d at head dim %d needs %d accumulator registers a thread, more than %d spill", c->block_m,
+             c->block_n, p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v, accumulators,
+             MMA_BACKWARD_ACCUMULATORS_MAX);
+        return 0;
+    }
+    if (registers > MMA_BACKWARD_REGISTERS_MAX) {
+        tell(s, "%dx%d%s needs %d registers a thread for accumulators and V, more than %d spill", c->block_m,
+             c->block_n, variant_of(c), registers, MMA_BACKWARD_REGISTERS_MAX);
+        return 0;
+    }
+    const int taken = c->shared_bytes <= p->limit;
+    tell(s, "%dx%d%s needs %.4g KB, the device has %.4g KB%s", c->block_m, c->block_n, variant_of(c),
+         kilobytes(c->shared_bytes), kilobytes(p->limit), taken ? ": taken" : "");
+    return taken;
+}
+
+static const char *code_of(enum mma_column column, const struct mma_backward_choice *c) {
+    for (int32_t i = 0; i < mma_backward_code_count; i++) {
+        const struct mma_backward_code *code = &mma_backward_codes[i];
+        if (code->column == column && code->block_m == c->block_m && code->block_n == c->block_n &&
+            code->v_in_registers == c->v_in_registers)
+            return code->code;
+    }
+    return NULL;
+}
+
+/* ---- the row ---- */
+
+static enum mma_column column_of(const fdm_device *device) {
+    if (device->compute_major == 9)
+        return MMA_SM90;
+    if (device->compute_major == 8 && device->compute_minor == 9)
+        return MMA_SM89;
+    if (device->compute_major == 8 && device->compute_minor == 6)
+        return MMA_SM86;
+    return MMA_SM80;
+}
+
+static int32_t length_of(int64_t seqlen_q, struct story *s) {
+    const long long rows = (long long)seqlen_q;
+    if (seqlen_q >= MMA_LONG_ROWS) {
+        tell(s, "long sequence (%lld >= %d)", rows, MMA_LONG_ROWS);
+        return MMA_LONG;
+    }
+    if (seqlen_q >= MMA_MEDIUM_ROWS) {
+        tell(s, "medium sequence (%d <= %lld < %d)", MMA_MEDIUM_ROWS, rows, MMA_LONG_ROWS);
+        return MMA_MEDIUM;
+    }
+    tell(s, "standard sequence (%lld < %d)", rows, MMA_MEDIUM_ROWS);
+    return MMA_STANDARD;
+}
+
+/* The first row that matches; rows that only lack shared memory are told. -1 when the head dim is too large. */
+static int32_t find_row(enum mma_column column, int32_t lengths, int64_t head_dim, int64_t limit, struct story *s) {
+    int32_t head_dim_max = 0;
+    for (int32_t i = 0; i < mma_backward_row_count; i++) {
+        const struct mma_backward_row *row = &mma_backward_rows[i];
+        if (row->column != column || head_dim > row->head_dim_max || !(row->lengths & lengths) ||
+            (head_dim_max && row->head_dim_max != head_dim_max))
+            continue;
+        head_dim_max = row->head_dim_max;
+        if (limit >= row->limit_min) {
+            tell(s, "row %s, D <= %d: %dx%d %s (%s)", mma_column_name(column), row->head_dim_max, row->block_m,
+                 row->block_n, mma_variant_name(row->variant), row->reason);
+            return i;
+        }
+        tell(s, "%dx%d %s is for devices from %.4g KB, this one has %.4g KB", row->block_m, row->block_n,
+             mma_variant_name(row->variant), kilobytes(row->limit_min), kilobytes(limit));
+    }
+    return -1;
+}
+
+/* ---- fall-back ---- */
+
+/* The next smaller tile that exists; 0 when there is none. */
+static int shrink(const struct placement *p, int32_t *block_m, int32_t *block_n) {
+    const int wide = p->head_dim > 192 || p->head_dim_v > 192;
+    if (*block_m == 128)
+        *block_m = 64;
+    else if (*block_n == 128)
+        *block_n = 64;
+    else if (*block_n == 64 && wide)
+        *block_n = 32;
+    else
+        return 0;
+    return 1;
+}
+
+/* From the row's variant on: two buffers of Q, one, V in registers, then the same with a smaller tile. */
+static int fall_back(const struct placement *p, const struct mma_backward_row *row, int32_t block_m,
+                     struct mma_backward_choice *choice, struct story *s) {
+    int32_t block_n = row->block_n;
+    enum { DOUBLE, SINGLE, REGISTERS, STEPS };
+    int first = row->variant == MMA_V_IN_REGISTERS ? REGISTERS : row->variant == MMA_SINGLE_BUFFERED ? SINGLE : DOUBLE;
+    do {
+        for (int step = first; step < STEPS; step++) {
+            *choice = tile(p, block_m, block_n, step == DOUBLE ? 2 : 1, step == REGISTERS);
+            if (block_n == 32 && step != REGISTERS)
+                continue; /* exists with V in registers only */
+            if (fits(p, choice, s))
+                return 1;
+        }
+        first = row->variant == MMA_DOUBLE_IF_IT_FITS ? DOUBLE : SINGLE;
+    } while (shrink(p, &block_m, &block_n));
+    return 0;
+}
+
+static int choose_freely(const fdm_device *device, const fdm_problem *problem, struct mma_backward_choice *choice,
+                         struct story *s) {
+    const struct placement p = place(device, problem);
+    const int64_t widest = problem->head_dim > problem->head_dim_v ? problem->head_dim : problem->head_dim_v;
+    const enum mma_column column = column_of(device);
+    const int32_t length = length_of(problem->seqlen_q, s);
+    const int32_t index = find_row(column, length, widest, p.limit, s);
+    if (index < 0)
+        return 0;
+    const struct mma_backward_row *row = &mma_backward_rows[index];
+    int32_t block_m = row->block_m;
+    if (problem->batch <= MMA_SMALL_BATCH && length != MMA_LONG && block_m == 128) {
+        block_m = 64;
+        tell(s, "batch %lld <= %d: 64 query rows instead of 128", (long long)problem->batch, MMA_SMALL_BATCH);
+    }
+    if (!fall_back(&p, row, block_m, choice, s)) {
+        s->used = 0;
+        tell(s, "the smallest tile, %dx%d%s, needs %.4g KB, the device has %.4g KB", choice->block_m, choice->block_n,
+             variant_of(choice), kilobytes(choice->shared_bytes), kilobytes(p.limit));
+        return 0;
+    }
+    choice->row = index;
+    choice->code = code_of(column, choice);
+    return choice->code != NULL;
+}
+
+/* A code by name: with the buffers that a free choice of the same tile has, else with one. */
+static int choose_forced(const fdm_device *device, const fdm_problem *problem, const char *forced,
+                         struct mma_backward_choice *choice, struct story *s) {
+    const struct placement p = place(device, problem);
+    char unused[512];
+    struct story ignored = {unused, sizeof unused, 0};
+    for (int32_t i = 0; i < mma_backward_code_count; i++) {
+        const struct mma_backward_code *code = &mma_backward_codes[i];
+        if (strcmp(code->code, forced) != 0)
+            continue;
+        int same = choose_freely(device, problem, choice, &ignored) && choice->block_m == code->block_m &&
+                   choice->block_n == code->block_n && choice->v_in_registers == code->v_in_registers;
+        *choice = tile(&p, code->block_m, code->block_n, same ? choice->stages : 1, code->v_in_registers);
+        choice->code = code->code;
+        return fits(&p, choice, s);
+    }
+    tell(s, "there is no choice code '%.48s'", forced);
+    return 0;
+}
+
+/* ---- the entry ---- */
+
+int mma_backward_choose(const fdm_device *device, const fdm_problem *problem, const char *forced,
+                        struct mma_backward_choice *choice, char *explanation, size_t size) {
+    struct story s = {explanation, size, 0};
+    if (size)
+        explanation[0] = 0;
+    if (device->id.type != FDM_CUDA) {
+        tell(&s, "it runs on CUDA devices only");
+        return 0;
+    }
+    if (device->compute_major < 8) {
+        tell(&s, "compute capability %d.%d is unsupported; it must be at least 8.0", device->compute_major,
+             device->compute_minor);
+        return 0;
+    }
+    const int64_t widest = problem->head_dim > problem->head_dim_v ? problem->head_dim : problem->head_dim_v;
+    if (widest > 256) {
+        tell(&s, "head dim %lld is above 256, the largest of the backward", (long long)widest);
+        return 0;
+    }
+    struct mma_backward_choice found;
+    const int taken =
+        forced ? choose_forced(device, problem, forced, &found, &s) : choose_freely(device, problem, &found, &s);
+    if (taken)
+        *choice = found;
+    return taken;
+}
