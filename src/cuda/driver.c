@@ -124,10 +124,13 @@ static fdm_status ask_facts(const struct cuda_driver *driver, int32_t index, fdm
                                      CU_THREADS_PER_MULTIPROCESSOR,
                                      CU_MEMORY_CLOCK_KHZ,
                                      CU_MEMORY_BUS_BITS};
-    enum { COUNT = sizeof attributes / sizeof attributes[0] };
+    enum { COUNT = sizeof attributes / sizeof attributes[0], NEEDED = 7 };
     int values[COUNT] = {0};
-    for (int i = 0; i < COUNT && !result; i++)
+    for (int i = 0; i < NEEDED && !result; i++)
         result = driver->device_attribute(&values[i], attributes[i], handle);
+    for (int i = NEEDED; i < COUNT; i++) /* of the bandwidth: a driver that does not tell leaves it unknown */
+        if (driver->device_attribute(&values[i], attributes[i], handle))
+            values[i] = 0;
     if (result)
         return cuda_driver_error(driver, result, "asking for the CUDA device's attributes");
     *device = (fdm_device){.id = {FDM_CUDA, index},
