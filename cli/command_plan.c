@@ -20,16 +20,18 @@ static const char help[] =
     "  --causal  --window L,R  --softcap X  --scale X\n"
     "  --mask  --bias  --intervals     a dense mask, a full bias, key intervals\n"
     "  --threads N  --family NAME  --kernel CODE                     force a family, a kernel by name or choice code\n"
+    "  --explain  each step of the choice on its own line\n"
     "  --json\n"
     "\n"
     "examples: fdm plan --seqlen-q 4096 --head-dim 128 --dtype bf16 --causal\n"
-    "          fdm plan --device cpu:avx2 --pass backward --json\n";
+    "          fdm plan --device cpu:avx2 --pass backward --json\n"
+    "          fdm plan --device sm_90 --pass backward --seqlen-q 8192 --head-dim 128 --dtype bf16 --explain\n";
 
 struct request {
     const char *device;
     fdm_problem problem;
     fdm_options options;
-    int has_heads_kv, has_seqlen_k, has_head_dim_v, has_scale, json;
+    int has_heads_kv, has_seqlen_k, has_head_dim_v, has_scale, explain, json;
 };
 
 enum {
@@ -53,6 +55,7 @@ enum {
     OPT_THREADS,
     OPT_FAMILY,
     OPT_KERNEL,
+    OPT_EXPLAIN,
     OPT_JSON,
     OPT_HELP
 };
@@ -77,6 +80,7 @@ static const struct option options[] = {{"device", required_argument, 0, OPT_DEV
                                         {"threads", required_argument, 0, OPT_THREADS},
                                         {"family", required_argument, 0, OPT_FAMILY},
                                         {"kernel", required_argument, 0, OPT_KERNEL},
+                                        {"explain", no_argument, 0, OPT_EXPLAIN},
                                         {"json", no_argument, 0, OPT_JSON},
                                         {"help", no_argument, 0, OPT_HELP},
                                         {0}};
@@ -126,6 +130,7 @@ static int set_option(struct request *r, int option, const char *name, const cha
     case OPT_INTERVALS: return p->has_intervals = 1;
     case OPT_FAMILY: r->options.family = text; return 1;
     case OPT_KERNEL: r->options.kernel = text; return 1;
+    case OPT_EXPLAIN: return r->explain = 1;
     case OPT_JSON: return r->json = 1;
     default: return set_extent(r, option, name, text);
     }
@@ -147,18 +152,39 @@ static void fill_defaults(struct request *r) {
     p->needs_dbias = p->has_bias && p->pass == FDM_BACKWARD;
 }
 
-static void print_plan(const fdm_plan *plan, const char *device, int json) {
+/* The steps of a reason are separated by "; ". */
+static void print_steps(const char *reason) {
+    for (int step = 1; *reason; step++) {
+        const char *end = strstr(reason, "; ");
+        int length = end ? (int)(end - reason) : (int)strlen(reason);
+        printf("  %d. %.*s\n", step, length, reason);
+        reason += length + (end ? 2 : 0);
+    }
+}
+
+static void print_plan(const fdm_plan *plan, const char *device, const struct request *r) {
     static char text[4096];
-    if (json) {
+    if (r->json) {
         fdm_plan_to_json(plan, text, sizeof text, NULL);
         puts(text);
         return;
     }
     printf("%s: kernel %s, choice %s\n", device, plan->kernel, plan->choice);
     if (plan->block_m)
-        printf("  block      %d query lanes x %d keys\n", plan->block_m, plan->block_n);
-    printf("  workspace  %lld bytes\n  threads    %d\n  because    %s\n", (long long)plan->workspace_bytes,
-           plan->num_threads, plan->reason);
+        printf("  block      %d query %s x %d keys\n", plan->block_m, plan->device.type == FDM_CPU ? "lanes" : "rows",
+               plan->block_n);
+    if (plan->stages)
+        printf("  stages     %d\n", plan->stages);
+    if (plan->shared_bytes >= 0)
+        printf("  shared     %lld bytes%s\n", (long long)plan->shared_bytes,
+               plan->v_in_registers == 1 ? ", V in registers" : "");
+    printf("  workspace  %lld bytes\n", (long long)plan->workspace_bytes);
+    if (plan->device.type == FDM_CPU)
+        printf("  threads    %d\n", plan->num_threads);
+    if (r->explain)
+        print_steps(plan->reason);
+    else
+        printf("  because    %s\n", plan->reason);
 }
 
 int command_plan(int argc, char **argv) {
@@ -184,6 +210,6 @@ int command_plan(int argc, char **argv) {
     fdm_status status = fdm_plan_attention(&device, &r.problem, &r.options, &plan);
     if (status)
         return complain(status == FDM_ERROR_UNSUPPORTED ? EXIT_WRONG : EXIT_USAGE, "%s", fdm_last_error());
-    print_plan(&plan, device.name, r.json);
+    print_plan(&plan, device.name, &r);
     return EXIT_FINE;
 }

@@ -36,6 +36,8 @@ GOLDEN_COMMANDS = {
     "--head-dim 128 --dtype bf16 --json",
     "plan_nobody": "plan --device cpu:scalar --head-dim 300 --family cpu",
     "plan_no_gpu": "plan --device sm_90:smem=160K --pass backward",
+    "plan_explain": "plan --device sm_89 --pass backward --batch 4 --seqlen-q 8191 --head-dim 128 --dtype bf16 --explain",
+    "plan_impossible": "plan --device sm_86 --pass backward --head-dim 128 --dtype bf16 --kernel SM90_LargeBlock_128x128",
     "plan_unknown_device": "plan --device sm_71",
     "plan_unknown_option": "plan --head-dims 64",
     "plan_missing_value": "plan --head-dim",
@@ -92,6 +94,26 @@ def test_golden(name):
 
 def test_no_golden_file_is_left_over():
     assert {path.stem for path in GOLDEN.glob("*.txt")} == set(GOLDEN_COMMANDS)
+
+
+def plan_of(*arguments, **environment):
+    result = run("plan", *arguments, "--json", **environment)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def test_plan_for_a_device_that_is_not_there():
+    shape = "--pass backward --batch 2 --heads 16 --heads-kv 16 --seqlen-q 8192 --seqlen-k 8192 --head-dim 128 --dtype bf16"
+    plan = plan_of("--device", "sm_90", *shape.split(), "--causal", "--family", "mma")
+    wanted = {"family": "mma", "kernel": "mma.backward", "choice": "SM90_LargeBlock_128x128", "block_m": 128,
+              "block_n": 128, "stages": 1, "v_in_registers": 0, "shared_bytes": 137 * 1024}
+    assert {key: plan[key] for key in wanted} == wanted
+    assert plan["workspace_bytes"] > 0 and "128x128 needs 137 KB, the device has 227 KB: taken" in plan["reason"]
+    assert plan_of("--device", "sm_90:smem=160K", *shape.split())["choice"] == "SM90_MediumBlock_64x128"
+    code = "SM89_LowMem_64x64_VinRegs"
+    assert plan_of("--device", "sm_90", *shape.split(), "--kernel", code)["v_in_registers"] == 1
+    assert plan_of("--device", "sm_90", *shape.split(), FLASH_DMATTN_KERNEL=code)["choice"] == code
+    assert plan_of("--device", "cpu")["shared_bytes"] is None
 
 
 # ---- files ----

@@ -21,13 +21,13 @@ const struct mma_backward_row mma_backward_rows[] = {
     {MMA_SM89, 32, MMA_MEDIUM | MMA_LONG, 0, 128, 128, MMA_SINGLE_BUFFERED, "long rows repay a long prologue"},
     {MMA_SM89, 32, MMA_STANDARD, 0, 64, 128, MMA_SINGLE_BUFFERED, "a shorter tail"},
     {MMA_SM89, 64, MMA_LONG, 0, 128, 128, MMA_SINGLE_BUFFERED, "long rows repay a long prologue"},
-    {MMA_SM89, 64, MMA_ANY_LENGTH, 0, 64, 128, MMA_V_IN_REGISTERS, "less shared memory, so two blocks at a time"},
+    {MMA_SM89, 64, MMA_ANY_LENGTH, 0, 64, 128, MMA_V_IN_REGISTERS, "half of a multiprocessor's shared memory"},
     {MMA_SM89, 128, MMA_MEDIUM | MMA_LONG, KB(96.5), 128, 64, MMA_SINGLE_BUFFERED, "fills 99 KB with dS over dO"},
     {MMA_SM89, 128, MMA_STANDARD, KB(96.5), 64, 128, MMA_SINGLE_BUFFERED, "fills 99 KB with dS over dO"},
     {MMA_SM89, 128, MMA_ANY_LENGTH, 0, 64, 64, MMA_V_IN_REGISTERS, "little shared memory"},
 
     {MMA_SM86, 32, MMA_ANY_LENGTH, 0, 64, 128, MMA_DOUBLE_IF_IT_FITS, "the next rows load under this step's products"},
-    {MMA_SM86, 64, MMA_ANY_LENGTH, 0, 64, 128, MMA_V_IN_REGISTERS, "less shared memory, so two blocks at a time"},
+    {MMA_SM86, 64, MMA_ANY_LENGTH, 0, 64, 128, MMA_V_IN_REGISTERS, "half of a multiprocessor's shared memory"},
     {MMA_SM86, 128, MMA_ANY_LENGTH, KB(96.5), 64, 128, MMA_SINGLE_BUFFERED, "fills 99 KB with dS over dO"},
     {MMA_SM86, 128, MMA_ANY_LENGTH, 0, 64, 64, MMA_V_IN_REGISTERS, "little shared memory"},
 
