@@ -215,6 +215,7 @@ typedef struct fdm_problem {
     int64_t bias_shape[4];
     fdm_dtype bias_dtype;
     int32_t aligned; /* 1: every address and stride of q, k, v, out and gradients is a multiple of 16 bytes */
+    int32_t scores_aligned; /* 1: keys of mask and bias are contiguous, and the same holds for their other strides */
 } fdm_problem;
 
 /* Float32, B 1, H 1, D 64, no mask, every gradient wanted, aligned. */

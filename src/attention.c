@@ -33,6 +33,9 @@ static fdm_status check_same_problem(const fdm_plan *plan, const fdm_problem *no
     fdm_problem planned = plan->problem;
     if (planned.aligned && !now->aligned)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan is for 16-byte aligned tensors, but these are not");
+    if (plan->device.type == FDM_CUDA && planned.scores_aligned && !now->scores_aligned)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT,
+                         "the plan is for a mask and bias of contiguous, 16-byte aligned rows, but these are not");
     planned.aligned = now->aligned;
     planned.softmax_scale = now->softmax_scale;
     const fdm_problem *p = &planned;

@@ -82,6 +82,7 @@ static const struct field plan_fields[] = {
     OF_PROBLEM(bias_shape, FIELD_SHAPE),
     OF_PROBLEM(bias_dtype, FIELD_DTYPE),
     OF_PROBLEM(aligned, FIELD_INT32),
+    OF_PROBLEM(scores_aligned, FIELD_INT32),
 };
 enum { NUM_FIELDS = sizeof plan_fields / sizeof plan_fields[0] };
 

@@ -41,7 +41,8 @@ fdm_problem fdm_problem_default(void) {
                          .mask_shape = {1, 1, 1, 1},
                          .bias_shape = {1, 1, 1, 1},
                          .bias_dtype = FDM_FLOAT32,
-                         .aligned = 1};
+                         .aligned = 1,
+                         .scores_aligned = 1};
 }
 
 struct sequence attention_sequence(const struct attention *attention, int64_t b) {
@@ -213,6 +214,12 @@ static struct score_view view_of_scores(const fdm_tensor *tensor, int64_t heads)
                                tensor_stride(tensor, 3), tensor->shape[1] ? heads / tensor->shape[1] : 1};
 }
 
+/* Whether rows of a mask or bias can be read 16 bytes at a time. */
+static int scores_aligned(const struct score_view *view, int64_t bytes) {
+    return view->key == 1 &&
+           ((uintptr_t)view->data | (uintptr_t)((view->row | view->head | view->batch) * bytes)) % 16 == 0;
+}
+
 static fdm_status resolve_mask(const fdm_tensors *t, fdm_problem *p, struct attention *a) {
     fdm_status status = tensor_check(t->mask, "mask", 4, TENSOR_INPUT, 0);
     if (!status)
@@ -222,9 +229,11 @@ static fdm_status resolve_mask(const fdm_tensors *t, fdm_problem *p, struct atte
     p->has_mask = 1;
     memcpy(p->mask_shape, t->mask->shape, sizeof p->mask_shape);
     status = check_broadcast("mask", p->mask_shape, p);
-    if (!status)
-        a->mask = view_of_scores(t->mask, p->heads);
-    return status;
+    if (status)
+        return status;
+    a->mask = view_of_scores(t->mask, p->heads);
+    p->scores_aligned &= scores_aligned(&a->mask, 1);
+    return FDM_OK;
 }
 
 static fdm_status resolve_bias(const fdm_tensors *t, fdm_problem *p, struct attention *a) {
@@ -238,9 +247,11 @@ static fdm_status resolve_bias(const fdm_tensors *t, fdm_problem *p, struct atte
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "bias is %s; it must be float32 or q's %s",
                          fdm_dtype_name(p->bias_dtype), fdm_dtype_name(p->dtype));
     status = check_broadcast("bias", p->bias_shape, p);
-    if (!status)
-        a->bias = view_of_scores(t->bias, p->heads);
-    return status;
+    if (status)
+        return status;
+    a->bias = view_of_scores(t->bias, p->heads);
+    p->scores_aligned &= scores_aligned(&a->bias, fdm_dtype_bytes(p->bias_dtype));
+    return FDM_OK;
 }
 
 static fdm_status resolve_dbias(const fdm_tensors *t, fdm_problem *p, struct attention *a) {
@@ -471,7 +482,8 @@ fdm_status problem_from_tensors(fdm_pass pass, const fdm_tensors *t, const fdm_o
                      .mask_shape = {1, 1, 1, 1},
                      .bias_shape = {1, 1, 1, 1},
                      .bias_dtype = FDM_FLOAT32,
-                     .aligned = 1};
+                     .aligned = 1,
+                     .scores_aligned = 1};
     *a = (struct attention){.problem = problem};
     fdm_status status = check_devices(t);
     if (!status)

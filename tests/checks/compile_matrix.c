@@ -18,10 +18,24 @@ struct feature {
     int32_t num_values;
 };
 /* In the order of struct choice's values. */
-enum { DTYPE, HEAD_DIM, HEAD_DIM_V, LENGTH, WINDOW, MASK, BIAS, INTERVALS, VARLEN, SOFTCAP, ALIGNED, NUM_FEATURES };
+enum {
+    DTYPE,
+    HEAD_DIM,
+    HEAD_DIM_V,
+    LENGTH,
+    WINDOW,
+    MASK,
+    BIAS,
+    INTERVALS,
+    VARLEN,
+    SOFTCAP,
+    ALIGNED,
+    SCORES_ALIGNED,
+    NUM_FEATURES
+};
 static const struct feature features[NUM_FEATURES] = {
-    {"dtype", 2}, {"head_dim", 9},  {"head_dim_v", 3}, {"length", 3},  {"window", 2}, {"mask", 3},
-    {"bias", 5},  {"intervals", 2}, {"varlen", 2},     {"softcap", 2}, {"aligned", 2}};
+    {"dtype", 2}, {"head_dim", 9},  {"head_dim_v", 3}, {"length", 3},  {"window", 2},  {"mask", 3},
+    {"bias", 5},  {"intervals", 2}, {"varlen", 2},     {"softcap", 2}, {"aligned", 2}, {"scores_aligned", 2}};
 static const int64_t head_dims[9] = {64, 128, 256, 16, 40, 96, 192, 512, 1024};
 static const int64_t lengths[3] = {4096, 512, 16};
 
@@ -50,6 +64,7 @@ static fdm_problem problem_of(const int32_t *choice) {
     p.softcap = choice[SOFTCAP] ? 30 : 0;
     p.softmax_scale = 0.1;
     p.aligned = !choice[ALIGNED];
+    p.scores_aligned = !choice[SCORES_ALIGNED];
     p.needs_lse = 1;
     return p;
 }

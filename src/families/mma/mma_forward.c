@@ -14,39 +14,43 @@
 enum scoring {
     BARE,   /* causal or window at most */
     LISTED, /* intervals, mask or bias of the key alone: visible keys are listed and gathered */
-    ROWS,   /* mask or bias with rows: copied to shared memory beside the keys */
-    MIXED   /* softcap, or both kinds */
+    ROWS,   /* a mask or a bias with rows, copied to shared memory beside the keys */
+    MIXED   /* everything else: softcap, both kinds, rows or tensors that are not aligned */
 };
 
 /* A row is taken when head dims, scoring, length and device fit it; the first that fits is chosen. Registers of O and S
- * are (head_dim_v + block_n) / 2 * row_tiles, and the assembler needs some 60 for the rest. Times are of one H200,
- * bfloat16, 16384 tokens (bench/results/nvidia-h200). */
+ * are (head_dim_v + block_n) / 2 * row_tiles, and the assembler needs some 60 for the rest; which features still fit is
+ * what fdm-compile finds. Times are of one H200, bfloat16, 16384 tokens (bench/results/nvidia-h200). */
 struct tile {
     int32_t head_dim_max;
     enum scoring scoring;
-    int32_t windowed; /* 0: only without causal and window; 1: with or without */
+    int32_t exact;      /* head dims, rounded up to 16: 1 both head_dim_max, 2 equal, 0 any */
+    int32_t windowed;   /* 0: only without causal and window */
+    int32_t extras_max; /* how many of intervals, mask, bias and varlen there may be */
     int32_t seqlen_k_min;
     int32_t warps, row_tiles, block_n, stages, blocks; /* blocks: wanted on a multiprocessor at a time */
     int32_t q_in_registers, optimistic;
     const char *reason;
 };
 static const struct tile tiles[] = {
-    {64, BARE, 0, 0, 4, 2, 128, 2, 2, 1, 1, "longest step without a spill; 5 % faster than 64 keys"},
-    {64, BARE, 1, 2048, 4, 2, 96, 2, 2, 1, 1, "longest step without a spill under a window; 5 % faster than 64 keys"},
-    {64, BARE, 1, 0, 4, 2, 64, 2, 2, 1, 1, "short rows waste less of the diagonal; 6 % faster than 96 keys at 512"},
-    {128, BARE, 1, 0, 4, 2, 64, 2, 2, 0, 1, "32 rows a warp: each fragment of K and V feeds two products"},
-    {128, BARE, 1, 0, 4, 2, 32, 2, 1, 0, 1, "fits 99 KB"},
-    {256, BARE, 1, 0, 8, 1, 64, 2, 1, 0, 0, "32 rows a warp would need 256 registers for O alone"},
-    {256, BARE, 1, 0, 8, 1, 32, 2, 1, 0, 0, "fits 163 KB"},
-    {256, BARE, 1, 0, 4, 1, 32, 2, 1, 0, 0, "fits 99 KB"},
-    {64, LISTED, 1, 0, 4, 2, 64, 2, 2, 1, 1, "longest step without a spill"},
-    {128, LISTED, 1, 0, 4, 2, 32, 2, 2, 0, 1, "longest step without a spill"},
-    {64, ROWS, 1, 0, 4, 2, 64, 2, 2, 0, 1, "longest step without a spill"},
-    {128, ROWS, 1, 0, 4, 2, 32, 2, 2, 0, 1, "longest step without a spill"},
-    {128, MIXED, 1, 0, 4, 1, 64, 2, 2, 0, 1, "16 rows a warp leave registers for mask, bias and softcap"},
-    {128, MIXED, 1, 0, 4, 1, 32, 2, 2, 0, 1, "fits 99 KB"},
-    {256, MIXED, 1, 0, 8, 1, 32, 2, 1, 0, 0, "longest step without a spill"},
-    {256, MIXED, 1, 0, 4, 1, 16, 2, 1, 0, 0, "fits 99 KB"},
+    {64, BARE, 1, 0, 1, 0, 4, 2, 128, 2, 2, 1, 1, "the longest step without a spill; 5 % faster than 64 keys"},
+    {64, BARE, 1, 1, 1, 2048, 4, 2, 96, 2, 2, 1, 1, "the longest step without a spill; 5 % faster than 64 keys"},
+    {64, BARE, 0, 1, 1, 0, 4, 2, 64, 2, 2, 1, 1, "short rows waste less of the diagonal; 6 % faster than 96 keys"},
+    {128, BARE, 0, 1, 0, 0, 4, 2, 64, 2, 2, 0, 1, "32 rows a warp: a fragment of K or V feeds two products"},
+    {128, BARE, 0, 1, 1, 0, 4, 2, 48, 2, 2, 0, 1, "32 rows a warp, and registers for packed sequences"},
+    {128, BARE, 0, 1, 1, 0, 4, 2, 32, 2, 1, 0, 1, "fits 99 KB"},
+    {256, BARE, 0, 1, 1, 0, 8, 1, 64, 2, 1, 0, 0, "32 rows a warp would need 256 registers for O alone"},
+    {256, BARE, 0, 1, 1, 0, 8, 1, 32, 2, 1, 0, 0, "fits 163 KB"},
+    {256, BARE, 0, 1, 1, 0, 4, 1, 32, 2, 1, 0, 0, "fits 99 KB"},
+    {64, LISTED, 0, 1, 4, 0, 4, 2, 64, 2, 2, 0, 1, "the longest step without a spill"},
+    {128, LISTED, 2, 1, 2, 0, 4, 2, 32, 2, 2, 0, 1, "the longest step without a spill"},
+    {128, LISTED, 0, 1, 4, 0, 4, 2, 16, 2, 2, 0, 1, "the longest step without a spill"},
+    {64, ROWS, 0, 1, 2, 0, 4, 2, 64, 2, 2, 0, 1, "the longest step without a spill"},
+    {128, ROWS, 0, 0, 2, 0, 4, 2, 32, 2, 2, 0, 1, "the longest step without a spill"},
+    {128, MIXED, 0, 1, 4, 0, 4, 1, 64, 2, 2, 0, 1, "16 rows a warp leave registers for mask, bias and softcap"},
+    {128, MIXED, 0, 1, 4, 0, 4, 1, 32, 2, 2, 0, 1, "fits 99 KB"},
+    {256, MIXED, 0, 1, 4, 0, 8, 1, 16, 2, 1, 0, 0, "the longest step without a spill"},
+    {256, MIXED, 0, 1, 4, 0, 4, 1, 16, 2, 1, 0, 0, "fits 99 KB"},
 };
 enum { NUM_TILES = sizeof tiles / sizeof tiles[0] };
 
@@ -60,27 +64,38 @@ static int lists_keys(const fdm_problem *p) {
 static int lists_tiles(const fdm_problem *p) { return mask_rows(p) && !lists_keys(p); }
 
 static enum scoring scoring_of(const fdm_problem *p) {
-    int rows = mask_rows(p) || bias_rows(p);
-    if (p->softcap > 0 || (rows && lists_keys(p)))
+    const int rows = mask_rows(p) + bias_rows(p);
+    if (p->softcap > 0 || !p->aligned || rows > 1 || (rows && (lists_keys(p) || !p->scores_aligned)))
         return MIXED;
     return rows ? ROWS : lists_keys(p) ? LISTED : BARE;
+}
+
+static int32_t extras_of(const fdm_problem *p) { return p->has_intervals + p->has_mask + p->has_bias + p->varlen; }
+
+/* Mask and bias rows are copied to shared memory beside the keys. */
+static int stages_scores(const fdm_problem *p) {
+    return p->scores_aligned && (mask_rows(p) || bias_rows(p)) && !lists_keys(p);
 }
 
 static int32_t shared_bytes(const struct tile *t, const fdm_problem *p) {
     int32_t lists = lists_keys(p)    ? MMA_FORWARD_LIST_BYTES(p->has_bias && !bias_rows(p))
                     : lists_tiles(p) ? MMA_FORWARD_TILE_BYTES
                                      : 0;
-    int32_t staged = lists_keys(p) ? 0 : mask_rows(p) + (bias_rows(p) ? (int32_t)fdm_dtype_bytes(p->bias_dtype) : 0);
+    int32_t staged = !stages_scores(p) || t->block_n % 32
+                         ? 0
+                         : mask_rows(p) + (bias_rows(p) ? (int32_t)fdm_dtype_bytes(p->bias_dtype) : 0);
     return mma_forward_shared_bytes(block_m(t), t->block_n, t->stages, (int32_t)mma_round_up(p->head_dim, 16),
                                     (int32_t)mma_round_up(p->head_dim_v, 16), lists, staged);
 }
 
 static int fits(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
-    const int64_t widest = p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v;
-    /* what a row below would do, a row above for more general scores does too */
-    const int scored = t->scoring == scoring_of(p) || (t->scoring == MIXED && scoring_of(p) != BARE);
-    return widest <= t->head_dim_max && scored && (t->windowed || !bounded(p)) && p->seqlen_k >= t->seqlen_k_min &&
-           shared_bytes(t, p) <= device->shared_bytes;
+    const int64_t d = mma_round_up(p->head_dim, 16), dv = mma_round_up(p->head_dim_v, 16);
+    const int dims =
+        t->exact ? d == t->head_dim_max && dv == t->head_dim_max : d <= t->head_dim_max && dv <= t->head_dim_max;
+    /* a tile for everything takes what a tile for less would take, where that does not fit the device */
+    const int scored = t->scoring == scoring_of(p) || t->scoring == MIXED;
+    return dims && scored && (t->windowed || !bounded(p)) && extras_of(p) <= t->extras_max &&
+           p->seqlen_k >= t->seqlen_k_min && shared_bytes(t, p) <= device->shared_bytes;
 }
 
 /* One byte for each tile of the mask, made by mma_summary.cu before the forward runs. */
@@ -136,24 +151,7 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant,
 
 /* ---- execution ---- */
 
-/* Whether the rows of mask and bias can be copied 16 bytes at a time. */
-static int scores_aligned(const struct attention *attention) {
-    const struct score_view *mask = &attention->mask, *bias = &attention->bias;
-    const int64_t bytes = fdm_dtype_bytes(attention->problem->bias_dtype);
-    const int mask_fits =
-        !mask->data ||
-        (mask->key == 1 &&
-         ((uintptr_t)mask->data | (uintptr_t)mask->row | (uintptr_t)mask->head | (uintptr_t)mask->batch) % 16 == 0);
-    const int bias_fits =
-        !bias->data || (bias->key == 1 && ((uintptr_t)bias->data | (uintptr_t)(bias->row * bytes) |
-                                           (uintptr_t)(bias->head * bytes) | (uintptr_t)(bias->batch * bytes)) %
-                                                  16 ==
-                                              0);
-    return mask_fits && bias_fits;
-}
-
-static void forward_request(const struct tile *t, const fdm_problem *p, int aligned_scores,
-                            struct cuda_kernel_request *request) {
+static void forward_request(const struct tile *t, const fdm_problem *p, struct cuda_kernel_request *request) {
     const struct cuda_constant constants[] = {
         {"DTYPE", mma_dtype(p->dtype)},
         {"HEAD_DIM", mma_round_up(p->head_dim, 16)},
@@ -166,14 +164,14 @@ static void forward_request(const struct tile *t, const fdm_problem *p, int alig
         {"Q_IN_REGISTERS", t->q_in_registers},
         {"OPTIMISTIC", t->optimistic},
         {"ALIGNED", p->aligned},
-        {"WINDOW", bounded(p)},
+        {"WINDOW", bounded(p) || (lists_keys(p) && p->has_bias)}, /* with a bias it takes fewer registers */
         {"MASK", p->has_mask},
         {"MASK_ROWS", mask_rows(p)},
         {"BIAS", !p->has_bias                   ? MMA_BIAS_NONE
                  : p->bias_dtype == FDM_FLOAT32 ? MMA_BIAS_FLOAT32
                                                 : MMA_BIAS_SAME},
         {"BIAS_ROWS", bias_rows(p)},
-        {"SCORES_ALIGNED", aligned_scores && (mask_rows(p) || bias_rows(p)) && t->block_n % 32 == 0},
+        {"SCORES_ALIGNED", stages_scores(p) && t->block_n % 32 == 0},
         {"INTERVALS", p->has_intervals},
         {"VARLEN", p->varlen},
         {"SOFTCAP", p->softcap > 0},
@@ -195,9 +193,8 @@ static int sound(const fdm_plan *plan, const fdm_problem *p) {
 
 /* The forward's kernel, and the summary's where the mask has rows. */
 enum { FORWARD, SUMMARY, NUM_KERNELS };
-static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, int aligned_scores,
-                             struct cuda_kernel_request *requests) {
-    forward_request(&tiles[plan->parameters[0]], p, aligned_scores, &requests[FORWARD]);
+static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *requests) {
+    forward_request(&tiles[plan->parameters[0]], p, &requests[FORWARD]);
     if (!lists_tiles(p))
         return 1;
     requests[SUMMARY].file = "families/mma/mma_summary.cu";
@@ -209,7 +206,7 @@ static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, int ali
 
 static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *requests) {
     const fdm_problem *p = &plan->problem;
-    return sound(plan, p) ? make_requests(plan, p, p->aligned, requests) : 0;
+    return sound(plan, p) ? make_requests(plan, p, requests) : 0;
 }
 
 /* Heads whose keys and values fit together in most of a second-level cache of 50 MB take turns row block by row block,
@@ -267,7 +264,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     mma_fill_arguments(attention, &arguments);
     arguments.heads_per_section = heads_per_section(p);
     struct cuda_kernel_request wanted[NUM_KERNELS];
-    const int32_t count = make_requests(plan, p, scores_aligned(attention), wanted);
+    const int32_t count = make_requests(plan, p, wanted);
     fdm_status status = cuda_kernels_get(plan->device.index, wanted, count, kernels);
     if (!status && lists_tiles(p) && p->seqlen_k > 0)
         status = launch_summary(t, p, kernels[SUMMARY], workspace, stream, &arguments);
