@@ -215,15 +215,13 @@ static int32_t length_of(int64_t seqlen_q, struct story *s) {
     return MMA_STANDARD;
 }
 
-/* The first row that matches; rows that only lack shared memory are told. -1 when the head dim is too large. */
+/* The first row that matches; rows that only lack shared memory are told. The last row of each head dim asks for none.
+ */
 static int32_t find_row(enum mma_column column, int32_t lengths, int64_t head_dim, int64_t limit, struct story *s) {
-    int32_t head_dim_max = 0;
     for (int32_t i = 0; i < mma_backward_row_count; i++) {
         const struct mma_backward_row *row = &mma_backward_rows[i];
-        if (row->column != column || head_dim > row->head_dim_max || !(row->lengths & lengths) ||
-            (head_dim_max && row->head_dim_max != head_dim_max))
+        if (row->column != column || head_dim > row->head_dim_max || !(row->lengths & lengths))
             continue;
-        head_dim_max = row->head_dim_max;
         if (limit >= row->limit_min) {
             tell(s, "row %s, D <= %d: %dx%d %s (%s)", mma_column_name(column), row->head_dim_max, row->block_m,
                  row->block_n, mma_variant_name(row->variant), row->reason);
@@ -237,15 +235,12 @@ static int32_t find_row(enum mma_column column, int32_t lengths, int64_t head_di
 
 /* ---- fall-back ---- */
 
-/* The next smaller tile that exists; 0 when there is none. */
-static int shrink(const struct placement *p, int32_t *block_m, int32_t *block_n) {
-    const int wide = p->head_dim > 192 || p->head_dim_v > 192;
+/* The next smaller tile; 0 when there is none. (64x32 is a row of its own.) */
+static int shrink(int32_t *block_m, int32_t *block_n) {
     if (*block_m == 128)
         *block_m = 64;
     else if (*block_n == 128)
         *block_n = 64;
-    else if (*block_n == 64 && wide)
-        *block_n = 32;
     else
         return 0;
     return 1;
@@ -260,13 +255,11 @@ static int fall_back(const struct placement *p, const struct mma_backward_row *r
     do {
         for (int step = first; step < STEPS; step++) {
             *choice = tile(p, block_m, block_n, step == DOUBLE ? 2 : 1, step == REGISTERS);
-            if (block_n == 32 && step != REGISTERS)
-                continue; /* exists with V in registers only */
             if (fits(p, choice, s))
                 return 1;
         }
         first = row->variant == MMA_DOUBLE_IF_IT_FITS ? DOUBLE : SINGLE;
-    } while (shrink(p, &block_m, &block_n));
+    } while (shrink(&block_m, &block_n));
     return 0;
 }
 
