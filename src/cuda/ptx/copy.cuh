@@ -24,6 +24,11 @@ __device__ __forceinline__ void st_shared_16(uint32_t shared, uint32_t a, uint32
 __device__ __forceinline__ void st_shared_4(uint32_t shared, uint32_t a) {
     asm volatile("st.shared.b32 [%0], %1;" : : "r"(shared), "r"(a) : "memory");
 }
+__device__ __forceinline__ uint32_t ld_shared_4(uint32_t shared) {
+    uint32_t a;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(a) : "r"(shared) : "memory");
+    return a;
+}
 __device__ __forceinline__ void ld_shared_16(uint32_t (&r)[4], uint32_t shared) {
     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])

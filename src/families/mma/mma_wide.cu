@@ -24,9 +24,11 @@
  *
  * Registers of a thread: O 4 * UNITS * 4 = 128, S 4 * WARP_KEYS / 8 * 2 = 32, operands of two steps 32, maxima and
  * sums 8; bounded by 255 at 256 threads and one block per multiprocessor. */
+#include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/cluster.cuh"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/math.cuh"
+#include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/mma.cuh"
 #include "cuda/ptx/special.cuh"
 #include "families/mma/mma_wide.h"
@@ -56,20 +58,31 @@ constexpr int Q_PITCH = HEAD_DIM * 2;
 constexpr int K_PITCH = SLICE_D * 2;
 constexpr int V_PITCH = PART_COLUMNS * 2;
 constexpr int P_PITCH = MMA_WIDE_P_PITCH(BLOCK_N);
-constexpr int OUT_PITCH = BLOCK_COLUMNS * 2;
+/* A row group's part of O takes the place of its rows of Q where it fits there, else that of everything. */
+constexpr bool OUT_OVER_Q = BLOCK_COLUMNS <= HEAD_DIM;
+constexpr int OUT_PITCH = OUT_OVER_Q ? Q_PITCH : BLOCK_COLUMNS * 2;
+constexpr int GROUP_THREADS = COLUMN_GROUPS * 32;
 constexpr int STAGE_BYTES = MMA_WIDE_STAGE_BYTES(BLOCK_N, SLICE_D, SLICE_KEYS, SLICE_PARTS, HEAD_DIM_V, CLUSTER);
 constexpr int P_OFFSET = MMA_WIDE_Q_BYTES(BLOCK_M, HEAD_DIM);
 constexpr int RING_OFFSET = P_OFFSET + MMA_WIDE_P_BYTES(BLOCK_M, BLOCK_N);
 constexpr int SHARED_BYTES = MMA_WIDE_SHARED_BYTES(HEAD_DIM, HEAD_DIM_V, BLOCK_M, BLOCK_N, SLICE_D, SLICE_KEYS,
                                                    SLICE_PARTS, STAGES, CLUSTER);
-constexpr int VOTES_OFFSET = SHARED_BYTES - MMA_WIDE_VOTES_BYTES;
-constexpr int STATISTICS_OFFSET = VOTES_OFFSET - MMA_WIDE_STATISTICS_BYTES(BLOCK_M, CLUSTER);
+constexpr int BARRIERS_OFFSET = SHARED_BYTES - MMA_WIDE_BARRIER_BYTES(STAGES);
+constexpr int FULL_OFFSET = BARRIERS_OFFSET;               /* [STAGES]: the slice has arrived */
+constexpr int EMPTY_OFFSET = FULL_OFFSET + STAGES * 8;     /* [STAGES]: all warps have read it */
+constexpr int P_FREE_OFFSET = EMPTY_OFFSET + STAGES * 8;   /* [row group]: all its warps have read P */
+constexpr int EXCHANGE_OFFSET = P_FREE_OFFSET + 4 * 8;     /* [row group], cluster: all its warps have published */
+constexpr int VOTES_OFFSET = EXCHANGE_OFFSET + 4 * 8;      /* [row group][3], cluster */
+constexpr int STATISTICS_OFFSET = BARRIERS_OFFSET - MMA_WIDE_STATISTICS_BYTES(BLOCK_M, CLUSTER);
+#ifndef AHEAD
+constexpr int AHEAD = (STAGES * 2 + 2) / 3; /* slots that are loaded ahead; the other stages let warps drift apart */
+#endif
 
 static_assert(DTYPE == MMA_FLOAT16 || DTYPE == MMA_BFLOAT16, "mma_wide.cu takes float16 and bfloat16");
 static_assert(CLUSTER == 1 || CLUSTER == 2, "a cluster has one or two blocks");
 static_assert(BLOCK_M == 32 || BLOCK_M == 64 || BLOCK_M == 128, "BLOCK_M is 32, 64 or 128");
 static_assert(STAGES >= 2, "the ring needs two stages");
-static_assert(SLICE_D == 64 || SLICE_D == 128, "a K slice is 64 or 128 wide");
+static_assert(SLICE_D % 64 == 0, "rows of a K slice are multiples of 128 bytes");
 static_assert(K_SLOTS * SLICE_D == HEAD_DIM, "HEAD_DIM is a multiple of SLICE_D");
 static_assert(WARP_KEYS == 8 || WARP_KEYS == 16 || WARP_KEYS == 32 || WARP_KEYS == 64, "8 to 64 keys per warp");
 static_assert(BLOCK_KEYS % 32 == 0, "a block loads 32 rows of K at a time");
@@ -170,31 +183,57 @@ struct loader {
     const char *k, *v; /* row 0 of the sequence, this block's columns of v */
     int64_t k_row_bytes, v_row_bytes;
     int32_t seqlen_k, head_dim, columns_v;
-    uint32_t ring, rank;
+    uint32_t shared, rank;
     int32_t tile, last_tile, slot, stage;
+    uint32_t parity; /* of the phase of the stage's "empty" that must have ended */
 };
 
 __device__ __forceinline__ void load_next(loader &l) {
-    if (l.tile < l.last_tile) {
-        const uint32_t stage = l.ring + (uint32_t)(l.stage * STAGE_BYTES);
-        if (l.slot < K_SLOTS) {
-            const int32_t key = l.tile * BLOCK_N + (int32_t)l.rank * BLOCK_KEYS, d = l.slot * SLICE_D;
-            copy_tile<BLOCK_KEYS, SLICE_D>(stage, l.k + key * l.k_row_bytes + d * 2, l.k_row_bytes, l.seqlen_k - key,
-                                           l.head_dim - d);
-        } else {
-            const int32_t slice = l.slot - K_SLOTS;
-            const int32_t key = l.tile * BLOCK_N + slice / SLICE_PARTS * SLICE_KEYS;
-            const int32_t column = slice % SLICE_PARTS * PART_COLUMNS;
-            copy_tile<SLICE_KEYS, PART_COLUMNS>(stage, l.v + key * l.v_row_bytes + column * 2, l.v_row_bytes,
-                                                l.seqlen_k - key, l.columns_v - column);
-        }
-        if (++l.slot == SLOTS) {
-            l.slot = 0;
-            ++l.tile;
-        }
-        if (++l.stage == STAGES) l.stage = 0;
+    if (l.tile >= l.last_tile) return;
+    mbarrier_wait(l.shared + EMPTY_OFFSET + l.stage * 8, l.parity);
+    const uint32_t stage = l.shared + RING_OFFSET + (uint32_t)(l.stage * STAGE_BYTES);
+    if (l.slot < K_SLOTS) {
+        const int32_t key = l.tile * BLOCK_N + (int32_t)l.rank * BLOCK_KEYS, d = l.slot * SLICE_D;
+        copy_tile<BLOCK_KEYS, SLICE_D>(stage, l.k + key * l.k_row_bytes + d * 2, l.k_row_bytes, l.seqlen_k - key,
+                                       l.head_dim - d);
+    } else {
+        const int32_t slice = l.slot - K_SLOTS;
+        const int32_t key = l.tile * BLOCK_N + slice / SLICE_PARTS * SLICE_KEYS;
+        const int32_t column = slice % SLICE_PARTS * PART_COLUMNS;
+        copy_tile<SLICE_KEYS, PART_COLUMNS>(stage, l.v + key * l.v_row_bytes + column * 2, l.v_row_bytes,
+                                            l.seqlen_k - key, l.columns_v - column);
     }
-    cp_async_commit();
+    cp_async_mbarrier_arrive_noinc(l.shared + FULL_OFFSET + l.stage * 8);
+    if (++l.slot == SLOTS) {
+        l.slot = 0;
+        ++l.tile;
+    }
+    if (++l.stage == STAGES) {
+        l.stage = 0;
+        l.parity ^= 1;
+    }
+}
+
+/* The consumer's side. */
+struct ring {
+    uint32_t shared;
+    int32_t stage;
+    uint32_t parity;
+};
+__device__ __forceinline__ void ring_wait(const ring &r) {
+    mbarrier_wait(r.shared + FULL_OFFSET + r.stage * 8, r.parity);
+}
+__device__ __forceinline__ uint32_t ring_slice(const ring &r) {
+    return r.shared + RING_OFFSET + (uint32_t)(r.stage * STAGE_BYTES);
+}
+/* After the warp's last load from the slice. */
+__device__ __forceinline__ void ring_release(ring &r) {
+    __syncwarp();
+    if ((threadIdx.x & 31) == 0) mbarrier_arrive(r.shared + EMPTY_OFFSET + r.stage * 8);
+    if (++r.stage == STAGES) {
+        r.stage = 0;
+        r.parity ^= 1;
+    }
 }
 
 __device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
@@ -308,13 +347,54 @@ __device__ __forceinline__ void publish(uint32_t shared, uint32_t peer, uint32_t
     st_cluster_4(shared + peer, word);
 #endif
 }
-/* The barrier behind published words. */
-__device__ __forceinline__ void publish_barrier() {
+/* One warp's arrival at a barrier of its row group, in both blocks of a cluster. */
+__device__ __forceinline__ void group_arrive(uint32_t barrier, uint32_t peer) {
+    __syncwarp();
+    if ((threadIdx.x & 31) == 0) {
+        mbarrier_arrive(barrier);
 #if CLUSTER == 2
-    barrier_cluster_arrive();
-    barrier_cluster_wait();
+        mbarrier_arrive_cluster(barrier + peer);
+#endif
+    }
+}
+__device__ __forceinline__ void group_wait(uint32_t barrier, uint32_t parity) {
+#if CLUSTER == 2
+    mbarrier_wait_cluster(barrier, parity);
 #else
-    __syncthreads();
+    mbarrier_wait(barrier, parity);
+#endif
+}
+
+/* Meetings of the warps that share 32 rows: what was published before is seen after. */
+struct group {
+    uint32_t shared, peer, index; /* index: row group */
+    uint32_t parity, vote;        /* cluster: of the exchange's phase; the slot of the next vote */
+};
+__device__ __forceinline__ void group_meet(group &g) {
+#if CLUSTER == 2
+    const uint32_t barrier = g.shared + EXCHANGE_OFFSET + g.index * 8;
+    group_arrive(barrier, g.peer);
+    group_wait(barrier, g.parity);
+    g.parity ^= 1;
+#else
+    barrier_sync(1 + g.index, GROUP_THREADS);
+#endif
+}
+/* The same; true for all when `condition` is true for one. */
+__device__ __forceinline__ bool group_meet_or(group &g, bool condition) {
+#if CLUSTER == 2
+    const uint32_t votes = g.shared + VOTES_OFFSET + g.index * 12;
+    const bool any = __any_sync(0xffffffff, condition), first = (threadIdx.x & 31) == 0;
+    if (any && first) publish(votes + g.vote * 4, g.peer, 1);
+    group_meet(g);
+    const bool result = ld_shared_4(votes + g.vote * 4) != 0;
+    /* The slot two votes ahead was last read before this meeting and is not written before the next one. */
+    g.vote = g.vote == 2 ? 0 : g.vote + 1;
+    const uint32_t ahead = g.vote == 2 ? 0 : g.vote + 1;
+    if (first) st_shared_4(votes + ahead * 4, 0);
+    return result;
+#else
+    return barrier_red_or(1 + g.index, GROUP_THREADS, condition);
 #endif
 }
 
@@ -356,17 +436,36 @@ extern "C" __global__ void __launch_bounds__(MMA_WIDE_THREADS, 1)
     l.seqlen_k = w.seqlen_k;
     l.head_dim = a.head_dim;
     l.columns_v = a.head_dim_v - block_column;
-    l.ring = shared + RING_OFFSET;
+    l.shared = shared;
     l.rank = rank;
     l.tile = w.first_tile;
     l.last_tile = w.last_tile;
     l.slot = 0;
     l.stage = 0;
+    l.parity = 1;
+
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < STAGES; ++i) {
+            mbarrier_init(shared + FULL_OFFSET + i * 8, MMA_WIDE_THREADS);
+            mbarrier_init(shared + EMPTY_OFFSET + i * 8, MMA_WIDE_WARPS);
+        }
+        for (int i = 0; i < 4; ++i) {
+            mbarrier_init(shared + P_FREE_OFFSET + i * 8, STATISTICS);
+            mbarrier_init(shared + EXCHANGE_OFFSET + i * 8, STATISTICS);
+        }
+        for (int i = 0; i < 12; ++i) st_shared_4(shared + VOTES_OFFSET + i * 4, 0);
+    }
+#if CLUSTER == 2
+    barrier_cluster_arrive();
+    barrier_cluster_wait();
+#else
+    __syncthreads();
+#endif
 
     const char *q = a.q.data + (w.batch * a.q.batch + (w.q_begin + w.row0) * a.q.row + w.head * a.q.head) * 2;
-    copy_tile<BLOCK_M, HEAD_DIM>(shared, q, a.q.row * 2, w.seqlen_q - w.row0, a.head_dim);
+    if (w.first_tile < w.last_tile) copy_tile<BLOCK_M, HEAD_DIM>(shared, q, a.q.row * 2, w.seqlen_q - w.row0, a.head_dim);
 #pragma unroll
-    for (int i = 0; i < STAGES - 1; ++i) load_next(l);
+    for (int i = 0; i < AHEAD; ++i) load_next(l);
 
     /* Addresses of this lane. ldmatrix x4 reads rows lane & 15, 16-byte halves lane >> 4 of a 16 x 16 tile; the tile in
      * chunk pair p of its row lies at (p * 32) ^ lane_chunk. */
@@ -388,19 +487,10 @@ extern "C" __global__ void __launch_bounds__(MMA_WIDE_THREADS, 1)
         sum[m][0] = sum[m][1] = 0.0f;
     }
 
-#if CLUSTER == 2
-    uint32_t vote_slot = 0;
-    if (threadIdx.x < 3) st_shared_4(shared + VOTES_OFFSET + threadIdx.x * 4, 0);
-    barrier_cluster_arrive();
-#endif
-
-    int32_t stage = 0; /* of the slot that is computed on */
-#define ACQUIRE()                                                                                                      \
-    do {                                                                                                               \
-        cp_async_wait<STAGES - 2>();                                                                                   \
-        __syncthreads();                                                                                               \
-        load_next(l);                                                                                                  \
-    } while (0)
+    ring r = {shared, 0, 0};
+    group g = {shared, peer, (uint32_t)row_group, 0, 0};
+    const uint32_t p_free = shared + P_FREE_OFFSET + row_group * 8;
+    uint32_t p_free_parity = 1;
 
     for (int32_t tile = w.first_tile; tile < w.last_tile; ++tile) {
         /* S = Q K^T, operands one 16-column step ahead of the multiplications. */
@@ -427,8 +517,8 @@ extern "C" __global__ void __launch_bounds__(MMA_WIDE_THREADS, 1)
                     for (int n = 0; n < KEY_TILES / 2; ++n) ldmatrix_x4(kb[buffer][n], k_at + n * 16 * K_PITCH);
                 }
             };
-            ACQUIRE();
-            k_slice = l.ring + stage * STAGE_BYTES + k_lane;
+            ring_wait(r);
+            k_slice = ring_slice(r) + k_lane;
             load_step(0, 0);
 #pragma unroll 1
             for (int slot = 0; slot < K_SLOTS; ++slot) {
@@ -437,13 +527,14 @@ extern "C" __global__ void __launch_bounds__(MMA_WIDE_THREADS, 1)
                     if (step + 1 < SLICE_D / 16) {
                         load_step((step + 1) & 1, step + 1);
                     } else {
-                        if (++stage == STAGES) stage = 0;
+                        ring_release(r);
                         if (slot + 1 < K_SLOTS) {
-                            ACQUIRE();
+                            ring_wait(r);
                             q_slice += SLICE_D * 2;
-                            k_slice = l.ring + stage * STAGE_BYTES + k_lane;
+                            k_slice = ring_slice(r) + k_lane;
                             load_step(0, 0);
                         }
+                        load_next(l);
                     }
 #pragma unroll
                     for (int n = 0; n < KEY_TILES; ++n)
@@ -459,9 +550,8 @@ extern "C" __global__ void __launch_bounds__(MMA_WIDE_THREADS, 1)
         const place at = find_place(rank);
         finish_scores(a, w, tile, w.row0 + at.block_row, tile * BLOCK_N + at.warp_key + at.quad_column, s);
         float tile_sum[2][2];
-#if CLUSTER == 2
-        barrier_cluster_wait(); /* the other block has read the P before this one */
-#endif
+        group_wait(p_free, p_free_parity); /* all have read the P before this one */
+        p_free_parity ^= 1;
         for (;;) {
             bool raise = false;
 #pragma unroll
@@ -483,20 +573,7 @@ extern "C" __global__ void __launch_bounds__(MMA_WIDE_THREADS, 1)
                     }
                     tile_sum[m][half] = total;
                 }
-            cp_async_wait<STAGES - 2>();
-#if CLUSTER == 2
-            const uint32_t vote = shared + VOTES_OFFSET + vote_slot * 4;
-            if (__any_sync(0xffffffff, raise) && lane == 0) publish(vote, peer, 1);
-            publish_barrier();
-            const int raised = *(volatile int *)(shared_memory + VOTES_OFFSET + vote_slot * 4);
-            /* The slot two votes ahead was last read before this barrier and is not written before the next one. */
-            const uint32_t clean = vote_slot == 0 ? 2 : vote_slot - 1;
-            if (threadIdx.x == 0) st_shared_4(shared + VOTES_OFFSET + clean * 4, 0);
-            vote_slot = vote_slot == 2 ? 0 : vote_slot + 1;
-#else
-            const int raised = __syncthreads_or(raise);
-#endif
-            if (!raised) break;
+            if (!group_meet_or(g, raise)) break;
 
 #pragma unroll
             for (int m = 0; m < 2; ++m)
@@ -510,7 +587,7 @@ extern "C" __global__ void __launch_bounds__(MMA_WIDE_THREADS, 1)
                     if (at.quad_column == 0)
                         publish(shared + at.statistics + (m * 16 + half * 8) * 4, peer, __float_as_uint(largest));
                 }
-            publish_barrier();
+            group_meet(g);
 #pragma unroll
             for (int m = 0; m < 2; ++m)
 #pragma unroll
@@ -536,7 +613,6 @@ extern "C" __global__ void __launch_bounds__(MMA_WIDE_THREADS, 1)
             sum[m][0] += tile_sum[m][0];
             sum[m][1] += tile_sum[m][1];
         }
-        load_next(l); /* the vote's barrier was also that of the first V slot */
 
         /* O += P V, operands one unit ahead. */
 #pragma unroll 1
@@ -545,7 +621,8 @@ extern "C" __global__ void __launch_bounds__(MMA_WIDE_THREADS, 1)
             for (int part = 0; part < SLICE_PARTS; ++part) {
                 constexpr int LOADS = SLICE_KEYS / 16 * PART_UNITS;
                 uint32_t pa[2][2][4], vb[2][4];
-                const uint32_t v_slice = l.ring + stage * STAGE_BYTES + v_lane;
+                ring_wait(r);
+                const uint32_t v_slice = ring_slice(r) + v_lane;
                 const auto load_p = [&](int step) {
                     const uint32_t from =
                         p_lane + ((uint32_t)(slice * (SLICE_KEYS / 16) + step) * 32 ^ lane_chunk);
@@ -575,21 +652,14 @@ extern "C" __global__ void __launch_bounds__(MMA_WIDE_THREADS, 1)
                     multiply(o[0][unit * 2 + 1], pa[step & 1][0], b[2], b[3]);
                     multiply(o[1][unit * 2 + 1], pa[step & 1][1], b[2], b[3]);
                 }
-                if (++stage == STAGES) stage = 0;
-                if (part + 1 < SLICE_PARTS || slice + 1 < BLOCK_N / SLICE_KEYS) ACQUIRE();
+                ring_release(r);
+                load_next(l);
             }
         }
-#if CLUSTER == 2
-        barrier_cluster_arrive(); /* this block has read P */
-#endif
+        group_arrive(p_free, peer);
     }
-#undef ACQUIRE
 
-    /* Row sums over all warps that see a row; nothing in shared memory but the statistics is needed from here on. */
-#if CLUSTER == 2
-    barrier_cluster_wait();
-#endif
-    cp_async_wait<0>();
+    /* Row sums over all warps that see a row. */
     const place at = find_place(rank);
 #pragma unroll
     for (int m = 0; m < 2; ++m)
@@ -599,7 +669,8 @@ extern "C" __global__ void __launch_bounds__(MMA_WIDE_THREADS, 1)
             if (at.quad_column == 0)
                 publish(shared + at.statistics + (m * 16 + half * 8) * 4, peer, __float_as_uint(sum[m][half]));
         }
-    publish_barrier();
+    group_meet(g);
+    if (!OUT_OVER_Q) __syncthreads();
 #pragma unroll
     for (int m = 0; m < 2; ++m)
 #pragma unroll
@@ -621,14 +692,16 @@ extern "C" __global__ void __launch_bounds__(MMA_WIDE_THREADS, 1)
                             pack(o[m][n][half * 2] * inverse, o[m][n][half * 2 + 1] * inverse));
             }
         }
-    __syncthreads();
+    barrier_sync(1 + row_group, GROUP_THREADS);
 
-    /* O in 16-byte stores: eight neighbouring threads write 128 bytes of a row. */
+    /* O in 16-byte stores, each row group its own rows: eight neighbouring threads write 128 bytes of a row. */
     char *out = a.out.data +
                 (w.batch * a.out.batch + (w.q_begin + w.row0) * a.out.row + w.head * a.out.head + block_column) * 2;
-    const int chunk = (int)threadIdx.x & 7;
+    const int group_thread = (int)threadIdx.x % GROUP_THREADS, chunk = group_thread & 7;
 #pragma unroll 1
-    for (int row = (int)threadIdx.x >> 3; row < BLOCK_M && w.row0 + row < w.seqlen_q; row += 32)
+    for (int i = group_thread >> 3; i < 32; i += GROUP_THREADS / 8) {
+        const int row = row_group * 32 + i;
+        if (w.row0 + row >= w.seqlen_q) break;
 #pragma unroll 4
         for (int panel = 0; panel < BLOCK_COLUMNS / 64; ++panel)
             if (panel * 64 + chunk * 8 < a.head_dim_v - block_column) {
@@ -637,4 +710,9 @@ extern "C" __global__ void __launch_bounds__(MMA_WIDE_THREADS, 1)
                 *(uint4 *)(out + row * a.out.row * 2 + panel * 128 + chunk * 16) =
                     make_uint4(words[0], words[1], words[2], words[3]);
             }
+    }
+#if CLUSTER == 2
+    barrier_cluster_arrive(); /* the other block may still write here */
+    barrier_cluster_wait();
+#endif
 }

@@ -36,7 +36,7 @@ enum { MMA_WIDE_NUM_CONSTANTS = MMA_WIDE_CONSTANTS(MMA_WIDE_COUNT) };
 
 enum { MMA_WIDE_THREADS = 256, MMA_WIDE_WARPS = 8, MMA_WIDE_WARP_ROWS = 32 };
 
-/* Shared memory, in this order: Q, P, ring, row statistics of every warp that sees a row, votes. Every macro takes the
+/* Shared memory, in this order: Q, P, ring, row statistics of every warp that sees a row, barriers and votes. Every macro takes the
  * numbers of one specialisation, so that the plan and the kernel ask the same formula. */
 #define MMA_WIDE_MAX(a, b) ((a) > (b) ? (a) : (b))
 /* Warps side by side over the columns of one block's part of O. */
@@ -47,13 +47,14 @@ enum { MMA_WIDE_THREADS = 256, MMA_WIDE_WARPS = 8, MMA_WIDE_WARP_ROWS = 32 };
 #define MMA_WIDE_STAGE_BYTES(block_n, slice_d, slice_keys, slice_parts, head_dim_v, cluster) \
     MMA_WIDE_MAX((block_n) / (cluster) * (slice_d)*2, (slice_keys) * ((head_dim_v) / (cluster) / (slice_parts)) * 2)
 #define MMA_WIDE_STATISTICS_BYTES(block_m, cluster) (MMA_WIDE_COLUMN_GROUPS(block_m) * (cluster) * (block_m)*4)
-enum { MMA_WIDE_VOTES_BYTES = 16 };
+/* Row groups have at most four barriers and votes of each kind. */
+#define MMA_WIDE_BARRIER_BYTES(stages) ((2 * (stages) + 8) * 8 + 64)
 
 #define MMA_WIDE_SHARED_BYTES(head_dim, head_dim_v, block_m, block_n, slice_d, slice_keys, slice_parts, stages,      \
                               cluster)                                                                               \
     (MMA_WIDE_MAX(MMA_WIDE_Q_BYTES(block_m, head_dim) + MMA_WIDE_P_BYTES(block_m, block_n) +                         \
                       (stages)*MMA_WIDE_STAGE_BYTES(block_n, slice_d, slice_keys, slice_parts, head_dim_v, cluster), \
                   (block_m) * ((head_dim_v) / (cluster)) * 2) +                                                      \
-     MMA_WIDE_STATISTICS_BYTES(block_m, cluster) + MMA_WIDE_VOTES_BYTES)
+     MMA_WIDE_STATISTICS_BYTES(block_m, cluster) + MMA_WIDE_BARRIER_BYTES(stages))
 
 #endif
