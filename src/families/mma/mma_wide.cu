@@ -153,35 +153,58 @@ __device__ __forceinline__ work find_work(const mma_forward_arguments &a) {
     return w;
 }
 
-/* Copies ROWS rows of COLUMNS elements into a swizzled tile; zeros beyond `rows` and `columns`. */
+/* Which chunk of a tile of ROWS rows a thread copies: 16 bytes of a row, and the same of every panel of 64 columns and
+ * of every 32nd row. Of 16 rows, half of the threads take every other panel. */
+struct chunk_place {
+    int32_t row, panel, chunk;
+};
+template <int ROWS> __device__ __forceinline__ chunk_place find_chunk() {
+    const int32_t thread = (int32_t)tid_x_reread();
+    return {(thread >> 3) & (ROWS == 16 ? 15 : 31), ROWS == 16 ? thread >> 7 : 0, thread & 7};
+}
+/* Bytes of that chunk in a swizzled tile, and in global memory. */
+template <int PITCH> __device__ __forceinline__ uint32_t chunk_shared(chunk_place p) {
+    return (uint32_t)(p.row * PITCH + p.panel * 128 + ((p.chunk ^ (p.row & 7)) << 4));
+}
+__device__ __forceinline__ int64_t chunk_global(chunk_place p, int64_t row_bytes) {
+    return p.row * row_bytes + p.panel * 128 + p.chunk * 16;
+}
+
+/* Copies a thread's chunks of ROWS rows of COLUMNS elements into a swizzled tile. */
 template <int ROWS, int COLUMNS>
-__device__ __forceinline__ void copy_tile(uint32_t shared, const char *global, int64_t row_bytes, int32_t rows,
-                                          int32_t columns) {
-    constexpr int PITCH = COLUMNS * 2;
-    const int thread = (int)tid_x_reread();
-    const int chunk = thread & 7, row = (thread >> 3) & (ROWS == 16 ? 15 : 31);
-    const int panel0 = ROWS == 16 ? thread >> 7 : 0; /* 16 rows: half of the threads take every other panel */
-    constexpr int PANEL_STEP = ROWS == 16 ? 2 : 1;
-    shared += (uint32_t)(row * PITCH + ((chunk ^ (row & 7)) << 4) + panel0 * 128);
-    global += row * row_bytes + panel0 * 128 + chunk * 16;
-    columns -= panel0 * 64 + chunk * 8;
+__device__ __forceinline__ void copy_chunks(uint32_t shared, const char *global, int64_t row_bytes) {
+    constexpr int PANELS = COLUMNS / 64, STEP = ROWS == 16 ? 2 : 1;
 #pragma unroll
     for (int i = 0; i < ROWS; i += 32) {
-        const bool row_exists = row + i < rows;
 #pragma unroll
-        for (int panel = 0; panel < COLUMNS / 64; panel += PANEL_STEP) {
-            if (PANEL_STEP == 1 || COLUMNS / 64 % 2 == 0 || panel + panel0 < COLUMNS / 64)
-                cp_async_16_fill(shared + (uint32_t)(i * PITCH + panel * 128), global + panel * 128,
-                                 row_exists && panel * 64 < columns ? 16 : 0);
+        for (int panel = 0; panel < PANELS; panel += STEP) {
+            if (panel + STEP > PANELS && find_chunk<ROWS>().panel > 0) continue;
+            cp_async_16(shared + (uint32_t)(i * COLUMNS * 2 + panel * 128), global + panel * 128);
         }
+        global += 32 * row_bytes;
+    }
+}
+/* The same, with zeros beyond `rows` and `columns`. */
+template <int ROWS, int COLUMNS>
+__device__ __forceinline__ void copy_cut_chunks(uint32_t shared, const char *global, int64_t row_bytes, int32_t rows,
+                                                int32_t columns) {
+    constexpr int PANELS = COLUMNS / 64, STEP = ROWS == 16 ? 2 : 1;
+    const chunk_place p = find_chunk<ROWS>();
+#pragma unroll 1
+    for (int i = 0; i < ROWS; i += 32) {
+#pragma unroll 1
+        for (int panel = 0; panel + p.panel < PANELS; panel += STEP)
+            cp_async_16_fill(shared + (uint32_t)(i * COLUMNS * 2 + panel * 128), global + panel * 128,
+                             p.row + i < rows && (p.panel + panel) * 64 + p.chunk * 8 < columns ? 16 : 0);
         global += 32 * row_bytes;
     }
 }
 
 /* The producer's side of the ring: every thread copies its share of each slot. */
 struct loader {
-    const char *k, *v; /* row 0 of the sequence, this block's columns of v */
+    const char *k, *v;           /* this thread's chunk of row 0 of the sequence, in this block's columns of v */
     int64_t k_row_bytes, v_row_bytes;
+    uint32_t k_chunk, v_chunk;   /* its bytes in a slice */
     int32_t seqlen_k, head_dim, columns_v;
     uint32_t shared, rank;
     int32_t tile, last_tile, slot, stage;
@@ -194,14 +217,22 @@ __device__ __forceinline__ void load_next(loader &l) {
     const uint32_t stage = l.shared + RING_OFFSET + (uint32_t)(l.stage * STAGE_BYTES);
     if (l.slot < K_SLOTS) {
         const int32_t key = l.tile * BLOCK_N + (int32_t)l.rank * BLOCK_KEYS, d = l.slot * SLICE_D;
-        copy_tile<BLOCK_KEYS, SLICE_D>(stage, l.k + key * l.k_row_bytes + d * 2, l.k_row_bytes, l.seqlen_k - key,
-                                       l.head_dim - d);
+        const int32_t rows = l.seqlen_k - key, columns = l.head_dim - d;
+        const char *from = l.k + (key * l.k_row_bytes + d * 2);
+        if (rows >= BLOCK_KEYS && columns >= SLICE_D)
+            copy_chunks<BLOCK_KEYS, SLICE_D>(stage + l.k_chunk, from, l.k_row_bytes);
+        else
+            copy_cut_chunks<BLOCK_KEYS, SLICE_D>(stage + l.k_chunk, from, l.k_row_bytes, rows, columns);
     } else {
         const int32_t slice = l.slot - K_SLOTS;
         const int32_t key = l.tile * BLOCK_N + slice / SLICE_PARTS * SLICE_KEYS;
         const int32_t column = slice % SLICE_PARTS * PART_COLUMNS;
-        copy_tile<SLICE_KEYS, PART_COLUMNS>(stage, l.v + key * l.v_row_bytes + column * 2, l.v_row_bytes,
-                                            l.seqlen_k - key, l.columns_v - column);
+        const int32_t rows = l.seqlen_k - key, columns = l.columns_v - column;
+        const char *from = l.v + (key * l.v_row_bytes + column * 2);
+        if (rows >= SLICE_KEYS && columns >= PART_COLUMNS)
+            copy_chunks<SLICE_KEYS, PART_COLUMNS>(stage + l.v_chunk, from, l.v_row_bytes);
+        else
+            copy_cut_chunks<SLICE_KEYS, PART_COLUMNS>(stage + l.v_chunk, from, l.v_row_bytes, rows, columns);
     }
     cp_async_mbarrier_arrive_noinc(l.shared + FULL_OFFSET + l.stage * 8);
     if (++l.slot == SLOTS) {
@@ -433,6 +464,10 @@ extern "C" __global__ void __launch_bounds__(MMA_WIDE_THREADS, 1)
     l.v_row_bytes = a.v.row * 2;
     l.k = a.k.data + (w.batch * a.k.batch + w.k_begin * a.k.row + (w.head / a.group) * a.k.head) * 2;
     l.v = a.v.data + (w.batch * a.v.batch + w.k_begin * a.v.row + (w.head / a.group) * a.v.head + block_column) * 2;
+    l.k += chunk_global(find_chunk<BLOCK_KEYS>(), l.k_row_bytes);
+    l.v += chunk_global(find_chunk<SLICE_KEYS>(), l.v_row_bytes);
+    l.k_chunk = chunk_shared<K_PITCH>(find_chunk<BLOCK_KEYS>());
+    l.v_chunk = chunk_shared<V_PITCH>(find_chunk<SLICE_KEYS>());
     l.seqlen_k = w.seqlen_k;
     l.head_dim = a.head_dim;
     l.columns_v = a.head_dim_v - block_column;
@@ -463,7 +498,10 @@ extern "C" __global__ void __launch_bounds__(MMA_WIDE_THREADS, 1)
 #endif
 
     const char *q = a.q.data + (w.batch * a.q.batch + (w.q_begin + w.row0) * a.q.row + w.head * a.q.head) * 2;
-    if (w.first_tile < w.last_tile) copy_tile<BLOCK_M, HEAD_DIM>(shared, q, a.q.row * 2, w.seqlen_q - w.row0, a.head_dim);
+    if (w.first_tile < w.last_tile)
+        copy_cut_chunks<BLOCK_M, HEAD_DIM>(shared + chunk_shared<Q_PITCH>(find_chunk<BLOCK_M>()),
+                                             q + chunk_global(find_chunk<BLOCK_M>(), a.q.row * 2), a.q.row * 2,
+                                             w.seqlen_q - w.row0, a.head_dim);
 #pragma unroll
     for (int i = 0; i < AHEAD; ++i) load_next(l);
 
@@ -472,9 +510,9 @@ extern "C" __global__ void __launch_bounds__(MMA_WIDE_THREADS, 1)
     const uint32_t lane_row = lane & 15, lane_chunk = ((lane >> 4) ^ (lane & 7)) << 4;
     const uint32_t q_lane = shared + (row_group * 32 + lane_row) * Q_PITCH;
     const uint32_t p_lane = shared + P_OFFSET + (row_group * 32 + lane_row) * P_PITCH;
-    const uint32_t k_lane = WARP_KEYS == 8 ? (column_group * 8 + (lane & 7)) * K_PITCH
-                                           : (column_group * WARP_KEYS + lane_row) * K_PITCH;
-    const uint32_t k_chunk = WARP_KEYS == 8 ? (((lane >> 3) & 1) ^ (lane & 7)) << 4 : lane_chunk;
+    /* Of K, so that the two registers of an operand are neighbours: rows (lane & 7) + 8 (lane >> 4), halves bit 3. */
+    const uint32_t k_lane = (column_group * WARP_KEYS + (lane & 7) + (WARP_KEYS == 8 ? 0 : lane >> 4 << 3)) * K_PITCH;
+    const uint32_t k_chunk = (((lane >> 3) & 1) ^ (lane & 7)) << 4;
     const uint32_t v_lane = lane_row * V_PITCH;
 
     float o[2][UNITS * 2][4];
@@ -511,7 +549,7 @@ extern "C" __global__ void __launch_bounds__(MMA_WIDE_THREADS, 1)
                     uint32_t pair[2];
                     ldmatrix_x2(pair, k_at);
                     kb[buffer][0][0] = pair[0];
-                    kb[buffer][0][2] = pair[1];
+                    kb[buffer][0][1] = pair[1];
                 } else {
 #pragma unroll
                     for (int n = 0; n < KEY_TILES / 2; ++n) ldmatrix_x4(kb[buffer][n], k_at + n * 16 * K_PITCH);
@@ -540,7 +578,7 @@ extern "C" __global__ void __launch_bounds__(MMA_WIDE_THREADS, 1)
                     for (int n = 0; n < KEY_TILES; ++n)
 #pragma unroll
                         for (int m = 0; m < 2; ++m)
-                            multiply(s[m][n], qa[step & 1][m], kb[step & 1][n / 2][n & 1], kb[step & 1][n / 2][2 + (n & 1)]);
+                            multiply(s[m][n], qa[step & 1][m], kb[step & 1][n / 2][n % 2 * 2], kb[step & 1][n / 2][n % 2 * 2 + 1]);
                 }
             }
         }
