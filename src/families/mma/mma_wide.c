@@ -15,18 +15,18 @@ enum { HEAD_DIM_MAX = 1024, SUITS_ABOVE = 256 };
  * Dv. */
 struct tile {
     int32_t head_dim_min, head_dim_max;
-    int32_t block_m, block_n, slice_d, slice_keys, slice_parts, stages, cluster;
+    int32_t warps, block_m, block_n, slice_d, slice_keys, slice_parts, stages, cluster;
     const char *reason;
 };
 static const struct tile tiles[] = {
-    {513, 1024, 64, 256, 64, 16, 1, 4, 2, "two blocks share 64 rows: 1.14 x the speed of 32 rows at D 1024 on H200"},
-    {1, 256, 128, 64, 128, 32, 1, 6, 1, "128 rows share each slice of K and V"},
-    {1, 512, 64, 128, 128, 32, 1, 4, 1, "128 registers of O a thread; two blocks that share 128 rows are no faster"},
-    {1, 512, 64, 128, 64, 16, 1, 5, 1, "slices that fit 163 KB"},
-    {513, 1024, 32, 256, 64, 16, 1, 4, 1, "128 registers of O a thread"},
-    {513, 1024, 32, 128, 64, 16, 2, 5, 1, "slices that fit 163 KB"},
-    {1, 512, 32, 128, 64, 16, 1, 3, 1, "fits 99 KB"},
-    {513, 1024, 32, 64, 64, 16, 4, 3, 1, "fits 99 KB"},
+    {513, 1024, 8, 64, 256, 64, 16, 1, 4, 2, "two blocks share 64 rows: 1.14 x the speed of 32 rows at D 1024 on H200"},
+    {1, 256, 8, 128, 64, 128, 32, 1, 6, 1, "128 rows share each slice of K and V"},
+    {1, 512, 8, 64, 128, 128, 32, 1, 4, 1, "128 registers of O a thread; two blocks that share 128 rows are no faster"},
+    {1, 512, 8, 64, 128, 64, 16, 1, 5, 1, "slices that fit 163 KB"},
+    {513, 1024, 8, 32, 256, 64, 16, 1, 4, 1, "128 registers of O a thread"},
+    {513, 1024, 8, 32, 128, 64, 16, 2, 5, 1, "slices that fit 163 KB"},
+    {1, 512, 8, 32, 128, 64, 16, 1, 3, 1, "fits 99 KB"},
+    {513, 1024, 8, 32, 64, 64, 16, 4, 3, 1, "fits 99 KB"},
 };
 enum { NUM_TILES = sizeof tiles / sizeof tiles[0] };
 
@@ -40,11 +40,11 @@ static struct fitted fit(const struct tile *t, const fdm_problem *p) {
     /* Slices of 128 only where they pad no further than slices of 64. */
     f.slice_d = f.head_dim % t->slice_d == 0 ? t->slice_d : 64;
     /* Every warp holds whole units of 16 columns, and a row of a V slice is a multiple of 128 bytes. */
-    const int32_t units = 16 * MMA_WIDE_COLUMN_GROUPS(t->block_m);
+    const int32_t units = 16 * MMA_WIDE_COLUMN_GROUPS(t->warps, t->block_m);
     f.head_dim_v =
         (int32_t)mma_round_up(p->head_dim_v, (int64_t)(units > 64 ? units : 64) * t->cluster * t->slice_parts);
-    f.shared_bytes = MMA_WIDE_SHARED_BYTES(f.head_dim, f.head_dim_v, t->block_m, t->block_n, f.slice_d, t->slice_keys,
-                                           t->slice_parts, t->stages, t->cluster);
+    f.shared_bytes = MMA_WIDE_SHARED_BYTES(f.head_dim, f.head_dim_v, t->warps, t->block_m, t->block_n, f.slice_d,
+                                           t->slice_keys, t->slice_parts, t->stages, t->cluster);
     return f;
 }
 
@@ -115,6 +115,7 @@ static void request_of(const fdm_plan *plan, const fdm_problem *p, struct cuda_k
         {"DTYPE", mma_dtype(p->dtype)},
         {"HEAD_DIM", f.head_dim},
         {"HEAD_DIM_V", f.head_dim_v},
+        {"WARPS", t->warps},
         {"BLOCK_M", t->block_m},
         {"BLOCK_N", t->block_n},
         {"SLICE_D", f.slice_d},
@@ -181,7 +182,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
         return FDM_OK;
     const struct cuda_launch launch = {.kernel = kernel,
                                        .grid = {(uint32_t)blocks, 1, 1},
-                                       .threads = MMA_WIDE_THREADS,
+                                       .threads = (uint32_t)(32 * t->warps),
                                        .cluster = (uint32_t)t->cluster,
                                        .stream = stream,
                                        .arguments = &arguments,

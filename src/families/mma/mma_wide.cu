@@ -2,8 +2,7 @@
  *
  * Idea. One warp cannot hold 16 rows of O beyond 256 columns, so O is spread over the warps of a block as a grid of
  * 32 rows x up to 128 columns each, and P goes from the warps that made it to the warps that need it through shared
- * memory. Every row keeps a reference maximum that is raised only when a score exceeds it by more than 8 (log2 units);
- * in all other steps O is not rescaled and the warps need no maximum of each other, so that one barrier, which the
+ * memory. Every row keeps a reference maximum that is raised only when its weights grow beyond 2^12; in all other steps O is not rescaled and the warps need no maximum of each other, so that one barrier, which the
  * ring of K and V slices needs anyhow, publishes P. A cluster of two blocks (9.0) shares the rows, splits keys of S
  * and columns of O, and so halves what is read per row.
  * Sources: Dao, "FlashAttention-2" (arXiv 2307.08691) for the loop; Milakov and Gimelshein (arXiv
@@ -33,7 +32,7 @@
 #include "cuda/ptx/special.cuh"
 #include "families/mma/mma_wide.h"
 
-#if !defined(DTYPE) || !defined(HEAD_DIM) || !defined(HEAD_DIM_V) || !defined(BLOCK_M) || !defined(BLOCK_N) ||         \
+#if !defined(DTYPE) || !defined(HEAD_DIM) || !defined(HEAD_DIM_V) || !defined(WARPS) || !defined(BLOCK_M) || !defined(BLOCK_N) ||         \
     !defined(SLICE_D) || !defined(SLICE_KEYS) || !defined(SLICE_PARTS) || !defined(STAGES) || !defined(CLUSTER) ||     \
     !defined(HAS_SOFTCAP) || !defined(HAS_MASK) || !defined(HAS_BIAS) || !defined(HAS_INTERVALS) || !defined(VARLEN)
 #    error "mma_wide.cu needs every constant of MMA_WIDE_CONSTANTS"
@@ -41,7 +40,9 @@
 
 namespace {
 
-constexpr int COLUMN_GROUPS = MMA_WIDE_COLUMN_GROUPS(BLOCK_M);
+constexpr int THREADS = WARPS * 32;
+constexpr int COPY_ROWS = THREADS / 8; /* rows of a panel that the block copies at a time */
+constexpr int COLUMN_GROUPS = MMA_WIDE_COLUMN_GROUPS(WARPS, BLOCK_M);
 constexpr int BLOCK_KEYS = BLOCK_N / CLUSTER;         /* keys of S that this block computes */
 constexpr int BLOCK_COLUMNS = HEAD_DIM_V / CLUSTER;   /* columns of O that this block holds */
 constexpr int WARP_KEYS = BLOCK_KEYS / COLUMN_GROUPS; /* keys of S per warp */
@@ -65,7 +66,7 @@ constexpr int GROUP_THREADS = COLUMN_GROUPS * 32;
 constexpr int STAGE_BYTES = MMA_WIDE_STAGE_BYTES(BLOCK_N, SLICE_D, SLICE_KEYS, SLICE_PARTS, HEAD_DIM_V, CLUSTER);
 constexpr int P_OFFSET = MMA_WIDE_Q_BYTES(BLOCK_M, HEAD_DIM);
 constexpr int RING_OFFSET = P_OFFSET + MMA_WIDE_P_BYTES(BLOCK_M, BLOCK_N);
-constexpr int SHARED_BYTES = MMA_WIDE_SHARED_BYTES(HEAD_DIM, HEAD_DIM_V, BLOCK_M, BLOCK_N, SLICE_D, SLICE_KEYS,
+constexpr int SHARED_BYTES = MMA_WIDE_SHARED_BYTES(HEAD_DIM, HEAD_DIM_V, WARPS, BLOCK_M, BLOCK_N, SLICE_D, SLICE_KEYS,
                                                    SLICE_PARTS, STAGES, CLUSTER);
 constexpr int BARRIERS_OFFSET = SHARED_BYTES - MMA_WIDE_BARRIER_BYTES(STAGES);
 constexpr int FULL_OFFSET = BARRIERS_OFFSET;               /* [STAGES]: the slice has arrived */
@@ -73,7 +74,7 @@ constexpr int EMPTY_OFFSET = FULL_OFFSET + STAGES * 8;     /* [STAGES]: all warp
 constexpr int P_FREE_OFFSET = EMPTY_OFFSET + STAGES * 8;   /* [row group]: all its warps have read P */
 constexpr int EXCHANGE_OFFSET = P_FREE_OFFSET + 4 * 8;     /* [row group], cluster: all its warps have published */
 constexpr int VOTES_OFFSET = EXCHANGE_OFFSET + 4 * 8;      /* [row group][3], cluster */
-constexpr int STATISTICS_OFFSET = BARRIERS_OFFSET - MMA_WIDE_STATISTICS_BYTES(BLOCK_M, CLUSTER);
+constexpr int STATISTICS_OFFSET = BARRIERS_OFFSET - MMA_WIDE_STATISTICS_BYTES(WARPS, CLUSTER);
 #ifndef AHEAD
 constexpr int AHEAD = (STAGES * 2 + 2) / 3; /* slots that are loaded ahead; the other stages let warps drift apart */
 #endif
@@ -85,8 +86,9 @@ static_assert(STAGES >= 2, "the ring needs two stages");
 static_assert(SLICE_D % 64 == 0, "rows of a K slice are multiples of 128 bytes");
 static_assert(K_SLOTS * SLICE_D == HEAD_DIM, "HEAD_DIM is a multiple of SLICE_D");
 static_assert(WARP_KEYS == 8 || WARP_KEYS == 16 || WARP_KEYS == 32 || WARP_KEYS == 64, "8 to 64 keys per warp");
-static_assert(BLOCK_KEYS % 32 == 0, "a block loads 32 rows of K at a time");
-static_assert(SLICE_KEYS == 16 || SLICE_KEYS % 32 == 0, "a V slice has 16 or a multiple of 32 keys");
+static_assert(WARPS == 4 || WARPS == 8, "a block has four or eight warps");
+static_assert(BLOCK_KEYS % 16 == 0 && (BLOCK_KEYS < COPY_ROWS || BLOCK_KEYS % COPY_ROWS == 0), "threads cover rows of K");
+static_assert(SLICE_KEYS % 16 == 0 && (SLICE_KEYS < COPY_ROWS || SLICE_KEYS % COPY_ROWS == 0), "threads cover rows of V");
 static_assert(V_SLOTS / SLICE_PARTS * SLICE_KEYS == BLOCK_N, "BLOCK_N is a multiple of SLICE_KEYS");
 static_assert(PART_UNITS * SLICE_PARTS * COLUMN_GROUPS * 16 * CLUSTER == HEAD_DIM_V, "the columns of O divide evenly");
 static_assert(PART_COLUMNS % 64 == 0, "rows of a V slice are multiples of 128 bytes");
@@ -95,7 +97,8 @@ constexpr float LOG2E = 1.4426950408889634f;
 constexpr float LN2 = 0.6931471805599453f;
 /* Scores are in log2 units; with a bias in natural ones, where every finite bias stays finite and exact. */
 constexpr float SCORE_UNIT = HAS_BIAS ? 1.0f : LOG2E;
-constexpr float LAZY_BOUND = 8.0f / LOG2E * SCORE_UNIT; /* scores may exceed the reference by 2^8 */
+constexpr bool PLAIN = !HAS_BIAS && !HAS_MASK && !HAS_INTERVALS && !HAS_SOFTCAP;
+constexpr float SUM_MAX = 4096.0f; /* of a lane's weights of one row and step: none overflows float16 */
 __device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
 
 /* What one block works on. */
@@ -154,13 +157,13 @@ __device__ __forceinline__ work find_work(const mma_forward_arguments &a) {
 }
 
 /* Which chunk of a tile of ROWS rows a thread copies: 16 bytes of a row, and the same of every panel of 64 columns and
- * of every 32nd row. Of 16 rows, half of the threads take every other panel. */
+ * of every COPY_ROWS-th row. Where there are fewer rows, the other threads take every other panel. */
 struct chunk_place {
     int32_t row, panel, chunk;
 };
 template <int ROWS> __device__ __forceinline__ chunk_place find_chunk() {
     const int32_t thread = (int32_t)tid_x_reread();
-    return {(thread >> 3) & (ROWS == 16 ? 15 : 31), ROWS == 16 ? thread >> 7 : 0, thread & 7};
+    return {(thread >> 3) % (ROWS < COPY_ROWS ? ROWS : COPY_ROWS), ROWS < COPY_ROWS ? (thread >> 3) / ROWS : 0, thread & 7};
 }
 /* Bytes of that chunk in a swizzled tile, and in global memory. */
 template <int PITCH> __device__ __forceinline__ uint32_t chunk_shared(chunk_place p) {
@@ -173,30 +176,30 @@ __device__ __forceinline__ int64_t chunk_global(chunk_place p, int64_t row_bytes
 /* Copies a thread's chunks of ROWS rows of COLUMNS elements into a swizzled tile. */
 template <int ROWS, int COLUMNS>
 __device__ __forceinline__ void copy_chunks(uint32_t shared, const char *global, int64_t row_bytes) {
-    constexpr int PANELS = COLUMNS / 64, STEP = ROWS == 16 ? 2 : 1;
+    constexpr int PANELS = COLUMNS / 64, STEP = ROWS < COPY_ROWS ? COPY_ROWS / ROWS : 1;
 #pragma unroll
-    for (int i = 0; i < ROWS; i += 32) {
+    for (int i = 0; i < ROWS; i += COPY_ROWS) {
 #pragma unroll
         for (int panel = 0; panel < PANELS; panel += STEP) {
-            if (panel + STEP > PANELS && find_chunk<ROWS>().panel > 0) continue;
+            if (panel + STEP > PANELS && panel + find_chunk<ROWS>().panel >= PANELS) continue;
             cp_async_16(shared + (uint32_t)(i * COLUMNS * 2 + panel * 128), global + panel * 128);
         }
-        global += 32 * row_bytes;
+        global += COPY_ROWS * row_bytes;
     }
 }
 /* The same, with zeros beyond `rows` and `columns`. */
 template <int ROWS, int COLUMNS>
 __device__ __forceinline__ void copy_cut_chunks(uint32_t shared, const char *global, int64_t row_bytes, int32_t rows,
                                                 int32_t columns) {
-    constexpr int PANELS = COLUMNS / 64, STEP = ROWS == 16 ? 2 : 1;
+    constexpr int PANELS = COLUMNS / 64, STEP = ROWS < COPY_ROWS ? COPY_ROWS / ROWS : 1;
     const chunk_place p = find_chunk<ROWS>();
 #pragma unroll 1
-    for (int i = 0; i < ROWS; i += 32) {
+    for (int i = 0; i < ROWS; i += COPY_ROWS) {
 #pragma unroll 1
         for (int panel = 0; panel + p.panel < PANELS; panel += STEP)
             cp_async_16_fill(shared + (uint32_t)(i * COLUMNS * 2 + panel * 128), global + panel * 128,
                              p.row + i < rows && (p.panel + panel) * 64 + p.chunk * 8 < columns ? 16 : 0);
-        global += 32 * row_bytes;
+        global += COPY_ROWS * row_bytes;
     }
 }
 
@@ -278,13 +281,18 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
 }
 __device__ __forceinline__ float widen(uint16_t x) { return DTYPE == MMA_FLOAT16 ? cvt_f32_f16(x) : cvt_f32_bf16(x); }
 
-/* exp of a difference of scores. */
-__device__ __forceinline__ float weight(float x) { return ex2_approx(HAS_BIAS ? x * LOG2E : x); }
+/* exp(x * unit - reference), in units of scores. */
+__device__ __forceinline__ float weight(float x, float unit, float reference) {
+    return ex2_approx(HAS_BIAS ? (x - reference) * LOG2E : __fmaf_rn(x, unit, -reference));
+}
 
-/* Products to scores; invisible ones to -inf. */
-__device__ __forceinline__ void finish_scores(const mma_forward_arguments &a, const work &w, int32_t tile,
-                                              int32_t warp_row, int32_t key0, float (&s)[2][KEY_TILES][4]) {
+/* Products to scores; invisible ones to -inf. Returns what the numbers are still to be multiplied by: where nothing is
+ * to be done but scaling, that is left to weight(). */
+__device__ __forceinline__ float finish_scores(const mma_forward_arguments &a, const work &w, int32_t tile,
+                                               int32_t warp_row, int32_t key0, float (&s)[2][KEY_TILES][4]) {
     const float factor = HAS_SOFTCAP ? a.scale * a.softcap_inverse : a.scale * SCORE_UNIT;
+    const bool partial = tile * BLOCK_N < w.full_first || (tile + 1) * BLOCK_N > w.full_last;
+    if (PLAIN && !partial) return factor;
 #pragma unroll
     for (int m = 0; m < 2; ++m)
 #pragma unroll
@@ -294,8 +302,7 @@ __device__ __forceinline__ void finish_scores(const mma_forward_arguments &a, co
                 s[m][n][e] *= factor;
                 if (HAS_SOFTCAP) s[m][n][e] = a.softcap * SCORE_UNIT * tanh_accurate(s[m][n][e]);
             }
-    const bool partial = tile * BLOCK_N < w.full_first || (tile + 1) * BLOCK_N > w.full_last;
-    if (!(HAS_MASK || HAS_BIAS || HAS_INTERVALS) && !partial) return;
+    if (!(HAS_MASK || HAS_BIAS || HAS_INTERVALS) && !partial) return 1.0f;
 
     const char *mask = 0, *bias = 0;
     const int32_t *start = 0, *end = 0;
@@ -346,6 +353,7 @@ __device__ __forceinline__ void finish_scores(const mma_forward_arguments &a, co
                 s[m][KEY_TILES - 1][e] = done;
             }
     }
+    return 1.0f;
 }
 
 /* Which scores and which accumulators a thread holds. Found anew where it is needed, rather than kept in registers. */
@@ -441,7 +449,7 @@ __device__ __forceinline__ float quad_sum(float x) {
 
 } // namespace
 
-extern "C" __global__ void __launch_bounds__(MMA_WIDE_THREADS, 1)
+extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS)
 #if CLUSTER == 2
     __cluster_dims__(2, 1, 1)
 #endif
@@ -481,8 +489,8 @@ extern "C" __global__ void __launch_bounds__(MMA_WIDE_THREADS, 1)
 
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; ++i) {
-            mbarrier_init(shared + FULL_OFFSET + i * 8, MMA_WIDE_THREADS);
-            mbarrier_init(shared + EMPTY_OFFSET + i * 8, MMA_WIDE_WARPS);
+            mbarrier_init(shared + FULL_OFFSET + i * 8, THREADS);
+            mbarrier_init(shared + EMPTY_OFFSET + i * 8, WARPS);
         }
         for (int i = 0; i < 4; ++i) {
             mbarrier_init(shared + P_FREE_OFFSET + i * 8, STATISTICS);
@@ -506,14 +514,15 @@ extern "C" __global__ void __launch_bounds__(MMA_WIDE_THREADS, 1)
     for (int i = 0; i < AHEAD; ++i) load_next(l);
 
     /* Addresses of this lane. ldmatrix x4 reads rows lane & 15, 16-byte halves lane >> 4 of a 16 x 16 tile; the tile in
-     * chunk pair p of its row lies at (p * 32) ^ lane_chunk. */
+     * chunk pair p of its row lies at (p * 32) ^ lane_chunk, and rows begin at multiples of 128. */
     const uint32_t lane_row = lane & 15, lane_chunk = ((lane >> 4) ^ (lane & 7)) << 4;
-    const uint32_t q_lane = shared + (row_group * 32 + lane_row) * Q_PITCH;
+    const uint32_t q_lane = shared + (row_group * 32 + lane_row) * Q_PITCH + lane_chunk;
     const uint32_t p_lane = shared + P_OFFSET + (row_group * 32 + lane_row) * P_PITCH;
     /* Of K, so that the two registers of an operand are neighbours: rows (lane & 7) + 8 (lane >> 4), halves bit 3. */
-    const uint32_t k_lane = (column_group * WARP_KEYS + (lane & 7) + (WARP_KEYS == 8 ? 0 : lane >> 4 << 3)) * K_PITCH;
-    const uint32_t k_chunk = (((lane >> 3) & 1) ^ (lane & 7)) << 4;
-    const uint32_t v_lane = lane_row * V_PITCH;
+    const uint32_t k_lane = (column_group * WARP_KEYS + (lane & 7) + (WARP_KEYS == 8 ? 0 : lane >> 4 << 3)) * K_PITCH +
+                            ((((lane >> 3) & 1) ^ (lane & 7)) << 4);
+    const uint32_t v_lane = lane_row * V_PITCH + (column_group % 4 * 32 ^ lane_chunk) +
+                            (COLUMN_GROUPS == 8 ? column_group / 4 * 128 : 0);
 
     float o[2][UNITS * 2][4];
     float reference[2][2], sum[2][2]; /* of rows block_row + 16 m + 8 half; the sums of this lane alone */
@@ -529,6 +538,7 @@ extern "C" __global__ void __launch_bounds__(MMA_WIDE_THREADS, 1)
     group g = {shared, peer, (uint32_t)row_group, 0, 0};
     const uint32_t p_free = shared + P_FREE_OFFSET + row_group * 8;
     uint32_t p_free_parity = 1;
+    bool settled = false; /* every row of this lane has a reference */
 
     for (int32_t tile = w.first_tile; tile < w.last_tile; ++tile) {
         /* S = Q K^T, operands one 16-column step ahead of the multiplications. */
@@ -541,8 +551,8 @@ extern "C" __global__ void __launch_bounds__(MMA_WIDE_THREADS, 1)
             uint32_t qa[2][2][4], kb[2][(KEY_TILES + 1) / 2][4];
             uint32_t q_slice = q_lane, k_slice = 0;
             const auto load_step = [&](int buffer, int step) {
-                const uint32_t q_at = q_slice + ((uint32_t)((step & 3) * 32) ^ lane_chunk) + (step >> 2) * 128;
-                const uint32_t k_at = k_slice + ((uint32_t)((step & 3) * 32) ^ k_chunk) + (step >> 2) * 128;
+                const uint32_t q_at = (q_slice ^ (uint32_t)((step & 3) * 32)) + (step >> 2) * 128;
+                const uint32_t k_at = (k_slice ^ (uint32_t)((step & 3) * 32)) + (step >> 2) * 128;
                 ldmatrix_x4(qa[buffer][0], q_at);
                 ldmatrix_x4(qa[buffer][1], q_at + 16 * Q_PITCH);
                 if (WARP_KEYS == 8) {
@@ -583,36 +593,37 @@ extern "C" __global__ void __launch_bounds__(MMA_WIDE_THREADS, 1)
             }
         }
 
-        /* P = exp2(S - reference), published together with the vote on whether some reference must be raised; if so,
-         * once more with the raised one. */
+        /* P = exp(S - reference), published together with the vote on whether some reference must be raised; if so, once
+         * more with the raised one. Rows that have seen no key yet have no reference. */
         const place at = find_place(rank);
-        finish_scores(a, w, tile, w.row0 + at.block_row, tile * BLOCK_N + at.warp_key + at.quad_column, s);
+        const float unit = finish_scores(a, w, tile, w.row0 + at.block_row, tile * BLOCK_N + at.warp_key + at.quad_column, s);
         float tile_sum[2][2];
-        group_wait(p_free, p_free_parity); /* all have read the P before this one */
-        p_free_parity ^= 1;
-        for (;;) {
-            bool raise = false;
+        const auto publish_weights = [&]() {
 #pragma unroll
             for (int m = 0; m < 2; ++m)
 #pragma unroll
                 for (int half = 0; half < 2; ++half) {
-                    const float bound = reference[m][half] + LAZY_BOUND;
                     const float base = reference[m][half] == -infinity() ? 0.0f : reference[m][half];
                     const uint32_t row_store = shared + at.p_store + (m * 16 + half * 8) * P_PITCH;
                     float total = 0.0f;
 #pragma unroll
                     for (int n = 0; n < KEY_TILES; ++n) {
-                        const float x0 = s[m][n][half * 2], x1 = s[m][n][half * 2 + 1];
-                        raise = raise || fmaxf(x0, x1) > bound;
-                        const float p0 = weight(x0 - base), p1 = weight(x1 - base);
+                        const float p0 = weight(s[m][n][half * 2], unit, base);
+                        const float p1 = weight(s[m][n][half * 2 + 1], unit, base);
                         total += p0 + p1;
                         const uint32_t chunk = (uint32_t)(at.warp_key / 8 + n);
                         publish(row_store + ((chunk ^ at.quad_row) << 4), peer, pack(p0, p1));
                     }
                     tile_sum[m][half] = total;
                 }
-            if (!group_meet_or(g, raise)) break;
-
+        };
+        group_wait(p_free, p_free_parity); /* all have read the P before this one */
+        p_free_parity ^= 1;
+        publish_weights();
+        bool raise = !settled;
+#pragma unroll
+        for (int m = 0; m < 2; ++m) raise = raise || !(tile_sum[m][0] <= SUM_MAX) || !(tile_sum[m][1] <= SUM_MAX);
+        if (group_meet_or(g, raise)) {
 #pragma unroll
             for (int m = 0; m < 2; ++m)
 #pragma unroll
@@ -620,12 +631,13 @@ extern "C" __global__ void __launch_bounds__(MMA_WIDE_THREADS, 1)
                     float largest = -infinity();
 #pragma unroll
                     for (int n = 0; n < KEY_TILES; ++n)
-                        largest = fmaxf(largest, fmaxf(s[m][n][half * 2], s[m][n][half * 2 + 1]));
+                        largest = fmaxf(largest, fmaxf(s[m][n][half * 2] * unit, s[m][n][half * 2 + 1] * unit));
                     largest = quad_max(largest);
                     if (at.quad_column == 0)
                         publish(shared + at.statistics + (m * 16 + half * 8) * 4, peer, __float_as_uint(largest));
                 }
             group_meet(g);
+            settled = true;
 #pragma unroll
             for (int m = 0; m < 2; ++m)
 #pragma unroll
@@ -636,7 +648,8 @@ extern "C" __global__ void __launch_bounds__(MMA_WIDE_THREADS, 1)
 #pragma unroll
                     for (int i = 0; i < STATISTICS; ++i) largest = fmaxf(largest, of_row[i * BLOCK_M]);
                     const float factor =
-                        largest == reference[m][half] ? 1.0f : weight(reference[m][half] - largest);
+                        largest == reference[m][half] ? 1.0f : weight(reference[m][half], 1.0f, largest);
+                    settled = settled && largest != -infinity();
                     reference[m][half] = largest;
                     sum[m][half] *= factor;
 #pragma unroll
@@ -645,6 +658,8 @@ extern "C" __global__ void __launch_bounds__(MMA_WIDE_THREADS, 1)
                         o[m][n][half * 2 + 1] *= factor;
                     }
                 }
+            publish_weights();
+            group_meet(g);
         }
 #pragma unroll
         for (int m = 0; m < 2; ++m) {
@@ -669,11 +684,9 @@ extern "C" __global__ void __launch_bounds__(MMA_WIDE_THREADS, 1)
                 };
                 const auto load_v = [&](int load) {
                     const int step = load / PART_UNITS, unit = load % PART_UNITS;
-                    const uint32_t pair = (uint32_t)(unit * COLUMN_GROUPS % 4 + column_group % 4);
-                    const uint32_t panel =
-                        (uint32_t)(unit * COLUMN_GROUPS / 4 + (COLUMN_GROUPS == 8 ? column_group / 4 : 0));
-                    ldmatrix_x4_trans(vb[load & 1], v_slice + (pair * 32 ^ lane_chunk) + panel * 128 +
-                                                        step * 16 * V_PITCH);
+                    const uint32_t from = (v_slice ^ (uint32_t)(unit * COLUMN_GROUPS % 4 * 32)) +
+                                          unit * COLUMN_GROUPS / 4 * 128 + step * 16 * V_PITCH;
+                    ldmatrix_x4_trans(vb[load & 1], from);
                 };
                 load_p(0);
                 load_v(0);

@@ -1,7 +1,7 @@
 /* mma_wide.h: contract of the forward kernel for large head dims, between mma_wide.c and mma_wide.cu.
  *
- * Eight warps hold a BLOCK_M x HEAD_DIM_V block of O in registers as a grid of 32 rows x up to 128 columns each; a
- * cluster of two blocks shares the rows and splits the columns. */
+ * The warps of a block hold a BLOCK_M x HEAD_DIM_V block of O in registers as a grid of 32 rows x up to 128 columns
+ * each; a cluster of two blocks shares the rows and splits the columns. */
 #ifndef FDM_MMA_WIDE_H
 #define FDM_MMA_WIDE_H
 
@@ -9,6 +9,7 @@
 
 /* Constants of a specialisation.
  * HEAD_DIM, HEAD_DIM_V   padded: multiples of SLICE_D, and of 64 * CLUSTER * SLICE_PARTS
+ * WARPS                  8, or 4: two blocks share a multiprocessor
  * BLOCK_M, BLOCK_N       query rows and keys of one step, of the whole cluster
  * SLICE_D                K goes through the ring in slices of BLOCK_N / CLUSTER keys x SLICE_D
  * SLICE_KEYS SLICE_PARTS V goes through it in slices of SLICE_KEYS keys x HEAD_DIM_V / CLUSTER / SLICE_PARTS
@@ -18,6 +19,7 @@
     X(DTYPE)                  \
     X(HEAD_DIM)               \
     X(HEAD_DIM_V)             \
+    X(WARPS)                  \
     X(BLOCK_M)                \
     X(BLOCK_N)                \
     X(SLICE_D)                \
@@ -34,27 +36,27 @@
 #define MMA_WIDE_COUNT(name) +1
 enum { MMA_WIDE_NUM_CONSTANTS = MMA_WIDE_CONSTANTS(MMA_WIDE_COUNT) };
 
-enum { MMA_WIDE_THREADS = 256, MMA_WIDE_WARPS = 8, MMA_WIDE_WARP_ROWS = 32 };
+enum { MMA_WIDE_WARP_ROWS = 32 };
 
-/* Shared memory, in this order: Q, P, ring, row statistics of every warp that sees a row, barriers and votes. Every macro takes the
- * numbers of one specialisation, so that the plan and the kernel ask the same formula. */
+/* Shared memory, in this order: Q, P, ring, row statistics of every warp that sees a row, barriers and votes. Every
+ * macro takes the numbers of one specialisation, so that the plan and the kernel ask the same formula. */
 #define MMA_WIDE_MAX(a, b) ((a) > (b) ? (a) : (b))
 /* Warps side by side over the columns of one block's part of O. */
-#define MMA_WIDE_COLUMN_GROUPS(block_m)     (MMA_WIDE_WARPS * MMA_WIDE_WARP_ROWS / (block_m))
-#define MMA_WIDE_Q_BYTES(block_m, head_dim) ((block_m) * (head_dim)*2)
-#define MMA_WIDE_P_PITCH(block_n)           MMA_WIDE_MAX((block_n)*2, 128)
-#define MMA_WIDE_P_BYTES(block_m, block_n)  ((block_m)*MMA_WIDE_P_PITCH(block_n))
+#define MMA_WIDE_COLUMN_GROUPS(warps, block_m) ((warps)*MMA_WIDE_WARP_ROWS / (block_m))
+#define MMA_WIDE_Q_BYTES(block_m, head_dim)    ((block_m) * (head_dim)*2)
+#define MMA_WIDE_P_PITCH(block_n)              MMA_WIDE_MAX((block_n)*2, 128)
+#define MMA_WIDE_P_BYTES(block_m, block_n)     ((block_m)*MMA_WIDE_P_PITCH(block_n))
 #define MMA_WIDE_STAGE_BYTES(block_n, slice_d, slice_keys, slice_parts, head_dim_v, cluster) \
     MMA_WIDE_MAX((block_n) / (cluster) * (slice_d)*2, (slice_keys) * ((head_dim_v) / (cluster) / (slice_parts)) * 2)
-#define MMA_WIDE_STATISTICS_BYTES(block_m, cluster) (MMA_WIDE_COLUMN_GROUPS(block_m) * (cluster) * (block_m)*4)
+#define MMA_WIDE_STATISTICS_BYTES(warps, cluster) ((warps)*MMA_WIDE_WARP_ROWS * (cluster)*4)
 /* Row groups have at most four barriers and votes of each kind. */
 #define MMA_WIDE_BARRIER_BYTES(stages) ((2 * (stages) + 8) * 8 + 64)
 
-#define MMA_WIDE_SHARED_BYTES(head_dim, head_dim_v, block_m, block_n, slice_d, slice_keys, slice_parts, stages,      \
-                              cluster)                                                                               \
-    (MMA_WIDE_MAX(MMA_WIDE_Q_BYTES(block_m, head_dim) + MMA_WIDE_P_BYTES(block_m, block_n) +                         \
-                      (stages)*MMA_WIDE_STAGE_BYTES(block_n, slice_d, slice_keys, slice_parts, head_dim_v, cluster), \
-                  (block_m) * ((head_dim_v) / (cluster)) * 2) +                                                      \
-     MMA_WIDE_STATISTICS_BYTES(block_m, cluster) + MMA_WIDE_BARRIER_BYTES(stages))
+#define MMA_WIDE_SHARED_BYTES(head_dim, head_dim_v, warps, block_m, block_n, slice_d, slice_keys, slice_parts, stages, \
+                              cluster)                                                                                 \
+    (MMA_WIDE_MAX(MMA_WIDE_Q_BYTES(block_m, head_dim) + MMA_WIDE_P_BYTES(block_m, block_n) +                           \
+                      (stages)*MMA_WIDE_STAGE_BYTES(block_n, slice_d, slice_keys, slice_parts, head_dim_v, cluster),   \
+                  (block_m) * ((head_dim_v) / (cluster)) * 2) +                                                        \
+     MMA_WIDE_STATISTICS_BYTES(warps, cluster) + MMA_WIDE_BARRIER_BYTES(stages))
 
 #endif
