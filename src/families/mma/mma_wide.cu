@@ -293,16 +293,6 @@ __device__ __forceinline__ float finish_scores(const mma_forward_arguments &a, c
     const float factor = HAS_SOFTCAP ? a.scale * a.softcap_inverse : a.scale * SCORE_UNIT;
     const bool partial = tile * BLOCK_N < w.full_first || (tile + 1) * BLOCK_N > w.full_last;
     if (PLAIN && !partial) return factor;
-#pragma unroll
-    for (int m = 0; m < 2; ++m)
-#pragma unroll
-        for (int n = 0; n < KEY_TILES; ++n)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                s[m][n][e] *= factor;
-                if (HAS_SOFTCAP) s[m][n][e] = a.softcap * SCORE_UNIT * tanh_accurate(s[m][n][e]);
-            }
-    if (!(HAS_MASK || HAS_BIAS || HAS_INTERVALS) && !partial) return 1.0f;
 
     const char *mask = 0, *bias = 0;
     const int32_t *start = 0, *end = 0;
@@ -331,6 +321,8 @@ __device__ __forceinline__ float finish_scores(const mma_forward_arguments &a, c
                 for (int e = 0; e < 2; ++e) {
                     const int32_t j = key0 + n * 8 + e;
                     float &x = s[m][0][half * 2 + e];
+                    x *= factor;
+                    if (HAS_SOFTCAP) x = a.softcap * SCORE_UNIT * tanh_accurate(x);
                     bool visible = j >= first && j < last;
                     if (HAS_INTERVALS || HAS_MASK || HAS_BIAS) visible = visible && i < w.seqlen_q;
                     if (HAS_INTERVALS && visible)
