@@ -498,10 +498,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS)
 #endif
 
     const char *q = a.q.data + (w.batch * a.q.batch + (w.q_begin + w.row0) * a.q.row + w.head * a.q.head) * 2;
-    if (w.first_tile < w.last_tile)
-        copy_cut_chunks<BLOCK_M, HEAD_DIM>(shared + chunk_shared<Q_PITCH>(find_chunk<BLOCK_M>()),
-                                             q + chunk_global(find_chunk<BLOCK_M>(), a.q.row * 2), a.q.row * 2,
-                                             w.seqlen_q - w.row0, a.head_dim);
+    q += chunk_global(find_chunk<BLOCK_M>(), a.q.row * 2);
+    const uint32_t q_chunk = shared + chunk_shared<Q_PITCH>(find_chunk<BLOCK_M>());
+    if (w.first_tile < w.last_tile) {
+        if (w.row0 + BLOCK_M <= w.seqlen_q && a.head_dim == HEAD_DIM)
+            copy_chunks<BLOCK_M, HEAD_DIM>(q_chunk, q, a.q.row * 2);
+        else
+            copy_cut_chunks<BLOCK_M, HEAD_DIM>(q_chunk, q, a.q.row * 2, w.seqlen_q - w.row0, a.head_dim);
+    }
 #pragma unroll
     for (int i = 0; i < AHEAD; ++i) load_next(l);
 
