@@ -39,11 +39,6 @@ __device__ __forceinline__ void ld_shared_16(uint32_t (&r)[4], uint32_t shared) 
 __device__ __forceinline__ void ld_shared_8(uint32_t &a, uint32_t &b, uint32_t shared) {
     asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(a), "=r"(b) : "r"(shared) : "memory");
 }
-__device__ __forceinline__ uint32_t ld_shared_4(uint32_t shared) {
-    uint32_t a;
-    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(a) : "r"(shared) : "memory");
-    return a;
-}
 __device__ __forceinline__ uint32_t ld_shared_2(uint32_t shared) {
     uint16_t a;
     asm volatile("ld.shared.b16 %0, [%1];" : "=h"(a) : "r"(shared) : "memory");
