@@ -281,6 +281,29 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
 }
 __device__ __forceinline__ float widen(uint16_t x) { return DTYPE == MMA_FLOAT16 ? cvt_f32_f16(x) : cvt_f32_bf16(x); }
 
+/* Which scores and which accumulators a thread holds. Found anew where it is needed, rather than kept in registers. */
+struct place {
+    int32_t quad_row, quad_column; /* in an accumulator tile */
+    int32_t column_group;
+    int32_t block_row;    /* of the block's rows; the others are 8, 16 and 24 below */
+    int32_t warp_key;     /* first key of the warp in a step */
+    uint32_t p_store;     /* byte in P of row block_row, apart from the chunk */
+    uint32_t statistics;  /* byte of this warp's number on row block_row */
+};
+__device__ __forceinline__ place find_place(uint32_t rank) {
+    const int32_t thread = (int32_t)tid_x_reread(), lane = thread & 31, warp = thread >> 5;
+    place p;
+    p.quad_row = lane >> 2;
+    p.quad_column = (lane & 3) * 2;
+    p.column_group = warp % COLUMN_GROUPS;
+    p.block_row = warp / COLUMN_GROUPS * 32 + p.quad_row;
+    p.warp_key = (int32_t)rank * BLOCK_KEYS + p.column_group * WARP_KEYS;
+    p.p_store = (uint32_t)(P_OFFSET + p.block_row * P_PITCH + p.quad_column * 2);
+    p.statistics =
+        (uint32_t)(STATISTICS_OFFSET + (((int32_t)rank * COLUMN_GROUPS + p.column_group) * BLOCK_M + p.block_row) * 4);
+    return p;
+}
+
 /* exp(x * unit - reference), in units of scores. */
 __device__ __forceinline__ float weight(float x, float unit, float reference) {
     return ex2_approx(HAS_BIAS ? (x - reference) * LOG2E : __fmaf_rn(x, unit, -reference));
@@ -288,8 +311,8 @@ __device__ __forceinline__ float weight(float x, float unit, float reference) {
 
 /* Products to scores; invisible ones to -inf. Returns what the numbers are still to be multiplied by: where nothing is
  * to be done but scaling, that is left to weight(). */
-__device__ __forceinline__ float finish_scores(const mma_forward_arguments &a, const work &w, int32_t tile,
-                                               int32_t warp_row, int32_t key0, float (&s)[2][KEY_TILES][4]) {
+__device__ __forceinline__ float finish_scores(const mma_forward_arguments &a, const work &w, int32_t tile, uint32_t rank,
+                                               float (&s)[2][KEY_TILES][4]) {
     const float factor = HAS_SOFTCAP ? a.scale * a.softcap_inverse : a.scale * SCORE_UNIT;
     const bool partial = tile * BLOCK_N < w.full_first || (tile + 1) * BLOCK_N > w.full_last;
     if (PLAIN && !partial) return factor;
@@ -311,11 +334,13 @@ __device__ __forceinline__ float finish_scores(const mma_forward_arguments &a, c
      * that addresses take few. */
 #pragma unroll 1
     for (int n = 0; n < KEY_TILES; ++n) {
+        const place at = find_place(rank); /* here, so that no address outlives the turn */
+        const int32_t key0 = tile * BLOCK_N + at.warp_key + at.quad_column;
 #pragma unroll
         for (int m = 0; m < 2; ++m)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const int32_t i = warp_row + m * 16 + half * 8;
+                const int32_t i = w.row0 + at.block_row + m * 16 + half * 8;
                 const int32_t first = first_key(a, w, i), last = last_key(a, w, i);
 #pragma unroll
                 for (int e = 0; e < 2; ++e) {
@@ -346,29 +371,6 @@ __device__ __forceinline__ float finish_scores(const mma_forward_arguments &a, c
             }
     }
     return 1.0f;
-}
-
-/* Which scores and which accumulators a thread holds. Found anew where it is needed, rather than kept in registers. */
-struct place {
-    int32_t quad_row, quad_column; /* in an accumulator tile */
-    int32_t column_group;
-    int32_t block_row;    /* of the block's rows; the others are 8, 16 and 24 below */
-    int32_t warp_key;     /* first key of the warp in a step */
-    uint32_t p_store;     /* byte in P of row block_row, apart from the chunk */
-    uint32_t statistics;  /* byte of this warp's number on row block_row */
-};
-__device__ __forceinline__ place find_place(uint32_t rank) {
-    const int32_t thread = (int32_t)tid_x_reread(), lane = thread & 31, warp = thread >> 5;
-    place p;
-    p.quad_row = lane >> 2;
-    p.quad_column = (lane & 3) * 2;
-    p.column_group = warp % COLUMN_GROUPS;
-    p.block_row = warp / COLUMN_GROUPS * 32 + p.quad_row;
-    p.warp_key = (int32_t)rank * BLOCK_KEYS + p.column_group * WARP_KEYS;
-    p.p_store = (uint32_t)(P_OFFSET + p.block_row * P_PITCH + p.quad_column * 2);
-    p.statistics =
-        (uint32_t)(STATISTICS_OFFSET + (((int32_t)rank * COLUMN_GROUPS + p.column_group) * BLOCK_M + p.block_row) * 4);
-    return p;
 }
 
 /* Stores one word in this block's shared memory and, in a cluster, at the same place of the other block. */
@@ -592,7 +594,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS)
         /* P = exp(S - reference), published together with the vote on whether some reference must be raised; if so, once
          * more with the raised one. Rows that have seen no key yet have no reference. */
         const place at = find_place(rank);
-        const float unit = finish_scores(a, w, tile, w.row0 + at.block_row, tile * BLOCK_N + at.warp_key + at.quad_column, s);
+        const float unit = finish_scores(a, w, tile, rank, s);
         float tile_sum[2][2];
         const auto publish_weights = [&]() {
 #pragma unroll
