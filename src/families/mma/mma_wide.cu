@@ -515,7 +515,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS)
      * chunk pair p of its row lies at (p * 32) ^ lane_chunk, and rows begin at multiples of 128. */
     const uint32_t lane_row = lane & 15, lane_chunk = ((lane >> 4) ^ (lane & 7)) << 4;
     const uint32_t q_lane = shared + (row_group * 32 + lane_row) * Q_PITCH + lane_chunk;
-    const uint32_t p_lane = shared + P_OFFSET + (row_group * 32 + lane_row) * P_PITCH;
+    const uint32_t p_lane = shared + P_OFFSET + (row_group * 32 + lane_row) * P_PITCH + lane_chunk;
     /* Of K, so that the two registers of an operand are neighbours: rows (lane & 7) + 8 (lane >> 4), halves bit 3. */
     const uint32_t k_lane = (column_group * WARP_KEYS + (lane & 7) + (WARP_KEYS == 8 ? 0 : lane >> 4 << 3)) * K_PITCH +
                             ((((lane >> 3) & 1) ^ (lane & 7)) << 4);
@@ -675,8 +675,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS)
                 ring_wait(r);
                 const uint32_t v_slice = ring_slice(r) + v_lane;
                 const auto load_p = [&](int step) {
-                    const uint32_t from =
-                        p_lane + ((uint32_t)(slice * (SLICE_KEYS / 16) + step) * 32 ^ lane_chunk);
+                    const uint32_t pair = (uint32_t)(slice * (SLICE_KEYS / 16) + step);
+                    const uint32_t from = (p_lane ^ (pair % 4 * 32)) + pair / 4 * 128;
                     ldmatrix_x4(pa[step & 1][0], from);
                     ldmatrix_x4(pa[step & 1][1], from + 16 * P_PITCH);
                 };
