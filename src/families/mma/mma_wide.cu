@@ -207,7 +207,6 @@ __device__ __forceinline__ void copy_cut_chunks(uint32_t shared, const char *glo
 struct loader {
     const char *k, *v;           /* this thread's chunk of row 0 of the sequence, in this block's columns of v */
     int64_t k_row_bytes, v_row_bytes;
-    uint32_t k_chunk, v_chunk;   /* its bytes in a slice */
     int32_t seqlen_k, head_dim, columns_v;
     uint32_t shared, rank;
     int32_t tile, last_tile, slot, stage;
@@ -221,21 +220,23 @@ __device__ __forceinline__ void load_next(loader &l) {
     if (l.slot < K_SLOTS) {
         const int32_t key = l.tile * BLOCK_N + (int32_t)l.rank * BLOCK_KEYS, d = l.slot * SLICE_D;
         const int32_t rows = l.seqlen_k - key, columns = l.head_dim - d;
+        const uint32_t to = stage + chunk_shared<K_PITCH>(find_chunk<BLOCK_KEYS>());
         const char *from = l.k + (key * l.k_row_bytes + d * 2);
         if (rows >= BLOCK_KEYS && columns >= SLICE_D)
-            copy_chunks<BLOCK_KEYS, SLICE_D>(stage + l.k_chunk, from, l.k_row_bytes);
+            copy_chunks<BLOCK_KEYS, SLICE_D>(to, from, l.k_row_bytes);
         else
-            copy_cut_chunks<BLOCK_KEYS, SLICE_D>(stage + l.k_chunk, from, l.k_row_bytes, rows, columns);
+            copy_cut_chunks<BLOCK_KEYS, SLICE_D>(to, from, l.k_row_bytes, rows, columns);
     } else {
         const int32_t slice = l.slot - K_SLOTS;
         const int32_t key = l.tile * BLOCK_N + slice / SLICE_PARTS * SLICE_KEYS;
         const int32_t column = slice % SLICE_PARTS * PART_COLUMNS;
         const int32_t rows = l.seqlen_k - key, columns = l.columns_v - column;
+        const uint32_t to = stage + chunk_shared<V_PITCH>(find_chunk<SLICE_KEYS>());
         const char *from = l.v + (key * l.v_row_bytes + column * 2);
         if (rows >= SLICE_KEYS && columns >= PART_COLUMNS)
-            copy_chunks<SLICE_KEYS, PART_COLUMNS>(stage + l.v_chunk, from, l.v_row_bytes);
+            copy_chunks<SLICE_KEYS, PART_COLUMNS>(to, from, l.v_row_bytes);
         else
-            copy_cut_chunks<SLICE_KEYS, PART_COLUMNS>(stage + l.v_chunk, from, l.v_row_bytes, rows, columns);
+            copy_cut_chunks<SLICE_KEYS, PART_COLUMNS>(to, from, l.v_row_bytes, rows, columns);
     }
     cp_async_mbarrier_arrive_noinc(l.shared + FULL_OFFSET + l.stage * 8);
     if (++l.slot == SLOTS) {
@@ -468,8 +469,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS)
     l.v = a.v.data + (w.batch * a.v.batch + w.k_begin * a.v.row + (w.head / a.group) * a.v.head + block_column) * 2;
     l.k += chunk_global(find_chunk<BLOCK_KEYS>(), l.k_row_bytes);
     l.v += chunk_global(find_chunk<SLICE_KEYS>(), l.v_row_bytes);
-    l.k_chunk = chunk_shared<K_PITCH>(find_chunk<BLOCK_KEYS>());
-    l.v_chunk = chunk_shared<V_PITCH>(find_chunk<SLICE_KEYS>());
     l.seqlen_k = w.seqlen_k;
     l.head_dim = a.head_dim;
     l.columns_v = a.head_dim_v - block_column;
