@@ -205,7 +205,7 @@ __device__ __forceinline__ void copy_cut_chunks(uint32_t shared, const char *glo
 
 /* The producer's side of the ring: every thread copies its share of each slot. */
 struct loader {
-    const char *k, *v;           /* this thread's chunk of row 0 of the sequence, in this block's columns of v */
+    const char *k, *v; /* row 0 of the sequence, this block's columns of v */
     int64_t k_row_bytes, v_row_bytes;
     int32_t seqlen_k, head_dim, columns_v;
     uint32_t shared, rank;
@@ -220,8 +220,9 @@ __device__ __forceinline__ void load_next(loader &l) {
     if (l.slot < K_SLOTS) {
         const int32_t key = l.tile * BLOCK_N + (int32_t)l.rank * BLOCK_KEYS, d = l.slot * SLICE_D;
         const int32_t rows = l.seqlen_k - key, columns = l.head_dim - d;
-        const uint32_t to = stage + chunk_shared<K_PITCH>(find_chunk<BLOCK_KEYS>());
-        const char *from = l.k + (key * l.k_row_bytes + d * 2);
+        const chunk_place chunk = find_chunk<BLOCK_KEYS>();
+        const uint32_t to = stage + chunk_shared<K_PITCH>(chunk);
+        const char *from = l.k + (key * l.k_row_bytes + d * 2) + chunk_global(chunk, l.k_row_bytes);
         if (rows >= BLOCK_KEYS && columns >= SLICE_D)
             copy_chunks<BLOCK_KEYS, SLICE_D>(to, from, l.k_row_bytes);
         else
@@ -231,8 +232,9 @@ __device__ __forceinline__ void load_next(loader &l) {
         const int32_t key = l.tile * BLOCK_N + slice / SLICE_PARTS * SLICE_KEYS;
         const int32_t column = slice % SLICE_PARTS * PART_COLUMNS;
         const int32_t rows = l.seqlen_k - key, columns = l.columns_v - column;
-        const uint32_t to = stage + chunk_shared<V_PITCH>(find_chunk<SLICE_KEYS>());
-        const char *from = l.v + (key * l.v_row_bytes + column * 2);
+        const chunk_place chunk = find_chunk<SLICE_KEYS>();
+        const uint32_t to = stage + chunk_shared<V_PITCH>(chunk);
+        const char *from = l.v + (key * l.v_row_bytes + column * 2) + chunk_global(chunk, l.v_row_bytes);
         if (rows >= SLICE_KEYS && columns >= PART_COLUMNS)
             copy_chunks<SLICE_KEYS, PART_COLUMNS>(to, from, l.v_row_bytes);
         else
@@ -467,8 +469,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS)
     l.v_row_bytes = a.v.row * 2;
     l.k = a.k.data + (w.batch * a.k.batch + w.k_begin * a.k.row + (w.head / a.group) * a.k.head) * 2;
     l.v = a.v.data + (w.batch * a.v.batch + w.k_begin * a.v.row + (w.head / a.group) * a.v.head + block_column) * 2;
-    l.k += chunk_global(find_chunk<BLOCK_KEYS>(), l.k_row_bytes);
-    l.v += chunk_global(find_chunk<SLICE_KEYS>(), l.v_row_bytes);
     l.seqlen_k = w.seqlen_k;
     l.head_dim = a.head_dim;
     l.columns_v = a.head_dim_v - block_column;
