@@ -7,7 +7,7 @@
 
 #include "error.h"
 
-static const struct mma_algorithm *const algorithms[] = {&mma_forward_algorithm, &mma_wide_algorithm,
+static const struct mma_algorithm *const algorithms[] = {&mma_wide_algorithm, &mma_forward_algorithm,
                                                          &mma_backward_algorithm};
 enum { NUM_ALGORITHMS = sizeof algorithms / sizeof algorithms[0] };
 

@@ -7,29 +7,37 @@
 #include "error.h"
 #include "mma_family.h"
 
-enum { HEAD_DIM_MAX = 1024, SUITS_ABOVE = 256 };
+enum { HEAD_DIM_MAX = 1024, SUITS_ABOVE = 256, SUITS_PLAIN_ABOVE = 192 };
 
 /* ---- tiles ---- */
 
-/* Tiles in order of preference: the first that fits head dims and device is chosen. Head dims are the larger of D and
- * Dv. Slices as large as listed cost the fewest meetings of the warps; the ring takes the memory that is left. */
+/* Tiles in order of preference: the first that fits head dims, features and device is chosen. Head dims are the larger
+ * of D and Dv. Slices as large as listed cost the fewest meetings of the warps; the ring takes the memory that is left.
+ * Features are counted (mask, bias, intervals, softcap, varlen): more than listed would spill registers. */
 struct tile {
     int32_t head_dim_min, head_dim_max;
+    int32_t features_max;
     int32_t warps, block_m, block_n, cluster;
     int32_t slice_d_max, slice_keys, slice_units_max, stages_max; /* units: 16-column units of a warp in a V slice */
     const char *reason;
 };
 static const struct tile tiles[] = {
-    {1, 256, 8, 128, 64, 1, 256, 64, 8, 3, "128 rows share each slice of K and V: 1.17 x FlashAttention-2 on H200"},
-    {257, 320, 8, 64, 128, 1, 320, 64, 8, 2, "slices of the whole head dim: 1.09 x the speed of four times as many"},
-    {257, 512, 8, 64, 128, 1, 128, 32, 8, 4, "128 registers of O a thread"},
-    {513, 1024, 8, 64, 256, 2, 64, 16, 8, 4, "two blocks share 64 rows"},
-    {513, 1024, 8, 32, 256, 1, 64, 16, 8, 4, "128 registers of O a thread"},
-    {513, 1024, 8, 32, 128, 1, 64, 16, 4, 5, "fits 163 KB"},
-    {1, 512, 8, 32, 128, 1, 64, 16, 8, 5, "fits 99 KB"},
-    {513, 1024, 8, 32, 64, 1, 64, 16, 2, 5, "fits 99 KB"},
+    {1, 256, 2, 8, 128, 64, 1, 256, 64, 8, 3, "128 rows share each slice of K and V: 1.17 x FlashAttention-2 on H200"},
+    {1, 256, 5, 8, 128, 32, 1, 256, 32, 8, 4, "fewer scores a warp: registers for the features"},
+    {257, 320, 2, 8, 64, 128, 1, 320, 64, 8, 2, "slices of the whole head dim: 1.09 x the speed of four times as many"},
+    {257, 512, 2, 8, 64, 128, 1, 128, 32, 8, 4, "128 registers of O a thread"},
+    {257, 512, 5, 8, 64, 64, 1, 128, 32, 8, 4, "fewer scores a warp: registers for the features"},
+    {513, 1024, 2, 8, 64, 256, 2, 64, 16, 8, 4, "two blocks share 64 rows"},
+    {513, 1024, 2, 8, 32, 256, 1, 64, 16, 8, 4, "128 registers of O a thread"},
+    {513, 1024, 5, 8, 32, 128, 1, 64, 16, 4, 5, "fits 163 KB"},
+    {1, 512, 5, 8, 32, 128, 1, 64, 16, 8, 5, "fits 99 KB"},
+    {513, 1024, 5, 8, 32, 64, 1, 64, 16, 2, 5, "fits 99 KB"},
 };
 enum { NUM_TILES = sizeof tiles / sizeof tiles[0] };
+
+static int32_t features_of(const fdm_problem *p) {
+    return (p->has_mask != 0) + (p->has_bias != 0) + (p->has_intervals != 0) + (p->softcap > 0) + (p->varlen != 0);
+}
 
 /* What a tile becomes for a problem: head dims padded to what its slices take. */
 struct fitted {
@@ -73,7 +81,9 @@ static int32_t stages_of(const struct tile *t, const struct fitted *f, const fdm
 static int takes(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
     const int64_t widest = p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v;
     const int has_clusters = device->compute_major == 9 || device->compute_major == 10;
-    if (widest < t->head_dim_min || widest > t->head_dim_max || (t->cluster > 1 && !has_clusters))
+    if (widest < t->head_dim_min || widest > t->head_dim_max || features_of(p) > t->features_max)
+        return 0;
+    if (t->cluster > 1 && (!has_clusters || p->has_intervals)) /* intervals would spill registers there */
         return 0;
     const struct fitted f = fit(t, p);
     return stages_of(t, &f, device) > 1;
@@ -101,9 +111,11 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
     return text;
 }
 
+/* Up to 256, mma.forward skips the tiles that mask and intervals leave empty, which this kernel does not. */
 static int suits(const fdm_device *device, const fdm_problem *p) {
     (void)device;
-    return p->head_dim > SUITS_ABOVE || p->head_dim_v > SUITS_ABOVE;
+    const int64_t widest = p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v;
+    return widest > SUITS_ABOVE || (widest > SUITS_PLAIN_ABOVE && !p->has_mask && !p->has_intervals);
 }
 
 static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant, fdm_plan *plan) {
