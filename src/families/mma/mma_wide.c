@@ -111,11 +111,14 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
     return text;
 }
 
-/* Up to 256, mma.forward skips the tiles that mask and intervals leave empty, which this kernel does not. */
+/* Up to 256, mma.forward skips the tiles that mask and intervals leave empty, which this kernel does not, and this
+ * kernel is ahead with blocks of 128 rows. */
 static int suits(const fdm_device *device, const fdm_problem *p) {
-    (void)device;
     const int64_t widest = p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v;
-    return widest > SUITS_ABOVE || (widest > SUITS_PLAIN_ABOVE && !p->has_mask && !p->has_intervals);
+    if (widest > SUITS_ABOVE)
+        return 1;
+    return widest > SUITS_PLAIN_ABOVE && !p->has_mask && !p->has_intervals &&
+           (takes(&tiles[0], device, p) || takes(&tiles[1], device, p));
 }
 
 static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant, fdm_plan *plan) {
