@@ -1,5 +1,6 @@
-/* barrier.cuh: named barriers of a part of a block (PTX ISA, "barrier"). Barrier 0 is that of __syncthreads(); `threads`
- * is a multiple of 32, and whole warps arrive. */
+/* barrier.cuh: named barriers of a part of a block (PTX ISA, "barrier").
+ *
+ * Barrier 0 is that of __syncthreads(); `threads` is a multiple of 32, and whole warps arrive. */
 #ifndef FDM_PTX_BARRIER_CUH
 #define FDM_PTX_BARRIER_CUH
 

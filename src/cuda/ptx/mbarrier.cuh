@@ -1,5 +1,6 @@
-/* mbarrier.cuh: barriers in shared memory that count arrivals (PTX ISA, "mbarrier"); arriving does not wait. A phase ends
- * with the last of its arrivals; waits name the parity of the phase they wait for, 0 for the first. */
+/* mbarrier.cuh: barriers in shared memory that count arrivals (PTX ISA, "mbarrier"); arriving does not wait.
+ *
+ * A phase ends with the last of its arrivals; waits name the parity of the phase they wait for, 0 for the first. */
 #ifndef FDM_PTX_MBARRIER_CUH
 #define FDM_PTX_MBARRIER_CUH
 

@@ -2,11 +2,12 @@
  *
  * Idea. One warp cannot hold 16 rows of O beyond 256 columns, so O is spread over the warps of a block as a grid of
  * 32 rows x up to 128 columns each, and P goes from the warps that made it to the warps that need it through shared
- * memory. Every row keeps a reference maximum that is raised only when its weights grow beyond 2^12; in all other steps O is not rescaled and the warps need no maximum of each other, so that one barrier, which the
- * ring of K and V slices needs anyhow, publishes P. A cluster of two blocks (9.0) shares the rows, splits keys of S
- * and columns of O, and so halves what is read per row.
- * Sources: Dao, "FlashAttention-2" (arXiv 2307.08691) for the loop; Milakov and Gimelshein (arXiv
- * 1805.02867) for the running softmax; FlashAttention-4 rescales lazily too.
+ * memory. Every row keeps a reference maximum that is raised only when its weights grow beyond 2^12; in all other
+ * steps O is not rescaled and the warps need no maximum of each other, so that one meeting of the warps that share 32
+ * rows publishes P and votes on the maximum. A cluster of two blocks (9.0) shares the rows, splits keys of S and columns of
+ * O, and so halves what is read per row.
+ * Sources: Dao, "FlashAttention-2" (arXiv 2307.08691) for the loop; Milakov and Gimelshein (arXiv 1805.02867) for the
+ * running softmax; FlashAttention-4 rescales lazily too.
  *
  * Who computes what. Row group w / COLUMN_GROUPS, column group w % COLUMN_GROUPS.
  *   S: 32 rows x WARP_KEYS keys, over all of D.   O: 32 rows x UNITS times 16 columns, interleaved between the groups.
@@ -14,15 +15,16 @@
  * Shared memory: mma_wide.h. Rows of every tile are multiples of 128 bytes; the 16-byte chunk c of row r lies at
  * c ^ (r & 7), so that eight rows of one chunk column (ldmatrix, cp.async, stores of P) touch all 32 banks once.
  *
- * Ring. Slots of one step: D / SLICE_D slices of K, then BLOCK_N / SLICE_KEYS * SLICE_PARTS slices of V. acquire(slot)
- * waits for the slot's bytes, meets the other warps, and refills the stage of the slot before, which all have read.
+ * Ring. Slots of one step: D / SLICE_D slices of K, then BLOCK_N / SLICE_KEYS * SLICE_PARTS slices of V. All threads
+ * copy, AHEAD slots before they compute.
  *
- * Barriers. One per slot (ring), of which the first V slot's also publishes P and the vote on the maximum; two more in
- * the rare steps that raise a maximum. With a cluster the vote's barrier is the cluster's, and an arrival after the
- * last use of P is waited for before P is written again.
+ * Barriers. "full" and "empty" of every stage are mbarriers, so that no warp waits for another but for bytes or room;
+ * row groups drift apart by up to STAGES - AHEAD slots, and one's softmax runs beside another's products. The warps of
+ * a row group meet once a step when P and the vote are published (twice more in the rare steps that raise a maximum),
+ * and "p_free" keeps P until all have read it. With a cluster, a row group is that of both blocks.
  *
  * Registers of a thread: O 4 * UNITS * 4 = 128, S 4 * WARP_KEYS / 8 * 2 = 32, operands of two steps 32, maxima and
- * sums 8; bounded by 255 at 256 threads and one block per multiprocessor. */
+ * sums 8; bounded by 255. Addresses that are needed once a step are found anew from the thread's index. */
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/cluster.cuh"
 #include "cuda/ptx/copy.cuh"
@@ -32,9 +34,10 @@
 #include "cuda/ptx/special.cuh"
 #include "families/mma/mma_wide.h"
 
-#if !defined(DTYPE) || !defined(HEAD_DIM) || !defined(HEAD_DIM_V) || !defined(WARPS) || !defined(BLOCK_M) || !defined(BLOCK_N) ||         \
-    !defined(SLICE_D) || !defined(SLICE_KEYS) || !defined(SLICE_PARTS) || !defined(STAGES) || !defined(CLUSTER) ||     \
-    !defined(HAS_SOFTCAP) || !defined(HAS_MASK) || !defined(HAS_BIAS) || !defined(HAS_INTERVALS) || !defined(VARLEN)
+#if !defined(DTYPE) || !defined(HEAD_DIM) || !defined(HEAD_DIM_V) || !defined(WARPS) || !defined(BLOCK_M) ||           \
+    !defined(BLOCK_N) || !defined(SLICE_D) || !defined(SLICE_KEYS) || !defined(SLICE_PARTS) || !defined(STAGES) ||     \
+    !defined(CLUSTER) || !defined(HAS_SOFTCAP) || !defined(HAS_MASK) || !defined(HAS_BIAS) ||                          \
+    !defined(HAS_INTERVALS) || !defined(VARLEN)
 #    error "mma_wide.cu needs every constant of MMA_WIDE_CONSTANTS"
 #endif
 
@@ -87,8 +90,8 @@ static_assert(SLICE_D % 64 == 0, "rows of a K slice are multiples of 128 bytes")
 static_assert(K_SLOTS * SLICE_D == HEAD_DIM, "HEAD_DIM is a multiple of SLICE_D");
 static_assert(WARP_KEYS == 8 || WARP_KEYS == 16 || WARP_KEYS == 32 || WARP_KEYS == 64, "8 to 64 keys per warp");
 static_assert(WARPS == 4 || WARPS == 8, "a block has four or eight warps");
-static_assert(BLOCK_KEYS % 16 == 0 && (BLOCK_KEYS < COPY_ROWS || BLOCK_KEYS % COPY_ROWS == 0), "threads cover rows of K");
-static_assert(SLICE_KEYS % 16 == 0 && (SLICE_KEYS < COPY_ROWS || SLICE_KEYS % COPY_ROWS == 0), "threads cover rows of V");
+constexpr bool covered(int rows) { return rows % 16 == 0 && (rows < COPY_ROWS || rows % COPY_ROWS == 0); }
+static_assert(covered(BLOCK_KEYS) && covered(SLICE_KEYS), "threads cover the rows of a slice");
 static_assert(V_SLOTS / SLICE_PARTS * SLICE_KEYS == BLOCK_N, "BLOCK_N is a multiple of SLICE_KEYS");
 static_assert(PART_UNITS * SLICE_PARTS * COLUMN_GROUPS * 16 * CLUSTER == HEAD_DIM_V, "the columns of O divide evenly");
 static_assert(PART_COLUMNS % 64 == 0, "rows of a V slice are multiples of 128 bytes");
@@ -163,7 +166,8 @@ struct chunk_place {
 };
 template <int ROWS> __device__ __forceinline__ chunk_place find_chunk() {
     const int32_t thread = (int32_t)tid_x_reread();
-    return {(thread >> 3) % (ROWS < COPY_ROWS ? ROWS : COPY_ROWS), ROWS < COPY_ROWS ? (thread >> 3) / ROWS : 0, thread & 7};
+    return {(thread >> 3) % (ROWS < COPY_ROWS ? ROWS : COPY_ROWS), ROWS < COPY_ROWS ? (thread >> 3) / ROWS : 0,
+            thread & 7};
 }
 /* Bytes of that chunk in a swizzled tile, and in global memory. */
 template <int PITCH> __device__ __forceinline__ uint32_t chunk_shared(chunk_place p) {
@@ -314,8 +318,8 @@ __device__ __forceinline__ float weight(float x, float unit, float reference) {
 
 /* Products to scores; invisible ones to -inf. Returns what the numbers are still to be multiplied by: where nothing is
  * to be done but scaling, that is left to weight(). */
-__device__ __forceinline__ float finish_scores(const mma_forward_arguments &a, const work &w, int32_t tile, uint32_t rank,
-                                               float (&s)[2][KEY_TILES][4]) {
+__device__ __forceinline__ float finish_scores(const mma_forward_arguments &a, const work &w, int32_t tile,
+                                               uint32_t rank, float (&s)[2][KEY_TILES][4]) {
     const float factor = HAS_SOFTCAP ? a.scale * a.softcap_inverse : a.scale * SCORE_UNIT;
     const bool partial = tile * BLOCK_N < w.full_first || (tile + 1) * BLOCK_N > w.full_last;
     if (PLAIN && !partial) return factor;
@@ -585,13 +589,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS)
                     for (int n = 0; n < KEY_TILES; ++n)
 #pragma unroll
                         for (int m = 0; m < 2; ++m)
-                            multiply(s[m][n], qa[step & 1][m], kb[step & 1][n / 2][n % 2 * 2], kb[step & 1][n / 2][n % 2 * 2 + 1]);
+                            multiply(s[m][n], qa[step & 1][m], kb[step & 1][n / 2][n % 2 * 2],
+                                     kb[step & 1][n / 2][n % 2 * 2 + 1]);
                 }
             }
         }
 
-        /* P = exp(S - reference), published together with the vote on whether some reference must be raised; if so, once
-         * more with the raised one. Rows that have seen no key yet have no reference. */
+        /* P = exp(S - reference), published together with the vote on whether some reference must be raised; if so,
+         * once more with the raised one. Rows that have seen no key yet have no reference. */
         const place at = find_place(rank);
         const float unit = finish_scores(a, w, tile, rank, s);
         float tile_sum[2][2];
