@@ -4,8 +4,8 @@
  * 32 rows x up to 128 columns each, and P goes from the warps that made it to the warps that need it through shared
  * memory. Every row keeps a reference maximum that is raised only when its weights grow beyond 2^12; in all other
  * steps O is not rescaled and the warps need no maximum of each other, so that one meeting of the warps that share 32
- * rows publishes P and votes on the maximum. A cluster of two blocks (9.0) shares the rows, splits keys of S and columns of
- * O, and so halves what is read per row.
+ * rows publishes P and votes on the maximum. A cluster of two blocks (9.0) shares the rows, splits keys of S and columns
+ * of O, and so halves what is read per row.
  * Sources: Dao, "FlashAttention-2" (arXiv 2307.08691) for the loop; Milakov and Gimelshein (arXiv 1805.02867) for the
  * running softmax; FlashAttention-4 rescales lazily too.
  *
