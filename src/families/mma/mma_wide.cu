@@ -4,8 +4,8 @@
  * 32 rows x up to 128 columns each, and P goes from the warps that made it to the warps that need it through shared
  * memory. Every row keeps a reference maximum that is raised only when its weights grow beyond 2^12; in all other
  * steps O is not rescaled and the warps need no maximum of each other, so that one meeting of the warps that share 32
- * rows publishes P and votes on the maximum. A cluster of two blocks (9.0) shares the rows, splits keys of S and columns
- * of O, and so halves what is read per row.
+ * rows publishes P and votes on the maximum. A cluster of two blocks (9.0) shares the rows, splits keys of S and
+ * columns of O, and so halves what is read per row.
  * Sources: Dao, "FlashAttention-2" (arXiv 2307.08691) for the loop; Milakov and Gimelshein (arXiv 1805.02867) for the
  * running softmax; FlashAttention-4 rescales lazily too.
  *
@@ -90,7 +90,7 @@ static_assert(SLICE_D % 64 == 0, "rows of a K slice are multiples of 128 bytes")
 static_assert(K_SLOTS * SLICE_D == HEAD_DIM, "HEAD_DIM is a multiple of SLICE_D");
 static_assert(WARP_KEYS == 8 || WARP_KEYS == 16 || WARP_KEYS == 32 || WARP_KEYS == 64, "8 to 64 keys per warp");
 static_assert(WARPS == 4 || WARPS == 8, "a block has four or eight warps");
-constexpr bool covered(int rows) { return rows % 16 == 0 && (rows < COPY_ROWS || rows % COPY_ROWS == 0); }
+__host__ __device__ constexpr bool covered(int rows) { return rows % 16 == 0 && (rows < COPY_ROWS || rows % COPY_ROWS == 0); }
 static_assert(covered(BLOCK_KEYS) && covered(SLICE_KEYS), "threads cover the rows of a slice");
 static_assert(V_SLOTS / SLICE_PARTS * SLICE_KEYS == BLOCK_N, "BLOCK_N is a multiple of SLICE_KEYS");
 static_assert(PART_UNITS * SLICE_PARTS * COLUMN_GROUPS * 16 * CLUSTER == HEAD_DIM_V, "the columns of O divide evenly");
