@@ -79,7 +79,7 @@ constexpr int EXCHANGE_OFFSET = P_FREE_OFFSET + 4 * 8;     /* [row group], clust
 constexpr int VOTES_OFFSET = EXCHANGE_OFFSET + 4 * 8;      /* [row group][3], cluster */
 constexpr int STATISTICS_OFFSET = BARRIERS_OFFSET - MMA_WIDE_STATISTICS_BYTES(WARPS, CLUSTER);
 #ifndef AHEAD
-constexpr int AHEAD = (STAGES * 2 + 2) / 3; /* slots that are loaded ahead; the other stages let warps drift apart */
+constexpr int AHEAD = STAGES == 2 ? 2 : (STAGES + 1) / 2; /* slots that are loaded ahead; the other stages let warps drift apart */
 #endif
 
 static_assert(DTYPE == MMA_FLOAT16 || DTYPE == MMA_BFLOAT16, "mma_wide.cu takes float16 and bfloat16");
@@ -90,7 +90,9 @@ static_assert(SLICE_D % 64 == 0, "rows of a K slice are multiples of 128 bytes")
 static_assert(K_SLOTS * SLICE_D == HEAD_DIM, "HEAD_DIM is a multiple of SLICE_D");
 static_assert(WARP_KEYS == 8 || WARP_KEYS == 16 || WARP_KEYS == 32 || WARP_KEYS == 64, "8 to 64 keys per warp");
 static_assert(WARPS == 4 || WARPS == 8, "a block has four or eight warps");
-__host__ __device__ constexpr bool covered(int rows) { return rows % 16 == 0 && (rows < COPY_ROWS || rows % COPY_ROWS == 0); }
+__host__ __device__ constexpr bool covered(int rows) {
+    return rows % 16 == 0 && (rows < COPY_ROWS || rows % COPY_ROWS == 0);
+}
 static_assert(covered(BLOCK_KEYS) && covered(SLICE_KEYS), "threads cover the rows of a slice");
 static_assert(V_SLOTS / SLICE_PARTS * SLICE_KEYS == BLOCK_N, "BLOCK_N is a multiple of SLICE_KEYS");
 static_assert(PART_UNITS * SLICE_PARTS * COLUMN_GROUPS * 16 * CLUSTER == HEAD_DIM_V, "the columns of O divide evenly");
@@ -101,6 +103,8 @@ constexpr float LN2 = 0.6931471805599453f;
 /* Scores are in log2 units; with a bias in natural ones, where every finite bias stays finite and exact. */
 constexpr float SCORE_UNIT = HAS_BIAS ? 1.0f : LOG2E;
 constexpr bool PLAIN = !HAS_BIAS && !HAS_MASK && !HAS_INTERVALS && !HAS_SOFTCAP;
+/* Where features need no registers, a thread keeps the addresses of its chunks: 1.1 to 1.2 x the speed at D 512. */
+constexpr bool KEEP_CHUNKS = PLAIN && !VARLEN && CLUSTER == 1;
 constexpr float SUM_MAX = 4096.0f; /* of a lane's weights of one row and step: none overflows float16 */
 __device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
 
@@ -177,6 +181,14 @@ __device__ __forceinline__ int64_t chunk_global(chunk_place p, int64_t row_bytes
     return p.row * row_bytes + p.panel * 128 + p.chunk * 16;
 }
 
+/* From the first chunk of a tile to that of this thread. */
+template <int ROWS, int PITCH>
+__device__ __forceinline__ void place_chunk(const char *&global, uint32_t &shared, int64_t row_bytes) {
+    const chunk_place p = find_chunk<ROWS>();
+    global += chunk_global(p, row_bytes);
+    shared += chunk_shared<PITCH>(p);
+}
+
 /* Copies a thread's chunks of ROWS rows of COLUMNS elements into a swizzled tile. */
 template <int ROWS, int COLUMNS>
 __device__ __forceinline__ void copy_chunks(uint32_t shared, const char *global, int64_t row_bytes) {
@@ -209,7 +221,8 @@ __device__ __forceinline__ void copy_cut_chunks(uint32_t shared, const char *glo
 
 /* The producer's side of the ring: every thread copies its share of each slot. */
 struct loader {
-    const char *k, *v; /* row 0 of the sequence, this block's columns of v */
+    const char *k, *v; /* row 0 of the sequence, this block's columns of v; KEEP_CHUNKS: this thread's chunk of it */
+    uint32_t k_to, v_to; /* KEEP_CHUNKS: its bytes in a slice */
     int64_t k_row_bytes, v_row_bytes;
     int32_t seqlen_k, head_dim, columns_v;
     uint32_t shared, rank;
@@ -224,9 +237,9 @@ __device__ __forceinline__ void load_next(loader &l) {
     if (l.slot < K_SLOTS) {
         const int32_t key = l.tile * BLOCK_N + (int32_t)l.rank * BLOCK_KEYS, d = l.slot * SLICE_D;
         const int32_t rows = l.seqlen_k - key, columns = l.head_dim - d;
-        const chunk_place chunk = find_chunk<BLOCK_KEYS>();
-        const uint32_t to = stage + chunk_shared<K_PITCH>(chunk);
-        const char *from = l.k + (key * l.k_row_bytes + d * 2) + chunk_global(chunk, l.k_row_bytes);
+        const char *from = l.k + (key * l.k_row_bytes + d * 2);
+        uint32_t to = stage + l.k_to;
+        if (!KEEP_CHUNKS) place_chunk<BLOCK_KEYS, K_PITCH>(from, to, l.k_row_bytes);
         if (rows >= BLOCK_KEYS && columns >= SLICE_D)
             copy_chunks<BLOCK_KEYS, SLICE_D>(to, from, l.k_row_bytes);
         else
@@ -236,9 +249,9 @@ __device__ __forceinline__ void load_next(loader &l) {
         const int32_t key = l.tile * BLOCK_N + slice / SLICE_PARTS * SLICE_KEYS;
         const int32_t column = slice % SLICE_PARTS * PART_COLUMNS;
         const int32_t rows = l.seqlen_k - key, columns = l.columns_v - column;
-        const chunk_place chunk = find_chunk<SLICE_KEYS>();
-        const uint32_t to = stage + chunk_shared<V_PITCH>(chunk);
-        const char *from = l.v + (key * l.v_row_bytes + column * 2) + chunk_global(chunk, l.v_row_bytes);
+        const char *from = l.v + (key * l.v_row_bytes + column * 2);
+        uint32_t to = stage + l.v_to;
+        if (!KEEP_CHUNKS) place_chunk<SLICE_KEYS, V_PITCH>(from, to, l.v_row_bytes);
         if (rows >= SLICE_KEYS && columns >= PART_COLUMNS)
             copy_chunks<SLICE_KEYS, PART_COLUMNS>(to, from, l.v_row_bytes);
         else
@@ -473,6 +486,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS)
     l.v_row_bytes = a.v.row * 2;
     l.k = a.k.data + (w.batch * a.k.batch + w.k_begin * a.k.row + (w.head / a.group) * a.k.head) * 2;
     l.v = a.v.data + (w.batch * a.v.batch + w.k_begin * a.v.row + (w.head / a.group) * a.v.head + block_column) * 2;
+    l.k_to = l.v_to = 0;
+    if (KEEP_CHUNKS) {
+        place_chunk<BLOCK_KEYS, K_PITCH>(l.k, l.k_to, l.k_row_bytes);
+        place_chunk<SLICE_KEYS, V_PITCH>(l.v, l.v_to, l.v_row_bytes);
+    }
     l.seqlen_k = w.seqlen_k;
     l.head_dim = a.head_dim;
     l.columns_v = a.head_dim_v - block_column;
@@ -503,8 +521,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS)
 #endif
 
     const char *q = a.q.data + (w.batch * a.q.batch + (w.q_begin + w.row0) * a.q.row + w.head * a.q.head) * 2;
-    q += chunk_global(find_chunk<BLOCK_M>(), a.q.row * 2);
-    const uint32_t q_chunk = shared + chunk_shared<Q_PITCH>(find_chunk<BLOCK_M>());
+    uint32_t q_chunk = shared;
+    place_chunk<BLOCK_M, Q_PITCH>(q, q_chunk, a.q.row * 2);
     if (w.first_tile < w.last_tile) {
         if (w.row0 + BLOCK_M <= w.seqlen_q && a.head_dim == HEAD_DIM)
             copy_chunks<BLOCK_M, HEAD_DIM>(q_chunk, q, a.q.row * 2);
