@@ -7,7 +7,7 @@
 #include "error.h"
 #include "mma_family.h"
 
-enum { HEAD_DIM_MAX = 1024, SUITS_ABOVE = 256, SUITS_PLAIN_ABOVE = 192 };
+enum { HEAD_DIM_MAX = 1024, SUITS_ABOVE = 256, SUITS_PLAIN_ABOVE = 160 };
 
 /* ---- tiles ---- */
 
