@@ -303,7 +303,8 @@ FDM_API fdm_status fdm_plan_from_json(const char *json, size_t length, fdm_plan 
 typedef struct fdm_kernel_info {
     const char *family, *name, *description;
     fdm_pass pass;
-    int32_t available; /* 1: this machine can run it */
+    int32_t available;   /* 1: this machine can run it */
+    int32_t device_type; /* FDM_CPU or FDM_CUDA */
 } fdm_kernel_info;
 FDM_API fdm_status fdm_kernel_list(int32_t index, fdm_kernel_info *info);
 

@@ -86,8 +86,9 @@ fdm_status fdm_kernel_list(int32_t index, fdm_kernel_info *info) {
         if (left >= families[i]->num_kernels)
             continue;
         const struct kernel_row *row = families[i]->kernel(left);
-        *info =
-            (fdm_kernel_info){families[i]->name, row->name, row->description, row->pass, families[i]->available(left)};
+        *info = (fdm_kernel_info){
+            families[i]->name,       row->name, row->description, row->pass, families[i]->available(left),
+            families[i]->device_type};
         return FDM_OK;
     }
     return error_set(FDM_ERROR_INVALID_ARGUMENT, "kernel index %d is past the end of the list", index);

@@ -24,10 +24,10 @@ size_t guarded_offset(const struct guarded *g, int64_t n) {
 }
 
 /* Axes in a random order of memory, gaps between rows. loose, bit 0: some axes have stride 0; bit 1: the last axis may
- * move too. */
-static int64_t draw_strides(struct guarded *g, struct trial *trial, int loose) {
+ * move too. Neat trials keep the last axis and have strides of 16 bytes, which other paths of some kernels want. */
+static int64_t draw_strides(struct guarded *g, struct trial *trial, int64_t bytes, int loose) {
     int32_t ndim = g->tensor.ndim, order[4] = {0, 1, 2, 3};
-    int32_t movable = loose & 2 && random_below(trial, 4) == 0 ? ndim : ndim - 1;
+    int32_t movable = loose & 2 && !trial->neat && random_below(trial, 4) == 0 ? ndim : ndim - 1;
     int tight = random_below(trial, 3) == 0;
     for (int32_t i = movable - 1; i > 0 && !tight; i--) {
         int32_t j = (int32_t)random_below(trial, i + 1), swap = order[i];
@@ -44,6 +44,8 @@ static int64_t draw_strides(struct guarded *g, struct trial *trial, int loose) {
             span *= g->shape[axis] ? g->shape[axis] : 1;
         if (!tight && i > 0 && random_below(trial, 2))
             span += random_below(trial, 4);
+        if (trial->neat)
+            span = (span * bytes + 15) / 16 * 16 / bytes;
     }
     int64_t last = 0;
     for (int32_t i = 0; i < ndim; i++)
@@ -58,7 +60,9 @@ void guarded_make(struct guarded *g, struct trial *trial, fdm_dtype dtype, int32
     memcpy(g->shape, shape, (size_t)ndim * sizeof *shape);
     g->tensor.shape = g->shape;
     g->tensor.strides = g->strides;
-    g->data_bytes = (size_t)draw_strides(g, trial, loose) * bytes;
+    g->data_bytes = (size_t)draw_strides(g, trial, (int64_t)bytes, loose) * bytes;
+    if (trial->neat)
+        g->data_bytes = (g->data_bytes + 15) / 16 * 16;
     size_t inside = (g->data_bytes + page - 1) / page * page;
     g->map_bytes = inside + 2 * page;
     g->map = mmap(NULL, g->map_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

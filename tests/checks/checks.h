@@ -27,6 +27,7 @@ struct trial {
     fdm_options options;
     int64_t batch, heads, heads_kv, seqlen_q, seqlen_k, head_dim, head_dim_v, total_q, total_k;
     int varlen;
+    int neat; /* 1: addresses and strides are multiples of 16 bytes */
     struct guarded g[NUM_ROLES];
     double *truth[NUM_ROLES];     /* outputs of the reference, dense in the tensor's shape */
     double *baseline[NUM_ROLES];  /* outputs of the straightforward float32 computation */
@@ -59,6 +60,19 @@ void trial_reference(struct trial *trial);
 void trial_baseline(struct trial *trial);
 fdm_tensors trial_tensors(struct trial *trial, fdm_pass pass);
 
+/* device.c: one trial on a CUDA device: tensors, canary zones and workspace in one block of its memory. */
+struct device_copy {
+    fdm_tensor tensors[NUM_ROLES]; /* the trial's, with addresses on the device */
+    size_t offsets[NUM_ROLES];     /* of the data in the block */
+    size_t bytes;                  /* without workspace */
+};
+/* Lays the trial's tensors out; 0 with a message when there is no memory. */
+int device_layout(const struct trial *trial, struct device_copy *copy);
+fdm_tensors device_tensors(struct device_copy *copy, const fdm_tensors *host);
+/* Uploads, executes, downloads into the trial's tensors. 1 when nothing between the tensors was written. */
+int device_execute(struct trial *trial, struct device_copy *copy, const fdm_plan *plan, const fdm_tensors *tensors,
+                   fdm_status *status);
+
 /* compare.c: 1 when all outputs of the pass are right; else prints what is not. */
 int trial_compare(const struct trial *trial, fdm_pass pass, const char *kernel);
 
@@ -70,8 +84,6 @@ int broken_main(uint64_t seeds);
 typedef void tamper_function(struct trial *trial, fdm_pass pass);
 int trial_run(struct trial *trial, fdm_pass pass, const char *kernel, const char *family, int threads,
               tamper_function *before, tamper_function *after);
-fdm_status trial_plan(struct trial *trial, fdm_pass pass, const char *kernel, const char *family, int threads,
-                      fdm_plan *plan);
 extern int checks_quiet;
 
 #endif

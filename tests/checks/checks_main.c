@@ -19,18 +19,24 @@ __attribute__((unused)) static void on_crash(int number) {
     _exit(1);
 }
 
-fdm_status trial_plan(struct trial *t, fdm_pass pass, const char *kernel, const char *family, int threads,
-                      fdm_plan *plan) {
+/* A family whose tensors live on a CUDA device. */
+static int on_device(const char *family) { return strcmp(family, "mma") == 0; }
+
+static fdm_status plan_trial(struct trial *t, fdm_pass pass, const fdm_tensors *tensors, const char *kernel,
+                             const char *family, int threads, fdm_plan *plan) {
     fdm_device device;
     fdm_problem problem;
-    fdm_tensors tensors = trial_tensors(t, pass);
     fdm_options options = t->options;
     options.kernel = kernel;
     options.family = family;
     options.num_threads = threads;
-    fdm_status status = fdm_device_query(FDM_CPU, 0, &device);
+    if (t->varlen && on_device(family)) { /* cu_seqlens are out of reach there */
+        options.max_seqlen_q = t->seqlen_q;
+        options.max_seqlen_k = t->seqlen_k;
+    }
+    fdm_status status = fdm_device_query(on_device(family) ? FDM_CUDA : FDM_CPU, 0, &device);
     if (!status)
-        status = fdm_describe(pass, &tensors, &options, &problem);
+        status = fdm_describe(pass, tensors, &options, &problem);
     return status ? status : fdm_plan_attention(&device, &problem, &options, plan);
 }
 
@@ -68,12 +74,27 @@ int trial_run(struct trial *t, fdm_pass pass, const char *kernel, const char *fa
     }
     if (before)
         before(t, pass);
-    if (trial_plan(t, pass, kernel, family, threads, &plan))
-        return -1;
-    make_workspace(&workspace, t, plan.workspace_bytes);
     fdm_tensors tensors = trial_tensors(t, pass);
-    fdm_status status = fdm_execute(&plan, &tensors, workspace.data, (size_t)plan.workspace_bytes, NULL);
-    guarded_free(&workspace);
+    fdm_status status;
+    if (on_device(family)) {
+        static struct device_copy copy;
+        if (!device_layout(t, &copy))
+            return 0;
+        tensors = device_tensors(&copy, &tensors);
+        if (plan_trial(t, pass, &tensors, kernel, family, threads, &plan))
+            return -1;
+        if (!device_execute(t, &copy, &plan, &tensors, &status)) {
+            printf("WRONG %s wrote between the tensors %s\n  replay: fdm-checks --kernel %s --seed %llu\n", kernel,
+                   t->text, kernel, (unsigned long long)t->seed);
+            return 0;
+        }
+    } else {
+        if (plan_trial(t, pass, &tensors, kernel, family, threads, &plan))
+            return -1;
+        make_workspace(&workspace, t, plan.workspace_bytes);
+        status = fdm_execute(&plan, &tensors, workspace.data, (size_t)plan.workspace_bytes, NULL);
+        guarded_free(&workspace);
+    }
     if (status) {
         printf("WRONG %s refused its own plan: %s\n  %s\n", kernel, fdm_last_error(), t->text);
         return 0;
@@ -128,7 +149,8 @@ static int deterministic(struct trial *t, struct tally *k) {
     }
     int same = memcmp(bits[0], bits[1], bytes) == 0;
     if (!same)
-        printf("WRONG %s differs between 1 and 3 threads\n  %s\n  replay: fdm-checks --kernel %s --seed %llu\n",
+        printf("WRONG %s differs between two runs (on the CPU with 1 and 3 threads)\n  %s\n  replay: fdm-checks "
+               "--kernel %s --seed %llu\n",
                k->name, t->text, k->name, (unsigned long long)t->seed);
     free(bits[0]);
     free(bits[1]);

@@ -75,6 +75,9 @@ static void draw_sizes(struct trial *t) {
     t->seqlen_q = random_below(t, 8) == 0 ? PICK(t, 1, 1, 2, 4) : draw_length(t, large);
     t->seqlen_k = random_below(t, 3) == 0 ? t->seqlen_q : draw_length(t, large);
     t->varlen = random_below(t, 6) == 0;
+    t->neat = random_below(t, 2) == 0;
+    if (random_below(t, 30) == 0) /* only kernels for wide heads take these */
+        t->head_dim = t->head_dim_v = PICK(t, 264, 320, 512, 648, 1024);
     if (random_below(t, 60) == 0)
         t->batch = 0;
 }
@@ -240,10 +243,13 @@ void trial_draw(struct trial *t, uint64_t seed) {
         "%s B %lld H %lld/%lld Sq %lld Sk %lld D %lld/%lld%s%s window %lld,%lld scale %g softcap %g%s%s%s%s fill %d",
         fdm_dtype_name(t->dtype), (long long)t->batch, (long long)t->heads, (long long)t->heads_kv,
         (long long)t->seqlen_q, (long long)t->seqlen_k, (long long)t->head_dim, (long long)t->head_dim_v,
-        t->varlen ? " varlen" : "", t->options.causal ? " causal" : "", (long long)t->options.window_left,
-        (long long)t->options.window_right, t->options.has_softmax_scale ? t->options.softmax_scale : NAN,
-        t->options.softcap, t->g[MASK].map ? " mask" : "", t->g[BIAS].map ? " bias" : "",
-        t->g[START].map ? " intervals" : "", t->g[DLSE].map ? " dlse" : "", (int)fill);
+        t->varlen ? " varlen"
+        : t->neat ? " neat"
+                  : "",
+        t->options.causal ? " causal" : "", (long long)t->options.window_left, (long long)t->options.window_right,
+        t->options.has_softmax_scale ? t->options.softmax_scale : NAN, t->options.softcap,
+        t->g[MASK].map ? " mask" : "", t->g[BIAS].map ? " bias" : "", t->g[START].map ? " intervals" : "",
+        t->g[DLSE].map ? " dlse" : "", (int)fill);
 }
 
 void trial_free(struct trial *t) {

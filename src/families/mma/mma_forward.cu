@@ -3,9 +3,10 @@
  * Idea: FlashAttention-2 (Dao, 2023): a block owns BLOCK_M query rows and walks the keys once with an online softmax;
  * scores and weights never leave registers, since the accumulator of S = Q K^T has the layout of the left operand of
  * P V. Each warp owns 16 * ROW_TILES rows, so that every fragment of K and V loaded from shared memory feeds ROW_TILES
- * matrix instructions: with one, ldmatrix is the bound (32 FLOPs a byte are needed, 16 rows give 16). The running
- * maximum is raised only when a row outgrows it by 2^8 (FlashAttention-4): most tiles then rescale nothing, and the
- * result is the same, because sum and output use the same stale maximum.
+ * matrix instructions: with one, ldmatrix is the bound (32 FLOPs a byte are needed, 16 rows give 16). Where nothing
+ * is masked or added, weights are made with the maxima of the tiles before (an idea of FlashAttention-4, taken
+ * further): no row waits for its maximum, and only a tile whose weights sum up to more than SUM_MAX is done again with
+ * the maxima raised. The result is the same, because sum and output use the same stale maximum.
  *
  * Tile: BLOCK_M = 16 * ROW_TILES * WARPS rows x BLOCK_N keys. Lane l of a warp holds rows l / 4 and l / 4 + 8 of each
  * row tile and columns 2 (l % 4), +1 of each group of eight.
@@ -36,12 +37,12 @@
 #define PLAIN     (!BIAS && !SOFTCAP && POSITIVE_SCALE)
 
 #define UNBOUNDED   0x7fffffff
-#define FAST_PATH   (OPTIMISTIC && PLAIN && !STAGED)
+/* Nothing is added to the scores, and tiles may be full: those have a path of their own. */
+#define FAST_PATH   (OPTIMISTIC && PLAIN && !STAGED && !KEY_LIST)
 #define LOG2_E      1.4426950408889634f
 #define LN_2        0.6931471805599453f
 #define MINUS_INF   (-__int_as_float(0x7f800000))
-#define SUM_MAX     4096.0f /* of a thread's weights of one row and tile: none overflows float16 */
-#define RESCALE_AT  8.0f /* log2 of the growth that a stale maximum may fall behind */
+#define SUM_MAX     64.0f /* of a thread's weights of one row and tile, before the maximum is raised */
 
 static_assert(BLOCK_N % 16 == 0 && HEAD_DIM % 16 == 0 && HEAD_DIM_V % 16 == 0, "tiles are multiples of 16");
 
@@ -476,8 +477,7 @@ __device__ __forceinline__ void raise_maxima(struct fragments &f, float unit) {
             m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 1));
             m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 2));
             next[r][half] = fmaxf(m, f.row_max[r][half]);
-            /* -inf stays where no key was seen: the comparison is with a NaN or an infinity then */
-            outgrown = outgrown || (next[r][half] - f.row_max[r][half]) * unit > RESCALE_AT;
+            outgrown = outgrown || next[r][half] > f.row_max[r][half];
         }
     if (!__any_sync(0xffffffff, outgrown))
         return;
@@ -915,19 +915,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
                     most = fmaxf(most, fmaxf(sum[r][0], sum[r][1]));
                 done = !__any_sync(0xffffffff, !(most <= SUM_MAX));
             }
-            if (!done) {
+            bool careful = !OPTIMISTIC || !settled || FAST_PATH;
+            while (!done) {
                 multiply_qk(f.s, kept, q_tile, warp_row, k_tile);
                 finish_scores(f.s, a, at, from, warp_row, keys);
                 if (partial)
                     hide_keys(f.s, a, at, from, warp_row, keys);
-#if STAGED
-                __syncwarp();
-                if (t + 1 < count)
-                    stage_scores(a, at, from, warp_row, keys_of(t + 1));
-                cp_async_commit();
-#endif
-                raise_maxima(f, unit);
-                float shift[ROW_TILES][2];
+                if (careful)
+                    raise_maxima(f, unit);
+                float shift[ROW_TILES][2], most = 0;
                 bool seen = true;
 #pragma unroll
                 for (int r = 0; r < ROW_TILES; r++)
@@ -940,21 +936,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
                     }
                 settled = __all_sync(0xffffffff, seen);
 #pragma unroll
-                for (int step = 0; step < BLOCK_N / 16; step++) {
+                for (int step = 0; step < BLOCK_N / 16; step++)
                     make_weights(p[step], sum, f.s, shift, unit, step);
-                    if (!FAST_PATH)
-                        multiply_pv(f.o, p[step], v_tile, step);
-                }
+#pragma unroll
+                for (int r = 0; r < ROW_TILES; r++)
+                    most = fmaxf(most, fmaxf(sum[r][0], sum[r][1]));
+                done = careful || !__any_sync(0xffffffff, !(most <= SUM_MAX));
+                careful = true;
             }
+#if STAGED
+            __syncwarp();
+            if (t + 1 < count)
+                stage_scores(a, at, from, warp_row, keys_of(t + 1));
+            cp_async_commit();
+#endif
 #pragma unroll
             for (int r = 0; r < ROW_TILES; r++)
 #pragma unroll
                 for (int half = 0; half < 2; half++)
                     f.row_sum[r][half] += sum[r][half];
-            if (FAST_PATH)
 #pragma unroll
-                for (int step = 0; step < BLOCK_N / 16; step++)
-                    multiply_pv(f.o, p[step], v_tile, step);
+            for (int step = 0; step < BLOCK_N / 16; step++)
+                multiply_pv(f.o, p[step], v_tile, step);
         }
 #if KEY_LIST
         if (last_round)
