@@ -788,6 +788,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 
     const tile_source<HEAD_DIM / 8, BLOCK_M> q_source(q, a.q.row, a.head_dim);
     q_source.load(q_tile, 0, at.seqlen_q - at.first_row);
+    cp_async_commit(); /* blocks without a tile wait for it too, before the output takes its place */
     const tile_source<HEAD_DIM / 8, BLOCK_N> k_source(k, a.k.row, a.head_dim);
     const tile_source<HEAD_DIM_V / 8, BLOCK_N> v_source(v, a.v.row, a.head_dim_v);
     bool settled = false; /* every row of the warp has seen a key */
