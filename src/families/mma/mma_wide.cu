@@ -78,9 +78,7 @@ constexpr int P_FREE_OFFSET = EMPTY_OFFSET + STAGES * 8;   /* [row group]: all i
 constexpr int EXCHANGE_OFFSET = P_FREE_OFFSET + 4 * 8;     /* [row group], cluster: all its warps have published */
 constexpr int VOTES_OFFSET = EXCHANGE_OFFSET + 4 * 8;      /* [row group][3], cluster */
 constexpr int STATISTICS_OFFSET = BARRIERS_OFFSET - MMA_WIDE_STATISTICS_BYTES(WARPS, CLUSTER);
-#ifndef AHEAD
-constexpr int AHEAD = STAGES == 2 ? 2 : (STAGES + 1) / 2; /* slots that are loaded ahead; the other stages let warps drift apart */
-#endif
+constexpr int AHEAD = (STAGES * 2 + 2) / 3; /* slots that are loaded ahead; the other stages let warps drift apart */
 
 static_assert(DTYPE == MMA_FLOAT16 || DTYPE == MMA_BFLOAT16, "mma_wide.cu takes float16 and bfloat16");
 static_assert(CLUSTER == 1 || CLUSTER == 2, "a cluster has one or two blocks");
