@@ -1,17 +1,55 @@
-/* command_cache.c: fdm cache. */
+/* command_cache.c: fdm cache: the kernels compiled at run time. */
+#include <dirent.h>
 #include <getopt.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "cli.h"
+#include "json_writer.h"
+
+static const char help[] =
+    "usage: fdm cache [list|clear] [--json]\n\nThe folder of CUDA kernels compiled at run time: lists or "
+    "removes its entries. An entry that is damaged, or of other sources, another compiler or "
+    "another library version, is never used.\n\nexample: fdm cache list";
+
+struct totals {
+    int64_t entries, bytes;
+};
+
+/* Looks at, or removes, the folder's entries; a folder that is not there is empty. */
+static struct totals walk(const char *folder, int clear, struct json_writer *json, int print) {
+    struct totals totals = {0, 0};
+    DIR *directory = opendir(folder);
+    for (struct dirent *entry; directory && (entry = readdir(directory));) {
+        char path[2048];
+        struct stat facts;
+        const char *extension = strstr(entry->d_name, ".cubin");
+        if (!extension || snprintf(path, sizeof path, "%s/%s", folder, entry->d_name) >= (int)sizeof path ||
+            stat(path, &facts) || (clear && unlink(path)))
+            continue;
+        totals.entries++;
+        totals.bytes += facts.st_size;
+        if (json) {
+            json_open(json, NULL, '{');
+            json_put_text(json, "name", entry->d_name);
+            json_put_integer(json, "bytes", facts.st_size);
+            json_close(json, '}');
+        } else if (print) {
+            printf("%s %lld bytes\n", entry->d_name, (long long)facts.st_size);
+        }
+    }
+    if (directory)
+        closedir(directory);
+    return totals;
+}
 
 int command_cache(int argc, char **argv) {
     static const struct option options[] = {{"json", no_argument, 0, 'j'}, {"help", no_argument, 0, 'h'}, {0}};
     int option, json = 0;
     while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
         if (option == 'h') {
-            puts(
-                "usage: fdm cache [list|clear] [--json]\n\nThe folder of kernels compiled at run time. CPU kernels are "
-                "compiled into the library, so this version's cache is always empty.\n\nexample: fdm cache list");
+            puts(help);
             return EXIT_FINE;
         }
         if (option == '?')
@@ -19,8 +57,25 @@ int command_cache(int argc, char **argv) {
         json = 1;
     }
     const char *action = optind < argc ? argv[optind] : "list";
-    if (optind + 1 < argc || (strcmp(action, "list") != 0 && strcmp(action, "clear") != 0))
+    int clear = strcmp(action, "clear") == 0;
+    if (optind + 1 < argc || (!clear && strcmp(action, "list") != 0))
         return complain(EXIT_USAGE, "cache takes 'list' or 'clear', not '%s'", argv[argc - 1]);
-    puts(json ? "{\"entries\": []}" : "no entries: CPU kernels are compiled into the library");
+    char folder[1024];
+    if (fdm_cache_folder(folder, sizeof folder))
+        return complain(EXIT_WRONG, "%s", fdm_last_error());
+    struct json_writer w = {stdout, 0};
+    if (json) {
+        json_open(&w, NULL, '{');
+        json_open(&w, "entries", '[');
+    }
+    struct totals totals = walk(folder, clear, json ? &w : NULL, !clear);
+    if (json) {
+        json_close(&w, ']');
+        json_close(&w, '}');
+        printf("\n");
+    } else {
+        printf("%lld entries, %lld bytes%s\n", (long long)totals.entries, (long long)totals.bytes,
+               clear ? " removed" : "");
+    }
     return EXIT_FINE;
 }

@@ -5,6 +5,19 @@
 #include "cli.h"
 #include "json_writer.h"
 
+/* The devices, or the sentence why there is none; then what compiles kernels, and where they are kept. */
+static void print_cuda(void) {
+    fdm_device device;
+    char path[1024];
+    for (int32_t i = 0; fdm_device_query(FDM_CUDA, i, &device) == FDM_OK; i++)
+        printf("CUDA: device %d is %s, %d multiprocessors, %lld KiB of shared memory a block, L2 %lld KiB\n", i,
+               device.name, device.num_sms, (long long)device.shared_bytes >> 10, (long long)device.l2_bytes >> 10);
+    if (fdm_device_query(FDM_CUDA, 0, &device))
+        printf("CUDA: %s\n", fdm_last_error());
+    printf("compiler: %s\n", fdm_compiler_path(path, sizeof path) ? fdm_last_error() : path);
+    printf("cache: %s\n", fdm_cache_folder(path, sizeof path) ? fdm_last_error() : path);
+}
+
 static void print_text(const fdm_device *device) {
     fdm_kernel_info kernel;
     fdm_setting_info setting;
@@ -12,9 +25,8 @@ static void print_text(const fdm_device *device) {
     printf("CPU: best instruction set %s, %d threads for this process, caches L1 %lld KiB, L2 %lld KiB, L3 %lld KiB\n",
            device->isa, device->num_threads, (long long)device->l1_bytes >> 10, (long long)device->l2_bytes >> 10,
            (long long)device->l3_bytes >> 10);
-    printf(
-        "CUDA: this version has no CUDA kernels; fdm plan knows sm_80, sm_86, sm_89, sm_90, sm_100, sm_120 by name\n");
-    printf("cache: this version compiles nothing at run time, so there is none\n\nkernels\n");
+    print_cuda();
+    printf("\nkernels\n");
     for (int32_t i = 0; fdm_kernel_list(i, &kernel) == FDM_OK; i++)
         printf("  %-28s %-11s %s\n", kernel.name, kernel.available ? "available" : "-", kernel.description);
     printf("\nsettings\n");
@@ -36,8 +48,19 @@ static void print_json(const fdm_device *device) {
     json_put_integer(&w, "l3_bytes", device->l3_bytes);
     json_close(&w, '}');
     json_open(&w, "cuda", '[');
+    fdm_device cuda;
+    char path[1024];
+    for (int32_t i = 0; fdm_device_query(FDM_CUDA, i, &cuda) == FDM_OK; i++) {
+        json_open(&w, NULL, '{');
+        json_put_text(&w, "name", cuda.name);
+        json_put_integer(&w, "num_sms", cuda.num_sms);
+        json_put_integer(&w, "shared_bytes", cuda.shared_bytes);
+        json_put_integer(&w, "l2_bytes", cuda.l2_bytes);
+        json_close(&w, '}');
+    }
     json_close(&w, ']');
-    json_put_text(&w, "cache", NULL);
+    json_put_text(&w, "compiler", fdm_compiler_path(path, sizeof path) ? NULL : path);
+    json_put_text(&w, "cache", fdm_cache_folder(path, sizeof path) ? NULL : path);
     json_open(&w, "kernels", '[');
     for (int32_t i = 0; fdm_kernel_list(i, &kernel) == FDM_OK; i++) {
         json_open(&w, NULL, '{');
@@ -62,8 +85,9 @@ int command_info(int argc, char **argv) {
     int option, json = 0;
     while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
         if (option == 'h') {
-            puts("usage: fdm info [--json]\n\nPrints the CPU's instruction set and caches, threads, kernels and "
-                 "settings.\n\n"
+            puts("usage: fdm info [--json]\n\nPrints the CPU's instruction set and caches, CUDA devices, the compiler "
+                 "and "
+                 "the cache of their kernels, all kernels, and settings.\n\n"
                  "example: FLASH_DMATTN_CPU_ISA=avx2 fdm info");
             return EXIT_FINE;
         }

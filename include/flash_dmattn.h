@@ -382,6 +382,12 @@ typedef struct fdm_setting_info {
 } fdm_setting_info;
 FDM_API fdm_status fdm_setting_list(int32_t index, fdm_setting_info *info);
 
+/* The folder of kernels compiled at run time (FLASH_DMATTN_CACHE_DIR, else flash_dmattn in the XDG cache folder), and
+ * the compiler that would make them: NVRTC is found without being opened. FDM_ERROR_UNSUPPORTED when there is none;
+ * FDM_ERROR_INVALID_ARGUMENT when `size` is too small. */
+FDM_API fdm_status fdm_cache_folder(char *path, size_t size);
+FDM_API fdm_status fdm_compiler_path(char *path, size_t size);
+
 /* Joins the library's own threads; they are started again when needed. Not while a call is in flight. */
 FDM_API void fdm_shutdown(void);
 

@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "error.h"
 #include "memory.h"
 #include "settings.h"
 
@@ -43,14 +44,19 @@ struct cache_key cache_key_of(const struct cuda_compiler *compiler, const char *
     return key;
 }
 
-int cache_folder(char *path, size_t size) {
+fdm_status fdm_cache_folder(char *path, size_t size) {
     const char *own = setting_get(SETTING_CACHE_DIR), *xdg = setting_get_foreign("XDG_CACHE_HOME"),
                *home = setting_get_foreign("HOME");
     int written = own    ? snprintf(path, size, "%s", own)
                   : xdg  ? snprintf(path, size, "%s/flash_dmattn", xdg)
                   : home ? snprintf(path, size, "%s/.cache/flash_dmattn", home)
                          : 0;
-    return written > 0 && (size_t)written < size;
+    if (written <= 0)
+        return error_set(FDM_ERROR_UNSUPPORTED,
+                         "there is no cache folder: none of FLASH_DMATTN_CACHE_DIR, XDG_CACHE_HOME and HOME is set");
+    return (size_t)written < size
+               ? FDM_OK
+               : error_set(FDM_ERROR_INVALID_ARGUMENT, "the path has %d bytes; size is %zu", written, size);
 }
 
 struct entry_header {
@@ -70,7 +76,7 @@ enum { PATH_BYTES = 640, CODE_BYTES_MAX = 64 << 20 };
 
 static int entry_path(const struct cache_key *key, char *path) {
     char folder[512];
-    if (!cache_folder(folder, sizeof folder))
+    if (fdm_cache_folder(folder, sizeof folder))
         return 0;
     snprintf(path, PATH_BYTES, "%s/%016llx%016llx.cubin", folder, (unsigned long long)key->half[0],
              (unsigned long long)key->half[1]);
@@ -133,7 +139,7 @@ static int write_all(int file, const void *data, size_t bytes) {
 void cache_store(const struct cache_key *key, const struct cuda_binary *binary) {
     char path[PATH_BYTES], temporary[PATH_BYTES + 64], folder[512];
     static _Atomic unsigned counter;
-    if (!cache_folder(folder, sizeof folder) || !entry_path(key, path))
+    if (fdm_cache_folder(folder, sizeof folder) || !entry_path(key, path))
         return;
     make_folder(folder);
     snprintf(temporary, sizeof temporary, "%s.%ld.%u", path, (long)getpid(), counter++);

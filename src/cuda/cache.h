@@ -11,9 +11,6 @@ struct cache_key {
 struct cache_key cache_key_of(const struct cuda_compiler *compiler, const char *arch, const struct cuda_source *source,
                               const struct cuda_kernel_request *request);
 
-/* The folder: FLASH_DMATTN_CACHE_DIR, else flash_dmattn in the XDG cache folder. 0 when there is none. */
-int cache_folder(char *path, size_t size);
-
 /* 1 and the binary (the caller's) when a sound entry is there. */
 int cache_load(const struct cache_key *key, struct cuda_binary *binary);
 /* Writes the entry whole or not at all: a temporary file, fsync, rename. Silent when the folder cannot be written. */

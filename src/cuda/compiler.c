@@ -17,6 +17,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "driver.h"
 #include "error.h"
 #include "memory.h"
 #include "settings.h"
@@ -124,6 +125,16 @@ fdm_status cuda_compiler_find(int32_t max_major, struct cuda_compiler *compiler)
                      "no NVRTC for CUDA %d or lower was found (libnvrtc.so.%d); install it with pip install "
                      "nvidia-cuda-nvrtc, or a CUDA toolkit",
                      newest, newest);
+}
+
+fdm_status fdm_compiler_path(char *path, size_t size) {
+    const struct cuda_driver *driver;
+    struct cuda_compiler compiler;
+    fdm_status status = cuda_compiler_find(cuda_driver_get(&driver) ? 0 : driver->version / 1000, &compiler);
+    if (!status && (size_t)snprintf(path, size, "%s", compiler.path) >= size)
+        status =
+            error_set(FDM_ERROR_INVALID_ARGUMENT, "the path has %zu bytes; size is %zu", strlen(compiler.path), size);
+    return status;
 }
 
 const struct cuda_source *cuda_source_find(const char *name) {

@@ -2,7 +2,7 @@
 #include "cuda.h"
 #include "driver.h"
 #include "error.h"
-#include "kernels.h"
+#include "loaded_kernels.h"
 
 fdm_status cuda_launch(const struct cuda_launch *launch) {
     const struct cuda_driver *driver;

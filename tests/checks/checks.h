@@ -60,7 +60,7 @@ void trial_reference(struct trial *trial);
 void trial_baseline(struct trial *trial);
 fdm_tensors trial_tensors(struct trial *trial, fdm_pass pass);
 
-/* device.c: one trial on a CUDA device: tensors, canary zones and workspace in one block of its memory. */
+/* checks_device.c: one trial on a CUDA device: tensors, canary zones and workspace in one block of its memory. */
 struct device_copy {
     fdm_tensor tensors[NUM_ROLES]; /* the trial's, with addresses on the device */
     size_t offsets[NUM_ROLES];     /* of the data in the block */

@@ -1,6 +1,6 @@
-/* kernels.h: a loaded kernel, inside src/cuda. */
-#ifndef FDM_CUDA_KERNELS_H
-#define FDM_CUDA_KERNELS_H
+/* loaded_kernels.h: a loaded kernel, inside src/cuda. */
+#ifndef FDM_CUDA_LOADED_KERNELS_H
+#define FDM_CUDA_LOADED_KERNELS_H
 
 #include "cuda.h"
 #include "driver.h"

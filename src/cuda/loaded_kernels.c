@@ -1,4 +1,4 @@
-/* kernels.c: kernels in memory: found without a lock, loaded or compiled under one. */
+/* loaded_kernels.c: kernels in memory: found without a lock, loaded or compiled under one. */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -8,7 +8,7 @@
 #include "cuda.h"
 #include "driver.h"
 #include "error.h"
-#include "kernels.h"
+#include "loaded_kernels.h"
 #include "memory.h"
 
 /* A chain for each hash; kernels are added at its head and never leave. */
