@@ -22,6 +22,7 @@ HEADER = struct.Struct("<Q")
 
 # The scalar table on one thread: the same choice on every machine.
 ENVIRONMENT = {"PATH": os.environ["PATH"], "FLASH_DMATTN_CPU_ISA": "scalar", "FLASH_DMATTN_NUM_THREADS": "1"}
+ENVIRONMENT |= {"FLASH_DMATTN_CACHE_DIR": "/nowhere/flash_dmattn"}
 ENVIRONMENT |= {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "ASAN_OPTIONS") if name in os.environ}
 
 GOLDEN_COMMANDS = {
@@ -72,6 +73,8 @@ def normalised(text):
     text = re.sub(r"\d\.\d+e-\d\d", "#", text)
     text = re.sub(r"-?\d+\.\d{8}|(?<=time:)[\d.]+|(?<=TFLOPS:)[\d.]+|\d+\.\d{3,4}\b", "#", text)
     text = re.sub(r"\d+ threads for this process", "# threads for this process", text)
+    text = re.sub(r"(?m)^(CUDA|compiler): .*\n", "", text)  # of the machine
+    text = re.sub(r"(?m)^(  mma\.).*\n(\1.*\n)*", "  mma.#\n", text)
     text = re.sub(r"(?m)^(  cpu\.).*\n(\1.*\n)*", "  cpu.#\n", text)
     # Tuned sizes are the kernels' own matter.
     text = re.sub(r"_\d+x\d+|\"(kernel_index|block_m|block_n)\": \d+|\d+ at a time", "#", text)
