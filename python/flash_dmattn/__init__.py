@@ -1,4 +1,4 @@
-"""Exact attention with any mask, forward and backward, on the CPU.
+"""Exact attention with any mask: forward and backward on the CPU, forward on CUDA devices.
 
     from flash_dmattn import flash_dmattn_func          # PyTorch: autograd, torch.compile, autocast
     out = flash_dmattn_func(query, key, value, attn_mask=mask, attn_bias=bias, is_causal=True)
@@ -33,7 +33,7 @@ _TORCH_NAMES = ("flash_dmattn_func", "flash_dmattn_varlen_func", "flash_dmattn_f
 
 def get_available_backends() -> list[str]:
     """The back ends this installation can run, best first."""
-    return ["cpu"]
+    return ["cuda", "cpu"] if _native.cuda_devices() else ["cpu"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,6 @@
 """PyTorch front end: autograd, torch.library operators, autocast.
 
-Two ways lead to the C library. Plain CPU tensors in eager mode call it directly, which costs a few microseconds less
+Two ways lead to the C library. Plain CPU and CUDA tensors in eager mode call it directly, which costs a few microseconds less
 than the dispatcher. Everything that needs the dispatcher (torch.compile, fake tensors, dispatch modes, functorch,
 the profiler) goes through the operators flash_dmattn::forward and flash_dmattn::backward.
 """
@@ -64,7 +64,31 @@ def _new_lse(q: Tensor, packed: bool) -> Tensor:
     return q.new_empty(shape, dtype=torch.float32)
 
 
+def _as_tuple(tensor: Tensor) -> Tuple[Any, ...]:
+    """A CUDA tensor for the extension: address, dtype, shape, strides, device."""
+    name = str(tensor.dtype)[len("torch.") :]
+    return tensor.data_ptr(), name, tuple(tensor.shape), tensor.stride(), 2, tensor.device.index
+
+
+def _call_on_cuda(function: Callable[..., Any], tensors: Sequence[Optional[Tensor]], settings: Settings) -> None:
+    """On the current stream; workspace comes from PyTorch's allocator, which may reuse it there right after the call."""
+    device = tensors[0].device  # type: ignore[union-attr]
+
+    def allocate(num_bytes: int) -> Tuple[int, Tensor]:
+        workspace = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+        return workspace.data_ptr(), workspace
+
+    for tensor in tensors:
+        if tensor is not None and tensor.device != device:
+            raise ValueError(f"query is on {device}, but another tensor of the call is on {tensor.device}")
+    given = [None if tensor is None else _as_tuple(tensor) for tensor in tensors]
+    stream = torch._C._cuda_getCurrentRawStream(device.index)
+    function(*given, *settings, 0, _arguments.forced_family, stream, allocate)
+
+
 def _call(function: Callable[..., Any], tensors: Sequence[Optional[Tensor]], settings: Settings) -> None:
+    if tensors[0].is_cuda:  # type: ignore[union-attr]
+        return _call_on_cuda(function, tensors, settings)
     if not _has_exchange_table:
         tensors = [None if tensor is None else tensor.detach() for tensor in tensors]
     function(*tensors, *settings, torch.get_num_threads(), _arguments.forced_family)
@@ -179,11 +203,13 @@ _library.define(
 )
 
 
+@torch.library.impl(_library, "forward", "CUDA")
 @torch.library.impl(_library, "forward", "CPU")
 def _forward_operator(*arguments: Any) -> Tuple[Tensor, Tensor]:
     return _forward(arguments[:9], arguments[9:])
 
 
+@torch.library.impl(_library, "backward", "CUDA")
 @torch.library.impl(_library, "backward", "CPU")
 def _backward_operator(*arguments: Any) -> Tuple[Tensor, ...]:
     out, lse, dout, dlse, *needs = arguments[9:17]
@@ -256,6 +282,15 @@ def _topk_intervals(bias: Tensor, padding: Optional[Tensor], window_size: int, s
     return start, end
 
 
+@torch.library.impl(_library, "topk_intervals", "CUDA")
+def _topk_intervals_cuda(
+    bias: Tensor, padding: Optional[Tensor], window_size: int, seqlen_q: int
+) -> Tuple[Tensor, Tensor]:
+    """On the CPU, which waits for the device; the result goes back there."""
+    start, end = _topk_intervals(bias.cpu(), None if padding is None else padding.cpu(), window_size, seqlen_q)
+    return start.to(bias.device), end.to(bias.device)
+
+
 @torch.library.register_fake("flash_dmattn::topk_intervals", lib=_library)
 def _topk_intervals_fake(bias: Tensor, padding: Optional[Tensor], window_size: int, seqlen_q: int) -> Any:
     return _interval_outputs(bias, padding)
@@ -280,8 +315,8 @@ def _refuse_transforms(tensors: Sequence[Optional[Tensor]]) -> None:
 
 
 def _is_plain(tensor: Any, axes: int) -> bool:
-    """Whether the tensor is what its address, shape and strides say, in CPU memory, with so many axes."""
-    return type(tensor) in _PLAIN and tensor.is_cpu and tensor.ndim == axes and not tensor.is_neg()
+    """Whether the tensor is what its address, shape and strides say, in CPU or CUDA memory, with so many axes."""
+    return type(tensor) in _PLAIN and (tensor.is_cpu or tensor.is_cuda) and tensor.ndim == axes and not tensor.is_neg()
 
 
 def _are_plain(q: Tensor, k: Tensor, v: Tensor, axes: int) -> bool:
@@ -333,17 +368,17 @@ def _check_tensors(tensors: Sequence[Any], axes: int) -> None:
             raise TypeError(
                 f"{name} is a {type(tensor).__name__}; it must be a torch.Tensor (flash_dmattn.attention takes arrays)"
             )
-        if not (tensor.is_cpu or tensor.is_meta):
+        if not (tensor.is_cpu or tensor.is_cuda or tensor.is_meta):
             raise NotImplementedError(
-                f"{name} is on {tensor.device}; this version of flash_dmattn runs on the CPU only"
+                f"{name} is on {tensor.device}; this version of flash_dmattn runs on the CPU and on CUDA devices"
             )
     check_axes(tensors, ("query", "key", "value"), axes)
 
 
 def _autocast(inputs: Tuple[Optional[Tensor], ...]) -> Tuple[Optional[Tensor], ...]:
     """q, k, v in the autocast dtype; a bias that is neither that nor float32 follows."""
-    dtype = torch.get_autocast_dtype("cpu")
     q, k, v, mask, bias, *rest = inputs
+    dtype = torch.get_autocast_dtype(q.device.type)  # type: ignore[union-attr]
     if q.dtype is torch.float64:
         return inputs
     q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
@@ -375,7 +410,8 @@ def flash_dmattn_func(
     """Attention with any mask and bias: softmax(softcap(softmax_scale * Q K^T) + bias, visible keys only) V.
 
     Args:
-        query: [B, Sq, H, D], float32, float16, bfloat16, or float64 (slow: runs on the reference kernels). Any strides
+        query: [B, Sq, H, D], float32, float16, bfloat16, or float64 (slow: runs on the reference kernels), on the CPU;
+            float16 and bfloat16 on CUDA devices. Any strides
             with a contiguous last axis, so `x.transpose(1, 2)` of a [B, H, S, D] tensor works and copies nothing.
         key, value: [B, Sk, Hkv, D] and [B, Sk, Hkv, Dv], query's dtype; H is a multiple of Hkv.
         attn_mask: bool, True = visible; [B|1, H|Hkv|1, Sq|1, Sk|1], [B, h, Sk] (no query axis), or [B|1, Sk] (padding).
@@ -396,7 +432,8 @@ def flash_dmattn_func(
 
     Raises:
         TypeError, ValueError: an argument is wrong; the sentence says what is allowed.
-        NotImplementedError: tensors that are not on the CPU, or a problem no kernel takes.
+        NotImplementedError: a problem that no kernel of the tensors' device takes. On CUDA devices this version has the
+            forward for float16 and bfloat16; its backward comes with a later version.
     """
     settings = settings_of(softmax_scale, scale, is_causal, softcap, deterministic, window_size)
     plain = _are_plain(query, key, value, 4)
@@ -410,7 +447,7 @@ def flash_dmattn_func(
     if key_intervals is not None:
         start, end = interval_pair(key_intervals)
     inputs = (query, key, value, attn_mask, attn_bias, start, end, None, None)
-    if torch.is_autocast_enabled("cpu"):
+    if torch.is_autocast_enabled("cuda" if query.is_cuda else "cpu"):
         inputs = _autocast(inputs)
     out, lse = _attend(inputs, settings, return_lse or bool(return_attn_probs), plain)
     if return_attn_probs:
@@ -478,16 +515,17 @@ def flash_dmattn_varlen_func(
     if key_intervals is not None:
         start, end = interval_pair(key_intervals)
     inputs = (query, key, value, attn_mask, attn_bias, start, end, cu_seqlens_q, cu_seqlens_k)
-    if torch.is_autocast_enabled("cpu"):
+    if torch.is_autocast_enabled("cuda" if query.is_cuda else "cpu"):
         inputs = _autocast(inputs)
     out, lse = _attend(inputs, settings, return_lse, plain)
     return (out, lse) if return_lse else out
 
 
 def flash_dmattn_func_auto(backend: Optional[str] = None, **kwargs: Any) -> Callable[..., Any]:
-    """The attention function of a back end ("cpu", or None for the best one); kwargs become its defaults."""
-    if backend not in (None, "cpu"):
-        raise ValueError(f"Unknown backend: {backend}. Available backends: ['cpu']")
+    """The attention function; kwargs become its defaults. backend: "cpu", "cuda", or None: tensors run where they live."""
+    known = ["cuda", "cpu"] if _native.cuda_devices() else ["cpu"]
+    if backend is not None and backend not in known:
+        raise ValueError(f"Unknown backend: {backend}. Available backends: {known}")
     return functools.partial(flash_dmattn_func, **kwargs) if kwargs else flash_dmattn_func
 
 

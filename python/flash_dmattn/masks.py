@@ -36,10 +36,10 @@ def _is_torch(array: Any) -> bool:
     return torch is not None and isinstance(array, torch.Tensor)
 
 
-def _library_of(array: Any, name: str) -> str:
+def _library_of(array: Any, name: str, devices: Tuple[str, ...] = ("cpu",)) -> str:
     if _is_torch(array):
-        if array.device.type != "cpu":
-            raise NotImplementedError(f"{name} is on {array.device}; this version of flash_dmattn runs on the CPU only")
+        if array.device.type not in devices:
+            raise NotImplementedError(f"{name} is on {array.device}; this function takes tensors on {devices[0]} only")
         return "torch"
     if hasattr(array, "__array_interface__"):
         return "numpy"
@@ -103,9 +103,11 @@ def topk_intervals(
         key_padding_mask: bool [B, Sk], True = a real key; others are never visible and do not count.
 
     Returns:
-        (start, end), int32 [B, h, Sk], in raw rows; end is 2**31 - 1 for a key that is never dropped.
+        (start, end), int32 [B, h, Sk], in raw rows; end is 2**31 - 1 for a key that is never dropped. Of a CUDA tensor
+        it is made on the CPU, which waits for the device, and copied back.
     """
-    library = _library_of(bias, "bias")
+    devices = ("cpu", "cuda")
+    library = _library_of(bias, "bias", devices)
     if bias.ndim == 4 and bias.shape[2] == 1:
         bias = bias.reshape(bias.shape[0], bias.shape[1], bias.shape[3])
     if bias.ndim != 3:
@@ -113,7 +115,7 @@ def topk_intervals(
             f"bias has shape {list(bias.shape)}; it must be [batch, heads, seqlen_k], or have a 1 before seqlen_k"
         )
     if key_padding_mask is not None and (
-        _library_of(key_padding_mask, "key_padding_mask") != library or key_padding_mask.ndim != 2
+        _library_of(key_padding_mask, "key_padding_mask", devices) != library or key_padding_mask.ndim != 2
     ):
         raise ValueError("key_padding_mask must be a bool array [batch, seqlen_k] of the same library as bias")
     if str(bias.dtype).endswith("float64"):

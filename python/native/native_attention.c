@@ -4,7 +4,7 @@
 #include <string.h>
 
 /* The tensors both passes take, in the order of the Python call; then the pass' own; then the settings. */
-enum { NUM_INPUTS = 9, NUM_FORWARD = NUM_INPUTS + 2, NUM_BACKWARD = NUM_INPUTS + 8, NUM_SETTINGS = 10 };
+enum { NUM_INPUTS = 9, NUM_FORWARD = NUM_INPUTS + 2, NUM_BACKWARD = NUM_INPUTS + 8, NUM_SETTINGS = 10, NUM_CUDA = 2 };
 
 static void inputs_of(fdm_tensor *const *given, fdm_tensors *tensors) {
     *tensors = (fdm_tensors){.q = given[0],
@@ -19,10 +19,13 @@ static void inputs_of(fdm_tensor *const *given, fdm_tensors *tensors) {
 }
 
 /* Tensors, then (max_seqlen_q, max_seqlen_k, softmax_scale or None, causal, softcap, window_left, window_right,
- * deterministic, num_threads, family or None). Returns -1 with an exception set. */
+ * deterministic, num_threads, family or None); for CUDA tensors also the stream's address and what allocates. Returns
+ * -1 with an exception set. */
 static int parse(PyObject *const *arguments, Py_ssize_t count, int num_tensors, struct tensor_argument *storage,
-                 fdm_tensor **given, fdm_options *options) {
-    if (count != num_tensors + NUM_SETTINGS) {
+                 fdm_tensor **given, fdm_options *options, PyObject **allocate) {
+    const int on_cuda = count == num_tensors + NUM_SETTINGS + NUM_CUDA;
+    *allocate = NULL;
+    if (count != num_tensors + NUM_SETTINGS && !on_cuda) {
         PyErr_Format(PyExc_TypeError, "%d arguments are needed, %zd were given", num_tensors + NUM_SETTINGS, count);
         return -1;
     }
@@ -46,12 +49,48 @@ static int parse(PyObject *const *arguments, Py_ssize_t count, int num_tensors, 
     options->num_threads = (int32_t)PyLong_AsLong(setting[8]);
     if (setting[9] != Py_None)
         options->family = PyUnicode_AsUTF8AndSize(setting[9], NULL);
+    if (on_cuda) {
+        options->stream = (void *)(uintptr_t)PyLong_AsUnsignedLongLong(setting[10]);
+        *allocate = setting[11];
+    }
     return PyErr_Occurred() ? -1 : 0;
 }
 
 typedef fdm_status (*attention_call)(const fdm_tensors *, const fdm_options *, const fdm_allocator *);
 
-static PyObject *run(attention_call call, const fdm_tensors *tensors, const fdm_options *options) {
+/* Workspace on the tensors' device: `allocate(bytes)` returns (address, what keeps it alive). */
+struct device_workspace {
+    PyObject *allocate, *kept;
+};
+
+static void *allocate_on_device(void *context, size_t bytes) {
+    struct device_workspace *workspace = context;
+    PyGILState_STATE state = PyGILState_Ensure();
+    void *memory = NULL;
+    workspace->kept = PyObject_CallFunction(workspace->allocate, "n", (Py_ssize_t)bytes);
+    PyObject *address = workspace->kept ? PyTuple_GetItem(workspace->kept, 0) : NULL;
+    if (address)
+        memory = (void *)(uintptr_t)PyLong_AsUnsignedLongLong(address);
+    PyGILState_Release(state);
+    return memory;
+}
+static void release_on_device(void *context, void *memory) {} /* when `kept` goes, with the GIL */
+
+static PyObject *run_on_device(attention_call call, const fdm_tensors *tensors, const fdm_options *options,
+                               PyObject *allocate) {
+    fdm_status status;
+    struct device_workspace workspace = {allocate, NULL};
+    fdm_allocator allocator = {&workspace, allocate_on_device, release_on_device};
+    Py_BEGIN_ALLOW_THREADS;
+    status = call(tensors, options, &allocator);
+    Py_END_ALLOW_THREADS;
+    Py_XDECREF(workspace.kept);
+    return PyErr_Occurred() ? NULL : native_result(status);
+}
+
+static PyObject *run(attention_call call, const fdm_tensors *tensors, const fdm_options *options, PyObject *allocate) {
+    if (allocate)
+        return run_on_device(call, tensors, options, allocate);
     fdm_status status;
     struct native_workspace workspace = native_workspace_take();
     fdm_allocator allocator = native_allocator(&workspace);
@@ -67,13 +106,13 @@ PyObject *native_forward(PyObject *module, PyObject *const *arguments, Py_ssize_
     struct tensor_argument storage[NUM_FORWARD] = {0};
     fdm_tensor *given[NUM_FORWARD];
     fdm_options options;
-    PyObject *result = NULL;
-    if (!parse(arguments, count, NUM_FORWARD, storage, given, &options)) {
+    PyObject *allocate, *result = NULL;
+    if (!parse(arguments, count, NUM_FORWARD, storage, given, &options, &allocate)) {
         fdm_tensors tensors;
         inputs_of(given, &tensors);
         tensors.out = given[NUM_INPUTS];
         tensors.lse = given[NUM_INPUTS + 1];
-        result = run(fdm_attention_forward, &tensors, &options);
+        result = run(fdm_attention_forward, &tensors, &options, allocate);
     }
     native_release(storage, NUM_FORWARD);
     return result;
@@ -85,8 +124,8 @@ PyObject *native_backward(PyObject *module, PyObject *const *arguments, Py_ssize
     struct tensor_argument storage[NUM_BACKWARD] = {0};
     fdm_tensor *given[NUM_BACKWARD];
     fdm_options options;
-    PyObject *result = NULL;
-    if (!parse(arguments, count, NUM_BACKWARD, storage, given, &options)) {
+    PyObject *allocate, *result = NULL;
+    if (!parse(arguments, count, NUM_BACKWARD, storage, given, &options, &allocate)) {
         fdm_tensors tensors;
         inputs_of(given, &tensors);
         fdm_tensor *const *own = given + NUM_INPUTS;
@@ -98,7 +137,7 @@ PyObject *native_backward(PyObject *module, PyObject *const *arguments, Py_ssize
         tensors.dk = own[5];
         tensors.dv = own[6];
         tensors.dbias = own[7];
-        result = run(fdm_attention_backward, &tensors, &options);
+        result = run(fdm_attention_backward, &tensors, &options, allocate);
     }
     native_release(storage, NUM_BACKWARD);
     return result;
@@ -109,8 +148,8 @@ PyObject *native_count_visible(PyObject *module, PyObject *const *arguments, Py_
     struct tensor_argument storage[NUM_FORWARD] = {0};
     fdm_tensor *given[NUM_FORWARD];
     fdm_options options;
-    PyObject *result = NULL;
-    if (!parse(arguments, count, NUM_FORWARD, storage, given, &options)) {
+    PyObject *allocate, *result = NULL;
+    if (!parse(arguments, count, NUM_FORWARD, storage, given, &options, &allocate)) {
         fdm_tensors tensors;
         fdm_problem problem;
         int64_t pairs = 0;
@@ -135,8 +174,8 @@ PyObject *native_plan(PyObject *module, PyObject *const *arguments, Py_ssize_t c
     struct tensor_argument storage[NUM_FORWARD] = {0};
     fdm_tensor *given[NUM_FORWARD];
     fdm_options options;
-    PyObject *result = NULL;
-    if (!parse(arguments, count, NUM_FORWARD, storage, given, &options)) {
+    PyObject *allocate, *result = NULL;
+    if (!parse(arguments, count, NUM_FORWARD, storage, given, &options, &allocate)) {
         fdm_tensors tensors;
         fdm_problem problem;
         fdm_device device;

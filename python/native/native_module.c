@@ -30,6 +30,14 @@ static PyObject *native_device(PyObject *module, PyObject *unused) {
 }
 
 /* settings() -> [(name, description, value or None)] */
+static PyObject *native_cuda_devices(PyObject *module, PyObject *unused) {
+    fdm_device device;
+    int32_t count = 0;
+    while (fdm_device_query(FDM_CUDA, count, &device) == FDM_OK)
+        count++;
+    return PyLong_FromLong(count);
+}
+
 static PyObject *native_settings(PyObject *module, PyObject *unused) {
     PyObject *list = PyList_New(0);
     fdm_setting_info info;
@@ -58,6 +66,7 @@ static PyMethodDef methods[] = {
     {"prefix_intervals", FASTCALL(native_prefix_intervals), "Prefix LM."},
     {"intervals_from_mask", FASTCALL(native_intervals_from_mask), "A dense mask as key intervals."},
     {"device", native_device, METH_NOARGS, "Facts of the CPU."},
+    {"cuda_devices", native_cuda_devices, METH_NOARGS, "Number of CUDA devices that can be used."},
     {"settings", native_settings, METH_NOARGS, "Environment variables the library reads."},
     {"version", native_version, METH_NOARGS, "Version of the C library."},
     {NULL, NULL, 0, NULL},

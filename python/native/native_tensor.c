@@ -50,12 +50,14 @@ static int read_extents(PyObject *tuple, int64_t *out, Py_ssize_t count) {
     return 0;
 }
 
-/* (address, dtype name, shape, strides in elements) */
+/* (address, dtype name, shape, strides in elements[, DLPack device type, device index]) */
 static int from_tuple(PyObject *tuple, struct tensor_argument *argument) {
     PyObject *shape, *strides;
     unsigned long long address;
     const char *name;
-    if (!PyArg_ParseTuple(tuple, "KsO!O!", &address, &name, &PyTuple_Type, &shape, &PyTuple_Type, &strides))
+    int device_type = FDM_CPU, device_index = 0;
+    if (!PyArg_ParseTuple(tuple, "KsO!O!|ii", &address, &name, &PyTuple_Type, &shape, &PyTuple_Type, &strides,
+                          &device_type, &device_index))
         return -1;
     Py_ssize_t ndim = PyTuple_Size(shape);
     fdm_dtype dtype = fdm_dtype_from_name(name);
@@ -70,7 +72,7 @@ static int from_tuple(PyObject *tuple, struct tensor_argument *argument) {
     if (read_extents(shape, argument->shape, ndim) || read_extents(strides, argument->strides, ndim))
         return -1;
     argument->tensor = (fdm_tensor){.data = (void *)(uintptr_t)address,
-                                    .device = {FDM_CPU, 0},
+                                    .device = {device_type, device_index},
                                     .ndim = (int32_t)ndim,
                                     .dtype = fdm_data_type_of(dtype),
                                     .shape = argument->shape,

@@ -158,8 +158,8 @@ static void damage_is_refused_with_a_sentence(void **state) {
         {"\"mask_shape\": [2, ", "\"mask_shape\": [2, 2, ", "an array is too long"},
         {"{", "[", "an object is expected"},
         {", ", " ", "a comma is expected"},
-        {"\"aligned\": 0}", "\"aligned\": 0} x", "text follows"},
-        {"\"aligned\": 0}", "\"aligned\": 0", "near key 'aligned'"},
+        {"\"scores_aligned\": 1}", "\"scores_aligned\": 1} x", "text follows"},
+        {"\"scores_aligned\": 1}", "\"scores_aligned\": 1", "near key 'scores_aligned'"},
         {"\"heads_kv\": 4", "\"heads_kv\": 5", "not a multiple of the 5 heads"},
         {"\"workspace_bytes\": 1", "\"workspace_bytes\": -1", "workspace_bytes -"},
     };
