@@ -32,7 +32,7 @@ _TORCH_NAMES = ("flash_dmattn_func", "flash_dmattn_varlen_func", "flash_dmattn_f
 
 
 def get_available_backends() -> list[str]:
-    """The back ends this installation can run, best first."""
+    """The back ends this installation can run, best first. Starts the CUDA driver where there is one."""
     return ["cuda", "cpu"] if _native.cuda_devices() else ["cpu"]
 
 

@@ -522,9 +522,9 @@ def flash_dmattn_varlen_func(
 
 
 def flash_dmattn_func_auto(backend: Optional[str] = None, **kwargs: Any) -> Callable[..., Any]:
-    """The attention function; kwargs become its defaults. backend: "cpu", "cuda", or None: tensors run where they live."""
-    known = ["cuda", "cpu"] if _native.cuda_devices() else ["cpu"]
-    if backend is not None and backend not in known:
+    """The attention function; kwargs become its defaults. backend: "cpu", "cuda" or None; tensors run where they are."""
+    if backend not in (None, "cpu") and not (backend == "cuda" and _native.cuda_devices()):
+        known = ["cuda", "cpu"] if _native.cuda_devices() else ["cpu"]
         raise ValueError(f"Unknown backend: {backend}. Available backends: {known}")
     return functools.partial(flash_dmattn_func, **kwargs) if kwargs else flash_dmattn_func
 

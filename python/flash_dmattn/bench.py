@@ -487,6 +487,11 @@ def parse(arguments: Optional[List[str]]) -> argparse.Namespace:
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
+    given = sys.argv[1:] if arguments is None else arguments
+    if any(name == "--device=cuda" or pair == ("--device", "cuda") for name, pair in zip(given, zip(given, given[1:] + [""]))):
+        from . import _bench_cuda
+
+        return _bench_cuda.main(given)
     options = parse(arguments)
     report: Dict[str, Any] = facts()
     device = report["device"]

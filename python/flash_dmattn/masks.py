@@ -210,7 +210,7 @@ def intervals_from_mask(mask: Any) -> Optional[Intervals]:
 
 def intervals_to_mask(start: Any, end: Any, seqlen_q: int) -> Any:
     """The dense bool mask [.., Sq, Sk] of key intervals [.., Sk]; allocates all of it."""
-    if _library_of(start, "start") == "torch":
+    if _library_of(start, "start", ("cpu", "cuda")) == "torch":
         import torch
 
         row = torch.arange(seqlen_q, device=start.device)[:, None]
@@ -296,7 +296,7 @@ def create_mask(
     Returns:
         The mask, broadcast over bias and attention_mask. `topk_intervals` gives the causal top-W mask in O(Sk) memory.
     """
-    library = _library_of(attention_bias, "attention_bias")
+    library = _library_of(attention_bias, "attention_bias", ("cpu", "cuda"))
     if type not in ("topk", "relu"):
         raise ValueError(f"type is {type!r}; it must be 'topk' or 'relu'")
     if block_size is not None and block_size <= 0:

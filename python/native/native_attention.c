@@ -185,7 +185,7 @@ PyObject *native_plan(PyObject *module, PyObject *const *arguments, Py_ssize_t c
         tensors.lse = given[NUM_INPUTS + 1];
         fdm_status status = fdm_describe(FDM_FORWARD, &tensors, &options, &problem);
         if (!status)
-            status = fdm_device_query(FDM_CPU, 0, &device);
+            status = fdm_device_query(tensors.q->device.type, tensors.q->device.index, &device);
         if (!status)
             status = fdm_plan_attention(&device, &problem, &options, &plan);
         result = status ? native_result(status)

@@ -29,7 +29,7 @@ static PyObject *native_device(PyObject *module, PyObject *unused) {
                          (long long)device.l2_bytes, "l3_bytes", (long long)device.l3_bytes);
 }
 
-/* settings() -> [(name, description, value or None)] */
+/* cuda_devices() -> how many CUDA devices can be used; starts the driver */
 static PyObject *native_cuda_devices(PyObject *module, PyObject *unused) {
     fdm_device device;
     int32_t count = 0;
@@ -38,6 +38,7 @@ static PyObject *native_cuda_devices(PyObject *module, PyObject *unused) {
     return PyLong_FromLong(count);
 }
 
+/* settings() -> [(name, description, value or None)] */
 static PyObject *native_settings(PyObject *module, PyObject *unused) {
     PyObject *list = PyList_New(0);
     fdm_setting_info info;

@@ -111,6 +111,7 @@ def test_streams_graphs_and_threads():
     q, k, v = tensors(rows=512, keys=512)
     want = flash_dmattn_func(q, k, v, is_causal=True)
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         late = q * 1  # enqueued on the stream: the call must follow it there
         assert torch.equal(flash_dmattn_func(late, k, v, is_causal=True), want)
