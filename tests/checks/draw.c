@@ -76,6 +76,14 @@ static void draw_sizes(struct trial *t) {
     t->seqlen_k = random_below(t, 3) == 0 ? t->seqlen_q : draw_length(t, large);
     t->varlen = random_below(t, 6) == 0;
     t->neat = random_below(t, 2) == 0;
+    if (random_below(t, 12) == 0) { /* few rows, many keys */
+        t->neat = 1;
+        t->seqlen_q = 1 + random_below(t, 4);
+        t->seqlen_k = PICK(t, 200, 513, 640, 1000, 1500);
+        t->heads = t->heads_kv * PICK(t, 1, 2, 4);
+        t->head_dim = PICK(t, 32, 64, 80, 128, 256);
+        t->head_dim_v = random_below(t, 3) ? t->head_dim : PICK(t, 40, 64, 128);
+    }
     if (random_below(t, 30) == 0) /* only kernels for wide heads take these */
         t->head_dim = t->head_dim_v = PICK(t, 264, 320, 512, 648, 1024);
     if (random_below(t, 60) == 0)

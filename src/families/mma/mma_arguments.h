@@ -37,17 +37,17 @@ struct mma_rows {
 };
 
 struct mma_forward_arguments {
-    struct mma_matrix q, k, v, out; /* [B, S, heads, D|Dv] */
-    struct mma_rows lse;            /* [B, H, Sq]; data NULL = not wanted */
-    struct mma_scores mask, bias;   /* [B, h, Sq, Sk] */
-    struct mma_intervals intervals; /* [B, h, Sk] */
+    struct mma_matrix q, k, v, out;             /* [B, S, heads, D|Dv] */
+    struct mma_rows lse;                        /* [B, H, Sq]; data NULL = not wanted */
+    struct mma_scores mask, bias;               /* [B, h, Sq, Sk] */
+    struct mma_intervals intervals;             /* [B, h, Sk] */
     const int32_t *cu_seqlens_q, *cu_seqlens_k; /* [B + 1]; NULL when dense */
     float *partial_out, *partial_lse; /* splits: [num_splits, B, H, Sq, Dv], [num_splits, B, H, Sq]; varlen: B 1, Sq
                                          total_q */
     const uint8_t *summary; /* mma_forward.h: MMA_TILE_* of [mask batch, mask head, row block, tile] of the mask */
     int64_t summary_batch, summary_head, summary_row; /* strides in bytes, 0 on broadcast axes */
-    int32_t batch, heads, heads_kv, group; /* group = heads / heads_kv */
-    int32_t seqlen_q, seqlen_k;            /* varlen: the maxima */
+    int32_t batch, heads, heads_kv, group;            /* group = heads / heads_kv */
+    int32_t seqlen_q, seqlen_k;                       /* varlen: the maxima */
     int32_t head_dim, head_dim_v;
     int32_t num_splits, total_q;
     int32_t window_left, window_right; /* relative to the aligned diagonal, causal folded into right; INT32_MAX =

@@ -29,6 +29,7 @@ struct mma_algorithm {
 
 enum { MMA_REQUESTS_MAX = 4 };
 
+extern const struct mma_algorithm mma_decode_algorithm;
 extern const struct mma_algorithm mma_forward_algorithm;
 extern const struct mma_algorithm mma_wide_algorithm;
 extern const struct mma_algorithm mma_backward_algorithm;

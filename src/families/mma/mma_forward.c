@@ -71,9 +71,7 @@ static enum scoring scoring_of(const fdm_problem *p) {
 }
 
 /* A bias in a list takes the registers of two. */
-static int32_t extras_of(const fdm_problem *p) {
-    return p->has_intervals + p->has_mask + 2 * p->has_bias + p->varlen;
-}
+static int32_t extras_of(const fdm_problem *p) { return p->has_intervals + p->has_mask + 2 * p->has_bias + p->varlen; }
 
 /* Mask and bias rows are copied to shared memory beside the keys. */
 static int stages_scores(const fdm_problem *p) {

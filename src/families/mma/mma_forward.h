@@ -10,27 +10,27 @@
 #define MMA_BIAS_FLOAT32 2
 
 /* The constants that specialise the kernel, in the order of the plan's and the cache's listing. */
-#define MMA_FORWARD_CONSTANTS(X)                                                                                       \
-    X(DTYPE)          /* MMA_FLOAT16 or MMA_BFLOAT16 */                                                                \
-    X(HEAD_DIM)       /* D rounded up to 16 */                                                                         \
-    X(HEAD_DIM_V)     /* Dv rounded up to 16 */                                                                        \
-    X(WARPS)                                                                                                           \
-    X(ROW_TILES)      /* 16-row tiles of a warp: 1 or 2 */                                                             \
-    X(BLOCK_N)        /* keys of a step */                                                                             \
-    X(STAGES)         /* tiles of K and V in flight: 2 or more */                                                      \
-    X(MIN_BLOCKS)     /* blocks that must fit on a multiprocessor: bounds the registers */                             \
-    X(Q_IN_REGISTERS) /* 1: fragments of Q are loaded once */                                                          \
-    X(OPTIMISTIC)     /* 1: weights are made with the maxima of the tiles before, and made again if they grew */        \
-    X(ALIGNED)        /* 1: addresses and strides are multiples of 16 bytes */                                         \
-    X(WINDOW)         /* causal or window */                                                                           \
-    X(MASK)                                                                                                            \
-    X(MASK_ROWS)      /* 0: the mask is the same for all rows */                                                       \
-    X(BIAS)           /* MMA_BIAS_* */                                                                                 \
-    X(BIAS_ROWS)      /* 0: the bias is the same for all rows */                                                       \
-    X(SCORES_ALIGNED) /* 1: rows of mask and bias are contiguous and start at multiples of 16 bytes */                \
-    X(INTERVALS)                                                                                                       \
-    X(VARLEN)                                                                                                          \
-    X(SOFTCAP)                                                                                                         \
+#define MMA_FORWARD_CONSTANTS(X)                                                                                 \
+    X(DTYPE)      /* MMA_FLOAT16 or MMA_BFLOAT16 */                                                              \
+    X(HEAD_DIM)   /* D rounded up to 16 */                                                                       \
+    X(HEAD_DIM_V) /* Dv rounded up to 16 */                                                                      \
+    X(WARPS)                                                                                                     \
+    X(ROW_TILES)      /* 16-row tiles of a warp: 1 or 2 */                                                       \
+    X(BLOCK_N)        /* keys of a step */                                                                       \
+    X(STAGES)         /* tiles of K and V in flight: 2 or more */                                                \
+    X(MIN_BLOCKS)     /* blocks that must fit on a multiprocessor: bounds the registers */                       \
+    X(Q_IN_REGISTERS) /* 1: fragments of Q are loaded once */                                                    \
+    X(OPTIMISTIC)     /* 1: weights are made with the maxima of the tiles before, and made again if they grew */ \
+    X(ALIGNED)        /* 1: addresses and strides are multiples of 16 bytes */                                   \
+    X(WINDOW)         /* causal or window */                                                                     \
+    X(MASK)                                                                                                      \
+    X(MASK_ROWS)      /* 0: the mask is the same for all rows */                                                 \
+    X(BIAS)           /* MMA_BIAS_* */                                                                           \
+    X(BIAS_ROWS)      /* 0: the bias is the same for all rows */                                                 \
+    X(SCORES_ALIGNED) /* 1: rows of mask and bias are contiguous and start at multiples of 16 bytes */           \
+    X(INTERVALS)                                                                                                 \
+    X(VARLEN)                                                                                                    \
+    X(SOFTCAP)                                                                                                   \
     X(POSITIVE_SCALE) /* 1: softmax_scale > 0, so the maximum may be taken of the bare products */
 
 /* Places in the list of visible keys, and keys that are looked at in one step. */
@@ -50,19 +50,18 @@
 #define MMA_FORWARD_COUNT(name) +1
 enum { MMA_FORWARD_NUM_CONSTANTS = MMA_FORWARD_CONSTANTS(MMA_FORWARD_COUNT) };
 
-/* Bytes of dynamic shared memory; head dims are rounded up to 16; staged_bytes are those of a mask's and a bias' element
- * where they are staged. */
+/* Bytes of dynamic shared memory; head dims are rounded up to 16; staged_bytes are those of a mask's and a bias'
+ * element where they are staged. */
 static inline int32_t mma_forward_shared_bytes(int32_t block_m, int32_t block_n, int32_t stages, int32_t head_dim,
                                                int32_t head_dim_v, int32_t list_bytes, int32_t staged_bytes) {
     int32_t widest = head_dim > head_dim_v ? head_dim : head_dim_v;
-    return block_m * widest * 2 + stages * block_n * (head_dim + head_dim_v) * 2 +
-           list_bytes + staged_bytes * block_m * block_n;
+    return block_m * widest * 2 + stages * block_n * (head_dim + head_dim_v) * 2 + list_bytes +
+           staged_bytes * block_m * block_n;
 }
 
 #ifdef __CUDACC__
-#    define BIAS_BYTES (BIAS == MMA_BIAS_FLOAT32 ? 4 : 2)
-#    define MMA_FORWARD_Q_BYTES                                                                                        \
-        (16 * ROW_TILES * WARPS * (HEAD_DIM > HEAD_DIM_V ? HEAD_DIM : HEAD_DIM_V) * 2)
+#    define BIAS_BYTES              (BIAS == MMA_BIAS_FLOAT32 ? 4 : 2)
+#    define MMA_FORWARD_Q_BYTES     (16 * ROW_TILES * WARPS * (HEAD_DIM > HEAD_DIM_V ? HEAD_DIM : HEAD_DIM_V) * 2)
 #    define MMA_FORWARD_LIST_OFFSET (MMA_FORWARD_Q_BYTES + STAGES * BLOCK_N * (HEAD_DIM + HEAD_DIM_V) * 2)
 #endif
 

@@ -1,0 +1,187 @@
+/* mma_decode.c: the split-key forward on the host: how many splits, the workspace, and two launches. */
+#include "families/mma/mma_decode.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "error.h"
+#include "mma_family.h"
+
+enum { STAGES_MAX = 4, SPLITS_MAX = 128, TILES_OF_A_SPLIT_MIN = 4, KEYS_MIN = 512, BLOCKS = 2 };
+
+/* The most stages that let two blocks share a multiprocessor, of which each block's reserve is 1 KB; at least two. */
+static int32_t stages_of(const fdm_device *device, const fdm_problem *p) {
+    const int32_t d = (int32_t)mma_round_up(p->head_dim, 16), dv = (int32_t)mma_round_up(p->head_dim_v, 16);
+    int32_t stages = STAGES_MAX;
+    while (stages > 2 && mma_decode_shared_bytes(d, dv, stages) > device->shared_bytes / 2 - 1024)
+        stages--;
+    return stages;
+}
+
+static int32_t shared_bytes(const fdm_problem *p, int32_t stages) {
+    return mma_decode_shared_bytes((int32_t)mma_round_up(p->head_dim, 16), (int32_t)mma_round_up(p->head_dim_v, 16),
+                                   stages);
+}
+
+static const char *refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
+    if (mma_dtype(p->dtype) < 0)
+        return "it takes float16 and bfloat16";
+    if (p->head_dim > 256 || p->head_dim_v > 256 || p->head_dim % 8 || p->head_dim_v % 8)
+        return "head dims are multiples of 8 and at most 256";
+    if (!p->aligned)
+        return "addresses and strides must be multiples of 16 bytes";
+    if (p->seqlen_q * (p->heads / p->heads_kv) > MMA_DECODE_ROWS)
+        return "query rows times the heads of a group are at most 16";
+    if (p->has_mask || p->has_bias || p->has_intervals || p->softcap > 0)
+        return "mask, bias, intervals and softcap are left to mma.forward";
+    if (p->batch * p->heads_kv > 65535)
+        return "batch times KV heads are at most 65535";
+    if (shared_bytes(p, stages_of(device, p)) > device->shared_bytes) {
+        snprintf(text, size, "its ring needs %d KB of shared memory, the device has %lld KB",
+                 (shared_bytes(p, 2) + 1023) >> 10, (long long)device->shared_bytes >> 10);
+        return text;
+    }
+    return NULL;
+}
+
+static int suits(const fdm_device *device, const fdm_problem *p) {
+    (void)device;
+    return p->seqlen_k >= KEYS_MIN;
+}
+
+/* As few as fill the blocks that fit on the device at a time to 95 % of the best filling; each has a few tiles. */
+static int32_t splits_of(const fdm_device *device, const fdm_problem *p, int32_t stages) {
+    const int64_t resident =
+        (int64_t)device->num_sms * (2 * (shared_bytes(p, stages) + 1024) <= device->shared_bytes + 1024 ? BLOCKS : 1);
+    const int64_t pairs = p->batch * p->heads_kv, tiles = (p->seqlen_k + MMA_DECODE_KEYS - 1) / MMA_DECODE_KEYS;
+    int64_t most = tiles / TILES_OF_A_SPLIT_MIN;
+    most = most < 1 ? 1 : most > SPLITS_MAX ? SPLITS_MAX : most;
+    double best = 0;
+    for (int pass = 0; pass < 2; pass++)
+        for (int64_t splits = 1; splits <= most; splits++) {
+            const double waves = (double)(pairs * splits) / (double)resident;
+            const int64_t whole = (pairs * splits + resident - 1) / resident;
+            const double filled = whole > 0 ? waves / (double)whole : 1;
+            if (pass == 0)
+                best = filled > best ? filled : best;
+            else if (filled >= 0.95 * best)
+                return (int32_t)splits;
+        }
+    return 1;
+}
+
+static int64_t rows_of(const fdm_problem *p) {
+    return p->varlen ? p->heads * p->total_q : p->batch * p->heads * p->seqlen_q;
+}
+static int64_t lse_bytes(const fdm_problem *p, int32_t splits) { return mma_round_up(rows_of(p) * splits * 4, 64); }
+static int64_t workspace_bytes(const fdm_problem *p, int32_t splits) {
+    return splits == 1 ? 0 : lse_bytes(p, splits) + mma_round_up(rows_of(p) * splits * p->head_dim_v * 4, 64);
+}
+
+/* parameters: splits, stages, and whether the merge may begin before the splits have ended. */
+static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant, fdm_plan *plan) {
+    if (variant > 0)
+        return 0;
+    const int32_t stages = stages_of(device, p), splits = splits_of(device, p, stages);
+    plan->parameters[0] = splits;
+    plan->parameters[1] = stages;
+    plan->parameters[2] = device->compute_major >= 9;
+    plan->block_m = MMA_DECODE_ROWS;
+    plan->block_n = MMA_DECODE_KEYS;
+    plan->stages = stages;
+    plan->shared_bytes = shared_bytes(p, stages);
+    plan->workspace_bytes = workspace_bytes(p, splits);
+    snprintf(plan->choice, sizeof plan->choice, "MMA_Decode_%dx%d_S%d", MMA_DECODE_ROWS, MMA_DECODE_KEYS, stages);
+    snprintf(plan->reason, sizeof plan->reason,
+             "%lld query rows of a KV head fit in one tile of %d; %d splits of the keys fill %d multiprocessors with "
+             "%lld KV heads; %d stages of %d keys (%lld KB)",
+             (long long)(p->seqlen_q * (p->heads / p->heads_kv)), MMA_DECODE_ROWS, splits, device->num_sms,
+             (long long)(p->batch * p->heads_kv), stages, MMA_DECODE_KEYS,
+             (long long)(plan->shared_bytes + 1023) >> 10);
+    return 1;
+}
+
+static int sound(const fdm_plan *plan, const fdm_problem *p) {
+    return plan->parameters[0] >= 1 && plan->parameters[0] <= SPLITS_MAX && plan->parameters[1] >= 2 &&
+           plan->parameters[1] <= STAGES_MAX && workspace_bytes(p, plan->parameters[0]) <= plan->workspace_bytes;
+}
+
+enum { DECODE, COMBINE, NUM_KERNELS };
+static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *requests) {
+    const int32_t splits = plan->parameters[0], stages = plan->parameters[1];
+    const int bounded = p->causal || p->window_left >= 0 || p->window_right >= 0;
+    const struct cuda_constant constants[] = {
+        {"DTYPE", mma_dtype(p->dtype)},
+        {"HEAD_DIM", mma_round_up(p->head_dim, 16)},
+        {"HEAD_DIM_V", mma_round_up(p->head_dim_v, 16)},
+        {"STAGES", stages},
+        {"MIN_BLOCKS", BLOCKS},
+        {"WINDOW", bounded},
+        {"VARLEN", p->varlen},
+        {"SPLIT", splits > 1},
+    };
+    _Static_assert(sizeof constants / sizeof constants[0] == MMA_DECODE_NUM_CONSTANTS, "one value for each constant");
+    requests[DECODE].file = "families/mma/mma_decode.cu";
+    requests[DECODE].entry = "mma_decode";
+    requests[DECODE].num_constants = MMA_DECODE_NUM_CONSTANTS;
+    memcpy(requests[DECODE].constants, constants, sizeof constants);
+    requests[DECODE].shared_bytes = shared_bytes(p, stages);
+    if (splits == 1)
+        return 1;
+    requests[COMBINE].file = "families/mma/mma_combine.cu";
+    requests[COMBINE].entry = "mma_combine";
+    requests[COMBINE].num_constants = 2;
+    requests[COMBINE].constants[0] = (struct cuda_constant){"DTYPE", mma_dtype(p->dtype)};
+    requests[COMBINE].constants[1] = (struct cuda_constant){"VARLEN", p->varlen};
+    requests[COMBINE].shared_bytes = 0;
+    return 2;
+}
+
+static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *requests) {
+    return sound(plan, &plan->problem) ? make_requests(plan, &plan->problem, requests) : 0;
+}
+
+static fdm_status execute(const fdm_plan *plan, const struct attention *attention, void *workspace, void *stream) {
+    const fdm_problem *p = attention->problem;
+    if (!sound(plan, p))
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's splits, stages or workspace are not its kernel's");
+    if (rows_of(p) == 0)
+        return FDM_OK;
+    struct cuda_kernel_request wanted[NUM_KERNELS];
+    const struct cuda_kernel *kernels[NUM_KERNELS];
+    const int32_t count = make_requests(plan, p, wanted), splits = plan->parameters[0];
+    fdm_status status = cuda_kernels_get(plan->device.index, wanted, count, kernels);
+    if (status)
+        return status;
+    struct mma_forward_arguments arguments;
+    mma_fill_arguments(attention, &arguments);
+    arguments.num_splits = splits;
+    if (splits > 1) {
+        arguments.partial_lse = workspace;
+        arguments.partial_out = (float *)(void *)((char *)workspace + lse_bytes(p, splits));
+    }
+    struct cuda_launch launch = {.kernel = kernels[DECODE],
+                                 .grid = {(uint32_t)splits, (uint32_t)(p->batch * p->heads_kv), 1},
+                                 .threads = 32 * MMA_DECODE_WARPS,
+                                 .stream = stream,
+                                 .arguments = &arguments,
+                                 .arguments_bytes = sizeof arguments};
+    status = cuda_launch(&launch);
+    if (status || splits == 1)
+        return status;
+    launch.kernel = kernels[COMBINE];
+    launch.programmatic_launch = plan->parameters[2];
+    launch.grid[0] = (uint32_t)((rows_of(p) + MMA_DECODE_WARPS - 1) / MMA_DECODE_WARPS);
+    launch.grid[1] = 1;
+    return cuda_launch(&launch);
+}
+
+const struct mma_algorithm mma_decode_algorithm = {
+    .row = {"mma.decode", "few query rows, keys split over blocks and merged", FDM_FORWARD},
+    .chosen_freely = 1,
+    .refusal = refusal,
+    .suits = suits,
+    .fill = fill,
+    .requests = requests,
+    .execute = execute,
+};
