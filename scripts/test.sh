@@ -2,7 +2,7 @@
 # test.sh: builds everything and runs every test, C and Python. `make test` calls it after the set-up.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-export PATH="$PWD/.venv/bin:$PATH"
+export PATH="$PWD/.venv/bin:$PATH" VIRTUAL_ENV="$PWD/.venv"
 
 [ -e build/build.ninja ] || meson setup build -Dstrict=true
 meson configure build -Dstrict=true -Dtests=true
@@ -11,4 +11,6 @@ meson test -C build --print-errorlogs --timeout-multiplier 4
 pip install -q --disable-pip-version-check --no-deps --no-build-isolation .
 python -m pytest -q tests/python tests/cli
 scripts/test_install.sh
-echo "not covered here: CUDA devices (this version has no CUDA kernels), AArch64 hardware (run under qemu by .ci/run)"
+ls /dev/nvidia0 >/dev/null 2>&1 ||
+    echo "not covered here: CUDA devices (scripts/check_device.sh and tests/python/test_cuda.py run on a machine with one)"
+echo "not covered here: AArch64 hardware (run under qemu by .ci/run)"

@@ -1,5 +1,5 @@
-/* checks_device.c: runs a trial on a CUDA device. Everything of a trial lies in one block, so that one copy brings it there
- * and one copy brings it back; before and after each tensor is a zone that must come back as it went. */
+/* checks_device.c: runs a trial on a CUDA device. Everything of a trial lies in one block, so that one copy brings it
+ * there and one copy brings it back; before and after each tensor is a zone that must come back as it went. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,0 +1,71 @@
+#!/usr/bin/env python3
+"""cuda_table.py: writes the measured CUDA tables of README.md and docs/mma.md from a result of
+`python -m flash_dmattn.bench --device cuda --json FILE`.
+
+Replaces what stands between "<!-- cuda measured -->" and "<!-- end of cuda measured -->". Usage: cuda_table.py FILE
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import pathlib
+import re
+import statistics
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+OURS = "flash_dmattn"
+
+
+def milliseconds(result: dict, name: str) -> float:
+    return statistics.median(result["seconds"][name]) * 1e3
+
+
+def ratio(result: dict, peer: str) -> str:
+    return f"{milliseconds(result, peer) / milliseconds(result, OURS):.2f}x" if peer in result["seconds"] else ""
+
+
+def summary(data: dict) -> str:
+    """One row a set: the geometric mean and the least of peer time over ours."""
+    names = {"forward": "36 cells: bf16, D 64, 128, 256, S 512 to 16384, causal and not, 16384 tokens",
+             "fp16": "fp16, B1 H8 S8192 D64", "wide": "fp16, D 512 and 1024", "scores": "bf16, dense bias or mask, D 128",
+             "decode": "bf16, one query row, 32 heads of 8 KV heads, D 128"}
+    text = "| forward | against | geometric mean | least |\n|---|---|---|---|\n"
+    for name, title in names.items():
+        for peer in ("torch flash", "torch efficient", "torch cudnn"):
+            ratios = [milliseconds(r, peer) / milliseconds(r, OURS) for r in data["results"]
+                      if r["set"] == name and peer in r["seconds"]]
+            if ratios:
+                mean = math.exp(statistics.fmean(map(math.log, ratios)))
+                text += f"| {title} | {peer} | {mean:.2f}x | {min(ratios):.2f}x |\n"
+    return text
+
+
+def cells(data: dict) -> str:
+    text = "| case | ms | TFLOPS | torch flash | torch efficient | torch cudnn |\n|---|---|---|---|---|---|\n"
+    for r in data["results"]:
+        ours = milliseconds(r, OURS)
+        speed = f"{r['flops'] / ours / 1e9:.0f}" if r["set"] not in ("decode", "intervals") else ""
+        text += (f"| {r['title']} | {ours:.3f} | {speed} | {ratio(r, 'torch flash')} | {ratio(r, 'torch efficient')} "
+                 f"| {ratio(r, 'torch cudnn')} |\n")
+    return text
+
+
+def main() -> None:
+    path = pathlib.Path(sys.argv[1])
+    data = json.loads(path.read_text())
+    facts, limits = data["facts"], data["ceilings"]
+    origin = (f"{facts['device']}, driver {facts['driver']}, torch {facts['torch']}; copy "
+              f"{limits['copy_bytes_per_second'] / 1e12:.2f} TB/s and bfloat16 product "
+              f"{limits['product_flops'] / 1e12:.0f} TFLOPS in the same run; commit {facts['commit'][:7]}; "
+              f"`{path.resolve().relative_to(ROOT)}`. Ratios are peer time over ours: above 1 we are faster.\n\n")
+    for name, table in (("README.md", summary(data)), ("docs/mma.md", summary(data) + "\n" + cells(data))):
+        page = ROOT / name
+        begin, end = "<!-- cuda measured -->", "<!-- end of cuda measured -->"
+        text = page.read_text()
+        page.write_text(re.sub(f"{begin}.*?{end}", lambda _: f"{begin}\n{origin}{table}{end}", text, flags=re.DOTALL))
+
+
+if __name__ == "__main__":
+    main()

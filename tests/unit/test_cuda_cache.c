@@ -1,0 +1,191 @@
+/* test_cuda_cache.c: entries of the kernel cache, and what becomes of damaged ones; needs no device. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "cuda/cache.h"
+#include "memory.h"
+
+static char folder[] = "/tmp/fdm-cache-XXXXXX";
+static const struct cache_key key = {{0x1234, 0x5678}}, other = {{0x1234, 0x5679}};
+
+static struct cuda_binary make_binary(unsigned char first) {
+    enum { BYTES = 70000 };
+    struct cuda_binary binary = {memory_allocate(BYTES), BYTES, {40, 0, 16, 128}};
+    for (int i = 0; i < BYTES; i++)
+        ((unsigned char *)binary.code)[i] = (unsigned char)(first + i * 7);
+    return binary;
+}
+
+static void entry_path(char *path, size_t size) {
+    snprintf(path, size, "%s/sub/%016llx%016llx.cubin", folder, (unsigned long long)key.half[0],
+             (unsigned long long)key.half[1]);
+}
+
+static int set_up(void **state) {
+    char path[128];
+    (void)state;
+    snprintf(path, sizeof path, "%s/sub", folder); /* made by the first entry */
+    setenv("FLASH_DMATTN_CACHE_DIR", path, 1);
+    return 0;
+}
+
+static int is_there(const struct cache_key *wanted) {
+    struct cuda_binary binary = {0}, want = make_binary(3);
+    int there = cache_load(wanted, &binary);
+    if (there) {
+        assert_int_equal(binary.bytes, want.bytes);
+        assert_memory_equal(binary.code, want.code, want.bytes);
+        assert_memory_equal(&binary.resources, &want.resources, sizeof want.resources);
+    }
+    memory_release(binary.code);
+    memory_release(want.code);
+    return there;
+}
+
+static void store(void) {
+    struct cuda_binary binary = make_binary(3);
+    cache_store(&key, &binary);
+    memory_release(binary.code);
+}
+
+static void an_entry_comes_back_whole(void **state) {
+    (void)state;
+    assert_int_equal(is_there(&key), 0);
+    store();
+    assert_int_equal(is_there(&key), 1);
+    assert_int_equal(is_there(&other), 0);
+}
+
+/* One byte anywhere, a cut anywhere, more bytes, an entry of another key: none is used, and the next store heals it. */
+static void damage_is_not_used(void **state) {
+    (void)state;
+    char path[256], moved[300];
+    struct stat facts;
+    entry_path(path, sizeof path);
+    const long places[] = {0, 9, 25, 33, 41, 60, 5000, 70000};
+    for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
+        store();
+        FILE *file = fopen(path, "r+b");
+        fseek(file, places[i], SEEK_SET);
+        int byte = fgetc(file);
+        fseek(file, places[i], SEEK_SET);
+        fputc(byte ^ 0x20, file);
+        fclose(file);
+        assert_int_equal(is_there(&key), 0);
+    }
+    const long cuts[] = {0, 1, 50, 1000, 69999};
+    for (size_t i = 0; i < sizeof cuts / sizeof cuts[0]; i++) {
+        store();
+        assert_int_equal(truncate(path, cuts[i]), 0);
+        assert_int_equal(is_there(&key), 0);
+    }
+    store();
+    FILE *file = fopen(path, "ab");
+    fputc(0, file);
+    fclose(file);
+    assert_int_equal(is_there(&key), 0);
+    store();
+    assert_int_equal(is_there(&key), 1);
+    snprintf(moved, sizeof moved, "%s/sub/%016llx%016llx.cubin", folder, (unsigned long long)other.half[0],
+             (unsigned long long)other.half[1]);
+    assert_int_equal(rename(path, moved), 0);
+    assert_int_equal(is_there(&other), 0);
+    assert_int_equal(unlink(moved), 0);
+    assert_int_equal(stat(path, &facts), -1);
+}
+
+static void processes_may_race(void **state) {
+    (void)state;
+    for (int i = 0; i < 8; i++)
+        if (fork() == 0) {
+            for (int n = 0; n < 20; n++)
+                store();
+            _exit(!is_there(&key));
+        }
+    for (int i = 0, status; i < 8; i++) {
+        assert_true(wait(&status) > 0);
+        assert_int_equal(status, 0);
+    }
+    assert_int_equal(is_there(&key), 1);
+}
+
+/* A folder that cannot be made, or is a file, is no error: there is just no entry. */
+static void a_folder_that_cannot_be_written(void **state) {
+    (void)state;
+    setenv("FLASH_DMATTN_CACHE_DIR", "/dev/null/cache", 1);
+    store();
+    assert_int_equal(is_there(&key), 0);
+    setenv("FLASH_DMATTN_CACHE_DIR", "/dev/full", 1);
+    store();
+    assert_int_equal(is_there(&key), 0);
+    set_up(NULL);
+}
+
+/* What the machine code depends on is in the key. */
+static void keys_tell_kernels_apart(void **state) {
+    (void)state;
+    struct cuda_compiler compiler = {"/a", "/a 1 2"};
+    const struct cuda_source *source = cuda_source_find("families/mma/mma_forward.cu");
+    assert_non_null(source);
+    assert_true(source->num_includes >= 5);
+    assert_null(cuda_source_find("families/mma/nothing.cu"));
+    struct cuda_kernel_request request = {
+        .file = source->name, .entry = "mma_forward", .num_constants = 1, .constants = {{"HEAD_DIM", 64}}};
+    struct cache_key keys[5];
+    keys[0] = cache_key_of(&compiler, "sm_90", source, &request);
+    keys[1] = cache_key_of(&compiler, "sm_80", source, &request);
+    request.constants[0].value = 128;
+    keys[2] = cache_key_of(&compiler, "sm_90", source, &request);
+    request.entry = "other";
+    keys[3] = cache_key_of(&compiler, "sm_90", source, &request);
+    snprintf(compiler.identity, sizeof compiler.identity, "/a 1 3");
+    keys[4] = cache_key_of(&compiler, "sm_90", source, &request);
+    for (int a = 0; a < 5; a++)
+        for (int b = 0; b < a; b++)
+            assert_memory_not_equal(&keys[a], &keys[b], sizeof keys[a]);
+}
+
+/* Where NVRTC is installed, a kernel compiles for a device that is not there, and a wrong constant is a sentence. */
+static void a_kernel_compiles_without_a_device(void **state) {
+    (void)state;
+    char path[1024];
+    if (fdm_compiler_path(path, sizeof path)) {
+        print_message("not covered: %s\n", fdm_last_error());
+        return;
+    }
+    struct cuda_kernel_request request = {.file = "families/mma/mma_combine.cu",
+                                          .entry = "mma_combine",
+                                          .num_constants = 2,
+                                          .constants = {{"DTYPE", 2}, {"VARLEN", 0}}};
+    struct cuda_resources resources;
+    assert_int_equal(cuda_compile_only("sm_90", &request, &resources), FDM_OK);
+    assert_in_range(resources.registers, 10, 128);
+    assert_int_equal(resources.spill_bytes, 0);
+    request.num_constants = 0;
+    request.file = "families/mma/mma_decode.cu";
+    assert_int_equal(cuda_compile_only("sm_90", &request, &resources), FDM_ERROR_INTERNAL);
+    assert_non_null(strstr(fdm_last_error(), "mma_decode.cu"));
+    assert_non_null(strstr(fdm_last_error(), "error"));
+    assert_int_equal(cuda_compile_only("sm_1", &request, &resources), FDM_ERROR_INTERNAL);
+}
+
+int main(void) {
+    if (!mkdtemp(folder))
+        return 2;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(an_entry_comes_back_whole), cmocka_unit_test(damage_is_not_used),
+        cmocka_unit_test(processes_may_race),        cmocka_unit_test(a_folder_that_cannot_be_written),
+        cmocka_unit_test(keys_tell_kernels_apart),   cmocka_unit_test(a_kernel_compiles_without_a_device),
+    };
+    return cmocka_run_group_tests(tests, set_up, NULL);
+}
