@@ -34,9 +34,9 @@ enum {
     NUM_FEATURES
 };
 static const struct feature features[NUM_FEATURES] = {
-    {"dtype", 2}, {"head_dim", 9},  {"head_dim_v", 3}, {"length", 3},  {"window", 2},  {"mask", 3},
+    {"dtype", 2}, {"head_dim", 12}, {"head_dim_v", 3}, {"length", 3},  {"window", 2},  {"mask", 3},
     {"bias", 5},  {"intervals", 2}, {"varlen", 2},     {"softcap", 2}, {"aligned", 2}, {"scores_aligned", 2}};
-static const int64_t head_dims[9] = {64, 128, 256, 16, 40, 96, 192, 512, 1024};
+static const int64_t head_dims[12] = {64, 128, 256, 16, 40, 96, 176, 192, 224, 240, 512, 1024};
 static const int64_t lengths[3] = {4096, 512, 16};
 
 static fdm_problem problem_of(const int32_t *choice) {

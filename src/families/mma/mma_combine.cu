@@ -19,6 +19,10 @@ extern "C" __global__ void __launch_bounds__(32 * MMA_DECODE_WARPS)
         return;
     const int64_t rows = VARLEN ? a.total_q : a.seqlen_q;
     const int64_t i = row % rows, head = row / rows % a.heads, batch = row / rows / a.heads;
+#if VARLEN
+    if (i < a.cu_seqlens_q[0] || i >= a.cu_seqlens_q[a.batch])
+        return; /* of no sequence: no split has written it */
+#endif
     float most = MINUS_INF, sum = 0;
     griddepcontrol_wait();
     for (int split = lane; split < a.num_splits; split += 32)

@@ -49,11 +49,20 @@ static int suits(const fdm_device *device, const fdm_problem *p) {
     return p->seqlen_k >= KEYS_MIN;
 }
 
+/* Keys that the rows of a KV head can see at most. */
+static int64_t visible_keys(const fdm_problem *p) {
+    const int64_t right = p->causal ? 0 : p->window_right;
+    if (p->window_left < 0 || right < 0 || p->window_left >= p->seqlen_k || right >= p->seqlen_k)
+        return p->seqlen_k;
+    const int64_t keys = p->seqlen_q + p->window_left + right;
+    return keys < p->seqlen_k ? keys : p->seqlen_k;
+}
+
 /* As few as fill the blocks that fit on the device at a time to 95 % of the best filling; each has a few tiles. */
 static int32_t splits_of(const fdm_device *device, const fdm_problem *p, int32_t stages) {
     const int64_t resident =
         (int64_t)device->num_sms * (2 * (shared_bytes(p, stages) + 1024) <= device->shared_bytes + 1024 ? BLOCKS : 1);
-    const int64_t pairs = p->batch * p->heads_kv, tiles = (p->seqlen_k + MMA_DECODE_KEYS - 1) / MMA_DECODE_KEYS;
+    const int64_t pairs = p->batch * p->heads_kv, tiles = (visible_keys(p) + MMA_DECODE_KEYS - 1) / MMA_DECODE_KEYS;
     int64_t most = tiles / TILES_OF_A_SPLIT_MIN;
     most = most < 1 ? 1 : most > SPLITS_MAX ? SPLITS_MAX : most;
     double best = 0;

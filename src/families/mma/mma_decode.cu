@@ -22,6 +22,7 @@
 #define WARP_KEYS 16
 #define OUT_TILES (HEAD_DIM_V / 8)
 #define UNBOUNDED 0x7fffffff
+#define KEEP_Q    (HEAD_DIM + HEAD_DIM_V <= 320) /* in registers; else read anew, so that nothing spills */
 #define LOG2_E    1.4426950408889634f
 #define LN_2      0.6931471805599453f
 #define MINUS_INF (-__int_as_float(0x7f800000))
@@ -50,8 +51,10 @@ __device__ __forceinline__ uint32_t pack(float low, float high) {
 template <int chunks>
 __device__ __forceinline__ void load_rows(uint32_t tile, int first_row, const char *data, int64_t row_bytes, int rows,
                                           int columns) {
-#pragma unroll
-    for (int n = 0; n < (WARP_KEYS * chunks + 31) / 32; n++) {
+    /* Unrolled where each copy's place follows from the first's; else all the places would be kept in registers. */
+    constexpr int copies = (WARP_KEYS * chunks + 31) / 32;
+#pragma unroll chunks <= 16 || chunks == 32 ? copies : 2
+    for (int n = 0; n < copies; n++) {
         const int index = n * 32 + threadIdx.x % 32, row = index / chunks, chunk = index % chunks;
         if (WARP_KEYS * chunks % 32 && row >= WARP_KEYS)
             break;
@@ -68,17 +71,24 @@ struct warp_state {
 
 /* One step: the scores of 16 keys, their weights, and what they add to the output. `last` and `first`: keys of the tile
  * that each of the lane's two rows sees. */
-__device__ __forceinline__ void take_keys(struct warp_state &w, const uint32_t (&q)[HEAD_DIM / 16][4], uint32_t k_tile,
-                                          uint32_t v_tile, int warp_row, float unit, const int (&first)[2],
-                                          const int (&last)[2]) {
+__device__ __forceinline__ void take_keys(struct warp_state &w, const uint32_t (&kept)[HEAD_DIM / 16][4],
+                                          uint32_t q_tile, uint32_t k_tile, uint32_t v_tile, int warp_row, float unit,
+                                          const int (&first)[2], const int (&last)[2]) {
     const int lane = threadIdx.x % 32;
     float s[2][4] = {};
 #pragma unroll
     for (int k = 0; k < HEAD_DIM / 16; k++) {
         uint32_t b[4];
         ldmatrix_x4(b, k_tile + chunk_offset<HEAD_DIM / 8>(warp_row + lane % 8 + lane / 16 * 8, 2 * k + lane / 8 % 2));
-        mma_16x8x16(s[0], q[k], b[0], b[1]);
-        mma_16x8x16(s[1], q[k], b[2], b[3]);
+#if KEEP_Q
+        mma_16x8x16(s[0], kept[k], b[0], b[1]);
+        mma_16x8x16(s[1], kept[k], b[2], b[3]);
+#else
+        uint32_t q[4];
+        ldmatrix_x4(q, q_tile + chunk_offset<HEAD_DIM / 8>(lane % 16, 2 * k + lane / 16));
+        mma_16x8x16(s[0], q, b[0], b[1]);
+        mma_16x8x16(s[1], q, b[2], b[3]);
+#endif
     }
     float next[2];
 #pragma unroll
@@ -128,7 +138,6 @@ __device__ __forceinline__ void take_keys(struct warp_state &w, const uint32_t (
     }
 }
 
-
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     mma_decode(const __grid_constant__ struct mma_forward_arguments a) {
     extern __shared__ __align__(128) char shared[];
@@ -143,14 +152,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     seqlen_q = a.cu_seqlens_q[batch + 1] - (int)q_begin;
     seqlen_k = a.cu_seqlens_k[batch + 1] - (int)k_begin;
 #endif
-    const int num_rows = seqlen_q * a.group;
+    const int num_rows = min(seqlen_q * a.group, ROWS); /* more only where cu_seqlens contradicts max_seqlen_q */
 #if SPLIT
     griddepcontrol_launch_dependents(); /* mma_combine waits for this grid's end by itself */
 #endif
     if (num_rows == 0)
         return;
 
-    /* This split's tiles, the same number for each; keys that no row sees are left out. */
+    /* This split's tiles: an equal share of those with keys that some row sees. */
     const int diagonal = seqlen_k - seqlen_q;
     int low = 0, high = seqlen_k; /* keys of the sequence that some row sees */
 #if WINDOW
@@ -159,11 +168,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     if (a.window_right != UNBOUNDED)
         high = (int)max((int64_t)0, min((int64_t)seqlen_k, (int64_t)seqlen_q + diagonal + a.window_right));
 #endif
-    const int tiles = (a.seqlen_k + MMA_DECODE_KEYS - 1) / MMA_DECODE_KEYS;
+    const int low_tile = low / MMA_DECODE_KEYS;
+    const int tiles = max((high + MMA_DECODE_KEYS - 1) / MMA_DECODE_KEYS - low_tile, 0);
     const int each = (tiles + (int)gridDim.x - 1) / (int)gridDim.x;
-    const int first_tile = max((int)blockIdx.x * each, low / MMA_DECODE_KEYS);
-    const int last_tile = min(((int)blockIdx.x + 1) * each, (high + MMA_DECODE_KEYS - 1) / MMA_DECODE_KEYS);
-    const int count = max(last_tile - first_tile, 0);
+    const int first_tile = low_tile + (int)blockIdx.x * each;
+    const int count = max(min(each, tiles - (int)blockIdx.x * each), 0);
 
     /* Q: packed row r is row r / group of head r % group of the group. */
     const char *q = a.q.data + (batch * a.q.batch + q_begin * a.q.row + (int64_t)head_kv * a.group * a.q.head) * 2;
@@ -195,7 +204,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     __syncthreads();
     uint32_t q_fragments[HEAD_DIM / 16][4];
 #pragma unroll
-    for (int step = 0; step < HEAD_DIM / 16; step++)
+    for (int step = 0; KEEP_Q && step < HEAD_DIM / 16; step++)
         ldmatrix_x4(q_fragments[step], q_tile + chunk_offset<HEAD_DIM / 8>(lane % 16, 2 * step + lane / 16));
 
     struct warp_state w = {};
@@ -205,8 +214,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int64_t aligned = (int64_t)(lane / 4 + half * 8) / a.group + diagonal;
-        first_key[half] =
-            WINDOW && a.window_left != UNBOUNDED ? (int)max((int64_t)0, aligned - a.window_left) : 0;
+        first_key[half] = WINDOW && a.window_left != UNBOUNDED ? (int)max((int64_t)0, aligned - a.window_left) : 0;
         last_key[half] = WINDOW && a.window_right != UNBOUNDED
                              ? (int)max((int64_t)-1, min((int64_t)seqlen_k - 1, aligned + a.window_right))
                              : seqlen_k - 1;
@@ -220,7 +228,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
         const int first[2] = {first_key[0] - key, first_key[1] - key};
         const int last[2] = {last_key[0] - key, last_key[1] - key};
         const uint32_t stage = ring + t % STAGES * (k_bytes + v_bytes);
-        take_keys(w, q_fragments, stage, stage + k_bytes, warp * WARP_KEYS, unit, first, last);
+        take_keys(w, q_fragments, q_tile, stage, stage + k_bytes, warp * WARP_KEYS, unit, first, last);
         __syncwarp();
     }
     cp_async_wait<0>();
@@ -245,7 +253,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
                 make_float2(w.o[n][half * 2], w.o[n][half * 2 + 1]);
     }
     __syncthreads();
+#if SPLIT
     const int64_t all_rows = VARLEN ? (int64_t)a.heads * a.total_q : (int64_t)a.batch * a.heads * a.seqlen_q;
+#endif
     for (int index = threadIdx.x; index < num_rows * (HEAD_DIM_V / 2); index += THREADS) {
         const int row = index / (HEAD_DIM_V / 2), column = index % (HEAD_DIM_V / 2) * 2;
         float most = MINUS_INF, sum = 0, x = 0, y = 0;
@@ -267,19 +277,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
         if (column >= a.head_dim_v)
             continue;
 #if SPLIT
-        const int64_t place = VARLEN ? head * (int64_t)a.total_q + q_begin + i
-                                     : ((int64_t)batch * a.heads + head) * a.seqlen_q + i;
+        const int64_t place =
+            VARLEN ? head * (int64_t)a.total_q + q_begin + i : ((int64_t)batch * a.heads + head) * a.seqlen_q + i;
         const int64_t slot = blockIdx.x * all_rows + place;
         *(float2 *)&a.partial_out[slot * a.head_dim_v + column] = make_float2(x * inverse, y * inverse);
         if (column == 0)
             a.partial_lse[slot] = lse;
 #else
-        *(uint32_t *)(a.out.data +
-                      (batch * a.out.batch + (q_begin + i) * a.out.row + head * a.out.head + column) * 2) =
+        *(uint32_t *)(a.out.data + (batch * a.out.batch + (q_begin + i) * a.out.row + head * a.out.head + column) * 2) =
             pack(x * inverse, y * inverse);
         if (column == 0 && a.lse.data)
-            a.lse.data[batch * a.lse.batch + head * a.lse.head + (q_begin + i) * a.lse.row] =
-                empty ? -MINUS_INF : lse;
+            a.lse.data[batch * a.lse.batch + head * a.lse.head + (q_begin + i) * a.lse.row] = empty ? -MINUS_INF : lse;
 #endif
     }
 }

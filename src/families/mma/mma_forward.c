@@ -28,32 +28,39 @@ struct tile {
     int32_t windowed;   /* 0: only without causal and window */
     int32_t extras_max; /* how many of intervals, mask, bias (counted twice) and varlen there may be */
     int32_t seqlen_k_min;
+    int32_t arch_max; /* compute capability, 90 = 9.0, beyond which the assembler spills; 0: none */
     int32_t warps, row_tiles, block_n, stages, blocks; /* blocks: wanted on a multiprocessor at a time */
     int32_t q_in_registers, optimistic;
     const char *reason;
 };
 static const struct tile tiles[] = {
-    {64, BARE, 1, 0, 1, 0, 4, 2, 128, 2, 2, 1, 1, "the longest step without a spill; 5 % faster than 64 keys"},
-    {64, BARE, 1, 1, 1, 2048, 4, 2, 96, 2, 2, 1, 1, "the longest step without a spill; 5 % faster than 64 keys"},
-    {64, BARE, 0, 1, 1, 0, 4, 2, 64, 2, 2, 1, 1, "short rows waste less of the diagonal; 6 % faster than 96 keys"},
-    {128, BARE, 0, 1, 0, 0, 4, 2, 64, 2, 2, 0, 1, "32 rows a warp: a fragment of K or V feeds two products"},
-    {128, BARE, 0, 1, 1, 0, 4, 2, 48, 2, 2, 0, 1, "32 rows a warp, and registers for packed sequences"},
-    {128, BARE, 0, 1, 1, 0, 4, 2, 32, 2, 1, 0, 1, "fits 99 KB"},
-    {256, BARE, 0, 1, 1, 0, 8, 1, 64, 2, 1, 0, 0, "32 rows a warp would need 256 registers for O alone"},
-    {256, BARE, 0, 1, 1, 0, 8, 1, 32, 2, 1, 0, 0, "fits 163 KB"},
-    {256, BARE, 0, 1, 1, 0, 4, 1, 32, 2, 1, 0, 0, "fits 99 KB"},
-    {64, LISTED, 0, 1, 5, 0, 4, 2, 64, 2, 2, 0, 1, "the longest step without a spill"},
-    {128, LISTED, 2, 1, 1, 0, 4, 2, 32, 2, 2, 0, 0, "the longest step without a spill"},
-    {128, LISTED, 0, 1, 5, 0, 4, 2, 16, 2, 2, 0, 0, "the longest step without a spill"},
-    {64, ROWS, 0, 1, 3, 0, 4, 2, 64, 2, 2, 0, 1, "the longest step without a spill"},
-    {128, ROWS, 0, 0, 3, 0, 4, 2, 32, 2, 2, 0, 0, "the longest step without a spill"},
-    {128, MIXED, 0, 1, 5, 0, 4, 1, 64, 2, 2, 0, 0, "16 rows a warp leave registers for mask, bias and softcap"},
-    {128, MIXED, 0, 1, 5, 0, 4, 1, 32, 2, 2, 0, 0, "fits 99 KB"},
-    {256, MIXED, 0, 1, 5, 0, 8, 1, 16, 2, 1, 0, 0, "the longest step without a spill"},
-    {256, MIXED, 0, 1, 5, 0, 4, 1, 16, 2, 1, 0, 0, "fits 99 KB"},
+    {64, BARE, 1, 0, 1, 0, 90, 4, 2, 128, 2, 2, 1, 1, "the longest step without a spill; 5 % faster than 64 keys"},
+    {64, BARE, 1, 1, 1, 2048, 90, 4, 2, 96, 2, 2, 1, 1, "the longest step without a spill; 5 % faster than 64 keys"},
+    {64, BARE, 0, 1, 1, 0, 0, 4, 2, 64, 2, 2, 1, 1, "short rows waste less of the diagonal; 6 % faster than 96 keys"},
+    {128, BARE, 0, 1, 0, 0, 90, 4, 2, 64, 2, 2, 0, 1, "32 rows a warp: a fragment of K or V feeds two products"},
+    {128, BARE, 0, 1, 1, 0, 90, 4, 2, 48, 2, 2, 0, 1, "32 rows a warp, and registers for packed sequences"},
+    {128, BARE, 0, 1, 1, 0, 0, 4, 2, 32, 2, 1, 0, 1, "fits 99 KB"},
+    {256, BARE, 0, 1, 1, 0, 0, 8, 1, 64, 2, 1, 0, 0, "32 rows a warp would need 256 registers for O alone"},
+    {256, BARE, 0, 1, 1, 0, 0, 8, 1, 32, 2, 1, 0, 0, "fits 163 KB"},
+    {256, BARE, 0, 1, 1, 0, 90, 4, 1, 32, 2, 1, 0, 0, "fits 99 KB"},
+    {256, BARE, 0, 1, 1, 0, 0, 4, 1, 16, 2, 1, 0, 0, "fits 99 KB, and 12.0 has no spill"},
+    {64, LISTED, 0, 1, 5, 0, 0, 4, 2, 64, 2, 2, 0, 1, "the longest step without a spill"},
+    {128, LISTED, 2, 1, 1, 0, 90, 4, 2, 32, 2, 2, 0, 0, "the longest step without a spill"},
+    {128, LISTED, 0, 1, 5, 0, 0, 4, 2, 16, 2, 2, 0, 0, "the longest step without a spill"},
+    {64, ROWS, 0, 1, 3, 0, 90, 4, 2, 64, 2, 2, 0, 1, "the longest step without a spill"},
+    {64, ROWS, 0, 1, 3, 0, 0, 4, 2, 32, 2, 2, 0, 1, "the longest step without a spill"},
+    {128, ROWS, 0, 0, 3, 0, 0, 4, 2, 32, 2, 2, 0, 0, "the longest step without a spill"},
+    {128, MIXED, 0, 1, 5, 0, 90, 4, 1, 64, 2, 2, 0, 0, "16 rows a warp leave registers for mask, bias and softcap"},
+    {128, MIXED, 0, 1, 5, 0, 90, 4, 1, 32, 2, 2, 0, 0, "fits 99 KB"},
+    {128, MIXED, 0, 1, 5, 0, 0, 4, 1, 16, 2, 2, 0, 0, "fits 99 KB"},
+    {256, MIXED, 0, 1, 5, 0, 90, 8, 1, 16, 2, 1, 0, 0, "the longest step without a spill"},
+    {256, MIXED, 0, 1, 5, 0, 0, 4, 1, 16, 2, 1, 0, 0, "fits 99 KB"},
 };
 enum { NUM_TILES = sizeof tiles / sizeof tiles[0] };
 
+/* The kernel's head dim: columns beyond the tensor's are zero. Between 192 and 256 the swizzle of a row would need more
+ * registers than there are. */
+static int32_t padded(int64_t head_dim) { return head_dim > 192 ? 256 : (int32_t)mma_round_up(head_dim, 16); }
 static int32_t block_m(const struct tile *t) { return 16 * t->row_tiles * t->warps; }
 static int bounded(const fdm_problem *p) { return p->causal || p->window_left >= 0 || p->window_right >= 0; }
 static int mask_rows(const fdm_problem *p) { return p->has_mask && p->mask_shape[2] != 1; }
@@ -85,17 +92,18 @@ static int32_t shared_bytes(const struct tile *t, const fdm_problem *p) {
     int32_t staged = !stages_scores(p) || t->block_n % 32
                          ? 0
                          : mask_rows(p) + (bias_rows(p) ? (int32_t)fdm_dtype_bytes(p->bias_dtype) : 0);
-    return mma_forward_shared_bytes(block_m(t), t->block_n, t->stages, (int32_t)mma_round_up(p->head_dim, 16),
-                                    (int32_t)mma_round_up(p->head_dim_v, 16), lists, staged);
+    return mma_forward_shared_bytes(block_m(t), t->block_n, t->stages, padded(p->head_dim), padded(p->head_dim_v),
+                                    lists, staged);
 }
 
 static int fits(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
-    const int64_t d = mma_round_up(p->head_dim, 16), dv = mma_round_up(p->head_dim_v, 16);
+    const int32_t d = padded(p->head_dim), dv = padded(p->head_dim_v);
     const int dims =
         t->exact ? d == t->head_dim_max && dv == t->head_dim_max : d <= t->head_dim_max && dv <= t->head_dim_max;
     /* a tile for everything takes what a tile for less would take, where that does not fit the device */
     const int scored = t->scoring == scoring_of(p) || t->scoring == MIXED;
-    return dims && scored && (t->windowed || !bounded(p)) && extras_of(p) <= t->extras_max &&
+    const int arch = !t->arch_max || device->compute_major * 10 + device->compute_minor <= t->arch_max;
+    return dims && scored && arch && (t->windowed || !bounded(p)) && extras_of(p) <= t->extras_max &&
            p->seqlen_k >= t->seqlen_k_min && shared_bytes(t, p) <= device->shared_bytes;
 }
 
@@ -155,8 +163,8 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant,
 static void forward_request(const struct tile *t, const fdm_problem *p, struct cuda_kernel_request *request) {
     const struct cuda_constant constants[] = {
         {"DTYPE", mma_dtype(p->dtype)},
-        {"HEAD_DIM", mma_round_up(p->head_dim, 16)},
-        {"HEAD_DIM_V", mma_round_up(p->head_dim_v, 16)},
+        {"HEAD_DIM", padded(p->head_dim)},
+        {"HEAD_DIM_V", padded(p->head_dim_v)},
         {"WARPS", t->warps},
         {"ROW_TILES", t->row_tiles},
         {"BLOCK_N", t->block_n},
@@ -165,7 +173,7 @@ static void forward_request(const struct tile *t, const fdm_problem *p, struct c
         {"Q_IN_REGISTERS", t->q_in_registers},
         {"OPTIMISTIC", t->optimistic},
         {"ALIGNED", p->aligned},
-        {"WINDOW", bounded(p) || (lists_keys(p) && p->has_bias)}, /* with a bias it takes fewer registers */
+        {"WINDOW", bounded(p) || lists_keys(p)}, /* in a list it takes fewer registers, and no time */
         {"MASK", p->has_mask},
         {"MASK_ROWS", mask_rows(p)},
         {"BIAS", !p->has_bias                   ? MMA_BIAS_NONE

@@ -194,7 +194,9 @@ __device__ __forceinline__ void multiply_qk(float (&s)[ROW_TILES][KEY_TILES][4],
 #pragma unroll
             for (int e = 0; e < 4; e++)
                 s[r][n][e] = 0;
-#pragma unroll
+    /* unrolled, but where registers are scarce: fewer addresses are held at a time */
+    constexpr int steps = HEAD_DIM > 192 && BLOCK_N == 16 ? 2 : HEAD_DIM / 16;
+#pragma unroll steps
     for (int k = 0; k < HEAD_DIM / 16; k++) {
         uint32_t q[ROW_TILES][4];
 #pragma unroll
@@ -273,7 +275,6 @@ struct place {
 
 struct score_pointers {
     const char *mask, *bias;
-    const int32_t *start, *end;
     uint32_t mask_tile, bias_tile; /* STAGED: shared memory */
 };
 
@@ -530,14 +531,15 @@ struct key_list {
     int *index;
     uint32_t *rows; /* first visible row of the block, and from bit 16 on how many */
     float *bias;
-    int *totals; /* [WARPS] */
+    int *totals;               /* [WARPS] */
+    const int32_t **intervals; /* start and end of the block's head and batch: in shared memory, since registers are full */
 };
 
 /* What key j gives the block: the rows that see it (0 = none), and its bias. */
-__device__ __forceinline__ uint32_t look_at_key(const struct mma_forward_arguments &a, const struct place &at,
-                                                const struct score_pointers &from, int j, float &bias) {
-    const int num_rows = min(BLOCK_M, at.seqlen_q - at.first_row);
-    int64_t first = 0, last = (int64_t)at.first_row + num_rows; /* rows first <= i < last of the sequence */
+__device__ __forceinline__ uint32_t look_at_key(const struct key_list &list, const struct mma_forward_arguments &a,
+                                                const struct place &at, const struct score_pointers &from, int j,
+                                                float &bias) {
+    int first = at.first_row, last = first + min(BLOCK_M, at.seqlen_q - first); /* rows first <= i < last see it */
     bias = 0;
 #    if MASK && !MASK_ROWS
     if (!from.mask[(int64_t)j * a.mask.key])
@@ -549,18 +551,17 @@ __device__ __forceinline__ uint32_t look_at_key(const struct mma_forward_argumen
         return 0;
 #    endif
 #    if INTERVALS
-    first = from.start[j * a.intervals.start_key];
-    last = min(last, (int64_t)from.end[j * a.intervals.end_key]);
+    first = max(first, list.intervals[0][j * a.intervals.start_key]);
+    last = min(last, list.intervals[1][j * a.intervals.end_key]);
 #    endif
 #    if WINDOW
+    const int64_t column = (int64_t)j - at.diagonal; /* of the row whose diagonal it is on */
     if (a.window_right != UNBOUNDED)
-        first = max(first, (int64_t)j - at.diagonal - a.window_right);
+        first = (int)max((int64_t)first, min((int64_t)last, column - a.window_right));
     if (a.window_left != UNBOUNDED)
-        last = min(last, (int64_t)j - at.diagonal + a.window_left + 1);
+        last = (int)min((int64_t)last, max((int64_t)first, column + a.window_left + 1));
 #    endif
-    first = max(first - at.first_row, (int64_t)0);
-    last -= at.first_row;
-    return first < last ? (uint32_t)first | (uint32_t)(last - first) << 16 : 0;
+    return first < last ? (uint32_t)(first - at.first_row) | (uint32_t)(last - first) << 16 : 0;
 }
 
 /* Appends the keys from next_key on that some row sees, until the list is nearly full or the keys end; returns the new
@@ -577,7 +578,7 @@ __device__ __forceinline__ int extend_list(const struct key_list &list, int coun
 #    pragma unroll
         for (int u = 0; u < each; u++) {
             const int j = next_key + (warp * each + u) * 32 + lane;
-            rows[u] = j < at.last_key ? look_at_key(a, at, from, j, bias[u]) : 0;
+            rows[u] = j < at.last_key ? look_at_key(list, a, at, from, j, bias[u]) : 0;
         }
 #    pragma unroll
         for (int u = 0; u < each; u++)
@@ -763,13 +764,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 #if BIAS
     from.bias = a.bias.data + (at.batch * a.bias.batch + at.head / a.bias.group * a.bias.head) * BIAS_BYTES;
 #endif
-#if INTERVALS
-    const int64_t interval_head = at.head / a.intervals.group;
-    from.start = a.intervals.start + at.batch * a.intervals.start_batch + interval_head * a.intervals.start_head +
-                 at.k_begin * a.intervals.start_key;
-    from.end = a.intervals.end + at.batch * a.intervals.end_batch + interval_head * a.intervals.end_head +
-               at.k_begin * a.intervals.end_key;
-#endif
 
     struct fragments f;
 #pragma unroll
@@ -799,7 +793,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     char *const places = shared + MMA_FORWARD_LIST_OFFSET;
     const struct key_list list = {(int *)places, (uint32_t *)(places + 4 * MMA_FORWARD_LIST),
                                   (float *)(places + 8 * MMA_FORWARD_LIST),
-                                  (int *)(places + (BIAS && !BIAS_ROWS ? 12 : 8) * MMA_FORWARD_LIST)};
+                                  (int *)(places + (BIAS && !BIAS_ROWS ? 12 : 8) * MMA_FORWARD_LIST),
+                                  (const int32_t **)(places + (BIAS && !BIAS_ROWS ? 12 : 8) * MMA_FORWARD_LIST + 32)};
+#    if INTERVALS
+    if (threadIdx.x == 0) {
+        const struct mma_intervals &i = a.intervals;
+        const int64_t head = at.head / i.group;
+        list.intervals[0] = i.start + at.batch * i.start_batch + head * i.start_head + at.k_begin * i.start_key;
+        list.intervals[1] = i.end + at.batch * i.end_batch + head * i.end_head + at.k_begin * i.end_key;
+    }
+    __syncthreads();
+#    endif
     int next_key = at.first_key, num_listed = 0;
     do {
         num_listed = extend_list(list, num_listed, next_key, a, at, from);
