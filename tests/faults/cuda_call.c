@@ -45,7 +45,7 @@ void install_compiler(const char *target, int major) {
     for (char *at = path + 1; *at; at++)
         if (*at == '/') {
             *at = 0;
-            mkdir(path, 0700);
+            mkdir(path, 0755);
             *at = '/';
         }
     assert_int_equal(symlink(target, path), 0);
@@ -98,17 +98,19 @@ fdm_status cuda_call_make(struct cuda_call *c, enum cuda_call_kind kind, int32_t
     static const int64_t sizes[NUM_CALL_KINDS][3] = {[CALL_FORWARD] = {300, 64, 64},
                                                      [CALL_MASKED] = {300, 64, 64},
                                                      [CALL_DECODE] = {1, 2048, 64},
-                                                     [CALL_WIDE] = {64, 64, 512}};
+                                                     [CALL_WIDE] = {64, 64, 1024}};
     const int64_t rows = sizes[kind][0], keys = sizes[kind][1], head_dim = sizes[kind][2], batch = 2, heads = 4;
     *c = (struct cuda_call){.device = {FDM_CUDA, device},
                             .q_shape = {batch, rows, heads, head_dim},
                             .k_shape = {batch, keys, heads / 2, head_dim},
                             .lse_shape = {batch, heads, rows},
-                            .mask_shape = {batch, 1, rows, keys}};
-    c->bytes = lay_out(c, kind == CALL_MASKED);
+                            .mask_shape = {batch, 1, rows, keys},
+                            .options = fdm_options_default()};
+    c->options.softcap = kind == CALL_WIDE ? 30 : 0;
+    c->bytes = lay_out(c, kind == CALL_MASKED || kind == CALL_WIDE);
     fdm_status status = fdm_memory_allocate(c->device, c->bytes, &c->memory);
     if (!status) {
-        lay_out(c, kind == CALL_MASKED);
+        lay_out(c, kind == CALL_MASKED || kind == CALL_WIDE);
         status = fdm_memory_fill(c->device, c->memory, 0, c->bytes);
     }
     return status;
@@ -126,11 +128,10 @@ static void take_back(void *context, void *memory) {
 }
 
 fdm_status cuda_call_run(struct cuda_call *c, void *stream) {
-    fdm_options options = fdm_options_default();
     fdm_allocator allocator = {&c->device, lend, take_back};
-    options.stream = stream;
+    c->options.stream = stream;
     workspace_status = FDM_OK;
-    return fdm_attention_forward(&c->tensors, &options, &allocator);
+    return fdm_attention_forward(&c->tensors, &c->options, &allocator);
 }
 
 void cuda_call_release(struct cuda_call *c) { fdm_memory_release(c->device, c->memory); }

@@ -14,7 +14,8 @@ void use_fresh_cache(void);
 /* The same for a file of the test's choice: a link to `target` under the compiler's name. */
 void install_compiler(const char *target, int major);
 
-/* One kernel; a mask's summary and a kernel; two kernels, the second launched early; one kernel in clusters. */
+/* One kernel; a mask's summary and a kernel; two kernels, the second launched early; one kernel that may have clusters.
+ */
 enum cuda_call_kind { CALL_FORWARD, CALL_MASKED, CALL_DECODE, CALL_WIDE, NUM_CALL_KINDS };
 struct cuda_call {
     fdm_device_id device;
@@ -23,6 +24,7 @@ struct cuda_call {
     int64_t q_shape[4], k_shape[4], lse_shape[3], mask_shape[4];
     fdm_tensor q, k, v, out, lse, mask;
     fdm_tensors tensors;
+    fdm_options options;
 };
 /* Allocates the tensors on the device; to be released in any case. */
 fdm_status cuda_call_make(struct cuda_call *call, enum cuda_call_kind kind, int32_t device);

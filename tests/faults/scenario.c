@@ -15,7 +15,7 @@
 
 #include <cmocka.h>
 
-enum { PAST_THE_END = 77, WALK_MAX = 500, ENVIRONMENT_BYTES = 512 };
+enum { PAST_THE_END = 77, WALK_MAX = 500, ENVIRONMENT_BYTES = 512, SECONDS_MAX = 200 };
 
 int scenario_past_the_end;
 static char tests_folder[256], program[300], folder[64];
@@ -48,15 +48,18 @@ static void become(const struct scenario *scenario, char *environment, int outpu
     }
     dup2(output, STDOUT_FILENO);
     dup2(output, STDERR_FILENO);
+    alarm(SECONDS_MAX);
     execl(program, program, scenario->name, (char *)NULL);
     _exit(126);
 }
 
-static void show(FILE *output) {
+/* A run's output where it failed, and in any case what it did not cover. */
+static void show(FILE *output, int failed) {
     char line[512];
     rewind(output);
     while (fgets(line, sizeof line, output))
-        print_error("    %s", line);
+        if (failed || strstr(line, "not covered"))
+            print_error("    %s", line);
 }
 
 /* The exit code of one run; its output is shown where it failed. */
@@ -72,11 +75,11 @@ static int run_once(const struct scenario *scenario, int n) {
         become(scenario, environment, fileno(output));
     assert_int_equal(waitpid(child, &status, 0), child);
     int code = WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
-    if (code != 0 && code != PAST_THE_END) {
-        show(output);
+    const int failed = code != 0 && code != PAST_THE_END;
+    show(output, failed);
+    if (failed)
         print_error("replay (exit code %d): LD_LIBRARY_PATH=%s/faults %s %s %s\n", code, tests_folder, shown, program,
                     scenario->name);
-    }
     fclose(output);
     return code;
 }
