@@ -10,6 +10,8 @@ static cu_result module_load(cu_module *module, const void *image) {
         result = INVALID_IMAGE;
     if (!result) {
         cu_module made = calloc(1, sizeof *made);
+        made->next = fake_state.modules;
+        fake_state.modules = made;
         made->device = fake_current();
         made->text = fake ? strdup(image) : NULL;
         *module = made;
@@ -22,7 +24,7 @@ static cu_result module_unload(cu_module module) {
     cu_result result = fake_begin("cuModuleUnload", CONTEXT);
     if (!result) {
         free(module->text);
-        free(module);
+        module->text = NULL;
         fake_state.live.modules--;
     }
     return fake_end(result);

@@ -42,6 +42,7 @@ struct cu_function {
     char entry[NAME_BYTES];
 };
 struct cu_module {
+    cu_module next; /* unloaded ones stay too, without their text */
     cu_context device;
     char *text; /* of a pretended cubin; NULL: an ELF file, whose names are not looked at */
     int num_functions;
@@ -64,6 +65,7 @@ extern struct fake_state {
     size_t memory_limit;
     struct injection injection;
     struct cu_context devices[DEVICES_MAX], foreign;
+    cu_module modules;
     struct allocation *allocations;
     struct fake_live live;
     struct fake_launch *launches;

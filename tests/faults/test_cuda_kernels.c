@@ -106,6 +106,13 @@ static int count_entries(char *path, size_t size) {
     return entries;
 }
 
+static void write_file(const char *path, const char *text) {
+    FILE *file = fopen(path, "w");
+    assert_non_null(file);
+    fputs(text, file);
+    fclose(file);
+}
+
 /* ---- the compiler ---- */
 
 static void compiler_search(void) {
@@ -239,7 +246,21 @@ static void no_more_threads(void) {
 }
 
 /* The compiler that is installed, twice: the second process finds everything and does not open it. */
-static void compile_for_real(void) { assert_int_equal(cuda_call_once(CALL_DECODE, 0, NULL), FDM_OK); }
+static void compile_for_real(void) {
+    struct cuda_call call;
+    char path[300];
+    assert_int_equal(cuda_call_make(&call, CALL_DECODE, 0), FDM_OK);
+    fdm_status status = cuda_call_run(&call, NULL);
+    /* sanitizers stand between NVRTC and dlopen(), which then does not look beside NVRTC for its second library */
+    if (status == FDM_ERROR_UNSUPPORTED || (status && strstr(fdm_last_error(), "libnvrtc-builtins"))) {
+        snprintf(path, sizeof path, "%s/not_covered", scenario_folder());
+        write_file(path, fdm_last_error());
+        print_message("not covered: %s\n", fdm_last_error());
+        status = FDM_OK;
+    }
+    assert_int_equal(status, FDM_OK);
+    cuda_call_release(&call);
+}
 static void real_compiler(void) {
     char path[600];
     const struct cuda_kernel *kernel;
@@ -247,10 +268,10 @@ static void real_compiler(void) {
     struct cuda_resources resources;
     use_fresh_cache();
     scenario_fork(compile_for_real);
-    if (fdm_compiler_path(path, sizeof path)) {
-        print_message("not covered: %s\n", fdm_last_error());
+    snprintf(path, sizeof path, "%s/not_covered", scenario_folder());
+    if (access(path, F_OK) == 0)
         return;
-    }
+    assert_int_equal(fdm_compiler_path(path, sizeof path), FDM_OK);
     assert_int_equal(count_entries(NULL, 0), 2);
     assert_int_equal(cuda_call_once(CALL_DECODE, 0, NULL), FDM_OK);
     assert_int_equal(fake_driver()->num_launches(), 2);
@@ -269,13 +290,6 @@ static void real_compiler(void) {
 }
 
 /* ---- the cache ---- */
-
-static void write_file(const char *path, const char *text) {
-    FILE *file = fopen(path, "w");
-    assert_non_null(file);
-    fputs(text, file);
-    fclose(file);
-}
 
 static void flip_byte(const char *path, long at) {
     FILE *file = fopen(path, "r+b");
