@@ -245,22 +245,25 @@ static struct cuda_driver driver = {
     .context_synchronize = context_synchronize,
 };
 
-/* The driver's one entry that the library looks up by symbol. */
+/* The driver's one entry that the library looks up by symbol. What is not there is told by an error, or by no address
+ * alone: every second one. */
 FDM_API cu_result cuGetProcAddress_v2(const char *name, void **function, int version, unsigned long long flags,
                                       int *found) {
     pthread_mutex_lock(&lock);
     get_ready();
     fake_fill_kernels(&driver);
     fake_fill_memory(&driver);
-    cu_result result =
-        ++fake_state.asked == fake_state.lacks ? NOT_FOUND : injection_due(&fake_state.injection, "cuGetProcAddress");
+    cu_result result = injection_due(&fake_state.injection, "cuGetProcAddress");
+    const int lacking = ++fake_state.asked == fake_state.lacks;
     *function = NULL;
-    for (int i = 0; i < NUM_FUNCTIONS && !result; i++)
+    for (int i = 0; i < NUM_FUNCTIONS && !result && !lacking; i++)
         if (strcmp(functions[i].name, name) == 0)
             memcpy(function, (const char *)&driver + functions[i].place, sizeof *function);
     if (found)
         *found = !*function;
-    return fake_end(!result && !*function ? NOT_FOUND : result);
+    if (!result && !*function && fake_state.lacks % 2 == 0)
+        result = NOT_FOUND;
+    return fake_end(result);
 }
 
 static void inject(const char *function, int result, int64_t nth) {

@@ -335,6 +335,7 @@ static void every_call_fails(void) {
         assert_true(status == FDM_ERROR_SYSTEM || status == FDM_ERROR_UNSUPPORTED || status == FDM_ERROR_OUT_OF_MEMORY);
     else
         assert_true(is_one_of(failed, tolerated) || timer_release_failed);
+    assert_int_equal(memory_live(), fake_driver()->live().modules); /* a record for each kernel */
     const int64_t kept = memory_release_failed;
     assert_int_equal(fake_driver()->depth(), strcmp(failed, "cuCtxPopCurrent") == 0);
     assert_int_equal(fake_driver()->live().allocations, kept);
@@ -351,6 +352,7 @@ static void every_call_fails(void) {
     assert_int_equal(fake_driver()->live().allocations, kept);
     assert_int_equal(fake_driver()->live().events, 0);
     assert_true(fake_driver()->live().modules <= 2);
+    assert_int_equal(memory_live(), fake_driver()->live().modules);
     assert_true(fake_driver()->live().contexts_retained <= 1);
 }
 

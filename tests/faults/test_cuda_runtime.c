@@ -430,6 +430,13 @@ static void threads_without_a_cache(void) {
     assert_each_once(1);
 }
 
+static void different_devices_without_a_cache(void) {
+    use_fake_compiler();
+    setenv("FLASH_DMATTN_CACHE_DIR", "/proc/nowhere", 1);
+    run_threads();
+    assert_each_once(2);
+}
+
 static const struct scenario scenarios[] = {
     {"copies_are_done", copies_are_done, NULL, 0},
     {"memory_used_wrongly", memory_used_wrongly, "FAKE_CUDA_DEVICES=9.0:232448,8.0:166912", 0},
@@ -441,6 +448,8 @@ static const struct scenario scenarios[] = {
     {"threads_at_once", threads_at_once, "FAKE_CUDA_DEVICES=9.0:232448,9.0:232448", 0},
     {"threads_on_different_devices", threads_on_different_devices, "FAKE_CUDA_DEVICES=9.0:232448,8.0:166912", 0},
     {"threads_without_a_cache", threads_without_a_cache, "FAKE_CUDA_DEVICES=9.0:232448,9.0:232448", 0},
+    {"different_devices_without_a_cache", different_devices_without_a_cache, "FAKE_CUDA_DEVICES=9.0:232448,8.0:166912",
+     0},
 };
 
 int main(int argc, char **argv) {
