@@ -185,12 +185,15 @@ static void compiler_is_damaged(void) {
 }
 
 static void compiler_lacks_a_function(void) {
-    char driver[300];
-    snprintf(driver, sizeof driver, "%s/libcuda.so.1", getenv("LD_LIBRARY_PATH"));
-    install_compiler(driver, 13); /* a library, but not NVRTC */
+    char library[300], path[600];
+    snprintf(library, sizeof library, "%s/../../src/libflash_dmattn.so", getenv("LD_LIBRARY_PATH"));
+    install_compiler(library, 13); /* a library, but not NVRTC */
     use_fresh_cache();
-    for (int again = 0; again < 2; again++)
+    assert_int_equal(fdm_compiler_path(path, sizeof path), FDM_OK);
+    for (int again = 0; again < 2; again++) {
         assert_refused(cuda_call_once(CALL_DECODE, 0, NULL), FDM_ERROR_SYSTEM, "it lacks a function");
+        assert_null(dlopen(path, RTLD_LAZY | RTLD_NOLOAD)); /* not kept open */
+    }
 }
 
 static void compiler_refuses(void) {
