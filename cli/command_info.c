@@ -8,11 +8,13 @@
 /* The devices, or the sentence why there is none; then what compiles kernels, and where they are kept. */
 static void print_cuda(void) {
     fdm_device device;
+    fdm_status status;
     char path[1024];
-    for (int32_t i = 0; fdm_device_query(FDM_CUDA, i, &device) == FDM_OK; i++)
+    int32_t i = 0;
+    for (; !(status = fdm_device_query(FDM_CUDA, i, &device)); i++)
         printf("CUDA: device %d is %s, %d multiprocessors, %lld KiB of shared memory a block, L2 %lld KiB\n", i,
                device.name, device.num_sms, (long long)device.shared_bytes >> 10, (long long)device.l2_bytes >> 10);
-    if (fdm_device_query(FDM_CUDA, 0, &device))
+    if (i == 0 || status != FDM_ERROR_INVALID_ARGUMENT) /* else it was the index after the last */
         printf("CUDA: %s\n", fdm_last_error());
     printf("compiler: %s\n", fdm_compiler_path(path, sizeof path) ? fdm_last_error() : path);
     printf("cache: %s\n", fdm_cache_folder(path, sizeof path) ? fdm_last_error() : path);

@@ -329,7 +329,7 @@ FDM_API fdm_status fdm_prepare(const fdm_plan *plan);
 /* type FDM_CPU or FDM_CUDA; 64-byte aligned (256 on CUDA), uninitialised; release takes NULL too. */
 FDM_API fdm_status fdm_memory_allocate(fdm_device_id device, size_t bytes, void **memory);
 FDM_API fdm_status fdm_memory_release(fdm_device_id device, void *memory);
-/* Between host and device, or within either; returns when done, after all work enqueued before it. */
+/* Between host and device, or within either; both return when done, after all work enqueued on the device before. */
 FDM_API fdm_status fdm_memory_copy(void *to, fdm_device_id to_device, const void *from, fdm_device_id from_device,
                                    size_t bytes);
 FDM_API fdm_status fdm_memory_fill(fdm_device_id device, void *memory, uint8_t value, size_t bytes);

@@ -10,6 +10,8 @@ static fdm_status check_device(fdm_device_id device) {
     if (device.type != FDM_CPU && device.type != FDM_CUDA)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "device type is %d; it must be FDM_CPU (1) or FDM_CUDA (2)",
                          device.type);
+    if (device.type == FDM_CPU && device.index != 0)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "CPU index is %d; there is one CPU device, index 0", device.index);
     return FDM_OK;
 }
 
@@ -19,8 +21,11 @@ fdm_status fdm_memory_allocate(fdm_device_id device, size_t bytes, void **memory
     fdm_status status = check_device(device);
     if (status || device.type == FDM_CUDA)
         return status ? status : cuda_memory_allocate(device.index, bytes, memory);
-    *memory = memory_allocate(bytes);
-    return *memory ? FDM_OK : error_set(FDM_ERROR_OUT_OF_MEMORY, "no memory for %zu bytes", bytes);
+    void *made = memory_allocate(bytes);
+    if (!made)
+        return error_set(FDM_ERROR_OUT_OF_MEMORY, "no memory for %zu bytes", bytes);
+    *memory = made;
+    return FDM_OK;
 }
 
 fdm_status fdm_memory_release(fdm_device_id device, void *memory) {
@@ -54,6 +59,8 @@ fdm_status fdm_memory_copy(void *to, fdm_device_id to_device, const void *from, 
 
 fdm_status fdm_memory_fill(fdm_device_id device, void *memory, uint8_t value, size_t bytes) {
     fdm_status status = check_device(device);
+    if (!status && bytes > 0 && !memory)
+        status = error_set(FDM_ERROR_INVALID_ARGUMENT, "memory is NULL");
     if (status || device.type == FDM_CUDA)
         return status ? status : cuda_memory_fill(device.index, memory, value, bytes);
     if (bytes > 0)
@@ -72,6 +79,7 @@ struct fdm_timer {
     fdm_device_id device;
     struct cuda_event *from, *to; /* CUDA */
     struct timespec start;        /* CPU */
+    int started;
 };
 
 fdm_status fdm_timer_create(fdm_device_id device, fdm_timer **timer) {
@@ -96,15 +104,20 @@ fdm_status fdm_timer_create(fdm_device_id device, fdm_timer **timer) {
 fdm_status fdm_timer_start(fdm_timer *timer, void *stream) {
     if (!timer)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "timer is NULL");
+    fdm_status status = FDM_OK;
     if (timer->device.type == FDM_CUDA)
-        return cuda_event_record(timer->from, stream);
-    clock_gettime(CLOCK_MONOTONIC, &timer->start);
-    return FDM_OK;
+        status = cuda_event_record(timer->from, stream);
+    else
+        clock_gettime(CLOCK_MONOTONIC, &timer->start);
+    timer->started = !status;
+    return status;
 }
 
 fdm_status fdm_timer_stop(fdm_timer *timer, void *stream, double *seconds) {
     if (!timer || !seconds)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is NULL", timer ? "seconds" : "timer");
+    if (!timer->started)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "the timer was not started; call fdm_timer_start() first");
     if (timer->device.type == FDM_CUDA) {
         fdm_status status = cuda_event_record(timer->to, stream);
         return status ? status : cuda_event_elapsed(timer->from, timer->to, seconds);

@@ -1,9 +1,12 @@
 /* cache.c: one file for each compiled kernel: a header with a checksum, then the machine code. */
+#define _GNU_SOURCE /* mkostemp */
 #include "cache.h"
 
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -101,11 +104,21 @@ static int read_entry(FILE *file, const struct cache_key *key, struct cuda_binar
     return 1;
 }
 
+/* Only regular files: a pipe in the entry's place would have no end. */
+static FILE *open_entry(const char *path) {
+    struct stat facts;
+    int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (file < 0)
+        return NULL;
+    FILE *stream = fstat(file, &facts) == 0 && S_ISREG(facts.st_mode) ? fdopen(file, "rb") : NULL;
+    if (!stream)
+        close(file);
+    return stream;
+}
+
 int cache_load(const struct cache_key *key, struct cuda_binary *binary) {
     char path[PATH_BYTES];
-    if (!entry_path(key, path))
-        return 0;
-    FILE *file = fopen(path, "rbe");
+    FILE *file = entry_path(key, path) ? open_entry(path) : NULL;
     if (!file)
         return 0;
     int sound = read_entry(file, key, binary);
@@ -136,23 +149,31 @@ static int write_all(int file, const void *data, size_t bytes) {
     return 1;
 }
 
-void cache_store(const struct cache_key *key, const struct cuda_binary *binary) {
-    char path[PATH_BYTES], temporary[PATH_BYTES + 64], folder[512];
-    static _Atomic unsigned counter;
-    if (fdm_cache_folder(folder, sizeof folder) || !entry_path(key, path))
-        return;
-    make_folder(folder);
-    snprintf(temporary, sizeof temporary, "%s.%ld.%u", path, (long)getpid(), counter++);
-    int file = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
-    if (file < 0)
-        return;
+/* Past the process's limit on files a write would raise a signal that ends the process. */
+static int may_write(size_t bytes) {
+    struct rlimit limit;
+    return getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY || bytes <= limit.rlim_cur;
+}
+
+int cache_store(const struct cache_key *key, const struct cuda_binary *binary) {
+    char path[PATH_BYTES], temporary[PATH_BYTES + 16], folder[512];
     struct entry_header header = {
         .key = {key->half[0], key->half[1]}, .code_bytes = binary->bytes, .resources = binary->resources};
+    if (fdm_cache_folder(folder, sizeof folder) || !entry_path(key, path) || !may_write(sizeof header + binary->bytes))
+        return 0;
+    make_folder(folder);
+    /* a random name: process numbers come again, in containers most of all, and killed processes leave files */
+    snprintf(temporary, sizeof temporary, "%s.XXXXXX", path);
+    int file = mkostemp(temporary, O_CLOEXEC);
+    if (file < 0)
+        return 0;
     memcpy(header.magic, magic, sizeof magic);
     header.checksum = checksum_of(&header, binary->code);
     int whole =
         write_all(file, &header, sizeof header) && write_all(file, binary->code, binary->bytes) && fsync(file) == 0;
     whole = close(file) == 0 && whole;
-    if (!whole || rename(temporary, path) != 0)
-        unlink(temporary);
+    if (whole && rename(temporary, path) == 0)
+        return 1;
+    unlink(temporary);
+    return 0;
 }

@@ -13,7 +13,7 @@ struct cache_key cache_key_of(const struct cuda_compiler *compiler, const char *
 
 /* 1 and the binary (the caller's) when a sound entry is there. */
 int cache_load(const struct cache_key *key, struct cuda_binary *binary);
-/* Writes the entry whole or not at all: a temporary file, fsync, rename. Silent when the folder cannot be written. */
-void cache_store(const struct cache_key *key, const struct cuda_binary *binary);
+/* Writes the entry whole or not at all: a temporary file, fsync, rename. 0 when the folder cannot be written. */
+int cache_store(const struct cache_key *key, const struct cuda_binary *binary);
 
 #endif

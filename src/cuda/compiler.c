@@ -2,10 +2,10 @@
  *
  * Order of the search, each for the highest major version that the driver takes, then for lower ones down to 12:
  *   1. a library that the process has loaded already (beside a CUDA build of PyTorch there is one)
- *   2. the dynamic linker's own search
- *   3. nvidia/cu13/lib and nvidia/cuda_nvrtc/lib of pip's packages: in VIRTUAL_ENV, beside libraries that the process
- *      has loaded from a site-packages folder, and in the folders of PYTHONPATH
- *   4. toolkits: CUDA_HOME, /usr/local/cuda, /usr/local/cuda-MAJOR */
+ *   2. nvidia/cu13/lib and nvidia/cuda_nvrtc/lib of pip's packages: beside libraries that the process has loaded from a
+ *      site-packages folder, in VIRTUAL_ENV, and in the folders of PYTHONPATH
+ *   3. toolkits: CUDA_HOME, /usr/local/cuda, /usr/local/cuda-MAJOR
+ *   4. the dynamic linker's own search */
 #define _GNU_SOURCE /* dl_iterate_phdr, dlinfo */
 #include "compiler.h"
 
@@ -148,19 +148,20 @@ const struct cuda_source *cuda_source_find(const char *name) {
 
 typedef struct nvrtc_program_body *nvrtc_program;
 #define NVRTC_FUNCTIONS(X)                                                                                       \
-    X(create, "nvrtcCreateProgram",                                                                              \
+    X(const char *, error_text, "nvrtcGetErrorString", (int result))                                             \
+    X(int, create, "nvrtcCreateProgram",                                                                         \
       (nvrtc_program * program, const char *text, const char *name, int num_headers, const char *const *headers, \
        const char *const *names))                                                                                \
-    X(destroy, "nvrtcDestroyProgram", (nvrtc_program * program))                                                 \
-    X(compile, "nvrtcCompileProgram", (nvrtc_program program, int num_options, const char *const *options))      \
-    X(cubin_size, "nvrtcGetCUBINSize", (nvrtc_program program, size_t * bytes))                                  \
-    X(cubin, "nvrtcGetCUBIN", (nvrtc_program program, char *code))                                               \
-    X(log_size, "nvrtcGetProgramLogSize", (nvrtc_program program, size_t * bytes))                               \
-    X(log, "nvrtcGetProgramLog", (nvrtc_program program, char *text))
+    X(int, destroy, "nvrtcDestroyProgram", (nvrtc_program * program))                                            \
+    X(int, compile, "nvrtcCompileProgram", (nvrtc_program program, int num_options, const char *const *options)) \
+    X(int, cubin_size, "nvrtcGetCUBINSize", (nvrtc_program program, size_t * bytes))                             \
+    X(int, cubin, "nvrtcGetCUBIN", (nvrtc_program program, char *code))                                          \
+    X(int, log_size, "nvrtcGetProgramLogSize", (nvrtc_program program, size_t * bytes))                          \
+    X(int, log, "nvrtcGetProgramLog", (nvrtc_program program, char *text))
 
 struct nvrtc {
     void *library;
-#define NVRTC_MEMBER(member, name, parameters) int(*member) parameters;
+#define NVRTC_MEMBER(type, member, name, parameters) type(*member) parameters;
     NVRTC_FUNCTIONS(NVRTC_MEMBER)
 #undef NVRTC_MEMBER
 };
@@ -175,13 +176,15 @@ static fdm_status open_nvrtc(const char *path, struct nvrtc *nvrtc) {
     if (!kept.library || strcmp(kept_path, path) != 0) {
         struct nvrtc fresh = {.library = dlopen(path, RTLD_NOW | RTLD_LOCAL)};
         int complete = fresh.library != NULL;
-#define NVRTC_RESOLVE(member, name, parameters) \
+#define NVRTC_RESOLVE(type, member, name, parameters) \
     complete = complete && (*(void **)&fresh.member = dlsym(fresh.library, name)) != NULL;
         NVRTC_FUNCTIONS(NVRTC_RESOLVE)
 #undef NVRTC_RESOLVE
         if (!complete) {
             status = error_set(FDM_ERROR_SYSTEM, "NVRTC cannot be opened from %.300s: %.100s", path,
                                fresh.library ? "it lacks a function" : dlerror());
+            if (fresh.library)
+                dlclose(fresh.library);
         } else {
             kept = fresh;
             snprintf(kept_path, sizeof kept_path, "%s", path);
@@ -209,33 +212,58 @@ static struct cuda_resources read_log(const char *log) {
     return resources;
 }
 
-/* The log's first line with "error", else its first line. */
-static fdm_status refuse_source(const char *file, const char *log) {
+/* The line of the log that says what is wrong: of the compiler, or of the assembler. */
+static const char *complaint_in(const char *log) {
     const char *line = strstr(log, "error");
+    if (!line)
+        line = strstr(log, "fatal");
     while (line && line > log && line[-1] != '\n')
         line--;
-    line = line ? line : log;
-    return error_set(FDM_ERROR_INTERNAL, "NVRTC does not compile %s: %.*s", file, (int)strcspn(line, "\n"), line);
+    return line;
 }
 
-static fdm_status take_results(const struct nvrtc *nvrtc, nvrtc_program program, const char *file, int failed,
-                               struct cuda_binary *binary) {
+static fdm_status refuse(const struct nvrtc *nvrtc, int result, const char *file, const char *arch, const char *log) {
+    enum { NVRTC_OUT_OF_MEMORY = 1 };
+    const char *line = complaint_in(log);
+    if (!line)
+        line = result ? nvrtc->error_text(result) : "it gives no machine code";
+    return error_set(result == NVRTC_OUT_OF_MEMORY ? FDM_ERROR_OUT_OF_MEMORY : FDM_ERROR_INTERNAL,
+                     "NVRTC does not compile %s for %s: %.*s", file, arch, (int)strcspn(line, "\n"), line);
+}
+
+/* The program's log, to be released; "" where there is none. NULL when memory is short. */
+static char *take_log(const struct nvrtc *nvrtc, nvrtc_program program, int *result) {
     size_t bytes = 0;
-    fdm_status status = FDM_OK;
-    if (nvrtc->log_size(program, &bytes))
-        bytes = 0;
-    char *log = memory_allocate(bytes + 1);
+    int failed = nvrtc->log_size(program, &bytes);
+    char *log = memory_allocate(failed ? 1 : bytes + 1);
     if (!log)
-        return error_set(FDM_ERROR_OUT_OF_MEMORY, "no memory for the compiler's log of %zu bytes", bytes);
-    log[0] = log[bytes] = 0;
-    if (bytes)
-        nvrtc->log(program, log);
-    if (failed || nvrtc->cubin_size(program, &binary->bytes) || binary->bytes == 0) {
-        status = refuse_source(file, log);
-    } else if (!(binary->code = memory_allocate(binary->bytes))) {
+        return NULL;
+    log[0] = log[failed ? 0 : bytes] = 0;
+    if (!failed && bytes > 0 && (failed = nvrtc->log(program, log)))
+        log[0] = 0;
+    if (!*result) /* without the log the kernel's resources would not be known */
+        *result = failed;
+    return log;
+}
+
+static fdm_status take_results(const struct nvrtc *nvrtc, nvrtc_program program, const char *file, const char *arch,
+                               int result, struct cuda_binary *binary) {
+    fdm_status status = FDM_OK;
+    char *log = take_log(nvrtc, program, &result);
+    if (!log)
+        return error_set(FDM_ERROR_OUT_OF_MEMORY, "no memory for the compiler's log");
+    if (!result)
+        result = nvrtc->cubin_size(program, &binary->bytes);
+    if (result || binary->bytes == 0)
+        status = refuse(nvrtc, result, file, arch, log);
+    else if (!(binary->code = memory_allocate(binary->bytes)))
         status = error_set(FDM_ERROR_OUT_OF_MEMORY, "no memory for %zu bytes of machine code", binary->bytes);
+    else if ((result = nvrtc->cubin(program, binary->code)))
+        status = refuse(nvrtc, result, file, arch, log);
+    if (status) {
+        memory_release(binary->code);
+        *binary = (struct cuda_binary){0};
     } else {
-        nvrtc->cubin(program, binary->code);
         binary->resources = read_log(log);
     }
     memory_release(log);
@@ -267,10 +295,11 @@ fdm_status cuda_compile(const struct cuda_compiler *compiler, const char *arch,
         options[FIXED_OPTIONS + i] = text[i];
     }
     nvrtc_program program;
-    if (nvrtc.create(&program, source->text, source->name, source->num_includes, headers, names))
-        return error_set(FDM_ERROR_OUT_OF_MEMORY, "NVRTC takes no program for %s", request->file);
-    int failed = nvrtc.compile(program, FIXED_OPTIONS + request->num_constants, options);
-    status = take_results(&nvrtc, program, request->file, failed, binary);
+    int result = nvrtc.create(&program, source->text, source->name, source->num_includes, headers, names);
+    if (result)
+        return refuse(&nvrtc, result, request->file, arch, "");
+    result = nvrtc.compile(program, FIXED_OPTIONS + request->num_constants, options);
+    status = take_results(&nvrtc, program, request->file, arch, result, binary);
     nvrtc.destroy(&program);
     return status;
 }

@@ -1,4 +1,6 @@
 /* cuda_memory.c: device memory, copies, and events. */
+#include <stdio.h>
+
 #include "cuda.h"
 #include "driver.h"
 #include "error.h"
@@ -21,7 +23,7 @@ static cu_address address_of(const void *memory) { return (cu_address)(uintptr_t
 
 fdm_status cuda_memory_allocate(int32_t device, size_t bytes, void **memory) {
     cu_address address = 0;
-    *memory = NULL;
+    char what[64];
     const struct cuda_driver *driver;
     struct cuda_context_scope scope;
     fdm_status status = cuda_driver_get(&driver);
@@ -29,8 +31,12 @@ fdm_status cuda_memory_allocate(int32_t device, size_t bytes, void **memory) {
         return status;
     cu_result result = driver->memory_allocate(&address, bytes ? bytes : 1);
     cuda_context_leave(driver, &scope);
+    if (result) {
+        snprintf(what, sizeof what, "allocating %zu bytes of device memory", bytes);
+        return cuda_driver_error(driver, result, what);
+    }
     *memory = (void *)(uintptr_t)address;
-    return result ? cuda_driver_error(driver, result, "allocating device memory") : FDM_OK;
+    return FDM_OK;
 }
 
 fdm_status cuda_memory_release(int32_t device, void *memory) {
@@ -39,10 +45,22 @@ fdm_status cuda_memory_release(int32_t device, void *memory) {
     IN_CONTEXT(device, "releasing device memory", driver->memory_free(address_of(memory)));
 }
 
+/* The driver's copies wait for the legacy default stream and those that follow it, not for others, and may return
+ * before the device has the bytes (CUDA Driver API, "API synchronization behavior"). */
 static cu_result copy(const struct cuda_driver *driver, void *to, const void *from, size_t bytes, int32_t direction) {
-    return direction == 0   ? driver->copy_to_device(address_of(to), from, bytes)
-           : direction == 1 ? driver->copy_to_host(to, address_of(from), bytes)
-                            : driver->copy_on_device(address_of(to), address_of(from), bytes);
+    cu_result result = driver->context_synchronize();
+    if (!result)
+        result = direction == 0   ? driver->copy_to_device(address_of(to), from, bytes)
+                 : direction == 1 ? driver->copy_to_host(to, address_of(from), bytes)
+                                  : driver->copy_on_device(address_of(to), address_of(from), bytes);
+    return result || direction == 1 ? result : driver->context_synchronize();
+}
+
+static cu_result fill(const struct cuda_driver *driver, void *memory, uint8_t value, size_t bytes) {
+    cu_result result = driver->context_synchronize();
+    if (!result)
+        result = driver->memory_fill(address_of(memory), value, bytes);
+    return result ? result : driver->context_synchronize();
 }
 
 fdm_status cuda_memory_copy(int32_t device, void *to, const void *from, size_t bytes, int32_t direction) {
@@ -54,7 +72,7 @@ fdm_status cuda_memory_copy(int32_t device, void *to, const void *from, size_t b
 fdm_status cuda_memory_fill(int32_t device, void *memory, uint8_t value, size_t bytes) {
     if (bytes == 0)
         return FDM_OK;
-    IN_CONTEXT(device, "filling device memory", driver->memory_fill(address_of(memory), value, bytes));
+    IN_CONTEXT(device, "filling device memory", fill(driver, memory, value, bytes));
 }
 
 fdm_status cuda_synchronize(int32_t device) {
@@ -105,8 +123,10 @@ fdm_status cuda_event_elapsed(struct cuda_event *from, struct cuda_event *to, do
     if (!result)
         result = driver->event_elapsed(&milliseconds, from->event, to->event);
     cuda_context_leave(driver, &scope);
+    if (result)
+        return cuda_driver_error(driver, result, "waiting for a CUDA event");
     *seconds = milliseconds * 1e-3;
-    return result ? cuda_driver_error(driver, result, "waiting for a CUDA event") : FDM_OK;
+    return FDM_OK;
 }
 
 void cuda_event_release(struct cuda_event *event) {
@@ -114,9 +134,11 @@ void cuda_event_release(struct cuda_event *event) {
     struct cuda_context_scope scope;
     if (!event)
         return;
-    if (!cuda_driver_get(&driver) && !cuda_context_enter(driver, event->device, &scope)) {
-        driver->event_destroy(event->event);
-        cuda_context_leave(driver, &scope);
+    if (!cuda_driver_get(&driver)) {
+        const fdm_status outside = cuda_context_enter(driver, event->device, &scope);
+        driver->event_destroy(event->event); /* outside too: it knows its context */
+        if (!outside)
+            cuda_context_leave(driver, &scope);
     }
     memory_release(event);
 }

@@ -17,7 +17,7 @@ static struct {
     pthread_once_t once;
     struct cuda_driver driver;
     fdm_status status;
-    char sentence[200];
+    char sentence[300];
     pid_t opened_by;
 } opened = {.once = PTHREAD_ONCE_INIT};
 
@@ -47,19 +47,32 @@ static fdm_status resolve(void *library, struct cuda_driver *driver) {
     return FDM_OK;
 }
 
+/* The driver's words; it gives NULL for a result that it does not know. */
+static const char *words_of(const struct cuda_driver *driver, cu_result result, char *text, size_t size) {
+    const char *words = NULL;
+    if (!driver->get_error_string(result, &words) && words)
+        return words;
+    snprintf(text, size, "unknown error %d", result);
+    return text;
+}
+
 static fdm_status start(struct cuda_driver *driver) {
-    char detail[96];
+    char text[32];
     cu_result result = driver->init(0);
-    const char *text = "unknown error";
-    if (result) {
-        driver->get_error_string(result, &text);
-        return refuse(FDM_ERROR_SYSTEM, "the CUDA driver does not start: %s", text);
+    if (result)
+        return refuse(FDM_ERROR_SYSTEM, "the CUDA driver does not start: %s",
+                      words_of(driver, result, text, sizeof text));
+    if ((result = driver->driver_version(&driver->version)))
+        return refuse(FDM_ERROR_SYSTEM, "the CUDA driver does not tell its version: %s",
+                      words_of(driver, result, text, sizeof text));
+    if (driver->version < OLDEST_VERSION) {
+        snprintf(text, sizeof text, "%d.%d", driver->version / 1000, driver->version % 1000 / 10);
+        return refuse(FDM_ERROR_UNSUPPORTED, "the CUDA driver is for CUDA %s; 12.0 or later is needed", text);
     }
-    if (driver->driver_version(&driver->version) || driver->version < OLDEST_VERSION) {
-        snprintf(detail, sizeof detail, "%d.%d", driver->version / 1000, driver->version % 1000 / 10);
-        return refuse(FDM_ERROR_UNSUPPORTED, "the CUDA driver is for CUDA %s; 12.0 or later is needed", detail);
-    }
-    if (driver->device_count(&driver->num_devices) || driver->num_devices < 1)
+    if ((result = driver->device_count(&driver->num_devices)))
+        return refuse(FDM_ERROR_SYSTEM, "the CUDA driver does not count its devices: %s",
+                      words_of(driver, result, text, sizeof text));
+    if (driver->num_devices < 1)
         return refuse(FDM_ERROR_UNSUPPORTED, "the CUDA driver finds no device%s", "");
     if (driver->num_devices > CUDA_DEVICES_MAX)
         driver->num_devices = CUDA_DEVICES_MAX;
@@ -70,7 +83,7 @@ static void open_driver(void) {
     opened.opened_by = getpid();
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     if (!library) {
-        opened.status = refuse(FDM_ERROR_UNSUPPORTED, "there is no CUDA driver on this machine (libcuda.so.1%s)", "");
+        opened.status = refuse(FDM_ERROR_UNSUPPORTED, "no CUDA driver can be opened: %s", dlerror());
         return;
     }
     opened.status = resolve(library, &opened.driver);
@@ -95,12 +108,23 @@ int32_t cuda_device_count(void) {
     return cuda_driver_get(&driver) ? 0 : driver->num_devices;
 }
 
+/* After these the driver answers every call of the context with the same error (CUDA Driver API, CUresult). */
+static int ends_the_context(cu_result result) {
+    static const cu_result fatal[] = {214, 220, 700, 702, 710, 714, 715, 716, 717, 718, 719};
+    for (size_t i = 0; i < sizeof fatal / sizeof fatal[0]; i++)
+        if (fatal[i] == result)
+            return 1;
+    return 0;
+}
+
 fdm_status cuda_driver_error(const struct cuda_driver *driver, cu_result result, const char *what) {
-    const char *name = "unknown error", *text = "";
-    driver->get_error_name(result, &name);
-    driver->get_error_string(result, &text);
+    char text[32];
+    const char *name = NULL, *words = words_of(driver, result, text, sizeof text);
+    if (driver->get_error_name(result, &name) || !name)
+        name = "a result without a name";
     fdm_status status = result == CU_ERROR_OUT_OF_MEMORY ? FDM_ERROR_OUT_OF_MEMORY : FDM_ERROR_SYSTEM;
-    return error_set(status, "%s failed: %s (%s)", what, text, name);
+    return error_set(status, "%s failed: %s (%s)%s", what, words, name,
+                     ends_the_context(result) ? "; this process cannot use the device again" : "");
 }
 
 /* ---- devices and contexts ---- */
@@ -114,7 +138,6 @@ static fdm_status check_index(const struct cuda_driver *driver, int32_t index) {
 
 static fdm_status ask_facts(const struct cuda_driver *driver, int32_t index, fdm_device *device) {
     cu_device handle;
-    cu_result result = driver->device_get(&handle, index);
     static const int attributes[] = {CU_COMPUTE_MAJOR,
                                      CU_COMPUTE_MINOR,
                                      CU_NUM_MULTIPROCESSORS,
@@ -126,13 +149,14 @@ static fdm_status ask_facts(const struct cuda_driver *driver, int32_t index, fdm
                                      CU_MEMORY_BUS_BITS};
     enum { COUNT = sizeof attributes / sizeof attributes[0], NEEDED = 7 };
     int values[COUNT] = {0};
+    cu_result result = driver->device_get(&handle, index);
     for (int i = 0; i < NEEDED && !result; i++)
         result = driver->device_attribute(&values[i], attributes[i], handle);
+    if (result)
+        return cuda_driver_error(driver, result, "asking for the CUDA device's attributes");
     for (int i = NEEDED; i < COUNT; i++) /* of the bandwidth: a driver that does not tell leaves it unknown */
         if (driver->device_attribute(&values[i], attributes[i], handle))
             values[i] = 0;
-    if (result)
-        return cuda_driver_error(driver, result, "asking for the CUDA device's attributes");
     *device = (fdm_device){.id = {FDM_CUDA, index},
                            .present = 1,
                            .compute_major = values[0],

@@ -48,15 +48,34 @@ struct miss {
     const struct cuda_kernel_request *request;
     const char *arch;
     int32_t max_major;
-    struct cuda_binary binary;
+    const void *image;         /* what is loaded: the binary's code or another kernel's image */
+    struct cuda_binary binary; /* from the disk or the compiler */
+    int on_disk;
     fdm_status status;
     char sentence[512];
 };
 
-/* From the disk, or compiled and then stored. Runs on a thread of its own where several kernels are missing. */
+/* The same kernel for the same architecture on another device, with its image. */
+static const struct cuda_kernel *find_image(const char *arch, const struct cuda_kernel_request *request) {
+    for (int32_t device = 0; device < CUDA_DEVICES_MAX; device++) {
+        const struct cuda_kernel *kernel = find_loaded(device, request);
+        if (kernel && kernel->image && strcmp(kernel->arch, arch) == 0)
+            return kernel;
+    }
+    return NULL;
+}
+
+/* From another device, from the disk, or compiled and then stored. Runs on a thread of its own where several kernels
+ * are missing. */
 static void *make_binary(void *argument) {
     struct miss *miss = argument;
     struct cuda_compiler compiler;
+    const struct cuda_kernel *twin = find_image(miss->arch, miss->request);
+    if (twin) {
+        miss->image = twin->image;
+        miss->binary.resources = twin->resources;
+        return NULL;
+    }
     const struct cuda_source *source = cuda_source_find(miss->request->file);
     if (!source)
         miss->status = error_set(FDM_ERROR_INTERNAL, "there is no kernel source %s", miss->request->file);
@@ -64,9 +83,10 @@ static void *make_binary(void *argument) {
         miss->status = cuda_compiler_find(miss->max_major, &compiler);
     if (!miss->status) {
         struct cache_key key = cache_key_of(&compiler, miss->arch, source, miss->request);
-        if (!cache_load(&key, &miss->binary) &&
-            !(miss->status = cuda_compile(&compiler, miss->arch, miss->request, &miss->binary)))
-            cache_store(&key, &miss->binary);
+        miss->on_disk = cache_load(&key, &miss->binary);
+        if (!miss->on_disk && !(miss->status = cuda_compile(&compiler, miss->arch, miss->request, &miss->binary)))
+            miss->on_disk = cache_store(&key, &miss->binary);
+        miss->image = miss->binary.code;
     }
     if (miss->status)
         snprintf(miss->sentence, sizeof miss->sentence, "%s", fdm_last_error());
@@ -83,7 +103,7 @@ static void make_binaries(struct miss *misses, int32_t count) {
         started[i] ? (void)pthread_join(threads[i], NULL) : (void)make_binary(&misses[i]);
 }
 
-static fdm_status load(const struct cuda_driver *driver, int32_t device, const struct miss *miss,
+static fdm_status load(const struct cuda_driver *driver, int32_t device, struct miss *miss,
                        const struct cuda_kernel **loaded) {
     const struct cuda_kernel_request *request = miss->request;
     struct cuda_kernel *kernel = memory_allocate(sizeof *kernel);
@@ -97,7 +117,7 @@ static fdm_status load(const struct cuda_driver *driver, int32_t device, const s
                                    .resources = miss->binary.resources};
     for (int32_t i = 0; i < request->num_constants; i++)
         kernel->values[i] = request->constants[i].value;
-    cu_result result = driver->module_load(&kernel->module, miss->binary.code);
+    cu_result result = driver->module_load(&kernel->module, miss->image);
     if (!result)
         result = driver->module_function(&kernel->function, kernel->module, request->entry);
     if (!result && request->shared_bytes > 48 << 10)
@@ -114,6 +134,11 @@ static fdm_status load(const struct cuda_driver *driver, int32_t device, const s
             driver->module_unload(kernel->module);
         memory_release(kernel);
         return cuda_driver_error(driver, result, "loading a kernel");
+    }
+    snprintf(kernel->arch, sizeof kernel->arch, "%s", miss->arch);
+    if (!miss->on_disk) { /* kept; NULL where it is another kernel's */
+        kernel->image = miss->binary.code;
+        miss->binary.code = NULL;
     }
     _Atomic(struct cuda_kernel *) *chain = &chains[chain_of(device, request)];
     kernel->next = atomic_load_explicit(chain, memory_order_relaxed);

@@ -1,0 +1,52 @@
+/* fake_cuda.h: what tests ask and set in the pretended driver (fake_cuda.c) and the pretended compiler (fake_nvrtc.c).
+ *
+ * The driver is a shared library named libcuda.so.1 and exports one variable, `fake_cuda`. Host memory is its device
+ * memory; launches do nothing but are written down; copies within a device and fills happen when something waits for
+ * them. Its environment, read at its first call:
+ *
+ *     FAKE_CUDA_DEVICES   "MAJOR.MINOR:SHARED_BYTES[:NAME],..."   (default: one device 9.0 with 232448 bytes)
+ *     FAKE_CUDA_VERSION   13000 = CUDA 13.0, the default
+ *     FAKE_CUDA_LACKS     n: the n-th function that is asked for is not there
+ *     FAKE_CUDA_FAIL      "FUNCTION:RESULT:NTH": see injection.h; the two that give an error's text never count as any
+ *     FAKE_CUDA_MEMORY    bytes of a device (default: no limit)
+ *
+ * A RESULT from 700 to 729 is sticky as in the driver: every later call that needs the context fails with it. The
+ * compiler reads FAKE_NVRTC_FAIL and exports `fake_nvrtc`. */
+#ifndef FDM_FAKE_CUDA_H
+#define FDM_FAKE_CUDA_H
+
+#include <stdint.h>
+
+struct fake_launch {
+    char entry[64];
+    int device, max_shared_bytes; /* the function's own limit when it was launched */
+    unsigned grid[3], block[3], shared_bytes;
+    unsigned cluster; /* 0 = no such attribute */
+    int programmatic;
+    void *stream;
+    void *first_member; /* of the argument struct: every kernel's is a pointer */
+};
+struct fake_live {
+    int64_t contexts_retained, modules, events, allocations;
+};
+
+struct fake_cuda {
+    void (*inject)(const char *function, int result, int64_t nth);
+    const char *(*injected)(void);          /* the function that was made to fail last, "" = none */
+    int64_t (*count)(const char *function); /* calls so far, failed ones too */
+    int64_t (*num_launches)(void);          /* those that succeeded */
+    struct fake_launch (*launch)(int64_t index);
+    struct fake_live (*live)(void);
+    int (*depth)(void);                 /* contexts on this thread's stack */
+    void (*push_foreign_context)(void); /* a context that is nobody's primary one, on this thread */
+    int (*pop_foreign_context)(void);   /* 1: it was on top */
+};
+
+struct fake_nvrtc {
+    void (*inject)(const char *function, int result, int64_t nth);
+    const char *(*injected)(void);
+    int64_t (*num_compiled)(void); /* programs, with the same or other options */
+    int64_t (*num_distinct)(void); /* of them, those that differ in name or options */
+};
+
+#endif

@@ -1,0 +1,87 @@
+/* fake_state.h: what the files of the pretended driver share. */
+#ifndef FDM_FAKE_STATE_H
+#define FDM_FAKE_STATE_H
+
+#include "cuda/driver.h"
+#include "fake_cuda.h"
+#include "injection.h"
+
+enum {
+    INVALID_VALUE = 1,
+    NOT_INITIALIZED = 3,
+    NO_DEVICE = 100,
+    INVALID_DEVICE = 101,
+    INVALID_IMAGE = 200,
+    INVALID_CONTEXT = 201,
+    INVALID_HANDLE = 400,
+    NOT_FOUND = 500,
+    STICKY_FROM = 700,
+    STICKY_TO = 730
+};
+
+enum { DEVICES_MAX = 8, PENDING_MAX = 64, STACK_MAX = 16, FUNCTIONS_MAX = 4, NAME_BYTES = 64 };
+
+/* Work that has been enqueued and not been waited for. */
+struct pending {
+    unsigned char *to;
+    const unsigned char *from; /* NULL: a fill */
+    unsigned char value;
+    size_t bytes;
+};
+struct cu_context {
+    int major, minor, shared_bytes, num_pending;
+    cu_result sticky;
+    char name[NAME_BYTES];
+    size_t memory_used;
+    struct pending pending[PENDING_MAX];
+};
+struct cu_function {
+    cu_context device;
+    struct cu_module *module;
+    int max_shared_bytes;
+    char entry[NAME_BYTES];
+};
+struct cu_module {
+    cu_module next; /* unloaded ones stay too, without their text */
+    cu_context device;
+    char *text; /* of a pretended cubin; NULL: an ELF file, whose names are not looked at */
+    int num_functions;
+    struct cu_function functions[FUNCTIONS_MAX];
+};
+struct cu_event {
+    cu_context device;
+    int recorded;
+};
+struct allocation {
+    struct allocation *next;
+    cu_context device;
+    unsigned char *memory;
+    size_t bytes;
+};
+
+/* Used between fake_begin() and fake_end(). */
+extern struct fake_state {
+    int ready, initialized, version, lacks, asked, num_devices;
+    size_t memory_limit;
+    struct injection injection;
+    struct cu_context devices[DEVICES_MAX], foreign;
+    cu_module modules;
+    struct allocation *allocations;
+    struct fake_live live;
+    struct fake_launch *launches;
+    int64_t num_launches, max_launches;
+    int64_t counts[64];
+} fake_state;
+enum fake_needs { NOTHING, DRIVER, CONTEXT };
+/* Takes the lock, writes the call down, and says whether it fails before it does anything; end gives the lock back. */
+cu_result fake_begin(const char *function, enum fake_needs needs);
+cu_result fake_end(cu_result result);
+cu_context fake_current(void);
+/* What was enqueued on the device happens. */
+void fake_finish(cu_context device);
+
+/* The driver's table is filled in parts. */
+void fake_fill_kernels(struct cuda_driver *driver);
+void fake_fill_memory(struct cuda_driver *driver);
+
+#endif
