@@ -518,7 +518,7 @@ __device__ __forceinline__ struct place find_place(const struct mma_forward_argu
     return at;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
     mma_named(const __grid_constant__ struct mma_forward_arguments a) {
     extern __shared__ __align__(128) char shared[];
     const uint32_t first = shared_address(shared);
