@@ -7,8 +7,9 @@
 #include "error.h"
 #include "mma_family.h"
 
-/* What an algorithm can hold. Columns of O are those of a block; for more, blocks share rows: 16 rows of O take half as
- * many registers a thread, and where Q has HEAD_DIM / 4 of them, less is left. */
+/* What an algorithm can hold. Columns of O are those of a block; for more, blocks share rows. 16 rows of O take half as
+ * many registers a thread; where Q has HEAD_DIM / 4 of them, or the sums of a tile in float16 have their own, fewer are
+ * left. */
 static const struct algorithm {
     const char *name, *code;
     int32_t head_dim_max, out_columns_max;
@@ -20,7 +21,7 @@ static const struct algorithm {
     [MMA_TILING_QK] = {"split-q+tiling-qk", "SplitQ_TilingQK", 1024, 256},
     [MMA_TILING_QKV] = {"split-q+tiling-qkv", "SplitQ_TilingQKV", 1024, 256},
 };
-enum { NUM_ALGORITHMS = sizeof algorithms / sizeof algorithms[0] };
+enum { NUM_ALGORITHMS = sizeof algorithms / sizeof algorithms[0], F16_OUT_COLUMNS_MAX = 128 };
 
 /* Each algorithm's variants, in order; the first that fits is what runs by name alone. */
 struct variant {
@@ -44,13 +45,14 @@ static int32_t quotient_up(int64_t n, int64_t parts) { return (int32_t)((n + par
 /* As few slices of at most 64 columns as hold n, all alike and multiples of 16. */
 static int32_t slice_of(int64_t n) { return (int32_t)mma_round_up(quotient_up(n, quotient_up(n, 64)), 16); }
 
-static struct shape shape_of(int32_t algorithm, const fdm_problem *p) {
+static struct shape shape_of(int32_t algorithm, const struct variant *v, const fdm_problem *p) {
     const int tiled = MMA_NAMED_IS_TILED(algorithm);
     const int64_t widest = p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v;
     struct shape s;
     s.slice = tiled ? slice_of(p->head_dim) : (int32_t)mma_round_up(p->head_dim, 16);
     s.head_dim = (int32_t)mma_round_up(p->head_dim, s.slice);
-    s.out_blocks = quotient_up(p->head_dim_v, algorithms[algorithm].out_columns_max);
+    s.out_blocks =
+        quotient_up(p->head_dim_v, v->f16_accumulation ? F16_OUT_COLUMNS_MAX : algorithms[algorithm].out_columns_max);
     const int32_t columns = quotient_up(p->head_dim_v, s.out_blocks);
     s.out_slice = algorithm == MMA_TILING_QKV ? slice_of(columns)
                                               : (int32_t)mma_round_up(columns, algorithm == MMA_SPLIT_KV ? 32 : 16);
@@ -85,10 +87,11 @@ static const char *refusal(int32_t algorithm, const fdm_device *device, const fd
         return "addresses and strides must be multiples of 16 bytes";
     if (p->seqlen_q > INT32_MAX / 2 || p->seqlen_k > INT32_MAX / 2)
         return "sequences are at most 2^30 long";
-    const struct shape s = shape_of(algorithm, p);
-    if (grid_of(&s, p) > INT32_MAX)
-        return "blocks of 64 rows are fewer than 2^31";
-    const int32_t least = shared_bytes(algorithm, &s, &(struct variant){1, 1, 0});
+    const struct variant *smallest = &variants[1];
+    const struct shape s = shape_of(algorithm, smallest, p);
+    if (grid_of(&s, p) > INT32_MAX / 2) /* sums in float16 take up to twice as many */
+        return "blocks of 64 rows are fewer than 2^30";
+    const int32_t least = shared_bytes(algorithm, &s, smallest);
     if (least > device->shared_bytes) {
         snprintf(text, size, "it needs %d KB of shared memory, the device has %lld KB", (least + 1023) >> 10,
                  (long long)device->shared_bytes >> 10);
@@ -122,7 +125,7 @@ static int32_t find_code(int32_t algorithm, const char *code) {
 /* A clause that says why not, or NULL. */
 static const char *variant_refusal(int32_t algorithm, const fdm_device *device, const fdm_problem *p,
                                    const struct variant *v) {
-    const struct shape s = shape_of(algorithm, p);
+    const struct shape s = shape_of(algorithm, v, p);
     if (v->f16_accumulation && p->dtype != FDM_FLOAT16)
         return "sums in float16 are for float16 tensors";
     if (shared_bytes(algorithm, &s, v) > device->shared_bytes)
@@ -132,7 +135,7 @@ static const char *variant_refusal(int32_t algorithm, const fdm_device *device, 
 
 static void fill_variant(int32_t algorithm, int32_t index, const fdm_problem *p, fdm_plan *plan) {
     const struct variant *v = &variants[index];
-    const struct shape s = shape_of(algorithm, p);
+    const struct shape s = shape_of(algorithm, v, p);
     plan->parameters[ALGORITHM] = algorithm;
     plan->parameters[VARIANT] = index;
     plan->block_m = MMA_NAMED_BLOCK_M;
@@ -185,7 +188,7 @@ static int sound(const fdm_plan *plan) {
 static void request_of(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *request) {
     const int32_t algorithm = plan->parameters[ALGORITHM];
     const struct variant *v = &variants[plan->parameters[VARIANT]];
-    const struct shape s = shape_of(algorithm, p);
+    const struct shape s = shape_of(algorithm, v, p);
     const struct cuda_constant constants[] = {
         {"ALGORITHM", algorithm},
         {"DTYPE", mma_dtype(p->dtype)},
@@ -220,7 +223,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     (void)workspace;
     if (!sound(plan))
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's parameters are not those of a named kernel");
-    const struct shape s = shape_of(plan->parameters[ALGORITHM], p);
+    const struct shape s = shape_of(plan->parameters[ALGORITHM], &variants[plan->parameters[VARIANT]], p);
     const int64_t blocks = grid_of(&s, p);
     if (blocks == 0)
         return FDM_OK;
