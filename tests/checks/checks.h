@@ -27,7 +27,9 @@ struct trial {
     fdm_options options;
     int64_t batch, heads, heads_kv, seqlen_q, seqlen_k, head_dim, head_dim_v, total_q, total_k;
     int varlen;
-    int neat; /* 1: addresses and strides are multiples of 16 bytes */
+    int neat;  /* 1: addresses and strides are multiples of 16 bytes */
+    int plain; /* 1: 16-bit, neat, causal at most: every forward kernel takes it where its head dims fit */
+    int mild;  /* 1: scores are of ordinary size */
     struct guarded g[NUM_ROLES];
     double *truth[NUM_ROLES];     /* outputs of the reference, dense in the tensor's shape */
     double *baseline[NUM_ROLES];  /* outputs of the straightforward float32 computation */
@@ -73,6 +75,9 @@ fdm_tensors device_tensors(struct device_copy *copy, const fdm_tensors *host);
 int device_execute(struct trial *trial, struct device_copy *copy, const fdm_plan *plan, const fdm_tensors *tensors,
                    fdm_status *status);
 
+/* 1 for the choice code of a variant that sums products in float16: it is compared on mild problems, with wider
+ * limits. */
+int sums_in_float16(const char *kernel);
 /* compare.c: 1 when all outputs of the pass are right; else prints what is not. */
 int trial_compare(const struct trial *trial, fdm_pass pass, const char *kernel);
 

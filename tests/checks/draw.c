@@ -88,6 +88,14 @@ static void draw_sizes(struct trial *t) {
         t->head_dim = t->head_dim_v = PICK(t, 264, 320, 512, 648, 1024);
     if (random_below(t, 60) == 0)
         t->batch = 0;
+    if (t->plain) {
+        t->dtype = random_below(t, 2) ? FDM_FLOAT16 : FDM_BFLOAT16;
+        t->varlen = 0;
+        t->neat = 1;
+        if (random_below(t, 4) == 0)
+            t->head_dim = PICK(t, 128, 192, 256, 264, 512, 1024);
+        t->head_dim_v = random_below(t, 4) ? t->head_dim : t->head_dim_v;
+    }
 }
 
 static void draw_options(struct trial *t) {
@@ -104,6 +112,10 @@ static void draw_options(struct trial *t) {
     }
     if (random_below(t, 6) == 0)
         o->softcap = 1 + 20 * uniform(t);
+    if (t->plain) {
+        o->window_left = o->window_right = -1;
+        o->softcap = 0;
+    }
 }
 
 static void draw_cu_seqlens(struct trial *t, enum role role, int64_t longest, int64_t *total) {
@@ -221,7 +233,7 @@ static void draw_outputs(struct trial *t) {
 }
 
 void trial_draw(struct trial *t, uint64_t seed) {
-    *t = (struct trial){.seed = seed, .random = seed * 0x2545f4914f6cdd1du + 77};
+    *t = (struct trial){.seed = seed, .random = seed * 0x2545f4914f6cdd1du + 77, .plain = seed % 8 == 5};
     draw_sizes(t);
     draw_options(t);
     if (t->varlen) {
@@ -236,14 +248,15 @@ void trial_draw(struct trial *t, uint64_t seed) {
         t->options.max_seqlen_k = t->seqlen_k;
     }
     enum fill fill = random_below(t, 2) ? FILL_NORMAL : (enum fill)random_below(t, NUM_FILLS);
+    t->mild = (fill == FILL_NORMAL || fill == FILL_EQUAL || fill == FILL_SMALL) && !t->options.has_softmax_scale;
     draw_matrix(t, Q, t->varlen ? t->total_q : t->seqlen_q, t->heads, t->head_dim, fill);
     draw_matrix(t, K, t->varlen ? t->total_k : t->seqlen_k, t->heads_kv, t->head_dim, fill);
     draw_matrix(t, V, t->varlen ? t->total_k : t->seqlen_k, t->heads_kv, t->head_dim_v, fill);
-    if (random_below(t, 4) == 0)
+    if (!t->plain && random_below(t, 4) == 0)
         draw_mask(t);
-    if (random_below(t, 3) == 0)
+    if (!t->plain && random_below(t, 3) == 0)
         draw_bias(t);
-    if (random_below(t, 4) == 0)
+    if (!t->plain && random_below(t, 4) == 0)
         draw_intervals(t);
     draw_outputs(t);
     snprintf(

@@ -33,6 +33,9 @@ extern const struct mma_algorithm mma_decode_algorithm;
 extern const struct mma_algorithm mma_forward_algorithm;
 extern const struct mma_algorithm mma_wide_algorithm;
 extern const struct mma_algorithm mma_backward_algorithm;
+/* mma_named.c */
+extern const struct mma_algorithm mma_split_kv_algorithm, mma_split_q_algorithm, mma_share_kv_algorithm,
+    mma_share_qkv_algorithm, mma_tiling_qk_algorithm, mma_tiling_qkv_algorithm;
 
 /* The kernels of a plan of this family: for compile matrices. */
 int32_t mma_requests(const fdm_plan *plan, struct cuda_kernel_request *requests);
