@@ -3,7 +3,8 @@
  *
  * Usage: fdm-compile [--full] [--arch sm_90] [--seed N] [--kernel TEXT] [--verbose]
  * Without --full, problems are drawn so that values of each feature meet in pairs; with it, every combination is
- * compiled. A cache of what compiled before (FLASH_DMATTN_CACHE_DIR) is not used: each run stands for itself. */
+ * compiled. Without --kernel, each problem is compiled for the kernel that is chosen freely and for those that run only
+ * by name. A cache of what compiled before (FLASH_DMATTN_CACHE_DIR) is not used: each run stands for itself. */
 #include <getopt.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -182,6 +183,16 @@ static void add_all(const char *arch, const char *kernel) {
     }
 }
 
+/* The freely chosen kernel, and then every one that is not. */
+static void add_kernels(const char *arch, uint64_t seed, const char *kernel, int full) {
+    full ? add_all(arch, kernel) : add_covering(arch, seed, kernel);
+    for (int32_t row = 0; !kernel && row < family_mma.num_kernels; row++)
+        if (!mma_chosen_freely(row)) {
+            const char *name = family_mma.kernel(row)->name;
+            full ? add_all(arch, name) : add_covering(arch, seed, name);
+        }
+}
+
 int main(int argc, char **argv) {
     static const struct option options[] = {{"full", no_argument, 0, 'f'},       {"arch", required_argument, 0, 'a'},
                                             {"seed", required_argument, 0, 's'}, {"kernel", required_argument, 0, 'k'},
@@ -202,7 +213,7 @@ int main(int argc, char **argv) {
     }
     for (size_t i = 0; i < sizeof archs / sizeof archs[0]; i++)
         if (!only || strcmp(only, archs[i]) == 0)
-            full ? add_all(archs[i], kernel) : add_covering(archs[i], seed, kernel);
+            add_kernels(archs[i], seed, kernel, full);
     pthread_t threads[16];
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
     int32_t count = cores < 1 ? 1 : cores > 16 ? 16 : (int32_t)cores, started = 0;

@@ -110,6 +110,8 @@ int32_t mma_requests(const fdm_plan *plan, struct cuda_kernel_request *requests)
     return algorithms[plan->kernel_index]->requests(plan, requests);
 }
 
+int mma_chosen_freely(int32_t row) { return algorithms[row]->chosen_freely; }
+
 static fdm_status prepare(const fdm_plan *plan) {
     struct cuda_kernel_request requests[MMA_REQUESTS_MAX];
     const struct cuda_kernel *kernels[MMA_REQUESTS_MAX];

@@ -37,8 +37,9 @@ extern const struct mma_algorithm mma_backward_algorithm;
 extern const struct mma_algorithm mma_split_kv_algorithm, mma_split_q_algorithm, mma_share_kv_algorithm,
     mma_share_qkv_algorithm, mma_tiling_qk_algorithm, mma_tiling_qkv_algorithm;
 
-/* The kernels of a plan of this family: for compile matrices. */
+/* For compile matrices: the kernels of a plan of this family, and whether a row is among those chosen freely. */
 int32_t mma_requests(const fdm_plan *plan, struct cuda_kernel_request *requests);
+int mma_chosen_freely(int32_t row);
 
 void mma_fill_arguments(const struct attention *attention, struct mma_forward_arguments *arguments);
 

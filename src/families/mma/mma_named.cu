@@ -6,25 +6,26 @@
  * and in the end O / l is the output and m + log l the lse. The kernels differ in who computes what, and in how much
  * of Q, K and V lies in shared memory at a time:
  *
- *     split-kv               2 x 2 warps split rows and keys, as FlashAttention 1 did: no warp sees all keys of a row, so
- *                            maxima, weights and sums meet in shared memory, at two more barriers a step
- *     split-q                each warp has 16 rows and all keys (FlashAttention 2): maxima and sums stay in four lanes,
- *                            and the accumulator of S has the layout of the left operand of P V: nothing is exchanged
- *     split-q+share-kv       K is not needed once S is there: V takes its place
- *     split-q+share-qkv      Q does not change: its fragments go to registers once, K and V take its place
- *     split-q+tiling-qk      S is a sum over the head dim: Q and K come in slices of at most 64 columns, V 16 keys at a
- *                            time, and shared memory no longer holds a whole row of anything but V
- *     split-q+tiling-qkv     O is a row of sums over the keys: V comes in slices of at most 64 columns as well, and
- *                            shared memory does not depend on the head dim
+ *     split-kv            2 x 2 warps split rows and keys, as FlashAttention 1 did: no warp sees all keys of a row,
+ *                         so maxima, weights and sums meet in shared memory, at two more barriers a step
+ *     split-q             each warp has 16 rows and all keys (FlashAttention 2): maxima and sums stay in four lanes,
+ *                         and the accumulator of S has the layout of the left operand of P V: nothing is exchanged
+ *     split-q+share-kv    K is not needed once S is there: V takes its place
+ *     split-q+share-qkv   Q does not change: its fragments go to registers once, K and V take its place
+ *     split-q+tiling-qk   S is a sum over the head dim: Q and K come in slices of at most 64 columns, and V comes 16
+ *                         keys at a time
+ *     split-q+tiling-qkv  each column of O is a sum of its own: V comes in slices of at most 64 columns as well, and
+ *                         shared memory does not depend on the head dim
  *
- * What arrives in shared memory at a time is called a part: K whole or a slice of Q and K, V whole or a slice. All parts
- * go through a ring of PLACES places in the order in which they are used, so that one pipeline serves all six.
- * STAGES = 1: nothing is fetched while a part is used (in split-q, which has places for both: V while S is made, and
- * the next K while O is). STAGES = 2: one part more is on its way.
+ * What arrives in shared memory at a time is called a part: K whole or a slice of Q and K, V whole or a slice. All
+ * parts go through a ring of places in the order in which they are used, so that one pipeline serves all six. The ring
+ * has STAGES places, and one more with split-kv and split-q, so that K and V of a step are there together. With one
+ * place nothing is fetched while a part is used; with two or three, one or two parts are on their way.
  *
- * Registers bound the head dim: 16 rows of O take OUT_COLUMNS / 2 a thread, S takes BLOCK_N / 2. The tiling kernels
- * take head dims to 1024: beyond 256 columns of O, OUT_BLOCKS blocks share the rows, each with its own columns of V,
- * and each makes S anew; so nothing spills, and D = 1024 costs 2.5 times the products.
+ * Registers bound the columns of O: O takes OUT_COLUMNS / 2 of a thread's 255, S BLOCK_N / 2, and the fragments of Q
+ * that share-qkv keeps HEAD_DIM / 4. For more columns than fit, OUT_BLOCKS blocks share the rows, each with its own
+ * columns of V, and each makes S anew: nothing spills, and D = 1024 costs 2.5 times the products. What is found from
+ * the thread's index is found anew where it is needed, instead of keeping addresses in registers.
  *
  * Shared memory: mma_named.h, which also says how tiles are swizzled or padded and which lane touches what. */
 #include "cuda/ptx/copy.cuh"
@@ -33,8 +34,8 @@
 #include "cuda/ptx/special.cuh"
 #include "families/mma/mma_named.h"
 
-#if !defined(ALGORITHM) || !defined(DTYPE) || !defined(HEAD_DIM) || !defined(SLICE) || !defined(OUT_COLUMNS) ||          \
-    !defined(OUT_SLICE) || !defined(OUT_BLOCKS) || !defined(BLOCK_N) || !defined(STAGES) || !defined(SWIZZLED) ||        \
+#if !defined(ALGORITHM) || !defined(DTYPE) || !defined(HEAD_DIM) || !defined(SLICE) || !defined(OUT_COLUMNS) || \
+    !defined(OUT_SLICE) || !defined(OUT_BLOCKS) || !defined(BLOCK_N) || !defined(STAGES) || !defined(SWIZZLED) || \
     !defined(F16_ACCUMULATION) || !defined(CAUSAL)
 #    error "mma_named.cu needs every constant of MMA_NAMED_CONSTANTS"
 #endif
@@ -48,11 +49,11 @@
 #define MINUS_INF (-__int_as_float(0x7f800000))
 
 /* The warps as a grid over rows x keys while S is made, and over rows x columns while O is. */
-#define ROW_TILES (SPLIT_KV ? 2 : 1)                 /* 16-row tiles of a warp */
-#define WARPS_N   (SPLIT_KV ? 2 : 1)                 /* warps side by side */
-#define KEY_TILES (BLOCK_N / WARPS_N / 8)            /* accumulators of S side by side: 8 keys each */
-#define OUT_TILES (OUT_COLUMNS / WARPS_N / 8)        /* accumulators of O side by side: 8 columns each */
-#define KEY_STEPS (BLOCK_N / 16)                     /* left operands of P V, 16 keys each */
+#define ROW_TILES (SPLIT_KV ? 2 : 1)          /* 16-row tiles of a warp */
+#define WARPS_N   (SPLIT_KV ? 2 : 1)          /* warps side by side */
+#define KEY_TILES (BLOCK_N / WARPS_N / 8)     /* accumulators of S side by side: 8 keys each */
+#define OUT_TILES (OUT_COLUMNS / WARPS_N / 8) /* accumulators of O side by side: 8 columns each */
+#define KEY_STEPS (BLOCK_N / 16)              /* left operands of P V, 16 keys each */
 
 /* Parts of a step, and the ring they go through. */
 #define K_PARTS (HEAD_DIM / SLICE)
@@ -101,14 +102,14 @@ __device__ __forceinline__ void copy_tile(uint32_t tile, const char *from, int64
 /* One block's place in the problem. */
 struct place {
     int batch, head;
-    int first_row, rows;           /* of the sequence; rows that exist from there on */
-    int first_column, columns;     /* of V and O; columns that exist from there on */
-    int steps;                     /* of BLOCK_N keys: those that some row of the block sees */
-    int full_key;                  /* keys 0 .. full_key - 1 are seen by all of its rows */
-    const char *q, *k, *v;         /* first row of the block, first key; V from the block's first column on */
+    int first_row, rows;       /* of the sequence; rows that exist from there on */
+    int first_column, columns; /* of V and O; columns that exist from there on */
+    int steps;                 /* of BLOCK_N keys: those that some row of the block sees */
+    int full_key;              /* keys 0 .. full_key - 1 are seen by all of its rows */
+    const char *q, *k, *v;     /* first row of the block, first key; V from the block's first column on */
 };
 
-/* Part `part` of a step goes to and is read from: parts take the places in turn. */
+/* Where part `part` of a step goes to and is read from: parts take the places in turn. */
 __device__ __forceinline__ uint32_t place_of(int step, int part, uint32_t ring) {
     return ring + (uint32_t)(step * PARTS + part) % PLACES * PLACE_BYTES;
 }
@@ -255,7 +256,8 @@ __device__ __forceinline__ void multiply_qk(products (&s)[ROW_TILES][KEY_TILES],
  * accumulators at a time, so that no product waits for the one before; with float16 sums these are of this part alone
  * and are added to O in float32, so that no sum in float16 is longer than BLOCK_N. */
 __device__ __forceinline__ void multiply_pv(float (&o)[ROW_TILES][OUT_TILES][4],
-                                            const uint32_t (&p)[KEY_STEPS][ROW_TILES][4], uint32_t v_tile, int first_step, int first_tile) {
+                                            const uint32_t (&p)[KEY_STEPS][ROW_TILES][4], uint32_t v_tile,
+                                            int first_step, int first_tile) {
     constexpr int steps = V_ROWS / 16, tiles = OUT_SLICE / WARPS_N / 8, group = tiles % 4 == 0 ? 4 : 2;
     const struct warp_place w = find_warp();
     const int row = MMA_NAMED_LEFT_ROW(w.lane), chunk = w.column / 8 + MMA_NAMED_LEFT_CHUNK(w.lane);
@@ -441,7 +443,8 @@ __device__ __forceinline__ void finish_sums(struct row_state &state, [[maybe_unu
 /* Divides by the sums and writes the lse, then O: 64 columns of 16 rows at a time go through the warp's own panel in
  * shared memory, because a lane holds 4 bytes of a row there, and eight lanes write 128 bytes of it here. */
 __device__ __forceinline__ void store_rows(struct row_state &state, float (&o)[ROW_TILES][OUT_TILES][4],
-                                           const struct place &at, const struct mma_forward_arguments &a, uint32_t panel) {
+                                           const struct place &at, const struct mma_forward_arguments &a,
+                                           uint32_t panel) {
     const struct warp_place w = find_warp();
     char *const out = a.out.data + (at.batch * a.out.batch + (int64_t)at.first_row * a.out.row + at.head * a.out.head +
                                     at.first_column) * 2;
@@ -452,7 +455,8 @@ __device__ __forceinline__ void store_rows(struct row_state &state, float (&o)[R
             const bool empty = state.max[r][half] == MINUS_INF;
             const float inverse = empty ? 0.0f : 1.0f / state.sum[r][half];
             const int row = w.row + r * 16 + half * 8 + MMA_NAMED_SUM_ROW(w.lane);
-            if (a.lse.data && at.first_column == 0 && w.column == 0 && MMA_NAMED_SUM_COLUMN(w.lane) == 0 && row < at.rows)
+            const bool first_of_row = at.first_column == 0 && w.column == 0 && MMA_NAMED_SUM_COLUMN(w.lane) == 0;
+            if (a.lse.data && first_of_row && row < at.rows)
                 a.lse.data[at.batch * a.lse.batch + at.head * a.lse.head +
                            (int64_t)(at.first_row + row) * a.lse.row] =
                     empty ? -MINUS_INF : state.max[r][half] * LN_2 + __logf(state.sum[r][half]);

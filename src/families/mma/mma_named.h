@@ -5,7 +5,7 @@
 
 #include "families/mma/mma_arguments.h"
 
-/* ALGORITHM: each keeps what the one before it keeps in shared memory, and then less. */
+/* ALGORITHM, by what shared memory holds at a time: each holds less than the one before it. */
 #define MMA_SPLIT_KV   0 /* warps split rows and keys; weights meet in shared memory */
 #define MMA_SPLIT_Q    1 /* warps split rows; Q, K and V each have a place */
 #define MMA_SHARE_KV   2 /* K and V take turns in one place */
@@ -36,12 +36,12 @@ enum { MMA_NAMED_NUM_CONSTANTS = MMA_NAMED_CONSTANTS(MMA_NAMED_COUNT) };
 
 /* ---- tiles in shared memory ---- */
 
-/* Rows of a tile are `chunks` (an even number) chunks of 16 bytes. Eight rows of one chunk column, which an ldmatrix
- * reads at a time, must lie in eight different sixteenths of 256 bytes modulo 128, that is, at eight different chunk
- * places modulo 8. Swizzled, chunk c of row r lies at c ^ swizzle(r): where a row fills the 128 bytes of all banks
- * (chunks % 8 == 0) three bits of the row are needed; where two rows do, the row's last bit says which half, and two
- * more are needed; where rows start at multiples of 32 bytes, four rows differ by themselves, and one is needed.
- * Padded, a row takes an odd number of places, so that eight rows start at eight different ones. */
+/* Rows of a tile are `chunks` (an even number) chunks of 16 bytes. The banks are 128 bytes wide, eight chunks: an
+ * ldmatrix reads one chunk of eight neighbouring rows at a time, whose places must differ modulo 8.
+ * Swizzled, chunk c of row r lies at c ^ swizzle(r). Where rows start at multiples of 128 bytes (chunks % 8 == 0), the
+ * last three bits of the row make all the difference; where two rows start differently modulo 128, the next two bits
+ * make the rest of it; where four do, one bit.
+ * Padded, rows lie an odd number of places apart, so that eight of them start at eight different ones. */
 #define MMA_NAMED_SWIZZLE(row, chunks) \
     ((chunks) % 8 == 0 ? (row)&7 : (chunks) % 4 == 0 ? (row) >> 1 & 3 : (row) >> 2 & 1)
 #define MMA_NAMED_PITCH(chunks, swizzled) ((swizzled) ? (chunks) : (chunks) + 1)
