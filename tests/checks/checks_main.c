@@ -143,6 +143,7 @@ static int deterministic(struct trial *t, struct tally *k) {
     size_t bytes = 1;
     for (int i = 0; i < NUM_ROLES; i++)
         bytes += t->g[i].data_bytes;
+    t->options.deterministic = 1;
     for (int run = 0; run < 2; run++) {
         trial_run(t, k->pass, k->name, k->family, run ? 3 : 1, NULL, NULL);
         bits[run] = snapshot(t, k->pass);
@@ -189,9 +190,9 @@ static int32_t list_kernels(struct tally *kernels, const char *only) {
     }
     printf(missing ? "\n" : "");
     fdm_device device;
-    if (count == 0 && only && strncmp(only, "MMA_", 4) == 0 &&
+    if (count == 0 && only && (strncmp(only, "MMA_", 4) == 0 || strncmp(only, "SM", 2) == 0) &&
         !fdm_device_query(FDM_CUDA, 0, &device)) { /* a choice code: one variant of a kernel */
-        kernels[count] = (struct tally){.pass = FDM_FORWARD, .family = "mma"};
+        kernels[count] = (struct tally){.pass = *only == 'M' ? FDM_FORWARD : FDM_BACKWARD, .family = "mma"};
         snprintf(kernels[count++].name, sizeof kernels->name, "%s", only);
     }
     return count;

@@ -106,15 +106,14 @@ static void add_job(const char *arch, const struct cuda_kernel_request *request)
     snprintf(jobs[num_jobs++].arch, sizeof jobs[0].arch, "%s", arch);
 }
 
-static void add_problem(const char *arch, const int32_t *choice, const char *kernel) {
+static void add_problem(const char *arch, const fdm_problem *problem, const char *kernel) {
     fdm_device device;
     fdm_plan plan;
-    fdm_problem problem = problem_of(choice);
     fdm_options options = fdm_options_default();
     struct cuda_kernel_request requests[MMA_REQUESTS_MAX];
     options.family = "mma";
     options.kernel = kernel;
-    if (fdm_device_from_name(arch, &device) || fdm_plan_attention(&device, &problem, &options, &plan))
+    if (fdm_device_from_name(arch, &device) || fdm_plan_attention(&device, problem, &options, &plan))
         return;
     int32_t count = mma_requests(&plan, requests);
     for (int32_t i = 0; i < count; i++)
@@ -170,14 +169,60 @@ static void add_covering(const char *arch, uint64_t seed, const char *kernel) {
                 }
                 choice[a] = n % features[a].num_values;
                 choice[b] = n / features[a].num_values;
-                add_problem(arch, choice, kernel);
+                const fdm_problem problem = problem_of(choice);
+                add_problem(arch, &problem, kernel);
+            }
+}
+
+/* The backward: each head dim with each way in which features meet. */
+static void add_backward(const char *arch, const char *kernel) {
+    static const struct {
+        int32_t window, mask, bias, intervals, varlen, softcap, unaligned, deterministic, heads_of_bias;
+    } sets[] = {{0},
+                {.window = 1},
+                {.window = 1, .varlen = 1},
+                {.window = 1, .deterministic = 1},
+                {.window = 1, .intervals = 1},
+                {.mask = 1, .intervals = 1},
+                {.window = 1, .mask = 2},
+                {.window = 1, .bias = 1},
+                {.window = 1, .bias = 2, .heads_of_bias = 8},
+                {.window = 1, .bias = 4},
+                {.window = 1, .bias = 3, .intervals = 1},
+                {.window = 1, .softcap = 1},
+                {.window = 1, .mask = 2, .bias = 2, .intervals = 1, .varlen = 1, .softcap = 1, .unaligned = 1},
+                {.window = 1, .mask = 2, .bias = 4, .intervals = 1, .softcap = 1, .heads_of_bias = 8}};
+    for (int32_t d = 0; d < features[HEAD_DIM].num_values && head_dims[d] <= 256; d++)
+        for (int32_t length = 0; length < 2; length++)
+            for (size_t n = 0; n < sizeof sets / sizeof sets[0]; n++) {
+                int32_t choice[NUM_FEATURES] = {0};
+                choice[DTYPE] = (int32_t)n % 2;
+                choice[HEAD_DIM] = d;
+                choice[LENGTH] = length;
+                choice[WINDOW] = sets[n].window;
+                choice[MASK] = sets[n].mask;
+                choice[BIAS] = sets[n].bias;
+                choice[INTERVALS] = sets[n].intervals;
+                choice[VARLEN] = sets[n].varlen;
+                choice[SOFTCAP] = sets[n].softcap;
+                choice[ALIGNED] = sets[n].unaligned;
+                fdm_problem p = problem_of(choice);
+                p.pass = FDM_BACKWARD;
+                p.needs_dbias = p.has_bias;
+                p.deterministic = sets[n].deterministic;
+                if (sets[n].heads_of_bias) {
+                    p.bias_shape[0] = p.batch;
+                    p.bias_shape[1] = p.heads;
+                }
+                add_problem(arch, &p, kernel);
             }
 }
 
 static void add_all(const char *arch, const char *kernel) {
     int32_t choice[NUM_FEATURES] = {0};
     for (int32_t f = 0; f < NUM_FEATURES;) {
-        add_problem(arch, choice, kernel);
+        const fdm_problem problem = problem_of(choice);
+        add_problem(arch, &problem, kernel);
         for (f = 0; f < NUM_FEATURES && ++choice[f] == features[f].num_values; f++)
             choice[f] = 0;
     }
@@ -185,6 +230,7 @@ static void add_all(const char *arch, const char *kernel) {
 
 /* The freely chosen kernel, and then every one that is not. */
 static void add_kernels(const char *arch, uint64_t seed, const char *kernel, int full) {
+    add_backward(arch, kernel);
     full ? add_all(arch, kernel) : add_covering(arch, seed, kernel);
     for (int32_t row = 0; !kernel && row < family_mma.num_kernels; row++)
         if (!mma_chosen_freely(row)) {

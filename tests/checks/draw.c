@@ -258,6 +258,7 @@ void trial_draw(struct trial *t, uint64_t seed) {
         draw_bias(t);
     if (!t->plain && random_below(t, 4) == 0)
         draw_intervals(t);
+    t->options.deterministic = seed % 4 == 3;
     draw_outputs(t);
     snprintf(
         t->text, sizeof t->text,

@@ -1,5 +1,5 @@
-/* mma_backward.h: the contract of the mma family's backward: what a tile costs in shared memory and registers; for C
- * and CUDA C.
+/* mma_backward.h: the contract of the mma family's backward: what a tile costs in shared memory and registers, the
+ * constants and arguments of its kernels; for C and CUDA C.
  *
  * A block of 8 warps owns block_n keys and walks the queries block_m rows at a time. Shared memory, bytes:
  *
@@ -7,11 +7,12 @@
  *        Q      dO   V                        K      dS       lse and row sum of dO * O
  *
  * with q = 1 or 2 buffers of Q, and with MS the rows of score tiles that pass through shared memory at a time. Head
- * dims are those of q, k (D) and of v, out (Dv), rounded up to 16; dO and V count with Dv. */
+ * dims are those of q, k (D) and of v, out (Dv), rounded up as mma_backward_padded() does; dO and V count with Dv. */
 #ifndef FDM_MMA_BACKWARD_H
 #define FDM_MMA_BACKWARD_H
 
 #include "families/mma/mma_arguments.h"
+#include "families/mma/mma_forward.h"
 
 #ifdef __CUDACC__
 #    define MMA_BACKWARD_INLINE __host__ __device__ constexpr
@@ -26,41 +27,141 @@
 #define MMA_BACKWARD_ACCUMULATORS_MAX 128
 #define MMA_BACKWARD_REGISTERS_MAX    160
 
-/* MS. 128 keys: 16 a warp, P stays in registers as the operand of dV, and only dS passes, 64 rows at a time, or 32
- * above head dim 96, where 64 would spill. Fewer keys: two or four warps share each 16 keys, so P passes beside dS, 64
- * rows of each. */
+MMA_BACKWARD_INLINE int32_t mma_backward_widest(int32_t head_dim, int32_t head_dim_v) {
+    return head_dim > head_dim_v ? head_dim : head_dim_v;
+}
+
+/* The kernel's head dim: each warp's share of the columns is a multiple of 16. */
+MMA_BACKWARD_INLINE int32_t mma_backward_padded(int32_t head_dim, int32_t block_n, int32_t widest) {
+    const int32_t step = (block_n == 128 && widest > 96) || (block_n == 32 && widest > 128) ? 64 : 32;
+    return (head_dim + step - 1) / step * step;
+}
+
+/* Rows whose scores are in registers at a time. */
+MMA_BACKWARD_INLINE int32_t mma_backward_sub_rows(int32_t block_n, int32_t widest) {
+    return block_n == 128 && widest > 96 ? 32 : 64;
+}
+
+/* With fewer than 128 keys two or four warps hold the same 16 keys. Up to head dim 128 each takes part of the rows, and
+ * the sums of dK and dV are added at the end. Above there are no registers for whole sums: each takes part of the
+ * columns of all rows, and P passes through shared memory beside dS. */
+MMA_BACKWARD_INLINE int32_t mma_backward_shares_columns(int32_t block_n, int32_t widest) {
+    return block_n < 128 && widest > 128;
+}
+
+/* MS: 64, or 32 above head dim 96 with 128 keys, where 64 would spill. Fewer keys: 64 of P and 64 of dS (up to head dim
+ * 128 only half of that is used). */
 MMA_BACKWARD_INLINE int32_t mma_backward_staged_rows(int32_t block_n, int32_t head_dim, int32_t head_dim_v) {
     if (block_n < 128)
         return 128;
-    return (head_dim > head_dim_v ? head_dim : head_dim_v) > 96 ? 32 : 64;
+    return mma_backward_widest(head_dim, head_dim_v) > 96 ? 32 : 64;
 }
 
 /* 128x64 and 64x128 above head dim 96, single-buffered with V in shared memory, lay what passes over rows of dO that
- * are already consumed, 64 and 32 at a time; with that they fit 99 KB. What Dv below 128 leaves uncovered has its own
- * room. */
+ * are already consumed, 64 and 32 at a time, where those are wide enough; with that they fit 99 KB. */
 MMA_BACKWARD_INLINE int32_t mma_backward_overlays(int32_t block_m, int32_t block_n, int32_t stages,
                                                   int32_t v_in_registers, int32_t head_dim, int32_t head_dim_v) {
-    const int32_t widest = head_dim > head_dim_v ? head_dim : head_dim_v;
-    return block_m * block_n == 128 * 64 && stages == 1 && !v_in_registers && widest > 96 && widest <= 128;
+    const int32_t widest = mma_backward_widest(head_dim, head_dim_v);
+    return block_m * block_n == 128 * 64 && stages == 1 && !v_in_registers && widest > 96 && widest <= 128 &&
+           mma_backward_padded(head_dim_v, block_n, widest) == 128;
 }
 
 MMA_BACKWARD_INLINE int32_t mma_backward_shared_bytes(int32_t block_m, int32_t block_n, int32_t stages,
                                                       int32_t v_in_registers, int32_t head_dim, int32_t head_dim_v) {
-    const int32_t q = 2 * head_dim * block_m * stages, k = 2 * head_dim * block_n;
-    const int32_t dout = 2 * head_dim_v * block_m, v = v_in_registers ? 0 : 2 * head_dim_v * block_n;
+    const int32_t widest = mma_backward_widest(head_dim, head_dim_v);
+    const int32_t d = mma_backward_padded(head_dim, block_n, widest);
+    const int32_t dv = mma_backward_padded(head_dim_v, block_n, widest);
+    const int32_t q = 2 * d * block_m * stages, k = 2 * d * block_n;
+    const int32_t dout = 2 * dv * block_m, v = v_in_registers ? 0 : 2 * dv * block_n;
     const int32_t staged = 2 * block_n * mma_backward_staged_rows(block_n, head_dim, head_dim_v);
-    const int32_t covered = mma_backward_overlays(block_m, block_n, stages, v_in_registers, head_dim, head_dim_v)
-                                ? 2 * head_dim_v * (block_n < 128 ? 64 : 32)
-                                : 0;
-    return q + dout + v + k + (staged > covered ? staged - covered : 0) + 8 * block_m;
+    const int32_t overlay = mma_backward_overlays(block_m, block_n, stages, v_in_registers, head_dim, head_dim_v);
+    return q + dout + v + k + (overlay ? 0 : staged) + 8 * block_m;
 }
 
 /* fp32 accumulators of dK and dV a thread. */
 MMA_BACKWARD_INLINE int32_t mma_backward_accumulators(int32_t block_n, int32_t head_dim, int32_t head_dim_v) {
-    return block_n * (head_dim + head_dim_v) / (32 * MMA_BACKWARD_WARPS);
+    const int32_t widest = mma_backward_widest(head_dim, head_dim_v);
+    const int32_t columns =
+        mma_backward_padded(head_dim, block_n, widest) + mma_backward_padded(head_dim_v, block_n, widest);
+    return (mma_backward_shares_columns(block_n, widest) ? block_n
+            : 128 < block_n                              ? block_n
+                                                         : 128) *
+           columns / (32 * MMA_BACKWARD_WARPS);
 }
 
 /* Registers of V a thread: each warp holds its 16 keys, two elements a register. */
-MMA_BACKWARD_INLINE int32_t mma_backward_v_registers(int32_t head_dim_v) { return 16 * head_dim_v / 64; }
+MMA_BACKWARD_INLINE int32_t mma_backward_v_registers(int32_t block_n, int32_t head_dim, int32_t head_dim_v) {
+    return mma_backward_padded(head_dim_v, block_n, mma_backward_widest(head_dim, head_dim_v)) / 4;
+}
+
+/* ---- the kernels ---- */
+
+/* DBIAS: how the gradient of the bias is made. */
+#define MMA_DBIAS_NONE   0
+#define MMA_DBIAS_KEYS   1 /* the bias has no rows: summed in registers; mma_dbias.cu adds heads and batches */
+#define MMA_DBIAS_DIRECT 2 /* every element belongs to one pair: written by the block that owns the key */
+#define MMA_DBIAS_SUMS   3 /* added in fp32 in the workspace; mma_dbias.cu converts */
+
+#define MMA_BACKWARD_CONSTANTS(X)                                     \
+    X(DTYPE)      /* MMA_FLOAT16 or MMA_BFLOAT16 */                   \
+    X(HEAD_DIM)   /* of q and k, as mma_backward_padded() gives it */ \
+    X(HEAD_DIM_V) /* of v, out and dout */                            \
+    X(BLOCK_M)                                                        \
+    X(BLOCK_N)                                                        \
+    X(STAGES) /* buffers of Q: 1 or 2 */                              \
+    X(V_IN_REGISTERS)                                                 \
+    X(OVERLAY) /* dS lies over consumed rows of dO */                 \
+    X(ALIGNED) /* addresses and strides are multiples of 16 bytes */  \
+    X(WINDOW)  /* causal or window */                                 \
+    X(MASK)                                                           \
+    X(MASK_ROWS)                                                      \
+    X(BIAS) /* MMA_BIAS_* */                                          \
+    X(BIAS_ROWS)                                                      \
+    X(DBIAS) /* MMA_DBIAS_* */                                        \
+    X(INTERVALS)                                                      \
+    X(VARLEN)                                                         \
+    X(SOFTCAP)                                                        \
+    X(NEEDS_DQ)                                                       \
+    X(DETERMINISTIC) /* blocks add to dQ in the order of their keys */
+
+#define MMA_BACKWARD_COUNT(name) +1
+enum { MMA_BACKWARD_NUM_CONSTANTS = MMA_BACKWARD_CONSTANTS(MMA_BACKWARD_COUNT) };
+
+/* Of mma_backward_rows.cu and mma_dbias.cu. */
+#define MMA_ROWS_CONSTANTS(X) X(DTYPE) X(HEAD_DIM) X(HEAD_DIM_V) X(ALIGNED) X(VARLEN) X(NEEDS_DQ) X(BIAS)
+enum { MMA_ROWS_NUM_CONSTANTS = MMA_ROWS_CONSTANTS(MMA_BACKWARD_COUNT) };
+
+/* Rows of the workspace's arrays for a sequence are a multiple of this; the last ones stand for no row. */
+#define MMA_BACKWARD_ROW_STEP 128
+/* Warps of a block of mma_backward_rows.cu. */
+#define MMA_BACKWARD_ROWS_WARPS 4
+
+/* Workspace: row i of a sequence (dense: of batch b and head h at (b heads + h) rows; varlen: of head h at h rows, plus
+ * the sequence's begin, mma_backward_begin()).
+ *   lse, delta [rows]: lse times lse_factor, +inf where no key is seen; sum of dO * O minus dlse
+ *   dq         [rows, D]: fp32 sums, each 16 x 8 tile in the order of the accumulators of an mma
+ *   turns      [rows / 16]: deterministic: how many key blocks have added to the row block that begins there
+ *   tickets    [1]: deterministic: blocks in the order in which they began
+ *   dbias      KEYS: [warps that share keys, B, H, Sk]; SUMS: the shape of bias */
+struct mma_backward_arguments {
+    struct mma_forward_arguments in;
+    struct mma_matrix dout, dq, dk, dv;
+    struct mma_rows dlse;
+    struct mma_scores dbias;
+    float *lse_rows, *delta_rows, *dq_sums, *dbias_sums;
+    int32_t *turns, *ticket;
+    int64_t rows, num_row_arrays;                               /* rows of one array; arrays: B H, varlen: H */
+    int64_t dbias_count;                                        /* floats of dbias_sums */
+    int64_t dbias_batch, dbias_head, dbias_row, dbias_key;      /* SUMS: strides in dbias_sums */
+    int32_t dbias_batches, dbias_heads, dbias_rows, dbias_keys; /* the shape of dbias */
+    int32_t dbias_shares, zero_dbias; /* DIRECT: not every element is written by the main kernel */
+    float lse_factor;                 /* log2(e) where scores stay in units of exp2, else 1 */
+    int32_t reserved;
+};
+
+/* Where the rows of a varlen sequence begin that starts at row cu_seqlens_q[b] of the packed tensor. */
+MMA_BACKWARD_INLINE int64_t mma_backward_begin(int64_t packed_begin, int64_t b) {
+    return ((packed_begin + MMA_BACKWARD_ROW_STEP - 1) / MMA_BACKWARD_ROW_STEP + b) * MMA_BACKWARD_ROW_STEP;
+}
 
 #endif

@@ -15,7 +15,7 @@ enum { NUM_ALGORITHMS = sizeof algorithms / sizeof algorithms[0] };
 
 static const struct kernel_row *kernel(int32_t row) { return &algorithms[row]->row; }
 
-static int available(int32_t row) { return !algorithms[row]->planned_only && cuda_device_count() > 0; }
+static int available(int32_t row) { return row >= 0 && row < NUM_ALGORITHMS && cuda_device_count() > 0; }
 
 /* What no kernel of the family takes. */
 static const char *family_refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
@@ -115,8 +115,6 @@ int mma_chosen_freely(int32_t row) { return algorithms[row]->chosen_freely; }
 static fdm_status prepare(const fdm_plan *plan) {
     struct cuda_kernel_request requests[MMA_REQUESTS_MAX];
     const struct cuda_kernel *kernels[MMA_REQUESTS_MAX];
-    if (algorithms[plan->kernel_index]->planned_only)
-        return error_set(FDM_ERROR_UNSUPPORTED, "%s", algorithms[plan->kernel_index]->planned_only);
     int32_t count = mma_requests(plan, requests);
     return count ? cuda_kernels_get(plan->device.index, requests, count, kernels)
                  : error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile or workspace is not its kernel's");

@@ -4,6 +4,7 @@
 
 #include "cuda/cuda.h"
 #include "families/mma/mma_arguments.h"
+#include "families/mma/mma_summary.h"
 #include "family.h"
 
 /* One kernel of the family: a row of its list. */
@@ -20,14 +21,13 @@ struct mma_algorithm {
     int (*has_code)(const char *code); /* 1 for a choice code of this kernel; NULL: its codes are those fill() gives */
     /* fill() for a code that has_code() knows; 0 with the reason in the plan when the problem cannot have it. */
     int (*fill_code)(const fdm_device *device, const fdm_problem *problem, const char *code, fdm_plan *plan);
-    const char *planned_only; /* a sentence where this version plans it but has no kernel that runs it; else NULL */
     /* The kernels that the plan launches, at most MMA_REQUESTS_MAX; returns how many, 0 when the plan is not one that
      * fill() made. */
     int32_t (*requests)(const fdm_plan *plan, struct cuda_kernel_request *requests);
     fdm_status (*execute)(const fdm_plan *plan, const struct attention *attention, void *workspace, void *stream);
 };
 
-enum { MMA_REQUESTS_MAX = 4 };
+enum { MMA_REQUESTS_MAX = 5 };
 
 extern const struct mma_algorithm mma_decode_algorithm;
 extern const struct mma_algorithm mma_forward_algorithm;
@@ -42,6 +42,13 @@ int32_t mma_requests(const fdm_plan *plan, struct cuda_kernel_request *requests)
 int mma_chosen_freely(int32_t row);
 
 void mma_fill_arguments(const struct attention *attention, struct mma_forward_arguments *arguments);
+
+/* The summary of a mask with rows: one byte for each tile of block_m x block_n. mma_summarise() launches what fills
+ * `summary` and tells the arguments where it is. */
+int64_t mma_summary_bytes(const fdm_problem *problem, int32_t block_m, int32_t block_n);
+void mma_summary_request(struct cuda_kernel_request *request);
+fdm_status mma_summarise(const struct cuda_kernel *kernel, const fdm_problem *problem, int32_t block_m, int32_t block_n,
+                         uint8_t *summary, void *stream, struct mma_forward_arguments *arguments);
 
 /* The dtype's number in constants; -1 when the family has none. */
 static inline int32_t mma_dtype(fdm_dtype dtype) {

@@ -107,13 +107,8 @@ static int fits(const struct tile *t, const fdm_device *device, const fdm_proble
            p->seqlen_k >= t->seqlen_k_min && shared_bytes(t, p) <= device->shared_bytes;
 }
 
-/* One byte for each tile of the mask, made by mma_summary.cu before the forward runs. */
 static int64_t summary_bytes(const struct tile *t, const fdm_problem *p) {
-    if (!lists_tiles(p))
-        return 0;
-    const int64_t blocks = (p->seqlen_q + block_m(t) - 1) / block_m(t),
-                  keys = (p->seqlen_k + t->block_n - 1) / t->block_n;
-    return mma_round_up(p->mask_shape[0] * p->mask_shape[1] * blocks * keys, 64);
+    return lists_tiles(p) ? mma_summary_bytes(p, block_m(t), t->block_n) : 0;
 }
 
 static const char *refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
@@ -206,10 +201,7 @@ static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct 
     forward_request(&tiles[plan->parameters[0]], p, &requests[FORWARD]);
     if (!lists_tiles(p))
         return 1;
-    requests[SUMMARY].file = "families/mma/mma_summary.cu";
-    requests[SUMMARY].entry = "mma_summary";
-    requests[SUMMARY].num_constants = 0;
-    requests[SUMMARY].shared_bytes = 0;
+    mma_summary_request(&requests[SUMMARY]);
     return 2;
 }
 
@@ -225,38 +217,6 @@ static int32_t heads_per_section(const fdm_problem *p) {
     int64_t head_bytes = (p->seqlen_k + 1) * (p->head_dim + p->head_dim_v) * 2;
     int64_t heads = CACHE_BYTES / head_bytes, most = p->batch * p->heads;
     return !bounded(p) || heads < 1 ? 1 : (int32_t)(heads < most ? heads : most);
-}
-
-static fdm_status launch_summary(const struct tile *t, const fdm_problem *p, const struct cuda_kernel *kernel,
-                                 void *workspace, void *stream, struct mma_forward_arguments *a) {
-    const int64_t tiles_k = (p->seqlen_k + t->block_n - 1) / t->block_n;
-    const int64_t blocks = (p->seqlen_q + block_m(t) - 1) / block_m(t);
-    const int64_t batches = p->mask_shape[0], heads = p->mask_shape[1];
-    a->summary = workspace;
-    a->summary_row = tiles_k;
-    a->summary_head = heads == 1 ? 0 : blocks * tiles_k;
-    a->summary_batch = batches == 1 ? 0 : heads * blocks * tiles_k;
-    const int aligned =
-        a->mask.key == 1 &&
-        ((uintptr_t)a->mask.data | (uintptr_t)a->mask.row | (uintptr_t)a->mask.head | (uintptr_t)a->mask.batch) % 16 ==
-            0;
-    struct mma_summary_arguments arguments = {.mask = a->mask,
-                                              .summary = workspace,
-                                              .seqlen_q = a->seqlen_q,
-                                              .seqlen_k = a->seqlen_k,
-                                              .num_heads = (int32_t)heads,
-                                              .num_tiles = (int32_t)tiles_k,
-                                              .block_m = block_m(t),
-                                              .block_n = t->block_n,
-                                              .aligned = aligned};
-    struct cuda_launch launch = {.kernel = kernel,
-                                 .grid = {(uint32_t)((tiles_k + MMA_SUMMARY_WARPS - 1) / MMA_SUMMARY_WARPS),
-                                          (uint32_t)blocks, (uint32_t)(batches * heads)},
-                                 .threads = 32 * MMA_SUMMARY_WARPS,
-                                 .stream = stream,
-                                 .arguments = &arguments,
-                                 .arguments_bytes = sizeof arguments};
-    return cuda_launch(&launch);
 }
 
 /* The kernel counts bytes from one row to the next in 32 bits. */
@@ -288,7 +248,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     const int32_t count = make_requests(plan, p, wanted);
     fdm_status status = cuda_kernels_get(plan->device.index, wanted, count, kernels);
     if (!status && lists_tiles(p) && p->seqlen_k > 0)
-        status = launch_summary(t, p, kernels[SUMMARY], workspace, stream, &arguments);
+        status = mma_summarise(kernels[SUMMARY], p, block_m(t), t->block_n, workspace, stream, &arguments);
     if (status)
         return status;
     struct cuda_launch launch = {.kernel = kernels[FORWARD],

@@ -131,13 +131,11 @@ static double kilobytes(int64_t bytes) { return (double)bytes / 1024; }
 /* What is fixed while one problem is placed on one device. */
 struct placement {
     int64_t limit;
-    int32_t head_dim, head_dim_v; /* rounded up to 16 */
+    int32_t head_dim, head_dim_v;
 };
 
-static int32_t round_up(int64_t n) { return (int32_t)((n + 15) / 16 * 16); }
-
 static struct placement place(const fdm_device *device, const fdm_problem *problem) {
-    return (struct placement){device->shared_bytes, round_up(problem->head_dim), round_up(problem->head_dim_v)};
+    return (struct placement){device->shared_bytes, (int32_t)problem->head_dim, (int32_t)problem->head_dim_v};
 }
 
 static struct mma_backward_choice tile(const struct placement *p, int32_t block_m, int32_t block_n, int32_t stages,
@@ -161,7 +159,8 @@ static const char *variant_of(const struct mma_backward_choice *c) {
 /* 1 when the tile exists and fits; tells why or why not. */
 static int fits(const struct placement *p, const struct mma_backward_choice *c, struct story *s) {
     const int32_t accumulators = mma_backward_accumulators(c->block_n, p->head_dim, p->head_dim_v);
-    const int32_t registers = accumulators + (c->v_in_registers ? mma_backward_v_registers(p->head_dim_v) : 0);
+    const int32_t registers =
+        accumulators + (c->v_in_registers ? mma_backward_v_registers(c->block_n, p->head_dim, p->head_dim_v) : 0);
     if (accumulators > MMA_BACKWARD_ACCUMULATORS_MAX) {
         tell(s, "%dx%d at head dim %d needs %d accumulator registers a thread, more than %d spill", c->block_m,
              c->block_n, p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v, accumulators,

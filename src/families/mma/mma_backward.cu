@@ -1,0 +1,654 @@
+/* mma_backward.cu: gradients of attention on mma.sync: dK and dV of a block's keys, and what they add to dQ.
+ *
+ * Idea: a block owns BLOCK_N keys and walks the queries that see them, BLOCK_M staged rows at a time. Scores are made
+ * transposed, S^T = K Q^T, with 16 keys to a warp: then P^T and dS^T are already the left operands of dV += P^T dO and
+ * dK += dS^T Q, and only dS passes through shared memory, for dQ += dS K, which the warps share by rows and columns.
+ * Staged rows are walked SUB_ROWS at a time, so that scores and sums fit the registers. What a key may be seen by is one
+ * range of rows (causal, window, intervals and ends together), held in registers.
+ *
+ * Which row blocks have a visible pair is known before their loads begin. The next block's rows are loaded under dQ.
+ *
+ * Grid: x key blocks, y KV heads (the query heads of the group one after the other: dK and dV are summed in fp32 without
+ * traffic), z batches. Bound by: tensor cores and the shared-memory reads that feed them, five products a pair. */
+#include "cuda/ptx/global.cuh"
+#include "families/mma/mma_backward.h"
+
+#define WARPS      MMA_BACKWARD_WARPS
+#define THREADS    (32 * WARPS)
+#define WIDEST     (HEAD_DIM > HEAD_DIM_V ? HEAD_DIM : HEAD_DIM_V)
+#define SUB_ROWS   (BLOCK_N == 128 && WIDEST > 96 ? 32 : 64)
+#define KEY_WARPS  (BLOCK_N / 16)
+#define SHARE      (WARPS / KEY_WARPS) /* warps with the same keys */
+#define BY_COLUMNS (BLOCK_N < 128 && WIDEST > 128)
+#define WARP_ROWS  (SUB_ROWS / SHARE) /* rows of a sub-tile whose scores a warp makes */
+#define ROW_TILES  (WARP_ROWS / 8)
+#define SUM_COLUMNS_K (BY_COLUMNS ? HEAD_DIM / SHARE : HEAD_DIM) /* of dK and dV that a warp sums */
+#define SUM_COLUMNS_V (BY_COLUMNS ? HEAD_DIM_V / SHARE : HEAD_DIM_V)
+#define DQ_GROUPS  (SUB_ROWS / 16)
+#define DQ_COLUMNS (HEAD_DIM / (WARPS / DQ_GROUPS)) /* of dQ that a warp makes for its 16 rows */
+#define DQ_STEP    (DQ_COLUMNS % 64 == 0 ? 64 : DQ_COLUMNS % 48 == 0 ? 48 : DQ_COLUMNS % 32 == 0 ? 32 : 16)
+#define KEYED      (INTERVALS || (MASK && !MASK_ROWS) || (BIAS && !BIAS_ROWS)) /* keys may be seen by no row */
+#define SUMMARISED (MASK && MASK_ROWS)
+#define PLAIN      (!BIAS && !SOFTCAP) /* scores stay as the products are, in units of exp2; else in natural units */
+#define UNBOUNDED  0x7fffffff
+#define LOG2_E     1.4426950408889634f
+#define MINUS_INF  (-__int_as_float(0x7f800000))
+
+#include "families/mma/mma_tile.cuh"
+
+static_assert(DQ_COLUMNS % 16 == 0 && SUM_COLUMNS_K % 16 == 0 && SUM_COLUMNS_V % 16 == 0, "shares are steps of 16");
+
+/* Shared memory. */
+#define Q_BYTES     (BLOCK_M * HEAD_DIM * 2)
+#define DOUT_BYTES  (BLOCK_M * HEAD_DIM_V * 2)
+#define STAGE_BYTES (BLOCK_N * SUB_ROWS * 2)
+struct tiles {
+    uint32_t q, dout, staged, rows, k, v;
+};
+__device__ __forceinline__ struct tiles lay_out(uint32_t shared) {
+    struct tiles t;
+    t.q = shared;
+    t.dout = t.q + STAGES * Q_BYTES;
+    t.staged = t.dout + DOUT_BYTES;
+    t.k = t.staged + (OVERLAY ? 0 : STAGE_BYTES * (BY_COLUMNS ? 2 : 1));
+    t.v = t.k + BLOCK_N * HEAD_DIM * 2;
+    t.rows = t.v + (V_IN_REGISTERS ? 0 : BLOCK_N * HEAD_DIM_V * 2);
+    return t;
+}
+
+/* The block's place, and one query head's addresses. */
+struct place {
+    int batch, head_kv, first_key;
+    int seqlen_q, seqlen_k, q_begin, k_begin, diagonal;
+    int64_t rows_begin; /* of head 0 in the workspace's arrays */
+};
+struct head {
+    int index;
+    const char *q, *dout;
+    const float *lse, *delta;
+    float *dq;
+    const char *mask, *bias;
+    const uint8_t *summary;
+};
+
+__device__ __forceinline__ struct place find_place(const struct mma_backward_arguments &a, uint32_t x, uint32_t y,
+                                                   uint32_t z) {
+    struct place at;
+    at.batch = (int)z;
+    at.head_kv = (int)y;
+    at.first_key = (int)x * BLOCK_N;
+    at.seqlen_q = a.in.seqlen_q;
+    at.seqlen_k = a.in.seqlen_k;
+    at.q_begin = at.k_begin = 0;
+    at.rows_begin = (int64_t)at.batch * a.in.heads * a.rows;
+#if VARLEN
+    at.q_begin = a.in.cu_seqlens_q[at.batch];
+    at.k_begin = a.in.cu_seqlens_k[at.batch];
+    at.seqlen_q = a.in.cu_seqlens_q[at.batch + 1] - at.q_begin;
+    at.seqlen_k = a.in.cu_seqlens_k[at.batch + 1] - at.k_begin;
+    at.rows_begin = mma_backward_begin(at.q_begin, at.batch);
+#endif
+    at.diagonal = at.seqlen_k - at.seqlen_q;
+    return at;
+}
+
+__device__ __forceinline__ struct head find_head(const struct mma_backward_arguments &a, const struct place &at, int h) {
+    struct head head;
+    head.index = h;
+    head.q = a.in.q.data + (at.batch * a.in.q.batch + (int64_t)at.q_begin * a.in.q.row + h * a.in.q.head) * 2;
+    head.dout = a.dout.data + (at.batch * a.dout.batch + (int64_t)at.q_begin * a.dout.row + h * a.dout.head) * 2;
+    const int64_t rows = at.rows_begin + h * a.rows;
+    head.lse = a.lse_rows + rows;
+    head.delta = a.delta_rows + rows;
+    head.dq = a.dq_sums + rows * HEAD_DIM;
+#if MASK
+    head.mask = a.in.mask.data + at.batch * a.in.mask.batch + h / a.in.mask.group * a.in.mask.head;
+#endif
+#if BIAS
+    head.bias = a.in.bias.data + (at.batch * a.in.bias.batch + h / a.in.bias.group * a.in.bias.head) * BIAS_BYTES;
+#endif
+#if SUMMARISED
+    head.summary = a.in.summary + at.batch * a.in.summary_batch + h / a.in.mask.group * a.in.summary_head +
+                   at.first_key / BLOCK_N;
+#endif
+    return head;
+}
+
+__device__ __forceinline__ float bias_value(const char *at) {
+#if BIAS == MMA_BIAS_FLOAT32
+    return *(const float *)at;
+#else
+    return unpack(*(const uint16_t *)at);
+#endif
+}
+
+/* Rows first <= i < last see a key, as far as window and ends decide. */
+__device__ __forceinline__ int first_row(const struct mma_backward_arguments &a, const struct place &at, int64_t key) {
+    return WINDOW && a.in.window_right != UNBOUNDED
+               ? (int)min(max(key - at.diagonal - a.in.window_right, (int64_t)0), (int64_t)at.seqlen_q) : 0;
+}
+__device__ __forceinline__ int last_row(const struct mma_backward_arguments &a, const struct place &at, int64_t key) {
+    return WINDOW && a.in.window_left != UNBOUNDED
+               ? (int)min(max(key - at.diagonal + a.in.window_left + 1, (int64_t)0), (int64_t)at.seqlen_q)
+               : at.seqlen_q;
+}
+
+/* The thread's two keys: the rows that see them, and their bias. */
+struct keys {
+    int first[2], last[2];
+    float bias[2];
+};
+__device__ __forceinline__ struct keys look_at_keys(const struct mma_backward_arguments &a, const struct place &at,
+                                                    const struct head &head, int warp_key) {
+    struct keys keys;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int j = at.first_key + warp_key + threadIdx.x % 32 / 4 + half * 8;
+        int first = first_row(a, at, j), last = last_row(a, at, j);
+        keys.bias[half] = 0;
+        if (j >= at.seqlen_k) {
+            last = 0;
+        } else {
+#if INTERVALS
+            const struct mma_intervals &i = a.in.intervals;
+            const int64_t h = head.index / i.group, key = (int64_t)at.k_begin + j;
+            first = max(first, i.start[at.batch * i.start_batch + h * i.start_head + key * i.start_key]);
+            last = min(last, i.end[at.batch * i.end_batch + h * i.end_head + key * i.end_key]);
+#endif
+#if MASK && !MASK_ROWS
+            if (!head.mask[(int64_t)j * a.in.mask.key])
+                last = 0;
+#endif
+#if BIAS && !BIAS_ROWS
+            keys.bias[half] = bias_value(head.bias + (int64_t)j * a.in.bias.key * BIAS_BYTES);
+            if (keys.bias[half] == MINUS_INF)
+                last = 0;
+#endif
+        }
+        keys.first[half] = first;
+        keys.last[half] = last;
+    }
+    return keys;
+}
+
+/* Row blocks in which some row sees some key; and which of those need no test of pairs. */
+struct walk {
+    int first, last;           /* rows that window and ends leave: first <= i < last */
+    int full_first, full_last; /* rows that see all keys of the block, by window and ends */
+};
+__device__ __forceinline__ struct walk plan_walk(const struct mma_backward_arguments &a, const struct place &at) {
+    struct walk w;
+    const int last_key = min(at.first_key + BLOCK_N, at.seqlen_k) - 1;
+    w.first = first_row(a, at, at.first_key);
+    w.last = last_row(a, at, last_key);
+    w.full_first = first_row(a, at, last_key);
+    w.full_last = at.first_key + BLOCK_N <= at.seqlen_k ? last_row(a, at, at.first_key) : 0;
+    if (w.full_last == at.seqlen_q)
+        w.full_last = UNBOUNDED; /* rows past the end have weight 0 */
+    return w;
+}
+__device__ __forceinline__ bool active(const struct walk &w, const struct keys &keys, const struct head &head,
+                                       const struct mma_backward_arguments &a, int row) {
+    bool any = true;
+#if SUMMARISED
+    any = head.summary[(int64_t)(row / BLOCK_M) * a.in.summary_row] != MMA_TILE_HIDDEN;
+#endif
+#if KEYED
+    bool mine = false;
+#    pragma unroll
+    for (int half = 0; half < 2; half++)
+        mine = mine || (keys.first[half] < row + BLOCK_M && keys.last[half] > row && keys.first[half] < keys.last[half]);
+    any = __syncthreads_or(any && mine);
+#endif
+    return any;
+}
+
+/* Deterministic: key blocks add to a row block of dQ in order. */
+__device__ __forceinline__ int *turn_of(const struct mma_backward_arguments &a, const struct place &at,
+                                        const struct head &head, int row) {
+    return a.turns + (at.rows_begin + head.index * a.rows + row) / 16;
+}
+__device__ __forceinline__ void await_turn(const int *turn, int mine) {
+    while (ld_acquire(turn) != mine) {
+    }
+}
+
+/* The next active row block from `row` on; w.last or more when there is none. */
+__device__ __forceinline__ int next_active(const struct walk &w, const struct keys &keys, const struct head &head,
+                                           const struct mma_backward_arguments &a, int row) {
+    while (row < w.last && !active(w, keys, head, a, row))
+        row += BLOCK_M;
+    return row;
+}
+
+__device__ __forceinline__ void load_q(const struct mma_backward_arguments &a, const struct place &at,
+                                       const struct head &head, uint32_t tile, int row) {
+    load_tile<HEAD_DIM / 8, BLOCK_M>(tile, head.q + (int64_t)row * a.in.q.row * 2, a.in.q.row * 2, at.seqlen_q - row,
+                                     a.in.head_dim);
+}
+/* dO and what there is for each row. */
+__device__ __forceinline__ void load_dout(const struct mma_backward_arguments &a, const struct place &at,
+                                          const struct head &head, const struct tiles &tiles, int row) {
+    load_tile<HEAD_DIM_V / 8, BLOCK_M>(tiles.dout, head.dout + (int64_t)row * a.dout.row * 2, a.dout.row * 2,
+                                       at.seqlen_q - row, a.in.head_dim_v);
+    if (threadIdx.x < BLOCK_M / 2) {
+        const int n = threadIdx.x * 4 % BLOCK_M;
+        cp_async_16(tiles.rows + threadIdx.x * 16, (threadIdx.x * 4 < BLOCK_M ? head.lse : head.delta) + row + n);
+    }
+}
+
+struct sums {
+    float dk[SUM_COLUMNS_K / 8][4], dv[SUM_COLUMNS_V / 8][4];
+    float dbias[2];
+};
+#if V_IN_REGISTERS
+typedef uint32_t value_fragments[HEAD_DIM_V / 16][4];
+#else
+typedef uint32_t value_fragments[1][4];
+#endif
+
+/* c = A B^T for the warp's 16 keys and `WARP_ROWS` rows from `row` on of a tile of rows. */
+template <int depth, bool kept_left>
+__device__ __forceinline__ void multiply_scores(float (&c)[ROW_TILES][4], uint32_t left, int warp_key,
+                                                const uint32_t (*kept)[4], uint32_t right, int row) {
+#pragma unroll
+    for (int n = 0; n < ROW_TILES; n++)
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            c[n][e] = 0;
+#pragma unroll
+    for (int k = 0; k < depth / 16; k++) {
+        uint32_t x[4];
+        if constexpr (kept_left) {
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                x[e] = kept[k][e];
+        } else {
+            load_left<depth / 8>(x, left, warp_key, k);
+        }
+#pragma unroll
+        for (int n = 0; n < ROW_TILES; n += 2) {
+            uint32_t b[4];
+            load_right<depth / 8>(b, right, row + n * 8, k);
+            mma_16x8x16(c[n], x, b[0], b[1]);
+            mma_16x8x16(c[n + 1], x, b[2], b[3]);
+        }
+    }
+}
+
+/* sum += A B, A 16 keys x 16 rows, B 16 rows from `row` on of a tile, columns 8 chunk .. */
+template <int chunks, int tiles>
+__device__ __forceinline__ void add_product(float (&sum)[tiles][4], const uint32_t (&left)[4], uint32_t right, int row,
+                                            int chunk) {
+#pragma unroll
+    for (int n = 0; n < tiles; n += 2) {
+        uint32_t b[4];
+        load_right_trans<chunks>(b, right, row, chunk + n);
+        mma_16x8x16(sum[n], left, b[0], b[1]);
+        mma_16x8x16(sum[n + 1], left, b[2], b[3]);
+    }
+}
+
+#if DBIAS == MMA_DBIAS_DIRECT || DBIAS == MMA_DBIAS_SUMS
+__device__ __forceinline__ void add_dbias(const struct mma_backward_arguments &a, const struct place &at,
+                                          const struct head &head, int row, int key, float x) {
+    const int64_t h = head.index / a.in.bias.group;
+#    if DBIAS == MMA_DBIAS_SUMS
+    red_add(a.dbias_sums + at.batch * a.dbias_batch + h * a.dbias_head + row * a.dbias_row + key * a.dbias_key, x);
+#    else
+    char *to = (char *)a.dbias.data +
+               (at.batch * a.dbias.batch + h * a.dbias.head + row * a.dbias.row + key * a.dbias.key) * BIAS_BYTES;
+#        if BIAS == MMA_BIAS_FLOAT32
+    *(float *)to = x;
+#        else
+    *(uint16_t *)to = (uint16_t)pack(x, 0);
+#        endif
+#    endif
+}
+#endif
+
+/* P and dS of one sub-tile, in registers as left operands and, what others need, in shared memory. */
+__device__ __forceinline__ void make_scores(uint32_t (&p_left)[ROW_TILES / 2][4], uint32_t (&ds_left)[ROW_TILES / 2][4],
+                                            struct sums &sums, const struct mma_backward_arguments &a,
+                                            const struct place &at, const struct head &head, const struct keys &keys,
+                                            const struct tiles &tiles, uint32_t q_tile, const value_fragments &values,
+                                            int warp_key, int block_row, int sub_row, bool partial) {
+    const int lane = threadIdx.x % 32;
+    float p[ROW_TILES][4], dp[ROW_TILES][4];
+    [[maybe_unused]] float slope[SOFTCAP ? ROW_TILES : 1][4];
+    multiply_scores<HEAD_DIM, false>(p, tiles.k, warp_key, nullptr, q_tile, sub_row);
+    const float unit = PLAIN ? a.in.scale * LOG2_E : a.in.scale;
+#pragma unroll
+    for (int n = 0; n < ROW_TILES; n++) {
+        const int local = sub_row + n * 8 + lane % 4 * 2;
+        uint32_t lse[2];
+        ld_shared_8(lse[0], lse[1], tiles.rows + local * 4);
+#pragma unroll
+        for (int c = 0; c < 2; c++) {
+            const int row = block_row + local + c;
+#if (BIAS && BIAS_ROWS) || (MASK && MASK_ROWS)
+            const int inside = min(row, at.seqlen_q - 1);
+#endif
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                [[maybe_unused]] const int key =
+                    min(at.first_key + warp_key + lane / 4 + half * 8, at.seqlen_k - 1);
+                float x = p[n][half * 2 + c];
+#if SOFTCAP
+                const float t = tanh_accurate(x * a.in.scale * a.in.softcap_inverse);
+                slope[n][half * 2 + c] = 1.0f - t * t;
+                x = a.in.softcap * t;
+#else
+                x *= unit;
+#endif
+#if BIAS && BIAS_ROWS
+                x += bias_value(head.bias + (inside * a.in.bias.row + key * a.in.bias.key) * BIAS_BYTES);
+#elif BIAS
+                x += keys.bias[half];
+#endif
+                x -= __uint_as_float(lse[c]);
+                x = ex2_approx(PLAIN ? x : x * LOG2_E);
+                if (KEYED || partial) {
+                    bool visible = row >= keys.first[half] && row < keys.last[half];
+#if MASK && MASK_ROWS
+                    visible = visible && head.mask[inside * a.in.mask.row + key * a.in.mask.key];
+#endif
+                    x = visible ? x : 0.0f;
+                }
+                p[n][half * 2 + c] = x;
+            }
+        }
+    }
+    multiply_scores<HEAD_DIM_V, V_IN_REGISTERS>(dp, tiles.v, warp_key, values, tiles.dout, sub_row);
+#pragma unroll
+    for (int n = 0; n < ROW_TILES; n++) {
+        const int local = sub_row + n * 8 + lane % 4 * 2;
+        uint32_t delta[2];
+        ld_shared_8(delta[0], delta[1], tiles.rows + (BLOCK_M + local) * 4);
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const float weight = p[n][e];
+            float ds = weight * (dp[n][e] - __uint_as_float(delta[e % 2]));
+            if (KEYED || partial)
+                ds = weight == 0.0f ? 0.0f : ds; /* also where dO is not finite */
+#if DBIAS == MMA_DBIAS_KEYS
+            sums.dbias[e / 2] += ds;
+#elif DBIAS
+            {
+                const int row = block_row + local + e % 2, key = at.first_key + warp_key + lane / 4 + e / 2 * 8;
+                if (row < at.seqlen_q && key < at.seqlen_k)
+                    add_dbias(a, at, head, row, key, ds);
+            }
+#endif
+#if SOFTCAP
+            ds *= slope[n][e];
+#endif
+            dp[n][e] = ds;
+        }
+        p_left[n / 2][n % 2 * 2] = pack(p[n][0], p[n][1]);
+        p_left[n / 2][n % 2 * 2 + 1] = pack(p[n][2], p[n][3]);
+        ds_left[n / 2][n % 2 * 2] = pack(dp[n][0], dp[n][1]);
+        ds_left[n / 2][n % 2 * 2 + 1] = pack(dp[n][2], dp[n][3]);
+    }
+}
+
+/* Scores to shared memory as [key][row of the sub-tile]. */
+__device__ __forceinline__ void stage(uint32_t tile, const uint32_t (&left)[ROW_TILES / 2][4], int warp_key,
+                                      int warp_row) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int n = 0; n < ROW_TILES; n++)
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            st_shared_4(tile + chunk_offset<SUB_ROWS / 8>(warp_key + lane / 4 + half * 8, warp_row / 8 + n) +
+                            lane % 4 * 4,
+                        left[n / 2][n % 2 * 2 + half]);
+}
+
+/* dQ of the warp's 16 rows and columns from the staged dS, added in global memory. */
+__device__ __forceinline__ void add_dq(float *dq, uint32_t staged, uint32_t k_tile, int sub_row) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = warp % DQ_GROUPS;
+    const int first_chunk = warp / DQ_GROUPS * (DQ_COLUMNS / 8);
+    float *to = dq + (int64_t)(sub_row + group * 16) * HEAD_DIM;
+#pragma unroll
+    for (int pass = 0; pass < DQ_COLUMNS / DQ_STEP; pass++) {
+        float sum[DQ_STEP / 8][4] = {};
+#pragma unroll
+        for (int k = 0; k < BLOCK_N / 16; k++) {
+            uint32_t x[4];
+            load_left_trans<SUB_ROWS / 8>(x, staged, k * 16, group * 2);
+            add_product<HEAD_DIM / 8>(sum, x, k_tile, k * 16, first_chunk + pass * (DQ_STEP / 8));
+        }
+#pragma unroll
+        for (int n = 0; n < DQ_STEP / 8; n++) {
+            float *tile = to + (first_chunk + pass * (DQ_STEP / 8) + n) * 128;
+#if __CUDA_ARCH__ >= 900
+            red_add_4(tile + lane * 4, sum[n][0], sum[n][1], sum[n][2], sum[n][3]);
+#else
+#    pragma unroll
+            for (int e = 0; e < 4; e++)
+                red_add(tile + e * 32 + lane, sum[n][e]);
+#endif
+        }
+    }
+}
+
+/* The sums of warps with the same keys, added in the first of them. */
+template <int tiles> __device__ __forceinline__ void gather_shares(float (&sum)[tiles][4], float *shared) {
+#if SHARE > 1 && !BY_COLUMNS
+    const int warp = threadIdx.x / 32, share = warp / KEY_WARPS;
+    float *mine = shared + (warp % KEY_WARPS) * tiles * 128 + threadIdx.x % 32 * 4;
+#    pragma unroll 1
+    for (int s = 1; s < SHARE; s++) {
+        __syncthreads();
+        if (share == s)
+#    pragma unroll
+            for (int n = 0; n < tiles; n++)
+                *(float4 *)(mine + n * 128) = make_float4(sum[n][0], sum[n][1], sum[n][2], sum[n][3]);
+        __syncthreads();
+        if (share == 0)
+#    pragma unroll
+            for (int n = 0; n < tiles; n++) {
+                const float4 x = *(const float4 *)(mine + n * 128);
+                sum[n][0] += x.x, sum[n][1] += x.y, sum[n][2] += x.z, sum[n][3] += x.w;
+            }
+    }
+#endif
+}
+
+/* One gradient of the block's keys: rounded, through shared memory, to global memory. */
+template <int columns, int tiles>
+__device__ __forceinline__ void store_sums(const float (&sum)[tiles][4], float factor, uint32_t tile,
+                                           const struct mma_matrix &to, const struct place &at, int num_columns) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, share = warp / KEY_WARPS;
+    __syncthreads();
+    if (BY_COLUMNS || share == 0)
+#pragma unroll
+        for (int n = 0; n < tiles; n++)
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+                st_shared_4(tile + chunk_offset<columns / 8>(warp % KEY_WARPS * 16 + lane / 4 + half * 8,
+                                                             (BY_COLUMNS ? share * tiles : 0) + n) + lane % 4 * 4,
+                            pack(sum[n][half * 2] * factor, sum[n][half * 2 + 1] * factor));
+    __syncthreads();
+    if (to.data)
+        store_tile<columns / 8>(to.data + (at.batch * to.batch + (int64_t)(at.k_begin + at.first_key) * to.row +
+                                           at.head_kv * to.head) * 2,
+                                to.row * 2, tile, min(BLOCK_N, at.seqlen_k - at.first_key), num_columns,
+                                (int)threadIdx.x, THREADS);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    mma_backward(const __grid_constant__ struct mma_backward_arguments a) {
+    extern __shared__ __align__(128) char shared[];
+    const struct tiles tiles = lay_out(shared_address(shared));
+    uint32_t x = blockIdx.x, y = blockIdx.y, z = blockIdx.z;
+#if DETERMINISTIC
+    /* Places in the order in which blocks begin: a block waits only for blocks that run or have ended. */
+    if (threadIdx.x == 0)
+        *(int *)shared = atomicAdd(a.ticket, 1);
+    __syncthreads();
+    const uint32_t ticket = *(const int *)shared;
+    __syncthreads();
+    x = ticket % gridDim.x;
+    y = ticket / gridDim.x % gridDim.y;
+    z = ticket / gridDim.x / gridDim.y;
+#endif
+    const struct place at = find_place(a, x, y, z);
+    if (at.first_key >= at.seqlen_k)
+        return;
+    const int warp = threadIdx.x / 32, warp_key = warp % KEY_WARPS * 16, warp_row = warp / KEY_WARPS * WARP_ROWS;
+
+    const char *k = a.in.k.data + (at.batch * a.in.k.batch + (int64_t)(at.k_begin + at.first_key) * a.in.k.row +
+                                   at.head_kv * a.in.k.head) * 2;
+    const char *v = a.in.v.data + (at.batch * a.in.v.batch + (int64_t)(at.k_begin + at.first_key) * a.in.v.row +
+                                   at.head_kv * a.in.v.head) * 2;
+    load_tile<HEAD_DIM_V / 8, BLOCK_N>(V_IN_REGISTERS ? tiles.q : tiles.v, v, a.in.v.row * 2,
+                                       at.seqlen_k - at.first_key, a.in.head_dim_v);
+    load_tile<HEAD_DIM / 8, BLOCK_N>(tiles.k, k, a.in.k.row * 2, at.seqlen_k - at.first_key, a.in.head_dim);
+    cp_async_commit();
+    value_fragments values;
+#if V_IN_REGISTERS
+    cp_async_wait<0>();
+    __syncthreads();
+#    pragma unroll
+    for (int step = 0; step < HEAD_DIM_V / 16; step++)
+        load_left<HEAD_DIM_V / 8>(values[step], tiles.q, warp_key, step);
+    __syncthreads();
+#endif
+    struct sums sums = {};
+    const struct walk walk = plan_walk(a, at);
+
+#pragma unroll 1
+    for (int g = 0; g < a.in.group; g++) {
+        const struct head head = find_head(a, at, at.head_kv * a.in.group + g);
+        const struct keys keys = look_at_keys(a, at, head, warp_key);
+#if DETERMINISTIC
+        int passed = 0; /* row blocks before this one have been handed on */
+#endif
+        int buffer = 0, row = next_active(walk, keys, head, a, walk.first / BLOCK_M * BLOCK_M);
+        if (row < walk.last) {
+            load_q(a, at, head, tiles.q, row);
+            load_dout(a, at, head, tiles, row);
+        }
+        cp_async_commit();
+#pragma unroll 1
+        while (row < walk.last) {
+            const int next = next_active(walk, keys, head, a, row + BLOCK_M);
+            const uint32_t q_tile = tiles.q + buffer * Q_BYTES;
+            if (STAGES == 2) {
+                buffer ^= 1;
+                if (next < walk.last)
+                    load_q(a, at, head, tiles.q + buffer * Q_BYTES, next);
+                cp_async_commit();
+            }
+            cp_async_wait<STAGES - 1>();
+            __syncthreads();
+            const int begin = max(walk.first - row, 0) / SUB_ROWS * SUB_ROWS, end = min(BLOCK_M, walk.last - row);
+#if DETERMINISTIC
+            if (threadIdx.x == 0)
+                for (; passed <= row; passed += BLOCK_M) {
+                    int *turn = turn_of(a, at, head, passed);
+                    await_turn(turn, at.first_key / BLOCK_N);
+                    if (passed < row)
+                        st_release(turn, at.first_key / BLOCK_N + 1);
+                }
+            passed = row + BLOCK_M;
+#endif
+#pragma unroll 1
+            for (int sub = begin; sub < end; sub += SUB_ROWS) {
+                const bool last = sub + SUB_ROWS >= end;
+                bool partial = row + sub < walk.full_first || row + sub + SUB_ROWS > walk.full_last;
+#if SUMMARISED
+                partial = partial || head.summary[(int64_t)(row / BLOCK_M) * a.in.summary_row] != MMA_TILE_FULL;
+#endif
+                const uint32_t staged = OVERLAY ? tiles.dout + sub * HEAD_DIM_V * 2 : tiles.staged;
+                uint32_t p_left[ROW_TILES / 2][4], ds_left[ROW_TILES / 2][4];
+                make_scores(p_left, ds_left, sums, a, at, head, keys, tiles, q_tile, values, warp_key, row,
+                            sub + warp_row, partial);
+#if !BY_COLUMNS
+#    pragma unroll
+                for (int n = 0; n < ROW_TILES / 2; n++)
+                    add_product<HEAD_DIM_V / 8>(sums.dv, p_left[n], tiles.dout, sub + warp_row + n * 16, 0);
+#else
+                stage(staged + STAGE_BYTES, p_left, warp_key, warp_row);
+#endif
+                if (OVERLAY)
+                    __syncthreads();
+                stage(staged, ds_left, warp_key, warp_row);
+#if !BY_COLUMNS
+#    pragma unroll
+                for (int n = 0; n < ROW_TILES / 2; n++)
+                    add_product<HEAD_DIM / 8>(sums.dk, ds_left[n], q_tile, sub + warp_row + n * 16, 0);
+#endif
+                __syncthreads();
+#if BY_COLUMNS
+                const int share = warp / KEY_WARPS;
+#    pragma unroll
+                for (int n = 0; n < SUB_ROWS / 16; n++) {
+                    uint32_t left[4];
+                    load_left<SUB_ROWS / 8>(left, staged + STAGE_BYTES, warp_key, n);
+                    add_product<HEAD_DIM_V / 8>(sums.dv, left, tiles.dout, sub + n * 16, share * (SUM_COLUMNS_V / 8));
+                    load_left<SUB_ROWS / 8>(left, staged, warp_key, n);
+                    add_product<HEAD_DIM / 8>(sums.dk, left, q_tile, sub + n * 16, share * (SUM_COLUMNS_K / 8));
+                }
+                if (last)
+                    __syncthreads();
+#endif
+                if (!OVERLAY && last) {
+                    if (next < walk.last) {
+                        if (STAGES == 1)
+                            load_q(a, at, head, tiles.q, next);
+                        load_dout(a, at, head, tiles, next);
+                    }
+                    cp_async_commit();
+                }
+#if NEEDS_DQ
+                add_dq(head.dq + (int64_t)row * HEAD_DIM, staged, tiles.k, sub);
+#endif
+                __syncthreads();
+            }
+#if DETERMINISTIC
+            if (threadIdx.x == 0) {
+                __threadfence();
+                st_release(turn_of(a, at, head, row), at.first_key / BLOCK_N + 1);
+            }
+#endif
+            if (OVERLAY) {
+                if (next < walk.last) {
+                    load_q(a, at, head, tiles.q, next);
+                    load_dout(a, at, head, tiles, next);
+                }
+                cp_async_commit();
+            }
+            row = next;
+        }
+#if DETERMINISTIC
+        if (threadIdx.x == 0)
+            for (; passed < at.seqlen_q; passed += BLOCK_M) {
+                int *turn = turn_of(a, at, head, passed);
+                await_turn(turn, at.first_key / BLOCK_N);
+                st_release(turn, at.first_key / BLOCK_N + 1);
+            }
+#endif
+#if DBIAS == MMA_DBIAS_KEYS
+#    pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float x = sums.dbias[half];
+            x += __shfl_xor_sync(0xffffffff, x, 1);
+            x += __shfl_xor_sync(0xffffffff, x, 2);
+            const int key = at.first_key + warp_key + threadIdx.x % 32 / 4 + half * 8;
+            if (threadIdx.x % 4 == 0 && key < at.seqlen_k)
+                a.dbias_sums[(((int64_t)(warp / KEY_WARPS) * a.in.batch + at.batch) * a.in.heads + head.index) *
+                                 a.in.seqlen_k + key] = x;
+            sums.dbias[half] = 0;
+        }
+#endif
+        cp_async_wait<0>();
+        __syncthreads();
+    }
+    gather_shares(sums.dk, (float *)shared);
+    store_sums<HEAD_DIM>(sums.dk, a.in.scale, tiles.q, a.dk, at, a.in.head_dim);
+    gather_shares(sums.dv, (float *)shared);
+    store_sums<HEAD_DIM_V>(sums.dv, 1.0f, tiles.q, a.dv, at, a.in.head_dim_v);
+}

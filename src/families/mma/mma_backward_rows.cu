@@ -1,0 +1,150 @@
+/* mma_backward_rows.cu: what is done once for each query row: before mma_backward.cu its lse and the sum of dO * O, and
+ * zeros where sums begin; after it, dQ rounded from its sums.
+ *
+ * One warp for 16 rows of one head. Bound by memory: out and dout are read and the sums zeroed once; then the sums are
+ * read and dQ written once.
+ *
+ * Grid: x groups of 16 WARPS rows, y heads, z batches. */
+#include "cuda/ptx/global.cuh"
+#include "families/mma/mma_backward.h"
+
+#define WARPS   MMA_BACKWARD_ROWS_WARPS
+#define THREADS (32 * WARPS)
+#define CHUNKS  (HEAD_DIM_V / 8)
+#define GROUP   (CHUNKS > 16 ? 32 : CHUNKS > 8 ? 16 : CHUNKS > 4 ? 8 : 4) /* lanes that read one row */
+
+#include "families/mma/mma_tile.cuh"
+
+struct rows {
+    int first, seqlen_q;
+    int64_t packed, begin; /* of the sequence's row 0: in the packed tensors; in the workspace's arrays of head 0 */
+};
+__device__ __forceinline__ struct rows find_rows(const struct mma_backward_arguments &a) {
+    struct rows at;
+    at.first = (blockIdx.x * WARPS + threadIdx.x / 32) * 16;
+    at.seqlen_q = a.in.seqlen_q;
+    at.packed = 0;
+    at.begin = (int64_t)blockIdx.z * a.in.heads * a.rows;
+#if VARLEN
+    at.packed = a.in.cu_seqlens_q[blockIdx.z];
+    at.seqlen_q = a.in.cu_seqlens_q[blockIdx.z + 1] - (int)at.packed;
+    at.begin = mma_backward_begin(at.packed, blockIdx.z);
+#endif
+    at.begin += blockIdx.y * a.rows;
+    return at;
+}
+
+/* The bias' gradient begins at 0: sums in the workspace, or elements that no pair will write. */
+__device__ __forceinline__ void clear_dbias(const struct mma_backward_arguments &a) {
+    const int64_t block = blockIdx.x + (int64_t)gridDim.x * (blockIdx.y + (int64_t)gridDim.y * blockIdx.z);
+    const int64_t blocks = (int64_t)gridDim.x * gridDim.y * gridDim.z;
+    for (int64_t n = block * THREADS + threadIdx.x; n < a.dbias_count; n += blocks * THREADS)
+        a.dbias_sums[n] = 0;
+#if BIAS
+    if (!a.zero_dbias)
+        return;
+    const int64_t rows = (int64_t)a.dbias_batches * a.dbias_heads * a.dbias_rows;
+    for (int64_t n = block * WARPS + threadIdx.x / 32; n < rows; n += blocks * WARPS) {
+        const int64_t i = n % a.dbias_rows, h = n / a.dbias_rows % a.dbias_heads, b = n / a.dbias_rows / a.dbias_heads;
+        char *to = (char *)a.dbias.data + (b * a.dbias.batch + h * a.dbias.head + i * a.dbias.row) * BIAS_BYTES;
+        for (int j = threadIdx.x % 32; j < a.dbias_keys; j += 32)
+            if (BIAS == MMA_BIAS_FLOAT32)
+                *(float *)(to + j * a.dbias.key * 4) = 0;
+            else
+                *(uint16_t *)(to + j * a.dbias.key * 2) = 0;
+    }
+#endif
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    mma_backward_prepare(const __grid_constant__ struct mma_backward_arguments a) {
+    clear_dbias(a);
+    if (blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0 && threadIdx.x == 0)
+        *a.ticket = 0;
+    if (blockIdx.z >= a.in.batch)
+        return;
+    const struct rows at = find_rows(a);
+    const int lane = threadIdx.x % 32, h = blockIdx.y, b = blockIdx.z;
+    if (at.first >= (at.seqlen_q + MMA_BACKWARD_ROW_STEP - 1) / MMA_BACKWARD_ROW_STEP * MMA_BACKWARD_ROW_STEP)
+        return;
+    const char *out = a.in.out.data + (b * a.in.out.batch + at.packed * a.in.out.row + h * a.in.out.head) * 2;
+    const char *dout = a.dout.data + (b * a.dout.batch + at.packed * a.dout.row + h * a.dout.head) * 2;
+    const int chunk = lane % GROUP;
+    const int count = min(max(a.in.head_dim_v - chunk * 8, 0), 8);
+#pragma unroll 4
+    for (int r = lane / GROUP; r < 16; r += 32 / GROUP) {
+        const int row = at.first + r;
+        float sum = 0;
+        if (row < at.seqlen_q && count > 0) {
+            const uint16_t *x = (const uint16_t *)(out + (int64_t)row * a.in.out.row * 2 + chunk * 16);
+            const uint16_t *y = (const uint16_t *)(dout + (int64_t)row * a.dout.row * 2 + chunk * 16);
+            uint16_t left[8] = {}, right[8] = {};
+            if (ALIGNED && count == 8) {
+                *(uint4 *)left = *(const uint4 *)x;
+                *(uint4 *)right = *(const uint4 *)y;
+            } else {
+#pragma unroll
+                for (int e = 0; e < 8; e++)
+                    if (e < count) {
+                        left[e] = x[e];
+                        right[e] = y[e];
+                    }
+            }
+#pragma unroll
+            for (int e = 0; e < 8; e++)
+                sum += unpack(left[e]) * unpack(right[e]);
+        }
+#pragma unroll
+        for (int step = GROUP / 2; step > 0; step /= 2)
+            sum += __shfl_xor_sync(0xffffffff, sum, step);
+        if (chunk == 0) {
+            float lse = __int_as_float(0x7f800000);
+            if (row < at.seqlen_q) {
+                const int64_t i = at.packed + row;
+                lse = a.in.lse.data[b * a.in.lse.batch + h * a.in.lse.head + i * a.in.lse.row] * a.lse_factor;
+                if (a.dlse.data)
+                    sum -= a.dlse.data[b * a.dlse.batch + h * a.dlse.head + i * a.dlse.row];
+            }
+            a.lse_rows[at.begin + row] = lse;
+            a.delta_rows[at.begin + row] = sum;
+        }
+    }
+#if NEEDS_DQ
+    float4 *dq = (float4 *)(a.dq_sums + (at.begin + at.first) * HEAD_DIM);
+#    pragma unroll 8
+    for (int n = lane; n < 16 * HEAD_DIM / 4; n += 32)
+        dq[n] = make_float4(0, 0, 0, 0);
+    if (a.turns && lane == 0)
+        a.turns[(at.begin + at.first) / 16] = 0;
+#endif
+}
+
+#if NEEDS_DQ
+extern "C" __global__ void __launch_bounds__(THREADS)
+    mma_backward_finish(const __grid_constant__ struct mma_backward_arguments a) {
+    __shared__ __align__(128) char shared[WARPS * 16 * HEAD_DIM * 2];
+    const struct rows at = find_rows(a);
+    const int lane = threadIdx.x % 32;
+    if (at.first >= at.seqlen_q)
+        return;
+    const uint32_t tile = shared_address(shared) + threadIdx.x / 32 * 16 * HEAD_DIM * 2;
+    const float *sums = a.dq_sums + (at.begin + at.first) * HEAD_DIM;
+#    pragma unroll 8
+    for (int n = 0; n < HEAD_DIM / 8; n++) {
+#    if __CUDA_ARCH__ >= 900
+        const float4 x = *(const float4 *)(sums + n * 128 + lane * 4);
+#    else
+        const float4 x = make_float4(sums[n * 128 + lane], sums[n * 128 + 32 + lane], sums[n * 128 + 64 + lane],
+                                     sums[n * 128 + 96 + lane]);
+#    endif
+        st_shared_4(tile + chunk_offset<HEAD_DIM / 8>(lane / 4, n) + lane % 4 * 4,
+                    pack(x.x * a.in.scale, x.y * a.in.scale));
+        st_shared_4(tile + chunk_offset<HEAD_DIM / 8>(lane / 4 + 8, n) + lane % 4 * 4,
+                    pack(x.z * a.in.scale, x.w * a.in.scale));
+    }
+    __syncwarp();
+    store_tile<HEAD_DIM / 8>(a.dq.data + (blockIdx.z * a.dq.batch + (at.packed + at.first) * a.dq.row +
+                                          blockIdx.y * a.dq.head) * 2,
+                             a.dq.row * 2, tile, min(16, at.seqlen_q - at.first), a.in.head_dim, lane, 32);
+}
+#endif

@@ -1,0 +1,52 @@
+/* mma_dbias.cu: the gradient of a bias from the fp32 sums that mma_backward.cu left: what several heads, batches or keys
+ * share is added here, in a fixed order, and rounded.
+ *
+ * One thread an element; one warp where keys are added. Bound by memory. */
+#include "families/mma/mma_backward.h"
+
+#define THREADS 128
+
+#include "families/mma/mma_tile.cuh"
+
+__device__ __forceinline__ float sum_of_keys(const struct mma_backward_arguments &a, int64_t b, int64_t h, int first,
+                                             int step, int last) {
+    const int b_first = a.dbias_batches == 1 ? 0 : (int)b, b_last = a.dbias_batches == 1 ? a.in.batch : (int)b + 1;
+    const int group = a.in.heads / a.dbias_heads;
+    float sum = 0;
+    for (int s = 0; s < a.dbias_shares; s++)
+        for (int batch = b_first; batch < b_last; batch++)
+            for (int64_t head = h * group; head < (h + 1) * group; head++)
+                for (int j = first; j < last; j += step)
+                    sum += a.dbias_sums[(((int64_t)s * a.in.batch + batch) * a.in.heads + head) * a.in.seqlen_k + j];
+    return sum;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS)
+    mma_dbias(const __grid_constant__ struct mma_backward_arguments a) {
+    const bool keys = a.dbias_shares > 0, adds_keys = keys && a.dbias_keys == 1;
+    const int64_t thread = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    const int64_t n = adds_keys ? thread / 32 : thread;
+    if (n >= (int64_t)a.dbias_batches * a.dbias_heads * a.dbias_rows * a.dbias_keys)
+        return;
+    const int64_t j = n % a.dbias_keys, i = n / a.dbias_keys % a.dbias_rows;
+    const int64_t h = n / a.dbias_keys / a.dbias_rows % a.dbias_heads, b = n / a.dbias_keys / a.dbias_rows / a.dbias_heads;
+    float x;
+    if (!keys) {
+        x = a.dbias_sums[n];
+    } else if (!adds_keys) {
+        x = sum_of_keys(a, b, h, (int)j, 1, (int)j + 1);
+    } else {
+        x = sum_of_keys(a, b, h, (int)(thread % 32), 32, a.in.seqlen_k);
+#pragma unroll
+        for (int step = 16; step > 0; step /= 2)
+            x += __shfl_xor_sync(0xffffffff, x, step);
+        if (thread % 32)
+            return;
+    }
+    char *to = (char *)a.dbias.data +
+               (b * a.dbias.batch + h * a.dbias.head + i * a.dbias.row + j * a.dbias.key) * BIAS_BYTES;
+    if (BIAS == MMA_BIAS_FLOAT32)
+        *(float *)to = x;
+    else
+        *(uint16_t *)to = (uint16_t)pack(x, 0);
+}
