@@ -208,6 +208,7 @@ static void baseline_row(const struct head *x, struct buffers *w, int64_t i) {
             continue;
         float dp = dot(w->dout, w->v + j * dv, dv), p = expf(w->s[j] - lse), ds = p * (dp - delta);
         float uncertain = doubt * (score_size(w->q, w->k + j * d, d, scale) + fabsf(lse) + fabsf(w->s[j]));
+        uncertain = fminf(uncertain, 1e15f); /* the lowest bias there is: infinity times a weight of 0 is no limit */
         float size = p * (fabsf(dp) + delta_size) * (cancelled + uncertain);
         int64_t key = (t->varlen ? x->s.k_begin + j : x->b * t->seqlen_k + j) * t->heads_kv + x->h / group;
         if (t->g[DBIAS].map) {
