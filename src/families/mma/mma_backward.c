@@ -226,6 +226,19 @@ static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *reques
     return sound(plan, &plan->problem) ? make_requests(plan, &plan->problem, requests, place) : 0;
 }
 
+static int64_t bias_bytes(const fdm_problem *p) { return p->has_bias ? (int64_t)fdm_dtype_bytes(p->bias_dtype) : 0; }
+
+/* The kernel counts bytes from one row of scores to the next in 32 bits. */
+static int score_rows_fit(const struct attention *attention) {
+    const int64_t bytes = bias_bytes(attention->problem);
+    const int64_t rows[] = {attention->mask.row, attention->bias.row * bytes, attention->dbias.row * bytes,
+                            attention->problem->bias_shape[3] * 4};
+    for (int i = 0; i < 4; i++)
+        if (rows[i] > INT32_MAX || rows[i] < INT32_MIN)
+            return 0;
+    return 1;
+}
+
 static struct mma_matrix matrix_of(const struct matrix_view *view) {
     return (struct mma_matrix){view->data, view->batch, view->row, view->head};
 }
@@ -255,7 +268,6 @@ static void fill_arguments(const fdm_plan *plan, const struct attention *attenti
         .dbias_count = l.dbias_count,
         .dbias_batch = shape[0] == 1 ? 0 : shape[1] * shape[2] * shape[3],
         .dbias_head = shape[1] == 1 ? 0 : shape[2] * shape[3],
-        .dbias_row = shape[3],
         .dbias_key = shape[3] == 1 ? 0 : 1,
         .dbias_batches = (int32_t)shape[0],
         .dbias_heads = (int32_t)shape[1],
@@ -266,6 +278,10 @@ static void fill_arguments(const fdm_plan *plan, const struct attention *attenti
         .lse_factor = p->has_bias || p->softcap > 0 ? 1.0f : 1.4426950408889634f,
     };
     mma_fill_arguments(attention, &a->in);
+    a->mask_row_bytes = (int32_t)a->in.mask.row;
+    a->bias_row_bytes = (int32_t)(a->in.bias.row * bias_bytes(p));
+    a->dbias_row_bytes =
+        (int32_t)(dbias_kind(p) == MMA_DBIAS_SUMS ? shape[3] * 4 : attention->dbias.row * bias_bytes(p));
     a->in.summary = (const uint8_t *)workspace + l.summary;
 }
 
@@ -288,6 +304,9 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     struct mma_backward_arguments a;
     if (!sound(plan, p))
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile or workspace is not its kernel's");
+    if (!score_rows_fit(attention))
+        return error_set(FDM_ERROR_UNSUPPORTED,
+                         "rows of mask, bias or dbias lie 2^31 bytes or more apart; mma.backward takes less");
     fdm_status status = cuda_kernels_get(plan->device.index, list, make_requests(plan, p, list, place), kernels);
     if (status)
         return status;

@@ -21,12 +21,14 @@
 #define SHARE      (WARPS / KEY_WARPS) /* warps with the same keys */
 #define BY_COLUMNS (BLOCK_N < 128 && WIDEST > 128)
 #define WARP_ROWS  (SUB_ROWS / SHARE) /* rows of a sub-tile whose scores a warp makes */
-#define ROW_TILES  (WARP_ROWS / 8)
+#define PART_ROWS  (WARP_ROWS == 64 && WIDEST > 64 ? 32 : WARP_ROWS) /* of which so many at a time */
+#define ROW_TILES  (PART_ROWS / 8)
 #define SUM_COLUMNS_K (BY_COLUMNS ? HEAD_DIM / SHARE : HEAD_DIM) /* of dK and dV that a warp sums */
 #define SUM_COLUMNS_V (BY_COLUMNS ? HEAD_DIM_V / SHARE : HEAD_DIM_V)
 #define DQ_GROUPS  (SUB_ROWS / 16)
-#define DQ_COLUMNS (HEAD_DIM / (WARPS / DQ_GROUPS)) /* of dQ that a warp makes for its 16 rows */
-#define DQ_STEP    (DQ_COLUMNS % 64 == 0 ? 64 : DQ_COLUMNS % 48 == 0 ? 48 : DQ_COLUMNS % 32 == 0 ? 32 : 16)
+#define DQ_SHARE   (WARPS / DQ_GROUPS) /* warps that make dQ of the same 16 rows: each every DQ_SHARE-th 16 columns */
+#define DQ_COLUMNS (HEAD_DIM / DQ_SHARE)
+#define DQ_STEP    (DQ_COLUMNS % 32 == 0 ? 32 : 16)
 #define KEYED      (INTERVALS || (MASK && !MASK_ROWS) || (BIAS && !BIAS_ROWS)) /* keys may be seen by no row */
 #define SUMMARISED (MASK && MASK_ROWS)
 #define PLAIN      (!BIAS && !SOFTCAP) /* scores stay as the products are, in units of exp2; else in natural units */
@@ -60,7 +62,6 @@ __device__ __forceinline__ struct tiles lay_out(uint32_t shared) {
 struct place {
     int batch, head_kv, first_key;
     int seqlen_q, seqlen_k, q_begin, k_begin, diagonal;
-    int64_t rows_begin; /* of head 0 in the workspace's arrays */
 };
 struct head {
     int index;
@@ -80,24 +81,30 @@ __device__ __forceinline__ struct place find_place(const struct mma_backward_arg
     at.seqlen_q = a.in.seqlen_q;
     at.seqlen_k = a.in.seqlen_k;
     at.q_begin = at.k_begin = 0;
-    at.rows_begin = (int64_t)at.batch * a.in.heads * a.rows;
 #if VARLEN
     at.q_begin = a.in.cu_seqlens_q[at.batch];
     at.k_begin = a.in.cu_seqlens_k[at.batch];
     at.seqlen_q = a.in.cu_seqlens_q[at.batch + 1] - at.q_begin;
     at.seqlen_k = a.in.cu_seqlens_k[at.batch + 1] - at.k_begin;
-    at.rows_begin = mma_backward_begin(at.q_begin, at.batch);
 #endif
     at.diagonal = at.seqlen_k - at.seqlen_q;
     return at;
 }
 
+/* Where the head's rows begin in the workspace's arrays. */
+__device__ __forceinline__ int64_t rows_begin(const struct mma_backward_arguments &a, const struct place &at, int h) {
+    return VARLEN ? mma_backward_begin(at.q_begin, at.batch) + h * a.rows
+                  : ((int64_t)at.batch * a.in.heads + h) * a.rows;
+}
+
+/* Made anew where it is needed: kept through the loop, the addresses would take registers that the sums need. */
 __device__ __forceinline__ struct head find_head(const struct mma_backward_arguments &a, const struct place &at, int h) {
     struct head head;
+    asm volatile("" : "+r"(h));
     head.index = h;
     head.q = a.in.q.data + (at.batch * a.in.q.batch + (int64_t)at.q_begin * a.in.q.row + h * a.in.q.head) * 2;
     head.dout = a.dout.data + (at.batch * a.dout.batch + (int64_t)at.q_begin * a.dout.row + h * a.dout.head) * 2;
-    const int64_t rows = at.rows_begin + h * a.rows;
+    const int64_t rows = rows_begin(a, at, h);
     head.lse = a.lse_rows + rows;
     head.delta = a.delta_rows + rows;
     head.dq = a.dq_sums + rows * HEAD_DIM;
@@ -187,11 +194,11 @@ __device__ __forceinline__ struct walk plan_walk(const struct mma_backward_argum
         w.full_last = UNBOUNDED; /* rows past the end have weight 0 */
     return w;
 }
-__device__ __forceinline__ bool active(const struct walk &w, const struct keys &keys, const struct head &head,
-                                       const struct mma_backward_arguments &a, int row) {
+__device__ __forceinline__ bool active(const struct mma_backward_arguments &a, const struct place &at,
+                                       const struct keys &keys, int h, int row) {
     bool any = true;
 #if SUMMARISED
-    any = head.summary[(int64_t)(row / BLOCK_M) * a.in.summary_row] != MMA_TILE_HIDDEN;
+    any = find_head(a, at, h).summary[(int64_t)(row / BLOCK_M) * a.in.summary_row] != MMA_TILE_HIDDEN;
 #endif
 #if KEYED
     bool mine = false;
@@ -205,8 +212,9 @@ __device__ __forceinline__ bool active(const struct walk &w, const struct keys &
 
 /* Deterministic: key blocks add to a row block of dQ in order. */
 __device__ __forceinline__ int *turn_of(const struct mma_backward_arguments &a, const struct place &at,
-                                        const struct head &head, int row) {
-    return a.turns + (at.rows_begin + head.index * a.rows + row) / 16;
+                                        int h, int row) {
+    asm volatile("" : "+r"(h));
+    return a.turns + (rows_begin(a, at, h) + row) / 16;
 }
 __device__ __forceinline__ void await_turn(const int *turn, int mine) {
     while (ld_acquire(turn) != mine) {
@@ -214,21 +222,23 @@ __device__ __forceinline__ void await_turn(const int *turn, int mine) {
 }
 
 /* The next active row block from `row` on; w.last or more when there is none. */
-__device__ __forceinline__ int next_active(const struct walk &w, const struct keys &keys, const struct head &head,
-                                           const struct mma_backward_arguments &a, int row) {
-    while (row < w.last && !active(w, keys, head, a, row))
+__device__ __forceinline__ int next_active(const struct mma_backward_arguments &a, const struct place &at,
+                                           const struct walk &w, const struct keys &keys, int h, int row) {
+    while (row < w.last && !active(a, at, keys, h, row))
         row += BLOCK_M;
     return row;
 }
 
-__device__ __forceinline__ void load_q(const struct mma_backward_arguments &a, const struct place &at,
-                                       const struct head &head, uint32_t tile, int row) {
+__device__ __forceinline__ void load_q(const struct mma_backward_arguments &a, const struct place &at, int h,
+                                       uint32_t tile, int row) {
+    const struct head head = find_head(a, at, h);
     load_tile<HEAD_DIM / 8, BLOCK_M>(tile, head.q + (int64_t)row * a.in.q.row * 2, a.in.q.row * 2, at.seqlen_q - row,
                                      a.in.head_dim);
 }
 /* dO and what there is for each row. */
-__device__ __forceinline__ void load_dout(const struct mma_backward_arguments &a, const struct place &at,
-                                          const struct head &head, const struct tiles &tiles, int row) {
+__device__ __forceinline__ void load_dout(const struct mma_backward_arguments &a, const struct place &at, int h,
+                                          const struct tiles &tiles, int row) {
+    const struct head head = find_head(a, at, h);
     load_tile<HEAD_DIM_V / 8, BLOCK_M>(tiles.dout, head.dout + (int64_t)row * a.dout.row * 2, a.dout.row * 2,
                                        at.seqlen_q - row, a.in.head_dim_v);
     if (threadIdx.x < BLOCK_M / 2) {
@@ -247,10 +257,11 @@ typedef uint32_t value_fragments[HEAD_DIM_V / 16][4];
 typedef uint32_t value_fragments[1][4];
 #endif
 
-/* c = A B^T for the warp's 16 keys and `WARP_ROWS` rows from `row` on of a tile of rows. */
+/* c = A B^T for the warp's 16 keys and PART_ROWS rows from `row` on of a tile of rows. */
 template <int depth, bool kept_left>
 __device__ __forceinline__ void multiply_scores(float (&c)[ROW_TILES][4], uint32_t left, int warp_key,
                                                 const uint32_t (*kept)[4], uint32_t right, int row) {
+    const lane_address<depth / 8> keys = left_of<depth / 8>(left, warp_key), rows = right_of<depth / 8>(right, row);
 #pragma unroll
     for (int n = 0; n < ROW_TILES; n++)
 #pragma unroll
@@ -264,45 +275,50 @@ __device__ __forceinline__ void multiply_scores(float (&c)[ROW_TILES][4], uint32
             for (int e = 0; e < 4; e++)
                 x[e] = kept[k][e];
         } else {
-            load_left<depth / 8>(x, left, warp_key, k);
+            ldmatrix_x4(x, keys.at_step(0, 2 * k));
         }
 #pragma unroll
         for (int n = 0; n < ROW_TILES; n += 2) {
             uint32_t b[4];
-            load_right<depth / 8>(b, right, row + n * 8, k);
+            ldmatrix_x4(b, rows.at_step(n * 8, 2 * k));
             mma_16x8x16(c[n], x, b[0], b[1]);
             mma_16x8x16(c[n + 1], x, b[2], b[3]);
         }
     }
 }
 
-/* sum += A B, A 16 keys x 16 rows, B 16 rows from `row` on of a tile, columns 8 chunk .. */
-template <int chunks, int tiles>
-__device__ __forceinline__ void add_product(float (&sum)[tiles][4], const uint32_t (&left)[4], uint32_t right, int row,
-                                            int chunk) {
+/* sum += A B, A 16 x 16, B `rows` rows on in a tile; of its columns every `share`-th 16. */
+template <int share, int chunks, int tiles>
+__device__ __forceinline__ void add_product(float (&sum)[tiles][4], const uint32_t (&left)[4],
+                                            const lane_address<chunks> &right, int rows) {
 #pragma unroll
     for (int n = 0; n < tiles; n += 2) {
         uint32_t b[4];
-        load_right_trans<chunks>(b, right, row, chunk + n);
+        ldmatrix_x4_trans(b, right.at_step(rows, n * share));
         mma_16x8x16(sum[n], left, b[0], b[1]);
         mma_16x8x16(sum[n + 1], left, b[2], b[3]);
     }
 }
 
 #if DBIAS == MMA_DBIAS_DIRECT || DBIAS == MMA_DBIAS_SUMS
-__device__ __forceinline__ void add_dbias(const struct mma_backward_arguments &a, const struct place &at,
-                                          const struct head &head, int row, int key, float x) {
-    const int64_t h = head.index / a.in.bias.group;
+/* Row 0 of one key of the bias' gradient, or of its sums; and bytes from row to row. */
+#    define DBIAS_BYTES (DBIAS == MMA_DBIAS_SUMS ? 4 : BIAS_BYTES)
+__device__ __forceinline__ char *dbias_of_key(const struct mma_backward_arguments &a, const struct place &at, int64_t h,
+                                              int key) {
+    h /= a.in.bias.group;
 #    if DBIAS == MMA_DBIAS_SUMS
-    red_add(a.dbias_sums + at.batch * a.dbias_batch + h * a.dbias_head + row * a.dbias_row + key * a.dbias_key, x);
+    return (char *)(a.dbias_sums + at.batch * a.dbias_batch + h * a.dbias_head + key * a.dbias_key);
 #    else
-    char *to = (char *)a.dbias.data +
-               (at.batch * a.dbias.batch + h * a.dbias.head + row * a.dbias.row + key * a.dbias.key) * BIAS_BYTES;
-#        if BIAS == MMA_BIAS_FLOAT32
+    return (char *)a.dbias.data + (at.batch * a.dbias.batch + h * a.dbias.head + key * a.dbias.key) * BIAS_BYTES;
+#    endif
+}
+__device__ __forceinline__ void add_dbias(char *to, float x) {
+#    if DBIAS == MMA_DBIAS_SUMS
+    red_add((float *)to, x);
+#    elif BIAS == MMA_BIAS_FLOAT32
     *(float *)to = x;
-#        else
+#    else
     *(uint16_t *)to = (uint16_t)pack(x, 0);
-#        endif
 #    endif
 }
 #endif
@@ -310,14 +326,28 @@ __device__ __forceinline__ void add_dbias(const struct mma_backward_arguments &a
 /* P and dS of one sub-tile, in registers as left operands and, what others need, in shared memory. */
 __device__ __forceinline__ void make_scores(uint32_t (&p_left)[ROW_TILES / 2][4], uint32_t (&ds_left)[ROW_TILES / 2][4],
                                             struct sums &sums, const struct mma_backward_arguments &a,
-                                            const struct place &at, const struct head &head, const struct keys &keys,
+                                            const struct place &at, int h, const struct keys &keys,
                                             const struct tiles &tiles, uint32_t q_tile, const value_fragments &values,
                                             int warp_key, int block_row, int sub_row, bool partial) {
     const int lane = threadIdx.x % 32;
     float p[ROW_TILES][4], dp[ROW_TILES][4];
-    [[maybe_unused]] float slope[SOFTCAP ? ROW_TILES : 1][4];
+    [[maybe_unused]] uint32_t slope[SOFTCAP ? ROW_TILES : 1][2]; /* of the cap, rounded as dS will be */
     multiply_scores<HEAD_DIM, false>(p, tiles.k, warp_key, nullptr, q_tile, sub_row);
-    const float unit = PLAIN ? a.in.scale * LOG2_E : a.in.scale;
+#if (BIAS && BIAS_ROWS) || SUMMARISED
+    const struct head head = find_head(a, at, h);
+    [[maybe_unused]] const char *mask[2], *bias[2]; /* row 0 of the two keys */
+#    pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int64_t key = min(at.first_key + warp_key + lane / 4 + half * 8, at.seqlen_k - 1);
+#    if SUMMARISED
+        mask[half] = head.mask + key * a.in.mask.key;
+#    endif
+#    if BIAS && BIAS_ROWS
+        bias[half] = head.bias + key * a.in.bias.key * BIAS_BYTES;
+#    endif
+    }
+#endif
+    [[maybe_unused]] const float unit = PLAIN ? a.in.scale * LOG2_E : a.in.scale;
 #pragma unroll
     for (int n = 0; n < ROW_TILES; n++) {
         const int local = sub_row + n * 8 + lane % 4 * 2;
@@ -331,18 +361,16 @@ __device__ __forceinline__ void make_scores(uint32_t (&p_left)[ROW_TILES / 2][4]
 #endif
 #pragma unroll
             for (int half = 0; half < 2; half++) {
-                [[maybe_unused]] const int key =
-                    min(at.first_key + warp_key + lane / 4 + half * 8, at.seqlen_k - 1);
                 float x = p[n][half * 2 + c];
 #if SOFTCAP
                 const float t = tanh_accurate(x * a.in.scale * a.in.softcap_inverse);
-                slope[n][half * 2 + c] = 1.0f - t * t;
+                slope[n][half] = c ? slope[n][half] | pack(0, 1.0f - t * t) : pack(1.0f - t * t, 0);
                 x = a.in.softcap * t;
 #else
                 x *= unit;
 #endif
 #if BIAS && BIAS_ROWS
-                x += bias_value(head.bias + (inside * a.in.bias.row + key * a.in.bias.key) * BIAS_BYTES);
+                x += bias_value(bias[half] + (int64_t)inside * a.bias_row_bytes);
 #elif BIAS
                 x += keys.bias[half];
 #endif
@@ -351,7 +379,7 @@ __device__ __forceinline__ void make_scores(uint32_t (&p_left)[ROW_TILES / 2][4]
                 if (KEYED || partial) {
                     bool visible = row >= keys.first[half] && row < keys.last[half];
 #if MASK && MASK_ROWS
-                    visible = visible && head.mask[inside * a.in.mask.row + key * a.in.mask.key];
+                    visible = visible && mask[half][(int64_t)inside * a.mask_row_bytes];
 #endif
                     x = visible ? x : 0.0f;
                 }
@@ -359,6 +387,10 @@ __device__ __forceinline__ void make_scores(uint32_t (&p_left)[ROW_TILES / 2][4]
             }
         }
     }
+#if DBIAS == MMA_DBIAS_DIRECT || DBIAS == MMA_DBIAS_SUMS
+    char *const dbias[2] = {dbias_of_key(a, at, h, at.first_key + warp_key + lane / 4),
+                            dbias_of_key(a, at, h, at.first_key + warp_key + lane / 4 + 8)};
+#endif
     multiply_scores<HEAD_DIM_V, V_IN_REGISTERS>(dp, tiles.v, warp_key, values, tiles.dout, sub_row);
 #pragma unroll
     for (int n = 0; n < ROW_TILES; n++) {
@@ -374,14 +406,11 @@ __device__ __forceinline__ void make_scores(uint32_t (&p_left)[ROW_TILES / 2][4]
 #if DBIAS == MMA_DBIAS_KEYS
             sums.dbias[e / 2] += ds;
 #elif DBIAS
-            {
-                const int row = block_row + local + e % 2, key = at.first_key + warp_key + lane / 4 + e / 2 * 8;
-                if (row < at.seqlen_q && key < at.seqlen_k)
-                    add_dbias(a, at, head, row, key, ds);
-            }
+            if (block_row + local + e % 2 < at.seqlen_q && at.first_key + warp_key + lane / 4 + e / 2 * 8 < at.seqlen_k)
+                add_dbias(dbias[e / 2] + (int64_t)(block_row + local + e % 2) * a.dbias_row_bytes, ds);
 #endif
 #if SOFTCAP
-            ds *= slope[n][e];
+            ds *= unpack((uint16_t)(slope[n][e / 2] >> e % 2 * 16));
 #endif
             dp[n][e] = ds;
         }
@@ -407,21 +436,26 @@ __device__ __forceinline__ void stage(uint32_t tile, const uint32_t (&left)[ROW_
 
 /* dQ of the warp's 16 rows and columns from the staged dS, added in global memory. */
 __device__ __forceinline__ void add_dq(float *dq, uint32_t staged, uint32_t k_tile, int sub_row) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = warp % DQ_GROUPS;
-    const int first_chunk = warp / DQ_GROUPS * (DQ_COLUMNS / 8);
-    float *to = dq + (int64_t)(sub_row + group * 16) * HEAD_DIM;
-#pragma unroll
-    for (int pass = 0; pass < DQ_COLUMNS / DQ_STEP; pass++) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = warp % DQ_GROUPS, share = warp / DQ_GROUPS;
+    float *to = dq + (int64_t)(sub_row + group * 16) * HEAD_DIM + share * 256;
+    lane_address<SUB_ROWS / 8> scores = left_trans_of<SUB_ROWS / 8>(staged, 0);
+    lane_address<HEAD_DIM / 8> keys = right_trans_of<HEAD_DIM / 8>(k_tile, 0);
+    scores.move(group * 2);
+    keys.move(share * 2);
+    constexpr int passes = DQ_COLUMNS / DQ_STEP, pass_chunks = DQ_STEP / 8 * DQ_SHARE;
+    static_assert(passes == 1 || pass_chunks % lane_address<HEAD_DIM / 8>::group == 0, "passes move by whole groups");
+#pragma unroll 1
+    for (int pass = 0; pass < passes; pass++, keys.at += pass_chunks * 16, to += pass_chunks * 128) {
         float sum[DQ_STEP / 8][4] = {};
 #pragma unroll
         for (int k = 0; k < BLOCK_N / 16; k++) {
             uint32_t x[4];
-            load_left_trans<SUB_ROWS / 8>(x, staged, k * 16, group * 2);
-            add_product<HEAD_DIM / 8>(sum, x, k_tile, k * 16, first_chunk + pass * (DQ_STEP / 8));
+            ldmatrix_x4_trans(x, scores.at_step(k * 16, 0));
+            add_product<DQ_SHARE>(sum, x, keys, k * 16);
         }
 #pragma unroll
         for (int n = 0; n < DQ_STEP / 8; n++) {
-            float *tile = to + (first_chunk + pass * (DQ_STEP / 8) + n) * 128;
+            float *tile = to + (n / 2 * 2 * DQ_SHARE + n % 2) * 128;
 #if __CUDA_ARCH__ >= 900
             red_add_4(tile + lane * 4, sum[n][0], sum[n][1], sum[n][2], sum[n][3]);
 #else
@@ -468,7 +502,7 @@ __device__ __forceinline__ void store_sums(const float (&sum)[tiles][4], float f
 #pragma unroll
             for (int half = 0; half < 2; half++)
                 st_shared_4(tile + chunk_offset<columns / 8>(warp % KEY_WARPS * 16 + lane / 4 + half * 8,
-                                                             (BY_COLUMNS ? share * tiles : 0) + n) + lane % 4 * 4,
+                                                             BY_COLUMNS ? n / 2 * 2 * SHARE + share * 2 + n % 2 : n) + lane % 4 * 4,
                             pack(sum[n][half * 2] * factor, sum[n][half * 2 + 1] * factor));
     __syncthreads();
     if (to.data)
@@ -513,7 +547,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();
 #    pragma unroll
     for (int step = 0; step < HEAD_DIM_V / 16; step++)
-        load_left<HEAD_DIM_V / 8>(values[step], tiles.q, warp_key, step);
+        ldmatrix_x4(values[step], left_of<HEAD_DIM_V / 8>(tiles.q, warp_key).at_step(0, 2 * step));
     __syncthreads();
 #endif
     struct sums sums = {};
@@ -521,25 +555,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
 #pragma unroll 1
     for (int g = 0; g < a.in.group; g++) {
-        const struct head head = find_head(a, at, at.head_kv * a.in.group + g);
-        const struct keys keys = look_at_keys(a, at, head, warp_key);
+        const int h = at.head_kv * a.in.group + g;
+        const struct keys keys = look_at_keys(a, at, find_head(a, at, h), warp_key);
 #if DETERMINISTIC
         int passed = 0; /* row blocks before this one have been handed on */
 #endif
-        int buffer = 0, row = next_active(walk, keys, head, a, walk.first / BLOCK_M * BLOCK_M);
+        int buffer = 0, row = next_active(a, at, walk, keys, h, walk.first / BLOCK_M * BLOCK_M);
         if (row < walk.last) {
-            load_q(a, at, head, tiles.q, row);
-            load_dout(a, at, head, tiles, row);
+            load_q(a, at, h, tiles.q, row);
+            load_dout(a, at, h, tiles, row);
         }
         cp_async_commit();
 #pragma unroll 1
         while (row < walk.last) {
-            const int next = next_active(walk, keys, head, a, row + BLOCK_M);
+            const int next = next_active(a, at, walk, keys, h, row + BLOCK_M);
             const uint32_t q_tile = tiles.q + buffer * Q_BYTES;
             if (STAGES == 2) {
                 buffer ^= 1;
                 if (next < walk.last)
-                    load_q(a, at, head, tiles.q + buffer * Q_BYTES, next);
+                    load_q(a, at, h, tiles.q + buffer * Q_BYTES, next);
                 cp_async_commit();
             }
             cp_async_wait<STAGES - 1>();
@@ -548,7 +582,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #if DETERMINISTIC
             if (threadIdx.x == 0)
                 for (; passed <= row; passed += BLOCK_M) {
-                    int *turn = turn_of(a, at, head, passed);
+                    int *turn = turn_of(a, at, h, passed);
                     await_turn(turn, at.first_key / BLOCK_N);
                     if (passed < row)
                         st_release(turn, at.first_key / BLOCK_N + 1);
@@ -560,65 +594,70 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 const bool last = sub + SUB_ROWS >= end;
                 bool partial = row + sub < walk.full_first || row + sub + SUB_ROWS > walk.full_last;
 #if SUMMARISED
-                partial = partial || head.summary[(int64_t)(row / BLOCK_M) * a.in.summary_row] != MMA_TILE_FULL;
+                partial = partial || find_head(a, at, h).summary[(int64_t)(row / BLOCK_M) * a.in.summary_row] != MMA_TILE_FULL;
 #endif
                 const uint32_t staged = OVERLAY ? tiles.dout + sub * HEAD_DIM_V * 2 : tiles.staged;
-                uint32_t p_left[ROW_TILES / 2][4], ds_left[ROW_TILES / 2][4];
-                make_scores(p_left, ds_left, sums, a, at, head, keys, tiles, q_tile, values, warp_key, row,
-                            sub + warp_row, partial);
-#if !BY_COLUMNS
-#    pragma unroll
-                for (int n = 0; n < ROW_TILES / 2; n++)
-                    add_product<HEAD_DIM_V / 8>(sums.dv, p_left[n], tiles.dout, sub + warp_row + n * 16, 0);
+#pragma unroll 1
+                for (int part = warp_row; part < warp_row + WARP_ROWS; part += PART_ROWS) {
+                    uint32_t p_left[ROW_TILES / 2][4], ds_left[ROW_TILES / 2][4];
+                    make_scores(p_left, ds_left, sums, a, at, h, keys, tiles, q_tile, values, warp_key, row,
+                                sub + part, partial);
+#if BY_COLUMNS
+                    stage(staged + STAGE_BYTES, p_left, warp_key, part);
+                    stage(staged, ds_left, warp_key, part);
 #else
-                stage(staged + STAGE_BYTES, p_left, warp_key, warp_row);
-#endif
-                if (OVERLAY)
-                    __syncthreads();
-                stage(staged, ds_left, warp_key, warp_row);
-#if !BY_COLUMNS
+                    const auto dout = right_trans_of<HEAD_DIM_V / 8>(tiles.dout, sub + part);
+                    const auto q = right_trans_of<HEAD_DIM / 8>(q_tile, sub + part);
 #    pragma unroll
-                for (int n = 0; n < ROW_TILES / 2; n++)
-                    add_product<HEAD_DIM / 8>(sums.dk, ds_left[n], q_tile, sub + warp_row + n * 16, 0);
+                    for (int n = 0; n < ROW_TILES / 2; n++)
+                        add_product<1>(sums.dv, p_left[n], dout, n * 16);
+                    if (OVERLAY)
+                        __syncthreads();
+                    stage(staged, ds_left, warp_key, part);
+#    pragma unroll
+                    for (int n = 0; n < ROW_TILES / 2; n++)
+                        add_product<1>(sums.dk, ds_left[n], q, n * 16);
 #endif
+                }
                 __syncthreads();
 #if BY_COLUMNS
-                const int share = warp / KEY_WARPS;
+                auto dout = right_trans_of<HEAD_DIM_V / 8>(tiles.dout, sub);
+                auto q = right_trans_of<HEAD_DIM / 8>(q_tile, sub);
+                const auto ds = left_of<SUB_ROWS / 8>(staged, warp_key);
+                dout.move(warp / KEY_WARPS * 2);
+                q.move(warp / KEY_WARPS * 2);
 #    pragma unroll
                 for (int n = 0; n < SUB_ROWS / 16; n++) {
                     uint32_t left[4];
-                    load_left<SUB_ROWS / 8>(left, staged + STAGE_BYTES, warp_key, n);
-                    add_product<HEAD_DIM_V / 8>(sums.dv, left, tiles.dout, sub + n * 16, share * (SUM_COLUMNS_V / 8));
-                    load_left<SUB_ROWS / 8>(left, staged, warp_key, n);
-                    add_product<HEAD_DIM / 8>(sums.dk, left, q_tile, sub + n * 16, share * (SUM_COLUMNS_K / 8));
+                    ldmatrix_x4(left, ds.at_step(0, 2 * n) + STAGE_BYTES);
+                    add_product<SHARE>(sums.dv, left, dout, n * 16);
+                    ldmatrix_x4(left, ds.at_step(0, 2 * n));
+                    add_product<SHARE>(sums.dk, left, q, n * 16);
                 }
                 if (last)
                     __syncthreads();
 #endif
-                if (!OVERLAY && last) {
-                    if (next < walk.last) {
-                        if (STAGES == 1)
-                            load_q(a, at, head, tiles.q, next);
-                        load_dout(a, at, head, tiles, next);
-                    }
+                if (last) {
+                    if (STAGES == 1 && next < walk.last)
+                        load_q(a, at, h, tiles.q, next);
+                    if (!OVERLAY && next < walk.last)
+                        load_dout(a, at, h, tiles, next);
                     cp_async_commit();
                 }
 #if NEEDS_DQ
-                add_dq(head.dq + (int64_t)row * HEAD_DIM, staged, tiles.k, sub);
+                add_dq(find_head(a, at, h).dq + (int64_t)row * HEAD_DIM, staged, tiles.k, sub);
 #endif
                 __syncthreads();
             }
 #if DETERMINISTIC
             if (threadIdx.x == 0) {
                 __threadfence();
-                st_release(turn_of(a, at, head, row), at.first_key / BLOCK_N + 1);
+                st_release(turn_of(a, at, h, row), at.first_key / BLOCK_N + 1);
             }
 #endif
             if (OVERLAY) {
-                if (next < walk.last) {
-                    load_q(a, at, head, tiles.q, next);
-                    load_dout(a, at, head, tiles, next);
-                }
+                if (next < walk.last)
+                    load_dout(a, at, h, tiles, next);
                 cp_async_commit();
             }
             row = next;
@@ -626,7 +665,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #if DETERMINISTIC
         if (threadIdx.x == 0)
             for (; passed < at.seqlen_q; passed += BLOCK_M) {
-                int *turn = turn_of(a, at, head, passed);
+                int *turn = turn_of(a, at, h, passed);
                 await_turn(turn, at.first_key / BLOCK_N);
                 st_release(turn, at.first_key / BLOCK_N + 1);
             }
@@ -639,7 +678,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             x += __shfl_xor_sync(0xffffffff, x, 2);
             const int key = at.first_key + warp_key + threadIdx.x % 32 / 4 + half * 8;
             if (threadIdx.x % 4 == 0 && key < at.seqlen_k)
-                a.dbias_sums[(((int64_t)(warp / KEY_WARPS) * a.in.batch + at.batch) * a.in.heads + head.index) *
+                a.dbias_sums[(((int64_t)(warp / KEY_WARPS) * a.in.batch + at.batch) * a.in.heads + h) *
                                  a.in.seqlen_k + key] = x;
             sums.dbias[half] = 0;
         }

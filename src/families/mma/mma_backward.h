@@ -156,7 +156,7 @@ struct mma_backward_arguments {
     int32_t dbias_batches, dbias_heads, dbias_rows, dbias_keys; /* the shape of dbias */
     int32_t dbias_shares, zero_dbias; /* DIRECT: not every element is written by the main kernel */
     float lse_factor;                 /* log2(e) where scores stay in units of exp2, else 1 */
-    int32_t reserved;
+    int32_t mask_row_bytes, bias_row_bytes, dbias_row_bytes; /* from row to row; of dbias or of its sums */
 };
 
 /* Where the rows of a varlen sequence begin that starts at row cu_seqlens_q[b] of the packed tensor. */

@@ -34,19 +34,20 @@ __device__ __forceinline__ struct rows find_rows(const struct mma_backward_argum
     return at;
 }
 
-/* The bias' gradient begins at 0: sums in the workspace, or elements that no pair will write. */
-__device__ __forceinline__ void clear_dbias(const struct mma_backward_arguments &a) {
+/* Sums of the bias' gradient begin at 0. */
+__device__ __forceinline__ void clear_sums(const struct mma_backward_arguments &a) {
     const int64_t block = blockIdx.x + (int64_t)gridDim.x * (blockIdx.y + (int64_t)gridDim.y * blockIdx.z);
     const int64_t blocks = (int64_t)gridDim.x * gridDim.y * gridDim.z;
     for (int64_t n = block * THREADS + threadIdx.x; n < a.dbias_count; n += blocks * THREADS)
         a.dbias_sums[n] = 0;
+}
+
+/* So do elements that no pair may write: 16 rows of the gradient of a bias that belongs to one batch and head. */
+__device__ __forceinline__ void clear_dbias(const struct mma_backward_arguments &a, int first_row) {
 #if BIAS
-    if (!a.zero_dbias)
-        return;
-    const int64_t rows = (int64_t)a.dbias_batches * a.dbias_heads * a.dbias_rows;
-    for (int64_t n = block * WARPS + threadIdx.x / 32; n < rows; n += blocks * WARPS) {
-        const int64_t i = n % a.dbias_rows, h = n / a.dbias_rows % a.dbias_heads, b = n / a.dbias_rows / a.dbias_heads;
-        char *to = (char *)a.dbias.data + (b * a.dbias.batch + h * a.dbias.head + i * a.dbias.row) * BIAS_BYTES;
+    for (int i = first_row; i < min(first_row + 16, a.dbias_rows); i++) {
+        char *to = (char *)a.dbias.data +
+                   (blockIdx.z * a.dbias.batch + blockIdx.y * a.dbias.head + i * a.dbias.row) * BIAS_BYTES;
         for (int j = threadIdx.x % 32; j < a.dbias_keys; j += 32)
             if (BIAS == MMA_BIAS_FLOAT32)
                 *(float *)(to + j * a.dbias.key * 4) = 0;
@@ -58,12 +59,14 @@ __device__ __forceinline__ void clear_dbias(const struct mma_backward_arguments 
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     mma_backward_prepare(const __grid_constant__ struct mma_backward_arguments a) {
-    clear_dbias(a);
+    clear_sums(a);
     if (blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0 && threadIdx.x == 0)
         *a.ticket = 0;
     if (blockIdx.z >= a.in.batch)
         return;
     const struct rows at = find_rows(a);
+    if (a.zero_dbias)
+        clear_dbias(a, at.first);
     const int lane = threadIdx.x % 32, h = blockIdx.y, b = blockIdx.z;
     if (at.first >= (at.seqlen_q + MMA_BACKWARD_ROW_STEP - 1) / MMA_BACKWARD_ROW_STEP * MMA_BACKWARD_ROW_STEP)
         return;

@@ -22,9 +22,11 @@ template <int chunks> __device__ __forceinline__ int chunk_offset(int row, int c
 template <int chunks, int tile_rows>
 __device__ __forceinline__ void load_tile(uint32_t tile, const char *from, int64_t row_bytes, int rows, int columns) {
     constexpr int copies = (tile_rows * chunks + THREADS - 1) / THREADS;
-#pragma unroll(copies < 4 ? copies : 4)
+    int thread = threadIdx.x;
+    asm volatile("" : "+r"(thread)); /* places are computed here, not kept from call to call */
+#pragma unroll(copies < 4 ? copies : copies % 4 ? 2 : 4)
     for (int n = 0; n < copies; n++) {
-        const int index = n * THREADS + (int)threadIdx.x, row = index / chunks, chunk = index % chunks;
+        const int index = n * THREADS + thread, row = index / chunks, chunk = index % chunks;
         if (tile_rows * chunks % THREADS && row >= tile_rows)
             break;
         const int count = row < rows ? min(max(columns - chunk * 8, 0), 8) : 0;
@@ -86,25 +88,44 @@ __device__ __forceinline__ float unpack(uint16_t x) {
 #endif
 }
 
-/* Operands of a 16x16 step. Left: rows row .. + 15, columns 16 step .. + 15 of a tile; of its transpose: what is rows
- * there are columns here. Right: the tile's rows are the product's columns; transposed: the contracted index. */
-template <int chunks> __device__ __forceinline__ void load_left(uint32_t (&a)[4], uint32_t tile, int row, int step) {
+/* Addresses of a lane in a tile. lane_address() gives that of a row and a first chunk of 0 or 1; at_step() moves it by
+ * whole groups of 8 rows and by an even number of chunks, both known when compiling: one exclusive or, since tiles begin
+ * at multiples of 128 bytes. The result of lane_address() is opaque to the compiler, which would else keep the address of
+ * every step in a register of its own for the whole loop. */
+template <int chunks> struct lane_address {
+    static constexpr int group = chunks % 8 == 0 ? 8 : 4;
+    static_assert(chunks % 4 == 0, "rows are multiples of 64 bytes");
+    uint32_t at;
+    __device__ __forceinline__ lane_address(uint32_t tile, int row, int chunk) {
+        at = tile + row * (chunks * 16) + ((swizzle_of<chunks>(row) ^ chunk) << 4);
+        asm volatile("" : "+r"(at));
+    }
+    __device__ __forceinline__ uint32_t at_step(int rows, int chunk) const {
+        return (at ^ (uint32_t)(chunk % group << 4)) + chunk / group * (group * 16) + rows * (chunks * 16);
+    }
+    /* The same lane `chunk` chunks on, even, where later steps do not touch the bits of it. */
+    __device__ __forceinline__ void move(int chunk) {
+        at = (at ^ (uint32_t)(chunk % group << 4)) + chunk / group * (group * 16);
+    }
+};
+
+/* Operands of 16x16 steps. Left: 16 rows from `row` on; left of the transpose: 16 columns of the product are rows from
+ * `row` on here. Right: the tile's rows are the product's columns; right of the transpose: the contracted index. */
+template <int chunks> __device__ __forceinline__ struct lane_address<chunks> left_of(uint32_t tile, int row) {
     const int lane = threadIdx.x % 32;
-    ldmatrix_x4(a, tile + chunk_offset<chunks>(row + lane % 16, 2 * step + lane / 16));
+    return {tile, row + lane % 16, lane / 16};
 }
-template <int chunks>
-__device__ __forceinline__ void load_left_trans(uint32_t (&a)[4], uint32_t tile, int column, int chunk) {
+template <int chunks> __device__ __forceinline__ struct lane_address<chunks> left_trans_of(uint32_t tile, int row) {
     const int lane = threadIdx.x % 32;
-    ldmatrix_x4_trans(a, tile + chunk_offset<chunks>(column + lane % 8 + lane / 16 * 8, chunk + lane / 8 % 2));
+    return {tile, row + lane % 8 + lane / 16 * 8, lane / 8 % 2};
 }
-template <int chunks> __device__ __forceinline__ void load_right(uint32_t (&b)[4], uint32_t tile, int row, int step) {
+template <int chunks> __device__ __forceinline__ struct lane_address<chunks> right_of(uint32_t tile, int row) {
     const int lane = threadIdx.x % 32;
-    ldmatrix_x4(b, tile + chunk_offset<chunks>(row + lane % 8 + lane / 16 * 8, 2 * step + lane / 8 % 2));
+    return {tile, row + lane % 8 + lane / 16 * 8, lane / 8 % 2};
 }
-template <int chunks>
-__device__ __forceinline__ void load_right_trans(uint32_t (&b)[4], uint32_t tile, int row, int chunk) {
+template <int chunks> __device__ __forceinline__ struct lane_address<chunks> right_trans_of(uint32_t tile, int row) {
     const int lane = threadIdx.x % 32;
-    ldmatrix_x4_trans(b, tile + chunk_offset<chunks>(row + lane % 16, chunk + lane / 16));
+    return {tile, row + lane % 16, lane / 16};
 }
 
 #endif
