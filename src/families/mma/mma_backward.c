@@ -9,7 +9,7 @@
 #include "mma_family.h"
 
 /* Of the plan's parameters. */
-enum { STAGED_ROWS, OVERLAY };
+enum { STAGED_ROWS, OVERLAY, DS_BUFFERS };
 
 static int bounded(const fdm_problem *p) { return p->causal || p->window_left >= 0 || p->window_right >= 0; }
 static int mask_rows(const fdm_problem *p) { return p->has_mask && p->mask_shape[2] != 1; }
@@ -102,6 +102,16 @@ static int fill_code(const fdm_device *device, const fdm_problem *p, const char 
     plan->workspace_bytes = lay_out(p, choice.block_m, choice.block_n).bytes;
     plan->parameters[STAGED_ROWS] = choice.staged_rows;
     plan->parameters[OVERLAY] = choice.overlay;
+    const int32_t more =
+        mma_backward_second_buffer(choice.block_n, choice.overlay, (int32_t)p->head_dim, (int32_t)p->head_dim_v);
+    const int twice = more > 0 && plan->shared_bytes + more <= device->shared_bytes;
+    plan->parameters[DS_BUFFERS] = 1 + twice;
+    plan->shared_bytes += twice ? more : 0;
+    if (twice) {
+        const size_t used = strlen(plan->reason);
+        snprintf(plan->reason + used, sizeof plan->reason - used, "; %.4g KB with dS twice",
+                 (double)plan->shared_bytes / 1024);
+    }
     return 1;
 }
 
@@ -146,6 +156,7 @@ static void main_request(const fdm_plan *plan, const fdm_problem *p, int32_t d, 
         {"STAGES", plan->stages},
         {"V_IN_REGISTERS", plan->v_in_registers},
         {"OVERLAY", plan->parameters[OVERLAY]},
+        {"DS_BUFFERS", plan->parameters[DS_BUFFERS]},
         {"ALIGNED", p->aligned},
         {"WINDOW", bounded(p)},
         {"MASK", p->has_mask},
@@ -214,8 +225,11 @@ static int sound(const fdm_plan *plan, const fdm_problem *p) {
                    v_in_registers == code->v_in_registers && (plan->stages == 1 || plan->stages == 2) &&
                    plan->parameters[OVERLAY] ==
                        mma_backward_overlays(plan->block_m, plan->block_n, plan->stages, v_in_registers, d, dv) &&
+                   (plan->parameters[DS_BUFFERS] == 1 || plan->parameters[DS_BUFFERS] == 2) &&
                    plan->shared_bytes ==
-                       mma_backward_shared_bytes(plan->block_m, plan->block_n, plan->stages, v_in_registers, d, dv) &&
+                       mma_backward_shared_bytes(plan->block_m, plan->block_n, plan->stages, v_in_registers, d, dv) +
+                           (plan->parameters[DS_BUFFERS] - 1) *
+                               mma_backward_second_buffer(plan->block_n, plan->parameters[OVERLAY], d, dv) &&
                    plan->workspace_bytes >= lay_out(p, plan->block_m, plan->block_n).bytes;
     }
     return 0;

@@ -21,18 +21,20 @@
 #define SHARE      (WARPS / KEY_WARPS) /* warps with the same keys */
 #define BY_COLUMNS (BLOCK_N < 128 && WIDEST > 128)
 #define WARP_ROWS  (SUB_ROWS / SHARE) /* rows of a sub-tile whose scores a warp makes */
-#define PART_ROWS  (WARP_ROWS == 64 && WIDEST > 64 ? 32 : WARP_ROWS) /* of which so many at a time */
+#define SCARCE     (WIDEST > 192 && (VARLEN || BIAS || MASK || DETERMINISTIC)) /* registers */
+#define PART_ROWS  (SCARCE ? 16 : WARP_ROWS == 64 && WIDEST > 64 ? 32 : WARP_ROWS) /* of which so many at a time */
 #define ROW_TILES  (PART_ROWS / 8)
 #define SUM_COLUMNS_K (BY_COLUMNS ? HEAD_DIM / SHARE : HEAD_DIM) /* of dK and dV that a warp sums */
 #define SUM_COLUMNS_V (BY_COLUMNS ? HEAD_DIM_V / SHARE : HEAD_DIM_V)
 #define DQ_GROUPS  (SUB_ROWS / 16)
 #define DQ_SHARE   (WARPS / DQ_GROUPS) /* warps that make dQ of the same 16 rows: each every DQ_SHARE-th 16 columns */
 #define DQ_COLUMNS (HEAD_DIM / DQ_SHARE)
-#define DQ_STEP    (DQ_COLUMNS % 32 == 0 ? 32 : 16)
+#define DQ_STEP    (DQ_COLUMNS % 32 || OVERLAY || V_IN_REGISTERS || SCARCE ? 16 : 32) /* at a time */
 #define KEYED      (INTERVALS || (MASK && !MASK_ROWS) || (BIAS && !BIAS_ROWS)) /* keys may be seen by no row */
 #define SUMMARISED (MASK && MASK_ROWS)
 #define PLAIN      (!BIAS && !SOFTCAP) /* scores stay as the products are, in units of exp2; else in natural units */
 #define UNBOUNDED  0x7fffffff
+#define NO_ROW     0x7fffffff
 #define LOG2_E     1.4426950408889634f
 #define MINUS_INF  (-__int_as_float(0x7f800000))
 
@@ -52,7 +54,7 @@ __device__ __forceinline__ struct tiles lay_out(uint32_t shared) {
     t.q = shared;
     t.dout = t.q + STAGES * Q_BYTES;
     t.staged = t.dout + DOUT_BYTES;
-    t.k = t.staged + (OVERLAY ? 0 : STAGE_BYTES * (BY_COLUMNS ? 2 : 1));
+    t.k = t.staged + (OVERLAY ? 0 : STAGE_BYTES * (BY_COLUMNS ? 2 : 1) * DS_BUFFERS);
     t.v = t.k + BLOCK_N * HEAD_DIM * 2;
     t.rows = t.v + (V_IN_REGISTERS ? 0 : BLOCK_N * HEAD_DIM_V * 2);
     return t;
@@ -221,12 +223,12 @@ __device__ __forceinline__ void await_turn(const int *turn, int mine) {
     }
 }
 
-/* The next active row block from `row` on; w.last or more when there is none. */
+/* The next active row block from `row` on; NO_ROW when there is none. */
 __device__ __forceinline__ int next_active(const struct mma_backward_arguments &a, const struct place &at,
                                            const struct walk &w, const struct keys &keys, int h, int row) {
     while (row < w.last && !active(a, at, keys, h, row))
         row += BLOCK_M;
-    return row;
+    return row < w.last ? row : NO_ROW;
 }
 
 __device__ __forceinline__ void load_q(const struct mma_backward_arguments &a, const struct place &at, int h,
@@ -323,6 +325,29 @@ __device__ __forceinline__ void add_dbias(char *to, float x) {
 }
 #endif
 
+#if SUMMARISED
+/* One bit for each score of the thread: whether the mask shows it. Read ahead of the products, which hide the wait. */
+__device__ __forceinline__ uint32_t read_mask(const struct mma_backward_arguments &a, const struct place &at, int h,
+                                              int warp_key, int first_row) {
+    const int lane = threadIdx.x % 32;
+    static_assert(ROW_TILES <= 8, "a bit each");
+    uint32_t seen = 0;
+#    pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const char *mask = find_head(a, at, h).mask +
+                           min(at.first_key + warp_key + lane / 4 + half * 8, at.seqlen_k - 1) * a.in.mask.key;
+#    pragma unroll
+        for (int n = 0; n < ROW_TILES; n++)
+#    pragma unroll
+            for (int c = 0; c < 2; c++) {
+                const int row = min(first_row + n * 8 + lane % 4 * 2 + c, at.seqlen_q - 1);
+                seen |= (mask[(int64_t)row * a.mask_row_bytes] != 0) << (n * 4 + c * 2 + half);
+            }
+    }
+    return seen;
+}
+#endif
+
 /* P and dS of one sub-tile, in registers as left operands and, what others need, in shared memory. */
 __device__ __forceinline__ void make_scores(uint32_t (&p_left)[ROW_TILES / 2][4], uint32_t (&ds_left)[ROW_TILES / 2][4],
                                             struct sums &sums, const struct mma_backward_arguments &a,
@@ -332,20 +357,16 @@ __device__ __forceinline__ void make_scores(uint32_t (&p_left)[ROW_TILES / 2][4]
     const int lane = threadIdx.x % 32;
     float p[ROW_TILES][4], dp[ROW_TILES][4];
     [[maybe_unused]] uint32_t slope[SOFTCAP ? ROW_TILES : 1][2]; /* of the cap, rounded as dS will be */
+#if SUMMARISED
+    const uint32_t seen = partial ? read_mask(a, at, h, warp_key, block_row + sub_row) : 0;
+#endif
     multiply_scores<HEAD_DIM, false>(p, tiles.k, warp_key, nullptr, q_tile, sub_row);
-#if (BIAS && BIAS_ROWS) || SUMMARISED
-    const struct head head = find_head(a, at, h);
-    [[maybe_unused]] const char *mask[2], *bias[2]; /* row 0 of the two keys */
+#if BIAS && BIAS_ROWS
+    const char *bias[2]; /* row 0 of the two keys */
 #    pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const int64_t key = min(at.first_key + warp_key + lane / 4 + half * 8, at.seqlen_k - 1);
-#    if SUMMARISED
-        mask[half] = head.mask + key * a.in.mask.key;
-#    endif
-#    if BIAS && BIAS_ROWS
-        bias[half] = head.bias + key * a.in.bias.key * BIAS_BYTES;
-#    endif
-    }
+    for (int half = 0; half < 2; half++)
+        bias[half] = find_head(a, at, h).bias +
+                     min(at.first_key + warp_key + lane / 4 + half * 8, at.seqlen_k - 1) * a.in.bias.key * BIAS_BYTES;
 #endif
     [[maybe_unused]] const float unit = PLAIN ? a.in.scale * LOG2_E : a.in.scale;
 #pragma unroll
@@ -356,7 +377,7 @@ __device__ __forceinline__ void make_scores(uint32_t (&p_left)[ROW_TILES / 2][4]
 #pragma unroll
         for (int c = 0; c < 2; c++) {
             const int row = block_row + local + c;
-#if (BIAS && BIAS_ROWS) || (MASK && MASK_ROWS)
+#if BIAS && BIAS_ROWS
             const int inside = min(row, at.seqlen_q - 1);
 #endif
 #pragma unroll
@@ -379,7 +400,7 @@ __device__ __forceinline__ void make_scores(uint32_t (&p_left)[ROW_TILES / 2][4]
                 if (KEYED || partial) {
                     bool visible = row >= keys.first[half] && row < keys.last[half];
 #if MASK && MASK_ROWS
-                    visible = visible && mask[half][(int64_t)inside * a.mask_row_bytes];
+                    visible = visible && (seen >> (n * 4 + c * 2 + half) & 1);
 #endif
                     x = visible ? x : 0.0f;
                 }
@@ -442,16 +463,16 @@ __device__ __forceinline__ void add_dq(float *dq, uint32_t staged, uint32_t k_ti
     lane_address<HEAD_DIM / 8> keys = right_trans_of<HEAD_DIM / 8>(k_tile, 0);
     scores.move(group * 2);
     keys.move(share * 2);
-    constexpr int passes = DQ_COLUMNS / DQ_STEP, pass_chunks = DQ_STEP / 8 * DQ_SHARE;
-    static_assert(passes == 1 || pass_chunks % lane_address<HEAD_DIM / 8>::group == 0, "passes move by whole groups");
 #pragma unroll 1
-    for (int pass = 0; pass < passes; pass++, keys.at += pass_chunks * 16, to += pass_chunks * 128) {
+    for (int pass = 0; pass < DQ_COLUMNS / DQ_STEP; pass++, to += DQ_STEP * DQ_SHARE * 16) {
+        lane_address<HEAD_DIM / 8> columns = keys;
+        columns.move(pass * (DQ_STEP / 8 * DQ_SHARE));
         float sum[DQ_STEP / 8][4] = {};
 #pragma unroll
         for (int k = 0; k < BLOCK_N / 16; k++) {
             uint32_t x[4];
             ldmatrix_x4_trans(x, scores.at_step(k * 16, 0));
-            add_product<DQ_SHARE>(sum, x, keys, k * 16);
+            add_product<DQ_SHARE>(sum, x, columns, k * 16);
         }
 #pragma unroll
         for (int n = 0; n < DQ_STEP / 8; n++) {
@@ -551,6 +572,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();
 #endif
     struct sums sums = {};
+    [[maybe_unused]] uint32_t ds_buffer = 0;
     const struct walk walk = plan_walk(a, at);
 
 #pragma unroll 1
@@ -561,18 +583,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         int passed = 0; /* row blocks before this one have been handed on */
 #endif
         int buffer = 0, row = next_active(a, at, walk, keys, h, walk.first / BLOCK_M * BLOCK_M);
-        if (row < walk.last) {
+        if (row != NO_ROW) {
             load_q(a, at, h, tiles.q, row);
             load_dout(a, at, h, tiles, row);
         }
         cp_async_commit();
 #pragma unroll 1
-        while (row < walk.last) {
+        while (row != NO_ROW) {
             const int next = next_active(a, at, walk, keys, h, row + BLOCK_M);
             const uint32_t q_tile = tiles.q + buffer * Q_BYTES;
             if (STAGES == 2) {
                 buffer ^= 1;
-                if (next < walk.last)
+                if (next != NO_ROW)
                     load_q(a, at, h, tiles.q + buffer * Q_BYTES, next);
                 cp_async_commit();
             }
@@ -596,7 +618,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #if SUMMARISED
                 partial = partial || find_head(a, at, h).summary[(int64_t)(row / BLOCK_M) * a.in.summary_row] != MMA_TILE_FULL;
 #endif
-                const uint32_t staged = OVERLAY ? tiles.dout + sub * HEAD_DIM_V * 2 : tiles.staged;
+                const uint32_t staged = OVERLAY ? tiles.dout + sub * HEAD_DIM_V * 2 : tiles.staged + ds_buffer;
+                if (DS_BUFFERS == 2)
+                    ds_buffer ^= STAGE_BYTES * (BY_COLUMNS ? 2 : 1);
 #pragma unroll 1
                 for (int part = warp_row; part < warp_row + WARP_ROWS; part += PART_ROWS) {
                     uint32_t p_left[ROW_TILES / 2][4], ds_left[ROW_TILES / 2][4];
@@ -638,16 +662,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                     __syncthreads();
 #endif
                 if (last) {
-                    if (STAGES == 1 && next < walk.last)
+                    if (STAGES == 1 && next != NO_ROW)
                         load_q(a, at, h, tiles.q, next);
-                    if (!OVERLAY && next < walk.last)
+                    if (!OVERLAY && next != NO_ROW)
                         load_dout(a, at, h, tiles, next);
                     cp_async_commit();
                 }
 #if NEEDS_DQ
                 add_dq(find_head(a, at, h).dq + (int64_t)row * HEAD_DIM, staged, tiles.k, sub);
 #endif
-                __syncthreads();
+                if (DS_BUFFERS == 1 || DETERMINISTIC) /* with two, the next sub-tile's barrier is enough */
+                    __syncthreads();
             }
 #if DETERMINISTIC
             if (threadIdx.x == 0) {
@@ -656,7 +681,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             }
 #endif
             if (OVERLAY) {
-                if (next < walk.last)
+                if (next != NO_ROW)
                     load_dout(a, at, h, tiles, next);
                 cp_async_commit();
             }

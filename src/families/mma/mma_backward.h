@@ -78,6 +78,16 @@ MMA_BACKWARD_INLINE int32_t mma_backward_shared_bytes(int32_t block_m, int32_t b
     return q + dout + v + k + (overlay ? 0 : staged) + 8 * block_m;
 }
 
+/* More bytes with which what passes has two buffers, so that one barrier a sub-tile is enough; 0 where it overlays dO.
+ * Taken where the device has them. */
+MMA_BACKWARD_INLINE int32_t mma_backward_second_buffer(int32_t block_n, int32_t overlay, int32_t head_dim,
+                                                       int32_t head_dim_v) {
+    const int32_t widest = mma_backward_widest(head_dim, head_dim_v);
+    return overlay ? 0
+                   : 2 * block_n * mma_backward_sub_rows(block_n, widest) *
+                         (mma_backward_shares_columns(block_n, widest) ? 2 : 1);
+}
+
 /* fp32 accumulators of dK and dV a thread. */
 MMA_BACKWARD_INLINE int32_t mma_backward_accumulators(int32_t block_n, int32_t head_dim, int32_t head_dim_v) {
     const int32_t widest = mma_backward_widest(head_dim, head_dim_v);
@@ -102,26 +112,27 @@ MMA_BACKWARD_INLINE int32_t mma_backward_v_registers(int32_t block_n, int32_t he
 #define MMA_DBIAS_DIRECT 2 /* every element belongs to one pair: written by the block that owns the key */
 #define MMA_DBIAS_SUMS   3 /* added in fp32 in the workspace; mma_dbias.cu converts */
 
-#define MMA_BACKWARD_CONSTANTS(X)                                     \
-    X(DTYPE)      /* MMA_FLOAT16 or MMA_BFLOAT16 */                   \
-    X(HEAD_DIM)   /* of q and k, as mma_backward_padded() gives it */ \
-    X(HEAD_DIM_V) /* of v, out and dout */                            \
-    X(BLOCK_M)                                                        \
-    X(BLOCK_N)                                                        \
-    X(STAGES) /* buffers of Q: 1 or 2 */                              \
-    X(V_IN_REGISTERS)                                                 \
-    X(OVERLAY) /* dS lies over consumed rows of dO */                 \
-    X(ALIGNED) /* addresses and strides are multiples of 16 bytes */  \
-    X(WINDOW)  /* causal or window */                                 \
-    X(MASK)                                                           \
-    X(MASK_ROWS)                                                      \
-    X(BIAS) /* MMA_BIAS_* */                                          \
-    X(BIAS_ROWS)                                                      \
-    X(DBIAS) /* MMA_DBIAS_* */                                        \
-    X(INTERVALS)                                                      \
-    X(VARLEN)                                                         \
-    X(SOFTCAP)                                                        \
-    X(NEEDS_DQ)                                                       \
+#define MMA_BACKWARD_CONSTANTS(X)                                                        \
+    X(DTYPE)      /* MMA_FLOAT16 or MMA_BFLOAT16 */                                      \
+    X(HEAD_DIM)   /* of q and k, as mma_backward_padded() gives it */                    \
+    X(HEAD_DIM_V) /* of v, out and dout */                                               \
+    X(BLOCK_M)                                                                           \
+    X(BLOCK_N)                                                                           \
+    X(STAGES) /* buffers of Q: 1 or 2 */                                                 \
+    X(V_IN_REGISTERS)                                                                    \
+    X(OVERLAY)    /* dS lies over consumed rows of dO */                                 \
+    X(DS_BUFFERS) /* 2: a warp may make scores while another still reads those before */ \
+    X(ALIGNED)    /* addresses and strides are multiples of 16 bytes */                  \
+    X(WINDOW)     /* causal or window */                                                 \
+    X(MASK)                                                                              \
+    X(MASK_ROWS)                                                                         \
+    X(BIAS) /* MMA_BIAS_* */                                                             \
+    X(BIAS_ROWS)                                                                         \
+    X(DBIAS) /* MMA_DBIAS_* */                                                           \
+    X(INTERVALS)                                                                         \
+    X(VARLEN)                                                                            \
+    X(SOFTCAP)                                                                           \
+    X(NEEDS_DQ)                                                                          \
     X(DETERMINISTIC) /* blocks add to dQ in the order of their keys */
 
 #define MMA_BACKWARD_COUNT(name) +1
