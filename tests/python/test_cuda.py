@@ -192,12 +192,18 @@ def test_backward(dtype, head_dim, causal):
     check_gradients(*tensors(dtype, head_dim=head_dim), is_causal=causal)
 
 
-@pytest.mark.parametrize("shape", [(2, 4, 200, 333), (1, 4, 200, 333), (2, 1, 1, 333), (1, 2, 1, 333), (1, 1, 200, 1)])
+@pytest.mark.parametrize("shape", [(2, 4, 200, 333), (1, 4, 200, 333), (2, 1, 1, 333), (1, 2, 1, 333), (1, 2, 200, 333)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_gradient_of_a_bias(shape, dtype):
     bias = torch.randn(shape, device="cuda").to(dtype)
     grads = check_gradients(*tensors(), attn_bias=bias, is_causal=True)
     assert grads[3].dtype is dtype
+
+
+def test_gradient_of_a_bias_of_rows_is_zero():
+    bias = torch.randn(2, 4, 200, 1, device="cuda")
+    have = gradients(flash_dmattn_func, tensors(), attn_bias=bias)
+    assert have[3].shape == bias.shape and have[3].abs().max() < 0.05
 
 
 def test_backward_of_masks_windows_softcap_and_lse():
