@@ -2,7 +2,8 @@
 """cuda_table.py: writes the measured CUDA tables of README.md and docs/mma.md from a result of
 `python -m flash_dmattn.bench --device cuda --json FILE`.
 
-Replaces what stands between "<!-- cuda measured -->" and "<!-- end of cuda measured -->". Usage: cuda_table.py FILE
+Replaces what stands between "<!-- cuda measured -->" and "<!-- end of cuda measured -->"; for a result of the backward's
+sets alone, "cuda backward measured". Usage: cuda_table.py FILE
 """
 
 from __future__ import annotations
@@ -26,12 +27,19 @@ def ratio(result: dict, peer: str) -> str:
     return f"{milliseconds(result, peer) / milliseconds(result, OURS):.2f}x" if peer in result["seconds"] else ""
 
 
+def of_backward(data: dict) -> bool:
+    return all(result["set"].startswith("backward") for result in data["results"])
+
+
 def summary(data: dict) -> str:
     """One row a set: the geometric mean and the least of peer time over ours."""
     names = {"forward": "36 cells: bf16, D 64, 128, 256, S 512 to 16384, causal and not, 16384 tokens",
              "fp16": "fp16, B1 H8 S8192 D64", "wide": "fp16, D 512 and 1024", "scores": "bf16, dense bias or mask, D 128",
              "decode": "bf16, one query row, 32 heads of 8 KV heads, D 128"}
-    text = "| forward | against | geometric mean | least |\n|---|---|---|---|\n"
+    names["backward"] = names["forward"]
+    names["backward-scores"] = "bf16, dense bias with its gradient, or mask, B1 H16 S8192 D128"
+    names["backward-intervals"] = "bf16, causal, B1 H16 S8192 D128"
+    text = f"| {'backward' if of_backward(data) else 'forward'} | against | geometric mean | least |\n|---|---|---|---|\n"
     for name, title in names.items():
         for peer in ("torch flash", "torch efficient", "torch cudnn"):
             ratios = [milliseconds(r, peer) / milliseconds(r, OURS) for r in data["results"]
@@ -46,7 +54,7 @@ def cells(data: dict) -> str:
     text = "| case | ms | TFLOPS | torch flash | torch efficient | torch cudnn |\n|---|---|---|---|---|---|\n"
     for r in data["results"]:
         ours = milliseconds(r, OURS)
-        speed = f"{r['flops'] / ours / 1e9:.0f}" if r["set"] not in ("decode", "intervals") else ""
+        speed = f"{r['flops'] / ours / 1e9:.0f}" if r["set"] not in ("decode", "intervals", "backward-intervals") else ""
         text += (f"| {r['title']} | {ours:.3f} | {speed} | {ratio(r, 'torch flash')} | {ratio(r, 'torch efficient')} "
                  f"| {ratio(r, 'torch cudnn')} |\n")
     return text
@@ -62,7 +70,8 @@ def main() -> None:
               f"`{path.resolve().relative_to(ROOT)}`. Ratios are peer time over ours: above 1 we are faster.\n\n")
     for name, table in (("README.md", summary(data)), ("docs/mma.md", summary(data) + "\n" + cells(data))):
         page = ROOT / name
-        begin, end = "<!-- cuda measured -->", "<!-- end of cuda measured -->"
+        what = "cuda backward measured" if of_backward(data) else "cuda measured"
+        begin, end = f"<!-- {what} -->", f"<!-- end of {what} -->"
         text = page.read_text()
         page.write_text(re.sub(f"{begin}.*?{end}", lambda _: f"{begin}\n{origin}{table}{end}", text, flags=re.DOTALL))
 

@@ -30,26 +30,32 @@ PEERS = {
 }
 
 
+SETS = "forward,fp16,wide,scores,intervals,decode,backward,backward-scores,backward-intervals"
+
+
 class Case:
     """One problem: tensors are made when it is run."""
 
     def __init__(self, name: str, batch: int, heads: int, seqlen: int, head_dim: int, *, causal: bool = False,
                  dtype: torch.dtype = torch.bfloat16, heads_kv: int = 0, rows: int = 0, extra: str = "",
-                 peers: Tuple[str, ...] = ("torch flash",)) -> None:
+                 backward: bool = False, peers: Tuple[str, ...] = ("torch flash",)) -> None:
         self.name, self.batch, self.heads, self.heads_kv = name, batch, heads, heads_kv or heads
         self.rows, self.keys, self.head_dim, self.causal = rows or seqlen, seqlen, head_dim, causal
-        self.dtype, self.extra, self.peers = dtype, extra, peers
+        self.dtype, self.extra, self.backward, self.peers = dtype, extra, backward, peers
 
     @property
     def title(self) -> str:
         shape = f"B{self.batch} H{self.heads}" + (f"/{self.heads_kv}" if self.heads_kv != self.heads else "")
         length = f"S{self.keys}" if self.rows == self.keys else f"Sq{self.rows} Sk{self.keys}"
         kind = str(self.dtype)[6:]
-        return f"{shape} {length} D{self.head_dim} {kind}{' causal' if self.causal else ''} {self.extra}".rstrip()
+        return f"{shape} {length} D{self.head_dim} {kind}{' causal' if self.causal else ''} {self.extra}".rstrip() + (
+            " backward" if self.backward else ""
+        )
 
     @property
     def flops(self) -> float:
-        return 4.0 * self.batch * self.heads * self.rows * self.keys * self.head_dim / (2 if self.causal else 1)
+        products = 4.0 * self.batch * self.heads * self.rows * self.keys * self.head_dim / (2 if self.causal else 1)
+        return products * (2.5 if self.backward else 1.0)
 
     @property
     def bytes(self) -> float:
@@ -79,6 +85,19 @@ def cases(names: List[str]) -> Iterator[Case]:
             yield Case("intervals", 1, heads, seqlen, head_dim, causal=True, extra=f"top-{seqlen // 16}", peers=())
             yield Case("intervals", 1, heads, seqlen, head_dim, causal=True, extra=f"top-{seqlen // 16} and bias",
                        peers=())
+    if "backward" in names:
+        for head_dim in (64, 128, 256):
+            for causal in (False, True):
+                for seqlen in (512, 1024, 2048, 4096, 8192, 16384):
+                    yield Case("backward", 16384 // seqlen, 2048 // head_dim, seqlen, head_dim, causal=causal,
+                               backward=True, peers=("torch flash", "torch cudnn"))
+    if "backward-scores" in names:
+        for extra in ("dense bias", "dense mask", "bias of each head"):
+            yield Case("backward-scores", 1, 16, 8192, 128, extra=extra, backward=True, peers=("torch efficient",))
+    if "backward-intervals" in names:
+        yield Case("backward-intervals", 1, 16, 8192, 128, causal=True, backward=True, peers=("torch cudnn",))
+        yield Case("backward-intervals", 1, 16, 8192, 128, causal=True, extra="deterministic", backward=True, peers=())
+        yield Case("backward-intervals", 1, 16, 8192, 128, causal=True, extra="top-512", backward=True, peers=())
     if "decode" in names:
         for batch, keys in ((16, 32768), (1, 131072)):
             yield Case("decode", batch, 32, keys, 128, heads_kv=8, rows=1, peers=("torch flash", "torch cudnn"))
@@ -94,8 +113,9 @@ def runners(case: Case) -> Dict[str, Callable[[], Any]]:
     k, v = (normal(case.batch, case.keys, case.heads_kv, case.head_dim) for _ in range(2))
     options: Dict[str, Any] = {"is_causal": case.causal}
     mask: Optional[torch.Tensor] = None
-    if case.extra == "dense bias":
-        options["attn_bias"] = mask = normal(1, 1, case.rows, case.keys)
+    if case.extra in ("dense bias", "bias of each head"):
+        heads = 1 if case.extra == "dense bias" else case.heads
+        options["attn_bias"] = mask = normal(1, heads, case.rows, case.keys).requires_grad_(case.backward)
     elif case.extra == "dense mask":
         options["attn_mask"] = mask = torch.rand(1, 1, case.rows, case.keys, device="cuda", generator=generator) < 0.5
     elif case.extra.startswith("top-"):
@@ -103,6 +123,10 @@ def runners(case: Case) -> Dict[str, Callable[[], Any]]:
         options["key_intervals"] = masks.topk_intervals(bias, case.keys // 16)
         if case.extra.endswith("bias"):
             options["attn_bias"] = bias
+    if case.extra == "deterministic":
+        options["deterministic"] = True
+    if case.backward:
+        q, k, v = (tensor.requires_grad_() for tensor in (q, k, v))
     heads_first = [tensor.transpose(1, 2) for tensor in (q, k, v)]
 
     def peer(backend: SDPBackend) -> Callable[[], Any]:
@@ -117,7 +141,23 @@ def runners(case: Case) -> Dict[str, Callable[[], Any]]:
     with_peers: Dict[str, Callable[[], Any]] = {"flash_dmattn": lambda: flash_dmattn_func(q, k, v, **options)}
     for name in case.peers:
         with_peers[name] = peer(PEERS[name])
+    if case.backward:
+        leaves = [q, k, v] + ([mask] if mask is not None and mask.requires_grad else [])
+        return {name: gradients(call, leaves) for name, call in with_peers.items()}
     return with_peers
+
+
+def gradients(forward: Callable[[], Any], leaves: List[torch.Tensor]) -> Callable[[], Any]:
+    """The backward alone: the forward is run at the first call."""
+    saved: List[torch.Tensor] = []
+
+    def call() -> Any:
+        if not saved:
+            out = forward()
+            saved.extend((out, torch.randn_like(out)))
+        return torch.autograd.grad(saved[0], leaves, saved[1], retain_graph=True)
+
+    return call
 
 
 def time_interleaved(calls: Dict[str, Callable[[], Any]], rounds: int) -> Dict[str, List[float]]:
@@ -202,7 +242,7 @@ def summarise(results: List[Dict[str, Any]]) -> None:
 def main(arguments: List[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m flash_dmattn.bench --device cuda", description=__doc__)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--cases", default="forward,fp16,wide,scores,intervals,decode", help="sets, comma separated")
+    parser.add_argument("--cases", default=SETS, help=f"sets, comma separated; all of them: {SETS}")
     parser.add_argument("--rounds", type=int, default=11)
     parser.add_argument("--json", type=pathlib.Path, help="write every sample there")
     options = parser.parse_args(arguments)
