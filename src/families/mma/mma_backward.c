@@ -310,6 +310,11 @@ static fdm_status launch(const struct cuda_kernel *kernel, int64_t x, int64_t y,
     return x > 0 && y > 0 && z > 0 ? cuda_launch(&launch) : FDM_OK;
 }
 
+static uint32_t threads_of(const fdm_plan *plan, const fdm_problem *p) {
+    const int32_t widest = mma_backward_widest((int32_t)p->head_dim, (int32_t)p->head_dim_v);
+    return 32 * MMA_BACKWARD_WARPS / (uint32_t)mma_backward_key_tiles(plan->block_n, widest, plan->v_in_registers);
+}
+
 static fdm_status execute(const fdm_plan *plan, const struct attention *attention, void *workspace, void *stream) {
     const fdm_problem *p = attention->problem;
     struct cuda_kernel_request list[NUM_KERNELS];
@@ -336,7 +341,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
                                (uint8_t *)(uintptr_t)a.in.summary, stream, &a.in);
     if (!status)
         status = launch(kernels[place[MAIN]], tiles_of(p->seqlen_k, plan->block_n), p->heads_kv, p->batch,
-                        32 * MMA_BACKWARD_WARPS, &a, stream);
+                        threads_of(plan, p), &a, stream);
     if (!status && wanted(p, FINISH))
         status = launch(kernels[place[FINISH]], tiles_of(p->seqlen_q, ROWS_OF_A_BLOCK), p->heads, p->batch,
                         32 * MMA_BACKWARD_ROWS_WARPS, &a, stream);

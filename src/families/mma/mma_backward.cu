@@ -13,16 +13,18 @@
 #include "cuda/ptx/global.cuh"
 #include "families/mma/mma_backward.h"
 
-#define WARPS      MMA_BACKWARD_WARPS
-#define THREADS    (32 * WARPS)
 #define WIDEST     (HEAD_DIM > HEAD_DIM_V ? HEAD_DIM : HEAD_DIM_V)
+#define KEY_TILES  (BLOCK_N == 128 && WIDEST <= 64 && !V_IN_REGISTERS ? 2 : 1) /* 16 keys each, of a warp */
+#define WARPS      (MMA_BACKWARD_WARPS / KEY_TILES)
+#define THREADS    (32 * WARPS)
 #define SUB_ROWS   (BLOCK_N == 128 && WIDEST > 96 ? 32 : 64)
-#define KEY_WARPS  (BLOCK_N / 16)
+#define WARP_KEYS  (16 * KEY_TILES)
+#define KEY_WARPS  (BLOCK_N / WARP_KEYS)
 #define SHARE      (WARPS / KEY_WARPS) /* warps with the same keys */
 #define BY_COLUMNS (BLOCK_N < 128 && WIDEST > 128)
 #define WARP_ROWS  (SUB_ROWS / SHARE) /* rows of a sub-tile whose scores a warp makes */
 #define SCARCE     (WIDEST > 192 && (VARLEN || BIAS || MASK || DETERMINISTIC)) /* registers */
-#define PART_ROWS  (SCARCE ? 16 : WARP_ROWS == 64 && WIDEST > 64 ? 32 : WARP_ROWS) /* of which so many at a time */
+#define PART_ROWS  (SCARCE || KEY_TILES == 2 ? 16 : WARP_ROWS == 64 && WIDEST > 64 ? 32 : WARP_ROWS) /* of which so many at a time */
 #define ROW_TILES  (PART_ROWS / 8)
 #define SUM_COLUMNS_K (BY_COLUMNS ? HEAD_DIM / SHARE : HEAD_DIM) /* of dK and dV that a warp sums */
 #define SUM_COLUMNS_V (BY_COLUMNS ? HEAD_DIM_V / SHARE : HEAD_DIM_V)
@@ -40,6 +42,7 @@
 
 #include "families/mma/mma_tile.cuh"
 
+static_assert(KEY_TILES == mma_backward_key_tiles(BLOCK_N, WIDEST, V_IN_REGISTERS), "the host launches WARPS warps");
 static_assert(DQ_COLUMNS % 16 == 0 && SUM_COLUMNS_K % 16 == 0 && SUM_COLUMNS_V % 16 == 0, "shares are steps of 16");
 
 /* Shared memory. */
@@ -142,19 +145,19 @@ __device__ __forceinline__ int last_row(const struct mma_backward_arguments &a, 
                : at.seqlen_q;
 }
 
-/* The thread's two keys: the rows that see them, and their bias. */
+/* The thread's keys, two of each tile: the rows that see them, and their bias. */
 struct keys {
-    int first[2], last[2];
-    float bias[2];
+    int first[KEY_TILES][2], last[KEY_TILES][2];
+    float bias[KEY_TILES][2];
 };
 __device__ __forceinline__ struct keys look_at_keys(const struct mma_backward_arguments &a, const struct place &at,
                                                     const struct head &head, int warp_key) {
     struct keys keys;
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const int j = at.first_key + warp_key + threadIdx.x % 32 / 4 + half * 8;
+    for (int n = 0; n < 2 * KEY_TILES; n++) {
+        const int tile = n / 2, half = n % 2, j = at.first_key + warp_key + threadIdx.x % 32 / 4 + n * 8;
         int first = first_row(a, at, j), last = last_row(a, at, j);
-        keys.bias[half] = 0;
+        keys.bias[tile][half] = 0;
         if (j >= at.seqlen_k) {
             last = 0;
         } else {
@@ -169,13 +172,13 @@ __device__ __forceinline__ struct keys look_at_keys(const struct mma_backward_ar
                 last = 0;
 #endif
 #if BIAS && !BIAS_ROWS
-            keys.bias[half] = bias_value(head.bias + (int64_t)j * a.in.bias.key * BIAS_BYTES);
-            if (keys.bias[half] == MINUS_INF)
+            keys.bias[tile][half] = bias_value(head.bias + (int64_t)j * a.in.bias.key * BIAS_BYTES);
+            if (keys.bias[tile][half] == MINUS_INF)
                 last = 0;
 #endif
         }
-        keys.first[half] = first;
-        keys.last[half] = last;
+        keys.first[tile][half] = first;
+        keys.last[tile][half] = last;
     }
     return keys;
 }
@@ -205,8 +208,10 @@ __device__ __forceinline__ bool active(const struct mma_backward_arguments &a, c
 #if KEYED
     bool mine = false;
 #    pragma unroll
-    for (int half = 0; half < 2; half++)
-        mine = mine || (keys.first[half] < row + BLOCK_M && keys.last[half] > row && keys.first[half] < keys.last[half]);
+    for (int n = 0; n < 2 * KEY_TILES; n++) {
+        const int first = keys.first[n / 2][n % 2], last = keys.last[n / 2][n % 2];
+        mine = mine || (first < row + BLOCK_M && last > row && first < last);
+    }
     any = __syncthreads_or(any && mine);
 #endif
     return any;
@@ -250,8 +255,8 @@ __device__ __forceinline__ void load_dout(const struct mma_backward_arguments &a
 }
 
 struct sums {
-    float dk[SUM_COLUMNS_K / 8][4], dv[SUM_COLUMNS_V / 8][4];
-    float dbias[2];
+    float dk[KEY_TILES][SUM_COLUMNS_K / 8][4], dv[KEY_TILES][SUM_COLUMNS_V / 8][4];
+    float dbias[KEY_TILES][2];
 };
 #if V_IN_REGISTERS
 typedef uint32_t value_fragments[HEAD_DIM_V / 16][4];
@@ -259,46 +264,57 @@ typedef uint32_t value_fragments[HEAD_DIM_V / 16][4];
 typedef uint32_t value_fragments[1][4];
 #endif
 
-/* c = A B^T for the warp's 16 keys and PART_ROWS rows from `row` on of a tile of rows. */
+/* c = A B^T for the warp's keys and PART_ROWS rows from `row` on of a tile of rows. */
 template <int depth, bool kept_left>
-__device__ __forceinline__ void multiply_scores(float (&c)[ROW_TILES][4], uint32_t left, int warp_key,
+__device__ __forceinline__ void multiply_scores(float (&c)[KEY_TILES][ROW_TILES][4], uint32_t left, int warp_key,
                                                 const uint32_t (*kept)[4], uint32_t right, int row) {
     const lane_address<depth / 8> keys = left_of<depth / 8>(left, warp_key), rows = right_of<depth / 8>(right, row);
 #pragma unroll
-    for (int n = 0; n < ROW_TILES; n++)
+    for (int t = 0; t < KEY_TILES; t++)
 #pragma unroll
-        for (int e = 0; e < 4; e++)
-            c[n][e] = 0;
-#pragma unroll
-    for (int k = 0; k < depth / 16; k++) {
-        uint32_t x[4];
-        if constexpr (kept_left) {
+        for (int n = 0; n < ROW_TILES; n++)
 #pragma unroll
             for (int e = 0; e < 4; e++)
-                x[e] = kept[k][e];
-        } else {
-            ldmatrix_x4(x, keys.at_step(0, 2 * k));
+                c[t][n][e] = 0;
+#pragma unroll
+    for (int k = 0; k < depth / 16; k++) {
+        uint32_t x[KEY_TILES][4];
+#pragma unroll
+        for (int t = 0; t < KEY_TILES; t++) {
+            if constexpr (kept_left) {
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    x[t][e] = kept[k][e];
+            } else {
+                ldmatrix_x4(x[t], keys.at_step(t * 16, 2 * k));
+            }
         }
 #pragma unroll
         for (int n = 0; n < ROW_TILES; n += 2) {
             uint32_t b[4];
             ldmatrix_x4(b, rows.at_step(n * 8, 2 * k));
-            mma_16x8x16(c[n], x, b[0], b[1]);
-            mma_16x8x16(c[n + 1], x, b[2], b[3]);
+#pragma unroll
+            for (int t = 0; t < KEY_TILES; t++) {
+                mma_16x8x16(c[t][n], x[t], b[0], b[1]);
+                mma_16x8x16(c[t][n + 1], x[t], b[2], b[3]);
+            }
         }
     }
 }
 
-/* sum += A B, A 16 x 16, B `rows` rows on in a tile; of its columns every `share`-th 16. */
-template <int share, int chunks, int tiles>
-__device__ __forceinline__ void add_product(float (&sum)[tiles][4], const uint32_t (&left)[4],
+/* sum += A B, A 16 x 16 of each of `lefts` tiles, B `rows` rows on in a tile; of its columns every `share`-th 16. */
+template <int share, int chunks, int lefts, int tiles>
+__device__ __forceinline__ void add_product(float (&sum)[lefts][tiles][4], const uint32_t (&left)[lefts][4],
                                             const lane_address<chunks> &right, int rows) {
 #pragma unroll
     for (int n = 0; n < tiles; n += 2) {
         uint32_t b[4];
         ldmatrix_x4_trans(b, right.at_step(rows, n * share));
-        mma_16x8x16(sum[n], left, b[0], b[1]);
-        mma_16x8x16(sum[n + 1], left, b[2], b[3]);
+#pragma unroll
+        for (int t = 0; t < lefts; t++) {
+            mma_16x8x16(sum[t][n], left[t], b[0], b[1]);
+            mma_16x8x16(sum[t][n + 1], left[t], b[2], b[3]);
+        }
     }
 }
 
@@ -330,18 +346,18 @@ __device__ __forceinline__ void add_dbias(char *to, float x) {
 __device__ __forceinline__ uint32_t read_mask(const struct mma_backward_arguments &a, const struct place &at, int h,
                                               int warp_key, int first_row) {
     const int lane = threadIdx.x % 32;
-    static_assert(ROW_TILES <= 8, "a bit each");
+    static_assert(ROW_TILES * KEY_TILES <= 8, "a bit each");
     uint32_t seen = 0;
 #    pragma unroll
-    for (int half = 0; half < 2; half++) {
+    for (int j = 0; j < 2 * KEY_TILES; j++) {
         const char *mask = find_head(a, at, h).mask +
-                           min(at.first_key + warp_key + lane / 4 + half * 8, at.seqlen_k - 1) * a.in.mask.key;
+                           min(at.first_key + warp_key + lane / 4 + j * 8, at.seqlen_k - 1) * a.in.mask.key;
 #    pragma unroll
         for (int n = 0; n < ROW_TILES; n++)
 #    pragma unroll
             for (int c = 0; c < 2; c++) {
                 const int row = min(first_row + n * 8 + lane % 4 * 2 + c, at.seqlen_q - 1);
-                seen |= (mask[(int64_t)row * a.mask_row_bytes] != 0) << (n * 4 + c * 2 + half);
+                seen |= (mask[(int64_t)row * a.mask_row_bytes] != 0) << ((n * 2 + c) * 2 * KEY_TILES + j);
             }
     }
     return seen;
@@ -349,24 +365,25 @@ __device__ __forceinline__ uint32_t read_mask(const struct mma_backward_argument
 #endif
 
 /* P and dS of one sub-tile, in registers as left operands and, what others need, in shared memory. */
-__device__ __forceinline__ void make_scores(uint32_t (&p_left)[ROW_TILES / 2][4], uint32_t (&ds_left)[ROW_TILES / 2][4],
+__device__ __forceinline__ void make_scores(uint32_t (&p_left)[ROW_TILES / 2][KEY_TILES][4],
+                                            uint32_t (&ds_left)[ROW_TILES / 2][KEY_TILES][4],
                                             struct sums &sums, const struct mma_backward_arguments &a,
                                             const struct place &at, int h, const struct keys &keys,
                                             const struct tiles &tiles, uint32_t q_tile, const value_fragments &values,
                                             int warp_key, int block_row, int sub_row, bool partial) {
     const int lane = threadIdx.x % 32;
-    float p[ROW_TILES][4], dp[ROW_TILES][4];
-    [[maybe_unused]] uint32_t slope[SOFTCAP ? ROW_TILES : 1][2]; /* of the cap, rounded as dS will be */
+    float p[KEY_TILES][ROW_TILES][4], dp[KEY_TILES][ROW_TILES][4];
+    [[maybe_unused]] uint32_t slope[SOFTCAP ? ROW_TILES : 1][2 * KEY_TILES]; /* of the cap, rounded as dS will be */
 #if SUMMARISED
     const uint32_t seen = partial ? read_mask(a, at, h, warp_key, block_row + sub_row) : 0xffffffffu;
 #endif
     multiply_scores<HEAD_DIM, false>(p, tiles.k, warp_key, nullptr, q_tile, sub_row);
 #if BIAS && BIAS_ROWS
-    const char *bias[2]; /* row 0 of the two keys */
+    const char *bias[2 * KEY_TILES]; /* row 0 of the keys */
 #    pragma unroll
-    for (int half = 0; half < 2; half++)
-        bias[half] = find_head(a, at, h).bias +
-                     min(at.first_key + warp_key + lane / 4 + half * 8, at.seqlen_k - 1) * a.in.bias.key * BIAS_BYTES;
+    for (int n = 0; n < 2 * KEY_TILES; n++)
+        bias[n] = find_head(a, at, h).bias +
+                  min(at.first_key + warp_key + lane / 4 + n * 8, at.seqlen_k - 1) * a.in.bias.key * BIAS_BYTES;
 #endif
     [[maybe_unused]] const float unit = PLAIN ? a.in.scale * LOG2_E : a.in.scale;
 #pragma unroll
@@ -381,36 +398,39 @@ __device__ __forceinline__ void make_scores(uint32_t (&p_left)[ROW_TILES / 2][4]
             const int inside = min(row, at.seqlen_q - 1);
 #endif
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                float x = p[n][half * 2 + c];
+            for (int j = 0; j < 2 * KEY_TILES; j++) {
+                const int tile = j / 2, half = j % 2;
+                float x = p[tile][n][half * 2 + c];
 #if SOFTCAP
                 const float t = tanh_accurate(x * a.in.scale * a.in.softcap_inverse);
-                slope[n][half] = c ? slope[n][half] | pack(0, 1.0f - t * t) : pack(1.0f - t * t, 0);
+                slope[n][j] = c ? slope[n][j] | pack(0, 1.0f - t * t) : pack(1.0f - t * t, 0);
                 x = a.in.softcap * t;
 #else
                 x *= unit;
 #endif
 #if BIAS && BIAS_ROWS
-                x += bias_value(bias[half] + (int64_t)inside * a.bias_row_bytes);
+                x += bias_value(bias[j] + (int64_t)inside * a.bias_row_bytes);
 #elif BIAS
-                x += keys.bias[half];
+                x += keys.bias[tile][half];
 #endif
                 x -= __uint_as_float(lse[c]);
                 x = ex2_approx(PLAIN ? x : x * LOG2_E);
                 if (KEYED || partial) {
-                    bool visible = row >= keys.first[half] && row < keys.last[half];
+                    bool visible = row >= keys.first[tile][half] && row < keys.last[tile][half];
 #if MASK && MASK_ROWS
-                    visible = visible && (seen >> (n * 4 + c * 2 + half) & 1);
+                    visible = visible && (seen >> ((n * 2 + c) * 2 * KEY_TILES + j) & 1);
 #endif
                     x = visible ? x : 0.0f;
                 }
-                p[n][half * 2 + c] = x;
+                p[tile][n][half * 2 + c] = x;
             }
         }
     }
 #if DBIAS == MMA_DBIAS_DIRECT || DBIAS == MMA_DBIAS_SUMS
-    char *const dbias[2] = {dbias_of_key(a, at, h, at.first_key + warp_key + lane / 4),
-                            dbias_of_key(a, at, h, at.first_key + warp_key + lane / 4 + 8)};
+    char *dbias[2 * KEY_TILES];
+#    pragma unroll
+    for (int n = 0; n < 2 * KEY_TILES; n++)
+        dbias[n] = dbias_of_key(a, at, h, at.first_key + warp_key + lane / 4 + n * 8);
 #endif
     multiply_scores<HEAD_DIM_V, V_IN_REGISTERS>(dp, tiles.v, warp_key, values, tiles.dout, sub_row);
 #pragma unroll
@@ -419,40 +439,43 @@ __device__ __forceinline__ void make_scores(uint32_t (&p_left)[ROW_TILES / 2][4]
         uint32_t delta[2];
         ld_shared_8(delta[0], delta[1], tiles.rows + (BLOCK_M + local) * 4);
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
-            const float weight = p[n][e];
-            float ds = weight * (dp[n][e] - __uint_as_float(delta[e % 2]));
-            if (KEYED || partial)
-                ds = weight == 0.0f ? 0.0f : ds; /* also where dO is not finite */
+        for (int t = 0; t < KEY_TILES; t++) {
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const float weight = p[t][n][e];
+                float ds = weight * (dp[t][n][e] - __uint_as_float(delta[e % 2]));
+                if (KEYED || partial)
+                    ds = weight == 0.0f ? 0.0f : ds; /* also where dO is not finite */
 #if DBIAS == MMA_DBIAS_KEYS
-            sums.dbias[e / 2] += ds;
+                sums.dbias[t][e / 2] += ds;
 #elif DBIAS
-            if (block_row + local + e % 2 < at.seqlen_q && at.first_key + warp_key + lane / 4 + e / 2 * 8 < at.seqlen_k)
-                add_dbias(dbias[e / 2] + (int64_t)(block_row + local + e % 2) * a.dbias_row_bytes, ds);
+                const int key = at.first_key + warp_key + lane / 4 + (2 * t + e / 2) * 8;
+                if (block_row + local + e % 2 < at.seqlen_q && key < at.seqlen_k)
+                    add_dbias(dbias[2 * t + e / 2] + (int64_t)(block_row + local + e % 2) * a.dbias_row_bytes, ds);
 #endif
 #if SOFTCAP
-            ds *= unpack((uint16_t)(slope[n][e / 2] >> e % 2 * 16));
+                ds *= unpack((uint16_t)(slope[n][2 * t + e / 2] >> e % 2 * 16));
 #endif
-            dp[n][e] = ds;
+                dp[t][n][e] = ds;
+            }
+            p_left[n / 2][t][n % 2 * 2] = pack(p[t][n][0], p[t][n][1]);
+            p_left[n / 2][t][n % 2 * 2 + 1] = pack(p[t][n][2], p[t][n][3]);
+            ds_left[n / 2][t][n % 2 * 2] = pack(dp[t][n][0], dp[t][n][1]);
+            ds_left[n / 2][t][n % 2 * 2 + 1] = pack(dp[t][n][2], dp[t][n][3]);
         }
-        p_left[n / 2][n % 2 * 2] = pack(p[n][0], p[n][1]);
-        p_left[n / 2][n % 2 * 2 + 1] = pack(p[n][2], p[n][3]);
-        ds_left[n / 2][n % 2 * 2] = pack(dp[n][0], dp[n][1]);
-        ds_left[n / 2][n % 2 * 2 + 1] = pack(dp[n][2], dp[n][3]);
     }
 }
 
 /* Scores to shared memory as [key][row of the sub-tile]. */
-__device__ __forceinline__ void stage(uint32_t tile, const uint32_t (&left)[ROW_TILES / 2][4], int warp_key,
+__device__ __forceinline__ void stage(uint32_t tile, const uint32_t (&left)[ROW_TILES / 2][KEY_TILES][4], int warp_key,
                                       int warp_row) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int n = 0; n < ROW_TILES; n++)
 #pragma unroll
-        for (int half = 0; half < 2; half++)
-            st_shared_4(tile + chunk_offset<SUB_ROWS / 8>(warp_key + lane / 4 + half * 8, warp_row / 8 + n) +
-                            lane % 4 * 4,
-                        left[n / 2][n % 2 * 2 + half]);
+        for (int j = 0; j < 2 * KEY_TILES; j++)
+            st_shared_4(tile + chunk_offset<SUB_ROWS / 8>(warp_key + lane / 4 + j * 8, warp_row / 8 + n) + lane % 4 * 4,
+                        left[n / 2][j / 2][n % 2 * 2 + j % 2]);
 }
 
 /* dQ of the warp's 16 rows and columns from the staged dS, added in global memory. */
@@ -467,22 +490,22 @@ __device__ __forceinline__ void add_dq(float *dq, uint32_t staged, uint32_t k_ti
     for (int pass = 0; pass < DQ_COLUMNS / DQ_STEP; pass++, to += DQ_STEP * DQ_SHARE * 16) {
         lane_address<HEAD_DIM / 8> columns = keys;
         columns.move(pass * (DQ_STEP / 8 * DQ_SHARE));
-        float sum[DQ_STEP / 8][4] = {};
+        float sum[1][DQ_STEP / 8][4] = {};
 #pragma unroll
         for (int k = 0; k < BLOCK_N / 16; k++) {
-            uint32_t x[4];
-            ldmatrix_x4_trans(x, scores.at_step(k * 16, 0));
+            uint32_t x[1][4];
+            ldmatrix_x4_trans(x[0], scores.at_step(k * 16, 0));
             add_product<DQ_SHARE>(sum, x, columns, k * 16);
         }
 #pragma unroll
         for (int n = 0; n < DQ_STEP / 8; n++) {
             float *tile = to + (n / 2 * 2 * DQ_SHARE + n % 2) * 128;
 #if __CUDA_ARCH__ >= 900
-            red_add_4(tile + lane * 4, sum[n][0], sum[n][1], sum[n][2], sum[n][3]);
+            red_add_4(tile + lane * 4, sum[0][n][0], sum[0][n][1], sum[0][n][2], sum[0][n][3]);
 #else
 #    pragma unroll
             for (int e = 0; e < 4; e++)
-                red_add(tile + e * 32 + lane, sum[n][e]);
+                red_add(tile + e * 32 + lane, sum[0][n][e]);
 #endif
         }
     }
@@ -513,7 +536,7 @@ template <int tiles> __device__ __forceinline__ void gather_shares(float (&sum)[
 
 /* One gradient of the block's keys: rounded, through shared memory, to global memory. */
 template <int columns, int tiles>
-__device__ __forceinline__ void store_sums(const float (&sum)[tiles][4], float factor, uint32_t tile,
+__device__ __forceinline__ void store_sums(const float (&sum)[KEY_TILES][tiles][4], float factor, uint32_t tile,
                                            const struct mma_matrix &to, const struct place &at, int num_columns) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, share = warp / KEY_WARPS;
     __syncthreads();
@@ -521,10 +544,11 @@ __device__ __forceinline__ void store_sums(const float (&sum)[tiles][4], float f
 #pragma unroll
         for (int n = 0; n < tiles; n++)
 #pragma unroll
-            for (int half = 0; half < 2; half++)
-                st_shared_4(tile + chunk_offset<columns / 8>(warp % KEY_WARPS * 16 + lane / 4 + half * 8,
-                                                             BY_COLUMNS ? n / 2 * 2 * SHARE + share * 2 + n % 2 : n) + lane % 4 * 4,
-                            pack(sum[n][half * 2] * factor, sum[n][half * 2 + 1] * factor));
+            for (int j = 0; j < 2 * KEY_TILES; j++)
+                st_shared_4(tile + chunk_offset<columns / 8>(warp % KEY_WARPS * WARP_KEYS + lane / 4 + j * 8,
+                                                             BY_COLUMNS ? n / 2 * 2 * SHARE + share * 2 + n % 2 : n) +
+                                lane % 4 * 4,
+                            pack(sum[j / 2][n][j % 2 * 2] * factor, sum[j / 2][n][j % 2 * 2 + 1] * factor));
     __syncthreads();
     if (to.data)
         store_tile<columns / 8>(to.data + (at.batch * to.batch + (int64_t)(at.k_begin + at.first_key) * to.row +
@@ -533,7 +557,7 @@ __device__ __forceinline__ void store_sums(const float (&sum)[tiles][4], float f
                                 (int)threadIdx.x, THREADS);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __launch_bounds__(THREADS, KEY_TILES)
     mma_backward(const __grid_constant__ struct mma_backward_arguments a) {
     extern __shared__ __align__(128) char shared[];
     const struct tiles tiles = lay_out(shared_address(shared));
@@ -552,7 +576,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const struct place at = find_place(a, x, y, z);
     if (at.first_key >= at.seqlen_k)
         return;
-    const int warp = threadIdx.x / 32, warp_key = warp % KEY_WARPS * 16, warp_row = warp / KEY_WARPS * WARP_ROWS;
+    const int warp = threadIdx.x / 32, warp_key = warp % KEY_WARPS * WARP_KEYS, warp_row = warp / KEY_WARPS * WARP_ROWS;
 
     const char *k = a.in.k.data + (at.batch * a.in.k.batch + (int64_t)(at.k_begin + at.first_key) * a.in.k.row +
                                    at.head_kv * a.in.k.head) * 2;
@@ -623,7 +647,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                     ds_buffer ^= STAGE_BYTES * (BY_COLUMNS ? 2 : 1);
 #pragma unroll 1
                 for (int part = warp_row; part < warp_row + WARP_ROWS; part += PART_ROWS) {
-                    uint32_t p_left[ROW_TILES / 2][4], ds_left[ROW_TILES / 2][4];
+                    uint32_t p_left[ROW_TILES / 2][KEY_TILES][4], ds_left[ROW_TILES / 2][KEY_TILES][4];
                     make_scores(p_left, ds_left, sums, a, at, h, keys, tiles, q_tile, values, warp_key, row,
                                 sub + part, partial);
 #if BY_COLUMNS
@@ -652,10 +676,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 q.move(warp / KEY_WARPS * 2);
 #    pragma unroll
                 for (int n = 0; n < SUB_ROWS / 16; n++) {
-                    uint32_t left[4];
-                    ldmatrix_x4(left, ds.at_step(0, 2 * n) + STAGE_BYTES);
+                    uint32_t left[1][4];
+                    ldmatrix_x4(left[0], ds.at_step(0, 2 * n) + STAGE_BYTES);
                     add_product<SHARE>(sums.dv, left, dout, n * 16);
-                    ldmatrix_x4(left, ds.at_step(0, 2 * n));
+                    ldmatrix_x4(left[0], ds.at_step(0, 2 * n));
                     add_product<SHARE>(sums.dk, left, q, n * 16);
                 }
                 if (last)
@@ -697,22 +721,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #endif
 #if DBIAS == MMA_DBIAS_KEYS
 #    pragma unroll
-        for (int half = 0; half < 2; half++) {
-            float x = sums.dbias[half];
+        for (int n = 0; n < 2 * KEY_TILES; n++) {
+            float x = sums.dbias[n / 2][n % 2];
             x += __shfl_xor_sync(0xffffffff, x, 1);
             x += __shfl_xor_sync(0xffffffff, x, 2);
-            const int key = at.first_key + warp_key + threadIdx.x % 32 / 4 + half * 8;
+            const int key = at.first_key + warp_key + threadIdx.x % 32 / 4 + n * 8;
             if (threadIdx.x % 4 == 0 && key < at.seqlen_k)
                 a.dbias_sums[(((int64_t)(warp / KEY_WARPS) * a.in.batch + at.batch) * a.in.heads + h) *
                                  a.in.seqlen_k + key] = x;
-            sums.dbias[half] = 0;
+            sums.dbias[n / 2][n % 2] = 0;
         }
 #endif
         cp_async_wait<0>();
         __syncthreads();
     }
-    gather_shares(sums.dk, (float *)shared);
+    gather_shares(sums.dk[0], (float *)shared);
     store_sums<HEAD_DIM>(sums.dk, a.in.scale, tiles.q, a.dk, at, a.in.head_dim);
-    gather_shares(sums.dv, (float *)shared);
+    gather_shares(sums.dv[0], (float *)shared);
     store_sums<HEAD_DIM_V>(sums.dv, 1.0f, tiles.q, a.dv, at, a.in.head_dim_v);
 }

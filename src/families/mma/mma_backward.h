@@ -42,6 +42,12 @@ MMA_BACKWARD_INLINE int32_t mma_backward_sub_rows(int32_t block_n, int32_t wides
     return block_n == 128 && widest > 96 ? 32 : 64;
 }
 
+/* 16-key tiles of a warp. Two where the registers hold their sums: a fragment of Q or dO then feeds two products, the
+ * block has half the warps, and two blocks share a multiprocessor. */
+MMA_BACKWARD_INLINE int32_t mma_backward_key_tiles(int32_t block_n, int32_t widest, int32_t v_in_registers) {
+    return block_n == 128 && widest <= 64 && !v_in_registers ? 2 : 1;
+}
+
 /* With fewer than 128 keys two or four warps hold the same 16 keys. Up to head dim 128 each takes part of the rows, and
  * the sums of dK and dV are added at the end. Above there are no registers for whole sums: each takes part of the
  * columns of all rows, and P passes through shared memory beside dS. */
