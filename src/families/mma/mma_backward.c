@@ -9,7 +9,7 @@
 #include "mma_family.h"
 
 /* Of the plan's parameters. */
-enum { STAGED_ROWS, OVERLAY, DS_BUFFERS };
+enum { STAGED_ROWS, OVERLAY, DS_BUFFERS, PAIRED };
 
 static int bounded(const fdm_problem *p) { return p->causal || p->window_left >= 0 || p->window_right >= 0; }
 static int mask_rows(const fdm_problem *p) { return p->has_mask && p->mask_shape[2] != 1; }
@@ -58,10 +58,13 @@ static int64_t put(struct layout *l, int64_t bytes) {
     return at;
 }
 
+/* Warps that may share keys; what one does not write stays 0. */
+static int32_t dbias_shares(int32_t block_n) { return block_n == 128 ? 2 : MMA_BACKWARD_WARPS * 16 / block_n; }
+
 static int64_t dbias_count(const fdm_problem *p, int32_t block_n) {
     const int64_t *shape = p->bias_shape;
     switch (dbias_kind(p)) {
-    case MMA_DBIAS_KEYS: return MMA_BACKWARD_WARPS * 16 / block_n * p->batch * p->heads * p->seqlen_k;
+    case MMA_DBIAS_KEYS: return dbias_shares(block_n) * p->batch * p->heads * p->seqlen_k;
     case MMA_DBIAS_SUMS: return shape[0] * shape[1] * shape[2] * shape[3];
     default: return 0;
     }
@@ -89,6 +92,42 @@ static struct layout lay_out(const fdm_problem *p, int32_t block_m, int32_t bloc
 
 /* ---- plan ---- */
 
+static int32_t bytes_with(const fdm_plan *plan, const fdm_problem *p, int32_t paired, int32_t buffers) {
+    return mma_backward_bytes_with(plan->block_m, plan->block_n, plan->stages, plan->v_in_registers,
+                                   (int32_t)p->head_dim, (int32_t)p->head_dim_v, paired, buffers);
+}
+
+static int may_pair(const fdm_plan *plan, const fdm_problem *p) {
+    /* where sums of a bias without rows, turns or a sequence's begin are kept too, paired warps have not enough
+     * registers */
+    const int crowded = (p->has_bias && !bias_rows(p)) || p->deterministic || p->varlen;
+    return !crowded &&
+           mma_backward_can_pair(plan->block_n, (int32_t)p->head_dim, (int32_t)p->head_dim_v, plan->v_in_registers);
+}
+
+/* The tile is chosen; what shared memory is left buys paired warps, two buffers for what passes, or both. */
+static void spend_more(const fdm_device *device, const fdm_problem *p, fdm_plan *plan) {
+    for (int32_t way = 0; way < 3; way++) {
+        const int32_t paired = way < 2, buffers = way == 1 ? 1 : 2;
+        if (paired ? !may_pair(plan, p) : plan->parameters[OVERLAY])
+            continue;
+        const int32_t bytes = bytes_with(plan, p, paired, buffers);
+        if (bytes > device->shared_bytes)
+            continue;
+        const size_t used = strlen(plan->reason);
+        plan->parameters[PAIRED] = paired;
+        plan->parameters[DS_BUFFERS] = buffers;
+        plan->parameters[OVERLAY] = paired ? 0 : plan->parameters[OVERLAY];
+        plan->shared_bytes = bytes;
+        snprintf(plan->reason + used, sizeof plan->reason - used, "; %.4g KB with %s%s", (double)bytes / 1024,
+                 paired ? "paired warps" : "",
+                 buffers == 1 ? ""
+                 : paired     ? " and dS twice"
+                              : "dS twice");
+        return;
+    }
+}
+
 static int fill_code(const fdm_device *device, const fdm_problem *p, const char *code, fdm_plan *plan) {
     struct mma_backward_choice choice;
     if (!mma_backward_choose(device, p, code, &choice, plan->reason, sizeof plan->reason))
@@ -102,16 +141,9 @@ static int fill_code(const fdm_device *device, const fdm_problem *p, const char 
     plan->workspace_bytes = lay_out(p, choice.block_m, choice.block_n).bytes;
     plan->parameters[STAGED_ROWS] = choice.staged_rows;
     plan->parameters[OVERLAY] = choice.overlay;
-    const int32_t more =
-        mma_backward_second_buffer(choice.block_n, choice.overlay, (int32_t)p->head_dim, (int32_t)p->head_dim_v);
-    const int twice = more > 0 && plan->shared_bytes + more <= device->shared_bytes;
-    plan->parameters[DS_BUFFERS] = 1 + twice;
-    plan->shared_bytes += twice ? more : 0;
-    if (twice) {
-        const size_t used = strlen(plan->reason);
-        snprintf(plan->reason + used, sizeof plan->reason - used, "; %.4g KB with dS twice",
-                 (double)plan->shared_bytes / 1024);
-    }
+    plan->parameters[DS_BUFFERS] = 1;
+    plan->parameters[PAIRED] = 0;
+    spend_more(device, p, plan);
     return 1;
 }
 
@@ -157,6 +189,7 @@ static void main_request(const fdm_plan *plan, const fdm_problem *p, int32_t d, 
         {"V_IN_REGISTERS", plan->v_in_registers},
         {"OVERLAY", plan->parameters[OVERLAY]},
         {"DS_BUFFERS", plan->parameters[DS_BUFFERS]},
+        {"PAIRED", plan->parameters[PAIRED] != 0},
         {"ALIGNED", p->aligned},
         {"WINDOW", bounded(p)},
         {"MASK", p->has_mask},
@@ -215,21 +248,23 @@ static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct 
     return count;
 }
 
+static int overlays(const fdm_plan *plan, const fdm_problem *p) {
+    return mma_backward_overlays(plan->block_m, plan->block_n, plan->stages, plan->v_in_registers, (int32_t)p->head_dim,
+                                 (int32_t)p->head_dim_v);
+}
+
 /* A plan may come from a file: its tile must be its code's, and its room what the kernel takes. */
 static int sound(const fdm_plan *plan, const fdm_problem *p) {
-    const int32_t d = (int32_t)p->head_dim, dv = (int32_t)p->head_dim_v, v_in_registers = plan->v_in_registers;
+    const int32_t v_in_registers = plan->v_in_registers, paired = plan->parameters[PAIRED] != 0,
+                  buffers = plan->parameters[DS_BUFFERS];
     for (int32_t i = 0; i < mma_backward_code_count; i++) {
         const struct mma_backward_code *code = &mma_backward_codes[i];
         if (strcmp(code->code, plan->choice) == 0)
             return plan->block_m == code->block_m && plan->block_n == code->block_n &&
                    v_in_registers == code->v_in_registers && (plan->stages == 1 || plan->stages == 2) &&
-                   plan->parameters[OVERLAY] ==
-                       mma_backward_overlays(plan->block_m, plan->block_n, plan->stages, v_in_registers, d, dv) &&
-                   (plan->parameters[DS_BUFFERS] == 1 || plan->parameters[DS_BUFFERS] == 2) &&
-                   plan->shared_bytes ==
-                       mma_backward_shared_bytes(plan->block_m, plan->block_n, plan->stages, v_in_registers, d, dv) +
-                           (plan->parameters[DS_BUFFERS] - 1) *
-                               mma_backward_second_buffer(plan->block_n, plan->parameters[OVERLAY], d, dv) &&
+                   (!paired || may_pair(plan, p)) && (buffers == 1 || buffers == 2) &&
+                   plan->parameters[OVERLAY] == (!paired && buffers == 1 && overlays(plan, p)) &&
+                   plan->shared_bytes == bytes_with(plan, p, paired, buffers) &&
                    plan->workspace_bytes >= lay_out(p, plan->block_m, plan->block_n).bytes;
     }
     return 0;
@@ -287,7 +322,7 @@ static void fill_arguments(const fdm_plan *plan, const struct attention *attenti
         .dbias_heads = (int32_t)shape[1],
         .dbias_rows = (int32_t)shape[2],
         .dbias_keys = (int32_t)shape[3],
-        .dbias_shares = dbias_kind(p) == MMA_DBIAS_KEYS ? MMA_BACKWARD_WARPS * 16 / plan->block_n : 0,
+        .dbias_shares = dbias_kind(p) == MMA_DBIAS_KEYS ? dbias_shares(plan->block_n) : 0,
         .zero_dbias = dbias_kind(p) == MMA_DBIAS_DIRECT,
         .lse_factor = p->has_bias || p->softcap > 0 ? 1.0f : 1.4426950408889634f,
     };
@@ -312,7 +347,7 @@ static fdm_status launch(const struct cuda_kernel *kernel, int64_t x, int64_t y,
 
 static uint32_t threads_of(const fdm_plan *plan, const fdm_problem *p) {
     const int32_t widest = mma_backward_widest((int32_t)p->head_dim, (int32_t)p->head_dim_v);
-    return 32 * MMA_BACKWARD_WARPS / (uint32_t)mma_backward_key_tiles(plan->block_n, widest, plan->v_in_registers);
+    return 32 * (uint32_t)mma_backward_warps(plan->block_n, widest, plan->v_in_registers);
 }
 
 static fdm_status execute(const fdm_plan *plan, const struct attention *attention, void *workspace, void *stream) {

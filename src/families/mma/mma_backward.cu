@@ -14,14 +14,16 @@
 #include "families/mma/mma_backward.h"
 
 #define WIDEST     (HEAD_DIM > HEAD_DIM_V ? HEAD_DIM : HEAD_DIM_V)
-#define KEY_TILES  (BLOCK_N == 128 && WIDEST <= 64 && !V_IN_REGISTERS ? 2 : 1) /* 16 keys each, of a warp */
-#define WARPS      (MMA_BACKWARD_WARPS / KEY_TILES)
+/* A warp has one or two tiles of 16 keys. */
+#define HALF_BLOCK (BLOCK_N == 128 && WIDEST <= 64 && !V_IN_REGISTERS)
+#define KEY_TILES  (HALF_BLOCK || PAIRED ? 2 : 1)
+#define WARPS      (HALF_BLOCK ? MMA_BACKWARD_WARPS / 2 : MMA_BACKWARD_WARPS)
 #define THREADS    (32 * WARPS)
-#define SUB_ROWS   (BLOCK_N == 128 && WIDEST > 96 ? 32 : 64)
+#define SUB_ROWS   (BLOCK_N == 128 && WIDEST > 96 && !PAIRED ? 32 : 64)
 #define WARP_KEYS  (16 * KEY_TILES)
 #define KEY_WARPS  (BLOCK_N / WARP_KEYS)
 #define SHARE      (WARPS / KEY_WARPS) /* warps with the same keys */
-#define BY_COLUMNS (BLOCK_N < 128 && WIDEST > 128)
+#define BY_COLUMNS (PAIRED || (BLOCK_N < 128 && WIDEST > 128))
 #define WARP_ROWS  (SUB_ROWS / SHARE) /* rows of a sub-tile whose scores a warp makes */
 #define SCARCE     (WIDEST > 192 && (VARLEN || BIAS || MASK || DETERMINISTIC)) /* registers */
 #define PART_ROWS  (SCARCE || KEY_TILES == 2 ? 16 : WARP_ROWS == 64 && WIDEST > 64 ? 32 : WARP_ROWS) /* of which so many at a time */
@@ -42,7 +44,8 @@
 
 #include "families/mma/mma_tile.cuh"
 
-static_assert(KEY_TILES == mma_backward_key_tiles(BLOCK_N, WIDEST, V_IN_REGISTERS), "the host launches WARPS warps");
+static_assert(WARPS == mma_backward_warps(BLOCK_N, WIDEST, V_IN_REGISTERS), "the host launches them");
+static_assert(!PAIRED || mma_backward_can_pair(BLOCK_N, HEAD_DIM, HEAD_DIM_V, V_IN_REGISTERS), "for some head dims");
 static_assert(DQ_COLUMNS % 16 == 0 && SUM_COLUMNS_K % 16 == 0 && SUM_COLUMNS_V % 16 == 0, "shares are steps of 16");
 
 /* Shared memory. */
@@ -557,7 +560,7 @@ __device__ __forceinline__ void store_sums(const float (&sum)[KEY_TILES][tiles][
                                 (int)threadIdx.x, THREADS);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, KEY_TILES)
+extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
     mma_backward(const __grid_constant__ struct mma_backward_arguments a) {
     extern __shared__ __align__(128) char shared[];
     const struct tiles tiles = lay_out(shared_address(shared));
@@ -676,10 +679,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, KEY_TILES)
                 q.move(warp / KEY_WARPS * 2);
 #    pragma unroll
                 for (int n = 0; n < SUB_ROWS / 16; n++) {
-                    uint32_t left[1][4];
-                    ldmatrix_x4(left[0], ds.at_step(0, 2 * n) + STAGE_BYTES);
+                    uint32_t left[KEY_TILES][4];
+#    pragma unroll
+                    for (int t = 0; t < KEY_TILES; t++)
+                        ldmatrix_x4(left[t], ds.at_step(t * 16, 2 * n) + STAGE_BYTES);
                     add_product<SHARE>(sums.dv, left, dout, n * 16);
-                    ldmatrix_x4(left[0], ds.at_step(0, 2 * n));
+#    pragma unroll
+                    for (int t = 0; t < KEY_TILES; t++)
+                        ldmatrix_x4(left[t], ds.at_step(t * 16, 2 * n));
                     add_product<SHARE>(sums.dk, left, q, n * 16);
                 }
                 if (last)

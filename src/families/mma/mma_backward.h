@@ -42,10 +42,19 @@ MMA_BACKWARD_INLINE int32_t mma_backward_sub_rows(int32_t block_n, int32_t wides
     return block_n == 128 && widest > 96 ? 32 : 64;
 }
 
-/* 16-key tiles of a warp. Two where the registers hold their sums: a fragment of Q or dO then feeds two products, the
- * block has half the warps, and two blocks share a multiprocessor. */
-MMA_BACKWARD_INLINE int32_t mma_backward_key_tiles(int32_t block_n, int32_t widest, int32_t v_in_registers) {
-    return block_n == 128 && widest <= 64 && !v_in_registers ? 2 : 1;
+/* 16-key tiles of a warp. With two, a fragment of Q or dO feeds two products. Up to head dim 64 the registers hold
+ * their sums: the block has half the warps, and two blocks share a multiprocessor. Beyond, where the device has room
+ * for P beside dS, two or four warps share the keys by columns ("paired"). */
+MMA_BACKWARD_INLINE int32_t mma_backward_can_pair(int32_t block_n, int32_t head_dim, int32_t head_dim_v,
+                                                  int32_t v_in_registers) {
+    const int32_t widest = mma_backward_widest(head_dim, head_dim_v);
+    if (block_n == 64 && widest > 128)
+        return !v_in_registers && mma_backward_padded(head_dim, block_n, widest) % 64 == 0 &&
+               mma_backward_padded(head_dim_v, block_n, widest) % 64 == 0;
+    return block_n == 128 && widest > 64 && widest <= 128 && !v_in_registers;
+}
+MMA_BACKWARD_INLINE int32_t mma_backward_warps(int32_t block_n, int32_t widest, int32_t v_in_registers) {
+    return block_n == 128 && widest <= 64 && !v_in_registers ? MMA_BACKWARD_WARPS / 2 : MMA_BACKWARD_WARPS;
 }
 
 /* With fewer than 128 keys two or four warps hold the same 16 keys. Up to head dim 128 each takes part of the rows, and
@@ -84,14 +93,20 @@ MMA_BACKWARD_INLINE int32_t mma_backward_shared_bytes(int32_t block_m, int32_t b
     return q + dout + v + k + (overlay ? 0 : staged) + 8 * block_m;
 }
 
-/* More bytes with which what passes has two buffers, so that one barrier a sub-tile is enough; 0 where it overlays dO.
- * Taken where the device has them. */
-MMA_BACKWARD_INLINE int32_t mma_backward_second_buffer(int32_t block_n, int32_t overlay, int32_t head_dim,
-                                                       int32_t head_dim_v) {
+/* The same for a kernel whose warps are paired, or whose passing scores have two buffers, so that one barrier a
+ * sub-tile is enough; both are taken where the device has the bytes. */
+MMA_BACKWARD_INLINE int32_t mma_backward_bytes_with(int32_t block_m, int32_t block_n, int32_t stages,
+                                                    int32_t v_in_registers, int32_t head_dim, int32_t head_dim_v,
+                                                    int32_t paired, int32_t buffers) {
     const int32_t widest = mma_backward_widest(head_dim, head_dim_v);
-    return overlay ? 0
-                   : 2 * block_n * mma_backward_sub_rows(block_n, widest) *
-                         (mma_backward_shares_columns(block_n, widest) ? 2 : 1);
+    const int32_t d = mma_backward_padded(head_dim, block_n, widest);
+    const int32_t dv = mma_backward_padded(head_dim_v, block_n, widest);
+    const int32_t passing =
+        paired ? 128 : mma_backward_sub_rows(block_n, widest) * (mma_backward_shares_columns(block_n, widest) ? 2 : 1);
+    if (!paired && buffers == 1)
+        return mma_backward_shared_bytes(block_m, block_n, stages, v_in_registers, head_dim, head_dim_v);
+    return 2 * d * (block_m * stages + block_n) + 2 * dv * (block_m + (v_in_registers ? 0 : block_n)) +
+           2 * block_n * passing * buffers + 8 * block_m;
 }
 
 /* fp32 accumulators of dK and dV a thread. */
@@ -128,6 +143,7 @@ MMA_BACKWARD_INLINE int32_t mma_backward_v_registers(int32_t block_n, int32_t he
     X(V_IN_REGISTERS)                                                                    \
     X(OVERLAY)    /* dS lies over consumed rows of dO */                                 \
     X(DS_BUFFERS) /* 2: a warp may make scores while another still reads those before */ \
+    X(PAIRED)     /* two key tiles a warp, two warps to the same keys */                 \
     X(ALIGNED)    /* addresses and strides are multiples of 16 bytes */                  \
     X(WINDOW)     /* causal or window */                                                 \
     X(MASK)                                                                              \

@@ -30,6 +30,7 @@ struct mma_backward_row {
     int32_t block_m, block_n;
     enum mma_variant variant;
     const char *reason;
+    const char *small_batch; /* why small batches keep block_m; NULL: they halve it */
 };
 
 /* A choice code stands for one tile, with V in registers or not. */
