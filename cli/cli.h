@@ -22,7 +22,17 @@ int parse_real(const char *option, const char *text, double *value);
 /* "L,R", each >= -1. */
 int parse_window(const char *text, int64_t *left, int64_t *right);
 
-double seconds_now(void);
+/* --device cpu, cuda, cuda:N, auto. 1, or 0 after a complaint. `automatic`: the first CUDA device where its kernels
+ * take the problem, else the CPU. */
+struct device_choice {
+    int automatic;
+    fdm_device_id id;
+};
+int parse_device(const char *text, struct device_choice *choice);
+
+/* What the tool is doing, and since when, on one line of stderr where that is a terminal and the work takes longer than
+ * a second. NULL: done; the line is cleared, and nothing is written until the next call. */
+void progress(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* Middle of the samples, which it sorts. */
 double median_of(double *samples, int32_t count);
 /* 64-byte aligned; ends the process with a complaint when there is none: the tool has nothing to unwind. */

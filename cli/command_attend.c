@@ -1,5 +1,6 @@
 /* command_attend.c: fdm attend. */
 #include <getopt.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,6 +20,7 @@ static const char help[] =
     "  --forward          the forward pass only (default)\n"
     "  --backward         the backward pass too\n"
     "  --check            compare every output with float64, row by row; exit code 1 when one is wrong\n"
+    "  --device DEVICE    cpu, cuda, cuda:N, or auto: CUDA where its kernels take the problem, else the CPU (auto)\n"
     "  --threads N  --family NAME  --kernel CODE  --iters N\n"
     "  --out FILE.safetensors   write the results\n"
     "  --json\n"
@@ -31,6 +33,8 @@ struct attend {
     int64_t topk, iters;
     int backward, check, json;
     const char *out;
+    struct device_choice device;
+    char passed_over[512]; /* why no CUDA device was chosen */
     fdm_plan plans[2];
     double seconds[2]; /* medians, by pass */
     int64_t visible;
@@ -47,6 +51,7 @@ enum {
     OPT_FORWARD,
     OPT_BACKWARD,
     OPT_CHECK,
+    OPT_DEVICE,
     OPT_THREADS,
     OPT_FAMILY,
     OPT_KERNEL,
@@ -65,6 +70,7 @@ static const struct option options[] = {{"causal", no_argument, 0, OPT_CAUSAL},
                                         {"forward", no_argument, 0, OPT_FORWARD},
                                         {"backward", no_argument, 0, OPT_BACKWARD},
                                         {"check", no_argument, 0, OPT_CHECK},
+                                        {"device", required_argument, 0, OPT_DEVICE},
                                         {"threads", required_argument, 0, OPT_THREADS},
                                         {"family", required_argument, 0, OPT_FAMILY},
                                         {"kernel", required_argument, 0, OPT_KERNEL},
@@ -97,6 +103,7 @@ static int set_option(struct attend *a, int option, const char *text) {
     case OPT_FORWARD: a->backward = 0; return 1;
     case OPT_BACKWARD: return a->backward = 1;
     case OPT_CHECK: return a->check = 1;
+    case OPT_DEVICE: return parse_device(text, &a->device);
     case OPT_THREADS:
         if (!parse_integer("--threads", text, 1, 4096, &value))
             return 0;
@@ -146,22 +153,52 @@ static double flops(const fdm_problem *p, double pairs) {
     return 2 * pairs * (double)(p->head_dim + p->head_dim_v) * (p->pass == FDM_BACKWARD ? 2.5 : 1);
 }
 
+static fdm_status plan_passes(struct attend *a) {
+    fdm_status status = run_plan(&a->run, FDM_FORWARD, &a->plans[FDM_FORWARD]);
+    return status || !a->backward ? status : run_plan(&a->run, FDM_BACKWARD, &a->plans[FDM_BACKWARD]);
+}
+
+static fdm_status choose_device(struct attend *a) {
+    const fdm_device_id id = a->device.id;
+    if (a->device.automatic && !fdm_device_query(FDM_CUDA, 0, &a->run.device)) {
+        if (!plan_passes(a))
+            return FDM_OK;
+        snprintf(a->passed_over, sizeof a->passed_over, "%s", fdm_last_error());
+    }
+    fdm_status status = fdm_device_query(id.type, id.index, &a->run.device);
+    return status ? status : plan_passes(a);
+}
+
 static fdm_status run_passes(struct attend *a) {
     double *seconds = allocate_or_exit((size_t)a->iters * sizeof *seconds);
-    fdm_status status = FDM_OK;
+    fdm_status status = run_upload(&a->run);
     for (int pass = FDM_FORWARD; pass <= (a->backward ? FDM_BACKWARD : FDM_FORWARD) && !status; pass++) {
-        status = run_timed(&a->run, (fdm_pass)pass, (int32_t)a->iters, &a->plans[pass], seconds);
+        status = run_timed(&a->run, &a->plans[pass], (int32_t)a->iters, seconds);
         a->seconds[pass] = status ? 0 : median_of(seconds, (int32_t)a->iters);
     }
     free(seconds);
-    fdm_tensors tensors = run_view(&a->run, FDM_FORWARD);
-    return status ? status : fdm_count_visible(&a->plans[FDM_FORWARD].problem, &tensors, &a->visible);
+    if (status)
+        return status;
+    run_release(&a->run);
+    const fdm_tensors tensors = run_view(&a->run, FDM_FORWARD);
+    return fdm_count_visible(&a->plans[FDM_FORWARD].problem, &tensors, &a->visible);
+}
+
+/* 0 after a complaint. */
+static int check_results(struct attend *a) {
+    struct run_truth truth;
+    int fine = run_make_truth(&a->run, a->backward, INFINITY, &truth);
+    if (fine)
+        a->num_errors = run_compare(&a->run, &truth, run_tolerance(&a->plans[0]), a->errors);
+    run_release_truth(&a->run, &truth);
+    return fine;
 }
 
 static void print_json(const struct attend *a) {
     static char plan[4096];
     struct json_writer w = {stdout, 0};
     json_open(&w, NULL, '{');
+    json_put_text(&w, "device", a->run.device.name);
     json_put_real(&w, "visible_fraction", visible_fraction(a));
     for (int pass = 0; pass <= a->backward; pass++) {
         const fdm_problem *p = &a->plans[pass].problem;
@@ -187,23 +224,37 @@ static void print_json(const struct attend *a) {
     puts("");
 }
 
+static void print_pass(const struct attend *a, fdm_pass pass) {
+    const fdm_plan *plan = &a->plans[pass];
+    const double dense = flops(&plan->problem, all_pairs(&plan->problem)) / (plan->problem.causal ? 2 : 1),
+                 useful = flops(&plan->problem, (double)a->visible), seconds = a->seconds[pass];
+    printf("%-9s %s, choice %s", pass ? "backward" : "forward", plan->kernel, plan->choice);
+    if (plan->device.type == FDM_CPU)
+        printf(", %d threads", plan->num_threads);
+    printf("\n          because %s\n          %.3f ms, %.1f GFLOP/s, of visible pairs %.1f GFLOP/s\n", plan->reason,
+           seconds * 1e3, dense / seconds * 1e-9, useful / seconds * 1e-9);
+}
+
+/* Nothing where the CPU was asked for, or is all there is. */
+static void print_device(const struct attend *a) {
+    const fdm_device *device = &a->run.device;
+    if (device->id.type == FDM_CUDA)
+        printf("device    cuda:%d, %s\n", device->id.index, device->name);
+    else if (a->passed_over[0])
+        printf("device    cpu, since on cuda:0 %s\n", a->passed_over);
+}
+
 static void print_text(const struct attend *a) {
     const fdm_problem *p = &a->plans[0].problem;
+    print_device(a);
     printf("problem   %s, B %lld, H %lld / %lld, Sq %lld, Sk %lld, D %lld / %lld%s\n", fdm_dtype_name(p->dtype),
            (long long)p->batch, (long long)p->heads, (long long)p->heads_kv, (long long)p->seqlen_q,
            (long long)p->seqlen_k, (long long)p->head_dim, (long long)p->head_dim_v, p->causal ? ", causal" : "");
     printf("visible   %.2f %% of all pairs\n", 100 * visible_fraction(a));
-    for (int pass = 0; pass <= a->backward; pass++) {
-        const fdm_plan *plan = &a->plans[pass];
-        double dense = flops(&plan->problem, all_pairs(p)) / (p->causal ? 2 : 1),
-               useful = flops(&plan->problem, (double)a->visible);
-        printf("%-9s %s, choice %s, %d threads\n          because %s\n          %.3f ms, %.1f GFLOP/s, of visible "
-               "pairs %.1f GFLOP/s\n",
-               pass ? "backward" : "forward", plan->kernel, plan->choice, plan->num_threads, plan->reason,
-               a->seconds[pass] * 1e3, dense / a->seconds[pass] * 1e-9, useful / a->seconds[pass] * 1e-9);
-    }
+    for (int pass = 0; pass <= a->backward; pass++)
+        print_pass(a, (fdm_pass)pass);
     if (a->num_errors)
-        printf("error against float64 (limit %.0e of a row's size)\n", run_tolerance(p->dtype));
+        printf("error against float64 (limit %.0e of a row's size)\n", run_tolerance(&a->plans[0]));
     for (int32_t i = 0; i < a->num_errors; i++)
         printf("  %-6s max %.3e, rms %.3e, worst row %.3e  %s\n", a->errors[i].name, a->errors[i].max_abs,
                a->errors[i].rms, a->errors[i].worst_row, a->errors[i].failed ? "WRONG" : "ok");
@@ -221,6 +272,8 @@ int command_attend(int argc, char **argv) {
     static struct attend a;
     a.run.options = fdm_options_default();
     a.iters = 5;
+    a.device.automatic = 1;
+    a.device.id.type = FDM_CPU;
     int option;
     while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
         if (option == OPT_HELP) {
@@ -238,11 +291,12 @@ int command_attend(int argc, char **argv) {
     if (a.topk && run_make_topk(&a.run, a.topk))
         return complain(EXIT_USAGE, "%s", fdm_last_error());
     run_allocate_outputs(&a.run, a.backward);
-    fdm_status status = run_passes(&a);
+    fdm_status status = choose_device(&a);
+    if (!status)
+        status = run_passes(&a);
     if (status)
         return complain(status == FDM_ERROR_INVALID_ARGUMENT ? EXIT_USAGE : EXIT_WRONG, "%s", fdm_last_error());
-    a.num_errors = a.check ? run_check(&a.run, a.backward, a.errors) : 0;
-    if (a.num_errors < 0 || (a.out && !write_results(&a)))
+    if ((a.check && !check_results(&a)) || (a.out && !write_results(&a)))
         return EXIT_WRONG;
     a.json ? print_json(&a) : print_text(&a);
     for (int32_t i = 0; i < a.num_errors; i++)

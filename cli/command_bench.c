@@ -3,49 +3,63 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "half.h"
 #include "json_writer.h"
+#include "kernel_names.h"
 #include "run.h"
 
 static const char help[] =
-    "usage: fdm bench attention [OPTION ...]\n"
+    "usage: fdm bench [attention] [OPTION ...]\n"
     "\n"
     "Times every kernel that takes the problem: first three output elements, median time, TFLOPS, gain over the best "
     "row\n"
     "so far; then a table sorted by speed, with the TFLOPS of visible pairs as \"useful\".\n"
     "\n"
     "  --B N --H N --Hkv N --N N --Nk N --D N --Dv N       (1, 8, as H, 1024, as N, 64, as D)\n"
-    "  --dtype NAME  --causal  --topk W                    fp32; top-W over a random per-key bias\n"
+    "  --dtype NAME  --causal  --topk W                    fp32, on CUDA fp16; top-W over a random per-key bias\n"
     "  --pass PASS        forward or backward              (forward)\n"
+    "  --device DEVICE    cpu, cuda, cuda:N, or auto: CUDA where it has such kernels, else the CPU (auto)\n"
     "  --threads N  --iters N                              (all, 10)\n"
-    "  --kernel TEXT      only kernels whose name holds TEXT\n"
-    "  --reference        the float64 reference too\n"
-    "  --show-all         rows that do not improve, too\n"
-    "  --check            compare with float64; exit code 1 when one is wrong\n"
+    "  --kernel TEXT      only kernels whose name, or on CUDA choice code, holds TEXT\n"
+    "  --reference        the float64 reference too, on the CPU\n"
+    "  --show-all         rows that do not improve, too; on CUDA every variant of a kernel; and why kernels were left "
+    "out\n"
+    "  --check            compare with float64; exit code 1 when one is wrong. Of a long forward, rows evenly spread\n"
     "  --json  --csv\n"
     "\n"
-    "example: fdm bench attention --B 1 --H 8 --N 2048 --D 64 --causal --show-all --check\n";
+    "examples: fdm bench attention --B 1 --H 8 --N 2048 --D 64 --causal --show-all --check\n"
+    "          fdm bench --device cuda --dtype bf16 --N 8192 --D 128 --kernel mma.split-q\n";
 
-enum { KERNELS_MAX = 64 };
+enum { ROWS_MAX = 512, VARIANTS_MAX = 64, LEFT_OUT_MAX = 64 };
 
 struct row {
     const char *kernel;
+    char label[KERNEL_LABEL_MAX];
     fdm_plan plan;
     double seconds, quartile_low, quartile_high, tflops, worst_error;
     float first[3];
+};
+
+/* A kernel that does not take the problem. */
+struct left_out {
+    const char *kernel;
+    char label[KERNEL_LABEL_MAX], reason[256];
 };
 
 struct bench {
     int64_t batch, heads, heads_kv, seqlen_q, seqlen_k, head_dim, head_dim_v, topk, iters, threads;
     fdm_dtype dtype;
     fdm_pass pass;
-    int causal, reference, show_all, check, json, csv;
+    int has_dtype, causal, reference, show_all, check, json, csv;
     const char *only;
+    struct device_choice device;
     struct run run;
-    int32_t num_rows;
-    struct row rows[KERNELS_MAX];
+    struct run_truth truth;
+    int32_t num_rows, num_left_out;
+    struct row rows[ROWS_MAX];
+    struct left_out left_out[LEFT_OUT_MAX];
+    double best;                /* TFLOPS of the best row so far */
     double flops, useful_flops; /* by shape, halved when causal; of visible pairs only */
     int wrong;
 };
@@ -63,6 +77,7 @@ enum {
     OPT_THREADS,
     OPT_DTYPE,
     OPT_PASS,
+    OPT_DEVICE,
     OPT_KERNEL,
     OPT_CAUSAL,
     OPT_REFERENCE,
@@ -73,27 +88,18 @@ enum {
     OPT_HELP
 };
 
-static const struct option options[] = {{"B", required_argument, 0, OPT_B},
-                                        {"H", required_argument, 0, OPT_H},
-                                        {"Hkv", required_argument, 0, OPT_HKV},
-                                        {"N", required_argument, 0, OPT_N},
-                                        {"Nk", required_argument, 0, OPT_NK},
-                                        {"D", required_argument, 0, OPT_D},
-                                        {"Dv", required_argument, 0, OPT_DV},
-                                        {"topk", required_argument, 0, OPT_TOPK},
-                                        {"iters", required_argument, 0, OPT_ITERS},
-                                        {"threads", required_argument, 0, OPT_THREADS},
-                                        {"dtype", required_argument, 0, OPT_DTYPE},
-                                        {"pass", required_argument, 0, OPT_PASS},
-                                        {"kernel", required_argument, 0, OPT_KERNEL},
-                                        {"causal", no_argument, 0, OPT_CAUSAL},
-                                        {"reference", no_argument, 0, OPT_REFERENCE},
-                                        {"show-all", no_argument, 0, OPT_SHOW_ALL},
-                                        {"check", no_argument, 0, OPT_CHECK},
-                                        {"json", no_argument, 0, OPT_JSON},
-                                        {"csv", no_argument, 0, OPT_CSV},
-                                        {"help", no_argument, 0, OPT_HELP},
-                                        {0}};
+static const struct option options[] = {
+    {"B", required_argument, 0, OPT_B},           {"H", required_argument, 0, OPT_H},
+    {"Hkv", required_argument, 0, OPT_HKV},       {"N", required_argument, 0, OPT_N},
+    {"Nk", required_argument, 0, OPT_NK},         {"D", required_argument, 0, OPT_D},
+    {"Dv", required_argument, 0, OPT_DV},         {"topk", required_argument, 0, OPT_TOPK},
+    {"iters", required_argument, 0, OPT_ITERS},   {"threads", required_argument, 0, OPT_THREADS},
+    {"dtype", required_argument, 0, OPT_DTYPE},   {"pass", required_argument, 0, OPT_PASS},
+    {"device", required_argument, 0, OPT_DEVICE}, {"kernel", required_argument, 0, OPT_KERNEL},
+    {"causal", no_argument, 0, OPT_CAUSAL},       {"reference", no_argument, 0, OPT_REFERENCE},
+    {"show-all", no_argument, 0, OPT_SHOW_ALL},   {"check", no_argument, 0, OPT_CHECK},
+    {"json", no_argument, 0, OPT_JSON},           {"csv", no_argument, 0, OPT_CSV},
+    {"help", no_argument, 0, OPT_HELP},           {0}};
 
 static int set_option(struct bench *b, int option, const char *text) {
     int64_t *const numbers[] = {&b->batch,    &b->heads,      &b->heads_kv, &b->seqlen_q, &b->seqlen_k,
@@ -107,7 +113,10 @@ static int set_option(struct bench *b, int option, const char *text) {
         b->only = text;
         return 1;
     }
+    if (option == OPT_DEVICE)
+        return parse_device(text, &b->device);
     if (option == OPT_DTYPE) {
+        b->has_dtype = 1;
         b->dtype = fdm_dtype_from_name(text);
         return (b->dtype >= FDM_FLOAT32 && b->dtype <= FDM_FLOAT64) ||
                complain(0, "--dtype is '%s'; it must be fp32, bf16, fp16 or fp64", text);
@@ -116,6 +125,73 @@ static int set_option(struct bench *b, int option, const char *text) {
     return b->pass == FDM_BACKWARD || strcmp(text, "forward") == 0 ||
            complain(0, "--pass is '%s'; it must be forward or backward", text);
 }
+
+/* ---- the device ---- */
+
+/* What make_tensors() will make, as a problem. */
+static fdm_problem problem_of(const struct bench *b, fdm_dtype dtype) {
+    fdm_problem p = fdm_problem_default();
+    p.pass = b->pass;
+    p.dtype = dtype;
+    p.batch = b->batch;
+    p.heads = b->heads;
+    p.heads_kv = b->heads_kv;
+    p.seqlen_q = b->seqlen_q;
+    p.seqlen_k = b->seqlen_k;
+    p.head_dim = b->head_dim;
+    p.head_dim_v = b->head_dim_v;
+    p.causal = b->run.options.causal;
+    p.softmax_scale = 1 / sqrt((double)b->head_dim);
+    p.needs_lse = b->pass == FDM_FORWARD;
+    if (b->topk) {
+        p.has_bias = p.has_intervals = 1;
+        p.interval_heads = p.bias_shape[1] = b->heads_kv;
+        p.bias_shape[3] = b->seqlen_k;
+        p.needs_dbias = b->pass == FDM_BACKWARD;
+    }
+    return p;
+}
+
+static int is_named(const struct bench *b, const fdm_kernel_info *kernel) {
+    return !b->only || strstr(kernel->name, b->only);
+}
+
+/* Codes of the rows that a kernel has here: of each variant where that is wanted, else one. */
+static int32_t rows_of(const struct bench *b, const fdm_problem *problem, const fdm_kernel_info *kernel, int every,
+                       char (*codes)[KERNEL_CODE_MAX]) {
+    const int by_code = !is_named(b, kernel) && !strpbrk(b->only, ".+-"); /* which no code has */
+    const int all = kernel->device_type == FDM_CUDA && (by_code || (every && is_named(b, kernel)));
+    int32_t kept = 0, count = kernel_variants(&b->run.device, problem, kernel, all ? VARIANTS_MAX : 1, codes);
+    for (int32_t i = 0; i < count; i++)
+        if (is_named(b, kernel) || strstr(codes[i], b->only))
+            memmove(codes[kept++], codes[i], KERNEL_CODE_MAX);
+    return kept;
+}
+
+/* Whether a kernel that can run on the chosen CUDA device takes the problem. */
+static int cuda_has_rows(const struct bench *b, fdm_dtype dtype) {
+    static char codes[VARIANTS_MAX][KERNEL_CODE_MAX];
+    const fdm_problem problem = problem_of(b, dtype);
+    fdm_kernel_info kernel;
+    for (int32_t i = 0; fdm_kernel_list(i, &kernel) == FDM_OK; i++)
+        if (kernel.device_type == FDM_CUDA && kernel.pass == b->pass && kernel.available &&
+            rows_of(b, &problem, &kernel, 0, codes) > 0)
+            return 1;
+    return 0;
+}
+
+static fdm_status choose_device(struct bench *b) {
+    const fdm_dtype cuda_dtype = b->has_dtype ? b->dtype : FDM_FLOAT16;
+    fdm_device_id id = b->device.id;
+    if (b->device.automatic && !b->reference && !fdm_device_query(FDM_CUDA, 0, &b->run.device) &&
+        cuda_has_rows(b, cuda_dtype))
+        id.type = FDM_CUDA;
+    if (id.type == FDM_CUDA)
+        b->dtype = cuda_dtype;
+    return fdm_device_query(id.type, id.index, &b->run.device);
+}
+
+/* ---- the problem ---- */
 
 static fdm_status make_tensors(struct bench *b) {
     const int64_t q[4] = {b->batch, b->seqlen_q, b->heads, b->head_dim},
@@ -148,15 +224,24 @@ static fdm_status count_useful_flops(struct bench *b) {
 }
 
 /* out and lse for the backward, from the chosen forward. */
+static fdm_status run_forward(struct bench *b) {
+    fdm_plan plan;
+    fdm_status status = run_plan(&b->run, FDM_FORWARD, &plan);
+    return status ? status : run_timed(&b->run, &plan, 0, NULL);
+}
+
 static fdm_status prepare(struct bench *b) {
-    fdm_status status = make_tensors(b);
+    fdm_status status = choose_device(b);
+    if (!status)
+        status = make_tensors(b);
     if (!status)
         status = count_useful_flops(b);
-    if (status || b->pass == FDM_FORWARD)
-        return status;
-    fdm_tensors tensors = run_view(&b->run, FDM_FORWARD);
-    return fdm_attention_forward(&tensors, &b->run.options, NULL);
+    if (!status)
+        status = run_upload(&b->run);
+    return status || b->pass == FDM_FORWARD ? status : run_forward(b);
 }
+
+/* ---- rows ---- */
 
 static float first_element(const struct bench *b, int i) {
     const struct file_tensor *t = &b->run.tensors[b->pass == FDM_BACKWARD ? RUN_DQ : RUN_OUT];
@@ -172,34 +257,45 @@ static float first_element(const struct bench *b, int i) {
 
 static void check_row(struct bench *b, struct row *row) {
     struct run_error errors[RUN_TENSORS];
-    int32_t count = run_check(&b->run, b->pass == FDM_BACKWARD, errors);
+    int32_t count = run_compare(&b->run, &b->truth, run_tolerance(&row->plan), errors);
     for (int32_t i = 0; i < count; i++) {
         row->worst_error = fmax(errors[i].worst_row, row->worst_error);
         b->wrong |= errors[i].failed;
     }
-    b->wrong |= count < 0;
 }
 
-static void print_row(const struct bench *b, const struct row *row, double best) {
-    double gain = best > 0 ? 100 * (row->tflops / best - 1) : 0;
-    if (b->json || b->csv || (!b->show_all && best > 0 && gain <= 0))
+static void print_row(const struct bench *b, const struct row *row) {
+    const double gain = b->best > 0 ? 100 * (row->tflops / b->best - 1) : 0;
+    if (b->json || b->csv || (!b->show_all && b->best > 0 && gain <= 0))
         return;
-    printf("%s: [%.8f, %.8f, %.8f], time:%.6fms, TFLOPS:%.2f", row->kernel, (double)row->first[0],
-           (double)row->first[1], (double)row->first[2], row->seconds * 1e3, row->tflops);
-    if (best > 0)
-        printf(" (%+.2f%%)", gain);
-    printf("\n");
+    printf("%s: [%.8f, %.8f, %.8f], time:%.6fms, TFLOPS:%.2f (%+.2f%%)\n", row->label, (double)row->first[0],
+           (double)row->first[1], (double)row->first[2], row->seconds * 1e3, row->tflops, gain);
     fflush(stdout);
 }
 
-/* 1 when the kernel ran. */
-static int time_kernel(struct bench *b, const fdm_kernel_info *kernel, double best) {
+static void leave_out(struct bench *b, const fdm_kernel_info *kernel, const char *code) {
+    struct left_out *left = &b->left_out[b->num_left_out];
+    if (b->num_left_out == LEFT_OUT_MAX)
+        return;
+    b->num_left_out++;
+    left->kernel = kernel->name;
+    kernel_label(kernel, code, left->label);
+    snprintf(left->reason, sizeof left->reason, "%s", kernel_refusal(kernel));
+}
+
+/* Runs what the options name. A kernel that the library refuses is left out; what fails while it runs ends the bench.
+ */
+static fdm_status time_row(struct bench *b, const fdm_kernel_info *kernel, const char *code) {
     struct row *row = &b->rows[b->num_rows];
-    double *seconds = allocate_or_exit((size_t)b->iters * sizeof *seconds);
     *row = (struct row){.kernel = kernel->name};
-    b->run.options.kernel = kernel->name;
-    b->run.options.family = kernel->family;
-    fdm_status status = run_timed(&b->run, b->pass, (int32_t)b->iters, &row->plan, seconds);
+    fdm_status status = run_plan(&b->run, b->pass, &row->plan);
+    if (status == FDM_ERROR_UNSUPPORTED || status == FDM_ERROR_INVALID_ARGUMENT) {
+        leave_out(b, kernel, code);
+        return FDM_OK;
+    }
+    double *seconds = allocate_or_exit((size_t)b->iters * sizeof *seconds);
+    if (!status)
+        status = run_timed(&b->run, &row->plan, (int32_t)b->iters, seconds);
     if (!status) {
         row->seconds = median_of(seconds, (int32_t)b->iters);
         row->quartile_low = seconds[b->iters / 4];
@@ -207,14 +303,47 @@ static int time_kernel(struct bench *b, const fdm_kernel_info *kernel, double be
         row->tflops = b->flops / row->seconds * 1e-12;
         for (int i = 0; i < 3; i++)
             row->first[i] = first_element(b, i);
+        kernel_label(kernel, row->plan.choice, row->label);
         if (b->check)
             check_row(b, row);
         b->num_rows++;
-        print_row(b, row, best);
+        print_row(b, row);
+        b->best = fmax(b->best, row->tflops);
     }
     free(seconds);
-    return !status;
+    return status;
 }
+
+static fdm_status time_kernel(struct bench *b, const fdm_kernel_info *kernel) {
+    static char codes[VARIANTS_MAX][KERNEL_CODE_MAX];
+    fdm_problem problem;
+    const fdm_tensors tensors = run_device_view(&b->run, b->pass);
+    b->run.options.kernel = NULL;
+    b->run.options.family = kernel->family;
+    fdm_status status = fdm_describe(b->pass, &tensors, &b->run.options, &problem);
+    const int32_t count = status ? 0 : rows_of(b, &problem, kernel, b->show_all, codes);
+    if (!status && count == 0 && is_named(b, kernel))
+        leave_out(b, kernel, "");
+    for (int32_t i = 0; i < count && !status && b->num_rows < ROWS_MAX; i++) {
+        const int by_name = count == 1 && is_named(b, kernel);
+        b->run.options.kernel = by_name ? kernel->name : codes[i];
+        status = time_row(b, kernel, codes[i]);
+    }
+    return status;
+}
+
+static fdm_status time_kernels(struct bench *b) {
+    fdm_kernel_info kernel;
+    fdm_status status = FDM_OK;
+    for (int32_t i = 0; !status && fdm_kernel_list(i, &kernel) == FDM_OK; i++) {
+        const int asked = strcmp(kernel.family, "reference") != 0 || b->reference || b->only;
+        if (kernel.pass == b->pass && kernel.device_type == b->run.device.id.type && asked)
+            status = time_kernel(b, &kernel);
+    }
+    return status;
+}
+
+/* ---- results ---- */
 
 static int compare_rows(const void *a, const void *b) {
     double x = ((const struct row *)a)->seconds, y = ((const struct row *)b)->seconds;
@@ -227,8 +356,10 @@ static void print_json(const struct bench *b) {
     for (int32_t i = 0; i < b->num_rows; i++) {
         const struct row *row = &b->rows[i];
         json_open(&w, NULL, '{');
+        json_put_text(&w, "row", row->label);
         json_put_text(&w, "kernel", row->kernel);
         json_put_text(&w, "choice", row->plan.choice);
+        json_put_text(&w, "device", b->run.device.name);
         json_put_integer(&w, "threads", row->plan.num_threads);
         json_put_real(&w, "seconds", row->seconds);
         json_put_real(&w, "seconds_quartile_low", row->quartile_low);
@@ -239,59 +370,89 @@ static void print_json(const struct bench *b) {
             json_put_real(&w, "worst_row_error", row->worst_error);
         json_close(&w, '}');
     }
+    for (int32_t i = 0; b->show_all && i < b->num_left_out; i++) {
+        json_open(&w, NULL, '{');
+        json_put_text(&w, "row", b->left_out[i].label);
+        json_put_text(&w, "kernel", b->left_out[i].kernel);
+        json_put_text(&w, "left_out", b->left_out[i].reason);
+        json_close(&w, '}');
+    }
     json_close(&w, ']');
     puts("");
 }
 
-static void print_table(const struct bench *b) {
-    if (b->csv)
-        printf("kernel,choice,threads,seconds,seconds_quartile_low,seconds_quartile_high,tflops,useful_tflops,worst_"
-               "row_error\n");
-    else
-        printf("\n%-30s %-28s %12s %21s %10s %10s%s\n", "kernel", "choice", "median ms", "quartiles", "TFLOPS",
-               "useful", b->check ? "  worst row" : "");
+static void print_csv(const struct bench *b) {
+    puts("kernel,choice,threads,seconds,seconds_quartile_low,seconds_quartile_high,tflops,useful_tflops,worst_row_"
+         "error");
     for (int32_t i = 0; i < b->num_rows; i++) {
         const struct row *r = &b->rows[i];
-        if (b->csv)
-            printf("%s,%s,%d,%.9g,%.9g,%.9g,%.6g,%.6g,%.3g\n", r->kernel, r->plan.choice, r->plan.num_threads,
-                   r->seconds, r->quartile_low, r->quartile_high, r->tflops, b->useful_flops / r->seconds * 1e-12,
-                   r->worst_error);
-        else
-            printf("%-30s %-28s %12.3f %10.3f %10.3f %10.4f %10.4f", r->kernel, r->plan.choice, r->seconds * 1e3,
-                   r->quartile_low * 1e3, r->quartile_high * 1e3, r->tflops, b->useful_flops / r->seconds * 1e-12);
-        if (!b->csv)
-            b->check ? printf("  %.2e\n", r->worst_error) : printf("\n");
+        printf("%s,%s,%d,%.9g,%.9g,%.9g,%.6g,%.6g,%.3g\n", r->kernel, r->plan.choice, r->plan.num_threads, r->seconds,
+               r->quartile_low, r->quartile_high, r->tflops, b->useful_flops / r->seconds * 1e-12, r->worst_error);
     }
 }
 
-static int run_bench(struct bench *b) {
-    fdm_kernel_info kernel;
-    double best = 0;
-    if (prepare(b))
-        return complain(EXIT_USAGE, "%s", fdm_last_error());
-    int show_progress = isatty(STDERR_FILENO);
-    for (int32_t i = 0; fdm_kernel_list(i, &kernel) == FDM_OK; i++) {
-        int named = b->only && strstr(kernel.name, b->only);
-        if (kernel.pass != b->pass || !kernel.available || b->num_rows == KERNELS_MAX || (b->only && !named) ||
-            (strcmp(kernel.family, "reference") == 0 && !b->reference && !named))
-            continue;
-        if (show_progress)
-            fprintf(stderr, "\r%s ... \033[K", kernel.name);
-        if (time_kernel(b, &kernel, best) && b->rows[b->num_rows - 1].tflops > best)
-            best = b->rows[b->num_rows - 1].tflops;
+static void print_table(const struct bench *b) {
+    int kernel_width = 30, choice_width = 28;
+    for (int32_t i = 0; i < b->num_rows; i++) {
+        const int kernel = (int)strlen(b->rows[i].kernel), choice = (int)strlen(b->rows[i].plan.choice);
+        kernel_width = kernel > kernel_width ? kernel : kernel_width;
+        choice_width = choice > choice_width ? choice : choice_width;
     }
-    if (show_progress)
-        fprintf(stderr, "\r\033[K");
+    printf("\n%-*s %-*s %12s %21s %10s %10s%s\n", kernel_width, "kernel", choice_width, "choice", "median ms",
+           "quartiles", "TFLOPS", "useful", b->check ? "  worst row" : "");
+    for (int32_t i = 0; i < b->num_rows; i++) {
+        const struct row *r = &b->rows[i];
+        printf("%-*s %-*s %12.3f %10.3f %10.3f %10.4f %10.4f", kernel_width, r->kernel, choice_width, r->plan.choice,
+               r->seconds * 1e3, r->quartile_low * 1e3, r->quartile_high * 1e3, r->tflops,
+               b->useful_flops / r->seconds * 1e-12);
+        b->check ? printf("  %.2e\n", r->worst_error) : printf("\n");
+    }
+    if (!b->show_all || b->num_left_out == 0)
+        return;
+    printf("\nleft out\n");
+    for (int32_t i = 0; i < b->num_left_out; i++)
+        printf("  %s: %s\n", b->left_out[i].label, b->left_out[i].reason);
+}
+
+static int fail(fdm_status status) {
+    return complain(status == FDM_ERROR_INVALID_ARGUMENT ? EXIT_USAGE : EXIT_WRONG, "%s", fdm_last_error());
+}
+
+static int report(struct bench *b) {
+    if (b->num_rows == 0 && b->num_left_out == 0)
+        return complain(EXIT_WRONG, "no kernel that takes the problem has '%s' in its name%s", b->only ? b->only : "",
+                        b->run.device.id.type == FDM_CUDA ? " or choice code" : "");
     if (b->num_rows == 0)
-        return complain(EXIT_WRONG, "no kernel took the problem; the last one said: %s", fdm_last_error());
+        return complain(EXIT_WRONG, "no kernel took the problem; the last one, %s: %s",
+                        b->left_out[b->num_left_out - 1].kernel, b->left_out[b->num_left_out - 1].reason);
     qsort(b->rows, (size_t)b->num_rows, sizeof b->rows[0], compare_rows);
-    b->json ? print_json(b) : print_table(b);
+    b->json ? print_json(b) : b->csv ? print_csv(b) : print_table(b);
     return b->wrong ? complain(EXIT_WRONG, "a kernel differs from float64") : EXIT_FINE;
 }
 
+static int run_bench(struct bench *b) {
+    enum { PRODUCTS_MAX = 1 << 30 }; /* some 5 s of the reference */
+    fdm_status status = prepare(b);
+    if (status)
+        return fail(status);
+    if (b->check && !run_make_truth(&b->run, b->pass == FDM_BACKWARD, PRODUCTS_MAX, &b->truth))
+        return EXIT_WRONG;
+    status = time_kernels(b);
+    if (status)
+        return fail(status);
+    run_release_truth(&b->run, &b->truth);
+    run_release(&b->run);
+    return report(b);
+}
+
 int command_bench(int argc, char **argv) {
-    static struct bench b = {
-        .batch = 1, .heads = 8, .seqlen_q = 1024, .head_dim = 64, .iters = 10, .pass = FDM_FORWARD};
+    static struct bench b = {.batch = 1,
+                             .heads = 8,
+                             .seqlen_q = 1024,
+                             .head_dim = 64,
+                             .iters = 10,
+                             .pass = FDM_FORWARD,
+                             .device = {1, {FDM_CPU, 0}}};
     int option;
     b.run.options = fdm_options_default();
     while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
@@ -302,7 +463,7 @@ int command_bench(int argc, char **argv) {
         if (option == '?' || !set_option(&b, option, optarg))
             return EXIT_USAGE;
     }
-    if (optind + 1 != argc || strcmp(argv[optind], "attention") != 0)
+    if (argc > optind + 1 || (optind < argc && strcmp(argv[optind], "attention") != 0))
         return complain(EXIT_USAGE, "bench takes one benchmark: attention");
     b.heads_kv = b.heads_kv ? b.heads_kv : b.heads;
     b.seqlen_k = b.seqlen_k ? b.seqlen_k : b.seqlen_q;
@@ -312,5 +473,7 @@ int command_bench(int argc, char **argv) {
     b.flops = 2.0 * (double)b.batch * (double)b.heads * (double)b.seqlen_q * (double)b.seqlen_k *
               (double)(b.head_dim + b.head_dim_v) * (b.run.options.causal ? 0.5 : 1) *
               (b.pass == FDM_BACKWARD ? 2.5 : 1);
+    if (b.reference && b.device.id.type == FDM_CUDA)
+        return complain(EXIT_USAGE, "--reference runs on the CPU; with it, --device is cpu or auto");
     return run_bench(&b);
 }

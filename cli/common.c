@@ -1,9 +1,8 @@
-/* common.c: complaints, option values, time and memory of the command line tool. */
+/* common.c: complaints, option values, medians and memory of the command line tool. */
 #include <errno.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "cli.h"
 
@@ -47,10 +46,18 @@ int parse_window(const char *text, int64_t *left, int64_t *right) {
            parse_integer("--window", text + length + 1, -1, INT32_MAX, right);
 }
 
-double seconds_now(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+int parse_device(const char *text, struct device_choice *choice) {
+    int64_t index = 0;
+    *choice = (struct device_choice){.automatic = strcmp(text, "auto") == 0, .id = {FDM_CPU, 0}};
+    if (choice->automatic || strcmp(text, "cpu") == 0)
+        return 1;
+    if (strcmp(text, "cuda") != 0 && strncmp(text, "cuda:", 5) != 0)
+        return complain(0, "--device is '%s'; it must be cpu, cuda, cuda:N or auto", text);
+    choice->id.type = FDM_CUDA;
+    if (text[4] && !parse_integer("the number in --device", text + 5, 0, INT32_MAX, &index))
+        return 0;
+    choice->id.index = (int32_t)index;
+    return 1;
 }
 
 static int compare_doubles(const void *a, const void *b) {

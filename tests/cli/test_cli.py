@@ -6,6 +6,7 @@ errors, tuned sizes and facts of the machine are replaced by '#'.
 
 import json
 import os
+import pty
 import re
 import struct
 import subprocess
@@ -22,7 +23,7 @@ HEADER = struct.Struct("<Q")
 
 # The scalar table on one thread: the same choice on every machine.
 ENVIRONMENT = {"PATH": os.environ["PATH"], "FLASH_DMATTN_CPU_ISA": "scalar", "FLASH_DMATTN_NUM_THREADS": "1"}
-ENVIRONMENT |= {"FLASH_DMATTN_CACHE_DIR": "/nowhere/flash_dmattn"}
+ENVIRONMENT |= {"FLASH_DMATTN_CACHE_DIR": "/nowhere/flash_dmattn", "CUDA_VISIBLE_DEVICES": ""}
 ENVIRONMENT |= {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "ASAN_OPTIONS") if name in os.environ}
 
 GOLDEN_COMMANDS = {
@@ -53,8 +54,10 @@ GOLDEN_COMMANDS = {
     "attend_no_file": "attend nowhere.safetensors",
     "attend_extension": "attend README.md",
     "attend_topk_zero": f"attend {EXAMPLE} --topk 0",
+    "attend_bad_device": f"attend {EXAMPLE} --device cuda:one",
     "attend_bad_kernel": f"attend {EXAMPLE} --kernel nothing",
     "bench": "bench attention --B 1 --H 2 --N 96 --D 16 --causal --iters 1 --show-all --check --kernel cpu.forward.scalar",
+    "bench_bad_device": "bench --device sm_90",
     "bench_help": "bench --help",
     "bench_what": "bench gemm",
     "cache": "cache list",
@@ -214,14 +217,68 @@ def test_json_everywhere():
         json.loads(result.stdout)
 
 
+NUMBER = r"-?\d+\.\d{8}"
+ROW = re.compile(rf"\w+\([\w.+-]+\): \[{NUMBER}, {NUMBER}, {NUMBER}\], time:\d+\.\d{{6}}ms, TFLOPS:\d+\.\d\d"
+                 r" \([+-]\d+\.\d\d%\)")
+
+
 def test_bench_rows_have_their_form():
     result = run("bench", "attention", "--N", 64, "--D", 16, "--iters", 1, "--show-all", "--kernel", "forward",
                  FLASH_DMATTN_CPU_ISA="")
-    number = r"-?\d+\.\d{8}"
-    form = re.compile(rf"[\w.]+: \[{number}, {number}, {number}\], time:\d+\.\d{{6}}ms, TFLOPS:\d+\.\d\d"
-                      r"( \([+-]\d+\.\d\d%\))?")
-    rows = result.stdout.split("\n\n")[0].splitlines()
-    assert rows and all(form.fullmatch(row) for row in rows), result.stdout
+    rows, table, *left_out = result.stdout.split("\n\n")
+    assert all(ROW.fullmatch(row) for row in rows.splitlines()), rows
+    assert rows.startswith("cpu(forward.scalar): [") and "(+0.00%)" in rows.splitlines()[0]
+    names = [line.split()[0] for line in table.splitlines()[1:]]
+    assert sorted(names) == sorted(re.sub(r"\((.*)\): .*", r".\1", row) for row in rows.splitlines())
+    times = [float(line.split()[2]) for line in table.splitlines()[1:]]
+    assert times == sorted(times)
+    if left_out:  # not on a machine with every instruction set
+        assert left_out[0].startswith("left out\n  cpu(")
+
+
+def test_bench_says_why_kernels_are_left_out():
+    shape = ["--N", 64, "--D", 16, "--iters", 1, "--kernel", "scalar"]
+    reason = "it has too many query rows per KV head for it"
+    assert f"\nleft out\n  cpu(decode.scalar): {reason}\n" in run("bench", *shape, "--show-all").stdout
+    assert "left out" not in run("bench", *shape).stdout
+    rows = json.loads(run("bench", *shape, "--show-all", "--json").stdout)
+    assert [(row["row"], row.get("left_out")) for row in rows] == [("cpu(forward.scalar)", None),
+                                                                     ("cpu(decode.scalar)", reason)]
+    assert [row["row"] for row in json.loads(run("bench", *shape, "--json").stdout)] == ["cpu(forward.scalar)"]
+    result = run("bench", *shape[:-1], "decode.scalar")
+    assert result.returncode == 1 and result.stderr.endswith(f"the last one, cpu.decode.scalar: {reason}\n")
+    result = run("bench", *shape[:-1], "nothing")
+    assert result.returncode == 1 and "has 'nothing' in its name\n" in result.stderr
+
+
+@pytest.mark.parametrize("options", ["--B 2 --H 4 --Hkv 2 --N 1500 --Nk 1700 --causal", "--N 1800 --topk 50",
+                                     "--B 2 --H 2 --N 40 --Nk 50 --D 24 --Dv 40 --pass backward --topk 9",
+                                     "--N 1 --Nk 90000 --Hkv 1"])
+def test_bench_checks_rows_of_long_problems_too(options):
+    """The first two are above the limit from which the truth is made for some rows only."""
+    result = run("bench", *options.split(), "--iters", 1, "--check", "--json", FLASH_DMATTN_CPU_ISA="")
+    assert result.returncode == 0, result.stderr
+    assert all(0 < row["worst_row_error"] < 1e-4 for row in json.loads(result.stdout))
+
+
+@pytest.mark.parametrize("command", [["bench"], ["attend", EXAMPLE]])
+def test_without_a_cuda_device(command):
+    result = run(*command, "--device", "cuda")
+    assert result.returncode == 1 and result.stdout == "" and result.stderr.count("\n") == 1
+    assert re.match("fdm: (no CUDA driver can be opened|the CUDA driver )", result.stderr)
+
+
+def test_long_work_shows_on_a_terminal():
+    """On a terminal alone (the golden runs have none), and gone when the work is done."""
+    terminal, end = pty.openpty()
+    arguments = ["bench", "--N", "900", "--kernel", "reference", "--iters", "1"]
+    result = subprocess.run([TOOL, *arguments], stdout=subprocess.PIPE, stderr=end, text=True, cwd=ROOT, timeout=120,
+                            env=ENVIRONMENT)
+    os.close(end)
+    shown = os.read(terminal, 100000).decode()
+    os.close(terminal)
+    assert result.returncode == 0 and "reference(forward): [" in result.stdout
+    assert re.match(r"\rreference.forward(, 1 of 1)?, \d+ s \.\.\. ", shown) and shown.endswith("\r\x1b[K")
 
 
 GOOD = {"dtype": "F32", "shape": [1, 2, 1, 2], "data_offsets": [0, 16]}

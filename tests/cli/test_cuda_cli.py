@@ -1,10 +1,13 @@
-"""test_cuda_cli.py: what the tool fdm says of CUDA devices and of a driver that fails, on the pretended driver.
+"""test_cuda_cli.py: what the tool fdm says of CUDA devices and of a driver that fails, and how it uses one, on the pretended
+driver, whose kernels do nothing.
 
 The driver is build/tests/faults/libcuda.so.1 (tests/faults/fake_cuda.h says what its environment means).
 """
 
 import json
 import os
+import re
+import struct
 import subprocess
 from pathlib import Path
 
@@ -72,3 +75,127 @@ def test_the_cpu_does_not_mind(environment):
     assert result.stderr == ""
     result = run("plan", "--device", "sm_90", "--dtype", "bf16", "--json", **environment)
     assert result.returncode == 0 and json.loads(result.stdout)["family"] == "mma"
+
+
+# ---- attend and bench on a device ----
+
+
+@pytest.fixture
+def compiler(tmp_path):
+    """The environment in which the pretended compiler is found, and what it makes is kept apart."""
+    (tmp_path / "lib64").mkdir()
+    (tmp_path / "lib64" / "libnvrtc.so.13").symlink_to(DRIVER.parent / "libfake_nvrtc.so")
+    return {"CUDA_HOME": str(tmp_path), "FLASH_DMATTN_CACHE_DIR": str(tmp_path / "cache")}
+
+
+@pytest.fixture
+def float16(tmp_path):
+    """q, k and v [1, 24, 2, 16] in a .safetensors file; every element is 0.5."""
+    data = struct.pack("<e", 0.5) * 768
+    header = {name: {"dtype": "F16", "shape": [1, 24, 2, 16], "data_offsets": [n * 1536, (n + 1) * 1536]}
+              for n, name in enumerate("qkv")}
+    text = json.dumps(header).encode()
+    path = tmp_path / "float16.safetensors"
+    path.write_bytes(struct.pack("<Q", len(text)) + text + 3 * data)
+    return str(path)
+
+
+def test_attend_sees_that_a_kernel_wrote_nothing(compiler, float16):
+    """Outputs start as NaN on the device, too, and come back from there."""
+    result = run("attend", float16, "--device", "cuda", "--check", **compiler)
+    assert result.returncode == 1 and result.stderr == "fdm: out differs from float64 by inf of its row\n"
+    assert result.stdout.startswith("device    cuda:0, sm_90\n")
+    assert "\nforward   mma.forward, choice MMA_Forward_" in result.stdout and "threads" not in result.stdout
+    result = run("attend", float16, "--device", "cuda", "--json", **compiler)
+    plan = json.loads(result.stdout)["forward"]["plan"]
+    assert result.returncode == 0 and (plan["family"], plan["device.type"]) == ("mma", 2)
+
+
+def test_attend_chooses_the_device_by_itself(compiler, float16):
+    def device(*arguments):
+        result = run("attend", *arguments, "--iters", "1", "--json", **compiler)
+        assert result.returncode == 0, result.stderr
+        return json.loads(result.stdout)["device"].split(":")[0]
+
+    assert device(float16) == device(float16, "--device", "auto") == device(float16, "--device", "cuda:0") == "sm_90"
+    assert device(float16, "--device", "cpu") == device(float16, "--family", "reference") == "cpu"
+    result = run("attend", float16, "--family", "reference", **compiler)
+    assert result.stdout.startswith("device    cpu, since on cuda:0 no kernel takes this problem on sm_90: ")
+
+
+def test_attend_refuses_what_the_device_cannot(compiler, float16):
+    for arguments, code, words in [
+        (["--device", "cuda:1"], 2, "CUDA device index is 1; this machine has 1"),
+        (["--device", "cuda", "--family", "cpu"], 1, "it runs on CPUs only"),
+        (["--device", "cuda", "--kernel", "mma.decode"], 1, "query rows times the heads of a group are at most 16"),
+    ]:
+        result = run("attend", float16, *arguments, **compiler)
+        assert result.returncode == code and result.stdout == "" and words in result.stderr
+        assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("fault", ["cuMemAlloc:2:2", "cuMemcpyHtoD:1:1", "cuMemcpyDtoH:1:1", "cuMemsetD8:1:1",
+                                   "cuEventCreate:2:2", "cuEventRecord:1:3", "cuEventElapsedTime:1:2",
+                                   "cuLaunchKernelEx:1:3", "cuModuleLoadData:300:1",
+                                   "cuEventSynchronize:700:1"])
+@pytest.mark.parametrize("command", ["attend", "bench"])
+def test_failing_calls_of_the_driver_end_the_command(compiler, float16, command, fault):
+    what = [float16] if command == "attend" else ["--N", "64", "--kernel", "mma.forward"]
+    result = run(command, *what, "--device", "cuda", FAKE_CUDA_FAIL=fault, **compiler)
+    assert result.returncode == 1 and result.stderr.count("\n") == 1, result
+    assert "failed: " in result.stderr and "no kernel" not in result.stderr
+    if "cuEventSynchronize" in fault:
+        assert result.stderr.startswith("fdm: waiting for a CUDA event failed: "), "the first failure, of all that follow"
+
+
+def rows_of(result):
+    return [re.match(r"mma\((.*)\): \[", row).group(1) for row in result.stdout.split("\n\n")[0].splitlines()]
+
+
+def test_bench_shows_every_variant(compiler):
+    shape = ["--device", "cuda", "--N", "128", "--iters", "1"]
+    one = "split-q+share-qkv"
+    result = run("bench", *shape, "--kernel", f"mma.{one}", "--show-all", **compiler)
+    assert result.returncode == 0, result.stderr
+    layouts = [f"{one}+stage{stages}{layout}" for stages in (1, 2) for layout in ("", "+swizzle")]
+    assert sorted(rows_of(result)) == sorted(layouts + [f"{layout}+f16acc" for layout in layouts])
+    assert rows_of(result)[0] == f"{one}+stage2+swizzle"
+    assert rows_of(run("bench", *shape, "--kernel", f"mma.{one}", **compiler)) == [f"{one}+stage2+swizzle"]
+    result = run("bench", *shape, "--kernel", "MMA_SplitQ_ShareQKV_S1_Pad", "--dtype", "bf16", "--json", **compiler)
+    assert [row["row"] for row in json.loads(result.stdout)] == [f"mma({one}+stage1)"]
+    result = run("bench", *shape, "--show-all", **compiler)
+    kernels = {name.split("+stage")[0].split("+")[0] for name in rows_of(result)}
+    assert kernels == {"forward", "wide", "split-kv", "split-q"}
+    reason = "cannot run it: query rows times the heads of a group are at most 16"
+    assert result.stdout.endswith(f"\n\nleft out\n  mma(decode): {reason}\n")
+
+
+def test_bench_sees_that_a_kernel_wrote_nothing(compiler):
+    for length in ("64", "4000"):  # of the longer one, some rows are looked at
+        result = run("bench", "--device", "cuda", "--N", length, "--H", "1", "--kernel", "forward", "--check", **compiler)
+        assert result.returncode == 1 and result.stderr == "fdm: a kernel differs from float64\n"
+
+
+def test_bench_chooses_device_and_dtype(compiler):
+    def device(*arguments):
+        result = run("bench", "--N", "64", "--iters", "1", *arguments, "--json", **compiler)
+        assert result.returncode == 0, result.stderr
+        return {(row["kernel"].split(".")[0], row["device"].split(":")[0]) for row in json.loads(result.stdout)}
+
+    assert device() == device("--dtype", "bf16") == device("--topk", "9") == {("mma", "sm_90")}
+    assert device("--pass", "backward") == {("cpu", "cpu")}
+    assert device("--dtype", "fp64", "--reference") == {("reference", "cpu")}
+    assert device("--kernel", "cpu.forward") == device("--device", "cpu") == {("cpu", "cpu")}
+    assert device("--kernel", "MMA_SplitQ_S2_Pad") == {("mma", "sm_90")}
+
+
+def test_bench_says_what_the_device_lacks(compiler):
+    for arguments, words in [
+        (["--pass", "backward"], "no kernel took the problem; the last one, mma.backward: this version plans the backward "
+                                 "on CUDA devices but has no kernel to run it; move the tensors to the CPU"),
+        (["--dtype", "fp64"], "float64 is computed by the reference family only, on the CPU"),
+        (["--dtype", "bf16", "--kernel", "S2_Pad_F16Acc"], "has 'S2_Pad_F16Acc' in its name or choice code"),
+    ]:
+        result = run("bench", "--device", "cuda", *arguments, **compiler)
+        assert result.returncode == 1 and result.stdout == "" and words in result.stderr
+        assert result.stderr.count("\n") == 1
