@@ -100,7 +100,7 @@ static void vary_number(struct search *s, int32_t part, const char *code, char l
 }
 
 static void vary_tile(struct search *s, int32_t part, const char *code) {
-    static const int rows[] = {16, 32, 64, 128, 256, 0}, keys[] = {16, 32, 48, 64, 96, 128, 192, 256, 0};
+    static const int rows[] = {16, 32, 64, 128, 0}, keys[] = {16, 32, 48, 64, 96, 128, 192, 256, 0};
     char text[16];
     for (const int *m = rows; *m; m++)
         for (const int *n = keys; *n; n++) {
