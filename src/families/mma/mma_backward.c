@@ -9,7 +9,7 @@
 #include "mma_family.h"
 
 /* Of the plan's parameters. */
-enum { STAGED_ROWS, OVERLAY, DS_BUFFERS, PAIRED };
+enum { STAGED_ROWS, OVERLAY, DS_BUFFERS, PAIRED, RING };
 
 static int bounded(const fdm_problem *p) { return p->causal || p->window_left >= 0 || p->window_right >= 0; }
 static int mask_rows(const fdm_problem *p) { return p->has_mask && p->mask_shape[2] != 1; }
@@ -58,8 +58,8 @@ static int64_t put(struct layout *l, int64_t bytes) {
     return at;
 }
 
-/* Warps that may share keys; what one does not write stays 0. */
-static int32_t dbias_shares(int32_t block_n) { return block_n == 128 ? 2 : MMA_BACKWARD_WARPS * 16 / block_n; }
+/* Warps that may share keys, paired or not; what one does not write stays 0. */
+static int32_t dbias_shares(int32_t block_n) { return block_n == 128 ? 2 : 4; }
 
 static int64_t dbias_count(const fdm_problem *p, int32_t block_n) {
     const int64_t *shape = p->bias_shape;
@@ -92,38 +92,43 @@ static struct layout lay_out(const fdm_problem *p, int32_t block_m, int32_t bloc
 
 /* ---- plan ---- */
 
-static int32_t bytes_with(const fdm_plan *plan, const fdm_problem *p, int32_t paired, int32_t buffers) {
+static int32_t bytes_with(const fdm_plan *plan, const fdm_problem *p, struct mma_backward_extras with) {
     return mma_backward_bytes_with(plan->block_m, plan->block_n, plan->stages, plan->v_in_registers,
-                                   (int32_t)p->head_dim, (int32_t)p->head_dim_v, paired, buffers);
+                                   (int32_t)p->head_dim, (int32_t)p->head_dim_v, with) +
+           mma_backward_keys_bytes(plan->block_n, mma_backward_keyed(p));
 }
 
 static int may_pair(const fdm_plan *plan, const fdm_problem *p) {
-    /* where sums of a bias without rows, turns or a sequence's begin are kept too, paired warps have not enough
-     * registers */
-    const int crowded = (p->has_bias && !bias_rows(p)) || p->deterministic || p->varlen;
-    return !crowded &&
-           mma_backward_can_pair(plan->block_n, (int32_t)p->head_dim, (int32_t)p->head_dim_v, plan->v_in_registers);
+    return mma_backward_can_pair(plan->block_n, (int32_t)p->head_dim, (int32_t)p->head_dim_v, plan->v_in_registers);
 }
 
-/* The tile is chosen; what shared memory is left buys paired warps, two buffers for what passes, or both. */
+/* The tile is chosen; what shared memory is left buys what comes first here. */
+static const struct {
+    struct mma_backward_extras with;
+    const char *words;
+} extras[] = {
+    {{1, 2, 3}, "paired warps, dS twice and a ring of three times 64 rows"},
+    {{1, 2, 2}, "paired warps, dS twice and a ring of two times 64 rows"},
+    {{1, 2, 0}, "paired warps and dS twice"},
+    {{1, 1, 0}, "paired warps"},
+    {{0, 2, 0}, "dS twice"},
+};
+
 static void spend_more(const fdm_device *device, const fdm_problem *p, fdm_plan *plan) {
-    for (int32_t way = 0; way < 3; way++) {
-        const int32_t paired = way < 2, buffers = way == 1 ? 1 : 2;
-        if (paired ? !may_pair(plan, p) : plan->parameters[OVERLAY])
-            continue;
-        const int32_t bytes = bytes_with(plan, p, paired, buffers);
-        if (bytes > device->shared_bytes)
+    for (size_t i = 0; i < sizeof extras / sizeof extras[0]; i++) {
+        const struct mma_backward_extras with = extras[i].with;
+        const int32_t bytes = bytes_with(plan, p, with);
+        if ((with.paired ? !may_pair(plan, p) : plan->parameters[OVERLAY]) || (with.ring && p->deterministic) ||
+            bytes > device->shared_bytes)
             continue;
         const size_t used = strlen(plan->reason);
-        plan->parameters[PAIRED] = paired;
-        plan->parameters[DS_BUFFERS] = buffers;
-        plan->parameters[OVERLAY] = paired ? 0 : plan->parameters[OVERLAY];
+        plan->parameters[PAIRED] = with.paired;
+        plan->parameters[DS_BUFFERS] = with.buffers;
+        plan->parameters[RING] = with.ring;
+        plan->parameters[OVERLAY] = with.paired ? 0 : plan->parameters[OVERLAY];
         plan->shared_bytes = bytes;
-        snprintf(plan->reason + used, sizeof plan->reason - used, "; %.4g KB with %s%s", (double)bytes / 1024,
-                 paired ? "paired warps" : "",
-                 buffers == 1 ? ""
-                 : paired     ? " and dS twice"
-                              : "dS twice");
+        snprintf(plan->reason + used, sizeof plan->reason - used, "; %.4g KB with %s", (double)bytes / 1024,
+                 extras[i].words);
         return;
     }
 }
@@ -142,7 +147,7 @@ static int fill_code(const fdm_device *device, const fdm_problem *p, const char 
     plan->parameters[STAGED_ROWS] = choice.staged_rows;
     plan->parameters[OVERLAY] = choice.overlay;
     plan->parameters[DS_BUFFERS] = 1;
-    plan->parameters[PAIRED] = 0;
+    plan->parameters[PAIRED] = plan->parameters[RING] = 0;
     spend_more(device, p, plan);
     return 1;
 }
@@ -190,6 +195,7 @@ static void main_request(const fdm_plan *plan, const fdm_problem *p, int32_t d, 
         {"OVERLAY", plan->parameters[OVERLAY]},
         {"DS_BUFFERS", plan->parameters[DS_BUFFERS]},
         {"PAIRED", plan->parameters[PAIRED] != 0},
+        {"RING", plan->parameters[RING]},
         {"ALIGNED", p->aligned},
         {"WINDOW", bounded(p)},
         {"MASK", p->has_mask},
@@ -255,16 +261,19 @@ static int overlays(const fdm_plan *plan, const fdm_problem *p) {
 
 /* A plan may come from a file: its tile must be its code's, and its room what the kernel takes. */
 static int sound(const fdm_plan *plan, const fdm_problem *p) {
-    const int32_t v_in_registers = plan->v_in_registers, paired = plan->parameters[PAIRED] != 0,
-                  buffers = plan->parameters[DS_BUFFERS];
+    const int32_t v_in_registers = plan->v_in_registers;
+    const struct mma_backward_extras with = {plan->parameters[PAIRED] != 0, plan->parameters[DS_BUFFERS],
+                                             plan->parameters[RING]};
     for (int32_t i = 0; i < mma_backward_code_count; i++) {
         const struct mma_backward_code *code = &mma_backward_codes[i];
         if (strcmp(code->code, plan->choice) == 0)
             return plan->block_m == code->block_m && plan->block_n == code->block_n &&
                    v_in_registers == code->v_in_registers && (plan->stages == 1 || plan->stages == 2) &&
-                   (!paired || may_pair(plan, p)) && (buffers == 1 || buffers == 2) &&
-                   plan->parameters[OVERLAY] == (!paired && buffers == 1 && overlays(plan, p)) &&
-                   plan->shared_bytes == bytes_with(plan, p, paired, buffers) &&
+                   (!with.paired || may_pair(plan, p)) && (with.buffers == 1 || with.buffers == 2) &&
+                   (!with.ring || (with.paired && with.buffers == 2 && (with.ring == 2 || with.ring == 3) &&
+                                   !p->deterministic)) &&
+                   plan->parameters[OVERLAY] == (!with.paired && with.buffers == 1 && overlays(plan, p)) &&
+                   plan->shared_bytes == bytes_with(plan, p, with) &&
                    plan->workspace_bytes >= lay_out(p, plan->block_m, plan->block_n).bytes;
     }
     return 0;

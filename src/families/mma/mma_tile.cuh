@@ -21,27 +21,37 @@ template <int chunks> __device__ __forceinline__ int chunk_offset(int row, int c
 /* Rows 0 .. tile_rows - 1 from global memory; what is past `rows` or `columns` becomes 0. */
 template <int chunks, int tile_rows>
 __device__ __forceinline__ void load_tile(uint32_t tile, const char *from, int64_t row_bytes, int rows, int columns) {
-    constexpr int copies = (tile_rows * chunks + THREADS - 1) / THREADS;
+    constexpr int copies = (tile_rows * chunks + THREADS - 1) / THREADS, step = THREADS / chunks;
     int thread = threadIdx.x;
     asm volatile("" : "+r"(thread)); /* places are computed here, not kept from call to call */
-#pragma unroll(copies < 4 ? copies : copies % 4 ? 2 : 4)
-    for (int n = 0; n < copies; n++) {
-        const int index = n * THREADS + thread, row = index / chunks, chunk = index % chunks;
-        if (tile_rows * chunks % THREADS && row >= tile_rows)
-            break;
-        const int count = row < rows ? min(max(columns - chunk * 8, 0), 8) : 0;
-        const char *at = count ? from + row * row_bytes + chunk * 16 : from;
+    if constexpr (ALIGNED && THREADS % chunks == 0 && step % 8 == 0 && tile_rows % step == 0) {
+        /* A thread's copies lie in one column, `step` rows apart: only the row's address changes. */
+        const int row = thread / chunks, chunk = thread % chunks, bytes = min(max(columns - chunk * 8, 0), 8) * 2;
+        const char *at = from + row * row_bytes + chunk * 16;
         const uint32_t to = tile + chunk_offset<chunks>(row, chunk);
+#pragma unroll
+        for (int n = 0; n < copies; n++, at += step * row_bytes)
+            cp_async_16_fill(to + n * step * chunks * 16, at, row + n * step < rows ? bytes : 0);
+    } else {
+#pragma unroll(copies < 4 ? copies : copies % 4 ? 2 : 4)
+        for (int n = 0; n < copies; n++) {
+            const int index = n * THREADS + thread, row = index / chunks, chunk = index % chunks;
+            if (tile_rows * chunks % THREADS && row >= tile_rows)
+                break;
+            const int count = row < rows ? min(max(columns - chunk * 8, 0), 8) : 0;
+            const char *at = count ? from + row * row_bytes + chunk * 16 : from;
+            const uint32_t to = tile + chunk_offset<chunks>(row, chunk);
 #if ALIGNED
-        cp_async_16_fill(to, at, count * 2);
+            cp_async_16_fill(to, at, count * 2);
 #else
-        uint32_t word[4] = {0, 0, 0, 0};
+            uint32_t word[4] = {0, 0, 0, 0};
 #    pragma unroll
-        for (int e = 0; e < 8; e++)
-            if (e < count)
-                word[e / 2] |= (uint32_t)((const uint16_t *)at)[e] << (e % 2 * 16);
-        st_shared_16(to, word[0], word[1], word[2], word[3]);
+            for (int e = 0; e < 8; e++)
+                if (e < count)
+                    word[e / 2] |= (uint32_t)((const uint16_t *)at)[e] << (e % 2 * 16);
+            st_shared_16(to, word[0], word[1], word[2], word[3]);
 #endif
+        }
     }
 }
 
