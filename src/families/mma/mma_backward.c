@@ -1,5 +1,6 @@
 /* mma_backward.c: the backward on the host: its tile, by the rules of mma_rules.c, its workspace and its launches. */
 #include "families/mma/mma_backward.h"
+#include "families/mma/mma_order.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -9,7 +10,7 @@
 #include "mma_family.h"
 
 /* Of the plan's parameters. */
-enum { STAGED_ROWS, OVERLAY, DS_BUFFERS, PAIRED, RING };
+enum { STAGED_ROWS, OVERLAY, DS_BUFFERS, PAIRED, RING, GATHER };
 
 static int bounded(const fdm_problem *p) { return p->causal || p->window_left >= 0 || p->window_right >= 0; }
 static int mask_rows(const fdm_problem *p) { return p->has_mask && p->mask_shape[2] != 1; }
@@ -23,6 +24,11 @@ static int32_t dbias_kind(const fdm_problem *p) {
         return MMA_DBIAS_KEYS;
     const int own = p->bias_shape[0] == p->batch && p->bias_shape[1] == p->heads && p->bias_shape[3] == p->seqlen_k;
     return own ? MMA_DBIAS_DIRECT : MMA_DBIAS_SUMS;
+}
+
+/* Whether keys may be put in another order: what is seen is said key by key, alike for the query heads of a KV head. */
+static int may_gather(const fdm_problem *p) {
+    return p->has_intervals && !p->varlen && !mask_rows(p) && !bias_rows(p) && p->interval_heads <= p->heads_kv;
 }
 
 static const char *refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
@@ -48,8 +54,8 @@ static int suits(const fdm_device *device, const fdm_problem *p) {
 
 /* Where the arrays of struct mma_backward_arguments lie, in bytes from the workspace's start. */
 struct layout {
-    int64_t lse, delta, dq, dbias, summary, turns, ticket, bytes;
-    int64_t rows, arrays, dbias_count;
+    int64_t lse, delta, dq, dbias, summary, turns, ticket, order, bytes;
+    int64_t rows, arrays, dbias_count, order_stride;
 };
 
 static int64_t put(struct layout *l, int64_t bytes) {
@@ -84,6 +90,8 @@ static struct layout lay_out(const fdm_problem *p, int32_t block_m, int32_t bloc
     l.dq = put(&l, p->needs_dq ? 4 * all * d : 0);
     l.turns = put(&l, p->needs_dq && p->deterministic ? all / 16 * 4 : 0);
     l.ticket = put(&l, 4);
+    l.order_stride = mma_round_up(p->seqlen_k, MMA_ORDER_KEYS);
+    l.order = put(&l, may_gather(p) ? 4 * p->interval_batch * p->interval_heads * l.order_stride : 0);
     l.dbias_count = dbias_count(p, block_n);
     l.dbias = put(&l, 4 * l.dbias_count);
     l.summary = put(&l, mask_rows(p) ? mma_summary_bytes(p, block_m, block_n) : 0);
@@ -133,6 +141,8 @@ static void spend_more(const fdm_device *device, const fdm_problem *p, fdm_plan 
     }
 }
 
+enum { GATHER_KEYS_MIN = 512 }; /* fewer are few tiles */
+
 static int fill_code(const fdm_device *device, const fdm_problem *p, const char *code, fdm_plan *plan) {
     struct mma_backward_choice choice;
     if (!mma_backward_choose(device, p, code, &choice, plan->reason, sizeof plan->reason))
@@ -149,6 +159,11 @@ static int fill_code(const fdm_device *device, const fdm_problem *p, const char 
     plan->parameters[DS_BUFFERS] = 1;
     plan->parameters[PAIRED] = plan->parameters[RING] = 0;
     spend_more(device, p, plan);
+    plan->parameters[GATHER] = may_gather(p) && p->seqlen_k >= GATHER_KEYS_MIN;
+    if (plan->parameters[GATHER]) {
+        const size_t used = strlen(plan->reason);
+        snprintf(plan->reason + used, sizeof plan->reason - used, "; keys in the order of the last row that sees them");
+    }
     return 1;
 }
 
@@ -165,12 +180,13 @@ static int has_code(const char *code) {
 
 /* ---- execution ---- */
 
-enum { PREPARE, MAIN, FINISH, DBIAS, SUMMARY, NUM_KERNELS };
+enum { PREPARE, MAIN, FINISH, DBIAS, SUMMARY, ORDER, NUM_KERNELS };
 _Static_assert((int)NUM_KERNELS <= (int)MMA_REQUESTS_MAX, "a plan launches no more");
 
-/* Which of them a problem launches. */
-static int wanted(const fdm_problem *p, int32_t kernel) {
+/* Which of them a plan launches. */
+static int wanted(const fdm_plan *plan, const fdm_problem *p, int32_t kernel) {
     switch (kernel) {
+    case ORDER: return plan->parameters[GATHER];
     case FINISH: return p->needs_dq;
     case DBIAS: return dbias_kind(p) == MMA_DBIAS_KEYS || dbias_kind(p) == MMA_DBIAS_SUMS;
     case SUMMARY: return mask_rows(p);
@@ -204,6 +220,7 @@ static void main_request(const fdm_plan *plan, const fdm_problem *p, int32_t d, 
         {"BIAS_ROWS", bias_rows(p)},
         {"DBIAS", dbias_kind(p)},
         {"INTERVALS", p->has_intervals},
+        {"GATHER", plan->parameters[GATHER]},
         {"VARLEN", p->varlen},
         {"SOFTCAP", p->softcap > 0},
         {"NEEDS_DQ", p->needs_dq},
@@ -231,6 +248,13 @@ static void rows_request(const fdm_problem *p, int32_t d, int32_t dv, int32_t ke
     request->shared_bytes = 0;
 }
 
+static void order_request(struct cuda_kernel_request *request) {
+    request->file = "families/mma/mma_order.cu";
+    request->entry = "mma_order";
+    request->num_constants = 0;
+    request->shared_bytes = 0;
+}
+
 /* `place`: of each kernel among the requests. */
 static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *requests,
                              int32_t place[NUM_KERNELS]) {
@@ -240,13 +264,15 @@ static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct 
     int32_t count = 0;
     for (int32_t kernel = 0; kernel < NUM_KERNELS; kernel++) {
         struct cuda_kernel_request *request = &requests[count];
-        if (!wanted(p, kernel))
+        if (!wanted(plan, p, kernel))
             continue;
         place[kernel] = count++;
         if (kernel == MAIN) {
             main_request(plan, p, d, dv, request);
         } else if (kernel == SUMMARY) {
             mma_summary_request(request);
+        } else if (kernel == ORDER) {
+            order_request(request);
         } else {
             rows_request(p, d, dv, kernel, request);
         }
@@ -270,9 +296,10 @@ static int sound(const fdm_plan *plan, const fdm_problem *p) {
             return plan->block_m == code->block_m && plan->block_n == code->block_n &&
                    v_in_registers == code->v_in_registers && (plan->stages == 1 || plan->stages == 2) &&
                    (!with.paired || may_pair(plan, p)) && (with.buffers == 1 || with.buffers == 2) &&
-                   (!with.ring || (with.paired && with.buffers == 2 && (with.ring == 2 || with.ring == 3) &&
-                                   !p->deterministic)) &&
+                   (!with.ring ||
+                    (with.paired && with.buffers == 2 && (with.ring == 2 || with.ring == 3) && !p->deterministic)) &&
                    plan->parameters[OVERLAY] == (!with.paired && with.buffers == 1 && overlays(plan, p)) &&
+                   (!plan->parameters[GATHER] || (plan->parameters[GATHER] == 1 && may_gather(p))) &&
                    plan->shared_bytes == bytes_with(plan, p, with) &&
                    plan->workspace_bytes >= lay_out(p, plan->block_m, plan->block_n).bytes;
     }
@@ -321,6 +348,9 @@ static void fill_arguments(const fdm_plan *plan, const struct attention *attenti
         .dbias_sums = (float *)(void *)(workspace + l.dbias),
         .turns = p->needs_dq && p->deterministic ? (int32_t *)(void *)(workspace + l.turns) : NULL,
         .ticket = (int32_t *)(void *)(workspace + l.ticket),
+        .order = (const int32_t *)(const void *)(workspace + l.order),
+        .order_batch = p->interval_batch == 1 ? 0 : p->interval_heads * l.order_stride,
+        .order_head = p->interval_heads == 1 ? 0 : l.order_stride,
         .rows = l.rows,
         .num_row_arrays = l.arrays,
         .dbias_count = l.dbias_count,
@@ -354,6 +384,27 @@ static fdm_status launch(const struct cuda_kernel *kernel, int64_t x, int64_t y,
     return x > 0 && y > 0 && z > 0 ? cuda_launch(&launch) : FDM_OK;
 }
 
+static fdm_status put_in_order(const struct cuda_kernel *kernel, const fdm_problem *p,
+                               const struct mma_backward_arguments *a, void *stream) {
+    const int64_t stride = mma_round_up(p->seqlen_k, MMA_ORDER_KEYS);
+    const struct mma_order_arguments arguments = {.intervals = a->in.intervals,
+                                                  .order = (int32_t *)(uintptr_t)a->order,
+                                                  .stride = stride,
+                                                  .seqlen_q = a->in.seqlen_q,
+                                                  .seqlen_k = a->in.seqlen_k,
+                                                  .num_heads = (int32_t)p->interval_heads,
+                                                  .window_left = a->in.window_left,
+                                                  .window_right = a->in.window_right};
+    struct cuda_launch launch = {
+        .kernel = kernel,
+        .grid = {(uint32_t)(stride / MMA_ORDER_KEYS), (uint32_t)(p->interval_batch * p->interval_heads), 1},
+        .threads = MMA_ORDER_THREADS,
+        .stream = stream,
+        .arguments = &arguments,
+        .arguments_bytes = sizeof arguments};
+    return cuda_launch(&launch);
+}
+
 static uint32_t threads_of(const fdm_plan *plan, const fdm_problem *p) {
     const int32_t widest = mma_backward_widest((int32_t)p->head_dim, (int32_t)p->head_dim_v);
     return 32 * (uint32_t)mma_backward_warps(plan->block_n, widest, plan->v_in_registers);
@@ -380,16 +431,18 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     const int64_t dbias_threads = a.dbias_shares && a.dbias_keys == 1 ? 32 * elements : elements;
     status = launch(kernels[place[PREPARE]], rows > 1 ? rows : 1, p->heads, p->batch > 1 ? p->batch : 1,
                     32 * MMA_BACKWARD_ROWS_WARPS, &a, stream);
-    if (!status && wanted(p, SUMMARY))
+    if (!status && wanted(plan, p, SUMMARY))
         status = mma_summarise(kernels[place[SUMMARY]], p, plan->block_m, plan->block_n,
                                (uint8_t *)(uintptr_t)a.in.summary, stream, &a.in);
+    if (!status && wanted(plan, p, ORDER))
+        status = put_in_order(kernels[place[ORDER]], p, &a, stream);
     if (!status)
         status = launch(kernels[place[MAIN]], tiles_of(p->seqlen_k, plan->block_n), p->heads_kv, p->batch,
                         threads_of(plan, p), &a, stream);
-    if (!status && wanted(p, FINISH))
+    if (!status && wanted(plan, p, FINISH))
         status = launch(kernels[place[FINISH]], tiles_of(p->seqlen_q, ROWS_OF_A_BLOCK), p->heads, p->batch,
                         32 * MMA_BACKWARD_ROWS_WARPS, &a, stream);
-    if (!status && wanted(p, DBIAS))
+    if (!status && wanted(plan, p, DBIAS))
         status = launch(kernels[place[DBIAS]], tiles_of(dbias_threads, DBIAS_THREADS), 1, 1, DBIAS_THREADS, &a, stream);
     return status;
 }

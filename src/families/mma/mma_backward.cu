@@ -16,6 +16,7 @@
  * traffic), z batches. Bound by: tensor cores and the shared-memory reads that feed them, five products a pair. */
 #include "cuda/ptx/global.cuh"
 #include "families/mma/mma_backward.h"
+#include "families/mma/mma_order.h"
 
 #define WIDEST     (HEAD_DIM > HEAD_DIM_V ? HEAD_DIM : HEAD_DIM_V)
 /* A warp has one or two tiles of 16 keys. */
@@ -56,6 +57,7 @@ static_assert(WARPS == mma_backward_warps(BLOCK_N, WIDEST, V_IN_REGISTERS), "the
 static_assert(!PAIRED || mma_backward_can_pair(BLOCK_N, HEAD_DIM, HEAD_DIM_V, V_IN_REGISTERS), "for some head dims");
 static_assert(!RING || (PAIRED && DS_BUFFERS == 2 && !OVERLAY && !DETERMINISTIC && (RING == 2 || RING == 3)),
               "a ring is of paired warps");
+static_assert(!GATHER || (INTERVALS && !VARLEN && !(MASK && MASK_ROWS) && !(BIAS && BIAS_ROWS)), "of keys alone");
 static_assert(DQ_COLUMNS % 16 == 0 && SUM_COLUMNS_K % 16 == 0 && SUM_COLUMNS_V % 16 == 0, "shares are steps of 16");
 
 /* Shared memory. */
@@ -154,6 +156,16 @@ __device__ __forceinline__ float bias_value(const char *at) {
 #endif
 }
 
+/* The key at a place of the block's. */
+__device__ __forceinline__ int key_at(const struct mma_backward_arguments &a, const struct place &at, int local) {
+#if GATHER
+    const int64_t head = (int64_t)at.head_kv * a.in.group / a.in.intervals.group;
+    return a.order[at.batch * a.order_batch + head * a.order_head + at.first_key + local];
+#else
+    return at.first_key + local;
+#endif
+}
+
 /* Rows first <= i < last see a key, as far as window and ends decide. */
 __device__ __forceinline__ int first_row(const struct mma_backward_arguments &a, const struct place &at, int64_t key) {
     return WINDOW && a.in.window_right != UNBOUNDED
@@ -188,7 +200,7 @@ __device__ __forceinline__ void store_keys(const struct mma_backward_arguments &
                                            const struct head &head, uint32_t to) {
     if (threadIdx.x >= BLOCK_N)
         return;
-    const int j = at.first_key + threadIdx.x;
+    const int j = key_at(a, at, threadIdx.x);
     int first = first_row(a, at, j), last = last_row(a, at, j);
     float bias = 0;
     if (j >= at.seqlen_k) {
@@ -233,15 +245,39 @@ struct walk {
 };
 __device__ __forceinline__ struct walk plan_walk(const struct mma_backward_arguments &a, const struct place &at) {
     struct walk w;
-    const int last_key = min(at.first_key + BLOCK_N, at.seqlen_k) - 1;
-    w.first = first_row(a, at, at.first_key);
+    const int group = GATHER ? MMA_ORDER_KEYS : BLOCK_N, first_key = at.first_key / group * group;
+    const int last_key = min(first_key + group, at.seqlen_k) - 1;
+    w.first = first_row(a, at, first_key);
     w.last = last_row(a, at, last_key);
     w.full_first = first_row(a, at, last_key);
-    w.full_last = at.first_key + BLOCK_N <= at.seqlen_k ? last_row(a, at, at.first_key) : 0;
+    w.full_last = first_key + group <= at.seqlen_k ? last_row(a, at, first_key) : 0;
     if (w.full_last == at.seqlen_q)
         w.full_last = UNBOUNDED; /* rows past the end have weight 0 */
     return w;
 }
+#if KEYED
+/* What the keys themselves leave of it. `scratch`: 32 bytes that nobody uses. */
+__device__ __forceinline__ struct walk narrow(struct walk w, uint32_t keys, uint32_t scratch) {
+    if (threadIdx.x < BLOCK_N) {
+        int first = (int)ld_shared_4(keys + threadIdx.x * 4), last = (int)ld_shared_4(keys + (BLOCK_N + threadIdx.x) * 4);
+        first = __reduce_min_sync(0xffffffff, first < last ? first : UNBOUNDED);
+        last = __reduce_max_sync(0xffffffff, last);
+        st_shared_4(scratch + threadIdx.x / 32 * 8, (uint32_t)first);
+        st_shared_4(scratch + threadIdx.x / 32 * 8 + 4, (uint32_t)last);
+    }
+    __syncthreads();
+    int first = UNBOUNDED, last = 0;
+#    pragma unroll
+    for (int n = 0; n < BLOCK_N / 32; n++) {
+        first = min(first, (int)ld_shared_4(scratch + n * 8));
+        last = max(last, (int)ld_shared_4(scratch + n * 8 + 4));
+    }
+    __syncthreads();
+    w.first = max(w.first, first);
+    w.last = min(w.last, last);
+    return w;
+}
+#endif
 __device__ __forceinline__ bool active(const struct mma_backward_arguments &a, const struct place &at,
                                        uint32_t keys, int h, int row) {
     bool any = true;
@@ -704,10 +740,47 @@ template <int tiles> __device__ __forceinline__ void gather_shares(float (&sum)[
 #endif
 }
 
+/* The block's keys in a tensor: from it to a tile, and back. */
+__device__ __forceinline__ char *keys_of(const struct mma_matrix &x, const struct place &at) {
+    return x.data + (at.batch * x.batch + (int64_t)(at.k_begin + (GATHER ? 0 : at.first_key)) * x.row +
+                     at.head_kv * x.head) * 2;
+}
+template <int chunks>
+__device__ __forceinline__ void load_keys_tile(uint32_t tile, const struct mma_matrix &from,
+                                               const struct mma_backward_arguments &a, const struct place &at,
+                                               int num_columns) {
+    const char *data = keys_of(from, at);
+    if (!GATHER) {
+        load_tile<chunks, BLOCK_N>(tile, data, from.row * 2, at.seqlen_k - at.first_key, num_columns);
+        return;
+    }
+    for (int n = threadIdx.x; n < BLOCK_N * chunks; n += THREADS) {
+        const int row = n / chunks, chunk = n % chunks, key = key_at(a, at, row);
+        const int count = key < at.seqlen_k ? min(max(num_columns - chunk * 8, 0), 8) : 0;
+        load_chunk(tile + chunk_offset<chunks>(row, chunk), count ? data + key * from.row * 2 + chunk * 16 : data, count);
+    }
+}
+template <int chunks>
+__device__ __forceinline__ void store_keys_tile(const struct mma_matrix &to, const struct mma_backward_arguments &a,
+                                                const struct place &at, uint32_t tile, int num_columns) {
+    char *data = keys_of(to, at);
+    if (!GATHER) {
+        store_tile<chunks>(data, to.row * 2, tile, min(BLOCK_N, at.seqlen_k - at.first_key), num_columns,
+                           (int)threadIdx.x, THREADS);
+        return;
+    }
+    for (int n = threadIdx.x; n < BLOCK_N * chunks; n += THREADS) {
+        const int row = n / chunks, chunk = n % chunks, key = key_at(a, at, row), count = min(num_columns - chunk * 8, 8);
+        if (key < at.seqlen_k && count > 0)
+            store_chunk(data + key * to.row * 2 + chunk * 16, tile + chunk_offset<chunks>(row, chunk), count);
+    }
+}
+
 /* One gradient of the block's keys: rounded, through shared memory, to global memory. */
 template <int columns, int tiles>
 __device__ __forceinline__ void store_sums(const float (&sum)[KEY_TILES][tiles][4], float factor, uint32_t tile,
-                                           const struct mma_matrix &to, const struct place &at, int num_columns) {
+                                           const struct mma_matrix &to, const struct mma_backward_arguments &a,
+                                           const struct place &at, int num_columns) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, share = warp / KEY_WARPS;
     __syncthreads();
     if (BY_COLUMNS || share == 0)
@@ -721,10 +794,7 @@ __device__ __forceinline__ void store_sums(const float (&sum)[KEY_TILES][tiles][
                             pack(sum[j / 2][n][j % 2 * 2] * factor, sum[j / 2][n][j % 2 * 2 + 1] * factor));
     __syncthreads();
     if (to.data)
-        store_tile<columns / 8>(to.data + (at.batch * to.batch + (int64_t)(at.k_begin + at.first_key) * to.row +
-                                           at.head_kv * to.head) * 2,
-                                to.row * 2, tile, min(BLOCK_N, at.seqlen_k - at.first_key), num_columns,
-                                (int)threadIdx.x, THREADS);
+        store_keys_tile<columns / 8>(to, a, at, tile, num_columns);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
@@ -748,13 +818,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
         return;
     [[maybe_unused]] const int warp = threadIdx.x / 32, warp_key = warp % KEY_WARPS * WARP_KEYS;
 
-    const char *k = a.in.k.data + (at.batch * a.in.k.batch + (int64_t)(at.k_begin + at.first_key) * a.in.k.row +
-                                   at.head_kv * a.in.k.head) * 2;
-    const char *v = a.in.v.data + (at.batch * a.in.v.batch + (int64_t)(at.k_begin + at.first_key) * a.in.v.row +
-                                   at.head_kv * a.in.v.head) * 2;
-    load_tile<HEAD_DIM_V / 8, BLOCK_N>(V_IN_REGISTERS ? tiles.q : tiles.v, v, a.in.v.row * 2,
-                                       at.seqlen_k - at.first_key, a.in.head_dim_v);
-    load_tile<HEAD_DIM / 8, BLOCK_N>(tiles.k, k, a.in.k.row * 2, at.seqlen_k - at.first_key, a.in.head_dim);
+    load_keys_tile<HEAD_DIM_V / 8>(V_IN_REGISTERS ? tiles.q : tiles.v, a.in.v, a, at, a.in.head_dim_v);
+    load_keys_tile<HEAD_DIM / 8>(tiles.k, a.in.k, a, at, a.in.head_dim);
     cp_async_commit();
     value_fragments values;
 #if V_IN_REGISTERS
@@ -767,7 +832,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
 #endif
     struct sums sums = {};
     [[maybe_unused]] uint32_t ds_buffer = 0;
-    const struct walk walk = plan_walk(a, at);
 
 #pragma unroll 1
     for (int g = 0; g < a.in.group; g++) {
@@ -775,6 +839,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
 #if KEYED
         store_keys(a, at, find_head(a, at, h), tiles.keys);
         __syncthreads();
+        const struct walk walk = narrow(plan_walk(a, at), tiles.keys, tiles.rows);
+#else
+        const struct walk walk = plan_walk(a, at);
 #endif
 #if RING
         /* Units of 64 rows lie in a ring; one is loaded RING - 1 units ahead, when all warps have left its place. */
@@ -904,7 +971,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
             float x = sums.dbias[n / 2][n % 2];
             x += __shfl_xor_sync(0xffffffff, x, 1);
             x += __shfl_xor_sync(0xffffffff, x, 2);
-            const int key = at.first_key + warp_key + threadIdx.x % 32 / 4 + n * 8;
+            const int key = key_at(a, at, warp_key + threadIdx.x % 32 / 4 + n * 8);
             if (threadIdx.x % 4 == 0 && key < at.seqlen_k)
                 a.dbias_sums[(((int64_t)(warp / KEY_WARPS) * a.in.batch + at.batch) * a.in.heads + h) *
                                  a.in.seqlen_k + key] = x;
@@ -915,7 +982,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
         __syncthreads();
     }
     gather_shares(sums.dk[0], (float *)shared);
-    store_sums<HEAD_DIM>(sums.dk, a.in.scale, tiles.q, a.dk, at, a.in.head_dim);
+    store_sums<HEAD_DIM>(sums.dk, a.in.scale, tiles.q, a.dk, a, at, a.in.head_dim);
     gather_shares(sums.dv[0], (float *)shared);
-    store_sums<HEAD_DIM_V>(sums.dv, 1.0f, tiles.q, a.dv, at, a.in.head_dim_v);
+    store_sums<HEAD_DIM_V>(sums.dv, 1.0f, tiles.q, a.dv, a, at, a.in.head_dim_v);
 }

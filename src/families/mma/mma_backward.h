@@ -105,9 +105,9 @@ MMA_BACKWARD_INLINE int32_t mma_backward_bytes_with(int32_t block_m, int32_t blo
     const int32_t widest = mma_backward_widest(head_dim, head_dim_v);
     const int32_t d = mma_backward_padded(head_dim, block_n, widest);
     const int32_t dv = mma_backward_padded(head_dim_v, block_n, widest);
-    const int32_t passing = with.paired ? 128
-                                        : mma_backward_sub_rows(block_n, widest) *
-                                              (mma_backward_shares_columns(block_n, widest) ? 2 : 1);
+    const int32_t passing =
+        with.paired ? 128
+                    : mma_backward_sub_rows(block_n, widest) * (mma_backward_shares_columns(block_n, widest) ? 2 : 1);
     const int32_t rows_q = with.ring ? 64 * with.ring : block_m * stages;
     const int32_t rows = with.ring ? 64 * with.ring : block_m;
     if (!with.paired && with.buffers == 1)
@@ -163,6 +163,7 @@ MMA_BACKWARD_INLINE int32_t mma_backward_v_registers(int32_t block_n, int32_t he
     X(BIAS_ROWS)                                                                         \
     X(DBIAS) /* MMA_DBIAS_* */                                                           \
     X(INTERVALS)                                                                         \
+    X(GATHER) /* keys in the order that mma_order.cu gives them */                       \
     X(VARLEN)                                                                            \
     X(SOFTCAP)                                                                           \
     X(NEEDS_DQ)                                                                          \
@@ -186,6 +187,7 @@ enum { MMA_ROWS_NUM_CONSTANTS = MMA_ROWS_CONSTANTS(MMA_BACKWARD_COUNT) };
  *   dq         [rows, D]: fp32 sums, each 16 x 8 tile in the order of the accumulators of an mma
  *   turns      [rows / 16]: deterministic: how many key blocks have added to the row block that begins there
  *   tickets    [1]: deterministic: blocks in the order in which they began
+ *   order      [interval batches, heads, Sk]: numbers of keys, mma_order.h
  *   dbias      KEYS: [warps that share keys, B, H, Sk]; SUMS: the shape of bias */
 struct mma_backward_arguments {
     struct mma_forward_arguments in;
@@ -194,6 +196,8 @@ struct mma_backward_arguments {
     struct mma_scores dbias;
     float *lse_rows, *delta_rows, *dq_sums, *dbias_sums;
     int32_t *turns, *ticket;
+    const int32_t *order;
+    int64_t order_batch, order_head;
     int64_t rows, num_row_arrays;                               /* rows of one array; arrays: B H, varlen: H */
     int64_t dbias_count;                                        /* floats of dbias_sums */
     int64_t dbias_batch, dbias_head, dbias_row, dbias_key;      /* SUMS: strides in dbias_sums */

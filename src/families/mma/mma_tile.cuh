@@ -18,6 +18,32 @@ template <int chunks> __device__ __forceinline__ int chunk_offset(int row, int c
     return (row * chunks + (chunk ^ swizzle_of<chunks>(row))) * 16;
 }
 
+/* A chunk from global memory: `count` elements, then zeros. */
+__device__ __forceinline__ void load_chunk(uint32_t to, const char *at, int count) {
+#if ALIGNED
+    cp_async_16_fill(to, at, count * 2);
+#else
+    uint32_t word[4] = {0, 0, 0, 0};
+#    pragma unroll
+    for (int e = 0; e < 8; e++)
+        if (e < count)
+            word[e / 2] |= (uint32_t)((const uint16_t *)at)[e] << (e % 2 * 16);
+    st_shared_16(to, word[0], word[1], word[2], word[3]);
+#endif
+}
+/* The reverse. */
+__device__ __forceinline__ void store_chunk(char *at, uint32_t from, int count) {
+    uint32_t word[4];
+    ld_shared_16(word, from);
+    if (ALIGNED && count == 8)
+        *(uint4 *)at = make_uint4(word[0], word[1], word[2], word[3]);
+    else
+#pragma unroll
+        for (int e = 0; e < 8; e++)
+            if (e < count)
+                ((uint16_t *)at)[e] = (uint16_t)(word[e / 2] >> (e % 2 * 16));
+}
+
 /* Rows 0 .. tile_rows - 1 from global memory; what is past `rows` or `columns` becomes 0. */
 template <int chunks, int tile_rows>
 __device__ __forceinline__ void load_tile(uint32_t tile, const char *from, int64_t row_bytes, int rows, int columns) {
@@ -40,17 +66,7 @@ __device__ __forceinline__ void load_tile(uint32_t tile, const char *from, int64
                 break;
             const int count = row < rows ? min(max(columns - chunk * 8, 0), 8) : 0;
             const char *at = count ? from + row * row_bytes + chunk * 16 : from;
-            const uint32_t to = tile + chunk_offset<chunks>(row, chunk);
-#if ALIGNED
-            cp_async_16_fill(to, at, count * 2);
-#else
-            uint32_t word[4] = {0, 0, 0, 0};
-#    pragma unroll
-            for (int e = 0; e < 8; e++)
-                if (e < count)
-                    word[e / 2] |= (uint32_t)((const uint16_t *)at)[e] << (e % 2 * 16);
-            st_shared_16(to, word[0], word[1], word[2], word[3]);
-#endif
+            load_chunk(tile + chunk_offset<chunks>(row, chunk), at, count);
         }
     }
 }
@@ -63,16 +79,7 @@ __device__ __forceinline__ void store_tile(char *to, int64_t row_bytes, uint32_t
         const int row = index / chunks, chunk = index % chunks, count = min(columns - chunk * 8, 8);
         if (count <= 0)
             continue;
-        uint32_t word[4];
-        ld_shared_16(word, tile + chunk_offset<chunks>(row, chunk));
-        char *at = to + row * row_bytes + chunk * 16;
-        if (ALIGNED && count == 8)
-            *(uint4 *)at = make_uint4(word[0], word[1], word[2], word[3]);
-        else
-#pragma unroll
-            for (int e = 0; e < 8; e++)
-                if (e < count)
-                    ((uint16_t *)at)[e] = (uint16_t)(word[e / 2] >> (e % 2 * 16));
+        store_chunk(to + row * row_bytes + chunk * 16, tile + chunk_offset<chunks>(row, chunk), count);
     }
 }
 
