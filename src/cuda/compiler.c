@@ -197,7 +197,7 @@ static fdm_status open_nvrtc(const char *path, struct nvrtc *nvrtc) {
 
 enum { FIXED_OPTIONS = 4, OPTION_BYTES = 64 };
 
-/* "ptxas info : Used 40 registers, ..." and "N bytes spill stores". */
+/* "ptxas info : Used 40 registers, ...", "N bytes spill stores", "ptxas info : (C7510) Potential Performance ...". */
 static struct cuda_resources read_log(const char *log) {
     struct cuda_resources resources = {0};
     const char *used = strstr(log, "Used ");
@@ -209,6 +209,8 @@ static struct cuda_resources read_log(const char *log) {
             digits--;
         resources.spill_bytes += atoi(digits);
     }
+    for (const char *at = log; (at = strstr(at, "(C75")); at++)
+        resources.remarks++;
     return resources;
 }
 
@@ -268,6 +270,12 @@ static fdm_status take_results(const struct nvrtc *nvrtc, nvrtc_program program,
     }
     memory_release(log);
     return status;
+}
+
+void cuda_target_of(const char *arch, const struct cuda_source *source, char *target) {
+    const size_t length = strlen(arch);
+    const int named = length > 0 && arch[length - 1] == 'a';
+    snprintf(target, CUDA_TARGET_BYTES, "%.14s%s", arch, source && source->arch_specific && !named ? "a" : "");
 }
 
 fdm_status cuda_compile(const struct cuda_compiler *compiler, const char *arch,
