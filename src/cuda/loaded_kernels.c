@@ -23,11 +23,14 @@ static uint32_t chain_of(int32_t device, const struct cuda_kernel_request *reque
     return (uint32_t)(hash >> 40 ^ hash) % NUM_CHAINS;
 }
 
+/* Mostly the same literal. */
+static int is_text(const char *a, const char *b) { return a == b || strcmp(a, b) == 0; }
+
 /* The names of a file's constants are always the same, in the same order. */
 static int is_same(const struct cuda_kernel *kernel, int32_t device, const struct cuda_kernel_request *request) {
     if (kernel->device != device || kernel->num_constants != request->num_constants ||
-        kernel->shared_bytes != request->shared_bytes || strcmp(kernel->entry, request->entry) != 0 ||
-        strcmp(kernel->file, request->file) != 0)
+        kernel->shared_bytes != request->shared_bytes || !is_text(kernel->entry, request->entry) ||
+        !is_text(kernel->file, request->file))
         return 0;
     for (int32_t i = 0; i < request->num_constants; i++)
         if (kernel->values[i] != request->constants[i].value)

@@ -103,8 +103,10 @@ extern "C" __global__ void __launch_bounds__(HOPPER_PROBE_THREADS, 1) __cluster_
     if (shared % 1024)
         __trap();
     if (threadIdx.x == 0) {
-        prefetch_tensormap(&arguments.a);
-        prefetch_tensormap(&arguments.b);
+        if (steps > 0) {
+            prefetch_tensormap(&arguments.a);
+            prefetch_tensormap(&arguments.b);
+        }
         for (int s = 0; s < STAGES; s++) {
             mbarrier_init(shared + FULL_OFFSET + 8 * s, 1);
             mbarrier_init(shared + EMPTY_OFFSET + 8 * s, CLUSTER * CONSUMER_WARPS);

@@ -93,6 +93,12 @@ static int check_device(int serial) {
         printf("not covered: whether a programmatic launch begins early\n");
     else
         failed += check_early_begin(device);
+    double seconds[2];
+    if (hopper_probe_launch_cost(device, 200, seconds) || hopper_probe_launch_cost(device, 200, seconds))
+        printf("WRONG: %s\n", fdm_last_error()), failed++;
+    else
+        printf("a launch costs the host %.2f us, with a cluster and an early begin %.2f us\n", seconds[0] * 1e6,
+               seconds[1] * 1e6);
     return failed > 0;
 }
 

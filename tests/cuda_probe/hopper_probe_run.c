@@ -1,7 +1,7 @@
 /* hopper_probe_run.c: the host's side of hopper_probe.cu: memory, tensor maps, two launches. */
 #include "hopper_probe_run.h"
 
-#include <string.h>
+#include <time.h>
 
 #include "cuda/cuda.h"
 #include "cuda_probe/hopper_probe.h"
@@ -94,6 +94,38 @@ fdm_status hopper_probe_run(const struct hopper_probe *p, float *c) {
             fdm_status released = cuda_memory_release(p->device, memory[i]);
             status = status ? status : released;
         }
+    return status;
+}
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+fdm_status hopper_probe_launch_cost(int32_t device, int32_t launches, double seconds[2]) {
+    static const struct hopper_probe p = {.m = 1, .n = 8, .k = 8, .batch = 1, .waits = 1};
+    struct cuda_kernel_request requests[NUM_KERNELS];
+    const struct cuda_kernel *kernels[NUM_KERNELS];
+    const struct hopper_probe_operands nothing = {0};
+    const struct hopper_probe_arguments no_steps = {.k = 0};
+    make_requests(&p, requests);
+    fdm_status status = cuda_kernels_get(device, requests, NUM_KERNELS, kernels);
+    for (int kind = 0; kind < NUM_KERNELS && !status; kind++) {
+        const struct cuda_launch launch = {.kernel = kernels[kind],
+                                           .grid = {HOPPER_PROBE_CLUSTER, 1, 1},
+                                           .threads = kind == FILL ? 256 : HOPPER_PROBE_THREADS,
+                                           .cluster = kind == FILL ? 0 : HOPPER_PROBE_CLUSTER,
+                                           .programmatic_launch = kind != FILL,
+                                           .arguments = kind == FILL ? (const void *)&nothing : &no_steps,
+                                           .arguments_bytes = kind == FILL ? sizeof nothing : sizeof no_steps};
+        const double from = now();
+        for (int32_t i = 0; i < launches && !status; i++)
+            status = cuda_launch(&launch);
+        seconds[kind] = (now() - from) / launches;
+        if (!status)
+            status = cuda_synchronize(device);
+    }
     return status;
 }
 
