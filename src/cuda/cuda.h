@@ -61,8 +61,10 @@ struct cuda_tensor_layout {
     int32_t swizzle_bytes;                   /* 0, 32, 64 or 128: the most that a row of the tile has */
     int32_t l2_bytes;                        /* what a miss brings to L2: 0 (the sectors asked for), 64, 128 or 256 */
 };
-/* Host arithmetic, no call to the device; a sentence names what is wrong with the layout. */
-fdm_status cuda_tensor_map_make(const struct cuda_tensor_layout *layout, struct cuda_tensor_map *map);
+/* One map for each layout. Nothing is enqueued or waited for, but the driver wants a context: all maps of a call in one
+ * go enter it once. A sentence names what is wrong with a layout, and no map is written then. */
+fdm_status cuda_tensor_maps_make(int32_t device, const struct cuda_tensor_layout *layouts, int32_t count,
+                                 struct cuda_tensor_map *maps);
 
 /* Compiled resources of a kernel, for plans, checks and reports. */
 struct cuda_resources {
@@ -75,6 +77,10 @@ fdm_status cuda_kernel_resources(const struct cuda_kernel *kernel, struct cuda_r
  * instructions of one architecture takes the target with an "a". resources may be NULL. */
 fdm_status cuda_compile_only(const char *arch, const struct cuda_kernel_request *request,
                              struct cuda_resources *resources);
+
+/* The same for reports: from the disk cache where the kernel is there, else compiled and put there. */
+fdm_status cuda_resources_for(const char *arch, const struct cuda_kernel_request *request,
+                              struct cuda_resources *resources);
 
 /* Number of CUDA devices; 0 when there is no driver (the sentence says which). */
 int32_t cuda_device_count(void);

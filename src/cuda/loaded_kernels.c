@@ -231,3 +231,13 @@ fdm_status cuda_compile_only(const char *arch, const struct cuda_kernel_request 
         *resources = binary.resources;
     return FDM_OK;
 }
+
+fdm_status cuda_resources_for(const char *arch, const struct cuda_kernel_request *request,
+                              struct cuda_resources *resources) {
+    struct miss miss = {.request = request, .source = cuda_source_find(request->file)};
+    cuda_target_of(arch, miss.source, miss.arch);
+    make_binary(&miss);
+    *resources = miss.binary.resources;
+    memory_release(miss.binary.code);
+    return miss.status; /* with its sentence, on this thread */
+}

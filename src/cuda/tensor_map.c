@@ -59,11 +59,9 @@ static fdm_status check_tile(const struct cuda_tensor_layout *t) {
     return FDM_OK;
 }
 
-fdm_status cuda_tensor_map_make(const struct cuda_tensor_layout *t, struct cuda_tensor_map *map) {
-    const struct cuda_driver *driver;
-    fdm_status status = check_tensor(t);
-    if (status || (status = check_tile(t)) || (status = cuda_driver_get(&driver)))
-        return status;
+static cu_result encode(const struct cuda_driver *driver, const struct cuda_tensor_layout *t,
+                        struct cuda_tensor_map *map) {
+    enum { NOT_INTERLEAVED = 0, OUTSIDE_IS_ZERO = 0 };
     unsigned long long extents[CUDA_MAP_RANK_MAX], strides[CUDA_MAP_RANK_MAX];
     unsigned box[CUDA_MAP_RANK_MAX], steps[CUDA_MAP_RANK_MAX];
     for (int32_t i = 0; i < t->rank; i++) {
@@ -73,9 +71,24 @@ fdm_status cuda_tensor_map_make(const struct cuda_tensor_layout *t, struct cuda_
         if (i > 0)
             strides[i - 1] = (unsigned long long)t->stride_bytes[i];
     }
-    enum { NOT_INTERLEAVED = 0, OUTSIDE_IS_ZERO = 0 };
-    cu_result result = driver->tensor_map_encode(
-        map, types[t->type].number, (unsigned)t->rank, (void *)(uintptr_t)t->address, extents, strides, box, steps,
-        NOT_INTERLEAVED, number_of(t->swizzle_bytes, 32), number_of(t->l2_bytes, 64), OUTSIDE_IS_ZERO);
+    return driver->tensor_map_encode(map, types[t->type].number, (unsigned)t->rank, (void *)(uintptr_t)t->address,
+                                     extents, strides, box, steps, NOT_INTERLEAVED, number_of(t->swizzle_bytes, 32),
+                                     number_of(t->l2_bytes, 64), OUTSIDE_IS_ZERO);
+}
+
+fdm_status cuda_tensor_maps_make(int32_t device, const struct cuda_tensor_layout *layouts, int32_t count,
+                                 struct cuda_tensor_map *maps) {
+    const struct cuda_driver *driver;
+    struct cuda_context_scope scope;
+    fdm_status status = FDM_OK;
+    for (int32_t i = 0; i < count; i++)
+        if ((status = check_tensor(&layouts[i])) || (status = check_tile(&layouts[i])))
+            return status;
+    if ((status = cuda_driver_get(&driver)) || (status = cuda_context_enter(driver, device, &scope)))
+        return status;
+    cu_result result = 0;
+    for (int32_t i = 0; i < count && !result; i++)
+        result = encode(driver, &layouts[i], &maps[i]);
+    cuda_context_leave(driver, &scope);
     return result ? cuda_driver_error(driver, result, "making a tensor map") : FDM_OK;
 }

@@ -2,8 +2,8 @@
 #ifndef FDM_CUDA_TENSOR_MAP_H
 #define FDM_CUDA_TENSOR_MAP_H
 
-/* CUtensorMap: made by cuda_tensor_map_make(), read by the copy engine alone. A kernel takes its struct of arguments as
- * const __grid_constant__ and hands on the member's address. */
+/* CUtensorMap: made by cuda_tensor_maps_make(), read by the copy engine alone. A kernel takes its struct of arguments
+ * as const __grid_constant__ and hands on the member's address. */
 struct cuda_tensor_map {
 #ifdef __CUDACC__
     alignas(64)

@@ -26,26 +26,32 @@ static void make_requests(const struct hopper_probe *p, struct cuda_kernel_reque
 /* a is [m][batch][k]: the stride of the outermost axis is not the largest. */
 static fdm_status make_maps(const struct hopper_probe *p, const struct hopper_probe_operands *o,
                             struct hopper_probe_arguments *arguments) {
-    const struct cuda_tensor_layout a = {.type = CUDA_MAP_BFLOAT16,
-                                         .rank = 3,
-                                         .address = o->a,
-                                         .extents = {p->k, p->m, p->batch},
-                                         .stride_bytes = {0, (int64_t)p->batch * p->k * 2, (int64_t)p->k * 2},
-                                         .box = {HOPPER_PROBE_BLOCK_K, HOPPER_PROBE_BLOCK_M, 1},
-                                         .swizzle_bytes = 128,
-                                         .l2_bytes = 256};
     const int32_t row = p->transposed ? p->n : p->k, rows = p->transposed ? p->k : p->n;
-    const struct cuda_tensor_layout b = {
-        .type = CUDA_MAP_BFLOAT16,
-        .rank = 3,
-        .address = o->b,
-        .extents = {row, rows, p->batch},
-        .stride_bytes = {0, (int64_t)row * 2, p->broadcast ? 0 : (int64_t)row * rows * 2},
-        .box = {64, 64, 1},
-        .swizzle_bytes = 128,
-        .l2_bytes = 128};
-    fdm_status status = cuda_tensor_map_make(&a, &arguments->a);
-    return status ? status : cuda_tensor_map_make(&b, &arguments->b);
+    struct cuda_tensor_map maps[2];
+    const struct cuda_tensor_layout layouts[2] = {
+        {.type = CUDA_MAP_BFLOAT16,
+         .rank = 3,
+         .address = o->a,
+         .extents = {p->k, p->m, p->batch},
+         .stride_bytes = {0, (int64_t)p->batch * p->k * 2, (int64_t)p->k * 2},
+         .box = {HOPPER_PROBE_BLOCK_K, HOPPER_PROBE_BLOCK_M, 1},
+         .swizzle_bytes = 128,
+         .l2_bytes = 256},
+        {.type = CUDA_MAP_BFLOAT16,
+         .rank = 3,
+         .address = o->b,
+         .extents = {row, rows, p->batch},
+         .stride_bytes = {0, (int64_t)row * 2, p->broadcast ? 0 : (int64_t)row * rows * 2},
+         .box = {64, 64, 1},
+         .swizzle_bytes = 128,
+         .l2_bytes = 128},
+    };
+    const fdm_status status = cuda_tensor_maps_make(p->device, layouts, 2, maps);
+    if (!status) {
+        arguments->a = maps[0];
+        arguments->b = maps[1];
+    }
+    return status;
 }
 
 static fdm_status launch_both(const struct hopper_probe *p, const struct hopper_probe_operands *operands, float *c) {
@@ -103,8 +109,8 @@ static double now(void) {
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-fdm_status hopper_probe_launch_cost(int32_t device, int32_t launches, double seconds[2]) {
-    static const struct hopper_probe p = {.m = 1, .n = 8, .k = 8, .batch = 1, .waits = 1};
+fdm_status hopper_probe_host_cost(int32_t device, int32_t times, double seconds[3]) {
+    const struct hopper_probe p = {.device = device, .m = 1, .n = 8, .k = 8, .batch = 1, .waits = 1};
     struct cuda_kernel_request requests[NUM_KERNELS];
     const struct cuda_kernel *kernels[NUM_KERNELS];
     const struct hopper_probe_operands nothing = {0};
@@ -120,12 +126,19 @@ fdm_status hopper_probe_launch_cost(int32_t device, int32_t launches, double sec
                                            .arguments = kind == FILL ? (const void *)&nothing : &no_steps,
                                            .arguments_bytes = kind == FILL ? sizeof nothing : sizeof no_steps};
         const double from = now();
-        for (int32_t i = 0; i < launches && !status; i++)
+        for (int32_t i = 0; i < times && !status; i++)
             status = cuda_launch(&launch);
-        seconds[kind] = (now() - from) / launches;
+        seconds[kind] = (now() - from) / times;
         if (!status)
             status = cuda_synchronize(device);
     }
+    uint16_t *const address = (uint16_t *)256; /* nothing is read there */
+    const struct hopper_probe_operands somewhere = {.a = address, .b = address};
+    struct hopper_probe_arguments arguments;
+    const double from = now();
+    for (int32_t i = 0; i < times && !status; i++)
+        status = make_maps(&p, &somewhere, &arguments);
+    seconds[NUM_KERNELS] = (now() - from) / times;
     return status;
 }
 

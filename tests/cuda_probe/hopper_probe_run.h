@@ -13,9 +13,9 @@ struct hopper_probe {
 };
 /* c: [batch][m][n], on the host. */
 fdm_status hopper_probe_run(const struct hopper_probe *probe, float *c);
-/* Seconds of the host for one launch of each of the two kernels, one after the other, without waiting: the cost of
- * cuda_launch() plain, and with a cluster and a programmatic launch. */
-fdm_status hopper_probe_launch_cost(int32_t device, int32_t launches, double seconds[2]);
+/* Seconds of the host for one launch of each of the two kernels, many of each without waiting: plain, and with a
+ * cluster and an early begin; then for the two tensor maps of a product. */
+fdm_status hopper_probe_host_cost(int32_t device, int32_t times, double seconds[3]);
 /* The same, exactly: sums in 64-bit integers. */
 void hopper_probe_truth(const struct hopper_probe *probe, float *c);
 

@@ -34,7 +34,7 @@ static struct fake_tensor_map made_from(const struct cuda_tensor_layout *layout)
     struct cuda_tensor_map map;
     struct fake_tensor_map written;
     memset(&map, 0xaa, sizeof map);
-    assert_int_equal(cuda_tensor_map_make(layout, &map), FDM_OK);
+    assert_int_equal(cuda_tensor_maps_make(0, layout, 1, &map), FDM_OK);
     memcpy(&written, &map, sizeof written);
     assert_string_equal(written.word, "tiled");
     return written;
@@ -87,7 +87,7 @@ static void refused(struct cuda_tensor_layout layout, const char *words) {
     struct cuda_tensor_map map, before;
     memset(&map, 0x55, sizeof map);
     before = map;
-    assert_refused(cuda_tensor_map_make(&layout, &map), FDM_ERROR_INVALID_ARGUMENT, words);
+    assert_refused(cuda_tensor_maps_make(0, &layout, 1, &map), FDM_ERROR_INVALID_ARGUMENT, words);
     assert_memory_equal(&map, &before, sizeof map);
 }
 #define REFUSED(words, ...)                       \
@@ -123,11 +123,15 @@ static void layouts_refused(void) {
     assert_int_equal(fake_driver()->count("cuTensorMapEncodeTiled"), 0);
     struct cuda_tensor_map map;
     fake_driver()->inject("cuTensorMapEncodeTiled", 1, 1);
-    assert_refused(cuda_tensor_map_make(&sound, &map), FDM_ERROR_SYSTEM,
+    assert_refused(cuda_tensor_maps_make(0, &sound, 1, &map), FDM_ERROR_SYSTEM,
                    "making a tensor map failed: invalid argument (CUDA_ERROR_INVALID_VALUE)");
-    assert_int_equal(cuda_tensor_map_make(&sound, &map), FDM_OK);
-    assert_int_equal(fake_driver()->depth(), 0); /* no context is needed */
-    assert_int_equal(fake_driver()->live().contexts_retained, 0);
+    assert_int_equal(cuda_tensor_maps_make(0, &sound, 1, &map), FDM_OK);
+    const struct cuda_tensor_layout pair[2] = {sound, {.type = CUDA_MAP_UINT8, .rank = 9}};
+    struct cuda_tensor_map maps[2];
+    assert_refused(cuda_tensor_maps_make(0, pair, 2, maps), FDM_ERROR_INVALID_ARGUMENT, "rank is 9");
+    assert_refused(cuda_tensor_maps_make(1, &sound, 1, &map), FDM_ERROR_INVALID_ARGUMENT, "this machine has 1");
+    assert_int_equal(fake_driver()->count("cuTensorMapEncodeTiled"), 2);
+    assert_int_equal(fake_driver()->depth(), 0);
 }
 
 /* A driver that does not have the function is refused as a whole: 12.0 has it. */
@@ -144,7 +148,7 @@ static void driver_without_tensor_maps(void) {
     snprintf(number, sizeof number, "%d", place + 1);
     setenv("FAKE_CUDA_LACKS", number, 1);
     struct cuda_tensor_map map;
-    assert_refused(cuda_tensor_map_make(&sound, &map), FDM_ERROR_UNSUPPORTED,
+    assert_refused(cuda_tensor_maps_make(0, &sound, 1, &map), FDM_ERROR_UNSUPPORTED,
                    "the CUDA driver has no cuTensorMapEncodeTiled: it is older than 12.0");
     assert_int_equal(cuda_device_count(), 0);
     assert_cpu_works();

@@ -163,7 +163,7 @@ static cu_result tensor_map_encode(void *map, int dtype, unsigned rank, void *ad
                                    const unsigned long long *extents, const unsigned long long *stride_bytes,
                                    const unsigned *box, const unsigned *element_strides, int interleave, int swizzle,
                                    int l2_promotion, int out_of_bounds_fill) {
-    cu_result result = fake_begin("cuTensorMapEncodeTiled", DRIVER);
+    cu_result result = fake_begin("cuTensorMapEncodeTiled", CONTEXT);
     if (!result && (!map || (uintptr_t)map % 64 || interleave || l2_promotion < 0 || l2_promotion > 3 ||
                     out_of_bounds_fill < 0 || out_of_bounds_fill > 1 ||
                     !takes_map(dtype, rank, address, extents, stride_bytes, box, element_strides, swizzle)))
