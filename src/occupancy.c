@@ -57,5 +57,7 @@ struct occupancy occupancy_of(const fdm_device *device, const struct block_needs
             size_t used = strlen(result.bound);
             snprintf(result.bound + used, sizeof result.bound - used, "%s%s", named++ ? " and " : "", limits[i].name);
         }
+    if (!*result.bound)
+        snprintf(result.bound, sizeof result.bound, "what one block may have");
     return result;
 }

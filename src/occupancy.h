@@ -11,7 +11,8 @@ struct block_needs {
 struct occupancy {
     int32_t blocks, warps; /* resident at once; 0: the device cannot run such a block */
     int32_t warps_most;    /* what the device has room for */
-    char bound[32];        /* what allows no more: "registers", "shared memory", "warps", "blocks"; or two of them */
+    char bound[32]; /* what allows no more: "registers", "shared memory", "warps", "blocks", two of them, or "what one
+                     * block may have" */
 };
 /* device: a CUDA device from 8.0 on. */
 struct occupancy occupancy_of(const fdm_device *device, const struct block_needs *needs);
