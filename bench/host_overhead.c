@@ -1,9 +1,11 @@
 /* host_overhead.c: what one warm call costs the host: tiny problems on a CUDA device, calls back to back on one stream.
  *
- * Usage: host-overhead [--device N] [--calls N] [--batches N]
+ * Usage: host-overhead [--device N] [--calls N] [--batches N] [--current]
  * A batch is `calls` calls on the host's clock, then a wait that is not counted; calls are few enough for the stream's
  * queue. Printed: quartiles over the batches, in microseconds a call. "execute" has a plan that was made before; "all"
- * is describe, plan and execute, with a workspace lent from memory that is there. */
+ * is describe, plan and execute, with a workspace lent from memory that is there. With --current the device's context
+ * is current on the thread, as it is in programs that use the CUDA runtime. */
+#include <dlfcn.h>
 #include <getopt.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -143,24 +145,44 @@ static int measure(struct call *c, fdm_status (*run)(struct call *), int64_t cal
     return 0;
 }
 
+static int make_current(int64_t device) {
+    void *context, *library = dlopen("libcuda.so.1", RTLD_NOW);
+    int (*init)(unsigned), (*retain)(void **, int), (*set)(void *);
+    if (!library || !(*(void **)&init = dlsym(library, "cuInit")) ||
+        !(*(void **)&retain = dlsym(library, "cuDevicePrimaryCtxRetain")) ||
+        !(*(void **)&set = dlsym(library, "cuCtxSetCurrent")) || init(0) || retain(&context, (int)device) ||
+        set(context)) {
+        fprintf(stderr, "host-overhead: the device's context cannot be made current\n");
+        return 1;
+    }
+    return 0;
+}
+
 int main(int argc, char **argv) {
     static const struct option options[] = {{"device", required_argument, 0, 'd'},
                                             {"calls", required_argument, 0, 'c'},
                                             {"batches", required_argument, 0, 'b'},
+                                            {"current", no_argument, 0, 'u'},
                                             {0}};
     static double samples[BATCHES_MAX];
     int64_t calls = 200, batches = 100, device = 0;
-    int option;
+    int option, current = 0;
     while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
+        if (option == 'u') {
+            current = 1;
+            continue;
+        }
         int64_t *value = option == 'd' ? &device : option == 'c' ? &calls : option == 'b' ? &batches : NULL;
         if (!value)
             return 2;
         *value = strtoll(optarg, NULL, 10);
     }
     if (calls < 1 || batches < 1 || batches > BATCHES_MAX || optind < argc) {
-        fprintf(stderr, "usage: host-overhead [--device N] [--calls N] [--batches 1..%d]\n", BATCHES_MAX);
+        fprintf(stderr, "usage: host-overhead [--device N] [--calls N] [--batches 1..%d] [--current]\n", BATCHES_MAX);
         return 2;
     }
+    if (current && make_current(device))
+        return 1;
     printf("%-28s %-8s %8s %8s %8s  us a call\n", "problem", "what", "25 %", "median", "75 %");
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
         static const char *const names[2] = {"execute", "all"};
