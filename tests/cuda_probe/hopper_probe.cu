@@ -3,7 +3,7 @@
  *
  * Tile: a cluster of two blocks computes 256 x 128 of c, each block 128 rows; K goes by in steps of 64 through a ring
  * of seven stages. Warpgroup 0: one thread gives orders to the copy engine. Warpgroups 1 and 2: 64 rows each, one group
- * of four wgmma in flight while the next is issued. Each block copies its own rows of a, and half of the tile of b to
+ * of four wgmma in flight while the next is issued (with a in registers: waited for). Each block copies its own rows of a, and half of the tile of b to
  * both blocks.
  *
  * Shared memory: [stage] { a: 128 rows of 128 bytes; b: 128 rows of 128 bytes, or (transposed) two runs of 64 columns,
@@ -18,7 +18,7 @@
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda_probe/hopper_probe.h"
 
-#if !defined(B_TRANSPOSED) || !defined(WAITS)
+#if !defined(B_TRANSPOSED) || !defined(A_IN_REGISTERS) || !defined(WAITS)
 #    error "hopper_probe.cu needs every constant of hopper_probe.h"
 #endif
 
@@ -63,21 +63,39 @@ __device__ __forceinline__ void release(const struct stage &s) {
         mbarrier_arrive_cluster(mapa_shared(s.empty, threadIdx.x % 32));
 }
 
+/* A warp's 16 x 16 of a, its 16 bytes (a row's chunk) where the swizzle has put them: chunk c of row r at c ^ r % 8. */
+__device__ __forceinline__ void load_a(uint32_t (&r)[4], uint32_t rows, int k) {
+    const uint32_t lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16, chunk = 2 * k + lane / 16;
+    ldmatrix_x4(r, rows + row * 128 + (chunk ^ row % 8) * 16);
+}
+
 __device__ __forceinline__ void consume(float (&d)[64], uint32_t shared, int32_t group, int32_t steps) {
     for (int32_t step = 0; step < steps; step++) {
         const struct stage s = stage_of(shared, step);
         mbarrier_wait(s.full, s.parity);
+        const uint32_t rows = s.a + (uint32_t)group * (TILE_BYTES / 2);
+        uint32_t fragments[BLOCK_K / 16][4];
+#pragma unroll
+        for (int k = 0; A_IN_REGISTERS && k < BLOCK_K / 16; k++)
+            load_a(fragments[k], rows, k);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < BLOCK_K / 16; k++) {
-            const uint64_t a = wgmma_descriptor(s.a + (uint32_t)group * (TILE_BYTES / 2) + 32 * k, 0);
             const uint64_t b = wgmma_descriptor(s.b + (B_TRANSPOSED ? 2048 : 32) * k, TILE_BYTES / 2);
-            wgmma_m64n128k16_bf16<B_TRANSPOSED>(d, a, b, step > 0 || k > 0);
+            if (A_IN_REGISTERS)
+                wgmma_m64n128k16_bf16<B_TRANSPOSED>(d, fragments[k], b, step > 0 || k > 0);
+            else
+                wgmma_m64n128k16_bf16<B_TRANSPOSED>(d, wgmma_descriptor(rows + 32 * k, 0), b, step > 0 || k > 0);
         }
         wgmma_commit_group();
-        wgmma_wait_group<1>(d); /* the products of the step before are done */
-        if (step > 0)
-            release(stage_of(shared, step - 1));
+        if (A_IN_REGISTERS) { /* the fragments are written again in the next step */
+            wgmma_wait_group<0>(d);
+            release(s);
+        } else { /* the products of the step before are done */
+            wgmma_wait_group<1>(d);
+            if (step > 0)
+                release(stage_of(shared, step - 1));
+        }
     }
     wgmma_wait_group<0>(d);
 }

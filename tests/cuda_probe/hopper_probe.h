@@ -10,8 +10,9 @@
 #endif
 
 /* The constants of hopper_probe:
- *   B_TRANSPOSED  0: b is [batch][n][k]; 1: [batch][k][n]
- *   WAITS         1: waits for the kernel before it; 0: does not, to see that it may begin early */
+ *   B_TRANSPOSED    0: b is [batch][n][k]; 1: [batch][k][n]
+ *   A_IN_REGISTERS  1: a goes through registers, past the swizzle by hand
+ *   WAITS           1: waits for the kernel before it; 0: does not, to see that it may begin early */
 #define HOPPER_PROBE_BLOCK_M    128 /* two warpgroups of 64 rows */
 #define HOPPER_PROBE_BLOCK_N    128
 #define HOPPER_PROBE_BLOCK_K    64 /* 128 bytes: one row of the swizzle */

@@ -47,16 +47,18 @@ static int check_products(int32_t device) {
     };
     int failed = 0;
     for (size_t i = 0; i < sizeof problems / sizeof problems[0]; i++)
-        for (int transposed = 0; transposed < 2; transposed++) {
+        for (int variant = 0; variant < 4; variant++) {
             struct hopper_probe p = problems[i];
             p.device = device;
-            p.transposed = transposed;
+            p.transposed = variant % 2;
+            p.in_registers = variant / 2;
             p.waits = 1;
             struct counts counts;
             const fdm_status status = compare(&p, &counts);
             failed += status || counts.wrong > 0;
-            printf("%s m %d, n %d, k %d, batch %d%s%s: ", status || counts.wrong > 0 ? "WRONG" : "exact", p.m, p.n, p.k,
-                   p.batch, transposed ? ", b transposed" : "", p.broadcast ? ", b broadcast" : "");
+            printf("%s m %d, n %d, k %d, batch %d%s%s%s: ", status || counts.wrong > 0 ? "WRONG" : "exact", p.m, p.n,
+                   p.k, p.batch, p.transposed ? ", b transposed" : "", p.in_registers ? ", a in registers" : "",
+                   p.broadcast ? ", b broadcast" : "");
             status ? printf("%s\n", fdm_last_error()) : printf("%lld elements differ\n", (long long)counts.wrong);
         }
     return failed;

@@ -15,12 +15,12 @@ static int64_t c_elements(const struct hopper_probe *p) { return (int64_t)p->bat
 static void make_requests(const struct hopper_probe *p, struct cuda_kernel_request *requests) {
     requests[FILL] =
         (struct cuda_kernel_request){.file = "cuda_probe/hopper_probe_fill.cu", .entry = "hopper_probe_fill"};
-    requests[PRODUCT] =
-        (struct cuda_kernel_request){.file = "cuda_probe/hopper_probe.cu",
-                                     .entry = "hopper_probe",
-                                     .num_constants = 2,
-                                     .constants = {{"B_TRANSPOSED", p->transposed}, {"WAITS", p->waits}},
-                                     .shared_bytes = HOPPER_PROBE_SHARED_BYTES};
+    requests[PRODUCT] = (struct cuda_kernel_request){
+        .file = "cuda_probe/hopper_probe.cu",
+        .entry = "hopper_probe",
+        .num_constants = 3,
+        .constants = {{"B_TRANSPOSED", p->transposed}, {"A_IN_REGISTERS", p->in_registers}, {"WAITS", p->waits}},
+        .shared_bytes = HOPPER_PROBE_SHARED_BYTES};
 }
 
 /* a is [m][batch][k]: the stride of the outermost axis is not the largest. */

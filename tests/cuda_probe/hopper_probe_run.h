@@ -8,6 +8,7 @@ struct hopper_probe {
     int32_t device;
     int32_t m, n, k, batch; /* k, and n where b is transposed, multiples of 8 */
     int32_t transposed;     /* of b */
+    int32_t in_registers;   /* of a */
     int32_t broadcast;      /* 1: all batches have the same b, by a stride of 0 */
     int32_t waits;          /* 0: the product does not wait for its operands, which are zeros until they are written */
 };

@@ -202,10 +202,11 @@ static void targets_are_the_sources(void) {
     assert_int_equal(hopper_probe_run(&small, result), FDM_OK);
     assert_int_equal(fake_compiler()->num_compiled(), 2);
     assert_int_equal(fake_driver()->live().modules, 4);
-    const struct cuda_kernel_request request = {.file = "cuda_probe/hopper_probe.cu",
-                                                .entry = "hopper_probe",
-                                                .num_constants = 2,
-                                                .constants = {{"B_TRANSPOSED", 0}, {"WAITS", 1}}};
+    const struct cuda_kernel_request request = {
+        .file = "cuda_probe/hopper_probe.cu",
+        .entry = "hopper_probe",
+        .num_constants = 3,
+        .constants = {{"B_TRANSPOSED", 0}, {"A_IN_REGISTERS", 0}, {"WAITS", 1}}};
     assert_int_equal(cuda_compile_only("sm_90", &request, NULL), FDM_OK);
     assert_int_equal(cuda_compile_only("sm_90a", &request, NULL), FDM_OK);
     assert_int_equal(fake_compiler()->num_compiled(), 4);
@@ -273,12 +274,12 @@ static void compiles_without_remarks(void) {
         print_message("not covered: %s\n", fdm_last_error());
         return;
     }
-    for (int variant = 0; variant < 4; variant++) {
+    for (int variant = 0; variant < 8; variant++) {
         const struct cuda_kernel_request request = {
             .file = "cuda_probe/hopper_probe.cu",
             .entry = "hopper_probe",
-            .num_constants = 2,
-            .constants = {{"B_TRANSPOSED", variant % 2}, {"WAITS", variant / 2}}};
+            .num_constants = 3,
+            .constants = {{"B_TRANSPOSED", variant % 2}, {"A_IN_REGISTERS", variant / 2 % 2}, {"WAITS", variant / 4}}};
         struct cuda_resources resources;
         const fdm_status status = cuda_compile_only("sm_90", &request, &resources);
         if (status && strstr(fdm_last_error(), "libnvrtc-builtins")) { /* under sanitizers */
