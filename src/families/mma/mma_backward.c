@@ -365,7 +365,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     if (status)
         return status;
     fill_arguments(plan, attention, workspace, &a);
-    enum { ROWS_OF_A_BLOCK = 16 * MMA_BACKWARD_ROWS_WARPS, DBIAS_THREADS = 32 * MMA_DBIAS_WARPS };
+    enum { ROWS_OF_A_BLOCK = 16 * MMA_BACKWARD_ROWS_WARPS, DBIAS_THREADS = 128 };
     const int64_t rows = mma_round_up(p->seqlen_q, MMA_BACKWARD_ROW_STEP) / ROWS_OF_A_BLOCK;
     const int64_t elements = (int64_t)a.dbias_batches * a.dbias_heads * a.dbias_rows * a.dbias_keys;
     const int64_t dbias_threads = a.dbias_shares && a.dbias_keys == 1 ? 32 * elements : elements;
