@@ -1,5 +1,6 @@
 /* compile_matrix.c: compiles what the mma family would launch for many problems on many architectures, without a
- * device, and demands that nothing spills (of the backward: next to nothing).
+ * device, and demands that nothing spills (of the backward: next to nothing) and that the assembler has no remark
+ * C75xx.
  *
  * Usage: fdm-compile [--full] [--arch sm_90] [--seed N] [--kernel TEXT] [--verbose]
  * Without --full, problems are drawn so that values of each feature meet in pairs; with it, every combination is
@@ -149,15 +150,16 @@ static int report(int verbose) {
     for (int32_t i = 0; i < num_jobs; i++) {
         const struct job *job = &jobs[i];
         const int32_t spill = job->resources.spill_bytes;
-        int bad = job->status || spill > spill_allowed(job);
+        int bad = job->status || spill > spill_allowed(job) || job->resources.remarks > 0;
         wrong += bad;
         known += !bad && spill > 0;
         largest = !bad && spill > largest ? spill : largest;
         most = job->resources.registers > most ? job->resources.registers : most;
         if (!bad && !verbose)
             continue;
-        printf("%s %s %s: %d registers, %d spill bytes%s%s\n ", bad ? "WRONG" : "fine", job->arch, job->request.entry,
-               job->resources.registers, job->resources.spill_bytes, job->status ? ", " : "", job->sentence);
+        printf("%s %s %s: %d registers, %d spill bytes, %d remarks%s%s\n ", bad ? "WRONG" : "fine", job->arch,
+               job->request.entry, job->resources.registers, job->resources.spill_bytes, job->resources.remarks,
+               job->status ? ", " : "", job->sentence);
         for (int32_t c = 0; c < job->request.num_constants; c++)
             if (job->request.constants[c].value)
                 printf(" %s=%lld", job->request.constants[c].name, (long long)job->request.constants[c].value);

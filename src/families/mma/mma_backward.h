@@ -180,6 +180,7 @@ enum { MMA_ROWS_NUM_CONSTANTS = MMA_ROWS_CONSTANTS(MMA_BACKWARD_COUNT) };
 #define MMA_BACKWARD_ROW_STEP 128
 /* Warps of a block of mma_backward_rows.cu. */
 #define MMA_BACKWARD_ROWS_WARPS 4
+#define MMA_DBIAS_WARPS         4
 
 /* Workspace: row i of a sequence (dense: of batch b and head h at (b heads + h) rows; varlen: of head h at h rows, plus
  * the sequence's begin, mma_backward_begin()).
