@@ -7,8 +7,9 @@ the profiler) goes through the operators flash_dmattn::forward and flash_dmattn:
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from typing import Any, Callable, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterator, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from ._arguments import (
     mask_with_four_axes,
     settings_of,
 )
+from ._device_arrays import on_torch_stream
 
 NO_SECOND_ORDER = "flash_dmattn has no second derivative: its backward pass cannot be differentiated again"
 NO_VMAP = "flash_dmattn cannot run under vmap: put the mapped axis into the batch instead"
@@ -33,6 +35,20 @@ NO_FORWARD_MODE = "flash_dmattn has no forward-mode derivative: use reverse mode
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 # Tensors of a PyTorch without DLPack's exchange table are handed over as __dlpack__ capsules, which refuse gradients.
 _has_exchange_table = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
+
+
+@contextlib.contextmanager
+def on_stream(device: torch.device, handle: Optional[int]) -> Iterator[None]:
+    """Makes a stream, by its handle, the current one of a CUDA device, after the work of the current one; None: no change."""
+    if handle is None:
+        yield
+        return
+    if device.type != "cuda":
+        raise ValueError(f"stream is given, but q is on {device}; streams are for tensors on a CUDA device")
+    stream = on_torch_stream(device, handle)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        yield
 
 
 # ---- tensors to the C library ----------------------------------------------------------------------------------------

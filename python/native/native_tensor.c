@@ -80,17 +80,19 @@ static int from_tuple(PyObject *tuple, struct tensor_argument *argument) {
     return 0;
 }
 
-/* The tensor inside a DLPack capsule; the versioned form has version, context, deleter and flags before it. */
+/* What a capsule named "dltensor_versioned" points to. */
+struct versioned_tensor {
+    uint32_t major, minor;
+    void *context;
+    void (*deleter)(void);
+    uint64_t flags; /* bit 0: read-only */
+    fdm_tensor tensor;
+};
+
+/* The tensor inside a DLPack capsule of either form. */
 static fdm_tensor *capsule_tensor(PyObject *capsule) {
-    struct versioned {
-        uint32_t major, minor;
-        void *context;
-        void (*deleter)(void);
-        uint64_t flags;
-        fdm_tensor tensor;
-    };
     if (PyCapsule_IsValid(capsule, "dltensor_versioned")) {
-        struct versioned *managed = PyCapsule_GetPointer(capsule, "dltensor_versioned");
+        struct versioned_tensor *managed = PyCapsule_GetPointer(capsule, "dltensor_versioned");
         if (managed->major == 1)
             return &managed->tensor;
         PyErr_Format(PyExc_BufferError, "DLPack version %u is not supported; versions 0 and 1 are", managed->major);
@@ -148,7 +150,15 @@ static PyObject *tuple_of(const int64_t *values, int32_t count) {
     return tuple;
 }
 
-/* inspect(object) -> (address, dtype name, shape, strides in elements, DLPack device type) */
+static int is_read_only(PyObject *object) {
+    if (!PyCapsule_IsValid(object, "dltensor_versioned"))
+        return 0;
+    const struct versioned_tensor *managed = PyCapsule_GetPointer(object, "dltensor_versioned");
+    return (managed->flags & 1) != 0;
+}
+
+/* inspect(object) -> (address, dtype name, shape, strides in elements, DLPack device type and index, read-only). The
+ * last is known of versioned capsules only. */
 PyObject *native_inspect(PyObject *module, PyObject *object) {
     struct tensor_argument argument;
     int failed = 0;
@@ -164,8 +174,9 @@ PyObject *native_inspect(PyObject *module, PyObject *object) {
         PyObject *strides = tuple_of(tensor->strides ? tensor->strides : argument.strides, tensor->ndim);
         unsigned long long address = (unsigned long long)(uintptr_t)tensor->data + tensor->byte_offset;
         if (shape && strides)
-            result = Py_BuildValue("KsOOi", address, fdm_dtype_name(fdm_dtype_of(tensor)), shape, strides,
-                                   (int)tensor->device.type);
+            result = Py_BuildValue("KsOOiiN", address, fdm_dtype_name(fdm_dtype_of(tensor)), shape, strides,
+                                   (int)tensor->device.type, (int)tensor->device.index,
+                                   PyBool_FromLong(is_read_only(object)));
         Py_XDECREF(shape);
         Py_XDECREF(strides);
     }

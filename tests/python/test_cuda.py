@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import flash_dmattn
-from flash_dmattn import flash_dmattn_func, flash_dmattn_varlen_func, masks
+from flash_dmattn import attention, flash_dmattn_func, flash_dmattn_varlen_func, masks
+from flash_dmattn._arrays import borrow
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: CUDA tensors are not covered")
 
@@ -256,6 +257,82 @@ def test_compiled_backward_is_the_same():
     want = torch.autograd.grad(loss(*leaves), leaves)
     have = torch.autograd.grad(torch.compile(loss, fullgraph=True)(*leaves), leaves)
     assert all(error(a, b) < 1e-2 for a, b in zip(have, want))
+
+
+# ---- attention(): arrays of other libraries --------------------------------------------------------------------------
+
+
+class Producer:
+    """A tensor of which only DLPack is known."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    def __dlpack__(self, **options):
+        return self.tensor.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.tensor.__dlpack_device__()
+
+
+def test_arrays_that_only_speak_dlpack():
+    q, k, v = tensors(torch.float16, rows=300, keys=300)
+    mask = torch.rand(2, 1, 300, 300, device="cuda") < 0.5  # a call with workspace
+    want, want_lse = flash_dmattn_func(q, k, v, mask, return_lse=True)
+    out, lse = attention(*(Producer(each) for each in (q, k, v, mask)), return_lse=True)
+    assert out.__dlpack_device__() == (2, 0)
+    assert torch.equal(torch.from_dlpack(out), want) and torch.equal(torch.from_dlpack(lse), want_lse)
+    stream = torch.cuda.Stream()
+    out = attention(*(Producer(each * 1) for each in (q, k, v, mask)), stream=stream.cuda_stream)
+    assert torch.equal(torch.from_dlpack(out), want)
+    given = torch.full_like(want, torch.nan)
+    assert attention(*(Producer(each) for each in (q, k, v, mask)), out=given) is given
+    assert torch.equal(given, want)
+
+
+def test_torch_tensors_with_out_and_stream():
+    q, k, v = tensors()
+    want, want_lse = flash_dmattn_func(q, k, v, is_causal=True, return_lse=True)
+    out = torch.full_like(want, torch.nan)
+    assert attention(q.requires_grad_(), k, v, is_causal=True, out=out) is out and torch.equal(out, want)
+    stream = torch.cuda.Stream()
+    for handle in (0, stream.cuda_stream):
+        late = q.detach() * 1
+        have, lse = attention(late, k, v, is_causal=True, stream=handle, return_lse=True)
+        torch.cuda.synchronize()
+        assert torch.equal(have, want) and torch.equal(lse, want_lse)
+    with pytest.raises(ValueError, match="^k is on the CPU, but q is on CUDA device 0"):
+        attention(q, k.cpu(), v, out=out)
+
+
+def test_cupy_arrays():
+    cupy = pytest.importorskip("cupy")
+    q, k, v = tensors(torch.float16, rows=300, keys=300)
+    intervals = masks.topk_intervals(torch.randn(2, 2, 300, device="cuda"), 40)
+    mask = torch.rand(2, 1, 300, 300, device="cuda") < 0.5
+    want, want_lse = flash_dmattn_func(q, k, v, mask, is_causal=True, key_intervals=intervals, return_lse=True)
+    arrays = [cupy.from_dlpack(each) for each in (q, k, v, mask)]
+    pair = [cupy.from_dlpack(each) for each in intervals]
+    torch.cuda.synchronize()
+    out, lse = attention(*arrays, is_causal=True, key_intervals=pair, return_lse=True)
+    assert isinstance(out, cupy.ndarray) and out.dtype == "float16" and lse.dtype == "float32"
+    torch.cuda.synchronize()
+    assert torch.equal(torch.from_dlpack(out), want) and torch.equal(torch.from_dlpack(lse), want_lse)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        late = arrays[0] * 1  # enqueued on the stream: the call must follow it there
+        out = attention(late, *arrays[1:], is_causal=True, key_intervals=pair) * 1
+    stream.synchronize()
+    assert torch.equal(torch.from_dlpack(out), want)
+    out = attention(*arrays, is_causal=True, key_intervals=pair, stream=stream)
+    given = cupy.empty_like(out)
+    assert attention(*arrays, is_causal=True, key_intervals=pair, stream=stream.ptr, out=given) is given
+    stream.synchronize()
+    assert (out == given).all() and torch.equal(torch.from_dlpack(given), want)
+    with pytest.raises(ValueError, match="^v is on the CPU"):
+        attention(*arrays[:2], arrays[2].get())
+    with pytest.raises(NotImplementedError, match="^v is on CUDA device 0; this function takes arrays on the CPU only"):
+        borrow(arrays[2], "v")
 
 
 def test_what_is_not_there_is_said():
