@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import pytest
@@ -257,6 +258,126 @@ def test_compiled_backward_is_the_same():
     want = torch.autograd.grad(loss(*leaves), leaves)
     have = torch.autograd.grad(torch.compile(loss, fullgraph=True)(*leaves), leaves)
     assert all(error(a, b) < 1e-2 for a, b in zip(have, want))
+
+
+# ---- masks -----------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def nothing_waits():
+    """A wait for the device is an error inside."""
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def same(have, want):
+    """Tensors, or pairs of them, on CUDA and on the CPU."""
+    if isinstance(want, tuple):
+        assert len(have) == len(want)
+        return [same(a, b) for a, b in zip(have, want)]
+    assert have.is_cuda and have.dtype is want.dtype and torch.equal(have.cpu(), want)
+
+
+SPECIAL = torch.tensor([torch.nan, -torch.inf, torch.inf, 0.0, -0.0, 1.0, -1.0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("keys, rows, window", [(1, 1, 1), (33, 33, 4), (300, 7, 300), (1000, 1500, 50), (20000, 20000, 999)])
+def test_top_w_is_that_of_the_cpu(dtype, keys, rows, window):
+    generator = torch.Generator().manual_seed(keys)
+    spread = torch.randn(2, 3, keys, generator=generator)
+    ties = torch.randint(-3, 4, (2, 3, keys), generator=generator).float()
+    odd = SPECIAL[torch.randint(len(SPECIAL), (2, 3, keys), generator=generator)]
+    padding = torch.rand(2, keys, generator=generator) < 0.7
+    for bias in (spread, ties, odd, odd[:, :, None]):
+        bias = bias.to(dtype)
+        for keep in (None, padding):
+            want = masks.topk_intervals(bias, window, rows, keep)
+            there = bias.cuda(), None if keep is None else keep.cuda()
+            with nothing_waits():
+                have = masks.topk_intervals(there[0], window, rows, there[1])
+            same(have, want)
+
+
+def test_top_w_refuses_on_cuda_what_it_refuses_on_the_cpu():
+    bias = torch.randn(2, 1, 8, device="cuda")
+    for window, options, sentence in (
+        (0, {}, "window is 0"),
+        (3, {"key_padding_mask": torch.ones(2, 8, dtype=torch.bool)}, "key_padding_mask is on cpu"),
+        (3, {"key_padding_mask": torch.ones(2, 7, dtype=torch.bool, device="cuda")}, "key_padding_mask has shape"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            masks.topk_intervals(bias, window, **options)
+    with pytest.raises(ValueError, match="bias is torch.int32"):
+        masks.topk_intervals(bias.int(), 3)
+
+
+def test_other_interval_masks_are_those_of_the_cpu():
+    for rows, keys in ((6, 6), (40, 90), (90, 40), (0, 3), (3, 0)):
+        with nothing_waits():
+            have = [masks.window_intervals(rows, keys, window, causal, device="cuda")
+                    for window in ((-1, -1), (2, 0), (0, 3), (100, 100)) for causal in (False, True)]
+            have += [masks.causal_intervals(rows, keys, device="cuda"), masks.prefix_intervals(rows, keys, 5, device="cuda")]
+        want = [masks.window_intervals(rows, keys, window, causal, "torch")
+                for window in ((-1, -1), (2, 0), (0, 3), (100, 100)) for causal in (False, True)]
+        want += [masks.causal_intervals(rows, keys, "torch"), masks.prefix_intervals(rows, keys, 5, "torch")]
+        for a, b in zip(have, want):
+            same(a, b)
+    for offsets in ([0], [0, 5], [0, 3, 3, 700], [0, 0, 4, 4]):
+        cu = torch.tensor(offsets, dtype=torch.int32)
+        for causal in (True, False):
+            want = masks.document_intervals(cu, causal)
+            same(masks.document_intervals(cu.cuda(), causal), want)
+            there = cu.cuda()
+            with nothing_waits():
+                have = masks.document_intervals(there, causal, seqlen=offsets[-1])
+            same(have, want)
+    with pytest.raises(ValueError, match="must not fall"):
+        masks.document_intervals(torch.tensor([0, 4, 2], dtype=torch.int32, device="cuda"))
+
+
+def test_dense_masks_are_those_of_the_cpu():
+    start = torch.randint(-2, 60, (2, 3, 110), dtype=torch.int32)
+    end = torch.randint(0, 120, (2, 3, 110), dtype=torch.int32)
+    dense = masks.intervals_to_mask(start, end, 80)
+    same(masks.intervals_to_mask(start.cuda(), end.cuda(), 80), dense)
+    same(masks.intervals_from_mask(dense.cuda()), masks.intervals_from_mask(dense))
+    same(masks.intervals_from_mask(dense[0, 0].cuda()), masks.intervals_from_mask(dense[0, 0]))
+    assert masks.intervals_from_mask(torch.rand(50, 50, device="cuda") < 0.5) is None
+    lowest = torch.finfo(torch.float32).min
+    bias = torch.randint(-2, 3, (2, 2, 80, 110)).float() * torch.tensor([1.0, -1.0]).repeat(55)
+    padding, newest = torch.rand(2, 110) < 0.8, torch.rand(2, 80) < 0.8
+    for mask in (None, padding, newest, torch.rand(2, 1, 80, 110) < 0.5):
+        for options in ({}, {"block_size": 16}, {"type": "relu"}):
+            want = masks.create_mask(bias, mask, 2, 80, 110, 30, lowest, **options)
+            there = bias.cuda(), None if mask is None else mask.cuda()
+            with nothing_waits():
+                have = masks.create_mask(*there, 2, 80, 110, 30, lowest, **options)
+            same(have, want)
+    with pytest.raises(ValueError, match="attention_mask is on cpu"):
+        masks.create_mask(bias.cuda(), padding, 2, 80, 110, 30, lowest)
+
+
+def test_top_w_and_attention_in_one_graph():
+    q, k, v = tensors(rows=512, keys=512)
+    bias = torch.randn(2, 4, 512, device="cuda")
+
+    def call():
+        pair = masks.topk_intervals(bias, 32)
+        return flash_dmattn_func(q, k, v, attn_bias=bias, is_causal=True, key_intervals=pair)
+
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = call()
+    bias.copy_(torch.randn_like(bias))
+    graph.replay()
+    assert torch.equal(captured, call())
 
 
 # ---- attention(): arrays of other libraries --------------------------------------------------------------------------
