@@ -241,6 +241,71 @@ def test_deterministic_backward_repeats_bit_by_bit():
         assert all(torch.equal(a, b) for a, b in zip(first, again))
 
 
+def test_a_hundred_deterministic_backwards_on_two_streams_are_the_same_bits():
+    q, k, v = tensors(rows=500, keys=700, heads=8, heads_kv=2, head_dim=128)
+    bias = torch.randn(1, 1, 1, 700, device="cuda")
+    intervals = masks.topk_intervals(torch.randn(2, 2, 700, device="cuda"), 100, seqlen_q=500)
+    for options in ({"is_causal": True}, {"key_intervals": intervals, "attn_bias": bias.expand(2, 8, 500, 700).clone()}):
+        out, lse = flash_dmattn_func(q, k, v, return_lse=True, **options)
+        arguments = (q, k, v, None, options.get("attn_bias"), *options.get("key_intervals", (None, None)), None, None, out,
+                     lse, torch.randn_like(out), torch.randn_like(lse), True, True, True, False, 0, 0, None,
+                     options.get("is_causal", False), 0.0, -1, -1, True)
+        torch.cuda.synchronize()
+        streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+        results = []
+        for call in range(100):
+            with torch.cuda.stream(streams[call % 2]):
+                results.append(torch.ops.flash_dmattn.backward(*arguments)[:3])
+        torch.cuda.synchronize()
+        for again in results[1:]:
+            assert all(torch.equal(a.view(torch.int16), b.view(torch.int16)) for a, b in zip(results[0], again))
+
+
+@pytest.mark.parametrize("dtype, step", [(torch.float16, 2.0**-7), (torch.bfloat16, 2.0**-5)])
+@pytest.mark.parametrize("options", [{}, {"is_causal": True, "softcap": 5.0}, {"window_size": (20, 4)}])
+def test_gradients_match_finite_differences(dtype, step, options):
+    """Each input moves by a step along the sign of its gradient, which sums what all elements say; inputs lie on a grid on
+    which the step is exact."""
+    generator = torch.Generator("cuda").manual_seed(0)
+
+    def grid(*shape):
+        return (torch.randn(*shape, device="cuda", generator=generator).clamp(-3, 3) / (2 * step)).round().mul(2 * step).to(dtype)
+
+    def weights(*shape):
+        return torch.randn(*shape, device="cuda", dtype=torch.float64, generator=generator)
+
+    inputs = [grid(1, 24, 4, 32), grid(1, 40, 2, 32), grid(1, 40, 2, 32), grid(1, 4, 24, 40)]
+    of_out, of_lse = weights(1, 24, 4, 32), weights(1, 4, 24)
+
+    def loss(q, k, v, bias):
+        out, lse = flash_dmattn_func(q, k, v, attn_bias=bias, return_lse=True, **options)
+        return (out.double() * of_out).sum() + (torch.where(torch.isfinite(lse), lse, 0.0).double() * of_lse).sum()
+
+    leaves = [each.clone().requires_grad_() for each in inputs]
+    for index, gradient in enumerate(torch.autograd.grad(loss(*leaves), leaves)):
+        way = step * gradient.double().sign()
+        ahead, behind = ([(x.double() + sign * way).to(dtype) if n == index else x for n, x in enumerate(inputs)] for sign in (1, -1))
+        assert torch.equal(ahead[index].double() - behind[index].double(), 2 * way)
+        with torch.no_grad():
+            slope = (loss(*ahead) - loss(*behind)).item() / (2 * step)
+        assert slope == pytest.approx(gradient.double().abs().sum().item(), rel=0.01)
+
+
+def test_operator_checks_of_backward_and_masks():
+    q, k, v = (tensor.requires_grad_() for tensor in tensors(rows=64, keys=70))
+    bias = torch.randn(1, 2, 1, 70, device="cuda", requires_grad=True)
+    settings = (0, 0, 0.3, True, 2.0, 30, -1, False)
+    forward, backward = torch.ops.flash_dmattn.forward.default, torch.ops.flash_dmattn.backward.default
+    torch.library.opcheck(forward, (q, k, v, *[None] * 6, *settings[:-1], True))
+    q, k, v = (tensor.detach() for tensor in (q, k, v))
+    inputs = (q, k, v, None, bias.detach(), *[None] * 4)
+    out, lse = torch.ops.flash_dmattn.forward(*inputs, *settings)
+    torch.library.opcheck(backward, (*inputs, out, lse, out, None, True, True, True, True, *settings),
+                          test_utils=("test_schema", "test_faketensor", "test_autograd_registration"))
+    padding = torch.rand(2, 90, device="cuda") < 0.8
+    torch.library.opcheck(torch.ops.flash_dmattn.topk_intervals.default, (torch.randn(1, 2, 90, device="cuda"), padding, 9, 90))
+
+
 def test_training_a_bias_alone():
     q, k, v = tensors()
     bias = torch.randn(1, 4, 1, 333, device="cuda", requires_grad=True)
