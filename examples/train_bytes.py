@@ -290,7 +290,7 @@ def main(arguments: Optional[list[str]] = None) -> int:
             "name": run.name,
             "steps_per_second": round(run.steps_per_second(), 3),
             "validation_bits_per_byte": round(run.validate(validation_text, options), 4),
-            "training_bits_per_byte": [round(bits, 4) for bits in run.bits],
+            "training_bits_per_byte": [round(bits, 6) for bits in run.bits],
         }
         for run in runs
     ]

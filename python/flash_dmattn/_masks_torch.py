@@ -1,6 +1,7 @@
 """Masks as key intervals in PyTorch operations, for tensors on CUDA devices: the numbers the C library gives on the CPU.
 
-Nothing waits for the device unless its function says so. Memory is O(Sk) a head.
+Nothing waits for the device unless its function says so. A call costs the host about ten microseconds an operation, so
+few operations on large tensors are better than many on small ones.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import torch
 from torch import Tensor
 
 NEVER_DROPPED = 2**31 - 1
-# Keys that topk() works on at once: bounds its memory, about 100 bytes a key.
-_KEYS_AT_ONCE = 1 << 23
+# Counters of a level of _smallest_of_prefix(): about 16 bytes each while it works.
+_COUNTERS = 1 << 23
+_DIGIT_BITS = range(3, 8)
 
 Pair = Tuple[Tensor, Tensor]
 
@@ -25,37 +27,40 @@ def sortable(values: Tensor) -> Tensor:
 # ---- top-W -----------------------------------------------------------------------------------------------------------
 
 
-def _stable_partition(values: Tensor, last: Tensor) -> Tuple[Tensor, Tensor]:
-    """(values [.., n] with those where `last` at the end, order kept; entries before each place that are not `last`,
-    [.., n + 1])."""
-    first = (~last).long()
-    before = torch.nn.functional.pad(first.cumsum(-1), (1, 0))
-    count = before[..., -1:]
-    place = torch.arange(values.shape[-1], device=values.device)
-    target = torch.where(last, count + place - before[..., :-1], before[..., :-1])
-    return torch.empty_like(values).scatter_(-1, target, values), before
+def _digit_bits(keys: int, num_bits: int) -> int:
+    """Bits of a level's digit: few levels, and counters within their bound."""
+    fitting = [bits for bits in _DIGIT_BITS if keys << bits <= _COUNTERS]
+    levels = -(-num_bits // max(fitting, default=_DIGIT_BITS[0]))
+    return -(-num_bits // levels)
 
 
 def _smallest_of_prefix(order: Tensor, length: Tensor, k: int) -> Tensor:
-    """The k-th smallest (from 0) of order[.., :length], for every length [.., m]; order is a permutation of 0 .. n-1.
+    """The k-th smallest (from 0) of order[:, :length], for each length [rows, n]; order [rows, n] permutes 0 .. n-1.
 
-    A wavelet matrix, one level a bit from the highest: entries whose bit is 0 go before the others, and each query
-    follows the half its answer is in. Queries with length <= k give a number without meaning.
+    A wavelet tree, one level a digit from the highest: a node holds the entries of one range of 2^s numbers, in their
+    order, at the places of that very range. A query knows its node and how many of the node's entries are in its prefix;
+    counters of the digits tell which child has the answer. Lengths up to k give a number without meaning.
     """
-    low, high = torch.zeros_like(length), length
-    rank = torch.full_like(length, k)
-    answer = torch.zeros_like(length)
-    for bit in reversed(range(max(1, (order.shape[-1] - 1).bit_length()))):
-        order, before = _stable_partition(order, (order >> bit) & 1 > 0)
-        zeros = before[..., -1:]
-        low_zeros, high_zeros = before.gather(-1, low), before.gather(-1, high)
-        count = high_zeros - low_zeros
-        is_one = rank >= count
-        answer += is_one.long() << bit
-        rank = torch.where(is_one, rank - count, rank)
-        low = torch.where(is_one, zeros + low - low_zeros, low_zeros)
-        high = torch.where(is_one, zeros + high - high_zeros, high_zeros)
-    return answer
+    keys, num_bits = order.shape[-1], max(1, (order.shape[-1] - 1).bit_length())
+    width = _digit_bits(order.numel(), num_bits)
+    node = torch.zeros_like(length)  # its first number, and place
+    count = torch.where(length > k, length, keys)
+    rank = torch.full_like(length, k, dtype=torch.int32)
+    for shift in range((num_bits - 1) // width * width, -1, -width):
+        digit = torch.arange(1 << width, device=order.device, dtype=torch.int32)[:, None]
+        have = ((order >> shift) & ((1 << width) - 1)).to(torch.int32)
+        upto = torch.nn.functional.pad((have[:, None] <= digit).cumsum(-1, dtype=torch.int32), (1, 0))
+        place = (node + count)[:, None].expand(-1, 1 << width, -1)
+        # Nodes before this one are full, so what they add is known: 2^shift entries of each digit.
+        seen = upto.gather(-1, place) - (node >> width).to(torch.int32)[:, None] * (digit + 1)
+        below = seen <= rank[:, None]
+        before = torch.where(below, seen, 0).amax(1)
+        count = (torch.where(below, keys, seen).amin(1) - before).long()
+        node = node + (below.sum(1) << shift)
+        rank = rank - before
+        if shift:
+            order = order.gather(-1, torch.sort(order >> shift, dim=-1, stable=True).indices)
+    return node
 
 
 def _topk_end(bias: Tensor, real: Optional[Tensor], window: int, shift: int) -> Tensor:
@@ -64,7 +69,8 @@ def _topk_end(bias: Tensor, real: Optional[Tensor], window: int, shift: int) -> 
     row = torch.arange(keys, device=bias.device) - shift
     order = torch.sort(sortable(bias), dim=-1, descending=True, stable=True).indices
     if real is not None:
-        order, _ = _stable_partition(order, ~real.gather(-1, order))
+        padded = (~real.gather(-1, order)).to(torch.uint8)
+        order = order.gather(-1, torch.sort(padded, dim=-1, stable=True).indices)
     place = torch.arange(keys, device=bias.device).expand_as(order)
     larger = torch.empty_like(order).scatter_(-1, order, place)  # keys with a larger bias, for each key
     dropped_by = _smallest_of_prefix(order, larger, min(window, keys) - 1)
@@ -87,7 +93,7 @@ def topk(bias: Tensor, padding: Optional[Tensor], window: int, seqlen_q: int) ->
         return start, end
     biases = bias.expand(shape).reshape(-1, keys)
     real = None if padding is None else padding[:, None].expand(shape).reshape(-1, keys)
-    flat, step = end.view(-1, keys), max(1, _KEYS_AT_ONCE // keys)
+    flat, step = end.view(-1, keys), max(1, (_COUNTERS >> _DIGIT_BITS[0]) // keys)
     for first in range(0, batch * heads, step):
         part = slice(first, first + step)
         flat[part] = _topk_end(biases[part], None if real is None else real[part], window, keys - seqlen_q)

@@ -157,6 +157,17 @@ static int is_read_only(PyObject *object) {
     return (managed->flags & 1) != 0;
 }
 
+/* "float32", or for dtypes the library has no name for what DLPack says, "int64". */
+static PyObject *dtype_text(const fdm_tensor *tensor) {
+    static const char *const kinds[] = {"int", "uint", "float", "opaque", "bfloat", "complex", "bool"};
+    const fdm_data_type type = tensor->dtype;
+    if (fdm_dtype_of(tensor) != FDM_NO_DTYPE)
+        return PyUnicode_FromString(fdm_dtype_name(fdm_dtype_of(tensor)));
+    if (type.code < sizeof kinds / sizeof kinds[0] && type.lanes == 1)
+        return PyUnicode_FromFormat("%s%d", kinds[type.code], type.bits);
+    return PyUnicode_FromFormat("DLPack dtype (%d, %d, %d)", type.code, type.bits, type.lanes);
+}
+
 /* inspect(object) -> (address, dtype name, shape, strides in elements, DLPack device type and index, read-only). The
  * last is known of versioned capsules only. */
 PyObject *native_inspect(PyObject *module, PyObject *object) {
@@ -174,9 +185,8 @@ PyObject *native_inspect(PyObject *module, PyObject *object) {
         PyObject *strides = tuple_of(tensor->strides ? tensor->strides : argument.strides, tensor->ndim);
         unsigned long long address = (unsigned long long)(uintptr_t)tensor->data + tensor->byte_offset;
         if (shape && strides)
-            result = Py_BuildValue("KsOOiiN", address, fdm_dtype_name(fdm_dtype_of(tensor)), shape, strides,
-                                   (int)tensor->device.type, (int)tensor->device.index,
-                                   PyBool_FromLong(is_read_only(object)));
+            result = Py_BuildValue("KNOOiiN", address, dtype_text(tensor), shape, strides, (int)tensor->device.type,
+                                   (int)tensor->device.index, PyBool_FromLong(is_read_only(object)));
         Py_XDECREF(shape);
         Py_XDECREF(strides);
     }

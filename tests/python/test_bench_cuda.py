@@ -37,6 +37,7 @@ def test_every_set_has_cases_and_quick_takes_one_of_each():
     chosen = _bench_cuda.quick(ALL_CASES)
     assert [case.name for case in chosen] == list(dict.fromkeys(case.name for case in ALL_CASES))
     assert all(case.keys == 4096 for case in chosen if case.name in ("forward", "backward", "scores", "intervals"))
+    assert [case.extra for case in chosen if case.name == "intervals"] == ["top-256"]
 
 
 def tiny(extra="", **options):

@@ -145,7 +145,7 @@ def test_topk_in_torch_operations_is_the_librarys(seed, monkeypatch):
     elif seed % 3 == 1:
         bias = SPECIAL[torch.randint(len(SPECIAL), bias.shape, generator=generator)]
     bias = bias.to(dtype)
-    monkeypatch.setattr(_masks_torch, "_KEYS_AT_ONCE", keys * (1 + below(4)))
+    monkeypatch.setattr(_masks_torch, "_COUNTERS", keys << below(9))
     padding = None
     if below(2):
         padding = torch.rand((batch, 3 if batch == 1 else 1)[below(2)], keys, generator=generator) < 0.7
@@ -154,8 +154,14 @@ def test_topk_in_torch_operations_is_the_librarys(seed, monkeypatch):
 
 
 def test_topk_of_many_keys():
-    bias = torch.randn(2, 5000).repeat(1, 2)[None]
-    equal(_masks_torch.topk(bias, None, 300, 10000), masks.topk_intervals(bias, 300))
+    for keys in (4096, 10000, 16385):
+        bias = torch.randn(2, keys // 2 + 1).repeat(1, 2)[None, :, :keys]
+        equal(_masks_torch.topk(bias, None, 300, keys), masks.topk_intervals(bias, 300))
+
+
+@pytest.mark.parametrize("keys, num_bits, width", [(1 << 17, 13, 5), (1 << 16, 13, 7), (1 << 19, 15, 4), (1 << 30, 15, 3), (4, 2, 2)])
+def test_digits_of_the_wavelet_tree(keys, num_bits, width):
+    assert _masks_torch._digit_bits(keys, num_bits) == width
 
 
 def test_topk_in_torch_operations_refuses():
