@@ -288,7 +288,7 @@ def parse(arguments: List[str]) -> argparse.Namespace:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--cases", default=SETS, help=f"sets, comma separated; all of them: {SETS}")
     parser.add_argument("--quick", action="store_true", help="one case of each set")
-    parser.add_argument("--peers", help=f"comma separated, or all; default: each set's own. All of them: {','.join(PEERS)}")
+    parser.add_argument("--peers", help=f"comma separated, or all: {','.join(PEERS)}; default: each set's own")
     parser.add_argument("--rounds", type=int, default=11, help="samples per contender and case (11)")
     parser.add_argument("--check", action="store_true", help="tell how far each peer's result is from ours")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write every sample there")

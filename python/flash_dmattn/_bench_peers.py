@@ -64,8 +64,8 @@ Call = Callable[[], torch.Tensor]
 
 @dataclass(frozen=True)
 class Peer:
-    """missing() says why it is not on this machine, refuses(problem) why it does not take one, prepare(problem) gives the
-    call, whose result is [B, Sq, H, D]."""
+    """missing() says why it is not on this machine, refuses(problem) why it does not take one; prepare(problem) gives
+    the call, whose result is [B, Sq, H, D]."""
 
     missing: Callable[[], Optional[str]]
     refuses: Callable[[Problem], Optional[str]]

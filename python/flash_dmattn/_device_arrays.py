@@ -58,7 +58,7 @@ def handle_of(stream: Any) -> Optional[int]:
             return stream
         raise ValueError(f"stream is {stream}; a CUDA stream's handle is >= 0 (0 is the legacy default stream)")
     raise TypeError(
-        f"stream is a {type(stream).__name__}; it must be the handle of a CUDA stream as an int, or have __cuda_stream__"
+        f"stream is a {type(stream).__name__}; it must be a CUDA stream's handle as an int, or have __cuda_stream__"
     )
 
 
@@ -111,7 +111,12 @@ class DeviceArray:
         return CUDA, self._memory.index
 
     def __dlpack__(
-        self, *, stream: Optional[int] = None, max_version: Any = None, dl_device: Any = None, copy: Optional[bool] = None
+        self,
+        *,
+        stream: Optional[int] = None,
+        max_version: Any = None,
+        dl_device: Any = None,
+        copy: Optional[bool] = None,
     ) -> Any:
         """A capsule. Waits for the device where the consumer's stream is not the one that wrote the array."""
         if dl_device is not None and tuple(int(each) for each in dl_device) != self.__dlpack_device__():

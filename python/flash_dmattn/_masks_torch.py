@@ -1,4 +1,4 @@
-"""Masks as key intervals in PyTorch operations, for tensors on CUDA devices: the numbers the C library gives on the CPU.
+"""Masks as key intervals in PyTorch operations, for CUDA tensors: the numbers the C library gives on the CPU.
 
 Nothing waits for the device unless its function says so. A call costs the host about ten microseconds an operation, so
 few operations on large tensors are better than many on small ones.
@@ -38,8 +38,8 @@ def _smallest_of_prefix(order: Tensor, length: Tensor, k: int) -> Tensor:
     """The k-th smallest (from 0) of order[:, :length], for each length [rows, n]; order [rows, n] permutes 0 .. n-1.
 
     A wavelet tree, one level a digit from the highest: a node holds the entries of one range of 2^s numbers, in their
-    order, at the places of that very range. A query knows its node and how many of the node's entries are in its prefix;
-    counters of the digits tell which child has the answer. Lengths up to k give a number without meaning.
+    order, at the places of that very range. A query knows its node and how many of the node's entries are in its
+    prefix; counters of the digits tell which child has the answer. Lengths up to k give a number without meaning.
     """
     keys, num_bits = order.shape[-1], max(1, (order.shape[-1] - 1).bit_length())
     width = _digit_bits(order.numel(), num_bits)

@@ -39,7 +39,7 @@ _has_exchange_table = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
 
 @contextlib.contextmanager
 def on_stream(device: torch.device, handle: Optional[int]) -> Iterator[None]:
-    """Makes a stream, by its handle, the current one of a CUDA device, after the work of the current one; None: no change."""
+    """Makes a stream, by its handle, the current one of a CUDA device, after the work of the one before. None: nothing."""
     if handle is None:
         yield
         return

@@ -245,11 +245,13 @@ def test_a_hundred_deterministic_backwards_on_two_streams_are_the_same_bits():
     q, k, v = tensors(rows=500, keys=700, heads=8, heads_kv=2, head_dim=128)
     bias = torch.randn(1, 1, 1, 700, device="cuda")
     intervals = masks.topk_intervals(torch.randn(2, 2, 700, device="cuda"), 100, seqlen_q=500)
-    for options in ({"is_causal": True}, {"key_intervals": intervals, "attn_bias": bias.expand(2, 8, 500, 700).clone()}):
+    dense = bias.expand(2, 8, 500, 700).clone()
+    for options in ({"is_causal": True}, {"key_intervals": intervals, "attn_bias": dense}):
         out, lse = flash_dmattn_func(q, k, v, return_lse=True, **options)
-        arguments = (q, k, v, None, options.get("attn_bias"), *options.get("key_intervals", (None, None)), None, None, out,
-                     lse, torch.randn_like(out), torch.randn_like(lse), True, True, True, False, 0, 0, None,
-                     options.get("is_causal", False), 0.0, -1, -1, True)
+        inputs = (q, k, v, None, options.get("attn_bias"), *options.get("key_intervals", (None, None)), None, None)
+        upstream = (torch.randn_like(out), torch.randn_like(lse))
+        settings = (0, 0, None, options.get("is_causal", False), 0.0, -1, -1, True)
+        arguments = (*inputs, out, lse, *upstream, True, True, True, False, *settings)
         torch.cuda.synchronize()
         streams = [torch.cuda.Stream(), torch.cuda.Stream()]
         results = []
@@ -264,12 +266,13 @@ def test_a_hundred_deterministic_backwards_on_two_streams_are_the_same_bits():
 @pytest.mark.parametrize("dtype, step", [(torch.float16, 2.0**-7), (torch.bfloat16, 2.0**-5)])
 @pytest.mark.parametrize("options", [{}, {"is_causal": True, "softcap": 5.0}, {"window_size": (20, 4)}])
 def test_gradients_match_finite_differences(dtype, step, options):
-    """Each input moves by a step along the sign of its gradient, which sums what all elements say; inputs lie on a grid on
-    which the step is exact."""
+    """Each input moves by a step along the sign of its gradient, which sums what all elements say; inputs lie on a grid
+    on which the step is exact."""
     generator = torch.Generator("cuda").manual_seed(0)
 
     def grid(*shape):
-        return (torch.randn(*shape, device="cuda", generator=generator).clamp(-3, 3) / (2 * step)).round().mul(2 * step).to(dtype)
+        values = torch.randn(*shape, device="cuda", generator=generator).clamp(-3, 3)
+        return (values / (2 * step)).round().mul(2 * step).to(dtype)
 
     def weights(*shape):
         return torch.randn(*shape, device="cuda", dtype=torch.float64, generator=generator)
@@ -284,7 +287,9 @@ def test_gradients_match_finite_differences(dtype, step, options):
     leaves = [each.clone().requires_grad_() for each in inputs]
     for index, gradient in enumerate(torch.autograd.grad(loss(*leaves), leaves)):
         way = step * gradient.double().sign()
-        ahead, behind = ([(x.double() + sign * way).to(dtype) if n == index else x for n, x in enumerate(inputs)] for sign in (1, -1))
+        ahead, behind = (
+            [(x.double() + sign * way).to(dtype) if n == index else x for n, x in enumerate(inputs)] for sign in (1, -1)
+        )
         assert torch.equal(ahead[index].double() - behind[index].double(), 2 * way)
         with torch.no_grad():
             slope = (loss(*ahead) - loss(*behind)).item() / (2 * step)
@@ -302,8 +307,8 @@ def test_operator_checks_of_backward_and_masks():
     out, lse = torch.ops.flash_dmattn.forward(*inputs, *settings)
     torch.library.opcheck(backward, (*inputs, out, lse, out, None, True, True, True, True, *settings),
                           test_utils=("test_schema", "test_faketensor", "test_autograd_registration"))
-    padding = torch.rand(2, 90, device="cuda") < 0.8
-    torch.library.opcheck(torch.ops.flash_dmattn.topk_intervals.default, (torch.randn(1, 2, 90, device="cuda"), padding, 9, 90))
+    bias, padding = torch.randn(1, 2, 90, device="cuda"), torch.rand(2, 90, device="cuda") < 0.8
+    torch.library.opcheck(torch.ops.flash_dmattn.topk_intervals.default, (bias, padding, 9, 90))
 
 
 def test_training_a_bias_alone():
@@ -351,7 +356,9 @@ SPECIAL = torch.tensor([torch.nan, -torch.inf, torch.inf, 0.0, -0.0, 1.0, -1.0])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-@pytest.mark.parametrize("keys, rows, window", [(1, 1, 1), (33, 33, 4), (300, 7, 300), (1000, 1500, 50), (20000, 20000, 999)])
+@pytest.mark.parametrize(
+    "keys, rows, window", [(1, 1, 1), (33, 33, 4), (300, 7, 300), (1000, 1500, 50), (20000, 20000, 999)]
+)
 def test_top_w_is_that_of_the_cpu(dtype, keys, rows, window):
     generator = torch.Generator().manual_seed(keys)
     spread = torch.randn(2, 3, keys, generator=generator)
@@ -386,7 +393,8 @@ def test_other_interval_masks_are_those_of_the_cpu():
         with nothing_waits():
             have = [masks.window_intervals(rows, keys, window, causal, device="cuda")
                     for window in ((-1, -1), (2, 0), (0, 3), (100, 100)) for causal in (False, True)]
-            have += [masks.causal_intervals(rows, keys, device="cuda"), masks.prefix_intervals(rows, keys, 5, device="cuda")]
+            have.append(masks.causal_intervals(rows, keys, device="cuda"))
+            have.append(masks.prefix_intervals(rows, keys, 5, device="cuda"))
         want = [masks.window_intervals(rows, keys, window, causal, "torch")
                 for window in ((-1, -1), (2, 0), (0, 3), (100, 100)) for causal in (False, True)]
         want += [masks.causal_intervals(rows, keys, "torch"), masks.prefix_intervals(rows, keys, 5, "torch")]

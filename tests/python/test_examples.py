@@ -52,7 +52,8 @@ def test_autocast_learns_what_float32_learns(dtype, tmp_path):
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: training there is not covered")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_train_bytes_on_cuda(dtype, tmp_path):
-    done = run("--steps", "60", "--window", "16", "--json", "--device", "cuda", "--dtype", dtype, "--plot", str(tmp_path / "x.png"))
+    where = ["--device", "cuda", "--dtype", dtype, "--plot", str(tmp_path / "curves.png")]
+    done = run("--steps", "60", "--window", "16", "--json", *where)
     assert done.returncode == 0, done.stderr
     masked, dense = json.loads(done.stdout)["runs"]
     assert masked["training_bits_per_byte"][-1] < masked["training_bits_per_byte"][0] - 1

@@ -159,7 +159,9 @@ def test_topk_of_many_keys():
         equal(_masks_torch.topk(bias, None, 300, keys), masks.topk_intervals(bias, 300))
 
 
-@pytest.mark.parametrize("keys, num_bits, width", [(1 << 17, 13, 5), (1 << 16, 13, 7), (1 << 19, 15, 4), (1 << 30, 15, 3), (4, 2, 2)])
+@pytest.mark.parametrize(
+    "keys, num_bits, width", [(1 << 17, 13, 5), (1 << 16, 13, 7), (1 << 19, 15, 4), (1 << 30, 15, 3), (4, 2, 2)]
+)
 def test_digits_of_the_wavelet_tree(keys, num_bits, width):
     assert _masks_torch._digit_bits(keys, num_bits) == width
 
@@ -180,7 +182,8 @@ def test_windows_and_prefixes_in_torch_operations(rows, keys, window, on_device,
         equal(have, masks.window_intervals(rows, keys, window, causal, "torch"))
     equal(masks.causal_intervals(rows, keys, device="cpu"), masks.causal_intervals(rows, keys, "torch"))
     for prefix in (0, 2, 50):
-        equal(masks.prefix_intervals(rows, keys, prefix, device="cpu"), masks.prefix_intervals(rows, keys, prefix, "torch"))
+        have = masks.prefix_intervals(rows, keys, prefix, device="cpu")
+        equal(have, masks.prefix_intervals(rows, keys, prefix, "torch"))
     with pytest.raises(ValueError, match="prefix is -1"):
         masks.prefix_intervals(rows, keys, -1, device="cpu")
     with pytest.raises(ValueError, match=r"window is \(-2, 0\)"):
@@ -209,7 +212,8 @@ def test_documents_on_the_way_of_devices(on_device):
 def test_dense_masks_in_torch_operations(on_device):
     start = torch.randint(-2, 6, (2, 3, 11), dtype=torch.int32)
     end = torch.randint(0, 12, (2, 3, 11), dtype=torch.int32)
-    for dense in (masks.intervals_to_mask(start, end, 8), torch.ones(1, 1, 0, 5, dtype=torch.bool), torch.ones(4, 4) > 0):
+    nothing = torch.ones(1, 1, 0, 5, dtype=torch.bool)
+    for dense in (masks.intervals_to_mask(start, end, 8), nothing, torch.ones(4, 4) > 0):
         have = masks.intervals_from_mask(dense)
         equal([torch.from_numpy(each) for each in masks.intervals_from_mask(dense.numpy())], have)
     assert masks.intervals_from_mask(torch.tensor([[True], [False], [True]])) is None
