@@ -42,7 +42,8 @@ def summary(data: dict) -> str:
     names["backward-intervals"] = "bf16, causal, B1 H16 S8192 D128"
     text = f"| {'backward' if of_backward(data) else 'forward'} | against | geometric mean | least |\n|---|---|---|---|\n"
     for name, title in names.items():
-        for peer in ("torch flash", "torch efficient", "torch cudnn"):
+        for peer in ("torch flash", "torch efficient", "torch cudnn", "torch math", "flex", "flash-attn 2", "flash-attn 3",
+                     "flash-attn 4"):
             ratios = [milliseconds(r, peer) / milliseconds(r, OURS) for r in data["results"]
                       if r["set"] == name and peer in r["seconds"]]
             if ratios:
