@@ -11,15 +11,11 @@
 /* Of the plan's parameters. */
 enum { STAGED_ROWS, OVERLAY, DS_BUFFERS, PAIRED };
 
-static int bounded(const fdm_problem *p) { return p->causal || p->window_left >= 0 || p->window_right >= 0; }
-static int mask_rows(const fdm_problem *p) { return p->has_mask && p->mask_shape[2] != 1; }
-static int bias_rows(const fdm_problem *p) { return p->has_bias && p->bias_shape[2] != 1; }
-
 /* How the bias' gradient is made: MMA_DBIAS_*. */
 static int32_t dbias_kind(const fdm_problem *p) {
     if (!p->needs_dbias)
         return MMA_DBIAS_NONE;
-    if (!bias_rows(p))
+    if (!mma_bias_rows(p))
         return MMA_DBIAS_KEYS;
     const int own = p->bias_shape[0] == p->batch && p->bias_shape[1] == p->heads && p->bias_shape[3] == p->seqlen_k;
     return own ? MMA_DBIAS_DIRECT : MMA_DBIAS_SUMS;
@@ -86,7 +82,7 @@ static struct layout lay_out(const fdm_problem *p, int32_t block_m, int32_t bloc
     l.ticket = put(&l, 4);
     l.dbias_count = dbias_count(p, block_n);
     l.dbias = put(&l, 4 * l.dbias_count);
-    l.summary = put(&l, mask_rows(p) ? mma_summary_bytes(p, block_m, block_n) : 0);
+    l.summary = put(&l, mma_mask_rows(p) ? mma_summary_bytes(p, block_m, block_n) : 0);
     return l;
 }
 
@@ -100,7 +96,7 @@ static int32_t bytes_with(const fdm_plan *plan, const fdm_problem *p, int32_t pa
 static int may_pair(const fdm_plan *plan, const fdm_problem *p) {
     /* where sums of a bias without rows, turns or a sequence's begin are kept too, paired warps have not enough
      * registers */
-    const int crowded = (p->has_bias && !bias_rows(p)) || p->deterministic || p->varlen;
+    const int crowded = (p->has_bias && !mma_bias_rows(p)) || p->deterministic || p->varlen;
     return !crowded &&
            mma_backward_can_pair(plan->block_n, (int32_t)p->head_dim, (int32_t)p->head_dim_v, plan->v_in_registers);
 }
@@ -168,7 +164,7 @@ static int wanted(const fdm_problem *p, int32_t kernel) {
     switch (kernel) {
     case FINISH: return p->needs_dq;
     case DBIAS: return dbias_kind(p) == MMA_DBIAS_KEYS || dbias_kind(p) == MMA_DBIAS_SUMS;
-    case SUMMARY: return mask_rows(p);
+    case SUMMARY: return mma_mask_rows(p);
     default: return 1;
     }
 }
@@ -191,11 +187,11 @@ static void main_request(const fdm_plan *plan, const fdm_problem *p, int32_t d, 
         {"DS_BUFFERS", plan->parameters[DS_BUFFERS]},
         {"PAIRED", plan->parameters[PAIRED] != 0},
         {"ALIGNED", p->aligned},
-        {"WINDOW", bounded(p)},
+        {"WINDOW", mma_bounded(p)},
         {"MASK", p->has_mask},
-        {"MASK_ROWS", mask_rows(p)},
+        {"MASK_ROWS", mma_mask_rows(p)},
         {"BIAS", bias_constant(p)},
-        {"BIAS_ROWS", bias_rows(p)},
+        {"BIAS_ROWS", mma_bias_rows(p)},
         {"DBIAS", dbias_kind(p)},
         {"INTERVALS", p->has_intervals},
         {"VARLEN", p->varlen},

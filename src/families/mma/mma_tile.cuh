@@ -1,5 +1,5 @@
-/* mma_tile.cuh: tiles of 16-bit elements in shared memory and the products of one warp on them, for kernels that define
- * DTYPE, THREADS and ALIGNED before including it.
+/* mma_tile.cuh: tiles in shared memory and, of 16-bit elements, the products of one warp on them, for kernels that define
+ * DTYPE, THREADS and ALIGNED before including it. Those of 32-bit elements are in mma_tf32.cuh.
  *
  * A tile is rows of `chunks` 16-byte chunks. The chunks of a row are permuted by a number that depends on the row, so
  * that eight rows of the same column lie in different banks: ldmatrix, its transposed form, and 4-byte stores of
@@ -10,6 +10,9 @@
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/mma.cuh"
+
+#define ELEMENT_BYTES  (DTYPE == MMA_FLOAT32 ? 4 : 2)
+#define CHUNK_ELEMENTS (16 / ELEMENT_BYTES)
 
 template <int chunks> __device__ __forceinline__ int swizzle_of(int row) {
     return chunks % 8 == 0 ? row & 7 : chunks % 4 == 0 ? (row >> 1) & 3 : (row >> 2) & 1;
@@ -29,11 +32,15 @@ __device__ __forceinline__ void load_tile(uint32_t tile, const char *from, int64
         const int index = n * THREADS + thread, row = index / chunks, chunk = index % chunks;
         if (tile_rows * chunks % THREADS && row >= tile_rows)
             break;
-        const int count = row < rows ? min(max(columns - chunk * 8, 0), 8) : 0;
+        const int count = row < rows ? min(max(columns - chunk * CHUNK_ELEMENTS, 0), CHUNK_ELEMENTS) : 0;
         const char *at = count ? from + row * row_bytes + chunk * 16 : from;
         const uint32_t to = tile + chunk_offset<chunks>(row, chunk);
 #if ALIGNED
-        cp_async_16_fill(to, at, count * 2);
+        cp_async_16_fill(to, at, count * ELEMENT_BYTES);
+#elif DTYPE == MMA_FLOAT32
+#    pragma unroll
+        for (int e = 0; e < 4; e++)
+            cp_async_4_fill(to + e * 4, e < count ? at + e * 4 : from, e < count ? 4 : 0);
 #else
         uint32_t word[4] = {0, 0, 0, 0};
 #    pragma unroll
@@ -45,6 +52,7 @@ __device__ __forceinline__ void load_tile(uint32_t tile, const char *from, int64
     }
 }
 
+#if DTYPE != MMA_FLOAT32
 /* The reverse: `rows` rows of `columns` elements to global memory, by `threads` threads of which this is `thread`. */
 template <int chunks>
 __device__ __forceinline__ void store_tile(char *to, int64_t row_bytes, uint32_t tile, int rows, int columns,
@@ -59,7 +67,7 @@ __device__ __forceinline__ void store_tile(char *to, int64_t row_bytes, uint32_t
         if (ALIGNED && count == 8)
             *(uint4 *)at = make_uint4(word[0], word[1], word[2], word[3]);
         else
-#pragma unroll
+#    pragma unroll
             for (int e = 0; e < 8; e++)
                 if (e < count)
                     ((uint16_t *)at)[e] = (uint16_t)(word[e / 2] >> (e % 2 * 16));
@@ -67,26 +75,27 @@ __device__ __forceinline__ void store_tile(char *to, int64_t row_bytes, uint32_t
 }
 
 __device__ __forceinline__ void mma_16x8x16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-#if DTYPE == MMA_BFLOAT16
+#    if DTYPE == MMA_BFLOAT16
     mma_m16n8k16_bf16(c, a, b0, b1);
-#else
+#    else
     mma_m16n8k16_f16(c, a, b0, b1);
-#endif
+#    endif
 }
 __device__ __forceinline__ uint32_t pack(float low, float high) {
-#if DTYPE == MMA_BFLOAT16
+#    if DTYPE == MMA_BFLOAT16
     return cvt_bf16x2(low, high);
-#else
+#    else
     return cvt_f16x2(low, high);
-#endif
+#    endif
 }
 __device__ __forceinline__ float unpack(uint16_t x) {
-#if DTYPE == MMA_BFLOAT16
+#    if DTYPE == MMA_BFLOAT16
     return cvt_f32_bf16(x);
-#else
+#    else
     return cvt_f32_f16(x);
-#endif
+#    endif
 }
+#endif
 
 /* Addresses of a lane in a tile. lane_address() gives that of a row and a first chunk of 0 or 1; at_step() moves it by
  * whole groups of 8 rows and by an even number of chunks, both known when compiling: one exclusive or, since tiles begin
