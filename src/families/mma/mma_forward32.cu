@@ -51,14 +51,10 @@ __device__ __forceinline__ struct place find_place(const struct mma_forward_argu
     return at;
 }
 
-struct key_lists {
-    int *first, *last; /* [BLOCK_N] rows that see the key */
-    float *bias;
-};
-__device__ __forceinline__ struct key_lists lists_of(char *shared, int tile) {
-    char *at = shared + (BLOCK_M * HEAD_DIM + BLOCK_N * (HEAD_DIM + HEAD_DIM_V)) * 4 +
-               tile % 2 * BLOCK_N * MMA_KEY_FACTS_BYTES;
-    return {(int *)at, (int *)at + BLOCK_N, (float *)at + 2 * BLOCK_N};
+/* Shared memory: what depends on the keys of one tile alone: [BLOCK_N] first rows, last rows (none of the rows sees the
+ * key from there on), biases. */
+__device__ __forceinline__ uint32_t facts_of(uint32_t facts, int step) {
+    return facts + step % 2 * BLOCK_N * MMA_KEY_FACTS_BYTES;
 }
 
 __device__ __forceinline__ int mask_kind(const struct mma_forward_arguments &a, const struct place &at, int tile) {
@@ -67,9 +63,9 @@ __device__ __forceinline__ int mask_kind(const struct mma_forward_arguments &a, 
 }
 
 /* The next tile from `tile` down in which some row sees some key, -1 when there is none; what depends on its keys alone
- * is then in `lists`. */
+ * is then in `facts`. */
 __device__ __forceinline__ int next_active(const struct mma_forward_arguments &a, const struct place &at, int tile,
-                                           const struct key_lists &lists) {
+                                           [[maybe_unused]] uint32_t facts) {
     for (; tile >= at.first_key / BLOCK_N; tile--) {
         bool any = true;
 #if SUMMARISED
@@ -79,9 +75,9 @@ __device__ __forceinline__ int next_active(const struct mma_forward_arguments &a
         bool mine = false;
         if (any && threadIdx.x < BLOCK_N) {
             const struct key_facts key = look_at_key(a, at.s, at.head, tile * BLOCK_N + (int)threadIdx.x);
-            lists.first[threadIdx.x] = key.first;
-            lists.last[threadIdx.x] = key.last;
-            lists.bias[threadIdx.x] = key.bias;
+            st_shared_4(facts + threadIdx.x * 4, (uint32_t)key.first);
+            st_shared_4(facts + (BLOCK_N + threadIdx.x) * 4, (uint32_t)key.last);
+            st_shared_4(facts + (2 * BLOCK_N + threadIdx.x) * 4, __float_as_uint(key.bias));
             mine = max(key.first, at.first_row) < min(key.last, at.first_row + BLOCK_M);
         }
         any = __syncthreads_or(mine);
@@ -122,55 +118,56 @@ __device__ __forceinline__ void read_mask(bool (&seen)[2], const char *from, int
 /* From products to scores: scale, softcap, bias, and -inf where a key is not visible. */
 __device__ __forceinline__ void finish_scores(float (&s)[ROW_TILES][KEY_TILES][4], const struct mma_forward_arguments &a,
                                               const struct place &at, int warp_row, int tile,
-                                              [[maybe_unused]] const struct key_lists &lists, bool partial) {
-    const int lane = threadIdx.x % 32, tile_key = tile * BLOCK_N;
+                                              [[maybe_unused]] uint32_t facts, bool partial) {
+    const int lane = threadIdx.x % 32, tile_key = tile * BLOCK_N, first = at.first_row + warp_row + lane / 4;
     [[maybe_unused]] const int count = at.s.seqlen_k - tile_key;
 #pragma unroll
-    for (int r = 0; r < ROW_TILES; r++)
+    for (int n = 0; n < KEY_TILES; n++) {
+        const int column = n * 8 + lane % 4 * 2;
+        [[maybe_unused]] uint32_t rows_first[2], rows_last[2], key_bias[2];
+#if KEYED
+        ld_shared_8(rows_first[0], rows_first[1], facts + column * 4);
+        ld_shared_8(rows_last[0], rows_last[1], facts + (BLOCK_N + column) * 4);
+#endif
+#if BIAS && !BIAS_ROWS
+        ld_shared_8(key_bias[0], key_bias[1], facts + (2 * BLOCK_N + column) * 4);
+#endif
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int row = at.first_row + warp_row + r * 16 + half * 8 + lane / 4;
-            const int first = first_key(a, at.s, row) - tile_key, last = last_key(a, at.s, row) - tile_key;
+        for (int half = 0; half < 2 * ROW_TILES; half++) {
+            const int row = first + half * 8;
             [[maybe_unused]] const int64_t inside = min(row, at.s.seqlen_q - 1);
+            [[maybe_unused]] float b[2] = {0, 0};
+            [[maybe_unused]] bool seen[2] = {true, true};
 #if BIAS && BIAS_ROWS
-            const float *bias = bias_of(a, at.s.batch, at.head) + inside * a.bias.row + tile_key * a.bias.key;
-#endif
-#if MASK && MASK_ROWS
-            const char *mask = mask_of(a, at.s.batch, at.head) + inside * a.mask.row + tile_key * a.mask.key;
-#endif
-#pragma unroll
-            for (int n = 0; n < KEY_TILES; n++) {
-                const int column = n * 8 + lane % 4 * 2;
-                [[maybe_unused]] float b[2] = {0, 0};
-                [[maybe_unused]] bool seen[2] = {true, true};
-#if BIAS && BIAS_ROWS
-                read_bias(b, bias, a.bias.key, column, count);
+            read_bias(b, bias_of(a, at.s.batch, at.head) + inside * a.bias.row + tile_key * a.bias.key, a.bias.key, column,
+                      count);
 #elif BIAS
-                b[0] = lists.bias[column];
-                b[1] = lists.bias[column + 1];
+            b[0] = __uint_as_float(key_bias[0]);
+            b[1] = __uint_as_float(key_bias[1]);
 #endif
 #if MASK && MASK_ROWS
-                if (partial)
-                    read_mask(seen, mask, a.mask.key, column, count);
+            if (partial)
+                read_mask(seen, mask_of(a, at.s.batch, at.head) + inside * a.mask.row + tile_key * a.mask.key,
+                          a.mask.key, column, count);
 #endif
 #pragma unroll
-                for (int c = 0; c < 2; c++) {
-                    const int j = column + c;
-                    float x = s[r][n][half * 2 + c] * a.scale;
+            for (int c = 0; c < 2; c++) {
+                const int j = tile_key + column + c;
+                float x = s[half / 2][n][half % 2 * 2 + c] * a.scale;
 #if SOFTCAP
-                    x = a.softcap * tanh_accurate(x * a.softcap_inverse);
+                x = a.softcap * tanh_accurate(x * a.softcap_inverse);
 #endif
 #if BIAS
-                    x += b[c];
+                x += b[c];
 #endif
-                    bool visible = !partial || (j >= first && j <= last && seen[c]);
+                bool visible = !partial || (j >= first_key(a, at.s, row) && j <= last_key(a, at.s, row) && seen[c]);
 #if KEYED
-                    visible = visible && row >= lists.first[j] && row < lists.last[j];
+                visible = visible && row >= (int)rows_first[c] && row < (int)rows_last[c];
 #endif
-                    s[r][n][half * 2 + c] = visible ? x : MINUS_INF;
-                }
+                s[half / 2][n][half % 2 * 2 + c] = visible ? x : MINUS_INF;
             }
         }
+    }
 }
 
 /* Scores become weights with the raised maxima; sums and output are rescaled where a maximum grew. */
@@ -250,7 +247,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     mma_forward32(const __grid_constant__ struct mma_forward_arguments a) {
     extern __shared__ __align__(128) char shared[];
     const uint32_t q_tile = shared_address(shared), k_tile = q_tile + BLOCK_M * HEAD_DIM * 4,
-                   v_tile = k_tile + BLOCK_N * HEAD_DIM * 4;
+                   v_tile = k_tile + BLOCK_N * HEAD_DIM * 4, facts = v_tile + BLOCK_N * HEAD_DIM_V * 4;
     const int warp_row = threadIdx.x / 32 * ROW_TILES * 16;
     const struct place at = find_place(a);
     if (at.first_row >= at.s.seqlen_q)
@@ -278,13 +275,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
         f.row_max[r][0] = f.row_max[r][1] = MINUS_INF;
 
     const int last = at.last_key < 0 ? -1 : at.last_key / BLOCK_N;
-    int tile = next_active(a, at, last, lists_of(shared, 0));
+    int tile = next_active(a, at, last, facts_of(facts, 0));
     load_tile<HEAD_DIM / 4, BLOCK_M>(q_tile, q, a.q.row * 4, at.s.seqlen_q - at.first_row, a.head_dim);
     load_k(tile);
     load_v(tile);
 #pragma unroll 1
     for (int step = 0; tile >= 0; step++) {
-        const int next = next_active(a, at, tile - 1, lists_of(shared, step + 1));
+        const int next = next_active(a, at, tile - 1, facts_of(facts, step + 1));
         bool partial = tile * BLOCK_N < at.first_full || tile * BLOCK_N + BLOCK_N - 1 > at.last_full;
 #if SUMMARISED
         partial = partial || mask_kind(a, at, tile) != MMA_TILE_FULL;
@@ -295,7 +292,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
         cp_async_wait<0>();
         __syncthreads();
         load_k(next);
-        finish_scores(f.s, a, at, warp_row, tile, lists_of(shared, step), partial);
+        finish_scores(f.s, a, at, warp_row, tile, facts_of(facts, step), partial);
         weigh(f);
         add_product<HEAD_DIM_V / 4>(f.o, f.s, v_tile);
         __syncthreads();

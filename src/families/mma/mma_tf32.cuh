@@ -30,7 +30,7 @@ __device__ __forceinline__ void multiply_scores(float (&c)[row_tiles][tiles][4],
 #pragma unroll
             for (int e = 0; e < 4; e++)
                 c[r][n][e] = 0;
-    constexpr int steps = depth / 16 <= 4 ? depth / 16 : 2;
+    constexpr int steps = depth <= 128 ? 2 : 1;
 #pragma unroll steps
     for (int k = 0; k < depth / 16; k++) {
         uint32_t big[2][row_tiles][4], small[2][row_tiles][4];
@@ -95,34 +95,36 @@ __device__ __forceinline__ void add_product(float (&sum)[row_tiles][columns][4],
 #pragma unroll
             for (int e = 0; e < 4; e++) /* rows l / 4 and l / 4 + 8 of the first place, then of the second */
                 split_tf32(big[r][k][e], small[r][k][e], w[r][k][e % 2 * 2 + e / 2]);
+    constexpr int each = columns > 16 ? 1 : 2; /* columns of tiles at a time */
 #pragma unroll
-    for (int n = 0; n < columns; n += 2) {
-        float low[row_tiles][2][4] = {}, high[row_tiles][2][4] = {};
+    for (int n = 0; n < columns; n += each) {
+        __syncwarp(); /* loads are not moved further up, where they would take registers */
+        float low[row_tiles][each][4] = {}, high[row_tiles][each][4] = {};
 #pragma unroll
         for (int k = 0; k < tiles; k++) {
-            uint32_t b_big[2][2], b_small[2][2];
+            uint32_t b_big[each][2], b_small[each][2];
 #pragma unroll
-            for (int j = 0; j < 2; j++) {
+            for (int j = 0; j < each; j++) {
                 split_tf32(b_big[j][0], b_small[j][0], __uint_as_float(ld_shared_4(even.at_step(k * 8, 2 * (n + j)))));
                 split_tf32(b_big[j][1], b_small[j][1], __uint_as_float(ld_shared_4(odd.at_step(k * 8, 2 * (n + j)))));
             }
 #pragma unroll
             for (int r = 0; r < row_tiles; r++)
 #pragma unroll
-                for (int j = 0; j < 2; j++) {
+                for (int j = 0; j < each; j++) {
                     mma_m16n8k8_tf32(low[r][j], small[r][k], b_big[j][0], b_big[j][1]);
                     mma_m16n8k8_tf32(high[r][j], big[r][k], b_big[j][0], b_big[j][1]);
                 }
 #pragma unroll
             for (int r = 0; r < row_tiles; r++)
 #pragma unroll
-                for (int j = 0; j < 2; j++)
+                for (int j = 0; j < each; j++)
                     mma_m16n8k8_tf32(low[r][j], big[r][k], b_small[j][0], b_small[j][1]);
         }
 #pragma unroll
         for (int r = 0; r < row_tiles; r++)
 #pragma unroll
-            for (int j = 0; j < 2; j++)
+            for (int j = 0; j < each; j++)
 #pragma unroll
                 for (int e = 0; e < 4; e++)
                     sum[r][n + j][e] += low[r][j][e] + high[r][j][e];
