@@ -8,9 +8,9 @@
 #include "error.h"
 
 static const struct mma_algorithm *const algorithms[] = {
-    &mma_decode_algorithm,   &mma_wide_algorithm,      &mma_forward_algorithm,  &mma_forward32_algorithm,
-    &mma_backward_algorithm, &mma_split_kv_algorithm,  &mma_split_q_algorithm,  &mma_share_kv_algorithm,
-    &mma_share_qkv_algorithm, &mma_tiling_qk_algorithm, &mma_tiling_qkv_algorithm};
+    &mma_decode_algorithm,   &mma_wide_algorithm,       &mma_forward_algorithm,   &mma_forward32_algorithm,
+    &mma_backward_algorithm, &mma_backward32_algorithm, &mma_split_kv_algorithm,  &mma_split_q_algorithm,
+    &mma_share_kv_algorithm, &mma_share_qkv_algorithm,  &mma_tiling_qk_algorithm, &mma_tiling_qkv_algorithm};
 enum { NUM_ALGORITHMS = sizeof algorithms / sizeof algorithms[0] };
 
 static const struct kernel_row *kernel(int32_t row) { return &algorithms[row]->row; }

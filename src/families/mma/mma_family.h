@@ -27,13 +27,14 @@ struct mma_algorithm {
     fdm_status (*execute)(const fdm_plan *plan, const struct attention *attention, void *workspace, void *stream);
 };
 
-enum { MMA_REQUESTS_MAX = 5 };
+enum { MMA_REQUESTS_MAX = 6 };
 
 extern const struct mma_algorithm mma_decode_algorithm;
 extern const struct mma_algorithm mma_forward_algorithm;
 extern const struct mma_algorithm mma_forward32_algorithm;
 extern const struct mma_algorithm mma_wide_algorithm;
 extern const struct mma_algorithm mma_backward_algorithm;
+extern const struct mma_algorithm mma_backward32_algorithm;
 /* mma_named.c */
 extern const struct mma_algorithm mma_split_kv_algorithm, mma_split_q_algorithm, mma_share_kv_algorithm,
     mma_share_qkv_algorithm, mma_tiling_qk_algorithm, mma_tiling_qkv_algorithm;

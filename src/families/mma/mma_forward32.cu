@@ -93,28 +93,6 @@ struct fragments {
     float row_max[ROW_TILES][2], row_sum[ROW_TILES][2];
 };
 
-/* Two neighbours of a row of mask or bias, columns j and j + 1 of `count` from `from` on. */
-__device__ __forceinline__ void read_bias(float (&b)[2], const float *from, int64_t stride, int j, int count) {
-    if (SCORES_ALIGNED && j + 1 < count) {
-        const float2 both = *(const float2 *)(from + j);
-        b[0] = both.x;
-        b[1] = both.y;
-    } else {
-        b[0] = j < count ? from[j * stride] : 0.0f;
-        b[1] = j + 1 < count ? from[(j + 1) * stride] : 0.0f;
-    }
-}
-__device__ __forceinline__ void read_mask(bool (&seen)[2], const char *from, int64_t stride, int j, int count) {
-    if (SCORES_ALIGNED && j + 1 < count) {
-        const uint16_t both = *(const uint16_t *)(from + j);
-        seen[0] = both & 0xff;
-        seen[1] = both >> 8;
-    } else {
-        seen[0] = j < count && from[j * stride];
-        seen[1] = j + 1 < count && from[(j + 1) * stride];
-    }
-}
-
 /* From products to scores: scale, softcap, bias, and -inf where a key is not visible. */
 __device__ __forceinline__ void finish_scores(float (&s)[ROW_TILES][KEY_TILES][4], const struct mma_forward_arguments &a,
                                               const struct place &at, int warp_row, int tile,
@@ -228,18 +206,9 @@ __device__ __forceinline__ void store_rows(const struct fragments &f, const stru
                     empty ? -MINUS_INF : f.row_max[r][half] + logf(sum);
             float *out = (float *)a.out.data + at.s.batch * a.out.batch + i * a.out.row + at.head * a.out.head;
 #pragma unroll
-            for (int n = 0; n < OUT_TILES; n++) {
-                const int column = n * 8 + lane % 4 * 2;
-                const float x = f.o[r][n][half * 2] * inverse, y = f.o[r][n][half * 2 + 1] * inverse;
-                if (ALIGNED && column + 1 < a.head_dim_v) {
-                    *(float2 *)(out + column) = make_float2(x, y);
-                } else {
-                    if (column < a.head_dim_v)
-                        out[column] = x;
-                    if (column + 1 < a.head_dim_v)
-                        out[column + 1] = y;
-                }
-            }
+            for (int n = 0; n < OUT_TILES; n++)
+                store_pair(out, n * 8 + lane % 4 * 2, a.head_dim_v, f.o[r][n][half * 2] * inverse,
+                           f.o[r][n][half * 2 + 1] * inverse);
         }
 }
 

@@ -95,6 +95,18 @@ __device__ __forceinline__ float unpack(uint16_t x) {
     return cvt_f32_f16(x);
 #    endif
 }
+#else
+/* Two neighbours of a row in global memory, of `columns`; `column` is even. */
+__device__ __forceinline__ void store_pair(float *row, int column, int columns, float x, float y) {
+    if (ALIGNED && column + 1 < columns) {
+        *(float2 *)(row + column) = make_float2(x, y);
+    } else {
+        if (column < columns)
+            row[column] = x;
+        if (column + 1 < columns)
+            row[column + 1] = y;
+    }
+}
 #endif
 
 /* Addresses of a lane in a tile. lane_address() gives that of a row and a first chunk of 0 or 1; at_step() moves it by

@@ -1,5 +1,5 @@
 /* mma_visible.cuh: which rows see which keys, for kernels that define the constants of a problem's features (WINDOW,
- * MASK, MASK_ROWS, BIAS, BIAS_ROWS, INTERVALS) before including it, on float32 biases. */
+ * MASK, MASK_ROWS, BIAS, BIAS_ROWS, SCORES_ALIGNED, INTERVALS, VARLEN) before including it, on float32 biases. */
 #ifndef FDM_MMA_VISIBLE_CUH
 #define FDM_MMA_VISIBLE_CUH
 
@@ -80,6 +80,28 @@ __device__ __forceinline__ struct key_facts look_at_key(const struct mma_forward
         key.last = 0;
 #endif
     return key;
+}
+
+/* Two neighbours of a row of mask or bias, columns j and j + 1 of `count` from `from` on. */
+__device__ __forceinline__ void read_bias(float (&b)[2], const float *from, int64_t stride, int j, int count) {
+    if (SCORES_ALIGNED && j + 1 < count) {
+        const float2 both = *(const float2 *)(from + j);
+        b[0] = both.x;
+        b[1] = both.y;
+    } else {
+        b[0] = j < count ? from[j * stride] : 0.0f;
+        b[1] = j + 1 < count ? from[(j + 1) * stride] : 0.0f;
+    }
+}
+__device__ __forceinline__ void read_mask(bool (&seen)[2], const char *from, int64_t stride, int j, int count) {
+    if (SCORES_ALIGNED && j + 1 < count) {
+        const uint16_t both = *(const uint16_t *)(from + j);
+        seen[0] = both & 0xff;
+        seen[1] = both >> 8;
+    } else {
+        seen[0] = j < count && from[j * stride];
+        seen[1] = j + 1 < count && from[(j + 1) * stride];
+    }
 }
 
 #endif
