@@ -352,7 +352,7 @@ __device__ __forceinline__ void store_sums(const float (&sum)[1][columns][4], fl
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
     mma_backward32(const __grid_constant__ struct mma_backward_arguments a) {
     extern __shared__ __align__(128) char shared[];
     const struct tiles t = lay_out(shared_address(shared));
