@@ -29,6 +29,12 @@ enum { MMA_FORWARD32_NUM_CONSTANTS = MMA_FORWARD32_CONSTANTS(MMA_FORWARD32_COUNT
 /* What is kept of a key, where something depends on it alone: struct key_facts. */
 #define MMA_KEY_FACTS_BYTES 12
 
+/* Where a lane reads its word of a tile whose rows are contracted, the first of eight rows and columns given: of the even
+ * rows, or one row on of the odd ones. */
+#define MMA_WORD_ROW(lane)   ((lane) % 4 * 2)
+#define MMA_WORD_CHUNK(lane) ((lane) / 16)
+#define MMA_WORD_BYTE(lane)  ((lane) / 4 % 4 * 4)
+
 /* Bytes of dynamic shared memory; head dims are rounded up to 32. */
 static inline int32_t mma_forward32_shared_bytes(int32_t block_m, int32_t block_n, int32_t head_dim, int32_t head_dim_v,
                                                  int32_t keyed) {

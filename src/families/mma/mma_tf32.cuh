@@ -12,10 +12,13 @@
 #ifndef FDM_MMA_TF32_CUH
 #define FDM_MMA_TF32_CUH
 
+#include "cuda/ptx/control.cuh"
+#include "families/mma/mma_forward32.h"
 #include "families/mma/mma_tile.cuh"
 
+/* Rounded by integers, half away from 0: cvt.rna.tf32 takes more time, 12 % of a whole kernel. */
 __device__ __forceinline__ void split_tf32(uint32_t &big, uint32_t &small, float x) {
-    big = cvt_tf32(x);
+    big = (__float_as_uint(x) + 0x1000) & 0xffffe000;
     small = __float_as_uint(x - __uint_as_float(big));
 }
 
@@ -84,9 +87,10 @@ template <int chunks, int row_tiles, int tiles, int columns>
 __device__ __forceinline__ void add_product(float (&sum)[row_tiles][columns][4], const float (&w)[row_tiles][tiles][4],
                                             uint32_t tile) {
     const int lane = threadIdx.x % 32;
-    lane_address<chunks> even(tile, lane % 4 * 2, lane / 16), odd(tile, lane % 4 * 2 + 1, lane / 16);
-    even.at += lane / 4 % 4 * 4;
-    odd.at += lane / 4 % 4 * 4;
+    lane_address<chunks> even(tile, MMA_WORD_ROW(lane), MMA_WORD_CHUNK(lane));
+    lane_address<chunks> odd(tile, MMA_WORD_ROW(lane) + 1, MMA_WORD_CHUNK(lane));
+    even.at += MMA_WORD_BYTE(lane);
+    odd.at += MMA_WORD_BYTE(lane);
     uint32_t big[row_tiles][tiles][4], small[row_tiles][tiles][4];
 #pragma unroll
     for (int r = 0; r < row_tiles; r++)
@@ -95,39 +99,32 @@ __device__ __forceinline__ void add_product(float (&sum)[row_tiles][columns][4],
 #pragma unroll
             for (int e = 0; e < 4; e++) /* rows l / 4 and l / 4 + 8 of the first place, then of the second */
                 split_tf32(big[r][k][e], small[r][k][e], w[r][k][e % 2 * 2 + e / 2]);
-    constexpr int each = columns > 16 ? 1 : 2; /* columns of tiles at a time */
 #pragma unroll
-    for (int n = 0; n < columns; n += each) {
-        __syncwarp(); /* loads are not moved further up, where they would take registers */
-        float low[row_tiles][each][4] = {}, high[row_tiles][each][4] = {};
+    for (int n = 0; n < columns; n++) {
+        if (columns > 16 && n % 4 == 0 && n)
+            exit_if((int)even.at_step(0, 2 * n) < 0); /* never, but later loads are not made before, in registers */
+        float part[row_tiles][4] = {};
+        uint32_t b_big[tiles][2], b_small[tiles][2];
 #pragma unroll
         for (int k = 0; k < tiles; k++) {
-            uint32_t b_big[each][2], b_small[each][2];
-#pragma unroll
-            for (int j = 0; j < each; j++) {
-                split_tf32(b_big[j][0], b_small[j][0], __uint_as_float(ld_shared_4(even.at_step(k * 8, 2 * (n + j)))));
-                split_tf32(b_big[j][1], b_small[j][1], __uint_as_float(ld_shared_4(odd.at_step(k * 8, 2 * (n + j)))));
-            }
-#pragma unroll
-            for (int r = 0; r < row_tiles; r++)
-#pragma unroll
-                for (int j = 0; j < each; j++) {
-                    mma_m16n8k8_tf32(low[r][j], small[r][k], b_big[j][0], b_big[j][1]);
-                    mma_m16n8k8_tf32(high[r][j], big[r][k], b_big[j][0], b_big[j][1]);
-                }
-#pragma unroll
-            for (int r = 0; r < row_tiles; r++)
-#pragma unroll
-                for (int j = 0; j < each; j++)
-                    mma_m16n8k8_tf32(low[r][j], big[r][k], b_small[j][0], b_small[j][1]);
+            split_tf32(b_big[k][0], b_small[k][0], __uint_as_float(ld_shared_4(even.at_step(k * 8, 2 * n))));
+            split_tf32(b_big[k][1], b_small[k][1], __uint_as_float(ld_shared_4(odd.at_step(k * 8, 2 * n))));
         }
+        /* the smallest products first */
+#pragma unroll
+        for (int product = 0; product < 3; product++)
+#pragma unroll
+            for (int k = 0; k < tiles; k++)
+#pragma unroll
+                for (int r = 0; r < row_tiles; r++) {
+                    const uint32_t(&b)[2] = product == 1 ? b_small[k] : b_big[k];
+                    mma_m16n8k8_tf32(part[r], product == 0 ? small[r][k] : big[r][k], b[0], b[1]);
+                }
 #pragma unroll
         for (int r = 0; r < row_tiles; r++)
 #pragma unroll
-            for (int j = 0; j < each; j++)
-#pragma unroll
-                for (int e = 0; e < 4; e++)
-                    sum[r][n + j][e] += low[r][j][e] + high[r][j][e];
+            for (int e = 0; e < 4; e++)
+                sum[r][n][e] += part[r][e];
     }
 }
 
