@@ -107,7 +107,7 @@ static void add_job(const char *arch, const struct cuda_kernel_request *request)
     snprintf(jobs[num_jobs++].arch, sizeof jobs[0].arch, "%s", arch);
 }
 
-static void add_problem(const char *arch, const fdm_problem *problem, const char *kernel) {
+static void add_plan(const char *arch, const fdm_problem *problem, const char *kernel) {
     fdm_device device;
     fdm_plan plan;
     fdm_options options = fdm_options_default();
@@ -119,6 +119,14 @@ static void add_problem(const char *arch, const fdm_problem *problem, const char
     int32_t count = mma_requests(&plan, requests);
     for (int32_t i = 0; i < count; i++)
         add_job(arch, &requests[i]);
+}
+
+/* A problem of 16-bit tensors, and the same of float32 ones. */
+static void add_problem(const char *arch, const fdm_problem *problem, const char *kernel) {
+    fdm_problem wide = *problem;
+    wide.dtype = wide.bias_dtype = FDM_FLOAT32;
+    add_plan(arch, problem, kernel);
+    add_plan(arch, &wide, kernel);
 }
 
 static void *work(void *unused) {

@@ -11,9 +11,9 @@
 #include "error.h"
 
 static const struct mma_algorithm *const algorithms[] = {
-    &mma_decode_algorithm,    &mma_wide_algorithm,      &mma_forward_algorithm,  &mma_backward_algorithm,
-    &mma_split_kv_algorithm,  &mma_split_q_algorithm,   &mma_share_kv_algorithm, &mma_share_qkv_algorithm,
-    &mma_tiling_qk_algorithm, &mma_tiling_qkv_algorithm};
+    &mma_decode_algorithm,   &mma_wide_algorithm,       &mma_forward_algorithm,   &mma_forward32_algorithm,
+    &mma_backward_algorithm, &mma_backward32_algorithm, &mma_split_kv_algorithm,  &mma_split_q_algorithm,
+    &mma_share_kv_algorithm, &mma_share_qkv_algorithm,  &mma_tiling_qk_algorithm, &mma_tiling_qkv_algorithm};
 enum { NUM_ALGORITHMS = sizeof algorithms / sizeof algorithms[0] };
 
 static const struct kernel_row *kernel(int32_t row) { return &algorithms[row]->row; }
@@ -77,6 +77,25 @@ static int choose_forced(const struct plan_request *request, fdm_plan *plan) {
     return 0;
 }
 
+/* Reasons of several kernels in one sentence: "a, b: why; c: why". */
+struct reasons {
+    char text[400], last[160];
+    size_t names_end; /* of those that share the last reason */
+};
+static void add_reason(struct reasons *r, const char *name, const char *why) {
+    char tail[200];
+    size_t used = strlen(r->text);
+    if (used && strcmp(r->last, why) == 0) {
+        snprintf(tail, sizeof tail, ", %s: %s", name, why);
+        used = r->names_end;
+    } else {
+        snprintf(tail, sizeof tail, "%s%s: %s", used ? "; " : "", name, why);
+    }
+    snprintf(r->text + used, sizeof r->text - used, "%s", tail);
+    r->names_end = used + strlen(tail) - strlen(why) - 2;
+    snprintf(r->last, sizeof r->last, "%s", why);
+}
+
 static int choose(const struct plan_request *request, fdm_plan *plan) {
     char text[160];
     const char *why = family_refusal(request->device, request->problem, text, sizeof text);
@@ -86,7 +105,7 @@ static int choose(const struct plan_request *request, fdm_plan *plan) {
     }
     if (request->kernel)
         return choose_forced(request, plan);
-    char reasons[400] = "";
+    struct reasons reasons = {0};
     for (int32_t i = 0; i < NUM_ALGORITHMS; i++) {
         const struct mma_algorithm *a = algorithms[i];
         if (!a->chosen_freely || a->row.pass != request->problem->pass)
@@ -96,11 +115,10 @@ static int choose(const struct plan_request *request, fdm_plan *plan) {
             name_plan(i, plan);
             return a->fill(request->device, request->problem, 0, plan);
         }
-        size_t used = strlen(reasons);
-        snprintf(reasons + used, sizeof reasons - used, "%s%s: %s", used ? "; " : "", a->row.name,
-                 refused ? refused : "other kernels suit it better");
+        add_reason(&reasons, a->row.name, refused ? refused : "other kernels suit it better");
     }
-    snprintf(plan->reason, sizeof plan->reason, "%s", *reasons ? reasons : "it has no kernel for this pass yet");
+    snprintf(plan->reason, sizeof plan->reason, "%s",
+             *reasons.text ? reasons.text : "it has no kernel for this pass yet");
     return 0;
 }
 
