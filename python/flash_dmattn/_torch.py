@@ -441,7 +441,7 @@ def flash_dmattn_func(
 
     Args:
         query: [B, Sq, H, D], float32, float16, bfloat16, or float64 (slow: runs on the reference kernels), on the CPU;
-            float16 and bfloat16 on CUDA devices. Any strides
+            float32, float16 and bfloat16 on CUDA devices. Any strides
             with a contiguous last axis, so `x.transpose(1, 2)` of a [B, H, S, D] tensor works and copies nothing.
         key, value: [B, Sk, Hkv, D] and [B, Sk, Hkv, Dv], query's dtype; H is a multiple of Hkv.
         attn_mask: bool, True = visible; [B|1, H|Hkv|1, Sq|1, Sk|1], [B, h, Sk] (no query axis), or [B|1, Sk] (padding).

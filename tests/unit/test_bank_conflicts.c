@@ -1,5 +1,5 @@
-/* test_bank_conflicts.c: tiles of mma_named.cu and mma_tf32.cuh in shared memory, by arithmetic: whatever a warp reads or writes at a
- * time touches each of the 32 banks once. Every access of every tile shape is enumerated. */
+/* test_bank_conflicts.c: tiles of mma_named.cu and mma_tf32.cuh in shared memory, by arithmetic: whatever a warp reads
+ * or writes at a time touches each of the 32 banks once. Every access of every tile shape is enumerated. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -8,26 +8,29 @@
 #include "families/mma/mma_gradients.h"
 #include "mma_family.h"
 
-/* The first row whose head dims and shared memory fit is chosen. A block owns 16 * warps rows or keys and walks the
- * others `block` at a time. */
+/* The first row whose head dims and shared memory fit is chosen. A block owns 16 * warps / share rows or keys and walks
+ * the others `block` at a time. */
 struct tile {
-    int32_t head_dim_max, warps, block;
+    int32_t head_dim_max, warps, share, block;
     const char *reason;
 };
 static const struct tile tiles[] = {
-    {64, 4, 32, "the longest step without a spill"},
-    {256, 4, 16, "128 sums a thread leave registers for steps of 16"},
-    {256, 2, 16, "fits 99 KB"},
+    {32, 4, 1, 16, "the longest step without a spill"},
+    {64, 4, 1, 32, "the longest step without a spill"},
+    {128, 4, 1, 32, "the longest step without a spill"},
+    {128, 4, 1, 16, "less shared memory"},
+    {256, 8, 2, 16, "two warps share the columns of 16 rows or keys, whose sums one could not hold"},
+    {256, 4, 2, 16, "fits 99 KB"},
 };
 enum { NUM_TILES = sizeof tiles / sizeof tiles[0] };
 
 /* Sums a thread may hold; beyond, dK and dV are made by launches of their own. */
-enum { SUMS_MAX = 128 };
+enum { SUMS_MAX = 64 };
 
-static int32_t padded(int64_t head_dim) { return (int32_t)mma_round_up(head_dim, 32); }
+static int32_t own_of(const struct tile *t) { return 16 * t->warps / t->share; }
 
 static int32_t shared_bytes(const struct tile *t, const fdm_problem *p) {
-    return mma_backward32_shared_bytes(t->warps, t->block, padded(p->head_dim), padded(p->head_dim_v));
+    return mma_backward32_shared_bytes(own_of(t), t->block, mma_padded32(p->head_dim), mma_padded32(p->head_dim_v));
 }
 
 static int fits(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
@@ -68,7 +71,7 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant,
             continue;
         const struct mma_room room = room_of(t);
         plan->parameters[0] = i;
-        plan->block_m = 16 * t->warps;
+        plan->block_m = own_of(t);
         plan->block_n = t->block;
         plan->stages = 1;
         plan->shared_bytes = shared_bytes(t, p);
@@ -96,7 +99,7 @@ static int32_t gradients_of(const fdm_problem *p, int32_t kernel) {
     const int32_t of_rows = p->needs_dq || kind == MMA_DBIAS_DIRECT || kind == MMA_DBIAS_SUMS;
     const int32_t of_keys = (p->needs_dk || kind == MMA_DBIAS_KEYS ? MMA_GRADIENT_OF_SCORES : 0) |
                             (p->needs_dv ? MMA_GRADIENT_OF_VALUES : 0);
-    const int32_t sums = (padded(p->head_dim) + padded(p->head_dim_v)) / 2;
+    const int32_t sums = (mma_padded32(p->head_dim) + mma_padded32(p->head_dim_v)) / 2;
     const int both = of_keys == (MMA_GRADIENT_OF_SCORES | MMA_GRADIENT_OF_VALUES) && sums <= SUMS_MAX;
     switch (kernel) {
     case OWN_ROWS: return of_rows ? MMA_GRADIENT_OF_SCORES : 0;
@@ -126,9 +129,10 @@ static int32_t dbias_of(const fdm_problem *p, int32_t kernel) {
 static void main_request(const struct tile *t, const fdm_problem *p, int32_t kernel,
                          struct cuda_kernel_request *request) {
     const struct cuda_constant constants[] = {
-        {"HEAD_DIM", padded(p->head_dim)},
-        {"HEAD_DIM_V", padded(p->head_dim_v)},
+        {"HEAD_DIM", mma_padded32(p->head_dim)},
+        {"HEAD_DIM_V", mma_padded32(p->head_dim_v)},
         {"WARPS", t->warps},
+        {"SHARE", t->share},
         {"BLOCK", t->block},
         {"OWNS_KEYS", kernel != OWN_ROWS},
         {"GRADIENTS", gradients_of(p, kernel)},
@@ -164,8 +168,8 @@ static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct 
         if (kernel == SUMMARY)
             mma_summary_request(request);
         else if (kernel == PREPARE || kernel == DBIAS)
-            mma_rows_request(p, kernel == DBIAS ? "mma_dbias" : "mma_backward_prepare", padded(p->head_dim),
-                             padded(p->head_dim_v), 0, request);
+            mma_rows_request(p, kernel == DBIAS ? "mma_dbias" : "mma_backward_prepare", mma_padded32(p->head_dim),
+                             mma_padded32(p->head_dim_v), 0, request);
         else
             main_request(&tiles[plan->parameters[0]], p, kernel, request);
     }
@@ -178,7 +182,7 @@ static int sound(const fdm_plan *plan, const fdm_problem *p) {
         p->head_dim_v > tiles[tile].head_dim_max)
         return 0;
     const struct mma_room room = room_of(&tiles[tile]);
-    return plan->block_m == 16 * tiles[tile].warps && plan->block_n == tiles[tile].block &&
+    return plan->block_m == own_of(&tiles[tile]) && plan->block_n == tiles[tile].block &&
            plan->workspace_bytes >= mma_workspace_bytes(p, &room);
 }
 
@@ -201,7 +205,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
         return status;
     const struct tile *t = &tiles[plan->parameters[0]];
     const struct mma_room room = room_of(t);
-    const int32_t own = 16 * t->warps;
+    const int32_t own = own_of(t);
     mma_fill_gradients(attention, &room, workspace, &a);
     status = mma_launch_prepare(kernels[place[PREPARE]], p, &a, stream);
     if (!status && wanted(p, SUMMARY))
@@ -209,10 +213,9 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
                                stream, &a.in);
     for (int32_t kernel = OWN_ROWS; kernel <= OWN_KEYS_VALUES && !status; kernel++)
         if (wanted(p, kernel))
-            status = mma_launch_gradients(kernels[place[kernel]],
-                                          ((kernel == OWN_ROWS ? p->seqlen_q : p->seqlen_k) + own - 1) / own,
-                                          kernel == OWN_ROWS ? p->heads : p->heads_kv, p->batch,
-                                          (uint32_t)(32 * t->warps), &a, stream);
+            status = mma_launch_gradients(
+                kernels[place[kernel]], ((kernel == OWN_ROWS ? p->seqlen_q : p->seqlen_k) + own - 1) / own,
+                kernel == OWN_ROWS ? p->heads : p->heads_kv, p->batch, (uint32_t)(32 * t->warps), &a, stream);
     if (!status && wanted(p, DBIAS))
         status = mma_launch_dbias(kernels[place[DBIAS]], &a, stream);
     return status;

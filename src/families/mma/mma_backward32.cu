@@ -10,7 +10,8 @@
  *   rows        Q       dO      K         V         dQ += dS other 1
  *   keys        K       V       Q         dO        dK += dS other 1, dV += P other 2
  *
- * Tile: 16 WARPS own x BLOCK other. Lane l of a warp holds own l / 4 and l / 4 + 8 of its 16 and others 2 (l % 4), +1
+ * Tile: 16 WARPS / SHARE own x BLOCK other. Above head dim 128 the sums of 16 own would fill the registers: two warps
+ * make the same scores, and each sums half of the columns. Lane l of a warp holds own l / 4 and l / 4 + 8 of its 16 and others 2 (l % 4), +1
  * of each group of eight: accumulators of scores are the left operands of the sums.
  *
  * Shared memory: own 1, own 2, other 1, other 2, then facts of two steps' others: of keys, or lse and delta of rows.
@@ -18,8 +19,8 @@
  * Barriers: three a step: the others are there; scores and dV are made, so other 2 may be loaded again; dQ or dK too, so
  * other 1 may.
  *
- * Registers: sums HEAD_DIM / 2 and HEAD_DIM_V / 2, P and dS BLOCK / 2 each, and twice that for split operands; beyond 128
- * sums dK and dV are made by launches of their own. */
+ * Registers: sums HEAD_DIM / 2 / SHARE and HEAD_DIM_V / 2 / SHARE, P and dS BLOCK / 2 each, and twice that for split
+ * operands; beyond 64 sums dK and dV are made by launches of their own. */
 #define DTYPE   MMA_FLOAT32
 #define THREADS (32 * WARPS)
 
@@ -28,7 +29,8 @@
 #include "families/mma/mma_tf32.cuh"
 #include "families/mma/mma_visible.cuh"
 
-#define OWN         (16 * WARPS)
+#define GROUPS      (WARPS / SHARE) /* of warps: each has its own */
+#define OWN         (16 * GROUPS)
 #define TILES       (BLOCK / 8) /* groups of eight others */
 #define OF_SCORES   (GRADIENTS & MMA_GRADIENT_OF_SCORES)
 #define OF_VALUES   (GRADIENTS & MMA_GRADIENT_OF_VALUES)
@@ -36,6 +38,7 @@
 #define LOG2_E      1.4426950408889634f
 
 static_assert(BLOCK % 16 == 0 && HEAD_DIM % 32 == 0 && HEAD_DIM_V % 32 == 0, "tiles are multiples of 16 and 32");
+static_assert(HEAD_DIM % (16 * SHARE) == 0 && HEAD_DIM_V % (16 * SHARE) == 0 && WARPS % SHARE == 0, "equal shares");
 static_assert(OWN % BLOCK == 0 && THREADS >= BLOCK, "a mask is summarised by BLOCK x BLOCK");
 
 /* Shared memory. */
@@ -303,7 +306,7 @@ __device__ __forceinline__ void make_ds(float (&ds)[1][TILES][4], const float (&
                                         [[maybe_unused]] const float (&slope)[TILES][4],
                                         [[maybe_unused]] float (&dbias)[2], const struct mma_backward_arguments &a,
                                         [[maybe_unused]] const struct place &at, [[maybe_unused]] int own,
-                                        const float (&own_delta)[2], uint32_t facts, [[maybe_unused]] int step) {
+                                        [[maybe_unused]] int share, const float (&own_delta)[2], uint32_t facts, [[maybe_unused]] int step) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int n = 0; n < TILES; n++) {
@@ -321,7 +324,7 @@ __device__ __forceinline__ void make_ds(float (&ds)[1][TILES][4], const float (&
             dbias[e / 2] += x;
 #elif DBIAS
             const int row = own + e / 2 * 8, key = step * BLOCK + column + e % 2;
-            if (row < at.own_length && key < at.other_length)
+            if (share == 0 && row < at.own_length && key < at.other_length)
                 add_dbias(a, at, row, key, x);
 #endif
 #if SOFTCAP
@@ -335,7 +338,7 @@ __device__ __forceinline__ void make_ds(float (&ds)[1][TILES][4], const float (&
 /* One gradient of the own rows or keys. */
 template <int columns>
 __device__ __forceinline__ void store_sums(const float (&sum)[1][columns][4], float factor, const struct mma_matrix &to,
-                                           const struct place &at, int own, int num_columns) {
+                                           const struct place &at, int own, int share, int num_columns) {
     if (!to.data)
         return;
 #pragma unroll
@@ -347,7 +350,7 @@ __device__ __forceinline__ void store_sums(const float (&sum)[1][columns][4], fl
                                      OWNS_KEYS ? at.head_kv : at.head);
 #pragma unroll
         for (int n = 0; n < columns; n++)
-            store_pair(out, n * 8 + threadIdx.x % 4 * 2, num_columns, sum[0][n][half * 2] * factor,
+            store_pair(out, (share * columns + n) * 8 + threadIdx.x % 4 * 2, num_columns, sum[0][n][half * 2] * factor,
                        sum[0][n][half * 2 + 1] * factor);
     }
 }
@@ -359,7 +362,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     struct place at = find_place(a);
     if (at.first >= at.own_length)
         return;
-    const int warp_own = threadIdx.x / 32 * 16, own = at.first + warp_own + threadIdx.x % 32 / 4;
+    const int share = threadIdx.x / 32 / GROUPS, warp_own = threadIdx.x / 32 % GROUPS * 16, own = at.first + warp_own + threadIdx.x % 32 / 4;
     load_own(a, at, t);
     cp_async_commit();
     float own_lse[2] = {0, 0}, own_delta[2] = {0, 0};
@@ -370,7 +373,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         own_delta[half] = a.delta_rows[rows_begin(a, at) + own + half * 8];
     }
 #endif
-    float sum1[1][OF_SCORES ? HEAD_DIM / 8 : 1][4] = {}, sum2[1][OF_VALUES ? HEAD_DIM_V / 8 : 1][4] = {};
+    constexpr int columns1 = OF_SCORES ? HEAD_DIM / 8 / SHARE : 1, columns2 = OF_VALUES ? HEAD_DIM_V / 8 / SHARE : 1;
+    float sum1[1][columns1][4] = {}, sum2[1][columns2][4] = {};
     int parity = 0; /* of the facts in use */
 #pragma unroll 1
     for (int g = 0; g < (OWNS_KEYS ? a.in.group : 1); g++) {
@@ -397,18 +401,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             multiply_scores<HEAD_DIM>(p, left_of<HEAD_DIM / 4>(t.own1, warp_own), right_of<HEAD_DIM / 4>(t.other1, 0));
             make_weights(p, slope, a, at, keys, own, own_lse, facts, step, partial);
 #if OF_VALUES
-            add_product<HEAD_DIM_V / 4>(sum2, p, t.other2);
+            add_product<HEAD_DIM_V / 4>(sum2, p, t.other2, share * columns2 * 8);
 #endif
 #if OF_SCORES
             float ds[1][TILES][4];
             multiply_scores<HEAD_DIM_V>(ds, left_of<HEAD_DIM_V / 4>(t.own2, warp_own),
                                         right_of<HEAD_DIM_V / 4>(t.other2, 0));
-            make_ds(ds, p, slope, dbias, a, at, own, own_delta, facts, step);
+            make_ds(ds, p, slope, dbias, a, at, own, share, own_delta, facts, step);
 #endif
             __syncthreads();
             load_other2(a, at, t, next, next_facts);
 #if OF_SCORES
-            add_product<HEAD_DIM / 4>(sum1, ds, t.other1);
+            add_product<HEAD_DIM / 4>(sum1, ds, t.other1, share * columns1 * 8);
             __syncthreads();
 #endif
             load_other1(a, at, t, next);
@@ -420,16 +424,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             float x = dbias[half];
             x += __shfl_xor_sync(0xffffffff, x, 1);
             x += __shfl_xor_sync(0xffffffff, x, 2);
-            if (threadIdx.x % 4 == 0 && own + half * 8 < at.own_length)
+            if (share == 0 && threadIdx.x % 4 == 0 && own + half * 8 < at.own_length)
                 a.dbias_sums[((int64_t)at.s.batch * a.in.heads + at.head) * a.in.seqlen_k + own + half * 8] = x;
         }
 #endif
     }
     cp_async_wait<0>();
 #if OF_SCORES
-    store_sums(sum1, a.in.scale, OWNS_KEYS ? a.dk : a.dq, at, own, a.in.head_dim);
+    store_sums(sum1, a.in.scale, OWNS_KEYS ? a.dk : a.dq, at, own, share, a.in.head_dim);
 #endif
 #if OF_VALUES
-    store_sums(sum2, 1.0f, a.dv, at, own, a.in.head_dim_v);
+    store_sums(sum2, 1.0f, a.dv, at, own, share, a.in.head_dim_v);
 #endif
 }

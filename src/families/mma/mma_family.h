@@ -53,9 +53,7 @@ fdm_status mma_summarise(const struct cuda_kernel *kernel, const fdm_problem *pr
                          uint8_t *summary, void *stream, struct mma_forward_arguments *arguments);
 
 /* What a problem asks of a kernel: causal or window; a mask or bias with a row axis; something of the key alone. */
-static inline int mma_bounded(const fdm_problem *p) {
-    return p->causal || p->window_left >= 0 || p->window_right >= 0;
-}
+static inline int mma_bounded(const fdm_problem *p) { return p->causal || p->window_left >= 0 || p->window_right >= 0; }
 static inline int mma_mask_rows(const fdm_problem *p) { return p->has_mask && p->mask_shape[2] != 1; }
 static inline int mma_bias_rows(const fdm_problem *p) { return p->has_bias && p->bias_shape[2] != 1; }
 static inline int mma_lists_keys(const fdm_problem *p) {

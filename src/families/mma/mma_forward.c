@@ -80,9 +80,9 @@ static int stages_scores(const fdm_problem *p) {
 }
 
 static int32_t shared_bytes(const struct tile *t, const fdm_problem *p) {
-    int32_t lists = mma_lists_keys(p)    ? MMA_FORWARD_LIST_BYTES(p->has_bias && !mma_bias_rows(p))
-                    : lists_tiles(p) ? MMA_FORWARD_TILE_BYTES
-                                     : 0;
+    int32_t lists = mma_lists_keys(p) ? MMA_FORWARD_LIST_BYTES(p->has_bias && !mma_bias_rows(p))
+                    : lists_tiles(p)  ? MMA_FORWARD_TILE_BYTES
+                                      : 0;
     int32_t staged = !stages_scores(p) || t->block_n % 32
                          ? 0
                          : mma_mask_rows(p) + (mma_bias_rows(p) ? (int32_t)fdm_dtype_bytes(p->bias_dtype) : 0);

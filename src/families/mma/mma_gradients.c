@@ -121,12 +121,16 @@ void mma_rows_request(const fdm_problem *p, const char *entry, int32_t d, int32_
                       struct cuda_kernel_request *request) {
     const int32_t dtype = p->dtype == FDM_FLOAT32 ? MMA_FLOAT32 : mma_dtype(p->dtype);
     const struct cuda_constant constants[] = {
-        {"DTYPE", dtype},      {"HEAD_DIM", d},        {"HEAD_DIM_V", dv},           {"ALIGNED", p->aligned},
-        {"VARLEN", p->varlen}, {"NEEDS_DQ", needs_dq}, {"BIAS", mma_bias_constant(p)},
+        {"DTYPE", dtype},
+        {"HEAD_DIM", d},
+        {"HEAD_DIM_V", dv},
+        {"ALIGNED", p->aligned},
+        {"VARLEN", p->varlen},
+        {"NEEDS_DQ", needs_dq},
+        {"BIAS", mma_bias_constant(p)},
     };
     _Static_assert(sizeof constants / sizeof constants[0] == MMA_ROWS_NUM_CONSTANTS, "one value for each constant");
-    request->file =
-        strcmp(entry, "mma_dbias") == 0 ? "families/mma/mma_dbias.cu" : "families/mma/mma_backward_rows.cu";
+    request->file = strcmp(entry, "mma_dbias") == 0 ? "families/mma/mma_dbias.cu" : "families/mma/mma_backward_rows.cu";
     request->entry = entry;
     request->num_constants = MMA_ROWS_NUM_CONSTANTS;
     memcpy(request->constants, constants, sizeof constants);

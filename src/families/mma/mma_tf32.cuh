@@ -82,13 +82,16 @@ __device__ __forceinline__ void multiply_scores(float (&c)[row_tiles][tiles][4],
     }
 }
 
-/* sum += W B: W are accumulators of scores, 16 `row_tiles` x 8 `tiles`; the rows of B are the contracted index. */
+/* sum += W B: W are accumulators of scores, 16 `row_tiles` x 8 `tiles`; the rows of B are the contracted index, and of its
+ * columns 8 `columns` from first_column on are taken. */
 template <int chunks, int row_tiles, int tiles, int columns>
 __device__ __forceinline__ void add_product(float (&sum)[row_tiles][columns][4], const float (&w)[row_tiles][tiles][4],
-                                            uint32_t tile) {
+                                            uint32_t tile, int first_column = 0) {
     const int lane = threadIdx.x % 32;
     lane_address<chunks> even(tile, MMA_WORD_ROW(lane), MMA_WORD_CHUNK(lane));
     lane_address<chunks> odd(tile, MMA_WORD_ROW(lane) + 1, MMA_WORD_CHUNK(lane));
+    even.move(first_column / 4);
+    odd.move(first_column / 4);
     even.at += MMA_WORD_BYTE(lane);
     odd.at += MMA_WORD_BYTE(lane);
     uint32_t big[row_tiles][tiles][4], small[row_tiles][tiles][4];
