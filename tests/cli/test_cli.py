@@ -246,7 +246,7 @@ def test_bench_says_why_kernels_are_left_out():
                                                                      ("cpu(decode.scalar)", reason)]
     assert [row["row"] for row in json.loads(run("bench", *shape, "--json").stdout)] == ["cpu(forward.scalar)"]
     result = run("bench", *shape[:-1], "decode.scalar")
-    assert result.returncode == 1 and result.stderr.endswith(f"the last one, cpu.decode.scalar: {reason}\n")
+    assert result.returncode == 1 and result.stderr.endswith(f"the first one, cpu.decode.scalar: {reason}\n")
     result = run("bench", *shape[:-1], "nothing")
     assert result.returncode == 1 and "has 'nothing' in its name\n" in result.stderr
 

@@ -167,7 +167,8 @@ def test_bench_shows_every_variant(compiler):
     kernels = {name.split("+stage")[0].split("+")[0] for name in rows_of(result)}
     assert kernels == {"forward", "wide", "split-kv", "split-q"}
     reason = "cannot run it: query rows times the heads of a group are at most 16"
-    assert result.stdout.endswith(f"\n\nleft out\n  mma(decode): {reason}\n")
+    assert f"\n\nleft out\n  mma(decode): {reason}\n" in result.stdout
+    assert result.stdout.endswith("\n  mma(forward32): cannot run it: it takes float32\n")
 
 
 def test_bench_sees_that_a_kernel_wrote_nothing(compiler):
@@ -212,7 +213,7 @@ def test_plan_lists_what_its_kernels_take(compiler):
 
 def test_bench_says_what_the_device_lacks(compiler):
     for arguments, words in [
-        (["--pass", "backward", "--D", "512"], "no kernel took the problem; the last one, mma.backward: "),
+        (["--pass", "backward", "--D", "512"], "no kernel took the problem; the first one, mma.backward: "),
         (["--dtype", "fp64"], "float64 is computed by the reference family only, on the CPU"),
         (["--dtype", "bf16", "--kernel", "S2_Pad_F16Acc"], "has 'S2_Pad_F16Acc' in its name or choice code"),
     ]:

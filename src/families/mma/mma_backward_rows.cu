@@ -15,6 +15,8 @@
 
 #define CHUNKS (HEAD_DIM_V / CHUNK_ELEMENTS)
 #define GROUP  (CHUNKS > 16 ? 32 : CHUNKS > 8 ? 16 : CHUNKS > 4 ? 8 : 4) /* lanes that read one row */
+#define ROWS_AT_ONCE (32 / GROUP)
+#define ROUNDS       (16 / ROWS_AT_ONCE)
 
 struct rows {
     int first, seqlen_q;
@@ -97,10 +99,19 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         return;
     const char *out = a.in.out.data + (b * a.in.out.batch + at.packed * a.in.out.row + h * a.in.out.head) * ELEMENT_BYTES;
     const char *dout = a.dout.data + (b * a.dout.batch + at.packed * a.dout.row + h * a.dout.head) * ELEMENT_BYTES;
-#pragma unroll 4
-    for (int r = lane / GROUP; r < 16; r += 32 / GROUP) {
-        const int row = at.first + r;
-        float sum = 0;
+#if NEEDS_DQ /* stores wait for nothing: they go first */
+    float4 *dq = (float4 *)(a.dq_sums + (at.begin + at.first) * HEAD_DIM);
+#    pragma unroll 8
+    for (int n = lane; n < 16 * HEAD_DIM / 4; n += 32)
+        dq[n] = make_float4(0, 0, 0, 0);
+    if (a.turns && lane == 0)
+        a.turns[(at.begin + at.first) / 16] = 0;
+#endif
+    /* All loads before the first store that follows from them, so that they are under way together. */
+    float sums[ROUNDS] = {};
+#pragma unroll
+    for (int n = 0; n < ROUNDS; n++) {
+        const int row = at.first + n * ROWS_AT_ONCE + lane / GROUP;
 #pragma unroll
         for (int chunk = lane % GROUP; chunk < CHUNKS; chunk += GROUP) {
             const int count = min(max(a.in.head_dim_v - chunk * CHUNK_ELEMENTS, 0), CHUNK_ELEMENTS);
@@ -111,31 +122,29 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             read_chunk(right, dout + (int64_t)row * a.dout.row * ELEMENT_BYTES + chunk * 16, count);
 #pragma unroll
             for (int e = 0; e < CHUNK_ELEMENTS; e++)
-                sum += left[e] * right[e];
-        }
-#pragma unroll
-        for (int step = GROUP / 2; step > 0; step /= 2)
-            sum += __shfl_xor_sync(0xffffffff, sum, step);
-        if (lane % GROUP == 0) {
-            float lse = __int_as_float(0x7f800000);
-            if (row < at.seqlen_q) {
-                const int64_t i = at.packed + row;
-                lse = a.in.lse.data[b * a.in.lse.batch + h * a.in.lse.head + i * a.in.lse.row] * a.lse_factor;
-                if (a.dlse.data)
-                    sum -= a.dlse.data[b * a.dlse.batch + h * a.dlse.head + i * a.dlse.row];
-            }
-            a.lse_rows[at.begin + row] = lse;
-            a.delta_rows[at.begin + row] = sum;
+                sums[n] += left[e] * right[e];
         }
     }
-#if NEEDS_DQ
-    float4 *dq = (float4 *)(a.dq_sums + (at.begin + at.first) * HEAD_DIM);
-#    pragma unroll 8
-    for (int n = lane; n < 16 * HEAD_DIM / 4; n += 32)
-        dq[n] = make_float4(0, 0, 0, 0);
-    if (a.turns && lane == 0)
-        a.turns[(at.begin + at.first) / 16] = 0;
-#endif
+    float mine = 0; /* lane r: the sum of row r */
+#pragma unroll
+    for (int n = 0; n < ROUNDS; n++) {
+#pragma unroll
+        for (int step = GROUP / 2; step > 0; step /= 2)
+            sums[n] += __shfl_xor_sync(0xffffffff, sums[n], step);
+        const float of_row = __shfl_sync(0xffffffff, sums[n], lane % ROWS_AT_ONCE * GROUP);
+        mine = lane / ROWS_AT_ONCE == n ? of_row : mine;
+    }
+    if (lane >= 16)
+        return;
+    const int64_t row = at.first + lane, i = at.packed + row;
+    float lse = __int_as_float(0x7f800000);
+    if (row < at.seqlen_q) {
+        lse = a.in.lse.data[b * a.in.lse.batch + h * a.in.lse.head + i * a.in.lse.row] * a.lse_factor;
+        if (a.dlse.data)
+            mine -= a.dlse.data[b * a.dlse.batch + h * a.dlse.head + i * a.dlse.row];
+    }
+    a.lse_rows[at.begin + row] = lse;
+    a.delta_rows[at.begin + row] = mine;
 }
 
 #if NEEDS_DQ
