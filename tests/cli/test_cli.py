@@ -37,7 +37,7 @@ GOLDEN_COMMANDS = {
     "plan_json": "plan --device cpu:scalar --pass backward --batch 2 --heads 16 --heads-kv 4 --seqlen-q 256 --seqlen-k 512 "
     "--head-dim 128 --dtype bf16 --json",
     "plan_nobody": "plan --device cpu:scalar --head-dim 300 --family cpu",
-    "plan_no_gpu": "plan --device sm_90:smem=160K --pass backward",
+    "plan_no_gpu": "plan --device sm_90:smem=160K --pass backward --head-dim 512",
     "plan_explain": "plan --device sm_89 --pass backward --batch 4 --seqlen-q 8191 --head-dim 128 --dtype bf16 --explain",
     "plan_impossible": "plan --device sm_86 --pass backward --head-dim 128 --dtype bf16 --kernel SM90_LargeBlock_128x128",
     "plan_unknown_device": "plan --device sm_71",
