@@ -11,16 +11,18 @@
 /* The first row whose head dims and shared memory fit is chosen. A block owns 16 * warps / share rows or keys and walks
  * the others `block` at a time. */
 struct tile {
-    int32_t head_dim_max, warps, share, block;
+    int32_t head_dim_max;
+    int32_t extras_max; /* how many of mask, bias, intervals and softcap there may be */
+    int32_t warps, share, block;
     const char *reason;
 };
 static const struct tile tiles[] = {
-    {32, 4, 1, 16, "the longest step without a spill"},
-    {64, 4, 1, 32, "the longest step without a spill"},
-    {128, 4, 1, 32, "the longest step without a spill"},
-    {128, 4, 1, 16, "less shared memory"},
-    {256, 8, 2, 16, "two warps share the columns of 16 rows or keys, whose sums one could not hold"},
-    {256, 4, 2, 16, "fits 99 KB"},
+    {32, 4, 4, 1, 16, "the longest step without a spill"},
+    {64, 3, 4, 1, 32, "the longest step without a spill"},
+    {128, 3, 4, 1, 32, "the longest step without a spill"},
+    {128, 4, 4, 1, 16, "registers for every feature at a time"},
+    {256, 4, 8, 2, 16, "two warps share the columns of 16 rows or keys, whose sums one could not hold"},
+    {256, 4, 4, 2, 16, "fits 99 KB"},
 };
 enum { NUM_TILES = sizeof tiles / sizeof tiles[0] };
 
@@ -34,7 +36,8 @@ static int32_t shared_bytes(const struct tile *t, const fdm_problem *p) {
 }
 
 static int fits(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
-    return p->head_dim <= t->head_dim_max && p->head_dim_v <= t->head_dim_max &&
+    const int32_t extras = p->has_mask + p->has_bias + p->has_intervals + (p->softcap > 0);
+    return extras <= t->extras_max && p->head_dim <= t->head_dim_max && p->head_dim_v <= t->head_dim_max &&
            shared_bytes(t, p) <= device->shared_bytes;
 }
 

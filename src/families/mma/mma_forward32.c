@@ -10,18 +10,19 @@
 /* The first row whose head dims and shared memory fit is chosen. */
 struct tile {
     int32_t head_dim_max;
-    int32_t bare;                              /* 1: only for causal and window, on dense tensors */
-    int32_t warps, row_tiles, block_n, blocks; /* blocks: wanted on a multiprocessor at a time */
+    int32_t bare;                                     /* 1: only for causal and window, on dense tensors */
+    int32_t warps, share, row_tiles, block_n, blocks; /* blocks: wanted on a multiprocessor at a time */
     const char *reason;
 };
 static const struct tile tiles[] = {
-    {64, 1, 4, 2, 32, 2, "32 rows a warp share the split keys and values: 24 % faster than 16"},
-    {128, 0, 4, 1, 32, 2, "the longest step without a spill"},
-    {256, 0, 4, 1, 16, 2, "the longest step without a spill"},
+    {64, 1, 4, 1, 2, 32, 2, "32 rows a warp share the split keys and values: 24 % faster than 16"},
+    {128, 0, 4, 1, 1, 32, 2, "the longest step without a spill"},
+    {256, 0, 8, 2, 1, 16, 1, "two warps share the columns of 16 rows, which would fill the registers of one"},
+    {256, 0, 4, 1, 1, 16, 2, "trial"},
 };
 enum { NUM_TILES = sizeof tiles / sizeof tiles[0] };
 
-static int32_t block_m(const struct tile *t) { return 16 * t->row_tiles * t->warps; }
+static int32_t block_m(const struct tile *t) { return 16 * t->row_tiles * t->warps / t->share; }
 
 static int32_t shared_bytes(const struct tile *t, const fdm_problem *p) {
     return mma_forward32_shared_bytes(block_m(t), t->block_n, mma_padded32(p->head_dim), mma_padded32(p->head_dim_v),
@@ -71,7 +72,8 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant,
         plan->stages = 1;
         plan->shared_bytes = shared_bytes(t, p);
         plan->workspace_bytes = summary_bytes(t, p);
-        snprintf(plan->choice, sizeof plan->choice, "MMA_Forward_TF32x3_%dx%d", plan->block_m, plan->block_n);
+        snprintf(plan->choice, sizeof plan->choice, "MMA_Forward_TF32x3_%dx%d%s", plan->block_m, plan->block_n,
+                 t->share > 1 ? "_Shared" : "");
         snprintf(plan->reason, sizeof plan->reason,
                  "float32 at head dim %lld: the first tile that fits %lld KB of shared memory is %dx%d (%lld KB): %s",
                  (long long)(p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v),
@@ -89,6 +91,7 @@ static void forward_request(const struct tile *t, const fdm_problem *p, struct c
         {"HEAD_DIM", mma_padded32(p->head_dim)},
         {"HEAD_DIM_V", mma_padded32(p->head_dim_v)},
         {"WARPS", t->warps},
+        {"SHARE", t->share},
         {"ROW_TILES", t->row_tiles},
         {"BLOCK_N", t->block_n},
         {"MIN_BLOCKS", t->blocks},

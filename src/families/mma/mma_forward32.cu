@@ -5,7 +5,8 @@
  * the splitting costs about as many instructions as the products, so where registers allow it each warp has two groups
  * of 16 rows to share the split keys and values.
  *
- * Tile: BLOCK_M = 16 * ROW_TILES * WARPS rows x BLOCK_N keys. Lane l of a warp holds rows l / 4 and l / 4 + 8 of each
+ * Tile: BLOCK_M = 16 * ROW_TILES * WARPS / SHARE rows x BLOCK_N keys; with SHARE 2, two warps make the same weights and
+ * each sums half of the columns of O, where all of them would fill the registers. Lane l of a warp holds rows l / 4 and l / 4 + 8 of each
  * row tile and columns 2 (l % 4), +1 of each group of eight.
  *
  * Shared memory: Q [BLOCK_M][HEAD_DIM], K [BLOCK_N][HEAD_DIM], V [BLOCK_N][HEAD_DIM_V], then the facts of two tiles'
@@ -13,7 +14,7 @@
  *
  * Barriers: three a tile: K is there; S is made and V is there, so the next tile's K may come; O is made, so its V may.
  *
- * Registers: O HEAD_DIM_V / 2 * ROW_TILES, S BLOCK_N / 2 * ROW_TILES, and twice S for the split weights. */
+ * Registers: O HEAD_DIM_V / 2 / SHARE * ROW_TILES, S BLOCK_N / 2 * ROW_TILES, and twice S for the split weights. */
 #define DTYPE   MMA_FLOAT32
 #define THREADS (32 * WARPS)
 
@@ -21,13 +22,15 @@
 #include "families/mma/mma_tf32.cuh"
 #include "families/mma/mma_visible.cuh"
 
-#define BLOCK_M    (16 * ROW_TILES * WARPS)
+#define GROUPS     (WARPS / SHARE) /* of warps: each has its own rows */
+#define BLOCK_M    (16 * ROW_TILES * GROUPS)
 #define KEY_TILES  (BLOCK_N / 8)    /* groups of eight keys: one accumulator of S each */
-#define OUT_TILES  (HEAD_DIM_V / 8) /* groups of eight columns of O */
+#define OUT_TILES  (HEAD_DIM_V / 8 / SHARE) /* groups of eight columns of O that a warp sums */
 #define SUMMARISED (MASK && MASK_ROWS)
 #define LOG2_E     1.4426950408889634f
 
 static_assert(BLOCK_N % 16 == 0 && HEAD_DIM % 32 == 0 && HEAD_DIM_V % 32 == 0, "tiles are multiples of 16 and 32");
+static_assert(HEAD_DIM_V % (16 * SHARE) == 0 && WARPS % SHARE == 0, "equal shares");
 static_assert(THREADS >= BLOCK_N, "one thread looks at a key");
 
 /* The block's rows, and the keys that window and ends leave them. */
@@ -186,7 +189,7 @@ __device__ __forceinline__ void weigh(struct fragments &f) {
 }
 
 __device__ __forceinline__ void store_rows(const struct fragments &f, const struct mma_forward_arguments &a,
-                                           const struct place &at, int warp_row) {
+                                           const struct place &at, int warp_row, int share) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int r = 0; r < ROW_TILES; r++)
@@ -201,13 +204,13 @@ __device__ __forceinline__ void store_rows(const struct fragments &f, const stru
             const bool empty = f.row_max[r][half] == MINUS_INF;
             const float inverse = empty ? 0.0f : 1.0f / sum;
             const int64_t i = (int64_t)at.s.q_begin + row;
-            if (a.lse.data && lane % 4 == 0)
+            if (a.lse.data && lane % 4 == 0 && share == 0)
                 a.lse.data[at.s.batch * a.lse.batch + at.head * a.lse.head + i * a.lse.row] =
                     empty ? -MINUS_INF : f.row_max[r][half] + logf(sum);
             float *out = (float *)a.out.data + at.s.batch * a.out.batch + i * a.out.row + at.head * a.out.head;
 #pragma unroll
             for (int n = 0; n < OUT_TILES; n++)
-                store_pair(out, n * 8 + lane % 4 * 2, a.head_dim_v, f.o[r][n][half * 2] * inverse,
+                store_pair(out, (share * OUT_TILES + n) * 8 + lane % 4 * 2, a.head_dim_v, f.o[r][n][half * 2] * inverse,
                            f.o[r][n][half * 2 + 1] * inverse);
         }
 }
@@ -217,7 +220,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     extern __shared__ __align__(128) char shared[];
     const uint32_t q_tile = shared_address(shared), k_tile = q_tile + BLOCK_M * HEAD_DIM * 4,
                    v_tile = k_tile + BLOCK_N * HEAD_DIM * 4, facts = v_tile + BLOCK_N * HEAD_DIM_V * 4;
-    const int warp_row = threadIdx.x / 32 * ROW_TILES * 16;
+    const int share = threadIdx.x / 32 / GROUPS, warp_row = threadIdx.x / 32 % GROUPS * ROW_TILES * 16;
     const struct place at = find_place(a);
     if (at.first_row >= at.s.seqlen_q)
         return;
@@ -263,11 +266,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
         load_k(next);
         finish_scores(f.s, a, at, warp_row, tile, facts_of(facts, step), partial);
         weigh(f);
-        add_product<HEAD_DIM_V / 4>(f.o, f.s, v_tile);
+        add_product<HEAD_DIM_V / 4>(f.o, f.s, v_tile, share * OUT_TILES * 8);
         __syncthreads();
         load_v(next);
         tile = next;
     }
     cp_async_wait<0>();
-    store_rows(f, a, at, warp_row);
+    store_rows(f, a, at, warp_row, share);
 }

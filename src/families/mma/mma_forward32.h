@@ -9,6 +9,7 @@
     X(HEAD_DIM)   /* as mma_padded32() gives it */                                                     \
     X(HEAD_DIM_V) /* of v and out */                                                                   \
     X(WARPS)                                                                                           \
+    X(SHARE)     /* warps with the same rows: each sums its part of the columns */                     \
     X(ROW_TILES) /* groups of 16 rows of a warp */                                                     \
     X(BLOCK_N)   /* keys of a step */                                                                  \
     X(MIN_BLOCKS)                                                                                      \
