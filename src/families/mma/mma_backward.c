@@ -15,8 +15,7 @@ enum { STAGED_ROWS, OVERLAY, DS_BUFFERS, PAIRED, RING, GATHER };
 
 /* Whether keys may be put in another order: what is seen is said key by key, alike for the query heads of a KV head. */
 static int may_gather(const fdm_problem *p) {
-    return p->has_intervals && !p->varlen && !mma_mask_rows(p) && !mma_bias_rows(p) &&
-           p->interval_heads <= p->heads_kv;
+    return p->has_intervals && !p->varlen && !mma_mask_rows(p) && !mma_bias_rows(p) && p->interval_heads <= p->heads_kv;
 }
 
 static const char *refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
