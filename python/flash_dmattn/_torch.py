@@ -86,20 +86,32 @@ def _as_tuple(tensor: Tensor) -> Tuple[Any, ...]:
     return tensor.data_ptr(), name, tuple(tensor.shape), tensor.stride(), 2, tensor.device.index
 
 
-def _call_on_cuda(function: Callable[..., Any], tensors: Sequence[Optional[Tensor]], settings: Settings) -> None:
-    """On the current stream; workspace comes from PyTorch's allocator, which may reuse it there right after the call."""
-    device = tensors[0].device  # type: ignore[union-attr]
+@functools.lru_cache(maxsize=None)
+def _allocator_on(index: int) -> Callable[[int], Tuple[int, Tensor]]:
+    """Lends workspace of PyTorch's allocator, which may reuse it on the current stream right after the call."""
+    device = torch.device("cuda", index)
 
     def allocate(num_bytes: int) -> Tuple[int, Tensor]:
         workspace = torch.empty(num_bytes, dtype=torch.uint8, device=device)
         return workspace.data_ptr(), workspace
 
-    for tensor in tensors:
-        if tensor is not None and tensor.device != device:
-            raise ValueError(f"query is on {device}, but another tensor of the call is on {tensor.device}")
-    given = [None if tensor is None else _as_tuple(tensor) for tensor in tensors]
-    stream = torch._C._cuda_getCurrentRawStream(device.index)
-    function(*given, *settings, 0, _arguments.forced_family, stream, allocate)
+    return allocate
+
+
+def _call_on_cuda(function: Callable[..., Any], tensors: Sequence[Optional[Tensor]], settings: Settings) -> None:
+    """On the current stream of the query's device."""
+    index = tensors[0].get_device()  # type: ignore[union-attr]
+    given: Sequence[Any] = tensors
+    if not _has_exchange_table:
+        given = [None if tensor is None else _as_tuple(tensor) for tensor in tensors]
+    stream = torch._C._cuda_getCurrentRawStream(index)
+    try:
+        function(*given, *settings, 0, _arguments.forced_family, stream, _allocator_on(index))
+    except ValueError:
+        for tensor in tensors:
+            if tensor is not None and tensor.get_device() != index:
+                raise ValueError(f"query is on cuda:{index}, but another tensor of the call is on {tensor.device}") from None
+        raise
 
 
 def _call(function: Callable[..., Any], tensors: Sequence[Optional[Tensor]], settings: Settings) -> None:
@@ -429,7 +441,7 @@ def flash_dmattn_func(
 
     Args:
         query: [B, Sq, H, D], float32, float16, bfloat16, or float64 (slow: runs on the reference kernels), on the CPU;
-            float16 and bfloat16 on CUDA devices. Any strides
+            float32, float16 and bfloat16 on CUDA devices. Any strides
             with a contiguous last axis, so `x.transpose(1, 2)` of a [B, H, S, D] tensor works and copies nothing.
         key, value: [B, Sk, Hkv, D] and [B, Sk, Hkv, Dv], query's dtype; H is a multiple of Hkv.
         attn_mask: bool, True = visible; [B|1, H|Hkv|1, Sq|1, Sk|1], [B, h, Sk] (no query axis), or [B|1, Sk] (padding).

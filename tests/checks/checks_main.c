@@ -192,7 +192,8 @@ static int32_t list_kernels(struct tally *kernels, const char *only) {
     fdm_device device;
     if (count == 0 && only && (strncmp(only, "MMA_", 4) == 0 || strncmp(only, "SM", 2) == 0) &&
         !fdm_device_query(FDM_CUDA, 0, &device)) { /* a choice code: one variant of a kernel */
-        kernels[count] = (struct tally){.pass = *only == 'M' ? FDM_FORWARD : FDM_BACKWARD, .family = "mma"};
+        const int backward = *only == 'S' || strncmp(only, "MMA_Backward", 12) == 0;
+        kernels[count] = (struct tally){.pass = backward ? FDM_BACKWARD : FDM_FORWARD, .family = "mma"};
         snprintf(kernels[count++].name, sizeof kernels->name, "%s", only);
     }
     return count;

@@ -1,5 +1,5 @@
-/* test_bank_conflicts.c: tiles of mma_named.cu in shared memory, by arithmetic: whatever a warp reads or writes at a
- * time touches each of the 32 banks once. Every access of every tile shape is enumerated. */
+/* test_bank_conflicts.c: tiles of mma_named.cu and mma_tf32.cuh in shared memory, by arithmetic: whatever a warp reads
+ * or writes at a time touches each of the 32 banks once. Every access of every tile shape is enumerated. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -9,6 +9,7 @@
 
 #include <cmocka.h>
 
+#include "families/mma/mma_forward32.h"
 #include "families/mma/mma_named.h"
 
 /* Banks are 4 bytes wide. Accesses of 16 bytes are served eight lanes at a time, those of 4 bytes 32 lanes at a time:
@@ -121,6 +122,21 @@ static void padded_tiles_are_read_without_conflicts(void **state) {
     }
 }
 
+/* Float32 tiles, rows of 32 to 256 elements: single words of four rows and eight columns, each lane its own bank. */
+static void words_of_float32_tiles_have_no_conflicts(void **state) {
+    (void)state;
+    for (int32_t chunks = 8; chunks <= 64; chunks += 8)
+        for (int32_t row = 0; row < ROWS_MAX; row += 8)
+            for (int32_t n = 0; n < chunks / 2 * 2; n++) {
+                int32_t offsets[LANES];
+                for (int32_t lane = 0; lane < LANES; lane++)
+                    offsets[lane] = offset_of(SWIZZLED, row + n % 2 + MMA_WORD_ROW(lane),
+                                              n / 2 * 2 + MMA_WORD_CHUNK(lane), chunks) +
+                                    MMA_WORD_BYTE(lane);
+                assert_int_equal(warp_conflicts(offsets, 4), 0);
+            }
+}
+
 /* The counter counts: rows as they come are what both layouts are for. Copies along them are free. */
 static void plain_tiles_have_conflicts(void **state) {
     (void)state;
@@ -173,6 +189,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(swizzled_tiles_have_no_conflicts),
         cmocka_unit_test(padded_tiles_are_read_without_conflicts),
+        cmocka_unit_test(words_of_float32_tiles_have_no_conflicts),
         cmocka_unit_test(plain_tiles_have_conflicts),
         cmocka_unit_test(chunks_have_places_of_their_own),
         cmocka_unit_test(lanes_cover_operands),

@@ -12,6 +12,10 @@ __device__ __forceinline__ void cp_async_16(uint32_t shared, const void *global)
 __device__ __forceinline__ void cp_async_16_fill(uint32_t shared, const void *global, uint32_t bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(shared), "l"(global), "r"(bytes) : "memory");
 }
+/* 4 bytes by way of L1, or (bytes 0) zeros. Both addresses are multiples of 4. */
+__device__ __forceinline__ void cp_async_4_fill(uint32_t shared, const void *global, uint32_t bytes) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" : : "r"(shared), "l"(global), "r"(bytes) : "memory");
+}
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" : : : "memory"); }
 /* Waits until at most `pending` of this thread's groups are under way. */
 template <int pending> __device__ __forceinline__ void cp_async_wait() {

@@ -10,10 +10,11 @@
 
 #define WARPS   MMA_BACKWARD_ROWS_WARPS
 #define THREADS (32 * WARPS)
-#define CHUNKS  (HEAD_DIM_V / 8)
-#define GROUP   (CHUNKS > 16 ? 32 : CHUNKS > 8 ? 16 : CHUNKS > 4 ? 8 : 4) /* lanes that read one row */
 
 #include "families/mma/mma_tile.cuh"
+
+#define CHUNKS (HEAD_DIM_V / CHUNK_ELEMENTS)
+#define GROUP  (CHUNKS > 16 ? 32 : CHUNKS > 8 ? 16 : CHUNKS > 4 ? 8 : 4) /* lanes that read one row */
 
 struct rows {
     int first, seqlen_q;
@@ -57,6 +58,30 @@ __device__ __forceinline__ void clear_dbias(const struct mma_backward_arguments 
 #endif
 }
 
+/* `count` elements of one chunk, and zeros, as numbers. */
+__device__ __forceinline__ void read_chunk(float (&x)[CHUNK_ELEMENTS], const char *from, int count) {
+#if DTYPE == MMA_FLOAT32
+    typedef float element;
+#else
+    typedef uint16_t element;
+#endif
+    element part[CHUNK_ELEMENTS] = {};
+    if (ALIGNED && count == CHUNK_ELEMENTS)
+        *(uint4 *)part = *(const uint4 *)from;
+    else
+#pragma unroll
+        for (int e = 0; e < CHUNK_ELEMENTS; e++)
+            if (e < count)
+                part[e] = ((const element *)from)[e];
+#pragma unroll
+    for (int e = 0; e < CHUNK_ELEMENTS; e++)
+#if DTYPE == MMA_FLOAT32
+        x[e] = part[e];
+#else
+        x[e] = unpack(part[e]);
+#endif
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS)
     mma_backward_prepare(const __grid_constant__ struct mma_backward_arguments a) {
     clear_sums(a);
@@ -70,37 +95,28 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int lane = threadIdx.x % 32, h = blockIdx.y, b = blockIdx.z;
     if (at.first >= (at.seqlen_q + MMA_BACKWARD_ROW_STEP - 1) / MMA_BACKWARD_ROW_STEP * MMA_BACKWARD_ROW_STEP)
         return;
-    const char *out = a.in.out.data + (b * a.in.out.batch + at.packed * a.in.out.row + h * a.in.out.head) * 2;
-    const char *dout = a.dout.data + (b * a.dout.batch + at.packed * a.dout.row + h * a.dout.head) * 2;
-    const int chunk = lane % GROUP;
-    const int count = min(max(a.in.head_dim_v - chunk * 8, 0), 8);
+    const char *out = a.in.out.data + (b * a.in.out.batch + at.packed * a.in.out.row + h * a.in.out.head) * ELEMENT_BYTES;
+    const char *dout = a.dout.data + (b * a.dout.batch + at.packed * a.dout.row + h * a.dout.head) * ELEMENT_BYTES;
 #pragma unroll 4
     for (int r = lane / GROUP; r < 16; r += 32 / GROUP) {
         const int row = at.first + r;
         float sum = 0;
-        if (row < at.seqlen_q && count > 0) {
-            const uint16_t *x = (const uint16_t *)(out + (int64_t)row * a.in.out.row * 2 + chunk * 16);
-            const uint16_t *y = (const uint16_t *)(dout + (int64_t)row * a.dout.row * 2 + chunk * 16);
-            uint16_t left[8] = {}, right[8] = {};
-            if (ALIGNED && count == 8) {
-                *(uint4 *)left = *(const uint4 *)x;
-                *(uint4 *)right = *(const uint4 *)y;
-            } else {
 #pragma unroll
-                for (int e = 0; e < 8; e++)
-                    if (e < count) {
-                        left[e] = x[e];
-                        right[e] = y[e];
-                    }
-            }
+        for (int chunk = lane % GROUP; chunk < CHUNKS; chunk += GROUP) {
+            const int count = min(max(a.in.head_dim_v - chunk * CHUNK_ELEMENTS, 0), CHUNK_ELEMENTS);
+            if (row >= at.seqlen_q || count == 0)
+                continue;
+            float left[CHUNK_ELEMENTS], right[CHUNK_ELEMENTS];
+            read_chunk(left, out + (int64_t)row * a.in.out.row * ELEMENT_BYTES + chunk * 16, count);
+            read_chunk(right, dout + (int64_t)row * a.dout.row * ELEMENT_BYTES + chunk * 16, count);
 #pragma unroll
-            for (int e = 0; e < 8; e++)
-                sum += unpack(left[e]) * unpack(right[e]);
+            for (int e = 0; e < CHUNK_ELEMENTS; e++)
+                sum += left[e] * right[e];
         }
 #pragma unroll
         for (int step = GROUP / 2; step > 0; step /= 2)
             sum += __shfl_xor_sync(0xffffffff, sum, step);
-        if (chunk == 0) {
+        if (lane % GROUP == 0) {
             float lse = __int_as_float(0x7f800000);
             if (row < at.seqlen_q) {
                 const int64_t i = at.packed + row;

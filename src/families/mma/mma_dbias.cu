@@ -4,7 +4,7 @@
  * One thread an element; one warp where keys are added. Bound by memory. */
 #include "families/mma/mma_backward.h"
 
-#define THREADS 128
+#define THREADS (32 * MMA_DBIAS_WARPS)
 
 #include "families/mma/mma_tile.cuh"
 
@@ -45,8 +45,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
     char *to = (char *)a.dbias.data +
                (b * a.dbias.batch + h * a.dbias.head + i * a.dbias.row + j * a.dbias.key) * BIAS_BYTES;
-    if (BIAS == MMA_BIAS_FLOAT32)
-        *(float *)to = x;
-    else
-        *(uint16_t *)to = (uint16_t)pack(x, 0);
+#if BIAS == MMA_BIAS_FLOAT32
+    *(float *)to = x;
+#else
+    *(uint16_t *)to = (uint16_t)pack(x, 0);
+#endif
 }

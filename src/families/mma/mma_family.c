@@ -1,5 +1,8 @@
 /* mma_family.c: the portable CUDA family: its rows in order of preference, the choice among them, the way to each. */
 #include "mma_family.h"
+#include "families/mma/mma_backward.h"
+#include "families/mma/mma_decode.h"
+#include "families/mma/mma_named.h"
 
 #include <limits.h>
 #include <stdio.h>
@@ -8,9 +11,9 @@
 #include "error.h"
 
 static const struct mma_algorithm *const algorithms[] = {
-    &mma_decode_algorithm,    &mma_wide_algorithm,      &mma_forward_algorithm,  &mma_backward_algorithm,
-    &mma_split_kv_algorithm,  &mma_split_q_algorithm,   &mma_share_kv_algorithm, &mma_share_qkv_algorithm,
-    &mma_tiling_qk_algorithm, &mma_tiling_qkv_algorithm};
+    &mma_decode_algorithm,   &mma_wide_algorithm,       &mma_forward_algorithm,   &mma_forward32_algorithm,
+    &mma_backward_algorithm, &mma_backward32_algorithm, &mma_split_kv_algorithm,  &mma_split_q_algorithm,
+    &mma_share_kv_algorithm, &mma_share_qkv_algorithm,  &mma_tiling_qk_algorithm, &mma_tiling_qkv_algorithm};
 enum { NUM_ALGORITHMS = sizeof algorithms / sizeof algorithms[0] };
 
 static const struct kernel_row *kernel(int32_t row) { return &algorithms[row]->row; }
@@ -74,6 +77,25 @@ static int choose_forced(const struct plan_request *request, fdm_plan *plan) {
     return 0;
 }
 
+/* Reasons of several kernels in one sentence: "a, b: why; c: why". */
+struct reasons {
+    char text[400], last[160];
+    size_t names_end; /* of those that share the last reason */
+};
+static void add_reason(struct reasons *r, const char *name, const char *why) {
+    char tail[200];
+    size_t used = strlen(r->text);
+    if (used && strcmp(r->last, why) == 0) {
+        snprintf(tail, sizeof tail, ", %s: %s", name, why);
+        used = r->names_end;
+    } else {
+        snprintf(tail, sizeof tail, "%s%s: %s", used ? "; " : "", name, why);
+    }
+    snprintf(r->text + used, sizeof r->text - used, "%s", tail);
+    r->names_end = used + strlen(tail) - strlen(why) - 2;
+    snprintf(r->last, sizeof r->last, "%s", why);
+}
+
 static int choose(const struct plan_request *request, fdm_plan *plan) {
     char text[160];
     const char *why = family_refusal(request->device, request->problem, text, sizeof text);
@@ -83,7 +105,7 @@ static int choose(const struct plan_request *request, fdm_plan *plan) {
     }
     if (request->kernel)
         return choose_forced(request, plan);
-    char reasons[400] = "";
+    struct reasons reasons = {0};
     for (int32_t i = 0; i < NUM_ALGORITHMS; i++) {
         const struct mma_algorithm *a = algorithms[i];
         if (!a->chosen_freely || a->row.pass != request->problem->pass)
@@ -93,11 +115,10 @@ static int choose(const struct plan_request *request, fdm_plan *plan) {
             name_plan(i, plan);
             return a->fill(request->device, request->problem, 0, plan);
         }
-        size_t used = strlen(reasons);
-        snprintf(reasons + used, sizeof reasons - used, "%s%s: %s", used ? "; " : "", a->row.name,
-                 refused ? refused : "other kernels suit it better");
+        add_reason(&reasons, a->row.name, refused ? refused : "other kernels suit it better");
     }
-    snprintf(plan->reason, sizeof plan->reason, "%s", *reasons ? reasons : "it has no kernel for this pass yet");
+    snprintf(plan->reason, sizeof plan->reason, "%s",
+             *reasons.text ? reasons.text : "it has no kernel for this pass yet");
     return 0;
 }
 
@@ -120,6 +141,43 @@ static fdm_status prepare(const fdm_plan *plan) {
                  : error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile or workspace is not its kernel's");
 }
 
+/* A constant of a request; 0 where it has none of that name. */
+static int32_t constant_of(const struct cuda_kernel_request *r, const char *name) {
+    for (int32_t i = 0; i < r->num_constants; i++)
+        if (strcmp(r->constants[i].name, name) == 0)
+            return (int32_t)r->constants[i].value;
+    return 0;
+}
+
+/* Warps of a block: the kernel's own constant, or the same for all its specialisations. */
+static int32_t warps_of(const struct cuda_kernel_request *r) {
+    static const struct {
+        const char *entry;
+        int32_t warps;
+    } fixed[] = {{"mma_decode", MMA_DECODE_WARPS},
+                 {"mma_combine", MMA_DECODE_WARPS},
+                 {"mma_named", MMA_NAMED_WARPS},
+                 {"mma_summary", MMA_SUMMARY_WARPS},
+                 {"mma_backward_prepare", MMA_BACKWARD_ROWS_WARPS},
+                 {"mma_backward_finish", MMA_BACKWARD_ROWS_WARPS},
+                 {"mma_dbias", MMA_DBIAS_WARPS}};
+    for (size_t i = 0; i < sizeof fixed / sizeof fixed[0]; i++)
+        if (strcmp(fixed[i].entry, r->entry) == 0)
+            return fixed[i].warps;
+    const int32_t widest = mma_backward_widest(constant_of(r, "HEAD_DIM"), constant_of(r, "HEAD_DIM_V"));
+    return strcmp(r->entry, "mma_backward") == 0
+               ? mma_backward_warps(constant_of(r, "BLOCK_N"), widest, constant_of(r, "V_IN_REGISTERS"))
+               : constant_of(r, "WARPS");
+}
+
+static int32_t launches(const fdm_plan *plan, struct cuda_kernel_request *requests, int32_t *threads) {
+    _Static_assert((int)MMA_REQUESTS_MAX <= (int)FAMILY_LAUNCHES_MAX, "there is room for them");
+    const int32_t count = mma_requests(plan, requests);
+    for (int32_t i = 0; i < count; i++)
+        threads[i] = 32 * warps_of(&requests[i]);
+    return count;
+}
+
 const struct family family_mma = {.name = "mma",
                                   .device_type = FDM_CUDA,
                                   .num_kernels = NUM_ALGORITHMS,
@@ -127,4 +185,5 @@ const struct family family_mma = {.name = "mma",
                                   .available = available,
                                   .choose = choose,
                                   .prepare = prepare,
+                                  .launches = launches,
                                   .execute = execute};

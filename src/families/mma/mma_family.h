@@ -27,12 +27,14 @@ struct mma_algorithm {
     fdm_status (*execute)(const fdm_plan *plan, const struct attention *attention, void *workspace, void *stream);
 };
 
-enum { MMA_REQUESTS_MAX = 5 };
+enum { MMA_REQUESTS_MAX = 6 };
 
 extern const struct mma_algorithm mma_decode_algorithm;
 extern const struct mma_algorithm mma_forward_algorithm;
+extern const struct mma_algorithm mma_forward32_algorithm;
 extern const struct mma_algorithm mma_wide_algorithm;
 extern const struct mma_algorithm mma_backward_algorithm;
+extern const struct mma_algorithm mma_backward32_algorithm;
 /* mma_named.c */
 extern const struct mma_algorithm mma_split_kv_algorithm, mma_split_q_algorithm, mma_share_kv_algorithm,
     mma_share_qkv_algorithm, mma_tiling_qk_algorithm, mma_tiling_qkv_algorithm;
@@ -50,7 +52,15 @@ void mma_summary_request(struct cuda_kernel_request *request);
 fdm_status mma_summarise(const struct cuda_kernel *kernel, const fdm_problem *problem, int32_t block_m, int32_t block_n,
                          uint8_t *summary, void *stream, struct mma_forward_arguments *arguments);
 
-/* The dtype's number in constants; -1 when the family has none. */
+/* What a problem asks of a kernel: causal or window; a mask or bias with a row axis; something of the key alone. */
+static inline int mma_bounded(const fdm_problem *p) { return p->causal || p->window_left >= 0 || p->window_right >= 0; }
+static inline int mma_mask_rows(const fdm_problem *p) { return p->has_mask && p->mask_shape[2] != 1; }
+static inline int mma_bias_rows(const fdm_problem *p) { return p->has_bias && p->bias_shape[2] != 1; }
+static inline int mma_lists_keys(const fdm_problem *p) {
+    return p->has_intervals || (p->has_mask && !mma_mask_rows(p)) || (p->has_bias && !mma_bias_rows(p));
+}
+
+/* The dtype's number in constants of kernels for 16-bit dtypes; -1 for others. */
 static inline int32_t mma_dtype(fdm_dtype dtype) {
     return dtype == FDM_FLOAT16 ? MMA_FLOAT16 : dtype == FDM_BFLOAT16 ? MMA_BFLOAT16 : -1;
 }

@@ -62,19 +62,13 @@ enum { NUM_TILES = sizeof tiles / sizeof tiles[0] };
  * registers than there are. */
 static int32_t padded(int64_t head_dim) { return head_dim > 192 ? 256 : (int32_t)mma_round_up(head_dim, 16); }
 static int32_t block_m(const struct tile *t) { return 16 * t->row_tiles * t->warps; }
-static int bounded(const fdm_problem *p) { return p->causal || p->window_left >= 0 || p->window_right >= 0; }
-static int mask_rows(const fdm_problem *p) { return p->has_mask && p->mask_shape[2] != 1; }
-static int bias_rows(const fdm_problem *p) { return p->has_bias && p->bias_shape[2] != 1; }
-static int lists_keys(const fdm_problem *p) {
-    return p->has_intervals || (p->has_mask && !mask_rows(p)) || (p->has_bias && !bias_rows(p));
-}
-static int lists_tiles(const fdm_problem *p) { return mask_rows(p) && !lists_keys(p); }
+static int lists_tiles(const fdm_problem *p) { return mma_mask_rows(p) && !mma_lists_keys(p); }
 
 static enum scoring scoring_of(const fdm_problem *p) {
-    const int rows = mask_rows(p) + bias_rows(p);
-    if (p->softcap > 0 || !p->aligned || rows > 1 || (rows && (lists_keys(p) || !p->scores_aligned)))
+    const int rows = mma_mask_rows(p) + mma_bias_rows(p);
+    if (p->softcap > 0 || !p->aligned || rows > 1 || (rows && (mma_lists_keys(p) || !p->scores_aligned)))
         return MIXED;
-    return rows ? ROWS : lists_keys(p) ? LISTED : BARE;
+    return rows ? ROWS : mma_lists_keys(p) ? LISTED : BARE;
 }
 
 /* A bias in a list takes the registers of two. */
@@ -82,16 +76,16 @@ static int32_t extras_of(const fdm_problem *p) { return p->has_intervals + p->ha
 
 /* Mask and bias rows are copied to shared memory beside the keys. */
 static int stages_scores(const fdm_problem *p) {
-    return p->scores_aligned && (mask_rows(p) || bias_rows(p)) && !lists_keys(p);
+    return p->scores_aligned && (mma_mask_rows(p) || mma_bias_rows(p)) && !mma_lists_keys(p);
 }
 
 static int32_t shared_bytes(const struct tile *t, const fdm_problem *p) {
-    int32_t lists = lists_keys(p)    ? MMA_FORWARD_LIST_BYTES(p->has_bias && !bias_rows(p))
-                    : lists_tiles(p) ? MMA_FORWARD_TILE_BYTES
-                                     : 0;
+    int32_t lists = mma_lists_keys(p) ? MMA_FORWARD_LIST_BYTES(p->has_bias && !mma_bias_rows(p))
+                    : lists_tiles(p)  ? MMA_FORWARD_TILE_BYTES
+                                      : 0;
     int32_t staged = !stages_scores(p) || t->block_n % 32
                          ? 0
-                         : mask_rows(p) + (bias_rows(p) ? (int32_t)fdm_dtype_bytes(p->bias_dtype) : 0);
+                         : mma_mask_rows(p) + (mma_bias_rows(p) ? (int32_t)fdm_dtype_bytes(p->bias_dtype) : 0);
     return mma_forward_shared_bytes(block_m(t), t->block_n, t->stages, padded(p->head_dim), padded(p->head_dim_v),
                                     lists, staged);
 }
@@ -103,7 +97,7 @@ static int fits(const struct tile *t, const fdm_device *device, const fdm_proble
     /* a tile for everything takes what a tile for less would take, where that does not fit the device */
     const int scored = t->scoring == scoring_of(p) || t->scoring == MIXED;
     const int arch = !t->arch_max || device->compute_major * 10 + device->compute_minor <= t->arch_max;
-    return dims && scored && arch && (t->windowed || !bounded(p)) && extras_of(p) <= t->extras_max &&
+    return dims && scored && arch && (t->windowed || !mma_bounded(p)) && extras_of(p) <= t->extras_max &&
            p->seqlen_k >= t->seqlen_k_min && shared_bytes(t, p) <= device->shared_bytes;
 }
 
@@ -168,13 +162,13 @@ static void forward_request(const struct tile *t, const fdm_problem *p, struct c
         {"Q_IN_REGISTERS", t->q_in_registers},
         {"OPTIMISTIC", t->optimistic},
         {"ALIGNED", p->aligned},
-        {"WINDOW", bounded(p) || lists_keys(p)}, /* in a list it takes fewer registers, and no time */
+        {"WINDOW", mma_bounded(p) || mma_lists_keys(p)}, /* in a list it takes fewer registers, and no time */
         {"MASK", p->has_mask},
-        {"MASK_ROWS", mask_rows(p)},
+        {"MASK_ROWS", mma_mask_rows(p)},
         {"BIAS", !p->has_bias                   ? MMA_BIAS_NONE
                  : p->bias_dtype == FDM_FLOAT32 ? MMA_BIAS_FLOAT32
                                                 : MMA_BIAS_SAME},
-        {"BIAS_ROWS", bias_rows(p)},
+        {"BIAS_ROWS", mma_bias_rows(p)},
         {"SCORES_ALIGNED", stages_scores(p) && t->block_n % 32 == 0},
         {"INTERVALS", p->has_intervals},
         {"VARLEN", p->varlen},
@@ -216,7 +210,7 @@ static int32_t heads_per_section(const fdm_problem *p) {
     enum { CACHE_BYTES = 32 << 20 };
     int64_t head_bytes = (p->seqlen_k + 1) * (p->head_dim + p->head_dim_v) * 2;
     int64_t heads = CACHE_BYTES / head_bytes, most = p->batch * p->heads;
-    return !bounded(p) || heads < 1 ? 1 : (int32_t)(heads < most ? heads : most);
+    return !mma_bounded(p) || heads < 1 ? 1 : (int32_t)(heads < most ? heads : most);
 }
 
 /* The kernel counts bytes from one row to the next in 32 bits. */

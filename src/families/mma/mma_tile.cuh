@@ -1,5 +1,5 @@
-/* mma_tile.cuh: tiles of 16-bit elements in shared memory and the products of one warp on them, for kernels that define
- * DTYPE, THREADS and ALIGNED before including it.
+/* mma_tile.cuh: tiles in shared memory and, of 16-bit elements, the products of one warp on them, for kernels that define
+ * DTYPE, THREADS and ALIGNED before including it. Those of 32-bit elements are in mma_tf32.cuh.
  *
  * A tile is rows of `chunks` 16-byte chunks. The chunks of a row are permuted by a number that depends on the row, so
  * that eight rows of the same column lie in different banks: ldmatrix, its transposed form, and 4-byte stores of
@@ -11,6 +11,9 @@
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/mma.cuh"
 
+#define ELEMENT_BYTES  (DTYPE == MMA_FLOAT32 ? 4 : 2)
+#define CHUNK_ELEMENTS (16 / ELEMENT_BYTES)
+
 template <int chunks> __device__ __forceinline__ int swizzle_of(int row) {
     return chunks % 8 == 0 ? row & 7 : chunks % 4 == 0 ? (row >> 1) & 3 : (row >> 2) & 1;
 }
@@ -18,31 +21,63 @@ template <int chunks> __device__ __forceinline__ int chunk_offset(int row, int c
     return (row * chunks + (chunk ^ swizzle_of<chunks>(row))) * 16;
 }
 
+/* A chunk from global memory: `count` elements, then zeros. */
+__device__ __forceinline__ void load_chunk(uint32_t to, const char *at, int count) {
+#if ALIGNED
+    cp_async_16_fill(to, at, count * ELEMENT_BYTES);
+#elif DTYPE == MMA_FLOAT32
+#    pragma unroll
+    for (int e = 0; e < 4; e++)
+        cp_async_4_fill(to + e * 4, e < count ? at + e * 4 : at, e < count ? 4 : 0);
+#else
+    uint32_t word[4] = {0, 0, 0, 0};
+#    pragma unroll
+    for (int e = 0; e < 8; e++)
+        if (e < count)
+            word[e / 2] |= (uint32_t)((const uint16_t *)at)[e] << (e % 2 * 16);
+    st_shared_16(to, word[0], word[1], word[2], word[3]);
+#endif
+}
 /* Rows 0 .. tile_rows - 1 from global memory; what is past `rows` or `columns` becomes 0. */
 template <int chunks, int tile_rows>
 __device__ __forceinline__ void load_tile(uint32_t tile, const char *from, int64_t row_bytes, int rows, int columns) {
-    constexpr int copies = (tile_rows * chunks + THREADS - 1) / THREADS;
+    constexpr int copies = (tile_rows * chunks + THREADS - 1) / THREADS, step = THREADS / chunks;
     int thread = threadIdx.x;
     asm volatile("" : "+r"(thread)); /* places are computed here, not kept from call to call */
-#pragma unroll(copies < 4 ? copies : copies % 4 ? 2 : 4)
-    for (int n = 0; n < copies; n++) {
-        const int index = n * THREADS + thread, row = index / chunks, chunk = index % chunks;
-        if (tile_rows * chunks % THREADS && row >= tile_rows)
-            break;
-        const int count = row < rows ? min(max(columns - chunk * 8, 0), 8) : 0;
-        const char *at = count ? from + row * row_bytes + chunk * 16 : from;
+    if constexpr (ALIGNED && DTYPE != MMA_FLOAT32 && THREADS % chunks == 0 && step % 8 == 0 && tile_rows % step == 0) {
+        /* A thread's copies lie in one column, `step` rows apart: only the row's address changes. */
+        const int row = thread / chunks, chunk = thread % chunks;
+        const int bytes = min(max(columns - chunk * 8, 0), 8) * 2;
+        const char *at = from + row * row_bytes + chunk * 16;
         const uint32_t to = tile + chunk_offset<chunks>(row, chunk);
-#if ALIGNED
-        cp_async_16_fill(to, at, count * 2);
-#else
-        uint32_t word[4] = {0, 0, 0, 0};
-#    pragma unroll
+#pragma unroll
+        for (int n = 0; n < copies; n++, at += step * row_bytes)
+            cp_async_16_fill(to + n * step * chunks * 16, at, row + n * step < rows ? bytes : 0);
+    } else {
+#pragma unroll(copies < 4 ? copies : copies % 4 ? 2 : 4)
+        for (int n = 0; n < copies; n++) {
+            const int index = n * THREADS + thread, row = index / chunks, chunk = index % chunks;
+            if (tile_rows * chunks % THREADS && row >= tile_rows)
+                break;
+            const int count = row < rows ? min(max(columns - chunk * CHUNK_ELEMENTS, 0), CHUNK_ELEMENTS) : 0;
+            const char *at = count ? from + row * row_bytes + chunk * 16 : from;
+            load_chunk(tile + chunk_offset<chunks>(row, chunk), at, count);
+        }
+    }
+}
+
+#if DTYPE != MMA_FLOAT32
+/* A chunk to global memory. */
+__device__ __forceinline__ void store_chunk(char *at, uint32_t from, int count) {
+    uint32_t word[4];
+    ld_shared_16(word, from);
+    if (ALIGNED && count == 8)
+        *(uint4 *)at = make_uint4(word[0], word[1], word[2], word[3]);
+    else
+#pragma unroll
         for (int e = 0; e < 8; e++)
             if (e < count)
-                word[e / 2] |= (uint32_t)((const uint16_t *)at)[e] << (e % 2 * 16);
-        st_shared_16(to, word[0], word[1], word[2], word[3]);
-#endif
-    }
+                ((uint16_t *)at)[e] = (uint16_t)(word[e / 2] >> (e % 2 * 16));
 }
 
 /* The reverse: `rows` rows of `columns` elements to global memory, by `threads` threads of which this is `thread`. */
@@ -53,40 +88,44 @@ __device__ __forceinline__ void store_tile(char *to, int64_t row_bytes, uint32_t
         const int row = index / chunks, chunk = index % chunks, count = min(columns - chunk * 8, 8);
         if (count <= 0)
             continue;
-        uint32_t word[4];
-        ld_shared_16(word, tile + chunk_offset<chunks>(row, chunk));
-        char *at = to + row * row_bytes + chunk * 16;
-        if (ALIGNED && count == 8)
-            *(uint4 *)at = make_uint4(word[0], word[1], word[2], word[3]);
-        else
-#pragma unroll
-            for (int e = 0; e < 8; e++)
-                if (e < count)
-                    ((uint16_t *)at)[e] = (uint16_t)(word[e / 2] >> (e % 2 * 16));
+        store_chunk(to + row * row_bytes + chunk * 16, tile + chunk_offset<chunks>(row, chunk), count);
     }
 }
 
 __device__ __forceinline__ void mma_16x8x16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-#if DTYPE == MMA_BFLOAT16
+#    if DTYPE == MMA_BFLOAT16
     mma_m16n8k16_bf16(c, a, b0, b1);
-#else
+#    else
     mma_m16n8k16_f16(c, a, b0, b1);
-#endif
+#    endif
 }
 __device__ __forceinline__ uint32_t pack(float low, float high) {
-#if DTYPE == MMA_BFLOAT16
+#    if DTYPE == MMA_BFLOAT16
     return cvt_bf16x2(low, high);
-#else
+#    else
     return cvt_f16x2(low, high);
-#endif
+#    endif
 }
 __device__ __forceinline__ float unpack(uint16_t x) {
-#if DTYPE == MMA_BFLOAT16
+#    if DTYPE == MMA_BFLOAT16
     return cvt_f32_bf16(x);
-#else
+#    else
     return cvt_f32_f16(x);
-#endif
+#    endif
 }
+#else
+/* Two neighbours of a row in global memory, of `columns`; `column` is even. */
+__device__ __forceinline__ void store_pair(float *row, int column, int columns, float x, float y) {
+    if (ALIGNED && column + 1 < columns) {
+        *(float2 *)(row + column) = make_float2(x, y);
+    } else {
+        if (column < columns)
+            row[column] = x;
+        if (column + 1 < columns)
+            row[column + 1] = y;
+    }
+}
+#endif
 
 /* Addresses of a lane in a tile. lane_address() gives that of a row and a first chunk of 0 or 1; at_step() moves it by
  * whole groups of 8 rows and by an even number of chunks, both known when compiling: one exclusive or, since tiles begin

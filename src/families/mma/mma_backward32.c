@@ -1,0 +1,233 @@
+/* mma_backward32.c: the float32 backward on the host: its tile, its passes and their launches. */
+#include "families/mma/mma_backward32.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "error.h"
+#include "families/mma/mma_gradients.h"
+#include "mma_family.h"
+
+/* The first row whose head dims and shared memory fit is chosen. A block owns 16 * warps / share rows or keys and walks
+ * the others `block` at a time. */
+struct tile {
+    int32_t head_dim_max, warps, share, block;
+    const char *reason;
+};
+static const struct tile tiles[] = {
+    {32, 4, 1, 16, "the longest step without a spill"},
+    {64, 4, 1, 32, "the longest step without a spill"},
+    {128, 4, 1, 32, "the longest step without a spill"},
+    {128, 4, 1, 16, "less shared memory"},
+    {256, 8, 2, 16, "two warps share the columns of 16 rows or keys, whose sums one could not hold"},
+    {256, 4, 2, 16, "fits 99 KB"},
+};
+enum { NUM_TILES = sizeof tiles / sizeof tiles[0] };
+
+/* Sums a thread may hold; beyond, dK and dV are made by launches of their own. */
+enum { SUMS_MAX = 64 };
+
+static int32_t own_of(const struct tile *t) { return 16 * t->warps / t->share; }
+
+static int32_t shared_bytes(const struct tile *t, const fdm_problem *p) {
+    return mma_backward32_shared_bytes(own_of(t), t->block, mma_padded32(p->head_dim), mma_padded32(p->head_dim_v));
+}
+
+static int fits(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
+    return p->head_dim <= t->head_dim_max && p->head_dim_v <= t->head_dim_max &&
+           shared_bytes(t, p) <= device->shared_bytes;
+}
+
+static struct mma_room room_of(const struct tile *t) {
+    return (struct mma_room){.block_m = t->block, .block_n = t->block, .dbias_shares = 1, .lse_factor = 1};
+}
+
+static const char *refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
+    if (p->dtype != FDM_FLOAT32)
+        return "it takes float32";
+    if (p->head_dim > 256 || p->head_dim_v > 256)
+        return "head dims are at most 256";
+    if (p->batch > 65535 || p->heads > 65535)
+        return "batch and heads are at most 65535";
+    if (p->deterministic && mma_dbias_kind(p) == MMA_DBIAS_SUMS)
+        return "a bias with query rows that heads, batches or keys share has no deterministic gradient here";
+    for (int32_t i = 0; i < NUM_TILES; i++)
+        if (fits(&tiles[i], device, p))
+            return NULL;
+    snprintf(text, size, "no tile fits the device's %lld KB of shared memory", (long long)device->shared_bytes >> 10);
+    return text;
+}
+
+static int suits(const fdm_device *device, const fdm_problem *p) {
+    (void)device;
+    (void)p;
+    return 1;
+}
+
+static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant, fdm_plan *plan) {
+    for (int32_t i = 0; i < NUM_TILES; i++) {
+        const struct tile *t = &tiles[i];
+        if (!fits(t, device, p) || variant-- > 0)
+            continue;
+        const struct mma_room room = room_of(t);
+        plan->parameters[0] = i;
+        plan->block_m = own_of(t);
+        plan->block_n = t->block;
+        plan->stages = 1;
+        plan->shared_bytes = shared_bytes(t, p);
+        plan->workspace_bytes = mma_workspace_bytes(p, &room);
+        snprintf(plan->choice, sizeof plan->choice, "MMA_Backward_TF32x3_%dx%d", plan->block_m, plan->block_n);
+        snprintf(plan->reason, sizeof plan->reason,
+                 "float32 at head dim %lld: the first tile that fits %lld KB of shared memory is %dx%d (%lld KB): %s",
+                 (long long)(p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v),
+                 (long long)device->shared_bytes >> 10, plan->block_m, plan->block_n,
+                 (long long)(plan->shared_bytes + 1023) >> 10, t->reason);
+        return 1;
+    }
+    return 0;
+}
+
+/* ---- execution ---- */
+
+/* What is launched, in this order. */
+enum { PREPARE, SUMMARY, OWN_ROWS, OWN_KEYS, OWN_KEYS_VALUES, DBIAS, NUM_KERNELS };
+_Static_assert((int)NUM_KERNELS <= (int)MMA_REQUESTS_MAX, "a plan launches no more");
+
+/* The gradients that a launch makes; 0: there is no such launch. dK and dV share one where their sums fit. */
+static int32_t gradients_of(const fdm_problem *p, int32_t kernel) {
+    const int32_t kind = mma_dbias_kind(p);
+    const int32_t of_rows = p->needs_dq || kind == MMA_DBIAS_DIRECT || kind == MMA_DBIAS_SUMS;
+    const int32_t of_keys = (p->needs_dk || kind == MMA_DBIAS_KEYS ? MMA_GRADIENT_OF_SCORES : 0) |
+                            (p->needs_dv ? MMA_GRADIENT_OF_VALUES : 0);
+    const int32_t sums = (mma_padded32(p->head_dim) + mma_padded32(p->head_dim_v)) / 2;
+    const int both = of_keys == (MMA_GRADIENT_OF_SCORES | MMA_GRADIENT_OF_VALUES) && sums <= SUMS_MAX;
+    switch (kernel) {
+    case OWN_ROWS: return of_rows ? MMA_GRADIENT_OF_SCORES : 0;
+    case OWN_KEYS: return both ? of_keys : of_keys & MMA_GRADIENT_OF_SCORES;
+    case OWN_KEYS_VALUES: return both ? 0 : of_keys & MMA_GRADIENT_OF_VALUES;
+    default: return 0;
+    }
+}
+
+static int wanted(const fdm_problem *p, int32_t kernel) {
+    switch (kernel) {
+    case PREPARE: return 1;
+    case SUMMARY: return mma_mask_rows(p);
+    case DBIAS: return mma_dbias_kind(p) == MMA_DBIAS_KEYS || mma_dbias_kind(p) == MMA_DBIAS_SUMS;
+    default: return gradients_of(p, kernel) != 0;
+    }
+}
+
+/* The bias' gradient is made with the gradient of the scores, of keys or of rows. */
+static int32_t dbias_of(const fdm_problem *p, int32_t kernel) {
+    const int32_t kind = mma_dbias_kind(p);
+    if (!(gradients_of(p, kernel) & MMA_GRADIENT_OF_SCORES))
+        return MMA_DBIAS_NONE;
+    return (kernel == OWN_KEYS) == (kind == MMA_DBIAS_KEYS) ? kind : MMA_DBIAS_NONE;
+}
+
+static void main_request(const struct tile *t, const fdm_problem *p, int32_t kernel,
+                         struct cuda_kernel_request *request) {
+    const struct cuda_constant constants[] = {
+        {"HEAD_DIM", mma_padded32(p->head_dim)},
+        {"HEAD_DIM_V", mma_padded32(p->head_dim_v)},
+        {"WARPS", t->warps},
+        {"SHARE", t->share},
+        {"BLOCK", t->block},
+        {"OWNS_KEYS", kernel != OWN_ROWS},
+        {"GRADIENTS", gradients_of(p, kernel)},
+        {"ALIGNED", p->aligned},
+        {"WINDOW", mma_bounded(p)},
+        {"MASK", p->has_mask},
+        {"MASK_ROWS", mma_mask_rows(p)},
+        {"BIAS", mma_bias_constant(p)},
+        {"BIAS_ROWS", mma_bias_rows(p)},
+        {"SCORES_ALIGNED", kernel == OWN_ROWS && p->scores_aligned && (mma_mask_rows(p) || mma_bias_rows(p))},
+        {"DBIAS", dbias_of(p, kernel)},
+        {"INTERVALS", p->has_intervals},
+        {"VARLEN", p->varlen},
+        {"SOFTCAP", p->softcap > 0},
+    };
+    _Static_assert(sizeof constants / sizeof constants[0] == MMA_BACKWARD32_NUM_CONSTANTS, "one value each");
+    request->file = "families/mma/mma_backward32.cu";
+    request->entry = "mma_backward32";
+    request->num_constants = MMA_BACKWARD32_NUM_CONSTANTS;
+    memcpy(request->constants, constants, sizeof constants);
+    request->shared_bytes = shared_bytes(t, p);
+}
+
+/* `place`: of each kernel among the requests. */
+static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *requests,
+                             int32_t place[NUM_KERNELS]) {
+    int32_t count = 0;
+    for (int32_t kernel = 0; kernel < NUM_KERNELS; kernel++) {
+        struct cuda_kernel_request *request = &requests[count];
+        if (!wanted(p, kernel))
+            continue;
+        place[kernel] = count++;
+        if (kernel == SUMMARY)
+            mma_summary_request(request);
+        else if (kernel == PREPARE || kernel == DBIAS)
+            mma_rows_request(p, kernel == DBIAS ? "mma_dbias" : "mma_backward_prepare", mma_padded32(p->head_dim),
+                             mma_padded32(p->head_dim_v), 0, request);
+        else
+            main_request(&tiles[plan->parameters[0]], p, kernel, request);
+    }
+    return count;
+}
+
+static int sound(const fdm_plan *plan, const fdm_problem *p) {
+    const int32_t tile = plan->parameters[0];
+    if (tile < 0 || tile >= NUM_TILES || p->head_dim > tiles[tile].head_dim_max ||
+        p->head_dim_v > tiles[tile].head_dim_max)
+        return 0;
+    const struct mma_room room = room_of(&tiles[tile]);
+    return plan->block_m == own_of(&tiles[tile]) && plan->block_n == tiles[tile].block &&
+           plan->workspace_bytes >= mma_workspace_bytes(p, &room);
+}
+
+static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *requests) {
+    int32_t place[NUM_KERNELS];
+    return sound(plan, &plan->problem) ? make_requests(plan, &plan->problem, requests, place) : 0;
+}
+
+static fdm_status execute(const fdm_plan *plan, const struct attention *attention, void *workspace, void *stream) {
+    const fdm_problem *p = attention->problem;
+    struct cuda_kernel_request list[NUM_KERNELS];
+    const struct cuda_kernel *kernels[NUM_KERNELS];
+    int32_t place[NUM_KERNELS];
+    struct mma_backward_arguments a;
+    if (!sound(plan, p))
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile %d or workspace is not its kernel's",
+                         plan->parameters[0]);
+    fdm_status status = cuda_kernels_get(plan->device.index, list, make_requests(plan, p, list, place), kernels);
+    if (status)
+        return status;
+    const struct tile *t = &tiles[plan->parameters[0]];
+    const struct mma_room room = room_of(t);
+    const int32_t own = own_of(t);
+    mma_fill_gradients(attention, &room, workspace, &a);
+    status = mma_launch_prepare(kernels[place[PREPARE]], p, &a, stream);
+    if (!status && wanted(p, SUMMARY))
+        status = mma_summarise(kernels[place[SUMMARY]], p, t->block, t->block, (uint8_t *)(uintptr_t)a.in.summary,
+                               stream, &a.in);
+    for (int32_t kernel = OWN_ROWS; kernel <= OWN_KEYS_VALUES && !status; kernel++)
+        if (wanted(p, kernel))
+            status = mma_launch_gradients(
+                kernels[place[kernel]], ((kernel == OWN_ROWS ? p->seqlen_q : p->seqlen_k) + own - 1) / own,
+                kernel == OWN_ROWS ? p->heads : p->heads_kv, p->batch, (uint32_t)(32 * t->warps), &a, stream);
+    if (!status && wanted(p, DBIAS))
+        status = mma_launch_dbias(kernels[place[DBIAS]], &a, stream);
+    return status;
+}
+
+const struct mma_algorithm mma_backward32_algorithm = {
+    .row = {"mma.backward32", "a pass over rows and one over keys on mma.sync for float32 by 3xTF32, every feature",
+            FDM_BACKWARD},
+    .chosen_freely = 1,
+    .refusal = refusal,
+    .suits = suits,
+    .fill = fill,
+    .requests = requests,
+    .execute = execute,
+};

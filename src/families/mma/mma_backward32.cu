@@ -1,0 +1,439 @@
+/* mma_backward32.cu: gradients of attention on float32 tensors by 3xTF32 products (mma_tf32.cuh).
+ *
+ * Idea: two passes of one text, and no sums in memory: blocks that own query rows walk the keys for dQ; blocks that own
+ * keys walk the rows of all query heads of their KV head for dK and dV. Each makes the scores it needs anew, seven
+ * products in place of five, and every result is summed in registers in a fixed order, so all of it is deterministic
+ * (but for the gradient of a bias that heads, batches or keys share, which is added in memory). "Own" is what the block
+ * keeps, "other" what it walks:
+ *
+ *               own 1   own 2   other 1   other 2   S = own 1 other 1^T, dP = own 2 other 2^T (or their transposes)
+ *   rows        Q       dO      K         V         dQ += dS other 1
+ *   keys        K       V       Q         dO        dK += dS other 1, dV += P other 2
+ *
+ * Tile: 16 WARPS / SHARE own x BLOCK other. Above head dim 128 the sums of 16 own would fill the registers: two warps
+ * make the same scores, and each sums half of the columns. Lane l of a warp holds own l / 4 and l / 4 + 8 of its 16 and others 2 (l % 4), +1
+ * of each group of eight: accumulators of scores are the left operands of the sums.
+ *
+ * Shared memory: own 1, own 2, other 1, other 2, then facts of two steps' others: of keys, or lse and delta of rows.
+ *
+ * Barriers: three a step: the others are there; scores and dV are made, so other 2 may be loaded again; dQ or dK too, so
+ * other 1 may.
+ *
+ * Registers: sums HEAD_DIM / 2 / SHARE and HEAD_DIM_V / 2 / SHARE, P and dS BLOCK / 2 each, and twice that for split
+ * operands; beyond 64 sums dK and dV are made by launches of their own. */
+#define DTYPE   MMA_FLOAT32
+#define THREADS (32 * WARPS)
+
+#include "cuda/ptx/global.cuh"
+#include "families/mma/mma_backward32.h"
+#include "families/mma/mma_tf32.cuh"
+#include "families/mma/mma_visible.cuh"
+
+#define GROUPS      (WARPS / SHARE) /* of warps: each has its own */
+#define OWN         (16 * GROUPS)
+#define TILES       (BLOCK / 8) /* groups of eight others */
+#define OF_SCORES   (GRADIENTS & MMA_GRADIENT_OF_SCORES)
+#define OF_VALUES   (GRADIENTS & MMA_GRADIENT_OF_VALUES)
+#define SUMMARISED  (MASK && MASK_ROWS)
+#define LOG2_E      1.4426950408889634f
+
+static_assert(BLOCK % 16 == 0 && HEAD_DIM % 32 == 0 && HEAD_DIM_V % 32 == 0, "tiles are multiples of 16 and 32");
+static_assert(HEAD_DIM % (16 * SHARE) == 0 && HEAD_DIM_V % (16 * SHARE) == 0 && WARPS % SHARE == 0, "equal shares");
+static_assert(OWN % BLOCK == 0 && THREADS >= BLOCK, "a mask is summarised by BLOCK x BLOCK");
+
+/* Shared memory. */
+struct tiles {
+    uint32_t own1, own2, other1, other2, facts;
+};
+__device__ __forceinline__ struct tiles lay_out(uint32_t shared) {
+    struct tiles t;
+    t.own1 = shared;
+    t.own2 = t.own1 + OWN * HEAD_DIM * 4;
+    t.other1 = t.own2 + OWN * HEAD_DIM_V * 4;
+    t.other2 = t.other1 + BLOCK * HEAD_DIM * 4;
+    t.facts = t.other2 + BLOCK * HEAD_DIM_V * 4;
+    return t;
+}
+__device__ __forceinline__ uint32_t facts_of(uint32_t facts, int step) {
+    return facts + step % 2 * BLOCK * MMA_KEY_FACTS_BYTES;
+}
+
+/* The block's own rows or keys, and the others that window and ends leave them. */
+struct place {
+    struct sequence s;
+    int head, head_kv; /* the query head; where keys are owned, of those of the group in turn */
+    int first, own_length, other_length;
+    int begin, end;           /* some own sees others begin <= j < end */
+    int full_begin, full_end; /* and every own these */
+};
+__device__ __forceinline__ struct place find_place(const struct mma_backward_arguments &a) {
+    struct place at;
+    /* causal: the longest first */
+    const int block = WINDOW && !OWNS_KEYS ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
+    at.s = find_sequence(a.in, blockIdx.z);
+    at.head_kv = OWNS_KEYS ? blockIdx.y : blockIdx.y / a.in.group;
+    at.head = blockIdx.y;
+    at.first = block * OWN;
+    at.own_length = OWNS_KEYS ? at.s.seqlen_k : at.s.seqlen_q;
+    at.other_length = OWNS_KEYS ? at.s.seqlen_q : at.s.seqlen_k;
+    const int last = min(at.first + OWN, at.own_length) - 1;
+#if OWNS_KEYS
+    at.begin = first_row(a.in, at.s, at.first);
+    at.end = last_row(a.in, at.s, last);
+    at.full_begin = first_row(a.in, at.s, last);
+    at.full_end = at.first + OWN <= at.own_length ? last_row(a.in, at.s, at.first) : 0;
+    if (at.full_end == at.other_length)
+        at.full_end = UNBOUNDED; /* rows past the end have weight 0 */
+#else
+    at.begin = first_key(a.in, at.s, at.first);
+    at.end = last_key(a.in, at.s, last) + 1;
+    at.full_begin = first_key(a.in, at.s, last);
+    at.full_end = last_key(a.in, at.s, at.first) + 1;
+#endif
+    return at;
+}
+
+/* The element before row `row` of a head: matrices are q, k, v, out and their gradients. */
+__device__ __forceinline__ char *row_of(const struct mma_matrix &m, int batch, int64_t row, int head) {
+    return m.data + (batch * m.batch + row * m.row + head * m.head) * 4;
+}
+
+/* Where the head's rows begin in the workspace's arrays. */
+__device__ __forceinline__ int64_t rows_begin(const struct mma_backward_arguments &a, const struct place &at) {
+    return VARLEN ? mma_backward_begin(at.s.q_begin, at.s.batch) + at.head * a.rows
+                  : ((int64_t)at.s.batch * a.in.heads + at.head) * a.rows;
+}
+
+/* What the mask does to the own and a step's others. */
+__device__ __forceinline__ int mask_kind(const struct mma_backward_arguments &a, const struct place &at, int step) {
+    const uint8_t *summary = a.in.summary + at.s.batch * a.in.summary_batch +
+                             at.head / a.in.mask.group * a.in.summary_head;
+    bool hidden = true, full = true;
+#pragma unroll
+    for (int n = 0; n < OWN / BLOCK; n++) {
+        const int64_t own = at.first / BLOCK + n;
+        if (own * BLOCK >= at.own_length)
+            break;
+        const int kind = OWNS_KEYS ? summary[step * a.in.summary_row + own] : summary[own * a.in.summary_row + step];
+        hidden = hidden && kind == MMA_TILE_HIDDEN;
+        full = full && kind == MMA_TILE_FULL;
+    }
+    return hidden ? MMA_TILE_HIDDEN : full ? MMA_TILE_FULL : MMA_TILE_PARTIAL;
+}
+
+/* The thread's two own keys: the rows that see them, and their bias. */
+struct own_keys {
+    int first[2], last[2];
+    float bias[2];
+};
+__device__ __forceinline__ struct own_keys look_at_own(const struct mma_backward_arguments &a, const struct place &at,
+                                                       int own) {
+    struct own_keys keys;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int j = own + half * 8;
+        const struct key_facts key = look_at_key(a.in, at.s, at.head, j);
+        keys.first[half] = max(key.first, first_row(a.in, at.s, j));
+        keys.last[half] = min(key.last, last_row(a.in, at.s, j));
+        keys.bias[half] = key.bias;
+    }
+    return keys;
+}
+
+/* The next step from `step` on in which some own sees some other, -1 when there is none; what depends on its keys alone
+ * is then in `facts`. */
+__device__ __forceinline__ int next_active(const struct mma_backward_arguments &a, const struct place &at,
+                                           [[maybe_unused]] const struct own_keys &keys, int step,
+                                           [[maybe_unused]] uint32_t facts) {
+    for (; step * BLOCK < at.end; step++) {
+        bool any = true;
+#if SUMMARISED
+        any = mask_kind(a, at, step) != MMA_TILE_HIDDEN;
+#endif
+#if KEYED && OWNS_KEYS
+        bool mine = false;
+#    pragma unroll
+        for (int half = 0; half < 2; half++)
+            mine = mine || max(keys.first[half], step * BLOCK) < min(keys.last[half], step * BLOCK + BLOCK);
+        any = __syncthreads_or(any && mine);
+#elif KEYED
+        bool mine = false;
+        if (any && threadIdx.x < BLOCK) {
+            const struct key_facts key = look_at_key(a.in, at.s, at.head, step * BLOCK + (int)threadIdx.x);
+            st_shared_4(facts + threadIdx.x * 4, (uint32_t)key.first);
+            st_shared_4(facts + (BLOCK + threadIdx.x) * 4, (uint32_t)key.last);
+            st_shared_4(facts + (2 * BLOCK + threadIdx.x) * 4, __float_as_uint(key.bias));
+            mine = max(key.first, at.first) < min(key.last, at.first + OWN);
+        }
+        any = __syncthreads_or(mine);
+#endif
+        if (any)
+            return step;
+    }
+    return -1;
+}
+
+/* ---- loads ---- */
+
+__device__ __forceinline__ void load_own(const struct mma_backward_arguments &a, const struct place &at,
+                                         const struct tiles &t) {
+    const int64_t from = (OWNS_KEYS ? at.s.k_begin : at.s.q_begin) + (int64_t)at.first;
+    const struct mma_matrix &one = OWNS_KEYS ? a.in.k : a.in.q, &two = OWNS_KEYS ? a.in.v : a.dout;
+    const int head = OWNS_KEYS ? at.head_kv : at.head, rows = at.own_length - at.first;
+    load_tile<HEAD_DIM / 4, OWN>(t.own1, row_of(one, at.s.batch, from, head), one.row * 4, rows, a.in.head_dim);
+    if (OF_SCORES)
+        load_tile<HEAD_DIM_V / 4, OWN>(t.own2, row_of(two, at.s.batch, from, head), two.row * 4, rows, a.in.head_dim_v);
+}
+__device__ __forceinline__ void load_other1(const struct mma_backward_arguments &a, const struct place &at,
+                                            const struct tiles &t, int step) {
+    const int64_t from = (OWNS_KEYS ? at.s.q_begin : at.s.k_begin) + (int64_t)step * BLOCK;
+    const struct mma_matrix &one = OWNS_KEYS ? a.in.q : a.in.k;
+    if (step >= 0)
+        load_tile<HEAD_DIM / 4, BLOCK>(t.other1, row_of(one, at.s.batch, from, OWNS_KEYS ? at.head : at.head_kv),
+                                       one.row * 4, at.other_length - step * BLOCK, a.in.head_dim);
+    cp_async_commit();
+}
+/* And lse and delta of rows, into the facts of the step they belong to. */
+__device__ __forceinline__ void load_other2(const struct mma_backward_arguments &a, const struct place &at,
+                                            const struct tiles &t, int step, [[maybe_unused]] uint32_t facts) {
+    const int64_t from = (OWNS_KEYS ? at.s.q_begin : at.s.k_begin) + (int64_t)step * BLOCK;
+    const struct mma_matrix &two = OWNS_KEYS ? a.dout : a.in.v;
+    if (step >= 0) {
+        load_tile<HEAD_DIM_V / 4, BLOCK>(t.other2, row_of(two, at.s.batch, from, OWNS_KEYS ? at.head : at.head_kv),
+                                         two.row * 4, at.other_length - step * BLOCK, a.in.head_dim_v);
+#if OWNS_KEYS
+        const int n = threadIdx.x * 4 % BLOCK;
+        if (threadIdx.x * 4 < 2 * BLOCK)
+            cp_async_16(facts + threadIdx.x * 16, (threadIdx.x * 4 < BLOCK ? a.lse_rows : a.delta_rows) +
+                                                      rows_begin(a, at) + step * BLOCK + n);
+#endif
+    }
+    cp_async_commit();
+}
+
+/* ---- scores ---- */
+
+#if DBIAS == MMA_DBIAS_DIRECT || DBIAS == MMA_DBIAS_SUMS
+/* One element of the bias' gradient, or of its sums. */
+__device__ __forceinline__ void add_dbias(const struct mma_backward_arguments &a, const struct place &at, int64_t row,
+                                          int64_t key, float x) {
+    const int64_t batch = at.s.batch, head = at.head / a.in.bias.group;
+#    if DBIAS == MMA_DBIAS_SUMS
+    red_add(a.dbias_sums + batch * a.dbias_batch + head * a.dbias_head + row * a.dbias_row + key * a.dbias_key, x);
+#    else
+    ((float *)a.dbias.data)[batch * a.dbias.batch + head * a.dbias.head + row * a.dbias.row + key * a.dbias.key] = x;
+#    endif
+}
+#endif
+
+/* Weights and what depends on the scores: p holds the products on entry, P on return; slope that of the cap. */
+__device__ __forceinline__ void make_weights(float (&p)[1][TILES][4], [[maybe_unused]] float (&slope)[TILES][4],
+                                             const struct mma_backward_arguments &a, const struct place &at,
+                                             [[maybe_unused]] const struct own_keys &keys, int own,
+                                             [[maybe_unused]] const float (&own_lse)[2], uint32_t facts, int step,
+                                             bool partial) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int n = 0; n < TILES; n++) {
+        const int column = n * 8 + lane % 4 * 2, other = step * BLOCK + column;
+        [[maybe_unused]] uint32_t lse[2], rows_first[2], rows_last[2], key_bias[2];
+#if OWNS_KEYS
+        ld_shared_8(lse[0], lse[1], facts + column * 4);
+#elif KEYED
+        ld_shared_8(rows_first[0], rows_first[1], facts + column * 4);
+        ld_shared_8(rows_last[0], rows_last[1], facts + (BLOCK + column) * 4);
+        ld_shared_8(key_bias[0], key_bias[1], facts + (2 * BLOCK + column) * 4);
+#endif
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int mine = own + half * 8;
+            [[maybe_unused]] float b[2] = {0, 0};
+            [[maybe_unused]] bool seen[2] = {true, true};
+#if BIAS && BIAS_ROWS && OWNS_KEYS
+            const float *bias = bias_of(a.in, at.s.batch, at.head) + min(mine, at.own_length - 1) * a.in.bias.key;
+            b[0] = bias[min(other, at.other_length - 1) * a.in.bias.row];
+            b[1] = bias[min(other + 1, at.other_length - 1) * a.in.bias.row];
+#elif BIAS && BIAS_ROWS
+            read_bias(b, bias_of(a.in, at.s.batch, at.head) + min(mine, at.own_length - 1) * a.in.bias.row +
+                             step * BLOCK * a.in.bias.key, a.in.bias.key, column, at.other_length - step * BLOCK);
+#elif BIAS && OWNS_KEYS
+            b[0] = b[1] = keys.bias[half];
+#elif BIAS
+            b[0] = __uint_as_float(key_bias[0]);
+            b[1] = __uint_as_float(key_bias[1]);
+#endif
+#if MASK && MASK_ROWS && OWNS_KEYS
+            if (partial) {
+                const char *mask = mask_of(a.in, at.s.batch, at.head) + min(mine, at.own_length - 1) * a.in.mask.key;
+                seen[0] = mask[min(other, at.other_length - 1) * a.in.mask.row];
+                seen[1] = mask[min(other + 1, at.other_length - 1) * a.in.mask.row];
+            }
+#elif MASK && MASK_ROWS
+            if (partial)
+                read_mask(seen, mask_of(a.in, at.s.batch, at.head) + min(mine, at.own_length - 1) * a.in.mask.row +
+                                    step * BLOCK * a.in.mask.key, a.in.mask.key, column, at.other_length - step * BLOCK);
+#endif
+#pragma unroll
+            for (int c = 0; c < 2; c++) {
+                float x = p[0][n][half * 2 + c] * a.in.scale;
+#if SOFTCAP
+                const float t = tanh_accurate(x * a.in.softcap_inverse);
+                slope[n][half * 2 + c] = 1.0f - t * t;
+                x = a.in.softcap * t;
+#endif
+#if BIAS
+                x += b[c];
+#endif
+                x = ex2_approx((x - (OWNS_KEYS ? __uint_as_float(lse[c]) : own_lse[half])) * LOG2_E);
+#if OWNS_KEYS
+                const bool visible = (!KEYED && !partial) ||
+                                     (other + c >= keys.first[half] && other + c < keys.last[half] && seen[c]);
+#else
+                bool visible = !partial || (other + c >= first_key(a.in, at.s, mine) &&
+                                            other + c <= last_key(a.in, at.s, mine) && seen[c]);
+#    if KEYED
+                visible = visible && mine >= (int)rows_first[c] && mine < (int)rows_last[c];
+#    endif
+#endif
+                p[0][n][half * 2 + c] = visible ? x : 0.0f;
+            }
+        }
+    }
+}
+
+/* dS from dP in place; sums of the own keys' bias. */
+__device__ __forceinline__ void make_ds(float (&ds)[1][TILES][4], const float (&p)[1][TILES][4],
+                                        [[maybe_unused]] const float (&slope)[TILES][4],
+                                        [[maybe_unused]] float (&dbias)[2], const struct mma_backward_arguments &a,
+                                        [[maybe_unused]] const struct place &at, [[maybe_unused]] int own,
+                                        [[maybe_unused]] int share, const float (&own_delta)[2], uint32_t facts, [[maybe_unused]] int step) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int n = 0; n < TILES; n++) {
+        const int column = n * 8 + lane % 4 * 2;
+        [[maybe_unused]] uint32_t delta[2];
+#if OWNS_KEYS
+        ld_shared_8(delta[0], delta[1], facts + (BLOCK + column) * 4);
+#endif
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const float weight = p[0][n][e];
+            float x = weight * (ds[0][n][e] - (OWNS_KEYS ? __uint_as_float(delta[e % 2]) : own_delta[e / 2]));
+            x = weight == 0.0f ? 0.0f : x; /* also where dO is not finite */
+#if DBIAS == MMA_DBIAS_KEYS
+            dbias[e / 2] += x;
+#elif DBIAS
+            const int row = own + e / 2 * 8, key = step * BLOCK + column + e % 2;
+            if (share == 0 && row < at.own_length && key < at.other_length)
+                add_dbias(a, at, row, key, x);
+#endif
+#if SOFTCAP
+            x *= slope[n][e];
+#endif
+            ds[0][n][e] = x;
+        }
+    }
+}
+
+/* One gradient of the own rows or keys. */
+template <int columns>
+__device__ __forceinline__ void store_sums(const float (&sum)[1][columns][4], float factor, const struct mma_matrix &to,
+                                           const struct place &at, int own, int share, int num_columns) {
+    if (!to.data)
+        return;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int mine = own + half * 8;
+        if (mine >= at.own_length)
+            continue;
+        float *out = (float *)row_of(to, at.s.batch, (OWNS_KEYS ? at.s.k_begin : at.s.q_begin) + (int64_t)mine,
+                                     OWNS_KEYS ? at.head_kv : at.head);
+#pragma unroll
+        for (int n = 0; n < columns; n++)
+            store_pair(out, (share * columns + n) * 8 + threadIdx.x % 4 * 2, num_columns, sum[0][n][half * 2] * factor,
+                       sum[0][n][half * 2 + 1] * factor);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    mma_backward32(const __grid_constant__ struct mma_backward_arguments a) {
+    extern __shared__ __align__(128) char shared[];
+    const struct tiles t = lay_out(shared_address(shared));
+    struct place at = find_place(a);
+    if (at.first >= at.own_length)
+        return;
+    const int share = threadIdx.x / 32 / GROUPS, warp_own = threadIdx.x / 32 % GROUPS * 16, own = at.first + warp_own + threadIdx.x % 32 / 4;
+    load_own(a, at, t);
+    cp_async_commit();
+    float own_lse[2] = {0, 0}, own_delta[2] = {0, 0};
+#if !OWNS_KEYS
+#    pragma unroll
+    for (int half = 0; half < 2; half++) {
+        own_lse[half] = a.lse_rows[rows_begin(a, at) + own + half * 8];
+        own_delta[half] = a.delta_rows[rows_begin(a, at) + own + half * 8];
+    }
+#endif
+    constexpr int columns1 = OF_SCORES ? HEAD_DIM / 8 / SHARE : 1, columns2 = OF_VALUES ? HEAD_DIM_V / 8 / SHARE : 1;
+    float sum1[1][columns1][4] = {}, sum2[1][columns2][4] = {};
+    int parity = 0; /* of the facts in use */
+#pragma unroll 1
+    for (int g = 0; g < (OWNS_KEYS ? a.in.group : 1); g++) {
+        struct own_keys keys = {};
+        float dbias[2] = {0, 0};
+#if OWNS_KEYS
+        at.head = at.head_kv * a.in.group + g;
+        keys = look_at_own(a, at, own);
+#endif
+        int step = next_active(a, at, keys, at.begin / BLOCK, facts_of(t.facts, parity));
+        load_other2(a, at, t, step, facts_of(t.facts, parity));
+        load_other1(a, at, t, step);
+#pragma unroll 1
+        for (; step >= 0; parity ^= 1) {
+            const uint32_t facts = facts_of(t.facts, parity), next_facts = facts_of(t.facts, parity ^ 1);
+            const int next = next_active(a, at, keys, step + 1, next_facts);
+            bool partial = step * BLOCK < at.full_begin || step * BLOCK + BLOCK > at.full_end;
+#if SUMMARISED
+            partial = partial || mask_kind(a, at, step) != MMA_TILE_FULL;
+#endif
+            float p[1][TILES][4], slope[TILES][4];
+            cp_async_wait<0>();
+            __syncthreads();
+            multiply_scores<HEAD_DIM>(p, left_of<HEAD_DIM / 4>(t.own1, warp_own), right_of<HEAD_DIM / 4>(t.other1, 0));
+            make_weights(p, slope, a, at, keys, own, own_lse, facts, step, partial);
+#if OF_VALUES
+            add_product<HEAD_DIM_V / 4>(sum2, p, t.other2, share * columns2 * 8);
+#endif
+#if OF_SCORES
+            float ds[1][TILES][4];
+            multiply_scores<HEAD_DIM_V>(ds, left_of<HEAD_DIM_V / 4>(t.own2, warp_own),
+                                        right_of<HEAD_DIM_V / 4>(t.other2, 0));
+            make_ds(ds, p, slope, dbias, a, at, own, share, own_delta, facts, step);
+#endif
+            __syncthreads();
+            load_other2(a, at, t, next, next_facts);
+#if OF_SCORES
+            add_product<HEAD_DIM / 4>(sum1, ds, t.other1, share * columns1 * 8);
+            __syncthreads();
+#endif
+            load_other1(a, at, t, next);
+            step = next;
+        }
+#if DBIAS == MMA_DBIAS_KEYS
+#    pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float x = dbias[half];
+            x += __shfl_xor_sync(0xffffffff, x, 1);
+            x += __shfl_xor_sync(0xffffffff, x, 2);
+            if (share == 0 && threadIdx.x % 4 == 0 && own + half * 8 < at.own_length)
+                a.dbias_sums[((int64_t)at.s.batch * a.in.heads + at.head) * a.in.seqlen_k + own + half * 8] = x;
+        }
+#endif
+    }
+    cp_async_wait<0>();
+#if OF_SCORES
+    store_sums(sum1, a.in.scale, OWNS_KEYS ? a.dk : a.dq, at, own, share, a.in.head_dim);
+#endif
+#if OF_VALUES
+    store_sums(sum2, 1.0f, a.dv, at, own, share, a.in.head_dim_v);
+#endif
+}

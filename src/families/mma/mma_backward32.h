@@ -1,0 +1,41 @@
+/* mma_backward32.h: the contract of mma_backward32.cu: its constants and shared memory; for C and CUDA C. Its arguments
+ * are those of mma_backward.cu. */
+#ifndef FDM_MMA_BACKWARD32_H
+#define FDM_MMA_BACKWARD32_H
+
+#include "families/mma/mma_backward.h"
+#include "families/mma/mma_forward32.h"
+
+/* GRADIENTS: a sum of these. */
+#define MMA_GRADIENT_OF_SCORES 1 /* dQ of own rows, dK of own keys: dS is made */
+#define MMA_GRADIENT_OF_VALUES 2 /* dV of own keys */
+
+#define MMA_BACKWARD32_CONSTANTS(X)                                                                      \
+    X(HEAD_DIM)   /* as mma_padded32() gives it */                                                       \
+    X(HEAD_DIM_V) /* of v and out */                                                                     \
+    X(WARPS)                                                                                             \
+    X(SHARE)     /* warps with the same own rows or keys: each sums its part of the columns */           \
+    X(BLOCK)     /* others of a step */                                                                  \
+    X(OWNS_KEYS) /* 0: a block owns query rows and walks the keys; 1: it owns keys and walks the rows */ \
+    X(GRADIENTS)                                                                                         \
+    X(ALIGNED) /* 1: addresses and strides are multiples of 16 bytes */                                  \
+    X(WINDOW)  /* causal or window */                                                                    \
+    X(MASK)                                                                                              \
+    X(MASK_ROWS)                                                                                         \
+    X(BIAS) /* MMA_BIAS_* */                                                                             \
+    X(BIAS_ROWS)                                                                                         \
+    X(SCORES_ALIGNED) /* 1: rows of mask and bias are contiguous and start at multiples of 16 bytes */   \
+    X(DBIAS)          /* MMA_DBIAS_*: KEYS where keys are owned, DIRECT and SUMS where rows are */       \
+    X(INTERVALS)                                                                                         \
+    X(VARLEN)                                                                                            \
+    X(SOFTCAP)
+
+enum { MMA_BACKWARD32_NUM_CONSTANTS = MMA_BACKWARD32_CONSTANTS(MMA_BACKWARD_COUNT) };
+
+/* Bytes of dynamic shared memory; head dims as mma_padded32() gives them. Of two steps there is kept what depends on
+ * the key alone, or lse and delta of rows. */
+static inline int32_t mma_backward32_shared_bytes(int32_t own, int32_t block, int32_t head_dim, int32_t head_dim_v) {
+    return (own + block) * (head_dim + head_dim_v) * 4 + 2 * block * MMA_KEY_FACTS_BYTES;
+}
+
+#endif

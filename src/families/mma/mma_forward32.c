@@ -1,0 +1,172 @@
+/* mma_forward32.c: the float32 forward on the host: which tile for which problem, its constants and its launch. */
+#include "families/mma/mma_forward32.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "error.h"
+#include "mma_family.h"
+
+/* The first row whose head dims and shared memory fit is chosen. */
+struct tile {
+    int32_t head_dim_max;
+    int32_t bare;                              /* 1: only for causal and window, on dense tensors */
+    int32_t warps, row_tiles, block_n, blocks; /* blocks: wanted on a multiprocessor at a time */
+    const char *reason;
+};
+static const struct tile tiles[] = {
+    {64, 1, 4, 2, 32, 2, "32 rows a warp share the split keys and values: 24 % faster than 16"},
+    {128, 0, 4, 1, 32, 2, "the longest step without a spill"},
+    {256, 0, 4, 1, 16, 2, "the longest step without a spill"},
+};
+enum { NUM_TILES = sizeof tiles / sizeof tiles[0] };
+
+static int32_t block_m(const struct tile *t) { return 16 * t->row_tiles * t->warps; }
+
+static int32_t shared_bytes(const struct tile *t, const fdm_problem *p) {
+    return mma_forward32_shared_bytes(block_m(t), t->block_n, mma_padded32(p->head_dim), mma_padded32(p->head_dim_v),
+                                      mma_lists_keys(p));
+}
+
+static int is_bare(const fdm_problem *p) {
+    return !p->has_mask && !p->has_bias && !p->has_intervals && !p->varlen && !(p->softcap > 0) && p->aligned;
+}
+
+static int fits(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
+    return (!t->bare || is_bare(p)) && p->head_dim <= t->head_dim_max && p->head_dim_v <= t->head_dim_max &&
+           shared_bytes(t, p) <= device->shared_bytes;
+}
+
+/* A mask with rows is summarised by tiles. */
+static int64_t summary_bytes(const struct tile *t, const fdm_problem *p) {
+    return mma_mask_rows(p) ? mma_summary_bytes(p, block_m(t), t->block_n) : 0;
+}
+
+static const char *refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
+    if (p->dtype != FDM_FLOAT32)
+        return "it takes float32";
+    if (p->head_dim > 256 || p->head_dim_v > 256)
+        return "head dims are at most 256";
+    for (int32_t i = 0; i < NUM_TILES; i++)
+        if (fits(&tiles[i], device, p))
+            return NULL;
+    snprintf(text, size, "no tile fits the device's %lld KB of shared memory", (long long)device->shared_bytes >> 10);
+    return text;
+}
+
+static int suits(const fdm_device *device, const fdm_problem *p) {
+    (void)device;
+    (void)p;
+    return 1;
+}
+
+static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant, fdm_plan *plan) {
+    for (int32_t i = 0; i < NUM_TILES; i++) {
+        const struct tile *t = &tiles[i];
+        if (!fits(t, device, p) || variant-- > 0)
+            continue;
+        plan->parameters[0] = i;
+        plan->block_m = block_m(t);
+        plan->block_n = t->block_n;
+        plan->stages = 1;
+        plan->shared_bytes = shared_bytes(t, p);
+        plan->workspace_bytes = summary_bytes(t, p);
+        snprintf(plan->choice, sizeof plan->choice, "MMA_Forward_TF32x3_%dx%d", plan->block_m, plan->block_n);
+        snprintf(plan->reason, sizeof plan->reason,
+                 "float32 at head dim %lld: the first tile that fits %lld KB of shared memory is %dx%d (%lld KB): %s",
+                 (long long)(p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v),
+                 (long long)device->shared_bytes >> 10, plan->block_m, plan->block_n,
+                 (long long)(plan->shared_bytes + 1023) >> 10, t->reason);
+        return 1;
+    }
+    return 0;
+}
+
+/* ---- execution ---- */
+
+static void forward_request(const struct tile *t, const fdm_problem *p, struct cuda_kernel_request *request) {
+    const struct cuda_constant constants[] = {
+        {"HEAD_DIM", mma_padded32(p->head_dim)},
+        {"HEAD_DIM_V", mma_padded32(p->head_dim_v)},
+        {"WARPS", t->warps},
+        {"ROW_TILES", t->row_tiles},
+        {"BLOCK_N", t->block_n},
+        {"MIN_BLOCKS", t->blocks},
+        {"ALIGNED", p->aligned},
+        {"WINDOW", mma_bounded(p)},
+        {"MASK", p->has_mask},
+        {"MASK_ROWS", mma_mask_rows(p)},
+        {"BIAS", p->has_bias},
+        {"BIAS_ROWS", mma_bias_rows(p)},
+        {"SCORES_ALIGNED", p->scores_aligned && (mma_mask_rows(p) || mma_bias_rows(p))},
+        {"INTERVALS", p->has_intervals},
+        {"VARLEN", p->varlen},
+        {"SOFTCAP", p->softcap > 0},
+    };
+    _Static_assert(sizeof constants / sizeof constants[0] == MMA_FORWARD32_NUM_CONSTANTS, "one value each");
+    request->file = "families/mma/mma_forward32.cu";
+    request->entry = "mma_forward32";
+    request->num_constants = MMA_FORWARD32_NUM_CONSTANTS;
+    memcpy(request->constants, constants, sizeof constants);
+    request->shared_bytes = shared_bytes(t, p);
+}
+
+static int sound(const fdm_plan *plan, const fdm_problem *p) {
+    const int32_t tile = plan->parameters[0];
+    return tile >= 0 && tile < NUM_TILES && plan->block_m == block_m(&tiles[tile]) &&
+           plan->block_n == tiles[tile].block_n && p->head_dim <= tiles[tile].head_dim_max &&
+           p->head_dim_v <= tiles[tile].head_dim_max && summary_bytes(&tiles[tile], p) <= plan->workspace_bytes;
+}
+
+/* The forward's kernel, and the summary's where the mask has rows. */
+enum { FORWARD, SUMMARY, NUM_KERNELS };
+static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *requests) {
+    forward_request(&tiles[plan->parameters[0]], p, &requests[FORWARD]);
+    if (!mma_mask_rows(p))
+        return 1;
+    mma_summary_request(&requests[SUMMARY]);
+    return 2;
+}
+
+static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *requests) {
+    const fdm_problem *p = &plan->problem;
+    return sound(plan, p) ? make_requests(plan, p, requests) : 0;
+}
+
+static fdm_status execute(const fdm_plan *plan, const struct attention *attention, void *workspace, void *stream) {
+    const fdm_problem *p = attention->problem;
+    if (!sound(plan, p))
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile %d or workspace is not its kernel's",
+                         plan->parameters[0]);
+    const struct tile *t = &tiles[plan->parameters[0]];
+    const int64_t blocks = (p->seqlen_q + block_m(t) - 1) / block_m(t) * p->batch * p->heads;
+    if (blocks == 0)
+        return FDM_OK;
+    const struct cuda_kernel *kernels[NUM_KERNELS];
+    struct mma_forward_arguments arguments;
+    struct cuda_kernel_request wanted[NUM_KERNELS];
+    mma_fill_arguments(attention, &arguments);
+    const int32_t count = make_requests(plan, p, wanted);
+    fdm_status status = cuda_kernels_get(plan->device.index, wanted, count, kernels);
+    if (!status && mma_mask_rows(p) && p->seqlen_k > 0)
+        status = mma_summarise(kernels[SUMMARY], p, block_m(t), t->block_n, workspace, stream, &arguments);
+    if (status)
+        return status;
+    struct cuda_launch launch = {.kernel = kernels[FORWARD],
+                                 .grid = {(uint32_t)blocks, 1, 1},
+                                 .threads = (uint32_t)(32 * t->warps),
+                                 .stream = stream,
+                                 .arguments = &arguments,
+                                 .arguments_bytes = sizeof arguments};
+    return cuda_launch(&launch);
+}
+
+const struct mma_algorithm mma_forward32_algorithm = {
+    .row = {"mma.forward32", "FlashAttention-2 on mma.sync for float32 by 3xTF32, every feature", FDM_FORWARD},
+    .chosen_freely = 1,
+    .refusal = refusal,
+    .suits = suits,
+    .fill = fill,
+    .requests = requests,
+    .execute = execute,
+};

@@ -1,0 +1,163 @@
+/* mma_gradients.c: the workspace and arguments of the family's backward kernels, and the launches around them. */
+#include "families/mma/mma_gradients.h"
+
+#include <string.h>
+
+#include "families/mma/mma_order.h"
+
+int32_t mma_dbias_kind(const fdm_problem *p) {
+    if (!p->needs_dbias)
+        return MMA_DBIAS_NONE;
+    if (!mma_bias_rows(p))
+        return MMA_DBIAS_KEYS;
+    const int own = p->bias_shape[0] == p->batch && p->bias_shape[1] == p->heads && p->bias_shape[3] == p->seqlen_k;
+    return own ? MMA_DBIAS_DIRECT : MMA_DBIAS_SUMS;
+}
+
+int32_t mma_bias_constant(const fdm_problem *p) {
+    return !p->has_bias ? MMA_BIAS_NONE : p->bias_dtype == FDM_FLOAT32 ? MMA_BIAS_FLOAT32 : MMA_BIAS_SAME;
+}
+
+int64_t mma_bias_bytes(const fdm_problem *p) { return p->has_bias ? (int64_t)fdm_dtype_bytes(p->bias_dtype) : 0; }
+
+/* ---- workspace ---- */
+
+/* Where the arrays of struct mma_backward_arguments lie, in bytes from the workspace's start. */
+struct layout {
+    int64_t lse, delta, dq, dbias, summary, turns, ticket, order, bytes;
+    int64_t rows, arrays, dbias_count, order_stride;
+};
+
+static int64_t put(struct layout *l, int64_t bytes) {
+    const int64_t at = l->bytes;
+    l->bytes += mma_round_up(bytes, 256);
+    return at;
+}
+
+static int64_t dbias_count(const fdm_problem *p, int32_t shares) {
+    const int64_t *shape = p->bias_shape;
+    switch (mma_dbias_kind(p)) {
+    case MMA_DBIAS_KEYS: return shares * p->batch * p->heads * p->seqlen_k;
+    case MMA_DBIAS_SUMS: return shape[0] * shape[1] * shape[2] * shape[3];
+    default: return 0;
+    }
+}
+
+static struct layout lay_out(const fdm_problem *p, const struct mma_room *room) {
+    struct layout l = {0};
+    l.rows = p->varlen ? mma_backward_begin(p->total_q, p->batch) : mma_round_up(p->seqlen_q, MMA_BACKWARD_ROW_STEP);
+    l.arrays = p->varlen ? p->heads : p->batch * p->heads;
+    const int64_t all = l.rows * l.arrays;
+    l.lse = put(&l, 4 * all);
+    l.delta = put(&l, 4 * all);
+    l.dq = put(&l, 4 * all * room->dq_columns);
+    l.turns = put(&l, room->turns ? all / 16 * 4 : 0);
+    l.ticket = put(&l, 4);
+    l.order_stride = mma_round_up(p->seqlen_k, MMA_ORDER_KEYS);
+    l.order = put(&l, room->ordered_keys ? 4 * p->interval_batch * p->interval_heads * l.order_stride : 0);
+    l.dbias_count = dbias_count(p, room->dbias_shares);
+    l.dbias = put(&l, 4 * l.dbias_count);
+    l.summary = put(&l, mma_mask_rows(p) ? mma_summary_bytes(p, room->block_m, room->block_n) : 0);
+    return l;
+}
+
+int64_t mma_workspace_bytes(const fdm_problem *p, const struct mma_room *room) { return lay_out(p, room).bytes; }
+
+/* ---- arguments ---- */
+
+static struct mma_matrix matrix_of(const struct matrix_view *view) {
+    return (struct mma_matrix){view->data, view->batch, view->row, view->head};
+}
+
+void mma_fill_gradients(const struct attention *attention, const struct mma_room *room, char *workspace,
+                        struct mma_backward_arguments *a) {
+    const fdm_problem *p = attention->problem;
+    const struct layout l = lay_out(p, room);
+    const struct row_view *dlse = &attention->dlse;
+    const struct score_view *dbias = &attention->dbias;
+    const int64_t *shape = p->bias_shape;
+    *a = (struct mma_backward_arguments){
+        .dout = matrix_of(&attention->dout),
+        .dq = matrix_of(&attention->dq),
+        .dk = matrix_of(&attention->dk),
+        .dv = matrix_of(&attention->dv),
+        .dlse = {(float *)(void *)dlse->data, dlse->batch, dlse->head, dlse->row},
+        .dbias = {dbias->data, dbias->batch, dbias->head, dbias->row, dbias->key, (int32_t)dbias->group, 0},
+        .lse_rows = (float *)(void *)(workspace + l.lse),
+        .delta_rows = (float *)(void *)(workspace + l.delta),
+        .dq_sums = (float *)(void *)(workspace + l.dq),
+        .dbias_sums = (float *)(void *)(workspace + l.dbias),
+        .turns = room->turns ? (int32_t *)(void *)(workspace + l.turns) : NULL,
+        .ticket = (int32_t *)(void *)(workspace + l.ticket),
+        .order = (const int32_t *)(const void *)(workspace + l.order),
+        .order_batch = p->interval_batch == 1 ? 0 : p->interval_heads * l.order_stride,
+        .order_head = p->interval_heads == 1 ? 0 : l.order_stride,
+        .rows = l.rows,
+        .num_row_arrays = l.arrays,
+        .dbias_count = l.dbias_count,
+        .dbias_batch = shape[0] == 1 ? 0 : shape[1] * shape[2] * shape[3],
+        .dbias_head = shape[1] == 1 ? 0 : shape[2] * shape[3],
+        .dbias_row = shape[2] == 1 ? 0 : shape[3],
+        .dbias_key = shape[3] == 1 ? 0 : 1,
+        .dbias_batches = (int32_t)shape[0],
+        .dbias_heads = (int32_t)shape[1],
+        .dbias_rows = (int32_t)shape[2],
+        .dbias_keys = (int32_t)shape[3],
+        .dbias_shares = mma_dbias_kind(p) == MMA_DBIAS_KEYS ? room->dbias_shares : 0,
+        .zero_dbias = mma_dbias_kind(p) == MMA_DBIAS_DIRECT,
+        .lse_factor = room->lse_factor,
+    };
+    mma_fill_arguments(attention, &a->in);
+    a->mask_row_bytes = (int32_t)a->in.mask.row;
+    a->bias_row_bytes = (int32_t)(a->in.bias.row * mma_bias_bytes(p));
+    a->dbias_row_bytes =
+        (int32_t)(mma_dbias_kind(p) == MMA_DBIAS_SUMS ? shape[3] * 4 : attention->dbias.row * mma_bias_bytes(p));
+    a->in.summary = (const uint8_t *)workspace + l.summary;
+}
+
+/* ---- the kernels before and after ---- */
+
+void mma_rows_request(const fdm_problem *p, const char *entry, int32_t d, int32_t dv, int32_t needs_dq,
+                      struct cuda_kernel_request *request) {
+    const int32_t dtype = p->dtype == FDM_FLOAT32 ? MMA_FLOAT32 : mma_dtype(p->dtype);
+    const struct cuda_constant constants[] = {
+        {"DTYPE", dtype},
+        {"HEAD_DIM", d},
+        {"HEAD_DIM_V", dv},
+        {"ALIGNED", p->aligned},
+        {"VARLEN", p->varlen},
+        {"NEEDS_DQ", needs_dq},
+        {"BIAS", mma_bias_constant(p)},
+    };
+    _Static_assert(sizeof constants / sizeof constants[0] == MMA_ROWS_NUM_CONSTANTS, "one value for each constant");
+    request->file = strcmp(entry, "mma_dbias") == 0 ? "families/mma/mma_dbias.cu" : "families/mma/mma_backward_rows.cu";
+    request->entry = entry;
+    request->num_constants = MMA_ROWS_NUM_CONSTANTS;
+    memcpy(request->constants, constants, sizeof constants);
+    request->shared_bytes = 0;
+}
+
+fdm_status mma_launch_gradients(const struct cuda_kernel *kernel, int64_t x, int64_t y, int64_t z, uint32_t threads,
+                                const struct mma_backward_arguments *a, void *stream) {
+    struct cuda_launch launch = {.kernel = kernel,
+                                 .grid = {(uint32_t)x, (uint32_t)y, (uint32_t)z},
+                                 .threads = threads,
+                                 .stream = stream,
+                                 .arguments = a,
+                                 .arguments_bytes = sizeof *a};
+    return x > 0 && y > 0 && z > 0 ? cuda_launch(&launch) : FDM_OK;
+}
+
+fdm_status mma_launch_prepare(const struct cuda_kernel *kernel, const fdm_problem *p,
+                              const struct mma_backward_arguments *a, void *stream) {
+    const int64_t blocks = mma_round_up(p->seqlen_q, MMA_BACKWARD_ROW_STEP) / (16 * MMA_BACKWARD_ROWS_WARPS);
+    return mma_launch_gradients(kernel, blocks > 1 ? blocks : 1, p->heads, p->batch > 1 ? p->batch : 1,
+                                32 * MMA_BACKWARD_ROWS_WARPS, a, stream);
+}
+
+fdm_status mma_launch_dbias(const struct cuda_kernel *kernel, const struct mma_backward_arguments *a, void *stream) {
+    enum { THREADS = 128 };
+    const int64_t elements = (int64_t)a->dbias_batches * a->dbias_heads * a->dbias_rows * a->dbias_keys;
+    const int64_t threads = a->dbias_shares && a->dbias_keys == 1 ? 32 * elements : elements;
+    return mma_launch_gradients(kernel, (threads + THREADS - 1) / THREADS, 1, 1, THREADS, a, stream);
+}

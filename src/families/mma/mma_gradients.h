@@ -1,0 +1,39 @@
+/* mma_gradients.h: what the family's backward kernels share on the host: workspace, arguments, and the kernels that run
+ * before and after them (mma_backward_rows.cu, mma_dbias.cu). */
+#ifndef FDM_MMA_GRADIENTS_H
+#define FDM_MMA_GRADIENTS_H
+
+#include "families/mma/mma_backward.h"
+#include "mma_family.h"
+
+/* What of the workspace and arguments depends on the kernel. */
+struct mma_room {
+    int32_t block_m, block_n; /* of the mask's summary */
+    int32_t dq_columns;       /* of the sums of dQ; 0: none */
+    int32_t turns;            /* 1: blocks add in order */
+    int32_t dbias_shares;     /* partial sums of each key's bias */
+    int32_t ordered_keys;     /* 1: keys may be put in order */
+    float lse_factor;         /* lse is kept times this */
+};
+
+/* How the bias' gradient is made: MMA_DBIAS_*; and BIAS of its kernels: MMA_BIAS_*. */
+int32_t mma_dbias_kind(const fdm_problem *problem);
+int32_t mma_bias_constant(const fdm_problem *problem);
+int64_t mma_bias_bytes(const fdm_problem *problem); /* of one element, 0 where there is none */
+
+int64_t mma_workspace_bytes(const fdm_problem *problem, const struct mma_room *room);
+void mma_fill_gradients(const struct attention *attention, const struct mma_room *room, char *workspace,
+                        struct mma_backward_arguments *arguments);
+
+/* `entry`: of mma_backward_rows.cu or mma_dbias.cu; head dims as the main kernel pads them. */
+void mma_rows_request(const fdm_problem *problem, const char *entry, int32_t head_dim, int32_t head_dim_v,
+                      int32_t needs_dq, struct cuda_kernel_request *request);
+/* No launch where an extent is 0. */
+fdm_status mma_launch_gradients(const struct cuda_kernel *kernel, int64_t x, int64_t y, int64_t z, uint32_t threads,
+                                const struct mma_backward_arguments *arguments, void *stream);
+fdm_status mma_launch_prepare(const struct cuda_kernel *kernel, const fdm_problem *problem,
+                              const struct mma_backward_arguments *arguments, void *stream);
+fdm_status mma_launch_dbias(const struct cuda_kernel *kernel, const struct mma_backward_arguments *arguments,
+                            void *stream);
+
+#endif
