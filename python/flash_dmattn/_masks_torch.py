@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 NEVER_DROPPED = 2**31 - 1
-# Counters of a level of _smallest_of_prefix(): about 16 bytes each while it works.
+# Counters of a level of _smallest_of_prefix() and bits of its digits: few levels, but not more counters than that, which
+# take about 13 bytes each while it works, unless the smallest digit needs more.
 _COUNTERS = 1 << 23
 _DIGIT_BITS = range(3, 8)
+_KEYS_AT_ONCE = 1 << 21
 
 Pair = Tuple[Tensor, Tensor]
 
@@ -43,23 +45,31 @@ def _smallest_of_prefix(order: Tensor, length: Tensor, k: int) -> Tensor:
     """
     keys, num_bits = order.shape[-1], max(1, (order.shape[-1] - 1).bit_length())
     width = _digit_bits(order.numel(), num_bits)
+    # The first row is of no digit: zeros.
+    digit = torch.arange(-1, 1 << width, device=order.device, dtype=torch.int32)[:, None]
     node = torch.zeros_like(length)  # its first number, and place
     count = torch.where(length > k, length, keys)
     rank = torch.full_like(length, k, dtype=torch.int32)
     for shift in range((num_bits - 1) // width * width, -1, -width):
-        digit = torch.arange(1 << width, device=order.device, dtype=torch.int32)[:, None]
-        have = ((order >> shift) & ((1 << width) - 1)).to(torch.int32)
-        upto = torch.nn.functional.pad((have[:, None] <= digit).cumsum(-1, dtype=torch.int32), (1, 0))
-        place = (node + count)[:, None].expand(-1, 1 << width, -1)
+        high = order >> shift
+        have = (high & ((1 << width) - 1))[:, None]
+        upto = torch.empty(len(order), len(digit), keys, device=order.device, dtype=torch.int32)
+        torch.le(have, digit, out=upto)
+        upto.cumsum_(-1, dtype=torch.int32)
+        place = (node + count - 1)[:, None].expand(-1, len(digit), -1)
         # Nodes before this one are full, so what they add is known: 2^shift entries of each digit.
-        seen = upto.gather(-1, place) - (node >> width).to(torch.int32)[:, None] * (digit + 1)
-        below = seen <= rank[:, None]
-        before = torch.where(below, seen, 0).amax(1)
-        count = (torch.where(below, keys, seen).amin(1) - before).long()
-        node = node + (below.sum(1) << shift)
+        full = (node >> width).to(torch.int32)[:, None]
+        seen = torch.addcmul(upto.gather(-1, place), full, digit + 1, value=-1)
+        child = (seen[:, 1:] <= rank[:, None]).sum(1, keepdim=True)
+        before = seen.gather(1, child)[:, 0]
+        count = seen[:, 1:].gather(1, child)[:, 0] - before
+        node = node + (child[:, 0] << shift)
         rank = rank - before
         if shift:
-            order = order.gather(-1, torch.sort(order >> shift, dim=-1, stable=True).indices)
+            # Entries go to their child's place plus those of the same child before them, themselves included.
+            same = (upto[:, 1:].gather(1, have) - upto.gather(1, have))[:, 0]
+            target = (high - (high >> width) << shift) + same
+            order = order.new_empty(len(order), keys + 1).scatter_(-1, target, order)[:, 1:]
     return node
 
 
@@ -93,7 +103,7 @@ def topk(bias: Tensor, padding: Optional[Tensor], window: int, seqlen_q: int) ->
         return start, end
     biases = bias.expand(shape).reshape(-1, keys)
     real = None if padding is None else padding[:, None].expand(shape).reshape(-1, keys)
-    flat, step = end.view(-1, keys), max(1, (_COUNTERS >> _DIGIT_BITS[0]) // keys)
+    flat, step = end.view(-1, keys), max(1, _KEYS_AT_ONCE // keys)
     for first in range(0, batch * heads, step):
         part = slice(first, first + step)
         flat[part] = _topk_end(biases[part], None if real is None else real[part], window, keys - seqlen_q)
