@@ -18,7 +18,6 @@ static const struct tile tiles[] = {
     {64, 1, 4, 1, 2, 32, 2, "32 rows a warp share the split keys and values: 24 % faster than 16"},
     {128, 0, 4, 1, 1, 32, 2, "the longest step without a spill"},
     {256, 0, 8, 2, 1, 16, 1, "two warps share the columns of 16 rows, which would fill the registers of one"},
-    {256, 0, 4, 1, 1, 16, 2, "trial"},
 };
 enum { NUM_TILES = sizeof tiles / sizeof tiles[0] };
 
@@ -72,8 +71,7 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant,
         plan->stages = 1;
         plan->shared_bytes = shared_bytes(t, p);
         plan->workspace_bytes = summary_bytes(t, p);
-        snprintf(plan->choice, sizeof plan->choice, "MMA_Forward_TF32x3_%dx%d%s", plan->block_m, plan->block_n,
-                 t->share > 1 ? "_Shared" : "");
+        snprintf(plan->choice, sizeof plan->choice, "MMA_Forward_TF32x3_%dx%d", plan->block_m, plan->block_n);
         snprintf(plan->reason, sizeof plan->reason,
                  "float32 at head dim %lld: the first tile that fits %lld KB of shared memory is %dx%d (%lld KB): %s",
                  (long long)(p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v),

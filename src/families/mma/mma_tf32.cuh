@@ -104,7 +104,7 @@ __device__ __forceinline__ void add_product(float (&sum)[row_tiles][columns][4],
                 split_tf32(big[r][k][e], small[r][k][e], w[r][k][e % 2 * 2 + e / 2]);
 #pragma unroll
     for (int n = 0; n < columns; n++) {
-        if (columns > 16 && n % 4 == 0 && n)
+        if (columns >= 16 && n % 4 == 0 && n)
             exit_if((int)even.at_step(0, 2 * n) < 0); /* never, but later loads are not made before, in registers */
         float part[row_tiles][4] = {};
         uint32_t b_big[tiles][2], b_small[tiles][2];
