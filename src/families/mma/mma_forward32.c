@@ -32,9 +32,12 @@ static int is_bare(const fdm_problem *p) {
     return !p->has_mask && !p->has_bias && !p->has_intervals && !p->varlen && !(p->softcap > 0) && p->aligned;
 }
 
+/* Warps that share columns begin at multiples of 32 of them. */
+static int may_share(const fdm_problem *p) { return mma_padded32(p->head_dim_v, p->head_dim) != 96; }
+
 static int fits(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
     return (!t->bare || is_bare(p)) && p->head_dim <= t->head_dim_max && p->head_dim_v <= t->head_dim_max &&
-           shared_bytes(t, p) <= device->shared_bytes;
+           (t->share == 1 || may_share(p)) && shared_bytes(t, p) <= device->shared_bytes;
 }
 
 /* A mask with rows is summarised by tiles. */
