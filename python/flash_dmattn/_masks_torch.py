@@ -13,10 +13,10 @@ from torch import Tensor
 
 NEVER_DROPPED = 2**31 - 1
 # Counters of a level of _smallest_of_prefix() and bits of its digits: few levels, but not more counters than that, which
-# take about 13 bytes each while it works, unless the smallest digit needs more.
+# take up to 27 bytes each while it works, unless the smallest digit needs more.
 _COUNTERS = 1 << 23
 _DIGIT_BITS = range(3, 8)
-_KEYS_AT_ONCE = 1 << 21
+_KEYS_AT_ONCE = 1 << 20
 
 Pair = Tuple[Tensor, Tensor]
 
