@@ -423,8 +423,8 @@ static int report(struct bench *b) {
         return complain(EXIT_WRONG, "no kernel that takes the problem has '%s' in its name%s", b->only ? b->only : "",
                         b->run.device.id.type == FDM_CUDA ? " or choice code" : "");
     if (b->num_rows == 0)
-        return complain(EXIT_WRONG, "no kernel took the problem; the last one, %s: %s",
-                        b->left_out[b->num_left_out - 1].kernel, b->left_out[b->num_left_out - 1].reason);
+        return complain(EXIT_WRONG, "no kernel took the problem; the first one, %s: %s", b->left_out[0].kernel,
+                        b->left_out[0].reason);
     qsort(b->rows, (size_t)b->num_rows, sizeof b->rows[0], compare_rows);
     b->json ? print_json(b) : b->csv ? print_csv(b) : print_table(b);
     return b->wrong ? complain(EXIT_WRONG, "a kernel differs from float64") : EXIT_FINE;

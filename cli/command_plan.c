@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "cli.h"
+#include "json_writer.h"
 
 static const char help[] =
     "usage: fdm plan [OPTION ...]\n"
@@ -21,17 +22,19 @@ static const char help[] =
     "  --mask  --bias  --intervals     a dense mask, a full bias, key intervals\n"
     "  --threads N  --family NAME  --kernel CODE                     force a family, a kernel by name or choice code\n"
     "  --explain  each step of the choice on its own line\n"
+    "  --resources        CUDA: compiles the kernels and prints registers, spill, shared memory and resident warps\n"
     "  --json\n"
     "\n"
     "examples: fdm plan --seqlen-q 4096 --head-dim 128 --dtype bf16 --causal\n"
     "          fdm plan --device cpu:avx2 --pass backward --json\n"
-    "          fdm plan --device sm_90 --pass backward --seqlen-q 8192 --head-dim 128 --dtype bf16 --explain\n";
+    "          fdm plan --device sm_90 --pass backward --seqlen-q 8192 --head-dim 128 --dtype bf16 --explain\n"
+    "          fdm plan --device sm_86 --head-dim 128 --dtype fp16 --resources\n";
 
 struct request {
     const char *device;
     fdm_problem problem;
     fdm_options options;
-    int has_heads_kv, has_seqlen_k, has_head_dim_v, has_scale, explain, json;
+    int has_heads_kv, has_seqlen_k, has_head_dim_v, has_scale, explain, resources, json;
 };
 
 enum {
@@ -56,6 +59,7 @@ enum {
     OPT_FAMILY,
     OPT_KERNEL,
     OPT_EXPLAIN,
+    OPT_RESOURCES,
     OPT_JSON,
     OPT_HELP
 };
@@ -81,6 +85,7 @@ static const struct option options[] = {{"device", required_argument, 0, OPT_DEV
                                         {"family", required_argument, 0, OPT_FAMILY},
                                         {"kernel", required_argument, 0, OPT_KERNEL},
                                         {"explain", no_argument, 0, OPT_EXPLAIN},
+                                        {"resources", no_argument, 0, OPT_RESOURCES},
                                         {"json", no_argument, 0, OPT_JSON},
                                         {"help", no_argument, 0, OPT_HELP},
                                         {0}};
@@ -131,6 +136,7 @@ static int set_option(struct request *r, int option, const char *name, const cha
     case OPT_FAMILY: r->options.family = text; return 1;
     case OPT_KERNEL: r->options.kernel = text; return 1;
     case OPT_EXPLAIN: return r->explain = 1;
+    case OPT_RESOURCES: return r->resources = 1;
     case OPT_JSON: return r->json = 1;
     default: return set_extent(r, option, name, text);
     }
@@ -162,13 +168,53 @@ static void print_steps(const char *reason) {
     }
 }
 
-static void print_plan(const fdm_plan *plan, const char *device, const struct request *r) {
+enum { KERNELS_MAX = 8 };
+struct resources {
+    fdm_kernel_resources kernels[KERNELS_MAX];
+    int32_t count;
+};
+
+/* The plan's object, and in it the kernels where they were asked for. */
+static void print_json(const fdm_plan *plan, const struct request *r, const struct resources *resources) {
     static char text[4096];
-    if (r->json) {
-        fdm_plan_to_json(plan, text, sizeof text, NULL);
+    fdm_plan_to_json(plan, text, sizeof text, NULL);
+    if (!r->resources) {
         puts(text);
         return;
     }
+    struct json_writer writer = {stdout, 1};
+    printf("%.*s", (int)(strrchr(text, '}') - text), text);
+    json_open(&writer, "resources", '[');
+    for (int32_t i = 0; i < resources->count; i++) {
+        const fdm_kernel_resources *k = &resources->kernels[i];
+        json_open(&writer, NULL, '{');
+        json_put_text(&writer, "entry", k->entry);
+        json_put_integer(&writer, "threads", k->threads);
+        json_put_integer(&writer, "registers", k->registers);
+        json_put_integer(&writer, "spill_bytes", k->spill_bytes);
+        json_put_integer(&writer, "shared_bytes", k->shared_bytes);
+        json_put_integer(&writer, "blocks_per_sm", k->blocks_per_sm);
+        json_put_integer(&writer, "warps_per_sm", k->warps_per_sm);
+        json_put_integer(&writer, "max_warps", k->max_warps);
+        json_put_text(&writer, "bound", k->bound);
+        json_close(&writer, '}');
+    }
+    json_close(&writer, ']');
+    puts("}");
+}
+
+static void print_resources(const struct resources *resources) {
+    for (int32_t i = 0; i < resources->count; i++) {
+        const fdm_kernel_resources *k = &resources->kernels[i];
+        printf("  %s: %d threads of %d registers, ", k->entry, k->threads, k->registers);
+        k->spill_bytes ? printf("%d bytes spill, ", k->spill_bytes) : printf("no spill, ");
+        printf("%lld bytes shared; %d block%s resident, %d of %d warps (%d %%), bound by %s\n",
+               (long long)k->shared_bytes, k->blocks_per_sm, k->blocks_per_sm == 1 ? "" : "s", k->warps_per_sm,
+               k->max_warps, (100 * k->warps_per_sm + k->max_warps / 2) / k->max_warps, k->bound);
+    }
+}
+
+static void print_plan(const fdm_plan *plan, const char *device, const struct request *r) {
     printf("%s: kernel %s, choice %s\n", device, plan->kernel, plan->choice);
     if (plan->block_m)
         printf("  block      %d query %s x %d keys\n", plan->block_m, plan->device.type == FDM_CPU ? "lanes" : "rows",
@@ -210,6 +256,14 @@ int command_plan(int argc, char **argv) {
     fdm_status status = fdm_plan_attention(&device, &r.problem, &r.options, &plan);
     if (status)
         return complain(status == FDM_ERROR_UNSUPPORTED ? EXIT_WRONG : EXIT_USAGE, "%s", fdm_last_error());
-    print_plan(&plan, device.name, &r);
+    struct resources resources = {.count = 0};
+    if (r.resources && fdm_plan_resources(&plan, &device, resources.kernels, KERNELS_MAX, &resources.count))
+        return complain(EXIT_WRONG, "%s", fdm_last_error());
+    if (r.json) {
+        print_json(&plan, &r, &resources);
+    } else {
+        print_plan(&plan, device.name, &r);
+        print_resources(&resources);
+    }
     return EXIT_FINE;
 }

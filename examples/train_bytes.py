@@ -2,6 +2,7 @@
 
     python examples/train_bytes.py                            400 steps, a minute or so on two cores
     python examples/train_bytes.py --steps 1000 --window 32   longer, with a narrower mask
+    python examples/train_bytes.py --device cuda              on a GPU, in bfloat16 autocast
 
 The text is the source of Python's own standard library. In each step both models see the same batch, one after the
 other, so that a busy machine slows both. They start from the same weights. The one attends densely with PyTorch's
@@ -68,7 +69,7 @@ class DynamicMaskAttention(DenseAttention):
     def __init__(self, width: int, heads: int, window: int) -> None:
         super().__init__(width, heads)
         self.window = window
-        self.visible_fraction = 1.0  # of the causal pairs, in the last call
+        self.visible_fraction: Tensor | float = 1.0  # of the causal pairs, in the last call
 
     def add_bias_parameters(self, generator: torch.Generator) -> None:
         """Drawn from a generator of their own, so that all other weights equal the dense model's."""
@@ -83,7 +84,7 @@ class DynamicMaskAttention(DenseAttention):
         with torch.no_grad():
             seqlen = q.shape[1]
             pairs = (end.clamp(max=seqlen) - start).clamp(min=0).sum(-1, dtype=torch.int64)
-            self.visible_fraction = pairs.double().mean().item() / (seqlen * (seqlen + 1) / 2)
+            self.visible_fraction = pairs.double().mean() / (seqlen * (seqlen + 1) / 2)
         return flash_dmattn_func(q, k, v, attn_bias=bias[:, :, None], is_causal=True, key_intervals=(start, end))
 
 
@@ -129,7 +130,7 @@ class ByteModel(nn.Module):
         return F.cross_entropy(self(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten())
 
     def visible_fraction(self) -> float:
-        return sum(block.attention.visible_fraction for block in self.blocks) / len(self.blocks)
+        return float(sum(block.attention.visible_fraction for block in self.blocks)) / len(self.blocks)
 
 
 # ---- training --------------------------------------------------------------------------------------------------------
@@ -138,21 +139,32 @@ class ByteModel(nn.Module):
 class Run:
     """One model in training, with its clock."""
 
-    def __init__(self, name: str, model: ByteModel, steps: int) -> None:
-        self.name, self.model = name, model
+    def __init__(self, name: str, model: ByteModel, options: argparse.Namespace) -> None:
+        self.name, self.model, self.device = name, model.to(options.device), torch.device(options.device)
+        self.dtype, steps = getattr(torch, options.dtype), options.steps
+        # float16 gradients are scaled, so that small ones do not vanish.
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype is torch.float16)
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3, weight_decay=0.01)
         self.schedule = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, 2e-3, total_steps=max(2, steps + 1))
         self.seconds: list[float] = []
         self.bits: list[float] = []  # per byte, each step
 
+    def loss(self, text: Tensor) -> Tensor:
+        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is not torch.float32):
+            return self.model.loss(text)
+
     def step(self, text: Tensor) -> None:
         began = time.perf_counter()
-        loss = self.model.loss(text)
+        loss = self.loss(text)
         self.optimizer.zero_grad()
-        loss.backward()
+        self.scaler.scale(loss).backward()
+        self.scaler.unscale_(self.optimizer)
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
         self.schedule.step()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
         self.seconds.append(time.perf_counter() - began)
         self.bits.append(loss.item() / math.log(2))
 
@@ -160,8 +172,8 @@ class Run:
     def validate(self, text: Tensor, options: argparse.Namespace, batches: int = 8) -> float:
         """Bits per byte on windows spread evenly over the text."""
         places = torch.linspace(0, len(text) - options.seq - 1, batches * options.batch).long()
-        windows = text[places[:, None] + torch.arange(options.seq + 1)]
-        losses = [self.model.loss(each).item() for each in windows.split(options.batch)]
+        windows = text[places[:, None] + torch.arange(options.seq + 1)].to(self.device)
+        losses = [self.loss(each).item() for each in windows.split(options.batch)]
         return sum(losses) / len(losses) / math.log(2)
 
     def steps_per_second(self) -> float:
@@ -192,13 +204,13 @@ def progress(steps: int) -> Iterator[int]:
 
 def train(options: argparse.Namespace, text: Tensor) -> list[Run]:
     runs = [
-        Run("dynamic mask, flash-dmattn", ByteModel(options, options.window), options.steps),
-        Run("dense, torch SDPA", ByteModel(options, None), options.steps),
+        Run("dynamic mask, flash-dmattn", ByteModel(options, options.window), options),
+        Run("dense, torch SDPA", ByteModel(options, None), options),
     ]
     generator = torch.Generator().manual_seed(options.seed)
     for step in progress(options.steps):
         places = torch.randint(len(text) - options.seq, (options.batch,), generator=generator)
-        batch = text[places[:, None] + torch.arange(options.seq + 1)]
+        batch = text[places[:, None] + torch.arange(options.seq + 1)].to(options.device)
         for run in runs if step % 2 else reversed(runs):  # neither is always the first to touch the batch
             run.step(batch)
     return runs
@@ -244,6 +256,12 @@ def parse(arguments: Optional[list[str]]) -> argparse.Namespace:
         ("seed", 1, "seed of weights and batches"),
     ):
         parser.add_argument(f"--{name}", type=int, default=default, help=f"{meaning} ({default})")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:1 (cpu)")
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16"),
+        help="autocast dtype of both models; default float32 on the CPU, bfloat16 on CUDA devices",
+    )
     parser.add_argument("--plot", default="train_bytes.png", help="where the loss curves go (train_bytes.png)")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     options = parser.parse_args(arguments)
@@ -252,6 +270,11 @@ def parse(arguments: Optional[list[str]]) -> argparse.Namespace:
             parser.error(f"--{name} is {getattr(options, name)}; it must be at least 1")
     if options.width % options.heads:
         parser.error(f"--width is {options.width}; it must be a multiple of --heads {options.heads}")
+    if options.device.partition(":")[0] not in ("cpu", "cuda"):
+        parser.error(f"--device is {options.device}; it must be cpu, cuda or cuda:INDEX")
+    if options.device != "cpu" and not torch.cuda.is_available():
+        parser.error(f"--device is {options.device}, but PyTorch sees no CUDA device")
+    options.dtype = options.dtype or ("float32" if options.device == "cpu" else "bfloat16")
     return options
 
 
@@ -267,7 +290,7 @@ def main(arguments: Optional[list[str]] = None) -> int:
             "name": run.name,
             "steps_per_second": round(run.steps_per_second(), 3),
             "validation_bits_per_byte": round(run.validate(validation_text, options), 4),
-            "training_bits_per_byte": [round(bits, 4) for bits in run.bits],
+            "training_bits_per_byte": [round(bits, 6) for bits in run.bits],
         }
         for run in runs
     ]

@@ -324,6 +324,25 @@ FDM_API fdm_status fdm_execute(const fdm_plan *plan, const fdm_tensors *tensors,
  * to do on the CPU. */
 FDM_API fdm_status fdm_prepare(const fdm_plan *plan);
 
+/* What a kernel that a plan launches takes of a CUDA device, and how much of it is resident at once in theory. */
+typedef struct fdm_kernel_resources {
+    char entry[48];        /* "mma_forward" */
+    int32_t threads;       /* of a block */
+    int32_t registers;     /* of a thread */
+    int32_t spill_bytes;   /* written to and read from local memory because registers were short */
+    int64_t shared_bytes;  /* of a block, dynamic and static */
+    int32_t blocks_per_sm; /* resident on one multiprocessor; 0: the device cannot run such a block */
+    int32_t warps_per_sm;  /* the same in warps */
+    int32_t max_warps;     /* what a multiprocessor has room for */
+    char bound[32];        /* what allows no more: "registers", "shared memory", "warps", "blocks", or two of them */
+} fdm_kernel_resources;
+
+/* Of each kernel that the plan launches on `device`, which need not be present: compiled by NVRTC where the cache does
+ * not have it, which takes seconds. kernels has room for `size`; 8 are always enough. *count receives their number, 0
+ * for plans of the CPU. FDM_ERROR_UNSUPPORTED when there is no NVRTC. */
+FDM_API fdm_status fdm_plan_resources(const fdm_plan *plan, const fdm_device *device, fdm_kernel_resources *kernels,
+                                      int32_t size, int32_t *count);
+
 /* ---- 9. Device memory and time, for callers without a CUDA toolkit of their own --------------------------------- */
 
 /* type FDM_CPU or FDM_CUDA; 64-byte aligned (256 on CUDA), uninitialised; release takes NULL too. */

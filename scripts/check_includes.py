@@ -27,9 +27,9 @@ INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 # Stem of a file directly under src/ -> floor. A file that is not here is an error: say where it lives.
 FLOORS = {
     **dict.fromkeys(("settings", "error", "memory", "half", "json_reader", "hash", "clock"), 0),
-    **dict.fromkeys(("tensor", "problem", "arch", "device", "device_memory", "device_table", "merge"), 1),
+    **dict.fromkeys(("tensor", "problem", "arch", "device", "device_memory", "device_table", "merge", "occupancy"), 1),
     "family": 2,
-    **dict.fromkeys(("plan", "plan_json", "families"), 3),
+    **dict.fromkeys(("plan", "plan_json", "families", "resources"), 3),
     "attention": 4,
 }
 FOLDER_FLOORS = {"cuda": 0, "mask": 1, "families": 2}

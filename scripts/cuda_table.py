@@ -3,7 +3,8 @@
 `python -m flash_dmattn.bench --device cuda --json FILE`.
 
 Replaces what stands between "<!-- cuda measured -->" and "<!-- end of cuda measured -->"; for a result of the backward's
-sets alone, "cuda backward measured". Usage: cuda_table.py FILE
+sets alone, "cuda backward measured". A result of `fdm bench --show-all` at several head dims (a list "rows") goes between
+"<!-- named measured -->" and its end in docs/mma.md. Usage: cuda_table.py FILE
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ def summary(data: dict) -> str:
     names["backward-intervals"] = "bf16, causal, B1 H16 S8192 D128"
     text = f"| {'backward' if of_backward(data) else 'forward'} | against | geometric mean | least |\n|---|---|---|---|\n"
     for name, title in names.items():
-        for peer in ("torch flash", "torch efficient", "torch cudnn"):
+        for peer in ("torch flash", "torch efficient", "torch cudnn", "torch math", "flex", "flash-attn 2", "flash-attn 3",
+                     "flash-attn 4"):
             ratios = [milliseconds(r, peer) / milliseconds(r, OURS) for r in data["results"]
                       if r["set"] == name and peer in r["seconds"]]
             if ratios:
@@ -60,20 +62,52 @@ def cells(data: dict) -> str:
     return text
 
 
+def named(data: dict) -> str:
+    """Best variant of each kernel at each head dim, of those that sum in float32."""
+    rows = [row for row in data["rows"] if not row["choice"].endswith("_F16Acc")]
+    dims = sorted({row["head_dim"] for row in rows})
+    text = f"| TFLOPS | {' | '.join(f'D {dim}' for dim in dims)} |\n|{'---|' * (len(dims) + 1)}\n"
+    names = {row["kernel"] for row in rows}
+    for name in sorted(names, key=lambda name: max(r["tflops"] for r in rows if r["kernel"] == name)):
+        text += f"| `{name}` |"
+        for dim in dims:
+            here = (row for row in rows if (row["kernel"], row["head_dim"]) == (name, dim))
+            best = max(here, key=lambda row: row["tflops"], default=None)
+            text += f" {best['tflops']:.0f} ({variant(name, best['choice'])}) |" if best else " |"
+        text += "\n"
+    return text
+
+
+def variant(kernel: str, choice: str) -> str:
+    """What a choice code says beyond the kernel's name: "S2 Pad" of MMA_SplitQ_S2_Pad."""
+    rest = choice.split("_")
+    letters = re.sub("[^a-z]", "", kernel)
+    while rest and letters:
+        letters = letters.removeprefix(rest.pop(0).lower())
+    return " ".join(rest)
+
+
+def replace(page: pathlib.Path, what: str, body: str) -> None:
+    begin, end = f"<!-- {what} -->", f"<!-- end of {what} -->"
+    page.write_text(re.sub(f"{begin}.*?{end}", lambda _: f"{begin}\n{body}{end}", page.read_text(), flags=re.DOTALL))
+
+
 def main() -> None:
     path = pathlib.Path(sys.argv[1])
     data = json.loads(path.read_text())
+    if "rows" in data:
+        facts = data["facts"]
+        origin = (f"{facts['device']}, {facts['date']}, `{facts['command']}`, commit {facts['commit'][:7]}; "
+                  f"`{path.resolve().relative_to(ROOT)}` holds every variant.\n\n")
+        replace(ROOT / "docs/mma.md", "named measured", origin + named(data))
+        return
     facts, limits = data["facts"], data["ceilings"]
     origin = (f"{facts['device']}, driver {facts['driver']}, torch {facts['torch']}; copy "
               f"{limits['copy_bytes_per_second'] / 1e12:.2f} TB/s and bfloat16 product "
               f"{limits['product_flops'] / 1e12:.0f} TFLOPS in the same run; commit {facts['commit'][:7]}; "
               f"`{path.resolve().relative_to(ROOT)}`. Ratios are peer time over ours: above 1 we are faster.\n\n")
     for name, table in (("README.md", summary(data)), ("docs/mma.md", summary(data) + "\n" + cells(data))):
-        page = ROOT / name
-        what = "cuda backward measured" if of_backward(data) else "cuda measured"
-        begin, end = f"<!-- {what} -->", f"<!-- end of {what} -->"
-        text = page.read_text()
-        page.write_text(re.sub(f"{begin}.*?{end}", lambda _: f"{begin}\n{origin}{table}{end}", text, flags=re.DOTALL))
+        replace(ROOT / name, "cuda backward measured" if of_backward(data) else "cuda measured", origin + table)
 
 
 if __name__ == "__main__":

@@ -63,8 +63,7 @@ static fdm_status check_same_problem(const fdm_plan *plan, const fdm_problem *no
 static const struct family *family_of(const fdm_plan *plan, fdm_status *status) {
     const struct family *family = plan_family(plan);
     *status = FDM_OK;
-    if (!family || plan->kernel_index < 0 || plan->kernel_index >= family->num_kernels ||
-        strcmp(family->kernel(plan->kernel_index)->name, plan->kernel) != 0)
+    if (!family || !plan_names_row(plan, family))
         *status = error_set(FDM_ERROR_INVALID_ARGUMENT,
                             "the plan names kernel '%s' of family '%s', which this library does not have", plan->kernel,
                             plan->family);

@@ -19,6 +19,9 @@ struct plan_request {
     int32_t num_threads;
 };
 
+struct cuda_kernel_request;
+enum { FAMILY_LAUNCHES_MAX = 8 };
+
 struct family {
     const char *name;
     int32_t device_type; /* FDM_CPU or FDM_CUDA: where its tensors live */
@@ -31,6 +34,9 @@ struct family {
     int (*choose)(const struct plan_request *request, fdm_plan *plan);
     /* Makes what the plan launches ready; NULL when there is nothing to make. */
     fdm_status (*prepare)(const fdm_plan *plan);
+    /* CUDA: the kernels that the plan launches and the threads of their blocks, at most FAMILY_LAUNCHES_MAX; returns
+     * how many, 0 when the plan is not one that choose() made. NULL on the CPU. */
+    int32_t (*launches)(const fdm_plan *plan, struct cuda_kernel_request *requests, int32_t *threads);
     /* Runs the plan; decides nothing. */
     fdm_status (*execute)(const fdm_plan *plan, const struct attention *attention, void *workspace,
                           const fdm_launch *launch);

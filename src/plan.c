@@ -15,6 +15,11 @@ const struct family *plan_family(const fdm_plan *plan) {
     return NULL;
 }
 
+int plan_names_row(const fdm_plan *plan, const struct family *family) {
+    return plan->kernel_index >= 0 && plan->kernel_index < family->num_kernels &&
+           strcmp(family->kernel(plan->kernel_index)->name, plan->kernel) == 0;
+}
+
 static fdm_plan empty_plan(const fdm_device *device, const fdm_problem *problem) {
     return (fdm_plan){
         .problem = *problem, .device = device->id, .v_in_registers = -1, .shared_bytes = -1, .num_threads = 1};

@@ -1,9 +1,9 @@
-"""Exact attention with any mask: forward and backward on the CPU, forward on CUDA devices.
+"""Exact attention with any mask, forward and backward, on the CPU and on CUDA devices.
 
     from flash_dmattn import flash_dmattn_func          # PyTorch: autograd, torch.compile, autocast
     out = flash_dmattn_func(query, key, value, attn_mask=mask, attn_bias=bias, is_causal=True)
 
-    from flash_dmattn import attention                  # NumPy and anything with DLPack; needs no torch
+    from flash_dmattn import attention                  # NumPy, CuPy and anything with DLPack; needs no torch
     out = attention(q, k, v, is_causal=True)
 
 Tensors are [batch, seqlen, heads, head_dim]; `bhsd` tensors work as views (`x.transpose(1, 2)`), without a copy.

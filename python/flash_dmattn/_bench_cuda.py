@@ -1,15 +1,15 @@
-"""Forward speed on a CUDA device beside PyTorch's own attention, in one run on the same tensors.
+"""Speed on a CUDA device beside what else is installed, forward and backward, in one run on the same tensors.
 
-Each case times every back end in turn, round after round, with CUDA events and the second-level cache flushed before
-each sample; a ratio is the median of one back end over the median of another in the same case. FLOPs are
-4 B H Sq Sk D, halved when causal; a mask or intervals do not reduce them, so that times can be compared with dense ones.
+Each case times every contender in turn, round after round, with CUDA events and the second-level cache flushed before
+each sample; a ratio is the median of one contender over the median of another in the same case. FLOPs are
+4 B H Sq Sk D, halved when causal, 2.5 times that for a backward; a mask or intervals do not reduce them, so that times
+can be compared with dense ones. "Of visible pairs" counts what they leave. One query row is told in bytes of K and V.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import pathlib
 import statistics
 import subprocess
@@ -18,17 +18,10 @@ import warnings
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
-import torch.nn.functional as functional
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from . import flash_dmattn_func, masks
-
-PEERS = {
-    "torch flash": SDPBackend.FLASH_ATTENTION,
-    "torch cudnn": SDPBackend.CUDNN_ATTENTION,
-    "torch efficient": SDPBackend.EFFICIENT_ATTENTION,
-}
-
+from . import _bench_report, flash_dmattn_func, masks
+from ._bench_peers import PEERS, Problem, installed
+from ._bench_report import OURS
 
 SETS = "forward,fp16,wide,scores,intervals,decode,backward,backward-scores,backward-intervals"
 
@@ -57,10 +50,6 @@ class Case:
         products = 4.0 * self.batch * self.heads * self.rows * self.keys * self.head_dim / (2 if self.causal else 1)
         return products * (2.5 if self.backward else 1.0)
 
-    @property
-    def bytes(self) -> float:
-        return 2.0 * self.batch * self.heads_kv * self.keys * self.head_dim * 2
-
 
 def cases(names: List[str]) -> Iterator[Case]:
     """The named sets. "forward": 16384 tokens in all, 2048 / D heads."""
@@ -71,7 +60,7 @@ def cases(names: List[str]) -> Iterator[Case]:
                     yield Case("forward", 16384 // seqlen, 2048 // head_dim, seqlen, head_dim, causal=causal,
                                peers=("torch flash", "torch cudnn"))
     if "fp16" in names:
-        yield Case("fp16", 1, 8, 8192, 64, dtype=torch.float16, peers=tuple(PEERS))
+        yield Case("fp16", 1, 8, 8192, 64, dtype=torch.float16, peers=("torch flash", "torch cudnn", "torch efficient"))
     if "wide" in names:
         for batch, heads, seqlen, head_dim in ((1, 8, 8192, 512), (1, 48, 16384, 512), (1, 8, 8192, 1024)):
             yield Case("wide", batch, heads, seqlen, head_dim, dtype=torch.float16, peers=("torch efficient",))
@@ -103,48 +92,87 @@ def cases(names: List[str]) -> Iterator[Case]:
             yield Case("decode", batch, 32, keys, 128, heads_kv=8, rows=1, peers=("torch flash", "torch cudnn"))
 
 
-def runners(case: Case) -> Dict[str, Callable[[], Any]]:
-    generator = torch.Generator("cuda").manual_seed(0)
+def quick(chosen: List[Case]) -> List[Case]:
+    """One case of each set: the first top-W of 4096 keys, else the first of 4096 keys, else the first."""
+    names = dict.fromkeys(case.name for case in chosen)
+    of_set = {name: [case for case in chosen if case.name == name] for name in names}
+
+    def merit(case: Case) -> Tuple[bool, bool]:
+        return case.keys == 4096, case.extra.startswith("top-")
+
+    return [max(of_set[name], key=merit) for name in names]
+
+
+def make_problem(case: Case, device: str = "cuda") -> Problem:
+    generator = torch.Generator(device).manual_seed(0)
 
     def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, device="cuda", generator=generator).to(case.dtype)
+        return torch.randn(*shape, device=device, generator=generator).to(case.dtype)
 
     q = normal(case.batch, case.rows, case.heads, case.head_dim)
     k, v = (normal(case.batch, case.keys, case.heads_kv, case.head_dim) for _ in range(2))
-    options: Dict[str, Any] = {"is_causal": case.causal}
-    mask: Optional[torch.Tensor] = None
+    problem = Problem(q, k, v, case.causal, deterministic=case.extra == "deterministic")
     if case.extra in ("dense bias", "bias of each head"):
         heads = 1 if case.extra == "dense bias" else case.heads
-        options["attn_bias"] = mask = normal(1, heads, case.rows, case.keys).requires_grad_(case.backward)
+        problem.bias = normal(1, heads, case.rows, case.keys).requires_grad_(case.backward)
     elif case.extra == "dense mask":
-        options["attn_mask"] = mask = torch.rand(1, 1, case.rows, case.keys, device="cuda", generator=generator) < 0.5
+        problem.mask = torch.rand(1, 1, case.rows, case.keys, device=device, generator=generator) < 0.5
     elif case.extra.startswith("top-"):
-        bias = torch.randn(1, case.heads, case.keys, device="cuda", generator=generator)
-        options["key_intervals"] = masks.topk_intervals(bias, case.keys // 16)
+        bias = torch.randn(1, case.heads, case.keys, device=device, generator=generator)
+        problem.intervals = masks.topk_intervals(bias, case.keys // 16)
         if case.extra.endswith("bias"):
-            options["attn_bias"] = bias
-    if case.extra == "deterministic":
-        options["deterministic"] = True
-    if case.backward:
-        q, k, v = (tensor.requires_grad_() for tensor in (q, k, v))
-    heads_first = [tensor.transpose(1, 2) for tensor in (q, k, v)]
+            problem.bias = bias[:, :, None]
+    for tensor in (q, k, v):
+        tensor.requires_grad_(case.backward)
+    return problem
 
-    def peer(backend: SDPBackend) -> Callable[[], Any]:
-        def call() -> Any:
-            with sdpa_kernel(backend):
-                return functional.scaled_dot_product_attention(
-                    *heads_first, attn_mask=mask, is_causal=case.causal, enable_gqa=case.heads != case.heads_kv
-                )
 
-        return call
+def run_ours(p: Problem) -> torch.Tensor:
+    return flash_dmattn_func(p.q, p.k, p.v, p.mask, p.bias, is_causal=p.causal, deterministic=p.deterministic,
+                             key_intervals=p.intervals)
 
-    with_peers: Dict[str, Callable[[], Any]] = {"flash_dmattn": lambda: flash_dmattn_func(q, k, v, **options)}
-    for name in case.peers:
-        with_peers[name] = peer(PEERS[name])
-    if case.backward:
-        leaves = [q, k, v] + ([mask] if mask is not None and mask.requires_grad else [])
-        return {name: gradients(call, leaves) for name, call in with_peers.items()}
-    return with_peers
+
+def forwards(case: Case, problem: Problem, wanted: Optional[List[str]]) -> Dict[str, Callable[[], torch.Tensor]]:
+    """Calls of the contenders; wanted: names of peers, None = the case's own and what is installed of flash-attn."""
+    names = wanted
+    if names is None:
+        names = [*case.peers, *(name for name in installed() if name.startswith("flash-attn") and case.peers)]
+    calls: Dict[str, Callable[[], torch.Tensor]] = {OURS: lambda: run_ours(problem)}
+    for name in names:
+        why_not = PEERS[name].missing() or PEERS[name].refuses(problem)
+        if why_not is None:
+            try:
+                calls[name] = PEERS[name].prepare(problem)
+            except Exception as error:
+                why_not = first_line(error)
+        if why_not is not None and wanted is not None:
+            print(f"    {name} is left out: {why_not}", file=sys.stderr)
+    return calls
+
+
+def runners(case: Case, problem: Problem, wanted: Optional[List[str]] = None) -> Dict[str, Callable[[], Any]]:
+    """Calls of the pass that the case measures."""
+    calls = forwards(case, problem, wanted)
+    if not case.backward:
+        return calls
+    leaves = [problem.q, problem.k, problem.v]
+    leaves += [problem.bias] if problem.bias is not None and problem.bias.requires_grad else []
+    return {name: gradients(call, leaves) for name, call in calls.items()}
+
+
+def differences(calls: Dict[str, Callable[[], Any]]) -> Dict[str, float]:
+    """Of each peer's result from ours: the largest norm of a difference over the norm of ours, over the tensors."""
+    tensors = {name: call() for name, call in calls.items()}
+    ours, *others = (each if isinstance(each, tuple) else (each,) for each in tensors.values())
+    found = {}
+    for name, theirs in zip(list(tensors)[1:], others):
+        pairs = [(a.detach().float(), b.detach().float()) for a, b in zip(ours, theirs)]
+        found[name] = max(((a - b).norm() / a.norm()).item() for a, b in pairs)
+    return found
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:110]
 
 
 def gradients(forward: Callable[[], Any], leaves: List[torch.Tensor]) -> Callable[[], Any]:
@@ -154,7 +182,8 @@ def gradients(forward: Callable[[], Any], leaves: List[torch.Tensor]) -> Callabl
     def call() -> Any:
         if not saved:
             out = forward()
-            saved.extend((out, torch.randn_like(out)))
+            generator = torch.Generator(out.device).manual_seed(1)
+            saved.extend((out, torch.randn(out.shape, dtype=out.dtype, device=out.device, generator=generator)))
         return torch.autograd.grad(saved[0], leaves, saved[1], retain_graph=True)
 
     return call
@@ -170,8 +199,8 @@ def time_interleaved(calls: Dict[str, Callable[[], Any]], rounds: int) -> Dict[s
                 call()
             torch.cuda.synchronize()
             usable[name] = call
-        except (RuntimeError, NotImplementedError) as problem:
-            print(f"    {name}: {str(problem).splitlines()[0][:110]}", file=sys.stderr)
+        except Exception as error:
+            print(f"    {name}: {first_line(error)}", file=sys.stderr)
     events: Dict[str, List[Any]] = {name: [] for name in usable}
     for _ in range(rounds):
         for name, call in usable.items():
@@ -216,52 +245,90 @@ def facts() -> Dict[str, Any]:
     }
 
 
-def show(case: Case, seconds: Dict[str, List[float]], copy: float) -> None:
-    ours = statistics.median(seconds["flash_dmattn"])
-    print(case.title)
-    for name, samples in seconds.items():
-        median, quartiles = statistics.median(samples), statistics.quantiles(samples, n=4)
-        speed = f"{case.bytes / median / 1e12:6.2f} TB/s ({case.bytes / median / copy:4.0%} of a copy)" if (
-            case.name == "decode") else f"{case.flops / median / 1e12:7.1f} TFLOPS"
-        print(f"    {name:16s} {median * 1e3:9.4f} ms [{quartiles[0] * 1e3:.4f}, {quartiles[2] * 1e3:.4f}]  {speed}"
-              f"  {median / ours:5.2f}x")
+def measure(case: Case, options: argparse.Namespace) -> Optional[Dict[str, Any]]:
+    """One case's entry of the report; None when we do not take it."""
+    problem = make_problem(case)
+    calls = runners(case, problem, options.peers)
+    seconds = time_interleaved(calls, options.rounds)
+    if OURS not in seconds:
+        return None
+    result = {"set": case.name, "title": case.title, "flops": case.flops, "seconds": seconds}
+    cell = _bench_report.cell_of(case.title)
+    pairs = _bench_report.visible_pairs(cell)
+    if pairs is None and problem.mask is not None:
+        pairs = float(problem.mask.sum().item()) * case.batch * case.heads
+    result["useful_flops"] = _bench_report.useful_flops(cell, pairs or 0.0)
+    if options.check:
+        result["difference_from_ours"] = differences({name: calls[name] for name in seconds})
+    return result
 
 
-def summarise(results: List[Dict[str, Any]]) -> None:
-    """Geometric mean and least of each peer's time over ours, by set."""
-    for name in dict.fromkeys(result["set"] for result in results):
-        for peer in PEERS:
-            ratios = [statistics.median(result["seconds"][peer]) / statistics.median(result["seconds"]["flash_dmattn"])
-                      for result in results if result["set"] == name and peer in result["seconds"]]
-            if ratios:
-                mean = math.exp(statistics.fmean(map(math.log, ratios)))
-                print(f"{name}: {peer} takes {mean:.3f}x our time in the geometric mean of {len(ratios)} cases, "
-                      f"at least {min(ratios):.3f}x")
-
-
-def main(arguments: List[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m flash_dmattn.bench --device cuda", description=__doc__)
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--cases", default=SETS, help=f"sets, comma separated; all of them: {SETS}")
-    parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--json", type=pathlib.Path, help="write every sample there")
-    options = parser.parse_args(arguments)
-    if not torch.cuda.is_available():
-        print("bench: PyTorch sees no CUDA device", file=sys.stderr)
-        return 1
+def record(options: argparse.Namespace) -> Dict[str, Any]:
+    """Measures, and tells as it goes."""
     warnings.filterwarnings("ignore")
     limits = ceilings()
     print(f"{torch.cuda.get_device_name()}: copy {limits['copy_bytes_per_second'] / 1e12:.2f} TB/s, "
           f"bfloat16 product {limits['product_flops'] / 1e12:.0f} TFLOPS")
-    results: List[Dict[str, Any]] = []
-    for case in cases(options.cases.split(",")):
-        seconds = time_interleaved(runners(case), options.rounds)
-        if "flash_dmattn" not in seconds:
-            continue
-        show(case, seconds, limits["copy_bytes_per_second"])
-        results.append({"set": case.name, "title": case.title, "flops": case.flops, "seconds": seconds})
-    summarise(results)
+    report: Dict[str, Any] = {"facts": facts(), "ceilings": limits, "results": []}
+    report["facts"]["peers"] = {name: peer.missing() or "installed" for name, peer in PEERS.items()}
+    chosen = list(cases(options.cases.split(",")))
+    for case in quick(chosen) if options.quick else chosen:
+        result = measure(case, options)
+        if result is not None:
+            report["results"].append(result)
+            _bench_report.show(_bench_report.rows(report | {"results": [result]}), case.title)
+            for name, difference in result.get("difference_from_ours", {}).items():
+                print(f"    {name:16s} differs from ours by {difference:.1e} of the norm")
+    return report
+
+
+def parse(arguments: List[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m flash_dmattn.bench --device cuda", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--cases", default=SETS, help=f"sets, comma separated; all of them: {SETS}")
+    parser.add_argument("--quick", action="store_true", help="one case of each set")
+    parser.add_argument("--peers", help=f"comma separated, or all: {','.join(PEERS)}; default: each set's own")
+    parser.add_argument("--rounds", type=int, default=11, help="samples per contender and case (11)")
+    parser.add_argument("--check", action="store_true", help="tell how far each peer's result is from ours")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write every sample there")
+    parser.add_argument("--csv", type=pathlib.Path, metavar="FILE", help="write medians, quartiles and speeds there")
+    parser.add_argument("--plot", type=pathlib.Path, metavar="DIR", help="write plots (needs matplotlib)")
+    parser.add_argument("--from", type=pathlib.Path, metavar="FILE", dest="recorded",
+                        help="report what a JSON file holds, without measuring; needs no device")
+    options = parser.parse_args(arguments)
+    for name in options.cases.split(","):
+        if name not in SETS.split(","):
+            parser.error(f"--cases has {name!r}; the sets are {SETS}")
+    if options.peers is not None:
+        options.peers = list(PEERS) if options.peers == "all" else options.peers.split(",")
+        for name in options.peers:
+            if name not in PEERS:
+                parser.error(f"--peers has {name!r}; the peers are {','.join(PEERS)}, or all")
+    if options.rounds < 1:
+        parser.error(f"--rounds is {options.rounds}; it must be at least 1")
+    return options
+
+
+def main(arguments: List[str]) -> int:
+    options = parse(arguments)
+    if options.recorded is not None:
+        report = json.loads(options.recorded.read_text())
+        for result in report["results"]:
+            _bench_report.show(_bench_report.rows(report | {"results": [result]}), result["title"])
+    elif torch.cuda.is_available():
+        report = record(options)
+    else:
+        print("bench: PyTorch sees no CUDA device", file=sys.stderr)
+        return 1
+    _bench_report.summarise(_bench_report.rows(report))
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps({"facts": facts(), "ceilings": limits, "results": results}, indent=1) + "\n")
+        options.json.write_text(json.dumps(report, indent=1) + "\n")
+    if options.csv:
+        _bench_report.write_csv(options.csv, report)
+    if options.plot:
+        from . import _plots
+
+        _plots.write_cuda(options.plot, report)
     return 0

@@ -87,3 +87,116 @@ def write(folder: Path, report: Dict[str, Any]) -> None:
             else:
                 bars(records, title, path)
             print(f"wrote {path}")
+
+
+# ---- reports of the CUDA benchmark -----------------------------------------------------------------------------------
+
+CUDA_COLOURS = {
+    "flash_dmattn": "#1f6f8b",
+    "torch flash": "#e08e45",
+    "torch cudnn": "#b5473c",
+    "torch efficient": "#9aa656",
+    "torch math": "#b0b0b0",
+    "flex": "#7a5c99",
+    "flash-attn 2": "#c9a227",
+    "flash-attn 3": "#3d8f5f",
+    "flash-attn 4": "#2b4c7e",
+}
+
+
+def _panel(axes: Any, rows: List[Dict[str, Any]]) -> None:
+    """TFLOPS over the sequence length, one line per contender; bands are the quartiles."""
+    for name, colour in CUDA_COLOURS.items():
+        chosen = sorted((row for row in rows if row["contender"] == name), key=lambda row: row["Sk"])
+        if chosen:
+            places = [row["Sk"] for row in chosen]
+            axes.plot(places, [row["tflops"] for row in chosen], "o-", ms=3, lw=1.4, color=colour, label=name)
+            edges = [
+                [row["tflops"] * row["median_ms"] / row[key] for row in chosen]
+                for key in ("quartile_high_ms", "quartile_low_ms")
+            ]
+            axes.fill_between(places, *edges, color=colour, alpha=0.2, lw=0)
+    axes.set_xscale("log", base=2)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _grid(rows: List[Dict[str, Any]], title: str, path: Path) -> None:
+    """One panel per head dim and causal or not."""
+    dims = sorted({row["D"] for row in rows})
+    kinds = sorted({row["causal"] for row in rows})
+    figure, panels = pyplot.subplots(
+        len(kinds), len(dims), figsize=(3.4 * len(dims) + 1, 2.7 * len(kinds) + 0.6), squeeze=False, sharey="row"
+    )
+    for line, causal in zip(panels, kinds):
+        for axes, head_dim in zip(line, dims):
+            _panel(axes, [row for row in rows if (row["D"], row["causal"]) == (head_dim, causal)])
+            axes.set_title(f"D {head_dim}{', causal' if causal else ''}", fontsize=9)
+        line[0].set_ylabel("TFLOPS")
+        line[0].set_ylim(bottom=0)  # of all panels of the line
+    for axes in panels[-1]:
+        axes.set_xlabel("sequence length")
+    found = [axes.get_legend_handles_labels() for axes in panels.flat]
+    legend = {label: handle for pair in found for handle, label in zip(*pair)}
+    figure.legend(legend.values(), legend.keys(), frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    figure.suptitle(title, fontsize=10)
+    figure.tight_layout()
+    figure.savefig(path, dpi=150, bbox_inches="tight")
+    pyplot.close(figure)
+
+
+def _case_bars(rows: List[Dict[str, Any]], column: str, label: str, title: str, path: Path, limit: float = 0.0) -> None:
+    """Bars of one column, a group per case; whiskers are the quartiles, a line at `limit`."""
+    rows = [row for row in rows if row[column]]
+    cases = list(dict.fromkeys(_case_name(row) for row in rows))
+    names = [name for name in CUDA_COLOURS if any(row["contender"] == name for row in rows)]
+    figure, axes = pyplot.subplots(figsize=(8, 1.2 + 0.18 * len(cases) * (len(names) + 1)))
+    height = 0.8 / max(1, len(names))
+    for offset, name in enumerate(names):
+        chosen = [row for row in rows if row["contender"] == name]
+        places = [cases.index(_case_name(row)) + offset * height for row in chosen]
+        values = [row[column] for row in chosen]
+        slow = [value * (1 - row["median_ms"] / row["quartile_high_ms"]) for value, row in zip(values, chosen)]
+        fast = [value * (row["median_ms"] / row["quartile_low_ms"] - 1) for value, row in zip(values, chosen)]
+        whiskers = {"xerr": [slow, fast], "error_kw": {"lw": 0.8}}
+        axes.barh(places, values, height, color=CUDA_COLOURS[name], label=name, **whiskers)
+    if limit:
+        axes.axvline(limit, color="#404040", lw=1, ls="--", label="copy")
+    axes.set_yticks([index + 0.4 - height / 2 for index in range(len(cases))], cases)
+    axes.invert_yaxis()
+    axes.set_xlabel(label)
+    _finish(figure, axes, title, path)
+
+
+def _case_name(row: Dict[str, Any]) -> str:
+    heads = f"H{row['H']}" + (f"/{row['Hkv']}" if row["H"] != row["Hkv"] else "")
+    length = f"S{row['Sk']}" if row["Sq"] == row["Sk"] else f"{row['Sq']}x{row['Sk']}"
+    words = [f"B{row['B']} {heads} {length} D{row['D']}", "causal" if row["causal"] else "", row["extra"]]
+    return " ".join(word for word in [*words, "backward" if row["pass"] == "backward" else ""] if word)
+
+
+def write_cuda(folder: Path, report: Dict[str, Any]) -> None:
+    """cuda_forward.png, cuda_backward.png (TFLOPS by sequence length), cuda_masks.png (TFLOPS of visible pairs) and
+    cuda_decode.png (TB/s beside a copy), as far as the report has such cases."""
+    from ._bench_report import rows
+
+    folder.mkdir(parents=True, exist_ok=True)
+    table = rows(report)
+    where = f"{report['facts']['device']}, torch {report['facts']['torch']}"
+    masked = ("scores", "intervals", "backward-scores", "backward-intervals")
+    copy = report["ceilings"]["copy_bytes_per_second"] * 1e-12
+    for name, chosen in (
+        ("forward", [row for row in table if row["set"] == "forward"]),
+        ("backward", [row for row in table if row["set"] == "backward"]),
+        ("masks", [row for row in table if row["set"] in masked]),
+        ("decode", [row for row in table if row["tb_per_s"]]),
+    ):
+        path = folder / f"cuda_{name}.png"
+        if not chosen:
+            continue
+        if name == "masks":
+            _case_bars(chosen, "useful_tflops", "TFLOPS, visible pairs only", f"masks and biases, {where}", path)
+        elif name == "decode":
+            _case_bars(chosen, "tb_per_s", "TB/s of K and V", f"one query row, {where}", path, copy)
+        else:
+            _grid(chosen, f"{name}, {where}", path)
+        print(f"wrote {path}")

@@ -7,14 +7,15 @@ the profiler) goes through the operators flash_dmattn::forward and flash_dmattn:
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from typing import Any, Callable, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterator, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from . import _arguments, _native
+from . import _arguments, _masks_torch, _native
 from ._arguments import (
     NO_WINDOW,
     Settings,
@@ -24,6 +25,7 @@ from ._arguments import (
     mask_with_four_axes,
     settings_of,
 )
+from ._device_arrays import on_torch_stream
 
 NO_SECOND_ORDER = "flash_dmattn has no second derivative: its backward pass cannot be differentiated again"
 NO_VMAP = "flash_dmattn cannot run under vmap: put the mapped axis into the batch instead"
@@ -33,6 +35,20 @@ NO_FORWARD_MODE = "flash_dmattn has no forward-mode derivative: use reverse mode
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 # Tensors of a PyTorch without DLPack's exchange table are handed over as __dlpack__ capsules, which refuse gradients.
 _has_exchange_table = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
+
+
+@contextlib.contextmanager
+def on_stream(device: torch.device, handle: Optional[int]) -> Iterator[None]:
+    """Makes a stream, by its handle, the current one of a CUDA device, after the work of the one before. None: nothing."""
+    if handle is None:
+        yield
+        return
+    if device.type != "cuda":
+        raise ValueError(f"stream is given, but q is on {device}; streams are for tensors on a CUDA device")
+    stream = on_torch_stream(device, handle)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        yield
 
 
 # ---- tensors to the C library ----------------------------------------------------------------------------------------
@@ -70,20 +86,32 @@ def _as_tuple(tensor: Tensor) -> Tuple[Any, ...]:
     return tensor.data_ptr(), name, tuple(tensor.shape), tensor.stride(), 2, tensor.device.index
 
 
-def _call_on_cuda(function: Callable[..., Any], tensors: Sequence[Optional[Tensor]], settings: Settings) -> None:
-    """On the current stream; workspace comes from PyTorch's allocator, which may reuse it there right after the call."""
-    device = tensors[0].device  # type: ignore[union-attr]
+@functools.lru_cache(maxsize=None)
+def _allocator_on(index: int) -> Callable[[int], Tuple[int, Tensor]]:
+    """Lends workspace of PyTorch's allocator, which may reuse it on the current stream right after the call."""
+    device = torch.device("cuda", index)
 
     def allocate(num_bytes: int) -> Tuple[int, Tensor]:
         workspace = torch.empty(num_bytes, dtype=torch.uint8, device=device)
         return workspace.data_ptr(), workspace
 
-    for tensor in tensors:
-        if tensor is not None and tensor.device != device:
-            raise ValueError(f"query is on {device}, but another tensor of the call is on {tensor.device}")
-    given = [None if tensor is None else _as_tuple(tensor) for tensor in tensors]
-    stream = torch._C._cuda_getCurrentRawStream(device.index)
-    function(*given, *settings, 0, _arguments.forced_family, stream, allocate)
+    return allocate
+
+
+def _call_on_cuda(function: Callable[..., Any], tensors: Sequence[Optional[Tensor]], settings: Settings) -> None:
+    """On the current stream of the query's device."""
+    index = tensors[0].get_device()  # type: ignore[union-attr]
+    given: Sequence[Any] = tensors
+    if not _has_exchange_table:
+        given = [None if tensor is None else _as_tuple(tensor) for tensor in tensors]
+    stream = torch._C._cuda_getCurrentRawStream(index)
+    try:
+        function(*given, *settings, 0, _arguments.forced_family, stream, _allocator_on(index))
+    except ValueError:
+        for tensor in tensors:
+            if tensor is not None and tensor.get_device() != index:
+                raise ValueError(f"query is on cuda:{index}, but another tensor of the call is on {tensor.device}") from None
+        raise
 
 
 def _call(function: Callable[..., Any], tensors: Sequence[Optional[Tensor]], settings: Settings) -> None:
@@ -286,9 +314,11 @@ def _topk_intervals(bias: Tensor, padding: Optional[Tensor], window_size: int, s
 def _topk_intervals_cuda(
     bias: Tensor, padding: Optional[Tensor], window_size: int, seqlen_q: int
 ) -> Tuple[Tensor, Tensor]:
-    """On the CPU, which waits for the device; the result goes back there."""
-    start, end = _topk_intervals(bias.cpu(), None if padding is None else padding.cpu(), window_size, seqlen_q)
-    return start.to(bias.device), end.to(bias.device)
+    """In torch operations on the device. The C library checks the numbers, on no keys."""
+    if bias.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
+        raise ValueError(f"bias is {bias.dtype}; it must be float32, float16, bfloat16 or float64")
+    _topk_intervals(torch.empty(1, 1, 0), None, window_size, seqlen_q)
+    return _masks_torch.topk(bias, padding, window_size, seqlen_q)
 
 
 @torch.library.register_fake("flash_dmattn::topk_intervals", lib=_library)

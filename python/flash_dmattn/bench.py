@@ -461,6 +461,7 @@ def run_cell(cell: Cell, options: argparse.Namespace) -> List[Dict[str, Any]]:
 
 def parse(arguments: Optional[List[str]]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m flash_dmattn.bench", description=__doc__.splitlines()[0])
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda has options of its own (cpu)")
     parser.add_argument("--B", type=int, default=1, help="batch (1)")
     parser.add_argument("--H", type=int, help="query heads (512 / D)")
     parser.add_argument("--Hkv", type=int, help="key and value heads (H)")

@@ -2,8 +2,9 @@
 
 Key intervals are a pair (start, end) of int32 arrays [B, h, Sk]: key j is visible to the query's raw rows
 start[j] <= i < end[j]. They go to `key_intervals=` of every attention function. NumPy arrays in give NumPy arrays out,
-torch tensors give torch tensors. Functions that get no array return torch tensors where torch is loaded, NumPy arrays
-otherwise; `library="numpy"` or `"torch"` decides it.
+torch tensors give torch tensors on the same device, CPU or CUDA, with the same numbers. Functions that get no array
+return torch tensors where torch is loaded, NumPy arrays otherwise; `library="numpy"` or `"torch"` decides it, and
+`device=` makes torch tensors there. On CUDA devices nothing waits for the device unless a function says so.
 """
 
 from __future__ import annotations
@@ -36,11 +37,12 @@ def _is_torch(array: Any) -> bool:
     return torch is not None and isinstance(array, torch.Tensor)
 
 
-def _library_of(array: Any, name: str, devices: Tuple[str, ...] = ("cpu",)) -> str:
+def _library_of(array: Any, name: str) -> str:
+    """"torch" for tensors on the CPU, "cuda" for those on CUDA devices, "numpy"."""
     if _is_torch(array):
-        if array.device.type not in devices:
-            raise NotImplementedError(f"{name} is on {array.device}; this function takes tensors on {devices[0]} only")
-        return "torch"
+        if array.device.type not in ("cpu", "cuda"):
+            raise NotImplementedError(f"{name} is on {array.device}; masks are made on the CPU and on CUDA devices")
+        return "cuda" if array.device.type == "cuda" else "torch"
     if hasattr(array, "__array_interface__"):
         return "numpy"
     raise TypeError(f"{name} is a {type(array).__name__}; it must be a torch tensor or a NumPy array")
@@ -59,6 +61,20 @@ def _empty(library: Optional[str], *shapes: Tuple[int, ...]) -> Tuple[Any, ...]:
     return tuple(numpy.empty(shape, numpy.int32) for shape in shapes)
 
 
+def _cuda_device(device: Any, library: Optional[str]) -> Any:
+    """torch.device of a `device` argument when it is a CUDA device, None for the CPU."""
+    if device is None:
+        return None
+    if library not in (None, "torch"):
+        raise ValueError(f"library is {library!r}, but device is {device}; only torch tensors are made on a device")
+    import torch
+
+    device = torch.device(device)
+    if device.type not in ("cpu", "cuda"):
+        raise NotImplementedError(f"device is {device}; masks are made on the CPU and on CUDA devices")
+    return device if device.type == "cuda" else None
+
+
 def _native_view(array: Any, name: str) -> Any:
     """What the extension takes: torch tensors as they are, NumPy arrays described."""
     return array.detach() if _is_torch(array) else describe(array, name)
@@ -68,6 +84,13 @@ def _length(value: int, name: str) -> int:
     if value < 0:
         raise ValueError(f"{name} is {value}; it must be >= 0")
     return int(value)
+
+
+def _on_device() -> Any:
+    """The same functions in torch operations."""
+    from . import _masks_torch
+
+    return _masks_torch
 
 
 # ---- key intervals ---------------------------------------------------------------------------------------------------
@@ -103,11 +126,9 @@ def topk_intervals(
         key_padding_mask: bool [B, Sk], True = a real key; others are never visible and do not count.
 
     Returns:
-        (start, end), int32 [B, h, Sk], in raw rows; end is 2**31 - 1 for a key that is never dropped. Of a CUDA tensor
-        it is made on the CPU, which waits for the device, and copied back.
+        (start, end), int32 [B, h, Sk], in raw rows; end is 2**31 - 1 for a key that is never dropped.
     """
-    devices = ("cpu", "cuda")
-    library = _library_of(bias, "bias", devices)
+    library = _library_of(bias, "bias")
     if bias.ndim == 4 and bias.shape[2] == 1:
         bias = bias.reshape(bias.shape[0], bias.shape[1], bias.shape[3])
     if bias.ndim != 3:
@@ -115,13 +136,13 @@ def topk_intervals(
             f"bias has shape {list(bias.shape)}; it must be [batch, heads, seqlen_k], or have a 1 before seqlen_k"
         )
     if key_padding_mask is not None and (
-        _library_of(key_padding_mask, "key_padding_mask", devices) != library or key_padding_mask.ndim != 2
+        _is_torch(key_padding_mask) != _is_torch(bias) or key_padding_mask.ndim != 2
     ):
         raise ValueError("key_padding_mask must be a bool array [batch, seqlen_k] of the same library as bias")
-    if str(bias.dtype).endswith("float64"):
+    if str(bias.dtype).endswith("float64") and library != "cuda":
         bias = _ranks(bias)
     rows = _length(bias.shape[-1] if seqlen_q is None else seqlen_q, "seqlen_q")
-    if library == "torch":
+    if library != "numpy":
         import torch
 
         from . import _torch  # noqa: F401  (defines the operator)
@@ -147,39 +168,57 @@ def window_intervals(
     window_size: Tuple[int, int] = (-1, -1),
     causal: bool = False,
     library: Optional[str] = None,
+    device: Any = None,
 ) -> Intervals:
     """Sliding window (left, right), -1 = unbounded, and causal, bottom-right aligned: (start, end) [1, 1, Sk]."""
     rows, keys = _length(seqlen_q, "seqlen_q"), _length(seqlen_k, "seqlen_k")
-    start, end = _empty(library, (1, 1, keys), (1, 1, keys))
     left, right = window_size
+    there = _cuda_device(device, library)
+    # For a CUDA device the library only checks the arguments.
+    count = keys if there is None else 0
+    start, end = _empty("torch" if device is not None else library, (1, 1, count), (1, 1, count))
     views = (_native_view(start, "start"), _native_view(end, "end"))
-    _native.window_intervals(rows, keys, int(causal), left, right, *views)
-    return start, end
+    _native.window_intervals(rows, count, int(causal), left, right, *views)
+    return (start, end) if there is None else _on_device().window(rows, keys, (left, right), causal, there)
 
 
-def causal_intervals(seqlen_q: int, seqlen_k: int, library: Optional[str] = None) -> Intervals:
+def causal_intervals(seqlen_q: int, seqlen_k: int, library: Optional[str] = None, device: Any = None) -> Intervals:
     """Plain causal: key j is visible to the rows i >= j - (Sk - Sq). (start, end) [1, 1, Sk]."""
-    return window_intervals(seqlen_q, seqlen_k, causal=True, library=library)
+    return window_intervals(seqlen_q, seqlen_k, causal=True, library=library, device=device)
 
 
-def prefix_intervals(seqlen_q: int, seqlen_k: int, prefix: int, library: Optional[str] = None) -> Intervals:
+def prefix_intervals(
+    seqlen_q: int, seqlen_k: int, prefix: int, library: Optional[str] = None, device: Any = None
+) -> Intervals:
     """Prefix LM: keys below `prefix` are visible to every row, the others causally. (start, end) [1, 1, Sk]."""
     rows, keys = _length(seqlen_q, "seqlen_q"), _length(seqlen_k, "seqlen_k")
-    start, end = _empty(library, (1, 1, keys), (1, 1, keys))
+    there = _cuda_device(device, library)
+    count = keys if there is None else 0
+    start, end = _empty("torch" if device is not None else library, (1, 1, count), (1, 1, count))
     views = (_native_view(start, "start"), _native_view(end, "end"))
-    _native.prefix_intervals(rows, keys, prefix, *views)
-    return start, end
+    _native.prefix_intervals(rows, count, prefix, *views)
+    return (start, end) if there is None else _on_device().prefix(rows, keys, prefix, there)
 
 
-def document_intervals(cu_seqlens: Any, causal: bool = True) -> Intervals:
-    """Attention inside documents only: cu_seqlens int32 [n + 1] from 0 to S; Sq == Sk == S. (start, end) [1, 1, S]."""
+def document_intervals(cu_seqlens: Any, causal: bool = True, seqlen: Optional[int] = None) -> Intervals:
+    """Attention inside documents only: cu_seqlens int32 [n + 1] from 0 to S; Sq == Sk == S. (start, end) [1, 1, S].
+
+    seqlen: S, where the caller knows it. Without it the offsets of a CUDA tensor are read and checked, which waits for
+    the device; with it they are not looked at, and keys from the last offset on are never visible.
+    """
     library = _library_of(cu_seqlens, "cu_seqlens")
     if cu_seqlens.ndim != 1 or not str(cu_seqlens.dtype).endswith("int32") or len(cu_seqlens) < 1:
         raise ValueError("cu_seqlens must be an int32 array [number of documents + 1]")
+    if library == "cuda" and seqlen is not None:
+        return _on_device().documents(cu_seqlens, causal, _length(seqlen, "seqlen"))
     steps = cu_seqlens[1:] - cu_seqlens[:-1]
     if int(cu_seqlens[0]) != 0 or bool((steps < 0).any()):
         raise ValueError("cu_seqlens must start with 0 and must not fall")
     keys = int(cu_seqlens[-1])
+    if seqlen is not None and seqlen != keys:
+        raise ValueError(f"seqlen is {seqlen}, but cu_seqlens ends with {keys}")
+    if library == "cuda":
+        return _on_device().documents(cu_seqlens, causal, keys)
     start, end = _empty(library, (1, 1, keys), (1, 1, keys))
     # The library reads the offsets as a C array.
     offsets = cu_seqlens.contiguous() if library == "torch" else cu_seqlens.copy()
@@ -189,7 +228,10 @@ def document_intervals(cu_seqlens: Any, causal: bool = True) -> Intervals:
 
 
 def intervals_from_mask(mask: Any) -> Optional[Intervals]:
-    """A dense bool mask [Sq, Sk] or [B, h, Sq, Sk] as (start, end) [B, h, Sk]; None when it is not one per key."""
+    """A dense bool mask [Sq, Sk] or [B, h, Sq, Sk] as (start, end) [B, h, Sk]; None when it is not one per key.
+
+    Of a CUDA tensor it waits for the device once, to know which.
+    """
     library = _library_of(mask, "mask")
     if not str(mask.dtype).endswith("bool"):
         raise TypeError(f"mask is {mask.dtype}; it must be bool, True = visible")
@@ -198,6 +240,8 @@ def intervals_from_mask(mask: Any) -> Optional[Intervals]:
             f"mask has {mask.ndim} axes; it needs 2 [seqlen_q, seqlen_k] or 4 [batch, heads, seqlen_q, seqlen_k]"
         )
     planes = mask.reshape(1, 1, *mask.shape) if mask.ndim == 2 else mask
+    if library == "cuda":
+        return _on_device().from_mask(planes)
     batch, heads, _, keys = planes.shape
     start, end = _empty(library, (batch, heads, keys), (batch, heads, keys))
     for b in range(batch):
@@ -210,7 +254,7 @@ def intervals_from_mask(mask: Any) -> Optional[Intervals]:
 
 def intervals_to_mask(start: Any, end: Any, seqlen_q: int) -> Any:
     """The dense bool mask [.., Sq, Sk] of key intervals [.., Sk]; allocates all of it."""
-    if _library_of(start, "start", ("cpu", "cuda")) == "torch":
+    if _library_of(start, "start") != "numpy":
         import torch
 
         row = torch.arange(seqlen_q, device=start.device)[:, None]
@@ -251,7 +295,7 @@ def _largest(scores: Any, count: int) -> Any:
     if _is_torch(scores):
         import torch
 
-        order = torch.sort(scores, dim=-1, descending=True, stable=True).indices[..., :count]
+        order = torch.sort(_on_device().sortable(scores), dim=-1, descending=True, stable=True).indices[..., :count]
         return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, order, True)
     import numpy
 
@@ -264,9 +308,11 @@ def _largest(scores: Any, count: int) -> Any:
 def _smooth_blocks(keep: Any, block_size: int) -> Any:
     """Each block of keys becomes all True when more than half of it is, else all False. The last block may be short."""
     smoothed = keep.clone() if _is_torch(keep) else keep.copy()
-    for first in range(0, keep.shape[-1], block_size):
-        block = keep[..., first : first + block_size]
-        smoothed[..., first : first + block_size] = (block.sum(-1) * 2 > block.shape[-1])[..., None]
+    whole = keep.shape[-1] // block_size * block_size
+    for part, size in ((slice(0, whole), block_size), (slice(whole, None), keep.shape[-1] - whole)):
+        if size > 0:
+            most = keep[..., part].reshape(*keep.shape[:-1], -1, size).sum(-1) * 2 > size
+            smoothed[..., part] = most.repeat_interleave(size, -1) if _is_torch(keep) else most.repeat(size, -1)
     return smoothed
 
 
@@ -296,20 +342,24 @@ def create_mask(
     Returns:
         The mask, broadcast over bias and attention_mask. `topk_intervals` gives the causal top-W mask in O(Sk) memory.
     """
-    library = _library_of(attention_bias, "attention_bias", ("cpu", "cuda"))
+    library = _library_of(attention_bias, "attention_bias")
+    if library == "cuda" and attention_mask is not None and attention_mask.device != attention_bias.device:
+        raise ValueError(
+            f"attention_mask is on {attention_mask.device}, but attention_bias is on {attention_bias.device}"
+        )
     if type not in ("topk", "relu"):
         raise ValueError(f"type is {type!r}; it must be 'topk' or 'relu'")
     if block_size is not None and block_size <= 0:
         raise ValueError(f"block_size is {block_size}; it must be positive")
     if type == "topk" and window_size < 1:
         raise ValueError(f"window_size is {window_size}; it must be at least 1")
-    bias = attention_bias.detach() if library == "torch" else attention_bias
+    bias = attention_bias.detach() if library != "numpy" else attention_bias
     bias = bias[:, :, None, :] if bias.ndim == 3 else bias
     if bias.ndim != 4 or bias.shape[-1] != key_len:
         raise ValueError(
             f"attention_bias has shape {list(bias.shape)}; it must have 4 axes and end with key_len {key_len}"
         )
-    if library == "torch":
+    if library != "numpy":
         from torch import where
     else:
         from numpy import where

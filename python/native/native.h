@@ -38,11 +38,15 @@ fdm_allocator native_allocator(struct native_workspace *workspace);
 
 /* METH_O */
 PyObject *native_inspect(PyObject *module, PyObject *object);
+PyObject *native_synchronize(PyObject *module, PyObject *index);
 /* METH_FASTCALL */
 PyObject *native_forward(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_backward(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_count_visible(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_plan(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *native_export(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *native_allocate(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *native_release_memory(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_topk_intervals(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_document_intervals(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_window_intervals(PyObject *module, PyObject *const *arguments, Py_ssize_t count);

@@ -80,17 +80,19 @@ static int from_tuple(PyObject *tuple, struct tensor_argument *argument) {
     return 0;
 }
 
-/* The tensor inside a DLPack capsule; the versioned form has version, context, deleter and flags before it. */
+/* What a capsule named "dltensor_versioned" points to. */
+struct versioned_tensor {
+    uint32_t major, minor;
+    void *context;
+    void (*deleter)(void);
+    uint64_t flags; /* bit 0: read-only */
+    fdm_tensor tensor;
+};
+
+/* The tensor inside a DLPack capsule of either form. */
 static fdm_tensor *capsule_tensor(PyObject *capsule) {
-    struct versioned {
-        uint32_t major, minor;
-        void *context;
-        void (*deleter)(void);
-        uint64_t flags;
-        fdm_tensor tensor;
-    };
     if (PyCapsule_IsValid(capsule, "dltensor_versioned")) {
-        struct versioned *managed = PyCapsule_GetPointer(capsule, "dltensor_versioned");
+        struct versioned_tensor *managed = PyCapsule_GetPointer(capsule, "dltensor_versioned");
         if (managed->major == 1)
             return &managed->tensor;
         PyErr_Format(PyExc_BufferError, "DLPack version %u is not supported; versions 0 and 1 are", managed->major);
@@ -148,7 +150,26 @@ static PyObject *tuple_of(const int64_t *values, int32_t count) {
     return tuple;
 }
 
-/* inspect(object) -> (address, dtype name, shape, strides in elements, DLPack device type) */
+static int is_read_only(PyObject *object) {
+    if (!PyCapsule_IsValid(object, "dltensor_versioned"))
+        return 0;
+    const struct versioned_tensor *managed = PyCapsule_GetPointer(object, "dltensor_versioned");
+    return (managed->flags & 1) != 0;
+}
+
+/* "float32", or for dtypes the library has no name for what DLPack says, "int64". */
+static PyObject *dtype_text(const fdm_tensor *tensor) {
+    static const char *const kinds[] = {"int", "uint", "float", "opaque", "bfloat", "complex", "bool"};
+    const fdm_data_type type = tensor->dtype;
+    if (fdm_dtype_of(tensor) != FDM_NO_DTYPE)
+        return PyUnicode_FromString(fdm_dtype_name(fdm_dtype_of(tensor)));
+    if (type.code < sizeof kinds / sizeof kinds[0] && type.lanes == 1)
+        return PyUnicode_FromFormat("%s%d", kinds[type.code], type.bits);
+    return PyUnicode_FromFormat("DLPack dtype (%d, %d, %d)", type.code, type.bits, type.lanes);
+}
+
+/* inspect(object) -> (address, dtype name, shape, strides in elements, DLPack device type and index, read-only). The
+ * last is known of versioned capsules only. */
 PyObject *native_inspect(PyObject *module, PyObject *object) {
     struct tensor_argument argument;
     int failed = 0;
@@ -164,8 +185,8 @@ PyObject *native_inspect(PyObject *module, PyObject *object) {
         PyObject *strides = tuple_of(tensor->strides ? tensor->strides : argument.strides, tensor->ndim);
         unsigned long long address = (unsigned long long)(uintptr_t)tensor->data + tensor->byte_offset;
         if (shape && strides)
-            result = Py_BuildValue("KsOOi", address, fdm_dtype_name(fdm_dtype_of(tensor)), shape, strides,
-                                   (int)tensor->device.type);
+            result = Py_BuildValue("KNOOiiN", address, dtype_text(tensor), shape, strides, (int)tensor->device.type,
+                                   (int)tensor->device.index, PyBool_FromLong(is_read_only(object)));
         Py_XDECREF(shape);
         Py_XDECREF(strides);
     }

@@ -67,8 +67,10 @@ struct entry_header {
     uint64_t key[2];
     uint64_t code_bytes, checksum; /* of the code and of the resources */
     struct cuda_resources resources;
+    uint32_t zero; /* the header has no padding: each of its bytes is looked at */
 };
-static const char magic[8] = "fdmcub1";
+_Static_assert(sizeof(struct entry_header) == 64, "no padding");
+static const char magic[8] = "fdmcub2";
 
 static uint64_t checksum_of(const struct entry_header *header, const void *code) {
     uint64_t hash = hash_bytes(0xcbf29ce484222325ull, &header->resources, sizeof header->resources);
@@ -90,7 +92,7 @@ static int read_entry(FILE *file, const struct cache_key *key, struct cuda_binar
     struct entry_header header;
     if (fread(&header, sizeof header, 1, file) != 1 || memcmp(header.magic, magic, sizeof magic) != 0 ||
         memcmp(header.key, key->half, sizeof header.key) != 0 || header.code_bytes == 0 ||
-        header.code_bytes > CODE_BYTES_MAX)
+        header.code_bytes > CODE_BYTES_MAX || header.zero != 0)
         return 0;
     void *code = memory_allocate((size_t)header.code_bytes);
     if (!code)

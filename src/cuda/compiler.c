@@ -197,18 +197,34 @@ static fdm_status open_nvrtc(const char *path, struct nvrtc *nvrtc) {
 
 enum { FIXED_OPTIONS = 4, OPTION_BYTES = 64 };
 
-/* "ptxas info : Used 40 registers, ..." and "N bytes spill stores". */
-static struct cuda_resources read_log(const char *log) {
+/* The number that ends where `at` begins. */
+static int32_t number_before(const char *at, const char *begin) {
+    const char *digits = at;
+    while (digits > begin && digits[-1] >= '0' && digits[-1] <= '9')
+        digits--;
+    return atoi(digits);
+}
+
+/* Of one entry's part of the log: "Compiling entry function 'NAME' ...", "N bytes spill stores", "Used N registers,
+ * ..., N bytes smem"; of all of it: "(C7510) Potential Performance Loss ...". */
+static struct cuda_resources read_log(const char *log, const char *entry) {
+    static const char head[] = "Compiling entry function";
     struct cuda_resources resources = {0};
-    const char *used = strstr(log, "Used ");
-    if (used)
+    char name[96];
+    snprintf(name, sizeof name, "%s '%s'", head, entry);
+    const char *begin = strstr(log, name);
+    begin = begin ? begin : log;
+    const char *end = strstr(begin + 1, head);
+    end = end ? end : begin + strlen(begin);
+    const char *used = strstr(begin, "Used "), *shared = strstr(begin, " bytes smem");
+    if (used && used < end)
         resources.registers = atoi(used + 5);
-    for (const char *at = log; (at = strstr(at, " bytes spill")); at++) {
-        const char *digits = at;
-        while (digits > log && digits[-1] >= '0' && digits[-1] <= '9')
-            digits--;
-        resources.spill_bytes += atoi(digits);
-    }
+    if (shared && shared < end)
+        resources.static_shared_bytes = number_before(shared, log);
+    for (const char *at = begin; (at = strstr(at, " bytes spill")) && at < end; at++)
+        resources.spill_bytes += number_before(at, log);
+    for (const char *at = log; (at = strstr(at, "(C75")); at++)
+        resources.remarks++;
     return resources;
 }
 
@@ -246,8 +262,10 @@ static char *take_log(const struct nvrtc *nvrtc, nvrtc_program program, int *res
     return log;
 }
 
-static fdm_status take_results(const struct nvrtc *nvrtc, nvrtc_program program, const char *file, const char *arch,
-                               int result, struct cuda_binary *binary) {
+static fdm_status take_results(const struct nvrtc *nvrtc, nvrtc_program program,
+                               const struct cuda_kernel_request *request, const char *arch, int result,
+                               struct cuda_binary *binary) {
+    const char *file = request->file;
     fdm_status status = FDM_OK;
     char *log = take_log(nvrtc, program, &result);
     if (!log)
@@ -264,10 +282,16 @@ static fdm_status take_results(const struct nvrtc *nvrtc, nvrtc_program program,
         memory_release(binary->code);
         *binary = (struct cuda_binary){0};
     } else {
-        binary->resources = read_log(log);
+        binary->resources = read_log(log, request->entry);
     }
     memory_release(log);
     return status;
+}
+
+void cuda_target_of(const char *arch, const struct cuda_source *source, char *target) {
+    const size_t length = strlen(arch);
+    const int named = length > 0 && arch[length - 1] == 'a';
+    snprintf(target, CUDA_TARGET_BYTES, "%.14s%s", arch, source && source->arch_specific && !named ? "a" : "");
 }
 
 fdm_status cuda_compile(const struct cuda_compiler *compiler, const char *arch,
@@ -299,7 +323,7 @@ fdm_status cuda_compile(const struct cuda_compiler *compiler, const char *arch,
     if (result)
         return refuse(&nvrtc, result, request->file, arch, "");
     result = nvrtc.compile(program, FIXED_OPTIONS + request->num_constants, options);
-    status = take_results(&nvrtc, program, request->file, arch, result, binary);
+    status = take_results(&nvrtc, program, request, arch, result, binary);
     nvrtc.destroy(&program);
     return status;
 }

@@ -21,6 +21,10 @@ struct cuda_binary {
     size_t bytes;
     struct cuda_resources resources;
 };
+/* What the source is compiled for on a device of `arch` ("sm_90"): that, or the architecture's own target ("sm_90a").
+ * source may be NULL. */
+enum { CUDA_TARGET_BYTES = 16 };
+void cuda_target_of(const char *arch, const struct cuda_source *source, char *target);
 /* arch: "sm_90", "sm_90a", ... One sentence with the compiler's first error when it refuses. Thread-safe. */
 fdm_status cuda_compile(const struct cuda_compiler *compiler, const char *arch,
                         const struct cuda_kernel_request *request, struct cuda_binary *binary);

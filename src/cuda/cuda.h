@@ -5,6 +5,7 @@
 #define FDM_CUDA_H
 
 #include "flash_dmattn.h"
+#include "tensor_map.h"
 
 /* A named integer that specialises a kernel: becomes -DNAME=value and part of the cache key. */
 struct cuda_constant {
@@ -13,7 +14,9 @@ struct cuda_constant {
 };
 enum { CUDA_CONSTANTS_MAX = 48 };
 
-/* One specialisation of one kernel. `file` is a path below src/ of a source embedded in the library
+/* One specialisation of one kernel. A source with instructions that one architecture alone has (it includes
+ * cuda/ptx/wgmma.cuh) is compiled for that architecture's own target, sm_90a instead of sm_90. `file` is a path below
+ * src/ of a source embedded in the library
  * ("families/mma/mma_forward.cu"); `entry` an extern "C" __global__ function in it that takes one struct by value.
  * Both strings and the constants' names must be literals or live as long as the library. */
 struct cuda_kernel_request {
@@ -44,15 +47,40 @@ struct cuda_launch {
  * it is not, and restores what was. */
 fdm_status cuda_launch(const struct cuda_launch *launch);
 
+/* A tensor in device memory and the tile of it that one copy moves, axes from the innermost on; what lies outside of
+ * the tensor arrives as zeros and counts as bytes of the tile. */
+enum cuda_map_type { CUDA_MAP_UINT8, CUDA_MAP_FLOAT16, CUDA_MAP_BFLOAT16, CUDA_MAP_FLOAT32 };
+enum { CUDA_MAP_RANK_MAX = 5 };
+struct cuda_tensor_layout {
+    enum cuda_map_type type;
+    int32_t rank;                            /* 1 .. 5 */
+    const void *address;                     /* a multiple of 16 */
+    int64_t extents[CUDA_MAP_RANK_MAX];      /* elements: 1 .. 2^32 */
+    int64_t stride_bytes[CUDA_MAP_RANK_MAX]; /* multiples of 16 below 2^40; [0] is not looked at: elements touch */
+    int32_t box[CUDA_MAP_RANK_MAX];          /* the tile: 1 .. 256 each; its rows are a multiple of 16 bytes */
+    int32_t swizzle_bytes;                   /* 0, 32, 64 or 128: the most that a row of the tile has */
+    int32_t l2_bytes;                        /* what a miss brings to L2: 0 (the sectors asked for), 64, 128 or 256 */
+};
+/* One map for each layout. Nothing is enqueued or waited for, but the driver wants a context: all maps of a call in one
+ * go enter it once. A sentence names what is wrong with a layout, and no map is written then. */
+fdm_status cuda_tensor_maps_make(int32_t device, const struct cuda_tensor_layout *layouts, int32_t count,
+                                 struct cuda_tensor_map *maps);
+
 /* Compiled resources of a kernel, for plans, checks and reports. */
 struct cuda_resources {
     int32_t registers, spill_bytes, static_shared_bytes, max_threads;
+    int32_t remarks; /* the assembler's complaints about wgmma and setmaxnreg (C75xx): serialised, or not heeded */
 };
 fdm_status cuda_kernel_resources(const struct cuda_kernel *kernel, struct cuda_resources *resources);
 
-/* Compiles without a device, for compile matrices: arch "sm_90a", "sm_80", ... resources may be NULL. */
+/* Compiles without a device, for compile matrices: arch "sm_90", "sm_80", ..., of which a source with
+ * instructions of one architecture takes the target with an "a". resources may be NULL. */
 fdm_status cuda_compile_only(const char *arch, const struct cuda_kernel_request *request,
                              struct cuda_resources *resources);
+
+/* The same for reports: from the disk cache where the kernel is there, else compiled and put there. */
+fdm_status cuda_resources_for(const char *arch, const struct cuda_kernel_request *request,
+                              struct cuda_resources *resources);
 
 /* Number of CUDA devices; 0 when there is no driver (the sentence says which). */
 int32_t cuda_device_count(void);

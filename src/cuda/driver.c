@@ -6,7 +6,6 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "cuda.h"
 #include "error.h"
@@ -18,7 +17,7 @@ static struct {
     struct cuda_driver driver;
     fdm_status status;
     char sentence[300];
-    pid_t opened_by;
+    atomic_int forked; /* this process is a child of the one that opened the driver */
 } opened = {.once = PTHREAD_ONCE_INIT};
 
 static fdm_status refuse(fdm_status status, const char *format, const char *detail) {
@@ -79,8 +78,14 @@ static fdm_status start(struct cuda_driver *driver) {
     return FDM_OK;
 }
 
+/* Told by a handler: to ask for the process's number in every call would be a system call each time. */
+static void note_fork(void) { atomic_store_explicit(&opened.forked, 1, memory_order_relaxed); }
+
 static void open_driver(void) {
-    opened.opened_by = getpid();
+    if (pthread_atfork(NULL, NULL, note_fork)) {
+        opened.status = refuse(FDM_ERROR_OUT_OF_MEMORY, "no memory for the CUDA driver's%s fork handler", "");
+        return;
+    }
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     if (!library) {
         opened.status = refuse(FDM_ERROR_UNSUPPORTED, "no CUDA driver can be opened: %s", dlerror());
@@ -95,7 +100,7 @@ fdm_status cuda_driver_get(const struct cuda_driver **driver) {
     pthread_once(&opened.once, open_driver);
     if (opened.status)
         return error_set(opened.status, "%s", opened.sentence);
-    if (getpid() != opened.opened_by)
+    if (atomic_load_explicit(&opened.forked, memory_order_relaxed))
         return error_set(FDM_ERROR_SYSTEM,
                          "CUDA was started before this process was forked and cannot be used in the child; start "
                          "workers with spawn, or use CUDA only in them");

@@ -23,11 +23,14 @@ static uint32_t chain_of(int32_t device, const struct cuda_kernel_request *reque
     return (uint32_t)(hash >> 40 ^ hash) % NUM_CHAINS;
 }
 
+/* Mostly the same literal. */
+static int is_text(const char *a, const char *b) { return a == b || strcmp(a, b) == 0; }
+
 /* The names of a file's constants are always the same, in the same order. */
 static int is_same(const struct cuda_kernel *kernel, int32_t device, const struct cuda_kernel_request *request) {
     if (kernel->device != device || kernel->num_constants != request->num_constants ||
-        kernel->shared_bytes != request->shared_bytes || strcmp(kernel->entry, request->entry) != 0 ||
-        strcmp(kernel->file, request->file) != 0)
+        kernel->shared_bytes != request->shared_bytes || !is_text(kernel->entry, request->entry) ||
+        !is_text(kernel->file, request->file))
         return 0;
     for (int32_t i = 0; i < request->num_constants; i++)
         if (kernel->values[i] != request->constants[i].value)
@@ -46,7 +49,8 @@ static const struct cuda_kernel *find_loaded(int32_t device, const struct cuda_k
 
 struct miss {
     const struct cuda_kernel_request *request;
-    const char *arch;
+    const struct cuda_source *source; /* NULL: there is none of this name */
+    char arch[CUDA_TARGET_BYTES];
     int32_t max_major;
     const void *image;         /* what is loaded: the binary's code or another kernel's image */
     struct cuda_binary binary; /* from the disk or the compiler */
@@ -76,13 +80,12 @@ static void *make_binary(void *argument) {
         miss->binary.resources = twin->resources;
         return NULL;
     }
-    const struct cuda_source *source = cuda_source_find(miss->request->file);
-    if (!source)
+    if (!miss->source)
         miss->status = error_set(FDM_ERROR_INTERNAL, "there is no kernel source %s", miss->request->file);
     else
         miss->status = cuda_compiler_find(miss->max_major, &compiler);
     if (!miss->status) {
-        struct cache_key key = cache_key_of(&compiler, miss->arch, source, miss->request);
+        struct cache_key key = cache_key_of(&compiler, miss->arch, miss->source, miss->request);
         miss->on_disk = cache_load(&key, &miss->binary);
         if (!miss->on_disk && !(miss->status = cuda_compile(&compiler, miss->arch, miss->request, &miss->binary)))
             miss->on_disk = cache_store(&key, &miss->binary);
@@ -164,8 +167,14 @@ static fdm_status load_missing(const struct cuda_driver *driver, int32_t device,
     snprintf(arch, sizeof arch, "sm_%d%d", facts.compute_major, facts.compute_minor);
     for (int32_t i = 0; i < count; i++)
         if (!(kernels[i] = find_loaded(device, &requests[i]))) {
+            const struct cuda_source *source = cuda_source_find(requests[i].file);
+            if (source && source->arch_specific && facts.compute_major < 9)
+                return error_set(FDM_ERROR_UNSUPPORTED,
+                                 "kernel %s is for compute capability 9.0 and above; the CUDA device has %d.%d",
+                                 requests[i].entry, facts.compute_major, facts.compute_minor);
             misses[num_misses] =
-                (struct miss){.request = &requests[i], .arch = arch, .max_major = driver->version / 1000};
+                (struct miss){.request = &requests[i], .source = source, .max_major = driver->version / 1000};
+            cuda_target_of(arch, source, misses[num_misses].arch);
             index[num_misses++] = i;
         }
     if (num_misses > 0)
@@ -211,12 +220,24 @@ fdm_status cuda_compile_only(const char *arch, const struct cuda_kernel_request 
     struct cuda_compiler compiler;
     struct cuda_binary binary;
     fdm_status status = cuda_compiler_find(0, &compiler);
+    char target[CUDA_TARGET_BYTES];
+    cuda_target_of(arch, cuda_source_find(request->file), target);
     if (!status)
-        status = cuda_compile(&compiler, arch, request, &binary);
+        status = cuda_compile(&compiler, target, request, &binary);
     if (status)
         return status;
     memory_release(binary.code);
     if (resources)
         *resources = binary.resources;
     return FDM_OK;
+}
+
+fdm_status cuda_resources_for(const char *arch, const struct cuda_kernel_request *request,
+                              struct cuda_resources *resources) {
+    struct miss miss = {.request = request, .source = cuda_source_find(request->file)};
+    cuda_target_of(arch, miss.source, miss.arch);
+    make_binary(&miss);
+    *resources = miss.binary.resources;
+    memory_release(miss.binary.code);
+    return miss.status; /* with its sentence, on this thread */
 }

@@ -13,8 +13,8 @@ struct cuda_kernel {
     cu_function function;
     int32_t device, shared_bytes, num_constants;
     const char *file, *entry;
-    char arch[16];
-    void *image; /* machine code that could not be written to disk: other devices of the architecture load it too */
+    char arch[16]; /* what it is compiled for */
+    void *image;   /* machine code that could not be written to disk: other devices of the architecture load it too */
     struct cuda_resources resources;
     int64_t values[CUDA_CONSTANTS_MAX];
 };

@@ -11,6 +11,7 @@ struct cuda_source {
     const int32_t *includes; /* indices into cuda_sources[] */
     int32_t num_includes;
     uint64_t closure[2];
+    int32_t arch_specific; /* 1: something in it has instructions that one architecture alone has */
 };
 extern const struct cuda_source cuda_sources[];
 extern const int32_t cuda_num_sources;

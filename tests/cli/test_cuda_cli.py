@@ -167,7 +167,8 @@ def test_bench_shows_every_variant(compiler):
     kernels = {name.split("+stage")[0].split("+")[0] for name in rows_of(result)}
     assert kernels == {"forward", "wide", "split-kv", "split-q"}
     reason = "cannot run it: query rows times the heads of a group are at most 16"
-    assert result.stdout.endswith(f"\n\nleft out\n  mma(decode): {reason}\n")
+    assert f"\n\nleft out\n  mma(decode): {reason}\n" in result.stdout
+    assert result.stdout.endswith("\n  mma(forward32): cannot run it: it takes float32\n")
 
 
 def test_bench_sees_that_a_kernel_wrote_nothing(compiler):
@@ -183,16 +184,36 @@ def test_bench_chooses_device_and_dtype(compiler):
         return {(row["kernel"].split(".")[0], row["device"].split(":")[0]) for row in json.loads(result.stdout)}
 
     assert device() == device("--dtype", "bf16") == device("--topk", "9") == {("mma", "sm_90")}
-    assert device("--pass", "backward") == {("cpu", "cpu")}
+    assert device("--pass", "backward") == {("mma", "sm_90")}
+    assert device("--pass", "backward", "--dtype", "fp64", "--reference") == {("reference", "cpu")}
     assert device("--dtype", "fp64", "--reference") == {("reference", "cpu")}
     assert device("--kernel", "cpu.forward") == device("--device", "cpu") == {("cpu", "cpu")}
     assert device("--kernel", "MMA_SplitQ_S2_Pad") == {("mma", "sm_90")}
 
 
+def test_plan_lists_what_its_kernels_take(compiler):
+    command = ("plan", "--device", "sm_90", "--dtype", "bf16", "--seqlen-q", "1", "--seqlen-k", "4096", "--resources")
+    result = run(*command, **compiler)
+    assert result.returncode == 0 and result.stderr == ""
+    # the pretended compiler says 40 registers and 24 bytes: 1280 a warp, 12 warps in a quarter
+    assert result.stdout.splitlines()[-1] == (
+        "  mma_combine: 128 threads of 40 registers, 24 bytes spill, 0 bytes shared; 12 blocks resident, 48 of 64 warps "
+        "(75 %), bound by registers")
+    plan = json.loads(run(*command, "--json", **compiler).stdout)
+    decode, combine = plan["resources"]
+    assert combine == {"entry": "mma_combine", "threads": 128, "registers": 40, "spill_bytes": 24, "shared_bytes": 0,
+                       "blocks_per_sm": 12, "warps_per_sm": 48, "max_warps": 64, "bound": "registers"}
+    assert decode["entry"] == "mma_decode" and decode["shared_bytes"] == plan["shared_bytes"]
+    without = json.loads(run(*command[:-1], "--json", **compiler).stdout)
+    assert "resources" not in without and without["choice"] == plan["choice"]
+    failed = run(*command, FAKE_NVRTC_FAIL="nvrtcCompileProgram:6:1", **compiler | {"FLASH_DMATTN_CACHE_DIR": "/nowhere"})
+    assert (failed.returncode, failed.stdout) == (1, "")
+    assert failed.stderr.count("\n") == 1 and "NVRTC does not compile families/mma/mma_decode.cu for sm_90" in failed.stderr
+
+
 def test_bench_says_what_the_device_lacks(compiler):
     for arguments, words in [
-        (["--pass", "backward"], "no kernel took the problem; the last one, mma.backward: this version plans the backward "
-                                 "on CUDA devices but has no kernel to run it; move the tensors to the CPU"),
+        (["--pass", "backward", "--D", "512"], "no kernel took the problem; the first one, mma.backward: "),
         (["--dtype", "fp64"], "float64 is computed by the reference family only, on the CPU"),
         (["--dtype", "bf16", "--kernel", "S2_Pad_F16Acc"], "has 'S2_Pad_F16Acc' in its name or choice code"),
     ]:

@@ -26,6 +26,14 @@ struct fake_launch {
     void *stream;
     void *first_member; /* of the argument struct: every kernel's is a pointer */
 };
+/* What the pretended driver writes into a tensor map: the layout, as it was handed over. */
+struct fake_tensor_map {
+    uint64_t address, stride_bytes[4];
+    uint32_t last[5]; /* extents less one */
+    uint16_t box[5];
+    uint8_t type, rank, swizzle, l2_promotion;
+    char word[8]; /* "tiled" */
+};
 struct fake_live {
     int64_t contexts_retained, modules, events, allocations;
 };

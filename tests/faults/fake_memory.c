@@ -142,15 +142,51 @@ static cu_result event_destroy(cu_event event) {
     return fake_end(result);
 }
 
+/* The limits of cuTensorMapEncodeTiled (CUDA Driver API, "Tensor Map Object Management"), without interleaving. */
+static int takes_map(int dtype, unsigned rank, const void *address, const unsigned long long *extents,
+                     const unsigned long long *stride_bytes, const unsigned *box, const unsigned *element_strides,
+                     int swizzle) {
+    static const unsigned bytes[] = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2};
+    if (dtype < 0 || dtype > 9 || rank < 1 || rank > 5 || !address || (uintptr_t)address % 16)
+        return 0;
+    for (unsigned i = 0; i < rank; i++)
+        if (extents[i] < 1 || extents[i] > 1ull << 32 || box[i] < 1 || box[i] > 256 || element_strides[i] != 1)
+            return 0;
+    for (unsigned i = 0; i + 1 < rank; i++)
+        if (stride_bytes[i] % 16 || stride_bytes[i] >= 1ull << 40)
+            return 0;
+    const unsigned row = box[0] * bytes[dtype];
+    return row % 16 == 0 && swizzle >= 0 && swizzle <= 3 && (swizzle == 0 || row <= 16u << swizzle);
+}
+
 static cu_result tensor_map_encode(void *map, int dtype, unsigned rank, void *address,
                                    const unsigned long long *extents, const unsigned long long *stride_bytes,
                                    const unsigned *box, const unsigned *element_strides, int interleave, int swizzle,
                                    int l2_promotion, int out_of_bounds_fill) {
-    cu_result result = fake_begin("cuTensorMapEncodeTiled", DRIVER);
-    if (!result)
+    cu_result result = fake_begin("cuTensorMapEncodeTiled", CONTEXT);
+    if (!result && (!map || (uintptr_t)map % 64 || interleave || l2_promotion < 0 || l2_promotion > 3 ||
+                    out_of_bounds_fill < 0 || out_of_bounds_fill > 1 ||
+                    !takes_map(dtype, rank, address, extents, stride_bytes, box, element_strides, swizzle)))
+        result = INVALID_VALUE;
+    if (!result) {
+        struct fake_tensor_map written = {.address = (uintptr_t)address,
+                                          .type = (uint8_t)dtype,
+                                          .rank = (uint8_t)rank,
+                                          .swizzle = (uint8_t)swizzle,
+                                          .l2_promotion = (uint8_t)l2_promotion,
+                                          .word = "tiled"};
+        for (unsigned i = 0; i < rank; i++) {
+            written.last[i] = (uint32_t)(extents[i] - 1);
+            written.box[i] = (uint16_t)box[i];
+            if (i > 0)
+                written.stride_bytes[i - 1] = stride_bytes[i - 1];
+        }
         memset(map, 0, 128);
+        memcpy(map, &written, sizeof written);
+    }
     return fake_end(result);
 }
+_Static_assert(sizeof(struct fake_tensor_map) <= 128, "it is written into a map");
 
 void fake_fill_memory(struct cuda_driver *driver) {
     driver->memory_allocate = memory_allocate;

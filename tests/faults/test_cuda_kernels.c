@@ -84,6 +84,7 @@ static fdm_status get(int32_t device, int64_t number) {
         assert_int_equal(cuda_kernel_resources(kernel, &resources), FDM_OK);
         assert_int_equal(resources.registers, 40);
         assert_int_equal(resources.spill_bytes, 24);
+        assert_int_equal(resources.remarks, 1);
         assert_int_equal(resources.max_threads, 1024);
     }
     assert_int_equal(fake_driver()->depth(), 0);

@@ -267,6 +267,67 @@ static void launches_of(enum cuda_call_kind kind, int32_t device, void *stream) 
     cuda_call_release(&call);
 }
 
+/* The backward of the forward call's tensors: gradients go where the tensors are, since no kernel runs. */
+static fdm_status run_backward(struct cuda_call *call, fdm_plan *plan) {
+    fdm_device facts;
+    fdm_problem problem;
+    fdm_tensors t = call->tensors;
+    t.dout = t.out;
+    t.dq = &call->q;
+    t.dk = &call->k;
+    t.dv = &call->v;
+    fdm_status status = fdm_device_query(FDM_CUDA, call->device.index, &facts);
+    if (!status && !(status = fdm_describe(FDM_BACKWARD, &t, NULL, &problem)) &&
+        !(status = fdm_plan_attention(&facts, &problem, NULL, plan))) {
+        void *workspace = NULL;
+        const size_t bytes = (size_t)plan->workspace_bytes;
+        if (!(status = fdm_memory_allocate(call->device, bytes, &workspace))) {
+            status = fdm_execute(plan, &t, workspace, bytes, NULL);
+            fdm_memory_release(call->device, workspace);
+        }
+    }
+    return status;
+}
+
+/* Reports of resources say the same threads of a block as the launches. */
+static void blocks_are_reported(void) {
+    use_fake_compiler();
+    for (int32_t device = 0; device < 3; device++)
+        for (int kind = 0; kind < NUM_CALL_KINDS + 2; kind++) {
+            struct cuda_call call;
+            fdm_plan plan;
+            fdm_device facts;
+            fdm_problem problem;
+            struct cuda_kernel_request requests[FAMILY_LAUNCHES_MAX];
+            int32_t threads[FAMILY_LAUNCHES_MAX];
+            const int backward = kind >= NUM_CALL_KINDS;
+            const int64_t before = fake_driver()->num_launches();
+            assert_int_equal(
+                cuda_call_make(
+                    &call, backward ? (enum cuda_call_kind)(kind - NUM_CALL_KINDS) : (enum cuda_call_kind)kind, device),
+                FDM_OK);
+            if (backward) {
+                assert_int_equal(run_backward(&call, &plan), FDM_OK);
+            } else {
+                assert_int_equal(fdm_device_query(FDM_CUDA, device, &facts), FDM_OK);
+                assert_int_equal(fdm_describe(FDM_FORWARD, &call.tensors, &call.options, &problem), FDM_OK);
+                assert_int_equal(fdm_plan_attention(&facts, &problem, NULL, &plan), FDM_OK);
+                assert_int_equal(cuda_call_run(&call, NULL), FDM_OK);
+            }
+            const int32_t count = family_mma.launches(&plan, requests, threads);
+            assert_int_equal(fake_driver()->num_launches() - before, count);
+            for (int64_t i = before; i < before + count; i++) {
+                const struct fake_launch launch = fake_driver()->launch(i);
+                int32_t r = 0;
+                while (r < count && strcmp(requests[r].entry, launch.entry) != 0)
+                    r++;
+                assert_true(r < count);
+                assert_int_equal(threads[r], launch.block[0]);
+            }
+            cuda_call_release(&call);
+        }
+}
+
 static void launches_are_the_plans(void) {
     static int streams[2];
     use_fake_compiler();
@@ -443,6 +504,7 @@ static const struct scenario scenarios[] = {
     {"timers", timers, "FAKE_CUDA_DEVICES=9.0:232448,8.0:166912", 0},
     {"contexts_of_others", contexts_of_others, "FAKE_CUDA_DEVICES=9.0:232448,8.0:166912", 0},
     {"launches_are_the_plans", launches_are_the_plans, "FAKE_CUDA_DEVICES=9.0:232448,8.0:166912,8.6:101376", 0},
+    {"blocks_are_reported", blocks_are_reported, "FAKE_CUDA_DEVICES=9.0:232448,8.0:166912,8.6:101376", 0},
     {"launch_attributes", launch_attributes, NULL, 0},
     {"calls_that_do_not_fit", calls_that_do_not_fit, "FAKE_CUDA_DEVICES=9.0:232448,9.0:232448", 0},
     {"threads_at_once", threads_at_once, "FAKE_CUDA_DEVICES=9.0:232448,9.0:232448", 0},

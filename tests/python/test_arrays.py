@@ -101,6 +101,13 @@ def test_dlpack_bfloat16_into_out():
     assert torch.equal(out, flash_dmattn_func(q, q, q))
 
 
+def test_dtypes_that_are_not_taken_are_named():
+    q, k, v = (torch.from_numpy(each) for each in arrays())
+    for dtype, name in ((torch.int64, "int64"), (torch.complex64, "complex64"), (torch.uint16, "uint16")):
+        with pytest.raises(TypeError, match=f"^k is {name}; the library takes"):
+            attention(q.numpy(), Producer(k.to(dtype)), v.numpy())
+
+
 def test_the_extension_takes_capsules_and_producers():
     from flash_dmattn import _arguments, _native
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import pytest
 import torch
 
 import flash_dmattn
-from flash_dmattn import flash_dmattn_func, flash_dmattn_varlen_func, masks
+from flash_dmattn import attention, flash_dmattn_func, flash_dmattn_varlen_func, masks
+from flash_dmattn._arrays import borrow
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: CUDA tensors are not covered")
 
@@ -245,6 +247,76 @@ def test_deterministic_backward_repeats_bit_by_bit(dtype):
         assert all(torch.equal(a, b) for a, b in zip(first, again))
 
 
+def test_a_hundred_deterministic_backwards_on_two_streams_are_the_same_bits():
+    q, k, v = tensors(rows=500, keys=700, heads=8, heads_kv=2, head_dim=128)
+    bias = torch.randn(1, 1, 1, 700, device="cuda")
+    intervals = masks.topk_intervals(torch.randn(2, 2, 700, device="cuda"), 100, seqlen_q=500)
+    dense = bias.expand(2, 8, 500, 700).clone()
+    for options in ({"is_causal": True}, {"key_intervals": intervals, "attn_bias": dense}):
+        out, lse = flash_dmattn_func(q, k, v, return_lse=True, **options)
+        inputs = (q, k, v, None, options.get("attn_bias"), *options.get("key_intervals", (None, None)), None, None)
+        upstream = (torch.randn_like(out), torch.randn_like(lse))
+        settings = (0, 0, None, options.get("is_causal", False), 0.0, -1, -1, True)
+        arguments = (*inputs, out, lse, *upstream, True, True, True, False, *settings)
+        torch.cuda.synchronize()
+        streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+        results = []
+        for call in range(100):
+            with torch.cuda.stream(streams[call % 2]):
+                results.append(torch.ops.flash_dmattn.backward(*arguments)[:3])
+        torch.cuda.synchronize()
+        for again in results[1:]:
+            assert all(torch.equal(a.view(torch.int16), b.view(torch.int16)) for a, b in zip(results[0], again))
+
+
+@pytest.mark.parametrize("dtype, step", [(torch.float16, 2.0**-7), (torch.bfloat16, 2.0**-5)])
+@pytest.mark.parametrize("options", [{}, {"is_causal": True, "softcap": 5.0}, {"window_size": (20, 4)}])
+def test_gradients_match_finite_differences(dtype, step, options):
+    """Each input moves by a step along the sign of its gradient, which sums what all elements say; inputs lie on a grid
+    on which the step is exact."""
+    generator = torch.Generator("cuda").manual_seed(0)
+
+    def grid(*shape):
+        values = torch.randn(*shape, device="cuda", generator=generator).clamp(-3, 3)
+        return (values / (2 * step)).round().mul(2 * step).to(dtype)
+
+    def weights(*shape):
+        return torch.randn(*shape, device="cuda", dtype=torch.float64, generator=generator)
+
+    inputs = [grid(1, 24, 4, 32), grid(1, 40, 2, 32), grid(1, 40, 2, 32), grid(1, 4, 24, 40)]
+    of_out, of_lse = weights(1, 24, 4, 32), weights(1, 4, 24)
+
+    def loss(q, k, v, bias):
+        out, lse = flash_dmattn_func(q, k, v, attn_bias=bias, return_lse=True, **options)
+        return (out.double() * of_out).sum() + (torch.where(torch.isfinite(lse), lse, 0.0).double() * of_lse).sum()
+
+    leaves = [each.clone().requires_grad_() for each in inputs]
+    for index, gradient in enumerate(torch.autograd.grad(loss(*leaves), leaves)):
+        way = step * gradient.double().sign()
+        ahead, behind = (
+            [(x.double() + sign * way).to(dtype) if n == index else x for n, x in enumerate(inputs)] for sign in (1, -1)
+        )
+        assert torch.equal(ahead[index].double() - behind[index].double(), 2 * way)
+        with torch.no_grad():
+            slope = (loss(*ahead) - loss(*behind)).item() / (2 * step)
+        assert slope == pytest.approx(gradient.double().abs().sum().item(), rel=0.01)
+
+
+def test_operator_checks_of_backward_and_masks():
+    q, k, v = (tensor.requires_grad_() for tensor in tensors(rows=64, keys=70))
+    bias = torch.randn(1, 2, 1, 70, device="cuda", requires_grad=True)
+    settings = (0, 0, 0.3, True, 2.0, 30, -1, False)
+    forward, backward = torch.ops.flash_dmattn.forward.default, torch.ops.flash_dmattn.backward.default
+    torch.library.opcheck(forward, (q, k, v, *[None] * 6, *settings[:-1], True))
+    q, k, v = (tensor.detach() for tensor in (q, k, v))
+    inputs = (q, k, v, None, bias.detach(), *[None] * 4)
+    out, lse = torch.ops.flash_dmattn.forward(*inputs, *settings)
+    torch.library.opcheck(backward, (*inputs, out, lse, out, None, True, True, True, True, *settings),
+                          test_utils=("test_schema", "test_faketensor", "test_autograd_registration"))
+    bias, padding = torch.randn(1, 2, 90, device="cuda"), torch.rand(2, 90, device="cuda") < 0.8
+    torch.library.opcheck(torch.ops.flash_dmattn.topk_intervals.default, (bias, padding, 9, 90))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_training_a_bias_alone(dtype):
     q, k, v = tensors(dtype)
@@ -263,6 +335,205 @@ def test_compiled_backward_is_the_same():
     want = torch.autograd.grad(loss(*leaves), leaves)
     have = torch.autograd.grad(torch.compile(loss, fullgraph=True)(*leaves), leaves)
     assert all(error(a, b) < 1e-2 for a, b in zip(have, want))
+
+
+# ---- masks -----------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def nothing_waits():
+    """A wait for the device is an error inside."""
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def same(have, want):
+    """Tensors, or pairs of them, on CUDA and on the CPU."""
+    if isinstance(want, tuple):
+        assert len(have) == len(want)
+        return [same(a, b) for a, b in zip(have, want)]
+    assert have.is_cuda and have.dtype is want.dtype and torch.equal(have.cpu(), want)
+
+
+SPECIAL = torch.tensor([torch.nan, -torch.inf, torch.inf, 0.0, -0.0, 1.0, -1.0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize(
+    "keys, rows, window", [(1, 1, 1), (33, 33, 4), (300, 7, 300), (1000, 1500, 50), (20000, 20000, 999)]
+)
+def test_top_w_is_that_of_the_cpu(dtype, keys, rows, window):
+    generator = torch.Generator().manual_seed(keys)
+    spread = torch.randn(2, 3, keys, generator=generator)
+    ties = torch.randint(-3, 4, (2, 3, keys), generator=generator).float()
+    odd = SPECIAL[torch.randint(len(SPECIAL), (2, 3, keys), generator=generator)]
+    padding = torch.rand(2, keys, generator=generator) < 0.7
+    for bias in (spread, ties, odd, odd[:, :, None]):
+        bias = bias.to(dtype)
+        for keep in (None, padding):
+            want = masks.topk_intervals(bias, window, rows, keep)
+            there = bias.cuda(), None if keep is None else keep.cuda()
+            with nothing_waits():
+                have = masks.topk_intervals(there[0], window, rows, there[1])
+            same(have, want)
+
+
+def test_top_w_refuses_on_cuda_what_it_refuses_on_the_cpu():
+    bias = torch.randn(2, 1, 8, device="cuda")
+    for window, options, sentence in (
+        (0, {}, "window is 0"),
+        (3, {"key_padding_mask": torch.ones(2, 8, dtype=torch.bool)}, "key_padding_mask is on cpu"),
+        (3, {"key_padding_mask": torch.ones(2, 7, dtype=torch.bool, device="cuda")}, "key_padding_mask has shape"),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            masks.topk_intervals(bias, window, **options)
+    with pytest.raises(ValueError, match="bias is torch.int32"):
+        masks.topk_intervals(bias.int(), 3)
+
+
+def test_other_interval_masks_are_those_of_the_cpu():
+    for rows, keys in ((6, 6), (40, 90), (90, 40), (0, 3), (3, 0)):
+        with nothing_waits():
+            have = [masks.window_intervals(rows, keys, window, causal, device="cuda")
+                    for window in ((-1, -1), (2, 0), (0, 3), (100, 100)) for causal in (False, True)]
+            have.append(masks.causal_intervals(rows, keys, device="cuda"))
+            have.append(masks.prefix_intervals(rows, keys, 5, device="cuda"))
+        want = [masks.window_intervals(rows, keys, window, causal, "torch")
+                for window in ((-1, -1), (2, 0), (0, 3), (100, 100)) for causal in (False, True)]
+        want += [masks.causal_intervals(rows, keys, "torch"), masks.prefix_intervals(rows, keys, 5, "torch")]
+        for a, b in zip(have, want):
+            same(a, b)
+    for offsets in ([0], [0, 5], [0, 3, 3, 700], [0, 0, 4, 4]):
+        cu = torch.tensor(offsets, dtype=torch.int32)
+        for causal in (True, False):
+            want = masks.document_intervals(cu, causal)
+            same(masks.document_intervals(cu.cuda(), causal), want)
+            there = cu.cuda()
+            with nothing_waits():
+                have = masks.document_intervals(there, causal, seqlen=offsets[-1])
+            same(have, want)
+    with pytest.raises(ValueError, match="must not fall"):
+        masks.document_intervals(torch.tensor([0, 4, 2], dtype=torch.int32, device="cuda"))
+
+
+def test_dense_masks_are_those_of_the_cpu():
+    start = torch.randint(-2, 60, (2, 3, 110), dtype=torch.int32)
+    end = torch.randint(0, 120, (2, 3, 110), dtype=torch.int32)
+    dense = masks.intervals_to_mask(start, end, 80)
+    same(masks.intervals_to_mask(start.cuda(), end.cuda(), 80), dense)
+    same(masks.intervals_from_mask(dense.cuda()), masks.intervals_from_mask(dense))
+    same(masks.intervals_from_mask(dense[0, 0].cuda()), masks.intervals_from_mask(dense[0, 0]))
+    assert masks.intervals_from_mask(torch.rand(50, 50, device="cuda") < 0.5) is None
+    lowest = torch.finfo(torch.float32).min
+    bias = torch.randint(-2, 3, (2, 2, 80, 110)).float() * torch.tensor([1.0, -1.0]).repeat(55)
+    padding, newest = torch.rand(2, 110) < 0.8, torch.rand(2, 80) < 0.8
+    for mask in (None, padding, newest, torch.rand(2, 1, 80, 110) < 0.5):
+        for options in ({}, {"block_size": 16}, {"type": "relu"}):
+            want = masks.create_mask(bias, mask, 2, 80, 110, 30, lowest, **options)
+            there = bias.cuda(), None if mask is None else mask.cuda()
+            with nothing_waits():
+                have = masks.create_mask(*there, 2, 80, 110, 30, lowest, **options)
+            same(have, want)
+    with pytest.raises(ValueError, match="attention_mask is on cpu"):
+        masks.create_mask(bias.cuda(), padding, 2, 80, 110, 30, lowest)
+
+
+def test_top_w_and_attention_in_one_graph():
+    q, k, v = tensors(rows=512, keys=512)
+    bias = torch.randn(2, 4, 512, device="cuda")
+
+    def call():
+        pair = masks.topk_intervals(bias, 32)
+        return flash_dmattn_func(q, k, v, attn_bias=bias, is_causal=True, key_intervals=pair)
+
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = call()
+    bias.copy_(torch.randn_like(bias))
+    graph.replay()
+    assert torch.equal(captured, call())
+
+
+# ---- attention(): arrays of other libraries --------------------------------------------------------------------------
+
+
+class Producer:
+    """A tensor of which only DLPack is known."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    def __dlpack__(self, **options):
+        return self.tensor.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.tensor.__dlpack_device__()
+
+
+def test_arrays_that_only_speak_dlpack():
+    q, k, v = tensors(torch.float16, rows=300, keys=300)
+    mask = torch.rand(2, 1, 300, 300, device="cuda") < 0.5  # a call with workspace
+    want, want_lse = flash_dmattn_func(q, k, v, mask, return_lse=True)
+    out, lse = attention(*(Producer(each) for each in (q, k, v, mask)), return_lse=True)
+    assert out.__dlpack_device__() == (2, 0)
+    assert torch.equal(torch.from_dlpack(out), want) and torch.equal(torch.from_dlpack(lse), want_lse)
+    stream = torch.cuda.Stream()
+    out = attention(*(Producer(each.clone()) for each in (q, k, v, mask)), stream=stream.cuda_stream)
+    assert torch.equal(torch.from_dlpack(out), want)
+    given = torch.full_like(want, torch.nan)
+    assert attention(*(Producer(each) for each in (q, k, v, mask)), out=given) is given
+    assert torch.equal(given, want)
+
+
+def test_torch_tensors_with_out_and_stream():
+    q, k, v = tensors()
+    want, want_lse = flash_dmattn_func(q, k, v, is_causal=True, return_lse=True)
+    out = torch.full_like(want, torch.nan)
+    assert attention(q.requires_grad_(), k, v, is_causal=True, out=out) is out and torch.equal(out, want)
+    stream = torch.cuda.Stream()
+    for handle in (0, stream.cuda_stream):
+        late = q.detach() * 1
+        have, lse = attention(late, k, v, is_causal=True, stream=handle, return_lse=True)
+        torch.cuda.synchronize()
+        assert torch.equal(have, want) and torch.equal(lse, want_lse)
+    with pytest.raises(ValueError, match="^k is on the CPU, but q is on CUDA device 0"):
+        attention(q, k.cpu(), v, out=out)
+
+
+def test_cupy_arrays():
+    cupy = pytest.importorskip("cupy")
+    q, k, v = tensors(torch.float16, rows=300, keys=300)
+    intervals = masks.topk_intervals(torch.randn(2, 2, 300, device="cuda"), 40)
+    mask = torch.rand(2, 1, 300, 300, device="cuda") < 0.5
+    want, want_lse = flash_dmattn_func(q, k, v, mask, is_causal=True, key_intervals=intervals, return_lse=True)
+    arrays = [cupy.from_dlpack(each) for each in (q, k, v, mask)]
+    pair = [cupy.from_dlpack(each) for each in intervals]
+    torch.cuda.synchronize()
+    out, lse = attention(*arrays, is_causal=True, key_intervals=pair, return_lse=True)
+    assert isinstance(out, cupy.ndarray) and out.dtype == "float16" and lse.dtype == "float32"
+    torch.cuda.synchronize()
+    assert torch.equal(torch.from_dlpack(out), want) and torch.equal(torch.from_dlpack(lse), want_lse)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        late = arrays[0] * 1  # enqueued on the stream: the call must follow it there
+        out = attention(late, *arrays[1:], is_causal=True, key_intervals=pair) * 1
+    stream.synchronize()
+    assert torch.equal(torch.from_dlpack(out), want)
+    out = attention(*arrays, is_causal=True, key_intervals=pair, stream=stream)
+    given = cupy.empty_like(out)
+    assert attention(*arrays, is_causal=True, key_intervals=pair, stream=stream.ptr, out=given) is given
+    stream.synchronize()
+    assert (out == given).all() and torch.equal(torch.from_dlpack(given), want)
+    with pytest.raises(ValueError, match="^v is on the CPU"):
+        attention(*arrays[:2], arrays[2].get())
+    with pytest.raises(NotImplementedError, match="^v is on CUDA device 0; this function takes arrays on the CPU only"):
+        borrow(arrays[2], "v")
 
 
 def test_what_is_not_there_is_said():

@@ -6,6 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+import torch
+
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "train_bytes.py"
 TINY = ["--seq", "64", "--batch", "2", "--layers", "1", "--width", "32", "--heads", "2"]
 
@@ -34,6 +37,36 @@ def test_a_window_that_hides_nothing_sees_every_causal_pair(tmp_path):
     assert json.loads(done.stdout)["visible_fraction"] == 1.0
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_autocast_learns_what_float32_learns(dtype, tmp_path):
+    reports = []
+    for each in ("float32", dtype):
+        done = run("--steps", "12", "--window", "8", "--json", "--dtype", each, "--plot", str(tmp_path / "curves.png"))
+        assert done.returncode == 0, done.stderr
+        reports.append(json.loads(done.stdout))
+    for wide, narrow in zip(*(report["runs"] for report in reports)):
+        assert narrow["training_bits_per_byte"] != wide["training_bits_per_byte"]
+        assert abs(narrow["validation_bits_per_byte"] - wide["validation_bits_per_byte"]) < 0.1
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: training there is not covered")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_train_bytes_on_cuda(dtype, tmp_path):
+    where = ["--device", "cuda", "--dtype", dtype, "--plot", str(tmp_path / "curves.png")]
+    done = run("--steps", "60", "--window", "16", "--json", *where)
+    assert done.returncode == 0, done.stderr
+    masked, dense = json.loads(done.stdout)["runs"]
+    assert masked["training_bits_per_byte"][-1] < masked["training_bits_per_byte"][0] - 1
+    assert abs(masked["validation_bits_per_byte"] - dense["validation_bits_per_byte"]) < 0.5
+
+
 def test_bad_options_are_named():
-    done = run("--steps", "0")
-    assert done.returncode == 2 and "--steps is 0" in done.stderr
+    for arguments, sentence in ((("--steps", "0"), "--steps is 0"), (("--device", "tpu"), "--device is tpu")):
+        done = run(*arguments)
+        assert done.returncode == 2 and sentence in done.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here: nothing to be refused")
+def test_a_missing_device_is_named():
+    done = run("--device", "cuda")
+    assert done.returncode == 2 and "PyTorch sees no CUDA device" in done.stderr

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import assert_close, truth, visible_pairs
-from flash_dmattn import flash_dmattn_func, masks
+from flash_dmattn import _masks_torch, flash_dmattn_func, masks
 
 
 def topk_by_definition(bias, window, seqlen_q, padding=None):
@@ -109,6 +109,129 @@ def test_intervals_and_dense_masks_round_trip():
     assert masks.intervals_from_mask(holes) is None
 
 
+# ---- the way of CUDA tensors, in torch operations, run on CPU tensors ------------------------------------------------
+
+
+@pytest.fixture
+def on_device(monkeypatch):
+    """CPU tensors and device="cpu" go where those of CUDA devices go."""
+    known = masks._library_of
+    monkeypatch.setattr(masks, "_library_of", lambda *x: "cuda" if known(*x) == "torch" else known(*x))
+    monkeypatch.setattr(masks, "_cuda_device", lambda device, library: device and torch.device(device))
+
+
+def equal(have, want):
+    assert len(have) == len(want) == 2
+    for a, b in zip(have, want):
+        assert a.dtype == b.dtype == torch.int32 and a.shape == b.shape and torch.equal(a, b)
+
+
+SPECIAL = torch.tensor([torch.nan, -torch.inf, torch.inf, 0.0, -0.0, 1.0, -1.0])
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_topk_in_torch_operations_is_the_librarys(seed, monkeypatch):
+    generator = torch.Generator().manual_seed(seed)
+
+    def below(limit):
+        return int(torch.randint(limit, (), generator=generator))
+
+    keys, batch, heads = (1, 2, 3, 31, 32, 33, 100, 257)[below(8)], 1 + below(3), 1 + below(2)
+    rows, window = (keys, 1, keys + 5, max(1, keys - 3), 0)[below(5)], 1 + below(keys + 3)
+    dtype = (torch.float32, torch.bfloat16, torch.float16, torch.float64)[below(4)]
+    bias = torch.randn(batch, heads, keys, generator=generator)
+    if seed % 3 == 0:
+        bias = torch.randint(-2, 3, bias.shape, generator=generator).float()  # many equal values
+    elif seed % 3 == 1:
+        bias = SPECIAL[torch.randint(len(SPECIAL), bias.shape, generator=generator)]
+    bias = bias.to(dtype)
+    monkeypatch.setattr(_masks_torch, "_COUNTERS", keys << below(9))
+    padding = None
+    if below(2):
+        padding = torch.rand((batch, 3 if batch == 1 else 1)[below(2)], keys, generator=generator) < 0.7
+    want = masks.topk_intervals(bias, window, rows, padding)
+    equal(_masks_torch.topk(bias, padding, window, rows), want)
+
+
+def test_topk_of_many_keys():
+    for keys in (4096, 10000, 16385):
+        bias = torch.randn(2, keys // 2 + 1).repeat(1, 2)[None, :, :keys]
+        equal(_masks_torch.topk(bias, None, 300, keys), masks.topk_intervals(bias, 300))
+
+
+@pytest.mark.parametrize(
+    "keys, num_bits, width", [(1 << 17, 13, 5), (1 << 16, 13, 7), (1 << 19, 15, 4), (1 << 30, 15, 3), (4, 2, 2)]
+)
+def test_digits_of_the_wavelet_tree(keys, num_bits, width):
+    assert _masks_torch._digit_bits(keys, num_bits) == width
+
+
+def test_topk_in_torch_operations_refuses():
+    bias = torch.randn(2, 1, 4)
+    with pytest.raises(ValueError, match="key_padding_mask is torch.float32"):
+        _masks_torch.topk(bias, torch.ones(2, 4), 1, 4)
+    with pytest.raises(ValueError, match=r"key_padding_mask has shape \[3, 4\]"):
+        _masks_torch.topk(bias, torch.ones(3, 4, dtype=torch.bool), 1, 4)
+
+
+@pytest.mark.parametrize("rows, keys", [(6, 6), (4, 9), (9, 4), (0, 3), (3, 0)])
+@pytest.mark.parametrize("window", [(-1, -1), (2, 0), (0, 3), (-1, 1), (100, 100), (13, 13), (12, 12), (2**40, 2**40)])
+def test_windows_and_prefixes_in_torch_operations(rows, keys, window, on_device, monkeypatch):
+    for causal in (False, True):
+        have = masks.window_intervals(rows, keys, window, causal, device="cpu")
+        equal(have, masks.window_intervals(rows, keys, window, causal, "torch"))
+    equal(masks.causal_intervals(rows, keys, device="cpu"), masks.causal_intervals(rows, keys, "torch"))
+    for prefix in (0, 2, 50):
+        have = masks.prefix_intervals(rows, keys, prefix, device="cpu")
+        equal(have, masks.prefix_intervals(rows, keys, prefix, "torch"))
+    with pytest.raises(ValueError, match="prefix is -1"):
+        masks.prefix_intervals(rows, keys, -1, device="cpu")
+    with pytest.raises(ValueError, match=r"window is \(-2, 0\)"):
+        masks.window_intervals(rows, keys, (-2, 0), device="cpu")
+
+
+@pytest.mark.parametrize("offsets", [[0], [0, 5], [0, 3, 3, 7], [0, 0, 4, 4], [0, 1, 2, 3]])
+def test_documents_in_torch_operations(offsets, monkeypatch):
+    cu = torch.tensor(offsets, dtype=torch.int32)
+    for causal in (True, False):
+        want = masks.document_intervals(cu, causal)
+        equal(_masks_torch.documents(cu, causal, offsets[-1]), want)
+        start, end = _masks_torch.documents(cu, causal, offsets[-1] + 2)
+        equal((start[..., :-2], end[..., :-2]), want)
+        assert (start >= end)[..., -2:].all()
+
+
+def test_documents_on_the_way_of_devices(on_device):
+    cu = torch.tensor([0, 3, 7], dtype=torch.int32)
+    equal(masks.document_intervals(cu), masks.document_intervals(cu, seqlen=7))
+    with pytest.raises(ValueError, match="must not fall"):
+        masks.document_intervals(torch.tensor([0, 4, 2], dtype=torch.int32))
+    assert masks.document_intervals(cu, seqlen=9)[0].shape == (1, 1, 9)
+
+
+def test_dense_masks_in_torch_operations(on_device):
+    start = torch.randint(-2, 6, (2, 3, 11), dtype=torch.int32)
+    end = torch.randint(0, 12, (2, 3, 11), dtype=torch.int32)
+    nothing = torch.ones(1, 1, 0, 5, dtype=torch.bool)
+    for dense in (masks.intervals_to_mask(start, end, 8), nothing, torch.ones(4, 4) > 0):
+        have = masks.intervals_from_mask(dense)
+        equal([torch.from_numpy(each) for each in masks.intervals_from_mask(dense.numpy())], have)
+    assert masks.intervals_from_mask(torch.tensor([[True], [False], [True]])) is None
+    assert masks.intervals_from_mask(torch.tensor([[False], [True], [False]])) is not None
+
+
+def test_devices_refused():
+    with pytest.raises(ValueError, match="seqlen is 3, but cu_seqlens ends with 2"):
+        masks.document_intervals(torch.tensor([0, 2], dtype=torch.int32), seqlen=3)
+    with pytest.raises(ValueError, match="library is 'numpy', but device is cuda"):
+        masks.causal_intervals(3, 3, "numpy", device="cuda")
+    with pytest.raises(NotImplementedError, match="device is meta"):
+        masks.causal_intervals(3, 3, device="meta")
+    with pytest.raises(NotImplementedError, match="bias is on meta"):
+        masks.topk_intervals(torch.empty(1, 1, 3, device="meta"), 2)
+    assert masks.causal_intervals(3, 3, device="cpu")[0].device.type == "cpu"
+
+
 def test_refused():
     with pytest.raises(ValueError, match="window"):
         masks.topk_intervals(torch.randn(1, 1, 4), 0)
@@ -151,6 +274,13 @@ def test_create_mask_blocks():
     bias = torch.tensor([3.0, 2.0, -1.0, 1.0, -2.0, -3.0, 4.0]).reshape(1, 1, 1, 7)
     keep = masks.create_mask(bias, None, 1, 1, 7, 4, LOWEST, block_size=3)
     assert keep.flatten().tolist() == [True, True, True, False, False, False, True]
+
+
+def test_create_mask_counts_zeros_of_both_signs_as_equal():
+    bias = torch.tensor([-0.0, 0.0, -1.0, 0.0]).reshape(1, 1, 1, 4)
+    for each in (bias, bias.numpy()):
+        keep = torch.as_tensor(masks.create_mask(each, None, 1, 1, 4, 2, LOWEST))
+        assert keep.flatten().tolist() == [True, True, False, False]
 
 
 def test_create_mask_refused():

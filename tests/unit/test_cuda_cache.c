@@ -20,7 +20,7 @@ static const struct cache_key key = {{0x1234, 0x5678}}, other = {{0x1234, 0x5679
 
 static struct cuda_binary make_binary(unsigned char first) {
     enum { BYTES = 70000 };
-    struct cuda_binary binary = {memory_allocate(BYTES), BYTES, {40, 0, 16, 128}};
+    struct cuda_binary binary = {memory_allocate(BYTES), BYTES, {40, 0, 16, 128, 2}};
     for (int i = 0; i < BYTES; i++)
         ((unsigned char *)binary.code)[i] = (unsigned char)(first + i * 7);
     return binary;
@@ -141,7 +141,7 @@ static void keys_tell_kernels_apart(void **state) {
     assert_null(cuda_source_find("families/mma/nothing.cu"));
     struct cuda_kernel_request request = {
         .file = source->name, .entry = "mma_forward", .num_constants = 1, .constants = {{"HEAD_DIM", 64}}};
-    struct cache_key keys[5];
+    struct cache_key keys[6];
     keys[0] = cache_key_of(&compiler, "sm_90", source, &request);
     keys[1] = cache_key_of(&compiler, "sm_80", source, &request);
     request.constants[0].value = 128;
@@ -150,7 +150,8 @@ static void keys_tell_kernels_apart(void **state) {
     keys[3] = cache_key_of(&compiler, "sm_90", source, &request);
     snprintf(compiler.identity, sizeof compiler.identity, "/a 1 3");
     keys[4] = cache_key_of(&compiler, "sm_90", source, &request);
-    for (int a = 0; a < 5; a++)
+    keys[5] = cache_key_of(&compiler, "sm_90a", source, &request);
+    for (int a = 0; a < 6; a++)
         for (int b = 0; b < a; b++)
             assert_memory_not_equal(&keys[a], &keys[b], sizeof keys[a]);
 }

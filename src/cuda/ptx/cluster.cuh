@@ -5,6 +5,12 @@
 
 #include "cuda/ptx/types.cuh"
 
+/* Number of this block in its cluster. */
+__device__ __forceinline__ uint32_t cluster_ctarank() {
+    uint32_t rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
 /* The address, in block `rank` of the cluster, of what lies at `shared` in this block. */
 __device__ __forceinline__ uint32_t mapa_shared(uint32_t shared, uint32_t rank) {
     uint32_t address;

@@ -35,6 +35,14 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity)
 }
 
 #if __CUDA_ARCH__ >= 900
+/* Makes this thread's mbarrier_init seen by the cluster and by the copy engine, once a cluster barrier follows. */
+__device__ __forceinline__ void fence_mbarrier_init() {
+    asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
+}
+/* One arrival; the phase ends no sooner than `bytes` more have been copied. */
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32_t barrier, uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(barrier), "r"(bytes) : "memory");
+}
 /* One arrival at a barrier of another block of the cluster; releases this thread's writes to the cluster. */
 __device__ __forceinline__ void mbarrier_arrive_cluster(uint32_t address) {
     asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" : : "r"(address) : "memory");

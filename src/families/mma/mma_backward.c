@@ -1,5 +1,6 @@
 /* mma_backward.c: the backward on the host: its tile, by the rules of mma_rules.c, its workspace and its launches. */
 #include "families/mma/mma_backward.h"
+#include "families/mma/mma_order.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -10,7 +11,12 @@
 #include "mma_family.h"
 
 /* Of the plan's parameters. */
-enum { STAGED_ROWS, OVERLAY, DS_BUFFERS, PAIRED };
+enum { STAGED_ROWS, OVERLAY, DS_BUFFERS, PAIRED, RING, GATHER };
+
+/* Whether keys may be put in another order: what is seen is said key by key, alike for the query heads of a KV head. */
+static int may_gather(const fdm_problem *p) {
+    return p->has_intervals && !p->varlen && !mma_mask_rows(p) && !mma_bias_rows(p) && p->interval_heads <= p->heads_kv;
+}
 
 static const char *refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
     (void)device;
@@ -42,8 +48,8 @@ static struct mma_room room_of(const fdm_problem *p, int32_t block_m, int32_t bl
         .block_n = block_n,
         .dq_columns = p->needs_dq ? mma_backward_padded((int32_t)p->head_dim, block_n, widest) : 0,
         .turns = p->needs_dq && p->deterministic,
-        /* warps that may share keys; what one does not write stays 0 */
-        .dbias_shares = block_n == 128 ? 2 : MMA_BACKWARD_WARPS * 16 / block_n,
+        .dbias_shares = block_n == 128 ? 2 : 4, /* warps that may share keys, paired or not; the others leave 0 */
+        .ordered_keys = may_gather(p),
         .lse_factor = p->has_bias || p->softcap > 0 ? 1.0f : 1.4426950408889634f,
     };
 }
@@ -55,41 +61,48 @@ static int64_t workspace_bytes(const fdm_problem *p, int32_t block_m, int32_t bl
 
 /* ---- plan ---- */
 
-static int32_t bytes_with(const fdm_plan *plan, const fdm_problem *p, int32_t paired, int32_t buffers) {
+static int32_t bytes_with(const fdm_plan *plan, const fdm_problem *p, struct mma_backward_extras with) {
     return mma_backward_bytes_with(plan->block_m, plan->block_n, plan->stages, plan->v_in_registers,
-                                   (int32_t)p->head_dim, (int32_t)p->head_dim_v, paired, buffers);
+                                   (int32_t)p->head_dim, (int32_t)p->head_dim_v, with) +
+           mma_backward_keys_bytes(plan->block_n, mma_backward_keyed(p));
 }
 
 static int may_pair(const fdm_plan *plan, const fdm_problem *p) {
-    /* where sums of a bias without rows, turns or a sequence's begin are kept too, paired warps have not enough
-     * registers */
-    const int crowded = (p->has_bias && !mma_bias_rows(p)) || p->deterministic || p->varlen;
-    return !crowded &&
-           mma_backward_can_pair(plan->block_n, (int32_t)p->head_dim, (int32_t)p->head_dim_v, plan->v_in_registers);
+    return mma_backward_can_pair(plan->block_n, (int32_t)p->head_dim, (int32_t)p->head_dim_v, plan->v_in_registers);
 }
 
-/* The tile is chosen; what shared memory is left buys paired warps, two buffers for what passes, or both. */
+/* The tile is chosen; what shared memory is left buys what comes first here. */
+static const struct {
+    struct mma_backward_extras with;
+    const char *words;
+} extras[] = {
+    {{1, 2, 3}, "paired warps, dS twice and a ring of three times 64 rows"},
+    {{1, 2, 2}, "paired warps, dS twice and a ring of two times 64 rows"},
+    {{1, 2, 0}, "paired warps and dS twice"},
+    {{1, 1, 0}, "paired warps"},
+    {{0, 2, 0}, "dS twice"},
+};
+
 static void spend_more(const fdm_device *device, const fdm_problem *p, fdm_plan *plan) {
-    for (int32_t way = 0; way < 3; way++) {
-        const int32_t paired = way < 2, buffers = way == 1 ? 1 : 2;
-        if (paired ? !may_pair(plan, p) : plan->parameters[OVERLAY])
-            continue;
-        const int32_t bytes = bytes_with(plan, p, paired, buffers);
-        if (bytes > device->shared_bytes)
+    for (size_t i = 0; i < sizeof extras / sizeof extras[0]; i++) {
+        const struct mma_backward_extras with = extras[i].with;
+        const int32_t bytes = bytes_with(plan, p, with);
+        if ((with.paired ? !may_pair(plan, p) : plan->parameters[OVERLAY]) || (with.ring && p->deterministic) ||
+            bytes > device->shared_bytes)
             continue;
         const size_t used = strlen(plan->reason);
-        plan->parameters[PAIRED] = paired;
-        plan->parameters[DS_BUFFERS] = buffers;
-        plan->parameters[OVERLAY] = paired ? 0 : plan->parameters[OVERLAY];
+        plan->parameters[PAIRED] = with.paired;
+        plan->parameters[DS_BUFFERS] = with.buffers;
+        plan->parameters[RING] = with.ring;
+        plan->parameters[OVERLAY] = with.paired ? 0 : plan->parameters[OVERLAY];
         plan->shared_bytes = bytes;
-        snprintf(plan->reason + used, sizeof plan->reason - used, "; %.4g KB with %s%s", (double)bytes / 1024,
-                 paired ? "paired warps" : "",
-                 buffers == 1 ? ""
-                 : paired     ? " and dS twice"
-                              : "dS twice");
+        snprintf(plan->reason + used, sizeof plan->reason - used, "; %.4g KB with %s", (double)bytes / 1024,
+                 extras[i].words);
         return;
     }
 }
+
+enum { GATHER_KEYS_MIN = 512 }; /* fewer are few tiles */
 
 static int fill_code(const fdm_device *device, const fdm_problem *p, const char *code, fdm_plan *plan) {
     struct mma_backward_choice choice;
@@ -105,8 +118,13 @@ static int fill_code(const fdm_device *device, const fdm_problem *p, const char 
     plan->parameters[STAGED_ROWS] = choice.staged_rows;
     plan->parameters[OVERLAY] = choice.overlay;
     plan->parameters[DS_BUFFERS] = 1;
-    plan->parameters[PAIRED] = 0;
+    plan->parameters[PAIRED] = plan->parameters[RING] = 0;
     spend_more(device, p, plan);
+    plan->parameters[GATHER] = may_gather(p) && p->seqlen_k >= GATHER_KEYS_MIN;
+    if (plan->parameters[GATHER]) {
+        const size_t used = strlen(plan->reason);
+        snprintf(plan->reason + used, sizeof plan->reason - used, "; keys in the order of the last row that sees them");
+    }
     return 1;
 }
 
@@ -123,14 +141,15 @@ static int has_code(const char *code) {
 
 /* ---- execution ---- */
 
-enum { PREPARE, MAIN, FINISH, DBIAS, SUMMARY, NUM_KERNELS };
+enum { PREPARE, MAIN, FINISH, DBIAS, SUMMARY, ORDER, NUM_KERNELS };
 static const char *const entries[NUM_KERNELS] = {
     [PREPARE] = "mma_backward_prepare", [FINISH] = "mma_backward_finish", [DBIAS] = "mma_dbias"};
 _Static_assert((int)NUM_KERNELS <= (int)MMA_REQUESTS_MAX, "a plan launches no more");
 
-/* Which of them a problem launches. */
-static int wanted(const fdm_problem *p, int32_t kernel) {
+/* Which of them a plan launches. */
+static int wanted(const fdm_plan *plan, const fdm_problem *p, int32_t kernel) {
     switch (kernel) {
+    case ORDER: return plan->parameters[GATHER];
     case FINISH: return p->needs_dq;
     case DBIAS: return mma_dbias_kind(p) == MMA_DBIAS_KEYS || mma_dbias_kind(p) == MMA_DBIAS_SUMS;
     case SUMMARY: return mma_mask_rows(p);
@@ -151,6 +170,7 @@ static void main_request(const fdm_plan *plan, const fdm_problem *p, int32_t d, 
         {"OVERLAY", plan->parameters[OVERLAY]},
         {"DS_BUFFERS", plan->parameters[DS_BUFFERS]},
         {"PAIRED", plan->parameters[PAIRED] != 0},
+        {"RING", plan->parameters[RING]},
         {"ALIGNED", p->aligned},
         {"WINDOW", mma_bounded(p)},
         {"MASK", p->has_mask},
@@ -159,6 +179,7 @@ static void main_request(const fdm_plan *plan, const fdm_problem *p, int32_t d, 
         {"BIAS_ROWS", mma_bias_rows(p)},
         {"DBIAS", mma_dbias_kind(p)},
         {"INTERVALS", p->has_intervals},
+        {"GATHER", plan->parameters[GATHER]},
         {"VARLEN", p->varlen},
         {"SOFTCAP", p->softcap > 0},
         {"NEEDS_DQ", p->needs_dq},
@@ -172,6 +193,13 @@ static void main_request(const fdm_plan *plan, const fdm_problem *p, int32_t d, 
     request->shared_bytes = plan->shared_bytes;
 }
 
+static void order_request(struct cuda_kernel_request *request) {
+    request->file = "families/mma/mma_order.cu";
+    request->entry = "mma_order";
+    request->num_constants = 0;
+    request->shared_bytes = 0;
+}
+
 /* `place`: of each kernel among the requests. */
 static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *requests,
                              int32_t place[NUM_KERNELS]) {
@@ -181,13 +209,15 @@ static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct 
     int32_t count = 0;
     for (int32_t kernel = 0; kernel < NUM_KERNELS; kernel++) {
         struct cuda_kernel_request *request = &requests[count];
-        if (!wanted(p, kernel))
+        if (!wanted(plan, p, kernel))
             continue;
         place[kernel] = count++;
         if (kernel == MAIN) {
             main_request(plan, p, d, dv, request);
         } else if (kernel == SUMMARY) {
             mma_summary_request(request);
+        } else if (kernel == ORDER) {
+            order_request(request);
         } else {
             mma_rows_request(p, entries[kernel], d, dv, p->needs_dq, request);
         }
@@ -202,16 +232,20 @@ static int overlays(const fdm_plan *plan, const fdm_problem *p) {
 
 /* A plan may come from a file: its tile must be its code's, and its room what the kernel takes. */
 static int sound(const fdm_plan *plan, const fdm_problem *p) {
-    const int32_t v_in_registers = plan->v_in_registers, paired = plan->parameters[PAIRED] != 0,
-                  buffers = plan->parameters[DS_BUFFERS];
+    const int32_t v_in_registers = plan->v_in_registers;
+    const struct mma_backward_extras with = {plan->parameters[PAIRED] != 0, plan->parameters[DS_BUFFERS],
+                                             plan->parameters[RING]};
     for (int32_t i = 0; i < mma_backward_code_count; i++) {
         const struct mma_backward_code *code = &mma_backward_codes[i];
         if (strcmp(code->code, plan->choice) == 0)
             return plan->block_m == code->block_m && plan->block_n == code->block_n &&
                    v_in_registers == code->v_in_registers && (plan->stages == 1 || plan->stages == 2) &&
-                   (!paired || may_pair(plan, p)) && (buffers == 1 || buffers == 2) &&
-                   plan->parameters[OVERLAY] == (!paired && buffers == 1 && overlays(plan, p)) &&
-                   plan->shared_bytes == bytes_with(plan, p, paired, buffers) &&
+                   (!with.paired || may_pair(plan, p)) && (with.buffers == 1 || with.buffers == 2) &&
+                   (!with.ring ||
+                    (with.paired && with.buffers == 2 && (with.ring == 2 || with.ring == 3) && !p->deterministic)) &&
+                   plan->parameters[OVERLAY] == (!with.paired && with.buffers == 1 && overlays(plan, p)) &&
+                   (!plan->parameters[GATHER] || (plan->parameters[GATHER] == 1 && may_gather(p))) &&
+                   plan->shared_bytes == bytes_with(plan, p, with) &&
                    plan->workspace_bytes >= workspace_bytes(p, plan->block_m, plan->block_n);
     }
     return 0;
@@ -231,6 +265,27 @@ static int score_rows_fit(const struct attention *attention) {
         if (rows[i] > INT32_MAX || rows[i] < INT32_MIN)
             return 0;
     return 1;
+}
+
+static fdm_status put_in_order(const struct cuda_kernel *kernel, const fdm_problem *p,
+                               const struct mma_backward_arguments *a, void *stream) {
+    const int64_t stride = mma_round_up(p->seqlen_k, MMA_ORDER_KEYS);
+    const struct mma_order_arguments arguments = {.intervals = a->in.intervals,
+                                                  .order = (int32_t *)(uintptr_t)a->order,
+                                                  .stride = stride,
+                                                  .seqlen_q = a->in.seqlen_q,
+                                                  .seqlen_k = a->in.seqlen_k,
+                                                  .num_heads = (int32_t)p->interval_heads,
+                                                  .window_left = a->in.window_left,
+                                                  .window_right = a->in.window_right};
+    struct cuda_launch launch = {
+        .kernel = kernel,
+        .grid = {(uint32_t)(stride / MMA_ORDER_KEYS), (uint32_t)(p->interval_batch * p->interval_heads), 1},
+        .threads = MMA_ORDER_THREADS,
+        .stream = stream,
+        .arguments = &arguments,
+        .arguments_bytes = sizeof arguments};
+    return cuda_launch(&launch);
 }
 
 static uint32_t threads_of(const fdm_plan *plan, const fdm_problem *p) {
@@ -255,16 +310,18 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     const struct mma_room room = room_of(p, plan->block_m, plan->block_n);
     mma_fill_gradients(attention, &room, workspace, &a);
     status = mma_launch_prepare(kernels[place[PREPARE]], p, &a, stream);
-    if (!status && wanted(p, SUMMARY))
+    if (!status && wanted(plan, p, SUMMARY))
         status = mma_summarise(kernels[place[SUMMARY]], p, plan->block_m, plan->block_n,
                                (uint8_t *)(uintptr_t)a.in.summary, stream, &a.in);
+    if (!status && wanted(plan, p, ORDER))
+        status = put_in_order(kernels[place[ORDER]], p, &a, stream);
     if (!status)
         status = mma_launch_gradients(kernels[place[MAIN]], tiles_of(p->seqlen_k, plan->block_n), p->heads_kv, p->batch,
                                       threads_of(plan, p), &a, stream);
-    if (!status && wanted(p, FINISH))
+    if (!status && wanted(plan, p, FINISH))
         status = mma_launch_gradients(kernels[place[FINISH]], tiles_of(p->seqlen_q, 16 * MMA_BACKWARD_ROWS_WARPS),
                                       p->heads, p->batch, 32 * MMA_BACKWARD_ROWS_WARPS, &a, stream);
-    if (!status && wanted(p, DBIAS))
+    if (!status && wanted(plan, p, DBIAS))
         status = mma_launch_dbias(kernels[place[DBIAS]], &a, stream);
     return status;
 }

@@ -1,17 +1,22 @@
 /* mma_backward.cu: gradients of attention on mma.sync: dK and dV of a block's keys, and what they add to dQ.
  *
- * Idea: a block owns BLOCK_N keys and walks the queries that see them, BLOCK_M staged rows at a time. Scores are made
- * transposed, S^T = K Q^T, with 16 keys to a warp: then P^T and dS^T are already the left operands of dV += P^T dO and
- * dK += dS^T Q, and only dS passes through shared memory, for dQ += dS K, which the warps share by rows and columns.
- * Staged rows are walked SUB_ROWS at a time, so that scores and sums fit the registers. What a key may be seen by is one
- * range of rows (causal, window, intervals and ends together), held in registers.
+ * Idea: a block owns BLOCK_N keys and walks the queries that see them. Scores are made transposed, S^T = K Q^T, with 16
+ * or 32 keys to a warp: then P^T and dS^T are already the left operands of dV += P^T dO and dK += dS^T Q. dS passes
+ * through shared memory, for dQ += dS K, which the warps share by rows and columns; where warps share keys by columns
+ * (BY_COLUMNS), so does P, for the rows whose scores another warp made. A warp's tiles are near to 32 x 32 in every
+ * product: shared-memory reads are what bounds the kernel next to the tensor cores. Scores are made SUB_ROWS rows at a
+ * time, so that they and the sums fit the registers. What a key may be seen by is one range of rows (causal, window,
+ * intervals and ends together).
  *
- * Which row blocks have a visible pair is known before their loads begin. The next block's rows are loaded under dQ.
+ * Staged rows: BLOCK_M at a time, the next ones loaded under dQ; or, where shared memory has room for it (RING), units of
+ * 64 rows in a ring of three, one computed, one there, one on its way, and one barrier a unit. Whether rows have a
+ * visible pair is known before their loads begin.
  *
  * Grid: x key blocks, y KV heads (the query heads of the group one after the other: dK and dV are summed in fp32 without
  * traffic), z batches. Bound by: tensor cores and the shared-memory reads that feed them, five products a pair. */
 #include "cuda/ptx/global.cuh"
 #include "families/mma/mma_backward.h"
+#include "families/mma/mma_order.h"
 
 #define WIDEST     (HEAD_DIM > HEAD_DIM_V ? HEAD_DIM : HEAD_DIM_V)
 /* A warp has one or two tiles of 16 keys. */
@@ -24,14 +29,18 @@
 #define KEY_WARPS  (BLOCK_N / WARP_KEYS)
 #define SHARE      (WARPS / KEY_WARPS) /* warps with the same keys */
 #define BY_COLUMNS (PAIRED || (BLOCK_N < 128 && WIDEST > 128))
+#define COLUMN_SHARES (BY_COLUMNS ? SHARE : 1)
 #define WARP_ROWS  (SUB_ROWS / SHARE) /* rows of a sub-tile whose scores a warp makes */
-#define SCARCE     (WIDEST > 192 && (VARLEN || BIAS || MASK || DETERMINISTIC)) /* registers */
-#define PART_ROWS  (SCARCE || KEY_TILES == 2 ? 16 : WARP_ROWS == 64 && WIDEST > 64 ? 32 : WARP_ROWS) /* of which so many at a time */
+/* Of them, so many at a time: as many as registers hold. */
+#define SCARCE     (WIDEST > 192 && (VARLEN || BIAS || MASK || DETERMINISTIC))
+#define CROWDED    (SOFTCAP || DETERMINISTIC || (VARLEN && PAIRED))
+#define PART_ROWS  (SCARCE || WARP_ROWS == 16 || (KEY_TILES == 2 && CROWDED) ? 16 : WARP_ROWS == 64 && (KEY_TILES == 2 || WIDEST > 64) ? 32 : WARP_ROWS)
 #define ROW_TILES  (PART_ROWS / 8)
 #define SUM_COLUMNS_K (BY_COLUMNS ? HEAD_DIM / SHARE : HEAD_DIM) /* of dK and dV that a warp sums */
 #define SUM_COLUMNS_V (BY_COLUMNS ? HEAD_DIM_V / SHARE : HEAD_DIM_V)
-#define DQ_GROUPS  (SUB_ROWS / 16)
-#define DQ_SHARE   (WARPS / DQ_GROUPS) /* warps that make dQ of the same 16 rows: each every DQ_SHARE-th 16 columns */
+#define DQ_TILES   (KEY_TILES == 2 && HEAD_DIM % (WARPS * 512 / SUB_ROWS) == 0 ? 2 : 1) /* of 16 rows, whose dQ a warp makes */
+#define DQ_GROUPS  (SUB_ROWS / 16 / DQ_TILES)
+#define DQ_SHARE   (WARPS / DQ_GROUPS) /* warps that make dQ of the same rows: each every DQ_SHARE-th 16 columns */
 #define DQ_COLUMNS (HEAD_DIM / DQ_SHARE)
 #define DQ_STEP    (DQ_COLUMNS % 32 || OVERLAY || V_IN_REGISTERS || SCARCE ? 16 : 32) /* at a time */
 #define KEYED      (INTERVALS || (MASK && !MASK_ROWS) || (BIAS && !BIAS_ROWS)) /* keys may be seen by no row */
@@ -46,23 +55,33 @@
 
 static_assert(WARPS == mma_backward_warps(BLOCK_N, WIDEST, V_IN_REGISTERS), "the host launches them");
 static_assert(!PAIRED || mma_backward_can_pair(BLOCK_N, HEAD_DIM, HEAD_DIM_V, V_IN_REGISTERS), "for some head dims");
+static_assert(!RING || (PAIRED && DS_BUFFERS == 2 && !OVERLAY && !DETERMINISTIC && (RING == 2 || RING == 3)),
+              "a ring is of paired warps");
+static_assert(!GATHER || (INTERVALS && !VARLEN && !(MASK && MASK_ROWS) && !(BIAS && BIAS_ROWS)), "of keys alone");
 static_assert(DQ_COLUMNS % 16 == 0 && SUM_COLUMNS_K % 16 == 0 && SUM_COLUMNS_V % 16 == 0, "shares are steps of 16");
 
 /* Shared memory. */
-#define Q_BYTES     (BLOCK_M * HEAD_DIM * 2)
-#define DOUT_BYTES  (BLOCK_M * HEAD_DIM_V * 2)
+#define UNIT_ROWS   (RING ? SUB_ROWS : BLOCK_M) /* staged at a time */
+#define Q_BYTES     (UNIT_ROWS * HEAD_DIM * 2)
+#define DOUT_BYTES  (UNIT_ROWS * HEAD_DIM_V * 2)
+#define ROWS_BYTES  (UNIT_ROWS * 8)
 #define STAGE_BYTES (BLOCK_N * SUB_ROWS * 2)
 struct tiles {
-    uint32_t q, dout, staged, rows, k, v;
+    uint32_t q, dout, staged, rows, k, v, keys;
+};
+/* Staged rows: where Q and dO are, and lse and delta, UNIT_ROWS of each. */
+struct unit {
+    uint32_t q, dout, rows;
 };
 __device__ __forceinline__ struct tiles lay_out(uint32_t shared) {
     struct tiles t;
     t.q = shared;
-    t.dout = t.q + STAGES * Q_BYTES;
-    t.staged = t.dout + DOUT_BYTES;
+    t.dout = t.q + (RING ? RING : STAGES) * Q_BYTES;
+    t.staged = t.dout + (RING ? RING : 1) * DOUT_BYTES;
     t.k = t.staged + (OVERLAY ? 0 : STAGE_BYTES * (BY_COLUMNS ? 2 : 1) * DS_BUFFERS);
     t.v = t.k + BLOCK_N * HEAD_DIM * 2;
     t.rows = t.v + (V_IN_REGISTERS ? 0 : BLOCK_N * HEAD_DIM_V * 2);
+    t.keys = t.rows + (RING ? RING : 1) * ROWS_BYTES;
     return t;
 }
 
@@ -137,6 +156,16 @@ __device__ __forceinline__ float bias_value(const char *at) {
 #endif
 }
 
+/* The key at a place of the block's. */
+__device__ __forceinline__ int key_at(const struct mma_backward_arguments &a, const struct place &at, int local) {
+#if GATHER
+    const int64_t head = (int64_t)at.head_kv * a.in.group / a.in.intervals.group;
+    return a.order[at.batch * a.order_batch + head * a.order_head + at.first_key + local];
+#else
+    return at.first_key + local;
+#endif
+}
+
 /* Rows first <= i < last see a key, as far as window and ends decide. */
 __device__ __forceinline__ int first_row(const struct mma_backward_arguments &a, const struct place &at, int64_t key) {
     return WINDOW && a.in.window_right != UNBOUNDED
@@ -153,35 +182,58 @@ struct keys {
     int first[KEY_TILES][2], last[KEY_TILES][2];
     float bias[KEY_TILES][2];
 };
-__device__ __forceinline__ struct keys look_at_keys(const struct mma_backward_arguments &a, const struct place &at,
-                                                    const struct head &head, int warp_key) {
-    struct keys keys;
+/* By window and ends. Where nothing else decides, made where it is needed: few sub-tiles are partial. */
+__device__ __forceinline__ struct keys bound_keys(const struct mma_backward_arguments &a, const struct place &at,
+                                                  int warp_key) {
+    struct keys keys = {};
+    asm volatile("" : "+r"(warp_key));
 #pragma unroll
     for (int n = 0; n < 2 * KEY_TILES; n++) {
-        const int tile = n / 2, half = n % 2, j = at.first_key + warp_key + threadIdx.x % 32 / 4 + n * 8;
-        int first = first_row(a, at, j), last = last_row(a, at, j);
-        keys.bias[tile][half] = 0;
-        if (j >= at.seqlen_k) {
-            last = 0;
-        } else {
+        const int j = at.first_key + warp_key + threadIdx.x % 32 / 4 + n * 8;
+        keys.first[n / 2][n % 2] = first_row(a, at, j);
+        keys.last[n / 2][n % 2] = j < at.seqlen_k ? last_row(a, at, j) : 0;
+    }
+    return keys;
+}
+/* Otherwise they are kept in shared memory: first, last and bias of each of BLOCK_N keys. */
+__device__ __forceinline__ void store_keys(const struct mma_backward_arguments &a, const struct place &at,
+                                           const struct head &head, uint32_t to) {
+    if (threadIdx.x >= BLOCK_N)
+        return;
+    const int j = key_at(a, at, threadIdx.x);
+    int first = first_row(a, at, j), last = last_row(a, at, j);
+    float bias = 0;
+    if (j >= at.seqlen_k) {
+        last = 0;
+    } else {
 #if INTERVALS
-            const struct mma_intervals &i = a.in.intervals;
-            const int64_t h = head.index / i.group, key = (int64_t)at.k_begin + j;
-            first = max(first, i.start[at.batch * i.start_batch + h * i.start_head + key * i.start_key]);
-            last = min(last, i.end[at.batch * i.end_batch + h * i.end_head + key * i.end_key]);
+        const struct mma_intervals &i = a.in.intervals;
+        const int64_t h = head.index / i.group, key = (int64_t)at.k_begin + j;
+        first = max(first, i.start[at.batch * i.start_batch + h * i.start_head + key * i.start_key]);
+        last = min(last, i.end[at.batch * i.end_batch + h * i.end_head + key * i.end_key]);
 #endif
 #if MASK && !MASK_ROWS
-            if (!head.mask[(int64_t)j * a.in.mask.key])
-                last = 0;
+        if (!head.mask[(int64_t)j * a.in.mask.key])
+            last = 0;
 #endif
 #if BIAS && !BIAS_ROWS
-            keys.bias[tile][half] = bias_value(head.bias + (int64_t)j * a.in.bias.key * BIAS_BYTES);
-            if (keys.bias[tile][half] == MINUS_INF)
-                last = 0;
+        bias = bias_value(head.bias + (int64_t)j * a.in.bias.key * BIAS_BYTES);
+        if (bias == MINUS_INF)
+            last = 0;
 #endif
-        }
-        keys.first[tile][half] = first;
-        keys.last[tile][half] = last;
+    }
+    st_shared_4(to + threadIdx.x * 4, (uint32_t)first);
+    st_shared_4(to + (BLOCK_N + threadIdx.x) * 4, (uint32_t)last);
+    st_shared_4(to + (2 * BLOCK_N + threadIdx.x) * 4, __float_as_uint(bias));
+}
+__device__ __forceinline__ struct keys stored_keys(uint32_t from, int warp_key) {
+    struct keys keys;
+    from += (warp_key + threadIdx.x % 32 / 4) * 4;
+#pragma unroll
+    for (int n = 0; n < 2 * KEY_TILES; n++) {
+        keys.first[n / 2][n % 2] = (int)ld_shared_4(from + n * 32);
+        keys.last[n / 2][n % 2] = (int)ld_shared_4(from + (BLOCK_N + n * 8) * 4);
+        keys.bias[n / 2][n % 2] = BIAS ? __uint_as_float(ld_shared_4(from + (2 * BLOCK_N + n * 8) * 4)) : 0;
     }
     return keys;
 }
@@ -193,29 +245,53 @@ struct walk {
 };
 __device__ __forceinline__ struct walk plan_walk(const struct mma_backward_arguments &a, const struct place &at) {
     struct walk w;
-    const int last_key = min(at.first_key + BLOCK_N, at.seqlen_k) - 1;
-    w.first = first_row(a, at, at.first_key);
+    const int group = GATHER ? MMA_ORDER_KEYS : BLOCK_N, first_key = at.first_key / group * group;
+    const int last_key = min(first_key + group, at.seqlen_k) - 1;
+    w.first = first_row(a, at, first_key);
     w.last = last_row(a, at, last_key);
     w.full_first = first_row(a, at, last_key);
-    w.full_last = at.first_key + BLOCK_N <= at.seqlen_k ? last_row(a, at, at.first_key) : 0;
+    w.full_last = first_key + group <= at.seqlen_k ? last_row(a, at, first_key) : 0;
     if (w.full_last == at.seqlen_q)
         w.full_last = UNBOUNDED; /* rows past the end have weight 0 */
     return w;
 }
+#if KEYED
+/* What the keys themselves leave of it. `scratch`: 32 bytes that nobody uses. */
+__device__ __forceinline__ struct walk narrow(struct walk w, uint32_t keys, uint32_t scratch) {
+    if (threadIdx.x < BLOCK_N) {
+        int first = (int)ld_shared_4(keys + threadIdx.x * 4), last = (int)ld_shared_4(keys + (BLOCK_N + threadIdx.x) * 4);
+        first = __reduce_min_sync(0xffffffff, first < last ? first : UNBOUNDED);
+        last = __reduce_max_sync(0xffffffff, last);
+        st_shared_4(scratch + threadIdx.x / 32 * 8, (uint32_t)first);
+        st_shared_4(scratch + threadIdx.x / 32 * 8 + 4, (uint32_t)last);
+    }
+    __syncthreads();
+    int first = UNBOUNDED, last = 0;
+#    pragma unroll
+    for (int n = 0; n < BLOCK_N / 32; n++) {
+        first = min(first, (int)ld_shared_4(scratch + n * 8));
+        last = max(last, (int)ld_shared_4(scratch + n * 8 + 4));
+    }
+    __syncthreads();
+    w.first = max(w.first, first);
+    w.last = min(w.last, last);
+    return w;
+}
+#endif
 __device__ __forceinline__ bool active(const struct mma_backward_arguments &a, const struct place &at,
-                                       const struct keys &keys, int h, int row) {
+                                       uint32_t keys, int h, int row) {
     bool any = true;
 #if SUMMARISED
     any = find_head(a, at, h).summary[(int64_t)(row / BLOCK_M) * a.in.summary_row] != MMA_TILE_HIDDEN;
 #endif
 #if KEYED
     bool mine = false;
-#    pragma unroll
-    for (int n = 0; n < 2 * KEY_TILES; n++) {
-        const int first = keys.first[n / 2][n % 2], last = keys.last[n / 2][n % 2];
-        mine = mine || (first < row + BLOCK_M && last > row && first < last);
+    if (any && threadIdx.x < BLOCK_N) {
+        const int first = (int)ld_shared_4(keys + threadIdx.x * 4);
+        const int last = (int)ld_shared_4(keys + (BLOCK_N + threadIdx.x) * 4);
+        mine = first < row + UNIT_ROWS && last > row && first < last;
     }
-    any = __syncthreads_or(any && mine);
+    any = __syncthreads_or(mine);
 #endif
     return any;
 }
@@ -231,31 +307,50 @@ __device__ __forceinline__ void await_turn(const int *turn, int mine) {
     }
 }
 
-/* The next active row block from `row` on; NO_ROW when there is none. */
+/* The next active rows to stage from `row` on; NO_ROW when there is none. */
 __device__ __forceinline__ int next_active(const struct mma_backward_arguments &a, const struct place &at,
-                                           const struct walk &w, const struct keys &keys, int h, int row) {
+                                           const struct walk &w, uint32_t keys, int h, int row) {
     while (row < w.last && !active(a, at, keys, h, row))
-        row += BLOCK_M;
+        row += UNIT_ROWS;
     return row < w.last ? row : NO_ROW;
 }
 
 __device__ __forceinline__ void load_q(const struct mma_backward_arguments &a, const struct place &at, int h,
                                        uint32_t tile, int row) {
     const struct head head = find_head(a, at, h);
-    load_tile<HEAD_DIM / 8, BLOCK_M>(tile, head.q + (int64_t)row * a.in.q.row * 2, a.in.q.row * 2, at.seqlen_q - row,
-                                     a.in.head_dim);
+    load_tile<HEAD_DIM / 8, UNIT_ROWS>(tile, head.q + (int64_t)row * a.in.q.row * 2, a.in.q.row * 2,
+                                       at.seqlen_q - row, a.in.head_dim);
 }
 /* dO and what there is for each row. */
 __device__ __forceinline__ void load_dout(const struct mma_backward_arguments &a, const struct place &at, int h,
-                                          const struct tiles &tiles, int row) {
+                                          const struct unit &unit, int row) {
     const struct head head = find_head(a, at, h);
-    load_tile<HEAD_DIM_V / 8, BLOCK_M>(tiles.dout, head.dout + (int64_t)row * a.dout.row * 2, a.dout.row * 2,
-                                       at.seqlen_q - row, a.in.head_dim_v);
-    if (threadIdx.x < BLOCK_M / 2) {
-        const int n = threadIdx.x * 4 % BLOCK_M;
-        cp_async_16(tiles.rows + threadIdx.x * 16, (threadIdx.x * 4 < BLOCK_M ? head.lse : head.delta) + row + n);
+    load_tile<HEAD_DIM_V / 8, UNIT_ROWS>(unit.dout, head.dout + (int64_t)row * a.dout.row * 2, a.dout.row * 2,
+                                         at.seqlen_q - row, a.in.head_dim_v);
+    if (threadIdx.x < UNIT_ROWS / 2) {
+        const int n = threadIdx.x * 4 % UNIT_ROWS;
+        cp_async_16(unit.rows + threadIdx.x * 16, (threadIdx.x * 4 < UNIT_ROWS ? head.lse : head.delta) + row + n);
     }
 }
+
+#if RING
+__device__ __forceinline__ struct unit unit_at(const struct tiles &tiles, int slot) {
+    return {tiles.q + slot * Q_BYTES, tiles.dout + slot * DOUT_BYTES, tiles.rows + slot * ROWS_BYTES};
+}
+__device__ __forceinline__ void load_unit(const struct mma_backward_arguments &a, const struct place &at, int h,
+                                          const struct tiles &tiles, int slot, int row) {
+    if (row != NO_ROW) {
+        const struct unit unit = unit_at(tiles, slot);
+        load_q(a, at, h, unit.q, row);
+        load_dout(a, at, h, unit, row);
+    }
+    cp_async_commit();
+}
+__device__ __forceinline__ int following(const struct mma_backward_arguments &a, const struct place &at,
+                                         const struct walk &w, uint32_t keys, int h, int row) {
+    return row == NO_ROW ? NO_ROW : next_active(a, at, w, keys, h, row + UNIT_ROWS);
+}
+#endif
 
 struct sums {
     float dk[KEY_TILES][SUM_COLUMNS_K / 8][4], dv[KEY_TILES][SUM_COLUMNS_V / 8][4];
@@ -367,20 +462,31 @@ __device__ __forceinline__ uint32_t read_mask(const struct mma_backward_argument
 }
 #endif
 
-/* P and dS of one sub-tile, in registers as left operands and, what others need, in shared memory. */
-__device__ __forceinline__ void make_scores(uint32_t (&p_left)[ROW_TILES / 2][KEY_TILES][4],
-                                            uint32_t (&ds_left)[ROW_TILES / 2][KEY_TILES][4],
-                                            struct sums &sums, const struct mma_backward_arguments &a,
-                                            const struct place &at, int h, const struct keys &keys,
-                                            const struct tiles &tiles, uint32_t q_tile, const value_fragments &values,
-                                            int warp_key, int block_row, int sub_row, bool partial) {
+/* Of PART_ROWS rows: P, and the slope of the cap, rounded as dS will be. */
+struct weights {
+    float p[KEY_TILES][ROW_TILES][4];
+    uint32_t slope[SOFTCAP ? ROW_TILES : 1][2 * KEY_TILES];
+};
+/* P or dS as left operands. */
+typedef uint32_t score_fragments[ROW_TILES / 2][KEY_TILES][4];
+
+__device__ __forceinline__ void pack_scores(score_fragments &left, const float (&x)[KEY_TILES][ROW_TILES][4]) {
+#pragma unroll
+    for (int n = 0; n < ROW_TILES; n++)
+#pragma unroll
+        for (int j = 0; j < 2 * KEY_TILES; j++)
+            left[n / 2][j / 2][n % 2 * 2 + j % 2] = pack(x[j / 2][n][j % 2 * 2], x[j / 2][n][j % 2 * 2 + 1]);
+}
+
+__device__ __forceinline__ void make_weights(struct weights &w, const struct mma_backward_arguments &a,
+                                             const struct place &at, int h, const struct tiles &tiles,
+                                             const struct unit &unit, int warp_key, int block_row, int sub_row,
+                                             bool partial) {
     const int lane = threadIdx.x % 32;
-    float p[KEY_TILES][ROW_TILES][4], dp[KEY_TILES][ROW_TILES][4];
-    [[maybe_unused]] uint32_t slope[SOFTCAP ? ROW_TILES : 1][2 * KEY_TILES]; /* of the cap, rounded as dS will be */
 #if SUMMARISED
     const uint32_t seen = partial ? read_mask(a, at, h, warp_key, block_row + sub_row) : 0xffffffffu;
 #endif
-    multiply_scores<HEAD_DIM, false>(p, tiles.k, warp_key, nullptr, q_tile, sub_row);
+    multiply_scores<HEAD_DIM, false>(w.p, tiles.k, warp_key, nullptr, unit.q, sub_row);
 #if BIAS && BIAS_ROWS
     const char *bias[2 * KEY_TILES]; /* row 0 of the keys */
 #    pragma unroll
@@ -388,28 +494,30 @@ __device__ __forceinline__ void make_scores(uint32_t (&p_left)[ROW_TILES / 2][KE
         bias[n] = find_head(a, at, h).bias +
                   min(at.first_key + warp_key + lane / 4 + n * 8, at.seqlen_k - 1) * a.in.bias.key * BIAS_BYTES;
 #endif
-    [[maybe_unused]] const float unit = PLAIN ? a.in.scale * LOG2_E : a.in.scale;
+#if KEYED
+    const struct keys keys = stored_keys(tiles.keys, warp_key);
+#endif
+    [[maybe_unused]] const float factor = PLAIN ? a.in.scale * LOG2_E : a.in.scale;
 #pragma unroll
     for (int n = 0; n < ROW_TILES; n++) {
         const int local = sub_row + n * 8 + lane % 4 * 2;
         uint32_t lse[2];
-        ld_shared_8(lse[0], lse[1], tiles.rows + local * 4);
+        ld_shared_8(lse[0], lse[1], unit.rows + local * 4);
 #pragma unroll
         for (int c = 0; c < 2; c++) {
-            const int row = block_row + local + c;
 #if BIAS && BIAS_ROWS
-            const int inside = min(row, at.seqlen_q - 1);
+            const int inside = min(block_row + local + c, at.seqlen_q - 1);
 #endif
 #pragma unroll
             for (int j = 0; j < 2 * KEY_TILES; j++) {
                 const int tile = j / 2, half = j % 2;
-                float x = p[tile][n][half * 2 + c];
+                float x = w.p[tile][n][half * 2 + c];
 #if SOFTCAP
                 const float t = tanh_accurate(x * a.in.scale * a.in.softcap_inverse);
-                slope[n][j] = c ? slope[n][j] | pack(0, 1.0f - t * t) : pack(1.0f - t * t, 0);
+                w.slope[n][j] = c ? w.slope[n][j] | pack(0, 1.0f - t * t) : pack(1.0f - t * t, 0);
                 x = a.in.softcap * t;
 #else
-                x *= unit;
+                x *= factor;
 #endif
 #if BIAS && BIAS_ROWS
                 x += bias_value(bias[j] + (int64_t)inside * a.bias_row_bytes);
@@ -418,55 +526,83 @@ __device__ __forceinline__ void make_scores(uint32_t (&p_left)[ROW_TILES / 2][KE
 #endif
                 x -= __uint_as_float(lse[c]);
                 x = ex2_approx(PLAIN ? x : x * LOG2_E);
-                if (KEYED || partial) {
-                    bool visible = row >= keys.first[tile][half] && row < keys.last[tile][half];
-#if MASK && MASK_ROWS
-                    visible = visible && (seen >> ((n * 2 + c) * 2 * KEY_TILES + j) & 1);
-#endif
-                    x = visible ? x : 0.0f;
-                }
-                p[tile][n][half * 2 + c] = x;
+                w.p[tile][n][half * 2 + c] = x;
             }
         }
     }
+    if (KEYED || partial) {
+#if !KEYED
+        const struct keys keys = bound_keys(a, at, warp_key);
+#endif
+#pragma unroll
+        for (int n = 0; n < ROW_TILES; n++)
+#pragma unroll
+            for (int c = 0; c < 2; c++)
+#pragma unroll
+                for (int j = 0; j < 2 * KEY_TILES; j++) {
+                    const int row = block_row + sub_row + n * 8 + lane % 4 * 2 + c;
+                    bool visible = row >= keys.first[j / 2][j % 2] && row < keys.last[j / 2][j % 2];
+#if MASK && MASK_ROWS
+                    visible = visible && (seen >> ((n * 2 + c) * 2 * KEY_TILES + j) & 1);
+#endif
+                    w.p[j / 2][n][j % 2 * 2 + c] = visible ? w.p[j / 2][n][j % 2 * 2 + c] : 0.0f;
+                }
+    }
+}
+
+/* dS = P (dP - delta), as left operands. */
+__device__ __forceinline__ void make_ds(score_fragments &left, struct sums &sums, const struct weights &w,
+                                        const struct mma_backward_arguments &a, const struct place &at, int h,
+                                        uint32_t v_tile, const struct unit &unit, const value_fragments &values,
+                                        int warp_key, int block_row, int sub_row, bool partial) {
+    const int lane = threadIdx.x % 32;
+    float dp[KEY_TILES][ROW_TILES][4];
 #if DBIAS == MMA_DBIAS_DIRECT || DBIAS == MMA_DBIAS_SUMS
     char *dbias[2 * KEY_TILES];
 #    pragma unroll
     for (int n = 0; n < 2 * KEY_TILES; n++)
         dbias[n] = dbias_of_key(a, at, h, at.first_key + warp_key + lane / 4 + n * 8);
 #endif
-    multiply_scores<HEAD_DIM_V, V_IN_REGISTERS>(dp, tiles.v, warp_key, values, tiles.dout, sub_row);
+    multiply_scores<HEAD_DIM_V, V_IN_REGISTERS>(dp, v_tile, warp_key, values, unit.dout, sub_row);
 #pragma unroll
     for (int n = 0; n < ROW_TILES; n++) {
         const int local = sub_row + n * 8 + lane % 4 * 2;
         uint32_t delta[2];
-        ld_shared_8(delta[0], delta[1], tiles.rows + (BLOCK_M + local) * 4);
+        ld_shared_8(delta[0], delta[1], unit.rows + (UNIT_ROWS + local) * 4);
 #pragma unroll
-        for (int t = 0; t < KEY_TILES; t++) {
+        for (int t = 0; t < KEY_TILES; t++)
 #pragma unroll
-            for (int e = 0; e < 4; e++) {
-                const float weight = p[t][n][e];
-                float ds = weight * (dp[t][n][e] - __uint_as_float(delta[e % 2]));
-                if (KEYED || partial)
-                    ds = weight == 0.0f ? 0.0f : ds; /* also where dO is not finite */
-#if DBIAS == MMA_DBIAS_KEYS
-                sums.dbias[t][e / 2] += ds;
-#elif DBIAS
-                const int key = at.first_key + warp_key + lane / 4 + (2 * t + e / 2) * 8;
-                if (block_row + local + e % 2 < at.seqlen_q && key < at.seqlen_k)
-                    add_dbias(dbias[2 * t + e / 2] + (int64_t)(block_row + local + e % 2) * a.dbias_row_bytes, ds);
-#endif
-#if SOFTCAP
-                ds *= unpack((uint16_t)(slope[n][2 * t + e / 2] >> e % 2 * 16));
-#endif
-                dp[t][n][e] = ds;
-            }
-            p_left[n / 2][t][n % 2 * 2] = pack(p[t][n][0], p[t][n][1]);
-            p_left[n / 2][t][n % 2 * 2 + 1] = pack(p[t][n][2], p[t][n][3]);
-            ds_left[n / 2][t][n % 2 * 2] = pack(dp[t][n][0], dp[t][n][1]);
-            ds_left[n / 2][t][n % 2 * 2 + 1] = pack(dp[t][n][2], dp[t][n][3]);
-        }
+            for (int e = 0; e < 4; e++)
+                dp[t][n][e] = w.p[t][n][e] * (dp[t][n][e] - __uint_as_float(delta[e % 2]));
     }
+    if (KEYED || partial) /* nothing of hidden pairs, also where dO is not finite */
+#pragma unroll
+        for (int n = 0; n < ROW_TILES; n++)
+#pragma unroll
+            for (int t = 0; t < KEY_TILES; t++)
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    dp[t][n][e] = w.p[t][n][e] == 0.0f ? 0.0f : dp[t][n][e];
+#if DBIAS || SOFTCAP
+#    pragma unroll
+    for (int n = 0; n < ROW_TILES; n++)
+#    pragma unroll
+        for (int t = 0; t < KEY_TILES; t++)
+#    pragma unroll
+            for (int e = 0; e < 4; e++) {
+#    if DBIAS == MMA_DBIAS_KEYS
+                sums.dbias[t][e / 2] += dp[t][n][e];
+#    elif DBIAS
+                const int row = block_row + sub_row + n * 8 + lane % 4 * 2 + e % 2;
+                if (row < at.seqlen_q && at.first_key + warp_key + lane / 4 + (2 * t + e / 2) * 8 < at.seqlen_k)
+                    add_dbias(dbias[2 * t + e / 2] + (int64_t)row * a.dbias_row_bytes, dp[t][n][e]);
+#    endif
+#    if SOFTCAP
+                dp[t][n][e] *= unpack((uint16_t)(w.slope[n][2 * t + e / 2] >> e % 2 * 16));
+#    endif
+            }
+#endif
+    pack_scores(left, dp);
 }
 
 /* Scores to shared memory as [key][row of the sub-tile]. */
@@ -481,34 +617,101 @@ __device__ __forceinline__ void stage(uint32_t tile, const uint32_t (&left)[ROW_
                         left[n / 2][j / 2][n % 2 * 2 + j % 2]);
 }
 
-/* dQ of the warp's 16 rows and columns from the staged dS, added in global memory. */
+/* Scores of a sub-tile's rows that are the warp's own, what they add to dK and dV, and dS (BY_COLUMNS also P) to shared
+ * memory for the other warps. */
+__device__ __forceinline__ void add_own(struct sums &sums, const struct mma_backward_arguments &a,
+                                        const struct place &at, int h, const struct tiles &tiles, const struct unit &unit,
+                                        const value_fragments &values, uint32_t staged, int row, int sub, bool partial) {
+    const int warp = threadIdx.x / 32, share = warp / KEY_WARPS, warp_key = warp % KEY_WARPS * WARP_KEYS;
+#pragma unroll 1
+    for (int part = share * WARP_ROWS; part < share * WARP_ROWS + WARP_ROWS; part += PART_ROWS) {
+        struct weights weights;
+        score_fragments left;
+        make_weights(weights, a, at, h, tiles, unit, warp_key, row, sub + part, partial);
+        pack_scores(left, weights.p);
+        if (BY_COLUMNS)
+            stage(staged + STAGE_BYTES, left, warp_key, part);
+        auto dout = right_trans_of<HEAD_DIM_V / 8>(unit.dout, sub + part);
+        auto q = right_trans_of<HEAD_DIM / 8>(unit.q, sub + part);
+        if (BY_COLUMNS) {
+            dout.move(share * 2);
+            q.move(share * 2);
+        }
+#pragma unroll
+        for (int n = 0; n < ROW_TILES / 2; n++)
+            add_product<COLUMN_SHARES>(sums.dv, left[n], dout, n * 16);
+        make_ds(left, sums, weights, a, at, h, tiles.v, unit, values, warp_key, row, sub + part, partial);
+        if (OVERLAY)
+            __syncthreads();
+        stage(staged, left, warp_key, part);
+#pragma unroll
+        for (int n = 0; n < ROW_TILES / 2; n++)
+            add_product<COLUMN_SHARES>(sums.dk, left[n], q, n * 16);
+    }
+}
+
+#if BY_COLUMNS
+/* What rows of other warps with the same keys add to the warp's columns of dK and dV. */
+__device__ __forceinline__ void add_others_rows(struct sums &sums, const struct unit &unit, uint32_t staged,
+                                                int warp_key, int sub, int row, int share) {
+    auto dout = right_trans_of<HEAD_DIM_V / 8>(unit.dout, sub + row);
+    auto q = right_trans_of<HEAD_DIM / 8>(unit.q, sub + row);
+    auto scores = left_of<SUB_ROWS / 8>(staged, warp_key);
+    dout.move(share * 2);
+    q.move(share * 2);
+    scores.move(row / 8);
+#    pragma unroll
+    for (int n = 0; n < WARP_ROWS / 16; n++) {
+        uint32_t left[KEY_TILES][4];
+#    pragma unroll
+        for (int t = 0; t < KEY_TILES; t++)
+            ldmatrix_x4(left[t], scores.at_step(t * 16, 2 * n) + STAGE_BYTES);
+        add_product<SHARE>(sums.dv, left, dout, n * 16);
+#    pragma unroll
+        for (int t = 0; t < KEY_TILES; t++)
+            ldmatrix_x4(left[t], scores.at_step(t * 16, 2 * n));
+        add_product<SHARE>(sums.dk, left, q, n * 16);
+    }
+}
+__device__ __forceinline__ void add_others(struct sums &sums, const struct unit &unit, uint32_t staged, int sub) {
+    const int warp = threadIdx.x / 32, share = warp / KEY_WARPS, warp_key = warp % KEY_WARPS * WARP_KEYS;
+#    pragma unroll
+    for (int other = 1; other < SHARE; other++)
+        add_others_rows(sums, unit, staged, warp_key, sub, (share ^ other) * WARP_ROWS, share);
+}
+#endif
+
+/* dQ of the warp's rows and columns from the staged dS, added in global memory. */
 __device__ __forceinline__ void add_dq(float *dq, uint32_t staged, uint32_t k_tile, int sub_row) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = warp % DQ_GROUPS, share = warp / DQ_GROUPS;
-    float *to = dq + (int64_t)(sub_row + group * 16) * HEAD_DIM + share * 256;
+    float *to = dq + (int64_t)(sub_row + group * 16 * DQ_TILES) * HEAD_DIM + share * 256;
     lane_address<SUB_ROWS / 8> scores = left_trans_of<SUB_ROWS / 8>(staged, 0);
     lane_address<HEAD_DIM / 8> keys = right_trans_of<HEAD_DIM / 8>(k_tile, 0);
-    scores.move(group * 2);
+    scores.move(group * 2 * DQ_TILES);
     keys.move(share * 2);
 #pragma unroll 1
     for (int pass = 0; pass < DQ_COLUMNS / DQ_STEP; pass++, to += DQ_STEP * DQ_SHARE * 16) {
         lane_address<HEAD_DIM / 8> columns = keys;
         columns.move(pass * (DQ_STEP / 8 * DQ_SHARE));
-        float sum[1][DQ_STEP / 8][4] = {};
+        float sum[DQ_TILES][DQ_STEP / 8][4] = {};
 #pragma unroll
         for (int k = 0; k < BLOCK_N / 16; k++) {
-            uint32_t x[1][4];
-            ldmatrix_x4_trans(x[0], scores.at_step(k * 16, 0));
+            uint32_t x[DQ_TILES][4];
+#pragma unroll
+            for (int t = 0; t < DQ_TILES; t++)
+                ldmatrix_x4_trans(x[t], scores.at_step(k * 16, 2 * t));
             add_product<DQ_SHARE>(sum, x, columns, k * 16);
         }
 #pragma unroll
-        for (int n = 0; n < DQ_STEP / 8; n++) {
-            float *tile = to + (n / 2 * 2 * DQ_SHARE + n % 2) * 128;
+        for (int i = 0; i < DQ_TILES * DQ_STEP / 8; i++) {
+            const int t = i / (DQ_STEP / 8), n = i % (DQ_STEP / 8);
+            float *tile = to + t * 16 * HEAD_DIM + (n / 2 * 2 * DQ_SHARE + n % 2) * 128;
 #if __CUDA_ARCH__ >= 900
-            red_add_4(tile + lane * 4, sum[0][n][0], sum[0][n][1], sum[0][n][2], sum[0][n][3]);
+            red_add_4(tile + lane * 4, sum[t][n][0], sum[t][n][1], sum[t][n][2], sum[t][n][3]);
 #else
 #    pragma unroll
             for (int e = 0; e < 4; e++)
-                red_add(tile + e * 32 + lane, sum[0][n][e]);
+                red_add(tile + e * 32 + lane, sum[t][n][e]);
 #endif
         }
     }
@@ -537,10 +740,47 @@ template <int tiles> __device__ __forceinline__ void gather_shares(float (&sum)[
 #endif
 }
 
+/* The block's keys in a tensor: from it to a tile, and back. */
+__device__ __forceinline__ char *keys_of(const struct mma_matrix &x, const struct place &at) {
+    return x.data + (at.batch * x.batch + (int64_t)(at.k_begin + (GATHER ? 0 : at.first_key)) * x.row +
+                     at.head_kv * x.head) * 2;
+}
+template <int chunks>
+__device__ __forceinline__ void load_keys_tile(uint32_t tile, const struct mma_matrix &from,
+                                               const struct mma_backward_arguments &a, const struct place &at,
+                                               int num_columns) {
+    const char *data = keys_of(from, at);
+    if (!GATHER) {
+        load_tile<chunks, BLOCK_N>(tile, data, from.row * 2, at.seqlen_k - at.first_key, num_columns);
+        return;
+    }
+    for (int n = threadIdx.x; n < BLOCK_N * chunks; n += THREADS) {
+        const int row = n / chunks, chunk = n % chunks, key = key_at(a, at, row);
+        const int count = key < at.seqlen_k ? min(max(num_columns - chunk * 8, 0), 8) : 0;
+        load_chunk(tile + chunk_offset<chunks>(row, chunk), count ? data + key * from.row * 2 + chunk * 16 : data, count);
+    }
+}
+template <int chunks>
+__device__ __forceinline__ void store_keys_tile(const struct mma_matrix &to, const struct mma_backward_arguments &a,
+                                                const struct place &at, uint32_t tile, int num_columns) {
+    char *data = keys_of(to, at);
+    if (!GATHER) {
+        store_tile<chunks>(data, to.row * 2, tile, min(BLOCK_N, at.seqlen_k - at.first_key), num_columns,
+                           (int)threadIdx.x, THREADS);
+        return;
+    }
+    for (int n = threadIdx.x; n < BLOCK_N * chunks; n += THREADS) {
+        const int row = n / chunks, chunk = n % chunks, key = key_at(a, at, row), count = min(num_columns - chunk * 8, 8);
+        if (key < at.seqlen_k && count > 0)
+            store_chunk(data + key * to.row * 2 + chunk * 16, tile + chunk_offset<chunks>(row, chunk), count);
+    }
+}
+
 /* One gradient of the block's keys: rounded, through shared memory, to global memory. */
 template <int columns, int tiles>
 __device__ __forceinline__ void store_sums(const float (&sum)[KEY_TILES][tiles][4], float factor, uint32_t tile,
-                                           const struct mma_matrix &to, const struct place &at, int num_columns) {
+                                           const struct mma_matrix &to, const struct mma_backward_arguments &a,
+                                           const struct place &at, int num_columns) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, share = warp / KEY_WARPS;
     __syncthreads();
     if (BY_COLUMNS || share == 0)
@@ -554,10 +794,7 @@ __device__ __forceinline__ void store_sums(const float (&sum)[KEY_TILES][tiles][
                             pack(sum[j / 2][n][j % 2 * 2] * factor, sum[j / 2][n][j % 2 * 2 + 1] * factor));
     __syncthreads();
     if (to.data)
-        store_tile<columns / 8>(to.data + (at.batch * to.batch + (int64_t)(at.k_begin + at.first_key) * to.row +
-                                           at.head_kv * to.head) * 2,
-                                to.row * 2, tile, min(BLOCK_N, at.seqlen_k - at.first_key), num_columns,
-                                (int)threadIdx.x, THREADS);
+        store_keys_tile<columns / 8>(to, a, at, tile, num_columns);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
@@ -579,15 +816,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
     const struct place at = find_place(a, x, y, z);
     if (at.first_key >= at.seqlen_k)
         return;
-    const int warp = threadIdx.x / 32, warp_key = warp % KEY_WARPS * WARP_KEYS, warp_row = warp / KEY_WARPS * WARP_ROWS;
+    [[maybe_unused]] const int warp = threadIdx.x / 32, warp_key = warp % KEY_WARPS * WARP_KEYS;
 
-    const char *k = a.in.k.data + (at.batch * a.in.k.batch + (int64_t)(at.k_begin + at.first_key) * a.in.k.row +
-                                   at.head_kv * a.in.k.head) * 2;
-    const char *v = a.in.v.data + (at.batch * a.in.v.batch + (int64_t)(at.k_begin + at.first_key) * a.in.v.row +
-                                   at.head_kv * a.in.v.head) * 2;
-    load_tile<HEAD_DIM_V / 8, BLOCK_N>(V_IN_REGISTERS ? tiles.q : tiles.v, v, a.in.v.row * 2,
-                                       at.seqlen_k - at.first_key, a.in.head_dim_v);
-    load_tile<HEAD_DIM / 8, BLOCK_N>(tiles.k, k, a.in.k.row * 2, at.seqlen_k - at.first_key, a.in.head_dim);
+    load_keys_tile<HEAD_DIM_V / 8>(V_IN_REGISTERS ? tiles.q : tiles.v, a.in.v, a, at, a.in.head_dim_v);
+    load_keys_tile<HEAD_DIM / 8>(tiles.k, a.in.k, a, at, a.in.head_dim);
     cp_async_commit();
     value_fragments values;
 #if V_IN_REGISTERS
@@ -600,25 +832,68 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
 #endif
     struct sums sums = {};
     [[maybe_unused]] uint32_t ds_buffer = 0;
-    const struct walk walk = plan_walk(a, at);
 
 #pragma unroll 1
     for (int g = 0; g < a.in.group; g++) {
         const int h = at.head_kv * a.in.group + g;
-        const struct keys keys = look_at_keys(a, at, find_head(a, at, h), warp_key);
+#if KEYED
+        store_keys(a, at, find_head(a, at, h), tiles.keys);
+        __syncthreads();
+        const struct walk walk = narrow(plan_walk(a, at), tiles.keys, tiles.rows);
+#else
+        const struct walk walk = plan_walk(a, at);
+#endif
+#if RING
+        /* Units of 64 rows lie in a ring; one is loaded RING - 1 units ahead, when all warps have left its place. */
+        int slot = 0, row = next_active(a, at, walk, tiles.keys, h, walk.first / UNIT_ROWS * UNIT_ROWS), next = NO_ROW;
+        load_unit(a, at, h, tiles, 0, row);
+        if (RING == 3) {
+            next = following(a, at, walk, tiles.keys, h, row);
+            load_unit(a, at, h, tiles, 1, next);
+        }
+        cp_async_wait<RING - 2>();
+        __syncthreads();
+#    pragma unroll 1
+        while (row != NO_ROW) {
+            const struct unit unit = unit_at(tiles, slot);
+            const uint32_t staged = tiles.staged + ds_buffer;
+            bool partial = row < walk.full_first || row + UNIT_ROWS > walk.full_last;
+#    if SUMMARISED
+            partial = partial || find_head(a, at, h).summary[(int64_t)(row / BLOCK_M) * a.in.summary_row] != MMA_TILE_FULL;
+#    endif
+            ds_buffer ^= 2 * STAGE_BYTES;
+            add_own(sums, a, at, h, tiles, unit, values, staged, row, 0, partial);
+            if (RING == 3)
+                cp_async_wait<0>();
+            __syncthreads(); /* scores are staged; the next unit is there; all have left the one before */
+            const int last = following(a, at, walk, tiles.keys, h, RING == 3 ? next : row);
+            slot = slot == RING - 1 ? 0 : slot + 1;
+            load_unit(a, at, h, tiles, RING == 3 ? (slot == 2 ? 0 : slot + 1) : slot, last);
+            add_others(sums, unit, staged, 0);
+#    if NEEDS_DQ
+            add_dq(find_head(a, at, h).dq + (int64_t)row * HEAD_DIM, staged, tiles.k, 0);
+#    endif
+            if (RING == 2) {
+                cp_async_wait<0>();
+                __syncthreads();
+            }
+            row = RING == 3 ? next : last;
+            next = last;
+        }
+#else
 #if DETERMINISTIC
         int passed = 0; /* row blocks before this one have been handed on */
 #endif
-        int buffer = 0, row = next_active(a, at, walk, keys, h, walk.first / BLOCK_M * BLOCK_M);
+        int buffer = 0, row = next_active(a, at, walk, tiles.keys, h, walk.first / BLOCK_M * BLOCK_M);
         if (row != NO_ROW) {
             load_q(a, at, h, tiles.q, row);
-            load_dout(a, at, h, tiles, row);
+            load_dout(a, at, h, {tiles.q, tiles.dout, tiles.rows}, row);
         }
         cp_async_commit();
 #pragma unroll 1
         while (row != NO_ROW) {
-            const int next = next_active(a, at, walk, keys, h, row + BLOCK_M);
-            const uint32_t q_tile = tiles.q + buffer * Q_BYTES;
+            const int next = next_active(a, at, walk, tiles.keys, h, row + BLOCK_M);
+            const struct unit unit = {tiles.q + buffer * Q_BYTES, tiles.dout, tiles.rows};
             if (STAGES == 2) {
                 buffer ^= 1;
                 if (next != NO_ROW)
@@ -648,47 +923,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
                 const uint32_t staged = OVERLAY ? tiles.dout + sub * HEAD_DIM_V * 2 : tiles.staged + ds_buffer;
                 if (DS_BUFFERS == 2)
                     ds_buffer ^= STAGE_BYTES * (BY_COLUMNS ? 2 : 1);
-#pragma unroll 1
-                for (int part = warp_row; part < warp_row + WARP_ROWS; part += PART_ROWS) {
-                    uint32_t p_left[ROW_TILES / 2][KEY_TILES][4], ds_left[ROW_TILES / 2][KEY_TILES][4];
-                    make_scores(p_left, ds_left, sums, a, at, h, keys, tiles, q_tile, values, warp_key, row,
-                                sub + part, partial);
-#if BY_COLUMNS
-                    stage(staged + STAGE_BYTES, p_left, warp_key, part);
-                    stage(staged, ds_left, warp_key, part);
-#else
-                    const auto dout = right_trans_of<HEAD_DIM_V / 8>(tiles.dout, sub + part);
-                    const auto q = right_trans_of<HEAD_DIM / 8>(q_tile, sub + part);
-#    pragma unroll
-                    for (int n = 0; n < ROW_TILES / 2; n++)
-                        add_product<1>(sums.dv, p_left[n], dout, n * 16);
-                    if (OVERLAY)
-                        __syncthreads();
-                    stage(staged, ds_left, warp_key, part);
-#    pragma unroll
-                    for (int n = 0; n < ROW_TILES / 2; n++)
-                        add_product<1>(sums.dk, ds_left[n], q, n * 16);
-#endif
-                }
+                add_own(sums, a, at, h, tiles, unit, values, staged, row, sub, partial);
                 __syncthreads();
 #if BY_COLUMNS
-                auto dout = right_trans_of<HEAD_DIM_V / 8>(tiles.dout, sub);
-                auto q = right_trans_of<HEAD_DIM / 8>(q_tile, sub);
-                const auto ds = left_of<SUB_ROWS / 8>(staged, warp_key);
-                dout.move(warp / KEY_WARPS * 2);
-                q.move(warp / KEY_WARPS * 2);
-#    pragma unroll
-                for (int n = 0; n < SUB_ROWS / 16; n++) {
-                    uint32_t left[KEY_TILES][4];
-#    pragma unroll
-                    for (int t = 0; t < KEY_TILES; t++)
-                        ldmatrix_x4(left[t], ds.at_step(t * 16, 2 * n) + STAGE_BYTES);
-                    add_product<SHARE>(sums.dv, left, dout, n * 16);
-#    pragma unroll
-                    for (int t = 0; t < KEY_TILES; t++)
-                        ldmatrix_x4(left[t], ds.at_step(t * 16, 2 * n));
-                    add_product<SHARE>(sums.dk, left, q, n * 16);
-                }
+                add_others(sums, unit, staged, sub);
                 if (last)
                     __syncthreads();
 #endif
@@ -696,7 +934,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
                     if (STAGES == 1 && next != NO_ROW)
                         load_q(a, at, h, tiles.q, next);
                     if (!OVERLAY && next != NO_ROW)
-                        load_dout(a, at, h, tiles, next);
+                        load_dout(a, at, h, unit, next);
                     cp_async_commit();
                 }
 #if NEEDS_DQ
@@ -713,11 +951,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
 #endif
             if (OVERLAY) {
                 if (next != NO_ROW)
-                    load_dout(a, at, h, tiles, next);
+                    load_dout(a, at, h, unit, next);
                 cp_async_commit();
             }
             row = next;
         }
+#endif
 #if DETERMINISTIC
         if (threadIdx.x == 0)
             for (; passed < at.seqlen_q; passed += BLOCK_M) {
@@ -732,7 +971,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
             float x = sums.dbias[n / 2][n % 2];
             x += __shfl_xor_sync(0xffffffff, x, 1);
             x += __shfl_xor_sync(0xffffffff, x, 2);
-            const int key = at.first_key + warp_key + threadIdx.x % 32 / 4 + n * 8;
+            const int key = key_at(a, at, warp_key + threadIdx.x % 32 / 4 + n * 8);
             if (threadIdx.x % 4 == 0 && key < at.seqlen_k)
                 a.dbias_sums[(((int64_t)(warp / KEY_WARPS) * a.in.batch + at.batch) * a.in.heads + h) *
                                  a.in.seqlen_k + key] = x;
@@ -743,7 +982,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
         __syncthreads();
     }
     gather_shares(sums.dk[0], (float *)shared);
-    store_sums<HEAD_DIM>(sums.dk, a.in.scale, tiles.q, a.dk, at, a.in.head_dim);
+    store_sums<HEAD_DIM>(sums.dk, a.in.scale, tiles.q, a.dk, a, at, a.in.head_dim);
     gather_shares(sums.dv[0], (float *)shared);
-    store_sums<HEAD_DIM_V>(sums.dv, 1.0f, tiles.q, a.dv, at, a.in.head_dim_v);
+    store_sums<HEAD_DIM_V>(sums.dv, 1.0f, tiles.q, a.dv, a, at, a.in.head_dim_v);
 }

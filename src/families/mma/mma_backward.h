@@ -3,8 +3,8 @@
  *
  * A block of 8 warps owns block_n keys and walks the queries block_m rows at a time. Shared memory, bytes:
  *
- *     2D (M q + M + N [V not in registers]) + 2D N + 2N MS + 8M
- *        Q      dO   V                        K      dS       lse and row sum of dO * O
+ *     2D (M q + M + N [V not in registers]) + 2D N + 2N MS + 8M                      + 12N [keys are seen one by one]
+ *        Q      dO   V                        K      dS       lse, row sum of dO * O   rows that see a key, its bias
  *
  * with q = 1 or 2 buffers of Q, and with MS the rows of score tiles that pass through shared memory at a time. Head
  * dims are those of q, k (D) and of v, out (Dv), rounded up as mma_backward_padded() does; dO and V count with Dv. */
@@ -94,20 +94,30 @@ MMA_BACKWARD_INLINE int32_t mma_backward_shared_bytes(int32_t block_m, int32_t b
 }
 
 /* The same for a kernel whose warps are paired, or whose passing scores have two buffers, so that one barrier a
- * sub-tile is enough; both are taken where the device has the bytes. */
+ * sub-tile is enough; and for paired warps with a ring of 2 or 3 units of 64 rows of Q and dO in place of BLOCK_M rows,
+ * of which one is loaded while another is computed. Each is taken where the device has the bytes. */
+struct mma_backward_extras {
+    int32_t paired, buffers, ring;
+};
 MMA_BACKWARD_INLINE int32_t mma_backward_bytes_with(int32_t block_m, int32_t block_n, int32_t stages,
                                                     int32_t v_in_registers, int32_t head_dim, int32_t head_dim_v,
-                                                    int32_t paired, int32_t buffers) {
+                                                    struct mma_backward_extras with) {
     const int32_t widest = mma_backward_widest(head_dim, head_dim_v);
     const int32_t d = mma_backward_padded(head_dim, block_n, widest);
     const int32_t dv = mma_backward_padded(head_dim_v, block_n, widest);
     const int32_t passing =
-        paired ? 128 : mma_backward_sub_rows(block_n, widest) * (mma_backward_shares_columns(block_n, widest) ? 2 : 1);
-    if (!paired && buffers == 1)
+        with.paired ? 128
+                    : mma_backward_sub_rows(block_n, widest) * (mma_backward_shares_columns(block_n, widest) ? 2 : 1);
+    const int32_t rows_q = with.ring ? 64 * with.ring : block_m * stages;
+    const int32_t rows = with.ring ? 64 * with.ring : block_m;
+    if (!with.paired && with.buffers == 1)
         return mma_backward_shared_bytes(block_m, block_n, stages, v_in_registers, head_dim, head_dim_v);
-    return 2 * d * (block_m * stages + block_n) + 2 * dv * (block_m + (v_in_registers ? 0 : block_n)) +
-           2 * block_n * passing * buffers + 8 * block_m;
+    return 2 * d * (rows_q + block_n) + 2 * dv * (rows + (v_in_registers ? 0 : block_n)) +
+           2 * block_n * passing * with.buffers + 8 * rows;
 }
+
+/* Besides, where intervals, or a mask or bias without rows, say for each key which rows see it. */
+MMA_BACKWARD_INLINE int32_t mma_backward_keys_bytes(int32_t block_n, int32_t keyed) { return keyed ? 12 * block_n : 0; }
 
 /* fp32 accumulators of dK and dV a thread. */
 MMA_BACKWARD_INLINE int32_t mma_backward_accumulators(int32_t block_n, int32_t head_dim, int32_t head_dim_v) {
@@ -144,6 +154,7 @@ MMA_BACKWARD_INLINE int32_t mma_backward_v_registers(int32_t block_n, int32_t he
     X(OVERLAY)    /* dS lies over consumed rows of dO */                                 \
     X(DS_BUFFERS) /* 2: a warp may make scores while another still reads those before */ \
     X(PAIRED)     /* two key tiles a warp, two warps to the same keys */                 \
+    X(RING)       /* 2 or 3: buffers of 64 rows of Q and dO, instead of BLOCK_M rows */  \
     X(ALIGNED)    /* addresses and strides are multiples of 16 bytes */                  \
     X(WINDOW)     /* causal or window */                                                 \
     X(MASK)                                                                              \
@@ -152,6 +163,7 @@ MMA_BACKWARD_INLINE int32_t mma_backward_v_registers(int32_t block_n, int32_t he
     X(BIAS_ROWS)                                                                         \
     X(DBIAS) /* MMA_DBIAS_* */                                                           \
     X(INTERVALS)                                                                         \
+    X(GATHER) /* keys in the order that mma_order.cu gives them */                       \
     X(VARLEN)                                                                            \
     X(SOFTCAP)                                                                           \
     X(NEEDS_DQ)                                                                          \
@@ -168,6 +180,7 @@ enum { MMA_ROWS_NUM_CONSTANTS = MMA_ROWS_CONSTANTS(MMA_BACKWARD_COUNT) };
 #define MMA_BACKWARD_ROW_STEP 128
 /* Warps of a block of mma_backward_rows.cu. */
 #define MMA_BACKWARD_ROWS_WARPS 4
+#define MMA_DBIAS_WARPS         4
 
 /* Workspace: row i of a sequence (dense: of batch b and head h at (b heads + h) rows; varlen: of head h at h rows, plus
  * the sequence's begin, mma_backward_begin()).
@@ -175,6 +188,7 @@ enum { MMA_ROWS_NUM_CONSTANTS = MMA_ROWS_CONSTANTS(MMA_BACKWARD_COUNT) };
  *   dq         [rows, D]: fp32 sums, each 16 x 8 tile in the order of the accumulators of an mma
  *   turns      [rows / 16]: deterministic: how many key blocks have added to the row block that begins there
  *   tickets    [1]: deterministic: blocks in the order in which they began
+ *   order      [interval batches, heads, Sk]: numbers of keys, mma_order.h
  *   dbias      KEYS: [warps that share keys, B, H, Sk]; SUMS: the shape of bias */
 struct mma_backward_arguments {
     struct mma_forward_arguments in;
@@ -183,6 +197,8 @@ struct mma_backward_arguments {
     struct mma_scores dbias;
     float *lse_rows, *delta_rows, *dq_sums, *dbias_sums;
     int32_t *turns, *ticket;
+    const int32_t *order;
+    int64_t order_batch, order_head;
     int64_t rows, num_row_arrays;                               /* rows of one array; arrays: B H, varlen: H */
     int64_t dbias_count;                                        /* floats of dbias_sums */
     int64_t dbias_batch, dbias_head, dbias_row, dbias_key;      /* SUMS: strides in dbias_sums */

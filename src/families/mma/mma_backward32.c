@@ -32,7 +32,8 @@ enum { SUMS_MAX = 64 };
 static int32_t own_of(const struct tile *t) { return 16 * t->warps / t->share; }
 
 static int32_t shared_bytes(const struct tile *t, const fdm_problem *p) {
-    return mma_backward32_shared_bytes(own_of(t), t->block, mma_padded32(p->head_dim), mma_padded32(p->head_dim_v));
+    return mma_backward32_shared_bytes(own_of(t), t->block, mma_padded32(p->head_dim, p->head_dim_v),
+                                       mma_padded32(p->head_dim_v, p->head_dim));
 }
 
 static int fits(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
@@ -102,7 +103,7 @@ static int32_t gradients_of(const fdm_problem *p, int32_t kernel) {
     const int32_t of_rows = p->needs_dq || kind == MMA_DBIAS_DIRECT || kind == MMA_DBIAS_SUMS;
     const int32_t of_keys = (p->needs_dk || kind == MMA_DBIAS_KEYS ? MMA_GRADIENT_OF_SCORES : 0) |
                             (p->needs_dv ? MMA_GRADIENT_OF_VALUES : 0);
-    const int32_t sums = (mma_padded32(p->head_dim) + mma_padded32(p->head_dim_v)) / 2;
+    const int32_t sums = (mma_padded32(p->head_dim, p->head_dim_v) + mma_padded32(p->head_dim_v, p->head_dim)) / 2;
     const int both = of_keys == (MMA_GRADIENT_OF_SCORES | MMA_GRADIENT_OF_VALUES) && sums <= SUMS_MAX;
     switch (kernel) {
     case OWN_ROWS: return of_rows ? MMA_GRADIENT_OF_SCORES : 0;
@@ -132,8 +133,8 @@ static int32_t dbias_of(const fdm_problem *p, int32_t kernel) {
 static void main_request(const struct tile *t, const fdm_problem *p, int32_t kernel,
                          struct cuda_kernel_request *request) {
     const struct cuda_constant constants[] = {
-        {"HEAD_DIM", mma_padded32(p->head_dim)},
-        {"HEAD_DIM_V", mma_padded32(p->head_dim_v)},
+        {"HEAD_DIM", mma_padded32(p->head_dim, p->head_dim_v)},
+        {"HEAD_DIM_V", mma_padded32(p->head_dim_v, p->head_dim)},
         {"WARPS", t->warps},
         {"SHARE", t->share},
         {"BLOCK", t->block},
@@ -171,8 +172,9 @@ static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct 
         if (kernel == SUMMARY)
             mma_summary_request(request);
         else if (kernel == PREPARE || kernel == DBIAS)
-            mma_rows_request(p, kernel == DBIAS ? "mma_dbias" : "mma_backward_prepare", mma_padded32(p->head_dim),
-                             mma_padded32(p->head_dim_v), 0, request);
+            mma_rows_request(p, kernel == DBIAS ? "mma_dbias" : "mma_backward_prepare",
+                             mma_padded32(p->head_dim, p->head_dim_v), mma_padded32(p->head_dim_v, p->head_dim), 0,
+                             request);
         else
             main_request(&tiles[plan->parameters[0]], p, kernel, request);
     }

@@ -11,8 +11,8 @@
  *   keys        K       V       Q         dO        dK += dS other 1, dV += P other 2
  *
  * Tile: 16 WARPS / SHARE own x BLOCK other. Above head dim 128 the sums of 16 own would fill the registers: two warps
- * make the same scores, and each sums half of the columns. Lane l of a warp holds own l / 4 and l / 4 + 8 of its 16 and others 2 (l % 4), +1
- * of each group of eight: accumulators of scores are the left operands of the sums.
+ * make the same scores, and each sums half of the columns. Lane l of a warp holds own l / 4 and l / 4 + 8 of its 16 and
+ * others 2 (l % 4), +1 of each group of eight: accumulators of scores are the left operands of the sums.
  *
  * Shared memory: own 1, own 2, other 1, other 2, then facts of two steps' others: of keys, or lse and delta of rows.
  *
@@ -39,6 +39,8 @@
 
 static_assert(BLOCK % 16 == 0 && HEAD_DIM % 32 == 0 && HEAD_DIM_V % 32 == 0, "tiles are multiples of 16 and 32");
 static_assert(HEAD_DIM % (16 * SHARE) == 0 && HEAD_DIM_V % (16 * SHARE) == 0 && WARPS % SHARE == 0, "equal shares");
+static_assert(SHARE == 1 || ((HEAD_DIM / SHARE % 32 == 0 || HEAD_DIM == 32) &&
+                             (HEAD_DIM_V / SHARE % 32 == 0 || HEAD_DIM_V == 32)), "addresses of a share's columns");
 static_assert(OWN % BLOCK == 0 && THREADS >= BLOCK, "a mask is summarised by BLOCK x BLOCK");
 
 /* Shared memory. */

@@ -15,6 +15,8 @@
 
 #define CHUNKS (HEAD_DIM_V / CHUNK_ELEMENTS)
 #define GROUP  (CHUNKS > 16 ? 32 : CHUNKS > 8 ? 16 : CHUNKS > 4 ? 8 : 4) /* lanes that read one row */
+#define ROWS_AT_ONCE (32 / GROUP)
+#define ROUNDS       (16 / ROWS_AT_ONCE)
 
 struct rows {
     int first, seqlen_q;
@@ -58,28 +60,40 @@ __device__ __forceinline__ void clear_dbias(const struct mma_backward_arguments 
 #endif
 }
 
-/* `count` elements of one chunk, and zeros, as numbers. */
-__device__ __forceinline__ void read_chunk(float (&x)[CHUNK_ELEMENTS], const char *from, int count) {
 #if DTYPE == MMA_FLOAT32
-    typedef float element;
+typedef float element;
+__device__ __forceinline__ float number(element x) { return x; }
 #else
-    typedef uint16_t element;
+typedef uint16_t element;
+__device__ __forceinline__ float number(element x) { return unpack(x); }
 #endif
-    element part[CHUNK_ELEMENTS] = {};
-    if (ALIGNED && count == CHUNK_ELEMENTS)
-        *(uint4 *)part = *(const uint4 *)from;
-    else
+
+/* Sum of x * y over elements one by one. */
+__device__ __forceinline__ float add_elements(const char *x, const char *y, int count) {
+    float sum = 0;
+    for (int e = 0; e < count; e++)
+        sum += number(((const element *)x)[e]) * number(((const element *)y)[e]);
+    return sum;
+}
+
+/* Adds x * y of one chunk of each round's row, from `row` on, below `rows`: first all loads, then the sums. */
+__device__ __forceinline__ void add_chunks(float (&sums)[ROUNDS], const char *x, int64_t x_row, const char *y,
+                                           int64_t y_row, int row, int rows) {
+    uint4 left[ROUNDS], right[ROUNDS];
+#pragma unroll
+    for (int n = 0; n < ROUNDS; n++) {
+        const int64_t i = row + n * ROWS_AT_ONCE;
+        left[n] = right[n] = make_uint4(0, 0, 0, 0);
+        if (i < rows) {
+            left[n] = *(const uint4 *)(x + i * x_row);
+            right[n] = *(const uint4 *)(y + i * y_row);
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < ROUNDS; n++)
 #pragma unroll
         for (int e = 0; e < CHUNK_ELEMENTS; e++)
-            if (e < count)
-                part[e] = ((const element *)from)[e];
-#pragma unroll
-    for (int e = 0; e < CHUNK_ELEMENTS; e++)
-#if DTYPE == MMA_FLOAT32
-        x[e] = part[e];
-#else
-        x[e] = unpack(part[e]);
-#endif
+            sums[n] += number(((const element *)&left[n])[e]) * number(((const element *)&right[n])[e]);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -97,38 +111,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         return;
     const char *out = a.in.out.data + (b * a.in.out.batch + at.packed * a.in.out.row + h * a.in.out.head) * ELEMENT_BYTES;
     const char *dout = a.dout.data + (b * a.dout.batch + at.packed * a.dout.row + h * a.dout.head) * ELEMENT_BYTES;
-#pragma unroll 4
-    for (int r = lane / GROUP; r < 16; r += 32 / GROUP) {
-        const int row = at.first + r;
-        float sum = 0;
-#pragma unroll
-        for (int chunk = lane % GROUP; chunk < CHUNKS; chunk += GROUP) {
-            const int count = min(max(a.in.head_dim_v - chunk * CHUNK_ELEMENTS, 0), CHUNK_ELEMENTS);
-            if (row >= at.seqlen_q || count == 0)
-                continue;
-            float left[CHUNK_ELEMENTS], right[CHUNK_ELEMENTS];
-            read_chunk(left, out + (int64_t)row * a.in.out.row * ELEMENT_BYTES + chunk * 16, count);
-            read_chunk(right, dout + (int64_t)row * a.dout.row * ELEMENT_BYTES + chunk * 16, count);
-#pragma unroll
-            for (int e = 0; e < CHUNK_ELEMENTS; e++)
-                sum += left[e] * right[e];
-        }
-#pragma unroll
-        for (int step = GROUP / 2; step > 0; step /= 2)
-            sum += __shfl_xor_sync(0xffffffff, sum, step);
-        if (lane % GROUP == 0) {
-            float lse = __int_as_float(0x7f800000);
-            if (row < at.seqlen_q) {
-                const int64_t i = at.packed + row;
-                lse = a.in.lse.data[b * a.in.lse.batch + h * a.in.lse.head + i * a.in.lse.row] * a.lse_factor;
-                if (a.dlse.data)
-                    sum -= a.dlse.data[b * a.dlse.batch + h * a.dlse.head + i * a.dlse.row];
-            }
-            a.lse_rows[at.begin + row] = lse;
-            a.delta_rows[at.begin + row] = sum;
-        }
-    }
-#if NEEDS_DQ
+#if NEEDS_DQ /* stores wait for nothing: they go first */
     float4 *dq = (float4 *)(a.dq_sums + (at.begin + at.first) * HEAD_DIM);
 #    pragma unroll 8
     for (int n = lane; n < 16 * HEAD_DIM / 4; n += 32)
@@ -136,6 +119,48 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (a.turns && lane == 0)
         a.turns[(at.begin + at.first) / 16] = 0;
 #endif
+    /* All loads before the first store that follows from them, so that they are under way together. */
+    float sums[ROUNDS] = {};
+    const bool whole = ALIGNED && a.in.head_dim_v % CHUNK_ELEMENTS == 0;
+#pragma unroll 1
+    for (int chunk = lane % GROUP; chunk < CHUNKS; chunk += GROUP) {
+        const int count = min(max(a.in.head_dim_v - chunk * CHUNK_ELEMENTS, 0), CHUNK_ELEMENTS);
+        const char *x = out + chunk * 16, *y = dout + chunk * 16;
+        if (whole)
+            add_chunks(sums, x, a.in.out.row * ELEMENT_BYTES, y, a.dout.row * ELEMENT_BYTES, at.first + lane / GROUP,
+                       count ? at.seqlen_q : 0);
+        else
+#pragma unroll 1
+            for (int n = 0; n < ROUNDS; n++) {
+                const int row = at.first + n * ROWS_AT_ONCE + lane / GROUP;
+                const float sum = row < at.seqlen_q ? add_elements(x + (int64_t)row * a.in.out.row * ELEMENT_BYTES,
+                                                                   y + (int64_t)row * a.dout.row * ELEMENT_BYTES, count)
+                                                    : 0;
+#pragma unroll
+                for (int to = 0; to < ROUNDS; to++)
+                    sums[to] += to == n ? sum : 0;
+            }
+    }
+    float mine = 0; /* lane r: the sum of row r */
+#pragma unroll
+    for (int n = 0; n < ROUNDS; n++) {
+#pragma unroll
+        for (int step = GROUP / 2; step > 0; step /= 2)
+            sums[n] += __shfl_xor_sync(0xffffffff, sums[n], step);
+        const float of_row = __shfl_sync(0xffffffff, sums[n], lane % ROWS_AT_ONCE * GROUP);
+        mine = lane / ROWS_AT_ONCE == n ? of_row : mine;
+    }
+    if (lane >= 16)
+        return;
+    const int64_t row = at.first + lane, i = at.packed + row;
+    float lse = __int_as_float(0x7f800000);
+    if (row < at.seqlen_q) {
+        lse = a.in.lse.data[b * a.in.lse.batch + h * a.in.lse.head + i * a.in.lse.row] * a.lse_factor;
+        if (a.dlse.data)
+            mine -= a.dlse.data[b * a.dlse.batch + h * a.dlse.head + i * a.dlse.row];
+    }
+    a.lse_rows[at.begin + row] = lse;
+    a.delta_rows[at.begin + row] = mine;
 }
 
 #if NEEDS_DQ
@@ -148,18 +173,26 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         return;
     const uint32_t tile = shared_address(shared) + threadIdx.x / 32 * 16 * HEAD_DIM * 2;
     const float *sums = a.dq_sums + (at.begin + at.first) * HEAD_DIM;
-#    pragma unroll 8
-    for (int n = 0; n < HEAD_DIM / 8; n++) {
+    constexpr int together = HEAD_DIM % 128 == 0 ? 16 : HEAD_DIM % 64 == 0 ? 8 : 4; /* loads under way */
+#    pragma unroll 1
+    for (int first = 0; first < HEAD_DIM / 8; first += together) {
+        float4 x[together];
+#    pragma unroll
+        for (int n = 0; n < together; n++) {
+            const float *from = sums + (first + n) * 128;
 #    if __CUDA_ARCH__ >= 900
-        const float4 x = *(const float4 *)(sums + n * 128 + lane * 4);
+            x[n] = *(const float4 *)(from + lane * 4);
 #    else
-        const float4 x = make_float4(sums[n * 128 + lane], sums[n * 128 + 32 + lane], sums[n * 128 + 64 + lane],
-                                     sums[n * 128 + 96 + lane]);
+            x[n] = make_float4(from[lane], from[32 + lane], from[64 + lane], from[96 + lane]);
 #    endif
-        st_shared_4(tile + chunk_offset<HEAD_DIM / 8>(lane / 4, n) + lane % 4 * 4,
-                    pack(x.x * a.in.scale, x.y * a.in.scale));
-        st_shared_4(tile + chunk_offset<HEAD_DIM / 8>(lane / 4 + 8, n) + lane % 4 * 4,
-                    pack(x.z * a.in.scale, x.w * a.in.scale));
+        }
+#    pragma unroll
+        for (int n = 0; n < together; n++) {
+            st_shared_4(tile + chunk_offset<HEAD_DIM / 8>(lane / 4, first + n) + lane % 4 * 4,
+                        pack(x[n].x * a.in.scale, x[n].y * a.in.scale));
+            st_shared_4(tile + chunk_offset<HEAD_DIM / 8>(lane / 4 + 8, first + n) + lane % 4 * 4,
+                        pack(x[n].z * a.in.scale, x[n].w * a.in.scale));
+        }
     }
     __syncwarp();
     store_tile<HEAD_DIM / 8>(a.dq.data + (blockIdx.z * a.dq.batch + (at.packed + at.first) * a.dq.row +

@@ -4,7 +4,7 @@
  * One thread an element; one warp where keys are added. Bound by memory. */
 #include "families/mma/mma_backward.h"
 
-#define THREADS 128
+#define THREADS (32 * MMA_DBIAS_WARPS)
 
 #include "families/mma/mma_tile.cuh"
 

@@ -24,8 +24,8 @@ enum { NUM_TILES = sizeof tiles / sizeof tiles[0] };
 static int32_t block_m(const struct tile *t) { return 16 * t->row_tiles * t->warps / t->share; }
 
 static int32_t shared_bytes(const struct tile *t, const fdm_problem *p) {
-    return mma_forward32_shared_bytes(block_m(t), t->block_n, mma_padded32(p->head_dim), mma_padded32(p->head_dim_v),
-                                      mma_lists_keys(p));
+    return mma_forward32_shared_bytes(block_m(t), t->block_n, mma_padded32(p->head_dim, p->head_dim_v),
+                                      mma_padded32(p->head_dim_v, p->head_dim), mma_lists_keys(p));
 }
 
 static int is_bare(const fdm_problem *p) {
@@ -86,8 +86,8 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant,
 
 static void forward_request(const struct tile *t, const fdm_problem *p, struct cuda_kernel_request *request) {
     const struct cuda_constant constants[] = {
-        {"HEAD_DIM", mma_padded32(p->head_dim)},
-        {"HEAD_DIM_V", mma_padded32(p->head_dim_v)},
+        {"HEAD_DIM", mma_padded32(p->head_dim, p->head_dim_v)},
+        {"HEAD_DIM_V", mma_padded32(p->head_dim_v, p->head_dim)},
         {"WARPS", t->warps},
         {"SHARE", t->share},
         {"ROW_TILES", t->row_tiles},

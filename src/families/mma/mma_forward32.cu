@@ -31,6 +31,7 @@
 
 static_assert(BLOCK_N % 16 == 0 && HEAD_DIM % 32 == 0 && HEAD_DIM_V % 32 == 0, "tiles are multiples of 16 and 32");
 static_assert(HEAD_DIM_V % (16 * SHARE) == 0 && WARPS % SHARE == 0, "equal shares");
+static_assert(SHARE == 1 || HEAD_DIM_V / SHARE % 32 == 0 || HEAD_DIM_V == 32, "addresses of a share's columns");
 static_assert(THREADS >= BLOCK_N, "one thread looks at a key");
 
 /* The block's rows, and the keys that window and ends leave them. */

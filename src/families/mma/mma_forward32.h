@@ -28,9 +28,11 @@
 enum { MMA_FORWARD32_NUM_CONSTANTS = MMA_FORWARD32_CONSTANTS(MMA_FORWARD32_COUNT) };
 
 /* The kernel's head dim: columns beyond the tensor's are zero. Between 128 and 256 the assembler has not enough
- * registers for rows whose chunks are no power of two. */
-static inline int32_t mma_padded32(int64_t head_dim) {
-    return head_dim > 128 ? 256 : (int32_t)(head_dim + 31) / 32 * 32;
+ * registers for rows whose chunks are no power of two. Beside another head dim that is as wide, warps share columns by
+ * halves, which then begin at multiples of 32. */
+static inline int32_t mma_padded32(int64_t head_dim, int64_t other) {
+    const int32_t padded = head_dim > 128 ? 256 : (int32_t)(head_dim + 31) / 32 * 32;
+    return padded == 96 && other > 128 ? 128 : padded;
 }
 
 /* What is kept of a key, where something depends on it alone: struct key_facts. */

@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#include "families/mma/mma_order.h"
+
 int32_t mma_dbias_kind(const fdm_problem *p) {
     if (!p->needs_dbias)
         return MMA_DBIAS_NONE;
@@ -22,8 +24,8 @@ int64_t mma_bias_bytes(const fdm_problem *p) { return p->has_bias ? (int64_t)fdm
 
 /* Where the arrays of struct mma_backward_arguments lie, in bytes from the workspace's start. */
 struct layout {
-    int64_t lse, delta, dq, dbias, summary, turns, ticket, bytes;
-    int64_t rows, arrays, dbias_count;
+    int64_t lse, delta, dq, dbias, summary, turns, ticket, order, bytes;
+    int64_t rows, arrays, dbias_count, order_stride;
 };
 
 static int64_t put(struct layout *l, int64_t bytes) {
@@ -51,6 +53,8 @@ static struct layout lay_out(const fdm_problem *p, const struct mma_room *room) 
     l.dq = put(&l, 4 * all * room->dq_columns);
     l.turns = put(&l, room->turns ? all / 16 * 4 : 0);
     l.ticket = put(&l, 4);
+    l.order_stride = mma_round_up(p->seqlen_k, MMA_ORDER_KEYS);
+    l.order = put(&l, room->ordered_keys ? 4 * p->interval_batch * p->interval_heads * l.order_stride : 0);
     l.dbias_count = dbias_count(p, room->dbias_shares);
     l.dbias = put(&l, 4 * l.dbias_count);
     l.summary = put(&l, mma_mask_rows(p) ? mma_summary_bytes(p, room->block_m, room->block_n) : 0);
@@ -85,6 +89,9 @@ void mma_fill_gradients(const struct attention *attention, const struct mma_room
         .dbias_sums = (float *)(void *)(workspace + l.dbias),
         .turns = room->turns ? (int32_t *)(void *)(workspace + l.turns) : NULL,
         .ticket = (int32_t *)(void *)(workspace + l.ticket),
+        .order = (const int32_t *)(const void *)(workspace + l.order),
+        .order_batch = p->interval_batch == 1 ? 0 : p->interval_heads * l.order_stride,
+        .order_head = p->interval_heads == 1 ? 0 : l.order_stride,
         .rows = l.rows,
         .num_row_arrays = l.arrays,
         .dbias_count = l.dbias_count,

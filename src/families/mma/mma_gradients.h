@@ -12,6 +12,7 @@ struct mma_room {
     int32_t dq_columns;       /* of the sums of dQ; 0: none */
     int32_t turns;            /* 1: blocks add in order */
     int32_t dbias_shares;     /* partial sums of each key's bias */
+    int32_t ordered_keys;     /* 1: keys may be put in order */
     float lse_factor;         /* lse is kept times this */
 };
 

@@ -134,11 +134,16 @@ static double kilobytes(int64_t bytes) { return (double)bytes / 1024; }
 /* What is fixed while one problem is placed on one device. */
 struct placement {
     int64_t limit;
-    int32_t head_dim, head_dim_v;
+    int32_t head_dim, head_dim_v, keyed;
 };
 
+int32_t mma_backward_keyed(const fdm_problem *p) {
+    return p->has_intervals || (p->has_mask && p->mask_shape[2] == 1) || (p->has_bias && p->bias_shape[2] == 1);
+}
+
 static struct placement place(const fdm_device *device, const fdm_problem *problem) {
-    return (struct placement){device->shared_bytes, (int32_t)problem->head_dim, (int32_t)problem->head_dim_v};
+    return (struct placement){device->shared_bytes, (int32_t)problem->head_dim, (int32_t)problem->head_dim_v,
+                              mma_backward_keyed(problem)};
 }
 
 static struct mma_backward_choice tile(const struct placement *p, int32_t block_m, int32_t block_n, int32_t stages,
@@ -152,7 +157,8 @@ static struct mma_backward_choice tile(const struct placement *p, int32_t block_
         .staged_rows = mma_backward_staged_rows(block_n, p->head_dim, p->head_dim_v),
         .overlay = mma_backward_overlays(block_m, block_n, stages, v_in_registers, p->head_dim, p->head_dim_v),
         .shared_bytes =
-            mma_backward_shared_bytes(block_m, block_n, stages, v_in_registers, p->head_dim, p->head_dim_v)};
+            mma_backward_shared_bytes(block_m, block_n, stages, v_in_registers, p->head_dim, p->head_dim_v) +
+            mma_backward_keys_bytes(block_n, p->keyed)};
 }
 
 static const char *variant_of(const struct mma_backward_choice *c) {

@@ -21,38 +21,65 @@ template <int chunks> __device__ __forceinline__ int chunk_offset(int row, int c
     return (row * chunks + (chunk ^ swizzle_of<chunks>(row))) * 16;
 }
 
+/* A chunk from global memory: `count` elements, then zeros. */
+__device__ __forceinline__ void load_chunk(uint32_t to, const char *at, int count) {
+#if ALIGNED
+    cp_async_16_fill(to, at, count * ELEMENT_BYTES);
+#elif DTYPE == MMA_FLOAT32
+#    pragma unroll
+    for (int e = 0; e < 4; e++)
+        cp_async_4_fill(to + e * 4, e < count ? at + e * 4 : at, e < count ? 4 : 0);
+#else
+    uint32_t word[4] = {0, 0, 0, 0};
+#    pragma unroll
+    for (int e = 0; e < 8; e++)
+        if (e < count)
+            word[e / 2] |= (uint32_t)((const uint16_t *)at)[e] << (e % 2 * 16);
+    st_shared_16(to, word[0], word[1], word[2], word[3]);
+#endif
+}
 /* Rows 0 .. tile_rows - 1 from global memory; what is past `rows` or `columns` becomes 0. */
 template <int chunks, int tile_rows>
 __device__ __forceinline__ void load_tile(uint32_t tile, const char *from, int64_t row_bytes, int rows, int columns) {
-    constexpr int copies = (tile_rows * chunks + THREADS - 1) / THREADS;
+    constexpr int copies = (tile_rows * chunks + THREADS - 1) / THREADS, step = THREADS / chunks;
     int thread = threadIdx.x;
     asm volatile("" : "+r"(thread)); /* places are computed here, not kept from call to call */
-#pragma unroll(copies < 4 ? copies : copies % 4 ? 2 : 4)
-    for (int n = 0; n < copies; n++) {
-        const int index = n * THREADS + thread, row = index / chunks, chunk = index % chunks;
-        if (tile_rows * chunks % THREADS && row >= tile_rows)
-            break;
-        const int count = row < rows ? min(max(columns - chunk * CHUNK_ELEMENTS, 0), CHUNK_ELEMENTS) : 0;
-        const char *at = count ? from + row * row_bytes + chunk * 16 : from;
+    if constexpr (ALIGNED && DTYPE != MMA_FLOAT32 && THREADS % chunks == 0 && step % 8 == 0 && tile_rows % step == 0) {
+        /* A thread's copies lie in one column, `step` rows apart: only the row's address changes. */
+        const int row = thread / chunks, chunk = thread % chunks;
+        const int bytes = min(max(columns - chunk * 8, 0), 8) * 2;
+        const char *at = from + row * row_bytes + chunk * 16;
         const uint32_t to = tile + chunk_offset<chunks>(row, chunk);
-#if ALIGNED
-        cp_async_16_fill(to, at, count * ELEMENT_BYTES);
-#elif DTYPE == MMA_FLOAT32
-#    pragma unroll
-        for (int e = 0; e < 4; e++)
-            cp_async_4_fill(to + e * 4, e < count ? at + e * 4 : from, e < count ? 4 : 0);
-#else
-        uint32_t word[4] = {0, 0, 0, 0};
-#    pragma unroll
-        for (int e = 0; e < 8; e++)
-            if (e < count)
-                word[e / 2] |= (uint32_t)((const uint16_t *)at)[e] << (e % 2 * 16);
-        st_shared_16(to, word[0], word[1], word[2], word[3]);
-#endif
+#pragma unroll
+        for (int n = 0; n < copies; n++, at += step * row_bytes)
+            cp_async_16_fill(to + n * step * chunks * 16, at, row + n * step < rows ? bytes : 0);
+    } else {
+#pragma unroll(copies < 4 ? copies : copies % 4 ? 2 : 4)
+        for (int n = 0; n < copies; n++) {
+            const int index = n * THREADS + thread, row = index / chunks, chunk = index % chunks;
+            if (tile_rows * chunks % THREADS && row >= tile_rows)
+                break;
+            const int count = row < rows ? min(max(columns - chunk * CHUNK_ELEMENTS, 0), CHUNK_ELEMENTS) : 0;
+            const char *at = count ? from + row * row_bytes + chunk * 16 : from;
+            load_chunk(tile + chunk_offset<chunks>(row, chunk), at, count);
+        }
     }
 }
 
 #if DTYPE != MMA_FLOAT32
+/* A chunk to global memory. */
+__device__ __forceinline__ void store_chunk(char *at, uint32_t from, int count) {
+    uint32_t word[4];
+    ld_shared_16(word, from);
+    if (ALIGNED && count == 8)
+        *(uint4 *)at = make_uint4(word[0], word[1], word[2], word[3]);
+    else
+#pragma unroll
+        for (int e = 0; e < 8; e++)
+            if (e < count)
+                ((uint16_t *)at)[e] = (uint16_t)(word[e / 2] >> (e % 2 * 16));
+}
+
 /* The reverse: `rows` rows of `columns` elements to global memory, by `threads` threads of which this is `thread`. */
 template <int chunks>
 __device__ __forceinline__ void store_tile(char *to, int64_t row_bytes, uint32_t tile, int rows, int columns,
@@ -61,16 +88,7 @@ __device__ __forceinline__ void store_tile(char *to, int64_t row_bytes, uint32_t
         const int row = index / chunks, chunk = index % chunks, count = min(columns - chunk * 8, 8);
         if (count <= 0)
             continue;
-        uint32_t word[4];
-        ld_shared_16(word, tile + chunk_offset<chunks>(row, chunk));
-        char *at = to + row * row_bytes + chunk * 16;
-        if (ALIGNED && count == 8)
-            *(uint4 *)at = make_uint4(word[0], word[1], word[2], word[3]);
-        else
-#    pragma unroll
-            for (int e = 0; e < 8; e++)
-                if (e < count)
-                    ((uint16_t *)at)[e] = (uint16_t)(word[e / 2] >> (e % 2 * 16));
+        store_chunk(to + row * row_bytes + chunk * 16, tile + chunk_offset<chunks>(row, chunk), count);
     }
 }
 

@@ -1,0 +1,118 @@
+"""Reports of the CUDA benchmark, from what was measured or from a recorded JSON file: rows, a table of comma-separated
+values, and text. Needs no device and no PyTorch."""
+
+from __future__ import annotations
+
+import csv
+import math
+import pathlib
+import re
+import statistics
+from typing import Any, Dict, List, Optional
+
+OURS = "flash_dmattn"
+COLUMNS = (
+    "set", "pass", "B", "H", "Hkv", "Sq", "Sk", "D", "dtype", "causal", "extra", "contender", "median_ms",
+    "quartile_low_ms", "quartile_high_ms", "tflops", "useful_tflops", "tb_per_s", "share_of_copy", "time_over_ours",
+)  # fmt: skip
+
+_TITLE = re.compile(
+    r"B(?P<B>\d+) H(?P<H>\d+)(/(?P<Hkv>\d+))? (S(?P<S>\d+)|Sq(?P<Sq>\d+) Sk(?P<Sk>\d+)) D(?P<D>\d+) (?P<dtype>\w+)"
+    r"(?P<causal> causal)?( (?P<extra>(?!backward).+?))?(?P<backward> backward)?$"
+)
+
+
+def cell_of(title: str) -> Dict[str, Any]:
+    """The problem that a case's title says."""
+    match = _TITLE.match(title)
+    if match is None:
+        raise ValueError(f"{title!r} is not the title of a case")
+    part = match.groupdict()
+    cell: Dict[str, Any] = {"pass": "backward" if part["backward"] else "forward"}
+    cell |= {name: int(part[name] or part[other]) for name, other in
+             (("B", "B"), ("H", "H"), ("Hkv", "H"), ("Sq", "S"), ("Sk", "S"), ("D", "D"))}
+    return cell | {"dtype": part["dtype"], "causal": bool(part["causal"]), "extra": part["extra"] or ""}
+
+
+def visible_pairs(cell: Dict[str, Any]) -> Optional[float]:
+    """Visible pairs of causal and top-W cells; None for a random mask, which has to be counted."""
+    if cell["extra"] == "dense mask":
+        return None
+    kept = re.match(r"top-(\d+)", cell["extra"])
+    most = int(kept.group(1)) if kept else cell["Sk"]
+    if not cell["causal"]:
+        return float(cell["B"] * cell["H"] * cell["Sq"] * most)
+    first = cell["Sk"] - cell["Sq"] + 1  # keys that row 0 sees
+    ends = range(first, first + cell["Sq"])
+    return float(cell["B"] * cell["H"] * sum(min(max(end, 0), most) for end in ends))
+
+
+def useful_flops(cell: Dict[str, Any], pairs: float) -> float:
+    return 4.0 * cell["D"] * pairs * (2.5 if cell["pass"] == "backward" else 1.0)
+
+
+def moved_bytes(cell: Dict[str, Any]) -> float:
+    """K and V, read once: what bounds a call with one query row."""
+    item = 4 if cell["dtype"] == "float32" else 2
+    return 2.0 * cell["B"] * cell["Hkv"] * cell["Sk"] * cell["D"] * item
+
+
+def quartiles(samples: List[float]) -> List[float]:
+    return statistics.quantiles(samples, n=4, method="inclusive") if len(samples) > 1 else samples * 3
+
+
+def rows(report: Dict[str, Any]) -> List[Dict[str, Any]]:
+    """One dict of COLUMNS a contender and case; None where a column does not apply."""
+    copy = report["ceilings"]["copy_bytes_per_second"]
+    table = []
+    for result in report["results"]:
+        cell = cell_of(result["title"])
+        pairs = visible_pairs(cell)
+        useful = result.get("useful_flops") if pairs is None else useful_flops(cell, pairs)
+        ours = statistics.median(result["seconds"][OURS])
+        for name, samples in result["seconds"].items():
+            low, median, high = quartiles(samples)
+            speed = moved_bytes(cell) / median if cell["Sq"] == 1 else None
+            row = {"set": result["set"], **cell, "contender": name, "median_ms": median * 1e3}
+            row |= {"quartile_low_ms": low * 1e3, "quartile_high_ms": high * 1e3}
+            row |= {"tflops": result["flops"] / median * 1e-12, "useful_tflops": useful and useful / median * 1e-12}
+            row |= {"tb_per_s": speed and speed * 1e-12, "share_of_copy": speed and speed / copy}
+            table.append(row | {"time_over_ours": median / ours})
+    return table
+
+
+def write_csv(path: pathlib.Path, report: Dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        for row in rows(report):
+            shown = {name: f"{value:.6g}" if isinstance(value, float) else value for name, value in row.items()}
+            writer.writerow(shown)
+
+
+def show(table: List[Dict[str, Any]], title: str) -> None:
+    """The rows of one case."""
+    print(title)
+    for row in table:
+        if row["tb_per_s"]:
+            speed = f"{row['tb_per_s']:6.2f} TB/s ({row['share_of_copy']:4.0%} of a copy)"
+        else:
+            speed = f"{row['tflops']:7.1f} TFLOPS"
+            if row["useful_tflops"] and (row["extra"].startswith("top-") or row["extra"] == "dense mask"):
+                speed += f" ({row['useful_tflops']:6.1f} of visible pairs)"
+        spread = f"[{row['quartile_low_ms']:.4f}, {row['quartile_high_ms']:.4f}]"
+        print(f"    {row['contender']:16s} {row['median_ms']:9.4f} ms {spread}  {speed}  {row['time_over_ours']:5.2f}x")
+
+
+def summarise(table: List[Dict[str, Any]]) -> None:
+    """Geometric mean and least of each peer's time over ours, by set."""
+    for name in dict.fromkeys(row["set"] for row in table):
+        for peer in dict.fromkeys(row["contender"] for row in table if row["contender"] != OURS):
+            ratios = [row["time_over_ours"] for row in table if (row["set"], row["contender"]) == (name, peer)]
+            if ratios:
+                mean = math.exp(statistics.fmean(map(math.log, ratios)))
+                print(
+                    f"{name}: {peer} takes {mean:.3f}x our time in the geometric mean of {len(ratios)} cases, "
+                    f"at least {min(ratios):.3f}x"
+                )

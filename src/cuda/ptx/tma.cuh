@@ -1,0 +1,37 @@
+/* tma.cuh: copies of tiles by the copy engine (PTX ISA, "cp.async.bulk.tensor", "prefetch.tensormap"); compute
+ * capability 9.0 and above.
+ *
+ * A tile's bytes count at an mbarrier: what lies outside of the tensor too. Coordinates are elements, innermost first,
+ * and may be negative. */
+#ifndef FDM_PTX_TMA_CUH
+#define FDM_PTX_TMA_CUH
+
+#include "cuda/ptx/types.cuh"
+#include "cuda/tensor_map.h"
+
+/* Brings the map itself near; a hint. */
+__device__ __forceinline__ void prefetch_tensormap(const struct cuda_tensor_map *map) {
+    asm volatile("prefetch.tensormap [%0];" : : "l"(map) : "memory");
+}
+/* One tile to `shared` of this block; its bytes count at this block's `barrier`. */
+__device__ __forceinline__ void cp_async_bulk_tensor_3d(uint32_t shared, const struct cuda_tensor_map *map,
+                                                        uint32_t barrier, int32_t x, int32_t y, int32_t z) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], "
+                 "[%2];"
+                 :
+                 : "r"(shared), "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z)
+                 : "memory");
+}
+/* The same tile to the same place of each block of the cluster whose bit is set in `blocks`, and its bytes at the same
+ * barrier of each. */
+__device__ __forceinline__ void cp_async_bulk_tensor_3d_multicast(uint32_t shared, const struct cuda_tensor_map *map,
+                                                                  uint32_t barrier, int32_t x, int32_t y, int32_t z,
+                                                                  uint16_t blocks) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+                 "[%0], [%1, {%3, %4, %5}], [%2], %6;"
+                 :
+                 : "r"(shared), "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "h"(blocks)
+                 : "memory");
+}
+
+#endif

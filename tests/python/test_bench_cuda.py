@@ -1,0 +1,200 @@
+"""test_bench_cuda.py: the CUDA benchmark's cases, peers and reports, without a device."""
+
+import csv
+import json
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import truth
+from flash_dmattn import _bench_cuda, _bench_peers, _bench_report, bench
+from flash_dmattn._bench_cuda import Case
+
+RECORDED = Path(__file__).resolve().parents[2] / "bench" / "results" / "nvidia-h200"
+ALL_CASES = list(_bench_cuda.cases(_bench_cuda.SETS.split(",")))
+
+
+# ---- cases and what they count ---------------------------------------------------------------------------------------
+
+
+def test_titles_say_the_whole_case():
+    assert len({case.title for case in ALL_CASES if case.name == "forward"}) == 36
+    for case in ALL_CASES:
+        cell = _bench_report.cell_of(case.title)
+        assert (cell["B"], cell["H"], cell["Hkv"]) == (case.batch, case.heads, case.heads_kv)
+        assert (cell["Sq"], cell["Sk"], cell["D"]) == (case.rows, case.keys, case.head_dim)
+        assert cell["causal"] == case.causal and cell["extra"] == case.extra
+        assert cell["pass"] == ("backward" if case.backward else "forward")
+        assert str(case.dtype) == "torch." + cell["dtype"]
+    with pytest.raises(ValueError, match="is not the title of a case"):
+        _bench_report.cell_of("B1 S4 D64")
+
+
+def test_every_set_has_cases_and_quick_takes_one_of_each():
+    assert {case.name for case in ALL_CASES} == set(_bench_cuda.SETS.split(","))
+    chosen = _bench_cuda.quick(ALL_CASES)
+    assert [case.name for case in chosen] == list(dict.fromkeys(case.name for case in ALL_CASES))
+    assert all(case.keys == 4096 for case in chosen if case.name in ("forward", "backward", "scores", "intervals"))
+    assert [case.extra for case in chosen if case.name == "intervals"] == ["top-256"]
+
+
+def tiny(extra="", **options):
+    settings = {"causal": False, "dtype": torch.float32, "heads_kv": 2, **options}
+    return Case("tiny", 2, 4, 48, 16, extra=extra, **settings)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [tiny(), *(tiny(causal=True, rows=rows) for rows in (48, 7, 60)), tiny("top-3", causal=True, heads_kv=4)],
+)
+def test_visible_pairs_are_what_the_masks_show(case):
+    p = _bench_cuda.make_problem(case, "cpu")
+    visible = torch.ones(case.batch, case.heads, case.rows, case.keys, dtype=torch.bool)
+    if case.causal:
+        visible = visible.tril(case.keys - case.rows)
+    if p.intervals is not None:
+        from flash_dmattn import masks
+
+        visible = visible & masks.intervals_to_mask(*p.intervals, case.rows)
+    assert _bench_report.visible_pairs(_bench_report.cell_of(case.title)) == visible.sum().item()
+
+
+def test_flops_follow_the_conventions():
+    for causal, backward, factor in ((False, False, 4), (True, False, 2), (False, True, 10), (True, True, 5)):
+        assert tiny(causal=causal, backward=backward).flops == factor * 2 * 4 * 48 * 48 * 16
+    cell = _bench_report.cell_of(tiny(backward=True).title)
+    assert _bench_report.useful_flops(cell, 10.0) == 4 * 16 * 10 * 2.5
+    assert _bench_report.visible_pairs(_bench_report.cell_of(tiny("dense mask").title)) is None
+    decode = _bench_report.cell_of("B2 H32/8 Sq1 Sk1000 D128 bfloat16")
+    assert _bench_report.moved_bytes(decode) == 2 * 2 * 8 * 1000 * 128 * 2
+
+
+# ---- peers -----------------------------------------------------------------------------------------------------------
+
+
+def expected(p):
+    bias = None if p.bias is None else p.bias.detach()
+    return truth(p.q, p.k, p.v, mask=p.mask, bias=bias, causal=p.causal, intervals=p.intervals)[0]
+
+
+FEATURES = [
+    tiny(),
+    tiny(causal=True),
+    tiny("dense bias"),
+    tiny("bias of each head", heads_kv=4),
+    tiny("dense mask"),
+    tiny("top-3", causal=True),
+    tiny("top-3 and bias", causal=True, heads_kv=1),
+    tiny("top-3 and bias", causal=True, rows=20),
+]
+
+
+@pytest.mark.parametrize("name", ["torch flash", "torch math", "flex"])
+@pytest.mark.parametrize("case", FEATURES, ids=lambda case: case.title)
+def test_peers_compute_what_we_compute(name, case):
+    p = _bench_cuda.make_problem(case, "cpu")
+    peer = _bench_peers.PEERS[name]
+    assert peer.missing() is None
+    if peer.refuses(p):
+        assert name == "torch flash" and not p.is_plain
+        return
+    out = peer.prepare(p)()
+    assert out.shape == p.q.shape and (out - expected(p)).abs().max() < 1e-4
+    assert (_bench_cuda.run_ours(p) - expected(p)).abs().max() < 1e-4
+
+
+def test_gradients_of_ours_and_a_peer_agree():
+    for case in (tiny(causal=True, backward=True), tiny("dense bias", backward=True)):
+        calls = _bench_cuda.runners(case, _bench_cuda.make_problem(case, "cpu"), ["torch math"])
+        assert list(calls) == ["flash_dmattn", "torch math"]
+        assert _bench_cuda.differences(calls)["torch math"] < 1e-5
+        assert len(calls["flash_dmattn"]()) == (4 if case.extra else 3)
+
+
+def test_refusals_say_why(monkeypatch, capsys):
+    of = _bench_peers.PEERS
+    plain, masked = (_bench_cuda.make_problem(case, "cpu") for case in (tiny(), tiny("top-3", causal=True)))
+    assert "no mask" in of["torch flash"].refuses(masked) and "no mask" in of["flash-attn 3"].refuses(masked)
+    monkeypatch.setattr(_bench_peers, "DENSE_BYTES_MAX", 100)
+    assert "dense mask would not fit" in of["torch efficient"].refuses(masked) and of["flex"].refuses(masked) is None
+    monkeypatch.setattr(_bench_peers, "MATH_SCORES_MAX", 100)
+    assert "scores would not fit" in of["torch math"].refuses(plain) and of["torch flash"].refuses(plain) is None
+    shorter = _bench_cuda.make_problem(tiny(causal=True, rows=7), "cpu")
+    assert "first key" in of["torch flash"].refuses(shorter)
+    fixed = _bench_cuda.make_problem(tiny("deterministic"), "cpu")
+    assert all(peer.refuses(fixed) for peer in of.values())
+    calls = _bench_cuda.forwards(tiny("deterministic"), fixed, ["flex"])
+    assert list(calls) == ["flash_dmattn"] and "flex is left out: it has no switch" in capsys.readouterr().err
+
+
+def test_flash_attn_is_found_and_called(monkeypatch):
+    seen = []
+
+    def attend(q, k, v, causal):
+        seen.append(causal)
+        return (q * 2, None)
+
+    module = types.ModuleType("flash_attn_interface")
+    module.flash_attn_func = attend
+    peer = _bench_peers.PEERS["flash-attn 3"]
+    assert peer.missing() == "flash_attn_interface is not installed"
+    assert _bench_peers.PEERS["flash-attn 4"].missing() == "flash_attn.cute is not installed"
+    module.__spec__ = types.SimpleNamespace()
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", module)
+    assert peer.missing() is None and "flash-attn 3" in _bench_peers.installed()
+    case = tiny(causal=True, peers=("torch math",))
+    calls = _bench_cuda.forwards(case, _bench_cuda.make_problem(case, "cpu"), None)
+    assert list(calls) == ["flash_dmattn", "torch math", "flash-attn 3"]
+    assert calls["flash-attn 3"]().shape == (2, 48, 4, 16) and seen == [True]
+
+
+# ---- reports ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["forward", "backward"])
+def test_recorded_results_become_a_table_and_plots(name, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    recorded = RECORDED / f"2026-11-21-{name}.json"
+    table = tmp_path / "table.csv"
+    options = ["--device", "cuda", "--from", str(recorded), "--csv", str(table), "--plot", str(tmp_path / "plots")]
+    assert bench.main(options) == 0
+    text = capsys.readouterr().out
+    assert f"{name}: torch flash takes" in text
+    rows = list(csv.DictReader(table.open()))
+    results = json.loads(recorded.read_text())["results"]
+    assert len(rows) == sum(len(result["seconds"]) for result in results)
+    assert list(rows[0]) == list(_bench_report.COLUMNS)
+    first, samples = rows[0], sorted(results[0]["seconds"]["flash_dmattn"])
+    assert float(first["median_ms"]) == pytest.approx(1e3 * samples[len(samples) // 2], rel=1e-4)
+    assert float(first["tflops"]) == pytest.approx(results[0]["flops"] / samples[len(samples) // 2] * 1e-12, rel=1e-4)
+    for row in rows:
+        assert float(row["quartile_low_ms"]) <= float(row["median_ms"]) <= float(row["quartile_high_ms"])
+        assert bool(row["tb_per_s"]) == (row["set"] == "decode")
+        assert (row["useful_tflops"] == "") == (row["extra"] == "dense mask")  # these files do not hold their count
+    written = {path.name for path in (tmp_path / "plots").iterdir()}
+    assert written == {f"cuda_{name}.png", "cuda_masks.png"} | ({"cuda_decode.png"} if name == "forward" else set())
+    assert "TB/s (" in text if name == "forward" else "decode" not in text
+
+
+def test_a_counted_mask_has_useful_flops():
+    seconds = {"flash_dmattn": [1e-3, 2e-3, 3e-3], "flex": [4e-3, 4e-3, 4e-3]}
+    result = {"set": "scores", "title": "B1 H16 S4096 D128 bfloat16 dense mask", "flops": 4e12, "useful_flops": 2e12}
+    report = {"ceilings": {"copy_bytes_per_second": 1e12}, "results": [result | {"seconds": seconds}]}
+    ours, flex = _bench_report.rows(report)
+    assert (ours["tflops"], ours["useful_tflops"], ours["median_ms"]) == (2000, 1000, 2)
+    assert (flex["time_over_ours"], flex["quartile_low_ms"], flex["contender"]) == (2, 4, "flex")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here: nothing to be refused")
+def test_without_a_device_one_line_says_so(capsys):
+    assert bench.main(["--device", "cuda"]) == 1
+    assert capsys.readouterr().err == "bench: PyTorch sees no CUDA device\n"
+
+
+@pytest.mark.parametrize("options", [["--cases", "forwards"], ["--peers", "flash"], ["--rounds", "0"]])
+def test_bad_options_are_named(options, capsys):
+    with pytest.raises(SystemExit) as stop:
+        bench.main(["--device=cuda", *options])
+    assert stop.value.code == 2 and repr(options[1]).strip("'") in capsys.readouterr().err
