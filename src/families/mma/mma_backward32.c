@@ -38,8 +38,9 @@ static int32_t shared_bytes(const struct tile *t, const fdm_problem *p) {
 
 static int fits(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
     const int32_t extras = p->has_mask + p->has_bias + p->has_intervals + (p->softcap > 0);
-    return extras <= t->extras_max && p->head_dim <= t->head_dim_max && p->head_dim_v <= t->head_dim_max &&
-           shared_bytes(t, p) <= device->shared_bytes;
+    const int64_t widest = p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v;
+    return extras <= t->extras_max && (t->share == 1 || widest > 128) && p->head_dim <= t->head_dim_max &&
+           p->head_dim_v <= t->head_dim_max && shared_bytes(t, p) <= device->shared_bytes;
 }
 
 static struct mma_room room_of(const struct tile *t) {
