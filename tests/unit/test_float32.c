@@ -115,8 +115,14 @@ static void codes_force_tiles(void **state) {
     fdm_problem p = problem_of(FDM_FORWARD, 64, 64);
     assert_int_equal(plan_of("sm_90", &p, NULL, &plan), FDM_OK);
     assert_string_equal(plan.choice, "MMA_Forward_TF32x3_128x32");
-    assert_int_equal(plan_of("sm_90", &p, "MMA_Forward_TF32x3_64x16", &plan), FDM_OK);
+    assert_int_equal(plan_of("sm_90", &p, "MMA_Forward_TF32x3_64x32", &plan), FDM_OK);
+    assert_string_equal(plan.choice, "MMA_Forward_TF32x3_64x32");
+    p.head_dim = 256;
+    assert_int_equal(plan_of("sm_90", &p, NULL, &plan), FDM_OK);
     assert_string_equal(plan.choice, "MMA_Forward_TF32x3_64x16");
+    assert_int_equal(plan_of("sm_80", &p, NULL, &plan), FDM_OK);
+    assert_string_equal(plan.choice, "MMA_Forward_TF32x3_64x16_Shared");
+    p.head_dim = 64;
     p.varlen = 1; /* the longest tile is for dense problems alone */
     p.total_q = p.total_k = 1500;
     assert_int_equal(plan_of("sm_90", &p, NULL, &plan), FDM_OK);

@@ -36,15 +36,11 @@ static int32_t shared_bytes(const struct tile *t, const fdm_problem *p) {
                                        mma_padded32(p->head_dim_v, p->head_dim));
 }
 
-/* Warps that share columns begin at multiples of 32 of them. */
-static int may_share(const fdm_problem *p) {
-    return mma_padded32(p->head_dim, p->head_dim_v) != 96 && mma_padded32(p->head_dim_v, p->head_dim) != 96;
-}
-
 static int fits(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
     const int32_t extras = p->has_mask + p->has_bias + p->has_intervals + (p->softcap > 0);
-    return extras <= t->extras_max && p->head_dim <= t->head_dim_max && p->head_dim_v <= t->head_dim_max &&
-           (t->share == 1 || may_share(p)) && shared_bytes(t, p) <= device->shared_bytes;
+    const int64_t widest = p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v;
+    return extras <= t->extras_max && (t->share == 1 || widest > 128) && p->head_dim <= t->head_dim_max &&
+           p->head_dim_v <= t->head_dim_max && shared_bytes(t, p) <= device->shared_bytes;
 }
 
 static struct mma_room room_of(const struct tile *t) {

@@ -10,13 +10,14 @@
 /* The first row whose head dims and shared memory fit is chosen. */
 struct tile {
     int32_t head_dim_max;
-    int32_t bare;                                     /* 1: only for causal and window, on dense tensors */
+    int32_t bare; /* not 0: only for causal and window, on dense tensors; 90: and only on 9.0 */
     int32_t warps, share, row_tiles, block_n, blocks; /* blocks: wanted on a multiprocessor at a time */
     const char *reason;
 };
 static const struct tile tiles[] = {
     {64, 1, 4, 1, 2, 32, 2, "32 rows a warp share the split keys and values: 24 % faster than 16"},
     {128, 0, 4, 1, 1, 32, 2, "the longest step without a spill"},
+    {256, 90, 4, 1, 1, 16, 2, "34 % faster than two warps to the same rows, and 9.0 has no spill"},
     {256, 0, 8, 2, 1, 16, 1, "two warps share the columns of 16 rows, which would fill the registers of one"},
 };
 enum { NUM_TILES = sizeof tiles / sizeof tiles[0] };
@@ -32,12 +33,12 @@ static int is_bare(const fdm_problem *p) {
     return !p->has_mask && !p->has_bias && !p->has_intervals && !p->varlen && !(p->softcap > 0) && p->aligned;
 }
 
-/* Warps that share columns begin at multiples of 32 of them. */
-static int may_share(const fdm_problem *p) { return mma_padded32(p->head_dim_v, p->head_dim) != 96; }
-
 static int fits(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
-    return (!t->bare || is_bare(p)) && p->head_dim <= t->head_dim_max && p->head_dim_v <= t->head_dim_max &&
-           (t->share == 1 || may_share(p)) && shared_bytes(t, p) <= device->shared_bytes;
+    const int on_90 = device->compute_major == 9 && device->compute_minor == 0;
+    const int64_t widest = p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v;
+    return (!t->bare || is_bare(p)) && (t->bare != 90 || on_90) && (t->share == 1 || widest > 128) &&
+           p->head_dim <= t->head_dim_max && p->head_dim_v <= t->head_dim_max &&
+           shared_bytes(t, p) <= device->shared_bytes;
 }
 
 /* A mask with rows is summarised by tiles. */
@@ -74,7 +75,8 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant,
         plan->stages = 1;
         plan->shared_bytes = shared_bytes(t, p);
         plan->workspace_bytes = summary_bytes(t, p);
-        snprintf(plan->choice, sizeof plan->choice, "MMA_Forward_TF32x3_%dx%d", plan->block_m, plan->block_n);
+        snprintf(plan->choice, sizeof plan->choice, "MMA_Forward_TF32x3_%dx%d%s", plan->block_m, plan->block_n,
+                 t->share > 1 ? "_Shared" : "");
         snprintf(plan->reason, sizeof plan->reason,
                  "float32 at head dim %lld: the first tile that fits %lld KB of shared memory is %dx%d (%lld KB): %s",
                  (long long)(p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v),
