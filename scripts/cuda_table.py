@@ -39,7 +39,7 @@ def summary(data: dict) -> str:
              "decode": "bf16, one query row, 32 heads of 8 KV heads, D 128"}
     names["backward"] = names["forward"]
     names["backward-scores"] = "bf16, dense bias with its gradient, or mask, B1 H16 S8192 D128"
-    names["backward-intervals"] = "bf16, causal, B1 H16 S8192 D128"
+    names["backward-intervals"] = "bf16, causal, and causal top-512 (peers: a dense mask), B1 H16 S8192 D128"
     text = f"| {'backward' if of_backward(data) else 'forward'} | against | geometric mean | least |\n|---|---|---|---|\n"
     for name, title in names.items():
         for peer in ("torch flash", "torch efficient", "torch cudnn", "torch math", "flex", "flash-attn 2", "flash-attn 3",
