@@ -34,13 +34,17 @@
 /* Of them, so many at a time: as many as registers hold. */
 #define SCARCE     (WIDEST > 192 && (VARLEN || BIAS || MASK || DETERMINISTIC))
 #define CROWDED    (SOFTCAP || DETERMINISTIC || (VARLEN && PAIRED))
-#define PART_ROWS  (SCARCE || WARP_ROWS == 16 || (KEY_TILES == 2 && CROWDED) ? 16 : WARP_ROWS == 64 && (KEY_TILES == 2 || WIDEST > 64) ? 32 : WARP_ROWS)
+#define PART_ROWS                                                               \
+    (SCARCE || WARP_ROWS == 16 || (KEY_TILES == 2 && CROWDED)       ? 16        \
+     : WARP_ROWS == 64 && (KEY_TILES == 2 || WIDEST > 64)           ? 32        \
+                                                                    : WARP_ROWS)
 #define ROW_TILES  (PART_ROWS / 8)
 #define SUM_COLUMNS_K (BY_COLUMNS ? HEAD_DIM / SHARE : HEAD_DIM) /* of dK and dV that a warp sums */
 #define SUM_COLUMNS_V (BY_COLUMNS ? HEAD_DIM_V / SHARE : HEAD_DIM_V)
-#define DQ_TILES   (KEY_TILES == 2 && HEAD_DIM % (WARPS * 512 / SUB_ROWS) == 0 ? 2 : 1) /* of 16 rows, whose dQ a warp makes */
+/* dQ: tiles of 16 rows that a warp makes; groups of them; warps that make the same, each every DQ_SHARE-th 16 columns. */
+#define DQ_TILES   (KEY_TILES == 2 && HEAD_DIM % (WARPS * 512 / SUB_ROWS) == 0 ? 2 : 1)
 #define DQ_GROUPS  (SUB_ROWS / 16 / DQ_TILES)
-#define DQ_SHARE   (WARPS / DQ_GROUPS) /* warps that make dQ of the same rows: each every DQ_SHARE-th 16 columns */
+#define DQ_SHARE   (WARPS / DQ_GROUPS)
 #define DQ_COLUMNS (HEAD_DIM / DQ_SHARE)
 #define DQ_STEP    (DQ_COLUMNS % 32 || OVERLAY || V_IN_REGISTERS || SCARCE ? 16 : 32) /* at a time */
 #define KEYED      (INTERVALS || (MASK && !MASK_ROWS) || (BIAS && !BIAS_ROWS)) /* keys may be seen by no row */
@@ -259,7 +263,8 @@ __device__ __forceinline__ struct walk plan_walk(const struct mma_backward_argum
 /* What the keys themselves leave of it. `scratch`: 32 bytes that nobody uses. */
 __device__ __forceinline__ struct walk narrow(struct walk w, uint32_t keys, uint32_t scratch) {
     if (threadIdx.x < BLOCK_N) {
-        int first = (int)ld_shared_4(keys + threadIdx.x * 4), last = (int)ld_shared_4(keys + (BLOCK_N + threadIdx.x) * 4);
+        int first = (int)ld_shared_4(keys + threadIdx.x * 4);
+        int last = (int)ld_shared_4(keys + (BLOCK_N + threadIdx.x) * 4);
         first = __reduce_min_sync(0xffffffff, first < last ? first : UNBOUNDED);
         last = __reduce_max_sync(0xffffffff, last);
         st_shared_4(scratch + threadIdx.x / 32 * 8, (uint32_t)first);
@@ -278,11 +283,18 @@ __device__ __forceinline__ struct walk narrow(struct walk w, uint32_t keys, uint
     return w;
 }
 #endif
+#if SUMMARISED
+/* MMA_TILE_*: what the mask shows of the block's keys to the BLOCK_M rows that `row` is one of. */
+__device__ __forceinline__ uint8_t mask_kind(const struct mma_backward_arguments &a, const struct place &at, int h,
+                                             int row) {
+    return find_head(a, at, h).summary[(int64_t)(row / BLOCK_M) * a.in.summary_row];
+}
+#endif
 __device__ __forceinline__ bool active(const struct mma_backward_arguments &a, const struct place &at,
                                        uint32_t keys, int h, int row) {
     bool any = true;
 #if SUMMARISED
-    any = find_head(a, at, h).summary[(int64_t)(row / BLOCK_M) * a.in.summary_row] != MMA_TILE_HIDDEN;
+    any = mask_kind(a, at, h, row) != MMA_TILE_HIDDEN;
 #endif
 #if KEYED
     bool mine = false;
@@ -620,8 +632,9 @@ __device__ __forceinline__ void stage(uint32_t tile, const uint32_t (&left)[ROW_
 /* Scores of a sub-tile's rows that are the warp's own, what they add to dK and dV, and dS (BY_COLUMNS also P) to shared
  * memory for the other warps. */
 __device__ __forceinline__ void add_own(struct sums &sums, const struct mma_backward_arguments &a,
-                                        const struct place &at, int h, const struct tiles &tiles, const struct unit &unit,
-                                        const value_fragments &values, uint32_t staged, int row, int sub, bool partial) {
+                                        const struct place &at, int h, const struct tiles &tiles,
+                                        const struct unit &unit, const value_fragments &values, uint32_t staged,
+                                        int row, int sub, bool partial) {
     const int warp = threadIdx.x / 32, share = warp / KEY_WARPS, warp_key = warp % KEY_WARPS * WARP_KEYS;
 #pragma unroll 1
     for (int part = share * WARP_ROWS; part < share * WARP_ROWS + WARP_ROWS; part += PART_ROWS) {
@@ -757,7 +770,8 @@ __device__ __forceinline__ void load_keys_tile(uint32_t tile, const struct mma_m
     for (int n = threadIdx.x; n < BLOCK_N * chunks; n += THREADS) {
         const int row = n / chunks, chunk = n % chunks, key = key_at(a, at, row);
         const int count = key < at.seqlen_k ? min(max(num_columns - chunk * 8, 0), 8) : 0;
-        load_chunk(tile + chunk_offset<chunks>(row, chunk), count ? data + key * from.row * 2 + chunk * 16 : data, count);
+        const char *at_key = count ? data + key * from.row * 2 + chunk * 16 : data;
+        load_chunk(tile + chunk_offset<chunks>(row, chunk), at_key, count);
     }
 }
 template <int chunks>
@@ -770,7 +784,8 @@ __device__ __forceinline__ void store_keys_tile(const struct mma_matrix &to, con
         return;
     }
     for (int n = threadIdx.x; n < BLOCK_N * chunks; n += THREADS) {
-        const int row = n / chunks, chunk = n % chunks, key = key_at(a, at, row), count = min(num_columns - chunk * 8, 8);
+        const int row = n / chunks, chunk = n % chunks, key = key_at(a, at, row);
+        const int count = min(num_columns - chunk * 8, 8);
         if (key < at.seqlen_k && count > 0)
             store_chunk(data + key * to.row * 2 + chunk * 16, tile + chunk_offset<chunks>(row, chunk), count);
     }
@@ -859,7 +874,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
             const uint32_t staged = tiles.staged + ds_buffer;
             bool partial = row < walk.full_first || row + UNIT_ROWS > walk.full_last;
 #    if SUMMARISED
-            partial = partial || find_head(a, at, h).summary[(int64_t)(row / BLOCK_M) * a.in.summary_row] != MMA_TILE_FULL;
+            partial = partial || mask_kind(a, at, h, row) != MMA_TILE_FULL;
 #    endif
             ds_buffer ^= 2 * STAGE_BYTES;
             add_own(sums, a, at, h, tiles, unit, values, staged, row, 0, partial);
@@ -918,7 +933,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
                 const bool last = sub + SUB_ROWS >= end;
                 bool partial = row + sub < walk.full_first || row + sub + SUB_ROWS > walk.full_last;
 #if SUMMARISED
-                partial = partial || find_head(a, at, h).summary[(int64_t)(row / BLOCK_M) * a.in.summary_row] != MMA_TILE_FULL;
+                partial = partial || mask_kind(a, at, h, row) != MMA_TILE_FULL;
 #endif
                 const uint32_t staged = OVERLAY ? tiles.dout + sub * HEAD_DIM_V * 2 : tiles.staged + ds_buffer;
                 if (DS_BUFFERS == 2)

@@ -109,7 +109,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int lane = threadIdx.x % 32, h = blockIdx.y, b = blockIdx.z;
     if (at.first >= (at.seqlen_q + MMA_BACKWARD_ROW_STEP - 1) / MMA_BACKWARD_ROW_STEP * MMA_BACKWARD_ROW_STEP)
         return;
-    const char *out = a.in.out.data + (b * a.in.out.batch + at.packed * a.in.out.row + h * a.in.out.head) * ELEMENT_BYTES;
+    const char *out =
+        a.in.out.data + (b * a.in.out.batch + at.packed * a.in.out.row + h * a.in.out.head) * ELEMENT_BYTES;
     const char *dout = a.dout.data + (b * a.dout.batch + at.packed * a.dout.row + h * a.dout.head) * ELEMENT_BYTES;
 #if NEEDS_DQ /* stores wait for nothing: they go first */
     float4 *dq = (float4 *)(a.dq_sums + (at.begin + at.first) * HEAD_DIM);
