@@ -2,10 +2,11 @@
  * device, and demands that nothing spills (of the backward: next to nothing) and that the assembler has no remark
  * C75xx.
  *
- * Usage: fdm-compile [--full] [--arch sm_90] [--seed N] [--kernel TEXT] [--verbose]
+ * Usage: fdm-compile [--full] [--arch sm_90] [--seed N] [--kernel NAME] [--entry TEXT] [--verbose]
  * Without --full, problems are drawn so that values of each feature meet in pairs; with it, every combination is
  * compiled. Without --kernel, each problem is compiled for the kernel that is chosen freely and for those that run only
- * by name. A cache of what compiled before (FLASH_DMATTN_CACHE_DIR) is not used: each run stands for itself. */
+ * by name. --entry: only compilations whose entry holds TEXT. A cache of what compiled before (FLASH_DMATTN_CACHE_DIR)
+ * is not used: each run stands for itself. */
 #include <getopt.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -82,6 +83,7 @@ struct job {
 };
 static struct job *jobs;
 static int32_t num_jobs, max_jobs, next_job;
+static const char *entry_text = ""; /* only kernels whose entry holds it */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static int same_request(const struct cuda_kernel_request *a, const struct cuda_kernel_request *b) {
@@ -94,6 +96,8 @@ static int same_request(const struct cuda_kernel_request *a, const struct cuda_k
 }
 
 static void add_job(const char *arch, const struct cuda_kernel_request *request) {
+    if (!strstr(request->entry, entry_text))
+        return;
     for (int32_t i = 0; i < num_jobs; i++)
         if (strcmp(jobs[i].arch, arch) == 0 && same_request(&jobs[i].request, request))
             return;
@@ -268,9 +272,13 @@ static void add_kernels(const char *arch, uint64_t seed, const char *kernel, int
 }
 
 int main(int argc, char **argv) {
-    static const struct option options[] = {{"full", no_argument, 0, 'f'},       {"arch", required_argument, 0, 'a'},
-                                            {"seed", required_argument, 0, 's'}, {"kernel", required_argument, 0, 'k'},
-                                            {"verbose", no_argument, 0, 'v'},    {0}};
+    static const struct option options[] = {{"full", no_argument, 0, 'f'},
+                                            {"arch", required_argument, 0, 'a'},
+                                            {"seed", required_argument, 0, 's'},
+                                            {"kernel", required_argument, 0, 'k'},
+                                            {"entry", required_argument, 0, 'e'},
+                                            {"verbose", no_argument, 0, 'v'},
+                                            {0}};
     static const char *const archs[] = {"sm_80", "sm_86", "sm_89", "sm_90", "sm_120"};
     const char *only = NULL, *kernel = NULL;
     uint64_t seed = 1;
@@ -281,8 +289,11 @@ int main(int argc, char **argv) {
         case 'a': only = optarg; break;
         case 's': seed = strtoull(optarg, NULL, 10); break;
         case 'k': kernel = optarg; break;
+        case 'e': entry_text = optarg; break;
         case 'v': verbose = 1; break;
-        default: printf("usage: fdm-compile [--full] [--arch NAME] [--seed N] [--kernel NAME] [--verbose]\n"); return 2;
+        default:
+            printf("usage: fdm-compile [--full] [--arch NAME] [--seed N] [--kernel NAME] [--entry TEXT] [--verbose]\n");
+            return 2;
         }
     }
     for (size_t i = 0; i < sizeof archs / sizeof archs[0]; i++)

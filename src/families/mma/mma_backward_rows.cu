@@ -17,6 +17,7 @@
 #define GROUP  (CHUNKS > 16 ? 32 : CHUNKS > 8 ? 16 : CHUNKS > 4 ? 8 : 4) /* lanes that read one row */
 #define ROWS_AT_ONCE (32 / GROUP)
 #define ROUNDS       (16 / ROWS_AT_ONCE)
+#define TOGETHER     (DTYPE == MMA_FLOAT32 || ROUNDS < 8 ? (ROUNDS < 4 ? ROUNDS : 4) : 8)
 
 struct rows {
     int first, seqlen_q;
@@ -76,24 +77,30 @@ __device__ __forceinline__ float add_elements(const char *x, const char *y, int 
     return sum;
 }
 
-/* Adds x * y of one chunk of each round's row, from `row` on, below `rows`: first all loads, then the sums. */
+/* Adds x * y of one chunk of each round's row, from `row` on, below `rows`: first the loads of TOGETHER rounds, then their
+ * sums. */
 __device__ __forceinline__ void add_chunks(float (&sums)[ROUNDS], const char *x, int64_t x_row, const char *y,
                                            int64_t y_row, int row, int rows) {
-    uint4 left[ROUNDS], right[ROUNDS];
 #pragma unroll
-    for (int n = 0; n < ROUNDS; n++) {
-        const int64_t i = row + n * ROWS_AT_ONCE;
-        left[n] = right[n] = make_uint4(0, 0, 0, 0);
-        if (i < rows) {
-            left[n] = *(const uint4 *)(x + i * x_row);
-            right[n] = *(const uint4 *)(y + i * y_row);
+    for (int begin = 0; begin < ROUNDS; begin += TOGETHER) {
+        uint4 left[TOGETHER], right[TOGETHER];
+#pragma unroll
+        for (int n = 0; n < TOGETHER; n++) {
+            const int64_t i = row + (begin + n) * ROWS_AT_ONCE;
+            left[n] = right[n] = make_uint4(0, 0, 0, 0);
+            if (i < rows) {
+                left[n] = *(const uint4 *)(x + i * x_row);
+                right[n] = *(const uint4 *)(y + i * y_row);
+            }
         }
+#pragma unroll
+        for (int n = 0; n < TOGETHER; n++)
+#pragma unroll
+            for (int e = 0; e < CHUNK_ELEMENTS; e++)
+                sums[begin + n] += number(((const element *)&left[n])[e]) * number(((const element *)&right[n])[e]);
+        if (begin + TOGETHER < ROUNDS)
+            asm volatile("" : : : "memory"); /* later loads are not made before, in registers */
     }
-#pragma unroll
-    for (int n = 0; n < ROUNDS; n++)
-#pragma unroll
-        for (int e = 0; e < CHUNK_ELEMENTS; e++)
-            sums[n] += number(((const element *)&left[n])[e]) * number(((const element *)&right[n])[e]);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
