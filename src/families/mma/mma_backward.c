@@ -31,12 +31,6 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
     return NULL;
 }
 
-static int suits(const fdm_device *device, const fdm_problem *p) {
-    (void)device;
-    (void)p;
-    return 1;
-}
-
 /* ---- workspace ---- */
 
 static int64_t tiles_of(int64_t length, int32_t tile) { return (length + tile - 1) / tile; }
@@ -64,7 +58,7 @@ static int64_t workspace_bytes(const fdm_problem *p, int32_t block_m, int32_t bl
 static int32_t bytes_with(const fdm_plan *plan, const fdm_problem *p, struct mma_backward_extras with) {
     return mma_backward_bytes_with(plan->block_m, plan->block_n, plan->stages, plan->v_in_registers,
                                    (int32_t)p->head_dim, (int32_t)p->head_dim_v, with) +
-           mma_backward_keys_bytes(plan->block_n, mma_backward_keyed(p));
+           mma_backward_keys_bytes(plan->block_n, mma_lists_keys(p));
 }
 
 static int may_pair(const fdm_plan *plan, const fdm_problem *p) {
@@ -330,7 +324,6 @@ const struct mma_algorithm mma_backward_algorithm = {
     .row = {"mma.backward", "FlashAttention-2's backward on mma.sync, every feature", FDM_BACKWARD},
     .chosen_freely = 1,
     .refusal = refusal,
-    .suits = suits,
     .fill = fill,
     .has_code = has_code,
     .fill_code = fill_code,

@@ -63,12 +63,6 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
     return text;
 }
 
-static int suits(const fdm_device *device, const fdm_problem *p) {
-    (void)device;
-    (void)p;
-    return 1;
-}
-
 static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant, fdm_plan *plan) {
     for (int32_t i = 0; i < NUM_TILES; i++) {
         const struct tile *t = &tiles[i];
@@ -232,7 +226,6 @@ const struct mma_algorithm mma_backward32_algorithm = {
             FDM_BACKWARD},
     .chosen_freely = 1,
     .refusal = refusal,
-    .suits = suits,
     .fill = fill,
     .requests = requests,
     .execute = execute,

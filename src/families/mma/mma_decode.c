@@ -118,14 +118,13 @@ static int sound(const fdm_plan *plan, const fdm_problem *p) {
 enum { DECODE, COMBINE, NUM_KERNELS };
 static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *requests) {
     const int32_t splits = plan->parameters[0], stages = plan->parameters[1];
-    const int bounded = p->causal || p->window_left >= 0 || p->window_right >= 0;
     const struct cuda_constant constants[] = {
         {"DTYPE", mma_dtype(p->dtype)},
         {"HEAD_DIM", mma_round_up(p->head_dim, 16)},
         {"HEAD_DIM_V", mma_round_up(p->head_dim_v, 16)},
         {"STAGES", stages},
         {"MIN_BLOCKS", BLOCKS},
-        {"WINDOW", bounded},
+        {"WINDOW", mma_bounded(p)},
         {"VARLEN", p->varlen},
         {"SPLIT", splits > 1},
     };

@@ -111,7 +111,7 @@ static int choose(const struct plan_request *request, fdm_plan *plan) {
         if (!a->chosen_freely || a->row.pass != request->problem->pass)
             continue;
         const char *refused = a->refusal(request->device, request->problem, text, sizeof text);
-        if (!refused && a->suits(request->device, request->problem)) {
+        if (!refused && (!a->suits || a->suits(request->device, request->problem))) {
             name_plan(i, plan);
             return a->fill(request->device, request->problem, 0, plan);
         }

@@ -4,6 +4,7 @@
 
 #include "cuda/cuda.h"
 #include "families/mma/mma_arguments.h"
+#include "families/mma/mma_forward.h"
 #include "families/mma/mma_summary.h"
 #include "family.h"
 
@@ -13,7 +14,7 @@ struct mma_algorithm {
     int chosen_freely; /* 0: runs only when it is named */
     /* NULL when the device and problem can be taken; else a clause that says why not, in `text` or constant. */
     const char *(*refusal)(const fdm_device *device, const fdm_problem *problem, char *text, size_t size);
-    /* 1 when it is to be preferred to the rows after it, given that it can. */
+    /* 1 when it is to be preferred to the rows after it, given that it can; NULL: always. */
     int (*suits)(const fdm_device *device, const fdm_problem *problem);
     /* The variant-th way (from 0) to run the problem: fills tile, stages, shared and workspace bytes, choice code and
      * parameters; 0 when there are no more ways. Variant 0 is the one chosen freely. */
@@ -63,6 +64,10 @@ static inline int mma_lists_keys(const fdm_problem *p) {
 /* The dtype's number in constants of kernels for 16-bit dtypes; -1 for others. */
 static inline int32_t mma_dtype(fdm_dtype dtype) {
     return dtype == FDM_FLOAT16 ? MMA_FLOAT16 : dtype == FDM_BFLOAT16 ? MMA_BFLOAT16 : -1;
+}
+/* BIAS of kernels: MMA_BIAS_*. */
+static inline int32_t mma_bias_constant(const fdm_problem *p) {
+    return !p->has_bias ? MMA_BIAS_NONE : p->bias_dtype == FDM_FLOAT32 ? MMA_BIAS_FLOAT32 : MMA_BIAS_SAME;
 }
 static inline int64_t mma_round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 

@@ -117,12 +117,6 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
     return text;
 }
 
-static int suits(const fdm_device *device, const fdm_problem *p) {
-    (void)device;
-    (void)p;
-    return 1;
-}
-
 static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant, fdm_plan *plan) {
     for (int32_t i = 0; i < NUM_TILES; i++) {
         const struct tile *t = &tiles[i];
@@ -165,9 +159,7 @@ static void forward_request(const struct tile *t, const fdm_problem *p, struct c
         {"WINDOW", mma_bounded(p) || mma_lists_keys(p)}, /* in a list it takes fewer registers, and no time */
         {"MASK", p->has_mask},
         {"MASK_ROWS", mma_mask_rows(p)},
-        {"BIAS", !p->has_bias                   ? MMA_BIAS_NONE
-                 : p->bias_dtype == FDM_FLOAT32 ? MMA_BIAS_FLOAT32
-                                                : MMA_BIAS_SAME},
+        {"BIAS", mma_bias_constant(p)},
         {"BIAS_ROWS", mma_bias_rows(p)},
         {"SCORES_ALIGNED", stages_scores(p) && t->block_n % 32 == 0},
         {"INTERVALS", p->has_intervals},
@@ -258,7 +250,6 @@ const struct mma_algorithm mma_forward_algorithm = {
     .row = {"mma.forward", "FlashAttention-2 on mma.sync, every feature", FDM_FORWARD},
     .chosen_freely = 1,
     .refusal = refusal,
-    .suits = suits,
     .fill = fill,
     .requests = requests,
     .execute = execute,

@@ -14,10 +14,6 @@ int32_t mma_dbias_kind(const fdm_problem *p) {
     return own ? MMA_DBIAS_DIRECT : MMA_DBIAS_SUMS;
 }
 
-int32_t mma_bias_constant(const fdm_problem *p) {
-    return !p->has_bias ? MMA_BIAS_NONE : p->bias_dtype == FDM_FLOAT32 ? MMA_BIAS_FLOAT32 : MMA_BIAS_SAME;
-}
-
 int64_t mma_bias_bytes(const fdm_problem *p) { return p->has_bias ? (int64_t)fdm_dtype_bytes(p->bias_dtype) : 0; }
 
 /* ---- workspace ---- */

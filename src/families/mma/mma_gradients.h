@@ -16,9 +16,8 @@ struct mma_room {
     float lse_factor;         /* lse is kept times this */
 };
 
-/* How the bias' gradient is made: MMA_DBIAS_*; and BIAS of its kernels: MMA_BIAS_*. */
+/* How the bias' gradient is made: MMA_DBIAS_*. */
 int32_t mma_dbias_kind(const fdm_problem *problem);
-int32_t mma_bias_constant(const fdm_problem *problem);
 int64_t mma_bias_bytes(const fdm_problem *problem); /* of one element, 0 where there is none */
 
 int64_t mma_workspace_bytes(const fdm_problem *problem, const struct mma_room *room);

@@ -100,12 +100,6 @@ static const char *refusal(int32_t algorithm, const fdm_device *device, const fd
     return NULL;
 }
 
-static int suits(const fdm_device *device, const fdm_problem *p) {
-    (void)device;
-    (void)p;
-    return 1;
-}
-
 static void write_code(int32_t algorithm, const struct variant *v, char *code, size_t size) {
     snprintf(code, size, "MMA_%s_S%d_%s%s", algorithms[algorithm].code, v->stages, v->swizzled ? "Swizzle" : "Pad",
              v->f16_accumulation ? "_F16Acc" : "");
@@ -247,11 +241,11 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
 /* ---- the rows ---- */
 
 /* A row's functions know their algorithm by their own names. */
-#define NAMED_ROW(row_name, description, refusal_of_row, fill_of_row, has_code_of_row)                              \
-    {                                                                                                               \
-        .row = {row_name, description, FDM_FORWARD}, .chosen_freely = 0, .refusal = refusal_of_row, .suits = suits, \
-        .fill = fill_of_row, .has_code = has_code_of_row, .fill_code = fill_code, .requests = requests,             \
-        .execute = execute                                                                                          \
+#define NAMED_ROW(row_name, description, refusal_of_row, fill_of_row, has_code_of_row)                  \
+    {                                                                                                   \
+        .row = {row_name, description, FDM_FORWARD}, .chosen_freely = 0, .refusal = refusal_of_row,     \
+        .fill = fill_of_row, .has_code = has_code_of_row, .fill_code = fill_code, .requests = requests, \
+        .execute = execute                                                                              \
     }
 
 static const char *split_kv_refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {

@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "mma_family.h"
+
 /* ---- the table ---- */
 
 #define KB(n) ((int32_t)((n)*1024))
@@ -137,13 +139,9 @@ struct placement {
     int32_t head_dim, head_dim_v, keyed;
 };
 
-int32_t mma_backward_keyed(const fdm_problem *p) {
-    return p->has_intervals || (p->has_mask && p->mask_shape[2] == 1) || (p->has_bias && p->bias_shape[2] == 1);
-}
-
 static struct placement place(const fdm_device *device, const fdm_problem *problem) {
     return (struct placement){device->shared_bytes, (int32_t)problem->head_dim, (int32_t)problem->head_dim_v,
-                              mma_backward_keyed(problem)};
+                              mma_lists_keys(problem)};
 }
 
 static struct mma_backward_choice tile(const struct placement *p, int32_t block_m, int32_t block_n, int32_t stages,

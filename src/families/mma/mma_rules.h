@@ -57,9 +57,6 @@ struct mma_backward_choice {
 const char *mma_column_name(enum mma_column column);    /* "SM90" */
 const char *mma_variant_name(enum mma_variant variant); /* "single-buffered" */
 
-/* 1: keys are seen one by one, by intervals or by a mask or bias without rows. */
-int32_t mma_backward_keyed(const fdm_problem *problem);
-
 /* Chooses, or checks the choice code `forced` (NULL = free). 1: choice is filled and explanation walks the steps. 0: no
  * tile, and explanation is one clause that says why. Pure. */
 int mma_backward_choose(const fdm_device *device, const fdm_problem *problem, const char *forced,

@@ -42,7 +42,6 @@ static const struct tile tiles[] = {
 };
 enum { NUM_TILES = sizeof tiles / sizeof tiles[0] };
 
-static int bounded(const fdm_problem *p) { return p->causal || p->window_left >= 0 || p->window_right >= 0; }
 static int32_t features_of(const fdm_problem *p) {
     return (p->has_mask != 0) + (p->has_bias != 0) + (p->has_intervals != 0) + (p->softcap > 0) + (p->varlen != 0);
 }
@@ -97,7 +96,7 @@ static int takes(const struct tile *t, const fdm_device *device, const fdm_probl
         return 0;
     if (t->cluster > 1 && (!has_clusters || p->has_intervals)) /* intervals would spill registers there */
         return 0;
-    if (t->bounded_rows_max > 0 && (!bounded(p) || p->seqlen_q > t->bounded_rows_max))
+    if (t->bounded_rows_max > 0 && (!mma_bounded(p) || p->seqlen_q > t->bounded_rows_max))
         return 0;
     const struct fitted f = fit(t, p);
     if (t->warps == 4 && 2 * shared_bytes(t, &f, t->stages_max) > device->shared_bytes)
@@ -180,9 +179,7 @@ static void request_of(const fdm_plan *plan, const fdm_problem *p, struct cuda_k
         {"CLUSTER", t->cluster},
         {"HAS_SOFTCAP", p->softcap > 0},
         {"HAS_MASK", p->has_mask != 0},
-        {"HAS_BIAS", !p->has_bias                   ? 0
-                     : p->bias_dtype == FDM_FLOAT32 ? 2
-                                                    : 1},
+        {"HAS_BIAS", mma_bias_constant(p)},
         {"HAS_INTERVALS", p->has_intervals != 0},
         {"VARLEN", p->varlen != 0},
     };
@@ -221,7 +218,7 @@ static int32_t heads_per_section(const fdm_problem *p) {
     enum { CACHE_BYTES = 32 << 20 };
     const int64_t heads = CACHE_BYTES / ((p->seqlen_k + 1) * (p->head_dim + p->head_dim_v) * 2);
     const int64_t most = p->batch * p->heads;
-    return !bounded(p) || heads < 1 ? 1 : (int32_t)(heads < most ? heads : most);
+    return !mma_bounded(p) || heads < 1 ? 1 : (int32_t)(heads < most ? heads : most);
 }
 
 static fdm_status execute(const fdm_plan *plan, const struct attention *attention, void *workspace, void *stream) {
