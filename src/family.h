@@ -34,9 +34,9 @@ struct family {
     int (*choose)(const struct plan_request *request, fdm_plan *plan);
     /* Makes what the plan launches ready; NULL when there is nothing to make. */
     fdm_status (*prepare)(const fdm_plan *plan);
-    /* CUDA: the kernels that the plan launches and the threads of their blocks, at most FAMILY_LAUNCHES_MAX; returns
-     * how many, 0 when the plan is not one that choose() made. NULL on the CPU. */
-    int32_t (*launches)(const fdm_plan *plan, struct cuda_kernel_request *requests, int32_t *threads);
+    /* CUDA: the kernels that the plan launches, at most FAMILY_LAUNCHES_MAX; returns how many, 0 when the plan is not
+     * one that choose() made. NULL on the CPU. */
+    int32_t (*launches)(const fdm_plan *plan, struct cuda_kernel_request *requests);
     /* Runs the plan; decides nothing. */
     fdm_status (*execute)(const fdm_plan *plan, const struct attention *attention, void *workspace,
                           const fdm_launch *launch);

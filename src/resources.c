@@ -7,7 +7,7 @@
 #include "occupancy.h"
 #include "plan.h"
 
-static fdm_status resources_of(const fdm_device *device, const struct cuda_kernel_request *request, int32_t threads,
+static fdm_status resources_of(const fdm_device *device, const struct cuda_kernel_request *request,
                                fdm_kernel_resources *resources) {
     char arch[32];
     struct cuda_resources compiled;
@@ -15,10 +15,10 @@ static fdm_status resources_of(const fdm_device *device, const struct cuda_kerne
     fdm_status status = cuda_resources_for(arch, request, &compiled);
     if (status)
         return status;
-    const struct block_needs needs = {threads, compiled.registers,
+    const struct block_needs needs = {request->threads, compiled.registers,
                                       (int64_t)request->shared_bytes + compiled.static_shared_bytes};
     const struct occupancy occupancy = occupancy_of(device, &needs);
-    *resources = (fdm_kernel_resources){.threads = threads,
+    *resources = (fdm_kernel_resources){.threads = request->threads,
                                         .registers = compiled.registers,
                                         .spill_bytes = compiled.spill_bytes,
                                         .shared_bytes = needs.shared_bytes,
@@ -33,7 +33,6 @@ static fdm_status resources_of(const fdm_device *device, const struct cuda_kerne
 fdm_status fdm_plan_resources(const fdm_plan *plan, const fdm_device *device, fdm_kernel_resources *kernels,
                               int32_t size, int32_t *count) {
     struct cuda_kernel_request requests[FAMILY_LAUNCHES_MAX];
-    int32_t threads[FAMILY_LAUNCHES_MAX];
     if (!plan || !device || !kernels || !count)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is NULL",
                          !plan     ? "plan"
@@ -48,7 +47,7 @@ fdm_status fdm_plan_resources(const fdm_plan *plan, const fdm_device *device, fd
     if (device->id.type != plan->device.type)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan is for DLPack device type %d, but device has type %d",
                          plan->device.type, device->id.type);
-    const int32_t launched = family->launches ? family->launches(plan, requests, threads) : 0;
+    const int32_t launched = family->launches ? family->launches(plan, requests) : 0;
     if (family->launches && launched == 0)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile or workspace is not its kernel's");
     if (launched > size)
@@ -56,7 +55,7 @@ fdm_status fdm_plan_resources(const fdm_plan *plan, const fdm_device *device, fd
                          size);
     fdm_status status = FDM_OK;
     for (int32_t i = 0; i < launched && !status; i++)
-        status = resources_of(device, &requests[i], threads[i], &kernels[i]);
+        status = resources_of(device, &requests[i], &kernels[i]);
     if (!status)
         *count = launched;
     return status;

@@ -299,7 +299,6 @@ static void blocks_are_reported(void) {
             fdm_device facts;
             fdm_problem problem;
             struct cuda_kernel_request requests[FAMILY_LAUNCHES_MAX];
-            int32_t threads[FAMILY_LAUNCHES_MAX];
             const int backward = kind >= NUM_CALL_KINDS;
             const int64_t before = fake_driver()->num_launches();
             assert_int_equal(
@@ -314,7 +313,7 @@ static void blocks_are_reported(void) {
                 assert_int_equal(fdm_plan_attention(&facts, &problem, NULL, &plan), FDM_OK);
                 assert_int_equal(cuda_call_run(&call, NULL), FDM_OK);
             }
-            const int32_t count = family_mma.launches(&plan, requests, threads);
+            const int32_t count = family_mma.launches(&plan, requests);
             assert_int_equal(fake_driver()->num_launches() - before, count);
             for (int64_t i = before; i < before + count; i++) {
                 const struct fake_launch launch = fake_driver()->launch(i);
@@ -322,7 +321,7 @@ static void blocks_are_reported(void) {
                 while (r < count && strcmp(requests[r].entry, launch.entry) != 0)
                     r++;
                 assert_true(r < count);
-                assert_int_equal(threads[r], launch.block[0]);
+                assert_int_equal(requests[r].threads, launch.block[0]);
             }
             cuda_call_release(&call);
         }

@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "families/mma/mma_family.h"
 #include "occupancy.h"
 
 /* One line a case, with the arithmetic beside it. Registers of a warp: 32 a thread, in steps of 256; a quarter of 65536
@@ -155,6 +156,26 @@ static void bad_arguments(void **state) {
     assert_int_equal(count, 0);
 }
 
+/* Keys are put in order by a kernel of its own, which has threads like the others. */
+static void every_launch_has_threads(void **state) {
+    (void)state;
+    fdm_problem problem = problem_of(FDM_BACKWARD, 4096);
+    problem.has_intervals = problem.causal = 1;
+    struct cuda_kernel_request requests[MMA_REQUESTS_MAX];
+    fdm_device device;
+    fdm_plan plan;
+    int32_t ordered = 0;
+    assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
+    assert_int_equal(fdm_plan_attention(&device, &problem, NULL, &plan), FDM_OK);
+    const int32_t count = mma_requests(&plan, requests);
+    assert_int_equal(count, 4);
+    for (int32_t i = 0; i < count; i++) {
+        assert_in_range(requests[i].threads, 32, 1024);
+        ordered += strcmp(requests[i].entry, "mma_order") == 0 && requests[i].threads == 512;
+    }
+    assert_int_equal(ordered, 1);
+}
+
 /* Where there is an NVRTC: what is reported is what the plan and the architecture say. */
 static void kernels_of_plans(void **state) {
     (void)state;
@@ -213,9 +234,8 @@ static void kernels_of_plans(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(hand_worked_cases),
-        cmocka_unit_test(unknown_architectures),
-        cmocka_unit_test(bad_arguments),
+        cmocka_unit_test(hand_worked_cases), cmocka_unit_test(unknown_architectures),
+        cmocka_unit_test(bad_arguments),     cmocka_unit_test(every_launch_has_threads),
         cmocka_unit_test(kernels_of_plans),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

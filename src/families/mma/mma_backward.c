@@ -151,6 +151,11 @@ static int wanted(const fdm_plan *plan, const fdm_problem *p, int32_t kernel) {
     }
 }
 
+static int32_t threads_of(const fdm_plan *plan, const fdm_problem *p) {
+    const int32_t widest = mma_backward_widest((int32_t)p->head_dim, (int32_t)p->head_dim_v);
+    return 32 * mma_backward_warps(plan->block_n, widest, plan->v_in_registers);
+}
+
 static void main_request(const fdm_plan *plan, const fdm_problem *p, int32_t d, int32_t dv,
                          struct cuda_kernel_request *request) {
     const struct cuda_constant constants[] = {
@@ -185,6 +190,7 @@ static void main_request(const fdm_plan *plan, const fdm_problem *p, int32_t d, 
     request->num_constants = MMA_BACKWARD_NUM_CONSTANTS;
     memcpy(request->constants, constants, sizeof constants);
     request->shared_bytes = plan->shared_bytes;
+    request->threads = threads_of(plan, p);
 }
 
 static void order_request(struct cuda_kernel_request *request) {
@@ -192,6 +198,7 @@ static void order_request(struct cuda_kernel_request *request) {
     request->entry = "mma_order";
     request->num_constants = 0;
     request->shared_bytes = 0;
+    request->threads = MMA_ORDER_THREADS;
 }
 
 /* `place`: of each kernel among the requests. */
@@ -282,11 +289,6 @@ static fdm_status put_in_order(const struct cuda_kernel *kernel, const fdm_probl
     return cuda_launch(&launch);
 }
 
-static uint32_t threads_of(const fdm_plan *plan, const fdm_problem *p) {
-    const int32_t widest = mma_backward_widest((int32_t)p->head_dim, (int32_t)p->head_dim_v);
-    return 32 * (uint32_t)mma_backward_warps(plan->block_n, widest, plan->v_in_registers);
-}
-
 static fdm_status execute(const fdm_plan *plan, const struct attention *attention, void *workspace, void *stream) {
     const fdm_problem *p = attention->problem;
     struct cuda_kernel_request list[NUM_KERNELS];
@@ -311,7 +313,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
         status = put_in_order(kernels[place[ORDER]], p, &a, stream);
     if (!status)
         status = mma_launch_gradients(kernels[place[MAIN]], tiles_of(p->seqlen_k, plan->block_n), p->heads_kv, p->batch,
-                                      threads_of(plan, p), &a, stream);
+                                      (uint32_t)threads_of(plan, p), &a, stream);
     if (!status && wanted(plan, p, FINISH))
         status = mma_launch_gradients(kernels[place[FINISH]], tiles_of(p->seqlen_q, 16 * MMA_BACKWARD_ROWS_WARPS),
                                       p->heads, p->batch, 32 * MMA_BACKWARD_ROWS_WARPS, &a, stream);

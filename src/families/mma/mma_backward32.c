@@ -153,6 +153,7 @@ static void main_request(const struct tile *t, const fdm_problem *p, int32_t ker
     request->num_constants = MMA_BACKWARD32_NUM_CONSTANTS;
     memcpy(request->constants, constants, sizeof constants);
     request->shared_bytes = shared_bytes(t, p);
+    request->threads = 32 * t->warps;
 }
 
 /* `place`: of each kernel among the requests. */

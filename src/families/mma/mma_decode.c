@@ -134,6 +134,7 @@ static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct 
     requests[DECODE].num_constants = MMA_DECODE_NUM_CONSTANTS;
     memcpy(requests[DECODE].constants, constants, sizeof constants);
     requests[DECODE].shared_bytes = shared_bytes(p, stages);
+    requests[DECODE].threads = 32 * MMA_DECODE_WARPS;
     if (splits == 1)
         return 1;
     requests[COMBINE].file = "families/mma/mma_combine.cu";
@@ -142,6 +143,7 @@ static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct 
     requests[COMBINE].constants[0] = (struct cuda_constant){"DTYPE", mma_dtype(p->dtype)};
     requests[COMBINE].constants[1] = (struct cuda_constant){"VARLEN", p->varlen};
     requests[COMBINE].shared_bytes = 0;
+    requests[COMBINE].threads = 32 * MMA_DECODE_WARPS;
     return 2;
 }
 

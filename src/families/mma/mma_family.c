@@ -1,8 +1,5 @@
 /* mma_family.c: the portable CUDA family: its rows in order of preference, the choice among them, the way to each. */
 #include "mma_family.h"
-#include "families/mma/mma_backward.h"
-#include "families/mma/mma_decode.h"
-#include "families/mma/mma_named.h"
 
 #include <limits.h>
 #include <stdio.h>
@@ -127,6 +124,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     return algorithms[plan->kernel_index]->execute(plan, attention, workspace, launch ? launch->stream : NULL);
 }
 
+_Static_assert((int)MMA_REQUESTS_MAX <= (int)FAMILY_LAUNCHES_MAX, "there is room for them");
 int32_t mma_requests(const fdm_plan *plan, struct cuda_kernel_request *requests) {
     return algorithms[plan->kernel_index]->requests(plan, requests);
 }
@@ -141,43 +139,6 @@ static fdm_status prepare(const fdm_plan *plan) {
                  : error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile or workspace is not its kernel's");
 }
 
-/* A constant of a request; 0 where it has none of that name. */
-static int32_t constant_of(const struct cuda_kernel_request *r, const char *name) {
-    for (int32_t i = 0; i < r->num_constants; i++)
-        if (strcmp(r->constants[i].name, name) == 0)
-            return (int32_t)r->constants[i].value;
-    return 0;
-}
-
-/* Warps of a block: the kernel's own constant, or the same for all its specialisations. */
-static int32_t warps_of(const struct cuda_kernel_request *r) {
-    static const struct {
-        const char *entry;
-        int32_t warps;
-    } fixed[] = {{"mma_decode", MMA_DECODE_WARPS},
-                 {"mma_combine", MMA_DECODE_WARPS},
-                 {"mma_named", MMA_NAMED_WARPS},
-                 {"mma_summary", MMA_SUMMARY_WARPS},
-                 {"mma_backward_prepare", MMA_BACKWARD_ROWS_WARPS},
-                 {"mma_backward_finish", MMA_BACKWARD_ROWS_WARPS},
-                 {"mma_dbias", MMA_DBIAS_WARPS}};
-    for (size_t i = 0; i < sizeof fixed / sizeof fixed[0]; i++)
-        if (strcmp(fixed[i].entry, r->entry) == 0)
-            return fixed[i].warps;
-    const int32_t widest = mma_backward_widest(constant_of(r, "HEAD_DIM"), constant_of(r, "HEAD_DIM_V"));
-    return strcmp(r->entry, "mma_backward") == 0
-               ? mma_backward_warps(constant_of(r, "BLOCK_N"), widest, constant_of(r, "V_IN_REGISTERS"))
-               : constant_of(r, "WARPS");
-}
-
-static int32_t launches(const fdm_plan *plan, struct cuda_kernel_request *requests, int32_t *threads) {
-    _Static_assert((int)MMA_REQUESTS_MAX <= (int)FAMILY_LAUNCHES_MAX, "there is room for them");
-    const int32_t count = mma_requests(plan, requests);
-    for (int32_t i = 0; i < count; i++)
-        threads[i] = 32 * warps_of(&requests[i]);
-    return count;
-}
-
 const struct family family_mma = {.name = "mma",
                                   .device_type = FDM_CUDA,
                                   .num_kernels = NUM_ALGORITHMS,
@@ -185,5 +146,5 @@ const struct family family_mma = {.name = "mma",
                                   .available = available,
                                   .choose = choose,
                                   .prepare = prepare,
-                                  .launches = launches,
+                                  .launches = mma_requests,
                                   .execute = execute};

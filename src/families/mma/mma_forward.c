@@ -173,6 +173,7 @@ static void forward_request(const struct tile *t, const fdm_problem *p, struct c
     request->num_constants = MMA_FORWARD_NUM_CONSTANTS;
     memcpy(request->constants, constants, sizeof constants);
     request->shared_bytes = shared_bytes(t, p);
+    request->threads = 32 * t->warps;
 }
 
 static int sound(const fdm_plan *plan, const fdm_problem *p) {

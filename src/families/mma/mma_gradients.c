@@ -126,11 +126,13 @@ void mma_rows_request(const fdm_problem *p, const char *entry, int32_t d, int32_
         {"BIAS", mma_bias_constant(p)},
     };
     _Static_assert(sizeof constants / sizeof constants[0] == MMA_ROWS_NUM_CONSTANTS, "one value for each constant");
-    request->file = strcmp(entry, "mma_dbias") == 0 ? "families/mma/mma_dbias.cu" : "families/mma/mma_backward_rows.cu";
+    const int of_bias = strcmp(entry, "mma_dbias") == 0;
+    request->file = of_bias ? "families/mma/mma_dbias.cu" : "families/mma/mma_backward_rows.cu";
     request->entry = entry;
     request->num_constants = MMA_ROWS_NUM_CONSTANTS;
     memcpy(request->constants, constants, sizeof constants);
     request->shared_bytes = 0;
+    request->threads = 32 * (of_bias ? MMA_DBIAS_WARPS : MMA_BACKWARD_ROWS_WARPS);
 }
 
 fdm_status mma_launch_gradients(const struct cuda_kernel *kernel, int64_t x, int64_t y, int64_t z, uint32_t threads,

@@ -203,6 +203,7 @@ static void request_of(const fdm_plan *plan, const fdm_problem *p, struct cuda_k
     request->num_constants = MMA_NAMED_NUM_CONSTANTS;
     memcpy(request->constants, constants, sizeof constants);
     request->shared_bytes = shared_bytes(algorithm, &s, v);
+    request->threads = 32 * MMA_NAMED_WARPS;
 }
 
 static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *requests) {

@@ -13,6 +13,7 @@ void mma_summary_request(struct cuda_kernel_request *request) {
     request->entry = "mma_summary";
     request->num_constants = 0;
     request->shared_bytes = 0;
+    request->threads = 32 * MMA_SUMMARY_WARPS;
 }
 
 fdm_status mma_summarise(const struct cuda_kernel *kernel, const fdm_problem *p, int32_t block_m, int32_t block_n,

@@ -189,6 +189,7 @@ static void request_of(const fdm_plan *plan, const fdm_problem *p, struct cuda_k
     request->num_constants = MMA_WIDE_NUM_CONSTANTS;
     memcpy(request->constants, constants, sizeof constants);
     request->shared_bytes = shared_bytes(t, &f, plan->stages);
+    request->threads = 32 * t->warps;
 }
 
 static fdm_status kernel_of(const fdm_plan *plan, const fdm_problem *p, const struct cuda_kernel **kernel) {
