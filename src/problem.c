@@ -214,7 +214,7 @@ static struct score_view view_of_scores(const fdm_tensor *tensor, int64_t heads)
                                tensor_stride(tensor, 3), tensor->shape[1] ? heads / tensor->shape[1] : 1};
 }
 
-/* Whether rows of a mask or bias can be read 16 bytes at a time. */
+/* Whether rows of a mask, bias or dbias can be read or written 16 bytes at a time. */
 static int scores_aligned(const struct score_view *view, int64_t bytes) {
     return view->key == 1 &&
            ((uintptr_t)view->data | (uintptr_t)((view->row | view->head | view->batch) * bytes)) % 16 == 0;
@@ -266,6 +266,7 @@ static fdm_status resolve_dbias(const fdm_tensors *t, fdm_problem *p, struct att
         return status;
     p->needs_dbias = 1;
     a->dbias = view_of_scores(t->dbias, p->heads);
+    p->scores_aligned &= scores_aligned(&a->dbias, fdm_dtype_bytes(p->bias_dtype));
     return FDM_OK;
 }
 

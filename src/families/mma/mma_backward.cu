@@ -49,6 +49,15 @@
 #define DQ_STEP    (DQ_COLUMNS % 32 || OVERLAY || V_IN_REGISTERS || SCARCE ? 16 : 32) /* at a time */
 #define KEYED      (INTERVALS || (MASK && !MASK_ROWS) || (BIAS && !BIAS_ROWS)) /* keys may be seen by no row */
 #define SUMMARISED (MASK && MASK_ROWS)
+/* Full sub-tiles have code of their own: measured 4 % faster with half blocks, 2 % slower where registers are scarcer. */
+#define TWO_BODIES (HALF_BLOCK && PLAIN && !MASK)
+/* A warp's own rows of bias and mask are copied, a sub-tile ahead, to where it will stage dS or P of them. */
+#define CAN_COPY    (SCORES_ALIGNED && DS_BUFFERS == 2 && PART_ROWS <= 32)
+#define BIAS_COPIED (CAN_COPY && BIAS == MMA_BIAS_SAME && BIAS_ROWS)
+#define MASK_COPIED (CAN_COPY && SUMMARISED && (!BIAS_COPIED || BY_COLUMNS))
+#define COPIED      (BIAS_COPIED || MASK_COPIED)
+/* The gradient of a bias is written from the staged dS, 16 bytes a lane. */
+#define DBIAS_FROM_DS (DBIAS == MMA_DBIAS_DIRECT && SCORES_ALIGNED && BIAS == MMA_BIAS_SAME && !SOFTCAP && KEY_TILES == 2)
 #define PLAIN      (!BIAS && !SOFTCAP) /* scores stay as the products are, in units of exp2; else in natural units */
 #define UNBOUNDED  0x7fffffff
 #define NO_ROW     0x7fffffff
@@ -319,6 +328,11 @@ __device__ __forceinline__ void await_turn(const int *turn, int mine) {
     }
 }
 
+/* Where the rows of a block begin that window and ends leave, in whole sub-tiles. */
+__device__ __forceinline__ int first_sub_tile(const struct walk &w, int row) {
+    return max(w.first - row, 0) / SUB_ROWS * SUB_ROWS;
+}
+
 /* The next active rows to stage from `row` on; NO_ROW when there is none. */
 __device__ __forceinline__ int next_active(const struct mma_backward_arguments &a, const struct place &at,
                                            const struct walk &w, uint32_t keys, int h, int row) {
@@ -417,14 +431,18 @@ template <int share, int chunks, int lefts, int tiles>
 __device__ __forceinline__ void add_product(float (&sum)[lefts][tiles][4], const uint32_t (&left)[lefts][4],
                                             const lane_address<chunks> &right, int rows) {
 #pragma unroll
-    for (int n = 0; n < tiles; n += 2) {
-        uint32_t b[4];
-        ldmatrix_x4_trans(b, right.at_step(rows, n * share));
+    for (int n = 0; n < tiles; n += 4) {
+        uint32_t b[2][4]; /* read in pairs: measured 1 % faster */
 #pragma unroll
-        for (int t = 0; t < lefts; t++) {
-            mma_16x8x16(sum[t][n], left[t], b[0], b[1]);
-            mma_16x8x16(sum[t][n + 1], left[t], b[2], b[3]);
-        }
+        for (int i = 0; i < 2 && n + 2 * i < tiles; i++)
+            ldmatrix_x4_trans(b[i], right.at_step(rows, (n + 2 * i) * share));
+#pragma unroll
+        for (int i = 0; i < 2 && n + 2 * i < tiles; i++)
+#pragma unroll
+            for (int t = 0; t < lefts; t++) {
+                mma_16x8x16(sum[t][n + 2 * i], left[t], b[i][0], b[i][1]);
+                mma_16x8x16(sum[t][n + 2 * i + 1], left[t], b[i][2], b[i][3]);
+            }
     }
 }
 
@@ -451,7 +469,83 @@ __device__ __forceinline__ void add_dbias(char *to, float x) {
 }
 #endif
 
-#if SUMMARISED
+#if COPIED
+/* Where the copies lie: a part's region is WARP_KEYS lines of PART_ROWS / 8 chunks. Bias: chunk of a row and eight keys. */
+__device__ __forceinline__ int line_of(int row, int eight) {
+    return WARP_KEYS >= PART_ROWS ? row + PART_ROWS * (eight / (PART_ROWS / 8)) : row % WARP_KEYS;
+}
+__device__ __forceinline__ int column_of(int row, int eight) {
+    return WARP_KEYS >= PART_ROWS ? eight % (PART_ROWS / 8) : eight + row / WARP_KEYS * (WARP_KEYS / 8);
+}
+__device__ __forceinline__ void read_pairs(uint32_t (&r)[4], uint32_t from) { ldmatrix_x4_trans(r, from); }
+__device__ __forceinline__ void read_pairs(uint32_t (&r)[2], uint32_t from) { ldmatrix_x2_trans(r, from); }
+#    define MASK_REGION (BIAS_COPIED ? STAGE_BYTES : 0) /* after that of dS lies that of P */
+
+/* What the warp's own rows of the sub-tile at `sub_row` need; `staged`: where their dS will go. */
+__device__ __forceinline__ void copy_scores(const struct mma_backward_arguments &a, const struct place &at, int h,
+                                            uint32_t staged, int sub_row) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, share = warp / KEY_WARPS;
+    const int warp_key = warp % KEY_WARPS * WARP_KEYS;
+    const struct head head = find_head(a, at, h);
+#    pragma unroll 1
+    for (int part = share * WARP_ROWS; part < share * WARP_ROWS + WARP_ROWS; part += PART_ROWS) {
+        const int rows = at.seqlen_q - sub_row - part;
+#    if BIAS_COPIED
+        constexpr int eights = WARP_KEYS / 8, step = 32 / eights;
+        const int eight = lane % eights, key = at.first_key + warp_key + eight * 8;
+        const int bytes = min(max(at.seqlen_k - key, 0), 8) * 2;
+        const char *bias = head.bias + (int64_t)(sub_row + part + lane / eights) * a.bias_row_bytes + key * BIAS_BYTES;
+#        pragma unroll
+        for (int n = 0; n < PART_ROWS; n += step, bias += step * a.bias_row_bytes) {
+            const int row = n + lane / eights, count = row < rows ? bytes : 0;
+            cp_async_16_fill(staged + chunk_offset<SUB_ROWS / 8>(warp_key + line_of(row, eight),
+                                                                 part / 8 + column_of(row, eight)),
+                             count ? bias : head.bias, count);
+        }
+#    endif
+#    if MASK_COPIED
+#        pragma unroll
+        for (int n = 0; n < PART_ROWS * WARP_KEYS / 16; n += 32) {
+            const int chunk = n + lane, row = chunk % PART_ROWS;
+            const int key = at.first_key + warp_key + chunk / PART_ROWS * 16;
+            const int count = row < rows ? min(max(at.seqlen_k - key, 0), 16) : 0;
+            const char *mask = head.mask + (int64_t)(sub_row + part + row) * a.mask_row_bytes + key;
+            if (chunk < PART_ROWS * WARP_KEYS / 16)
+                cp_async_16_fill(staged + MASK_REGION +
+                                     chunk_offset<SUB_ROWS / 8>(warp_key + chunk % WARP_KEYS, part / 8 + chunk / WARP_KEYS),
+                                 count ? mask : head.mask, count);
+        }
+#    endif
+    }
+}
+#endif
+
+#if MASK_COPIED
+/* Whether the mask shows the warp's keys to row `lane` of a part: bit k % 4 * 8 + k / 4 says it of key k. */
+__device__ __forceinline__ uint32_t copied_mask(uint32_t staged, int warp_key, int part) {
+    const int lane = threadIdx.x % 32;
+    uint32_t seen = 0;
+#    pragma unroll
+    for (int n = 0; n < PART_ROWS * WARP_KEYS / 16; n += 32) {
+        const int chunk = (n + lane) % (PART_ROWS * WARP_KEYS / 16);
+        uint32_t bytes[4];
+        ld_shared_16(bytes, staged + MASK_REGION +
+                                chunk_offset<SUB_ROWS / 8>(warp_key + chunk % WARP_KEYS, part / 8 + chunk / WARP_KEYS));
+#    pragma unroll
+        for (int i = 0; i < 4; i++) /* the highest bit of each byte that is not 0 */
+            seen = seen >> 1 | ((((bytes[i] & 0x7f7f7f7fu) + 0x7f7f7f7fu) | bytes[i]) & 0x80808080u);
+    }
+    if (WARP_KEYS == 16)
+        return seen >> 4;
+    if (PART_ROWS == 16) { /* each lane has read half of a row's keys */
+        seen = lane < 16 ? seen >> 4 : seen;
+        seen |= __shfl_xor_sync(0xffffffff, seen, 16);
+    }
+    return seen;
+}
+#endif
+
+#if SUMMARISED && !MASK_COPIED
 /* One bit for each score of the thread: whether the mask shows it. Read ahead of the products, which hide the wait. */
 __device__ __forceinline__ uint32_t read_mask(const struct mma_backward_arguments &a, const struct place &at, int h,
                                               int warp_key, int first_row) {
@@ -492,14 +586,25 @@ __device__ __forceinline__ void pack_scores(score_fragments &left, const float (
 
 __device__ __forceinline__ void make_weights(struct weights &w, const struct mma_backward_arguments &a,
                                              const struct place &at, int h, const struct tiles &tiles,
-                                             const struct unit &unit, int warp_key, int block_row, int sub_row,
-                                             bool partial) {
+                                             const struct unit &unit, uint32_t staged, int warp_key, int block_row,
+                                             int sub_row, bool partial, bool copying) {
     const int lane = threadIdx.x % 32;
-#if SUMMARISED
+#if SUMMARISED && !MASK_COPIED
     const uint32_t seen = partial ? read_mask(a, at, h, warp_key, block_row + sub_row) : 0xffffffffu;
 #endif
     multiply_scores<HEAD_DIM, false>(w.p, tiles.k, warp_key, nullptr, unit.q, sub_row);
-#if BIAS && BIAS_ROWS
+#if COPIED
+    if (RING == 3)
+        cp_async_wait<1>(); /* the last group is a unit of rows */
+    else if (copying)
+        cp_async_wait<0>();
+    __syncwarp();
+#endif
+#if BIAS_COPIED
+    const int own = lane % 8, eight = lane / 8 % (2 * KEY_TILES);
+    const lane_address<SUB_ROWS / 8> copied(staged, warp_key + line_of(own, eight),
+                                            sub_row % SUB_ROWS / 8 + column_of(own, eight));
+#elif BIAS && BIAS_ROWS
     const char *bias[2 * KEY_TILES]; /* row 0 of the keys */
 #    pragma unroll
     for (int n = 0; n < 2 * KEY_TILES; n++)
@@ -515,9 +620,13 @@ __device__ __forceinline__ void make_weights(struct weights &w, const struct mma
         const int local = sub_row + n * 8 + lane % 4 * 2;
         uint32_t lse[2];
         ld_shared_8(lse[0], lse[1], unit.rows + local * 4);
+#if BIAS_COPIED
+        uint32_t bias[2 * KEY_TILES]; /* two rows of a key */
+        read_pairs(bias, WARP_KEYS >= PART_ROWS ? copied.at_step(n * 8, 0) : copied.at_step(n % 2 * 8, n / 2 * 2));
+#endif
 #pragma unroll
         for (int c = 0; c < 2; c++) {
-#if BIAS && BIAS_ROWS
+#if BIAS && BIAS_ROWS && !BIAS_COPIED
             const int inside = min(block_row + local + c, at.seqlen_q - 1);
 #endif
 #pragma unroll
@@ -531,7 +640,9 @@ __device__ __forceinline__ void make_weights(struct weights &w, const struct mma
 #else
                 x *= factor;
 #endif
-#if BIAS && BIAS_ROWS
+#if BIAS_COPIED
+                x += unpack((uint16_t)(bias[j] >> c * 16));
+#elif BIAS && BIAS_ROWS
                 x += bias_value(bias[j] + (int64_t)inside * a.bias_row_bytes);
 #elif BIAS
                 x += keys.bias[tile][half];
@@ -546,19 +657,29 @@ __device__ __forceinline__ void make_weights(struct weights &w, const struct mma
 #if !KEYED
         const struct keys keys = bound_keys(a, at, warp_key);
 #endif
+#if MASK_COPIED
+        const uint32_t rows_seen = copied_mask(staged, warp_key, sub_row % SUB_ROWS);
+#endif
 #pragma unroll
         for (int n = 0; n < ROW_TILES; n++)
 #pragma unroll
-            for (int c = 0; c < 2; c++)
+            for (int c = 0; c < 2; c++) {
+#if MASK_COPIED
+                const uint32_t seen = __shfl_sync(0xffffffff, rows_seen, n * 8 + lane % 4 * 2 + c) >>
+                                      (lane / 4 % 4 * 8 + lane / 16);
+#endif
 #pragma unroll
                 for (int j = 0; j < 2 * KEY_TILES; j++) {
                     const int row = block_row + sub_row + n * 8 + lane % 4 * 2 + c;
                     bool visible = row >= keys.first[j / 2][j % 2] && row < keys.last[j / 2][j % 2];
-#if MASK && MASK_ROWS
+#if MASK_COPIED
+                    visible = visible && (seen >> 2 * j & 1);
+#elif SUMMARISED
                     visible = visible && (seen >> ((n * 2 + c) * 2 * KEY_TILES + j) & 1);
 #endif
                     w.p[j / 2][n][j % 2 * 2 + c] = visible ? w.p[j / 2][n][j % 2 * 2 + c] : 0.0f;
                 }
+            }
     }
 }
 
@@ -569,11 +690,12 @@ __device__ __forceinline__ void make_ds(score_fragments &left, struct sums &sums
                                         int warp_key, int block_row, int sub_row, bool partial) {
     const int lane = threadIdx.x % 32;
     float dp[KEY_TILES][ROW_TILES][4];
-#if DBIAS == MMA_DBIAS_DIRECT || DBIAS == MMA_DBIAS_SUMS
-    char *dbias[2 * KEY_TILES];
+#if (DBIAS == MMA_DBIAS_DIRECT && !DBIAS_FROM_DS) || DBIAS == MMA_DBIAS_SUMS
+    char *dbias[SCORES_ALIGNED ? 1 : 2 * KEY_TILES]; /* aligned: the other keys' lie at known distances */
 #    pragma unroll
-    for (int n = 0; n < 2 * KEY_TILES; n++)
+    for (int n = 0; n < (SCORES_ALIGNED ? 1 : 2 * KEY_TILES); n++)
         dbias[n] = dbias_of_key(a, at, h, at.first_key + warp_key + lane / 4 + n * 8);
+    const int num_keys = at.seqlen_k - at.first_key - warp_key - lane / 4;
 #endif
     multiply_scores<HEAD_DIM_V, V_IN_REGISTERS>(dp, v_tile, warp_key, values, unit.dout, sub_row);
 #pragma unroll
@@ -595,7 +717,7 @@ __device__ __forceinline__ void make_ds(score_fragments &left, struct sums &sums
 #pragma unroll
                 for (int e = 0; e < 4; e++)
                     dp[t][n][e] = w.p[t][n][e] == 0.0f ? 0.0f : dp[t][n][e];
-#if DBIAS || SOFTCAP
+#if (DBIAS && !DBIAS_FROM_DS) || SOFTCAP
 #    pragma unroll
     for (int n = 0; n < ROW_TILES; n++)
 #    pragma unroll
@@ -604,10 +726,11 @@ __device__ __forceinline__ void make_ds(score_fragments &left, struct sums &sums
             for (int e = 0; e < 4; e++) {
 #    if DBIAS == MMA_DBIAS_KEYS
                 sums.dbias[t][e / 2] += dp[t][n][e];
-#    elif DBIAS
-                const int row = block_row + sub_row + n * 8 + lane % 4 * 2 + e % 2;
-                if (row < at.seqlen_q && at.first_key + warp_key + lane / 4 + (2 * t + e / 2) * 8 < at.seqlen_k)
-                    add_dbias(dbias[2 * t + e / 2] + (int64_t)row * a.dbias_row_bytes, dp[t][n][e]);
+#    elif DBIAS && !DBIAS_FROM_DS
+                const int row = block_row + sub_row + n * 8 + lane % 4 * 2 + e % 2, j = 2 * t + e / 2;
+                char *to = dbias[SCORES_ALIGNED ? 0 : j] + (int64_t)row * a.dbias_row_bytes;
+                if (row < at.seqlen_q && j * 8 < num_keys)
+                    add_dbias(to + (SCORES_ALIGNED ? j * 8 * DBIAS_BYTES : 0), dp[t][n][e]);
 #    endif
 #    if SOFTCAP
                 dp[t][n][e] *= unpack((uint16_t)(w.slope[n][2 * t + e / 2] >> e % 2 * 16));
@@ -629,18 +752,49 @@ __device__ __forceinline__ void stage(uint32_t tile, const uint32_t (&left)[ROW_
                         left[n / 2][j / 2][n % 2 * 2 + j % 2]);
 }
 
+#if DBIAS_FROM_DS
+/* The gradient of the bias from the dS that the warp has staged, eight keys of a row a lane. `row`: the part's first.
+ * Of lane % 4 = p, matrix m has the keys 8 p + 2 (m ^ p) and the next: the eight lines of a matrix lie in different banks. */
+__device__ __forceinline__ void store_dbias(const struct mma_backward_arguments &a, const struct place &at, int h,
+                                            uint32_t staged, int warp_key, int part, int row) {
+    const int lane = threadIdx.x % 32, own = lane % 4, line = lane % 8 / 2;
+    const lane_address<SUB_ROWS / 8> from(staged, warp_key + 8 * line + 2 * (lane / 8 ^ line) + lane % 2, part / 8);
+    const int key = at.first_key + warp_key + 8 * own, num_keys = min(at.seqlen_k - key, 8);
+    char *to = dbias_of_key(a, at, h, key) + (int64_t)(row + lane / 4) * a.dbias_row_bytes;
+    __syncwarp();
+#    pragma unroll
+    for (int n = 0; n < ROW_TILES; n++, to += (int64_t)8 * a.dbias_row_bytes) {
+        uint32_t x[4];
+        ldmatrix_x4_trans(x, from.at_step(0, n));
+        const uint4 odd = own & 1 ? make_uint4(x[1], x[0], x[3], x[2]) : make_uint4(x[0], x[1], x[2], x[3]);
+        const uint4 pairs = own & 2 ? make_uint4(odd.z, odd.w, odd.x, odd.y) : odd;
+        if (row + n * 8 + lane / 4 >= at.seqlen_q)
+            continue;
+        if (num_keys == 8) {
+            *(uint4 *)to = pairs;
+        } else {
+            const uint32_t word[4] = {pairs.x, pairs.y, pairs.z, pairs.w};
+#    pragma unroll
+            for (int e = 0; e < 8; e++)
+                if (e < num_keys)
+                    ((uint16_t *)to)[e] = (uint16_t)(word[e / 2] >> e % 2 * 16);
+        }
+    }
+}
+#endif
+
 /* Scores of a sub-tile's rows that are the warp's own, what they add to dK and dV, and dS (BY_COLUMNS also P) to shared
  * memory for the other warps. */
 __device__ __forceinline__ void add_own(struct sums &sums, const struct mma_backward_arguments &a,
                                         const struct place &at, int h, const struct tiles &tiles,
                                         const struct unit &unit, const value_fragments &values, uint32_t staged,
-                                        int row, int sub, bool partial) {
+                                        int row, int sub, bool partial, bool copying) {
     const int warp = threadIdx.x / 32, share = warp / KEY_WARPS, warp_key = warp % KEY_WARPS * WARP_KEYS;
 #pragma unroll 1
     for (int part = share * WARP_ROWS; part < share * WARP_ROWS + WARP_ROWS; part += PART_ROWS) {
         struct weights weights;
         score_fragments left;
-        make_weights(weights, a, at, h, tiles, unit, warp_key, row, sub + part, partial);
+        make_weights(weights, a, at, h, tiles, unit, staged, warp_key, row, sub + part, partial, copying);
         pack_scores(left, weights.p);
         if (BY_COLUMNS)
             stage(staged + STAGE_BYTES, left, warp_key, part);
@@ -657,6 +811,9 @@ __device__ __forceinline__ void add_own(struct sums &sums, const struct mma_back
         if (OVERLAY)
             __syncthreads();
         stage(staged, left, warp_key, part);
+#if DBIAS_FROM_DS
+        store_dbias(a, at, h, staged, warp_key, part, row + sub + part);
+#endif
 #pragma unroll
         for (int n = 0; n < ROW_TILES / 2; n++)
             add_product<COLUMN_SHARES>(sums.dk, left[n], q, n * 16);
@@ -816,7 +973,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
     mma_backward(const __grid_constant__ struct mma_backward_arguments a) {
     extern __shared__ __align__(128) char shared[];
     const struct tiles tiles = lay_out(shared_address(shared));
-    uint32_t x = blockIdx.x, y = blockIdx.y, z = blockIdx.z;
+    /* From the last head: what mma_backward_prepare wrote last is still in the second-level cache. */
+    uint32_t x = blockIdx.x, y = gridDim.y - 1 - blockIdx.y, z = gridDim.z - 1 - blockIdx.z;
 #if DETERMINISTIC
     /* Places in the order in which blocks begin: a block waits only for blocks that run or have ended. */
     if (threadIdx.x == 0)
@@ -861,6 +1019,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
 #if RING
         /* Units of 64 rows lie in a ring; one is loaded RING - 1 units ahead, when all warps have left its place. */
         int slot = 0, row = next_active(a, at, walk, tiles.keys, h, walk.first / UNIT_ROWS * UNIT_ROWS), next = NO_ROW;
+#    if COPIED
+        if (row != NO_ROW)
+            copy_scores(a, at, h, tiles.staged + ds_buffer, row);
+#    endif
         load_unit(a, at, h, tiles, 0, row);
         if (RING == 3) {
             next = following(a, at, walk, tiles.keys, h, row);
@@ -877,12 +1039,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
             partial = partial || mask_kind(a, at, h, row) != MMA_TILE_FULL;
 #    endif
             ds_buffer ^= 2 * STAGE_BYTES;
-            add_own(sums, a, at, h, tiles, unit, values, staged, row, 0, partial);
+            add_own(sums, a, at, h, tiles, unit, values, staged, row, 0, partial, false);
             if (RING == 3)
                 cp_async_wait<0>();
             __syncthreads(); /* scores are staged; the next unit is there; all have left the one before */
             const int last = following(a, at, walk, tiles.keys, h, RING == 3 ? next : row);
             slot = slot == RING - 1 ? 0 : slot + 1;
+#    if COPIED
+            if ((RING == 3 ? next : last) != NO_ROW)
+                copy_scores(a, at, h, tiles.staged + ds_buffer, RING == 3 ? next : last);
+            cp_async_commit();
+#    endif
             load_unit(a, at, h, tiles, RING == 3 ? (slot == 2 ? 0 : slot + 1) : slot, last);
             add_others(sums, unit, staged, 0);
 #    if NEEDS_DQ
@@ -901,6 +1068,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
 #endif
         int buffer = 0, row = next_active(a, at, walk, tiles.keys, h, walk.first / BLOCK_M * BLOCK_M);
         if (row != NO_ROW) {
+#if COPIED
+            copy_scores(a, at, h, tiles.staged + ds_buffer, row + first_sub_tile(walk, row));
+#endif
             load_q(a, at, h, tiles.q, row);
             load_dout(a, at, h, {tiles.q, tiles.dout, tiles.rows}, row);
         }
@@ -917,7 +1087,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
             }
             cp_async_wait<STAGES - 1>();
             __syncthreads();
-            const int begin = max(walk.first - row, 0) / SUB_ROWS * SUB_ROWS, end = min(BLOCK_M, walk.last - row);
+            const int begin = first_sub_tile(walk, row), end = min(BLOCK_M, walk.last - row);
 #if DETERMINISTIC
             if (threadIdx.x == 0)
                 for (; passed <= row; passed += BLOCK_M) {
@@ -938,12 +1108,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
                 const uint32_t staged = OVERLAY ? tiles.dout + sub * HEAD_DIM_V * 2 : tiles.staged + ds_buffer;
                 if (DS_BUFFERS == 2)
                     ds_buffer ^= STAGE_BYTES * (BY_COLUMNS ? 2 : 1);
-                add_own(sums, a, at, h, tiles, unit, values, staged, row, sub, partial);
+                if (TWO_BODIES && !partial)
+                    add_own(sums, a, at, h, tiles, unit, values, staged, row, sub, false, sub > begin);
+                else
+                    add_own(sums, a, at, h, tiles, unit, values, staged, row, sub, TWO_BODIES || partial, sub > begin);
                 __syncthreads();
 #if BY_COLUMNS
                 add_others(sums, unit, staged, sub);
                 if (last)
                     __syncthreads();
+#endif
+#if COPIED
+                if (!last) {
+                    copy_scores(a, at, h, tiles.staged + ds_buffer, row + sub + SUB_ROWS);
+                    cp_async_commit();
+                } else if (next != NO_ROW) {
+                    copy_scores(a, at, h, tiles.staged + ds_buffer, next + first_sub_tile(walk, next));
+                }
 #endif
                 if (last) {
                     if (STAGES == 1 && next != NO_ROW)

@@ -143,30 +143,31 @@ MMA_BACKWARD_INLINE int32_t mma_backward_v_registers(int32_t block_n, int32_t he
 #define MMA_DBIAS_DIRECT 2 /* every element belongs to one pair: written by the block that owns the key */
 #define MMA_DBIAS_SUMS   3 /* added in fp32 in the workspace; mma_dbias.cu converts */
 
-#define MMA_BACKWARD_CONSTANTS(X)                                                        \
-    X(DTYPE)      /* MMA_FLOAT16 or MMA_BFLOAT16 */                                      \
-    X(HEAD_DIM)   /* of q and k, as mma_backward_padded() gives it */                    \
-    X(HEAD_DIM_V) /* of v, out and dout */                                               \
-    X(BLOCK_M)                                                                           \
-    X(BLOCK_N)                                                                           \
-    X(STAGES) /* buffers of Q: 1 or 2 */                                                 \
-    X(V_IN_REGISTERS)                                                                    \
-    X(OVERLAY)    /* dS lies over consumed rows of dO */                                 \
-    X(DS_BUFFERS) /* 2: a warp may make scores while another still reads those before */ \
-    X(PAIRED)     /* two key tiles a warp, two warps to the same keys */                 \
-    X(RING)       /* 2 or 3: buffers of 64 rows of Q and dO, instead of BLOCK_M rows */  \
-    X(ALIGNED)    /* addresses and strides are multiples of 16 bytes */                  \
-    X(WINDOW)     /* causal or window */                                                 \
-    X(MASK)                                                                              \
-    X(MASK_ROWS)                                                                         \
-    X(BIAS) /* MMA_BIAS_* */                                                             \
-    X(BIAS_ROWS)                                                                         \
-    X(DBIAS) /* MMA_DBIAS_* */                                                           \
-    X(INTERVALS)                                                                         \
-    X(GATHER) /* keys in the order that mma_order.cu gives them */                       \
-    X(VARLEN)                                                                            \
-    X(SOFTCAP)                                                                           \
-    X(NEEDS_DQ)                                                                          \
+#define MMA_BACKWARD_CONSTANTS(X)                                                            \
+    X(DTYPE)      /* MMA_FLOAT16 or MMA_BFLOAT16 */                                          \
+    X(HEAD_DIM)   /* of q and k, as mma_backward_padded() gives it */                        \
+    X(HEAD_DIM_V) /* of v, out and dout */                                                   \
+    X(BLOCK_M)                                                                               \
+    X(BLOCK_N)                                                                               \
+    X(STAGES) /* buffers of Q: 1 or 2 */                                                     \
+    X(V_IN_REGISTERS)                                                                        \
+    X(OVERLAY)        /* dS lies over consumed rows of dO */                                 \
+    X(DS_BUFFERS)     /* 2: a warp may make scores while another still reads those before */ \
+    X(PAIRED)         /* two key tiles a warp, two warps to the same keys */                 \
+    X(RING)           /* 2 or 3: buffers of 64 rows of Q and dO, instead of BLOCK_M rows */  \
+    X(ALIGNED)        /* addresses and strides are multiples of 16 bytes */                  \
+    X(SCORES_ALIGNED) /* those of mask, bias and dbias, too, whose rows are contiguous */    \
+    X(WINDOW)         /* causal or window */                                                 \
+    X(MASK)                                                                                  \
+    X(MASK_ROWS)                                                                             \
+    X(BIAS) /* MMA_BIAS_* */                                                                 \
+    X(BIAS_ROWS)                                                                             \
+    X(DBIAS) /* MMA_DBIAS_* */                                                               \
+    X(INTERVALS)                                                                             \
+    X(GATHER) /* keys in the order that mma_order.cu gives them */                           \
+    X(VARLEN)                                                                                \
+    X(SOFTCAP)                                                                               \
+    X(NEEDS_DQ)                                                                              \
     X(DETERMINISTIC) /* blocks add to dQ in the order of their keys */
 
 #define MMA_BACKWARD_COUNT(name) +1

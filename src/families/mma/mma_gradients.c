@@ -100,7 +100,8 @@ void mma_fill_gradients(const struct attention *attention, const struct mma_room
         .dbias_rows = (int32_t)shape[2],
         .dbias_keys = (int32_t)shape[3],
         .dbias_shares = mma_dbias_kind(p) == MMA_DBIAS_KEYS ? room->dbias_shares : 0,
-        .zero_dbias = mma_dbias_kind(p) == MMA_DBIAS_DIRECT,
+        .zero_dbias =
+            mma_dbias_kind(p) == MMA_DBIAS_DIRECT && (mma_bounded(p) || p->has_mask || p->has_intervals || p->varlen),
         .lse_factor = room->lse_factor,
     };
     mma_fill_arguments(attention, &a->in);
