@@ -19,11 +19,12 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
 
-from . import _bench_report, flash_dmattn_func, masks
+from . import _bench_report, _bench_selection, flash_dmattn_func, masks
 from ._bench_peers import PEERS, Problem, installed
 from ._bench_report import OURS
 
 SETS = "forward,fp16,wide,scores,intervals,decode,backward,backward-scores,backward-intervals"
+OWN_SETS = "selection,tiles"  # plans of this library beside each other; only by name
 
 
 class Case:
@@ -87,6 +88,11 @@ def cases(names: List[str]) -> Iterator[Case]:
         yield Case("backward-intervals", 1, 16, 8192, 128, causal=True, backward=True, peers=("torch cudnn",))
         yield Case("backward-intervals", 1, 16, 8192, 128, causal=True, extra="deterministic", backward=True, peers=())
         yield Case("backward-intervals", 1, 16, 8192, 128, causal=True, extra="top-512", backward=True, peers=())
+    for name in OWN_SETS.split(","):
+        for head_dim in _bench_selection.HEAD_DIMS if name in names else ():
+            for causal in (False, True):
+                for batch, columns, seqlen in _bench_selection.shapes(name):
+                    yield Case(name, batch, columns // head_dim, seqlen, head_dim, causal=causal, backward=True, peers=())
     if "decode" in names:
         for batch, keys in ((16, 32768), (1, 131072)):
             yield Case("decode", batch, 32, keys, 128, heads_kv=8, rows=1, peers=("torch flash", "torch cudnn"))
@@ -152,6 +158,8 @@ def forwards(case: Case, problem: Problem, wanted: Optional[List[str]]) -> Dict[
 
 def runners(case: Case, problem: Problem, wanted: Optional[List[str]] = None) -> Dict[str, Callable[[], Any]]:
     """Calls of the pass that the case measures."""
+    if case.name in OWN_SETS.split(","):
+        return _bench_selection.runners(case.name, problem)
     calls = forwards(case, problem, wanted)
     if not case.backward:
         return calls
@@ -258,6 +266,8 @@ def measure(case: Case, options: argparse.Namespace) -> Optional[Dict[str, Any]]
     if pairs is None and problem.mask is not None:
         pairs = float(problem.mask.sum().item()) * case.batch * case.heads
     result["useful_flops"] = _bench_report.useful_flops(cell, pairs or 0.0)
+    if case.name in OWN_SETS.split(","):
+        result["plans"] = {name: calls[name].plan for name in seconds}  # type: ignore[attr-defined]
     if options.check:
         result["difference_from_ours"] = differences({name: calls[name] for name in seconds})
     return result
@@ -286,7 +296,7 @@ def parse(arguments: List[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m flash_dmattn.bench --device cuda", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--cases", default=SETS, help=f"sets, comma separated; all of them: {SETS}")
+    parser.add_argument("--cases", default=SETS, help=f"sets, comma separated: {SETS}; or {OWN_SETS}")
     parser.add_argument("--quick", action="store_true", help="one case of each set")
     parser.add_argument("--peers", help=f"comma separated, or all: {','.join(PEERS)}; default: each set's own")
     parser.add_argument("--rounds", type=int, default=11, help="samples per contender and case (11)")
@@ -298,8 +308,8 @@ def parse(arguments: List[str]) -> argparse.Namespace:
                         help="report what a JSON file holds, without measuring; needs no device")
     options = parser.parse_args(arguments)
     for name in options.cases.split(","):
-        if name not in SETS.split(","):
-            parser.error(f"--cases has {name!r}; the sets are {SETS}")
+        if name not in f"{SETS},{OWN_SETS}".split(","):
+            parser.error(f"--cases has {name!r}; the sets are {SETS},{OWN_SETS}")
     if options.peers is not None:
         options.peers = list(PEERS) if options.peers == "all" else options.peers.split(",")
         for name in options.peers:

@@ -42,6 +42,8 @@ PyObject *native_synchronize(PyObject *module, PyObject *index);
 /* METH_FASTCALL */
 PyObject *native_forward(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_backward(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *native_forward_as(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *native_backward_as(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_count_visible(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_plan(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_export(PyObject *module, PyObject *const *arguments, Py_ssize_t count);

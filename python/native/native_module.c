@@ -58,6 +58,8 @@ static PyObject *native_version(PyObject *module, PyObject *unused) { return PyU
 static PyMethodDef methods[] = {
     {"forward", FASTCALL(native_forward), "Attention forward on caller-allocated tensors."},
     {"backward", FASTCALL(native_backward), "Attention backward on caller-allocated tensors."},
+    {"forward_as", FASTCALL(native_forward_as), "forward by the plan of a named device and kernel; the plan as JSON."},
+    {"backward_as", FASTCALL(native_backward_as), "backward likewise."},
     {"count_visible", FASTCALL(native_count_visible), "Visible pairs of a forward call."},
     {"plan", FASTCALL(native_plan), "(family, kernel, choice, reason) of a forward call."},
     {"inspect", native_inspect, METH_O, "(address, dtype, shape, strides, device type, index, read-only) of a tensor."},
