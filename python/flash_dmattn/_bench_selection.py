@@ -4,7 +4,8 @@ Each contender is the library itself with a plan of its own, made for a device o
 memory where the name says so) and forced to a choice code or not:
 
     flash_dmattn   what is chosen here
-    low memory     one configuration that fits every device, with the 99 KB that every device has
+    low memory     one configuration that fits every device, with the 99 KB that every device has: V in registers
+    V shared       the same tile with V in shared memory, where that fits 99 KB
     old rule       the tile that a rule by shared memory alone would take, and every buffer that this library adds to it
     old rule bare  the same tile with the shared memory that the tile itself needs, and no more
 
@@ -40,6 +41,7 @@ LOW_MEMORY = {
     192: "SM90_LowMem_64x64_VinRegs",
     256: "SM90_LowMem_64x32_VinRegs",
 }
+V_SHARED = {64: "SM90_MediumBlock_64x128", 128: "SM90_SmallBlock_64x64", 256: None}
 OLD_RULE = {
     64: ("SM90_LargeBlock_128x128", {32: 49, 64: 81}),
     128: ("SM90_MediumBlock_64x128", {96: 89, 128: 97}),
@@ -61,9 +63,11 @@ def contenders(name: str, head_dim: int) -> Dict[str, Choice]:
     if name == "tiles":
         return {OURS: Choice(), **{code: Choice(None, code) for code in TILES}}
     old, own_memory = _row(OLD_RULE, head_dim)
+    v_shared = _row(V_SHARED, head_dim)
     return {
         OURS: Choice(),
         "low memory": Choice(EVERY_DEVICE, _row(LOW_MEMORY, head_dim)),
+        **({"V shared": Choice(EVERY_DEVICE, v_shared)} if v_shared else {}),
         "old rule": Choice(None, old),
         "old rule bare": Choice(f":smem={_row(own_memory, head_dim)}K", old),
     }

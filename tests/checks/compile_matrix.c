@@ -2,11 +2,11 @@
  * device, and demands that nothing spills (of the backward: next to nothing) and that the assembler has no remark
  * C75xx.
  *
- * Usage: fdm-compile [--full] [--arch sm_90] [--seed N] [--kernel NAME] [--entry TEXT] [--verbose]
+ * Usage: fdm-compile [--full] [--arch sm_90] [--seed N] [--kernel NAME] [--codes] [--entry TEXT] [--verbose]
  * Without --full, problems are drawn so that values of each feature meet in pairs; with it, every combination is
  * compiled. Without --kernel, each problem is compiled for the kernel that is chosen freely and for those that run only
- * by name. --entry: only compilations whose entry holds TEXT. A cache of what compiled before (FLASH_DMATTN_CACHE_DIR)
- * is not used: each run stands for itself. */
+ * by name, and the backward's tiles for its choice codes; --codes: those alone. --entry: only compilations whose entry
+ * holds TEXT. A cache of what compiled before (FLASH_DMATTN_CACHE_DIR) is not used: each run stands for itself. */
 #include <getopt.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "families/mma/mma_family.h"
+#include "families/mma/mma_rules.h"
 
 struct feature {
     const char *name;
@@ -79,6 +80,7 @@ struct job {
     struct cuda_kernel_request request;
     struct cuda_resources resources;
     fdm_status status;
+    int32_t forced; /* only a choice code leads there, no rule */
     char sentence[256];
 };
 static struct job *jobs;
@@ -162,14 +164,14 @@ static int32_t spill_allowed(const struct job *job) {
 }
 
 static int report(int verbose) {
-    int32_t wrong = 0, most = 0, known = 0, largest = 0;
+    int32_t wrong = 0, most = 0, known[2] = {0}, largest[2] = {0}; /* [1]: of choice codes alone */
     for (int32_t i = 0; i < num_jobs; i++) {
         const struct job *job = &jobs[i];
         const int32_t spill = job->resources.spill_bytes;
         int bad = job->status || spill > spill_allowed(job) || job->resources.remarks > 0;
         wrong += bad;
-        known += !bad && spill > 0;
-        largest = !bad && spill > largest ? spill : largest;
+        known[job->forced] += !bad && spill > 0;
+        largest[job->forced] = !bad && spill > largest[job->forced] ? spill : largest[job->forced];
         most = job->resources.registers > most ? job->resources.registers : most;
         if (!bad && !verbose)
             continue;
@@ -182,9 +184,10 @@ static int report(int verbose) {
         printf("\n");
     }
     printf("%d specialisations compiled, at most %d registers, %d spill or fail\n", num_jobs, most, wrong);
-    if (known > 0)
-        printf("%d of mma.backward spill within the %d bytes that are allowed it, at most %d\n", known,
-               BACKWARD_SPILL_MAX, largest);
+    for (int forced = 0; forced < 2; forced++)
+        if (known[forced] > 0)
+            printf("%d of mma.backward%s spill within the %d bytes that are allowed it, at most %d\n", known[forced],
+                   forced ? " that only choice codes name" : "", BACKWARD_SPILL_MAX, largest[forced]);
     return wrong > 0 || num_jobs == 0;
 }
 
@@ -206,48 +209,90 @@ static void add_covering(const char *arch, uint64_t seed, const char *kernel) {
             }
 }
 
+/* Ways in which features of the backward meet. */
+struct backward_set {
+    int32_t window, mask, bias, intervals, varlen, softcap, unaligned, deterministic, heads_of_bias;
+};
+static const struct backward_set backward_sets[] = {
+    {0},
+    {.window = 1},
+    {.window = 1, .varlen = 1},
+    {.window = 1, .deterministic = 1},
+    {.window = 1, .intervals = 1},
+    {.mask = 1, .intervals = 1},
+    {.window = 1, .mask = 2},
+    {.window = 1, .bias = 1},
+    {.window = 1, .bias = 2, .heads_of_bias = 8},
+    {.window = 1, .bias = 4},
+    {.window = 1, .bias = 3, .intervals = 1},
+    {.window = 1, .softcap = 1},
+    {.window = 1, .mask = 2, .bias = 2, .intervals = 1, .varlen = 1, .softcap = 1, .unaligned = 1},
+    {.window = 1, .mask = 2, .bias = 4, .intervals = 1, .softcap = 1, .heads_of_bias = 8}};
+enum { NUM_BACKWARD_SETS = sizeof backward_sets / sizeof backward_sets[0] };
+
+static fdm_problem backward_problem(int32_t set, int32_t head_dim, int32_t length) {
+    const struct backward_set *s = &backward_sets[set];
+    int32_t choice[NUM_FEATURES] = {0};
+    choice[DTYPE] = set % 2;
+    choice[HEAD_DIM] = head_dim;
+    choice[LENGTH] = length;
+    choice[WINDOW] = s->window;
+    choice[MASK] = s->mask;
+    choice[BIAS] = s->bias;
+    choice[INTERVALS] = s->intervals;
+    choice[VARLEN] = s->varlen;
+    choice[SOFTCAP] = s->softcap;
+    choice[ALIGNED] = s->unaligned;
+    fdm_problem p = problem_of(choice);
+    p.pass = FDM_BACKWARD;
+    p.needs_dbias = p.has_bias;
+    p.deterministic = s->deterministic;
+    if (s->heads_of_bias) {
+        p.bias_shape[0] = p.batch;
+        p.bias_shape[1] = p.heads;
+    }
+    return p;
+}
+
 /* The backward: each head dim with each way in which features meet. */
 static void add_backward(const char *arch, const char *kernel) {
-    static const struct {
-        int32_t window, mask, bias, intervals, varlen, softcap, unaligned, deterministic, heads_of_bias;
-    } sets[] = {{0},
-                {.window = 1},
-                {.window = 1, .varlen = 1},
-                {.window = 1, .deterministic = 1},
-                {.window = 1, .intervals = 1},
-                {.mask = 1, .intervals = 1},
-                {.window = 1, .mask = 2},
-                {.window = 1, .bias = 1},
-                {.window = 1, .bias = 2, .heads_of_bias = 8},
-                {.window = 1, .bias = 4},
-                {.window = 1, .bias = 3, .intervals = 1},
-                {.window = 1, .softcap = 1},
-                {.window = 1, .mask = 2, .bias = 2, .intervals = 1, .varlen = 1, .softcap = 1, .unaligned = 1},
-                {.window = 1, .mask = 2, .bias = 4, .intervals = 1, .softcap = 1, .heads_of_bias = 8}};
     for (int32_t d = 0; d < features[HEAD_DIM].num_values && head_dims[d] <= 256; d++)
         for (int32_t length = 0; length < 2; length++)
-            for (size_t n = 0; n < sizeof sets / sizeof sets[0]; n++) {
-                int32_t choice[NUM_FEATURES] = {0};
-                choice[DTYPE] = (int32_t)n % 2;
-                choice[HEAD_DIM] = d;
-                choice[LENGTH] = length;
-                choice[WINDOW] = sets[n].window;
-                choice[MASK] = sets[n].mask;
-                choice[BIAS] = sets[n].bias;
-                choice[INTERVALS] = sets[n].intervals;
-                choice[VARLEN] = sets[n].varlen;
-                choice[SOFTCAP] = sets[n].softcap;
-                choice[ALIGNED] = sets[n].unaligned;
-                fdm_problem p = problem_of(choice);
-                p.pass = FDM_BACKWARD;
-                p.needs_dbias = p.has_bias;
-                p.deterministic = sets[n].deterministic;
-                if (sets[n].heads_of_bias) {
-                    p.bias_shape[0] = p.batch;
-                    p.bias_shape[1] = p.heads;
-                }
+            for (int32_t set = 0; set < NUM_BACKWARD_SETS; set++) {
+                const fdm_problem p = backward_problem(set, d, length);
                 add_problem(arch, &p, kernel);
             }
+}
+
+/* The tile of a code is that of another column's before it. */
+static int is_repeated(int32_t code) {
+    for (int32_t i = 0; i < code; i++)
+        if (mma_backward_codes[i].block_m == mma_backward_codes[code].block_m &&
+            mma_backward_codes[i].block_n == mma_backward_codes[code].block_n &&
+            mma_backward_codes[i].v_in_registers == mma_backward_codes[code].v_in_registers)
+            return 1;
+    return 0;
+}
+
+/* The backward's tiles, forced by choice code beside the rules, where they exist and fit. Full: each at each head dim
+ * with each way in which features meet. Else every fourth pair of a tile and a head dim, with the ways in turn; each
+ * architecture goes on where the one before it stopped. */
+enum { COVERING_STEP = 4 };
+
+static void add_codes(const char *arch, int full) {
+    static int32_t pairs;
+    for (int32_t i = 0; i < mma_backward_code_count; i++)
+        for (int32_t d = 0; !is_repeated(i) && d < features[HEAD_DIM].num_values && head_dims[d] <= 256; d++) {
+            const int32_t before = num_jobs, turn = pairs / COVERING_STEP;
+            for (int32_t set = 0; set < NUM_BACKWARD_SETS; set++) {
+                const fdm_problem p = backward_problem(set, d, 0);
+                if (full || (pairs % COVERING_STEP == 0 && set == turn % NUM_BACKWARD_SETS))
+                    add_plan(arch, &p, mma_backward_codes[i].code);
+            }
+            for (int32_t job = before; job < num_jobs; job++)
+                jobs[job].forced = 1;
+            pairs++;
+        }
 }
 
 static void add_all(const char *arch, const char *kernel) {
@@ -264,6 +309,8 @@ static void add_all(const char *arch, const char *kernel) {
 static void add_kernels(const char *arch, uint64_t seed, const char *kernel, int full) {
     add_backward(arch, kernel);
     full ? add_all(arch, kernel) : add_covering(arch, seed, kernel);
+    if (!kernel)
+        add_codes(arch, full);
     for (int32_t row = 0; !kernel && row < family_mma.num_kernels; row++)
         if (!mma_chosen_freely(row)) {
             const char *name = family_mma.kernel(row)->name;
@@ -272,33 +319,32 @@ static void add_kernels(const char *arch, uint64_t seed, const char *kernel, int
 }
 
 int main(int argc, char **argv) {
-    static const struct option options[] = {{"full", no_argument, 0, 'f'},
-                                            {"arch", required_argument, 0, 'a'},
-                                            {"seed", required_argument, 0, 's'},
-                                            {"kernel", required_argument, 0, 'k'},
-                                            {"entry", required_argument, 0, 'e'},
-                                            {"verbose", no_argument, 0, 'v'},
-                                            {0}};
+    static const struct option options[] = {{"full", no_argument, 0, 'f'},       {"arch", required_argument, 0, 'a'},
+                                            {"seed", required_argument, 0, 's'}, {"kernel", required_argument, 0, 'k'},
+                                            {"codes", no_argument, 0, 'c'},      {"entry", required_argument, 0, 'e'},
+                                            {"verbose", no_argument, 0, 'v'},    {0}};
     static const char *const archs[] = {"sm_80", "sm_86", "sm_89", "sm_90", "sm_120"};
     const char *only = NULL, *kernel = NULL;
     uint64_t seed = 1;
-    int option, full = 0, verbose = 0;
+    int option, full = 0, codes = 0, verbose = 0;
     while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
         switch (option) {
         case 'f': full = wide_step = 1; break;
         case 'a': only = optarg; break;
         case 's': seed = strtoull(optarg, NULL, 10); break;
         case 'k': kernel = optarg; break;
+        case 'c': codes = 1; break;
         case 'e': entry_text = optarg; break;
         case 'v': verbose = 1; break;
         default:
-            printf("usage: fdm-compile [--full] [--arch NAME] [--seed N] [--kernel NAME] [--entry TEXT] [--verbose]\n");
+            printf("usage: fdm-compile [--full] [--arch NAME] [--seed N] [--kernel NAME] [--codes] [--entry TEXT] "
+                   "[--verbose]\n");
             return 2;
         }
     }
     for (size_t i = 0; i < sizeof archs / sizeof archs[0]; i++)
         if (!only || strcmp(only, archs[i]) == 0)
-            add_kernels(archs[i], seed, kernel, full);
+            codes ? add_codes(archs[i], full) : add_kernels(archs[i], seed, kernel, full);
     pthread_t threads[16];
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
     int32_t count = cores < 1 ? 1 : cores > 16 ? 16 : (int32_t)cores, started = 0;

@@ -44,16 +44,18 @@ struct cell {
     int32_t stages;
 };
 static const struct cell cells[] = {
-    {90, 227, 0, 32, 1024, 64, "SM90_MediumBlock_64x128_VinRegs", 1},
-    {90, 227, 0, 1, 8192, 1, "SM90_MediumBlock_64x128_VinRegs", 1},
+    {90, 227, 0, 32, 1024, 64, "SM90_LargeBlock_128x128", 1},
+    {90, 227, 0, 32, 1024, 1, "SM90_LargeBlock_128x128", 1},
+    {90, 49, 0, 1, 8192, 1, "SM90_LargeBlock_128x128", 1},
+    {90, 49, ONE_LESS, 32, 8192, 1, "SM90_LargeBlock_128x128_VinRegs", 1},
     {90, 227, 0, 33, 1024, 5, "SM90_LargeBlock_128x128", 1},
     {90, 227, 0, 64, 1024, 5, "SM90_LargeBlock_128x128", 1},
     {90, 144, 0, 64, 1024, 5, "SM90_LargeBlock_128x128", 1},
     {90, 144, ONE_LESS, 64, 1024, 5, "SM90_MediumBlock_64x128", 1},
     {90, 144, ONE_LESS, 64, 8192, 5, "SM90_MediumBlock_64x128", 1},
-    {90, 227, 0, 64, 1024, 4, "SM90_MediumBlock_64x128", 1},
-    {90, 227, 0, 64, 4096, 4, "SM90_MediumBlock_64x128", 1},
-    {90, 227, 0, 64, 8191, 4, "SM90_MediumBlock_64x128", 1},
+    {90, 227, 0, 64, 1024, 4, "SM90_LargeBlock_128x128", 1},
+    {90, 227, 0, 64, 4096, 4, "SM90_LargeBlock_128x128", 1},
+    {90, 227, 0, 64, 8191, 4, "SM90_LargeBlock_128x128", 1},
     {90, 227, 0, 64, 8192, 4, "SM90_LargeBlock_128x128", 1},
     {90, 227, 0, 65, 8192, 2, "SM90_LargeBlock_128x128", 1},
     {90, 227, 0, 128, 8192, 2, "SM90_LargeBlock_128x128", 1},

@@ -1,0 +1,275 @@
+#!/usr/bin/env python3
+"""occupancy.py: resident warps of the mma family's tiles, in theory and counted by the profiler (ncu) on a CUDA device.
+
+Usage: occupancy.py --measure FDM FILE     on a machine with a device, ncu, PyTorch and the installed package; FDM is the tool
+       occupancy.py --write FILE           writes the tables of docs/selection.md and docs/mma.md from such a FILE
+
+Every tile runs once on a problem that fills the device several times over. Theory is `fdm plan --resources`; the rest are
+hardware counters, the device's clocks left as they are.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+DEVICE = "sm_90"
+CODES = ("SM90_LargeBlock_128x128", "SM90_LargeBlock_128x128_VinRegs", "SM90_MediumBlock_64x128",
+         "SM90_MediumBlock_64x128_VinRegs", "SM89_LongSeq_128x64", "SM89_LongSeq_128x64_VinRegs", "SM90_SmallBlock_64x64",
+         "SM90_LowMem_64x64_VinRegs", "SM90_LowMem_64x32_VinRegs")
+# What each row of the table is made from: a name for the result, and the profiler's. The first that the profiler knows.
+METRICS = {
+    "microseconds": ("gpu__time_duration.sum",),
+    "waves": ("launch__waves_per_multiprocessor",),
+    "registers": ("launch__registers_per_thread",),
+    "achieved": ("sm__warps_active.avg.pct_of_peak_sustained_active",),
+    "theoretical": ("sm__maximum_warps_per_active_cycle_pct",),
+    "tensor": ("sm__inst_executed_pipe_tensor_op_hmma.avg.pct_of_peak_sustained_active",
+               "sm__pipe_tensor_op_hmma_cycles_active.avg.pct_of_peak_sustained_active",
+               "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active"),
+    "conflicts": ("l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum",),
+    "wavefronts": ("l1tex__data_pipe_lsu_wavefronts_mem_shared.sum",),
+}
+# The rows of mma.forward by head dim and features of a problem that they take; the first code of each is chosen freely.
+FORWARD = (
+    (64, (), "128x128_S2_QRegs"),
+    (64, ("causal",), "128x96_S2_QRegs 128x64_S2_QRegs"),
+    (64, ("intervals",), "128x64_S2"),
+    (64, ("mask",), "128x64_S2 128x32_S2"),
+    (128, (), "128x64_S2 128x48_S2 128x32_S2"),
+    (128, ("causal",), "128x64_S2"),
+    (128, ("intervals",), "128x32_S2 128x16_S2"),
+    (128, ("mask",), "128x32_S2"),
+    (128, ("softcap",), "64x64_S2 64x32_S2 64x16_S2"),
+    (256, (), "128x64_S2 128x32_S2 64x32_S2 64x16_S2"),
+    (256, ("softcap",), "128x16_S2 64x16_S2"),
+)
+KERNELS = "regex:^mma_(forward|wide|decode|backward)$"
+
+
+# ---- what to run -----------------------------------------------------------------------------------------------------
+
+
+def problem(direction: str, head_dim: int, *, batch: int = 8, heads: int = 0, heads_kv: int = 0, rows: int = 2048,
+            keys: int = 2048, causal: bool = False, features: tuple = ()) -> dict:
+    heads = heads or max(2048 // head_dim, 1)
+    return {"pass": direction, "batch": batch, "heads": heads, "heads_kv": heads_kv or heads, "rows": rows, "keys": keys,
+            "head_dim": head_dim, "causal": causal, "features": list(features)}
+
+
+def wishes() -> list:
+    """(problem, memory of the pretended device, kernel or code): more than there are tiles; what is alike runs once."""
+    found = []
+    decode = {"batch": 160, "heads": 32, "heads_kv": 8, "rows": 1, "keys": 4096}
+    for head_dim, features, codes in FORWARD:
+        p = problem("forward", head_dim, causal="causal" in features, features=tuple(f for f in features if f != "causal"))
+        found += [(p, "", "MMA_Forward_" + code) for code in codes.split()]
+    for head_dim in (64, 128, 256):
+        found += [(problem("forward", head_dim, **decode), memory, "mma.decode") for memory in ("", ":smem=99K")]
+    found.append((problem("forward", 256, rows=512, keys=512, batch=32, causal=True), "", "mma.wide"))
+    for head_dim in (256, 320, 384, 512, 1024):
+        p = problem("forward", head_dim, features=("mask", "intervals", "softcap"))
+        found += [(problem("forward", head_dim), memory, "mma.wide") for memory in ("", ":smem=163K", ":smem=99K")]
+        found += [(p, "", "mma.wide")] if head_dim != 320 else []
+    for head_dim in (32, 64, 96, 128, 192, 256):
+        p = problem("backward", head_dim, batch=4)
+        found.append((p, "", None))
+        found += [(p, "", code) for code in (CODES if head_dim in (64, 128, 192, 256) else ())]
+    return found
+
+
+def plan(fdm: str, wish: tuple) -> dict | None:
+    """The plan and what its main kernel takes of the device; None when it does not exist."""
+    p, memory, kernel = wish
+    command = [fdm, "plan", "--device", DEVICE + memory, "--pass", p["pass"], "--dtype", "bf16", "--resources", "--json",
+               *(word for name, value in (("batch", p["batch"]), ("heads", p["heads"]), ("heads-kv", p["heads_kv"]),
+                                          ("seqlen-q", p["rows"]), ("seqlen-k", p["keys"]), ("head-dim", p["head_dim"]))
+                 for word in (f"--{name}", str(value))),
+               *(["--causal"] if p["causal"] else []), *(["--kernel", kernel] if kernel else []),
+               *(word for name in p["features"] for word in ([f"--{name}", "20"] if name == "softcap" else [f"--{name}"]))]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        return None
+    made = json.loads(done.stdout)
+    main = next(each for each in made["resources"] if re.fullmatch(r"mma_(forward|wide|decode|backward)", each["entry"]))
+    return {"problem": p, "memory": memory, "forced": kernel, "kernel": made["kernel"], "choice": made["choice"],
+            "reason": made["reason"], "theory": main}
+
+
+def tiles(fdm: str) -> list:
+    """One entry a tile, in the order of wishes(). Of the forward's codes each runs at the first head dim that has it."""
+    with ThreadPoolExecutor() as pool:
+        plans = list(pool.map(lambda wish: plan(fdm, wish), wishes()))
+    kept = {}
+    for each in plans:
+        if each is not None:
+            p = each["problem"]
+            kept.setdefault((each["kernel"], each["choice"], p["head_dim"], p["causal"], str(p["features"]),
+                             each["theory"]["shared_bytes"]), each)
+    return list(kept.values())
+
+
+# ---- running them under the profiler ---------------------------------------------------------------------------------
+
+
+def launch(rows: list) -> None:
+    """Each once between the profiler's start and stop, after a run that makes it ready."""
+    import torch
+    from flash_dmattn import _arguments, _native, _torch
+
+    def normal(*shape):
+        return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
+
+    for row in rows:
+        p = row["problem"]
+        q = normal(p["batch"], p["rows"], p["heads"], p["head_dim"])
+        k, v = (normal(p["batch"], p["keys"], p["heads_kv"], p["head_dim"]) for _ in range(2))
+        mask = start = end = None
+        if "mask" in p["features"]:
+            mask = torch.rand(1, 1, p["rows"], p["keys"], device="cuda") < 0.5
+        if "intervals" in p["features"]:
+            start = torch.zeros(1, p["heads_kv"], p["keys"], dtype=torch.int32, device="cuda")
+            end = torch.randint(1, p["rows"] + 1, start.shape, dtype=torch.int32, device="cuda")
+        settings = _arguments.settings_of(None, None, p["causal"], 20.0 if "softcap" in p["features"] else None, None,
+                                          _arguments.NO_WINDOW)
+        inputs = (q, k, v, mask, None, start, end, None, None)
+        out, lse = _torch._forward(inputs, settings)
+        if p["pass"] == "forward":
+            function, tensors = _native.forward_as, (*inputs, out, lse)
+        else:
+            gradients = [torch.empty_like(each) for each in (q, k, v)]
+            function, tensors = _native.backward_as, (*inputs, out, lse, torch.randn_like(out), None, *gradients, None)
+        device = DEVICE + row["memory"] if row["memory"] else None
+
+        def call(*arguments, function=function, device=device, kernel=row["forced"]):
+            row["ran"] = json.loads(function(device, kernel, *arguments))["choice"]
+
+        for profiled in (False, True):
+            torch.cuda.synchronize()
+            if profiled:
+                torch.cuda.cudart().cudaProfilerStart()
+            _torch._call(call, tensors, settings)
+            torch.cuda.synchronize()
+            if profiled:
+                torch.cuda.cudart().cudaProfilerStop()
+        if row["ran"] != row["choice"]:
+            sys.exit(f"{row['choice']} was planned, and {row['ran']} ran")
+
+
+def known_metrics() -> dict:
+    """Of each result the first of its metrics that the profiler has for this device."""
+    said = subprocess.run(["ncu", "--query-metrics", "--chip", "gh100"], capture_output=True, text=True).stdout
+    bases = set(re.findall(r"^(\w+)", said, flags=re.MULTILINE))
+    return {name: next(metric for metric in metrics if metric.startswith("launch__") or metric.split(".")[0] in bases)
+            for name, metrics in METRICS.items() if name == "theoretical" or any(
+                metric.startswith("launch__") or metric.split(".")[0] in bases for metric in metrics)} if bases else {
+        name: metrics[0] for name, metrics in METRICS.items()}
+
+
+def number(text: str) -> float:
+    return float(text.replace(",", ""))
+
+
+def join(rows: list, text: str, metrics: dict) -> None:
+    """Adds what the profiler counted, a launch a row in the same order. text: ncu --csv --page raw."""
+    table = list(csv.reader(io.StringIO(text[text.index('"ID"'):])))
+    names, units, launches = table[0], table[1], [line for line in table[2:] if line]
+    if len(launches) != len(rows):
+        sys.exit(f"{len(rows)} kernels were launched, the profiler saw {len(launches)}")
+    for row, line in zip(rows, launches):
+        if line[names.index("Kernel Name")] != row["theory"]["entry"]:
+            sys.exit(f"the profiler saw {line[names.index('Kernel Name')]} in the place of {row['theory']['entry']}")
+        row["counted"] = {}
+        for name, metric in metrics.items():
+            if metric in names and line[names.index(metric)] not in ("", "n/a"):
+                scale = {"nsecond": 1e-3, "ns": 1e-3, "usecond": 1, "us": 1, "msecond": 1e3, "ms": 1e3}.get(
+                    units[names.index(metric)], 1)
+                row["counted"][name] = number(line[names.index(metric)]) * scale
+
+
+def measure(fdm: str, path: pathlib.Path) -> None:
+    rows = tiles(fdm)
+    metrics = known_metrics()
+    with tempfile.TemporaryDirectory() as folder:
+        listed = pathlib.Path(folder) / "rows.json"
+        listed.write_text(json.dumps(rows))
+        done = subprocess.run(
+            ["ncu", "--csv", "--page", "raw", "--profile-from-start", "off", "--clock-control", "none", "--cache-control",
+             "none", "--kernel-name", KERNELS, "--metrics", ",".join(metrics.values()), sys.executable, __file__,
+             "--launch", str(listed)], capture_output=True, text=True)
+    if done.returncode != 0 or '"ID"' not in done.stdout:
+        sys.exit(f"ncu: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+    join(rows, done.stdout, metrics)
+    said = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"], capture_output=True,
+                          text=True).stdout.strip()
+    version = re.search(r"Version ([\d.]+)", subprocess.run(["ncu", "--version"], capture_output=True, text=True).stdout)
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
+    facts = {"device": said, "ncu": version and version[1], "commit": commit, "command": " ".join(sys.argv)}
+    path.write_text(json.dumps({"facts": facts, "metrics": metrics, "tiles": rows}, indent=1) + "\n")
+
+
+# ---- the tables ------------------------------------------------------------------------------------------------------
+
+
+def shown(row: dict) -> str:
+    p = row["problem"]
+    words = [f"D {p['head_dim']}", *(["causal"] if p["causal"] else []), *p["features"],
+             *([row["memory"].removeprefix(":smem=").replace("K", " KB")] if row["memory"] else [])]
+    return ", ".join(words)
+
+
+def line_of(row: dict) -> str:
+    theory, counted = row["theory"], row["counted"]
+    percent = 100 * theory["warps_per_sm"] / theory["max_warps"]
+    share = counted["achieved"] / percent
+    conflicts = 100 * counted["conflicts"] / max(counted["wavefronts"], 1)
+    return (f"| {shown(row)} | `{row['choice']}` | {counted['registers']:.0f} | {theory['shared_bytes'] / 1024:.4g} | "
+            f"{theory['warps_per_sm']} of {theory['max_warps']} | {percent:.1f} | {counted['achieved']:.1f} | {share:.2f} | "
+            f"{counted['waves']:.1f} | {counted['tensor']:.0f} | {conflicts:.2f} |\n")
+
+
+HEAD = ("| problem | tile | registers | KB | warps in theory | % | achieved, % | share | waves | tensor pipe, % | bank "
+        "conflicts, % |\n|---|---|---|---|---|---|---|---|---|---|---|\n")
+
+
+def table(data: dict, direction: str) -> str:
+    facts = data["facts"]
+    origin = f"{facts['device']}, ncu {facts['ncu']}, commit {facts['commit'][:7]}, `{facts['path']}`.\n\n"
+    return origin + HEAD + "".join(line_of(row) for row in data["tiles"] if row["problem"]["pass"] == direction)
+
+
+def write(path: pathlib.Path, check: bool = False) -> int:
+    data = json.loads(path.read_text())
+    data["facts"]["path"] = str(path.resolve().relative_to(ROOT))
+    different = 0
+    for page, direction in (("docs/mma.md", "forward"), ("docs/selection.md", "backward")):
+        begin, end = f"<!-- {direction} occupancy -->", f"<!-- end of {direction} occupancy -->"
+        old = (ROOT / page).read_text()
+        body = table(data, direction)
+        new, count = re.subn(f"{begin}.*?{end}", lambda _: f"{begin}\n{body}{end}", old, flags=re.DOTALL)  # noqa: B023
+        different += count != 1 or new != old
+        if not check:
+            (ROOT / page).write_text(new)
+    return different if check else 0
+
+
+def main() -> int:
+    if sys.argv[1] == "--launch":
+        launch(json.loads(pathlib.Path(sys.argv[2]).read_text()))
+    elif sys.argv[1] == "--measure":
+        measure(sys.argv[2], pathlib.Path(sys.argv[3]))
+    else:
+        return write(pathlib.Path(sys.argv[2]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
