@@ -3,7 +3,8 @@
 `python -m flash_dmattn.bench --device cuda --json FILE`.
 
 Replaces what stands between "<!-- cuda measured -->" and "<!-- end of cuda measured -->"; for a result of the backward's
-sets alone, "cuda backward measured". A result of `fdm bench --show-all` at several head dims (a list "rows") goes between
+sets alone, "cuda backward measured"; for the sets "selection" and "tiles", "selection measured" and "tiles measured" of
+docs/selection.md. A result of `fdm bench --show-all` at several head dims (a list "rows") goes between
 "<!-- named measured -->" and its end in docs/mma.md. Usage: cuda_table.py FILE
 """
 
@@ -78,6 +79,71 @@ def named(data: dict) -> str:
     return text
 
 
+# ---- the backward's selection ----------------------------------------------------------------------------------------
+
+LONG = 8192
+
+
+def cell(result: dict) -> tuple:
+    """(head dim, batch, query rows, causal) of a case's title."""
+    found = {letter: int(number) for letter, number in re.findall(r"\b([BSD])(\d+)", result["title"])}
+    return found["D"], found["B"], found["S"], " causal" in result["title"]
+
+
+def ratios(results: list, name: str) -> list:
+    return [milliseconds(r, name) / milliseconds(r, OURS) for r in results if name in r["seconds"]]
+
+
+def mean(values: list) -> float:
+    return math.exp(statistics.fmean(map(math.log, values)))
+
+
+def contenders(data: dict) -> list:
+    return [name for name in dict.fromkeys(name for r in data["results"] for name in r["seconds"]) if name != OURS]
+
+
+def least_low(result: dict) -> dict:
+    """With the faster of the two places of V as one more contender."""
+    both = [name for name in ("low memory", "V shared") if name in result["seconds"]]
+    return result | {"seconds": result["seconds"] | {"faster of both": result["seconds"][
+        min(both, key=lambda name: milliseconds(result, name))]}}
+
+
+def selection(data: dict) -> str:
+    """Geometric mean and least of each contender's time over ours, by length and head dim; then every cell."""
+    results = [least_low(r) for r in data["results"]]
+    names = ["low memory", "V shared", "faster of both", "old rule", "old rule bare"]
+    dims = sorted({cell(r)[0] for r in results})
+    text = ""
+    for title, wanted in ((f"S {LONG} and more", lambda s: s >= LONG), ("shorter", lambda s: s < LONG)):
+        text += f"| {title} | {' | '.join(f'D {d}' for d in dims)} | all | least |\n|{'---|' * (len(dims) + 3)}\n"
+        here = [r for r in results if wanted(cell(r)[2])]
+        for name in names:
+            of_dims = [ratios([r for r in here if cell(r)[0] == d], name) for d in dims]
+            every = ratios(here, name)
+            text += (f"| {name} | {' | '.join(f'{mean(each):.2f}x' if each else '' for each in of_dims)} | {mean(every):.2f}x "
+                     f"| {min(every):.3f}x |\n")
+        text += "\n"
+    text += f"| case | chosen | ms | {' | '.join(n for n in names if n != 'faster of both')} |\n|{'---|' * 7}\n"
+    for r in results:
+        shown = [f"{milliseconds(r, n) / milliseconds(r, OURS):.3f}x" if n in r["seconds"] else "" for n in names
+                 if n != "faster of both"]
+        title = r["title"].replace(" bfloat16", "").replace(" backward", "")
+        text += f"| {title} | `{r['plans'][OURS]['choice']}` | {milliseconds(r, OURS):.3f} | {' | '.join(shown)} |\n"
+    return text
+
+
+def tiles(data: dict) -> str:
+    """Of every tile the geometric mean of its time over that of the choice, and the least, by head dim."""
+    dims = sorted({cell(r)[0] for r in data["results"]})
+    text = f"| tile | {' | '.join(f'D {d}' for d in dims)} |\n|{'---|' * (len(dims) + 1)}\n"
+    for name in contenders(data):
+        of_dims = [ratios([r for r in data["results"] if cell(r)[0] == d], name) for d in dims]
+        shown = [f"{mean(each):.2f}x ({min(each):.3f})" if each else "" for each in of_dims]
+        text += f"| `{name}` | {' | '.join(shown)} |\n"
+    return text
+
+
 def variant(kernel: str, choice: str) -> str:
     """What a choice code says beyond the kernel's name: "S2 Pad" of MMA_SplitQ_S2_Pad."""
     rest = choice.split("_")
@@ -106,6 +172,12 @@ def main() -> None:
               f"{limits['copy_bytes_per_second'] / 1e12:.2f} TB/s and bfloat16 product "
               f"{limits['product_flops'] / 1e12:.0f} TFLOPS in the same run; commit {facts['commit'][:7]}; "
               f"`{path.resolve().relative_to(ROOT)}`. Ratios are peer time over ours: above 1 we are faster.\n\n")
+    sets = {result["set"] for result in data["results"]}
+    if sets in ({"selection"}, {"tiles"}):
+        name = sets.pop()
+        body = origin.replace("peer time over ours: above 1 we are faster", "their time over ours")
+        replace(ROOT / "docs/selection.md", f"{name} measured", body + (selection if name == "selection" else tiles)(data))
+        return
     for name, table in (("README.md", summary(data)), ("docs/mma.md", summary(data) + "\n" + cells(data))):
         replace(ROOT / name, "cuda backward measured" if of_backward(data) else "cuda measured", origin + table)
 

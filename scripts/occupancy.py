@@ -32,8 +32,7 @@ METRICS = {
     "registers": ("launch__registers_per_thread",),
     "achieved": ("sm__warps_active.avg.pct_of_peak_sustained_active",),
     "theoretical": ("sm__maximum_warps_per_active_cycle_pct",),
-    "tensor": ("sm__inst_executed_pipe_tensor_op_hmma.avg.pct_of_peak_sustained_active",
-               "sm__pipe_tensor_op_hmma_cycles_active.avg.pct_of_peak_sustained_active",
+    "tensor": ("sm__pipe_tensor_op_hmma_cycles_active.avg.pct_of_peak_sustained_active",
                "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active"),
     "conflicts": ("l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum",),
     "wavefronts": ("l1tex__data_pipe_lsu_wavefronts_mem_shared.sum",),
@@ -79,6 +78,7 @@ def wishes() -> list:
         p = problem("forward", head_dim, features=("mask", "intervals", "softcap"))
         found += [(problem("forward", head_dim), memory, "mma.wide") for memory in ("", ":smem=163K", ":smem=99K")]
         found += [(p, "", "mma.wide")] if head_dim != 320 else []
+    found.append((problem("forward", 1024), "", "MMA_Wide_64x256_K64_V16_S4_Cluster2"))
     for head_dim in (32, 64, 96, 128, 192, 256):
         p = problem("backward", head_dim, batch=4)
         found.append((p, "", None))
@@ -168,10 +168,8 @@ def known_metrics() -> dict:
     """Of each result the first of its metrics that the profiler has for this device."""
     said = subprocess.run(["ncu", "--query-metrics", "--chip", "gh100"], capture_output=True, text=True).stdout
     bases = set(re.findall(r"^(\w+)", said, flags=re.MULTILINE))
-    return {name: next(metric for metric in metrics if metric.startswith("launch__") or metric.split(".")[0] in bases)
-            for name, metrics in METRICS.items() if name == "theoretical" or any(
-                metric.startswith("launch__") or metric.split(".")[0] in bases for metric in metrics)} if bases else {
-        name: metrics[0] for name, metrics in METRICS.items()}
+    return {name: ([metric for metric in metrics if metric.split(".")[0] in bases] or metrics)[0]
+            for name, metrics in METRICS.items()}
 
 
 def number(text: str) -> float:

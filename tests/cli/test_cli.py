@@ -122,6 +122,30 @@ def test_plan_for_a_device_that_is_not_there():
     assert plan_of("--device", "cpu")["shared_bytes"] is None
 
 
+@pytest.mark.parametrize("name", ["selection", "tiles"])
+@pytest.mark.parametrize("head_dim", [32, 64, 96, 128, 192, 256])
+def test_contenders_of_the_benchmark_exist(name, head_dim):
+    from flash_dmattn import _bench_selection
+
+    found = 0
+    for contender, choice in _bench_selection.contenders(name, head_dim).items():
+        shape = ["--pass", "backward", "--seqlen-q", "8192", "--head-dim", str(head_dim), "--dtype", "bf16"]
+        forced = ["--kernel", choice.kernel] if choice.kernel else []
+        device = "sm_90" + (choice.memory or "")
+        if name == "tiles" and run("plan", "--device", device, *shape, *forced).returncode != 0:
+            continue
+        plan = plan_of("--device", device, *shape, *forced)
+        found += 1
+        assert plan["choice"] == choice.kernel or not choice.kernel
+        if contender == "low memory":
+            assert plan["v_in_registers"] == 1 and plan["shared_bytes"] <= 99 << 10
+        if contender == "old rule bare":  # a kilobyte less is not enough for the same tile and buffers
+            kilobytes = int(choice.memory.removeprefix(":smem=").removesuffix("K"))
+            assert kilobytes - 1 < plan["shared_bytes"] / 1024 <= kilobytes
+            assert "ring" not in plan["reason"] and "dS twice" not in plan["reason"]
+    assert found > 3
+
+
 # ---- files ----
 
 

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import truth
-from flash_dmattn import _bench_cuda, _bench_peers, _bench_report, bench
+from flash_dmattn import _bench_cuda, _bench_peers, _bench_report, _bench_selection, _native, bench
 from flash_dmattn._bench_cuda import Case
 
 RECORDED = Path(__file__).resolve().parents[2] / "bench" / "results" / "nvidia-h200"
 ALL_CASES = list(_bench_cuda.cases(_bench_cuda.SETS.split(",")))
+OWN_CASES = list(_bench_cuda.cases(_bench_cuda.OWN_SETS.split(",")))
 
 
 # ---- cases and what they count ---------------------------------------------------------------------------------------
@@ -21,7 +22,7 @@ ALL_CASES = list(_bench_cuda.cases(_bench_cuda.SETS.split(",")))
 
 def test_titles_say_the_whole_case():
     assert len({case.title for case in ALL_CASES if case.name == "forward"}) == 36
-    for case in ALL_CASES:
+    for case in (*ALL_CASES, *OWN_CASES):
         cell = _bench_report.cell_of(case.title)
         assert (cell["B"], cell["H"], cell["Hkv"]) == (case.batch, case.heads, case.heads_kv)
         assert (cell["Sq"], cell["Sk"], cell["D"]) == (case.rows, case.keys, case.head_dim)
@@ -38,6 +39,15 @@ def test_every_set_has_cases_and_quick_takes_one_of_each():
     assert [case.name for case in chosen] == list(dict.fromkeys(case.name for case in ALL_CASES))
     assert all(case.keys == 4096 for case in chosen if case.name in ("forward", "backward", "scores", "intervals"))
     assert [case.extra for case in chosen if case.name == "intervals"] == ["top-256"]
+
+
+def test_own_sets_run_only_by_name():
+    assert not {case.name for case in ALL_CASES} & set(_bench_cuda.OWN_SETS.split(","))
+    assert {case.name for case in OWN_CASES} == set(_bench_cuda.OWN_SETS.split(","))
+    selection = [case for case in OWN_CASES if case.name == "selection"]
+    cells = {(case.head_dim, case.keys, case.causal, case.batch == 1) for case in selection}
+    assert len(selection) == len(cells) == len(_bench_selection.HEAD_DIMS) * 4 * 2 * 2
+    assert all(case.backward and case.rows == case.keys for case in OWN_CASES)
 
 
 def tiny(extra="", **options):
@@ -148,6 +158,53 @@ def test_flash_attn_is_found_and_called(monkeypatch):
     calls = _bench_cuda.forwards(case, _bench_cuda.make_problem(case, "cpu"), None)
     assert list(calls) == ["flash_dmattn", "torch math", "flash-attn 3"]
     assert calls["flash-attn 3"]().shape == (2, 48, 4, 16) and seen == [True]
+
+
+# ---- plans of this library beside each other -------------------------------------------------------------------------
+
+
+def test_contenders_of_the_selection():
+    for head_dim in _bench_selection.HEAD_DIMS:
+        found = _bench_selection.contenders("selection", head_dim)
+        assert found["flash_dmattn"] == (None, None) and found["low memory"].memory == ":smem=99K"
+        assert found["old rule"].memory is None and found["old rule"].kernel == found["old rule bare"].kernel
+        assert ("V shared" in found) == (head_dim <= 128)
+    assert list(_bench_selection.contenders("tiles", 64)) == ["flash_dmattn", *_bench_selection.TILES]
+
+
+def test_runners_compute_what_the_function_computes(monkeypatch):
+    case = Case("selection", 2, 4, 48, 16, causal=True, dtype=torch.float32, backward=True)
+    problem = _bench_cuda.make_problem(case, "cpu")
+    wishes = {"flash_dmattn": (None, None), "by name": (None, "reference.backward")}
+    monkeypatch.setattr(_bench_selection, "contenders",
+                        lambda name, head_dim: {key: _bench_selection.Choice(*wish) for key, wish in wishes.items()})
+    calls = _bench_cuda.runners(case, problem)
+    assert calls["by name"].plan["choice"] == "REFERENCE" and calls["flash_dmattn"].plan["device"] is None
+    out = _bench_cuda.run_ours(problem)
+    expected = torch.autograd.grad(out, [problem.q, problem.k, problem.v], calls["flash_dmattn"].saved[2])
+    assert all(torch.equal(a, b) for a, b in zip(calls["flash_dmattn"](), expected))
+    assert _bench_cuda.differences(calls)["by name"] < 1e-5
+    wishes["no such code"] = (None, "SM90_NoSuchTile")
+    with pytest.raises((NotImplementedError, ValueError), match="SM90_NoSuchTile"):
+        _bench_cuda.runners(case, problem)
+    monkeypatch.setattr(case, "name", "tiles")
+    assert list(_bench_cuda.runners(case, problem)) == ["flash_dmattn", "by name"]
+
+
+def test_plans_for_other_devices_say_what_is_wrong():
+    q = torch.zeros(1, 4, 1, 8)
+    none = (None,) * 6
+    settings = (0, 0, None, False, 0.0, -1, -1, False, 1, None)
+    arguments = (q, q, q, *none, torch.empty_like(q), None, *settings)
+    assert json.loads(_native.forward_as(None, None, *arguments))["pass"] == "forward"
+    with pytest.raises(ValueError, match="device 'sm_77' is unknown"):
+        _native.forward_as("sm_77", None, *arguments)
+    with pytest.raises(ValueError, match="plan is for"):
+        _native.forward_as("sm_90:smem=99K", None, *arguments)
+    with pytest.raises(TypeError, match="a device and a kernel come first"):
+        _native.backward_as()
+    with pytest.raises(TypeError):
+        _native.forward_as(3, None, *arguments)
 
 
 # ---- reports ---------------------------------------------------------------------------------------------------------
