@@ -294,6 +294,24 @@ void cuda_target_of(const char *arch, const struct cuda_source *source, char *ta
     snprintf(target, CUDA_TARGET_BYTES, "%.14s%s", arch, source && source->arch_specific && !named ? "a" : "");
 }
 
+static fdm_status compile_with(const struct nvrtc *nvrtc, const struct cuda_source *source, const char *arch,
+                               const struct cuda_kernel_request *request, int num_options, const char *const *options,
+                               struct cuda_binary *binary) {
+    const char *headers[64], *names[64];
+    for (int32_t i = 0; i < source->num_includes && i < 64; i++) {
+        headers[i] = cuda_sources[source->includes[i]].text;
+        names[i] = cuda_sources[source->includes[i]].name;
+    }
+    nvrtc_program program;
+    int result = nvrtc->create(&program, source->text, source->name, source->num_includes, headers, names);
+    if (result)
+        return refuse(nvrtc, result, request->file, arch, "");
+    result = nvrtc->compile(program, num_options, options);
+    const fdm_status status = take_results(nvrtc, program, request, arch, result, binary);
+    nvrtc->destroy(&program);
+    return status;
+}
+
 fdm_status cuda_compile(const struct cuda_compiler *compiler, const char *arch,
                         const struct cuda_kernel_request *request, struct cuda_binary *binary) {
     struct nvrtc nvrtc;
@@ -304,26 +322,26 @@ fdm_status cuda_compile(const struct cuda_compiler *compiler, const char *arch,
     fdm_status status = open_nvrtc(compiler->path, &nvrtc);
     if (status)
         return status;
-    const char *headers[64], *names[64];
-    for (int32_t i = 0; i < source->num_includes && i < 64; i++) {
-        headers[i] = cuda_sources[source->includes[i]].text;
-        names[i] = cuda_sources[source->includes[i]].name;
-    }
     char text[CUDA_CONSTANTS_MAX + 1][OPTION_BYTES];
-    const char *options[CUDA_CONSTANTS_MAX + FIXED_OPTIONS] = {
+    const char *options[CUDA_CONSTANTS_MAX + FIXED_OPTIONS + 1] = {
         "--std=c++17", "--ptxas-options=-v", "--device-as-default-execution-space", text[CUDA_CONSTANTS_MAX]};
+    int num_options = FIXED_OPTIONS;
     snprintf(text[CUDA_CONSTANTS_MAX], OPTION_BYTES, "--gpu-architecture=%s", arch);
     for (int32_t i = 0; i < request->num_constants; i++) {
         snprintf(text[i], OPTION_BYTES, "-D%s=%lld", request->constants[i].name,
                  (long long)request->constants[i].value);
-        options[FIXED_OPTIONS + i] = text[i];
+        options[num_options++] = text[i];
     }
-    nvrtc_program program;
-    int result = nvrtc.create(&program, source->text, source->name, source->num_includes, headers, names);
-    if (result)
-        return refuse(&nvrtc, result, request->file, arch, "");
-    result = nvrtc.compile(program, FIXED_OPTIONS + request->num_constants, options);
-    status = take_results(&nvrtc, program, request, arch, result, binary);
-    nvrtc.destroy(&program);
-    return status;
+    status = compile_with(&nvrtc, source, arch, request, num_options, options, binary);
+    if (status || binary->resources.registers > 0)
+        return status;
+    /* NVRTC took the machine code from a cache of its own, beside the driver's, which keeps no log. One that does not
+     * know the option has no such cache. */
+    struct cuda_binary fresh = {0};
+    options[num_options++] = "--no-cache";
+    if (!compile_with(&nvrtc, source, arch, request, num_options, options, &fresh)) {
+        memory_release(binary->code);
+        *binary = fresh;
+    }
+    return FDM_OK;
 }

@@ -55,6 +55,7 @@ struct fake_nvrtc {
     const char *(*injected)(void);
     int64_t (*num_compiled)(void); /* programs, with the same or other options */
     int64_t (*num_distinct)(void); /* of them, those that differ in name or options */
+    void (*cached)(int on);        /* 1: what follows comes from a cache and has no log, unless that is forbidden */
 };
 
 #endif

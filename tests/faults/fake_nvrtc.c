@@ -14,7 +14,7 @@ static const char sound_log[] = "ptxas info    : (C7510) Potential Performance L
 
 struct nvrtc_program_body {
     char *code;
-    int compiled, failed;
+    int compiled, failed, silent;
     const char *name, *text;
 };
 typedef struct nvrtc_program_body *program_handle;
@@ -23,6 +23,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct {
     int ready;
     struct injection injection;
+    int cached; /* from a cache of its own: without a log */
     int64_t num_compiled, num_distinct;
     uint64_t compiled[PROGRAMS_MAX]; /* hashes of name and options */
 } state;
@@ -82,6 +83,9 @@ FDM_API int nvrtcCompileProgram(program_handle program, int num_options, const c
     usleep(COMPILE_MICROSECONDS);
     program->failed = result != 0;
     program->compiled = 1;
+    program->silent = state.cached;
+    for (int i = 0; i < num_options; i++)
+        program->silent &= strcmp(options[i], "--no-cache") != 0;
     program->code = malloc(bytes);
     size_t used = (size_t)snprintf(program->code, bytes, "fake cubin\n%s", program->name);
     for (int i = 0; i < num_options; i++)
@@ -107,7 +111,7 @@ FDM_API int nvrtcGetCUBIN(program_handle program, char *code) {
 }
 
 static const char *log_of(program_handle program) {
-    return !program->compiled ? "" : program->failed ? failed_log : sound_log;
+    return !program->compiled || program->silent ? "" : program->failed ? failed_log : sound_log;
 }
 
 FDM_API int nvrtcGetProgramLogSize(program_handle program, size_t *bytes) {
@@ -140,6 +144,8 @@ static void inject(const char *function, int result, int64_t nth) {
     pthread_mutex_unlock(&lock);
 }
 
+static void cached(int on) { state.cached = on; }
+
 static const char *injected(void) { return state.injection.injected; }
 
 static int64_t num_compiled(void) {
@@ -156,4 +162,4 @@ static int64_t num_distinct(void) {
     return distinct;
 }
 
-FDM_API const struct fake_nvrtc fake_nvrtc = {inject, injected, num_compiled, num_distinct};
+FDM_API const struct fake_nvrtc fake_nvrtc = {inject, injected, num_compiled, num_distinct, cached};

@@ -214,6 +214,27 @@ static void compiler_refuses(void) {
     assert_int_equal(count_entries(NULL, 0), 3);
 }
 
+/* A compiler that took the code from a cache of its own has no log: it is asked again, without that cache. */
+static void compiler_has_a_cache(void) {
+    const struct cuda_kernel_request unknown = {
+        .file = "families/mma/mma_combine.cu", .entry = "mma_combine", .num_constants = 1, .constants = {{"DTYPE", 3}}};
+    const struct cuda_kernel *kernel;
+    struct cuda_resources resources;
+    use_fake_compiler();
+    fake_compiler()->cached(1);
+    assert_int_equal(get(0, 1), FDM_OK);
+    assert_int_equal(fake_compiler()->num_compiled(), 2);
+    /* One that does not know the option: what was compiled stays, and nothing is known of it. */
+    fake_compiler()->inject("nvrtcCompileProgram", 5, 2);
+    const int64_t live = memory_live();
+    assert_int_equal(cuda_kernels_get(0, &unknown, 1, &kernel), FDM_OK);
+    assert_in_range(memory_live() - live, 1, 2); /* the kernel's record and its image */
+    assert_string_equal(fake_compiler()->injected(), "nvrtcCompileProgram");
+    assert_int_equal(cuda_kernel_resources(kernel, &resources), FDM_OK);
+    assert_int_equal(resources.registers, 0);
+    fake_compiler()->cached(0);
+}
+
 /* The n-th call of the compiler fails: a sentence, nothing unsound in the cache, and the next call works. */
 static void every_compiler_call_fails(void) {
     use_fake_compiler();
@@ -466,6 +487,7 @@ static const struct scenario scenarios[] = {
     {"compiler_is_damaged", compiler_is_damaged, NULL, 0},
     {"compiler_lacks_a_function", compiler_lacks_a_function, NULL, 0},
     {"compiler_refuses", compiler_refuses, NULL, 0},
+    {"compiler_has_a_cache", compiler_has_a_cache, NULL, 0},
     {"every_compiler_call_fails", every_compiler_call_fails, "FAKE_NVRTC_FAIL=*:11:% FAKE_CUDA_DEVICES=9.0:1,9.0:1", 1},
     {"no_more_threads", no_more_threads, NULL, 0},
     {"real_compiler", real_compiler, NULL, 0},
