@@ -4,8 +4,8 @@
 Usage: occupancy.py --measure FDM FILE     on a machine with a device, ncu, PyTorch and the installed package; FDM is the tool
        occupancy.py --write FILE           writes the tables of docs/selection.md and docs/mma.md from such a FILE
 
-Every tile runs once on a problem that fills the device several times over. Theory is `fdm plan --resources`; the rest are
-hardware counters, the device's clocks left as they are.
+Every tile runs once on a problem that fills the device several times over. Theory is `fdm plan --resources` (of tiles that are
+planned for a device with less memory: the profiler's); the rest are hardware counters, the device's clocks left as they are.
 """
 
 from __future__ import annotations
@@ -226,11 +226,14 @@ def shown(row: dict) -> str:
 
 def line_of(row: dict) -> str:
     theory, counted = row["theory"], row["counted"]
-    percent = 100 * theory["warps_per_sm"] / theory["max_warps"]
+    warps = theory["warps_per_sm"]
+    if row["memory"]:  # the plan's theory is that of the pretended device, the counters are of this one
+        warps = round(counted["theoretical"] / 100 * theory["max_warps"])
+    percent = 100 * warps / theory["max_warps"]
     share = counted["achieved"] / percent
     conflicts = 100 * counted["conflicts"] / max(counted["wavefronts"], 1)
     return (f"| {shown(row)} | `{row['choice']}` | {counted['registers']:.0f} | {theory['shared_bytes'] / 1024:.4g} | "
-            f"{theory['warps_per_sm']} of {theory['max_warps']} | {percent:.1f} | {counted['achieved']:.1f} | {share:.2f} | "
+            f"{warps} of {theory['max_warps']} | {percent:.1f} | {counted['achieved']:.1f} | {share:.2f} | "
             f"{counted['waves']:.1f} | {counted['tensor']:.0f} | {conflicts:.2f} |\n")
 
 

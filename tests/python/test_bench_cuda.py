@@ -1,6 +1,7 @@
 """test_bench_cuda.py: the CUDA benchmark's cases, peers and reports, without a device."""
 
 import csv
+import importlib.util
 import json
 import sys
 import types
@@ -234,6 +235,54 @@ def test_recorded_results_become_a_table_and_plots(name, tmp_path, capsys):
     written = {path.name for path in (tmp_path / "plots").iterdir()}
     assert written == {f"cuda_{name}.png", "cuda_masks.png"} | ({"cuda_decode.png"} if name == "forward" else set())
     assert "TB/s (" in text if name == "forward" else "decode" not in text
+
+
+def script(name):
+    spec = importlib.util.spec_from_file_location(name, RECORDED.parents[2] / "scripts" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", ["selection", "tiles"])
+def test_the_page_of_the_selection_shows_the_recorded_results(name, tmp_path, capsys):
+    tables, recorded = script("cuda_table"), RECORDED / f"2026-11-21-{name}.json"
+    data = json.loads(recorded.read_text())
+    table = getattr(tables, name)(data)
+    assert table in (RECORDED.parents[2] / "docs" / "selection.md").read_text()
+    cells = {tables.cell(result) for result in data["results"]}
+    assert cells == {(case.head_dim, case.batch, case.rows, case.causal) for case in OWN_CASES if case.name == name}
+    assert all(set(result["plans"]) == set(result["seconds"]) for result in data["results"])
+    first = data["results"][0]
+    other = next(each for each in first["seconds"] if each != "flash_dmattn")
+    ratio = sorted(first["seconds"][other])[2] / sorted(first["seconds"]["flash_dmattn"])[2]
+    assert len(first["seconds"][other]) == 5 and tables.ratios([first], other) == [pytest.approx(ratio)]
+    assert bench.main(["--device", "cuda", "--from", str(recorded)]) == 0
+    assert f"{name}: {other} takes" in capsys.readouterr().out
+
+
+def test_the_pages_show_the_recorded_occupancy():
+    occupancy, recorded = script("occupancy"), RECORDED / "2026-11-21-occupancy.json"
+    assert occupancy.write(recorded, check=True) == 0
+    for row in json.loads(recorded.read_text())["tiles"]:
+        if not row["memory"]:
+            share = row["theory"]["warps_per_sm"] / row["theory"]["max_warps"]
+            assert row["counted"]["theoretical"] == pytest.approx(100 * share)
+        assert row["ran" if "ran" in row else "choice"] == row["choice"]
+
+
+def test_the_profilers_table_is_joined_row_by_row():
+    occupancy = script("occupancy")
+    metrics = {"achieved": "sm__warps_active", "microseconds": "gpu__time_duration.sum", "waves": "absent"}
+    rows = [{"theory": {"entry": entry}} for entry in ("mma_forward", "mma_decode")]
+    text = ('==PROF== Connected\n"ID","Kernel Name","sm__warps_active","gpu__time_duration.sum"\n"","","%","ms"\n'
+            '"0","mma_forward","12.5","1,250.5"\n"1","mma_decode","6.25","n/a"\n')
+    occupancy.join(rows, text, metrics)
+    assert [row["counted"] for row in rows] == [{"achieved": 12.5, "microseconds": 1250500.0}, {"achieved": 6.25}]
+    with pytest.raises(SystemExit, match="the profiler saw mma_forward in the place of mma_decode"):
+        occupancy.join(rows[::-1], text, metrics)
+    with pytest.raises(SystemExit, match="1 kernels were launched, the profiler saw 2"):
+        occupancy.join(rows[:1], text, metrics)
 
 
 def test_a_counted_mask_has_useful_flops():
