@@ -123,7 +123,7 @@ def tiles(fdm: str) -> list:
 def launch(rows: list) -> None:
     """Each once between the profiler's start and stop, after a run that makes it ready."""
     import torch
-    from flash_dmattn import _arguments, _native, _torch
+    from flash_dmattn._bench_selection import run_as
 
     def normal(*shape):
         return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
@@ -138,25 +138,19 @@ def launch(rows: list) -> None:
         if "intervals" in p["features"]:
             start = torch.zeros(1, p["heads_kv"], p["keys"], dtype=torch.int32, device="cuda")
             end = torch.randint(1, p["rows"] + 1, start.shape, dtype=torch.int32, device="cuda")
-        settings = _arguments.settings_of(None, None, p["causal"], 20.0 if "softcap" in p["features"] else None, None,
-                                          _arguments.NO_WINDOW)
-        inputs = (q, k, v, mask, None, start, end, None, None)
-        out, lse = _torch._forward(inputs, settings)
-        if p["pass"] == "forward":
-            function, tensors = _native.forward_as, (*inputs, out, lse)
-        else:
-            gradients = [torch.empty_like(each) for each in (q, k, v)]
-            function, tensors = _native.backward_as, (*inputs, out, lse, torch.randn_like(out), None, *gradients, None)
+        softcap = 20.0 if "softcap" in p["features"] else 0.0
+        out = torch.empty_like(q)
+        lse = torch.empty(p["batch"], p["heads"], p["rows"], device="cuda")
+        tensors = (q, k, v, mask, None, start, end, None, None, out, lse)
+        if p["pass"] == "backward":
+            run_as(None, None, tensors, p["causal"], softcap)
+            tensors += (torch.randn_like(out), None, *(torch.empty_like(each) for each in (q, k, v)), None)
         device = DEVICE + row["memory"] if row["memory"] else None
-
-        def call(*arguments, function=function, device=device, kernel=row["forced"]):
-            row["ran"] = json.loads(function(device, kernel, *arguments))["choice"]
-
         for profiled in (False, True):
             torch.cuda.synchronize()
             if profiled:
                 torch.cuda.cudart().cudaProfilerStart()
-            _torch._call(call, tensors, settings)
+            row["ran"] = run_as(device, row["forced"], tensors, p["causal"], softcap)["choice"]
             torch.cuda.synchronize()
             if profiled:
                 torch.cuda.cudart().cudaProfilerStop()

@@ -15,11 +15,11 @@ and, in the set "tiles", every tile of the backward that exists at the head dim,
 from __future__ import annotations
 
 import json
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
-from . import _arguments, _native, _torch
+from . import _native, flash_dmattn_func
 from ._bench_peers import Problem
 from ._bench_report import OURS
 
@@ -83,32 +83,52 @@ def shapes(name: str) -> Iterator[Tuple[int, int, int]]:
         yield (16384 // seqlen, 2048, seqlen) if seqlen < 16384 else (2, 1024, seqlen)
 
 
+def _as_tuple(tensor: Optional[torch.Tensor]) -> Optional[Tuple[Any, ...]]:
+    """For the extension: address, dtype, shape, strides, device."""
+    if tensor is None:
+        return None
+    kind, index = (2, tensor.device.index) if tensor.is_cuda else (1, 0)
+    return tensor.data_ptr(), str(tensor.dtype)[6:], tuple(tensor.shape), tensor.stride(), kind, index
+
+
+def run_as(device: Optional[str], kernel: Optional[str], tensors: Sequence[Optional[torch.Tensor]], causal: bool = False,
+           softcap: float = 0.0) -> Dict[str, Any]:
+    """Runs a pass by the plan for the device of that name (None: the tensors' own) and kernel (None: chosen); the plan.
+
+    tensors: q, k, v, mask, bias, interval_start, interval_end, cu_seqlens_q, cu_seqlens_k, out, lse, and for a backward dout,
+    dlse, dq, dk, dv, dbias; None where there is none."""
+    q = tensors[0]
+    stream, allocate = 0, None
+    if q is not None and q.is_cuda:
+        stream = torch.cuda.current_stream(q.device).cuda_stream
+
+        def allocate(num_bytes: int) -> Tuple[int, torch.Tensor]:
+            workspace = torch.empty(num_bytes, dtype=torch.uint8, device=q.device)
+            return workspace.data_ptr(), workspace
+
+    given = tuple(_as_tuple(tensor) for tensor in tensors) + (None,) * (17 - len(tensors))
+    return json.loads(_native.run_as(device, kernel, given, causal, softcap, stream, allocate))
+
+
 class Runner:
     """One contender's backward on the tensors of a problem. plan: what ran last."""
 
     def __init__(self, choice: Choice, problem: Problem, arch: Optional[str], saved: List[torch.Tensor]) -> None:
         self.choice, self.problem, self.saved = choice, problem, saved
         self.device = arch + choice.memory if choice.memory and arch else None
-        self.settings = _arguments.settings_of(None, None, problem.causal, None, None, _arguments.NO_WINDOW)
-        self._plan = ""
+        self._plan: Dict[str, Any] = {}
 
     def __call__(self) -> Tuple[torch.Tensor, ...]:
-        p, none = self.problem, None
+        p, none = self.problem, (None,) * 6
         inputs = [tensor.detach() for tensor in (p.q, p.k, p.v)]
         gradients = tuple(torch.empty_like(tensor) for tensor in inputs)
-
-        def planned(*arguments: Any) -> None:
-            self._plan = _native.backward_as(self.device, self.choice.kernel, *arguments)
-
-        out, lse, dout = self.saved
-        _torch._call(planned, (*inputs, none, none, none, none, none, none, out, lse, dout, none, *gradients, none),
-                     self.settings)
+        tensors = (*inputs, *none, *self.saved, None, *gradients, None)
+        self._plan = run_as(self.device, self.choice.kernel, tensors, p.causal)
         return gradients
 
     @property
     def plan(self) -> Dict[str, Any]:
-        made = json.loads(self._plan)
-        return {name: made[name] for name in ("choice", "stages", "shared_bytes", "reason")} | {"device": self.device}
+        return {name: self._plan[name] for name in ("choice", "stages", "shared_bytes", "reason")} | {"device": self.device}
 
 
 def arch_of(device: torch.device) -> Optional[str]:
@@ -119,10 +139,7 @@ def arch_of(device: torch.device) -> Optional[str]:
 def runners(name: str, problem: Problem) -> Dict[str, Callable[[], Any]]:
     """Calls of the set's contenders, of those that exist."""
     with torch.no_grad():
-        out, lse = _torch._forward(
-            (problem.q, problem.k, problem.v, *(None,) * 6),
-            _arguments.settings_of(None, None, problem.causal, None, None, _arguments.NO_WINDOW),
-        )
+        out, lse = flash_dmattn_func(problem.q, problem.k, problem.v, is_causal=problem.causal, return_lse=True)
     generator = torch.Generator(out.device).manual_seed(1)
     saved = [out, lse, torch.randn(out.shape, dtype=out.dtype, device=out.device, generator=generator)]
     arch = arch_of(out.device)

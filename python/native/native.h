@@ -42,8 +42,6 @@ PyObject *native_synchronize(PyObject *module, PyObject *index);
 /* METH_FASTCALL */
 PyObject *native_forward(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_backward(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
-PyObject *native_forward_as(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
-PyObject *native_backward_as(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_count_visible(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_plan(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_export(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
@@ -54,5 +52,7 @@ PyObject *native_document_intervals(PyObject *module, PyObject *const *arguments
 PyObject *native_window_intervals(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_prefix_intervals(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_intervals_from_mask(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+/* METH_VARARGS */
+PyObject *native_run_as(PyObject *module, PyObject *arguments);
 
 #endif

@@ -56,25 +56,6 @@ static int parse(PyObject *const *arguments, Py_ssize_t count, int num_tensors, 
     return PyErr_Occurred() ? -1 : 0;
 }
 
-static void forward_tensors(fdm_tensor *const *given, fdm_tensors *tensors) {
-    inputs_of(given, tensors);
-    tensors->out = given[NUM_INPUTS];
-    tensors->lse = given[NUM_INPUTS + 1];
-}
-
-static void backward_tensors(fdm_tensor *const *given, fdm_tensors *tensors) {
-    fdm_tensor *const *own = given + NUM_INPUTS;
-    inputs_of(given, tensors);
-    tensors->out = own[0];
-    tensors->lse = own[1];
-    tensors->dout = own[2];
-    tensors->dlse = own[3];
-    tensors->dq = own[4];
-    tensors->dk = own[5];
-    tensors->dv = own[6];
-    tensors->dbias = own[7];
-}
-
 typedef fdm_status (*attention_call)(const fdm_tensors *, const fdm_options *, const fdm_allocator *);
 
 /* Workspace on the tensors' device: `allocate(bytes)` returns (address, what keeps it alive). */
@@ -128,7 +109,9 @@ PyObject *native_forward(PyObject *module, PyObject *const *arguments, Py_ssize_
     PyObject *allocate, *result = NULL;
     if (!parse(arguments, count, NUM_FORWARD, storage, given, &options, &allocate)) {
         fdm_tensors tensors;
-        forward_tensors(given, &tensors);
+        inputs_of(given, &tensors);
+        tensors.out = given[NUM_INPUTS];
+        tensors.lse = given[NUM_INPUTS + 1];
         result = run(fdm_attention_forward, &tensors, &options, allocate);
     }
     native_release(storage, NUM_FORWARD);
@@ -144,97 +127,21 @@ PyObject *native_backward(PyObject *module, PyObject *const *arguments, Py_ssize
     PyObject *allocate, *result = NULL;
     if (!parse(arguments, count, NUM_BACKWARD, storage, given, &options, &allocate)) {
         fdm_tensors tensors;
-        backward_tensors(given, &tensors);
+        inputs_of(given, &tensors);
+        fdm_tensor *const *own = given + NUM_INPUTS;
+        tensors.out = own[0];
+        tensors.lse = own[1];
+        tensors.dout = own[2];
+        tensors.dlse = own[3];
+        tensors.dq = own[4];
+        tensors.dk = own[5];
+        tensors.dv = own[6];
+        tensors.dbias = own[7];
         result = run(fdm_attention_backward, &tensors, &options, allocate);
     }
     native_release(storage, NUM_BACKWARD);
     return result;
 }
-
-/* ---- by the plan of another device ---- */
-
-/* Plans as if the tensors' device were the one of that name, and runs. The plan as JSON, NULL with an exception set. */
-static PyObject *run_as(const char *name, fdm_pass pass, const fdm_tensors *tensors, const fdm_options *options,
-                        PyObject *allocate) {
-    char json[4096];
-    fdm_problem problem;
-    fdm_device device;
-    fdm_plan plan;
-    size_t needed;
-    struct device_workspace on_device = {allocate, NULL};
-    struct native_workspace on_host = native_workspace_take();
-    fdm_allocator allocator =
-        allocate ? (fdm_allocator){&on_device, allocate_on_device, release_on_device} : native_allocator(&on_host);
-    fdm_status status = fdm_describe(pass, tensors, options, &problem);
-    if (!status)
-        status = name ? fdm_device_from_name(name, &device)
-                      : fdm_device_query(tensors->q->device.type, tensors->q->device.index, &device);
-    if (!status) {
-        device.id.index = tensors->q->device.index;
-        status = fdm_plan_attention(&device, &problem, options, &plan);
-    }
-    if (!status) {
-        const size_t bytes = (size_t)plan.workspace_bytes;
-        const fdm_launch launch = {options->stream, NULL};
-        void *workspace = bytes ? allocator.allocate(allocator.context, bytes) : NULL;
-        status = fdm_execute(&plan, tensors, workspace, bytes, &launch);
-    }
-    if (!status)
-        status = fdm_plan_to_json(&plan, json, sizeof json, &needed);
-    native_workspace_return(on_host);
-    Py_XDECREF(on_device.kept);
-    if (PyErr_Occurred())
-        return NULL;
-    return status ? native_result(status) : PyUnicode_FromString(json);
-}
-
-/* Whose arguments begin with the device's name or None, and the kernel's name or code or None. */
-static int parse_as(PyObject *const *arguments, Py_ssize_t count, int num_tensors, struct tensor_argument *storage,
-                    fdm_tensor **given, const char **device, fdm_options *options, PyObject **allocate) {
-    if (count < 2) {
-        PyErr_Format(PyExc_TypeError, "a device and a kernel come first, each a name or None");
-        return -1;
-    }
-    if (parse(arguments + 2, count - 2, num_tensors, storage, given, options, allocate))
-        return -1;
-    *device = arguments[0] == Py_None ? NULL : PyUnicode_AsUTF8AndSize(arguments[0], NULL);
-    options->kernel = arguments[1] == Py_None ? NULL : PyUnicode_AsUTF8AndSize(arguments[1], NULL);
-    return PyErr_Occurred() ? -1 : 0;
-}
-
-/* forward_as(device or None, kernel or None, *forward's arguments) -> the plan that was run, as JSON */
-PyObject *native_forward_as(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
-    struct tensor_argument storage[NUM_FORWARD] = {0};
-    fdm_tensor *given[NUM_FORWARD];
-    fdm_options options;
-    const char *device;
-    PyObject *allocate, *result = NULL;
-    if (!parse_as(arguments, count, NUM_FORWARD, storage, given, &device, &options, &allocate)) {
-        fdm_tensors tensors;
-        forward_tensors(given, &tensors);
-        result = run_as(device, FDM_FORWARD, &tensors, &options, allocate);
-    }
-    native_release(storage, NUM_FORWARD);
-    return result;
-}
-
-/* backward_as(device or None, kernel or None, *backward's arguments) -> the plan that was run, as JSON */
-PyObject *native_backward_as(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
-    struct tensor_argument storage[NUM_BACKWARD] = {0};
-    fdm_tensor *given[NUM_BACKWARD];
-    fdm_options options;
-    const char *device;
-    PyObject *allocate, *result = NULL;
-    if (!parse_as(arguments, count, NUM_BACKWARD, storage, given, &device, &options, &allocate)) {
-        fdm_tensors tensors;
-        backward_tensors(given, &tensors);
-        result = run_as(device, FDM_BACKWARD, &tensors, &options, allocate);
-    }
-    native_release(storage, NUM_BACKWARD);
-    return result;
-}
-
-/* ---- questions ---- */
 
 /* forward()'s arguments -> the number of visible pairs. */
 PyObject *native_count_visible(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
@@ -246,7 +153,9 @@ PyObject *native_count_visible(PyObject *module, PyObject *const *arguments, Py_
         fdm_tensors tensors;
         fdm_problem problem;
         int64_t pairs = 0;
-        forward_tensors(given, &tensors);
+        inputs_of(given, &tensors);
+        tensors.out = given[NUM_INPUTS];
+        tensors.lse = given[NUM_INPUTS + 1];
         fdm_status status = fdm_describe(FDM_FORWARD, &tensors, &options, &problem);
         if (!status)
             status = fdm_count_visible(&problem, &tensors, &pairs);
@@ -271,7 +180,9 @@ PyObject *native_plan(PyObject *module, PyObject *const *arguments, Py_ssize_t c
         fdm_problem problem;
         fdm_device device;
         fdm_plan plan;
-        forward_tensors(given, &tensors);
+        inputs_of(given, &tensors);
+        tensors.out = given[NUM_INPUTS];
+        tensors.lse = given[NUM_INPUTS + 1];
         fdm_status status = fdm_describe(FDM_FORWARD, &tensors, &options, &problem);
         if (!status)
             status = fdm_device_query(tensors.q->device.type, tensors.q->device.index, &device);

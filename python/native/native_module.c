@@ -58,8 +58,6 @@ static PyObject *native_version(PyObject *module, PyObject *unused) { return PyU
 static PyMethodDef methods[] = {
     {"forward", FASTCALL(native_forward), "Attention forward on caller-allocated tensors."},
     {"backward", FASTCALL(native_backward), "Attention backward on caller-allocated tensors."},
-    {"forward_as", FASTCALL(native_forward_as), "forward by the plan of a named device and kernel; the plan as JSON."},
-    {"backward_as", FASTCALL(native_backward_as), "backward likewise."},
     {"count_visible", FASTCALL(native_count_visible), "Visible pairs of a forward call."},
     {"plan", FASTCALL(native_plan), "(family, kernel, choice, reason) of a forward call."},
     {"inspect", native_inspect, METH_O, "(address, dtype, shape, strides, device type, index, read-only) of a tensor."},
@@ -75,6 +73,7 @@ static PyMethodDef methods[] = {
     {"device", native_device, METH_NOARGS, "Facts of the CPU."},
     {"cuda_devices", native_cuda_devices, METH_NOARGS, "Number of CUDA devices that can be used."},
     {"settings", native_settings, METH_NOARGS, "Environment variables the library reads."},
+    {"run_as", native_run_as, METH_VARARGS, "A pass by the plan of a named device and kernel; the plan as JSON."},
     {"version", native_version, METH_NOARGS, "Version of the C library."},
     {NULL, NULL, 0, NULL},
 };
