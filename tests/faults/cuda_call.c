@@ -97,7 +97,7 @@ static size_t lay_out(struct cuda_call *c, int masked) {
 fdm_status cuda_call_make(struct cuda_call *c, enum cuda_call_kind kind, int32_t device) {
     static const int64_t sizes[NUM_CALL_KINDS][3] = {[CALL_FORWARD] = {300, 64, 64},
                                                      [CALL_MASKED] = {300, 64, 64},
-                                                     [CALL_DECODE] = {1, 2048, 64},
+                                                     [CALL_DECODE] = {1, 4096, 64},
                                                      [CALL_WIDE] = {64, 64, 1024}};
     const int64_t rows = sizes[kind][0], keys = sizes[kind][1], head_dim = sizes[kind][2], batch = 2, heads = 4;
     *c = (struct cuda_call){.device = {FDM_CUDA, device},

@@ -224,7 +224,7 @@ static int64_t expected(enum cuda_call_kind kind, const fdm_plan *plan, const st
     other.grid[0] = (unsigned)ceil_of(rows, MMA_DECODE_WARPS);
     other.block[0] = 32 * MMA_DECODE_WARPS;
     other.shared_bytes = 0;
-    other.programmatic = plan->parameters[2];
+    other.programmatic = plan->parameters[3];
     want[1] = other;
     return 2;
 }
@@ -265,6 +265,37 @@ static void launches_of(enum cuda_call_kind kind, int32_t device, void *stream) 
     assert_int_equal(fake_driver()->num_launches(), before + count);
     assert_int_equal(fdm_memory_release(call.device, workspace), FDM_OK);
     cuda_call_release(&call);
+}
+
+/* Few splits are merged by their blocks where there are clusters: one launch, and no workspace. */
+static void decode_in_a_cluster(void) {
+    use_fake_compiler();
+    for (int32_t device = 0; device < 2; device++) {
+        struct cuda_call call;
+        fdm_device facts;
+        fdm_problem problem;
+        fdm_plan plan;
+        assert_int_equal(cuda_call_make(&call, CALL_DECODE, device), FDM_OK);
+        call.k_shape[1] = 512;
+        assert_int_equal(fdm_device_query(FDM_CUDA, device, &facts), FDM_OK);
+        assert_int_equal(fdm_describe(FDM_FORWARD, &call.tensors, &call.options, &problem), FDM_OK);
+        assert_int_equal(fdm_plan_attention(&facts, &problem, NULL, &plan), FDM_OK);
+        const int32_t splits = plan.parameters[0];
+        assert_true(splits > 1 && splits <= MMA_MERGE_CLUSTER_MAX);
+        const int clustered = plan.parameters[2] == MMA_MERGE_CLUSTER;
+        assert_int_equal(clustered, facts.compute_major == 9);
+        assert_int_equal(plan.workspace_bytes == 0, clustered);
+        if (clustered) {
+            assert_int_equal(fdm_execute(&plan, &call.tensors, NULL, 0, NULL), FDM_OK);
+            const struct fake_launch have = fake_driver()->launch(fake_driver()->num_launches() - 1);
+            assert_string_equal(have.entry, "mma_decode");
+            assert_int_equal(have.cluster, splits);
+            assert_int_equal(have.grid[0], splits);
+            plan.parameters[0] = MMA_MERGE_CLUSTER_MAX + 1;
+            assert_refused(fdm_execute(&plan, &call.tensors, NULL, 0, NULL), FDM_ERROR_INVALID_ARGUMENT, "splits");
+        }
+        cuda_call_release(&call);
+    }
 }
 
 /* The backward of the forward call's tensors: gradients go where the tensors are, since no kernel runs. */
@@ -504,6 +535,7 @@ static const struct scenario scenarios[] = {
     {"contexts_of_others", contexts_of_others, "FAKE_CUDA_DEVICES=9.0:232448,8.0:166912", 0},
     {"launches_are_the_plans", launches_are_the_plans, "FAKE_CUDA_DEVICES=9.0:232448,8.0:166912,8.6:101376", 0},
     {"blocks_are_reported", blocks_are_reported, "FAKE_CUDA_DEVICES=9.0:232448,8.0:166912,8.6:101376", 0},
+    {"decode_in_a_cluster", decode_in_a_cluster, "FAKE_CUDA_DEVICES=9.0:232448,8.0:166912", 0},
     {"launch_attributes", launch_attributes, NULL, 0},
     {"calls_that_do_not_fit", calls_that_do_not_fit, "FAKE_CUDA_DEVICES=9.0:232448,9.0:232448", 0},
     {"threads_at_once", threads_at_once, "FAKE_CUDA_DEVICES=9.0:232448,9.0:232448", 0},

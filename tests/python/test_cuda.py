@@ -63,6 +63,18 @@ def test_wide_heads():
     check(*tensors(torch.float16, head_dim=512), is_causal=True)
 
 
+@pytest.mark.parametrize("keys", [512, 1100, 2047, 20000])  # up to eight splits of 2048 keys; then a kernel merges them
+@pytest.mark.parametrize("head_dim, window", [(64, (-1, -1)), (128, (-1, -1)), (128, (700, 0)), (256, (-1, -1))])
+def test_one_query_row(keys, head_dim, window):
+    check(*tensors(rows=1, keys=keys, heads=8, heads_kv=2, head_dim=head_dim), window_size=window)
+
+
+def test_sections_of_heads():
+    q, k, v = tensors(batch=1, rows=130, keys=600, heads=110, heads_kv=110, head_dim=128)  # two of 55 heads in the cache
+    check(q, k, v, is_causal=True)
+    check(q, k, v, attn_bias=torch.randn(1, 1, 130, 600, device="cuda").to(q.dtype))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_features(dtype):
     q, k, v = tensors(dtype, rows=256, keys=256)

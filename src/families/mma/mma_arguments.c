@@ -14,6 +14,25 @@ static struct mma_rows rows_of(const struct row_view *view) {
 /* A window's bound as the kernels take it: -1 and everything past the longest sequence is "unbounded". */
 static int32_t bound_of(int64_t bound) { return bound < 0 || bound >= INT32_MAX ? INT32_MAX : (int32_t)bound; }
 
+/* A mask or bias with rows that several heads read. */
+static int shares_scores(const fdm_problem *p) {
+    return (mma_mask_rows(p) && p->mask_shape[1] < p->heads) || (mma_bias_rows(p) && p->bias_shape[1] < p->heads);
+}
+
+/* Heads whose keys and values fit together in most of a second-level cache of 50 MB take turns, row block by row block,
+ * where a window makes blocks unequal (the longest go first) and where heads read the same mask or bias; else one head
+ * after the other is best. Sections are equally large: a last one of a few heads would begin its longest blocks when
+ * the others have nothing left to do. */
+static int32_t heads_per_section(const fdm_problem *p) {
+    enum { CACHE_BYTES = 32 << 20 };
+    const int64_t head_bytes = p->seqlen_k * (p->head_dim + p->head_dim_v) * 2, heads = p->batch * p->heads;
+    const int64_t most = head_bytes > 0 ? CACHE_BYTES / head_bytes : heads;
+    if (most < 1 || (!mma_bounded(p) && !shares_scores(p)))
+        return 1;
+    const int64_t sections = (heads + most - 1) / most;
+    return sections > 0 ? (int32_t)((heads + sections - 1) / sections) : 1;
+}
+
 void mma_fill_arguments(const struct attention *attention, struct mma_forward_arguments *a) {
     const fdm_problem *p = attention->problem;
     const struct interval_view *i = &attention->intervals;
@@ -44,6 +63,6 @@ void mma_fill_arguments(const struct attention *attention, struct mma_forward_ar
         .scale = (float)p->softmax_scale,
         .softcap = (float)p->softcap,
         .softcap_inverse = p->softcap > 0 ? (float)(1 / p->softcap) : 0,
-        .heads_per_section = 1,
+        .heads_per_section = heads_per_section(p),
     };
 }

@@ -1,4 +1,5 @@
-/* mma_decode.c: the split-key forward on the host: how many splits, the workspace, and two launches. */
+/* mma_decode.c: the split-key forward on the host: how many splits, how they are merged, the workspace, the launches.
+ */
 #include "families/mma/mma_decode.h"
 
 #include <stdio.h>
@@ -7,20 +8,38 @@
 #include "error.h"
 #include "mma_family.h"
 
-enum { STAGES_MAX = 4, SPLITS_MAX = 128, TILES_OF_A_SPLIT_MIN = 4, KEYS_MIN = 512, BLOCKS = 2 };
-
-/* The most stages that let two blocks share a multiprocessor, of which each block's reserve is 1 KB; at least two. */
-static int32_t stages_of(const fdm_device *device, const fdm_problem *p) {
-    const int32_t d = (int32_t)mma_round_up(p->head_dim, 16), dv = (int32_t)mma_round_up(p->head_dim_v, 16);
-    int32_t stages = STAGES_MAX;
-    while (stages > 2 && mma_decode_shared_bytes(d, dv, stages) > device->shared_bytes / 2 - 1024)
-        stages--;
-    return stages;
-}
+enum { STAGES_MAX = 4, SPLITS_MAX = 128, TILES_OF_A_SPLIT_MIN = 4, KEYS_MIN = 512, BLOCKS_MAX = 2, RESERVE = 1 << 10 };
+/* Of K and V that a multiprocessor waits for at a time: less leaves the memory idle, more is 2 % slower (H200). */
+enum { FLIGHT_BYTES = 64 << 10 };
 
 static int32_t shared_bytes(const fdm_problem *p, int32_t stages) {
     return mma_decode_shared_bytes((int32_t)mma_round_up(p->head_dim, 16), (int32_t)mma_round_up(p->head_dim_v, 16),
                                    stages);
+}
+
+/* Each block's reserve is the driver's. */
+static int blocks_fit(const fdm_device *device, const fdm_problem *p, int32_t stages, int32_t blocks) {
+    return blocks * (shared_bytes(p, stages) + RESERVE) <= device->shared_bytes + RESERVE;
+}
+
+static int64_t tile_bytes(const fdm_problem *p) {
+    return MMA_DECODE_KEYS * (mma_round_up(p->head_dim, 16) + mma_round_up(p->head_dim_v, 16)) * 2;
+}
+
+/* The fewest stages with which `blocks` of a multiprocessor have enough under way, or as many as there is room for. */
+static int32_t stages_of(const fdm_device *device, const fdm_problem *p, int32_t blocks) {
+    int32_t stages = 2;
+    while (stages < STAGES_MAX && (stages - 1) * blocks * tile_bytes(p) < FLIGHT_BYTES &&
+           blocks_fit(device, p, stages + 1, blocks))
+        stages++;
+    return stages;
+}
+
+/* Blocks of a multiprocessor: one where it has enough under way by itself. */
+static int32_t blocks_of(const fdm_device *device, const fdm_problem *p) {
+    return (stages_of(device, p, 1) - 1) * tile_bytes(p) < FLIGHT_BYTES && blocks_fit(device, p, 2, BLOCKS_MAX)
+               ? BLOCKS_MAX
+               : 1;
 }
 
 static const char *refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
@@ -36,7 +55,7 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
         return "mask, bias, intervals and softcap are left to mma.forward";
     if (p->batch * p->heads_kv > 65535)
         return "batch times KV heads are at most 65535";
-    if (shared_bytes(p, stages_of(device, p)) > device->shared_bytes) {
+    if (!blocks_fit(device, p, 2, 1)) {
         snprintf(text, size, "its ring needs %d KB of shared memory, the device has %lld KB",
                  (shared_bytes(p, 2) + 1023) >> 10, (long long)device->shared_bytes >> 10);
         return text;
@@ -58,19 +77,25 @@ static int64_t visible_keys(const fdm_problem *p) {
     return keys < p->seqlen_k ? keys : p->seqlen_k;
 }
 
-/* As few as fill the blocks that fit on the device at a time to 95 % of the best filling; each has a few tiles. */
-static int32_t splits_of(const fdm_device *device, const fdm_problem *p, int32_t stages) {
-    const int64_t resident =
-        (int64_t)device->num_sms * (2 * (shared_bytes(p, stages) + 1024) <= device->shared_bytes + 1024 ? BLOCKS : 1);
+/* How much of the device `blocks` use from begin to end, where so many fit on it at a time: the last wave is shorter.
+ */
+static double filling(int64_t blocks, int64_t resident) {
+    const int64_t waves = (blocks + resident - 1) / resident;
+    return waves > 0 ? (double)blocks / (double)(waves * resident) : 1;
+}
+
+/* As few as fill the device to 95 % of the best filling: one wave of as many blocks as are wanted on a multiprocessor,
+ * or waves of as many as fit. Each split has a few tiles. */
+static int32_t splits_of(const fdm_device *device, const fdm_problem *p) {
+    const int64_t wanted = (int64_t)device->num_sms * blocks_of(device, p);
+    const int64_t fit = (int64_t)device->num_sms * (blocks_fit(device, p, 2, BLOCKS_MAX) ? BLOCKS_MAX : 1);
     const int64_t pairs = p->batch * p->heads_kv, tiles = (visible_keys(p) + MMA_DECODE_KEYS - 1) / MMA_DECODE_KEYS;
     int64_t most = tiles / TILES_OF_A_SPLIT_MIN;
     most = most < 1 ? 1 : most > SPLITS_MAX ? SPLITS_MAX : most;
     double best = 0;
     for (int pass = 0; pass < 2; pass++)
         for (int64_t splits = 1; splits <= most; splits++) {
-            const double waves = (double)(pairs * splits) / (double)resident;
-            const int64_t whole = (pairs * splits + resident - 1) / resident;
-            const double filled = whole > 0 ? waves / (double)whole : 1;
+            const double filled = filling(pairs * splits, pairs * splits <= wanted ? wanted : fit);
             if (pass == 0)
                 best = filled > best ? filled : best;
             else if (filled >= 0.95 * best)
@@ -83,23 +108,36 @@ static int64_t rows_of(const fdm_problem *p) {
     return p->varlen ? p->heads * p->total_q : p->batch * p->heads * p->seqlen_q;
 }
 static int64_t lse_bytes(const fdm_problem *p, int32_t splits) { return mma_round_up(rows_of(p) * splits * 4, 64); }
-static int64_t workspace_bytes(const fdm_problem *p, int32_t splits) {
-    return splits == 1 ? 0 : lse_bytes(p, splits) + mma_round_up(rows_of(p) * splits * p->head_dim_v * 4, 64);
+static int64_t workspace_bytes(const fdm_problem *p, int32_t splits, int32_t merge) {
+    return merge != MMA_MERGE_WORKSPACE
+               ? 0
+               : lse_bytes(p, splits) + mma_round_up(rows_of(p) * splits * p->head_dim_v * 4, 64);
 }
 
-/* parameters: splits, stages, and whether the merge may begin before the splits have ended. */
+/* Clusters: 9.0 and 10.0; 12.0 is not built for them. */
+static int32_t merge_of(const fdm_device *device, int32_t splits) {
+    const int has_clusters = device->compute_major == 9 || device->compute_major == 10;
+    return splits == 1                                       ? MMA_MERGE_NONE
+           : has_clusters && splits <= MMA_MERGE_CLUSTER_MAX ? MMA_MERGE_CLUSTER
+                                                             : MMA_MERGE_WORKSPACE;
+}
+
+/* parameters: splits, stages, how they are merged, and whether mma_combine may begin before the splits have ended. */
 static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant, fdm_plan *plan) {
     if (variant > 0)
         return 0;
-    const int32_t stages = stages_of(device, p), splits = splits_of(device, p, stages);
+    const int32_t splits = splits_of(device, p);
+    const int shared = p->batch * p->heads_kv * splits > device->num_sms && blocks_fit(device, p, 2, BLOCKS_MAX);
+    const int32_t stages = stages_of(device, p, shared ? BLOCKS_MAX : 1);
     plan->parameters[0] = splits;
     plan->parameters[1] = stages;
-    plan->parameters[2] = device->compute_major >= 9;
+    plan->parameters[2] = merge_of(device, splits);
+    plan->parameters[3] = device->compute_major >= 9;
     plan->block_m = MMA_DECODE_ROWS;
     plan->block_n = MMA_DECODE_KEYS;
     plan->stages = stages;
     plan->shared_bytes = shared_bytes(p, stages);
-    plan->workspace_bytes = workspace_bytes(p, splits);
+    plan->workspace_bytes = workspace_bytes(p, splits, plan->parameters[2]);
     snprintf(plan->choice, sizeof plan->choice, "MMA_Decode_%dx%d_S%d", MMA_DECODE_ROWS, MMA_DECODE_KEYS, stages);
     snprintf(plan->reason, sizeof plan->reason,
              "%lld query rows of a KV head fit in one tile of %d; %d splits of the keys fill %d multiprocessors with "
@@ -111,22 +149,26 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant,
 }
 
 static int sound(const fdm_plan *plan, const fdm_problem *p) {
-    return plan->parameters[0] >= 1 && plan->parameters[0] <= SPLITS_MAX && plan->parameters[1] >= 2 &&
-           plan->parameters[1] <= STAGES_MAX && workspace_bytes(p, plan->parameters[0]) <= plan->workspace_bytes;
+    const int32_t splits = plan->parameters[0], stages = plan->parameters[1], merge = plan->parameters[2];
+    const int32_t splits_max = merge == MMA_MERGE_NONE      ? 1
+                               : merge == MMA_MERGE_CLUSTER ? MMA_MERGE_CLUSTER_MAX
+                                                            : SPLITS_MAX;
+    return merge >= MMA_MERGE_NONE && merge <= MMA_MERGE_CLUSTER && splits >= 1 && splits <= splits_max &&
+           stages >= 2 && stages <= STAGES_MAX && workspace_bytes(p, splits, merge) <= plan->workspace_bytes;
 }
 
 enum { DECODE, COMBINE, NUM_KERNELS };
 static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *requests) {
-    const int32_t splits = plan->parameters[0], stages = plan->parameters[1];
+    const int32_t stages = plan->parameters[1], merge = plan->parameters[2];
     const struct cuda_constant constants[] = {
         {"DTYPE", mma_dtype(p->dtype)},
         {"HEAD_DIM", mma_round_up(p->head_dim, 16)},
         {"HEAD_DIM_V", mma_round_up(p->head_dim_v, 16)},
         {"STAGES", stages},
-        {"MIN_BLOCKS", BLOCKS},
+        {"MIN_BLOCKS", BLOCKS_MAX},
         {"WINDOW", mma_bounded(p)},
         {"VARLEN", p->varlen},
-        {"SPLIT", splits > 1},
+        {"MERGE", merge},
     };
     _Static_assert(sizeof constants / sizeof constants[0] == MMA_DECODE_NUM_CONSTANTS, "one value for each constant");
     requests[DECODE].file = "families/mma/mma_decode.cu";
@@ -135,7 +177,7 @@ static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct 
     memcpy(requests[DECODE].constants, constants, sizeof constants);
     requests[DECODE].shared_bytes = shared_bytes(p, stages);
     requests[DECODE].threads = 32 * MMA_DECODE_WARPS;
-    if (splits == 1)
+    if (merge != MMA_MERGE_WORKSPACE)
         return 1;
     requests[COMBINE].file = "families/mma/mma_combine.cu";
     requests[COMBINE].entry = "mma_combine";
@@ -159,28 +201,29 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
         return FDM_OK;
     struct cuda_kernel_request wanted[NUM_KERNELS];
     const struct cuda_kernel *kernels[NUM_KERNELS];
-    const int32_t count = make_requests(plan, p, wanted), splits = plan->parameters[0];
+    const int32_t count = make_requests(plan, p, wanted), splits = plan->parameters[0], merge = plan->parameters[2];
     fdm_status status = cuda_kernels_get(plan->device.index, wanted, count, kernels);
     if (status)
         return status;
     struct mma_forward_arguments arguments;
     mma_fill_arguments(attention, &arguments);
     arguments.num_splits = splits;
-    if (splits > 1) {
+    if (merge == MMA_MERGE_WORKSPACE) {
         arguments.partial_lse = workspace;
         arguments.partial_out = (float *)(void *)((char *)workspace + lse_bytes(p, splits));
     }
     struct cuda_launch launch = {.kernel = kernels[DECODE],
                                  .grid = {(uint32_t)splits, (uint32_t)(p->batch * p->heads_kv), 1},
                                  .threads = 32 * MMA_DECODE_WARPS,
+                                 .cluster = merge == MMA_MERGE_CLUSTER ? (uint32_t)splits : 1,
                                  .stream = stream,
                                  .arguments = &arguments,
                                  .arguments_bytes = sizeof arguments};
     status = cuda_launch(&launch);
-    if (status || splits == 1)
+    if (status || merge != MMA_MERGE_WORKSPACE)
         return status;
     launch.kernel = kernels[COMBINE];
-    launch.programmatic_launch = plan->parameters[2];
+    launch.programmatic_launch = plan->parameters[3];
     launch.grid[0] = (uint32_t)((rows_of(p) + MMA_DECODE_WARPS - 1) / MMA_DECODE_WARPS);
     launch.grid[1] = 1;
     return cuda_launch(&launch);

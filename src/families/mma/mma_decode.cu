@@ -1,8 +1,9 @@
 /* mma_decode.cu: few query rows, many keys: split along the keys.
  *
- * Idea: FlashDecoding (Dao et al., 2023): each block walks a range of the keys and leaves a partial result, which
- * mma_combine.cu merges. The heads of a group are packed as rows (row i * group + g), so that K and V are read once for
- * each KV head. Bound by memory: the least time is that of reading K and V once.
+ * Idea: FlashDecoding (Dao et al., 2023): each block walks a range of the keys and leaves a partial result. Up to eight of
+ * them are merged by their own blocks, which are a cluster and read each other's shared memory (9.0): that saves a launch.
+ * More go by way of global memory to mma_combine.cu. The heads of a group are packed as rows (row i * group + g), so that K
+ * and V are read once for each KV head. Bound by memory: the least time is that of reading K and V once.
  *
  * Tile: 64 keys, 16 for each of the four warps, which work on all 16 rows and never wait for each other: each has its
  * own maxima, sums and output, merged at the end. Lane l holds rows l / 4 and l / 4 + 8.
@@ -11,6 +12,7 @@
  * ring holds [4][16][HEAD_DIM_V] floats and the warps' maxima and sums.
  *
  * Grid: x splits, y batch times KV heads. Registers: O takes HEAD_DIM_V / 2. */
+#include "cuda/ptx/cluster.cuh"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/launch.cuh"
 #include "cuda/ptx/math.cuh"
@@ -138,6 +140,14 @@ __device__ __forceinline__ void take_keys(struct warp_state &w, const uint32_t (
     }
 }
 
+/* Two neighbouring columns of a row of the output, and with the first its lse. */
+__device__ __forceinline__ void store_pair(const struct mma_forward_arguments &a, int batch, int head, int64_t row,
+                                           int column, float x, float y, float lse) {
+    *(uint32_t *)(a.out.data + (batch * a.out.batch + row * a.out.row + head * a.out.head + column) * 2) = pack(x, y);
+    if (column == 0 && a.lse.data)
+        a.lse.data[batch * a.lse.batch + head * a.lse.head + row * a.lse.row] = lse == MINUS_INF ? -MINUS_INF : lse;
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     mma_decode(const __grid_constant__ struct mma_forward_arguments a) {
     extern __shared__ __align__(128) char shared[];
@@ -153,7 +163,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     seqlen_k = a.cu_seqlens_k[batch + 1] - (int)k_begin;
 #endif
     const int num_rows = min(seqlen_q * a.group, ROWS); /* more only where cu_seqlens contradicts max_seqlen_q */
-#if SPLIT
+#if MERGE == MMA_MERGE_WORKSPACE
     griddepcontrol_launch_dependents(); /* mma_combine waits for this grid's end by itself */
 #endif
     if (num_rows == 0)
@@ -253,8 +263,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
                 make_float2(w.o[n][half * 2], w.o[n][half * 2 + 1]);
     }
     __syncthreads();
-#if SPLIT
+#if MERGE == MMA_MERGE_WORKSPACE
     const int64_t all_rows = VARLEN ? (int64_t)a.heads * a.total_q : (int64_t)a.batch * a.heads * a.seqlen_q;
+#elif MERGE == MMA_MERGE_CLUSTER
+    float *lses = sums + MMA_DECODE_WARPS * ROWS;
 #endif
     for (int index = threadIdx.x; index < num_rows * (HEAD_DIM_V / 2); index += THREADS) {
         const int row = index / (HEAD_DIM_V / 2), column = index % (HEAD_DIM_V / 2) * 2;
@@ -276,7 +288,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
         const int i = row / a.group, head = head_kv * a.group + row % a.group;
         if (column >= a.head_dim_v)
             continue;
-#if SPLIT
+#if MERGE == MMA_MERGE_CLUSTER
+        *(float2 *)&outs[row * HEAD_DIM_V + column] = make_float2(x * inverse, y * inverse); /* only this thread reads it */
+        if (column == 0)
+            lses[row] = lse;
+#elif MERGE == MMA_MERGE_WORKSPACE
         const int64_t place =
             VARLEN ? head * (int64_t)a.total_q + q_begin + i : ((int64_t)batch * a.heads + head) * a.seqlen_q + i;
         const int64_t slot = blockIdx.x * all_rows + place;
@@ -284,10 +300,42 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
         if (column == 0)
             a.partial_lse[slot] = lse;
 #else
-        *(uint32_t *)(a.out.data + (batch * a.out.batch + (q_begin + i) * a.out.row + head * a.out.head + column) * 2) =
-            pack(x * inverse, y * inverse);
-        if (column == 0 && a.lse.data)
-            a.lse.data[batch * a.lse.batch + head * a.lse.head + (q_begin + i) * a.lse.row] = empty ? -MINUS_INF : lse;
+        store_pair(a, batch, head, q_begin + i, column, x * inverse, y * inverse, lse);
 #endif
     }
+#if MERGE == MMA_MERGE_CLUSTER
+    /* Each block of the cluster merges its share of the columns. */
+    __syncwarp();
+    barrier_cluster_arrive();
+    barrier_cluster_wait();
+    const uint32_t their_lses = shared_address(lses), their_outs = shared_address(outs);
+    for (int index = blockIdx.x * THREADS + threadIdx.x; index < num_rows * (HEAD_DIM_V / 2);
+         index += gridDim.x * THREADS) {
+        const int row = index / (HEAD_DIM_V / 2), column = index % (HEAD_DIM_V / 2) * 2;
+        float lse[MMA_MERGE_CLUSTER_MAX], most = MINUS_INF, sum = 0, x = 0, y = 0;
+#    pragma unroll
+        for (int n = 0; n < MMA_MERGE_CLUSTER_MAX; n++) {
+            lse[n] = n < gridDim.x ? __uint_as_float(ld_cluster_4(mapa_shared(their_lses, n) + row * 4)) : MINUS_INF;
+            most = fmaxf(most, lse[n]);
+        }
+        const bool empty = most == MINUS_INF;
+#    pragma unroll
+        for (int n = 0; n < MMA_MERGE_CLUSTER_MAX; n++)
+            if (n < gridDim.x && column < a.head_dim_v) {
+                uint32_t low, high;
+                ld_cluster_8(low, high, mapa_shared(their_outs, n) + (row * HEAD_DIM_V + column) * 4);
+                const float weight = empty ? 0.0f : __expf(lse[n] - most);
+                sum += weight;
+                x += weight * __uint_as_float(low);
+                y += weight * __uint_as_float(high);
+            }
+        const float inverse = empty ? 0.0f : 1.0f / sum;
+        if (column < a.head_dim_v)
+            store_pair(a, batch, head_kv * a.group + row % a.group, q_begin + row / a.group, column, x * inverse,
+                       y * inverse, empty ? MINUS_INF : most + __logf(sum));
+    }
+    __syncwarp();
+    barrier_cluster_arrive(); /* others may still read this block's */
+    barrier_cluster_wait();
+#endif
 }

@@ -197,15 +197,6 @@ static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *reques
     return sound(plan, p) ? make_requests(plan, p, requests) : 0;
 }
 
-/* Heads whose keys and values fit together in most of a second-level cache of 50 MB take turns row block by row block,
- * the longest first; without a window all row blocks are equal and one head after the other is best. */
-static int32_t heads_per_section(const fdm_problem *p) {
-    enum { CACHE_BYTES = 32 << 20 };
-    int64_t head_bytes = (p->seqlen_k + 1) * (p->head_dim + p->head_dim_v) * 2;
-    int64_t heads = CACHE_BYTES / head_bytes, most = p->batch * p->heads;
-    return !mma_bounded(p) || heads < 1 ? 1 : (int32_t)(heads < most ? heads : most);
-}
-
 /* The kernel counts bytes from one row to the next in 32 bits. */
 static int row_strides_fit(const struct attention *a) {
     const int64_t rows[] = {a->q.row, a->k.row, a->v.row};
@@ -230,7 +221,6 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     const struct cuda_kernel *kernels[NUM_KERNELS];
     struct mma_forward_arguments arguments;
     mma_fill_arguments(attention, &arguments);
-    arguments.heads_per_section = heads_per_section(p);
     struct cuda_kernel_request wanted[NUM_KERNELS];
     const int32_t count = make_requests(plan, p, wanted);
     fdm_status status = cuda_kernels_get(plan->device.index, wanted, count, kernels);

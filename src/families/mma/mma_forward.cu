@@ -305,6 +305,15 @@ __device__ __forceinline__ void load_scores(uint32_t tile, const char *data, int
                                             int rows, int warp_row, int first_key, int keys) {
     constexpr int chunks = BLOCK_N * element_bytes / 16;
     static_assert(chunks % 2 == 0, "the swizzle pairs chunks");
+    if (32 % chunks == 0 && warp_row + ROW_TILES * 16 <= rows && keys >= BLOCK_N) {
+        constexpr int step = 32 / chunks; /* a lane's chunks lie in one column */
+        const int row = warp_row + threadIdx.x % 32 / chunks, chunk = threadIdx.x % chunks;
+        const char *from = data + (first_row + row) * row_bytes + (int64_t)first_key * element_bytes + chunk * 16;
+#    pragma unroll
+        for (int n = 0; n < ROW_TILES * 16 / step; n++, from += step * row_bytes)
+            cp_async_16(tile + chunk_offset<chunks>(row + n * step, chunk), from);
+        return;
+    }
 #    pragma unroll 1
     for (int n = threadIdx.x % 32; n < ROW_TILES * 16 * chunks; n += 32) {
         const int row = warp_row + n / chunks, chunk = n % chunks;

@@ -213,15 +213,6 @@ static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *reques
     return 1;
 }
 
-/* With a window, heads whose keys and values fit together in half of a second-level cache of 50 MB take turns row block
- * by row block, the longest first; without one, all row blocks are equal and one head after the other is best. */
-static int32_t heads_per_section(const fdm_problem *p) {
-    enum { CACHE_BYTES = 32 << 20 };
-    const int64_t heads = CACHE_BYTES / ((p->seqlen_k + 1) * (p->head_dim + p->head_dim_v) * 2);
-    const int64_t most = p->batch * p->heads;
-    return !mma_bounded(p) || heads < 1 ? 1 : (int32_t)(heads < most ? heads : most);
-}
-
 static fdm_status execute(const fdm_plan *plan, const struct attention *attention, void *workspace, void *stream) {
     const fdm_problem *p = attention->problem;
     (void)workspace;
@@ -232,7 +223,6 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     const struct tile *t = &tiles[plan->parameters[0]];
     struct mma_forward_arguments arguments;
     mma_fill_arguments(attention, &arguments);
-    arguments.heads_per_section = heads_per_section(p);
     const int64_t blocks = grid_of(t, p);
     if (blocks == 0)
         return FDM_OK;
