@@ -1,0 +1,110 @@
+/* test_mma_plans.c: what the mma family decides outside of its tables: splits of the keys and how they are merged, and
+ * which heads take turns. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "families/mma/mma_decode.h"
+#include "families/mma/mma_family.h"
+#include "problem.h"
+
+static fdm_problem problem_of(int64_t batch, int64_t heads, int64_t heads_kv, int64_t rows, int64_t keys,
+                              int64_t head_dim) {
+    fdm_problem p = fdm_problem_default();
+    p.dtype = FDM_BFLOAT16;
+    p.batch = batch;
+    p.heads = heads;
+    p.heads_kv = heads_kv;
+    p.seqlen_q = rows;
+    p.seqlen_k = keys;
+    p.head_dim = p.head_dim_v = head_dim;
+    p.softmax_scale = 0.1;
+    p.aligned = p.scores_aligned = 1;
+    return p;
+}
+
+static void splits(void **state) {
+    (void)state;
+    static const struct {
+        const char *device;
+        int64_t batch, heads_kv, keys, head_dim;
+        int32_t splits, stages, merge;
+    } cases[] = {
+        /* one block a multiprocessor, with 64 KB under way; the same on two; two blocks where one has less */
+        {"sm_90", 16, 8, 32768, 128, 1, 3, MMA_MERGE_NONE},
+        {"sm_90", 64, 8, 4096, 128, 1, 2, MMA_MERGE_NONE},
+        {"sm_90", 16, 8, 32768, 64, 2, 3, MMA_MERGE_CLUSTER},
+        {"sm_90", 8, 8, 16384, 256, 2, 2, MMA_MERGE_CLUSTER},
+        /* eight splits are a cluster, more are not; short sequences have few */
+        {"sm_90", 1, 8, 131072, 128, 16, 3, MMA_MERGE_WORKSPACE},
+        {"sm_90", 2, 8, 131072, 128, 8, 3, MMA_MERGE_CLUSTER},
+        {"sm_90", 2, 1, 512, 128, 2, 3, MMA_MERGE_CLUSTER},
+        /* no clusters */
+        {"sm_80", 2, 1, 512, 128, 2, 3, MMA_MERGE_WORKSPACE},
+        {"sm_120", 2, 1, 512, 128, 2, 2, MMA_MERGE_WORKSPACE},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const int64_t heads_kv = cases[i].heads_kv;
+        const fdm_problem p = problem_of(cases[i].batch, 4 * heads_kv, heads_kv, 1, cases[i].keys, cases[i].head_dim);
+        fdm_device device;
+        fdm_plan plan;
+        assert_int_equal(fdm_device_from_name(cases[i].device, &device), FDM_OK);
+        assert_int_equal(fdm_plan_attention(&device, &p, NULL, &plan), FDM_OK);
+        assert_string_equal(plan.kernel, "mma.decode");
+        assert_int_equal(plan.parameters[0], cases[i].splits);
+        assert_int_equal(plan.stages, cases[i].stages);
+        assert_int_equal(plan.parameters[2], cases[i].merge);
+        assert_int_equal(plan.workspace_bytes > 0, cases[i].merge == MMA_MERGE_WORKSPACE);
+        assert_true(plan.shared_bytes <= device.shared_bytes);
+        struct cuda_kernel_request requests[MMA_REQUESTS_MAX];
+        assert_int_equal(mma_requests(&plan, requests), cases[i].merge == MMA_MERGE_WORKSPACE ? 2 : 1);
+    }
+}
+
+static int32_t heads_together(const fdm_problem *p) {
+    const struct attention attention = {.problem = p};
+    struct mma_forward_arguments arguments;
+    mma_fill_arguments(&attention, &arguments);
+    return arguments.heads_per_section;
+}
+
+/* Sections are as large as the cache allows, and equal to one head. */
+static void sections(void **state) {
+    (void)state;
+    for (int64_t length = 1; length <= 65536; length = length * 3 / 2 + 1)
+        for (int64_t batch = 1; batch <= 9; batch += 4) {
+            fdm_problem p = problem_of(batch, 16, 16, length, length, 128);
+            assert_int_equal(heads_together(&p), 1);
+            p.causal = 1;
+            const int64_t heads = batch * 16, bytes = length * 512, together = heads_together(&p);
+            const int64_t most = bytes <= 32 << 20 ? (32 << 20) / bytes : 1;
+            const int64_t count = (heads + together - 1) / together;
+            assert_true(together >= 1 && together <= most && together <= heads);
+            assert_true(count == (heads + most - 1) / most && heads > (count - 1) * together);
+            assert_true(together * count - heads < count);
+        }
+    fdm_problem p = problem_of(32, 32, 32, 512, 512, 64);
+    p.causal = 1;
+    assert_int_equal(heads_together(&p), 256);
+    p = problem_of(1, 16, 16, 4096, 4096, 128);
+    p.has_bias = 1;
+    p.bias_shape[1] = 16;
+    p.bias_shape[2] = p.bias_shape[3] = 4096;
+    assert_int_equal(heads_together(&p), 1); /* each head reads its own */
+    p.bias_shape[1] = 1;
+    assert_int_equal(heads_together(&p), 16);
+    p.bias_shape[2] = 1;
+    assert_int_equal(heads_together(&p), 1); /* one row is little to read */
+    p.seqlen_q = p.seqlen_k = 0;
+    p.causal = 1;
+    assert_true(heads_together(&p) >= 1);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(splits), cmocka_unit_test(sections)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
