@@ -43,6 +43,8 @@ static void splits(void **state) {
         {"sm_90", 1, 8, 131072, 128, 16, 3, MMA_MERGE_WORKSPACE},
         {"sm_90", 2, 8, 131072, 128, 8, 3, MMA_MERGE_CLUSTER},
         {"sm_90", 2, 1, 512, 128, 2, 3, MMA_MERGE_CLUSTER},
+        /* in waves there is no cluster */
+        {"sm_90", 20, 8, 16384, 128, 8, 2, MMA_MERGE_WORKSPACE},
         /* no clusters */
         {"sm_80", 2, 1, 512, 128, 2, 3, MMA_MERGE_WORKSPACE},
         {"sm_120", 2, 1, 512, 128, 2, 2, MMA_MERGE_WORKSPACE},

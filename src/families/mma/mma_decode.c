@@ -77,6 +77,10 @@ static int64_t visible_keys(const fdm_problem *p) {
     return keys < p->seqlen_k ? keys : p->seqlen_k;
 }
 
+static int64_t blocks_at_once(const fdm_device *device, const fdm_problem *p) {
+    return (int64_t)device->num_sms * (blocks_fit(device, p, 2, BLOCKS_MAX) ? BLOCKS_MAX : 1);
+}
+
 /* How much of the device `blocks` use from begin to end, where so many fit on it at a time: the last wave is shorter.
  */
 static double filling(int64_t blocks, int64_t resident) {
@@ -88,7 +92,7 @@ static double filling(int64_t blocks, int64_t resident) {
  * or waves of as many as fit. Each split has a few tiles. */
 static int32_t splits_of(const fdm_device *device, const fdm_problem *p) {
     const int64_t wanted = (int64_t)device->num_sms * blocks_of(device, p);
-    const int64_t fit = (int64_t)device->num_sms * (blocks_fit(device, p, 2, BLOCKS_MAX) ? BLOCKS_MAX : 1);
+    const int64_t fit = blocks_at_once(device, p);
     const int64_t pairs = p->batch * p->heads_kv, tiles = (visible_keys(p) + MMA_DECODE_KEYS - 1) / MMA_DECODE_KEYS;
     int64_t most = tiles / TILES_OF_A_SPLIT_MIN;
     most = most < 1 ? 1 : most > SPLITS_MAX ? SPLITS_MAX : most;
@@ -114,12 +118,14 @@ static int64_t workspace_bytes(const fdm_problem *p, int32_t splits, int32_t mer
                : lse_bytes(p, splits) + mma_round_up(rows_of(p) * splits * p->head_dim_v * 4, 64);
 }
 
-/* Clusters: 9.0 and 10.0; 12.0 is not built for them. */
-static int32_t merge_of(const fdm_device *device, int32_t splits) {
+/* Clusters: 9.0 and 10.0; 12.0 is not built for them. Where blocks come in waves, one would wait for room for all of
+ * it. */
+static int32_t merge_of(const fdm_device *device, const fdm_problem *p, int32_t splits) {
     const int has_clusters = device->compute_major == 9 || device->compute_major == 10;
-    return splits == 1                                       ? MMA_MERGE_NONE
-           : has_clusters && splits <= MMA_MERGE_CLUSTER_MAX ? MMA_MERGE_CLUSTER
-                                                             : MMA_MERGE_WORKSPACE;
+    const int at_once = p->batch * p->heads_kv * splits <= blocks_at_once(device, p);
+    if (splits == 1)
+        return MMA_MERGE_NONE;
+    return has_clusters && at_once && splits <= MMA_MERGE_CLUSTER_MAX ? MMA_MERGE_CLUSTER : MMA_MERGE_WORKSPACE;
 }
 
 /* parameters: splits, stages, how they are merged, and whether mma_combine may begin before the splits have ended. */
@@ -131,7 +137,7 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant,
     const int32_t stages = stages_of(device, p, shared ? BLOCKS_MAX : 1);
     plan->parameters[0] = splits;
     plan->parameters[1] = stages;
-    plan->parameters[2] = merge_of(device, splits);
+    plan->parameters[2] = merge_of(device, p, splits);
     plan->parameters[3] = device->compute_major >= 9;
     plan->block_m = MMA_DECODE_ROWS;
     plan->block_n = MMA_DECODE_KEYS;
