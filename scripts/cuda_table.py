@@ -41,6 +41,7 @@ def summary(data: dict) -> str:
     names["backward"] = names["forward"]
     names["backward-scores"] = "bf16, dense bias with its gradient, or mask, B1 H16 S8192 D128"
     names["backward-intervals"] = "bf16, causal, and causal top-512 (peers: a dense mask), B1 H16 S8192 D128"
+    names["backward-groups"] = "bf16, 32 heads of 1 and 4 KV heads, B1, D 64 and 128, S 1024 to 4096, causal and not"
     text = f"| {'backward' if of_backward(data) else 'forward'} | against | geometric mean | least |\n|---|---|---|---|\n"
     for name, title in names.items():
         for peer in ("torch flash", "torch efficient", "torch cudnn", "torch math", "flex", "flash-attn 2", "flash-attn 3",

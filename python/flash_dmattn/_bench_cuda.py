@@ -23,7 +23,7 @@ from . import _bench_report, _bench_selection, flash_dmattn_func, masks
 from ._bench_peers import PEERS, Problem, installed
 from ._bench_report import OURS
 
-SETS = "forward,fp16,wide,scores,intervals,decode,backward,backward-scores,backward-intervals"
+SETS = "forward,fp16,wide,scores,intervals,decode,backward,backward-scores,backward-intervals,backward-groups,backward-order"
 OWN_SETS = "selection,tiles"  # plans of this library beside each other; only by name
 
 
@@ -88,6 +88,20 @@ def cases(names: List[str]) -> Iterator[Case]:
         yield Case("backward-intervals", 1, 16, 8192, 128, causal=True, backward=True, peers=("torch cudnn",))
         yield Case("backward-intervals", 1, 16, 8192, 128, causal=True, extra="deterministic", backward=True, peers=())
         yield Case("backward-intervals", 1, 16, 8192, 128, causal=True, extra="top-512", backward=True, peers=())
+    if "backward-groups" in names:
+        for heads_kv in (1, 4):
+            for head_dim in (64, 128):
+                for causal in (False, True):
+                    for seqlen in (1024, 2048, 4096):
+                        yield Case("backward-groups", 1, 32, seqlen, head_dim, causal=causal, heads_kv=heads_kv,
+                                   backward=True)
+    if "backward-order" in names:
+        for head_dim in (64, 128):
+            for causal in (False, True):
+                for seqlen in (2048, 8192):
+                    for extra in ("", "deterministic"):
+                        yield Case("backward-order", 1, 16, seqlen, head_dim, causal=causal, extra=extra, backward=True,
+                                   peers=())
     for name in OWN_SETS.split(","):
         for head_dim in _bench_selection.HEAD_DIMS if name in names else ():
             for causal in (False, True):

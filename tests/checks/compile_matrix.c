@@ -218,6 +218,8 @@ static const struct backward_set backward_sets[] = {
     {.window = 1},
     {.window = 1, .varlen = 1},
     {.window = 1, .deterministic = 1},
+    {.window = 1, .bias = 2, .deterministic = 1},
+    {.mask = 2, .varlen = 1, .deterministic = 1},
     {.window = 1, .intervals = 1},
     {.mask = 1, .intervals = 1},
     {.window = 1, .mask = 2},
@@ -245,6 +247,7 @@ static fdm_problem backward_problem(int32_t set, int32_t head_dim, int32_t lengt
     choice[ALIGNED] = s->unaligned;
     fdm_problem p = problem_of(choice);
     p.pass = FDM_BACKWARD;
+    p.heads_kv = length ? p.heads_kv : p.heads; /* of few blocks groups are split */
     p.needs_dbias = p.has_bias;
     p.deterministic = s->deterministic;
     if (s->heads_of_bias) {

@@ -262,6 +262,29 @@ def test_deterministic_backward_repeats_bit_by_bit(dtype):
         assert all(torch.equal(a, b) for a, b in zip(first, again))
 
 
+@pytest.mark.parametrize("shape", [(1, 1), (2, 1), (1, 2), (1, 8)])
+def test_deterministic_gradient_of_a_shared_bias_repeats_bit_by_bit(shape):
+    q, k, v = tensors(rows=300, keys=333, heads=8, heads_kv=2)
+    mask = torch.rand(2, 1, 300, 333, device="cuda") < 0.5
+    mask[:, :, 64:192] = False  # rows at which no block has anything to add
+    bias = torch.randn(*shape, 300, 333, device="cuda")
+    options = {"attn_bias": bias, "attn_mask": mask, "window_size": (150, 20), "deterministic": True}
+    first = check_gradients(q, k, v, **options)
+    for _ in range(10):
+        again = gradients(flash_dmattn_func, (q, k, v), **options)
+        assert all(torch.equal(a, b) for a, b in zip(first, again))
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_backward_of_groups_of_heads_that_are_split(head_dim, deterministic):
+    q, k, v = tensors(batch=1, rows=400, keys=600, heads=24, heads_kv=2, head_dim=head_dim)
+    check_gradients(q, k, v, is_causal=True, deterministic=deterministic)
+    check_gradients(q, k, v, attn_bias=torch.randn(1, 24, 1, 600, device="cuda"), deterministic=deterministic)
+    intervals = masks.topk_intervals(torch.randn(1, 2, 600, device="cuda"), 64, seqlen_q=400)
+    check_gradients(q, k, v, key_intervals=intervals, is_causal=True, deterministic=deterministic)
+
+
 def test_a_hundred_deterministic_backwards_on_two_streams_are_the_same_bits():
     q, k, v = tensors(rows=500, keys=700, heads=8, heads_kv=2, head_dim=128)
     bias = torch.randn(1, 1, 1, 700, device="cuda")
@@ -554,7 +577,7 @@ def test_cupy_arrays():
 def test_what_is_not_there_is_said():
     q, k, v = tensors()
     with pytest.raises(NotImplementedError, match="deterministic"):
-        bias = torch.randn(1, 1, 200, 333, device="cuda", requires_grad=True)
+        bias = torch.randn(1, 1, 200, 1, device="cuda", requires_grad=True)
         flash_dmattn_func(q, k, v, attn_bias=bias, deterministic=True).sum().backward()
     with pytest.raises(ValueError, match="cpu"):
         flash_dmattn_func(q, k.cpu(), v)

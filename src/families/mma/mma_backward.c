@@ -11,7 +11,7 @@
 #include "mma_family.h"
 
 /* Of the plan's parameters. */
-enum { STAGED_ROWS, OVERLAY, DS_BUFFERS, PAIRED, RING, GATHER };
+enum { STAGED_ROWS, OVERLAY, DS_BUFFERS, PAIRED, RING, GATHER, GROUP_PARTS };
 
 /* Whether keys may be put in another order: what is seen is said key by key, alike for the query heads of a KV head. */
 static int may_gather(const fdm_problem *p) {
@@ -26,8 +26,8 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
         return "it takes float16 and bfloat16";
     if (p->batch > 65535 || p->heads > 65535)
         return "batch and heads are at most 65535";
-    if (p->deterministic && mma_dbias_kind(p) == MMA_DBIAS_SUMS)
-        return "a bias with query rows that heads, batches or keys share has no deterministic gradient here";
+    if (p->deterministic && mma_dbias_kind(p) == MMA_DBIAS_SUMS && p->bias_shape[3] != p->seqlen_k)
+        return "a bias with query rows that keys share has no deterministic gradient here";
     return NULL;
 }
 
@@ -35,22 +35,39 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
 
 static int64_t tiles_of(int64_t length, int32_t tile) { return (length + tile - 1) / tile; }
 
-static struct mma_room room_of(const fdm_problem *p, int32_t block_m, int32_t block_n) {
+/* Blocks take their turns in adding: to dQ, or to the gradient of a bias that heads or batches share. */
+static int in_order(const fdm_problem *p) {
+    return p->deterministic && (p->needs_dq || mma_dbias_kind(p) == MMA_DBIAS_SUMS);
+}
+
+static struct mma_room room_of(const fdm_plan *plan, const fdm_problem *p) {
     const int32_t widest = mma_backward_widest((int32_t)p->head_dim, (int32_t)p->head_dim_v);
+    const int32_t block_m = plan->block_m, block_n = plan->block_n,
+                  d = mma_backward_padded((int32_t)p->head_dim, block_n, widest);
+    const int32_t shared_bias = in_order(p) && mma_dbias_kind(p) == MMA_DBIAS_SUMS;
     return (struct mma_room){
         .block_m = block_m,
         .block_n = block_n,
-        .dq_columns = p->needs_dq ? mma_backward_padded((int32_t)p->head_dim, block_n, widest) : 0,
+        .dq_columns = p->needs_dq ? d : 0,
         .turns = p->needs_dq && p->deterministic,
+        .dbias_blocks = shared_bias ? (int32_t)tiles_of(p->seqlen_k, block_n) : 0,
+        .group_parts = plan->parameters[GROUP_PARTS],
+        .dk_columns = d,
+        .dv_columns = mma_backward_padded((int32_t)p->head_dim_v, block_n, widest),
         .dbias_shares = block_n == 128 ? 2 : 4, /* warps that may share keys, paired or not; the others leave 0 */
         .ordered_keys = may_gather(p),
         .lse_factor = p->has_bias || p->softcap > 0 ? 1.0f : 1.4426950408889634f,
     };
 }
 
-static int64_t workspace_bytes(const fdm_problem *p, int32_t block_m, int32_t block_n) {
-    const struct mma_room room = room_of(p, block_m, block_n);
+static int64_t workspace_bytes(const fdm_plan *plan, const fdm_problem *p) {
+    const struct mma_room room = room_of(plan, p);
     return mma_workspace_bytes(p, &room);
+}
+
+static int32_t threads_of(const fdm_plan *plan, const fdm_problem *p) {
+    const int32_t widest = mma_backward_widest((int32_t)p->head_dim, (int32_t)p->head_dim_v);
+    return 32 * mma_backward_warps(plan->block_n, widest, plan->v_in_registers);
 }
 
 /* ---- plan ---- */
@@ -81,8 +98,7 @@ static void spend_more(const fdm_device *device, const fdm_problem *p, fdm_plan 
     for (size_t i = 0; i < sizeof extras / sizeof extras[0]; i++) {
         const struct mma_backward_extras with = extras[i].with;
         const int32_t bytes = bytes_with(plan, p, with);
-        if ((with.paired ? !may_pair(plan, p) : plan->parameters[OVERLAY]) || (with.ring && p->deterministic) ||
-            bytes > device->shared_bytes)
+        if ((with.paired ? !may_pair(plan, p) : plan->parameters[OVERLAY]) || bytes > device->shared_bytes)
             continue;
         const size_t used = strlen(plan->reason);
         plan->parameters[PAIRED] = with.paired;
@@ -98,6 +114,49 @@ static void spend_more(const fdm_device *device, const fdm_problem *p, fdm_plan 
 
 enum { GATHER_KEYS_MIN = 512 }; /* fewer are few tiles */
 
+/* Where a block takes all heads of a group, few keys and a small batch are few blocks. The group is split into equal
+ * parts where the last block would then end sooner, by this estimate: blocks run in waves, causal ones, unlike in
+ * length, in any order; the sums of each part are written and read once. */
+static double seconds_with(const fdm_device *device, const fdm_problem *p, const fdm_plan *plan, int64_t parts) {
+    const double speed = 2.5e12; /* FLOP/s of a multiprocessor: as measured on 9.0; others are within a factor of two */
+    const double bandwidth = device->bandwidth > 0 ? (double)device->bandwidth : 1e12, launch = 3e-6;
+    const int64_t at_once = threads_of(plan, p) <= 128 ? 2 : 1,
+                  slots = (device->num_sms > 0 ? device->num_sms : 1) * at_once;
+    const int64_t keys = p->varlen ? p->total_k + p->batch * plan->block_n / 2 : p->batch * p->seqlen_k;
+    const int64_t blocks = tiles_of(keys, plan->block_n) * p->heads_kv, group = p->heads / p->heads_kv;
+    const double columns = (double)(p->head_dim + p->head_dim_v), share = (double)group / (double)parts;
+    const double rows = (double)(p->varlen ? tiles_of(p->total_q, (int32_t)p->batch) : p->seqlen_q);
+    const double walk =
+        rows * plan->block_n * (6.0 * (double)p->head_dim + 4.0 * (double)p->head_dim_v) * (double)at_once / speed;
+    double walks = (double)tiles_of(blocks * parts, (int32_t)slots) * share;
+    if (p->causal && blocks * parts > slots)
+        walks = 0.5 * (double)(blocks * group) / (double)slots + 0.6 * share;
+    if (p->causal && walks < share)
+        walks = share;
+    return walks * walk + (parts > 1 ? launch + (double)(blocks * parts) * plan->block_n * columns * 8 / bandwidth : 0);
+}
+
+static void split_group(const fdm_device *device, const fdm_problem *p, fdm_plan *plan) {
+    const int64_t group = p->heads / p->heads_kv;
+    const double whole = seconds_with(device, p, plan, 1);
+    double least = 0.9 * whole; /* an estimate: less is not worth another launch */
+    plan->parameters[GROUP_PARTS] = 1;
+    if (!p->needs_dk && !p->needs_dv)
+        return;
+    for (int64_t parts = 2; parts <= group; parts++)
+        if (group % parts == 0 && seconds_with(device, p, plan, parts) < least) {
+            least = seconds_with(device, p, plan, parts);
+            plan->parameters[GROUP_PARTS] = (int32_t)parts;
+        }
+    if (plan->parameters[GROUP_PARTS] == 1)
+        return;
+    const size_t used = strlen(plan->reason);
+    snprintf(plan->reason + used, sizeof plan->reason - used,
+             "; groups of %lld heads in %d parts, whose sums are added: few blocks for %d multiprocessors (%.2g of the "
+             "time)",
+             (long long)group, (int)plan->parameters[GROUP_PARTS], (int)device->num_sms, least / whole);
+}
+
 static int fill_code(const fdm_device *device, const fdm_problem *p, const char *code, fdm_plan *plan) {
     struct mma_backward_choice choice;
     if (!mma_backward_choose(device, p, code, &choice, plan->reason, sizeof plan->reason))
@@ -108,7 +167,6 @@ static int fill_code(const fdm_device *device, const fdm_problem *p, const char 
     plan->stages = choice.stages;
     plan->v_in_registers = choice.v_in_registers;
     plan->shared_bytes = choice.shared_bytes;
-    plan->workspace_bytes = workspace_bytes(p, choice.block_m, choice.block_n);
     plan->parameters[STAGED_ROWS] = choice.staged_rows;
     plan->parameters[OVERLAY] = choice.overlay;
     plan->parameters[DS_BUFFERS] = 1;
@@ -119,6 +177,8 @@ static int fill_code(const fdm_device *device, const fdm_problem *p, const char 
         const size_t used = strlen(plan->reason);
         snprintf(plan->reason + used, sizeof plan->reason - used, "; keys in the order of the last row that sees them");
     }
+    split_group(device, p, plan);
+    plan->workspace_bytes = workspace_bytes(plan, p);
     return 1;
 }
 
@@ -135,9 +195,13 @@ static int has_code(const char *code) {
 
 /* ---- execution ---- */
 
-enum { PREPARE, MAIN, FINISH, DBIAS, SUMMARY, ORDER, NUM_KERNELS };
+enum { PREPARE, MAIN, FINISH, DBIAS, SUMMARY, ORDER, COMBINE, NUM_KERNELS };
 static const char *const entries[NUM_KERNELS] = {
-    [PREPARE] = "mma_backward_prepare", [FINISH] = "mma_backward_finish", [DBIAS] = "mma_dbias"};
+    [PREPARE] = "mma_backward_prepare",
+    [FINISH] = "mma_backward_finish",
+    [DBIAS] = "mma_dbias",
+    [COMBINE] = "mma_backward_combine",
+};
 _Static_assert((int)NUM_KERNELS <= (int)MMA_REQUESTS_MAX, "a plan launches no more");
 
 /* Which of them a plan launches. */
@@ -145,15 +209,11 @@ static int wanted(const fdm_plan *plan, const fdm_problem *p, int32_t kernel) {
     switch (kernel) {
     case ORDER: return plan->parameters[GATHER];
     case FINISH: return p->needs_dq;
+    case COMBINE: return plan->parameters[GROUP_PARTS] > 1;
     case DBIAS: return mma_dbias_kind(p) == MMA_DBIAS_KEYS || mma_dbias_kind(p) == MMA_DBIAS_SUMS;
     case SUMMARY: return mma_mask_rows(p);
     default: return 1;
     }
-}
-
-static int32_t threads_of(const fdm_plan *plan, const fdm_problem *p) {
-    const int32_t widest = mma_backward_widest((int32_t)p->head_dim, (int32_t)p->head_dim_v);
-    return 32 * mma_backward_warps(plan->block_n, widest, plan->v_in_registers);
 }
 
 static void main_request(const fdm_plan *plan, const fdm_problem *p, int32_t d, int32_t dv,
@@ -183,7 +243,8 @@ static void main_request(const fdm_plan *plan, const fdm_problem *p, int32_t d, 
         {"VARLEN", p->varlen},
         {"SOFTCAP", p->softcap > 0},
         {"NEEDS_DQ", p->needs_dq},
-        {"DETERMINISTIC", p->needs_dq && p->deterministic},
+        {"DETERMINISTIC", in_order(p)},
+        {"SPLIT", plan->parameters[GROUP_PARTS] > 1},
     };
     _Static_assert(sizeof constants / sizeof constants[0] == MMA_BACKWARD_NUM_CONSTANTS, "one value for each constant");
     request->file = "families/mma/mma_backward.cu";
@@ -243,12 +304,11 @@ static int sound(const fdm_plan *plan, const fdm_problem *p) {
             return plan->block_m == code->block_m && plan->block_n == code->block_n &&
                    v_in_registers == code->v_in_registers && (plan->stages == 1 || plan->stages == 2) &&
                    (!with.paired || may_pair(plan, p)) && (with.buffers == 1 || with.buffers == 2) &&
-                   (!with.ring ||
-                    (with.paired && with.buffers == 2 && (with.ring == 2 || with.ring == 3) && !p->deterministic)) &&
+                   (!with.ring || (with.paired && with.buffers == 2 && (with.ring == 2 || with.ring == 3))) &&
                    plan->parameters[OVERLAY] == (!with.paired && with.buffers == 1 && overlays(plan, p)) &&
                    (!plan->parameters[GATHER] || (plan->parameters[GATHER] == 1 && may_gather(p))) &&
-                   plan->shared_bytes == bytes_with(plan, p, with) &&
-                   plan->workspace_bytes >= workspace_bytes(p, plan->block_m, plan->block_n);
+                   plan->parameters[GROUP_PARTS] >= 1 && p->heads / p->heads_kv % plan->parameters[GROUP_PARTS] == 0 &&
+                   plan->shared_bytes == bytes_with(plan, p, with) && plan->workspace_bytes >= workspace_bytes(plan, p);
     }
     return 0;
 }
@@ -304,7 +364,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     fdm_status status = cuda_kernels_get(plan->device.index, list, make_requests(plan, p, list, place), kernels);
     if (status)
         return status;
-    const struct mma_room room = room_of(p, plan->block_m, plan->block_n);
+    const struct mma_room room = room_of(plan, p);
     mma_fill_gradients(attention, &room, workspace, &a);
     status = mma_launch_prepare(kernels[place[PREPARE]], p, &a, stream);
     if (!status && wanted(plan, p, SUMMARY))
@@ -313,8 +373,14 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     if (!status && wanted(plan, p, ORDER))
         status = put_in_order(kernels[place[ORDER]], p, &a, stream);
     if (!status)
-        status = mma_launch_gradients(kernels[place[MAIN]], tiles_of(p->seqlen_k, plan->block_n), p->heads_kv, p->batch,
+        status = mma_launch_gradients(kernels[place[MAIN]], tiles_of(p->seqlen_k, plan->block_n),
+                                      p->heads_kv * plan->parameters[GROUP_PARTS], p->batch,
                                       (uint32_t)threads_of(plan, p), &a, stream);
+    if (!status && wanted(plan, p, COMBINE))
+        status = mma_launch_gradients(
+            kernels[place[COMBINE]],
+            tiles_of(a.key_rows * (room.dk_columns + room.dv_columns) / 8, 32 * MMA_BACKWARD_ROWS_WARPS), p->heads_kv,
+            1, 32 * MMA_BACKWARD_ROWS_WARPS, &a, stream);
     if (!status && wanted(plan, p, FINISH))
         status = mma_launch_gradients(kernels[place[FINISH]], tiles_of(p->seqlen_q, 16 * MMA_BACKWARD_ROWS_WARPS),
                                       p->heads, p->batch, 32 * MMA_BACKWARD_ROWS_WARPS, &a, stream);

@@ -13,7 +13,8 @@
  * visible pair is known before their loads begin.
  *
  * Grid: x key blocks, y KV heads (the query heads of the group one after the other: dK and dV are summed in fp32 without
- * traffic), z batches. Bound by: tensor cores and the shared-memory reads that feed them, five products a pair. */
+ * traffic; SPLIT: parts of groups, mma_backward_combine adds them), z batches. Bound by: tensor cores and the
+ * shared-memory reads that feed them, five products a pair. */
 #include "cuda/ptx/global.cuh"
 #include "families/mma/mma_backward.h"
 #include "families/mma/mma_order.h"
@@ -33,7 +34,9 @@
 #define WARP_ROWS  (SUB_ROWS / SHARE) /* rows of a sub-tile whose scores a warp makes */
 /* Of them, so many at a time: as many as registers hold. */
 #define SCARCE     (WIDEST > 192 && (VARLEN || BIAS || MASK || DETERMINISTIC))
-#define CROWDED    (SOFTCAP || DETERMINISTIC || (VARLEN && PAIRED))
+#define CROWDED    (SOFTCAP || (VARLEN && PAIRED) || (DETERMINISTIC && (MASK || BIAS || INTERVALS || VARLEN)))
+#define TURNS_DQ    (DETERMINISTIC && NEEDS_DQ)
+#define TURNS_DBIAS (DETERMINISTIC && DBIAS == MMA_DBIAS_SUMS)
 #define PART_ROWS                                                               \
     (SCARCE || WARP_ROWS == 16 || (KEY_TILES == 2 && CROWDED)       ? 16        \
      : WARP_ROWS == 64 && (KEY_TILES == 2 || WIDEST > 64)           ? 32        \
@@ -68,7 +71,7 @@
 
 static_assert(WARPS == mma_backward_warps(BLOCK_N, WIDEST, V_IN_REGISTERS), "the host launches them");
 static_assert(!PAIRED || mma_backward_can_pair(BLOCK_N, HEAD_DIM, HEAD_DIM_V, V_IN_REGISTERS), "for some head dims");
-static_assert(!RING || (PAIRED && DS_BUFFERS == 2 && !OVERLAY && !DETERMINISTIC && (RING == 2 || RING == 3)),
+static_assert(!RING || (PAIRED && DS_BUFFERS == 2 && !OVERLAY && (RING == 2 || RING == 3)),
               "a ring is of paired warps");
 static_assert(!GATHER || (INTERVALS && !VARLEN && !(MASK && MASK_ROWS) && !(BIAS && BIAS_ROWS)), "of keys alone");
 static_assert(DQ_COLUMNS % 16 == 0 && SUM_COLUMNS_K % 16 == 0 && SUM_COLUMNS_V % 16 == 0, "shares are steps of 16");
@@ -100,7 +103,7 @@ __device__ __forceinline__ struct tiles lay_out(uint32_t shared) {
 
 /* The block's place, and one query head's addresses. */
 struct place {
-    int batch, head_kv, first_key;
+    int batch, part, first_key; /* part: of all groups of query heads; unless they are split, a KV head */
     int seqlen_q, seqlen_k, q_begin, k_begin, diagonal;
 };
 struct head {
@@ -116,7 +119,7 @@ __device__ __forceinline__ struct place find_place(const struct mma_backward_arg
                                                    uint32_t z) {
     struct place at;
     at.batch = (int)z;
-    at.head_kv = (int)y;
+    at.part = (int)y;
     at.first_key = (int)x * BLOCK_N;
     at.seqlen_q = a.in.seqlen_q;
     at.seqlen_k = a.in.seqlen_k;
@@ -129,6 +132,14 @@ __device__ __forceinline__ struct place find_place(const struct mma_backward_arg
 #endif
     at.diagonal = at.seqlen_k - at.seqlen_q;
     return at;
+}
+
+__device__ __forceinline__ int head_kv_of(const struct mma_backward_arguments &a, const struct place &at) {
+    return SPLIT ? at.part / a.group_parts : at.part;
+}
+/* Query heads that the block takes. */
+__device__ __forceinline__ int num_heads(const struct mma_backward_arguments &a) {
+    return SPLIT ? a.part_heads : a.in.group;
 }
 
 /* Where the head's rows begin in the workspace's arrays. */
@@ -172,7 +183,7 @@ __device__ __forceinline__ float bias_value(const char *at) {
 /* The key at a place of the block's. */
 __device__ __forceinline__ int key_at(const struct mma_backward_arguments &a, const struct place &at, int local) {
 #if GATHER
-    const int64_t head = (int64_t)at.head_kv * a.in.group / a.in.intervals.group;
+    const int64_t head = (int64_t)head_kv_of(a, at) * a.in.group / a.in.intervals.group;
     return a.order[at.batch * a.order_batch + head * a.order_head + at.first_key + local];
 #else
     return at.first_key + local;
@@ -317,16 +328,87 @@ __device__ __forceinline__ bool active(const struct mma_backward_arguments &a, c
     return any;
 }
 
-/* Deterministic: key blocks add to a row block of dQ in order. */
-__device__ __forceinline__ int *turn_of(const struct mma_backward_arguments &a, const struct place &at,
-                                        int h, int row) {
-    asm volatile("" : "+r"(h));
-    return a.turns + (rows_begin(a, at, h) + row) / 16;
-}
+#if DETERMINISTIC
+/* Blocks add to SUB_ROWS rows of dQ, and to the gradient of a shared bias, in the order of their tickets, one after the
+ * other: a turn counts those that have added. Of the key blocks of a head the last is first: where keys are seen from
+ * their diagonal on, each then comes to rows that the one before has just left, and none waits. */
 __device__ __forceinline__ void await_turn(const int *turn, int mine) {
     while (ld_acquire(turn) != mine) {
     }
 }
+__device__ __forceinline__ int *turn_of(const struct mma_backward_arguments &a, const struct place &at, int h, int row) {
+    return a.turns + (rows_begin(a, at, h) + row) / 16;
+}
+/* Key blocks before this one whose walk, by window and ends, has some of SUB_ROWS rows from `row` on. */
+__device__ __forceinline__ int my_turn(const struct mma_backward_arguments &a, const struct place &at, int row) {
+    const int group = GATHER ? MMA_ORDER_KEYS : BLOCK_N;
+    int64_t last = at.seqlen_k - 1;
+    if (WINDOW && a.in.window_right != UNBOUNDED && row + SUB_ROWS <= at.seqlen_q)
+        last = min(last, (int64_t)row + SUB_ROWS - 1 + at.diagonal + a.in.window_right);
+    const int blocks = ((int)(last / group) + 1) * (group / BLOCK_N);
+    return min(blocks, (at.seqlen_k + BLOCK_N - 1) / BLOCK_N) - 1 - at.first_key / BLOCK_N;
+}
+/* Of the bias' gradient: heads and batches that share it, in order. */
+__device__ __forceinline__ int *dbias_turn_of(const struct mma_backward_arguments &a, const struct place &at, int h,
+                                              int row) {
+    const int batch = a.dbias_batches == 1 ? 0 : at.batch;
+    return a.dbias_turns +
+           (((int64_t)batch * a.dbias_heads + h / a.in.bias.group) * gridDim.x + at.first_key / BLOCK_N) *
+               mma_backward_turns(a.in.seqlen_q) + row / SUB_ROWS;
+}
+__device__ __forceinline__ int my_dbias_turn(const struct mma_backward_arguments &a, const struct place &at, int h) {
+    return (a.dbias_batches == 1 ? at.batch * a.in.bias.group : 0) + h % a.in.bias.group;
+}
+
+/* Which turns of a head the block has yet to hand on. */
+struct turns {
+    int row, added; /* the first rows of them; rows to which the block has added */
+};
+/* Rows of the sequence that take part: those of the walk; where lengths differ and batches share a bias, all. */
+__device__ __forceinline__ struct turns first_turns(const struct walk &w) {
+    return {TURNS_DBIAS && VARLEN ? 0 : w.first / SUB_ROWS * SUB_ROWS, NO_ROW};
+}
+/* Hands on the turns of rows before `end`, when all warps have added to them; where nothing was added the block awaits its
+ * turn here. */
+__device__ __forceinline__ void hand_on(struct turns &turns, const struct mma_backward_arguments &a,
+                                        const struct place &at, const struct walk &w, int h, int end) {
+    if (threadIdx.x != 0)
+        return;
+    asm volatile("" : "+r"(h));
+#    pragma unroll 1
+    for (; turns.row < end; turns.row += SUB_ROWS) {
+        const int row = turns.row;
+        [[maybe_unused]] const bool walked = !(TURNS_DBIAS && VARLEN) || (row < w.last && row + SUB_ROWS > w.first);
+#    if TURNS_DQ
+        if (walked) {
+            int *turn = turn_of(a, at, h, row);
+            const int mine = my_turn(a, at, row);
+            if (row != turns.added)
+                await_turn(turn, mine);
+            st_release(turn, mine + 1);
+        }
+#    endif
+#    if TURNS_DBIAS
+        if (row != turns.added) { /* else hand_on_dbias() was there */
+            int *turn = dbias_turn_of(a, at, h, row);
+            const int mine = my_dbias_turn(a, at, h);
+            await_turn(turn, mine);
+            st_release(turn, mine + 1);
+        }
+#    endif
+    }
+}
+/* After all warps have made the scores of some rows: what heads and batches have to wait for is long enough. */
+__device__ __forceinline__ void hand_on_dbias(const struct mma_backward_arguments &a, const struct place &at, int h,
+                                              int row) {
+    if (TURNS_DBIAS && threadIdx.x == 0)
+        st_release(dbias_turn_of(a, at, h, row), my_dbias_turn(a, at, h) + 1);
+}
+__device__ __forceinline__ void hand_on_rest(struct turns &turns, const struct mma_backward_arguments &a,
+                                             const struct place &at, const struct walk &w, int h) {
+    hand_on(turns, a, at, w, h, TURNS_DBIAS && VARLEN ? a.in.seqlen_q : w.last);
+}
+#endif
 
 /* Where the rows of a block begin that window and ends leave, in whole sub-tiles. */
 __device__ __forceinline__ int first_sub_tile(const struct walk &w, int row) {
@@ -689,6 +771,9 @@ __device__ __forceinline__ void make_ds(score_fragments &left, struct sums &sums
                                         uint32_t v_tile, const struct unit &unit, const value_fragments &values,
                                         int warp_key, int block_row, int sub_row, bool partial) {
     const int lane = threadIdx.x % 32;
+#if TURNS_DBIAS
+    await_turn(dbias_turn_of(a, at, h, block_row + sub_row), my_dbias_turn(a, at, h));
+#endif
     float dp[KEY_TILES][ROW_TILES][4];
 #if (DBIAS == MMA_DBIAS_DIRECT && !DBIAS_FROM_DS) || DBIAS == MMA_DBIAS_SUMS
     char *dbias[SCORES_ALIGNED ? 1 : 2 * KEY_TILES]; /* aligned: the other keys' lie at known distances */
@@ -851,8 +936,9 @@ __device__ __forceinline__ void add_others(struct sums &sums, const struct unit 
 }
 #endif
 
-/* dQ of the warp's rows and columns from the staged dS, added in global memory. */
-__device__ __forceinline__ void add_dq(float *dq, uint32_t staged, uint32_t k_tile, int sub_row) {
+/* dQ of the warp's rows and columns from the staged dS, added in global memory, in turn. */
+__device__ __forceinline__ void add_dq(const struct mma_backward_arguments &a, const struct place &at, int h, float *dq,
+                                       uint32_t staged, uint32_t k_tile, int row, int sub_row) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = warp % DQ_GROUPS, share = warp / DQ_GROUPS;
     float *to = dq + (int64_t)(sub_row + group * 16 * DQ_TILES) * HEAD_DIM + share * 256;
     lane_address<SUB_ROWS / 8> scores = left_trans_of<SUB_ROWS / 8>(staged, 0);
@@ -872,6 +958,10 @@ __device__ __forceinline__ void add_dq(float *dq, uint32_t staged, uint32_t k_ti
                 ldmatrix_x4_trans(x[t], scores.at_step(k * 16, 2 * t));
             add_product<DQ_SHARE>(sum, x, columns, k * 16);
         }
+#if TURNS_DQ
+        if (pass == 0)
+            await_turn(turn_of(a, at, h, row + sub_row), my_turn(a, at, row + sub_row));
+#endif
 #pragma unroll
         for (int i = 0; i < DQ_TILES * DQ_STEP / 8; i++) {
             const int t = i / (DQ_STEP / 8), n = i % (DQ_STEP / 8);
@@ -911,15 +1001,16 @@ template <int tiles> __device__ __forceinline__ void gather_shares(float (&sum)[
 }
 
 /* The block's keys in a tensor: from it to a tile, and back. */
-__device__ __forceinline__ char *keys_of(const struct mma_matrix &x, const struct place &at) {
+__device__ __forceinline__ char *keys_of(const struct mma_matrix &x, const struct mma_backward_arguments &a,
+                                         const struct place &at) {
     return x.data + (at.batch * x.batch + (int64_t)(at.k_begin + (GATHER ? 0 : at.first_key)) * x.row +
-                     at.head_kv * x.head) * 2;
+                     head_kv_of(a, at) * x.head) * 2;
 }
 template <int chunks>
 __device__ __forceinline__ void load_keys_tile(uint32_t tile, const struct mma_matrix &from,
                                                const struct mma_backward_arguments &a, const struct place &at,
                                                int num_columns) {
-    const char *data = keys_of(from, at);
+    const char *data = keys_of(from, a, at);
     if (!GATHER) {
         load_tile<chunks, BLOCK_N>(tile, data, from.row * 2, at.seqlen_k - at.first_key, num_columns);
         return;
@@ -934,7 +1025,7 @@ __device__ __forceinline__ void load_keys_tile(uint32_t tile, const struct mma_m
 template <int chunks>
 __device__ __forceinline__ void store_keys_tile(const struct mma_matrix &to, const struct mma_backward_arguments &a,
                                                 const struct place &at, uint32_t tile, int num_columns) {
-    char *data = keys_of(to, at);
+    char *data = keys_of(to, a, at);
     if (!GATHER) {
         store_tile<chunks>(data, to.row * 2, tile, min(BLOCK_N, at.seqlen_k - at.first_key), num_columns,
                            (int)threadIdx.x, THREADS);
@@ -947,6 +1038,28 @@ __device__ __forceinline__ void store_keys_tile(const struct mma_matrix &to, con
             store_chunk(data + key * to.row * 2 + chunk * 16, tile + chunk_offset<chunks>(row, chunk), count);
     }
 }
+
+#if SPLIT
+/* One part of a gradient of the block's keys, in fp32: rows of HEAD_DIM or HEAD_DIM_V as the keys lie in the tensor. */
+template <int columns, int tiles>
+__device__ __forceinline__ void store_part(const float (&sum)[KEY_TILES][tiles][4], float *to,
+                                           const struct mma_backward_arguments &a, const struct place &at) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, share = warp / KEY_WARPS;
+    const int64_t begin = at.part * a.key_rows + (VARLEN ? at.k_begin : (int64_t)at.batch * a.in.seqlen_k);
+    if (!BY_COLUMNS && share)
+        return;
+#    pragma unroll
+    for (int j = 0; j < 2 * KEY_TILES; j++) {
+        const int key = key_at(a, at, warp % KEY_WARPS * WARP_KEYS + lane / 4 + j * 8);
+        if (key < at.seqlen_k)
+#    pragma unroll
+            for (int n = 0; n < tiles; n++)
+                *(float2 *)(to + (begin + key) * columns +
+                            (BY_COLUMNS ? n / 2 * 2 * SHARE + share * 2 + n % 2 : n) * 8 + lane % 4 * 2) =
+                    make_float2(sum[j / 2][n][j % 2 * 2], sum[j / 2][n][j % 2 * 2 + 1]);
+    }
+}
+#endif
 
 /* One gradient of the block's keys: rounded, through shared memory, to global memory. */
 template <int columns, int tiles>
@@ -982,13 +1095,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
     __syncthreads();
     const uint32_t ticket = *(const int *)shared;
     __syncthreads();
-    x = ticket % gridDim.x;
+    x = gridDim.x - 1 - ticket % gridDim.x;
     y = ticket / gridDim.x % gridDim.y;
     z = ticket / gridDim.x / gridDim.y;
 #endif
     const struct place at = find_place(a, x, y, z);
-    if (at.first_key >= at.seqlen_k)
+    if (at.first_key >= at.seqlen_k) {
+#if TURNS_DBIAS && VARLEN
+        for (int g = 0; g < num_heads(a); g++) { /* blocks of other sequences may wait for this one */
+            struct turns turns = {0, NO_ROW};
+            hand_on_rest(turns, a, at, {0, 0, 0, 0}, at.part * num_heads(a) + g);
+        }
+#endif
         return;
+    }
     [[maybe_unused]] const int warp = threadIdx.x / 32, warp_key = warp % KEY_WARPS * WARP_KEYS;
 
     load_keys_tile<HEAD_DIM_V / 8>(V_IN_REGISTERS ? tiles.q : tiles.v, a.in.v, a, at, a.in.head_dim_v);
@@ -1007,14 +1127,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
     [[maybe_unused]] uint32_t ds_buffer = 0;
 
 #pragma unroll 1
-    for (int g = 0; g < a.in.group; g++) {
-        const int h = at.head_kv * a.in.group + g;
+    for (int g = 0; g < num_heads(a); g++) {
+        const int h = at.part * num_heads(a) + g;
 #if KEYED
         store_keys(a, at, find_head(a, at, h), tiles.keys);
         __syncthreads();
         const struct walk walk = narrow(plan_walk(a, at), tiles.keys, tiles.rows);
 #else
         const struct walk walk = plan_walk(a, at);
+#endif
+#if DETERMINISTIC
+        struct turns turns = first_turns(plan_walk(a, at));
 #endif
 #if RING
         /* Units of 64 rows lie in a ring; one is loaded RING - 1 units ahead, when all warps have left its place. */
@@ -1043,6 +1166,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
             if (RING == 3)
                 cp_async_wait<0>();
             __syncthreads(); /* scores are staged; the next unit is there; all have left the one before */
+#    if DETERMINISTIC
+            hand_on(turns, a, at, plan_walk(a, at), h, row);
+            turns.added = row;
+            hand_on_dbias(a, at, h, row);
+#    endif
             const int last = following(a, at, walk, tiles.keys, h, RING == 3 ? next : row);
             slot = slot == RING - 1 ? 0 : slot + 1;
 #    if COPIED
@@ -1053,7 +1181,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
             load_unit(a, at, h, tiles, RING == 3 ? (slot == 2 ? 0 : slot + 1) : slot, last);
             add_others(sums, unit, staged, 0);
 #    if NEEDS_DQ
-            add_dq(find_head(a, at, h).dq + (int64_t)row * HEAD_DIM, staged, tiles.k, 0);
+            add_dq(a, at, h, find_head(a, at, h).dq + (int64_t)row * HEAD_DIM, staged, tiles.k, row, 0);
 #    endif
             if (RING == 2) {
                 cp_async_wait<0>();
@@ -1063,9 +1191,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
             next = last;
         }
 #else
-#if DETERMINISTIC
-        int passed = 0; /* row blocks before this one have been handed on */
-#endif
         int buffer = 0, row = next_active(a, at, walk, tiles.keys, h, walk.first / BLOCK_M * BLOCK_M);
         if (row != NO_ROW) {
 #if COPIED
@@ -1088,16 +1213,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
             cp_async_wait<STAGES - 1>();
             __syncthreads();
             const int begin = first_sub_tile(walk, row), end = min(BLOCK_M, walk.last - row);
-#if DETERMINISTIC
-            if (threadIdx.x == 0)
-                for (; passed <= row; passed += BLOCK_M) {
-                    int *turn = turn_of(a, at, h, passed);
-                    await_turn(turn, at.first_key / BLOCK_N);
-                    if (passed < row)
-                        st_release(turn, at.first_key / BLOCK_N + 1);
-                }
-            passed = row + BLOCK_M;
-#endif
 #pragma unroll 1
             for (int sub = begin; sub < end; sub += SUB_ROWS) {
                 const bool last = sub + SUB_ROWS >= end;
@@ -1113,6 +1228,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
                 else
                     add_own(sums, a, at, h, tiles, unit, values, staged, row, sub, TWO_BODIES || partial, sub > begin);
                 __syncthreads();
+#if DETERMINISTIC
+                hand_on(turns, a, at, plan_walk(a, at), h, row + sub);
+                turns.added = row + sub;
+                hand_on_dbias(a, at, h, row + sub);
+#endif
 #if BY_COLUMNS
                 add_others(sums, unit, staged, sub);
                 if (last)
@@ -1134,17 +1254,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
                     cp_async_commit();
                 }
 #if NEEDS_DQ
-                add_dq(find_head(a, at, h).dq + (int64_t)row * HEAD_DIM, staged, tiles.k, sub);
+                add_dq(a, at, h, find_head(a, at, h).dq + (int64_t)row * HEAD_DIM, staged, tiles.k, row, sub);
 #endif
-                if (DS_BUFFERS == 1 || DETERMINISTIC) /* with two, the next sub-tile's barrier is enough */
+                if (DS_BUFFERS == 1) /* with two, the next sub-tile's barrier is enough */
                     __syncthreads();
             }
-#if DETERMINISTIC
-            if (threadIdx.x == 0) {
-                __threadfence();
-                st_release(turn_of(a, at, h, row), at.first_key / BLOCK_N + 1);
-            }
-#endif
             if (OVERLAY) {
                 if (next != NO_ROW)
                     load_dout(a, at, h, unit, next);
@@ -1152,14 +1266,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
             }
             row = next;
         }
-#endif
-#if DETERMINISTIC
-        if (threadIdx.x == 0)
-            for (; passed < at.seqlen_q; passed += BLOCK_M) {
-                int *turn = turn_of(a, at, h, passed);
-                await_turn(turn, at.first_key / BLOCK_N);
-                st_release(turn, at.first_key / BLOCK_N + 1);
-            }
 #endif
 #if DBIAS == MMA_DBIAS_KEYS
 #    pragma unroll
@@ -1176,9 +1282,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
 #endif
         cp_async_wait<0>();
         __syncthreads();
+#if DETERMINISTIC
+        hand_on_rest(turns, a, at, plan_walk(a, at), h);
+#endif
     }
+#if SPLIT
+    gather_shares(sums.dk[0], (float *)shared);
+    store_part<HEAD_DIM>(sums.dk, a.dk_parts, a, at);
+    gather_shares(sums.dv[0], (float *)shared);
+    store_part<HEAD_DIM_V>(sums.dv, a.dv_parts, a, at);
+#else
     gather_shares(sums.dk[0], (float *)shared);
     store_sums<HEAD_DIM>(sums.dk, a.in.scale, tiles.q, a.dk, a, at, a.in.head_dim);
     gather_shares(sums.dv[0], (float *)shared);
     store_sums<HEAD_DIM_V>(sums.dv, 1.0f, tiles.q, a.dv, a, at, a.in.head_dim_v);
+#endif
 }

@@ -168,7 +168,8 @@ MMA_BACKWARD_INLINE int32_t mma_backward_v_registers(int32_t block_n, int32_t he
     X(VARLEN)                                                                                \
     X(SOFTCAP)                                                                               \
     X(NEEDS_DQ)                                                                              \
-    X(DETERMINISTIC) /* blocks add to dQ in the order of their keys */
+    X(DETERMINISTIC)  /* blocks add to dQ and dbias in order */                              \
+    X(SPLIT)          /* a block takes a part of a group's heads */
 
 #define MMA_BACKWARD_COUNT(name) +1
 enum { MMA_BACKWARD_NUM_CONSTANTS = MMA_BACKWARD_CONSTANTS(MMA_BACKWARD_COUNT) };
@@ -187,27 +188,34 @@ enum { MMA_ROWS_NUM_CONSTANTS = MMA_ROWS_CONSTANTS(MMA_BACKWARD_COUNT) };
  * the sequence's begin, mma_backward_begin()).
  *   lse, delta [rows]: lse times lse_factor, +inf where no key is seen; sum of dO * O minus dlse
  *   dq         [rows, D]: fp32 sums, each 16 x 8 tile in the order of the accumulators of an mma
- *   turns      [rows / 16]: deterministic: how many key blocks have added to the row block that begins there
+ *   turns      [rows / 16]: deterministic: how many key blocks have added to the rows from there on
  *   tickets    [1]: deterministic: blocks in the order in which they began
  *   order      [interval batches, heads, Sk]: numbers of keys, mma_order.h
- *   dbias      KEYS: [warps that share keys, B, H, Sk]; SUMS: the shape of bias */
+ *   dbias      KEYS: [warps that share keys, B, H, Sk]; SUMS: the shape of bias
+ *   dbias turns [bias batches, bias heads, key blocks, mma_backward_turns(Sq)]: SUMS, deterministic: how many added
+ *   dk, dv     [KV heads, parts, keys of all batches, D or Dv]: SPLIT: fp32 */
 struct mma_backward_arguments {
     struct mma_forward_arguments in;
     struct mma_matrix dout, dq, dk, dv;
     struct mma_rows dlse;
     struct mma_scores dbias;
-    float *lse_rows, *delta_rows, *dq_sums, *dbias_sums;
-    int32_t *turns, *ticket;
+    float *lse_rows, *delta_rows, *dq_sums, *dbias_sums, *dk_parts, *dv_parts;
+    int32_t *turns, *dbias_turns, *ticket;
     const int32_t *order;
     int64_t order_batch, order_head;
     int64_t rows, num_row_arrays;                               /* rows of one array; arrays: B H, varlen: H */
-    int64_t dbias_count;                                        /* floats of dbias_sums */
+    int64_t dbias_count;                                        /* words of dbias_sums and dbias_turns */
+    int64_t key_rows;                                           /* of dk_parts and dv_parts, of one head */
     int64_t dbias_batch, dbias_head, dbias_row, dbias_key;      /* SUMS: strides in dbias_sums */
     int32_t dbias_batches, dbias_heads, dbias_rows, dbias_keys; /* the shape of dbias */
     int32_t dbias_shares, zero_dbias; /* DIRECT: not every element is written by the main kernel */
+    int32_t group_parts, part_heads;  /* heads of a group = group_parts * part_heads */
     float lse_factor;                 /* log2(e) where scores stay in units of exp2, else 1 */
     int32_t mask_row_bytes, bias_row_bytes, dbias_row_bytes; /* from row to row; of dbias or of its sums */
 };
+
+/* Turns of a key block at the gradient of a bias: for at least 32 rows each. */
+MMA_BACKWARD_INLINE int64_t mma_backward_turns(int64_t rows) { return (rows + 31) / 32; }
 
 /* Where the rows of a varlen sequence begin that starts at row cu_seqlens_q[b] of the packed tensor. */
 MMA_BACKWARD_INLINE int64_t mma_backward_begin(int64_t packed_begin, int64_t b) {

@@ -1,5 +1,5 @@
 /* mma_backward_rows.cu: what is done once for each query row: before mma_backward.cu its lse and the sum of dO * O, and
- * zeros where sums begin; after it, dQ rounded from its sums.
+ * zeros where sums begin; after it, dQ rounded from its sums, and dK and dV from those of the parts of a group.
  *
  * One warp for 16 rows of one head. Bound by memory: out and dout are read and the sums zeroed once; then the sums are
  * read and dQ written once.
@@ -206,5 +206,50 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     store_tile<HEAD_DIM / 8>(a.dq.data + (blockIdx.z * a.dq.batch + (at.packed + at.first) * a.dq.row +
                                           blockIdx.y * a.dq.head) * 2,
                              a.dq.row * 2, tile, min(16, at.seqlen_q - at.first), a.in.head_dim, lane, 32);
+}
+#endif
+
+#if DTYPE != MMA_FLOAT32
+/* dK and dV of a KV head whose group is split: the parts are added in order. A thread has 8 columns of one key of one of
+ * them. Grid: x keys times columns, y KV heads. */
+extern "C" __global__ void __launch_bounds__(THREADS)
+    mma_backward_combine(const __grid_constant__ struct mma_backward_arguments a) {
+    constexpr int chunks_k = HEAD_DIM / 8, chunks_v = HEAD_DIM_V / 8, chunks = chunks_k + chunks_v;
+    const int64_t n = (int64_t)blockIdx.x * THREADS + threadIdx.x, row = n / chunks;
+    const bool of_k = n % chunks < chunks_k;
+    const int chunk = (int)(n % chunks) - (of_k ? 0 : chunks_k);
+    const struct mma_matrix &to = of_k ? a.dk : a.dv;
+    const int count = min((of_k ? a.in.head_dim : a.in.head_dim_v) - chunk * 8, 8);
+    if (row >= a.key_rows || !to.data || count <= 0)
+        return;
+    int64_t batch = row / a.in.seqlen_k, key = row % a.in.seqlen_k;
+#    if VARLEN
+    batch = 0, key = row;
+    if (row >= a.in.cu_seqlens_k[a.in.batch])
+        return;
+#    endif
+    const int columns = of_k ? HEAD_DIM : HEAD_DIM_V;
+    const int64_t step = a.key_rows * columns;
+    const float *from = (of_k ? a.dk_parts : a.dv_parts) + blockIdx.y * a.group_parts * step + row * columns + chunk * 8;
+    float sum[8] = {};
+#    pragma unroll 4
+    for (int part = 0; part < a.group_parts; part++, from += step) {
+        const float4 x = *(const float4 *)from, y = *(const float4 *)(from + 4);
+        sum[0] += x.x, sum[1] += x.y, sum[2] += x.z, sum[3] += x.w;
+        sum[4] += y.x, sum[5] += y.y, sum[6] += y.z, sum[7] += y.w;
+    }
+    const float factor = of_k ? a.in.scale : 1.0f;
+    uint32_t word[4];
+#    pragma unroll
+    for (int e = 0; e < 4; e++)
+        word[e] = pack(sum[2 * e] * factor, sum[2 * e + 1] * factor);
+    char *at = to.data + (batch * to.batch + key * to.row + blockIdx.y * to.head) * 2 + chunk * 16;
+    if (ALIGNED && count == 8)
+        *(uint4 *)at = make_uint4(word[0], word[1], word[2], word[3]);
+    else
+#    pragma unroll
+        for (int e = 0; e < 8; e++)
+            if (e < count)
+                ((uint16_t *)at)[e] = (uint16_t)(word[e / 2] >> (e % 2 * 16));
 }
 #endif

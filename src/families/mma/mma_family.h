@@ -28,7 +28,7 @@ struct mma_algorithm {
     fdm_status (*execute)(const fdm_plan *plan, const struct attention *attention, void *workspace, void *stream);
 };
 
-enum { MMA_REQUESTS_MAX = 6 };
+enum { MMA_REQUESTS_MAX = 7 };
 
 extern const struct mma_algorithm mma_decode_algorithm;
 extern const struct mma_algorithm mma_forward_algorithm;

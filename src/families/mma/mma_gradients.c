@@ -20,8 +20,8 @@ int64_t mma_bias_bytes(const fdm_problem *p) { return p->has_bias ? (int64_t)fdm
 
 /* Where the arrays of struct mma_backward_arguments lie, in bytes from the workspace's start. */
 struct layout {
-    int64_t lse, delta, dq, dbias, summary, turns, ticket, order, bytes;
-    int64_t rows, arrays, dbias_count, order_stride;
+    int64_t lse, delta, dq, dbias, dbias_turns, summary, turns, ticket, order, dk, dv, bytes;
+    int64_t rows, arrays, dbias_count, order_stride, key_rows;
 };
 
 static int64_t put(struct layout *l, int64_t bytes) {
@@ -51,8 +51,15 @@ static struct layout lay_out(const fdm_problem *p, const struct mma_room *room) 
     l.ticket = put(&l, 4);
     l.order_stride = mma_round_up(p->seqlen_k, MMA_ORDER_KEYS);
     l.order = put(&l, room->ordered_keys ? 4 * p->interval_batch * p->interval_heads * l.order_stride : 0);
-    l.dbias_count = dbias_count(p, room->dbias_shares);
+    const int64_t dbias_sums = dbias_count(p, room->dbias_shares);
+    l.dbias_count =
+        dbias_sums + room->dbias_blocks * p->bias_shape[0] * p->bias_shape[1] * mma_backward_turns(p->seqlen_q);
     l.dbias = put(&l, 4 * l.dbias_count);
+    l.dbias_turns = l.dbias + 4 * dbias_sums;
+    l.key_rows = p->varlen ? p->total_k : p->batch * p->seqlen_k;
+    const int64_t parts = room->group_parts > 1 ? room->group_parts * p->heads_kv * l.key_rows : 0;
+    l.dk = put(&l, 4 * parts * room->dk_columns);
+    l.dv = put(&l, 4 * parts * room->dv_columns);
     l.summary = put(&l, mma_mask_rows(p) ? mma_summary_bytes(p, room->block_m, room->block_n) : 0);
     return l;
 }
@@ -83,7 +90,10 @@ void mma_fill_gradients(const struct attention *attention, const struct mma_room
         .delta_rows = (float *)(void *)(workspace + l.delta),
         .dq_sums = (float *)(void *)(workspace + l.dq),
         .dbias_sums = (float *)(void *)(workspace + l.dbias),
+        .dk_parts = (float *)(void *)(workspace + l.dk),
+        .dv_parts = (float *)(void *)(workspace + l.dv),
         .turns = room->turns ? (int32_t *)(void *)(workspace + l.turns) : NULL,
+        .dbias_turns = (int32_t *)(void *)(workspace + l.dbias_turns),
         .ticket = (int32_t *)(void *)(workspace + l.ticket),
         .order = (const int32_t *)(const void *)(workspace + l.order),
         .order_batch = p->interval_batch == 1 ? 0 : p->interval_heads * l.order_stride,
@@ -91,6 +101,7 @@ void mma_fill_gradients(const struct attention *attention, const struct mma_room
         .rows = l.rows,
         .num_row_arrays = l.arrays,
         .dbias_count = l.dbias_count,
+        .key_rows = l.key_rows,
         .dbias_batch = shape[0] == 1 ? 0 : shape[1] * shape[2] * shape[3],
         .dbias_head = shape[1] == 1 ? 0 : shape[2] * shape[3],
         .dbias_row = shape[2] == 1 ? 0 : shape[3],
@@ -102,6 +113,8 @@ void mma_fill_gradients(const struct attention *attention, const struct mma_room
         .dbias_shares = mma_dbias_kind(p) == MMA_DBIAS_KEYS ? room->dbias_shares : 0,
         .zero_dbias =
             mma_dbias_kind(p) == MMA_DBIAS_DIRECT && (mma_bounded(p) || p->has_mask || p->has_intervals || p->varlen),
+        .group_parts = room->group_parts > 1 ? room->group_parts : 1,
+        .part_heads = (int32_t)(p->heads / p->heads_kv / (room->group_parts > 1 ? room->group_parts : 1)),
         .lse_factor = room->lse_factor,
     };
     mma_fill_arguments(attention, &a->in);

@@ -10,10 +10,13 @@
 struct mma_room {
     int32_t block_m, block_n; /* of the mask's summary */
     int32_t dq_columns;       /* of the sums of dQ; 0: none */
-    int32_t turns;            /* 1: blocks add in order */
-    int32_t dbias_shares;     /* partial sums of each key's bias */
-    int32_t ordered_keys;     /* 1: keys may be put in order */
-    float lse_factor;         /* lse is kept times this */
+    int32_t turns;            /* 1: blocks add to dQ in order */
+    int32_t dbias_blocks;     /* blocks of keys that add to the bias' gradient in order; 0: in any */
+    int32_t group_parts;      /* of a group of heads, each with its own sums of dK and dV; below 2: none */
+    int32_t dk_columns, dv_columns;
+    int32_t dbias_shares; /* partial sums of each key's bias */
+    int32_t ordered_keys; /* 1: keys may be put in order */
+    float lse_factor;     /* lse is kept times this */
 };
 
 /* How the bias' gradient is made: MMA_DBIAS_*. */

@@ -1,0 +1,140 @@
+/* test_backward.c: what the 16-bit backward decides beside its tile: where groups of heads are split, what is made in a
+ * fixed order, and which plans from files it does not launch. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "families/mma/mma_family.h"
+
+enum { GROUP_PARTS = 6 }; /* of the plan's parameters */
+
+static fdm_problem problem_of(int64_t batch, int64_t heads, int64_t heads_kv, int64_t seqlen, int64_t head_dim) {
+    fdm_problem p = fdm_problem_default();
+    p.pass = FDM_BACKWARD;
+    p.dtype = FDM_BFLOAT16;
+    p.batch = batch;
+    p.heads = heads;
+    p.heads_kv = heads_kv;
+    p.seqlen_q = p.seqlen_k = seqlen;
+    p.head_dim = p.head_dim_v = head_dim;
+    return p;
+}
+
+static fdm_plan plan_of(const char *name, const fdm_problem *p) {
+    fdm_device device;
+    fdm_plan plan;
+    assert_int_equal(fdm_device_from_name(name, &device), FDM_OK);
+    assert_int_equal(fdm_plan_attention(&device, p, NULL, &plan), FDM_OK);
+    assert_string_equal(plan.kernel, "mma.backward");
+    return plan;
+}
+
+static int64_t constant(const struct cuda_kernel_request *request, const char *name) {
+    for (int32_t i = 0; i < request->num_constants; i++)
+        if (strcmp(request->constants[i].name, name) == 0)
+            return request->constants[i].value;
+    return -1;
+}
+
+/* SPLIT and DETERMINISTIC of the main kernel, and whether the parts are added. */
+struct launched {
+    int64_t split, deterministic;
+    int combines;
+};
+static struct launched launched_by(const fdm_plan *plan) {
+    struct cuda_kernel_request requests[MMA_REQUESTS_MAX];
+    struct launched l = {-1, -1, 0};
+    const int32_t count = mma_requests(plan, requests);
+    for (int32_t i = 0; i < count; i++) {
+        l.combines += strcmp(requests[i].entry, "mma_backward_combine") == 0;
+        if (strcmp(requests[i].entry, "mma_backward") == 0)
+            l = (struct launched){constant(&requests[i], "SPLIT"), constant(&requests[i], "DETERMINISTIC"), l.combines};
+    }
+    return l;
+}
+
+static void groups_are_split_where_blocks_are_few(void **state) {
+    (void)state;
+    static const struct {
+        int64_t batch, heads, heads_kv, seqlen, head_dim;
+        int32_t causal, parts;
+    } cases[] = {
+        {1, 32, 1, 2048, 128, 0, 8},                               /* 16 blocks to 128 of 132 multiprocessors */
+        {1, 32, 4, 2048, 128, 0, 2}, {1, 32, 4, 2048, 128, 1, 8},  /* unlike in length: the more the better */
+        {1, 28, 4, 1024, 128, 0, 7}, {1, 32, 32, 2048, 128, 0, 1}, /* nothing to split */
+        {8, 32, 8, 4096, 128, 0, 1},                               /* blocks enough */
+        {1, 32, 8, 16, 64, 1, 1},                                  /* too little work for one more launch */
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fdm_problem p =
+            problem_of(cases[i].batch, cases[i].heads, cases[i].heads_kv, cases[i].seqlen, cases[i].head_dim);
+        p.causal = cases[i].causal;
+        const fdm_plan plan = plan_of("sm_90", &p);
+        const struct launched l = launched_by(&plan);
+        assert_int_equal(plan.parameters[GROUP_PARTS], cases[i].parts);
+        assert_int_equal(l.split, cases[i].parts > 1);
+        assert_int_equal(l.combines, cases[i].parts > 1);
+        assert_int_equal(strstr(plan.reason, "whose sums are added") != NULL, cases[i].parts > 1);
+        fdm_problem whole = p; /* the parts' sums are the difference */
+        whole.heads_kv = whole.heads;
+        const fdm_plan unsplit = plan_of("sm_90", &whole);
+        const int64_t sums = cases[i].parts * p.heads_kv * p.batch * p.seqlen_k * 2 * cases[i].head_dim * 4;
+        assert_int_equal(plan.workspace_bytes - unsplit.workspace_bytes, cases[i].parts > 1 ? sums : 0);
+    }
+}
+
+static void shared_biases_have_an_order(void **state) {
+    (void)state;
+    fdm_problem p = problem_of(2, 8, 2, 512, 64);
+    p.has_bias = p.needs_dbias = 1;
+    p.bias_dtype = p.dtype;
+    p.bias_shape[2] = p.seqlen_q;
+    p.bias_shape[3] = p.seqlen_k;
+    p.needs_dq = 0;
+    fdm_plan plan = plan_of("sm_90", &p);
+    const int64_t loose = plan.workspace_bytes;
+    assert_int_equal(launched_by(&plan).deterministic, 0);
+    p.deterministic = 1;
+    plan = plan_of("sm_90", &p);
+    assert_int_equal(launched_by(&plan).deterministic, 1);
+    assert_true(plan.workspace_bytes > loose);
+    p.bias_shape[0] = p.batch;
+    p.bias_shape[1] = p.heads;
+    plan = plan_of("sm_90", &p); /* of one pair each: nothing is added */
+    assert_int_equal(launched_by(&plan).deterministic, 0);
+    p.bias_shape[3] = 1;
+    fdm_device device;
+    assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
+    assert_int_not_equal(fdm_plan_attention(&device, &p, NULL, &plan), FDM_OK);
+    assert_non_null(strstr(fdm_last_error(), "keys share has no deterministic gradient"));
+}
+
+static void foreign_plans_launch_nothing(void **state) {
+    (void)state;
+    struct cuda_kernel_request requests[MMA_REQUESTS_MAX];
+    const fdm_problem p = problem_of(1, 32, 1, 2048, 128);
+    const fdm_plan plan = plan_of("sm_90", &p);
+    static const int32_t parts[] = {-1, 0, 3, 16, 33, 64}; /* 16: the workspace is too small for it */
+    assert_true(mma_requests(&plan, requests) > 0);
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
+        fdm_plan changed = plan;
+        changed.parameters[GROUP_PARTS] = parts[i];
+        assert_int_equal(mma_requests(&changed, requests), 0);
+    }
+    fdm_plan fewer = plan;
+    fewer.parameters[GROUP_PARTS] = 4;
+    assert_true(mma_requests(&fewer, requests) > 0);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(groups_are_split_where_blocks_are_few),
+        cmocka_unit_test(shared_biases_have_an_order),
+        cmocka_unit_test(foreign_plans_launch_nothing),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
