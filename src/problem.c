@@ -395,6 +395,16 @@ static fdm_status describe_shapes(const fdm_tensors *t, const fdm_options *o, fd
     return FDM_OK;
 }
 
+static const char *device_text(fdm_device_id device, char *text, size_t size) {
+    if (device.type == FDM_CPU)
+        return "the CPU";
+    if (device.type == FDM_CUDA)
+        snprintf(text, size, "CUDA device %d", device.index);
+    else
+        snprintf(text, size, "DLPack device %d:%d", device.type, device.index);
+    return text;
+}
+
 static fdm_status check_devices(const fdm_tensors *t) {
     const struct {
         const char *name;
@@ -417,10 +427,12 @@ static fdm_status check_devices(const fdm_tensors *t) {
                {"dbias", t->dbias}};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         if (all[i].tensor &&
-            (all[i].tensor->device.type != t->q->device.type || all[i].tensor->device.index != t->q->device.index))
-            return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is on DLPack device %d:%d, but q is on %d:%d", all[i].name,
-                             all[i].tensor->device.type, all[i].tensor->device.index, t->q->device.type,
-                             t->q->device.index);
+            (all[i].tensor->device.type != t->q->device.type || all[i].tensor->device.index != t->q->device.index)) {
+            char here[40], there[40];
+            return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is on %s, but q is on %s", all[i].name,
+                             device_text(all[i].tensor->device, there, sizeof there),
+                             device_text(t->q->device, here, sizeof here));
+        }
     if (t->q->device.type != FDM_CPU && t->q->device.type != FDM_CUDA)
         return error_set(FDM_ERROR_UNSUPPORTED,
                          "q is on DLPack device type %d; this version runs on the CPU (type 1) and CUDA (type 2)",

@@ -32,10 +32,6 @@ NO_VMAP = "flash_dmattn cannot run under vmap: put the mapped axis into the batc
 NO_FUNCTORCH = "flash_dmattn does not run under torch.func transforms: use torch.autograd.grad or backward()"
 NO_FORWARD_MODE = "flash_dmattn has no forward-mode derivative: use reverse mode (backward)"
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
-# Tensors of a PyTorch without DLPack's exchange table are handed over as __dlpack__ capsules, which refuse gradients.
-_has_exchange_table = hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
-
 
 @contextlib.contextmanager
 def on_stream(device: torch.device, handle: Optional[int]) -> Iterator[None]:
@@ -51,11 +47,7 @@ def on_stream(device: torch.device, handle: Optional[int]) -> Iterator[None]:
         yield
 
 
-# ---- tensors to the C library ----------------------------------------------------------------------------------------
-
-
-def _contiguous_last(tensor: Tensor) -> Tensor:
-    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
+# ---- tensors --------------------------------------------------------------------------------------------------------------
 
 
 def _new_out(q: Tensor, v: Tensor) -> Tensor:
@@ -81,72 +73,10 @@ def _new_lse(q: Tensor, packed: bool) -> Tensor:
 
 
 def _as_tuple(tensor: Tensor) -> Tuple[Any, ...]:
-    """A CUDA tensor for the extension: address, dtype, shape, strides, device."""
+    """A tensor for the extension: address, dtype, shape, strides, device."""
     name = str(tensor.dtype)[len("torch.") :]
-    return tensor.data_ptr(), name, tuple(tensor.shape), tensor.stride(), 2, tensor.device.index
-
-
-@functools.lru_cache(maxsize=None)
-def _allocator_on(index: int) -> Callable[[int], Tuple[int, Tensor]]:
-    """Lends workspace of PyTorch's allocator, which may reuse it on the current stream right after the call."""
-    device = torch.device("cuda", index)
-
-    def allocate(num_bytes: int) -> Tuple[int, Tensor]:
-        workspace = torch.empty(num_bytes, dtype=torch.uint8, device=device)
-        return workspace.data_ptr(), workspace
-
-    return allocate
-
-
-def _call_on_cuda(function: Callable[..., Any], tensors: Sequence[Optional[Tensor]], settings: Settings) -> None:
-    """On the current stream of the query's device."""
-    index = tensors[0].get_device()  # type: ignore[union-attr]
-    given: Sequence[Any] = tensors
-    if not _has_exchange_table:
-        given = [None if tensor is None else _as_tuple(tensor) for tensor in tensors]
-    stream = torch._C._cuda_getCurrentRawStream(index)
-    try:
-        function(*given, *settings, 0, _arguments.forced_family, stream, _allocator_on(index))
-    except ValueError:
-        for tensor in tensors:
-            if tensor is not None and tensor.get_device() != index:
-                raise ValueError(f"query is on cuda:{index}, but another tensor of the call is on {tensor.device}") from None
-        raise
-
-
-def _call(function: Callable[..., Any], tensors: Sequence[Optional[Tensor]], settings: Settings) -> None:
-    if tensors[0].is_cuda:  # type: ignore[union-attr]
-        return _call_on_cuda(function, tensors, settings)
-    if not _has_exchange_table:
-        tensors = [None if tensor is None else tensor.detach() for tensor in tensors]
-    function(*tensors, *settings, torch.get_num_threads(), _arguments.forced_family)
-
-
-def _forward(inputs: Sequence[Optional[Tensor]], settings: Settings, want_lse: bool = True) -> Tuple[Tensor, Any]:
-    """inputs: q, k, v, mask, bias, interval_start, interval_end, cu_seqlens_q, cu_seqlens_k. (out, lse or None)"""
-    out = _new_out(inputs[0], inputs[2])
-    lse = _new_lse(inputs[0], inputs[7] is not None) if want_lse else None
-    _call(_native.forward, (*inputs, out, lse), settings)
-    return out, lse
-
-
-def _backward(
-    inputs: Sequence[Optional[Tensor]],
-    out: Tensor,
-    lse: Tensor,
-    dout: Optional[Tensor],
-    dlse: Optional[Tensor],
-    needs: Sequence[bool],
-    settings: Settings,
-) -> list[Optional[Tensor]]:
-    """Gradients of q, k, v and bias, None where `needs` says that one is not wanted."""
-    dout = torch.zeros_like(out) if dout is None else _contiguous_last(dout)
-    grads = [
-        torch.empty_like(tensor) if need else None
-        for tensor, need in zip((inputs[0], inputs[1], inputs[2], inputs[4]), needs)
-    ]
-    _call(_native.backward, (*inputs, out, lse, dout, dlse, *grads), settings)
-    return grads
+    kind, index = (2, tensor.device.index) if tensor.is_cuda else (1, 0)
+    return tensor.data_ptr(), name, tuple(tensor.shape), tensor.stride(), kind, index
 
 
 # ---- eager autograd --------------------------------------------------------------------------------------------------
@@ -165,50 +95,63 @@ class _OnceDifferentiable(torch.autograd.Function):
         raise RuntimeError(NO_SECOND_ORDER)
 
 
-_Extras = Tuple[Optional[Tensor], ...]
-_NO_EXTRAS: _Extras = (None,) * 5
-
-
 class _Attention(torch.autograd.Function):
-    """apply(settings, extras, want_lse, q, k, v, bias); extras = mask, intervals, cu_seqlens have no gradient."""
+    """apply((settings, want_lse, mask, start, end, cu_seqlens_q, cu_seqlens_k), q, k, v[, bias])"""
 
-    @staticmethod
-    def forward(
-        ctx: Any, settings: Settings, extras: _Extras, want_lse: bool, q: Tensor, k: Tensor, v: Tensor, bias: Any
-    ) -> Any:
-        out, lse = _forward((q, k, v, extras[0], bias, *extras[1:]), settings)
-        if extras is _NO_EXTRAS:
-            ctx.save_for_backward(q, k, v, bias, out, lse)
-        else:
-            ctx.save_for_backward(q, k, v, bias, out, lse, *extras)
-        ctx.settings = settings
-        ctx.set_materialize_grads(False)
-        return (out, lse) if want_lse else out
+    forward = staticmethod(_native.node_forward)
 
     @staticmethod
     def backward(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor] = None) -> Any:
+        needs = ctx.needs_input_grad
         if dout is None and dlse is None:
-            return (None,) * 7
-        q, k, v, bias, out, lse, *extras = ctx.saved_tensors
-        mask, *rest = extras or _NO_EXTRAS
-        inputs = (q, k, v, mask, bias, *rest)
-        needs = ctx.needs_input_grad[3:]
+            return (None,) * len(needs)
+        saved = ctx.saved_tensors
         if not torch.is_grad_enabled():
-            grads = _backward(inputs, out, lse, dout, dlse, needs, ctx.settings)
-        else:
-            with torch.no_grad():
-                grads = _backward(inputs, out, lse, dout, dlse, needs, ctx.settings)
-            sources = [tensor for tensor in (q, k, v, bias, dout, dlse) if tensor is not None]
-            grads = _OnceDifferentiable.apply(len(grads), *grads, *sources)
-        return (None, None, None, *grads)
+            return _native.node_backward(saved, needs, ctx.settings, dout, dlse)
+        with torch.no_grad():
+            grads = _native.node_backward(saved, needs, ctx.settings, dout, dlse)
+        sources = [tensor for tensor in (*saved[:3], *saved[5:6], dout, dlse) if tensor is not None]
+        return (None, *_OnceDifferentiable.apply(len(grads) - 1, *grads[1:], *sources))
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
         raise RuntimeError(NO_FORWARD_MODE)
 
 
-# Function.apply spends a microsecond and a half on questions that _nothing_watches has already answered.
-_apply = super(torch.autograd.Function, _Attention).apply
+def _use_torch() -> None:
+    """Hands the extension what it calls."""
+    compiled = torch._C._dynamo.guards  # what PyTorch's compiled code allocates with
+    _native.use_torch(
+        {
+            "Tensor": Tensor,
+            "Parameter": torch.nn.Parameter,
+            "describe": None if hasattr(Tensor, "__dlpack_c_exchange_api__") else _as_tuple,
+            "float32": torch.float32,
+            "float64": torch.float64,
+            "uint8": torch.uint8,
+            "bool": torch.bool,
+            "is_neg": Tensor.is_neg,
+            "empty_like": torch.empty_like,
+            "zeros_like": torch.zeros_like,
+            "empty_cpu": getattr(compiled, "_empty_strided_cpu", None),
+            "empty_cuda": getattr(compiled, "_empty_strided_cuda", None),
+            "num_threads": torch.get_num_threads,
+            "cuda_stream": getattr(torch._C, "_cuda_getCurrentRawStream", None),
+            "grad_enabled": torch.is_grad_enabled,
+            "autocast_enabled": torch.is_autocast_enabled,
+            "transforms": torch._C._are_functorch_transforms_active,
+            "dispatch_modes": torch._C._len_torch_dispatch_stack,
+            "profiler": torch.autograd._profiler_enabled,
+            "tracer": torch._C._get_tracing_state,
+            "forward_ad": forward_ad,
+            "arguments": _arguments,
+            # Function.apply spends a microsecond and a half on questions that the extension has asked already.
+            "apply": super(torch.autograd.Function, _Attention).apply,
+        }
+    )
+
+
+_use_torch()
 
 
 # ---- operators -------------------------------------------------------------------------------------------------------
@@ -234,15 +177,14 @@ _library.define(
 @torch.library.impl(_library, "forward", "CUDA")
 @torch.library.impl(_library, "forward", "CPU")
 def _forward_operator(*arguments: Any) -> Tuple[Tensor, Tensor]:
-    return _forward(arguments[:9], arguments[9:])
+    return _native.operator_forward(*arguments[:9], arguments[9:])
 
 
 @torch.library.impl(_library, "backward", "CUDA")
 @torch.library.impl(_library, "backward", "CPU")
 def _backward_operator(*arguments: Any) -> Tuple[Tensor, ...]:
-    out, lse, dout, dlse, *needs = arguments[9:17]
-    grads = _backward(arguments[:9], out, lse, dout, dlse, needs, arguments[17:])
-    return tuple(out.new_empty(0) if grad is None else grad for grad in grads)
+    grads = _native.operator_backward(*arguments[:17], arguments[17:])
+    return tuple(arguments[9].new_empty(0) if grad is None else grad for grad in grads)
 
 
 @torch.library.register_fake("flash_dmattn::forward", lib=_library)
@@ -344,52 +286,15 @@ def _refuse_transforms(tensors: Sequence[Optional[Tensor]]) -> None:
                 raise RuntimeError(NO_FORWARD_MODE)
 
 
-def _is_plain(tensor: Any, axes: int) -> bool:
-    """Whether the tensor is what its address, shape and strides say, in CPU or CUDA memory, with so many axes."""
-    return type(tensor) in _PLAIN and (tensor.is_cpu or tensor.is_cuda) and tensor.ndim == axes and not tensor.is_neg()
-
-
-def _are_plain(q: Tensor, k: Tensor, v: Tensor, axes: int) -> bool:
-    """_is_plain of all three; never while torch.compile looks on."""
-    return not torch.compiler.is_compiling() and _is_plain(q, axes) and _is_plain(k, axes) and _is_plain(v, axes)
-
-
-def _nothing_watches() -> bool:
-    """Whether nothing but autograd watches this call, so that the dispatcher may be passed by."""
-    return (
-        forward_ad._current_level < 0
-        and not torch._C._are_functorch_transforms_active()
-        and not torch._C._len_torch_dispatch_stack()
-        and not torch.autograd._profiler_enabled()
-        and torch._C._get_tracing_state() is None
-    )
-
-
-def _attend(
-    inputs: Tuple[Optional[Tensor], ...], settings: Settings, want_lse: bool, plain: bool
-) -> Tuple[Tensor, Any]:
-    """(out, lse); lse may be None when it is not wanted. plain: q, k and v are."""
-    q, k, v, mask, bias, start, end, cu_seqlens_q, cu_seqlens_k = inputs
-    if (
-        plain
-        and (bias is None or _is_plain(bias, 4))
-        and (mask is None or _is_plain(mask, 4))
-        and (start is None or (type(start) in _PLAIN and type(end) in _PLAIN))
-        and (cu_seqlens_q is None or (type(cu_seqlens_q) in _PLAIN and type(cu_seqlens_k) in _PLAIN))
-        and _nothing_watches()
-    ):
-        if torch.is_grad_enabled() and (
-            q.requires_grad or k.requires_grad or v.requires_grad or (bias is not None and bias.requires_grad)
-        ):
-            extras: _Extras = (mask, start, end, cu_seqlens_q, cu_seqlens_k)
-            if mask is None and start is None and cu_seqlens_q is None:
-                extras = _NO_EXTRAS
-            result = _apply(settings, extras, want_lse, q, k, v, bias)
-            return result if want_lse else (result, None)
-        return _forward(inputs, settings, want_lse)
+def _attend(inputs: Tuple[Optional[Tensor], ...], settings: Settings, want_lse: bool) -> Any:
+    """out or (out, lse) of arguments that were checked, in the form the library takes."""
     if not torch.compiler.is_compiling():
+        result = _native.attend(*inputs, settings, want_lse, True)
+        if result is not None:
+            return result
         _refuse_transforms(inputs)
-    return torch.ops.flash_dmattn.forward(*inputs, *settings)
+    out, lse = torch.ops.flash_dmattn.forward(*inputs, *settings)
+    return (out, lse) if want_lse else out
 
 
 def _check_tensors(tensors: Sequence[Any], axes: int) -> None:
@@ -402,15 +307,18 @@ def _check_tensors(tensors: Sequence[Any], axes: int) -> None:
             raise NotImplementedError(
                 f"{name} is on {tensor.device}; this version of flash_dmattn runs on the CPU and on CUDA devices"
             )
+        if tensor.device.type != tensors[0].device.type:
+            raise ValueError(f"{name} is on {tensor.device}, but query is on {tensors[0].device}")
     check_axes(tensors, ("query", "key", "value"), axes)
 
 
 def _autocast(inputs: Tuple[Optional[Tensor], ...]) -> Tuple[Optional[Tensor], ...]:
-    """q, k, v in the autocast dtype; a bias that is neither that nor float32 follows."""
+    """Where autocast is on, q, k, v in its dtype; a bias that is neither that nor float32 follows."""
     q, k, v, mask, bias, *rest = inputs
-    dtype = torch.get_autocast_dtype(q.device.type)  # type: ignore[union-attr]
-    if q.dtype is torch.float64:
+    kind = "cuda" if q.is_cuda else "cpu"  # type: ignore[union-attr]
+    if q.dtype is torch.float64 or not torch.is_autocast_enabled(kind):
         return inputs
+    dtype = torch.get_autocast_dtype(kind)
     q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     if bias is not None and bias.dtype is not torch.float32:
         bias = bias.to(dtype)
@@ -466,24 +374,24 @@ def flash_dmattn_func(
             bfloat16 (head dims to 1024 forward, to 256 backward).
     """
     settings = settings_of(softmax_scale, scale, is_causal, softcap, deterministic, window_size)
-    plain = _are_plain(query, key, value, 4)
-    if not plain:
-        _check_tensors((query, key, value), 4)
-    start = end = None
+    start, end = (None, None) if key_intervals is None else interval_pair(key_intervals)
+    if not return_attn_probs and not torch.compiler.is_compiling():
+        result = _native.attend(
+            query, key, value, attn_mask, attn_bias, start, end, None, None, settings, return_lse, False
+        )
+        if result is not None:
+            return result
+    _check_tensors((query, key, value), 4)
     if attn_mask is not None:
         attn_mask = mask_with_four_axes(attn_mask, query.shape[0], key.shape[1])
     if attn_bias is not None:
         attn_bias = bias_with_four_axes(attn_bias)
-    if key_intervals is not None:
-        start, end = interval_pair(key_intervals)
-    inputs = (query, key, value, attn_mask, attn_bias, start, end, None, None)
-    if torch.is_autocast_enabled("cuda" if query.is_cuda else "cpu"):
-        inputs = _autocast(inputs)
-    out, lse = _attend(inputs, settings, return_lse or bool(return_attn_probs), plain)
-    if return_attn_probs:
-        with torch.no_grad():
-            return out, lse, _probabilities(inputs, settings, lse.dtype)
-    return (out, lse) if return_lse else out
+    inputs = _autocast((query, key, value, attn_mask, attn_bias, start, end, None, None))
+    if not return_attn_probs:
+        return _attend(inputs, settings, return_lse)
+    out, lse = _attend(inputs, settings, True)
+    with torch.no_grad():
+        return out, lse, _probabilities(inputs, settings, lse.dtype)
 
 
 def flash_dmattn_varlen_func(
@@ -530,9 +438,7 @@ def flash_dmattn_varlen_func(
     settings = settings_of(
         softmax_scale, scale, is_causal, softcap, deterministic, window_size, max_seqlen_q, max_seqlen_k
     )
-    plain = _are_plain(query, key, value, 3)
-    if not plain:
-        _check_tensors((query, key, value), 3)
+    _check_tensors((query, key, value), 3)
     for offsets, name in ((cu_seqlens_q, "cu_seqlens_q"), (cu_seqlens_k, "cu_seqlens_k")):
         if not isinstance(offsets, Tensor) or offsets.dtype is not torch.int32:
             kind = offsets.dtype if isinstance(offsets, Tensor) else type(offsets).__name__
@@ -544,11 +450,8 @@ def flash_dmattn_varlen_func(
         attn_bias = bias_with_four_axes(attn_bias)
     if key_intervals is not None:
         start, end = interval_pair(key_intervals)
-    inputs = (query, key, value, attn_mask, attn_bias, start, end, cu_seqlens_q, cu_seqlens_k)
-    if torch.is_autocast_enabled("cuda" if query.is_cuda else "cpu"):
-        inputs = _autocast(inputs)
-    out, lse = _attend(inputs, settings, return_lse, plain)
-    return (out, lse) if return_lse else out
+    inputs = _autocast((query, key, value, attn_mask, attn_bias, start, end, cu_seqlens_q, cu_seqlens_k))
+    return _attend(inputs, settings, return_lse)
 
 
 def flash_dmattn_func_auto(backend: Optional[str] = None, **kwargs: Any) -> Callable[..., Any]:

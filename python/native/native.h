@@ -21,6 +21,7 @@ struct tensor_argument {
  * producer. Returns the tensor, or NULL; NULL with *failed set to 1 means that an exception is set. Nothing is copied.
  */
 fdm_tensor *native_tensor(PyObject *object, struct tensor_argument *argument, int *failed);
+PyObject *native_extents(const int64_t *values, int32_t count); /* as a tuple */
 void native_release(struct tensor_argument *arguments, Py_ssize_t count);
 
 /* FDM_OK: None. Otherwise NULL with the library's sentence as the exception that suits the status. */
@@ -36,12 +37,33 @@ struct native_workspace native_workspace_take(void);
 void native_workspace_return(struct native_workspace workspace);
 fdm_allocator native_allocator(struct native_workspace *workspace);
 
+/* The tensors that both passes read, in the order of every call: q, k, v, mask, bias, interval_start, interval_end,
+ * cu_seqlens_q, cu_seqlens_k. And the settings: max_seqlen_q, max_seqlen_k, softmax_scale or None, causal, softcap,
+ * window_left, window_right, deterministic. */
+enum { NATIVE_NUM_INPUTS = 9, NATIVE_NUM_SETTINGS = 8 };
+void native_inputs(fdm_tensor *const *given, fdm_tensors *tensors);
+
+/* num_threads may be NULL: as many as the library likes. `family`, a str or None, must outlive the options. Returns -1
+ * with an exception set. */
+int native_options(PyObject *const *setting, PyObject *num_threads, PyObject *family, fdm_options *options);
+
+/* Runs a pass without the GIL. allocator NULL: workspace in host memory, kept between calls. None, or NULL with an
+ * exception set. */
+typedef fdm_status (*native_call)(const fdm_tensors *, const fdm_options *, const fdm_allocator *);
+PyObject *native_run(native_call call, const fdm_tensors *tensors, const fdm_options *options,
+                     const fdm_allocator *allocator);
+
 /* METH_O */
+PyObject *native_use_torch(PyObject *module, PyObject *names);
 PyObject *native_inspect(PyObject *module, PyObject *object);
 PyObject *native_synchronize(PyObject *module, PyObject *index);
 /* METH_FASTCALL */
 PyObject *native_forward(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
-PyObject *native_backward(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *native_attend(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *native_node_forward(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *native_node_backward(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *native_operator_forward(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *native_operator_backward(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_count_visible(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_plan(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_export(PyObject *module, PyObject *const *arguments, Py_ssize_t count);

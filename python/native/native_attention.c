@@ -3,10 +3,10 @@
 
 #include <string.h>
 
-/* The tensors both passes take, in the order of the Python call; then the pass' own; then the settings. */
-enum { NUM_INPUTS = 9, NUM_FORWARD = NUM_INPUTS + 2, NUM_BACKWARD = NUM_INPUTS + 8, NUM_SETTINGS = 10, NUM_CUDA = 2 };
+/* The tensors of a forward, in the order of the Python call; then the settings, and on CUDA two more. */
+enum { NUM_FORWARD = NATIVE_NUM_INPUTS + 2, NUM_CUDA = 2 };
 
-static void inputs_of(fdm_tensor *const *given, fdm_tensors *tensors) {
+void native_inputs(fdm_tensor *const *given, fdm_tensors *tensors) {
     *tensors = (fdm_tensors){.q = given[0],
                              .k = given[1],
                              .v = given[2],
@@ -18,23 +18,7 @@ static void inputs_of(fdm_tensor *const *given, fdm_tensors *tensors) {
                              .cu_seqlens_k = given[8]};
 }
 
-/* Tensors, then (max_seqlen_q, max_seqlen_k, softmax_scale or None, causal, softcap, window_left, window_right,
- * deterministic, num_threads, family or None); for CUDA tensors also the stream's address and what allocates. Returns
- * -1 with an exception set. */
-static int parse(PyObject *const *arguments, Py_ssize_t count, int num_tensors, struct tensor_argument *storage,
-                 fdm_tensor **given, fdm_options *options, PyObject **allocate) {
-    const int on_cuda = count == num_tensors + NUM_SETTINGS + NUM_CUDA;
-    *allocate = NULL;
-    if (count != num_tensors + NUM_SETTINGS && !on_cuda) {
-        PyErr_Format(PyExc_TypeError, "%d arguments are needed, %zd were given", num_tensors + NUM_SETTINGS, count);
-        return -1;
-    }
-    int failed = 0;
-    for (int i = 0; i < num_tensors; i++)
-        given[i] = native_tensor(arguments[i], &storage[i], &failed);
-    if (failed)
-        return -1;
-    PyObject *const *setting = arguments + num_tensors;
+int native_options(PyObject *const *setting, PyObject *num_threads, PyObject *family, fdm_options *options) {
     *options = fdm_options_default();
     options->max_seqlen_q = PyLong_AsLongLong(setting[0]);
     options->max_seqlen_k = PyLong_AsLongLong(setting[1]);
@@ -46,17 +30,35 @@ static int parse(PyObject *const *arguments, Py_ssize_t count, int num_tensors, 
     options->window_left = PyLong_AsLongLong(setting[5]);
     options->window_right = PyLong_AsLongLong(setting[6]);
     options->deterministic = PyObject_IsTrue(setting[7]) == 1;
-    options->num_threads = (int32_t)PyLong_AsLong(setting[8]);
-    if (setting[9] != Py_None)
-        options->family = PyUnicode_AsUTF8AndSize(setting[9], NULL);
-    if (on_cuda) {
-        options->stream = (void *)(uintptr_t)PyLong_AsUnsignedLongLong(setting[10]);
-        *allocate = setting[11];
-    }
+    options->num_threads = num_threads ? (int32_t)PyLong_AsLong(num_threads) : 0;
+    if (family != Py_None)
+        options->family = PyUnicode_AsUTF8AndSize(family, NULL);
     return PyErr_Occurred() ? -1 : 0;
 }
 
-typedef fdm_status (*attention_call)(const fdm_tensors *, const fdm_options *, const fdm_allocator *);
+/* The tensors of a forward, the settings, the number of threads, family or None; for CUDA tensors also the stream's
+ * address and what allocates. Returns -1 with an exception set. */
+static int parse(PyObject *const *arguments, Py_ssize_t count, struct tensor_argument *storage, fdm_tensor **given,
+                 fdm_options *options, PyObject **allocate) {
+    enum { NUM_SETTINGS = NATIVE_NUM_SETTINGS + 2 };
+    const int on_cuda = count == NUM_FORWARD + NUM_SETTINGS + NUM_CUDA;
+    *allocate = NULL;
+    if (count != NUM_FORWARD + NUM_SETTINGS && !on_cuda) {
+        PyErr_Format(PyExc_TypeError, "%d arguments are needed, %zd were given", NUM_FORWARD + NUM_SETTINGS, count);
+        return -1;
+    }
+    int failed = 0;
+    for (int i = 0; i < NUM_FORWARD; i++)
+        given[i] = native_tensor(arguments[i], &storage[i], &failed);
+    PyObject *const *setting = arguments + NUM_FORWARD;
+    if (failed || native_options(setting, setting[NATIVE_NUM_SETTINGS], setting[NATIVE_NUM_SETTINGS + 1], options))
+        return -1;
+    if (on_cuda) {
+        options->stream = (void *)(uintptr_t)PyLong_AsUnsignedLongLong(setting[NUM_SETTINGS]);
+        *allocate = setting[NUM_SETTINGS + 1];
+    }
+    return PyErr_Occurred() ? -1 : 0;
+}
 
 /* Workspace on the tensors' device: `allocate(bytes)` returns (address, what keeps it alive). */
 struct device_workspace {
@@ -76,29 +78,21 @@ static void *allocate_on_device(void *context, size_t bytes) {
 }
 static void release_on_device(void *context, void *memory) {} /* when `kept` goes, with the GIL */
 
-static PyObject *run_on_device(attention_call call, const fdm_tensors *tensors, const fdm_options *options,
-                               PyObject *allocate) {
+PyObject *native_run(native_call call, const fdm_tensors *tensors, const fdm_options *options,
+                     const fdm_allocator *allocator) {
     fdm_status status;
-    struct device_workspace workspace = {allocate, NULL};
-    fdm_allocator allocator = {&workspace, allocate_on_device, release_on_device};
+    struct native_workspace workspace = {NULL, 0};
+    fdm_allocator kept;
+    if (!allocator) {
+        workspace = native_workspace_take();
+        kept = native_allocator(&workspace);
+    }
     Py_BEGIN_ALLOW_THREADS;
-    status = call(tensors, options, &allocator);
+    status = call(tensors, options, allocator ? allocator : &kept);
     Py_END_ALLOW_THREADS;
-    Py_XDECREF(workspace.kept);
+    if (!allocator)
+        native_workspace_return(workspace);
     return PyErr_Occurred() ? NULL : native_result(status);
-}
-
-static PyObject *run(attention_call call, const fdm_tensors *tensors, const fdm_options *options, PyObject *allocate) {
-    if (allocate)
-        return run_on_device(call, tensors, options, allocate);
-    fdm_status status;
-    struct native_workspace workspace = native_workspace_take();
-    fdm_allocator allocator = native_allocator(&workspace);
-    Py_BEGIN_ALLOW_THREADS;
-    status = call(tensors, options, &allocator);
-    Py_END_ALLOW_THREADS;
-    native_workspace_return(workspace);
-    return native_result(status);
 }
 
 /* forward(q, k, v, mask, bias, start, end, cu_seqlens_q, cu_seqlens_k, out, lse, *settings) */
@@ -107,39 +101,17 @@ PyObject *native_forward(PyObject *module, PyObject *const *arguments, Py_ssize_
     fdm_tensor *given[NUM_FORWARD];
     fdm_options options;
     PyObject *allocate, *result = NULL;
-    if (!parse(arguments, count, NUM_FORWARD, storage, given, &options, &allocate)) {
+    if (!parse(arguments, count, storage, given, &options, &allocate)) {
         fdm_tensors tensors;
-        inputs_of(given, &tensors);
-        tensors.out = given[NUM_INPUTS];
-        tensors.lse = given[NUM_INPUTS + 1];
-        result = run(fdm_attention_forward, &tensors, &options, allocate);
+        native_inputs(given, &tensors);
+        tensors.out = given[NATIVE_NUM_INPUTS];
+        tensors.lse = given[NATIVE_NUM_INPUTS + 1];
+        struct device_workspace workspace = {allocate, NULL};
+        fdm_allocator allocator = {&workspace, allocate_on_device, release_on_device};
+        result = native_run(fdm_attention_forward, &tensors, &options, allocate ? &allocator : NULL);
+        Py_XDECREF(workspace.kept);
     }
     native_release(storage, NUM_FORWARD);
-    return result;
-}
-
-/* backward(q, k, v, mask, bias, start, end, cu_seqlens_q, cu_seqlens_k, out, lse, dout, dlse, dq, dk, dv, dbias,
- * *settings) */
-PyObject *native_backward(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
-    struct tensor_argument storage[NUM_BACKWARD] = {0};
-    fdm_tensor *given[NUM_BACKWARD];
-    fdm_options options;
-    PyObject *allocate, *result = NULL;
-    if (!parse(arguments, count, NUM_BACKWARD, storage, given, &options, &allocate)) {
-        fdm_tensors tensors;
-        inputs_of(given, &tensors);
-        fdm_tensor *const *own = given + NUM_INPUTS;
-        tensors.out = own[0];
-        tensors.lse = own[1];
-        tensors.dout = own[2];
-        tensors.dlse = own[3];
-        tensors.dq = own[4];
-        tensors.dk = own[5];
-        tensors.dv = own[6];
-        tensors.dbias = own[7];
-        result = run(fdm_attention_backward, &tensors, &options, allocate);
-    }
-    native_release(storage, NUM_BACKWARD);
     return result;
 }
 
@@ -149,13 +121,13 @@ PyObject *native_count_visible(PyObject *module, PyObject *const *arguments, Py_
     fdm_tensor *given[NUM_FORWARD];
     fdm_options options;
     PyObject *allocate, *result = NULL;
-    if (!parse(arguments, count, NUM_FORWARD, storage, given, &options, &allocate)) {
+    if (!parse(arguments, count, storage, given, &options, &allocate)) {
         fdm_tensors tensors;
         fdm_problem problem;
         int64_t pairs = 0;
-        inputs_of(given, &tensors);
-        tensors.out = given[NUM_INPUTS];
-        tensors.lse = given[NUM_INPUTS + 1];
+        native_inputs(given, &tensors);
+        tensors.out = given[NATIVE_NUM_INPUTS];
+        tensors.lse = given[NATIVE_NUM_INPUTS + 1];
         fdm_status status = fdm_describe(FDM_FORWARD, &tensors, &options, &problem);
         if (!status)
             status = fdm_count_visible(&problem, &tensors, &pairs);
@@ -175,14 +147,14 @@ PyObject *native_plan(PyObject *module, PyObject *const *arguments, Py_ssize_t c
     fdm_tensor *given[NUM_FORWARD];
     fdm_options options;
     PyObject *allocate, *result = NULL;
-    if (!parse(arguments, count, NUM_FORWARD, storage, given, &options, &allocate)) {
+    if (!parse(arguments, count, storage, given, &options, &allocate)) {
         fdm_tensors tensors;
         fdm_problem problem;
         fdm_device device;
         fdm_plan plan;
-        inputs_of(given, &tensors);
-        tensors.out = given[NUM_INPUTS];
-        tensors.lse = given[NUM_INPUTS + 1];
+        native_inputs(given, &tensors);
+        tensors.out = given[NATIVE_NUM_INPUTS];
+        tensors.lse = given[NATIVE_NUM_INPUTS + 1];
         fdm_status status = fdm_describe(FDM_FORWARD, &tensors, &options, &problem);
         if (!status)
             status = fdm_device_query(tensors.q->device.type, tensors.q->device.index, &device);

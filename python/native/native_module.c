@@ -57,7 +57,12 @@ static PyObject *native_version(PyObject *module, PyObject *unused) { return PyU
 
 static PyMethodDef methods[] = {
     {"forward", FASTCALL(native_forward), "Attention forward on caller-allocated tensors."},
-    {"backward", FASTCALL(native_backward), "Attention backward on caller-allocated tensors."},
+    {"use_torch", native_use_torch, METH_O, "Takes what the functions on PyTorch tensors call, by name."},
+    {"attend", FASTCALL(native_attend), "Attention on PyTorch tensors; None when it must go through the dispatcher."},
+    {"node_forward", FASTCALL(native_node_forward), "Forward of the autograd node."},
+    {"node_backward", FASTCALL(native_node_backward), "Backward of the autograd node."},
+    {"operator_forward", FASTCALL(native_operator_forward), "Attention forward on PyTorch tensors."},
+    {"operator_backward", FASTCALL(native_operator_backward), "Attention backward on PyTorch tensors."},
     {"count_visible", FASTCALL(native_count_visible), "Visible pairs of a forward call."},
     {"plan", FASTCALL(native_plan), "(family, kernel, choice, reason) of a forward call."},
     {"inspect", native_inspect, METH_O, "(address, dtype, shape, strides, device type, index, read-only) of a tensor."},

@@ -140,7 +140,7 @@ fdm_tensor *native_tensor(PyObject *object, struct tensor_argument *argument, in
     return &argument->tensor;
 }
 
-static PyObject *tuple_of(const int64_t *values, int32_t count) {
+PyObject *native_extents(const int64_t *values, int32_t count) {
     PyObject *tuple = PyTuple_New(count);
     for (int32_t i = 0; tuple && i < count; i++) {
         PyObject *value = PyLong_FromLongLong(values[i]);
@@ -181,8 +181,8 @@ PyObject *native_inspect(PyObject *module, PyObject *object) {
             argument.strides[i] = step;
             step *= tensor->shape[i];
         }
-        PyObject *shape = tuple_of(tensor->shape, tensor->ndim);
-        PyObject *strides = tuple_of(tensor->strides ? tensor->strides : argument.strides, tensor->ndim);
+        PyObject *shape = native_extents(tensor->shape, tensor->ndim);
+        PyObject *strides = native_extents(tensor->strides ? tensor->strides : argument.strides, tensor->ndim);
         unsigned long long address = (unsigned long long)(uintptr_t)tensor->data + tensor->byte_offset;
         if (shape && strides)
             result = Py_BuildValue("KNOOiiN", address, dtype_text(tensor), shape, strides, (int)tensor->device.type,

@@ -433,9 +433,9 @@ static void calls_that_do_not_fit(void) {
     fdm_tensor mixed = other.k;
     other.tensors.k = &mixed;
     mixed.device = cuda;
-    assert_refused(cuda_call_run(&other, NULL), wrong, "k is on DLPack device 2:0, but q is on 2:1");
+    assert_refused(cuda_call_run(&other, NULL), wrong, "k is on CUDA device 0, but q is on CUDA device 1");
     mixed.device = host;
-    assert_refused(cuda_call_run(&other, NULL), wrong, "k is on DLPack device 1:0");
+    assert_refused(cuda_call_run(&other, NULL), wrong, "k is on the CPU, but q is on CUDA device 1");
     mixed = other.v;
     mixed.data = NULL;
     assert_refused(cuda_call_run(&other, NULL), wrong, "k has no data");
