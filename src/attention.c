@@ -127,13 +127,11 @@ static fdm_status attention_once(fdm_pass pass, const fdm_tensors *tensors, cons
     static const fdm_allocator standard = {NULL, allocate_default, release_default};
     fdm_problem problem;
     struct attention attention;
-    fdm_device device;
     fdm_plan plan;
     fdm_status status = problem_from_tensors(pass, tensors, options, &problem, &attention);
-    if (status || (status = fdm_device_query(tensors->q->device.type, tensors->q->device.index, &device)) ||
-        (status = fdm_plan_attention(&device, &problem, options, &plan)))
+    if (status || (status = plan_call(tensors->q->device, &problem, options, &plan)))
         return status;
-    if (!allocator && plan.workspace_bytes > 0 && device.id.type == FDM_CUDA)
+    if (!allocator && plan.workspace_bytes > 0 && plan.device.type == FDM_CUDA)
         return error_set(FDM_ERROR_INVALID_ARGUMENT,
                          "allocator is NULL, but this call needs %lld bytes of workspace on the CUDA device",
                          (long long)plan.workspace_bytes);

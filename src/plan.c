@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "error.h"
+#include "families/cpu/isa.h"
 #include "families/cpu/threads.h"
 #include "settings.h"
 
@@ -31,38 +32,41 @@ static void append_reason(char *reasons, size_t size, const char *family, const 
     snprintf(reasons + used, size - used, "%s%s: %.160s", used ? "; " : "", family, why);
 }
 
-/* The caller's wish comes before the environment's. */
-static const char *forced_kernel(const fdm_options *options) {
-    if (options && (options->kernel || options->family))
-        return options->kernel;
-    return setting_get(SETTING_KERNEL);
-}
+/* What the caller and the environment ask for; the caller's wish comes first. */
+struct wishes {
+    const char *kernel, *family; /* NULL = free choice */
+    int32_t num_threads;
+};
 
 /* A thread is worth waking for 2^20 multiply-adds, some 10 us of one core: a parallel region of OpenMP costs 1 to 2 us,
  * waking the own pool's threads 10 us and more. */
-static int32_t worthwhile_threads(const fdm_problem *p, int32_t available) {
+static int32_t worthwhile_threads(const fdm_problem *p, const fdm_options *options) {
     double rows = p->varlen ? (double)p->total_q : (double)p->batch * (double)p->seqlen_q;
     double work = rows * (double)p->heads * (double)p->seqlen_k * (double)(p->head_dim + p->head_dim_v);
     double most = work / (1 << 20);
-    return most >= available ? available : most < 1 ? 1 : (int32_t)most;
+    if (most < 2) /* one: the system need not be asked how many there are */
+        return 1;
+    int32_t available = threads_for(options ? options->num_threads : 0, options ? options->executor : NULL);
+    return most >= available ? available : (int32_t)most;
 }
 
-fdm_status fdm_plan_attention(const fdm_device *device, const fdm_problem *problem, const fdm_options *options,
-                              fdm_plan *plan) {
-    if (!device || !plan)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is NULL", device ? "plan" : "device");
-    fdm_status status = fdm_problem_validate(problem);
-    if (status)
-        return status;
-    const char *wanted_family = options ? options->family : NULL;
-    struct plan_request request = {.device = device,
-                                   .problem = problem,
-                                   .kernel = forced_kernel(options),
-                                   .family_forced = wanted_family != NULL,
-                                   .num_threads = 1};
-    if (device->id.type == FDM_CPU)
-        request.num_threads = worthwhile_threads(
-            problem, threads_for(options ? options->num_threads : 0, options ? options->executor : NULL));
+static struct wishes wishes_of(const fdm_problem *problem, int32_t device_type, const fdm_options *options) {
+    struct wishes wishes = {options ? options->kernel : NULL, options ? options->family : NULL, 1};
+    if (!wishes.kernel && !wishes.family)
+        wishes.kernel = setting_get(SETTING_KERNEL);
+    if (device_type == FDM_CPU)
+        wishes.num_threads = worthwhile_threads(problem, options);
+    return wishes;
+}
+
+static fdm_status choose(const fdm_device *device, const fdm_problem *problem, const struct wishes *wishes,
+                         fdm_plan *plan) {
+    const char *wanted_family = wishes->family;
+    const struct plan_request request = {.device = device,
+                                         .problem = problem,
+                                         .kernel = wishes->kernel,
+                                         .family_forced = wanted_family != NULL,
+                                         .num_threads = wishes->num_threads};
     char reasons[400] = "";
     int known = 0;
     for (int32_t i = 0; families[i]; i++) {
@@ -81,6 +85,58 @@ fdm_status fdm_plan_attention(const fdm_device *device, const fdm_problem *probl
     if (!known)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "family '%s' is unknown", wanted_family);
     return error_set(FDM_ERROR_UNSUPPORTED, "no kernel takes this problem on %s: %s", device->name, reasons);
+}
+
+fdm_status fdm_plan_attention(const fdm_device *device, const fdm_problem *problem, const fdm_options *options,
+                              fdm_plan *plan) {
+    if (!device || !plan)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is NULL", device ? "plan" : "device");
+    fdm_status status = fdm_problem_validate(problem);
+    if (status)
+        return status;
+    const struct wishes wishes = wishes_of(problem, device->id.type, options);
+    return choose(device, problem, &wishes, plan);
+}
+
+/* A thread's last plan of a pass, and what it was made from. Planning looks at every row and words its reasons, which
+ * costs the host a microsecond that the same call again need not spend. Families are pure, so that the same request
+ * gives the same plan; of the facts of a device only the CPU's instruction set can change. */
+static _Thread_local struct kept_plan {
+    int made;
+    enum cpu_isa isa;
+    int32_t num_threads;
+    char kernel[48], family[16]; /* "" = free choice */
+    fdm_plan plan;
+} kept_plans[2];
+
+static int same_wish(const char *wish, const char *kept) { return wish ? *wish && !strcmp(wish, kept) : !*kept; }
+
+/* Names that are cut here are those of no kernel and no family: they get no plan. */
+static void keep_wish(const char *wish, char *kept, size_t size) { snprintf(kept, size, "%s", wish ? wish : ""); }
+
+fdm_status plan_call(fdm_device_id id, const fdm_problem *problem, const fdm_options *options, fdm_plan *plan) {
+    fdm_device device;
+    struct kept_plan *kept = &kept_plans[problem->pass == FDM_BACKWARD];
+    const struct wishes wishes = wishes_of(problem, id.type, options);
+    const enum cpu_isa isa = id.type == FDM_CPU ? cpu_isa_best() : CPU_ISA_SCALAR;
+    fdm_status status = id.type == FDM_CPU ? FDM_OK : fdm_device_query(id.type, id.index, &device);
+    if (status)
+        return status;
+    if (!kept->made || kept->plan.device.type != id.type || kept->plan.device.index != id.index || kept->isa != isa ||
+        kept->num_threads != wishes.num_threads || !same_wish(wishes.kernel, kept->kernel) ||
+        !same_wish(wishes.family, kept->family) || memcmp(&kept->plan.problem, problem, sizeof *problem)) {
+        kept->made = 0;
+        if ((id.type == FDM_CPU && (status = fdm_device_query(id.type, id.index, &device))) ||
+            (status = choose(&device, problem, &wishes, &kept->plan)))
+            return status;
+        keep_wish(wishes.kernel, kept->kernel, sizeof kept->kernel);
+        keep_wish(wishes.family, kept->family, sizeof kept->family);
+        kept->isa = isa;
+        kept->num_threads = wishes.num_threads;
+        kept->made = 1;
+    }
+    *plan = kept->plan;
+    return FDM_OK;
 }
 
 fdm_status fdm_kernel_list(int32_t index, fdm_kernel_info *info) {

@@ -120,7 +120,8 @@ class _Attention(torch.autograd.Function):
 
 def _use_torch() -> None:
     """Hands the extension what it calls."""
-    compiled = torch._C._dynamo.guards  # what PyTorch's compiled code allocates with
+    # What PyTorch's compiled code allocates with.
+    compiled = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
     _native.use_torch(
         {
             "Tensor": Tensor,

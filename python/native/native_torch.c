@@ -1,6 +1,6 @@
-/* native_torch.c: attention on PyTorch tensors, one call a pass: which way it goes, outputs, workspace, stream, autograd.
- * Nothing is built against PyTorch: tensors are read through DLPack's exchange table, and the functions of PyTorch that
- * are called are handed over by _torch.py. */
+/* native_torch.c: attention on PyTorch tensors, one call a pass: which way it goes, outputs, workspace, stream,
+ * autograd. Nothing is built against PyTorch: tensors are read through DLPack's exchange table, and the functions of
+ * PyTorch that are called are handed over by _torch.py. */
 #include "native.h"
 
 #include <string.h>
@@ -15,11 +15,13 @@ enum {
     CU_SEQLENS_Q = 7
 };
 
-/* What use_torch() takes. */
+/* What use_torch() takes. DESCRIBE: makes a tuple of a tensor where PyTorch has no exchange table, else None. EMPTY_CPU
+ * and EMPTY_CUDA: (shape, strides, dtype) on the CPU and on the current CUDA device, or None. From TRANSFORMS to
+ * TRACER: whether somebody watches. */
 enum {
     TENSOR,
     PARAMETER,
-    DESCRIBE, /* a tensor as a tuple, where PyTorch has no exchange table; None where it has */
+    DESCRIBE,
     FLOAT32,
     FLOAT64,
     UINT8,
@@ -27,7 +29,7 @@ enum {
     IS_NEG,
     EMPTY_LIKE,
     ZEROS_LIKE,
-    EMPTY_CPU, /* (shape, strides, dtype), on the CPU and on the current CUDA device; or None */
+    EMPTY_CPU,
     EMPTY_CUDA,
     NUM_THREADS,
     CUDA_STREAM,
@@ -42,18 +44,57 @@ enum {
     APPLY,
     NUM_TORCH
 };
-static const char *const torch_names[NUM_TORCH] = {
-    "Tensor",      "Parameter",    "describe",         "float32",    "float64",        "uint8",      "bool",
-    "is_neg",      "empty_like",   "zeros_like",       "empty_cpu",  "empty_cuda",     "num_threads", "cuda_stream",
-    "grad_enabled", "autocast_enabled", "transforms",  "dispatch_modes", "profiler",   "tracer",     "forward_ad",
-    "arguments",   "apply"};
+static const char *const torch_names[NUM_TORCH] = {[TENSOR] = "Tensor",
+                                                   [PARAMETER] = "Parameter",
+                                                   [DESCRIBE] = "describe",
+                                                   [FLOAT32] = "float32",
+                                                   [FLOAT64] = "float64",
+                                                   [UINT8] = "uint8",
+                                                   [BOOL] = "bool",
+                                                   [IS_NEG] = "is_neg",
+                                                   [EMPTY_LIKE] = "empty_like",
+                                                   [ZEROS_LIKE] = "zeros_like",
+                                                   [EMPTY_CPU] = "empty_cpu",
+                                                   [EMPTY_CUDA] = "empty_cuda",
+                                                   [NUM_THREADS] = "num_threads",
+                                                   [CUDA_STREAM] = "cuda_stream",
+                                                   [GRAD_ENABLED] = "grad_enabled",
+                                                   [AUTOCAST_ENABLED] = "autocast_enabled",
+                                                   [TRANSFORMS] = "transforms",
+                                                   [DISPATCH_MODES] = "dispatch_modes",
+                                                   [PROFILER] = "profiler",
+                                                   [TRACER] = "tracer",
+                                                   [FORWARD_AD] = "forward_ad",
+                                                   [ARGUMENTS] = "arguments",
+                                                   [APPLY] = "apply"};
 static PyObject *torch[NUM_TORCH]; /* kept for the life of the process */
 
-/* Attributes that are read or called on every call. */
-enum { DTYPE, REQUIRES_GRAD, CONTIGUOUS, NEW_EMPTY, CURRENT_LEVEL, FORCED_FAMILY, TO_SAVE, SETTINGS, MATERIALIZE, CPU, CUDA, NUM_TEXTS };
-static const char *const text_values[NUM_TEXTS] = {
-    "dtype",   "requires_grad", "contiguous", "new_empty", "_current_level", "forced_family",
-    "to_save", "settings", "materialize_grads", "cpu", "cuda"};
+/* Attributes and names of devices, as Python's strings. */
+enum {
+    DTYPE,
+    REQUIRES_GRAD,
+    CONTIGUOUS,
+    NEW_EMPTY,
+    CURRENT_LEVEL,
+    FORCED_FAMILY,
+    TO_SAVE,
+    SETTINGS,
+    MATERIALIZE,
+    CPU,
+    CUDA,
+    NUM_TEXTS
+};
+static const char *const text_values[NUM_TEXTS] = {[DTYPE] = "dtype",
+                                                   [REQUIRES_GRAD] = "requires_grad",
+                                                   [CONTIGUOUS] = "contiguous",
+                                                   [NEW_EMPTY] = "new_empty",
+                                                   [CURRENT_LEVEL] = "_current_level",
+                                                   [FORCED_FAMILY] = "forced_family",
+                                                   [TO_SAVE] = "to_save",
+                                                   [SETTINGS] = "settings",
+                                                   [MATERIALIZE] = "materialize_grads",
+                                                   [CPU] = "cpu",
+                                                   [CUDA] = "cuda"};
 static PyObject *texts[NUM_TEXTS];
 
 /* use_torch({name: object}) */
@@ -431,7 +472,8 @@ PyObject *native_attend(PyObject *module, PyObject *const *inputs, Py_ssize_t co
     if (gradients < 0)
         return NULL;
     if (gradients) {
-        PyObject *rest = PyTuple_Pack(7, settings, want_lse ? Py_True : Py_False, inputs[MASK], inputs[5], inputs[6], inputs[7], inputs[8]);
+        PyObject *rest = PyTuple_Pack(7, settings, want_lse ? Py_True : Py_False, inputs[MASK], inputs[5], inputs[6],
+                                      inputs[7], inputs[8]);
         PyObject *bias = inputs[BIAS] == Py_None ? NULL : inputs[BIAS];
         PyObject *result =
             rest ? PyObject_CallFunctionObjArgs(torch[APPLY], rest, inputs[0], inputs[1], inputs[2], bias, NULL) : NULL;

@@ -4,8 +4,9 @@ import subprocess
 import sys
 import threading
 
+import pytest
 import torch
-from flash_dmattn import flash_dmattn_func
+from flash_dmattn import _arguments, flash_dmattn_func
 
 FORK = """
 import multiprocessing, os, torch
@@ -54,6 +55,45 @@ def test_concurrent_calls_agree():
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_every_call_looks_at_the_environment(monkeypatch):
+    q = torch.randn(1, 8, 2, 16, requires_grad=True)
+    want = flash_dmattn_func(q, q, q)
+    monkeypatch.setenv("FLASH_DMATTN_KERNEL", "no.such")
+    with pytest.raises(NotImplementedError, match="no.such"):
+        flash_dmattn_func(q, q, q)
+    monkeypatch.setenv("FLASH_DMATTN_KERNEL", "")
+    assert torch.equal(flash_dmattn_func(q, q, q), want)
+    monkeypatch.setattr(_arguments, "forced_family", "no family")
+    with pytest.raises(ValueError, match="family 'no family' is unknown"):
+        flash_dmattn_func(q, q, q)
+
+
+OLDER = """
+import os, sys, torch
+if sys.argv[1] == "table":
+    del torch.Tensor.__dlpack_c_exchange_api__
+else:
+    del torch._C._dynamo.guards._empty_strided_cpu
+from flash_dmattn import _arguments, flash_dmattn_func
+_arguments.forced_family = os.environ.get("FDM_TEST_FAMILY")
+torch.manual_seed(0)
+q, k, v = (torch.randn(2, 5, 4, 8, requires_grad=True) for _ in range(3))
+bias = torch.randn(2, 1, 1, 5, requires_grad=True)
+mask = torch.rand(2, 4, 5, 5) < 0.7
+out, lse = flash_dmattn_func(q, k.transpose(1, 2).contiguous().transpose(1, 2), v, mask, bias, return_lse=True)
+(out.square().sum() + lse.clamp(max=9).sum()).backward()
+print(torch.cat([each.detach().double().flatten() for each in (out, q.grad, k.grad, v.grad, bias.grad)]).tolist())
+"""
+
+
+def test_a_pytorch_without_the_quick_functions():
+    def results(missing):
+        command = [sys.executable, "-c", OLDER if missing else OLDER.replace("del torch", "torch"), missing or "table"]
+        return subprocess.run(command, check=True, timeout=120, stdout=subprocess.PIPE).stdout
+
+    assert results("table") == results("allocator") == results(None) != b""
 
 
 def test_references_are_released():
