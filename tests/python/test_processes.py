@@ -57,7 +57,7 @@ def test_concurrent_calls_agree():
     assert not wrong
 
 
-def test_every_call_looks_at_the_environment(monkeypatch):
+def test_every_call_looks_at_the_environment(monkeypatch, capfd):
     q = torch.randn(1, 8, 2, 16, requires_grad=True)
     want = flash_dmattn_func(q, q, q)
     monkeypatch.setenv("FLASH_DMATTN_KERNEL", "no.such")
@@ -68,6 +68,12 @@ def test_every_call_looks_at_the_environment(monkeypatch):
     monkeypatch.setattr(_arguments, "forced_family", "no family")
     with pytest.raises(ValueError, match="family 'no family' is unknown"):
         flash_dmattn_func(q, q, q)
+    monkeypatch.setattr(_arguments, "forced_family", "cpu")
+    flash_dmattn_func(q, q, q)
+    monkeypatch.setenv("FLASH_DMATTN_LOG", "1")
+    monkeypatch.setenv("FLASH_DMATTN_CPU_ISA", "scalar")
+    flash_dmattn_func(q, q, q)
+    assert "flash_dmattn: cpu.decode.scalar, " in capfd.readouterr().err
 
 
 OLDER = """
