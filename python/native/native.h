@@ -27,6 +27,9 @@ void native_release(struct tensor_argument *arguments, Py_ssize_t count);
 /* FDM_OK: None. Otherwise NULL with the library's sentence as the exception that suits the status. */
 PyObject *native_result(fdm_status status);
 
+/* 0, or -1 with an exception set. */
+int native_expect(Py_ssize_t count, Py_ssize_t needed);
+
 /* Workspace kept between calls, a few buffers per process. All three need the GIL, except that the allocator made by
  * native_allocator() may be used without it. */
 struct native_workspace {

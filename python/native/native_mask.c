@@ -1,13 +1,6 @@
 /* native_mask.c: masks as key intervals, for Python: the arrays are the caller's. */
 #include "native.h"
 
-static int expect(Py_ssize_t count, Py_ssize_t needed) {
-    if (count == needed)
-        return 0;
-    PyErr_Format(PyExc_TypeError, "%zd arguments are needed, %zd were given", needed, count);
-    return -1;
-}
-
 /* A contiguous int32 [length] or [1, .., length] array, never NULL; or NULL with an exception set. */
 static int32_t *row_data(const fdm_tensor *tensor, int64_t length) {
     static int32_t none;
@@ -24,7 +17,7 @@ static int32_t *row_data(const fdm_tensor *tensor, int64_t length) {
 
 /* topk_intervals(bias, padding or None, window, seqlen_q, start, end) */
 PyObject *native_topk_intervals(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
-    if (expect(count, 6))
+    if (native_expect(count, 6))
         return NULL;
     struct tensor_argument storage[4] = {0};
     int failed = 0;
@@ -47,7 +40,7 @@ PyObject *native_topk_intervals(PyObject *module, PyObject *const *arguments, Py
 
 /* document_intervals(cu_seqlens, causal, start, end) */
 PyObject *native_document_intervals(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
-    if (expect(count, 4))
+    if (native_expect(count, 4))
         return NULL;
     struct tensor_argument storage[3] = {0};
     int failed = 0;
@@ -85,7 +78,7 @@ static int read_rows(PyObject *const *arguments, int num_settings, struct tensor
 
 /* window_intervals(seqlen_q, seqlen_k, causal, window_left, window_right, start, end) */
 PyObject *native_window_intervals(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
-    if (expect(count, 7))
+    if (native_expect(count, 7))
         return NULL;
     struct tensor_argument storage[2] = {0};
     int64_t s[5];
@@ -99,7 +92,7 @@ PyObject *native_window_intervals(PyObject *module, PyObject *const *arguments, 
 
 /* prefix_intervals(seqlen_q, seqlen_k, prefix, start, end) */
 PyObject *native_prefix_intervals(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
-    if (expect(count, 5))
+    if (native_expect(count, 5))
         return NULL;
     struct tensor_argument storage[2] = {0};
     int64_t s[3];
@@ -113,7 +106,7 @@ PyObject *native_prefix_intervals(PyObject *module, PyObject *const *arguments, 
 
 /* intervals_from_mask(mask [rows, keys] bool, start, end) -> whether the mask is one interval per key */
 PyObject *native_intervals_from_mask(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
-    if (expect(count, 3))
+    if (native_expect(count, 3))
         return NULL;
     struct tensor_argument storage[3] = {0};
     int failed = 0;

@@ -18,6 +18,13 @@ PyObject *native_result(fdm_status status) {
     return NULL;
 }
 
+int native_expect(Py_ssize_t count, Py_ssize_t needed) {
+    if (count == needed)
+        return 0;
+    PyErr_Format(PyExc_TypeError, "%zd arguments are needed, %zd were given", needed, count);
+    return -1;
+}
+
 /* device() -> facts of the CPU */
 static PyObject *native_device(PyObject *module, PyObject *unused) {
     fdm_device device;

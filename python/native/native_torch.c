@@ -3,8 +3,6 @@
  * PyTorch that are called are handed over by _torch.py. */
 #include "native.h"
 
-#include <string.h>
-
 enum {
     NUM_INPUTS = NATIVE_NUM_INPUTS,
     NUM_FORWARD = NUM_INPUTS + 2,
@@ -438,13 +436,6 @@ static int wants_gradients(PyObject *const *inputs) {
     return wants;
 }
 
-static int expect(Py_ssize_t count, Py_ssize_t needed) {
-    if (count == needed)
-        return 0;
-    PyErr_Format(PyExc_TypeError, "%zd arguments are needed, %zd were given", needed, count);
-    return -1;
-}
-
 /* out, or (out, lse); takes the references. */
 static PyObject *outputs(PyObject **made, int want_lse) {
     if (!want_lse)
@@ -457,7 +448,7 @@ static PyObject *outputs(PyObject **made, int want_lse) {
 /* attend(*inputs, settings, want_lse, autocast applied) -> out or (out, lse); None when the call must go through the
  * dispatcher, or its arguments need another form first. */
 PyObject *native_attend(PyObject *module, PyObject *const *inputs, Py_ssize_t count) {
-    if (expect(count, NUM_INPUTS + 3))
+    if (native_expect(count, NUM_INPUTS + 3))
         return NULL;
     PyObject *settings = inputs[NUM_INPUTS], *made[2];
     const int want_lse = PyObject_IsTrue(inputs[NUM_INPUTS + 1]) == 1;
@@ -490,7 +481,7 @@ enum { NUM_SAVED_ALWAYS = 5, NUM_SAVED = NUM_INPUTS + 2 };
 
 /* node_forward(ctx, (settings, want_lse, mask, start, end, cu_seqlens_q, cu_seqlens_k), q, k, v[, bias]) */
 PyObject *native_node_forward(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
-    if (count != 5 && expect(count, 6))
+    if (count != 5 && native_expect(count, 6))
         return NULL;
     PyObject *ctx = arguments[0], *rest[7], *made[2];
     for (int i = 0; i < 7; i++)
@@ -522,7 +513,7 @@ PyObject *native_node_forward(PyObject *module, PyObject *const *arguments, Py_s
 
 /* node_backward(saved tensors, needs_input_grad, settings, dout, dlse) -> gradients of node_forward's arguments */
 PyObject *native_node_backward(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
-    if (expect(count, 5))
+    if (native_expect(count, 5))
         return NULL;
     PyObject *saved[NUM_SAVED], *grads[NUM_GRADIENTS];
     const Py_ssize_t num_saved = PyTuple_Size(arguments[0]), num_needs = PyTuple_Size(arguments[1]);
@@ -550,7 +541,7 @@ PyObject *native_node_backward(PyObject *module, PyObject *const *arguments, Py_
 /* operator_forward(*inputs, settings) -> (out, lse) */
 PyObject *native_operator_forward(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
     PyObject *made[2];
-    if (expect(count, NUM_INPUTS + 1) || forward(arguments, arguments[NUM_INPUTS], 1, made))
+    if (native_expect(count, NUM_INPUTS + 1) || forward(arguments, arguments[NUM_INPUTS], 1, made))
         return NULL;
     return outputs(made, 1);
 }
@@ -559,7 +550,7 @@ PyObject *native_operator_forward(PyObject *module, PyObject *const *arguments, 
  * None where not wanted */
 PyObject *native_operator_backward(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
     PyObject *grads[NUM_GRADIENTS], *const *own = arguments + NUM_INPUTS;
-    if (expect(count, NUM_INPUTS + 9))
+    if (native_expect(count, NUM_INPUTS + 9))
         return NULL;
     int needs[NUM_GRADIENTS];
     for (int i = 0; i < NUM_GRADIENTS; i++)
