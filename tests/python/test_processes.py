@@ -58,6 +58,7 @@ def test_concurrent_calls_agree():
 
 
 def test_every_call_looks_at_the_environment(monkeypatch, capfd):
+    monkeypatch.setattr(_arguments, "forced_family", None)
     q = torch.randn(1, 8, 2, 16, requires_grad=True)
     want = flash_dmattn_func(q, q, q)
     monkeypatch.setenv("FLASH_DMATTN_KERNEL", "no.such")
