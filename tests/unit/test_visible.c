@@ -10,7 +10,7 @@
 #include "families/cpu/isa.h"
 #include "families/cpu/visible.h"
 
-enum { ROWS_MAX = 150, KEYS_MAX = 200, HEADS_MAX = 12 };
+enum { ROWS_MAX = 150, KEYS_MAX = 600, HEADS_MAX = 12 };
 
 static uint32_t state;
 static int32_t draw(int32_t below) {
@@ -81,7 +81,17 @@ static void check_block(const struct scene *s, int64_t kv_head, int64_t first, i
     memset(seen, 0, sizeof seen);
     lane_block_init(&block, &s->attention, cpu_isa_kernels(CPU_ISA_SCALAR, FDM_FLOAT32), 0, kv_head, first, count);
     key_walk_init(&walk, &block, block_keys);
-    while (key_walk_next(&walk, &keys)) {
+    const int64_t end = walk.last, halt = draw(2) ? walk.next + draw(KEYS_MAX) : end;
+    walk.last = halt < end ? halt : end;
+    for (;;) {
+        if (!key_walk_next(&walk, &keys)) {
+            if (walk.last >= end)
+                break;
+            walk.last = end;
+            continue;
+        }
+        for (int32_t steps = draw(24); steps > 0; steps--)
+            key_walk_ahead(&walk);
         assert_in_range(keys.num_keys, 1, block_keys);
         for (int32_t k = 0; k < keys.num_keys; k++) {
             assert_true(keys.key[k] > before);

@@ -380,6 +380,7 @@ static void run_region(const struct backward_call *call, struct backward_thread 
     while (key_walk_next(&thread->walk, &thread->keys)) {
         backward_pack_keys(call, call->attention, thread, thread->block.kv_head);
         for (int32_t panel = 0; panel < thread->block.num_panels; panel++) {
+            key_walk_ahead(&thread->walk);
             if (thread->keys.state[panel] == PANEL_SKIP)
                 continue;
             backward_scores(call, call->attention, thread, panel, wants_dbias);

@@ -23,14 +23,15 @@ struct forward_thread {
     struct key_walk walk;
     struct key_block keys;
     const void *rows[CPU_BLOCK_LANES_MAX]; /* addresses for packing, of lanes or keys */
+    const void *bias_rows[CPU_BLOCK_LANES_MAX];
     float bias_keys[CPU_BLOCK_KEYS_MAX];
     float max[CPU_BLOCK_LANES_MAX], sum[CPU_BLOCK_LANES_MAX], shrink[CPU_LANES];
     char *panels, *packed_keys, *packed_values, *weights; /* weights NULL: the score tile serves */
-    float *s, *bias, *acc;
+    float *s, *acc;
     size_t panel_bytes;
 };
 
-enum bias_kind { BIAS_NONE, BIAS_KEYS, BIAS_TILE };
+enum bias_kind { BIAS_NONE, BIAS_KEYS, BIAS_ROWS };
 
 struct forward_call {
     const struct attention *attention;
@@ -69,7 +70,6 @@ static size_t thread_layout(char *base, const struct cpu_kernels *k, const fdm_p
     thread->s = take(base, &used, tile);
     thread->weights = k->weights_bytes(block_n) ? take(base, &used, k->weights_bytes(block_n)) : NULL;
     thread->acc = take(base, &used, (size_t)panels * (size_t)dv * CPU_LANES * sizeof(float));
-    thread->bias = p->has_bias ? take(base, &used, tile) : NULL;
     return used;
 }
 
@@ -139,7 +139,7 @@ static enum bias_kind bias_kind(const struct attention *a) {
     if (!a->bias.data)
         return BIAS_NONE;
     int one_head = a->bias.group >= a->problem->heads / a->problem->heads_kv || a->bias.head == 0;
-    return a->bias.row == 0 && one_head ? BIAS_KEYS : BIAS_TILE;
+    return a->bias.row == 0 && one_head ? BIAS_KEYS : BIAS_ROWS;
 }
 
 /* The bias that lane 0 of the block sees, key by key. */
@@ -156,26 +156,42 @@ static void load_bias_keys(const struct forward_call *call, struct forward_threa
     }
 }
 
-/* The bias tile of one panel, run of neighbouring keys by run. */
-static void load_bias_tile(const struct forward_call *call, struct forward_thread *thread, int32_t panel) {
+static int64_t bias_bytes(const struct forward_call *call) {
+    return fdm_dtype_bytes(call->attention->problem->bias_dtype);
+}
+
+/* Where the bias of each lane begins. */
+static void find_bias_rows(const struct forward_call *call, struct forward_thread *thread) {
     const struct score_view *view = &call->attention->bias;
     const struct lane_block *block = &thread->block;
+    for (int32_t lane = 0; lane < block->num_lanes; lane++)
+        thread->bias_rows[lane] =
+            view->data + (block->batch * view->batch + block->head[lane] / view->group * view->head +
+                          block->row[lane] * view->row) *
+                             bias_bytes(call);
+}
+
+/* Asks for the bias of the panel that comes after this one, as far as can be foreseen, a share at each of the
+ * PREFETCH_SHARES steps of a panel: more requests at a time than the core can have open would hold it up. */
+enum { PREFETCH_SHARES = 4 };
+static inline __attribute__((always_inline)) void prefetch_bias(const struct forward_call *call,
+                                                                const struct forward_thread *thread, int32_t panel,
+                                                                int32_t share) {
+    const struct lane_block *block = &thread->block;
     const struct key_block *keys = &thread->keys;
-    const fdm_dtype dtype = call->attention->problem->bias_dtype;
-    const int64_t bytes = fdm_dtype_bytes(dtype);
-    const int32_t lanes = lane_block_panel_lanes(block, panel);
-    for (int32_t first = 0, last; first < keys->num_keys; first = last) {
-        last = first + 1;
-        while (last < keys->num_keys && (view->key == 0 || keys->key[last] == keys->key[last - 1] + 1))
-            last++;
-        for (int32_t l = 0; l < lanes; l++) {
-            int32_t lane = panel * CPU_LANES + l;
-            thread->rows[l] = view->data + (block->batch * view->batch + block->head[lane] / view->group * view->head +
-                                            block->row[lane] * view->row + keys->key[first] * view->key) *
-                                               bytes;
-        }
-        call->kernels->load_bias(thread->bias + (size_t)first * CPU_LANES, thread->rows, view->key, last - first, lanes,
-                                 dtype);
+    const struct key_walk *walk = &thread->walk;
+    const int32_t next = panel + 1 < block->num_panels ? panel + 1 : 0;
+    const int64_t first = next ? keys->key[0] : walk->next;
+    const int64_t last = next ? keys->key[keys->num_keys - 1] + 1 : first + keys->num_keys;
+    if (call->bias_kind != BIAS_ROWS || call->attention->bias.key != 1 || !keys->contiguous || last > walk->last ||
+        (next && keys->state[next] == PANEL_SKIP))
+        return;
+    const int32_t lanes = lane_block_panel_lanes(block, next);
+    const int64_t bytes = bias_bytes(call);
+    for (int32_t l = lanes * share / PREFETCH_SHARES; l < lanes * (share + 1) / PREFETCH_SHARES; l++) {
+        const char *row = thread->bias_rows[next * CPU_LANES + l];
+        for (int64_t at = first * bytes; at < last * bytes; at += 64)
+            __builtin_prefetch(row + at, 0, 2);
     }
 }
 
@@ -247,15 +263,19 @@ static void run_panel(const struct forward_call *call, struct forward_thread *th
     float *acc = thread->acc + (size_t)panel * (size_t)p->head_dim_v * CPU_LANES;
     struct strip strips[STRIPS_MAX];
     const int32_t count = cut_strips(call, thread, panel, strips);
+    prefetch_bias(call, thread, panel, 0);
     score_strips(call, thread, panel, strips, count);
-    if (call->bias_kind == BIAS_TILE)
-        load_bias_tile(call, thread, panel);
+    prefetch_bias(call, thread, panel, 1);
     struct cpu_softmax_step step = {.s = thread->s,
                                     .weights = thread->weights ? (void *)thread->weights : (void *)thread->s,
                                     .visible =
                                         thread->keys.state[panel] == PANEL_PARTIAL ? thread->keys.visible[panel] : NULL,
                                     .bias_keys = call->bias_kind == BIAS_KEYS ? thread->bias_keys : NULL,
-                                    .bias = call->bias_kind == BIAS_TILE ? thread->bias : NULL,
+                                    .bias_rows =
+                                        call->bias_kind == BIAS_ROWS ? thread->bias_rows + panel * CPU_LANES : NULL,
+                                    .keys = thread->keys.key,
+                                    .bias_key_stride = call->attention->bias.key,
+                                    .bias_dtype = p->bias_dtype,
                                     .num_keys = thread->keys.num_keys,
                                     .num_lanes = lanes,
                                     .scale = (float)p->softmax_scale,
@@ -264,8 +284,10 @@ static void run_panel(const struct forward_call *call, struct forward_thread *th
                                     .sum = thread->sum + panel * CPU_LANES,
                                     .shrink = thread->shrink};
     call->kernels->softmax(&step);
+    prefetch_bias(call, thread, panel, 2);
     call->kernels->shrink(acc, thread->shrink, lanes, (int32_t)p->head_dim_v);
     accumulate_strips(call, thread, acc, step.weights, strips, count);
+    prefetch_bias(call, thread, panel, 3);
 }
 
 /* out = acc / sum, lse = max + log(sum); a row without keys has out 0 and lse +inf. */
@@ -298,6 +320,8 @@ static void run_block(const struct forward_call *call, struct forward_thread *th
     memset(thread->acc, 0,
            (size_t)block->num_panels * (size_t)call->attention->problem->head_dim_v * CPU_LANES * sizeof(float));
     pack_panels(call, thread);
+    if (call->bias_kind == BIAS_ROWS)
+        find_bias_rows(call, thread);
     key_walk_init(&thread->walk, block, call->block_n);
     while (key_walk_next(&thread->walk, &thread->keys)) {
         pack_keys(call, thread);
@@ -305,6 +329,7 @@ static void run_block(const struct forward_call *call, struct forward_thread *th
             load_bias_keys(call, thread);
         for (int32_t panel = 0; panel < block->num_panels; panel++) {
             prefetch_next(call, thread, panel);
+            key_walk_ahead(&thread->walk);
             if (thread->keys.state[panel] != PANEL_SKIP)
                 run_panel(call, thread, panel);
         }

@@ -30,7 +30,8 @@
 enum {
     CPU_LANES = 64, /* lanes of a panel: one uint64_t holds the visibility of a key */
     CPU_HEAD_DIM_MAX = 256,
-    CPU_BLOCK_KEYS_MAX = 256 /* keys of one step, at most */
+    CPU_BLOCK_KEYS_MAX = 256, /* keys of one step, at most */
+    CPU_MASK_KEYS_MAX = 256   /* keys of a mask that are turned into bits at a time */
 };
 
 /* One step of online softmax over a score tile. In: s = raw scores K Q^T. Out: weights (the math's operand format; the
@@ -41,7 +42,10 @@ struct cpu_softmax_step {
     void *weights;           /* weights operand of `accumulate`; == s in fp32 math */
     const uint64_t *visible; /* [keys] bit l: key visible to lane l; NULL = all */
     const float *bias_keys;  /* [keys] bias of each key, the same for all lanes; NULL = none */
-    const float *bias;       /* [keys][CPU_LANES] bias; NULL = none */
+    const void *const *bias_rows; /* [num_lanes] addresses of each lane's bias of key 0; NULL = none */
+    const int32_t *keys;          /* [keys] which keys they are, rising; for bias_rows */
+    int64_t bias_key_stride;      /* elements from key to key */
+    fdm_dtype bias_dtype;
     int32_t num_keys, num_lanes;
     float scale;   /* softmax_scale */
     float softcap; /* 0 = none */
@@ -112,7 +116,8 @@ struct cpu_kernels {
     /* out[lane][d] = acc[d][lane] * factor[lane], rounded to dtype: rows[lane] is the address of lane's output row. */
     void (*store_panel)(void *const *rows, const float *acc, const float *factor, int32_t num_lanes, int32_t depth,
                         fdm_dtype dtype);
-    /* Bits of up to CPU_LANES mask rows: visible[j] bit l = rows[l][j * key_stride] != 0, for j < num_keys. */
+    /* Bits of up to CPU_LANES mask rows: visible[j] bit l = rows[l][j * key_stride] != 0, for j < num_keys, at most
+     * CPU_MASK_KEYS_MAX. */
     void (*mask_bits)(uint64_t *visible, const uint8_t *const *rows, int64_t key_stride, int32_t num_keys,
                       int32_t num_lanes);
     /* bias[j][l] = rows[l][j * key_stride] as float32. */

@@ -90,16 +90,32 @@ TILE_ENTRY void tile_store_panel(void *const *rows, const float *acc, const floa
     }
 }
 
-/* 64 x 64 bits in place, bit c of word r to bit r of word c: swaps ever smaller off-diagonal squares. */
-INLINE void transpose_bits(uint64_t words[64]) {
-    uint64_t keep = 0x00000000ffffffffu;
-    for (int width = 32; width > 0; width >>= 1, keep ^= keep << width)
-        for (int block = 0; block < 64; block += 2 * width)
-            for (int i = block; i < block + width; i++) {
-                uint64_t swap = (words[i] >> width ^ words[i + width]) & keep;
-                words[i] ^= swap << width;
-                words[i + width] ^= swap;
-            }
+/* Swaps off-diagonal squares of bits between words `apart` apart in eights of words, a vector at a time. */
+INLINE void swap_bits(uint64_t words[64], int apart, int width) {
+    const uint64_t keep = ~UINT64_C(0) / ((UINT64_C(1) << width) + 1);
+    for (int eight = 0; eight < 8; eight++) {
+        if (eight & apart)
+            continue;
+        uint64_t *low = words + 8 * eight, *high = low + 8 * apart;
+        for (int i = 0; i < 8; i++) {
+            uint64_t swap = (low[i] >> width ^ high[i]) & keep;
+            low[i] ^= swap << width;
+            high[i] ^= swap;
+        }
+    }
+}
+
+/* 64 x 64 bits: bit c of word r becomes bit r of out[c]. words[8 * (r % 8) + r / 8] is word r: so each step is between
+ * whole eights of words, as 8 x 8 bits first and then, in the common order, as 8 x 8 bytes. */
+INLINE void transpose_bits(uint64_t out[64], uint64_t words[64]) {
+    swap_bits(words, 4, 4);
+    swap_bits(words, 2, 2);
+    swap_bits(words, 1, 1);
+    for (int r = 0; r < 64; r++)
+        out[r] = words[r % 8 * 8 + r / 8];
+    swap_bits(out, 4, 32);
+    swap_bits(out, 2, 16);
+    swap_bits(out, 1, 8);
 }
 
 /* Bit k = row[k * stride] != 0, for k < count <= 64. */
@@ -112,20 +128,23 @@ INLINE uint64_t row_bits(const uint8_t *row, int64_t stride, int32_t count) {
     return bytes_nonzero(bytes);
 }
 
+/* A row is read as far as it goes before the next, four cache lines at most: pieces of one line, far apart, come at half
+ * the rate. */
 TILE_ENTRY void tile_mask_bits(uint64_t *visible, const uint8_t *const *rows, int64_t key_stride, int32_t num_keys,
                                int32_t num_lanes) {
-    for (int32_t key = 0; key < num_keys; key += 64) {
-        uint64_t words[64] = {0};
-        int32_t count = least(64, num_keys - key);
-        for (int32_t lane = 0; lane < num_lanes; lane++) {
-            if (key_stride == 1) /* the next call's, as a rule; rows are too far apart for the hardware to foresee it */
-                __builtin_prefetch(rows[lane] + key + 64, 0, 2);
-            words[lane] = lane > 0 && rows[lane] == rows[lane - 1]
-                              ? words[lane - 1]
-                              : row_bits(rows[lane] + key * key_stride, key_stride, count);
+    enum { CHUNKS = CPU_MASK_KEYS_MAX / 64 };
+    uint64_t words[CHUNKS][64] = {0}, columns[64], bits[CHUNKS] = {0};
+    for (int32_t lane = 0; lane < num_lanes; lane++) {
+        const int again = lane > 0 && rows[lane] == rows[lane - 1];
+        for (int32_t c = 0; 64 * c < num_keys; c++) {
+            if (!again)
+                bits[c] = row_bits(rows[lane] + 64 * c * key_stride, key_stride, least(64, num_keys - 64 * c));
+            words[c][lane % 8 * 8 + lane / 8] = bits[c];
         }
-        transpose_bits(words);
-        memcpy(visible + key, words, (size_t)count * sizeof *words);
+    }
+    for (int32_t c = 0; 64 * c < num_keys; c++) {
+        transpose_bits(columns, words[c]);
+        memcpy(visible + 64 * c, columns, (size_t)least(64, num_keys - 64 * c) * sizeof *columns);
     }
 }
 

@@ -2,7 +2,7 @@
 #ifndef FDM_CPU_TILE_SOFTMAX_H
 #define FDM_CPU_TILE_SOFTMAX_H
 
-#include "vector_ops.h"
+#include "tile_bias.h"
 
 /* Vectors of lanes handled together, so that their dependent chains overlap. A strip is `vectors` of them, 1 or
  * SOFTMAX_VECTORS, known when compiled. */
@@ -12,43 +12,52 @@ enum { SOFTMAX_VECTORS = 4 };
  * stay below 2^12 and accumulators are rarely rescaled. (FlashAttention-4 does the same.) */
 #define SOFTMAX_SLACK 8.0f
 
-/* Natural-log scores of one key in lanes lane .. lane + VECTOR_WIDTH - 1: scale, cap, bias; -inf where not visible. */
+/* Natural-log scores of one key in lanes lane .. lane + VECTOR_WIDTH - 1: scale, cap, bias of the key; -inf where not visible. */
 INLINE vec softmax_score(const struct cpu_softmax_step *step, int32_t key, int32_t lane) {
     vec x = vec_mul(vec_load(step->s + (size_t)key * CPU_LANES + lane), vec_set(step->scale));
     if (step->softcap > 0)
         x = vec_mul(vec_tanh(vec_mul(x, vec_set(1 / step->softcap))), vec_set(step->softcap));
     if (step->bias_keys)
         x = vec_add(x, vec_set(step->bias_keys[key]));
-    if (step->bias)
-        x = vec_add(x, vec_load(step->bias + (size_t)key * CPU_LANES + lane));
     if (step->visible)
         x = vec_select(vec_bits(step->visible[key], lane), x, vec_set(-INFINITY));
     return x;
 }
 
-/* Scores that are nothing but scale * raw need no pass of their own. */
-INLINE int softmax_is_plain(const struct cpu_softmax_step *step) {
-    return !(step->softcap > 0) && !step->bias_keys && !step->bias && !step->visible && step->scale >= 0;
+/* Scores that are nothing but scale * raw are never written back: where all are visible, and where the bits of
+ * visibility can be applied to the maximum and the weights. */
+enum softmax_mode { SOFTMAX_ANY, SOFTMAX_MASKED, SOFTMAX_PLAIN };
+
+INLINE enum softmax_mode softmax_mode(const struct cpu_softmax_step *step) {
+    if (step->softcap > 0 || step->bias_keys || step->bias_rows || step->scale < 0)
+        return SOFTMAX_ANY;
+    return step->visible ? SOFTMAX_MASKED : SOFTMAX_PLAIN;
 }
 
-/* max = the running maximum, raised to the tile's where that is far above, for the strip that starts at lane. Unless
- * plain, s holds natural scores after. */
-INLINE void softmax_raise_max(const struct cpu_softmax_step *step, int32_t lane, int vectors, int plain, vec *max) {
+/* max = the running maximum, raised to the tile's where that is far above, for the strip that starts at lane. In
+ * SOFTMAX_ANY, s holds natural scores after. */
+INLINE void softmax_raise_max(const struct cpu_softmax_step *step, int32_t lane, int vectors, enum softmax_mode mode,
+                              vec *max) {
     vec top[SOFTMAX_VECTORS];
     for (int v = 0; v < vectors; v++)
-        top[v] = vec_set(-INFINITY);
-    for (int32_t key = 0; key < step->num_keys; key++) {
+        top[v] = mode == SOFTMAX_ANY && step->bias_rows ? tile_bias_raise(step, lane + v * VECTOR_WIDTH)
+                                                        : vec_set(-INFINITY);
+    const int32_t num_keys = mode == SOFTMAX_ANY && step->bias_rows ? 0 : step->num_keys;
+    for (int32_t key = 0; key < num_keys; key++) {
         float *s = step->s + (size_t)key * CPU_LANES + lane;
 #pragma GCC unroll 4
         for (int v = 0; v < vectors; v++) {
-            vec x = plain ? vec_load(s + v * VECTOR_WIDTH) : softmax_score(step, key, lane + v * VECTOR_WIDTH);
-            if (!plain)
+            const int32_t column = lane + v * VECTOR_WIDTH;
+            vec x = mode == SOFTMAX_ANY ? softmax_score(step, key, column) : vec_load(s + v * VECTOR_WIDTH);
+            if (mode == SOFTMAX_ANY)
                 vec_store(s + v * VECTOR_WIDTH, x);
-            top[v] = vec_max(x, top[v]);
+            vec higher = vec_max(x, top[v]);
+            top[v] =
+                mode == SOFTMAX_MASKED ? vec_select(vec_bits(step->visible[key], column), higher, top[v]) : higher;
         }
     }
     for (int v = 0; v < vectors; v++) {
-        vec natural = plain ? vec_mul(top[v], vec_set(step->scale)) : top[v];
+        vec natural = mode == SOFTMAX_ANY ? top[v] : vec_mul(top[v], vec_set(step->scale));
         vec old = vec_load(step->max + lane + v * VECTOR_WIDTH);
         max[v] = vec_select(vec_less(vec_add(old, vec_set(SOFTMAX_SLACK)), natural), natural, old);
     }
@@ -67,17 +76,22 @@ INLINE vec softmax_shrink(const struct cpu_softmax_step *step, int32_t lane, vec
     return shrink;
 }
 
-/* exp(score - origin). Plain: one FMA turns a raw score into a base-2 exponent; factor = scale log2(e), base =
- * -origin log2(e). Else the difference is taken first: a score may be the lowest finite number, which times log2(e)
- * would overflow. */
-INLINE vec softmax_weight(vec s, vec origin, vec factor, vec base, int plain) {
-    return vec_exp2(plain ? vec_fma(s, factor, base) : vec_mul(vec_sub(s, origin), vec_set(LOG2_E)));
+/* (score - origin) log2(e). One FMA takes a raw score there; factor = scale log2(e), base = -origin log2(e). Of a
+ * natural score the difference is taken first: it may be the lowest finite number, which times log2(e) would overflow. */
+INLINE vec softmax_exponent(vec s, vec origin, vec factor, vec base, enum softmax_mode mode) {
+    return mode == SOFTMAX_ANY ? vec_mul(vec_sub(s, origin), vec_set(LOG2_E)) : vec_fma(s, factor, base);
 }
 
-INLINE void softmax_strip(const struct cpu_softmax_step *step, int32_t lane, int vectors, int plain) {
+/* The weight of a key in lanes lane .. that do not see it is 0; elsewhere its score has seen to that. */
+INLINE vec softmax_hide(const struct cpu_softmax_step *step, int32_t key, int32_t lane, vec weight,
+                        enum softmax_mode mode) {
+    return mode == SOFTMAX_MASKED ? vec_select(vec_bits(step->visible[key], lane), weight, vec_set(0.0f)) : weight;
+}
+
+INLINE void softmax_strip(const struct cpu_softmax_step *step, int32_t lane, int vectors, enum softmax_mode mode) {
     vec max[SOFTMAX_VECTORS], sum[SOFTMAX_VECTORS], origin[SOFTMAX_VECTORS], base[SOFTMAX_VECTORS];
     const vec factor = vec_set(step->scale * LOG2_E);
-    softmax_raise_max(step, lane, vectors, plain, max);
+    softmax_raise_max(step, lane, vectors, mode, max);
     for (int v = 0; v < vectors; v++) {
         origin[v] = softmax_origin(max[v]);
         base[v] = vec_mul(origin[v], vec_set(-LOG2_E));
@@ -87,7 +101,8 @@ INLINE void softmax_strip(const struct cpu_softmax_step *step, int32_t lane, int
         float *s = step->s + (size_t)key * CPU_LANES + lane;
 #pragma GCC unroll 4
         for (int v = 0; v < vectors; v++) {
-            vec weight = softmax_weight(vec_load(s + v * VECTOR_WIDTH), origin[v], factor, base[v], plain);
+            vec weight = vec_exp2(softmax_exponent(vec_load(s + v * VECTOR_WIDTH), origin[v], factor, base[v], mode));
+            weight = softmax_hide(step, key, lane + v * VECTOR_WIDTH, weight, mode);
             vec_store(s + v * VECTOR_WIDTH, weight);
             sum[v] = vec_add(sum[v], weight);
         }
@@ -99,20 +114,21 @@ INLINE void softmax_strip(const struct cpu_softmax_step *step, int32_t lane, int
     }
 }
 
-INLINE void softmax_lanes(const struct cpu_softmax_step *step, int plain) {
+INLINE void softmax_lanes(const struct cpu_softmax_step *step, enum softmax_mode mode) {
     int32_t lane = 0;
     for (; lane + (SOFTMAX_VECTORS - 1) * VECTOR_WIDTH < step->num_lanes; lane += SOFTMAX_VECTORS * VECTOR_WIDTH)
-        softmax_strip(step, lane, SOFTMAX_VECTORS, plain);
+        softmax_strip(step, lane, SOFTMAX_VECTORS, mode);
     for (; lane < step->num_lanes; lane += VECTOR_WIDTH)
-        softmax_strip(step, lane, 1, plain);
+        softmax_strip(step, lane, 1, mode);
 }
 
 /* Lanes are rounded up to whole vectors. */
 TILE_ENTRY void tile_softmax(const struct cpu_softmax_step *step) {
-    if (softmax_is_plain(step))
-        softmax_lanes(step, 1);
-    else
-        softmax_lanes(step, 0);
+    switch (softmax_mode(step)) {
+    case SOFTMAX_PLAIN: softmax_lanes(step, SOFTMAX_PLAIN); break;
+    case SOFTMAX_MASKED: softmax_lanes(step, SOFTMAX_MASKED); break;
+    case SOFTMAX_ANY: softmax_lanes(step, SOFTMAX_ANY); break;
+    }
 }
 
 /* acc [depth][CPU_LANES] *= shrink[lane]; nothing to do where no maximum rose. */

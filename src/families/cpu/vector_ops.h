@@ -19,6 +19,8 @@
  *     vec_any(mask)                         whether any element is true
  *     vec_sum(a)                            the sum of the elements, a float
  *     vec_load_f16(p), vec_load_bf16(p)     VECTOR_WIDTH 16-bit values to float; and vec_store_*(p, a), nearest even
+ *     vec_load_pairs(p)                     2 * VECTOR_WIDTH 16-bit values as they are; of bfloat16, to float:
+ *     vec_low_bf16(a), vec_high_bf16(a)     the even and the odd ones
  *     vec_transpose(rows)                   rows[VECTOR_WIDTH] of vec, in place
  *     bytes_nonzero(p)                      bit i = p[i] != 0, for 64 bytes
  *     TILE_VECTORS, TILE_ACCUMULATORS       vectors of lanes in a register tile, and registers for sums

@@ -1,10 +1,8 @@
 /* visible.c: finds the keys a block of lanes can see, and which lanes see them.
  *
  * Rows rise along lanes, so causal, window and an interval each leave a key visible to one range of lanes; the bits of
- * a panel are that range. A dense mask is read 64 keys at a time and combined with it. */
+ * a panel are that range. A dense mask is turned into bits some keys ahead and combined with it. */
 #include "visible.h"
-
-enum { CHUNK_KEYS = 64 };
 
 struct lane_range {
     int64_t first, last; /* first <= lane < last; may be empty or beyond the block */
@@ -129,12 +127,6 @@ static int64_t collect_by_intervals(const struct lane_block *block, struct key_b
 
 /* ---- dense mask ---- */
 
-struct mask_reader {
-    const uint8_t *rows[CPU_BLOCK_LANES_MAX]; /* of key 0; where the mask varies with the row */
-    int64_t heads;                            /* of the mask, in the group */
-    const uint8_t *base;                      /* row 0 of the group's first head, key 0 */
-};
-
 static void mask_reader_init(struct mask_reader *reader, const struct lane_block *block) {
     const struct score_view *view = &block->attention->mask;
     const uint8_t *batch = (const uint8_t *)view->data + block->batch * view->batch;
@@ -145,28 +137,83 @@ static void mask_reader_init(struct mask_reader *reader, const struct lane_block
             reader->rows[lane] = batch + block->head[lane] / view->group * view->head + block->row[lane] * view->row;
 }
 
-/* visible[panel][k] = mask bits of key first + k, k < count <= CHUNK_KEYS. */
-static void mask_chunk(const struct mask_reader *reader, const struct lane_block *block, int64_t first, int32_t count,
-                       uint64_t visible[CPU_PANELS_MAX][CHUNK_KEYS]) {
+/* The window's bits of one panel. */
+static void mask_panel(const struct mask_reader *reader, const struct lane_block *block, struct mask_window *window,
+                       int32_t panel) {
     const struct score_view *view = &block->attention->mask;
-    for (int32_t panel = 0; panel < block->num_panels; panel++) {
-        if (view->row != 0) {
-            const uint8_t *rows[CPU_LANES];
-            int32_t lanes = lane_block_panel_lanes(block, panel);
-            for (int32_t l = 0; l < lanes; l++)
-                rows[l] = reader->rows[panel * CPU_LANES + l] + first * view->key;
-            block->kernels->mask_bits(visible[panel], rows, view->key, count, lanes);
-            continue;
-        }
-        for (int32_t k = 0; k < count; k++)
-            visible[panel][k] = 0;
-        for (int64_t t = 0; t < reader->heads; t++) {
-            uint64_t lanes = lanes_of_head(block, panel, reader->heads, t);
-            const uint8_t *row = reader->base + t * view->head + first * view->key;
-            for (int32_t k = 0; k < count; k++)
-                visible[panel][k] |= row[k * view->key] ? lanes : 0;
-        }
+    const int32_t count = (int32_t)(window->last - window->first);
+    uint64_t *bits = window->bits[panel];
+    if (view->row != 0) {
+        const uint8_t *rows[CPU_LANES];
+        int32_t lanes = lane_block_panel_lanes(block, panel);
+        for (int32_t l = 0; l < lanes; l++)
+            rows[l] = reader->rows[panel * CPU_LANES + l] + window->first * view->key;
+        block->kernels->mask_bits(bits, rows, view->key, count, lanes);
+        return;
     }
+    for (int32_t k = 0; k < count; k++)
+        bits[k] = 0;
+    for (int64_t t = 0; t < reader->heads; t++) {
+        uint64_t lanes = lanes_of_head(block, panel, reader->heads, t);
+        const uint8_t *row = reader->base + t * view->head + window->first * view->key;
+        for (int32_t k = 0; k < count; k++)
+            bits[k] |= row[k * view->key] ? lanes : 0;
+    }
+}
+
+/* Asks for the bytes that mask_panel() will read: rows are far apart, where the hardware does not foresee them. Inline:
+ * gcc drops the call of a function that does nothing but prefetch. */
+static inline __attribute__((always_inline)) void mask_prefetch(const struct mask_reader *reader,
+                                                                const struct lane_block *block,
+                                                                const struct mask_window *window, int32_t panel) {
+    const struct score_view *view = &block->attention->mask;
+    if (view->row == 0 || view->key != 1)
+        return;
+    const int32_t first = panel * CPU_LANES, last = first + lane_block_panel_lanes(block, panel);
+    for (int32_t lane = first; lane < last; lane++)
+        for (int64_t key = window->first; key < window->last; key += 64)
+            __builtin_prefetch(reader->rows[lane] + key, 0, 2);
+}
+
+static void window_open(struct mask_window *window, int64_t first, int64_t last) {
+    window->first = first;
+    window->last = lower(last, first + CPU_MASK_KEYS_MAX);
+    window->steps = 0;
+}
+
+/* Even steps ask for a panel's bytes, odd ones turn them into bits. */
+static void window_step(struct key_walk *walk, struct mask_window *window) {
+    const int32_t panel = window->steps / 2;
+    if (window->steps++ % 2 == 0)
+        mask_prefetch(&walk->reader, walk->block, window, panel);
+    else
+        mask_panel(&walk->reader, walk->block, window, panel);
+}
+
+void key_walk_ahead(struct key_walk *walk) {
+    struct mask_window *window = &walk->windows[!walk->window];
+    if (walk->block->attention->mask.data && window->first < window->last &&
+        window->steps < 2 * walk->block->num_panels)
+        window_step(walk, window);
+}
+
+static int window_holds(const struct mask_window *window, int64_t key) {
+    return window->first <= key && key < window->last;
+}
+
+/* The window of the next key. Moving into one completes it, and opens the one after it. */
+static const struct mask_window *mask_window(struct key_walk *walk) {
+    struct mask_window *window = &walk->windows[walk->window];
+    if (window_holds(window, walk->next))
+        return window;
+    walk->window = !walk->window;
+    window = &walk->windows[walk->window];
+    if (!window_holds(window, walk->next))
+        window_open(window, walk->next, walk->last);
+    for (window->steps |= 1; window->steps < 2 * walk->block->num_panels; window->steps += 2)
+        mask_panel(&walk->reader, walk->block, window, window->steps / 2);
+    window_open(&walk->windows[!walk->window], window->last, walk->last);
+    return window;
 }
 
 /* ---- bits ---- */
@@ -214,7 +261,16 @@ void key_walk_init(struct key_walk *walk, const struct lane_block *block, int32_
     const fdm_problem *p = block->attention->problem;
     struct key_range top = problem_key_range(p, &block->sequence, block->row[0]);
     struct key_range bottom = problem_key_range(p, &block->sequence, block->row[block->num_lanes - 1]);
-    *walk = (struct key_walk){block, top.first, bottom.last, block_keys};
+    walk->block = block;
+    walk->next = top.first;
+    walk->last = bottom.last;
+    walk->block_keys = block_keys;
+    if (!block->attention->mask.data)
+        return;
+    mask_reader_init(&walk->reader, block);
+    walk->window = 0;
+    window_open(&walk->windows[0], 0, 0);
+    window_open(&walk->windows[1], 0, 0);
 }
 
 /* No mask and no intervals: the next keys as they stand; most panels need no bits. */
@@ -258,42 +314,42 @@ static int range_is_open(const struct lane_block *block, int64_t first, int32_t 
     return lanes_of_key(block, first + count - 1).first <= 0 && lanes_of_key(block, first).last >= block->num_lanes;
 }
 
-/* Appends the chunk's visible keys while there is room; the walk goes on behind the last key taken or dropped. */
-static void append_chunk(struct key_walk *walk, struct key_block *keys, const struct interval_reader *intervals,
-                         int32_t count, uint64_t mask[CPU_PANELS_MAX][CHUNK_KEYS]) {
+/* Appends the visible ones of keys .. last-1, whose mask bits are there, while there is room; the walk goes on behind
+ * the last key taken or dropped. */
+static void append_masked(struct key_walk *walk, struct key_block *keys, const struct interval_reader *intervals,
+                          int64_t last) {
     const struct lane_block *block = walk->block;
     const int32_t panels = block->num_panels;
-    const int open = !intervals && range_is_open(block, walk->next, count);
+    const int open = !intervals && range_is_open(block, walk->next, (int32_t)(last - walk->next));
+    const struct mask_window *window = &walk->windows[walk->window];
     uint64_t bits[CPU_PANELS_MAX];
     for (int32_t panel = 0; panel < panels; panel++)
         bits[panel] = panel_lanes(block, panel);
-    for (int32_t k = 0; k < count && keys->num_keys < walk->block_keys; k++) {
+    for (; walk->next < last && keys->num_keys < walk->block_keys; walk->next++) {
         uint64_t any = 0;
-        int32_t n = keys->num_keys;
+        const int32_t n = keys->num_keys;
         if (!open)
             key_bits(block, intervals, walk->next, bits);
         for (int32_t panel = 0; panel < panels; panel++) {
-            keys->visible[panel][n] = bits[panel] & mask[panel][k];
+            keys->visible[panel][n] = bits[panel] & window->bits[panel][walk->next - window->first];
             any |= keys->visible[panel][n];
         }
-        keys->key[n] = (int32_t)walk->next++;
+        keys->key[n] = (int32_t)walk->next;
         keys->num_keys += any != 0;
     }
 }
 
+/* Keys are appended 64 at a time, so that most of them find causal and window open. */
 static void take_by_mask(struct key_walk *walk, struct key_block *keys) {
     const struct lane_block *block = walk->block;
-    struct mask_reader reader;
     struct interval_reader intervals;
     int has_intervals = block->attention->intervals.start != NULL;
-    mask_reader_init(&reader, block);
     if (has_intervals)
         intervals = interval_reader(block);
     while (walk->next < walk->last && keys->num_keys < walk->block_keys) {
-        uint64_t mask[CPU_PANELS_MAX][CHUNK_KEYS];
-        int32_t count = (int32_t)lower(CHUNK_KEYS, walk->last - walk->next);
-        mask_chunk(&reader, block, walk->next, count, mask);
-        append_chunk(walk, keys, has_intervals ? &intervals : NULL, count, mask);
+        const struct mask_window *window = mask_window(walk);
+        const int64_t last = lower(lower(window->last, walk->last), walk->next + 64);
+        append_masked(walk, keys, has_intervals ? &intervals : NULL, last);
     }
 }
 

@@ -44,14 +44,35 @@ struct key_block {
     uint64_t visible[CPU_PANELS_MAX][CPU_BLOCK_KEYS_MAX]; /* where state is PANEL_PARTIAL */
 };
 
+/* Where the dense mask's bytes lie for the lanes of a block. */
+struct mask_reader {
+    const uint8_t *rows[CPU_BLOCK_LANES_MAX]; /* of key 0; where the mask varies with the row */
+    int64_t heads;                            /* of the mask, in the group */
+    const uint8_t *base;                      /* row 0 of the group's first head, key 0 */
+};
+
+/* Bits of the dense mask for keys first .. last-1; steps counts what key_walk_ahead() has done for it. */
+struct mask_window {
+    int64_t first, last;
+    int32_t steps;
+    uint64_t bits[CPU_PANELS_MAX][CPU_MASK_KEYS_MAX];
+};
+
 struct key_walk {
     const struct lane_block *block;
     int64_t next, last; /* keys not yet looked at */
     int32_t block_keys; /* <= CPU_BLOCK_KEYS_MAX */
+    int32_t window;     /* the one of `windows` that the walk is in; the other is the one after it */
+    struct mask_reader reader;
+    struct mask_window windows[2];
 };
 
+/* After it, `next` may be raised and `last` lowered, and `last` raised again when the walk has come to its end. */
 void key_walk_init(struct key_walk *walk, const struct lane_block *block, int32_t block_keys);
 /* 1 and the next block, or 0 at the end. */
 int key_walk_next(struct key_walk *walk, struct key_block *keys);
+/* A share of the work for later blocks, to be called now and then while one is computed: mask bytes are asked for, and
+ * turned into bits when they are there. Nothing depends on it but time. */
+void key_walk_ahead(struct key_walk *walk);
 
 #endif

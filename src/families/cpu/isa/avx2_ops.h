@@ -63,6 +63,11 @@ static inline vec vec_load_bf16(const uint16_t *p) {
     __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
     return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
 }
+static inline vec vec_load_pairs(const void *p) { return _mm256_loadu_ps(p); }
+static inline vec vec_low_bf16(vec a) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(a), 16)); }
+static inline vec vec_high_bf16(vec a) {
+    return _mm256_castsi256_ps(_mm256_and_si256(_mm256_castps_si256(a), _mm256_set1_epi32((int)0xffff0000u)));
+}
 /* Round to nearest even by adding half an ulp less the parity; NaN becomes the quiet NaN. */
 static inline void vec_store_bf16(uint16_t *p, vec a) {
     __m256i bits = _mm256_castps_si256(a);

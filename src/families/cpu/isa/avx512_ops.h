@@ -48,6 +48,11 @@ static inline vec vec_load_bf16(const uint16_t *p) {
     __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)p));
     return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
 }
+static inline vec vec_load_pairs(const void *p) { return _mm512_loadu_ps(p); }
+static inline vec vec_low_bf16(vec a) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(a), 16)); }
+static inline vec vec_high_bf16(vec a) {
+    return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(a), _mm512_set1_epi32((int)0xffff0000u)));
+}
 /* Round to nearest even by adding half an ulp less the parity; NaN becomes the quiet NaN. */
 static inline void vec_store_bf16(uint16_t *p, vec a) {
     __m512i bits = _mm512_castps_si512(a);

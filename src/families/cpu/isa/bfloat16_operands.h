@@ -193,8 +193,8 @@ INLINE vec weight_exp2(vec x) {
 /* Two keys' weights from their scores, added to the sums and stored as pairs; the second key is 0 when there is none.
  */
 INLINE void softmax_pair(const struct cpu_softmax_step *step, int32_t key, int two, int32_t lane, int vectors,
-                         int plain, const vec *origin, const vec *base, vec *sum) {
-    const vec factor = vec_set(plain ? step->scale * LOG2_E : LOG2_E);
+                         enum softmax_mode mode, const vec *origin, const vec *base, vec *sum) {
+    const vec factor = vec_set(step->scale * LOG2_E);
     const float *s = step->s + (size_t)key * CPU_LANES + lane;
     char *out = (char *)step->weights + ((size_t)key / 2 * CPU_LANES + (size_t)lane) * 4;
 #pragma GCC unroll 4
@@ -203,8 +203,8 @@ INLINE void softmax_pair(const struct cpu_softmax_step *step, int32_t key, int t
 #pragma GCC unroll 2
         for (int i = 0; i < 1 + two; i++) {
             vec x = vec_load(s + i * CPU_LANES + v * VECTOR_WIDTH);
-            x = plain ? vec_fma(x, factor, base[v]) : vec_mul(vec_sub(x, origin[v]), factor);
-            weight[i] = weight_exp2(x);
+            weight[i] = weight_exp2(softmax_exponent(x, origin[v], factor, base[v], mode));
+            weight[i] = softmax_hide(step, key + i, lane + v * VECTOR_WIDTH, weight[i], mode);
             sum[v] = vec_add(sum[v], weight[i]);
         }
         store_pairs(out + v * 64, weights_plane(step->num_keys), weight[0], weight[1]);
@@ -212,9 +212,9 @@ INLINE void softmax_pair(const struct cpu_softmax_step *step, int32_t key, int t
 }
 
 /* tile_softmax.h's strip with the weights written as the operand: the exponentials never go back to the score tile. */
-INLINE void operand_softmax_strip(const struct cpu_softmax_step *step, int32_t lane, int vectors, int plain) {
+INLINE void operand_softmax_strip(const struct cpu_softmax_step *step, int32_t lane, int vectors, enum softmax_mode mode) {
     vec max[SOFTMAX_VECTORS], sum[SOFTMAX_VECTORS], origin[SOFTMAX_VECTORS], base[SOFTMAX_VECTORS];
-    softmax_raise_max(step, lane, vectors, plain, max);
+    softmax_raise_max(step, lane, vectors, mode, max);
     for (int v = 0; v < vectors; v++) {
         origin[v] = softmax_origin(max[v]);
         base[v] = vec_mul(origin[v], vec_set(-LOG2_E));
@@ -222,9 +222,9 @@ INLINE void operand_softmax_strip(const struct cpu_softmax_step *step, int32_t l
     }
     int32_t key = 0;
     for (; key + 2 <= step->num_keys; key += 2)
-        softmax_pair(step, key, 1, lane, vectors, plain, origin, base, sum);
+        softmax_pair(step, key, 1, lane, vectors, mode, origin, base, sum);
     if (key < step->num_keys)
-        softmax_pair(step, key, 0, lane, vectors, plain, origin, base, sum);
+        softmax_pair(step, key, 0, lane, vectors, mode, origin, base, sum);
     for (int v = 0; v < vectors; v++) {
         int32_t at = lane + v * VECTOR_WIDTH;
         vec shrink = softmax_shrink(step, at, max[v]);
@@ -232,19 +232,20 @@ INLINE void operand_softmax_strip(const struct cpu_softmax_step *step, int32_t l
     }
 }
 
-INLINE void operand_softmax_lanes(const struct cpu_softmax_step *step, int plain) {
+INLINE void operand_softmax_lanes(const struct cpu_softmax_step *step, enum softmax_mode mode) {
     int32_t lane = 0;
     for (; lane + (SOFTMAX_VECTORS - 1) * VECTOR_WIDTH < step->num_lanes; lane += SOFTMAX_VECTORS * VECTOR_WIDTH)
-        operand_softmax_strip(step, lane, SOFTMAX_VECTORS, plain);
+        operand_softmax_strip(step, lane, SOFTMAX_VECTORS, mode);
     for (; lane < step->num_lanes; lane += VECTOR_WIDTH)
-        operand_softmax_strip(step, lane, 1, plain);
+        operand_softmax_strip(step, lane, 1, mode);
 }
 
 static void operand_softmax(const struct cpu_softmax_step *step) {
-    if (softmax_is_plain(step))
-        operand_softmax_lanes(step, 1);
-    else
-        operand_softmax_lanes(step, 0);
+    switch (softmax_mode(step)) {
+    case SOFTMAX_PLAIN: operand_softmax_lanes(step, SOFTMAX_PLAIN); break;
+    case SOFTMAX_MASKED: operand_softmax_lanes(step, SOFTMAX_MASKED); break;
+    case SOFTMAX_ANY: operand_softmax_lanes(step, SOFTMAX_ANY); break;
+    }
     const int32_t last = (step->num_keys + 1) / 2, padded = round_up(step->num_keys, TILE_STEP) / 2;
     for (int p = 0; p < PARTS; p++)
         memset((char *)step->weights + (size_t)p * weights_plane(step->num_keys) + (size_t)last * CPU_LANES * 4, 0,

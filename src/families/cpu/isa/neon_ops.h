@@ -54,6 +54,11 @@ static inline float vec_sum(vec a) { return vaddvq_f32(a); }
 static inline vec vec_load_f16(const uint16_t *p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
 static inline void vec_store_f16(uint16_t *p, vec a) { vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(a))); }
 static inline vec vec_load_bf16(const uint16_t *p) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16)); }
+static inline vec vec_load_pairs(const void *p) { return vreinterpretq_f32_u16(vld1q_u16(p)); }
+static inline vec vec_low_bf16(vec a) { return vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_f32(a), 16)); }
+static inline vec vec_high_bf16(vec a) {
+    return vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(a), vdupq_n_u32(0xffff0000u)));
+}
 /* Round to nearest even by adding half an ulp less the parity; NaN becomes the quiet NaN. */
 static inline void vec_store_bf16(uint16_t *p, vec a) {
     uint32x4_t bits = vreinterpretq_u32_f32(a);

@@ -12,6 +12,7 @@ enum { VECTOR_WIDTH = 4, TILE_ACCUMULATORS = 8, TILE_VECTORS = 2 }; /* of 16 reg
 
 typedef float vec __attribute__((vector_size(16)));
 typedef int32_t vec_mask __attribute__((vector_size(16))); /* -1 or 0 */
+typedef uint32_t vec_unsigned __attribute__((vector_size(16)));
 
 static inline vec vec_set(float x) { return (vec){x, x, x, x}; }
 static inline vec vec_load(const float *p) {
@@ -76,6 +77,10 @@ static inline void vec_store_f16(uint16_t *p, vec a) {
 static inline vec vec_load_bf16(const uint16_t *p) {
     return (vec){bfloat16_to_float(p[0]), bfloat16_to_float(p[1]), bfloat16_to_float(p[2]), bfloat16_to_float(p[3])};
 }
+/* Little-endian, as every target of this library is: the first of a pair is the low half. */
+static inline vec vec_load_pairs(const void *p) { return vec_load(p); }
+static inline vec vec_low_bf16(vec a) { return (vec)((vec_mask)((vec_unsigned)(vec_mask)a << 16)); }
+static inline vec vec_high_bf16(vec a) { return (vec)((vec_mask)a & (vec_mask){-65536, -65536, -65536, -65536}); }
 static inline void vec_store_bf16(uint16_t *p, vec a) {
     for (int i = 0; i < VECTOR_WIDTH; i++)
         p[i] = float_to_bfloat16(a[i]);
