@@ -9,6 +9,7 @@ seconds=${1:-60}
 [ -e build-fuzz/build.ninja ] || CC=clang meson setup build-fuzz -Dfuzz=true -Dtests=false -Dcli=false -Db_lundef=false \
     -Db_sanitize=address,undefined -Dc_args='-fsanitize=fuzzer-no-link -fno-sanitize-recover=all'
 ninja -C build-fuzz --quiet
+python3 tests/fuzz/seeds.py build-fuzz/seeds
 failed=0
 for target in fuzz_problem fuzz_files; do
     mkdir -p "build-fuzz/corpus/$target"
@@ -16,7 +17,7 @@ for target in fuzz_problem fuzz_files; do
     [ ! -e "tests/fuzz/$target.dict" ] || words=("-dict=tests/fuzz/$target.dict")
     if build-fuzz/tests/"$target" -max_total_time="$seconds" -max_len=4096 -timeout=20 -print_final_stats=0 -verbosity=0 \
         "${words[@]}" \
-        -artifact_prefix="build-fuzz/$target-" "build-fuzz/corpus/$target" 2>build-fuzz/"$target".log; then
+        -artifact_prefix="build-fuzz/$target-" "build-fuzz/corpus/$target" "build-fuzz/seeds/$target" 2>build-fuzz/"$target".log; then
         echo "$target: no fault in $seconds s, $(find "build-fuzz/corpus/$target" -type f | wc -l) inputs kept"
     else
         tail -40 build-fuzz/"$target".log

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, Callable, Dict, List
 
@@ -69,6 +70,15 @@ SWEEPS = {
     "S": (lambda cell: cell["Sk"], "sequence length"),
     "visible": (lambda cell: cell["topk"] / cell["Sk"], "keys kept per row / sequence length"),
 }
+# What a sweep changes, in the titles of its cells.
+SWEPT = {"threads": r" \d+ threads", "S": r" S\d+(x\d+)?", "visible": r" top-\d+"}
+
+
+def sweep_title(kind: str, direction: str, record: Dict[str, Any], device: Dict[str, Any]) -> str:
+    """What is swept, what all cells have in common, and where."""
+    threads = "" if kind == "threads" else f", {device['torch_threads']} threads"
+    common = re.sub(SWEPT[kind], "", record["title"])
+    return f"{direction} by {SWEEPS[kind][1]}: {common}\n{device['cpu']}{threads}"
 
 
 def write(folder: Path, report: Dict[str, Any]) -> None:
@@ -83,7 +93,7 @@ def write(folder: Path, report: Dict[str, Any]) -> None:
             path = folder / f"bench_{kind}_{direction}.png"
             title = f"{direction}, {device['cpu']}, {device['torch_threads']} threads"
             if kind in SWEEPS:
-                lines(records, *SWEEPS[kind], f"{title}\n{records[-1]['title']}", path)
+                lines(records, *SWEEPS[kind], sweep_title(kind, direction, records[-1], device), path)
             else:
                 bars(records, title, path)
             print(f"wrote {path}")

@@ -1,4 +1,5 @@
 /* test_visible.c: the walk over visible keys against the definition of visibility, pair by pair. */
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -24,6 +25,7 @@ struct scene {
     struct attention attention;
     uint8_t mask[HEADS_MAX][ROWS_MAX][KEYS_MAX];
     int32_t start[HEADS_MAX][KEYS_MAX], end[HEADS_MAX][KEYS_MAX];
+    float bias[HEADS_MAX][KEYS_MAX];
 };
 
 static void draw_scene(struct scene *s) {
@@ -56,6 +58,14 @@ static void draw_scene(struct scene *s) {
         s->attention.intervals =
             (struct interval_view){s->start[0], s->end[0], 0, KEYS_MAX, 1, 0, KEYS_MAX, 1, draw(2) ? 1 : group};
     }
+    if (draw(3) == 0) { /* of each KV head, or of all */
+        const int32_t barred = draw(3) ? draw(20) : 0;
+        for (int64_t h = 0; h < heads; h++)
+            for (int32_t j = 0; j < KEYS_MAX; j++)
+                s->bias[h][j] = draw(20) < barred ? -INFINITY : 0;
+        s->problem.bias_dtype = FDM_FLOAT32;
+        s->attention.bias = (struct score_view){(char *)s->bias, 0, KEYS_MAX, 0, 1, draw(2) ? group : heads};
+    }
 }
 
 static int visible(const struct scene *s, int64_t h, int64_t i, int64_t j) {
@@ -64,6 +74,8 @@ static int visible(const struct scene *s, int64_t h, int64_t i, int64_t j) {
     int64_t row = i + p->seqlen_k - p->seqlen_q;
     if ((p->causal && j > row) || (p->window_left >= 0 && j < row - p->window_left) ||
         (p->window_right >= 0 && j > row + p->window_right))
+        return 0;
+    if (a->bias.data && s->bias[h / a->bias.group][j] == -INFINITY)
         return 0;
     if (a->mask.data && !s->mask[h / a->mask.group][a->mask.row ? i : 0][j])
         return 0;

@@ -80,6 +80,34 @@ static uint64_t lanes_of_head(const struct lane_block *block, int32_t panel, int
     return bits;
 }
 
+/* ---- bias ---- */
+
+/* The bias of key 0 where rows and heads of the block share each key's; NULL where they do not, or there is none. */
+static const char *key_bias(const struct lane_block *block) {
+    const struct score_view *view = &block->attention->bias;
+    if (!view->data || view->row != 0 || (view->group < block->group && view->head != 0))
+        return NULL;
+    return view->data + (block->batch * view->batch + block->head[0] / view->group * view->head) *
+                            fdm_dtype_bytes(block->attention->problem->bias_dtype);
+}
+
+/* Whether the key's own bias is -inf: nobody sees it. */
+static int is_barred(const struct key_walk *walk, int64_t key) {
+    const int64_t at = key * walk->block->attention->bias.key;
+    switch (walk->block->attention->problem->bias_dtype) {
+    case FDM_FLOAT32: return ((const uint32_t *)(const void *)walk->key_bias)[at] == 0xff800000u;
+    case FDM_BFLOAT16: return ((const uint16_t *)(const void *)walk->key_bias)[at] == 0xff80;
+    default: return ((const uint16_t *)(const void *)walk->key_bias)[at] == 0xfc00;
+    }
+}
+
+static int any_barred(const struct key_walk *walk, int64_t first, int64_t last) {
+    int barred = 0;
+    for (; walk->key_bias && first < last; first++)
+        barred |= is_barred(walk, first);
+    return barred;
+}
+
 /* ---- intervals ---- */
 
 struct interval_reader {
@@ -111,18 +139,17 @@ static int interval_meets(const struct interval_reader *r, int64_t j, int32_t fi
     return met;
 }
 
-/* Appends visible keys of next .. last-1 to the block until it is full; returns the first key not looked at. */
-static int64_t collect_by_intervals(const struct lane_block *block, struct key_block *keys, int64_t next, int64_t last,
-                                    int32_t block_keys) {
-    const struct interval_reader r = interval_reader(block);
+/* Appends keys that some row's interval holds and no bias bars, until the block is full. intervals NULL: any row's. */
+static void collect_keys(struct key_walk *walk, struct key_block *keys, const struct interval_reader *intervals) {
+    const struct lane_block *block = walk->block;
     const int32_t first_row = (int32_t)block->row[0], last_row = (int32_t)block->row[block->num_lanes - 1];
     int32_t n = keys->num_keys;
-    for (; next < last && n < block_keys; next++) {
-        keys->key[n] = (int32_t)next;
-        n += interval_meets(&r, next, first_row, last_row);
+    for (; walk->next < walk->last && n < walk->block_keys; walk->next++) {
+        const int barred = walk->key_bias && is_barred(walk, walk->next);
+        keys->key[n] = (int32_t)walk->next;
+        n += (!intervals || interval_meets(intervals, walk->next, first_row, last_row)) & !barred;
     }
     keys->num_keys = n;
-    return next;
 }
 
 /* ---- dense mask ---- */
@@ -265,6 +292,7 @@ void key_walk_init(struct key_walk *walk, const struct lane_block *block, int32_
     walk->next = top.first;
     walk->last = bottom.last;
     walk->block_keys = block_keys;
+    walk->key_bias = key_bias(block);
     if (!block->attention->mask.data)
         return;
     mask_reader_init(&walk->reader, block);
@@ -273,7 +301,7 @@ void key_walk_init(struct key_walk *walk, const struct lane_block *block, int32_
     window_open(&walk->windows[1], 0, 0);
 }
 
-/* No mask and no intervals: the next keys as they stand; most panels need no bits. */
+/* No mask, no intervals, no barred key: the next keys as they stand; most panels need no bits. */
 static void take_range(struct key_walk *walk, struct key_block *keys) {
     const struct lane_block *block = walk->block;
     int64_t first = walk->next, last = lower(walk->last, first + walk->block_keys);
@@ -297,13 +325,12 @@ static void take_range(struct key_walk *walk, struct key_block *keys) {
     }
 }
 
-static void take_by_intervals(struct key_walk *walk, struct key_block *keys) {
+static void take_by_intervals(struct key_walk *walk, struct key_block *keys, const struct interval_reader *intervals) {
     const struct lane_block *block = walk->block;
-    const struct interval_reader intervals = interval_reader(block);
-    walk->next = collect_by_intervals(block, keys, walk->next, walk->last, walk->block_keys);
+    collect_keys(walk, keys, intervals);
     for (int32_t k = 0; k < keys->num_keys; k++) {
         uint64_t bits[CPU_PANELS_MAX];
-        key_bits(block, &intervals, keys->key[k], bits);
+        key_bits(block, intervals, keys->key[k], bits);
         for (int32_t panel = 0; panel < block->num_panels; panel++)
             keys->visible[panel][k] = bits[panel];
     }
@@ -335,38 +362,40 @@ static void append_masked(struct key_walk *walk, struct key_block *keys, const s
             any |= keys->visible[panel][n];
         }
         keys->key[n] = (int32_t)walk->next;
-        keys->num_keys += any != 0;
+        keys->num_keys += any != 0 && !(walk->key_bias && is_barred(walk, walk->next));
     }
 }
 
 /* Keys are appended 64 at a time, so that most of them find causal and window open. */
-static void take_by_mask(struct key_walk *walk, struct key_block *keys) {
-    const struct lane_block *block = walk->block;
-    struct interval_reader intervals;
-    int has_intervals = block->attention->intervals.start != NULL;
-    if (has_intervals)
-        intervals = interval_reader(block);
+static void take_by_mask(struct key_walk *walk, struct key_block *keys, const struct interval_reader *intervals) {
     while (walk->next < walk->last && keys->num_keys < walk->block_keys) {
         const struct mask_window *window = mask_window(walk);
         const int64_t last = lower(lower(window->last, walk->last), walk->next + 64);
-        append_masked(walk, keys, has_intervals ? &intervals : NULL, last);
+        append_masked(walk, keys, intervals, last);
     }
 }
 
 int key_walk_next(struct key_walk *walk, struct key_block *keys) {
     const struct attention *attention = walk->block->attention;
+    struct interval_reader reader, *intervals = NULL;
     keys->num_keys = 0;
     if (walk->next >= walk->last)
         return 0;
-    if (attention->mask.data)
-        take_by_mask(walk, keys);
-    else if (attention->intervals.start)
-        take_by_intervals(walk, keys);
-    else
+    if (attention->intervals.start) {
+        reader = interval_reader(walk->block);
+        intervals = &reader;
+    }
+    const int whole = !attention->mask.data && !intervals &&
+                      !any_barred(walk, walk->next, lower(walk->last, walk->next + walk->block_keys));
+    if (whole)
         take_range(walk, keys);
+    else if (attention->mask.data)
+        take_by_mask(walk, keys, intervals);
+    else
+        take_by_intervals(walk, keys, intervals);
     if (keys->num_keys == 0)
         return 0;
-    if (attention->mask.data || attention->intervals.start)
+    if (!whole)
         set_states(walk->block, keys);
     keys->contiguous = keys->key[keys->num_keys - 1] - keys->key[0] == keys->num_keys - 1;
     return 1;
