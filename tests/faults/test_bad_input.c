@@ -360,6 +360,31 @@ static void wrong_workspaces(void **state) {
     }
 }
 
+/* A problem filled by hand, without tensors that would say otherwise. */
+static void problems_by_hand(void **state) {
+    (void)state;
+    const fdm_problem good = fdm_problem_default();
+    const struct {
+        size_t offset;
+        const char *named;
+        int64_t value;
+    } rows[] = {{offsetof(fdm_problem, batch), "batch", -1},
+                {offsetof(fdm_problem, seqlen_q), "query length", -1},
+                {offsetof(fdm_problem, seqlen_k), "key length", INT64_C(1) << 31},
+                {offsetof(fdm_problem, head_dim), "head_dim of q", 0},
+                {offsetof(fdm_problem, total_q), "packed length of q", -1},
+                {offsetof(fdm_problem, total_k), "packed length of k", -1},
+                {offsetof(fdm_problem, total_k), "packed length of k", INT64_C(1) << 31}};
+    assert_int_equal(fdm_problem_validate(&good), FDM_OK);
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        fdm_problem bad = good;
+        bad.varlen = 1;
+        memcpy((char *)&bad + rows[i].offset, &rows[i].value, sizeof rows[i].value);
+        assert_int_equal(fdm_problem_validate(&bad), FDM_ERROR_INVALID_ARGUMENT);
+        assert_non_null(strstr(fdm_last_error(), rows[i].named));
+    }
+}
+
 /* A plan executes only the problem it was made for, and only when it is whole. */
 static void foreign_plans(void **state) {
     (void)state;
@@ -396,7 +421,7 @@ int main(void) {
         cmocka_unit_test(wrong_strides),         cmocka_unit_test(missing_tensors),
         cmocka_unit_test(wrong_options),         cmocka_unit_test(wrong_cu_seqlens),
         cmocka_unit_test(impossible_kernels),    cmocka_unit_test(wrong_workspaces),
-        cmocka_unit_test(foreign_plans),
+        cmocka_unit_test(problems_by_hand), cmocka_unit_test(foreign_plans),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -221,8 +221,10 @@ static void fuzz_problem(struct bytes *b) {
                           &p.head_dim,      &p.head_dim_v,     &p.total_q,        &p.total_k,       &p.window_left,
                           &p.window_right,  &p.interval_batch, &p.interval_heads, &p.mask_shape[0], &p.mask_shape[1],
                           &p.mask_shape[3], &p.bias_shape[0],  &p.bias_shape[2]};
-    for (size_t i = take(b) % 8; i > 0; i--)
-        *numbers[take(b) % (sizeof numbers / sizeof numbers[0])] = take_wild(b);
+    for (size_t i = take(b) % 8; i > 0; i--) {
+        int64_t *number = numbers[take(b) % (sizeof numbers / sizeof numbers[0])];
+        *number = take_wild(b);
+    }
     uint8_t flags = take(b);
     p.pass = flags & 1 ? FDM_BACKWARD : FDM_FORWARD;
     p.varlen = flags >> 1 & 1;
