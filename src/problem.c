@@ -218,7 +218,7 @@ static struct score_view view_of_scores(const fdm_tensor *tensor, int64_t heads)
 /* Whether rows of a mask, bias or dbias can be read or written 16 bytes at a time. */
 static int scores_aligned(const struct score_view *view, int64_t bytes) {
     return view->key == 1 &&
-           ((uintptr_t)view->data | (uintptr_t)((view->row | view->head | view->batch) * bytes)) % 16 == 0;
+           ((uintptr_t)view->data | (uintptr_t)(view->row | view->head | view->batch) * (uintptr_t)bytes) % 16 == 0;
 }
 
 static fdm_status resolve_mask(const fdm_tensors *t, fdm_problem *p, struct attention *a) {

@@ -71,8 +71,9 @@ int tensor_aligned(const fdm_tensor *tensor) {
     int64_t bytes = fdm_dtype_bytes(fdm_dtype_of(tensor));
     if ((uintptr_t)tensor_data(tensor) % 16)
         return 0;
+    /* Unsigned: the strides of an empty tensor may be anything. */
     for (int32_t i = 0; i + 1 < tensor->ndim; i++)
-        if (tensor_stride(tensor, i) * bytes % 16)
+        if ((uint64_t)tensor_stride(tensor, i) * (uint64_t)bytes % 16)
             return 0;
     return 1;
 }

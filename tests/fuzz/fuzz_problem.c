@@ -178,7 +178,7 @@ static void run_plan(const struct subject *s, const fdm_plan *plan, const fdm_te
         fdm_plan_from_json(json, needed - 1, &again))
         abort();
     for (int n = 0; n < s->used; n++)
-        if (!s->memory[n])
+        if (!s->memory[n] || s->tensor[n].device.index != 0) /* the plan is for the first device */
             return;
     const fdm_problem *p = &plan->problem;
     if (p->batch * p->heads * p->seqlen_q * p->seqlen_k > PAIRS_MAX || plan->workspace_bytes > 1 << 26)

@@ -38,7 +38,7 @@ def tensor(gap: int) -> List[int]:
 def problem(
     backward: int, dtype: int, features: int, packed: int, flags: int, family: int, sizes: Sequence[int], gap: int
 ) -> bytes:
-    """A call that is carried out: sizes are batch, heads_kv - 1, group - 1, seqlen_q, seqlen_k, head_dim - 1, and
+    """A call that is carried out, small: large ones slow the fuzzer down. sizes are batch, heads_kv - 1, group - 1, seqlen_q, seqlen_k, head_dim - 1, and
     head_dim_v - 1."""
     batch, kv, group, sq, sk, d, dv = sizes
     taken = [1, backward, *options(flags, family), features, 0 if packed else 1, dtype, batch, kv, group]
@@ -66,11 +66,11 @@ def problems() -> Iterator[bytes]:
         features = parts | dice.choice((0, 1, ONE_BATCH, KV_HEADS, ONE_ROW, ONE_KEY, ONE_BATCH | KV_HEADS | 1))
         flags = dice.choice((0, 1, 1, SOFTCAP, SCALE, WINDOWS, 64))
         family = 0 if dtype < 3 else 3  # float64 is the reference family's
-        sizes = (dice.randint(1, 2), dice.randint(0, 1), dice.randint(0, 2), dice.choice((1, 7, 17, 33, 39)))
-        sizes += (dice.choice((1, 8, 18, 32, 39)), dice.choice((0, 7, 31, 63, 69)), dice.choice((0, 7, 31, 63, 69)))
+        sizes = (dice.randint(1, 2), dice.randint(0, 1), dice.randint(0, 2), dice.choice((1, 3, 7, 17)))
+        sizes += (dice.choice((1, 8, 18, 32)), dice.choice((0, 7, 31)), dice.choice((0, 7, 31)))
         packed = dice.randint(0, 3) == 0
         head = problem(backward, dtype, features, packed, flags, family, sizes, dice.choice((0, 0, 3)))
-        yield head + bytes(dice.randrange(256) for _ in range(dice.choice((0, 200, 1500))))
+        yield head + bytes(dice.randrange(256) for _ in range(dice.choice((0, 40))))
     # Problems filled by hand, of each pass and feature.
     for flags, dtype in itertools.product((0, 1, 2, 4, 8, 16 | 8 | 1, 32), (2, 3, 4)):
         yield bytes([0, 3, 3, 64, 4, 64, 5, 32, flags, dtype, dtype, *options(1, 0)])
