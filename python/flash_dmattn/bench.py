@@ -54,12 +54,13 @@ class Cell:
     causal: bool = False
     mask: float = 0.0  # share of visible pairs of a random dense mask; 0 = no mask
     bias: bool = False  # a per-key bias [B, Hkv, 1, Sk]
+    pair_bias: bool = False  # a bias of every pair [B, Hkv, Sq, Sk]
     topk: int = 0  # dynamic mask: the W largest biases of each row's visible keys; 0 = none
     threads: int = 0  # 0 = as it is
     mode: str = "alone"  # or "after-torch": each sample follows a parallel PyTorch operation
 
     def title(self) -> str:
-        extras = ["causal"] * self.causal + ["bias"] * self.bias
+        extras = ["causal"] * self.causal + ["bias"] * self.bias + ["bias of pairs"] * self.pair_bias
         extras += [f"mask {self.mask:g}"] if self.mask else []
         extras += [f"top-{self.topk}"] if self.topk else []
         extras += [f"{self.threads} threads"] if self.threads else []
@@ -95,7 +96,8 @@ def make_problem(cell: Cell) -> Problem:
 
     q = normal(cell.B, cell.H, cell.Sq, cell.D)
     k, v = (normal(cell.B, cell.Hkv, cell.Sk, cell.D) for _ in range(2))
-    bias = normal(cell.B, cell.Hkv, 1, cell.Sk) if cell.bias or cell.topk else None
+    has_bias = cell.bias or cell.pair_bias or cell.topk
+    bias = normal(cell.B, cell.Hkv, cell.Sq if cell.pair_bias else 1, cell.Sk) if has_bias else None
     mask = torch.rand(cell.B, 1, cell.Sq, cell.Sk, generator=generator) < cell.mask if cell.mask else None
     pair = masks.topk_intervals(bias, cell.topk, cell.Sq) if cell.topk and bias is not None else None
     visible = visible_of(cell, mask, pair)
@@ -191,10 +193,13 @@ def action_of(name: str, cell: Cell, p: Problem, direction: str) -> Callable[[],
 
 
 def seconds_of(action: Callable[[], Any], calls: int) -> float:
-    begin = time.perf_counter()
+    begin = seconds_of.clock()  # type: ignore[attr-defined]
     for _ in range(calls):
         action()
-    return (time.perf_counter() - begin) / calls
+    return (seconds_of.clock() - begin) / calls  # type: ignore[attr-defined]
+
+
+seconds_of.clock = time.perf_counter  # type: ignore[attr-defined]
 
 
 def disturb() -> None:
@@ -270,7 +275,8 @@ def exact_rows(cell: Cell, p: Problem, rows: torch.Tensor) -> Dict[str, torch.Te
     k, v = (tensor.double().repeat_interleave(group, dim=1) for tensor in (p.k, p.v))
     scores = q @ k.transpose(2, 3) * cell.D**-0.5
     if p.bias is not None:
-        scores = scores + p.bias.double().repeat_interleave(group, dim=1)
+        bias = p.bias[:, :, rows] if cell.pair_bias else p.bias
+        scores = scores + bias.double().repeat_interleave(group, dim=1)
     visible = visible_of(cell, p.mask, p.intervals)
     if visible is not None:
         visible = visible[:, :, rows].repeat_interleave(cell.H // visible.shape[1], dim=1)
@@ -343,6 +349,7 @@ def grid(options: argparse.Namespace) -> List[Cell]:
                     heads = options.H or max(1, 512 // d)
                     cell = Cell(options.B, heads, options.Hkv or heads, s, s, d, dtype, causal)
                     cells.append(replace(cell, mask=options.mask or 0.0, bias=options.bias, topk=options.topk or 0))
+                    cells[-1] = replace(cells[-1], pair_bias=options.pair_bias)
     if options.decode:
         cells = [replace(cell, Sq=1, causal=False) for cell in cells if not cell.causal or options.causal is not None]
     modes = ["alone", "after-torch"] if options.mode == "both" else [options.mode]
@@ -471,10 +478,12 @@ def parse(arguments: Optional[List[str]]) -> argparse.Namespace:
     parser.add_argument("--causal", action=argparse.BooleanOptionalAction, help="default: both")
     parser.add_argument("--mask", type=float, help="dense random mask with this share of visible pairs")
     parser.add_argument("--bias", action="store_true", help="per-key bias")
+    parser.add_argument("--pair-bias", action="store_true", help="a bias of every pair of row and key")
     parser.add_argument("--topk", type=int, metavar="W", help="dynamic mask: the W largest biases of each row")
     parser.add_argument("--decode", action="store_true", help="one query row")
     parser.add_argument("--direction", choices=("forward", "backward", "both"), default="both")
     parser.add_argument("--threads", type=int, nargs="+", help="thread counts (PyTorch's own)")
+    parser.add_argument("--cpu-time", action="store_true", help="processor time of one thread, where others load the machine")
     parser.add_argument("--mode", choices=("alone", "after-torch", "both"), default="alone")
     parser.add_argument("--sweep", choices=("threads", "S", "visible"), nargs="+", help="instead of the grid")
     parser.add_argument("--peer", choices=PEERS, nargs="+", help="default: all that run")
@@ -484,7 +493,10 @@ def parse(arguments: Optional[List[str]]) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything, raw samples too")
     parser.add_argument("--csv", type=Path, metavar="FILE")
     parser.add_argument("--plot", type=Path, metavar="DIR", help="write plots (needs matplotlib)")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.cpu_time and options.threads != [1]:
+        parser.error("--cpu-time needs --threads 1: the other threads' time is not counted")
+    return options
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
@@ -494,6 +506,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
 
         return _bench_cuda.main(given)
     options = parse(arguments)
+    seconds_of.clock = time.thread_time if options.cpu_time else time.perf_counter  # type: ignore[attr-defined]
     report: Dict[str, Any] = facts()
     device = report["device"]
     print(f"{device['cpu']}, {device['isa']}, {device['torch_threads']} threads; torch {report['versions']['torch']}")

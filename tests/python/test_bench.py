@@ -33,6 +33,33 @@ def test_visible_pairs_are_counted(tmp_path):
     assert row["useful_tflops"] == pytest.approx(4 * 8 * pairs / row["median_ms"] * 1e-9)
 
 
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_a_bias_of_pairs_in_processor_time(direction, tmp_path):
+    path = tmp_path / "report.json"
+    options = ["--pair-bias", "--threads", "1", "--cpu-time", "--direction", direction, "--json", str(path)]
+    assert bench.main([*TINY, *options]) == 0  # TINY has --check
+    assert all("bias of pairs" in record["title"] for record in json.loads(path.read_text())["records"])
+
+
+def test_processor_time_is_of_one_thread():
+    with pytest.raises(SystemExit):
+        bench.main([*TINY, "--cpu-time"])
+
+
+def test_sweeps_say_what_they_sweep():
+    plots = pytest.importorskip("flash_dmattn._plots")
+    record = {"title": "B1 H8 S2048 D64 fp32 causal top-512 2 threads"}
+    device = {"cpu": "a part", "torch_threads": 4}
+    for kind, first in {
+        "threads": "forward by threads: B1 H8 S2048 D64 fp32 causal top-512",
+        "S": "forward by sequence length: B1 H8 D64 fp32 causal top-512 2 threads",
+        "visible": "forward by keys kept per row / sequence length: B1 H8 S2048 D64 fp32 causal 2 threads",
+    }.items():
+        title = plots.sweep_title(kind, "forward", record, device)
+        assert title.splitlines()[0] == first
+        assert ("4 threads" in title) == (kind != "threads")
+
+
 def test_a_wrong_result_fails(monkeypatch):
     right = bench.run_ours
     monkeypatch.setattr(bench, "run_ours", lambda cell, p: right(cell, p) * 1.2)
