@@ -17,6 +17,10 @@ export FLASH_DMATTN_BENCH_ROOT=$root
 bench --dtype fp32 bf16 fp16 --iters 5 --check --json "$out/grid.json" --csv "$out/grid.csv" --plot "$root/docs/images"
 bench --S 512 2048 --D 64 --dtype fp32 bf16 --iters 5 --mode after-torch --json "$out/after_torch.json"
 bench --S 2048 --dtype fp32 bf16 --no-causal --mask 0.5 --iters 5 --json "$out/dense_mask.json"
+one_thread() { bench --S 2048 --dtype fp32 bf16 --no-causal --threads 1 --cpu-time --direction forward --iters 15 "$@"; }
+one_thread --json "$out/no_mask_one_thread.json"
+one_thread --mask 0.5 --json "$out/dense_mask_one_thread.json"
+one_thread --pair-bias --json "$out/pair_bias_one_thread.json"
 bench --S 2048 --dtype fp32 bf16 --causal --bias --iters 5 --json "$out/key_bias.json"
 bench --S 8192 --D 64 --dtype fp32 bf16 --causal --topk 512 --iters 3 --json "$out/topk.json"
 bench --decode --H 32 --Hkv 8 --D 128 --S 32768 --dtype fp32 bf16 --direction forward --iters 5 --json "$out/decode.json"
