@@ -107,10 +107,14 @@ static fdm_status check_extents(const fdm_problem *p) {
         const char *name;
         int64_t value, least, most;
     } extents[] = {
-        {"batch", p->batch, 0, INT32_MAX},          {"heads of q", p->heads, 1, INT32_MAX},
-        {"heads of k", p->heads_kv, 1, INT32_MAX},  {"query length", p->seqlen_q, 0, INT32_MAX},
-        {"key length", p->seqlen_k, 0, INT32_MAX},  {"head_dim of q", p->head_dim, 1, 65536},
-        {"head_dim of v", p->head_dim_v, 1, 65536}, {"packed length of q", p->total_q, 0, INT32_MAX},
+        {"batch", p->batch, 0, INT32_MAX},
+        {"heads of q", p->heads, 1, INT32_MAX},
+        {"heads of k", p->heads_kv, 1, INT32_MAX},
+        {"query length", p->seqlen_q, 0, INT32_MAX},
+        {"key length", p->seqlen_k, 0, INT32_MAX},
+        {"head_dim of q", p->head_dim, 1, 65536},
+        {"head_dim of v", p->head_dim_v, 1, 65536},
+        {"packed length of q", p->total_q, 0, INT32_MAX},
         {"packed length of k", p->total_k, 0, INT32_MAX},
     };
     for (size_t i = 0; i < sizeof extents / sizeof extents[0]; i++)

@@ -421,7 +421,7 @@ int main(void) {
         cmocka_unit_test(wrong_strides),         cmocka_unit_test(missing_tensors),
         cmocka_unit_test(wrong_options),         cmocka_unit_test(wrong_cu_seqlens),
         cmocka_unit_test(impossible_kernels),    cmocka_unit_test(wrong_workspaces),
-        cmocka_unit_test(problems_by_hand), cmocka_unit_test(foreign_plans),
+        cmocka_unit_test(problems_by_hand),      cmocka_unit_test(foreign_plans),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

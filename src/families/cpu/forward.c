@@ -166,17 +166,16 @@ static void find_bias_rows(const struct forward_call *call, struct forward_threa
     const struct lane_block *block = &thread->block;
     for (int32_t lane = 0; lane < block->num_lanes; lane++)
         thread->bias_rows[lane] =
-            view->data + (block->batch * view->batch + block->head[lane] / view->group * view->head +
-                          block->row[lane] * view->row) *
-                             bias_bytes(call);
+            view->data +
+            (block->batch * view->batch + block->head[lane] / view->group * view->head + block->row[lane] * view->row) *
+                bias_bytes(call);
 }
 
 /* Asks for the bias of the panel that comes after this one, as far as can be foreseen, a share at each of the
  * PREFETCH_SHARES steps of a panel: more requests at a time than the core can have open would hold it up. */
 enum { PREFETCH_SHARES = 4 };
-static inline __attribute__((always_inline)) void prefetch_bias(const struct forward_call *call,
-                                                                const struct forward_thread *thread, int32_t panel,
-                                                                int32_t share) {
+static inline __attribute__((always_inline)) void
+prefetch_bias(const struct forward_call *call, const struct forward_thread *thread, int32_t panel, int32_t share) {
     const struct lane_block *block = &thread->block;
     const struct key_block *keys = &thread->keys;
     const struct key_walk *walk = &thread->walk;
@@ -266,23 +265,22 @@ static void run_panel(const struct forward_call *call, struct forward_thread *th
     prefetch_bias(call, thread, panel, 0);
     score_strips(call, thread, panel, strips, count);
     prefetch_bias(call, thread, panel, 1);
-    struct cpu_softmax_step step = {.s = thread->s,
-                                    .weights = thread->weights ? (void *)thread->weights : (void *)thread->s,
-                                    .visible =
-                                        thread->keys.state[panel] == PANEL_PARTIAL ? thread->keys.visible[panel] : NULL,
-                                    .bias_keys = call->bias_kind == BIAS_KEYS ? thread->bias_keys : NULL,
-                                    .bias_rows =
-                                        call->bias_kind == BIAS_ROWS ? thread->bias_rows + panel * CPU_LANES : NULL,
-                                    .keys = thread->keys.key,
-                                    .bias_key_stride = call->attention->bias.key,
-                                    .bias_dtype = p->bias_dtype,
-                                    .num_keys = thread->keys.num_keys,
-                                    .num_lanes = lanes,
-                                    .scale = (float)p->softmax_scale,
-                                    .softcap = (float)p->softcap,
-                                    .max = thread->max + panel * CPU_LANES,
-                                    .sum = thread->sum + panel * CPU_LANES,
-                                    .shrink = thread->shrink};
+    struct cpu_softmax_step step = {
+        .s = thread->s,
+        .weights = thread->weights ? (void *)thread->weights : (void *)thread->s,
+        .visible = thread->keys.state[panel] == PANEL_PARTIAL ? thread->keys.visible[panel] : NULL,
+        .bias_keys = call->bias_kind == BIAS_KEYS ? thread->bias_keys : NULL,
+        .bias_rows = call->bias_kind == BIAS_ROWS ? thread->bias_rows + panel * CPU_LANES : NULL,
+        .keys = thread->keys.key,
+        .bias_key_stride = call->attention->bias.key,
+        .bias_dtype = p->bias_dtype,
+        .num_keys = thread->keys.num_keys,
+        .num_lanes = lanes,
+        .scale = (float)p->softmax_scale,
+        .softcap = (float)p->softcap,
+        .max = thread->max + panel * CPU_LANES,
+        .sum = thread->sum + panel * CPU_LANES,
+        .shrink = thread->shrink};
     call->kernels->softmax(&step);
     prefetch_bias(call, thread, panel, 2);
     call->kernels->shrink(acc, thread->shrink, lanes, (int32_t)p->head_dim_v);

@@ -38,10 +38,10 @@ enum {
  * fp32 math leaves them in s itself), updated max and sum, and the factors by which earlier accumulators shrink. All
  * per lane, base 2. */
 struct cpu_softmax_step {
-    float *s;                /* [keys][CPU_LANES] */
-    void *weights;           /* weights operand of `accumulate`; == s in fp32 math */
-    const uint64_t *visible; /* [keys] bit l: key visible to lane l; NULL = all */
-    const float *bias_keys;  /* [keys] bias of each key, the same for all lanes; NULL = none */
+    float *s;                     /* [keys][CPU_LANES] */
+    void *weights;                /* weights operand of `accumulate`; == s in fp32 math */
+    const uint64_t *visible;      /* [keys] bit l: key visible to lane l; NULL = all */
+    const float *bias_keys;       /* [keys] bias of each key, the same for all lanes; NULL = none */
     const void *const *bias_rows; /* [num_lanes] addresses of each lane's bias of key 0; NULL = none */
     const int32_t *keys;          /* [keys] which keys they are, rising; for bias_rows */
     int64_t bias_key_stride;      /* elements from key to key */

@@ -1,5 +1,5 @@
-/* tile_bias.h: natural scores of a tile whose bias differs from row to row: rows of the bias are transposed in registers
- * and added in the pass that finds the maximum, so that no tile of them is written. */
+/* tile_bias.h: natural scores of a tile whose bias differs from row to row: rows of the bias are transposed in
+ * registers and added in the pass that finds the maximum, so that no tile of them is written. */
 #ifndef FDM_CPU_TILE_BIAS_H
 #define FDM_CPU_TILE_BIAS_H
 

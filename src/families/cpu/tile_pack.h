@@ -128,8 +128,8 @@ INLINE uint64_t row_bits(const uint8_t *row, int64_t stride, int32_t count) {
     return bytes_nonzero(bytes);
 }
 
-/* A row is read as far as it goes before the next, four cache lines at most: pieces of one line, far apart, come at half
- * the rate. */
+/* A row is read as far as it goes before the next, four cache lines at most: pieces of one line, far apart, come at
+ * half the rate. */
 TILE_ENTRY void tile_mask_bits(uint64_t *visible, const uint8_t *const *rows, int64_t key_stride, int32_t num_keys,
                                int32_t num_lanes) {
     enum { CHUNKS = CPU_MASK_KEYS_MAX / 64 };

@@ -12,7 +12,8 @@ enum { SOFTMAX_VECTORS = 4 };
  * stay below 2^12 and accumulators are rarely rescaled. (FlashAttention-4 does the same.) */
 #define SOFTMAX_SLACK 8.0f
 
-/* Natural-log scores of one key in lanes lane .. lane + VECTOR_WIDTH - 1: scale, cap, bias of the key; -inf where not visible. */
+/* Natural-log scores of one key in lanes lane .. lane + VECTOR_WIDTH - 1: scale, cap, bias of the key; -inf where not
+ * visible. */
 INLINE vec softmax_score(const struct cpu_softmax_step *step, int32_t key, int32_t lane) {
     vec x = vec_mul(vec_load(step->s + (size_t)key * CPU_LANES + lane), vec_set(step->scale));
     if (step->softcap > 0)
@@ -52,8 +53,7 @@ INLINE void softmax_raise_max(const struct cpu_softmax_step *step, int32_t lane,
             if (mode == SOFTMAX_ANY)
                 vec_store(s + v * VECTOR_WIDTH, x);
             vec higher = vec_max(x, top[v]);
-            top[v] =
-                mode == SOFTMAX_MASKED ? vec_select(vec_bits(step->visible[key], column), higher, top[v]) : higher;
+            top[v] = mode == SOFTMAX_MASKED ? vec_select(vec_bits(step->visible[key], column), higher, top[v]) : higher;
         }
     }
     for (int v = 0; v < vectors; v++) {
@@ -77,7 +77,8 @@ INLINE vec softmax_shrink(const struct cpu_softmax_step *step, int32_t lane, vec
 }
 
 /* (score - origin) log2(e). One FMA takes a raw score there; factor = scale log2(e), base = -origin log2(e). Of a
- * natural score the difference is taken first: it may be the lowest finite number, which times log2(e) would overflow. */
+ * natural score the difference is taken first: it may be the lowest finite number, which times log2(e) would overflow.
+ */
 INLINE vec softmax_exponent(vec s, vec origin, vec factor, vec base, enum softmax_mode mode) {
     return mode == SOFTMAX_ANY ? vec_mul(vec_sub(s, origin), vec_set(LOG2_E)) : vec_fma(s, factor, base);
 }

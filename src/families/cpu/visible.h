@@ -3,8 +3,8 @@
  * A block of lanes belongs to one sequence and one KV head; lane l is query head `head[l]` at row `row[l]` of the
  * sequence. The walk visits keys in rising order and yields blocks of at most `block_keys` of them; a key no lane of
  * the block can see is dropped before any work is done for it, wherever causal, window, intervals, the dense mask or a
- * key's own bias of -inf say so ("compaction", exact). For each panel of the block it yields one of "skip", "full" (every lane sees every key of
- * the block: no bits needed) and "partial" with one uint64_t per key. */
+ * key's own bias of -inf say so ("compaction", exact). For each panel of the block it yields one of "skip", "full"
+ * (every lane sees every key of the block: no bits needed) and "partial" with one uint64_t per key. */
 #ifndef FDM_CPU_VISIBLE_H
 #define FDM_CPU_VISIBLE_H
 
@@ -60,8 +60,8 @@ struct mask_window {
 
 struct key_walk {
     const struct lane_block *block;
-    int64_t next, last; /* keys not yet looked at */
-    int32_t block_keys; /* <= CPU_BLOCK_KEYS_MAX */
+    int64_t next, last;   /* keys not yet looked at */
+    int32_t block_keys;   /* <= CPU_BLOCK_KEYS_MAX */
     const char *key_bias; /* bias of the sequence's key 0 where each key has one for the whole block; else NULL */
     int32_t window;       /* the one of `windows` that the walk is in; the other is the one after it */
     struct mask_reader reader;

@@ -212,7 +212,8 @@ INLINE void softmax_pair(const struct cpu_softmax_step *step, int32_t key, int t
 }
 
 /* tile_softmax.h's strip with the weights written as the operand: the exponentials never go back to the score tile. */
-INLINE void operand_softmax_strip(const struct cpu_softmax_step *step, int32_t lane, int vectors, enum softmax_mode mode) {
+INLINE void operand_softmax_strip(const struct cpu_softmax_step *step, int32_t lane, int vectors,
+                                  enum softmax_mode mode) {
     vec max[SOFTMAX_VECTORS], sum[SOFTMAX_VECTORS], origin[SOFTMAX_VECTORS], base[SOFTMAX_VECTORS];
     softmax_raise_max(step, lane, vectors, mode, max);
     for (int v = 0; v < vectors; v++) {
