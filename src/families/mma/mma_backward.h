@@ -168,8 +168,8 @@ MMA_BACKWARD_INLINE int32_t mma_backward_v_registers(int32_t block_n, int32_t he
     X(VARLEN)                                                                                \
     X(SOFTCAP)                                                                               \
     X(NEEDS_DQ)                                                                              \
-    X(DETERMINISTIC)  /* blocks add to dQ and dbias in order */                              \
-    X(SPLIT)          /* a block takes a part of a group's heads */
+    X(DETERMINISTIC) /* blocks add to dQ and dbias in order */                               \
+    X(SPLIT)         /* a block takes a part of a group's heads */
 
 #define MMA_BACKWARD_COUNT(name) +1
 enum { MMA_BACKWARD_NUM_CONSTANTS = MMA_BACKWARD_CONSTANTS(MMA_BACKWARD_COUNT) };
