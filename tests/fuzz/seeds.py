@@ -38,8 +38,8 @@ def tensor(gap: int) -> List[int]:
 def problem(
     backward: int, dtype: int, features: int, packed: int, flags: int, family: int, sizes: Sequence[int], gap: int
 ) -> bytes:
-    """A call that is carried out, small: large ones slow the fuzzer down. sizes are batch, heads_kv - 1, group - 1, seqlen_q, seqlen_k, head_dim - 1, and
-    head_dim_v - 1."""
+    """A call that is carried out, small: large ones slow the fuzzer down. sizes are batch, heads_kv - 1, group - 1,
+    seqlen_q, seqlen_k, head_dim - 1, and head_dim_v - 1."""
     batch, kv, group, sq, sk, d, dv = sizes
     taken = [1, backward, *options(flags, family), features, 0 if packed else 1, dtype, batch, kv, group]
     taken += [] if packed else [sq, sk]
