@@ -37,10 +37,10 @@
 #define CROWDED    (SOFTCAP || (VARLEN && PAIRED) || (DETERMINISTIC && (MASK || BIAS || INTERVALS || VARLEN)))
 #define TURNS_DQ    (DETERMINISTIC && NEEDS_DQ)
 #define TURNS_DBIAS (DETERMINISTIC && DBIAS == MMA_DBIAS_SUMS)
-#define PART_ROWS                                                               \
-    (SCARCE || WARP_ROWS == 16 || (KEY_TILES == 2 && CROWDED)       ? 16        \
-     : WARP_ROWS == 64 && (KEY_TILES == 2 || WIDEST > 64)           ? 32        \
-                                                                    : WARP_ROWS)
+#define PART_ROWS                                                                 \
+    (SCARCE || WARP_ROWS == 16 || TURNS_DBIAS || (KEY_TILES == 2 && CROWDED) ? 16 \
+     : WARP_ROWS == 64 && (KEY_TILES == 2 || WIDEST > 64)                    ? 32 \
+                                                                             : WARP_ROWS)
 #define ROW_TILES  (PART_ROWS / 8)
 #define SUM_COLUMNS_K (BY_COLUMNS ? HEAD_DIM / SHARE : HEAD_DIM) /* of dK and dV that a warp sums */
 #define SUM_COLUMNS_V (BY_COLUMNS ? HEAD_DIM_V / SHARE : HEAD_DIM_V)
@@ -401,6 +401,7 @@ __device__ __forceinline__ void hand_on(struct turns &turns, const struct mma_ba
 /* After all warps have made the scores of some rows: what heads and batches have to wait for is long enough. */
 __device__ __forceinline__ void hand_on_dbias(const struct mma_backward_arguments &a, const struct place &at, int h,
                                               int row) {
+    asm volatile("" : "+r"(h)); /* made here, not kept */
     if (TURNS_DBIAS && threadIdx.x == 0)
         st_release(dbias_turn_of(a, at, h, row), my_dbias_turn(a, at, h) + 1);
 }
