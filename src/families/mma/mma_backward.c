@@ -216,6 +216,13 @@ static int wanted(const fdm_plan *plan, const fdm_problem *p, int32_t kernel) {
     }
 }
 
+/* Whether rows of mask, bias and dbias pass 16 bytes at a time. Where more meets, registers do not allow it. */
+static int wide_scores(const fdm_problem *p) {
+    const int crowded =
+        (p->has_intervals && p->softcap > 0) || (p->deterministic && mma_dbias_kind(p) == MMA_DBIAS_SUMS);
+    return p->scores_aligned && !crowded && (mma_mask_rows(p) || mma_bias_rows(p));
+}
+
 static void main_request(const fdm_plan *plan, const fdm_problem *p, int32_t d, int32_t dv,
                          struct cuda_kernel_request *request) {
     const struct cuda_constant constants[] = {
@@ -231,7 +238,7 @@ static void main_request(const fdm_plan *plan, const fdm_problem *p, int32_t d, 
         {"PAIRED", plan->parameters[PAIRED] != 0},
         {"RING", plan->parameters[RING]},
         {"ALIGNED", p->aligned},
-        {"SCORES_ALIGNED", p->scores_aligned && (mma_mask_rows(p) || mma_bias_rows(p))},
+        {"SCORES_ALIGNED", wide_scores(p)},
         {"WINDOW", mma_bounded(p)},
         {"MASK", p->has_mask},
         {"MASK_ROWS", mma_mask_rows(p)},

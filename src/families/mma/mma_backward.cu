@@ -53,7 +53,8 @@
 #define KEYED      (INTERVALS || (MASK && !MASK_ROWS) || (BIAS && !BIAS_ROWS)) /* keys may be seen by no row */
 #define SUMMARISED (MASK && MASK_ROWS)
 /* Full sub-tiles have code of their own: measured 4 % faster with half blocks, 2 % slower where registers are scarcer. */
-#define TWO_BODIES (HALF_BLOCK && PLAIN && !MASK)
+#define TWO_BODIES (HALF_BLOCK && PLAIN && !MASK && !INTERVALS && !VARLEN && !DETERMINISTIC)
+#define READS      (CROWDED || SCARCE ? 1 : 2) /* of right operands at a time: two measured 1 % faster, where registers allow */
 /* A warp's own rows of bias and mask are copied, a sub-tile ahead, to where it will stage dS or P of them. */
 #define CAN_COPY    (SCORES_ALIGNED && DS_BUFFERS == 2 && PART_ROWS <= 32)
 #define BIAS_COPIED (CAN_COPY && BIAS == MMA_BIAS_SAME && BIAS_ROWS)
@@ -514,13 +515,13 @@ template <int share, int chunks, int lefts, int tiles>
 __device__ __forceinline__ void add_product(float (&sum)[lefts][tiles][4], const uint32_t (&left)[lefts][4],
                                             const lane_address<chunks> &right, int rows) {
 #pragma unroll
-    for (int n = 0; n < tiles; n += 4) {
-        uint32_t b[2][4]; /* read in pairs: measured 1 % faster */
+    for (int n = 0; n < tiles; n += 2 * READS) {
+        uint32_t b[READS][4];
 #pragma unroll
-        for (int i = 0; i < 2 && n + 2 * i < tiles; i++)
+        for (int i = 0; i < READS && n + 2 * i < tiles; i++)
             ldmatrix_x4_trans(b[i], right.at_step(rows, (n + 2 * i) * share));
 #pragma unroll
-        for (int i = 0; i < 2 && n + 2 * i < tiles; i++)
+        for (int i = 0; i < READS && n + 2 * i < tiles; i++)
 #pragma unroll
             for (int t = 0; t < lefts; t++) {
                 mma_16x8x16(sum[t][n + 2 * i], left[t], b[i][0], b[i][1]);
