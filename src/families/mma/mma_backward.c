@@ -216,11 +216,13 @@ static int wanted(const fdm_plan *plan, const fdm_problem *p, int32_t kernel) {
     }
 }
 
-/* Whether rows of mask, bias and dbias pass 16 bytes at a time. Where more meets, registers do not allow it. */
+/* Whether rows of mask, bias and dbias pass 16 bytes at a time. Registers do not allow it beside turns at a shared
+ * bias, and where blocks of half the warps meet a float32 bias, intervals and softcap. */
 static int wide_scores(const fdm_problem *p) {
-    const int crowded =
-        (p->has_intervals && p->softcap > 0) || (p->deterministic && mma_dbias_kind(p) == MMA_DBIAS_SUMS);
-    return p->scores_aligned && !crowded && (mma_mask_rows(p) || mma_bias_rows(p));
+    const int takes_turns = p->deterministic && mma_dbias_kind(p) == MMA_DBIAS_SUMS;
+    const int crowded = mma_bias_constant(p) == MMA_BIAS_FLOAT32 && p->has_intervals && p->softcap > 0 &&
+                        mma_backward_widest((int32_t)p->head_dim, (int32_t)p->head_dim_v) <= 64;
+    return p->scores_aligned && !takes_turns && !crowded && (mma_mask_rows(p) || mma_bias_rows(p));
 }
 
 static void main_request(const fdm_plan *plan, const fdm_problem *p, int32_t d, int32_t dv,
