@@ -782,6 +782,7 @@ __device__ __forceinline__ void make_ds(score_fragments &left, struct sums &sums
 #    pragma unroll
     for (int n = 0; n < (SCORES_ALIGNED ? 1 : 2 * KEY_TILES); n++)
         dbias[n] = dbias_of_key(a, at, h, at.first_key + warp_key + lane / 4 + n * 8);
+    [[maybe_unused]] const int num_keys = at.seqlen_k - at.first_key - warp_key - lane / 4;
 #endif
     multiply_scores<HEAD_DIM_V, V_IN_REGISTERS>(dp, v_tile, warp_key, values, unit.dout, sub_row);
 #pragma unroll
@@ -815,7 +816,10 @@ __device__ __forceinline__ void make_ds(score_fragments &left, struct sums &sums
 #    elif DBIAS && !DBIAS_FROM_DS
                 const int row = block_row + sub_row + n * 8 + lane % 4 * 2 + e % 2, j = 2 * t + e / 2;
                 char *to = dbias[SCORES_ALIGNED ? 0 : j] + (int64_t)row * a.dbias_row_bytes;
-                if (row < at.seqlen_q && at.first_key + warp_key + lane / 4 + j * 8 < at.seqlen_k)
+                /* One of two ways to say it each, by what the assembler makes of it. */
+                const bool inside =
+                    SCORES_ALIGNED ? j * 8 < num_keys : at.first_key + warp_key + lane / 4 + j * 8 < at.seqlen_k;
+                if (row < at.seqlen_q && inside)
                     add_dbias(to + (SCORES_ALIGNED ? j * 8 * DBIAS_BYTES : 0), dp[t][n][e]);
 #    endif
 #    if SOFTCAP
