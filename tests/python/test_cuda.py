@@ -220,6 +220,20 @@ def test_gradient_of_a_bias(shape, dtype, of_tensors):
     assert grads[3].dtype is dtype
 
 
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("batch, heads", [(2, 4), (1, 1)])
+def test_backward_of_rows_at_multiples_of_16_bytes(head_dim, batch, heads):
+    """Such rows of masks and biases are copied ahead, and those of dbias stored 16 bytes at a time."""
+    q, k, v = tensors(keys=336, head_dim=head_dim)
+    bias = torch.randn(batch, heads, 200, 336, device="cuda").bfloat16()
+    mask = torch.rand(batch, heads, 200, 352, device="cuda")[..., :336] < 0.5
+    check_gradients(q, k, v, attn_bias=bias)
+    check_gradients(q, k, v, attn_bias=bias, attn_mask=mask, is_causal=True)
+    wide = torch.empty(batch, heads, 200, 352, device="cuda", dtype=torch.bool)[..., :331]
+    wide.copy_(mask[..., :331])
+    check_gradients(q, k[:, :331], v[:, :331], attn_mask=wide)
+
+
 def test_gradient_of_a_bias_of_rows_is_zero():
     bias = torch.randn(2, 4, 200, 1, device="cuda")
     have = gradients(flash_dmattn_func, tensors(), attn_bias=bias)
