@@ -817,8 +817,9 @@ __device__ __forceinline__ void make_ds(score_fragments &left, struct sums &sums
                 const int row = block_row + sub_row + n * 8 + lane % 4 * 2 + e % 2, j = 2 * t + e / 2;
                 char *to = dbias[SCORES_ALIGNED ? 0 : j] + (int64_t)row * a.dbias_row_bytes;
                 /* Said for each in the way in which the assembler spills less. */
-                const bool inside =
-                    SCORES_ALIGNED ? j * 8 < num_keys : at.first_key + warp_key + lane / 4 + j * 8 < at.seqlen_k;
+                const bool inside = SCORES_ALIGNED || V_IN_REGISTERS
+                                        ? j * 8 < num_keys
+                                        : at.first_key + warp_key + lane / 4 + j * 8 < at.seqlen_k;
                 if (row < at.seqlen_q && inside)
                     add_dbias(to + (SCORES_ALIGNED ? j * 8 * DBIAS_BYTES : 0), dp[t][n][e]);
 #    endif
