@@ -390,7 +390,7 @@ __device__ __forceinline__ void hand_on(struct turns &turns, const struct mma_ba
         }
 #    endif
 #    if TURNS_DBIAS
-        if (row != turns.added) { /* else hand_on_dbias() was there */
+        if (row != turns.added) { /* else hand_on_before() was there */
             int *turn = dbias_turn_of(a, at, h, row);
             const int mine = my_dbias_turn(a, at, h);
             await_turn(turn, mine);
@@ -399,9 +399,12 @@ __device__ __forceinline__ void hand_on(struct turns &turns, const struct mma_ba
 #    endif
     }
 }
-/* After all warps have made the scores of some rows: what heads and batches have to wait for is long enough. */
-__device__ __forceinline__ void hand_on_dbias(const struct mma_backward_arguments &a, const struct place &at, int h,
-                                              int row) {
+/* When all warps have made the scores of the rows from `row` on: the turns before them, and of the bias' gradient theirs
+ * too, since heads and batches wait for it long enough. */
+__device__ __forceinline__ void hand_on_before(struct turns &turns, const struct mma_backward_arguments &a,
+                                               const struct place &at, int h, int row) {
+    hand_on(turns, a, at, plan_walk(a, at), h, row);
+    turns.added = row;
     asm volatile("" : "+r"(h)); /* made here, not kept */
     if (TURNS_DBIAS && threadIdx.x == 0)
         st_release(dbias_turn_of(a, at, h, row), my_dbias_turn(a, at, h) + 1);
@@ -563,7 +566,11 @@ __device__ __forceinline__ int column_of(int row, int eight) {
 }
 __device__ __forceinline__ void read_pairs(uint32_t (&r)[4], uint32_t from) { ldmatrix_x4_trans(r, from); }
 __device__ __forceinline__ void read_pairs(uint32_t (&r)[2], uint32_t from) { ldmatrix_x2_trans(r, from); }
-#    define MASK_REGION (BIAS_COPIED ? STAGE_BYTES : 0) /* after that of dS lies that of P */
+/* Mask: 16 keys of a row are chunk row + 16-key group * PART_ROWS; beside a bias it lies where P will, after dS. */
+__device__ __forceinline__ uint32_t mask_place(uint32_t staged, int warp_key, int part, int chunk) {
+    return staged + (BIAS_COPIED ? STAGE_BYTES : 0) +
+           chunk_offset<SUB_ROWS / 8>(warp_key + chunk % WARP_KEYS, part / 8 + chunk / WARP_KEYS);
+}
 
 /* What the warp's own rows of the sub-tile at `sub_row` need; `staged`: where their dS will go. */
 __device__ __forceinline__ void copy_scores(const struct mma_backward_arguments &a, const struct place &at, int h,
@@ -595,9 +602,7 @@ __device__ __forceinline__ void copy_scores(const struct mma_backward_arguments 
             const int count = row < rows ? min(max(at.seqlen_k - key, 0), 16) : 0;
             const char *mask = head.mask + (int64_t)(sub_row + part + row) * a.mask_row_bytes + key;
             if (chunk < PART_ROWS * WARP_KEYS / 16)
-                cp_async_16_fill(staged + MASK_REGION +
-                                     chunk_offset<SUB_ROWS / 8>(warp_key + chunk % WARP_KEYS, part / 8 + chunk / WARP_KEYS),
-                                 count ? mask : head.mask, count);
+                cp_async_16_fill(mask_place(staged, warp_key, part, chunk), count ? mask : head.mask, count);
         }
 #    endif
     }
@@ -613,8 +618,7 @@ __device__ __forceinline__ uint32_t copied_mask(uint32_t staged, int warp_key, i
     for (int n = 0; n < PART_ROWS * WARP_KEYS / 16; n += 32) {
         const int chunk = (n + lane) % (PART_ROWS * WARP_KEYS / 16);
         uint32_t bytes[4];
-        ld_shared_16(bytes, staged + MASK_REGION +
-                                chunk_offset<SUB_ROWS / 8>(warp_key + chunk % WARP_KEYS, part / 8 + chunk / WARP_KEYS));
+        ld_shared_16(bytes, mask_place(staged, warp_key, part, chunk));
 #    pragma unroll
         for (int i = 0; i < 4; i++) /* the highest bit of each byte that is not 0 */
             seen = seen >> 1 | ((((bytes[i] & 0x7f7f7f7fu) + 0x7f7f7f7fu) | bytes[i]) & 0x80808080u);
@@ -859,17 +863,8 @@ __device__ __forceinline__ void store_dbias(const struct mma_backward_arguments 
         ldmatrix_x4_trans(x, from.at_step(0, n));
         const uint4 odd = own & 1 ? make_uint4(x[1], x[0], x[3], x[2]) : make_uint4(x[0], x[1], x[2], x[3]);
         const uint4 pairs = own & 2 ? make_uint4(odd.z, odd.w, odd.x, odd.y) : odd;
-        if (row + n * 8 + lane / 4 >= at.seqlen_q)
-            continue;
-        if (num_keys == 8) {
-            *(uint4 *)to = pairs;
-        } else {
-            const uint32_t word[4] = {pairs.x, pairs.y, pairs.z, pairs.w};
-#    pragma unroll
-            for (int e = 0; e < 8; e++)
-                if (e < num_keys)
-                    ((uint16_t *)to)[e] = (uint16_t)(word[e / 2] >> e % 2 * 16);
-        }
+        if (row + n * 8 + lane / 4 < at.seqlen_q)
+            store_words<true>(to, {pairs.x, pairs.y, pairs.z, pairs.w}, num_keys);
     }
 }
 #endif
@@ -1173,9 +1168,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
                 cp_async_wait<0>();
             __syncthreads(); /* scores are staged; the next unit is there; all have left the one before */
 #    if DETERMINISTIC
-            hand_on(turns, a, at, plan_walk(a, at), h, row);
-            turns.added = row;
-            hand_on_dbias(a, at, h, row);
+            hand_on_before(turns, a, at, h, row);
 #    endif
             const int last = following(a, at, walk, tiles.keys, h, RING == 3 ? next : row);
             slot = slot == RING - 1 ? 0 : slot + 1;
@@ -1235,9 +1228,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
                     add_own(sums, a, at, h, tiles, unit, values, staged, row, sub, TWO_BODIES || partial, sub > begin);
                 __syncthreads();
 #if DETERMINISTIC
-                hand_on(turns, a, at, plan_walk(a, at), h, row + sub);
-                turns.added = row + sub;
-                hand_on_dbias(a, at, h, row + sub);
+                hand_on_before(turns, a, at, h, row + sub);
 #endif
 #if BY_COLUMNS
                 add_others(sums, unit, staged, sub);
@@ -1292,15 +1283,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
         hand_on_rest(turns, a, at, plan_walk(a, at), h);
 #endif
     }
-#if SPLIT
     gather_shares(sums.dk[0], (float *)shared);
+#if SPLIT
     store_part<HEAD_DIM>(sums.dk, a.dk_parts, a, at);
+#else
+    store_sums<HEAD_DIM>(sums.dk, a.in.scale, tiles.q, a.dk, a, at, a.in.head_dim);
+#endif
     gather_shares(sums.dv[0], (float *)shared);
+#if SPLIT
     store_part<HEAD_DIM_V>(sums.dv, a.dv_parts, a, at);
 #else
-    gather_shares(sums.dk[0], (float *)shared);
-    store_sums<HEAD_DIM>(sums.dk, a.in.scale, tiles.q, a.dk, a, at, a.in.head_dim);
-    gather_shares(sums.dv[0], (float *)shared);
     store_sums<HEAD_DIM_V>(sums.dv, 1.0f, tiles.q, a.dv, a, at, a.in.head_dim_v);
 #endif
 }

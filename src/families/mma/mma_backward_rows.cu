@@ -243,13 +243,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #    pragma unroll
     for (int e = 0; e < 4; e++)
         word[e] = pack(sum[2 * e] * factor, sum[2 * e + 1] * factor);
-    char *at = to.data + (batch * to.batch + key * to.row + blockIdx.y * to.head) * 2 + chunk * 16;
-    if (ALIGNED && count == 8)
-        *(uint4 *)at = make_uint4(word[0], word[1], word[2], word[3]);
-    else
-#    pragma unroll
-        for (int e = 0; e < 8; e++)
-            if (e < count)
-                ((uint16_t *)at)[e] = (uint16_t)(word[e / 2] >> (e % 2 * 16));
+    store_words(to.data + (batch * to.batch + key * to.row + blockIdx.y * to.head) * 2 + chunk * 16, word, count);
 }
 #endif

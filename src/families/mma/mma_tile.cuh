@@ -67,17 +67,22 @@ __device__ __forceinline__ void load_tile(uint32_t tile, const char *from, int64
 }
 
 #if DTYPE != MMA_FLOAT32
-/* A chunk to global memory. */
-__device__ __forceinline__ void store_chunk(char *at, uint32_t from, int count) {
-    uint32_t word[4];
-    ld_shared_16(word, from);
-    if (ALIGNED && count == 8)
+/* The first `count` of eight elements to global memory; `aligned`: at a multiple of 16 bytes. */
+template <bool aligned = ALIGNED>
+__device__ __forceinline__ void store_words(char *at, const uint32_t (&word)[4], int count) {
+    if (aligned && count == 8)
         *(uint4 *)at = make_uint4(word[0], word[1], word[2], word[3]);
     else
 #pragma unroll
         for (int e = 0; e < 8; e++)
             if (e < count)
                 ((uint16_t *)at)[e] = (uint16_t)(word[e / 2] >> (e % 2 * 16));
+}
+/* A chunk to global memory. */
+__device__ __forceinline__ void store_chunk(char *at, uint32_t from, int count) {
+    uint32_t word[4];
+    ld_shared_16(word, from);
+    store_words(at, word, count);
 }
 
 /* The reverse: `rows` rows of `columns` elements to global memory, by `threads` threads of which this is `thread`. */
