@@ -10,7 +10,7 @@
 
 #include "families/mma/mma_family.h"
 
-enum { GROUP_PARTS = 6 }; /* of the plan's parameters */
+enum { RING = 4, ENGINE = 5, GROUP_PARTS = 7 }; /* of the plan's parameters */
 
 static fdm_problem problem_of(int64_t batch, int64_t heads, int64_t heads_kv, int64_t seqlen, int64_t head_dim) {
     fdm_problem p = fdm_problem_default();
@@ -113,6 +113,57 @@ static void shared_biases_have_an_order(void **state) {
     assert_non_null(strstr(fdm_last_error(), "keys share has no deterministic gradient"));
 }
 
+/* What shared memory is left buys; who brings the rows of a ring. */
+static void rings(void **state) {
+    (void)state;
+    enum { PLAIN, UNALIGNED, PACKED, INTERVALS, KEY_BIAS };
+    static const struct {
+        const char *device;
+        int64_t head_dim;
+        int features, ring, engine;
+    } cases[] = {
+        {"sm_90", 64, PLAIN, 2, 1},     {"sm_90", 96, PLAIN, 3, 1},
+        {"sm_90", 128, PLAIN, 3, 1},    {"sm_90", 128, INTERVALS, 3, 1},
+        {"sm_90", 128, KEY_BIAS, 2, 1}, /* a word more for each key */
+        {"sm_90", 256, PLAIN, 2, 1},    {"sm_90", 128, UNALIGNED, 3, 0},
+        {"sm_90", 128, PACKED, 3, 0}, /* after a sequence's last row comes another's */
+        {"sm_90", 224, PLAIN, 0, 0},  /* no shares of whole 64 columns */
+        {"sm_80", 64, PLAIN, 0, 0},   /* two blocks would not fit */
+        {"sm_80", 96, PLAIN, 2, 0},   /* no copy engine */
+        {"sm_120", 128, PLAIN, 0, 0},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fdm_problem p = problem_of(1, 8, 8, 8192, cases[i].head_dim);
+        p.aligned = cases[i].features != UNALIGNED;
+        p.varlen = cases[i].features == PACKED;
+        p.total_q = p.total_k = p.varlen ? 8192 : 0;
+        p.has_intervals = cases[i].features == INTERVALS;
+        p.interval_batch = p.interval_heads = p.has_intervals;
+        p.has_bias = cases[i].features == KEY_BIAS;
+        p.bias_dtype = p.dtype;
+        p.bias_shape[3] = p.has_bias ? p.seqlen_k : 1;
+        fdm_plan plan = plan_of(cases[i].device, &p);
+        struct cuda_kernel_request requests[MMA_REQUESTS_MAX];
+        assert_int_equal(plan.parameters[RING], cases[i].ring);
+        assert_int_equal(plan.parameters[ENGINE], cases[i].engine);
+        assert_int_equal(strstr(plan.reason, "by the copy engine") != NULL, cases[i].engine);
+        assert_true(mma_requests(&plan, requests) > 0);
+        plan.parameters[ENGINE] = !plan.parameters[ENGINE];
+        /* A plan from a file may do without the engine, and ask for it where there is a ring that it can fill. */
+        assert_int_equal(mma_requests(&plan, requests) > 0,
+                         !plan.parameters[ENGINE] || (plan.parameters[RING] && p.aligned && !p.varlen));
+    }
+}
+
+/* No sequences have no mean length. */
+static void no_packed_sequences(void **state) {
+    (void)state;
+    fdm_problem p = problem_of(0, 8, 2, 0, 128);
+    p.varlen = 1;
+    const fdm_plan plan = plan_of("sm_90", &p);
+    assert_int_equal(plan.parameters[GROUP_PARTS], 1);
+}
+
 static void foreign_plans_launch_nothing(void **state) {
     (void)state;
     struct cuda_kernel_request requests[MMA_REQUESTS_MAX];
@@ -134,6 +185,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(groups_are_split_where_blocks_are_few),
         cmocka_unit_test(shared_biases_have_an_order),
+        cmocka_unit_test(rings),
+        cmocka_unit_test(no_packed_sequences),
         cmocka_unit_test(foreign_plans_launch_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -22,6 +22,23 @@ __device__ __forceinline__ void cp_async_bulk_tensor_3d(uint32_t shared, const s
                  : "r"(shared), "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z)
                  : "memory");
 }
+__device__ __forceinline__ void cp_async_bulk_tensor_4d(uint32_t shared, const struct cuda_tensor_map *map,
+                                                        uint32_t barrier, int32_t x, int32_t y, int32_t z, int32_t w) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
+                 "[%1, {%3, %4, %5, %6}], [%2];"
+                 :
+                 : "r"(shared), "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w)
+                 : "memory");
+}
+/* `bytes`, a multiple of 16, from an address that is one to `shared`; they count at `barrier`. */
+__device__ __forceinline__ void cp_async_bulk(uint32_t shared, const void *global, uint32_t bytes, uint32_t barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                 :
+                 : "r"(shared), "l"(global), "r"(bytes), "r"(barrier)
+                 : "memory");
+}
+/* Orders this thread's accesses to shared memory before later ones of the copy engine. */
+__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" : : : "memory"); }
 /* The same tile to the same place of each block of the cluster whose bit is set in `blocks`, and its bytes at the same
  * barrier of each. */
 __device__ __forceinline__ void cp_async_bulk_tensor_3d_multicast(uint32_t shared, const struct cuda_tensor_map *map,

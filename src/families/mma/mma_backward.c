@@ -11,7 +11,7 @@
 #include "mma_family.h"
 
 /* Of the plan's parameters. */
-enum { STAGED_ROWS, OVERLAY, DS_BUFFERS, PAIRED, RING, GATHER, GROUP_PARTS };
+enum { STAGED_ROWS, OVERLAY, DS_BUFFERS, PAIRED, RING, ENGINE, GATHER, GROUP_PARTS };
 
 /* Whether keys may be put in another order: what is seen is said key by key, alike for the query heads of a KV head. */
 static int may_gather(const fdm_problem *p) {
@@ -75,11 +75,20 @@ static int32_t threads_of(const fdm_plan *plan, const fdm_problem *p) {
 static int32_t bytes_with(const fdm_plan *plan, const fdm_problem *p, struct mma_backward_extras with) {
     return mma_backward_bytes_with(plan->block_m, plan->block_n, plan->stages, plan->v_in_registers,
                                    (int32_t)p->head_dim, (int32_t)p->head_dim_v, with) +
-           mma_backward_keys_bytes(plan->block_n, mma_lists_keys(p));
+           mma_backward_keys_bytes(plan->block_n, mma_key_words(p));
 }
 
 static int may_pair(const fdm_plan *plan, const fdm_problem *p) {
     return mma_backward_can_pair(plan->block_n, (int32_t)p->head_dim, (int32_t)p->head_dim_v, plan->v_in_registers);
+}
+
+/* Half the warps, two blocks a multiprocessor. */
+static int is_half(const fdm_plan *plan, const fdm_problem *p) { return threads_of(plan, p) < 32 * MMA_BACKWARD_WARPS; }
+
+/* Whether the copy engine may bring the units of a ring: not those of packed sequences, where what follows the last row
+ * is another's. */
+static int may_use_engine(const fdm_plan *plan, const fdm_problem *p) {
+    return plan->parameters[RING] && p->aligned && !p->varlen;
 }
 
 /* The tile is chosen; what shared memory is left buys what comes first here. */
@@ -91,6 +100,7 @@ static const struct {
     {{1, 2, 2}, "paired warps, dS twice and a ring of two times 64 rows"},
     {{1, 2, 0}, "paired warps and dS twice"},
     {{1, 1, 0}, "paired warps"},
+    {{0, 2, 2}, "dS twice and a ring of two times 64 rows"},
     {{0, 2, 0}, "dS twice"},
 };
 
@@ -100,14 +110,17 @@ static void spend_more(const fdm_device *device, const fdm_problem *p, fdm_plan 
         const int32_t bytes = bytes_with(plan, p, with);
         if ((with.paired ? !may_pair(plan, p) : plan->parameters[OVERLAY]) || bytes > device->shared_bytes)
             continue;
+        if (with.ring && !with.paired && (!is_half(plan, p) || 2 * (bytes + 1024) > device->shared_bytes + 1024))
+            continue; /* two blocks, and what the driver takes of each, share a multiprocessor */
         const size_t used = strlen(plan->reason);
         plan->parameters[PAIRED] = with.paired;
         plan->parameters[DS_BUFFERS] = with.buffers;
         plan->parameters[RING] = with.ring;
         plan->parameters[OVERLAY] = with.paired ? 0 : plan->parameters[OVERLAY];
         plan->shared_bytes = bytes;
-        snprintf(plan->reason + used, sizeof plan->reason - used, "; %.4g KB with %s", (double)bytes / 1024,
-                 extras[i].words);
+        plan->parameters[ENGINE] = device->compute_major >= 9 && may_use_engine(plan, p);
+        snprintf(plan->reason + used, sizeof plan->reason - used, "; %.4g KB with %s%s", (double)bytes / 1024,
+                 extras[i].words, plan->parameters[ENGINE] ? " by the copy engine" : "");
         return;
     }
 }
@@ -125,7 +138,7 @@ static double seconds_with(const fdm_device *device, const fdm_problem *p, const
     const int64_t keys = p->varlen ? p->total_k + p->batch * plan->block_n / 2 : p->batch * p->seqlen_k;
     const int64_t blocks = tiles_of(keys, plan->block_n) * p->heads_kv, group = p->heads / p->heads_kv;
     const double columns = (double)(p->head_dim + p->head_dim_v), share = (double)group / (double)parts;
-    const double rows = (double)(p->varlen ? tiles_of(p->total_q, (int32_t)p->batch) : p->seqlen_q);
+    const double rows = p->varlen ? (double)p->total_q / (double)(p->batch ? p->batch : 1) : (double)p->seqlen_q;
     const double walk =
         rows * plan->block_n * (6.0 * (double)p->head_dim + 4.0 * (double)p->head_dim_v) * (double)at_once / speed;
     double walks = (double)tiles_of(blocks * parts, (int32_t)slots) * share;
@@ -170,7 +183,7 @@ static int fill_code(const fdm_device *device, const fdm_problem *p, const char 
     plan->parameters[STAGED_ROWS] = choice.staged_rows;
     plan->parameters[OVERLAY] = choice.overlay;
     plan->parameters[DS_BUFFERS] = 1;
-    plan->parameters[PAIRED] = plan->parameters[RING] = 0;
+    plan->parameters[PAIRED] = plan->parameters[RING] = plan->parameters[ENGINE] = 0;
     spend_more(device, p, plan);
     plan->parameters[GATHER] = may_gather(p) && p->seqlen_k >= GATHER_KEYS_MIN;
     if (plan->parameters[GATHER]) {
@@ -225,7 +238,7 @@ static int wide_scores(const fdm_problem *p) {
     return p->scores_aligned && !takes_turns && !crowded && (mma_mask_rows(p) || mma_bias_rows(p));
 }
 
-static void main_request(const fdm_plan *plan, const fdm_problem *p, int32_t d, int32_t dv,
+static void main_request(const fdm_plan *plan, const fdm_problem *p, int32_t d, int32_t dv, int engine,
                          struct cuda_kernel_request *request) {
     const struct cuda_constant constants[] = {
         {"DTYPE", mma_dtype(p->dtype)},
@@ -239,6 +252,7 @@ static void main_request(const fdm_plan *plan, const fdm_problem *p, int32_t d, 
         {"DS_BUFFERS", plan->parameters[DS_BUFFERS]},
         {"PAIRED", plan->parameters[PAIRED] != 0},
         {"RING", plan->parameters[RING]},
+        {"ENGINE", engine},
         {"ALIGNED", p->aligned},
         {"SCORES_ALIGNED", wide_scores(p)},
         {"WINDOW", mma_bounded(p)},
@@ -273,8 +287,8 @@ static void order_request(struct cuda_kernel_request *request) {
 }
 
 /* `place`: of each kernel among the requests. */
-static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *requests,
-                             int32_t place[NUM_KERNELS]) {
+static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, int engine,
+                             struct cuda_kernel_request *requests, int32_t place[NUM_KERNELS]) {
     const int32_t widest = mma_backward_widest((int32_t)p->head_dim, (int32_t)p->head_dim_v);
     const int32_t d = mma_backward_padded((int32_t)p->head_dim, plan->block_n, widest);
     const int32_t dv = mma_backward_padded((int32_t)p->head_dim_v, plan->block_n, widest);
@@ -285,7 +299,7 @@ static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct 
             continue;
         place[kernel] = count++;
         if (kernel == MAIN) {
-            main_request(plan, p, d, dv, request);
+            main_request(plan, p, d, dv, engine, request);
         } else if (kernel == SUMMARY) {
             mma_summary_request(request);
         } else if (kernel == ORDER) {
@@ -313,7 +327,9 @@ static int sound(const fdm_plan *plan, const fdm_problem *p) {
             return plan->block_m == code->block_m && plan->block_n == code->block_n &&
                    v_in_registers == code->v_in_registers && (plan->stages == 1 || plan->stages == 2) &&
                    (!with.paired || may_pair(plan, p)) && (with.buffers == 1 || with.buffers == 2) &&
-                   (!with.ring || (with.paired && with.buffers == 2 && (with.ring == 2 || with.ring == 3))) &&
+                   (!with.ring ||
+                    ((with.paired || is_half(plan, p)) && with.buffers == 2 && (with.ring == 2 || with.ring == 3))) &&
+                   (!plan->parameters[ENGINE] || (plan->parameters[ENGINE] == 1 && may_use_engine(plan, p))) &&
                    plan->parameters[OVERLAY] == (!with.paired && with.buffers == 1 && overlays(plan, p)) &&
                    (!plan->parameters[GATHER] || (plan->parameters[GATHER] == 1 && may_gather(p))) &&
                    plan->parameters[GROUP_PARTS] >= 1 && p->heads / p->heads_kv % plan->parameters[GROUP_PARTS] == 0 &&
@@ -324,7 +340,9 @@ static int sound(const fdm_plan *plan, const fdm_problem *p) {
 
 static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *requests) {
     int32_t place[NUM_KERNELS];
-    return sound(plan, &plan->problem) ? make_requests(plan, &plan->problem, requests, place) : 0;
+    if (!sound(plan, &plan->problem))
+        return 0;
+    return make_requests(plan, &plan->problem, plan->parameters[ENGINE], requests, place);
 }
 
 /* The kernel counts bytes from one row of scores to the next in 32 bits. */
@@ -336,6 +354,46 @@ static int score_rows_fit(const struct attention *attention) {
         if (rows[i] > INT32_MAX || rows[i] < INT32_MIN)
             return 0;
     return 1;
+}
+
+/* What the copy engine knows of q or dout: panels of 64 rows, 128 or 64 bytes wide. */
+static struct cuda_tensor_layout layout_of(const struct matrix_view *x, const fdm_problem *p, int32_t columns,
+                                           int32_t padded) {
+    const int32_t panel = padded % 64 ? 32 : 64;
+    return (struct cuda_tensor_layout){.type = p->dtype == FDM_FLOAT16 ? CUDA_MAP_FLOAT16 : CUDA_MAP_BFLOAT16,
+                                       .rank = 4,
+                                       .address = x->data,
+                                       .extents = {columns, p->seqlen_q, p->heads, p->batch},
+                                       .stride_bytes = {0, 2 * x->row, 2 * x->head, 2 * x->batch},
+                                       .box = {panel, 64, 1, 1},
+                                       .swizzle_bytes = 2 * panel,
+                                       .l2_bytes = 128};
+}
+
+/* The engine takes no strides that are negative or far apart; then threads copy. */
+static int engine_reaches(const struct matrix_view *x) {
+    const int64_t strides[] = {x->row, x->head, x->batch};
+    for (int i = 0; i < 3; i++)
+        if (strides[i] < 0 || strides[i] >= 1ll << 39)
+            return 0;
+    return 1;
+}
+
+static fdm_status make_maps(const fdm_plan *plan, const struct attention *attention, struct mma_backward_arguments *a) {
+    const fdm_problem *p = attention->problem;
+    const int32_t widest = mma_backward_widest((int32_t)p->head_dim, (int32_t)p->head_dim_v);
+    const struct cuda_tensor_layout layouts[2] = {
+        layout_of(&attention->q, p, (int32_t)p->head_dim,
+                  mma_backward_padded((int32_t)p->head_dim, plan->block_n, widest)),
+        layout_of(&attention->dout, p, (int32_t)p->head_dim_v,
+                  mma_backward_padded((int32_t)p->head_dim_v, plan->block_n, widest))};
+    struct cuda_tensor_map maps[2];
+    const fdm_status status = cuda_tensor_maps_make(plan->device.index, layouts, 2, maps);
+    if (!status) {
+        a->q_map = maps[0];
+        a->dout_map = maps[1];
+    }
+    return status;
 }
 
 static fdm_status put_in_order(const struct cuda_kernel *kernel, const fdm_problem *p,
@@ -370,11 +428,15 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     if (!score_rows_fit(attention))
         return error_set(FDM_ERROR_UNSUPPORTED,
                          "rows of mask, bias or dbias lie 2^31 bytes or more apart; mma.backward takes less");
-    fdm_status status = cuda_kernels_get(plan->device.index, list, make_requests(plan, p, list, place), kernels);
+    const int engine = plan->parameters[ENGINE] && engine_reaches(&attention->q) && engine_reaches(&attention->dout);
+    fdm_status status =
+        cuda_kernels_get(plan->device.index, list, make_requests(plan, p, engine, list, place), kernels);
     if (status)
         return status;
     const struct mma_room room = room_of(plan, p);
     mma_fill_gradients(attention, &room, workspace, &a);
+    if (engine && p->batch * p->seqlen_q > 0 && (status = make_maps(plan, attention, &a)))
+        return status;
     status = mma_launch_prepare(kernels[place[PREPARE]], p, &a, stream);
     if (!status && wanted(plan, p, SUMMARY))
         status = mma_summarise(kernels[place[SUMMARY]], p, plan->block_m, plan->block_n,

@@ -9,15 +9,21 @@
  * intervals and ends together).
  *
  * Staged rows: BLOCK_M at a time, the next ones loaded under dQ; or, where shared memory has room for it (RING), units of
- * 64 rows in a ring of three, one computed, one there, one on its way, and one barrier a unit. Whether rows have a
- * visible pair is known before their loads begin.
+ * 64 rows in a ring of two or three, filled by the copy engine (ENGINE) or by all threads, each with an mbarrier that says
+ * when it is there. One more says when all warps have staged a unit's scores: a warp arrives, works on its own rows, and
+ * then waits; that is the unit's only wait for other warps. Whether rows have a visible pair is known before their loads
+ * begin.
  *
  * Grid: x key blocks, y KV heads (the query heads of the group one after the other: dK and dV are summed in fp32 without
  * traffic; SPLIT: parts of groups, mma_backward_combine adds them), z batches. Bound by: tensor cores and the
  * shared-memory reads that feed them, five products a pair. */
 #include "cuda/ptx/global.cuh"
+#include "cuda/ptx/mbarrier.cuh"
 #include "families/mma/mma_backward.h"
 #include "families/mma/mma_order.h"
+#if ENGINE
+#    include "cuda/ptx/tma.cuh"
+#endif
 
 #define WIDEST     (HEAD_DIM > HEAD_DIM_V ? HEAD_DIM : HEAD_DIM_V)
 /* A warp has one or two tiles of 16 keys. */
@@ -50,10 +56,14 @@
 #define DQ_SHARE   (WARPS / DQ_GROUPS)
 #define DQ_COLUMNS (HEAD_DIM / DQ_SHARE)
 #define DQ_STEP    (DQ_COLUMNS % 32 || OVERLAY || V_IN_REGISTERS || SCARCE ? 16 : 32) /* at a time */
+#define DQ_PASSES  (DQ_COLUMNS / DQ_STEP)
+/* Passes before the products of the others' rows, so that what is added does not come all at once. */
+#define DQ_EARLY   (RING && BY_COLUMNS && DQ_PASSES > 1 ? 1 : 0)
 #define KEYED      (INTERVALS || (MASK && !MASK_ROWS) || (BIAS && !BIAS_ROWS)) /* keys may be seen by no row */
 #define SUMMARISED (MASK && MASK_ROWS)
+#define BARE       (PLAIN && !MASK && !INTERVALS && !VARLEN && !DETERMINISTIC)
 /* Full sub-tiles have code of their own: measured 4 % faster with half blocks, 2 % slower where registers are scarcer. */
-#define TWO_BODIES (HALF_BLOCK && PLAIN && !MASK && !INTERVALS && !VARLEN && !DETERMINISTIC)
+#define TWO_BODIES (HALF_BLOCK && BARE)
 #define READS      (CROWDED || SCARCE ? 1 : 2) /* of right operands at a time: two measured 1 % faster, where registers allow */
 /* A warp's own rows of bias and mask are copied, a sub-tile ahead, to where it will stage dS or P of them. */
 #define CAN_COPY    (SCORES_ALIGNED && DS_BUFFERS == 2 && PART_ROWS <= 32)
@@ -72,8 +82,8 @@
 
 static_assert(WARPS == mma_backward_warps(BLOCK_N, WIDEST, V_IN_REGISTERS), "the host launches them");
 static_assert(!PAIRED || mma_backward_can_pair(BLOCK_N, HEAD_DIM, HEAD_DIM_V, V_IN_REGISTERS), "for some head dims");
-static_assert(!RING || (PAIRED && DS_BUFFERS == 2 && !OVERLAY && (RING == 2 || RING == 3)),
-              "a ring is of paired warps");
+static_assert(!RING || ((PAIRED || HALF_BLOCK) && DS_BUFFERS == 2 && !OVERLAY && (RING == 2 || RING == 3)),
+              "a ring is of paired warps or of half blocks");
 static_assert(!GATHER || (INTERVALS && !VARLEN && !(MASK && MASK_ROWS) && !(BIAS && BIAS_ROWS)), "of keys alone");
 static_assert(DQ_COLUMNS % 16 == 0 && SUM_COLUMNS_K % 16 == 0 && SUM_COLUMNS_V % 16 == 0, "shares are steps of 16");
 
@@ -83,15 +93,28 @@ static_assert(DQ_COLUMNS % 16 == 0 && SUM_COLUMNS_K % 16 == 0 && SUM_COLUMNS_V %
 #define DOUT_BYTES  (UNIT_ROWS * HEAD_DIM_V * 2)
 #define ROWS_BYTES  (UNIT_ROWS * 8)
 #define STAGE_BYTES (BLOCK_N * SUB_ROWS * 2)
-struct tiles {
-    uint32_t q, dout, staged, rows, k, v, keys;
+/* With a ring, tiles are in panels of 128 or 64 bytes a row, as the copy engine leaves them: one place in a step serves all. */
+#define PANEL_ROWS  (RING ? UNIT_ROWS : 0)
+#define PANEL_KEYS  (RING ? BLOCK_N : 0)
+/* What a thread is, kept for the whole loop: its warp, and its places in a step where rows have 128 bytes. */
+struct self {
+    int warp;
+    uint32_t rows, chunks;
 };
-/* Staged rows: where Q and dO are, and lse and delta, UNIT_ROWS of each. */
+struct tiles {
+    struct self self;
+    uint32_t q, dout, staged, rows, k, v, keys, barriers;
+};
+/* Staged rows: where Q and dO are, and lse and delta, UNIT_ROWS of each; RING: the barrier that says they are there. */
 struct unit {
-    uint32_t q, dout, rows;
+    uint32_t q, dout, rows, full;
 };
 __device__ __forceinline__ struct tiles lay_out(uint32_t shared) {
     struct tiles t;
+    t.self.warp = RING ? __shfl_sync(0xffffffff, (int)threadIdx.x / 32, 0) : (int)threadIdx.x / 32;
+    t.self.rows = place_by_rows<8>();
+    t.self.chunks = place_by_chunks<8>();
+    asm volatile("" : "+r"(t.self.rows), "+r"(t.self.chunks)); /* not made anew */
     t.q = shared;
     t.dout = t.q + (RING ? RING : STAGES) * Q_BYTES;
     t.staged = t.dout + (RING ? RING : 1) * DOUT_BYTES;
@@ -99,7 +122,25 @@ __device__ __forceinline__ struct tiles lay_out(uint32_t shared) {
     t.v = t.k + BLOCK_N * HEAD_DIM * 2;
     t.rows = t.v + (V_IN_REGISTERS ? 0 : BLOCK_N * HEAD_DIM_V * 2);
     t.keys = t.rows + (RING ? RING : 1) * ROWS_BYTES;
+    t.barriers = t.keys + mma_backward_keys_bytes(BLOCK_N, !KEYED ? 0 : BIAS && !BIAS_ROWS ? 3 : 2);
     return t;
+}
+
+/* The lane, made here: what follows from it is not kept in registers through the loop. */
+__device__ __forceinline__ int fresh_lane() {
+    int thread = threadIdx.x;
+    asm volatile("" : "+r"(thread));
+    return thread % 32;
+}
+template <int chunks, int panel_rows>
+__device__ __forceinline__ lane_address<chunks, panel_rows> by_rows(const struct self &self, uint32_t tile, int row) {
+    constexpr int wide = row_chunks<chunks, panel_rows>;
+    return {tile + (wide == 8 && RING ? self.rows : place_by_rows<wide>()), row};
+}
+template <int chunks, int panel_rows>
+__device__ __forceinline__ lane_address<chunks, panel_rows> by_chunks(const struct self &self, uint32_t tile, int row) {
+    constexpr int wide = row_chunks<chunks, panel_rows>;
+    return {tile + (wide == 8 && RING ? self.chunks : place_by_chunks<wide>()), row};
 }
 
 /* The block's place, and one query head's addresses. */
@@ -207,16 +248,24 @@ struct keys {
     int first[KEY_TILES][2], last[KEY_TILES][2];
     float bias[KEY_TILES][2];
 };
-/* By window and ends. Where nothing else decides, made where it is needed: few sub-tiles are partial. */
+/* By window and ends. Where nothing else decides, made where it is needed: few sub-tiles are partial. Bounds are those of
+ * the block's first key and the distance from it; clamped so that 32 bits hold them, they may lie outside of the rows. */
+__device__ __forceinline__ int bound_of(int64_t row) {
+    return (int)min(max(row, (int64_t)-BLOCK_N), (int64_t)(UNBOUNDED - BLOCK_N));
+}
 __device__ __forceinline__ struct keys bound_keys(const struct mma_backward_arguments &a, const struct place &at,
                                                   int warp_key) {
     struct keys keys = {};
-    asm volatile("" : "+r"(warp_key));
+    if (RING)
+        asm volatile("" : "+r"(warp_key)); /* made here, not kept */
+    const int64_t own = (int64_t)at.first_key - at.diagonal;
+    const int first = WINDOW && a.in.window_right != UNBOUNDED ? bound_of(own - a.in.window_right) : -BLOCK_N;
+    const int last = WINDOW && a.in.window_left != UNBOUNDED ? bound_of(own + a.in.window_left + 1) : UNBOUNDED - BLOCK_N;
 #pragma unroll
     for (int n = 0; n < 2 * KEY_TILES; n++) {
-        const int j = at.first_key + warp_key + threadIdx.x % 32 / 4 + n * 8;
-        keys.first[n / 2][n % 2] = first_row(a, at, j);
-        keys.last[n / 2][n % 2] = j < at.seqlen_k ? last_row(a, at, j) : 0;
+        const int distance = warp_key + threadIdx.x % 32 / 4 + n * 8;
+        keys.first[n / 2][n % 2] = first + distance;
+        keys.last[n / 2][n % 2] = at.first_key + distance >= at.seqlen_k ? -BLOCK_N : WINDOW ? last + distance : UNBOUNDED;
     }
     return keys;
 }
@@ -249,7 +298,8 @@ __device__ __forceinline__ void store_keys(const struct mma_backward_arguments &
     }
     st_shared_4(to + threadIdx.x * 4, (uint32_t)first);
     st_shared_4(to + (BLOCK_N + threadIdx.x) * 4, (uint32_t)last);
-    st_shared_4(to + (2 * BLOCK_N + threadIdx.x) * 4, __float_as_uint(bias));
+    if (BIAS && !BIAS_ROWS)
+        st_shared_4(to + (2 * BLOCK_N + threadIdx.x) * 4, __float_as_uint(bias));
 }
 __device__ __forceinline__ struct keys stored_keys(uint32_t from, int warp_key) {
     struct keys keys;
@@ -258,7 +308,7 @@ __device__ __forceinline__ struct keys stored_keys(uint32_t from, int warp_key) 
     for (int n = 0; n < 2 * KEY_TILES; n++) {
         keys.first[n / 2][n % 2] = (int)ld_shared_4(from + n * 32);
         keys.last[n / 2][n % 2] = (int)ld_shared_4(from + (BLOCK_N + n * 8) * 4);
-        keys.bias[n / 2][n % 2] = BIAS ? __uint_as_float(ld_shared_4(from + (2 * BLOCK_N + n * 8) * 4)) : 0;
+        keys.bias[n / 2][n % 2] = BIAS && !BIAS_ROWS ? __uint_as_float(ld_shared_4(from + (2 * BLOCK_N + n * 8) * 4)) : 0;
     }
     return keys;
 }
@@ -431,15 +481,15 @@ __device__ __forceinline__ int next_active(const struct mma_backward_arguments &
 __device__ __forceinline__ void load_q(const struct mma_backward_arguments &a, const struct place &at, int h,
                                        uint32_t tile, int row) {
     const struct head head = find_head(a, at, h);
-    load_tile<HEAD_DIM / 8, UNIT_ROWS>(tile, head.q + (int64_t)row * a.in.q.row * 2, a.in.q.row * 2,
-                                       at.seqlen_q - row, a.in.head_dim);
+    load_tile<HEAD_DIM / 8, UNIT_ROWS, PANEL_ROWS>(tile, head.q + (int64_t)row * a.in.q.row * 2, a.in.q.row * 2,
+                                                   at.seqlen_q - row, a.in.head_dim);
 }
 /* dO and what there is for each row. */
 __device__ __forceinline__ void load_dout(const struct mma_backward_arguments &a, const struct place &at, int h,
                                           const struct unit &unit, int row) {
     const struct head head = find_head(a, at, h);
-    load_tile<HEAD_DIM_V / 8, UNIT_ROWS>(unit.dout, head.dout + (int64_t)row * a.dout.row * 2, a.dout.row * 2,
-                                         at.seqlen_q - row, a.in.head_dim_v);
+    load_tile<HEAD_DIM_V / 8, UNIT_ROWS, PANEL_ROWS>(unit.dout, head.dout + (int64_t)row * a.dout.row * 2,
+                                                     a.dout.row * 2, at.seqlen_q - row, a.in.head_dim_v);
     if (threadIdx.x < UNIT_ROWS / 2) {
         const int n = threadIdx.x * 4 % UNIT_ROWS;
         cp_async_16(unit.rows + threadIdx.x * 16, (threadIdx.x * 4 < UNIT_ROWS ? head.lse : head.delta) + row + n);
@@ -447,17 +497,52 @@ __device__ __forceinline__ void load_dout(const struct mma_backward_arguments &a
 }
 
 #if RING
+/* The slot of the unit that is computed, and which of its barrier's phases says that it is there. */
+struct ring {
+    int slot;
+    uint32_t parity;
+};
+__device__ __forceinline__ int slot_after(int slot) { return slot == RING - 1 ? 0 : slot + 1; }
 __device__ __forceinline__ struct unit unit_at(const struct tiles &tiles, int slot) {
-    return {tiles.q + slot * Q_BYTES, tiles.dout + slot * DOUT_BYTES, tiles.rows + slot * ROWS_BYTES};
+    return {tiles.q + slot * Q_BYTES, tiles.dout + slot * DOUT_BYTES, tiles.rows + slot * ROWS_BYTES,
+            tiles.barriers + slot * 8};
 }
+/* Ends a phase when all warps have staged a unit's scores. */
+__device__ __forceinline__ uint32_t scores_barrier(const struct tiles &tiles) { return tiles.barriers + RING * 8; }
+/* To a slot that all warps have left. */
 __device__ __forceinline__ void load_unit(const struct mma_backward_arguments &a, const struct place &at, int h,
                                           const struct tiles &tiles, int slot, int row) {
-    if (row != NO_ROW) {
-        const struct unit unit = unit_at(tiles, slot);
-        load_q(a, at, h, unit.q, row);
-        load_dout(a, at, h, unit, row);
+    if (row == NO_ROW)
+        return;
+    const struct unit unit = unit_at(tiles, slot);
+#    if ENGINE
+    if (threadIdx.x % 32)
+        return;
+    /* A copy for each warp, then the next: lse, delta, panels of Q, panels of dO. */
+    constexpr int columns_q = 8 * panel_chunks<HEAD_DIM / 8>, columns_v = 8 * panel_chunks<HEAD_DIM_V / 8>;
+    constexpr int panels_q = HEAD_DIM / columns_q, panels = panels_q + HEAD_DIM_V / columns_v;
+    const struct head head = find_head(a, at, h);
+    if (threadIdx.x == 0)
+        mbarrier_arrive_expect_tx(unit.full, Q_BYTES + DOUT_BYTES + ROWS_BYTES);
+#        pragma unroll
+    for (int n = threadIdx.x / 32; n < panels + 2; n += WARPS) {
+        const int panel = n - 2;
+        if (panel < 0)
+            cp_async_bulk(unit.rows + n * (ROWS_BYTES / 2), (n ? head.delta : head.lse) + row, ROWS_BYTES / 2, unit.full);
+        else if (panel < panels_q)
+            cp_async_bulk_tensor_4d(unit.q + panel * (columns_q * UNIT_ROWS * 2), &a.q_map, unit.full,
+                                    panel * columns_q, row, head.index, at.batch);
+        else
+            cp_async_bulk_tensor_4d(unit.dout + (panel - panels_q) * (columns_v * UNIT_ROWS * 2), &a.dout_map, unit.full,
+                                    (panel - panels_q) * columns_v, row, head.index, at.batch);
     }
-    cp_async_commit();
+#    else
+    load_q(a, at, h, unit.q, row);
+    load_dout(a, at, h, unit, row);
+    cp_async_mbarrier_arrive_noinc(unit.full);
+    if (!ALIGNED)
+        mbarrier_arrive(unit.full); /* for what was stored, not copied */
+#    endif
 }
 __device__ __forceinline__ int following(const struct mma_backward_arguments &a, const struct place &at,
                                          const struct walk &w, uint32_t keys, int h, int row) {
@@ -477,9 +562,11 @@ typedef uint32_t value_fragments[1][4];
 
 /* c = A B^T for the warp's keys and PART_ROWS rows from `row` on of a tile of rows. */
 template <int depth, bool kept_left>
-__device__ __forceinline__ void multiply_scores(float (&c)[KEY_TILES][ROW_TILES][4], uint32_t left, int warp_key,
-                                                const uint32_t (*kept)[4], uint32_t right, int row) {
-    const lane_address<depth / 8> keys = left_of<depth / 8>(left, warp_key), rows = right_of<depth / 8>(right, row);
+__device__ __forceinline__ void multiply_scores(float (&c)[KEY_TILES][ROW_TILES][4], const struct self &self,
+                                                uint32_t left, int warp_key, const uint32_t (*kept)[4], uint32_t right,
+                                                int row) {
+    const auto keys = by_rows<depth / 8, PANEL_KEYS>(self, left, warp_key);
+    const auto rows = by_chunks<depth / 8, PANEL_ROWS>(self, right, row);
 #pragma unroll
     for (int t = 0; t < KEY_TILES; t++)
 #pragma unroll
@@ -514,9 +601,9 @@ __device__ __forceinline__ void multiply_scores(float (&c)[KEY_TILES][ROW_TILES]
 }
 
 /* sum += A B, A 16 x 16 of each of `lefts` tiles, B `rows` rows on in a tile; of its columns every `share`-th 16. */
-template <int share, int chunks, int lefts, int tiles>
+template <int share, int chunks, int panel_rows, int lefts, int tiles>
 __device__ __forceinline__ void add_product(float (&sum)[lefts][tiles][4], const uint32_t (&left)[lefts][4],
-                                            const lane_address<chunks> &right, int rows) {
+                                            const lane_address<chunks, panel_rows> &right, int rows) {
 #pragma unroll
     for (int n = 0; n < tiles; n += 2 * READS) {
         uint32_t b[READS][4];
@@ -676,15 +763,13 @@ __device__ __forceinline__ void make_weights(struct weights &w, const struct mma
                                              const struct place &at, int h, const struct tiles &tiles,
                                              const struct unit &unit, uint32_t staged, int warp_key, int block_row,
                                              int sub_row, bool partial, bool copying) {
-    const int lane = threadIdx.x % 32;
+    const int lane = fresh_lane();
 #if SUMMARISED && !MASK_COPIED
     const uint32_t seen = partial ? read_mask(a, at, h, warp_key, block_row + sub_row) : 0xffffffffu;
 #endif
-    multiply_scores<HEAD_DIM, false>(w.p, tiles.k, warp_key, nullptr, unit.q, sub_row);
+    multiply_scores<HEAD_DIM, false>(w.p, tiles.self, tiles.k, warp_key, nullptr, unit.q, sub_row);
 #if COPIED
-    if (RING == 3)
-        cp_async_wait<1>(); /* the last group is a unit of rows */
-    else if (copying)
+    if (RING || copying)
         cp_async_wait<0>();
     __syncwarp();
 #endif
@@ -759,7 +844,8 @@ __device__ __forceinline__ void make_weights(struct weights &w, const struct mma
 #pragma unroll
                 for (int j = 0; j < 2 * KEY_TILES; j++) {
                     const int row = block_row + sub_row + n * 8 + lane % 4 * 2 + c;
-                    bool visible = row >= keys.first[j / 2][j % 2] && row < keys.last[j / 2][j % 2];
+                    bool visible = (!(WINDOW || KEYED) || row >= keys.first[j / 2][j % 2]) &&
+                                   row < keys.last[j / 2][j % 2];
 #if MASK_COPIED
                     visible = visible && (seen >> 2 * j & 1);
 #elif SUMMARISED
@@ -774,9 +860,9 @@ __device__ __forceinline__ void make_weights(struct weights &w, const struct mma
 /* dS = P (dP - delta), as left operands. */
 __device__ __forceinline__ void make_ds(score_fragments &left, struct sums &sums, const struct weights &w,
                                         const struct mma_backward_arguments &a, const struct place &at, int h,
-                                        uint32_t v_tile, const struct unit &unit, const value_fragments &values,
+                                        const struct tiles &tiles, const struct unit &unit, const value_fragments &values,
                                         int warp_key, int block_row, int sub_row, bool partial) {
-    const int lane = threadIdx.x % 32;
+    const int lane = BARE ? threadIdx.x % 32 : fresh_lane();
 #if TURNS_DBIAS
     await_turn(dbias_turn_of(a, at, h, block_row + sub_row), my_dbias_turn(a, at, h));
 #endif
@@ -788,7 +874,7 @@ __device__ __forceinline__ void make_ds(score_fragments &left, struct sums &sums
         dbias[n] = dbias_of_key(a, at, h, at.first_key + warp_key + lane / 4 + n * 8);
     [[maybe_unused]] const int num_keys = at.seqlen_k - at.first_key - warp_key - lane / 4;
 #endif
-    multiply_scores<HEAD_DIM_V, V_IN_REGISTERS>(dp, v_tile, warp_key, values, unit.dout, sub_row);
+    multiply_scores<HEAD_DIM_V, V_IN_REGISTERS>(dp, tiles.self, tiles.v, warp_key, values, unit.dout, sub_row);
 #pragma unroll
     for (int n = 0; n < ROW_TILES; n++) {
         const int local = sub_row + n * 8 + lane % 4 * 2;
@@ -838,7 +924,7 @@ __device__ __forceinline__ void make_ds(score_fragments &left, struct sums &sums
 /* Scores to shared memory as [key][row of the sub-tile]. */
 __device__ __forceinline__ void stage(uint32_t tile, const uint32_t (&left)[ROW_TILES / 2][KEY_TILES][4], int warp_key,
                                       int warp_row) {
-    const int lane = threadIdx.x % 32;
+    const int lane = BARE ? threadIdx.x % 32 : fresh_lane();
 #pragma unroll
     for (int n = 0; n < ROW_TILES; n++)
 #pragma unroll
@@ -869,50 +955,66 @@ __device__ __forceinline__ void store_dbias(const struct mma_backward_arguments 
 }
 #endif
 
+/* What a part's own rows add to a sum. */
+template <int tiles, class address>
+__device__ __forceinline__ void add_rows(float (&sum)[KEY_TILES][tiles][4], const score_fragments &left,
+                                         const address &right) {
+#pragma unroll
+    for (int n = 0; n < ROW_TILES / 2; n++)
+        add_product<COLUMN_SHARES>(sum, left[n], right, n * 16);
+}
+
 /* Scores of a sub-tile's rows that are the warp's own, what they add to dK and dV, and dS (BY_COLUMNS also P) to shared
  * memory for the other warps. */
 __device__ __forceinline__ void add_own(struct sums &sums, const struct mma_backward_arguments &a,
                                         const struct place &at, int h, const struct tiles &tiles,
                                         const struct unit &unit, const value_fragments &values, uint32_t staged,
                                         int row, int sub, bool partial, bool copying) {
-    const int warp = threadIdx.x / 32, share = warp / KEY_WARPS, warp_key = warp % KEY_WARPS * WARP_KEYS;
+    const int warp = tiles.self.warp, share = warp / KEY_WARPS, warp_key = warp % KEY_WARPS * WARP_KEYS;
 #pragma unroll 1
     for (int part = share * WARP_ROWS; part < share * WARP_ROWS + WARP_ROWS; part += PART_ROWS) {
         struct weights weights;
-        score_fragments left;
+        score_fragments p, ds;
         make_weights(weights, a, at, h, tiles, unit, staged, warp_key, row, sub + part, partial, copying);
-        pack_scores(left, weights.p);
+        pack_scores(p, weights.p);
         if (BY_COLUMNS)
-            stage(staged + STAGE_BYTES, left, warp_key, part);
-        auto dout = right_trans_of<HEAD_DIM_V / 8>(unit.dout, sub + part);
-        auto q = right_trans_of<HEAD_DIM / 8>(unit.q, sub + part);
+            stage(staged + STAGE_BYTES, p, warp_key, part);
+        auto dout = by_rows<HEAD_DIM_V / 8, PANEL_ROWS>(tiles.self, unit.dout, sub + part);
+        auto q = by_rows<HEAD_DIM / 8, PANEL_ROWS>(tiles.self, unit.q, sub + part);
         if (BY_COLUMNS) {
             dout.move(share * 2);
             q.move(share * 2);
         }
-#pragma unroll
-        for (int n = 0; n < ROW_TILES / 2; n++)
-            add_product<COLUMN_SHARES>(sums.dv, left[n], dout, n * 16);
-        make_ds(left, sums, weights, a, at, h, tiles.v, unit, values, warp_key, row, sub + part, partial);
+        if (!RING)
+            add_rows(sums.dv, p, dout);
+        make_ds(ds, sums, weights, a, at, h, tiles, unit, values, warp_key, row, sub + part, partial);
         if (OVERLAY)
             __syncthreads();
-        stage(staged, left, warp_key, part);
+        stage(staged, ds, warp_key, part);
+#if RING
+        if (part + PART_ROWS == share * WARP_ROWS + WARP_ROWS) { /* the products below hide the wait for the others */
+            __syncwarp();
+            if (threadIdx.x % 32 == 0)
+                mbarrier_arrive(scores_barrier(tiles));
+        }
+#endif
 #if DBIAS_FROM_DS
         store_dbias(a, at, h, staged, warp_key, part, row + sub + part);
 #endif
-#pragma unroll
-        for (int n = 0; n < ROW_TILES / 2; n++)
-            add_product<COLUMN_SHARES>(sums.dk, left[n], q, n * 16);
+        if (RING)
+            add_rows(sums.dv, p, dout);
+        add_rows(sums.dk, ds, q);
     }
 }
 
 #if BY_COLUMNS
 /* What rows of other warps with the same keys add to the warp's columns of dK and dV. */
-__device__ __forceinline__ void add_others_rows(struct sums &sums, const struct unit &unit, uint32_t staged,
-                                                int warp_key, int sub, int row, int share) {
-    auto dout = right_trans_of<HEAD_DIM_V / 8>(unit.dout, sub + row);
-    auto q = right_trans_of<HEAD_DIM / 8>(unit.q, sub + row);
-    auto scores = left_of<SUB_ROWS / 8>(staged, warp_key);
+__device__ __forceinline__ void add_others_rows(struct sums &sums, const struct tiles &tiles,
+                                                const struct unit &unit, uint32_t staged, int warp_key, int sub,
+                                                int row, int share) {
+    auto dout = by_rows<HEAD_DIM_V / 8, PANEL_ROWS>(tiles.self, unit.dout, sub + row);
+    auto q = by_rows<HEAD_DIM / 8, PANEL_ROWS>(tiles.self, unit.q, sub + row);
+    auto scores = by_rows<SUB_ROWS / 8, 0>(tiles.self, staged, warp_key);
     dout.move(share * 2);
     q.move(share * 2);
     scores.move(row / 8);
@@ -929,26 +1031,37 @@ __device__ __forceinline__ void add_others_rows(struct sums &sums, const struct 
         add_product<SHARE>(sums.dk, left, q, n * 16);
     }
 }
-__device__ __forceinline__ void add_others(struct sums &sums, const struct unit &unit, uint32_t staged, int sub) {
-    const int warp = threadIdx.x / 32, share = warp / KEY_WARPS, warp_key = warp % KEY_WARPS * WARP_KEYS;
+__device__ __forceinline__ void add_others(struct sums &sums, const struct tiles &tiles, const struct unit &unit,
+                                           uint32_t staged, int sub) {
+    const int warp = tiles.self.warp, share = warp / KEY_WARPS, warp_key = warp % KEY_WARPS * WARP_KEYS;
 #    pragma unroll
     for (int other = 1; other < SHARE; other++)
-        add_others_rows(sums, unit, staged, warp_key, sub, (share ^ other) * WARP_ROWS, share);
+        add_others_rows(sums, tiles, unit, staged, warp_key, sub, (share ^ other) * WARP_ROWS, share);
 }
 #endif
 
-/* dQ of the warp's rows and columns from the staged dS, added in global memory, in turn. */
+/* Words that a lane adds at a time to dQ. */
+#if __CUDA_ARCH__ >= 900
+#    define DQ_WORDS 4
+#else
+#    define DQ_WORDS 1
+#endif
+/* dQ of the warp's rows and columns from the staged dS, added in global memory, in turn; some passes over columns of all. */
+template <int first_pass = 0, int end_pass = DQ_PASSES>
 __device__ __forceinline__ void add_dq(const struct mma_backward_arguments &a, const struct place &at, int h, float *dq,
-                                       uint32_t staged, uint32_t k_tile, int row, int sub_row) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, group = warp % DQ_GROUPS, share = warp / DQ_GROUPS;
-    float *to = dq + (int64_t)(sub_row + group * 16 * DQ_TILES) * HEAD_DIM + share * 256;
-    lane_address<SUB_ROWS / 8> scores = left_trans_of<SUB_ROWS / 8>(staged, 0);
-    lane_address<HEAD_DIM / 8> keys = right_trans_of<HEAD_DIM / 8>(k_tile, 0);
+                                       const struct tiles &tiles, uint32_t staged, int row,
+                                       int sub_row) {
+    const int lane = SCARCE && !RING ? fresh_lane() : threadIdx.x % 32;
+    const int warp = tiles.self.warp, group = warp % DQ_GROUPS, share = warp / DQ_GROUPS;
+    float *to = dq + (int64_t)(sub_row + group * 16 * DQ_TILES) * HEAD_DIM + share * 256 +
+                first_pass * (DQ_STEP * DQ_SHARE * 16);
+    auto scores = by_chunks<SUB_ROWS / 8, 0>(tiles.self, staged, 0);
+    auto keys = by_rows<HEAD_DIM / 8, PANEL_KEYS>(tiles.self, tiles.k, 0);
     scores.move(group * 2 * DQ_TILES);
     keys.move(share * 2);
 #pragma unroll 1
-    for (int pass = 0; pass < DQ_COLUMNS / DQ_STEP; pass++, to += DQ_STEP * DQ_SHARE * 16) {
-        lane_address<HEAD_DIM / 8> columns = keys;
+    for (int pass = first_pass; pass < end_pass; pass++, to += DQ_STEP * DQ_SHARE * 16) {
+        auto columns = keys;
         columns.move(pass * (DQ_STEP / 8 * DQ_SHARE));
         float sum[DQ_TILES][DQ_STEP / 8][4] = {};
 #pragma unroll
@@ -963,16 +1076,18 @@ __device__ __forceinline__ void add_dq(const struct mma_backward_arguments &a, c
         if (pass == 0)
             await_turn(turn_of(a, at, h, row + sub_row), my_turn(a, at, row + sub_row));
 #endif
+        float *mine = to + lane * DQ_WORDS;
+        asm volatile("" : "+l"(mine)); /* the other addresses are known distances from it */
 #pragma unroll
         for (int i = 0; i < DQ_TILES * DQ_STEP / 8; i++) {
             const int t = i / (DQ_STEP / 8), n = i % (DQ_STEP / 8);
-            float *tile = to + t * 16 * HEAD_DIM + (n / 2 * 2 * DQ_SHARE + n % 2) * 128;
+            float *tile = mine + t * 16 * HEAD_DIM + (n / 2 * 2 * DQ_SHARE + n % 2) * 128;
 #if __CUDA_ARCH__ >= 900
-            red_add_4(tile + lane * 4, sum[t][n][0], sum[t][n][1], sum[t][n][2], sum[t][n][3]);
+            red_add_4(tile, sum[t][n][0], sum[t][n][1], sum[t][n][2], sum[t][n][3]);
 #else
 #    pragma unroll
             for (int e = 0; e < 4; e++)
-                red_add(tile + e * 32 + lane, sum[t][n][e]);
+                red_add(tile + e * 32, sum[t][n][e]);
 #endif
         }
     }
@@ -1013,14 +1128,14 @@ __device__ __forceinline__ void load_keys_tile(uint32_t tile, const struct mma_m
                                                int num_columns) {
     const char *data = keys_of(from, a, at);
     if (!GATHER) {
-        load_tile<chunks, BLOCK_N>(tile, data, from.row * 2, at.seqlen_k - at.first_key, num_columns);
+        load_tile<chunks, BLOCK_N, PANEL_KEYS>(tile, data, from.row * 2, at.seqlen_k - at.first_key, num_columns);
         return;
     }
     for (int n = threadIdx.x; n < BLOCK_N * chunks; n += THREADS) {
         const int row = n / chunks, chunk = n % chunks, key = key_at(a, at, row);
         const int count = key < at.seqlen_k ? min(max(num_columns - chunk * 8, 0), 8) : 0;
         const char *at_key = count ? data + key * from.row * 2 + chunk * 16 : data;
-        load_chunk(tile + chunk_offset<chunks>(row, chunk), at_key, count);
+        load_chunk(tile + chunk_offset_in<chunks, PANEL_KEYS>(row, chunk), at_key, count);
     }
 }
 template <int chunks>
@@ -1110,8 +1225,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
 #endif
         return;
     }
-    [[maybe_unused]] const int warp = threadIdx.x / 32, warp_key = warp % KEY_WARPS * WARP_KEYS;
+    [[maybe_unused]] const int warp = tiles.self.warp, warp_key = warp % KEY_WARPS * WARP_KEYS;
 
+#if RING
+    if (threadIdx.x == 0) {
+        for (int slot = 0; slot < RING; slot++)
+            mbarrier_init(unit_at(tiles, slot).full, ENGINE ? 1 : ALIGNED ? THREADS : 2 * THREADS);
+        mbarrier_init(scores_barrier(tiles), WARPS);
+#    if ENGINE
+        fence_mbarrier_init();
+#    endif
+    }
+#endif
     load_keys_tile<HEAD_DIM_V / 8>(V_IN_REGISTERS ? tiles.q : tiles.v, a.in.v, a, at, a.in.head_dim_v);
     load_keys_tile<HEAD_DIM / 8>(tiles.k, a.in.k, a, at, a.in.head_dim);
     cp_async_commit();
@@ -1126,6 +1251,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
 #endif
     struct sums sums = {};
     [[maybe_unused]] uint32_t ds_buffer = 0;
+#if RING
+    struct ring ring = {0, 0};
+    __syncthreads(); /* its barriers are ready */
+#endif
 
 #pragma unroll 1
     for (int g = 0; g < num_heads(a); g++) {
@@ -1142,50 +1271,60 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
 #endif
 #if RING
         /* Units of 64 rows lie in a ring; one is loaded RING - 1 units ahead, when all warps have left its place. */
-        int slot = 0, row = next_active(a, at, walk, tiles.keys, h, walk.first / UNIT_ROWS * UNIT_ROWS), next = NO_ROW;
+        int row = next_active(a, at, walk, tiles.keys, h, walk.first / UNIT_ROWS * UNIT_ROWS), next = NO_ROW;
 #    if COPIED
         if (row != NO_ROW)
             copy_scores(a, at, h, tiles.staged + ds_buffer, row);
+        cp_async_commit();
 #    endif
-        load_unit(a, at, h, tiles, 0, row);
+#    if ENGINE && KEYED
+        fence_proxy_async(); /* narrow() wrote where the copy engine will */
+        __syncthreads();
+#    endif
+        load_unit(a, at, h, tiles, ring.slot, row);
         if (RING == 3) {
             next = following(a, at, walk, tiles.keys, h, row);
-            load_unit(a, at, h, tiles, 1, next);
+            load_unit(a, at, h, tiles, slot_after(ring.slot), next);
         }
-        cp_async_wait<RING - 2>();
-        __syncthreads();
+        cp_async_wait<0>();
+        __syncthreads(); /* K and V are there */
 #    pragma unroll 1
         while (row != NO_ROW) {
-            const struct unit unit = unit_at(tiles, slot);
-            const uint32_t staged = tiles.staged + ds_buffer;
+            const struct unit unit = unit_at(tiles, ring.slot);
+            const uint32_t staged = tiles.staged + ds_buffer, scores_parity = ds_buffer != 0;
             bool partial = row < walk.full_first || row + UNIT_ROWS > walk.full_last;
 #    if SUMMARISED
             partial = partial || mask_kind(a, at, h, row) != MMA_TILE_FULL;
 #    endif
-            ds_buffer ^= 2 * STAGE_BYTES;
-            add_own(sums, a, at, h, tiles, unit, values, staged, row, 0, partial, false);
-            if (RING == 3)
-                cp_async_wait<0>();
-            __syncthreads(); /* scores are staged; the next unit is there; all have left the one before */
+            ds_buffer ^= STAGE_BYTES * (BY_COLUMNS ? 2 : 1);
+            mbarrier_wait(unit.full, ring.parity);
+            if (TWO_BODIES && !partial)
+                add_own(sums, a, at, h, tiles, unit, values, staged, row, 0, false, false);
+            else
+                add_own(sums, a, at, h, tiles, unit, values, staged, row, 0, TWO_BODIES || partial, false);
+            mbarrier_wait(scores_barrier(tiles), scores_parity); /* scores are staged; all have left the unit before */
 #    if DETERMINISTIC
             hand_on_before(turns, a, at, h, row);
 #    endif
             const int last = following(a, at, walk, tiles.keys, h, RING == 3 ? next : row);
-            slot = slot == RING - 1 ? 0 : slot + 1;
+            ring.slot = slot_after(ring.slot);
+            ring.parity ^= ring.slot == 0;
 #    if COPIED
             if ((RING == 3 ? next : last) != NO_ROW)
                 copy_scores(a, at, h, tiles.staged + ds_buffer, RING == 3 ? next : last);
             cp_async_commit();
 #    endif
-            load_unit(a, at, h, tiles, RING == 3 ? (slot == 2 ? 0 : slot + 1) : slot, last);
-            add_others(sums, unit, staged, 0);
+            load_unit(a, at, h, tiles, RING == 3 ? slot_after(ring.slot) : ring.slot, last);
 #    if NEEDS_DQ
-            add_dq(a, at, h, find_head(a, at, h).dq + (int64_t)row * HEAD_DIM, staged, tiles.k, row, 0);
+            if (DQ_EARLY)
+                add_dq<0, DQ_EARLY>(a, at, h, find_head(a, at, h).dq + (int64_t)row * HEAD_DIM, tiles, staged, row, 0);
 #    endif
-            if (RING == 2) {
-                cp_async_wait<0>();
-                __syncthreads();
-            }
+#    if BY_COLUMNS
+            add_others(sums, tiles, unit, staged, 0);
+#    endif
+#    if NEEDS_DQ
+            add_dq<DQ_EARLY>(a, at, h, find_head(a, at, h).dq + (int64_t)row * HEAD_DIM, tiles, staged, row, 0);
+#    endif
             row = RING == 3 ? next : last;
             next = last;
         }
@@ -1231,7 +1370,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
                 hand_on_before(turns, a, at, h, row + sub);
 #endif
 #if BY_COLUMNS
-                add_others(sums, unit, staged, sub);
+                add_others(sums, tiles, unit, staged, sub);
                 if (last)
                     __syncthreads();
 #endif
@@ -1251,7 +1390,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
                     cp_async_commit();
                 }
 #if NEEDS_DQ
-                add_dq(a, at, h, find_head(a, at, h).dq + (int64_t)row * HEAD_DIM, staged, tiles.k, row, sub);
+                add_dq(a, at, h, find_head(a, at, h).dq + (int64_t)row * HEAD_DIM, tiles, staged, row, sub);
 #endif
                 if (DS_BUFFERS == 1) /* with two, the next sub-tile's barrier is enough */
                     __syncthreads();

@@ -3,7 +3,7 @@
  *
  * A block of 8 warps owns block_n keys and walks the queries block_m rows at a time. Shared memory, bytes:
  *
- *     2D (M q + M + N [V not in registers]) + 2D N + 2N MS + 8M                      + 12N [keys are seen one by one]
+ *     2D (M q + M + N [V not in registers]) + 2D N + 2N MS + 8M                      + 8N or 12N [keys seen one by one]
  *        Q      dO   V                        K      dS       lse, row sum of dO * O   rows that see a key, its bias
  *
  * with q = 1 or 2 buffers of Q, and with MS the rows of score tiles that pass through shared memory at a time. Head
@@ -11,6 +11,7 @@
 #ifndef FDM_MMA_BACKWARD_H
 #define FDM_MMA_BACKWARD_H
 
+#include "cuda/tensor_map.h"
 #include "families/mma/mma_arguments.h"
 #include "families/mma/mma_forward.h"
 
@@ -94,8 +95,8 @@ MMA_BACKWARD_INLINE int32_t mma_backward_shared_bytes(int32_t block_m, int32_t b
 }
 
 /* The same for a kernel whose warps are paired, or whose passing scores have two buffers, so that one barrier a
- * sub-tile is enough; and for paired warps with a ring of 2 or 3 units of 64 rows of Q and dO in place of BLOCK_M rows,
- * of which one is loaded while another is computed. Each is taken where the device has the bytes. */
+ * sub-tile is enough; and for paired warps or half blocks with a ring of 2 or 3 units of 64 rows of Q and dO in place
+ * of BLOCK_M rows, a barrier for each and one for the scores. Each is taken where the device has the bytes. */
 struct mma_backward_extras {
     int32_t paired, buffers, ring;
 };
@@ -113,11 +114,14 @@ MMA_BACKWARD_INLINE int32_t mma_backward_bytes_with(int32_t block_m, int32_t blo
     if (!with.paired && with.buffers == 1)
         return mma_backward_shared_bytes(block_m, block_n, stages, v_in_registers, head_dim, head_dim_v);
     return 2 * d * (rows_q + block_n) + 2 * dv * (rows + (v_in_registers ? 0 : block_n)) +
-           2 * block_n * passing * with.buffers + 8 * rows;
+           2 * block_n * passing * with.buffers + 8 * rows + (with.ring ? 8 * (with.ring + 1) : 0);
 }
 
-/* Besides, where intervals, or a mask or bias without rows, say for each key which rows see it. */
-MMA_BACKWARD_INLINE int32_t mma_backward_keys_bytes(int32_t block_n, int32_t keyed) { return keyed ? 12 * block_n : 0; }
+/* Besides, where intervals, or a mask or bias without rows, say for each key which rows see it: two words, or three
+ * with the bias of the key. */
+MMA_BACKWARD_INLINE int32_t mma_backward_keys_bytes(int32_t block_n, int32_t key_words) {
+    return 4 * key_words * block_n;
+}
 
 /* fp32 accumulators of dK and dV a thread. */
 MMA_BACKWARD_INLINE int32_t mma_backward_accumulators(int32_t block_n, int32_t head_dim, int32_t head_dim_v) {
@@ -155,6 +159,7 @@ MMA_BACKWARD_INLINE int32_t mma_backward_v_registers(int32_t block_n, int32_t he
     X(DS_BUFFERS)     /* 2: a warp may make scores while another still reads those before */ \
     X(PAIRED)         /* two key tiles a warp, two warps to the same keys */                 \
     X(RING)           /* 2 or 3: buffers of 64 rows of Q and dO, instead of BLOCK_M rows */  \
+    X(ENGINE)         /* the copy engine brings them, by tensor maps */                      \
     X(ALIGNED)        /* addresses and strides are multiples of 16 bytes */                  \
     X(SCORES_ALIGNED) /* those of mask, bias and dbias, too, whose rows are contiguous */    \
     X(WINDOW)         /* causal or window */                                                 \
@@ -212,6 +217,7 @@ struct mma_backward_arguments {
     int32_t group_parts, part_heads;  /* heads of a group = group_parts * part_heads */
     float lse_factor;                 /* log2(e) where scores stay in units of exp2, else 1 */
     int32_t mask_row_bytes, bias_row_bytes, dbias_row_bytes; /* from row to row; of dbias or of its sums */
+    struct cuda_tensor_map q_map, dout_map;                  /* ENGINE: [B, H, S, D], tiles of 64 rows and a panel */
 };
 
 /* Turns of a key block at the gradient of a bias: for at least 32 rows each. */

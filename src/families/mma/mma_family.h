@@ -60,6 +60,10 @@ static inline int mma_bias_rows(const fdm_problem *p) { return p->has_bias && p-
 static inline int mma_lists_keys(const fdm_problem *p) {
     return p->has_intervals || (p->has_mask && !mma_mask_rows(p)) || (p->has_bias && !mma_bias_rows(p));
 }
+/* What is kept of each key then: the first and last row that see it, and a bias without rows. */
+static inline int32_t mma_key_words(const fdm_problem *p) {
+    return !mma_lists_keys(p) ? 0 : p->has_bias && !mma_bias_rows(p) ? 3 : 2;
+}
 
 /* The dtype's number in constants of kernels for 16-bit dtypes; -1 for others. */
 static inline int32_t mma_dtype(fdm_dtype dtype) {

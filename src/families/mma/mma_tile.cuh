@@ -20,6 +20,14 @@ template <int chunks> __device__ __forceinline__ int swizzle_of(int row) {
 template <int chunks> __device__ __forceinline__ int chunk_offset(int row, int chunk) {
     return (row * chunks + (chunk ^ swizzle_of<chunks>(row))) * 16;
 }
+/* In panels a tile is one after the other tiles of 8 or 4 columns of chunks, each of `panel_rows` rows: as the copy engine
+ * leaves them with its swizzle of 128 or 64 bytes. panel_rows 0: not in panels. */
+template <int chunks> constexpr int panel_chunks = chunks % 8 ? 4 : 8;
+template <int chunks, int panel_rows> constexpr int row_chunks = panel_rows ? panel_chunks<chunks> : chunks;
+template <int chunks, int panel_rows> __device__ __forceinline__ int chunk_offset_in(int row, int chunk) {
+    constexpr int wide = row_chunks<chunks, panel_rows>;
+    return chunk / wide * (panel_rows * wide * 16) + chunk_offset<wide>(row, chunk % wide);
+}
 
 /* A chunk from global memory: `count` elements, then zeros. */
 __device__ __forceinline__ void load_chunk(uint32_t to, const char *at, int count) {
@@ -39,7 +47,7 @@ __device__ __forceinline__ void load_chunk(uint32_t to, const char *at, int coun
 #endif
 }
 /* Rows 0 .. tile_rows - 1 from global memory; what is past `rows` or `columns` becomes 0. */
-template <int chunks, int tile_rows>
+template <int chunks, int tile_rows, int panel_rows = 0>
 __device__ __forceinline__ void load_tile(uint32_t tile, const char *from, int64_t row_bytes, int rows, int columns) {
     constexpr int copies = (tile_rows * chunks + THREADS - 1) / THREADS, step = THREADS / chunks;
     int thread = threadIdx.x;
@@ -49,10 +57,10 @@ __device__ __forceinline__ void load_tile(uint32_t tile, const char *from, int64
         const int row = thread / chunks, chunk = thread % chunks;
         const int bytes = min(max(columns - chunk * 8, 0), 8) * 2;
         const char *at = from + row * row_bytes + chunk * 16;
-        const uint32_t to = tile + chunk_offset<chunks>(row, chunk);
+        const uint32_t to = tile + chunk_offset_in<chunks, panel_rows>(row, chunk);
 #pragma unroll
         for (int n = 0; n < copies; n++, at += step * row_bytes)
-            cp_async_16_fill(to + n * step * chunks * 16, at, row + n * step < rows ? bytes : 0);
+            cp_async_16_fill(to + n * step * row_chunks<chunks, panel_rows> * 16, at, row + n * step < rows ? bytes : 0);
     } else {
 #pragma unroll(copies < 4 ? copies : copies % 4 ? 2 : 4)
         for (int n = 0; n < copies; n++) {
@@ -61,7 +69,7 @@ __device__ __forceinline__ void load_tile(uint32_t tile, const char *from, int64
                 break;
             const int count = row < rows ? min(max(columns - chunk * CHUNK_ELEMENTS, 0), CHUNK_ELEMENTS) : 0;
             const char *at = count ? from + row * row_bytes + chunk * 16 : from;
-            load_chunk(tile + chunk_offset<chunks>(row, chunk), at, count);
+            load_chunk(tile + chunk_offset_in<chunks, panel_rows>(row, chunk), at, count);
         }
     }
 }
@@ -136,40 +144,51 @@ __device__ __forceinline__ void store_pair(float *row, int column, int columns, 
  * whole groups of 8 rows and by an even number of chunks, both known when compiling: one exclusive or, since tiles begin
  * at multiples of 128 bytes. The result of lane_address() is opaque to the compiler, which would else keep the address of
  * every step in a register of its own for the whole loop. */
-template <int chunks> struct lane_address {
-    static constexpr int group = chunks % 8 == 0 ? 8 : 4;
+template <int chunks, int panel_rows = 0> struct lane_address {
+    static constexpr int wide = row_chunks<chunks, panel_rows>;
+    static constexpr int group = wide % 8 == 0 ? 8 : 4, group_bytes = (panel_rows ? panel_rows : 1) * group * 16;
     static_assert(chunks % 4 == 0, "rows are multiples of 64 bytes");
     uint32_t at;
     __device__ __forceinline__ lane_address(uint32_t tile, int row, int chunk) {
-        at = tile + row * (chunks * 16) + ((swizzle_of<chunks>(row) ^ chunk) << 4);
+        at = tile + row * (wide * 16) + ((swizzle_of<wide>(row) ^ chunk) << 4);
+        asm volatile("" : "+r"(at));
+    }
+    /* Of a first row that is a multiple of 8, from the lane's place in a step at row 0. */
+    __device__ __forceinline__ lane_address(uint32_t tile_and_place, int row) {
+        at = tile_and_place + row * (wide * 16);
         asm volatile("" : "+r"(at));
     }
     __device__ __forceinline__ uint32_t at_step(int rows, int chunk) const {
-        return (at ^ (uint32_t)(chunk % group << 4)) + chunk / group * (group * 16) + rows * (chunks * 16);
+        return (at ^ (uint32_t)(chunk % group << 4)) + chunk / group * group_bytes + rows * (wide * 16);
     }
     /* The same lane `chunk` chunks on, even, where later steps do not touch the bits of it. */
     __device__ __forceinline__ void move(int chunk) {
-        at = (at ^ (uint32_t)(chunk % group << 4)) + chunk / group * (group * 16);
+        at = (at ^ (uint32_t)(chunk % group << 4)) + chunk / group * group_bytes;
     }
 };
 
 /* Operands of 16x16 steps. Left: 16 rows from `row` on; left of the transpose: 16 columns of the product are rows from
- * `row` on here. Right: the tile's rows are the product's columns; right of the transpose: the contracted index. */
-template <int chunks> __device__ __forceinline__ struct lane_address<chunks> left_of(uint32_t tile, int row) {
+ * `row` on here. Right: the tile's rows are the product's columns; right of the transpose: the contracted index. `row` is a
+ * multiple of 8. The lane's places in a step are two: the 16 rows and then the second chunk, or both chunks of 8 rows. */
+template <int wide> __device__ __forceinline__ uint32_t place_by_rows() {
     const int lane = threadIdx.x % 32;
-    return {tile, row + lane % 16, lane / 16};
+    return (uint32_t)chunk_offset<wide>(lane % 16, lane / 16);
+}
+template <int wide> __device__ __forceinline__ uint32_t place_by_chunks() {
+    const int lane = threadIdx.x % 32;
+    return (uint32_t)chunk_offset<wide>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
+}
+template <int chunks> __device__ __forceinline__ struct lane_address<chunks> left_of(uint32_t tile, int row) {
+    return {tile + place_by_rows<chunks>(), row};
 }
 template <int chunks> __device__ __forceinline__ struct lane_address<chunks> left_trans_of(uint32_t tile, int row) {
-    const int lane = threadIdx.x % 32;
-    return {tile, row + lane % 8 + lane / 16 * 8, lane / 8 % 2};
+    return {tile + place_by_chunks<chunks>(), row};
 }
 template <int chunks> __device__ __forceinline__ struct lane_address<chunks> right_of(uint32_t tile, int row) {
-    const int lane = threadIdx.x % 32;
-    return {tile, row + lane % 8 + lane / 16 * 8, lane / 8 % 2};
+    return {tile + place_by_chunks<chunks>(), row};
 }
 template <int chunks> __device__ __forceinline__ struct lane_address<chunks> right_trans_of(uint32_t tile, int row) {
-    const int lane = threadIdx.x % 32;
-    return {tile, row + lane % 16, lane / 16};
+    return {tile + place_by_rows<chunks>(), row};
 }
 
 #endif
