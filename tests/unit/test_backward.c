@@ -122,10 +122,10 @@ static void rings(void **state) {
         int64_t head_dim;
         int features, ring, engine;
     } cases[] = {
-        {"sm_90", 64, PLAIN, 2, 1},     {"sm_90", 96, PLAIN, 3, 1},
-        {"sm_90", 128, PLAIN, 3, 1},    {"sm_90", 128, INTERVALS, 3, 1},
-        {"sm_90", 128, KEY_BIAS, 2, 1}, /* a word more for each key */
-        {"sm_90", 256, PLAIN, 2, 1},    {"sm_90", 128, UNALIGNED, 3, 0},
+        {"sm_90", 32, PLAIN, 3, 1},      {"sm_90", 64, PLAIN, 2, 1},
+        {"sm_90", 96, PLAIN, 3, 1},      {"sm_90", 128, PLAIN, 3, 1},
+        {"sm_90", 128, INTERVALS, 3, 1}, {"sm_90", 128, KEY_BIAS, 2, 1}, /* a word more for each key */
+        {"sm_90", 256, PLAIN, 2, 1},     {"sm_90", 128, UNALIGNED, 3, 0},
         {"sm_90", 128, PACKED, 3, 0}, /* after a sequence's last row comes another's */
         {"sm_90", 224, PLAIN, 0, 0},  /* no shares of whole 64 columns */
         {"sm_80", 64, PLAIN, 0, 0},   /* two blocks would not fit */

@@ -100,6 +100,7 @@ static const struct {
     {{1, 2, 2}, "paired warps, dS twice and a ring of two times 64 rows"},
     {{1, 2, 0}, "paired warps and dS twice"},
     {{1, 1, 0}, "paired warps"},
+    {{0, 2, 3}, "dS twice and a ring of three times 64 rows"},
     {{0, 2, 2}, "dS twice and a ring of two times 64 rows"},
     {{0, 2, 0}, "dS twice"},
 };
@@ -414,7 +415,7 @@ static fdm_status put_in_order(const struct cuda_kernel *kernel, const fdm_probl
         .stream = stream,
         .arguments = &arguments,
         .arguments_bytes = sizeof arguments};
-    return cuda_launch(&launch);
+    return p->interval_batch * p->interval_heads > 0 ? cuda_launch(&launch) : FDM_OK;
 }
 
 static fdm_status execute(const fdm_plan *plan, const struct attention *attention, void *workspace, void *stream) {

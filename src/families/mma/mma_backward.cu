@@ -126,7 +126,8 @@ __device__ __forceinline__ struct tiles lay_out(uint32_t shared) {
     return t;
 }
 
-/* The lane, made here: what follows from it is not kept in registers through the loop. */
+/* The lane, made here: what follows from it is not kept in registers through the loop. Where that is said was decided by the
+ * spills of all specialisations. */
 __device__ __forceinline__ int fresh_lane() {
     int thread = threadIdx.x;
     asm volatile("" : "+r"(thread));
@@ -256,8 +257,7 @@ __device__ __forceinline__ int bound_of(int64_t row) {
 __device__ __forceinline__ struct keys bound_keys(const struct mma_backward_arguments &a, const struct place &at,
                                                   int warp_key) {
     struct keys keys = {};
-    if (RING)
-        asm volatile("" : "+r"(warp_key)); /* made here, not kept */
+    asm volatile("" : "+r"(warp_key)); /* made here, not kept */
     const int64_t own = (int64_t)at.first_key - at.diagonal;
     const int first = WINDOW && a.in.window_right != UNBOUNDED ? bound_of(own - a.in.window_right) : -BLOCK_N;
     const int last = WINDOW && a.in.window_left != UNBOUNDED ? bound_of(own + a.in.window_left + 1) : UNBOUNDED - BLOCK_N;
@@ -368,6 +368,16 @@ __device__ __forceinline__ bool active(const struct mma_backward_arguments &a, c
     any = mask_kind(a, at, h, row) != MMA_TILE_HIDDEN;
 #endif
 #if KEYED
+#    if RING
+    bool mine = false; /* every warp looks at all keys: no barrier */
+#    pragma unroll
+    for (int n = 0; any && n < BLOCK_N; n += 32) {
+        const int first = (int)ld_shared_4(keys + (n + threadIdx.x % 32) * 4);
+        const int last = (int)ld_shared_4(keys + (BLOCK_N + n + threadIdx.x % 32) * 4);
+        mine = mine || (first < row + UNIT_ROWS && last > row && first < last);
+    }
+    any = __any_sync(0xffffffff, mine);
+#    else
     bool mine = false;
     if (any && threadIdx.x < BLOCK_N) {
         const int first = (int)ld_shared_4(keys + threadIdx.x * 4);
@@ -375,6 +385,7 @@ __device__ __forceinline__ bool active(const struct mma_backward_arguments &a, c
         mine = first < row + UNIT_ROWS && last > row && first < last;
     }
     any = __syncthreads_or(mine);
+#    endif
 #endif
     return any;
 }
@@ -862,7 +873,7 @@ __device__ __forceinline__ void make_ds(score_fragments &left, struct sums &sums
                                         const struct mma_backward_arguments &a, const struct place &at, int h,
                                         const struct tiles &tiles, const struct unit &unit, const value_fragments &values,
                                         int warp_key, int block_row, int sub_row, bool partial) {
-    const int lane = BARE ? threadIdx.x % 32 : fresh_lane();
+    const int lane = (RING && !BARE) || VARLEN ? fresh_lane() : threadIdx.x % 32;
 #if TURNS_DBIAS
     await_turn(dbias_turn_of(a, at, h, block_row + sub_row), my_dbias_turn(a, at, h));
 #endif
@@ -1246,7 +1257,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
     __syncthreads();
 #    pragma unroll
     for (int step = 0; step < HEAD_DIM_V / 16; step++)
-        ldmatrix_x4(values[step], left_of<HEAD_DIM_V / 8>(tiles.q, warp_key).at_step(0, 2 * step));
+        ldmatrix_x4(values[step], by_rows<HEAD_DIM_V / 8, 0>(tiles.self, tiles.q, warp_key).at_step(0, 2 * step));
     __syncthreads();
 #endif
     struct sums sums = {};

@@ -168,8 +168,17 @@ template <int chunks, int panel_rows = 0> struct lane_address {
 };
 
 /* Operands of 16x16 steps. Left: 16 rows from `row` on; left of the transpose: 16 columns of the product are rows from
- * `row` on here. Right: the tile's rows are the product's columns; right of the transpose: the contracted index. `row` is a
- * multiple of 8. The lane's places in a step are two: the 16 rows and then the second chunk, or both chunks of 8 rows. */
+ * `row` on here. Right: the tile's rows are the product's columns; right of the transpose: the contracted index. */
+template <int chunks> __device__ __forceinline__ struct lane_address<chunks> left_of(uint32_t tile, int row) {
+    const int lane = threadIdx.x % 32;
+    return {tile, row + lane % 16, lane / 16};
+}
+template <int chunks> __device__ __forceinline__ struct lane_address<chunks> right_of(uint32_t tile, int row) {
+    const int lane = threadIdx.x % 32;
+    return {tile, row + lane % 8 + lane / 16 * 8, lane / 8 % 2};
+}
+/* The lane's place in a step at row 0, of operands that take 16 rows and then the second chunk (left, and right of the
+ * transpose), and of those that take both chunks of 8 rows (right, and left of the transpose). */
 template <int wide> __device__ __forceinline__ uint32_t place_by_rows() {
     const int lane = threadIdx.x % 32;
     return (uint32_t)chunk_offset<wide>(lane % 16, lane / 16);
@@ -177,18 +186,6 @@ template <int wide> __device__ __forceinline__ uint32_t place_by_rows() {
 template <int wide> __device__ __forceinline__ uint32_t place_by_chunks() {
     const int lane = threadIdx.x % 32;
     return (uint32_t)chunk_offset<wide>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
-}
-template <int chunks> __device__ __forceinline__ struct lane_address<chunks> left_of(uint32_t tile, int row) {
-    return {tile + place_by_rows<chunks>(), row};
-}
-template <int chunks> __device__ __forceinline__ struct lane_address<chunks> left_trans_of(uint32_t tile, int row) {
-    return {tile + place_by_chunks<chunks>(), row};
-}
-template <int chunks> __device__ __forceinline__ struct lane_address<chunks> right_of(uint32_t tile, int row) {
-    return {tile + place_by_chunks<chunks>(), row};
-}
-template <int chunks> __device__ __forceinline__ struct lane_address<chunks> right_trans_of(uint32_t tile, int row) {
-    return {tile + place_by_rows<chunks>(), row};
 }
 
 #endif
