@@ -873,7 +873,7 @@ __device__ __forceinline__ void make_ds(score_fragments &left, struct sums &sums
                                         const struct mma_backward_arguments &a, const struct place &at, int h,
                                         const struct tiles &tiles, const struct unit &unit, const value_fragments &values,
                                         int warp_key, int block_row, int sub_row, bool partial) {
-    const int lane = (RING && !BARE) || VARLEN ? fresh_lane() : threadIdx.x % 32;
+    const int lane = (RING && !BARE) || VARLEN || (V_IN_REGISTERS && DETERMINISTIC) ? fresh_lane() : threadIdx.x % 32;
 #if TURNS_DBIAS
     await_turn(dbias_turn_of(a, at, h, block_row + sub_row), my_dbias_turn(a, at, h));
 #endif
