@@ -1,5 +1,5 @@
 /* hopper_probe.cu: c = a * b on the instructions of 9.0: clusters, the copy engine with multicast, mbarriers that count
- * bytes, wgmma, setmaxnreg and programmatic launches. It proves the wrappers and the runtime; no product uses it.
+ * bytes, wgmma, setmaxnreg and programmatic launches. It proves the wrappers and the runtime.
  *
  * Tile: a cluster of two blocks computes 256 x 128 of c, each block 128 rows; K goes by in steps of 64 through a ring
  * of seven stages. Warpgroup 0: one thread gives orders to the copy engine. Warpgroups 1 and 2: 64 rows each, one group
