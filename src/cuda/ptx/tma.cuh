@@ -22,6 +22,18 @@ __device__ __forceinline__ void cp_async_bulk_tensor_3d(uint32_t shared, const s
                  : "r"(shared), "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z)
                  : "memory");
 }
+/* The same tile to the same place of each block of the cluster whose bit is set in `blocks`, and its bytes at the same
+ * barrier of each. */
+__device__ __forceinline__ void cp_async_bulk_tensor_3d_multicast(uint32_t shared, const struct cuda_tensor_map *map,
+                                                                  uint32_t barrier, int32_t x, int32_t y, int32_t z,
+                                                                  uint16_t blocks) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+                 "[%0], [%1, {%3, %4, %5}], [%2], %6;"
+                 :
+                 : "r"(shared), "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "h"(blocks)
+                 : "memory");
+}
+/* One tile of four axes. */
 __device__ __forceinline__ void cp_async_bulk_tensor_4d(uint32_t shared, const struct cuda_tensor_map *map,
                                                         uint32_t barrier, int32_t x, int32_t y, int32_t z, int32_t w) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], "
@@ -39,16 +51,5 @@ __device__ __forceinline__ void cp_async_bulk(uint32_t shared, const void *globa
 }
 /* Orders this thread's accesses to shared memory before later ones of the copy engine. */
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" : : : "memory"); }
-/* The same tile to the same place of each block of the cluster whose bit is set in `blocks`, and its bytes at the same
- * barrier of each. */
-__device__ __forceinline__ void cp_async_bulk_tensor_3d_multicast(uint32_t shared, const struct cuda_tensor_map *map,
-                                                                  uint32_t barrier, int32_t x, int32_t y, int32_t z,
-                                                                  uint16_t blocks) {
-    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-                 "[%0], [%1, {%3, %4, %5}], [%2], %6;"
-                 :
-                 : "r"(shared), "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "h"(blocks)
-                 : "memory");
-}
 
 #endif

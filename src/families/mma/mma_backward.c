@@ -18,6 +18,9 @@ static int may_gather(const fdm_problem *p) {
     return p->has_intervals && !p->varlen && !mma_mask_rows(p) && !mma_bias_rows(p) && p->interval_heads <= p->heads_kv;
 }
 
+/* Blocks add to the gradient of a bias that heads or batches share in a fixed order. */
+static int adds_dbias_in_turns(const fdm_problem *p) { return p->deterministic && mma_dbias_kind(p) == MMA_DBIAS_SUMS; }
+
 static const char *refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
     (void)device;
     (void)text;
@@ -26,7 +29,7 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
         return "it takes float16 and bfloat16";
     if (p->batch > 65535 || p->heads > 65535)
         return "batch and heads are at most 65535";
-    if (p->deterministic && mma_dbias_kind(p) == MMA_DBIAS_SUMS && p->bias_shape[3] != p->seqlen_k)
+    if (adds_dbias_in_turns(p) && p->bias_shape[3] != p->seqlen_k)
         return "a bias with query rows that keys share has no deterministic gradient here";
     return NULL;
 }
@@ -35,22 +38,19 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
 
 static int64_t tiles_of(int64_t length, int32_t tile) { return (length + tile - 1) / tile; }
 
-/* Blocks take their turns in adding: to dQ, or to the gradient of a bias that heads or batches share. */
-static int in_order(const fdm_problem *p) {
-    return p->deterministic && (p->needs_dq || mma_dbias_kind(p) == MMA_DBIAS_SUMS);
-}
+/* Blocks take their turns in adding: to dQ, or to the gradient of a shared bias. */
+static int in_order(const fdm_problem *p) { return (p->deterministic && p->needs_dq) || adds_dbias_in_turns(p); }
 
 static struct mma_room room_of(const fdm_plan *plan, const fdm_problem *p) {
     const int32_t widest = mma_backward_widest((int32_t)p->head_dim, (int32_t)p->head_dim_v);
     const int32_t block_m = plan->block_m, block_n = plan->block_n,
                   d = mma_backward_padded((int32_t)p->head_dim, block_n, widest);
-    const int32_t shared_bias = in_order(p) && mma_dbias_kind(p) == MMA_DBIAS_SUMS;
     return (struct mma_room){
         .block_m = block_m,
         .block_n = block_n,
         .dq_columns = p->needs_dq ? d : 0,
         .turns = p->needs_dq && p->deterministic,
-        .dbias_blocks = shared_bias ? (int32_t)tiles_of(p->seqlen_k, block_n) : 0,
+        .dbias_blocks = adds_dbias_in_turns(p) ? (int32_t)tiles_of(p->seqlen_k, block_n) : 0,
         .group_parts = plan->parameters[GROUP_PARTS],
         .dk_columns = d,
         .dv_columns = mma_backward_padded((int32_t)p->head_dim_v, block_n, widest),
@@ -134,8 +134,7 @@ enum { GATHER_KEYS_MIN = 512 }; /* fewer are few tiles */
 static double seconds_with(const fdm_device *device, const fdm_problem *p, const fdm_plan *plan, int64_t parts) {
     const double speed = 2.5e12; /* FLOP/s of a multiprocessor: as measured on 9.0; others are within a factor of two */
     const double bandwidth = device->bandwidth > 0 ? (double)device->bandwidth : 1e12, launch = 3e-6;
-    const int64_t at_once = threads_of(plan, p) <= 128 ? 2 : 1,
-                  slots = (device->num_sms > 0 ? device->num_sms : 1) * at_once;
+    const int64_t at_once = is_half(plan, p) ? 2 : 1, slots = (device->num_sms > 0 ? device->num_sms : 1) * at_once;
     const int64_t keys = p->varlen ? p->total_k + p->batch * plan->block_n / 2 : p->batch * p->seqlen_k;
     const int64_t blocks = tiles_of(keys, plan->block_n) * p->heads_kv, group = p->heads / p->heads_kv;
     const double columns = (double)(p->head_dim + p->head_dim_v), share = (double)group / (double)parts;
@@ -157,11 +156,13 @@ static void split_group(const fdm_device *device, const fdm_problem *p, fdm_plan
     plan->parameters[GROUP_PARTS] = 1;
     if (!p->needs_dk && !p->needs_dv)
         return;
-    for (int64_t parts = 2; parts <= group; parts++)
-        if (group % parts == 0 && seconds_with(device, p, plan, parts) < least) {
-            least = seconds_with(device, p, plan, parts);
+    for (int64_t parts = 2; parts <= group; parts++) {
+        const double seconds = group % parts ? whole : seconds_with(device, p, plan, parts);
+        if (seconds < least) {
+            least = seconds;
             plan->parameters[GROUP_PARTS] = (int32_t)parts;
         }
+    }
     if (plan->parameters[GROUP_PARTS] == 1)
         return;
     const size_t used = strlen(plan->reason);
@@ -233,10 +234,9 @@ static int wanted(const fdm_plan *plan, const fdm_problem *p, int32_t kernel) {
 /* Whether rows of mask, bias and dbias pass 16 bytes at a time. Registers do not allow it beside turns at a shared
  * bias, and where blocks of half the warps meet a float32 bias, intervals and softcap. */
 static int wide_scores(const fdm_problem *p) {
-    const int takes_turns = p->deterministic && mma_dbias_kind(p) == MMA_DBIAS_SUMS;
     const int crowded = mma_bias_constant(p) == MMA_BIAS_FLOAT32 && p->has_intervals && p->softcap > 0 &&
                         mma_backward_widest((int32_t)p->head_dim, (int32_t)p->head_dim_v) <= 64;
-    return p->scores_aligned && !takes_turns && !crowded && (mma_mask_rows(p) || mma_bias_rows(p));
+    return p->scores_aligned && !adds_dbias_in_turns(p) && !crowded && (mma_mask_rows(p) || mma_bias_rows(p));
 }
 
 static void main_request(const fdm_plan *plan, const fdm_problem *p, int32_t d, int32_t dv, int engine,
@@ -357,16 +357,16 @@ static int score_rows_fit(const struct attention *attention) {
     return 1;
 }
 
-/* What the copy engine knows of q or dout: panels of 64 rows, 128 or 64 bytes wide. */
+/* What the copy engine knows of q or dout: panels of a unit's rows. */
 static struct cuda_tensor_layout layout_of(const struct matrix_view *x, const fdm_problem *p, int32_t columns,
                                            int32_t padded) {
-    const int32_t panel = padded % 64 ? 32 : 64;
+    const int32_t panel = mma_backward_panel(padded);
     return (struct cuda_tensor_layout){.type = p->dtype == FDM_FLOAT16 ? CUDA_MAP_FLOAT16 : CUDA_MAP_BFLOAT16,
                                        .rank = 4,
                                        .address = x->data,
                                        .extents = {columns, p->seqlen_q, p->heads, p->batch},
                                        .stride_bytes = {0, 2 * x->row, 2 * x->head, 2 * x->batch},
-                                       .box = {panel, 64, 1, 1},
+                                       .box = {panel, MMA_BACKWARD_UNIT_ROWS, 1, 1},
                                        .swizzle_bytes = 2 * panel,
                                        .l2_bytes = 128};
 }
@@ -380,16 +380,14 @@ static int engine_reaches(const struct matrix_view *x) {
     return 1;
 }
 
-static fdm_status make_maps(const fdm_plan *plan, const struct attention *attention, struct mma_backward_arguments *a) {
+static fdm_status make_maps(int32_t device, const struct attention *attention, const struct mma_room *room,
+                            struct mma_backward_arguments *a) {
     const fdm_problem *p = attention->problem;
-    const int32_t widest = mma_backward_widest((int32_t)p->head_dim, (int32_t)p->head_dim_v);
     const struct cuda_tensor_layout layouts[2] = {
-        layout_of(&attention->q, p, (int32_t)p->head_dim,
-                  mma_backward_padded((int32_t)p->head_dim, plan->block_n, widest)),
-        layout_of(&attention->dout, p, (int32_t)p->head_dim_v,
-                  mma_backward_padded((int32_t)p->head_dim_v, plan->block_n, widest))};
+        layout_of(&attention->q, p, (int32_t)p->head_dim, room->dk_columns),
+        layout_of(&attention->dout, p, (int32_t)p->head_dim_v, room->dv_columns)};
     struct cuda_tensor_map maps[2];
-    const fdm_status status = cuda_tensor_maps_make(plan->device.index, layouts, 2, maps);
+    const fdm_status status = cuda_tensor_maps_make(device, layouts, 2, maps);
     if (!status) {
         a->q_map = maps[0];
         a->dout_map = maps[1];
@@ -436,7 +434,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
         return status;
     const struct mma_room room = room_of(plan, p);
     mma_fill_gradients(attention, &room, workspace, &a);
-    if (engine && p->batch * p->seqlen_q > 0 && (status = make_maps(plan, attention, &a)))
+    if (engine && p->batch * p->seqlen_q > 0 && (status = make_maps(plan->device.index, attention, &room, &a)))
         return status;
     status = mma_launch_prepare(kernels[place[PREPARE]], p, &a, stream);
     if (!status && wanted(plan, p, SUMMARY))

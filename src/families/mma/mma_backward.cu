@@ -59,7 +59,8 @@
 #define DQ_PASSES  (DQ_COLUMNS / DQ_STEP)
 /* Passes before the products of the others' rows, so that what is added does not come all at once. */
 #define DQ_EARLY   (RING && BY_COLUMNS && DQ_PASSES > 1 ? 1 : 0)
-#define KEYED      (INTERVALS || (MASK && !MASK_ROWS) || (BIAS && !BIAS_ROWS)) /* keys may be seen by no row */
+#define KEY_BIAS   (BIAS && !BIAS_ROWS)
+#define KEYED      (INTERVALS || (MASK && !MASK_ROWS) || KEY_BIAS) /* keys may be seen by no row */
 #define SUMMARISED (MASK && MASK_ROWS)
 #define BARE       (PLAIN && !MASK && !INTERVALS && !VARLEN && !DETERMINISTIC)
 /* Full sub-tiles have code of their own: measured 4 % faster with half blocks, 2 % slower where registers are scarcer. */
@@ -84,6 +85,10 @@ static_assert(WARPS == mma_backward_warps(BLOCK_N, WIDEST, V_IN_REGISTERS), "the
 static_assert(!PAIRED || mma_backward_can_pair(BLOCK_N, HEAD_DIM, HEAD_DIM_V, V_IN_REGISTERS), "for some head dims");
 static_assert(!RING || ((PAIRED || HALF_BLOCK) && DS_BUFFERS == 2 && !OVERLAY && (RING == 2 || RING == 3)),
               "a ring is of paired warps or of half blocks");
+static_assert(!ENGINE || (mma_backward_panel(HEAD_DIM) == 8 * panel_chunks<HEAD_DIM / 8> &&
+                          mma_backward_panel(HEAD_DIM_V) == 8 * panel_chunks<HEAD_DIM_V / 8>),
+              "the copy engine's panels are the tiles'");
+static_assert(!RING || SUB_ROWS == MMA_BACKWARD_UNIT_ROWS, "the host's maps and bytes are of such units");
 static_assert(!GATHER || (INTERVALS && !VARLEN && !(MASK && MASK_ROWS) && !(BIAS && BIAS_ROWS)), "of keys alone");
 static_assert(DQ_COLUMNS % 16 == 0 && SUM_COLUMNS_K % 16 == 0 && SUM_COLUMNS_V % 16 == 0, "shares are steps of 16");
 
@@ -122,7 +127,7 @@ __device__ __forceinline__ struct tiles lay_out(uint32_t shared) {
     t.v = t.k + BLOCK_N * HEAD_DIM * 2;
     t.rows = t.v + (V_IN_REGISTERS ? 0 : BLOCK_N * HEAD_DIM_V * 2);
     t.keys = t.rows + (RING ? RING : 1) * ROWS_BYTES;
-    t.barriers = t.keys + mma_backward_keys_bytes(BLOCK_N, !KEYED ? 0 : BIAS && !BIAS_ROWS ? 3 : 2);
+    t.barriers = t.keys + mma_backward_keys_bytes(BLOCK_N, !KEYED ? 0 : KEY_BIAS ? 3 : 2);
     return t;
 }
 
@@ -298,7 +303,7 @@ __device__ __forceinline__ void store_keys(const struct mma_backward_arguments &
     }
     st_shared_4(to + threadIdx.x * 4, (uint32_t)first);
     st_shared_4(to + (BLOCK_N + threadIdx.x) * 4, (uint32_t)last);
-    if (BIAS && !BIAS_ROWS)
+    if (KEY_BIAS)
         st_shared_4(to + (2 * BLOCK_N + threadIdx.x) * 4, __float_as_uint(bias));
 }
 __device__ __forceinline__ struct keys stored_keys(uint32_t from, int warp_key) {
@@ -308,7 +313,7 @@ __device__ __forceinline__ struct keys stored_keys(uint32_t from, int warp_key) 
     for (int n = 0; n < 2 * KEY_TILES; n++) {
         keys.first[n / 2][n % 2] = (int)ld_shared_4(from + n * 32);
         keys.last[n / 2][n % 2] = (int)ld_shared_4(from + (BLOCK_N + n * 8) * 4);
-        keys.bias[n / 2][n % 2] = BIAS && !BIAS_ROWS ? __uint_as_float(ld_shared_4(from + (2 * BLOCK_N + n * 8) * 4)) : 0;
+        keys.bias[n / 2][n % 2] = KEY_BIAS ? __uint_as_float(ld_shared_4(from + (2 * BLOCK_N + n * 8) * 4)) : 0;
     }
     return keys;
 }
@@ -530,7 +535,7 @@ __device__ __forceinline__ void load_unit(const struct mma_backward_arguments &a
     if (threadIdx.x % 32)
         return;
     /* A copy for each warp, then the next: lse, delta, panels of Q, panels of dO. */
-    constexpr int columns_q = 8 * panel_chunks<HEAD_DIM / 8>, columns_v = 8 * panel_chunks<HEAD_DIM_V / 8>;
+    constexpr int columns_q = mma_backward_panel(HEAD_DIM), columns_v = mma_backward_panel(HEAD_DIM_V);
     constexpr int panels_q = HEAD_DIM / columns_q, panels = panels_q + HEAD_DIM_V / columns_v;
     const struct head head = find_head(a, at, h);
     if (threadIdx.x == 0)
@@ -1060,8 +1065,7 @@ __device__ __forceinline__ void add_others(struct sums &sums, const struct tiles
 /* dQ of the warp's rows and columns from the staged dS, added in global memory, in turn; some passes over columns of all. */
 template <int first_pass = 0, int end_pass = DQ_PASSES>
 __device__ __forceinline__ void add_dq(const struct mma_backward_arguments &a, const struct place &at, int h, float *dq,
-                                       const struct tiles &tiles, uint32_t staged, int row,
-                                       int sub_row) {
+                                       const struct tiles &tiles, uint32_t staged, int row, int sub_row) {
     const int lane = SCARCE && !RING ? fresh_lane() : threadIdx.x % 32;
     const int warp = tiles.self.warp, group = warp % DQ_GROUPS, share = warp / DQ_GROUPS;
     float *to = dq + (int64_t)(sub_row + group * 16 * DQ_TILES) * HEAD_DIM + share * 256 +

@@ -94,6 +94,9 @@ MMA_BACKWARD_INLINE int32_t mma_backward_shared_bytes(int32_t block_m, int32_t b
     return q + dout + v + k + (overlay ? 0 : staged) + 8 * block_m;
 }
 
+/* Rows of a unit of a ring. */
+#define MMA_BACKWARD_UNIT_ROWS 64
+
 /* The same for a kernel whose warps are paired, or whose passing scores have two buffers, so that one barrier a
  * sub-tile is enough; and for paired warps or half blocks with a ring of 2 or 3 units of 64 rows of Q and dO in place
  * of BLOCK_M rows, a barrier for each and one for the scores. Each is taken where the device has the bytes. */
@@ -109,8 +112,8 @@ MMA_BACKWARD_INLINE int32_t mma_backward_bytes_with(int32_t block_m, int32_t blo
     const int32_t passing =
         with.paired ? 128
                     : mma_backward_sub_rows(block_n, widest) * (mma_backward_shares_columns(block_n, widest) ? 2 : 1);
-    const int32_t rows_q = with.ring ? 64 * with.ring : block_m * stages;
-    const int32_t rows = with.ring ? 64 * with.ring : block_m;
+    const int32_t rows_q = with.ring ? MMA_BACKWARD_UNIT_ROWS * with.ring : block_m * stages;
+    const int32_t rows = with.ring ? MMA_BACKWARD_UNIT_ROWS * with.ring : block_m;
     if (!with.paired && with.buffers == 1)
         return mma_backward_shared_bytes(block_m, block_n, stages, v_in_registers, head_dim, head_dim_v);
     return 2 * d * (rows_q + block_n) + 2 * dv * (rows + (v_in_registers ? 0 : block_n)) +
@@ -122,6 +125,9 @@ MMA_BACKWARD_INLINE int32_t mma_backward_bytes_with(int32_t block_m, int32_t blo
 MMA_BACKWARD_INLINE int32_t mma_backward_keys_bytes(int32_t block_n, int32_t key_words) {
     return 4 * key_words * block_n;
 }
+
+/* Columns that the copy engine brings at a time, of a padded head dim: rows of 128 or 64 bytes. */
+MMA_BACKWARD_INLINE int32_t mma_backward_panel(int32_t padded) { return padded % 64 ? 32 : 64; }
 
 /* fp32 accumulators of dK and dV a thread. */
 MMA_BACKWARD_INLINE int32_t mma_backward_accumulators(int32_t block_n, int32_t head_dim, int32_t head_dim_v) {
