@@ -2,12 +2,12 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "error.h"
-#include "families/cpu/threads.h"
-#include "memory.h"
-#include "plan.h"
-#include "problem.h"
-#include "settings.h"
+#include "base/error.h"
+#include "base/memory.h"
+#include "base/settings.h"
+#include "device/threads.h"
+#include "plan/plan.h"
+#include "problem/problem.h"
 
 /* The line of spec 6.2: to stderr, once per backward call, only when asked for. */
 static void print_profile(const fdm_plan *plan) {

@@ -11,12 +11,12 @@
 
 #include <cmocka.h>
 
+#include "base/memory.h"
 #include "cuda/cuda.h"
 #include "cuda_call.h"
 #include "families/mma/mma_decode.h"
 #include "families/mma/mma_family.h"
 #include "families/mma/mma_summary.h"
-#include "memory.h"
 #include "scenario.h"
 
 static const fdm_device_id cuda = {FDM_CUDA, 0}, second = {FDM_CUDA, 1}, host = {FDM_CPU, 0};

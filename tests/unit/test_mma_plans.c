@@ -10,7 +10,7 @@
 
 #include "families/mma/mma_decode.h"
 #include "families/mma/mma_family.h"
-#include "problem.h"
+#include "problem/problem.h"
 
 static fdm_problem problem_of(int64_t batch, int64_t heads, int64_t heads_kv, int64_t rows, int64_t keys,
                               int64_t head_dim) {

@@ -10,8 +10,8 @@
 
 #include <cmocka.h>
 
+#include "device/occupancy.h"
 #include "families/mma/mma_family.h"
-#include "occupancy.h"
 
 /* One line a case, with the arithmetic beside it. Registers of a warp: 32 a thread, in steps of 256; a quarter of 65536
  * is 16384. Shared memory of a block: in steps of 128, and 1024 for the system. */

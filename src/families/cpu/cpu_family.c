@@ -1,13 +1,13 @@
 /* cpu_family.c: the CPU's rows, the choice of instruction set and block sizes, and the way to each pass. */
-#include "cpu_family.h"
+#include "families/cpu/cpu_family.h"
 
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "error.h"
-#include "isa.h"
-#include "visible.h"
+#include "base/error.h"
+#include "device/isa.h"
+#include "families/cpu/visible.h"
 
 /* One algorithm: its rows are one per instruction set, in the order of enum cpu_isa. */
 struct algorithm {

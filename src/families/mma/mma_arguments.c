@@ -1,5 +1,5 @@
 /* mma_arguments.c: a call's tensors as the kernels' argument struct. */
-#include "mma_family.h"
+#include "families/mma/mma_family.h"
 
 static struct mma_matrix matrix_of(const struct matrix_view *view) {
     return (struct mma_matrix){view->data, view->batch, view->row, view->head};

@@ -5,10 +5,10 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "error.h"
+#include "base/error.h"
+#include "families/mma/mma_family.h"
 #include "families/mma/mma_gradients.h"
 #include "families/mma/mma_rules.h"
-#include "mma_family.h"
 
 /* Of the plan's parameters. */
 enum { STAGED_ROWS, OVERLAY, DS_BUFFERS, PAIRED, RING, ENGINE, GATHER, GROUP_PARTS };

@@ -4,9 +4,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "error.h"
+#include "base/error.h"
+#include "families/mma/mma_family.h"
 #include "families/mma/mma_gradients.h"
-#include "mma_family.h"
 
 /* The first row whose head dims and shared memory fit is chosen. A block owns 16 * warps / share rows or keys and walks
  * the others `block` at a time. */

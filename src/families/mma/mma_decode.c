@@ -5,8 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "error.h"
-#include "mma_family.h"
+#include "base/error.h"
+#include "families/mma/mma_family.h"
 
 enum { STAGES_MAX = 4, SPLITS_MAX = 128, TILES_OF_A_SPLIT_MIN = 4, KEYS_MIN = 512, BLOCKS_MAX = 2, RESERVE = 1 << 10 };
 /* Of K and V that a multiprocessor waits for at a time: less leaves the memory idle, more is 2 % slower (H200). */

@@ -1,11 +1,11 @@
 /* mma_family.c: the portable CUDA family: its rows in order of preference, the choice among them, the way to each. */
-#include "mma_family.h"
+#include "families/mma/mma_family.h"
 
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "error.h"
+#include "base/error.h"
 
 static const struct mma_algorithm *const algorithms[] = {
     &mma_decode_algorithm,   &mma_wide_algorithm,       &mma_forward_algorithm,   &mma_forward32_algorithm,

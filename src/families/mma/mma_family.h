@@ -3,10 +3,10 @@
 #define FDM_MMA_FAMILY_H
 
 #include "cuda/cuda.h"
+#include "families/family.h"
 #include "families/mma/mma_arguments.h"
 #include "families/mma/mma_forward.h"
 #include "families/mma/mma_summary.h"
-#include "family.h"
 
 /* One kernel of the family: a row of its list. */
 struct mma_algorithm {

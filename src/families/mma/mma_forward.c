@@ -4,9 +4,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "error.h"
+#include "base/error.h"
+#include "families/mma/mma_family.h"
 #include "families/mma/mma_summary.h"
-#include "mma_family.h"
 
 /* ---- tiles ---- */
 

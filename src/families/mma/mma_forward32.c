@@ -4,8 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "error.h"
-#include "mma_family.h"
+#include "base/error.h"
+#include "families/mma/mma_family.h"
 
 /* The first row whose head dims and shared memory fit is chosen. */
 struct tile {

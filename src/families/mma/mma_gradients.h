@@ -4,7 +4,7 @@
 #define FDM_MMA_GRADIENTS_H
 
 #include "families/mma/mma_backward.h"
-#include "mma_family.h"
+#include "families/mma/mma_family.h"
 
 /* What of the workspace and arguments depends on the kernel. */
 struct mma_room {

@@ -4,8 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "error.h"
-#include "mma_family.h"
+#include "base/error.h"
+#include "families/mma/mma_family.h"
 
 /* What an algorithm can hold. Columns of O are those of a block; for more, blocks share rows. 16 rows of O take half as
  * many registers a thread; where Q has HEAD_DIM / 4 of them, or the sums of a tile in float16 have their own, fewer are

@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "mma_family.h"
+#include "families/mma/mma_family.h"
 
 /* ---- the table ---- */
 

@@ -1,5 +1,5 @@
 /* mma_summary.c: the summary of a mask on the host: its room and its launch. */
-#include "mma_family.h"
+#include "families/mma/mma_family.h"
 
 static int64_t tiles_of(int64_t length, int32_t tile) { return (length + tile - 1) / tile; }
 

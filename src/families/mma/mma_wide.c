@@ -4,8 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "error.h"
-#include "mma_family.h"
+#include "base/error.h"
+#include "families/mma/mma_family.h"
 
 enum { HEAD_DIM_MAX = 1024, SUITS_ABOVE = 256, SUITS_PLAIN_ABOVE = 160 };
 

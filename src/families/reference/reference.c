@@ -3,8 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "family.h"
-#include "half.h"
+#include "base/half.h"
+#include "families/family.h"
 
 static double load(const void *data, int64_t index, fdm_dtype dtype) {
     switch (dtype) {

@@ -1,12 +1,12 @@
 /* isa.c: asks the processor and the operating system which instruction sets can run. */
 #define _GNU_SOURCE
-#include "isa.h"
+#include "device/isa.h"
 
 #include <pthread.h>
 #include <string.h>
 #include <unistd.h>
 
-#include "settings.h"
+#include "base/settings.h"
 
 #if defined(__x86_64__)
 #    include <cpuid.h>
@@ -24,30 +24,27 @@ int cpu_isa_from_name(const char *name) {
     return -1;
 }
 
-/* The build says which tables it has: one FDM_ISA_ macro for each file compiled. */
-const struct cpu_kernels *cpu_isa_kernels(enum cpu_isa isa, fdm_dtype dtype) {
-    (void)dtype;
+/* The build says which kernels it has: one FDM_ISA_ macro for each instruction set compiled. */
+int cpu_isa_built(enum cpu_isa isa) {
     switch (isa) {
-    case CPU_ISA_SCALAR: return &cpu_kernels_scalar;
+    case CPU_ISA_SCALAR:
 #ifdef FDM_ISA_NEON
-    case CPU_ISA_NEON: return &cpu_kernels_neon;
+    case CPU_ISA_NEON:
 #endif
 #ifdef FDM_ISA_AVX2
-    case CPU_ISA_AVX2: return &cpu_kernels_avx2;
+    case CPU_ISA_AVX2:
 #endif
 #ifdef FDM_ISA_AVX512
-    case CPU_ISA_AVX512: return &cpu_kernels_avx512;
+    case CPU_ISA_AVX512:
 #endif
 #ifdef FDM_ISA_AVX512_BF16
-    case CPU_ISA_AVX512_BF16: return &cpu_kernels_avx512_bf16;
+    case CPU_ISA_AVX512_BF16:
 #endif
 #ifdef FDM_ISA_AMX
     case CPU_ISA_AMX:
-        return dtype == FDM_FLOAT32   ? &cpu_kernels_amx_float32
-               : dtype == FDM_FLOAT16 ? &cpu_kernels_amx_float16
-                                      : &cpu_kernels_amx;
 #endif
-    default: return NULL;
+        return 1;
+    default: return 0;
     }
 }
 
@@ -103,7 +100,7 @@ static void look(void) {
     look_at_processor();
     processor.present[CPU_ISA_SCALAR] = 1;
     for (int i = 0; i < CPU_ISA_COUNT; i++)
-        if (!cpu_isa_kernels((enum cpu_isa)i, FDM_FLOAT32))
+        if (!cpu_isa_built((enum cpu_isa)i))
             processor.present[i] = 0;
 }
 

@@ -2,10 +2,10 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/error.h"
 #include "cuda/cuda.h"
-#include "error.h"
-#include "occupancy.h"
-#include "plan.h"
+#include "device/occupancy.h"
+#include "plan/plan.h"
 
 static fdm_status resources_of(const fdm_device *device, const struct cuda_kernel_request *request,
                                fdm_kernel_resources *resources) {

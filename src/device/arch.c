@@ -1,5 +1,5 @@
 /* arch.c: what a CUDA architecture offers, from its compute capability. */
-#include "error.h"
+#include "base/error.h"
 
 static int32_t at_least(const fdm_device *device, int32_t major, int32_t minor) {
     return device && device->id.type == FDM_CUDA &&

@@ -1,10 +1,10 @@
 /* topk.c: exact causal top-W of a per-key bias as key intervals, one heap of W keys per head. */
 #include <math.h>
 
-#include "error.h"
-#include "half.h"
-#include "memory.h"
-#include "tensor.h"
+#include "base/error.h"
+#include "base/half.h"
+#include "base/memory.h"
+#include "problem/tensor.h"
 
 /* Row i of the prefix sees the W largest of the keys 0..i. The bias does not depend on the row, so a key that has
  * fallen out stays out: pushing keys in order through a heap of the W best, the key that leaves at step i ends at row

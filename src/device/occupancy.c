@@ -1,5 +1,5 @@
 /* occupancy.c: the arithmetic of the CUDA C++ Programming Guide, "Compute Capabilities" and "Multiprocessor Level". */
-#include "occupancy.h"
+#include "device/occupancy.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -2,7 +2,7 @@
 #ifndef FDM_FAMILY_H
 #define FDM_FAMILY_H
 
-#include "problem.h"
+#include "problem/problem.h"
 
 struct kernel_row {
     const char *name; /* "cpu.forward.avx512": family.pass.variant */

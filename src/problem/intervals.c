@@ -1,5 +1,5 @@
 /* intervals.c: causal, window, document and prefix masks as key intervals, and intervals out of dense masks. */
-#include "error.h"
+#include "base/error.h"
 
 /* Rows are raw; a bound past int32 is as good as the largest int32. */
 static int32_t clamp_row(int64_t row) {

@@ -5,7 +5,7 @@
  * so the job stays untouched until all of them are done. Threads wait for the next ticket by spinning for a moment,
  * then asleep on a condition variable. */
 #define _GNU_SOURCE
-#include "pool.h"
+#include "device/pool.h"
 
 #include <dlfcn.h>
 #include <pthread.h>

@@ -1,10 +1,10 @@
 /* tensor.c: checks of one tensor, and the table of dtypes. */
-#include "tensor.h"
+#include "problem/tensor.h"
 
 #include <stdio.h>
 #include <string.h>
 
-#include "error.h"
+#include "base/error.h"
 
 static const struct {
     const char *name, *alias;

@@ -1,10 +1,8 @@
-/* isa.h: which instruction sets this machine, this build and FLASH_DMATTN_CPU_ISA allow. */
-#ifndef FDM_CPU_ISA_H
-#define FDM_CPU_ISA_H
+/* isa.h: which of the CPU's instruction sets this machine, this build and FLASH_DMATTN_CPU_ISA allow. */
+#ifndef FDM_ISA_H
+#define FDM_ISA_H
 
 #include <stdint.h>
-
-#include "kernels.h"
 
 /* From lowest to highest; the order of the family's preference. */
 enum cpu_isa {
@@ -20,9 +18,9 @@ enum cpu_isa {
 const char *cpu_isa_name(enum cpu_isa isa);
 /* -1 if there is no such name. */
 int cpu_isa_from_name(const char *name);
-/* The table for a dtype, NULL when this build has none (NEON on x86). AMX has one for each dtype. */
-const struct cpu_kernels *cpu_isa_kernels(enum cpu_isa isa, fdm_dtype dtype);
-/* Whether the processor and the operating system can run it. Cached. */
+/* Whether this build has kernels for it (none of NEON on x86). */
+int cpu_isa_built(enum cpu_isa isa);
+/* Whether it is built, and the processor and the operating system can run it. Cached. */
 int cpu_isa_present(enum cpu_isa isa);
 /* The best one present, at most FLASH_DMATTN_CPU_ISA. */
 enum cpu_isa cpu_isa_best(void);

@@ -1,10 +1,10 @@
 /* settings.c: the table of environment variables. */
-#include "settings.h"
+#include "base/settings.h"
 
 #include <limits.h>
 #include <stdlib.h>
 
-#include "error.h"
+#include "base/error.h"
 
 static const struct {
     const char *name, *description;

@@ -1,5 +1,5 @@
 /* memory.c: aligned allocation and its fault injection. */
-#include "memory.h"
+#include "base/memory.h"
 
 #include <stdatomic.h>
 #include <stdlib.h>

@@ -1,6 +1,6 @@
-/* count.c: visible pairs of a call, from intervals and ranges where there is no dense mask. */
-#include "error.h"
-#include "problem.h"
+/* visible_pairs.c: visible pairs of a call, from intervals and ranges where there is no dense mask. */
+#include "base/error.h"
+#include "problem/problem.h"
 
 enum { BLOCK_KEYS = 64 };
 

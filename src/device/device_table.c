@@ -1,5 +1,5 @@
 /* device_table.c: rows of named CUDA architectures; a device that is present is asked instead. */
-#include "device.h"
+#include "device/device.h"
 
 /* Shared memory, registers and threads: CUDA C++ Programming Guide, "Compute Capabilities". Multiprocessors,
  * second-level cache and bandwidth are those of one part of the architecture, from NVIDIA's architecture white papers

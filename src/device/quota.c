@@ -1,11 +1,11 @@
 /* quota.c: reads the CPU quotas of the process's control groups (Linux cgroups v1 and v2). */
-#include "quota.h"
+#include "device/quota.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "memory.h"
+#include "base/memory.h"
 
 enum { QUOTA_PATH_MAX = 4096, QUOTA_LINE_MAX = 8192 };
 

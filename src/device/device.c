@@ -1,14 +1,14 @@
 /* device.c: facts of a device, queried or by name. */
-#include "device.h"
+#include "device/device.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/error.h"
 #include "cuda/cuda.h"
-#include "error.h"
-#include "families/cpu/isa.h"
-#include "families/cpu/threads.h"
+#include "device/isa.h"
+#include "device/threads.h"
 
 static void describe_cpu(fdm_device *device, enum cpu_isa isa) {
     int64_t caches[3];

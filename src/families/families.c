@@ -1,7 +1,7 @@
 /* families.c: the one ordered list of families. */
 #include <string.h>
 
-#include "family.h"
+#include "families/family.h"
 
 const struct family *const families[] = {&family_mma, &family_cpu, &family_reference, NULL};
 

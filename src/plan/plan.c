@@ -1,13 +1,13 @@
 /* plan.c: walks the families in order and keeps the first that takes the problem, or every reason why none does. */
-#include "plan.h"
+#include "plan/plan.h"
 
 #include <stdio.h>
 #include <string.h>
 
-#include "error.h"
-#include "families/cpu/isa.h"
-#include "families/cpu/threads.h"
-#include "settings.h"
+#include "base/error.h"
+#include "base/settings.h"
+#include "device/isa.h"
+#include "device/threads.h"
 
 const struct family *plan_family(const fdm_plan *plan) {
     for (int32_t i = 0; families[i]; i++)

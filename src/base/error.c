@@ -1,5 +1,5 @@
 /* error.c: thread-local last error. */
-#include "error.h"
+#include "base/error.h"
 
 #include <stdarg.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /* json_reader.c: a strict pull reader for small JSON (RFC 8259). */
-#include "json_reader.h"
+#include "base/json_reader.h"
 
 #include <errno.h>
 #include <stdlib.h>

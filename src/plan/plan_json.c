@@ -3,9 +3,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "error.h"
-#include "json_reader.h"
-#include "plan.h"
+#include "base/error.h"
+#include "base/json_reader.h"
+#include "plan/plan.h"
 
 enum field_kind {
     FIELD_INT32,

@@ -1,6 +1,6 @@
 /* threads.c: how many threads a call may use, and who runs them: the host, its OpenMP runtime, or the own pool. */
 #define _GNU_SOURCE
-#include "threads.h"
+#include "device/threads.h"
 
 #include <dlfcn.h>
 #include <link.h>
@@ -10,9 +10,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "pool.h"
-#include "quota.h"
-#include "settings.h"
+#include "base/settings.h"
+#include "device/pool.h"
+#include "device/quota.h"
 
 /* ThreadSanitizer does not see libgomp's synchronisation. */
 #if defined(__SANITIZE_THREAD__)

@@ -2,9 +2,9 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/error.h"
+#include "base/memory.h"
 #include "cuda/cuda.h"
-#include "error.h"
-#include "memory.h"
 
 static fdm_status check_device(fdm_device_id device) {
     if (device.type != FDM_CPU && device.type != FDM_CUDA)

@@ -1,12 +1,12 @@
 /* problem.c: what to compute: shapes, strides, dtypes, mask and bias; bad input ends here, with a sentence. */
-#include "problem.h"
+#include "problem/problem.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "error.h"
-#include "tensor.h"
+#include "base/error.h"
+#include "problem/tensor.h"
 
 fdm_options fdm_options_default(void) { return (fdm_options){.window_left = -1, .window_right = -1}; }
 
