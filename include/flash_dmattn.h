@@ -407,6 +407,17 @@ FDM_API fdm_status fdm_setting_list(int32_t index, fdm_setting_info *info);
 FDM_API fdm_status fdm_cache_folder(char *path, size_t size);
 FDM_API fdm_status fdm_compiler_path(char *path, size_t size);
 
+/* That folder: what it holds, and what of it is not used. Entries that were not used for longest are removed where they
+ * pass the limit. FDM_ERROR_UNSUPPORTED when there is none; one that has not been made yet is empty. */
+typedef struct fdm_cache_info {
+    char folder[512];
+    int64_t num_entries, bytes; /* of all, ignored ones too */
+    int64_t limit_bytes;        /* FLASH_DMATTN_CACHE_SIZE, else 2^30 */
+    int32_t num_ignored;        /* entries that others than the user and root own or may write, or whose folder is so */
+    char ignored[256];          /* one sentence that names the folder or such an entry; "" when there is none */
+} fdm_cache_info;
+FDM_API fdm_status fdm_cache_query(fdm_cache_info *info);
+
 /* Joins the library's own threads; they are started again when needed. Not while a call is in flight. */
 FDM_API void fdm_shutdown(void);
 

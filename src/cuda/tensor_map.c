@@ -84,7 +84,7 @@ fdm_status cuda_tensor_maps_make(int32_t device, const struct cuda_tensor_layout
     for (int32_t i = 0; i < count; i++)
         if ((status = check_tensor(&layouts[i])) || (status = check_tile(&layouts[i])))
             return status;
-    if ((status = cuda_driver_get(&driver)) || (status = cuda_context_enter(driver, device, &scope)))
+    if ((status = cuda_driver_get(&driver)) || (status = cuda_context_enter_relaxed(driver, device, &scope)))
         return status;
     cu_result result = 0;
     for (int32_t i = 0; i < count && !result; i++)

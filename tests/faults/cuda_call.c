@@ -134,6 +134,27 @@ fdm_status cuda_call_run(struct cuda_call *c, void *stream) {
     return fdm_attention_forward(&c->tensors, &c->options, &allocator);
 }
 
+fdm_status cuda_call_run_backward(struct cuda_call *call, fdm_plan *plan) {
+    fdm_device facts;
+    fdm_problem problem;
+    fdm_tensors t = call->tensors;
+    t.dout = t.out;
+    t.dq = &call->q;
+    t.dk = &call->k;
+    t.dv = &call->v;
+    fdm_status status = fdm_device_query(FDM_CUDA, call->device.index, &facts);
+    if (!status && !(status = fdm_describe(FDM_BACKWARD, &t, NULL, &problem)) &&
+        !(status = fdm_plan_attention(&facts, &problem, NULL, plan))) {
+        void *workspace = NULL;
+        const size_t bytes = (size_t)plan->workspace_bytes;
+        if (!(status = fdm_memory_allocate(call->device, bytes, &workspace))) {
+            status = fdm_execute(plan, &t, workspace, bytes, NULL);
+            fdm_memory_release(call->device, workspace);
+        }
+    }
+    return status;
+}
+
 void cuda_call_release(struct cuda_call *c) { fdm_memory_release(c->device, c->memory); }
 
 fdm_status cuda_call_once(enum cuda_call_kind kind, int32_t device, void *stream) {

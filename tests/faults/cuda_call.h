@@ -29,6 +29,8 @@ struct cuda_call {
 /* Allocates the tensors on the device; to be released in any case. */
 fdm_status cuda_call_make(struct cuda_call *call, enum cuda_call_kind kind, int32_t device);
 fdm_status cuda_call_run(struct cuda_call *call, void *stream);
+/* The backward of the call's tensors: gradients go where the tensors are, since no kernel runs. */
+fdm_status cuda_call_run_backward(struct cuda_call *call, fdm_plan *plan);
 /* Of the workspace that the last run was lent; a status that the call itself does not see. */
 fdm_status cuda_call_workspace_status(void);
 void cuda_call_release(struct cuda_call *call);

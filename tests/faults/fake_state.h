@@ -15,6 +15,7 @@ enum {
     INVALID_CONTEXT = 201,
     INVALID_HANDLE = 400,
     NOT_FOUND = 500,
+    CAPTURE_UNSUPPORTED = 900,
     STICKY_FROM = 700,
     STICKY_TO = 730
 };
@@ -68,6 +69,7 @@ extern struct fake_state {
     cu_module modules;
     struct allocation *allocations;
     struct fake_live live;
+    int global_captures; /* streams that are captured in the mode that binds every thread */
     struct fake_launch *launches;
     int64_t num_launches, max_launches;
     int64_t counts[64];

@@ -57,7 +57,10 @@ int __wrap_fsync(int file) { return due() ? -1 : __real_fsync(file); }
 
 int __real_close(int file);
 int __wrap_close(int file);
-int __wrap_close(int file) { return due() ? (__real_close(file), -1) : __real_close(file); }
+int __wrap_close(int file) { /* of files; folders are only looked at */
+    struct stat facts;
+    return fstat(file, &facts) == 0 && S_ISREG(facts.st_mode) && due() ? (__real_close(file), -1) : __real_close(file);
+}
 
 int __real_rename(const char *from, const char *to);
 int __wrap_rename(const char *from, const char *to);
