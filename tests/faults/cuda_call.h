@@ -37,6 +37,11 @@ void cuda_call_release(struct cuda_call *call);
 /* All three. */
 fdm_status cuda_call_once(enum cuda_call_kind kind, int32_t device, void *stream);
 
+/* Gets a kernel that no other number gives: the pretended compiler takes any constant. */
+fdm_status get_kernel(int32_t device, int64_t number);
+/* Files of the cache; `path` receives the last one's. */
+int count_entries(char *path, size_t size);
+
 /* The last call's status and one clear sentence that has `words` in it. */
 void assert_refused(fdm_status status, fdm_status wanted, const char *words);
 void assert_sentence(void);

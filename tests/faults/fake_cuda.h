@@ -58,9 +58,11 @@ struct fake_cuda {
 struct fake_nvrtc {
     void (*inject)(const char *function, int result, int64_t nth);
     const char *(*injected)(void);
-    int64_t (*num_compiled)(void); /* programs, with the same or other options */
-    int64_t (*num_distinct)(void); /* of them, those that differ in name or options */
-    void (*cached)(int on);        /* 1: what follows comes from a cache and has no log, unless that is forbidden */
+    int64_t (*num_compiled)(void);    /* programs, with the same or other options */
+    int64_t (*num_distinct)(void);    /* of them, those that differ in name or options */
+    void (*cached)(int on);           /* 1: what follows comes from a cache and has no log, unless that is forbidden */
+    void (*hold)(const char *option); /* programs with this option are not ready until another is held, or "" */
+    int64_t (*num_held)(void);        /* that wait */
 };
 
 #endif
