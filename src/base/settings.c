@@ -20,7 +20,8 @@ static const struct {
     [SETTING_NUM_THREADS] = {"FLASH_DMATTN_NUM_THREADS", "CPU threads (default: what affinity and cgroup allow)"},
     [SETTING_CPU_ISA] = {"FLASH_DMATTN_CPU_ISA", "best CPU instruction set to use (default: the best present)"},
     [SETTING_AUTOTUNE] = {"FLASH_DMATTN_AUTOTUNE", "measure candidate kernels (no effect in this version)"},
-    [SETTING_LOG] = {"FLASH_DMATTN_LOG", "1: print each plan and its reason to stderr"},
+    [SETTING_LOG] = {"FLASH_DMATTN_LOG",
+                     "1: print each plan and its reason to stderr, and whose compiled kernels are ignored"},
 };
 
 const char *setting_get(enum setting setting) {

@@ -104,6 +104,23 @@ static void damage_is_not_used(void **state) {
     assert_int_equal(stat(path, &facts), -1);
 }
 
+/* Where no compiler is known: the code of any, but of none that is newer than the driver. */
+static void any_compilers_entry_will_do(void **state) {
+    (void)state;
+    const struct cache_key any = {{key.half[0], key.half[1]}, 0}, any_other = {{other.half[0], other.half[1]}, 0};
+    const struct cache_key newer = {{key.half[0], key.half[1]}, 0x9a};
+    struct cuda_binary binary = {0};
+    store();
+    assert_int_equal(is_there(&any), 1);
+    assert_int_equal(is_there(&any_other), 0);
+    assert_int_equal(is_there(&newer), 0); /* that compiler's own is not there */
+    assert_int_equal(cache_load(&any, 12, &binary), 0);
+    assert_null(binary.code);
+    assert_int_equal(cache_load(&any, 13, &binary), 1);
+    assert_int_equal(binary.compiler_major, 13);
+    memory_release(binary.code);
+}
+
 static void processes_may_race(void **state) {
     (void)state;
     for (int i = 0; i < 8; i++)
@@ -195,9 +212,10 @@ int main(void) {
     if (!mkdtemp(folder))
         return 2;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(an_entry_comes_back_whole), cmocka_unit_test(damage_is_not_used),
-        cmocka_unit_test(processes_may_race),        cmocka_unit_test(a_folder_that_cannot_be_written),
-        cmocka_unit_test(keys_tell_kernels_apart),   cmocka_unit_test(a_kernel_compiles_without_a_device),
+        cmocka_unit_test(an_entry_comes_back_whole),          cmocka_unit_test(damage_is_not_used),
+        cmocka_unit_test(any_compilers_entry_will_do),        cmocka_unit_test(processes_may_race),
+        cmocka_unit_test(a_folder_that_cannot_be_written),    cmocka_unit_test(keys_tell_kernels_apart),
+        cmocka_unit_test(a_kernel_compiles_without_a_device),
     };
     return cmocka_run_group_tests(tests, set_up, NULL);
 }
