@@ -216,6 +216,11 @@ typedef struct fdm_problem {
     fdm_dtype bias_dtype;
     int32_t aligned;        /* 1: every address and stride of q, k, v, out and gradients is a multiple of 16 bytes */
     int32_t scores_aligned; /* 1: keys of mask and bias are contiguous, and the same holds for their other strides */
+    /* 1: tensor maps of the copy engine (compute capability 9.0 and above) can say where these tensors lie: addresses
+     * are multiples of 16 bytes, and so are strides of axes longer than 1, which are above 0 and below 2^40 bytes.
+     * Empty tensors count as such. */
+    int32_t q_mappable;    /* of q, and in the backward of dout */
+    int32_t keys_mappable; /* of k and v */
 } fdm_problem;
 
 /* Float32, B 1, H 1, D 64, no mask, every gradient wanted, aligned. */

@@ -64,6 +64,7 @@ static void get_ready(void) {
     fake_state.ready = 1;
     fake_state.version = (int)number_of("FAKE_CUDA_VERSION", 13000);
     fake_state.lacks = (int)number_of("FAKE_CUDA_LACKS", 0);
+    fake_state.no_stride_0 = (int)number_of("FAKE_CUDA_NO_STRIDE_0", 0);
     fake_state.memory_limit = (size_t)number_of("FAKE_CUDA_MEMORY", INT64_MAX);
     fake_state.injection = injection_parse(getenv("FAKE_CUDA_FAIL"));
     read_devices(devices ? devices : "9.0:232448");

@@ -9,6 +9,7 @@
  *     FAKE_CUDA_LACKS     n: the n-th function that is asked for is not there
  *     FAKE_CUDA_FAIL      "FUNCTION:RESULT:NTH": see injection.h; the two that give an error's text never count as any
  *     FAKE_CUDA_MEMORY    bytes of a device (default: no limit)
+ *     FAKE_CUDA_NO_STRIDE_0   1: tensor maps with a stride of 0 are refused
  *
  * A RESULT from 700 to 729 is sticky as in the driver: every later call that needs the context fails with it. While a
  * stream is captured it refuses what is not enqueued, as the strictest of drivers does, and the capture is lost. The

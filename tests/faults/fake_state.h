@@ -62,7 +62,7 @@ struct allocation {
 
 /* Used between fake_begin() and fake_end(). */
 extern struct fake_state {
-    int ready, initialized, version, lacks, asked, num_devices;
+    int ready, initialized, version, lacks, asked, num_devices, no_stride_0;
     size_t memory_limit;
     struct injection injection;
     struct cu_context devices[DEVICES_MAX], foreign;
