@@ -7,7 +7,7 @@ const struct family *const families[] = {&family_mma, &family_cpu, &family_refer
 
 int32_t family_find_kernel(const struct family *family, const char *name) {
     for (int32_t i = 0; i < family->num_kernels; i++)
-        if (strcmp(family->kernel(i)->name, name) == 0)
+        if (strcmp(family->kernel(family, i)->name, name) == 0)
             return i;
     return -1;
 }

@@ -26,20 +26,23 @@ struct family {
     const char *name;
     int32_t device_type; /* FDM_CPU or FDM_CUDA: where its tensors live */
     int32_t num_kernels;
-    const struct kernel_row *(*kernel)(int32_t row);
+    const void *list; /* the family's own */
+    const struct kernel_row *(*kernel)(const struct family *family, int32_t row);
     /* 1 when this machine can run the row. */
-    int (*available)(int32_t row);
+    int (*available)(const struct family *family, int32_t row);
+    /* 0 when the row runs only where it is named. NULL: every row is chosen freely. */
+    int (*chosen_freely)(const struct family *family, int32_t row);
     /* Fills kernel_index, kernel, choice, tile, workspace and reason of plan, and returns 1; or returns 0 with one
      * clause in plan->reason that says why not. Pure: looks at nothing but the request. */
-    int (*choose)(const struct plan_request *request, fdm_plan *plan);
+    int (*choose)(const struct family *family, const struct plan_request *request, fdm_plan *plan);
     /* Makes what the plan launches ready; NULL when there is nothing to make. */
-    fdm_status (*prepare)(const fdm_plan *plan);
+    fdm_status (*prepare)(const struct family *family, const fdm_plan *plan);
     /* CUDA: the kernels that the plan launches, at most FAMILY_LAUNCHES_MAX; returns how many, 0 when the plan is not
      * one that choose() made. NULL on the CPU. */
-    int32_t (*launches)(const fdm_plan *plan, struct cuda_kernel_request *requests);
+    int32_t (*launches)(const struct family *family, const fdm_plan *plan, struct cuda_kernel_request *requests);
     /* Runs the plan; decides nothing. */
-    fdm_status (*execute)(const fdm_plan *plan, const struct attention *attention, void *workspace,
-                          const fdm_launch *launch);
+    fdm_status (*execute)(const struct family *family, const fdm_plan *plan, const struct attention *attention,
+                          void *workspace, const fdm_launch *launch);
 };
 
 /* In order of preference; NULL-terminated. */

@@ -18,7 +18,7 @@ const struct family *plan_family(const fdm_plan *plan) {
 
 int plan_names_row(const fdm_plan *plan, const struct family *family) {
     return plan->kernel_index >= 0 && plan->kernel_index < family->num_kernels &&
-           strcmp(family->kernel(plan->kernel_index)->name, plan->kernel) == 0;
+           strcmp(family->kernel(family, plan->kernel_index)->name, plan->kernel) == 0;
 }
 
 static fdm_plan empty_plan(const fdm_device *device, const fdm_problem *problem) {
@@ -76,7 +76,7 @@ static fdm_status choose(const fdm_device *device, const fdm_problem *problem, c
         fdm_plan candidate = empty_plan(device, problem);
         candidate.num_threads = request.num_threads;
         snprintf(candidate.family, sizeof candidate.family, "%s", families[i]->name);
-        if (families[i]->choose(&request, &candidate)) {
+        if (families[i]->choose(families[i], &request, &candidate)) {
             *plan = candidate;
             return FDM_OK;
         }
@@ -146,9 +146,9 @@ fdm_status fdm_kernel_list(int32_t index, fdm_kernel_info *info) {
     for (int32_t i = 0; left >= 0 && families[i]; left -= families[i++]->num_kernels) {
         if (left >= families[i]->num_kernels)
             continue;
-        const struct kernel_row *row = families[i]->kernel(left);
+        const struct kernel_row *row = families[i]->kernel(families[i], left);
         *info = (fdm_kernel_info){
-            families[i]->name,       row->name, row->description, row->pass, families[i]->available(left),
+            families[i]->name,       row->name, row->description, row->pass, families[i]->available(families[i], left),
             families[i]->device_type};
         return FDM_OK;
     }

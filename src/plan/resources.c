@@ -47,7 +47,7 @@ fdm_status fdm_plan_resources(const fdm_plan *plan, const fdm_device *device, fd
     if (device->id.type != plan->device.type)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan is for DLPack device type %d, but device has type %d",
                          plan->device.type, device->id.type);
-    const int32_t launched = family->launches ? family->launches(plan, requests) : 0;
+    const int32_t launched = family->launches ? family->launches(family, plan, requests) : 0;
     if (family->launches && launched == 0)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile or workspace is not its kernel's");
     if (launched > size)

@@ -1,14 +1,14 @@
-/* mma_arguments.c: a call's tensors as the kernels' argument struct. */
-#include "families/mma/mma_family.h"
+/* forward_params.c: a call's tensors as the parameters of the kernels. */
+#include "gpu/gpu_family.h"
 
-static struct mma_matrix matrix_of(const struct matrix_view *view) {
-    return (struct mma_matrix){view->data, view->batch, view->row, view->head};
+static struct gpu_matrix matrix_of(const struct matrix_view *view) {
+    return (struct gpu_matrix){view->data, view->batch, view->row, view->head};
 }
-static struct mma_scores scores_of(const struct score_view *view) {
-    return (struct mma_scores){view->data, view->batch, view->head, view->row, view->key, (int32_t)view->group, 0};
+static struct gpu_scores scores_of(const struct score_view *view) {
+    return (struct gpu_scores){view->data, view->batch, view->head, view->row, view->key, (int32_t)view->group, 0};
 }
-static struct mma_rows rows_of(const struct row_view *view) {
-    return (struct mma_rows){(float *)(void *)view->data, view->batch, view->head, view->row};
+static struct gpu_rows rows_of(const struct row_view *view) {
+    return (struct gpu_rows){(float *)(void *)view->data, view->batch, view->head, view->row};
 }
 
 /* A window's bound as the kernels take it: -1 and everything past the longest sequence is "unbounded". */
@@ -16,7 +16,7 @@ static int32_t bound_of(int64_t bound) { return bound < 0 || bound >= INT32_MAX 
 
 /* A mask or bias with rows that several heads read. */
 static int shares_scores(const fdm_problem *p) {
-    return (mma_mask_rows(p) && p->mask_shape[1] < p->heads) || (mma_bias_rows(p) && p->bias_shape[1] < p->heads);
+    return (gpu_mask_rows(p) && p->mask_shape[1] < p->heads) || (gpu_bias_rows(p) && p->bias_shape[1] < p->heads);
 }
 
 /* Heads whose keys and values fit together in most of a second-level cache of 50 MB take turns, row block by row block,
@@ -27,16 +27,16 @@ static int32_t heads_per_section(const fdm_problem *p) {
     enum { CACHE_BYTES = 32 << 20 };
     const int64_t head_bytes = p->seqlen_k * (p->head_dim + p->head_dim_v) * 2, heads = p->batch * p->heads;
     const int64_t most = head_bytes > 0 ? CACHE_BYTES / head_bytes : heads;
-    if (most < 1 || (!mma_bounded(p) && !shares_scores(p)))
+    if (most < 1 || (!gpu_bounded(p) && !shares_scores(p)))
         return 1;
     const int64_t sections = (heads + most - 1) / most;
     return sections > 0 ? (int32_t)((heads + sections - 1) / sections) : 1;
 }
 
-void mma_fill_arguments(const struct attention *attention, struct mma_forward_arguments *a) {
+void gpu_fill_forward(const struct attention *attention, struct gpu_forward_params *a) {
     const fdm_problem *p = attention->problem;
     const struct interval_view *i = &attention->intervals;
-    *a = (struct mma_forward_arguments){
+    *a = (struct gpu_forward_params){
         .q = matrix_of(&attention->q),
         .k = matrix_of(&attention->k),
         .v = matrix_of(&attention->v),

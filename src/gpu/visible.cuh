@@ -1,9 +1,9 @@
-/* mma_visible.cuh: which rows see which keys, for kernels that define the constants of a problem's features (WINDOW,
+/* visible.cuh: which rows see which keys, for kernels that define the constants of a problem's features (WINDOW,
  * MASK, MASK_ROWS, BIAS, BIAS_ROWS, SCORES_ALIGNED, INTERVALS, VARLEN) before including it, on float32 biases. */
-#ifndef FDM_MMA_VISIBLE_CUH
-#define FDM_MMA_VISIBLE_CUH
+#ifndef FDM_VISIBLE_CUH
+#define FDM_VISIBLE_CUH
 
-#include "families/mma/mma_forward.h"
+#include "gpu/forward_params.h"
 
 #define UNBOUNDED 0x7fffffff
 #define MINUS_INF (-__int_as_float(0x7f800000))
@@ -14,7 +14,7 @@ struct sequence {
     int batch, seqlen_q, seqlen_k, q_begin, k_begin;
     int diagonal; /* i' = i + diagonal */
 };
-__device__ __forceinline__ struct sequence find_sequence(const struct mma_forward_arguments &a, int batch) {
+__device__ __forceinline__ struct sequence find_sequence(const struct gpu_forward_params &a, int batch) {
     struct sequence s = {batch, a.seqlen_q, a.seqlen_k, 0, 0, 0};
 #if VARLEN
     s.q_begin = a.cu_seqlens_q[batch];
@@ -27,30 +27,30 @@ __device__ __forceinline__ struct sequence find_sequence(const struct mma_forwar
 }
 
 /* First and last key that a row sees, by window and ends. */
-__device__ __forceinline__ int first_key(const struct mma_forward_arguments &a, const struct sequence &s, int row) {
+__device__ __forceinline__ int first_key(const struct gpu_forward_params &a, const struct sequence &s, int row) {
     return WINDOW && a.window_left != UNBOUNDED ? (int)max((int64_t)0, (int64_t)row + s.diagonal - a.window_left) : 0;
 }
-__device__ __forceinline__ int last_key(const struct mma_forward_arguments &a, const struct sequence &s, int row) {
+__device__ __forceinline__ int last_key(const struct gpu_forward_params &a, const struct sequence &s, int row) {
     return WINDOW && a.window_right != UNBOUNDED
                ? (int)max((int64_t)-1, min((int64_t)s.seqlen_k - 1, (int64_t)row + s.diagonal + a.window_right))
                : s.seqlen_k - 1;
 }
 
 /* Rows first <= i < last see a key, by window and ends. */
-__device__ __forceinline__ int first_row(const struct mma_forward_arguments &a, const struct sequence &s, int64_t key) {
+__device__ __forceinline__ int first_row(const struct gpu_forward_params &a, const struct sequence &s, int64_t key) {
     return WINDOW && a.window_right != UNBOUNDED
                ? (int)min(max(key - s.diagonal - a.window_right, (int64_t)0), (int64_t)s.seqlen_q) : 0;
 }
-__device__ __forceinline__ int last_row(const struct mma_forward_arguments &a, const struct sequence &s, int64_t key) {
+__device__ __forceinline__ int last_row(const struct gpu_forward_params &a, const struct sequence &s, int64_t key) {
     return WINDOW && a.window_left != UNBOUNDED
                ? (int)min(max(key - s.diagonal + a.window_left + 1, (int64_t)0), (int64_t)s.seqlen_q) : s.seqlen_q;
 }
 
 /* Mask and bias of one query head and batch. */
-__device__ __forceinline__ const char *mask_of(const struct mma_forward_arguments &a, int batch, int head) {
+__device__ __forceinline__ const char *mask_of(const struct gpu_forward_params &a, int batch, int head) {
     return a.mask.data + batch * a.mask.batch + head / a.mask.group * a.mask.head;
 }
-__device__ __forceinline__ const float *bias_of(const struct mma_forward_arguments &a, int batch, int head) {
+__device__ __forceinline__ const float *bias_of(const struct gpu_forward_params &a, int batch, int head) {
     return (const float *)a.bias.data + batch * a.bias.batch + head / a.bias.group * a.bias.head;
 }
 
@@ -59,13 +59,13 @@ struct key_facts {
     int first, last;
     float bias;
 };
-__device__ __forceinline__ struct key_facts look_at_key(const struct mma_forward_arguments &a, const struct sequence &s,
+__device__ __forceinline__ struct key_facts look_at_key(const struct gpu_forward_params &a, const struct sequence &s,
                                                         int head, int j) {
     struct key_facts key = {0, s.seqlen_q, 0};
     if (j >= s.seqlen_k)
         return {0, 0, 0};
 #if INTERVALS
-    const struct mma_intervals &i = a.intervals;
+    const struct gpu_intervals &i = a.intervals;
     const int64_t h = head / i.group, at = (int64_t)s.k_begin + j;
     key.first = max(key.first, i.start[s.batch * i.start_batch + h * i.start_head + at * i.start_key]);
     key.last = min(key.last, i.end[s.batch * i.end_batch + h * i.end_head + at * i.end_key]);

@@ -1,4 +1,4 @@
-/* mma_summary.cu: which tiles of a dense mask are hidden, partial or full, for mma_forward.cu.
+/* block_mask.cu: which tiles of a dense mask are hidden, partial or full.
  *
  * Idea: a mask is shared by many heads and read by each of their blocks; looked at once here, each block then lists its
  * tiles from one byte a tile. One warp a tile; 16 bytes a load where rows are contiguous and aligned. Bound by memory:
@@ -6,12 +6,11 @@
  *
  * Grid: x tiles of keys in groups of WARPS, y row blocks, z batch and head of the mask. */
 #include "cuda/ptx/math.cuh"
-#include "families/mma/mma_forward.h"
-#include "families/mma/mma_summary.h"
+#include "gpu/block_mask.h"
 
-extern "C" __global__ void __launch_bounds__(32 * MMA_SUMMARY_WARPS)
-    mma_summary(const __grid_constant__ struct mma_summary_arguments a) {
-    const int lane = threadIdx.x % 32, tile = blockIdx.x * MMA_SUMMARY_WARPS + threadIdx.x / 32;
+extern "C" __global__ void __launch_bounds__(32 * BLOCK_MASK_WARPS)
+    block_mask(const __grid_constant__ struct block_mask_params a) {
+    const int lane = threadIdx.x % 32, tile = blockIdx.x * BLOCK_MASK_WARPS + threadIdx.x / 32;
     if (tile >= a.num_tiles)
         return;
     const int64_t batch = blockIdx.z / a.num_heads, head = blockIdx.z % a.num_heads;
@@ -38,6 +37,6 @@ extern "C" __global__ void __launch_bounds__(32 * MMA_SUMMARY_WARPS)
     seen = __any_sync(0xffffffff, seen);
     hidden = __any_sync(0xffffffff, hidden);
     if (lane == 0)
-        a.summary[((int64_t)blockIdx.z * gridDim.y + blockIdx.y) * a.num_tiles + tile] =
-            !seen ? MMA_TILE_HIDDEN : hidden ? MMA_TILE_PARTIAL : MMA_TILE_FULL;
+        a.block_mask[((int64_t)blockIdx.z * gridDim.y + blockIdx.y) * a.num_tiles + tile] =
+            !seen ? GPU_BLOCK_HIDDEN : hidden ? GPU_BLOCK_PARTIAL : GPU_BLOCK_FULL;
 }
