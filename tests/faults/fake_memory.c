@@ -163,7 +163,7 @@ static int takes_map(int dtype, unsigned rank, const void *address, const unsign
         if (extents[i] < 1 || extents[i] > 1ull << 32 || box[i] < 1 || box[i] > 256 || element_strides[i] != 1)
             return 0;
     for (unsigned i = 0; i + 1 < rank; i++)
-        if (stride_bytes[i] % 16 || stride_bytes[i] >= 1ull << 40)
+        if (stride_bytes[i] % 16 || stride_bytes[i] >= 1ull << 40 || (fake_state.no_stride_0 && !stride_bytes[i]))
             return 0;
     const unsigned row = box[0] * bytes[dtype];
     return row % 16 == 0 && swizzle >= 0 && swizzle <= 3 && (swizzle == 0 || row <= 16u << swizzle);
