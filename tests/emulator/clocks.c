@@ -14,7 +14,11 @@ static unsigned num_kept;
 static uint32_t kept_width;
 
 uint32_t cluster_width(unsigned num_blocks, unsigned num_threads) {
-    return num_blocks * (num_threads + MBARRIERS_MAX + WARPGROUPS_MAX + 1);
+    return num_blocks * (num_threads + NUM_AGENTS);
+}
+
+uint32_t agent_component(const struct block *b, unsigned agent) {
+    return b->cluster->num_blocks * b->num_threads + b->rank * NUM_AGENTS + agent;
 }
 
 struct clocks *clocks_make(uint32_t width) {
@@ -91,6 +95,8 @@ void gather_add(struct gather *g, struct thread *t) {
     const uint32_t width = width_of(t);
     add(&g->sum, &g->last, t->known, t->component, t->clock, width);
     add(&g->proxy_sum, &g->proxy_last, t->proxy_known, t->component, t->proxy_clock, width);
+    if (g->sum->at[t->warp->reads] < t->warp->sequence)
+        g->sum->at[t->warp->reads] = t->warp->sequence;
     t->clock++;
 }
 

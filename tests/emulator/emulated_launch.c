@@ -72,7 +72,7 @@ static void begin_thread(struct block *b, unsigned number, struct grid *g) {
     t->block = b;
     t->warp = &b->warps[number / LANES];
     t->component = b->rank * b->num_threads + number;
-    t->clock = t->proxy_clock = 1;
+    t->clock = 1;
     t->known = clocks_keep(b->cluster->beginning);
     t->proxy_known = clocks_keep(b->cluster->beginning);
 }
@@ -88,6 +88,7 @@ static void begin_warps(struct block *b, struct grid *g) {
         warp->block = b;
         warp->threads = &b->threads[w * LANES];
         warp->number = w;
+        warp->reads = agent_component(b, AGENT_READS + w);
         warp->exists = warp->live = lanes == LANES ? ~0u : (1u << lanes) - 1;
         warp->place_in_list = -1;
         warp->registers = registers > 255 ? 255 / 8 * 8 : registers;
@@ -118,8 +119,7 @@ static void begin_block(struct cluster *c, unsigned rank, struct grid *g, uint64
     }
     memset(b->mbarriers, 0, sizeof b->mbarriers);
     b->num_mbarriers = 0;
-    b->bulk_component = c->num_blocks * b->num_threads + rank * (MBARRIERS_MAX + WARPGROUPS_MAX + 1) + MBARRIERS_MAX +
-                        WARPGROUPS_MAX;
+    b->bulk_component = agent_component(b, AGENT_BULK);
     b->bulk_ticks = 1;
     begin_warps(b, g);
     for (unsigned i = 0; i < b->num_threads; i++)
@@ -167,8 +167,8 @@ static int may_begin(const struct grid *g) {
 
 static int slots_wanted; /* of this run */
 
-static struct cluster *free_slot(void) {
-    for (int i = 0; i < slots_wanted; i++)
+static struct cluster *free_slot(int slots) {
+    for (int i = 0; i < slots; i++)
         if (!device.slots[i].active)
             return &device.slots[i];
     return NULL;
@@ -186,7 +186,7 @@ int start_clusters(void) {
     int started = 0;
     struct grid *g;
     struct cluster *c;
-    while (!device.failed && (c = free_slot()) && (g = next_grid())) {
+    while (!device.failed && (g = next_grid()) && (c = free_slot(g->programmatic ? SLOTS_MAX : slots_wanted))) {
         g->begun = 1;
         begin_cluster(c, g);
         started = 1;

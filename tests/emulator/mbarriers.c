@@ -56,7 +56,7 @@ void emu_mbarrier_init(unsigned barrier, unsigned arrivals, EMU_PLACE) {
     CURRENT->suspect.block = NULL;
     const uint32_t number = (uint32_t)(m - b->mbarriers);
     *m = (struct mbarrier){.offset = offset, .count = arrivals, .pending = arrivals, .initialised_at = at, .ticks = 1};
-    m->component = b->cluster->num_blocks * b->num_threads + b->rank * (MBARRIERS_MAX + WARPGROUPS_MAX + 1) + number;
+    m->component = agent_component(b, number);
     if (checks())
         shadow_mark(b, offset, number + 1);
 }

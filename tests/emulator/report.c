@@ -94,7 +94,6 @@ const char *component_text(const struct cluster *c, uint32_t component) {
     static unsigned turn;
     char *text = texts[turn++ % 4];
     const unsigned threads = c->blocks[0]->num_threads;
-    const uint32_t agents = MBARRIERS_MAX + WARPGROUPS_MAX + 1;
     if (component < c->num_blocks * threads) {
         if (c->num_blocks > 1)
             snprintf(text, sizeof texts[0], "thread %u of block %u of the cluster", component % threads,
@@ -103,7 +102,7 @@ const char *component_text(const struct cluster *c, uint32_t component) {
             snprintf(text, sizeof texts[0], "thread %u", component);
         return text;
     }
-    const uint32_t agent = (component - c->num_blocks * threads) % agents;
+    const uint32_t agent = (component - c->num_blocks * threads) % NUM_AGENTS;
     if (agent < MBARRIERS_MAX)
         snprintf(text, sizeof texts[0], "the copy engine");
     else if (agent < MBARRIERS_MAX + WARPGROUPS_MAX)

@@ -100,7 +100,9 @@ struct actor actor_of(struct thread *t) {
                           .known = t->known,
                           .proxy = t->proxy_known,
                           .thread = t,
-                          .slot = b->rank * b->num_warps + t->warp->number};
+                          .slot = b->rank * b->num_warps + t->warp->number,
+                          .sequence = t->warp->sequence,
+                          .reads = t->warp->reads};
 }
 
 static struct word *word_of(struct block *b, uint32_t index) {
@@ -156,13 +158,13 @@ static int found_unready(struct block *b, struct word *w, uint32_t index, unsign
     return 0;
 }
 
-static void note_reader(struct block *b, struct word *w, uint32_t index, unsigned mask, uint32_t component,
-                        uint32_t clock, unsigned slot, place at) {
+static void note_reader(struct block *b, struct word *w, uint32_t index, unsigned mask, const struct actor *by, place at) {
     const struct cluster *c = b->cluster;
-    slot %= c->agent_slots;
+    const unsigned slot = by->slot % c->agent_slots;
     struct reader *r = &b->readers[(size_t)index * c->agent_slots + slot];
-    const int again = (w->readers >> slot & 1) && r->component == component && r->clock == clock;
-    *r = (struct reader){clock, (uint16_t)component, (uint16_t)(again ? r->bytes | mask : mask), at};
+    const int again = (w->readers >> slot & 1) && r->component == by->component && r->clock == by->clock;
+    *r = (struct reader){by->clock, by->sequence, (uint16_t)by->reads, (uint16_t)by->component,
+                         (uint16_t)(again ? r->bytes | mask : mask), at};
     w->readers |= 1ull << slot;
 }
 
@@ -180,7 +182,7 @@ void shadow_read(struct block *b, uint32_t offset, uint32_t bytes, const struct 
                     "after it", at_offset(i), writer_text(b, w), place_text(w->written_at));
             return;
         }
-        note_reader(b, w, i, mask, by->component, by->clock, by->slot, at);
+        note_reader(b, w, i, mask, by, at);
     }
 }
 
@@ -204,7 +206,7 @@ void shadow_async_read(struct block *b, uint32_t offset, uint32_t bytes, const s
                     "before this asynchronous read", at_offset(i), writer_text(b, w), place_text(w->written_at));
             return;
         }
-        note_reader(b, w, i, mask, agent->component, agent->clock, agent->slot, at);
+        note_reader(b, w, i, mask, agent, at);
     }
 }
 
@@ -218,10 +220,11 @@ static const struct reader *open_reader(struct block *b, struct word *w, uint32_
         const struct reader *r = &b->readers[(size_t)index * c->agent_slots + (unsigned)__builtin_ctzll(m)];
         if (!(r->bytes & mask) || knows(by, r->component, r->clock))
             continue;
-        const uint32_t own_first = by->thread ? by->component - by->thread->lane : ~0u;
-        if (by->thread && r->component - own_first < LANES && !emulated_settings_now.strict &&
-            r->clock <= by->thread->warp->ordered[r->component - own_first])
-            continue; /* lanes of one warp, with an instruction of the whole warp in between */
+        /* an instruction of the whole warp came after the read, and one of its lanes released what it had done */
+        const int own = by->thread && by->reads == r->reads;
+        if (r->reads && !emulated_settings_now.strict &&
+            r->sequence < (own ? by->thread->warp->sequence : by->known->at[r->reads]))
+            continue;
         return r;
     }
     return NULL;

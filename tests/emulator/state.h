@@ -19,7 +19,12 @@ enum {
     RESERVED_BYTES = 1024,  /* of a block's window that are not the kernel's */
     WINDOW_BYTES = 1 << 18, /* of a block */
     WARPGROUPS_MAX = WARPS_MAX / 4,
-    READERS_MAX = 64 /* that a word of shared memory knows apart */
+    READERS_MAX = 64, /* that a word of shared memory knows apart */
+    /* A block's components past its threads: mbarriers, products, copies from shared memory, what warps have read. */
+    AGENT_PRODUCTS = MBARRIERS_MAX,
+    AGENT_BULK = AGENT_PRODUCTS + WARPGROUPS_MAX,
+    AGENT_READS = AGENT_BULK + 1,
+    NUM_AGENTS = AGENT_READS + WARPS_MAX
 };
 
 typedef uint32_t place; /* of a line of a kernel's text, or of an instruction */
@@ -42,6 +47,7 @@ struct actor {
     const struct clocks *known, *proxy;
     struct thread *thread; /* NULL: an asynchronous agent */
     unsigned slot;         /* of a reader: the cluster's warp, or past them an agent */
+    uint32_t sequence, reads;
 };
 
 /* ---- threads ---- */
@@ -100,7 +106,7 @@ struct warp {
     int place_in_list; /* of runnable warps; -1 = not there */
     int num_meetings;
     struct meeting meetings[8];
-    uint32_t ordered[LANES]; /* reads of a lane up to this clock come before what the warp does now */
+    uint32_t sequence, reads; /* instructions of the whole warp so far; the component that tells of them */
     /* wgmma */
     uint32_t commits, waited_group;
     uint32_t group_end[64];
@@ -133,8 +139,8 @@ struct mbarrier {
 /* ---- shared memory as the shadow knows it, four bytes at a time ---- */
 
 struct reader {
-    uint32_t clock;
-    uint16_t component, bytes;
+    uint32_t clock, sequence; /* of its warp; ~0: of no warp */
+    uint16_t reads, component, bytes;
     place at;
 };
 struct word {
@@ -233,6 +239,7 @@ void thread_start(struct thread *t);
 _Noreturn void thread_end(void);
 _Noreturn void thread_fail(void); /* the grid is given up */
 void emu_stack_switch(void **save, void *to);
+uint32_t agent_component(const struct block *b, unsigned agent);
 void deadlock_report(void);
 int on_a_stack(uintptr_t address);
 
@@ -247,7 +254,6 @@ void meet(int operation, unsigned mask, void *operands, place at);
 void warp_execute(struct warp *w, struct meeting *m);
 void data_execute(struct warp *w, struct meeting *m);
 void warp_lane_ended(struct thread *t);
-void aligned(struct warp *w, unsigned mask);
 enum {
     OP_SYNCWARP,
     OP_SHUFFLE,

@@ -12,19 +12,11 @@ const char *const operation_names[] = {
     [OP_SETMAXNREG] = "setmaxnreg",
 };
 
-/* What the lanes have read so far is read when the warp goes on. */
-void aligned(struct warp *w, unsigned mask) {
-    for (unsigned m = mask; m; m &= m - 1) {
-        struct thread *t = &w->threads[__builtin_ctz(m)];
-        w->ordered[t->lane] = t->clock++;
-    }
-}
-
 static void finish(struct warp *w, struct meeting *m) {
     struct meeting done = *m;
     *m = w->meetings[--w->num_meetings];
-    if (done.operation != OP_SYNCWARP && emulated_settings_now.check)
-        aligned(w, done.mask);
+    if (done.mask == w->live) /* what the lanes have read so far is read when the warp goes on */
+        w->sequence++;
     progress();
     if (done.operation >= OP_WGMMA)
         warpgroup_execute(w, &done);

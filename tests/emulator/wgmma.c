@@ -29,8 +29,7 @@ static struct warpgroup *group_of(struct warp *w) {
         struct warpgroup *g = calloc(1, sizeof *g);
         g->block = b;
         g->number = number;
-        g->component = b->cluster->num_blocks * b->num_threads + b->rank * (MBARRIERS_MAX + WARPGROUPS_MAX + 1) +
-                       MBARRIERS_MAX + number;
+        g->component = agent_component(b, AGENT_PRODUCTS + number);
         b->warpgroups[number] = g;
     }
     return b->warpgroups[number];
