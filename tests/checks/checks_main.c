@@ -1,4 +1,6 @@
 /* checks_main.c: every kernel of every family on random problems, against the float64 reference. */
+#define _GNU_SOURCE /* memrchr */
+#include <dlfcn.h>
 #include <getopt.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -238,15 +240,38 @@ static int run_checks(const char *only, uint64_t seed, uint64_t repeat, int thre
     return wrong > 0 || count == 0;
 }
 
+/* Puts the emulated device (tests/emulator) in the driver's place; it lies beside this program. */
+static int emulate_device(const char *name, uint64_t seed) {
+    char path[4096], text[32];
+    const ssize_t length = readlink("/proc/self/exe", path, sizeof path - 64);
+    char *slash = length > 0 ? memrchr(path, '/', (size_t)length) : NULL;
+    if (!slash)
+        return 0;
+    strcpy(slash, "/emulator/libcuda.so.1");
+    snprintf(text, sizeof text, "%llu", (unsigned long long)seed);
+    setenv("EMULATED_DEVICES", name, 1);
+    setenv("EMULATED_SEED", text, 0);
+    if (!dlopen(path, RTLD_NOW | RTLD_GLOBAL)) {
+        printf("no emulated device: %s\n", dlerror());
+        return 0;
+    }
+    if (!getenv("FLASH_DMATTN_CACHE_DIR")) { /* the host's shared objects are not mixed with a device's kernels */
+        strcpy(slash, "/emulator/cache");
+        setenv("FLASH_DMATTN_CACHE_DIR", path, 1);
+    }
+    return 1;
+}
+
 int main(int argc, char **argv) {
     static const struct option options[] = {{"kernel", required_argument, 0, 'k'},
                                             {"seed", required_argument, 0, 's'},
                                             {"repeat", required_argument, 0, 'r'},
                                             {"threads", required_argument, 0, 't'},
                                             {"broken", no_argument, 0, 'b'},
+                                            {"emulate", required_argument, 0, 'e'},
                                             {"help", no_argument, 0, 'h'},
                                             {0}};
-    const char *kernel = NULL;
+    const char *kernel = NULL, *device = NULL;
     uint64_t seed = 1, repeat = 0;
     int option, threads = 0, broken = 0, seeded = 0;
     while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
@@ -256,12 +281,16 @@ int main(int argc, char **argv) {
         case 'r': repeat = strtoull(optarg, NULL, 10); break;
         case 't': threads = atoi(optarg); break;
         case 'b': broken = 1; break;
+        case 'e': device = optarg; break;
         default:
-            printf("usage: fdm-checks [--kernel TEXT] [--seed N] [--repeat N] [--threads N] [--broken]\n");
+            printf("usage: fdm-checks [--kernel TEXT] [--seed N] [--repeat N] [--threads N] [--broken] "
+                   "[--emulate sm_90]\n");
             return option == 'h' ? 0 : 2;
         }
     }
     setvbuf(stdout, NULL, _IOLBF, 0);
+    if (device && !emulate_device(device, seed))
+        return 2;
 #if !defined(__SANITIZE_ADDRESS__)
     signal(SIGSEGV, on_crash);
     signal(SIGBUS, on_crash);
