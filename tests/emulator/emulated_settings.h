@@ -19,8 +19,8 @@ struct emulated {
     uint64_t seed;
     enum emulated_mode mode;
     int check, strict, banks, trace, quiet;
-    int64_t (*findings)(void);           /* so far */
-    const char *(*last_finding)(void);   /* its sentence */
+    int64_t (*findings)(void);         /* so far */
+    const char *(*last_finding)(void); /* its sentence */
     int64_t (*launches)(void);
 };
 
