@@ -316,7 +316,7 @@ int emulated_run(void) {
         random_below(2);
     device.failed = 0;
     device.idle = device.steps = 0;
-    slots_wanted = 1 + (int)random_below(SLOTS_MAX);
+    slots_wanted = 1 + (int)random_below(SLOTS_USUAL);
     for (unsigned i = 0; i < SLOTS_MAX; i++)
         device.slots[i].slot = i;
     schedule();

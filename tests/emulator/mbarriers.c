@@ -131,6 +131,9 @@ static void arrive_now(struct event *e) {
     gather_clear(&r->released);
 }
 
+/* What a cluster barrier orders before what follows it. */
+void mbarrier_remote_arrivals(struct cluster *c) { events_flush(c, arrive_now); }
+
 void emu_mbarrier_arrive(unsigned barrier, unsigned arrivals, unsigned bytes, EMU_PLACE) {
     struct block *b;
     struct thread *t = CURRENT;

@@ -13,7 +13,8 @@ enum {
     CLUSTER_MAX = 16,
     THREADS_MAX = 1024,
     WARPS_MAX = THREADS_MAX / LANES,
-    SLOTS_MAX = 4,          /* clusters that live at once */
+    SLOTS_USUAL = 4,        /* clusters of a grid that live at once, at most */
+    SLOTS_MAX = 6,          /* and with those of a programmatic launch */
     MBARRIERS_MAX = 64,     /* of a block */
     BARRIERS_MAX = 16,      /* named ones of a block; 0 is that of __syncthreads() */
     RESERVED_BYTES = 1024,  /* of a block's window that are not the kernel's */
@@ -277,6 +278,7 @@ void cluster_barrier_check(struct cluster *c);
 struct mbarrier *mbarrier_at(struct block *b, uint32_t offset, const char *what, place at);
 void mbarrier_arrive_by(struct block *b, struct mbarrier *m, uint32_t arrivals, int64_t bytes, const struct gather *by,
                         place at);
+void mbarrier_remote_arrivals(struct cluster *c);
 void mbarrier_bytes_came(struct block *b, struct mbarrier *m, uint32_t bytes, place at);
 
 /* copies.c */
@@ -302,6 +304,7 @@ void event_maybe(void);        /* in random mode */
 void event_now_or_later(struct event *e);
 void events_of_cluster_ended(struct cluster *c);
 void events_forget(void);
+void events_flush(struct cluster *c, void (*of)(struct event *));
 int chance(uint32_t one_in);
 
 /* wgmma.c */
