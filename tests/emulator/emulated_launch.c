@@ -106,6 +106,7 @@ static void begin_block(struct cluster *c, unsigned rank, struct grid *g, uint64
     b->started = 1;
     b->serial = next_serial++;
     b->dependents_launched = 0;
+    b->knowledge = knowledge_begin(b->knowledge);
     b->static_begin = (RESERVED_BYTES + g->shared_bytes + 127) / 128 * 128;
     if (g->shared_bytes)
         b->static_begin += 128; /* a gap that belongs to nobody */
@@ -187,6 +188,8 @@ int start_clusters(void) {
     struct grid *g;
     struct cluster *c;
     while (!device.failed && (g = next_grid()) && (c = free_slot(g->programmatic ? SLOTS_MAX : slots_wanted))) {
+        if (!g->begun)
+            g->first_serial = next_serial;
         g->begun = 1;
         begin_cluster(c, g);
         started = 1;
@@ -328,6 +331,7 @@ int emulated_run(void) {
                     g->kernel->name, g->size[0], g->size[1], g->size[2], g->threads, (now() - from) * 1e3,
                     (unsigned long long)device.steps, slots_wanted);
     forget_grids();
+    global_releases_forget();
     enum { LAUNCH_FAILED = 719 };
     return device.failed || device.findings > findings ? LAUNCH_FAILED : 0;
 }

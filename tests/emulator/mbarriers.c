@@ -53,7 +53,7 @@ void emu_mbarrier_init(unsigned barrier, unsigned arrivals, EMU_PLACE) {
     const struct actor a = actor_of(CURRENT);
     shadow_write(b, offset, BARRIER_BYTES, &a, NULL, at);
     shadow_settle(CURRENT);
-    CURRENT->suspect.block = NULL;
+    CURRENT->suspect.memory = NULL;
     const uint32_t number = (uint32_t)(m - b->mbarriers);
     *m = (struct mbarrier){.offset = offset, .count = arrivals, .pending = arrivals, .initialised_at = at, .ticks = 1};
     m->component = agent_component(b, number);

@@ -86,8 +86,9 @@ struct thread {
     uint32_t warpgroup_round;
     /* a plain write over somebody's bytes: told when it has changed them */
     struct {
-        struct block *block;
-        uint32_t offset, bytes;
+        const char *kind;
+        unsigned char *memory; /* NULL: nothing is suspected */
+        uint32_t bytes;
         unsigned char before[16];
         char text[300];
         place at;
@@ -164,6 +165,7 @@ struct block {
     struct word *words;
     struct reader *readers;
     uint32_t serial, static_begin;
+    struct block_knowledge *knowledge; /* of other blocks, in global memory */
     struct barrier barriers[BARRIERS_MAX];
     struct mbarrier mbarriers[MBARRIERS_MAX];
     unsigned num_mbarriers;
@@ -208,6 +210,7 @@ struct grid {
     int programmatic, arch;
     uint64_t num_clusters, next_cluster, clusters_ended, dependents, blocks_ended;
     int begun, ended;
+    uint32_t first_serial; /* of its blocks */
     struct grid *before; /* what griddepcontrol.wait waits for; NULL: has ended */
 };
 
@@ -350,6 +353,15 @@ void *shared_range(uint32_t address, uint32_t bytes, uint32_t align, const char 
 int global_range(const void *at, size_t bytes, const char *what, place here);
 void global_add(void *memory, size_t bytes);
 void global_remove(void *memory);
+
+/* global_shadow.c */
+struct block_knowledge *knowledge_begin(struct block_knowledge *k);
+void global_read(struct block *b, const void *memory, size_t bytes, place at);
+void global_write(struct block *b, struct thread *t, void *memory, size_t bytes, int atomic, place at);
+void global_release(struct block *b, const void *at);
+void global_acquire(struct block *b, const void *at);
+void global_shadow_forget(void);
+void global_releases_forget(void);
 
 /* report.c */
 int emulated_quiet(void);
