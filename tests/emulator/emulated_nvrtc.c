@@ -141,9 +141,9 @@ static int compile(const program_handle program, const char *folder, int num_opt
     char arch[64] = "-D__CUDA_ARCH__=800";
     const char *arguments[OPTIONS_MAX] = {compiler, "-x", "c++", "-std=c++17", "-O1", "-g1", "-fPIC", "-w",
                                           "-include", "prelude.h", "-I.", "-fsanitize=thread", "-fno-exceptions",
-                                          "-fno-rtti", "-fno-math-errno", "-ffp-contract=off", "-fno-strict-aliasing",
+                                          "-ftrivial-auto-var-init=pattern", "-fno-rtti", "-fno-math-errno", "-ffp-contract=off", "-fno-strict-aliasing",
                                           "-fno-threadsafe-statics", arch};
-    int count = 19;
+    int count = 20;
     for (int i = 0; i < num_options && count < OPTIONS_MAX - 6; i++) {
         if (strncmp(options[i], "-D", 2) == 0)
             arguments[count++] = options[i];

@@ -21,7 +21,8 @@ struct emulated {
     int check, strict, banks, trace, quiet;
     int64_t (*findings)(void);           /* so far */
     const char *(*last_finding)(void);   /* its sentence */
-    int64_t (*launches)(void);
+    void (*forget)(void);                /* findings so far are not told again; counts begin anew */
+    int (*found)(const char *kind);      /* since then: how many of the kind */
 };
 
 #endif

@@ -317,6 +317,7 @@ void wgmma_touch(struct thread *t, uintptr_t address, uint32_t bytes, int write,
 void warpgroup_execute(struct warp *w, struct meeting *m);
 
 /* numbers.c */
+enum { UNWRITTEN = (int)0xfefefefe }; /* what the compiler puts into variables that nobody has set */
 extern float half_table[65536];
 void numbers_prepare(void);
 uint16_t add_bf16(uint16_t a, uint16_t b);
