@@ -116,7 +116,7 @@ static void release(void *memory, size_t bytes) {
     munmap((unsigned char *)memory + rounded + PAGE - all, all);
 }
 
-static const struct fake_hooks hooks = {load, function, launch, emulated_run, allocate, release};
+static const struct fake_hooks hooks = {load, function, launch, emulated_run, allocate, release, emulated_seconds};
 
 /* ---- settings, devices ---- */
 
@@ -130,6 +130,7 @@ EXPORT struct emulated emulated = {.seed = 1,
                                    .check = 1,
                                    .findings = count_findings,
                                    .last_finding = emulated_last_finding,
+                                   .begin = emulated_begin,
                                    .forget = emulated_forget,
                                    .found = emulated_found};
 

@@ -274,7 +274,7 @@ void block_thread_ended(struct thread *t) {
 
 /* ---- the stream ---- */
 
-static double now(void) {
+double emulated_seconds(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
@@ -306,13 +306,15 @@ static void give_up(void) {
     device.num_runnable = 0;
 }
 
+static uint64_t runs; /* with this seed */
+void emulated_begin(void) { runs = 0; }
+
 /* Runs what is enqueued. 0, or 719 where the text was at fault. */
 int emulated_run(void) {
-    static uint64_t runs;
     if (!device.first)
         return 0;
     const int64_t findings = device.findings;
-    const double from = now();
+    const double from = emulated_seconds();
     emulated_settings_now = emulated;
     device.random = (emulated.seed + ++runs * 0x9e3779b97f4a7c15ull) | 1;
     for (int i = 0; i < 8; i++)
@@ -328,7 +330,7 @@ int emulated_run(void) {
     if (emulated.trace)
         for (const struct grid *g = device.first; g; g = g->next)
             fprintf(stderr, "emulated: %s grid %ux%ux%u of %u threads, %.1f ms, %llu switches, %d clusters at once\n",
-                    g->kernel->name, g->size[0], g->size[1], g->size[2], g->threads, (now() - from) * 1e3,
+                    g->kernel->name, g->size[0], g->size[1], g->size[2], g->threads, (emulated_seconds() - from) * 1e3,
                     (unsigned long long)device.steps, slots_wanted);
     forget_grids();
     global_releases_forget();
