@@ -232,14 +232,11 @@ static int run_checks(const char *only, uint64_t seed, uint64_t repeat, int thre
 }
 
 int main(int argc, char **argv) {
-    static const struct option options[] = {{"kernel", required_argument, 0, 'k'},
-                                            {"seed", required_argument, 0, 's'},
-                                            {"repeat", required_argument, 0, 'r'},
-                                            {"threads", required_argument, 0, 't'},
-                                            {"broken", no_argument, 0, 'b'},
-                                            {"emulate", required_argument, 0, 'e'},
-                                            {"help", no_argument, 0, 'h'},
-                                            {0}};
+    static const struct option options[] = {
+        {"kernel", required_argument, 0, 'k'}, {"seed", required_argument, 0, 's'},
+        {"repeat", required_argument, 0, 'r'}, {"threads", required_argument, 0, 't'},
+        {"broken", no_argument, 0, 'b'},       {"emulate", required_argument, 0, 'e'},
+        {"help", no_argument, 0, 'h'},         {0}};
     const char *kernel = NULL, *device = NULL;
     uint64_t seed = 1, repeat = 0;
     int option, threads = 0, broken = 0, seeded = 0;

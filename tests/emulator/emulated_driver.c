@@ -154,8 +154,8 @@ static void read_settings(void) {
 static void read_devices(void) {
     static const struct {
         const char *name, *facts;
-    } known[] = {{"sm_80", "8.0:166912"},  {"sm_86", "8.6:101376"},   {"sm_89", "8.9:101376"},
-                 {"sm_90", "9.0:232448"},  {"sm_100", "10.0:232448"}, {"sm_120", "12.0:101376"}};
+    } known[] = {{"sm_80", "8.0:166912"}, {"sm_86", "8.6:101376"},   {"sm_89", "8.9:101376"},
+                 {"sm_90", "9.0:232448"}, {"sm_100", "10.0:232448"}, {"sm_120", "12.0:101376"}};
     const char *at = getenv("EMULATED_DEVICES");
     char facts[512] = "";
     while (at && *at) {

@@ -237,8 +237,8 @@ void emu_grid_wait(EMU_PLACE) {
 
 static void wake_dependents(const struct grid *ended) {
     for (unsigned s = 0; s < SLOTS_MAX; s++)
-        for (unsigned r = 0; device.slots[s].active && device.slots[s].grid->before == ended &&
-                             r < device.slots[s].num_blocks; r++)
+        for (unsigned r = 0;
+             device.slots[s].active && device.slots[s].grid->before == ended && r < device.slots[s].num_blocks; r++)
             for (unsigned i = 0; i < device.slots[s].blocks[r]->num_threads; i++) {
                 struct thread *t = &device.slots[s].blocks[r]->threads[i];
                 if (t->wait.what && strncmp(t->wait.what, "griddep", 7) == 0)

@@ -1,5 +1,5 @@
-/* global.c: global memory: bounds, additions and hand-overs; and the hooks of plain loads and stores, which the compiler
- * puts into a kernel's text (-fsanitize=thread, without its runtime). */
+/* global.c: global memory: bounds, additions and hand-overs; and the hooks of plain loads and stores, which the
+ * compiler puts into a kernel's text (-fsanitize=thread, without its runtime). */
 #include <stdlib.h>
 #include <string.h>
 
@@ -65,7 +65,8 @@ static int in_module(const struct thread *t, uintptr_t from) {
 int global_range(const void *at, size_t bytes, const char *what, place here) {
     if (in_range((uintptr_t)at, bytes))
         return 1;
-    finding("out of bounds", here, "%s: %zu bytes at global address %p are not inside of one allocation", what, bytes, at);
+    finding("out of bounds", here, "%s: %zu bytes at global address %p are not inside of one allocation", what, bytes,
+            at);
     return 0;
 }
 
@@ -143,7 +144,8 @@ static void shared_access(struct thread *t, uintptr_t address, uint32_t bytes, i
         finding("bad address", at, "a plain access to the shared memory of another block");
         return;
     }
-    if (!shared_range((uint32_t)(address - (uintptr_t)b->window), bytes, 1, write ? "a store" : "a load", &of, &offset, at))
+    if (!shared_range((uint32_t)(address - (uintptr_t)b->window), bytes, 1, write ? "a store" : "a load", &of, &offset,
+                      at))
         thread_fail();
     const struct actor a = actor_of(t);
     write ? shadow_write(b, offset, bytes, &a, NULL, at) : shadow_read(b, offset, bytes, &a, at);
@@ -177,13 +179,13 @@ static inline void access(void *pointer, uint32_t bytes, int write, void *code) 
 }
 
 #define CODE __builtin_return_address(0)
-#define HOOK(BYTES)                                                                                  \
-    EXPORT void __tsan_read##BYTES(void *at) { access(at, BYTES, 0, CODE); }                         \
-    EXPORT void __tsan_write##BYTES(void *at) { access(at, BYTES, 1, CODE); }                        \
-    EXPORT void __tsan_unaligned_read##BYTES(void *at) { access(at, BYTES, 0, CODE); }               \
-    EXPORT void __tsan_unaligned_write##BYTES(void *at) { access(at, BYTES, 1, CODE); }              \
-    EXPORT void __tsan_volatile_read##BYTES(void *at) { access(at, BYTES, 0, CODE); }                \
-    EXPORT void __tsan_volatile_write##BYTES(void *at) { access(at, BYTES, 1, CODE); }               \
+#define HOOK(BYTES)                                                                     \
+    EXPORT void __tsan_read##BYTES(void *at) { access(at, BYTES, 0, CODE); }            \
+    EXPORT void __tsan_write##BYTES(void *at) { access(at, BYTES, 1, CODE); }           \
+    EXPORT void __tsan_unaligned_read##BYTES(void *at) { access(at, BYTES, 0, CODE); }  \
+    EXPORT void __tsan_unaligned_write##BYTES(void *at) { access(at, BYTES, 1, CODE); } \
+    EXPORT void __tsan_volatile_read##BYTES(void *at) { access(at, BYTES, 0, CODE); }   \
+    EXPORT void __tsan_volatile_write##BYTES(void *at) { access(at, BYTES, 1, CODE); }  \
     EXPORT void __tsan_read_write##BYTES(void *at) { access(at, BYTES, 0, CODE), access(at, BYTES, 1, CODE); }
 HOOK(1)
 HOOK(2)

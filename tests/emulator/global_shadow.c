@@ -152,8 +152,9 @@ static unsigned mask_of(uintptr_t word, uintptr_t from, uintptr_t to) {
 
 static void suspect(struct thread *t, uintptr_t from, size_t bytes, const char *what, place written_at, place at) {
     char text[300];
-    snprintf(text, sizeof text, "%s in global memory: another block did so at %s, and nothing orders this write after it",
-             what, place_text(written_at));
+    snprintf(text, sizeof text,
+             "%s in global memory: another block did so at %s, and nothing orders this write after it", what,
+             place_text(written_at));
     if (!t || bytes > sizeof t->suspect.before) {
         finding("race between blocks", at, "%s", text);
         return;
@@ -174,8 +175,10 @@ void global_read(struct block *b, const void *memory, size_t bytes, place at) {
         struct cell *c = cell_of(word);
         if (c->writer && c->writer != b->serial && (c->bytes & mask_of(word, from, to)) &&
             !knows_block(b, c->writer, c->write_epoch)) {
-            finding("race between blocks", at, "read-write race in global memory at %p: another block wrote there at %s, "
-                    "and nothing orders this read after it", (const void *)word, place_text(c->written_at));
+            finding("race between blocks", at,
+                    "read-write race in global memory at %p: another block wrote there at %s, "
+                    "and nothing orders this read after it",
+                    (const void *)word, place_text(c->written_at));
             return;
         }
         c->reader = b->serial;

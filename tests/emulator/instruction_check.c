@@ -15,11 +15,17 @@
 #include "cuda/cuda.h"
 #include "instructions/instructions.h"
 
-enum { BLOCKS = 2, SUMS = 64, WORDS = BLOCKS * INSTRUCTION_THREADS * INSTRUCTION_OUT + SUMS, TO_DEVICE = 0, TO_HOST = 1 };
+enum {
+    BLOCKS = 2,
+    SUMS = 64,
+    WORDS = BLOCKS * INSTRUCTION_THREADS * INSTRUCTION_OUT + SUMS,
+    TO_DEVICE = 0,
+    TO_HOST = 1
+};
 enum fill { BITS, BF16, F16, F32, ROOMY }; /* ROOMY: float32 between -100 and 100 */
 
-/* `wrappers`: scripts/check_wrappers.py looks for each name here. limit: of a float32 result, against the largest of its
- * thread's; 0: the same bits. */
+/* `wrappers`: scripts/check_wrappers.py looks for each name here. limit: of a float32 result, against the largest of
+ * its thread's; 0: the same bits. */
 static const struct instruction {
     const char *wrappers, *variant;
     int number;
@@ -36,17 +42,51 @@ static const struct instruction {
     {"mma_m16n8k16_f16_f16", "sums in float16", TRY_MMA_F16_F16, F16, 4e-3, 0, {0}, 0},
     {"mma_m16n8k8_tf32", "sums in float32", TRY_MMA_TF32, F32, 1e-5, 0, {0}, 0},
     {"ex2_approx lg2_approx tanh_accurate", "-100 .. 100", TRY_APPROXIMATE, ROOMY, 1e-6, 0, {0}, 0},
-    {"cvt_bf16x2 cvt_f16x2 cvt_f32_f16 cvt_f32_bf16 cvt_tf32 zero_bytes", "any finite", TRY_CONVERSIONS, F32, 0, 0, {0}, 0},
+    {"cvt_bf16x2 cvt_f16x2 cvt_f32_f16 cvt_f32_bf16 cvt_tf32 zero_bytes",
+     "any finite",
+     TRY_CONVERSIONS,
+     F32,
+     0,
+     0,
+     {0},
+     0},
     {"st_shared_16 st_shared_4 ld_shared_16 ld_shared_8 ld_shared_4 ld_shared_2", "", TRY_SHARED, BITS, 0, 0, {0}, 0},
-    {"cp_async_16 cp_async_16_fill cp_async_4_fill cp_async_commit cp_async_wait", "0 .. 16 bytes", TRY_CP_ASYNC, BITS, 0, 0, {0}, 0},
+    {"cp_async_16 cp_async_16_fill cp_async_4_fill cp_async_commit cp_async_wait",
+     "0 .. 16 bytes",
+     TRY_CP_ASYNC,
+     BITS,
+     0,
+     0,
+     {0},
+     0},
     {"barrier_sync barrier_red_or", "two warps, all", TRY_BARRIERS, BITS, 0, 0, {0}, 0},
-    {"mbarrier_init mbarrier_arrive cp_async_mbarrier_arrive_noinc mbarrier_wait", "8 phases", TRY_MBARRIERS, BITS, 0, 0, {0}, 0},
+    {"mbarrier_init mbarrier_arrive cp_async_mbarrier_arrive_noinc mbarrier_wait",
+     "8 phases",
+     TRY_MBARRIERS,
+     BITS,
+     0,
+     0,
+     {0},
+     0},
     {"red_add ld_acquire st_release", "two blocks in turn", TRY_GLOBAL, BITS, 0, 0, {0}, 0},
     {"exit_if tid_x_reread griddepcontrol_wait griddepcontrol_launch_dependents", "", TRY_CONTROL, BITS, 0, 0, {0}, 0},
     {"cluster_ctarank mapa_shared st_cluster_4 ld_cluster_4 ld_cluster_8 barrier_cluster_arrive barrier_cluster_wait "
-     "mbarrier_arrive_cluster mbarrier_wait_cluster", "two blocks", TRY_CLUSTER, BITS, 0, 0, {0}, 0},
-    {"cp_async_bulk_tensor_3d prefetch_tensormap mbarrier_arrive_expect_tx fence_mbarrier_init", "no swizzle", TRY_TILE, BITS, 0,
-     3, {32, 16, 2}, 0},
+     "mbarrier_arrive_cluster mbarrier_wait_cluster",
+     "two blocks",
+     TRY_CLUSTER,
+     BITS,
+     0,
+     0,
+     {0},
+     0},
+    {"cp_async_bulk_tensor_3d prefetch_tensormap mbarrier_arrive_expect_tx fence_mbarrier_init",
+     "no swizzle",
+     TRY_TILE,
+     BITS,
+     0,
+     3,
+     {32, 16, 2},
+     0},
     {"cp_async_bulk_tensor_3d", "swizzle 32", TRY_TILE, BITS, 0, 3, {16, 24, 2}, 32},
     {"cp_async_bulk_tensor_3d", "swizzle 64", TRY_TILE, BITS, 0, 3, {32, 24, 2}, 64},
     {"cp_async_bulk_tensor_3d", "swizzle 128", TRY_TILE, BITS, 0, 3, {64, 32, 2}, 128},
@@ -55,7 +95,14 @@ static const struct instruction {
     {"cp_async_bulk_tensor_3d_multicast", "two blocks, swizzle 128", TRY_MULTICAST, BITS, 0, 3, {64, 32, 1}, 128},
     {"cp_async_bulk", "2048 bytes", TRY_BULK, BITS, 0, 0, {0}, 0},
     {"wgmma_m64n128k16_bf16 wgmma_descriptor wgmma_fence wgmma_commit_group wgmma_wait_group fence_proxy_async "
-     "setmaxnreg_dec setmaxnreg_inc", "a shared, b K-major", TRY_WGMMA_SHARED, BF16, 1e-5, 0, {0}, 0},
+     "setmaxnreg_dec setmaxnreg_inc",
+     "a shared, b K-major",
+     TRY_WGMMA_SHARED,
+     BF16,
+     1e-5,
+     0,
+     {0},
+     0},
     {"wgmma_m64n128k16_bf16", "a shared, b MN-major", TRY_WGMMA_SHARED_T, BF16, 1e-5, 0, {0}, 0},
     {"wgmma_m64n128k16_bf16", "a registers, b K-major", TRY_WGMMA_REGISTERS, BF16, 1e-5, 0, {0}, 0},
     {"wgmma_m64n128k16_bf16", "a registers, b MN-major", TRY_WGMMA_REGISTERS_T, BF16, 1e-5, 0, {0}, 0},
@@ -95,7 +142,8 @@ static uint32_t operand(enum fill fill) {
 /* ---- one wrapper, one seed ---- */
 
 static fdm_status make_map(const struct instruction *i, const void *in, struct instruction_arguments *a) {
-    struct cuda_tensor_layout l = {.type = CUDA_MAP_BFLOAT16, .rank = i->rank, .address = in, .swizzle_bytes = i->swizzle};
+    struct cuda_tensor_layout l = {
+        .type = CUDA_MAP_BFLOAT16, .rank = i->rank, .address = in, .swizzle_bytes = i->swizzle};
     const int64_t extents[4] = {72, 20, 3, 2}; /* so that tiles reach past each end */
     int64_t stride = 2;
     a->tile_bytes = 2;
@@ -121,14 +169,16 @@ static fdm_status try_one(const struct instruction *i, int seed, int hopper, uin
         in[n] = operand(i->fill);
     for (int n = 0; n < 4 && !status; n++)
         if (!(status = cuda_memory_allocate(0, bytes[n], &memory[n])))
-            status = n ? cuda_memory_fill(0, memory[n], 0, bytes[n]) : cuda_memory_copy(0, memory[0], in, sizeof in, TO_DEVICE);
-    struct instruction_arguments a = {.in = memory[0], .out = memory[1], .sums = memory[2], .flags = memory[3], .tile_bytes = 2048};
-    const struct cuda_kernel_request request = {
-        .file = hopper ? "instructions/instructions_hopper.cu" : "instructions/instructions_portable.cu",
-        .entry = hopper ? "instructions_hopper" : "instructions_portable",
-        .num_constants = 1,
-        .constants = {{"INSTRUCTION", i->number}},
-        .shared_bytes = INSTRUCTION_SHARED};
+            status = n ? cuda_memory_fill(0, memory[n], 0, bytes[n])
+                       : cuda_memory_copy(0, memory[0], in, sizeof in, TO_DEVICE);
+    struct instruction_arguments a = {
+        .in = memory[0], .out = memory[1], .sums = memory[2], .flags = memory[3], .tile_bytes = 2048};
+    const struct cuda_kernel_request request = {.file = hopper ? "instructions/instructions_hopper.cu"
+                                                               : "instructions/instructions_portable.cu",
+                                                .entry = hopper ? "instructions_hopper" : "instructions_portable",
+                                                .num_constants = 1,
+                                                .constants = {{"INSTRUCTION", i->number}},
+                                                .shared_bytes = INSTRUCTION_SHARED};
     struct cuda_launch launch = {.grid = {BLOCKS, 1, 1}, .threads = INSTRUCTION_THREADS, .cluster = hopper ? 2 : 0};
     launch.arguments = &a;
     launch.arguments_bytes = sizeof a;
@@ -160,7 +210,8 @@ struct agreement {
     int64_t words, same;
     double worst;
 };
-static void compare(const struct instruction *i, const uint32_t *device, const uint32_t *emulated, struct agreement *g) {
+static void compare(const struct instruction *i, const uint32_t *device, const uint32_t *emulated,
+                    struct agreement *g) {
     for (int n = 0; n < WORDS; n++) {
         const float x = float_of(device[n]), y = float_of(emulated[n]);
         const double size = i->number == TRY_APPROXIMATE ? fmax(fabs((double)x), 1e-30) : fmax(fabs((double)x), 1);
@@ -168,7 +219,8 @@ static void compare(const struct instruction *i, const uint32_t *device, const u
         g->words++;
         g->same += same;
         if (!same)
-            g->worst = fmax(g->worst, i->limit > 0 && isfinite(x) && isfinite(y) ? fabs((double)x - y) / size : INFINITY);
+            g->worst =
+                fmax(g->worst, i->limit > 0 && isfinite(x) && isfinite(y) ? fabs((double)x - y) / size : INFINITY);
     }
 }
 

@@ -97,8 +97,9 @@ void mbarrier_arrive_by(struct block *b, struct mbarrier *m, uint32_t arrivals, 
                         place at) {
     m->bytes += bytes;
     if (arrivals > m->pending) {
-        finding("wrong mbarrier", at, "%u arrivals at the mbarrier at shared offset %d, but its phase %u waits for %u of %u",
-                arrivals, (int)m->offset - RESERVED_BYTES, m->phase, m->pending, m->count);
+        finding("wrong mbarrier", at,
+                "%u arrivals at the mbarrier at shared offset %d, but its phase %u waits for %u of %u", arrivals,
+                (int)m->offset - RESERVED_BYTES, m->phase, m->pending, m->count);
         thread_fail();
     }
     m->pending -= arrivals;

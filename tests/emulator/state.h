@@ -5,8 +5,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "emulator.h"
 #include "emulated_settings.h"
+#include "emulator.h"
 
 enum {
     LANES = 32,
@@ -211,7 +211,7 @@ struct grid {
     uint64_t num_clusters, next_cluster, clusters_ended, dependents, blocks_ended;
     int begun, ended;
     uint32_t first_serial; /* of its blocks */
-    struct grid *before; /* what griddepcontrol.wait waits for; NULL: has ended */
+    struct grid *before;   /* what griddepcontrol.wait waits for; NULL: has ended */
 };
 
 /* ---- the device ---- */
@@ -233,7 +233,7 @@ extern struct device_state device;
 
 /* scheduler.c */
 uint32_t random_below(uint32_t n);
-void schedule(void);              /* runs until nothing lives, or fails */
+void schedule(void);                                                         /* runs until nothing lives, or fails */
 void wait_for(const char *what, uint32_t object, uint32_t detail, place at); /* until woken */
 void wake(struct thread *t);
 void yield_warp(void); /* another warp may go on */
@@ -302,8 +302,8 @@ struct event {
 struct event *event_add(struct cluster *c, void (*happen)(struct event *), size_t data_bytes, place at);
 void event_remove(struct event *e);
 struct event *events_first(void);
-int event_happen(void);        /* one of them; 0: there is none */
-void event_maybe(void);        /* in random mode */
+int event_happen(void); /* one of them; 0: there is none */
+void event_maybe(void); /* in random mode */
 void event_now_or_later(struct event *e);
 void events_of_cluster_ended(struct cluster *c);
 void events_forget(void);
@@ -340,10 +340,12 @@ uint32_t cluster_width(unsigned num_blocks, unsigned num_threads);
 /* shadow.c */
 struct actor actor_of(struct thread *t);
 void shadow_read(struct block *b, uint32_t offset, uint32_t bytes, const struct actor *by, place at);
-void shadow_write(struct block *b, uint32_t offset, uint32_t bytes, const struct actor *by, const void *value, place at);
+void shadow_write(struct block *b, uint32_t offset, uint32_t bytes, const struct actor *by, const void *value,
+                  place at);
 void shadow_flight(struct block *b, uint32_t offset, uint32_t bytes, const struct actor *by, int engine, place at);
 void shadow_mark(struct block *b, uint32_t offset, unsigned mbarrier_plus_one);
-void shadow_land(struct block *b, uint32_t offset, uint32_t bytes, uint32_t component, uint32_t clock, int plain, place at);
+void shadow_land(struct block *b, uint32_t offset, uint32_t bytes, uint32_t component, uint32_t clock, int plain,
+                 place at);
 void shadow_async_read(struct block *b, uint32_t offset, uint32_t bytes, const struct actor *agent,
                        const struct actor *issuer, place at);
 void shadow_settle(struct thread *t);
@@ -373,7 +375,7 @@ void finding(const char *kind, place at, const char *format, ...) __attribute__(
 const char *thread_text(const struct thread *t);
 const char *component_text(const struct cluster *c, uint32_t component);
 
-#define HERE  place_of(emu_file, emu_line)
+#define HERE   place_of(emu_file, emu_line)
 #define EXPORT __attribute__((visibility("default")))
 
 #endif

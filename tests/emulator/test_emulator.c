@@ -265,7 +265,9 @@ static void planted_faults_are_found(void **state) {
             seen = found(p, p->run(p->fault));
         }
         print_message("%s %s: %s\n", seen ? "found" : "MISSED", p->what,
-                      *emulated->last_finding() ? emulated->last_finding() : seen ? "results differ" : "nothing");
+                      *emulated->last_finding() ? emulated->last_finding()
+                      : seen                    ? "results differ"
+                                                : "nothing");
         missed += !seen;
     }
     assert_int_equal(missed, 0);

@@ -89,7 +89,7 @@ __device__ __forceinline__ void try_wgmma(const struct instruction_arguments &a,
     setmaxnreg_inc<128>();
 }
 
-extern "C" __global__ void __launch_bounds__(INSTRUCTION_THREADS) __cluster_dims__(2, 1, 1)
+extern "C" __global__ void __launch_bounds__(INSTRUCTION_THREADS, 4) __cluster_dims__(2, 1, 1)
     instructions_hopper(const __grid_constant__ struct instruction_arguments a) {
     extern __shared__ __align__(1024) uint8_t memory[];
     const uint32_t shared = shared_address(memory);
