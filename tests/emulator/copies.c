@@ -39,6 +39,8 @@ void emu_cp_async(unsigned shared, const void *global, unsigned bytes, unsigned 
     }
     if (bytes && !global_range(global, bytes, "cp.async", at))
         return;
+    if (bytes)
+        global_read(b, global, bytes, at);
     const struct actor a = actor_of(t);
     shadow_flight(b, offset, size, &a, 0, at);
     if (t->num_copies == t->max_copies) {

@@ -153,13 +153,14 @@ static int compile(const program_handle program, const char *folder, int num_opt
                                           "-I.",
                                           "-fsanitize=thread",
                                           "-fno-exceptions",
+                                          "-ftrivial-auto-var-init=pattern",
                                           "-fno-rtti",
                                           "-fno-math-errno",
                                           "-ffp-contract=off",
                                           "-fno-strict-aliasing",
                                           "-fno-threadsafe-statics",
                                           arch};
-    int count = 19;
+    int count = 20;
     for (int i = 0; i < num_options && count < OPTIONS_MAX - 6; i++) {
         if (strncmp(options[i], "-D", 2) == 0)
             arguments[count++] = options[i];

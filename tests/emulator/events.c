@@ -85,6 +85,19 @@ void events_of_cluster_ended(struct cluster *c) {
     }
 }
 
+/* All of one kind in a cluster, the oldest first. */
+void events_flush(struct cluster *c, void (*of)(struct event *)) {
+    for (;;) {
+        struct event *oldest = NULL;
+        for (struct event *e = events; e; e = e->next)
+            if (e->happen == of && e->cluster == c)
+                oldest = e;
+        if (!oldest)
+            return;
+        happen(oldest);
+    }
+}
+
 void events_forget(void) {
     while (events)
         event_remove(events);

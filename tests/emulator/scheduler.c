@@ -228,7 +228,7 @@ void emu_trap(EMU_PLACE) {
 }
 
 long long emu_clock(void) {
-    device.clock += 1000;
+    device.clock += 10;
     yield_warp();
     return device.clock;
 }

@@ -276,8 +276,8 @@ static int found_other_writer(struct block *b, struct word *w, uint32_t i, uint3
              at_offset(i), writer_text(b, w), place_text(w->written_at));
     if (!value && by->thread && bytes <= sizeof by->thread->suspect.before) {
         struct thread *t = by->thread;
-        t->suspect.block = b;
-        t->suspect.offset = offset;
+        t->suspect.kind = "race";
+        t->suspect.memory = b->window + offset;
         t->suspect.bytes = bytes;
         memcpy(t->suspect.before, b->window + offset, bytes);
         memcpy(t->suspect.text, text, sizeof text);
@@ -289,12 +289,12 @@ static int found_other_writer(struct block *b, struct word *w, uint32_t i, uint3
 }
 
 void shadow_settle(struct thread *t) {
-    struct block *b = t->suspect.block;
-    if (!b)
+    const unsigned char *memory = t->suspect.memory;
+    if (!memory)
         return;
-    t->suspect.block = NULL;
-    if (memcmp(b->window + t->suspect.offset, t->suspect.before, t->suspect.bytes) != 0)
-        finding("race", t->suspect.at, "%s", t->suspect.text);
+    t->suspect.memory = NULL;
+    if (memcmp(memory, t->suspect.before, t->suspect.bytes) != 0)
+        finding(t->suspect.kind, t->suspect.at, "%s", t->suspect.text);
 }
 
 void shadow_write(struct block *b, uint32_t offset, uint32_t bytes, const struct actor *by, const void *value,

@@ -13,7 +13,8 @@ enum {
     CLUSTER_MAX = 16,
     THREADS_MAX = 1024,
     WARPS_MAX = THREADS_MAX / LANES,
-    SLOTS_MAX = 4,          /* clusters that live at once */
+    SLOTS_USUAL = 4,        /* clusters of a grid that live at once, at most */
+    SLOTS_MAX = 6,          /* and with those of a programmatic launch */
     MBARRIERS_MAX = 64,     /* of a block */
     BARRIERS_MAX = 16,      /* named ones of a block; 0 is that of __syncthreads() */
     RESERVED_BYTES = 1024,  /* of a block's window that are not the kernel's */
@@ -85,8 +86,9 @@ struct thread {
     uint32_t warpgroup_round;
     /* a plain write over somebody's bytes: told when it has changed them */
     struct {
-        struct block *block;
-        uint32_t offset, bytes;
+        const char *kind;
+        unsigned char *memory; /* NULL: nothing is suspected */
+        uint32_t bytes;
         unsigned char before[16];
         char text[300];
         place at;
@@ -163,6 +165,7 @@ struct block {
     struct word *words;
     struct reader *readers;
     uint32_t serial, static_begin;
+    struct block_knowledge *knowledge; /* of other blocks, in global memory */
     struct barrier barriers[BARRIERS_MAX];
     struct mbarrier mbarriers[MBARRIERS_MAX];
     unsigned num_mbarriers;
@@ -207,7 +210,8 @@ struct grid {
     int programmatic, arch;
     uint64_t num_clusters, next_cluster, clusters_ended, dependents, blocks_ended;
     int begun, ended;
-    struct grid *before; /* what griddepcontrol.wait waits for; NULL: has ended */
+    uint32_t first_serial; /* of its blocks */
+    struct grid *before;   /* what griddepcontrol.wait waits for; NULL: has ended */
 };
 
 /* ---- the device ---- */
@@ -277,6 +281,7 @@ void cluster_barrier_check(struct cluster *c);
 struct mbarrier *mbarrier_at(struct block *b, uint32_t offset, const char *what, place at);
 void mbarrier_arrive_by(struct block *b, struct mbarrier *m, uint32_t arrivals, int64_t bytes, const struct gather *by,
                         place at);
+void mbarrier_remote_arrivals(struct cluster *c);
 void mbarrier_bytes_came(struct block *b, struct mbarrier *m, uint32_t bytes, place at);
 
 /* copies.c */
@@ -302,6 +307,7 @@ void event_maybe(void); /* in random mode */
 void event_now_or_later(struct event *e);
 void events_of_cluster_ended(struct cluster *c);
 void events_forget(void);
+void events_flush(struct cluster *c, void (*of)(struct event *));
 int chance(uint32_t one_in);
 
 /* wgmma.c */
@@ -311,6 +317,7 @@ void wgmma_touch(struct thread *t, uintptr_t address, uint32_t bytes, int write,
 void warpgroup_execute(struct warp *w, struct meeting *m);
 
 /* numbers.c */
+enum { UNWRITTEN = (int)0xfefefefe }; /* what the compiler puts into variables that nobody has set */
 extern float half_table[65536];
 void numbers_prepare(void);
 uint16_t add_bf16(uint16_t a, uint16_t b);
@@ -349,6 +356,15 @@ void *shared_range(uint32_t address, uint32_t bytes, uint32_t align, const char 
 int global_range(const void *at, size_t bytes, const char *what, place here);
 void global_add(void *memory, size_t bytes);
 void global_remove(void *memory);
+
+/* global_shadow.c */
+struct block_knowledge *knowledge_begin(struct block_knowledge *k);
+void global_read(struct block *b, const void *memory, size_t bytes, place at);
+void global_write(struct block *b, struct thread *t, void *memory, size_t bytes, int atomic, place at);
+void global_release(struct block *b, const void *at);
+void global_acquire(struct block *b, const void *at);
+void global_shadow_forget(void);
+void global_releases_forget(void);
 
 /* report.c */
 int emulated_quiet(void);

@@ -86,8 +86,10 @@ static void load_tile(struct transfer *t, place at) {
     for (uint32_t n = 0; n < rows; n++) {
         const struct row r = row_of(t, n);
         memset(dense, 0, t->map.box[0] * bytes);
-        if (r.count && global_range(r.global + (size_t)r.first * bytes, (size_t)r.count * bytes, "a tile's copy", at))
+        if (r.count && global_range(r.global + (size_t)r.first * bytes, (size_t)r.count * bytes, "a tile's copy", at)) {
+            global_read(t->block, r.global + (size_t)r.first * bytes, (size_t)r.count * bytes, at);
             memcpy(dense + (size_t)r.first * bytes, r.global + (size_t)r.first * bytes, (size_t)r.count * bytes);
+        }
         shared_row(t, n, dense, 1);
     }
 }
@@ -212,6 +214,7 @@ static void put(struct transfer *t, unsigned char *to, const unsigned char *from
                 place at) {
     if (!global_range(to, (size_t)count * bytes, "a copy's destination", at))
         return;
+    global_write(t->block, NULL, to, (size_t)count * bytes, t->kind == EMU_REDUCE_ADD, at);
     if (t->kind == EMU_REDUCE_ADD)
         add_elements(to, from, count, t->rank ? t->map.type : 7);
     else

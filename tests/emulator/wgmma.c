@@ -59,6 +59,7 @@ static struct sums *sums_of(struct warpgroup *g, const struct request *r, int *f
 }
 
 static void take_sums(struct warpgroup *g, struct sums *s, const struct request *r, place at) {
+    int unset = 0;
     s->n = r->n;
     s->published = 0;
     s->at = at;
@@ -66,9 +67,12 @@ static void take_sums(struct warpgroup *g, struct sums *s, const struct request 
         s->d[t] = ((const struct request *)g->operands[t])->d;
         for (unsigned i = 0; i < (unsigned)r->n / 2; i++) {
             *sum_at(s, t, i) = s->d[t][i];
+            unset |= ((const int32_t *)s->d[t])[i] == UNWRITTEN;
             memcpy(&s->d[t][i], &MARK, sizeof MARK);
         }
     }
+    if (unset && r->add)
+        finding("register read before it was written", at, "a sum of this wgmma was never set");
 }
 
 static void give_sums(struct sums *s, unsigned warp, struct warp *w) {
