@@ -95,8 +95,8 @@ def c_faults(path: str, text: str) -> list[str]:
         ]
     if path.startswith("src/"):
         code = code_of(text)
-        if path != "src/settings.c" and re.search(r"\b(?:secure_)?getenv\s*\(|\benviron\b", code):
-            faults.append(f"{path}: reads the environment; only src/settings.c may")
+        if path != "src/base/settings.c" and re.search(r"\b(?:secure_)?getenv\s*\(|\benviron\b", code):
+            faults.append(f"{path}: reads the environment; only src/base/settings.c may")
         prints = len(PRINT.findall(code))
         if prints != PRINTS.get(path, 0):
             faults.append(f"{path}: prints in {prints} places; the library prints in {PRINTS.get(path, 0)} there")

@@ -2,12 +2,12 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "error.h"
-#include "families/cpu/threads.h"
-#include "memory.h"
-#include "plan.h"
-#include "problem.h"
-#include "settings.h"
+#include "base/error.h"
+#include "base/memory.h"
+#include "base/settings.h"
+#include "device/threads.h"
+#include "plan/plan.h"
+#include "problem/problem.h"
 
 /* The line of spec 6.2: to stderr, once per backward call, only when asked for. */
 static void print_profile(const fdm_plan *plan) {
@@ -67,8 +67,8 @@ static const struct family *family_of(const fdm_plan *plan, fdm_status *status) 
         *status = error_set(FDM_ERROR_INVALID_ARGUMENT,
                             "the plan names kernel '%s' of family '%s', which this library does not have", plan->kernel,
                             plan->family);
-    else if (!family->available(plan->kernel_index) &&
-             !(*status = family->prepare ? family->prepare(plan) : FDM_OK)) /* which says why, where it can */
+    else if (!family->available(family, plan->kernel_index) &&
+             !(*status = family->prepare ? family->prepare(family, plan) : FDM_OK)) /* which says why, where it can */
         *status = error_set(FDM_ERROR_UNSUPPORTED, "this machine cannot run kernel '%s'", plan->kernel);
     return *status ? NULL : family;
 }
@@ -85,7 +85,7 @@ static fdm_status run_plan(const fdm_plan *plan, const struct attention *attenti
     if ((uintptr_t)workspace % 64)
         return error_set(FDM_ERROR_WORKSPACE, "workspace starts at an address that is not a multiple of 64");
     print_profile(plan);
-    return family->execute(plan, attention, workspace, launch);
+    return family->execute(family, plan, attention, workspace, launch);
 }
 
 fdm_status fdm_execute(const fdm_plan *plan, const fdm_tensors *tensors, void *workspace, size_t workspace_bytes,
@@ -109,7 +109,7 @@ fdm_status fdm_prepare(const fdm_plan *plan) {
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "plan is NULL");
     fdm_status status;
     const struct family *family = family_of(plan, &status);
-    return family && family->prepare ? family->prepare(plan) : status;
+    return family && family->prepare ? family->prepare(family, plan) : status;
 }
 
 static void *allocate_default(void *context, size_t bytes) {

@@ -1,6 +1,6 @@
 /* cache.c: one file for each compiled kernel: a header with a checksum, then the machine code. */
 #define _GNU_SOURCE /* mkostemp */
-#include "cache.h"
+#include "cuda/cache.h"
 
 #include <fcntl.h>
 #include <stdio.h>
@@ -10,9 +10,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "error.h"
-#include "memory.h"
-#include "settings.h"
+#include "base/error.h"
+#include "base/memory.h"
+#include "base/settings.h"
 
 /* FNV-1a with a final mix (Fowler, Noll, Vo; the mix of SplitMix64): for names and damage, not against forgery. */
 static uint64_t hash_bytes(uint64_t hash, const void *data, size_t bytes) {

@@ -2,7 +2,7 @@
 #ifndef FDM_CUDA_CACHE_H
 #define FDM_CUDA_CACHE_H
 
-#include "compiler.h"
+#include "cuda/compiler.h"
 
 /* What the machine code depends on: sources, constants, compiler, architecture, library version. */
 struct cache_key {

@@ -7,7 +7,7 @@
  *   3. toolkits: CUDA_HOME, /usr/local/cuda, /usr/local/cuda-MAJOR
  *   4. the dynamic linker's own search */
 #define _GNU_SOURCE /* dl_iterate_phdr, dlinfo */
-#include "compiler.h"
+#include "cuda/compiler.h"
 
 #include <dlfcn.h>
 #include <link.h>
@@ -17,10 +17,10 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "driver.h"
-#include "error.h"
-#include "memory.h"
-#include "settings.h"
+#include "base/error.h"
+#include "base/memory.h"
+#include "base/settings.h"
+#include "cuda/driver.h"
 
 enum { NEWEST_MAJOR = 13, OLDEST_MAJOR = 12 };
 

@@ -2,8 +2,8 @@
 #ifndef FDM_CUDA_COMPILER_H
 #define FDM_CUDA_COMPILER_H
 
-#include "cuda.h"
-#include "sources.h"
+#include "cuda/cuda.h"
+#include "cuda/sources.h"
 
 /* The compiler that would be used, found without opening it. `identity` changes with the file: path, size and time. */
 struct cuda_compiler {

@@ -4,8 +4,8 @@
 #ifndef FDM_CUDA_H
 #define FDM_CUDA_H
 
+#include "cuda/tensor_map.h"
 #include "flash_dmattn.h"
-#include "tensor_map.h"
 
 /* A named integer that specialises a kernel: becomes -DNAME=value and part of the cache key. */
 struct cuda_constant {

@@ -1,10 +1,10 @@
 /* cuda_memory.c: device memory, copies, and events. */
 #include <stdio.h>
 
-#include "cuda.h"
-#include "driver.h"
-#include "error.h"
-#include "memory.h"
+#include "base/error.h"
+#include "base/memory.h"
+#include "cuda/cuda.h"
+#include "cuda/driver.h"
 
 /* Runs one driver call in the device's context; `call` is an expression of type cu_result that may use `driver`. */
 #define IN_CONTEXT(device, what, call)                                       \

@@ -1,5 +1,5 @@
 /* driver.c: libcuda by dlopen, its devices and primary contexts. */
-#include "driver.h"
+#include "cuda/driver.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -7,8 +7,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "cuda.h"
-#include "error.h"
+#include "base/error.h"
+#include "cuda/cuda.h"
 
 enum { OLDEST_VERSION = 12000 };
 

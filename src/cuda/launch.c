@@ -1,8 +1,8 @@
 /* launch.c: enqueues a kernel on the caller's stream. */
-#include "cuda.h"
-#include "driver.h"
-#include "error.h"
-#include "loaded_kernels.h"
+#include "base/error.h"
+#include "cuda/cuda.h"
+#include "cuda/driver.h"
+#include "cuda/loaded_kernels.h"
 
 fdm_status cuda_launch(const struct cuda_launch *launch) {
     const struct cuda_driver *driver;

@@ -4,12 +4,12 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "cache.h"
-#include "cuda.h"
-#include "driver.h"
-#include "error.h"
-#include "loaded_kernels.h"
-#include "memory.h"
+#include "base/error.h"
+#include "base/memory.h"
+#include "cuda/cache.h"
+#include "cuda/cuda.h"
+#include "cuda/driver.h"
+#include "cuda/loaded_kernels.h"
 
 /* A chain for each hash; kernels are added at its head and never leave. */
 enum { NUM_CHAINS = 1024 };

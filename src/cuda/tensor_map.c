@@ -1,9 +1,9 @@
 /* tensor_map.c: checks a tensor's layout against the copy engine's limits and has the driver encode it. */
-#include "tensor_map.h"
+#include "cuda/tensor_map.h"
 
-#include "cuda.h"
-#include "driver.h"
-#include "error.h"
+#include "base/error.h"
+#include "cuda/cuda.h"
+#include "cuda/driver.h"
 
 _Static_assert(sizeof(struct cuda_tensor_map) == 128 && _Alignof(struct cuda_tensor_map) == 64, "CUtensorMap");
 

@@ -117,12 +117,12 @@ static void add_plan(const char *arch, const fdm_problem *problem, const char *k
     fdm_device device;
     fdm_plan plan;
     fdm_options options = fdm_options_default();
-    struct cuda_kernel_request requests[MMA_REQUESTS_MAX];
+    struct cuda_kernel_request requests[GPU_REQUESTS_MAX];
     options.family = "mma";
     options.kernel = kernel;
     if (fdm_device_from_name(arch, &device) || fdm_plan_attention(&device, problem, &options, &plan))
         return;
-    int32_t count = mma_requests(&plan, requests);
+    int32_t count = family_mma.launches(&family_mma, &plan, requests);
     for (int32_t i = 0; i < count; i++)
         add_job(arch, &requests[i]);
 }
@@ -315,8 +315,8 @@ static void add_kernels(const char *arch, uint64_t seed, const char *kernel, int
     if (!kernel)
         add_codes(arch, full);
     for (int32_t row = 0; !kernel && row < family_mma.num_kernels; row++)
-        if (!mma_chosen_freely(row)) {
-            const char *name = family_mma.kernel(row)->name;
+        if (!family_mma.chosen_freely(&family_mma, row)) {
+            const char *name = family_mma.kernel(&family_mma, row)->name;
             full ? add_all(arch, name) : add_covering(arch, seed, name);
         }
 }

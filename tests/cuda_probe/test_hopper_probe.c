@@ -10,13 +10,13 @@
 
 #include <cmocka.h>
 
+#include "base/memory.h"
 #include "cuda/cuda.h"
 #include "cuda/driver.h"
 #include "cuda_probe/hopper_probe.h"
 #include "faults/cuda_call.h"
 #include "faults/scenario.h"
 #include "hopper_probe_run.h"
-#include "memory.h"
 
 /* ---- tensor maps ---- */
 

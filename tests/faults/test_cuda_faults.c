@@ -11,9 +11,9 @@
 
 #include <cmocka.h>
 
+#include "base/memory.h"
 #include "cuda/cuda.h"
 #include "cuda_call.h"
-#include "memory.h"
 #include "scenario.h"
 
 static const fdm_device_id cuda = {FDM_CUDA, 0}, host = {FDM_CPU, 0};

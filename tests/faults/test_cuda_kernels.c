@@ -18,9 +18,9 @@
 
 #include <cmocka.h>
 
+#include "base/memory.h"
 #include "cuda/cuda.h"
 #include "cuda_call.h"
-#include "memory.h"
 #include "scenario.h"
 
 enum { DEVICES = 8 };

@@ -12,8 +12,8 @@
 
 #include <cmocka.h>
 
+#include "base/memory.h"
 #include "cuda/cache.h"
-#include "memory.h"
 
 static char folder[] = "/tmp/fdm-cache-XXXXXX";
 static const struct cache_key key = {{0x1234, 0x5678}}, other = {{0x1234, 0x5679}};

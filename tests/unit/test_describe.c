@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-#include "problem.h"
+#include "problem/problem.h"
 
 static float storage[4096];
 
