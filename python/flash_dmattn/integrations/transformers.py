@@ -48,7 +48,8 @@ class CausalMask(Tensor):
 
     @staticmethod
     def __new__(cls, shape: Tuple[int, int, int, int], offset: int, device: torch.device) -> CausalMask:
-        mask = Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=device)
+        strides = (0, 0, shape[3], 1)
+        mask = Tensor._make_wrapper_subclass(cls, shape, strides=strides, dtype=torch.bool, device=device)
         mask.offset, mask.stored = offset, None
         return mask
 
@@ -60,7 +61,7 @@ class CausalMask(Tensor):
         if self.stored is None:
             row = torch.arange(self.shape[2], device=self.device)[:, None] + self.offset
             visible = torch.arange(self.shape[3], device=self.device)[None, :] <= row
-            self.stored = visible.expand(self.shape)
+            self.stored = visible.expand(self.shape)  # the strides of __new__
         return self.stored
 
     @classmethod
@@ -94,10 +95,11 @@ def _needs_dense() -> bool:
 
 def dmattn_mask(
     batch_size: int,
-    q_length: int,
-    kv_length: int,
+    q_length: Optional[int] = None,
+    kv_length: int = 0,
     q_offset: Any = 0,
     kv_offset: Any = 0,
+    *,
     allow_is_causal_skip: bool = True,
     device: Any = "cpu",
     **options: Any,
@@ -109,20 +111,19 @@ def dmattn_mask(
     that sees every key.
     """
     skip = allow_is_causal_skip and not _needs_dense()
+    positions = options.get("cache_position")
+    if positions is None:
+        rows = {"q_length": q_length, "q_offset": q_offset, "device": device}
+    else:
+        # transformers 4: the positions of the rows instead of their first and their number.
+        rows, q_length, device = {}, positions.shape[0], positions.device
     call = functools.partial(
-        sdpa_mask,
-        batch_size=batch_size,
-        q_length=q_length,
-        kv_length=kv_length,
-        q_offset=q_offset,
-        kv_offset=kv_offset,
-        device=device,
-        **options,
+        sdpa_mask, batch_size=batch_size, kv_length=kv_length, kv_offset=kv_offset, **rows, **options
     )
     mask = call(allow_is_causal_skip=skip)
     if mask is not None or not skip:
         return mask
-    offset = int(q_offset) - int(kv_offset)
+    offset = int(q_offset if positions is None else positions[0]) - int(kv_offset)
     if q_length == 1 and offset + 1 >= kv_length:
         return None
     if offset < 0 or offset + q_length > kv_length:
