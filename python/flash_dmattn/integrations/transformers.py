@@ -48,7 +48,7 @@ class CausalMask(Tensor):
 
     @staticmethod
     def __new__(cls, shape: Tuple[int, int, int, int], offset: int, device: torch.device) -> CausalMask:
-        strides = (0, 0, shape[3], 1)
+        strides = (0, shape[2] * shape[3], shape[3], 1)
         mask = Tensor._make_wrapper_subclass(cls, shape, strides=strides, dtype=torch.bool, device=device)
         mask.offset, mask.stored = offset, None
         return mask
