@@ -149,7 +149,7 @@ def attention(
     softcap: Optional[float] = None,
     deterministic: Optional[bool] = None,
     *,
-    window_size: Sequence[int] = NO_WINDOW,
+    window_size: Sequence[Optional[int]] = NO_WINDOW,
     key_intervals: Optional[Tuple[Any, Any]] = None,
     cu_seqlens_q: Any = None,
     cu_seqlens_k: Any = None,
@@ -199,7 +199,10 @@ def attention(
     start, end = interval_pair(key_intervals) if key_intervals is not None else (None, None)
     q, k, v = borrowed(q, "q"), borrowed(k, "k"), borrowed(v, "v")
     check_axes((q, k, v), ("q", "k", "v"), 3 if packed else 4)
-    mask, bias = borrowed(attn_mask, "attn_mask"), borrowed(attn_bias, "attn_bias")
+    mask, bias = (
+        each if isinstance(each, (int, float)) else borrowed(each, name)
+        for each, name in ((attn_mask, "attn_mask"), (attn_bias, "attn_bias"))
+    )
     cu_seqlens_q, cu_seqlens_k = borrowed(cu_seqlens_q, "cu_seqlens_q"), borrowed(cu_seqlens_k, "cu_seqlens_k")
     if mask is not None:
         batch, seqlen_k = (cu_seqlens_q.shape[0] - 1, max_seqlen_k) if packed else (q.shape[0], k.shape[1])
