@@ -95,6 +95,16 @@ static cu_result memory_fill(cu_address memory, unsigned char value, size_t byte
     return fake_end(result);
 }
 
+static cu_result memory_fill_async(cu_address memory, unsigned char value, size_t bytes, cu_stream stream) {
+    (void)stream;
+    cu_result result = fake_begin("cuMemsetD8Async", CONTEXT);
+    if (!result && !allocation_of(fake_current(), memory, bytes))
+        result = INVALID_VALUE;
+    if (!result)
+        enqueue((struct pending){pointer_of(memory), NULL, value, bytes});
+    return fake_end(result);
+}
+
 /* ---- events ---- */
 
 static cu_result event_create(cu_event *event, unsigned flags) {
@@ -195,6 +205,7 @@ void fake_fill_memory(struct cuda_driver *driver) {
     driver->copy_to_host = copy_to_host;
     driver->copy_on_device = copy_on_device;
     driver->memory_fill = memory_fill;
+    driver->memory_fill_async = memory_fill_async;
     driver->event_create = event_create;
     driver->event_record = event_record;
     driver->event_synchronize = event_synchronize;
