@@ -79,6 +79,11 @@ def _as_tuple(tensor: Tensor) -> Tuple[Any, ...]:
     return tensor.data_ptr(), name, tuple(tensor.shape), tensor.stride(), kind, index
 
 
+def native_view(tensor: Tensor) -> Any:
+    """A tensor as functions of the extension take it that know nothing of PyTorch."""
+    return tensor if hasattr(Tensor, "__dlpack_c_exchange_api__") else _as_tuple(tensor)
+
+
 # ---- eager autograd --------------------------------------------------------------------------------------------------
 
 
