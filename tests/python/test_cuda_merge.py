@@ -26,9 +26,9 @@ def parts_of(dtype=torch.float32, batch=2, rows=37, heads=3, head_dim=64, seed=0
     return parts
 
 
-def check(parts, results=None):
+def check(parts):
     dtype = parts[0].dtype
-    out, lse = merge(*parts) if results is None else results
+    out, lse = merge(*parts)
     want, want_lse = merge(*(each.detach().cpu().double() for each in parts))
     assert (out.dtype, lse.dtype, out.is_cuda, out.shape, lse.shape) == (
         dtype, torch.float32, True, parts[0].shape, parts[1].shape)  # fmt: skip
@@ -60,7 +60,7 @@ def test_nothing(shape):
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_strides(dtype):
     wide = parts_of(dtype, 2, 20, 6, 48)
-    heads_first = [wide[0].transpose(1, 2).contiguous().transpose(1, 2), wide[1], wide[2][..., ::1], wide[3]]
+    heads_first = [wide[0].transpose(1, 2).contiguous().transpose(1, 2), wide[1], wide[2], wide[3]]
     check(heads_first)
     check([wide[0][:, 3:, 1:5, :32], wide[1][:, 1:5, 3:], wide[2][:, :17, 2:, 16:], wide[3][:, 2:, :17]])
     check([wide[0][..., 1:33], wide[1], wide[2][..., 8:40], wide[3]])  # an address that is no multiple of 16
