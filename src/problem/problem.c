@@ -42,7 +42,9 @@ fdm_problem fdm_problem_default(void) {
                          .bias_shape = {1, 1, 1, 1},
                          .bias_dtype = FDM_FLOAT32,
                          .aligned = 1,
-                         .scores_aligned = 1};
+                         .scores_aligned = 1,
+                         .q_mappable = 1,
+                         .keys_mappable = 1};
 }
 
 struct sequence attention_sequence(const struct attention *attention, int64_t b) {
@@ -522,6 +524,8 @@ fdm_status problem_from_tensors(fdm_pass pass, const fdm_tensors *t, const fdm_o
         ((t->interval_start || t->interval_end) && (status = resolve_intervals(t, &p, a))) ||
         (status = resolve_outputs(t, &p, a, q_shape, k_shape, v_shape, out_shape)))
         return status;
+    p.q_mappable = tensor_mappable(t->q) && (pass != FDM_BACKWARD || tensor_mappable(t->dout));
+    p.keys_mappable = tensor_mappable(t->k) && tensor_mappable(t->v);
     *problem = p;
     return FDM_OK;
 }

@@ -78,6 +78,19 @@ int tensor_aligned(const fdm_tensor *tensor) {
     return 1;
 }
 
+int tensor_mappable(const fdm_tensor *tensor) {
+    const int64_t bytes = fdm_dtype_bytes(fdm_dtype_of(tensor));
+    int64_t elements = 1;
+    for (int32_t i = 0; i < tensor->ndim; i++)
+        elements = tensor->shape[i] ? elements : 0;
+    if (elements == 0)
+        return 1;
+    for (int32_t i = 0; i + 1 < tensor->ndim; i++)
+        if (tensor->shape[i] > 1 && (raw_stride(tensor, i) < 1 || raw_stride(tensor, i) > ((1ll << 40) - 1) / bytes))
+            return 0;
+    return tensor_aligned(tensor);
+}
+
 /* Elements from the first to one past the last, or -1 when that passes 2^62. */
 static int64_t extent_product(const fdm_tensor *tensor) {
     int64_t product = 1;

@@ -235,7 +235,7 @@ static void add_covering(const char *arch, uint64_t seed, const char *kernel) {
 
 /* Ways in which features of the backward meet. */
 struct backward_set {
-    int32_t window, mask, bias, intervals, varlen, softcap, unaligned, deterministic, heads_of_bias;
+    int32_t window, mask, bias, intervals, varlen, softcap, unaligned, unmapped, deterministic, heads_of_bias;
 };
 static const struct backward_set backward_sets[] = {
     {0},
@@ -252,6 +252,8 @@ static const struct backward_set backward_sets[] = {
     {.window = 1, .bias = 4},
     {.window = 1, .bias = 3, .intervals = 1},
     {.window = 1, .softcap = 1},
+    {.window = 1, .unmapped = 1},
+    {.window = 1, .bias = 2, .intervals = 1, .unmapped = 1},
     {.window = 1, .mask = 2, .bias = 2, .intervals = 1, .varlen = 1, .softcap = 1, .unaligned = 1},
     {.window = 1, .mask = 2, .bias = 4, .intervals = 1, .softcap = 1, .heads_of_bias = 8}};
 enum { NUM_BACKWARD_SETS = sizeof backward_sets / sizeof backward_sets[0] };
@@ -274,6 +276,7 @@ static fdm_problem backward_problem(int32_t set, int32_t head_dim, int32_t lengt
     p.heads_kv = length ? p.heads_kv : p.heads; /* of few blocks groups are split */
     p.needs_dbias = p.has_bias;
     p.deterministic = s->deterministic;
+    p.q_mappable = !s->unmapped;
     if (s->heads_of_bias) {
         p.bias_shape[0] = p.batch;
         p.bias_shape[1] = p.heads;

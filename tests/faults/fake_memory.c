@@ -20,8 +20,8 @@ static cu_result memory_allocate(cu_address *memory, size_t bytes) {
         result = CU_ERROR_OUT_OF_MEMORY;
     struct allocation *made = result ? NULL : calloc(1, sizeof *made);
     if (made) {
-        *made = (struct allocation){fake_state.allocations, fake_current(),
-                                    aligned_alloc(256, (bytes + 255) / 256 * 256), bytes};
+        unsigned char *own = fake_hooks ? fake_hooks->allocate(bytes) : aligned_alloc(256, (bytes + 255) / 256 * 256);
+        *made = (struct allocation){fake_state.allocations, fake_current(), own, bytes};
         fake_state.allocations = made;
         fake_current()->memory_used += bytes;
         fake_state.live.allocations++;
@@ -43,7 +43,7 @@ static cu_result memory_free(cu_address memory) {
         *link = found->next;
         fake_current()->memory_used -= found->bytes;
         fake_state.live.allocations--;
-        free(found->memory);
+        fake_hooks ? fake_hooks->release(found->memory, found->bytes) : free(found->memory);
         free(found);
     }
     return fake_end(result);
@@ -53,10 +53,8 @@ static cu_result copy_to_device(cu_address to, const void *from, size_t bytes) {
     cu_result result = fake_begin("cuMemcpyHtoD", CONTEXT);
     if (!result && (!from || !allocation_of(fake_current(), to, bytes)))
         result = INVALID_VALUE;
-    if (!result) {
-        fake_finish(fake_current());
+    if (!result && !(result = fake_finish(fake_current())))
         memcpy(pointer_of(to), from, bytes);
-    }
     return fake_end(result);
 }
 
@@ -64,17 +62,17 @@ static cu_result copy_to_host(void *to, cu_address from, size_t bytes) {
     cu_result result = fake_begin("cuMemcpyDtoH", CONTEXT);
     if (!result && (!to || !allocation_of(fake_current(), from, bytes)))
         result = INVALID_VALUE;
-    if (!result) {
-        fake_finish(fake_current());
+    if (!result && !(result = fake_finish(fake_current())))
         memcpy(to, pointer_of(from), bytes);
-    }
     return fake_end(result);
 }
 
-static void enqueue(struct pending work) {
-    if (fake_current()->num_pending == PENDING_MAX)
-        fake_finish(fake_current());
+static cu_result enqueue(struct pending work) {
+    cu_result result = 0;
+    if (fake_hooks || fake_current()->num_pending == PENDING_MAX)
+        result = fake_finish(fake_current());
     fake_current()->pending[fake_current()->num_pending++] = work;
+    return result;
 }
 
 static cu_result copy_on_device(cu_address to, cu_address from, size_t bytes) {
@@ -82,7 +80,7 @@ static cu_result copy_on_device(cu_address to, cu_address from, size_t bytes) {
     if (!result && (!allocation_of(fake_current(), from, bytes) || !allocation_of(fake_current(), to, bytes)))
         result = INVALID_VALUE;
     if (!result)
-        enqueue((struct pending){pointer_of(to), pointer_of(from), 0, bytes});
+        result = enqueue((struct pending){pointer_of(to), pointer_of(from), 0, bytes});
     return fake_end(result);
 }
 
@@ -91,7 +89,7 @@ static cu_result memory_fill(cu_address memory, unsigned char value, size_t byte
     if (!result && !allocation_of(fake_current(), memory, bytes))
         result = INVALID_VALUE;
     if (!result)
-        enqueue((struct pending){pointer_of(memory), NULL, value, bytes});
+        result = enqueue((struct pending){pointer_of(memory), NULL, value, bytes});
     return fake_end(result);
 }
 
@@ -132,7 +130,7 @@ static cu_result event_record(cu_event event, cu_stream stream) {
 static cu_result event_synchronize(cu_event event) {
     cu_result result = fake_begin("cuEventSynchronize", CONTEXT);
     if (!result)
-        fake_finish(event->device);
+        result = fake_finish(event->device);
     return fake_end(result);
 }
 
@@ -163,7 +161,7 @@ static int takes_map(int dtype, unsigned rank, const void *address, const unsign
         if (extents[i] < 1 || extents[i] > 1ull << 32 || box[i] < 1 || box[i] > 256 || element_strides[i] != 1)
             return 0;
     for (unsigned i = 0; i + 1 < rank; i++)
-        if (stride_bytes[i] % 16 || stride_bytes[i] >= 1ull << 40)
+        if (stride_bytes[i] % 16 || stride_bytes[i] >= 1ull << 40 || (fake_state.no_stride_0 && !stride_bytes[i]))
             return 0;
     const unsigned row = box[0] * bytes[dtype];
     return row % 16 == 0 && swizzle >= 0 && swizzle <= 3 && (swizzle == 0 || row <= 16u << swizzle);

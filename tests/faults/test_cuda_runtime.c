@@ -298,28 +298,6 @@ static void decode_in_a_cluster(void) {
     }
 }
 
-/* The backward of the forward call's tensors: gradients go where the tensors are, since no kernel runs. */
-static fdm_status run_backward(struct cuda_call *call, fdm_plan *plan) {
-    fdm_device facts;
-    fdm_problem problem;
-    fdm_tensors t = call->tensors;
-    t.dout = t.out;
-    t.dq = &call->q;
-    t.dk = &call->k;
-    t.dv = &call->v;
-    fdm_status status = fdm_device_query(FDM_CUDA, call->device.index, &facts);
-    if (!status && !(status = fdm_describe(FDM_BACKWARD, &t, NULL, &problem)) &&
-        !(status = fdm_plan_attention(&facts, &problem, NULL, plan))) {
-        void *workspace = NULL;
-        const size_t bytes = (size_t)plan->workspace_bytes;
-        if (!(status = fdm_memory_allocate(call->device, bytes, &workspace))) {
-            status = fdm_execute(plan, &t, workspace, bytes, NULL);
-            fdm_memory_release(call->device, workspace);
-        }
-    }
-    return status;
-}
-
 /* Reports of resources say the same threads of a block as the launches. */
 static void blocks_are_reported(void) {
     use_fake_compiler();
@@ -337,7 +315,7 @@ static void blocks_are_reported(void) {
                     &call, backward ? (enum cuda_call_kind)(kind - NUM_CALL_KINDS) : (enum cuda_call_kind)kind, device),
                 FDM_OK);
             if (backward) {
-                assert_int_equal(run_backward(&call, &plan), FDM_OK);
+                assert_int_equal(cuda_call_run_backward(&call, &plan), FDM_OK);
             } else {
                 assert_int_equal(fdm_device_query(FDM_CUDA, device, &facts), FDM_OK);
                 assert_int_equal(fdm_describe(FDM_FORWARD, &call.tensors, &call.options, &problem), FDM_OK);

@@ -22,15 +22,22 @@ struct tile {
 };
 static const struct tile tiles[] = {
     {64, 0, 0, 0, 3, 128, 2, 0, 1, HOPPER_STATIC, "192 rows a load, registers for 128 keys"},
-    {64, 0, 1, 2048, 3, 128, 2, 0, 1, HOPPER_LONGEST, "192 rows a load, registers for 128 keys"},
-    {64, 0, 1, 0, 2, 128, 2, 0, 1, HOPPER_STATIC, "128 rows waste less of the diagonal"},
+    {64, 0, 1, 1024, 3, 128, 2, 0, 1, HOPPER_DYNAMIC, "192 rows a load, registers for 128 keys"},
+    {64, 0, 1, 0, 2, 128, 2, 0, 1, HOPPER_DYNAMIC, "128 rows waste less of the diagonal"},
+    {64, 0, 1, 0, 2, 64, 2, 0, 1, HOPPER_DYNAMIC, "64"},
+    {64, 0, 1, 0, 2, 96, 2, 0, 1, HOPPER_DYNAMIC, "96"},
+    {64, 0, 1, 0, 3, 64, 2, 0, 1, HOPPER_DYNAMIC, "64"},
     {96, 0, -1, 0, 2, 128, 2, 0, 1, HOPPER_STATIC, "two stages of Q, K and V fit"},
-    {128, 0, -1, 0, 2, 128, 2, 0, 1, HOPPER_STATIC, "two stages of Q, K and V fit"},
-    {128, 0, -1, 0, 2, 144, 1, 0, 1, HOPPER_STATIC, "the widest step whose registers fit"},
+    {96, 0, -1, 0, 3, 96, 1, 0, 1, HOPPER_STATIC, "two stages of Q, K and V fit"},
+    {128, 0, 0, 0, 2, 128, 2, 0, 1, HOPPER_STATIC, "two stages of Q, K and V fit"},
+    {128, 0, 1, 1024, 2, 128, 2, 0, 1, HOPPER_DYNAMIC, "two stages of Q, K and V fit"},
+    {128, 0, 1, 0, 2, 128, 2, 0, 1, HOPPER_STATIC, "two stages of Q, K and V fit"},
+    {128, 0, -1, 0, 2, 64, 2, 0, 1, HOPPER_STATIC, "64"},
+    {128, 0, -1, 0, 2, 176, 1, 0, 1, HOPPER_STATIC, "the widest step whose registers fit"},
     {192, 0, -1, 0, 2, 96, 1, 0, 0, HOPPER_STATIC, "two stages of K and V fit"},
     {192, 0, -1, 0, 2, 112, 1, 0, 0, HOPPER_STATIC, "the widest step whose registers fit"},
+    {192, 0, -1, 0, 2, 96, 1, 0, 1, HOPPER_STATIC, "turns"},
     {256, 0, 0, 4096, 2, 80, 1, 0, 0, HOPPER_STATIC, "the widest step whose shared memory fits"},
-    {256, 0, 1, 4096, 2, 80, 1, 0, 0, HOPPER_STATIC, "the widest step whose shared memory fits"},
     {256, 0, -1, 0, 2, 64, 1, 0, 0, HOPPER_STATIC, "short rows waste less of the last step"},
     {64, 1, -1, 0, 2, 128, 2, 2, 1, HOPPER_STATIC, "two stages of scores fit"},
     {128, 1, -1, 0, 2, 128, 1, 1, 1, HOPPER_STATIC, "one stage of scores fits"},
@@ -83,8 +90,8 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
         return "it takes float16 and bfloat16";
     if (p->head_dim > 256 || p->head_dim_v > 256)
         return "head dims are at most 256";
-    if (!p->aligned)
-        return "addresses and strides must be multiples of 16 bytes, for TMA";
+    if (!p->aligned || !p->q_mappable || !p->keys_mappable)
+        return "TMA needs addresses and strides that are multiples of 16 bytes, and strides above 0";
     if (p->has_intervals || (p->has_mask && !gpu_mask_rows(p)) || (p->has_bias && !gpu_bias_rows(p)))
         return "it takes masks and biases with rows, and no key intervals";
     if (scored(p) && (!p->scores_aligned || p->varlen || (p->has_mask && p->mask_shape[3] != p->seqlen_k) ||

@@ -226,7 +226,9 @@ struct consumer {
     __device__ __forceinline__ struct item_facts facts() const {
         return read_facts(base + WORK + stage_of<2>(item) * ITEM_BYTES);
     }
-    static __device__ __forceinline__ int warpgroup() { return (int)threadIdx.x / 128 - 1; }
+    /* By way of a shuffle, so that the compiler knows that whole warps take one way. */
+    static __device__ __forceinline__ int warpgroup() { return uniform((int)threadIdx.x / 128 - 1); }
+    static __device__ __forceinline__ int uniform(int x) { return __shfl_sync(0xffffffff, x, 0); }
     /* Of half 0, in the block tile. */
     static __device__ __forceinline__ int local_row() {
         return warpgroup() * 64 + (int)threadIdx.x / 32 % 4 * 16 + (int)threadIdx.x % 32 / 4;
@@ -303,16 +305,53 @@ struct consumer {
         barrier_sync(CONSUMERS_BARRIER, 128 * WARPGROUPS);
     }
 
-    __device__ __forceinline__ void compute() {
-        int tile, first_tile, full_first, full_last; /* tiles full_first .. full_last - 1 are seen whole by all rows */
+    /* A step whose keys no row of the warpgroup sees. */
+    __device__ __forceinline__ void pass(bool with_turn) {
+        if (with_turn) {
+            take_turn();
+            pass_turn();
+        }
+        wait_full<STAGES>(base + K_FULL, step);
+        if (SCORED)
+            wait_full<SCORE_RING>(base + SCORE_FULL, step);
+        __syncwarp(); /* a lane that still waits would miss the phase */
+        release<STAGES>(base + K_EMPTY, step);
+        if (SCORED)
+            release<SCORE_RING>(base + SCORE_EMPTY, step);
+        wait_full<STAGES>(base + V_FULL, step);
+        __syncwarp();
+        release<STAGES>(base + V_EMPTY, step);
+        step++;
+    }
+
+    /* O of the item; false when no row of the warpgroup sees a key. All warpgroups take as many turns. */
+    __device__ __forceinline__ bool compute() {
+        int tile, first_tile, rest, full_first, full_last; /* all rows see tiles full_first .. full_last - 1 whole */
         {
             const struct item_facts f = facts();
             const struct sequence at = sequence_of(f);
-            const int first_row = f.first_row + warpgroup() * 64;
-            full_first = (first_key(a.in, at, first_row + 63) + BLOCK_N - 1) / BLOCK_N;
-            full_last = (last_key(a.in, at, first_row) + 1) / BLOCK_N;
-            first_tile = f.first_tile;
-            tile = f.last_tile - 1;
+            struct item_facts own = f;
+            own.first_row += warpgroup() * 64;
+            if (own.first_row < f.seqlen_q)
+                find_tiles(a.in, at, 64, own);
+            else
+                own.last_tile = own.first_tile;
+            own.first_tile = uniform(own.first_tile);
+            own.last_tile = uniform(own.last_tile);
+            full_first = (first_key(a.in, at, own.first_row + 63) + BLOCK_N - 1) / BLOCK_N;
+            full_last = (last_key(a.in, at, own.first_row) + 1) / BLOCK_N;
+            if (f.first_tile >= f.last_tile)
+                return false;
+            clear_tail(f.last_tile);
+            if (own.first_tile >= own.last_tile) {
+                for (tile = f.last_tile - 1; tile >= f.first_tile; tile--)
+                    pass(tile > f.first_tile);
+                return false;
+            }
+            for (tile = f.last_tile - 1; tile >= own.last_tile; tile--)
+                pass(true);
+            first_tile = own.first_tile;
+            rest = own.first_tile - f.first_tile;
         }
         wait_full<STAGES>(base + K_FULL, step);
         wgmma_fence();
@@ -321,7 +360,6 @@ struct consumer {
         wgmma_wait_group<0>(s);
         release<STAGES>(base + K_EMPTY, step);
         make_weights(tile, tile < full_first || tile >= full_last, false);
-        clear_tail(tile + 1);
         step++;
         bool add = false;
 #pragma unroll 1
@@ -348,6 +386,9 @@ struct consumer {
         wgmma_commit_group();
         wgmma_wait_group<0>(o);
         release<STAGES>(base + V_EMPTY, step - 1);
+        while (WINDOW && rest-- > 0)
+            pass(true);
+        return true;
     }
 
     /* Writes the log-sum-exp of the thread's rows; the reciprocals of their sums. */
@@ -375,28 +416,35 @@ struct consumer {
         const int lane = threadIdx.x % 32, warp_row = local_row() - lane / 4;
         const uint32_t tile = base + stage_of<Q_STAGES>(item) * Q_BYTES;
         barrier_sync(WARPGROUP_BARRIER + warpgroup(), 128); /* all warps' products with Q are complete */
+        const int row = warp_row + lane % 16; /* whose chunks this lane addresses: both of a pair, by half warps */
 #pragma unroll
-        for (int i = 0; i < HEAD_DIM_V / 8; i++)
+        for (int i = 0; i < HEAD_DIM_V / 8; i += 2) {
+            uint32_t word[4];
 #pragma unroll
-            for (int half = 0; half < 2; half++) {
-                const int row = local_row() + 8 * half;
-                const float x = computed ? o[4 * i + 2 * half] * inverse[half] : 0.0f;
-                const float y = computed ? o[4 * i + 2 * half + 1] * inverse[half] : 0.0f;
-                st_shared_4(tile + i / 8 * BLOCK_M * 128 + row * 128 + ((i % 8 ^ (row & 7)) << 4) + lane % 4 * 4,
-                            pack(x, y));
+            for (int e = 0; e < 4; e++) {
+                const int at = 4 * i + 2 * e;
+                word[e] = computed ? pack(o[at] * inverse[e % 2], o[at + 1] * inverse[e % 2]) : 0;
             }
+            stmatrix_x4(tile + i / 8 * BLOCK_M * 128 + row * 128 + (((i % 8 + lane / 16) ^ (row & 7)) << 4), word);
+        }
         __syncwarp();
         constexpr int chunks = HEAD_DIM_V / 8;
         char *to = a.in.out.data + ((VARLEN ? 0 : f.batch) * a.in.out.batch + f.head * a.in.out.head +
                                     (int64_t)(f.q_begin + f.first_row + warp_row) * a.in.out.row) * 2;
-        const int count = min(f.seqlen_q - f.first_row - warp_row, 16), columns = a.in.head_dim_v / 8;
+        const int count = min(f.seqlen_q - f.first_row - warp_row, 16);
 #pragma unroll 4
         for (int n = lane; n < 16 * chunks; n += 32) {
-            const int row = n / chunks, chunk = n % chunks;
+            const int r = n / chunks, chunk = n % chunks, columns = a.in.head_dim_v - chunk * 8;
             uint32_t word[4];
-            ld_shared_16(word, tile + chunk / 8 * BLOCK_M * 128 + (warp_row + row) * 128 + ((chunk % 8 ^ (row & 7)) << 4));
-            if (row < count && chunk < columns)
-                *(uint4 *)(to + row * a.in.out.row * 2 + chunk * 16) = make_uint4(word[0], word[1], word[2], word[3]);
+            ld_shared_16(word, tile + chunk / 8 * BLOCK_M * 128 + (warp_row + r) * 128 + ((chunk % 8 ^ (r & 7)) << 4));
+            char *at = to + r * a.in.out.row * 2 + chunk * 16;
+            if (r < count && columns >= 8)
+                *(uint4 *)at = make_uint4(word[0], word[1], word[2], word[3]);
+            else if (r < count)
+#pragma unroll
+                for (int e = 0; e < 8; e++)
+                    if (e < columns)
+                        ((uint16_t *)at)[e] = (uint16_t)(word[e / 2] >> (e % 2 * 16));
         }
         fence_proxy_async(); /* TMA writes there next */
         __syncwarp();
@@ -408,17 +456,11 @@ struct consumer {
             pass_turn();
         for (;; item++) {
             wait_full<2>(base + WORK_FULL, item);
+            if (facts().first_row < 0)
+                break;
             rows = {{MINUS_INF, MINUS_INF}, {0, 0}, false};
-            bool computed;
-            {
-                const struct item_facts f = facts();
-                if (f.first_row < 0)
-                    break;
-                computed = f.first_tile < f.last_tile;
-            }
             wait_full<Q_STAGES>(base + Q_FULL, item);
-            if (computed)
-                compute();
+            const bool computed = compute();
             const struct item_facts f = facts();
             __syncwarp();
             release<2>(base + WORK_EMPTY, item);

@@ -86,9 +86,9 @@ static int may_pair(const fdm_plan *plan, const fdm_problem *p) {
 static int is_half(const fdm_plan *plan, const fdm_problem *p) { return threads_of(plan, p) < 32 * MMA_BACKWARD_WARPS; }
 
 /* Whether the copy engine may bring the units of a ring: not those of packed sequences, where what follows the last row
- * is another's. */
+ * is another's, nor where no tensor map can say how the rows lie. */
 static int may_use_engine(const fdm_plan *plan, const fdm_problem *p) {
-    return plan->parameters[RING] && p->aligned && !p->varlen;
+    return plan->parameters[RING] && p->aligned && p->q_mappable && !p->varlen;
 }
 
 /* The tile is chosen; what shared memory is left buys what comes first here. */
@@ -239,7 +239,7 @@ static int wide_scores(const fdm_problem *p) {
     return p->scores_aligned && !adds_dbias_in_turns(p) && !crowded && (gpu_mask_rows(p) || gpu_bias_rows(p));
 }
 
-static void main_request(const fdm_plan *plan, const fdm_problem *p, int32_t d, int32_t dv, int engine,
+static void main_request(const fdm_plan *plan, const fdm_problem *p, int32_t d, int32_t dv,
                          struct cuda_kernel_request *request) {
     const struct cuda_constant constants[] = {
         {"DTYPE", gpu_dtype(p->dtype)},
@@ -253,7 +253,7 @@ static void main_request(const fdm_plan *plan, const fdm_problem *p, int32_t d, 
         {"DS_BUFFERS", plan->parameters[DS_BUFFERS]},
         {"PAIRED", plan->parameters[PAIRED] != 0},
         {"RING", plan->parameters[RING]},
-        {"ENGINE", engine},
+        {"ENGINE", plan->parameters[ENGINE]},
         {"ALIGNED", p->aligned},
         {"SCORES_ALIGNED", wide_scores(p)},
         {"WINDOW", gpu_bounded(p)},
@@ -288,8 +288,8 @@ static void order_request(struct cuda_kernel_request *request) {
 }
 
 /* `place`: of each kernel among the requests. */
-static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, int engine,
-                             struct cuda_kernel_request *requests, int32_t place[NUM_KERNELS]) {
+static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *requests,
+                             int32_t place[NUM_KERNELS]) {
     const int32_t widest = mma_backward_widest((int32_t)p->head_dim, (int32_t)p->head_dim_v);
     const int32_t d = mma_backward_padded((int32_t)p->head_dim, plan->block_n, widest);
     const int32_t dv = mma_backward_padded((int32_t)p->head_dim_v, plan->block_n, widest);
@@ -300,7 +300,7 @@ static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, int eng
             continue;
         place[kernel] = count++;
         if (kernel == MAIN) {
-            main_request(plan, p, d, dv, engine, request);
+            main_request(plan, p, d, dv, request);
         } else if (kernel == BLOCK_MASK) {
             block_mask_request(request);
         } else if (kernel == ORDER) {
@@ -343,7 +343,7 @@ static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *reques
     int32_t place[NUM_KERNELS];
     if (!sound(plan, &plan->problem))
         return 0;
-    return make_requests(plan, &plan->problem, plan->parameters[ENGINE], requests, place);
+    return make_requests(plan, &plan->problem, requests, place);
 }
 
 /* The kernel counts bytes from one row of scores to the next in 32 bits. */
@@ -369,15 +369,6 @@ static struct cuda_tensor_layout layout_of(const struct matrix_view *x, const fd
                                        .box = {panel, MMA_BACKWARD_UNIT_ROWS, 1, 1},
                                        .swizzle_bytes = 2 * panel,
                                        .l2_bytes = 128};
-}
-
-/* The engine takes no strides that are negative or far apart; then threads copy. */
-static int engine_reaches(const struct matrix_view *x) {
-    const int64_t strides[] = {x->row, x->head, x->batch};
-    for (int i = 0; i < 3; i++)
-        if (strides[i] < 0 || strides[i] >= 1ll << 39)
-            return 0;
-    return 1;
 }
 
 static fdm_status make_maps(int32_t device, const struct attention *attention, const struct mma_room *room,
@@ -422,19 +413,23 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     const struct cuda_kernel *kernels[NUM_KERNELS];
     int32_t place[NUM_KERNELS];
     struct mma_backward_arguments a;
+    if (plan->parameters[ENGINE] && !p->q_mappable)
+        return error_set(
+            FDM_ERROR_INVALID_ARGUMENT,
+            "the plan is for q and dout that a tensor map can describe (no stride of 0, none of 2^40 bytes "
+            "or more), but these are not");
     if (!sound(plan, p))
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile or workspace is not its kernel's");
     if (!score_rows_fit(attention))
         return error_set(FDM_ERROR_UNSUPPORTED,
                          "rows of mask, bias or dbias lie 2^31 bytes or more apart; mma.backward takes less");
-    const int engine = plan->parameters[ENGINE] && engine_reaches(&attention->q) && engine_reaches(&attention->dout);
-    fdm_status status =
-        cuda_kernels_get(plan->device.index, list, make_requests(plan, p, engine, list, place), kernels);
+    fdm_status status = cuda_kernels_get(plan->device.index, list, make_requests(plan, p, list, place), kernels);
     if (status)
         return status;
     const struct mma_room room = room_of(plan, p);
     mma_fill_gradients(attention, &room, workspace, &a);
-    if (engine && p->batch * p->seqlen_q > 0 && (status = make_maps(plan->device.index, attention, &room, &a)))
+    if (plan->parameters[ENGINE] && p->batch * p->seqlen_q > 0 &&
+        (status = make_maps(plan->device.index, attention, &room, &a)))
         return status;
     status = mma_launch_prepare(kernels[place[PREPARE]], p, &a, stream);
     if (!status && wanted(plan, p, BLOCK_MASK))

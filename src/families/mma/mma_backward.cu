@@ -1225,6 +1225,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
         *(int *)shared = atomicAdd(a.ticket, 1);
     __syncthreads();
     const uint32_t ticket = *(const int *)shared;
+#    if ENGINE
+    fence_proxy_async(); /* the copy engine will write there */
+#    endif
     __syncthreads();
     x = gridDim.x - 1 - ticket % gridDim.x;
     y = ticket / gridDim.x % gridDim.y;
@@ -1268,6 +1271,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
     [[maybe_unused]] uint32_t ds_buffer = 0;
 #if RING
     struct ring ring = {0, 0};
+#    if ENGINE
+    fence_proxy_async(); /* the ticket, and V on its way to registers, lay where the copy engine will write */
+#    endif
     __syncthreads(); /* its barriers are ready */
 #endif
 
