@@ -167,6 +167,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         if (a.dlse.data)
             mine -= a.dlse.data[b * a.dlse.batch + h * a.dlse.head + i * a.dlse.row];
     }
+    if (lse == __int_as_float(0x7f800000))
+        mine = 0; /* a row without keys: weights of 0 are multiplied by what comes in, which may be NaN */
     a.lse_rows[at.begin + row] = lse;
     a.delta_rows[at.begin + row] = mine;
 }
