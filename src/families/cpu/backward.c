@@ -147,6 +147,7 @@ static void load_rows(const struct attention *a, const struct cpu_kernels *k, st
     const int64_t bytes = fdm_dtype_bytes(dtype);
     for (int32_t lane = 0; lane < block->num_panels * CPU_LANES; lane++) {
         thread->lse[lane] = INFINITY;
+        thread->lse_low[lane] = 0;
         thread->delta[lane] = 0;
         thread->dbias_rows[lane] = 0;
     }
@@ -156,6 +157,8 @@ static void load_rows(const struct attention *a, const struct cpu_kernels *k, st
             thread->rows[lane] = no_gradient;
             continue;
         }
+        if (a->lse_low.data)
+            thread->lse_low[lane] = row_value(&a->lse_low, block, lane);
         const void *out =
             matrix_row(&a->out, bytes, block->batch, block->sequence.q_begin + block->row[lane], block->head[lane]);
         thread->delta[lane] = k->dot(thread->rows[lane], out, (int32_t)a->problem->head_dim_v, dtype);
@@ -300,6 +303,7 @@ void backward_scores(const struct backward_call *call, const struct attention *a
                                      .visible = thread->keys.state[panel] == PANEL_PARTIAL ? thread->keys.visible[panel]
                                                                                            : NULL,
                                      .lse = thread->lse + panel * CPU_LANES,
+                                     .lse_low = thread->lse_low + panel * CPU_LANES,
                                      .delta = thread->delta + panel * CPU_LANES,
                                      .num_keys = keys,
                                      .num_lanes = lanes,

@@ -68,6 +68,7 @@ struct cpu_gradient_step {
     const uint64_t *visible;
     const float *bias_keys, *bias;
     const float *lse;   /* [CPU_LANES] natural log; +inf = a row without keys: P = 0 */
+    const float *lse_low; /* [CPU_LANES] what lse has rounded away; read where there is a bias */
     const float *delta; /* [CPU_LANES] rowsum(dO O) - dlse */
     int32_t num_keys, num_lanes;
     float scale, softcap;
