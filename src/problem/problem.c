@@ -463,6 +463,8 @@ static fdm_status resolve_outputs(const fdm_tensors *t, fdm_problem *p, struct a
     struct row_view lse_low = {0};
     if (t->lse_low && (status = resolve_rows(t->lse_low, "lse_low", role, p, &lse_low)))
         return status;
+    if (!backward && t->lse_low && !t->lse)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "lse_low is given, but lse is not; it is what lse rounds away");
     if (p->has_bias && t->lse_low) {
         p->has_lse_low = 1;
         a->lse_low = lse_low;

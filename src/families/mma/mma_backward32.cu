@@ -35,7 +35,9 @@
 #define OF_SCORES   (GRADIENTS & MMA_GRADIENT_OF_SCORES)
 #define OF_VALUES   (GRADIENTS & MMA_GRADIENT_OF_VALUES)
 #define SUMMARISED  (MASK && MASK_ROWS)
+#define ROW_WORDS   (BIAS ? 3 : 2) /* of a row: lse, delta, and beside a bias what lse has rounded away */
 #define LOG2_E      1.4426950408889634f
+static_assert(4 * ROW_WORDS <= MMA_KEY_FACTS_BYTES, "words of rows lie where facts of keys would");
 
 static_assert(BLOCK % 16 == 0 && HEAD_DIM % 32 == 0 && HEAD_DIM_V % 32 == 0, "tiles are multiples of 16 and 32");
 static_assert(HEAD_DIM % (16 * SHARE) == 0 && HEAD_DIM_V % (16 * SHARE) == 0 && WARPS % SHARE == 0, "equal shares");
@@ -195,7 +197,17 @@ __device__ __forceinline__ void load_other1(const struct mma_backward_arguments 
                                        one.row * 4, at.other_length - step * BLOCK, a.in.head_dim);
     cp_async_commit();
 }
-/* And lse and delta of rows, into the facts of the step they belong to. */
+#if OWNS_KEYS
+/* The word-th of what there is for each row. */
+__device__ __forceinline__ const float *row_words(const struct mma_backward_arguments &a, int word) {
+#    if BIAS
+    if (word == 2)
+        return a.low_rows;
+#    endif
+    return word ? a.delta_rows : a.lse_rows;
+}
+#endif
+/* And the words of rows, into the facts of the step they belong to. */
 __device__ __forceinline__ void load_other2(const struct mma_backward_arguments &a, const struct place &at,
                                             const struct tiles &t, int step, [[maybe_unused]] uint32_t facts) {
     const int64_t from = (OWNS_KEYS ? at.s.q_begin : at.s.k_begin) + (int64_t)step * BLOCK;
@@ -205,9 +217,9 @@ __device__ __forceinline__ void load_other2(const struct mma_backward_arguments 
                                          two.row * 4, at.other_length - step * BLOCK, a.in.head_dim_v);
 #if OWNS_KEYS
         const int n = threadIdx.x * 4 % BLOCK;
-        if (threadIdx.x * 4 < 2 * BLOCK)
-            cp_async_16(facts + threadIdx.x * 16, (threadIdx.x * 4 < BLOCK ? a.lse_rows : a.delta_rows) +
-                                                      rows_begin(a, at) + step * BLOCK + n);
+        if (threadIdx.x * 4 < ROW_WORDS * BLOCK)
+            cp_async_16(facts + threadIdx.x * 16, row_words(a, threadIdx.x * 4 / BLOCK) + rows_begin(a, at) +
+                                                      step * BLOCK + n);
 #endif
     }
     cp_async_commit();
@@ -232,15 +244,18 @@ __device__ __forceinline__ void add_dbias(const struct mma_backward_arguments &a
 __device__ __forceinline__ void make_weights(float (&p)[1][TILES][4], [[maybe_unused]] float (&slope)[TILES][4],
                                              const struct mma_backward_arguments &a, const struct place &at,
                                              [[maybe_unused]] const struct own_keys &keys, int own,
-                                             [[maybe_unused]] const float (&own_lse)[2], uint32_t facts, int step,
+                                             [[maybe_unused]] const float (&own_lse)[2],
+                                             [[maybe_unused]] const float (&own_low)[2], uint32_t facts, int step,
                                              bool partial) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int n = 0; n < TILES; n++) {
         const int column = n * 8 + lane % 4 * 2, other = step * BLOCK + column;
-        [[maybe_unused]] uint32_t lse[2], rows_first[2], rows_last[2], key_bias[2];
+        [[maybe_unused]] uint32_t lse[2], low[2], rows_first[2], rows_last[2], key_bias[2];
 #if OWNS_KEYS
         ld_shared_8(lse[0], lse[1], facts + column * 4);
+        if (BIAS)
+            ld_shared_8(low[0], low[1], facts + (2 * BLOCK + column) * 4);
 #elif KEYED
         ld_shared_8(rows_first[0], rows_first[1], facts + column * 4);
         ld_shared_8(rows_last[0], rows_last[1], facts + (BLOCK + column) * 4);
@@ -286,7 +301,11 @@ __device__ __forceinline__ void make_weights(float (&p)[1][TILES][4], [[maybe_un
 #if BIAS
                 x += b[c];
 #endif
-                x = ex2_approx((x - (OWNS_KEYS ? __uint_as_float(lse[c]) : own_lse[half])) * LOG2_E);
+                x = (x - (OWNS_KEYS ? __uint_as_float(lse[c]) : own_lse[half])) * LOG2_E;
+#if BIAS
+                x += OWNS_KEYS ? __uint_as_float(low[c]) : own_low[half];
+#endif
+                x = ex2_approx(x);
 #if OWNS_KEYS
                 const bool visible = (!KEYED && !partial) ||
                                      (other + c >= keys.first[half] && other + c < keys.last[half] && seen[c]);
@@ -367,12 +386,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const int share = threadIdx.x / 32 / GROUPS, warp_own = threadIdx.x / 32 % GROUPS * 16, own = at.first + warp_own + threadIdx.x % 32 / 4;
     load_own(a, at, t);
     cp_async_commit();
-    float own_lse[2] = {0, 0}, own_delta[2] = {0, 0};
+    float own_lse[2] = {0, 0}, own_low[2] = {0, 0}, own_delta[2] = {0, 0};
 #if !OWNS_KEYS
 #    pragma unroll
     for (int half = 0; half < 2; half++) {
         own_lse[half] = a.lse_rows[rows_begin(a, at) + own + half * 8];
         own_delta[half] = a.delta_rows[rows_begin(a, at) + own + half * 8];
+        if (BIAS)
+            own_low[half] = a.low_rows[rows_begin(a, at) + own + half * 8];
     }
 #endif
     constexpr int columns1 = OF_SCORES ? HEAD_DIM / 8 / SHARE : 1, columns2 = OF_VALUES ? HEAD_DIM_V / 8 / SHARE : 1;
@@ -401,7 +422,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             cp_async_wait<0>();
             __syncthreads();
             multiply_scores<HEAD_DIM>(p, left_of<HEAD_DIM / 4>(t.own1, warp_own), right_of<HEAD_DIM / 4>(t.other1, 0));
-            make_weights(p, slope, a, at, keys, own, own_lse, facts, step, partial);
+            make_weights(p, slope, a, at, keys, own, own_lse, own_low, facts, step, partial);
 #if OF_VALUES
             add_product<HEAD_DIM_V / 4>(sum2, p, t.other2, share * columns2 * 8);
 #endif

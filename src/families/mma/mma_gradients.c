@@ -20,7 +20,7 @@ int64_t mma_bias_bytes(const fdm_problem *p) { return p->has_bias ? (int64_t)fdm
 
 /* Where the arrays of struct mma_backward_arguments lie, in bytes from the workspace's start. */
 struct layout {
-    int64_t lse, delta, dq, dbias, dbias_turns, block_mask, turns, ticket, order, dk, dv, bytes;
+    int64_t lse, delta, low, dq, dbias, dbias_turns, block_mask, turns, ticket, order, dk, dv, bytes;
     int64_t rows, arrays, dbias_count, order_stride, key_rows;
 };
 
@@ -46,6 +46,7 @@ static struct layout lay_out(const fdm_problem *p, const struct mma_room *room) 
     const int64_t all = l.rows * l.arrays;
     l.lse = put(&l, 4 * all);
     l.delta = put(&l, 4 * all);
+    l.low = put(&l, p->has_bias ? 4 * all : 0);
     l.dq = put(&l, 4 * all * room->dq_columns);
     l.turns = put(&l, room->turns ? all / 16 * 4 : 0);
     l.ticket = put(&l, 4);
@@ -116,6 +117,7 @@ void mma_fill_gradients(const struct attention *attention, const struct mma_room
         .group_parts = room->group_parts > 1 ? room->group_parts : 1,
         .part_heads = (int32_t)(p->heads / p->heads_kv / (room->group_parts > 1 ? room->group_parts : 1)),
         .lse_factor = room->lse_factor,
+        .low_rows = (float *)(void *)(workspace + l.low),
     };
     gpu_fill_forward(attention, &a->in);
     a->mask_row_bytes = (int32_t)a->in.mask.row;
