@@ -157,6 +157,9 @@ MMA_BACKWARD_INLINE int32_t mma_backward_v_registers(int32_t block_n, int32_t he
 #define MMA_DBIAS_KEYS   1 /* the bias has no rows: summed in registers; mma_dbias.cu adds heads and batches */
 #define MMA_DBIAS_DIRECT 2 /* every element belongs to one pair: written by the block that owns the key */
 #define MMA_DBIAS_SUMS   3 /* added in fp32 in the workspace; mma_dbias.cu converts */
+/* One number for all keys of a row: it shifts the row's scores alike, which changes lse alone, and by itself. Its gradient
+ * is that of lse; mma_dbias.cu adds heads and batches, and the main kernel makes none. */
+#define MMA_DBIAS_ROWS   4
 
 #define MMA_BACKWARD_CONSTANTS(X)                                                            \
     X(DTYPE)      /* GPU_FLOAT16 or GPU_BFLOAT16 */                                          \
@@ -231,6 +234,7 @@ struct mma_backward_arguments {
     int32_t mask_row_bytes, bias_row_bytes, dbias_row_bytes; /* from row to row; of dbias or of its sums */
     struct cuda_tensor_map q_map, dout_map;                  /* ENGINE: [B, H, S, D], tiles of 64 rows and a panel */
     float *low_rows;
+    int32_t dbias_of_rows; /* 1: MMA_DBIAS_ROWS */
 };
 
 /* Turns of a key block at the gradient of a bias: for at least 32 rows each. */

@@ -10,9 +10,23 @@ int32_t mma_dbias_kind(const fdm_problem *p) {
         return MMA_DBIAS_NONE;
     if (!gpu_bias_rows(p))
         return MMA_DBIAS_KEYS;
+    if (p->bias_shape[3] != p->seqlen_k)
+        return MMA_DBIAS_ROWS;
     const int own = p->bias_shape[0] == p->batch && p->bias_shape[1] == p->heads && p->bias_shape[3] == p->seqlen_k;
     return own ? MMA_DBIAS_DIRECT : MMA_DBIAS_SUMS;
 }
+
+int32_t mma_dbias_constant(const fdm_problem *p) {
+    const int32_t kind = mma_dbias_kind(p);
+    return kind == MMA_DBIAS_ROWS ? MMA_DBIAS_NONE : kind;
+}
+
+int mma_dbias_runs(const fdm_problem *p) {
+    const int32_t kind = mma_dbias_kind(p);
+    return kind == MMA_DBIAS_KEYS || kind == MMA_DBIAS_SUMS || kind == MMA_DBIAS_ROWS;
+}
+
+int mma_dbias_in_turns(const fdm_problem *p) { return p->deterministic && mma_dbias_kind(p) == MMA_DBIAS_SUMS; }
 
 int64_t mma_bias_bytes(const fdm_problem *p) { return p->has_bias ? (int64_t)fdm_dtype_bytes(p->bias_dtype) : 0; }
 
@@ -118,6 +132,7 @@ void mma_fill_gradients(const struct attention *attention, const struct mma_room
         .part_heads = (int32_t)(p->heads / p->heads_kv / (room->group_parts > 1 ? room->group_parts : 1)),
         .lse_factor = room->lse_factor,
         .low_rows = (float *)(void *)(workspace + l.low),
+        .dbias_of_rows = mma_dbias_kind(p) == MMA_DBIAS_ROWS,
     };
     gpu_fill_forward(attention, &a->in);
     a->mask_row_bytes = (int32_t)a->in.mask.row;
