@@ -200,16 +200,6 @@ __device__ __forceinline__ void load_other1(const struct mma_backward_arguments 
                                        one.row * 4, at.other_length - step * BLOCK, a.in.head_dim);
     cp_async_commit();
 }
-#if OWNS_KEYS
-/* The word-th of what there is for each row. */
-__device__ __forceinline__ const float *row_words(const struct mma_backward_arguments &a, int word) {
-#    if BIAS
-    if (word == 2)
-        return a.low_rows;
-#    endif
-    return word ? a.delta_rows : a.lse_rows;
-}
-#endif
 /* And the words of rows, into the facts of the step they belong to. */
 __device__ __forceinline__ void load_other2(const struct mma_backward_arguments &a, const struct place &at,
                                             const struct tiles &t, int step, [[maybe_unused]] uint32_t facts) {
@@ -220,9 +210,11 @@ __device__ __forceinline__ void load_other2(const struct mma_backward_arguments 
                                          two.row * 4, at.other_length - step * BLOCK, a.in.head_dim_v);
 #if OWNS_KEYS
         const int n = threadIdx.x * 4 % BLOCK;
+        const float *rows = threadIdx.x * 4 < BLOCK ? a.lse_rows : a.delta_rows;
+        if (BIAS && threadIdx.x * 4 >= 2 * BLOCK)
+            rows = a.low_rows;
         if (threadIdx.x * 4 < ROW_WORDS * BLOCK)
-            cp_async_16(facts + threadIdx.x * 16, row_words(a, threadIdx.x * 4 / BLOCK) + rows_begin(a, at) +
-                                                      step * BLOCK + n);
+            cp_async_16(facts + threadIdx.x * 16, rows + rows_begin(a, at) + step * BLOCK + n);
 #endif
     }
     cp_async_commit();
