@@ -721,7 +721,7 @@ __device__ __forceinline__ void store_rows(struct fragments &f, const struct gpu
             float inverse = empty ? 0.0f : 1.0f / sum;
             if (a.lse.data && lane % 4 == 0 && at.first_row + row < at.seqlen_q)
                 store_lse<BIAS != 0>(a, at.batch, at.head, (int64_t)(at.q_begin + at.first_row + row), empty,
-                                f.row_max[r][half] * (unit * LN_2), __logf(sum));
+                                [&] { return f.row_max[r][half] * (unit * LN_2); }, [&] { return __logf(sum); });
 #pragma unroll
             for (int n = 0; n < OUT_TILES; n++)
                 st_shared_4(out_tile + chunk_offset<HEAD_DIM_V / 8>(row, n) + lane % 4 * 4,

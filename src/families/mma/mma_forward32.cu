@@ -207,7 +207,7 @@ __device__ __forceinline__ void store_rows(const struct fragments &f, const stru
             const float inverse = empty ? 0.0f : 1.0f / sum;
             const int64_t i = (int64_t)at.s.q_begin + row;
             if (a.lse.data && lane % 4 == 0 && share == 0)
-                store_lse<BIAS != 0>(a, at.s.batch, at.head, i, empty, f.row_max[r][half], logf(sum));
+                store_lse<BIAS != 0>(a, at.s.batch, at.head, i, empty, [&] { return f.row_max[r][half]; }, [&] { return logf(sum); });
             float *out = (float *)a.out.data + at.s.batch * a.out.batch + i * a.out.row + at.head * a.out.head;
 #pragma unroll
             for (int n = 0; n < OUT_TILES; n++)

@@ -753,7 +753,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS)
             const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
             if (a.lse.data && rank == 0 && at.column_group == 0 && at.quad_column == 0 && w.row0 + row < w.seqlen_q)
                 store_lse<HAS_BIAS != 0>(a, w.batch, w.head, w.q_begin + w.row0 + row, total == 0.0f,
-                                    reference[m][half] * (HAS_BIAS ? 1.0f : LN2), lg2_approx(total) * LN2);
+                                    [&] { return reference[m][half] * (HAS_BIAS ? 1.0f : LN2); },
+                                    [&] { return lg2_approx(total) * LN2; });
 #pragma unroll
             for (int n = 0; n < UNITS * 2; ++n) {
                 const uint32_t chunk = (uint32_t)((n / 2 * COLUMN_GROUPS + at.column_group) * 2 + n % 2);
