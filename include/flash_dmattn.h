@@ -214,7 +214,8 @@ typedef struct fdm_problem {
     int64_t mask_shape[4]; /* extents, 1 = broadcast */
     int64_t bias_shape[4];
     fdm_dtype bias_dtype;
-    int32_t aligned;        /* 1: every address and stride of q, k, v, out and gradients is a multiple of 16 bytes */
+    int32_t aligned;        /* 1: every address and stride of q, k, v, out and gradients is a multiple of 16 bytes, and
+                               their rows are less than 2^31 bytes apart */
     int32_t scores_aligned; /* 1: keys of mask and bias are contiguous, and the same holds for their other strides */
 } fdm_problem;
 

@@ -27,8 +27,8 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
     (void)size;
     if (gpu_dtype(p->dtype) < 0)
         return "it takes float16 and bfloat16";
-    if (p->batch > 65535 || p->heads > 65535)
-        return "batch and heads are at most 65535";
+    if (mma_gradients_refusal(p))
+        return mma_gradients_refusal(p);
     if (adds_dbias_in_turns(p) && p->bias_shape[3] != p->seqlen_k)
         return "a bias with query rows that keys share has no deterministic gradient here";
     return NULL;
@@ -239,6 +239,12 @@ static int wide_scores(const fdm_problem *p) {
     return p->scores_aligned && !adds_dbias_in_turns(p) && !crowded && (gpu_mask_rows(p) || gpu_bias_rows(p));
 }
 
+/* Whether the main kernel's grid leaves what its second and third dimension may have. Folded, a block keeps its place in
+ * registers, which the sums need. */
+static int folds(const fdm_plan *plan, const fdm_problem *p) {
+    return p->batch > 65535 || p->heads_kv * plan->parameters[GROUP_PARTS] > 65535;
+}
+
 static void main_request(const fdm_plan *plan, const fdm_problem *p, int32_t d, int32_t dv, int engine,
                          struct cuda_kernel_request *request) {
     const struct cuda_constant constants[] = {
@@ -269,6 +275,7 @@ static void main_request(const fdm_plan *plan, const fdm_problem *p, int32_t d, 
         {"NEEDS_DQ", p->needs_dq},
         {"DETERMINISTIC", in_order(p)},
         {"SPLIT", plan->parameters[GROUP_PARTS] > 1},
+        {"FOLDED", folds(plan, p)},
     };
     _Static_assert(sizeof constants / sizeof constants[0] == MMA_BACKWARD_NUM_CONSTANTS, "one value for each constant");
     request->file = "families/mma/mma_backward.cu";
@@ -346,17 +353,6 @@ static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *reques
     return make_requests(plan, &plan->problem, plan->parameters[ENGINE], requests, place);
 }
 
-/* The kernel counts bytes from one row of scores to the next in 32 bits. */
-static int score_rows_fit(const struct attention *attention) {
-    const int64_t bytes = mma_bias_bytes(attention->problem);
-    const int64_t rows[] = {attention->mask.row, attention->bias.row * bytes, attention->dbias.row * bytes,
-                            attention->problem->bias_shape[3] * 4};
-    for (int i = 0; i < 4; i++)
-        if (rows[i] > INT32_MAX || rows[i] < INT32_MIN)
-            return 0;
-    return 1;
-}
-
 /* What the copy engine knows of q or dout: panels of a unit's rows. */
 static struct cuda_tensor_layout layout_of(const struct matrix_view *x, const fdm_problem *p, int32_t columns,
                                            int32_t padded) {
@@ -397,7 +393,7 @@ static fdm_status make_maps(int32_t device, const struct attention *attention, c
 
 static fdm_status put_in_order(const struct cuda_kernel *kernel, const fdm_problem *p,
                                const struct mma_backward_arguments *a, void *stream) {
-    const int64_t stride = gpu_round_up(p->seqlen_k, KEY_SORT_KEYS);
+    const int64_t stride = gpu_round_up(p->seqlen_k, KEY_SORT_KEYS), groups = stride / KEY_SORT_KEYS;
     const struct key_sort_params arguments = {.intervals = a->in.intervals,
                                               .order = (int32_t *)(uintptr_t)a->order,
                                               .stride = stride,
@@ -405,15 +401,16 @@ static fdm_status put_in_order(const struct cuda_kernel *kernel, const fdm_probl
                                               .seqlen_k = a->in.seqlen_k,
                                               .num_heads = (int32_t)p->interval_heads,
                                               .window_left = a->in.window_left,
-                                              .window_right = a->in.window_right};
-    struct cuda_launch launch = {
-        .kernel = kernel,
-        .grid = {(uint32_t)(stride / KEY_SORT_KEYS), (uint32_t)(p->interval_batch * p->interval_heads), 1},
-        .threads = KEY_SORT_THREADS,
-        .stream = stream,
-        .arguments = &arguments,
-        .arguments_bytes = sizeof arguments};
-    return p->interval_batch * p->interval_heads > 0 ? cuda_launch(&launch) : FDM_OK;
+                                              .window_right = a->in.window_right,
+                                              .num_groups = (int32_t)groups,
+                                              .num_sorts = groups * p->interval_batch * p->interval_heads};
+    struct cuda_launch launch = {.kernel = kernel,
+                                 .grid = {gpu_grid(arguments.num_sorts), 1, 1},
+                                 .threads = KEY_SORT_THREADS,
+                                 .stream = stream,
+                                 .arguments = &arguments,
+                                 .arguments_bytes = sizeof arguments};
+    return arguments.num_sorts > 0 ? cuda_launch(&launch) : FDM_OK;
 }
 
 static fdm_status execute(const fdm_plan *plan, const struct attention *attention, void *workspace, void *stream) {
@@ -424,9 +421,6 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     struct mma_backward_arguments a;
     if (!sound(plan, p))
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile or workspace is not its kernel's");
-    if (!score_rows_fit(attention))
-        return error_set(FDM_ERROR_UNSUPPORTED,
-                         "rows of mask, bias or dbias lie 2^31 bytes or more apart; mma.backward takes less");
     const int engine = plan->parameters[ENGINE] && engine_reaches(&attention->q) && engine_reaches(&attention->dout);
     fdm_status status =
         cuda_kernels_get(plan->device.index, list, make_requests(plan, p, engine, list, place), kernels);
@@ -445,15 +439,17 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     if (!status)
         status = mma_launch_gradients(kernels[place[MAIN]], tiles_of(p->seqlen_k, plan->block_n),
                                       p->heads_kv * plan->parameters[GROUP_PARTS], p->batch,
+                                      folds(plan, p) ? MMA_GRID_FOLDED : MMA_GRID_OF_THREE,
                                       (uint32_t)threads_of(plan, p), &a, stream);
     if (!status && wanted(plan, p, COMBINE))
         status = mma_launch_gradients(
             kernels[place[COMBINE]],
             tiles_of(a.key_rows * (room.dk_columns + room.dv_columns) / 8, 32 * MMA_BACKWARD_ROWS_WARPS), p->heads_kv,
-            1, 32 * MMA_BACKWARD_ROWS_WARPS, &a, stream);
+            1, MMA_GRID_FOLDED, 32 * MMA_BACKWARD_ROWS_WARPS, &a, stream);
     if (!status && wanted(plan, p, FINISH))
         status = mma_launch_gradients(kernels[place[FINISH]], tiles_of(p->seqlen_q, 16 * MMA_BACKWARD_ROWS_WARPS),
-                                      p->heads, p->batch, 32 * MMA_BACKWARD_ROWS_WARPS, &a, stream);
+                                      p->heads, p->batch, MMA_GRID_FOLDED, 32 * MMA_BACKWARD_ROWS_WARPS, &a,
+                                      stream);
     if (!status && wanted(plan, p, DBIAS))
         status = mma_launch_dbias(kernels[place[DBIAS]], &a, stream);
     return status;

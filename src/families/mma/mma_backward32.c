@@ -52,8 +52,8 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
         return "it takes float32";
     if (p->head_dim > 256 || p->head_dim_v > 256)
         return "head dims are at most 256";
-    if (p->batch > 65535 || p->heads > 65535)
-        return "batch and heads are at most 65535";
+    if (mma_gradients_refusal(p))
+        return mma_gradients_refusal(p);
     if (p->deterministic && mma_dbias_kind(p) == MMA_DBIAS_SUMS)
         return "a bias with query rows that heads, batches or keys share has no deterministic gradient here";
     for (int32_t i = 0; i < NUM_TILES; i++)
@@ -125,6 +125,9 @@ static int32_t dbias_of(const fdm_problem *p, int32_t kernel) {
     return (kernel == OWN_KEYS) == (kind == MMA_DBIAS_KEYS) ? kind : MMA_DBIAS_NONE;
 }
 
+/* Whether a main kernel's grid leaves what its second and third dimension may have. */
+static int folds(const fdm_problem *p) { return p->batch > 65535 || p->heads > 65535; }
+
 static void main_request(const struct tile *t, const fdm_problem *p, int32_t kernel,
                          struct cuda_kernel_request *request) {
     const struct cuda_constant constants[] = {
@@ -146,6 +149,7 @@ static void main_request(const struct tile *t, const fdm_problem *p, int32_t ker
         {"INTERVALS", p->has_intervals},
         {"VARLEN", p->varlen},
         {"SOFTCAP", p->softcap > 0},
+        {"FOLDED", folds(p)},
     };
     _Static_assert(sizeof constants / sizeof constants[0] == MMA_BACKWARD32_NUM_CONSTANTS, "one value each");
     request->file = "families/mma/mma_backward32.cu";
@@ -216,7 +220,8 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
         if (wanted(p, kernel))
             status = mma_launch_gradients(
                 kernels[place[kernel]], ((kernel == OWN_ROWS ? p->seqlen_q : p->seqlen_k) + own - 1) / own,
-                kernel == OWN_ROWS ? p->heads : p->heads_kv, p->batch, (uint32_t)(32 * t->warps), &a, stream);
+                kernel == OWN_ROWS ? p->heads : p->heads_kv, p->batch, folds(p) ? MMA_GRID_FOLDED : MMA_GRID_OF_THREE,
+                (uint32_t)(32 * t->warps), &a, stream);
     if (!status && wanted(p, DBIAS))
         status = mma_launch_dbias(kernels[place[DBIAS]], &a, stream);
     return status;

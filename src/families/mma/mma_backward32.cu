@@ -71,10 +71,15 @@ struct place {
 __device__ __forceinline__ struct place find_place(const struct mma_backward_arguments &a) {
     struct place at;
     /* causal: the longest first */
-    const int block = WINDOW && !OWNS_KEYS ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
-    at.s = find_sequence(a.in, blockIdx.z);
-    at.head_kv = OWNS_KEYS ? blockIdx.y : blockIdx.y / a.in.group;
-    at.head = blockIdx.y;
+#if FOLDED
+    const uint32_t x = blockIdx.x % a.grid_x, y = blockIdx.x / a.grid_x % a.grid_y, z = blockIdx.x / a.grid_x / a.grid_y;
+#else
+    const uint32_t x = blockIdx.x, y = blockIdx.y, z = blockIdx.z;
+#endif
+    const int block = WINDOW && !OWNS_KEYS ? a.grid_x - 1 - x : x;
+    at.s = find_sequence(a.in, z);
+    at.head_kv = OWNS_KEYS ? y : y / a.in.group;
+    at.head = y;
     at.first = block * OWN;
     at.own_length = OWNS_KEYS ? at.s.seqlen_k : at.s.seqlen_q;
     at.other_length = OWNS_KEYS ? at.s.seqlen_q : at.s.seqlen_k;

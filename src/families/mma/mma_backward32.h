@@ -28,7 +28,8 @@
     X(DBIAS)          /* MMA_DBIAS_*: KEYS where keys are owned, DIRECT and SUMS where rows are */       \
     X(INTERVALS)                                                                                         \
     X(VARLEN)                                                                                            \
-    X(SOFTCAP)
+    X(SOFTCAP)                                                                                           \
+    X(FOLDED) /* the grid has one dimension: there are more heads or batches than 65535 */
 
 enum { MMA_BACKWARD32_NUM_CONSTANTS = MMA_BACKWARD32_CONSTANTS(MMA_BACKWARD_COUNT) };
 

@@ -23,6 +23,9 @@ struct mma_room {
 int32_t mma_dbias_kind(const fdm_problem *problem);
 int64_t mma_bias_bytes(const fdm_problem *problem); /* of one element, 0 where there is none */
 
+/* NULL when every launch around a backward has less than 2^31 blocks; else a clause for the plan. */
+const char *mma_gradients_refusal(const fdm_problem *problem);
+
 int64_t mma_workspace_bytes(const fdm_problem *problem, const struct mma_room *room);
 void mma_fill_gradients(const struct attention *attention, const struct mma_room *room, char *workspace,
                         struct mma_backward_arguments *arguments);
@@ -30,12 +33,13 @@ void mma_fill_gradients(const struct attention *attention, const struct mma_room
 /* `entry`: of mma_backward_rows.cu or mma_dbias.cu; head dims as the main kernel pads them. */
 void mma_rows_request(const fdm_problem *problem, const char *entry, int32_t head_dim, int32_t head_dim_v,
                       int32_t needs_dq, struct cuda_kernel_request *request);
-/* No launch where an extent is 0. */
-fdm_status mma_launch_gradients(const struct cuda_kernel *kernel, int64_t x, int64_t y, int64_t z, uint32_t threads,
-                                const struct mma_backward_arguments *arguments, void *stream);
+/* x y z blocks, x fastest, and folded into one dimension unless the kernel takes three; tells the arguments. No launch
+ * where an extent is 0. */
+enum mma_grid { MMA_GRID_FOLDED, MMA_GRID_OF_THREE };
+fdm_status mma_launch_gradients(const struct cuda_kernel *kernel, int64_t x, int64_t y, int64_t z, enum mma_grid grid,
+                                uint32_t threads, struct mma_backward_arguments *arguments, void *stream);
 fdm_status mma_launch_prepare(const struct cuda_kernel *kernel, const fdm_problem *problem,
-                              const struct mma_backward_arguments *arguments, void *stream);
-fdm_status mma_launch_dbias(const struct cuda_kernel *kernel, const struct mma_backward_arguments *arguments,
-                            void *stream);
+                              struct mma_backward_arguments *arguments, void *stream);
+fdm_status mma_launch_dbias(const struct cuda_kernel *kernel, struct mma_backward_arguments *arguments, void *stream);
 
 #endif
