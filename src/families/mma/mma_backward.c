@@ -239,12 +239,6 @@ static int wide_scores(const fdm_problem *p) {
     return p->scores_aligned && !adds_dbias_in_turns(p) && !crowded && (gpu_mask_rows(p) || gpu_bias_rows(p));
 }
 
-/* Whether the main kernel's grid leaves what its second and third dimension may have. Folded, a block keeps its place in
- * registers, which the sums need. */
-static int folds(const fdm_plan *plan, const fdm_problem *p) {
-    return p->batch > 65535 || p->heads_kv * plan->parameters[GROUP_PARTS] > 65535;
-}
-
 static void main_request(const fdm_plan *plan, const fdm_problem *p, int32_t d, int32_t dv, int engine,
                          struct cuda_kernel_request *request) {
     const struct cuda_constant constants[] = {
@@ -275,7 +269,7 @@ static void main_request(const fdm_plan *plan, const fdm_problem *p, int32_t d, 
         {"NEEDS_DQ", p->needs_dq},
         {"DETERMINISTIC", in_order(p)},
         {"SPLIT", plan->parameters[GROUP_PARTS] > 1},
-        {"FOLDED", folds(plan, p)},
+        {"FOLDED", mma_folds_grids(p)},
     };
     _Static_assert(sizeof constants / sizeof constants[0] == MMA_BACKWARD_NUM_CONSTANTS, "one value for each constant");
     request->file = "families/mma/mma_backward.cu";
@@ -439,17 +433,15 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     if (!status)
         status = mma_launch_gradients(kernels[place[MAIN]], tiles_of(p->seqlen_k, plan->block_n),
                                       p->heads_kv * plan->parameters[GROUP_PARTS], p->batch,
-                                      folds(plan, p) ? MMA_GRID_FOLDED : MMA_GRID_OF_THREE,
                                       (uint32_t)threads_of(plan, p), &a, stream);
     if (!status && wanted(plan, p, COMBINE))
         status = mma_launch_gradients(
             kernels[place[COMBINE]],
             tiles_of(a.key_rows * (room.dk_columns + room.dv_columns) / 8, 32 * MMA_BACKWARD_ROWS_WARPS), p->heads_kv,
-            1, MMA_GRID_FOLDED, 32 * MMA_BACKWARD_ROWS_WARPS, &a, stream);
+            1, 32 * MMA_BACKWARD_ROWS_WARPS, &a, stream);
     if (!status && wanted(plan, p, FINISH))
         status = mma_launch_gradients(kernels[place[FINISH]], tiles_of(p->seqlen_q, 16 * MMA_BACKWARD_ROWS_WARPS),
-                                      p->heads, p->batch, MMA_GRID_FOLDED, 32 * MMA_BACKWARD_ROWS_WARPS, &a,
-                                      stream);
+                                      p->heads, p->batch, 32 * MMA_BACKWARD_ROWS_WARPS, &a, stream);
     if (!status && wanted(plan, p, DBIAS))
         status = mma_launch_dbias(kernels[place[DBIAS]], &a, stream);
     return status;

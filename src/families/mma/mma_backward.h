@@ -187,7 +187,7 @@ MMA_BACKWARD_INLINE int32_t mma_backward_v_registers(int32_t block_n, int32_t he
 enum { MMA_BACKWARD_NUM_CONSTANTS = MMA_BACKWARD_CONSTANTS(MMA_BACKWARD_COUNT) };
 
 /* Of mma_backward_rows.cu and mma_dbias.cu. */
-#define MMA_ROWS_CONSTANTS(X) X(DTYPE) X(HEAD_DIM) X(HEAD_DIM_V) X(ALIGNED) X(VARLEN) X(NEEDS_DQ) X(BIAS)
+#define MMA_ROWS_CONSTANTS(X) X(DTYPE) X(HEAD_DIM) X(HEAD_DIM_V) X(ALIGNED) X(VARLEN) X(NEEDS_DQ) X(BIAS) X(FOLDED)
 enum { MMA_ROWS_NUM_CONSTANTS = MMA_ROWS_CONSTANTS(MMA_BACKWARD_COUNT) };
 
 /* Rows of the workspace's arrays for a sequence are a multiple of this; the last ones stand for no row. */

@@ -125,9 +125,6 @@ static int32_t dbias_of(const fdm_problem *p, int32_t kernel) {
     return (kernel == OWN_KEYS) == (kind == MMA_DBIAS_KEYS) ? kind : MMA_DBIAS_NONE;
 }
 
-/* Whether a main kernel's grid leaves what its second and third dimension may have. */
-static int folds(const fdm_problem *p) { return p->batch > 65535 || p->heads > 65535; }
-
 static void main_request(const struct tile *t, const fdm_problem *p, int32_t kernel,
                          struct cuda_kernel_request *request) {
     const struct cuda_constant constants[] = {
@@ -149,7 +146,7 @@ static void main_request(const struct tile *t, const fdm_problem *p, int32_t ker
         {"INTERVALS", p->has_intervals},
         {"VARLEN", p->varlen},
         {"SOFTCAP", p->softcap > 0},
-        {"FOLDED", folds(p)},
+        {"FOLDED", mma_folds_grids(p)},
     };
     _Static_assert(sizeof constants / sizeof constants[0] == MMA_BACKWARD32_NUM_CONSTANTS, "one value each");
     request->file = "families/mma/mma_backward32.cu";
@@ -220,8 +217,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
         if (wanted(p, kernel))
             status = mma_launch_gradients(
                 kernels[place[kernel]], ((kernel == OWN_ROWS ? p->seqlen_q : p->seqlen_k) + own - 1) / own,
-                kernel == OWN_ROWS ? p->heads : p->heads_kv, p->batch, folds(p) ? MMA_GRID_FOLDED : MMA_GRID_OF_THREE,
-                (uint32_t)(32 * t->warps), &a, stream);
+                kernel == OWN_ROWS ? p->heads : p->heads_kv, p->batch, (uint32_t)(32 * t->warps), &a, stream);
     if (!status && wanted(p, DBIAS))
         status = mma_launch_dbias(kernels[place[DBIAS]], &a, stream);
     return status;

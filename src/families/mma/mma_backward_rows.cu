@@ -4,7 +4,7 @@
  * One warp for 16 rows of one head. Bound by memory: out and dout are read and the sums zeroed once; then the sums are
  * read and dQ written once.
  *
- * Grid: groups of 16 WARPS rows, of heads, of batches, in one dimension. */
+ * Grid: x groups of 16 WARPS rows, y heads, z batches; FOLDED: in one dimension. */
 #include "cuda/ptx/global.cuh"
 #include "families/mma/mma_backward.h"
 #include "gpu/packed.cuh"
@@ -20,42 +20,51 @@
 #define ROUNDS       (16 / ROWS_AT_ONCE)
 #define TOGETHER     (DTYPE == GPU_FLOAT32 || ROUNDS < 8 ? (ROUNDS < 4 ? ROUNDS : 4) : 8)
 
+/* Where the block is in the grid. */
+#if FOLDED
+#    define GRID_X     (blockIdx.x % a.grid_x)
+#    define GRID_HEAD  ((int)(blockIdx.x / a.grid_x % a.grid_y))
+#    define GRID_BATCH ((int)(blockIdx.x / a.grid_x / a.grid_y))
+#else
+#    define GRID_X     blockIdx.x
+#    define GRID_HEAD  ((int)blockIdx.y)
+#    define GRID_BATCH ((int)blockIdx.z)
+#endif
+
 struct rows {
-    int head, batch, first, seqlen_q;
+    int first, seqlen_q;
     int64_t packed, begin; /* of the sequence's row 0: in the packed tensors; in the workspace's arrays of head 0 */
 };
-/* `block` may be blockIdx.x made opaque, where places are found anew rather than kept in registers. */
-__device__ __forceinline__ struct rows find_rows(const struct mma_backward_arguments &a, uint32_t block) {
+__device__ __forceinline__ struct rows find_rows(const struct mma_backward_arguments &a) {
     struct rows at;
-    const uint32_t head = block / a.grid_x;
-    at.head = (int)(head % a.grid_y);
-    at.batch = (int)(head / a.grid_y);
-    at.first = (block % a.grid_x * WARPS + threadIdx.x / 32) * 16;
+    at.first = (GRID_X * WARPS + threadIdx.x / 32) * 16;
     at.seqlen_q = a.in.seqlen_q;
     at.packed = 0;
-    at.begin = (int64_t)at.batch * a.in.heads * a.rows;
+    at.begin = (int64_t)GRID_BATCH * a.in.heads * a.rows;
 #if VARLEN
-    const struct packed q = find_packed_q(a.in, at.batch);
+    const struct packed q = find_packed_q(a.in, GRID_BATCH);
     at.packed = q.begin;
     at.seqlen_q = q.length;
-    at.begin = mma_backward_begin(at.packed, at.batch);
+    at.begin = mma_backward_begin(at.packed, GRID_BATCH);
 #endif
-    at.begin += at.head * a.rows;
+    at.begin += GRID_HEAD * a.rows;
     return at;
 }
 
 /* Sums of the bias' gradient begin at 0. */
 __device__ __forceinline__ void clear_sums(const struct mma_backward_arguments &a) {
-    for (int64_t n = (int64_t)blockIdx.x * THREADS + threadIdx.x; n < a.dbias_count; n += (int64_t)gridDim.x * THREADS)
+    const int64_t block = blockIdx.x + (int64_t)gridDim.x * (blockIdx.y + (int64_t)gridDim.y * blockIdx.z);
+    const int64_t blocks = (int64_t)gridDim.x * gridDim.y * gridDim.z;
+    for (int64_t n = block * THREADS + threadIdx.x; n < a.dbias_count; n += blocks * THREADS)
         a.dbias_sums[n] = 0;
 }
 
 /* So do elements that no pair may write: 16 rows of the gradient of a bias that belongs to one batch and head. */
-__device__ __forceinline__ void clear_dbias(const struct mma_backward_arguments &a, const struct rows &at) {
+__device__ __forceinline__ void clear_dbias(const struct mma_backward_arguments &a, int first_row) {
 #if BIAS
-    for (int i = at.first; i < min(at.first + 16, a.dbias_rows); i++) {
+    for (int i = first_row; i < min(first_row + 16, a.dbias_rows); i++) {
         char *to = (char *)a.dbias.data +
-                   (at.batch * a.dbias.batch + at.head * a.dbias.head + i * a.dbias.row) * BIAS_BYTES;
+                   (GRID_BATCH * a.dbias.batch + GRID_HEAD * a.dbias.head + i * a.dbias.row) * BIAS_BYTES;
         for (int j = threadIdx.x % 32; j < a.dbias_keys; j += 32)
             if (BIAS == GPU_BIAS_FLOAT32)
                 *(float *)(to + j * a.dbias.key * 4) = 0;
@@ -110,14 +119,14 @@ __device__ __forceinline__ void add_chunks(float (&sums)[ROUNDS], const char *x,
 extern "C" __global__ void __launch_bounds__(THREADS)
     mma_backward_prepare(const __grid_constant__ struct mma_backward_arguments a) {
     clear_sums(a);
-    if (blockIdx.x == 0 && threadIdx.x == 0)
+    if (blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0 && threadIdx.x == 0)
         *a.ticket = 0;
     if (a.in.batch == 0)
         return;
-    const struct rows at = find_rows(a, blockIdx.x);
+    const struct rows at = find_rows(a);
     if (a.zero_dbias)
-        clear_dbias(a, at);
-    const int lane = threadIdx.x % 32, h = at.head, b = at.batch;
+        clear_dbias(a, at.first);
+    const int lane = threadIdx.x % 32, h = GRID_HEAD, b = GRID_BATCH;
     if (at.first >= (at.seqlen_q + MMA_BACKWARD_ROW_STEP - 1) / MMA_BACKWARD_ROW_STEP * MMA_BACKWARD_ROW_STEP)
         return;
     const char *out =
@@ -164,25 +173,22 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
     if (lane >= 16)
         return;
-    uint32_t block = blockIdx.x;
-    asm volatile("" : "+r"(block));
-    const struct rows to = find_rows(a, block);
-    const int64_t row = to.first + lane, i = to.packed + row;
+    const int64_t row = at.first + lane, i = at.packed + row;
     float lse = __int_as_float(0x7f800000);
-    if (row < to.seqlen_q) {
-        lse = a.in.lse.data[to.batch * a.in.lse.batch + to.head * a.in.lse.head + i * a.in.lse.row] * a.lse_factor;
+    if (row < at.seqlen_q) {
+        lse = a.in.lse.data[b * a.in.lse.batch + h * a.in.lse.head + i * a.in.lse.row] * a.lse_factor;
         if (a.dlse.data)
-            mine -= a.dlse.data[to.batch * a.dlse.batch + to.head * a.dlse.head + i * a.dlse.row];
+            mine -= a.dlse.data[b * a.dlse.batch + h * a.dlse.head + i * a.dlse.row];
     }
-    a.lse_rows[to.begin + row] = lse;
-    a.delta_rows[to.begin + row] = mine;
+    a.lse_rows[at.begin + row] = lse;
+    a.delta_rows[at.begin + row] = mine;
 }
 
 #if NEEDS_DQ
 extern "C" __global__ void __launch_bounds__(THREADS)
     mma_backward_finish(const __grid_constant__ struct mma_backward_arguments a) {
     __shared__ __align__(128) char shared[WARPS * 16 * HEAD_DIM * 2];
-    const struct rows at = find_rows(a, blockIdx.x);
+    const struct rows at = find_rows(a);
     const int lane = threadIdx.x % 32;
     if (at.first >= at.seqlen_q)
         return;
@@ -210,20 +216,19 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         }
     }
     __syncwarp();
-    store_tile<HEAD_DIM / 8>(a.dq.data + (at.batch * a.dq.batch + (at.packed + at.first) * a.dq.row +
-                                          at.head * a.dq.head) * 2,
+    store_tile<HEAD_DIM / 8>(a.dq.data + (GRID_BATCH * a.dq.batch + (at.packed + at.first) * a.dq.row +
+                                          GRID_HEAD * a.dq.head) * 2,
                              a.dq.row * 2, tile, min(16, at.seqlen_q - at.first), a.in.head_dim, lane, 32);
 }
 #endif
 
 #if DTYPE != GPU_FLOAT32
 /* dK and dV of a KV head whose group is split: the parts are added in order. A thread has 8 columns of one key of one of
- * them. Grid: keys times columns, of KV heads, in one dimension. */
+ * them. Grid: x keys times columns, y KV heads. */
 extern "C" __global__ void __launch_bounds__(THREADS)
     mma_backward_combine(const __grid_constant__ struct mma_backward_arguments a) {
     constexpr int chunks_k = HEAD_DIM / 8, chunks_v = HEAD_DIM_V / 8, chunks = chunks_k + chunks_v;
-    const int64_t head = blockIdx.x / a.grid_x;
-    const int64_t n = (int64_t)(blockIdx.x % a.grid_x) * THREADS + threadIdx.x, row = n / chunks;
+    const int64_t n = (int64_t)GRID_X * THREADS + threadIdx.x, row = n / chunks;
     const bool of_k = n % chunks < chunks_k;
     const int chunk = (int)(n % chunks) - (of_k ? 0 : chunks_k);
     const struct gpu_matrix &to = of_k ? a.dk : a.dv;
@@ -238,7 +243,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #    endif
     const int columns = of_k ? HEAD_DIM : HEAD_DIM_V;
     const int64_t step = a.key_rows * columns;
-    const float *from = (of_k ? a.dk_parts : a.dv_parts) + head * a.group_parts * step + row * columns + chunk * 8;
+    const float *from = (of_k ? a.dk_parts : a.dv_parts) + GRID_HEAD * a.group_parts * step + row * columns + chunk * 8;
     float sum[8] = {};
 #    pragma unroll 4
     for (int part = 0; part < a.group_parts; part++, from += step) {
@@ -251,6 +256,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #    pragma unroll
     for (int e = 0; e < 4; e++)
         word[e] = pack(sum[2 * e] * factor, sum[2 * e + 1] * factor);
-    store_words(to.data + (batch * to.batch + key * to.row + head * to.head) * 2 + chunk * 16, word, count);
+    store_words(to.data + (batch * to.batch + key * to.row + GRID_HEAD * to.head) * 2 + chunk * 16, word, count);
 }
 #endif

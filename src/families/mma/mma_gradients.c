@@ -18,6 +18,8 @@ int64_t mma_bias_bytes(const fdm_problem *p) { return p->has_bias ? (int64_t)fdm
 
 /* ---- limits ---- */
 
+int mma_folds_grids(const fdm_problem *p) { return p->batch > 65535 || p->heads > 65535; }
+
 /* Bounds of what the launches have: mma_backward_prepare takes 64 rows a block, the main kernels 32 keys or rows at
  * least, mma_backward_combine a row of dK and dV of up to 512 columns, mma_dbias a warp for each element. */
 const char *mma_gradients_refusal(const fdm_problem *p) {
@@ -158,6 +160,7 @@ void mma_rows_request(const fdm_problem *p, const char *entry, int32_t d, int32_
         {"VARLEN", p->varlen},
         {"NEEDS_DQ", needs_dq},
         {"BIAS", gpu_bias_constant(p)},
+        {"FOLDED", mma_folds_grids(p)},
     };
     _Static_assert(sizeof constants / sizeof constants[0] == MMA_ROWS_NUM_CONSTANTS, "one value for each constant");
     const int of_bias = strcmp(entry, "mma_dbias") == 0;
@@ -169,8 +172,8 @@ void mma_rows_request(const fdm_problem *p, const char *entry, int32_t d, int32_
     request->threads = 32 * (of_bias ? MMA_DBIAS_WARPS : MMA_BACKWARD_ROWS_WARPS);
 }
 
-fdm_status mma_launch_gradients(const struct cuda_kernel *kernel, int64_t x, int64_t y, int64_t z, enum mma_grid grid,
-                                uint32_t threads, struct mma_backward_arguments *a, void *stream) {
+fdm_status mma_launch_gradients(const struct cuda_kernel *kernel, int64_t x, int64_t y, int64_t z, uint32_t threads,
+                                struct mma_backward_arguments *a, void *stream) {
     a->grid_x = (uint32_t)x;
     a->grid_y = (uint32_t)y;
     struct cuda_launch launch = {.kernel = kernel,
@@ -179,7 +182,7 @@ fdm_status mma_launch_gradients(const struct cuda_kernel *kernel, int64_t x, int
                                  .stream = stream,
                                  .arguments = a,
                                  .arguments_bytes = sizeof *a};
-    if (grid == MMA_GRID_OF_THREE)
+    if (!mma_folds_grids(&(fdm_problem){.batch = a->in.batch, .heads = a->in.heads}))
         launch.grid[0] = a->grid_x, launch.grid[1] = a->grid_y, launch.grid[2] = (uint32_t)z;
     return x > 0 && y > 0 && z > 0 ? cuda_launch(&launch) : FDM_OK;
 }
@@ -188,12 +191,12 @@ fdm_status mma_launch_prepare(const struct cuda_kernel *kernel, const fdm_proble
                               struct mma_backward_arguments *a, void *stream) {
     const int64_t blocks = gpu_round_up(p->seqlen_q, MMA_BACKWARD_ROW_STEP) / (16 * MMA_BACKWARD_ROWS_WARPS);
     return mma_launch_gradients(kernel, blocks > 1 ? blocks : 1, p->heads, p->batch > 1 ? p->batch : 1,
-                                MMA_GRID_FOLDED, 32 * MMA_BACKWARD_ROWS_WARPS, a, stream);
+                                32 * MMA_BACKWARD_ROWS_WARPS, a, stream);
 }
 
 fdm_status mma_launch_dbias(const struct cuda_kernel *kernel, struct mma_backward_arguments *a, void *stream) {
     enum { THREADS = 32 * MMA_DBIAS_WARPS };
     const int64_t elements = (int64_t)a->dbias_batches * a->dbias_heads * a->dbias_rows * a->dbias_keys;
     const int64_t threads = a->dbias_shares && a->dbias_keys == 1 ? 32 * elements : elements;
-    return mma_launch_gradients(kernel, (threads + THREADS - 1) / THREADS, 1, 1, MMA_GRID_FOLDED, THREADS, a, stream);
+    return mma_launch_gradients(kernel, (threads + THREADS - 1) / THREADS, 1, 1, THREADS, a, stream);
 }

@@ -33,11 +33,13 @@ void mma_fill_gradients(const struct attention *attention, const struct mma_room
 /* `entry`: of mma_backward_rows.cu or mma_dbias.cu; head dims as the main kernel pads them. */
 void mma_rows_request(const fdm_problem *problem, const char *entry, int32_t head_dim, int32_t head_dim_v,
                       int32_t needs_dq, struct cuda_kernel_request *request);
-/* x y z blocks, x fastest, and folded into one dimension unless the kernel takes three; tells the arguments. No launch
- * where an extent is 0. */
-enum mma_grid { MMA_GRID_FOLDED, MMA_GRID_OF_THREE };
-fdm_status mma_launch_gradients(const struct cuda_kernel *kernel, int64_t x, int64_t y, int64_t z, enum mma_grid grid,
-                                uint32_t threads, struct mma_backward_arguments *arguments, void *stream);
+/* Whether y or z of a grid would leave what a device takes. Then grids have one dimension (FOLDED), and a block keeps its
+ * place in registers, which are scarce. */
+int mma_folds_grids(const fdm_problem *problem);
+
+/* x y z blocks, x fastest. No launch where an extent is 0. */
+fdm_status mma_launch_gradients(const struct cuda_kernel *kernel, int64_t x, int64_t y, int64_t z, uint32_t threads,
+                                struct mma_backward_arguments *arguments, void *stream);
 fdm_status mma_launch_prepare(const struct cuda_kernel *kernel, const fdm_problem *problem,
                               struct mma_backward_arguments *arguments, void *stream);
 fdm_status mma_launch_dbias(const struct cuda_kernel *kernel, struct mma_backward_arguments *arguments, void *stream);
