@@ -158,7 +158,7 @@ static void limits_are_in_the_plan(void) {
         {FDM_FORWARD, INT32_MAX, 2, 1, 1, "rows of all heads are fewer than 2^35"},
         {FDM_FORWARD, 65536, 65536, 1, 1, "rows of all heads are fewer than 2^35"},
         {FDM_FORWARD, INT32_MAX, INT32_MAX, INT32_MAX - 1, 1, "rows of all heads are fewer than 2^35"},
-        {FDM_BACKWARD, 1 << 20, 1 << 10, 1, 64, "keys are fewer than"},
+        {FDM_BACKWARD, 1 << 18, 1 << 10, 1, 1 << 12, "keys are fewer than"},
         {FDM_BACKWARD, 1 << 20, 1 << 9, 1, 1, "query rows of all heads"},
     };
     fdm_device h200;
