@@ -11,8 +11,10 @@ struct packed {
     int begin, length;
 };
 __device__ __forceinline__ struct packed find_packed(const int32_t *cu_seqlens, int batch, int total, int longest) {
-    const int begin = min(max(cu_seqlens[batch], 0), total);
-    return {begin, min(max(min(cu_seqlens[batch + 1], total) - begin, 0), longest)};
+    int begin = min(max(cu_seqlens[batch], 0), total);
+    int length = min(max(min(cu_seqlens[batch + 1], total) - begin, 0), longest);
+    asm volatile("" : "+r"(begin), "+r"(length)); /* plain numbers: what follows from their bounds would cost registers */
+    return {begin, length};
 }
 __device__ __forceinline__ struct packed find_packed_q(const struct gpu_forward_params &a, int batch) {
     return find_packed(a.cu_seqlens_q, batch, a.total_q, a.seqlen_q);

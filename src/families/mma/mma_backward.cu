@@ -224,8 +224,18 @@ __device__ __forceinline__ struct head find_head(const struct mma_backward_argum
 
 /* Bytes from a row of mask, bias or dbias to the n-th after it. Aligned ones are less than 2^31 apart: registers are
  * scarce. */
-__device__ __forceinline__ int64_t score_rows(int64_t row_bytes, int n) {
-    return SCORES_ALIGNED ? (int64_t)n * (int)row_bytes : n * row_bytes;
+__device__ __forceinline__ int64_t mask_rows(const struct mma_backward_arguments &a, int n) {
+    return SCORES_ALIGNED ? (int64_t)n * a.mask_row_bytes : n * a.in.mask.row;
+}
+__device__ __forceinline__ int64_t bias_rows(const struct mma_backward_arguments &a, int n) {
+    return SCORES_ALIGNED ? (int64_t)n * a.bias_row_bytes : n * a.in.bias.row * BIAS_BYTES;
+}
+__device__ __forceinline__ int64_t dbias_rows(const struct mma_backward_arguments &a, int n) {
+#if DBIAS == MMA_DBIAS_SUMS
+    return SCORES_ALIGNED ? (int64_t)n * a.dbias_row_bytes : n * a.dbias_row * 4;
+#else
+    return SCORES_ALIGNED ? (int64_t)n * a.dbias_row_bytes : n * a.dbias.row * BIAS_BYTES;
+#endif
 }
 __device__ __forceinline__ float bias_value(const char *at) {
 #if BIAS == GPU_BIAS_FLOAT32
@@ -695,9 +705,9 @@ __device__ __forceinline__ void copy_scores(const struct mma_backward_arguments 
         constexpr int eights = WARP_KEYS / 8, step = 32 / eights;
         const int eight = lane % eights, key = at.first_key + warp_key + eight * 8;
         const int bytes = min(max(at.seqlen_k - key, 0), 8) * 2;
-        const char *bias = head.bias + score_rows(a.bias_row_bytes, sub_row + part + lane / eights) + key * BIAS_BYTES;
+        const char *bias = head.bias + bias_rows(a, sub_row + part + lane / eights) + key * BIAS_BYTES;
 #        pragma unroll
-        for (int n = 0; n < PART_ROWS; n += step, bias += score_rows(a.bias_row_bytes, step)) {
+        for (int n = 0; n < PART_ROWS; n += step, bias += bias_rows(a, step)) {
             const int row = n + lane / eights, count = row < rows ? bytes : 0;
             cp_async_16_fill(staged + chunk_offset<SUB_ROWS / 8>(warp_key + line_of(row, eight),
                                                                  part / 8 + column_of(row, eight)),
@@ -710,7 +720,7 @@ __device__ __forceinline__ void copy_scores(const struct mma_backward_arguments 
             const int chunk = n + lane, row = chunk % PART_ROWS;
             const int key = at.first_key + warp_key + chunk / PART_ROWS * 16;
             const int count = row < rows ? min(max(at.seqlen_k - key, 0), 16) : 0;
-            const char *mask = head.mask + score_rows(a.mask_row_bytes, sub_row + part + row) + key;
+            const char *mask = head.mask + mask_rows(a, sub_row + part + row) + key;
             if (chunk < PART_ROWS * WARP_KEYS / 16)
                 cp_async_16_fill(mask_place(staged, warp_key, part, chunk), count ? mask : head.mask, count);
         }
@@ -759,7 +769,7 @@ __device__ __forceinline__ uint32_t read_mask(const struct mma_backward_argument
 #    pragma unroll
             for (int c = 0; c < 2; c++) {
                 const int row = min(first_row + n * 8 + lane % 4 * 2 + c, at.seqlen_q - 1);
-                seen |= (mask[score_rows(a.mask_row_bytes, row)] != 0) << ((n * 2 + c) * 2 * KEY_TILES + j);
+                seen |= (mask[mask_rows(a, row)] != 0) << ((n * 2 + c) * 2 * KEY_TILES + j);
             }
     }
     return seen;
@@ -839,7 +849,7 @@ __device__ __forceinline__ void make_weights(struct weights &w, const struct mma
 #if BIAS_COPIED
                 x += unpack((uint16_t)(bias[j] >> c * 16));
 #elif BIAS && BIAS_ROWS
-                x += bias_value(bias[j] + score_rows(a.bias_row_bytes, inside));
+                x += bias_value(bias[j] + bias_rows(a, inside));
 #elif BIAS
                 x += keys.bias[tile][half];
 #endif
@@ -928,7 +938,7 @@ __device__ __forceinline__ void make_ds(score_fragments &left, struct sums &sums
                 sums.dbias[t][e / 2] += dp[t][n][e];
 #    elif DBIAS && !DBIAS_FROM_DS
                 const int row = block_row + sub_row + n * 8 + lane % 4 * 2 + e % 2, j = 2 * t + e / 2;
-                char *to = dbias[SCORES_ALIGNED ? 0 : j] + score_rows(a.dbias_row_bytes, row);
+                char *to = dbias[SCORES_ALIGNED ? 0 : j] + dbias_rows(a, row);
                 /* Said for each in the way in which the assembler spills less. */
                 const bool inside = SCORES_ALIGNED || V_IN_REGISTERS
                                         ? j * 8 < num_keys
@@ -964,10 +974,10 @@ __device__ __forceinline__ void store_dbias(const struct mma_backward_arguments 
     const int lane = threadIdx.x % 32, own = lane % 4, line = lane % 8 / 2;
     const lane_address<SUB_ROWS / 8> from(staged, warp_key + 8 * line + 2 * (lane / 8 ^ line) + lane % 2, part / 8);
     const int key = at.first_key + warp_key + 8 * own, num_keys = min(at.seqlen_k - key, 8);
-    char *to = dbias_of_key(a, at, h, key) + score_rows(a.dbias_row_bytes, row + lane / 4);
+    char *to = dbias_of_key(a, at, h, key) + dbias_rows(a, row + lane / 4);
     __syncwarp();
 #    pragma unroll
-    for (int n = 0; n < ROW_TILES; n++, to += score_rows(a.dbias_row_bytes, 8)) {
+    for (int n = 0; n < ROW_TILES; n++, to += dbias_rows(a, 8)) {
         uint32_t x[4];
         ldmatrix_x4_trans(x, from.at_step(0, n));
         const uint4 odd = own & 1 ? make_uint4(x[1], x[0], x[3], x[2]) : make_uint4(x[0], x[1], x[2], x[3]);

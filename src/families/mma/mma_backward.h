@@ -224,7 +224,7 @@ struct mma_backward_arguments {
     int32_t group_parts, part_heads;  /* heads of a group = group_parts * part_heads */
     float lse_factor;                 /* log2(e) where scores stay in units of exp2, else 1 */
     uint32_t grid_x, grid_y;          /* of a folded grid: block n is (n % grid_x, n / grid_x % grid_y, the rest) */
-    int64_t mask_row_bytes, bias_row_bytes, dbias_row_bytes; /* from row to row; of dbias or of its sums */
+    int32_t mask_row_bytes, bias_row_bytes, dbias_row_bytes; /* from row to row; of dbias or of its sums */
     struct cuda_tensor_map q_map, dout_map;                  /* ENGINE: [B, H, S, D], tiles of 64 rows and a panel */
 };
 

@@ -140,10 +140,10 @@ void mma_fill_gradients(const struct attention *attention, const struct mma_room
         .lse_factor = room->lse_factor,
     };
     gpu_fill_forward(attention, &a->in);
-    a->mask_row_bytes = a->in.mask.row;
-    a->bias_row_bytes = a->in.bias.row * mma_bias_bytes(p);
+    a->mask_row_bytes = (int32_t)a->in.mask.row; /* these where scores are aligned, whose rows are near */
+    a->bias_row_bytes = (int32_t)(a->in.bias.row * mma_bias_bytes(p));
     a->dbias_row_bytes =
-        mma_dbias_kind(p) == MMA_DBIAS_SUMS ? shape[3] * 4 : attention->dbias.row * mma_bias_bytes(p);
+        (int32_t)(mma_dbias_kind(p) == MMA_DBIAS_SUMS ? shape[3] * 4 : attention->dbias.row * mma_bias_bytes(p));
     a->in.block_mask = (const uint8_t *)workspace + l.block_mask;
 }
 
