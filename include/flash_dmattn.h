@@ -222,7 +222,8 @@ typedef struct fdm_problem {
     int64_t mask_shape[4]; /* extents, 1 = broadcast */
     int64_t bias_shape[4];
     fdm_dtype bias_dtype;
-    int32_t aligned;        /* 1: every address and stride of q, k, v, out and gradients is a multiple of 16 bytes */
+    int32_t aligned;        /* 1: every address and stride of q, k, v, out and gradients is a multiple of 16 bytes, and
+                               their rows are less than 2^31 bytes apart */
     int32_t scores_aligned; /* 1: keys of mask and bias are contiguous, and the same holds for their other strides */
     /* 1: tensor maps of the copy engine (compute capability 9.0 and above) can say where these tensors lie: addresses
      * are multiples of 16 bytes, and so are strides of axes longer than 1, which are above 0 and below 2^40 bytes.

@@ -54,7 +54,7 @@ static const char *family_refusal(const struct gpu_list *list, const fdm_device 
         return "float64 is computed by the reference family only, on the CPU";
     if (p->seqlen_q >= INT32_MAX || p->seqlen_k >= INT32_MAX || p->total_q >= INT32_MAX || p->total_k >= INT32_MAX)
         return "sequences are shorter than 2^31";
-    if (p->batch * p->heads * (p->seqlen_q / 16 + 1) >= INT32_MAX)
+    if ((double)p->batch * (double)p->heads * (double)(p->seqlen_q / 16 + 1) >= INT32_MAX)
         return "rows of all heads are fewer than 2^35";
     return NULL;
 }

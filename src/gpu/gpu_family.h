@@ -50,6 +50,10 @@ int32_t gpu_family_launches(const struct family *family, const fdm_plan *plan, s
 fdm_status gpu_family_execute(const struct family *family, const fdm_plan *plan, const struct attention *attention,
                               void *workspace, const fdm_launch *launch);
 
+/* Blocks of a launch, all in one dimension: the others of a grid end at 65535. A kernel whose work may be more than a
+ * grid has blocks walks it with a stride of the grid; the others' plans refuse such problems. */
+static inline uint32_t gpu_grid(int64_t blocks) { return blocks < INT32_MAX ? (uint32_t)blocks : (uint32_t)INT32_MAX; }
+
 /* The block mask of a mask with rows (block_mask.h): its bytes of workspace, its kernel, and the launch that fills
  * `block_mask` and tells the parameters where it is. */
 int64_t block_mask_bytes(const fdm_problem *problem, int32_t block_m, int32_t block_n);

@@ -195,7 +195,7 @@ static fdm_status resolve_matrix(const fdm_tensor *tensor, const char *name, enu
         status = expect_shape(tensor, name, dense + packed);
     if (status)
         return status;
-    p->aligned &= tensor_aligned(tensor);
+    p->aligned &= tensor_aligned(tensor) && tensor_stride(tensor, 1 - packed) * fdm_dtype_bytes(p->dtype) <= INT32_MAX;
     *view = (struct matrix_view){tensor_data(tensor), packed ? 0 : tensor_stride(tensor, 0),
                                  tensor_stride(tensor, 1 - packed), tensor_stride(tensor, 2 - packed)};
     return FDM_OK;
@@ -223,9 +223,10 @@ static struct score_view view_of_scores(const fdm_tensor *tensor, int64_t heads)
                                tensor_stride(tensor, 3), tensor->shape[1] ? heads / tensor->shape[1] : 1};
 }
 
-/* Whether rows of a mask, bias or dbias can be read or written 16 bytes at a time. */
+/* Whether rows of a mask, bias or dbias can be read or written 16 bytes at a time, and 32 bits count the bytes from one
+ * to the next. */
 static int scores_aligned(const struct score_view *view, int64_t bytes) {
-    return view->key == 1 &&
+    return view->key == 1 && view->row * bytes <= INT32_MAX &&
            ((uintptr_t)view->data | (uintptr_t)(view->row | view->head | view->batch) * (uintptr_t)bytes) % 16 == 0;
 }
 
@@ -275,6 +276,7 @@ static fdm_status resolve_dbias(const fdm_tensors *t, fdm_problem *p, struct att
         return status;
     p->needs_dbias = 1;
     a->dbias = view_of_scores(t->dbias, p->heads);
+    p->scores_aligned &= p->bias_shape[3] <= INT32_MAX / 4; /* sums of dbias are float32 */
     p->scores_aligned &= scores_aligned(&a->dbias, fdm_dtype_bytes(p->bias_dtype));
     return FDM_OK;
 }

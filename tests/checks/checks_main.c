@@ -69,6 +69,19 @@ static int outputs_right(const struct trial *t, fdm_pass pass, const char *kerne
     return trial_compare(t, pass, kernel);
 }
 
+/* On the CPU cu_seqlens that leave the tensors are an error. */
+static int refuses_contradiction(struct trial *t, fdm_pass pass, const fdm_tensors *tensors, const char *kernel) {
+    fdm_problem problem;
+    trial_contradict(t, 1);
+    const fdm_status status = fdm_describe(pass, tensors, &t->options, &problem);
+    trial_contradict(t, 0);
+    if (status != FDM_ERROR_INVALID_ARGUMENT)
+        printf("WRONG cu_seqlens that contradict the tensors are not refused\n  %s\n  replay: fdm-checks --kernel %s "
+               "--seed %llu\n",
+               t->text, kernel, (unsigned long long)t->seed);
+    return status == FDM_ERROR_INVALID_ARGUMENT;
+}
+
 int trial_run(struct trial *t, fdm_pass pass, const char *kernel, const char *family, int threads,
               tamper_function *before, tamper_function *after) {
     fdm_plan plan;
@@ -85,17 +98,24 @@ int trial_run(struct trial *t, fdm_pass pass, const char *kernel, const char *fa
     fdm_status status;
     if (on_device(family)) {
         static struct device_copy copy;
+        if (t->far)
+            return -1;
         if (!device_layout(t, &copy))
             return 0;
         tensors = device_tensors(&copy, &tensors);
         if (plan_trial(t, pass, &tensors, kernel, family, threads, &plan))
             return -1;
-        if (!device_execute(t, &copy, &plan, &tensors, &status)) {
+        trial_contradict(t, t->contradicts);
+        const int zones = device_execute(t, &copy, &plan, &tensors, &status);
+        trial_contradict(t, 0);
+        if (!zones) {
             printf("WRONG %s wrote between the tensors %s\n  replay: fdm-checks --kernel %s --seed %llu\n", kernel,
                    t->text, kernel, (unsigned long long)t->seed);
             return 0;
         }
     } else {
+        if (t->contradicts && !refuses_contradiction(t, pass, &tensors, kernel))
+            return 0;
         if (plan_trial(t, pass, &tensors, kernel, family, threads, &plan))
             return -1;
         make_workspace(&workspace, t, plan.workspace_bytes);
@@ -143,12 +163,12 @@ static void spoil_empty_rows(struct trial *t, enum role role, int64_t row_elemen
 static void *snapshot(const struct trial *t, fdm_pass pass) {
     size_t bytes = 0;
     for (int i = 0; i < NUM_ROLES; i++)
-        bytes += t->g[i].data_bytes;
+        bytes += guarded_bytes(&t->g[i]);
     char *copy = calloc(1, bytes + 1), *to = copy;
     for (int i = pass == FDM_FORWARD ? OUT : DQ; i <= (pass == FDM_FORWARD ? (int)LSE_LOW : (int)DBIAS); i++)
         if (t->g[i].map) {
-            memcpy(to, t->g[i].data, t->g[i].data_bytes);
-            to += t->g[i].data_bytes;
+            guarded_copy(to, &t->g[i]);
+            to += guarded_bytes(&t->g[i]);
         }
     return copy;
 }
@@ -158,7 +178,7 @@ static int deterministic(struct trial *t, struct tally *k) {
     void *bits[2];
     size_t bytes = 1;
     for (int i = 0; i < NUM_ROLES; i++)
-        bytes += t->g[i].data_bytes;
+        bytes += guarded_bytes(&t->g[i]);
     t->options.deterministic = 1;
     for (int run = 0; run < 2; run++) {
         trial_run(t, k->pass, k->name, family_of(k), run ? 3 : 1, NULL, NULL);

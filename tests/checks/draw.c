@@ -127,6 +127,19 @@ static void draw_cu_seqlens(struct trial *t, enum role role, int64_t longest, in
         guarded_set(&t->g[role], b + 1, (double)(*total += random_below(t, 5) == 0 ? 0 : random_below(t, longest + 1)));
 }
 
+/* Ends at the packed tensor's end are moved past it, beginnings at 0 before it: cut off, they mean the same. */
+void trial_contradict(struct trial *t, int on) {
+    const int64_t totals[2] = {t->total_q, t->total_k};
+    for (int n = 0; n < 2 && t->g[CU_Q + n].map; n++) {
+        struct guarded *cu = &t->g[CU_Q + n];
+        const double past = t->seed % 4 ? (double)totals[n] + 1 : INT32_MAX;
+        for (int64_t b = t->batch; b > 0 && guarded_get(cu, b) >= (double)totals[n]; b--)
+            guarded_set(cu, b, on ? past : (double)totals[n]);
+        if (guarded_get(cu, 0) <= 0)
+            guarded_set(cu, 0, on ? -5 : 0);
+    }
+}
+
 /* How the numbers of q, k, v and dout are made. */
 enum fill { FILL_NORMAL, FILL_EQUAL, FILL_HUGE_LOGIT, FILL_RISING, FILL_SMALL, FILL_OUTLIERS, NUM_FILLS };
 
@@ -249,8 +262,10 @@ static void draw_outputs(struct trial *t) {
 }
 
 void trial_draw(struct trial *t, uint64_t seed) {
-    *t = (struct trial){.seed = seed, .random = seed * 0x2545f4914f6cdd1du + 77, .plain = seed % 8 == 5};
+    *t = (struct trial){
+        .seed = seed, .random = seed * 0x2545f4914f6cdd1du + 77, .plain = seed % 8 == 5, .far = seed % 16 == 9};
     draw_sizes(t);
+    t->contradicts = t->varlen && seed % 2 == 0;
     draw_options(t);
     if (t->varlen) {
         draw_cu_seqlens(t, CU_Q, t->seqlen_q, &t->total_q);
@@ -276,21 +291,21 @@ void trial_draw(struct trial *t, uint64_t seed) {
         draw_intervals(t);
     t->options.deterministic = seed % 4 == 3;
     draw_outputs(t);
-    snprintf(
-        t->text, sizeof t->text,
-        "%s B %lld H %lld/%lld Sq %lld Sk %lld D %lld/%lld%s%s window %lld,%lld scale %g softcap %g%s%s%s%s fill %d",
-        fdm_dtype_name(t->dtype), (long long)t->batch, (long long)t->heads, (long long)t->heads_kv,
-        (long long)t->seqlen_q, (long long)t->seqlen_k, (long long)t->head_dim, (long long)t->head_dim_v,
-        t->varlen ? " varlen"
-        : t->neat ? " neat"
-                  : "",
-        t->options.causal ? " causal" : "", (long long)t->options.window_left, (long long)t->options.window_right,
-        t->options.has_softmax_scale ? t->options.softmax_scale : NAN, t->options.softcap,
-        t->g[MASK].map ? " mask" : "",
-        t->huge          ? " huge bias"
-        : t->g[BIAS].map ? " bias"
-                         : "",
-        t->g[START].map ? " intervals" : "", t->g[DLSE].map ? " dlse" : "", (int)fill);
+    snprintf(t->text, sizeof t->text,
+             "%s B %lld H %lld/%lld Sq %lld Sk %lld D %lld/%lld%s%s window %lld,%lld scale %g softcap %g%s%s%s%s%s%s "
+             "fill %d",
+             fdm_dtype_name(t->dtype), (long long)t->batch, (long long)t->heads, (long long)t->heads_kv,
+             (long long)t->seqlen_q, (long long)t->seqlen_k, (long long)t->head_dim, (long long)t->head_dim_v,
+             t->varlen ? " varlen"
+             : t->neat ? " neat"
+                       : "",
+             t->options.causal ? " causal" : "", (long long)t->options.window_left, (long long)t->options.window_right,
+             t->options.has_softmax_scale ? t->options.softmax_scale : NAN, t->options.softcap, t->far ? " far" : "",
+             t->contradicts ? " contradicted" : "", t->g[MASK].map ? " mask" : "",
+             t->huge          ? " huge bias"
+             : t->g[BIAS].map ? " bias"
+                              : "",
+             t->g[START].map ? " intervals" : "", t->g[DLSE].map ? " dlse" : "", (int)fill);
 }
 
 void trial_free(struct trial *t) {

@@ -203,7 +203,7 @@ static int64_t expected(enum cuda_call_kind kind, const fdm_plan *plan, const st
         const int64_t tiles = ceil_of(p->seqlen_k, plan->block_n);
         other = (struct fake_launch){.entry = "block_mask",
                                      .device = main.device,
-                                     .grid = {(unsigned)ceil_of(tiles, BLOCK_MASK_WARPS), (unsigned)blocks, 2},
+                                     .grid = {(unsigned)(ceil_of(tiles, BLOCK_MASK_WARPS) * blocks * 2), 1, 1},
                                      .block = {32 * BLOCK_MASK_WARPS, 1, 1},
                                      .stream = stream,
                                      .first_member = call->mask.data};
@@ -217,11 +217,10 @@ static int64_t expected(enum cuda_call_kind kind, const fdm_plan *plan, const st
     }
     if (kind != CALL_DECODE)
         return 1;
-    want[0].grid[0] = (unsigned)plan->parameters[0];
-    want[0].grid[1] = (unsigned)(p->batch * p->heads_kv);
+    want[0].grid[0] = (unsigned)(plan->parameters[0] * p->batch * p->heads_kv);
     want[0].block[0] = 32 * MMA_DECODE_WARPS;
     snprintf(other.entry, sizeof other.entry, "mma_combine");
-    other.grid[0] = (unsigned)ceil_of(rows, MMA_DECODE_WARPS);
+    other.grid[0] = (unsigned)rows;
     other.block[0] = 32 * MMA_DECODE_WARPS;
     other.shared_bytes = 0;
     other.programmatic = plan->parameters[3];
@@ -290,7 +289,7 @@ static void decode_in_a_cluster(void) {
             const struct fake_launch have = fake_driver()->launch(fake_driver()->num_launches() - 1);
             assert_string_equal(have.entry, "mma_decode");
             assert_int_equal(have.cluster, splits);
-            assert_int_equal(have.grid[0], splits);
+            assert_int_equal(have.grid[0], splits * problem.batch * problem.heads_kv);
             plan.parameters[0] = MMA_MERGE_CLUSTER_MAX + 1;
             assert_refused(fdm_execute(&plan, &call.tensors, NULL, 0, NULL), FDM_ERROR_INVALID_ARGUMENT, "splits");
         }

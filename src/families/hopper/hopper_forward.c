@@ -320,6 +320,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
 const struct gpu_algorithm hopper_forward_algorithm = {
     .row = {"hopper.forward", "FlashAttention-3's plan on wgmma and TMA, with stale maxima", FDM_FORWARD},
     .chosen_freely = 1,
+    .writes_lse_low = 1,
     .refusal = refusal,
     .passed_over = passed_over,
     .fill = fill,

@@ -25,6 +25,7 @@
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "families/hopper/hopper_forward.h"
+#include "gpu/lse.cuh"
 
 /* A constant that was not given is an error that names it. */
 #define HOPPER_GIVEN(name) static_assert((name) >= 0, #name);
@@ -404,12 +405,11 @@ struct consumer {
             const bool empty = rows.max[half] == MINUS_INF;
             const int row = f.first_row + local_row() + 8 * half;
             inverse[half] = empty ? 0.0f : 1.0f / sum;
-            if (a.in.lse.data && threadIdx.x % 4 == 0 && row < f.seqlen_q) {
-                const float lse = PLAIN ? (rows.max[half] * unit + lg2_approx(sum)) * LN_2
-                                        : rows.max[half] + lg2_approx(sum) * LN_2;
-                a.in.lse.data[(VARLEN ? 0 : f.batch) * a.in.lse.batch + f.head * a.in.lse.head +
-                              (int64_t)(f.q_begin + row) * a.in.lse.row] = empty ? -MINUS_INF : lse;
-            }
+            if (a.in.lse.data && threadIdx.x % 4 == 0 && row < f.seqlen_q)
+                store_lse<BIAS != GPU_BIAS_NONE>(
+                    a.in, VARLEN ? 0 : f.batch, f.head, f.q_begin + row, empty,
+                    [&] { return PLAIN ? rows.max[half] * unit * LN_2 : rows.max[half]; },
+                    [&] { return lg2_approx(sum) * LN_2; });
         }
     }
 

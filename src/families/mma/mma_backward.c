@@ -24,8 +24,8 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
     (void)size;
     if (gpu_dtype(p->dtype) < 0)
         return "it takes float16 and bfloat16";
-    if (p->batch > 65535 || p->heads > 65535)
-        return "batch and heads are at most 65535";
+    if (mma_gradients_refusal(p))
+        return mma_gradients_refusal(p);
     return NULL;
 }
 
@@ -265,6 +265,7 @@ static void main_request(const fdm_plan *plan, const fdm_problem *p, int32_t d, 
         {"NEEDS_DQ", p->needs_dq},
         {"DETERMINISTIC", in_order(p)},
         {"SPLIT", plan->parameters[GROUP_PARTS] > 1},
+        {"FOLDED", mma_folds_grids(p)},
     };
     _Static_assert(sizeof constants / sizeof constants[0] == MMA_BACKWARD_NUM_CONSTANTS, "one value for each constant");
     request->file = "families/mma/mma_backward.cu";
@@ -342,17 +343,6 @@ static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *reques
     return make_requests(plan, &plan->problem, requests, place);
 }
 
-/* The kernel counts bytes from one row of scores to the next in 32 bits. */
-static int score_rows_fit(const struct attention *attention) {
-    const int64_t bytes = mma_bias_bytes(attention->problem);
-    const int64_t rows[] = {attention->mask.row, attention->bias.row * bytes, attention->dbias.row * bytes,
-                            attention->problem->bias_shape[3] * 4};
-    for (int i = 0; i < 4; i++)
-        if (rows[i] > INT32_MAX || rows[i] < INT32_MIN)
-            return 0;
-    return 1;
-}
-
 /* What the copy engine knows of q or dout: panels of a unit's rows. */
 static struct cuda_tensor_layout layout_of(const struct matrix_view *x, const fdm_problem *p, int32_t columns,
                                            int32_t padded) {
@@ -384,7 +374,7 @@ static fdm_status make_maps(int32_t device, const struct attention *attention, c
 
 static fdm_status put_in_order(const struct cuda_kernel *kernel, const fdm_problem *p,
                                const struct mma_backward_arguments *a, void *stream) {
-    const int64_t stride = gpu_round_up(p->seqlen_k, KEY_SORT_KEYS);
+    const int64_t stride = gpu_round_up(p->seqlen_k, KEY_SORT_KEYS), groups = stride / KEY_SORT_KEYS;
     const struct key_sort_params arguments = {.intervals = a->in.intervals,
                                               .order = (int32_t *)(uintptr_t)a->order,
                                               .stride = stride,
@@ -392,15 +382,16 @@ static fdm_status put_in_order(const struct cuda_kernel *kernel, const fdm_probl
                                               .seqlen_k = a->in.seqlen_k,
                                               .num_heads = (int32_t)p->interval_heads,
                                               .window_left = a->in.window_left,
-                                              .window_right = a->in.window_right};
-    struct cuda_launch launch = {
-        .kernel = kernel,
-        .grid = {(uint32_t)(stride / KEY_SORT_KEYS), (uint32_t)(p->interval_batch * p->interval_heads), 1},
-        .threads = KEY_SORT_THREADS,
-        .stream = stream,
-        .arguments = &arguments,
-        .arguments_bytes = sizeof arguments};
-    return p->interval_batch * p->interval_heads > 0 ? cuda_launch(&launch) : FDM_OK;
+                                              .window_right = a->in.window_right,
+                                              .num_groups = (int32_t)groups,
+                                              .num_sorts = groups * p->interval_batch * p->interval_heads};
+    struct cuda_launch launch = {.kernel = kernel,
+                                 .grid = {gpu_grid(arguments.num_sorts), 1, 1},
+                                 .threads = KEY_SORT_THREADS,
+                                 .stream = stream,
+                                 .arguments = &arguments,
+                                 .arguments_bytes = sizeof arguments};
+    return arguments.num_sorts > 0 ? cuda_launch(&launch) : FDM_OK;
 }
 
 static fdm_status execute(const fdm_plan *plan, const struct attention *attention, void *workspace, void *stream) {
@@ -416,9 +407,6 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
             "or more), but these are not");
     if (!sound(plan, p))
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile or workspace is not its kernel's");
-    if (!score_rows_fit(attention))
-        return error_set(FDM_ERROR_UNSUPPORTED,
-                         "rows of mask, bias or dbias lie 2^31 bytes or more apart; mma.backward takes less");
     fdm_status status = cuda_kernels_get(plan->device.index, list, make_requests(plan, p, list, place), kernels);
     if (status)
         return status;

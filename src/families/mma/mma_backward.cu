@@ -21,6 +21,7 @@
 #include "cuda/ptx/mbarrier.cuh"
 #include "families/mma/mma_backward.h"
 #include "gpu/key_sort.h"
+#include "gpu/packed.cuh"
 #if ENGINE
 #    include "cuda/ptx/tma.cuh"
 #endif
@@ -174,10 +175,11 @@ __device__ __forceinline__ struct place find_place(const struct mma_backward_arg
     at.seqlen_k = a.in.seqlen_k;
     at.q_begin = at.k_begin = 0;
 #if VARLEN
-    at.q_begin = a.in.cu_seqlens_q[at.batch];
-    at.k_begin = a.in.cu_seqlens_k[at.batch];
-    at.seqlen_q = a.in.cu_seqlens_q[at.batch + 1] - at.q_begin;
-    at.seqlen_k = a.in.cu_seqlens_k[at.batch + 1] - at.k_begin;
+    const struct packed q = find_packed_q(a.in, at.batch), k = find_packed_k(a.in, at.batch);
+    at.q_begin = q.begin;
+    at.k_begin = k.begin;
+    at.seqlen_q = q.length;
+    at.seqlen_k = k.length;
 #endif
     at.diagonal = at.seqlen_k - at.seqlen_q;
     return at;
@@ -224,6 +226,21 @@ __device__ __forceinline__ struct head find_head(const struct mma_backward_argum
     return head;
 }
 
+/* Bytes from a row of mask, bias or dbias to the n-th after it. Aligned ones are less than 2^31 apart: registers are
+ * scarce. */
+__device__ __forceinline__ int64_t mask_rows(const struct mma_backward_arguments &a, int n) {
+    return SCORES_ALIGNED ? (int64_t)n * a.mask_row_bytes : n * a.in.mask.row;
+}
+__device__ __forceinline__ int64_t bias_rows(const struct mma_backward_arguments &a, int n) {
+    return SCORES_ALIGNED ? (int64_t)n * a.bias_row_bytes : n * a.in.bias.row * BIAS_BYTES;
+}
+__device__ __forceinline__ int64_t dbias_rows(const struct mma_backward_arguments &a, int n) {
+#if DBIAS == MMA_DBIAS_SUMS
+    return SCORES_ALIGNED ? (int64_t)n * a.dbias_row_bytes : n * a.dbias_row * 4;
+#else
+    return SCORES_ALIGNED ? (int64_t)n * a.dbias_row_bytes : n * a.dbias.row * BIAS_BYTES;
+#endif
+}
 __device__ __forceinline__ float bias_value(const char *at) {
 #if BIAS == GPU_BIAS_FLOAT32
     return *(const float *)at;
@@ -424,7 +441,7 @@ __device__ __forceinline__ int *dbias_turn_of(const struct mma_backward_argument
                                               int row) {
     const int batch = a.dbias_batches == 1 ? 0 : at.batch;
     return a.dbias_turns +
-           (((int64_t)batch * a.dbias_heads + h / a.in.bias.group) * gridDim.x + at.first_key / BLOCK_N) *
+           (((int64_t)batch * a.dbias_heads + h / a.in.bias.group) * (FOLDED ? a.grid_x : gridDim.x) + at.first_key / BLOCK_N) *
                mma_backward_turns(a.in.seqlen_q) + row / SUB_ROWS;
 }
 __device__ __forceinline__ int my_dbias_turn(const struct mma_backward_arguments &a, const struct place &at, int h) {
@@ -700,9 +717,9 @@ __device__ __forceinline__ void copy_scores(const struct mma_backward_arguments 
         constexpr int eights = WARP_KEYS / 8, step = 32 / eights;
         const int eight = lane % eights, key = at.first_key + warp_key + eight * 8;
         const int bytes = min(max(at.seqlen_k - key, 0), 8) * 2;
-        const char *bias = head.bias + (int64_t)(sub_row + part + lane / eights) * a.bias_row_bytes + key * BIAS_BYTES;
+        const char *bias = head.bias + bias_rows(a, sub_row + part + lane / eights) + key * BIAS_BYTES;
 #        pragma unroll
-        for (int n = 0; n < PART_ROWS; n += step, bias += step * a.bias_row_bytes) {
+        for (int n = 0; n < PART_ROWS; n += step, bias += bias_rows(a, step)) {
             const int row = n + lane / eights, count = row < rows ? bytes : 0;
             cp_async_16_fill(staged + chunk_offset<SUB_ROWS / 8>(warp_key + line_of(row, eight),
                                                                  part / 8 + column_of(row, eight)),
@@ -715,7 +732,7 @@ __device__ __forceinline__ void copy_scores(const struct mma_backward_arguments 
             const int chunk = n + lane, row = chunk % PART_ROWS;
             const int key = at.first_key + warp_key + chunk / PART_ROWS * 16;
             const int count = row < rows ? min(max(at.seqlen_k - key, 0), 16) : 0;
-            const char *mask = head.mask + (int64_t)(sub_row + part + row) * a.mask_row_bytes + key;
+            const char *mask = head.mask + mask_rows(a, sub_row + part + row) + key;
             if (chunk < PART_ROWS * WARP_KEYS / 16)
                 cp_async_16_fill(mask_place(staged, warp_key, part, chunk), count ? mask : head.mask, count);
         }
@@ -764,7 +781,7 @@ __device__ __forceinline__ uint32_t read_mask(const struct mma_backward_argument
 #    pragma unroll
             for (int c = 0; c < 2; c++) {
                 const int row = min(first_row + n * 8 + lane % 4 * 2 + c, at.seqlen_q - 1);
-                seen |= (mask[(int64_t)row * a.mask_row_bytes] != 0) << ((n * 2 + c) * 2 * KEY_TILES + j);
+                seen |= (mask[mask_rows(a, row)] != 0) << ((n * 2 + c) * 2 * KEY_TILES + j);
             }
     }
     return seen;
@@ -848,7 +865,7 @@ __device__ __forceinline__ void make_weights(struct weights &w, const struct mma
 #if BIAS_COPIED
                 x += unpack((uint16_t)(bias[j] >> c * 16));
 #elif BIAS && BIAS_ROWS
-                x += bias_value(bias[j] + (int64_t)inside * a.bias_row_bytes);
+                x += bias_value(bias[j] + bias_rows(a, inside));
 #elif BIAS
                 x += keys.bias[tile][half];
 #endif
@@ -941,7 +958,7 @@ __device__ __forceinline__ void make_ds(score_fragments &left, struct sums &sums
                 sums.dbias[t][e / 2] += dp[t][n][e];
 #    elif DBIAS && !DBIAS_FROM_DS
                 const int row = block_row + sub_row + n * 8 + lane % 4 * 2 + e % 2, j = 2 * t + e / 2;
-                char *to = dbias[SCORES_ALIGNED ? 0 : j] + (int64_t)row * a.dbias_row_bytes;
+                char *to = dbias[SCORES_ALIGNED ? 0 : j] + dbias_rows(a, row);
                 /* Said for each in the way in which the assembler spills less. */
                 const bool inside = SCORES_ALIGNED || V_IN_REGISTERS
                                         ? j * 8 < num_keys
@@ -977,10 +994,10 @@ __device__ __forceinline__ void store_dbias(const struct mma_backward_arguments 
     const int lane = threadIdx.x % 32, own = lane % 4, line = lane % 8 / 2;
     const lane_address<SUB_ROWS / 8> from(staged, warp_key + 8 * line + 2 * (lane / 8 ^ line) + lane % 2, part / 8);
     const int key = at.first_key + warp_key + 8 * own, num_keys = min(at.seqlen_k - key, 8);
-    char *to = dbias_of_key(a, at, h, key) + (int64_t)(row + lane / 4) * a.dbias_row_bytes;
+    char *to = dbias_of_key(a, at, h, key) + dbias_rows(a, row + lane / 4);
     __syncwarp();
 #    pragma unroll
-    for (int n = 0; n < ROW_TILES; n++, to += (int64_t)8 * a.dbias_row_bytes) {
+    for (int n = 0; n < ROW_TILES; n++, to += dbias_rows(a, 8)) {
         uint32_t x[4];
         ldmatrix_x4_trans(x, from.at_step(0, n));
         const uint4 odd = own & 1 ? make_uint4(x[1], x[0], x[3], x[2]) : make_uint4(x[0], x[1], x[2], x[3]);
@@ -1238,7 +1255,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
     extern __shared__ __align__(128) char shared[];
     const struct tiles tiles = lay_out(shared_address(shared));
     /* From the last head: what mma_backward_prepare wrote last is still in the second-level cache. */
+#if FOLDED
+    uint32_t x = blockIdx.x % a.grid_x, y = (gridDim.x - 1 - blockIdx.x) / a.grid_x, z = y / a.grid_y;
+    y %= a.grid_y;
+#else
     uint32_t x = blockIdx.x, y = gridDim.y - 1 - blockIdx.y, z = gridDim.z - 1 - blockIdx.z;
+#endif
 #if DETERMINISTIC
     /* Places in the order in which blocks begin: a block waits only for blocks that run or have ended. */
     if (threadIdx.x == 0)
@@ -1249,9 +1271,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
     fence_proxy_async(); /* the copy engine will write there */
 #    endif
     __syncthreads();
-    x = gridDim.x - 1 - ticket % gridDim.x;
-    y = ticket / gridDim.x % gridDim.y;
-    z = ticket / gridDim.x / gridDim.y;
+    x = a.grid_x - 1 - ticket % a.grid_x;
+    y = ticket / a.grid_x % a.grid_y;
+    z = ticket / a.grid_x / a.grid_y;
 #endif
     const struct place at = find_place(a, x, y, z);
     if (at.first_key >= at.seqlen_k) {

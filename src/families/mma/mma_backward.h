@@ -188,13 +188,14 @@ MMA_BACKWARD_INLINE int32_t mma_backward_v_registers(int32_t block_n, int32_t he
     X(SOFTCAP)                                                                               \
     X(NEEDS_DQ)                                                                              \
     X(DETERMINISTIC) /* blocks add to dQ and dbias in order */                               \
-    X(SPLIT)         /* a block takes a part of a group's heads */
+    X(SPLIT)         /* a block takes a part of a group's heads */                           \
+    X(FOLDED)        /* the grid has one dimension: there are more heads or batches than 65535 */
 
 #define MMA_BACKWARD_COUNT(name) +1
 enum { MMA_BACKWARD_NUM_CONSTANTS = MMA_BACKWARD_CONSTANTS(MMA_BACKWARD_COUNT) };
 
 /* Of mma_backward_rows.cu and mma_dbias.cu. */
-#define MMA_ROWS_CONSTANTS(X) X(DTYPE) X(HEAD_DIM) X(HEAD_DIM_V) X(ALIGNED) X(VARLEN) X(NEEDS_DQ) X(BIAS)
+#define MMA_ROWS_CONSTANTS(X) X(DTYPE) X(HEAD_DIM) X(HEAD_DIM_V) X(ALIGNED) X(VARLEN) X(NEEDS_DQ) X(BIAS) X(FOLDED)
 enum { MMA_ROWS_NUM_CONSTANTS = MMA_ROWS_CONSTANTS(MMA_BACKWARD_COUNT) };
 
 /* Rows of the workspace's arrays for a sequence are a multiple of this; the last ones stand for no row. */
@@ -231,6 +232,7 @@ struct mma_backward_arguments {
     int32_t dbias_shares, zero_dbias; /* DIRECT: not every element is written by the main kernel */
     int32_t group_parts, part_heads;  /* heads of a group = group_parts * part_heads */
     float lse_factor;                 /* log2(e) where scores stay in units of exp2, else 1 */
+    uint32_t grid_x, grid_y;          /* of a folded grid: block n is (n % grid_x, n / grid_x % grid_y, the rest) */
     int32_t mask_row_bytes, bias_row_bytes, dbias_row_bytes; /* from row to row; of dbias or of its sums */
     struct cuda_tensor_map q_map, dout_map;                  /* ENGINE: [B, H, S, D], tiles of 64 rows and a panel */
     float *low_rows;

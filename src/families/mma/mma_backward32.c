@@ -57,8 +57,8 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
         return "it takes float32";
     if (p->head_dim > 256 || p->head_dim_v > 256)
         return "head dims are at most 256";
-    if (p->batch > 65535 || p->heads > 65535)
-        return "batch and heads are at most 65535";
+    if (mma_gradients_refusal(p))
+        return mma_gradients_refusal(p);
     for (int32_t i = 0; i < NUM_TILES; i++)
         if (fits(&tiles[i], device, p))
             return NULL;
@@ -150,6 +150,7 @@ static void main_request(const struct tile *t, const fdm_problem *p, int32_t ker
         {"VARLEN", p->varlen},
         {"SOFTCAP", p->softcap > 0},
         {"DETERMINISTIC", dbias_of(p, kernel) == MMA_DBIAS_SUMS && mma_dbias_in_turns(p)},
+        {"FOLDED", mma_folds_grids(p)},
     };
     _Static_assert(sizeof constants / sizeof constants[0] == MMA_BACKWARD32_NUM_CONSTANTS, "one value each");
     request->file = "families/mma/mma_backward32.cu";

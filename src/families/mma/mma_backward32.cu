@@ -76,7 +76,7 @@ __device__ __forceinline__ struct place find_place(const struct mma_backward_arg
                                                    uint32_t z) {
     struct place at;
     /* causal: the longest first */
-    const int block = WINDOW && !OWNS_KEYS ? gridDim.x - 1 - x : x;
+    const int block = WINDOW && !OWNS_KEYS ? a.grid_x - 1 - x : x;
     at.s = find_sequence(a.in, z);
     at.head_kv = OWNS_KEYS ? y : y / a.in.group;
     at.head = y;
@@ -403,7 +403,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     mma_backward32(const __grid_constant__ struct mma_backward_arguments a) {
     extern __shared__ __align__(128) char shared[];
     const struct tiles t = lay_out(shared_address(shared));
+#if FOLDED
+    uint32_t x = blockIdx.x % a.grid_x, y = blockIdx.x / a.grid_x % a.grid_y, z = blockIdx.x / a.grid_x / a.grid_y;
+#else
     uint32_t x = blockIdx.x, y = blockIdx.y, z = blockIdx.z;
+#endif
 #if DETERMINISTIC
     /* Places in the order in which blocks begin: a block waits only for blocks that run or have ended. */
     if (threadIdx.x == 0)
@@ -411,9 +415,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();
     const uint32_t ticket = *(const int *)shared;
     __syncthreads();
-    x = ticket % gridDim.x;
-    y = ticket / gridDim.x % gridDim.y;
-    z = ticket / gridDim.x / gridDim.y;
+    x = ticket % a.grid_x;
+    y = ticket / a.grid_x % a.grid_y;
+    z = ticket / a.grid_x / a.grid_y;
     const int all_turns = (a.in.seqlen_k + TURN_KEYS - 1) / TURN_KEYS;
 #endif
     struct place at = find_place(a, x, y, z);

@@ -29,7 +29,8 @@
     X(INTERVALS)                                                                                         \
     X(VARLEN)                                                                                            \
     X(SOFTCAP)                                                                                           \
-    X(DETERMINISTIC) /* DBIAS SUMS: blocks that share a bias add to its gradient in order */
+    X(DETERMINISTIC) /* DBIAS SUMS: blocks that share a bias add to its gradient in order */             \
+    X(FOLDED)        /* the grid has one dimension: there are more heads or batches than 65535 */
 
 /* Keys at whose gradient of a bias a block takes its turn at a time; a multiple of every tile's BLOCK. */
 #define MMA_BACKWARD32_TURN_KEYS 128

@@ -34,6 +34,7 @@
 #include "cuda/ptx/special.cuh"
 #include "families/mma/mma_wide.h"
 #include "gpu/lse.cuh"
+#include "gpu/packed.cuh"
 
 #if !defined(DTYPE) || !defined(HEAD_DIM) || !defined(HEAD_DIM_V) || !defined(WARPS) || !defined(BLOCK_M) ||           \
     !defined(BLOCK_N) || !defined(SLICE_D) || !defined(SLICE_KEYS) || !defined(SLICE_PARTS) || !defined(STAGES) ||     \
@@ -148,10 +149,11 @@ __device__ __forceinline__ work find_work(const gpu_forward_params &a) {
     w.q_begin = 0;
     w.k_begin = 0;
     if (VARLEN) {
-        w.q_begin = a.cu_seqlens_q[w.batch];
-        w.k_begin = a.cu_seqlens_k[w.batch];
-        w.seqlen_q = (int32_t)(a.cu_seqlens_q[w.batch + 1] - w.q_begin);
-        w.seqlen_k = (int32_t)(a.cu_seqlens_k[w.batch + 1] - w.k_begin);
+        const packed q = find_packed_q(a, w.batch), k = find_packed_k(a, w.batch);
+        w.q_begin = q.begin;
+        w.k_begin = k.begin;
+        w.seqlen_q = q.length;
+        w.seqlen_k = k.length;
     }
     const int32_t end = w.row0 + BLOCK_M < w.seqlen_q ? w.row0 + BLOCK_M : w.seqlen_q;
     const int32_t first = first_key(a, w, w.row0), last = last_key(a, w, end - 1);
