@@ -298,6 +298,11 @@ typedef struct fdm_plan {
 
 FDM_API fdm_status fdm_plan_attention(const fdm_device *device, const fdm_problem *problem, const fdm_options *options,
                                       fdm_plan *plan);
+/* The variant-th way (from 0, which is the one that is chosen freely) in which a kernel that fdm_kernel_list() names can
+ * run the problem, for tuners, checks and compile matrices. FDM_ERROR_INVALID_ARGUMENT past the last variant,
+ * FDM_ERROR_UNSUPPORTED when the kernel cannot run the problem; the sentence says why. */
+FDM_API fdm_status fdm_plan_variant(const fdm_device *device, const fdm_problem *problem, const char *kernel,
+                                    int32_t variant, fdm_plan *plan);
 /* One object of JSON. Writes at most size bytes with the final 0; *needed is the size that holds all. buffer may be
  * NULL with size 0. */
 FDM_API fdm_status fdm_plan_to_json(const fdm_plan *plan, char *buffer, size_t size, size_t *needed);

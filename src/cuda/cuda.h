@@ -94,6 +94,8 @@ fdm_status cuda_memory_release(int32_t device, void *memory);
 /* direction: 0 host to device, 1 device to host, 2 within the device. Returns when done. */
 fdm_status cuda_memory_copy(int32_t device, void *to, const void *from, size_t bytes, int32_t direction);
 fdm_status cuda_memory_fill(int32_t device, void *memory, uint8_t value, size_t bytes);
+/* Enqueued on the stream; capturable. */
+fdm_status cuda_memory_fill_async(int32_t device, void *memory, uint8_t value, size_t bytes, void *stream);
 fdm_status cuda_synchronize(int32_t device);
 struct cuda_event;
 fdm_status cuda_event_create(int32_t device, struct cuda_event **event);

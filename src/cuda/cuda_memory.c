@@ -75,6 +75,11 @@ fdm_status cuda_memory_fill(int32_t device, void *memory, uint8_t value, size_t 
     IN_CONTEXT(device, "filling device memory", fill(driver, memory, value, bytes));
 }
 
+fdm_status cuda_memory_fill_async(int32_t device, void *memory, uint8_t value, size_t bytes, void *stream) {
+    IN_CONTEXT(device, "filling device memory",
+               driver->memory_fill_async(address_of(memory), value, bytes, (cu_stream)stream));
+}
+
 fdm_status cuda_synchronize(int32_t device) {
     IN_CONTEXT(device, "waiting for the CUDA device", driver->context_synchronize());
 }

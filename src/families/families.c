@@ -3,7 +3,7 @@
 
 #include "families/family.h"
 
-const struct family *const families[] = {&family_mma, &family_cpu, &family_reference, NULL};
+const struct family *const families[] = {&family_hopper, &family_mma, &family_cpu, &family_reference, NULL};
 
 int32_t family_find_kernel(const struct family *family, const char *name) {
     for (int32_t i = 0; i < family->num_kernels; i++)

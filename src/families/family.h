@@ -35,6 +35,10 @@ struct family {
     /* Fills kernel_index, kernel, choice, tile, workspace and reason of plan, and returns 1; or returns 0 with one
      * clause in plan->reason that says why not. Pure: looks at nothing but the request. */
     int (*choose)(const struct family *family, const struct plan_request *request, fdm_plan *plan);
+    /* The number-th way in which a row runs the problem, as choose() fills a plan; 0 with one clause in plan->reason,
+     * or an empty one where there are no more ways. NULL: a row runs a problem in one way. */
+    int (*variant)(const struct family *family, const struct plan_request *request, int32_t row, int32_t number,
+                   fdm_plan *plan);
     /* Makes what the plan launches ready; NULL when there is nothing to make. */
     fdm_status (*prepare)(const struct family *family, const fdm_plan *plan);
     /* CUDA: the kernels that the plan launches, at most FAMILY_LAUNCHES_MAX; returns how many, 0 when the plan is not
@@ -51,6 +55,7 @@ extern const struct family *const families[];
 extern const struct family family_reference;
 extern const struct family family_cpu;
 extern const struct family family_mma;
+extern const struct family family_hopper;
 
 /* The index of the row with this name, -1 if none. */
 int32_t family_find_kernel(const struct family *family, const char *name);

@@ -153,6 +153,25 @@ int gpu_family_choose(const struct family *family, const struct plan_request *re
     return 0;
 }
 
+int gpu_family_variant(const struct family *family, const struct plan_request *request, int32_t row, int32_t number,
+                       fdm_plan *plan) {
+    char text[160];
+    const struct gpu_algorithm *a = algorithm_of(family, row);
+    const char *why = family_refusal(list_of(family), request->device, request->problem, text, sizeof text);
+    if (!why)
+        why = a->row.pass != request->problem->pass ? "it is for the other pass"
+                                                    : a->refusal(request->device, request->problem, text, sizeof text);
+    if (why) {
+        snprintf(plan->reason, sizeof plan->reason, "%s", why);
+        return 0;
+    }
+    name_plan(family, row, plan);
+    if (a->fill(request->device, request->problem, number, plan))
+        return 1;
+    *plan->reason = 0;
+    return 0;
+}
+
 fdm_status gpu_family_execute(const struct family *family, const fdm_plan *plan, const struct attention *attention,
                               void *workspace, const fdm_launch *launch) {
     return algorithm_of(family, plan->kernel_index)

@@ -42,6 +42,8 @@ const struct kernel_row *gpu_family_kernel(const struct family *family, int32_t 
 int gpu_family_available(const struct family *family, int32_t row);
 int gpu_family_chosen_freely(const struct family *family, int32_t row);
 int gpu_family_choose(const struct family *family, const struct plan_request *request, fdm_plan *plan);
+int gpu_family_variant(const struct family *family, const struct plan_request *request, int32_t row, int32_t number,
+                       fdm_plan *plan);
 fdm_status gpu_family_prepare(const struct family *family, const fdm_plan *plan);
 int32_t gpu_family_launches(const struct family *family, const fdm_plan *plan, struct cuda_kernel_request *requests);
 fdm_status gpu_family_execute(const struct family *family, const fdm_plan *plan, const struct attention *attention,

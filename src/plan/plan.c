@@ -98,6 +98,46 @@ fdm_status fdm_plan_attention(const fdm_device *device, const fdm_problem *probl
     return choose(device, problem, &wishes, plan);
 }
 
+static fdm_status variant_of(const struct family *family, const struct plan_request *request, int32_t row,
+                             int32_t number, fdm_plan *plan) {
+    fdm_plan candidate = empty_plan(request->device, request->problem);
+    candidate.num_threads = request->num_threads;
+    snprintf(candidate.family, sizeof candidate.family, "%s", family->name);
+    const int made = family->variant ? family->variant(family, request, row, number, &candidate)
+                                     : number == 0 && family->choose(family, request, &candidate);
+    if (!made && *candidate.reason)
+        return error_set(FDM_ERROR_UNSUPPORTED, "%s cannot run this problem on %s: %s", request->kernel,
+                         request->device->name, candidate.reason);
+    if (!made)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s has no variant %d for this problem", request->kernel, number);
+    *plan = candidate;
+    return FDM_OK;
+}
+
+fdm_status fdm_plan_variant(const fdm_device *device, const fdm_problem *problem, const char *kernel, int32_t variant,
+                            fdm_plan *plan) {
+    if (!device || !kernel || !plan || variant < 0)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s",
+                         !device   ? "device is NULL"
+                         : !kernel ? "kernel is NULL"
+                         : !plan   ? "plan is NULL"
+                                   : "variant is below 0");
+    fdm_status status = fdm_problem_validate(problem);
+    if (status)
+        return status;
+    const struct plan_request request = {.device = device,
+                                         .problem = problem,
+                                         .kernel = kernel,
+                                         .family_forced = 1,
+                                         .num_threads = wishes_of(problem, device->id.type, NULL).num_threads};
+    for (int32_t i = 0; families[i]; i++) {
+        const int32_t row = family_find_kernel(families[i], kernel);
+        if (row >= 0)
+            return variant_of(families[i], &request, row, variant, plan);
+    }
+    return error_set(FDM_ERROR_INVALID_ARGUMENT, "there is no kernel '%.60s'", kernel);
+}
+
 /* A thread's last plan of a pass, and what it was made from. Planning looks at every row and words its reasons, which
  * costs the host a microsecond that the same call again need not spend. Families are pure, so that the same request
  * gives the same plan; of the facts of a device only the CPU's instruction set can change. */

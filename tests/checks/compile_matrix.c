@@ -113,18 +113,39 @@ static void add_job(const char *arch, const struct cuda_kernel_request *request)
     snprintf(jobs[num_jobs++].arch, sizeof jobs[0].arch, "%s", arch);
 }
 
+static void add_launches(const char *arch, const struct family *family, const fdm_plan *plan) {
+    struct cuda_kernel_request requests[FAMILY_LAUNCHES_MAX];
+    const int32_t count = family->launches(family, plan, requests);
+    for (int32_t i = 0; i < count; i++)
+        add_job(arch, &requests[i]);
+}
+
+/* What each CUDA family launches when it is asked. */
 static void add_plan(const char *arch, const fdm_problem *problem, const char *kernel) {
     fdm_device device;
     fdm_plan plan;
     fdm_options options = fdm_options_default();
-    struct cuda_kernel_request requests[GPU_REQUESTS_MAX];
-    options.family = "mma";
     options.kernel = kernel;
-    if (fdm_device_from_name(arch, &device) || fdm_plan_attention(&device, problem, &options, &plan))
-        return;
-    int32_t count = family_mma.launches(&family_mma, &plan, requests);
-    for (int32_t i = 0; i < count; i++)
-        add_job(arch, &requests[i]);
+    for (int32_t i = 0; families[i] && !fdm_device_from_name(arch, &device); i++) {
+        options.family = families[i]->name;
+        if (families[i]->launches && !fdm_plan_attention(&device, problem, &options, &plan))
+            add_launches(arch, families[i], &plan);
+    }
+}
+
+/* Of each row of a family that names its ways to run a problem: one of them, another each time. */
+static void add_variant(const char *arch, const struct family *family, const fdm_problem *problem) {
+    static int32_t turn;
+    fdm_device device;
+    fdm_plan plan;
+    for (int32_t row = 0; row < family->num_kernels && !fdm_device_from_name(arch, &device); row++) {
+        const char *name = family->kernel(family, row)->name;
+        int32_t count = 0;
+        while (!fdm_plan_variant(&device, problem, name, count, &plan))
+            count++;
+        if (count > 1 && !fdm_plan_variant(&device, problem, name, turn++ % count, &plan))
+            add_launches(arch, family, &plan);
+    }
 }
 
 /* A problem of 16-bit tensors, and the same of float32 ones: of the covering set every fourth, as those take long. */
@@ -135,6 +156,8 @@ static void add_problem(const char *arch, const fdm_problem *problem, const char
     fdm_problem wide = *problem;
     wide.dtype = wide.bias_dtype = FDM_FLOAT32;
     add_plan(arch, problem, kernel);
+    if (!kernel)
+        add_variant(arch, &family_hopper, problem);
     if (count++ % wide_step == 0)
         add_plan(arch, &wide, kernel);
 }

@@ -26,6 +26,7 @@ static const struct {
 };
 
 struct fake_state fake_state;
+const struct fake_hooks *fake_hooks;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static _Thread_local cu_context stack[STACK_MAX];
 static _Thread_local int depth;
@@ -231,7 +232,8 @@ static cu_result context_pop(cu_context *context) {
     return fake_end(result);
 }
 
-void fake_finish(cu_context device) {
+cu_result fake_finish(cu_context device) {
+    const cu_result result = fake_hooks ? fake_hooks->finish() : 0;
     for (int i = 0; i < device->num_pending; i++) {
         struct pending *p = &device->pending[i];
         if (p->from)
@@ -240,12 +242,13 @@ void fake_finish(cu_context device) {
             memset(p->to, p->value, p->bytes);
     }
     device->num_pending = 0;
+    return result;
 }
 
 static cu_result context_synchronize(void) {
     cu_result result = fake_begin("cuCtxSynchronize", CONTEXT);
     if (!result)
-        fake_finish(fake_current());
+        result = fake_finish(fake_current());
     return fake_end(result);
 }
 

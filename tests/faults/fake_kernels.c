@@ -16,6 +16,8 @@ static cu_result module_load(cu_module *module, const void *image) {
         made->text = fake ? strdup(image) : NULL;
         *module = made;
         fake_state.live.modules++;
+        if (fake_hooks && !fake)
+            result = fake_hooks->load(made, image);
     }
     return fake_end(result);
 }
@@ -42,6 +44,8 @@ static cu_result module_function(cu_function *function, cu_module module, const 
         (*function)->module = module;
         (*function)->max_shared_bytes = 48 << 10;
         snprintf((*function)->entry, NAME_BYTES, "%s", name);
+        if (fake_hooks && module->executable)
+            result = fake_hooks->function(*function, name);
     }
     return fake_end(result);
 }
@@ -113,6 +117,12 @@ static cu_result launch_kernel(const struct cu_launch_config *config, cu_functio
                 realloc(fake_state.launches, (size_t)fake_state.max_launches * sizeof *fake_state.launches);
         }
         fake_state.launches[fake_state.num_launches++] = launch;
+    }
+    if (!result && fake_hooks && function->kernel) { /* copies come first; a programmatic launch overlaps launches alone */
+        if (!launch.programmatic || function->device->num_pending)
+            result = fake_finish(function->device);
+        if (!result)
+            result = fake_hooks->launch(&launch, function, arguments);
     }
     return fake_end(result);
 }

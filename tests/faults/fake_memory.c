@@ -20,8 +20,8 @@ static cu_result memory_allocate(cu_address *memory, size_t bytes) {
         result = CU_ERROR_OUT_OF_MEMORY;
     struct allocation *made = result ? NULL : calloc(1, sizeof *made);
     if (made) {
-        *made = (struct allocation){fake_state.allocations, fake_current(),
-                                    aligned_alloc(256, (bytes + 255) / 256 * 256), bytes};
+        unsigned char *own = fake_hooks ? fake_hooks->allocate(bytes) : aligned_alloc(256, (bytes + 255) / 256 * 256);
+        *made = (struct allocation){fake_state.allocations, fake_current(), own, bytes};
         fake_state.allocations = made;
         fake_current()->memory_used += bytes;
         fake_state.live.allocations++;
@@ -43,7 +43,7 @@ static cu_result memory_free(cu_address memory) {
         *link = found->next;
         fake_current()->memory_used -= found->bytes;
         fake_state.live.allocations--;
-        free(found->memory);
+        fake_hooks ? fake_hooks->release(found->memory, found->bytes) : free(found->memory);
         free(found);
     }
     return fake_end(result);
@@ -53,10 +53,8 @@ static cu_result copy_to_device(cu_address to, const void *from, size_t bytes) {
     cu_result result = fake_begin("cuMemcpyHtoD", CONTEXT);
     if (!result && (!from || !allocation_of(fake_current(), to, bytes)))
         result = INVALID_VALUE;
-    if (!result) {
-        fake_finish(fake_current());
+    if (!result && !(result = fake_finish(fake_current())))
         memcpy(pointer_of(to), from, bytes);
-    }
     return fake_end(result);
 }
 
@@ -64,17 +62,17 @@ static cu_result copy_to_host(void *to, cu_address from, size_t bytes) {
     cu_result result = fake_begin("cuMemcpyDtoH", CONTEXT);
     if (!result && (!to || !allocation_of(fake_current(), from, bytes)))
         result = INVALID_VALUE;
-    if (!result) {
-        fake_finish(fake_current());
+    if (!result && !(result = fake_finish(fake_current())))
         memcpy(to, pointer_of(from), bytes);
-    }
     return fake_end(result);
 }
 
-static void enqueue(struct pending work) {
-    if (fake_current()->num_pending == PENDING_MAX)
-        fake_finish(fake_current());
+static cu_result enqueue(struct pending work) {
+    cu_result result = 0;
+    if (fake_hooks || fake_current()->num_pending == PENDING_MAX)
+        result = fake_finish(fake_current());
     fake_current()->pending[fake_current()->num_pending++] = work;
+    return result;
 }
 
 static cu_result copy_on_device(cu_address to, cu_address from, size_t bytes) {
@@ -82,12 +80,22 @@ static cu_result copy_on_device(cu_address to, cu_address from, size_t bytes) {
     if (!result && (!allocation_of(fake_current(), from, bytes) || !allocation_of(fake_current(), to, bytes)))
         result = INVALID_VALUE;
     if (!result)
-        enqueue((struct pending){pointer_of(to), pointer_of(from), 0, bytes});
+        result = enqueue((struct pending){pointer_of(to), pointer_of(from), 0, bytes});
     return fake_end(result);
 }
 
 static cu_result memory_fill(cu_address memory, unsigned char value, size_t bytes) {
     cu_result result = fake_begin("cuMemsetD8", CONTEXT);
+    if (!result && !allocation_of(fake_current(), memory, bytes))
+        result = INVALID_VALUE;
+    if (!result)
+        result = enqueue((struct pending){pointer_of(memory), NULL, value, bytes});
+    return fake_end(result);
+}
+
+static cu_result memory_fill_async(cu_address memory, unsigned char value, size_t bytes, cu_stream stream) {
+    (void)stream;
+    cu_result result = fake_begin("cuMemsetD8Async", CONTEXT);
     if (!result && !allocation_of(fake_current(), memory, bytes))
         result = INVALID_VALUE;
     if (!result)
@@ -122,7 +130,7 @@ static cu_result event_record(cu_event event, cu_stream stream) {
 static cu_result event_synchronize(cu_event event) {
     cu_result result = fake_begin("cuEventSynchronize", CONTEXT);
     if (!result)
-        fake_finish(event->device);
+        result = fake_finish(event->device);
     return fake_end(result);
 }
 
@@ -195,6 +203,7 @@ void fake_fill_memory(struct cuda_driver *driver) {
     driver->copy_to_host = copy_to_host;
     driver->copy_on_device = copy_on_device;
     driver->memory_fill = memory_fill;
+    driver->memory_fill_async = memory_fill_async;
     driver->event_create = event_create;
     driver->event_record = event_record;
     driver->event_synchronize = event_synchronize;

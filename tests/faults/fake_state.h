@@ -41,11 +41,13 @@ struct cu_function {
     struct cu_module *module;
     int max_shared_bytes;
     char entry[NAME_BYTES];
+    struct kernel *kernel; /* of hooks */
 };
 struct cu_module {
     cu_module next; /* unloaded ones stay too, without their text */
     cu_context device;
     char *text; /* of a pretended cubin; NULL: an ELF file, whose names are not looked at */
+    void *executable; /* of hooks */
     int num_functions;
     struct cu_function functions[FUNCTIONS_MAX];
 };
@@ -79,8 +81,19 @@ enum fake_needs { NOTHING, DRIVER, CONTEXT };
 cu_result fake_begin(const char *function, enum fake_needs needs);
 cu_result fake_end(cu_result result);
 cu_context fake_current(void);
-/* What was enqueued on the device happens. */
-void fake_finish(cu_context device);
+/* What was enqueued on the device happens; 0, or what a kernel that was executed ended with. */
+cu_result fake_finish(cu_context device);
+
+/* Put in place by a driver that executes kernels (tests/emulator); NULL: launches are written down, and no more. */
+struct fake_hooks {
+    cu_result (*load)(cu_module module, const void *image); /* an ELF file */
+    cu_result (*function)(cu_function function, const char *name);
+    cu_result (*launch)(const struct fake_launch *launch, cu_function function, void **parameters);
+    cu_result (*finish)(void); /* what was launched runs */
+    void *(*allocate)(size_t bytes);
+    void (*release)(void *memory, size_t bytes);
+};
+extern const struct fake_hooks *fake_hooks;
 
 /* The driver's table is filled in parts. */
 void fake_fill_kernels(struct cuda_driver *driver);

@@ -15,6 +15,7 @@ const struct family family_mma = {.name = "mma",
                                   .available = gpu_family_available,
                                   .chosen_freely = gpu_family_chosen_freely,
                                   .choose = gpu_family_choose,
+                                  .variant = gpu_family_variant,
                                   .prepare = gpu_family_prepare,
                                   .launches = gpu_family_launches,
                                   .execute = gpu_family_execute};

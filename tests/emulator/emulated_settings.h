@@ -1,0 +1,27 @@
+/* emulated_settings.h: how the emulated device behaves, from its environment and from tests. */
+#ifndef FDM_EMULATOR_SETTINGS_H
+#define FDM_EMULATOR_SETTINGS_H
+
+#include <stdint.h>
+
+/* When what is asynchronous happens. */
+enum emulated_mode { EMULATED_EARLY, EMULATED_LATEST, EMULATED_RANDOM };
+
+/* Exported by the emulated driver as `emulated`; read at each start of a grid.
+ *
+ *     EMULATED_SEED     a number; 1
+ *     EMULATED_MODE     early, latest or random (the default)
+ *     EMULATED_CHECK    0: results, deadlocks and bounds alone; 1: races too (the default)
+ *     EMULATED_STRICT   1: only what PTX promises orders the lanes of a warp
+ *     EMULATED_BANKS    1: counts bank conflicts and prints them for each kernel
+ *     EMULATED_TRACE    1: prints each launch with its time */
+struct emulated {
+    uint64_t seed;
+    enum emulated_mode mode;
+    int check, strict, banks, trace, quiet;
+    int64_t (*findings)(void);           /* so far */
+    const char *(*last_finding)(void);   /* its sentence */
+    int64_t (*launches)(void);
+};
+
+#endif

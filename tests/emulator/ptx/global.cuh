@@ -1,0 +1,17 @@
+/* global.cuh: stand-ins for the wrappers of src/cuda/ptx/global.cuh. */
+#ifndef FDM_PTX_GLOBAL_CUH
+#define FDM_PTX_GLOBAL_CUH
+
+#include "cuda/ptx/types.cuh"
+
+inline void red_add(float *at, float x, EMU_AT) { emu_red_add(at, &x, 1, EMU_HERE); }
+#if __CUDA_ARCH__ >= 900
+inline void red_add_4(float *at, float a, float b, float c, float d, EMU_AT) {
+    const float x[4] = {a, b, c, d};
+    emu_red_add(at, x, 4, EMU_HERE);
+}
+#endif
+inline int ld_acquire(const int *at, EMU_AT) { return (int)emu_load_acquire((const unsigned *)at, EMU_HERE); }
+inline void st_release(int *at, int x, EMU_AT) { emu_store_release((unsigned *)at, (unsigned)x, EMU_HERE); }
+
+#endif
