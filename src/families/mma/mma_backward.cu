@@ -1225,9 +1225,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
         *(int *)shared = atomicAdd(a.ticket, 1);
     __syncthreads();
     const uint32_t ticket = *(const int *)shared;
-#    if ENGINE
-    fence_proxy_async(); /* the copy engine will write there */
-#    endif
     __syncthreads();
     x = gridDim.x - 1 - ticket % gridDim.x;
     y = ticket / gridDim.x % gridDim.y;
