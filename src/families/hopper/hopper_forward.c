@@ -90,8 +90,8 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
         return "it takes float16 and bfloat16";
     if (p->head_dim > 256 || p->head_dim_v > 256)
         return "head dims are at most 256";
-    if (!p->aligned)
-        return "addresses and strides must be multiples of 16 bytes, for TMA";
+    if (!p->aligned || !p->q_mappable || !p->keys_mappable)
+        return "TMA needs addresses and strides that are multiples of 16 bytes, and strides above 0";
     if (p->has_intervals || (p->has_mask && !gpu_mask_rows(p)) || (p->has_bias && !gpu_bias_rows(p)))
         return "it takes masks and biases with rows, and no key intervals";
     if (scored(p) && (!p->scores_aligned || p->varlen || (p->has_mask && p->mask_shape[3] != p->seqlen_k) ||

@@ -226,7 +226,9 @@ struct consumer {
     __device__ __forceinline__ struct item_facts facts() const {
         return read_facts(base + WORK + stage_of<2>(item) * ITEM_BYTES);
     }
-    static __device__ __forceinline__ int warpgroup() { return (int)threadIdx.x / 128 - 1; }
+    /* By way of a shuffle, so that the compiler knows that whole warps take one way. */
+    static __device__ __forceinline__ int warpgroup() { return uniform((int)threadIdx.x / 128 - 1); }
+    static __device__ __forceinline__ int uniform(int x) { return __shfl_sync(0xffffffff, x, 0); }
     /* Of half 0, in the block tile. */
     static __device__ __forceinline__ int local_row() {
         return warpgroup() * 64 + (int)threadIdx.x / 32 % 4 * 16 + (int)threadIdx.x % 32 / 4;
@@ -310,12 +312,14 @@ struct consumer {
             pass_turn();
         }
         wait_full<STAGES>(base + K_FULL, step);
-        release<STAGES>(base + K_EMPTY, step);
-        if (SCORED) {
+        if (SCORED)
             wait_full<SCORE_RING>(base + SCORE_FULL, step);
+        __syncwarp(); /* a lane that still waits would miss the phase */
+        release<STAGES>(base + K_EMPTY, step);
+        if (SCORED)
             release<SCORE_RING>(base + SCORE_EMPTY, step);
-        }
         wait_full<STAGES>(base + V_FULL, step);
+        __syncwarp();
         release<STAGES>(base + V_EMPTY, step);
         step++;
     }
@@ -332,6 +336,8 @@ struct consumer {
                 find_tiles(a.in, at, 64, own);
             else
                 own.last_tile = own.first_tile;
+            own.first_tile = uniform(own.first_tile);
+            own.last_tile = uniform(own.last_tile);
             full_first = (first_key(a.in, at, own.first_row + 63) + BLOCK_N - 1) / BLOCK_N;
             full_last = (last_key(a.in, at, own.first_row) + 1) / BLOCK_N;
             if (f.first_tile >= f.last_tile)
@@ -435,8 +441,10 @@ struct consumer {
             if (r < count && columns >= 8)
                 *(uint4 *)at = make_uint4(word[0], word[1], word[2], word[3]);
             else if (r < count)
-                for (int e = 0; e < columns; e++)
-                    ((uint16_t *)at)[e] = (uint16_t)(word[e / 2] >> (e % 2 * 16));
+#pragma unroll
+                for (int e = 0; e < 8; e++)
+                    if (e < columns)
+                        ((uint16_t *)at)[e] = (uint16_t)(word[e / 2] >> (e % 2 * 16));
         }
         fence_proxy_async(); /* TMA writes there next */
         __syncwarp();
