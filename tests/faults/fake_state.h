@@ -46,7 +46,7 @@ struct cu_function {
 struct cu_module {
     cu_module next; /* unloaded ones stay too, without their text */
     cu_context device;
-    char *text; /* of a pretended cubin; NULL: an ELF file, whose names are not looked at */
+    char *text;       /* of a pretended cubin; NULL: an ELF file, whose names are not looked at */
     void *executable; /* of hooks */
     int num_functions;
     struct cu_function functions[FUNCTIONS_MAX];
