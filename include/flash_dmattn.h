@@ -182,9 +182,11 @@ FDM_API fdm_status fdm_attention_backward(const fdm_tensors *tensors, const fdm_
                                           const fdm_allocator *allocator);
 
 /* Combines two partial results over disjoint key sets: out [B, S, H, Dv] and lse [B, H, S] of each; lse = +inf means
- * "no keys". out and lse may be the first or the second pair itself. */
+ * "no keys". out and lse may be the first or the second pair itself; every stride is free. All six tensors are on one
+ * device. CUDA: float32, float16 and bfloat16; enqueued on `stream` (NULL: the legacy default stream), which the CPU
+ * does not look at; the first call of a dtype compiles or loads a kernel. */
 FDM_API fdm_status fdm_merge(const fdm_tensor *out1, const fdm_tensor *lse1, const fdm_tensor *out2,
-                             const fdm_tensor *lse2, fdm_tensor *out, fdm_tensor *lse);
+                             const fdm_tensor *lse2, fdm_tensor *out, fdm_tensor *lse, void *stream);
 
 /* ---- 5. Describe ----------------------------------------------------------------------------------------------- */
 

@@ -79,6 +79,11 @@ def _as_tuple(tensor: Tensor) -> Tuple[Any, ...]:
     return tensor.data_ptr(), name, tuple(tensor.shape), tensor.stride(), kind, index
 
 
+def native_view(tensor: Tensor) -> Any:
+    """A tensor as functions of the extension take it that know nothing of PyTorch."""
+    return tensor if hasattr(Tensor, "__dlpack_c_exchange_api__") else _as_tuple(tensor)
+
+
 # ---- eager autograd --------------------------------------------------------------------------------------------------
 
 
@@ -341,7 +346,7 @@ def flash_dmattn_func(
     deterministic: Optional[bool] = None,
     return_attn_probs: Optional[bool] = None,
     *,
-    window_size: Sequence[int] = NO_WINDOW,
+    window_size: Sequence[Optional[int]] = NO_WINDOW,
     key_intervals: Optional[Tuple[Tensor, Tensor]] = None,
     return_lse: bool = False,
     scale: Optional[float] = None,
@@ -361,7 +366,7 @@ def flash_dmattn_func(
         softcap: scores become softcap * tanh(score / softcap); default 0 = none.
         deterministic: the same bits for the same inputs whatever the thread count; always so on the CPU.
         return_attn_probs: also return lse and the probabilities [B, H, Sq, Sk] (allocates them; no gradient).
-        window_size: (left, right): i + Sk - Sq - left <= j <= i + Sk - Sq + right; -1 = unbounded.
+        window_size: (left, right): i + Sk - Sq - left <= j <= i + Sk - Sq + right; -1 or None = unbounded.
         key_intervals: (start, end), int32 [B|1, H|Hkv|1, Sk]: key j is visible to rows start <= i < end.
         return_lse: also return lse.
 
@@ -412,7 +417,7 @@ def flash_dmattn_varlen_func(
     *,
     attn_mask: Optional[Tensor] = None,
     attn_bias: Optional[Tensor] = None,
-    window_size: Sequence[int] = NO_WINDOW,
+    window_size: Sequence[Optional[int]] = NO_WINDOW,
     key_intervals: Optional[Tuple[Tensor, Tensor]] = None,
     return_lse: bool = False,
     scale: Optional[float] = None,

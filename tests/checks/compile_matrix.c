@@ -16,6 +16,7 @@
 
 #include "families/mma/mma_family.h"
 #include "families/mma/mma_rules.h"
+#include "gpu/merge_on_device.h"
 
 struct feature {
     const char *name;
@@ -334,12 +335,24 @@ static void add_all(const char *arch, const char *kernel) {
     }
 }
 
+/* What no plan launches. */
+static void add_merge(const char *arch) {
+    static const fdm_dtype dtypes[] = {FDM_FLOAT32, FDM_FLOAT16, FDM_BFLOAT16};
+    struct cuda_kernel_request request;
+    for (int32_t i = 0; i < 6; i++) {
+        merge_request(dtypes[i / 2], i % 2, &request);
+        add_job(arch, &request);
+    }
+}
+
 /* The freely chosen kernel, and then every one that is not. */
 static void add_kernels(const char *arch, uint64_t seed, const char *kernel, int full) {
     add_backward(arch, kernel);
     full ? add_all(arch, kernel) : add_covering(arch, seed, kernel);
-    if (!kernel)
+    if (!kernel) {
         add_codes(arch, full);
+        add_merge(arch);
+    }
     for (int32_t row = 0; !kernel && row < family_mma.num_kernels; row++)
         if (!family_mma.chosen_freely(&family_mma, row)) {
             const char *name = family_mma.kernel(&family_mma, row)->name;

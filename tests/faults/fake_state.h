@@ -54,6 +54,7 @@ struct cu_module {
 struct cu_event {
     cu_context device;
     int recorded;
+    double seconds; /* of hooks */
 };
 struct allocation {
     struct allocation *next;
@@ -92,6 +93,7 @@ struct fake_hooks {
     cu_result (*finish)(void); /* what was launched runs */
     void *(*allocate)(size_t bytes);
     void (*release)(void *memory, size_t bytes);
+    double (*seconds)(void); /* a clock */
 };
 extern const struct fake_hooks *fake_hooks;
 
