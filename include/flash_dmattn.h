@@ -133,6 +133,11 @@ typedef struct fdm_tensors {
     const fdm_tensor *dout, *dlse; /* backward: gradients flowing in; dlse may be NULL */
     fdm_tensor *dq, *dk, *dv;      /* backward: written; each may be NULL when it is not wanted */
     fdm_tensor *dbias;             /* backward: written; NULL when it is not wanted */
+    /* [B, H, Sq], dtype of lse: what lse has rounded away, so that lse + lse_low is the logarithm to twice the digits.
+     * May be NULL; neither written nor read where there is no bias. forward: written. backward: read; needed for right
+     * gradients of rows whose every visible key has a bias of -1e4 or below: beside such a number lse alone has lost the
+     * logarithm of the number of keys (at -1e6 weights are off by 3 %, at -1e9 each of n equal keys has weight 1). */
+    fdm_tensor *lse_low;
 } fdm_tensors;
 
 /* ---- 3. Options ------------------------------------------------------------------------------------------------ */
@@ -210,6 +215,7 @@ typedef struct fdm_problem {
     int32_t needs_lse;                    /* forward: lse is written */
     int32_t needs_dq, needs_dk, needs_dv; /* backward */
     int32_t needs_dbias, has_dlse;        /* backward */
+    int32_t has_lse_low;                  /* beside a bias. forward: lse_low is written; backward: it is read */
     int32_t has_intervals;
     int64_t interval_batch, interval_heads; /* extents, 1 = broadcast */
     int32_t has_mask, has_bias;

@@ -64,5 +64,6 @@ void gpu_fill_forward(const struct attention *attention, struct gpu_forward_para
         .softcap = (float)p->softcap,
         .softcap_inverse = p->softcap > 0 ? (float)(1 / p->softcap) : 0,
         .heads_per_section = heads_per_section(p),
+        .lse_low = rows_of(&attention->lse_low),
     };
 }

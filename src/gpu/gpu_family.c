@@ -59,6 +59,14 @@ static const char *family_refusal(const struct gpu_list *list, const fdm_device 
     return NULL;
 }
 
+/* What this kernel does not take. */
+static const char *refusal_of(const struct gpu_algorithm *a, const fdm_device *device, const fdm_problem *p, char *text,
+                              size_t size) {
+    if (p->pass == FDM_FORWARD && p->has_lse_low && !a->writes_lse_low)
+        return "it does not write lse_low";
+    return a->refusal(device, p, text, size);
+}
+
 static void name_plan(const struct family *family, int32_t index, fdm_plan *plan) {
     plan->kernel_index = index;
     snprintf(plan->kernel, sizeof plan->kernel, "%s", algorithm_of(family, index)->row.name);
@@ -75,7 +83,7 @@ static int fill_forced(const struct gpu_algorithm *a, const struct plan_request 
             snprintf(why, size, "is for the other pass");
         return 0;
     }
-    const char *refused = a->refusal(request->device, request->problem, text, sizeof text);
+    const char *refused = refusal_of(a, request->device, request->problem, text, sizeof text);
     *plan->reason = 0;
     if (!refused && by_code && a->fill_code(request->device, request->problem, request->kernel, plan))
         return 1;
@@ -133,7 +141,7 @@ int gpu_family_choose(const struct family *family, const struct plan_request *re
         const struct gpu_algorithm *a = algorithm_of(family, i);
         if (!a->chosen_freely || a->row.pass != request->problem->pass)
             continue;
-        why = a->refusal(request->device, request->problem, text, sizeof text);
+        why = refusal_of(a, request->device, request->problem, text, sizeof text);
         if (!why && first < 0)
             first = i;
         if (!why && a->passed_over)

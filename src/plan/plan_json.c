@@ -73,6 +73,7 @@ static const struct field plan_fields[] = {
     OF_PROBLEM(needs_dv, FIELD_INT32),
     OF_PROBLEM(needs_dbias, FIELD_INT32),
     OF_PROBLEM(has_dlse, FIELD_INT32),
+    OF_PROBLEM(has_lse_low, FIELD_INT32),
     OF_PROBLEM(has_intervals, FIELD_INT32),
     OF_PROBLEM(interval_batch, FIELD_INT64),
     OF_PROBLEM(interval_heads, FIELD_INT64),

@@ -158,6 +158,8 @@ fdm_status fdm_problem_validate(const fdm_problem *p) {
                            (long long)p->interval_heads, (long long)p->heads_kv, (long long)p->heads);
     if (!status && p->needs_dbias && !p->has_bias)
         status = error_set(FDM_ERROR_INVALID_ARGUMENT, "dbias is wanted, but there is no bias");
+    if (!status && p->has_lse_low && !p->has_bias)
+        status = error_set(FDM_ERROR_INVALID_ARGUMENT, "has_lse_low is set, but there is no bias");
     return status;
 }
 
@@ -432,7 +434,8 @@ static fdm_status check_devices(const fdm_tensors *t) {
                {"dq", t->dq},
                {"dk", t->dk},
                {"dv", t->dv},
-               {"dbias", t->dbias}};
+               {"dbias", t->dbias},
+               {"lse_low", t->lse_low}};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         if (all[i].tensor &&
             (all[i].tensor->device.type != t->q->device.type || all[i].tensor->device.index != t->q->device.index)) {
@@ -460,6 +463,15 @@ static fdm_status resolve_outputs(const fdm_tensors *t, fdm_problem *p, struct a
     if (t->lse && (status = resolve_rows(t->lse, "lse", role, p, &a->lse)))
         return status;
     p->needs_lse = t->lse != NULL;
+    struct row_view lse_low = {0};
+    if (t->lse_low && (status = resolve_rows(t->lse_low, "lse_low", role, p, &lse_low)))
+        return status;
+    if (!backward && t->lse_low && !t->lse)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "lse_low is given, but lse is not; it is what lse rounds away");
+    if (p->has_bias && t->lse_low) {
+        p->has_lse_low = 1;
+        a->lse_low = lse_low;
+    }
     if (!backward)
         return FDM_OK;
     if ((status = resolve_matrix(t->dout, "dout", TENSOR_INPUT, p, out_shape, &a->dout)))

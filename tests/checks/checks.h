@@ -7,7 +7,7 @@
 
 #include "flash_dmattn.h"
 
-enum role { Q, K, V, MASK, BIAS, START, END, CU_Q, CU_K, OUT, LSE, DOUT, DLSE, DQ, DK, DV, DBIAS, NUM_ROLES };
+enum role { Q, K, V, MASK, BIAS, START, END, CU_Q, CU_K, OUT, LSE, LSE_LOW, DOUT, DLSE, DQ, DK, DV, DBIAS, NUM_ROLES };
 extern const char *const role_names[NUM_ROLES];
 
 /* A tensor between two unreadable pages, flush with one of them; bytes that are not elements hold NaN patterns. */
@@ -30,6 +30,7 @@ struct trial {
     int neat;  /* 1: addresses and strides are multiples of 16 bytes */
     int plain; /* 1: 16-bit, neat, causal at most: every forward kernel takes it where its head dims fit */
     int mild;  /* 1: scores are of ordinary size */
+    int huge;  /* 1: some biases are so low that a float32 beside them has few digits left for the scores, or none */
     struct guarded g[NUM_ROLES];
     double *truth[NUM_ROLES];     /* outputs of the reference, dense in the tensor's shape */
     double *baseline[NUM_ROLES];  /* outputs of the straightforward float32 computation */
@@ -60,6 +61,8 @@ void guarded_set(struct guarded *g, int64_t n, double value);
 /* truth.c: both fill outputs of both passes. */
 void trial_reference(struct trial *trial);
 void trial_baseline(struct trial *trial);
+/* What the backward reads: the truth, rounded; the baseline's where biases are huge. */
+void trial_set_forward_results(struct trial *trial);
 fdm_tensors trial_tensors(struct trial *trial, fdm_pass pass);
 
 /* checks_device.c: one trial on a CUDA device: tensors, canary zones and workspace in one block of its memory. */

@@ -16,6 +16,7 @@ const char *const role_names[NUM_ROLES] = {"q",
                                            "cu_seqlens_k",
                                            "out",
                                            "lse",
+                                           "lse_low",
                                            "dout",
                                            "dlse",
                                            "dq",
@@ -176,12 +177,25 @@ static void draw_bias(struct trial *t) {
     int64_t shape[4];
     draw_score_shape(t, shape, 0);
     guarded_make(&t->g[BIAS], t, random_below(t, 2) ? t->dtype : FDM_FLOAT32, 4, shape, 3);
-    int64_t elements = guarded_elements(&t->g[BIAS]), kind = random_below(t, 12);
+    enum { LOWEST, INFINITE, ALL_HUGE, SOME_HUGE, ROWS_HUGE, KINDS = 14 }; /* the other kinds: ordinary numbers */
+    int64_t elements = guarded_elements(&t->g[BIAS]), kind = random_below(t, KINDS);
     double lowest = fdm_dtype_of(&t->g[BIAS].tensor) == FDM_FLOAT16    ? -65504
                     : fdm_dtype_of(&t->g[BIAS].tensor) == FDM_BFLOAT16 ? -3.3895313892515355e38
                                                                        : -FLT_MAX;
-    for (int64_t n = 0; n < elements; n++)
-        guarded_set(&t->g[BIAS], n, kind == 0 ? lowest : kind == 1 && random_below(t, 3) == 0 ? -INFINITY : normal(t));
+    const double huge = kind == LOWEST ? lowest : fmax((double)PICK(t, -65504, -1000000, -1000000000), lowest);
+    t->huge = kind == LOWEST || (kind >= ALL_HUGE && kind <= ROWS_HUGE);
+    int row_is_huge = 0;
+    for (int64_t n = 0; n < elements; n++) {
+        const double x = kind == LOWEST ? 0 : normal(t);
+        if (n % (shape[3] ? shape[3] : 1) == 0)
+            row_is_huge = random_below(t, 2) == 0;
+        const int is_huge = kind == LOWEST || kind == ALL_HUGE || (kind == SOME_HUGE && random_below(t, 3) == 0) ||
+                            (kind == ROWS_HUGE && row_is_huge);
+        guarded_set(&t->g[BIAS], n,
+                    kind == INFINITE && random_below(t, 3) == 0 ? -INFINITY
+                    : is_huge                                   ? fmax(huge + x, lowest)
+                                                                : x);
+    }
 }
 
 static void draw_intervals(struct trial *t) {
@@ -222,6 +236,8 @@ static void draw_outputs(struct trial *t) {
     draw_matrix(t, DOUT, shape[1], t->heads, t->head_dim_v, FILL_NORMAL);
     if (random_below(t, 3) == 0)
         draw_rows(t, DLSE, 1);
+    if (t->g[BIAS].map && (t->huge || random_below(t, 2)))
+        draw_rows(t, LSE_LOW, 0);
     if (random_below(t, 8))
         draw_output(t, DQ, Q);
     if (random_below(t, 8))
@@ -270,8 +286,11 @@ void trial_draw(struct trial *t, uint64_t seed) {
                   : "",
         t->options.causal ? " causal" : "", (long long)t->options.window_left, (long long)t->options.window_right,
         t->options.has_softmax_scale ? t->options.softmax_scale : NAN, t->options.softcap,
-        t->g[MASK].map ? " mask" : "", t->g[BIAS].map ? " bias" : "", t->g[START].map ? " intervals" : "",
-        t->g[DLSE].map ? " dlse" : "", (int)fill);
+        t->g[MASK].map ? " mask" : "",
+        t->huge          ? " huge bias"
+        : t->g[BIAS].map ? " bias"
+                         : "",
+        t->g[START].map ? " intervals" : "", t->g[DLSE].map ? " dlse" : "", (int)fill);
 }
 
 void trial_free(struct trial *t) {

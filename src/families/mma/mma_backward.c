@@ -18,9 +18,6 @@ static int may_gather(const fdm_problem *p) {
     return p->has_intervals && !p->varlen && !gpu_mask_rows(p) && !gpu_bias_rows(p) && p->interval_heads <= p->heads_kv;
 }
 
-/* Blocks add to the gradient of a bias that heads or batches share in a fixed order. */
-static int adds_dbias_in_turns(const fdm_problem *p) { return p->deterministic && mma_dbias_kind(p) == MMA_DBIAS_SUMS; }
-
 static const char *refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
     (void)device;
     (void)text;
@@ -29,8 +26,6 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
         return "it takes float16 and bfloat16";
     if (p->batch > 65535 || p->heads > 65535)
         return "batch and heads are at most 65535";
-    if (adds_dbias_in_turns(p) && p->bias_shape[3] != p->seqlen_k)
-        return "a bias with query rows that keys share has no deterministic gradient here";
     return NULL;
 }
 
@@ -39,7 +34,7 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
 static int64_t tiles_of(int64_t length, int32_t tile) { return (length + tile - 1) / tile; }
 
 /* Blocks take their turns in adding: to dQ, or to the gradient of a shared bias. */
-static int in_order(const fdm_problem *p) { return (p->deterministic && p->needs_dq) || adds_dbias_in_turns(p); }
+static int in_order(const fdm_problem *p) { return (p->deterministic && p->needs_dq) || mma_dbias_in_turns(p); }
 
 static struct mma_room room_of(const fdm_plan *plan, const fdm_problem *p) {
     const int32_t widest = mma_backward_widest((int32_t)p->head_dim, (int32_t)p->head_dim_v);
@@ -50,7 +45,7 @@ static struct mma_room room_of(const fdm_plan *plan, const fdm_problem *p) {
         .block_n = block_n,
         .dq_columns = p->needs_dq ? d : 0,
         .turns = p->needs_dq && p->deterministic,
-        .dbias_blocks = adds_dbias_in_turns(p) ? (int32_t)tiles_of(p->seqlen_k, block_n) : 0,
+        .dbias_blocks = mma_dbias_in_turns(p) ? (int32_t)tiles_of(p->seqlen_k, block_n) : 0,
         .group_parts = plan->parameters[GROUP_PARTS],
         .dk_columns = d,
         .dv_columns = mma_backward_padded((int32_t)p->head_dim_v, block_n, widest),
@@ -73,9 +68,10 @@ static int32_t threads_of(const fdm_plan *plan, const fdm_problem *p) {
 /* ---- plan ---- */
 
 static int32_t bytes_with(const fdm_plan *plan, const fdm_problem *p, struct mma_backward_extras with) {
+    const int32_t rows = with.ring ? MMA_BACKWARD_UNIT_ROWS * with.ring : plan->block_m;
     return mma_backward_bytes_with(plan->block_m, plan->block_n, plan->stages, plan->v_in_registers,
                                    (int32_t)p->head_dim, (int32_t)p->head_dim_v, with) +
-           mma_backward_keys_bytes(plan->block_n, gpu_key_words(p));
+           mma_backward_keys_bytes(plan->block_n, gpu_key_words(p)) + mma_backward_low_bytes(rows, p->has_bias);
 }
 
 static int may_pair(const fdm_plan *plan, const fdm_problem *p) {
@@ -225,7 +221,7 @@ static int wanted(const fdm_plan *plan, const fdm_problem *p, int32_t kernel) {
     case ORDER: return plan->parameters[GATHER];
     case FINISH: return p->needs_dq;
     case COMBINE: return plan->parameters[GROUP_PARTS] > 1;
-    case DBIAS: return mma_dbias_kind(p) == MMA_DBIAS_KEYS || mma_dbias_kind(p) == MMA_DBIAS_SUMS;
+    case DBIAS: return mma_dbias_runs(p);
     case BLOCK_MASK: return gpu_mask_rows(p);
     default: return 1;
     }
@@ -236,7 +232,7 @@ static int wanted(const fdm_plan *plan, const fdm_problem *p, int32_t kernel) {
 static int wide_scores(const fdm_problem *p) {
     const int crowded = gpu_bias_constant(p) == GPU_BIAS_FLOAT32 && p->has_intervals && p->softcap > 0 &&
                         mma_backward_widest((int32_t)p->head_dim, (int32_t)p->head_dim_v) <= 64;
-    return p->scores_aligned && !adds_dbias_in_turns(p) && !crowded && (gpu_mask_rows(p) || gpu_bias_rows(p));
+    return p->scores_aligned && !mma_dbias_in_turns(p) && !crowded && (gpu_mask_rows(p) || gpu_bias_rows(p));
 }
 
 static void main_request(const fdm_plan *plan, const fdm_problem *p, int32_t d, int32_t dv,
@@ -261,7 +257,7 @@ static void main_request(const fdm_plan *plan, const fdm_problem *p, int32_t d, 
         {"MASK_ROWS", gpu_mask_rows(p)},
         {"BIAS", gpu_bias_constant(p)},
         {"BIAS_ROWS", gpu_bias_rows(p)},
-        {"DBIAS", mma_dbias_kind(p)},
+        {"DBIAS", mma_dbias_constant(p)},
         {"INTERVALS", p->has_intervals},
         {"GATHER", plan->parameters[GATHER]},
         {"VARLEN", p->varlen},

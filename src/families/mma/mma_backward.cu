@@ -96,7 +96,8 @@ static_assert(DQ_COLUMNS % 16 == 0 && SUM_COLUMNS_K % 16 == 0 && SUM_COLUMNS_V %
 #define UNIT_ROWS   (RING ? SUB_ROWS : BLOCK_M) /* staged at a time */
 #define Q_BYTES     (UNIT_ROWS * HEAD_DIM * 2)
 #define DOUT_BYTES  (UNIT_ROWS * HEAD_DIM_V * 2)
-#define ROWS_BYTES  (UNIT_ROWS * 8)
+#define ROW_WORDS   (BIAS ? 3 : 2) /* of a row: lse, delta, and beside a bias what lse has rounded away */
+#define ROWS_BYTES  (UNIT_ROWS * 4 * ROW_WORDS)
 #define STAGE_BYTES (BLOCK_N * SUB_ROWS * 2)
 /* With a ring, tiles are in panels of 128 or 64 bytes a row, as the copy engine leaves them: one place in a step serves all. */
 #define PANEL_ROWS  (RING ? UNIT_ROWS : 0)
@@ -110,7 +111,7 @@ struct tiles {
     struct self self;
     uint32_t q, dout, staged, rows, k, v, keys, barriers;
 };
-/* Staged rows: where Q and dO are, and lse and delta, UNIT_ROWS of each; RING: the barrier that says they are there. */
+/* Staged rows: where Q and dO are, and the words of rows, UNIT_ROWS of each; RING: the barrier that says they are there. */
 struct unit {
     uint32_t q, dout, rows, full;
 };
@@ -157,7 +158,7 @@ struct place {
 struct head {
     int index;
     const char *q, *dout;
-    const float *lse, *delta;
+    const float *lse, *delta, *low;
     float *dq;
     const char *mask, *bias;
     const uint8_t *block_mask;
@@ -206,6 +207,9 @@ __device__ __forceinline__ struct head find_head(const struct mma_backward_argum
     const int64_t rows = rows_begin(a, at, h);
     head.lse = a.lse_rows + rows;
     head.delta = a.delta_rows + rows;
+#if BIAS
+    head.low = a.low_rows + rows;
+#endif
     head.dq = a.dq_sums + rows * HEAD_DIM;
 #if MASK
     head.mask = a.in.mask.data + at.batch * a.in.mask.batch + h / a.in.mask.group * a.in.mask.head;
@@ -500,15 +504,23 @@ __device__ __forceinline__ void load_q(const struct mma_backward_arguments &a, c
     load_tile<HEAD_DIM / 8, UNIT_ROWS, PANEL_ROWS>(tile, head.q + (int64_t)row * a.in.q.row * 2, a.in.q.row * 2,
                                                    at.seqlen_q - row, a.in.head_dim);
 }
+/* The word-th of what there is for each row of a head. */
+__device__ __forceinline__ const float *row_words(const struct head &head, int word) {
+#if BIAS
+    if (word == 2)
+        return head.low;
+#endif
+    return word ? head.delta : head.lse;
+}
 /* dO and what there is for each row. */
 __device__ __forceinline__ void load_dout(const struct mma_backward_arguments &a, const struct place &at, int h,
                                           const struct unit &unit, int row) {
     const struct head head = find_head(a, at, h);
     load_tile<HEAD_DIM_V / 8, UNIT_ROWS, PANEL_ROWS>(unit.dout, head.dout + (int64_t)row * a.dout.row * 2,
                                                      a.dout.row * 2, at.seqlen_q - row, a.in.head_dim_v);
-    if (threadIdx.x < UNIT_ROWS / 2) {
+    if (threadIdx.x < UNIT_ROWS / 4 * ROW_WORDS) {
         const int n = threadIdx.x * 4 % UNIT_ROWS;
-        cp_async_16(unit.rows + threadIdx.x * 16, (threadIdx.x * 4 < UNIT_ROWS ? head.lse : head.delta) + row + n);
+        cp_async_16(unit.rows + threadIdx.x * 16, row_words(head, threadIdx.x * 4 / UNIT_ROWS) + row + n);
     }
 }
 
@@ -534,17 +546,17 @@ __device__ __forceinline__ void load_unit(const struct mma_backward_arguments &a
 #    if ENGINE
     if (threadIdx.x % 32)
         return;
-    /* A copy for each warp, then the next: lse, delta, panels of Q, panels of dO. */
+    /* A copy for each warp, then the next: words of rows, panels of Q, panels of dO. */
     constexpr int columns_q = mma_backward_panel(HEAD_DIM), columns_v = mma_backward_panel(HEAD_DIM_V);
     constexpr int panels_q = HEAD_DIM / columns_q, panels = panels_q + HEAD_DIM_V / columns_v;
     const struct head head = find_head(a, at, h);
     if (threadIdx.x == 0)
         mbarrier_arrive_expect_tx(unit.full, Q_BYTES + DOUT_BYTES + ROWS_BYTES);
 #        pragma unroll
-    for (int n = threadIdx.x / 32; n < panels + 2; n += WARPS) {
-        const int panel = n - 2;
+    for (int n = threadIdx.x / 32; n < panels + ROW_WORDS; n += WARPS) {
+        const int panel = n - ROW_WORDS;
         if (panel < 0)
-            cp_async_bulk(unit.rows + n * (ROWS_BYTES / 2), (n ? head.delta : head.lse) + row, ROWS_BYTES / 2, unit.full);
+            cp_async_bulk(unit.rows + n * (UNIT_ROWS * 4), row_words(head, n) + row, UNIT_ROWS * 4, unit.full);
         else if (panel < panels_q)
             cp_async_bulk_tensor_4d(unit.q + panel * (columns_q * UNIT_ROWS * 2), &a.q_map, unit.full,
                                     panel * columns_q, row, head.index, at.batch);
@@ -809,6 +821,10 @@ __device__ __forceinline__ void make_weights(struct weights &w, const struct mma
         const int local = sub_row + n * 8 + lane % 4 * 2;
         uint32_t lse[2];
         ld_shared_8(lse[0], lse[1], unit.rows + local * 4);
+#if BIAS
+        uint32_t low[2];
+        ld_shared_8(low[0], low[1], unit.rows + (2 * UNIT_ROWS + local) * 4);
+#endif
 #if BIAS_COPIED
         uint32_t bias[2 * KEY_TILES]; /* two rows of a key */
         read_pairs(bias, WARP_KEYS >= PART_ROWS ? copied.at_step(n * 8, 0) : copied.at_step(n % 2 * 8, n / 2 * 2));
@@ -837,7 +853,11 @@ __device__ __forceinline__ void make_weights(struct weights &w, const struct mma
                 x += keys.bias[tile][half];
 #endif
                 x -= __uint_as_float(lse[c]);
+#if BIAS
+                x = ex2_approx(x * LOG2_E + __uint_as_float(low[c]));
+#else
                 x = ex2_approx(PLAIN ? x : x * LOG2_E);
+#endif
                 w.p[tile][n][half * 2 + c] = x;
             }
         }

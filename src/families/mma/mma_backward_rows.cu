@@ -167,8 +167,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         if (a.dlse.data)
             mine -= a.dlse.data[b * a.dlse.batch + h * a.dlse.head + i * a.dlse.row];
     }
+    if (lse == __int_as_float(0x7f800000))
+        mine = 0; /* a row without keys: weights of 0 are multiplied by what comes in, which may be NaN */
     a.lse_rows[at.begin + row] = lse;
     a.delta_rows[at.begin + row] = mine;
+#if BIAS
+    float low = 0;
+    if (row < at.seqlen_q && a.in.lse_low.data)
+        low = a.in.lse_low.data[b * a.in.lse_low.batch + h * a.in.lse_low.head + i * a.in.lse_low.row];
+    a.low_rows[at.begin + row] = low * -1.4426950408889634f;
+#endif
 }
 
 #if NEEDS_DQ

@@ -23,6 +23,7 @@
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/mma.cuh"
 #include "families/mma/mma_forward.h"
+#include "gpu/lse.cuh"
 
 #define THREADS  (32 * WARPS)
 #define BLOCK_M  (16 * ROW_TILES * WARPS)
@@ -719,9 +720,8 @@ __device__ __forceinline__ void store_rows(struct fragments &f, const struct gpu
             bool empty = f.row_max[r][half] == MINUS_INF;
             float inverse = empty ? 0.0f : 1.0f / sum;
             if (a.lse.data && lane % 4 == 0 && at.first_row + row < at.seqlen_q)
-                a.lse.data[at.batch * a.lse.batch + at.head * a.lse.head +
-                           (int64_t)(at.q_begin + at.first_row + row) * a.lse.row] =
-                    empty ? -MINUS_INF : f.row_max[r][half] * (unit * LN_2) + __logf(sum);
+                store_lse<BIAS != 0>(a, at.batch, at.head, (int64_t)(at.q_begin + at.first_row + row), empty,
+                                [&] { return f.row_max[r][half] * (unit * LN_2); }, [&] { return __logf(sum); });
 #pragma unroll
             for (int n = 0; n < OUT_TILES; n++)
                 st_shared_4(out_tile + chunk_offset<HEAD_DIM_V / 8>(row, n) + lane % 4 * 4,

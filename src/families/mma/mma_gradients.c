@@ -10,9 +10,23 @@ int32_t mma_dbias_kind(const fdm_problem *p) {
         return MMA_DBIAS_NONE;
     if (!gpu_bias_rows(p))
         return MMA_DBIAS_KEYS;
+    if (p->bias_shape[3] != p->seqlen_k)
+        return MMA_DBIAS_ROWS;
     const int own = p->bias_shape[0] == p->batch && p->bias_shape[1] == p->heads && p->bias_shape[3] == p->seqlen_k;
     return own ? MMA_DBIAS_DIRECT : MMA_DBIAS_SUMS;
 }
+
+int32_t mma_dbias_constant(const fdm_problem *p) {
+    const int32_t kind = mma_dbias_kind(p);
+    return kind == MMA_DBIAS_ROWS ? MMA_DBIAS_NONE : kind;
+}
+
+int mma_dbias_runs(const fdm_problem *p) {
+    const int32_t kind = mma_dbias_kind(p);
+    return kind == MMA_DBIAS_KEYS || kind == MMA_DBIAS_SUMS || kind == MMA_DBIAS_ROWS;
+}
+
+int mma_dbias_in_turns(const fdm_problem *p) { return p->deterministic && mma_dbias_kind(p) == MMA_DBIAS_SUMS; }
 
 int64_t mma_bias_bytes(const fdm_problem *p) { return p->has_bias ? (int64_t)fdm_dtype_bytes(p->bias_dtype) : 0; }
 
@@ -20,7 +34,7 @@ int64_t mma_bias_bytes(const fdm_problem *p) { return p->has_bias ? (int64_t)fdm
 
 /* Where the arrays of struct mma_backward_arguments lie, in bytes from the workspace's start. */
 struct layout {
-    int64_t lse, delta, dq, dbias, dbias_turns, block_mask, turns, ticket, order, dk, dv, bytes;
+    int64_t lse, delta, low, dq, dbias, dbias_turns, block_mask, turns, ticket, order, dk, dv, bytes;
     int64_t rows, arrays, dbias_count, order_stride, key_rows;
 };
 
@@ -46,6 +60,7 @@ static struct layout lay_out(const fdm_problem *p, const struct mma_room *room) 
     const int64_t all = l.rows * l.arrays;
     l.lse = put(&l, 4 * all);
     l.delta = put(&l, 4 * all);
+    l.low = put(&l, p->has_bias ? 4 * all : 0);
     l.dq = put(&l, 4 * all * room->dq_columns);
     l.turns = put(&l, room->turns ? all / 16 * 4 : 0);
     l.ticket = put(&l, 4);
@@ -116,6 +131,8 @@ void mma_fill_gradients(const struct attention *attention, const struct mma_room
         .group_parts = room->group_parts > 1 ? room->group_parts : 1,
         .part_heads = (int32_t)(p->heads / p->heads_kv / (room->group_parts > 1 ? room->group_parts : 1)),
         .lse_factor = room->lse_factor,
+        .low_rows = (float *)(void *)(workspace + l.low),
+        .dbias_of_rows = mma_dbias_kind(p) == MMA_DBIAS_ROWS,
     };
     gpu_fill_forward(attention, &a->in);
     a->mask_row_bytes = (int32_t)a->in.mask.row;

@@ -19,8 +19,13 @@ struct mma_room {
     float lse_factor;     /* lse is kept times this */
 };
 
-/* How the bias' gradient is made: MMA_DBIAS_*. */
+/* How the bias' gradient is made: MMA_DBIAS_*; the same for the main kernel, which leaves some to mma_dbias.cu; and
+ * whether that runs. */
 int32_t mma_dbias_kind(const fdm_problem *problem);
+int32_t mma_dbias_constant(const fdm_problem *problem);
+int mma_dbias_runs(const fdm_problem *problem);
+/* Blocks add to the gradient of a bias that heads or batches share in a fixed order. */
+int mma_dbias_in_turns(const fdm_problem *problem);
 int64_t mma_bias_bytes(const fdm_problem *problem); /* of one element, 0 where there is none */
 
 int64_t mma_workspace_bytes(const fdm_problem *problem, const struct mma_room *room);
