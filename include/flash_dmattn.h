@@ -228,8 +228,9 @@ typedef struct fdm_problem {
     /* 1: tensor maps of the copy engine (compute capability 9.0 and above) can say where these tensors lie: addresses
      * are multiples of 16 bytes, and so are strides of axes longer than 1, which are above 0 and below 2^40 bytes.
      * Empty tensors count as such. */
-    int32_t q_mappable;    /* of q, and in the backward of dout */
-    int32_t keys_mappable; /* of k and v */
+    int32_t q_mappable;      /* of q, and in the backward of dout */
+    int32_t keys_mappable;   /* of k and v */
+    int32_t scores_mappable; /* of mask and bias, whose keys are contiguous then */
 } fdm_problem;
 
 /* Float32, B 1, H 1, D 64, no mask, every gradient wanted, aligned. */
@@ -307,8 +308,8 @@ typedef struct fdm_plan {
 
 FDM_API fdm_status fdm_plan_attention(const fdm_device *device, const fdm_problem *problem, const fdm_options *options,
                                       fdm_plan *plan);
-/* The variant-th way (from 0, which is the one that is chosen freely) in which a kernel that fdm_kernel_list() names can
- * run the problem, for tuners, checks and compile matrices. FDM_ERROR_INVALID_ARGUMENT past the last variant,
+/* The variant-th way (from 0, which is the one that is chosen freely) in which a kernel that fdm_kernel_list() names
+ * can run the problem, for tuners, checks and compile matrices. FDM_ERROR_INVALID_ARGUMENT past the last variant,
  * FDM_ERROR_UNSUPPORTED when the kernel cannot run the problem; the sentence says why. */
 FDM_API fdm_status fdm_plan_variant(const fdm_device *device, const fdm_problem *problem, const char *kernel,
                                     int32_t variant, fdm_plan *plan);

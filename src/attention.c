@@ -64,6 +64,7 @@ static void keep_to_plan(const fdm_problem *planned, fdm_problem *now) {
     now->scores_aligned &= planned->scores_aligned;
     now->q_mappable &= planned->q_mappable;
     now->keys_mappable &= planned->keys_mappable;
+    now->scores_mappable &= planned->scores_mappable;
 }
 
 /* The family that made the plan and has the kernel it names here; NULL with a sentence. */

@@ -86,6 +86,7 @@ static const struct field plan_fields[] = {
     OF_PROBLEM(scores_aligned, FIELD_INT32),
     OF_PROBLEM(q_mappable, FIELD_INT32),
     OF_PROBLEM(keys_mappable, FIELD_INT32),
+    OF_PROBLEM(scores_mappable, FIELD_INT32),
 };
 enum { NUM_FIELDS = sizeof plan_fields / sizeof plan_fields[0] };
 

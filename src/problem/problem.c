@@ -44,7 +44,8 @@ fdm_problem fdm_problem_default(void) {
                          .aligned = 1,
                          .scores_aligned = 1,
                          .q_mappable = 1,
-                         .keys_mappable = 1};
+                         .keys_mappable = 1,
+                         .scores_mappable = 1};
 }
 
 struct sequence attention_sequence(const struct attention *attention, int64_t b) {
@@ -540,6 +541,8 @@ fdm_status problem_from_tensors(fdm_pass pass, const fdm_tensors *t, const fdm_o
         return status;
     p.q_mappable = tensor_mappable(t->q) && (pass != FDM_BACKWARD || tensor_mappable(t->dout));
     p.keys_mappable = tensor_mappable(t->k) && tensor_mappable(t->v);
+    p.scores_mappable =
+        p.scores_aligned && (!t->mask || tensor_mappable(t->mask)) && (!t->bias || tensor_mappable(t->bias));
     *problem = p;
     return FDM_OK;
 }

@@ -241,7 +241,7 @@ static void launches_of(enum cuda_call_kind kind, int32_t device, void *stream) 
     assert_int_equal(cuda_call_make(&call, kind, device), FDM_OK);
     assert_int_equal(fdm_device_query(FDM_CUDA, device, &facts), FDM_OK);
     assert_int_equal(fdm_describe(FDM_FORWARD, &call.tensors, &call.options, &problem), FDM_OK);
-    assert_int_equal(fdm_plan_attention(&facts, &problem, NULL, &plan), FDM_OK);
+    assert_int_equal(fdm_plan_attention(&facts, &problem, &call.options, &plan), FDM_OK);
     const size_t bytes = (size_t)plan.workspace_bytes;
     assert_int_equal(fdm_memory_allocate(call.device, bytes, &workspace), FDM_OK);
     const int64_t before = fake_driver()->num_launches();
@@ -278,7 +278,7 @@ static void decode_in_a_cluster(void) {
         call.k_shape[1] = 512;
         assert_int_equal(fdm_device_query(FDM_CUDA, device, &facts), FDM_OK);
         assert_int_equal(fdm_describe(FDM_FORWARD, &call.tensors, &call.options, &problem), FDM_OK);
-        assert_int_equal(fdm_plan_attention(&facts, &problem, NULL, &plan), FDM_OK);
+        assert_int_equal(fdm_plan_attention(&facts, &problem, &call.options, &plan), FDM_OK);
         const int32_t splits = plan.parameters[0];
         assert_true(splits > 1 && splits <= MMA_MERGE_CLUSTER_MAX);
         const int clustered = plan.parameters[2] == MMA_MERGE_CLUSTER;
@@ -318,7 +318,7 @@ static void blocks_are_reported(void) {
             } else {
                 assert_int_equal(fdm_device_query(FDM_CUDA, device, &facts), FDM_OK);
                 assert_int_equal(fdm_describe(FDM_FORWARD, &call.tensors, &call.options, &problem), FDM_OK);
-                assert_int_equal(fdm_plan_attention(&facts, &problem, NULL, &plan), FDM_OK);
+                assert_int_equal(fdm_plan_attention(&facts, &problem, &call.options, &plan), FDM_OK);
                 assert_int_equal(cuda_call_run(&call, NULL), FDM_OK);
             }
             const int32_t count = family_mma.launches(&family_mma, &plan, requests);
@@ -401,7 +401,7 @@ static void calls_that_do_not_fit(void) {
     assert_int_equal(cuda_call_make(&other, CALL_DECODE, 1), FDM_OK);
     assert_int_equal(fdm_device_query(FDM_CUDA, 0, &facts), FDM_OK);
     assert_int_equal(fdm_describe(FDM_FORWARD, &call.tensors, NULL, &problem), FDM_OK);
-    assert_int_equal(fdm_plan_attention(&facts, &problem, NULL, &plan), FDM_OK);
+    assert_int_equal(fdm_plan_attention(&facts, &problem, &call.options, &plan), FDM_OK);
     assert_true(plan.workspace_bytes > 0);
     const fdm_status wrong = FDM_ERROR_INVALID_ARGUMENT;
     assert_refused(fdm_attention_forward(&call.tensors, NULL, NULL), wrong, "allocator is NULL");

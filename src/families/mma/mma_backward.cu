@@ -1267,9 +1267,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
         *(int *)shared = atomicAdd(a.ticket, 1);
     __syncthreads();
     const uint32_t ticket = *(const int *)shared;
-#    if ENGINE
-    fence_proxy_async(); /* the copy engine will write there */
-#    endif
     __syncthreads();
     x = a.grid_x - 1 - ticket % a.grid_x;
     y = ticket / a.grid_x % a.grid_y;
