@@ -51,6 +51,10 @@ int parse_device(const char *text, struct device_choice *choice) {
     *choice = (struct device_choice){.automatic = strcmp(text, "auto") == 0, .id = {FDM_CPU, 0}};
     if (choice->automatic || strcmp(text, "cpu") == 0)
         return 1;
+    if (strncmp(text, "emulated:", 9) == 0) {
+        choice->id.type = FDM_CUDA;
+        return use_emulated_device(text + 9);
+    }
     if (strcmp(text, "cuda") != 0 && strncmp(text, "cuda:", 5) != 0)
         return complain(0, "--device is '%s'; it must be cpu, cuda, cuda:N or auto", text);
     choice->id.type = FDM_CUDA;

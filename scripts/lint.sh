@@ -21,6 +21,7 @@ mapfile -t sources < <(git ls-files --cached --others --exclude-standard '*.c' '
 check "clang-format" clang-format --dry-run -Werror "${sources[@]}"
 check "includes" python3 scripts/check_includes.py
 check "style" python3 scripts/check_style.py build/src/libflash_dmattn.so
+check "wrappers" python3 scripts/check_wrappers.py
 check "selection tables" python3 scripts/selection_table.py build/tests/selection-table --check
 check "shell syntax" bash -c 'for script in scripts/*.sh .ci/run; do bash -n "$script" || exit 1; done'
 build_with_clang() {

@@ -84,6 +84,13 @@ int trial_compare(const struct trial *trial, fdm_pass pass, const char *kernel);
 /* broken_kernels.c: 0 when every planted fault was caught. */
 int broken_main(uint64_t seeds);
 
+/* checks_emulated.c: the emulated device of this name ("sm_90") instead of a driver; 0 with a message: there is none.
+ */
+int emulate_device(const char *name);
+int is_emulated(void);
+/* Prepares one of the rounds that a trial is run in; 0: it has no more. There is one without an emulated device. */
+int emulated_round(const struct trial *trial, int round);
+
 /* checks_main.c */
 /* Runs a kernel on the trial's tensors; returns 1 when right. `tamper` may change what ran (NULL = nothing). */
 typedef void tamper_function(struct trial *trial, fdm_pass pass);

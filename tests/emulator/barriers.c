@@ -126,6 +126,7 @@ static unsigned live_threads(const struct cluster *c) {
 void cluster_barrier_check(struct cluster *c) {
     if (c->arrived == 0 || c->arrived < live_threads(c))
         return;
+    mbarrier_remote_arrivals(c);
     c->arrived = 0;
     c->phase++;
     progress();

@@ -1,8 +1,8 @@
 /* clocks.c: vector clocks of the threads of a cluster, shared while they are equal.
  *
  * A thread's clock is a common vector, whose component for the thread itself is not looked at, and a number of its own.
- * After a barrier all threads share one vector, so that a barrier costs one vector and not one for each thread. A second
- * vector says what of this the asynchronous proxy has been told (fence.proxy.async). */
+ * After a barrier all threads share one vector, so that a barrier costs one vector and not one for each thread. A
+ * second vector says what of this the asynchronous proxy has been told (fence.proxy.async). */
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,9 +13,7 @@ static struct clocks *kept[KEPT_MAX];
 static unsigned num_kept;
 static uint32_t kept_width;
 
-uint32_t cluster_width(unsigned num_blocks, unsigned num_threads) {
-    return num_blocks * (num_threads + NUM_AGENTS);
-}
+uint32_t cluster_width(unsigned num_blocks, unsigned num_threads) { return num_blocks * (num_threads + NUM_AGENTS); }
 
 uint32_t agent_component(const struct block *b, unsigned agent) {
     return b->cluster->num_blocks * b->num_threads + b->rank * NUM_AGENTS + agent;

@@ -33,11 +33,14 @@ void emu_cp_async(unsigned shared, const void *global, unsigned bytes, unsigned 
     if (!shared_range(shared, size, size, "cp.async", &b, &offset, at))
         return;
     if (b != t->block || bytes > size || (bytes && (uintptr_t)global % size)) {
-        finding("wrong copy", at, "cp.async of %u of %u bytes from %p to shared address 0x%x", bytes, size, global, shared);
+        finding("wrong copy", at, "cp.async of %u of %u bytes from %p to shared address 0x%x", bytes, size, global,
+                shared);
         return;
     }
     if (bytes && !global_range(global, bytes, "cp.async", at))
         return;
+    if (bytes)
+        global_read(b, global, bytes, at);
     const struct actor a = actor_of(t);
     shadow_flight(b, offset, size, &a, 0, at);
     if (t->num_copies == t->max_copies) {

@@ -116,21 +116,23 @@ static void release(void *memory, size_t bytes) {
     munmap((unsigned char *)memory + rounded + PAGE - all, all);
 }
 
-static const struct fake_hooks hooks = {load, function, launch, emulated_run, allocate, release};
+static const struct fake_hooks hooks = {load, function, launch, emulated_run, allocate, release, emulated_seconds};
 
 /* ---- settings, devices ---- */
 
 static int64_t count_findings(void) { return device.findings; }
-static int64_t launches;
-static int64_t count_launches(void) { return launches; }
 const char *emulated_last_finding(void);
+void emulated_forget(void);
+int emulated_found(const char *kind);
 
 EXPORT struct emulated emulated = {.seed = 1,
                                    .mode = EMULATED_RANDOM,
                                    .check = 1,
                                    .findings = count_findings,
                                    .last_finding = emulated_last_finding,
-                                   .launches = count_launches};
+                                   .begin = emulated_begin,
+                                   .forget = emulated_forget,
+                                   .found = emulated_found};
 
 static long number_of(const char *name, long unset) {
     const char *value = getenv(name);
@@ -152,8 +154,8 @@ static void read_settings(void) {
 static void read_devices(void) {
     static const struct {
         const char *name, *facts;
-    } known[] = {{"sm_80", "8.0:166912"},  {"sm_86", "8.6:101376"},   {"sm_89", "8.9:101376"},
-                 {"sm_90", "9.0:232448"},  {"sm_100", "10.0:232448"}, {"sm_120", "12.0:101376"}};
+    } known[] = {{"sm_80", "8.0:166912"}, {"sm_86", "8.6:101376"},   {"sm_89", "8.9:101376"},
+                 {"sm_90", "9.0:232448"}, {"sm_100", "10.0:232448"}, {"sm_120", "12.0:101376"}};
     const char *at = getenv("EMULATED_DEVICES");
     char facts[512] = "";
     while (at && *at) {

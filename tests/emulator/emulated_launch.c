@@ -106,6 +106,7 @@ static void begin_block(struct cluster *c, unsigned rank, struct grid *g, uint64
     b->started = 1;
     b->serial = next_serial++;
     b->dependents_launched = 0;
+    b->knowledge = knowledge_begin(b->knowledge);
     b->static_begin = (RESERVED_BYTES + g->shared_bytes + 127) / 128 * 128;
     if (g->shared_bytes)
         b->static_begin += 128; /* a gap that belongs to nobody */
@@ -187,6 +188,8 @@ int start_clusters(void) {
     struct grid *g;
     struct cluster *c;
     while (!device.failed && (g = next_grid()) && (c = free_slot(g->programmatic ? SLOTS_MAX : slots_wanted))) {
+        if (!g->begun)
+            g->first_serial = next_serial;
         g->begun = 1;
         begin_cluster(c, g);
         started = 1;
@@ -234,8 +237,8 @@ void emu_grid_wait(EMU_PLACE) {
 
 static void wake_dependents(const struct grid *ended) {
     for (unsigned s = 0; s < SLOTS_MAX; s++)
-        for (unsigned r = 0; device.slots[s].active && device.slots[s].grid->before == ended &&
-                             r < device.slots[s].num_blocks; r++)
+        for (unsigned r = 0;
+             device.slots[s].active && device.slots[s].grid->before == ended && r < device.slots[s].num_blocks; r++)
             for (unsigned i = 0; i < device.slots[s].blocks[r]->num_threads; i++) {
                 struct thread *t = &device.slots[s].blocks[r]->threads[i];
                 if (t->wait.what && strncmp(t->wait.what, "griddep", 7) == 0)
@@ -271,7 +274,7 @@ void block_thread_ended(struct thread *t) {
 
 /* ---- the stream ---- */
 
-static double now(void) {
+double emulated_seconds(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
@@ -303,20 +306,22 @@ static void give_up(void) {
     device.num_runnable = 0;
 }
 
+static uint64_t runs; /* with this seed */
+void emulated_begin(void) { runs = 0; }
+
 /* Runs what is enqueued. 0, or 719 where the text was at fault. */
 int emulated_run(void) {
-    static uint64_t runs;
     if (!device.first)
         return 0;
     const int64_t findings = device.findings;
-    const double from = now();
+    const double from = emulated_seconds();
     emulated_settings_now = emulated;
     device.random = (emulated.seed + ++runs * 0x9e3779b97f4a7c15ull) | 1;
     for (int i = 0; i < 8; i++)
         random_below(2);
     device.failed = 0;
     device.idle = device.steps = 0;
-    slots_wanted = 1 + (int)random_below(SLOTS_MAX);
+    slots_wanted = 1 + (int)random_below(SLOTS_USUAL);
     for (unsigned i = 0; i < SLOTS_MAX; i++)
         device.slots[i].slot = i;
     schedule();
@@ -325,9 +330,10 @@ int emulated_run(void) {
     if (emulated.trace)
         for (const struct grid *g = device.first; g; g = g->next)
             fprintf(stderr, "emulated: %s grid %ux%ux%u of %u threads, %.1f ms, %llu switches, %d clusters at once\n",
-                    g->kernel->name, g->size[0], g->size[1], g->size[2], g->threads, (now() - from) * 1e3,
+                    g->kernel->name, g->size[0], g->size[1], g->size[2], g->threads, (emulated_seconds() - from) * 1e3,
                     (unsigned long long)device.steps, slots_wanted);
     forget_grids();
+    global_releases_forget();
     enum { LAUNCH_FAILED = 719 };
     return device.failed || device.findings > findings ? LAUNCH_FAILED : 0;
 }

@@ -16,6 +16,8 @@ struct emulated_launch {
 /* The parameters are copied. The result is that of what had to run before: 0 or a number of the driver. */
 int emulated_enqueue(const struct emulated_launch *launch);
 int emulated_run(void);
+void emulated_begin(void);
+double emulated_seconds(void);
 
 extern struct emulated emulated, emulated_settings_now;
 

@@ -1,5 +1,5 @@
-/* emulated_nvrtc.c: NVRTC's stand-in: a kernel's text, compiled by the host's C++ compiler to one shared object, which is
- * its "machine code".
+/* emulated_nvrtc.c: NVRTC's stand-in: a kernel's text, compiled by the host's C++ compiler to one shared object, which
+ * is its "machine code".
  *
  * EMULATED_CXX names the compiler (g++); EMULATED_KEEP=1 leaves its folder. Where a text includes what lies in a folder
  * ptx/, it gets the stand-in of that name. */
@@ -32,7 +32,8 @@ typedef struct nvrtc_program_body *program_handle;
 FDM_API int nvrtcCreateProgram(program_handle *program, const char *text, const char *name, int num_headers,
                                const char *const *headers, const char *const *names) {
     program_handle made = calloc(1, sizeof *made);
-    *made = (struct nvrtc_program_body){.text = text, .name = name, .num_headers = num_headers, .headers = headers, .names = names};
+    *made = (struct nvrtc_program_body){
+        .text = text, .name = name, .num_headers = num_headers, .headers = headers, .names = names};
     *program = made;
     return 0;
 }
@@ -139,11 +140,27 @@ static int run(const char *folder, const char *const *arguments) {
 static int compile(const program_handle program, const char *folder, int num_options, const char *const *options) {
     const char *named = getenv("EMULATED_CXX"), *compiler = named && *named ? named : "g++";
     char arch[64] = "-D__CUDA_ARCH__=800";
-    const char *arguments[OPTIONS_MAX] = {compiler, "-x", "c++", "-std=c++17", "-O1", "-g1", "-fPIC", "-w",
-                                          "-include", "prelude.h", "-I.", "-fsanitize=thread", "-fno-exceptions",
-                                          "-fno-rtti", "-fno-math-errno", "-ffp-contract=off", "-fno-strict-aliasing",
-                                          "-fno-threadsafe-statics", arch};
-    int count = 19;
+    const char *arguments[OPTIONS_MAX] = {compiler,
+                                          "-x",
+                                          "c++",
+                                          "-std=c++17",
+                                          "-O1",
+                                          "-g1",
+                                          "-fPIC",
+                                          "-w",
+                                          "-include",
+                                          "prelude.h",
+                                          "-I.",
+                                          "-fsanitize=thread",
+                                          "-fno-exceptions",
+                                          "-ftrivial-auto-var-init=pattern",
+                                          "-fno-rtti",
+                                          "-fno-math-errno",
+                                          "-ffp-contract=off",
+                                          "-fno-strict-aliasing",
+                                          "-fno-threadsafe-statics",
+                                          arch};
+    int count = 20;
     for (int i = 0; i < num_options && count < OPTIONS_MAX - 6; i++) {
         if (strncmp(options[i], "-D", 2) == 0)
             arguments[count++] = options[i];

@@ -19,9 +19,11 @@ struct emulated {
     uint64_t seed;
     enum emulated_mode mode;
     int check, strict, banks, trace, quiet;
-    int64_t (*findings)(void);           /* so far */
-    const char *(*last_finding)(void);   /* its sentence */
-    int64_t (*launches)(void);
+    int64_t (*findings)(void);         /* so far */
+    const char *(*last_finding)(void); /* its sentence */
+    void (*begin)(void);               /* the seed begins anew: what follows depends on nothing before */
+    void (*forget)(void);              /* findings so far are not told again; counts begin anew */
+    int (*found)(const char *kind);    /* since then: how many of the kind */
 };
 
 #endif

@@ -70,7 +70,8 @@ void emu_cp_async(unsigned shared, const void *global, unsigned bytes, unsigned 
 void emu_cp_async_commit(EMU_PLACE);
 void emu_cp_async_wait(int pending, EMU_PLACE);
 void emu_cp_async_arrive(unsigned barrier, EMU_PLACE);
-void emu_tma_load(int rank, unsigned shared, const void *map, unsigned barrier, const int *at, unsigned blocks, EMU_PLACE);
+void emu_tma_load(int rank, unsigned shared, const void *map, unsigned barrier, const int *at, unsigned blocks,
+                  EMU_PLACE);
 void emu_tma_store(int kind, int rank, const void *map, unsigned shared, const int *at, EMU_PLACE);
 void emu_bulk_load(unsigned shared, const void *global, unsigned bytes, unsigned barrier, unsigned blocks, EMU_PLACE);
 void emu_bulk_store(int kind, void *global, unsigned shared, unsigned bytes, EMU_PLACE);

@@ -1,5 +1,5 @@
-/* events.c: what has been asked for and has not happened yet; one of them happens when the seed says so, or when nothing
- * else can. */
+/* events.c: what has been asked for and has not happened yet; one of them happens when the seed says so, or when
+ * nothing else can. */
 #include <stdlib.h>
 
 #include "emulated_launch.h"
@@ -9,7 +9,9 @@ enum { HAPPENS = 48 };
 static struct event *events; /* the newest first */
 static uint32_t num_events;
 
-struct event *events_first(void) { return events; }
+struct event *events_first(void) {
+    return events;
+}
 
 struct event *event_add(struct cluster *c, void (*happen)(struct event *), size_t data_bytes, place at) {
     struct event *e = calloc(1, sizeof *e + data_bytes);
@@ -80,6 +82,19 @@ void events_of_cluster_ended(struct cluster *c) {
             happen(e);
             next = events; /* what happened may have asked for more */
         }
+    }
+}
+
+/* All of one kind in a cluster, the oldest first. */
+void events_flush(struct cluster *c, void (*of)(struct event *)) {
+    for (;;) {
+        struct event *oldest = NULL;
+        for (struct event *e = events; e; e = e->next)
+            if (e->happen == of && e->cluster == c)
+                oldest = e;
+        if (!oldest)
+            return;
+        happen(oldest);
     }
 }
 

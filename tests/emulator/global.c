@@ -1,5 +1,5 @@
-/* global.c: global memory: bounds, additions and hand-overs; and the hooks of plain loads and stores, which the compiler
- * puts into a kernel's text (-fsanitize=thread, without its runtime). */
+/* global.c: global memory: bounds, additions and hand-overs; and the hooks of plain loads and stores, which the
+ * compiler puts into a kernel's text (-fsanitize=thread, without its runtime). */
 #include <stdlib.h>
 #include <string.h>
 
@@ -30,6 +30,7 @@ void global_add(void *memory, size_t bytes) {
 void global_remove(void *memory) {
     for (size_t i = 0; i < num_ranges; i++)
         if (ranges[i].from == (uintptr_t)memory) {
+            global_shadow_forget();
             memmove(&ranges[i], &ranges[i + 1], (--num_ranges - i) * sizeof *ranges);
             return;
         }
@@ -64,7 +65,8 @@ static int in_module(const struct thread *t, uintptr_t from) {
 int global_range(const void *at, size_t bytes, const char *what, place here) {
     if (in_range((uintptr_t)at, bytes))
         return 1;
-    finding("out of bounds", here, "%s: %zu bytes at global address %p are not inside of one allocation", what, bytes, at);
+    finding("out of bounds", here, "%s: %zu bytes at global address %p are not inside of one allocation", what, bytes,
+            at);
     return 0;
 }
 
@@ -75,14 +77,29 @@ void emu_red_add(float *at, const float *x, int count, EMU_PLACE) {
         finding("misaligned", HERE, "red.add of %d floats at %p", count, (void *)at);
     if (!global_range(at, (size_t)count * 4, "red.add", HERE))
         return;
+    shadow_settle(CURRENT);
+    global_write(CURRENT->block, NULL, at, (size_t)count * 4, 1, HERE);
     for (int i = 0; i < count; i++)
         at[i] += x[i];
 }
+/* Counted as an acquire and a release: what kernels use atomic additions for, with a fence beside them. */
+static void atomic_access(unsigned *at, place here) {
+    struct thread *t = CURRENT;
+    shadow_settle(t);
+    if (!emulated_settings_now.check)
+        return;
+    global_acquire(t->block, at);
+    global_write(t->block, NULL, at, 4, 1, here);
+    global_release(t->block, at);
+}
+
 unsigned emu_atomic_add(unsigned *at, unsigned x, EMU_PLACE) {
     const struct block *shared = block_of_window((uintptr_t)at);
     if (!shared && !global_range(at, 4, "an atomic addition", HERE))
         return 0;
     const unsigned before = *at;
+    if (!shared)
+        atomic_access(at, HERE);
     *at += x;
     progress();
     yield_warp();
@@ -93,6 +110,8 @@ float emu_atomic_add_float(float *at, float x, EMU_PLACE) {
     if (!shared && !global_range(at, 4, "an atomic addition", HERE))
         return 0;
     const float before = *at;
+    if (!shared)
+        atomic_access((unsigned *)at, HERE);
     *at += x;
     yield_warp();
     return before;
@@ -100,14 +119,16 @@ float emu_atomic_add_float(float *at, float x, EMU_PLACE) {
 unsigned emu_load_acquire(const unsigned *at, EMU_PLACE) {
     if (!global_range(at, 4, "ld.acquire", HERE))
         return 0;
-    const unsigned before = *at;
     poll(HERE); /* others may go on: the caller may be waiting for a change */
-    (void)before;
+    if (emulated_settings_now.check)
+        global_acquire(CURRENT->block, at);
     return *at;
 }
 void emu_store_release(unsigned *at, unsigned x, EMU_PLACE) {
     if (!global_range(at, 4, "st.release", HERE))
         return;
+    if (emulated_settings_now.check)
+        global_release(CURRENT->block, at);
     *at = x;
     progress();
     yield_warp();
@@ -123,7 +144,8 @@ static void shared_access(struct thread *t, uintptr_t address, uint32_t bytes, i
         finding("bad address", at, "a plain access to the shared memory of another block");
         return;
     }
-    if (!shared_range((uint32_t)(address - (uintptr_t)b->window), bytes, 1, write ? "a store" : "a load", &of, &offset, at))
+    if (!shared_range((uint32_t)(address - (uintptr_t)b->window), bytes, 1, write ? "a store" : "a load", &of, &offset,
+                      at))
         thread_fail();
     const struct actor a = actor_of(t);
     write ? shadow_write(b, offset, bytes, &a, NULL, at) : shadow_read(b, offset, bytes, &a, at);
@@ -144,7 +166,12 @@ static inline void access(void *pointer, uint32_t bytes, int write, void *code) 
         shared_access(t, address, bytes, write, (uintptr_t)code);
         return;
     }
-    if (in_range(address, bytes) || in_parameters(address, bytes) || in_module(t, address))
+    if (in_range(address, bytes)) {
+        const place at = place_of_code((uintptr_t)code);
+        write ? global_write(t->block, t, pointer, bytes, 0, at) : global_read(t->block, pointer, bytes, at);
+        return;
+    }
+    if (in_parameters(address, bytes) || in_module(t, address))
         return;
     finding("out of bounds", place_of_code((uintptr_t)code), "%s of %u bytes at address %p, which nobody has allocated",
             write ? "a store" : "a load", bytes, pointer);
@@ -152,13 +179,13 @@ static inline void access(void *pointer, uint32_t bytes, int write, void *code) 
 }
 
 #define CODE __builtin_return_address(0)
-#define HOOK(BYTES)                                                                                  \
-    EXPORT void __tsan_read##BYTES(void *at) { access(at, BYTES, 0, CODE); }                         \
-    EXPORT void __tsan_write##BYTES(void *at) { access(at, BYTES, 1, CODE); }                        \
-    EXPORT void __tsan_unaligned_read##BYTES(void *at) { access(at, BYTES, 0, CODE); }               \
-    EXPORT void __tsan_unaligned_write##BYTES(void *at) { access(at, BYTES, 1, CODE); }              \
-    EXPORT void __tsan_volatile_read##BYTES(void *at) { access(at, BYTES, 0, CODE); }                \
-    EXPORT void __tsan_volatile_write##BYTES(void *at) { access(at, BYTES, 1, CODE); }               \
+#define HOOK(BYTES)                                                                     \
+    EXPORT void __tsan_read##BYTES(void *at) { access(at, BYTES, 0, CODE); }            \
+    EXPORT void __tsan_write##BYTES(void *at) { access(at, BYTES, 1, CODE); }           \
+    EXPORT void __tsan_unaligned_read##BYTES(void *at) { access(at, BYTES, 0, CODE); }  \
+    EXPORT void __tsan_unaligned_write##BYTES(void *at) { access(at, BYTES, 1, CODE); } \
+    EXPORT void __tsan_volatile_read##BYTES(void *at) { access(at, BYTES, 0, CODE); }   \
+    EXPORT void __tsan_volatile_write##BYTES(void *at) { access(at, BYTES, 1, CODE); }  \
     EXPORT void __tsan_read_write##BYTES(void *at) { access(at, BYTES, 0, CODE), access(at, BYTES, 1, CODE); }
 HOOK(1)
 HOOK(2)

@@ -53,7 +53,7 @@ void emu_mbarrier_init(unsigned barrier, unsigned arrivals, EMU_PLACE) {
     const struct actor a = actor_of(CURRENT);
     shadow_write(b, offset, BARRIER_BYTES, &a, NULL, at);
     shadow_settle(CURRENT);
-    CURRENT->suspect.block = NULL;
+    CURRENT->suspect.memory = NULL;
     const uint32_t number = (uint32_t)(m - b->mbarriers);
     *m = (struct mbarrier){.offset = offset, .count = arrivals, .pending = arrivals, .initialised_at = at, .ticks = 1};
     m->component = agent_component(b, number);
@@ -97,8 +97,9 @@ void mbarrier_arrive_by(struct block *b, struct mbarrier *m, uint32_t arrivals, 
                         place at) {
     m->bytes += bytes;
     if (arrivals > m->pending) {
-        finding("wrong mbarrier", at, "%u arrivals at the mbarrier at shared offset %d, but its phase %u waits for %u of %u",
-                arrivals, (int)m->offset - RESERVED_BYTES, m->phase, m->pending, m->count);
+        finding("wrong mbarrier", at,
+                "%u arrivals at the mbarrier at shared offset %d, but its phase %u waits for %u of %u", arrivals,
+                (int)m->offset - RESERVED_BYTES, m->phase, m->pending, m->count);
         thread_fail();
     }
     m->pending -= arrivals;
@@ -130,6 +131,9 @@ static void arrive_now(struct event *e) {
                        &r->released, e->at);
     gather_clear(&r->released);
 }
+
+/* What a cluster barrier orders before what follows it. */
+void mbarrier_remote_arrivals(struct cluster *c) { events_flush(c, arrive_now); }
 
 void emu_mbarrier_arrive(unsigned barrier, unsigned arrivals, unsigned bytes, EMU_PLACE) {
     struct block *b;

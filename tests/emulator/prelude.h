@@ -6,14 +6,14 @@
 
 #include "emulator.h"
 
-#define __CUDACC__ 1
+#define __CUDACC__     1
 #define __CUDACC_RTC__ 1
 #define __device__
 #define __host__
 #define __global__
-#define __constant__ static const
+#define __constant__    static const
 #define __forceinline__ inline
-#define __noinline__ __attribute__((noinline))
+#define __noinline__    __attribute__((noinline))
 #define __restrict__ __restrict
 #define __launch_bounds__(...)
 #define __cluster_dims__(...)
@@ -33,15 +33,33 @@ typedef unsigned long uintptr_t;
 #define gridDim   (emu_grid_size())
 #define warpSize  32
 
-struct uint2 { unsigned x, y; } __align__(8);
-struct uint3 { unsigned x, y, z; };
-struct uint4 { unsigned x, y, z, w; } __align__(16);
-struct int2 { int x, y; } __align__(8);
-struct int4 { int x, y, z, w; } __align__(16);
-struct float2 { float x, y; } __align__(8);
-struct float3 { float x, y, z; };
-struct float4 { float x, y, z, w; } __align__(16);
-struct ulonglong2 { unsigned long long x, y; } __align__(16);
+struct uint2 {
+    unsigned x, y;
+} __align__(8);
+struct uint3 {
+    unsigned x, y, z;
+};
+struct uint4 {
+    unsigned x, y, z, w;
+} __align__(16);
+struct int2 {
+    int x, y;
+} __align__(8);
+struct int4 {
+    int x, y, z, w;
+} __align__(16);
+struct float2 {
+    float x, y;
+} __align__(8);
+struct float3 {
+    float x, y, z;
+};
+struct float4 {
+    float x, y, z, w;
+} __align__(16);
+struct ulonglong2 {
+    unsigned long long x, y;
+} __align__(16);
 inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 inline int2 make_int2(int x, int y) { return {x, y}; }
@@ -49,8 +67,8 @@ inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
 inline float2 make_float2(float x, float y) { return {x, y}; }
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
-#define EMU_MIN_MAX(A, B, R)                                                   \
-    inline R min(A a, B b) { return (R)a < (R)b ? (R)a : (R)b; }              \
+#define EMU_MIN_MAX(A, B, R)                                     \
+    inline R min(A a, B b) { return (R)a < (R)b ? (R)a : (R)b; } \
     inline R max(A a, B b) { return (R)a < (R)b ? (R)b : (R)a; }
 EMU_MIN_MAX(int, int, int)
 EMU_MIN_MAX(unsigned, unsigned, unsigned)
@@ -169,8 +187,12 @@ template <class T> inline T __shfl_up_sync(unsigned mask, T x, unsigned lanes, i
 template <class T> inline T __shfl_down_sync(unsigned mask, T x, unsigned lanes, int width = 32, EMU_AT) {
     return emu_shuffle_as(EMU_SHUFFLE_DOWN, mask, x, lanes, (unsigned)width, EMU_HERE);
 }
-inline int __reduce_min_sync(unsigned m, int x, EMU_AT) { return (int)emu_reduce(EMU_MIN_S32, m, (unsigned)x, EMU_HERE); }
-inline int __reduce_max_sync(unsigned m, int x, EMU_AT) { return (int)emu_reduce(EMU_MAX_S32, m, (unsigned)x, EMU_HERE); }
+inline int __reduce_min_sync(unsigned m, int x, EMU_AT) {
+    return (int)emu_reduce(EMU_MIN_S32, m, (unsigned)x, EMU_HERE);
+}
+inline int __reduce_max_sync(unsigned m, int x, EMU_AT) {
+    return (int)emu_reduce(EMU_MAX_S32, m, (unsigned)x, EMU_HERE);
+}
 inline int __reduce_add_sync(unsigned m, int x, EMU_AT) { return (int)emu_reduce(EMU_ADD, m, (unsigned)x, EMU_HERE); }
 inline unsigned __reduce_min_sync(unsigned m, unsigned x, EMU_AT) { return emu_reduce(EMU_MIN_U32, m, x, EMU_HERE); }
 inline unsigned __reduce_max_sync(unsigned m, unsigned x, EMU_AT) { return emu_reduce(EMU_MAX_U32, m, x, EMU_HERE); }
@@ -190,10 +212,10 @@ inline unsigned clock() { return (unsigned)emu_clock(); }
 template <class T, class Key> inline T &emu_static_as(Key key, unsigned align) {
     return *(T *)emu_static_shared(key(), sizeof(T), align > alignof(T) ? align : alignof(T));
 }
-#define EMU_KEY \
-    []() -> const void * { \
+#define EMU_KEY                    \
+    []() -> const void * {         \
         static const char key = 0; \
-        return &key; \
+        return &key;               \
     }
 
 #endif

@@ -124,6 +124,17 @@ static int num_told;
 static char last[1200];
 
 const char *emulated_last_finding(void) { return last; }
+void emulated_forget(void) {
+    num_told = 0;
+    last[0] = 0;
+    device.findings = 0;
+}
+int emulated_found(const char *kind) {
+    int found = 0;
+    for (int i = 0; i < num_told; i++)
+        found += strcmp(told[i].kind, kind) == 0 ? told[i].count : 0;
+    return found;
+}
 int emulated_quiet(void) { return emulated.quiet; }
 
 /* Of one kind, kernel and line one is told, and all are counted. */

@@ -14,9 +14,15 @@ static const uint64_t CANARY = 0x6b6e617274735f65ull;
 
 struct device_state device;
 
-struct emu_dim emu_thread_index(void) { return CURRENT->index; }
-struct emu_dim emu_block_index(void) { return CURRENT->block->index; }
-struct emu_dim emu_block_size(void) { return CURRENT->block->cluster->grid->block_size; }
+struct emu_dim emu_thread_index(void) {
+    return CURRENT->index;
+}
+struct emu_dim emu_block_index(void) {
+    return CURRENT->block->index;
+}
+struct emu_dim emu_block_size(void) {
+    return CURRENT->block->cluster->grid->block_size;
+}
 struct emu_dim emu_grid_size(void) {
     const unsigned *size = CURRENT->block->cluster->grid->size;
     return (struct emu_dim){size[0], size[1], size[2]};
@@ -181,9 +187,7 @@ void thread_start(struct thread *t) {
     make_runnable(t);
 }
 
-int on_a_stack(uintptr_t address) {
-    return address - (uintptr_t)stacks < (uintptr_t)STACKS_MAX * STACK_BYTES;
-}
+int on_a_stack(uintptr_t address) { return address - (uintptr_t)stacks < (uintptr_t)STACKS_MAX * STACK_BYTES; }
 
 _Noreturn void thread_end(void) {
     struct thread *t = CURRENT;
@@ -224,7 +228,7 @@ void emu_trap(EMU_PLACE) {
 }
 
 long long emu_clock(void) {
-    device.clock += 1000;
+    device.clock += 10;
     yield_warp();
     return device.clock;
 }
@@ -246,11 +250,12 @@ static void describe_barriers(const struct block *b) {
     for (unsigned i = 0; i < b->num_mbarriers; i++) {
         const struct mbarrier *m = &b->mbarriers[i];
         if (m->offset)
-            fprintf(stderr,
-                    "  mbarrier at offset %u of block (%u,%u,%u): phase %u (parity %u), %u of %u arrivals missing, %lld "
-                    "bytes missing\n",
-                    m->offset - RESERVED_BYTES, b->index.x, b->index.y, b->index.z, m->phase, m->phase & 1, m->pending,
-                    m->count, (long long)m->bytes);
+            fprintf(
+                stderr,
+                "  mbarrier at offset %u of block (%u,%u,%u): phase %u (parity %u), %u of %u arrivals missing, %lld "
+                "bytes missing\n",
+                m->offset - RESERVED_BYTES, b->index.x, b->index.y, b->index.z, m->phase, m->phase & 1, m->pending,
+                m->count, (long long)m->bytes);
     }
 }
 

@@ -25,7 +25,8 @@ static struct block *block_at(uint32_t address, const char *what, place at) {
     }
     struct block *b = own->cluster->blocks[rank - 1];
     if (b->live == 0) {
-        finding("block has ended", at, "%s: block %u of the cluster has ended, its shared memory is gone", what, rank - 1);
+        finding("block has ended", at, "%s: block %u of the cluster has ended, its shared memory is gone", what,
+                rank - 1);
         return NULL;
     }
     return b;
@@ -158,13 +159,18 @@ static int found_unready(struct block *b, struct word *w, uint32_t index, unsign
     return 0;
 }
 
-static void note_reader(struct block *b, struct word *w, uint32_t index, unsigned mask, const struct actor *by, place at) {
+static void note_reader(struct block *b, struct word *w, uint32_t index, unsigned mask, const struct actor *by,
+                        place at) {
     const struct cluster *c = b->cluster;
     const unsigned slot = by->slot % c->agent_slots;
     struct reader *r = &b->readers[(size_t)index * c->agent_slots + slot];
     const int again = (w->readers >> slot & 1) && r->component == by->component && r->clock == by->clock;
-    *r = (struct reader){by->clock, by->sequence, (uint16_t)by->reads, (uint16_t)by->component,
-                         (uint16_t)(again ? r->bytes | mask : mask), at};
+    *r = (struct reader){by->clock,
+                         by->sequence,
+                         (uint16_t)by->reads,
+                         (uint16_t)by->component,
+                         (uint16_t)(again ? r->bytes | mask : mask),
+                         at};
     w->readers |= 1ull << slot;
 }
 
@@ -178,8 +184,10 @@ void shadow_read(struct block *b, uint32_t offset, uint32_t bytes, const struct 
             found_unready(b, w, i, mask, "the thread", at))
             return;
         if ((w->last_bytes & mask) && !knows(by, w->writer, w->write_clock)) {
-            finding("race", at, "read-write race: shared offset %d was written by %s at %s, and nothing orders this read "
-                    "after it", at_offset(i), writer_text(b, w), place_text(w->written_at));
+            finding("race", at,
+                    "read-write race: shared offset %d was written by %s at %s, and nothing orders this read "
+                    "after it",
+                    at_offset(i), writer_text(b, w), place_text(w->written_at));
             return;
         }
         note_reader(b, w, i, mask, by, at);
@@ -197,13 +205,17 @@ void shadow_async_read(struct block *b, uint32_t offset, uint32_t bytes, const s
         if (found_unready(b, w, i, mask, "the instruction", at))
             return;
         if (!knows(issuer, w->writer, w->write_clock)) {
-            finding("race", at, "read-write race: shared offset %d was written by %s at %s, and nothing orders this "
-                    "asynchronous read after it", at_offset(i), writer_text(b, w), place_text(w->written_at));
+            finding("race", at,
+                    "read-write race: shared offset %d was written by %s at %s, and nothing orders this "
+                    "asynchronous read after it",
+                    at_offset(i), writer_text(b, w), place_text(w->written_at));
             return;
         }
         if (w->plain && !proxy_knows(issuer, w->writer, w->write_clock)) {
-            finding("proxy fence missing", at, "shared offset %d was written by %s at %s without a fence.proxy.async "
-                    "before this asynchronous read", at_offset(i), writer_text(b, w), place_text(w->written_at));
+            finding("proxy fence missing", at,
+                    "shared offset %d was written by %s at %s without a fence.proxy.async "
+                    "before this asynchronous read",
+                    at_offset(i), writer_text(b, w), place_text(w->written_at));
             return;
         }
         note_reader(b, w, i, mask, agent, at);
@@ -232,8 +244,9 @@ static const struct reader *open_reader(struct block *b, struct word *w, uint32_
 
 static int found_write(struct block *b, struct word *w, uint32_t i, unsigned mask, const struct actor *by, place at) {
     if (w->in_flight & mask) {
-        finding("written while a copy is under way", at, "shared offset %d is written while the copy of %s is under way",
-                at_offset(i), place_text(w->flight_at));
+        finding("written while a copy is under way", at,
+                "shared offset %d is written while the copy of %s is under way", at_offset(i),
+                place_text(w->flight_at));
         return 1;
     }
     if (w->marked) {
@@ -242,8 +255,10 @@ static int found_write(struct block *b, struct word *w, uint32_t i, unsigned mas
     }
     const struct reader *r = open_reader(b, w, i, mask, by);
     if (r) {
-        finding("race", at, "write-read race: shared offset %d is written, but nothing orders the read of %s at %s "
-                "before it", at_offset(i), component_text(b->cluster, r->component), place_text(r->at));
+        finding("race", at,
+                "write-read race: shared offset %d is written, but nothing orders the read of %s at %s "
+                "before it",
+                at_offset(i), component_text(b->cluster, r->component), place_text(r->at));
         return 1;
     }
     return 0;
@@ -255,12 +270,14 @@ static int found_other_writer(struct block *b, struct word *w, uint32_t i, uint3
     char text[300];
     if (value && memcmp(b->window + offset, value, bytes) == 0)
         return 0;
-    snprintf(text, sizeof text, "write-write race: shared offset %d was written by %s at %s, and nothing orders this "
-             "write after it", at_offset(i), writer_text(b, w), place_text(w->written_at));
+    snprintf(text, sizeof text,
+             "write-write race: shared offset %d was written by %s at %s, and nothing orders this "
+             "write after it",
+             at_offset(i), writer_text(b, w), place_text(w->written_at));
     if (!value && by->thread && bytes <= sizeof by->thread->suspect.before) {
         struct thread *t = by->thread;
-        t->suspect.block = b;
-        t->suspect.offset = offset;
+        t->suspect.kind = "race";
+        t->suspect.memory = b->window + offset;
         t->suspect.bytes = bytes;
         memcpy(t->suspect.before, b->window + offset, bytes);
         memcpy(t->suspect.text, text, sizeof text);
@@ -272,15 +289,16 @@ static int found_other_writer(struct block *b, struct word *w, uint32_t i, uint3
 }
 
 void shadow_settle(struct thread *t) {
-    struct block *b = t->suspect.block;
-    if (!b)
+    const unsigned char *memory = t->suspect.memory;
+    if (!memory)
         return;
-    t->suspect.block = NULL;
-    if (memcmp(b->window + t->suspect.offset, t->suspect.before, t->suspect.bytes) != 0)
-        finding("race", t->suspect.at, "%s", t->suspect.text);
+    t->suspect.memory = NULL;
+    if (memcmp(memory, t->suspect.before, t->suspect.bytes) != 0)
+        finding(t->suspect.kind, t->suspect.at, "%s", t->suspect.text);
 }
 
-void shadow_write(struct block *b, uint32_t offset, uint32_t bytes, const struct actor *by, const void *value, place at) {
+void shadow_write(struct block *b, uint32_t offset, uint32_t bytes, const struct actor *by, const void *value,
+                  place at) {
     if (!checks())
         return;
     int told = 0;
@@ -312,13 +330,17 @@ void shadow_flight(struct block *b, uint32_t offset, uint32_t bytes, const struc
         if (!told && (w->in_flight || w->marked || w->readers))
             told = found_write(b, w, i, mask, by, at);
         if (!told && (w->last_bytes & mask) && !knows(by, w->writer, w->write_clock)) {
-            finding("race", at, "write-write race: shared offset %d was written by %s at %s, and nothing orders this copy "
-                    "after it", at_offset(i), writer_text(b, w), place_text(w->written_at));
+            finding("race", at,
+                    "write-write race: shared offset %d was written by %s at %s, and nothing orders this copy "
+                    "after it",
+                    at_offset(i), writer_text(b, w), place_text(w->written_at));
             told = 1;
         } else if (!told && engine && w->plain && (w->last_bytes & mask) &&
                    !proxy_knows(by, w->writer, w->write_clock)) {
-            finding("proxy fence missing", at, "shared offset %d was written by %s at %s without a fence.proxy.async "
-                    "before this copy over it", at_offset(i), writer_text(b, w), place_text(w->written_at));
+            finding("proxy fence missing", at,
+                    "shared offset %d was written by %s at %s without a fence.proxy.async "
+                    "before this copy over it",
+                    at_offset(i), writer_text(b, w), place_text(w->written_at));
             told = 1;
         }
         w->in_flight |= (uint8_t)mask;
@@ -326,7 +348,8 @@ void shadow_flight(struct block *b, uint32_t offset, uint32_t bytes, const struc
     }
 }
 
-void shadow_land(struct block *b, uint32_t offset, uint32_t bytes, uint32_t component, uint32_t clock, int plain, place at) {
+void shadow_land(struct block *b, uint32_t offset, uint32_t bytes, uint32_t component, uint32_t clock, int plain,
+                 place at) {
     if (!checks())
         return;
     for (uint32_t i = offset / 4; i <= (offset + bytes - 1) / 4; i++) {

@@ -5,15 +5,16 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "emulator.h"
 #include "emulated_settings.h"
+#include "emulator.h"
 
 enum {
     LANES = 32,
     CLUSTER_MAX = 16,
     THREADS_MAX = 1024,
     WARPS_MAX = THREADS_MAX / LANES,
-    SLOTS_MAX = 4,          /* clusters that live at once */
+    SLOTS_USUAL = 4,        /* clusters of a grid that live at once, at most */
+    SLOTS_MAX = 6,          /* and with those of a programmatic launch */
     MBARRIERS_MAX = 64,     /* of a block */
     BARRIERS_MAX = 16,      /* named ones of a block; 0 is that of __syncthreads() */
     RESERVED_BYTES = 1024,  /* of a block's window that are not the kernel's */
@@ -85,8 +86,9 @@ struct thread {
     uint32_t warpgroup_round;
     /* a plain write over somebody's bytes: told when it has changed them */
     struct {
-        struct block *block;
-        uint32_t offset, bytes;
+        const char *kind;
+        unsigned char *memory; /* NULL: nothing is suspected */
+        uint32_t bytes;
         unsigned char before[16];
         char text[300];
         place at;
@@ -163,6 +165,7 @@ struct block {
     struct word *words;
     struct reader *readers;
     uint32_t serial, static_begin;
+    struct block_knowledge *knowledge; /* of other blocks, in global memory */
     struct barrier barriers[BARRIERS_MAX];
     struct mbarrier mbarriers[MBARRIERS_MAX];
     unsigned num_mbarriers;
@@ -207,7 +210,8 @@ struct grid {
     int programmatic, arch;
     uint64_t num_clusters, next_cluster, clusters_ended, dependents, blocks_ended;
     int begun, ended;
-    struct grid *before; /* what griddepcontrol.wait waits for; NULL: has ended */
+    uint32_t first_serial; /* of its blocks */
+    struct grid *before;   /* what griddepcontrol.wait waits for; NULL: has ended */
 };
 
 /* ---- the device ---- */
@@ -229,7 +233,7 @@ extern struct device_state device;
 
 /* scheduler.c */
 uint32_t random_below(uint32_t n);
-void schedule(void);              /* runs until nothing lives, or fails */
+void schedule(void);                                                         /* runs until nothing lives, or fails */
 void wait_for(const char *what, uint32_t object, uint32_t detail, place at); /* until woken */
 void wake(struct thread *t);
 void yield_warp(void); /* another warp may go on */
@@ -277,6 +281,7 @@ void cluster_barrier_check(struct cluster *c);
 struct mbarrier *mbarrier_at(struct block *b, uint32_t offset, const char *what, place at);
 void mbarrier_arrive_by(struct block *b, struct mbarrier *m, uint32_t arrivals, int64_t bytes, const struct gather *by,
                         place at);
+void mbarrier_remote_arrivals(struct cluster *c);
 void mbarrier_bytes_came(struct block *b, struct mbarrier *m, uint32_t bytes, place at);
 
 /* copies.c */
@@ -297,11 +302,12 @@ struct event {
 struct event *event_add(struct cluster *c, void (*happen)(struct event *), size_t data_bytes, place at);
 void event_remove(struct event *e);
 struct event *events_first(void);
-int event_happen(void);        /* one of them; 0: there is none */
-void event_maybe(void);        /* in random mode */
+int event_happen(void); /* one of them; 0: there is none */
+void event_maybe(void); /* in random mode */
 void event_now_or_later(struct event *e);
 void events_of_cluster_ended(struct cluster *c);
 void events_forget(void);
+void events_flush(struct cluster *c, void (*of)(struct event *));
 int chance(uint32_t one_in);
 
 /* wgmma.c */
@@ -311,6 +317,7 @@ void wgmma_touch(struct thread *t, uintptr_t address, uint32_t bytes, int write,
 void warpgroup_execute(struct warp *w, struct meeting *m);
 
 /* numbers.c */
+enum { UNWRITTEN = (int)0xfefefefe }; /* what the compiler puts into variables that nobody has set */
 extern float half_table[65536];
 void numbers_prepare(void);
 uint16_t add_bf16(uint16_t a, uint16_t b);
@@ -333,10 +340,12 @@ uint32_t cluster_width(unsigned num_blocks, unsigned num_threads);
 /* shadow.c */
 struct actor actor_of(struct thread *t);
 void shadow_read(struct block *b, uint32_t offset, uint32_t bytes, const struct actor *by, place at);
-void shadow_write(struct block *b, uint32_t offset, uint32_t bytes, const struct actor *by, const void *value, place at);
+void shadow_write(struct block *b, uint32_t offset, uint32_t bytes, const struct actor *by, const void *value,
+                  place at);
 void shadow_flight(struct block *b, uint32_t offset, uint32_t bytes, const struct actor *by, int engine, place at);
 void shadow_mark(struct block *b, uint32_t offset, unsigned mbarrier_plus_one);
-void shadow_land(struct block *b, uint32_t offset, uint32_t bytes, uint32_t component, uint32_t clock, int plain, place at);
+void shadow_land(struct block *b, uint32_t offset, uint32_t bytes, uint32_t component, uint32_t clock, int plain,
+                 place at);
 void shadow_async_read(struct block *b, uint32_t offset, uint32_t bytes, const struct actor *agent,
                        const struct actor *issuer, place at);
 void shadow_settle(struct thread *t);
@@ -348,6 +357,15 @@ int global_range(const void *at, size_t bytes, const char *what, place here);
 void global_add(void *memory, size_t bytes);
 void global_remove(void *memory);
 
+/* global_shadow.c */
+struct block_knowledge *knowledge_begin(struct block_knowledge *k);
+void global_read(struct block *b, const void *memory, size_t bytes, place at);
+void global_write(struct block *b, struct thread *t, void *memory, size_t bytes, int atomic, place at);
+void global_release(struct block *b, const void *at);
+void global_acquire(struct block *b, const void *at);
+void global_shadow_forget(void);
+void global_releases_forget(void);
+
 /* report.c */
 int emulated_quiet(void);
 place place_of(const char *file, int line);
@@ -357,7 +375,7 @@ void finding(const char *kind, place at, const char *format, ...) __attribute__(
 const char *thread_text(const struct thread *t);
 const char *component_text(const struct cluster *c, uint32_t component);
 
-#define HERE  place_of(emu_file, emu_line)
+#define HERE   place_of(emu_file, emu_line)
 #define EXPORT __attribute__((visibility("default")))
 
 #endif

@@ -86,8 +86,10 @@ static void load_tile(struct transfer *t, place at) {
     for (uint32_t n = 0; n < rows; n++) {
         const struct row r = row_of(t, n);
         memset(dense, 0, t->map.box[0] * bytes);
-        if (r.count && global_range(r.global + (size_t)r.first * bytes, (size_t)r.count * bytes, "a tile's copy", at))
+        if (r.count && global_range(r.global + (size_t)r.first * bytes, (size_t)r.count * bytes, "a tile's copy", at)) {
+            global_read(t->block, r.global + (size_t)r.first * bytes, (size_t)r.count * bytes, at);
             memcpy(dense + (size_t)r.first * bytes, r.global + (size_t)r.first * bytes, (size_t)r.count * bytes);
+        }
         shared_row(t, n, dense, 1);
     }
 }
@@ -113,8 +115,10 @@ static void ask_for_load(const struct transfer *model, struct block *b, uint32_t
     }
     struct mbarrier *m = mbarrier_at(b, barrier, "a copy", at);
     if (!m->fenced)
-        finding("proxy fence missing", at, "the mbarrier of %s was initialised without a fence.mbarrier_init or "
-                "fence.proxy.async before the copy engine uses it", place_text(m->initialised_at));
+        finding("proxy fence missing", at,
+                "the mbarrier of %s was initialised without a fence.mbarrier_init or "
+                "fence.proxy.async before the copy engine uses it",
+                place_text(m->initialised_at));
     shadow_flight(b, offset, model->bytes, &a, 1, at);
     struct event *e = event_add(b->cluster, load_now, sizeof *model, at);
     struct transfer *t = e->data;
@@ -128,7 +132,8 @@ static void ask_for_load(const struct transfer *model, struct block *b, uint32_t
 }
 
 /* blocks: 0, or MULTICAST and a bit for each block. */
-static void load(const struct transfer *model, unsigned shared, unsigned barrier, unsigned blocks, uint32_t align, place at) {
+static void load(const struct transfer *model, unsigned shared, unsigned barrier, unsigned blocks, uint32_t align,
+                 place at) {
     struct block *b, *of_barrier;
     uint32_t offset, barrier_offset;
     shadow_settle(CURRENT);
@@ -142,7 +147,8 @@ static void load(const struct transfer *model, unsigned shared, unsigned barrier
     } else {
         struct cluster *c = b->cluster;
         if ((blocks & (MULTICAST - 1)) >> c->num_blocks)
-            finding("bad address", at, "a multicast to blocks 0x%x of a cluster of %u", blocks & (MULTICAST - 1), c->num_blocks);
+            finding("bad address", at, "a multicast to blocks 0x%x of a cluster of %u", blocks & (MULTICAST - 1),
+                    c->num_blocks);
         for (unsigned r = 0; r < c->num_blocks; r++)
             if (blocks >> r & 1)
                 ask_for_load(model, c->blocks[r], offset, barrier_offset, at);
@@ -165,7 +171,8 @@ static int read_map(struct transfer *t, int rank, const void *map, const int *co
     return 1;
 }
 
-void emu_tma_load(int rank, unsigned shared, const void *map, unsigned barrier, const int *at, unsigned blocks, EMU_PLACE) {
+void emu_tma_load(int rank, unsigned shared, const void *map, unsigned barrier, const int *at, unsigned blocks,
+                  EMU_PLACE) {
     struct transfer model;
     const place here = HERE;
     if (!read_map(&model, rank, map, at, here))
@@ -203,9 +210,11 @@ static void add_elements(unsigned char *to, const unsigned char *from, uint32_t 
         }
 }
 
-static void put(struct transfer *t, unsigned char *to, const unsigned char *from, uint32_t count, uint32_t bytes, place at) {
+static void put(struct transfer *t, unsigned char *to, const unsigned char *from, uint32_t count, uint32_t bytes,
+                place at) {
     if (!global_range(to, (size_t)count * bytes, "a copy's destination", at))
         return;
+    global_write(t->block, NULL, to, (size_t)count * bytes, t->kind == EMU_REDUCE_ADD, at);
     if (t->kind == EMU_REDUCE_ADD)
         add_elements(to, from, count, t->rank ? t->map.type : 7);
     else
@@ -252,7 +261,8 @@ static void ask_for_store(struct transfer *t, unsigned shared, uint32_t align, p
     const struct actor issuer = actor_of(thread);
     const struct actor agent = {.component = b->bulk_component,
                                 .clock = b->bulk_ticks,
-                                .slot = b->cluster->num_blocks * b->num_warps + b->rank * (WARPGROUPS_MAX + 1) + WARPGROUPS_MAX};
+                                .slot = b->cluster->num_blocks * b->num_warps + b->rank * (WARPGROUPS_MAX + 1) +
+                                        WARPGROUPS_MAX};
     shadow_async_read(b, t->offset, t->bytes, &agent, &issuer, at);
     thread->bulk_ticks[thread->bulk_group % 32] = b->bulk_ticks++;
     struct event *e = event_add(b->cluster, read_now, sizeof *t, at);

@@ -1,4 +1,5 @@
-/* text.c: what of CUDA C++ a macro cannot do: shared memory and a kernel's entry are written into its text, line by line.
+/* text.c: what of CUDA C++ a macro cannot do: shared memory and a kernel's entry are written into its text, line by
+ * line.
  *
  *     extern __shared__ char s[];        char *const s = (char *)emu_dynamic_shared(...);
  *     __shared__ T a[3], b;              auto &a = emu_static_as<T [3]>(...); auto &b = ...;
@@ -206,7 +207,8 @@ static void write_entry(struct buffer *out, struct span name, struct span parame
     print(out, "extern \"C\" void %.*s(%s); ", n, name.from, list.text ? list.text : "");
     print(out, "extern \"C\" void emu_enter_%.*s(void **emu_p) { %.*s(%s); } ", n, name.from, n, name.from,
           call.text ? call.text : "");
-    print(out, "extern \"C\" const unsigned long emu_sizes_%.*s[] = {%s0}; ", n, name.from, sizes.text ? sizes.text : "");
+    print(out, "extern \"C\" const unsigned long emu_sizes_%.*s[] = {%s0}; ", n, name.from,
+          sizes.text ? sizes.text : "");
     print(out, "extern \"C\" const int emu_bounds_%.*s[] = {%.*s, 0, 0}; ", n, name.from,
           bounds.from ? (int)(bounds.to - bounds.from) : 1, bounds.from ? bounds.from : "0");
     free(call.text);

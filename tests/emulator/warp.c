@@ -5,10 +5,18 @@
 #include "state.h"
 
 const char *const operation_names[] = {
-    [OP_SYNCWARP] = "__syncwarp",       [OP_SHUFFLE] = "a shuffle",          [OP_VOTE] = "a vote",
-    [OP_REDUCE] = "a reduction",        [OP_ELECT] = "elect",                [OP_LDMATRIX] = "ldmatrix",
-    [OP_STMATRIX] = "stmatrix",         [OP_MMA] = "mma",                    [OP_WGMMA] = "wgmma",
-    [OP_WGMMA_FENCE] = "wgmma.fence",   [OP_WGMMA_COMMIT] = "wgmma.commit",  [OP_WGMMA_WAIT] = "wgmma.wait_group",
+    [OP_SYNCWARP] = "__syncwarp",
+    [OP_SHUFFLE] = "a shuffle",
+    [OP_VOTE] = "a vote",
+    [OP_REDUCE] = "a reduction",
+    [OP_ELECT] = "elect",
+    [OP_LDMATRIX] = "ldmatrix",
+    [OP_STMATRIX] = "stmatrix",
+    [OP_MMA] = "mma",
+    [OP_WGMMA] = "wgmma",
+    [OP_WGMMA_FENCE] = "wgmma.fence",
+    [OP_WGMMA_COMMIT] = "wgmma.commit",
+    [OP_WGMMA_WAIT] = "wgmma.wait_group",
     [OP_SETMAXNREG] = "setmaxnreg",
 };
 
@@ -36,9 +44,11 @@ static struct meeting *meeting_of(struct warp *w, int operation, unsigned mask, 
         if (same && !(m->arrived >> t->lane & 1))
             return m;
         if (m->mask & mask) {
-            finding("divergence", at, "lanes 0x%x of warp %u wait at %s of %s (mask 0x%x), but lane %u comes to %s with "
-                    "mask 0x%x", m->arrived, w->number, operation_names[m->operation], place_text(m->at), m->mask,
-                    t->lane, operation_names[operation], mask);
+            finding("divergence", at,
+                    "lanes 0x%x of warp %u wait at %s of %s (mask 0x%x), but lane %u comes to %s with "
+                    "mask 0x%x",
+                    m->arrived, w->number, operation_names[m->operation], place_text(m->at), m->mask, t->lane,
+                    operation_names[operation], mask);
             thread_fail();
         }
     }
@@ -131,8 +141,9 @@ static void shuffle(struct warp *w, struct meeting *m) {
         if (m->mask >> from & 1)
             s->result = ((struct shuffle *)m->operands[from])->value;
         else
-            finding("wrong mask", m->at, "lane %u takes the value of lane %u, which the shuffle's mask 0x%x does not name",
-                    lane, from, m->mask);
+            finding("wrong mask", m->at,
+                    "lane %u takes the value of lane %u, which the shuffle's mask 0x%x does not name", lane, from,
+                    m->mask);
     }
 }
 

@@ -134,6 +134,7 @@ static void gather_tf32(const struct meeting *m, float (*a)[16], float (*b)[8]) 
 
 /* Of a lane the sums 0, 1 of its row and 2, 3 of the row eight below. */
 static void move_sums(const struct meeting *m, float (*c)[8], int type, int back) {
+    int unset = 0;
     for (unsigned lane = 0; lane < LANES; lane++) {
         const struct product *p = m->operands[lane];
         for (unsigned i = 0; i < 4; i++) {
@@ -148,9 +149,12 @@ static void move_sums(const struct meeting *m, float (*c)[8], int type, int back
                 ((float *)p->c)[i] = *at;
             } else {
                 *at = ((const float *)p->c)[i];
+                unset |= ((const int32_t *)p->c)[i] == UNWRITTEN;
             }
         }
     }
+    if (unset)
+        finding("register read before it was written", m->at, "a sum of this mma was never set");
 }
 
 static void product(struct meeting *m) {

@@ -37,7 +37,8 @@ static struct warpgroup *group_of(struct warp *w) {
 
 /* ---- the sums ---- */
 
-/* Of thread t the sums 4i .. 4i+3: row 16 (t / 32) + t % 32 / 4, columns 8i + 2 (t % 4) and its neighbour; eight below. */
+/* Of thread t the sums 4i .. 4i+3: row 16 (t / 32) + t % 32 / 4, columns 8i + 2 (t % 4) and its neighbour; eight below.
+ */
 static float *sum_at(struct sums *s, unsigned thread, unsigned i) {
     const unsigned row = thread / LANES * 16 + thread % LANES / 4 + i % 4 / 2 * 8;
     return &s->values[row * (unsigned)s->n + i / 4 * 8 + thread % 4 * 2 + i % 2];
@@ -58,6 +59,7 @@ static struct sums *sums_of(struct warpgroup *g, const struct request *r, int *f
 }
 
 static void take_sums(struct warpgroup *g, struct sums *s, const struct request *r, place at) {
+    int unset = 0;
     s->n = r->n;
     s->published = 0;
     s->at = at;
@@ -65,9 +67,12 @@ static void take_sums(struct warpgroup *g, struct sums *s, const struct request 
         s->d[t] = ((const struct request *)g->operands[t])->d;
         for (unsigned i = 0; i < (unsigned)r->n / 2; i++) {
             *sum_at(s, t, i) = s->d[t][i];
+            unset |= ((const int32_t *)s->d[t])[i] == UNWRITTEN;
             memcpy(&s->d[t][i], &MARK, sizeof MARK);
         }
     }
+    if (unset && r->add)
+        finding("register read before it was written", at, "a sum of this wgmma was never set");
 }
 
 static void give_sums(struct sums *s, unsigned warp, struct warp *w) {
@@ -116,7 +121,8 @@ static void check_operands(struct warpgroup *g, const struct product_record *p) 
     const struct actor issuer = weakest(g, &known, &proxy);
     const struct actor agent = {.component = g->component,
                                 .clock = p->number,
-                                .slot = b->cluster->num_blocks * b->num_warps + b->rank * (WARPGROUPS_MAX + 1) + g->number};
+                                .slot =
+                                    b->cluster->num_blocks * b->num_warps + b->rank * (WARPGROUPS_MAX + 1) + g->number};
     matrix_touch(g->block, p->b_matrix, p->n, p->b_transposed, &agent, &issuer, p->at);
     if (!p->has_a)
         matrix_touch(g->block, p->a_matrix, 64, p->a_transposed, &agent, &issuer, p->at);
@@ -128,7 +134,8 @@ static void check_fences(struct warpgroup *g, int fresh, place at) {
     for (unsigned w = 0; w < WARPS; w++) {
         struct warp *warp = &g->block->warps[g->number * WARPS + w];
         if (fresh && !warp->fenced)
-            finding("wgmma fence missing", at, "the sums were touched since the last product, and no wgmma.fence came after");
+            finding("wgmma fence missing", at,
+                    "the sums were touched since the last product, and no wgmma.fence came after");
     }
 }
 
@@ -175,7 +182,8 @@ static void note_request(struct warp *w, struct meeting *m) {
     struct warpgroup *g = group_of(w);
     const unsigned warp = w->number % WARPS;
     if (g->arrived && g->at != m->at) {
-        finding("divergence", m->at, "a warp of the warpgroup comes to this wgmma, others to that of %s", place_text(g->at));
+        finding("divergence", m->at, "a warp of the warpgroup comes to this wgmma, others to that of %s",
+                place_text(g->at));
         thread_fail();
     }
     g->at = m->at;
@@ -224,7 +232,8 @@ static void wait_products(struct warp *w, int pending, place at) {
             const struct product_record *p = &g->products[n % PRODUCTS_MAX];
             const unsigned t = w->number % WARPS * LANES + lane;
             if (p->has_a && memcmp(p->a_from[t], p->a[t], sizeof p->a[t]) != 0)
-                finding("register touched", p->at, "thread %u has written an operand of this wgmma before it waited", t);
+                finding("register touched", p->at, "thread %u has written an operand of this wgmma before it waited",
+                        t);
         }
     w->products_done = upto;
     for (int i = 0; i < SUMS_MAX; i++) {

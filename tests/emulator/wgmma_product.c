@@ -63,7 +63,8 @@ static float element(uint16_t x, int type) {
 }
 
 /* `to` is rows x 16 (by_row) or 16 x rows. */
-static void gather_matrix(const struct block *b, uint64_t matrix, int rows, int transposed, int type, int by_row, float *to) {
+static void gather_matrix(const struct block *b, uint64_t matrix, int rows, int transposed, int type, int by_row,
+                          float *to) {
     const struct matrix m = decode(matrix);
     for (uint32_t i = 0; i < num_outer(rows, transposed); i++)
         for (uint32_t c = 0; c < num_inner(transposed); c++) {

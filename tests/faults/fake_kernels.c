@@ -118,7 +118,8 @@ static cu_result launch_kernel(const struct cu_launch_config *config, cu_functio
         }
         fake_state.launches[fake_state.num_launches++] = launch;
     }
-    if (!result && fake_hooks && function->kernel) { /* copies come first; a programmatic launch overlaps launches alone */
+    if (!result && fake_hooks &&
+        function->kernel) { /* copies come first; a programmatic launch overlaps launches alone */
         if (!launch.programmatic || function->device->num_pending)
             result = fake_finish(function->device);
         if (!result)

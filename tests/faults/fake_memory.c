@@ -122,6 +122,10 @@ static cu_result event_record(cu_event event, cu_stream stream) {
     (void)stream;
     if (!result && event->device != fake_current())
         result = INVALID_HANDLE;
+    if (!result && fake_hooks) {
+        result = fake_finish(event->device);
+        event->seconds = fake_hooks->seconds();
+    }
     if (!result)
         event->recorded = 1;
     return fake_end(result);
@@ -139,7 +143,7 @@ static cu_result event_elapsed(float *milliseconds, cu_event from, cu_event to) 
     if (!result && (!from->recorded || !to->recorded))
         result = INVALID_HANDLE;
     if (!result)
-        *milliseconds = 1.5f;
+        *milliseconds = fake_hooks ? (float)((to->seconds - from->seconds) * 1e3) : 1.5f;
     return fake_end(result);
 }
 

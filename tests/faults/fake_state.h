@@ -46,7 +46,7 @@ struct cu_function {
 struct cu_module {
     cu_module next; /* unloaded ones stay too, without their text */
     cu_context device;
-    char *text; /* of a pretended cubin; NULL: an ELF file, whose names are not looked at */
+    char *text;       /* of a pretended cubin; NULL: an ELF file, whose names are not looked at */
     void *executable; /* of hooks */
     int num_functions;
     struct cu_function functions[FUNCTIONS_MAX];
@@ -54,6 +54,7 @@ struct cu_module {
 struct cu_event {
     cu_context device;
     int recorded;
+    double seconds; /* of hooks */
 };
 struct allocation {
     struct allocation *next;
@@ -92,6 +93,7 @@ struct fake_hooks {
     cu_result (*finish)(void); /* what was launched runs */
     void *(*allocate)(size_t bytes);
     void (*release)(void *memory, size_t bytes);
+    double (*seconds)(void); /* a clock */
 };
 extern const struct fake_hooks *fake_hooks;
 

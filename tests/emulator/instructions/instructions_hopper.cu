@@ -1,0 +1,116 @@
+/* instructions_hopper.cu: each wrapper of src/cuda/ptx that needs compute capability 9.0, on given operands, in clusters of
+ * two blocks. */
+#include "cuda/ptx/cluster.cuh"
+#include "cuda/ptx/copy.cuh"
+#include "cuda/ptx/global.cuh"
+#include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/mma.cuh"
+#include "cuda/ptx/tma.cuh"
+#include "cuda/ptx/wgmma.cuh"
+#include "instructions/instructions.h"
+
+#define BARRIER_OFFSET (INSTRUCTION_SHARED - 64)
+
+__device__ __forceinline__ void try_cluster(const struct instruction_arguments &a, uint32_t *out, uint32_t shared) {
+    const uint32_t rank = cluster_ctarank(), thread = threadIdx.x, there = mapa_shared(shared, rank ^ 1);
+    const uint32_t *in = a.in + thread * 4;
+    st_cluster_4(there + thread * 16, in[0] + rank);
+    st_cluster_4(there + thread * 16 + 4, in[1]);
+    st_shared_4(shared + thread * 16 + 8, in[2] ^ rank);
+    st_shared_4(shared + thread * 16 + 12, in[3]);
+    barrier_cluster_arrive();
+    barrier_cluster_wait();
+    out[0] = ld_shared_4(shared + (thread ^ 5) * 16);
+    out[1] = ld_cluster_4(there + (thread ^ 9) * 16 + 8);
+    ld_cluster_8(out[2], out[3], there + (thread ^ 3) * 16 + 8);
+    for (int n = 0; n < 4; n++) { /* each thread arrives in the other block */
+        mbarrier_arrive_cluster(mapa_shared(shared + BARRIER_OFFSET + 8, rank ^ 1));
+        mbarrier_wait_cluster(shared + BARRIER_OFFSET + 8, n % 2);
+        out[4 + n] = n;
+        barrier_cluster_arrive();
+        barrier_cluster_wait();
+    }
+}
+
+__device__ __forceinline__ void dump(const struct instruction_arguments &a, uint32_t *out, uint32_t shared) {
+    const uint32_t step = a.tile_bytes / 4 / INSTRUCTION_OUT + 1;
+    for (uint32_t i = 0; i < INSTRUCTION_OUT; i++) {
+        const uint32_t word = (i * INSTRUCTION_THREADS + threadIdx.x) % (a.tile_bytes / 4);
+        out[i] = ld_shared_4(shared + word * 4);
+    }
+    (void)step;
+}
+
+__device__ __forceinline__ void try_copies(const struct instruction_arguments &a, uint32_t *out, uint32_t shared) {
+    const uint32_t full = shared + BARRIER_OFFSET, rank = cluster_ctarank();
+    if (threadIdx.x == 0) {
+        const bool bulk = INSTRUCTION == TRY_BULK;
+        if (!bulk)
+            prefetch_tensormap(&a.map);
+        mbarrier_arrive_expect_tx(full, a.tile_bytes);
+        if (bulk)
+            cp_async_bulk(shared, a.in + rank * 64, a.tile_bytes, full);
+        if (INSTRUCTION == TRY_TILE)
+            cp_async_bulk_tensor_3d(shared, &a.map, full, a.at[0], a.at[1], a.at[2]);
+        if (INSTRUCTION == TRY_TILE_4D)
+            cp_async_bulk_tensor_4d(shared, &a.map, full, a.at[0], a.at[1], a.at[2], a.at[3]);
+        if (INSTRUCTION == TRY_MULTICAST && rank == 1)
+            cp_async_bulk_tensor_3d_multicast(shared, &a.map, full, a.at[0], a.at[1], a.at[2], 3);
+    }
+    mbarrier_wait(full, 0);
+    dump(a, out, shared);
+}
+
+/* Operands of bfloat16 in shared memory, 64 x 64 and 64 x 128; K in one step of 16. */
+__device__ __forceinline__ void try_wgmma(const struct instruction_arguments &a, uint32_t *out, uint32_t shared) {
+    constexpr bool transposed = INSTRUCTION == TRY_WGMMA_SHARED_T || INSTRUCTION == TRY_WGMMA_REGISTERS_T;
+    constexpr bool registers = INSTRUCTION >= TRY_WGMMA_REGISTERS;
+    const uint32_t b = shared + 8192;
+    for (uint32_t i = threadIdx.x; i < 6144; i += INSTRUCTION_THREADS)
+        st_shared_4(shared + i * 4, a.in[i]);
+    fence_proxy_async();
+    __syncthreads();
+    float d[64];
+    for (int i = 0; i < 64; i++)
+        d[i] = (float)(int)(threadIdx.x + i) / 64;
+    const uint32_t *in = a.in + 6144 + threadIdx.x * 4;
+    const uint32_t fragments[4] = {in[0], in[1], in[2], in[3]};
+    const uint64_t matrix = wgmma_descriptor(b + (transposed ? 2048 : 32), transposed ? 8192 : 0);
+    wgmma_fence();
+    if (registers)
+        wgmma_m64n128k16_bf16<transposed>(d, fragments, matrix, true);
+    else
+        wgmma_m64n128k16_bf16<transposed>(d, wgmma_descriptor(shared + 64, 0), matrix, true);
+    wgmma_commit_group();
+    wgmma_wait_group<0>(d);
+    for (int i = 0; i < 64; i++)
+        out[i] = __float_as_uint(d[i]);
+    setmaxnreg_dec<128>();
+    setmaxnreg_inc<128>();
+}
+
+extern "C" __global__ void __launch_bounds__(INSTRUCTION_THREADS, 4) __cluster_dims__(2, 1, 1)
+    instructions_hopper(const __grid_constant__ struct instruction_arguments a) {
+    extern __shared__ __align__(1024) uint8_t memory[];
+    const uint32_t shared = shared_address(memory);
+    uint32_t *out = a.out + ((int64_t)blockIdx.x * INSTRUCTION_THREADS + threadIdx.x) * INSTRUCTION_OUT;
+    if (threadIdx.x == 0) {
+        mbarrier_init(shared + BARRIER_OFFSET, 1);
+        mbarrier_init(shared + BARRIER_OFFSET + 8, INSTRUCTION_THREADS);
+        fence_mbarrier_init();
+    }
+    __syncwarp();
+    barrier_cluster_arrive();
+    barrier_cluster_wait();
+    if (INSTRUCTION == TRY_CLUSTER)
+        try_cluster(a, out, shared);
+    else if (INSTRUCTION <= TRY_BULK)
+        try_copies(a, out, shared);
+    else if (INSTRUCTION <= TRY_WGMMA_REGISTERS_T)
+        try_wgmma(a, out, shared);
+    else
+        red_add_4(a.sums + a.in[threadIdx.x] % 16 * 4, 1, (float)threadIdx.x, 2, 3);
+    __syncwarp();
+    barrier_cluster_arrive();
+    barrier_cluster_wait();
+}

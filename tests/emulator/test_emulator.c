@@ -1,0 +1,287 @@
+/* test_emulator.c: the emulated device is right about sound kernels, and finds and names each planted fault. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+#include <dlfcn.h>
+
+#include "cuda/cuda.h"
+#include "emulated_settings.h"
+#include "planted/planted.h"
+
+enum { BLOCKS = 3, DEVICE_80 = 0, DEVICE_90 = 1, K = PLANTED_STEPS * 64, TO_DEVICE = 0, TO_HOST = 1 };
+static struct emulated *emulated;
+
+static void *upload(int32_t device, const void *data, size_t bytes) {
+    void *memory;
+    assert_int_equal(cuda_memory_allocate(device, bytes, &memory), FDM_OK);
+    assert_int_equal(cuda_memory_copy(device, memory, data, bytes, TO_DEVICE), FDM_OK);
+    return memory;
+}
+
+static fdm_status run(int32_t device, const char *file, const char *entry, int fault, const struct cuda_launch *shape,
+                      int shared_bytes, const struct planted_arguments *a) {
+    const struct cuda_kernel_request request = {.file = file,
+                                                .entry = entry,
+                                                .num_constants = 1,
+                                                .constants = {{"FAULT", fault}},
+                                                .shared_bytes = shared_bytes};
+    struct cuda_launch launch = *shape;
+    fdm_status status = cuda_kernels_get(device, &request, 1, &launch.kernel);
+    if (status)
+        print_error("%s\n", fdm_last_error());
+    assert_int_equal(status, FDM_OK);
+    launch.arguments = a;
+    launch.arguments_bytes = sizeof *a;
+    status = cuda_launch(&launch);
+    const fdm_status end = cuda_synchronize(device);
+    return status ? status : end;
+}
+
+/* ---- planted_block ---- */
+
+static void block_truth(const float *in, float *out) {
+    enum { N = PLANTED_THREADS };
+    float x[N], y[N];
+    for (int t = 0; t < N; t++)
+        x[t] = in[(t + 40) % N];
+    for (int t = 0; t < N; t++) {
+        y[t] = x[t];
+        for (int lane = 0; lane < 32; lane++)
+            y[t] += x[t / 32 * 32 + lane];
+    }
+    for (int t = 0; t < N; t++)
+        x[t] = y[t] + (t / 32 == 1 ? y[t - 32] : y[t]);
+    for (int t = 0; t < N; t++) {
+        y[t] = x[t];
+        for (int n = 0; n < 6 && t / 32 == 1; n++)
+            y[t] += x[t - 32] + (float)n;
+    }
+    for (int t = 0; t < N; t++) {
+        for (int b = 0; b < BLOCKS; b++)
+            out[b * N + t] = y[t];
+        out[BLOCKS * N + t] = BLOCKS * y[t];
+    }
+}
+
+static int run_block(int fault) {
+    float in[PLANTED_THREADS], out[(BLOCKS + 1) * PLANTED_THREADS] = {0}, truth[(BLOCKS + 1) * PLANTED_THREADS];
+    const int32_t zero = 0;
+    for (int t = 0; t < PLANTED_THREADS; t++)
+        in[t] = (float)(t * 7 % 11) - 4;
+    block_truth(in, truth);
+    struct planted_arguments a = {.in = upload(DEVICE_80, in, sizeof in),
+                                  .out = upload(DEVICE_80, out, sizeof out),
+                                  .flags = upload(DEVICE_80, &zero, sizeof zero),
+                                  .count = PLANTED_THREADS};
+    const struct cuda_launch shape = {.grid = {BLOCKS, 1, 1}, .threads = PLANTED_THREADS};
+    run(DEVICE_80, "planted/planted_block.cu", "planted_block", fault, &shape, 0, &a);
+    cuda_memory_copy(DEVICE_80, out, a.out, sizeof out, TO_HOST);
+    cuda_memory_release(DEVICE_80, (void *)(uintptr_t)a.in);
+    cuda_memory_release(DEVICE_80, a.out);
+    cuda_memory_release(DEVICE_80, a.flags);
+    return memcmp(out, truth, sizeof out) == 0;
+}
+
+/* ---- planted_stale ---- */
+
+static int run_stale(int fault) {
+    enum { N = PLANTED_THREADS };
+    static float in[PLANTED_TILES * N], out[N], truth[N];
+    static const int32_t active[PLANTED_TILES] = {1, 1, 0, 1, 0, 0, 1, 1};
+    for (int i = 0; i < PLANTED_TILES * N; i++)
+        in[i] = (float)(i * 13 % 17) + (float)(i / N);
+    for (int t = 0; t < N; t++) {
+        truth[t] = 0;
+        for (int tile = 0; tile < PLANTED_TILES; tile++)
+            truth[t] += active[tile] ? in[tile * N + (t + 33) % N] : 0;
+    }
+    struct planted_arguments a = {.in = upload(DEVICE_80, in, sizeof in),
+                                  .out = upload(DEVICE_80, out, sizeof out),
+                                  .flags = upload(DEVICE_80, active, sizeof active)};
+    const struct cuda_launch shape = {.grid = {1, 1, 1}, .threads = N};
+    run(DEVICE_80, "planted/planted_stale.cu", "planted_stale", fault, &shape, 2 * N * 4, &a);
+    cuda_memory_copy(DEVICE_80, out, a.out, sizeof out, TO_HOST);
+    cuda_memory_release(DEVICE_80, (void *)(uintptr_t)a.in);
+    cuda_memory_release(DEVICE_80, a.out);
+    cuda_memory_release(DEVICE_80, a.flags);
+    return memcmp(out, truth, sizeof out) == 0;
+}
+
+/* ---- planted_ring ---- */
+
+static int value_of(int tensor, int i) { return (i * (tensor ? 5 : 3) + i / 7) % 5 - 2; }
+static uint16_t bf16_of(int x) {
+    const float value = (float)x;
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return (uint16_t)(bits >> 16);
+}
+
+static void make_ring_maps(struct planted_arguments *a, const void *left, const void *right, const void *sums) {
+    const struct cuda_tensor_layout operand = {.type = CUDA_MAP_BFLOAT16,
+                                               .rank = 3,
+                                               .extents = {K, PLANTED_ROWS, 1},
+                                               .stride_bytes = {0, K * 2, K * 2 * PLANTED_ROWS},
+                                               .box = {64, PLANTED_ROWS, 1},
+                                               .swizzle_bytes = 128};
+    struct cuda_tensor_layout layouts[3] = {operand, operand};
+    struct cuda_tensor_map maps[3];
+    layouts[0].address = left;
+    layouts[1].address = right;
+    layouts[2] = (struct cuda_tensor_layout){.type = CUDA_MAP_FLOAT32,
+                                             .rank = 3,
+                                             .address = sums,
+                                             .extents = {64, 64, 2},
+                                             .stride_bytes = {0, 256, 64 * 256},
+                                             .box = {64, 64, 1}};
+    assert_int_equal(cuda_tensor_maps_make(DEVICE_90, layouts, 3, maps), FDM_OK);
+    a->a = maps[0];
+    a->b = maps[1];
+    a->c = maps[2];
+}
+
+static int ring_right(const float *c, const float *numbers) {
+    int right = numbers[0] == 41 && numbers[1] == 40;
+    for (int i = 0; i < 64; i++)
+        for (int j = 0; j < 64; j++) {
+            int sum = 0;
+            for (int k = 0; k < K; k++)
+                sum += value_of(0, i * K + k) * value_of(1, j * K + k);
+            right = right && c[i * 64 + j] == (float)sum && c[4096 + i * 64 + j] == (float)sum;
+        }
+    return right;
+}
+
+static int run_ring(int fault) {
+    static uint16_t left[PLANTED_ROWS * K], right[PLANTED_ROWS * K];
+    static float c[2 * 64 * 64], numbers[2];
+    const int32_t zero = 0;
+    for (int i = 0; i < PLANTED_ROWS * K; i++) {
+        left[i] = bf16_of(value_of(0, i));
+        right[i] = bf16_of(value_of(1, i));
+    }
+    void *memory[5] = {upload(DEVICE_90, left, sizeof left), upload(DEVICE_90, right, sizeof right),
+                       upload(DEVICE_90, c, sizeof c), upload(DEVICE_90, numbers, sizeof numbers),
+                       upload(DEVICE_90, &zero, sizeof zero)};
+    struct planted_arguments a = {.out = memory[3], .flags = memory[4]};
+    make_ring_maps(&a, memory[0], memory[1], memory[2]);
+    const struct cuda_launch shape = {.grid = {2, 1, 1}, .threads = PLANTED_RING_THREADS, .cluster = 2};
+    run(DEVICE_90, "planted/planted_ring.cu", "planted_ring", fault, &shape, 50 << 10, &a);
+    cuda_memory_copy(DEVICE_90, c, memory[2], sizeof c, TO_HOST);
+    cuda_memory_copy(DEVICE_90, numbers, memory[3], sizeof numbers, TO_HOST);
+    for (int i = 0; i < 5; i++)
+        cuda_memory_release(DEVICE_90, memory[i]);
+    return ring_right(c, numbers);
+}
+
+/* ---- each fault, with the names that it may be found under ---- */
+
+static const char wrong_result[] = "wrong result";
+static const struct planted {
+    int (*run)(int fault);
+    const char *what;
+    int fault;
+    const char *kinds[3];
+} planted[] = {
+    {run_block, "a barrier left out", 1, {"race"}},
+    {run_block, "a wait too early", 2, {"read too early"}},
+    {run_block, "a shuffle whose mask lacks lanes", 3, {"wrong mask"}},
+    {run_block, "two blocks add without atomics", 4, {"race between blocks"}},
+    {run_block, "a read past static shared memory", 5, {"out of bounds"}},
+    {run_block, "shared memory read before it is written", 6, {"read before it was written"}},
+    {run_block, "a misaligned copy", 7, {"misaligned"}},
+    {run_block, "a barrier in a branch", 8, {"divergence", "deadlock"}},
+    {run_block, "a __syncwarp left out", 9, {"race"}},
+    {run_block, "a read past a tensor", 10, {"out of bounds"}},
+    {run_block, "a place released before it is read", 11, {"race"}},
+    {run_block, "a named barrier with two numbers of threads", 12, {"wrong barrier"}},
+    {run_block, "a wait for the wrong parity", 13, {"race", "deadlock"}},
+    {run_block, "an arrival short", 14, {"deadlock"}},
+    {run_block, "an arrival too many", 15, {"wrong mbarrier", "deadlock"}},
+    {run_block, "an accumulator that nobody has set", 16, {"register read before it was written"}},
+    {run_block, "a lane that ends before a shuffle", 17, {"wrong mask"}},
+    {run_block, "a hand-over between blocks without release", 18, {"race between blocks"}},
+    {run_stale, "a tile that is not fetched after an inactive one", 1, {wrong_result}},
+    {run_stale, "sixteen bytes past shared memory", 2, {"out of bounds"}},
+    {run_ring, "the producer waits for the wrong parity", 1, {"race", "written while a copy is under way", "deadlock"}},
+    {run_ring, "bytes that never come", 2, {"deadlock"}},
+    {run_ring, "the producer does not wait", 3, {"race", "written while a copy is under way"}},
+    {run_ring, "a swizzle wrong by one bit", 4, {wrong_result}},
+    {run_ring, "the consumer does not wait", 5, {"read too early", "read before it was written"}},
+    {run_ring, "wgmma.fence left out", 6, {"wgmma fence missing"}},
+    {run_ring, "a stage released while wgmma reads it", 7, {"race"}},
+    {run_ring, "a register touched that wgmma owns", 8, {"register touched"}},
+    {run_ring, "the last wait for wgmma left out", 9, {"register touched"}},
+    {run_ring, "a consumer's arrival short", 10, {"deadlock"}},
+    {run_ring, "a fence between proxies left out", 11, {"proxy fence missing"}},
+    {run_ring, "a barrier before the store left out", 12, {"race", "read before it was written"}},
+    {run_ring, "a store that is not waited for", 13, {"block ended too early"}},
+    {run_ring, "an arrival at what is no mbarrier", 14, {"wrong mbarrier"}},
+    {run_ring, "mbarriers that the copy engine was not told of", 15, {"proxy fence missing"}},
+    {run_ring, "the first cluster barrier left out", 16, {"race", "read before it was written"}},
+    {run_ring, "more registers than the block has", 17, {"deadlock"}},
+    {run_ring, "the last cluster barrier left out", 18, {"block has ended"}},
+};
+
+static int found(const struct planted *p, int right) {
+    for (int i = 0; i < 3 && p->kinds[i]; i++)
+        if (p->kinds[i] == wrong_result ? !right : emulated->found(p->kinds[i]) > 0)
+            return 1;
+    return 0;
+}
+
+static void sound_kernels_are_right(void **state) {
+    static int (*const runs[])(int) = {run_block, run_stale, run_ring};
+    (void)state;
+    emulated->quiet = 0;
+    for (int i = 0; i < 3; i++)
+        for (int mode = EMULATED_EARLY; mode <= EMULATED_RANDOM; mode++)
+            for (emulated->seed = 1; emulated->seed <= 3; emulated->seed++) {
+                emulated->mode = (enum emulated_mode)mode;
+                emulated->forget();
+                assert_true(runs[i](0));
+                assert_int_equal(emulated->findings(), 0);
+            }
+}
+
+/* In some mode, with one of few seeds. */
+static void planted_faults_are_found(void **state) {
+    int missed = 0;
+    (void)state;
+    emulated->quiet = 1;
+    for (size_t i = 0; i < sizeof planted / sizeof planted[0]; i++) {
+        const struct planted *p = &planted[i];
+        int seen = 0;
+        for (int n = 0; n < 12 && !seen; n++) {
+            emulated->mode = (enum emulated_mode)((n + 2) % 3);
+            emulated->seed = (uint64_t)n + 1;
+            emulated->forget();
+            seen = found(p, p->run(p->fault));
+        }
+        print_message("%s %s: %s\n", seen ? "found" : "MISSED", p->what,
+                      *emulated->last_finding() ? emulated->last_finding()
+                      : seen                    ? "results differ"
+                                                : "nothing");
+        missed += !seen;
+    }
+    assert_int_equal(missed, 0);
+}
+
+int main(int argc, char **argv) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(sound_kernels_are_right),
+                                       cmocka_unit_test(planted_faults_are_found)};
+    setenv("EMULATED_DEVICES", "sm_80,sm_90", 1);
+    void *library = argc > 1 ? dlopen(argv[1], RTLD_NOW | RTLD_GLOBAL) : NULL;
+    emulated = library ? dlsym(library, "emulated") : NULL;
+    if (!emulated) {
+        fprintf(stderr, "usage: test_emulator PATH/libcuda.so.1\n");
+        return 2;
+    }
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
