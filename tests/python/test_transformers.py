@@ -240,7 +240,9 @@ def test_causal_mask_as_its_values(offset):
 def test_causal_mask_is_a_tensor():
     mask = CausalMask((2, 1, 4, 6), 1, torch.device("cpu"))
     whole = mask.detach()[:, :, :, :9]
-    assert type(whole) is CausalMask and whole.stored is None and whole.offset == 1
+    for same in (whole, mask.to("meta"), mask.clone(), copy.deepcopy(mask), mask.to(torch.bool, copy=True), mask.data):
+        assert type(same) is CausalMask and same.stored is None and same.offset == 1 and same.shape == mask.shape
+    assert mask.stored is None and mask.to("meta").is_meta and mask.contiguous().is_contiguous()
     expected = torch.ones(4, 6).tril(1).bool().expand(2, 1, 4, 6)
     assert torch.equal(torch.where(mask, 1, 0), expected.int()) and torch.equal(mask[:, :, :, :3], expected[..., :3])
     assert mask.stride() == mask.dense().stride() and mask.reshape(-1).sum() == expected.sum() and "True" in repr(mask)

@@ -68,15 +68,19 @@ class CausalMask(Tensor):
     def __torch_dispatch__(cls, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
         keywords = keywords or {}
         mask = arguments[0] if arguments else None
-        if isinstance(mask, cls) and mask.stored is None:
-            moved = function is _aten._to_copy.default and not keywords.keys() - {"device", "non_blocking"}
-            if function in (_aten.detach.default, _aten.alias.default) or moved or _keeps_all(function, arguments):
-                return cls(tuple(mask.shape), mask.offset, keywords.get("device") or mask.device)
+        if isinstance(mask, cls) and mask.stored is None and _is_a_copy(function, arguments, keywords):
+            return cls(tuple(mask.shape), mask.offset, keywords.get("device") or mask.device)
         return function(*tree_map_only(cls, cls.dense, arguments), **tree_map_only(cls, cls.dense, keywords))
 
 
-def _keeps_all(function: Any, arguments: Tuple[Any, ...]) -> bool:
-    """The operation is a slice that leaves nothing out: mask[:, :, :, :n] with n >= Sk."""
+def _is_a_copy(function: Any, arguments: Tuple[Any, ...], keywords: Any) -> bool:
+    """What the operation gives of a mask has the same values: a view, a copy, here or on another device, or a slice that
+    leaves nothing out: mask[:, :, :, :n] with n >= Sk."""
+    if function in (_aten.detach.default, _aten.alias.default):
+        return True
+    if function in (_aten.clone.default, _aten._to_copy.default):
+        same = keywords.get("dtype") in (None, torch.bool)
+        return same and keywords.get("memory_format") in (None, torch.preserve_format)
     if function is not _aten.slice.Tensor:
         return False
     mask, axis, first, last, step = (*arguments, *(0, None, None, 1)[len(arguments) - 1 :])
