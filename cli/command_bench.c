@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "half.h"
+#include "base/half.h"
 #include "json_writer.h"
 #include "kernel_names.h"
 #include "run.h"

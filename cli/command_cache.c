@@ -10,8 +10,9 @@
 
 static const char help[] =
     "usage: fdm cache [list|clear] [--json]\n\nThe folder of CUDA kernels compiled at run time: lists or "
-    "removes its entries. An entry that is damaged, or of other sources, another compiler or "
-    "another library version, is never used.\n\nexample: fdm cache list";
+    "removes its entries. An entry that is damaged, or of other sources or "
+    "another library version, is never used; nor is one that others than you and root own or may write. Beyond "
+    "FLASH_DMATTN_CACHE_SIZE (default 1G) the entries not used for longest are removed.\n\nexample: fdm cache list";
 
 struct totals {
     int64_t entries, bytes;
@@ -60,22 +61,30 @@ int command_cache(int argc, char **argv) {
     int clear = strcmp(action, "clear") == 0;
     if (optind + 1 < argc || (!clear && strcmp(action, "list") != 0))
         return complain(EXIT_USAGE, "cache takes 'list' or 'clear', not '%s'", argv[argc - 1]);
-    char folder[1024];
-    if (fdm_cache_folder(folder, sizeof folder))
+    fdm_cache_info info;
+    if (fdm_cache_query(&info))
         return complain(EXIT_WRONG, "%s", fdm_last_error());
     struct json_writer w = {stdout, 0};
     if (json) {
         json_open(&w, NULL, '{');
         json_open(&w, "entries", '[');
     }
-    struct totals totals = walk(folder, clear, json ? &w : NULL, !clear);
+    struct totals totals = walk(info.folder, clear, json ? &w : NULL, !clear);
     if (json) {
         json_close(&w, ']');
+        json_put_text(&w, "folder", info.folder);
+        json_put_integer(&w, "limit_bytes", info.limit_bytes);
+        json_put_integer(&w, "ignored", info.num_ignored);
+        json_put_text(&w, "why_ignored", *info.ignored ? info.ignored : NULL);
         json_close(&w, '}');
         printf("\n");
     } else {
-        printf("%lld entries, %lld bytes%s\n", (long long)totals.entries, (long long)totals.bytes,
-               clear ? " removed" : "");
+        printf("%lld entries, %lld bytes%s", (long long)totals.entries, (long long)totals.bytes,
+               clear ? " removed\n" : "");
+        if (!clear)
+            printf(" of at most %lld, in %s\n", (long long)info.limit_bytes, info.folder);
+        if (!clear && *info.ignored)
+            printf("%lld entries are ignored: %s\n", (long long)info.num_ignored, info.ignored);
     }
     return EXIT_FINE;
 }

@@ -17,7 +17,15 @@ static void print_cuda(void) {
     if (i == 0 || status != FDM_ERROR_INVALID_ARGUMENT) /* else it was the index after the last */
         printf("CUDA: %s\n", fdm_last_error());
     printf("compiler: %s\n", fdm_compiler_path(path, sizeof path) ? fdm_last_error() : path);
-    printf("cache: %s\n", fdm_cache_folder(path, sizeof path) ? fdm_last_error() : path);
+    fdm_cache_info cache;
+    if (fdm_cache_query(&cache)) {
+        printf("cache: %s\n", fdm_last_error());
+        return;
+    }
+    printf("cache: %s, %lld kernels, %lld of at most %lld MiB\n", cache.folder, (long long)cache.num_entries,
+           (long long)cache.bytes >> 20, (long long)cache.limit_bytes >> 20);
+    if (*cache.ignored)
+        printf("cache: %s\n", cache.ignored);
 }
 
 static void print_text(const fdm_device *device) {
@@ -62,7 +70,10 @@ static void print_json(const fdm_device *device) {
     }
     json_close(&w, ']');
     json_put_text(&w, "compiler", fdm_compiler_path(path, sizeof path) ? NULL : path);
-    json_put_text(&w, "cache", fdm_cache_folder(path, sizeof path) ? NULL : path);
+    fdm_cache_info cache;
+    const int cached = !fdm_cache_query(&cache);
+    json_put_text(&w, "cache", cached ? cache.folder : NULL);
+    json_put_text(&w, "cache_ignored", cached && *cache.ignored ? cache.ignored : NULL);
     json_open(&w, "kernels", '[');
     for (int32_t i = 0; fdm_kernel_list(i, &kernel) == FDM_OK; i++) {
         json_open(&w, NULL, '{');

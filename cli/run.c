@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "half.h"
+#include "base/half.h"
 
 const char *const run_tensor_names[RUN_TENSORS] = {
     "q",    "k",    "v",  "mask", "bias", "interval_start", "interval_end", "out", "lse",

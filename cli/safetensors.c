@@ -3,8 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json_reader.h"
 #include "cli.h"
-#include "json_reader.h"
 #include "json_writer.h"
 #include "tensor_file.h"
 

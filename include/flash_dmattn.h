@@ -216,6 +216,11 @@ typedef struct fdm_problem {
     fdm_dtype bias_dtype;
     int32_t aligned;        /* 1: every address and stride of q, k, v, out and gradients is a multiple of 16 bytes */
     int32_t scores_aligned; /* 1: keys of mask and bias are contiguous, and the same holds for their other strides */
+    /* 1: tensor maps of the copy engine (compute capability 9.0 and above) can say where these tensors lie: addresses
+     * are multiples of 16 bytes, and so are strides of axes longer than 1, which are above 0 and below 2^40 bytes.
+     * Empty tensors count as such. */
+    int32_t q_mappable;    /* of q, and in the backward of dout */
+    int32_t keys_mappable; /* of k and v */
 } fdm_problem;
 
 /* Float32, B 1, H 1, D 64, no mask, every gradient wanted, aligned. */
@@ -293,6 +298,11 @@ typedef struct fdm_plan {
 
 FDM_API fdm_status fdm_plan_attention(const fdm_device *device, const fdm_problem *problem, const fdm_options *options,
                                       fdm_plan *plan);
+/* The variant-th way (from 0, which is the one that is chosen freely) in which a kernel that fdm_kernel_list() names can
+ * run the problem, for tuners, checks and compile matrices. FDM_ERROR_INVALID_ARGUMENT past the last variant,
+ * FDM_ERROR_UNSUPPORTED when the kernel cannot run the problem; the sentence says why. */
+FDM_API fdm_status fdm_plan_variant(const fdm_device *device, const fdm_problem *problem, const char *kernel,
+                                    int32_t variant, fdm_plan *plan);
 /* One object of JSON. Writes at most size bytes with the final 0; *needed is the size that holds all. buffer may be
  * NULL with size 0. */
 FDM_API fdm_status fdm_plan_to_json(const fdm_plan *plan, char *buffer, size_t size, size_t *needed);
@@ -406,6 +416,17 @@ FDM_API fdm_status fdm_setting_list(int32_t index, fdm_setting_info *info);
  * FDM_ERROR_INVALID_ARGUMENT when `size` is too small. */
 FDM_API fdm_status fdm_cache_folder(char *path, size_t size);
 FDM_API fdm_status fdm_compiler_path(char *path, size_t size);
+
+/* That folder: what it holds, and what of it is not used. Entries that were not used for longest are removed where they
+ * pass the limit. FDM_ERROR_UNSUPPORTED when there is none; one that has not been made yet is empty. */
+typedef struct fdm_cache_info {
+    char folder[512];
+    int64_t num_entries, bytes; /* of all, ignored ones too */
+    int64_t limit_bytes;        /* FLASH_DMATTN_CACHE_SIZE, else 2^30 */
+    int32_t num_ignored;        /* entries that others than the user and root own or may write, or whose folder is so */
+    char ignored[256];          /* one sentence that names the folder or such an entry; "" when there is none */
+} fdm_cache_info;
+FDM_API fdm_status fdm_cache_query(fdm_cache_info *info);
 
 /* Joins the library's own threads; they are started again when needed. Not while a call is in flight. */
 FDM_API void fdm_shutdown(void);

@@ -1,15 +1,9 @@
 #!/usr/bin/env python3
-"""check_includes.py: the dependency law. Includes point down the house, never up and never to a neighbour family.
+"""check_includes.py: the dependency law. Includes point down the house, never up and never to a neighbour.
 
-    cli, python          the public header, and nothing else of the library
-    attention            (4) the public entries
-    plan, families.c     (3) the plan value and the list of families
-    families/<name>      (2) one folder each; no family includes another
-    mask, device         (1)
-    problem, tensor      (1)
-    settings, error, ... (0) no knowledge of attention
-
-The public header must also compile alone, as C11 and as C++.
+MAY_INCLUDE says, for each folder of src/, which others its files may include; C, CUDA C and their headers alike. Every
+include is a path from src/. A family is one folder: no family includes another. The command line tool and Python see
+the public header only, which must also compile alone, as C11 and as C++. Usage: check_includes.py [ROOT]
 """
 
 from __future__ import annotations
@@ -23,92 +17,74 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PUBLIC = "flash_dmattn.h"
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
+SOURCES = {".c", ".h", ".cu", ".cuh"}
 
-# Stem of a file directly under src/ -> floor. A file that is not here is an error: say where it lives.
-FLOORS = {
-    **dict.fromkeys(("settings", "error", "memory", "half", "json_reader", "hash", "clock"), 0),
-    **dict.fromkeys(("tensor", "problem", "arch", "device", "device_memory", "device_table", "merge", "occupancy"), 1),
-    "family": 2,
-    **dict.fromkeys(("plan", "plan_json", "families", "resources"), 3),
-    "attention": 4,
+# Folder of src/ ("." is src/ itself) -> folders, or single headers, that its files may include besides their own.
+MAY_INCLUDE = {
+    "base": set(),
+    "cuda": {"base"},
+    "problem": {"base"},
+    "device": {"base", "cuda"},
+    "gpu": {"base", "cuda", "problem", "device", "families/family.h"},
+    "families": {"base", "problem"},
+    "families/reference": {"base", "problem", "families/family.h"},
+    "families/cpu": {"base", "problem", "device", "families/family.h"},
+    "families/hopper": {"base", "cuda", "problem", "device", "gpu", "families/family.h"},
+    "families/mma": {"base", "cuda", "problem", "device", "gpu", "families/family.h"},
+    "plan": {"base", "cuda", "problem", "device", "families"},
+    ".": {"base", "cuda", "problem", "device", "gpu", "plan"},
 }
-FOLDER_FLOORS = {"cuda": 0, "mask": 1, "families": 2}
-
-# Includes against the law, each with the reason why it stands.
-EXCEPTIONS = {
-    ("src/device.c", "src/families/cpu/isa.h"): "a CPU's instruction set is a fact of the device",
-    ("src/device.c", "src/families/cpu/threads.h"): "the number of usable processors is a fact of the device",
-}
-# Headers without state or knowledge of attention that the command line tool and the tests' tools may share.
-SHARED_LEAVES = {"src/half.h", "src/json_reader.h"}
+# Headers without state or knowledge of attention that the command line tool may share.
+SHARED_LEAVES = {"base/half.h", "base/json_reader.h"}
 
 
-def floor_of(path: str) -> int | None:
-    """Floor of a path below src/, or None when it has none."""
-    parts = pathlib.PurePosixPath(path).parts
-    if len(parts) > 2:
-        return FOLDER_FLOORS.get(parts[1])
-    return FLOORS.get(pathlib.PurePosixPath(path).stem)
+def folder_of(path: str) -> str:
+    """The row of MAY_INCLUDE that a path below src/ falls under; subfolders belong to their folder or family."""
+    parts = pathlib.PurePosixPath(path).parts[:-1]
+    if parts[:1] == ("families",):
+        return "/".join(parts[:2])
+    return parts[0] if parts else "."
 
 
-def family_of(path: str) -> str | None:
-    parts = pathlib.PurePosixPath(path).parts
-    return parts[2] if parts[:2] == ("src", "families") and len(parts) > 3 else None
-
-
-def resolve(source: pathlib.Path, name: str) -> str | None:
-    """The included file relative to the root; the order in which the compiler looks."""
-    for folder in (source.parent, ROOT / "src", ROOT / "include", ROOT / "cli"):
-        if (folder / name).is_file():
-            return (folder / name).resolve().relative_to(ROOT).as_posix()
-    return None
-
-
-def fault_of(source: str, target: str) -> str | None:
-    """Why source may not include target, or None when it may."""
-    if target == f"include/{PUBLIC}" or (source, target) in EXCEPTIONS:
+def law_fault(source: str, target: str) -> str | None:
+    """Why the file `source` may not include `target`, both paths below src/; None when it may."""
+    own, other = folder_of(source), folder_of(target)
+    if own not in MAY_INCLUDE:
+        return f"check_includes.py has no row for src/{own}"
+    if own == other or other in MAY_INCLUDE[own] or target in MAY_INCLUDE[own]:
         return None
-    if not source.startswith("src/"):
-        if target.split("/")[0] == source.split("/")[0] or target in SHARED_LEAVES:
-            return None
-        return "outside src/ only the public header may be included"
-    if not target.startswith("src/"):
-        return "the library may not include what is outside src/"
-    above, below = floor_of(source), floor_of(target)
-    if above is None or below is None:
-        return f"{source if above is None else target} has no floor in check_includes.py"
-    if below > above:
-        return f"floor {above} may not include floor {below}"
-    if family_of(source) and family_of(target) and family_of(source) != family_of(target):
-        return "families may not include each other"
-    return None
+    return f"src/{own} may not include src/{other}"
 
 
-def check_tree() -> list[str]:
+def source_faults(root: pathlib.Path) -> list[str]:
     faults = []
-    used = set()
-    for folder in ("src", "cli", "python"):
-        for path in sorted((ROOT / folder).rglob("*.[ch]")):
-            source = path.relative_to(ROOT).as_posix()
-            for name in INCLUDE.findall(path.read_text()):
-                target = resolve(path, name)
-                if target is None:
-                    faults.append(f"{source}: includes {name}, which is not in the tree")
-                    continue
-                used.add((source, target))
-                fault = fault_of(source, target)
-                if fault:
-                    faults.append(f"{source}: includes {target}: {fault}")
-    faults += [f"check_includes.py: exception {pair} is no longer needed" for pair in EXCEPTIONS if pair not in used]
-    faults += [
-        f"{leaf}: includes {name}; a header shared with the tools may include nothing of ours"
-        for leaf in SHARED_LEAVES
-        for name in INCLUDE.findall((ROOT / leaf).read_text())
-    ]
+    for path in sorted(p for p in (root / "src").rglob("*") if p.suffix in SOURCES):
+        source = path.relative_to(root / "src").as_posix()
+        for name in INCLUDE.findall(path.read_text()):
+            if name == PUBLIC:
+                continue
+            fault = law_fault(source, name) if (root / "src" / name).is_file() else "it is no path from src/"
+            if fault:
+                faults.append(f"src/{source}: includes {name}: {fault}")
     return faults
 
 
-def check_public_header() -> list[str]:
+def tool_faults(root: pathlib.Path) -> list[str]:
+    faults = []
+    for folder in ("cli", "python"):
+        for path in sorted((root / folder).rglob("*.[ch]")):
+            for name in INCLUDE.findall(path.read_text()):
+                if name != PUBLIC and name not in SHARED_LEAVES and not (path.parent / name).is_file():
+                    faults.append(
+                        f"{path.relative_to(root)}: includes {name}; outside src/ only the public header may be included"
+                    )
+    for leaf in sorted(SHARED_LEAVES):
+        for name in INCLUDE.findall((root / "src" / leaf).read_text()) if (root / "src" / leaf).is_file() else []:
+            faults.append(f"src/{leaf}: includes {name}; a header shared with the tools may include nothing of ours")
+    return faults
+
+
+def public_header_faults(root: pathlib.Path) -> list[str]:
     """The header alone, without warnings, in both languages."""
     faults = []
     with tempfile.TemporaryDirectory() as folder:
@@ -117,14 +93,19 @@ def check_public_header() -> list[str]:
             source.write_text(f'#include "{PUBLIC}"\n')
             command = [compiler, f"-std={standard}", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-fsyntax-only"]
             run = subprocess.run(
-                [*command, f"-I{ROOT / 'include'}", str(source)], capture_output=True, text=True, check=False
+                [*command, f"-I{root / 'include'}", str(source)], capture_output=True, text=True, check=False
             )
             if run.returncode:
                 faults.append(f"include/{PUBLIC}: does not compile alone as {standard}:\n{run.stderr}")
     return faults
 
 
+def main(arguments: list[str]) -> int:
+    root = pathlib.Path(arguments[0]).resolve() if arguments else ROOT
+    faults = source_faults(root) + tool_faults(root) + ([] if arguments else public_header_faults(root))
+    print("\n".join(faults), file=sys.stderr) if faults else print("includes: the dependency law holds")
+    return bool(faults)
+
+
 if __name__ == "__main__":
-    found = check_tree() + check_public_header()
-    print("\n".join(found), file=sys.stderr) if found else print("includes: the dependency law holds")
-    sys.exit(bool(found))
+    sys.exit(main(sys.argv[1:]))

@@ -1,7 +1,7 @@
 /* selection_table.c: prints the tables of docs/selection.md from the data that the library chooses by. */
 #include <stdio.h>
 
-#include "device.h"
+#include "device/device.h"
 #include "families/mma/mma_rules.h"
 
 static int64_t bytes_of(const struct mma_backward_row *row, int32_t stages, int32_t v_in_registers) {

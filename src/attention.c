@@ -2,12 +2,12 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "error.h"
-#include "families/cpu/threads.h"
-#include "memory.h"
-#include "plan.h"
-#include "problem.h"
-#include "settings.h"
+#include "base/error.h"
+#include "base/memory.h"
+#include "base/settings.h"
+#include "device/threads.h"
+#include "plan/plan.h"
+#include "problem/problem.h"
 
 /* The line of spec 6.2: to stderr, once per backward call, only when asked for. */
 static void print_profile(const fdm_plan *plan) {
@@ -28,17 +28,14 @@ static void print_profile(const fdm_plan *plan) {
                 plan->reason);
 }
 
-/* Everything a kernel's choice and workspace depend on must be as planned; alignment may only be better. */
+/* Everything a kernel's choice and workspace depend on must be as planned; where tensors lie may only be better. */
 static fdm_status check_same_problem(const fdm_plan *plan, const fdm_problem *now) {
-    fdm_problem planned = plan->problem;
-    if (planned.aligned && !now->aligned)
+    if (plan->problem.aligned && !now->aligned)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan is for 16-byte aligned tensors, but these are not");
-    if (plan->device.type == FDM_CUDA && planned.scores_aligned && !now->scores_aligned)
+    if (plan->device.type == FDM_CUDA && plan->problem.scores_aligned && !now->scores_aligned)
         return error_set(FDM_ERROR_INVALID_ARGUMENT,
                          "the plan is for a mask and bias of contiguous, 16-byte aligned rows, but these are not");
-    planned.aligned = now->aligned;
-    planned.softmax_scale = now->softmax_scale;
-    const fdm_problem *p = &planned;
+    const fdm_problem *p = &plan->problem;
     int same = p->pass == now->pass && p->dtype == now->dtype && p->batch == now->batch && p->heads == now->heads &&
                p->heads_kv == now->heads_kv && p->seqlen_q == now->seqlen_q && p->seqlen_k == now->seqlen_k &&
                p->head_dim == now->head_dim && p->head_dim_v == now->head_dim_v && p->varlen == now->varlen &&
@@ -59,6 +56,15 @@ static fdm_status check_same_problem(const fdm_plan *plan, const fdm_problem *no
     return FDM_OK;
 }
 
+/* What these tensors offer beyond the plan stays unused: fdm_prepare() has made the plan's kernels ready, and no
+ * others. */
+static void keep_to_plan(const fdm_problem *planned, fdm_problem *now) {
+    now->aligned &= planned->aligned;
+    now->scores_aligned &= planned->scores_aligned;
+    now->q_mappable &= planned->q_mappable;
+    now->keys_mappable &= planned->keys_mappable;
+}
+
 /* The family that made the plan and has the kernel it names here; NULL with a sentence. */
 static const struct family *family_of(const fdm_plan *plan, fdm_status *status) {
     const struct family *family = plan_family(plan);
@@ -67,8 +73,8 @@ static const struct family *family_of(const fdm_plan *plan, fdm_status *status) 
         *status = error_set(FDM_ERROR_INVALID_ARGUMENT,
                             "the plan names kernel '%s' of family '%s', which this library does not have", plan->kernel,
                             plan->family);
-    else if (!family->available(plan->kernel_index) &&
-             !(*status = family->prepare ? family->prepare(plan) : FDM_OK)) /* which says why, where it can */
+    else if (!family->available(family, plan->kernel_index) &&
+             !(*status = family->prepare ? family->prepare(family, plan) : FDM_OK)) /* which says why, where it can */
         *status = error_set(FDM_ERROR_UNSUPPORTED, "this machine cannot run kernel '%s'", plan->kernel);
     return *status ? NULL : family;
 }
@@ -85,7 +91,7 @@ static fdm_status run_plan(const fdm_plan *plan, const struct attention *attenti
     if ((uintptr_t)workspace % 64)
         return error_set(FDM_ERROR_WORKSPACE, "workspace starts at an address that is not a multiple of 64");
     print_profile(plan);
-    return family->execute(plan, attention, workspace, launch);
+    return family->execute(family, plan, attention, workspace, launch);
 }
 
 fdm_status fdm_execute(const fdm_plan *plan, const fdm_tensors *tensors, void *workspace, size_t workspace_bytes,
@@ -99,9 +105,10 @@ fdm_status fdm_execute(const fdm_plan *plan, const fdm_tensors *tensors, void *w
     if (!status && (tensors->q->device.type != plan->device.type || tensors->q->device.index != plan->device.index))
         status = error_set(FDM_ERROR_INVALID_ARGUMENT, "q is on DLPack device %d:%d, but the plan is for %d:%d",
                            tensors->q->device.type, tensors->q->device.index, plan->device.type, plan->device.index);
-    if (!status)
-        status = check_same_problem(plan, &problem);
-    return status ? status : run_plan(plan, &attention, workspace, workspace_bytes, launch);
+    if (status || (status = check_same_problem(plan, &problem)))
+        return status;
+    keep_to_plan(&plan->problem, &problem);
+    return run_plan(plan, &attention, workspace, workspace_bytes, launch);
 }
 
 fdm_status fdm_prepare(const fdm_plan *plan) {
@@ -109,7 +116,7 @@ fdm_status fdm_prepare(const fdm_plan *plan) {
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "plan is NULL");
     fdm_status status;
     const struct family *family = family_of(plan, &status);
-    return family && family->prepare ? family->prepare(plan) : status;
+    return family && family->prepare ? family->prepare(family, plan) : status;
 }
 
 static void *allocate_default(void *context, size_t bytes) {

@@ -1,9 +1,9 @@
 /* merge.c: combines two partial results over disjoint sets of keys. */
 #include <math.h>
 
-#include "error.h"
-#include "half.h"
-#include "tensor.h"
+#include "base/error.h"
+#include "base/half.h"
+#include "problem/tensor.h"
 
 struct merge {
     const fdm_tensor *out1, *lse1, *out2, *lse2;

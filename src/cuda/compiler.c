@@ -7,7 +7,7 @@
  *   3. toolkits: CUDA_HOME, /usr/local/cuda, /usr/local/cuda-MAJOR
  *   4. the dynamic linker's own search */
 #define _GNU_SOURCE /* dl_iterate_phdr, dlinfo */
-#include "compiler.h"
+#include "cuda/compiler.h"
 
 #include <dlfcn.h>
 #include <link.h>
@@ -17,10 +17,10 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "driver.h"
-#include "error.h"
-#include "memory.h"
-#include "settings.h"
+#include "base/error.h"
+#include "base/memory.h"
+#include "base/settings.h"
+#include "cuda/driver.h"
 
 enum { NEWEST_MAJOR = 13, OLDEST_MAJOR = 12 };
 
@@ -71,7 +71,7 @@ static int look_beside_loaded(struct dl_phdr_info *info, size_t size, void *data
                                    search->compiler);
 }
 
-/* The linker's search opens the library: the only way to ask it where the file is. */
+/* The linker's search opens the library: the only way to ask it where the file is. It stays open: it compiles next. */
 static int found_by_linker(int32_t major, struct cuda_compiler *compiler) {
     char name[32];
     struct link_map *map;
@@ -79,9 +79,7 @@ static int found_by_linker(int32_t major, struct cuda_compiler *compiler) {
     void *library = dlopen(name, RTLD_LAZY | RTLD_LOCAL);
     if (!library)
         return 0;
-    int found = dlinfo(library, RTLD_DI_LINKMAP, &map) == 0 && found_file(map->l_name, compiler);
-    dlclose(library);
-    return found;
+    return dlinfo(library, RTLD_DI_LINKMAP, &map) == 0 && found_file(map->l_name, compiler);
 }
 
 static int found_in_environment(int32_t major, struct cuda_compiler *compiler) {
@@ -113,18 +111,72 @@ static int found_toolkit(int32_t major, struct cuda_compiler *compiler) {
     return 0;
 }
 
-fdm_status cuda_compiler_find(int32_t max_major, struct cuda_compiler *compiler) {
-    int32_t newest = max_major > 0 && max_major < NEWEST_MAJOR ? max_major : NEWEST_MAJOR;
-    for (int32_t major = newest; major >= OLDEST_MAJOR; major--) {
-        struct loaded_search search = {major, compiler};
-        if (dl_iterate_phdr(look_at_loaded, &search) || dl_iterate_phdr(look_beside_loaded, &search) ||
-            found_in_environment(major, compiler) || found_toolkit(major, compiler) || found_by_linker(major, compiler))
-            return FDM_OK;
+/* by_linker: 1: also by the search that opens what it finds. */
+static int search(int32_t max_major, int by_linker, struct cuda_compiler *compiler) {
+    for (int32_t major = max_major; major >= OLDEST_MAJOR; major--) {
+        struct loaded_search loaded = {major, compiler};
+        compiler->major = major;
+        if (dl_iterate_phdr(look_at_loaded, &loaded) || dl_iterate_phdr(look_beside_loaded, &loaded) ||
+            found_in_environment(major, compiler) || found_toolkit(major, compiler) ||
+            (by_linker && found_by_linker(major, compiler)))
+            return 1;
     }
+    return 0;
+}
+
+static int32_t newest_for(int32_t max_major) {
+    return max_major > 0 && max_major < NEWEST_MAJOR ? max_major : NEWEST_MAJOR;
+}
+
+fdm_status cuda_compiler_find(int32_t max_major, struct cuda_compiler *compiler) {
+    const int32_t newest = newest_for(max_major);
+    if (search(newest, 1, compiler))
+        return FDM_OK;
     return error_set(FDM_ERROR_UNSUPPORTED,
                      "no NVRTC for CUDA %d or lower was found (libnvrtc.so.%d); install it with pip install "
                      "nvidia-cuda-nvrtc, or a CUDA toolkit",
                      newest, newest);
+}
+
+/* What the process found last. */
+static struct {
+    pthread_mutex_t lock;
+    int32_t newest; /* 0 = nothing yet */
+    struct cuda_compiler compiler;
+} found_last = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static int take_last(int32_t max_major, struct cuda_compiler *compiler) {
+    struct cuda_compiler now;
+    pthread_mutex_lock(&found_last.lock);
+    const int same = found_last.newest == newest_for(max_major) && found_file(found_last.compiler.path, &now) &&
+                     strcmp(now.identity, found_last.compiler.identity) == 0;
+    if (same)
+        *compiler = found_last.compiler;
+    pthread_mutex_unlock(&found_last.lock);
+    return same;
+}
+
+static void keep_last(int32_t max_major, const struct cuda_compiler *compiler) {
+    pthread_mutex_lock(&found_last.lock);
+    found_last.newest = newest_for(max_major);
+    found_last.compiler = *compiler;
+    pthread_mutex_unlock(&found_last.lock);
+}
+
+fdm_status cuda_compiler_get(int32_t max_major, struct cuda_compiler *compiler) {
+    fdm_status status = FDM_OK;
+    if (!take_last(max_major, compiler) && !(status = cuda_compiler_find(max_major, compiler)))
+        keep_last(max_major, compiler);
+    return status;
+}
+
+int cuda_compiler_known(int32_t max_major, struct cuda_compiler *compiler) {
+    if (take_last(max_major, compiler))
+        return 1;
+    if (!search(newest_for(max_major), 0, compiler))
+        return 0;
+    keep_last(max_major, compiler);
+    return 1;
 }
 
 fdm_status fdm_compiler_path(char *path, size_t size) {
@@ -195,7 +247,9 @@ static fdm_status open_nvrtc(const char *path, struct nvrtc *nvrtc) {
     return status;
 }
 
-enum { FIXED_OPTIONS = 4, OPTION_BYTES = 64 };
+enum { FIXED_OPTIONS = 3, OPTION_BYTES = 64 };
+const char *const cuda_compile_options[FIXED_OPTIONS + 1] = {"--std=c++17", "--ptxas-options=-v",
+                                                             "--device-as-default-execution-space", NULL};
 
 /* The number that ends where `at` begins. */
 static int32_t number_before(const char *at, const char *begin) {
@@ -323,9 +377,10 @@ fdm_status cuda_compile(const struct cuda_compiler *compiler, const char *arch,
     if (status)
         return status;
     char text[CUDA_CONSTANTS_MAX + 1][OPTION_BYTES];
-    const char *options[CUDA_CONSTANTS_MAX + FIXED_OPTIONS + 1] = {
-        "--std=c++17", "--ptxas-options=-v", "--device-as-default-execution-space", text[CUDA_CONSTANTS_MAX]};
-    int num_options = FIXED_OPTIONS;
+    const char *options[FIXED_OPTIONS + 1 + CUDA_CONSTANTS_MAX + 1];
+    int num_options = FIXED_OPTIONS + 1;
+    memcpy(options, cuda_compile_options, FIXED_OPTIONS * sizeof *options);
+    options[FIXED_OPTIONS] = text[CUDA_CONSTANTS_MAX];
     snprintf(text[CUDA_CONSTANTS_MAX], OPTION_BYTES, "--gpu-architecture=%s", arch);
     for (int32_t i = 0; i < request->num_constants; i++) {
         snprintf(text[i], OPTION_BYTES, "-D%s=%lld", request->constants[i].name,
@@ -333,6 +388,7 @@ fdm_status cuda_compile(const struct cuda_compiler *compiler, const char *arch,
         options[num_options++] = text[i];
     }
     status = compile_with(&nvrtc, source, arch, request, num_options, options, binary);
+    binary->compiler_major = compiler->major;
     if (status || binary->resources.registers > 0)
         return status;
     /* NVRTC took the machine code from a cache of its own, beside the driver's, which keeps no log. One that does not
@@ -342,6 +398,7 @@ fdm_status cuda_compile(const struct cuda_compiler *compiler, const char *arch,
     if (!compile_with(&nvrtc, source, arch, request, num_options, options, &fresh)) {
         memory_release(binary->code);
         *binary = fresh;
+        binary->compiler_major = compiler->major;
     }
     return FDM_OK;
 }

@@ -2,16 +2,25 @@
 #ifndef FDM_CUDA_COMPILER_H
 #define FDM_CUDA_COMPILER_H
 
-#include "cuda.h"
-#include "sources.h"
+#include "cuda/cuda.h"
+#include "cuda/sources.h"
 
-/* The compiler that would be used, found without opening it. `identity` changes with the file: path, size and time. */
+/* The compiler that would be used. `identity` changes with the file: path, size and time. */
 struct cuda_compiler {
     char path[512];
     char identity[640];
+    int32_t major; /* CUDA major version: 13 */
 };
-/* max_major: CUDA major version of the driver; 0 = any. A sentence when none is found. */
+/* max_major: CUDA major version of the driver; 0 = any. A sentence when none is found. Opens it only where the dynamic
+ * linker alone knows where it is. */
 fdm_status cuda_compiler_find(int32_t max_major, struct cuda_compiler *compiler);
+/* The same, but what was found before is taken again as long as the file is the same. */
+fdm_status cuda_compiler_get(int32_t max_major, struct cuda_compiler *compiler);
+/* 1 when there is one that can be found without opening anything. */
+int cuda_compiler_known(int32_t max_major, struct cuda_compiler *compiler);
+
+/* Options of every compilation beside the architecture and the constants; ends with NULL. */
+extern const char *const cuda_compile_options[];
 
 /* The embedded program with this name, NULL when there is none. */
 const struct cuda_source *cuda_source_find(const char *name);
@@ -20,6 +29,7 @@ struct cuda_binary {
     void *code; /* a cubin, from memory_allocate(); the caller's */
     size_t bytes;
     struct cuda_resources resources;
+    int32_t compiler_major; /* of the compiler that made it */
 };
 /* What the source is compiled for on a device of `arch` ("sm_90"): that, or the architecture's own target ("sm_90a").
  * source may be NULL. */

@@ -4,8 +4,8 @@
 #ifndef FDM_CUDA_H
 #define FDM_CUDA_H
 
+#include "cuda/tensor_map.h"
 #include "flash_dmattn.h"
-#include "tensor_map.h"
 
 /* A named integer that specialises a kernel: becomes -DNAME=value and part of the cache key. */
 struct cuda_constant {
@@ -94,6 +94,8 @@ fdm_status cuda_memory_release(int32_t device, void *memory);
 /* direction: 0 host to device, 1 device to host, 2 within the device. Returns when done. */
 fdm_status cuda_memory_copy(int32_t device, void *to, const void *from, size_t bytes, int32_t direction);
 fdm_status cuda_memory_fill(int32_t device, void *memory, uint8_t value, size_t bytes);
+/* Enqueued on the stream; capturable. */
+fdm_status cuda_memory_fill_async(int32_t device, void *memory, uint8_t value, size_t bytes, void *stream);
 fdm_status cuda_synchronize(int32_t device);
 struct cuda_event;
 fdm_status cuda_event_create(int32_t device, struct cuda_event **event);

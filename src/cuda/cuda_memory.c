@@ -1,22 +1,22 @@
 /* cuda_memory.c: device memory, copies, and events. */
 #include <stdio.h>
 
-#include "cuda.h"
-#include "driver.h"
-#include "error.h"
-#include "memory.h"
+#include "base/error.h"
+#include "base/memory.h"
+#include "cuda/cuda.h"
+#include "cuda/driver.h"
 
 /* Runs one driver call in the device's context; `call` is an expression of type cu_result that may use `driver`. */
-#define IN_CONTEXT(device, what, call)                                       \
-    do {                                                                     \
-        const struct cuda_driver *driver;                                    \
-        struct cuda_context_scope scope;                                     \
-        fdm_status status = cuda_driver_get(&driver);                        \
-        if (status || (status = cuda_context_enter(driver, device, &scope))) \
-            return status;                                                   \
-        cu_result result = call;                                             \
-        cuda_context_leave(driver, &scope);                                  \
-        return result ? cuda_driver_error(driver, result, what) : FDM_OK;    \
+#define IN_CONTEXT(device, what, call)                                               \
+    do {                                                                             \
+        const struct cuda_driver *driver;                                            \
+        struct cuda_context_scope scope;                                             \
+        fdm_status status = cuda_driver_get(&driver);                                \
+        if (status || (status = cuda_context_enter_relaxed(driver, device, &scope))) \
+            return status;                                                           \
+        cu_result result = call;                                                     \
+        cuda_context_leave(driver, &scope);                                          \
+        return result ? cuda_driver_error(driver, result, what) : FDM_OK;            \
     } while (0)
 
 static cu_address address_of(const void *memory) { return (cu_address)(uintptr_t)memory; }
@@ -27,7 +27,7 @@ fdm_status cuda_memory_allocate(int32_t device, size_t bytes, void **memory) {
     const struct cuda_driver *driver;
     struct cuda_context_scope scope;
     fdm_status status = cuda_driver_get(&driver);
-    if (status || (status = cuda_context_enter(driver, device, &scope)))
+    if (status || (status = cuda_context_enter_relaxed(driver, device, &scope)))
         return status;
     cu_result result = driver->memory_allocate(&address, bytes ? bytes : 1);
     cuda_context_leave(driver, &scope);
@@ -75,6 +75,11 @@ fdm_status cuda_memory_fill(int32_t device, void *memory, uint8_t value, size_t 
     IN_CONTEXT(device, "filling device memory", fill(driver, memory, value, bytes));
 }
 
+fdm_status cuda_memory_fill_async(int32_t device, void *memory, uint8_t value, size_t bytes, void *stream) {
+    IN_CONTEXT(device, "filling device memory",
+               driver->memory_fill_async(address_of(memory), value, bytes, (cu_stream)stream));
+}
+
 fdm_status cuda_synchronize(int32_t device) {
     IN_CONTEXT(device, "waiting for the CUDA device", driver->context_synchronize());
 }
@@ -91,7 +96,7 @@ fdm_status cuda_event_create(int32_t device, struct cuda_event **event) {
     struct cuda_context_scope scope;
     *event = NULL;
     fdm_status status = cuda_driver_get(&driver);
-    if (status || (status = cuda_context_enter(driver, device, &scope)))
+    if (status || (status = cuda_context_enter_relaxed(driver, device, &scope)))
         return status;
     struct cuda_event *made = memory_allocate(sizeof *made);
     cu_result result = 0;
@@ -108,8 +113,16 @@ fdm_status cuda_event_create(int32_t device, struct cuda_event **event) {
     return status;
 }
 
+/* Enqueued, so that a stream that is captured takes it as part of the graph. */
 fdm_status cuda_event_record(struct cuda_event *event, void *stream) {
-    IN_CONTEXT(event->device, "recording a CUDA event", driver->event_record(event->event, stream));
+    const struct cuda_driver *driver;
+    struct cuda_context_scope scope;
+    fdm_status status = cuda_driver_get(&driver);
+    if (status || (status = cuda_context_enter(driver, event->device, &scope)))
+        return status;
+    const cu_result result = driver->event_record(event->event, stream);
+    cuda_context_leave(driver, &scope);
+    return result ? cuda_driver_error(driver, result, "recording a CUDA event") : FDM_OK;
 }
 
 fdm_status cuda_event_elapsed(struct cuda_event *from, struct cuda_event *to, double *seconds) {
@@ -117,7 +130,7 @@ fdm_status cuda_event_elapsed(struct cuda_event *from, struct cuda_event *to, do
     struct cuda_context_scope scope;
     float milliseconds = 0;
     fdm_status status = cuda_driver_get(&driver);
-    if (status || (status = cuda_context_enter(driver, to->device, &scope)))
+    if (status || (status = cuda_context_enter_relaxed(driver, to->device, &scope)))
         return status;
     cu_result result = driver->event_synchronize(to->event);
     if (!result)
@@ -135,7 +148,7 @@ void cuda_event_release(struct cuda_event *event) {
     if (!event)
         return;
     if (!cuda_driver_get(&driver)) {
-        const fdm_status outside = cuda_context_enter(driver, event->device, &scope);
+        const fdm_status outside = cuda_context_enter_relaxed(driver, event->device, &scope);
         driver->event_destroy(event->event); /* outside too: it knows its context */
         if (!outside)
             cuda_context_leave(driver, &scope);

@@ -1,5 +1,5 @@
 /* driver.c: libcuda by dlopen, its devices and primary contexts. */
-#include "driver.h"
+#include "cuda/driver.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -7,8 +7,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "cuda.h"
-#include "error.h"
+#include "base/error.h"
+#include "cuda/cuda.h"
 
 enum { OLDEST_VERSION = 12000 };
 
@@ -132,6 +132,21 @@ fdm_status cuda_driver_error(const struct cuda_driver *driver, cu_result result,
                      ends_the_context(result) ? "; this process cannot use the device again" : "");
 }
 
+/* ---- captures of streams ---- */
+
+fdm_status cuda_capture_relax(const struct cuda_driver *driver, struct cuda_capture_scope *scope) {
+    *scope = (struct cuda_capture_scope){.mode = CU_STREAM_CAPTURE_MODE_RELAXED};
+    const cu_result result = driver->capture_mode_exchange(&scope->mode);
+    scope->relaxed = !result;
+    return result ? cuda_driver_error(driver, result, "stepping out of the capture of a stream") : FDM_OK;
+}
+
+void cuda_capture_restore(const struct cuda_driver *driver, const struct cuda_capture_scope *scope) {
+    int mode = scope->mode;
+    if (scope->relaxed)
+        driver->capture_mode_exchange(&mode);
+}
+
 /* ---- devices and contexts ---- */
 
 static fdm_status check_index(const struct cuda_driver *driver, int32_t index) {
@@ -187,8 +202,11 @@ fdm_status cuda_device_facts(int32_t index, fdm_device *device) {
         return status;
     if (!atomic_load_explicit(&asked[index], memory_order_acquire)) {
         pthread_mutex_lock(&lock);
-        if (!asked[index] && !(status = ask_facts(driver, index, &known[index])))
+        struct cuda_capture_scope capture = {0, 0};
+        if (!asked[index] && !(status = cuda_capture_relax(driver, &capture)) &&
+            !(status = ask_facts(driver, index, &known[index])))
             atomic_store_explicit(&asked[index], 1, memory_order_release);
+        cuda_capture_restore(driver, &capture);
         pthread_mutex_unlock(&lock);
     }
     if (!status)
@@ -200,8 +218,10 @@ static _Atomic(cu_context) contexts[CUDA_DEVICES_MAX]; /* primary contexts, reta
 
 static fdm_status primary_context(const struct cuda_driver *driver, int32_t index, cu_context *context) {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    struct cuda_capture_scope capture;
     fdm_status status = check_index(driver, index);
-    if (status || (*context = atomic_load_explicit(&contexts[index], memory_order_acquire)))
+    if (status || (*context = atomic_load_explicit(&contexts[index], memory_order_acquire)) ||
+        (status = cuda_capture_relax(driver, &capture)))
         return status;
     pthread_mutex_lock(&lock);
     cu_device handle;
@@ -211,12 +231,13 @@ static fdm_status primary_context(const struct cuda_driver *driver, int32_t inde
         !(result = driver->primary_context_retain(context, handle)))
         atomic_store_explicit(&contexts[index], *context, memory_order_release);
     pthread_mutex_unlock(&lock);
+    cuda_capture_restore(driver, &capture);
     return result ? cuda_driver_error(driver, result, "starting the CUDA device's context") : FDM_OK;
 }
 
 fdm_status cuda_context_enter(const struct cuda_driver *driver, int32_t device, struct cuda_context_scope *scope) {
     cu_context wanted, current = NULL;
-    scope->pushed = 0;
+    *scope = (struct cuda_context_scope){0};
     fdm_status status = primary_context(driver, device, &wanted);
     if (status)
         return status;
@@ -228,8 +249,22 @@ fdm_status cuda_context_enter(const struct cuda_driver *driver, int32_t device, 
     return result ? cuda_driver_error(driver, result, "entering the CUDA device's context") : FDM_OK;
 }
 
+fdm_status cuda_context_enter_relaxed(const struct cuda_driver *driver, int32_t device,
+                                      struct cuda_context_scope *scope) {
+    struct cuda_capture_scope capture;
+    fdm_status status = cuda_capture_relax(driver, &capture);
+    if (status)
+        return status;
+    if ((status = cuda_context_enter(driver, device, scope)))
+        cuda_capture_restore(driver, &capture);
+    else
+        scope->capture = capture;
+    return status;
+}
+
 void cuda_context_leave(const struct cuda_driver *driver, const struct cuda_context_scope *scope) {
     cu_context popped;
     if (scope->pushed)
         driver->context_pop(&popped);
+    cuda_capture_restore(driver, &scope->capture);
 }

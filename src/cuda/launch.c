@@ -1,8 +1,30 @@
 /* launch.c: enqueues a kernel on the caller's stream. */
-#include "cuda.h"
-#include "driver.h"
-#include "error.h"
-#include "loaded_kernels.h"
+#include "base/error.h"
+#include "cuda/cuda.h"
+#include "cuda/driver.h"
+#include "cuda/loaded_kernels.h"
+
+/* Why a launch failed. A stream of a context that the caller made is no stream of the primary one, in which kernels are
+ * loaded; the driver says only that some handle is invalid. */
+static fdm_status refuse(const struct cuda_driver *driver, const struct cuda_launch *launch, cu_result result) {
+    struct cuda_context_scope scope;
+    cu_context of_stream = NULL, primary = NULL;
+    cu_result asked = 1;
+    if (result != CU_ERROR_INVALID_HANDLE && result != CU_ERROR_INVALID_CONTEXT)
+        return cuda_driver_error(driver, result, "launching a kernel");
+    if (launch->stream && !cuda_context_enter_relaxed(driver, launch->kernel->device, &scope)) {
+        asked = driver->stream_context(launch->stream, &of_stream);
+        asked = asked ? asked : driver->context_current(&primary);
+        cuda_context_leave(driver, &scope);
+    }
+    if (!asked && of_stream != primary)
+        return error_set(
+            FDM_ERROR_INVALID_ARGUMENT,
+            "the stream belongs to another context than the primary one of CUDA device %d; make it on that "
+            "device, in its primary context",
+            launch->kernel->device);
+    return cuda_driver_error(driver, result, "launching a kernel");
+}
 
 fdm_status cuda_launch(const struct cuda_launch *launch) {
     const struct cuda_driver *driver;
@@ -31,5 +53,5 @@ fdm_status cuda_launch(const struct cuda_launch *launch) {
     void *arguments[1] = {(void *)(uintptr_t)launch->arguments};
     cu_result result = driver->launch(&config, kernel->function, arguments, NULL);
     cuda_context_leave(driver, &scope);
-    return result ? cuda_driver_error(driver, result, "launching a kernel") : FDM_OK;
+    return result ? refuse(driver, launch, result) : FDM_OK;
 }

@@ -2,8 +2,8 @@
 #ifndef FDM_CUDA_LOADED_KERNELS_H
 #define FDM_CUDA_LOADED_KERNELS_H
 
-#include "cuda.h"
-#include "driver.h"
+#include "cuda/cuda.h"
+#include "cuda/driver.h"
 
 enum { CUDA_KERNELS_MAX = 8 }; /* of one call */
 

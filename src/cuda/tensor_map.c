@@ -1,9 +1,9 @@
 /* tensor_map.c: checks a tensor's layout against the copy engine's limits and has the driver encode it. */
-#include "tensor_map.h"
+#include "cuda/tensor_map.h"
 
-#include "cuda.h"
-#include "driver.h"
-#include "error.h"
+#include "base/error.h"
+#include "cuda/cuda.h"
+#include "cuda/driver.h"
 
 _Static_assert(sizeof(struct cuda_tensor_map) == 128 && _Alignof(struct cuda_tensor_map) == 64, "CUtensorMap");
 
@@ -59,6 +59,16 @@ static fdm_status check_tile(const struct cuda_tensor_layout *t) {
     return FDM_OK;
 }
 
+/* Bytes from one index of axis i to the next. Of an axis of extent 1 nobody takes the step, and callers say 0; a driver
+ * that refuses that is told what a contiguous tensor would have. */
+static unsigned long long stride_of(const struct cuda_tensor_layout *t, int32_t i) {
+    const int64_t before = i > 1 ? t->stride_bytes[i - 1] : types[t->type].bytes;
+    const int64_t contiguous = (t->extents[i - 1] > 1 ? t->extents[i - 1] * before : before) + 15;
+    if (t->stride_bytes[i] > 0 || t->extents[i] > 1)
+        return (unsigned long long)t->stride_bytes[i];
+    return contiguous < 16 || contiguous >= 1ll << 40 ? 16 : (unsigned long long)contiguous / 16 * 16;
+}
+
 static cu_result encode(const struct cuda_driver *driver, const struct cuda_tensor_layout *t,
                         struct cuda_tensor_map *map) {
     enum { NOT_INTERLEAVED = 0, OUTSIDE_IS_ZERO = 0 };
@@ -69,7 +79,7 @@ static cu_result encode(const struct cuda_driver *driver, const struct cuda_tens
         box[i] = (unsigned)t->box[i];
         steps[i] = 1;
         if (i > 0)
-            strides[i - 1] = (unsigned long long)t->stride_bytes[i];
+            strides[i - 1] = stride_of(t, i);
     }
     return driver->tensor_map_encode(map, types[t->type].number, (unsigned)t->rank, (void *)(uintptr_t)t->address,
                                      extents, strides, box, steps, NOT_INTERLEAVED, number_of(t->swizzle_bytes, 32),
@@ -84,7 +94,7 @@ fdm_status cuda_tensor_maps_make(int32_t device, const struct cuda_tensor_layout
     for (int32_t i = 0; i < count; i++)
         if ((status = check_tensor(&layouts[i])) || (status = check_tile(&layouts[i])))
             return status;
-    if ((status = cuda_driver_get(&driver)) || (status = cuda_context_enter(driver, device, &scope)))
+    if ((status = cuda_driver_get(&driver)) || (status = cuda_context_enter_relaxed(driver, device, &scope)))
         return status;
     cu_result result = 0;
     for (int32_t i = 0; i < count && !result; i++)

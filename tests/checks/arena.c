@@ -4,8 +4,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "base/half.h"
 #include "checks.h"
-#include "half.h"
 
 int64_t guarded_elements(const struct guarded *g) {
     int64_t n = 1;

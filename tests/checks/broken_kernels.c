@@ -9,8 +9,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/half.h"
 #include "checks.h"
-#include "half.h"
 
 static struct guarded *written(struct trial *t, fdm_pass pass) {
     struct guarded *g = pass == FDM_FORWARD ? &t->g[OUT] : &t->g[DK];

@@ -19,8 +19,14 @@ __attribute__((unused)) static void on_crash(int number) {
     _exit(1);
 }
 
-/* A family whose tensors live on a CUDA device. */
-static int on_device(const char *family) { return strcmp(family, "mma") == 0; }
+/* Whether a family's tensors live on a CUDA device; NULL: the family of a choice code, which only those have here. */
+static int on_device(const char *family) {
+    fdm_kernel_info info;
+    for (int32_t i = 0; family && fdm_kernel_list(i, &info) == FDM_OK; i++)
+        if (strcmp(info.family, family) == 0)
+            return info.device_type == FDM_CUDA;
+    return family == NULL;
+}
 
 static fdm_status plan_trial(struct trial *t, fdm_pass pass, const fdm_tensors *tensors, const char *kernel,
                              const char *family, int threads, fdm_plan *plan) {
@@ -108,11 +114,13 @@ int trial_run(struct trial *t, fdm_pass pass, const char *kernel, const char *fa
 
 struct tally {
     char name[64];
-    char family[16];
+    char family[16]; /* "" with a choice code */
     fdm_pass pass;
     int64_t accepted, refused, wrong;
 };
 enum { KERNELS_MAX = 64 };
+
+static const char *family_of(const struct tally *k) { return *k->family ? k->family : NULL; }
 
 /* out and lse that the backward reads: the truth, rounded. */
 static void set_forward_results(struct trial *t) {
@@ -145,7 +153,7 @@ static int deterministic(struct trial *t, struct tally *k) {
         bytes += t->g[i].data_bytes;
     t->options.deterministic = 1;
     for (int run = 0; run < 2; run++) {
-        trial_run(t, k->pass, k->name, k->family, run ? 3 : 1, NULL, NULL);
+        trial_run(t, k->pass, k->name, family_of(k), run ? 3 : 1, NULL, NULL);
         bits[run] = snapshot(t, k->pass);
     }
     int same = memcmp(bits[0], bits[1], bytes) == 0;
@@ -163,7 +171,7 @@ static void check_kernel(struct trial *t, struct tally *k, int threads) {
         set_forward_results(t);
     int right = sums_in_float16(k->name) && !t->mild ? -1 : 1;
     for (int round = 0; right > 0 && emulated_round(t, round); round++)
-        right = trial_run(t, k->pass, k->name, k->family, threads, NULL, NULL);
+        right = trial_run(t, k->pass, k->name, family_of(k), threads, NULL, NULL);
     if (right < 0) {
         k->refused++;
         return;
@@ -192,12 +200,11 @@ static int32_t list_kernels(struct tally *kernels, const char *only) {
     }
     printf(missing ? "\n" : "");
     fdm_device device;
-    if (count == 0 && only && (strncmp(only, "MMA_", 4) == 0 || strncmp(only, "SM", 2) == 0) &&
-        !fdm_device_query(FDM_CUDA, 0, &device)) { /* a choice code: one variant of a kernel */
-        const int backward = *only == 'S' || strncmp(only, "MMA_Backward", 12) == 0;
-        kernels[count] = (struct tally){.pass = backward ? FDM_BACKWARD : FDM_FORWARD, .family = "mma"};
-        snprintf(kernels[count++].name, sizeof kernels->name, "%s", only);
-    }
+    if (count == 0 && only && !fdm_device_query(FDM_CUDA, 0, &device)) /* a choice code: one variant of a kernel */
+        for (int pass = FDM_FORWARD; pass <= FDM_BACKWARD; pass++) {
+            kernels[count] = (struct tally){.pass = (fdm_pass)pass};
+            snprintf(kernels[count++].name, sizeof kernels->name, "%s", only);
+        }
     return count;
 }
 
@@ -218,6 +225,8 @@ static int run_checks(const char *only, uint64_t seed, uint64_t repeat, int thre
     }
     for (int32_t i = 0; i < count; i++) {
         struct tally *k = &kernels[i];
+        if (!*k->family && k->accepted == 0 && kernels[count - 1 - i].accepted > 0)
+            continue; /* the choice code is of the other pass */
         printf("%-28s %8lld right, %lld wrong, %lld refused\n", k->name, (long long)(k->accepted - k->wrong),
                (long long)k->wrong, (long long)k->refused);
         if (k->accepted == 0 && repeat > 50) {

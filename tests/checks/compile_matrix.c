@@ -113,18 +113,39 @@ static void add_job(const char *arch, const struct cuda_kernel_request *request)
     snprintf(jobs[num_jobs++].arch, sizeof jobs[0].arch, "%s", arch);
 }
 
+static void add_launches(const char *arch, const struct family *family, const fdm_plan *plan) {
+    struct cuda_kernel_request requests[FAMILY_LAUNCHES_MAX];
+    const int32_t count = family->launches(family, plan, requests);
+    for (int32_t i = 0; i < count; i++)
+        add_job(arch, &requests[i]);
+}
+
+/* What each CUDA family launches when it is asked. */
 static void add_plan(const char *arch, const fdm_problem *problem, const char *kernel) {
     fdm_device device;
     fdm_plan plan;
     fdm_options options = fdm_options_default();
-    struct cuda_kernel_request requests[MMA_REQUESTS_MAX];
-    options.family = "mma";
     options.kernel = kernel;
-    if (fdm_device_from_name(arch, &device) || fdm_plan_attention(&device, problem, &options, &plan))
-        return;
-    int32_t count = mma_requests(&plan, requests);
-    for (int32_t i = 0; i < count; i++)
-        add_job(arch, &requests[i]);
+    for (int32_t i = 0; families[i] && !fdm_device_from_name(arch, &device); i++) {
+        options.family = families[i]->name;
+        if (families[i]->launches && !fdm_plan_attention(&device, problem, &options, &plan))
+            add_launches(arch, families[i], &plan);
+    }
+}
+
+/* Of each row of a family that names its ways to run a problem: one of them, another each time. */
+static void add_variant(const char *arch, const struct family *family, const fdm_problem *problem) {
+    static int32_t turn;
+    fdm_device device;
+    fdm_plan plan;
+    for (int32_t row = 0; row < family->num_kernels && !fdm_device_from_name(arch, &device); row++) {
+        const char *name = family->kernel(family, row)->name;
+        int32_t count = 0;
+        while (!fdm_plan_variant(&device, problem, name, count, &plan))
+            count++;
+        if (count > 1 && !fdm_plan_variant(&device, problem, name, turn++ % count, &plan))
+            add_launches(arch, family, &plan);
+    }
 }
 
 /* A problem of 16-bit tensors, and the same of float32 ones: of the covering set every fourth, as those take long. */
@@ -135,6 +156,8 @@ static void add_problem(const char *arch, const fdm_problem *problem, const char
     fdm_problem wide = *problem;
     wide.dtype = wide.bias_dtype = FDM_FLOAT32;
     add_plan(arch, problem, kernel);
+    if (!kernel)
+        add_variant(arch, &family_hopper, problem);
     if (count++ % wide_step == 0)
         add_plan(arch, &wide, kernel);
 }
@@ -211,7 +234,7 @@ static void add_covering(const char *arch, uint64_t seed, const char *kernel) {
 
 /* Ways in which features of the backward meet. */
 struct backward_set {
-    int32_t window, mask, bias, intervals, varlen, softcap, unaligned, deterministic, heads_of_bias;
+    int32_t window, mask, bias, intervals, varlen, softcap, unaligned, unmapped, deterministic, heads_of_bias;
 };
 static const struct backward_set backward_sets[] = {
     {0},
@@ -228,6 +251,8 @@ static const struct backward_set backward_sets[] = {
     {.window = 1, .bias = 4},
     {.window = 1, .bias = 3, .intervals = 1},
     {.window = 1, .softcap = 1},
+    {.window = 1, .unmapped = 1},
+    {.window = 1, .bias = 2, .intervals = 1, .unmapped = 1},
     {.window = 1, .mask = 2, .bias = 2, .intervals = 1, .varlen = 1, .softcap = 1, .unaligned = 1},
     {.window = 1, .mask = 2, .bias = 4, .intervals = 1, .softcap = 1, .heads_of_bias = 8}};
 enum { NUM_BACKWARD_SETS = sizeof backward_sets / sizeof backward_sets[0] };
@@ -250,6 +275,7 @@ static fdm_problem backward_problem(int32_t set, int32_t head_dim, int32_t lengt
     p.heads_kv = length ? p.heads_kv : p.heads; /* of few blocks groups are split */
     p.needs_dbias = p.has_bias;
     p.deterministic = s->deterministic;
+    p.q_mappable = !s->unmapped;
     if (s->heads_of_bias) {
         p.bias_shape[0] = p.batch;
         p.bias_shape[1] = p.heads;
@@ -315,8 +341,8 @@ static void add_kernels(const char *arch, uint64_t seed, const char *kernel, int
     if (!kernel)
         add_codes(arch, full);
     for (int32_t row = 0; !kernel && row < family_mma.num_kernels; row++)
-        if (!mma_chosen_freely(row)) {
-            const char *name = family_mma.kernel(row)->name;
+        if (!family_mma.chosen_freely(&family_mma, row)) {
+            const char *name = family_mma.kernel(&family_mma, row)->name;
             full ? add_all(arch, name) : add_covering(arch, seed, name);
         }
 }

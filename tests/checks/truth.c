@@ -4,9 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/half.h"
 #include "checks.h"
-#include "half.h"
-#include "problem.h"
+#include "problem/problem.h"
 
 static fdm_tensor *present(struct guarded *g) { return g->map ? &g->tensor : NULL; }
 

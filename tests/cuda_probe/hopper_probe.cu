@@ -83,9 +83,9 @@ __device__ __forceinline__ void consume(float (&d)[64], uint32_t shared, int32_t
         for (int k = 0; k < BLOCK_K / 16; k++) {
             const uint64_t b = wgmma_descriptor(s.b + (B_TRANSPOSED ? 2048 : 32) * k, TILE_BYTES / 2);
             if (A_IN_REGISTERS)
-                wgmma_m64n128k16_bf16<B_TRANSPOSED>(d, fragments[k], b, step > 0 || k > 0);
+                wgmma_m64k16<false, B_TRANSPOSED>(d, fragments[k], b, step > 0 || k > 0);
             else
-                wgmma_m64n128k16_bf16<B_TRANSPOSED>(d, wgmma_descriptor(rows + 32 * k, 0), b, step > 0 || k > 0);
+                wgmma_m64k16<false, B_TRANSPOSED>(d, wgmma_descriptor(rows + 32 * k, 0), b, step > 0 || k > 0);
         }
         wgmma_commit_group();
         if (A_IN_REGISTERS) { /* the fragments are written again in the next step */

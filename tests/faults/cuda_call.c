@@ -1,6 +1,7 @@
 /* cuda_call.c: small attention calls for the pretended devices. */
 #include "cuda_call.h"
 
+#include <dirent.h>
 #include <dlfcn.h>
 #include <math.h>
 #include <setjmp.h>
@@ -14,6 +15,7 @@
 
 #include <cmocka.h>
 
+#include "cuda/cuda.h"
 #include "scenario.h"
 
 const struct fake_cuda *fake_driver(void) {
@@ -134,6 +136,27 @@ fdm_status cuda_call_run(struct cuda_call *c, void *stream) {
     return fdm_attention_forward(&c->tensors, &c->options, &allocator);
 }
 
+fdm_status cuda_call_run_backward(struct cuda_call *call, fdm_plan *plan) {
+    fdm_device facts;
+    fdm_problem problem;
+    fdm_tensors t = call->tensors;
+    t.dout = t.out;
+    t.dq = &call->q;
+    t.dk = &call->k;
+    t.dv = &call->v;
+    fdm_status status = fdm_device_query(FDM_CUDA, call->device.index, &facts);
+    if (!status && !(status = fdm_describe(FDM_BACKWARD, &t, NULL, &problem)) &&
+        !(status = fdm_plan_attention(&facts, &problem, NULL, plan))) {
+        void *workspace = NULL;
+        const size_t bytes = (size_t)plan->workspace_bytes;
+        if (!(status = fdm_memory_allocate(call->device, bytes, &workspace))) {
+            status = fdm_execute(plan, &t, workspace, bytes, NULL);
+            fdm_memory_release(call->device, workspace);
+        }
+    }
+    return status;
+}
+
 void cuda_call_release(struct cuda_call *c) { fdm_memory_release(c->device, c->memory); }
 
 fdm_status cuda_call_once(enum cuda_call_kind kind, int32_t device, void *stream) {
@@ -147,6 +170,42 @@ fdm_status cuda_call_once(enum cuda_call_kind kind, int32_t device, void *stream
     if (status) /* releasing may have had a sentence of its own */
         assert_true(*sentence);
     return status;
+}
+
+/* ---- kernels and the cache ---- */
+
+fdm_status get_kernel(int32_t device, int64_t number) {
+    const struct cuda_kernel *kernel = NULL;
+    struct cuda_resources resources;
+    const struct cuda_kernel_request request = {.file = "families/mma/mma_combine.cu",
+                                                .entry = "mma_combine",
+                                                .num_constants = 2,
+                                                .constants = {{"DTYPE", 2}, {"NUMBER", number}}};
+    fdm_status status = cuda_kernels_get(device, &request, 1, &kernel);
+    if (!status) {
+        assert_int_equal(cuda_kernel_resources(kernel, &resources), FDM_OK);
+        assert_int_equal(resources.registers, 40);
+        assert_int_equal(resources.spill_bytes, 24);
+        assert_int_equal(resources.remarks, 1);
+        assert_int_equal(resources.max_threads, 1024);
+    }
+    assert_int_equal(fake_driver()->depth(), 0);
+    return status;
+}
+
+int count_entries(char *path, size_t size) {
+    const char *folder = getenv("FLASH_DMATTN_CACHE_DIR");
+    DIR *directory = opendir(folder);
+    int entries = 0;
+    for (struct dirent *entry; directory && (entry = readdir(directory));)
+        if (entry->d_name[0] != '.') {
+            entries++;
+            if (path)
+                snprintf(path, size, "%s/%s", folder, entry->d_name);
+        }
+    if (directory)
+        closedir(directory);
+    return entries;
 }
 
 /* ---- what must hold ---- */

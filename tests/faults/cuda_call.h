@@ -29,11 +29,18 @@ struct cuda_call {
 /* Allocates the tensors on the device; to be released in any case. */
 fdm_status cuda_call_make(struct cuda_call *call, enum cuda_call_kind kind, int32_t device);
 fdm_status cuda_call_run(struct cuda_call *call, void *stream);
+/* The backward of the call's tensors: gradients go where the tensors are, since no kernel runs. */
+fdm_status cuda_call_run_backward(struct cuda_call *call, fdm_plan *plan);
 /* Of the workspace that the last run was lent; a status that the call itself does not see. */
 fdm_status cuda_call_workspace_status(void);
 void cuda_call_release(struct cuda_call *call);
 /* All three. */
 fdm_status cuda_call_once(enum cuda_call_kind kind, int32_t device, void *stream);
+
+/* Gets a kernel that no other number gives: the pretended compiler takes any constant. */
+fdm_status get_kernel(int32_t device, int64_t number);
+/* Files of the cache; `path` receives the last one's. */
+int count_entries(char *path, size_t size);
 
 /* The last call's status and one clear sentence that has `words` in it. */
 void assert_refused(fdm_status status, fdm_status wanted, const char *words);

@@ -22,6 +22,7 @@ static const struct {
     {NOT_FOUND, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
     {700, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
     {719, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
+    {CAPTURE_UNSUPPORTED, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "operation not permitted when stream is capturing"},
 };
 
 struct fake_state fake_state;
@@ -29,6 +30,9 @@ const struct fake_hooks *fake_hooks;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static _Thread_local cu_context stack[STACK_MAX];
 static _Thread_local int depth;
+
+enum { GLOBAL, OF_THREAD, RELAXED, NO_CAPTURE };
+static _Thread_local int capture_mode = GLOBAL, capture = NO_CAPTURE, capture_is_lost;
 
 #define NAME(member, name, parameters) {name, offsetof(struct cuda_driver, member)},
 static const struct {
@@ -61,12 +65,26 @@ static void get_ready(void) {
     fake_state.ready = 1;
     fake_state.version = (int)number_of("FAKE_CUDA_VERSION", 13000);
     fake_state.lacks = (int)number_of("FAKE_CUDA_LACKS", 0);
+    fake_state.no_stride_0 = (int)number_of("FAKE_CUDA_NO_STRIDE_0", 0);
     fake_state.memory_limit = (size_t)number_of("FAKE_CUDA_MEMORY", INT64_MAX);
     fake_state.injection = injection_parse(getenv("FAKE_CUDA_FAIL"));
     read_devices(devices ? devices : "9.0:232448");
 }
 
 cu_context fake_current(void) { return depth > 0 ? stack[depth - 1] : NULL; }
+
+/* CUDA Driver API, cuThreadExchangeStreamCaptureMode; what is "potentially unsafe" is left to the driver, so that here
+ * it is everything that is not enqueued and not of the thread alone. */
+static int is_forbidden(const char *function) {
+    static const char *const safe[] = {"cuInit",           "cuDriverGetVersion", "cuDeviceGetCount",
+                                       "cuCtxGetCurrent",  "cuCtxPushCurrent",   "cuCtxPopCurrent",
+                                       "cuLaunchKernelEx", "cuEventRecord",      "cuThreadExchangeStreamCaptureMode"};
+    for (size_t i = 0; i < sizeof safe / sizeof safe[0]; i++)
+        if (strcmp(function, safe[i]) == 0)
+            return 0;
+    const int own = capture == GLOBAL || capture == OF_THREAD;
+    return capture_mode != RELAXED && (own || (capture_mode == GLOBAL && fake_state.global_captures > 0));
+}
 
 cu_result fake_begin(const char *function, enum fake_needs needs) {
     pthread_mutex_lock(&lock);
@@ -78,6 +96,10 @@ cu_result fake_begin(const char *function, enum fake_needs needs) {
         return NOT_INITIALIZED;
     if (needs == CONTEXT && !fake_current())
         return INVALID_CONTEXT;
+    if (is_forbidden(function)) {
+        capture_is_lost = 1;
+        return CAPTURE_UNSUPPORTED;
+    }
     cu_result result = injection_due(&fake_state.injection, function);
     if (needs == CONTEXT && result >= STICKY_FROM && result < STICKY_TO)
         fake_current()->sticky = result;
@@ -230,6 +252,48 @@ static cu_result context_synchronize(void) {
     return fake_end(result);
 }
 
+/* ---- streams ---- */
+
+/* Whatever address is a stream of the current device, but for the one that stands for those of another context. */
+static cu_result stream_context(cu_stream stream, cu_context *context) {
+    cu_result result = fake_begin("cuStreamGetCtx", CONTEXT);
+    if (!result)
+        *context = (void *)stream == (void *)&fake_state.foreign ? &fake_state.foreign : fake_current();
+    return fake_end(result);
+}
+
+/* ---- captures ---- */
+
+static cu_result capture_mode_exchange(int *mode) {
+    cu_result result = fake_begin("cuThreadExchangeStreamCaptureMode", DRIVER);
+    if (!result && (*mode < GLOBAL || *mode > RELAXED))
+        result = INVALID_VALUE;
+    if (!result) {
+        const int before = capture_mode;
+        capture_mode = *mode;
+        *mode = before;
+    }
+    return fake_end(result);
+}
+
+static void begin_capture(int mode) {
+    pthread_mutex_lock(&lock);
+    fake_state.global_captures += mode == GLOBAL;
+    pthread_mutex_unlock(&lock);
+    capture = mode;
+    capture_is_lost = 0;
+}
+
+static int end_capture(void) {
+    pthread_mutex_lock(&lock);
+    fake_state.global_captures -= capture == GLOBAL;
+    pthread_mutex_unlock(&lock);
+    capture = NO_CAPTURE;
+    return !capture_is_lost;
+}
+
+static int mode_of_thread(void) { return capture_mode; }
+
 /* ---- what is exported ---- */
 
 static struct cuda_driver driver = {
@@ -246,6 +310,8 @@ static struct cuda_driver driver = {
     .context_push = context_push,
     .context_pop = context_pop,
     .context_synchronize = context_synchronize,
+    .capture_mode_exchange = capture_mode_exchange,
+    .stream_context = stream_context,
 };
 
 /* The driver's one entry that the library looks up by symbol. What is not there is told by an error, or by no address
@@ -313,7 +379,19 @@ static struct fake_live live(void) {
 
 static int stack_depth(void) { return depth; }
 static void push_foreign_context(void) { stack[depth++] = &fake_state.foreign; }
+static void *foreign_stream(void) { return &fake_state.foreign; }
 static int pop_foreign_context(void) { return depth > 0 && stack[--depth] == &fake_state.foreign; }
 
-FDM_API const struct fake_cuda fake_cuda = {
-    inject, injected, count, num_launches, launch_at, live, stack_depth, push_foreign_context, pop_foreign_context};
+FDM_API const struct fake_cuda fake_cuda = {inject,
+                                            injected,
+                                            count,
+                                            num_launches,
+                                            launch_at,
+                                            live,
+                                            stack_depth,
+                                            push_foreign_context,
+                                            pop_foreign_context,
+                                            begin_capture,
+                                            end_capture,
+                                            mode_of_thread,
+                                            foreign_stream};

@@ -9,8 +9,10 @@
  *     FAKE_CUDA_LACKS     n: the n-th function that is asked for is not there
  *     FAKE_CUDA_FAIL      "FUNCTION:RESULT:NTH": see injection.h; the two that give an error's text never count as any
  *     FAKE_CUDA_MEMORY    bytes of a device (default: no limit)
+ *     FAKE_CUDA_NO_STRIDE_0   1: tensor maps with a stride of 0 are refused
  *
- * A RESULT from 700 to 729 is sticky as in the driver: every later call that needs the context fails with it. The
+ * A RESULT from 700 to 729 is sticky as in the driver: every later call that needs the context fails with it. While a
+ * stream is captured it refuses what is not enqueued, as the strictest of drivers does, and the capture is lost. The
  * compiler reads FAKE_NVRTC_FAIL and exports `fake_nvrtc`. */
 #ifndef FDM_FAKE_CUDA_H
 #define FDM_FAKE_CUDA_H
@@ -48,14 +50,20 @@ struct fake_cuda {
     int (*depth)(void);                 /* contexts on this thread's stack */
     void (*push_foreign_context)(void); /* a context that is nobody's primary one, on this thread */
     int (*pop_foreign_context)(void);   /* 1: it was on top */
+    void (*begin_capture)(int mode);    /* of a stream by this thread: 0 global, 1 of the thread, 2 relaxed */
+    int (*end_capture)(void);           /* 1: nothing was tried that it forbids */
+    int (*capture_mode)(void);          /* this thread's own, which it may exchange; 0 at first */
+    void *(*foreign_stream)(void);      /* a stream of the context that is nobody's primary one */
 };
 
 struct fake_nvrtc {
     void (*inject)(const char *function, int result, int64_t nth);
     const char *(*injected)(void);
-    int64_t (*num_compiled)(void); /* programs, with the same or other options */
-    int64_t (*num_distinct)(void); /* of them, those that differ in name or options */
-    void (*cached)(int on);        /* 1: what follows comes from a cache and has no log, unless that is forbidden */
+    int64_t (*num_compiled)(void);    /* programs, with the same or other options */
+    int64_t (*num_distinct)(void);    /* of them, those that differ in name or options */
+    void (*cached)(int on);           /* 1: what follows comes from a cache and has no log, unless that is forbidden */
+    void (*hold)(const char *option); /* programs with this option are not ready until another is held, or "" */
+    int64_t (*num_held)(void);        /* that wait */
 };
 
 #endif

@@ -106,7 +106,7 @@ static cu_result launch_kernel(const struct cu_launch_config *config, cu_functio
                                void **extra) {
     cu_result result = fake_begin("cuLaunchKernelEx", CONTEXT);
     struct fake_launch launch;
-    if (!result && (!function || function->device != fake_current()))
+    if (!result && (!function || function->device != fake_current() || (void *)config->stream == &fake_state.foreign))
         result = INVALID_HANDLE;
     if (!result && (extra || !read_launch(config, function, arguments, &launch)))
         result = INVALID_VALUE;

@@ -93,6 +93,16 @@ static cu_result memory_fill(cu_address memory, unsigned char value, size_t byte
     return fake_end(result);
 }
 
+static cu_result memory_fill_async(cu_address memory, unsigned char value, size_t bytes, cu_stream stream) {
+    (void)stream;
+    cu_result result = fake_begin("cuMemsetD8Async", CONTEXT);
+    if (!result && !allocation_of(fake_current(), memory, bytes))
+        result = INVALID_VALUE;
+    if (!result)
+        enqueue((struct pending){pointer_of(memory), NULL, value, bytes});
+    return fake_end(result);
+}
+
 /* ---- events ---- */
 
 static cu_result event_create(cu_event *event, unsigned flags) {
@@ -155,7 +165,7 @@ static int takes_map(int dtype, unsigned rank, const void *address, const unsign
         if (extents[i] < 1 || extents[i] > 1ull << 32 || box[i] < 1 || box[i] > 256 || element_strides[i] != 1)
             return 0;
     for (unsigned i = 0; i + 1 < rank; i++)
-        if (stride_bytes[i] % 16 || stride_bytes[i] >= 1ull << 40)
+        if (stride_bytes[i] % 16 || stride_bytes[i] >= 1ull << 40 || (fake_state.no_stride_0 && !stride_bytes[i]))
             return 0;
     const unsigned row = box[0] * bytes[dtype];
     return row % 16 == 0 && swizzle >= 0 && swizzle <= 3 && (swizzle == 0 || row <= 16u << swizzle);
@@ -197,6 +207,7 @@ void fake_fill_memory(struct cuda_driver *driver) {
     driver->copy_to_host = copy_to_host;
     driver->copy_on_device = copy_on_device;
     driver->memory_fill = memory_fill;
+    driver->memory_fill_async = memory_fill_async;
     driver->event_create = event_create;
     driver->event_record = event_record;
     driver->event_synchronize = event_synchronize;

@@ -20,11 +20,13 @@ struct nvrtc_program_body {
 typedef struct nvrtc_program_body *program_handle;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t released = PTHREAD_COND_INITIALIZER;
 static struct {
     int ready;
     struct injection injection;
-    int cached; /* from a cache of its own: without a log */
-    int64_t num_compiled, num_distinct;
+    int cached;    /* from a cache of its own: without a log */
+    char held[64]; /* an option, "" = none */
+    int64_t num_held, num_compiled, num_distinct;
     uint64_t compiled[PROGRAMS_MAX]; /* hashes of name and options */
 } state;
 
@@ -75,12 +77,26 @@ static void write_down(const char *code) {
     pthread_mutex_unlock(&lock);
 }
 
+/* Waits while a program with this option is held. */
+static void wait_while_held(int num_options, const char *const *options) {
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < num_options; i++)
+        if (*state.held && strcmp(options[i], state.held) == 0) {
+            state.num_held++;
+            while (strcmp(options[i], state.held) == 0)
+                pthread_cond_wait(&released, &lock);
+            state.num_held--;
+        }
+    pthread_mutex_unlock(&lock);
+}
+
 FDM_API int nvrtcCompileProgram(program_handle program, int num_options, const char *const *options) {
     int result = begin("nvrtcCompileProgram");
     size_t bytes = strlen(program->text) + strlen(program->name) + 64;
     for (int i = 0; i < num_options; i++)
         bytes += strlen(options[i]) + 1;
     usleep(COMPILE_MICROSECONDS);
+    wait_while_held(num_options, options);
     program->failed = result != 0;
     program->compiled = 1;
     program->silent = state.cached;
@@ -144,6 +160,20 @@ static void inject(const char *function, int result, int64_t nth) {
     pthread_mutex_unlock(&lock);
 }
 
+static void hold(const char *option) {
+    pthread_mutex_lock(&lock);
+    snprintf(state.held, sizeof state.held, "%s", option);
+    pthread_cond_broadcast(&released);
+    pthread_mutex_unlock(&lock);
+}
+
+static int64_t num_held(void) {
+    pthread_mutex_lock(&lock);
+    int64_t held = state.num_held;
+    pthread_mutex_unlock(&lock);
+    return held;
+}
+
 static void cached(int on) { state.cached = on; }
 
 static const char *injected(void) { return state.injection.injected; }
@@ -162,4 +192,4 @@ static int64_t num_distinct(void) {
     return distinct;
 }
 
-FDM_API const struct fake_nvrtc fake_nvrtc = {inject, injected, num_compiled, num_distinct, cached};
+FDM_API const struct fake_nvrtc fake_nvrtc = {inject, injected, num_compiled, num_distinct, cached, hold, num_held};

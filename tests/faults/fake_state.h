@@ -15,6 +15,7 @@ enum {
     INVALID_CONTEXT = 201,
     INVALID_HANDLE = 400,
     NOT_FOUND = 500,
+    CAPTURE_UNSUPPORTED = 900,
     STICKY_FROM = 700,
     STICKY_TO = 730
 };
@@ -64,13 +65,14 @@ struct allocation {
 
 /* Used between fake_begin() and fake_end(). */
 extern struct fake_state {
-    int ready, initialized, version, lacks, asked, num_devices;
+    int ready, initialized, version, lacks, asked, num_devices, no_stride_0;
     size_t memory_limit;
     struct injection injection;
     struct cu_context devices[DEVICES_MAX], foreign;
     cu_module modules;
     struct allocation *allocations;
     struct fake_live live;
+    int global_captures; /* streams that are captured in the mode that binds every thread */
     struct fake_launch *launches;
     int64_t num_launches, max_launches;
     int64_t counts[64];

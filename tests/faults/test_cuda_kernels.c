@@ -18,9 +18,9 @@
 
 #include <cmocka.h>
 
+#include "base/memory.h"
 #include "cuda/cuda.h"
 #include "cuda_call.h"
-#include "memory.h"
 #include "scenario.h"
 
 enum { DEVICES = 8 };
@@ -57,7 +57,10 @@ int __wrap_fsync(int file) { return due() ? -1 : __real_fsync(file); }
 
 int __real_close(int file);
 int __wrap_close(int file);
-int __wrap_close(int file) { return due() ? (__real_close(file), -1) : __real_close(file); }
+int __wrap_close(int file) { /* of files; folders are only looked at */
+    struct stat facts;
+    return fstat(file, &facts) == 0 && S_ISREG(facts.st_mode) && due() ? (__real_close(file), -1) : __real_close(file);
+}
 
 int __real_rename(const char *from, const char *to);
 int __wrap_rename(const char *from, const char *to);
@@ -69,43 +72,7 @@ int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, v
     return threads_fail ? EAGAIN : __real_pthread_create(thread, attributes, body, argument);
 }
 
-/* ---- requests ---- */
-
-/* A kernel that no other number gives; the pretended compiler takes any constant. */
-static fdm_status get(int32_t device, int64_t number) {
-    const struct cuda_kernel *kernel = NULL;
-    struct cuda_resources resources;
-    const struct cuda_kernel_request request = {.file = "families/mma/mma_combine.cu",
-                                                .entry = "mma_combine",
-                                                .num_constants = 2,
-                                                .constants = {{"DTYPE", 2}, {"NUMBER", number}}};
-    fdm_status status = cuda_kernels_get(device, &request, 1, &kernel);
-    if (!status) {
-        assert_int_equal(cuda_kernel_resources(kernel, &resources), FDM_OK);
-        assert_int_equal(resources.registers, 40);
-        assert_int_equal(resources.spill_bytes, 24);
-        assert_int_equal(resources.remarks, 1);
-        assert_int_equal(resources.max_threads, 1024);
-    }
-    assert_int_equal(fake_driver()->depth(), 0);
-    return status;
-}
-
-/* Files of the cache; `path` receives the last one's. */
-static int count_entries(char *path, size_t size) {
-    const char *folder = getenv("FLASH_DMATTN_CACHE_DIR");
-    DIR *directory = opendir(folder);
-    int entries = 0;
-    for (struct dirent *entry; directory && (entry = readdir(directory));)
-        if (entry->d_name[0] != '.') {
-            entries++;
-            if (path)
-                snprintf(path, size, "%s/%s", folder, entry->d_name);
-        }
-    if (directory)
-        closedir(directory);
-    return entries;
-}
+/* ---- files ---- */
 
 static void write_file(const char *path, const char *text) {
     FILE *file = fopen(path, "w");
@@ -200,11 +167,11 @@ static void compiler_lacks_a_function(void) {
 static void compiler_refuses(void) {
     use_fake_compiler();
     fake_compiler()->inject("nvrtcCompileProgram", 6, 1);
-    assert_refused(get(0, 1), FDM_ERROR_INTERNAL,
+    assert_refused(get_kernel(0, 1), FDM_ERROR_INTERNAL,
                    "NVRTC does not compile families/mma/mma_combine.cu for sm_90: families/pretended.cu(7): error: "
                    "pretended fault");
     assert_int_equal(count_entries(NULL, 0), 0);
-    assert_int_equal(get(0, 1), FDM_OK);
+    assert_int_equal(get_kernel(0, 1), FDM_OK);
     fake_compiler()->inject("nvrtcCompileProgram", 6, 2); /* one of two kernels: the other is kept, on disk */
     assert_refused(cuda_call_once(CALL_DECODE, 0, NULL), FDM_ERROR_INTERNAL, "pretended fault");
     assert_int_equal(fake_driver()->live().allocations, 0);
@@ -222,7 +189,7 @@ static void compiler_has_a_cache(void) {
     struct cuda_resources resources;
     use_fake_compiler();
     fake_compiler()->cached(1);
-    assert_int_equal(get(0, 1), FDM_OK);
+    assert_int_equal(get_kernel(0, 1), FDM_OK);
     assert_int_equal(fake_compiler()->num_compiled(), 2);
     /* One that does not know the option: what was compiled stays, and nothing is known of it. */
     fake_compiler()->inject("nvrtcCompileProgram", 5, 2);
@@ -240,7 +207,7 @@ static void every_compiler_call_fails(void) {
     use_fake_compiler();
     assert_int_equal(cuda_device_count(), 2);
     int64_t live = memory_live();
-    fdm_status status = get(0, 1);
+    fdm_status status = get_kernel(0, 1);
     const char *failed = fake_compiler()->injected();
     if (!*failed) {
         assert_int_equal(status, FDM_OK);
@@ -257,8 +224,8 @@ static void every_compiler_call_fails(void) {
         assert_int_equal(memory_live(), live);
         assert_int_equal(count_entries(NULL, 0), 0);
     }
-    assert_int_equal(get(0, 1), FDM_OK);
-    assert_int_equal(get(1, 1), FDM_OK); /* from the cache */
+    assert_int_equal(get_kernel(0, 1), FDM_OK);
+    assert_int_equal(get_kernel(1, 1), FDM_OK); /* from the cache */
     assert_int_equal(count_entries(NULL, 0), 1);
 }
 
@@ -330,28 +297,28 @@ static void flip_byte(const char *path, long at) {
 static void damaged_entries(void) {
     char path[600];
     use_fake_compiler();
-    assert_int_equal(get(0, 1), FDM_OK);
+    assert_int_equal(get_kernel(0, 1), FDM_OK);
     assert_int_equal(count_entries(path, sizeof path), 1);
-    assert_int_equal(get(1, 1), FDM_OK);
+    assert_int_equal(get_kernel(1, 1), FDM_OK);
     assert_int_equal(fake_compiler()->num_compiled(), 1);
     flip_byte(path, 300);
-    assert_int_equal(get(2, 1), FDM_OK);
+    assert_int_equal(get_kernel(2, 1), FDM_OK);
     assert_int_equal(fake_compiler()->num_compiled(), 2);
     assert_int_equal(truncate(path, 200), 0);
-    assert_int_equal(get(3, 1), FDM_OK);
+    assert_int_equal(get_kernel(3, 1), FDM_OK);
     assert_int_equal(fake_compiler()->num_compiled(), 3);
     write_file(path, "somebody else's file, of no use here and shorter than an entry");
-    assert_int_equal(get(4, 1), FDM_OK);
+    assert_int_equal(get_kernel(4, 1), FDM_OK);
     assert_int_equal(fake_compiler()->num_compiled(), 4);
     assert_int_equal(unlink(path), 0);
     assert_int_equal(mkfifo(path, 0600), 0); /* reading it would wait for ever */
-    assert_int_equal(get(5, 1), FDM_OK);
+    assert_int_equal(get_kernel(5, 1), FDM_OK);
     assert_int_equal(fake_compiler()->num_compiled(), 5);
-    assert_int_equal(get(6, 1), FDM_OK);
+    assert_int_equal(get_kernel(6, 1), FDM_OK);
     assert_int_equal(fake_compiler()->num_compiled(), 5);
     assert_int_equal(unlink(path), 0);
     assert_int_equal(mkdir(path, 0700), 0); /* stays: the kernel works without an entry */
-    assert_int_equal(get(7, 1), FDM_OK);
+    assert_int_equal(get_kernel(7, 1), FDM_OK);
     assert_int_equal(fake_compiler()->num_compiled(), 6);
     assert_int_equal(count_entries(NULL, 0), 1);
     assert_int_equal(fake_driver()->live().modules, DEVICES);
@@ -361,16 +328,16 @@ static void damaged_entries(void) {
 static void left_temporary_files(void) {
     char path[600], stale[700];
     use_fake_compiler();
-    assert_int_equal(get(0, 1), FDM_OK);
+    assert_int_equal(get_kernel(0, 1), FDM_OK);
     assert_int_equal(count_entries(path, sizeof path), 1);
     assert_int_equal(unlink(path), 0);
     for (int i = 0; i < 10; i++) {
         snprintf(stale, sizeof stale, "%s.%ld.%d", path, (long)getpid(), i);
         write_file(stale, "half an entry");
     }
-    assert_int_equal(get(1, 1), FDM_OK);
+    assert_int_equal(get_kernel(1, 1), FDM_OK);
     assert_int_equal(count_entries(NULL, 0), 11);
-    assert_int_equal(get(2, 1), FDM_OK);
+    assert_int_equal(get_kernel(2, 1), FDM_OK);
     assert_int_equal(fake_compiler()->num_compiled(), 2);
 }
 
@@ -381,16 +348,16 @@ static void full_disk(void) {
     for (; count_entries(NULL, 0) == 0; number++) {
         fail_in = (int)number;
         system_error = ENOSPC;
-        assert_int_equal(get(0, number), FDM_OK);
+        assert_int_equal(get_kernel(0, number), FDM_OK);
         fail_in = 0;
         assert_true(number < 50);
     }
     assert_true(number > 6); /* mkostemp, two times write, fsync, close, rename */
     assert_int_equal(count_entries(NULL, 0), 1);
     assert_int_equal(fake_compiler()->num_compiled(), number - 1);
-    assert_int_equal(get(1, number - 1), FDM_OK); /* the entry that was written is sound */
+    assert_int_equal(get_kernel(1, number - 1), FDM_OK); /* the entry that was written is sound */
     assert_int_equal(fake_compiler()->num_compiled(), number - 1);
-    assert_int_equal(get(1, 1), FDM_OK); /* what could not be written is not compiled again for another device */
+    assert_int_equal(get_kernel(1, 1), FDM_OK); /* what could not be written is not compiled again for another device */
     assert_int_equal(fake_compiler()->num_compiled(), number - 1);
 }
 
@@ -402,11 +369,11 @@ static void limited_files(void) {
     limit.rlim_max = old.rlim_max;
     fflush(NULL);
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &limit), 0);
-    fdm_status status = get(0, 1);
+    fdm_status status = get_kernel(0, 1);
     assert_int_equal(setrlimit(RLIMIT_FSIZE, &old), 0);
     assert_int_equal(status, FDM_OK);
     assert_int_equal(count_entries(NULL, 0), 0);
-    assert_int_equal(get(0, 2), FDM_OK);
+    assert_int_equal(get_kernel(0, 2), FDM_OK);
     assert_int_equal(count_entries(NULL, 0), 1);
 }
 
@@ -420,19 +387,19 @@ static void folders_that_cannot_be_written(void) {
     snprintf(folder, sizeof folder, "%s/file/below", scenario_folder());
     for (int i = 0; i < 4; i++) {
         setenv("FLASH_DMATTN_CACHE_DIR", folders[i], 1);
-        assert_int_equal(get(i, 1 + i), FDM_OK);
-        assert_int_equal(get(i + 1, 1 + i), FDM_OK);
+        assert_int_equal(get_kernel(i, 1 + i), FDM_OK);
+        assert_int_equal(get_kernel(i + 1, 1 + i), FDM_OK);
         assert_int_equal(fake_compiler()->num_compiled(), 1 + i);
     }
     unsetenv("FLASH_DMATTN_CACHE_DIR");
     unsetenv("XDG_CACHE_HOME");
     unsetenv("HOME");
-    assert_int_equal(get(0, 10), FDM_OK);
+    assert_int_equal(get_kernel(0, 10), FDM_OK);
     char path[8];
     assert_refused(fdm_cache_folder(path, sizeof path), FDM_ERROR_UNSUPPORTED, "there is no cache folder");
     setenv("HOME", scenario_folder(), 1);
     assert_refused(fdm_cache_folder(path, sizeof path), FDM_ERROR_INVALID_ARGUMENT, "size is 8");
-    assert_int_equal(get(0, 11), FDM_OK);
+    assert_int_equal(get_kernel(0, 11), FDM_OK);
     snprintf(folder, sizeof folder, "%s/.cache/flash_dmattn", scenario_folder());
     setenv("FLASH_DMATTN_CACHE_DIR", folder, 1);
     assert_int_equal(count_entries(NULL, 0), 1);
@@ -459,7 +426,7 @@ static void copy_compiler(void) {
 static void read_only_folder(void) {
     char path[600];
     use_fake_compiler();
-    assert_int_equal(get(0, 1), FDM_OK);
+    assert_int_equal(get_kernel(0, 1), FDM_OK);
     copy_compiler();
     snprintf(path, sizeof path, "%s/cache", scenario_folder());
     assert_int_equal(chmod(path, 0555), 0);
@@ -468,7 +435,7 @@ static void read_only_folder(void) {
         print_message("not covered: the superuser may not become somebody else here\n");
         return;
     }
-    fdm_status status = get(1, 2), again = get(2, 2);
+    fdm_status status = get_kernel(1, 2), again = get_kernel(2, 2);
     int entries = count_entries(NULL, 0);
     if (getuid() == 0)
         assert_int_equal(seteuid(0), 0);

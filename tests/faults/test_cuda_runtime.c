@@ -11,12 +11,12 @@
 
 #include <cmocka.h>
 
+#include "base/memory.h"
 #include "cuda/cuda.h"
 #include "cuda_call.h"
 #include "families/mma/mma_decode.h"
 #include "families/mma/mma_family.h"
-#include "families/mma/mma_summary.h"
-#include "memory.h"
+#include "gpu/block_mask.h"
 #include "scenario.h"
 
 static const fdm_device_id cuda = {FDM_CUDA, 0}, second = {FDM_CUDA, 1}, host = {FDM_CPU, 0};
@@ -186,9 +186,9 @@ static void assert_launch(int64_t from_end, const struct fake_launch *want) {
 /* What the family's page says that each kind launches; returns how many. */
 static int64_t expected(enum cuda_call_kind kind, const fdm_plan *plan, const struct cuda_call *call, void *stream,
                         struct fake_launch *want) {
-    struct cuda_kernel_request r[MMA_REQUESTS_MAX];
+    struct cuda_kernel_request r[GPU_REQUESTS_MAX];
     const fdm_problem *p = &plan->problem;
-    assert_true(mma_requests(plan, r) >= 1);
+    assert_true(family_mma.launches(&family_mma, plan, r) >= 1);
     const int64_t rows = p->batch * p->heads * p->seqlen_q, blocks = ceil_of(p->seqlen_q, plan->block_m);
     struct fake_launch main = {.device = plan->device.index,
                                .grid = {(unsigned)(blocks * p->batch * p->heads), 1, 1},
@@ -201,10 +201,10 @@ static int64_t expected(enum cuda_call_kind kind, const fdm_plan *plan, const st
     want[0] = main;
     if (kind == CALL_MASKED) {
         const int64_t tiles = ceil_of(p->seqlen_k, plan->block_n);
-        other = (struct fake_launch){.entry = "mma_summary",
+        other = (struct fake_launch){.entry = "block_mask",
                                      .device = main.device,
-                                     .grid = {(unsigned)ceil_of(tiles, MMA_SUMMARY_WARPS), (unsigned)blocks, 2},
-                                     .block = {32 * MMA_SUMMARY_WARPS, 1, 1},
+                                     .grid = {(unsigned)ceil_of(tiles, BLOCK_MASK_WARPS), (unsigned)blocks, 2},
+                                     .block = {32 * BLOCK_MASK_WARPS, 1, 1},
                                      .stream = stream,
                                      .first_member = call->mask.data};
         want[0] = other;
@@ -298,28 +298,6 @@ static void decode_in_a_cluster(void) {
     }
 }
 
-/* The backward of the forward call's tensors: gradients go where the tensors are, since no kernel runs. */
-static fdm_status run_backward(struct cuda_call *call, fdm_plan *plan) {
-    fdm_device facts;
-    fdm_problem problem;
-    fdm_tensors t = call->tensors;
-    t.dout = t.out;
-    t.dq = &call->q;
-    t.dk = &call->k;
-    t.dv = &call->v;
-    fdm_status status = fdm_device_query(FDM_CUDA, call->device.index, &facts);
-    if (!status && !(status = fdm_describe(FDM_BACKWARD, &t, NULL, &problem)) &&
-        !(status = fdm_plan_attention(&facts, &problem, NULL, plan))) {
-        void *workspace = NULL;
-        const size_t bytes = (size_t)plan->workspace_bytes;
-        if (!(status = fdm_memory_allocate(call->device, bytes, &workspace))) {
-            status = fdm_execute(plan, &t, workspace, bytes, NULL);
-            fdm_memory_release(call->device, workspace);
-        }
-    }
-    return status;
-}
-
 /* Reports of resources say the same threads of a block as the launches. */
 static void blocks_are_reported(void) {
     use_fake_compiler();
@@ -337,14 +315,14 @@ static void blocks_are_reported(void) {
                     &call, backward ? (enum cuda_call_kind)(kind - NUM_CALL_KINDS) : (enum cuda_call_kind)kind, device),
                 FDM_OK);
             if (backward) {
-                assert_int_equal(run_backward(&call, &plan), FDM_OK);
+                assert_int_equal(cuda_call_run_backward(&call, &plan), FDM_OK);
             } else {
                 assert_int_equal(fdm_device_query(FDM_CUDA, device, &facts), FDM_OK);
                 assert_int_equal(fdm_describe(FDM_FORWARD, &call.tensors, &call.options, &problem), FDM_OK);
                 assert_int_equal(fdm_plan_attention(&facts, &problem, NULL, &plan), FDM_OK);
                 assert_int_equal(cuda_call_run(&call, NULL), FDM_OK);
             }
-            const int32_t count = family_mma.launches(&plan, requests);
+            const int32_t count = family_mma.launches(&family_mma, &plan, requests);
             assert_int_equal(fake_driver()->num_launches() - before, count);
             for (int64_t i = before; i < before + count; i++) {
                 const struct fake_launch launch = fake_driver()->launch(i);

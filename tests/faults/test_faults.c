@@ -7,8 +7,8 @@
 
 #include <cmocka.h>
 
+#include "base/memory.h"
 #include "flash_dmattn.h"
-#include "memory.h"
 
 enum { B = 2, SQ = 5, SK = 9, H = 4, HKV = 2, D = 8, ROOM = 1024 };
 

@@ -113,6 +113,7 @@ def plan(**changed: object) -> bytes:
     fields.update({"needs_dbias": 0, "has_dlse": 0, "has_intervals": 0, "interval_batch": 1, "interval_heads": 1})
     fields.update({"has_mask": 0, "has_bias": 0, "mask_shape": [1, 1, 1, 1], "bias_shape": [1, 1, 1, 1]})
     fields.update({"bias_dtype": "float32", "aligned": 1, "scores_aligned": 1})
+    fields.update({"q_mappable": 1, "keys_mappable": 1})
     fields.update(changed)
     return json.dumps(fields).encode()
 

@@ -46,9 +46,9 @@ struct launched {
     int combines;
 };
 static struct launched launched_by(const fdm_plan *plan) {
-    struct cuda_kernel_request requests[MMA_REQUESTS_MAX];
+    struct cuda_kernel_request requests[GPU_REQUESTS_MAX];
     struct launched l = {-1, -1, 0};
-    const int32_t count = mma_requests(plan, requests);
+    const int32_t count = family_mma.launches(&family_mma, plan, requests);
     for (int32_t i = 0; i < count; i++) {
         l.combines += strcmp(requests[i].entry, "mma_backward_combine") == 0;
         if (strcmp(requests[i].entry, "mma_backward") == 0)
@@ -116,7 +116,7 @@ static void shared_biases_have_an_order(void **state) {
 /* What shared memory is left buys; who brings the rows of a ring. */
 static void rings(void **state) {
     (void)state;
-    enum { PLAIN, UNALIGNED, PACKED, INTERVALS, KEY_BIAS };
+    enum { PLAIN, UNALIGNED, PACKED, INTERVALS, KEY_BIAS, NO_MAP };
     static const struct {
         const char *device;
         int64_t head_dim;
@@ -126,6 +126,7 @@ static void rings(void **state) {
         {"sm_90", 96, PLAIN, 3, 1},      {"sm_90", 128, PLAIN, 3, 1},
         {"sm_90", 128, INTERVALS, 3, 1}, {"sm_90", 128, KEY_BIAS, 2, 1}, /* a word more for each key */
         {"sm_90", 256, PLAIN, 2, 1},     {"sm_90", 128, UNALIGNED, 3, 0},
+        {"sm_90", 128, NO_MAP, 3, 0}, /* strides that the engine does not take */
         {"sm_90", 128, PACKED, 3, 0}, /* after a sequence's last row comes another's */
         {"sm_90", 224, PLAIN, 0, 0},  /* no shares of whole 64 columns */
         {"sm_80", 64, PLAIN, 0, 0},   /* two blocks would not fit */
@@ -135,6 +136,7 @@ static void rings(void **state) {
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         fdm_problem p = problem_of(1, 8, 8, 8192, cases[i].head_dim);
         p.aligned = cases[i].features != UNALIGNED;
+        p.q_mappable = cases[i].features != NO_MAP;
         p.varlen = cases[i].features == PACKED;
         p.total_q = p.total_k = p.varlen ? 8192 : 0;
         p.has_intervals = cases[i].features == INTERVALS;
@@ -143,15 +145,15 @@ static void rings(void **state) {
         p.bias_dtype = p.dtype;
         p.bias_shape[3] = p.has_bias ? p.seqlen_k : 1;
         fdm_plan plan = plan_of(cases[i].device, &p);
-        struct cuda_kernel_request requests[MMA_REQUESTS_MAX];
+        struct cuda_kernel_request requests[GPU_REQUESTS_MAX];
         assert_int_equal(plan.parameters[RING], cases[i].ring);
         assert_int_equal(plan.parameters[ENGINE], cases[i].engine);
         assert_int_equal(strstr(plan.reason, "by the copy engine") != NULL, cases[i].engine);
-        assert_true(mma_requests(&plan, requests) > 0);
+        assert_true(family_mma.launches(&family_mma, &plan, requests) > 0);
         plan.parameters[ENGINE] = !plan.parameters[ENGINE];
         /* A plan from a file may do without the engine, and ask for it where there is a ring that it can fill. */
-        assert_int_equal(mma_requests(&plan, requests) > 0,
-                         !plan.parameters[ENGINE] || (plan.parameters[RING] && p.aligned && !p.varlen));
+        assert_int_equal(family_mma.launches(&family_mma, &plan, requests) > 0,
+                         !plan.parameters[ENGINE] || (plan.parameters[RING] && p.aligned && p.q_mappable && !p.varlen));
     }
 }
 
@@ -166,19 +168,19 @@ static void no_packed_sequences(void **state) {
 
 static void foreign_plans_launch_nothing(void **state) {
     (void)state;
-    struct cuda_kernel_request requests[MMA_REQUESTS_MAX];
+    struct cuda_kernel_request requests[GPU_REQUESTS_MAX];
     const fdm_problem p = problem_of(1, 32, 1, 2048, 128);
     const fdm_plan plan = plan_of("sm_90", &p);
     static const int32_t parts[] = {-1, 0, 3, 16, 33, 64}; /* 16: the workspace is too small for it */
-    assert_true(mma_requests(&plan, requests) > 0);
+    assert_true(family_mma.launches(&family_mma, &plan, requests) > 0);
     for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
         fdm_plan changed = plan;
         changed.parameters[GROUP_PARTS] = parts[i];
-        assert_int_equal(mma_requests(&changed, requests), 0);
+        assert_int_equal(family_mma.launches(&family_mma, &changed, requests), 0);
     }
     fdm_plan fewer = plan;
     fewer.parameters[GROUP_PARTS] = 4;
-    assert_true(mma_requests(&fewer, requests) > 0);
+    assert_true(family_mma.launches(&family_mma, &fewer, requests) > 0);
 }
 
 int main(void) {

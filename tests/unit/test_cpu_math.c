@@ -12,7 +12,7 @@
 
 #include <cmocka.h>
 
-#include "families/cpu/isa.h"
+#include "families/cpu/kernels.h"
 
 enum { KEYS_MAX = 140, DEPTH_MAX = 256, ROWS_MAX = KEYS_MAX, GUARD = 256, DRAWS = 60 };
 

@@ -12,23 +12,23 @@
 
 #include <cmocka.h>
 
+#include "base/memory.h"
 #include "cuda/cache.h"
-#include "memory.h"
 
 static char folder[] = "/tmp/fdm-cache-XXXXXX";
-static const struct cache_key key = {{0x1234, 0x5678}}, other = {{0x1234, 0x5679}};
+static const struct cache_key key = {{0x1234, 0x5678}, 0x99}, other = {{0x1234, 0x5679}, 0x99};
 
 static struct cuda_binary make_binary(unsigned char first) {
     enum { BYTES = 70000 };
-    struct cuda_binary binary = {memory_allocate(BYTES), BYTES, {40, 0, 16, 128, 2}};
+    struct cuda_binary binary = {memory_allocate(BYTES), BYTES, {40, 0, 16, 128, 2}, 13};
     for (int i = 0; i < BYTES; i++)
         ((unsigned char *)binary.code)[i] = (unsigned char)(first + i * 7);
     return binary;
 }
 
 static void entry_path(char *path, size_t size) {
-    snprintf(path, size, "%s/sub/%016llx%016llx.cubin", folder, (unsigned long long)key.half[0],
-             (unsigned long long)key.half[1]);
+    snprintf(path, size, "%s/sub/%016llx%016llx-%016llx.cubin", folder, (unsigned long long)key.half[0],
+             (unsigned long long)key.half[1], (unsigned long long)key.compiler);
 }
 
 static int set_up(void **state) {
@@ -41,7 +41,7 @@ static int set_up(void **state) {
 
 static int is_there(const struct cache_key *wanted) {
     struct cuda_binary binary = {0}, want = make_binary(3);
-    int there = cache_load(wanted, &binary);
+    int there = cache_load(wanted, 0, &binary);
     if (there) {
         assert_int_equal(binary.bytes, want.bytes);
         assert_memory_equal(binary.code, want.code, want.bytes);
@@ -72,7 +72,7 @@ static void damage_is_not_used(void **state) {
     char path[256], moved[300];
     struct stat facts;
     entry_path(path, sizeof path);
-    const long places[] = {0, 9, 25, 33, 41, 60, 5000, 70000};
+    const long places[] = {0, 9, 25, 33, 41, 60, 71, 5000, 70000};
     for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
         store();
         FILE *file = fopen(path, "r+b");
@@ -96,12 +96,29 @@ static void damage_is_not_used(void **state) {
     assert_int_equal(is_there(&key), 0);
     store();
     assert_int_equal(is_there(&key), 1);
-    snprintf(moved, sizeof moved, "%s/sub/%016llx%016llx.cubin", folder, (unsigned long long)other.half[0],
-             (unsigned long long)other.half[1]);
+    snprintf(moved, sizeof moved, "%s/sub/%016llx%016llx-%016llx.cubin", folder, (unsigned long long)other.half[0],
+             (unsigned long long)other.half[1], (unsigned long long)other.compiler);
     assert_int_equal(rename(path, moved), 0);
     assert_int_equal(is_there(&other), 0);
     assert_int_equal(unlink(moved), 0);
     assert_int_equal(stat(path, &facts), -1);
+}
+
+/* Where no compiler is known: the code of any, but of none that is newer than the driver. */
+static void any_compilers_entry_will_do(void **state) {
+    (void)state;
+    const struct cache_key any = {{key.half[0], key.half[1]}, 0}, any_other = {{other.half[0], other.half[1]}, 0};
+    const struct cache_key newer = {{key.half[0], key.half[1]}, 0x9a};
+    struct cuda_binary binary = {0};
+    store();
+    assert_int_equal(is_there(&any), 1);
+    assert_int_equal(is_there(&any_other), 0);
+    assert_int_equal(is_there(&newer), 0); /* that compiler's own is not there */
+    assert_int_equal(cache_load(&any, 12, &binary), 0);
+    assert_null(binary.code);
+    assert_int_equal(cache_load(&any, 13, &binary), 1);
+    assert_int_equal(binary.compiler_major, 13);
+    memory_release(binary.code);
 }
 
 static void processes_may_race(void **state) {
@@ -134,24 +151,29 @@ static void a_folder_that_cannot_be_written(void **state) {
 /* What the machine code depends on is in the key. */
 static void keys_tell_kernels_apart(void **state) {
     (void)state;
-    struct cuda_compiler compiler = {"/a", "/a 1 2"};
+    struct cuda_compiler compiler = {"/a", "/a 1 2", 13};
     const struct cuda_source *source = cuda_source_find("families/mma/mma_forward.cu");
     assert_non_null(source);
     assert_true(source->num_includes >= 5);
     assert_null(cuda_source_find("families/mma/nothing.cu"));
     struct cuda_kernel_request request = {
         .file = source->name, .entry = "mma_forward", .num_constants = 1, .constants = {{"HEAD_DIM", 64}}};
-    struct cache_key keys[6];
-    keys[0] = cache_key_of(&compiler, "sm_90", source, &request);
-    keys[1] = cache_key_of(&compiler, "sm_80", source, &request);
+    static const char *const more_options[] = {"--std=c++17", "--fmad=false", NULL};
+    struct cache_key keys[8];
+    keys[0] = cache_key_of(&compiler, "sm_90", source, &request, cuda_compile_options);
+    keys[1] = cache_key_of(&compiler, "sm_80", source, &request, cuda_compile_options);
+    keys[6] = cache_key_of(&compiler, "sm_90", source, &request, more_options);
+    keys[7] = cache_key_of(NULL, "sm_90", source, &request, cuda_compile_options);
+    assert_memory_equal(keys[7].half, keys[0].half, sizeof keys[0].half); /* of any compiler */
+    assert_memory_not_equal(keys[6].half, keys[0].half, sizeof keys[0].half);
     request.constants[0].value = 128;
-    keys[2] = cache_key_of(&compiler, "sm_90", source, &request);
+    keys[2] = cache_key_of(&compiler, "sm_90", source, &request, cuda_compile_options);
     request.entry = "other";
-    keys[3] = cache_key_of(&compiler, "sm_90", source, &request);
+    keys[3] = cache_key_of(&compiler, "sm_90", source, &request, cuda_compile_options);
     snprintf(compiler.identity, sizeof compiler.identity, "/a 1 3");
-    keys[4] = cache_key_of(&compiler, "sm_90", source, &request);
-    keys[5] = cache_key_of(&compiler, "sm_90a", source, &request);
-    for (int a = 0; a < 6; a++)
+    keys[4] = cache_key_of(&compiler, "sm_90", source, &request, cuda_compile_options);
+    keys[5] = cache_key_of(&compiler, "sm_90a", source, &request, cuda_compile_options);
+    for (int a = 0; a < 8; a++)
         for (int b = 0; b < a; b++)
             assert_memory_not_equal(&keys[a], &keys[b], sizeof keys[a]);
 }
@@ -190,9 +212,10 @@ int main(void) {
     if (!mkdtemp(folder))
         return 2;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(an_entry_comes_back_whole), cmocka_unit_test(damage_is_not_used),
-        cmocka_unit_test(processes_may_race),        cmocka_unit_test(a_folder_that_cannot_be_written),
-        cmocka_unit_test(keys_tell_kernels_apart),   cmocka_unit_test(a_kernel_compiles_without_a_device),
+        cmocka_unit_test(an_entry_comes_back_whole),          cmocka_unit_test(damage_is_not_used),
+        cmocka_unit_test(any_compilers_entry_will_do),        cmocka_unit_test(processes_may_race),
+        cmocka_unit_test(a_folder_that_cannot_be_written),    cmocka_unit_test(keys_tell_kernels_apart),
+        cmocka_unit_test(a_kernel_compiles_without_a_device),
     };
     return cmocka_run_group_tests(tests, set_up, NULL);
 }

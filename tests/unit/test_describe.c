@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-#include "problem.h"
+#include "problem/problem.h"
 
 static float storage[4096];
 
@@ -119,7 +119,7 @@ static void settings_are_listed(void **state) {
         count++;
     }
     unsetenv("FLASH_DMATTN_NUM_THREADS");
-    assert_int_equal(count, 8);
+    assert_int_equal(count, 9);
 }
 
 int main(void) {

@@ -48,11 +48,11 @@ static int64_t constant(const struct cuda_kernel_request *r, const char *name) {
 
 /* The gradients that the launches of one side make together; 0 where there are none. */
 static int64_t gradients_of(const fdm_problem *p, int owns_keys, int32_t *launches) {
-    struct cuda_kernel_request requests[MMA_REQUESTS_MAX];
+    struct cuda_kernel_request requests[GPU_REQUESTS_MAX];
     fdm_plan plan;
     int64_t gradients = 0;
     assert_int_equal(plan_of("sm_90", p, NULL, &plan), FDM_OK);
-    const int32_t count = mma_requests(&plan, requests);
+    const int32_t count = family_mma.launches(&family_mma, &plan, requests);
     assert_true(count > 0);
     *launches = 0;
     for (int32_t i = 0; i < count; i++)
@@ -88,8 +88,8 @@ static void every_head_dim_has_a_tile_on_every_architecture(void **state) {
                     assert_non_null(strstr(plan.choice, tile));
                     assert_non_null(strstr(plan.reason, "float32"));
                     assert_true(plan.shared_bytes > 0 && plan.shared_bytes <= device.shared_bytes);
-                    struct cuda_kernel_request requests[MMA_REQUESTS_MAX];
-                    for (int32_t n = mma_requests(&plan, requests) - 1; n >= 0; n--)
+                    struct cuda_kernel_request requests[GPU_REQUESTS_MAX];
+                    for (int32_t n = family_mma.launches(&family_mma, &plan, requests) - 1; n >= 0; n--)
                         if (strstr(requests[n].entry, "ward32"))
                             assert_int_equal(requests[n].shared_bytes, plan.shared_bytes);
                 }
@@ -166,20 +166,20 @@ static void launches_make_what_is_asked_for(void **state) {
 static void foreign_plans_launch_nothing(void **state) {
     (void)state;
     for (int pass = FDM_FORWARD; pass <= FDM_BACKWARD; pass++) {
-        struct cuda_kernel_request requests[MMA_REQUESTS_MAX];
+        struct cuda_kernel_request requests[GPU_REQUESTS_MAX];
         fdm_problem p = problem_of((fdm_pass)pass, 128, 128);
         fdm_plan plan, changed;
         p.has_mask = 1;
         p.mask_shape[2] = p.seqlen_q;
         p.mask_shape[3] = p.seqlen_k;
         assert_int_equal(plan_of("sm_90", &p, NULL, &plan), FDM_OK);
-        assert_true(mma_requests(&plan, requests) > 0);
+        assert_true(family_mma.launches(&family_mma, &plan, requests) > 0);
         for (int n = 0; n < 4; n++) {
             changed = plan;
             changed.parameters[0] = n == 0 ? -1 : n == 1 ? 99 : changed.parameters[0];
             changed.block_m += n == 2;
             changed.workspace_bytes = n == 3 ? 1 : changed.workspace_bytes;
-            assert_int_equal(mma_requests(&changed, requests), 0);
+            assert_int_equal(family_mma.launches(&family_mma, &changed, requests), 0);
         }
     }
 }

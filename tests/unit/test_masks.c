@@ -9,8 +9,8 @@
 
 #include <cmocka.h>
 
+#include "base/memory.h"
 #include "flash_dmattn.h"
-#include "memory.h"
 
 enum { MAX_KEYS = 24 };
 

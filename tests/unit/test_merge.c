@@ -8,8 +8,8 @@
 
 #include <cmocka.h>
 
+#include "base/half.h"
 #include "flash_dmattn.h"
-#include "half.h"
 
 enum { B = 2, S = 3, H = 2, DV = 5, GAP = 2, ROWS = B * S * H, OUT_SIZE = B * S * H * (DV + GAP) };
 

@@ -10,7 +10,7 @@
 
 #include "families/mma/mma_decode.h"
 #include "families/mma/mma_family.h"
-#include "problem.h"
+#include "problem/problem.h"
 
 static fdm_problem problem_of(int64_t batch, int64_t heads, int64_t heads_kv, int64_t rows, int64_t keys,
                               int64_t head_dim) {
@@ -62,15 +62,16 @@ static void splits(void **state) {
         assert_int_equal(plan.parameters[2], cases[i].merge);
         assert_int_equal(plan.workspace_bytes > 0, cases[i].merge == MMA_MERGE_WORKSPACE);
         assert_true(plan.shared_bytes <= device.shared_bytes);
-        struct cuda_kernel_request requests[MMA_REQUESTS_MAX];
-        assert_int_equal(mma_requests(&plan, requests), cases[i].merge == MMA_MERGE_WORKSPACE ? 2 : 1);
+        struct cuda_kernel_request requests[GPU_REQUESTS_MAX];
+        assert_int_equal(family_mma.launches(&family_mma, &plan, requests),
+                         cases[i].merge == MMA_MERGE_WORKSPACE ? 2 : 1);
     }
 }
 
 static int32_t heads_together(const fdm_problem *p) {
     const struct attention attention = {.problem = p};
-    struct mma_forward_arguments arguments;
-    mma_fill_arguments(&attention, &arguments);
+    struct gpu_forward_params arguments;
+    gpu_fill_forward(&attention, &arguments);
     return arguments.heads_per_section;
 }
 

@@ -76,7 +76,7 @@ static void names_run_on_every_architecture_to_their_head_dim(void **state) {
                     assert_string_equal(plan.kernel, kernels[k].name);
                     assert_true(plan.shared_bytes <= device.shared_bytes && plan.stages == 2);
                     struct cuda_kernel_request request;
-                    assert_int_equal(mma_requests(&plan, &request), 1);
+                    assert_int_equal(family_mma.launches(&family_mma, &plan, &request), 1);
                     assert_int_equal(request.shared_bytes, plan.shared_bytes);
                 }
 }

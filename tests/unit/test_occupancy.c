@@ -10,8 +10,8 @@
 
 #include <cmocka.h>
 
+#include "device/occupancy.h"
 #include "families/mma/mma_family.h"
-#include "occupancy.h"
 
 /* One line a case, with the arithmetic beside it. Registers of a warp: 32 a thread, in steps of 256; a quarter of 65536
  * is 16384. Shared memory of a block: in steps of 128, and 1024 for the system. */
@@ -161,17 +161,17 @@ static void every_launch_has_threads(void **state) {
     (void)state;
     fdm_problem problem = problem_of(FDM_BACKWARD, 4096);
     problem.has_intervals = problem.causal = 1;
-    struct cuda_kernel_request requests[MMA_REQUESTS_MAX];
+    struct cuda_kernel_request requests[GPU_REQUESTS_MAX];
     fdm_device device;
     fdm_plan plan;
     int32_t ordered = 0;
     assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
     assert_int_equal(fdm_plan_attention(&device, &problem, NULL, &plan), FDM_OK);
-    const int32_t count = mma_requests(&plan, requests);
+    const int32_t count = family_mma.launches(&family_mma, &plan, requests);
     assert_int_equal(count, 4);
     for (int32_t i = 0; i < count; i++) {
         assert_in_range(requests[i].threads, 32, 1024);
-        ordered += strcmp(requests[i].entry, "mma_order") == 0 && requests[i].threads == 512;
+        ordered += strcmp(requests[i].entry, "key_sort") == 0 && requests[i].threads == 512;
     }
     assert_int_equal(ordered, 1);
 }

@@ -34,7 +34,7 @@ static fdm_plan full_plan(void) {
     memcpy(p->mask_shape, (int64_t[]){2, 4, 1, 2000000000}, sizeof p->mask_shape);
     memcpy(p->bias_shape, (int64_t[]){1, 12, 100, 1}, sizeof p->bias_shape);
     p->bias_dtype = FDM_FLOAT32;
-    p->aligned = 0;
+    p->aligned = 0, p->q_mappable = 0;
     plan.device = (fdm_device_id){FDM_CUDA, 3};
     strcpy(plan.family, "mma");
     strcpy(plan.kernel, "mma.backward.share_kv");
@@ -158,8 +158,9 @@ static void damage_is_refused_with_a_sentence(void **state) {
         {"\"mask_shape\": [2, ", "\"mask_shape\": [2, 2, ", "an array is too long"},
         {"{", "[", "an object is expected"},
         {", ", " ", "a comma is expected"},
-        {"\"scores_aligned\": 1}", "\"scores_aligned\": 1} x", "text follows"},
-        {"\"scores_aligned\": 1}", "\"scores_aligned\": 1", "near key 'scores_aligned'"},
+        {"\"q_mappable\": 0, ", "", "lacks the key 'q_mappable'"},
+        {"\"keys_mappable\": 1}", "\"keys_mappable\": 1} x", "text follows"},
+        {"\"keys_mappable\": 1}", "\"keys_mappable\": 1", "near key 'keys_mappable'"},
         {"\"heads_kv\": 4", "\"heads_kv\": 5", "not a multiple of the 5 heads"},
         {"\"workspace_bytes\": 1", "\"workspace_bytes\": -1", "workspace_bytes -"},
     };

@@ -18,9 +18,9 @@
 
 #include <cmocka.h>
 
-#include "families/cpu/pool.h"
-#include "families/cpu/quota.h"
-#include "families/cpu/threads.h"
+#include "device/pool.h"
+#include "device/quota.h"
+#include "device/threads.h"
 
 /* ThreadSanitizer follows neither threads started after a fork nor libgomp's. */
 #if defined(__SANITIZE_THREAD__)

@@ -11,7 +11,7 @@
 #include "../../cli/kernel_names.h"
 #include "families/mma/mma_family.h"
 
-static const struct mma_algorithm *const algorithms[] = {
+static const struct gpu_algorithm *const algorithms[] = {
     &mma_decode_algorithm,    &mma_wide_algorithm,      &mma_forward_algorithm,
     &mma_split_kv_algorithm,  &mma_split_q_algorithm,   &mma_share_kv_algorithm,
     &mma_share_qkv_algorithm, &mma_tiling_qk_algorithm, &mma_tiling_qkv_algorithm};
@@ -24,12 +24,12 @@ static int has(char (*codes)[KERNEL_CODE_MAX], int32_t count, const char *code) 
     return 0;
 }
 
-static fdm_kernel_info info_of(const struct mma_algorithm *a) {
+static fdm_kernel_info info_of(const struct gpu_algorithm *a) {
     return (fdm_kernel_info){.family = "mma", .name = a->row.name, .pass = FDM_FORWARD, .device_type = FDM_CUDA};
 }
 
 /* As many codes as the algorithm itself gives, and the same ones; returns how many. */
-static int32_t compare(const struct mma_algorithm *a, const fdm_device *device, const fdm_problem *p) {
+static int32_t compare(const struct gpu_algorithm *a, const fdm_device *device, const fdm_problem *p) {
     static char found[CODES_MAX][KERNEL_CODE_MAX], own[CODES_MAX][KERNEL_CODE_MAX];
     char text[160];
     int32_t num_own = 0;

@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "families/cpu/isa.h"
+#include "device/isa.h"
 #include "families/cpu/visible.h"
 
 enum { ROWS_MAX = 150, KEYS_MAX = 600, HEADS_MAX = 12 };

@@ -15,10 +15,10 @@
 #include <sched.h>
 #include <string.h>
 
-#include "backward_call.h"
-#include "cpu_family.h"
-#include "isa.h"
-#include "threads.h"
+#include "device/isa.h"
+#include "device/threads.h"
+#include "families/cpu/backward_call.h"
+#include "families/cpu/cpu_family.h"
 
 _Static_assert((int)CPU_BLOCK_LANES_MAX >= (int)CPU_BLOCK_KEYS_MAX, "rows[] holds lanes or keys");
 

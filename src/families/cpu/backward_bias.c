@@ -1,8 +1,8 @@
 /* backward_bias.c: the bias of a tile, and the gradient of the bias under every pattern of broadcasting. */
 #include <string.h>
 
-#include "backward_call.h"
-#include "half.h"
+#include "base/half.h"
+#include "families/cpu/backward_call.h"
 
 static int64_t lower(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t higher(int64_t a, int64_t b) { return a > b ? a : b; }

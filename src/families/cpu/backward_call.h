@@ -4,8 +4,8 @@
 
 #include <stdatomic.h>
 
-#include "problem.h"
-#include "visible.h"
+#include "families/cpu/visible.h"
+#include "problem/problem.h"
 
 /* How dbias is summed. */
 enum dbias_kind {

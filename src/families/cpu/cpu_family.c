@@ -1,13 +1,13 @@
 /* cpu_family.c: the CPU's rows, the choice of instruction set and block sizes, and the way to each pass. */
-#include "cpu_family.h"
+#include "families/cpu/cpu_family.h"
 
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
 
-#include "error.h"
-#include "isa.h"
-#include "visible.h"
+#include "base/error.h"
+#include "device/isa.h"
+#include "families/cpu/visible.h"
 
 /* One algorithm: its rows are one per instruction set, in the order of enum cpu_isa. */
 struct algorithm {
@@ -72,7 +72,8 @@ static const struct kernel_row rows[NUM_ALGORITHMS * CPU_ISA_COUNT] = {
     {"cpu.backward.amx", "five products by query blocks, bfloat16 tiles of AMX", FDM_BACKWARD},
 };
 
-static int available(int32_t row) {
+static int available(const struct family *family, int32_t row) {
+    (void)family;
     enum cpu_isa isa = (enum cpu_isa)(row % CPU_ISA_COUNT);
     return cpu_isa_present(isa) && algorithms[row / CPU_ISA_COUNT].takes_tables(cpu_isa_kernels(isa, FDM_FLOAT32));
 }
@@ -175,7 +176,8 @@ static void explain(const struct plan_request *request, enum cpu_isa isa, fdm_pl
         cpu_isa_name(isa), fdm_dtype_name(request->problem->dtype), request->device->isa, plan->block_m, plan->block_n);
 }
 
-static int choose(const struct plan_request *request, fdm_plan *plan) {
+static int choose(const struct family *family, const struct plan_request *request, fdm_plan *plan) {
+    (void)family;
     const fdm_problem *p = request->problem;
     int best = request->device->id.type == FDM_CPU ? cpu_isa_from_name(request->device->isa) : -1;
     const char *why = best < 0 ? "it runs on CPUs only" : problem_refusal(p);
@@ -203,8 +205,9 @@ static int choose(const struct plan_request *request, fdm_plan *plan) {
 }
 
 /* A plan may come from a file: what it says must be something choose() could have said. */
-static fdm_status execute(const fdm_plan *plan, const struct attention *attention, void *workspace,
-                          const fdm_launch *launch) {
+static fdm_status execute(const struct family *family, const fdm_plan *plan, const struct attention *attention,
+                          void *workspace, const fdm_launch *launch) {
+    (void)family;
     const struct algorithm *a = &algorithms[plan->kernel_index / CPU_ISA_COUNT];
     enum cpu_isa isa = (enum cpu_isa)(plan->kernel_index % CPU_ISA_COUNT);
     if (plan->parameters[0] != (int32_t)isa || plan->num_threads < 1 || plan->block_m < 1 ||
@@ -216,7 +219,10 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     return a->execute(plan, attention, workspace, launch);
 }
 
-static const struct kernel_row *kernel(int32_t row) { return &rows[row]; }
+static const struct kernel_row *kernel(const struct family *family, int32_t row) {
+    (void)family;
+    return &rows[row];
+}
 
 const struct family family_cpu = {.name = "cpu",
                                   .device_type = FDM_CPU,

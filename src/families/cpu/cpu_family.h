@@ -2,8 +2,8 @@
 #ifndef FDM_CPU_FAMILY_H
 #define FDM_CPU_FAMILY_H
 
-#include "family.h"
-#include "kernels.h"
+#include "families/cpu/kernels.h"
+#include "families/family.h"
 
 /* One pass: its workspace and its execution. plan->parameters[0] is the enum cpu_isa of the table used. */
 int64_t cpu_forward_workspace(const fdm_problem *problem, const fdm_plan *plan);

@@ -9,11 +9,11 @@
 #include <stdatomic.h>
 #include <string.h>
 
-#include "cpu_family.h"
-#include "decode.h"
-#include "half.h"
-#include "isa.h"
-#include "threads.h"
+#include "base/half.h"
+#include "device/isa.h"
+#include "device/threads.h"
+#include "families/cpu/cpu_family.h"
+#include "families/cpu/decode.h"
 
 enum {
     ROWS_MAX = 16,         /* query rows per KV head that this pass takes; above, packing pays */

@@ -9,7 +9,7 @@
 #ifndef FDM_CPU_DECODE_H
 #define FDM_CPU_DECODE_H
 
-#include "kernels.h"
+#include "families/cpu/kernels.h"
 
 enum {
     DECODE_ROWS = 8,       /* query rows of one step, at most */

@@ -8,12 +8,12 @@
 #include <stdatomic.h>
 #include <string.h>
 
-#include "cpu_family.h"
-#include "error.h"
-#include "half.h"
-#include "isa.h"
-#include "threads.h"
-#include "visible.h"
+#include "base/error.h"
+#include "base/half.h"
+#include "device/isa.h"
+#include "device/threads.h"
+#include "families/cpu/cpu_family.h"
+#include "families/cpu/visible.h"
 
 _Static_assert((int)CPU_BLOCK_LANES_MAX >= (int)CPU_BLOCK_KEYS_MAX, "rows[] holds lanes or keys");
 

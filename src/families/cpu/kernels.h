@@ -25,6 +25,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "device/isa.h"
 #include "flash_dmattn.h"
 
 enum {
@@ -139,6 +140,9 @@ static inline void cpu_kernels_end(const struct cpu_kernels *kernels) {
     if (kernels->end)
         kernels->end();
 }
+
+/* The table for a dtype, NULL when this build has none (NEON on x86). AMX has one for each dtype. */
+const struct cpu_kernels *cpu_isa_kernels(enum cpu_isa isa, fdm_dtype dtype);
 
 extern const struct cpu_kernels cpu_kernels_scalar;
 extern const struct cpu_kernels cpu_kernels_avx2;

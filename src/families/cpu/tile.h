@@ -3,9 +3,9 @@
 #ifndef FDM_CPU_TILE_H
 #define FDM_CPU_TILE_H
 
-#include "tile_contract.h"
-#include "tile_pack.h"
-#include "tile_softmax.h"
+#include "families/cpu/tile_contract.h"
+#include "families/cpu/tile_pack.h"
+#include "families/cpu/tile_softmax.h"
 
 /* The entries of a table whose operands are float32. */
 #define TILE_FLOAT32_ENTRIES                                                                                        \

@@ -5,9 +5,9 @@
 #ifndef FDM_CPU_TILE_BACKWARD_H
 #define FDM_CPU_TILE_BACKWARD_H
 
-#include "tile_contract.h"
-#include "tile_pack.h"
-#include "tile_softmax.h"
+#include "families/cpu/tile_contract.h"
+#include "families/cpu/tile_pack.h"
+#include "families/cpu/tile_softmax.h"
 
 /* ---- rows ---- */
 

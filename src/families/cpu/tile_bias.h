@@ -3,7 +3,7 @@
 #ifndef FDM_CPU_TILE_BIAS_H
 #define FDM_CPU_TILE_BIAS_H
 
-#include "tile_pack.h"
+#include "families/cpu/tile_pack.h"
 
 /* Which scores there are, known when compiled: scale and bias alone, those under visibility, or any. */
 enum bias_mode { BIAS_PLAIN, BIAS_MASKED, BIAS_ANY };

@@ -8,7 +8,7 @@
 #ifndef FDM_CPU_TILE_CONTRACT_H
 #define FDM_CPU_TILE_CONTRACT_H
 
-#include "vector_ops.h"
+#include "families/cpu/vector_ops.h"
 
 enum { TILE_ROWS_MAX = 12 };
 

@@ -2,7 +2,7 @@
 #ifndef FDM_CPU_TILE_PACK_H
 #define FDM_CPU_TILE_PACK_H
 
-#include "vector_ops.h"
+#include "families/cpu/vector_ops.h"
 
 TILE_ENTRY size_t tile_panel_bytes(int32_t depth) { return (size_t)depth * CPU_LANES * sizeof(float); }
 TILE_ENTRY size_t tile_keys_bytes(int32_t num_keys, int32_t depth) {

@@ -2,7 +2,7 @@
 #ifndef FDM_CPU_TILE_SOFTMAX_H
 #define FDM_CPU_TILE_SOFTMAX_H
 
-#include "tile_bias.h"
+#include "families/cpu/tile_bias.h"
 
 /* Vectors of lanes handled together, so that their dependent chains overlap. A strip is `vectors` of them, 1 or
  * SOFTMAX_VECTORS, known when compiled. */

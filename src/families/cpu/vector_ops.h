@@ -31,7 +31,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "kernels.h"
+#include "families/cpu/kernels.h"
 
 #define INLINE static inline __attribute__((always_inline))
 /* A function for the table; a table with operands of its own leaves some unused. */

@@ -2,7 +2,7 @@
  *
  * Rows rise along lanes, so causal, window and an interval each leave a key visible to one range of lanes; the bits of
  * a panel are that range. A dense mask is turned into bits some keys ahead and combined with it. */
-#include "visible.h"
+#include "families/cpu/visible.h"
 
 struct lane_range {
     int64_t first, last; /* first <= lane < last; may be empty or beyond the block */

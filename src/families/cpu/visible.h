@@ -8,8 +8,8 @@
 #ifndef FDM_CPU_VISIBLE_H
 #define FDM_CPU_VISIBLE_H
 
-#include "kernels.h"
-#include "problem.h"
+#include "families/cpu/kernels.h"
+#include "problem/problem.h"
 
 enum { CPU_PANELS_MAX = 8, CPU_BLOCK_LANES_MAX = CPU_PANELS_MAX * CPU_LANES };
 

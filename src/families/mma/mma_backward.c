@@ -1,21 +1,21 @@
 /* mma_backward.c: the backward on the host: its tile, by the rules of mma_rules.c, its workspace and its launches. */
 #include "families/mma/mma_backward.h"
-#include "families/mma/mma_order.h"
+#include "gpu/key_sort.h"
 
 #include <stdio.h>
 #include <string.h>
 
-#include "error.h"
+#include "base/error.h"
+#include "families/mma/mma_family.h"
 #include "families/mma/mma_gradients.h"
 #include "families/mma/mma_rules.h"
-#include "mma_family.h"
 
 /* Of the plan's parameters. */
 enum { STAGED_ROWS, OVERLAY, DS_BUFFERS, PAIRED, RING, ENGINE, GATHER, GROUP_PARTS };
 
 /* Whether keys may be put in another order: what is seen is said key by key, alike for the query heads of a KV head. */
 static int may_gather(const fdm_problem *p) {
-    return p->has_intervals && !p->varlen && !mma_mask_rows(p) && !mma_bias_rows(p) && p->interval_heads <= p->heads_kv;
+    return p->has_intervals && !p->varlen && !gpu_mask_rows(p) && !gpu_bias_rows(p) && p->interval_heads <= p->heads_kv;
 }
 
 /* Blocks add to the gradient of a bias that heads or batches share in a fixed order. */
@@ -25,7 +25,7 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
     (void)device;
     (void)text;
     (void)size;
-    if (mma_dtype(p->dtype) < 0)
+    if (gpu_dtype(p->dtype) < 0)
         return "it takes float16 and bfloat16";
     if (p->batch > 65535 || p->heads > 65535)
         return "batch and heads are at most 65535";
@@ -75,7 +75,7 @@ static int32_t threads_of(const fdm_plan *plan, const fdm_problem *p) {
 static int32_t bytes_with(const fdm_plan *plan, const fdm_problem *p, struct mma_backward_extras with) {
     return mma_backward_bytes_with(plan->block_m, plan->block_n, plan->stages, plan->v_in_registers,
                                    (int32_t)p->head_dim, (int32_t)p->head_dim_v, with) +
-           mma_backward_keys_bytes(plan->block_n, mma_key_words(p));
+           mma_backward_keys_bytes(plan->block_n, gpu_key_words(p));
 }
 
 static int may_pair(const fdm_plan *plan, const fdm_problem *p) {
@@ -86,9 +86,9 @@ static int may_pair(const fdm_plan *plan, const fdm_problem *p) {
 static int is_half(const fdm_plan *plan, const fdm_problem *p) { return threads_of(plan, p) < 32 * MMA_BACKWARD_WARPS; }
 
 /* Whether the copy engine may bring the units of a ring: not those of packed sequences, where what follows the last row
- * is another's. */
+ * is another's, nor where no tensor map can say how the rows lie. */
 static int may_use_engine(const fdm_plan *plan, const fdm_problem *p) {
-    return plan->parameters[RING] && p->aligned && !p->varlen;
+    return plan->parameters[RING] && p->aligned && p->q_mappable && !p->varlen;
 }
 
 /* The tile is chosen; what shared memory is left buys what comes first here. */
@@ -210,14 +210,14 @@ static int has_code(const char *code) {
 
 /* ---- execution ---- */
 
-enum { PREPARE, MAIN, FINISH, DBIAS, SUMMARY, ORDER, COMBINE, NUM_KERNELS };
+enum { PREPARE, MAIN, FINISH, DBIAS, BLOCK_MASK, ORDER, COMBINE, NUM_KERNELS };
 static const char *const entries[NUM_KERNELS] = {
     [PREPARE] = "mma_backward_prepare",
     [FINISH] = "mma_backward_finish",
     [DBIAS] = "mma_dbias",
     [COMBINE] = "mma_backward_combine",
 };
-_Static_assert((int)NUM_KERNELS <= (int)MMA_REQUESTS_MAX, "a plan launches no more");
+_Static_assert((int)NUM_KERNELS <= (int)GPU_REQUESTS_MAX, "a plan launches no more");
 
 /* Which of them a plan launches. */
 static int wanted(const fdm_plan *plan, const fdm_problem *p, int32_t kernel) {
@@ -226,7 +226,7 @@ static int wanted(const fdm_plan *plan, const fdm_problem *p, int32_t kernel) {
     case FINISH: return p->needs_dq;
     case COMBINE: return plan->parameters[GROUP_PARTS] > 1;
     case DBIAS: return mma_dbias_kind(p) == MMA_DBIAS_KEYS || mma_dbias_kind(p) == MMA_DBIAS_SUMS;
-    case SUMMARY: return mma_mask_rows(p);
+    case BLOCK_MASK: return gpu_mask_rows(p);
     default: return 1;
     }
 }
@@ -234,15 +234,15 @@ static int wanted(const fdm_plan *plan, const fdm_problem *p, int32_t kernel) {
 /* Whether rows of mask, bias and dbias pass 16 bytes at a time. Registers do not allow it beside turns at a shared
  * bias, and where blocks of half the warps meet a float32 bias, intervals and softcap. */
 static int wide_scores(const fdm_problem *p) {
-    const int crowded = mma_bias_constant(p) == MMA_BIAS_FLOAT32 && p->has_intervals && p->softcap > 0 &&
+    const int crowded = gpu_bias_constant(p) == GPU_BIAS_FLOAT32 && p->has_intervals && p->softcap > 0 &&
                         mma_backward_widest((int32_t)p->head_dim, (int32_t)p->head_dim_v) <= 64;
-    return p->scores_aligned && !adds_dbias_in_turns(p) && !crowded && (mma_mask_rows(p) || mma_bias_rows(p));
+    return p->scores_aligned && !adds_dbias_in_turns(p) && !crowded && (gpu_mask_rows(p) || gpu_bias_rows(p));
 }
 
-static void main_request(const fdm_plan *plan, const fdm_problem *p, int32_t d, int32_t dv, int engine,
+static void main_request(const fdm_plan *plan, const fdm_problem *p, int32_t d, int32_t dv,
                          struct cuda_kernel_request *request) {
     const struct cuda_constant constants[] = {
-        {"DTYPE", mma_dtype(p->dtype)},
+        {"DTYPE", gpu_dtype(p->dtype)},
         {"HEAD_DIM", d},
         {"HEAD_DIM_V", dv},
         {"BLOCK_M", plan->block_m},
@@ -253,14 +253,14 @@ static void main_request(const fdm_plan *plan, const fdm_problem *p, int32_t d, 
         {"DS_BUFFERS", plan->parameters[DS_BUFFERS]},
         {"PAIRED", plan->parameters[PAIRED] != 0},
         {"RING", plan->parameters[RING]},
-        {"ENGINE", engine},
+        {"ENGINE", plan->parameters[ENGINE]},
         {"ALIGNED", p->aligned},
         {"SCORES_ALIGNED", wide_scores(p)},
-        {"WINDOW", mma_bounded(p)},
+        {"WINDOW", gpu_bounded(p)},
         {"MASK", p->has_mask},
-        {"MASK_ROWS", mma_mask_rows(p)},
-        {"BIAS", mma_bias_constant(p)},
-        {"BIAS_ROWS", mma_bias_rows(p)},
+        {"MASK_ROWS", gpu_mask_rows(p)},
+        {"BIAS", gpu_bias_constant(p)},
+        {"BIAS_ROWS", gpu_bias_rows(p)},
         {"DBIAS", mma_dbias_kind(p)},
         {"INTERVALS", p->has_intervals},
         {"GATHER", plan->parameters[GATHER]},
@@ -280,16 +280,16 @@ static void main_request(const fdm_plan *plan, const fdm_problem *p, int32_t d, 
 }
 
 static void order_request(struct cuda_kernel_request *request) {
-    request->file = "families/mma/mma_order.cu";
-    request->entry = "mma_order";
+    request->file = "gpu/key_sort.cu";
+    request->entry = "key_sort";
     request->num_constants = 0;
     request->shared_bytes = 0;
-    request->threads = MMA_ORDER_THREADS;
+    request->threads = KEY_SORT_THREADS;
 }
 
 /* `place`: of each kernel among the requests. */
-static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, int engine,
-                             struct cuda_kernel_request *requests, int32_t place[NUM_KERNELS]) {
+static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *requests,
+                             int32_t place[NUM_KERNELS]) {
     const int32_t widest = mma_backward_widest((int32_t)p->head_dim, (int32_t)p->head_dim_v);
     const int32_t d = mma_backward_padded((int32_t)p->head_dim, plan->block_n, widest);
     const int32_t dv = mma_backward_padded((int32_t)p->head_dim_v, plan->block_n, widest);
@@ -300,9 +300,9 @@ static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, int eng
             continue;
         place[kernel] = count++;
         if (kernel == MAIN) {
-            main_request(plan, p, d, dv, engine, request);
-        } else if (kernel == SUMMARY) {
-            mma_summary_request(request);
+            main_request(plan, p, d, dv, request);
+        } else if (kernel == BLOCK_MASK) {
+            block_mask_request(request);
         } else if (kernel == ORDER) {
             order_request(request);
         } else {
@@ -343,7 +343,7 @@ static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *reques
     int32_t place[NUM_KERNELS];
     if (!sound(plan, &plan->problem))
         return 0;
-    return make_requests(plan, &plan->problem, plan->parameters[ENGINE], requests, place);
+    return make_requests(plan, &plan->problem, requests, place);
 }
 
 /* The kernel counts bytes from one row of scores to the next in 32 bits. */
@@ -371,15 +371,6 @@ static struct cuda_tensor_layout layout_of(const struct matrix_view *x, const fd
                                        .l2_bytes = 128};
 }
 
-/* The engine takes no strides that are negative or far apart; then threads copy. */
-static int engine_reaches(const struct matrix_view *x) {
-    const int64_t strides[] = {x->row, x->head, x->batch};
-    for (int i = 0; i < 3; i++)
-        if (strides[i] < 0 || strides[i] >= 1ll << 39)
-            return 0;
-    return 1;
-}
-
 static fdm_status make_maps(int32_t device, const struct attention *attention, const struct mma_room *room,
                             struct mma_backward_arguments *a) {
     const fdm_problem *p = attention->problem;
@@ -397,19 +388,19 @@ static fdm_status make_maps(int32_t device, const struct attention *attention, c
 
 static fdm_status put_in_order(const struct cuda_kernel *kernel, const fdm_problem *p,
                                const struct mma_backward_arguments *a, void *stream) {
-    const int64_t stride = mma_round_up(p->seqlen_k, MMA_ORDER_KEYS);
-    const struct mma_order_arguments arguments = {.intervals = a->in.intervals,
-                                                  .order = (int32_t *)(uintptr_t)a->order,
-                                                  .stride = stride,
-                                                  .seqlen_q = a->in.seqlen_q,
-                                                  .seqlen_k = a->in.seqlen_k,
-                                                  .num_heads = (int32_t)p->interval_heads,
-                                                  .window_left = a->in.window_left,
-                                                  .window_right = a->in.window_right};
+    const int64_t stride = gpu_round_up(p->seqlen_k, KEY_SORT_KEYS);
+    const struct key_sort_params arguments = {.intervals = a->in.intervals,
+                                              .order = (int32_t *)(uintptr_t)a->order,
+                                              .stride = stride,
+                                              .seqlen_q = a->in.seqlen_q,
+                                              .seqlen_k = a->in.seqlen_k,
+                                              .num_heads = (int32_t)p->interval_heads,
+                                              .window_left = a->in.window_left,
+                                              .window_right = a->in.window_right};
     struct cuda_launch launch = {
         .kernel = kernel,
-        .grid = {(uint32_t)(stride / MMA_ORDER_KEYS), (uint32_t)(p->interval_batch * p->interval_heads), 1},
-        .threads = MMA_ORDER_THREADS,
+        .grid = {(uint32_t)(stride / KEY_SORT_KEYS), (uint32_t)(p->interval_batch * p->interval_heads), 1},
+        .threads = KEY_SORT_THREADS,
         .stream = stream,
         .arguments = &arguments,
         .arguments_bytes = sizeof arguments};
@@ -422,24 +413,28 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     const struct cuda_kernel *kernels[NUM_KERNELS];
     int32_t place[NUM_KERNELS];
     struct mma_backward_arguments a;
+    if (plan->parameters[ENGINE] && !p->q_mappable)
+        return error_set(
+            FDM_ERROR_INVALID_ARGUMENT,
+            "the plan is for q and dout that a tensor map can describe (no stride of 0, none of 2^40 bytes "
+            "or more), but these are not");
     if (!sound(plan, p))
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile or workspace is not its kernel's");
     if (!score_rows_fit(attention))
         return error_set(FDM_ERROR_UNSUPPORTED,
                          "rows of mask, bias or dbias lie 2^31 bytes or more apart; mma.backward takes less");
-    const int engine = plan->parameters[ENGINE] && engine_reaches(&attention->q) && engine_reaches(&attention->dout);
-    fdm_status status =
-        cuda_kernels_get(plan->device.index, list, make_requests(plan, p, engine, list, place), kernels);
+    fdm_status status = cuda_kernels_get(plan->device.index, list, make_requests(plan, p, list, place), kernels);
     if (status)
         return status;
     const struct mma_room room = room_of(plan, p);
     mma_fill_gradients(attention, &room, workspace, &a);
-    if (engine && p->batch * p->seqlen_q > 0 && (status = make_maps(plan->device.index, attention, &room, &a)))
+    if (plan->parameters[ENGINE] && p->batch * p->seqlen_q > 0 &&
+        (status = make_maps(plan->device.index, attention, &room, &a)))
         return status;
     status = mma_launch_prepare(kernels[place[PREPARE]], p, &a, stream);
-    if (!status && wanted(plan, p, SUMMARY))
-        status = mma_summarise(kernels[place[SUMMARY]], p, plan->block_m, plan->block_n,
-                               (uint8_t *)(uintptr_t)a.in.summary, stream, &a.in);
+    if (!status && wanted(plan, p, BLOCK_MASK))
+        status = block_mask_launch(kernels[place[BLOCK_MASK]], p, plan->block_m, plan->block_n,
+                                   (uint8_t *)(uintptr_t)a.in.block_mask, stream, &a.in);
     if (!status && wanted(plan, p, ORDER))
         status = put_in_order(kernels[place[ORDER]], p, &a, stream);
     if (!status)
@@ -459,7 +454,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     return status;
 }
 
-const struct mma_algorithm mma_backward_algorithm = {
+const struct gpu_algorithm mma_backward_algorithm = {
     .row = {"mma.backward", "FlashAttention-2's backward on mma.sync, every feature", FDM_BACKWARD},
     .chosen_freely = 1,
     .refusal = refusal,

@@ -20,7 +20,7 @@
 #include "cuda/ptx/global.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "families/mma/mma_backward.h"
-#include "families/mma/mma_order.h"
+#include "gpu/key_sort.h"
 #if ENGINE
 #    include "cuda/ptx/tma.cuh"
 #endif
@@ -68,11 +68,11 @@
 #define READS      (CROWDED || SCARCE ? 1 : 2) /* of right operands at a time: two measured 1 % faster, where registers allow */
 /* A warp's own rows of bias and mask are copied, a sub-tile ahead, to where it will stage dS or P of them. */
 #define CAN_COPY    (SCORES_ALIGNED && DS_BUFFERS == 2 && PART_ROWS <= 32)
-#define BIAS_COPIED (CAN_COPY && BIAS == MMA_BIAS_SAME && BIAS_ROWS)
+#define BIAS_COPIED (CAN_COPY && BIAS == GPU_BIAS_SAME && BIAS_ROWS)
 #define MASK_COPIED (CAN_COPY && SUMMARISED && (!BIAS_COPIED || BY_COLUMNS))
 #define COPIED      (BIAS_COPIED || MASK_COPIED)
 /* The gradient of a bias is written from the staged dS, 16 bytes a lane. */
-#define DBIAS_FROM_DS (DBIAS == MMA_DBIAS_DIRECT && SCORES_ALIGNED && BIAS == MMA_BIAS_SAME && !SOFTCAP && KEY_TILES == 2)
+#define DBIAS_FROM_DS (DBIAS == MMA_DBIAS_DIRECT && SCORES_ALIGNED && BIAS == GPU_BIAS_SAME && !SOFTCAP && KEY_TILES == 2)
 #define PLAIN      (!BIAS && !SOFTCAP) /* scores stay as the products are, in units of exp2; else in natural units */
 #define UNBOUNDED  0x7fffffff
 #define NO_ROW     0x7fffffff
@@ -160,7 +160,7 @@ struct head {
     const float *lse, *delta;
     float *dq;
     const char *mask, *bias;
-    const uint8_t *summary;
+    const uint8_t *block_mask;
 };
 
 __device__ __forceinline__ struct place find_place(const struct mma_backward_arguments &a, uint32_t x, uint32_t y,
@@ -214,14 +214,14 @@ __device__ __forceinline__ struct head find_head(const struct mma_backward_argum
     head.bias = a.in.bias.data + (at.batch * a.in.bias.batch + h / a.in.bias.group * a.in.bias.head) * BIAS_BYTES;
 #endif
 #if SUMMARISED
-    head.summary = a.in.summary + at.batch * a.in.summary_batch + h / a.in.mask.group * a.in.summary_head +
+    head.block_mask = a.in.block_mask + at.batch * a.in.block_mask_batch + h / a.in.mask.group * a.in.block_mask_head +
                    at.first_key / BLOCK_N;
 #endif
     return head;
 }
 
 __device__ __forceinline__ float bias_value(const char *at) {
-#if BIAS == MMA_BIAS_FLOAT32
+#if BIAS == GPU_BIAS_FLOAT32
     return *(const float *)at;
 #else
     return unpack(*(const uint16_t *)at);
@@ -286,7 +286,7 @@ __device__ __forceinline__ void store_keys(const struct mma_backward_arguments &
         last = 0;
     } else {
 #if INTERVALS
-        const struct mma_intervals &i = a.in.intervals;
+        const struct gpu_intervals &i = a.in.intervals;
         const int64_t h = head.index / i.group, key = (int64_t)at.k_begin + j;
         first = max(first, i.start[at.batch * i.start_batch + h * i.start_head + key * i.start_key]);
         last = min(last, i.end[at.batch * i.end_batch + h * i.end_head + key * i.end_key]);
@@ -325,7 +325,7 @@ struct walk {
 };
 __device__ __forceinline__ struct walk plan_walk(const struct mma_backward_arguments &a, const struct place &at) {
     struct walk w;
-    const int group = GATHER ? MMA_ORDER_KEYS : BLOCK_N, first_key = at.first_key / group * group;
+    const int group = GATHER ? KEY_SORT_KEYS : BLOCK_N, first_key = at.first_key / group * group;
     const int last_key = min(first_key + group, at.seqlen_k) - 1;
     w.first = first_row(a, at, first_key);
     w.last = last_row(a, at, last_key);
@@ -360,17 +360,17 @@ __device__ __forceinline__ struct walk narrow(struct walk w, uint32_t keys, uint
 }
 #endif
 #if SUMMARISED
-/* MMA_TILE_*: what the mask shows of the block's keys to the BLOCK_M rows that `row` is one of. */
+/* GPU_BLOCK_*: what the mask shows of the block's keys to the BLOCK_M rows that `row` is one of. */
 __device__ __forceinline__ uint8_t mask_kind(const struct mma_backward_arguments &a, const struct place &at, int h,
                                              int row) {
-    return find_head(a, at, h).summary[(int64_t)(row / BLOCK_M) * a.in.summary_row];
+    return find_head(a, at, h).block_mask[(int64_t)(row / BLOCK_M) * a.in.block_mask_row];
 }
 #endif
 __device__ __forceinline__ bool active(const struct mma_backward_arguments &a, const struct place &at,
                                        uint32_t keys, int h, int row) {
     bool any = true;
 #if SUMMARISED
-    any = mask_kind(a, at, h, row) != MMA_TILE_HIDDEN;
+    any = mask_kind(a, at, h, row) != GPU_BLOCK_HIDDEN;
 #endif
 #if KEYED
 #    if RING
@@ -408,7 +408,7 @@ __device__ __forceinline__ int *turn_of(const struct mma_backward_arguments &a, 
 }
 /* Key blocks before this one whose walk, by window and ends, has some of SUB_ROWS rows from `row` on. */
 __device__ __forceinline__ int my_turn(const struct mma_backward_arguments &a, const struct place &at, int row) {
-    const int group = GATHER ? MMA_ORDER_KEYS : BLOCK_N;
+    const int group = GATHER ? KEY_SORT_KEYS : BLOCK_N;
     int64_t last = at.seqlen_k - 1;
     if (WINDOW && a.in.window_right != UNBOUNDED && row + SUB_ROWS <= at.seqlen_q)
         last = min(last, (int64_t)row + SUB_ROWS - 1 + at.diagonal + a.in.window_right);
@@ -651,7 +651,7 @@ __device__ __forceinline__ char *dbias_of_key(const struct mma_backward_argument
 __device__ __forceinline__ void add_dbias(char *to, float x) {
 #    if DBIAS == MMA_DBIAS_SUMS
     red_add((float *)to, x);
-#    elif BIAS == MMA_BIAS_FLOAT32
+#    elif BIAS == GPU_BIAS_FLOAT32
     *(float *)to = x;
 #    else
     *(uint16_t *)to = (uint16_t)pack(x, 0);
@@ -1132,13 +1132,13 @@ template <int tiles> __device__ __forceinline__ void gather_shares(float (&sum)[
 }
 
 /* The block's keys in a tensor: from it to a tile, and back. */
-__device__ __forceinline__ char *keys_of(const struct mma_matrix &x, const struct mma_backward_arguments &a,
+__device__ __forceinline__ char *keys_of(const struct gpu_matrix &x, const struct mma_backward_arguments &a,
                                          const struct place &at) {
     return x.data + (at.batch * x.batch + (int64_t)(at.k_begin + (GATHER ? 0 : at.first_key)) * x.row +
                      head_kv_of(a, at) * x.head) * 2;
 }
 template <int chunks>
-__device__ __forceinline__ void load_keys_tile(uint32_t tile, const struct mma_matrix &from,
+__device__ __forceinline__ void load_keys_tile(uint32_t tile, const struct gpu_matrix &from,
                                                const struct mma_backward_arguments &a, const struct place &at,
                                                int num_columns) {
     const char *data = keys_of(from, a, at);
@@ -1154,7 +1154,7 @@ __device__ __forceinline__ void load_keys_tile(uint32_t tile, const struct mma_m
     }
 }
 template <int chunks>
-__device__ __forceinline__ void store_keys_tile(const struct mma_matrix &to, const struct mma_backward_arguments &a,
+__device__ __forceinline__ void store_keys_tile(const struct gpu_matrix &to, const struct mma_backward_arguments &a,
                                                 const struct place &at, uint32_t tile, int num_columns) {
     char *data = keys_of(to, a, at);
     if (!GATHER) {
@@ -1195,7 +1195,7 @@ __device__ __forceinline__ void store_part(const float (&sum)[KEY_TILES][tiles][
 /* One gradient of the block's keys: rounded, through shared memory, to global memory. */
 template <int columns, int tiles>
 __device__ __forceinline__ void store_sums(const float (&sum)[KEY_TILES][tiles][4], float factor, uint32_t tile,
-                                           const struct mma_matrix &to, const struct mma_backward_arguments &a,
+                                           const struct gpu_matrix &to, const struct mma_backward_arguments &a,
                                            const struct place &at, int num_columns) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, share = warp / KEY_WARPS;
     __syncthreads();
@@ -1271,6 +1271,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
     [[maybe_unused]] uint32_t ds_buffer = 0;
 #if RING
     struct ring ring = {0, 0};
+#    if ENGINE
+    fence_proxy_async(); /* the ticket, and V on its way to registers, lay where the copy engine will write */
+#    endif
     __syncthreads(); /* its barriers are ready */
 #endif
 
@@ -1312,7 +1315,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
             const uint32_t staged = tiles.staged + ds_buffer, scores_parity = ds_buffer != 0;
             bool partial = row < walk.full_first || row + UNIT_ROWS > walk.full_last;
 #    if SUMMARISED
-            partial = partial || mask_kind(a, at, h, row) != MMA_TILE_FULL;
+            partial = partial || mask_kind(a, at, h, row) != GPU_BLOCK_FULL;
 #    endif
             ds_buffer ^= STAGE_BYTES * (BY_COLUMNS ? 2 : 1);
             mbarrier_wait(unit.full, ring.parity);
@@ -1374,7 +1377,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
                 const bool last = sub + SUB_ROWS >= end;
                 bool partial = row + sub < walk.full_first || row + sub + SUB_ROWS > walk.full_last;
 #if SUMMARISED
-                partial = partial || mask_kind(a, at, h, row) != MMA_TILE_FULL;
+                partial = partial || mask_kind(a, at, h, row) != GPU_BLOCK_FULL;
 #endif
                 const uint32_t staged = OVERLAY ? tiles.dout + sub * HEAD_DIM_V * 2 : tiles.staged + ds_buffer;
                 if (DS_BUFFERS == 2)

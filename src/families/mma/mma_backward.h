@@ -12,8 +12,8 @@
 #define FDM_MMA_BACKWARD_H
 
 #include "cuda/tensor_map.h"
-#include "families/mma/mma_arguments.h"
 #include "families/mma/mma_forward.h"
+#include "gpu/forward_params.h"
 
 #ifdef __CUDACC__
 #    define MMA_BACKWARD_INLINE __host__ __device__ constexpr
@@ -154,7 +154,7 @@ MMA_BACKWARD_INLINE int32_t mma_backward_v_registers(int32_t block_n, int32_t he
 #define MMA_DBIAS_SUMS   3 /* added in fp32 in the workspace; mma_dbias.cu converts */
 
 #define MMA_BACKWARD_CONSTANTS(X)                                                            \
-    X(DTYPE)      /* MMA_FLOAT16 or MMA_BFLOAT16 */                                          \
+    X(DTYPE)      /* GPU_FLOAT16 or GPU_BFLOAT16 */                                          \
     X(HEAD_DIM)   /* of q and k, as mma_backward_padded() gives it */                        \
     X(HEAD_DIM_V) /* of v, out and dout */                                                   \
     X(BLOCK_M)                                                                               \
@@ -175,7 +175,7 @@ MMA_BACKWARD_INLINE int32_t mma_backward_v_registers(int32_t block_n, int32_t he
     X(BIAS_ROWS)                                                                             \
     X(DBIAS) /* MMA_DBIAS_* */                                                               \
     X(INTERVALS)                                                                             \
-    X(GATHER) /* keys in the order that mma_order.cu gives them */                           \
+    X(GATHER) /* keys in the order that key_sort.cu gives them */                            \
     X(VARLEN)                                                                                \
     X(SOFTCAP)                                                                               \
     X(NEEDS_DQ)                                                                              \
@@ -201,15 +201,15 @@ enum { MMA_ROWS_NUM_CONSTANTS = MMA_ROWS_CONSTANTS(MMA_BACKWARD_COUNT) };
  *   dq         [rows, D]: fp32 sums, each 16 x 8 tile in the order of the accumulators of an mma
  *   turns      [rows / 16]: deterministic: how many key blocks have added to the rows from there on
  *   tickets    [1]: deterministic: blocks in the order in which they began
- *   order      [interval batches, heads, Sk]: numbers of keys, mma_order.h
+ *   order      [interval batches, heads, Sk]: numbers of keys, key_sort.h
  *   dbias      KEYS: [warps that share keys, B, H, Sk]; SUMS: the shape of bias
  *   dbias turns [bias batches, bias heads, key blocks, mma_backward_turns(Sq)]: SUMS, deterministic: how many added
  *   dk, dv     [KV heads, parts, keys of all batches, D or Dv]: SPLIT: fp32 */
 struct mma_backward_arguments {
-    struct mma_forward_arguments in;
-    struct mma_matrix dout, dq, dk, dv;
-    struct mma_rows dlse;
-    struct mma_scores dbias;
+    struct gpu_forward_params in;
+    struct gpu_matrix dout, dq, dk, dv;
+    struct gpu_rows dlse;
+    struct gpu_scores dbias;
     float *lse_rows, *delta_rows, *dq_sums, *dbias_sums, *dk_parts, *dv_parts;
     int32_t *turns, *dbias_turns, *ticket;
     const int32_t *order;

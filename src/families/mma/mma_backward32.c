@@ -4,9 +4,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "error.h"
+#include "base/error.h"
+#include "families/mma/mma_family.h"
 #include "families/mma/mma_gradients.h"
-#include "mma_family.h"
 
 /* The first row whose head dims and shared memory fit is chosen. A block owns 16 * warps / share rows or keys and walks
  * the others `block` at a time. */
@@ -89,8 +89,8 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant,
 /* ---- execution ---- */
 
 /* What is launched, in this order. */
-enum { PREPARE, SUMMARY, OWN_ROWS, OWN_KEYS, OWN_KEYS_VALUES, DBIAS, NUM_KERNELS };
-_Static_assert((int)NUM_KERNELS <= (int)MMA_REQUESTS_MAX, "a plan launches no more");
+enum { PREPARE, BLOCK_MASK, OWN_ROWS, OWN_KEYS, OWN_KEYS_VALUES, DBIAS, NUM_KERNELS };
+_Static_assert((int)NUM_KERNELS <= (int)GPU_REQUESTS_MAX, "a plan launches no more");
 
 /* The gradients that a launch makes; 0: there is no such launch. dK and dV share one where their sums fit. */
 static int32_t gradients_of(const fdm_problem *p, int32_t kernel) {
@@ -111,7 +111,7 @@ static int32_t gradients_of(const fdm_problem *p, int32_t kernel) {
 static int wanted(const fdm_problem *p, int32_t kernel) {
     switch (kernel) {
     case PREPARE: return 1;
-    case SUMMARY: return mma_mask_rows(p);
+    case BLOCK_MASK: return gpu_mask_rows(p);
     case DBIAS: return mma_dbias_kind(p) == MMA_DBIAS_KEYS || mma_dbias_kind(p) == MMA_DBIAS_SUMS;
     default: return gradients_of(p, kernel) != 0;
     }
@@ -136,12 +136,12 @@ static void main_request(const struct tile *t, const fdm_problem *p, int32_t ker
         {"OWNS_KEYS", kernel != OWN_ROWS},
         {"GRADIENTS", gradients_of(p, kernel)},
         {"ALIGNED", p->aligned},
-        {"WINDOW", mma_bounded(p)},
+        {"WINDOW", gpu_bounded(p)},
         {"MASK", p->has_mask},
-        {"MASK_ROWS", mma_mask_rows(p)},
-        {"BIAS", mma_bias_constant(p)},
-        {"BIAS_ROWS", mma_bias_rows(p)},
-        {"SCORES_ALIGNED", kernel == OWN_ROWS && p->scores_aligned && (mma_mask_rows(p) || mma_bias_rows(p))},
+        {"MASK_ROWS", gpu_mask_rows(p)},
+        {"BIAS", gpu_bias_constant(p)},
+        {"BIAS_ROWS", gpu_bias_rows(p)},
+        {"SCORES_ALIGNED", kernel == OWN_ROWS && p->scores_aligned && (gpu_mask_rows(p) || gpu_bias_rows(p))},
         {"DBIAS", dbias_of(p, kernel)},
         {"INTERVALS", p->has_intervals},
         {"VARLEN", p->varlen},
@@ -165,8 +165,8 @@ static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct 
         if (!wanted(p, kernel))
             continue;
         place[kernel] = count++;
-        if (kernel == SUMMARY)
-            mma_summary_request(request);
+        if (kernel == BLOCK_MASK)
+            block_mask_request(request);
         else if (kernel == PREPARE || kernel == DBIAS)
             mma_rows_request(p, kernel == DBIAS ? "mma_dbias" : "mma_backward_prepare",
                              mma_padded32(p->head_dim, p->head_dim_v), mma_padded32(p->head_dim_v, p->head_dim), 0,
@@ -209,9 +209,9 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     const int32_t own = own_of(t);
     mma_fill_gradients(attention, &room, workspace, &a);
     status = mma_launch_prepare(kernels[place[PREPARE]], p, &a, stream);
-    if (!status && wanted(p, SUMMARY))
-        status = mma_summarise(kernels[place[SUMMARY]], p, t->block, t->block, (uint8_t *)(uintptr_t)a.in.summary,
-                               stream, &a.in);
+    if (!status && wanted(p, BLOCK_MASK))
+        status = block_mask_launch(kernels[place[BLOCK_MASK]], p, t->block, t->block,
+                                   (uint8_t *)(uintptr_t)a.in.block_mask, stream, &a.in);
     for (int32_t kernel = OWN_ROWS; kernel <= OWN_KEYS_VALUES && !status; kernel++)
         if (wanted(p, kernel))
             status = mma_launch_gradients(
@@ -222,7 +222,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     return status;
 }
 
-const struct mma_algorithm mma_backward32_algorithm = {
+const struct gpu_algorithm mma_backward32_algorithm = {
     .row = {"mma.backward32", "a pass over rows and one over keys on mma.sync for float32 by 3xTF32, every feature",
             FDM_BACKWARD},
     .chosen_freely = 1,

@@ -21,13 +21,13 @@
  *
  * Registers: sums HEAD_DIM / 2 / SHARE and HEAD_DIM_V / 2 / SHARE, P and dS BLOCK / 2 each, and twice that for split
  * operands; beyond 64 sums dK and dV are made by launches of their own. */
-#define DTYPE   MMA_FLOAT32
+#define DTYPE   GPU_FLOAT32
 #define THREADS (32 * WARPS)
 
 #include "cuda/ptx/global.cuh"
 #include "families/mma/mma_backward32.h"
 #include "families/mma/mma_tf32.cuh"
-#include "families/mma/mma_visible.cuh"
+#include "gpu/visible.cuh"
 
 #define GROUPS      (WARPS / SHARE) /* of warps: each has its own */
 #define OWN         (16 * GROUPS)
@@ -41,7 +41,7 @@ static_assert(BLOCK % 16 == 0 && HEAD_DIM % 32 == 0 && HEAD_DIM_V % 32 == 0, "ti
 static_assert(HEAD_DIM % (16 * SHARE) == 0 && HEAD_DIM_V % (16 * SHARE) == 0 && WARPS % SHARE == 0, "equal shares");
 static_assert(SHARE == 1 || ((HEAD_DIM / SHARE % 32 == 0 || HEAD_DIM == 32) &&
                              (HEAD_DIM_V / SHARE % 32 == 0 || HEAD_DIM_V == 32)), "addresses of a share's columns");
-static_assert(OWN % BLOCK == 0 && THREADS >= BLOCK, "a mask is summarised by BLOCK x BLOCK");
+static_assert(OWN % BLOCK == 0 && THREADS >= BLOCK, "a mask is blocked by BLOCK x BLOCK");
 
 /* Shared memory. */
 struct tiles {
@@ -96,7 +96,7 @@ __device__ __forceinline__ struct place find_place(const struct mma_backward_arg
 }
 
 /* The element before row `row` of a head: matrices are q, k, v, out and their gradients. */
-__device__ __forceinline__ char *row_of(const struct mma_matrix &m, int batch, int64_t row, int head) {
+__device__ __forceinline__ char *row_of(const struct gpu_matrix &m, int batch, int64_t row, int head) {
     return m.data + (batch * m.batch + row * m.row + head * m.head) * 4;
 }
 
@@ -108,19 +108,19 @@ __device__ __forceinline__ int64_t rows_begin(const struct mma_backward_argument
 
 /* What the mask does to the own and a step's others. */
 __device__ __forceinline__ int mask_kind(const struct mma_backward_arguments &a, const struct place &at, int step) {
-    const uint8_t *summary = a.in.summary + at.s.batch * a.in.summary_batch +
-                             at.head / a.in.mask.group * a.in.summary_head;
+    const uint8_t *block_mask = a.in.block_mask + at.s.batch * a.in.block_mask_batch +
+                             at.head / a.in.mask.group * a.in.block_mask_head;
     bool hidden = true, full = true;
 #pragma unroll
     for (int n = 0; n < OWN / BLOCK; n++) {
         const int64_t own = at.first / BLOCK + n;
         if (own * BLOCK >= at.own_length)
             break;
-        const int kind = OWNS_KEYS ? summary[step * a.in.summary_row + own] : summary[own * a.in.summary_row + step];
-        hidden = hidden && kind == MMA_TILE_HIDDEN;
-        full = full && kind == MMA_TILE_FULL;
+        const int kind = OWNS_KEYS ? block_mask[step * a.in.block_mask_row + own] : block_mask[own * a.in.block_mask_row + step];
+        hidden = hidden && kind == GPU_BLOCK_HIDDEN;
+        full = full && kind == GPU_BLOCK_FULL;
     }
-    return hidden ? MMA_TILE_HIDDEN : full ? MMA_TILE_FULL : MMA_TILE_PARTIAL;
+    return hidden ? GPU_BLOCK_HIDDEN : full ? GPU_BLOCK_FULL : GPU_BLOCK_PARTIAL;
 }
 
 /* The thread's two own keys: the rows that see them, and their bias. */
@@ -150,7 +150,7 @@ __device__ __forceinline__ int next_active(const struct mma_backward_arguments &
     for (; step * BLOCK < at.end; step++) {
         bool any = true;
 #if SUMMARISED
-        any = mask_kind(a, at, step) != MMA_TILE_HIDDEN;
+        any = mask_kind(a, at, step) != GPU_BLOCK_HIDDEN;
 #endif
 #if KEYED && OWNS_KEYS
         bool mine = false;
@@ -180,7 +180,7 @@ __device__ __forceinline__ int next_active(const struct mma_backward_arguments &
 __device__ __forceinline__ void load_own(const struct mma_backward_arguments &a, const struct place &at,
                                          const struct tiles &t) {
     const int64_t from = (OWNS_KEYS ? at.s.k_begin : at.s.q_begin) + (int64_t)at.first;
-    const struct mma_matrix &one = OWNS_KEYS ? a.in.k : a.in.q, &two = OWNS_KEYS ? a.in.v : a.dout;
+    const struct gpu_matrix &one = OWNS_KEYS ? a.in.k : a.in.q, &two = OWNS_KEYS ? a.in.v : a.dout;
     const int head = OWNS_KEYS ? at.head_kv : at.head, rows = at.own_length - at.first;
     load_tile<HEAD_DIM / 4, OWN>(t.own1, row_of(one, at.s.batch, from, head), one.row * 4, rows, a.in.head_dim);
     if (OF_SCORES)
@@ -189,7 +189,7 @@ __device__ __forceinline__ void load_own(const struct mma_backward_arguments &a,
 __device__ __forceinline__ void load_other1(const struct mma_backward_arguments &a, const struct place &at,
                                             const struct tiles &t, int step) {
     const int64_t from = (OWNS_KEYS ? at.s.q_begin : at.s.k_begin) + (int64_t)step * BLOCK;
-    const struct mma_matrix &one = OWNS_KEYS ? a.in.q : a.in.k;
+    const struct gpu_matrix &one = OWNS_KEYS ? a.in.q : a.in.k;
     if (step >= 0)
         load_tile<HEAD_DIM / 4, BLOCK>(t.other1, row_of(one, at.s.batch, from, OWNS_KEYS ? at.head : at.head_kv),
                                        one.row * 4, at.other_length - step * BLOCK, a.in.head_dim);
@@ -199,7 +199,7 @@ __device__ __forceinline__ void load_other1(const struct mma_backward_arguments 
 __device__ __forceinline__ void load_other2(const struct mma_backward_arguments &a, const struct place &at,
                                             const struct tiles &t, int step, [[maybe_unused]] uint32_t facts) {
     const int64_t from = (OWNS_KEYS ? at.s.q_begin : at.s.k_begin) + (int64_t)step * BLOCK;
-    const struct mma_matrix &two = OWNS_KEYS ? a.dout : a.in.v;
+    const struct gpu_matrix &two = OWNS_KEYS ? a.dout : a.in.v;
     if (step >= 0) {
         load_tile<HEAD_DIM_V / 4, BLOCK>(t.other2, row_of(two, at.s.batch, from, OWNS_KEYS ? at.head : at.head_kv),
                                          two.row * 4, at.other_length - step * BLOCK, a.in.head_dim_v);
@@ -339,7 +339,7 @@ __device__ __forceinline__ void make_ds(float (&ds)[1][TILES][4], const float (&
 
 /* One gradient of the own rows or keys. */
 template <int columns>
-__device__ __forceinline__ void store_sums(const float (&sum)[1][columns][4], float factor, const struct mma_matrix &to,
+__device__ __forceinline__ void store_sums(const float (&sum)[1][columns][4], float factor, const struct gpu_matrix &to,
                                            const struct place &at, int own, int share, int num_columns) {
     if (!to.data)
         return;
@@ -395,7 +395,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             const int next = next_active(a, at, keys, step + 1, next_facts);
             bool partial = step * BLOCK < at.full_begin || step * BLOCK + BLOCK > at.full_end;
 #if SUMMARISED
-            partial = partial || mask_kind(a, at, step) != MMA_TILE_FULL;
+            partial = partial || mask_kind(a, at, step) != GPU_BLOCK_FULL;
 #endif
             float p[1][TILES][4], slope[TILES][4];
             cp_async_wait<0>();

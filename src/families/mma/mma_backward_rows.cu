@@ -17,7 +17,7 @@
 #define GROUP  (CHUNKS > 16 ? 32 : CHUNKS > 8 ? 16 : CHUNKS > 4 ? 8 : 4) /* lanes that read one row */
 #define ROWS_AT_ONCE (32 / GROUP)
 #define ROUNDS       (16 / ROWS_AT_ONCE)
-#define TOGETHER     (DTYPE == MMA_FLOAT32 || ROUNDS < 8 ? (ROUNDS < 4 ? ROUNDS : 4) : 8)
+#define TOGETHER     (DTYPE == GPU_FLOAT32 || ROUNDS < 8 ? (ROUNDS < 4 ? ROUNDS : 4) : 8)
 
 struct rows {
     int first, seqlen_q;
@@ -53,7 +53,7 @@ __device__ __forceinline__ void clear_dbias(const struct mma_backward_arguments 
         char *to = (char *)a.dbias.data +
                    (blockIdx.z * a.dbias.batch + blockIdx.y * a.dbias.head + i * a.dbias.row) * BIAS_BYTES;
         for (int j = threadIdx.x % 32; j < a.dbias_keys; j += 32)
-            if (BIAS == MMA_BIAS_FLOAT32)
+            if (BIAS == GPU_BIAS_FLOAT32)
                 *(float *)(to + j * a.dbias.key * 4) = 0;
             else
                 *(uint16_t *)(to + j * a.dbias.key * 2) = 0;
@@ -61,7 +61,7 @@ __device__ __forceinline__ void clear_dbias(const struct mma_backward_arguments 
 #endif
 }
 
-#if DTYPE == MMA_FLOAT32
+#if DTYPE == GPU_FLOAT32
 typedef float element;
 __device__ __forceinline__ float number(element x) { return x; }
 #else
@@ -209,7 +209,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 }
 #endif
 
-#if DTYPE != MMA_FLOAT32
+#if DTYPE != GPU_FLOAT32
 /* dK and dV of a KV head whose group is split: the parts are added in order. A thread has 8 columns of one key of one of
  * them. Grid: x keys times columns, y KV heads. */
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -218,7 +218,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int64_t n = (int64_t)blockIdx.x * THREADS + threadIdx.x, row = n / chunks;
     const bool of_k = n % chunks < chunks_k;
     const int chunk = (int)(n % chunks) - (of_k ? 0 : chunks_k);
-    const struct mma_matrix &to = of_k ? a.dk : a.dv;
+    const struct gpu_matrix &to = of_k ? a.dk : a.dv;
     const int count = min((of_k ? a.in.head_dim : a.in.head_dim_v) - chunk * 8, 8);
     if (row >= a.key_rows || !to.data || count <= 0)
         return;

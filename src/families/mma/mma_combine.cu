@@ -11,7 +11,7 @@
 #define MINUS_INF (-__int_as_float(0x7f800000))
 
 extern "C" __global__ void __launch_bounds__(32 * MMA_DECODE_WARPS)
-    mma_combine(const __grid_constant__ struct mma_forward_arguments a) {
+    mma_combine(const __grid_constant__ struct gpu_forward_params a) {
     const int lane = threadIdx.x % 32;
     const int64_t all_rows = VARLEN ? (int64_t)a.heads * a.total_q : (int64_t)a.batch * a.heads * a.seqlen_q;
     const int64_t row = blockIdx.x * (int64_t)MMA_DECODE_WARPS + threadIdx.x / 32;
@@ -46,7 +46,7 @@ extern "C" __global__ void __launch_bounds__(32 * MMA_DECODE_WARPS)
             x += weight * o.x;
             y += weight * o.y;
         }
-#if DTYPE == MMA_BFLOAT16
+#if DTYPE == GPU_BFLOAT16
         const uint32_t both = cvt_bf16x2(x * inverse, y * inverse);
 #else
         const uint32_t both = cvt_f16x2(x * inverse, y * inverse);

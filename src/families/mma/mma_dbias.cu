@@ -45,7 +45,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
     char *to = (char *)a.dbias.data +
                (b * a.dbias.batch + h * a.dbias.head + i * a.dbias.row + j * a.dbias.key) * BIAS_BYTES;
-#if BIAS == MMA_BIAS_FLOAT32
+#if BIAS == GPU_BIAS_FLOAT32
     *(float *)to = x;
 #else
     *(uint16_t *)to = (uint16_t)pack(x, 0);

@@ -5,15 +5,15 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "error.h"
-#include "mma_family.h"
+#include "base/error.h"
+#include "families/mma/mma_family.h"
 
 enum { STAGES_MAX = 4, SPLITS_MAX = 128, TILES_OF_A_SPLIT_MIN = 4, KEYS_MIN = 512, BLOCKS_MAX = 2, RESERVE = 1 << 10 };
 /* Of K and V that a multiprocessor waits for at a time: less leaves the memory idle, more is 2 % slower (H200). */
 enum { FLIGHT_BYTES = 64 << 10 };
 
 static int32_t shared_bytes(const fdm_problem *p, int32_t stages) {
-    return mma_decode_shared_bytes((int32_t)mma_round_up(p->head_dim, 16), (int32_t)mma_round_up(p->head_dim_v, 16),
+    return mma_decode_shared_bytes((int32_t)gpu_round_up(p->head_dim, 16), (int32_t)gpu_round_up(p->head_dim_v, 16),
                                    stages);
 }
 
@@ -23,7 +23,7 @@ static int blocks_fit(const fdm_device *device, const fdm_problem *p, int32_t st
 }
 
 static int64_t tile_bytes(const fdm_problem *p) {
-    return MMA_DECODE_KEYS * (mma_round_up(p->head_dim, 16) + mma_round_up(p->head_dim_v, 16)) * 2;
+    return MMA_DECODE_KEYS * (gpu_round_up(p->head_dim, 16) + gpu_round_up(p->head_dim_v, 16)) * 2;
 }
 
 /* The fewest stages with which `blocks` of a multiprocessor have enough under way, or as many as there is room for. */
@@ -43,7 +43,7 @@ static int32_t blocks_of(const fdm_device *device, const fdm_problem *p) {
 }
 
 static const char *refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
-    if (mma_dtype(p->dtype) < 0)
+    if (gpu_dtype(p->dtype) < 0)
         return "it takes float16 and bfloat16";
     if (p->head_dim > 256 || p->head_dim_v > 256 || p->head_dim % 8 || p->head_dim_v % 8)
         return "head dims are multiples of 8 and at most 256";
@@ -63,9 +63,9 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
     return NULL;
 }
 
-static int suits(const fdm_device *device, const fdm_problem *p) {
+static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
     (void)device;
-    return p->seqlen_k >= KEYS_MIN;
+    return p->seqlen_k >= KEYS_MIN ? NULL : "other kernels suit it better";
 }
 
 /* Keys that the rows of a KV head can see at most. */
@@ -111,11 +111,11 @@ static int32_t splits_of(const fdm_device *device, const fdm_problem *p) {
 static int64_t rows_of(const fdm_problem *p) {
     return p->varlen ? p->heads * p->total_q : p->batch * p->heads * p->seqlen_q;
 }
-static int64_t lse_bytes(const fdm_problem *p, int32_t splits) { return mma_round_up(rows_of(p) * splits * 4, 64); }
+static int64_t lse_bytes(const fdm_problem *p, int32_t splits) { return gpu_round_up(rows_of(p) * splits * 4, 64); }
 static int64_t workspace_bytes(const fdm_problem *p, int32_t splits, int32_t merge) {
     return merge != MMA_MERGE_WORKSPACE
                ? 0
-               : lse_bytes(p, splits) + mma_round_up(rows_of(p) * splits * p->head_dim_v * 4, 64);
+               : lse_bytes(p, splits) + gpu_round_up(rows_of(p) * splits * p->head_dim_v * 4, 64);
 }
 
 /* Clusters: 9.0 and 10.0; 12.0 is not built for them. Where blocks come in waves, one would wait for room for all of
@@ -167,12 +167,12 @@ enum { DECODE, COMBINE, NUM_KERNELS };
 static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *requests) {
     const int32_t stages = plan->parameters[1], merge = plan->parameters[2];
     const struct cuda_constant constants[] = {
-        {"DTYPE", mma_dtype(p->dtype)},
-        {"HEAD_DIM", mma_round_up(p->head_dim, 16)},
-        {"HEAD_DIM_V", mma_round_up(p->head_dim_v, 16)},
+        {"DTYPE", gpu_dtype(p->dtype)},
+        {"HEAD_DIM", gpu_round_up(p->head_dim, 16)},
+        {"HEAD_DIM_V", gpu_round_up(p->head_dim_v, 16)},
         {"STAGES", stages},
         {"MIN_BLOCKS", BLOCKS_MAX},
-        {"WINDOW", mma_bounded(p)},
+        {"WINDOW", gpu_bounded(p)},
         {"VARLEN", p->varlen},
         {"MERGE", merge},
     };
@@ -188,7 +188,7 @@ static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct 
     requests[COMBINE].file = "families/mma/mma_combine.cu";
     requests[COMBINE].entry = "mma_combine";
     requests[COMBINE].num_constants = 2;
-    requests[COMBINE].constants[0] = (struct cuda_constant){"DTYPE", mma_dtype(p->dtype)};
+    requests[COMBINE].constants[0] = (struct cuda_constant){"DTYPE", gpu_dtype(p->dtype)};
     requests[COMBINE].constants[1] = (struct cuda_constant){"VARLEN", p->varlen};
     requests[COMBINE].shared_bytes = 0;
     requests[COMBINE].threads = 32 * MMA_DECODE_WARPS;
@@ -211,8 +211,8 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     fdm_status status = cuda_kernels_get(plan->device.index, wanted, count, kernels);
     if (status)
         return status;
-    struct mma_forward_arguments arguments;
-    mma_fill_arguments(attention, &arguments);
+    struct gpu_forward_params arguments;
+    gpu_fill_forward(attention, &arguments);
     arguments.num_splits = splits;
     if (merge == MMA_MERGE_WORKSPACE) {
         arguments.partial_lse = workspace;
@@ -235,11 +235,11 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     return cuda_launch(&launch);
 }
 
-const struct mma_algorithm mma_decode_algorithm = {
+const struct gpu_algorithm mma_decode_algorithm = {
     .row = {"mma.decode", "few query rows, keys split over blocks and merged", FDM_FORWARD},
     .chosen_freely = 1,
     .refusal = refusal,
-    .suits = suits,
+    .passed_over = passed_over,
     .fill = fill,
     .requests = requests,
     .execute = execute,

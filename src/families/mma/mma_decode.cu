@@ -35,14 +35,14 @@ template <int chunks> __device__ __forceinline__ int chunk_offset(int row, int c
 }
 
 __device__ __forceinline__ void mma_16x8x16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-#if DTYPE == MMA_BFLOAT16
+#if DTYPE == GPU_BFLOAT16
     mma_m16n8k16_bf16(c, a, b0, b1);
 #else
     mma_m16n8k16_f16(c, a, b0, b1);
 #endif
 }
 __device__ __forceinline__ uint32_t pack(float low, float high) {
-#if DTYPE == MMA_BFLOAT16
+#if DTYPE == GPU_BFLOAT16
     return cvt_bf16x2(low, high);
 #else
     return cvt_f16x2(low, high);
@@ -141,7 +141,7 @@ __device__ __forceinline__ void take_keys(struct warp_state &w, const uint32_t (
 }
 
 /* Two neighbouring columns of a row of the output, and with the first its lse. */
-__device__ __forceinline__ void store_pair(const struct mma_forward_arguments &a, int batch, int head, int64_t row,
+__device__ __forceinline__ void store_pair(const struct gpu_forward_params &a, int batch, int head, int64_t row,
                                            int column, float x, float y, float lse) {
     *(uint32_t *)(a.out.data + (batch * a.out.batch + row * a.out.row + head * a.out.head + column) * 2) = pack(x, y);
     if (column == 0 && a.lse.data)
@@ -149,7 +149,7 @@ __device__ __forceinline__ void store_pair(const struct mma_forward_arguments &a
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
-    mma_decode(const __grid_constant__ struct mma_forward_arguments a) {
+    mma_decode(const __grid_constant__ struct gpu_forward_params a) {
     extern __shared__ __align__(128) char shared[];
     const uint32_t q_tile = shared_address(shared), ring = q_tile + ROWS * HEAD_DIM * 2;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;

@@ -2,10 +2,10 @@
 #ifndef FDM_MMA_DECODE_H
 #define FDM_MMA_DECODE_H
 
-#include "families/mma/mma_arguments.h"
+#include "gpu/forward_params.h"
 
 #define MMA_DECODE_CONSTANTS(X)                                  \
-    X(DTYPE)      /* MMA_FLOAT16 or MMA_BFLOAT16 */              \
+    X(DTYPE)      /* GPU_FLOAT16 or GPU_BFLOAT16 */              \
     X(HEAD_DIM)   /* D rounded up to 16 */                       \
     X(HEAD_DIM_V) /* Dv rounded up to 16 */                      \
     X(STAGES)     /* tiles of K and V in flight */               \

@@ -4,9 +4,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "error.h"
-#include "families/mma/mma_summary.h"
-#include "mma_family.h"
+#include "base/error.h"
+#include "families/mma/mma_family.h"
+#include "gpu/block_mask.h"
 
 /* ---- tiles ---- */
 
@@ -60,15 +60,15 @@ enum { NUM_TILES = sizeof tiles / sizeof tiles[0] };
 
 /* The kernel's head dim: columns beyond the tensor's are zero. Between 192 and 256 the swizzle of a row would need more
  * registers than there are. */
-static int32_t padded(int64_t head_dim) { return head_dim > 192 ? 256 : (int32_t)mma_round_up(head_dim, 16); }
+static int32_t padded(int64_t head_dim) { return head_dim > 192 ? 256 : (int32_t)gpu_round_up(head_dim, 16); }
 static int32_t block_m(const struct tile *t) { return 16 * t->row_tiles * t->warps; }
-static int lists_tiles(const fdm_problem *p) { return mma_mask_rows(p) && !mma_lists_keys(p); }
+static int lists_tiles(const fdm_problem *p) { return gpu_mask_rows(p) && !gpu_lists_keys(p); }
 
 static enum scoring scoring_of(const fdm_problem *p) {
-    const int rows = mma_mask_rows(p) + mma_bias_rows(p);
-    if (p->softcap > 0 || !p->aligned || rows > 1 || (rows && (mma_lists_keys(p) || !p->scores_aligned)))
+    const int rows = gpu_mask_rows(p) + gpu_bias_rows(p);
+    if (p->softcap > 0 || !p->aligned || rows > 1 || (rows && (gpu_lists_keys(p) || !p->scores_aligned)))
         return MIXED;
-    return rows ? ROWS : mma_lists_keys(p) ? LISTED : BARE;
+    return rows ? ROWS : gpu_lists_keys(p) ? LISTED : BARE;
 }
 
 /* A bias in a list takes the registers of two. */
@@ -76,16 +76,16 @@ static int32_t extras_of(const fdm_problem *p) { return p->has_intervals + p->ha
 
 /* Mask and bias rows are copied to shared memory beside the keys. */
 static int stages_scores(const fdm_problem *p) {
-    return p->scores_aligned && (mma_mask_rows(p) || mma_bias_rows(p)) && !mma_lists_keys(p);
+    return p->scores_aligned && (gpu_mask_rows(p) || gpu_bias_rows(p)) && !gpu_lists_keys(p);
 }
 
 static int32_t shared_bytes(const struct tile *t, const fdm_problem *p) {
-    int32_t lists = mma_lists_keys(p) ? MMA_FORWARD_LIST_BYTES(p->has_bias && !mma_bias_rows(p))
+    int32_t lists = gpu_lists_keys(p) ? MMA_FORWARD_LIST_BYTES(p->has_bias && !gpu_bias_rows(p))
                     : lists_tiles(p)  ? MMA_FORWARD_TILE_BYTES
                                       : 0;
     int32_t staged = !stages_scores(p) || t->block_n % 32
                          ? 0
-                         : mma_mask_rows(p) + (mma_bias_rows(p) ? (int32_t)fdm_dtype_bytes(p->bias_dtype) : 0);
+                         : gpu_mask_rows(p) + (gpu_bias_rows(p) ? (int32_t)fdm_dtype_bytes(p->bias_dtype) : 0);
     return mma_forward_shared_bytes(block_m(t), t->block_n, t->stages, padded(p->head_dim), padded(p->head_dim_v),
                                     lists, staged);
 }
@@ -97,16 +97,16 @@ static int fits(const struct tile *t, const fdm_device *device, const fdm_proble
     /* a tile for everything takes what a tile for less would take, where that does not fit the device */
     const int scored = t->scoring == scoring_of(p) || t->scoring == MIXED;
     const int arch = !t->arch_max || device->compute_major * 10 + device->compute_minor <= t->arch_max;
-    return dims && scored && arch && (t->windowed || !mma_bounded(p)) && extras_of(p) <= t->extras_max &&
+    return dims && scored && arch && (t->windowed || !gpu_bounded(p)) && extras_of(p) <= t->extras_max &&
            p->seqlen_k >= t->seqlen_k_min && shared_bytes(t, p) <= device->shared_bytes;
 }
 
-static int64_t summary_bytes(const struct tile *t, const fdm_problem *p) {
-    return lists_tiles(p) ? mma_summary_bytes(p, block_m(t), t->block_n) : 0;
+static int64_t mask_bytes(const struct tile *t, const fdm_problem *p) {
+    return lists_tiles(p) ? block_mask_bytes(p, block_m(t), t->block_n) : 0;
 }
 
 static const char *refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
-    if (mma_dtype(p->dtype) < 0)
+    if (gpu_dtype(p->dtype) < 0)
         return "it takes float16 and bfloat16";
     if (p->head_dim > 256 || p->head_dim_v > 256)
         return "head dims are at most 256";
@@ -127,7 +127,7 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant,
         plan->block_n = t->block_n;
         plan->stages = t->stages;
         plan->shared_bytes = shared_bytes(t, p);
-        plan->workspace_bytes = summary_bytes(t, p);
+        plan->workspace_bytes = mask_bytes(t, p);
         snprintf(plan->choice, sizeof plan->choice, "MMA_Forward_%dx%d_S%d%s", plan->block_m, plan->block_n,
                  plan->stages, t->q_in_registers ? "_QRegs" : "");
         snprintf(
@@ -145,7 +145,7 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant,
 
 static void forward_request(const struct tile *t, const fdm_problem *p, struct cuda_kernel_request *request) {
     const struct cuda_constant constants[] = {
-        {"DTYPE", mma_dtype(p->dtype)},
+        {"DTYPE", gpu_dtype(p->dtype)},
         {"HEAD_DIM", padded(p->head_dim)},
         {"HEAD_DIM_V", padded(p->head_dim_v)},
         {"WARPS", t->warps},
@@ -156,11 +156,11 @@ static void forward_request(const struct tile *t, const fdm_problem *p, struct c
         {"Q_IN_REGISTERS", t->q_in_registers},
         {"OPTIMISTIC", t->optimistic},
         {"ALIGNED", p->aligned},
-        {"WINDOW", mma_bounded(p) || mma_lists_keys(p)}, /* in a list it takes fewer registers, and no time */
+        {"WINDOW", gpu_bounded(p) || gpu_lists_keys(p)}, /* in a list it takes fewer registers, and no time */
         {"MASK", p->has_mask},
-        {"MASK_ROWS", mma_mask_rows(p)},
-        {"BIAS", mma_bias_constant(p)},
-        {"BIAS_ROWS", mma_bias_rows(p)},
+        {"MASK_ROWS", gpu_mask_rows(p)},
+        {"BIAS", gpu_bias_constant(p)},
+        {"BIAS_ROWS", gpu_bias_rows(p)},
         {"SCORES_ALIGNED", stages_scores(p) && t->block_n % 32 == 0},
         {"INTERVALS", p->has_intervals},
         {"VARLEN", p->varlen},
@@ -179,16 +179,16 @@ static void forward_request(const struct tile *t, const fdm_problem *p, struct c
 static int sound(const fdm_plan *plan, const fdm_problem *p) {
     const int32_t tile = plan->parameters[0];
     return tile >= 0 && tile < NUM_TILES && plan->block_m == block_m(&tiles[tile]) &&
-           plan->block_n == tiles[tile].block_n && summary_bytes(&tiles[tile], p) <= plan->workspace_bytes;
+           plan->block_n == tiles[tile].block_n && mask_bytes(&tiles[tile], p) <= plan->workspace_bytes;
 }
 
-/* The forward's kernel, and the summary's where the mask has rows. */
-enum { FORWARD, SUMMARY, NUM_KERNELS };
+/* The forward's kernel, and the block mask's where the mask has rows. */
+enum { FORWARD, BLOCK_MASK, NUM_KERNELS };
 static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *requests) {
     forward_request(&tiles[plan->parameters[0]], p, &requests[FORWARD]);
     if (!lists_tiles(p))
         return 1;
-    mma_summary_request(&requests[SUMMARY]);
+    block_mask_request(&requests[BLOCK_MASK]);
     return 2;
 }
 
@@ -219,13 +219,13 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     if (blocks == 0)
         return FDM_OK;
     const struct cuda_kernel *kernels[NUM_KERNELS];
-    struct mma_forward_arguments arguments;
-    mma_fill_arguments(attention, &arguments);
+    struct gpu_forward_params arguments;
+    gpu_fill_forward(attention, &arguments);
     struct cuda_kernel_request wanted[NUM_KERNELS];
     const int32_t count = make_requests(plan, p, wanted);
     fdm_status status = cuda_kernels_get(plan->device.index, wanted, count, kernels);
     if (!status && lists_tiles(p) && p->seqlen_k > 0)
-        status = mma_summarise(kernels[SUMMARY], p, block_m(t), t->block_n, workspace, stream, &arguments);
+        status = block_mask_launch(kernels[BLOCK_MASK], p, block_m(t), t->block_n, workspace, stream, &arguments);
     if (status)
         return status;
     struct cuda_launch launch = {.kernel = kernels[FORWARD],
@@ -237,7 +237,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     return cuda_launch(&launch);
 }
 
-const struct mma_algorithm mma_forward_algorithm = {
+const struct gpu_algorithm mma_forward_algorithm = {
     .row = {"mma.forward", "FlashAttention-2 on mma.sync, every feature", FDM_FORWARD},
     .chosen_freely = 1,
     .refusal = refusal,

@@ -151,14 +151,14 @@ template <int chunks, int tile_rows> struct tile_source {
 /* ---- one warp's products ---- */
 
 __device__ __forceinline__ void mma_16x8x16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-#if DTYPE == MMA_BFLOAT16
+#if DTYPE == GPU_BFLOAT16
     mma_m16n8k16_bf16(c, a, b0, b1);
 #else
     mma_m16n8k16_f16(c, a, b0, b1);
 #endif
 }
 __device__ __forceinline__ uint32_t pack(float low, float high) {
-#if DTYPE == MMA_BFLOAT16
+#if DTYPE == GPU_BFLOAT16
     return cvt_bf16x2(low, high);
 #else
     return cvt_f16x2(low, high);
@@ -289,9 +289,9 @@ struct tile_keys {
 };
 
 __device__ __forceinline__ float bias_value(const char *at) {
-#if BIAS == MMA_BIAS_FLOAT32
+#if BIAS == GPU_BIAS_FLOAT32
     return *(const float *)at;
-#elif DTYPE == MMA_BFLOAT16
+#elif DTYPE == GPU_BFLOAT16
     return cvt_f32_bf16(*(const uint16_t *)at);
 #else
     return cvt_f32_f16(*(const uint16_t *)at);
@@ -322,7 +322,7 @@ __device__ __forceinline__ void load_scores(uint32_t tile, const char *data, int
         cp_async_16_fill(tile + chunk_offset<chunks>(row, chunk), bytes ? from : data, bytes);
     }
 }
-__device__ __forceinline__ void stage_scores(const struct mma_forward_arguments &a, const struct place &at,
+__device__ __forceinline__ void stage_scores(const struct gpu_forward_params &a, const struct place &at,
                                              const struct score_pointers &from, int warp_row,
                                              const struct tile_keys &keys) {
     const int rows = at.seqlen_q - at.first_row;
@@ -337,14 +337,14 @@ __device__ __forceinline__ void stage_scores(const struct mma_forward_arguments 
 /* Two neighbours of a staged row: columns 8 n + 2 (lane % 4), + 1. */
 __device__ __forceinline__ void staged_bias(float (&b)[2], uint32_t tile, int row, int n) {
     const int pair = threadIdx.x % 4;
-#    if BIAS == MMA_BIAS_FLOAT32
+#    if BIAS == GPU_BIAS_FLOAT32
     uint32_t low, high;
     ld_shared_8(low, high, tile + chunk_offset<BLOCK_N / 4>(row, n * 2 + pair / 2) + pair % 2 * 8);
     b[0] = __uint_as_float(low);
     b[1] = __uint_as_float(high);
 #    else
     const uint32_t both = ld_shared_4(tile + chunk_offset<BLOCK_N / 8>(row, n) + pair * 4);
-#        if DTYPE == MMA_BFLOAT16
+#        if DTYPE == GPU_BFLOAT16
     b[0] = __uint_as_float(both << 16);
     b[1] = __uint_as_float(both & 0xffff0000u);
 #        else
@@ -360,7 +360,7 @@ __device__ __forceinline__ uint32_t staged_mask(uint32_t tile, int row, int n) {
 
 /* Scale, softcap and bias: scores in natural units (where PLAIN, they stay as the products are). */
 __device__ __forceinline__ void finish_scores(float (&s)[ROW_TILES][KEY_TILES][4],
-                                              const struct mma_forward_arguments &a, const struct place &at,
+                                              const struct gpu_forward_params &a, const struct place &at,
                                               const struct score_pointers &from, int warp_row,
                                               const struct tile_keys &keys) {
 #if !PLAIN
@@ -407,18 +407,18 @@ __device__ __forceinline__ void finish_scores(float (&s)[ROW_TILES][KEY_TILES][4
 }
 
 /* First and last key that a row sees, before mask and intervals. */
-__device__ __forceinline__ int first_visible(const struct mma_forward_arguments &a, const struct place &at, int row) {
+__device__ __forceinline__ int first_visible(const struct gpu_forward_params &a, const struct place &at, int row) {
     return WINDOW && a.window_left != UNBOUNDED
                ? (int)max((int64_t)0, (int64_t)row + at.diagonal - a.window_left) : 0;
 }
-__device__ __forceinline__ int last_visible(const struct mma_forward_arguments &a, const struct place &at, int row) {
+__device__ __forceinline__ int last_visible(const struct gpu_forward_params &a, const struct place &at, int row) {
     return WINDOW && a.window_right != UNBOUNDED
                ? (int)max((int64_t)-1, min((int64_t)at.seqlen_k - 1, (int64_t)row + at.diagonal + a.window_right))
                : at.seqlen_k - 1;
 }
 
 /* Keys that are not visible become -inf. */
-__device__ __forceinline__ void hide_keys(float (&s)[ROW_TILES][KEY_TILES][4], const struct mma_forward_arguments &a,
+__device__ __forceinline__ void hide_keys(float (&s)[ROW_TILES][KEY_TILES][4], const struct gpu_forward_params &a,
                                           const struct place &at, const struct score_pointers &from, int warp_row,
                                           const struct tile_keys &keys) {
     const int column = threadIdx.x % 4 * 2;
@@ -462,7 +462,7 @@ __device__ __forceinline__ void hide_keys(float (&s)[ROW_TILES][KEY_TILES][4], c
 
 /* ---- online softmax ---- */
 
-__device__ __forceinline__ float exponent_unit(const struct mma_forward_arguments &a) {
+__device__ __forceinline__ float exponent_unit(const struct gpu_forward_params &a) {
 #if PLAIN
     return a.scale * LOG2_E;
 #else
@@ -545,7 +545,7 @@ struct key_list {
 };
 
 /* What key j gives the block: the rows that see it (0 = none), and its bias. */
-__device__ __forceinline__ uint32_t look_at_key(const struct key_list &list, const struct mma_forward_arguments &a,
+__device__ __forceinline__ uint32_t look_at_key(const struct key_list &list, const struct gpu_forward_params &a,
                                                 const struct place &at, const struct score_pointers &from, int j,
                                                 float &bias) {
     int first = at.first_row, last = first + min(BLOCK_M, at.seqlen_q - first); /* rows first <= i < last see it */
@@ -576,7 +576,7 @@ __device__ __forceinline__ uint32_t look_at_key(const struct key_list &list, con
 /* Appends the keys from next_key on that some row sees, until the list is nearly full or the keys end; returns the new
  * number of entries. Each warp looks at consecutive keys, so the list is in order. */
 __device__ __forceinline__ int extend_list(const struct key_list &list, int count, int &next_key,
-                                           const struct mma_forward_arguments &a, const struct place &at,
+                                           const struct gpu_forward_params &a, const struct place &at,
                                            const struct score_pointers &from) {
     constexpr int each = MMA_FORWARD_LIST_STEP / THREADS;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -649,18 +649,18 @@ __device__ __forceinline__ void shift_list(const struct key_list &list, int done
 #endif
 
 #if TILE_LIST
-/* Lists the tiles of [first, last) in which the mask has a visible pair, from the summary that mma_summary.cu made;
+/* Lists the tiles of [first, last) in which the mask has a visible pair, from the block mask that block_mask.cu made;
  * returns how many. */
-__device__ __forceinline__ int list_tiles(uint16_t *list, const uint8_t *summary, int first, int last) {
+__device__ __forceinline__ int list_tiles(uint16_t *list, const uint8_t *block_mask, int first, int last) {
     const int lane = threadIdx.x % 32;
     int count = 0;
     if (threadIdx.x < 32)
         for (int i = 0; i < last - first; i += 32) {
-            const uint8_t kind = i + lane < last - first ? summary[first + i + lane] : MMA_TILE_HIDDEN;
-            const uint32_t kept = __ballot_sync(0xffffffff, kind != MMA_TILE_HIDDEN);
-            if (kind != MMA_TILE_HIDDEN)
+            const uint8_t kind = i + lane < last - first ? block_mask[first + i + lane] : GPU_BLOCK_HIDDEN;
+            const uint32_t kept = __ballot_sync(0xffffffff, kind != GPU_BLOCK_HIDDEN);
+            if (kind != GPU_BLOCK_HIDDEN)
                 list[count + __popc(kept & ((1u << lane) - 1))] =
-                    (uint16_t)((i + lane) | (kind == MMA_TILE_FULL ? 0x8000 : 0));
+                    (uint16_t)((i + lane) | (kind == GPU_BLOCK_FULL ? 0x8000 : 0));
             count += __popc(kept);
         }
     if (threadIdx.x == 0)
@@ -672,7 +672,7 @@ __device__ __forceinline__ int list_tiles(uint16_t *list, const uint8_t *summary
 
 /* ---- the kernel ---- */
 
-__device__ __forceinline__ struct place find_place(const struct mma_forward_arguments &a) {
+__device__ __forceinline__ struct place find_place(const struct gpu_forward_params &a) {
     struct place at;
     /* Sections of heads whose K and V fit in the second-level cache; in a section the longest rows first. */
     int blocks = (a.seqlen_q + BLOCK_M - 1) / BLOCK_M, heads = a.heads * a.batch;
@@ -705,7 +705,7 @@ __device__ __forceinline__ struct place find_place(const struct mma_forward_argu
 }
 
 /* Rows of the warp from registers to global memory, through its own part of shared memory. */
-__device__ __forceinline__ void store_rows(struct fragments &f, const struct mma_forward_arguments &a,
+__device__ __forceinline__ void store_rows(struct fragments &f, const struct gpu_forward_params &a,
                                            const struct place &at, uint32_t out_tile, int warp_row, float unit) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -749,7 +749,7 @@ __device__ __forceinline__ void store_rows(struct fragments &f, const struct mma
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
-    mma_forward(const __grid_constant__ struct mma_forward_arguments a) {
+    mma_forward(const __grid_constant__ struct gpu_forward_params a) {
     extern __shared__ __align__(128) char shared[];
     const uint32_t q_tile = shared_address(shared), k_tiles = q_tile + MMA_FORWARD_Q_BYTES,
                    v_tiles = k_tiles + STAGES * BLOCK_N * HEAD_DIM * 2;
@@ -806,7 +806,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
                                   (const int32_t **)(places + (BIAS && !BIAS_ROWS ? 12 : 8) * MMA_FORWARD_LIST + 32)};
 #    if INTERVALS
     if (threadIdx.x == 0) {
-        const struct mma_intervals &i = a.intervals;
+        const struct gpu_intervals &i = a.intervals;
         const int64_t head = at.head / i.group;
         list.intervals[0] = i.start + at.batch * i.start_batch + head * i.start_head + at.k_begin * i.start_key;
         list.intervals[1] = i.end + at.batch * i.end_batch + head * i.end_head + at.k_begin * i.end_key;
@@ -838,11 +838,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     const int first_tile = at.first_key / BLOCK_N, last_tile = (at.last_key + BLOCK_N - 1) / BLOCK_N;
 #    if TILE_LIST
     uint16_t *list = (uint16_t *)(shared + MMA_FORWARD_LIST_OFFSET);
-    const uint8_t *summary = a.summary + at.batch * a.summary_batch + at.head / a.mask.group * a.summary_head +
-                             (int64_t)(at.first_row / BLOCK_M) * a.summary_row;
+    const uint8_t *block_mask = a.block_mask + at.batch * a.block_mask_batch + at.head / a.mask.group * a.block_mask_head +
+                             (int64_t)(at.first_row / BLOCK_M) * a.block_mask_row;
     for (int segment = first_tile; segment < last_tile; segment += MMA_FORWARD_TILES) {
         __syncthreads(); /* the list and the buffers of the segment before are free */
-        const int count = list_tiles(list, summary, segment, min(segment + MMA_FORWARD_TILES, last_tile));
+        const int count = list_tiles(list, block_mask, segment, min(segment + MMA_FORWARD_TILES, last_tile));
         auto tile_at = [&](int t) { return segment + (list[t] & 0x7fff); };
 #    else
     {

@@ -2,16 +2,12 @@
 #ifndef FDM_MMA_FORWARD_H
 #define FDM_MMA_FORWARD_H
 
-#include "families/mma/mma_arguments.h"
-
-/* BIAS */
-#define MMA_BIAS_NONE    0
-#define MMA_BIAS_SAME    1 /* the dtype of q */
-#define MMA_BIAS_FLOAT32 2
+#include "gpu/block_mask.h"
+#include "gpu/forward_params.h"
 
 /* The constants that specialise the kernel, in the order of the plan's and the cache's listing. */
 #define MMA_FORWARD_CONSTANTS(X)                                                                                 \
-    X(DTYPE)      /* MMA_FLOAT16 or MMA_BFLOAT16 */                                                              \
+    X(DTYPE)      /* GPU_FLOAT16 or GPU_BFLOAT16 */                                                              \
     X(HEAD_DIM)   /* D rounded up to 16 */                                                                       \
     X(HEAD_DIM_V) /* Dv rounded up to 16 */                                                                      \
     X(WARPS)                                                                                                     \
@@ -36,11 +32,6 @@
 /* Places in the list of visible keys, and keys that are looked at in one step. */
 #define MMA_FORWARD_LIST      1024
 #define MMA_FORWARD_LIST_STEP 512
-/* What a mask does to a tile, in the summary that mma_summary.cu makes. */
-#define MMA_TILE_HIDDEN  0
-#define MMA_TILE_PARTIAL 1
-#define MMA_TILE_FULL    2
-
 /* Tiles listed at a time where a mask has rows; one more entry holds their number. */
 #define MMA_FORWARD_TILES 1022
 /* Bytes of the lists: two or (with a bias) three words for a key and one for each warp; half a word for a tile. */
@@ -60,7 +51,7 @@ static inline int32_t mma_forward_shared_bytes(int32_t block_m, int32_t block_n,
 }
 
 #ifdef __CUDACC__
-#    define BIAS_BYTES              (BIAS == MMA_BIAS_FLOAT32 ? 4 : 2)
+#    define BIAS_BYTES              (BIAS == GPU_BIAS_FLOAT32 ? 4 : 2)
 #    define MMA_FORWARD_Q_BYTES     (16 * ROW_TILES * WARPS * (HEAD_DIM > HEAD_DIM_V ? HEAD_DIM : HEAD_DIM_V) * 2)
 #    define MMA_FORWARD_LIST_OFFSET (MMA_FORWARD_Q_BYTES + STAGES * BLOCK_N * (HEAD_DIM + HEAD_DIM_V) * 2)
 #endif

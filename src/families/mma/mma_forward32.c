@@ -4,8 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "error.h"
-#include "mma_family.h"
+#include "base/error.h"
+#include "families/mma/mma_family.h"
 
 /* The first row whose head dims and shared memory fit is chosen. */
 struct tile {
@@ -26,7 +26,7 @@ static int32_t block_m(const struct tile *t) { return 16 * t->row_tiles * t->war
 
 static int32_t shared_bytes(const struct tile *t, const fdm_problem *p) {
     return mma_forward32_shared_bytes(block_m(t), t->block_n, mma_padded32(p->head_dim, p->head_dim_v),
-                                      mma_padded32(p->head_dim_v, p->head_dim), mma_lists_keys(p));
+                                      mma_padded32(p->head_dim_v, p->head_dim), gpu_lists_keys(p));
 }
 
 static int is_bare(const fdm_problem *p) {
@@ -42,8 +42,8 @@ static int fits(const struct tile *t, const fdm_device *device, const fdm_proble
 }
 
 /* A mask with rows is summarised by tiles. */
-static int64_t summary_bytes(const struct tile *t, const fdm_problem *p) {
-    return mma_mask_rows(p) ? mma_summary_bytes(p, block_m(t), t->block_n) : 0;
+static int64_t mask_bytes(const struct tile *t, const fdm_problem *p) {
+    return gpu_mask_rows(p) ? block_mask_bytes(p, block_m(t), t->block_n) : 0;
 }
 
 static const char *refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
@@ -68,7 +68,7 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant,
         plan->block_n = t->block_n;
         plan->stages = 1;
         plan->shared_bytes = shared_bytes(t, p);
-        plan->workspace_bytes = summary_bytes(t, p);
+        plan->workspace_bytes = mask_bytes(t, p);
         snprintf(plan->choice, sizeof plan->choice, "MMA_Forward_TF32x3_%dx%d%s", plan->block_m, plan->block_n,
                  t->share > 1 ? "_Shared" : "");
         snprintf(plan->reason, sizeof plan->reason,
@@ -93,12 +93,12 @@ static void forward_request(const struct tile *t, const fdm_problem *p, struct c
         {"BLOCK_N", t->block_n},
         {"MIN_BLOCKS", t->blocks},
         {"ALIGNED", p->aligned},
-        {"WINDOW", mma_bounded(p)},
+        {"WINDOW", gpu_bounded(p)},
         {"MASK", p->has_mask},
-        {"MASK_ROWS", mma_mask_rows(p)},
+        {"MASK_ROWS", gpu_mask_rows(p)},
         {"BIAS", p->has_bias},
-        {"BIAS_ROWS", mma_bias_rows(p)},
-        {"SCORES_ALIGNED", p->scores_aligned && (mma_mask_rows(p) || mma_bias_rows(p))},
+        {"BIAS_ROWS", gpu_bias_rows(p)},
+        {"SCORES_ALIGNED", p->scores_aligned && (gpu_mask_rows(p) || gpu_bias_rows(p))},
         {"INTERVALS", p->has_intervals},
         {"VARLEN", p->varlen},
         {"SOFTCAP", p->softcap > 0},
@@ -116,16 +116,16 @@ static int sound(const fdm_plan *plan, const fdm_problem *p) {
     const int32_t tile = plan->parameters[0];
     return tile >= 0 && tile < NUM_TILES && plan->block_m == block_m(&tiles[tile]) &&
            plan->block_n == tiles[tile].block_n && p->head_dim <= tiles[tile].head_dim_max &&
-           p->head_dim_v <= tiles[tile].head_dim_max && summary_bytes(&tiles[tile], p) <= plan->workspace_bytes;
+           p->head_dim_v <= tiles[tile].head_dim_max && mask_bytes(&tiles[tile], p) <= plan->workspace_bytes;
 }
 
-/* The forward's kernel, and the summary's where the mask has rows. */
-enum { FORWARD, SUMMARY, NUM_KERNELS };
+/* The forward's kernel, and the block mask's where the mask has rows. */
+enum { FORWARD, BLOCK_MASK, NUM_KERNELS };
 static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *requests) {
     forward_request(&tiles[plan->parameters[0]], p, &requests[FORWARD]);
-    if (!mma_mask_rows(p))
+    if (!gpu_mask_rows(p))
         return 1;
-    mma_summary_request(&requests[SUMMARY]);
+    block_mask_request(&requests[BLOCK_MASK]);
     return 2;
 }
 
@@ -144,13 +144,13 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     if (blocks == 0)
         return FDM_OK;
     const struct cuda_kernel *kernels[NUM_KERNELS];
-    struct mma_forward_arguments arguments;
+    struct gpu_forward_params arguments;
     struct cuda_kernel_request wanted[NUM_KERNELS];
-    mma_fill_arguments(attention, &arguments);
+    gpu_fill_forward(attention, &arguments);
     const int32_t count = make_requests(plan, p, wanted);
     fdm_status status = cuda_kernels_get(plan->device.index, wanted, count, kernels);
-    if (!status && mma_mask_rows(p) && p->seqlen_k > 0)
-        status = mma_summarise(kernels[SUMMARY], p, block_m(t), t->block_n, workspace, stream, &arguments);
+    if (!status && gpu_mask_rows(p) && p->seqlen_k > 0)
+        status = block_mask_launch(kernels[BLOCK_MASK], p, block_m(t), t->block_n, workspace, stream, &arguments);
     if (status)
         return status;
     struct cuda_launch launch = {.kernel = kernels[FORWARD],
@@ -162,7 +162,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     return cuda_launch(&launch);
 }
 
-const struct mma_algorithm mma_forward32_algorithm = {
+const struct gpu_algorithm mma_forward32_algorithm = {
     .row = {"mma.forward32", "FlashAttention-2 on mma.sync for float32 by 3xTF32, every feature", FDM_FORWARD},
     .chosen_freely = 1,
     .refusal = refusal,

@@ -15,12 +15,12 @@
  * Barriers: three a tile: K is there; S is made and V is there, so the next tile's K may come; O is made, so its V may.
  *
  * Registers: O HEAD_DIM_V / 2 / SHARE * ROW_TILES, S BLOCK_N / 2 * ROW_TILES, and twice S for the split weights. */
-#define DTYPE   MMA_FLOAT32
+#define DTYPE   GPU_FLOAT32
 #define THREADS (32 * WARPS)
 
 #include "families/mma/mma_forward32.h"
 #include "families/mma/mma_tf32.cuh"
-#include "families/mma/mma_visible.cuh"
+#include "gpu/visible.cuh"
 
 #define GROUPS     (WARPS / SHARE) /* of warps: each has its own rows */
 #define BLOCK_M    (16 * ROW_TILES * GROUPS)
@@ -41,7 +41,7 @@ struct place {
     int first_key, last_key;   /* some row sees keys first_key <= j <= last_key */
     int first_full, last_full; /* and every row these */
 };
-__device__ __forceinline__ struct place find_place(const struct mma_forward_arguments &a) {
+__device__ __forceinline__ struct place find_place(const struct gpu_forward_params &a) {
     struct place at;
     const int blocks = (a.seqlen_q + BLOCK_M - 1) / BLOCK_M, block = blockIdx.x % blocks, head = blockIdx.x / blocks;
     at.s = find_sequence(a, head / a.heads);
@@ -61,19 +61,19 @@ __device__ __forceinline__ uint32_t facts_of(uint32_t facts, int step) {
     return facts + step % 2 * BLOCK_N * MMA_KEY_FACTS_BYTES;
 }
 
-__device__ __forceinline__ int mask_kind(const struct mma_forward_arguments &a, const struct place &at, int tile) {
-    return a.summary[at.s.batch * a.summary_batch + at.head / a.mask.group * a.summary_head +
-                     (int64_t)(at.first_row / BLOCK_M) * a.summary_row + tile];
+__device__ __forceinline__ int mask_kind(const struct gpu_forward_params &a, const struct place &at, int tile) {
+    return a.block_mask[at.s.batch * a.block_mask_batch + at.head / a.mask.group * a.block_mask_head +
+                     (int64_t)(at.first_row / BLOCK_M) * a.block_mask_row + tile];
 }
 
 /* The next tile from `tile` down in which some row sees some key, -1 when there is none; what depends on its keys alone
  * is then in `facts`. */
-__device__ __forceinline__ int next_active(const struct mma_forward_arguments &a, const struct place &at, int tile,
+__device__ __forceinline__ int next_active(const struct gpu_forward_params &a, const struct place &at, int tile,
                                            [[maybe_unused]] uint32_t facts) {
     for (; tile >= at.first_key / BLOCK_N; tile--) {
         bool any = true;
 #if SUMMARISED
-        any = mask_kind(a, at, tile) != MMA_TILE_HIDDEN;
+        any = mask_kind(a, at, tile) != GPU_BLOCK_HIDDEN;
 #endif
 #if KEYED
         bool mine = false;
@@ -98,7 +98,7 @@ struct fragments {
 };
 
 /* From products to scores: scale, softcap, bias, and -inf where a key is not visible. */
-__device__ __forceinline__ void finish_scores(float (&s)[ROW_TILES][KEY_TILES][4], const struct mma_forward_arguments &a,
+__device__ __forceinline__ void finish_scores(float (&s)[ROW_TILES][KEY_TILES][4], const struct gpu_forward_params &a,
                                               const struct place &at, int warp_row, int tile,
                                               [[maybe_unused]] uint32_t facts, bool partial) {
     const int lane = threadIdx.x % 32, tile_key = tile * BLOCK_N, first = at.first_row + warp_row + lane / 4;
@@ -189,7 +189,7 @@ __device__ __forceinline__ void weigh(struct fragments &f) {
         }
 }
 
-__device__ __forceinline__ void store_rows(const struct fragments &f, const struct mma_forward_arguments &a,
+__device__ __forceinline__ void store_rows(const struct fragments &f, const struct gpu_forward_params &a,
                                            const struct place &at, int warp_row, int share) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -217,7 +217,7 @@ __device__ __forceinline__ void store_rows(const struct fragments &f, const stru
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
-    mma_forward32(const __grid_constant__ struct mma_forward_arguments a) {
+    mma_forward32(const __grid_constant__ struct gpu_forward_params a) {
     extern __shared__ __align__(128) char shared[];
     const uint32_t q_tile = shared_address(shared), k_tile = q_tile + BLOCK_M * HEAD_DIM * 4,
                    v_tile = k_tile + BLOCK_N * HEAD_DIM * 4, facts = v_tile + BLOCK_N * HEAD_DIM_V * 4;
@@ -257,7 +257,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
         const int next = next_active(a, at, tile - 1, facts_of(facts, step + 1));
         bool partial = tile * BLOCK_N < at.first_full || tile * BLOCK_N + BLOCK_N - 1 > at.last_full;
 #if SUMMARISED
-        partial = partial || mask_kind(a, at, tile) != MMA_TILE_FULL;
+        partial = partial || mask_kind(a, at, tile) != GPU_BLOCK_FULL;
 #endif
         cp_async_wait<1>();
         __syncthreads();

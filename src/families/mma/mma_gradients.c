@@ -3,12 +3,12 @@
 
 #include <string.h>
 
-#include "families/mma/mma_order.h"
+#include "gpu/key_sort.h"
 
 int32_t mma_dbias_kind(const fdm_problem *p) {
     if (!p->needs_dbias)
         return MMA_DBIAS_NONE;
-    if (!mma_bias_rows(p))
+    if (!gpu_bias_rows(p))
         return MMA_DBIAS_KEYS;
     const int own = p->bias_shape[0] == p->batch && p->bias_shape[1] == p->heads && p->bias_shape[3] == p->seqlen_k;
     return own ? MMA_DBIAS_DIRECT : MMA_DBIAS_SUMS;
@@ -20,13 +20,13 @@ int64_t mma_bias_bytes(const fdm_problem *p) { return p->has_bias ? (int64_t)fdm
 
 /* Where the arrays of struct mma_backward_arguments lie, in bytes from the workspace's start. */
 struct layout {
-    int64_t lse, delta, dq, dbias, dbias_turns, summary, turns, ticket, order, dk, dv, bytes;
+    int64_t lse, delta, dq, dbias, dbias_turns, block_mask, turns, ticket, order, dk, dv, bytes;
     int64_t rows, arrays, dbias_count, order_stride, key_rows;
 };
 
 static int64_t put(struct layout *l, int64_t bytes) {
     const int64_t at = l->bytes;
-    l->bytes += mma_round_up(bytes, 256);
+    l->bytes += gpu_round_up(bytes, 256);
     return at;
 }
 
@@ -41,7 +41,7 @@ static int64_t dbias_count(const fdm_problem *p, int32_t shares) {
 
 static struct layout lay_out(const fdm_problem *p, const struct mma_room *room) {
     struct layout l = {0};
-    l.rows = p->varlen ? mma_backward_begin(p->total_q, p->batch) : mma_round_up(p->seqlen_q, MMA_BACKWARD_ROW_STEP);
+    l.rows = p->varlen ? mma_backward_begin(p->total_q, p->batch) : gpu_round_up(p->seqlen_q, MMA_BACKWARD_ROW_STEP);
     l.arrays = p->varlen ? p->heads : p->batch * p->heads;
     const int64_t all = l.rows * l.arrays;
     l.lse = put(&l, 4 * all);
@@ -49,7 +49,7 @@ static struct layout lay_out(const fdm_problem *p, const struct mma_room *room) 
     l.dq = put(&l, 4 * all * room->dq_columns);
     l.turns = put(&l, room->turns ? all / 16 * 4 : 0);
     l.ticket = put(&l, 4);
-    l.order_stride = mma_round_up(p->seqlen_k, MMA_ORDER_KEYS);
+    l.order_stride = gpu_round_up(p->seqlen_k, KEY_SORT_KEYS);
     l.order = put(&l, room->ordered_keys ? 4 * p->interval_batch * p->interval_heads * l.order_stride : 0);
     const int64_t dbias_sums = dbias_count(p, room->dbias_shares);
     l.dbias_count =
@@ -60,7 +60,7 @@ static struct layout lay_out(const fdm_problem *p, const struct mma_room *room) 
     const int64_t parts = room->group_parts > 1 ? room->group_parts * p->heads_kv * l.key_rows : 0;
     l.dk = put(&l, 4 * parts * room->dk_columns);
     l.dv = put(&l, 4 * parts * room->dv_columns);
-    l.summary = put(&l, mma_mask_rows(p) ? mma_summary_bytes(p, room->block_m, room->block_n) : 0);
+    l.block_mask = put(&l, gpu_mask_rows(p) ? block_mask_bytes(p, room->block_m, room->block_n) : 0);
     return l;
 }
 
@@ -68,8 +68,8 @@ int64_t mma_workspace_bytes(const fdm_problem *p, const struct mma_room *room) {
 
 /* ---- arguments ---- */
 
-static struct mma_matrix matrix_of(const struct matrix_view *view) {
-    return (struct mma_matrix){view->data, view->batch, view->row, view->head};
+static struct gpu_matrix matrix_of(const struct matrix_view *view) {
+    return (struct gpu_matrix){view->data, view->batch, view->row, view->head};
 }
 
 void mma_fill_gradients(const struct attention *attention, const struct mma_room *room, char *workspace,
@@ -112,24 +112,24 @@ void mma_fill_gradients(const struct attention *attention, const struct mma_room
         .dbias_keys = (int32_t)shape[3],
         .dbias_shares = mma_dbias_kind(p) == MMA_DBIAS_KEYS ? room->dbias_shares : 0,
         .zero_dbias =
-            mma_dbias_kind(p) == MMA_DBIAS_DIRECT && (mma_bounded(p) || p->has_mask || p->has_intervals || p->varlen),
+            mma_dbias_kind(p) == MMA_DBIAS_DIRECT && (gpu_bounded(p) || p->has_mask || p->has_intervals || p->varlen),
         .group_parts = room->group_parts > 1 ? room->group_parts : 1,
         .part_heads = (int32_t)(p->heads / p->heads_kv / (room->group_parts > 1 ? room->group_parts : 1)),
         .lse_factor = room->lse_factor,
     };
-    mma_fill_arguments(attention, &a->in);
+    gpu_fill_forward(attention, &a->in);
     a->mask_row_bytes = (int32_t)a->in.mask.row;
     a->bias_row_bytes = (int32_t)(a->in.bias.row * mma_bias_bytes(p));
     a->dbias_row_bytes =
         (int32_t)(mma_dbias_kind(p) == MMA_DBIAS_SUMS ? shape[3] * 4 : attention->dbias.row * mma_bias_bytes(p));
-    a->in.summary = (const uint8_t *)workspace + l.summary;
+    a->in.block_mask = (const uint8_t *)workspace + l.block_mask;
 }
 
 /* ---- the kernels before and after ---- */
 
 void mma_rows_request(const fdm_problem *p, const char *entry, int32_t d, int32_t dv, int32_t needs_dq,
                       struct cuda_kernel_request *request) {
-    const int32_t dtype = p->dtype == FDM_FLOAT32 ? MMA_FLOAT32 : mma_dtype(p->dtype);
+    const int32_t dtype = p->dtype == FDM_FLOAT32 ? GPU_FLOAT32 : gpu_dtype(p->dtype);
     const struct cuda_constant constants[] = {
         {"DTYPE", dtype},
         {"HEAD_DIM", d},
@@ -137,7 +137,7 @@ void mma_rows_request(const fdm_problem *p, const char *entry, int32_t d, int32_
         {"ALIGNED", p->aligned},
         {"VARLEN", p->varlen},
         {"NEEDS_DQ", needs_dq},
-        {"BIAS", mma_bias_constant(p)},
+        {"BIAS", gpu_bias_constant(p)},
     };
     _Static_assert(sizeof constants / sizeof constants[0] == MMA_ROWS_NUM_CONSTANTS, "one value for each constant");
     const int of_bias = strcmp(entry, "mma_dbias") == 0;
@@ -162,7 +162,7 @@ fdm_status mma_launch_gradients(const struct cuda_kernel *kernel, int64_t x, int
 
 fdm_status mma_launch_prepare(const struct cuda_kernel *kernel, const fdm_problem *p,
                               const struct mma_backward_arguments *a, void *stream) {
-    const int64_t blocks = mma_round_up(p->seqlen_q, MMA_BACKWARD_ROW_STEP) / (16 * MMA_BACKWARD_ROWS_WARPS);
+    const int64_t blocks = gpu_round_up(p->seqlen_q, MMA_BACKWARD_ROW_STEP) / (16 * MMA_BACKWARD_ROWS_WARPS);
     return mma_launch_gradients(kernel, blocks > 1 ? blocks : 1, p->heads, p->batch > 1 ? p->batch : 1,
                                 32 * MMA_BACKWARD_ROWS_WARPS, a, stream);
 }

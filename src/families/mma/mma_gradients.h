@@ -4,11 +4,11 @@
 #define FDM_MMA_GRADIENTS_H
 
 #include "families/mma/mma_backward.h"
-#include "mma_family.h"
+#include "families/mma/mma_family.h"
 
 /* What of the workspace and arguments depends on the kernel. */
 struct mma_room {
-    int32_t block_m, block_n; /* of the mask's summary */
+    int32_t block_m, block_n; /* of the block mask */
     int32_t dq_columns;       /* of the sums of dQ; 0: none */
     int32_t turns;            /* 1: blocks add to dQ in order */
     int32_t dbias_blocks;     /* blocks of keys that add to the bias' gradient in order; 0: in any */

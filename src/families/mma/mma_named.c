@@ -4,8 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "error.h"
-#include "mma_family.h"
+#include "base/error.h"
+#include "families/mma/mma_family.h"
 
 /* What an algorithm can hold. Columns of O are those of a block; for more, blocks share rows. 16 rows of O take half as
  * many registers a thread; where Q has HEAD_DIM / 4 of them, or the sums of a tile in float16 have their own, fewer are
@@ -43,20 +43,20 @@ struct shape {
 static int32_t quotient_up(int64_t n, int64_t parts) { return (int32_t)((n + parts - 1) / parts); }
 
 /* As few slices of at most 64 columns as hold n, all alike and multiples of 16. */
-static int32_t slice_of(int64_t n) { return (int32_t)mma_round_up(quotient_up(n, quotient_up(n, 64)), 16); }
+static int32_t slice_of(int64_t n) { return (int32_t)gpu_round_up(quotient_up(n, quotient_up(n, 64)), 16); }
 
 static struct shape shape_of(int32_t algorithm, const struct variant *v, const fdm_problem *p) {
     const int tiled = MMA_NAMED_IS_TILED(algorithm);
     const int64_t widest = p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v;
     struct shape s;
-    s.slice = tiled ? slice_of(p->head_dim) : (int32_t)mma_round_up(p->head_dim, 16);
-    s.head_dim = (int32_t)mma_round_up(p->head_dim, s.slice);
+    s.slice = tiled ? slice_of(p->head_dim) : (int32_t)gpu_round_up(p->head_dim, 16);
+    s.head_dim = (int32_t)gpu_round_up(p->head_dim, s.slice);
     s.out_blocks =
         quotient_up(p->head_dim_v, v->f16_accumulation ? F16_OUT_COLUMNS_MAX : algorithms[algorithm].out_columns_max);
     const int32_t columns = quotient_up(p->head_dim_v, s.out_blocks);
     s.out_slice = algorithm == MMA_TILING_QKV ? slice_of(columns)
-                                              : (int32_t)mma_round_up(columns, algorithm == MMA_SPLIT_KV ? 32 : 16);
-    s.out_columns = (int32_t)mma_round_up(columns, s.out_slice);
+                                              : (int32_t)gpu_round_up(columns, algorithm == MMA_SPLIT_KV ? 32 : 16);
+    s.out_columns = (int32_t)gpu_round_up(columns, s.out_slice);
     s.block_n = !tiled && widest > 128 ? 32 : 64; /* four tiles of 64 rows and 256 columns would take 128 KB */
     return s;
 }
@@ -73,7 +73,7 @@ static int64_t grid_of(const struct shape *s, const fdm_problem *p) {
 
 static const char *refusal(int32_t algorithm, const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
     const int32_t most = algorithms[algorithm].head_dim_max;
-    if (mma_dtype(p->dtype) < 0)
+    if (gpu_dtype(p->dtype) < 0)
         return "it takes float16 and bfloat16";
     if (p->head_dim > most || p->head_dim_v > most) {
         snprintf(text, size, "head dims are at most %d", most);
@@ -185,7 +185,7 @@ static void request_of(const fdm_plan *plan, const fdm_problem *p, struct cuda_k
     const struct shape s = shape_of(algorithm, v, p);
     const struct cuda_constant constants[] = {
         {"ALGORITHM", algorithm},
-        {"DTYPE", mma_dtype(p->dtype)},
+        {"DTYPE", gpu_dtype(p->dtype)},
         {"HEAD_DIM", s.head_dim},
         {"SLICE", s.slice},
         {"OUT_COLUMNS", s.out_columns},
@@ -228,8 +228,8 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     const fdm_status status = cuda_kernels_get(plan->device.index, &request, 1, &kernel);
     if (status)
         return status;
-    struct mma_forward_arguments arguments;
-    mma_fill_arguments(attention, &arguments);
+    struct gpu_forward_params arguments;
+    gpu_fill_forward(attention, &arguments);
     const struct cuda_launch launch = {.kernel = kernel,
                                        .grid = {(uint32_t)blocks, 1, 1},
                                        .threads = 32 * MMA_NAMED_WARPS,
@@ -256,7 +256,7 @@ static int split_kv_fill(const fdm_device *device, const fdm_problem *p, int32_t
     return fill(MMA_SPLIT_KV, device, p, n, plan);
 }
 static int split_kv_has_code(const char *code) { return find_code(MMA_SPLIT_KV, code) >= 0; }
-const struct mma_algorithm mma_split_kv_algorithm =
+const struct gpu_algorithm mma_split_kv_algorithm =
     NAMED_ROW("mma.split-kv", "by name: warps split rows and keys, as FlashAttention 1 did", split_kv_refusal,
               split_kv_fill, split_kv_has_code);
 
@@ -267,7 +267,7 @@ static int split_q_fill(const fdm_device *device, const fdm_problem *p, int32_t 
     return fill(MMA_SPLIT_Q, device, p, n, plan);
 }
 static int split_q_has_code(const char *code) { return find_code(MMA_SPLIT_Q, code) >= 0; }
-const struct mma_algorithm mma_split_q_algorithm =
+const struct gpu_algorithm mma_split_q_algorithm =
     NAMED_ROW("mma.split-q", "by name: warps split rows alone, as FlashAttention 2 does", split_q_refusal, split_q_fill,
               split_q_has_code);
 
@@ -278,7 +278,7 @@ static int share_kv_fill(const fdm_device *device, const fdm_problem *p, int32_t
     return fill(MMA_SHARE_KV, device, p, n, plan);
 }
 static int share_kv_has_code(const char *code) { return find_code(MMA_SHARE_KV, code) >= 0; }
-const struct mma_algorithm mma_share_kv_algorithm =
+const struct gpu_algorithm mma_share_kv_algorithm =
     NAMED_ROW("mma.split-q+share-kv", "by name: K and V take turns in one place", share_kv_refusal, share_kv_fill,
               share_kv_has_code);
 
@@ -289,7 +289,7 @@ static int share_qkv_fill(const fdm_device *device, const fdm_problem *p, int32_
     return fill(MMA_SHARE_QKV, device, p, n, plan);
 }
 static int share_qkv_has_code(const char *code) { return find_code(MMA_SHARE_QKV, code) >= 0; }
-const struct mma_algorithm mma_share_qkv_algorithm =
+const struct gpu_algorithm mma_share_qkv_algorithm =
     NAMED_ROW("mma.split-q+share-qkv", "by name: Q, then K and V in turns, in one place", share_qkv_refusal,
               share_qkv_fill, share_qkv_has_code);
 
@@ -300,7 +300,7 @@ static int tiling_qk_fill(const fdm_device *device, const fdm_problem *p, int32_
     return fill(MMA_TILING_QK, device, p, n, plan);
 }
 static int tiling_qk_has_code(const char *code) { return find_code(MMA_TILING_QK, code) >= 0; }
-const struct mma_algorithm mma_tiling_qk_algorithm =
+const struct gpu_algorithm mma_tiling_qk_algorithm =
     NAMED_ROW("mma.split-q+tiling-qk", "by name: Q and K in slices of the head dim, to 1024", tiling_qk_refusal,
               tiling_qk_fill, tiling_qk_has_code);
 
@@ -311,6 +311,6 @@ static int tiling_qkv_fill(const fdm_device *device, const fdm_problem *p, int32
     return fill(MMA_TILING_QKV, device, p, n, plan);
 }
 static int tiling_qkv_has_code(const char *code) { return find_code(MMA_TILING_QKV, code) >= 0; }
-const struct mma_algorithm mma_tiling_qkv_algorithm =
+const struct gpu_algorithm mma_tiling_qkv_algorithm =
     NAMED_ROW("mma.split-q+tiling-qkv", "by name: Q, K and V in slices of the head dim, to 1024", tiling_qkv_refusal,
               tiling_qkv_fill, tiling_qkv_has_code);

@@ -73,7 +73,7 @@ static_assert(BLOCK_N % (16 * WARPS_N) == 0 && SLICE % 16 == 0 && OUT_COLUMNS % 
                   OUT_SLICE % 16 == 0, "operands are 16 x 16");
 static_assert(K_PARTS * SLICE == HEAD_DIM && OUT_COLUMNS % OUT_SLICE == 0, "slices are whole");
 static_assert(TILED || (SLICE == HEAD_DIM && OUT_SLICE == OUT_COLUMNS), "only tiling kernels slice");
-static_assert(!F16_ACCUMULATION || DTYPE == MMA_FLOAT16, "there is no sum in bfloat16");
+static_assert(!F16_ACCUMULATION || DTYPE == GPU_FLOAT16, "there is no sum in bfloat16");
 static_assert(!SPLIT_KV || STATISTICS_OFFSET >= MMA_NAMED_WARPS * MMA_NAMED_PANEL_BYTES(SWIZZLED),
               "panels of the output do not reach the statistics");
 
@@ -117,7 +117,7 @@ __device__ __forceinline__ uint32_t place_of(int step, int part, uint32_t ring) 
 /* Issues the copies of a part: `part` counts from that of `step` on and may reach into later steps. Past the end there
  * is only an empty group, so that groups can be counted. */
 __device__ __forceinline__ void fetch_part(int step, int part, uint32_t ring, const struct place &at,
-                                           const struct mma_forward_arguments &a) {
+                                           const struct gpu_forward_params &a) {
     const uint32_t to = place_of(step, part, ring);
     step += part / PARTS;
     part %= PARTS;
@@ -142,7 +142,7 @@ __device__ __forceinline__ void fetch_part(int step, int part, uint32_t ring, co
  * before. With more, PLACES - 1 parts are under way when this is called: the oldest is waited for, and the barrier that
  * shows it to all threads also says that all have read the part before it, whose place is filled again. */
 __device__ __forceinline__ uint32_t next_part(int step, int part, uint32_t ring, const struct place &at,
-                                              const struct mma_forward_arguments &a) {
+                                              const struct gpu_forward_params &a) {
 #if PLACES == 1
     __syncthreads();
     fetch_part(step, part, ring, at, a);
@@ -169,7 +169,7 @@ typedef float products[4];
 __device__ __forceinline__ void multiply(products &c, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
 #if F16_ACCUMULATION
     mma_m16n8k16_f16_f16(c, a, b0, b1);
-#elif DTYPE == MMA_BFLOAT16
+#elif DTYPE == GPU_BFLOAT16
     mma_m16n8k16_bf16(c, a, b0, b1);
 #else
     mma_m16n8k16_f16(c, a, b0, b1);
@@ -183,7 +183,7 @@ __device__ __forceinline__ float product(const products &c, int e) {
 #endif
 }
 __device__ __forceinline__ uint32_t pack(float low, float high) {
-#if DTYPE == MMA_BFLOAT16
+#if DTYPE == GPU_BFLOAT16
     return cvt_bf16x2(low, high);
 #else
     return cvt_f16x2(low, high);
@@ -318,7 +318,7 @@ __device__ __forceinline__ int statistic_of(const struct warp_place &w, int r, i
 /* Scores in units of log2; keys that a row does not see become -inf. */
 __device__ __forceinline__ void finish_scores(float (&s)[ROW_TILES][KEY_TILES][4],
                                               const products (&sums)[ROW_TILES][KEY_TILES], const struct place &at,
-                                              const struct mma_forward_arguments &a, int first_key) {
+                                              const struct gpu_forward_params &a, int first_key) {
     const struct warp_place w = find_warp();
     const float unit = a.scale * LOG2_E;
     const bool partial = first_key + BLOCK_N > at.full_key;
@@ -443,7 +443,7 @@ __device__ __forceinline__ void finish_sums(struct row_state &state, [[maybe_unu
 /* Divides by the sums and writes the lse, then O: 64 columns of 16 rows at a time go through the warp's own panel in
  * shared memory, because a lane holds 4 bytes of a row there, and eight lanes write 128 bytes of it here. */
 __device__ __forceinline__ void store_rows(struct row_state &state, float (&o)[ROW_TILES][OUT_TILES][4],
-                                           const struct place &at, const struct mma_forward_arguments &a,
+                                           const struct place &at, const struct gpu_forward_params &a,
                                            uint32_t panel) {
     const struct warp_place w = find_warp();
     char *const out = a.out.data + (at.batch * a.out.batch + (int64_t)at.first_row * a.out.row + at.head * a.out.head +
@@ -500,7 +500,7 @@ __device__ __forceinline__ void store_rows(struct row_state &state, float (&o)[R
 /* ---- the kernel ---- */
 
 /* Blocks that share rows are neighbours; with causal, late rows, which see most keys, come first. */
-__device__ __forceinline__ struct place find_place(const struct mma_forward_arguments &a) {
+__device__ __forceinline__ struct place find_place(const struct gpu_forward_params &a) {
     struct place at;
     const int row_blocks = (a.seqlen_q + BLOCK_M - 1) / BLOCK_M, index = blockIdx.x / OUT_BLOCKS;
     const int block = CAUSAL ? row_blocks - 1 - index % row_blocks : index % row_blocks;
@@ -523,7 +523,7 @@ __device__ __forceinline__ struct place find_place(const struct mma_forward_argu
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    mma_named(const __grid_constant__ struct mma_forward_arguments a) {
+    mma_named(const __grid_constant__ struct gpu_forward_params a) {
     extern __shared__ __align__(128) char shared[];
     const uint32_t first = shared_address(shared);
     const struct place at = find_place(a);

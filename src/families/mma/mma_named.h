@@ -3,7 +3,7 @@
 #ifndef FDM_MMA_NAMED_H
 #define FDM_MMA_NAMED_H
 
-#include "families/mma/mma_arguments.h"
+#include "gpu/forward_params.h"
 
 /* ALGORITHM, by what shared memory holds at a time: each holds less than the one before it. */
 #define MMA_SPLIT_KV   0 /* warps split rows and keys; weights meet in shared memory */
@@ -15,7 +15,7 @@
 
 #define MMA_NAMED_CONSTANTS(X)                                                              \
     X(ALGORITHM)        /* MMA_SPLIT_KV to MMA_TILING_QKV */                                \
-    X(DTYPE)            /* MMA_FLOAT16 or MMA_BFLOAT16 */                                   \
+    X(DTYPE)            /* GPU_FLOAT16 or GPU_BFLOAT16 */                                   \
     X(HEAD_DIM)         /* D, rounded up to 16 and to whole slices */                       \
     X(SLICE)            /* columns of Q and K that are fetched at a time */                 \
     X(OUT_COLUMNS)      /* columns of O of a block: Dv, or a part of it, rounded up */      \

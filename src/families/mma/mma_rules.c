@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "mma_family.h"
+#include "families/mma/mma_family.h"
 
 /* ---- the table ---- */
 
@@ -144,7 +144,7 @@ struct placement {
 
 static struct placement place(const fdm_device *device, const fdm_problem *problem) {
     return (struct placement){device->shared_bytes, (int32_t)problem->head_dim, (int32_t)problem->head_dim_v,
-                              mma_key_words(problem)};
+                              gpu_key_words(problem)};
 }
 
 static struct mma_backward_choice tile(const struct placement *p, int32_t block_m, int32_t block_n, int32_t stages,

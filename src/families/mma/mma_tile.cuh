@@ -11,7 +11,7 @@
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/mma.cuh"
 
-#define ELEMENT_BYTES  (DTYPE == MMA_FLOAT32 ? 4 : 2)
+#define ELEMENT_BYTES  (DTYPE == GPU_FLOAT32 ? 4 : 2)
 #define CHUNK_ELEMENTS (16 / ELEMENT_BYTES)
 
 template <int chunks> __device__ __forceinline__ int swizzle_of(int row) {
@@ -33,7 +33,7 @@ template <int chunks, int panel_rows> __device__ __forceinline__ int chunk_offse
 __device__ __forceinline__ void load_chunk(uint32_t to, const char *at, int count) {
 #if ALIGNED
     cp_async_16_fill(to, at, count * ELEMENT_BYTES);
-#elif DTYPE == MMA_FLOAT32
+#elif DTYPE == GPU_FLOAT32
 #    pragma unroll
     for (int e = 0; e < 4; e++)
         cp_async_4_fill(to + e * 4, e < count ? at + e * 4 : at, e < count ? 4 : 0);
@@ -52,7 +52,7 @@ __device__ __forceinline__ void load_tile(uint32_t tile, const char *from, int64
     constexpr int copies = (tile_rows * chunks + THREADS - 1) / THREADS, step = THREADS / chunks;
     int thread = threadIdx.x;
     asm volatile("" : "+r"(thread)); /* places are computed here, not kept from call to call */
-    if constexpr (ALIGNED && DTYPE != MMA_FLOAT32 && THREADS % chunks == 0 && step % 8 == 0 && tile_rows % step == 0) {
+    if constexpr (ALIGNED && DTYPE != GPU_FLOAT32 && THREADS % chunks == 0 && step % 8 == 0 && tile_rows % step == 0) {
         /* A thread's copies lie in one column, `step` rows apart: only the row's address changes. */
         const int row = thread / chunks, chunk = thread % chunks;
         const int bytes = min(max(columns - chunk * 8, 0), 8) * 2;
@@ -74,7 +74,7 @@ __device__ __forceinline__ void load_tile(uint32_t tile, const char *from, int64
     }
 }
 
-#if DTYPE != MMA_FLOAT32
+#if DTYPE != GPU_FLOAT32
 /* The first `count` of eight elements to global memory; `aligned`: at a multiple of 16 bytes. */
 template <bool aligned = ALIGNED>
 __device__ __forceinline__ void store_words(char *at, const uint32_t (&word)[4], int count) {
@@ -106,21 +106,21 @@ __device__ __forceinline__ void store_tile(char *to, int64_t row_bytes, uint32_t
 }
 
 __device__ __forceinline__ void mma_16x8x16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-#    if DTYPE == MMA_BFLOAT16
+#    if DTYPE == GPU_BFLOAT16
     mma_m16n8k16_bf16(c, a, b0, b1);
 #    else
     mma_m16n8k16_f16(c, a, b0, b1);
 #    endif
 }
 __device__ __forceinline__ uint32_t pack(float low, float high) {
-#    if DTYPE == MMA_BFLOAT16
+#    if DTYPE == GPU_BFLOAT16
     return cvt_bf16x2(low, high);
 #    else
     return cvt_f16x2(low, high);
 #    endif
 }
 __device__ __forceinline__ float unpack(uint16_t x) {
-#    if DTYPE == MMA_BFLOAT16
+#    if DTYPE == GPU_BFLOAT16
     return cvt_f32_bf16(x);
 #    else
     return cvt_f32_f16(x);

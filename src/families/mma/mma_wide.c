@@ -4,8 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "error.h"
-#include "mma_family.h"
+#include "base/error.h"
+#include "families/mma/mma_family.h"
 
 enum { HEAD_DIM_MAX = 1024, SUITS_ABOVE = 256, SUITS_PLAIN_ABOVE = 160 };
 
@@ -61,16 +61,16 @@ static int32_t largest_part(int32_t whole, int32_t most) {
 
 static struct fitted fit(const struct tile *t, const fdm_problem *p) {
     struct fitted f;
-    f.head_dim = (int32_t)mma_round_up(p->head_dim, 64);
+    f.head_dim = (int32_t)gpu_round_up(p->head_dim, 64);
     f.slice_d = 64 * largest_part(f.head_dim / 64, t->slice_d_max / 64);
     if (f.slice_d == 64 && t->slice_d_max == 128) { /* padding costs less than slices of 64: 1.26 x at D 448 */
-        f.head_dim = (int32_t)mma_round_up(p->head_dim, 128);
+        f.head_dim = (int32_t)gpu_round_up(p->head_dim, 128);
         f.slice_d = 128;
     }
     /* Every warp holds whole units of 16 columns, and a row of a V slice is a multiple of 128 bytes. */
     const int32_t unit_columns = 16 * MMA_WIDE_COLUMN_GROUPS(t->warps, t->block_m) * t->cluster;
     const int32_t step = unit_columns > 64 * t->cluster ? unit_columns : 64 * t->cluster;
-    f.head_dim_v = (int32_t)mma_round_up(p->head_dim_v, step);
+    f.head_dim_v = (int32_t)gpu_round_up(p->head_dim_v, step);
     const int32_t units = f.head_dim_v / step, most = t->slice_units_max * unit_columns / step;
     f.slice_parts = units / largest_part(units, most);
     return f;
@@ -96,7 +96,7 @@ static int takes(const struct tile *t, const fdm_device *device, const fdm_probl
         return 0;
     if (t->cluster > 1 && (!has_clusters || p->has_intervals)) /* intervals would spill registers there */
         return 0;
-    if (t->bounded_rows_max > 0 && (!mma_bounded(p) || p->seqlen_q > t->bounded_rows_max))
+    if (t->bounded_rows_max > 0 && (!gpu_bounded(p) || p->seqlen_q > t->bounded_rows_max))
         return 0;
     const struct fitted f = fit(t, p);
     if (t->warps == 4 && 2 * shared_bytes(t, &f, t->stages_max) > device->shared_bytes)
@@ -109,7 +109,7 @@ static int64_t grid_of(const struct tile *t, const fdm_problem *p) {
 }
 
 static const char *refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
-    if (mma_dtype(p->dtype) < 0)
+    if (gpu_dtype(p->dtype) < 0)
         return "it takes float16 and bfloat16";
     if (p->head_dim > HEAD_DIM_MAX || p->head_dim_v > HEAD_DIM_MAX)
         return "head dims are at most 1024";
@@ -128,12 +128,12 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
 
 /* Up to 256, mma.forward skips the tiles that mask and intervals leave empty, which this kernel does not, and this
  * kernel is ahead with blocks of 128 rows. */
-static int suits(const fdm_device *device, const fdm_problem *p) {
+static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
     const int64_t widest = p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v;
-    if (widest > SUITS_ABOVE)
-        return 1;
-    return widest > SUITS_PLAIN_ABOVE && !p->has_mask && !p->has_intervals &&
-           (takes(&tiles[1], device, p) || takes(&tiles[2], device, p));
+    if (widest > SUITS_ABOVE || (widest > SUITS_PLAIN_ABOVE && !p->has_mask && !p->has_intervals &&
+                                 (takes(&tiles[1], device, p) || takes(&tiles[2], device, p))))
+        return NULL;
+    return "other kernels suit it better";
 }
 
 static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant, fdm_plan *plan) {
@@ -166,7 +166,7 @@ static void request_of(const fdm_plan *plan, const fdm_problem *p, struct cuda_k
     const struct tile *t = &tiles[plan->parameters[0]];
     const struct fitted f = fit(t, p);
     const struct cuda_constant constants[] = {
-        {"DTYPE", mma_dtype(p->dtype)},
+        {"DTYPE", gpu_dtype(p->dtype)},
         {"HEAD_DIM", f.head_dim},
         {"HEAD_DIM_V", f.head_dim_v},
         {"WARPS", t->warps},
@@ -179,7 +179,7 @@ static void request_of(const fdm_plan *plan, const fdm_problem *p, struct cuda_k
         {"CLUSTER", t->cluster},
         {"HAS_SOFTCAP", p->softcap > 0},
         {"HAS_MASK", p->has_mask != 0},
-        {"HAS_BIAS", mma_bias_constant(p)},
+        {"HAS_BIAS", gpu_bias_constant(p)},
         {"HAS_INTERVALS", p->has_intervals != 0},
         {"VARLEN", p->varlen != 0},
     };
@@ -221,8 +221,8 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     if (status)
         return status;
     const struct tile *t = &tiles[plan->parameters[0]];
-    struct mma_forward_arguments arguments;
-    mma_fill_arguments(attention, &arguments);
+    struct gpu_forward_params arguments;
+    gpu_fill_forward(attention, &arguments);
     const int64_t blocks = grid_of(t, p);
     if (blocks == 0)
         return FDM_OK;
@@ -236,11 +236,11 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     return cuda_launch(&launch);
 }
 
-const struct mma_algorithm mma_wide_algorithm = {
+const struct gpu_algorithm mma_wide_algorithm = {
     .row = {"mma.wide", "head dims up to 1024: O spread over the warps of a block or of two", FDM_FORWARD},
     .chosen_freely = 1,
     .refusal = refusal,
-    .suits = suits,
+    .passed_over = passed_over,
     .fill = fill,
     .requests = requests,
     .execute = execute,

@@ -80,7 +80,7 @@ constexpr int VOTES_OFFSET = EXCHANGE_OFFSET + 4 * 8;      /* [row group][3], cl
 constexpr int STATISTICS_OFFSET = BARRIERS_OFFSET - MMA_WIDE_STATISTICS_BYTES(WARPS, CLUSTER);
 constexpr int AHEAD = (STAGES * 2 + 2) / 3; /* slots that are loaded ahead; the other stages let warps drift apart */
 
-static_assert(DTYPE == MMA_FLOAT16 || DTYPE == MMA_BFLOAT16, "mma_wide.cu takes float16 and bfloat16");
+static_assert(DTYPE == GPU_FLOAT16 || DTYPE == GPU_BFLOAT16, "mma_wide.cu takes float16 and bfloat16");
 static_assert(CLUSTER == 1 || CLUSTER == 2, "a cluster has one or two blocks");
 static_assert(BLOCK_M == 32 || BLOCK_M == 64 || BLOCK_M == 128, "BLOCK_M is 32, 64 or 128");
 static_assert(STAGES >= 2, "the ring needs two stages");
@@ -119,18 +119,18 @@ __device__ __forceinline__ int32_t clamp_to_keys(int64_t key, int32_t seqlen_k) 
     return (int32_t)(key < 0 ? 0 : key > seqlen_k ? seqlen_k : key);
 }
 /* Keys [first, last) that causal and window leave to row i. */
-__device__ __forceinline__ int32_t first_key(const mma_forward_arguments &a, const work &w, int32_t i) {
+__device__ __forceinline__ int32_t first_key(const gpu_forward_params &a, const work &w, int32_t i) {
     if (a.window_left == 0x7fffffff) return 0;
     return clamp_to_keys((int64_t)i + w.seqlen_k - w.seqlen_q - a.window_left, w.seqlen_k);
 }
-__device__ __forceinline__ int32_t last_key(const mma_forward_arguments &a, const work &w, int32_t i) {
+__device__ __forceinline__ int32_t last_key(const gpu_forward_params &a, const work &w, int32_t i) {
     if (a.window_right == 0x7fffffff) return w.seqlen_k;
     return clamp_to_keys((int64_t)i + w.seqlen_k - w.seqlen_q + a.window_right + 1, w.seqlen_k);
 }
 
 /* Blocks of one head are neighbours, so that those that run together read the same K and V; where blocks differ in
  * length, a section of heads takes turns, the longest blocks (late rows) first. */
-__device__ __forceinline__ work find_work(const mma_forward_arguments &a) {
+__device__ __forceinline__ work find_work(const gpu_forward_params &a) {
     work w;
     const int32_t row_blocks = (a.seqlen_q + BLOCK_M - 1) / BLOCK_M;
     const int32_t section_blocks = row_blocks * a.heads_per_section;
@@ -289,15 +289,15 @@ __device__ __forceinline__ void ring_release(ring &r) {
 }
 
 __device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    if (DTYPE == MMA_FLOAT16)
+    if (DTYPE == GPU_FLOAT16)
         mma_m16n8k16_f16(c, a, b0, b1);
     else
         mma_m16n8k16_bf16(c, a, b0, b1);
 }
 __device__ __forceinline__ uint32_t pack(float low, float high) {
-    return DTYPE == MMA_FLOAT16 ? cvt_f16x2(low, high) : cvt_bf16x2(low, high);
+    return DTYPE == GPU_FLOAT16 ? cvt_f16x2(low, high) : cvt_bf16x2(low, high);
 }
-__device__ __forceinline__ float widen(uint16_t x) { return DTYPE == MMA_FLOAT16 ? cvt_f32_f16(x) : cvt_f32_bf16(x); }
+__device__ __forceinline__ float widen(uint16_t x) { return DTYPE == GPU_FLOAT16 ? cvt_f32_f16(x) : cvt_f32_bf16(x); }
 
 /* Which scores and which accumulators a thread holds. Found anew where it is needed, rather than kept in registers. */
 struct place {
@@ -329,7 +329,7 @@ __device__ __forceinline__ float weight(float x, float unit, float reference) {
 
 /* Products to scores; invisible ones to -inf. Returns what the numbers are still to be multiplied by: where nothing is
  * to be done but scaling, that is left to weight(). */
-__device__ __forceinline__ float finish_scores(const mma_forward_arguments &a, const work &w, int32_t tile,
+__device__ __forceinline__ float finish_scores(const gpu_forward_params &a, const work &w, int32_t tile,
                                                uint32_t rank, float (&s)[2][KEY_TILES][4]) {
     const float factor = HAS_SOFTCAP ? a.scale * a.softcap_inverse : a.scale * SCORE_UNIT;
     const bool partial = tile * BLOCK_N < w.full_first || (tile + 1) * BLOCK_N > w.full_last;
@@ -465,7 +465,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS)
 #if CLUSTER == 2
     __cluster_dims__(2, 1, 1)
 #endif
-        mma_wide(const __grid_constant__ struct mma_forward_arguments a) {
+        mma_wide(const __grid_constant__ struct gpu_forward_params a) {
     extern __shared__ __align__(128) char shared_memory[];
     const uint32_t shared = shared_address(shared_memory);
     const int warp = (int)threadIdx.x >> 5, lane = (int)threadIdx.x & 31;

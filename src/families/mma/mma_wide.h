@@ -5,7 +5,7 @@
 #ifndef FDM_MMA_WIDE_H
 #define FDM_MMA_WIDE_H
 
-#include "families/mma/mma_arguments.h"
+#include "gpu/forward_params.h"
 
 /* Constants of a specialisation.
  * HEAD_DIM, HEAD_DIM_V   padded: multiples of SLICE_D, and of 64 * CLUSTER * SLICE_PARTS

@@ -3,8 +3,8 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "family.h"
-#include "half.h"
+#include "base/half.h"
+#include "families/family.h"
 
 static double load(const void *data, int64_t index, fdm_dtype dtype) {
     switch (dtype) {
@@ -244,8 +244,9 @@ static int64_t workspace_doubles(const fdm_problem *p) {
     return row + p->head_dim + key_rows(p) * (p->head_dim + p->head_dim_v) + bias_elements(p);
 }
 
-static fdm_status execute(const fdm_plan *plan, const struct attention *attention, void *workspace,
-                          const fdm_launch *launch) {
+static fdm_status execute(const struct family *family, const fdm_plan *plan, const struct attention *attention,
+                          void *workspace, const fdm_launch *launch) {
+    (void)family;
     (void)launch;
     const fdm_problem *p = attention->problem;
     if (p->pass == FDM_FORWARD) {
@@ -270,12 +271,14 @@ static const struct kernel_row rows[] = {
     {"reference.backward", "float64 loops from the definition", FDM_BACKWARD},
 };
 
-static int available(int32_t row) {
+static int available(const struct family *family, int32_t row) {
+    (void)family;
     (void)row;
     return 1;
 }
 
-static int choose(const struct plan_request *request, fdm_plan *plan) {
+static int choose(const struct family *family, const struct plan_request *request, fdm_plan *plan) {
+    (void)family;
     const fdm_problem *p = request->problem;
     const struct kernel_row *row = &rows[p->pass == FDM_BACKWARD];
     int named =
@@ -303,7 +306,10 @@ static int choose(const struct plan_request *request, fdm_plan *plan) {
     return 1;
 }
 
-static const struct kernel_row *kernel(int32_t row) { return &rows[row]; }
+static const struct kernel_row *kernel(const struct family *family, int32_t row) {
+    (void)family;
+    return &rows[row];
+}
 
 const struct family family_reference = {.name = "reference",
                                         .device_type = FDM_CPU,

@@ -16,7 +16,7 @@
 
 #include <stdatomic.h>
 
-#include "bfloat16_operands.h"
+#include "families/cpu/isa/bfloat16_operands.h"
 
 /* ---- contractions ---- */
 

@@ -1,5 +1,5 @@
 /* avx2.c: the table of the avx2 instruction set. */
-#include "avx2_ops.h"
+#include "families/cpu/isa/avx2_ops.h"
 
 #include "families/cpu/decode.h"
 #include "families/cpu/tile.h"

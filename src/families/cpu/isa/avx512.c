@@ -1,5 +1,5 @@
 /* avx512.c: the table of the avx512 instruction set. */
-#include "avx512_ops.h"
+#include "families/cpu/isa/avx512_ops.h"
 
 #include "families/cpu/decode.h"
 #include "families/cpu/tile.h"

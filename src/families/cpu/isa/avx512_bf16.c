@@ -7,7 +7,7 @@
  *
  * with a pair of A broadcast and vectors of 16 pairs of B, and sums that stay in registers over all steps. */
 #define PARTS 1
-#include "bfloat16_operands.h"
+#include "families/cpu/isa/bfloat16_operands.h"
 
 enum { PRODUCT_ROWS = TILE_ACCUMULATORS / TILE_VECTORS };
 

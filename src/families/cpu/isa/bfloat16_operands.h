@@ -15,7 +15,7 @@
 #ifndef FDM_CPU_BFLOAT16_OPERANDS_H
 #define FDM_CPU_BFLOAT16_OPERANDS_H
 
-#include "avx512_ops.h"
+#include "families/cpu/isa/avx512_ops.h"
 
 #include "families/cpu/tile.h"
 #include "families/cpu/tile_backward.h"

@@ -1,5 +1,5 @@
 /* decode_avx2.c: decode over avx2_ops.h. */
-#include "avx2_ops.h"
+#include "families/cpu/isa/avx2_ops.h"
 
 enum { ACCUMULATORS = 8 };
 

@@ -1,5 +1,5 @@
 /* decode_avx512.c: decode over avx512_ops.h. */
-#include "avx512_ops.h"
+#include "families/cpu/isa/avx512_ops.h"
 
 enum { ACCUMULATORS = 16 };
 

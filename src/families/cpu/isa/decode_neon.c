@@ -1,5 +1,5 @@
 /* decode_neon.c: decode over neon_ops.h. */
-#include "neon_ops.h"
+#include "families/cpu/isa/neon_ops.h"
 
 enum { ACCUMULATORS = 16 };
 

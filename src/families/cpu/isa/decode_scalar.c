@@ -1,5 +1,5 @@
 /* decode_scalar.c: decode over portable_ops.h. */
-#include "portable_ops.h"
+#include "families/cpu/isa/portable_ops.h"
 
 enum { ACCUMULATORS = 8 };
 

@@ -1,5 +1,5 @@
 /* neon.c: the table of the neon instruction set. */
-#include "neon_ops.h"
+#include "families/cpu/isa/neon_ops.h"
 
 #include "families/cpu/decode.h"
 #include "families/cpu/tile.h"

@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "half.h"
+#include "base/half.h"
 
 enum { VECTOR_WIDTH = 4, TILE_ACCUMULATORS = 8, TILE_VECTORS = 2 }; /* of 16 registers, as a rule */
 

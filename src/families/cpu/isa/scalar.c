@@ -1,5 +1,5 @@
 /* scalar.c: the table that every machine can run. */
-#include "portable_ops.h"
+#include "families/cpu/isa/portable_ops.h"
 
 #include "families/cpu/decode.h"
 #include "families/cpu/tile.h"

@@ -1,0 +1,86 @@
+/* device.c: facts of a device, queried or by name. */
+#include "device/device.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "cuda/cuda.h"
+#include "device/isa.h"
+#include "device/threads.h"
+
+static void describe_cpu(fdm_device *device, enum cpu_isa isa) {
+    int64_t caches[3];
+    cpu_cache_bytes(caches);
+    *device = (fdm_device){.id = {FDM_CPU, 0},
+                           .present = cpu_isa_present(isa),
+                           .num_threads = threads_available(),
+                           .l1_bytes = caches[0],
+                           .l2_bytes = caches[1],
+                           .l3_bytes = caches[2]};
+    snprintf(device->isa, sizeof device->isa, "%s", cpu_isa_name(isa));
+    snprintf(device->name, sizeof device->name, "cpu:%s", cpu_isa_name(isa));
+}
+
+fdm_status fdm_device_query(int32_t type, int32_t index, fdm_device *device) {
+    if (!device)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "device is NULL");
+    if (type == FDM_CUDA)
+        return cuda_device_facts(index, device);
+    if (type != FDM_CPU)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "device type is %d; it must be FDM_CPU (1) or FDM_CUDA (2)", type);
+    if (index != 0)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "CPU index is %d; there is one CPU device, index 0", index);
+    describe_cpu(device, cpu_isa_best());
+    return FDM_OK;
+}
+
+/* ":smem=160K" after an architecture name; text starts at the colon. */
+static fdm_status parse_shared(const char *name, const char *text, fdm_device *device) {
+    char *end;
+    long long kilobytes = strncmp(text, ":smem=", 6) == 0 ? strtoll(text + 6, &end, 10) : 0;
+    if (kilobytes < 1 || kilobytes > 1024 || strcmp(end, "K") != 0)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT,
+                         "device '%s' has an unknown suffix '%s'; write e.g. sm_90:smem=160K", name, text);
+    device->shared_bytes = kilobytes << 10;
+    return FDM_OK;
+}
+
+fdm_status fdm_device_from_name(const char *name, fdm_device *device) {
+    if (!name || !device)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is NULL", name ? "device" : "name");
+    if (strcmp(name, "cpu") == 0)
+        return fdm_device_query(FDM_CPU, 0, device);
+    if (strncmp(name, "cpu:", 4) == 0) {
+        int isa = cpu_isa_from_name(name + 4);
+        if (isa < 0)
+            return error_set(
+                FDM_ERROR_INVALID_ARGUMENT,
+                "device '%s' names no instruction set; known are scalar, neon, avx2, avx512, avx512_bf16, amx", name);
+        describe_cpu(device, (enum cpu_isa)isa);
+        return FDM_OK;
+    }
+    size_t length = strcspn(name, ":");
+    for (int32_t i = 0; i < device_table_length; i++) {
+        const struct device_row *row = &device_table[i];
+        if (strlen(row->name) != length || strncmp(row->name, name, length) != 0)
+            continue;
+        fdm_device named = {.id = {FDM_CUDA, 0},
+                            .compute_major = row->compute_major,
+                            .compute_minor = row->compute_minor,
+                            .num_sms = row->num_sms,
+                            .shared_bytes = row->shared_bytes,
+                            .l2_bytes = row->l2_bytes,
+                            .bandwidth = row->bandwidth,
+                            .registers_per_sm = row->registers_per_sm,
+                            .threads_per_sm = row->threads_per_sm};
+        snprintf(named.name, sizeof named.name, "%s", name);
+        fdm_status status = name[length] ? parse_shared(name, name + length, &named) : FDM_OK;
+        if (!status)
+            *device = named;
+        return status;
+    }
+    return error_set(FDM_ERROR_INVALID_ARGUMENT,
+                     "device '%s' is unknown; known are cpu[:isa], sm_80, sm_86, sm_89, sm_90, sm_100, sm_120", name);
+}

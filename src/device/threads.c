@@ -1,0 +1,188 @@
+/* threads.c: how many threads a call may use, and who runs them: the host, its OpenMP runtime, or the own pool. */
+#define _GNU_SOURCE
+#include "device/threads.h"
+
+#include <dlfcn.h>
+#include <link.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/settings.h"
+#include "device/pool.h"
+#include "device/quota.h"
+
+/* ThreadSanitizer does not see libgomp's synchronisation. */
+#if defined(__SANITIZE_THREAD__)
+#    define OPENMP_USABLE 0
+#elif defined(__has_feature)
+#    if __has_feature(thread_sanitizer)
+#        define OPENMP_USABLE 0
+#    endif
+#endif
+#ifndef OPENMP_USABLE
+#    define OPENMP_USABLE 1
+#endif
+
+/* ---- an OpenMP runtime that the process has loaded (torch's, as a rule): its threads are shared, not doubled ---- */
+
+static struct {
+    atomic_int ready;  /* the functions below are set */
+    atomic_int forked; /* this process is a child: libgomp's team is gone and it would hang (GCC PR 60035) */
+    atomic_ullong libraries_loaded; /* the loader's count when we looked last */
+    void (*parallel)(void (*body)(void *), void *argument, unsigned num_threads, unsigned flags); /* GOMP_parallel */
+    int (*max_threads)(void), (*in_parallel)(void), (*thread_num)(void), (*num_threads)(void);
+} openmp;
+
+static pthread_mutex_t openmp_mutex = PTHREAD_MUTEX_INITIALIZER;
+
+struct library_search {
+    unsigned long long loaded; /* the loader's count now */
+    char path[4096];           /* "" = none */
+};
+
+/* GNU's runtime, under wheels' hashed names too (libgomp-a34b3233.so.1); LLVM's and Intel's have the same entry. */
+static int look_at_library(struct dl_phdr_info *info, size_t size, void *argument) {
+    struct library_search *search = argument;
+    (void)size;
+    search->loaded = info->dlpi_adds;
+    if (search->loaded == atomic_load(&openmp.libraries_loaded))
+        return 1;
+    const char *slash = strrchr(info->dlpi_name, '/'), *name = slash ? slash + 1 : info->dlpi_name;
+    int matches = strncmp(name, "libgomp", 7) == 0 || strncmp(name, "libiomp5", 8) == 0 ||
+                  strncmp(name, "libomp.", 7) == 0 || strncmp(name, "libomp-", 7) == 0;
+    if (!matches || strlen(info->dlpi_name) >= sizeof search->path)
+        return 0;
+    strcpy(search->path, info->dlpi_name);
+    return 1;
+}
+
+static int find_function(void *library, const char *name, void *function_pointer) {
+    void *symbol = dlsym(library, name);
+    memcpy(function_pointer, &symbol, sizeof symbol);
+    return symbol != NULL;
+}
+
+/* A runtime may be loaded at any time, so the loader's list is looked at again whenever it has grown. */
+static void openmp_find(void) {
+    struct library_search search = {.path = ""};
+    dl_iterate_phdr(look_at_library, &search);
+    if (!search.path[0]) {
+        atomic_store(&openmp.libraries_loaded, search.loaded);
+        return;
+    }
+    pthread_mutex_lock(&openmp_mutex);
+    void *library = atomic_load(&openmp.ready) ? NULL : dlopen(search.path, RTLD_LAZY | RTLD_NOLOAD);
+    if (library) {
+        int complete = find_function(library, "GOMP_parallel", &openmp.parallel) &&
+                       find_function(library, "omp_get_max_threads", &openmp.max_threads) &&
+                       find_function(library, "omp_in_parallel", &openmp.in_parallel) &&
+                       find_function(library, "omp_get_thread_num", &openmp.thread_num) &&
+                       find_function(library, "omp_get_num_threads", &openmp.num_threads);
+        atomic_store(&openmp.ready, complete);
+        if (!complete)
+            dlclose(library);
+        atomic_store(&openmp.libraries_loaded, search.loaded);
+    }
+    pthread_mutex_unlock(&openmp_mutex);
+}
+
+static int openmp_usable(void) {
+    if (!OPENMP_USABLE || atomic_load(&openmp.forked))
+        return 0;
+    if (!atomic_load(&openmp.ready))
+        openmp_find();
+    return atomic_load(&openmp.ready);
+}
+
+struct openmp_job {
+    void (*body)(void *argument, int32_t index);
+    void *argument;
+    int32_t num_threads;
+};
+
+/* The runtime may grant fewer threads than asked for. */
+static void openmp_body(void *argument) {
+    const struct openmp_job *job = argument;
+    int32_t team = openmp.num_threads();
+    for (int32_t index = openmp.thread_num(); index < job->num_threads; index += team)
+        job->body(job->argument, index);
+}
+
+/* ---- forked children ---- */
+
+static void in_child(void) {
+    atomic_store(&openmp.forked, 1);
+    openmp_mutex = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
+    pool_forget();
+}
+
+/* When the library is loaded, since the host may have used its OpenMP runtime before our first call. */
+__attribute__((constructor)) static void register_fork(void) { pthread_atfork(NULL, NULL, in_child); }
+
+/* ---- counting ---- */
+
+static int32_t quota;
+static void read_quota(void) { quota = quota_cpus(""); }
+
+int32_t threads_available(void) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, read_quota);
+    /* 8192 CPUs, the most a kernel can be built for; a set that is too small is an error. */
+    unsigned long set[8192 / (8 * sizeof(unsigned long))];
+    int32_t cpus = 1;
+    if (sched_getaffinity(0, sizeof set, (cpu_set_t *)set) == 0)
+        cpus = CPU_COUNT_S(sizeof set, (cpu_set_t *)set);
+    if (quota > 0 && quota < cpus)
+        cpus = quota;
+    return cpus > 0 ? cpus : 1;
+}
+
+static void limit(int32_t *count, int32_t most) {
+    if (most < *count)
+        *count = most;
+}
+
+int32_t threads_for(int32_t wanted, const fdm_executor *executor) {
+    int32_t count = threads_available(), setting = setting_get_positive(SETTING_NUM_THREADS);
+    if (wanted > 0)
+        limit(&count, wanted);
+    if (setting > 0)
+        limit(&count, setting);
+    if (executor)
+        limit(&count, executor->num_threads);
+    else if (count > 1 && openmp_usable())
+        limit(&count, openmp.in_parallel() ? 1 : openmp.max_threads());
+    return count > 0 ? count : 1;
+}
+
+/* ---- running ---- */
+
+/* 1 when somebody else ran the body; 0 = the caller has to. */
+static int run_parallel(const fdm_executor *executor, int32_t num_threads, void (*body)(void *, int32_t),
+                        void *argument) {
+    if (executor) {
+        if (executor->run)
+            executor->run(executor->context, num_threads, body, argument);
+        return executor->run != NULL;
+    }
+    if (!openmp_usable())
+        return pool_run(num_threads, num_threads <= threads_available(), body, argument);
+    if (openmp.in_parallel())
+        return 0;
+    struct openmp_job job = {body, argument, num_threads};
+    openmp.parallel(openmp_body, &job, (unsigned)num_threads, 0);
+    return 1;
+}
+
+void threads_run(const fdm_executor *executor, int32_t num_threads, void (*body)(void *argument, int32_t index),
+                 void *argument) {
+    if (num_threads > 1 && run_parallel(executor, num_threads, body, argument))
+        return;
+    for (int32_t index = 0; index < num_threads; index++)
+        body(argument, index);
+}
+
+void threads_shutdown(void) { pool_shutdown(); }

@@ -1,0 +1,13 @@
+/* families.c: the one ordered list of families. */
+#include <string.h>
+
+#include "families/family.h"
+
+const struct family *const families[] = {&family_hopper, &family_mma, &family_cpu, &family_reference, NULL};
+
+int32_t family_find_kernel(const struct family *family, const char *name) {
+    for (int32_t i = 0; i < family->num_kernels; i++)
+        if (strcmp(family->kernel(family, i)->name, name) == 0)
+            return i;
+    return -1;
+}

@@ -1,0 +1,63 @@
+/* family.h: the interface between plan and the kernel families. */
+#ifndef FDM_FAMILY_H
+#define FDM_FAMILY_H
+
+#include "problem/problem.h"
+
+struct kernel_row {
+    const char *name; /* "cpu.forward.avx512": family.pass.variant */
+    const char *description;
+    fdm_pass pass;
+};
+
+/* What a family may look at when it chooses; everything else is in the problem. */
+struct plan_request {
+    const fdm_device *device;
+    const fdm_problem *problem;
+    const char *kernel; /* forced name or choice code, NULL = free choice */
+    int family_forced;  /* the caller named this family */
+    int32_t num_threads;
+};
+
+struct cuda_kernel_request;
+enum { FAMILY_LAUNCHES_MAX = 8 };
+
+struct family {
+    const char *name;
+    int32_t device_type; /* FDM_CPU or FDM_CUDA: where its tensors live */
+    int32_t num_kernels;
+    const void *list; /* the family's own */
+    const struct kernel_row *(*kernel)(const struct family *family, int32_t row);
+    /* 1 when this machine can run the row. */
+    int (*available)(const struct family *family, int32_t row);
+    /* 0 when the row runs only where it is named. NULL: every row is chosen freely. */
+    int (*chosen_freely)(const struct family *family, int32_t row);
+    /* Fills kernel_index, kernel, choice, tile, workspace and reason of plan, and returns 1; or returns 0 with one
+     * clause in plan->reason that says why not. Pure: looks at nothing but the request. */
+    int (*choose)(const struct family *family, const struct plan_request *request, fdm_plan *plan);
+    /* The number-th way in which a row runs the problem, as choose() fills a plan; 0 with one clause in plan->reason,
+     * or an empty one where there are no more ways. NULL: a row runs a problem in one way. */
+    int (*variant)(const struct family *family, const struct plan_request *request, int32_t row, int32_t number,
+                   fdm_plan *plan);
+    /* Makes what the plan launches ready; NULL when there is nothing to make. */
+    fdm_status (*prepare)(const struct family *family, const fdm_plan *plan);
+    /* CUDA: the kernels that the plan launches, at most FAMILY_LAUNCHES_MAX; returns how many, 0 when the plan is not
+     * one that choose() made. NULL on the CPU. */
+    int32_t (*launches)(const struct family *family, const fdm_plan *plan, struct cuda_kernel_request *requests);
+    /* Runs the plan; decides nothing. */
+    fdm_status (*execute)(const struct family *family, const fdm_plan *plan, const struct attention *attention,
+                          void *workspace, const fdm_launch *launch);
+};
+
+/* In order of preference; NULL-terminated. */
+extern const struct family *const families[];
+
+extern const struct family family_reference;
+extern const struct family family_cpu;
+extern const struct family family_mma;
+extern const struct family family_hopper;
+
+/* The index of the row with this name, -1 if none. */
+int32_t family_find_kernel(const struct family *family, const char *name);
+
+#endif

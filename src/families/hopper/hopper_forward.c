@@ -1,0 +1,332 @@
+/* hopper_forward.c: the wgmma forward on the host: which tile and scheduler for which problem, tensor maps, launch. */
+#include "families/hopper/hopper_forward.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "families/hopper/hopper_family.h"
+
+/* ---- tiles ---- */
+
+/* A row is taken when head dims, scores, window and length fit it; the first that fits is chosen, with its scheduler.
+ * Registers of S, P and O are block_n / 2 + block_n / 4 + head_dim_v / 2 of 240 (two warpgroups) or 160 (three). Times
+ * are of one H200, bfloat16, 16384 tokens (bench/results/nvidia-h200). */
+struct tile {
+    int32_t head_dim_max;
+    int32_t scored;  /* 1: with a mask or bias; those tiles take problems without, too */
+    int32_t bounded; /* 1: chosen under causal or window alone; 0: without; -1: both */
+    int32_t seqlen_k_min;
+    int32_t warpgroups, block_n, q_stages, score_stages, turns, scheduler;
+    const char *reason;
+};
+static const struct tile tiles[] = {
+    {64, 0, 0, 0, 3, 128, 2, 0, 1, HOPPER_STATIC, "192 rows a load, registers for 128 keys"},
+    {64, 0, 1, 1024, 3, 128, 2, 0, 1, HOPPER_DYNAMIC, "192 rows a load, registers for 128 keys"},
+    {64, 0, 1, 0, 2, 128, 2, 0, 1, HOPPER_DYNAMIC, "128 rows waste less of the diagonal"},
+    {64, 0, 1, 0, 2, 64, 2, 0, 1, HOPPER_DYNAMIC, "64"},
+    {64, 0, 1, 0, 2, 96, 2, 0, 1, HOPPER_DYNAMIC, "96"},
+    {64, 0, 1, 0, 3, 64, 2, 0, 1, HOPPER_DYNAMIC, "64"},
+    {96, 0, -1, 0, 2, 128, 2, 0, 1, HOPPER_STATIC, "two stages of Q, K and V fit"},
+    {96, 0, -1, 0, 3, 96, 1, 0, 1, HOPPER_STATIC, "two stages of Q, K and V fit"},
+    {128, 0, 0, 0, 2, 128, 2, 0, 1, HOPPER_STATIC, "two stages of Q, K and V fit"},
+    {128, 0, 1, 1024, 2, 128, 2, 0, 1, HOPPER_DYNAMIC, "two stages of Q, K and V fit"},
+    {128, 0, 1, 0, 2, 128, 2, 0, 1, HOPPER_STATIC, "two stages of Q, K and V fit"},
+    {128, 0, -1, 0, 2, 64, 2, 0, 1, HOPPER_STATIC, "64"},
+    {128, 0, -1, 0, 2, 176, 1, 0, 1, HOPPER_STATIC, "the widest step whose registers fit"},
+    {192, 0, -1, 0, 2, 96, 1, 0, 0, HOPPER_STATIC, "two stages of K and V fit"},
+    {192, 0, -1, 0, 2, 112, 1, 0, 0, HOPPER_STATIC, "the widest step whose registers fit"},
+    {192, 0, -1, 0, 2, 96, 1, 0, 1, HOPPER_STATIC, "turns"},
+    {256, 0, 0, 4096, 2, 80, 1, 0, 0, HOPPER_STATIC, "the widest step whose shared memory fits"},
+    {256, 0, -1, 0, 2, 64, 1, 0, 0, HOPPER_STATIC, "short rows waste less of the last step"},
+    {64, 1, -1, 0, 2, 128, 2, 2, 1, HOPPER_STATIC, "two stages of scores fit"},
+    {128, 1, -1, 0, 2, 128, 1, 1, 1, HOPPER_STATIC, "one stage of scores fits"},
+    {128, 1, -1, 0, 2, 64, 2, 2, 1, HOPPER_STATIC, "two stages of scores fit"},
+    {256, 1, -1, 0, 2, 64, 1, 1, 0, HOPPER_STATIC, "one stage of scores fits"},
+};
+enum { NUM_TILES = sizeof tiles / sizeof tiles[0], STAGES = 2, NUM_SCHEDULERS = 3, FEW_ROWS = 16 };
+
+/* A way to run a problem: a tile, who hands out items, and how many of exp2's results are made on the FMA pipe. */
+struct variant {
+    const struct tile *tile;
+    int32_t scheduler, exp2_frequency, exp2_residue;
+};
+/* What variants of the first tile emulate: 1 of 8, 1 of 4, 1 of 2. */
+static const int32_t exp2_frequencies[] = {8, 4, 2};
+enum { NUM_EXP2 = 3 };
+
+enum { TILE, SCHEDULER, EXP2_FREQUENCY, EXP2_RESIDUE, NUM_SMS }; /* the plan's parameters */
+
+static int32_t padded(int64_t head_dim) { return (int32_t)gpu_round_up(head_dim, 16); }
+static int32_t bias_bytes(const fdm_problem *p) { return p->has_bias ? (int32_t)fdm_dtype_bytes(p->bias_dtype) : 0; }
+static int scored(const fdm_problem *p) { return p->has_mask || p->has_bias; }
+
+static int32_t shared_bytes(const struct tile *t, const fdm_problem *p) {
+    return hopper_forward_shared_bytes(t->warpgroups, t->block_n, STAGES, t->q_stages, scored(p) ? t->score_stages : 0,
+                                       padded(p->head_dim), padded(p->head_dim_v), p->has_mask, bias_bytes(p));
+}
+
+static int fits(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
+    return padded(p->head_dim) <= t->head_dim_max && padded(p->head_dim_v) <= t->head_dim_max &&
+           (t->scored || !scored(p)) && shared_bytes(t, p) <= device->shared_bytes;
+}
+
+/* Whether the rules prefer a tile that fits. */
+static int suits(const struct tile *t, const fdm_problem *p) {
+    return t->scored == scored(p) && (t->bounded < 0 || t->bounded == gpu_bounded(p)) && p->seqlen_k >= t->seqlen_k_min;
+}
+
+static const struct tile *preferred(const fdm_device *device, const fdm_problem *p) {
+    for (int32_t i = 0; i < NUM_TILES; i++)
+        if (suits(&tiles[i], p) && fits(&tiles[i], device, p))
+            return &tiles[i];
+    return NULL;
+}
+
+/* ---- choice ---- */
+
+static const char *refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
+    if (gpu_dtype(p->dtype) < 0)
+        return "it takes float16 and bfloat16";
+    if (p->head_dim > 256 || p->head_dim_v > 256)
+        return "head dims are at most 256";
+    if (!p->aligned || !p->q_mappable || !p->keys_mappable)
+        return "TMA needs addresses and strides that are multiples of 16 bytes, and strides above 0";
+    if (p->has_intervals || (p->has_mask && !gpu_mask_rows(p)) || (p->has_bias && !gpu_bias_rows(p)))
+        return "it takes masks and biases with rows, and no key intervals";
+    if (scored(p) && (!p->scores_aligned || p->varlen || (p->has_mask && p->mask_shape[3] != p->seqlen_k) ||
+                      (p->has_bias && p->bias_shape[3] != p->seqlen_k)))
+        return "rows of mask and bias must be contiguous and begin at multiples of 16 bytes, for TMA";
+    if (p->batch < 1 || p->heads < 1 || p->seqlen_q < 1 || p->seqlen_k < 1 ||
+        (p->varlen && (p->total_q < 1 || p->total_k < 1)))
+        return "there is nothing to load";
+    if (!preferred(device, p)) {
+        snprintf(text, size, "no tile fits the device's %lld KB of shared memory",
+                 (long long)device->shared_bytes >> 10);
+        return text;
+    }
+    return NULL;
+}
+
+static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
+    (void)device;
+    return p->seqlen_q <= FEW_ROWS ? "few query rows leave most of a block tile of 128 rows empty" : NULL;
+}
+
+/* Variant 0 is the rules'; then every tile that fits with every scheduler; then the first with exp2 on the FMA pipe. */
+static int find_variant(const fdm_device *device, const fdm_problem *p, int32_t number, struct variant *v) {
+    const struct tile *first = preferred(device, p);
+    *v = (struct variant){first, first ? first->scheduler : 0, 1, 0};
+    if (!first || number == 0)
+        return first != NULL;
+    for (int32_t i = 0; i < NUM_TILES; i++)
+        for (int32_t scheduler = 0; fits(&tiles[i], device, p) && scheduler < NUM_SCHEDULERS; scheduler++)
+            if ((&tiles[i] != first || scheduler != first->scheduler) && --number == 0) {
+                *v = (struct variant){&tiles[i], scheduler, 1, 0};
+                return 1;
+            }
+    if (number > NUM_EXP2)
+        return 0;
+    v->exp2_frequency = exp2_frequencies[number - 1];
+    v->exp2_residue = 1;
+    return 1;
+}
+
+static const char *const scheduler_names[NUM_SCHEDULERS] = {"Static", "Longest", "Dynamic"};
+
+static void name_choice(const struct variant *v, const fdm_problem *p, char *code, size_t size) {
+    char scores[8] = "", emulated[24] = "";
+    if (scored(p))
+        snprintf(scores, sizeof scores, "_S%d", v->tile->score_stages);
+    if (v->exp2_residue)
+        snprintf(emulated, sizeof emulated, "_Exp%dof%d", v->exp2_residue, v->exp2_frequency);
+    snprintf(code, size, "SM90_Wgmma_%dx%d_Q%d%s%s%s_%s", 64 * v->tile->warpgroups, v->tile->block_n, v->tile->q_stages,
+             scores, v->tile->turns ? "_Turns" : "", emulated, scheduler_names[v->scheduler]);
+}
+
+static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, fdm_plan *plan) {
+    struct variant v;
+    if (!find_variant(device, p, number, &v))
+        return 0;
+    plan->parameters[TILE] = (int32_t)(v.tile - tiles);
+    plan->parameters[SCHEDULER] = v.scheduler;
+    plan->parameters[EXP2_FREQUENCY] = v.exp2_frequency;
+    plan->parameters[EXP2_RESIDUE] = v.exp2_residue;
+    plan->parameters[NUM_SMS] = device->num_sms;
+    plan->block_m = 64 * v.tile->warpgroups;
+    plan->block_n = v.tile->block_n;
+    plan->stages = STAGES;
+    plan->shared_bytes = shared_bytes(v.tile, p);
+    plan->workspace_bytes = v.scheduler == HOPPER_DYNAMIC ? 64 : 0;
+    name_choice(&v, p, plan->choice, sizeof plan->choice);
+    snprintf(plan->reason, sizeof plan->reason,
+             "head dim %lld on compute capability 9.0: a producer and %d warpgroups of 64 query rows (24 or 32 and %d "
+             "registers a thread), %d keys a step, %d stages of K and V, %d of Q (%lld KB): %s; %s order",
+             (long long)(p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v), v.tile->warpgroups,
+             v.tile->warpgroups == 3 ? 160 : 240, plan->block_n, STAGES, v.tile->q_stages,
+             (long long)(plan->shared_bytes + 1023) >> 10, v.tile->reason, scheduler_names[v.scheduler]);
+    return 1;
+}
+
+/* ---- launch ---- */
+
+static void make_request(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *request) {
+    static const char *const names[] = {
+#define HOPPER_NAME(name) [HOPPER_##name] = #name,
+        HOPPER_FORWARD_CONSTANTS(HOPPER_NAME)};
+    const struct tile *t = &tiles[plan->parameters[TILE]];
+    const int64_t values[HOPPER_FORWARD_NUM_CONSTANTS] = {
+        [HOPPER_DTYPE] = gpu_dtype(p->dtype),
+        [HOPPER_HEAD_DIM] = padded(p->head_dim),
+        [HOPPER_HEAD_DIM_V] = padded(p->head_dim_v),
+        [HOPPER_WARPGROUPS] = t->warpgroups,
+        [HOPPER_BLOCK_N] = t->block_n,
+        [HOPPER_STAGES] = STAGES,
+        [HOPPER_Q_STAGES] = t->q_stages,
+        [HOPPER_SCORE_STAGES] = scored(p) ? t->score_stages : 0,
+        [HOPPER_TURNS] = t->turns,
+        [HOPPER_SCHEDULER] = plan->parameters[SCHEDULER],
+        [HOPPER_EXP2_FREQUENCY] = plan->parameters[EXP2_FREQUENCY],
+        [HOPPER_EXP2_RESIDUE] = plan->parameters[EXP2_RESIDUE],
+        [HOPPER_WINDOW] = gpu_bounded(p),
+        [HOPPER_MASK] = p->has_mask,
+        [HOPPER_BIAS] = gpu_bias_constant(p),
+        [HOPPER_VARLEN] = p->varlen,
+        [HOPPER_SOFTCAP] = p->softcap > 0,
+        [HOPPER_POSITIVE_SCALE] = (float)p->softmax_scale > 0,
+    };
+    request->file = "families/hopper/hopper_forward.cu";
+    request->entry = "hopper_forward";
+    request->num_constants = HOPPER_FORWARD_NUM_CONSTANTS;
+    for (int32_t i = 0; i < HOPPER_FORWARD_NUM_CONSTANTS; i++)
+        request->constants[i] = (struct cuda_constant){names[i], values[i]};
+    request->shared_bytes = shared_bytes(t, p);
+    request->threads = 128 * (t->warpgroups + 1);
+}
+
+static int valid(const fdm_plan *plan, const fdm_problem *p) {
+    const int32_t *x = plan->parameters;
+    if (x[TILE] < 0 || x[TILE] >= NUM_TILES || x[SCHEDULER] < 0 || x[SCHEDULER] >= NUM_SCHEDULERS || x[NUM_SMS] < 1 ||
+        x[EXP2_FREQUENCY] < 1 || x[EXP2_FREQUENCY] > 8 || x[EXP2_RESIDUE] < 0 || x[EXP2_RESIDUE] > x[EXP2_FREQUENCY])
+        return 0;
+    const struct tile *t = &tiles[x[TILE]];
+    return padded(p->head_dim) <= t->head_dim_max && padded(p->head_dim_v) <= t->head_dim_max &&
+           (t->scored || !scored(p)) && plan->block_m == 64 * t->warpgroups && plan->block_n == t->block_n &&
+           plan->shared_bytes == shared_bytes(t, p) &&
+           (x[SCHEDULER] != HOPPER_DYNAMIC || plan->workspace_bytes >= (int64_t)sizeof(int32_t));
+}
+
+static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *request) {
+    if (!valid(plan, &plan->problem))
+        return 0;
+    make_request(plan, &plan->problem, request);
+    return 1;
+}
+
+/* The stride of an axis in bytes; of an axis of one entry, one that every map takes. */
+static int64_t stride_of(int64_t extent, int64_t stride, int32_t bytes) { return extent > 1 ? stride * bytes : 16; }
+
+/* Rows of q, k or v: columns, rows, heads, batches. */
+static struct cuda_tensor_layout rows_layout(const fdm_problem *p, const struct matrix_view *view, int64_t columns,
+                                             int64_t rows, int64_t heads, int32_t box_rows) {
+    return (struct cuda_tensor_layout){.type = p->dtype == FDM_FLOAT16 ? CUDA_MAP_FLOAT16 : CUDA_MAP_BFLOAT16,
+                                       .rank = 4,
+                                       .address = view->data,
+                                       .extents = {columns, rows, heads, p->varlen ? 1 : p->batch},
+                                       .stride_bytes = {2, stride_of(rows, view->row, 2),
+                                                        stride_of(heads, view->head, 2),
+                                                        p->varlen ? 16 : stride_of(p->batch, view->batch, 2)},
+                                       .box = {64, box_rows, 1, 1},
+                                       .swizzle_bytes = 128,
+                                       .l2_bytes = 256};
+}
+
+/* Rows of a mask or bias: keys, query rows, heads, batches; axes that are shared have one entry. */
+static struct cuda_tensor_layout scores_layout(const struct score_view *view, const int64_t *shape,
+                                               enum cuda_map_type type, int32_t bytes, int32_t box_rows) {
+    return (struct cuda_tensor_layout){.type = type,
+                                       .rank = 4,
+                                       .address = view->data,
+                                       .extents = {shape[3], shape[2], shape[1], shape[0]},
+                                       .stride_bytes = {bytes, stride_of(shape[2], view->row, bytes),
+                                                        stride_of(shape[1], view->head, bytes),
+                                                        stride_of(shape[0], view->batch, bytes)},
+                                       .box = {128 / bytes, box_rows, 1, 1},
+                                       .swizzle_bytes = 128,
+                                       .l2_bytes = 256};
+}
+
+static fdm_status make_maps(const fdm_plan *plan, const struct attention *attention,
+                            struct hopper_forward_params *params) {
+    const fdm_problem *p = attention->problem;
+    struct cuda_tensor_layout layouts[5];
+    struct cuda_tensor_map maps[5];
+    const int64_t rows_q = p->varlen ? p->total_q : p->seqlen_q, rows_k = p->varlen ? p->total_k : p->seqlen_k;
+    int32_t count = 3;
+    layouts[0] = rows_layout(p, &attention->q, p->head_dim, rows_q, p->heads, plan->block_m);
+    layouts[1] = rows_layout(p, &attention->k, p->head_dim, rows_k, p->heads_kv, plan->block_n);
+    layouts[2] = rows_layout(p, &attention->v, p->head_dim_v, rows_k, p->heads_kv, plan->block_n);
+    if (p->has_mask)
+        layouts[count++] = scores_layout(&attention->mask, p->mask_shape, CUDA_MAP_UINT8, 1, plan->block_m);
+    if (p->has_bias)
+        layouts[count++] = scores_layout(&attention->bias, p->bias_shape,
+                                         p->bias_dtype == FDM_FLOAT32   ? CUDA_MAP_FLOAT32
+                                         : p->bias_dtype == FDM_FLOAT16 ? CUDA_MAP_FLOAT16
+                                                                        : CUDA_MAP_BFLOAT16,
+                                         bias_bytes(p), plan->block_m);
+    fdm_status status = cuda_tensor_maps_make(plan->device.index, layouts, count, maps);
+    if (status)
+        return status;
+    params->q_map = maps[0];
+    params->k_map = maps[1];
+    params->v_map = maps[2];
+    params->mask_map = maps[p->has_mask ? 3 : 0];
+    params->bias_map = maps[count - 1];
+    return FDM_OK;
+}
+
+static fdm_status execute(const fdm_plan *plan, const struct attention *attention, void *workspace, void *stream) {
+    const fdm_problem *p = attention->problem;
+    if (!valid(plan, p))
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile %d or workspace is not its kernel's",
+                         plan->parameters[TILE]);
+    struct cuda_kernel_request request;
+    const struct cuda_kernel *kernel;
+    make_request(plan, p, &request);
+    fdm_status status = cuda_kernels_get(plan->device.index, &request, 1, &kernel);
+    if (status)
+        return status;
+    const int64_t row_blocks = (p->seqlen_q + plan->block_m - 1) / plan->block_m;
+    struct hopper_forward_params params = {.items_begun = workspace,
+                                           .row_blocks = (int32_t)row_blocks,
+                                           .items = (int32_t)(row_blocks * p->heads * p->batch),
+                                           .mask_batches = (int32_t)p->mask_shape[0],
+                                           .bias_batches = (int32_t)p->bias_shape[0],
+                                           .mask_group = (int32_t)attention->mask.group,
+                                           .bias_group = (int32_t)attention->bias.group};
+    gpu_fill_forward(attention, &params.in);
+    if ((status = make_maps(plan, attention, &params)))
+        return status;
+    const int32_t scheduler = plan->parameters[SCHEDULER], most = plan->parameters[NUM_SMS];
+    if (scheduler == HOPPER_DYNAMIC &&
+        (status = cuda_memory_fill_async(plan->device.index, workspace, 0, sizeof(int32_t), stream)))
+        return status;
+    struct cuda_launch launch = {
+        .kernel = kernel,
+        .grid = {(uint32_t)(scheduler == HOPPER_LONGEST || params.items < most ? params.items : most), 1, 1},
+        .threads = (uint32_t)request.threads,
+        .stream = stream,
+        .arguments = &params,
+        .arguments_bytes = sizeof params};
+    return cuda_launch(&launch);
+}
+
+const struct gpu_algorithm hopper_forward_algorithm = {
+    .row = {"hopper.forward", "FlashAttention-3's plan on wgmma and TMA, with stale maxima", FDM_FORWARD},
+    .chosen_freely = 1,
+    .refusal = refusal,
+    .passed_over = passed_over,
+    .fill = fill,
+    .requests = requests,
+    .execute = execute,
+};

@@ -1,0 +1,495 @@
+/* hopper_forward.cu: the forward for compute capability 9.0, by wgmma and TMA, for 16-bit dtypes.
+ *
+ * Idea: FlashAttention-2 (Dao, 2023) with specialised warpgroups as in FlashAttention-3 (Shah et al., 2024): one thread
+ * of a producer warpgroup fills rings of K and V by TMA, each other warpgroup owns 64 query rows. Q K^T of a step and P V
+ * of the step before are issued together; with TURNS one warpgroup at a time does that, while the others make P, so that
+ * matrix and exponential work overlap between warpgroups. Where nothing raises a row's maximum, P is made with the
+ * maxima of the tiles before (hopper_softmax.cuh).
+ *
+ * Tile: BLOCK_M = 64 WARPGROUPS query rows x BLOCK_N keys; tiles of keys are walked from the last visible one down, so
+ * that those under the diagonal, which hide keys, come first. Tiles that no row sees are never loaded.
+ *
+ * Shared memory, each matrix in panels of 128 bytes a row with the 128-byte swizzle:
+ *   Q [Q_STAGES][panels][BLOCK_M] (later the output of the same rows), K [STAGES][panels][BLOCK_N],
+ *   V [STAGES][panels][BLOCK_N], bias and mask [SCORE_STAGES][panels][BLOCK_M], barriers, two work items.
+ *
+ * Barriers: for each ring a full one (an arrival of the producer and the bytes of TMA) and an empty one for each stage
+ * (an arrival of each consumer warp). The named barrier 1 + w is warpgroup w's turn; 5 + w is its own; 4 all consumers.
+ *
+ * Registers: of a consumer S BLOCK_N / 2, P BLOCK_N / 4, O HEAD_DIM_V / 2, and some 40 besides: 240 with two consumer
+ * warpgroups, 160 with three. */
+#include "cuda/ptx/barrier.cuh"
+#include "cuda/ptx/copy.cuh"
+#include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/mma.cuh"
+#include "cuda/ptx/tma.cuh"
+#include "cuda/ptx/wgmma.cuh"
+#include "families/hopper/hopper_forward.h"
+
+/* A constant that was not given is an error that names it. */
+#define HOPPER_GIVEN(name) static_assert((name) >= 0, #name);
+HOPPER_FORWARD_CONSTANTS(HOPPER_GIVEN)
+
+#define INTERVALS      0
+#define MASK_ROWS      1
+#define BIAS_ROWS      1
+#define SCORES_ALIGNED 1
+#define BLOCK_M        (64 * WARPGROUPS)
+#define THREADS        (128 * (WARPGROUPS + 1))
+#include "families/hopper/hopper_softmax.cuh"
+#include "families/hopper/hopper_work.cuh"
+
+#define F16        (DTYPE == GPU_FLOAT16)
+#define BIAS_BYTES (BIAS == GPU_BIAS_FLOAT32 ? 4 : 2)
+
+/* ---- shared memory ---- */
+
+constexpr int Q_PANELS = HOPPER_PANELS(HEAD_DIM, 2), V_PANELS = HOPPER_PANELS(HEAD_DIM_V, 2);
+constexpr int Q_BYTES = BLOCK_M * 128 * (Q_PANELS > V_PANELS ? Q_PANELS : V_PANELS);
+constexpr int K_BYTES = BLOCK_N * 128 * Q_PANELS, V_BYTES = BLOCK_N * 128 * V_PANELS;
+constexpr int BIAS_PANELS = BIAS ? HOPPER_PANELS(BLOCK_N, BIAS_BYTES) : 0;
+constexpr int MASK_PANELS = MASK ? HOPPER_PANELS(BLOCK_N, 1) : 0;
+constexpr int SCORE_BYTES = BLOCK_M * 128 * (BIAS_PANELS + MASK_PANELS);
+constexpr int K_OFFSET = Q_STAGES * Q_BYTES, V_OFFSET = K_OFFSET + STAGES * K_BYTES;
+constexpr int SCORE_OFFSET = V_OFFSET + STAGES * V_BYTES, CONTROL = SCORE_OFFSET + SCORE_STAGES * SCORE_BYTES;
+constexpr int SCORE_RING = SCORE_STAGES ? SCORE_STAGES : 1;
+enum {
+    Q_FULL = CONTROL,
+    Q_EMPTY = Q_FULL + 8 * Q_STAGES,
+    K_FULL = Q_EMPTY + 8 * Q_STAGES,
+    K_EMPTY = K_FULL + 8 * STAGES,
+    V_FULL = K_EMPTY + 8 * STAGES,
+    V_EMPTY = V_FULL + 8 * STAGES,
+    SCORE_FULL = V_EMPTY + 8 * STAGES,
+    SCORE_EMPTY = SCORE_FULL + 8 * SCORE_RING,
+    WORK_FULL = SCORE_EMPTY + 8 * SCORE_RING,
+    WORK_EMPTY = WORK_FULL + 16,
+    WORK = (WORK_EMPTY + 16 + 15) / 16 * 16,
+    END = WORK + 2 * ITEM_BYTES
+};
+static_assert(END - CONTROL <= HOPPER_CONTROL_BYTES, "barriers and work items fit");
+static_assert(CONTROL + HOPPER_CONTROL_BYTES + 1024 ==
+                  hopper_forward_shared_bytes(WARPGROUPS, BLOCK_N, STAGES, Q_STAGES, SCORE_STAGES, HEAD_DIM, HEAD_DIM_V,
+                                              MASK, BIAS ? BIAS_BYTES : 0),
+              "the plan knows the bytes");
+enum { TURN_BARRIER = 1, CONSUMERS_BARRIER = 4, WARPGROUP_BARRIER = 5 };
+
+__device__ __forceinline__ void init_barriers(uint32_t base) {
+    constexpr int warps = 4 * WARPGROUPS;
+    for (int i = 0; i < Q_STAGES; i++) {
+        mbarrier_init(base + Q_FULL + 8 * i, 1);
+        mbarrier_init(base + Q_EMPTY + 8 * i, warps);
+    }
+    for (int i = 0; i < STAGES; i++) {
+        mbarrier_init(base + K_FULL + 8 * i, 1);
+        mbarrier_init(base + K_EMPTY + 8 * i, warps);
+        mbarrier_init(base + V_FULL + 8 * i, 1);
+        mbarrier_init(base + V_EMPTY + 8 * i, warps);
+    }
+    for (int i = 0; i < SCORE_RING; i++) {
+        mbarrier_init(base + SCORE_FULL + 8 * i, 1);
+        mbarrier_init(base + SCORE_EMPTY + 8 * i, warps);
+    }
+    for (int i = 0; i < 2; i++) {
+        mbarrier_init(base + WORK_FULL + 8 * i, 1);
+        mbarrier_init(base + WORK_EMPTY + 8 * i, warps);
+    }
+    fence_mbarrier_init();
+}
+
+/* ---- rings ----
+ *
+ * Producer and consumers count the items and the steps (tiles of K) that they have come to. A count names the stage of a
+ * ring and the parity of the phase in which it is full; tile n of V has the count of tile n of K. */
+template <int stages> __device__ __forceinline__ uint32_t stage_of(uint32_t count) { return count % stages; }
+template <int stages> __device__ __forceinline__ uint32_t parity_of(uint32_t count) { return count / stages & 1; }
+template <int stages> __device__ __forceinline__ void wait_full(uint32_t barriers, uint32_t count) {
+    mbarrier_wait(barriers + 8 * stage_of<stages>(count), parity_of<stages>(count));
+}
+template <int stages> __device__ __forceinline__ void wait_empty(uint32_t barriers, uint32_t count) {
+    mbarrier_wait(barriers + 8 * stage_of<stages>(count), parity_of<stages>(count) ^ 1);
+}
+/* One thread of each warp says that the warp is done with a stage. */
+template <int stages> __device__ __forceinline__ void release(uint32_t barriers, uint32_t count) {
+    if (threadIdx.x % 32 == 0)
+        mbarrier_arrive(barriers + 8 * stage_of<stages>(count));
+}
+
+/* ---- producer ---- */
+
+struct producer {
+    const struct hopper_forward_params &a;
+    uint32_t base, item, step;
+
+    __device__ __forceinline__ producer(const struct hopper_forward_params &params, uint32_t shared)
+        : a(params), base(shared), item(0), step(0) {}
+
+    /* `panels` boxes of 64 columns and `rows` rows from row `row` of a head to `to`. */
+    template <int panels, int rows>
+    __device__ __forceinline__ void load(uint32_t to, const struct cuda_tensor_map *map, uint32_t barrier, int row,
+                                         int head, int batch) {
+        mbarrier_arrive_expect_tx(barrier, panels * rows * 128);
+#pragma unroll
+        for (int panel = 0; panel < panels; panel++)
+            cp_async_bulk_tensor_4d(to + panel * rows * 128, map, barrier, panel * 64, row, head, batch);
+    }
+    __device__ __forceinline__ void publish(const struct item_facts &f) {
+        wait_empty<2>(base + WORK_EMPTY, item);
+        write_facts(base + WORK + stage_of<2>(item) * ITEM_BYTES, f);
+        mbarrier_arrive(base + WORK_FULL + 8 * stage_of<2>(item));
+    }
+    __device__ __forceinline__ void load_q(const struct item_facts &f) {
+        const uint32_t stage = stage_of<Q_STAGES>(item);
+        wait_empty<Q_STAGES>(base + Q_EMPTY, item);
+        load<Q_PANELS, BLOCK_M>(base + stage * Q_BYTES, &a.q_map, base + Q_FULL + 8 * stage, f.q_begin + f.first_row,
+                                f.head, VARLEN ? 0 : f.batch);
+    }
+    __device__ __forceinline__ void load_k(int row, int head, int batch) {
+        const uint32_t stage = stage_of<STAGES>(step);
+        wait_empty<STAGES>(base + K_EMPTY, step);
+        load<Q_PANELS, BLOCK_N>(base + K_OFFSET + stage * K_BYTES, &a.k_map, base + K_FULL + 8 * stage, row, head,
+                                batch);
+    }
+    __device__ __forceinline__ void load_v(uint32_t count, int row, int head, int batch) {
+        const uint32_t stage = stage_of<STAGES>(count);
+        wait_empty<STAGES>(base + V_EMPTY, count);
+        load<V_PANELS, BLOCK_N>(base + V_OFFSET + stage * V_BYTES, &a.v_map, base + V_FULL + 8 * stage, row, head,
+                                batch);
+    }
+    __device__ __forceinline__ void load_scores(const struct item_facts &f, int key) {
+        const uint32_t stage = stage_of<SCORE_RING>(step), full = base + SCORE_FULL + 8 * stage;
+        const uint32_t to = base + SCORE_OFFSET + stage * SCORE_BYTES;
+        wait_empty<SCORE_RING>(base + SCORE_EMPTY, step);
+        mbarrier_arrive_expect_tx(full, SCORE_BYTES);
+#pragma unroll
+        for (int panel = 0; panel < BIAS_PANELS; panel++)
+            cp_async_bulk_tensor_4d(to + panel * BLOCK_M * 128, &a.bias_map, full, key + panel * 128 / BIAS_BYTES,
+                                    f.first_row, f.head / a.bias_group, a.bias_batches == 1 ? 0 : f.batch);
+#pragma unroll
+        for (int panel = 0; panel < MASK_PANELS; panel++)
+            cp_async_bulk_tensor_4d(to + (BIAS_PANELS + panel) * BLOCK_M * 128, &a.mask_map, full, key + panel * 128,
+                                    f.first_row, f.head / a.mask_group, a.mask_batches == 1 ? 0 : f.batch);
+    }
+
+    /* K of a step is needed before V of the step before it, and is loaded first. */
+    __device__ __forceinline__ void load_item(const struct item_facts &f, int k_begin) {
+        const int head = f.head / a.in.group, batch = VARLEN ? 0 : f.batch;
+        load_q(f);
+#pragma unroll 1
+        for (int tile = f.last_tile - 1; tile >= f.first_tile; tile--, step++) {
+            load_k(k_begin + tile * BLOCK_N, head, batch);
+            if (SCORED)
+                load_scores(f, tile * BLOCK_N);
+            if (tile < f.last_tile - 1)
+                load_v(step - 1, k_begin + (tile + 1) * BLOCK_N, head, batch);
+        }
+        if (f.first_tile < f.last_tile)
+            load_v(step - 1, k_begin + f.first_tile * BLOCK_N, head, batch);
+    }
+
+    __device__ __forceinline__ void run() {
+        struct tile_scheduler scheduler;
+        scheduler.initial();
+        while (scheduler.valid(a)) {
+            const struct work_item work = scheduler.item_at(a);
+            scheduler.prefetch(a);
+            if (work.batch >= 0) {
+                const struct sequence s = find_sequence(a.in, work.batch);
+                struct item_facts f = {work.row_block * BLOCK_M, work.head, work.batch, 0, 0,
+                                       s.seqlen_q, s.seqlen_k, s.q_begin};
+                if (f.first_row < s.seqlen_q) {
+                    find_tiles(a.in, s, BLOCK_M, f);
+                    publish(f);
+                    load_item(f, s.k_begin);
+                    item++;
+                }
+            }
+            scheduler.advance();
+        }
+        publish({-1, 0, 0, 0, 0, 0, 0, 0});
+    }
+};
+
+/* ---- consumers ---- */
+
+struct consumer {
+    const struct hopper_forward_params &a;
+    uint32_t base, item, step;
+    float s[BLOCK_N / 2], o[HEAD_DIM_V / 2];
+    uint32_t p[BLOCK_N / 16][4];
+    struct softmax_rows rows;
+
+    __device__ __forceinline__ consumer(const struct hopper_forward_params &params, uint32_t shared)
+        : a(params), base(shared), item(0), step(0) {}
+
+    /* What is cheap to find again is not kept in registers: the item's facts, and the thread's place. */
+    __device__ __forceinline__ struct item_facts facts() const {
+        return read_facts(base + WORK + stage_of<2>(item) * ITEM_BYTES);
+    }
+    /* By way of a shuffle, so that the compiler knows that whole warps take one way. */
+    static __device__ __forceinline__ int warpgroup() { return uniform((int)threadIdx.x / 128 - 1); }
+    static __device__ __forceinline__ int uniform(int x) { return __shfl_sync(0xffffffff, x, 0); }
+    /* Of half 0, in the block tile. */
+    static __device__ __forceinline__ int local_row() {
+        return warpgroup() * 64 + (int)threadIdx.x / 32 % 4 * 16 + (int)threadIdx.x % 32 / 4;
+    }
+    static __device__ __forceinline__ struct sequence sequence_of(const struct item_facts &f) {
+        return {f.batch, f.seqlen_q, f.seqlen_k, f.q_begin, 0, f.seqlen_k - f.seqlen_q};
+    }
+
+    __device__ __forceinline__ void take_turn() {
+        if (TURNS)
+            barrier_sync(TURN_BARRIER + warpgroup(), 256);
+    }
+    __device__ __forceinline__ void pass_turn() {
+        if (TURNS)
+            barrier_arrive(TURN_BARRIER + (warpgroup() + 1) % WARPGROUPS, 256);
+    }
+
+    /* S = Q K^T */
+    __device__ __forceinline__ void multiply_qk() {
+        const uint32_t q_tile = base + stage_of<Q_STAGES>(item) * Q_BYTES + warpgroup() * 64 * 128;
+        const uint32_t k_tile = base + K_OFFSET + stage_of<STAGES>(step) * K_BYTES;
+#pragma unroll
+        for (int n = 0; n < HEAD_DIM / 16; n++)
+            wgmma_m64k16<F16, 0>(s, wgmma_descriptor(q_tile + n / 4 * BLOCK_M * 128 + n % 4 * 32, 0),
+                                 wgmma_descriptor(k_tile + n / 4 * BLOCK_N * 128 + n % 4 * 32, 0), n > 0);
+    }
+    /* O = P V + (add ? O : 0), V of the step before */
+    __device__ __forceinline__ void multiply_pv(bool add) {
+        const uint32_t v_tile = base + V_OFFSET + stage_of<STAGES>(step - 1) * V_BYTES;
+#pragma unroll
+        for (int n = 0; n < BLOCK_N / 16; n++)
+            wgmma_m64k16<F16, 1>(o, p[n], wgmma_descriptor(v_tile + n * 2048, BLOCK_N * 128), n > 0 || add);
+    }
+
+    /* Keys that a row does not see, of a tile that a row of the warpgroup does not see whole. */
+    __device__ __forceinline__ void hide(int tile) {
+        const struct item_facts f = facts();
+        const struct sequence at = sequence_of(f);
+        const int row = f.first_row + local_row(), key = tile * BLOCK_N;
+        const int first[2] = {first_key(a.in, at, row) - key, first_key(a.in, at, row + 8) - key};
+        const int last[2] = {last_key(a.in, at, row) + 1 - key, last_key(a.in, at, row + 8) + 1 - key};
+        hide_keys(s, first, last);
+    }
+
+    /* Scores of a tile to P. */
+    __device__ __forceinline__ void make_weights(int tile, bool partial, bool has_o) {
+        if (SCORED) {
+            const uint32_t bias = base + SCORE_OFFSET + stage_of<SCORE_RING>(step) * SCORE_BYTES;
+            wait_full<SCORE_RING>(base + SCORE_FULL, step);
+            finish_scores(s, a.in, bias, bias + BIAS_PANELS * BLOCK_M * 128, local_row());
+            __syncwarp();
+            release<SCORE_RING>(base + SCORE_EMPTY, step);
+        } else if (!PLAIN) {
+            finish_scores(s, a.in, 0, 0, 0);
+        }
+        if (partial)
+            hide(tile);
+        softmax(p, s, o, rows, exponent_unit(a.in), has_o);
+    }
+
+    /* Packed sequences: past the end of this one lie the keys of the next, whose values may be anything. */
+    __device__ __forceinline__ void clear_tail(int last_tile) {
+        if (!VARLEN)
+            return;
+        const int keys = facts().seqlen_k - (last_tile - 1) * BLOCK_N;
+        if (keys >= BLOCK_N)
+            return;
+        wait_full<STAGES>(base + V_FULL, step);
+        const uint32_t tile = base + V_OFFSET + stage_of<STAGES>(step) * V_BYTES;
+        const int chunks = (BLOCK_N - keys) * 8;
+        for (int n = (int)threadIdx.x - 128; n < V_PANELS * chunks; n += 128 * WARPGROUPS)
+            st_shared_16(tile + n / chunks * BLOCK_N * 128 + keys * 128 + n % chunks * 16, 0, 0, 0, 0);
+        fence_proxy_async();
+        barrier_sync(CONSUMERS_BARRIER, 128 * WARPGROUPS);
+    }
+
+    /* A step whose keys no row of the warpgroup sees. */
+    __device__ __forceinline__ void pass(bool with_turn) {
+        if (with_turn) {
+            take_turn();
+            pass_turn();
+        }
+        wait_full<STAGES>(base + K_FULL, step);
+        if (SCORED)
+            wait_full<SCORE_RING>(base + SCORE_FULL, step);
+        __syncwarp(); /* a lane that still waits would miss the phase */
+        release<STAGES>(base + K_EMPTY, step);
+        if (SCORED)
+            release<SCORE_RING>(base + SCORE_EMPTY, step);
+        wait_full<STAGES>(base + V_FULL, step);
+        __syncwarp();
+        release<STAGES>(base + V_EMPTY, step);
+        step++;
+    }
+
+    /* O of the item; false when no row of the warpgroup sees a key. All warpgroups take as many turns. */
+    __device__ __forceinline__ bool compute() {
+        int tile, first_tile, rest, full_first, full_last; /* all rows see tiles full_first .. full_last - 1 whole */
+        {
+            const struct item_facts f = facts();
+            const struct sequence at = sequence_of(f);
+            struct item_facts own = f;
+            own.first_row += warpgroup() * 64;
+            if (own.first_row < f.seqlen_q)
+                find_tiles(a.in, at, 64, own);
+            else
+                own.last_tile = own.first_tile;
+            own.first_tile = uniform(own.first_tile);
+            own.last_tile = uniform(own.last_tile);
+            full_first = (first_key(a.in, at, own.first_row + 63) + BLOCK_N - 1) / BLOCK_N;
+            full_last = (last_key(a.in, at, own.first_row) + 1) / BLOCK_N;
+            if (f.first_tile >= f.last_tile)
+                return false;
+            clear_tail(f.last_tile);
+            if (own.first_tile >= own.last_tile) {
+                for (tile = f.last_tile - 1; tile >= f.first_tile; tile--)
+                    pass(tile > f.first_tile);
+                return false;
+            }
+            for (tile = f.last_tile - 1; tile >= own.last_tile; tile--)
+                pass(true);
+            first_tile = own.first_tile;
+            rest = own.first_tile - f.first_tile;
+        }
+        wait_full<STAGES>(base + K_FULL, step);
+        wgmma_fence();
+        multiply_qk();
+        wgmma_commit_group();
+        wgmma_wait_group<0>(s);
+        release<STAGES>(base + K_EMPTY, step);
+        make_weights(tile, tile < full_first || tile >= full_last, false);
+        step++;
+        bool add = false;
+#pragma unroll 1
+        for (tile--; tile >= first_tile; tile--) {
+            wait_full<STAGES>(base + K_FULL, step);
+            take_turn();
+            wgmma_fence();
+            multiply_qk();
+            wait_full<STAGES>(base + V_FULL, step - 1);
+            multiply_pv(add);
+            wgmma_commit_group();
+            pass_turn();
+            add = true;
+            wgmma_wait_group<0>(s);
+            wgmma_wait_group<0>(o);
+            release<STAGES>(base + K_EMPTY, step);
+            release<STAGES>(base + V_EMPTY, step - 1);
+            make_weights(tile, tile < full_first || tile >= full_last, true);
+            step++;
+        }
+        wait_full<STAGES>(base + V_FULL, step - 1);
+        wgmma_fence();
+        multiply_pv(add);
+        wgmma_commit_group();
+        wgmma_wait_group<0>(o);
+        release<STAGES>(base + V_EMPTY, step - 1);
+        while (WINDOW && rest-- > 0)
+            pass(true);
+        return true;
+    }
+
+    /* Writes the log-sum-exp of the thread's rows; the reciprocals of their sums. */
+    __device__ __forceinline__ void finish_rows(const struct item_facts &f, float (&inverse)[2]) {
+        const float unit = exponent_unit(a.in);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float sum = rows.sum[half];
+            sum += __shfl_xor_sync(0xffffffff, sum, 1);
+            sum += __shfl_xor_sync(0xffffffff, sum, 2);
+            const bool empty = rows.max[half] == MINUS_INF;
+            const int row = f.first_row + local_row() + 8 * half;
+            inverse[half] = empty ? 0.0f : 1.0f / sum;
+            if (a.in.lse.data && threadIdx.x % 4 == 0 && row < f.seqlen_q) {
+                const float lse = PLAIN ? (rows.max[half] * unit + lg2_approx(sum)) * LN_2
+                                        : rows.max[half] + lg2_approx(sum) * LN_2;
+                a.in.lse.data[(VARLEN ? 0 : f.batch) * a.in.lse.batch + f.head * a.in.lse.head +
+                              (int64_t)(f.q_begin + row) * a.in.lse.row] = empty ? -MINUS_INF : lse;
+            }
+        }
+    }
+
+    /* The output of the warp's 16 rows, by way of the shared memory of their Q. */
+    __device__ __forceinline__ void store(const struct item_facts &f, const float (&inverse)[2], bool computed) {
+        const int lane = threadIdx.x % 32, warp_row = local_row() - lane / 4;
+        const uint32_t tile = base + stage_of<Q_STAGES>(item) * Q_BYTES;
+        barrier_sync(WARPGROUP_BARRIER + warpgroup(), 128); /* all warps' products with Q are complete */
+        const int row = warp_row + lane % 16; /* whose chunks this lane addresses: both of a pair, by half warps */
+#pragma unroll
+        for (int i = 0; i < HEAD_DIM_V / 8; i += 2) {
+            uint32_t word[4];
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                const int at = 4 * i + 2 * e;
+                word[e] = computed ? pack(o[at] * inverse[e % 2], o[at + 1] * inverse[e % 2]) : 0;
+            }
+            stmatrix_x4(tile + i / 8 * BLOCK_M * 128 + row * 128 + (((i % 8 + lane / 16) ^ (row & 7)) << 4), word);
+        }
+        __syncwarp();
+        constexpr int chunks = HEAD_DIM_V / 8;
+        char *to = a.in.out.data + ((VARLEN ? 0 : f.batch) * a.in.out.batch + f.head * a.in.out.head +
+                                    (int64_t)(f.q_begin + f.first_row + warp_row) * a.in.out.row) * 2;
+        const int count = min(f.seqlen_q - f.first_row - warp_row, 16);
+#pragma unroll 4
+        for (int n = lane; n < 16 * chunks; n += 32) {
+            const int r = n / chunks, chunk = n % chunks, columns = a.in.head_dim_v - chunk * 8;
+            uint32_t word[4];
+            ld_shared_16(word, tile + chunk / 8 * BLOCK_M * 128 + (warp_row + r) * 128 + ((chunk % 8 ^ (r & 7)) << 4));
+            char *at = to + r * a.in.out.row * 2 + chunk * 16;
+            if (r < count && columns >= 8)
+                *(uint4 *)at = make_uint4(word[0], word[1], word[2], word[3]);
+            else if (r < count)
+#pragma unroll
+                for (int e = 0; e < 8; e++)
+                    if (e < columns)
+                        ((uint16_t *)at)[e] = (uint16_t)(word[e / 2] >> (e % 2 * 16));
+        }
+        fence_proxy_async(); /* TMA writes there next */
+        __syncwarp();
+        release<Q_STAGES>(base + Q_EMPTY, item);
+    }
+
+    __device__ __forceinline__ void run() {
+        if (TURNS && warpgroup() == WARPGROUPS - 1)
+            pass_turn();
+        for (;; item++) {
+            wait_full<2>(base + WORK_FULL, item);
+            if (facts().first_row < 0)
+                break;
+            rows = {{MINUS_INF, MINUS_INF}, {0, 0}, false};
+            wait_full<Q_STAGES>(base + Q_FULL, item);
+            const bool computed = compute();
+            const struct item_facts f = facts();
+            __syncwarp();
+            release<2>(base + WORK_EMPTY, item);
+            float inverse[2];
+            finish_rows(f, inverse);
+            store(f, inverse, computed);
+        }
+        if (TURNS && warpgroup() == 0)
+            take_turn(); /* nobody leaves an arrival behind */
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    hopper_forward(const __grid_constant__ struct hopper_forward_params a) {
+    extern __shared__ char shared[];
+    const uint32_t base = (shared_address(shared) + 1023) / 1024 * 1024;
+    if (threadIdx.x == 0)
+        init_barriers(base);
+    __syncthreads();
+    if (threadIdx.x < 128) {
+        setmaxnreg_dec<WARPGROUPS == 3 ? 32 : 24>();
+        if (threadIdx.x == 0) {
+            prefetch_tensormap(&a.q_map);
+            prefetch_tensormap(&a.k_map);
+            prefetch_tensormap(&a.v_map);
+            producer(a, base).run();
+        }
+    } else {
+        setmaxnreg_inc<WARPGROUPS == 3 ? 160 : 240>();
+        consumer(a, base).run();
+    }
+}

@@ -1,0 +1,74 @@
+/* hopper_forward.h: the contract of hopper_forward.cu: its constants, parameters and shared memory; for C and CUDA C.
+ */
+#ifndef FDM_HOPPER_FORWARD_H
+#define FDM_HOPPER_FORWARD_H
+
+#include "cuda/tensor_map.h"
+#include "gpu/forward_params.h"
+
+/* SCHEDULER: in which order blocks take items, an item being the rows of a block tile of one head. */
+#define HOPPER_STATIC                                                                                  \
+    0 /* as many blocks as multiprocessors; under a causal mask or window an item with many keys, then \
+         its counterpart with few */
+#define HOPPER_LONGEST 1 /* a block an item, those with many keys first */
+#define HOPPER_DYNAMIC 2 /* as many blocks as multiprocessors; each takes the next item by an atomic count */
+
+/* The constants that specialise the kernel, in the order of the cache's listing. */
+#define HOPPER_FORWARD_CONSTANTS(X)                                                                 \
+    X(DTYPE)          /* GPU_FLOAT16 or GPU_BFLOAT16 */                                             \
+    X(HEAD_DIM)       /* D rounded up to 16 */                                                      \
+    X(HEAD_DIM_V)     /* Dv rounded up to 16 */                                                     \
+    X(WARPGROUPS)     /* that compute: 64 query rows each */                                        \
+    X(BLOCK_N)        /* keys of a step */                                                          \
+    X(STAGES)         /* tiles of K, and of V, in flight */                                         \
+    X(Q_STAGES)       /* tiles of Q: with 2, the next item's is loaded under this one */            \
+    X(SCORE_STAGES)   /* tiles of mask and bias in flight */                                        \
+    X(TURNS)          /* 1: one warpgroup issues products at a time, the others make P meanwhile */ \
+    X(SCHEDULER)      /* HOPPER_* */                                                                \
+    X(EXP2_FREQUENCY) /* of so many exponentials, */                                                \
+    X(EXP2_RESIDUE)   /* so many are made on the FMA pipe */                                        \
+    X(WINDOW)         /* causal or window */                                                        \
+    X(MASK)           /* a mask with rows */                                                        \
+    X(BIAS)           /* GPU_BIAS_*, with rows */                                                   \
+    X(VARLEN)                                                                                       \
+    X(SOFTCAP)                                                                                      \
+    X(POSITIVE_SCALE) /* 1: softmax_scale > 0, so the maximum may be taken of the bare products */
+
+enum hopper_forward_constant {
+#define HOPPER_INDEX(name) HOPPER_##name,
+    HOPPER_FORWARD_CONSTANTS(HOPPER_INDEX)
+#undef HOPPER_INDEX
+        HOPPER_FORWARD_NUM_CONSTANTS
+};
+
+struct hopper_forward_params {
+    struct gpu_forward_params in;
+    struct cuda_tensor_map q_map, k_map, v_map; /* [B, heads, S, D]: tiles of 64 columns */
+    struct cuda_tensor_map mask_map, bias_map;  /* [b, h, Sq, Sk]: tiles of 128 bytes a row */
+    int32_t *items_begun;                       /* HOPPER_DYNAMIC: 0 when the kernel begins */
+    int32_t row_blocks, items;                  /* of a head; of all heads */
+    int32_t mask_batches, bias_batches;         /* 1 where batches share them */
+    int32_t mask_group, bias_group;             /* query heads that share one head of them */
+};
+
+/* Rows of shared memory are 128 bytes: the columns of a tile lie in panels of so many. */
+#define HOPPER_PANELS(columns, element_bytes) (((columns) * (element_bytes) + 127) / 128)
+/* Barriers and work items, at the end. */
+#define HOPPER_CONTROL_BYTES 512
+/* The 1024 bytes are for alignment: the swizzle of TMA counts addresses. */
+static inline
+#ifdef __CUDACC__
+    __host__ __device__ constexpr
+#endif
+    int32_t
+    hopper_forward_shared_bytes(int32_t warpgroups, int32_t block_n, int32_t stages, int32_t q_stages,
+                                int32_t score_stages, int32_t head_dim, int32_t head_dim_v, int32_t mask,
+                                int32_t bias_bytes) {
+    const int32_t d = HOPPER_PANELS(head_dim, 2), dv = HOPPER_PANELS(head_dim_v, 2), block_m = 64 * warpgroups;
+    const int32_t scores = (mask ? HOPPER_PANELS(block_n, 1) : 0) + HOPPER_PANELS(block_n, bias_bytes);
+    return 128 * (q_stages * block_m * (d > dv ? d : dv) + stages * block_n * (d + dv) +
+                  score_stages * block_m * scores) +
+           HOPPER_CONTROL_BYTES + 1024;
+}
+
+#endif

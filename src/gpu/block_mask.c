@@ -1,0 +1,50 @@
+/* block_mask.c: the block mask of a dense mask on the host: its bytes of workspace and its launch. */
+#include "gpu/gpu_family.h"
+
+static int64_t tiles_of(int64_t length, int32_t tile) { return (length + tile - 1) / tile; }
+
+int64_t block_mask_bytes(const fdm_problem *p, int32_t block_m, int32_t block_n) {
+    return gpu_round_up(
+        p->mask_shape[0] * p->mask_shape[1] * tiles_of(p->seqlen_q, block_m) * tiles_of(p->seqlen_k, block_n), 64);
+}
+
+void block_mask_request(struct cuda_kernel_request *request) {
+    request->file = "gpu/block_mask.cu";
+    request->entry = "block_mask";
+    request->num_constants = 0;
+    request->shared_bytes = 0;
+    request->threads = 32 * BLOCK_MASK_WARPS;
+}
+
+fdm_status block_mask_launch(const struct cuda_kernel *kernel, const fdm_problem *p, int32_t block_m, int32_t block_n,
+                             uint8_t *block_mask, void *stream, struct gpu_forward_params *a) {
+    const int64_t tiles_k = tiles_of(p->seqlen_k, block_n), blocks = tiles_of(p->seqlen_q, block_m);
+    const int64_t batches = p->mask_shape[0], heads = p->mask_shape[1];
+    a->block_mask = block_mask;
+    a->block_mask_row = tiles_k;
+    a->block_mask_head = heads == 1 ? 0 : blocks * tiles_k;
+    a->block_mask_batch = batches == 1 ? 0 : heads * blocks * tiles_k;
+    if (blocks * tiles_k * batches * heads == 0)
+        return FDM_OK;
+    const int aligned =
+        a->mask.key == 1 &&
+        ((uintptr_t)a->mask.data | (uintptr_t)a->mask.row | (uintptr_t)a->mask.head | (uintptr_t)a->mask.batch) % 16 ==
+            0;
+    struct block_mask_params arguments = {.mask = a->mask,
+                                          .block_mask = block_mask,
+                                          .seqlen_q = a->seqlen_q,
+                                          .seqlen_k = a->seqlen_k,
+                                          .num_heads = (int32_t)heads,
+                                          .num_tiles = (int32_t)tiles_k,
+                                          .block_m = block_m,
+                                          .block_n = block_n,
+                                          .aligned = aligned};
+    struct cuda_launch launch = {
+        .kernel = kernel,
+        .grid = {(uint32_t)tiles_of(tiles_k, BLOCK_MASK_WARPS), (uint32_t)blocks, (uint32_t)(batches * heads)},
+        .threads = 32 * BLOCK_MASK_WARPS,
+        .stream = stream,
+        .arguments = &arguments,
+        .arguments_bytes = sizeof arguments};
+    return cuda_launch(&launch);
+}

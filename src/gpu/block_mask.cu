@@ -1,0 +1,42 @@
+/* block_mask.cu: which tiles of a dense mask are hidden, partial or full.
+ *
+ * Idea: a mask is shared by many heads and read by each of their blocks; looked at once here, each block then lists its
+ * tiles from one byte a tile. One warp a tile; 16 bytes a load where rows are contiguous and aligned. Bound by memory:
+ * the mask is read once.
+ *
+ * Grid: x tiles of keys in groups of WARPS, y row blocks, z batch and head of the mask. */
+#include "cuda/ptx/math.cuh"
+#include "gpu/block_mask.h"
+
+extern "C" __global__ void __launch_bounds__(32 * BLOCK_MASK_WARPS)
+    block_mask(const __grid_constant__ struct block_mask_params a) {
+    const int lane = threadIdx.x % 32, tile = blockIdx.x * BLOCK_MASK_WARPS + threadIdx.x / 32;
+    if (tile >= a.num_tiles)
+        return;
+    const int64_t batch = blockIdx.z / a.num_heads, head = blockIdx.z % a.num_heads;
+    const int first_row = blockIdx.y * a.block_m, num_rows = min(a.block_m, a.seqlen_q - first_row);
+    const int first_key = tile * a.block_n, num_keys = min(a.block_n, a.seqlen_k - first_key);
+    const char *from = a.mask.data + batch * a.mask.batch + head * a.mask.head + first_row * a.mask.row +
+                       first_key * a.mask.key;
+    uint32_t seen = 0, hidden = 0;
+    if (a.aligned && num_keys % 16 == 0) {
+        const int vectors = num_keys / 16;
+#pragma unroll 4
+        for (int n = lane; n < num_rows * vectors; n += 32) {
+            const uint4 x = *(const uint4 *)(from + n / vectors * a.mask.row + n % vectors * 16);
+            seen |= x.x | x.y | x.z | x.w;
+            hidden |= zero_bytes(x.x) | zero_bytes(x.y) | zero_bytes(x.z) | zero_bytes(x.w);
+        }
+    } else {
+        for (int n = lane; n < num_rows * num_keys; n += 32) {
+            const bool visible = from[n / num_keys * a.mask.row + n % num_keys * a.mask.key];
+            seen |= visible;
+            hidden |= !visible;
+        }
+    }
+    seen = __any_sync(0xffffffff, seen);
+    hidden = __any_sync(0xffffffff, hidden);
+    if (lane == 0)
+        a.block_mask[((int64_t)blockIdx.z * gridDim.y + blockIdx.y) * a.num_tiles + tile] =
+            !seen ? GPU_BLOCK_HIDDEN : hidden ? GPU_BLOCK_PARTIAL : GPU_BLOCK_FULL;
+}

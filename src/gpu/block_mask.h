@@ -1,0 +1,23 @@
+/* block_mask.h: the block mask of a dense mask: one byte for each tile of block_m x block_n says whether the mask shows
+ * all of it, some or none. The contract of block_mask.cu; for C and CUDA C. */
+#ifndef FDM_BLOCK_MASK_H
+#define FDM_BLOCK_MASK_H
+
+#include "gpu/forward_params.h"
+
+#define BLOCK_MASK_WARPS 4
+
+/* What a mask does to a tile. */
+#define GPU_BLOCK_HIDDEN  0
+#define GPU_BLOCK_PARTIAL 1
+#define GPU_BLOCK_FULL    2
+
+struct block_mask_params {
+    struct gpu_scores mask;
+    uint8_t *block_mask; /* [mask batch, mask heads, row blocks, num_tiles] */
+    int32_t seqlen_q, seqlen_k, num_heads, num_tiles, block_m, block_n;
+    int32_t aligned; /* keys are contiguous, rows start at multiples of 16 bytes, block_n is a multiple of 16 */
+    int32_t reserved;
+};
+
+#endif

@@ -1,0 +1,30 @@
+/* features.h: what a problem asks of a CUDA kernel, and how constants of kernels code it. */
+#ifndef FDM_FEATURES_H
+#define FDM_FEATURES_H
+
+#include "flash_dmattn.h"
+#include "gpu/forward_params.h"
+
+/* Causal or window; a mask or bias with a row axis; something of the key alone. */
+static inline int gpu_bounded(const fdm_problem *p) { return p->causal || p->window_left >= 0 || p->window_right >= 0; }
+static inline int gpu_mask_rows(const fdm_problem *p) { return p->has_mask && p->mask_shape[2] != 1; }
+static inline int gpu_bias_rows(const fdm_problem *p) { return p->has_bias && p->bias_shape[2] != 1; }
+static inline int gpu_lists_keys(const fdm_problem *p) {
+    return p->has_intervals || (p->has_mask && !gpu_mask_rows(p)) || (p->has_bias && !gpu_bias_rows(p));
+}
+/* What is kept of each key then: the first and last row that see it, and a bias without rows. */
+static inline int32_t gpu_key_words(const fdm_problem *p) {
+    return !gpu_lists_keys(p) ? 0 : p->has_bias && !gpu_bias_rows(p) ? 3 : 2;
+}
+
+/* The dtype's number in constants of kernels for 16-bit dtypes; -1 for others. */
+static inline int32_t gpu_dtype(fdm_dtype dtype) {
+    return dtype == FDM_FLOAT16 ? GPU_FLOAT16 : dtype == FDM_BFLOAT16 ? GPU_BFLOAT16 : -1;
+}
+/* BIAS of kernels: GPU_BIAS_*. */
+static inline int32_t gpu_bias_constant(const fdm_problem *p) {
+    return !p->has_bias ? GPU_BIAS_NONE : p->bias_dtype == FDM_FLOAT32 ? GPU_BIAS_FLOAT32 : GPU_BIAS_SAME;
+}
+static inline int64_t gpu_round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
+
+#endif

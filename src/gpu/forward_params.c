@@ -1,0 +1,68 @@
+/* forward_params.c: a call's tensors as the parameters of the kernels. */
+#include "gpu/gpu_family.h"
+
+static struct gpu_matrix matrix_of(const struct matrix_view *view) {
+    return (struct gpu_matrix){view->data, view->batch, view->row, view->head};
+}
+static struct gpu_scores scores_of(const struct score_view *view) {
+    return (struct gpu_scores){view->data, view->batch, view->head, view->row, view->key, (int32_t)view->group, 0};
+}
+static struct gpu_rows rows_of(const struct row_view *view) {
+    return (struct gpu_rows){(float *)(void *)view->data, view->batch, view->head, view->row};
+}
+
+/* A window's bound as the kernels take it: -1 and everything past the longest sequence is "unbounded". */
+static int32_t bound_of(int64_t bound) { return bound < 0 || bound >= INT32_MAX ? INT32_MAX : (int32_t)bound; }
+
+/* A mask or bias with rows that several heads read. */
+static int shares_scores(const fdm_problem *p) {
+    return (gpu_mask_rows(p) && p->mask_shape[1] < p->heads) || (gpu_bias_rows(p) && p->bias_shape[1] < p->heads);
+}
+
+/* Heads whose keys and values fit together in most of a second-level cache of 50 MB take turns, row block by row block,
+ * where a window makes blocks unequal (the longest go first) and where heads read the same mask or bias; else one head
+ * after the other is best. Sections are equally large: a last one of a few heads would begin its longest blocks when
+ * the others have nothing left to do. */
+static int32_t heads_per_section(const fdm_problem *p) {
+    enum { CACHE_BYTES = 32 << 20 };
+    const int64_t head_bytes = p->seqlen_k * (p->head_dim + p->head_dim_v) * 2, heads = p->batch * p->heads;
+    const int64_t most = head_bytes > 0 ? CACHE_BYTES / head_bytes : heads;
+    if (most < 1 || (!gpu_bounded(p) && !shares_scores(p)))
+        return 1;
+    const int64_t sections = (heads + most - 1) / most;
+    return sections > 0 ? (int32_t)((heads + sections - 1) / sections) : 1;
+}
+
+void gpu_fill_forward(const struct attention *attention, struct gpu_forward_params *a) {
+    const fdm_problem *p = attention->problem;
+    const struct interval_view *i = &attention->intervals;
+    *a = (struct gpu_forward_params){
+        .q = matrix_of(&attention->q),
+        .k = matrix_of(&attention->k),
+        .v = matrix_of(&attention->v),
+        .out = matrix_of(&attention->out),
+        .lse = rows_of(&attention->lse),
+        .mask = scores_of(&attention->mask),
+        .bias = scores_of(&attention->bias),
+        .intervals = {i->start, i->end, i->start_batch, i->start_head, i->start_key, i->end_batch, i->end_head,
+                      i->end_key, (int32_t)i->group, 0},
+        .cu_seqlens_q = attention->cu_seqlens_q,
+        .cu_seqlens_k = attention->cu_seqlens_k,
+        .batch = (int32_t)p->batch,
+        .heads = (int32_t)p->heads,
+        .heads_kv = (int32_t)p->heads_kv,
+        .group = (int32_t)(p->heads / p->heads_kv),
+        .seqlen_q = (int32_t)p->seqlen_q,
+        .seqlen_k = (int32_t)p->seqlen_k,
+        .head_dim = (int32_t)p->head_dim,
+        .head_dim_v = (int32_t)p->head_dim_v,
+        .num_splits = 1,
+        .total_q = (int32_t)p->total_q,
+        .window_left = bound_of(p->window_left),
+        .window_right = p->causal ? 0 : bound_of(p->window_right),
+        .scale = (float)p->softmax_scale,
+        .softcap = (float)p->softcap,
+        .softcap_inverse = p->softcap > 0 ? (float)(1 / p->softcap) : 0,
+        .heads_per_section = heads_per_section(p),
+    };
+}

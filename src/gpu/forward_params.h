@@ -1,0 +1,65 @@
+/* forward_params.h: what every forward kernel for CUDA devices receives; included by C and by CUDA C.
+ *
+ * The struct mirrors `struct attention` (problem.h): strides in elements, 0 on broadcast axes, query head h uses head
+ * h / group of a tensor. Rows and keys are 32-bit, offsets 64-bit. */
+#ifndef FDM_FORWARD_PARAMS_H
+#define FDM_FORWARD_PARAMS_H
+
+#ifdef __CUDACC__
+#    include "cuda/ptx/types.cuh"
+#else
+#    include <stdint.h>
+#endif
+
+/* The dtype of q, k, v and out in constants: DTYPE. */
+#define GPU_FLOAT32  0
+#define GPU_FLOAT16  1
+#define GPU_BFLOAT16 2
+
+/* The dtype of the bias in constants: BIAS. */
+#define GPU_BIAS_NONE    0
+#define GPU_BIAS_SAME    1 /* the dtype of q */
+#define GPU_BIAS_FLOAT32 2
+
+struct gpu_matrix {
+    char *data;
+    int64_t batch, row, head;
+};
+struct gpu_scores {
+    const char *data;
+    int64_t batch, head, row, key;
+    int32_t group, reserved;
+};
+struct gpu_intervals {
+    const int32_t *start, *end;
+    int64_t start_batch, start_head, start_key;
+    int64_t end_batch, end_head, end_key;
+    int32_t group, reserved;
+};
+struct gpu_rows {
+    float *data;
+    int64_t batch, head, row;
+};
+
+struct gpu_forward_params {
+    struct gpu_matrix q, k, v, out;             /* [B, S, heads, D|Dv] */
+    struct gpu_rows lse;                        /* [B, H, Sq]; data NULL = not wanted */
+    struct gpu_scores mask, bias;               /* [B, h, Sq, Sk] */
+    struct gpu_intervals intervals;             /* [B, h, Sk] */
+    const int32_t *cu_seqlens_q, *cu_seqlens_k; /* [B + 1]; NULL when dense */
+    float *partial_out, *partial_lse; /* splits: [num_splits, B, H, Sq, Dv], [num_splits, B, H, Sq]; varlen: B 1, Sq
+                                         total_q */
+    const uint8_t *block_mask; /* block_mask.h: GPU_BLOCK_* of [mask batch, mask head, row block, tile] of the mask */
+    int64_t block_mask_batch, block_mask_head, block_mask_row; /* strides in bytes, 0 on broadcast axes */
+    int32_t batch, heads, heads_kv, group;                     /* group = heads / heads_kv */
+    int32_t seqlen_q, seqlen_k;                                /* varlen: the maxima */
+    int32_t head_dim, head_dim_v;
+    int32_t num_splits, total_q;
+    int32_t window_left, window_right; /* relative to the aligned diagonal, causal folded into right; INT32_MAX =
+                                          unbounded */
+    float scale;                       /* softmax_scale */
+    float softcap, softcap_inverse;    /* 0 = none */
+    int32_t heads_per_section;         /* order of the grid: heads whose rows are interleaved */
+};
+
+#endif

@@ -1,0 +1,191 @@
+/* gpu_family.c: a family of CUDA kernels: the choice among its algorithms, every reason against one, the way to each.
+ */
+#include "gpu/gpu_family.h"
+
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/error.h"
+
+static const struct gpu_list *list_of(const struct family *family) { return family->list; }
+static const struct gpu_algorithm *algorithm_of(const struct family *family, int32_t row) {
+    return list_of(family)->algorithms[row];
+}
+
+const struct kernel_row *gpu_family_kernel(const struct family *family, int32_t row) {
+    return &algorithm_of(family, row)->row;
+}
+
+int gpu_family_chosen_freely(const struct family *family, int32_t row) {
+    return algorithm_of(family, row)->chosen_freely;
+}
+
+/* 1 when a device that the family runs on is present. */
+int gpu_family_available(const struct family *family, int32_t row) {
+    if (row < 0 || row >= family->num_kernels)
+        return 0;
+    const struct gpu_list *list = list_of(family);
+    const int32_t count = cuda_device_count();
+    for (int32_t i = 0; i < count; i++) {
+        fdm_device device;
+        if (cuda_device_facts(i, &device) != FDM_OK)
+            continue;
+        const int32_t arch = device.compute_major * 10 + device.compute_minor;
+        if (arch >= list->arch_min && (!list->arch_max || arch <= list->arch_max))
+            return 1;
+    }
+    return 0;
+}
+
+/* What no kernel of the family takes. */
+static const char *family_refusal(const struct gpu_list *list, const fdm_device *device, const fdm_problem *p,
+                                  char *text, size_t size) {
+    const int32_t arch = device->compute_major * 10 + device->compute_minor;
+    if (device->id.type != FDM_CUDA)
+        return "it runs on CUDA devices only";
+    if (arch < list->arch_min || (list->arch_max && arch > list->arch_max)) {
+        const int32_t bound = arch < list->arch_min ? list->arch_min : list->arch_max;
+        snprintf(text, size, "compute capability %d.%d is %s %d.%d", device->compute_major, device->compute_minor,
+                 arch < list->arch_min ? "below" : "above", bound / 10, bound % 10);
+        return text;
+    }
+    if (p->dtype == FDM_FLOAT64)
+        return "float64 is computed by the reference family only, on the CPU";
+    if (p->seqlen_q >= INT32_MAX || p->seqlen_k >= INT32_MAX || p->total_q >= INT32_MAX || p->total_k >= INT32_MAX)
+        return "sequences are shorter than 2^31";
+    if (p->batch * p->heads * (p->seqlen_q / 16 + 1) >= INT32_MAX)
+        return "rows of all heads are fewer than 2^35";
+    return NULL;
+}
+
+static void name_plan(const struct family *family, int32_t index, fdm_plan *plan) {
+    plan->kernel_index = index;
+    snprintf(plan->kernel, sizeof plan->kernel, "%s", algorithm_of(family, index)->row.name);
+}
+
+/* A kernel asked for by name, or one of its variants by choice code; 0 with a clause in `why`. */
+static int fill_forced(const struct gpu_algorithm *a, const struct plan_request *request, fdm_plan *plan, char *why,
+                       size_t size) {
+    char text[160];
+    const int by_name = strcmp(a->row.name, request->kernel) == 0;
+    const int by_code = a->has_code && a->has_code(request->kernel);
+    if (a->row.pass != request->problem->pass) {
+        if (by_name || by_code)
+            snprintf(why, size, "is for the other pass");
+        return 0;
+    }
+    const char *refused = a->refusal(request->device, request->problem, text, sizeof text);
+    *plan->reason = 0;
+    if (!refused && by_code && a->fill_code(request->device, request->problem, request->kernel, plan))
+        return 1;
+    for (int32_t variant = 0; !refused && !by_code && a->fill(request->device, request->problem, variant, plan);
+         variant++)
+        if (by_name || strcmp(plan->choice, request->kernel) == 0)
+            return 1;
+    if (by_name || by_code)
+        snprintf(why, size, "cannot run it: %.*s", (int)size - 16, refused ? refused : plan->reason);
+    return 0;
+}
+
+static int choose_forced(const struct family *family, const struct plan_request *request, fdm_plan *plan) {
+    char why[200] = "is not a kernel of this family for this pass";
+    for (int32_t i = 0; i < family->num_kernels; i++)
+        if (fill_forced(algorithm_of(family, i), request, plan, why, sizeof why)) {
+            name_plan(family, i, plan);
+            return 1;
+        }
+    snprintf(plan->reason, sizeof plan->reason, "kernel '%s' %s", request->kernel, why);
+    return 0;
+}
+
+/* Reasons of several kernels in one sentence: "a, b: why; c: why". */
+struct reasons {
+    char text[400], last[160];
+    size_t names_end; /* of those that share the last reason */
+};
+static void add_reason(struct reasons *r, const char *name, const char *why) {
+    char tail[200];
+    size_t used = strlen(r->text);
+    if (used && strcmp(r->last, why) == 0) {
+        snprintf(tail, sizeof tail, ", %s: %s", name, why);
+        used = r->names_end;
+    } else {
+        snprintf(tail, sizeof tail, "%s%s: %s", used ? "; " : "", name, why);
+    }
+    snprintf(r->text + used, sizeof r->text - used, "%s", tail);
+    r->names_end = used + strlen(tail) - strlen(why) - 2;
+    snprintf(r->last, sizeof r->last, "%s", why);
+}
+
+int gpu_family_choose(const struct family *family, const struct plan_request *request, fdm_plan *plan) {
+    char text[160];
+    const char *why = family_refusal(list_of(family), request->device, request->problem, text, sizeof text);
+    if (why) {
+        snprintf(plan->reason, sizeof plan->reason, "%s", why);
+        return 0;
+    }
+    if (request->kernel)
+        return choose_forced(family, request, plan);
+    struct reasons reasons = {0};
+    int32_t first = -1; /* that can, though another suits it better */
+    for (int32_t i = 0; i < family->num_kernels; i++) {
+        const struct gpu_algorithm *a = algorithm_of(family, i);
+        if (!a->chosen_freely || a->row.pass != request->problem->pass)
+            continue;
+        why = a->refusal(request->device, request->problem, text, sizeof text);
+        if (!why && first < 0)
+            first = i;
+        if (!why && a->passed_over)
+            why = a->passed_over(request->device, request->problem);
+        if (!why) {
+            name_plan(family, i, plan);
+            return a->fill(request->device, request->problem, 0, plan);
+        }
+        add_reason(&reasons, a->row.name, why);
+    }
+    if (first >= 0 && request->family_forced) {
+        name_plan(family, first, plan);
+        return algorithm_of(family, first)->fill(request->device, request->problem, 0, plan);
+    }
+    snprintf(plan->reason, sizeof plan->reason, "%s",
+             *reasons.text ? reasons.text : "it has no kernel for this pass yet");
+    return 0;
+}
+
+int gpu_family_variant(const struct family *family, const struct plan_request *request, int32_t row, int32_t number,
+                       fdm_plan *plan) {
+    char text[160];
+    const struct gpu_algorithm *a = algorithm_of(family, row);
+    const char *why = family_refusal(list_of(family), request->device, request->problem, text, sizeof text);
+    if (!why)
+        why = a->row.pass != request->problem->pass ? "it is for the other pass"
+                                                    : a->refusal(request->device, request->problem, text, sizeof text);
+    if (why) {
+        snprintf(plan->reason, sizeof plan->reason, "%s", why);
+        return 0;
+    }
+    name_plan(family, row, plan);
+    if (a->fill(request->device, request->problem, number, plan))
+        return 1;
+    *plan->reason = 0;
+    return 0;
+}
+
+fdm_status gpu_family_execute(const struct family *family, const fdm_plan *plan, const struct attention *attention,
+                              void *workspace, const fdm_launch *launch) {
+    return algorithm_of(family, plan->kernel_index)
+        ->execute(plan, attention, workspace, launch ? launch->stream : NULL);
+}
+
+int32_t gpu_family_launches(const struct family *family, const fdm_plan *plan, struct cuda_kernel_request *requests) {
+    return algorithm_of(family, plan->kernel_index)->requests(plan, requests);
+}
+
+fdm_status gpu_family_prepare(const struct family *family, const fdm_plan *plan) {
+    struct cuda_kernel_request requests[GPU_REQUESTS_MAX];
+    const struct cuda_kernel *kernels[GPU_REQUESTS_MAX];
+    int32_t count = gpu_family_launches(family, plan, requests);
+    return count ? cuda_kernels_get(plan->device.index, requests, count, kernels)
+                 : error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile or workspace is not its kernel's");
+}

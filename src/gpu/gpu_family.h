@@ -1,0 +1,62 @@
+/* gpu_family.h: a family of CUDA kernels as a list of algorithms: choice, reasons, preparation and the way to each. */
+#ifndef FDM_GPU_FAMILY_H
+#define FDM_GPU_FAMILY_H
+
+#include "cuda/cuda.h"
+#include "families/family.h"
+#include "gpu/block_mask.h"
+#include "gpu/features.h"
+#include "gpu/forward_params.h"
+
+enum { GPU_REQUESTS_MAX = FAMILY_LAUNCHES_MAX };
+
+/* One kernel of a family: a row of its list. */
+struct gpu_algorithm {
+    struct kernel_row row;
+    int chosen_freely; /* 0: runs only when it is named */
+    /* NULL when the device and problem can be taken; else a clause that says why not, in `text` or constant. */
+    const char *(*refusal)(const fdm_device *device, const fdm_problem *problem, char *text, size_t size);
+    /* NULL when it is to be preferred to the rows and families after it, given that it can; else a clause that says
+     * what suits the problem better. No function: always preferred. */
+    const char *(*passed_over)(const fdm_device *device, const fdm_problem *problem);
+    /* The variant-th way (from 0) to run the problem: fills tile, stages, shared and workspace bytes, choice code and
+     * parameters; 0 when there are no more ways. Variant 0 is the one chosen freely. */
+    int (*fill)(const fdm_device *device, const fdm_problem *problem, int32_t variant, fdm_plan *plan);
+    int (*has_code)(const char *code); /* 1 for a choice code of this kernel; NULL: its codes are those fill() gives */
+    /* fill() for a code that has_code() knows; 0 with the reason in the plan when the problem cannot have it. */
+    int (*fill_code)(const fdm_device *device, const fdm_problem *problem, const char *code, fdm_plan *plan);
+    /* The kernels that the plan launches, at most GPU_REQUESTS_MAX; returns how many, 0 when the plan is not one that
+     * fill() made. */
+    int32_t (*requests)(const fdm_plan *plan, struct cuda_kernel_request *requests);
+    fdm_status (*execute)(const fdm_plan *plan, const struct attention *attention, void *workspace, void *stream);
+};
+
+/* What `struct family` calls the list of a family of CUDA kernels: its algorithms in order of preference. */
+struct gpu_list {
+    int32_t arch_min, arch_max; /* compute capability, 80 = 8.0; arch_max 0: none */
+    const struct gpu_algorithm *const *algorithms;
+};
+
+/* The entries of `struct family`, for families whose list is a struct gpu_list. */
+const struct kernel_row *gpu_family_kernel(const struct family *family, int32_t row);
+int gpu_family_available(const struct family *family, int32_t row);
+int gpu_family_chosen_freely(const struct family *family, int32_t row);
+int gpu_family_choose(const struct family *family, const struct plan_request *request, fdm_plan *plan);
+int gpu_family_variant(const struct family *family, const struct plan_request *request, int32_t row, int32_t number,
+                       fdm_plan *plan);
+fdm_status gpu_family_prepare(const struct family *family, const fdm_plan *plan);
+int32_t gpu_family_launches(const struct family *family, const fdm_plan *plan, struct cuda_kernel_request *requests);
+fdm_status gpu_family_execute(const struct family *family, const fdm_plan *plan, const struct attention *attention,
+                              void *workspace, const fdm_launch *launch);
+
+/* The block mask of a mask with rows (block_mask.h): its bytes of workspace, its kernel, and the launch that fills
+ * `block_mask` and tells the parameters where it is. */
+int64_t block_mask_bytes(const fdm_problem *problem, int32_t block_m, int32_t block_n);
+void block_mask_request(struct cuda_kernel_request *request);
+fdm_status block_mask_launch(const struct cuda_kernel *kernel, const fdm_problem *problem, int32_t block_m,
+                             int32_t block_n, uint8_t *block_mask, void *stream, struct gpu_forward_params *params);
+
+/* A call's tensors as the kernels' parameters. */
+void gpu_fill_forward(const struct attention *attention, struct gpu_forward_params *params);
+
+#endif

@@ -1,0 +1,55 @@
+/* key_sort.cu: keys in the order of the last row that sees them, for mma_backward.cu.
+ *
+ * Idea: keys that rows stop seeing at about the same time belong into one tile. Among neighbouring keys of a dynamic mask
+ * some are seen to the end and most are not, so that nearly every tile of neighbours is active for nearly every row; in
+ * this order a tile of long-lived keys stays and the others end early, or are never seen. Keys stay within their group
+ * of KEY_SORT_KEYS, since what a tile may be seen by begins with its first key.
+ *
+ * One block a group; a bitonic network (Batcher 1968) over 64-bit words of last row and number, in shared memory: no two
+ * are equal, so the order is unique. Grid: x groups, y heads and batches of the intervals. */
+#include "cuda/ptx/math.cuh"
+#include "gpu/key_sort.h"
+
+#define UNBOUNDED 0x7fffffff
+
+/* Rows past the last one that sees key j; 0 where none does. */
+__device__ __forceinline__ int last_row(const struct key_sort_params &a, int64_t batch, int64_t head, int64_t j) {
+    if (j >= a.seqlen_k)
+        return -1;
+    const struct gpu_intervals &i = a.intervals;
+    const int64_t diagonal = (int64_t)a.seqlen_k - a.seqlen_q;
+    int64_t first = i.start[batch * i.start_batch + head * i.start_head + j * i.start_key];
+    int64_t last = min(i.end[batch * i.end_batch + head * i.end_head + j * i.end_key], a.seqlen_q);
+    first = max(first, (int64_t)0);
+    if (a.window_right != UNBOUNDED)
+        first = max(first, j - diagonal - a.window_right);
+    if (a.window_left != UNBOUNDED)
+        last = min(last, j - diagonal + a.window_left + 1);
+    return first < last ? (int)last : 0;
+}
+
+extern "C" __global__ void __launch_bounds__(KEY_SORT_THREADS)
+    key_sort(const __grid_constant__ struct key_sort_params a) {
+    __shared__ uint64_t words[KEY_SORT_KEYS];
+    const int64_t batch = blockIdx.y / a.num_heads, head = blockIdx.y % a.num_heads;
+    const int64_t begin = (int64_t)blockIdx.x * KEY_SORT_KEYS;
+    for (int n = threadIdx.x; n < KEY_SORT_KEYS; n += KEY_SORT_THREADS) {
+        const uint64_t rank = UNBOUNDED - (int64_t)last_row(a, batch, head, begin + n); /* the longest seen first */
+        words[n] = rank << 32 | (uint64_t)n;
+    }
+    for (int size = 2; size <= KEY_SORT_KEYS; size *= 2)
+        for (int step = size / 2; step > 0; step /= 2) {
+            __syncthreads();
+            const int low = threadIdx.x / step * step * 2 + threadIdx.x % step, high = low + step;
+            const uint64_t x = words[low], y = words[high];
+            const bool rising = !(low & size);
+            if ((x > y) == rising) {
+                words[low] = y;
+                words[high] = x;
+            }
+        }
+    __syncthreads();
+    int32_t *to = a.order + (int64_t)blockIdx.y * a.stride + begin;
+    for (int n = threadIdx.x; n < KEY_SORT_KEYS; n += KEY_SORT_THREADS)
+        to[n] = (int32_t)(begin + (int64_t)(words[n] & 0xffffffffu));
+}

@@ -1,0 +1,107 @@
+/* visible.cuh: which rows see which keys, for kernels that define the constants of a problem's features (WINDOW,
+ * MASK, MASK_ROWS, BIAS, BIAS_ROWS, SCORES_ALIGNED, INTERVALS, VARLEN) before including it, on float32 biases. */
+#ifndef FDM_VISIBLE_CUH
+#define FDM_VISIBLE_CUH
+
+#include "gpu/forward_params.h"
+
+#define UNBOUNDED 0x7fffffff
+#define MINUS_INF (-__int_as_float(0x7f800000))
+#define KEYED     (INTERVALS || (MASK && !MASK_ROWS) || (BIAS && !BIAS_ROWS)) /* something depends on the key alone */
+
+/* One sequence of the problem. */
+struct sequence {
+    int batch, seqlen_q, seqlen_k, q_begin, k_begin;
+    int diagonal; /* i' = i + diagonal */
+};
+__device__ __forceinline__ struct sequence find_sequence(const struct gpu_forward_params &a, int batch) {
+    struct sequence s = {batch, a.seqlen_q, a.seqlen_k, 0, 0, 0};
+#if VARLEN
+    s.q_begin = a.cu_seqlens_q[batch];
+    s.k_begin = a.cu_seqlens_k[batch];
+    s.seqlen_q = a.cu_seqlens_q[batch + 1] - s.q_begin;
+    s.seqlen_k = a.cu_seqlens_k[batch + 1] - s.k_begin;
+#endif
+    s.diagonal = s.seqlen_k - s.seqlen_q;
+    return s;
+}
+
+/* First and last key that a row sees, by window and ends. */
+__device__ __forceinline__ int first_key(const struct gpu_forward_params &a, const struct sequence &s, int row) {
+    return WINDOW && a.window_left != UNBOUNDED ? (int)max((int64_t)0, (int64_t)row + s.diagonal - a.window_left) : 0;
+}
+__device__ __forceinline__ int last_key(const struct gpu_forward_params &a, const struct sequence &s, int row) {
+    return WINDOW && a.window_right != UNBOUNDED
+               ? (int)max((int64_t)-1, min((int64_t)s.seqlen_k - 1, (int64_t)row + s.diagonal + a.window_right))
+               : s.seqlen_k - 1;
+}
+
+/* Rows first <= i < last see a key, by window and ends. */
+__device__ __forceinline__ int first_row(const struct gpu_forward_params &a, const struct sequence &s, int64_t key) {
+    return WINDOW && a.window_right != UNBOUNDED
+               ? (int)min(max(key - s.diagonal - a.window_right, (int64_t)0), (int64_t)s.seqlen_q) : 0;
+}
+__device__ __forceinline__ int last_row(const struct gpu_forward_params &a, const struct sequence &s, int64_t key) {
+    return WINDOW && a.window_left != UNBOUNDED
+               ? (int)min(max(key - s.diagonal + a.window_left + 1, (int64_t)0), (int64_t)s.seqlen_q) : s.seqlen_q;
+}
+
+/* Mask and bias of one query head and batch. */
+__device__ __forceinline__ const char *mask_of(const struct gpu_forward_params &a, int batch, int head) {
+    return a.mask.data + batch * a.mask.batch + head / a.mask.group * a.mask.head;
+}
+__device__ __forceinline__ const float *bias_of(const struct gpu_forward_params &a, int batch, int head) {
+    return (const float *)a.bias.data + batch * a.bias.batch + head / a.bias.group * a.bias.head;
+}
+
+/* What key j gives a query head by itself: the rows that see it, window and ends left aside, and its bias. */
+struct key_facts {
+    int first, last;
+    float bias;
+};
+__device__ __forceinline__ struct key_facts look_at_key(const struct gpu_forward_params &a, const struct sequence &s,
+                                                        int head, int j) {
+    struct key_facts key = {0, s.seqlen_q, 0};
+    if (j >= s.seqlen_k)
+        return {0, 0, 0};
+#if INTERVALS
+    const struct gpu_intervals &i = a.intervals;
+    const int64_t h = head / i.group, at = (int64_t)s.k_begin + j;
+    key.first = max(key.first, i.start[s.batch * i.start_batch + h * i.start_head + at * i.start_key]);
+    key.last = min(key.last, i.end[s.batch * i.end_batch + h * i.end_head + at * i.end_key]);
+#endif
+#if MASK && !MASK_ROWS
+    if (!mask_of(a, s.batch, head)[(int64_t)j * a.mask.key])
+        key.last = 0;
+#endif
+#if BIAS && !BIAS_ROWS
+    key.bias = bias_of(a, s.batch, head)[(int64_t)j * a.bias.key];
+    if (key.bias == MINUS_INF)
+        key.last = 0;
+#endif
+    return key;
+}
+
+/* Two neighbours of a row of mask or bias, columns j and j + 1 of `count` from `from` on. */
+__device__ __forceinline__ void read_bias(float (&b)[2], const float *from, int64_t stride, int j, int count) {
+    if (SCORES_ALIGNED && j + 1 < count) {
+        const float2 both = *(const float2 *)(from + j);
+        b[0] = both.x;
+        b[1] = both.y;
+    } else {
+        b[0] = j < count ? from[j * stride] : 0.0f;
+        b[1] = j + 1 < count ? from[(j + 1) * stride] : 0.0f;
+    }
+}
+__device__ __forceinline__ void read_mask(bool (&seen)[2], const char *from, int64_t stride, int j, int count) {
+    if (SCORES_ALIGNED && j + 1 < count) {
+        const uint16_t both = *(const uint16_t *)(from + j);
+        seen[0] = both & 0xff;
+        seen[1] = both >> 8;
+    } else {
+        seen[0] = j < count && from[j * stride];
+        seen[1] = j + 1 < count && from[(j + 1) * stride];
+    }
+}
+
+#endif

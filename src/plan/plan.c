@@ -1,0 +1,196 @@
+/* plan.c: walks the families in order and keeps the first that takes the problem, or every reason why none does. */
+#include "plan/plan.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/settings.h"
+#include "device/isa.h"
+#include "device/threads.h"
+
+const struct family *plan_family(const fdm_plan *plan) {
+    for (int32_t i = 0; families[i]; i++)
+        if (strcmp(families[i]->name, plan->family) == 0)
+            return families[i];
+    return NULL;
+}
+
+int plan_names_row(const fdm_plan *plan, const struct family *family) {
+    return plan->kernel_index >= 0 && plan->kernel_index < family->num_kernels &&
+           strcmp(family->kernel(family, plan->kernel_index)->name, plan->kernel) == 0;
+}
+
+static fdm_plan empty_plan(const fdm_device *device, const fdm_problem *problem) {
+    return (fdm_plan){
+        .problem = *problem, .device = device->id, .v_in_registers = -1, .shared_bytes = -1, .num_threads = 1};
+}
+
+/* Appends "family: why; " to the reasons collected so far. */
+static void append_reason(char *reasons, size_t size, const char *family, const char *why) {
+    size_t used = strlen(reasons);
+    snprintf(reasons + used, size - used, "%s%s: %.160s", used ? "; " : "", family, why);
+}
+
+/* What the caller and the environment ask for; the caller's wish comes first. */
+struct wishes {
+    const char *kernel, *family; /* NULL = free choice */
+    int32_t num_threads;
+};
+
+/* A thread is worth waking for 2^20 multiply-adds, some 10 us of one core: a parallel region of OpenMP costs 1 to 2 us,
+ * waking the own pool's threads 10 us and more. */
+static int32_t worthwhile_threads(const fdm_problem *p, const fdm_options *options) {
+    double rows = p->varlen ? (double)p->total_q : (double)p->batch * (double)p->seqlen_q;
+    double work = rows * (double)p->heads * (double)p->seqlen_k * (double)(p->head_dim + p->head_dim_v);
+    double most = work / (1 << 20);
+    if (most < 2) /* one: the system need not be asked how many there are */
+        return 1;
+    int32_t available = threads_for(options ? options->num_threads : 0, options ? options->executor : NULL);
+    return most >= available ? available : (int32_t)most;
+}
+
+static struct wishes wishes_of(const fdm_problem *problem, int32_t device_type, const fdm_options *options) {
+    struct wishes wishes = {options ? options->kernel : NULL, options ? options->family : NULL, 1};
+    if (!wishes.kernel && !wishes.family)
+        wishes.kernel = setting_get(SETTING_KERNEL);
+    if (device_type == FDM_CPU)
+        wishes.num_threads = worthwhile_threads(problem, options);
+    return wishes;
+}
+
+static fdm_status choose(const fdm_device *device, const fdm_problem *problem, const struct wishes *wishes,
+                         fdm_plan *plan) {
+    const char *wanted_family = wishes->family;
+    const struct plan_request request = {.device = device,
+                                         .problem = problem,
+                                         .kernel = wishes->kernel,
+                                         .family_forced = wanted_family != NULL,
+                                         .num_threads = wishes->num_threads};
+    char reasons[400] = "";
+    int known = 0;
+    for (int32_t i = 0; families[i]; i++) {
+        if (wanted_family && strcmp(families[i]->name, wanted_family) != 0)
+            continue;
+        known = 1;
+        fdm_plan candidate = empty_plan(device, problem);
+        candidate.num_threads = request.num_threads;
+        snprintf(candidate.family, sizeof candidate.family, "%s", families[i]->name);
+        if (families[i]->choose(families[i], &request, &candidate)) {
+            *plan = candidate;
+            return FDM_OK;
+        }
+        append_reason(reasons, sizeof reasons, families[i]->name, candidate.reason);
+    }
+    if (!known)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "family '%s' is unknown", wanted_family);
+    return error_set(FDM_ERROR_UNSUPPORTED, "no kernel takes this problem on %s: %s", device->name, reasons);
+}
+
+fdm_status fdm_plan_attention(const fdm_device *device, const fdm_problem *problem, const fdm_options *options,
+                              fdm_plan *plan) {
+    if (!device || !plan)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is NULL", device ? "plan" : "device");
+    fdm_status status = fdm_problem_validate(problem);
+    if (status)
+        return status;
+    const struct wishes wishes = wishes_of(problem, device->id.type, options);
+    return choose(device, problem, &wishes, plan);
+}
+
+static fdm_status variant_of(const struct family *family, const struct plan_request *request, int32_t row,
+                             int32_t number, fdm_plan *plan) {
+    fdm_plan candidate = empty_plan(request->device, request->problem);
+    candidate.num_threads = request->num_threads;
+    snprintf(candidate.family, sizeof candidate.family, "%s", family->name);
+    const int made = family->variant ? family->variant(family, request, row, number, &candidate)
+                                     : number == 0 && family->choose(family, request, &candidate);
+    if (!made && *candidate.reason)
+        return error_set(FDM_ERROR_UNSUPPORTED, "%s cannot run this problem on %s: %s", request->kernel,
+                         request->device->name, candidate.reason);
+    if (!made)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s has no variant %d for this problem", request->kernel, number);
+    *plan = candidate;
+    return FDM_OK;
+}
+
+fdm_status fdm_plan_variant(const fdm_device *device, const fdm_problem *problem, const char *kernel, int32_t variant,
+                            fdm_plan *plan) {
+    if (!device || !kernel || !plan || variant < 0)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s",
+                         !device   ? "device is NULL"
+                         : !kernel ? "kernel is NULL"
+                         : !plan   ? "plan is NULL"
+                                   : "variant is below 0");
+    fdm_status status = fdm_problem_validate(problem);
+    if (status)
+        return status;
+    const struct plan_request request = {.device = device,
+                                         .problem = problem,
+                                         .kernel = kernel,
+                                         .family_forced = 1,
+                                         .num_threads = wishes_of(problem, device->id.type, NULL).num_threads};
+    for (int32_t i = 0; families[i]; i++) {
+        const int32_t row = family_find_kernel(families[i], kernel);
+        if (row >= 0)
+            return variant_of(families[i], &request, row, variant, plan);
+    }
+    return error_set(FDM_ERROR_INVALID_ARGUMENT, "there is no kernel '%.60s'", kernel);
+}
+
+/* A thread's last plan of a pass, and what it was made from. Planning looks at every row and words its reasons, which
+ * costs the host a microsecond that the same call again need not spend. Families are pure, so that the same request
+ * gives the same plan; of the facts of a device only the CPU's instruction set can change. */
+static _Thread_local struct kept_plan {
+    int made;
+    enum cpu_isa isa;
+    int32_t num_threads;
+    char kernel[48], family[16]; /* "" = free choice */
+    fdm_plan plan;
+} kept_plans[2];
+
+static int same_wish(const char *wish, const char *kept) { return wish ? *wish && !strcmp(wish, kept) : !*kept; }
+
+/* Names that are cut here are those of no kernel and no family: they get no plan. */
+static void keep_wish(const char *wish, char *kept, size_t size) { snprintf(kept, size, "%s", wish ? wish : ""); }
+
+fdm_status plan_call(fdm_device_id id, const fdm_problem *problem, const fdm_options *options, fdm_plan *plan) {
+    fdm_device device;
+    struct kept_plan *kept = &kept_plans[problem->pass == FDM_BACKWARD];
+    const struct wishes wishes = wishes_of(problem, id.type, options);
+    const enum cpu_isa isa = id.type == FDM_CPU ? cpu_isa_best() : CPU_ISA_SCALAR;
+    fdm_status status = id.type == FDM_CPU ? FDM_OK : fdm_device_query(id.type, id.index, &device);
+    if (status)
+        return status;
+    if (!kept->made || kept->plan.device.type != id.type || kept->plan.device.index != id.index || kept->isa != isa ||
+        kept->num_threads != wishes.num_threads || !same_wish(wishes.kernel, kept->kernel) ||
+        !same_wish(wishes.family, kept->family) || memcmp(&kept->plan.problem, problem, sizeof *problem)) {
+        kept->made = 0;
+        if ((id.type == FDM_CPU && (status = fdm_device_query(id.type, id.index, &device))) ||
+            (status = choose(&device, problem, &wishes, &kept->plan)))
+            return status;
+        keep_wish(wishes.kernel, kept->kernel, sizeof kept->kernel);
+        keep_wish(wishes.family, kept->family, sizeof kept->family);
+        kept->isa = isa;
+        kept->num_threads = wishes.num_threads;
+        kept->made = 1;
+    }
+    *plan = kept->plan;
+    return FDM_OK;
+}
+
+fdm_status fdm_kernel_list(int32_t index, fdm_kernel_info *info) {
+    if (!info)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "info is NULL");
+    int32_t left = index;
+    for (int32_t i = 0; left >= 0 && families[i]; left -= families[i++]->num_kernels) {
+        if (left >= families[i]->num_kernels)
+            continue;
+        const struct kernel_row *row = families[i]->kernel(families[i], left);
+        *info = (fdm_kernel_info){
+            families[i]->name,       row->name, row->description, row->pass, families[i]->available(families[i], left),
+            families[i]->device_type};
+        return FDM_OK;
+    }
+    return error_set(FDM_ERROR_INVALID_ARGUMENT, "kernel index %d is past the end of the list", index);
+}

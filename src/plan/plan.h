@@ -1,0 +1,15 @@
+/* plan.h: the plan value, inside the library. */
+#ifndef FDM_PLAN_H
+#define FDM_PLAN_H
+
+#include "families/family.h"
+
+/* The plan of the one-call form on this machine's device: fdm_plan_attention()'s, made again only when it can differ
+ * from that of the thread's last call. `problem` comes from tensors on the device. */
+fdm_status plan_call(fdm_device_id id, const fdm_problem *problem, const fdm_options *options, fdm_plan *plan);
+/* The family a plan names, NULL when there is none (a plan from JSON may be foreign). */
+const struct family *plan_family(const fdm_plan *plan);
+/* 1 when the family has the kernel that the plan names, at the row that the plan names. */
+int plan_names_row(const fdm_plan *plan, const struct family *family);
+
+#endif

@@ -1,0 +1,270 @@
+/* plan_json.c: a plan as one JSON object, and back. One table of fields serves both ways. */
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/json_reader.h"
+#include "plan/plan.h"
+
+enum field_kind {
+    FIELD_INT32,
+    FIELD_INT64,
+    FIELD_DOUBLE,
+    FIELD_TEXT,
+    FIELD_DTYPE,
+    FIELD_PASS,
+    FIELD_SHAPE,
+    FIELD_PARAMETERS
+};
+
+struct field {
+    const char *name;
+    enum field_kind kind;
+    size_t offset, size;
+    int32_t absent; /* int fields: this value is written as null; INT32_MIN = never */
+};
+
+#define OF(member, kind, absent) \
+    { #member, kind, offsetof(fdm_plan, member), sizeof(((fdm_plan *)0)->member), absent }
+#define OF_PROBLEM(member, kind)                                                    \
+    {                                                                               \
+#        member, kind, offsetof(fdm_plan, problem) + offsetof(fdm_problem, member), \
+            sizeof(((fdm_problem *)0)->member), INT32_MIN                           \
+    }
+
+static const struct field plan_fields[] = {
+    OF(family, FIELD_TEXT, 0),
+    OF(kernel, FIELD_TEXT, 0),
+    OF(choice, FIELD_TEXT, 0),
+    OF(block_m, FIELD_INT32, 0),
+    OF(block_n, FIELD_INT32, 0),
+    OF(stages, FIELD_INT32, 0),
+    OF(v_in_registers, FIELD_INT32, -1),
+    OF(shared_bytes, FIELD_INT64, -1),
+    OF(workspace_bytes, FIELD_INT64, INT32_MIN),
+    OF(num_threads, FIELD_INT32, INT32_MIN),
+    OF(kernel_index, FIELD_INT32, INT32_MIN),
+    OF(device.type, FIELD_INT32, INT32_MIN),
+    OF(device.index, FIELD_INT32, INT32_MIN),
+    OF(parameters, FIELD_PARAMETERS, 0),
+    OF(reason, FIELD_TEXT, 0),
+    OF_PROBLEM(pass, FIELD_PASS),
+    OF_PROBLEM(dtype, FIELD_DTYPE),
+    OF_PROBLEM(batch, FIELD_INT64),
+    OF_PROBLEM(heads, FIELD_INT64),
+    OF_PROBLEM(heads_kv, FIELD_INT64),
+    OF_PROBLEM(seqlen_q, FIELD_INT64),
+    OF_PROBLEM(seqlen_k, FIELD_INT64),
+    OF_PROBLEM(head_dim, FIELD_INT64),
+    OF_PROBLEM(head_dim_v, FIELD_INT64),
+    OF_PROBLEM(total_q, FIELD_INT64),
+    OF_PROBLEM(total_k, FIELD_INT64),
+    OF_PROBLEM(softmax_scale, FIELD_DOUBLE),
+    OF_PROBLEM(softcap, FIELD_DOUBLE),
+    OF_PROBLEM(window_left, FIELD_INT64),
+    OF_PROBLEM(window_right, FIELD_INT64),
+    OF_PROBLEM(causal, FIELD_INT32),
+    OF_PROBLEM(varlen, FIELD_INT32),
+    OF_PROBLEM(deterministic, FIELD_INT32),
+    OF_PROBLEM(needs_lse, FIELD_INT32),
+    OF_PROBLEM(needs_dq, FIELD_INT32),
+    OF_PROBLEM(needs_dk, FIELD_INT32),
+    OF_PROBLEM(needs_dv, FIELD_INT32),
+    OF_PROBLEM(needs_dbias, FIELD_INT32),
+    OF_PROBLEM(has_dlse, FIELD_INT32),
+    OF_PROBLEM(has_intervals, FIELD_INT32),
+    OF_PROBLEM(interval_batch, FIELD_INT64),
+    OF_PROBLEM(interval_heads, FIELD_INT64),
+    OF_PROBLEM(has_mask, FIELD_INT32),
+    OF_PROBLEM(has_bias, FIELD_INT32),
+    OF_PROBLEM(mask_shape, FIELD_SHAPE),
+    OF_PROBLEM(bias_shape, FIELD_SHAPE),
+    OF_PROBLEM(bias_dtype, FIELD_DTYPE),
+    OF_PROBLEM(aligned, FIELD_INT32),
+    OF_PROBLEM(scores_aligned, FIELD_INT32),
+    OF_PROBLEM(q_mappable, FIELD_INT32),
+    OF_PROBLEM(keys_mappable, FIELD_INT32),
+};
+enum { NUM_FIELDS = sizeof plan_fields / sizeof plan_fields[0] };
+
+/* ---- writing ---- */
+
+struct text {
+    char *buffer;
+    size_t size, used; /* used counts what would be written, without the final 0 */
+};
+
+static void append(struct text *t, const char *format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    size_t left = t->used < t->size ? t->size - t->used : 0;
+    int length = vsnprintf(left ? t->buffer + t->used : NULL, left, format, arguments);
+    va_end(arguments);
+    t->used += (size_t)(length > 0 ? length : 0);
+}
+
+static void append_string(struct text *t, const char *string) {
+    append(t, "\"");
+    for (; *string; string++)
+        if (*string == '"' || *string == '\\')
+            append(t, "\\%c", *string);
+        else if ((unsigned char)*string < 0x20)
+            append(t, "\\u%04x", *string);
+        else
+            append(t, "%c", *string);
+    append(t, "\"");
+}
+
+static void append_integer(struct text *t, int64_t value, int32_t absent) {
+    if (absent != INT32_MIN && value == absent)
+        append(t, "null");
+    else
+        append(t, "%lld", (long long)value);
+}
+
+static void append_value(struct text *t, const struct field *field, const void *value) {
+    switch (field->kind) {
+    case FIELD_INT32: append_integer(t, *(const int32_t *)value, field->absent); break;
+    case FIELD_INT64: append_integer(t, *(const int64_t *)value, field->absent); break;
+    case FIELD_DOUBLE: append(t, "%.17g", *(const double *)value); break;
+    case FIELD_TEXT: append_string(t, value); break;
+    case FIELD_DTYPE: append(t, "\"%s\"", fdm_dtype_name(*(const fdm_dtype *)value)); break;
+    case FIELD_PASS: append(t, "\"%s\"", *(const fdm_pass *)value == FDM_BACKWARD ? "backward" : "forward"); break;
+    case FIELD_SHAPE:
+    case FIELD_PARAMETERS:
+        for (size_t i = 0; i < (field->kind == FIELD_SHAPE ? 4 : 8); i++)
+            append(t, "%s%lld", i ? ", " : "[",
+                   field->kind == FIELD_SHAPE ? (long long)((const int64_t *)value)[i]
+                                              : (long long)((const int32_t *)value)[i]);
+        append(t, "]");
+    }
+}
+
+fdm_status fdm_plan_to_json(const fdm_plan *plan, char *buffer, size_t size, size_t *needed) {
+    if (!plan || (!buffer && size > 0))
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is NULL", plan ? "buffer" : "plan");
+    struct text t = {buffer, size, 0};
+    for (size_t i = 0; i < NUM_FIELDS; i++) {
+        append(&t, "%s\"%s\": ", i ? ", " : "{", plan_fields[i].name);
+        append_value(&t, &plan_fields[i], (const char *)plan + plan_fields[i].offset);
+    }
+    append(&t, "}");
+    if (needed)
+        *needed = t.used + 1;
+    if (size > 0 && t.used >= size)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "buffer has %zu bytes; the plan's JSON needs %zu", size,
+                         t.used + 1);
+    return FDM_OK;
+}
+
+/* ---- reading ---- */
+
+static int read_integer(struct json_reader *r, const struct field *field, int64_t least, int64_t most, int64_t *value) {
+    if (field->absent != INT32_MIN && json_null(r)) {
+        *value = field->absent;
+        return 1;
+    }
+    if (!json_integer(r, value))
+        return 0;
+    if (*value < least || *value > most)
+        r->fault = "an integer is out of range";
+    return !r->fault;
+}
+
+static int read_array(struct json_reader *r, const struct field *field, void *value) {
+    int first = 1, count = field->kind == FIELD_SHAPE ? 4 : 8;
+    int64_t number;
+    json_array_begin(r);
+    for (int i = 0; i < count; i++) {
+        if (!json_array_next(r, &first) || !json_integer(r, &number)) {
+            r->fault = r->fault ? r->fault : "an array is too short";
+            return 0;
+        }
+        if (field->kind == FIELD_SHAPE)
+            ((int64_t *)value)[i] = number;
+        else if (number >= INT32_MIN && number <= INT32_MAX)
+            ((int32_t *)value)[i] = (int32_t)number;
+        else
+            r->fault = "an integer is out of range";
+    }
+    if (json_array_next(r, &first))
+        r->fault = "an array is too long";
+    return !r->fault;
+}
+
+static int read_name(struct json_reader *r, const struct field *field, void *value) {
+    char name[16];
+    if (!json_string(r, name, sizeof name))
+        return 0;
+    if (field->kind == FIELD_DTYPE) {
+        *(fdm_dtype *)value = fdm_dtype_from_name(name);
+        if (*(fdm_dtype *)value == FDM_NO_DTYPE)
+            r->fault = "a dtype is unknown";
+    } else if (strcmp(name, "forward") == 0 || strcmp(name, "backward") == 0) {
+        *(fdm_pass *)value = name[0] == 'b' ? FDM_BACKWARD : FDM_FORWARD;
+    } else {
+        r->fault = "a pass is neither forward nor backward";
+    }
+    return !r->fault;
+}
+
+static int read_value(struct json_reader *r, const struct field *field, void *value) {
+    int64_t number = 0;
+    switch (field->kind) {
+    case FIELD_INT32:
+        if (!read_integer(r, field, INT32_MIN, INT32_MAX, &number))
+            return 0;
+        *(int32_t *)value = (int32_t)number;
+        return 1;
+    case FIELD_INT64: return read_integer(r, field, INT64_MIN, INT64_MAX, value);
+    case FIELD_DOUBLE: return json_number(r, value);
+    case FIELD_TEXT: return json_string(r, value, field->size);
+    case FIELD_DTYPE:
+    case FIELD_PASS: return read_name(r, field, value);
+    case FIELD_SHAPE:
+    case FIELD_PARAMETERS: return read_array(r, field, value);
+    }
+    return 0;
+}
+
+static int find_field(const char *name) {
+    for (int i = 0; i < NUM_FIELDS; i++)
+        if (strcmp(plan_fields[i].name, name) == 0)
+            return i;
+    return -1;
+}
+
+fdm_status fdm_plan_from_json(const char *json, size_t length, fdm_plan *plan) {
+    if (!json || !plan)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is NULL", json ? "plan" : "json");
+    fdm_plan read;
+    memset(&read, 0, sizeof read);
+    struct json_reader r = json_reader_of(json, length);
+    char key[32] = "";
+    char seen[NUM_FIELDS] = {0};
+    int first = 1;
+    json_object_begin(&r);
+    while (!r.fault && json_object_next(&r, &first, key, sizeof key)) {
+        int index = find_field(key);
+        if (index < 0)
+            return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's JSON has an unknown key '%s'", key);
+        if (seen[index]++)
+            return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's JSON has the key '%s' twice", key);
+        read_value(&r, &plan_fields[index], (char *)&read + plan_fields[index].offset);
+    }
+    if (!r.fault)
+        json_end(&r);
+    if (r.fault)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's JSON is damaged near key '%s': %s", key, r.fault);
+    for (int i = 0; i < NUM_FIELDS; i++)
+        if (!seen[i])
+            return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's JSON lacks the key '%s'", plan_fields[i].name);
+    fdm_status status = fdm_problem_validate(&read.problem);
+    if (!status && read.workspace_bytes < 0)
+        status = error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's JSON has workspace_bytes %lld",
+                           (long long)read.workspace_bytes);
+    if (!status)
+        *plan = read;
+    return status;
+}

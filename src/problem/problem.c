@@ -1,0 +1,537 @@
+/* problem.c: what to compute: shapes, strides, dtypes, mask and bias; bad input ends here, with a sentence. */
+#include "problem/problem.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "problem/tensor.h"
+
+fdm_options fdm_options_default(void) { return (fdm_options){.window_left = -1, .window_right = -1}; }
+
+fdm_options problem_options(const fdm_problem *p) {
+    return (fdm_options){.has_softmax_scale = 1,
+                         .softmax_scale = p->softmax_scale,
+                         .softcap = p->softcap,
+                         .causal = p->causal,
+                         .window_left = p->window_left,
+                         .window_right = p->window_right,
+                         .max_seqlen_q = p->varlen ? p->seqlen_q : 0,
+                         .max_seqlen_k = p->varlen ? p->seqlen_k : 0,
+                         .deterministic = p->deterministic};
+}
+
+fdm_problem fdm_problem_default(void) {
+    return (fdm_problem){.dtype = FDM_FLOAT32,
+                         .batch = 1,
+                         .heads = 1,
+                         .heads_kv = 1,
+                         .head_dim = 64,
+                         .head_dim_v = 64,
+                         .softmax_scale = 0.125,
+                         .window_left = -1,
+                         .window_right = -1,
+                         .needs_lse = 1,
+                         .needs_dq = 1,
+                         .needs_dk = 1,
+                         .needs_dv = 1,
+                         .interval_batch = 1,
+                         .interval_heads = 1,
+                         .mask_shape = {1, 1, 1, 1},
+                         .bias_shape = {1, 1, 1, 1},
+                         .bias_dtype = FDM_FLOAT32,
+                         .aligned = 1,
+                         .scores_aligned = 1,
+                         .q_mappable = 1,
+                         .keys_mappable = 1};
+}
+
+struct sequence attention_sequence(const struct attention *attention, int64_t b) {
+    const fdm_problem *problem = attention->problem;
+    if (!problem->varlen)
+        return (struct sequence){problem->seqlen_q, problem->seqlen_k, 0, 0};
+    const int32_t *q = attention->cu_seqlens_q, *k = attention->cu_seqlens_k;
+    return (struct sequence){q[b + 1] - q[b], k[b + 1] - k[b], q[b], k[b]};
+}
+
+struct key_range problem_key_range(const fdm_problem *problem, const struct sequence *sequence, int64_t i) {
+    struct key_range range = {0, sequence->seqlen_k};
+    int64_t row = i + sequence->seqlen_k - sequence->seqlen_q;
+    /* Compared before they are added: either side of the window may be INT64_MAX. */
+    if (problem->window_left >= 0 && problem->window_left < row)
+        range.first = row - problem->window_left;
+    if (problem->window_right >= 0 && problem->window_right < range.last - 1 - row)
+        range.last = row + problem->window_right + 1;
+    if (problem->causal && row + 1 < range.last)
+        range.last = row + 1;
+    return range;
+}
+
+/* ---- a problem by itself ---- */
+
+static fdm_status check_broadcast(const char *name, const int64_t *shape, const fdm_problem *p) {
+    char text[96];
+    tensor_shape_text(text, sizeof text, shape, 4);
+    if (shape[0] != 1 && shape[0] != p->batch)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s has shape %s; its axis 0 must be 1 or the batch %lld", name,
+                         text, (long long)p->batch);
+    if (shape[1] != 1 && shape[1] != p->heads && shape[1] != p->heads_kv)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT,
+                         "%s has shape %s; its axis 1 must be 1, %lld (heads of k) or %lld (heads of q)", name, text,
+                         (long long)p->heads_kv, (long long)p->heads);
+    if (shape[2] != 1 && shape[2] != p->seqlen_q)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s has shape %s; its axis 2 must be 1 or the query length %lld",
+                         name, text, (long long)p->seqlen_q);
+    if (shape[3] != 1 && shape[3] != p->seqlen_k)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s has shape %s; its axis 3 must be 1 or the key length %lld",
+                         name, text, (long long)p->seqlen_k);
+    return FDM_OK;
+}
+
+static fdm_status check_numbers(const fdm_problem *p) {
+    if (!isfinite(p->softmax_scale))
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "softmax_scale is %g; it must be finite", p->softmax_scale);
+    if (!isfinite((float)p->softmax_scale))
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "softmax_scale is %g; it must fit a float32", p->softmax_scale);
+    if (!isfinite((float)p->softcap) || p->softcap < 0)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "softcap is %g; it must be finite and >= 0 (0 = none)",
+                         p->softcap);
+    if (p->window_left < -1 || p->window_right < -1)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT,
+                         "window is (%lld, %lld); each side must be >= 0, or -1 for unbounded",
+                         (long long)p->window_left, (long long)p->window_right);
+    return FDM_OK;
+}
+
+static fdm_status check_extents(const fdm_problem *p) {
+    const struct {
+        const char *name;
+        int64_t value, least, most;
+    } extents[] = {
+        {"batch", p->batch, 0, INT32_MAX},
+        {"heads of q", p->heads, 1, INT32_MAX},
+        {"heads of k", p->heads_kv, 1, INT32_MAX},
+        {"query length", p->seqlen_q, 0, INT32_MAX},
+        {"key length", p->seqlen_k, 0, INT32_MAX},
+        {"head_dim of q", p->head_dim, 1, 65536},
+        {"head_dim of v", p->head_dim_v, 1, 65536},
+        {"packed length of q", p->total_q, 0, INT32_MAX},
+        {"packed length of k", p->total_k, 0, INT32_MAX},
+    };
+    for (size_t i = 0; i < sizeof extents / sizeof extents[0]; i++)
+        if (extents[i].value < extents[i].least || extents[i].value > extents[i].most)
+            return error_set(FDM_ERROR_INVALID_ARGUMENT, "the %s is %lld; it must be in %lld..%lld", extents[i].name,
+                             (long long)extents[i].value, (long long)extents[i].least, (long long)extents[i].most);
+    if (p->heads % p->heads_kv)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "q has %lld heads, which is not a multiple of the %lld heads of k",
+                         (long long)p->heads, (long long)p->heads_kv);
+    return FDM_OK;
+}
+
+fdm_status fdm_problem_validate(const fdm_problem *p) {
+    if (!p)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "problem is NULL");
+    if (p->pass != FDM_FORWARD && p->pass != FDM_BACKWARD)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "pass is %d; it must be FDM_FORWARD or FDM_BACKWARD",
+                         (int)p->pass);
+    if (p->dtype < FDM_FLOAT32 || p->dtype > FDM_FLOAT64)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "dtype is %s; q, k, v are float32, float16, bfloat16 or float64",
+                         fdm_dtype_name(p->dtype));
+    fdm_status status = check_extents(p);
+    if (!status)
+        status = check_numbers(p);
+    if (!status && p->has_mask)
+        status = check_broadcast("mask", p->mask_shape, p);
+    if (!status && p->has_bias)
+        status = check_broadcast("bias", p->bias_shape, p);
+    if (!status && p->has_bias && p->bias_dtype != p->dtype && p->bias_dtype != FDM_FLOAT32)
+        status = error_set(FDM_ERROR_INVALID_ARGUMENT, "bias is %s; it must be float32 or q's %s",
+                           fdm_dtype_name(p->bias_dtype), fdm_dtype_name(p->dtype));
+    if (!status && p->has_intervals && p->interval_batch != 1 && p->interval_batch != p->batch)
+        status = error_set(FDM_ERROR_INVALID_ARGUMENT, "key intervals have batch %lld; it must be 1 or %lld",
+                           (long long)p->interval_batch, (long long)p->batch);
+    if (!status && p->has_intervals && p->interval_heads != 1 && p->interval_heads != p->heads &&
+        p->interval_heads != p->heads_kv)
+        status = error_set(FDM_ERROR_INVALID_ARGUMENT, "key intervals have %lld heads; it must be 1, %lld or %lld",
+                           (long long)p->interval_heads, (long long)p->heads_kv, (long long)p->heads);
+    if (!status && p->needs_dbias && !p->has_bias)
+        status = error_set(FDM_ERROR_INVALID_ARGUMENT, "dbias is wanted, but there is no bias");
+    return status;
+}
+
+/* ---- a problem from tensors ---- */
+
+static int tensor_extent_is(const fdm_tensor *tensor, const int64_t *expected) {
+    return memcmp(tensor->shape, expected, (size_t)tensor->ndim * sizeof *expected) == 0;
+}
+
+static fdm_status expect_shape(const fdm_tensor *tensor, const char *name, const int64_t *expected) {
+    char have[96], want[96];
+    if (tensor_extent_is(tensor, expected))
+        return FDM_OK;
+    return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s has shape %s; it must be %s", name,
+                     tensor_shape_text(have, sizeof have, tensor->shape, tensor->ndim),
+                     tensor_shape_text(want, sizeof want, expected, tensor->ndim));
+}
+
+static fdm_status expect_dtype(const fdm_tensor *tensor, const char *name, fdm_dtype dtype) {
+    if (fdm_dtype_of(tensor) == dtype)
+        return FDM_OK;
+    return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is %s; it must be %s", name, fdm_dtype_name(fdm_dtype_of(tensor)),
+                     fdm_dtype_name(dtype));
+}
+
+/* q, k, v or one of their kin: [B, S, H, D], or [total, H, D] when packed. */
+static fdm_status resolve_matrix(const fdm_tensor *tensor, const char *name, enum tensor_role role, fdm_problem *p,
+                                 const int64_t *dense, struct matrix_view *view) {
+    int32_t packed = p->varlen ? 1 : 0;
+    fdm_status status = tensor_check(tensor, name, 4 - packed, role, 1);
+    if (!status)
+        status = expect_dtype(tensor, name, p->dtype);
+    if (!status)
+        status = expect_shape(tensor, name, dense + packed);
+    if (status)
+        return status;
+    p->aligned &= tensor_aligned(tensor);
+    *view = (struct matrix_view){tensor_data(tensor), packed ? 0 : tensor_stride(tensor, 0),
+                                 tensor_stride(tensor, 1 - packed), tensor_stride(tensor, 2 - packed)};
+    return FDM_OK;
+}
+
+static fdm_status resolve_rows(const fdm_tensor *tensor, const char *name, enum tensor_role role, const fdm_problem *p,
+                               struct row_view *view) {
+    int32_t packed = p->varlen ? 1 : 0;
+    int64_t expected[3] = {p->batch, p->heads, packed ? p->total_q : p->seqlen_q};
+    fdm_status status = tensor_check(tensor, name, 3 - packed, role, 0);
+    if (!status)
+        status = expect_dtype(tensor, name, p->dtype == FDM_FLOAT64 ? FDM_FLOAT64 : FDM_FLOAT32);
+    if (!status)
+        status = expect_shape(tensor, name, expected + packed);
+    if (status)
+        return status;
+    *view = (struct row_view){tensor_data(tensor), packed ? 0 : tensor_stride(tensor, 0),
+                              tensor_stride(tensor, 1 - packed), tensor_stride(tensor, 2 - packed)};
+    return FDM_OK;
+}
+
+static struct score_view view_of_scores(const fdm_tensor *tensor, int64_t heads) {
+    return (struct score_view){tensor_data(tensor),      tensor_stride(tensor, 0),
+                               tensor_stride(tensor, 1), tensor_stride(tensor, 2),
+                               tensor_stride(tensor, 3), tensor->shape[1] ? heads / tensor->shape[1] : 1};
+}
+
+/* Whether rows of a mask, bias or dbias can be read or written 16 bytes at a time. */
+static int scores_aligned(const struct score_view *view, int64_t bytes) {
+    return view->key == 1 &&
+           ((uintptr_t)view->data | (uintptr_t)(view->row | view->head | view->batch) * (uintptr_t)bytes) % 16 == 0;
+}
+
+static fdm_status resolve_mask(const fdm_tensors *t, fdm_problem *p, struct attention *a) {
+    fdm_status status = tensor_check(t->mask, "mask", 4, TENSOR_INPUT, 0);
+    if (!status)
+        status = expect_dtype(t->mask, "mask", FDM_BOOL);
+    if (status)
+        return status;
+    p->has_mask = 1;
+    memcpy(p->mask_shape, t->mask->shape, sizeof p->mask_shape);
+    status = check_broadcast("mask", p->mask_shape, p);
+    if (status)
+        return status;
+    a->mask = view_of_scores(t->mask, p->heads);
+    p->scores_aligned &= scores_aligned(&a->mask, 1);
+    return FDM_OK;
+}
+
+static fdm_status resolve_bias(const fdm_tensors *t, fdm_problem *p, struct attention *a) {
+    fdm_status status = tensor_check(t->bias, "bias", 4, TENSOR_INPUT, 0);
+    if (status)
+        return status;
+    p->has_bias = 1;
+    p->bias_dtype = fdm_dtype_of(t->bias);
+    memcpy(p->bias_shape, t->bias->shape, sizeof p->bias_shape);
+    if (p->bias_dtype != p->dtype && p->bias_dtype != FDM_FLOAT32)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "bias is %s; it must be float32 or q's %s",
+                         fdm_dtype_name(p->bias_dtype), fdm_dtype_name(p->dtype));
+    status = check_broadcast("bias", p->bias_shape, p);
+    if (status)
+        return status;
+    a->bias = view_of_scores(t->bias, p->heads);
+    p->scores_aligned &= scores_aligned(&a->bias, fdm_dtype_bytes(p->bias_dtype));
+    return FDM_OK;
+}
+
+static fdm_status resolve_dbias(const fdm_tensors *t, fdm_problem *p, struct attention *a) {
+    if (!t->bias)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "dbias is given, but bias is not");
+    fdm_status status = tensor_check(t->dbias, "dbias", 4, TENSOR_OUTPUT, 0);
+    if (!status)
+        status = expect_dtype(t->dbias, "dbias", p->bias_dtype);
+    if (!status)
+        status = expect_shape(t->dbias, "dbias", p->bias_shape);
+    if (status)
+        return status;
+    p->needs_dbias = 1;
+    a->dbias = view_of_scores(t->dbias, p->heads);
+    p->scores_aligned &= scores_aligned(&a->dbias, fdm_dtype_bytes(p->bias_dtype));
+    return FDM_OK;
+}
+
+static fdm_status resolve_intervals(const fdm_tensors *t, fdm_problem *p, struct attention *a) {
+    if (!t->interval_start || !t->interval_end)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "interval_%s is missing; key intervals are a pair",
+                         t->interval_start ? "end" : "start");
+    int32_t packed = p->varlen ? 1 : 0;
+    const fdm_tensor *pair[2] = {t->interval_start, t->interval_end};
+    const char *names[2] = {"interval_start", "interval_end"};
+    fdm_status status = FDM_OK;
+    for (int i = 0; i < 2 && !status; i++) {
+        status = tensor_check(pair[i], names[i], 3 - packed, TENSOR_INPUT, 0);
+        if (!status)
+            status = expect_dtype(pair[i], names[i], FDM_INT32);
+    }
+    if (status)
+        return status;
+    p->has_intervals = 1;
+    p->interval_batch = packed ? 1 : pair[0]->shape[0];
+    p->interval_heads = pair[0]->shape[1 - packed];
+    int64_t expected[3] = {p->interval_batch, p->interval_heads, packed ? p->total_k : p->seqlen_k};
+    status = fdm_problem_validate(p);
+    for (int i = 0; i < 2 && !status; i++)
+        status = expect_shape(pair[i], names[i], expected + packed);
+    if (status)
+        return status;
+    /* An empty tensor may have no address; one that is present never is NULL. */
+    static const int32_t no_keys;
+    int axis = packed ? 0 : 1;
+    a->intervals =
+        (struct interval_view){.start = tensor_data(pair[0]) ? (const int32_t *)tensor_data(pair[0]) : &no_keys,
+                               .end = tensor_data(pair[1]) ? (const int32_t *)tensor_data(pair[1]) : &no_keys,
+                               .start_batch = packed ? 0 : tensor_stride(pair[0], 0),
+                               .end_batch = packed ? 0 : tensor_stride(pair[1], 0),
+                               .start_head = tensor_stride(pair[0], axis),
+                               .end_head = tensor_stride(pair[1], axis),
+                               .start_key = tensor_stride(pair[0], axis + 1),
+                               .end_key = tensor_stride(pair[1], axis + 1),
+                               .group = p->heads / p->interval_heads};
+    return FDM_OK;
+}
+
+/* One of cu_seqlens_q, cu_seqlens_k: rises from 0 to `total`; *longest receives the longest sequence. On a CUDA device
+ * its values are not looked at: that would wait for the device. */
+static fdm_status check_cu_seqlens(const fdm_tensor *tensor, const char *name, int64_t batch, int64_t total,
+                                   int64_t *longest) {
+    fdm_status status = tensor_check(tensor, name, 1, TENSOR_INPUT, 1);
+    if (!status)
+        status = expect_dtype(tensor, name, FDM_INT32);
+    if (!status)
+        status = expect_shape(tensor, name, &(int64_t){batch + 1});
+    *longest = 0;
+    if (status || tensor->device.type == FDM_CUDA)
+        return status;
+    const int32_t *cu = (const int32_t *)tensor_data(tensor);
+    if (cu[0] != 0)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s starts with %d; it must start with 0", name, cu[0]);
+    for (int64_t b = 0; b < batch; b++) {
+        if (cu[b + 1] < cu[b])
+            return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s falls from %d to %d at index %lld; it must not fall", name,
+                             cu[b], cu[b + 1], (long long)b + 1);
+        *longest = cu[b + 1] - cu[b] > *longest ? cu[b + 1] - cu[b] : *longest;
+    }
+    if (cu[batch] != total)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s ends with %d; the packed tensors have %lld rows", name,
+                         cu[batch], (long long)total);
+    return FDM_OK;
+}
+
+static fdm_status describe_varlen(const fdm_tensors *t, const fdm_options *o, fdm_problem *p, struct attention *a) {
+    if (!t->cu_seqlens_q || !t->cu_seqlens_k)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "cu_seqlens_%s is missing; a packed call needs both",
+                         t->cu_seqlens_q ? "k" : "q");
+    fdm_status status = tensor_check(t->cu_seqlens_q, "cu_seqlens_q", 1, TENSOR_INPUT, 1);
+    if (status)
+        return status;
+    if (t->cu_seqlens_q->shape[0] < 1)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "cu_seqlens_q is empty; it has batch + 1 elements");
+    p->batch = t->cu_seqlens_q->shape[0] - 1;
+    p->total_q = t->q->shape[0];
+    p->total_k = t->k->shape[0];
+    int64_t longest_q, longest_k;
+    status = check_cu_seqlens(t->cu_seqlens_q, "cu_seqlens_q", p->batch, p->total_q, &longest_q);
+    if (!status)
+        status = check_cu_seqlens(t->cu_seqlens_k, "cu_seqlens_k", p->batch, p->total_k, &longest_k);
+    if (status)
+        return status;
+    if (t->q->device.type == FDM_CUDA && ((!o->max_seqlen_q && p->total_q) || (!o->max_seqlen_k && p->total_k)))
+        return error_set(FDM_ERROR_INVALID_ARGUMENT,
+                         "max_seqlen_%s is 0; it is needed where cu_seqlens are on a CUDA device, since reading them "
+                         "would wait for the device",
+                         o->max_seqlen_q || !p->total_q ? "k" : "q");
+    p->seqlen_q = o->max_seqlen_q ? o->max_seqlen_q : longest_q;
+    p->seqlen_k = o->max_seqlen_k ? o->max_seqlen_k : longest_k;
+    if (p->seqlen_q < longest_q || p->seqlen_k < longest_k)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "max_seqlen_%s is %lld, but the longest sequence has %lld rows",
+                         p->seqlen_q < longest_q ? "q" : "k",
+                         (long long)(p->seqlen_q < longest_q ? p->seqlen_q : p->seqlen_k),
+                         (long long)(p->seqlen_q < longest_q ? longest_q : longest_k));
+    a->cu_seqlens_q = (const int32_t *)tensor_data(t->cu_seqlens_q);
+    a->cu_seqlens_k = (const int32_t *)tensor_data(t->cu_seqlens_k);
+    return FDM_OK;
+}
+
+static fdm_status describe_shapes(const fdm_tensors *t, const fdm_options *o, fdm_problem *p, struct attention *a) {
+    p->varlen = t->cu_seqlens_q || t->cu_seqlens_k;
+    int32_t packed = p->varlen ? 1 : 0;
+    const fdm_tensor *three[3] = {t->q, t->k, t->v};
+    const char *names[3] = {"q", "k", "v"};
+    for (int i = 0; i < 3; i++) {
+        fdm_status status = tensor_check(three[i], names[i], 4 - packed, TENSOR_INPUT, 1);
+        if (status)
+            return status;
+    }
+    p->dtype = fdm_dtype_of(t->q);
+    p->heads = t->q->shape[2 - packed];
+    p->heads_kv = t->k->shape[2 - packed];
+    p->head_dim = t->q->shape[3 - packed];
+    p->head_dim_v = t->v->shape[3 - packed];
+    if (p->varlen)
+        return describe_varlen(t, o, p, a);
+    p->batch = t->q->shape[0];
+    p->seqlen_q = t->q->shape[1];
+    p->seqlen_k = t->k->shape[1];
+    return FDM_OK;
+}
+
+static const char *device_text(fdm_device_id device, char *text, size_t size) {
+    if (device.type == FDM_CPU)
+        return "the CPU";
+    if (device.type == FDM_CUDA)
+        snprintf(text, size, "CUDA device %d", device.index);
+    else
+        snprintf(text, size, "DLPack device %d:%d", device.type, device.index);
+    return text;
+}
+
+static fdm_status check_devices(const fdm_tensors *t) {
+    const struct {
+        const char *name;
+        const fdm_tensor *tensor;
+    } all[] = {{"k", t->k},
+               {"v", t->v},
+               {"mask", t->mask},
+               {"bias", t->bias},
+               {"interval_start", t->interval_start},
+               {"interval_end", t->interval_end},
+               {"cu_seqlens_q", t->cu_seqlens_q},
+               {"cu_seqlens_k", t->cu_seqlens_k},
+               {"out", t->out},
+               {"lse", t->lse},
+               {"dout", t->dout},
+               {"dlse", t->dlse},
+               {"dq", t->dq},
+               {"dk", t->dk},
+               {"dv", t->dv},
+               {"dbias", t->dbias}};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        if (all[i].tensor &&
+            (all[i].tensor->device.type != t->q->device.type || all[i].tensor->device.index != t->q->device.index)) {
+            char here[40], there[40];
+            return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is on %s, but q is on %s", all[i].name,
+                             device_text(all[i].tensor->device, there, sizeof there),
+                             device_text(t->q->device, here, sizeof here));
+        }
+    if (t->q->device.type != FDM_CPU && t->q->device.type != FDM_CUDA)
+        return error_set(FDM_ERROR_UNSUPPORTED,
+                         "q is on DLPack device type %d; this version runs on the CPU (type 1) and CUDA (type 2)",
+                         t->q->device.type);
+    return FDM_OK;
+}
+
+static fdm_status resolve_outputs(const fdm_tensors *t, fdm_problem *p, struct attention *a, const int64_t *q_shape,
+                                  const int64_t *k_shape, const int64_t *v_shape, const int64_t *out_shape) {
+    fdm_status status;
+    int backward = p->pass == FDM_BACKWARD;
+    enum tensor_role role = backward ? TENSOR_INPUT : TENSOR_OUTPUT;
+    if (!t->out || (backward && (!t->lse || !t->dout)))
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is NULL", !t->out ? "out" : !t->lse ? "lse" : "dout");
+    if ((status = resolve_matrix(t->out, "out", role, p, out_shape, &a->out)))
+        return status;
+    if (t->lse && (status = resolve_rows(t->lse, "lse", role, p, &a->lse)))
+        return status;
+    p->needs_lse = t->lse != NULL;
+    if (!backward)
+        return FDM_OK;
+    if ((status = resolve_matrix(t->dout, "dout", TENSOR_INPUT, p, out_shape, &a->dout)))
+        return status;
+    if (t->dlse && (status = resolve_rows(t->dlse, "dlse", TENSOR_INPUT, p, &a->dlse)))
+        return status;
+    p->has_dlse = t->dlse != NULL;
+    if (t->dq && (status = resolve_matrix(t->dq, "dq", TENSOR_OUTPUT, p, q_shape, &a->dq)))
+        return status;
+    if (t->dk && (status = resolve_matrix(t->dk, "dk", TENSOR_OUTPUT, p, k_shape, &a->dk)))
+        return status;
+    if (t->dv && (status = resolve_matrix(t->dv, "dv", TENSOR_OUTPUT, p, v_shape, &a->dv)))
+        return status;
+    p->needs_dq = t->dq != NULL;
+    p->needs_dk = t->dk != NULL;
+    p->needs_dv = t->dv != NULL;
+    return t->dbias ? resolve_dbias(t, p, a) : FDM_OK;
+}
+
+static void apply_options(const fdm_options *o, fdm_problem *p) {
+    p->softmax_scale = o->has_softmax_scale ? o->softmax_scale
+                       : p->head_dim > 0    ? 1.0 / sqrt((double)p->head_dim)
+                                            : 1.0;
+    p->softcap = o->softcap;
+    p->causal = o->causal != 0;
+    p->window_left = o->window_left;
+    p->window_right = o->window_right;
+    p->deterministic = o->deterministic != 0;
+}
+
+fdm_status problem_from_tensors(fdm_pass pass, const fdm_tensors *t, const fdm_options *options, fdm_problem *problem,
+                                struct attention *attention) {
+    fdm_options defaults = fdm_options_default();
+    const fdm_options *o = options ? options : &defaults;
+    if (!t || !t->q || !t->k || !t->v)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is NULL", !t ? "tensors" : !t->q ? "q" : !t->k ? "k" : "v");
+    struct attention scratch, *a = attention ? attention : &scratch;
+    fdm_problem p = {.pass = pass,
+                     .interval_batch = 1,
+                     .interval_heads = 1,
+                     .mask_shape = {1, 1, 1, 1},
+                     .bias_shape = {1, 1, 1, 1},
+                     .bias_dtype = FDM_FLOAT32,
+                     .aligned = 1,
+                     .scores_aligned = 1};
+    *a = (struct attention){.problem = problem};
+    fdm_status status = check_devices(t);
+    if (!status)
+        status = describe_shapes(t, o, &p, a);
+    if (status)
+        return status;
+    apply_options(o, &p);
+    if ((status = fdm_problem_validate(&p)))
+        return status;
+    int64_t q_rows = p.varlen ? p.total_q : p.seqlen_q, k_rows = p.varlen ? p.total_k : p.seqlen_k;
+    int64_t q_shape[4] = {p.batch, q_rows, p.heads, p.head_dim}, k_shape[4] = {p.batch, k_rows, p.heads_kv, p.head_dim};
+    int64_t v_shape[4] = {p.batch, k_rows, p.heads_kv, p.head_dim_v},
+            out_shape[4] = {p.batch, q_rows, p.heads, p.head_dim_v};
+    if ((status = resolve_matrix(t->q, "q", TENSOR_INPUT, &p, q_shape, &a->q)) ||
+        (status = resolve_matrix(t->k, "k", TENSOR_INPUT, &p, k_shape, &a->k)) ||
+        (status = resolve_matrix(t->v, "v", TENSOR_INPUT, &p, v_shape, &a->v)) ||
+        (t->mask && (status = resolve_mask(t, &p, a))) || (t->bias && (status = resolve_bias(t, &p, a))) ||
+        ((t->interval_start || t->interval_end) && (status = resolve_intervals(t, &p, a))) ||
+        (status = resolve_outputs(t, &p, a, q_shape, k_shape, v_shape, out_shape)))
+        return status;
+    p.q_mappable = tensor_mappable(t->q) && (pass != FDM_BACKWARD || tensor_mappable(t->dout));
+    p.keys_mappable = tensor_mappable(t->k) && tensor_mappable(t->v);
+    *problem = p;
+    return FDM_OK;
+}
+
+fdm_status fdm_describe(fdm_pass pass, const fdm_tensors *tensors, const fdm_options *options, fdm_problem *problem) {
+    if (!problem)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "problem is NULL");
+    return problem_from_tensors(pass, tensors, options, problem, NULL);
+}

@@ -1,0 +1,182 @@
+/* tensor.c: checks of one tensor, and the table of dtypes. */
+#include "problem/tensor.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/error.h"
+
+static const struct {
+    const char *name, *alias;
+    fdm_data_type type;
+} dtypes[] = {
+    [FDM_FLOAT32] = {"float32", "fp32", {2, 32, 1}},   [FDM_FLOAT16] = {"float16", "fp16", {2, 16, 1}},
+    [FDM_BFLOAT16] = {"bfloat16", "bf16", {4, 16, 1}}, [FDM_FLOAT64] = {"float64", "fp64", {2, 64, 1}},
+    [FDM_BOOL] = {"bool", "uint8", {6, 8, 1}},         [FDM_INT32] = {"int32", "i32", {0, 32, 1}},
+};
+enum { NUM_DTYPES = sizeof dtypes / sizeof dtypes[0] };
+
+static int dtype_known(fdm_dtype dtype) { return (int)dtype >= 0 && (int)dtype < NUM_DTYPES; }
+
+const char *fdm_dtype_name(fdm_dtype dtype) { return dtype_known(dtype) ? dtypes[dtype].name : "unknown"; }
+
+fdm_dtype fdm_dtype_from_name(const char *name) {
+    for (int i = 0; name && i < NUM_DTYPES; i++)
+        if (strcmp(name, dtypes[i].name) == 0 || strcmp(name, dtypes[i].alias) == 0)
+            return (fdm_dtype)i;
+    return FDM_NO_DTYPE;
+}
+
+fdm_dtype fdm_dtype_of(const fdm_tensor *tensor) {
+    fdm_data_type type = tensor->dtype;
+    if (type.code == 1 && type.bits == 8 && type.lanes == 1)
+        return FDM_BOOL;
+    for (int i = 0; i < NUM_DTYPES; i++)
+        if (type.code == dtypes[i].type.code && type.bits == dtypes[i].type.bits && type.lanes == 1)
+            return (fdm_dtype)i;
+    return FDM_NO_DTYPE;
+}
+
+int64_t fdm_dtype_bytes(fdm_dtype dtype) { return dtype_known(dtype) ? dtypes[dtype].type.bits / 8 : 0; }
+
+fdm_data_type fdm_data_type_of(fdm_dtype dtype) {
+    return dtype_known(dtype) ? dtypes[dtype].type : (fdm_data_type){0, 0, 0};
+}
+
+const char *tensor_shape_text(char *buffer, size_t size, const int64_t *shape, int32_t ndim) {
+    size_t used = (size_t)snprintf(buffer, size, "[");
+    for (int32_t i = 0; i < ndim && used < size; i++)
+        used += (size_t)snprintf(buffer + used, size - used, i ? ", %lld" : "%lld", (long long)shape[i]);
+    if (used < size)
+        snprintf(buffer + used, size - used, "]");
+    return buffer;
+}
+
+static int64_t raw_stride(const fdm_tensor *tensor, int32_t axis) {
+    if (tensor->strides)
+        return tensor->strides[axis];
+    int64_t stride = 1;
+    for (int32_t i = tensor->ndim - 1; i > axis; i--)
+        stride *= tensor->shape[i];
+    return stride;
+}
+
+int64_t tensor_stride(const fdm_tensor *tensor, int32_t axis) {
+    return tensor->shape[axis] == 1 ? 0 : raw_stride(tensor, axis);
+}
+
+char *tensor_data(const fdm_tensor *tensor) { return tensor->data ? (char *)tensor->data + tensor->byte_offset : NULL; }
+
+int tensor_aligned(const fdm_tensor *tensor) {
+    int64_t bytes = fdm_dtype_bytes(fdm_dtype_of(tensor));
+    if ((uintptr_t)tensor_data(tensor) % 16)
+        return 0;
+    /* Unsigned: the strides of an empty tensor may be anything. */
+    for (int32_t i = 0; i + 1 < tensor->ndim; i++)
+        if ((uint64_t)tensor_stride(tensor, i) * (uint64_t)bytes % 16)
+            return 0;
+    return 1;
+}
+
+int tensor_mappable(const fdm_tensor *tensor) {
+    const int64_t bytes = fdm_dtype_bytes(fdm_dtype_of(tensor));
+    int64_t elements = 1;
+    for (int32_t i = 0; i < tensor->ndim; i++)
+        elements = tensor->shape[i] ? elements : 0;
+    if (elements == 0)
+        return 1;
+    for (int32_t i = 0; i + 1 < tensor->ndim; i++)
+        if (tensor->shape[i] > 1 && (raw_stride(tensor, i) < 1 || raw_stride(tensor, i) > ((1ll << 40) - 1) / bytes))
+            return 0;
+    return tensor_aligned(tensor);
+}
+
+/* Elements from the first to one past the last, or -1 when that passes 2^62. */
+static int64_t extent_product(const fdm_tensor *tensor) {
+    int64_t product = 1;
+    for (int32_t i = 0; i < tensor->ndim; i++)
+        if (__builtin_mul_overflow(product, tensor->shape[i] ? tensor->shape[i] : 1, &product) || product >> 59)
+            return -1;
+    return product;
+}
+
+static int span_overflows(const fdm_tensor *tensor) {
+    int64_t span = 0, step;
+    for (int32_t i = 0; i < tensor->ndim; i++)
+        if (tensor->shape[i] > 1 && (__builtin_mul_overflow(tensor->shape[i] - 1, raw_stride(tensor, i), &step) ||
+                                     __builtin_add_overflow(span, step, &span) || span >> 59))
+            return 1;
+    return 0;
+}
+
+/* Whether two index tuples of an output may name one element: sorted by stride, each axis must step over all smaller
+ * ones. */
+static int overlaps_itself(const fdm_tensor *tensor) {
+    int64_t reach = 1;
+    int32_t done = 0;
+    for (int32_t pass = 0; pass < tensor->ndim; pass++) {
+        int32_t smallest = -1;
+        for (int32_t i = 0; i < tensor->ndim; i++)
+            if (!(done >> i & 1) && (smallest < 0 || raw_stride(tensor, i) < raw_stride(tensor, smallest)))
+                smallest = i;
+        done |= 1 << smallest;
+        if (tensor->shape[smallest] <= 1)
+            continue;
+        if (raw_stride(tensor, smallest) < reach)
+            return 1;
+        reach = (tensor->shape[smallest] - 1) * raw_stride(tensor, smallest) + reach;
+    }
+    return 0;
+}
+
+static fdm_status check_axes(const fdm_tensor *tensor, const char *name, int64_t *elements) {
+    *elements = 1;
+    for (int32_t i = 0; i < tensor->ndim; i++) {
+        if (tensor->shape[i] < 0)
+            return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s has extent %lld on axis %d; extents are >= 0", name,
+                             (long long)tensor->shape[i], i);
+        *elements = tensor->shape[i] ? *elements : 0;
+    }
+    if (extent_product(tensor) < 0)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s has more elements than an address space holds", name);
+    for (int32_t i = 0; i < tensor->ndim; i++)
+        if (tensor->shape[i] > 1 && raw_stride(tensor, i) < 0)
+            return error_set(FDM_ERROR_INVALID_ARGUMENT,
+                             "%s has stride %lld on axis %d; negative strides are not supported", name,
+                             (long long)raw_stride(tensor, i), i);
+    if (span_overflows(tensor))
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s has strides that leave the address space", name);
+    return FDM_OK;
+}
+
+fdm_status tensor_check(const fdm_tensor *tensor, const char *name, int32_t ndim, enum tensor_role role,
+                        int contiguous_last) {
+    if (tensor->ndim != ndim)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s has %d axes; it needs %d", name, tensor->ndim, ndim);
+    if (!tensor->shape)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s has no shape (shape is NULL)", name);
+    fdm_dtype dtype = fdm_dtype_of(tensor);
+    if (dtype == FDM_NO_DTYPE)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT,
+                         "%s has DLPack dtype (code %d, %d bits, %d lanes), which this library does not know", name,
+                         tensor->dtype.code, tensor->dtype.bits, tensor->dtype.lanes);
+    int64_t elements;
+    fdm_status status = check_axes(tensor, name, &elements);
+    if (status)
+        return status;
+    if (elements == 0)
+        return FDM_OK;
+    if (!tensor->data)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s has no data (data is NULL)", name);
+    if ((uintptr_t)tensor_data(tensor) % (uintptr_t)fdm_dtype_bytes(dtype))
+        return error_set(FDM_ERROR_INVALID_ARGUMENT,
+                         "%s starts at an address that is not a multiple of its %d-byte element", name,
+                         (int)fdm_dtype_bytes(dtype));
+    int32_t last = ndim - 1;
+    if (contiguous_last && tensor->shape[last] > 1 && raw_stride(tensor, last) != 1)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s has stride %lld on its last axis; it must be contiguous (1)",
+                         name, (long long)raw_stride(tensor, last));
+    if (role == TENSOR_OUTPUT && overlaps_itself(tensor))
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is written, but its strides make elements overlap", name);
+    return FDM_OK;
+}

@@ -1,0 +1,24 @@
+/* tensor.h: questions about one tensor of the public API, answered with a sentence that names it. */
+#ifndef FDM_TENSOR_H
+#define FDM_TENSOR_H
+
+#include "flash_dmattn.h"
+
+enum tensor_role { TENSOR_INPUT, TENSOR_OUTPUT };
+
+/* Checks that the tensor is well formed: address, rank, extents, strides, overflow; outputs must not overlap
+ * themselves. `name` is the argument's name in sentences. contiguous_last: the last axis must have stride 1. */
+fdm_status tensor_check(const fdm_tensor *tensor, const char *name, int32_t ndim, enum tensor_role role,
+                        int contiguous_last);
+/* Stride of an axis in elements; 0 where the extent is 1. */
+int64_t tensor_stride(const fdm_tensor *tensor, int32_t axis);
+char *tensor_data(const fdm_tensor *tensor);
+/* Axes that are not vectors (all but the last) and the address are multiples of 16 bytes. */
+int tensor_aligned(const fdm_tensor *tensor);
+/* A tensor map of the copy engine can say where it lies: as above, with strides from 16 to below 2^40 bytes on axes
+ * longer than 1. Not every driver takes a stride of 0. */
+int tensor_mappable(const fdm_tensor *tensor);
+/* "[2, 3]" in a caller's buffer, which is returned. */
+const char *tensor_shape_text(char *buffer, size_t size, const int64_t *shape, int32_t ndim);
+
+#endif
