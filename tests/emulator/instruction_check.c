@@ -185,8 +185,8 @@ static fdm_status try_one(const struct instruction *i, int seed, int hopper, uin
     const size_t bytes[4] = {sizeof in, (size_t)(WORDS - SUMS) * 4, SUMS * 4, 4};
     void *memory[4];
     fdm_status status = FDM_OK;
-    state = (uint64_t)seed * 1000 + (uint64_t)i->number * 17 + (uint64_t)i->swizzle + (uint64_t)i->columns * 7919 +
-            (uint64_t)i->f16;
+    state = (uint64_t)seed * 1000 + (uint64_t)i->number * 17 + (uint64_t)i->swizzle + (uint64_t)i->box[0] * 7919 +
+            (uint64_t)i->box[1];
     for (int n = 0; n < INSTRUCTION_IN; n++)
         in[n] = operand(i->fill);
     for (int n = 0; n < 4 && !status; n++)
