@@ -198,8 +198,10 @@ static fdm_status try_one(const struct instruction *i, int seed, int hopper, uin
     const struct cuda_kernel_request request = {.file = hopper ? "instructions/instructions_hopper.cu"
                                                                : "instructions/instructions_portable.cu",
                                                 .entry = hopper ? "instructions_hopper" : "instructions_portable",
-                                                .num_constants = 1,
-                                                .constants = {{"INSTRUCTION", i->number}},
+                                                .num_constants = 3,
+                                                .constants = {{"INSTRUCTION", i->number},
+                                                              {"WGMMA_N", i->rank == 0 && i->box[0] ? i->box[0] : 8},
+                                                              {"WGMMA_F16", i->rank == 0 && i->box[1]}},
                                                 .shared_bytes = INSTRUCTION_SHARED};
     struct cuda_launch launch = {.grid = {BLOCKS, 1, 1}, .threads = INSTRUCTION_THREADS, .cluster = hopper ? 2 : 0};
     launch.arguments = &a;
