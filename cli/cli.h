@@ -31,6 +31,7 @@ struct device_choice {
 int parse_device(const char *text, struct device_choice *choice);
 /* emulated.c: from now on the only CUDA device is an emulated one of this name. 1, or 0 after a complaint. */
 int use_emulated_device(const char *name);
+const char *emulated_device(void); /* its name; NULL: there is none */
 
 /* What the tool is doing, and since when, on one line of stderr where that is a terminal and the work takes longer than
  * a second. NULL: done; the line is cleared, and nothing is written until the next call. */

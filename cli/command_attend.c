@@ -200,6 +200,8 @@ static void print_json(const struct attend *a) {
     struct json_writer w = {stdout, 0};
     json_open(&w, NULL, '{');
     json_put_text(&w, "device", a->run.device.name);
+    if (emulated_device())
+        json_put_raw(&w, "emulated", "true");
     json_put_real(&w, "visible_fraction", visible_fraction(a));
     for (int pass = 0; pass <= a->backward; pass++) {
         const fdm_problem *p = &a->plans[pass].problem;
@@ -239,7 +241,9 @@ static void print_pass(const struct attend *a, fdm_pass pass) {
 /* Nothing where the CPU was asked for, or is all there is. */
 static void print_device(const struct attend *a) {
     const fdm_device *device = &a->run.device;
-    if (device->id.type == FDM_CUDA)
+    if (emulated_device())
+        printf("device    emulated %s: CUDA kernels on this processor; times are the emulator's\n", emulated_device());
+    else if (device->id.type == FDM_CUDA)
         printf("device    cuda:%d, %s\n", device->id.index, device->name);
     else if (a->passed_over[0])
         printf("device    cpu, since on cuda:0 %s\n", a->passed_over);

@@ -7,6 +7,9 @@
 #include <string.h>
 #include <unistd.h>
 
+static char used[16]; /* "sm_90" */
+const char *emulated_device(void) { return *used ? used : NULL; }
+
 /* It lies below the tool's own folder, as Meson builds both; what it compiles is kept beside it. */
 int use_emulated_device(const char *name) {
     static const char *const known[] = {"sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"};
@@ -28,5 +31,6 @@ int use_emulated_device(const char *name) {
     if (!dlopen(place, RTLD_NOW | RTLD_GLOBAL))
         return complain(0, "--device emulated:%s: %s; it is part of a build with tests, not of an installation", name,
                         dlerror());
+    snprintf(used, sizeof used, "%s", name);
     return 1;
 }

@@ -7,6 +7,6 @@ check=build/tests/emulator/instruction-check
 [ -x $check ] || { echo "build the tests first: ninja -C build" >&2; exit 2; }
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-$check --write "$folder/device" --seeds 20
+$check --write "$folder/device"
 name=$(head -c 5 "$folder/device")
 $check --emulate "$name" --compare "$folder/device" | tee "${1:-/dev/null}"

@@ -332,6 +332,8 @@ int emulated_run(void) {
             fprintf(stderr, "emulated: %s grid %ux%ux%u of %u threads, %.1f ms, %llu switches, %d clusters at once\n",
                     g->kernel->name, g->size[0], g->size[1], g->size[2], g->threads, (emulated_seconds() - from) * 1e3,
                     (unsigned long long)device.steps, slots_wanted);
+    if (emulated.banks)
+        banks_report();
     forget_grids();
     global_releases_forget();
     enum { LAUNCH_FAILED = 719 };

@@ -96,6 +96,7 @@ void emu_launch_dependents(EMU_PLACE);
 void emu_grid_wait(EMU_PLACE);
 void emu_exit(EMU_PLACE);
 void emu_trap(EMU_PLACE);
+void emu_print(const char *format, ...) __attribute__((format(printf, 1, 2)));
 long long emu_clock(void);
 float emu_ex2(float x);
 float emu_lg2(float x);

@@ -148,6 +148,7 @@ static void shared_access(struct thread *t, uintptr_t address, uint32_t bytes, i
                       at))
         thread_fail();
     const struct actor a = actor_of(t);
+    banks_note(t, offset, bytes, at);
     write ? shadow_write(b, offset, bytes, &a, NULL, at) : shadow_read(b, offset, bytes, &a, at);
 }
 
@@ -163,6 +164,7 @@ static inline void access(void *pointer, uint32_t bytes, int write, void *code) 
     }
     shadow_settle(t);
     if (in_window(address)) {
+        yield_at_access();
         shared_access(t, address, bytes, write, (uintptr_t)code);
         return;
     }

@@ -31,7 +31,7 @@ static const struct instruction {
     int number;
     enum fill fill;
     double limit;
-    int32_t rank, box[4], swizzle;
+    int32_t rank, box[4], swizzle; /* rank 0: box[0] columns of wgmma, box[1]: float16 */
 } instructions[] = {
     {"ldmatrix_x4 shared_address", "any rows", TRY_LDMATRIX_X4, BITS, 0, 0, {0}, 0},
     {"ldmatrix_x4_trans", "any rows", TRY_LDMATRIX_X4_TRANS, BITS, 0, 0, {0}, 0},
@@ -59,7 +59,7 @@ static const struct instruction {
      0,
      {0},
      0},
-    {"barrier_sync barrier_red_or", "two warps, all", TRY_BARRIERS, BITS, 0, 0, {0}, 0},
+    {"barrier_sync barrier_arrive barrier_red_or", "two warps, all", TRY_BARRIERS, BITS, 0, 0, {0}, 0},
     {"mbarrier_init mbarrier_arrive cp_async_mbarrier_arrive_noinc mbarrier_wait",
      "8 phases",
      TRY_MBARRIERS,
@@ -94,18 +94,39 @@ static const struct instruction {
     {"cp_async_bulk_tensor_4d", "swizzle 64", TRY_TILE_4D, BITS, 0, 4, {32, 8, 3, 2}, 64},
     {"cp_async_bulk_tensor_3d_multicast", "two blocks, swizzle 128", TRY_MULTICAST, BITS, 0, 3, {64, 32, 1}, 128},
     {"cp_async_bulk", "2048 bytes", TRY_BULK, BITS, 0, 0, {0}, 0},
-    {"wgmma_m64n128k16_bf16 wgmma_descriptor wgmma_fence wgmma_commit_group wgmma_wait_group fence_proxy_async "
-     "setmaxnreg_dec setmaxnreg_inc",
-     "a shared, b K-major",
+    {"wgmma_m64k16 wgmma_descriptor wgmma_fence wgmma_commit_group wgmma_wait_group fence_proxy_async setmaxnreg_dec "
+     "setmaxnreg_inc",
+     "n 8, a shared, b K-major",
      TRY_WGMMA_SHARED,
      BF16,
      1e-5,
      0,
-     {0},
+     {8},
      0},
-    {"wgmma_m64n128k16_bf16", "a shared, b MN-major", TRY_WGMMA_SHARED_T, BF16, 1e-5, 0, {0}, 0},
-    {"wgmma_m64n128k16_bf16", "a registers, b K-major", TRY_WGMMA_REGISTERS, BF16, 1e-5, 0, {0}, 0},
-    {"wgmma_m64n128k16_bf16", "a registers, b MN-major", TRY_WGMMA_REGISTERS_T, BF16, 1e-5, 0, {0}, 0},
+#define FOUR(N, NAME, FILL, IS_F16)                                                                                      \
+    {"wgmma_m64k16", "n " #N ", " NAME ", a shared, b K-major", TRY_WGMMA_SHARED, FILL, 1e-5, 0, {N, IS_F16}, 0},        \
+        {"wgmma_m64k16", "n " #N ", " NAME ", a shared, b MN-major", TRY_WGMMA_SHARED_T, FILL, 1e-5, 0, {N, IS_F16}, 0}, \
+        {"wgmma_m64k16",                                                                                                 \
+         "n " #N ", " NAME ", a registers, b K-major",                                                                   \
+         TRY_WGMMA_REGISTERS,                                                                                            \
+         FILL,                                                                                                           \
+         1e-5,                                                                                                           \
+         0,                                                                                                              \
+         {N, IS_F16},                                                                                                    \
+         0},                                                                                                             \
+        {"wgmma_m64k16",                                                                                                 \
+         "n " #N ", " NAME ", a registers, b MN-major",                                                                  \
+         TRY_WGMMA_REGISTERS_T,                                                                                          \
+         FILL,                                                                                                           \
+         1e-5,                                                                                                           \
+         0,                                                                                                              \
+         {N, IS_F16},                                                                                                    \
+         0},
+    FOUR(16, "bf16", BF16, 0) FOUR(64, "bf16", BF16, 0) FOUR(80, "bf16", BF16, 0) FOUR(96, "bf16", BF16, 0)
+        FOUR(128, "bf16", BF16, 0) FOUR(176, "bf16", BF16, 0) FOUR(192, "bf16", BF16, 0) FOUR(256, "bf16", BF16, 0)
+            FOUR(64, "f16", F16, 1) FOUR(128, "f16", F16, 1)
+#undef FOUR
+                {"stmatrix_x4", "any rows", TRY_STMATRIX, BITS, 0, 0, {0}, 0},
     {"red_add_4", "two blocks", TRY_RED_ADD_4, BITS, 0, 0, {0}, 0},
 };
 enum { COUNT = sizeof instructions / sizeof instructions[0] };
@@ -164,7 +185,8 @@ static fdm_status try_one(const struct instruction *i, int seed, int hopper, uin
     const size_t bytes[4] = {sizeof in, (size_t)(WORDS - SUMS) * 4, SUMS * 4, 4};
     void *memory[4];
     fdm_status status = FDM_OK;
-    state = (uint64_t)seed * 1000 + (uint64_t)i->number * 17 + (uint64_t)i->swizzle;
+    state = (uint64_t)seed * 1000 + (uint64_t)i->number * 17 + (uint64_t)i->swizzle + (uint64_t)i->box[0] * 7919 +
+            (uint64_t)i->box[1];
     for (int n = 0; n < INSTRUCTION_IN; n++)
         in[n] = operand(i->fill);
     for (int n = 0; n < 4 && !status; n++)
@@ -176,8 +198,10 @@ static fdm_status try_one(const struct instruction *i, int seed, int hopper, uin
     const struct cuda_kernel_request request = {.file = hopper ? "instructions/instructions_hopper.cu"
                                                                : "instructions/instructions_portable.cu",
                                                 .entry = hopper ? "instructions_hopper" : "instructions_portable",
-                                                .num_constants = 1,
-                                                .constants = {{"INSTRUCTION", i->number}},
+                                                .num_constants = 3,
+                                                .constants = {{"INSTRUCTION", i->number},
+                                                              {"WGMMA_N", i->rank == 0 && i->box[0] ? i->box[0] : 8},
+                                                              {"WGMMA_F16", i->rank == 0 && i->box[1]}},
                                                 .shared_bytes = INSTRUCTION_SHARED};
     struct cuda_launch launch = {.grid = {BLOCKS, 1, 1}, .threads = INSTRUCTION_THREADS, .cluster = hopper ? 2 : 0};
     launch.arguments = &a;
@@ -278,7 +302,7 @@ int main(int argc, char **argv) {
                                             {"emulate", required_argument, 0, 'e'},
                                             {"seeds", required_argument, 0, 's'},
                                             {0}};
-    struct header header = {.seeds = 20, .words = WORDS};
+    struct header header = {.seeds = 4, .words = WORDS};
     const char *path = NULL, *emulate = NULL;
     int option, comparing = 0;
     fdm_device device;

@@ -151,6 +151,14 @@ static int told_before(const char *kernel, const char *kind, place at) {
     return 0;
 }
 
+void emu_print(const char *format, ...) {
+    va_list arguments;
+    fprintf(stderr, "%s: ", thread_text(CURRENT));
+    va_start(arguments, format);
+    vfprintf(stderr, format, arguments);
+    va_end(arguments);
+}
+
 void finding(const char *kind, place at, const char *format, ...) {
     static const char *const modes[] = {"early", "latest", "random"};
     char sentence[700];

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "emulated_launch.h"
 #include "state.h"
 
 enum { STACK_BYTES = 128 << 10, STACKS_MAX = SLOTS_MAX * CLUSTER_MAX * THREADS_MAX / 4, COLOUR = 1088, COLOURS = 15 };
@@ -127,6 +128,14 @@ void wait_for(const char *what, uint32_t object, uint32_t detail, place at) {
 
 void yield_warp(void) {
     if (chance(HOP)) {
+        shadow_settle(CURRENT);
+        switch_from(CURRENT, NULL);
+    }
+}
+
+void yield_at_access(void) {
+    enum { ONE_IN = 8 };
+    if (emulated_settings_now.switches && chance(ONE_IN)) {
         shadow_settle(CURRENT);
         switch_from(CURRENT, NULL);
     }

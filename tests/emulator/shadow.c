@@ -377,12 +377,14 @@ void emu_shared_load(void *to, unsigned address, unsigned bytes, EMU_PLACE) {
     struct block *b;
     uint32_t offset;
     const place at = HERE;
+    yield_at_access();
     const void *from = shared_range(address, bytes, bytes, "ld.shared", &b, &offset, at);
     memset(to, 0xff, bytes);
     if (!from)
         return;
     const struct actor a = actor_of(CURRENT);
     shadow_settle(CURRENT);
+    banks_note(CURRENT, offset, bytes, at);
     shadow_read(b, offset, bytes, &a, at);
     memcpy(to, from, bytes);
 }
@@ -391,11 +393,13 @@ void emu_shared_store(unsigned address, const void *from, unsigned bytes, EMU_PL
     struct block *b;
     uint32_t offset;
     const place at = HERE;
+    yield_at_access();
     void *to = shared_range(address, bytes, bytes, "st.shared", &b, &offset, at);
     if (!to)
         return;
     const struct actor a = actor_of(CURRENT);
     shadow_settle(CURRENT);
+    banks_note(CURRENT, offset, bytes, at);
     shadow_write(b, offset, bytes, &a, from, at);
     memcpy(to, from, bytes);
 }

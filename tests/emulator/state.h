@@ -237,7 +237,8 @@ void schedule(void);                                                         /* 
 void wait_for(const char *what, uint32_t object, uint32_t detail, place at); /* until woken */
 void wake(struct thread *t);
 void yield_warp(void); /* another warp may go on */
-void poll(place at);   /* the caller asks again and again */
+void yield_at_access(void);
+void poll(place at); /* the caller asks again and again */
 void progress(void);
 void thread_start(struct thread *t);
 _Noreturn void thread_end(void);
@@ -365,6 +366,10 @@ void global_release(struct block *b, const void *at);
 void global_acquire(struct block *b, const void *at);
 void global_shadow_forget(void);
 void global_releases_forget(void);
+
+/* banks.c */
+void banks_note(const struct thread *t, uint32_t address, uint32_t bytes, place at);
+void banks_report(void);
 
 /* report.c */
 int emulated_quiet(void);

@@ -32,6 +32,7 @@ static void load_matrices(struct warp *w, struct meeting *m) {
         if (!from)
             continue;
         const struct actor a = actor_of(t);
+        banks_note(t, offset, 16, m->at);
         shadow_read(b, offset, 16, &a, m->at);
         memcpy(rows[lane], from, 16);
     }
@@ -71,6 +72,7 @@ static void store_matrices(struct warp *w, struct meeting *m) {
         if (!to)
             continue;
         const struct actor a = actor_of(&w->threads[lane]);
+        banks_note(&w->threads[lane], offset, 16, m->at);
         shadow_write(b, offset, 16, &a, rows[lane], m->at);
         memcpy(to, rows[lane], 16);
     }

@@ -10,8 +10,8 @@
 #endif
 
 #define INSTRUCTION_THREADS 128
-#define INSTRUCTION_IN      8192 /* words of operands */
-#define INSTRUCTION_OUT     64   /* words of results of each thread */
+#define INSTRUCTION_IN      12800 /* words of operands */
+#define INSTRUCTION_OUT     128   /* words of results of each thread */
 #define INSTRUCTION_SHARED  (96 << 10)
 
 /* The constant INSTRUCTION of instructions_portable.cu, and from TRY_CLUSTER on of instructions_hopper.cu. */
@@ -41,6 +41,8 @@
 #define TRY_WGMMA_REGISTERS   27
 #define TRY_WGMMA_REGISTERS_T 28
 #define TRY_RED_ADD_4         29
+#define TRY_STMATRIX          30
+/* and of the products: WGMMA_N columns, WGMMA_F16 */
 
 struct instruction_arguments {
     struct cuda_tensor_map map;

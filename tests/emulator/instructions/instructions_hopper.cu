@@ -61,35 +61,46 @@ __device__ __forceinline__ void try_copies(const struct instruction_arguments &a
     dump(a, out, shared);
 }
 
-/* Operands of bfloat16 in shared memory, 64 x 64 and 64 x 128; K in one step of 16. */
+/* Operands in shared memory: a 64 x 64, b 256 x 64 (or 64 x 256 in runs of 64 columns); one step of 16 of K. */
 __device__ __forceinline__ void try_wgmma(const struct instruction_arguments &a, uint32_t *out, uint32_t shared) {
     constexpr bool transposed = INSTRUCTION == TRY_WGMMA_SHARED_T || INSTRUCTION == TRY_WGMMA_REGISTERS_T;
     constexpr bool registers = INSTRUCTION >= TRY_WGMMA_REGISTERS;
     const uint32_t b = shared + 8192;
-    for (uint32_t i = threadIdx.x; i < 6144; i += INSTRUCTION_THREADS)
+    for (uint32_t i = threadIdx.x; i < 10240; i += INSTRUCTION_THREADS)
         st_shared_4(shared + i * 4, a.in[i]);
     fence_proxy_async();
     __syncthreads();
-    float d[64];
-    for (int i = 0; i < 64; i++)
+    float d[WGMMA_N / 2];
+#pragma unroll
+    for (int i = 0; i < WGMMA_N / 2; i++)
         d[i] = (float)(int)(threadIdx.x + i) / 64;
-    const uint32_t *in = a.in + 6144 + threadIdx.x * 4;
+    const uint32_t *in = a.in + 10240 + threadIdx.x * 4;
     const uint32_t fragments[4] = {in[0], in[1], in[2], in[3]};
     const uint64_t matrix = wgmma_descriptor(b + (transposed ? 2048 : 32), transposed ? 8192 : 0);
     wgmma_fence();
-    if (registers)
-        wgmma_m64n128k16_bf16<transposed>(d, fragments, matrix, true);
+    if constexpr (registers)
+        wgmma_m64k16<WGMMA_F16, transposed>(d, fragments, matrix, true);
     else
-        wgmma_m64n128k16_bf16<transposed>(d, wgmma_descriptor(shared + 64, 0), matrix, true);
+        wgmma_m64k16<WGMMA_F16, transposed>(d, wgmma_descriptor(shared + 64, 0), matrix, true);
     wgmma_commit_group();
     wgmma_wait_group<0>(d);
-    for (int i = 0; i < 64; i++)
+#pragma unroll
+    for (int i = 0; i < WGMMA_N / 2; i++)
         out[i] = __float_as_uint(d[i]);
-    setmaxnreg_dec<128>();
-    setmaxnreg_inc<128>();
+    setmaxnreg_dec<168>();
+    setmaxnreg_inc<168>();
 }
 
-extern "C" __global__ void __launch_bounds__(INSTRUCTION_THREADS, 4) __cluster_dims__(2, 1, 1)
+__device__ __forceinline__ void try_stmatrix(const struct instruction_arguments &a, uint32_t *out, uint32_t shared) {
+    const uint32_t *in = a.in + threadIdx.x * 4;
+    const uint32_t r[4] = {in[0], in[1], in[2], in[3]}, row = threadIdx.x * 5 % INSTRUCTION_THREADS; /* each once */
+    stmatrix_x4(shared + row * 16, r);
+    __syncthreads();
+    for (int i = 0; i < 4; i++)
+        out[i] = ld_shared_4(shared + threadIdx.x * 16 + i * 4);
+}
+
+extern "C" __global__ void __launch_bounds__(INSTRUCTION_THREADS, 3) __cluster_dims__(2, 1, 1)
     instructions_hopper(const __grid_constant__ struct instruction_arguments a) {
     extern __shared__ __align__(1024) uint8_t memory[];
     const uint32_t shared = shared_address(memory);
@@ -108,6 +119,8 @@ extern "C" __global__ void __launch_bounds__(INSTRUCTION_THREADS, 4) __cluster_d
         try_copies(a, out, shared);
     else if (INSTRUCTION <= TRY_WGMMA_REGISTERS_T)
         try_wgmma(a, out, shared);
+    else if (INSTRUCTION == TRY_STMATRIX)
+        try_stmatrix(a, out, shared);
     else
         red_add_4(a.sums + a.in[threadIdx.x] % 16 * 4, 1, (float)threadIdx.x, 2, 3);
     __syncwarp();

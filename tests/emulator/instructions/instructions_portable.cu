@@ -118,6 +118,10 @@ __device__ __forceinline__ void try_cp_async(const struct task &t) {
 __device__ __forceinline__ void try_barriers(const struct task &t) {
     for (int n = 0; n < 8; n++) {
         st_shared_4(t.shared + t.thread * 4, t.in[n * 128 + t.thread]);
+        if (t.thread / 32 == 3) /* warp 3 goes on at once; warp 2 waits for it */
+            barrier_arrive(4, 64);
+        else if (t.thread / 32 == 2)
+            barrier_sync(4, 64);
         barrier_sync(1 + t.thread / 64, 64);
         t.out[n * 2] = ld_shared_4(t.shared + (t.thread ^ 33) * 4);
         t.out[n * 2 + 1] = barrier_red_or(3, INSTRUCTION_THREADS, t.in[n * 128 + t.thread] % 256 == 0);

@@ -47,9 +47,9 @@ __device__ __forceinline__ void consume(float (&d)[32], uint32_t shared) {
             wgmma_fence();
         for (int k = 0; k < 4; k++)
             if (step % 2 == 0)
-                wgmma_m64n64k16_bf16<0>(d, fragments[k], wgmma_descriptor(stage + TILE_BYTES + 32 * k, 0), true);
+                wgmma_m64k16<false, 0>(d, fragments[k], wgmma_descriptor(stage + TILE_BYTES + 32 * k, 0), true);
             else
-                wgmma_m64n64k16_bf16<0>(d, wgmma_descriptor(stage + 32 * k, 0),
+                wgmma_m64k16<false, 0>(d, wgmma_descriptor(stage + 32 * k, 0),
                                         wgmma_descriptor(stage + TILE_BYTES + 32 * k, 0), true);
         wgmma_commit_group();
         if (FAULT == 7 && threadIdx.x % 32 == 0)
