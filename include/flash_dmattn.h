@@ -294,7 +294,7 @@ typedef struct fdm_plan {
     fdm_device_id device;
     char family[16];          /* "cpu", "reference" */
     char kernel[48];          /* "cpu.forward.avx512" */
-    char choice[48];          /* choice code: names the tile that is launched, "CPU_AVX512_256x128" */
+    char choice[64];          /* choice code: names the tile that is launched, "CPU_AVX512_256x128" */
     int32_t kernel_index;     /* row in the family's list */
     int32_t block_m, block_n; /* query rows x keys of one step; 0 where it does not apply */
     int32_t stages;           /* 0 where it does not apply */
