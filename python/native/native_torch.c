@@ -7,7 +7,7 @@ enum {
     NUM_INPUTS = NATIVE_NUM_INPUTS,
     NUM_FORWARD = NUM_INPUTS + 3,
     NUM_BACKWARD = NUM_INPUTS + 9,
-    NUM_MADE = 3, /* out, lse, lse_low */
+    NUM_MADE = 3,      /* out, lse, lse_low */
     NUM_GRADIENTS = 4, /* of q, k, v and bias */
     MASK = 3,
     BIAS = 4,
@@ -248,8 +248,8 @@ static void clear(PyObject **objects, int count) {
         Py_CLEAR(objects[i]);
 }
 
-/* made[0] = out [B, Sq, H, Dv], or packed [total_q, H, Dv]; the others are [B, H, Sq] or [H, total_q]: made[1] = lse, if
- * more than one is wanted, and made[2] = lse_low. */
+/* made[0] = out [B, Sq, H, Dv], or packed [total_q, H, Dv]; the others are [B, H, Sq] or [H, total_q]: made[1] = lse,
+ * if more than one is wanted, and made[2] = lse_low. */
 static int new_outputs(PyObject *query, fdm_tensor *const *given, int wanted, struct tensor_argument *arguments,
                        PyObject **made) {
     const fdm_tensor *q = given[0], *v = given[2];
@@ -320,7 +320,8 @@ static PyObject *upstream(PyObject *dout, PyObject *out, struct tensor_argument 
     return dout;
 }
 
-/* given: out, lse, dout, dlse, lse_low or None. needs: which gradients are wanted. grads: NULL where not wanted, or on an exception. */
+/* given: out, lse, dout, dlse, lse_low or None. needs: which gradients are wanted. grads: NULL where not wanted, or on
+ * an exception. */
 static int backward(PyObject *const *inputs, PyObject *const *given, const int *needs, PyObject *settings,
                     PyObject **grads) {
     static const int sources[NUM_GRADIENTS] = {0, 1, 2, BIAS};
@@ -480,8 +481,8 @@ PyObject *native_attend(PyObject *module, PyObject *const *inputs, Py_ssize_t co
 
 /* ---- autograd --------------------------------------------------------------------------------------------------- */
 
-/* What a node saves: q, k, v, out, lse, and only where one of them is given, bias, mask, intervals, cu_seqlens, and with
- * a bias lse_low. */
+/* What a node saves: q, k, v, out, lse, and only where one of them is given, bias, mask, intervals, cu_seqlens, and
+ * with a bias lse_low. */
 enum { NUM_SAVED_ALWAYS = 5, NUM_SAVED = NUM_INPUTS + 3 };
 
 /* node_forward(ctx, (settings, want_lse, mask, start, end, cu_seqlens_q, cu_seqlens_k), q, k, v[, bias]) */
@@ -500,10 +501,10 @@ PyObject *native_node_forward(PyObject *module, PyObject *const *arguments, Py_s
     int extras = 0;
     for (int i = MASK; i < NUM_INPUTS; i++)
         extras |= inputs[i] != Py_None;
-    PyObject *saved = extras ? PyTuple_Pack(NUM_SAVED, inputs[0], inputs[1], inputs[2], made[0], made[1], bias,
-                                            inputs[MASK], inputs[5], inputs[6], inputs[7], inputs[8],
-                                            made[2] ? made[2] : Py_None)
-                             : PyTuple_Pack(NUM_SAVED_ALWAYS, inputs[0], inputs[1], inputs[2], made[0], made[1]);
+    PyObject *saved =
+        extras ? PyTuple_Pack(NUM_SAVED, inputs[0], inputs[1], inputs[2], made[0], made[1], bias, inputs[MASK],
+                              inputs[5], inputs[6], inputs[7], inputs[8], made[2] ? made[2] : Py_None)
+               : PyTuple_Pack(NUM_SAVED_ALWAYS, inputs[0], inputs[1], inputs[2], made[0], made[1]);
     const int failed = !saved || PyObject_SetAttr(ctx, texts[TO_SAVE], saved) ||
                        PyObject_SetAttr(ctx, texts[SETTINGS], rest[0]) ||
                        PyObject_SetAttr(ctx, texts[MATERIALIZE], Py_False);
@@ -558,7 +559,8 @@ PyObject *native_operator_forward(PyObject *module, PyObject *const *arguments, 
     return result;
 }
 
-/* operator_backward(*inputs, out, lse, dout, dlse, needs_dq, needs_dk, needs_dv, needs_dbias, settings, lse_low or None)
+/* operator_backward(*inputs, out, lse, dout, dlse, needs_dq, needs_dk, needs_dv, needs_dbias, settings, lse_low or
+ * None)
  * -> gradients, None where not wanted */
 PyObject *native_operator_backward(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
     PyObject *grads[NUM_GRADIENTS], *const *own = arguments + NUM_INPUTS;

@@ -13,7 +13,7 @@ enum { GPU_REQUESTS_MAX = FAMILY_LAUNCHES_MAX };
 /* One kernel of a family: a row of its list. */
 struct gpu_algorithm {
     struct kernel_row row;
-    int chosen_freely; /* 0: runs only when it is named */
+    int chosen_freely;  /* 0: runs only when it is named */
     int writes_lse_low; /* forward: beside a bias it leaves what lse has rounded away, by lse.cuh */
     /* NULL when the device and problem can be taken; else a clause that says why not, in `text` or constant. */
     const char *(*refusal)(const fdm_device *device, const fdm_problem *problem, char *text, size_t size);

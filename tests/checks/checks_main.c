@@ -115,7 +115,8 @@ struct tally {
 };
 enum { KERNELS_MAX = 64 };
 
-/* What flows into a row without keys may be anything: on every other trial NaN or inf. Not where rows share elements. */
+/* What flows into a row without keys may be anything: on every other trial NaN or inf. Not where rows share elements.
+ */
 static void spoil_empty_rows(struct trial *t, enum role role, int64_t row_elements) {
     if (!t->g[role].map || t->seed % 2)
         return;

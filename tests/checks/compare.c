@@ -115,7 +115,8 @@ static int compare_lse(const struct trial *t, const char *kernel) {
     return 1;
 }
 
-/* Against the baseline's, since no float64 holds both numbers beside the lowest bias: lse + lse_low is the logarithm. */
+/* Against the baseline's, since no float64 holds both numbers beside the lowest bias: lse + lse_low is the logarithm.
+ */
 static int compare_lse_low(const struct trial *t, const char *kernel) {
     const int64_t elements = t->g[LSE_LOW].map ? guarded_elements(&t->g[LSE_LOW]) : 0;
     for (int64_t n = 0; n < elements; n++) {

@@ -332,10 +332,14 @@ static void add_kernels(const char *arch, uint64_t seed, const char *kernel, int
 }
 
 int main(int argc, char **argv) {
-    static const struct option options[] = {{"full", no_argument, 0, 'f'},       {"arch", required_argument, 0, 'a'},
-                                            {"seed", required_argument, 0, 's'}, {"kernel", required_argument, 0, 'k'},
-                                            {"codes", no_argument, 0, 'c'},      {"entry", required_argument, 0, 'e'},
-                                            {"with", required_argument, 0, 'w'},   {"verbose", no_argument, 0, 'v'},
+    static const struct option options[] = {{"full", no_argument, 0, 'f'},
+                                            {"arch", required_argument, 0, 'a'},
+                                            {"seed", required_argument, 0, 's'},
+                                            {"kernel", required_argument, 0, 'k'},
+                                            {"codes", no_argument, 0, 'c'},
+                                            {"entry", required_argument, 0, 'e'},
+                                            {"with", required_argument, 0, 'w'},
+                                            {"verbose", no_argument, 0, 'v'},
                                             {0}};
     static const char *const archs[] = {"sm_80", "sm_86", "sm_89", "sm_90", "sm_120"};
     const char *only = NULL, *kernel = NULL;

@@ -192,7 +192,9 @@ static void draw_bias(struct trial *t) {
         const int is_huge = kind == LOWEST || kind == ALL_HUGE || (kind == SOME_HUGE && random_below(t, 3) == 0) ||
                             (kind == ROWS_HUGE && row_is_huge);
         guarded_set(&t->g[BIAS], n,
-                    kind == INFINITE && random_below(t, 3) == 0 ? -INFINITY : is_huge ? fmax(huge + x, lowest) : x);
+                    kind == INFINITE && random_below(t, 3) == 0 ? -INFINITY
+                    : is_huge                                   ? fmax(huge + x, lowest)
+                                                                : x);
     }
 }
 
@@ -284,8 +286,11 @@ void trial_draw(struct trial *t, uint64_t seed) {
                   : "",
         t->options.causal ? " causal" : "", (long long)t->options.window_left, (long long)t->options.window_right,
         t->options.has_softmax_scale ? t->options.softmax_scale : NAN, t->options.softcap,
-        t->g[MASK].map ? " mask" : "", t->huge ? " huge bias" : t->g[BIAS].map ? " bias" : "", t->g[START].map ? " intervals" : "",
-        t->g[DLSE].map ? " dlse" : "", (int)fill);
+        t->g[MASK].map ? " mask" : "",
+        t->huge          ? " huge bias"
+        : t->g[BIAS].map ? " bias"
+                         : "",
+        t->g[START].map ? " intervals" : "", t->g[DLSE].map ? " dlse" : "", (int)fill);
 }
 
 void trial_free(struct trial *t) {

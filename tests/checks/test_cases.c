@@ -111,7 +111,8 @@ static void poison(struct scene *s, int first, int last) {
 
 /* Float32 sums over all rows may cancel, so the measure is the largest element, at least 1. */
 static void expect_near(const fdm_tensor *t, const float *want, const char *kernel, int n) {
-    static const char *const names[TENSORS] = {"q", "k", "v", "out", "lse", "dout", "dq", "dk", "dv", "bias", "dbias", "mask", "lse_low"};
+    static const char *const names[TENSORS] = {"q",  "k",  "v",    "out",   "lse",  "dout",   "dq",
+                                               "dk", "dv", "bias", "dbias", "mask", "lse_low"};
     const float *have = t->data;
     float size = 1;
     for (int64_t i = 0; i < elements_of(t); i++)

@@ -318,7 +318,8 @@ static void slots_to_row(float *slots, int64_t depth, int32_t lanes) {
         memmove(slots + depth - tail, slots + depth - tail + lanes - tail, (size_t)tail * sizeof *slots);
 }
 
-static void store_row(const struct decode_head *head, const struct decode_row *row, float *slots, float max, float sum) {
+static void store_row(const struct decode_head *head, const struct decode_row *row, float *slots, float max,
+                      float sum) {
     const struct decode_job *job = head->job;
     const struct attention *a = job->attention;
     int64_t i = head->sequence.q_begin + row->i, depth = job->problem->head_dim_v;

@@ -128,8 +128,8 @@ MMA_BACKWARD_INLINE int32_t mma_backward_keys_bytes(int32_t block_n, int32_t key
     return 4 * key_words * block_n;
 }
 
-/* And beside a bias, what lse has rounded away of each staged row; but where a ring of three and the keys' words leave no
- * room for it (head dims above 64): there it is read from global memory. */
+/* And beside a bias, what lse has rounded away of each staged row; but where a ring of three and the keys' words leave
+ * no room for it (head dims above 64): there it is read from global memory. */
 MMA_BACKWARD_INLINE int32_t mma_backward_stages_low(int32_t ring, int32_t widest, int32_t key_words) {
     return ring < 3 || widest <= 64 || !key_words;
 }
@@ -160,9 +160,9 @@ MMA_BACKWARD_INLINE int32_t mma_backward_v_registers(int32_t block_n, int32_t he
 #define MMA_DBIAS_KEYS   1 /* the bias has no rows: summed in registers; mma_dbias.cu adds heads and batches */
 #define MMA_DBIAS_DIRECT 2 /* every element belongs to one pair: written by the block that owns the key */
 #define MMA_DBIAS_SUMS   3 /* added in fp32 in the workspace; mma_dbias.cu converts */
-/* One number for all keys of a row: it shifts the row's scores alike, which changes lse alone, and by itself. Its gradient
- * is that of lse; mma_dbias.cu adds heads and batches, and the main kernel makes none. */
-#define MMA_DBIAS_ROWS   4
+/* One number for all keys of a row: it shifts the row's scores alike, which changes lse alone, and by itself. Its
+ * gradient is that of lse; mma_dbias.cu adds heads and batches, and the main kernel makes none. */
+#define MMA_DBIAS_ROWS 4
 
 #define MMA_BACKWARD_CONSTANTS(X)                                                            \
     X(DTYPE)      /* GPU_FLOAT16 or GPU_BFLOAT16 */                                          \

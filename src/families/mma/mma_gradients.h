@@ -19,8 +19,8 @@ struct mma_room {
     float lse_factor;     /* lse is kept times this */
 };
 
-/* How the bias' gradient is made: MMA_DBIAS_*; the same for the main kernel, which leaves some to mma_dbias.cu; and whether
- * that runs. */
+/* How the bias' gradient is made: MMA_DBIAS_*; the same for the main kernel, which leaves some to mma_dbias.cu; and
+ * whether that runs. */
 int32_t mma_dbias_kind(const fdm_problem *problem);
 int32_t mma_dbias_constant(const fdm_problem *problem);
 int mma_dbias_runs(const fdm_problem *problem);
