@@ -54,7 +54,7 @@ struct gpu_forward_params {
     int32_t batch, heads, heads_kv, group;                     /* group = heads / heads_kv */
     int32_t seqlen_q, seqlen_k;                                /* varlen: the maxima */
     int32_t head_dim, head_dim_v;
-    int32_t num_splits, total_q; /* varlen: rows in the packed tensors */
+    int32_t num_splits, total_q;       /* varlen: rows in the packed tensors */
     int32_t window_left, window_right; /* relative to the aligned diagonal, causal folded into right; INT32_MAX =
                                           unbounded */
     float scale;                       /* softmax_scale */

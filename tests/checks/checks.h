@@ -29,10 +29,10 @@ struct trial {
     fdm_options options;
     int64_t batch, heads, heads_kv, seqlen_q, seqlen_k, head_dim, head_dim_v, total_q, total_k;
     int varlen;
-    int neat;  /* 1: addresses and strides are multiples of 16 bytes */
-    int plain; /* 1: 16-bit, neat, causal at most: every forward kernel takes it where its head dims fit */
-    int mild;  /* 1: scores are of ordinary size */
-    int far;   /* 1: some tensors are far; not on devices, which have no room */
+    int neat;        /* 1: addresses and strides are multiples of 16 bytes */
+    int plain;       /* 1: 16-bit, neat, causal at most: every forward kernel takes it where its head dims fit */
+    int mild;        /* 1: scores are of ordinary size */
+    int far;         /* 1: some tensors are far; not on devices, which have no room */
     int contradicts; /* varlen, 1: devices get cu_seqlens that leave the tensors, the CPU refuses them first */
     struct guarded g[NUM_ROLES];
     double *truth[NUM_ROLES];     /* outputs of the reference, dense in the tensor's shape */

@@ -246,10 +246,8 @@ static void draw_outputs(struct trial *t) {
 }
 
 void trial_draw(struct trial *t, uint64_t seed) {
-    *t = (struct trial){.seed = seed,
-                        .random = seed * 0x2545f4914f6cdd1du + 77,
-                        .plain = seed % 8 == 5,
-                        .far = seed % 16 == 9};
+    *t = (struct trial){
+        .seed = seed, .random = seed * 0x2545f4914f6cdd1du + 77, .plain = seed % 8 == 5, .far = seed % 16 == 9};
     draw_sizes(t);
     t->contradicts = t->varlen && seed % 2 == 0;
     draw_options(t);
@@ -277,18 +275,18 @@ void trial_draw(struct trial *t, uint64_t seed) {
         draw_intervals(t);
     t->options.deterministic = seed % 4 == 3;
     draw_outputs(t);
-    snprintf(
-        t->text, sizeof t->text,
-        "%s B %lld H %lld/%lld Sq %lld Sk %lld D %lld/%lld%s%s window %lld,%lld scale %g softcap %g%s%s%s%s%s%s fill %d",
-        fdm_dtype_name(t->dtype), (long long)t->batch, (long long)t->heads, (long long)t->heads_kv,
-        (long long)t->seqlen_q, (long long)t->seqlen_k, (long long)t->head_dim, (long long)t->head_dim_v,
-        t->varlen ? " varlen"
-        : t->neat ? " neat"
-                  : "",
-        t->options.causal ? " causal" : "", (long long)t->options.window_left, (long long)t->options.window_right,
-        t->options.has_softmax_scale ? t->options.softmax_scale : NAN, t->options.softcap,
-        t->far ? " far" : "", t->contradicts ? " contradicted" : "", t->g[MASK].map ? " mask" : "", t->g[BIAS].map ? " bias" : "", t->g[START].map ? " intervals" : "",
-        t->g[DLSE].map ? " dlse" : "", (int)fill);
+    snprintf(t->text, sizeof t->text,
+             "%s B %lld H %lld/%lld Sq %lld Sk %lld D %lld/%lld%s%s window %lld,%lld scale %g softcap %g%s%s%s%s%s%s "
+             "fill %d",
+             fdm_dtype_name(t->dtype), (long long)t->batch, (long long)t->heads, (long long)t->heads_kv,
+             (long long)t->seqlen_q, (long long)t->seqlen_k, (long long)t->head_dim, (long long)t->head_dim_v,
+             t->varlen ? " varlen"
+             : t->neat ? " neat"
+                       : "",
+             t->options.causal ? " causal" : "", (long long)t->options.window_left, (long long)t->options.window_right,
+             t->options.has_softmax_scale ? t->options.softmax_scale : NAN, t->options.softcap, t->far ? " far" : "",
+             t->contradicts ? " contradicted" : "", t->g[MASK].map ? " mask" : "", t->g[BIAS].map ? " bias" : "",
+             t->g[START].map ? " intervals" : "", t->g[DLSE].map ? " dlse" : "", (int)fill);
 }
 
 void trial_free(struct trial *t) {

@@ -60,7 +60,8 @@ static int blocks_fit(const fdm_device *device, const fdm_problem *p, struct til
     return blocks * (shared_bytes(p, t, stages) + RESERVE) <= device->shared_bytes + RESERVE;
 }
 
-/* As many row groups as there are rows for, fewer where Q would leave no room; 64 keys, or 32 where those do not fit. */
+/* As many row groups as there are rows for, fewer where Q would leave no room; 64 keys, or 32 where those do not fit.
+ */
 static struct tile tile_of(const fdm_device *device, const fdm_problem *p) {
     struct tile t = {64, 1};
     for (t.block_n = 64; t.block_n >= 32; t.block_n /= 2) {
@@ -79,9 +80,7 @@ static struct tile tile_of(const fdm_device *device, const fdm_problem *p) {
 static int64_t row_blocks(const fdm_problem *p, struct tile t) {
     return (packed_rows(p) + 16 * t.row_groups - 1) / (16 * t.row_groups);
 }
-static int64_t blocks_of_keys(const fdm_problem *p, struct tile t) {
-    return p->batch * p->heads_kv * row_blocks(p, t);
-}
+static int64_t blocks_of_keys(const fdm_problem *p, struct tile t) { return p->batch * p->heads_kv * row_blocks(p, t); }
 
 static int64_t tile_bytes(const fdm_problem *p, struct tile t) {
     return (int64_t)t.block_n * (padded(p) + padded_v(p)) * element_bytes(p);
@@ -98,8 +97,7 @@ static int32_t stages_of(const fdm_device *device, const fdm_problem *p, struct 
 
 /* Blocks of a multiprocessor: one where it has enough under way by itself. */
 static int32_t blocks_of(const fdm_device *device, const fdm_problem *p, struct tile t) {
-    return (stages_of(device, p, t, 1) - 1) * tile_bytes(p, t) < FLIGHT_BYTES &&
-                   blocks_fit(device, p, t, 2, BLOCKS_MAX)
+    return (stages_of(device, p, t, 1) - 1) * tile_bytes(p, t) < FLIGHT_BYTES && blocks_fit(device, p, t, 2, BLOCKS_MAX)
                ? BLOCKS_MAX
                : 1;
 }
@@ -202,15 +200,17 @@ static struct tile tile_of_plan(const fdm_plan *plan) {
 
 static void explain(const fdm_device *device, const fdm_problem *p, struct tile t, fdm_plan *plan) {
     const int64_t blocks = row_blocks(p, t);
-    int used = snprintf(plan->reason, sizeof plan->reason, "%lld query rows of a KV head fit in ",
-                        (long long)packed_rows(p));
-    used += blocks == 1 ? snprintf(plan->reason + used, sizeof plan->reason - (size_t)used, "one tile of %d", plan->block_m)
-                        : snprintf(plan->reason + used, sizeof plan->reason - (size_t)used, "%lld tiles of %d",
-                                   (long long)blocks, plan->block_m);
-    used += snprintf(plan->reason + used, sizeof plan->reason - (size_t)used,
-                     "; %d splits of the keys fill %d multiprocessors with %lld KV heads; %d stages of %d keys (%lld KB)",
-                     plan->parameters[SPLITS], device->num_sms, (long long)(p->batch * p->heads_kv), plan->stages,
-                     plan->block_n, (long long)(plan->shared_bytes + 1023) >> 10);
+    int used =
+        snprintf(plan->reason, sizeof plan->reason, "%lld query rows of a KV head fit in ", (long long)packed_rows(p));
+    used += blocks == 1
+                ? snprintf(plan->reason + used, sizeof plan->reason - (size_t)used, "one tile of %d", plan->block_m)
+                : snprintf(plan->reason + used, sizeof plan->reason - (size_t)used, "%lld tiles of %d",
+                           (long long)blocks, plan->block_m);
+    used +=
+        snprintf(plan->reason + used, sizeof plan->reason - (size_t)used,
+                 "; %d splits of the keys fill %d multiprocessors with %lld KV heads; %d stages of %d keys (%lld KB)",
+                 plan->parameters[SPLITS], device->num_sms, (long long)(p->batch * p->heads_kv), plan->stages,
+                 plan->block_n, (long long)(plan->shared_bytes + 1023) >> 10);
     if (lists_keys(p))
         snprintf(plan->reason + used, sizeof plan->reason - (size_t)used,
                  "; keys are listed first by %s, and what no row sees is not read",
@@ -307,7 +307,8 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
         return FDM_OK;
     struct cuda_kernel_request wanted[NUM_KERNELS];
     const struct cuda_kernel *kernels[NUM_KERNELS];
-    const int32_t count = make_requests(plan, p, wanted), splits = plan->parameters[SPLITS], merge = plan->parameters[MERGE];
+    const int32_t count = make_requests(plan, p, wanted), splits = plan->parameters[SPLITS],
+                  merge = plan->parameters[MERGE];
     fdm_status status = cuda_kernels_get(plan->device.index, wanted, count, kernels);
     if (status)
         return status;

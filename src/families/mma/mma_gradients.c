@@ -29,8 +29,7 @@ const char *mma_gradients_refusal(const fdm_problem *p) {
     const double biases = (double)shape[0] * (double)shape[1] * (double)shape[2] * (double)shape[3];
     if (heads * (double)(p->seqlen_q / 32 + 4) >= blocks_max)
         return "query rows of all heads are fewer than 2^36";
-    if (heads * (double)(p->seqlen_k / 32 + 1) >= blocks_max ||
-        keys * (double)p->heads_kv / 2 >= blocks_max)
+    if (heads * (double)(p->seqlen_k / 32 + 1) >= blocks_max || keys * (double)p->heads_kv / 2 >= blocks_max)
         return "keys are fewer than 2^36 of all query heads and than 2^32 of all KV heads";
     if (p->needs_dbias && biases / (shape[3] == 1 ? MMA_DBIAS_WARPS : 32 * MMA_DBIAS_WARPS) >= blocks_max)
         return shape[3] == 1 ? "the gradient of a bias that keys share has less than 2^33 elements"
@@ -187,8 +186,8 @@ fdm_status mma_launch_gradients(const struct cuda_kernel *kernel, int64_t x, int
     return x > 0 && y > 0 && z > 0 ? cuda_launch(&launch) : FDM_OK;
 }
 
-fdm_status mma_launch_prepare(const struct cuda_kernel *kernel, const fdm_problem *p,
-                              struct mma_backward_arguments *a, void *stream) {
+fdm_status mma_launch_prepare(const struct cuda_kernel *kernel, const fdm_problem *p, struct mma_backward_arguments *a,
+                              void *stream) {
     const int64_t blocks = gpu_round_up(p->seqlen_q, MMA_BACKWARD_ROW_STEP) / (16 * MMA_BACKWARD_ROWS_WARPS);
     return mma_launch_gradients(kernel, blocks > 1 ? blocks : 1, p->heads, p->batch > 1 ? p->batch : 1,
                                 32 * MMA_BACKWARD_ROWS_WARPS, a, stream);

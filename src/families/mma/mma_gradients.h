@@ -33,8 +33,8 @@ void mma_fill_gradients(const struct attention *attention, const struct mma_room
 /* `entry`: of mma_backward_rows.cu or mma_dbias.cu; head dims as the main kernel pads them. */
 void mma_rows_request(const fdm_problem *problem, const char *entry, int32_t head_dim, int32_t head_dim_v,
                       int32_t needs_dq, struct cuda_kernel_request *request);
-/* Whether y or z of a grid would leave what a device takes. Then grids have one dimension (FOLDED), and a block keeps its
- * place in registers, which are scarce. */
+/* Whether y or z of a grid would leave what a device takes. Then grids have one dimension (FOLDED), and a block keeps
+ * its place in registers, which are scarce. */
 int mma_folds_grids(const fdm_problem *problem);
 
 /* x y z blocks, x fastest. No launch where an extent is 0. */
