@@ -133,6 +133,11 @@ typedef struct fdm_tensors {
     const fdm_tensor *dout, *dlse; /* backward: gradients flowing in; dlse may be NULL */
     fdm_tensor *dq, *dk, *dv;      /* backward: written; each may be NULL when it is not wanted */
     fdm_tensor *dbias;             /* backward: written; NULL when it is not wanted */
+    /* [B, H, Sq], dtype of lse: what lse has rounded away, so that lse + lse_low is the logarithm to twice the digits.
+     * May be NULL; neither written nor read where there is no bias. forward: written. backward: read; needed for right
+     * gradients of rows whose every visible key has a bias of -1e4 or below: beside such a number lse alone has lost the
+     * logarithm of the number of keys (at -1e6 weights are off by 3 %, at -1e9 each of n equal keys has weight 1). */
+    fdm_tensor *lse_low;
 } fdm_tensors;
 
 /* ---- 3. Options ------------------------------------------------------------------------------------------------ */
@@ -182,9 +187,11 @@ FDM_API fdm_status fdm_attention_backward(const fdm_tensors *tensors, const fdm_
                                           const fdm_allocator *allocator);
 
 /* Combines two partial results over disjoint key sets: out [B, S, H, Dv] and lse [B, H, S] of each; lse = +inf means
- * "no keys". out and lse may be the first or the second pair itself. */
+ * "no keys". out and lse may be the first or the second pair itself; every stride is free. All six tensors are on one
+ * device. CUDA: float32, float16 and bfloat16; enqueued on `stream` (NULL: the legacy default stream), which the CPU
+ * does not look at; the first call of a dtype compiles or loads a kernel. */
 FDM_API fdm_status fdm_merge(const fdm_tensor *out1, const fdm_tensor *lse1, const fdm_tensor *out2,
-                             const fdm_tensor *lse2, fdm_tensor *out, fdm_tensor *lse);
+                             const fdm_tensor *lse2, fdm_tensor *out, fdm_tensor *lse, void *stream);
 
 /* ---- 5. Describe ----------------------------------------------------------------------------------------------- */
 
@@ -208,19 +215,22 @@ typedef struct fdm_problem {
     int32_t needs_lse;                    /* forward: lse is written */
     int32_t needs_dq, needs_dk, needs_dv; /* backward */
     int32_t needs_dbias, has_dlse;        /* backward */
+    int32_t has_lse_low;                  /* beside a bias. forward: lse_low is written; backward: it is read */
     int32_t has_intervals;
     int64_t interval_batch, interval_heads; /* extents, 1 = broadcast */
     int32_t has_mask, has_bias;
     int64_t mask_shape[4]; /* extents, 1 = broadcast */
     int64_t bias_shape[4];
     fdm_dtype bias_dtype;
-    int32_t aligned;        /* 1: every address and stride of q, k, v, out and gradients is a multiple of 16 bytes */
+    int32_t aligned;        /* 1: every address and stride of q, k, v, out and gradients is a multiple of 16 bytes, and
+                               their rows are less than 2^31 bytes apart */
     int32_t scores_aligned; /* 1: keys of mask and bias are contiguous, and the same holds for their other strides */
     /* 1: tensor maps of the copy engine (compute capability 9.0 and above) can say where these tensors lie: addresses
      * are multiples of 16 bytes, and so are strides of axes longer than 1, which are above 0 and below 2^40 bytes.
      * Empty tensors count as such. */
-    int32_t q_mappable;    /* of q, and in the backward of dout */
-    int32_t keys_mappable; /* of k and v */
+    int32_t q_mappable;      /* of q, and in the backward of dout */
+    int32_t keys_mappable;   /* of k and v */
+    int32_t scores_mappable; /* of mask and bias, whose keys are contiguous then */
 } fdm_problem;
 
 /* Float32, B 1, H 1, D 64, no mask, every gradient wanted, aligned. */
@@ -298,8 +308,8 @@ typedef struct fdm_plan {
 
 FDM_API fdm_status fdm_plan_attention(const fdm_device *device, const fdm_problem *problem, const fdm_options *options,
                                       fdm_plan *plan);
-/* The variant-th way (from 0, which is the one that is chosen freely) in which a kernel that fdm_kernel_list() names can
- * run the problem, for tuners, checks and compile matrices. FDM_ERROR_INVALID_ARGUMENT past the last variant,
+/* The variant-th way (from 0, which is the one that is chosen freely) in which a kernel that fdm_kernel_list() names
+ * can run the problem, for tuners, checks and compile matrices. FDM_ERROR_INVALID_ARGUMENT past the last variant,
  * FDM_ERROR_UNSUPPORTED when the kernel cannot run the problem; the sentence says why. */
 FDM_API fdm_status fdm_plan_variant(const fdm_device *device, const fdm_problem *problem, const char *kernel,
                                     int32_t variant, fdm_plan *plan);

@@ -50,7 +50,8 @@ static fdm_status check_same_problem(const fdm_plan *plan, const fdm_problem *no
         return error_set(FDM_ERROR_INVALID_ARGUMENT,
                          "the tensors have another mask, bias or key intervals than the plan");
     same = p->needs_lse == now->needs_lse && p->needs_dq == now->needs_dq && p->needs_dk == now->needs_dk &&
-           p->needs_dv == now->needs_dv && p->needs_dbias == now->needs_dbias && p->has_dlse == now->has_dlse;
+           p->needs_dv == now->needs_dv && p->needs_dbias == now->needs_dbias && p->has_dlse == now->has_dlse &&
+           p->has_lse_low == now->has_lse_low;
     if (!same)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "the call has other outputs or gradients than the plan");
     return FDM_OK;
@@ -63,6 +64,7 @@ static void keep_to_plan(const fdm_problem *planned, fdm_problem *now) {
     now->scores_aligned &= planned->scores_aligned;
     now->q_mappable &= planned->q_mappable;
     now->keys_mappable &= planned->keys_mappable;
+    now->scores_mappable &= planned->scores_mappable;
 }
 
 /* The family that made the plan and has the kernel it names here; NULL with a sentence. */

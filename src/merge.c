@@ -1,8 +1,10 @@
-/* merge.c: combines two partial results over disjoint sets of keys. */
+/* merge.c: combines two partial results over disjoint sets of keys, on the CPU; gpu/merge_on_device.c on CUDA
+ * devices. */
 #include <math.h>
 
 #include "base/error.h"
 #include "base/half.h"
+#include "gpu/merge_on_device.h"
 #include "problem/tensor.h"
 
 struct merge {
@@ -14,17 +16,16 @@ struct merge {
 /* ---- checks ---- */
 
 static fdm_status check_one(const fdm_tensor *tensor, const char *name, int32_t ndim, enum tensor_role role,
-                            fdm_dtype dtype, const int64_t *shape) {
+                            fdm_dtype dtype, const int64_t *shape, fdm_device_id device) {
     char have[96], want[96];
     if (!tensor)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is NULL", name);
     fdm_status status = tensor_check(tensor, name, ndim, role, 0);
     if (status)
         return status;
-    if (tensor->device.type != FDM_CPU)
-        return error_set(FDM_ERROR_UNSUPPORTED,
-                         "%s is on DLPack device type %d; this version runs on the CPU (type 1) only", name,
-                         tensor->device.type);
+    if (tensor->device.type != device.type || tensor->device.index != device.index)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is on DLPack device %d:%d, but out1 is on %d:%d", name,
+                         tensor->device.type, tensor->device.index, device.type, device.index);
     if (fdm_dtype_of(tensor) != dtype)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is %s; it must be %s", name,
                          fdm_dtype_name(fdm_dtype_of(tensor)), fdm_dtype_name(dtype));
@@ -46,14 +47,18 @@ static fdm_status check_all(struct merge *m) {
     if (m->dtype != FDM_FLOAT32 && m->dtype != FDM_FLOAT16 && m->dtype != FDM_BFLOAT16 && m->dtype != FDM_FLOAT64)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "out1 is %s; it must be float32, float16, bfloat16 or float64",
                          fdm_dtype_name(m->dtype));
+    const fdm_device_id device = m->out1->device;
+    if (device.type != FDM_CPU && device.type != FDM_CUDA)
+        return error_set(FDM_ERROR_UNSUPPORTED, "out1 is on DLPack device type %d; it must be the CPU (1) or CUDA (2)",
+                         device.type);
     m->lse_dtype = m->dtype == FDM_FLOAT64 ? FDM_FLOAT64 : FDM_FLOAT32;
     const int64_t *shape = m->out1->shape, rows[3] = {shape[0], shape[2], shape[1]};
-    if ((status = check_one(m->out1, "out1", 4, TENSOR_INPUT, m->dtype, shape)) ||
-        (status = check_one(m->lse1, "lse1", 3, TENSOR_INPUT, m->lse_dtype, rows)) ||
-        (status = check_one(m->out2, "out2", 4, TENSOR_INPUT, m->dtype, shape)) ||
-        (status = check_one(m->lse2, "lse2", 3, TENSOR_INPUT, m->lse_dtype, rows)) ||
-        (status = check_one(m->out, "out", 4, TENSOR_OUTPUT, m->dtype, shape)) ||
-        (status = check_one(m->lse, "lse", 3, TENSOR_OUTPUT, m->lse_dtype, rows)))
+    if ((status = check_one(m->out1, "out1", 4, TENSOR_INPUT, m->dtype, shape, device)) ||
+        (status = check_one(m->lse1, "lse1", 3, TENSOR_INPUT, m->lse_dtype, rows, device)) ||
+        (status = check_one(m->out2, "out2", 4, TENSOR_INPUT, m->dtype, shape, device)) ||
+        (status = check_one(m->lse2, "lse2", 3, TENSOR_INPUT, m->lse_dtype, rows, device)) ||
+        (status = check_one(m->out, "out", 4, TENSOR_OUTPUT, m->dtype, shape, device)) ||
+        (status = check_one(m->lse, "lse", 3, TENSOR_OUTPUT, m->lse_dtype, rows, device)))
         return status;
     return FDM_OK;
 }
@@ -116,11 +121,13 @@ static void merge_row(const struct merge *m, int64_t b, int64_t i, int64_t h) {
 }
 
 fdm_status fdm_merge(const fdm_tensor *out1, const fdm_tensor *lse1, const fdm_tensor *out2, const fdm_tensor *lse2,
-                     fdm_tensor *out, fdm_tensor *lse) {
+                     fdm_tensor *out, fdm_tensor *lse, void *stream) {
     struct merge m = {.out1 = out1, .lse1 = lse1, .out2 = out2, .lse2 = lse2, .out = out, .lse = lse};
     fdm_status status = check_all(&m);
     if (status)
         return status;
+    if (out->device.type == FDM_CUDA)
+        return merge_on_device(out1, lse1, out2, lse2, out, lse, stream);
     for (int64_t b = 0; b < out->shape[0]; b++)
         for (int64_t i = 0; i < out->shape[1]; i++)
             for (int64_t h = 0; h < out->shape[2]; h++)

@@ -10,8 +10,23 @@ Settings = Tuple[int, int, Optional[float], bool, float, int, int, bool]
 
 NO_WINDOW = (-1, -1)
 
+_FLASH_ATTN_ORDER = (
+    "flash-attn's functions take dropout_p before the scale, these have no dropout: leave it out and give softmax_scale, "
+    "is_causal and softcap by keyword"
+)
+
 # Forces a kernel family, "reference" say, on every call of the process (tests do); None lets the plan choose.
 forced_family: Optional[str] = None
+
+
+def window_of(window_size: Any) -> Tuple[int, int]:
+    """(left, right) of a caller's pair, in which None and -1 are unbounded. Numbers are checked by the library."""
+    if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:
+        raise ValueError(f"window_size is {window_size!r}; it must be a pair (left, right), -1 or None for unbounded")
+    left, right = (-1 if bound is None else bound for bound in window_size)
+    if not (hasattr(left, "__index__") and hasattr(right, "__index__")):
+        raise TypeError(f"window_size is {window_size!r}; its bounds must be integers, -1 or None for unbounded")
+    return left, right
 
 
 def settings_of(
@@ -20,7 +35,7 @@ def settings_of(
     is_causal: Optional[bool],
     softcap: Optional[float],
     deterministic: Optional[bool],
-    window_size: Sequence[int],
+    window_size: Sequence[Optional[int]],
     max_seqlen_q: int = 0,
     max_seqlen_k: int = 0,
 ) -> Settings:
@@ -29,9 +44,10 @@ def settings_of(
         if softmax_scale is not None:
             raise ValueError("both softmax_scale and its alias scale are given; give one of them")
         softmax_scale = scale
-    if window_size is not NO_WINDOW and len(window_size) != 2:
-        raise ValueError(f"window_size is {window_size!r}; it must be a pair (left, right), -1 for unbounded")
-    left, right = window_size
+    if isinstance(is_causal, float) or isinstance(softcap, bool):
+        name, value = ("is_causal", is_causal) if isinstance(is_causal, float) else ("softcap", softcap)
+        raise TypeError(f"{name} is {value}, which is not {'a bool' if name == 'is_causal' else 'a number'}; {_FLASH_ATTN_ORDER}")
+    left, right = NO_WINDOW if window_size is NO_WINDOW else window_of(window_size)
     return (
         max_seqlen_q,
         max_seqlen_k,
@@ -46,6 +62,10 @@ def settings_of(
 
 def mask_with_four_axes(mask: Any, batch: int, seqlen_k: int) -> Any:
     """A bool mask as [B|1, h, Sq|1, Sk|1]: 4-D as it is, 3-D [B, h, Sk] has no query axis, 2-D is padding [B|1, Sk]."""
+    if isinstance(mask, (int, float)):
+        raise TypeError(
+            f"attn_mask is the number {mask}; it must be a bool mask, True = visible. {_FLASH_ATTN_ORDER}"
+        )
     if str(mask.dtype).rpartition(".")[2] != "bool":
         raise TypeError(
             f"attn_mask is {mask.dtype}; it must be bool with True = visible: write attn_mask=(mask > 0) for a mask of "
@@ -71,6 +91,8 @@ def mask_with_four_axes(mask: Any, batch: int, seqlen_k: int) -> Any:
 
 def bias_with_four_axes(bias: Any) -> Any:
     """A bias as [B|1, h, Sq|1, Sk|1]: 4-D as it is, 3-D [B, h, Sk] has no query axis."""
+    if isinstance(bias, (int, float)):
+        raise TypeError(f"attn_bias is the number {bias}; it must be a tensor that is added to the scores. {_FLASH_ATTN_ORDER}")
     if str(bias.dtype).rpartition(".")[2] == "bool":
         raise TypeError("attn_bias is bool; a bool mask goes to attn_mask")
     if bias.ndim == 4:

@@ -66,7 +66,7 @@ def _borrow_numpy(array: Any, name: str, written: bool) -> Borrowed:
 
 def _capsule(array: Any, stream: Optional[int], written: bool) -> Any:
     """A DLPack capsule. On a CUDA device the producer makes `stream` wait for the work that writes the array."""
-    if _is_torch(array):
+    if is_torch(array):
         array = array.detach()
     options = {} if stream is None else {"stream": stream}
     if written:
@@ -79,11 +79,16 @@ def _capsule(array: Any, stream: Optional[int], written: bool) -> Any:
 
 
 def borrow(
-    array: Any, name: str, device: Optional[Device] = None, stream: int = 0, written: bool = False
+    array: Any,
+    name: str,
+    device: Optional[Device] = None,
+    stream: int = 0,
+    written: bool = False,
+    beside: str = "q",
 ) -> Optional[Borrowed]:
     """A NumPy array or DLPack producer, without a copy; None stays None.
 
-    device: where it must be, because q is there; None = on the CPU. stream: handle that CUDA arrays are read on.
+    device: where it must be, because `beside` is there; None = on the CPU. stream: handle that CUDA arrays are read on.
     """
     if array is None:
         return None
@@ -92,7 +97,7 @@ def borrow(
         if device is None:
             raise NotImplementedError(f"{name} is on {say(where)}; this function takes arrays on the CPU only")
         raise ValueError(
-            f"{name} is on {say(where)}, but q is on {say(device)}; the arrays of a call are on one device"
+            f"{name} is on {say(where)}, but {beside} is on {say(device)}; the arrays of a call are on one device"
         )
     if hasattr(array, "__array_interface__"):
         borrowed = _borrow_numpy(array, name, written)
@@ -133,7 +138,12 @@ class _NumPyLender:
         return array
 
 
-def _is_torch(array: Any) -> bool:
+def lender_of(array: Any, device: Device, handle: Optional[int]) -> Any:
+    """Who lends outputs where `array` is; `.stream` is the handle to run on."""
+    return _NumPyLender() if device[0] == CPU else lender_for(array, device[1], handle)
+
+
+def is_torch(array: Any) -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(array, torch.Tensor)
 
@@ -149,7 +159,7 @@ def attention(
     softcap: Optional[float] = None,
     deterministic: Optional[bool] = None,
     *,
-    window_size: Sequence[int] = NO_WINDOW,
+    window_size: Sequence[Optional[int]] = NO_WINDOW,
     key_intervals: Optional[Tuple[Any, Any]] = None,
     cu_seqlens_q: Any = None,
     cu_seqlens_k: Any = None,
@@ -177,7 +187,7 @@ def attention(
         here nor from_dlpack, an array that only speaks DLPack. torch tensors give torch tensors (with autograd).
     """
     handle = handle_of(stream)
-    if _is_torch(q) and out is None:
+    if is_torch(q) and out is None:
         return _attention_on_torch(
             (q, k, v, attn_mask, attn_bias, softmax_scale, is_causal, softcap, deterministic),
             (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k),
@@ -190,7 +200,7 @@ def attention(
     device = device_of(q, "q")
     if handle is not None and device[0] == CPU:
         raise ValueError("stream is given, but q is on the CPU; streams are for arrays on a CUDA device")
-    lender = _NumPyLender() if device[0] == CPU else lender_for(q, device[1], handle)
+    lender = lender_of(q, device, handle)
 
     def borrowed(array: Any, name: str, written: bool = False) -> Optional[Borrowed]:
         return borrow(array, name, device, lender.stream, written)
@@ -199,7 +209,10 @@ def attention(
     start, end = interval_pair(key_intervals) if key_intervals is not None else (None, None)
     q, k, v = borrowed(q, "q"), borrowed(k, "k"), borrowed(v, "v")
     check_axes((q, k, v), ("q", "k", "v"), 3 if packed else 4)
-    mask, bias = borrowed(attn_mask, "attn_mask"), borrowed(attn_bias, "attn_bias")
+    mask, bias = (
+        each if isinstance(each, (int, float)) else borrowed(each, name)
+        for each, name in ((attn_mask, "attn_mask"), (attn_bias, "attn_bias"))
+    )
     cu_seqlens_q, cu_seqlens_k = borrowed(cu_seqlens_q, "cu_seqlens_q"), borrowed(cu_seqlens_k, "cu_seqlens_k")
     if mask is not None:
         batch, seqlen_k = (cu_seqlens_q.shape[0] - 1, max_seqlen_k) if packed else (q.shape[0], k.shape[1])

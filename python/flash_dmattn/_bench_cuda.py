@@ -3,7 +3,8 @@
 Each case times every contender in turn, round after round, with CUDA events and the second-level cache flushed before
 each sample; a ratio is the median of one contender over the median of another in the same case. FLOPs are
 4 B H Sq Sk D, halved when causal, 2.5 times that for a backward; a mask or intervals do not reduce them, so that times
-can be compared with dense ones. "Of visible pairs" counts what they leave. One query row is told in bytes of K and V.
+can be compared with dense ones. "Of visible pairs" counts what they leave. One query row is told in bytes of the K and V
+that it sees, and of what hides the others.
 """
 
 from __future__ import annotations
@@ -110,6 +111,14 @@ def cases(names: List[str]) -> Iterator[Case]:
     if "decode" in names:
         for batch, keys in ((16, 32768), (1, 131072)):
             yield Case("decode", batch, 32, keys, 128, heads_kv=8, rows=1, peers=("torch flash", "torch cudnn"))
+        masked = ("torch cudnn", "torch efficient")
+        yield Case("decode", 1, 64, 131072, 128, heads_kv=2, rows=1, peers=("torch flash", "torch cudnn"))
+        yield Case("decode", 1, 64, 131072, 128, heads_kv=2, rows=4, peers=("torch flash", "torch cudnn"))
+        yield Case("decode", 8, 32, 16384, 256, heads_kv=8, rows=1, peers=("torch flash", "torch cudnn"))
+        yield Case("decode", 8, 32, 16384, 128, heads_kv=8, rows=1, dtype=torch.float32, peers=("torch efficient",))
+        yield Case("decode", 8, 32, 16384, 128, heads_kv=8, rows=1, extra="padded", peers=masked)
+        for window in (2048, 8192, 32768):
+            yield Case("decode", 1, 32, 131072, 128, causal=True, heads_kv=8, rows=1, extra=f"top-{window}", peers=masked)
 
 
 def quick(chosen: List[Case]) -> List[Case]:
@@ -137,9 +146,14 @@ def make_problem(case: Case, device: str = "cuda") -> Problem:
         problem.bias = normal(1, heads, case.rows, case.keys).requires_grad_(case.backward)
     elif case.extra == "dense mask":
         problem.mask = torch.rand(1, 1, case.rows, case.keys, device=device, generator=generator) < 0.5
+    elif case.extra == "padded":  # a batch of sequences of Sk / B, 2 Sk / B, ... Sk keys
+        lengths = torch.arange(1, case.batch + 1, device=device) * case.keys // case.batch
+        problem.mask = torch.arange(case.keys, device=device) < lengths[:, None, None, None]
     elif case.extra.startswith("top-"):
-        bias = torch.randn(1, case.heads, case.keys, device=device, generator=generator)
-        problem.intervals = masks.topk_intervals(bias, case.keys // 16)
+        heads = case.heads_kv if case.rows == 1 else case.heads
+        bias = torch.randn(1, heads, case.keys, device=device, generator=generator)
+        window = int(case.extra.split()[0].removeprefix("top-"))
+        problem.intervals = masks.topk_intervals(bias, window, seqlen_q=case.rows)
         if case.extra.endswith("bias"):
             problem.bias = bias[:, :, None]
     for tensor in (q, k, v):

@@ -35,8 +35,8 @@ def cell_of(title: str) -> Dict[str, Any]:
 
 
 def visible_pairs(cell: Dict[str, Any]) -> Optional[float]:
-    """Visible pairs of causal and top-W cells; None for a random mask, which has to be counted."""
-    if cell["extra"] == "dense mask":
+    """Visible pairs of causal and top-W cells; None for a mask, which has to be counted."""
+    if cell["extra"] in ("dense mask", "padded"):
         return None
     kept = re.match(r"top-(\d+)", cell["extra"])
     most = int(kept.group(1)) if kept else cell["Sk"]
@@ -51,10 +51,14 @@ def useful_flops(cell: Dict[str, Any], pairs: float) -> float:
     return 4.0 * cell["D"] * pairs * (2.5 if cell["pass"] == "backward" else 1.0)
 
 
-def moved_bytes(cell: Dict[str, Any]) -> float:
-    """K and V, read once: what bounds a call with one query row."""
+def moved_bytes(cell: Dict[str, Any], pairs: Optional[float] = None) -> float:
+    """K and V of the visible pairs (None: all), read once, and a mask of [B, Sk] or intervals of [Hkv, Sk]: what bounds a
+    call with one query row."""
     item = 4 if cell["dtype"] == "float32" else 2
-    return 2.0 * cell["B"] * cell["Hkv"] * cell["Sk"] * cell["D"] * item
+    keys = cell["B"] * cell["Hkv"] * cell["Sk"] if pairs is None else pairs / cell["H"] * cell["Hkv"]
+    hiding = cell["B"] * cell["Sk"] if cell["extra"] == "padded" else 0
+    hiding += 8 * cell["Hkv"] * cell["Sk"] if cell["extra"].startswith("top-") else 0
+    return 2.0 * keys * cell["D"] * item + hiding
 
 
 def quartiles(samples: List[float]) -> List[float]:
@@ -69,10 +73,11 @@ def rows(report: Dict[str, Any]) -> List[Dict[str, Any]]:
         cell = cell_of(result["title"])
         pairs = visible_pairs(cell)
         useful = result.get("useful_flops") if pairs is None else useful_flops(cell, pairs)
+        seen = pairs if pairs is not None else useful and useful / useful_flops(cell, 1.0)
         ours = statistics.median(result["seconds"][OURS])
         for name, samples in result["seconds"].items():
             low, median, high = quartiles(samples)
-            speed = moved_bytes(cell) / median if cell["Sq"] == 1 else None
+            speed = moved_bytes(cell, seen) / median if cell["Sq"] == 1 else None
             row = {"set": result["set"], **cell, "contender": name, "median_ms": median * 1e3}
             row |= {"quartile_low_ms": low * 1e3, "quartile_high_ms": high * 1e3}
             row |= {"tflops": result["flops"] / median * 1e-12, "useful_tflops": useful and useful / median * 1e-12}
@@ -99,7 +104,7 @@ def show(table: List[Dict[str, Any]], title: str) -> None:
             speed = f"{row['tb_per_s']:6.2f} TB/s ({row['share_of_copy']:4.0%} of a copy)"
         else:
             speed = f"{row['tflops']:7.1f} TFLOPS"
-            if row["useful_tflops"] and (row["extra"].startswith("top-") or row["extra"] == "dense mask"):
+            if row["useful_tflops"] and (row["extra"].startswith("top-") or row["extra"] in ("dense mask", "padded")):
                 speed += f" ({row['useful_tflops']:6.1f} of visible pairs)"
         spread = f"[{row['quartile_low_ms']:.4f}, {row['quartile_high_ms']:.4f}]"
         print(f"    {row['contender']:16s} {row['median_ms']:9.4f} ms {spread}  {speed}  {row['time_over_ours']:5.2f}x")

@@ -79,6 +79,11 @@ def _as_tuple(tensor: Tensor) -> Tuple[Any, ...]:
     return tensor.data_ptr(), name, tuple(tensor.shape), tensor.stride(), kind, index
 
 
+def native_view(tensor: Tensor) -> Any:
+    """A tensor as functions of the extension take it that know nothing of PyTorch."""
+    return tensor if hasattr(Tensor, "__dlpack_c_exchange_api__") else _as_tuple(tensor)
+
+
 # ---- eager autograd --------------------------------------------------------------------------------------------------
 
 
@@ -167,10 +172,14 @@ _SETTINGS = (
     "SymInt window_right, bool deterministic"
 )
 _library.define(f"forward({_INPUTS}, {_SETTINGS}) -> (Tensor, Tensor)", tags=(torch.Tag.pt2_compliant_tag,))
+# The same, and what lse has rounded away, without which the backward is wrong beside huge negative biases.
+_library.define(
+    f"forward_beside_bias({_INPUTS}, {_SETTINGS}) -> (Tensor, Tensor, Tensor)", tags=(torch.Tag.pt2_compliant_tag,)
+)
 # A gradient that is not wanted comes back empty.
 _library.define(
     f"backward({_INPUTS}, Tensor out, Tensor lse, Tensor? dout, Tensor? dlse, bool needs_dq, bool needs_dk, "
-    f"bool needs_dv, bool needs_dbias, {_SETTINGS}) -> (Tensor, Tensor, Tensor, Tensor)",
+    f"bool needs_dv, bool needs_dbias, {_SETTINGS}, Tensor? lse_low=None) -> (Tensor, Tensor, Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 
@@ -178,19 +187,32 @@ _library.define(
 @torch.library.impl(_library, "forward", "CUDA")
 @torch.library.impl(_library, "forward", "CPU")
 def _forward_operator(*arguments: Any) -> Tuple[Tensor, Tensor]:
-    return _native.operator_forward(*arguments[:9], arguments[9:])
+    return _native.operator_forward(*arguments[:9], arguments[9:], False)
+
+
+@torch.library.impl(_library, "forward_beside_bias", "CUDA")
+@torch.library.impl(_library, "forward_beside_bias", "CPU")
+def _forward_beside_bias_operator(*arguments: Any) -> Tuple[Tensor, Tensor, Tensor]:
+    return _native.operator_forward(*arguments[:9], arguments[9:], True)
 
 
 @torch.library.impl(_library, "backward", "CUDA")
 @torch.library.impl(_library, "backward", "CPU")
 def _backward_operator(*arguments: Any) -> Tuple[Tensor, ...]:
-    grads = _native.operator_backward(*arguments[:17], arguments[17:])
+    lse_low = arguments[25] if len(arguments) > 25 else None
+    grads = _native.operator_backward(*arguments[:17], arguments[17:25], lse_low)
     return tuple(arguments[9].new_empty(0) if grad is None else grad for grad in grads)
 
 
 @torch.library.register_fake("flash_dmattn::forward", lib=_library)
 def _forward_fake(*arguments: Any) -> Tuple[Tensor, Tensor]:
     return _new_out(arguments[0], arguments[2]), _new_lse(arguments[0], arguments[7] is not None)
+
+
+@torch.library.register_fake("flash_dmattn::forward_beside_bias", lib=_library)
+def _forward_beside_bias_fake(*arguments: Any) -> Tuple[Tensor, Tensor, Tensor]:
+    out, lse = _forward_fake(*arguments)
+    return out, lse, torch.empty_like(lse)
 
 
 @torch.library.register_fake("flash_dmattn::backward", lib=_library)
@@ -202,19 +224,21 @@ def _backward_fake(*arguments: Any) -> Tuple[Tensor, ...]:
     )
 
 
-def _save_for_operator(ctx: Any, inputs: Tuple[Any, ...], output: Tuple[Tensor, Tensor]) -> None:
+def _save_for_operator(ctx: Any, inputs: Tuple[Any, ...], output: Tuple[Tensor, ...]) -> None:
     ctx.save_for_backward(*inputs[:9], *output)
+    ctx.mark_non_differentiable(*output[2:])
     ctx.settings = inputs[9:]
     ctx.set_materialize_grads(False)
 
 
-def _backward_of_operator(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor]) -> Any:
+def _backward_of_operator(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor], *of_lse_low: Any) -> Any:
     if dout is None and dlse is None:
         return (None,) * 17
     saved = ctx.saved_tensors
     wanted = ctx.needs_input_grad
     needs = (wanted[0], wanted[1], wanted[2], wanted[4])
-    grads = torch.ops.flash_dmattn.backward(*saved, dout, dlse, *needs, *ctx.settings)
+    lse_low = saved[11] if len(saved) > 11 else None
+    grads = torch.ops.flash_dmattn.backward(*saved[:11], dout, dlse, *needs, *ctx.settings, lse_low)
     dq, dk, dv, dbias = (grad if need else None for grad, need in zip(grads, needs))
     return (dq, dk, dv, None, dbias) + (None,) * 12
 
@@ -230,8 +254,12 @@ def _refuse_vmap(*arguments: Any) -> Any:
 torch.library.register_autograd(
     "flash_dmattn::forward", _backward_of_operator, setup_context=_save_for_operator, lib=_library
 )
+torch.library.register_autograd(
+    "flash_dmattn::forward_beside_bias", _backward_of_operator, setup_context=_save_for_operator, lib=_library
+)
 torch.library.register_autograd("flash_dmattn::backward", _refuse_second_order, lib=_library)
 torch.library.register_vmap("flash_dmattn::forward", _refuse_vmap, lib=_library)
+torch.library.register_vmap("flash_dmattn::forward_beside_bias", _refuse_vmap, lib=_library)
 torch.library.register_vmap("flash_dmattn::backward", _refuse_vmap, lib=_library)
 
 _library.define(
@@ -287,6 +315,13 @@ def _refuse_transforms(tensors: Sequence[Optional[Tensor]]) -> None:
                 raise RuntimeError(NO_FORWARD_MODE)
 
 
+def _keeps_lse_low(inputs: Tuple[Optional[Tensor], ...]) -> bool:
+    """Whether a backward may follow beside a bias."""
+    if inputs[4] is None or not torch.is_grad_enabled():
+        return False
+    return any(tensor is not None and tensor.requires_grad for tensor in (*inputs[:3], inputs[4]))
+
+
 def _attend(inputs: Tuple[Optional[Tensor], ...], settings: Settings, want_lse: bool) -> Any:
     """out or (out, lse) of arguments that were checked, in the form the library takes."""
     if not torch.compiler.is_compiling():
@@ -294,7 +329,10 @@ def _attend(inputs: Tuple[Optional[Tensor], ...], settings: Settings, want_lse: 
         if result is not None:
             return result
         _refuse_transforms(inputs)
-    out, lse = torch.ops.flash_dmattn.forward(*inputs, *settings)
+    if _keeps_lse_low(inputs):
+        out, lse, _ = torch.ops.flash_dmattn.forward_beside_bias(*inputs, *settings)
+    else:
+        out, lse = torch.ops.flash_dmattn.forward(*inputs, *settings)
     return (out, lse) if want_lse else out
 
 
@@ -341,7 +379,7 @@ def flash_dmattn_func(
     deterministic: Optional[bool] = None,
     return_attn_probs: Optional[bool] = None,
     *,
-    window_size: Sequence[int] = NO_WINDOW,
+    window_size: Sequence[Optional[int]] = NO_WINDOW,
     key_intervals: Optional[Tuple[Tensor, Tensor]] = None,
     return_lse: bool = False,
     scale: Optional[float] = None,
@@ -361,7 +399,7 @@ def flash_dmattn_func(
         softcap: scores become softcap * tanh(score / softcap); default 0 = none.
         deterministic: the same bits for the same inputs whatever the thread count; always so on the CPU.
         return_attn_probs: also return lse and the probabilities [B, H, Sq, Sk] (allocates them; no gradient).
-        window_size: (left, right): i + Sk - Sq - left <= j <= i + Sk - Sq + right; -1 = unbounded.
+        window_size: (left, right): i + Sk - Sq - left <= j <= i + Sk - Sq + right; -1 or None = unbounded.
         key_intervals: (start, end), int32 [B|1, H|Hkv|1, Sk]: key j is visible to rows start <= i < end.
         return_lse: also return lse.
 
@@ -412,7 +450,7 @@ def flash_dmattn_varlen_func(
     *,
     attn_mask: Optional[Tensor] = None,
     attn_bias: Optional[Tensor] = None,
-    window_size: Sequence[int] = NO_WINDOW,
+    window_size: Sequence[Optional[int]] = NO_WINDOW,
     key_intervals: Optional[Tuple[Tensor, Tensor]] = None,
     return_lse: bool = False,
     scale: Optional[float] = None,

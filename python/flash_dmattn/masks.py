@@ -13,6 +13,7 @@ import sys
 from typing import Any, Optional, Tuple
 
 from . import _native
+from ._arguments import window_of
 from ._arrays import describe
 
 __all__ = [
@@ -165,14 +166,14 @@ def topk_intervals(
 def window_intervals(
     seqlen_q: int,
     seqlen_k: int,
-    window_size: Tuple[int, int] = (-1, -1),
+    window_size: Tuple[Optional[int], Optional[int]] = (-1, -1),
     causal: bool = False,
     library: Optional[str] = None,
     device: Any = None,
 ) -> Intervals:
-    """Sliding window (left, right), -1 = unbounded, and causal, bottom-right aligned: (start, end) [1, 1, Sk]."""
+    """Sliding window (left, right), -1 or None = unbounded, and causal, bottom-right aligned: (start, end) [1, 1, Sk]."""
     rows, keys = _length(seqlen_q, "seqlen_q"), _length(seqlen_k, "seqlen_k")
-    left, right = window_size
+    left, right = window_of(window_size)
     there = _cuda_device(device, library)
     # For a CUDA device the library only checks the arguments.
     count = keys if there is None else 0

@@ -67,6 +67,7 @@ PyObject *native_node_forward(PyObject *module, PyObject *const *arguments, Py_s
 PyObject *native_node_backward(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_operator_forward(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_operator_backward(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *native_merge(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_count_visible(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_plan(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_export(PyObject *module, PyObject *const *arguments, Py_ssize_t count);

@@ -5,8 +5,9 @@
 
 enum {
     NUM_INPUTS = NATIVE_NUM_INPUTS,
-    NUM_FORWARD = NUM_INPUTS + 2,
-    NUM_BACKWARD = NUM_INPUTS + 8,
+    NUM_FORWARD = NUM_INPUTS + 3,
+    NUM_BACKWARD = NUM_INPUTS + 9,
+    NUM_MADE = 3,      /* out, lse, lse_low */
     NUM_GRADIENTS = 4, /* of q, k, v and bias */
     MASK = 3,
     BIAS = 4,
@@ -247,8 +248,9 @@ static void clear(PyObject **objects, int count) {
         Py_CLEAR(objects[i]);
 }
 
-/* made[0] = out [B, Sq, H, Dv], or packed [total_q, H, Dv]; made[1] = lse [B, H, Sq] or [H, total_q], if wanted. */
-static int new_outputs(PyObject *query, fdm_tensor *const *given, int want_lse, struct tensor_argument *arguments,
+/* made[0] = out [B, Sq, H, Dv], or packed [total_q, H, Dv]; the others are [B, H, Sq] or [H, total_q]: made[1] = lse,
+ * if more than one is wanted, and made[2] = lse_low. */
+static int new_outputs(PyObject *query, fdm_tensor *const *given, int wanted, struct tensor_argument *arguments,
                        PyObject **made) {
     const fdm_tensor *q = given[0], *v = given[2];
     const int32_t axes = given[CU_SEQLENS_Q] ? 3 : 4;
@@ -264,34 +266,35 @@ static int new_outputs(PyObject *query, fdm_tensor *const *given, int want_lse, 
     if (!dtype)
         return -1;
     made[0] = new_tensor(query, q->device, dtype, axes, shape, &arguments[0]);
-    if (made[0] && want_lse)
-        made[1] = new_tensor(query, q->device, torch[fdm_dtype_of(q) == FDM_FLOAT64 ? FLOAT64 : FLOAT32], axes - 1,
-                             rows, &arguments[1]);
+    for (int i = 1; i < wanted && made[i - 1]; i++)
+        made[i] = new_tensor(query, q->device, torch[fdm_dtype_of(q) == FDM_FLOAT64 ? FLOAT64 : FLOAT32], axes - 1,
+                             rows, &arguments[i]);
     Py_DECREF(dtype);
-    return made[0] && (made[1] || !want_lse) ? 0 : -1;
+    return made[wanted - 1] ? 0 : -1;
 }
 
-/* made: out and, if wanted, lse; both NULL with an exception set. */
-static int forward(PyObject *const *inputs, PyObject *settings, int want_lse, PyObject **made) {
+/* made: the first `wanted` of out, lse and lse_low; all NULL with an exception set. */
+static int forward(PyObject *const *inputs, PyObject *settings, int wanted, PyObject **made) {
     struct tensor_argument arguments[NUM_FORWARD];
     fdm_tensor *given[NUM_INPUTS];
     fdm_tensors tensors;
     int failed = 0;
-    made[0] = made[1] = NULL;
+    made[0] = made[1] = made[2] = NULL;
     for (int i = 0; i < NUM_FORWARD; i++)
         arguments[i].owner = NULL;
     for (int i = 0; i < NUM_INPUTS; i++)
         given[i] = view(inputs[i], &arguments[i], &failed);
-    int status = failed ? -1 : new_outputs(inputs[0], given, want_lse, arguments + NUM_INPUTS, made);
+    int status = failed ? -1 : new_outputs(inputs[0], given, wanted, arguments + NUM_INPUTS, made);
     if (!status) {
         native_inputs(given, &tensors);
         tensors.out = &arguments[NUM_INPUTS].tensor;
-        tensors.lse = want_lse ? &arguments[NUM_INPUTS + 1].tensor : NULL;
+        tensors.lse = wanted > 1 ? &arguments[NUM_INPUTS + 1].tensor : NULL;
+        tensors.lse_low = wanted > 2 ? &arguments[NUM_INPUTS + 2].tensor : NULL;
         status = run(fdm_attention_forward, &tensors, inputs[0], settings);
     }
     native_release(arguments, NUM_FORWARD);
     if (status)
-        clear(made, 2);
+        clear(made, NUM_MADE);
     return status;
 }
 
@@ -317,7 +320,8 @@ static PyObject *upstream(PyObject *dout, PyObject *out, struct tensor_argument 
     return dout;
 }
 
-/* given: out, lse, dout, dlse. needs: which gradients are wanted. grads: NULL where not wanted, or on an exception. */
+/* given: out, lse, dout, dlse, lse_low or None. needs: which gradients are wanted. grads: NULL where not wanted, or on
+ * an exception. */
 static int backward(PyObject *const *inputs, PyObject *const *given, const int *needs, PyObject *settings,
                     PyObject **grads) {
     static const int sources[NUM_GRADIENTS] = {0, 1, 2, BIAS};
@@ -333,6 +337,7 @@ static int backward(PyObject *const *inputs, PyObject *const *given, const int *
     tensors.out = view(given[0], &own[0], &failed);
     tensors.lse = view(given[1], &own[1], &failed);
     tensors.dlse = view(given[3], &own[3], &failed);
+    tensors.lse_low = view(given[4], &own[8], &failed);
     PyObject *dout = failed ? NULL : upstream(given[2], given[0], &own[2]);
     tensors.dout = &own[2].tensor;
     failed = !dout;
@@ -450,7 +455,7 @@ static PyObject *outputs(PyObject **made, int want_lse) {
 PyObject *native_attend(PyObject *module, PyObject *const *inputs, Py_ssize_t count) {
     if (native_expect(count, NUM_INPUTS + 3))
         return NULL;
-    PyObject *settings = inputs[NUM_INPUTS], *made[2];
+    PyObject *settings = inputs[NUM_INPUTS], *made[NUM_MADE];
     const int want_lse = PyObject_IsTrue(inputs[NUM_INPUTS + 1]) == 1;
     int way = is_watched();
     if (way == 0)
@@ -471,37 +476,40 @@ PyObject *native_attend(PyObject *module, PyObject *const *inputs, Py_ssize_t co
         Py_XDECREF(rest);
         return result;
     }
-    return forward(inputs, settings, want_lse, made) ? NULL : outputs(made, want_lse);
+    return forward(inputs, settings, 1 + want_lse, made) ? NULL : outputs(made, want_lse);
 }
 
 /* ---- autograd --------------------------------------------------------------------------------------------------- */
 
-/* What a node saves: q, k, v, out, lse, and only where one of them is given, bias, mask, intervals, cu_seqlens. */
-enum { NUM_SAVED_ALWAYS = 5, NUM_SAVED = NUM_INPUTS + 2 };
+/* What a node saves: q, k, v, out, lse, and only where one of them is given, bias, mask, intervals, cu_seqlens, and
+ * with a bias lse_low. */
+enum { NUM_SAVED_ALWAYS = 5, NUM_SAVED = NUM_INPUTS + 3 };
 
 /* node_forward(ctx, (settings, want_lse, mask, start, end, cu_seqlens_q, cu_seqlens_k), q, k, v[, bias]) */
 PyObject *native_node_forward(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
     if (count != 5 && native_expect(count, 6))
         return NULL;
-    PyObject *ctx = arguments[0], *rest[7], *made[2];
+    PyObject *ctx = arguments[0], *rest[7], *made[NUM_MADE];
     for (int i = 0; i < 7; i++)
         if (!(rest[i] = PyTuple_GetItem(arguments[1], i)))
             return NULL;
     PyObject *bias = count == 6 ? arguments[5] : Py_None;
     PyObject *inputs[NUM_INPUTS] = {arguments[2], arguments[3], arguments[4], rest[2], bias,
                                     rest[3],      rest[4],      rest[5],      rest[6]};
-    if (forward(inputs, rest[0], 1, made))
+    if (forward(inputs, rest[0], bias == Py_None ? 2 : 3, made))
         return NULL;
     int extras = 0;
     for (int i = MASK; i < NUM_INPUTS; i++)
         extras |= inputs[i] != Py_None;
-    PyObject *saved = extras ? PyTuple_Pack(NUM_SAVED, inputs[0], inputs[1], inputs[2], made[0], made[1], bias,
-                                            inputs[MASK], inputs[5], inputs[6], inputs[7], inputs[8])
-                             : PyTuple_Pack(NUM_SAVED_ALWAYS, inputs[0], inputs[1], inputs[2], made[0], made[1]);
+    PyObject *saved =
+        extras ? PyTuple_Pack(NUM_SAVED, inputs[0], inputs[1], inputs[2], made[0], made[1], bias, inputs[MASK],
+                              inputs[5], inputs[6], inputs[7], inputs[8], made[2] ? made[2] : Py_None)
+               : PyTuple_Pack(NUM_SAVED_ALWAYS, inputs[0], inputs[1], inputs[2], made[0], made[1]);
     const int failed = !saved || PyObject_SetAttr(ctx, texts[TO_SAVE], saved) ||
                        PyObject_SetAttr(ctx, texts[SETTINGS], rest[0]) ||
                        PyObject_SetAttr(ctx, texts[MATERIALIZE], Py_False);
     Py_XDECREF(saved);
+    Py_CLEAR(made[2]);
     if (failed || rest[1] == Py_True) {
         PyObject *pair = failed ? NULL : PyTuple_Pack(2, made[0], made[1]);
         clear(made, 2);
@@ -526,7 +534,7 @@ PyObject *native_node_backward(PyObject *module, PyObject *const *arguments, Py_
         needs[i - 1] = PyTuple_GetItem(arguments[1], i) == Py_True;
     PyObject *const inputs[NUM_INPUTS] = {saved[0], saved[1], saved[2], saved[6], saved[5],
                                           saved[7], saved[8], saved[9], saved[10]};
-    PyObject *const given[] = {saved[3], saved[4], arguments[3], arguments[4]};
+    PyObject *const given[] = {saved[3], saved[4], arguments[3], arguments[4], saved[11]};
     if (backward(inputs, given, needs, arguments[2], grads))
         return NULL;
     PyObject *result = PyTuple_New(num_needs);
@@ -538,24 +546,31 @@ PyObject *native_node_backward(PyObject *module, PyObject *const *arguments, Py_
 
 /* ---- operators -------------------------------------------------------------------------------------------------- */
 
-/* operator_forward(*inputs, settings) -> (out, lse) */
+/* operator_forward(*inputs, settings, with lse_low) -> (out, lse), or (out, lse, lse_low) */
 PyObject *native_operator_forward(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
-    PyObject *made[2];
-    if (native_expect(count, NUM_INPUTS + 1) || forward(arguments, arguments[NUM_INPUTS], 1, made))
+    PyObject *made[NUM_MADE];
+    if (native_expect(count, NUM_INPUTS + 2))
         return NULL;
-    return outputs(made, 1);
+    const int with_low = arguments[NUM_INPUTS + 1] == Py_True;
+    if (forward(arguments, arguments[NUM_INPUTS], 2 + with_low, made))
+        return NULL;
+    PyObject *result = PyTuple_Pack(2 + with_low, made[0], made[1], made[2]);
+    clear(made, NUM_MADE);
+    return result;
 }
 
-/* operator_backward(*inputs, out, lse, dout, dlse, needs_dq, needs_dk, needs_dv, needs_dbias, settings) -> gradients,
- * None where not wanted */
+/* operator_backward(*inputs, out, lse, dout, dlse, needs_dq, needs_dk, needs_dv, needs_dbias, settings, lse_low or
+ * None)
+ * -> gradients, None where not wanted */
 PyObject *native_operator_backward(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
     PyObject *grads[NUM_GRADIENTS], *const *own = arguments + NUM_INPUTS;
-    if (native_expect(count, NUM_INPUTS + 9))
+    if (native_expect(count, NUM_INPUTS + 10))
         return NULL;
+    PyObject *const given[] = {own[0], own[1], own[2], own[3], own[9]};
     int needs[NUM_GRADIENTS];
     for (int i = 0; i < NUM_GRADIENTS; i++)
         needs[i] = PyObject_IsTrue(own[4 + i]) == 1;
-    if (backward(arguments, own, needs, own[8], grads))
+    if (backward(arguments, given, needs, own[8], grads))
         return NULL;
     PyObject *result = PyTuple_New(NUM_GRADIENTS);
     for (int i = 0; result && i < NUM_GRADIENTS; i++)

@@ -75,9 +75,16 @@ fdm_status cuda_memory_fill(int32_t device, void *memory, uint8_t value, size_t 
     IN_CONTEXT(device, "filling device memory", fill(driver, memory, value, bytes));
 }
 
+/* Enqueued, as a kernel is: a stream that is captured takes it as part of the graph. */
 fdm_status cuda_memory_fill_async(int32_t device, void *memory, uint8_t value, size_t bytes, void *stream) {
-    IN_CONTEXT(device, "filling device memory",
-               driver->memory_fill_async(address_of(memory), value, bytes, (cu_stream)stream));
+    const struct cuda_driver *driver;
+    struct cuda_context_scope scope;
+    fdm_status status = cuda_driver_get(&driver);
+    if (status || (status = cuda_context_enter(driver, device, &scope)))
+        return status;
+    const cu_result result = driver->memory_fill_async(address_of(memory), value, bytes, (cu_stream)stream);
+    cuda_context_leave(driver, &scope);
+    return result ? cuda_driver_error(driver, result, "filling device memory") : FDM_OK;
 }
 
 fdm_status cuda_synchronize(int32_t device) {

@@ -32,19 +32,20 @@ fdm_status block_mask_launch(const struct cuda_kernel *kernel, const fdm_problem
             0;
     struct block_mask_params arguments = {.mask = a->mask,
                                           .block_mask = block_mask,
+                                          .num_groups = tiles_of(tiles_k, BLOCK_MASK_WARPS) * blocks * batches * heads,
                                           .seqlen_q = a->seqlen_q,
                                           .seqlen_k = a->seqlen_k,
                                           .num_heads = (int32_t)heads,
                                           .num_tiles = (int32_t)tiles_k,
+                                          .num_row_blocks = (int32_t)blocks,
                                           .block_m = block_m,
                                           .block_n = block_n,
                                           .aligned = aligned};
-    struct cuda_launch launch = {
-        .kernel = kernel,
-        .grid = {(uint32_t)tiles_of(tiles_k, BLOCK_MASK_WARPS), (uint32_t)blocks, (uint32_t)(batches * heads)},
-        .threads = 32 * BLOCK_MASK_WARPS,
-        .stream = stream,
-        .arguments = &arguments,
-        .arguments_bytes = sizeof arguments};
+    struct cuda_launch launch = {.kernel = kernel,
+                                 .grid = {gpu_grid(arguments.num_groups), 1, 1},
+                                 .threads = 32 * BLOCK_MASK_WARPS,
+                                 .stream = stream,
+                                 .arguments = &arguments,
+                                 .arguments_bytes = sizeof arguments};
     return cuda_launch(&launch);
 }

@@ -4,20 +4,19 @@
  * tiles from one byte a tile. One warp a tile; 16 bytes a load where rows are contiguous and aligned. Bound by memory:
  * the mask is read once.
  *
- * Grid: x tiles of keys in groups of WARPS, y row blocks, z batch and head of the mask. */
+ * Grid: groups of WARPS tiles of keys, of all row blocks, heads and batches of the mask in turn; where there are more than
+ * a grid has blocks, a block takes several. */
 #include "cuda/ptx/math.cuh"
 #include "gpu/block_mask.h"
 
-extern "C" __global__ void __launch_bounds__(32 * BLOCK_MASK_WARPS)
-    block_mask(const __grid_constant__ struct block_mask_params a) {
-    const int lane = threadIdx.x % 32, tile = blockIdx.x * BLOCK_MASK_WARPS + threadIdx.x / 32;
-    if (tile >= a.num_tiles)
-        return;
-    const int64_t batch = blockIdx.z / a.num_heads, head = blockIdx.z % a.num_heads;
-    const int first_row = blockIdx.y * a.block_m, num_rows = min(a.block_m, a.seqlen_q - first_row);
+__device__ __forceinline__ void look_at_tile(const struct block_mask_params &a, int64_t row_block, int tile) {
+    const int lane = threadIdx.x % 32;
+    const int64_t of_head = row_block / a.num_row_blocks, batch = of_head / a.num_heads, head = of_head % a.num_heads;
+    const int first_row = (int)(row_block % a.num_row_blocks) * a.block_m;
+    const int num_rows = min(a.block_m, a.seqlen_q - first_row);
     const int first_key = tile * a.block_n, num_keys = min(a.block_n, a.seqlen_k - first_key);
     const char *from = a.mask.data + batch * a.mask.batch + head * a.mask.head + first_row * a.mask.row +
-                       first_key * a.mask.key;
+                       (int64_t)first_key * a.mask.key;
     uint32_t seen = 0, hidden = 0;
     if (a.aligned && num_keys % 16 == 0) {
         const int vectors = num_keys / 16;
@@ -37,6 +36,16 @@ extern "C" __global__ void __launch_bounds__(32 * BLOCK_MASK_WARPS)
     seen = __any_sync(0xffffffff, seen);
     hidden = __any_sync(0xffffffff, hidden);
     if (lane == 0)
-        a.block_mask[((int64_t)blockIdx.z * gridDim.y + blockIdx.y) * a.num_tiles + tile] =
+        a.block_mask[row_block * a.num_tiles + tile] =
             !seen ? GPU_BLOCK_HIDDEN : hidden ? GPU_BLOCK_PARTIAL : GPU_BLOCK_FULL;
+}
+
+extern "C" __global__ void __launch_bounds__(32 * BLOCK_MASK_WARPS)
+    block_mask(const __grid_constant__ struct block_mask_params a) {
+    const int groups = (a.num_tiles + BLOCK_MASK_WARPS - 1) / BLOCK_MASK_WARPS;
+    for (int64_t group = blockIdx.x; group < a.num_groups; group += gridDim.x) {
+        const int tile = (int)(group % groups) * BLOCK_MASK_WARPS + threadIdx.x / 32;
+        if (tile < a.num_tiles)
+            look_at_tile(a, group / groups, tile);
+    }
 }

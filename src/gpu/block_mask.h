@@ -15,9 +15,9 @@
 struct block_mask_params {
     struct gpu_scores mask;
     uint8_t *block_mask; /* [mask batch, mask heads, row blocks, num_tiles] */
-    int32_t seqlen_q, seqlen_k, num_heads, num_tiles, block_m, block_n;
+    int64_t num_groups;  /* of BLOCK_MASK_WARPS tiles, in all row blocks, heads and batches */
+    int32_t seqlen_q, seqlen_k, num_heads, num_tiles, num_row_blocks, block_m, block_n;
     int32_t aligned; /* keys are contiguous, rows start at multiples of 16 bytes, block_n is a multiple of 16 */
-    int32_t reserved;
 };
 
 #endif

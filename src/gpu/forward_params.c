@@ -58,11 +58,13 @@ void gpu_fill_forward(const struct attention *attention, struct gpu_forward_para
         .head_dim_v = (int32_t)p->head_dim_v,
         .num_splits = 1,
         .total_q = (int32_t)p->total_q,
+        .total_k = (int32_t)p->total_k,
         .window_left = bound_of(p->window_left),
         .window_right = p->causal ? 0 : bound_of(p->window_right),
         .scale = (float)p->softmax_scale,
         .softcap = (float)p->softcap,
         .softcap_inverse = p->softcap > 0 ? (float)(1 / p->softcap) : 0,
         .heads_per_section = heads_per_section(p),
+        .lse_low = rows_of(&attention->lse_low),
     };
 }

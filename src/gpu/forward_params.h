@@ -47,19 +47,21 @@ struct gpu_forward_params {
     struct gpu_scores mask, bias;               /* [B, h, Sq, Sk] */
     struct gpu_intervals intervals;             /* [B, h, Sk] */
     const int32_t *cu_seqlens_q, *cu_seqlens_k; /* [B + 1]; NULL when dense */
-    float *partial_out, *partial_lse; /* splits: [num_splits, B, H, Sq, Dv], [num_splits, B, H, Sq]; varlen: B 1, Sq
-                                         total_q */
+    float *partial_out, *partial_rows; /* splits: [num_splits, B, H, Sq, Dv]; [num_splits, B, H, Sq, 2]: maximum of the
+                                          scores, sum of the weights; varlen: B 1, Sq total_q */
     const uint8_t *block_mask; /* block_mask.h: GPU_BLOCK_* of [mask batch, mask head, row block, tile] of the mask */
     int64_t block_mask_batch, block_mask_head, block_mask_row; /* strides in bytes, 0 on broadcast axes */
     int32_t batch, heads, heads_kv, group;                     /* group = heads / heads_kv */
     int32_t seqlen_q, seqlen_k;                                /* varlen: the maxima */
     int32_t head_dim, head_dim_v;
-    int32_t num_splits, total_q;
+    int32_t num_splits, total_q;       /* varlen: rows in the packed tensors */
     int32_t window_left, window_right; /* relative to the aligned diagonal, causal folded into right; INT32_MAX =
                                           unbounded */
     float scale;                       /* softmax_scale */
     float softcap, softcap_inverse;    /* 0 = none */
     int32_t heads_per_section;         /* order of the grid: heads whose rows are interleaved */
+    struct gpu_rows lse_low;           /* [B, H, Sq]: what lse has rounded away; data NULL = not wanted, or not given */
+    int32_t total_k, reserved;         /* varlen: keys in the packed tensors */
 };
 
 #endif

@@ -54,9 +54,17 @@ static const char *family_refusal(const struct gpu_list *list, const fdm_device 
         return "float64 is computed by the reference family only, on the CPU";
     if (p->seqlen_q >= INT32_MAX || p->seqlen_k >= INT32_MAX || p->total_q >= INT32_MAX || p->total_k >= INT32_MAX)
         return "sequences are shorter than 2^31";
-    if (p->batch * p->heads * (p->seqlen_q / 16 + 1) >= INT32_MAX)
+    if ((double)p->batch * (double)p->heads * (double)(p->seqlen_q / 16 + 1) >= INT32_MAX)
         return "rows of all heads are fewer than 2^35";
     return NULL;
+}
+
+/* What this kernel does not take. */
+static const char *refusal_of(const struct gpu_algorithm *a, const fdm_device *device, const fdm_problem *p, char *text,
+                              size_t size) {
+    if (p->pass == FDM_FORWARD && p->has_lse_low && !a->writes_lse_low)
+        return "it does not write lse_low";
+    return a->refusal(device, p, text, size);
 }
 
 static void name_plan(const struct family *family, int32_t index, fdm_plan *plan) {
@@ -75,7 +83,7 @@ static int fill_forced(const struct gpu_algorithm *a, const struct plan_request 
             snprintf(why, size, "is for the other pass");
         return 0;
     }
-    const char *refused = a->refusal(request->device, request->problem, text, sizeof text);
+    const char *refused = refusal_of(a, request->device, request->problem, text, sizeof text);
     *plan->reason = 0;
     if (!refused && by_code && a->fill_code(request->device, request->problem, request->kernel, plan))
         return 1;
@@ -133,7 +141,7 @@ int gpu_family_choose(const struct family *family, const struct plan_request *re
         const struct gpu_algorithm *a = algorithm_of(family, i);
         if (!a->chosen_freely || a->row.pass != request->problem->pass)
             continue;
-        why = a->refusal(request->device, request->problem, text, sizeof text);
+        why = refusal_of(a, request->device, request->problem, text, sizeof text);
         if (!why && first < 0)
             first = i;
         if (!why && a->passed_over)

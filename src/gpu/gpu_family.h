@@ -13,7 +13,8 @@ enum { GPU_REQUESTS_MAX = FAMILY_LAUNCHES_MAX };
 /* One kernel of a family: a row of its list. */
 struct gpu_algorithm {
     struct kernel_row row;
-    int chosen_freely; /* 0: runs only when it is named */
+    int chosen_freely;  /* 0: runs only when it is named */
+    int writes_lse_low; /* forward: beside a bias it leaves what lse has rounded away, by lse.cuh */
     /* NULL when the device and problem can be taken; else a clause that says why not, in `text` or constant. */
     const char *(*refusal)(const fdm_device *device, const fdm_problem *problem, char *text, size_t size);
     /* NULL when it is to be preferred to the rows and families after it, given that it can; else a clause that says
@@ -48,6 +49,10 @@ fdm_status gpu_family_prepare(const struct family *family, const fdm_plan *plan)
 int32_t gpu_family_launches(const struct family *family, const fdm_plan *plan, struct cuda_kernel_request *requests);
 fdm_status gpu_family_execute(const struct family *family, const fdm_plan *plan, const struct attention *attention,
                               void *workspace, const fdm_launch *launch);
+
+/* Blocks of a launch, all in one dimension: the others of a grid end at 65535. A kernel whose work may be more than a
+ * grid has blocks walks it with a stride of the grid; the others' plans refuse such problems. */
+static inline uint32_t gpu_grid(int64_t blocks) { return blocks < INT32_MAX ? (uint32_t)blocks : (uint32_t)INT32_MAX; }
 
 /* The block mask of a mask with rows (block_mask.h): its bytes of workspace, its kernel, and the launch that fills
  * `block_mask` and tells the parameters where it is. */

@@ -6,7 +6,8 @@
  * of KEY_SORT_KEYS, since what a tile may be seen by begins with its first key.
  *
  * One block a group; a bitonic network (Batcher 1968) over 64-bit words of last row and number, in shared memory: no two
- * are equal, so the order is unique. Grid: x groups, y heads and batches of the intervals. */
+ * are equal, so the order is unique. Grid: groups of all heads and batches of the intervals; where there are more than a
+ * grid has blocks, a block takes several. */
 #include "cuda/ptx/math.cuh"
 #include "gpu/key_sort.h"
 
@@ -28,11 +29,9 @@ __device__ __forceinline__ int last_row(const struct key_sort_params &a, int64_t
     return first < last ? (int)last : 0;
 }
 
-extern "C" __global__ void __launch_bounds__(KEY_SORT_THREADS)
-    key_sort(const __grid_constant__ struct key_sort_params a) {
-    __shared__ uint64_t words[KEY_SORT_KEYS];
-    const int64_t batch = blockIdx.y / a.num_heads, head = blockIdx.y % a.num_heads;
-    const int64_t begin = (int64_t)blockIdx.x * KEY_SORT_KEYS;
+__device__ __forceinline__ void sort_group(const struct key_sort_params &a, uint64_t *words, int64_t of_head,
+                                           int64_t begin) {
+    const int64_t batch = of_head / a.num_heads, head = of_head % a.num_heads;
     for (int n = threadIdx.x; n < KEY_SORT_KEYS; n += KEY_SORT_THREADS) {
         const uint64_t rank = UNBOUNDED - (int64_t)last_row(a, batch, head, begin + n); /* the longest seen first */
         words[n] = rank << 32 | (uint64_t)n;
@@ -49,7 +48,16 @@ extern "C" __global__ void __launch_bounds__(KEY_SORT_THREADS)
             }
         }
     __syncthreads();
-    int32_t *to = a.order + (int64_t)blockIdx.y * a.stride + begin;
+    int32_t *to = a.order + of_head * a.stride + begin;
     for (int n = threadIdx.x; n < KEY_SORT_KEYS; n += KEY_SORT_THREADS)
         to[n] = (int32_t)(begin + (int64_t)(words[n] & 0xffffffffu));
+}
+
+extern "C" __global__ void __launch_bounds__(KEY_SORT_THREADS)
+    key_sort(const __grid_constant__ struct key_sort_params a) {
+    __shared__ uint64_t words[KEY_SORT_KEYS];
+    for (int64_t n = blockIdx.x; n < a.num_sorts; n += gridDim.x) {
+        sort_group(a, words, n / a.num_groups, n % a.num_groups * KEY_SORT_KEYS);
+        __syncthreads(); /* the words are read */
+    }
 }

@@ -13,7 +13,8 @@ struct key_sort_params {
     int64_t stride; /* from head to head */
     int32_t seqlen_q, seqlen_k, num_heads;
     int32_t window_left, window_right; /* as in forward_params.h */
-    int32_t reserved;
+    int32_t num_groups;                /* of KEY_SORT_KEYS keys, of one head */
+    int64_t num_sorts;                 /* groups of all heads and batches of the intervals */
 };
 
 #endif

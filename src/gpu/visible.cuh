@@ -4,6 +4,7 @@
 #define FDM_VISIBLE_CUH
 
 #include "gpu/forward_params.h"
+#include "gpu/packed.cuh"
 
 #define UNBOUNDED 0x7fffffff
 #define MINUS_INF (-__int_as_float(0x7f800000))
@@ -17,10 +18,8 @@ struct sequence {
 __device__ __forceinline__ struct sequence find_sequence(const struct gpu_forward_params &a, int batch) {
     struct sequence s = {batch, a.seqlen_q, a.seqlen_k, 0, 0, 0};
 #if VARLEN
-    s.q_begin = a.cu_seqlens_q[batch];
-    s.k_begin = a.cu_seqlens_k[batch];
-    s.seqlen_q = a.cu_seqlens_q[batch + 1] - s.q_begin;
-    s.seqlen_k = a.cu_seqlens_k[batch + 1] - s.k_begin;
+    const struct packed q = find_packed_q(a, batch), k = find_packed_k(a, batch);
+    s = {batch, q.length, k.length, q.begin, k.begin, 0};
 #endif
     s.diagonal = s.seqlen_k - s.seqlen_q;
     return s;

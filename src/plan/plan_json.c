@@ -73,6 +73,7 @@ static const struct field plan_fields[] = {
     OF_PROBLEM(needs_dv, FIELD_INT32),
     OF_PROBLEM(needs_dbias, FIELD_INT32),
     OF_PROBLEM(has_dlse, FIELD_INT32),
+    OF_PROBLEM(has_lse_low, FIELD_INT32),
     OF_PROBLEM(has_intervals, FIELD_INT32),
     OF_PROBLEM(interval_batch, FIELD_INT64),
     OF_PROBLEM(interval_heads, FIELD_INT64),
@@ -85,6 +86,7 @@ static const struct field plan_fields[] = {
     OF_PROBLEM(scores_aligned, FIELD_INT32),
     OF_PROBLEM(q_mappable, FIELD_INT32),
     OF_PROBLEM(keys_mappable, FIELD_INT32),
+    OF_PROBLEM(scores_mappable, FIELD_INT32),
 };
 enum { NUM_FIELDS = sizeof plan_fields / sizeof plan_fields[0] };
 

@@ -44,7 +44,8 @@ fdm_problem fdm_problem_default(void) {
                          .aligned = 1,
                          .scores_aligned = 1,
                          .q_mappable = 1,
-                         .keys_mappable = 1};
+                         .keys_mappable = 1,
+                         .scores_mappable = 1};
 }
 
 struct sequence attention_sequence(const struct attention *attention, int64_t b) {
@@ -157,6 +158,8 @@ fdm_status fdm_problem_validate(const fdm_problem *p) {
                            (long long)p->interval_heads, (long long)p->heads_kv, (long long)p->heads);
     if (!status && p->needs_dbias && !p->has_bias)
         status = error_set(FDM_ERROR_INVALID_ARGUMENT, "dbias is wanted, but there is no bias");
+    if (!status && p->has_lse_low && !p->has_bias)
+        status = error_set(FDM_ERROR_INVALID_ARGUMENT, "has_lse_low is set, but there is no bias");
     return status;
 }
 
@@ -193,7 +196,7 @@ static fdm_status resolve_matrix(const fdm_tensor *tensor, const char *name, enu
         status = expect_shape(tensor, name, dense + packed);
     if (status)
         return status;
-    p->aligned &= tensor_aligned(tensor);
+    p->aligned &= tensor_aligned(tensor) && tensor_stride(tensor, 1 - packed) * fdm_dtype_bytes(p->dtype) <= INT32_MAX;
     *view = (struct matrix_view){tensor_data(tensor), packed ? 0 : tensor_stride(tensor, 0),
                                  tensor_stride(tensor, 1 - packed), tensor_stride(tensor, 2 - packed)};
     return FDM_OK;
@@ -221,9 +224,10 @@ static struct score_view view_of_scores(const fdm_tensor *tensor, int64_t heads)
                                tensor_stride(tensor, 3), tensor->shape[1] ? heads / tensor->shape[1] : 1};
 }
 
-/* Whether rows of a mask, bias or dbias can be read or written 16 bytes at a time. */
+/* Whether rows of a mask, bias or dbias can be read or written 16 bytes at a time, and 32 bits count the bytes from one
+ * to the next. */
 static int scores_aligned(const struct score_view *view, int64_t bytes) {
-    return view->key == 1 &&
+    return view->key == 1 && view->row * bytes <= INT32_MAX &&
            ((uintptr_t)view->data | (uintptr_t)(view->row | view->head | view->batch) * (uintptr_t)bytes) % 16 == 0;
 }
 
@@ -273,6 +277,7 @@ static fdm_status resolve_dbias(const fdm_tensors *t, fdm_problem *p, struct att
         return status;
     p->needs_dbias = 1;
     a->dbias = view_of_scores(t->dbias, p->heads);
+    p->scores_aligned &= p->bias_shape[3] <= INT32_MAX / 4; /* sums of dbias are float32 */
     p->scores_aligned &= scores_aligned(&a->dbias, fdm_dtype_bytes(p->bias_dtype));
     return FDM_OK;
 }
@@ -431,7 +436,8 @@ static fdm_status check_devices(const fdm_tensors *t) {
                {"dq", t->dq},
                {"dk", t->dk},
                {"dv", t->dv},
-               {"dbias", t->dbias}};
+               {"dbias", t->dbias},
+               {"lse_low", t->lse_low}};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         if (all[i].tensor &&
             (all[i].tensor->device.type != t->q->device.type || all[i].tensor->device.index != t->q->device.index)) {
@@ -459,6 +465,15 @@ static fdm_status resolve_outputs(const fdm_tensors *t, fdm_problem *p, struct a
     if (t->lse && (status = resolve_rows(t->lse, "lse", role, p, &a->lse)))
         return status;
     p->needs_lse = t->lse != NULL;
+    struct row_view lse_low = {0};
+    if (t->lse_low && (status = resolve_rows(t->lse_low, "lse_low", role, p, &lse_low)))
+        return status;
+    if (!backward && t->lse_low && !t->lse)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "lse_low is given, but lse is not; it is what lse rounds away");
+    if (p->has_bias && t->lse_low) {
+        p->has_lse_low = 1;
+        a->lse_low = lse_low;
+    }
     if (!backward)
         return FDM_OK;
     if ((status = resolve_matrix(t->dout, "dout", TENSOR_INPUT, p, out_shape, &a->dout)))
@@ -526,6 +541,8 @@ fdm_status problem_from_tensors(fdm_pass pass, const fdm_tensors *t, const fdm_o
         return status;
     p.q_mappable = tensor_mappable(t->q) && (pass != FDM_BACKWARD || tensor_mappable(t->dout));
     p.keys_mappable = tensor_mappable(t->k) && tensor_mappable(t->v);
+    p.scores_mappable =
+        p.scores_aligned && (!t->mask || tensor_mappable(t->mask)) && (!t->bias || tensor_mappable(t->bias));
     *problem = p;
     return FDM_OK;
 }

@@ -38,7 +38,7 @@ struct attention {
     struct matrix_view q, k, v, out, dout, dq, dk, dv;
     struct score_view mask, bias, dbias;
     struct interval_view intervals;
-    struct row_view lse, dlse;
+    struct row_view lse, lse_low, dlse;
     const int32_t *cu_seqlens_q, *cu_seqlens_k; /* NULL when dense */
 };
 

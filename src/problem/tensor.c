@@ -149,6 +149,21 @@ static fdm_status check_axes(const fdm_tensor *tensor, const char *name, int64_t
     return FDM_OK;
 }
 
+/* "int8" for the triple of a dtype that is none of ours, in DLPack's words. */
+static const char *foreign_dtype_text(char *buffer, size_t size, fdm_data_type type) {
+    static const char *const kinds[] = {"int", "uint", "float", "opaque", "bfloat", "complex", "bool"};
+    static const char *const float8[] = {"e3m4",     "e4m3", "e4m3b11fnuz", "e4m3fn",
+                                         "e4m3fnuz", "e5m2", "e5m2fnuz",    "e8m0fnu"};
+    enum { NUM_KINDS = sizeof kinds / sizeof kinds[0], NUM_FLOAT8 = sizeof float8 / sizeof float8[0] };
+    if (type.code < NUM_KINDS && type.lanes == 1)
+        snprintf(buffer, size, "%s%d", kinds[type.code], type.bits);
+    else if (type.code >= NUM_KINDS && type.code < NUM_KINDS + NUM_FLOAT8 && type.lanes == 1)
+        snprintf(buffer, size, "float8_%s", float8[type.code - NUM_KINDS]);
+    else
+        snprintf(buffer, size, "of DLPack dtype (code %d, %d bits, %d lanes)", type.code, type.bits, type.lanes);
+    return buffer;
+}
+
 fdm_status tensor_check(const fdm_tensor *tensor, const char *name, int32_t ndim, enum tensor_role role,
                         int contiguous_last) {
     if (tensor->ndim != ndim)
@@ -156,10 +171,12 @@ fdm_status tensor_check(const fdm_tensor *tensor, const char *name, int32_t ndim
     if (!tensor->shape)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s has no shape (shape is NULL)", name);
     fdm_dtype dtype = fdm_dtype_of(tensor);
-    if (dtype == FDM_NO_DTYPE)
+    if (dtype == FDM_NO_DTYPE) {
+        char text[64];
         return error_set(FDM_ERROR_INVALID_ARGUMENT,
-                         "%s has DLPack dtype (code %d, %d bits, %d lanes), which this library does not know", name,
-                         tensor->dtype.code, tensor->dtype.bits, tensor->dtype.lanes);
+                         "%s is %s; the library takes float32, float16, bfloat16, float64, bool and int32", name,
+                         foreign_dtype_text(text, sizeof text, tensor->dtype));
+    }
     int64_t elements;
     fdm_status status = check_axes(tensor, name, &elements);
     if (status)

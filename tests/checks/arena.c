@@ -48,9 +48,31 @@ static int64_t draw_strides(struct guarded *g, struct trial *trial, int64_t byte
             span = (span * bytes + 15) / 16 * 16 / bytes;
     }
     int64_t last = 0;
+    g->num_pieces = 1;
+    if (trial->far && ndim > 1 && g->shape[order[0]] > 1 && g->strides[order[0]] > 0 && random_below(trial, 2)) {
+        static const int64_t steps[] = {1ll << 27, 1ll << 30, (1ll << 31) + 64, 1ll << 32};
+        g->num_pieces = (size_t)g->shape[order[0]];
+        g->piece_step = (size_t)steps[random_below(trial, 4)];
+        g->strides[order[0]] = (int64_t)g->piece_step / bytes;
+    }
     for (int32_t i = 0; i < ndim; i++)
         last += (g->shape[i] > 0 ? g->shape[i] - 1 : 0) * g->strides[i];
     return last + 1;
+}
+
+size_t guarded_bytes(const struct guarded *g) { return g->num_pieces * g->piece_bytes; }
+
+/* Makes the pages of the pieces readable and writable, and poisons them. */
+static void open_pieces(struct guarded *g, size_t page) {
+    for (size_t n = 0; n < g->num_pieces; n++) {
+        const uintptr_t first = (uintptr_t)(g->data + n * g->piece_step) / page * page;
+        const uintptr_t last = ((uintptr_t)(g->data + n * g->piece_step + g->piece_bytes) + page - 1) / page * page;
+        if (last > first && mprotect((void *)first, last - first, PROT_READ | PROT_WRITE)) {
+            perror("fdm-checks: pages");
+            exit(2);
+        }
+        memset((void *)first, 0xff, last - first);
+    }
 }
 
 void guarded_make(struct guarded *g, struct trial *trial, fdm_dtype dtype, int32_t ndim, const int64_t *shape,
@@ -63,18 +85,18 @@ void guarded_make(struct guarded *g, struct trial *trial, fdm_dtype dtype, int32
     g->data_bytes = (size_t)draw_strides(g, trial, (int64_t)bytes, loose) * bytes;
     if (trial->neat)
         g->data_bytes = (g->data_bytes + 15) / 16 * 16;
+    g->piece_bytes = g->data_bytes - (g->num_pieces - 1) * g->piece_step;
     size_t inside = (g->data_bytes + page - 1) / page * page;
     g->map_bytes = inside + 2 * page;
-    g->map = mmap(NULL, g->map_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (g->map == MAP_FAILED || mprotect(g->map, page, PROT_NONE) ||
-        mprotect(g->map + page + inside, page, PROT_NONE)) {
+    g->map = mmap(NULL, g->map_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (g->map == MAP_FAILED) {
         perror("fdm-checks: guard pages");
         exit(2);
     }
-    memset(g->map + page, 0xff, inside);
     g->data = g->map + page + (random_below(trial, 2) ? inside - g->data_bytes : 0);
+    open_pieces(g, page);
     g->tensor.data = g->data;
-    g->saved = malloc(g->data_bytes);
+    g->saved = malloc(guarded_bytes(g) + 1);
 }
 
 void guarded_free(struct guarded *g) {
@@ -85,28 +107,38 @@ void guarded_free(struct guarded *g) {
 }
 
 void guarded_poison(struct guarded *g) {
-    if (g->map)
-        memset(g->data, 0xff, g->data_bytes);
+    for (size_t n = 0; g->map && n < g->num_pieces; n++)
+        memset(g->data + n * g->piece_step, 0xff, g->piece_bytes);
+}
+
+void guarded_copy(char *to, const struct guarded *g) {
+    for (size_t n = 0; n < g->num_pieces; n++)
+        memcpy(to + n * g->piece_bytes, g->data + n * g->piece_step, g->piece_bytes);
 }
 
 void guarded_save(struct guarded *g) {
     if (g->map)
-        memcpy(g->saved, g->data, g->data_bytes);
+        guarded_copy(g->saved, g);
 }
 
 int guarded_intact(const struct guarded *g, int is_output) {
     if (!g->map)
         return 1;
-    if (!is_output)
-        return memcmp(g->saved, g->data, g->data_bytes) == 0;
-    size_t bytes = (size_t)fdm_dtype_bytes(fdm_dtype_of(&g->tensor));
-    char *element = calloc(1, g->data_bytes);
-    int64_t elements = guarded_elements(g);
     int intact = 1;
-    for (int64_t n = 0; n < elements; n++)
-        memset(element + guarded_offset(g, n), 1, bytes);
-    for (size_t i = 0; i < g->data_bytes; i++)
-        intact &= element[i] || g->data[i] == (char)0xff;
+    for (size_t n = 0; !is_output && n < g->num_pieces; n++)
+        intact &= memcmp(g->saved + n * g->piece_bytes, g->data + n * g->piece_step, g->piece_bytes) == 0;
+    if (!is_output)
+        return intact;
+    size_t bytes = (size_t)fdm_dtype_bytes(fdm_dtype_of(&g->tensor));
+    char *element = calloc(1, guarded_bytes(g) + 1);
+    int64_t elements = guarded_elements(g);
+    for (int64_t n = 0; n < elements; n++) {
+        const size_t at = guarded_offset(g, n), piece = g->num_pieces > 1 ? at / g->piece_step : 0;
+        memset(element + piece * g->piece_bytes + (at - piece * g->piece_step), 1, bytes);
+    }
+    for (size_t n = 0; n < g->num_pieces; n++)
+        for (size_t i = 0; i < g->piece_bytes; i++)
+            intact &= element[n * g->piece_bytes + i] || g->data[n * g->piece_step + i] == (char)0xff;
     free(element);
     return intact;
 }

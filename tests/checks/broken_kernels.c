@@ -129,6 +129,11 @@ static void dlse_ignored(struct trial *t, fdm_pass pass) {
     t->g[DLSE].map = NULL;
 }
 
+static void lse_low_ignored(struct trial *t, fdm_pass pass) {
+    (void)pass;
+    t->g[LSE_LOW].map = NULL;
+}
+
 /* dbias of one of several heads or batches that share it. */
 static void dbias_not_reduced(struct trial *t, fdm_pass pass) {
     int shared = t->g[DBIAS].map && (t->g[BIAS].shape[0] < t->batch || t->g[BIAS].shape[1] < t->heads);
@@ -171,6 +176,7 @@ static const struct fault {
     {"lse of an empty row", NULL, empty_row_lse, FDM_FORWARD},
     {"dk not scaled", NULL, dk_not_scaled, FDM_BACKWARD},
     {"dlse ignored", dlse_ignored, NULL, FDM_BACKWARD},
+    {"lse_low ignored", lse_low_ignored, NULL, FDM_BACKWARD},
     {"dbias not reduced", NULL, dbias_not_reduced, FDM_BACKWARD},
     {"stale tile", NULL, stale_tile, FDM_FORWARD},
     {"stale tile, backward", NULL, stale_tile, FDM_BACKWARD},
@@ -180,9 +186,8 @@ static void prepare(struct trial *t, uint64_t seed, fdm_pass pass) {
     trial_draw(t, seed);
     trial_reference(t);
     trial_baseline(t);
-    for (int role = OUT; role <= LSE && pass == FDM_BACKWARD; role++)
-        for (int64_t n = 0; n < guarded_elements(&t->g[role]); n++)
-            guarded_set(&t->g[role], n, t->truth[role][n]);
+    if (pass == FDM_BACKWARD)
+        trial_set_forward_results(t);
 }
 
 /* Whether a child that runs the broken kernel on this seed ends as failed. */

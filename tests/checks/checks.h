@@ -7,17 +7,19 @@
 
 #include "flash_dmattn.h"
 
-enum role { Q, K, V, MASK, BIAS, START, END, CU_Q, CU_K, OUT, LSE, DOUT, DLSE, DQ, DK, DV, DBIAS, NUM_ROLES };
+enum role { Q, K, V, MASK, BIAS, START, END, CU_Q, CU_K, OUT, LSE, LSE_LOW, DOUT, DLSE, DQ, DK, DV, DBIAS, NUM_ROLES };
 extern const char *const role_names[NUM_ROLES];
 
-/* A tensor between two unreadable pages, flush with one of them; bytes that are not elements hold NaN patterns. */
+/* A tensor between two unreadable pages, flush with one of them; bytes that are not elements hold NaN patterns. A far
+ * one's outermost axis has a stride of up to 4 GB, and only the pages of its pieces can be touched. */
 struct guarded {
     fdm_tensor tensor;
     int64_t shape[4], strides[4];
     char *map; /* NULL = absent */
     size_t map_bytes, data_bytes;
     char *data;  /* first byte of the tensor's span */
-    char *saved; /* the span as it was before a kernel ran */
+    char *saved; /* its pieces as they were before a kernel ran */
+    size_t num_pieces, piece_bytes, piece_step;
 };
 
 struct trial {
@@ -30,6 +32,9 @@ struct trial {
     int neat;  /* 1: addresses and strides are multiples of 16 bytes */
     int plain; /* 1: 16-bit, neat, causal at most: every forward kernel takes it where its head dims fit */
     int mild;  /* 1: scores are of ordinary size */
+    int huge;  /* 1: some biases are so low that a float32 beside them has few digits left for the scores, or none */
+    int far;   /* 1: some tensors are far; not on devices, which have no room */
+    int contradicts; /* varlen, 1: devices get cu_seqlens that leave the tensors, the CPU refuses them first */
     struct guarded g[NUM_ROLES];
     double *truth[NUM_ROLES];     /* outputs of the reference, dense in the tensor's shape */
     double *baseline[NUM_ROLES];  /* outputs of the straightforward float32 computation */
@@ -37,7 +42,8 @@ struct trial {
     char text[512];               /* the problem in one line */
 };
 
-/* draw.c */
+/* draw.c: 1: cu_seqlens that contradict the tensors, in what the library must cut off; 0: as they were. */
+void trial_contradict(struct trial *trial, int on);
 uint64_t random_bits(struct trial *trial);
 int64_t random_below(struct trial *trial, int64_t n);
 void trial_draw(struct trial *trial, uint64_t seed);
@@ -52,6 +58,9 @@ void guarded_save(struct guarded *g);
 /* 1 when every byte is as saved (input), or every byte that is no element is (output). */
 int guarded_intact(const struct guarded *g, int is_output);
 int64_t guarded_elements(const struct guarded *g);
+/* Bytes of all pieces; their copy. */
+size_t guarded_bytes(const struct guarded *g);
+void guarded_copy(char *to, const struct guarded *g);
 /* Byte offset of the n-th element in C order. */
 size_t guarded_offset(const struct guarded *g, int64_t n);
 double guarded_get(const struct guarded *g, int64_t n);
@@ -60,6 +69,8 @@ void guarded_set(struct guarded *g, int64_t n, double value);
 /* truth.c: both fill outputs of both passes. */
 void trial_reference(struct trial *trial);
 void trial_baseline(struct trial *trial);
+/* What the backward reads: the truth, rounded; the baseline's where biases are huge. */
+void trial_set_forward_results(struct trial *trial);
 fdm_tensors trial_tensors(struct trial *trial, fdm_pass pass);
 
 /* checks_device.c: one trial on a CUDA device: tensors, canary zones and workspace in one block of its memory. */

@@ -70,7 +70,8 @@ fdm_tensors device_tensors(struct device_copy *copy, const fdm_tensors *h) {
                          ON_DEVICE(dq, DQ),
                          ON_DEVICE(dk, DK),
                          ON_DEVICE(dv, DV),
-                         ON_DEVICE(dbias, DBIAS)};
+                         ON_DEVICE(dbias, DBIAS),
+                         ON_DEVICE(lse_low, LSE_LOW)};
 #undef ON_DEVICE
 }
 

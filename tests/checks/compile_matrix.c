@@ -2,11 +2,13 @@
  * device, and demands that nothing spills (of the backward: next to nothing) and that the assembler has no remark
  * C75xx.
  *
- * Usage: fdm-compile [--full] [--arch sm_90] [--seed N] [--kernel NAME] [--codes] [--entry TEXT] [--verbose]
+ * Usage: fdm-compile [--full] [--arch sm_90] [--seed N] [--kernel NAME] [--codes] [--entry TEXT] [--with CONSTANT]
+ *        [--verbose]
  * Without --full, problems are drawn so that values of each feature meet in pairs; with it, every combination is
  * compiled. Without --kernel, each problem is compiled for the kernel that is chosen freely and for those that run only
  * by name, and the backward's tiles for its choice codes; --codes: those alone. --entry: only compilations whose entry
- * holds TEXT. A cache of what compiled before (FLASH_DMATTN_CACHE_DIR) is not used: each run stands for itself. */
+ * holds TEXT; --with: only those in which a constant is not 0. A cache of what compiled before
+ * (FLASH_DMATTN_CACHE_DIR) is not used: each run stands for itself. */
 #include <getopt.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -16,6 +18,7 @@
 
 #include "families/mma/mma_family.h"
 #include "families/mma/mma_rules.h"
+#include "gpu/merge_on_device.h"
 
 struct feature {
     const char *name;
@@ -86,6 +89,7 @@ struct job {
 static struct job *jobs;
 static int32_t num_jobs, max_jobs, next_job;
 static const char *entry_text = ""; /* only kernels whose entry holds it */
+static const char *constant_name;   /* only where it is not 0; NULL: any */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static int same_request(const struct cuda_kernel_request *a, const struct cuda_kernel_request *b) {
@@ -97,8 +101,15 @@ static int same_request(const struct cuda_kernel_request *a, const struct cuda_k
     return 1;
 }
 
+static int is_set(const struct cuda_kernel_request *request, const char *name) {
+    for (int32_t i = 0; i < request->num_constants; i++)
+        if (strcmp(request->constants[i].name, name) == 0)
+            return request->constants[i].value != 0;
+    return 0;
+}
+
 static void add_job(const char *arch, const struct cuda_kernel_request *request) {
-    if (!strstr(request->entry, entry_text))
+    if (!strstr(request->entry, entry_text) || (constant_name && !is_set(request, constant_name)))
         return;
     for (int32_t i = 0; i < num_jobs; i++)
         if (strcmp(jobs[i].arch, arch) == 0 && same_request(&jobs[i].request, request))
@@ -334,12 +345,24 @@ static void add_all(const char *arch, const char *kernel) {
     }
 }
 
+/* What no plan launches. */
+static void add_merge(const char *arch) {
+    static const fdm_dtype dtypes[] = {FDM_FLOAT32, FDM_FLOAT16, FDM_BFLOAT16};
+    struct cuda_kernel_request request;
+    for (int32_t i = 0; i < 6; i++) {
+        merge_request(dtypes[i / 2], i % 2, &request);
+        add_job(arch, &request);
+    }
+}
+
 /* The freely chosen kernel, and then every one that is not. */
 static void add_kernels(const char *arch, uint64_t seed, const char *kernel, int full) {
     add_backward(arch, kernel);
     full ? add_all(arch, kernel) : add_covering(arch, seed, kernel);
-    if (!kernel)
+    if (!kernel) {
         add_codes(arch, full);
+        add_merge(arch);
+    }
     for (int32_t row = 0; !kernel && row < family_mma.num_kernels; row++)
         if (!family_mma.chosen_freely(&family_mma, row)) {
             const char *name = family_mma.kernel(&family_mma, row)->name;
@@ -348,10 +371,15 @@ static void add_kernels(const char *arch, uint64_t seed, const char *kernel, int
 }
 
 int main(int argc, char **argv) {
-    static const struct option options[] = {{"full", no_argument, 0, 'f'},       {"arch", required_argument, 0, 'a'},
-                                            {"seed", required_argument, 0, 's'}, {"kernel", required_argument, 0, 'k'},
-                                            {"codes", no_argument, 0, 'c'},      {"entry", required_argument, 0, 'e'},
-                                            {"verbose", no_argument, 0, 'v'},    {0}};
+    static const struct option options[] = {{"full", no_argument, 0, 'f'},
+                                            {"arch", required_argument, 0, 'a'},
+                                            {"seed", required_argument, 0, 's'},
+                                            {"kernel", required_argument, 0, 'k'},
+                                            {"codes", no_argument, 0, 'c'},
+                                            {"entry", required_argument, 0, 'e'},
+                                            {"with", required_argument, 0, 'w'},
+                                            {"verbose", no_argument, 0, 'v'},
+                                            {0}};
     static const char *const archs[] = {"sm_80", "sm_86", "sm_89", "sm_90", "sm_120"};
     const char *only = NULL, *kernel = NULL;
     uint64_t seed = 1;
@@ -364,10 +392,11 @@ int main(int argc, char **argv) {
         case 'k': kernel = optarg; break;
         case 'c': codes = 1; break;
         case 'e': entry_text = optarg; break;
+        case 'w': constant_name = optarg; break;
         case 'v': verbose = 1; break;
         default:
             printf("usage: fdm-compile [--full] [--arch NAME] [--seed N] [--kernel NAME] [--codes] [--entry TEXT] "
-                   "[--verbose]\n");
+                   "[--with CONSTANT] [--verbose]\n");
             return 2;
         }
     }

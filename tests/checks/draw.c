@@ -16,6 +16,7 @@ const char *const role_names[NUM_ROLES] = {"q",
                                            "cu_seqlens_k",
                                            "out",
                                            "lse",
+                                           "lse_low",
                                            "dout",
                                            "dlse",
                                            "dq",
@@ -126,6 +127,19 @@ static void draw_cu_seqlens(struct trial *t, enum role role, int64_t longest, in
         guarded_set(&t->g[role], b + 1, (double)(*total += random_below(t, 5) == 0 ? 0 : random_below(t, longest + 1)));
 }
 
+/* Ends at the packed tensor's end are moved past it, beginnings at 0 before it: cut off, they mean the same. */
+void trial_contradict(struct trial *t, int on) {
+    const int64_t totals[2] = {t->total_q, t->total_k};
+    for (int n = 0; n < 2 && t->g[CU_Q + n].map; n++) {
+        struct guarded *cu = &t->g[CU_Q + n];
+        const double past = t->seed % 4 ? (double)totals[n] + 1 : INT32_MAX;
+        for (int64_t b = t->batch; b > 0 && guarded_get(cu, b) >= (double)totals[n]; b--)
+            guarded_set(cu, b, on ? past : (double)totals[n]);
+        if (guarded_get(cu, 0) <= 0)
+            guarded_set(cu, 0, on ? -5 : 0);
+    }
+}
+
 /* How the numbers of q, k, v and dout are made. */
 enum fill { FILL_NORMAL, FILL_EQUAL, FILL_HUGE_LOGIT, FILL_RISING, FILL_SMALL, FILL_OUTLIERS, NUM_FILLS };
 
@@ -176,12 +190,25 @@ static void draw_bias(struct trial *t) {
     int64_t shape[4];
     draw_score_shape(t, shape, 0);
     guarded_make(&t->g[BIAS], t, random_below(t, 2) ? t->dtype : FDM_FLOAT32, 4, shape, 3);
-    int64_t elements = guarded_elements(&t->g[BIAS]), kind = random_below(t, 12);
+    enum { LOWEST, INFINITE, ALL_HUGE, SOME_HUGE, ROWS_HUGE, KINDS = 14 }; /* the other kinds: ordinary numbers */
+    int64_t elements = guarded_elements(&t->g[BIAS]), kind = random_below(t, KINDS);
     double lowest = fdm_dtype_of(&t->g[BIAS].tensor) == FDM_FLOAT16    ? -65504
                     : fdm_dtype_of(&t->g[BIAS].tensor) == FDM_BFLOAT16 ? -3.3895313892515355e38
                                                                        : -FLT_MAX;
-    for (int64_t n = 0; n < elements; n++)
-        guarded_set(&t->g[BIAS], n, kind == 0 ? lowest : kind == 1 && random_below(t, 3) == 0 ? -INFINITY : normal(t));
+    const double huge = kind == LOWEST ? lowest : fmax((double)PICK(t, -65504, -1000000, -1000000000), lowest);
+    t->huge = kind == LOWEST || (kind >= ALL_HUGE && kind <= ROWS_HUGE);
+    int row_is_huge = 0;
+    for (int64_t n = 0; n < elements; n++) {
+        const double x = kind == LOWEST ? 0 : normal(t);
+        if (n % (shape[3] ? shape[3] : 1) == 0)
+            row_is_huge = random_below(t, 2) == 0;
+        const int is_huge = kind == LOWEST || kind == ALL_HUGE || (kind == SOME_HUGE && random_below(t, 3) == 0) ||
+                            (kind == ROWS_HUGE && row_is_huge);
+        guarded_set(&t->g[BIAS], n,
+                    kind == INFINITE && random_below(t, 3) == 0 ? -INFINITY
+                    : is_huge                                   ? fmax(huge + x, lowest)
+                                                                : x);
+    }
 }
 
 static void draw_intervals(struct trial *t) {
@@ -222,6 +249,8 @@ static void draw_outputs(struct trial *t) {
     draw_matrix(t, DOUT, shape[1], t->heads, t->head_dim_v, FILL_NORMAL);
     if (random_below(t, 3) == 0)
         draw_rows(t, DLSE, 1);
+    if (t->g[BIAS].map && (t->huge || random_below(t, 2)))
+        draw_rows(t, LSE_LOW, 0);
     if (random_below(t, 8))
         draw_output(t, DQ, Q);
     if (random_below(t, 8))
@@ -233,8 +262,10 @@ static void draw_outputs(struct trial *t) {
 }
 
 void trial_draw(struct trial *t, uint64_t seed) {
-    *t = (struct trial){.seed = seed, .random = seed * 0x2545f4914f6cdd1du + 77, .plain = seed % 8 == 5};
+    *t = (struct trial){
+        .seed = seed, .random = seed * 0x2545f4914f6cdd1du + 77, .plain = seed % 8 == 5, .far = seed % 16 == 9};
     draw_sizes(t);
+    t->contradicts = t->varlen && seed % 2 == 0;
     draw_options(t);
     if (t->varlen) {
         draw_cu_seqlens(t, CU_Q, t->seqlen_q, &t->total_q);
@@ -260,18 +291,21 @@ void trial_draw(struct trial *t, uint64_t seed) {
         draw_intervals(t);
     t->options.deterministic = seed % 4 == 3;
     draw_outputs(t);
-    snprintf(
-        t->text, sizeof t->text,
-        "%s B %lld H %lld/%lld Sq %lld Sk %lld D %lld/%lld%s%s window %lld,%lld scale %g softcap %g%s%s%s%s fill %d",
-        fdm_dtype_name(t->dtype), (long long)t->batch, (long long)t->heads, (long long)t->heads_kv,
-        (long long)t->seqlen_q, (long long)t->seqlen_k, (long long)t->head_dim, (long long)t->head_dim_v,
-        t->varlen ? " varlen"
-        : t->neat ? " neat"
-                  : "",
-        t->options.causal ? " causal" : "", (long long)t->options.window_left, (long long)t->options.window_right,
-        t->options.has_softmax_scale ? t->options.softmax_scale : NAN, t->options.softcap,
-        t->g[MASK].map ? " mask" : "", t->g[BIAS].map ? " bias" : "", t->g[START].map ? " intervals" : "",
-        t->g[DLSE].map ? " dlse" : "", (int)fill);
+    snprintf(t->text, sizeof t->text,
+             "%s B %lld H %lld/%lld Sq %lld Sk %lld D %lld/%lld%s%s window %lld,%lld scale %g softcap %g%s%s%s%s%s%s "
+             "fill %d",
+             fdm_dtype_name(t->dtype), (long long)t->batch, (long long)t->heads, (long long)t->heads_kv,
+             (long long)t->seqlen_q, (long long)t->seqlen_k, (long long)t->head_dim, (long long)t->head_dim_v,
+             t->varlen ? " varlen"
+             : t->neat ? " neat"
+                       : "",
+             t->options.causal ? " causal" : "", (long long)t->options.window_left, (long long)t->options.window_right,
+             t->options.has_softmax_scale ? t->options.softmax_scale : NAN, t->options.softcap, t->far ? " far" : "",
+             t->contradicts ? " contradicted" : "", t->g[MASK].map ? " mask" : "",
+             t->huge          ? " huge bias"
+             : t->g[BIAS].map ? " bias"
+                              : "",
+             t->g[START].map ? " intervals" : "", t->g[DLSE].map ? " dlse" : "", (int)fill);
 }
 
 void trial_free(struct trial *t) {

@@ -1,5 +1,6 @@
 /* test_cases.c: named problems on which implementations of this kind of attention are known or suspected to go wrong,
  * on every kernel of this machine: against the reference, and against what the case itself says. */
+#include <float.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -11,8 +12,8 @@
 
 #include "flash_dmattn.h"
 
-enum { H = 2, HKV = 1, D = 64, TENSORS = 12 };
-enum { Q, K, V, OUT, LSE, DOUT, DQ, DK, DV, BIAS, DBIAS, MASK };
+enum { H = 2, HKV = 1, D = 64, TENSORS = 13 };
+enum { Q, K, V, OUT, LSE, DOUT, DQ, DK, DV, BIAS, DBIAS, MASK, LSE_LOW };
 
 struct scene {
     int64_t sq, sk;
@@ -50,6 +51,7 @@ static struct scene *open_scene(int64_t sq, int64_t sk, int64_t bias_rows, int m
                  n == K || n == V || n >= DK ? sk * HKV * D : sq * H * D, (uint32_t)n + 1);
     make(s, LSE, FDM_FLOAT32, 3, lse);
     if (bias_rows) {
+        make(s, LSE_LOW, FDM_FLOAT32, 3, lse);
         fill(make(s, BIAS, FDM_FLOAT32, 4, bias), bias_rows * sk, 99);
         make(s, DBIAS, FDM_FLOAT32, 4, bias);
     }
@@ -74,6 +76,7 @@ static int run(struct scene *s, fdm_pass pass, const char *family, const char *k
     end.data = s->end;
     fdm_tensors all = {.q = &t[Q], .k = &t[K], .v = &t[V], .out = &t[OUT], .lse = &t[LSE]};
     all.bias = t[BIAS].data ? &t[BIAS] : NULL;
+    all.lse_low = t[LSE_LOW].data ? &t[LSE_LOW] : NULL;
     all.mask = t[MASK].data ? &t[MASK] : NULL;
     all.interval_start = s->start ? &start : NULL;
     all.interval_end = s->start ? &end : NULL;
@@ -108,7 +111,8 @@ static void poison(struct scene *s, int first, int last) {
 
 /* Float32 sums over all rows may cancel, so the measure is the largest element, at least 1. */
 static void expect_near(const fdm_tensor *t, const float *want, const char *kernel, int n) {
-    static const char *const names[TENSORS] = {"q", "k", "v", "out", "lse", "dout", "dq", "dk", "dv", "bias", "dbias"};
+    static const char *const names[TENSORS] = {"q",  "k",  "v",    "out",   "lse",  "dout",   "dq",
+                                               "dk", "dv", "bias", "dbias", "mask", "lse_low"};
     const float *have = t->data;
     float size = 1;
     for (int64_t i = 0; i < elements_of(t); i++)
@@ -120,7 +124,7 @@ static void expect_near(const fdm_tensor *t, const float *want, const char *kern
 
 /* Every kernel's outputs against the reference's. */
 static void check_against_reference(struct scene *s) {
-    static const int outputs[2][4] = {{OUT, LSE, -1, -1}, {DQ, DK, DV, DBIAS}};
+    static const int outputs[2][4] = {{OUT, LSE, LSE_LOW, -1}, {DQ, DK, DV, DBIAS}};
     float *want[TENSORS] = {NULL};
     for (int pass = 0; pass < 2; pass++)
         run(s, (fdm_pass)pass, "reference", NULL);
@@ -145,6 +149,8 @@ static void check_against_reference(struct scene *s) {
                             outputs[info.pass][j]);
         memcpy(s->tensor[OUT].data, want[OUT], (size_t)elements_of(&s->tensor[OUT]) * sizeof(float));
         memcpy(s->tensor[LSE].data, want[LSE], (size_t)elements_of(&s->tensor[LSE]) * sizeof(float));
+        if (want[LSE_LOW])
+            memcpy(s->tensor[LSE_LOW].data, want[LSE_LOW], (size_t)elements_of(&s->tensor[LSE]) * sizeof(float));
     }
     assert_true(ran[FDM_FORWARD] >= 1 && ran[FDM_BACKWARD] >= 1);
     for (int n = 0; n < TENSORS; n++)
@@ -224,6 +230,28 @@ static void rows_without_any_key(void **state) {
     close_scene(s);
 }
 
+/* Rows all of whose biases are so low that lse has lost the logarithm of the number of keys: the mean of v, and the
+ * gradients of a mean. */
+static void lowest_bias_gives_a_mean(void **state) {
+    (void)state;
+    for (int64_t rows = 1; rows <= 65; rows += 64) {
+        struct scene *s = open_scene(65, 257, rows, 0);
+        for (int64_t n = 0; n < rows * 257; n++)
+            ((float *)s->tensor[BIAS].data)[n] = -FLT_MAX;
+        check_against_reference(s);
+        run(s, FDM_FORWARD, "cpu", NULL);
+        for (int64_t i = 0; i < H * 65; i++) {
+            assert_true(((float *)s->tensor[LSE].data)[i] == -FLT_MAX);
+            assert_true(fabsf(((float *)s->tensor[LSE_LOW].data)[i] - logf(257)) < 1e-5f);
+        }
+        run(s, FDM_BACKWARD, "cpu", NULL); /* the gradient of a mean: the same for each key */
+        const float *dv = s->tensor[DV].data;
+        for (int64_t n = HKV * D; n < 257 * HKV * D; n++)
+            assert_true(fabsf(dv[n] - dv[n % (HKV * D)]) < 1e-5f);
+        close_scene(s);
+    }
+}
+
 /* The scale that the caller names is the scale that is used, 0 included. */
 static void given_scale_is_not_dropped(void **state) {
     (void)state;
@@ -288,6 +316,7 @@ int main(void) {
         cmocka_unit_test(key_tail_does_not_reach_the_block_before),
         cmocka_unit_test(row_tail_is_not_read),
         cmocka_unit_test(rows_without_any_key),
+        cmocka_unit_test(lowest_bias_gives_a_mean),
         cmocka_unit_test(given_scale_is_not_dropped),
         cmocka_unit_test(rising_bias_is_a_sliding_window),
         cmocka_unit_test(falling_bias_keeps_the_first_keys),

@@ -22,7 +22,8 @@ fdm_tensors trial_tensors(struct trial *t, fdm_pass pass) {
                      .cu_seqlens_q = present(&g[CU_Q]),
                      .cu_seqlens_k = present(&g[CU_K]),
                      .out = &g[OUT].tensor,
-                     .lse = &g[LSE].tensor};
+                     .lse = &g[LSE].tensor,
+                     .lse_low = present(&g[LSE_LOW])};
     if (pass == FDM_BACKWARD) {
         s.dout = &g[DOUT].tensor;
         s.dlse = present(&g[DLSE]);
@@ -76,7 +77,7 @@ void trial_reference(struct trial *t) {
     for (int i = 0; i < NUM_ROLES; i++) {
         if (!t->g[i].map || wide.g[i].data == t->g[i].data)
             continue;
-        if (i == OUT || i == LSE || i >= DQ)
+        if ((i >= OUT && i <= LSE_LOW) || i >= DQ)
             t->truth[i] = (double *)(void *)wide.g[i].data;
         else
             free(wide.g[i].data);
@@ -156,8 +157,18 @@ static int64_t dense_row(const struct head *x, int64_t heads, int64_t rows, int6
 }
 
 struct buffers {
-    float *q, *k, *v, *dout, *out, *s, *slope, *sums[NUM_ROLES], *sizes[NUM_ROLES];
+    float *q, *k, *v, *dout, *out, *s, *slope, *error, *sums[NUM_ROLES], *sizes[NUM_ROLES];
 };
+
+/* How far from the exact sum of score and bias a float32 may be: a few steps where both count; where the bias is so
+ * large that nothing of the score is left, all kernels round alike, and that is known. */
+static float bias_error(float score, float bias) {
+    const float sum = score + bias;
+    if (!isfinite(sum) || bias == 0)
+        return 0;
+    return fabsf(score) < 0x1p-27f * fabsf(sum) ? 2 * (float)fabs((double)sum - ((double)score + (double)bias))
+                                                : 4 * 0x1p-24f * fabsf(sum);
+}
 
 /* What rounding a score can amount to is measured by the sizes of its terms. */
 static float score_size(const float *q, const float *k, int64_t d, float scale) {
@@ -182,19 +193,27 @@ static void baseline_row(const struct head *x, struct buffers *w, int64_t i) {
     for (int64_t j = 0; j < sk; j++) {
         float raw = dot(w->q, w->k + j * d, d) * scale, bend = cap > 0 ? tanhf(raw / cap) : 0;
         w->slope[j] = 1 - bend * bend;
-        w->s[j] = visible(x, i, j) ? (cap > 0 ? cap * bend : raw) + bias_value(x, i, j) : -INFINITY;
+        const float score = cap > 0 ? cap * bend : raw, bias = bias_value(x, i, j);
+        w->s[j] = visible(x, i, j) ? score + bias : -INFINITY;
+        w->error[j] = doubt * (score_size(w->q, w->k + j * d, d, scale) + fabsf(score)) + bias_error(score, bias);
         largest = w->s[j] > largest ? w->s[j] : largest;
     }
     for (int64_t e = 0; e < dv; e++)
         w->out[e] = 0;
+    float row_error = 0; /* of the logarithm of the sum */
     for (int64_t j = 0; j < sk && largest > -INFINITY; j++) {
         float p = expf(w->s[j] - largest), rounded = round_to(t->dtype, p);
+        row_error = p > 1e-6f && w->error[j] > row_error ? w->error[j] : row_error;
         sum += p;
         for (int64_t e = 0; e < dv; e++)
             w->out[e] += rounded * w->v[j * dv + e];
     }
-    float lse = largest > -INFINITY ? largest + logf(sum) : INFINITY;
-    t->baseline[LSE][t->varlen ? x->h * rows + row : (x->b * t->heads + x->h) * rows + row] = lse;
+    const float lse = largest > -INFINITY ? largest + logf(sum) : INFINITY;
+    const float low = isfinite(lse) && t->g[LSE_LOW].map ? largest - lse + logf(sum) : 0;
+    const int64_t lse_at = t->varlen ? x->h * rows + row : (x->b * t->heads + x->h) * rows + row;
+    t->baseline[LSE][lse_at] = lse;
+    t->baseline[LSE_LOW][lse_at] = low;
+    t->magnitude[LSE_LOW][lse_at] = row_error;
     for (int64_t e = 0; e < dv; e++) {
         w->out[e] = round_to(t->dtype, sum > 0 ? w->out[e] / sum : 0);
         t->baseline[OUT][dense_row(x, t->heads, rows, row, x->h, dv) + e] = w->out[e];
@@ -202,13 +221,16 @@ static void baseline_row(const struct head *x, struct buffers *w, int64_t i) {
         delta_size += fabsf(w->out[e] * w->dout[e]);
     }
     if (t->g[DLSE].map)
-        delta -= (float)guarded_get(&t->g[DLSE], t->varlen ? x->h * rows + row : (x->b * t->heads + x->h) * rows + row);
+        delta -= (float)guarded_get(&t->g[DLSE], lse_at);
     for (int64_t j = 0; j < sk && largest > -INFINITY; j++) {
         if (w->s[j] == -INFINITY)
             continue;
-        float dp = dot(w->dout, w->v + j * dv, dv), p = expf(w->s[j] - lse), ds = p * (dp - delta);
-        float uncertain = doubt * (score_size(w->q, w->k + j * d, d, scale) + fabsf(lse) + fabsf(w->s[j]));
-        uncertain = fminf(uncertain, 1e15f); /* the lowest bias there is: infinity times a weight of 0 is no limit */
+        float dp = dot(w->dout, w->v + j * dv, dv), p = expf(w->s[j] - lse - low), ds = p * (dp - delta);
+        /* Weights below 1e-30 are none. */
+        float uncertain = w->error[j] + row_error + doubt * fminf(fabsf(w->s[j] - lse), 70);
+        if (!t->g[LSE_LOW].map)
+            uncertain += doubt * (fabsf(lse) + fabsf(w->s[j]));
+        uncertain = expm1f(fminf(uncertain, 70));
         float size = p * (fabsf(dp) + delta_size) * (cancelled + uncertain);
         int64_t key = (t->varlen ? x->s.k_begin + j : x->b * t->seqlen_k + j) * t->heads_kv + x->h / group;
         if (t->g[DBIAS].map) {
@@ -268,10 +290,13 @@ void trial_baseline(struct trial *t) {
         fail(t, "describe");
     int64_t q_rows = t->varlen ? t->total_q : t->batch * t->seqlen_q,
             k_rows = t->varlen ? t->total_k : t->batch * t->seqlen_k;
-    int64_t sizes[NUM_ROLES] = {
-        [OUT] = q_rows * t->heads * t->head_dim_v,   [LSE] = q_rows * t->heads,
-        [DQ] = q_rows * t->heads * t->head_dim,      [DK] = k_rows * t->heads_kv * t->head_dim,
-        [DV] = k_rows * t->heads_kv * t->head_dim_v, [DBIAS] = t->g[BIAS].map ? guarded_elements(&t->g[BIAS]) : 0};
+    int64_t sizes[NUM_ROLES] = {[OUT] = q_rows * t->heads * t->head_dim_v,
+                                [LSE] = q_rows * t->heads,
+                                [LSE_LOW] = q_rows * t->heads,
+                                [DQ] = q_rows * t->heads * t->head_dim,
+                                [DK] = k_rows * t->heads_kv * t->head_dim,
+                                [DV] = k_rows * t->heads_kv * t->head_dim_v,
+                                [DBIAS] = t->g[BIAS].map ? guarded_elements(&t->g[BIAS]) : 0};
     struct buffers w = {0};
     for (int role = OUT; role < NUM_ROLES; role++) {
         t->baseline[role] = calloc((size_t)sizes[role] + 1, sizeof(double));
@@ -279,14 +304,15 @@ void trial_baseline(struct trial *t) {
         w.sums[role] = calloc((size_t)sizes[role] + 1, sizeof(float));
         w.sizes[role] = calloc((size_t)sizes[role] + 1, sizeof(float));
     }
-    size_t floats = (size_t)((t->seqlen_k + 2) * (t->head_dim + t->head_dim_v + 3) + 2 * (t->head_dim + t->head_dim_v));
+    size_t floats = (size_t)((t->seqlen_k + 2) * (t->head_dim + t->head_dim_v + 4) + 2 * (t->head_dim + t->head_dim_v));
     float *memory = calloc(floats, sizeof(float));
     w.q = memory;
     w.dout = w.q + t->head_dim;
     w.out = w.dout + t->head_dim_v;
     w.s = w.out + t->head_dim_v;
     w.slope = w.s + t->seqlen_k;
-    w.k = w.slope + t->seqlen_k;
+    w.error = w.slope + t->seqlen_k;
+    w.k = w.error + t->seqlen_k;
     w.v = w.k + t->seqlen_k * t->head_dim;
     for (int64_t b = 0; b < t->batch; b++)
         for (int64_t h = 0; h < t->heads; h++) {
@@ -297,4 +323,18 @@ void trial_baseline(struct trial *t) {
     for (int role = OUT; role < NUM_ROLES; role++)
         free(w.sums[role]), free(w.sizes[role]);
     free(memory);
+}
+
+void trial_set_forward_results(struct trial *t) {
+    for (int role = OUT; role <= LSE_LOW; role++) {
+        const int64_t elements = t->g[role].map ? guarded_elements(&t->g[role]) : 0;
+        guarded_poison(&t->g[role]);
+        for (int64_t n = 0; n < elements; n++) {
+            const double *from = t->huge ? t->baseline[role] : t->truth[role];
+            const double rounded_away = role == LSE_LOW && !t->huge && !isinf(t->truth[LSE][n])
+                                            ? t->truth[LSE][n] - (double)(float)t->truth[LSE][n]
+                                            : 0;
+            guarded_set(&t->g[role], n, from[n] + rounded_away);
+        }
+    }
 }

@@ -76,6 +76,13 @@ static void layouts_arrive_whole(void) {
     map = made_from(&edge);
     assert_int_equal(map.last[4], UINT32_MAX);
     assert_int_equal(map.stride_bytes[3], 0);
+    struct cuda_tensor_layout thin = sound; /* an axis of extent 1 has no stride; no driver is told 0 */
+    thin.extents[1] = thin.extents[3] = 1;
+    thin.stride_bytes[1] = thin.stride_bytes[3] = 0;
+    map = made_from(&thin);
+    assert_int_equal(map.stride_bytes[0], 256);
+    assert_int_equal(map.stride_bytes[1], 256);
+    assert_int_equal(map.stride_bytes[2], 16 * 256);
     edge.rank = 1;
     edge.extents[0] = 1;
     edge.box[0] = 16;

@@ -109,6 +109,7 @@ fdm_status cuda_call_make(struct cuda_call *c, enum cuda_call_kind kind, int32_t
                             .mask_shape = {batch, 1, rows, keys},
                             .options = fdm_options_default()};
     c->options.softcap = kind == CALL_WIDE ? 30 : 0;
+    c->options.family = "mma"; /* whose launches tests know on every architecture */
     c->bytes = lay_out(c, kind == CALL_MASKED || kind == CALL_WIDE);
     fdm_status status = fdm_memory_allocate(c->device, c->bytes, &c->memory);
     if (!status) {

@@ -78,7 +78,8 @@ cu_context fake_current(void) { return depth > 0 ? stack[depth - 1] : NULL; }
 static int is_forbidden(const char *function) {
     static const char *const safe[] = {"cuInit",           "cuDriverGetVersion", "cuDeviceGetCount",
                                        "cuCtxGetCurrent",  "cuCtxPushCurrent",   "cuCtxPopCurrent",
-                                       "cuLaunchKernelEx", "cuEventRecord",      "cuThreadExchangeStreamCaptureMode"};
+                                       "cuLaunchKernelEx", "cuEventRecord",      "cuThreadExchangeStreamCaptureMode",
+                                       "cuMemsetD8Async"};
     for (size_t i = 0; i < sizeof safe / sizeof safe[0]; i++)
         if (strcmp(function, safe[i]) == 0)
             return 0;
@@ -170,7 +171,7 @@ static cu_result device_name(char *name, int size, cu_device device) {
 
 static int attribute_of(cu_context device, int attribute) {
     switch (attribute) {
-    case CU_NUM_MULTIPROCESSORS: return 132;
+    case CU_NUM_MULTIPROCESSORS: return (int)number_of("EMULATED_SMS", 132); /* few: a block has many turns */
     case CU_MEMORY_CLOCK_KHZ: return 2619000;
     case CU_MEMORY_BUS_BITS: return 6144;
     case CU_L2_CACHE_BYTES: return 50 << 20;

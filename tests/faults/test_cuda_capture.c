@@ -59,6 +59,8 @@ static void first_use_in_a_capture(void) {
             fake_driver()->begin_capture(mode);
             assert_int_equal(cuda_call_make(&call, (enum cuda_call_kind)kind, mode), FDM_OK);
             assert_int_equal(cuda_call_run(&call, NULL), FDM_OK);
+            call.options.family = NULL; /* the kernels that are chosen freely */
+            assert_int_equal(cuda_call_run(&call, NULL), FDM_OK);
             if (kind != CALL_WIDE)
                 assert_int_equal(cuda_call_run_backward(&call, &plan), FDM_OK);
             assert_int_equal(fake_driver()->capture_mode(), GLOBAL);

@@ -203,7 +203,7 @@ static int64_t expected(enum cuda_call_kind kind, const fdm_plan *plan, const st
         const int64_t tiles = ceil_of(p->seqlen_k, plan->block_n);
         other = (struct fake_launch){.entry = "block_mask",
                                      .device = main.device,
-                                     .grid = {(unsigned)ceil_of(tiles, BLOCK_MASK_WARPS), (unsigned)blocks, 2},
+                                     .grid = {(unsigned)(ceil_of(tiles, BLOCK_MASK_WARPS) * blocks * 2), 1, 1},
                                      .block = {32 * BLOCK_MASK_WARPS, 1, 1},
                                      .stream = stream,
                                      .first_member = call->mask.data};
@@ -217,11 +217,10 @@ static int64_t expected(enum cuda_call_kind kind, const fdm_plan *plan, const st
     }
     if (kind != CALL_DECODE)
         return 1;
-    want[0].grid[0] = (unsigned)plan->parameters[0];
-    want[0].grid[1] = (unsigned)(p->batch * p->heads_kv);
+    want[0].grid[0] = (unsigned)(plan->parameters[0] * p->batch * p->heads_kv);
     want[0].block[0] = 32 * MMA_DECODE_WARPS;
     snprintf(other.entry, sizeof other.entry, "mma_combine");
-    other.grid[0] = (unsigned)ceil_of(rows, MMA_DECODE_WARPS);
+    other.grid[0] = (unsigned)rows;
     other.block[0] = 32 * MMA_DECODE_WARPS;
     other.shared_bytes = 0;
     other.programmatic = plan->parameters[3];
@@ -242,7 +241,7 @@ static void launches_of(enum cuda_call_kind kind, int32_t device, void *stream) 
     assert_int_equal(cuda_call_make(&call, kind, device), FDM_OK);
     assert_int_equal(fdm_device_query(FDM_CUDA, device, &facts), FDM_OK);
     assert_int_equal(fdm_describe(FDM_FORWARD, &call.tensors, &call.options, &problem), FDM_OK);
-    assert_int_equal(fdm_plan_attention(&facts, &problem, NULL, &plan), FDM_OK);
+    assert_int_equal(fdm_plan_attention(&facts, &problem, &call.options, &plan), FDM_OK);
     const size_t bytes = (size_t)plan.workspace_bytes;
     assert_int_equal(fdm_memory_allocate(call.device, bytes, &workspace), FDM_OK);
     const int64_t before = fake_driver()->num_launches();
@@ -279,7 +278,7 @@ static void decode_in_a_cluster(void) {
         call.k_shape[1] = 512;
         assert_int_equal(fdm_device_query(FDM_CUDA, device, &facts), FDM_OK);
         assert_int_equal(fdm_describe(FDM_FORWARD, &call.tensors, &call.options, &problem), FDM_OK);
-        assert_int_equal(fdm_plan_attention(&facts, &problem, NULL, &plan), FDM_OK);
+        assert_int_equal(fdm_plan_attention(&facts, &problem, &call.options, &plan), FDM_OK);
         const int32_t splits = plan.parameters[0];
         assert_true(splits > 1 && splits <= MMA_MERGE_CLUSTER_MAX);
         const int clustered = plan.parameters[2] == MMA_MERGE_CLUSTER;
@@ -290,7 +289,7 @@ static void decode_in_a_cluster(void) {
             const struct fake_launch have = fake_driver()->launch(fake_driver()->num_launches() - 1);
             assert_string_equal(have.entry, "mma_decode");
             assert_int_equal(have.cluster, splits);
-            assert_int_equal(have.grid[0], splits);
+            assert_int_equal(have.grid[0], splits * problem.batch * problem.heads_kv);
             plan.parameters[0] = MMA_MERGE_CLUSTER_MAX + 1;
             assert_refused(fdm_execute(&plan, &call.tensors, NULL, 0, NULL), FDM_ERROR_INVALID_ARGUMENT, "splits");
         }
@@ -319,7 +318,7 @@ static void blocks_are_reported(void) {
             } else {
                 assert_int_equal(fdm_device_query(FDM_CUDA, device, &facts), FDM_OK);
                 assert_int_equal(fdm_describe(FDM_FORWARD, &call.tensors, &call.options, &problem), FDM_OK);
-                assert_int_equal(fdm_plan_attention(&facts, &problem, NULL, &plan), FDM_OK);
+                assert_int_equal(fdm_plan_attention(&facts, &problem, &call.options, &plan), FDM_OK);
                 assert_int_equal(cuda_call_run(&call, NULL), FDM_OK);
             }
             const int32_t count = family_mma.launches(&family_mma, &plan, requests);
@@ -402,7 +401,7 @@ static void calls_that_do_not_fit(void) {
     assert_int_equal(cuda_call_make(&other, CALL_DECODE, 1), FDM_OK);
     assert_int_equal(fdm_device_query(FDM_CUDA, 0, &facts), FDM_OK);
     assert_int_equal(fdm_describe(FDM_FORWARD, &call.tensors, NULL, &problem), FDM_OK);
-    assert_int_equal(fdm_plan_attention(&facts, &problem, NULL, &plan), FDM_OK);
+    assert_int_equal(fdm_plan_attention(&facts, &problem, &call.options, &plan), FDM_OK);
     assert_true(plan.workspace_bytes > 0);
     const fdm_status wrong = FDM_ERROR_INVALID_ARGUMENT;
     assert_refused(fdm_attention_forward(&call.tensors, NULL, NULL), wrong, "allocator is NULL");

@@ -110,10 +110,10 @@ def plan(**changed: object) -> bytes:
     fields.update({"seqlen_q": 1024, "seqlen_k": 1024, "head_dim": 64, "head_dim_v": 64, "total_q": 0, "total_k": 0})
     fields.update({"softmax_scale": 0.125, "softcap": 0, "window_left": -1, "window_right": -1, "causal": 0})
     fields.update({"varlen": 0, "deterministic": 0, "needs_lse": 1, "needs_dq": 1, "needs_dk": 1, "needs_dv": 1})
-    fields.update({"needs_dbias": 0, "has_dlse": 0, "has_intervals": 0, "interval_batch": 1, "interval_heads": 1})
+    fields.update({"needs_dbias": 0, "has_dlse": 0, "has_lse_low": 0, "has_intervals": 0, "interval_batch": 1, "interval_heads": 1})
     fields.update({"has_mask": 0, "has_bias": 0, "mask_shape": [1, 1, 1, 1], "bias_shape": [1, 1, 1, 1]})
     fields.update({"bias_dtype": "float32", "aligned": 1, "scores_aligned": 1})
-    fields.update({"q_mappable": 1, "keys_mappable": 1})
+    fields.update({"q_mappable": 1, "keys_mappable": 1, "scores_mappable": 1})
     fields.update(changed)
     return json.dumps(fields).encode()
 

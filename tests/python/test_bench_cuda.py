@@ -81,6 +81,18 @@ def test_flops_follow_the_conventions():
     assert _bench_report.visible_pairs(_bench_report.cell_of(tiny("dense mask").title)) is None
     decode = _bench_report.cell_of("B2 H32/8 Sq1 Sk1000 D128 bfloat16")
     assert _bench_report.moved_bytes(decode) == 2 * 2 * 8 * 1000 * 128 * 2
+    assert _bench_report.moved_bytes(decode, 2 * 32 * 1000.0) == _bench_report.moved_bytes(decode)
+    top = _bench_report.cell_of("B1 H32/8 Sq1 Sk1000 D128 bfloat16 causal top-50")
+    assert _bench_report.moved_bytes(top, _bench_report.visible_pairs(top)) == 2 * 8 * 50 * 128 * 2 + 8 * 8 * 1000
+
+
+def test_one_query_row_sees_what_its_title_says():
+    padded = _bench_cuda.make_problem(_bench_cuda.Case("decode", 4, 8, 40, 16, heads_kv=2, rows=1, extra="padded"), "cpu")
+    assert padded.mask.shape == (4, 1, 1, 40) and padded.mask.sum(dim=(1, 2, 3)).tolist() == [10, 20, 30, 40]
+    case = _bench_cuda.Case("decode", 1, 8, 40, 16, causal=True, heads_kv=2, rows=1, extra="top-5")
+    start, end = _bench_cuda.make_problem(case, "cpu").intervals
+    assert start.shape == (1, 2, 40) and ((start <= 0) & (end > 0)).sum(dim=-1).tolist() == [[5, 5]]
+    assert _bench_report.visible_pairs(_bench_report.cell_of(case.title)) == 8 * 5
 
 
 # ---- peers -----------------------------------------------------------------------------------------------------------

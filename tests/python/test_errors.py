@@ -2,7 +2,14 @@
 
 import pytest
 import torch
-from flash_dmattn import flash_dmattn_func, flash_dmattn_func_auto, flash_dmattn_varlen_func, get_available_backends
+from flash_dmattn import (
+    attention,
+    flash_dmattn_func,
+    flash_dmattn_func_auto,
+    flash_dmattn_varlen_func,
+    get_available_backends,
+    masks,
+)
 
 Q = torch.randn(2, 5, 4, 8)
 OFFSETS = torch.tensor([0, 3, 5], dtype=torch.int32)
@@ -46,6 +53,41 @@ def test_tensors():
     refuse(ValueError, "not a multiple of the 3 heads", Q, Q[:, :, :3], Q[:, :, :3])
     refuse(ValueError, r"k has shape \[2, 5, 4, 4\]; it must be \[2, 5, 4, 8\]", Q, Q[..., :4], Q)
     refuse(ValueError, "on its last axis; it must be contiguous", torch.randn(2, 8, 4, 5).transpose(1, 3), Q, Q)
+
+
+def test_foreign_dtypes():
+    refuse(ValueError, "^q is int8; the library takes float32, float16", *[Q.to(torch.int8)] * 3)
+    refuse(ValueError, "^k is int64; the library takes", Q, Q.long(), Q)
+    refuse(ValueError, "^q is complex64; ", *[Q.to(torch.complex64)] * 3)
+    refuse(ValueError, "^q is float8_e4m3fn; ", *[Q.to(torch.float8_e4m3fn)] * 3)
+    refuse(ValueError, "^bias is int8; ", attn_bias=torch.zeros(1, 1, 5, 5, dtype=torch.int8))
+    with pytest.raises(TypeError, match="^q is int8; the library takes"):
+        attention(Q.to(torch.int8).numpy(), Q.numpy(), Q.numpy())
+
+
+def test_the_argument_order_of_flash_attn():
+    """Its functions take dropout_p where these take something else."""
+    refuse(TypeError, "attn_mask is the number 0.0; .*no dropout", Q, Q, Q, 0.0)
+    refuse(TypeError, "attn_mask is the number 0.0", Q, Q, Q, 0.0, 0.125, True)
+    refuse(TypeError, "attn_bias is the number 0.1", attn_bias=0.1)
+    with pytest.raises(TypeError, match="attn_mask is the number 0.0; .*no dropout"):
+        attention(Q.numpy(), Q.numpy(), Q.numpy(), 0.0)
+    packed = [Q.flatten(0, 1)] * 3 + [torch.tensor([0, 5, 10], dtype=torch.int32)] * 2 + [5, 5]
+    for rest, sentence in (((0.0, 0.125), "is_causal is 0.125, which is not a bool"), ((0.0, None, True), "softcap is True")):
+        with pytest.raises(TypeError, match=sentence + ".*no dropout"):
+            flash_dmattn_varlen_func(*packed, *rest)
+
+
+def test_windows():
+    for window, same in (((None, None), (-1, -1)), ((None, 0), (-1, 0)), ([2, None], (2, -1))):
+        assert torch.equal(flash_dmattn_func(Q, Q, Q, window_size=window), flash_dmattn_func(Q, Q, Q, window_size=same))
+        array = Q.numpy()
+        assert (attention(array, array, array, window_size=window) == attention(array, array, array, window_size=same)).all()
+        pairs = (masks.window_intervals(5, 7, each, library="torch") for each in (window, same))
+        assert all(torch.equal(a, b) for a, b in zip(*pairs))
+    for window in (None, 3, (1, 2, 3)):
+        refuse(ValueError, "window_size is .*; it must be a pair", window_size=window)
+    refuse(TypeError, "its bounds must be integers", window_size=(3.0, 0))
 
 
 def test_intervals():

@@ -94,6 +94,37 @@ def test_expanded_bias_gets_a_gradient_of_the_expanded_shape():
     assert wide.grad.std(dim=1).max() > 0
 
 
+@pytest.mark.parametrize("way", ["direct", "operator", "compiled", "checkpoint"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_at_the_lowest_bias_average(way, dtype):
+    """Each weight is 1 / 6, which lse in float32 cannot say beside such a bias."""
+    leaves = small(dtype)
+    bias = torch.full((1, 2, 5, 6), torch.finfo(dtype).min, dtype=dtype, requires_grad=True)
+
+    def attend(q, k, v, bias):
+        out, lse = flash_dmattn_func(q, k, v, attn_bias=bias, return_lse=True)
+        return out, lse
+
+    torch._dynamo.reset()
+    if way == "compiled":
+        out, lse = torch.compile(attend, fullgraph=True, backend="aot_eager")(*leaves, bias)
+    elif way == "checkpoint":
+        out, lse = checkpoint(attend, *leaves, bias, use_reentrant=False)
+    elif way == "operator":
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            out, lse = attend(*leaves, bias)
+        assert any(event.key == "flash_dmattn::forward_beside_bias" for event in profile.key_averages())
+    else:
+        out, lse = attend(*leaves, bias)
+    assert torch.all(lse == torch.finfo(dtype).min)
+    upstream = torch.randn_like(out)
+    got = gradients(out, upstream, (*leaves, bias))
+    exact = [tensor.detach().double().requires_grad_() for tensor in (*leaves, bias)]
+    want = gradients(truth(*exact[:3], bias=exact[3])[0], upstream.double(), exact)
+    for name, actual, of_truth in zip(("dq", "dk", "dv", "dbias"), got, want):
+        assert_close(actual, of_truth, dtype, name)
+
+
 def test_expanded_keys():
     q = torch.randn(2, 5, 4, 8, requires_grad=True)
     k = torch.randn(2, 5, 1, 8, requires_grad=True)

@@ -27,6 +27,20 @@ def test_opcheck_forward():
     )
 
 
+def test_opcheck_forward_beside_bias():
+    q, k, v = inputs()
+    bias = torch.randn(1, 2, 1, 7, requires_grad=True)
+    operator = torch.ops.flash_dmattn.forward_beside_bias.default
+    torch.library.opcheck(operator, (q, k, v, None, bias, *NO_EXTRAS[2:], *SETTINGS))
+    tensors = [tensor.detach() for tensor in (q, k, v)]
+    given = (*tensors, None, bias.detach(), *NO_EXTRAS[2:])
+    out, lse, low = operator(*given, *SETTINGS)
+    needs = (True, True, True, True)
+    torch.library.opcheck(
+        torch.ops.flash_dmattn.backward.default, (*given, out, lse, out, lse, *needs, *SETTINGS), {"lse_low": low}
+    )
+
+
 def test_opcheck_forward_packed():
     q, k, v = (tensor[0] for tensor in inputs())
     cu_q, cu_k = torch.tensor([0, 2, 6], dtype=torch.int32), torch.tensor([0, 5, 7], dtype=torch.int32)

@@ -91,7 +91,7 @@ static void devices_by_name(void **state) {
         assert_int_equal(fdm_device_from_name(wrong[i], &device), FDM_ERROR_INVALID_ARGUMENT);
 }
 
-/* A plan for a CUDA device needs none: float16 goes to the mma family, float64 to nobody. */
+/* A plan for a CUDA device needs none: float16 goes to the hopper or mma family, float64 to nobody. */
 static void cuda_devices_are_planned_for(void **state) {
     (void)state;
     fdm_device device;
@@ -99,9 +99,11 @@ static void cuda_devices_are_planned_for(void **state) {
     fdm_plan plan;
     p.seqlen_q = p.seqlen_k = 128;
     p.dtype = FDM_FLOAT16;
-    assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
-    assert_int_equal(fdm_plan_attention(&device, &p, NULL, &plan), FDM_OK);
-    assert_string_equal(plan.family, "mma");
+    for (int hopper = 0; hopper < 2; hopper++) {
+        assert_int_equal(fdm_device_from_name(hopper ? "sm_90" : "sm_80", &device), FDM_OK);
+        assert_int_equal(fdm_plan_attention(&device, &p, NULL, &plan), FDM_OK);
+        assert_string_equal(plan.family, hopper ? "hopper" : "mma");
+    }
     p.dtype = FDM_FLOAT64;
     assert_int_equal(fdm_plan_attention(&device, &p, NULL, &plan), FDM_ERROR_UNSUPPORTED);
     assert_non_null(strstr(fdm_last_error(), "sm_90"));

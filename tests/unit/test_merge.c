@@ -106,7 +106,7 @@ static void merges_every_dtype(void **state) {
         make_pair(&b, dtypes[i], 2);
         make_pair(&result, dtypes[i], 3);
         assert_int_equal(fdm_merge(&a.out_tensor, &a.lse_tensor, &b.out_tensor, &b.lse_tensor, &result.out_tensor,
-                                   &result.lse_tensor),
+                                   &result.lse_tensor, NULL),
                          FDM_OK);
         assert_merged(&a, &b, &result, dtypes[i]);
     }
@@ -120,7 +120,7 @@ static void merges_in_place(void **state) {
         make_pair(&a, dtypes[i / 2], 1);
         make_pair(&b, dtypes[i / 2], 2);
         assert_int_equal(fdm_merge(&a.out_tensor, &a.lse_tensor, &b.out_tensor, &b.lse_tensor, &result->out_tensor,
-                                   &result->lse_tensor),
+                                   &result->lse_tensor, NULL),
                          FDM_OK);
         assert_merged(&a, &b, result, dtypes[i / 2]);
     }
@@ -139,7 +139,8 @@ static void extreme_lse(void **state) {
             set(a.out_bytes, out_index(row, d), row + d, FDM_FLOAT32);
     }
     assert_int_equal(
-        fdm_merge(&a.out_tensor, &a.lse_tensor, &b.out_tensor, &b.lse_tensor, &b.out_tensor, &b.lse_tensor), FDM_OK);
+        fdm_merge(&a.out_tensor, &a.lse_tensor, &b.out_tensor, &b.lse_tensor, &b.out_tensor, &b.lse_tensor, NULL),
+        FDM_OK);
     for (int row = 0; row < ROWS; row++) {
         assert_true(get(b.lse_bytes, lse_index(row), FDM_FLOAT32) == (double)3e38f);
         for (int d = 0; d < DV; d++)
@@ -149,7 +150,7 @@ static void extreme_lse(void **state) {
 
 static void assert_refused(struct pair *p, fdm_status status, const char *word) {
     assert_int_equal(
-        fdm_merge(&p->out_tensor, &p->lse_tensor, &p->out_tensor, &p->lse_tensor, &p->out_tensor, &p->lse_tensor),
+        fdm_merge(&p->out_tensor, &p->lse_tensor, &p->out_tensor, &p->lse_tensor, &p->out_tensor, &p->lse_tensor, NULL),
         status);
     if (!strstr(fdm_last_error(), word))
         fail_msg("\"%s\" does not say %s", fdm_last_error(), word);
@@ -168,13 +169,13 @@ static void refuses(void **state) {
         const fdm_tensor *t[6];
         memcpy(t, all, sizeof t);
         t[i] = NULL;
-        assert_int_equal(fdm_merge(t[0], t[1], t[2], t[3], (fdm_tensor *)t[4], (fdm_tensor *)t[5]),
+        assert_int_equal(fdm_merge(t[0], t[1], t[2], t[3], (fdm_tensor *)t[4], (fdm_tensor *)t[5], NULL),
                          FDM_ERROR_INVALID_ARGUMENT);
         assert_string_equal(fdm_last_error(), names[i]);
     }
     q.out_shape[3] = DV - 1;
     assert_int_equal(
-        fdm_merge(&p.out_tensor, &p.lse_tensor, &q.out_tensor, &q.lse_tensor, &p.out_tensor, &p.lse_tensor),
+        fdm_merge(&p.out_tensor, &p.lse_tensor, &q.out_tensor, &q.lse_tensor, &p.out_tensor, &p.lse_tensor, NULL),
         FDM_ERROR_INVALID_ARGUMENT);
     assert_non_null(strstr(fdm_last_error(), "out2 has shape [2, 3, 2, 4]; it must be [2, 3, 2, 5]"));
     p.lse_tensor.dtype = fdm_data_type_of(FDM_FLOAT64);
@@ -186,8 +187,11 @@ static void refuses(void **state) {
     p.out_strides[1] = 0;
     assert_refused(&p, FDM_ERROR_INVALID_ARGUMENT, "out is written");
     make_pair(&p, FDM_FLOAT32, 1);
-    p.out_tensor.device.type = FDM_CUDA;
-    assert_refused(&p, FDM_ERROR_UNSUPPORTED, "out1 is on DLPack device type 2");
+    p.lse_tensor.device.type = FDM_CUDA;
+    assert_refused(&p, FDM_ERROR_INVALID_ARGUMENT, "lse1 is on DLPack device 2:0, but out1 is on 1:0");
+    make_pair(&p, FDM_FLOAT32, 1);
+    p.out_tensor.device.type = 8;
+    assert_refused(&p, FDM_ERROR_UNSUPPORTED, "out1 is on DLPack device type 8");
 }
 
 int main(void) {

@@ -68,6 +68,93 @@ static void splits(void **state) {
     }
 }
 
+static int64_t constant_of(const struct cuda_kernel_request *request, const char *name) {
+    for (int32_t i = 0; i < request->num_constants; i++)
+        if (strcmp(request->constants[i].name, name) == 0)
+            return request->constants[i].value;
+    return -1;
+}
+
+/* Few query rows with whatever hides or changes scores are split along the keys too, and more rows than one tile's. */
+static void decode_takes_every_feature(void **state) {
+    (void)state;
+    enum { MASK = 1, BIAS = 2, INTERVALS = 4, SOFTCAP = 8, WINDOW = 16, OF_HEADS = 32, OF_ROWS = 64 };
+    static const struct {
+        int features;
+        fdm_dtype dtype;
+        int64_t heads, heads_kv, rows, head_dim;
+        const char *choice, *words;
+        int64_t mask, intervals, row_groups;
+    } cases[] = {
+        {MASK, FDM_BFLOAT16, 32, 8, 1, 128, "MMA_Decode_16x64_S3", "listed first by the mask", 1, 0, 1},
+        {MASK | OF_HEADS, FDM_BFLOAT16, 32, 8, 1, 128, "MMA_Decode_16x64_S3", "by the mask", 2, 0, 1},
+        {MASK | OF_ROWS, FDM_FLOAT16, 32, 8, 4, 128, "MMA_Decode_16x64_S3", "by the mask", 2, 0, 1},
+        {INTERVALS, FDM_BFLOAT16, 32, 8, 1, 128, "MMA_Decode_16x64_S3", "by intervals", 0, 1, 1},
+        {INTERVALS, FDM_BFLOAT16, 32, 8, 2, 128, "MMA_Decode_16x64_S3", "by intervals", 0, 2, 1},
+        {MASK | INTERVALS, FDM_BFLOAT16, 32, 8, 1, 64, "MMA_Decode_16x64_S3", "by mask and intervals", 1, 1, 1},
+        {BIAS, FDM_BFLOAT16, 32, 8, 1, 128, "MMA_Decode_16x64_S3", "a bias of -inf", 0, 0, 1},
+        {SOFTCAP | WINDOW, FDM_BFLOAT16, 32, 8, 1, 256, "MMA_Decode_16x64_S2", "fit in one tile of 16", 0, 0, 1},
+        {0, FDM_BFLOAT16, 64, 2, 1, 128, "MMA_Decode_32x64_S3", "32 query rows of a KV head fit in one tile of 32", 0,
+         0, 2},
+        {0, FDM_BFLOAT16, 64, 1, 1, 128, "MMA_Decode_64x64_S3", "fit in one tile of 64", 0, 0, 4},
+        {0, FDM_BFLOAT16, 64, 2, 4, 128, "MMA_Decode_64x64_S3", "128 query rows of a KV head fit in 2 tiles of 64", 0,
+         0, 4},
+        {0, FDM_FLOAT32, 32, 8, 1, 128, "MMA_Decode_TF32x3_16x64_S2", "2 stages of 64 keys", 0, 0, 1},
+        {MASK, FDM_FLOAT32, 32, 8, 1, 256, "MMA_Decode_TF32x3_16x32_S2", "2 stages of 32 keys", 1, 0, 1},
+        {0, FDM_FLOAT32, 64, 2, 1, 256, "MMA_Decode_TF32x3_32x32_S2", "fit in one tile of 32", 0, 0, 2},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const int f = cases[i].features;
+        fdm_problem p = problem_of(1, cases[i].heads, cases[i].heads_kv, cases[i].rows, 131072, cases[i].head_dim);
+        p.dtype = p.bias_dtype = cases[i].dtype;
+        p.has_mask = (f & MASK) != 0;
+        p.mask_shape[1] = f & OF_HEADS ? p.heads : 1;
+        p.mask_shape[2] = f & OF_ROWS ? p.seqlen_q : 1;
+        p.mask_shape[3] = p.bias_shape[3] = p.seqlen_k;
+        p.has_bias = (f & BIAS) != 0;
+        p.has_intervals = (f & INTERVALS) != 0;
+        p.interval_heads = p.has_intervals ? p.heads_kv : 1;
+        p.softcap = f & SOFTCAP ? 30 : 0;
+        p.window_left = f & WINDOW ? 70000 : -1;
+        fdm_device device;
+        fdm_plan plan;
+        struct cuda_kernel_request requests[GPU_REQUESTS_MAX];
+        assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
+        assert_int_equal(fdm_plan_attention(&device, &p, NULL, &plan), FDM_OK);
+        assert_string_equal(plan.kernel, "mma.decode");
+        assert_string_equal(plan.choice, cases[i].choice);
+        assert_non_null(strstr(plan.reason, cases[i].words));
+        assert_true(plan.parameters[0] > 1 && plan.shared_bytes <= device.shared_bytes);
+        assert_true(family_mma.launches(&family_mma, &plan, requests) >= 1);
+        assert_int_equal(requests[0].shared_bytes, plan.shared_bytes);
+        assert_int_equal(constant_of(&requests[0], "MASK"), cases[i].mask);
+        assert_int_equal(constant_of(&requests[0], "INTERVALS"), cases[i].intervals);
+        assert_int_equal(constant_of(&requests[0], "ROW_GROUPS"), cases[i].row_groups);
+    }
+}
+
+/* Many rows, short sequences and odd head dims are left to others. */
+static void decode_leaves_to_others(void **state) {
+    (void)state;
+    static const struct {
+        int64_t heads, heads_kv, rows, keys, head_dim;
+    } cases[] = {
+        {32, 8, 1, 500, 128},
+        {32, 32, 32, 4096, 128},
+        {64, 1, 8, 4096, 128},
+        {32, 8, 1, 4096, 100},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const fdm_problem p =
+            problem_of(1, cases[i].heads, cases[i].heads_kv, cases[i].rows, cases[i].keys, cases[i].head_dim);
+        fdm_device device;
+        fdm_plan plan;
+        assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
+        assert_int_equal(fdm_plan_attention(&device, &p, NULL, &plan), FDM_OK);
+        assert_string_not_equal(plan.kernel, "mma.decode");
+    }
+}
+
 static int32_t heads_together(const fdm_problem *p) {
     const struct attention attention = {.problem = p};
     struct gpu_forward_params arguments;
@@ -108,6 +195,7 @@ static void sections(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(splits), cmocka_unit_test(sections)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(splits), cmocka_unit_test(decode_takes_every_feature),
+                                       cmocka_unit_test(decode_leaves_to_others), cmocka_unit_test(sections)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

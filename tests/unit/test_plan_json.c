@@ -159,8 +159,8 @@ static void damage_is_refused_with_a_sentence(void **state) {
         {"{", "[", "an object is expected"},
         {", ", " ", "a comma is expected"},
         {"\"q_mappable\": 0, ", "", "lacks the key 'q_mappable'"},
-        {"\"keys_mappable\": 1}", "\"keys_mappable\": 1} x", "text follows"},
-        {"\"keys_mappable\": 1}", "\"keys_mappable\": 1", "near key 'keys_mappable'"},
+        {"\"scores_mappable\": 1}", "\"scores_mappable\": 1} x", "text follows"},
+        {"\"scores_mappable\": 1}", "\"scores_mappable\": 1", "near key 'scores_mappable'"},
         {"\"heads_kv\": 4", "\"heads_kv\": 5", "not a multiple of the 5 heads"},
         {"\"workspace_bytes\": 1", "\"workspace_bytes\": -1", "workspace_bytes -"},
     };

@@ -90,10 +90,10 @@ static void refuses_with_a_clause(void **state) {
     fdm_problem p = fdm_problem_default();
     assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
     const fdm_kernel_info info = info_of(&mma_decode_algorithm);
-    p.seqlen_q = 99;
+    p.seqlen_q = 257;
     p.dtype = FDM_FLOAT16;
     assert_int_equal(kernel_variants(&device, &p, &info, 2, codes), 0);
-    assert_string_equal(kernel_refusal(&info), "cannot run it: query rows times the heads of a group are at most 16");
+    assert_string_equal(kernel_refusal(&info), "cannot run it: query rows times the heads of a group are at most 256");
     p.dtype = FDM_FLOAT64;
     assert_int_equal(kernel_variants(&device, &p, &info, 2, codes), 0);
     assert_string_equal(kernel_refusal(&info), "float64 is computed by the reference family only, on the CPU");

@@ -1,27 +1,141 @@
-"""Hugging Face transformers: `import flash_dmattn.integrations.transformers` registers "flash_dmattn".
+"""Hugging Face transformers: `import flash_dmattn.integrations.transformers` registers "dmattn".
 
     import flash_dmattn.integrations.transformers
-    model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="flash_dmattn")
+    model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="dmattn")
 
-transformers takes every name with "flash" in it for a FlashAttention kernel: it would load one, and models that list
-the kernels they are compatible with replace the name. The first is prevented here for this one name; for such models
-the same function is registered as "dmattn" too.
+"flash_dmattn" is an alias. transformers takes every name with "flash" in it for a FlashAttention kernel: models that
+list the kernels they are compatible with replace the name, chunked attention refuses long sequences. Write "dmattn".
+
+Without padding a causal mask is a CausalMask: a tensor that stores nothing until a model computes with it. The attention
+function recognises it and runs causal attention over the keys that were written; a model that adds a bias of its own to
+it gets the mask's real values. Under torch.compile and tracing masks are dense.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
+import re
+import sys
 from typing import Any, Callable, Optional, Tuple
 
 import torch
 import transformers.modeling_utils
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
 from .._torch import flash_dmattn_func, flash_dmattn_varlen_func
 
-NAMES = ("flash_dmattn", "dmattn")
+NAMES = ("dmattn", "flash_dmattn")
+
+_aten = torch.ops.aten
+
+
+# ---- masks -----------------------------------------------------------------------------------------------------------
+
+
+class CausalMask(Tensor):
+    """A bool mask [B, 1, Sq, Sk], key j visible to row i when j <= i + offset, that is stored once somebody computes
+    with it. From then on its stored values count: whoever got them may have changed them.
+    """
+
+    offset: int
+    stored: Optional[Tensor]
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, shape: Tuple[int, int, int, int], offset: int, device: torch.device) -> CausalMask:
+        strides = (0, shape[2] * shape[3], shape[3], 1)
+        mask = Tensor._make_wrapper_subclass(cls, shape, strides=strides, dtype=torch.bool, device=device)
+        mask.offset, mask.stored = offset, None
+        return mask
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__()
+
+    def dense(self) -> Tensor:
+        """The values, [B, 1, Sq, Sk]; the batch is an expanded axis."""
+        if self.stored is None:
+            row = torch.arange(self.shape[2], device=self.device)[:, None] + self.offset
+            visible = torch.arange(self.shape[3], device=self.device)[None, :] <= row
+            self.stored = visible.expand(self.shape)  # the strides of __new__
+        return self.stored
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        keywords = keywords or {}
+        mask = arguments[0] if arguments else None
+        if isinstance(mask, cls) and mask.stored is None and _is_a_copy(function, arguments, keywords):
+            return cls(tuple(mask.shape), mask.offset, keywords.get("device") or mask.device)
+        return function(*tree_map_only(cls, cls.dense, arguments), **tree_map_only(cls, cls.dense, keywords))
+
+
+def _is_a_copy(function: Any, arguments: Tuple[Any, ...], keywords: Any) -> bool:
+    """What the operation gives of a mask has the same values: a view, a copy, here or on another device, or a slice that
+    leaves nothing out: mask[:, :, :, :n] with n >= Sk."""
+    if function in (_aten.detach.default, _aten.alias.default):
+        return True
+    if function in (_aten.clone.default, _aten._to_copy.default):
+        same = keywords.get("dtype") in (None, torch.bool)
+        return same and keywords.get("memory_format") in (None, torch.preserve_format)
+    if function is not _aten.slice.Tensor:
+        return False
+    mask, axis, first, last, step = (*arguments, *(0, None, None, 1)[len(arguments) - 1 :])
+    return first in (None, 0) and (last is None or last >= mask.shape[axis]) and step == 1
+
+
+def _needs_dense() -> bool:
+    """Somebody records or transforms what happens to tensors."""
+    return (
+        torch.compiler.is_compiling()
+        or torch.jit.is_tracing()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._are_functorch_transforms_active()
+    )
+
+
+def dmattn_mask(
+    batch_size: int,
+    q_length: Optional[int] = None,
+    kv_length: int = 0,
+    q_offset: Any = 0,
+    kv_offset: Any = 0,
+    *,
+    allow_is_causal_skip: bool = True,
+    device: Any = "cpu",
+    **options: Any,
+) -> Optional[Tensor]:
+    """The mask function transformers calls: as sdpa_mask, with a CausalMask where that leaves a causal mask out.
+
+    The absence of a mask means different things in different places (upper-left causal over the first keys of a static
+    cache, all keys, a sum with a bias that is yet to come), so a causal mask is never left out, but for a single row
+    that sees every key.
+    """
+    skip = allow_is_causal_skip and not _needs_dense()
+    positions = options.get("cache_position")
+    if positions is None:
+        rows = {"q_length": q_length, "q_offset": q_offset, "device": device}
+    else:
+        # transformers 4: the positions of the rows instead of their first and their number.
+        rows, q_length, device = {}, positions.shape[0], positions.device
+    call = functools.partial(
+        sdpa_mask, batch_size=batch_size, kv_length=kv_length, kv_offset=kv_offset, **rows, **options
+    )
+    mask = call(allow_is_causal_skip=skip)
+    if mask is not None or not skip:
+        return mask
+    offset = int(q_offset if positions is None else positions[0]) - int(kv_offset)
+    if q_length == 1 and offset + 1 >= kv_length:
+        return None
+    if offset < 0 or offset + q_length > kv_length:
+        return call(allow_is_causal_skip=False)
+    return CausalMask((batch_size, 1, q_length, kv_length), offset, torch.device(device))
+
+
+# ---- attention -------------------------------------------------------------------------------------------------------
 
 
 def _sum_of_biases(*terms: Any) -> Optional[Tensor]:
@@ -32,6 +146,11 @@ def _sum_of_biases(*terms: Any) -> Optional[Tensor]:
         return None
     total = sum(present[1:], present[0])
     return total if total.dtype in (dtype, torch.float32) else total.to(dtype)
+
+
+def _first_keys(tensor: Optional[Tensor], axis: int, keys: int, count: int) -> Optional[Tensor]:
+    """The part of a tensor that belongs to the first `count` of `keys` keys, which lie along `axis`."""
+    return tensor if tensor is None or tensor.shape[axis] != keys else tensor.narrow(axis, 0, count)
 
 
 def flash_dmattn_attention_forward(
@@ -58,8 +177,10 @@ def flash_dmattn_attention_forward(
     """The attention function transformers calls: query, key, value [B, H|Hkv, S, D] -> ([B, Sq, H, D], None).
 
     attention_mask is bool (True = visible) or additive; position_bias and attention_bias are added to the scores, and
-    all of them may need gradients. key_intervals as in flash_dmattn_func. s_aux: one sink logit per query head. Without
-    a mask, cu_seq_lens_q and _k say that a batch of one holds packed sequences.
+    all of them may need gradients. Without a mask the module's is_causal decides, and causal means what it means in
+    transformers: row i sees the keys j <= i, also where the cache holds more keys than there are rows; a single row
+    sees every key. key_intervals as in flash_dmattn_func. s_aux: one sink logit per query head. Without a mask,
+    cu_seq_lens_q and _k say that a batch of one holds packed sequences.
     """
     if dropout:
         raise NotImplementedError(
@@ -69,25 +190,39 @@ def flash_dmattn_attention_forward(
         raise NotImplementedError(
             "a paged cache is given, but this version of flash_dmattn has no paged key-value cache"
         )
-    if is_causal is None:
-        is_causal = getattr(module, "is_causal", True)
+    rows, keys = query.shape[2], key.shape[2]
+    causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
+    causal, offset = bool(causal) and attention_mask is None and rows > 1, 0
+    if isinstance(attention_mask, CausalMask):
+        if attention_mask.stored is None and tuple(attention_mask.shape[2:]) == (rows, keys):
+            causal, offset, attention_mask = True, attention_mask.offset, None
+        else:
+            attention_mask = attention_mask.dense()
     visible = attention_mask if attention_mask is not None and attention_mask.dtype == torch.bool else None
     bias = _sum_of_biases(None if visible is not None else attention_mask, position_bias, attention_bias, query.dtype)
     q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
     if attention_mask is None and cu_seq_lens_q is not None and bias is None and key_intervals is None:
         packed = (q[0], k[0], v[0], cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k)
-        out, lse = flash_dmattn_varlen_func(*packed, scaling, is_causal, softcap, return_lse=True)
+        out, lse = flash_dmattn_varlen_func(*packed, scaling, causal, softcap, return_lse=True)
         out, lse = out[None], lse[None]
     else:
-        is_causal = is_causal and attention_mask is None and query.shape[2] > 1
+        if causal and keys > rows + offset:
+            # Nobody may see the rest. Without it the last row sees the last key, as the library's causal mask has it.
+            count = rows + offset
+            k, v, bias = k[:, :count], v[:, :count], _first_keys(bias, -1, keys, count)
+            if key_intervals is not None:
+                key_intervals = tuple(_first_keys(each, -1, keys, count) for each in key_intervals)
         out, lse = flash_dmattn_func(
-            q, k, v, visible, bias, scaling, is_causal, softcap, key_intervals=key_intervals, return_lse=True
+            q, k, v, visible, bias, scaling, causal, softcap, key_intervals=key_intervals, return_lse=True
         )
     if s_aux is not None:
         # A sink adds exp(s_aux) to the denominator of every row and nothing to the numerator.
         kept = torch.sigmoid(lse - s_aux.to(lse.dtype)[:, None]).transpose(1, 2)
         out = (out * kept[..., None]).to(out.dtype)
     return out, None
+
+
+# ---- registration ----------------------------------------------------------------------------------------------------
 
 
 def _not_for_ours(load: Callable[..., Any]) -> Callable[..., Any]:
@@ -100,10 +235,38 @@ def _not_for_ours(load: Callable[..., Any]) -> Callable[..., Any]:
     return load_kernel
 
 
+@functools.lru_cache(maxsize=None)
+def _computes_attention_itself(module: str) -> bool:
+    """The source of a model's module has attention layers, and none asks transformers for the attention function."""
+    try:
+        source = inspect.getsource(sys.modules[module])
+    except (KeyError, OSError, TypeError):
+        return False
+    own = re.search(r"^class \w*Attention\w*\(nn\.Module\):", source, re.MULTILINE)
+    return own is not None and "ALL_ATTENTION_FUNCTIONS" not in source and "AttentionInterface" not in source
+
+
+def _refuse_others(choose: Callable[..., Any]) -> Callable[..., Any]:
+    """`choose` settles a model's implementation. Models with attention of their own would add our bool masks as 0 and 1."""
+
+    @functools.wraps(choose)
+    def choose_implementation(self: Any, requested: Any, *arguments: Any, **keywords: Any) -> Any:
+        if requested in NAMES and _computes_attention_itself(type(self).__module__):
+            raise ValueError(
+                f'{type(self).__name__} computes attention itself and asks for no attention function, so '
+                f'attn_implementation="{requested}" cannot serve it: use "eager"'
+            )
+        return choose(self, requested, *arguments, **keywords)
+
+    return choose_implementation
+
+
 for _name in NAMES:
     AttentionInterface.register(_name, flash_dmattn_attention_forward)
-    AttentionMaskInterface.register(_name, sdpa_mask)
-if hasattr(transformers.modeling_utils, "lazy_import_flash_attention"):
-    transformers.modeling_utils.lazy_import_flash_attention = _not_for_ours(
-        transformers.modeling_utils.lazy_import_flash_attention
-    )
+    AttentionMaskInterface.register(_name, dmattn_mask)
+_modeling = transformers.modeling_utils
+_modeling.PreTrainedModel.get_correct_attn_implementation = _refuse_others(
+    _modeling.PreTrainedModel.get_correct_attn_implementation
+)
+if hasattr(_modeling, "lazy_import_flash_attention"):
+    _modeling.lazy_import_flash_attention = _not_for_ours(_modeling.lazy_import_flash_attention)

@@ -138,20 +138,27 @@ static float row_value(const struct row_view *view, const struct lane_block *blo
                 view->data)[block->batch * view->batch + block->head[lane] * view->head + row * view->row];
 }
 
-/* lse, and delta = rowsum(dO O) - dlse. Lanes past the last, and rows without keys, get lse +inf: P is 0 there. */
+/* lse, and delta = rowsum(dO O) - dlse, of lanes whose addresses are those of dO. Lanes past the last, and rows without
+ * keys, get lse +inf: P is 0 there. Rows without keys read dO as 0: 0 times a NaN would be one. */
 static void load_rows(const struct attention *a, const struct cpu_kernels *k, struct backward_thread *thread) {
+    static const float no_gradient[CPU_HEAD_DIM_MAX];
     const struct lane_block *block = &thread->block;
     const fdm_dtype dtype = a->problem->dtype;
     const int64_t bytes = fdm_dtype_bytes(dtype);
     for (int32_t lane = 0; lane < block->num_panels * CPU_LANES; lane++) {
         thread->lse[lane] = INFINITY;
+        thread->lse_low[lane] = 0;
         thread->delta[lane] = 0;
         thread->dbias_rows[lane] = 0;
     }
     for (int32_t lane = 0; lane < block->num_lanes; lane++) {
         thread->lse[lane] = row_value(&a->lse, block, lane);
-        if (thread->lse[lane] == INFINITY)
+        if (thread->lse[lane] == INFINITY) {
+            thread->rows[lane] = no_gradient;
             continue;
+        }
+        if (a->lse_low.data)
+            thread->lse_low[lane] = row_value(&a->lse_low, block, lane);
         const void *out =
             matrix_row(&a->out, bytes, block->batch, block->sequence.q_begin + block->row[lane], block->head[lane]);
         thread->delta[lane] = k->dot(thread->rows[lane], out, (int32_t)a->problem->head_dim_v, dtype);
@@ -174,6 +181,7 @@ void backward_pack_lanes(const struct backward_call *call, const struct attentio
             k->pack_rows(thread->q_rows + (size_t)panel * thread->q_rows_bytes, rows, lanes, d, p->dtype);
     }
     lane_rows(thread, &a->dout, bytes);
+    load_rows(a, k, thread);
     for (int32_t panel = 0; panel < thread->block.num_panels; panel++) {
         const void *const *rows = thread->rows + panel * CPU_LANES;
         int32_t lanes = lane_block_panel_lanes(&thread->block, panel);
@@ -181,7 +189,6 @@ void backward_pack_lanes(const struct backward_call *call, const struct attentio
         if (thread->dout_rows_bytes)
             k->pack_rows(thread->dout_rows + (size_t)panel * thread->dout_rows_bytes, rows, lanes, dv, p->dtype);
     }
-    load_rows(a, k, thread);
 }
 
 static void key_addresses(struct backward_thread *thread, const struct matrix_view *view, int64_t bytes,
@@ -296,6 +303,7 @@ void backward_scores(const struct backward_call *call, const struct attention *a
                                      .visible = thread->keys.state[panel] == PANEL_PARTIAL ? thread->keys.visible[panel]
                                                                                            : NULL,
                                      .lse = thread->lse + panel * CPU_LANES,
+                                     .lse_low = thread->lse_low + panel * CPU_LANES,
                                      .delta = thread->delta + panel * CPU_LANES,
                                      .num_keys = keys,
                                      .num_lanes = lanes,

@@ -55,7 +55,8 @@ struct backward_thread {
     const void *rows[CPU_BLOCK_LANES_MAX]; /* addresses for packing, of lanes or keys */
     float *acc_rows[CPU_BLOCK_KEYS_MAX];
     float bias_keys[CPU_BLOCK_KEYS_MAX];
-    float lse[CPU_BLOCK_LANES_MAX], delta[CPU_BLOCK_LANES_MAX], dbias_rows[CPU_BLOCK_LANES_MAX];
+    float lse[CPU_BLOCK_LANES_MAX], lse_low[CPU_BLOCK_LANES_MAX]; /* natural log, and what it has rounded away */
+    float delta[CPU_BLOCK_LANES_MAX], dbias_rows[CPU_BLOCK_LANES_MAX];
     int32_t num_strips; /* of the tile at hand */
     struct strip strips[CPU_BLOCK_KEYS_MAX / 16];
     int64_t known; /* items of the chain before this one are complete */

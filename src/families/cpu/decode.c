@@ -318,7 +318,8 @@ static void slots_to_row(float *slots, int64_t depth, int32_t lanes) {
         memmove(slots + depth - tail, slots + depth - tail + lanes - tail, (size_t)tail * sizeof *slots);
 }
 
-static void store_row(const struct decode_head *head, const struct decode_row *row, float *slots, float lse) {
+static void store_row(const struct decode_head *head, const struct decode_row *row, float *slots, float max,
+                      float sum) {
     const struct decode_job *job = head->job;
     const struct attention *a = job->attention;
     int64_t i = head->sequence.q_begin + row->i, depth = job->problem->head_dim_v;
@@ -326,8 +327,7 @@ static void store_row(const struct decode_head *head, const struct decode_row *r
     slots_to_row(slots, depth, job->kernels->lanes);
     job->store->round_row(a->out.data + offset * fdm_dtype_bytes(job->problem->dtype), slots, (int32_t)depth,
                           job->problem->dtype);
-    if (a->lse.data)
-        ((float *)(void *)a->lse.data)[head->batch * a->lse.batch + row->head * a->lse.head + i * a->lse.row] = lse;
+    cpu_store_lse(a, head->batch, row->head, i, max, sum);
 }
 
 static void combine_row(const struct decode_head *head, int32_t r) {
@@ -351,7 +351,7 @@ static void combine_row(const struct decode_head *head, int32_t r) {
     float factor = empty ? 0 : 1 / sum;
     for (int64_t d = 0; d < layout->acc_row; d++)
         slots[d] *= factor;
-    store_row(head, &head->rows[r], slots, empty ? INFINITY : max + logf(sum));
+    store_row(head, &head->rows[r], slots, max, empty ? 0 : sum);
 }
 
 /* ---- items ---- */

@@ -288,7 +288,17 @@ static void run_panel(const struct forward_call *call, struct forward_thread *th
     prefetch_bias(call, thread, panel, 3);
 }
 
-/* out = acc / sum, lse = max + log(sum); a row without keys has out 0 and lse +inf. */
+void cpu_store_lse(const struct attention *a, int64_t batch, int64_t head, int64_t i, float max, float sum) {
+    const float rest = logf(sum), lse = sum == 0 ? INFINITY : max + rest;
+    const struct row_view *view = &a->lse, *low = &a->lse_low;
+    if (view->data)
+        ((float *)(void *)view->data)[batch * view->batch + head * view->head + i * view->row] = lse;
+    if (low->data) /* the difference is exact where it matters */
+        ((float *)(void *)low->data)[batch * low->batch + head * low->head + i * low->row] =
+            isinf(lse) ? 0 : max - lse + rest;
+}
+
+/* out = acc / sum, lse = max + log(sum) and what that rounds away; a row without keys has out 0 and lse +inf. */
 static void finish(const struct forward_call *call, struct forward_thread *thread) {
     const struct attention *a = call->attention;
     const struct lane_block *block = &thread->block;
@@ -297,9 +307,7 @@ static void finish(const struct forward_call *call, struct forward_thread *threa
     for (int32_t lane = 0; lane < block->num_lanes; lane++) {
         int64_t row = block->sequence.q_begin + block->row[lane], head = block->head[lane];
         float sum = thread->sum[lane];
-        if (a->lse.data)
-            ((float *)(void *)a->lse.data)[block->batch * a->lse.batch + head * a->lse.head + row * a->lse.row] =
-                sum == 0 ? INFINITY : thread->max[lane] + logf(sum);
+        cpu_store_lse(a, block->batch, head, row, thread->max[lane], sum);
         thread->sum[lane] = sum == 0 ? 0 : 1 / sum;
         thread->rows[lane] = matrix_row(&a->out, bytes, block->batch, row, head);
     }

@@ -67,8 +67,9 @@ struct cpu_gradient_step {
     float *dbias; /* [keys][CPU_LANES] out: dS with respect to score + bias, 0 where not visible; NULL = not wanted */
     const uint64_t *visible;
     const float *bias_keys, *bias;
-    const float *lse;   /* [CPU_LANES] natural log; +inf = a row without keys: P = 0 */
-    const float *delta; /* [CPU_LANES] rowsum(dO O) - dlse */
+    const float *lse;     /* [CPU_LANES] natural log; +inf = a row without keys: P = 0 */
+    const float *lse_low; /* [CPU_LANES] what lse has rounded away; read where there is a bias */
+    const float *delta;   /* [CPU_LANES] rowsum(dO O) - dlse */
     int32_t num_keys, num_lanes;
     float scale, softcap;
     float ds_factor; /* ds_weights hold dS times this; 1 where they are dp itself (fp32 math) */

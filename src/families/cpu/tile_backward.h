@@ -194,7 +194,8 @@ INLINE vec gradient_probability(const struct cpu_gradient_step *step, int32_t ke
         x = vec_add(x, vec_set(step->bias_keys[key]));
     if (step->bias)
         x = vec_add(x, vec_load(step->bias + (size_t)key * CPU_LANES + lane));
-    return vec_exp2(vec_mul(vec_sub(x, lse), vec_set(LOG2_E)));
+    vec low = step->bias_keys || step->bias ? vec_load(step->lse_low + lane) : vec_set(0.0f);
+    return vec_exp2(vec_mul(vec_sub(vec_sub(x, lse), low), vec_set(LOG2_E)));
 }
 
 INLINE void gradient_strip(const struct cpu_gradient_step *step, int32_t lane, int vectors, enum gradient_form form) {

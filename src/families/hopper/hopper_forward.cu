@@ -25,6 +25,7 @@
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "families/hopper/hopper_forward.h"
+#include "gpu/lse.cuh"
 
 /* A constant that was not given is an error that names it. */
 #define HOPPER_GIVEN(name) static_assert((name) >= 0, #name);
@@ -215,23 +216,23 @@ struct producer {
 struct consumer {
     const struct hopper_forward_params &a;
     uint32_t base, item, step;
+    int warpgroup;
     float s[BLOCK_N / 2], o[HEAD_DIM_V / 2];
     uint32_t p[BLOCK_N / 16][4];
     struct softmax_rows rows;
 
     __device__ __forceinline__ consumer(const struct hopper_forward_params &params, uint32_t shared)
-        : a(params), base(shared), item(0), step(0) {}
+        : a(params), base(shared), item(0), step(0), warpgroup(uniform((int)threadIdx.x / 128 - 1)) {}
 
     /* What is cheap to find again is not kept in registers: the item's facts, and the thread's place. */
     __device__ __forceinline__ struct item_facts facts() const {
         return read_facts(base + WORK + stage_of<2>(item) * ITEM_BYTES);
     }
     /* By way of a shuffle, so that the compiler knows that whole warps take one way. */
-    static __device__ __forceinline__ int warpgroup() { return uniform((int)threadIdx.x / 128 - 1); }
     static __device__ __forceinline__ int uniform(int x) { return __shfl_sync(0xffffffff, x, 0); }
     /* Of half 0, in the block tile. */
-    static __device__ __forceinline__ int local_row() {
-        return warpgroup() * 64 + (int)threadIdx.x / 32 % 4 * 16 + (int)threadIdx.x % 32 / 4;
+    __device__ __forceinline__ int local_row() const {
+        return warpgroup * 64 + (int)threadIdx.x / 32 % 4 * 16 + (int)threadIdx.x % 32 / 4;
     }
     static __device__ __forceinline__ struct sequence sequence_of(const struct item_facts &f) {
         return {f.batch, f.seqlen_q, f.seqlen_k, f.q_begin, 0, f.seqlen_k - f.seqlen_q};
@@ -239,16 +240,16 @@ struct consumer {
 
     __device__ __forceinline__ void take_turn() {
         if (TURNS)
-            barrier_sync(TURN_BARRIER + warpgroup(), 256);
+            barrier_sync(TURN_BARRIER + warpgroup, 256);
     }
     __device__ __forceinline__ void pass_turn() {
         if (TURNS)
-            barrier_arrive(TURN_BARRIER + (warpgroup() + 1) % WARPGROUPS, 256);
+            barrier_arrive(TURN_BARRIER + (warpgroup + 1) % WARPGROUPS, 256);
     }
 
     /* S = Q K^T */
     __device__ __forceinline__ void multiply_qk() {
-        const uint32_t q_tile = base + stage_of<Q_STAGES>(item) * Q_BYTES + warpgroup() * 64 * 128;
+        const uint32_t q_tile = base + stage_of<Q_STAGES>(item) * Q_BYTES + warpgroup * 64 * 128;
         const uint32_t k_tile = base + K_OFFSET + stage_of<STAGES>(step) * K_BYTES;
 #pragma unroll
         for (int n = 0; n < HEAD_DIM / 16; n++)
@@ -331,24 +332,26 @@ struct consumer {
             const struct item_facts f = facts();
             const struct sequence at = sequence_of(f);
             struct item_facts own = f;
-            own.first_row += warpgroup() * 64;
-            if (own.first_row < f.seqlen_q)
-                find_tiles(a.in, at, 64, own);
-            else
-                own.last_tile = own.first_tile;
-            own.first_tile = uniform(own.first_tile);
-            own.last_tile = uniform(own.last_tile);
+            own.first_row += warpgroup * 64;
+            if (WINDOW) {
+                if (own.first_row < f.seqlen_q)
+                    find_tiles(a.in, at, 64, own);
+                else
+                    own.last_tile = own.first_tile;
+                own.first_tile = uniform(own.first_tile);
+                own.last_tile = uniform(own.last_tile);
+            }
             full_first = (first_key(a.in, at, own.first_row + 63) + BLOCK_N - 1) / BLOCK_N;
             full_last = (last_key(a.in, at, own.first_row) + 1) / BLOCK_N;
             if (f.first_tile >= f.last_tile)
                 return false;
             clear_tail(f.last_tile);
-            if (own.first_tile >= own.last_tile) {
+            if (WINDOW && own.first_tile >= own.last_tile) {
                 for (tile = f.last_tile - 1; tile >= f.first_tile; tile--)
                     pass(tile > f.first_tile);
                 return false;
             }
-            for (tile = f.last_tile - 1; tile >= own.last_tile; tile--)
+            for (tile = f.last_tile - 1; WINDOW && tile >= own.last_tile; tile--)
                 pass(true);
             first_tile = own.first_tile;
             rest = own.first_tile - f.first_tile;
@@ -402,12 +405,11 @@ struct consumer {
             const bool empty = rows.max[half] == MINUS_INF;
             const int row = f.first_row + local_row() + 8 * half;
             inverse[half] = empty ? 0.0f : 1.0f / sum;
-            if (a.in.lse.data && threadIdx.x % 4 == 0 && row < f.seqlen_q) {
-                const float lse = PLAIN ? (rows.max[half] * unit + lg2_approx(sum)) * LN_2
-                                        : rows.max[half] + lg2_approx(sum) * LN_2;
-                a.in.lse.data[(VARLEN ? 0 : f.batch) * a.in.lse.batch + f.head * a.in.lse.head +
-                              (int64_t)(f.q_begin + row) * a.in.lse.row] = empty ? -MINUS_INF : lse;
-            }
+            if (a.in.lse.data && threadIdx.x % 4 == 0 && row < f.seqlen_q)
+                store_lse<BIAS != GPU_BIAS_NONE>(
+                    a.in, VARLEN ? 0 : f.batch, f.head, f.q_begin + row, empty,
+                    [&] { return PLAIN ? rows.max[half] * unit * LN_2 : rows.max[half]; },
+                    [&] { return lg2_approx(sum) * LN_2; });
         }
     }
 
@@ -415,7 +417,7 @@ struct consumer {
     __device__ __forceinline__ void store(const struct item_facts &f, const float (&inverse)[2], bool computed) {
         const int lane = threadIdx.x % 32, warp_row = local_row() - lane / 4;
         const uint32_t tile = base + stage_of<Q_STAGES>(item) * Q_BYTES;
-        barrier_sync(WARPGROUP_BARRIER + warpgroup(), 128); /* all warps' products with Q are complete */
+        barrier_sync(WARPGROUP_BARRIER + warpgroup, 128); /* all warps' products with Q are complete */
         const int row = warp_row + lane % 16; /* whose chunks this lane addresses: both of a pair, by half warps */
 #pragma unroll
         for (int i = 0; i < HEAD_DIM_V / 8; i += 2) {
@@ -452,7 +454,7 @@ struct consumer {
     }
 
     __device__ __forceinline__ void run() {
-        if (TURNS && warpgroup() == WARPGROUPS - 1)
+        if (TURNS && warpgroup == WARPGROUPS - 1)
             pass_turn();
         for (;; item++) {
             wait_full<2>(base + WORK_FULL, item);
@@ -468,7 +470,7 @@ struct consumer {
             finish_rows(f, inverse);
             store(f, inverse, computed);
         }
-        if (TURNS && warpgroup() == 0)
+        if (TURNS && warpgroup == 0)
             take_turn(); /* nobody leaves an arrival behind */
     }
 };

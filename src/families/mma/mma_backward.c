@@ -18,19 +18,14 @@ static int may_gather(const fdm_problem *p) {
     return p->has_intervals && !p->varlen && !gpu_mask_rows(p) && !gpu_bias_rows(p) && p->interval_heads <= p->heads_kv;
 }
 
-/* Blocks add to the gradient of a bias that heads or batches share in a fixed order. */
-static int adds_dbias_in_turns(const fdm_problem *p) { return p->deterministic && mma_dbias_kind(p) == MMA_DBIAS_SUMS; }
-
 static const char *refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
     (void)device;
     (void)text;
     (void)size;
     if (gpu_dtype(p->dtype) < 0)
         return "it takes float16 and bfloat16";
-    if (p->batch > 65535 || p->heads > 65535)
-        return "batch and heads are at most 65535";
-    if (adds_dbias_in_turns(p) && p->bias_shape[3] != p->seqlen_k)
-        return "a bias with query rows that keys share has no deterministic gradient here";
+    if (mma_gradients_refusal(p))
+        return mma_gradients_refusal(p);
     return NULL;
 }
 
@@ -39,7 +34,7 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
 static int64_t tiles_of(int64_t length, int32_t tile) { return (length + tile - 1) / tile; }
 
 /* Blocks take their turns in adding: to dQ, or to the gradient of a shared bias. */
-static int in_order(const fdm_problem *p) { return (p->deterministic && p->needs_dq) || adds_dbias_in_turns(p); }
+static int in_order(const fdm_problem *p) { return (p->deterministic && p->needs_dq) || mma_dbias_in_turns(p); }
 
 static struct mma_room room_of(const fdm_plan *plan, const fdm_problem *p) {
     const int32_t widest = mma_backward_widest((int32_t)p->head_dim, (int32_t)p->head_dim_v);
@@ -50,7 +45,7 @@ static struct mma_room room_of(const fdm_plan *plan, const fdm_problem *p) {
         .block_n = block_n,
         .dq_columns = p->needs_dq ? d : 0,
         .turns = p->needs_dq && p->deterministic,
-        .dbias_blocks = adds_dbias_in_turns(p) ? (int32_t)tiles_of(p->seqlen_k, block_n) : 0,
+        .dbias_blocks = mma_dbias_in_turns(p) ? (int32_t)tiles_of(p->seqlen_k, block_n) : 0,
         .group_parts = plan->parameters[GROUP_PARTS],
         .dk_columns = d,
         .dv_columns = mma_backward_padded((int32_t)p->head_dim_v, block_n, widest),
@@ -73,9 +68,10 @@ static int32_t threads_of(const fdm_plan *plan, const fdm_problem *p) {
 /* ---- plan ---- */
 
 static int32_t bytes_with(const fdm_plan *plan, const fdm_problem *p, struct mma_backward_extras with) {
+    const int32_t rows = with.ring ? MMA_BACKWARD_UNIT_ROWS * with.ring : plan->block_m;
     return mma_backward_bytes_with(plan->block_m, plan->block_n, plan->stages, plan->v_in_registers,
                                    (int32_t)p->head_dim, (int32_t)p->head_dim_v, with) +
-           mma_backward_keys_bytes(plan->block_n, gpu_key_words(p));
+           mma_backward_keys_bytes(plan->block_n, gpu_key_words(p)) + mma_backward_low_bytes(rows, p->has_bias);
 }
 
 static int may_pair(const fdm_plan *plan, const fdm_problem *p) {
@@ -225,7 +221,7 @@ static int wanted(const fdm_plan *plan, const fdm_problem *p, int32_t kernel) {
     case ORDER: return plan->parameters[GATHER];
     case FINISH: return p->needs_dq;
     case COMBINE: return plan->parameters[GROUP_PARTS] > 1;
-    case DBIAS: return mma_dbias_kind(p) == MMA_DBIAS_KEYS || mma_dbias_kind(p) == MMA_DBIAS_SUMS;
+    case DBIAS: return mma_dbias_runs(p);
     case BLOCK_MASK: return gpu_mask_rows(p);
     default: return 1;
     }
@@ -236,7 +232,7 @@ static int wanted(const fdm_plan *plan, const fdm_problem *p, int32_t kernel) {
 static int wide_scores(const fdm_problem *p) {
     const int crowded = gpu_bias_constant(p) == GPU_BIAS_FLOAT32 && p->has_intervals && p->softcap > 0 &&
                         mma_backward_widest((int32_t)p->head_dim, (int32_t)p->head_dim_v) <= 64;
-    return p->scores_aligned && !adds_dbias_in_turns(p) && !crowded && (gpu_mask_rows(p) || gpu_bias_rows(p));
+    return p->scores_aligned && !mma_dbias_in_turns(p) && !crowded && (gpu_mask_rows(p) || gpu_bias_rows(p));
 }
 
 static void main_request(const fdm_plan *plan, const fdm_problem *p, int32_t d, int32_t dv,
@@ -261,7 +257,7 @@ static void main_request(const fdm_plan *plan, const fdm_problem *p, int32_t d, 
         {"MASK_ROWS", gpu_mask_rows(p)},
         {"BIAS", gpu_bias_constant(p)},
         {"BIAS_ROWS", gpu_bias_rows(p)},
-        {"DBIAS", mma_dbias_kind(p)},
+        {"DBIAS", mma_dbias_constant(p)},
         {"INTERVALS", p->has_intervals},
         {"GATHER", plan->parameters[GATHER]},
         {"VARLEN", p->varlen},
@@ -269,6 +265,7 @@ static void main_request(const fdm_plan *plan, const fdm_problem *p, int32_t d, 
         {"NEEDS_DQ", p->needs_dq},
         {"DETERMINISTIC", in_order(p)},
         {"SPLIT", plan->parameters[GROUP_PARTS] > 1},
+        {"FOLDED", mma_folds_grids(p)},
     };
     _Static_assert(sizeof constants / sizeof constants[0] == MMA_BACKWARD_NUM_CONSTANTS, "one value for each constant");
     request->file = "families/mma/mma_backward.cu";
@@ -346,17 +343,6 @@ static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *reques
     return make_requests(plan, &plan->problem, requests, place);
 }
 
-/* The kernel counts bytes from one row of scores to the next in 32 bits. */
-static int score_rows_fit(const struct attention *attention) {
-    const int64_t bytes = mma_bias_bytes(attention->problem);
-    const int64_t rows[] = {attention->mask.row, attention->bias.row * bytes, attention->dbias.row * bytes,
-                            attention->problem->bias_shape[3] * 4};
-    for (int i = 0; i < 4; i++)
-        if (rows[i] > INT32_MAX || rows[i] < INT32_MIN)
-            return 0;
-    return 1;
-}
-
 /* What the copy engine knows of q or dout: panels of a unit's rows. */
 static struct cuda_tensor_layout layout_of(const struct matrix_view *x, const fdm_problem *p, int32_t columns,
                                            int32_t padded) {
@@ -388,7 +374,7 @@ static fdm_status make_maps(int32_t device, const struct attention *attention, c
 
 static fdm_status put_in_order(const struct cuda_kernel *kernel, const fdm_problem *p,
                                const struct mma_backward_arguments *a, void *stream) {
-    const int64_t stride = gpu_round_up(p->seqlen_k, KEY_SORT_KEYS);
+    const int64_t stride = gpu_round_up(p->seqlen_k, KEY_SORT_KEYS), groups = stride / KEY_SORT_KEYS;
     const struct key_sort_params arguments = {.intervals = a->in.intervals,
                                               .order = (int32_t *)(uintptr_t)a->order,
                                               .stride = stride,
@@ -396,15 +382,16 @@ static fdm_status put_in_order(const struct cuda_kernel *kernel, const fdm_probl
                                               .seqlen_k = a->in.seqlen_k,
                                               .num_heads = (int32_t)p->interval_heads,
                                               .window_left = a->in.window_left,
-                                              .window_right = a->in.window_right};
-    struct cuda_launch launch = {
-        .kernel = kernel,
-        .grid = {(uint32_t)(stride / KEY_SORT_KEYS), (uint32_t)(p->interval_batch * p->interval_heads), 1},
-        .threads = KEY_SORT_THREADS,
-        .stream = stream,
-        .arguments = &arguments,
-        .arguments_bytes = sizeof arguments};
-    return p->interval_batch * p->interval_heads > 0 ? cuda_launch(&launch) : FDM_OK;
+                                              .window_right = a->in.window_right,
+                                              .num_groups = (int32_t)groups,
+                                              .num_sorts = groups * p->interval_batch * p->interval_heads};
+    struct cuda_launch launch = {.kernel = kernel,
+                                 .grid = {gpu_grid(arguments.num_sorts), 1, 1},
+                                 .threads = KEY_SORT_THREADS,
+                                 .stream = stream,
+                                 .arguments = &arguments,
+                                 .arguments_bytes = sizeof arguments};
+    return arguments.num_sorts > 0 ? cuda_launch(&launch) : FDM_OK;
 }
 
 static fdm_status execute(const fdm_plan *plan, const struct attention *attention, void *workspace, void *stream) {
@@ -420,9 +407,6 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
             "or more), but these are not");
     if (!sound(plan, p))
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile or workspace is not its kernel's");
-    if (!score_rows_fit(attention))
-        return error_set(FDM_ERROR_UNSUPPORTED,
-                         "rows of mask, bias or dbias lie 2^31 bytes or more apart; mma.backward takes less");
     fdm_status status = cuda_kernels_get(plan->device.index, list, make_requests(plan, p, list, place), kernels);
     if (status)
         return status;

@@ -21,6 +21,7 @@
 #include "cuda/ptx/mbarrier.cuh"
 #include "families/mma/mma_backward.h"
 #include "gpu/key_sort.h"
+#include "gpu/packed.cuh"
 #if ENGINE
 #    include "cuda/ptx/tma.cuh"
 #endif
@@ -96,7 +97,8 @@ static_assert(DQ_COLUMNS % 16 == 0 && SUM_COLUMNS_K % 16 == 0 && SUM_COLUMNS_V %
 #define UNIT_ROWS   (RING ? SUB_ROWS : BLOCK_M) /* staged at a time */
 #define Q_BYTES     (UNIT_ROWS * HEAD_DIM * 2)
 #define DOUT_BYTES  (UNIT_ROWS * HEAD_DIM_V * 2)
-#define ROWS_BYTES  (UNIT_ROWS * 8)
+#define ROW_WORDS   (BIAS ? 3 : 2) /* of a row: lse, delta, and beside a bias what lse has rounded away */
+#define ROWS_BYTES  (UNIT_ROWS * 4 * ROW_WORDS)
 #define STAGE_BYTES (BLOCK_N * SUB_ROWS * 2)
 /* With a ring, tiles are in panels of 128 or 64 bytes a row, as the copy engine leaves them: one place in a step serves all. */
 #define PANEL_ROWS  (RING ? UNIT_ROWS : 0)
@@ -110,7 +112,7 @@ struct tiles {
     struct self self;
     uint32_t q, dout, staged, rows, k, v, keys, barriers;
 };
-/* Staged rows: where Q and dO are, and lse and delta, UNIT_ROWS of each; RING: the barrier that says they are there. */
+/* Staged rows: where Q and dO are, and the words of rows, UNIT_ROWS of each; RING: the barrier that says they are there. */
 struct unit {
     uint32_t q, dout, rows, full;
 };
@@ -157,7 +159,7 @@ struct place {
 struct head {
     int index;
     const char *q, *dout;
-    const float *lse, *delta;
+    const float *lse, *delta, *low;
     float *dq;
     const char *mask, *bias;
     const uint8_t *block_mask;
@@ -173,10 +175,11 @@ __device__ __forceinline__ struct place find_place(const struct mma_backward_arg
     at.seqlen_k = a.in.seqlen_k;
     at.q_begin = at.k_begin = 0;
 #if VARLEN
-    at.q_begin = a.in.cu_seqlens_q[at.batch];
-    at.k_begin = a.in.cu_seqlens_k[at.batch];
-    at.seqlen_q = a.in.cu_seqlens_q[at.batch + 1] - at.q_begin;
-    at.seqlen_k = a.in.cu_seqlens_k[at.batch + 1] - at.k_begin;
+    const struct packed q = find_packed_q(a.in, at.batch), k = find_packed_k(a.in, at.batch);
+    at.q_begin = q.begin;
+    at.k_begin = k.begin;
+    at.seqlen_q = q.length;
+    at.seqlen_k = k.length;
 #endif
     at.diagonal = at.seqlen_k - at.seqlen_q;
     return at;
@@ -206,6 +209,9 @@ __device__ __forceinline__ struct head find_head(const struct mma_backward_argum
     const int64_t rows = rows_begin(a, at, h);
     head.lse = a.lse_rows + rows;
     head.delta = a.delta_rows + rows;
+#if BIAS
+    head.low = a.low_rows + rows;
+#endif
     head.dq = a.dq_sums + rows * HEAD_DIM;
 #if MASK
     head.mask = a.in.mask.data + at.batch * a.in.mask.batch + h / a.in.mask.group * a.in.mask.head;
@@ -220,6 +226,21 @@ __device__ __forceinline__ struct head find_head(const struct mma_backward_argum
     return head;
 }
 
+/* Bytes from a row of mask, bias or dbias to the n-th after it. Aligned ones are less than 2^31 apart: registers are
+ * scarce. */
+__device__ __forceinline__ int64_t mask_rows(const struct mma_backward_arguments &a, int n) {
+    return SCORES_ALIGNED ? (int64_t)n * a.mask_row_bytes : n * a.in.mask.row;
+}
+__device__ __forceinline__ int64_t bias_rows(const struct mma_backward_arguments &a, int n) {
+    return SCORES_ALIGNED ? (int64_t)n * a.bias_row_bytes : n * a.in.bias.row * BIAS_BYTES;
+}
+__device__ __forceinline__ int64_t dbias_rows(const struct mma_backward_arguments &a, int n) {
+#if DBIAS == MMA_DBIAS_SUMS
+    return SCORES_ALIGNED ? (int64_t)n * a.dbias_row_bytes : n * a.dbias_row * 4;
+#else
+    return SCORES_ALIGNED ? (int64_t)n * a.dbias_row_bytes : n * a.dbias.row * BIAS_BYTES;
+#endif
+}
 __device__ __forceinline__ float bias_value(const char *at) {
 #if BIAS == GPU_BIAS_FLOAT32
     return *(const float *)at;
@@ -420,7 +441,7 @@ __device__ __forceinline__ int *dbias_turn_of(const struct mma_backward_argument
                                               int row) {
     const int batch = a.dbias_batches == 1 ? 0 : at.batch;
     return a.dbias_turns +
-           (((int64_t)batch * a.dbias_heads + h / a.in.bias.group) * gridDim.x + at.first_key / BLOCK_N) *
+           (((int64_t)batch * a.dbias_heads + h / a.in.bias.group) * (FOLDED ? a.grid_x : gridDim.x) + at.first_key / BLOCK_N) *
                mma_backward_turns(a.in.seqlen_q) + row / SUB_ROWS;
 }
 __device__ __forceinline__ int my_dbias_turn(const struct mma_backward_arguments &a, const struct place &at, int h) {
@@ -500,15 +521,23 @@ __device__ __forceinline__ void load_q(const struct mma_backward_arguments &a, c
     load_tile<HEAD_DIM / 8, UNIT_ROWS, PANEL_ROWS>(tile, head.q + (int64_t)row * a.in.q.row * 2, a.in.q.row * 2,
                                                    at.seqlen_q - row, a.in.head_dim);
 }
+/* The word-th of what there is for each row of a head. */
+__device__ __forceinline__ const float *row_words(const struct head &head, int word) {
+#if BIAS
+    if (word == 2)
+        return head.low;
+#endif
+    return word ? head.delta : head.lse;
+}
 /* dO and what there is for each row. */
 __device__ __forceinline__ void load_dout(const struct mma_backward_arguments &a, const struct place &at, int h,
                                           const struct unit &unit, int row) {
     const struct head head = find_head(a, at, h);
     load_tile<HEAD_DIM_V / 8, UNIT_ROWS, PANEL_ROWS>(unit.dout, head.dout + (int64_t)row * a.dout.row * 2,
                                                      a.dout.row * 2, at.seqlen_q - row, a.in.head_dim_v);
-    if (threadIdx.x < UNIT_ROWS / 2) {
+    if (threadIdx.x < UNIT_ROWS / 4 * ROW_WORDS) {
         const int n = threadIdx.x * 4 % UNIT_ROWS;
-        cp_async_16(unit.rows + threadIdx.x * 16, (threadIdx.x * 4 < UNIT_ROWS ? head.lse : head.delta) + row + n);
+        cp_async_16(unit.rows + threadIdx.x * 16, row_words(head, threadIdx.x * 4 / UNIT_ROWS) + row + n);
     }
 }
 
@@ -534,17 +563,17 @@ __device__ __forceinline__ void load_unit(const struct mma_backward_arguments &a
 #    if ENGINE
     if (threadIdx.x % 32)
         return;
-    /* A copy for each warp, then the next: lse, delta, panels of Q, panels of dO. */
+    /* A copy for each warp, then the next: words of rows, panels of Q, panels of dO. */
     constexpr int columns_q = mma_backward_panel(HEAD_DIM), columns_v = mma_backward_panel(HEAD_DIM_V);
     constexpr int panels_q = HEAD_DIM / columns_q, panels = panels_q + HEAD_DIM_V / columns_v;
     const struct head head = find_head(a, at, h);
     if (threadIdx.x == 0)
         mbarrier_arrive_expect_tx(unit.full, Q_BYTES + DOUT_BYTES + ROWS_BYTES);
 #        pragma unroll
-    for (int n = threadIdx.x / 32; n < panels + 2; n += WARPS) {
-        const int panel = n - 2;
+    for (int n = threadIdx.x / 32; n < panels + ROW_WORDS; n += WARPS) {
+        const int panel = n - ROW_WORDS;
         if (panel < 0)
-            cp_async_bulk(unit.rows + n * (ROWS_BYTES / 2), (n ? head.delta : head.lse) + row, ROWS_BYTES / 2, unit.full);
+            cp_async_bulk(unit.rows + n * (UNIT_ROWS * 4), row_words(head, n) + row, UNIT_ROWS * 4, unit.full);
         else if (panel < panels_q)
             cp_async_bulk_tensor_4d(unit.q + panel * (columns_q * UNIT_ROWS * 2), &a.q_map, unit.full,
                                     panel * columns_q, row, head.index, at.batch);
@@ -688,9 +717,9 @@ __device__ __forceinline__ void copy_scores(const struct mma_backward_arguments 
         constexpr int eights = WARP_KEYS / 8, step = 32 / eights;
         const int eight = lane % eights, key = at.first_key + warp_key + eight * 8;
         const int bytes = min(max(at.seqlen_k - key, 0), 8) * 2;
-        const char *bias = head.bias + (int64_t)(sub_row + part + lane / eights) * a.bias_row_bytes + key * BIAS_BYTES;
+        const char *bias = head.bias + bias_rows(a, sub_row + part + lane / eights) + key * BIAS_BYTES;
 #        pragma unroll
-        for (int n = 0; n < PART_ROWS; n += step, bias += step * a.bias_row_bytes) {
+        for (int n = 0; n < PART_ROWS; n += step, bias += bias_rows(a, step)) {
             const int row = n + lane / eights, count = row < rows ? bytes : 0;
             cp_async_16_fill(staged + chunk_offset<SUB_ROWS / 8>(warp_key + line_of(row, eight),
                                                                  part / 8 + column_of(row, eight)),
@@ -703,7 +732,7 @@ __device__ __forceinline__ void copy_scores(const struct mma_backward_arguments 
             const int chunk = n + lane, row = chunk % PART_ROWS;
             const int key = at.first_key + warp_key + chunk / PART_ROWS * 16;
             const int count = row < rows ? min(max(at.seqlen_k - key, 0), 16) : 0;
-            const char *mask = head.mask + (int64_t)(sub_row + part + row) * a.mask_row_bytes + key;
+            const char *mask = head.mask + mask_rows(a, sub_row + part + row) + key;
             if (chunk < PART_ROWS * WARP_KEYS / 16)
                 cp_async_16_fill(mask_place(staged, warp_key, part, chunk), count ? mask : head.mask, count);
         }
@@ -752,7 +781,7 @@ __device__ __forceinline__ uint32_t read_mask(const struct mma_backward_argument
 #    pragma unroll
             for (int c = 0; c < 2; c++) {
                 const int row = min(first_row + n * 8 + lane % 4 * 2 + c, at.seqlen_q - 1);
-                seen |= (mask[(int64_t)row * a.mask_row_bytes] != 0) << ((n * 2 + c) * 2 * KEY_TILES + j);
+                seen |= (mask[mask_rows(a, row)] != 0) << ((n * 2 + c) * 2 * KEY_TILES + j);
             }
     }
     return seen;
@@ -809,6 +838,10 @@ __device__ __forceinline__ void make_weights(struct weights &w, const struct mma
         const int local = sub_row + n * 8 + lane % 4 * 2;
         uint32_t lse[2];
         ld_shared_8(lse[0], lse[1], unit.rows + local * 4);
+#if BIAS
+        uint32_t low[2];
+        ld_shared_8(low[0], low[1], unit.rows + (2 * UNIT_ROWS + local) * 4);
+#endif
 #if BIAS_COPIED
         uint32_t bias[2 * KEY_TILES]; /* two rows of a key */
         read_pairs(bias, WARP_KEYS >= PART_ROWS ? copied.at_step(n * 8, 0) : copied.at_step(n % 2 * 8, n / 2 * 2));
@@ -832,12 +865,16 @@ __device__ __forceinline__ void make_weights(struct weights &w, const struct mma
 #if BIAS_COPIED
                 x += unpack((uint16_t)(bias[j] >> c * 16));
 #elif BIAS && BIAS_ROWS
-                x += bias_value(bias[j] + (int64_t)inside * a.bias_row_bytes);
+                x += bias_value(bias[j] + bias_rows(a, inside));
 #elif BIAS
                 x += keys.bias[tile][half];
 #endif
                 x -= __uint_as_float(lse[c]);
+#if BIAS
+                x = ex2_approx(x * LOG2_E + __uint_as_float(low[c]));
+#else
                 x = ex2_approx(PLAIN ? x : x * LOG2_E);
+#endif
                 w.p[tile][n][half * 2 + c] = x;
             }
         }
@@ -921,7 +958,7 @@ __device__ __forceinline__ void make_ds(score_fragments &left, struct sums &sums
                 sums.dbias[t][e / 2] += dp[t][n][e];
 #    elif DBIAS && !DBIAS_FROM_DS
                 const int row = block_row + sub_row + n * 8 + lane % 4 * 2 + e % 2, j = 2 * t + e / 2;
-                char *to = dbias[SCORES_ALIGNED ? 0 : j] + (int64_t)row * a.dbias_row_bytes;
+                char *to = dbias[SCORES_ALIGNED ? 0 : j] + dbias_rows(a, row);
                 /* Said for each in the way in which the assembler spills less. */
                 const bool inside = SCORES_ALIGNED || V_IN_REGISTERS
                                         ? j * 8 < num_keys
@@ -957,10 +994,10 @@ __device__ __forceinline__ void store_dbias(const struct mma_backward_arguments 
     const int lane = threadIdx.x % 32, own = lane % 4, line = lane % 8 / 2;
     const lane_address<SUB_ROWS / 8> from(staged, warp_key + 8 * line + 2 * (lane / 8 ^ line) + lane % 2, part / 8);
     const int key = at.first_key + warp_key + 8 * own, num_keys = min(at.seqlen_k - key, 8);
-    char *to = dbias_of_key(a, at, h, key) + (int64_t)(row + lane / 4) * a.dbias_row_bytes;
+    char *to = dbias_of_key(a, at, h, key) + dbias_rows(a, row + lane / 4);
     __syncwarp();
 #    pragma unroll
-    for (int n = 0; n < ROW_TILES; n++, to += (int64_t)8 * a.dbias_row_bytes) {
+    for (int n = 0; n < ROW_TILES; n++, to += dbias_rows(a, 8)) {
         uint32_t x[4];
         ldmatrix_x4_trans(x, from.at_step(0, n));
         const uint4 odd = own & 1 ? make_uint4(x[1], x[0], x[3], x[2]) : make_uint4(x[0], x[1], x[2], x[3]);
@@ -1218,20 +1255,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
     extern __shared__ __align__(128) char shared[];
     const struct tiles tiles = lay_out(shared_address(shared));
     /* From the last head: what mma_backward_prepare wrote last is still in the second-level cache. */
+#if FOLDED
+    uint32_t x = blockIdx.x % a.grid_x, y = (gridDim.x - 1 - blockIdx.x) / a.grid_x, z = y / a.grid_y;
+    y %= a.grid_y;
+#else
     uint32_t x = blockIdx.x, y = gridDim.y - 1 - blockIdx.y, z = gridDim.z - 1 - blockIdx.z;
+#endif
 #if DETERMINISTIC
     /* Places in the order in which blocks begin: a block waits only for blocks that run or have ended. */
     if (threadIdx.x == 0)
         *(int *)shared = atomicAdd(a.ticket, 1);
     __syncthreads();
     const uint32_t ticket = *(const int *)shared;
-#    if ENGINE
-    fence_proxy_async(); /* the copy engine will write there */
-#    endif
     __syncthreads();
-    x = gridDim.x - 1 - ticket % gridDim.x;
-    y = ticket / gridDim.x % gridDim.y;
-    z = ticket / gridDim.x / gridDim.y;
+    x = a.grid_x - 1 - ticket % a.grid_x;
+    y = ticket / a.grid_x % a.grid_y;
+    z = ticket / a.grid_x / a.grid_y;
 #endif
     const struct place at = find_place(a, x, y, z);
     if (at.first_key >= at.seqlen_k) {

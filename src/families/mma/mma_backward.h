@@ -6,6 +6,8 @@
  *     2D (M q + M + N [V not in registers]) + 2D N + 2N MS + 8M                      + 8N or 12N [keys seen one by one]
  *        Q      dO   V                        K      dS       lse, row sum of dO * O   rows that see a key, its bias
  *
+ * and 4M beside a bias, for what lse has rounded away,
+ *
  * with q = 1 or 2 buffers of Q, and with MS the rows of score tiles that pass through shared memory at a time. Head
  * dims are those of q, k (D) and of v, out (Dv), rounded up as mma_backward_padded() does; dO and V count with Dv. */
 #ifndef FDM_MMA_BACKWARD_H
@@ -126,6 +128,9 @@ MMA_BACKWARD_INLINE int32_t mma_backward_keys_bytes(int32_t block_n, int32_t key
     return 4 * key_words * block_n;
 }
 
+/* And beside a bias, what lse has rounded away of each staged row. */
+MMA_BACKWARD_INLINE int32_t mma_backward_low_bytes(int32_t rows, int32_t has_bias) { return has_bias ? 4 * rows : 0; }
+
 /* Columns that the copy engine brings at a time, of a padded head dim: rows of 128 or 64 bytes. */
 MMA_BACKWARD_INLINE int32_t mma_backward_panel(int32_t padded) { return padded % 64 ? 32 : 64; }
 
@@ -152,6 +157,9 @@ MMA_BACKWARD_INLINE int32_t mma_backward_v_registers(int32_t block_n, int32_t he
 #define MMA_DBIAS_KEYS   1 /* the bias has no rows: summed in registers; mma_dbias.cu adds heads and batches */
 #define MMA_DBIAS_DIRECT 2 /* every element belongs to one pair: written by the block that owns the key */
 #define MMA_DBIAS_SUMS   3 /* added in fp32 in the workspace; mma_dbias.cu converts */
+/* One number for all keys of a row: it shifts the row's scores alike, which changes lse alone, and by itself. Its
+ * gradient is that of lse; mma_dbias.cu adds heads and batches, and the main kernel makes none. */
+#define MMA_DBIAS_ROWS 4
 
 #define MMA_BACKWARD_CONSTANTS(X)                                                            \
     X(DTYPE)      /* GPU_FLOAT16 or GPU_BFLOAT16 */                                          \
@@ -180,13 +188,14 @@ MMA_BACKWARD_INLINE int32_t mma_backward_v_registers(int32_t block_n, int32_t he
     X(SOFTCAP)                                                                               \
     X(NEEDS_DQ)                                                                              \
     X(DETERMINISTIC) /* blocks add to dQ and dbias in order */                               \
-    X(SPLIT)         /* a block takes a part of a group's heads */
+    X(SPLIT)         /* a block takes a part of a group's heads */                           \
+    X(FOLDED)        /* the grid has one dimension: there are more heads or batches than 65535 */
 
 #define MMA_BACKWARD_COUNT(name) +1
 enum { MMA_BACKWARD_NUM_CONSTANTS = MMA_BACKWARD_CONSTANTS(MMA_BACKWARD_COUNT) };
 
 /* Of mma_backward_rows.cu and mma_dbias.cu. */
-#define MMA_ROWS_CONSTANTS(X) X(DTYPE) X(HEAD_DIM) X(HEAD_DIM_V) X(ALIGNED) X(VARLEN) X(NEEDS_DQ) X(BIAS)
+#define MMA_ROWS_CONSTANTS(X) X(DTYPE) X(HEAD_DIM) X(HEAD_DIM_V) X(ALIGNED) X(VARLEN) X(NEEDS_DQ) X(BIAS) X(FOLDED)
 enum { MMA_ROWS_NUM_CONSTANTS = MMA_ROWS_CONSTANTS(MMA_BACKWARD_COUNT) };
 
 /* Rows of the workspace's arrays for a sequence are a multiple of this; the last ones stand for no row. */
@@ -198,6 +207,7 @@ enum { MMA_ROWS_NUM_CONSTANTS = MMA_ROWS_CONSTANTS(MMA_BACKWARD_COUNT) };
 /* Workspace: row i of a sequence (dense: of batch b and head h at (b heads + h) rows; varlen: of head h at h rows, plus
  * the sequence's begin, mma_backward_begin()).
  *   lse, delta [rows]: lse times lse_factor, +inf where no key is seen; sum of dO * O minus dlse
+ *   low        [rows]: beside a bias: what lse has rounded away, times -log2(e); 0 where it is not given
  *   dq         [rows, D]: fp32 sums, each 16 x 8 tile in the order of the accumulators of an mma
  *   turns      [rows / 16]: deterministic: how many key blocks have added to the rows from there on
  *   tickets    [1]: deterministic: blocks in the order in which they began
@@ -222,8 +232,11 @@ struct mma_backward_arguments {
     int32_t dbias_shares, zero_dbias; /* DIRECT: not every element is written by the main kernel */
     int32_t group_parts, part_heads;  /* heads of a group = group_parts * part_heads */
     float lse_factor;                 /* log2(e) where scores stay in units of exp2, else 1 */
+    uint32_t grid_x, grid_y;          /* of a folded grid: block n is (n % grid_x, n / grid_x % grid_y, the rest) */
     int32_t mask_row_bytes, bias_row_bytes, dbias_row_bytes; /* from row to row; of dbias or of its sums */
     struct cuda_tensor_map q_map, dout_map;                  /* ENGINE: [B, H, S, D], tiles of 64 rows and a panel */
+    float *low_rows;
+    int32_t dbias_of_rows; /* 1: MMA_DBIAS_ROWS */
 };
 
 /* Turns of a key block at the gradient of a bias: for at least 32 rows each. */

@@ -43,8 +43,13 @@ static int fits(const struct tile *t, const fdm_device *device, const fdm_proble
            p->head_dim_v <= t->head_dim_max && shared_bytes(t, p) <= device->shared_bytes;
 }
 
-static struct mma_room room_of(const struct tile *t) {
-    return (struct mma_room){.block_m = t->block, .block_n = t->block, .dbias_shares = 1, .lse_factor = 1};
+static struct mma_room room_of(const struct tile *t, const fdm_problem *p) {
+    const int64_t blocks = (p->seqlen_k + MMA_BACKWARD32_TURN_KEYS - 1) / MMA_BACKWARD32_TURN_KEYS;
+    return (struct mma_room){.block_m = t->block,
+                             .block_n = t->block,
+                             .dbias_blocks = mma_dbias_in_turns(p) ? (int32_t)blocks : 0,
+                             .dbias_shares = 1,
+                             .lse_factor = 1};
 }
 
 static const char *refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
@@ -52,10 +57,8 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
         return "it takes float32";
     if (p->head_dim > 256 || p->head_dim_v > 256)
         return "head dims are at most 256";
-    if (p->batch > 65535 || p->heads > 65535)
-        return "batch and heads are at most 65535";
-    if (p->deterministic && mma_dbias_kind(p) == MMA_DBIAS_SUMS)
-        return "a bias with query rows that heads, batches or keys share has no deterministic gradient here";
+    if (mma_gradients_refusal(p))
+        return mma_gradients_refusal(p);
     for (int32_t i = 0; i < NUM_TILES; i++)
         if (fits(&tiles[i], device, p))
             return NULL;
@@ -68,7 +71,7 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant,
         const struct tile *t = &tiles[i];
         if (!fits(t, device, p) || variant-- > 0)
             continue;
-        const struct mma_room room = room_of(t);
+        const struct mma_room room = room_of(t, p);
         plan->parameters[0] = i;
         plan->block_m = own_of(t);
         plan->block_n = t->block;
@@ -112,14 +115,14 @@ static int wanted(const fdm_problem *p, int32_t kernel) {
     switch (kernel) {
     case PREPARE: return 1;
     case BLOCK_MASK: return gpu_mask_rows(p);
-    case DBIAS: return mma_dbias_kind(p) == MMA_DBIAS_KEYS || mma_dbias_kind(p) == MMA_DBIAS_SUMS;
+    case DBIAS: return mma_dbias_runs(p);
     default: return gradients_of(p, kernel) != 0;
     }
 }
 
 /* The bias' gradient is made with the gradient of the scores, of keys or of rows. */
 static int32_t dbias_of(const fdm_problem *p, int32_t kernel) {
-    const int32_t kind = mma_dbias_kind(p);
+    const int32_t kind = mma_dbias_constant(p);
     if (!(gradients_of(p, kernel) & MMA_GRADIENT_OF_SCORES))
         return MMA_DBIAS_NONE;
     return (kernel == OWN_KEYS) == (kind == MMA_DBIAS_KEYS) ? kind : MMA_DBIAS_NONE;
@@ -146,6 +149,8 @@ static void main_request(const struct tile *t, const fdm_problem *p, int32_t ker
         {"INTERVALS", p->has_intervals},
         {"VARLEN", p->varlen},
         {"SOFTCAP", p->softcap > 0},
+        {"DETERMINISTIC", dbias_of(p, kernel) == MMA_DBIAS_SUMS && mma_dbias_in_turns(p)},
+        {"FOLDED", mma_folds_grids(p)},
     };
     _Static_assert(sizeof constants / sizeof constants[0] == MMA_BACKWARD32_NUM_CONSTANTS, "one value each");
     request->file = "families/mma/mma_backward32.cu";
@@ -182,7 +187,7 @@ static int sound(const fdm_plan *plan, const fdm_problem *p) {
     if (tile < 0 || tile >= NUM_TILES || p->head_dim > tiles[tile].head_dim_max ||
         p->head_dim_v > tiles[tile].head_dim_max)
         return 0;
-    const struct mma_room room = room_of(&tiles[tile]);
+    const struct mma_room room = room_of(&tiles[tile], p);
     return plan->block_m == own_of(&tiles[tile]) && plan->block_n == tiles[tile].block &&
            plan->workspace_bytes >= mma_workspace_bytes(p, &room);
 }
@@ -205,7 +210,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     if (status)
         return status;
     const struct tile *t = &tiles[plan->parameters[0]];
-    const struct mma_room room = room_of(t);
+    const struct mma_room room = room_of(t, p);
     const int32_t own = own_of(t);
     mma_fill_gradients(attention, &room, workspace, &a);
     status = mma_launch_prepare(kernels[place[PREPARE]], p, &a, stream);

@@ -3,7 +3,7 @@
  * Idea: two passes of one text, and no sums in memory: blocks that own query rows walk the keys for dQ; blocks that own
  * keys walk the rows of all query heads of their KV head for dK and dV. Each makes the scores it needs anew, seven
  * products in place of five, and every result is summed in registers in a fixed order, so all of it is deterministic
- * (but for the gradient of a bias that heads, batches or keys share, which is added in memory). "Own" is what the block
+ * (but for the gradient of a bias that heads or batches share, which is added in memory: DETERMINISTIC in turns). "Own" is what the block
  * keeps, "other" what it walks:
  *
  *               own 1   own 2   other 1   other 2   S = own 1 other 1^T, dP = own 2 other 2^T (or their transposes)
@@ -35,7 +35,11 @@
 #define OF_SCORES   (GRADIENTS & MMA_GRADIENT_OF_SCORES)
 #define OF_VALUES   (GRADIENTS & MMA_GRADIENT_OF_VALUES)
 #define SUMMARISED  (MASK && MASK_ROWS)
+#define ROW_WORDS   (BIAS ? 3 : 2) /* of a row: lse, delta, and beside a bias what lse has rounded away */
+#define TURN_KEYS   MMA_BACKWARD32_TURN_KEYS
 #define LOG2_E      1.4426950408889634f
+static_assert(TURN_KEYS % BLOCK == 0 && (!DETERMINISTIC || (DBIAS == MMA_DBIAS_SUMS && OWN % 32 == 0)), "turns are of whole steps");
+static_assert(4 * ROW_WORDS <= MMA_KEY_FACTS_BYTES, "words of rows lie where facts of keys would");
 
 static_assert(BLOCK % 16 == 0 && HEAD_DIM % 32 == 0 && HEAD_DIM_V % 32 == 0, "tiles are multiples of 16 and 32");
 static_assert(HEAD_DIM % (16 * SHARE) == 0 && HEAD_DIM_V % (16 * SHARE) == 0 && WARPS % SHARE == 0, "equal shares");
@@ -68,13 +72,14 @@ struct place {
     int begin, end;           /* some own sees others begin <= j < end */
     int full_begin, full_end; /* and every own these */
 };
-__device__ __forceinline__ struct place find_place(const struct mma_backward_arguments &a) {
+__device__ __forceinline__ struct place find_place(const struct mma_backward_arguments &a, uint32_t x, uint32_t y,
+                                                   uint32_t z) {
     struct place at;
     /* causal: the longest first */
-    const int block = WINDOW && !OWNS_KEYS ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
-    at.s = find_sequence(a.in, blockIdx.z);
-    at.head_kv = OWNS_KEYS ? blockIdx.y : blockIdx.y / a.in.group;
-    at.head = blockIdx.y;
+    const int block = WINDOW && !OWNS_KEYS ? a.grid_x - 1 - x : x;
+    at.s = find_sequence(a.in, z);
+    at.head_kv = OWNS_KEYS ? y : y / a.in.group;
+    at.head = y;
     at.first = block * OWN;
     at.own_length = OWNS_KEYS ? at.s.seqlen_k : at.s.seqlen_q;
     at.other_length = OWNS_KEYS ? at.s.seqlen_q : at.s.seqlen_k;
@@ -195,7 +200,7 @@ __device__ __forceinline__ void load_other1(const struct mma_backward_arguments 
                                        one.row * 4, at.other_length - step * BLOCK, a.in.head_dim);
     cp_async_commit();
 }
-/* And lse and delta of rows, into the facts of the step they belong to. */
+/* And the words of rows, into the facts of the step they belong to. */
 __device__ __forceinline__ void load_other2(const struct mma_backward_arguments &a, const struct place &at,
                                             const struct tiles &t, int step, [[maybe_unused]] uint32_t facts) {
     const int64_t from = (OWNS_KEYS ? at.s.q_begin : at.s.k_begin) + (int64_t)step * BLOCK;
@@ -205,9 +210,11 @@ __device__ __forceinline__ void load_other2(const struct mma_backward_arguments 
                                          two.row * 4, at.other_length - step * BLOCK, a.in.head_dim_v);
 #if OWNS_KEYS
         const int n = threadIdx.x * 4 % BLOCK;
-        if (threadIdx.x * 4 < 2 * BLOCK)
-            cp_async_16(facts + threadIdx.x * 16, (threadIdx.x * 4 < BLOCK ? a.lse_rows : a.delta_rows) +
-                                                      rows_begin(a, at) + step * BLOCK + n);
+        const float *rows = threadIdx.x * 4 < BLOCK ? a.lse_rows : a.delta_rows;
+        if (BIAS && threadIdx.x * 4 >= 2 * BLOCK)
+            rows = a.low_rows;
+        if (threadIdx.x * 4 < ROW_WORDS * BLOCK)
+            cp_async_16(facts + threadIdx.x * 16, rows + rows_begin(a, at) + step * BLOCK + n);
 #endif
     }
     cp_async_commit();
@@ -228,19 +235,47 @@ __device__ __forceinline__ void add_dbias(const struct mma_backward_arguments &a
 }
 #endif
 
+#if DETERMINISTIC
+/* Blocks of the same rows add to the gradient of a bias that their heads or batches share in the order of their tickets,
+ * TURN_KEYS keys at a time: a turn counts those that have added. */
+__device__ __forceinline__ int *turn_of(const struct mma_backward_arguments &a, const struct place &at, int turn) {
+    const int batch = a.dbias_batches == 1 ? 0 : at.s.batch, turns = (a.in.seqlen_k + TURN_KEYS - 1) / TURN_KEYS;
+    return a.dbias_turns + (((int64_t)batch * a.dbias_heads + at.head / a.in.bias.group) * turns + turn) *
+                               mma_backward_turns(a.in.seqlen_q) + at.first / 32;
+}
+__device__ __forceinline__ int my_turn(const struct mma_backward_arguments &a, const struct place &at) {
+    return (a.dbias_batches == 1 ? at.s.batch * a.in.bias.group : 0) + at.head % a.in.bias.group;
+}
+__device__ __forceinline__ void await_turn(const struct mma_backward_arguments &a, const struct place &at, int turn) {
+    while (ld_acquire(turn_of(a, at, turn)) != my_turn(a, at)) {
+    }
+}
+/* Hands on the turns from `turn` until `end`, when all warps have added; a block awaits those at which it adds nothing. */
+__device__ __forceinline__ void hand_on(const struct mma_backward_arguments &a, const struct place &at, int turn, int end) {
+    if (threadIdx.x == 0)
+        for (; turn < end; turn++) {
+            await_turn(a, at, turn);
+            st_release(turn_of(a, at, turn), my_turn(a, at) + 1);
+        }
+}
+#endif
+
 /* Weights and what depends on the scores: p holds the products on entry, P on return; slope that of the cap. */
 __device__ __forceinline__ void make_weights(float (&p)[1][TILES][4], [[maybe_unused]] float (&slope)[TILES][4],
                                              const struct mma_backward_arguments &a, const struct place &at,
                                              [[maybe_unused]] const struct own_keys &keys, int own,
-                                             [[maybe_unused]] const float (&own_lse)[2], uint32_t facts, int step,
+                                             [[maybe_unused]] const float (&own_lse)[2],
+                                             [[maybe_unused]] const float (&own_low)[2], uint32_t facts, int step,
                                              bool partial) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int n = 0; n < TILES; n++) {
         const int column = n * 8 + lane % 4 * 2, other = step * BLOCK + column;
-        [[maybe_unused]] uint32_t lse[2], rows_first[2], rows_last[2], key_bias[2];
+        [[maybe_unused]] uint32_t lse[2], low[2], rows_first[2], rows_last[2], key_bias[2];
 #if OWNS_KEYS
         ld_shared_8(lse[0], lse[1], facts + column * 4);
+        if (BIAS)
+            ld_shared_8(low[0], low[1], facts + (2 * BLOCK + column) * 4);
 #elif KEYED
         ld_shared_8(rows_first[0], rows_first[1], facts + column * 4);
         ld_shared_8(rows_last[0], rows_last[1], facts + (BLOCK + column) * 4);
@@ -286,7 +321,11 @@ __device__ __forceinline__ void make_weights(float (&p)[1][TILES][4], [[maybe_un
 #if BIAS
                 x += b[c];
 #endif
-                x = ex2_approx((x - (OWNS_KEYS ? __uint_as_float(lse[c]) : own_lse[half])) * LOG2_E);
+                x = (x - (OWNS_KEYS ? __uint_as_float(lse[c]) : own_lse[half])) * LOG2_E;
+#if BIAS
+                x += OWNS_KEYS ? __uint_as_float(low[c]) : own_low[half];
+#endif
+                x = ex2_approx(x);
 #if OWNS_KEYS
                 const bool visible = (!KEYED && !partial) ||
                                      (other + c >= keys.first[half] && other + c < keys.last[half] && seen[c]);
@@ -310,6 +349,9 @@ __device__ __forceinline__ void make_ds(float (&ds)[1][TILES][4], const float (&
                                         [[maybe_unused]] const struct place &at, [[maybe_unused]] int own,
                                         [[maybe_unused]] int share, const float (&own_delta)[2], uint32_t facts, [[maybe_unused]] int step) {
     const int lane = threadIdx.x % 32;
+#if DETERMINISTIC
+    await_turn(a, at, step * BLOCK / TURN_KEYS);
+#endif
 #pragma unroll
     for (int n = 0; n < TILES; n++) {
         const int column = n * 8 + lane % 4 * 2;
@@ -361,18 +403,41 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     mma_backward32(const __grid_constant__ struct mma_backward_arguments a) {
     extern __shared__ __align__(128) char shared[];
     const struct tiles t = lay_out(shared_address(shared));
-    struct place at = find_place(a);
-    if (at.first >= at.own_length)
+#if FOLDED
+    uint32_t x = blockIdx.x % a.grid_x, y = blockIdx.x / a.grid_x % a.grid_y, z = blockIdx.x / a.grid_x / a.grid_y;
+#else
+    uint32_t x = blockIdx.x, y = blockIdx.y, z = blockIdx.z;
+#endif
+#if DETERMINISTIC
+    /* Places in the order in which blocks begin: a block waits only for blocks that run or have ended. */
+    if (threadIdx.x == 0)
+        *(int *)shared = atomicAdd(a.ticket, 1);
+    __syncthreads();
+    const uint32_t ticket = *(const int *)shared;
+    __syncthreads();
+    x = ticket % a.grid_x;
+    y = ticket / a.grid_x % a.grid_y;
+    z = ticket / a.grid_x / a.grid_y;
+    const int all_turns = (a.in.seqlen_k + TURN_KEYS - 1) / TURN_KEYS;
+#endif
+    struct place at = find_place(a, x, y, z);
+    if (at.first >= at.own_length) {
+#if DETERMINISTIC
+        hand_on(a, at, 0, all_turns); /* blocks of other sequences may wait for this one */
+#endif
         return;
+    }
     const int share = threadIdx.x / 32 / GROUPS, warp_own = threadIdx.x / 32 % GROUPS * 16, own = at.first + warp_own + threadIdx.x % 32 / 4;
     load_own(a, at, t);
     cp_async_commit();
-    float own_lse[2] = {0, 0}, own_delta[2] = {0, 0};
+    float own_lse[2] = {0, 0}, own_low[2] = {0, 0}, own_delta[2] = {0, 0};
 #if !OWNS_KEYS
 #    pragma unroll
     for (int half = 0; half < 2; half++) {
         own_lse[half] = a.lse_rows[rows_begin(a, at) + own + half * 8];
         own_delta[half] = a.delta_rows[rows_begin(a, at) + own + half * 8];
+        if (BIAS)
+            own_low[half] = a.low_rows[rows_begin(a, at) + own + half * 8];
     }
 #endif
     constexpr int columns1 = OF_SCORES ? HEAD_DIM / 8 / SHARE : 1, columns2 = OF_VALUES ? HEAD_DIM_V / 8 / SHARE : 1;
@@ -387,6 +452,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         keys = look_at_own(a, at, own);
 #endif
         int step = next_active(a, at, keys, at.begin / BLOCK, facts_of(t.facts, parity));
+#if DETERMINISTIC
+        hand_on(a, at, 0, step < 0 ? all_turns : step * BLOCK / TURN_KEYS);
+#endif
         load_other2(a, at, t, step, facts_of(t.facts, parity));
         load_other1(a, at, t, step);
 #pragma unroll 1
@@ -401,7 +469,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             cp_async_wait<0>();
             __syncthreads();
             multiply_scores<HEAD_DIM>(p, left_of<HEAD_DIM / 4>(t.own1, warp_own), right_of<HEAD_DIM / 4>(t.other1, 0));
-            make_weights(p, slope, a, at, keys, own, own_lse, facts, step, partial);
+            make_weights(p, slope, a, at, keys, own, own_lse, own_low, facts, step, partial);
 #if OF_VALUES
             add_product<HEAD_DIM_V / 4>(sum2, p, t.other2, share * columns2 * 8);
 #endif
@@ -412,6 +480,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             make_ds(ds, p, slope, dbias, a, at, own, share, own_delta, facts, step);
 #endif
             __syncthreads();
+#if DETERMINISTIC
+            hand_on(a, at, step * BLOCK / TURN_KEYS, next < 0 ? all_turns : next * BLOCK / TURN_KEYS);
+#endif
             load_other2(a, at, t, next, next_facts);
 #if OF_SCORES
             add_product<HEAD_DIM / 4>(sum1, ds, t.other1, share * columns1 * 8);

@@ -28,7 +28,12 @@
     X(DBIAS)          /* MMA_DBIAS_*: KEYS where keys are owned, DIRECT and SUMS where rows are */       \
     X(INTERVALS)                                                                                         \
     X(VARLEN)                                                                                            \
-    X(SOFTCAP)
+    X(SOFTCAP)                                                                                           \
+    X(DETERMINISTIC) /* DBIAS SUMS: blocks that share a bias add to its gradient in order */             \
+    X(FOLDED)        /* the grid has one dimension: there are more heads or batches than 65535 */
+
+/* Keys at whose gradient of a bias a block takes its turn at a time; a multiple of every tile's BLOCK. */
+#define MMA_BACKWARD32_TURN_KEYS 128
 
 enum { MMA_BACKWARD32_NUM_CONSTANTS = MMA_BACKWARD32_CONSTANTS(MMA_BACKWARD_COUNT) };
 

@@ -4,9 +4,10 @@
  * One warp for 16 rows of one head. Bound by memory: out and dout are read and the sums zeroed once; then the sums are
  * read and dQ written once.
  *
- * Grid: x groups of 16 WARPS rows, y heads, z batches. */
+ * Grid: x groups of 16 WARPS rows, y heads, z batches; FOLDED: in one dimension. */
 #include "cuda/ptx/global.cuh"
 #include "families/mma/mma_backward.h"
+#include "gpu/packed.cuh"
 
 #define WARPS   MMA_BACKWARD_ROWS_WARPS
 #define THREADS (32 * WARPS)
@@ -19,22 +20,34 @@
 #define ROUNDS       (16 / ROWS_AT_ONCE)
 #define TOGETHER     (DTYPE == GPU_FLOAT32 || ROUNDS < 8 ? (ROUNDS < 4 ? ROUNDS : 4) : 8)
 
+/* Where the block is in the grid. */
+#if FOLDED
+#    define GRID_X     (blockIdx.x % a.grid_x)
+#    define GRID_HEAD  ((int)(blockIdx.x / a.grid_x % a.grid_y))
+#    define GRID_BATCH ((int)(blockIdx.x / a.grid_x / a.grid_y))
+#else
+#    define GRID_X     blockIdx.x
+#    define GRID_HEAD  ((int)blockIdx.y)
+#    define GRID_BATCH ((int)blockIdx.z)
+#endif
+
 struct rows {
     int first, seqlen_q;
     int64_t packed, begin; /* of the sequence's row 0: in the packed tensors; in the workspace's arrays of head 0 */
 };
 __device__ __forceinline__ struct rows find_rows(const struct mma_backward_arguments &a) {
     struct rows at;
-    at.first = (blockIdx.x * WARPS + threadIdx.x / 32) * 16;
+    at.first = (GRID_X * WARPS + threadIdx.x / 32) * 16;
     at.seqlen_q = a.in.seqlen_q;
     at.packed = 0;
-    at.begin = (int64_t)blockIdx.z * a.in.heads * a.rows;
+    at.begin = (int64_t)GRID_BATCH * a.in.heads * a.rows;
 #if VARLEN
-    at.packed = a.in.cu_seqlens_q[blockIdx.z];
-    at.seqlen_q = a.in.cu_seqlens_q[blockIdx.z + 1] - (int)at.packed;
-    at.begin = mma_backward_begin(at.packed, blockIdx.z);
+    const struct packed q = find_packed_q(a.in, GRID_BATCH);
+    at.packed = q.begin;
+    at.seqlen_q = q.length;
+    at.begin = mma_backward_begin(at.packed, GRID_BATCH);
 #endif
-    at.begin += blockIdx.y * a.rows;
+    at.begin += GRID_HEAD * a.rows;
     return at;
 }
 
@@ -51,7 +64,7 @@ __device__ __forceinline__ void clear_dbias(const struct mma_backward_arguments 
 #if BIAS
     for (int i = first_row; i < min(first_row + 16, a.dbias_rows); i++) {
         char *to = (char *)a.dbias.data +
-                   (blockIdx.z * a.dbias.batch + blockIdx.y * a.dbias.head + i * a.dbias.row) * BIAS_BYTES;
+                   (GRID_BATCH * a.dbias.batch + GRID_HEAD * a.dbias.head + i * a.dbias.row) * BIAS_BYTES;
         for (int j = threadIdx.x % 32; j < a.dbias_keys; j += 32)
             if (BIAS == GPU_BIAS_FLOAT32)
                 *(float *)(to + j * a.dbias.key * 4) = 0;
@@ -108,12 +121,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     clear_sums(a);
     if (blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0 && threadIdx.x == 0)
         *a.ticket = 0;
-    if (blockIdx.z >= a.in.batch)
+    if (a.in.batch == 0)
         return;
     const struct rows at = find_rows(a);
     if (a.zero_dbias)
         clear_dbias(a, at.first);
-    const int lane = threadIdx.x % 32, h = blockIdx.y, b = blockIdx.z;
+    const int lane = threadIdx.x % 32, h = GRID_HEAD, b = GRID_BATCH;
     if (at.first >= (at.seqlen_q + MMA_BACKWARD_ROW_STEP - 1) / MMA_BACKWARD_ROW_STEP * MMA_BACKWARD_ROW_STEP)
         return;
     const char *out =
@@ -167,8 +180,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         if (a.dlse.data)
             mine -= a.dlse.data[b * a.dlse.batch + h * a.dlse.head + i * a.dlse.row];
     }
+    if (lse == __int_as_float(0x7f800000))
+        mine = 0; /* a row without keys: weights of 0 are multiplied by what comes in, which may be NaN */
     a.lse_rows[at.begin + row] = lse;
     a.delta_rows[at.begin + row] = mine;
+#if BIAS
+    float low = 0;
+    if (row < at.seqlen_q && a.in.lse_low.data)
+        low = a.in.lse_low.data[b * a.in.lse_low.batch + h * a.in.lse_low.head + i * a.in.lse_low.row];
+    a.low_rows[at.begin + row] = low * -1.4426950408889634f;
+#endif
 }
 
 #if NEEDS_DQ
@@ -203,8 +224,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         }
     }
     __syncwarp();
-    store_tile<HEAD_DIM / 8>(a.dq.data + (blockIdx.z * a.dq.batch + (at.packed + at.first) * a.dq.row +
-                                          blockIdx.y * a.dq.head) * 2,
+    store_tile<HEAD_DIM / 8>(a.dq.data + (GRID_BATCH * a.dq.batch + (at.packed + at.first) * a.dq.row +
+                                          GRID_HEAD * a.dq.head) * 2,
                              a.dq.row * 2, tile, min(16, at.seqlen_q - at.first), a.in.head_dim, lane, 32);
 }
 #endif
@@ -215,7 +236,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 extern "C" __global__ void __launch_bounds__(THREADS)
     mma_backward_combine(const __grid_constant__ struct mma_backward_arguments a) {
     constexpr int chunks_k = HEAD_DIM / 8, chunks_v = HEAD_DIM_V / 8, chunks = chunks_k + chunks_v;
-    const int64_t n = (int64_t)blockIdx.x * THREADS + threadIdx.x, row = n / chunks;
+    const int64_t n = (int64_t)GRID_X * THREADS + threadIdx.x, row = n / chunks;
     const bool of_k = n % chunks < chunks_k;
     const int chunk = (int)(n % chunks) - (of_k ? 0 : chunks_k);
     const struct gpu_matrix &to = of_k ? a.dk : a.dv;
@@ -230,7 +251,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #    endif
     const int columns = of_k ? HEAD_DIM : HEAD_DIM_V;
     const int64_t step = a.key_rows * columns;
-    const float *from = (of_k ? a.dk_parts : a.dv_parts) + blockIdx.y * a.group_parts * step + row * columns + chunk * 8;
+    const float *from = (of_k ? a.dk_parts : a.dv_parts) + GRID_HEAD * a.group_parts * step + row * columns + chunk * 8;
     float sum[8] = {};
 #    pragma unroll 4
     for (int part = 0; part < a.group_parts; part++, from += step) {
@@ -243,6 +264,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #    pragma unroll
     for (int e = 0; e < 4; e++)
         word[e] = pack(sum[2 * e] * factor, sum[2 * e + 1] * factor);
-    store_words(to.data + (batch * to.batch + key * to.row + blockIdx.y * to.head) * 2 + chunk * 16, word, count);
+    store_words(to.data + (batch * to.batch + key * to.row + GRID_HEAD * to.head) * 2 + chunk * 16, word, count);
 }
 #endif

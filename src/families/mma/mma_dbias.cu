@@ -1,5 +1,5 @@
 /* mma_dbias.cu: the gradient of a bias from the fp32 sums that mma_backward.cu left: what several heads, batches or keys
- * share is added here, in a fixed order, and rounded.
+ * share is added here, in a fixed order, and rounded. Where the keys of a row share it, it is the gradient of lse.
  *
  * One thread an element; one warp where keys are added. Bound by memory. */
 #include "families/mma/mma_backward.h"
@@ -21,6 +21,28 @@ __device__ __forceinline__ float sum_of_keys(const struct mma_backward_arguments
     return sum;
 }
 
+/* Of a bias that the keys of row i share: the gradients of lse that flow into rows which see a key. */
+__device__ __forceinline__ float sum_of_rows(const struct mma_backward_arguments &a, int64_t b, int64_t h, int i) {
+    const int b_first = a.dbias_batches == 1 ? 0 : (int)b, b_last = a.dbias_batches == 1 ? a.in.batch : (int)b + 1;
+    const int group = a.in.heads / a.dbias_heads;
+    float sum = 0;
+    if (!a.dlse.data)
+        return 0;
+    for (int batch = b_first; batch < b_last; batch++) {
+        int64_t packed = 0, begin = (int64_t)batch * a.in.heads * a.rows;
+#if VARLEN
+        packed = a.in.cu_seqlens_q[batch];
+        if (i >= a.in.cu_seqlens_q[batch + 1] - packed)
+            continue;
+        begin = mma_backward_begin(packed, batch);
+#endif
+        for (int64_t head = h * group; head < (h + 1) * group; head++)
+            if (a.lse_rows[begin + head * a.rows + i] != __int_as_float(0x7f800000))
+                sum += a.dlse.data[(VARLEN ? 0 : batch) * a.dlse.batch + head * a.dlse.head + (packed + i) * a.dlse.row];
+    }
+    return sum;
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS)
     mma_dbias(const __grid_constant__ struct mma_backward_arguments a) {
     const bool keys = a.dbias_shares > 0, adds_keys = keys && a.dbias_keys == 1;
@@ -31,7 +53,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int64_t j = n % a.dbias_keys, i = n / a.dbias_keys % a.dbias_rows;
     const int64_t h = n / a.dbias_keys / a.dbias_rows % a.dbias_heads, b = n / a.dbias_keys / a.dbias_rows / a.dbias_heads;
     float x;
-    if (!keys) {
+    if (a.dbias_of_rows) {
+        x = sum_of_rows(a, b, h, (int)i);
+    } else if (!keys) {
         x = a.dbias_sums[n];
     } else if (!adds_keys) {
         x = sum_of_keys(a, b, h, (int)j, 1, (int)j + 1);

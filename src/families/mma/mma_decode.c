@@ -8,64 +8,129 @@
 #include "base/error.h"
 #include "families/mma/mma_family.h"
 
-enum { STAGES_MAX = 4, SPLITS_MAX = 128, TILES_OF_A_SPLIT_MIN = 4, KEYS_MIN = 512, BLOCKS_MAX = 2, RESERVE = 1 << 10 };
+enum { STAGES_MAX = 4, TILES_OF_A_SPLIT_MIN = 4, KEYS_MIN = 512, BLOCKS_MAX = 2, RESERVE = 1 << 10 };
+enum { ROWS_MAX = 256, SEQLEN_MAX = 8 }; /* packed rows at most; and of more rows than one tile of 16, query rows */
 /* Of K and V that a multiprocessor waits for at a time: less leaves the memory idle, more is 2 % slower (H200). */
 enum { FLIGHT_BYTES = 64 << 10 };
 
-static int32_t shared_bytes(const fdm_problem *p, int32_t stages) {
-    return mma_decode_shared_bytes((int32_t)gpu_round_up(p->head_dim, 16), (int32_t)gpu_round_up(p->head_dim_v, 16),
-                                   stages);
+/* ---- tiles ---- */
+
+static int64_t rows_of(const fdm_problem *p) {
+    return p->varlen ? p->heads * p->total_q : p->batch * p->heads * p->seqlen_q;
+}
+
+/* Rows of a KV head: query rows times the heads of a group. */
+static int64_t packed_rows(const fdm_problem *p) { return p->seqlen_q * (p->heads / p->heads_kv); }
+
+static int is_float32(const fdm_problem *p) { return p->dtype == FDM_FLOAT32; }
+static int32_t element_bytes(const fdm_problem *p) { return is_float32(p) ? 4 : 2; }
+static int32_t share_of(const fdm_problem *p) { return mma_decode_share(is_float32(p), (int32_t)p->head_dim_v); }
+static int32_t padded(const fdm_problem *p) { return (int32_t)gpu_round_up(p->head_dim, 16); }
+static int32_t padded_v(const fdm_problem *p) {
+    return (int32_t)gpu_round_up(p->head_dim_v, share_of(p) > 1 ? 64 : 16);
+}
+
+/* Keys are listed before they are copied. */
+static int lists_keys(const fdm_problem *p) { return p->has_mask || p->has_bias || p->has_intervals; }
+
+/* Whether the query heads of a KV head share a tensor's heads. */
+static int shared_heads(const fdm_problem *p, int64_t heads) { return heads == 1 || heads == p->heads_kv; }
+static int32_t mask_constant(const fdm_problem *p) {
+    if (!p->has_mask)
+        return MMA_DECODE_NONE;
+    return !gpu_mask_rows(p) && shared_heads(p, p->mask_shape[1]) ? MMA_DECODE_ALIKE : MMA_DECODE_EACH;
+}
+static int32_t intervals_constant(const fdm_problem *p) {
+    if (!p->has_intervals)
+        return MMA_DECODE_NONE;
+    return p->seqlen_q == 1 && shared_heads(p, p->interval_heads) ? MMA_DECODE_ALIKE : MMA_DECODE_EACH;
+}
+
+struct tile {
+    int32_t block_n, row_groups;
+};
+
+static int32_t shared_bytes(const fdm_problem *p, struct tile t, int32_t stages) {
+    return mma_decode_shared_bytes(element_bytes(p), padded(p), padded_v(p), t.block_n, t.row_groups, stages,
+                                   lists_keys(p));
 }
 
 /* Each block's reserve is the driver's. */
-static int blocks_fit(const fdm_device *device, const fdm_problem *p, int32_t stages, int32_t blocks) {
-    return blocks * (shared_bytes(p, stages) + RESERVE) <= device->shared_bytes + RESERVE;
+static int blocks_fit(const fdm_device *device, const fdm_problem *p, struct tile t, int32_t stages, int32_t blocks) {
+    return blocks * (shared_bytes(p, t, stages) + RESERVE) <= device->shared_bytes + RESERVE;
 }
 
-static int64_t tile_bytes(const fdm_problem *p) {
-    return MMA_DECODE_KEYS * (gpu_round_up(p->head_dim, 16) + gpu_round_up(p->head_dim_v, 16)) * 2;
+/* As many row groups as there are rows for, fewer where Q would leave no room; 64 keys, or 32 where those do not fit.
+ */
+static struct tile tile_of(const fdm_device *device, const fdm_problem *p) {
+    struct tile t = {64, 1};
+    for (t.block_n = 64; t.block_n >= 32; t.block_n /= 2) {
+        const int32_t least = t.block_n == 32 && share_of(p) == 1 ? 2 : 1;
+        t.row_groups = least;
+        while (t.row_groups * share_of(p) < MMA_DECODE_WARPS && t.row_groups * 16 < packed_rows(p))
+            t.row_groups *= 2;
+        while (t.row_groups > least && !blocks_fit(device, p, t, 2, 1))
+            t.row_groups /= 2;
+        if (t.block_n == 32 || blocks_fit(device, p, t, 2, 1))
+            break;
+    }
+    return t;
+}
+
+static int64_t row_blocks(const fdm_problem *p, struct tile t) {
+    return (packed_rows(p) + 16 * t.row_groups - 1) / (16 * t.row_groups);
+}
+static int64_t blocks_of_keys(const fdm_problem *p, struct tile t) { return p->batch * p->heads_kv * row_blocks(p, t); }
+
+static int64_t tile_bytes(const fdm_problem *p, struct tile t) {
+    return (int64_t)t.block_n * (padded(p) + padded_v(p)) * element_bytes(p);
 }
 
 /* The fewest stages with which `blocks` of a multiprocessor have enough under way, or as many as there is room for. */
-static int32_t stages_of(const fdm_device *device, const fdm_problem *p, int32_t blocks) {
+static int32_t stages_of(const fdm_device *device, const fdm_problem *p, struct tile t, int32_t blocks) {
     int32_t stages = 2;
-    while (stages < STAGES_MAX && (stages - 1) * blocks * tile_bytes(p) < FLIGHT_BYTES &&
-           blocks_fit(device, p, stages + 1, blocks))
+    while (stages < STAGES_MAX && (stages - 1) * blocks * tile_bytes(p, t) < FLIGHT_BYTES &&
+           blocks_fit(device, p, t, stages + 1, blocks))
         stages++;
     return stages;
 }
 
 /* Blocks of a multiprocessor: one where it has enough under way by itself. */
-static int32_t blocks_of(const fdm_device *device, const fdm_problem *p) {
-    return (stages_of(device, p, 1) - 1) * tile_bytes(p) < FLIGHT_BYTES && blocks_fit(device, p, 2, BLOCKS_MAX)
+static int32_t blocks_of(const fdm_device *device, const fdm_problem *p, struct tile t) {
+    return (stages_of(device, p, t, 1) - 1) * tile_bytes(p, t) < FLIGHT_BYTES && blocks_fit(device, p, t, 2, BLOCKS_MAX)
                ? BLOCKS_MAX
                : 1;
 }
 
+/* ---- choice ---- */
+
 static const char *refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
-    if (gpu_dtype(p->dtype) < 0)
-        return "it takes float16 and bfloat16";
-    if (p->head_dim > 256 || p->head_dim_v > 256 || p->head_dim % 8 || p->head_dim_v % 8)
-        return "head dims are multiples of 8 and at most 256";
+    const int64_t chunk = 16 / element_bytes(p);
+    if (p->head_dim > 256 || p->head_dim_v > 256 || p->head_dim % chunk || p->head_dim_v % chunk)
+        return is_float32(p) ? "head dims are multiples of 4 and at most 256"
+                             : "head dims are multiples of 8 and at most 256";
     if (!p->aligned)
         return "addresses and strides must be multiples of 16 bytes";
-    if (p->seqlen_q * (p->heads / p->heads_kv) > MMA_DECODE_ROWS)
-        return "query rows times the heads of a group are at most 16";
-    if (p->has_mask || p->has_bias || p->has_intervals || p->softcap > 0)
-        return "mask, bias, intervals and softcap are left to mma.forward";
-    if (p->batch * p->heads_kv > 65535)
-        return "batch times KV heads are at most 65535";
-    if (!blocks_fit(device, p, 2, 1)) {
+    if (packed_rows(p) > ROWS_MAX)
+        return "query rows times the heads of a group are at most 256";
+    const struct tile t = tile_of(device, p);
+    if (!blocks_fit(device, p, t, 2, 1)) {
         snprintf(text, size, "its ring needs %d KB of shared memory, the device has %lld KB",
-                 (shared_bytes(p, 2) + 1023) >> 10, (long long)device->shared_bytes >> 10);
+                 (shared_bytes(p, t, 2) + 1023) >> 10, (long long)device->shared_bytes >> 10);
         return text;
     }
+    if ((double)rows_of(p) >= INT32_MAX || (double)blocks_of_keys(p, t) * MMA_DECODE_SPLITS_MAX >= INT32_MAX)
+        return "rows of all heads are fewer than 2^31, blocks of KV heads than 2^24";
     return NULL;
 }
 
 static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
     (void)device;
-    return p->seqlen_k >= KEYS_MIN ? NULL : "other kernels suit it better";
+    if (p->seqlen_k < KEYS_MIN)
+        return "other kernels suit it better";
+    return packed_rows(p) <= 16 || p->seqlen_q <= SEQLEN_MAX
+               ? NULL
+               : "of more than 16 rows of a KV head, at most 8 query rows suit it";
 }
 
 /* Keys that the rows of a KV head can see at most. */
@@ -77,8 +142,8 @@ static int64_t visible_keys(const fdm_problem *p) {
     return keys < p->seqlen_k ? keys : p->seqlen_k;
 }
 
-static int64_t blocks_at_once(const fdm_device *device, const fdm_problem *p) {
-    return (int64_t)device->num_sms * (blocks_fit(device, p, 2, BLOCKS_MAX) ? BLOCKS_MAX : 1);
+static int64_t blocks_at_once(const fdm_device *device, const fdm_problem *p, struct tile t) {
+    return (int64_t)device->num_sms * (blocks_fit(device, p, t, 2, BLOCKS_MAX) ? BLOCKS_MAX : 1);
 }
 
 /* How much of the device `blocks` use from begin to end, where so many fit on it at a time: the last wave is shorter.
@@ -89,13 +154,13 @@ static double filling(int64_t blocks, int64_t resident) {
 }
 
 /* As few as fill the device to 95 % of the best filling: one wave of as many blocks as are wanted on a multiprocessor,
- * or waves of as many as fit. Each split has a few tiles. */
-static int32_t splits_of(const fdm_device *device, const fdm_problem *p) {
-    const int64_t wanted = (int64_t)device->num_sms * blocks_of(device, p);
-    const int64_t fit = blocks_at_once(device, p);
-    const int64_t pairs = p->batch * p->heads_kv, tiles = (visible_keys(p) + MMA_DECODE_KEYS - 1) / MMA_DECODE_KEYS;
+ * or waves of as many as fit. Each split has a few times 64 keys. */
+static int32_t splits_of(const fdm_device *device, const fdm_problem *p, struct tile t) {
+    const int64_t wanted = (int64_t)device->num_sms * blocks_of(device, p, t);
+    const int64_t fit = blocks_at_once(device, p, t);
+    const int64_t pairs = blocks_of_keys(p, t), tiles = (visible_keys(p) + 63) / 64;
     int64_t most = tiles / TILES_OF_A_SPLIT_MIN;
-    most = most < 1 ? 1 : most > SPLITS_MAX ? SPLITS_MAX : most;
+    most = most < 1 ? 1 : most > MMA_DECODE_SPLITS_MAX ? MMA_DECODE_SPLITS_MAX : most;
     double best = 0;
     for (int pass = 0; pass < 2; pass++)
         for (int64_t splits = 1; splits <= most; splits++) {
@@ -108,71 +173,106 @@ static int32_t splits_of(const fdm_device *device, const fdm_problem *p) {
     return 1;
 }
 
-static int64_t rows_of(const fdm_problem *p) {
-    return p->varlen ? p->heads * p->total_q : p->batch * p->heads * p->seqlen_q;
-}
-static int64_t lse_bytes(const fdm_problem *p, int32_t splits) { return gpu_round_up(rows_of(p) * splits * 4, 64); }
+/* Of the splits' results: a maximum and a sum for each row, and a row of O. */
+static int64_t rows_bytes(const fdm_problem *p, int32_t splits) { return gpu_round_up(rows_of(p) * splits * 8, 64); }
 static int64_t workspace_bytes(const fdm_problem *p, int32_t splits, int32_t merge) {
     return merge != MMA_MERGE_WORKSPACE
                ? 0
-               : lse_bytes(p, splits) + gpu_round_up(rows_of(p) * splits * p->head_dim_v * 4, 64);
+               : rows_bytes(p, splits) + gpu_round_up(rows_of(p) * splits * p->head_dim_v * 4, 64);
 }
 
 /* Clusters: 9.0 and 10.0; 12.0 is not built for them. Where blocks come in waves, one would wait for room for all of
  * it. */
-static int32_t merge_of(const fdm_device *device, const fdm_problem *p, int32_t splits) {
+static int32_t merge_of(const fdm_device *device, const fdm_problem *p, struct tile t, int32_t splits) {
     const int has_clusters = device->compute_major == 9 || device->compute_major == 10;
-    const int at_once = p->batch * p->heads_kv * splits <= blocks_at_once(device, p);
+    const int at_once = blocks_of_keys(p, t) * splits <= blocks_at_once(device, p, t);
     if (splits == 1)
         return MMA_MERGE_NONE;
     return has_clusters && at_once && splits <= MMA_MERGE_CLUSTER_MAX ? MMA_MERGE_CLUSTER : MMA_MERGE_WORKSPACE;
 }
 
-/* parameters: splits, stages, how they are merged, and whether mma_combine may begin before the splits have ended. */
+/* Of the plan's parameters; EARLY: mma_combine may begin before the splits have ended. */
+enum { SPLITS, STAGES, MERGE, EARLY, ROW_GROUPS };
+
+static struct tile tile_of_plan(const fdm_plan *plan) {
+    return (struct tile){plan->block_n, plan->parameters[ROW_GROUPS]};
+}
+
+static void explain(const fdm_device *device, const fdm_problem *p, struct tile t, fdm_plan *plan) {
+    const int64_t blocks = row_blocks(p, t);
+    int used =
+        snprintf(plan->reason, sizeof plan->reason, "%lld query rows of a KV head fit in ", (long long)packed_rows(p));
+    used += blocks == 1
+                ? snprintf(plan->reason + used, sizeof plan->reason - (size_t)used, "one tile of %d", plan->block_m)
+                : snprintf(plan->reason + used, sizeof plan->reason - (size_t)used, "%lld tiles of %d",
+                           (long long)blocks, plan->block_m);
+    used +=
+        snprintf(plan->reason + used, sizeof plan->reason - (size_t)used,
+                 "; %d splits of the keys fill %d multiprocessors with %lld KV heads; %d stages of %d keys (%lld KB)",
+                 plan->parameters[SPLITS], device->num_sms, (long long)(p->batch * p->heads_kv), plan->stages,
+                 plan->block_n, (long long)(plan->shared_bytes + 1023) >> 10);
+    if (lists_keys(p))
+        snprintf(plan->reason + used, sizeof plan->reason - (size_t)used,
+                 "; keys are listed first by %s, and what no row sees is not read",
+                 p->has_mask && p->has_intervals ? "mask and intervals"
+                 : p->has_mask                   ? "the mask"
+                 : p->has_intervals              ? "intervals"
+                                                 : "a bias of -inf");
+}
+
 static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant, fdm_plan *plan) {
     if (variant > 0)
         return 0;
-    const int32_t splits = splits_of(device, p);
-    const int shared = p->batch * p->heads_kv * splits > device->num_sms && blocks_fit(device, p, 2, BLOCKS_MAX);
-    const int32_t stages = stages_of(device, p, shared ? BLOCKS_MAX : 1);
-    plan->parameters[0] = splits;
-    plan->parameters[1] = stages;
-    plan->parameters[2] = merge_of(device, p, splits);
-    plan->parameters[3] = device->compute_major >= 9;
-    plan->block_m = MMA_DECODE_ROWS;
-    plan->block_n = MMA_DECODE_KEYS;
+    const struct tile t = tile_of(device, p);
+    const int32_t splits = splits_of(device, p, t);
+    const int shared = blocks_of_keys(p, t) * splits > device->num_sms && blocks_fit(device, p, t, 2, BLOCKS_MAX);
+    const int32_t stages = stages_of(device, p, t, shared ? BLOCKS_MAX : 1);
+    plan->parameters[SPLITS] = splits;
+    plan->parameters[STAGES] = stages;
+    plan->parameters[MERGE] = merge_of(device, p, t, splits);
+    plan->parameters[EARLY] = device->compute_major >= 9;
+    plan->parameters[ROW_GROUPS] = t.row_groups;
+    plan->block_m = 16 * t.row_groups;
+    plan->block_n = t.block_n;
     plan->stages = stages;
-    plan->shared_bytes = shared_bytes(p, stages);
-    plan->workspace_bytes = workspace_bytes(p, splits, plan->parameters[2]);
-    snprintf(plan->choice, sizeof plan->choice, "MMA_Decode_%dx%d_S%d", MMA_DECODE_ROWS, MMA_DECODE_KEYS, stages);
-    snprintf(plan->reason, sizeof plan->reason,
-             "%lld query rows of a KV head fit in one tile of %d; %d splits of the keys fill %d multiprocessors with "
-             "%lld KV heads; %d stages of %d keys (%lld KB)",
-             (long long)(p->seqlen_q * (p->heads / p->heads_kv)), MMA_DECODE_ROWS, splits, device->num_sms,
-             (long long)(p->batch * p->heads_kv), stages, MMA_DECODE_KEYS,
-             (long long)(plan->shared_bytes + 1023) >> 10);
+    plan->shared_bytes = shared_bytes(p, t, stages);
+    plan->workspace_bytes = workspace_bytes(p, splits, plan->parameters[MERGE]);
+    snprintf(plan->choice, sizeof plan->choice, "MMA_Decode_%s%dx%d_S%d", is_float32(p) ? "TF32x3_" : "", plan->block_m,
+             plan->block_n, stages);
+    explain(device, p, t, plan);
     return 1;
 }
 
 static int sound(const fdm_plan *plan, const fdm_problem *p) {
-    const int32_t splits = plan->parameters[0], stages = plan->parameters[1], merge = plan->parameters[2];
+    const int32_t splits = plan->parameters[SPLITS], stages = plan->parameters[STAGES], merge = plan->parameters[MERGE];
+    const int32_t groups = plan->parameters[ROW_GROUPS], mates = groups * share_of(p);
     const int32_t splits_max = merge == MMA_MERGE_NONE      ? 1
                                : merge == MMA_MERGE_CLUSTER ? MMA_MERGE_CLUSTER_MAX
-                                                            : SPLITS_MAX;
+                                                            : MMA_DECODE_SPLITS_MAX;
     return merge >= MMA_MERGE_NONE && merge <= MMA_MERGE_CLUSTER && splits >= 1 && splits <= splits_max &&
-           stages >= 2 && stages <= STAGES_MAX && workspace_bytes(p, splits, merge) <= plan->workspace_bytes;
+           (groups == 1 || groups == 2 || groups == 4) && mates <= MMA_DECODE_WARPS && plan->block_m == 16 * groups &&
+           (plan->block_n == 64 || (plan->block_n == 32 && mates >= 2)) && stages >= 2 && stages <= STAGES_MAX &&
+           workspace_bytes(p, splits, merge) <= plan->workspace_bytes;
 }
 
 enum { DECODE, COMBINE, NUM_KERNELS };
 static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *requests) {
-    const int32_t stages = plan->parameters[1], merge = plan->parameters[2];
+    const int32_t stages = plan->parameters[STAGES], merge = plan->parameters[MERGE];
+    const struct tile t = tile_of_plan(plan);
+    const int32_t dtype = is_float32(p) ? GPU_FLOAT32 : gpu_dtype(p->dtype);
     const struct cuda_constant constants[] = {
-        {"DTYPE", gpu_dtype(p->dtype)},
-        {"HEAD_DIM", gpu_round_up(p->head_dim, 16)},
-        {"HEAD_DIM_V", gpu_round_up(p->head_dim_v, 16)},
+        {"DTYPE", dtype},
+        {"HEAD_DIM", padded(p)},
+        {"HEAD_DIM_V", padded_v(p)},
+        {"BLOCK_N", t.block_n},
+        {"ROW_GROUPS", t.row_groups},
         {"STAGES", stages},
         {"MIN_BLOCKS", BLOCKS_MAX},
         {"WINDOW", gpu_bounded(p)},
+        {"MASK", mask_constant(p)},
+        {"BIAS", gpu_bias_constant(p)},
+        {"INTERVALS", intervals_constant(p)},
+        {"SOFTCAP", p->softcap > 0},
         {"VARLEN", p->varlen},
         {"MERGE", merge},
     };
@@ -181,14 +281,14 @@ static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct 
     requests[DECODE].entry = "mma_decode";
     requests[DECODE].num_constants = MMA_DECODE_NUM_CONSTANTS;
     memcpy(requests[DECODE].constants, constants, sizeof constants);
-    requests[DECODE].shared_bytes = shared_bytes(p, stages);
+    requests[DECODE].shared_bytes = shared_bytes(p, t, stages);
     requests[DECODE].threads = 32 * MMA_DECODE_WARPS;
     if (merge != MMA_MERGE_WORKSPACE)
         return 1;
     requests[COMBINE].file = "families/mma/mma_combine.cu";
     requests[COMBINE].entry = "mma_combine";
     requests[COMBINE].num_constants = 2;
-    requests[COMBINE].constants[0] = (struct cuda_constant){"DTYPE", gpu_dtype(p->dtype)};
+    requests[COMBINE].constants[0] = (struct cuda_constant){"DTYPE", dtype};
     requests[COMBINE].constants[1] = (struct cuda_constant){"VARLEN", p->varlen};
     requests[COMBINE].shared_bytes = 0;
     requests[COMBINE].threads = 32 * MMA_DECODE_WARPS;
@@ -207,7 +307,8 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
         return FDM_OK;
     struct cuda_kernel_request wanted[NUM_KERNELS];
     const struct cuda_kernel *kernels[NUM_KERNELS];
-    const int32_t count = make_requests(plan, p, wanted), splits = plan->parameters[0], merge = plan->parameters[2];
+    const int32_t count = make_requests(plan, p, wanted), splits = plan->parameters[SPLITS],
+                  merge = plan->parameters[MERGE];
     fdm_status status = cuda_kernels_get(plan->device.index, wanted, count, kernels);
     if (status)
         return status;
@@ -215,11 +316,11 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     gpu_fill_forward(attention, &arguments);
     arguments.num_splits = splits;
     if (merge == MMA_MERGE_WORKSPACE) {
-        arguments.partial_lse = workspace;
-        arguments.partial_out = (float *)(void *)((char *)workspace + lse_bytes(p, splits));
+        arguments.partial_rows = workspace;
+        arguments.partial_out = (float *)(void *)((char *)workspace + rows_bytes(p, splits));
     }
     struct cuda_launch launch = {.kernel = kernels[DECODE],
-                                 .grid = {(uint32_t)splits, (uint32_t)(p->batch * p->heads_kv), 1},
+                                 .grid = {gpu_grid(blocks_of_keys(p, tile_of_plan(plan)) * splits), 1, 1},
                                  .threads = 32 * MMA_DECODE_WARPS,
                                  .cluster = merge == MMA_MERGE_CLUSTER ? (uint32_t)splits : 1,
                                  .stream = stream,
@@ -229,9 +330,8 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     if (status || merge != MMA_MERGE_WORKSPACE)
         return status;
     launch.kernel = kernels[COMBINE];
-    launch.programmatic_launch = plan->parameters[3];
-    launch.grid[0] = (uint32_t)((rows_of(p) + MMA_DECODE_WARPS - 1) / MMA_DECODE_WARPS);
-    launch.grid[1] = 1;
+    launch.programmatic_launch = plan->parameters[EARLY];
+    launch.grid[0] = gpu_grid(rows_of(p));
     return cuda_launch(&launch);
 }
 

@@ -5,205 +5,512 @@
  * More go by way of global memory to mma_combine.cu. The heads of a group are packed as rows (row i * group + g), so that K
  * and V are read once for each KV head. Bound by memory: the least time is that of reading K and V once.
  *
+ * What hides keys (mask, intervals, a bias of -inf) is looked at first, 1024 keys at a time, while copies are under way: the
+ * keys that some row sees are listed, in their order, and only those are copied. Splits take units of 128 keys in turn, so
+ * that hidden stretches are shared by all. Where rows differ in what they see, each looks at the listed keys itself.
+ *
  * Tile: 64 keys, 16 for each of the four warps, which work on all 16 rows and never wait for each other: each has its
- * own maxima, sums and output, merged at the end. Lane l holds rows l / 4 and l / 4 + 8.
+ * own maxima, sums and output, merged at the end. Lane l holds rows l / 4 and l / 4 + 8. With more rows, two or four warps
+ * (ROW_GROUPS) take 16 rows each of the same keys and wait for each other once a tile. More rows than 64 are more blocks,
+ * which find K and V in the second-level cache. float32: three products of tf32 numbers (mma_tf32.cuh); above head dim 128
+ * two warps share the columns of O (SHARE).
  *
- * Shared memory: Q [16][HEAD_DIM], then [STAGES] x (K [64][HEAD_DIM], V [64][HEAD_DIM_V]), all swizzled; at the end the
- * ring holds [4][16][HEAD_DIM_V] floats and the warps' maxima and sums.
+ * Shared memory: Q [ROWS][HEAD_DIM], then [STAGES] x (K [BLOCK_N][HEAD_DIM], V [BLOCK_N][HEAD_DIM_V]), all swizzled, then
+ * the list; at the end the ring holds [4][16][HEAD_DIM_V] floats and the warps' maxima and sums.
  *
- * Grid: x splits, y batch times KV heads. Registers: O takes HEAD_DIM_V / 2. */
+ * Grid, in one dimension: splits, of blocks of rows, of KV heads, of batches. Registers: O takes HEAD_DIM_V / 2 / SHARE. */
+#include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/cluster.cuh"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/launch.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/mma.cuh"
 #include "families/mma/mma_decode.h"
+#include "gpu/packed.cuh"
 
-#define ROWS      MMA_DECODE_ROWS
-#define THREADS   (32 * MMA_DECODE_WARPS)
-#define WARP_KEYS 16
-#define OUT_TILES (HEAD_DIM_V / 8)
-#define UNBOUNDED 0x7fffffff
-#define KEEP_Q    (HEAD_DIM + HEAD_DIM_V <= 320) /* in registers; else read anew, so that nothing spills */
-#define LOG2_E    1.4426950408889634f
-#define LN_2      0.6931471805599453f
-#define MINUS_INF (-__int_as_float(0x7f800000))
+#define THREADS (32 * MMA_DECODE_WARPS)
+#define ALIGNED 1
+#if DTYPE == GPU_FLOAT32
+#    include "families/mma/mma_tf32.cuh"
+#else
+#    include "families/mma/mma_tile.cuh"
+#endif
 
-template <int chunks> __device__ __forceinline__ int chunk_offset(int row, int chunk) {
-    const int swizzle = chunks % 8 == 0 ? row & 7 : chunks % 4 == 0 ? (row >> 1) & 3 : (row >> 2) & 1;
-    return (row * chunks + (chunk ^ swizzle)) * 16;
+#define ROWS       (16 * ROW_GROUPS)
+#define SHARE      mma_decode_share(DTYPE == GPU_FLOAT32, HEAD_DIM_V)
+#define MATES      (ROW_GROUPS * SHARE) /* warps that work on the same keys */
+#define KEY_GROUPS (MMA_DECODE_WARPS / MATES)
+#define GROUP_KEYS (BLOCK_N / KEY_GROUPS) /* of a tile, that a warp works on */
+#define WARP_KEYS  (BLOCK_N / MMA_DECODE_WARPS) /* that it copies */
+#define STEPS      (GROUP_KEYS / 16)
+#define OUT_TILES  (HEAD_DIM_V / 8 / SHARE)
+#define K_CHUNKS   (HEAD_DIM / CHUNK_ELEMENTS)
+#define V_CHUNKS   (HEAD_DIM_V / CHUNK_ELEMENTS)
+#define K_BYTES    (BLOCK_N * HEAD_DIM * ELEMENT_BYTES)
+#define V_BYTES    (BLOCK_N * HEAD_DIM_V * ELEMENT_BYTES)
+#define RING_BYTES mma_decode_ring_bytes(ELEMENT_BYTES, HEAD_DIM, HEAD_DIM_V, BLOCK_N, STAGES)
+#define LISTED     (MASK || BIAS || INTERVALS)
+#define UNBOUNDED  0x7fffffff
+#define LOG2_E     1.4426950408889634f
+#define LN_2       0.6931471805599453f
+#define MINUS_INF  (-__int_as_float(0x7f800000))
+/* Scores are kept in units of log2, where no bias could make that overflow; else as they are. */
+#define PLAIN      (!BIAS && !SOFTCAP && DTYPE != GPU_FLOAT32)
+#define TO_LOG2    (PLAIN ? 1.0f : LOG2_E)
+/* Q in registers; else read anew, so that nothing spills. */
+#define KEEP_Q     (DTYPE != GPU_FLOAT32 && HEAD_DIM + HEAD_DIM_V <= (LISTED || SOFTCAP ? 256 : 320))
+/* What else a lane keeps: what its rows see one step ahead; where they begin. Without, they are found anew. */
+#define KEEP_ROWS  (HEAD_DIM_V <= 128 && DTYPE != GPU_FLOAT32)
+#define BIAS_BYTES (BIAS == GPU_BIAS_FLOAT32 || DTYPE == GPU_FLOAT32 ? 4 : 2)
+
+static_assert(GROUP_KEYS >= 16 && BLOCK_N % 32 == 0 && KEY_GROUPS * MATES == MMA_DECODE_WARPS, "whole steps");
+static_assert(SHARE == 1 || HEAD_DIM_V % 64 == 0, "each warp's columns are whole groups of chunks");
+static_assert(MMA_DECODE_LIST >= (STAGES + 1) * BLOCK_N + MMA_DECODE_UNIT * MMA_DECODE_UNITS, "a scan has room");
+
+/* The rows of a KV head that the block takes, and the keys that some of them may see. */
+struct place {
+    int split, batch, head_kv, first_row, num_rows;
+    int seqlen_q, seqlen_k, diagonal, low, high;
+    int64_t q_begin, k_begin;
+};
+__device__ __forceinline__ struct place find_place(const struct gpu_forward_params &a, uint32_t block) {
+    struct place at;
+    const int row_blocks = (a.seqlen_q * a.group + ROWS - 1) / ROWS;
+    const uint32_t pair = block / a.num_splits, of_heads = pair / row_blocks;
+    at.split = (int)(block % a.num_splits);
+    at.first_row = (int)(pair % row_blocks) * ROWS;
+    at.batch = (int)(of_heads / a.heads_kv);
+    at.head_kv = (int)(of_heads % a.heads_kv);
+    at.seqlen_q = a.seqlen_q;
+    at.seqlen_k = a.seqlen_k;
+    at.q_begin = at.k_begin = 0;
+#if VARLEN
+    const struct packed q = find_packed_q(a, at.batch), k = find_packed_k(a, at.batch);
+    at.q_begin = q.begin;
+    at.k_begin = k.begin;
+    at.seqlen_q = q.length;
+    at.seqlen_k = k.length;
+#endif
+    at.num_rows = min(at.seqlen_q * a.group - at.first_row, ROWS);
+    at.diagonal = at.seqlen_k - at.seqlen_q;
+    at.low = 0;
+    at.high = at.seqlen_k;
+#if WINDOW
+    if (a.window_left != UNBOUNDED)
+        at.low = (int)max((int64_t)0, (int64_t)at.diagonal - a.window_left);
+    if (a.window_right != UNBOUNDED)
+        at.high = (int)max((int64_t)0, min((int64_t)at.seqlen_k, (int64_t)at.seqlen_q + at.diagonal + a.window_right));
+#endif
+    return at;
 }
 
-__device__ __forceinline__ void mma_16x8x16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-#if DTYPE == GPU_BFLOAT16
-    mma_m16n8k16_bf16(c, a, b0, b1);
+#if BIAS
+__device__ __forceinline__ float bias_value(const char *at) {
+#    if BIAS == GPU_BIAS_FLOAT32 || DTYPE == GPU_FLOAT32
+    return *(const float *)at;
+#    else
+    return unpack(*(const uint16_t *)at);
+#    endif
+}
+#endif
+
+/* What mask, bias and intervals hold for one query head, from key 0 of the sequence on. */
+struct head_view {
+    const char *mask, *bias;
+    const int32_t *start, *end;
+};
+__device__ __forceinline__ struct head_view view_head(const struct gpu_forward_params &a, const struct place &at,
+                                                      int head) {
+    struct head_view view = {};
+#if MASK
+    view.mask = a.mask.data + at.batch * a.mask.batch + head / a.mask.group * a.mask.head;
+#endif
+#if BIAS
+    view.bias = a.bias.data + (at.batch * a.bias.batch + head / a.bias.group * a.bias.head) * BIAS_BYTES;
+#endif
+#if INTERVALS
+    const struct gpu_intervals &i = a.intervals;
+    view.start = i.start + at.batch * i.start_batch + head / i.group * i.start_head + at.k_begin * i.start_key;
+    view.end = i.end + at.batch * i.end_batch + head / i.group * i.end_head + at.k_begin * i.end_key;
+#endif
+    return view;
+}
+
+/* ---- the list of keys that some row sees ---- */
+
+struct list {
+    uint32_t keys, counts; /* in shared memory */
+    int unit, num_units;   /* of this split: the next one to look at */
+    int listed;
+};
+
+#if LISTED
+/* Whether some row of the head may see key j. */
+__device__ __forceinline__ bool head_sees(const struct gpu_forward_params &a, const struct place &at,
+                                          const struct head_view &view, int j) {
+    bool seen = true;
+#    if INTERVALS
+    seen = max(view.start[j * a.intervals.start_key], 0) < min(view.end[j * a.intervals.end_key], at.seqlen_q);
+#    endif
+#    if MASK
+    bool shown = view.mask[j * a.mask.key];
+    for (int i = 1; MASK == MMA_DECODE_EACH && a.mask.row && seen && !shown && i < at.seqlen_q; i++)
+        shown = view.mask[i * a.mask.row + j * a.mask.key];
+    seen = seen && shown;
+#    endif
+#    if !INTERVALS && !MASK
+    seen = bias_value(view.bias + j * a.bias.key * BIAS_BYTES) != MINUS_INF;
+    for (int i = 1; a.bias.row && !seen && i < at.seqlen_q; i++)
+        seen = bias_value(view.bias + (i * a.bias.row + j * a.bias.key) * BIAS_BYTES) != MINUS_INF;
+#    endif
+    return seen;
+}
+
+/* Query heads of the group that may differ in what they see. */
+__device__ __forceinline__ int different_heads(const struct gpu_forward_params &a) {
+    bool alike = true;
+#    if INTERVALS
+    alike = alike && a.intervals.group >= a.group;
+#    endif
+#    if MASK
+    alike = alike && a.mask.group >= a.group;
+#    endif
+#    if !INTERVALS && !MASK
+    alike = a.bias.group >= a.group;
+#    endif
+    return alike ? 1 : a.group;
+}
+
+/* Looks at the next units of the split; all threads of the block. */
+__device__ __forceinline__ void list_more(struct list &l, const struct gpu_forward_params &a, const struct place &at) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, heads = different_heads(a);
+    const int64_t first = (int64_t)at.low / MMA_DECODE_UNIT * MMA_DECODE_UNIT + threadIdx.x;
+    uint32_t seen = 0, inside = 0; /* bit n: of the n-th unit's key */
+    int keys[MMA_DECODE_UNITS];
+#    pragma unroll
+    for (int n = 0; n < MMA_DECODE_UNITS; n++) {
+        const int64_t j = first + ((int64_t)(l.unit + n) * a.num_splits + at.split) * MMA_DECODE_UNIT;
+        inside |= (uint32_t)(l.unit + n < l.num_units && j >= at.low && j < at.high) << n;
+        keys[n] = (int)j;
+    }
+    for (int h = 0; h < heads; h++) {
+        if (h && __all_sync(0xffffffff, seen == inside))
+            break;
+        const struct head_view view = view_head(a, at, at.head_kv * a.group + h);
+#    pragma unroll
+        for (int n = 0; n < MMA_DECODE_UNITS; n++)
+            if (inside >> n & 1)
+                seen |= (uint32_t)head_sees(a, at, view, keys[n]) << n;
+    }
+    uint32_t votes[MMA_DECODE_UNITS];
+#    pragma unroll
+    for (int n = 0; n < MMA_DECODE_UNITS; n++) {
+        votes[n] = __ballot_sync(0xffffffff, seen >> n & 1);
+        if (lane == 0)
+            st_shared_4(l.counts + (n * MMA_DECODE_WARPS + warp) * 4, (uint32_t)__popc(votes[n]));
+    }
+    __syncthreads(); /* also: nobody is behind the tile that the list is for */
+    const int count = (int)ld_shared_4(l.counts + lane * 4);
+    int sum = count; /* of units and warps up to the lane's */
+#    pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+        const int before = __shfl_up_sync(0xffffffff, sum, step);
+        sum += lane >= step ? before : 0;
+    }
+#    pragma unroll
+    for (int n = 0; n < MMA_DECODE_UNITS; n++) {
+        const int begin = l.listed + __shfl_sync(0xffffffff, sum - count, n * MMA_DECODE_WARPS + warp);
+        if (seen >> n & 1)
+            st_shared_4(l.keys + (begin + __popc(votes[n] & ((1u << lane) - 1))) % MMA_DECODE_LIST * 4,
+                        (uint32_t)keys[n]);
+    }
+    l.listed += __shfl_sync(0xffffffff, sum, 31);
+    l.unit += MMA_DECODE_UNITS;
+    __syncthreads();
+}
+static_assert(MMA_DECODE_UNITS * MMA_DECODE_WARPS == 32, "a lane for each count");
+
+/* Until `count` keys are listed or there are no more. */
+__device__ __forceinline__ void list_up_to(struct list &l, const struct gpu_forward_params &a, const struct place &at,
+                                           int count) {
+#    pragma unroll 1
+    while (l.listed < count && l.unit < l.num_units)
+        list_more(l, a, at);
+}
+#endif
+
+/* The key in a place of the split's tiles, -1 past the last. */
+__device__ __forceinline__ int key_at([[maybe_unused]] const struct list &l, [[maybe_unused]] const struct place &at,
+                                      int first_key, int slot) {
+#if LISTED
+    return slot < l.listed ? (int)ld_shared_4(l.keys + slot % MMA_DECODE_LIST * 4) : -1;
 #else
-    mma_m16n8k16_f16(c, a, b0, b1);
+    return first_key + slot < at.seqlen_k ? first_key + slot : -1;
 #endif
 }
-__device__ __forceinline__ uint32_t pack(float low, float high) {
-#if DTYPE == GPU_BFLOAT16
-    return cvt_bf16x2(low, high);
-#else
-    return cvt_f16x2(low, high);
-#endif
-}
 
-/* The warp's 16 rows of a tile of K or V; rows and columns past the ends become zero. */
+/* The warp's share of a tile of K or V, whose first place in the split is `slot`; rows and columns past the ends become
+ * zero. */
 template <int chunks>
-__device__ __forceinline__ void load_rows(uint32_t tile, int first_row, const char *data, int64_t row_bytes, int rows,
+__device__ __forceinline__ void load_rows(uint32_t tile, int first_row, const char *data, int64_t row_bytes,
+                                          const struct list &l, const struct place &at, int first_key, int slot,
                                           int columns) {
     /* Unrolled where each copy's place follows from the first's; else all the places would be kept in registers. */
     constexpr int copies = (WARP_KEYS * chunks + 31) / 32;
-#pragma unroll chunks <= 16 || chunks == 32 ? copies : 2
+    constexpr int unrolled = !LISTED && (chunks <= 16 || chunks == 32) ? copies : 2;
+#pragma unroll unrolled
     for (int n = 0; n < copies; n++) {
         const int index = n * 32 + threadIdx.x % 32, row = index / chunks, chunk = index % chunks;
         if (WARP_KEYS * chunks % 32 && row >= WARP_KEYS)
             break;
-        const int count = row < rows ? min(max(columns - chunk * 8, 0), 8) : 0;
+        const int key = key_at(l, at, first_key, slot + first_row + row);
+        const int count = key >= 0 ? min(max(columns - chunk * CHUNK_ELEMENTS, 0), CHUNK_ELEMENTS) : 0;
         cp_async_16_fill(tile + chunk_offset<chunks>(first_row + row, chunk),
-                         count ? data + row * row_bytes + chunk * 16 : data, count * 2);
+                         count ? data + key * row_bytes + chunk * 16 : data, count * ELEMENT_BYTES);
     }
 }
 
-struct warp_state {
-    float o[OUT_TILES][4];
-    float row_max[2], row_sum[2]; /* maxima of scaled scores in units of log2 */
-};
+/* ---- scores ---- */
 
-/* One step: the scores of 16 keys, their weights, and what they add to the output. `last` and `first`: keys of the tile
- * that each of the lane's two rows sees. */
-__device__ __forceinline__ void take_keys(struct warp_state &w, const uint32_t (&kept)[HEAD_DIM / 16][4],
-                                          uint32_t q_tile, uint32_t k_tile, uint32_t v_tile, int warp_row, float unit,
-                                          const int (&first)[2], const int (&last)[2]) {
-    const int lane = threadIdx.x % 32;
-    float s[2][4] = {};
+/* The lane's two rows: i of the sequence, and the keys that window and ends leave it. */
+struct lane_rows {
+    int i[2], first_key[2], last_key[2];
+    struct head_view view[2];
+};
+__device__ __forceinline__ struct lane_rows find_rows(const struct gpu_forward_params &a, const struct place &at,
+                                                      int warp_row) {
+    struct lane_rows rows;
 #pragma unroll
-    for (int k = 0; k < HEAD_DIM / 16; k++) {
-        uint32_t b[4];
-        ldmatrix_x4(b, k_tile + chunk_offset<HEAD_DIM / 8>(warp_row + lane % 8 + lane / 16 * 8, 2 * k + lane / 8 % 2));
-#if KEEP_Q
-        mma_16x8x16(s[0], kept[k], b[0], b[1]);
-        mma_16x8x16(s[1], kept[k], b[2], b[3]);
-#else
-        uint32_t q[4];
-        ldmatrix_x4(q, q_tile + chunk_offset<HEAD_DIM / 8>(lane % 16, 2 * k + lane / 16));
-        mma_16x8x16(s[0], q, b[0], b[1]);
-        mma_16x8x16(s[1], q, b[2], b[3]);
+    for (int half = 0; half < 2; half++) {
+        const int local = warp_row + threadIdx.x % 32 / 4 + half * 8;
+        const int r = at.first_row + (local < at.num_rows ? local : 0); /* what is made of others is not stored */
+        rows.i[half] = r / a.group;
+        const int64_t aligned = (int64_t)rows.i[half] + at.diagonal;
+        rows.first_key[half] = WINDOW && a.window_left != UNBOUNDED ? (int)max((int64_t)0, aligned - a.window_left) : 0;
+        rows.last_key[half] = WINDOW && a.window_right != UNBOUNDED
+                                  ? (int)max((int64_t)-1, min((int64_t)at.seqlen_k - 1, aligned + a.window_right))
+                                  : at.seqlen_k - 1;
+        rows.view[half] = view_head(a, at, at.head_kv * a.group + r % a.group);
+#if MASK
+        rows.view[half].mask += rows.i[half] * a.mask.row;
+#endif
+#if BIAS
+        rows.view[half].bias += rows.i[half] * a.bias.row * BIAS_BYTES;
 #endif
     }
+    return rows;
+}
+
+/* What the lane's rows see of its four keys of a step, and their biases: read one step ahead. */
+struct facts {
+    uint32_t seen; /* bit half * 4 + key */
+    float bias[BIAS ? 2 : 1][BIAS ? 4 : 1];
+};
+__device__ __forceinline__ struct facts look(const struct gpu_forward_params &a, const struct place &at,
+                                             const struct list &l, const struct lane_rows &rows, int first_key,
+                                             int slot) {
+    struct facts f = {};
+#pragma unroll
+    for (int n = 0; n < 4; n++) {
+        const int j = key_at(l, at, first_key, slot + n / 2 * 8 + threadIdx.x % 4 * 2 + n % 2);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            bool seen = j >= rows.first_key[half] && j <= rows.last_key[half]; /* -1 is below */
+#if INTERVALS == MMA_DECODE_EACH
+            if (seen)
+                seen = rows.i[half] >= rows.view[half].start[j * a.intervals.start_key] &&
+                       rows.i[half] < rows.view[half].end[j * a.intervals.end_key];
+#endif
+#if MASK == MMA_DECODE_EACH
+            if (seen)
+                seen = rows.view[half].mask[j * a.mask.key];
+#endif
+#if BIAS
+            f.bias[half][n] = seen ? bias_value(rows.view[half].bias + j * a.bias.key * BIAS_BYTES) : 0.0f;
+#endif
+            f.seen |= (uint32_t)seen << (half * 4 + n);
+        }
+    }
+    return f;
+}
+
+struct warp_state {
+    float o[1][OUT_TILES][4];
+    float row_max[2], row_sum[2]; /* maxima of scores, where PLAIN in units of log2 */
+};
+
+/* Scores of 16 keys from the warp's rows of Q. */
+__device__ __forceinline__ void multiply(float (&s)[1][2][4], [[maybe_unused]] const uint32_t (&kept)[HEAD_DIM / 16][4],
+                                         uint32_t q_tile, uint32_t k_tile, int warp_row, int key_row) {
+#if DTYPE == GPU_FLOAT32
+    multiply_scores<HEAD_DIM>(s, left_of<K_CHUNKS>(q_tile, warp_row), right_of<K_CHUNKS>(k_tile, key_row));
+#else
+    const int lane = threadIdx.x % 32;
+#    pragma unroll
+    for (int k = 0; k < HEAD_DIM / 16; k++) {
+        uint32_t b[4];
+        ldmatrix_x4(b, k_tile + chunk_offset<K_CHUNKS>(key_row + lane % 8 + lane / 16 * 8, 2 * k + lane / 8 % 2));
+#    if KEEP_Q
+        mma_16x8x16(s[0][0], kept[k], b[0], b[1]);
+        mma_16x8x16(s[0][1], kept[k], b[2], b[3]);
+#    else
+        uint32_t q[4];
+        ldmatrix_x4(q, q_tile + chunk_offset<K_CHUNKS>(warp_row + lane % 16, 2 * k + lane / 16));
+        mma_16x8x16(s[0][0], q, b[0], b[1]);
+        mma_16x8x16(s[0][1], q, b[2], b[3]);
+#    endif
+    }
+#endif
+}
+
+/* One step: the scores of 16 keys, their weights, and what they add to the output. */
+__device__ __forceinline__ void take_keys(struct warp_state &w, const struct gpu_forward_params &a,
+                                          const uint32_t (&kept)[HEAD_DIM / 16][4], uint32_t q_tile, uint32_t k_tile,
+                                          uint32_t v_tile, int warp_row, int key_row, [[maybe_unused]] int share,
+                                          const struct facts &f) {
+    float s[1][2][4] = {};
+    multiply(s, kept, q_tile, k_tile, warp_row, key_row);
+    [[maybe_unused]] const float unit = a.scale * (PLAIN ? LOG2_E : 1.0f);
     float next[2];
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         float m = w.row_max[half];
 #pragma unroll
-        for (int n = 0; n < 2; n++)
-#pragma unroll
-            for (int c = 0; c < 2; c++) {
-                const int key = n * 8 + lane % 4 * 2 + c;
-                float &x = s[n][half * 2 + c];
-                x = key >= first[half] && key <= last[half] ? x * unit : MINUS_INF;
-                m = fmaxf(m, x);
-            }
+        for (int n = 0; n < 4; n++) {
+            float &x = s[0][n / 2][half * 2 + n % 2];
+            x *= unit;
+#if SOFTCAP
+            x = a.softcap * tanh_accurate(x * a.softcap_inverse);
+#endif
+#if BIAS
+            x += f.bias[half][n];
+#endif
+            x = f.seen >> (half * 4 + n) & 1 ? x : MINUS_INF;
+            m = fmaxf(m, x);
+        }
         m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 1));
         next[half] = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 2));
     }
     if (__any_sync(0xffffffff, next[0] > w.row_max[0] || next[1] > w.row_max[1])) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const float factor = next[half] == w.row_max[half] ? 1.0f : ex2_approx(w.row_max[half] - next[half]);
+            const float factor =
+                next[half] == w.row_max[half] ? 1.0f : ex2_approx((w.row_max[half] - next[half]) * TO_LOG2);
             w.row_max[half] = next[half];
             w.row_sum[half] *= factor;
 #pragma unroll
             for (int n = 0; n < OUT_TILES; n++) {
-                w.o[n][half * 2] *= factor;
-                w.o[n][half * 2 + 1] *= factor;
+                w.o[0][n][half * 2] *= factor;
+                w.o[0][n][half * 2 + 1] *= factor;
             }
         }
     }
-    uint32_t p[4];
 #pragma unroll
-    for (int n = 0; n < 2; n++)
+    for (int half = 0; half < 2; half++) {
+        const float shift = w.row_max[half] == MINUS_INF ? 0.0f : w.row_max[half];
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const float shift = w.row_max[half] == MINUS_INF ? 0.0f : w.row_max[half];
-            const float a = ex2_approx(s[n][half * 2] - shift), b = ex2_approx(s[n][half * 2 + 1] - shift);
-            w.row_sum[half] += a + b;
-            p[n * 2 + half] = pack(a, b);
+        for (int n = 0; n < 4; n++) {
+            float &x = s[0][n / 2][half * 2 + n % 2];
+            x = ex2_approx((x - shift) * TO_LOG2);
+            w.row_sum[half] += x;
         }
-#pragma unroll
+    }
+#if DTYPE == GPU_FLOAT32
+    add_product<V_CHUNKS>(w.o, s, v_tile + key_row * HEAD_DIM_V * 4, share * OUT_TILES * 8);
+#else
+    const int lane = threadIdx.x % 32;
+    uint32_t p[4];
+#    pragma unroll
+    for (int n = 0; n < 2; n++)
+#    pragma unroll
+        for (int half = 0; half < 2; half++)
+            p[n * 2 + half] = pack(s[0][n][half * 2], s[0][n][half * 2 + 1]);
+#    pragma unroll
     for (int n = 0; n < OUT_TILES; n += 2) {
         uint32_t b[4];
-        ldmatrix_x4_trans(b, v_tile + chunk_offset<HEAD_DIM_V / 8>(warp_row + lane % 16, n + lane / 16));
-        mma_16x8x16(w.o[n], p, b[0], b[1]);
-        mma_16x8x16(w.o[n + 1], p, b[2], b[3]);
+        ldmatrix_x4_trans(b, v_tile + chunk_offset<V_CHUNKS>(key_row + lane % 16, n + lane / 16));
+        mma_16x8x16(w.o[0][n], p, b[0], b[1]);
+        mma_16x8x16(w.o[0][n + 1], p, b[2], b[3]);
     }
+#endif
 }
 
-/* Two neighbouring columns of a row of the output, and with the first its lse. */
-__device__ __forceinline__ void store_pair(const struct gpu_forward_params &a, int batch, int head, int64_t row,
-                                           int column, float x, float y, float lse) {
-    *(uint32_t *)(a.out.data + (batch * a.out.batch + row * a.out.row + head * a.out.head + column) * 2) = pack(x, y);
+/* Two neighbouring columns of a packed row of the output, and with the first its lse. */
+__device__ __forceinline__ void store_columns(const struct gpu_forward_params &a, const struct place &at, int row,
+                                              int column, float x, float y, float lse) {
+    const int packed = at.first_row + row, head = at.head_kv * a.group + packed % a.group;
+    const int64_t i = at.q_begin + packed / a.group;
+    char *to = a.out.data + (at.batch * a.out.batch + i * a.out.row + head * a.out.head + column) * ELEMENT_BYTES;
+#if DTYPE == GPU_FLOAT32
+    *(float2 *)to = make_float2(x, y);
+#else
+    *(uint32_t *)to = pack(x, y);
+#endif
     if (column == 0 && a.lse.data)
-        a.lse.data[batch * a.lse.batch + head * a.lse.head + row * a.lse.row] = lse == MINUS_INF ? -MINUS_INF : lse;
+        a.lse.data[at.batch * a.lse.batch + head * a.lse.head + i * a.lse.row] = lse == MINUS_INF ? -MINUS_INF : lse;
+}
+
+/* The warps of a key group: what they have copied is seen by all of them, and none is a tile behind. */
+__device__ __forceinline__ void wait_for_group(int warp) {
+    if (MATES == 1)
+        __syncwarp();
+    else if (MATES == MMA_DECODE_WARPS)
+        __syncthreads();
+    else if (warp / MATES == 0)
+        barrier_sync(1, 32 * MATES);
+    else
+        barrier_sync(2, 32 * MATES);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     mma_decode(const __grid_constant__ struct gpu_forward_params a) {
     extern __shared__ __align__(128) char shared[];
-    const uint32_t q_tile = shared_address(shared), ring = q_tile + ROWS * HEAD_DIM * 2;
+    constexpr int q_bytes = ROWS * HEAD_DIM * ELEMENT_BYTES;
+    const uint32_t q_tile = shared_address(shared), ring = q_tile + q_bytes;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int batch = blockIdx.y / a.heads_kv, head_kv = blockIdx.y % a.heads_kv;
-    int seqlen_q = a.seqlen_q, seqlen_k = a.seqlen_k;
-    int64_t q_begin = 0, k_begin = 0;
-#if VARLEN
-    q_begin = a.cu_seqlens_q[batch];
-    k_begin = a.cu_seqlens_k[batch];
-    seqlen_q = a.cu_seqlens_q[batch + 1] - (int)q_begin;
-    seqlen_k = a.cu_seqlens_k[batch + 1] - (int)k_begin;
-#endif
-    const int num_rows = min(seqlen_q * a.group, ROWS); /* more only where cu_seqlens contradicts max_seqlen_q */
+    const int key_group = warp / MATES, warp_row = warp % ROW_GROUPS * 16, share = warp % MATES / ROW_GROUPS;
+    struct place at = find_place(a, blockIdx.x);
 #if MERGE == MMA_MERGE_WORKSPACE
     griddepcontrol_launch_dependents(); /* mma_combine waits for this grid's end by itself */
 #endif
-    if (num_rows == 0)
+    if (at.num_rows <= 0)
         return;
 
-    /* This split's tiles: an equal share of those with keys that some row sees. */
-    const int diagonal = seqlen_k - seqlen_q;
-    int low = 0, high = seqlen_k; /* keys of the sequence that some row sees */
-#if WINDOW
-    if (a.window_left != UNBOUNDED)
-        low = (int)max((int64_t)0, (int64_t)diagonal - a.window_left);
-    if (a.window_right != UNBOUNDED)
-        high = (int)max((int64_t)0, min((int64_t)seqlen_k, (int64_t)seqlen_q + diagonal + a.window_right));
-#endif
-    const int low_tile = low / MMA_DECODE_KEYS;
-    const int tiles = max((high + MMA_DECODE_KEYS - 1) / MMA_DECODE_KEYS - low_tile, 0);
-    const int each = (tiles + (int)gridDim.x - 1) / (int)gridDim.x;
-    const int first_tile = low_tile + (int)blockIdx.x * each;
-    const int count = max(min(each, tiles - (int)blockIdx.x * each), 0);
-
     /* Q: packed row r is row r / group of head r % group of the group. */
-    const char *q = a.q.data + (batch * a.q.batch + q_begin * a.q.row + (int64_t)head_kv * a.group * a.q.head) * 2;
-    for (int index = threadIdx.x; index < ROWS * (HEAD_DIM / 8); index += THREADS) {
-        const int row = index / (HEAD_DIM / 8), chunk = index % (HEAD_DIM / 8);
-        const int bytes = row < num_rows ? min(max(a.head_dim - chunk * 8, 0), 8) * 2 : 0;
-        const char *from = q + (row / a.group * a.q.row + row % a.group * a.q.head) * 2 + chunk * 16;
-        cp_async_16_fill(q_tile + chunk_offset<HEAD_DIM / 8>(row, chunk), bytes ? from : q, bytes);
+    const char *q =
+        a.q.data + (at.batch * a.q.batch + at.q_begin * a.q.row + (int64_t)at.head_kv * a.group * a.q.head) * ELEMENT_BYTES;
+    for (int index = threadIdx.x; index < ROWS * K_CHUNKS; index += THREADS) {
+        const int row = index / K_CHUNKS, chunk = index % K_CHUNKS, r = at.first_row + row;
+        const int count = row < at.num_rows ? min(max(a.head_dim - chunk * CHUNK_ELEMENTS, 0), CHUNK_ELEMENTS) : 0;
+        const char *from = q + (r / a.group * a.q.row + r % a.group * a.q.head) * ELEMENT_BYTES + chunk * 16;
+        cp_async_16_fill(q_tile + chunk_offset<K_CHUNKS>(row, chunk), count ? from : q, count * ELEMENT_BYTES);
     }
     cp_async_commit();
-    const char *k = a.k.data + (batch * a.k.batch + k_begin * a.k.row + head_kv * a.k.head) * 2;
-    const char *v = a.v.data + (batch * a.v.batch + k_begin * a.v.row + head_kv * a.v.head) * 2;
-    constexpr int k_bytes = MMA_DECODE_KEYS * HEAD_DIM * 2, v_bytes = MMA_DECODE_KEYS * HEAD_DIM_V * 2;
+
+    /* This split's keys: those listed of every num_splits-th unit, or an equal share of the tiles. */
+    struct list l = {};
+    int first_key = 0, count = 0; /* of the split; its places */
+#if LISTED
+    const int units = max(0, (at.high + MMA_DECODE_UNIT - 1) / MMA_DECODE_UNIT - at.low / MMA_DECODE_UNIT);
+    l.keys = ring + RING_BYTES;
+    l.counts = l.keys + MMA_DECODE_LIST * 4;
+    l.num_units = at.high > at.low && units > at.split ? (units - at.split - 1) / a.num_splits + 1 : 0;
+    list_up_to(l, a, at, STAGES * BLOCK_N);
+#else
+    const int low_tile = at.low / BLOCK_N, tiles = max((at.high + BLOCK_N - 1) / BLOCK_N - low_tile, 0);
+    const int each = (tiles + a.num_splits - 1) / a.num_splits;
+    first_key = (low_tile + at.split * each) * BLOCK_N;
+    count = max(min(each, tiles - at.split * each), 0) * BLOCK_N;
+#endif
+    const char *k = a.k.data + (at.batch * a.k.batch + at.k_begin * a.k.row + at.head_kv * a.k.head) * ELEMENT_BYTES;
+    const char *v = a.v.data + (at.batch * a.v.batch + at.k_begin * a.v.row + at.head_kv * a.v.head) * ELEMENT_BYTES;
     auto fetch = [&](int t) {
-        if (t < count) {
-            const int key = (first_tile + t) * MMA_DECODE_KEYS + warp * WARP_KEYS;
-            const uint32_t stage = ring + t % STAGES * (k_bytes + v_bytes);
-            load_rows<HEAD_DIM / 8>(stage, warp * WARP_KEYS, k + key * a.k.row * 2, a.k.row * 2, seqlen_k - key,
-                                    a.head_dim);
-            load_rows<HEAD_DIM_V / 8>(stage + k_bytes, warp * WARP_KEYS, v + key * a.v.row * 2, a.v.row * 2,
-                                      seqlen_k - key, a.head_dim_v);
+        if (t * BLOCK_N < (LISTED ? l.listed : count)) {
+            const uint32_t stage = ring + t % STAGES * (K_BYTES + V_BYTES);
+            load_rows<K_CHUNKS>(stage, warp * WARP_KEYS, k, a.k.row * ELEMENT_BYTES, l, at, first_key, t * BLOCK_N,
+                                a.head_dim);
+            load_rows<V_CHUNKS>(stage + K_BYTES, warp * WARP_KEYS, v, a.v.row * ELEMENT_BYTES, l, at, first_key,
+                                t * BLOCK_N, a.head_dim_v);
         }
         cp_async_commit();
     };
@@ -213,94 +520,106 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     cp_async_wait<STAGES - 1>();
     __syncthreads();
     uint32_t q_fragments[HEAD_DIM / 16][4];
-#pragma unroll
-    for (int step = 0; KEEP_Q && step < HEAD_DIM / 16; step++)
-        ldmatrix_x4(q_fragments[step], q_tile + chunk_offset<HEAD_DIM / 8>(lane % 16, 2 * step + lane / 16));
+#if KEEP_Q
+#    pragma unroll
+    for (int step = 0; step < HEAD_DIM / 16; step++)
+        ldmatrix_x4(q_fragments[step], q_tile + chunk_offset<K_CHUNKS>(warp_row + lane % 16, 2 * step + lane / 16));
+#endif
 
     struct warp_state w = {};
     w.row_max[0] = w.row_max[1] = MINUS_INF;
-    const float unit = a.scale * LOG2_E;
-    int first_key[2], last_key[2]; /* of the sequence, that the lane's rows see */
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const int64_t aligned = (int64_t)(lane / 4 + half * 8) / a.group + diagonal;
-        first_key[half] = WINDOW && a.window_left != UNBOUNDED ? (int)max((int64_t)0, aligned - a.window_left) : 0;
-        last_key[half] = WINDOW && a.window_right != UNBOUNDED
-                             ? (int)max((int64_t)-1, min((int64_t)seqlen_k - 1, aligned + a.window_right))
-                             : seqlen_k - 1;
-    }
+#if KEEP_ROWS
+    const struct lane_rows rows = find_rows(a, at, warp_row);
+    struct facts ahead = look(a, at, l, rows, first_key, key_group * GROUP_KEYS);
+#endif
 #pragma unroll 1
-    for (int t = 0; t < count; t++) {
+    for (int t = 0; t * BLOCK_N < (LISTED ? l.listed : count); t++) {
         cp_async_wait<STAGES - 2>();
-        __syncwarp();
-        fetch(t + STAGES - 1); /* into the stage of tile t - 1, which this warp alone has read */
-        const int key = (first_tile + t) * MMA_DECODE_KEYS + warp * WARP_KEYS;
-        const int first[2] = {first_key[0] - key, first_key[1] - key};
-        const int last[2] = {last_key[0] - key, last_key[1] - key};
-        const uint32_t stage = ring + t % STAGES * (k_bytes + v_bytes);
-        take_keys(w, q_fragments, q_tile, stage, stage + k_bytes, warp * WARP_KEYS, unit, first, last);
-        __syncwarp();
+        wait_for_group(warp);
+#if LISTED
+        list_up_to(l, a, at, (t + STAGES) * BLOCK_N);
+#endif
+        fetch(t + STAGES - 1); /* into the stage of tile t - 1, which the group has left */
+        const uint32_t stage = ring + t % STAGES * (K_BYTES + V_BYTES);
+#pragma unroll 1
+        for (int step = 0; step < STEPS; step++) {
+#if KEEP_ROWS
+            const struct facts now = ahead;
+            const int next = step + 1 < STEPS ? t * BLOCK_N + (step + 1) * 16 : (t + 1) * BLOCK_N;
+            ahead = look(a, at, l, rows, first_key, next + key_group * GROUP_KEYS);
+#else
+            int row = warp_row;
+            asm volatile("" : "+r"(row));
+            const struct facts now = look(a, at, l, find_rows(a, at, row), first_key,
+                                          t * BLOCK_N + step * 16 + key_group * GROUP_KEYS);
+#endif
+            if (warp_row < at.num_rows)
+                take_keys(w, a, q_fragments, q_tile, stage, stage + K_BYTES, warp_row,
+                          key_group * GROUP_KEYS + step * 16, share, now);
+        }
     }
     cp_async_wait<0>();
     __syncthreads();
+    uint32_t block = blockIdx.x;
+    asm volatile("" : "+r"(block));
+    at = find_place(a, block); /* not kept through the loop */
 
-    /* The warps' results side by side, then merged. */
-    float *outs = (float *)(shared + ROWS * HEAD_DIM * 2), *maxima = outs + MMA_DECODE_WARPS * ROWS * HEAD_DIM_V,
-          *sums = maxima + MMA_DECODE_WARPS * ROWS;
+    /* The warps' results side by side, then merged: [KEY_GROUPS][ROWS]. */
+    float *outs = (float *)(shared + q_bytes), *maxima = outs + MMA_DECODE_WARPS * 16 * HEAD_DIM_V,
+          *sums = maxima + MMA_DECODE_WARPS * 16;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        const int row = lane / 4 + half * 8;
+        const int row = key_group * ROWS + warp_row + lane / 4 + half * 8;
         float sum = w.row_sum[half];
         sum += __shfl_xor_sync(0xffffffff, sum, 1);
         sum += __shfl_xor_sync(0xffffffff, sum, 2);
-        if (lane % 4 == 0) {
-            maxima[warp * ROWS + row] = w.row_max[half];
-            sums[warp * ROWS + row] = sum;
+        if (lane % 4 == 0 && share == 0) {
+            maxima[row] = w.row_max[half] * (PLAIN ? LN_2 : 1.0f);
+            sums[row] = sum;
         }
 #pragma unroll
         for (int n = 0; n < OUT_TILES; n++)
-            *(float2 *)&outs[(warp * ROWS + row) * HEAD_DIM_V + n * 8 + lane % 4 * 2] =
-                make_float2(w.o[n][half * 2], w.o[n][half * 2 + 1]);
+            *(float2 *)&outs[row * HEAD_DIM_V + (share * OUT_TILES + n) * 8 + lane % 4 * 2] =
+                make_float2(w.o[0][n][half * 2], w.o[0][n][half * 2 + 1]);
     }
     __syncthreads();
 #if MERGE == MMA_MERGE_WORKSPACE
     const int64_t all_rows = VARLEN ? (int64_t)a.heads * a.total_q : (int64_t)a.batch * a.heads * a.seqlen_q;
 #elif MERGE == MMA_MERGE_CLUSTER
-    float *lses = sums + MMA_DECODE_WARPS * ROWS;
+    float *block_rows = sums + MMA_DECODE_WARPS * 16; /* maximum and sum of each row */
 #endif
-    for (int index = threadIdx.x; index < num_rows * (HEAD_DIM_V / 2); index += THREADS) {
+    for (int index = threadIdx.x; index < at.num_rows * (HEAD_DIM_V / 2); index += THREADS) {
         const int row = index / (HEAD_DIM_V / 2), column = index % (HEAD_DIM_V / 2) * 2;
         float most = MINUS_INF, sum = 0, x = 0, y = 0;
 #pragma unroll
-        for (int n = 0; n < MMA_DECODE_WARPS; n++)
+        for (int n = 0; n < KEY_GROUPS; n++)
             most = fmaxf(most, maxima[n * ROWS + row]);
         const bool empty = most == MINUS_INF;
 #pragma unroll
-        for (int n = 0; n < MMA_DECODE_WARPS; n++) {
-            const float weight = empty ? 0.0f : ex2_approx(maxima[n * ROWS + row] - most);
+        for (int n = 0; n < KEY_GROUPS; n++) {
+            const float weight = empty ? 0.0f : ex2_approx((maxima[n * ROWS + row] - most) * LOG2_E);
             const float2 o = *(const float2 *)&outs[(n * ROWS + row) * HEAD_DIM_V + column];
             sum += weight * sums[n * ROWS + row];
             x += weight * o.x;
             y += weight * o.y;
         }
-        const float inverse = empty ? 0.0f : 1.0f / sum;
-        const float lse = empty ? MINUS_INF : most * LN_2 + __logf(sum);
-        const int i = row / a.group, head = head_kv * a.group + row % a.group;
         if (column >= a.head_dim_v)
             continue;
 #if MERGE == MMA_MERGE_CLUSTER
-        *(float2 *)&outs[row * HEAD_DIM_V + column] = make_float2(x * inverse, y * inverse); /* only this thread reads it */
+        *(float2 *)&outs[row * HEAD_DIM_V + column] = make_float2(x, y); /* only this thread reads it */
         if (column == 0)
-            lses[row] = lse;
+            *(float2 *)&block_rows[2 * row] = make_float2(most, sum);
 #elif MERGE == MMA_MERGE_WORKSPACE
+        const int packed = at.first_row + row, i = packed / a.group, head = at.head_kv * a.group + packed % a.group;
         const int64_t place =
-            VARLEN ? head * (int64_t)a.total_q + q_begin + i : ((int64_t)batch * a.heads + head) * a.seqlen_q + i;
-        const int64_t slot = blockIdx.x * all_rows + place;
-        *(float2 *)&a.partial_out[slot * a.head_dim_v + column] = make_float2(x * inverse, y * inverse);
+            VARLEN ? head * (int64_t)a.total_q + at.q_begin + i : ((int64_t)at.batch * a.heads + head) * a.seqlen_q + i;
+        const int64_t slot = at.split * all_rows + place;
+        *(float2 *)&a.partial_out[slot * a.head_dim_v + column] = make_float2(x, y);
         if (column == 0)
-            a.partial_lse[slot] = lse;
+            *(float2 *)&a.partial_rows[2 * slot] = make_float2(most, sum);
 #else
-        store_pair(a, batch, head, q_begin + i, column, x * inverse, y * inverse, lse);
+        const float inverse = empty ? 0.0f : 1.0f / sum;
+        store_columns(a, at, row, column, x * inverse, y * inverse, empty ? MINUS_INF : most + logf(sum));
 #endif
     }
 #if MERGE == MMA_MERGE_CLUSTER
@@ -308,31 +627,34 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     __syncwarp();
     barrier_cluster_arrive();
     barrier_cluster_wait();
-    const uint32_t their_lses = shared_address(lses), their_outs = shared_address(outs);
-    for (int index = blockIdx.x * THREADS + threadIdx.x; index < num_rows * (HEAD_DIM_V / 2);
-         index += gridDim.x * THREADS) {
+    const uint32_t their_rows = shared_address(block_rows), their_outs = shared_address(outs);
+    for (int index = at.split * THREADS + threadIdx.x; index < at.num_rows * (HEAD_DIM_V / 2);
+         index += a.num_splits * THREADS) {
         const int row = index / (HEAD_DIM_V / 2), column = index % (HEAD_DIM_V / 2) * 2;
-        float lse[MMA_MERGE_CLUSTER_MAX], most = MINUS_INF, sum = 0, x = 0, y = 0;
+        float maximum[MMA_MERGE_CLUSTER_MAX], part[MMA_MERGE_CLUSTER_MAX], most = MINUS_INF, sum = 0, x = 0, y = 0;
 #    pragma unroll
         for (int n = 0; n < MMA_MERGE_CLUSTER_MAX; n++) {
-            lse[n] = n < gridDim.x ? __uint_as_float(ld_cluster_4(mapa_shared(their_lses, n) + row * 4)) : MINUS_INF;
-            most = fmaxf(most, lse[n]);
+            uint32_t low = __float_as_uint(MINUS_INF), high = 0;
+            if (n < a.num_splits)
+                ld_cluster_8(low, high, mapa_shared(their_rows, n) + row * 8);
+            maximum[n] = __uint_as_float(low);
+            part[n] = __uint_as_float(high);
+            most = fmaxf(most, maximum[n]);
         }
         const bool empty = most == MINUS_INF;
 #    pragma unroll
         for (int n = 0; n < MMA_MERGE_CLUSTER_MAX; n++)
-            if (n < gridDim.x && column < a.head_dim_v) {
+            if (n < a.num_splits && column < a.head_dim_v) {
                 uint32_t low, high;
                 ld_cluster_8(low, high, mapa_shared(their_outs, n) + (row * HEAD_DIM_V + column) * 4);
-                const float weight = empty ? 0.0f : __expf(lse[n] - most);
-                sum += weight;
+                const float weight = empty ? 0.0f : ex2_approx((maximum[n] - most) * LOG2_E);
+                sum += weight * part[n];
                 x += weight * __uint_as_float(low);
                 y += weight * __uint_as_float(high);
             }
         const float inverse = empty ? 0.0f : 1.0f / sum;
         if (column < a.head_dim_v)
-            store_pair(a, batch, head_kv * a.group + row % a.group, q_begin + row / a.group, column, x * inverse,
-                       y * inverse, empty ? MINUS_INF : most + __logf(sum));
+            store_columns(a, at, row, column, x * inverse, y * inverse, empty ? MINUS_INF : most + logf(sum));
     }
     __syncwarp();
     barrier_cluster_arrive(); /* others may still read this block's */

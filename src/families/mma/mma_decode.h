@@ -4,18 +4,35 @@
 
 #include "gpu/forward_params.h"
 
-#define MMA_DECODE_CONSTANTS(X)                                  \
-    X(DTYPE)      /* GPU_FLOAT16 or GPU_BFLOAT16 */              \
-    X(HEAD_DIM)   /* D rounded up to 16 */                       \
-    X(HEAD_DIM_V) /* Dv rounded up to 16 */                      \
-    X(STAGES)     /* tiles of K and V in flight */               \
-    X(MIN_BLOCKS) /* blocks that must fit on a multiprocessor */ \
-    X(WINDOW)     /* causal or window */                         \
-    X(VARLEN)                                                    \
+#ifdef __CUDACC__
+#    define MMA_DECODE_INLINE __host__ __device__ constexpr
+#else
+#    define MMA_DECODE_INLINE static inline
+#endif
+
+#define MMA_DECODE_CONSTANTS(X)                                                             \
+    X(DTYPE)      /* GPU_FLOAT32, GPU_FLOAT16 or GPU_BFLOAT16 */                            \
+    X(HEAD_DIM)   /* D rounded up to 16 */                                                  \
+    X(HEAD_DIM_V) /* Dv rounded up to 16, where warps share columns to 64 */                \
+    X(BLOCK_N)    /* keys of a tile: 64, or 32 where two warps and more work on the same */ \
+    X(ROW_GROUPS) /* 1, 2 or 4: warps with 16 rows each that work on the same keys */       \
+    X(STAGES)     /* tiles of K and V in flight */                                          \
+    X(MIN_BLOCKS) /* blocks that must fit on a multiprocessor */                            \
+    X(WINDOW)     /* causal or window */                                                    \
+    X(MASK)       /* MMA_DECODE_*: whether rows of a KV head see the same keys */           \
+    X(BIAS)       /* GPU_BIAS_* */                                                          \
+    X(INTERVALS)  /* MMA_DECODE_* */                                                        \
+    X(SOFTCAP)                                                                              \
+    X(VARLEN)                                                                               \
     X(MERGE) /* MMA_MERGE_*: what becomes of the splits' results */
 
 #define MMA_DECODE_COUNT(name) +1
 enum { MMA_DECODE_NUM_CONSTANTS = MMA_DECODE_CONSTANTS(MMA_DECODE_COUNT) };
+
+/* MASK and INTERVALS. */
+#define MMA_DECODE_NONE  0
+#define MMA_DECODE_ALIKE 1 /* every row of a KV head sees the same keys: to be listed is to be seen */
+#define MMA_DECODE_EACH  2 /* rows differ: each looks at the keys listed for any */
 
 /* How the results of splits are merged. */
 #define MMA_MERGE_NONE        0 /* there is one split */
@@ -23,16 +40,33 @@ enum { MMA_DECODE_NUM_CONSTANTS = MMA_DECODE_CONSTANTS(MMA_DECODE_COUNT) };
 #define MMA_MERGE_CLUSTER     2 /* the splits are a cluster, and its blocks read each other's shared memory */
 #define MMA_MERGE_CLUSTER_MAX 8 /* blocks of a cluster */
 
-#define MMA_DECODE_ROWS  16 /* query rows of a KV head: Sq times the heads of a group */
-#define MMA_DECODE_WARPS 4
-#define MMA_DECODE_KEYS  64 /* of a tile: 16 for each warp */
+#define MMA_DECODE_WARPS      4
+#define MMA_DECODE_SPLITS_MAX 128
 
-/* Dynamic shared memory: Q, then the ring of K and V; the ring later holds each warp's output, maxima and sums, and
- * the lse of the block's rows. */
-static inline int32_t mma_decode_shared_bytes(int32_t head_dim, int32_t head_dim_v, int32_t stages) {
-    int32_t ring = stages * MMA_DECODE_KEYS * (head_dim + head_dim_v) * 2;
-    int32_t merge = MMA_DECODE_WARPS * MMA_DECODE_ROWS * (head_dim_v + 2) * 4 + MMA_DECODE_ROWS * 4;
-    return MMA_DECODE_ROWS * head_dim * 2 + (ring > merge ? ring : merge);
+/* Where keys are listed: neighbours that go to one split, how many of such units are looked at together, and entries of
+ * the ring of listed keys. */
+#define MMA_DECODE_UNIT       (32 * MMA_DECODE_WARPS)
+#define MMA_DECODE_UNITS      8
+#define MMA_DECODE_LIST       2048
+#define MMA_DECODE_LIST_BYTES (MMA_DECODE_LIST * 4 + MMA_DECODE_WARPS * MMA_DECODE_UNITS * 4)
+
+/* Warps that share the columns of O, whose sums one could not hold beside both parts of tf32 products. */
+MMA_DECODE_INLINE int32_t mma_decode_share(int32_t float32, int32_t head_dim_v) {
+    return float32 && head_dim_v > 128 ? 2 : 1;
+}
+
+/* Dynamic shared memory: Q, the ring of K and V, the list; the ring later holds each warp's output, maxima and sums,
+ * and the block's rows' maxima and sums. `bytes`: of an element. */
+MMA_DECODE_INLINE int32_t mma_decode_ring_bytes(int32_t bytes, int32_t head_dim, int32_t head_dim_v, int32_t block_n,
+                                                int32_t stages) {
+    const int32_t ring = stages * block_n * (head_dim + head_dim_v) * bytes;
+    const int32_t merge = MMA_DECODE_WARPS * 16 * (head_dim_v + 4) * 4;
+    return ring > merge ? ring : merge;
+}
+MMA_DECODE_INLINE int32_t mma_decode_shared_bytes(int32_t bytes, int32_t head_dim, int32_t head_dim_v, int32_t block_n,
+                                                  int32_t row_groups, int32_t stages, int32_t listed) {
+    return 16 * row_groups * head_dim * bytes + mma_decode_ring_bytes(bytes, head_dim, head_dim_v, block_n, stages) +
+           (listed ? MMA_DECODE_LIST_BYTES : 0);
 }
 
 #endif

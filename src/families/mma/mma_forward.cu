@@ -23,6 +23,8 @@
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/mma.cuh"
 #include "families/mma/mma_forward.h"
+#include "gpu/lse.cuh"
+#include "gpu/packed.cuh"
 
 #define THREADS  (32 * WARPS)
 #define BLOCK_M  (16 * ROW_TILES * WARPS)
@@ -66,6 +68,13 @@ __device__ __forceinline__ void copy_elements(uint32_t to, const char *from, int
     st_shared_16(to, word[0], word[1], word[2], word[3]);
 }
 
+/* Bytes from row to row of K and V. Those of an aligned problem are less than 2^31: registers are scarce. */
+#if ALIGNED
+typedef int row_distance;
+#else
+typedef int64_t row_distance;
+#endif
+
 /* Tiles of `tile_rows` rows of one matrix. Where the block's threads cover whole rows, a thread's chunks lie a constant
  * stride apart in both memories, and what it needs is made once. */
 template <int chunks, int tile_rows> struct tile_source {
@@ -73,22 +82,24 @@ template <int chunks, int tile_rows> struct tile_source {
                                     tile_rows * chunks % THREADS == 0 && ALIGNED;
     static constexpr int row_step = THREADS / chunks;
     const char *data; /* of the matrix; where regular, of the thread's first chunk */
-    int row_bytes, columns;
+    row_distance row_bytes;
+    int columns;
     int row, bytes;  /* the thread's first row, and how much of its chunk is inside the row */
     uint32_t offset; /* of the thread's first chunk in a tile */
 
     __device__ __forceinline__ tile_source(const char *first, int64_t row_stride, int num_columns) {
         data = first;
-        row_bytes = (int)row_stride * 2;
+        row_bytes = (row_distance)(row_stride * 2);
         columns = num_columns;
         if constexpr (regular) {
             const int chunk = threadIdx.x % chunks;
             row = threadIdx.x / chunks;
             bytes = min(max(columns - chunk * 8, 0), 8) * 2;
-            data += (int64_t)row * row_bytes + (bytes ? chunk * 16 : 0);
+            data += row_offset(row) + (bytes ? chunk * 16 : 0);
             offset = chunk_offset<chunks>(row, chunk);
         }
     }
+    __device__ __forceinline__ int64_t row_offset(int rows) const { return (int64_t)rows * row_bytes; }
 #if KEY_LIST
     /* Rows index[0] .. index[rows - 1]; the rest of the tile becomes 0. */
     __device__ __forceinline__ void load_listed(uint32_t tile, const int *index, int rows) const {
@@ -97,7 +108,7 @@ template <int chunks, int tile_rows> struct tile_source {
             for (int n = 0; n < tile_rows / row_step; n++) {
                 const bool inside = row + n * row_step < rows;
                 const int from = inside ? index[row + n * row_step] - row : 0;
-                cp_async_16_fill(tile + offset + n * THREADS * 16, data + (int64_t)from * row_bytes,
+                cp_async_16_fill(tile + offset + n * THREADS * 16, data + row_offset(from),
                                  inside ? bytes : 0);
             }
         } else {
@@ -105,7 +116,7 @@ template <int chunks, int tile_rows> struct tile_source {
             for (int n = threadIdx.x; n < tile_rows * chunks; n += THREADS) {
                 const int r = n / chunks, chunk = n % chunks;
                 const int count = r < rows ? min(max(columns - chunk * 8, 0), 8) : 0;
-                const char *at = count ? data + (int64_t)index[r] * row_bytes + chunk * 16 : data;
+                const char *at = count ? data + row_offset(index[r]) + chunk * 16 : data;
 #    if ALIGNED
                 cp_async_16_fill(tile + chunk_offset<chunks>(r, chunk), at, count * 2);
 #    else
@@ -117,18 +128,18 @@ template <int chunks, int tile_rows> struct tile_source {
 #endif
     /* Rows first_row .. of which `rows` exist, to shared memory; what is past the end of a row or column becomes 0. */
     __device__ __forceinline__ void load(uint32_t tile, int first_row, int rows) const {
-        const char *from = data + (int64_t)first_row * row_bytes;
+        const char *from = data + row_offset(first_row);
         if constexpr (regular) {
             const uint32_t to = tile + offset;
             if (rows >= tile_rows && columns == chunks * 8) {
 #pragma unroll
                 for (int n = 0; n < tile_rows / row_step; n++)
-                    cp_async_16(to + n * THREADS * 16, from + (int64_t)(n * row_step) * row_bytes);
+                    cp_async_16(to + n * THREADS * 16, from + row_offset(n * row_step));
             } else {
 #pragma unroll 1
                 for (int n = 0; n < tile_rows / row_step; n++) {
                     bool inside = row + n * row_step < rows;
-                    cp_async_16_fill(to + n * THREADS * 16, inside ? from + (int64_t)(n * row_step) * row_bytes : from,
+                    cp_async_16_fill(to + n * THREADS * 16, inside ? from + row_offset(n * row_step) : from,
                                      inside ? bytes : 0);
                 }
             }
@@ -137,7 +148,7 @@ template <int chunks, int tile_rows> struct tile_source {
             for (int index = threadIdx.x; index < tile_rows * chunks; index += THREADS) {
                 const int r = index / chunks, chunk = index % chunks;
                 const int count = r < rows ? min(max(columns - chunk * 8, 0), 8) : 0;
-                const char *at = count ? from + (int64_t)r * row_bytes + chunk * 16 : from;
+                const char *at = count ? from + row_offset(r) + chunk * 16 : from;
 #if ALIGNED
                 cp_async_16_fill(tile + chunk_offset<chunks>(r, chunk), at, count * 2);
 #else
@@ -686,10 +697,11 @@ __device__ __forceinline__ struct place find_place(const struct gpu_forward_para
     at.seqlen_k = a.seqlen_k;
     at.q_begin = at.k_begin = 0;
 #if VARLEN
-    at.q_begin = a.cu_seqlens_q[at.batch];
-    at.k_begin = a.cu_seqlens_k[at.batch];
-    at.seqlen_q = a.cu_seqlens_q[at.batch + 1] - at.q_begin;
-    at.seqlen_k = a.cu_seqlens_k[at.batch + 1] - at.k_begin;
+    const struct packed q = find_packed_q(a, at.batch), k = find_packed_k(a, at.batch);
+    at.q_begin = q.begin;
+    at.k_begin = k.begin;
+    at.seqlen_q = q.length;
+    at.seqlen_k = k.length;
 #endif
     at.diagonal = at.seqlen_k - at.seqlen_q;
     at.first_key = at.first_full = 0;
@@ -719,9 +731,8 @@ __device__ __forceinline__ void store_rows(struct fragments &f, const struct gpu
             bool empty = f.row_max[r][half] == MINUS_INF;
             float inverse = empty ? 0.0f : 1.0f / sum;
             if (a.lse.data && lane % 4 == 0 && at.first_row + row < at.seqlen_q)
-                a.lse.data[at.batch * a.lse.batch + at.head * a.lse.head +
-                           (int64_t)(at.q_begin + at.first_row + row) * a.lse.row] =
-                    empty ? -MINUS_INF : f.row_max[r][half] * (unit * LN_2) + __logf(sum);
+                store_lse<BIAS != 0>(a, at.batch, at.head, (int64_t)(at.q_begin + at.first_row + row), empty,
+                                [&] { return f.row_max[r][half] * (unit * LN_2); }, [&] { return __logf(sum); });
 #pragma unroll
             for (int n = 0; n < OUT_TILES; n++)
                 st_shared_4(out_tile + chunk_offset<HEAD_DIM_V / 8>(row, n) + lane % 4 * 4,

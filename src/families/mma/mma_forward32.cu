@@ -20,6 +20,7 @@
 
 #include "families/mma/mma_forward32.h"
 #include "families/mma/mma_tf32.cuh"
+#include "gpu/lse.cuh"
 #include "gpu/visible.cuh"
 
 #define GROUPS     (WARPS / SHARE) /* of warps: each has its own rows */
@@ -206,8 +207,7 @@ __device__ __forceinline__ void store_rows(const struct fragments &f, const stru
             const float inverse = empty ? 0.0f : 1.0f / sum;
             const int64_t i = (int64_t)at.s.q_begin + row;
             if (a.lse.data && lane % 4 == 0 && share == 0)
-                a.lse.data[at.s.batch * a.lse.batch + at.head * a.lse.head + i * a.lse.row] =
-                    empty ? -MINUS_INF : f.row_max[r][half] + logf(sum);
+                store_lse<BIAS != 0>(a, at.s.batch, at.head, i, empty, [&] { return f.row_max[r][half]; }, [&] { return logf(sum); });
             float *out = (float *)a.out.data + at.s.batch * a.out.batch + i * a.out.row + at.head * a.out.head;
 #pragma unroll
             for (int n = 0; n < OUT_TILES; n++)

@@ -10,17 +10,52 @@ int32_t mma_dbias_kind(const fdm_problem *p) {
         return MMA_DBIAS_NONE;
     if (!gpu_bias_rows(p))
         return MMA_DBIAS_KEYS;
+    if (p->bias_shape[3] != p->seqlen_k)
+        return MMA_DBIAS_ROWS;
     const int own = p->bias_shape[0] == p->batch && p->bias_shape[1] == p->heads && p->bias_shape[3] == p->seqlen_k;
     return own ? MMA_DBIAS_DIRECT : MMA_DBIAS_SUMS;
 }
 
+int32_t mma_dbias_constant(const fdm_problem *p) {
+    const int32_t kind = mma_dbias_kind(p);
+    return kind == MMA_DBIAS_ROWS ? MMA_DBIAS_NONE : kind;
+}
+
+int mma_dbias_runs(const fdm_problem *p) {
+    const int32_t kind = mma_dbias_kind(p);
+    return kind == MMA_DBIAS_KEYS || kind == MMA_DBIAS_SUMS || kind == MMA_DBIAS_ROWS;
+}
+
+int mma_dbias_in_turns(const fdm_problem *p) { return p->deterministic && mma_dbias_kind(p) == MMA_DBIAS_SUMS; }
+
 int64_t mma_bias_bytes(const fdm_problem *p) { return p->has_bias ? (int64_t)fdm_dtype_bytes(p->bias_dtype) : 0; }
+
+/* ---- limits ---- */
+
+int mma_folds_grids(const fdm_problem *p) { return p->batch > 65535 || p->heads > 65535; }
+
+/* Bounds of what the launches have: mma_backward_prepare takes 64 rows a block, the main kernels 32 keys or rows at
+ * least, mma_backward_combine a row of dK and dV of up to 512 columns, mma_dbias a warp for each element. */
+const char *mma_gradients_refusal(const fdm_problem *p) {
+    const double heads = (double)p->batch * (double)p->heads, blocks_max = INT32_MAX;
+    const double keys = p->varlen ? (double)p->total_k : (double)p->batch * (double)p->seqlen_k;
+    const int64_t *shape = p->bias_shape;
+    const double biases = (double)shape[0] * (double)shape[1] * (double)shape[2] * (double)shape[3];
+    if (heads * (double)(p->seqlen_q / 32 + 4) >= blocks_max)
+        return "query rows of all heads are fewer than 2^36";
+    if (heads * (double)(p->seqlen_k / 32 + 1) >= blocks_max || keys * (double)p->heads_kv / 2 >= blocks_max)
+        return "keys are fewer than 2^36 of all query heads and than 2^32 of all KV heads";
+    if (p->needs_dbias && biases / (shape[3] == 1 ? MMA_DBIAS_WARPS : 32 * MMA_DBIAS_WARPS) >= blocks_max)
+        return shape[3] == 1 ? "the gradient of a bias that keys share has less than 2^33 elements"
+                             : "the bias' gradient has less than 2^38 elements";
+    return NULL;
+}
 
 /* ---- workspace ---- */
 
 /* Where the arrays of struct mma_backward_arguments lie, in bytes from the workspace's start. */
 struct layout {
-    int64_t lse, delta, dq, dbias, dbias_turns, block_mask, turns, ticket, order, dk, dv, bytes;
+    int64_t lse, delta, low, dq, dbias, dbias_turns, block_mask, turns, ticket, order, dk, dv, bytes;
     int64_t rows, arrays, dbias_count, order_stride, key_rows;
 };
 
@@ -46,6 +81,7 @@ static struct layout lay_out(const fdm_problem *p, const struct mma_room *room) 
     const int64_t all = l.rows * l.arrays;
     l.lse = put(&l, 4 * all);
     l.delta = put(&l, 4 * all);
+    l.low = put(&l, p->has_bias ? 4 * all : 0);
     l.dq = put(&l, 4 * all * room->dq_columns);
     l.turns = put(&l, room->turns ? all / 16 * 4 : 0);
     l.ticket = put(&l, 4);
@@ -116,9 +152,11 @@ void mma_fill_gradients(const struct attention *attention, const struct mma_room
         .group_parts = room->group_parts > 1 ? room->group_parts : 1,
         .part_heads = (int32_t)(p->heads / p->heads_kv / (room->group_parts > 1 ? room->group_parts : 1)),
         .lse_factor = room->lse_factor,
+        .low_rows = (float *)(void *)(workspace + l.low),
+        .dbias_of_rows = mma_dbias_kind(p) == MMA_DBIAS_ROWS,
     };
     gpu_fill_forward(attention, &a->in);
-    a->mask_row_bytes = (int32_t)a->in.mask.row;
+    a->mask_row_bytes = (int32_t)a->in.mask.row; /* these where scores are aligned, whose rows are near */
     a->bias_row_bytes = (int32_t)(a->in.bias.row * mma_bias_bytes(p));
     a->dbias_row_bytes =
         (int32_t)(mma_dbias_kind(p) == MMA_DBIAS_SUMS ? shape[3] * 4 : attention->dbias.row * mma_bias_bytes(p));
@@ -138,6 +176,7 @@ void mma_rows_request(const fdm_problem *p, const char *entry, int32_t d, int32_
         {"VARLEN", p->varlen},
         {"NEEDS_DQ", needs_dq},
         {"BIAS", gpu_bias_constant(p)},
+        {"FOLDED", mma_folds_grids(p)},
     };
     _Static_assert(sizeof constants / sizeof constants[0] == MMA_ROWS_NUM_CONSTANTS, "one value for each constant");
     const int of_bias = strcmp(entry, "mma_dbias") == 0;
@@ -150,25 +189,29 @@ void mma_rows_request(const fdm_problem *p, const char *entry, int32_t d, int32_
 }
 
 fdm_status mma_launch_gradients(const struct cuda_kernel *kernel, int64_t x, int64_t y, int64_t z, uint32_t threads,
-                                const struct mma_backward_arguments *a, void *stream) {
+                                struct mma_backward_arguments *a, void *stream) {
+    a->grid_x = (uint32_t)x;
+    a->grid_y = (uint32_t)y;
     struct cuda_launch launch = {.kernel = kernel,
-                                 .grid = {(uint32_t)x, (uint32_t)y, (uint32_t)z},
+                                 .grid = {gpu_grid(x * y * z), 1, 1},
                                  .threads = threads,
                                  .stream = stream,
                                  .arguments = a,
                                  .arguments_bytes = sizeof *a};
+    if (!mma_folds_grids(&(fdm_problem){.batch = a->in.batch, .heads = a->in.heads}))
+        launch.grid[0] = a->grid_x, launch.grid[1] = a->grid_y, launch.grid[2] = (uint32_t)z;
     return x > 0 && y > 0 && z > 0 ? cuda_launch(&launch) : FDM_OK;
 }
 
-fdm_status mma_launch_prepare(const struct cuda_kernel *kernel, const fdm_problem *p,
-                              const struct mma_backward_arguments *a, void *stream) {
+fdm_status mma_launch_prepare(const struct cuda_kernel *kernel, const fdm_problem *p, struct mma_backward_arguments *a,
+                              void *stream) {
     const int64_t blocks = gpu_round_up(p->seqlen_q, MMA_BACKWARD_ROW_STEP) / (16 * MMA_BACKWARD_ROWS_WARPS);
     return mma_launch_gradients(kernel, blocks > 1 ? blocks : 1, p->heads, p->batch > 1 ? p->batch : 1,
                                 32 * MMA_BACKWARD_ROWS_WARPS, a, stream);
 }
 
-fdm_status mma_launch_dbias(const struct cuda_kernel *kernel, const struct mma_backward_arguments *a, void *stream) {
-    enum { THREADS = 128 };
+fdm_status mma_launch_dbias(const struct cuda_kernel *kernel, struct mma_backward_arguments *a, void *stream) {
+    enum { THREADS = 32 * MMA_DBIAS_WARPS };
     const int64_t elements = (int64_t)a->dbias_batches * a->dbias_heads * a->dbias_rows * a->dbias_keys;
     const int64_t threads = a->dbias_shares && a->dbias_keys == 1 ? 32 * elements : elements;
     return mma_launch_gradients(kernel, (threads + THREADS - 1) / THREADS, 1, 1, THREADS, a, stream);

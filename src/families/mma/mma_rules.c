@@ -139,12 +139,12 @@ static double kilobytes(int64_t bytes) { return (double)bytes / 1024; }
 /* What is fixed while one problem is placed on one device. */
 struct placement {
     int64_t limit;
-    int32_t head_dim, head_dim_v, key_words;
+    int32_t head_dim, head_dim_v, key_words, has_bias;
 };
 
 static struct placement place(const fdm_device *device, const fdm_problem *problem) {
     return (struct placement){device->shared_bytes, (int32_t)problem->head_dim, (int32_t)problem->head_dim_v,
-                              gpu_key_words(problem)};
+                              gpu_key_words(problem), problem->has_bias};
 }
 
 static struct mma_backward_choice tile(const struct placement *p, int32_t block_m, int32_t block_n, int32_t stages,
@@ -159,7 +159,7 @@ static struct mma_backward_choice tile(const struct placement *p, int32_t block_
         .overlay = mma_backward_overlays(block_m, block_n, stages, v_in_registers, p->head_dim, p->head_dim_v),
         .shared_bytes =
             mma_backward_shared_bytes(block_m, block_n, stages, v_in_registers, p->head_dim, p->head_dim_v) +
-            mma_backward_keys_bytes(block_n, p->key_words)};
+            mma_backward_keys_bytes(block_n, p->key_words) + mma_backward_low_bytes(block_m, p->has_bias)};
 }
 
 static const char *variant_of(const struct mma_backward_choice *c) {

@@ -33,6 +33,8 @@
 #include "cuda/ptx/mma.cuh"
 #include "cuda/ptx/special.cuh"
 #include "families/mma/mma_wide.h"
+#include "gpu/lse.cuh"
+#include "gpu/packed.cuh"
 
 #if !defined(DTYPE) || !defined(HEAD_DIM) || !defined(HEAD_DIM_V) || !defined(WARPS) || !defined(BLOCK_M) ||           \
     !defined(BLOCK_N) || !defined(SLICE_D) || !defined(SLICE_KEYS) || !defined(SLICE_PARTS) || !defined(STAGES) ||     \
@@ -147,10 +149,11 @@ __device__ __forceinline__ work find_work(const gpu_forward_params &a) {
     w.q_begin = 0;
     w.k_begin = 0;
     if (VARLEN) {
-        w.q_begin = a.cu_seqlens_q[w.batch];
-        w.k_begin = a.cu_seqlens_k[w.batch];
-        w.seqlen_q = (int32_t)(a.cu_seqlens_q[w.batch + 1] - w.q_begin);
-        w.seqlen_k = (int32_t)(a.cu_seqlens_k[w.batch + 1] - w.k_begin);
+        const packed q = find_packed_q(a, w.batch), k = find_packed_k(a, w.batch);
+        w.q_begin = q.begin;
+        w.k_begin = k.begin;
+        w.seqlen_q = q.length;
+        w.seqlen_k = k.length;
     }
     const int32_t end = w.row0 + BLOCK_M < w.seqlen_q ? w.row0 + BLOCK_M : w.seqlen_q;
     const int32_t first = first_key(a, w, w.row0), last = last_key(a, w, end - 1);
@@ -751,9 +754,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS)
             for (int i = 0; i < STATISTICS; ++i) total += of_row[i * BLOCK_M];
             const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
             if (a.lse.data && rank == 0 && at.column_group == 0 && at.quad_column == 0 && w.row0 + row < w.seqlen_q)
-                a.lse.data[w.batch * a.lse.batch + w.head * a.lse.head + (w.q_begin + w.row0 + row) * a.lse.row] =
-                    total == 0.0f ? infinity()
-                                  : reference[m][half] * (HAS_BIAS ? 1.0f : LN2) + lg2_approx(total) * LN2;
+                store_lse<HAS_BIAS != 0>(a, w.batch, w.head, w.q_begin + w.row0 + row, total == 0.0f,
+                                    [&] { return reference[m][half] * (HAS_BIAS ? 1.0f : LN2); },
+                                    [&] { return lg2_approx(total) * LN2; });
 #pragma unroll
             for (int n = 0; n < UNITS * 2; ++n) {
                 const uint32_t chunk = (uint32_t)((n / 2 * COLUMN_GROUPS + at.column_group) * 2 + n % 2);

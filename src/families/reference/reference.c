@@ -88,27 +88,45 @@ static double capped_score(const struct head *x, int64_t i, int64_t j, double *s
     return cap > 0 ? cap * t : score;
 }
 
-/* logs[j] of row i: the logarithm of its probability, -inf where not visible; returns log sum exp, +inf when the row
- * sees no key. Not score - lse: beside a bias of -1e308 lse has no digits left for the logarithm of the sum. */
-static double score_row(const struct head *x, int64_t i, double *logs) {
+/* log sum exp of a row, +inf when it sees no key: the largest score and the logarithm of the sum of exp(score -
+ * largest), which beside a bias of -1e308 has no digits left in their sum. */
+struct logarithm {
+    double largest, rest;
+};
+static double sum_of(struct logarithm lse) { return lse.largest + lse.rest; }
+
+/* logs[j] of row i: the logarithm of its probability, -inf where not visible. */
+static struct logarithm score_row(const struct head *x, int64_t i, double *logs) {
     double largest = -INFINITY, sum = 0, slope;
     for (int64_t j = 0; j < x->sequence.seqlen_k; j++) {
         logs[j] = visible(x, i, j) ? capped_score(x, i, j, &slope) + bias_of(x, i, j) : -INFINITY;
         largest = logs[j] > largest || isnan(logs[j]) ? logs[j] : largest;
     }
     if (largest == -INFINITY)
-        return INFINITY;
+        return (struct logarithm){INFINITY, 0};
     for (int64_t j = 0; j < x->sequence.seqlen_k; j++)
         sum += exp(logs[j] - largest);
     for (int64_t j = 0; j < x->sequence.seqlen_k; j++)
         logs[j] = logs[j] - largest - log(sum);
-    return largest + log(sum);
+    return (struct logarithm){largest, log(sum)};
+}
+
+/* lse as it is stored, and what that has rounded away. */
+static void store_lse(const struct head *x, int64_t i, struct logarithm lse) {
+    const struct attention *a = x->attention;
+    const fdm_dtype dtype = x->problem->dtype == FDM_FLOAT64 ? FDM_FLOAT64 : FDM_FLOAT32;
+    const double stored = dtype == FDM_FLOAT64 ? sum_of(lse) : (double)(float)sum_of(lse);
+    if (x->problem->needs_lse)
+        store(a->lse.data, lse_index(x, &a->lse, i), dtype, stored);
+    if (x->problem->has_lse_low)
+        store(a->lse_low.data, lse_index(x, &a->lse_low, i), dtype,
+              isinf(stored) ? 0 : lse.largest - stored + lse.rest);
 }
 
 static void forward_row(const struct head *x, int64_t i, double *logs) {
     const struct attention *a = x->attention;
     const fdm_problem *p = x->problem;
-    double lse = score_row(x, i, logs);
+    const struct logarithm lse = score_row(x, i, logs);
     for (int64_t d = 0; d < p->head_dim_v; d++) {
         double sum = 0;
         for (int64_t j = 0; j < x->sequence.seqlen_k; j++)
@@ -116,8 +134,7 @@ static void forward_row(const struct head *x, int64_t i, double *logs) {
                 sum += exp(logs[j]) * load(a->v.data, k_row(x, &a->v, j) + d, p->dtype);
         store(a->out.data, q_row(x, &a->out, i) + d, p->dtype, sum);
     }
-    if (p->needs_lse)
-        store(a->lse.data, lse_index(x, &a->lse, i), p->dtype == FDM_FLOAT64 ? FDM_FLOAT64 : FDM_FLOAT32, lse);
+    store_lse(x, i, lse);
 }
 
 static void for_each_head(const struct attention *attention, void *context,
@@ -202,7 +219,7 @@ static void backward_head(const struct head *x, void *context) {
     const fdm_problem *p = x->problem;
     for (int64_t i = 0; i < x->sequence.seqlen_q; i++) {
         memset(g->dq, 0, (size_t)p->head_dim * sizeof *g->dq);
-        double lse = score_row(x, i, g->logs);
+        const double lse = sum_of(score_row(x, i, g->logs));
         double delta = lse < INFINITY || isnan(lse) ? row_delta(x, i, g->logs) : 0;
         for (int64_t j = 0; j < x->sequence.seqlen_k; j++)
             if (g->logs[j] != -INFINITY)

@@ -1,0 +1,99 @@
+/* merge.cu: two partial results over disjoint keys into one (Milakov and Gimelshein 2018).
+ *
+ * Idea: each part's share of the sum of exponentials weighs its rows; a part whose lse is infinite has no keys and no
+ * share, whatever its row holds. Bound by memory: each number is read once and written once.
+ *
+ * A row (b, i, h) is cut into chunks of 16 bytes (VECTOR: rows are contiguous and aligned) or of one element, a thread
+ * each; a block takes as many whole rows as it has threads for, or one row in several rounds. The result may take the
+ * place of either part: a chunk is written by the thread that read it, and an lse only when all of its row's threads
+ * have read it. Constants: DTYPE, VECTOR. */
+#include "cuda/ptx/math.cuh"
+#include "gpu/merge.h"
+
+#define LOG2_E 1.4426950408889634f
+#define LN_2   0.6931471805599453f
+
+struct shares {
+    float one, two, lse;
+};
+
+__device__ __forceinline__ struct shares shares_of(float lse1, float lse2) {
+    const bool empty1 = isinf(lse1), empty2 = isinf(lse2);
+    struct shares s = {empty1 ? 0.0f : 1.0f, empty2 ? 0.0f : 1.0f, empty1 ? lse2 : lse1};
+    if (empty1 && empty2)
+        s.lse = __uint_as_float(0x7f800000u);
+    if (empty1 || empty2)
+        return s;
+    const float small = ex2_approx(-fabsf(lse1 - lse2) * LOG2_E), sum = 1.0f + small; /* of the larger one's term */
+    const float more = 1.0f / sum, less = small / sum;
+    s.one = lse1 >= lse2 ? more : less;
+    s.two = lse1 >= lse2 ? less : more;
+    s.lse = fmaxf(lse1, lse2) + lg2_approx(sum) * LN_2;
+    if (sum != sum) /* a NaN in either, which fmaxf would drop */
+        s.lse = sum;
+    return s;
+}
+
+/* ---- elements ---- */
+
+/* What a part without a share holds does not count, not even NaN. */
+__device__ __forceinline__ float weighed(float share1, float x1, float share2, float x2) {
+    return (share1 == 0.0f ? 0.0f : share1 * x1) + (share2 == 0.0f ? 0.0f : share2 * x2);
+}
+
+__device__ __forceinline__ float widened(uint16_t x) { return DTYPE == GPU_FLOAT16 ? cvt_f32_f16(x) : cvt_f32_bf16(x); }
+
+/* Two elements of 16 bits in a word. */
+__device__ __forceinline__ uint32_t merge_pair(const struct shares &s, uint32_t x1, uint32_t x2) {
+    const float low = weighed(s.one, widened((uint16_t)x1), s.two, widened((uint16_t)x2));
+    const float high = weighed(s.one, widened((uint16_t)(x1 >> 16)), s.two, widened((uint16_t)(x2 >> 16)));
+    return DTYPE == GPU_FLOAT16 ? cvt_f16x2(low, high) : cvt_bf16x2(low, high);
+}
+
+__device__ __forceinline__ uint32_t merge_word(const struct shares &s, uint32_t x1, uint32_t x2) {
+    if (DTYPE == GPU_FLOAT32)
+        return __float_as_uint(weighed(s.one, __uint_as_float(x1), s.two, __uint_as_float(x2)));
+    return merge_pair(s, x1, x2);
+}
+
+__device__ __forceinline__ void merge_chunk(const struct shares &s, const char *from1, const char *from2, char *to) {
+    if (VECTOR) {
+        const uint4 x = *(const uint4 *)from1, y = *(const uint4 *)from2;
+        *(uint4 *)to = make_uint4(merge_word(s, x.x, y.x), merge_word(s, x.y, y.y), merge_word(s, x.z, y.z),
+                                  merge_word(s, x.w, y.w));
+    } else if (DTYPE == GPU_FLOAT32) {
+        *(uint32_t *)to = merge_word(s, *(const uint32_t *)from1, *(const uint32_t *)from2);
+    } else {
+        *(uint16_t *)to = (uint16_t)merge_pair(s, *(const uint16_t *)from1, *(const uint16_t *)from2);
+    }
+}
+
+/* ---- rows ---- */
+
+__device__ __forceinline__ char *chunk_of(const struct merge_out &t, int64_t b, int64_t i, int64_t h, int64_t chunk) {
+    const int bytes = DTYPE == GPU_FLOAT32 ? 4 : 2;
+    const int64_t row = b * t.batch + i * t.row + h * t.head;
+    return t.data + (VECTOR ? row * bytes + chunk * 16 : (row + chunk * t.element) * bytes);
+}
+
+__device__ __forceinline__ float *lse_of(const struct gpu_rows &t, int64_t b, int64_t i, int64_t h) {
+    return t.data + b * t.batch + h * t.head + i * t.row;
+}
+
+extern "C" __global__ void __launch_bounds__(MERGE_THREADS) merge(const __grid_constant__ struct merge_params a) {
+    const uint32_t local = threadIdx.x / a.chunks, first = threadIdx.x % a.chunks; /* one row: local 0 */
+    const uint32_t row = blockIdx.x * a.rows_per_block + local;
+    const bool active = local < a.rows_per_block && row < a.num_rows;
+    const uint32_t h = row % a.heads, i = row / a.heads % a.seqlen, b = row / a.heads / a.seqlen;
+    struct shares s = {0.0f, 0.0f, 0.0f};
+    if (active)
+        s = shares_of(*lse_of(a.lse1, b, i, h), *lse_of(a.lse2, b, i, h));
+    __syncthreads();
+    if (!active)
+        return;
+    if (first == 0)
+        *lse_of(a.lse, b, i, h) = s.lse;
+    for (uint32_t chunk = first; chunk < a.pieces; chunk += MERGE_THREADS)
+        merge_chunk(s, chunk_of(a.out1, b, i, h, chunk), chunk_of(a.out2, b, i, h, chunk),
+                    chunk_of(a.out, b, i, h, chunk));
+}

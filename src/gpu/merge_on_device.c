@@ -1,0 +1,77 @@
+/* merge_on_device.c: which of merge.cu's two ways the tensors allow, its parameters and its launch. */
+#include "gpu/merge_on_device.h"
+
+#include "base/error.h"
+#include "problem/tensor.h"
+
+enum { VECTOR_BYTES = 16 };
+
+void merge_request(fdm_dtype dtype, int vector, struct cuda_kernel_request *request) {
+    const int64_t code = dtype == FDM_FLOAT32 ? GPU_FLOAT32 : dtype == FDM_FLOAT16 ? GPU_FLOAT16 : GPU_BFLOAT16;
+    *request = (struct cuda_kernel_request){.file = "gpu/merge.cu",
+                                            .entry = "merge",
+                                            .num_constants = 2,
+                                            .constants = {{"DTYPE", code}, {"VECTOR", vector != 0}},
+                                            .threads = MERGE_THREADS};
+}
+
+static struct merge_out out_of(const fdm_tensor *t) {
+    return (struct merge_out){tensor_data(t), tensor_stride(t, 0), tensor_stride(t, 1), tensor_stride(t, 2),
+                              tensor_stride(t, 3)};
+}
+
+static struct gpu_rows rows_of(const fdm_tensor *t) {
+    return (struct gpu_rows){(float *)(void *)tensor_data(t), tensor_stride(t, 0), tensor_stride(t, 1),
+                             tensor_stride(t, 2)};
+}
+
+/* Rows are contiguous and begin at multiples of 16 bytes. */
+static int is_vector(const fdm_tensor *t) {
+    return (t->shape[3] == 1 || tensor_stride(t, 3) == 1) && tensor_aligned(t);
+}
+
+fdm_status merge_on_device(const fdm_tensor *out1, const fdm_tensor *lse1, const fdm_tensor *out2,
+                           const fdm_tensor *lse2, const fdm_tensor *out, const fdm_tensor *lse, void *stream) {
+    const fdm_dtype dtype = fdm_dtype_of(out);
+    const int64_t *shape = out->shape, row_bytes = shape[3] * fdm_dtype_bytes(dtype);
+    if (dtype == FDM_FLOAT64)
+        return error_set(FDM_ERROR_UNSUPPORTED, "out1 is float64, which is merged on the CPU only; CUDA devices take "
+                                                "float32, float16 and bfloat16");
+    const int64_t rows = shape[0] * shape[1] * shape[2]; /* fits: the tensors' own products do */
+    if (rows > INT32_MAX || shape[3] > INT32_MAX)
+        return error_set(FDM_ERROR_UNSUPPORTED,
+                         "out has %lld rows of %lld elements; merge on CUDA devices takes fewer than 2^31 of both",
+                         (long long)rows, (long long)shape[3]);
+    if (rows == 0)
+        return FDM_OK;
+    const int vector =
+        row_bytes > 0 && row_bytes % VECTOR_BYTES == 0 && is_vector(out1) && is_vector(out2) && is_vector(out);
+    const int64_t pieces = vector ? row_bytes / VECTOR_BYTES : shape[3];
+    const uint32_t chunks = pieces > 0 ? (uint32_t)pieces : 1,
+                   per_block = chunks < MERGE_THREADS ? MERGE_THREADS / chunks : 1;
+    const struct merge_params arguments = {.out1 = out_of(out1),
+                                           .out2 = out_of(out2),
+                                           .out = out_of(out),
+                                           .lse1 = rows_of(lse1),
+                                           .lse2 = rows_of(lse2),
+                                           .lse = rows_of(lse),
+                                           .num_rows = (uint32_t)rows,
+                                           .seqlen = (uint32_t)shape[1],
+                                           .heads = (uint32_t)shape[2],
+                                           .chunks = chunks,
+                                           .rows_per_block = per_block,
+                                           .pieces = (uint32_t)pieces};
+    struct cuda_kernel_request request;
+    const struct cuda_kernel *kernel;
+    merge_request(dtype, vector, &request);
+    fdm_status status = cuda_kernels_get(out->device.index, &request, 1, &kernel);
+    if (status)
+        return status;
+    const struct cuda_launch launch = {.kernel = kernel,
+                                       .grid = {((uint32_t)rows + per_block - 1) / per_block, 1, 1},
+                                       .threads = MERGE_THREADS,
+                                       .stream = stream,
+                                       .arguments = &arguments,
+                                       .arguments_bytes = sizeof arguments};
+    return cuda_launch(&launch);
+}
