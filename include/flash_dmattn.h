@@ -135,8 +135,9 @@ typedef struct fdm_tensors {
     fdm_tensor *dbias;             /* backward: written; NULL when it is not wanted */
     /* [B, H, Sq], dtype of lse: what lse has rounded away, so that lse + lse_low is the logarithm to twice the digits.
      * May be NULL; neither written nor read where there is no bias. forward: written. backward: read; needed for right
-     * gradients of rows whose every visible key has a bias of -1e4 or below: beside such a number lse alone has lost the
-     * logarithm of the number of keys (at -1e6 weights are off by 3 %, at -1e9 each of n equal keys has weight 1). */
+     * gradients of rows whose every visible key has a bias of -1e4 or below: beside such a number lse alone has lost
+     * the logarithm of the number of keys (at -1e6 weights are off by 3 %, at -1e9 each of n equal keys has weight 1).
+     */
     fdm_tensor *lse_low;
 } fdm_tensors;
 
