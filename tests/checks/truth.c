@@ -178,10 +178,9 @@ static float score_size(const float *q, const float *k, int64_t d, float scale) 
     return sum * fabsf(scale);
 }
 
-/* A score is off by a few float32 ulps of its terms, and P by as much of itself. */
-static const float doubt = 4 * 0x1p-24f;
+static const float doubt = 4 * 0x1p-24f; /* float32 steps of its terms by which a score may be off */
 
-/* Scores of row i, their errors and slopes of the cap; returns the largest score. */
+/* Scores of the row that w->q holds, the slope of the cap at each and how far off each may be; returns the largest. */
 static float baseline_scores(const struct head *x, struct buffers *w, int64_t i) {
     const int64_t d = x->t->head_dim;
     const float scale = (float)x->a->problem->softmax_scale, cap = (float)x->t->options.softcap;
@@ -201,7 +200,8 @@ static void baseline_row(const struct head *x, struct buffers *w, int64_t i) {
     struct trial *t = x->t;
     const int64_t d = t->head_dim, dv = t->head_dim_v, sk = x->s.seqlen_k, rows = t->varlen ? t->total_q : t->seqlen_q;
     const int64_t group = t->heads / t->heads_kv, row = x->s.q_begin + i;
-    /* delta is summed from the rounded out: half an ulp of every term may be left where dS cancels. */
+    /* delta is summed from the rounded out: half an ulp of every term may be left where dS cancels. A score is off by a
+     * few float32 ulps of its terms, and P by as much of itself. */
     const float cancelled = t->dtype == FDM_FLOAT32 ? 8 * 0x1p-24f : t->dtype == FDM_FLOAT16 ? 0x1p-12f : 0x1p-9f;
     float sum = 0, delta = 0, delta_size = 0;
     decode(x, &x->a->q, row, x->h, d, w->q);

@@ -157,7 +157,7 @@ def rows_of(result):
 
 
 def test_bench_shows_every_variant(compiler):
-    shape = ["--device", "cuda", "--N", "128", "--iters", "1"]
+    shape = ["--device", "cuda", "--N", "320", "--iters", "1"]
     one = "split-q+share-qkv"
     result = run("bench", *shape, "--kernel", f"mma.{one}", "--show-all", **compiler)
     assert result.returncode == 0, result.stderr
