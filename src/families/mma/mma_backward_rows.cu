@@ -6,6 +6,7 @@
  *
  * Grid: x groups of 16 WARPS rows, y heads, z batches; FOLDED: in one dimension. */
 #include "cuda/ptx/global.cuh"
+#include "cuda/ptx/opaque.cuh"
 #include "families/mma/mma_backward.h"
 #include "gpu/packed.cuh"
 
@@ -112,7 +113,7 @@ __device__ __forceinline__ void add_chunks(float (&sums)[ROUNDS], const char *x,
             for (int e = 0; e < CHUNK_ELEMENTS; e++)
                 sums[begin + n] += number(((const element *)&left[n])[e]) * number(((const element *)&right[n])[e]);
         if (begin + TOGETHER < ROUNDS)
-            asm volatile("" : : : "memory"); /* later loads are not made before, in registers */
+            opaque_memory(); /* later loads are not made before, in registers */
     }
 }
 
