@@ -1,7 +1,7 @@
 /* opaque.cuh: numbers that the compiler takes as new: it forgets how they were made. No instruction.
  *
- * What follows from an opaque number is made where it is written, and is not kept in registers from before a loop; what is
- * known of its bounds is forgotten too. */
+ * What follows from an opaque number is made where it is written, and is not kept in registers from before a loop; what
+ * is known of its bounds is forgotten too. */
 #ifndef FDM_PTX_OPAQUE_CUH
 #define FDM_PTX_OPAQUE_CUH
 

@@ -1,5 +1,5 @@
-/* mma_tile.cuh: tiles in shared memory and, of 16-bit elements, the products of one warp on them, for kernels that define
- * DTYPE, THREADS and ALIGNED before including it. Those of 32-bit elements are in mma_tf32.cuh.
+/* mma_tile.cuh: tiles in shared memory and, of 16-bit elements, the products of one warp on them, for kernels that
+ * define DTYPE, THREADS and ALIGNED before including it. Those of 32-bit elements are in mma_tf32.cuh.
  *
  * A tile is rows of `chunks` 16-byte chunks. The chunks of a row are permuted by a number that depends on the row, so
  * that eight rows of the same column lie in different banks: ldmatrix, its transposed form, and 4-byte stores of
@@ -21,8 +21,8 @@ template <int chunks> __device__ __forceinline__ int swizzle_of(int row) {
 template <int chunks> __device__ __forceinline__ int chunk_offset(int row, int chunk) {
     return (row * chunks + (chunk ^ swizzle_of<chunks>(row))) * 16;
 }
-/* In panels a tile is one after the other tiles of 8 or 4 columns of chunks, each of `panel_rows` rows: as the copy engine
- * leaves them with its swizzle of 128 or 64 bytes. panel_rows 0: not in panels. */
+/* In panels a tile is one after the other tiles of 8 or 4 columns of chunks, each of `panel_rows` rows: as the copy
+ * engine leaves them with its swizzle of 128 or 64 bytes. panel_rows 0: not in panels. */
 template <int chunks> constexpr int panel_chunks = chunks % 8 ? 4 : 8;
 template <int chunks, int panel_rows> constexpr int row_chunks = panel_rows ? panel_chunks<chunks> : chunks;
 template <int chunks, int panel_rows> __device__ __forceinline__ int chunk_offset_in(int row, int chunk) {
@@ -61,7 +61,8 @@ __device__ __forceinline__ void load_tile(uint32_t tile, const char *from, int64
         const uint32_t to = tile + chunk_offset_in<chunks, panel_rows>(row, chunk);
 #pragma unroll
         for (int n = 0; n < copies; n++, at += step * row_bytes)
-            cp_async_16_fill(to + n * step * row_chunks<chunks, panel_rows> * 16, at, row + n * step < rows ? bytes : 0);
+            cp_async_16_fill(to + n * step * row_chunks<chunks, panel_rows> * 16, at,
+                             row + n * step < rows ? bytes : 0);
     } else {
 #pragma unroll(copies < 4 ? copies : copies % 4 ? 2 : 4)
         for (int n = 0; n < copies; n++) {
@@ -82,7 +83,7 @@ __device__ __forceinline__ void store_words(char *at, const uint32_t (&word)[4],
     if (aligned && count == 8)
         *(uint4 *)at = make_uint4(word[0], word[1], word[2], word[3]);
     else
-#pragma unroll
+#    pragma unroll
         for (int e = 0; e < 8; e++)
             if (e < count)
                 ((uint16_t *)at)[e] = (uint16_t)(word[e / 2] >> (e % 2 * 16));
@@ -142,9 +143,9 @@ __device__ __forceinline__ void store_pair(float *row, int column, int columns, 
 #endif
 
 /* Addresses of a lane in a tile. lane_address() gives that of a row and a first chunk of 0 or 1; at_step() moves it by
- * whole groups of 8 rows and by an even number of chunks, both known when compiling: one exclusive or, since tiles begin
- * at multiples of 128 bytes. The result of lane_address() is opaque to the compiler, which would else keep the address of
- * every step in a register of its own for the whole loop. */
+ * whole groups of 8 rows and by an even number of chunks, both known when compiling: one exclusive or, since tiles
+ * begin at multiples of 128 bytes. The result of lane_address() is opaque to the compiler, which would else keep the
+ * address of every step in a register of its own for the whole loop. */
 template <int chunks, int panel_rows = 0> struct lane_address {
     static constexpr int wide = row_chunks<chunks, panel_rows>;
     static constexpr int group = wide % 8 == 0 ? 8 : 4, group_bytes = (panel_rows ? panel_rows : 1) * group * 16;
@@ -173,14 +174,14 @@ template <int chunks, int panel_rows = 0> struct lane_address {
 template <int chunks> __device__ __forceinline__ struct lane_address<chunks> left_of(uint32_t tile, int row) {
     const int lane = threadIdx.x % 32;
     return {tile, row + lane % 16, lane / 16};
-}
-template <int chunks> __device__ __forceinline__ struct lane_address<chunks> right_of(uint32_t tile, int row) {
+} template <int chunks> __device__ __forceinline__ struct lane_address<chunks> right_of(uint32_t tile, int row) {
     const int lane = threadIdx.x % 32;
     return {tile, row + lane % 8 + lane / 16 * 8, lane / 8 % 2};
 }
 /* The lane's place in a step at row 0, of operands that take 16 rows and then the second chunk (left, and right of the
  * transpose), and of those that take both chunks of 8 rows (right, and left of the transpose). */
-template <int wide> __device__ __forceinline__ uint32_t place_by_rows() {
+template <int wide>
+__device__ __forceinline__ uint32_t place_by_rows() {
     const int lane = threadIdx.x % 32;
     return (uint32_t)chunk_offset<wide>(lane % 16, lane / 16);
 }
