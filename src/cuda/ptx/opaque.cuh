@@ -7,9 +7,18 @@
 
 #include "cuda/ptx/types.cuh"
 
-__device__ __forceinline__ void opaque(int &x) { asm volatile("" : "+r"(x)); }
-__device__ __forceinline__ void opaque(uint32_t &x) { asm volatile("" : "+r"(x)); }
-__device__ __forceinline__ void opaque(float *&x) { asm volatile("" : "+l"(x)); }
+__device__ __forceinline__ int opaque(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+__device__ __forceinline__ uint32_t opaque(uint32_t x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+__device__ __forceinline__ float *opaque(float *x) {
+    asm volatile("" : "+l"(x));
+    return x;
+}
 /* Two at once: neither is made before the other is needed. */
 __device__ __forceinline__ void opaque_pair(int &x, int &y) { asm volatile("" : "+r"(x), "+r"(y)); }
 __device__ __forceinline__ void opaque_pair(uint32_t &x, uint32_t &y) { asm volatile("" : "+r"(x), "+r"(y)); }

@@ -138,7 +138,7 @@ __device__ __forceinline__ struct tiles lay_out(uint32_t shared) {
  * spills of all specialisations. */
 __device__ __forceinline__ int fresh_lane() {
     int thread = threadIdx.x;
-    opaque(thread);
+    thread = opaque(thread);
     return thread % 32;
 }
 template <int chunks, int panel_rows>
@@ -203,7 +203,7 @@ __device__ __forceinline__ int64_t rows_begin(const struct mma_backward_argument
 /* Made anew where it is needed: kept through the loop, the addresses would take registers that the sums need. */
 __device__ __forceinline__ struct head find_head(const struct mma_backward_arguments &a, const struct place &at, int h) {
     struct head head;
-    opaque(h);
+    h = opaque(h);
     head.index = h;
     head.q = a.in.q.data + (at.batch * a.in.q.batch + (int64_t)at.q_begin * a.in.q.row + h * a.in.q.head) * 2;
     head.dout = a.dout.data + (at.batch * a.dout.batch + (int64_t)at.q_begin * a.dout.row + h * a.dout.head) * 2;
@@ -284,7 +284,7 @@ __device__ __forceinline__ int bound_of(int64_t row) {
 __device__ __forceinline__ struct keys bound_keys(const struct mma_backward_arguments &a, const struct place &at,
                                                   int warp_key) {
     struct keys keys = {};
-    opaque(warp_key); /* made here, not kept */
+    warp_key = opaque(warp_key); /* made here, not kept */
     const int64_t own = (int64_t)at.first_key - at.diagonal;
     const int first = WINDOW && a.in.window_right != UNBOUNDED ? bound_of(own - a.in.window_right) : -BLOCK_N;
     const int last = WINDOW && a.in.window_left != UNBOUNDED ? bound_of(own + a.in.window_left + 1) : UNBOUNDED - BLOCK_N;
@@ -463,7 +463,7 @@ __device__ __forceinline__ void hand_on(struct turns &turns, const struct mma_ba
                                         const struct place &at, const struct walk &w, int h, int end) {
     if (threadIdx.x != 0)
         return;
-    opaque(h);
+    h = opaque(h);
 #    pragma unroll 1
     for (; turns.row < end; turns.row += SUB_ROWS) {
         const int row = turns.row;
@@ -493,7 +493,7 @@ __device__ __forceinline__ void hand_on_before(struct turns &turns, const struct
                                                const struct place &at, int h, int row) {
     hand_on(turns, a, at, plan_walk(a, at), h, row);
     turns.added = row;
-    opaque(h); /* made here, not kept */
+    h = opaque(h); /* made here, not kept */
     if (TURNS_DBIAS && threadIdx.x == 0)
         st_release(dbias_turn_of(a, at, h, row), my_dbias_turn(a, at, h) + 1);
 }
@@ -1130,7 +1130,7 @@ __device__ __forceinline__ void add_dq(const struct mma_backward_arguments &a, c
             await_turn(turn_of(a, at, h, row + sub_row), my_turn(a, at, row + sub_row));
 #endif
         float *mine = to + lane * DQ_WORDS;
-        opaque(mine); /* the other addresses are known distances from it */
+        mine = opaque(mine); /* the other addresses are known distances from it */
 #pragma unroll
         for (int i = 0; i < DQ_TILES * DQ_STEP / 8; i++) {
             const int t = i / (DQ_STEP / 8), n = i % (DQ_STEP / 8);

@@ -550,7 +550,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
             ahead = look(a, at, l, rows, first_key, next + key_group * GROUP_KEYS);
 #else
             int row = warp_row;
-            opaque(row);
+            row = opaque(row);
             const struct facts now = look(a, at, l, find_rows(a, at, row), first_key,
                                           t * BLOCK_N + step * 16 + key_group * GROUP_KEYS);
 #endif
@@ -562,7 +562,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     cp_async_wait<0>();
     __syncthreads();
     uint32_t block = blockIdx.x;
-    opaque(block);
+    block = opaque(block);
     at = find_place(a, block); /* not kept through the loop */
 
     /* The warps' results side by side, then merged: [KEY_GROUPS][ROWS]. */

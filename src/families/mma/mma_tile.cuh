@@ -52,7 +52,7 @@ template <int chunks, int tile_rows, int panel_rows = 0>
 __device__ __forceinline__ void load_tile(uint32_t tile, const char *from, int64_t row_bytes, int rows, int columns) {
     constexpr int copies = (tile_rows * chunks + THREADS - 1) / THREADS, step = THREADS / chunks;
     int thread = threadIdx.x;
-    opaque(thread); /* places are computed here, not kept from call to call */
+    thread = opaque(thread); /* places are computed here, not kept from call to call */
     if constexpr (ALIGNED && DTYPE != GPU_FLOAT32 && THREADS % chunks == 0 && step % 8 == 0 && tile_rows % step == 0) {
         /* A thread's copies lie in one column, `step` rows apart: only the row's address changes. */
         const int row = thread / chunks, chunk = thread % chunks;
@@ -153,12 +153,12 @@ template <int chunks, int panel_rows = 0> struct lane_address {
     uint32_t at;
     __device__ __forceinline__ lane_address(uint32_t tile, int row, int chunk) {
         at = tile + row * (wide * 16) + ((swizzle_of<wide>(row) ^ chunk) << 4);
-        opaque(at);
+        at = opaque(at);
     }
     /* Of a first row that is a multiple of 8, from the lane's place in a step at row 0. */
     __device__ __forceinline__ lane_address(uint32_t tile_and_place, int row) {
         at = tile_and_place + row * (wide * 16);
-        opaque(at);
+        at = opaque(at);
     }
     __device__ __forceinline__ uint32_t at_step(int rows, int chunk) const {
         return (at ^ (uint32_t)(chunk % group << 4)) + chunk / group * group_bytes + rows * (wide * 16);

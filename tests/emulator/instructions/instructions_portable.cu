@@ -170,11 +170,11 @@ __device__ __forceinline__ void try_opaque(const struct task &t) {
     uint32_t x = t.in[t.thread], y = t.in[t.thread + 128], z = x + y;
     int n = (int)x, m = (int)y, k = n ^ m;
     float *out = (float *)t.out;
-    opaque(z);
+    z = opaque(z);
     opaque_pair(x, y);
-    opaque(k);
+    k = opaque(k);
     opaque_pair(n, m);
-    opaque(out);
+    out = opaque(out);
     t.out[0] = x * 3 + y;
     t.out[1] = z;
     t.out[2] = (uint32_t)n * 5 + (uint32_t)m;

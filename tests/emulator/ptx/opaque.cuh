@@ -4,9 +4,9 @@
 
 #include "cuda/ptx/types.cuh"
 
-inline void opaque(int &) {}
-inline void opaque(uint32_t &) {}
-inline void opaque(float *&) {}
+inline int opaque(int x) { return x; }
+inline uint32_t opaque(uint32_t x) { return x; }
+inline float *opaque(float *x) { return x; }
 inline void opaque_pair(int &, int &) {}
 inline void opaque_pair(uint32_t &, uint32_t &) {}
 inline void opaque_memory() {}
