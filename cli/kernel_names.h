@@ -4,7 +4,7 @@
 
 #include "flash_dmattn.h"
 
-enum { KERNEL_CODE_MAX = sizeof(((fdm_plan *)0)->choice), KERNEL_LABEL_MAX = 96 };
+enum { KERNEL_CODE_MAX = sizeof(((fdm_plan *)0)->choice), KERNEL_LABEL_MAX = 3 * KERNEL_CODE_MAX };
 
 /* "cpu(forward.avx2)". For a CUDA kernel what its choice code adds to the name follows it: S2 as "stage2", Swizzle as
  * "swizzle"; Pad, the plain layout, is left out: "mma(split-q+share-qkv+stage2)". */
@@ -16,7 +16,7 @@ void kernel_label(const fdm_kernel_info *kernel, const char *code, char *label);
 int32_t kernel_variants(const fdm_device *device, const fdm_problem *problem, const fdm_kernel_info *kernel,
                         int32_t most, char (*codes)[KERNEL_CODE_MAX]);
 
-/* The clause of fdm_last_error() about this kernel: "cannot run it: query rows ... are at most 16". */
+/* The clause of fdm_last_error() about this kernel: "cannot run it: query rows ... are at most 256". */
 const char *kernel_refusal(const fdm_kernel_info *kernel);
 
 #endif

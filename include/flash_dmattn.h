@@ -121,7 +121,11 @@ FDM_API fdm_data_type fdm_data_type_of(fdm_dtype dtype);  /* the DLPack triple *
  * Packed (varlen) call, recognised by cu_seqlens_q: cu_seqlens_q, cu_seqlens_k int32 [B + 1], contiguous, host memory
  * on the CPU; q, out [total_q, H, D|Dv]   k, v [total_k, Hkv, D|Dv]   lse [H, total_q] mask, bias [B|1, H|Hkv|1,
  * max_seqlen_q|1, max_seqlen_k|1], indices local to the sequence intervals [H|Hkv|1, total_k], rows local to the
- * sequence
+ * sequence. cu_seqlens rise from 0 to total_q and total_k, and no sequence is longer than max_seqlen: on the CPU
+ * anything else is an error. On a CUDA device nobody looks at them before the kernels do, which cut each sequence to
+ * the packed tensor and to max_seqlen: nothing outside tensors and workspace is read or written, whatever they hold;
+ * rows of no sequence are left as they were. They must not fall: then sequences overlap, results are undefined, and a
+ * deterministic backward may not end.
  *
  * q, k, v, out and their gradients need a contiguous last axis; every other stride is free (outputs: no two elements
  * may overlap, and strides are positive). Elements need only their own alignment. */
@@ -135,8 +139,9 @@ typedef struct fdm_tensors {
     fdm_tensor *dbias;             /* backward: written; NULL when it is not wanted */
     /* [B, H, Sq], dtype of lse: what lse has rounded away, so that lse + lse_low is the logarithm to twice the digits.
      * May be NULL; neither written nor read where there is no bias. forward: written. backward: read; needed for right
-     * gradients of rows whose every visible key has a bias of -1e4 or below: beside such a number lse alone has lost the
-     * logarithm of the number of keys (at -1e6 weights are off by 3 %, at -1e9 each of n equal keys has weight 1). */
+     * gradients of rows whose every visible key has a bias of -1e4 or below: beside such a number lse alone has lost
+     * the logarithm of the number of keys (at -1e6 weights are off by 3 %, at -1e9 each of n equal keys has weight 1).
+     */
     fdm_tensor *lse_low;
 } fdm_tensors;
 
@@ -294,7 +299,7 @@ typedef struct fdm_plan {
     fdm_device_id device;
     char family[16];          /* "cpu", "reference" */
     char kernel[48];          /* "cpu.forward.avx512" */
-    char choice[48];          /* choice code: names the tile that is launched, "CPU_AVX512_256x128" */
+    char choice[64];          /* choice code: names the tile that is launched, "CPU_AVX512_256x128" */
     int32_t kernel_index;     /* row in the family's list */
     int32_t block_m, block_n; /* query rows x keys of one step; 0 where it does not apply */
     int32_t stages;           /* 0 where it does not apply */

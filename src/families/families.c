@@ -5,6 +5,8 @@
 
 const struct family *const families[] = {&family_hopper, &family_mma, &family_cpu, &family_reference, NULL};
 
+const char *const scheduler_names[SCHEDULER_COUNT] = {"static", "longest", "dynamic"};
+
 int32_t family_find_kernel(const struct family *family, const char *name) {
     for (int32_t i = 0; i < family->num_kernels; i++)
         if (strcmp(family->kernel(family, i)->name, name) == 0)

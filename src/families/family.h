@@ -10,6 +10,11 @@ struct kernel_row {
     fdm_pass pass;
 };
 
+/* In which order blocks take the tiles of a problem, where a kernel leaves the choice; SCHEDULER_ANY: as the rules have
+ * it. */
+enum scheduler { SCHEDULER_ANY = -1, SCHEDULER_STATIC, SCHEDULER_LONGEST, SCHEDULER_DYNAMIC, SCHEDULER_COUNT };
+extern const char *const scheduler_names[SCHEDULER_COUNT]; /* "static", "longest", "dynamic" */
+
 /* What a family may look at when it chooses; everything else is in the problem. */
 struct plan_request {
     const fdm_device *device;
@@ -17,6 +22,7 @@ struct plan_request {
     const char *kernel; /* forced name or choice code, NULL = free choice */
     int family_forced;  /* the caller named this family */
     int32_t num_threads;
+    enum scheduler scheduler;
 };
 
 struct cuda_kernel_request;

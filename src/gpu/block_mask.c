@@ -4,8 +4,8 @@
 static int64_t tiles_of(int64_t length, int32_t tile) { return (length + tile - 1) / tile; }
 
 int64_t block_mask_bytes(const fdm_problem *p, int32_t block_m, int32_t block_n) {
-    return gpu_round_up(
-        p->mask_shape[0] * p->mask_shape[1] * tiles_of(p->seqlen_q, block_m) * tiles_of(p->seqlen_k, block_n), 64);
+    const int64_t row_bytes = gpu_round_up(tiles_of(p->seqlen_k, block_n), BLOCK_MASK_ALIGNMENT);
+    return gpu_round_up(p->mask_shape[0] * p->mask_shape[1] * tiles_of(p->seqlen_q, block_m) * row_bytes, 64);
 }
 
 void block_mask_request(struct cuda_kernel_request *request) {
@@ -20,10 +20,11 @@ fdm_status block_mask_launch(const struct cuda_kernel *kernel, const fdm_problem
                              uint8_t *block_mask, void *stream, struct gpu_forward_params *a) {
     const int64_t tiles_k = tiles_of(p->seqlen_k, block_n), blocks = tiles_of(p->seqlen_q, block_m);
     const int64_t batches = p->mask_shape[0], heads = p->mask_shape[1];
+    const int64_t row_bytes = gpu_round_up(tiles_k, BLOCK_MASK_ALIGNMENT);
     a->block_mask = block_mask;
-    a->block_mask_row = tiles_k;
-    a->block_mask_head = heads == 1 ? 0 : blocks * tiles_k;
-    a->block_mask_batch = batches == 1 ? 0 : heads * blocks * tiles_k;
+    a->block_mask_row = row_bytes;
+    a->block_mask_head = heads == 1 ? 0 : blocks * row_bytes;
+    a->block_mask_batch = batches == 1 ? 0 : heads * blocks * row_bytes;
     if (blocks * tiles_k * batches * heads == 0)
         return FDM_OK;
     const int aligned =
@@ -32,6 +33,7 @@ fdm_status block_mask_launch(const struct cuda_kernel *kernel, const fdm_problem
             0;
     struct block_mask_params arguments = {.mask = a->mask,
                                           .block_mask = block_mask,
+                                          .row_bytes = row_bytes,
                                           .num_groups = tiles_of(tiles_k, BLOCK_MASK_WARPS) * blocks * batches * heads,
                                           .seqlen_q = a->seqlen_q,
                                           .seqlen_k = a->seqlen_k,

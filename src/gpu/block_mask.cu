@@ -36,7 +36,7 @@ __device__ __forceinline__ void look_at_tile(const struct block_mask_params &a, 
     seen = __any_sync(0xffffffff, seen);
     hidden = __any_sync(0xffffffff, hidden);
     if (lane == 0)
-        a.block_mask[row_block * a.num_tiles + tile] = !seen    ? GPU_BLOCK_HIDDEN
+        a.block_mask[row_block * a.row_bytes + tile] = !seen    ? GPU_BLOCK_HIDDEN
                                                        : hidden ? GPU_BLOCK_PARTIAL
                                                                 : GPU_BLOCK_FULL;
 }

@@ -5,7 +5,8 @@
 
 #include "gpu/forward_params.h"
 
-#define BLOCK_MASK_WARPS 4
+#define BLOCK_MASK_WARPS     4
+#define BLOCK_MASK_ALIGNMENT 16 /* bytes of which a row of the block mask is a multiple */
 
 /* What a mask does to a tile. */
 #define GPU_BLOCK_HIDDEN  0
@@ -14,8 +15,9 @@
 
 struct block_mask_params {
     struct gpu_scores mask;
-    uint8_t *block_mask; /* [mask batch, mask heads, row blocks, num_tiles] */
-    int64_t num_groups;  /* of BLOCK_MASK_WARPS tiles, in all row blocks, heads and batches */
+    uint8_t *block_mask; /* [mask batch, mask heads, row blocks, num_tiles] in rows of row_bytes */
+    int64_t row_bytes;
+    int64_t num_groups; /* of BLOCK_MASK_WARPS tiles, in all row blocks, heads and batches */
     int32_t seqlen_q, seqlen_k, num_heads, num_tiles, num_row_blocks, block_m, block_n;
     int32_t aligned; /* keys are contiguous, rows start at multiples of 16 bytes, block_n is a multiple of 16 */
 };

@@ -126,6 +126,22 @@ static void add_reason(struct reasons *r, const char *name, const char *why) {
     snprintf(r->last, sizeof r->last, "%s", why);
 }
 
+/* The rules' variant, or the same tile with the scheduler that was asked for, where there is one. */
+static int fill_freely(const struct gpu_algorithm *a, const struct plan_request *request, fdm_plan *plan) {
+    fdm_plan other = *plan;
+    if (!a->fill(request->device, request->problem, 0, plan))
+        return 0;
+    if (request->scheduler == SCHEDULER_ANY || !a->scheduler || a->scheduler(plan) == (int32_t)request->scheduler)
+        return 1;
+    for (int32_t n = 1; a->fill(request->device, request->problem, n, &other); n++)
+        if (a->scheduler(&other) == (int32_t)request->scheduler && other.block_m == plan->block_m &&
+            other.block_n == plan->block_n && other.shared_bytes == plan->shared_bytes) {
+            *plan = other;
+            break;
+        }
+    return 1;
+}
+
 int gpu_family_choose(const struct family *family, const struct plan_request *request, fdm_plan *plan) {
     char text[160];
     const char *why = family_refusal(list_of(family), request->device, request->problem, text, sizeof text);
@@ -148,13 +164,13 @@ int gpu_family_choose(const struct family *family, const struct plan_request *re
             why = a->passed_over(request->device, request->problem);
         if (!why) {
             name_plan(family, i, plan);
-            return a->fill(request->device, request->problem, 0, plan);
+            return fill_freely(a, request, plan);
         }
         add_reason(&reasons, a->row.name, why);
     }
     if (first >= 0 && request->family_forced) {
         name_plan(family, first, plan);
-        return algorithm_of(family, first)->fill(request->device, request->problem, 0, plan);
+        return fill_freely(algorithm_of(family, first), request, plan);
     }
     snprintf(plan->reason, sizeof plan->reason, "%s",
              *reasons.text ? reasons.text : "it has no kernel for this pass yet");

@@ -23,6 +23,7 @@ struct gpu_algorithm {
     /* The variant-th way (from 0) to run the problem: fills tile, stages, shared and workspace bytes, choice code and
      * parameters; 0 when there are no more ways. Variant 0 is the one chosen freely. */
     int (*fill)(const fdm_device *device, const fdm_problem *problem, int32_t variant, fdm_plan *plan);
+    int32_t (*scheduler)(const fdm_plan *plan); /* enum scheduler of a variant; NULL: there is one order */
     int (*has_code)(const char *code); /* 1 for a choice code of this kernel; NULL: its codes are those fill() gives */
     /* fill() for a code that has_code() knows; 0 with the reason in the plan when the problem cannot have it. */
     int (*fill_code)(const fdm_device *device, const fdm_problem *problem, const char *code, fdm_plan *plan);

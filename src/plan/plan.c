@@ -36,7 +36,21 @@ static void append_reason(char *reasons, size_t size, const char *family, const 
 struct wishes {
     const char *kernel, *family; /* NULL = free choice */
     int32_t num_threads;
+    enum scheduler scheduler;
 };
+
+/* FLASH_DMATTN_SCHEDULER; a word that is none of them is an error. */
+static fdm_status scheduler_wish(enum scheduler *scheduler) {
+    const char *name = setting_get(SETTING_SCHEDULER);
+    *scheduler = SCHEDULER_ANY;
+    for (int32_t i = 0; name && i < SCHEDULER_COUNT; i++)
+        if (strcmp(name, scheduler_names[i]) == 0)
+            *scheduler = (enum scheduler)i;
+    if (name && *scheduler == SCHEDULER_ANY)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT,
+                         "FLASH_DMATTN_SCHEDULER is '%.40s'; it must be static, longest or dynamic", name);
+    return FDM_OK;
+}
 
 /* A thread is worth waking for 2^20 multiply-adds, some 10 us of one core: a parallel region of OpenMP costs 1 to 2 us,
  * waking the own pool's threads 10 us and more. */
@@ -50,13 +64,16 @@ static int32_t worthwhile_threads(const fdm_problem *p, const fdm_options *optio
     return most >= available ? available : (int32_t)most;
 }
 
-static struct wishes wishes_of(const fdm_problem *problem, int32_t device_type, const fdm_options *options) {
-    struct wishes wishes = {options ? options->kernel : NULL, options ? options->family : NULL, 1};
+static fdm_status wishes_of(const fdm_problem *problem, int32_t device_type, const fdm_options *options,
+                            struct wishes *out) {
+    struct wishes wishes = {options ? options->kernel : NULL, options ? options->family : NULL, 1, SCHEDULER_ANY};
+    fdm_status status = scheduler_wish(&wishes.scheduler);
     if (!wishes.kernel && !wishes.family)
         wishes.kernel = setting_get(SETTING_KERNEL);
     if (device_type == FDM_CPU)
         wishes.num_threads = worthwhile_threads(problem, options);
-    return wishes;
+    *out = wishes;
+    return status;
 }
 
 static fdm_status choose(const fdm_device *device, const fdm_problem *problem, const struct wishes *wishes,
@@ -66,7 +83,8 @@ static fdm_status choose(const fdm_device *device, const fdm_problem *problem, c
                                          .problem = problem,
                                          .kernel = wishes->kernel,
                                          .family_forced = wanted_family != NULL,
-                                         .num_threads = wishes->num_threads};
+                                         .num_threads = wishes->num_threads,
+                                         .scheduler = wishes->scheduler};
     char reasons[400] = "";
     int known = 0;
     for (int32_t i = 0; families[i]; i++) {
@@ -94,8 +112,9 @@ fdm_status fdm_plan_attention(const fdm_device *device, const fdm_problem *probl
     fdm_status status = fdm_problem_validate(problem);
     if (status)
         return status;
-    const struct wishes wishes = wishes_of(problem, device->id.type, options);
-    return choose(device, problem, &wishes, plan);
+    struct wishes wishes;
+    status = wishes_of(problem, device->id.type, options, &wishes);
+    return status ? status : choose(device, problem, &wishes, plan);
 }
 
 static fdm_status variant_of(const struct family *family, const struct plan_request *request, int32_t row,
@@ -125,11 +144,15 @@ fdm_status fdm_plan_variant(const fdm_device *device, const fdm_problem *problem
     fdm_status status = fdm_problem_validate(problem);
     if (status)
         return status;
+    struct wishes wishes;
+    if ((status = wishes_of(problem, device->id.type, NULL, &wishes)))
+        return status;
     const struct plan_request request = {.device = device,
                                          .problem = problem,
                                          .kernel = kernel,
                                          .family_forced = 1,
-                                         .num_threads = wishes_of(problem, device->id.type, NULL).num_threads};
+                                         .num_threads = wishes.num_threads,
+                                         .scheduler = SCHEDULER_ANY};
     for (int32_t i = 0; families[i]; i++) {
         const int32_t row = family_find_kernel(families[i], kernel);
         if (row >= 0)
@@ -145,7 +168,8 @@ static _Thread_local struct kept_plan {
     int made;
     enum cpu_isa isa;
     int32_t num_threads;
-    char kernel[48], family[16]; /* "" = free choice */
+    enum scheduler scheduler;
+    char kernel[64], family[16]; /* "" = free choice */
     fdm_plan plan;
 } kept_plans[2];
 
@@ -157,14 +181,15 @@ static void keep_wish(const char *wish, char *kept, size_t size) { snprintf(kept
 fdm_status plan_call(fdm_device_id id, const fdm_problem *problem, const fdm_options *options, fdm_plan *plan) {
     fdm_device device;
     struct kept_plan *kept = &kept_plans[problem->pass == FDM_BACKWARD];
-    const struct wishes wishes = wishes_of(problem, id.type, options);
+    struct wishes wishes;
     const enum cpu_isa isa = id.type == FDM_CPU ? cpu_isa_best() : CPU_ISA_SCALAR;
-    fdm_status status = id.type == FDM_CPU ? FDM_OK : fdm_device_query(id.type, id.index, &device);
-    if (status)
+    fdm_status status = wishes_of(problem, id.type, options, &wishes);
+    if (status || (id.type != FDM_CPU && (status = fdm_device_query(id.type, id.index, &device))))
         return status;
     if (!kept->made || kept->plan.device.type != id.type || kept->plan.device.index != id.index || kept->isa != isa ||
-        kept->num_threads != wishes.num_threads || !same_wish(wishes.kernel, kept->kernel) ||
-        !same_wish(wishes.family, kept->family) || memcmp(&kept->plan.problem, problem, sizeof *problem)) {
+        kept->num_threads != wishes.num_threads || kept->scheduler != wishes.scheduler ||
+        !same_wish(wishes.kernel, kept->kernel) || !same_wish(wishes.family, kept->family) ||
+        memcmp(&kept->plan.problem, problem, sizeof *problem)) {
         kept->made = 0;
         if ((id.type == FDM_CPU && (status = fdm_device_query(id.type, id.index, &device))) ||
             (status = choose(&device, problem, &wishes, &kept->plan)))
@@ -173,6 +198,7 @@ fdm_status plan_call(fdm_device_id id, const fdm_problem *problem, const fdm_opt
         keep_wish(wishes.family, kept->family, sizeof kept->family);
         kept->isa = isa;
         kept->num_threads = wishes.num_threads;
+        kept->scheduler = wishes.scheduler;
         kept->made = 1;
     }
     *plan = kept->plan;

@@ -99,6 +99,8 @@ int broken_main(uint64_t seeds);
  */
 int emulate_device(const char *name);
 int is_emulated(void);
+/* "fdm-checks", or with the emulated device: how a report says what to run. */
+const char *checks_program(void);
 /* Prepares one of the rounds that a trial is run in; 0: it has no more. There is one without an emulated device. */
 int emulated_round(const struct trial *trial, int round);
 

@@ -10,6 +10,7 @@
 #include "checks.h"
 
 static struct emulated *emulated;
+static char program[64] = "fdm-checks";
 static int one_mode, own_seed; /* named by the environment */
 
 int emulate_device(const char *name) {
@@ -21,6 +22,7 @@ int emulate_device(const char *name) {
     one_mode = getenv("EMULATED_MODE") != NULL;
     own_seed = getenv("EMULATED_SEED") != NULL;
     setenv("EMULATED_DEVICES", name, 1);
+    snprintf(program, sizeof program, "fdm-checks --emulate %.20s", name);
     if (!getenv("FLASH_DMATTN_CACHE_DIR")) { /* the host's shared objects are not mixed with a device's kernels */
         strcpy(slash, "/emulator/cache");
         setenv("FLASH_DMATTN_CACHE_DIR", path, 1);
@@ -34,6 +36,7 @@ int emulate_device(const char *name) {
 }
 
 int is_emulated(void) { return emulated != NULL; }
+const char *checks_program(void) { return program; }
 
 int emulated_round(const struct trial *t, int round) {
     static const enum emulated_mode modes[] = {EMULATED_RANDOM, EMULATED_EARLY, EMULATED_LATEST};

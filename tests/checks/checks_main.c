@@ -61,9 +61,9 @@ static int outputs_right(const struct trial *t, fdm_pass pass, const char *kerne
         if (guarded_intact(&t->g[i], is_output))
             continue;
         if (!checks_quiet)
-            printf("WRONG %s wrote %s %s\n  %s\n  replay: fdm-checks --kernel %s --seed %llu\n", kernel,
-                   is_output ? "between the elements of" : "to the input", role_names[i], t->text, kernel,
-                   (unsigned long long)t->seed);
+            printf("WRONG %s wrote %s %s\n  %s\n  replay: %s --kernel %s --seed %llu\n", kernel,
+                   is_output ? "between the elements of" : "to the input", role_names[i], t->text, checks_program(),
+                   kernel, (unsigned long long)t->seed);
         return 0;
     }
     return trial_compare(t, pass, kernel);
@@ -86,8 +86,8 @@ int trial_run(struct trial *t, fdm_pass pass, const char *kernel, const char *fa
               tamper_function *before, tamper_function *after) {
     fdm_plan plan;
     struct guarded workspace;
-    snprintf(crash_line, sizeof crash_line, "WRONG %s crashed\n  replay: fdm-checks --kernel %s --seed %llu\n", kernel,
-             kernel, (unsigned long long)t->seed);
+    snprintf(crash_line, sizeof crash_line, "WRONG %s crashed\n  replay: %s --kernel %s --seed %llu\n", kernel,
+             checks_program(), kernel, (unsigned long long)t->seed);
     for (int i = 0; i < NUM_ROLES; i++) {
         int is_output = pass == FDM_FORWARD ? i >= OUT && i <= LSE_LOW : i >= DQ;
         is_output ? guarded_poison(&t->g[i]) : guarded_save(&t->g[i]);
@@ -109,8 +109,8 @@ int trial_run(struct trial *t, fdm_pass pass, const char *kernel, const char *fa
         const int zones = device_execute(t, &copy, &plan, &tensors, &status);
         trial_contradict(t, 0);
         if (!zones) {
-            printf("WRONG %s wrote between the tensors %s\n  replay: fdm-checks --kernel %s --seed %llu\n", kernel,
-                   t->text, kernel, (unsigned long long)t->seed);
+            printf("WRONG %s wrote between the tensors %s\n  replay: %s --kernel %s --seed %llu\n", kernel, t->text,
+                   checks_program(), kernel, (unsigned long long)t->seed);
             return 0;
         }
     } else {
@@ -123,7 +123,8 @@ int trial_run(struct trial *t, fdm_pass pass, const char *kernel, const char *fa
         guarded_free(&workspace);
     }
     if (status) {
-        printf("WRONG %s refused its own plan: %s\n  %s\n", kernel, fdm_last_error(), t->text);
+        printf("WRONG %s refused its own plan: %s\n  %s\n  replay: %s --kernel %s --seed %llu\n", kernel,
+               fdm_last_error(), t->text, checks_program(), kernel, (unsigned long long)t->seed);
         return 0;
     }
     if (after)
@@ -186,9 +187,9 @@ static int deterministic(struct trial *t, struct tally *k) {
     }
     int same = memcmp(bits[0], bits[1], bytes) == 0;
     if (!same)
-        printf("WRONG %s differs between two runs (on the CPU with 1 and 3 threads)\n  %s\n  replay: fdm-checks "
+        printf("WRONG %s differs between two runs (on the CPU with 1 and 3 threads)\n  %s\n  replay: %s "
                "--kernel %s --seed %llu\n",
-               k->name, t->text, k->name, (unsigned long long)t->seed);
+               k->name, t->text, checks_program(), k->name, (unsigned long long)t->seed);
     free(bits[0]);
     free(bits[1]);
     return same;

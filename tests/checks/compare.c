@@ -27,9 +27,10 @@ static void report(const struct trial *t, const char *kernel, enum role role, in
                    double limit) {
     if (checks_quiet)
         return;
-    printf("WRONG %s %s at element %lld: %.9g instead of %.9g (limit %.3g)\n  %s\n  replay: fdm-checks --kernel %s "
+    printf("WRONG %s %s at element %lld: %.9g instead of %.9g (limit %.3g)\n  %s\n  replay: %s --kernel %s "
            "--seed %llu\n",
-           kernel, role_names[role], (long long)n, have, want, limit, t->text, kernel, (unsigned long long)t->seed);
+           kernel, role_names[role], (long long)n, have, want, limit, t->text, checks_program(), kernel,
+           (unsigned long long)t->seed);
 }
 
 /* Rows of a head: out, dq, dk, dv are [.., S, H, D] with head stride D; dbias [B, h, Sq, Sk]. */

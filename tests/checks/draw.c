@@ -81,7 +81,7 @@ static void draw_sizes(struct trial *t) {
         t->neat = 1;
         t->seqlen_q = 1 + random_below(t, 4);
         t->seqlen_k = PICK(t, 200, 513, 640, 1000, 1500);
-        t->heads = t->heads_kv * PICK(t, 1, 2, 4);
+        t->heads = t->heads_kv * PICK(t, 1, 2, 4, 8, 20);
         t->head_dim = PICK(t, 32, 64, 80, 128, 256);
         t->head_dim_v = random_below(t, 3) ? t->head_dim : PICK(t, 40, 64, 128);
     }

@@ -178,19 +178,14 @@ static float score_size(const float *q, const float *k, int64_t d, float scale) 
     return sum * fabsf(scale);
 }
 
-static void baseline_row(const struct head *x, struct buffers *w, int64_t i) {
-    struct trial *t = x->t;
-    const int64_t d = t->head_dim, dv = t->head_dim_v, sk = x->s.seqlen_k, rows = t->varlen ? t->total_q : t->seqlen_q;
-    const int64_t group = t->heads / t->heads_kv, row = x->s.q_begin + i;
-    const float scale = (float)x->a->problem->softmax_scale, cap = (float)t->options.softcap;
-    /* delta is summed from the rounded out: half an ulp of every term may be left where dS cancels. A score is off by a
-     * few float32 ulps of its terms, and P by as much of itself. */
-    const float cancelled = t->dtype == FDM_FLOAT32 ? 8 * 0x1p-24f : t->dtype == FDM_FLOAT16 ? 0x1p-12f : 0x1p-9f;
-    const float doubt = 4 * 0x1p-24f;
-    float largest = -INFINITY, sum = 0, delta = 0, delta_size = 0;
-    decode(x, &x->a->q, row, x->h, d, w->q);
-    decode(x, &x->a->dout, row, x->h, dv, w->dout);
-    for (int64_t j = 0; j < sk; j++) {
+static const float doubt = 4 * 0x1p-24f; /* float32 steps of its terms by which a score may be off */
+
+/* Scores of the row that w->q holds, the slope of the cap at each and how far off each may be; returns the largest. */
+static float baseline_scores(const struct head *x, struct buffers *w, int64_t i) {
+    const int64_t d = x->t->head_dim;
+    const float scale = (float)x->a->problem->softmax_scale, cap = (float)x->t->options.softcap;
+    float largest = -INFINITY;
+    for (int64_t j = 0; j < x->s.seqlen_k; j++) {
         float raw = dot(w->q, w->k + j * d, d) * scale, bend = cap > 0 ? tanhf(raw / cap) : 0;
         w->slope[j] = 1 - bend * bend;
         const float score = cap > 0 ? cap * bend : raw, bias = bias_value(x, i, j);
@@ -198,6 +193,20 @@ static void baseline_row(const struct head *x, struct buffers *w, int64_t i) {
         w->error[j] = doubt * (score_size(w->q, w->k + j * d, d, scale) + fabsf(score)) + bias_error(score, bias);
         largest = w->s[j] > largest ? w->s[j] : largest;
     }
+    return largest;
+}
+
+static void baseline_row(const struct head *x, struct buffers *w, int64_t i) {
+    struct trial *t = x->t;
+    const int64_t d = t->head_dim, dv = t->head_dim_v, sk = x->s.seqlen_k, rows = t->varlen ? t->total_q : t->seqlen_q;
+    const int64_t group = t->heads / t->heads_kv, row = x->s.q_begin + i;
+    /* delta is summed from the rounded out: half an ulp of every term may be left where dS cancels. A score is off by a
+     * few float32 ulps of its terms, and P by as much of itself. */
+    const float cancelled = t->dtype == FDM_FLOAT32 ? 8 * 0x1p-24f : t->dtype == FDM_FLOAT16 ? 0x1p-12f : 0x1p-9f;
+    float sum = 0, delta = 0, delta_size = 0;
+    decode(x, &x->a->q, row, x->h, d, w->q);
+    decode(x, &x->a->dout, row, x->h, dv, w->dout);
+    const float largest = baseline_scores(x, w, i);
     for (int64_t e = 0; e < dv; e++)
         w->out[e] = 0;
     float row_error = 0; /* of the logarithm of the sum */

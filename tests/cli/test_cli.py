@@ -322,6 +322,30 @@ def test_attend_on_cuda_writes_what_the_definition_says(tmp_path, qkv, kernel):
     assert np.abs(results["out"] - softmax_attention(**qkv)).max() < 2e-3
 
 
+emulated = Path(TOOL).parent / "tests" / "emulator" / "libcuda.so.1"
+
+
+@pytest.mark.skipif(not emulated.exists(), reason="this build has no emulated device")
+@pytest.mark.parametrize("device", ["sm_80", "sm_90"])
+def test_attend_on_an_emulated_device(tmp_path, qkv, device):
+    qkv = {name: array.astype(np.float16) for name, array in qkv.items()}
+    write_safetensors(tmp_path / "in.safetensors", qkv)
+    result = run("attend", tmp_path / "in.safetensors", "--device", f"emulated:{device}", "--check", "--json", "--iters", 1,
+                 "--backward", "--out", tmp_path / "out.safetensors")
+    assert result.returncode == 0, result.stderr
+    facts = json.loads(result.stdout)
+    assert facts["emulated"] and facts["device"] == device and facts["backward"]["plan"]["family"] != "cpu"
+    results = read_safetensors(tmp_path / "out.safetensors")
+    assert np.abs(results["out"] - softmax_attention(**qkv)).max() < 2e-3
+
+
+def test_an_emulated_device_is_known_by_name(tmp_path, qkv):
+    write_safetensors(tmp_path / "in.safetensors", qkv)
+    result = run("attend", tmp_path / "in.safetensors", "--device", "emulated:sm_75")
+    assert result.returncode == 2
+    assert "--device emulated:sm_75: it must be sm_80" in result.stderr
+
+
 @on_cuda
 def test_bench_rows_on_cuda_have_their_form():
     result = run("bench", "attention", "--device", "cuda", "--N", 256, "--iters", 2, "--show-all", "--check", "--kernel",

@@ -74,7 +74,7 @@ def test_the_cpu_does_not_mind(environment):
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
     result = run("plan", "--device", "sm_90", "--dtype", "bf16", "--json", **environment)
-    assert result.returncode == 0 and json.loads(result.stdout)["family"] == "mma"
+    assert result.returncode == 0 and json.loads(result.stdout)["family"] == "hopper"
 
 
 # ---- attend and bench on a device ----
@@ -105,10 +105,12 @@ def test_attend_sees_that_a_kernel_wrote_nothing(compiler, float16):
     result = run("attend", float16, "--device", "cuda", "--check", **compiler)
     assert result.returncode == 1 and result.stderr == "fdm: out differs from float64 by inf of its row\n"
     assert result.stdout.startswith("device    cuda:0, sm_90\n")
-    assert "\nforward   mma.forward, choice MMA_Forward_" in result.stdout and "threads" not in result.stdout
+    assert "\nforward   hopper.forward, choice SM90_Wgmma_" in result.stdout and "threads" not in result.stdout
     result = run("attend", float16, "--device", "cuda", "--json", **compiler)
     plan = json.loads(result.stdout)["forward"]["plan"]
-    assert result.returncode == 0 and (plan["family"], plan["device.type"]) == ("mma", 2)
+    assert result.returncode == 0 and (plan["family"], plan["device.type"]) == ("hopper", 2)
+    result = run("attend", float16, "--device", "cuda", "--check", FAKE_CUDA_DEVICES="8.9:101376", **compiler)
+    assert result.returncode == 1 and "\nforward   mma.forward, choice MMA_Forward_" in result.stdout
 
 
 def test_attend_chooses_the_device_by_itself(compiler, float16):
@@ -127,7 +129,7 @@ def test_attend_refuses_what_the_device_cannot(compiler, float16):
     for arguments, code, words in [
         (["--device", "cuda:1"], 2, "CUDA device index is 1; this machine has 1"),
         (["--device", "cuda", "--family", "cpu"], 1, "it runs on CPUs only"),
-        (["--device", "cuda", "--kernel", "mma.decode"], 1, "query rows times the heads of a group are at most 16"),
+        (["--device", "cuda", "--kernel", "mma.forward32"], 1, "it takes float32"),
     ]:
         result = run("attend", float16, *arguments, **compiler)
         assert result.returncode == code and result.stdout == "" and words in result.stderr
@@ -149,11 +151,13 @@ def test_failing_calls_of_the_driver_end_the_command(compiler, float16, command,
 
 
 def rows_of(result):
-    return [re.match(r"mma\((.*)\): \[", row).group(1) for row in result.stdout.split("\n\n")[0].splitlines()]
+    """Names of the rows, without the family mma's."""
+    rows = [re.match(r"(\w+\(.*\)): \[", row).group(1) for row in result.stdout.split("\n\n")[0].splitlines()]
+    return [re.sub(r"^mma\((.*)\)$", r"\1", row) for row in rows]
 
 
 def test_bench_shows_every_variant(compiler):
-    shape = ["--device", "cuda", "--N", "128", "--iters", "1"]
+    shape = ["--device", "cuda", "--N", "320", "--iters", "1"]
     one = "split-q+share-qkv"
     result = run("bench", *shape, "--kernel", f"mma.{one}", "--show-all", **compiler)
     assert result.returncode == 0, result.stderr
@@ -165,10 +169,11 @@ def test_bench_shows_every_variant(compiler):
     assert [row["row"] for row in json.loads(result.stdout)] == [f"mma({one}+stage1)"]
     result = run("bench", *shape, "--show-all", **compiler)
     kernels = {name.split("+stage")[0].split("+")[0] for name in rows_of(result)}
-    assert kernels == {"forward", "wide", "split-kv", "split-q"}
-    reason = "cannot run it: query rows times the heads of a group are at most 16"
+    assert kernels == {"hopper(forward", "decode", "forward", "wide", "split-kv", "split-q"}
+    assert result.stdout.endswith("\n\nleft out\n  mma(forward32): cannot run it: it takes float32\n")
+    result = run("bench", *shape, "--N", "512", "--show-all", **compiler)
+    reason = "cannot run it: query rows times the heads of a group are at most 256"
     assert f"\n\nleft out\n  mma(decode): {reason}\n" in result.stdout
-    assert result.stdout.endswith("\n  mma(forward32): cannot run it: it takes float32\n")
 
 
 def test_bench_sees_that_a_kernel_wrote_nothing(compiler):
@@ -183,7 +188,8 @@ def test_bench_chooses_device_and_dtype(compiler):
         assert result.returncode == 0, result.stderr
         return {(row["kernel"].split(".")[0], row["device"].split(":")[0]) for row in json.loads(result.stdout)}
 
-    assert device() == device("--dtype", "bf16") == device("--topk", "9") == {("mma", "sm_90")}
+    assert device() == device("--dtype", "bf16") == {("hopper", "sm_90"), ("mma", "sm_90")}
+    assert device("--topk", "9") == {("mma", "sm_90")}
     assert device("--pass", "backward") == {("mma", "sm_90")}
     assert device("--pass", "backward", "--dtype", "fp64", "--reference") == {("reference", "cpu")}
     assert device("--dtype", "fp64", "--reference") == {("reference", "cpu")}

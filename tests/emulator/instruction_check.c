@@ -97,12 +97,12 @@ static const struct instruction {
     {"cp_async_bulk", "2048 bytes", TRY_BULK, BITS, 0, 0, {0}, 0},
     {"wgmma_m64k16 wgmma_descriptor wgmma_fence wgmma_commit_group wgmma_wait_group fence_proxy_async setmaxnreg_dec "
      "setmaxnreg_inc",
-     "n 8, a shared, b K-major",
+     "n 16, a shared, b K-major",
      TRY_WGMMA_SHARED,
      BF16,
      1e-5,
      0,
-     {8},
+     {16},
      0},
 #define FOUR(N, NAME, FILL, IS_F16)                                                                                      \
     {"wgmma_m64k16", "n " #N ", " NAME ", a shared, b K-major", TRY_WGMMA_SHARED, FILL, 1e-5, 0, {N, IS_F16}, 0},        \
@@ -201,7 +201,7 @@ static fdm_status try_one(const struct instruction *i, int seed, int hopper, uin
                                                 .entry = hopper ? "instructions_hopper" : "instructions_portable",
                                                 .num_constants = 3,
                                                 .constants = {{"INSTRUCTION", i->number},
-                                                              {"WGMMA_N", i->rank == 0 && i->box[0] ? i->box[0] : 8},
+                                                              {"WGMMA_N", i->rank == 0 && i->box[0] ? i->box[0] : 16},
                                                               {"WGMMA_F16", i->rank == 0 && i->box[1]}},
                                                 .shared_bytes = INSTRUCTION_SHARED};
     struct cuda_launch launch = {.grid = {BLOCKS, 1, 1}, .threads = INSTRUCTION_THREADS, .cluster = hopper ? 2 : 0};

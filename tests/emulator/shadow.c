@@ -163,13 +163,13 @@ static void note_reader(struct block *b, struct word *w, uint32_t index, unsigne
                         place at) {
     const struct cluster *c = b->cluster;
     const unsigned slot = by->slot % c->agent_slots;
-    struct reader *r = &b->readers[(size_t)index * c->agent_slots + slot];
+    struct reader *r = &b->readers[(size_t)slot * (WINDOW_BYTES / 4) + index];
     const int again = (w->readers >> slot & 1) && r->component == by->component && r->clock == by->clock;
     *r = (struct reader){by->clock,
                          by->sequence,
                          (uint16_t)by->reads,
                          (uint16_t)by->component,
-                         (uint16_t)(again ? r->bytes | mask : mask),
+                         (uint16_t)((again ? r->bytes | mask : mask) | (by->four ? FOUR_PARTS : 0u)),
                          at};
     w->readers |= 1ull << slot;
 }
@@ -224,13 +224,19 @@ void shadow_async_read(struct block *b, uint32_t offset, uint32_t bytes, const s
 
 /* ---- writes ---- */
 
+static int knows_reader(const struct actor *by, const struct reader *r) {
+    int known = knows(by, r->component, r->clock);
+    for (uint32_t part = 1; (r->bytes & FOUR_PARTS) && part < 4; part++)
+        known = known && knows(by, r->component + part, r->clock);
+    return known;
+}
+
 /* A reader that nothing orders before the write; NULL: there is none. */
 static const struct reader *open_reader(struct block *b, struct word *w, uint32_t index, unsigned mask,
                                         const struct actor *by) {
-    const struct cluster *c = b->cluster;
     for (uint64_t m = w->readers; m; m &= m - 1) {
-        const struct reader *r = &b->readers[(size_t)index * c->agent_slots + (unsigned)__builtin_ctzll(m)];
-        if (!(r->bytes & mask) || knows(by, r->component, r->clock))
+        const struct reader *r = &b->readers[(size_t)__builtin_ctzll(m) * (WINDOW_BYTES / 4) + index];
+        if (!(r->bytes & mask) || knows_reader(by, r))
             continue;
         /* an instruction of the whole warp came after the read, and one of its lanes released what it had done */
         const int own = by->thread && by->reads == r->reads;

@@ -23,10 +23,12 @@ enum {
     READERS_MAX = 64, /* that a word of shared memory knows apart */
     /* A block's components past its threads: mbarriers, products, copies from shared memory, what warps have read. */
     AGENT_PRODUCTS = MBARRIERS_MAX,
-    AGENT_BULK = AGENT_PRODUCTS + WARPGROUPS_MAX,
+    AGENT_BULK = AGENT_PRODUCTS + WARPS_MAX, /* of products one for each warp: it waits for its own part alone */
     AGENT_READS = AGENT_BULK + 1,
     NUM_AGENTS = AGENT_READS + WARPS_MAX
 };
+
+enum { FOUR_PARTS = 16 };
 
 typedef uint32_t place; /* of a line of a kernel's text, or of an instruction */
 
@@ -49,6 +51,7 @@ struct actor {
     struct thread *thread; /* NULL: an asynchronous agent */
     unsigned slot;         /* of a reader: the cluster's warp, or past them an agent */
     uint32_t sequence, reads;
+    int four; /* an agent whose parts are `component` and the three after it */
 };
 
 /* ---- threads ---- */
@@ -141,8 +144,8 @@ struct mbarrier {
 /* ---- shared memory as the shadow knows it, four bytes at a time ---- */
 
 struct reader {
-    uint32_t clock, sequence; /* of its warp; ~0: of no warp */
-    uint16_t reads, component, bytes;
+    uint32_t clock, sequence;         /* of its warp; ~0: of no warp */
+    uint16_t reads, component, bytes; /* bytes: and FOUR_PARTS */
     place at;
 };
 struct word {

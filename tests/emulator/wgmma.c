@@ -29,7 +29,7 @@ static struct warpgroup *group_of(struct warp *w) {
         struct warpgroup *g = calloc(1, sizeof *g);
         g->block = b;
         g->number = number;
-        g->component = agent_component(b, AGENT_PRODUCTS + number);
+        g->component = agent_component(b, AGENT_PRODUCTS + WARPS * number);
         b->warpgroups[number] = g;
     }
     return b->warpgroups[number];
@@ -121,6 +121,7 @@ static void check_operands(struct warpgroup *g, const struct product_record *p) 
     const struct actor issuer = weakest(g, &known, &proxy);
     const struct actor agent = {.component = g->component,
                                 .clock = p->number,
+                                .four = 1,
                                 .slot =
                                     b->cluster->num_blocks * b->num_warps + b->rank * (WARPGROUPS_MAX + 1) + g->number};
     matrix_touch(g->block, p->b_matrix, p->n, p->b_transposed, &agent, &issuer, p->at);
@@ -245,7 +246,7 @@ static void wait_products(struct warp *w, int pending, place at) {
     }
     if (emulated_settings_now.check)
         for (unsigned lane = 0; lane < LANES; lane++)
-            clocks_learn(&w->threads[lane], g->component, upto);
+            clocks_learn(&w->threads[lane], g->component + w->number % WARPS, upto);
     (void)at;
 }
 

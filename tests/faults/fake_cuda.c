@@ -171,7 +171,7 @@ static cu_result device_name(char *name, int size, cu_device device) {
 
 static int attribute_of(cu_context device, int attribute) {
     switch (attribute) {
-    case CU_NUM_MULTIPROCESSORS: return 132;
+    case CU_NUM_MULTIPROCESSORS: return (int)number_of("EMULATED_SMS", 132); /* few: a block has many turns */
     case CU_MEMORY_CLOCK_KHZ: return 2619000;
     case CU_MEMORY_BUS_BITS: return 6144;
     case CU_L2_CACHE_BYTES: return 50 << 20;

@@ -35,10 +35,10 @@ static const struct tile tiles[] = {
     {256, 0, 1, 4096, 2, 64, 1, 0, 0, HOPPER_LONGEST, "1 to 5 % faster than any other order and step"},
     {256, 0, -1, 0, 2, 64, 1, 0, 0, HOPPER_STATIC,
      "short rows waste less of the last step; 2 to 6 % faster than 80 keys"},
-    {64, 1, -1, 0, 2, 128, 2, 2, 1, HOPPER_STATIC, "two stages of scores fit"},
-    {128, 1, -1, 0, 2, 128, 1, 1, 1, HOPPER_STATIC, "one stage of scores fits"},
-    {128, 1, -1, 0, 2, 64, 2, 2, 1, HOPPER_STATIC, "two stages of scores fit"},
-    {256, 1, -1, 0, 2, 64, 1, 1, 0, HOPPER_STATIC, "one stage of scores fits"},
+    {64, 1, -1, 0, 2, 128, 2, 2, 1, HOPPER_DYNAMIC, "two stages of scores fit"},
+    {128, 1, -1, 0, 2, 128, 1, 1, 1, HOPPER_DYNAMIC, "one stage of scores fits"},
+    {128, 1, -1, 0, 2, 64, 2, 2, 1, HOPPER_DYNAMIC, "two stages of scores fit"},
+    {256, 1, -1, 0, 2, 64, 1, 1, 0, HOPPER_DYNAMIC, "one stage of scores fits"},
 };
 enum { NUM_TILES = sizeof tiles / sizeof tiles[0], STAGES = 2, NUM_SCHEDULERS = 3, FEW_ROWS = 16 };
 
@@ -65,6 +65,14 @@ static int32_t shared_bytes(const struct tile *t, const fdm_problem *p) {
 static int fits(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
     return padded(p->head_dim) <= t->head_dim_max && padded(p->head_dim_v) <= t->head_dim_max &&
            (t->scored || !scored(p)) && shared_bytes(t, p) <= device->shared_bytes;
+}
+
+/* Workspace: the count of items that were begun, then the block mask. */
+enum { COUNT_BYTES = 64 };
+static int64_t workspace_bytes(const struct tile *t, int32_t scheduler, const fdm_problem *p) {
+    if (p->has_mask)
+        return COUNT_BYTES + block_mask_bytes(p, 64 * t->warpgroups, t->block_n);
+    return scheduler == HOPPER_DYNAMIC ? COUNT_BYTES : 0;
 }
 
 /* Whether the rules prefer a tile that fits. */
@@ -128,7 +136,10 @@ static int find_variant(const fdm_device *device, const fdm_problem *p, int32_t 
     return 1;
 }
 
-static const char *const scheduler_names[NUM_SCHEDULERS] = {"Static", "Longest", "Dynamic"};
+static const char *const code_names[NUM_SCHEDULERS] = {"Static", "Longest", "Dynamic"};
+_Static_assert((int)HOPPER_STATIC == (int)SCHEDULER_STATIC && (int)HOPPER_LONGEST == (int)SCHEDULER_LONGEST &&
+                   (int)HOPPER_DYNAMIC == (int)SCHEDULER_DYNAMIC,
+               "the kernel's numbers are the plan's");
 
 static void name_choice(const struct variant *v, const fdm_problem *p, char *code, size_t size) {
     char scores[8] = "", emulated[24] = "";
@@ -137,7 +148,7 @@ static void name_choice(const struct variant *v, const fdm_problem *p, char *cod
     if (v->exp2_residue)
         snprintf(emulated, sizeof emulated, "_Exp%dof%d", v->exp2_residue, v->exp2_frequency);
     snprintf(code, size, "SM90_Wgmma_%dx%d_Q%d%s%s%s_%s", 64 * v->tile->warpgroups, v->tile->block_n, v->tile->q_stages,
-             scores, v->tile->turns ? "_Turns" : "", emulated, scheduler_names[v->scheduler]);
+             scores, v->tile->turns ? "_Turns" : "", emulated, code_names[v->scheduler]);
 }
 
 static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, fdm_plan *plan) {
@@ -153,14 +164,16 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
     plan->block_n = v.tile->block_n;
     plan->stages = STAGES;
     plan->shared_bytes = shared_bytes(v.tile, p);
-    plan->workspace_bytes = v.scheduler == HOPPER_DYNAMIC ? 64 : 0;
+    plan->workspace_bytes = workspace_bytes(v.tile, v.scheduler, p);
     name_choice(&v, p, plan->choice, sizeof plan->choice);
-    snprintf(plan->reason, sizeof plan->reason,
-             "head dim %lld on compute capability 9.0: a producer and %d warpgroups of 64 query rows (24 or 32 and %d "
-             "registers a thread), %d keys a step, %d stages of K and V, %d of Q (%lld KB): %s; %s order",
-             (long long)(p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v), v.tile->warpgroups,
-             v.tile->warpgroups == 3 ? 160 : 240, plan->block_n, STAGES, v.tile->q_stages,
-             (long long)(plan->shared_bytes + 1023) >> 10, v.tile->reason, scheduler_names[v.scheduler]);
+    snprintf(
+        plan->reason, sizeof plan->reason,
+        "head dim %lld on compute capability 9.0: a producer and %d warpgroups of 64 query rows (%d and %d registers "
+        "a thread), %d keys a step, %d stages of K and V, %d of Q (%lld KB): %s; %s order",
+        (long long)(p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v), v.tile->warpgroups,
+        HOPPER_PRODUCER_REGISTERS(v.tile->warpgroups, scored(p)),
+        HOPPER_CONSUMER_REGISTERS(v.tile->warpgroups, scored(p)), plan->block_n, STAGES, v.tile->q_stages,
+        (long long)(plan->shared_bytes + 1023) >> 10, v.tile->reason, scheduler_names[v.scheduler]);
     return 1;
 }
 
@@ -208,15 +221,21 @@ static int valid(const fdm_plan *plan, const fdm_problem *p) {
     const struct tile *t = &tiles[x[TILE]];
     return padded(p->head_dim) <= t->head_dim_max && padded(p->head_dim_v) <= t->head_dim_max &&
            (t->scored || !scored(p)) && plan->block_m == 64 * t->warpgroups && plan->block_n == t->block_n &&
-           plan->shared_bytes == shared_bytes(t, p) &&
-           (x[SCHEDULER] != HOPPER_DYNAMIC || plan->workspace_bytes >= (int64_t)sizeof(int32_t));
+           plan->shared_bytes == shared_bytes(t, p) && plan->workspace_bytes >= workspace_bytes(t, x[SCHEDULER], p);
 }
 
-static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *request) {
-    if (!valid(plan, &plan->problem))
-        return 0;
-    make_request(plan, &plan->problem, request);
-    return 1;
+/* The forward's kernel, and the block mask's where there is a mask. */
+enum { FORWARD, BLOCK_MASK, NUM_KERNELS };
+static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *list) {
+    make_request(plan, p, &list[FORWARD]);
+    if (!p->has_mask)
+        return 1;
+    block_mask_request(&list[BLOCK_MASK]);
+    return NUM_KERNELS;
+}
+
+static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *list) {
+    return valid(plan, &plan->problem) ? make_requests(plan, &plan->problem, list) : 0;
 }
 
 /* The stride of an axis in bytes; of an axis of one entry, one that every map takes. */
@@ -286,10 +305,9 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     if (!valid(plan, p))
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile %d or workspace is not its kernel's",
                          plan->parameters[TILE]);
-    struct cuda_kernel_request request;
-    const struct cuda_kernel *kernel;
-    make_request(plan, p, &request);
-    fdm_status status = cuda_kernels_get(plan->device.index, &request, 1, &kernel);
+    struct cuda_kernel_request list[NUM_KERNELS];
+    const struct cuda_kernel *kernels[NUM_KERNELS];
+    fdm_status status = cuda_kernels_get(plan->device.index, list, make_requests(plan, p, list), kernels);
     if (status)
         return status;
     const int64_t row_blocks = (p->seqlen_q + plan->block_m - 1) / plan->block_m;
@@ -303,19 +321,24 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     gpu_fill_forward(attention, &params.in);
     if ((status = make_maps(plan, attention, &params)))
         return status;
-    const int32_t scheduler = plan->parameters[SCHEDULER], most = plan->parameters[NUM_SMS];
-    if (scheduler == HOPPER_DYNAMIC &&
+    const int32_t order = plan->parameters[SCHEDULER], most = plan->parameters[NUM_SMS];
+    if (order == HOPPER_DYNAMIC &&
         (status = cuda_memory_fill_async(plan->device.index, workspace, 0, sizeof(int32_t), stream)))
         return status;
+    if (p->has_mask && (status = block_mask_launch(kernels[BLOCK_MASK], p, plan->block_m, plan->block_n,
+                                                   (uint8_t *)workspace + COUNT_BYTES, stream, &params.in)))
+        return status;
     struct cuda_launch launch = {
-        .kernel = kernel,
-        .grid = {(uint32_t)(scheduler == HOPPER_LONGEST || params.items < most ? params.items : most), 1, 1},
-        .threads = (uint32_t)request.threads,
+        .kernel = kernels[FORWARD],
+        .grid = {(uint32_t)(order == HOPPER_LONGEST || params.items < most ? params.items : most), 1, 1},
+        .threads = (uint32_t)list[FORWARD].threads,
         .stream = stream,
         .arguments = &params,
         .arguments_bytes = sizeof params};
     return cuda_launch(&launch);
 }
+
+static int32_t scheduler(const fdm_plan *plan) { return plan->parameters[SCHEDULER]; }
 
 const struct gpu_algorithm hopper_forward_algorithm = {
     .row = {"hopper.forward", "FlashAttention-3's plan on wgmma and TMA, with stale maxima", FDM_FORWARD},
@@ -324,6 +347,7 @@ const struct gpu_algorithm hopper_forward_algorithm = {
     .refusal = refusal,
     .passed_over = passed_over,
     .fill = fill,
+    .scheduler = scheduler,
     .requests = requests,
     .execute = execute,
 };

@@ -16,7 +16,7 @@
  * Barriers: for each ring a full one (an arrival of the producer and the bytes of TMA) and an empty one for each stage
  * (an arrival of each consumer warp). The named barrier 1 + w is warpgroup w's turn; 5 + w is its own; 4 all consumers.
  *
- * Registers: of a consumer S BLOCK_N / 2, P BLOCK_N / 4, O HEAD_DIM_V / 2, and some 40 besides: 240 with two consumer
+ * Registers: of a consumer S BLOCK_N / 2, P BLOCK_N / 4, O HEAD_DIM_V / 2, and some 40 besides; of 232 or 240 with two consumer
  * warpgroups, 160 with three. */
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/copy.cuh"
@@ -25,6 +25,7 @@
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "families/hopper/hopper_forward.h"
+#include "gpu/block_mask.h"
 #include "gpu/lse.cuh"
 
 /* A constant that was not given is an error that names it. */
@@ -41,6 +42,7 @@ HOPPER_FORWARD_CONSTANTS(HOPPER_GIVEN)
 #include "families/hopper/hopper_work.cuh"
 
 #define F16        (DTYPE == GPU_FLOAT16)
+#define PASSES     (WINDOW && !MASK) /* a warpgroup passes by steps that only others see */
 #define BIAS_BYTES (BIAS == GPU_BIAS_FLOAT32 ? 4 : 2)
 
 /* ---- shared memory ---- */
@@ -66,13 +68,16 @@ enum {
     WORK_FULL = SCORE_EMPTY + 8 * SCORE_RING,
     WORK_EMPTY = WORK_FULL + 16,
     WORK = (WORK_EMPTY + 16 + 15) / 16 * 16,
-    END = WORK + 2 * ITEM_BYTES
+    STEP_WORDS = WORK + 2 * ITEM_BYTES, /* MASK: what a stage of K holds */
+    END = STEP_WORDS + 4 * STAGES
 };
 static_assert(END - CONTROL <= HOPPER_CONTROL_BYTES, "barriers and work items fit");
 static_assert(CONTROL + HOPPER_CONTROL_BYTES + 1024 ==
                   hopper_forward_shared_bytes(WARPGROUPS, BLOCK_N, STAGES, Q_STAGES, SCORE_STAGES, HEAD_DIM, HEAD_DIM_V,
                                               MASK, BIAS ? BIAS_BYTES : 0),
               "the plan knows the bytes");
+/* A step's word: the tile of keys and these. */
+enum { STEP_TILE = (1 << 28) - 1, STEP_LOOK = 1 << 28, STEP_MORE = 1 << 29 };
 enum { TURN_BARRIER = 1, CONSUMERS_BARRIER = 4, WARPGROUP_BARRIER = 5 };
 
 __device__ __forceinline__ void init_barriers(uint32_t base) {
@@ -120,10 +125,10 @@ template <int stages> __device__ __forceinline__ void release(uint32_t barriers,
 
 struct producer {
     const struct hopper_forward_params &a;
-    uint32_t base, item, step;
+    uint32_t base, item, step, score_step;
 
     __device__ __forceinline__ producer(const struct hopper_forward_params &params, uint32_t shared)
-        : a(params), base(shared), item(0), step(0) {}
+        : a(params), base(shared), item(0), step(0), score_step(0) {}
 
     /* `panels` boxes of 64 columns and `rows` rows from row `row` of a head to `to`. */
     template <int panels, int rows>
@@ -158,9 +163,9 @@ struct producer {
                                 batch);
     }
     __device__ __forceinline__ void load_scores(const struct item_facts &f, int key) {
-        const uint32_t stage = stage_of<SCORE_RING>(step), full = base + SCORE_FULL + 8 * stage;
+        const uint32_t stage = stage_of<SCORE_RING>(score_step), full = base + SCORE_FULL + 8 * stage;
         const uint32_t to = base + SCORE_OFFSET + stage * SCORE_BYTES;
-        wait_empty<SCORE_RING>(base + SCORE_EMPTY, step);
+        wait_empty<SCORE_RING>(base + SCORE_EMPTY, score_step++);
         mbarrier_arrive_expect_tx(full, SCORE_BYTES);
 #pragma unroll
         for (int panel = 0; panel < BIAS_PANELS; panel++)
@@ -170,6 +175,49 @@ struct producer {
         for (int panel = 0; panel < MASK_PANELS; panel++)
             cp_async_bulk_tensor_4d(to + (BIAS_PANELS + panel) * BLOCK_M * 128, &a.mask_map, full, key + panel * 128,
                                     f.first_row, f.head / a.mask_group, a.mask_batches == 1 ? 0 : f.batch);
+    }
+
+    /* The block mask of the item's rows: GPU_BLOCK_* of each tile. */
+    __device__ __forceinline__ const uint8_t *block_mask_of(const struct item_facts &f) const {
+        return a.in.block_mask + (a.mask_batches == 1 ? 0 : f.batch) * a.in.block_mask_batch +
+               f.head / a.mask_group * a.in.block_mask_head + f.first_row / BLOCK_M * a.in.block_mask_row;
+    }
+    /* The last tile up to `tile` of which the mask shows something, or one below first_tile. */
+    static __device__ __forceinline__ int visible_tile(const uint8_t *block_mask, int tile, int first_tile) {
+        while (tile >= first_tile && block_mask[tile] == GPU_BLOCK_HIDDEN) {
+            if (tile % 16 == 15) { /* rows begin at multiples of 16 bytes */
+                const uint4 x = *(const uint4 *)(block_mask + tile - 15);
+                tile -= (x.x | x.y | x.z | x.w) == 0 ? 15 : 0;
+            }
+            tile--;
+        }
+        return max(tile, first_tile - 1);
+    }
+
+    /* The steps of an item whose mask hides tiles: those it shows, each with a word that says which, whether its mask is to
+     * be looked at, and whether there are more. */
+    __device__ __forceinline__ void load_visible(const struct item_facts &f, int k_begin) {
+        const int head = f.head / a.in.group;
+        const uint8_t *block_mask = block_mask_of(f);
+        load_q(f);
+        int before = -1;
+#pragma unroll 1
+        for (int tile = f.last_tile - 1; tile >= f.first_tile; step++) {
+            const bool look = BIAS || block_mask[tile] != GPU_BLOCK_FULL;
+            const int next = visible_tile(block_mask, tile - 1, f.first_tile);
+            wait_empty<STAGES>(base + K_EMPTY, step);
+            st_shared_4(base + STEP_WORDS + 4 * stage_of<STAGES>(step),
+                        (uint32_t)tile | (next >= f.first_tile ? STEP_MORE : 0) | (look ? STEP_LOOK : 0));
+            load_k(k_begin + tile * BLOCK_N, head, f.batch);
+            if (look)
+                load_scores(f, tile * BLOCK_N);
+            if (before >= 0)
+                load_v(step - 1, k_begin + before * BLOCK_N, head, f.batch);
+            before = tile;
+            tile = next;
+        }
+        if (before >= 0)
+            load_v(step - 1, k_begin + before * BLOCK_N, head, f.batch);
     }
 
     /* K of a step is needed before V of the step before it, and is loaded first. */
@@ -200,8 +248,13 @@ struct producer {
                                        s.seqlen_q, s.seqlen_k, s.q_begin};
                 if (f.first_row < s.seqlen_q) {
                     find_tiles(a.in, s, BLOCK_M, f);
+                    if (MASK)
+                        f.last_tile = visible_tile(block_mask_of(f), f.last_tile - 1, f.first_tile) + 1;
                     publish(f);
-                    load_item(f, s.k_begin);
+                    if (MASK)
+                        load_visible(f, s.k_begin);
+                    else
+                        load_item(f, s.k_begin);
                     item++;
                 }
             }
@@ -215,14 +268,14 @@ struct producer {
 
 struct consumer {
     const struct hopper_forward_params &a;
-    uint32_t base, item, step;
+    uint32_t base, item, step, score_step;
     int warpgroup;
     float s[BLOCK_N / 2], o[HEAD_DIM_V / 2];
     uint32_t p[BLOCK_N / 16][4];
     struct softmax_rows rows;
 
     __device__ __forceinline__ consumer(const struct hopper_forward_params &params, uint32_t shared)
-        : a(params), base(shared), item(0), step(0), warpgroup(uniform((int)threadIdx.x / 128 - 1)) {}
+        : a(params), base(shared), item(0), step(0), score_step(0), warpgroup(uniform((int)threadIdx.x / 128 - 1)) {}
 
     /* What is cheap to find again is not kept in registers: the item's facts, and the thread's place. */
     __device__ __forceinline__ struct item_facts facts() const {
@@ -275,15 +328,15 @@ struct consumer {
     }
 
     /* Scores of a tile to P. */
-    __device__ __forceinline__ void make_weights(int tile, bool partial, bool has_o) {
-        if (SCORED) {
-            const uint32_t bias = base + SCORE_OFFSET + stage_of<SCORE_RING>(step) * SCORE_BYTES;
-            wait_full<SCORE_RING>(base + SCORE_FULL, step);
-            finish_scores(s, a.in, bias, bias + BIAS_PANELS * BLOCK_M * 128, local_row());
+    __device__ __forceinline__ void make_weights(int tile, bool look, bool partial, bool has_o) {
+        if (SCORED && look) {
+            const uint32_t bias = base + SCORE_OFFSET + stage_of<SCORE_RING>(score_step) * SCORE_BYTES;
+            wait_full<SCORE_RING>(base + SCORE_FULL, score_step);
+            finish_scores<MASK != 0>(s, a.in, bias, bias + BIAS_PANELS * BLOCK_M * 128, local_row());
             __syncwarp();
-            release<SCORE_RING>(base + SCORE_EMPTY, step);
-        } else if (!PLAIN) {
-            finish_scores(s, a.in, 0, 0, 0);
+            release<SCORE_RING>(base + SCORE_EMPTY, score_step++);
+        } else if (!PLAIN && !BIAS) {
+            finish_scores<false>(s, a.in, 0, 0, 0);
         }
         if (partial)
             hide(tile);
@@ -306,6 +359,19 @@ struct consumer {
         barrier_sync(CONSUMERS_BARRIER, 128 * WARPGROUPS);
     }
 
+    /* Waits for K of a step. tile: which it is; look: whether mask and bias are there for it; more: whether others follow. */
+    __device__ __forceinline__ void next_step(int &tile, bool &look, bool &more, int first_tile) {
+        wait_full<STAGES>(base + K_FULL, step);
+        if (MASK) {
+            const int word = uniform((int)ld_shared_4(base + STEP_WORDS + 4 * stage_of<STAGES>(step)));
+            tile = word & STEP_TILE;
+            look = word & STEP_LOOK;
+            more = word & STEP_MORE;
+        } else {
+            more = tile > first_tile;
+        }
+    }
+
     /* A step whose keys no row of the warpgroup sees. */
     __device__ __forceinline__ void pass(bool with_turn) {
         if (with_turn) {
@@ -314,11 +380,11 @@ struct consumer {
         }
         wait_full<STAGES>(base + K_FULL, step);
         if (SCORED)
-            wait_full<SCORE_RING>(base + SCORE_FULL, step);
+            wait_full<SCORE_RING>(base + SCORE_FULL, score_step);
         __syncwarp(); /* a lane that still waits would miss the phase */
         release<STAGES>(base + K_EMPTY, step);
         if (SCORED)
-            release<SCORE_RING>(base + SCORE_EMPTY, step);
+            release<SCORE_RING>(base + SCORE_EMPTY, score_step++);
         wait_full<STAGES>(base + V_FULL, step);
         __syncwarp();
         release<STAGES>(base + V_EMPTY, step);
@@ -333,7 +399,7 @@ struct consumer {
             const struct sequence at = sequence_of(f);
             struct item_facts own = f;
             own.first_row += warpgroup * 64;
-            if (WINDOW) {
+            if (PASSES) {
                 if (own.first_row < f.seqlen_q)
                     find_tiles(a.in, at, 64, own);
                 else
@@ -346,28 +412,30 @@ struct consumer {
             if (f.first_tile >= f.last_tile)
                 return false;
             clear_tail(f.last_tile);
-            if (WINDOW && own.first_tile >= own.last_tile) {
+            if (PASSES && own.first_tile >= own.last_tile) {
                 for (tile = f.last_tile - 1; tile >= f.first_tile; tile--)
                     pass(tile > f.first_tile);
                 return false;
             }
-            for (tile = f.last_tile - 1; WINDOW && tile >= own.last_tile; tile--)
+            for (tile = f.last_tile - 1; PASSES && tile >= own.last_tile; tile--)
                 pass(true);
             first_tile = own.first_tile;
             rest = own.first_tile - f.first_tile;
         }
-        wait_full<STAGES>(base + K_FULL, step);
+        bool look = true, more;
+        next_step(tile, look, more, first_tile);
         wgmma_fence();
         multiply_qk();
         wgmma_commit_group();
         wgmma_wait_group<0>(s);
         release<STAGES>(base + K_EMPTY, step);
-        make_weights(tile, tile < full_first || tile >= full_last, false);
+        make_weights(tile, look, tile < full_first || tile >= full_last, false);
         step++;
         bool add = false;
 #pragma unroll 1
-        for (tile--; tile >= first_tile; tile--) {
-            wait_full<STAGES>(base + K_FULL, step);
+        while (more) {
+            tile--;
+            next_step(tile, look, more, first_tile);
             take_turn();
             wgmma_fence();
             multiply_qk();
@@ -380,7 +448,7 @@ struct consumer {
             wgmma_wait_group<0>(o);
             release<STAGES>(base + K_EMPTY, step);
             release<STAGES>(base + V_EMPTY, step - 1);
-            make_weights(tile, tile < full_first || tile >= full_last, true);
+            make_weights(tile, look, tile < full_first || tile >= full_last, true);
             step++;
         }
         wait_full<STAGES>(base + V_FULL, step - 1);
@@ -389,7 +457,7 @@ struct consumer {
         wgmma_commit_group();
         wgmma_wait_group<0>(o);
         release<STAGES>(base + V_EMPTY, step - 1);
-        while (WINDOW && rest-- > 0)
+        while (PASSES && rest-- > 0)
             pass(true);
         return true;
     }
@@ -483,7 +551,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         init_barriers(base);
     __syncthreads();
     if (threadIdx.x < 128) {
-        setmaxnreg_dec<WARPGROUPS == 3 ? 32 : 24>();
+        setmaxnreg_dec<HOPPER_PRODUCER_REGISTERS(WARPGROUPS, SCORED)>();
         if (threadIdx.x == 0) {
             prefetch_tensormap(&a.q_map);
             prefetch_tensormap(&a.k_map);
@@ -491,7 +559,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             producer(a, base).run();
         }
     } else {
-        setmaxnreg_inc<WARPGROUPS == 3 ? 160 : 240>();
+        setmaxnreg_inc<HOPPER_CONSUMER_REGISTERS(WARPGROUPS, SCORED)>();
         consumer(a, base).run();
     }
 }

@@ -51,6 +51,11 @@ struct hopper_forward_params {
     int32_t mask_group, bias_group;             /* query heads that share one head of them */
 };
 
+/* Registers of a thread of the producer's warpgroup and of the others, which together fill the register file. A
+ * producer that loads masks and biases needs more. */
+#define HOPPER_PRODUCER_REGISTERS(warpgroups, scored) ((warpgroups) == 3 ? 32 : (scored) ? 40 : 24)
+#define HOPPER_CONSUMER_REGISTERS(warpgroups, scored) ((warpgroups) == 3 ? 160 : (scored) ? 232 : 240)
+
 /* Rows of shared memory are 128 bytes: the columns of a tile lie in panels of so many. */
 #define HOPPER_PANELS(columns, element_bytes) (((columns) * (element_bytes) + 127) / 128)
 /* Barriers and work items, at the end. */

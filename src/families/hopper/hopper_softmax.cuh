@@ -50,7 +50,8 @@ template <int bytes> __device__ __forceinline__ uint32_t staged_address(uint32_t
     return tile + group * 8 / columns * (BLOCK_M * 128) + row * 128 + (((at >> 4) ^ (row & 7)) << 4) + (at & 15);
 }
 
-/* Scale, softcap, bias and mask. tile: of the bias, then of the mask. row: of the block tile, for half 0. */
+/* Scale, softcap and bias; with `masked` the mask. row: of the block tile, for half 0. */
+template <bool masked>
 __device__ __forceinline__ void finish_scores(float (&s)[BLOCK_N / 2], const struct gpu_forward_params &a,
                                               [[maybe_unused]] uint32_t bias_tile,
                                               [[maybe_unused]] uint32_t mask_tile, [[maybe_unused]] int row) {
@@ -77,11 +78,11 @@ __device__ __forceinline__ void finish_scores(float (&s)[BLOCK_N / 2], const str
             x += DTYPE == GPU_BFLOAT16 ? __uint_as_float(both << 16) : cvt_f32_f16((uint16_t)both);
             y += DTYPE == GPU_BFLOAT16 ? __uint_as_float(both & 0xffff0000u) : cvt_f32_f16((uint16_t)(both >> 16));
 #endif
-#if MASK
-            const uint32_t seen = ld_shared_2(staged_address<1>(mask_tile, row + 8 * half, group));
-            x = seen & 0xff ? x : MINUS_INF;
-            y = seen >> 8 ? y : MINUS_INF;
-#endif
+            if constexpr (masked) {
+                const uint32_t seen = ld_shared_2(staged_address<1>(mask_tile, row + 8 * half, group));
+                x = seen & 0xff ? x : MINUS_INF;
+                y = seen >> 8 ? y : MINUS_INF;
+            }
         }
 }
 

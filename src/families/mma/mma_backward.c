@@ -69,9 +69,11 @@ static int32_t threads_of(const fdm_plan *plan, const fdm_problem *p) {
 
 static int32_t bytes_with(const fdm_plan *plan, const fdm_problem *p, struct mma_backward_extras with) {
     const int32_t rows = with.ring ? MMA_BACKWARD_UNIT_ROWS * with.ring : plan->block_m;
+    const int32_t widest = mma_backward_widest((int32_t)p->head_dim, (int32_t)p->head_dim_v);
     return mma_backward_bytes_with(plan->block_m, plan->block_n, plan->stages, plan->v_in_registers,
                                    (int32_t)p->head_dim, (int32_t)p->head_dim_v, with) +
-           mma_backward_keys_bytes(plan->block_n, gpu_key_words(p)) + mma_backward_low_bytes(rows, p->has_bias);
+           mma_backward_keys_bytes(plan->block_n, gpu_key_words(p)) +
+           (p->has_bias && mma_backward_stages_low(with.ring, widest, gpu_key_words(p)) ? 4 * rows : 0);
 }
 
 static int may_pair(const fdm_plan *plan, const fdm_problem *p) {

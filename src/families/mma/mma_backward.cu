@@ -98,7 +98,8 @@ static_assert(DQ_COLUMNS % 16 == 0 && SUM_COLUMNS_K % 16 == 0 && SUM_COLUMNS_V %
 #define UNIT_ROWS   (RING ? SUB_ROWS : BLOCK_M) /* staged at a time */
 #define Q_BYTES     (UNIT_ROWS * HEAD_DIM * 2)
 #define DOUT_BYTES  (UNIT_ROWS * HEAD_DIM_V * 2)
-#define ROW_WORDS   (BIAS ? 3 : 2) /* of a row: lse, delta, and beside a bias what lse has rounded away */
+#define LOW_STAGED  (BIAS && mma_backward_stages_low(RING, WIDEST, KEYED))
+#define ROW_WORDS   (LOW_STAGED ? 3 : 2) /* of a row: lse, delta, and beside a bias what lse has rounded away */
 #define ROWS_BYTES  (UNIT_ROWS * 4 * ROW_WORDS)
 #define STAGE_BYTES (BLOCK_N * SUB_ROWS * 2)
 /* With a ring, tiles are in panels of 128 or 64 bytes a row, as the copy engine leaves them: one place in a step serves all. */
@@ -833,6 +834,9 @@ __device__ __forceinline__ void make_weights(struct weights &w, const struct mma
 #if KEYED
     const struct keys keys = stored_keys(tiles.keys, warp_key);
 #endif
+#if BIAS
+    [[maybe_unused]] const float *low_rows = find_head(a, at, h).low + block_row;
+#endif
     [[maybe_unused]] const float factor = PLAIN ? a.in.scale * LOG2_E : a.in.scale;
 #pragma unroll
     for (int n = 0; n < ROW_TILES; n++) {
@@ -841,7 +845,13 @@ __device__ __forceinline__ void make_weights(struct weights &w, const struct mma
         ld_shared_8(lse[0], lse[1], unit.rows + local * 4);
 #if BIAS
         uint32_t low[2];
-        ld_shared_8(low[0], low[1], unit.rows + (2 * UNIT_ROWS + local) * 4);
+        if (LOW_STAGED) {
+            ld_shared_8(low[0], low[1], unit.rows + (2 * UNIT_ROWS + local) * 4);
+        } else {
+            const float2 pair = *(const float2 *)(low_rows + local);
+            low[0] = __float_as_uint(pair.x);
+            low[1] = __float_as_uint(pair.y);
+        }
 #endif
 #if BIAS_COPIED
         uint32_t bias[2 * KEY_TILES]; /* two rows of a key */

@@ -128,8 +128,11 @@ MMA_BACKWARD_INLINE int32_t mma_backward_keys_bytes(int32_t block_n, int32_t key
     return 4 * key_words * block_n;
 }
 
-/* And beside a bias, what lse has rounded away of each staged row. */
-MMA_BACKWARD_INLINE int32_t mma_backward_low_bytes(int32_t rows, int32_t has_bias) { return has_bias ? 4 * rows : 0; }
+/* And beside a bias, what lse has rounded away of each staged row; but where a ring of three and the keys' words leave
+ * no room for it (head dims above 64): there it is read from global memory. */
+MMA_BACKWARD_INLINE int32_t mma_backward_stages_low(int32_t ring, int32_t widest, int32_t key_words) {
+    return ring < 3 || widest <= 64 || !key_words;
+}
 
 /* Columns that the copy engine brings at a time, of a padded head dim: rows of 128 or 64 bytes. */
 MMA_BACKWARD_INLINE int32_t mma_backward_panel(int32_t padded) { return padded % 64 ? 32 : 64; }

@@ -159,7 +159,7 @@ static struct mma_backward_choice tile(const struct placement *p, int32_t block_
         .overlay = mma_backward_overlays(block_m, block_n, stages, v_in_registers, p->head_dim, p->head_dim_v),
         .shared_bytes =
             mma_backward_shared_bytes(block_m, block_n, stages, v_in_registers, p->head_dim, p->head_dim_v) +
-            mma_backward_keys_bytes(block_n, p->key_words) + mma_backward_low_bytes(block_m, p->has_bias)};
+            mma_backward_keys_bytes(block_n, p->key_words) + (p->has_bias ? 4 * block_m : 0)};
 }
 
 static const char *variant_of(const struct mma_backward_choice *c) {
