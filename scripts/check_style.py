@@ -1,15 +1,18 @@
 #!/usr/bin/env python3
-"""check_style.py: rules of the tree that a formatter does not know. Usage: check_style.py [LIBRARY.so]
+"""check_style.py: rules of the tree that a formatter does not know. Usage: check_style.py [--root FOLDER] [LIBRARY.so]
 
-- the first line of a source says what it is, and starts with the file's own name in C; file names are unique
-- no tabs, no trailing blanks, one newline at the end
-- functions have at most 70 lines outside kernels, files at most 600
+- the first line of a source says what it is, and starts with the file's own name in C and CUDA C; names are unique
+- no tabs, no trailing blanks, one newline at the end; lines of CUDA C are as wide as .clang-format lets those of C be
+- functions have at most 70 lines, files at most 600; of CUDA C 70 and 700, but for the main loops that
+  LONG_FUNCTIONS and LONG_FILES name
+- CUDA C holds asm in src/cuda/ptx only
 - the library reads the environment in settings.c only, and prints only where PRINTS says so
 - every symbol that LIBRARY.so exports starts with fdm_ and is declared, and the other way round; docs/api.md names it
 """
 
 from __future__ import annotations
 
+import argparse
 import pathlib
 import re
 import subprocess
@@ -19,21 +22,48 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 FUNCTION_LINES, FILE_LINES = 70, 600
 # Kernels: one body that reads top to bottom.
 KERNELS = re.compile(r"^src/families/cpu/(isa/.*|tile\w*\.h|vector_ops\.h)$")
+CUDA = {".cu", ".cuh"}
+CUDA_FILE_LINES = 700
+# Main loops and what lives in their registers: cut up, the pieces would pass a dozen arguments. The limit of each.
+LONG_FUNCTIONS = {
+    ("src/families/mma/mma_backward.cu", "mma_backward"): 250,
+    ("src/families/mma/mma_backward.cu", "make_weights"): 120,
+    ("src/families/mma/mma_backward32.cu", "mma_backward32"): 115,
+    ("src/families/mma/mma_backward32.cu", "make_weights"): 90,
+    ("src/families/mma/mma_backward_rows.cu", "mma_backward_prepare"): 80,
+    ("src/families/mma/mma_decode.cu", "mma_decode"): 210,
+    ("src/families/mma/mma_forward.cu", "mma_forward"): 250,
+    ("src/families/mma/mma_wide.cu", "mma_wide"): 340,
+}
+LONG_FILES = {
+    "src/families/mma/mma_backward.cu": 1600,  # two main loops, a ring's and a staged one's, share most of their parts
+    "src/families/mma/mma_forward.cu": 1050,  # one text for every feature of the forward, with or without TMA
+    "src/families/mma/mma_wide.cu": 850,  # three ways to split wide heads over the warps
+}
+ATTRIBUTE = re.compile(r"__(?:launch_bounds|cluster_dims)__\([^()]*\)")
+ASM = re.compile(r"\b(?:asm|__asm__|__asm)\b")
 # The profile line and the log line, which the user asks for through the environment.
 PRINTS = {"src/attention.c": 2, "src/cuda/cache_folder.c": 1}
 PRINT = re.compile(r"\b(?:printf|fprintf|vprintf|vfprintf|puts|fputs|putchar|perror)\s*\(")
 STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')
 COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.DOTALL)
-TEXT = {".c", ".h", ".py", ".sh", ".md", ".build", ".options", ".toml", ".ini", ".yml"}
+TEXT = {".c", ".h", ".cu", ".cuh", ".py", ".sh", ".md", ".build", ".options", ".toml", ".ini", ".yml"}
 # Names that mean something to a tool and so may recur.
 RECURRING = {"meson.build", "README.md", "__init__.py", "run"}
 
 
-def tracked() -> list[str]:
+def tracked(root: pathlib.Path) -> list[str]:
     """Files of the tree, new ones included, ignored ones not."""
-    command = ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard"]
+    command = ["git", "-C", str(root), "ls-files", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    return [path for path in listed if (ROOT / path).is_file()]
+    return [path for path in listed if (root / path).is_file()]
+
+
+def column_limit() -> int:
+    """Columns of a line of C, as .clang-format has them."""
+    found = re.search(r"^ColumnLimit:\s*(\d+)", (ROOT / ".clang-format").read_text(), re.MULTILINE)
+    assert found
+    return int(found.group(1))
 
 
 def code_of(text: str) -> str:
@@ -44,7 +74,7 @@ def code_of(text: str) -> str:
 
 def first_line_fault(path: str, lines: list[str]) -> str | None:
     name, suffix = pathlib.PurePosixPath(path).name, pathlib.PurePosixPath(path).suffix
-    if suffix in (".c", ".h") and not lines[0].startswith(f"/* {name}: "):
+    if suffix in (".c", ".h", ".cu", ".cuh") and not lines[0].startswith(f"/* {name}: "):
         return f'{path}:1: must start with "/* {name}: " and say what the file is'
     line = lines[1] if lines[0].startswith("#!") and len(lines) > 1 else lines[0]
     if suffix == ".sh" and not line.startswith(f"# {name}: "):
@@ -75,11 +105,33 @@ def functions(lines: list[str]):
         if re.match(r"[A-Za-z_]", line):
             head = number
         if line == "}" and head is not None:
-            signature = " ".join(lines[head - 1 : number])
+            signature = ATTRIBUTE.sub("", " ".join(lines[head - 1 : number]))
             name = re.search(r"(\w+)\(", signature)
             if name and not re.match(r"(typedef|struct|enum|union)\b[^()]*\{", signature):
                 yield name.group(1), head, number - head + 1
             head = None
+
+
+def cuda_faults(path: str, text: str, columns: int) -> list[str]:
+    lines = text.split("\n")
+    faults = [
+        f"{path}:{number}: {len(line)} columns; at most {columns}"
+        for number, line in enumerate(lines, 1)
+        if len(line) > columns
+    ]
+    if len(lines) - 1 > LONG_FILES.get(path, CUDA_FILE_LINES):
+        faults.append(f"{path}: {len(lines) - 1} lines; at most {LONG_FILES.get(path, CUDA_FILE_LINES)}")
+    for name, first, count in functions(lines):
+        limit = LONG_FUNCTIONS.get((path, name), FUNCTION_LINES)
+        if count > limit:
+            faults.append(f"{path}:{first}: {name}() has {count} lines; at most {limit}")
+    if path.startswith("src/") and not path.startswith("src/cuda/ptx/"):
+        faults += [
+            f"{path}:{number}: asm; only src/cuda/ptx holds it, one wrapper for each instruction"
+            for number, line in enumerate(code_of(text).split("\n"), 1)
+            if ASM.search(line)
+        ]
+    return faults
 
 
 def c_faults(path: str, text: str) -> list[str]:
@@ -131,23 +183,35 @@ def unique_faults(paths: list[str]) -> list[str]:
     return faults
 
 
-def main(arguments: list[str]) -> int:
-    paths = tracked()
+def source_faults(root: pathlib.Path) -> list[str]:
+    paths = tracked(root)
+    columns = column_limit()
     faults = unique_faults(paths)
     for path in paths:
         suffix = pathlib.PurePosixPath(path).suffix
         if suffix not in TEXT:
             continue
-        text = (ROOT / path).read_text()
+        text = (root / path).read_text()
         faults += blank_faults(path, text)
         if text:
             fault = first_line_fault(path, text.split("\n"))
             faults += [fault] if fault else []
         if suffix in (".c", ".h"):
             faults += c_faults(path, text)
-    for library in arguments:
+        if suffix in CUDA:
+            faults += cuda_faults(path, text, columns)
+    return faults
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description="rules of the tree that a formatter does not know")
+    parser.add_argument("--root", type=pathlib.Path, default=ROOT, help="another tree, a git checkout")
+    parser.add_argument("libraries", nargs="*")
+    options = parser.parse_args(arguments)
+    faults = source_faults(options.root)
+    for library in options.libraries:
         faults += symbol_faults(library)
-    print("\n".join(faults), file=sys.stderr) if faults else print(f"style: {len(paths)} files keep the rules")
+    print("\n".join(faults), file=sys.stderr) if faults else print("style: the tree keeps the rules")
     return bool(faults)
 
 

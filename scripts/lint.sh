@@ -17,7 +17,7 @@ check() { # check NAME COMMAND...: runs it and remembers a failure
         failed=1
     }
 }
-mapfile -t sources < <(git ls-files --cached --others --exclude-standard '*.c' '*.h' | sort)
+mapfile -t sources < <(git ls-files --cached --others --exclude-standard '*.c' '*.h' '*.cu' '*.cuh' | sort)
 check "clang-format" clang-format --dry-run -Werror "${sources[@]}"
 check "includes" python3 scripts/check_includes.py
 check "style" python3 scripts/check_style.py build/src/libflash_dmattn.so

@@ -9,7 +9,7 @@ meson configure build -Dstrict=true -Dtests=true
 ninja -C build --quiet
 meson test -C build --print-errorlogs --timeout-multiplier 4
 pip install -q --disable-pip-version-check --no-deps --no-build-isolation .
-python -m pytest -q tests/python tests/cli
+python -m pytest -q tests/python tests/cli tests/scripts
 scripts/test_install.sh
 ls /dev/nvidia0 >/dev/null 2>&1 ||
     echo "not covered here: CUDA devices (scripts/check_device.sh and tests/python/test_cuda.py run on a machine with one)"

@@ -1,8 +1,9 @@
 /* exp2.cuh: 2^x on the FMA pipe, for kernels that are short of the special function unit.
  *
- * x = n + f with |f| <= 1/2: rounding to an integer is an addition of 1.5 * 2^23, which leaves n in the low bits; 2^f is
- * a cubic, the relative minimax of 2^f with value 1 at f = 0; n is added to the exponent. Relative error at most 1.1e-4
- * for -126 <= x < 127, small beside the rounding of P to 16 bits (2^-9 for bfloat16, 2^-12 for float16: 2.4e-4). */
+ * x = n + f with |f| <= 1/2: rounding to an integer is an addition of 1.5 * 2^23, which leaves n in the low bits; 2^f
+ * is a cubic, the relative minimax of 2^f with value 1 at f = 0; n is added to the exponent. Relative error at
+ * most 1.1e-4 for -126 <= x < 127, small beside the rounding of P to 16 bits (2^-9 for bfloat16, 2^-12 for
+ * float16: 2.4e-4). */
 #ifndef FDM_EXP2_CUH
 #define FDM_EXP2_CUH
 

@@ -4,8 +4,8 @@
  * tiles from one byte a tile. One warp a tile; 16 bytes a load where rows are contiguous and aligned. Bound by memory:
  * the mask is read once.
  *
- * Grid: groups of WARPS tiles of keys, of all row blocks, heads and batches of the mask in turn; where there are more than
- * a grid has blocks, a block takes several. */
+ * Grid: groups of WARPS tiles of keys, of all row blocks, heads and batches of the mask in turn; where there are more
+ * than a grid has blocks, a block takes several. */
 #include "cuda/ptx/math.cuh"
 #include "gpu/block_mask.h"
 
@@ -36,8 +36,9 @@ __device__ __forceinline__ void look_at_tile(const struct block_mask_params &a, 
     seen = __any_sync(0xffffffff, seen);
     hidden = __any_sync(0xffffffff, hidden);
     if (lane == 0)
-        a.block_mask[row_block * a.row_bytes + tile] =
-            !seen ? GPU_BLOCK_HIDDEN : hidden ? GPU_BLOCK_PARTIAL : GPU_BLOCK_FULL;
+        a.block_mask[row_block * a.row_bytes + tile] = !seen    ? GPU_BLOCK_HIDDEN
+                                                       : hidden ? GPU_BLOCK_PARTIAL
+                                                                : GPU_BLOCK_FULL;
 }
 
 extern "C" __global__ void __launch_bounds__(32 * BLOCK_MASK_WARPS)

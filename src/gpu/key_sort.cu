@@ -1,13 +1,13 @@
 /* key_sort.cu: keys in the order of the last row that sees them, for mma_backward.cu.
  *
- * Idea: keys that rows stop seeing at about the same time belong into one tile. Among neighbouring keys of a dynamic mask
- * some are seen to the end and most are not, so that nearly every tile of neighbours is active for nearly every row; in
- * this order a tile of long-lived keys stays and the others end early, or are never seen. Keys stay within their group
- * of KEY_SORT_KEYS, since what a tile may be seen by begins with its first key.
+ * Idea: keys that rows stop seeing at about the same time belong into one tile. Among neighbouring keys of a dynamic
+ * mask some are seen to the end and most are not, so that nearly every tile of neighbours is active for nearly every
+ * row; in this order a tile of long-lived keys stays and the others end early, or are never seen. Keys stay within
+ * their group of KEY_SORT_KEYS, since what a tile may be seen by begins with its first key.
  *
- * One block a group; a bitonic network (Batcher 1968) over 64-bit words of last row and number, in shared memory: no two
- * are equal, so the order is unique. Grid: groups of all heads and batches of the intervals; where there are more than a
- * grid has blocks, a block takes several. */
+ * One block a group; a bitonic network (Batcher 1968) over 64-bit words of last row and number, in shared memory: no
+ * two are equal, so the order is unique. Grid: groups of all heads and batches of the intervals; where there are more
+ * than a grid has blocks, a block takes several. */
 #include "cuda/ptx/math.cuh"
 #include "gpu/key_sort.h"
 

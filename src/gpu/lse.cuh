@@ -1,18 +1,18 @@
-/* lse.cuh: what a forward kernel leaves of a row's softmax: the logarithm of its sum and, beside a bias, what that number
- * has rounded away. The end of every forward kernel calls it, so that all leave the same. */
+/* lse.cuh: what a forward kernel leaves of a row's softmax: the logarithm of its sum and, beside a bias, what that
+ * number has rounded away. The end of every forward kernel calls it, so that all leave the same. */
 #ifndef FDM_LSE_CUH
 #define FDM_LSE_CUH
 
 #include "gpu/forward_params.h"
 
 /* Of row `row` (packed sequences: of the packed tensor). The logarithm is most() + rest(), both natural: the score that
- * weights are relative to, and the logarithm of their sum. empty: the row sees no key. Where a bias is -1e6 or below, lse
- * has few digits left for rest, or none; most - lse is exact there. beside_bias is known when compiled: kernels without a
- * bias have nothing of it; most and rest are functions so that theirs are not made of empty rows. Only where a.lse.data is
- * given. */
+ * weights are relative to, and the logarithm of their sum. empty: the row sees no key. Where a bias is -1e6 or below,
+ * lse has few digits left for rest, or none; most - lse is exact there. beside_bias is known when compiled: kernels
+ * without a bias have nothing of it; most and rest are functions so that theirs are not made of empty rows. Only where
+ * a.lse.data is given. */
 template <bool beside_bias, class score, class logarithm>
-__device__ __forceinline__ void store_lse(const struct gpu_forward_params &a, int batch, int head, int64_t row, bool empty,
-                                          const score &most, const logarithm &rest) {
+__device__ __forceinline__ void store_lse(const struct gpu_forward_params &a, int batch, int head, int64_t row,
+                                          bool empty, const score &most, const logarithm &rest) {
     const float infinite = __int_as_float(0x7f800000);
     if constexpr (!beside_bias) {
         a.lse.data[batch * a.lse.batch + head * a.lse.head + row * a.lse.row] = empty ? infinite : most() + rest();

@@ -5,6 +5,7 @@
 #ifndef FDM_PACKED_CUH
 #define FDM_PACKED_CUH
 
+#include "cuda/ptx/opaque.cuh"
 #include "gpu/forward_params.h"
 
 struct packed {
@@ -13,7 +14,7 @@ struct packed {
 __device__ __forceinline__ struct packed find_packed(const int32_t *cu_seqlens, int batch, int total, int longest) {
     int begin = min(max(cu_seqlens[batch], 0), total);
     int length = min(max(min(cu_seqlens[batch + 1], total) - begin, 0), longest);
-    asm volatile("" : "+r"(begin), "+r"(length)); /* plain numbers: what follows from their bounds would cost registers */
+    opaque_pair(begin, length); /* plain numbers: what follows from their bounds would cost registers */
     return {begin, length};
 }
 __device__ __forceinline__ struct packed find_packed_q(const struct gpu_forward_params &a, int batch) {

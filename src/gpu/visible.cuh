@@ -38,11 +38,13 @@ __device__ __forceinline__ int last_key(const struct gpu_forward_params &a, cons
 /* Rows first <= i < last see a key, by window and ends. */
 __device__ __forceinline__ int first_row(const struct gpu_forward_params &a, const struct sequence &s, int64_t key) {
     return WINDOW && a.window_right != UNBOUNDED
-               ? (int)min(max(key - s.diagonal - a.window_right, (int64_t)0), (int64_t)s.seqlen_q) : 0;
+               ? (int)min(max(key - s.diagonal - a.window_right, (int64_t)0), (int64_t)s.seqlen_q)
+               : 0;
 }
 __device__ __forceinline__ int last_row(const struct gpu_forward_params &a, const struct sequence &s, int64_t key) {
     return WINDOW && a.window_left != UNBOUNDED
-               ? (int)min(max(key - s.diagonal + a.window_left + 1, (int64_t)0), (int64_t)s.seqlen_q) : s.seqlen_q;
+               ? (int)min(max(key - s.diagonal + a.window_left + 1, (int64_t)0), (int64_t)s.seqlen_q)
+               : s.seqlen_q;
 }
 
 /* Mask and bias of one query head and batch. */

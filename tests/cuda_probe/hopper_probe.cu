@@ -3,8 +3,8 @@
  *
  * Tile: a cluster of two blocks computes 256 x 128 of c, each block 128 rows; K goes by in steps of 64 through a ring
  * of seven stages. Warpgroup 0: one thread gives orders to the copy engine. Warpgroups 1 and 2: 64 rows each, one group
- * of four wgmma in flight while the next is issued (with a in registers: waited for). Each block copies its own rows of a, and half of the tile of b to
- * both blocks.
+ * of four wgmma in flight while the next is issued (with a in registers: waited for). Each block copies its own rows of
+ * a, and half of the tile of b to both blocks.
  *
  * Shared memory: [stage] { a: 128 rows of 128 bytes; b: 128 rows of 128 bytes, or (transposed) two runs of 64 columns,
  * each 64 rows of 128 bytes }, swizzled by the copy engine; then full[stage], empty[stage].
@@ -39,7 +39,8 @@ __device__ __forceinline__ struct stage stage_of(uint32_t shared, int32_t step) 
             shared + EMPTY_OFFSET + 8 * s, (uint32_t)step / STAGES % 2};
 }
 
-__device__ __forceinline__ void produce(const struct hopper_probe_arguments &arguments, uint32_t shared, int32_t steps) {
+__device__ __forceinline__ void produce(const struct hopper_probe_arguments &arguments, uint32_t shared,
+                                        int32_t steps) {
     const uint32_t rank = cluster_ctarank();
     const int32_t row = (int32_t)blockIdx.x * BLOCK_M, batch = (int32_t)blockIdx.y;
     for (int32_t step = 0; step < steps; step++) {
@@ -51,9 +52,11 @@ __device__ __forceinline__ void produce(const struct hopper_probe_arguments &arg
         const int32_t half = (int32_t)rank * (BLOCK_N / CLUSTER);
         const uint32_t to = s.b + rank * (TILE_BYTES / CLUSTER);
         if (B_TRANSPOSED)
-            cp_async_bulk_tensor_3d_multicast(to, &arguments.b, s.full, half, step * BLOCK_K, batch, (1 << CLUSTER) - 1);
+            cp_async_bulk_tensor_3d_multicast(to, &arguments.b, s.full, half, step * BLOCK_K, batch,
+                                              (1 << CLUSTER) - 1);
         else
-            cp_async_bulk_tensor_3d_multicast(to, &arguments.b, s.full, step * BLOCK_K, half, batch, (1 << CLUSTER) - 1);
+            cp_async_bulk_tensor_3d_multicast(to, &arguments.b, s.full, step * BLOCK_K, half, batch,
+                                              (1 << CLUSTER) - 1);
     }
 }
 

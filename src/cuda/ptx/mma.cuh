@@ -36,8 +36,8 @@ __device__ __forceinline__ void ldmatrix_x2_trans(uint32_t (&r)[2], uint32_t add
                  : "memory");
 }
 
-/* Four 8x8 matrices of 16-bit elements to shared memory, as ldmatrix_x4 reads them: lane l gives the address of row l % 8
- * of matrix l / 8; compute capability 9.0 and above. */
+/* Four 8x8 matrices of 16-bit elements to shared memory, as ldmatrix_x4 reads them: lane l gives the address of row l %
+ * 8 of matrix l / 8; compute capability 9.0 and above. */
 __device__ __forceinline__ void stmatrix_x4(uint32_t address, const uint32_t (&r)[4]) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
                  :

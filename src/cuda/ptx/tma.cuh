@@ -16,11 +16,12 @@ __device__ __forceinline__ void prefetch_tensormap(const struct cuda_tensor_map 
 /* One tile to `shared` of this block; its bytes count at this block's `barrier`. */
 __device__ __forceinline__ void cp_async_bulk_tensor_3d(uint32_t shared, const struct cuda_tensor_map *map,
                                                         uint32_t barrier, int32_t x, int32_t y, int32_t z) {
-    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], "
-                 "[%2];"
-                 :
-                 : "r"(shared), "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z)
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], "
+        "[%2];"
+        :
+        : "r"(shared), "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z)
+        : "memory");
 }
 /* The same tile to the same place of each block of the cluster whose bit is set in `blocks`, and its bytes at the same
  * barrier of each. */

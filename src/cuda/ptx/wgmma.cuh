@@ -50,7 +50,9 @@ template <int pending, int count> __device__ __forceinline__ void wgmma_wait_gro
 #define WGMMA_R14 WGMMA_R13 ", %104, %105, %106, %107, %108, %109, %110, %111"
 #define WGMMA_R15 WGMMA_R14 ", %112, %113, %114, %115, %116, %117, %118, %119"
 #define WGMMA_R16 WGMMA_R15 ", %120, %121, %122, %123, %124, %125, %126, %127"
-#define WGMMA_8(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
+#define WGMMA_8(i)                                                                                              \
+    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
+        "+f"(d[i + 7])
 #define WGMMA_D1  WGMMA_8(0)
 #define WGMMA_D2  WGMMA_D1, WGMMA_8(8)
 #define WGMMA_D3  WGMMA_D2, WGMMA_8(16)
@@ -71,28 +73,28 @@ template <int pending, int count> __device__ __forceinline__ void wgmma_wait_gro
 template <bool f16, int n> struct wgmma_shape;
 /* o0 .. o6: the numbers of the operands after the accumulators. */
 #define WGMMA_SHAPE(n, f16, type, groups, o0, o1, o2, o3, o4, o5, o6)                                                  \
-    template <> struct wgmma_shape<f16, n> {                                                                             \
-        template <int transposed>                                                                                        \
-        static __device__ __forceinline__ void shared(float (&d)[n / 2], uint64_t a, uint64_t b, bool add) {             \
-            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" o2 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n             \
-                         "k16.f32." type "." type " {" WGMMA_R##groups "}, %" o0 ", %" o1 ", p, 1, 1, 0, %" o3 ";\n}"               \
-                         : WGMMA_D##groups                                                                                          \
-                         : "l"(a), "l"(b), "r"((uint32_t)add), "n"(transposed)                                           \
-                         : "memory");                                                                                    \
-        }                                                                                                                \
-        template <int transposed>                                                                                        \
-        static __device__ __forceinline__ void registers(float (&d)[n / 2], const uint32_t (&a)[4], uint64_t b,          \
-                                                         bool add) {                                                     \
-            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" o5 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n             \
-                         "k16.f32." type "." type " {" WGMMA_R##groups "}, {%" o0 ", %" o1 ", %" o2 ", %" o3 "}, %" o4              \
-                         ", p, 1, 1, %" o6 ";\n}"                                                                        \
-                         : WGMMA_D##groups                                                                                          \
-                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((uint32_t)add), "n"(transposed)       \
-                         : "memory");                                                                                    \
-        }                                                                                                                \
+    template <> struct wgmma_shape<f16, n> {                                                                           \
+        template <int transposed>                                                                                      \
+        static __device__ __forceinline__ void shared(float (&d)[n / 2], uint64_t a, uint64_t b, bool add) {           \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" o2 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n          \
+                         "k16.f32." type "." type " {" WGMMA_R##groups "}, %" o0 ", %" o1 ", p, 1, 1, 0, %" o3 ";\n}"  \
+                         : WGMMA_D##groups                                                                             \
+                         : "l"(a), "l"(b), "r"((uint32_t)add), "n"(transposed)                                         \
+                         : "memory");                                                                                  \
+        }                                                                                                              \
+        template <int transposed>                                                                                      \
+        static __device__ __forceinline__ void registers(float (&d)[n / 2], const uint32_t (&a)[4], uint64_t b,        \
+                                                         bool add) {                                                   \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" o5 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n          \
+                         "k16.f32." type "." type " {" WGMMA_R##groups "}, {%" o0 ", %" o1 ", %" o2 ", %" o3 "}, %" o4 \
+                                                                       ", p, 1, 1, %" o6 ";\n}"                        \
+                         : WGMMA_D##groups                                                                             \
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"((uint32_t)add), "n"(transposed)     \
+                         : "memory");                                                                                  \
+        }                                                                                                              \
     };
-#define WGMMA_SHAPES(n, groups, o0, o1, o2, o3, o4, o5, o6)                                                            \
-    WGMMA_SHAPE(n, false, "bf16", groups, o0, o1, o2, o3, o4, o5, o6)                                    \
+#define WGMMA_SHAPES(n, groups, o0, o1, o2, o3, o4, o5, o6)           \
+    WGMMA_SHAPE(n, false, "bf16", groups, o0, o1, o2, o3, o4, o5, o6) \
     WGMMA_SHAPE(n, true, "f16", groups, o0, o1, o2, o3, o4, o5, o6)
 WGMMA_SHAPES(16, 1, "8", "9", "10", "11", "12", "13", "14")
 WGMMA_SHAPES(32, 2, "16", "17", "18", "19", "20", "21", "22")
@@ -118,8 +120,8 @@ template <bool f16, int transposed, int count>
 __device__ __forceinline__ void wgmma_m64k16(float (&d)[count], uint64_t a, uint64_t b, bool add) {
     wgmma_shape<f16, 2 * count>::template shared<transposed>(d, a, b, add);
 }
-/* The same with a in registers: of each warp its 16 x 16, as mma_m16n8k16_bf16 takes it. They may be written again when a
- * wgmma_wait_group has covered the product. */
+/* The same with a in registers: of each warp its 16 x 16, as mma_m16n8k16_bf16 takes it. They may be written again when
+ * a wgmma_wait_group has covered the product. */
 template <bool f16, int transposed, int count>
 __device__ __forceinline__ void wgmma_m64k16(float (&d)[count], const uint32_t (&a)[4], uint64_t b, bool add) {
     wgmma_shape<f16, 2 * count>::template registers<transposed>(d, a, b, add);

@@ -1,9 +1,9 @@
 /* hopper_forward.cu: the forward for compute capability 9.0, by wgmma and TMA, for 16-bit dtypes.
  *
  * Idea: FlashAttention-2 (Dao, 2023) with specialised warpgroups as in FlashAttention-3 (Shah et al., 2024): one thread
- * of a producer warpgroup fills rings of K and V by TMA, each other warpgroup owns 64 query rows. Q K^T of a step and P V
- * of the step before are issued together; with TURNS one warpgroup at a time does that, while the others make P, so that
- * matrix and exponential work overlap between warpgroups. Where nothing raises a row's maximum, P is made with the
+ * of a producer warpgroup fills rings of K and V by TMA, each other warpgroup owns 64 query rows. Q K^T of a step and P
+ * V of the step before are issued together; with TURNS one warpgroup at a time does that, while the others make P, so
+ * that matrix and exponential work overlap between warpgroups. Where nothing raises a row's maximum, P is made with the
  * maxima of the tiles before (hopper_softmax.cuh).
  *
  * Tile: BLOCK_M = 64 WARPGROUPS query rows x BLOCK_N keys; tiles of keys are walked from the last visible one down, so
@@ -16,8 +16,8 @@
  * Barriers: for each ring a full one (an arrival of the producer and the bytes of TMA) and an empty one for each stage
  * (an arrival of each consumer warp). The named barrier 1 + w is warpgroup w's turn; 5 + w is its own; 4 all consumers.
  *
- * Registers: of a consumer S BLOCK_N / 2, P BLOCK_N / 4, O HEAD_DIM_V / 2, and some 40 besides; of 232 or 240 with two consumer
- * warpgroups, 160 with three. */
+ * Registers: of a consumer S BLOCK_N / 2, P BLOCK_N / 4, O HEAD_DIM_V / 2, and some 40 besides; of 232 or 240 with two
+ * consumer warpgroups, 160 with three. */
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/mbarrier.cuh"
@@ -105,8 +105,8 @@ __device__ __forceinline__ void init_barriers(uint32_t base) {
 
 /* ---- rings ----
  *
- * Producer and consumers count the items and the steps (tiles of K) that they have come to. A count names the stage of a
- * ring and the parity of the phase in which it is full; tile n of V has the count of tile n of K. */
+ * Producer and consumers count the items and the steps (tiles of K) that they have come to. A count names the stage of
+ * a ring and the parity of the phase in which it is full; tile n of V has the count of tile n of K. */
 template <int stages> __device__ __forceinline__ uint32_t stage_of(uint32_t count) { return count % stages; }
 template <int stages> __device__ __forceinline__ uint32_t parity_of(uint32_t count) { return count / stages & 1; }
 template <int stages> __device__ __forceinline__ void wait_full(uint32_t barriers, uint32_t count) {
@@ -194,8 +194,8 @@ struct producer {
         return max(tile, first_tile - 1);
     }
 
-    /* The steps of an item whose mask hides tiles: those it shows, each with a word that says which, whether its mask is to
-     * be looked at, and whether there are more. */
+    /* The steps of an item whose mask hides tiles: those it shows, each with a word that says which, whether its mask
+     * is to be looked at, and whether there are more. */
     __device__ __forceinline__ void load_visible(const struct item_facts &f, int k_begin) {
         const int head = f.head / a.in.group;
         const uint8_t *block_mask = block_mask_of(f);
@@ -244,8 +244,8 @@ struct producer {
             scheduler.prefetch(a);
             if (work.batch >= 0) {
                 const struct sequence s = find_sequence(a.in, work.batch);
-                struct item_facts f = {work.row_block * BLOCK_M, work.head, work.batch, 0, 0,
-                                       s.seqlen_q, s.seqlen_k, s.q_begin};
+                struct item_facts f = {
+                    work.row_block * BLOCK_M, work.head, work.batch, 0, 0, s.seqlen_q, s.seqlen_k, s.q_begin};
                 if (f.first_row < s.seqlen_q) {
                     find_tiles(a.in, s, BLOCK_M, f);
                     if (MASK)
@@ -359,7 +359,8 @@ struct consumer {
         barrier_sync(CONSUMERS_BARRIER, 128 * WARPGROUPS);
     }
 
-    /* Waits for K of a step. tile: which it is; look: whether mask and bias are there for it; more: whether others follow. */
+    /* Waits for K of a step. tile: which it is; look: whether mask and bias are there for it; more: whether others
+     * follow. */
     __device__ __forceinline__ void next_step(int &tile, bool &look, bool &more, int first_tile) {
         wait_full<STAGES>(base + K_FULL, step);
         if (MASK) {
@@ -500,7 +501,8 @@ struct consumer {
         __syncwarp();
         constexpr int chunks = HEAD_DIM_V / 8;
         char *to = a.in.out.data + ((VARLEN ? 0 : f.batch) * a.in.out.batch + f.head * a.in.out.head +
-                                    (int64_t)(f.q_begin + f.first_row + warp_row) * a.in.out.row) * 2;
+                                    (int64_t)(f.q_begin + f.first_row + warp_row) * a.in.out.row) *
+                                       2;
         const int count = min(f.seqlen_q - f.first_row - warp_row, 16);
 #pragma unroll 4
         for (int n = lane; n < 16 * chunks; n += 32) {

@@ -1,11 +1,11 @@
 /* hopper_softmax.cuh: from the scores of a warpgroup's tile to P, for hopper_forward.cu.
  *
- * A thread holds two rows of its warp, lane / 4 and lane / 4 + 8 ("halves"), and of each group of eight keys the columns
- * 2 (lane % 4) and its right neighbour: s[4 group + 2 half + column].
+ * A thread holds two rows of its warp, lane / 4 and lane / 4 + 8 ("halves"), and of each group of eight keys the
+ * columns 2 (lane % 4) and its right neighbour: s[4 group + 2 half + column].
  *
  * P is made with the maxima of the tiles before: no row waits for its maximum. Only where a thread's sum over a tile
- * exceeds SUM_MAX does its warp raise the maxima and make P again. The result is the same, because sum and output use the
- * same stale maximum. */
+ * exceeds SUM_MAX does its warp raise the maxima and make P again. The result is the same, because sum and output use
+ * the same stale maximum. */
 #ifndef FDM_HOPPER_SOFTMAX_CUH
 #define FDM_HOPPER_SOFTMAX_CUH
 
@@ -53,8 +53,8 @@ template <int bytes> __device__ __forceinline__ uint32_t staged_address(uint32_t
 /* Scale, softcap and bias; with `masked` the mask. row: of the block tile, for half 0. */
 template <bool masked>
 __device__ __forceinline__ void finish_scores(float (&s)[BLOCK_N / 2], const struct gpu_forward_params &a,
-                                              [[maybe_unused]] uint32_t bias_tile,
-                                              [[maybe_unused]] uint32_t mask_tile, [[maybe_unused]] int row) {
+                                              [[maybe_unused]] uint32_t bias_tile, [[maybe_unused]] uint32_t mask_tile,
+                                              [[maybe_unused]] int row) {
 #pragma unroll
     for (int group = 0; group < GROUPS; group++)
 #pragma unroll

@@ -1,8 +1,8 @@
 /* hopper_work.cuh: the items of hopper_forward.cu and the schedulers that hand them out.
  *
- * An item is the rows of one block tile of one query head. Every scheduler has the same protocol: initial() is a block's
- * first place in its order, advance() the next, valid() says whether there is one, item_at() what lies there. prefetch()
- * asks for the next place before it is needed, so that an atomic count's way to L2 and back is hidden. */
+ * An item is the rows of one block tile of one query head. Every scheduler has the same protocol: initial() is a
+ * block's first place in its order, advance() the next, valid() says whether there is one, item_at() what lies there.
+ * prefetch() asks for the next place before it is needed, so that an atomic count's way to L2 and back is hidden. */
 #ifndef FDM_HOPPER_WORK_CUH
 #define FDM_HOPPER_WORK_CUH
 
@@ -80,8 +80,7 @@ __device__ __forceinline__ struct item_facts read_facts(uint32_t slot) {
     uint32_t low[4], high[4];
     ld_shared_16(low, slot);
     ld_shared_16(high, slot + 16);
-    return {(int)low[0],  (int)low[1],  (int)low[2],  (int)low[3],
-            (int)high[0], (int)high[1], (int)high[2], (int)high[3]};
+    return {(int)low[0], (int)low[1], (int)low[2], (int)low[3], (int)high[0], (int)high[1], (int)high[2], (int)high[3]};
 }
 
 /* The tiles that some row of `first_row` .. + rows - 1 sees. */

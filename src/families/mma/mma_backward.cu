@@ -8,17 +8,18 @@
  * time, so that they and the sums fit the registers. What a key may be seen by is one range of rows (causal, window,
  * intervals and ends together).
  *
- * Staged rows: BLOCK_M at a time, the next ones loaded under dQ; or, where shared memory has room for it (RING), units of
- * 64 rows in a ring of two or three, filled by the copy engine (ENGINE) or by all threads, each with an mbarrier that says
- * when it is there. One more says when all warps have staged a unit's scores: a warp arrives, works on its own rows, and
- * then waits; that is the unit's only wait for other warps. Whether rows have a visible pair is known before their loads
- * begin.
+ * Staged rows: BLOCK_M at a time, the next ones loaded under dQ; or, where shared memory has room for it (RING), units
+ * of 64 rows in a ring of two or three, filled by the copy engine (ENGINE) or by all threads, each with an mbarrier
+ * that says when it is there. One more says when all warps have staged a unit's scores: a warp arrives, works on its
+ * own rows, and then waits; that is the unit's only wait for other warps. Whether rows have a visible pair is known
+ * before their loads begin.
  *
- * Grid: x key blocks, y KV heads (the query heads of the group one after the other: dK and dV are summed in fp32 without
- * traffic; SPLIT: parts of groups, mma_backward_combine adds them), z batches. Bound by: tensor cores and the
+ * Grid: x key blocks, y KV heads (the query heads of the group one after the other: dK and dV are summed in fp32
+ * without traffic; SPLIT: parts of groups, mma_backward_combine adds them), z batches. Bound by: tensor cores and the
  * shared-memory reads that feed them, five products a pair. */
 #include "cuda/ptx/global.cuh"
 #include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/opaque.cuh"
 #include "families/mma/mma_backward.h"
 #include "gpu/key_sort.h"
 #include "gpu/packed.cuh"
@@ -26,32 +27,33 @@
 #    include "cuda/ptx/tma.cuh"
 #endif
 
-#define WIDEST     (HEAD_DIM > HEAD_DIM_V ? HEAD_DIM : HEAD_DIM_V)
+#define WIDEST (HEAD_DIM > HEAD_DIM_V ? HEAD_DIM : HEAD_DIM_V)
 /* A warp has one or two tiles of 16 keys. */
-#define HALF_BLOCK (BLOCK_N == 128 && WIDEST <= 64 && !V_IN_REGISTERS)
-#define KEY_TILES  (HALF_BLOCK || PAIRED ? 2 : 1)
-#define WARPS      (HALF_BLOCK ? MMA_BACKWARD_WARPS / 2 : MMA_BACKWARD_WARPS)
-#define THREADS    (32 * WARPS)
-#define SUB_ROWS   (BLOCK_N == 128 && WIDEST > 96 && !PAIRED ? 32 : 64)
-#define WARP_KEYS  (16 * KEY_TILES)
-#define KEY_WARPS  (BLOCK_N / WARP_KEYS)
-#define SHARE      (WARPS / KEY_WARPS) /* warps with the same keys */
-#define BY_COLUMNS (PAIRED || (BLOCK_N < 128 && WIDEST > 128))
+#define HALF_BLOCK    (BLOCK_N == 128 && WIDEST <= 64 && !V_IN_REGISTERS)
+#define KEY_TILES     (HALF_BLOCK || PAIRED ? 2 : 1)
+#define WARPS         (HALF_BLOCK ? MMA_BACKWARD_WARPS / 2 : MMA_BACKWARD_WARPS)
+#define THREADS       (32 * WARPS)
+#define SUB_ROWS      (BLOCK_N == 128 && WIDEST > 96 && !PAIRED ? 32 : 64)
+#define WARP_KEYS     (16 * KEY_TILES)
+#define KEY_WARPS     (BLOCK_N / WARP_KEYS)
+#define SHARE         (WARPS / KEY_WARPS) /* warps with the same keys */
+#define BY_COLUMNS    (PAIRED || (BLOCK_N < 128 && WIDEST > 128))
 #define COLUMN_SHARES (BY_COLUMNS ? SHARE : 1)
-#define WARP_ROWS  (SUB_ROWS / SHARE) /* rows of a sub-tile whose scores a warp makes */
+#define WARP_ROWS     (SUB_ROWS / SHARE) /* rows of a sub-tile whose scores a warp makes */
 /* Of them, so many at a time: as many as registers hold. */
-#define SCARCE     (WIDEST > 192 && (VARLEN || BIAS || MASK || DETERMINISTIC))
-#define CROWDED    (SOFTCAP || (VARLEN && PAIRED) || (DETERMINISTIC && (MASK || BIAS || INTERVALS || VARLEN)))
+#define SCARCE      (WIDEST > 192 && (VARLEN || BIAS || MASK || DETERMINISTIC))
+#define CROWDED     (SOFTCAP || (VARLEN && PAIRED) || (DETERMINISTIC && (MASK || BIAS || INTERVALS || VARLEN)))
 #define TURNS_DQ    (DETERMINISTIC && NEEDS_DQ)
 #define TURNS_DBIAS (DETERMINISTIC && DBIAS == MMA_DBIAS_SUMS)
 #define PART_ROWS                                                                 \
     (SCARCE || WARP_ROWS == 16 || TURNS_DBIAS || (KEY_TILES == 2 && CROWDED) ? 16 \
      : WARP_ROWS == 64 && (KEY_TILES == 2 || WIDEST > 64)                    ? 32 \
                                                                              : WARP_ROWS)
-#define ROW_TILES  (PART_ROWS / 8)
+#define ROW_TILES     (PART_ROWS / 8)
 #define SUM_COLUMNS_K (BY_COLUMNS ? HEAD_DIM / SHARE : HEAD_DIM) /* of dK and dV that a warp sums */
 #define SUM_COLUMNS_V (BY_COLUMNS ? HEAD_DIM_V / SHARE : HEAD_DIM_V)
-/* dQ: tiles of 16 rows that a warp makes; groups of them; warps that make the same, each every DQ_SHARE-th 16 columns. */
+/* dQ: tiles of 16 rows that a warp makes; groups of them; warps that make the same, each every DQ_SHARE-th 16 columns.
+ */
 #define DQ_TILES   (KEY_TILES == 2 && HEAD_DIM % (WARPS * 512 / SUB_ROWS) == 0 ? 2 : 1)
 #define DQ_GROUPS  (SUB_ROWS / 16 / DQ_TILES)
 #define DQ_SHARE   (WARPS / DQ_GROUPS)
@@ -64,21 +66,24 @@
 #define KEYED      (INTERVALS || (MASK && !MASK_ROWS) || KEY_BIAS) /* keys may be seen by no row */
 #define SUMMARISED (MASK && MASK_ROWS)
 #define BARE       (PLAIN && !MASK && !INTERVALS && !VARLEN && !DETERMINISTIC)
-/* Full sub-tiles have code of their own: measured 4 % faster with half blocks, 2 % slower where registers are scarcer. */
+/* Full sub-tiles have code of their own: measured 4 % faster with half blocks, 2 % slower where registers are scarcer.
+ */
 #define TWO_BODIES (HALF_BLOCK && BARE)
-#define READS      (CROWDED || SCARCE ? 1 : 2) /* of right operands at a time: two measured 1 % faster, where registers allow */
+#define READS \
+    (CROWDED || SCARCE ? 1 : 2) /* of right operands at a time: two measured 1 % faster, where registers allow */
 /* A warp's own rows of bias and mask are copied, a sub-tile ahead, to where it will stage dS or P of them. */
 #define CAN_COPY    (SCORES_ALIGNED && DS_BUFFERS == 2 && PART_ROWS <= 32)
 #define BIAS_COPIED (CAN_COPY && BIAS == GPU_BIAS_SAME && BIAS_ROWS)
 #define MASK_COPIED (CAN_COPY && SUMMARISED && (!BIAS_COPIED || BY_COLUMNS))
 #define COPIED      (BIAS_COPIED || MASK_COPIED)
 /* The gradient of a bias is written from the staged dS, 16 bytes a lane. */
-#define DBIAS_FROM_DS (DBIAS == MMA_DBIAS_DIRECT && SCORES_ALIGNED && BIAS == GPU_BIAS_SAME && !SOFTCAP && KEY_TILES == 2)
-#define PLAIN      (!BIAS && !SOFTCAP) /* scores stay as the products are, in units of exp2; else in natural units */
-#define UNBOUNDED  0x7fffffff
-#define NO_ROW     0x7fffffff
-#define LOG2_E     1.4426950408889634f
-#define MINUS_INF  (-__int_as_float(0x7f800000))
+#define DBIAS_FROM_DS \
+    (DBIAS == MMA_DBIAS_DIRECT && SCORES_ALIGNED && BIAS == GPU_BIAS_SAME && !SOFTCAP && KEY_TILES == 2)
+#define PLAIN     (!BIAS && !SOFTCAP) /* scores stay as the products are, in units of exp2; else in natural units */
+#define UNBOUNDED 0x7fffffff
+#define NO_ROW    0x7fffffff
+#define LOG2_E    1.4426950408889634f
+#define MINUS_INF (-__int_as_float(0x7f800000))
 
 #include "families/mma/mma_tile.cuh"
 
@@ -101,9 +106,10 @@ static_assert(DQ_COLUMNS % 16 == 0 && SUM_COLUMNS_K % 16 == 0 && SUM_COLUMNS_V %
 #define ROW_WORDS   (LOW_STAGED ? 3 : 2) /* of a row: lse, delta, and beside a bias what lse has rounded away */
 #define ROWS_BYTES  (UNIT_ROWS * 4 * ROW_WORDS)
 #define STAGE_BYTES (BLOCK_N * SUB_ROWS * 2)
-/* With a ring, tiles are in panels of 128 or 64 bytes a row, as the copy engine leaves them: one place in a step serves all. */
-#define PANEL_ROWS  (RING ? UNIT_ROWS : 0)
-#define PANEL_KEYS  (RING ? BLOCK_N : 0)
+/* With a ring, tiles are in panels of 128 or 64 bytes a row, as the copy engine leaves them: one place in a step serves
+ * all. */
+#define PANEL_ROWS (RING ? UNIT_ROWS : 0)
+#define PANEL_KEYS (RING ? BLOCK_N : 0)
 /* What a thread is, kept for the whole loop: its warp, and its places in a step where rows have 128 bytes. */
 struct self {
     int warp;
@@ -113,7 +119,8 @@ struct tiles {
     struct self self;
     uint32_t q, dout, staged, rows, k, v, keys, barriers;
 };
-/* Staged rows: where Q and dO are, and the words of rows, UNIT_ROWS of each; RING: the barrier that says they are there. */
+/* Staged rows: where Q and dO are, and the words of rows, UNIT_ROWS of each; RING: the barrier that says they are
+ * there. */
 struct unit {
     uint32_t q, dout, rows, full;
 };
@@ -122,7 +129,7 @@ __device__ __forceinline__ struct tiles lay_out(uint32_t shared) {
     t.self.warp = RING ? __shfl_sync(0xffffffff, (int)threadIdx.x / 32, 0) : (int)threadIdx.x / 32;
     t.self.rows = place_by_rows<8>();
     t.self.chunks = place_by_chunks<8>();
-    asm volatile("" : "+r"(t.self.rows), "+r"(t.self.chunks)); /* not made anew */
+    opaque_pair(t.self.rows, t.self.chunks); /* not made anew */
     t.q = shared;
     t.dout = t.q + (RING ? RING : STAGES) * Q_BYTES;
     t.staged = t.dout + (RING ? RING : 1) * DOUT_BYTES;
@@ -134,11 +141,11 @@ __device__ __forceinline__ struct tiles lay_out(uint32_t shared) {
     return t;
 }
 
-/* The lane, made here: what follows from it is not kept in registers through the loop. Where that is said was decided by the
- * spills of all specialisations. */
+/* The lane, made here: what follows from it is not kept in registers through the loop. Where that is said was decided
+ * by the spills of all specialisations. */
 __device__ __forceinline__ int fresh_lane() {
     int thread = threadIdx.x;
-    asm volatile("" : "+r"(thread));
+    thread = opaque(thread);
     return thread % 32;
 }
 template <int chunks, int panel_rows>
@@ -201,9 +208,10 @@ __device__ __forceinline__ int64_t rows_begin(const struct mma_backward_argument
 }
 
 /* Made anew where it is needed: kept through the loop, the addresses would take registers that the sums need. */
-__device__ __forceinline__ struct head find_head(const struct mma_backward_arguments &a, const struct place &at, int h) {
+__device__ __forceinline__ struct head find_head(const struct mma_backward_arguments &a, const struct place &at,
+                                                 int h) {
     struct head head;
-    asm volatile("" : "+r"(h));
+    h = opaque(h);
     head.index = h;
     head.q = a.in.q.data + (at.batch * a.in.q.batch + (int64_t)at.q_begin * a.in.q.row + h * a.in.q.head) * 2;
     head.dout = a.dout.data + (at.batch * a.dout.batch + (int64_t)at.q_begin * a.dout.row + h * a.dout.head) * 2;
@@ -222,7 +230,7 @@ __device__ __forceinline__ struct head find_head(const struct mma_backward_argum
 #endif
 #if SUMMARISED
     head.block_mask = a.in.block_mask + at.batch * a.in.block_mask_batch + h / a.in.mask.group * a.in.block_mask_head +
-                   at.first_key / BLOCK_N;
+                      at.first_key / BLOCK_N;
 #endif
     return head;
 }
@@ -263,7 +271,8 @@ __device__ __forceinline__ int key_at(const struct mma_backward_arguments &a, co
 /* Rows first <= i < last see a key, as far as window and ends decide. */
 __device__ __forceinline__ int first_row(const struct mma_backward_arguments &a, const struct place &at, int64_t key) {
     return WINDOW && a.in.window_right != UNBOUNDED
-               ? (int)min(max(key - at.diagonal - a.in.window_right, (int64_t)0), (int64_t)at.seqlen_q) : 0;
+               ? (int)min(max(key - at.diagonal - a.in.window_right, (int64_t)0), (int64_t)at.seqlen_q)
+               : 0;
 }
 __device__ __forceinline__ int last_row(const struct mma_backward_arguments &a, const struct place &at, int64_t key) {
     return WINDOW && a.in.window_left != UNBOUNDED
@@ -276,23 +285,27 @@ struct keys {
     int first[KEY_TILES][2], last[KEY_TILES][2];
     float bias[KEY_TILES][2];
 };
-/* By window and ends. Where nothing else decides, made where it is needed: few sub-tiles are partial. Bounds are those of
- * the block's first key and the distance from it; clamped so that 32 bits hold them, they may lie outside of the rows. */
+/* By window and ends. Where nothing else decides, made where it is needed: few sub-tiles are partial. Bounds are those
+ * of the block's first key and the distance from it; clamped so that 32 bits hold them, they may lie outside of the
+ * rows. */
 __device__ __forceinline__ int bound_of(int64_t row) {
     return (int)min(max(row, (int64_t)-BLOCK_N), (int64_t)(UNBOUNDED - BLOCK_N));
 }
 __device__ __forceinline__ struct keys bound_keys(const struct mma_backward_arguments &a, const struct place &at,
                                                   int warp_key) {
     struct keys keys = {};
-    asm volatile("" : "+r"(warp_key)); /* made here, not kept */
+    warp_key = opaque(warp_key); /* made here, not kept */
     const int64_t own = (int64_t)at.first_key - at.diagonal;
     const int first = WINDOW && a.in.window_right != UNBOUNDED ? bound_of(own - a.in.window_right) : -BLOCK_N;
-    const int last = WINDOW && a.in.window_left != UNBOUNDED ? bound_of(own + a.in.window_left + 1) : UNBOUNDED - BLOCK_N;
+    const int last =
+        WINDOW && a.in.window_left != UNBOUNDED ? bound_of(own + a.in.window_left + 1) : UNBOUNDED - BLOCK_N;
 #pragma unroll
     for (int n = 0; n < 2 * KEY_TILES; n++) {
         const int distance = warp_key + threadIdx.x % 32 / 4 + n * 8;
         keys.first[n / 2][n % 2] = first + distance;
-        keys.last[n / 2][n % 2] = at.first_key + distance >= at.seqlen_k ? -BLOCK_N : WINDOW ? last + distance : UNBOUNDED;
+        keys.last[n / 2][n % 2] = at.first_key + distance >= at.seqlen_k ? -BLOCK_N
+                                  : WINDOW                               ? last + distance
+                                                                         : UNBOUNDED;
     }
     return keys;
 }
@@ -388,8 +401,8 @@ __device__ __forceinline__ uint8_t mask_kind(const struct mma_backward_arguments
     return find_head(a, at, h).block_mask[(int64_t)(row / BLOCK_M) * a.in.block_mask_row];
 }
 #endif
-__device__ __forceinline__ bool active(const struct mma_backward_arguments &a, const struct place &at,
-                                       uint32_t keys, int h, int row) {
+__device__ __forceinline__ bool active(const struct mma_backward_arguments &a, const struct place &at, uint32_t keys,
+                                       int h, int row) {
     bool any = true;
 #if SUMMARISED
     any = mask_kind(a, at, h, row) != GPU_BLOCK_HIDDEN;
@@ -397,7 +410,7 @@ __device__ __forceinline__ bool active(const struct mma_backward_arguments &a, c
 #if KEYED
 #    if RING
     bool mine = false; /* every warp looks at all keys: no barrier */
-#    pragma unroll
+#        pragma unroll
     for (int n = 0; any && n < BLOCK_N; n += 32) {
         const int first = (int)ld_shared_4(keys + (n + threadIdx.x % 32) * 4);
         const int last = (int)ld_shared_4(keys + (BLOCK_N + n + threadIdx.x % 32) * 4);
@@ -425,7 +438,8 @@ __device__ __forceinline__ void await_turn(const int *turn, int mine) {
     while (ld_acquire(turn) != mine) {
     }
 }
-__device__ __forceinline__ int *turn_of(const struct mma_backward_arguments &a, const struct place &at, int h, int row) {
+__device__ __forceinline__ int *turn_of(const struct mma_backward_arguments &a, const struct place &at, int h,
+                                        int row) {
     return a.turns + (rows_begin(a, at, h) + row) / 16;
 }
 /* Key blocks before this one whose walk, by window and ends, has some of SUB_ROWS rows from `row` on. */
@@ -442,8 +456,10 @@ __device__ __forceinline__ int *dbias_turn_of(const struct mma_backward_argument
                                               int row) {
     const int batch = a.dbias_batches == 1 ? 0 : at.batch;
     return a.dbias_turns +
-           (((int64_t)batch * a.dbias_heads + h / a.in.bias.group) * (FOLDED ? a.grid_x : gridDim.x) + at.first_key / BLOCK_N) *
-               mma_backward_turns(a.in.seqlen_q) + row / SUB_ROWS;
+           (((int64_t)batch * a.dbias_heads + h / a.in.bias.group) * (FOLDED ? a.grid_x : gridDim.x) +
+            at.first_key / BLOCK_N) *
+               mma_backward_turns(a.in.seqlen_q) +
+           row / SUB_ROWS;
 }
 __device__ __forceinline__ int my_dbias_turn(const struct mma_backward_arguments &a, const struct place &at, int h) {
     return (a.dbias_batches == 1 ? at.batch * a.in.bias.group : 0) + h % a.in.bias.group;
@@ -457,13 +473,13 @@ struct turns {
 __device__ __forceinline__ struct turns first_turns(const struct walk &w) {
     return {TURNS_DBIAS && VARLEN ? 0 : w.first / SUB_ROWS * SUB_ROWS, NO_ROW};
 }
-/* Hands on the turns of rows before `end`, when all warps have added to them; where nothing was added the block awaits its
- * turn here. */
+/* Hands on the turns of rows before `end`, when all warps have added to them; where nothing was added the block awaits
+ * its turn here. */
 __device__ __forceinline__ void hand_on(struct turns &turns, const struct mma_backward_arguments &a,
                                         const struct place &at, const struct walk &w, int h, int end) {
     if (threadIdx.x != 0)
         return;
-    asm volatile("" : "+r"(h));
+    h = opaque(h);
 #    pragma unroll 1
     for (; turns.row < end; turns.row += SUB_ROWS) {
         const int row = turns.row;
@@ -487,13 +503,13 @@ __device__ __forceinline__ void hand_on(struct turns &turns, const struct mma_ba
 #    endif
     }
 }
-/* When all warps have made the scores of the rows from `row` on: the turns before them, and of the bias' gradient theirs
- * too, since heads and batches wait for it long enough. */
+/* When all warps have made the scores of the rows from `row` on: the turns before them, and of the bias' gradient
+ * theirs too, since heads and batches wait for it long enough. */
 __device__ __forceinline__ void hand_on_before(struct turns &turns, const struct mma_backward_arguments &a,
                                                const struct place &at, int h, int row) {
     hand_on(turns, a, at, plan_walk(a, at), h, row);
     turns.added = row;
-    asm volatile("" : "+r"(h)); /* made here, not kept */
+    h = opaque(h); /* made here, not kept */
     if (TURNS_DBIAS && threadIdx.x == 0)
         st_release(dbias_turn_of(a, at, h, row), my_dbias_turn(a, at, h) + 1);
 }
@@ -579,8 +595,8 @@ __device__ __forceinline__ void load_unit(const struct mma_backward_arguments &a
             cp_async_bulk_tensor_4d(unit.q + panel * (columns_q * UNIT_ROWS * 2), &a.q_map, unit.full,
                                     panel * columns_q, row, head.index, at.batch);
         else
-            cp_async_bulk_tensor_4d(unit.dout + (panel - panels_q) * (columns_v * UNIT_ROWS * 2), &a.dout_map, unit.full,
-                                    (panel - panels_q) * columns_v, row, head.index, at.batch);
+            cp_async_bulk_tensor_4d(unit.dout + (panel - panels_q) * (columns_v * UNIT_ROWS * 2), &a.dout_map,
+                                    unit.full, (panel - panels_q) * columns_v, row, head.index, at.batch);
     }
 #    else
     load_q(a, at, h, unit.q, row);
@@ -690,7 +706,8 @@ __device__ __forceinline__ void add_dbias(char *to, float x) {
 #endif
 
 #if COPIED
-/* Where the copies lie: a part's region is WARP_KEYS lines of PART_ROWS / 8 chunks. Bias: chunk of a row and eight keys. */
+/* Where the copies lie: a part's region is WARP_KEYS lines of PART_ROWS / 8 chunks. Bias: chunk of a row and eight
+ * keys. */
 __device__ __forceinline__ int line_of(int row, int eight) {
     return WARP_KEYS >= PART_ROWS ? row + PART_ROWS * (eight / (PART_ROWS / 8)) : row % WARP_KEYS;
 }
@@ -722,9 +739,9 @@ __device__ __forceinline__ void copy_scores(const struct mma_backward_arguments 
 #        pragma unroll
         for (int n = 0; n < PART_ROWS; n += step, bias += bias_rows(a, step)) {
             const int row = n + lane / eights, count = row < rows ? bytes : 0;
-            cp_async_16_fill(staged + chunk_offset<SUB_ROWS / 8>(warp_key + line_of(row, eight),
-                                                                 part / 8 + column_of(row, eight)),
-                             count ? bias : head.bias, count);
+            cp_async_16_fill(
+                staged + chunk_offset<SUB_ROWS / 8>(warp_key + line_of(row, eight), part / 8 + column_of(row, eight)),
+                count ? bias : head.bias, count);
         }
 #    endif
 #    if MASK_COPIED
@@ -775,8 +792,8 @@ __device__ __forceinline__ uint32_t read_mask(const struct mma_backward_argument
     uint32_t seen = 0;
 #    pragma unroll
     for (int j = 0; j < 2 * KEY_TILES; j++) {
-        const char *mask = find_head(a, at, h).mask +
-                           min(at.first_key + warp_key + lane / 4 + j * 8, at.seqlen_k - 1) * a.in.mask.key;
+        const char *mask =
+            find_head(a, at, h).mask + min(at.first_key + warp_key + lane / 4 + j * 8, at.seqlen_k - 1) * a.in.mask.key;
 #    pragma unroll
         for (int n = 0; n < ROW_TILES; n++)
 #    pragma unroll
@@ -901,14 +918,14 @@ __device__ __forceinline__ void make_weights(struct weights &w, const struct mma
 #pragma unroll
             for (int c = 0; c < 2; c++) {
 #if MASK_COPIED
-                const uint32_t seen = __shfl_sync(0xffffffff, rows_seen, n * 8 + lane % 4 * 2 + c) >>
-                                      (lane / 4 % 4 * 8 + lane / 16);
+                const uint32_t seen =
+                    __shfl_sync(0xffffffff, rows_seen, n * 8 + lane % 4 * 2 + c) >> (lane / 4 % 4 * 8 + lane / 16);
 #endif
 #pragma unroll
                 for (int j = 0; j < 2 * KEY_TILES; j++) {
                     const int row = block_row + sub_row + n * 8 + lane % 4 * 2 + c;
-                    bool visible = (!(WINDOW || KEYED) || row >= keys.first[j / 2][j % 2]) &&
-                                   row < keys.last[j / 2][j % 2];
+                    bool visible =
+                        (!(WINDOW || KEYED) || row >= keys.first[j / 2][j % 2]) && row < keys.last[j / 2][j % 2];
 #if MASK_COPIED
                     visible = visible && (seen >> 2 * j & 1);
 #elif SUMMARISED
@@ -923,8 +940,9 @@ __device__ __forceinline__ void make_weights(struct weights &w, const struct mma
 /* dS = P (dP - delta), as left operands. */
 __device__ __forceinline__ void make_ds(score_fragments &left, struct sums &sums, const struct weights &w,
                                         const struct mma_backward_arguments &a, const struct place &at, int h,
-                                        const struct tiles &tiles, const struct unit &unit, const value_fragments &values,
-                                        int warp_key, int block_row, int sub_row, bool partial) {
+                                        const struct tiles &tiles, const struct unit &unit,
+                                        const value_fragments &values, int warp_key, int block_row, int sub_row,
+                                        bool partial) {
     const int lane = (RING && !BARE) || VARLEN || (V_IN_REGISTERS && DETERMINISTIC) ? fresh_lane() : threadIdx.x % 32;
 #if TURNS_DBIAS
     await_turn(dbias_turn_of(a, at, h, block_row + sub_row), my_dbias_turn(a, at, h));
@@ -998,7 +1016,8 @@ __device__ __forceinline__ void stage(uint32_t tile, const uint32_t (&left)[ROW_
 
 #if DBIAS_FROM_DS
 /* The gradient of the bias from the dS that the warp has staged, eight keys of a row a lane. `row`: the part's first.
- * Of lane % 4 = p, matrix m has the keys 8 p + 2 (m ^ p) and the next: the eight lines of a matrix lie in different banks. */
+ * Of lane % 4 = p, matrix m has the keys 8 p + 2 (m ^ p) and the next: the eight lines of a matrix lie in different
+ * banks. */
 __device__ __forceinline__ void store_dbias(const struct mma_backward_arguments &a, const struct place &at, int h,
                                             uint32_t staged, int warp_key, int part, int row) {
     const int lane = threadIdx.x % 32, own = lane % 4, line = lane % 8 / 2;
@@ -1072,9 +1091,8 @@ __device__ __forceinline__ void add_own(struct sums &sums, const struct mma_back
 
 #if BY_COLUMNS
 /* What rows of other warps with the same keys add to the warp's columns of dK and dV. */
-__device__ __forceinline__ void add_others_rows(struct sums &sums, const struct tiles &tiles,
-                                                const struct unit &unit, uint32_t staged, int warp_key, int sub,
-                                                int row, int share) {
+__device__ __forceinline__ void add_others_rows(struct sums &sums, const struct tiles &tiles, const struct unit &unit,
+                                                uint32_t staged, int warp_key, int sub, int row, int share) {
     auto dout = by_rows<HEAD_DIM_V / 8, PANEL_ROWS>(tiles.self, unit.dout, sub + row);
     auto q = by_rows<HEAD_DIM / 8, PANEL_ROWS>(tiles.self, unit.q, sub + row);
     auto scores = by_rows<SUB_ROWS / 8, 0>(tiles.self, staged, warp_key);
@@ -1109,7 +1127,8 @@ __device__ __forceinline__ void add_others(struct sums &sums, const struct tiles
 #else
 #    define DQ_WORDS 1
 #endif
-/* dQ of the warp's rows and columns from the staged dS, added in global memory, in turn; some passes over columns of all. */
+/* dQ of the warp's rows and columns from the staged dS, added in global memory, in turn; some passes over columns of
+ * all. */
 template <int first_pass = 0, int end_pass = DQ_PASSES>
 __device__ __forceinline__ void add_dq(const struct mma_backward_arguments &a, const struct place &at, int h, float *dq,
                                        const struct tiles &tiles, uint32_t staged, int row, int sub_row) {
@@ -1139,7 +1158,7 @@ __device__ __forceinline__ void add_dq(const struct mma_backward_arguments &a, c
             await_turn(turn_of(a, at, h, row + sub_row), my_turn(a, at, row + sub_row));
 #endif
         float *mine = to + lane * DQ_WORDS;
-        asm volatile("" : "+l"(mine)); /* the other addresses are known distances from it */
+        mine = opaque(mine); /* the other addresses are known distances from it */
 #pragma unroll
         for (int i = 0; i < DQ_TILES * DQ_STEP / 8; i++) {
             const int t = i / (DQ_STEP / 8), n = i % (DQ_STEP / 8);
@@ -1182,7 +1201,8 @@ template <int tiles> __device__ __forceinline__ void gather_shares(float (&sum)[
 __device__ __forceinline__ char *keys_of(const struct gpu_matrix &x, const struct mma_backward_arguments &a,
                                          const struct place &at) {
     return x.data + (at.batch * x.batch + (int64_t)(at.k_begin + (GATHER ? 0 : at.first_key)) * x.row +
-                     head_kv_of(a, at) * x.head) * 2;
+                     head_kv_of(a, at) * x.head) *
+                        2;
 }
 template <int chunks>
 __device__ __forceinline__ void load_keys_tile(uint32_t tile, const struct gpu_matrix &from,
@@ -1251,8 +1271,9 @@ __device__ __forceinline__ void store_sums(const float (&sum)[KEY_TILES][tiles][
         for (int n = 0; n < tiles; n++)
 #pragma unroll
             for (int j = 0; j < 2 * KEY_TILES; j++)
-                st_shared_4(tile + chunk_offset<columns / 8>(warp % KEY_WARPS * WARP_KEYS + lane / 4 + j * 8,
-                                                             BY_COLUMNS ? n / 2 * 2 * SHARE + share * 2 + n % 2 : n) +
+                st_shared_4(tile +
+                                chunk_offset<columns / 8>(warp % KEY_WARPS * WARP_KEYS + lane / 4 + j * 8,
+                                                          BY_COLUMNS ? n / 2 * 2 * SHARE + share * 2 + n % 2 : n) +
                                 lane % 4 * 4,
                             pack(sum[j / 2][n][j % 2 * 2] * factor, sum[j / 2][n][j % 2 * 2 + 1] * factor));
     __syncthreads();
@@ -1401,14 +1422,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
 #else
         int buffer = 0, row = next_active(a, at, walk, tiles.keys, h, walk.first / BLOCK_M * BLOCK_M);
         if (row != NO_ROW) {
-#if COPIED
+#    if COPIED
             copy_scores(a, at, h, tiles.staged + ds_buffer, row + first_sub_tile(walk, row));
-#endif
+#    endif
             load_q(a, at, h, tiles.q, row);
             load_dout(a, at, h, {tiles.q, tiles.dout, tiles.rows}, row);
         }
         cp_async_commit();
-#pragma unroll 1
+#    pragma unroll 1
         while (row != NO_ROW) {
             const int next = next_active(a, at, walk, tiles.keys, h, row + BLOCK_M);
             const struct unit unit = {tiles.q + buffer * Q_BYTES, tiles.dout, tiles.rows};
@@ -1421,13 +1442,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
             cp_async_wait<STAGES - 1>();
             __syncthreads();
             const int begin = first_sub_tile(walk, row), end = min(BLOCK_M, walk.last - row);
-#pragma unroll 1
+#    pragma unroll 1
             for (int sub = begin; sub < end; sub += SUB_ROWS) {
                 const bool last = sub + SUB_ROWS >= end;
                 bool partial = row + sub < walk.full_first || row + sub + SUB_ROWS > walk.full_last;
-#if SUMMARISED
+#    if SUMMARISED
                 partial = partial || mask_kind(a, at, h, row) != GPU_BLOCK_FULL;
-#endif
+#    endif
                 const uint32_t staged = OVERLAY ? tiles.dout + sub * HEAD_DIM_V * 2 : tiles.staged + ds_buffer;
                 if (DS_BUFFERS == 2)
                     ds_buffer ^= STAGE_BYTES * (BY_COLUMNS ? 2 : 1);
@@ -1436,22 +1457,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
                 else
                     add_own(sums, a, at, h, tiles, unit, values, staged, row, sub, TWO_BODIES || partial, sub > begin);
                 __syncthreads();
-#if DETERMINISTIC
+#    if DETERMINISTIC
                 hand_on_before(turns, a, at, h, row + sub);
-#endif
-#if BY_COLUMNS
+#    endif
+#    if BY_COLUMNS
                 add_others(sums, tiles, unit, staged, sub);
                 if (last)
                     __syncthreads();
-#endif
-#if COPIED
+#    endif
+#    if COPIED
                 if (!last) {
                     copy_scores(a, at, h, tiles.staged + ds_buffer, row + sub + SUB_ROWS);
                     cp_async_commit();
                 } else if (next != NO_ROW) {
                     copy_scores(a, at, h, tiles.staged + ds_buffer, next + first_sub_tile(walk, next));
                 }
-#endif
+#    endif
                 if (last) {
                     if (STAGES == 1 && next != NO_ROW)
                         load_q(a, at, h, tiles.q, next);
@@ -1459,9 +1480,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
                         load_dout(a, at, h, unit, next);
                     cp_async_commit();
                 }
-#if NEEDS_DQ
+#    if NEEDS_DQ
                 add_dq(a, at, h, find_head(a, at, h).dq + (int64_t)row * HEAD_DIM, tiles, staged, row, sub);
-#endif
+#    endif
                 if (DS_BUFFERS == 1) /* with two, the next sub-tile's barrier is enough */
                     __syncthreads();
             }
@@ -1481,8 +1502,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
             x += __shfl_xor_sync(0xffffffff, x, 2);
             const int key = key_at(a, at, warp_key + threadIdx.x % 32 / 4 + n * 8);
             if (threadIdx.x % 4 == 0 && key < at.seqlen_k)
-                a.dbias_sums[(((int64_t)(warp / KEY_WARPS) * a.in.batch + at.batch) * a.in.heads + h) *
-                                 a.in.seqlen_k + key] = x;
+                a.dbias_sums[(((int64_t)(warp / KEY_WARPS) * a.in.batch + at.batch) * a.in.heads + h) * a.in.seqlen_k +
+                             key] = x;
             sums.dbias[n / 2][n % 2] = 0;
         }
 #endif

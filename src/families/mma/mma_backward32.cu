@@ -3,8 +3,8 @@
  * Idea: two passes of one text, and no sums in memory: blocks that own query rows walk the keys for dQ; blocks that own
  * keys walk the rows of all query heads of their KV head for dK and dV. Each makes the scores it needs anew, seven
  * products in place of five, and every result is summed in registers in a fixed order, so all of it is deterministic
- * (but for the gradient of a bias that heads or batches share, which is added in memory: DETERMINISTIC in turns). "Own" is what the block
- * keeps, "other" what it walks:
+ * (but for the gradient of a bias that heads or batches share, which is added in memory: DETERMINISTIC in turns). "Own"
+ * is what the block keeps, "other" what it walks:
  *
  *               own 1   own 2   other 1   other 2   S = own 1 other 1^T, dP = own 2 other 2^T (or their transposes)
  *   rows        Q       dO      K         V         dQ += dS other 1
@@ -16,8 +16,8 @@
  *
  * Shared memory: own 1, own 2, other 1, other 2, then facts of two steps' others: of keys, or lse and delta of rows.
  *
- * Barriers: three a step: the others are there; scores and dV are made, so other 2 may be loaded again; dQ or dK too, so
- * other 1 may.
+ * Barriers: three a step: the others are there; scores and dV are made, so other 2 may be loaded again; dQ or dK too,
+ * so other 1 may.
  *
  * Registers: sums HEAD_DIM / 2 / SHARE and HEAD_DIM_V / 2 / SHARE, P and dS BLOCK / 2 each, and twice that for split
  * operands; beyond 64 sums dK and dV are made by launches of their own. */
@@ -29,22 +29,24 @@
 #include "families/mma/mma_tf32.cuh"
 #include "gpu/visible.cuh"
 
-#define GROUPS      (WARPS / SHARE) /* of warps: each has its own */
-#define OWN         (16 * GROUPS)
-#define TILES       (BLOCK / 8) /* groups of eight others */
-#define OF_SCORES   (GRADIENTS & MMA_GRADIENT_OF_SCORES)
-#define OF_VALUES   (GRADIENTS & MMA_GRADIENT_OF_VALUES)
-#define SUMMARISED  (MASK && MASK_ROWS)
-#define ROW_WORDS   (BIAS ? 3 : 2) /* of a row: lse, delta, and beside a bias what lse has rounded away */
-#define TURN_KEYS   MMA_BACKWARD32_TURN_KEYS
-#define LOG2_E      1.4426950408889634f
-static_assert(TURN_KEYS % BLOCK == 0 && (!DETERMINISTIC || (DBIAS == MMA_DBIAS_SUMS && OWN % 32 == 0)), "turns are of whole steps");
+#define GROUPS     (WARPS / SHARE) /* of warps: each has its own */
+#define OWN        (16 * GROUPS)
+#define TILES      (BLOCK / 8) /* groups of eight others */
+#define OF_SCORES  (GRADIENTS & MMA_GRADIENT_OF_SCORES)
+#define OF_VALUES  (GRADIENTS & MMA_GRADIENT_OF_VALUES)
+#define SUMMARISED (MASK && MASK_ROWS)
+#define ROW_WORDS  (BIAS ? 3 : 2) /* of a row: lse, delta, and beside a bias what lse has rounded away */
+#define TURN_KEYS  MMA_BACKWARD32_TURN_KEYS
+#define LOG2_E     1.4426950408889634f
+static_assert(TURN_KEYS % BLOCK == 0 && (!DETERMINISTIC || (DBIAS == MMA_DBIAS_SUMS && OWN % 32 == 0)),
+              "turns are of whole steps");
 static_assert(4 * ROW_WORDS <= MMA_KEY_FACTS_BYTES, "words of rows lie where facts of keys would");
 
 static_assert(BLOCK % 16 == 0 && HEAD_DIM % 32 == 0 && HEAD_DIM_V % 32 == 0, "tiles are multiples of 16 and 32");
 static_assert(HEAD_DIM % (16 * SHARE) == 0 && HEAD_DIM_V % (16 * SHARE) == 0 && WARPS % SHARE == 0, "equal shares");
 static_assert(SHARE == 1 || ((HEAD_DIM / SHARE % 32 == 0 || HEAD_DIM == 32) &&
-                             (HEAD_DIM_V / SHARE % 32 == 0 || HEAD_DIM_V == 32)), "addresses of a share's columns");
+                             (HEAD_DIM_V / SHARE % 32 == 0 || HEAD_DIM_V == 32)),
+              "addresses of a share's columns");
 static_assert(OWN % BLOCK == 0 && THREADS >= BLOCK, "a mask is blocked by BLOCK x BLOCK");
 
 /* Shared memory. */
@@ -113,15 +115,16 @@ __device__ __forceinline__ int64_t rows_begin(const struct mma_backward_argument
 
 /* What the mask does to the own and a step's others. */
 __device__ __forceinline__ int mask_kind(const struct mma_backward_arguments &a, const struct place &at, int step) {
-    const uint8_t *block_mask = a.in.block_mask + at.s.batch * a.in.block_mask_batch +
-                             at.head / a.in.mask.group * a.in.block_mask_head;
+    const uint8_t *block_mask =
+        a.in.block_mask + at.s.batch * a.in.block_mask_batch + at.head / a.in.mask.group * a.in.block_mask_head;
     bool hidden = true, full = true;
 #pragma unroll
     for (int n = 0; n < OWN / BLOCK; n++) {
         const int64_t own = at.first / BLOCK + n;
         if (own * BLOCK >= at.own_length)
             break;
-        const int kind = OWNS_KEYS ? block_mask[step * a.in.block_mask_row + own] : block_mask[own * a.in.block_mask_row + step];
+        const int kind =
+            OWNS_KEYS ? block_mask[step * a.in.block_mask_row + own] : block_mask[own * a.in.block_mask_row + step];
         hidden = hidden && kind == GPU_BLOCK_HIDDEN;
         full = full && kind == GPU_BLOCK_FULL;
     }
@@ -236,12 +239,14 @@ __device__ __forceinline__ void add_dbias(const struct mma_backward_arguments &a
 #endif
 
 #if DETERMINISTIC
-/* Blocks of the same rows add to the gradient of a bias that their heads or batches share in the order of their tickets,
- * TURN_KEYS keys at a time: a turn counts those that have added. */
+/* Blocks of the same rows add to the gradient of a bias that their heads or batches share in the order of their
+ * tickets, TURN_KEYS keys at a time: a turn counts those that have added. */
 __device__ __forceinline__ int *turn_of(const struct mma_backward_arguments &a, const struct place &at, int turn) {
     const int batch = a.dbias_batches == 1 ? 0 : at.s.batch, turns = (a.in.seqlen_k + TURN_KEYS - 1) / TURN_KEYS;
-    return a.dbias_turns + (((int64_t)batch * a.dbias_heads + at.head / a.in.bias.group) * turns + turn) *
-                               mma_backward_turns(a.in.seqlen_q) + at.first / 32;
+    return a.dbias_turns +
+           (((int64_t)batch * a.dbias_heads + at.head / a.in.bias.group) * turns + turn) *
+               mma_backward_turns(a.in.seqlen_q) +
+           at.first / 32;
 }
 __device__ __forceinline__ int my_turn(const struct mma_backward_arguments &a, const struct place &at) {
     return (a.dbias_batches == 1 ? at.s.batch * a.in.bias.group : 0) + at.head % a.in.bias.group;
@@ -250,8 +255,10 @@ __device__ __forceinline__ void await_turn(const struct mma_backward_arguments &
     while (ld_acquire(turn_of(a, at, turn)) != my_turn(a, at)) {
     }
 }
-/* Hands on the turns from `turn` until `end`, when all warps have added; a block awaits those at which it adds nothing. */
-__device__ __forceinline__ void hand_on(const struct mma_backward_arguments &a, const struct place &at, int turn, int end) {
+/* Hands on the turns from `turn` until `end`, when all warps have added; a block awaits those at which it adds nothing.
+ */
+__device__ __forceinline__ void hand_on(const struct mma_backward_arguments &a, const struct place &at, int turn,
+                                        int end) {
     if (threadIdx.x == 0)
         for (; turn < end; turn++) {
             await_turn(a, at, turn);
@@ -291,8 +298,10 @@ __device__ __forceinline__ void make_weights(float (&p)[1][TILES][4], [[maybe_un
             b[0] = bias[min(other, at.other_length - 1) * a.in.bias.row];
             b[1] = bias[min(other + 1, at.other_length - 1) * a.in.bias.row];
 #elif BIAS && BIAS_ROWS
-            read_bias(b, bias_of(a.in, at.s.batch, at.head) + min(mine, at.own_length - 1) * a.in.bias.row +
-                             step * BLOCK * a.in.bias.key, a.in.bias.key, column, at.other_length - step * BLOCK);
+            read_bias(b,
+                      bias_of(a.in, at.s.batch, at.head) + min(mine, at.own_length - 1) * a.in.bias.row +
+                          step * BLOCK * a.in.bias.key,
+                      a.in.bias.key, column, at.other_length - step * BLOCK);
 #elif BIAS && OWNS_KEYS
             b[0] = b[1] = keys.bias[half];
 #elif BIAS
@@ -307,8 +316,10 @@ __device__ __forceinline__ void make_weights(float (&p)[1][TILES][4], [[maybe_un
             }
 #elif MASK && MASK_ROWS
             if (partial)
-                read_mask(seen, mask_of(a.in, at.s.batch, at.head) + min(mine, at.own_length - 1) * a.in.mask.row +
-                                    step * BLOCK * a.in.mask.key, a.in.mask.key, column, at.other_length - step * BLOCK);
+                read_mask(seen,
+                          mask_of(a.in, at.s.batch, at.head) + min(mine, at.own_length - 1) * a.in.mask.row +
+                              step * BLOCK * a.in.mask.key,
+                          a.in.mask.key, column, at.other_length - step * BLOCK);
 #endif
 #pragma unroll
             for (int c = 0; c < 2; c++) {
@@ -327,8 +338,8 @@ __device__ __forceinline__ void make_weights(float (&p)[1][TILES][4], [[maybe_un
 #endif
                 x = ex2_approx(x);
 #if OWNS_KEYS
-                const bool visible = (!KEYED && !partial) ||
-                                     (other + c >= keys.first[half] && other + c < keys.last[half] && seen[c]);
+                const bool visible =
+                    (!KEYED && !partial) || (other + c >= keys.first[half] && other + c < keys.last[half] && seen[c]);
 #else
                 bool visible = !partial || (other + c >= first_key(a.in, at.s, mine) &&
                                             other + c <= last_key(a.in, at.s, mine) && seen[c]);
@@ -347,7 +358,8 @@ __device__ __forceinline__ void make_ds(float (&ds)[1][TILES][4], const float (&
                                         [[maybe_unused]] const float (&slope)[TILES][4],
                                         [[maybe_unused]] float (&dbias)[2], const struct mma_backward_arguments &a,
                                         [[maybe_unused]] const struct place &at, [[maybe_unused]] int own,
-                                        [[maybe_unused]] int share, const float (&own_delta)[2], uint32_t facts, [[maybe_unused]] int step) {
+                                        [[maybe_unused]] int share, const float (&own_delta)[2], uint32_t facts,
+                                        [[maybe_unused]] int step) {
     const int lane = threadIdx.x % 32;
 #if DETERMINISTIC
     await_turn(a, at, step * BLOCK / TURN_KEYS);
@@ -427,7 +439,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #endif
         return;
     }
-    const int share = threadIdx.x / 32 / GROUPS, warp_own = threadIdx.x / 32 % GROUPS * 16, own = at.first + warp_own + threadIdx.x % 32 / 4;
+    const int share = threadIdx.x / 32 / GROUPS, warp_own = threadIdx.x / 32 % GROUPS * 16,
+              own = at.first + warp_own + threadIdx.x % 32 / 4;
     load_own(a, at, t);
     cp_async_commit();
     float own_lse[2] = {0, 0}, own_low[2] = {0, 0}, own_delta[2] = {0, 0};

@@ -6,6 +6,7 @@
  *
  * Grid: x groups of 16 WARPS rows, y heads, z batches; FOLDED: in one dimension. */
 #include "cuda/ptx/global.cuh"
+#include "cuda/ptx/opaque.cuh"
 #include "families/mma/mma_backward.h"
 #include "gpu/packed.cuh"
 
@@ -14,8 +15,8 @@
 
 #include "families/mma/mma_tile.cuh"
 
-#define CHUNKS (HEAD_DIM_V / CHUNK_ELEMENTS)
-#define GROUP  (CHUNKS > 16 ? 32 : CHUNKS > 8 ? 16 : CHUNKS > 4 ? 8 : 4) /* lanes that read one row */
+#define CHUNKS       (HEAD_DIM_V / CHUNK_ELEMENTS)
+#define GROUP        (CHUNKS > 16 ? 32 : CHUNKS > 8 ? 16 : CHUNKS > 4 ? 8 : 4) /* lanes that read one row */
 #define ROWS_AT_ONCE (32 / GROUP)
 #define ROUNDS       (16 / ROWS_AT_ONCE)
 #define TOGETHER     (DTYPE == GPU_FLOAT32 || ROUNDS < 8 ? (ROUNDS < 4 ? ROUNDS : 4) : 8)
@@ -90,8 +91,8 @@ __device__ __forceinline__ float add_elements(const char *x, const char *y, int 
     return sum;
 }
 
-/* Adds x * y of one chunk of each round's row, from `row` on, below `rows`: first the loads of TOGETHER rounds, then their
- * sums. */
+/* Adds x * y of one chunk of each round's row, from `row` on, below `rows`: first the loads of TOGETHER rounds, then
+ * their sums. */
 __device__ __forceinline__ void add_chunks(float (&sums)[ROUNDS], const char *x, int64_t x_row, const char *y,
                                            int64_t y_row, int row, int rows) {
 #pragma unroll
@@ -112,7 +113,7 @@ __device__ __forceinline__ void add_chunks(float (&sums)[ROUNDS], const char *x,
             for (int e = 0; e < CHUNK_ELEMENTS; e++)
                 sums[begin + n] += number(((const element *)&left[n])[e]) * number(((const element *)&right[n])[e]);
         if (begin + TOGETHER < ROUNDS)
-            asm volatile("" : : : "memory"); /* later loads are not made before, in registers */
+            opaque_memory(); /* later loads are not made before, in registers */
     }
 }
 
@@ -224,15 +225,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         }
     }
     __syncwarp();
-    store_tile<HEAD_DIM / 8>(a.dq.data + (GRID_BATCH * a.dq.batch + (at.packed + at.first) * a.dq.row +
-                                          GRID_HEAD * a.dq.head) * 2,
-                             a.dq.row * 2, tile, min(16, at.seqlen_q - at.first), a.in.head_dim, lane, 32);
+    store_tile<HEAD_DIM / 8>(
+        a.dq.data + (GRID_BATCH * a.dq.batch + (at.packed + at.first) * a.dq.row + GRID_HEAD * a.dq.head) * 2,
+        a.dq.row * 2, tile, min(16, at.seqlen_q - at.first), a.in.head_dim, lane, 32);
 }
 #endif
 
 #if DTYPE != GPU_FLOAT32
-/* dK and dV of a KV head whose group is split: the parts are added in order. A thread has 8 columns of one key of one of
- * them. Grid: x keys times columns, y KV heads. */
+/* dK and dV of a KV head whose group is split: the parts are added in order. A thread has 8 columns of one key of one
+ * of them. Grid: x keys times columns, y KV heads. */
 extern "C" __global__ void __launch_bounds__(THREADS)
     mma_backward_combine(const __grid_constant__ struct mma_backward_arguments a) {
     constexpr int chunks_k = HEAD_DIM / 8, chunks_v = HEAD_DIM_V / 8, chunks = chunks_k + chunks_v;

@@ -1,9 +1,10 @@
 /* mma_combine.cu: merges the partial results of splits along the keys.
  *
- * Idea: a split leaves for each row the maximum of its scores and, relative to it, the sum of its weights and the weighted
- * sum of V. Both are kept, not their logarithm: where every score is a huge negative bias, that would lose how many keys a
- * split saw. A split that saw no key has maximum -inf and weight 0. Bound by memory: reads num_splits * rows * (Dv + 2)
- * floats. One block a row; each warp adds every fourth split, in order, and the warps' sums are added in order.
+ * Idea: a split leaves for each row the maximum of its scores and, relative to it, the sum of its weights and the
+ * weighted sum of V. Both are kept, not their logarithm: where every score is a huge negative bias, that would lose how
+ * many keys a split saw. A split that saw no key has maximum -inf and weight 0. Bound by memory: reads num_splits *
+ * rows * (Dv + 2) floats. One block a row; each warp adds every fourth split, in order, and the warps' sums are added
+ * in order.
  *
  * Grid: rows of all heads. */
 #include "cuda/ptx/launch.cuh"
@@ -43,8 +44,7 @@ __device__ __forceinline__ void store_columns(char *to, float x, float y) {
 #endif
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
-    mma_combine(const __grid_constant__ struct gpu_forward_params a) {
+extern "C" __global__ void __launch_bounds__(THREADS) mma_combine(const __grid_constant__ struct gpu_forward_params a) {
     constexpr int bytes = DTYPE == GPU_FLOAT32 ? 4 : 2;
     __shared__ float maxima[MMA_DECODE_WARPS], sums[MMA_DECODE_WARPS], weights[THREADS];
     __shared__ float2 parts[MMA_DECODE_WARPS][32];

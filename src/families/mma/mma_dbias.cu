@@ -1,5 +1,5 @@
-/* mma_dbias.cu: the gradient of a bias from the fp32 sums that mma_backward.cu left: what several heads, batches or keys
- * share is added here, in a fixed order, and rounded. Where the keys of a row share it, it is the gradient of lse.
+/* mma_dbias.cu: the gradient of a bias from the fp32 sums that mma_backward.cu left: what several heads, batches or
+ * keys share is added here, in a fixed order, and rounded. Where the keys of a row share it, it is the gradient of lse.
  *
  * One thread an element; one warp where keys are added. Bound by memory. */
 #include "families/mma/mma_backward.h"
@@ -38,7 +38,8 @@ __device__ __forceinline__ float sum_of_rows(const struct mma_backward_arguments
 #endif
         for (int64_t head = h * group; head < (h + 1) * group; head++)
             if (a.lse_rows[begin + head * a.rows + i] != __int_as_float(0x7f800000))
-                sum += a.dlse.data[(VARLEN ? 0 : batch) * a.dlse.batch + head * a.dlse.head + (packed + i) * a.dlse.row];
+                sum +=
+                    a.dlse.data[(VARLEN ? 0 : batch) * a.dlse.batch + head * a.dlse.head + (packed + i) * a.dlse.row];
     }
     return sum;
 }
@@ -51,7 +52,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (n >= (int64_t)a.dbias_batches * a.dbias_heads * a.dbias_rows * a.dbias_keys)
         return;
     const int64_t j = n % a.dbias_keys, i = n / a.dbias_keys % a.dbias_rows;
-    const int64_t h = n / a.dbias_keys / a.dbias_rows % a.dbias_heads, b = n / a.dbias_keys / a.dbias_rows / a.dbias_heads;
+    const int64_t h = n / a.dbias_keys / a.dbias_rows % a.dbias_heads,
+                  b = n / a.dbias_keys / a.dbias_rows / a.dbias_heads;
     float x;
     if (a.dbias_of_rows) {
         x = sum_of_rows(a, b, h, (int)i);
@@ -67,8 +69,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         if (thread % 32)
             return;
     }
-    char *to = (char *)a.dbias.data +
-               (b * a.dbias.batch + h * a.dbias.head + i * a.dbias.row + j * a.dbias.key) * BIAS_BYTES;
+    char *to =
+        (char *)a.dbias.data + (b * a.dbias.batch + h * a.dbias.head + i * a.dbias.row + j * a.dbias.key) * BIAS_BYTES;
 #if BIAS == GPU_BIAS_FLOAT32
     *(float *)to = x;
 #else

@@ -1,30 +1,33 @@
 /* mma_decode.cu: few query rows, many keys: split along the keys.
  *
- * Idea: FlashDecoding (Dao et al., 2023): each block walks a range of the keys and leaves a partial result. Up to eight of
- * them are merged by their own blocks, which are a cluster and read each other's shared memory (9.0): that saves a launch.
- * More go by way of global memory to mma_combine.cu. The heads of a group are packed as rows (row i * group + g), so that K
- * and V are read once for each KV head. Bound by memory: the least time is that of reading K and V once.
+ * Idea: FlashDecoding (Dao et al., 2023): each block walks a range of the keys and leaves a partial result. Up to eight
+ * of them are merged by their own blocks, which are a cluster and read each other's shared memory (9.0): that saves a
+ * launch. More go by way of global memory to mma_combine.cu. The heads of a group are packed as rows (row i * group +
+ * g), so that K and V are read once for each KV head. Bound by memory: the least time is that of reading K and V once.
  *
- * What hides keys (mask, intervals, a bias of -inf) is looked at first, 1024 keys at a time, while copies are under way: the
- * keys that some row sees are listed, in their order, and only those are copied. Splits take units of 128 keys in turn, so
- * that hidden stretches are shared by all. Where rows differ in what they see, each looks at the listed keys itself.
+ * What hides keys (mask, intervals, a bias of -inf) is looked at first, 1024 keys at a time, while copies are under
+ * way: the keys that some row sees are listed, in their order, and only those are copied. Splits take units of 128 keys
+ * in turn, so that hidden stretches are shared by all. Where rows differ in what they see, each looks at the listed
+ * keys itself.
  *
  * Tile: 64 keys, 16 for each of the four warps, which work on all 16 rows and never wait for each other: each has its
- * own maxima, sums and output, merged at the end. Lane l holds rows l / 4 and l / 4 + 8. With more rows, two or four warps
- * (ROW_GROUPS) take 16 rows each of the same keys and wait for each other once a tile. More rows than 64 are more blocks,
- * which find K and V in the second-level cache. float32: three products of tf32 numbers (mma_tf32.cuh); above head dim 128
- * two warps share the columns of O (SHARE).
+ * own maxima, sums and output, merged at the end. Lane l holds rows l / 4 and l / 4 + 8. With more rows, two or four
+ * warps (ROW_GROUPS) take 16 rows each of the same keys and wait for each other once a tile. More rows than 64 are more
+ * blocks, which find K and V in the second-level cache. float32: three products of tf32 numbers (mma_tf32.cuh); above
+ * head dim 128 two warps share the columns of O (SHARE).
  *
- * Shared memory: Q [ROWS][HEAD_DIM], then [STAGES] x (K [BLOCK_N][HEAD_DIM], V [BLOCK_N][HEAD_DIM_V]), all swizzled, then
- * the list; at the end the ring holds [4][16][HEAD_DIM_V] floats and the warps' maxima and sums.
+ * Shared memory: Q [ROWS][HEAD_DIM], then [STAGES] x (K [BLOCK_N][HEAD_DIM], V [BLOCK_N][HEAD_DIM_V]), all swizzled,
+ * then the list; at the end the ring holds [4][16][HEAD_DIM_V] floats and the warps' maxima and sums.
  *
- * Grid, in one dimension: splits, of blocks of rows, of KV heads, of batches. Registers: O takes HEAD_DIM_V / 2 / SHARE. */
+ * Grid, in one dimension: splits, of blocks of rows, of KV heads, of batches. Registers: O takes HEAD_DIM_V / 2 /
+ * SHARE. */
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/cluster.cuh"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/launch.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/mma.cuh"
+#include "cuda/ptx/opaque.cuh"
 #include "families/mma/mma_decode.h"
 #include "gpu/packed.cuh"
 
@@ -40,7 +43,7 @@
 #define SHARE      mma_decode_share(DTYPE == GPU_FLOAT32, HEAD_DIM_V)
 #define MATES      (ROW_GROUPS * SHARE) /* warps that work on the same keys */
 #define KEY_GROUPS (MMA_DECODE_WARPS / MATES)
-#define GROUP_KEYS (BLOCK_N / KEY_GROUPS) /* of a tile, that a warp works on */
+#define GROUP_KEYS (BLOCK_N / KEY_GROUPS)       /* of a tile, that a warp works on */
 #define WARP_KEYS  (BLOCK_N / MMA_DECODE_WARPS) /* that it copies */
 #define STEPS      (GROUP_KEYS / 16)
 #define OUT_TILES  (HEAD_DIM_V / 8 / SHARE)
@@ -55,10 +58,10 @@
 #define LN_2       0.6931471805599453f
 #define MINUS_INF  (-__int_as_float(0x7f800000))
 /* Scores are kept in units of log2, where no bias could make that overflow; else as they are. */
-#define PLAIN      (!BIAS && !SOFTCAP && DTYPE != GPU_FLOAT32)
-#define TO_LOG2    (PLAIN ? 1.0f : LOG2_E)
+#define PLAIN   (!BIAS && !SOFTCAP && DTYPE != GPU_FLOAT32)
+#define TO_LOG2 (PLAIN ? 1.0f : LOG2_E)
 /* Q in registers; else read anew, so that nothing spills. */
-#define KEEP_Q     (DTYPE != GPU_FLOAT32 && HEAD_DIM + HEAD_DIM_V <= (LISTED || SOFTCAP ? 256 : 320))
+#define KEEP_Q (DTYPE != GPU_FLOAT32 && HEAD_DIM + HEAD_DIM_V <= (LISTED || SOFTCAP ? 256 : 320))
 /* What else a lane keeps: what its rows see one step ahead; where they begin. Without, they are found anew. */
 #define KEEP_ROWS  (HEAD_DIM_V <= 128 && DTYPE != GPU_FLOAT32)
 #define BIAS_BYTES (BIAS == GPU_BIAS_FLOAT32 || DTYPE == GPU_FLOAT32 ? 4 : 2)
@@ -478,7 +481,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 
     /* Q: packed row r is row r / group of head r % group of the group. */
     const char *q =
-        a.q.data + (at.batch * a.q.batch + at.q_begin * a.q.row + (int64_t)at.head_kv * a.group * a.q.head) * ELEMENT_BYTES;
+        a.q.data +
+        (at.batch * a.q.batch + at.q_begin * a.q.row + (int64_t)at.head_kv * a.group * a.q.head) * ELEMENT_BYTES;
     for (int index = threadIdx.x; index < ROWS * K_CHUNKS; index += THREADS) {
         const int row = index / K_CHUNKS, chunk = index % K_CHUNKS, r = at.first_row + row;
         const int count = row < at.num_rows ? min(max(a.head_dim - chunk * CHUNK_ELEMENTS, 0), CHUNK_ELEMENTS) : 0;
@@ -549,9 +553,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
             ahead = look(a, at, l, rows, first_key, next + key_group * GROUP_KEYS);
 #else
             int row = warp_row;
-            asm volatile("" : "+r"(row));
-            const struct facts now = look(a, at, l, find_rows(a, at, row), first_key,
-                                          t * BLOCK_N + step * 16 + key_group * GROUP_KEYS);
+            row = opaque(row);
+            const struct facts now =
+                look(a, at, l, find_rows(a, at, row), first_key, t * BLOCK_N + step * 16 + key_group * GROUP_KEYS);
 #endif
             if (warp_row < at.num_rows)
                 take_keys(w, a, q_fragments, q_tile, stage, stage + K_BYTES, warp_row,
@@ -561,7 +565,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     cp_async_wait<0>();
     __syncthreads();
     uint32_t block = blockIdx.x;
-    asm volatile("" : "+r"(block));
+    block = opaque(block);
     at = find_place(a, block); /* not kept through the loop */
 
     /* The warps' results side by side, then merged: [KEY_GROUPS][ROWS]. */

@@ -26,25 +26,25 @@
 #include "gpu/lse.cuh"
 #include "gpu/packed.cuh"
 
-#define THREADS  (32 * WARPS)
-#define BLOCK_M  (16 * ROW_TILES * WARPS)
-#define KEY_TILES (BLOCK_N / 8)      /* groups of eight keys: one accumulator of S each */
-#define OUT_TILES (HEAD_DIM_V / 8)   /* groups of eight columns of O */
+#define THREADS   (32 * WARPS)
+#define BLOCK_M   (16 * ROW_TILES * WARPS)
+#define KEY_TILES (BLOCK_N / 8)    /* groups of eight keys: one accumulator of S each */
+#define OUT_TILES (HEAD_DIM_V / 8) /* groups of eight columns of O */
 /* What depends on the key alone (intervals, and mask or bias without a row axis) is looked at once for all the block's
  * rows: the keys that some row sees are listed, and only they are loaded. */
 #define KEY_LIST  (INTERVALS || (MASK && !MASK_ROWS) || (BIAS && !BIAS_ROWS))
 #define TILE_LIST (MASK && MASK_ROWS && !KEY_LIST) /* tiles in which some row sees some key */
 /* Mask or bias with rows whose keys are contiguous: each warp copies those of its own rows, a tile ahead. */
-#define STAGED    (SCORES_ALIGNED && !KEY_LIST && ((MASK && MASK_ROWS) || (BIAS && BIAS_ROWS)))
-#define PLAIN     (!BIAS && !SOFTCAP && POSITIVE_SCALE)
+#define STAGED (SCORES_ALIGNED && !KEY_LIST && ((MASK && MASK_ROWS) || (BIAS && BIAS_ROWS)))
+#define PLAIN  (!BIAS && !SOFTCAP && POSITIVE_SCALE)
 
-#define UNBOUNDED   0x7fffffff
+#define UNBOUNDED 0x7fffffff
 /* Nothing is added to the scores, and tiles may be full: those have a path of their own. */
-#define FAST_PATH   (OPTIMISTIC && PLAIN && !STAGED && !KEY_LIST)
-#define LOG2_E      1.4426950408889634f
-#define LN_2        0.6931471805599453f
-#define MINUS_INF   (-__int_as_float(0x7f800000))
-#define SUM_MAX     64.0f /* of a thread's weights of one row and tile, before the maximum is raised */
+#define FAST_PATH (OPTIMISTIC && PLAIN && !STAGED && !KEY_LIST)
+#define LOG2_E    1.4426950408889634f
+#define LN_2      0.6931471805599453f
+#define MINUS_INF (-__int_as_float(0x7f800000))
+#define SUM_MAX   64.0f /* of a thread's weights of one row and tile, before the maximum is raised */
 
 static_assert(BLOCK_N % 16 == 0 && HEAD_DIM % 16 == 0 && HEAD_DIM_V % 16 == 0, "tiles are multiples of 16");
 
@@ -78,8 +78,8 @@ typedef int64_t row_distance;
 /* Tiles of `tile_rows` rows of one matrix. Where the block's threads cover whole rows, a thread's chunks lie a constant
  * stride apart in both memories, and what it needs is made once. */
 template <int chunks, int tile_rows> struct tile_source {
-    static constexpr bool regular = THREADS % chunks == 0 && THREADS / chunks % 8 == 0 &&
-                                    tile_rows * chunks % THREADS == 0 && ALIGNED;
+    static constexpr bool regular =
+        THREADS % chunks == 0 && THREADS / chunks % 8 == 0 && tile_rows * chunks % THREADS == 0 && ALIGNED;
     static constexpr int row_step = THREADS / chunks;
     const char *data; /* of the matrix; where regular, of the thread's first chunk */
     row_distance row_bytes;
@@ -108,8 +108,7 @@ template <int chunks, int tile_rows> struct tile_source {
             for (int n = 0; n < tile_rows / row_step; n++) {
                 const bool inside = row + n * row_step < rows;
                 const int from = inside ? index[row + n * row_step] - row : 0;
-                cp_async_16_fill(tile + offset + n * THREADS * 16, data + row_offset(from),
-                                 inside ? bytes : 0);
+                cp_async_16_fill(tile + offset + n * THREADS * 16, data + row_offset(from), inside ? bytes : 0);
             }
         } else {
 #    pragma unroll 1
@@ -263,8 +262,8 @@ __device__ __forceinline__ void multiply_pv(float (&o)[ROW_TILES][OUT_TILES][4],
 #pragma unroll
     for (int n = 0; n < OUT_TILES; n += 2) {
         uint32_t b[4];
-        ldmatrix_x4_trans(b, v_tile + chunk_offset<HEAD_DIM_V / 8>(lane % 16, n + lane / 16) +
-                                 step * 16 * HEAD_DIM_V * 2);
+        ldmatrix_x4_trans(b,
+                          v_tile + chunk_offset<HEAD_DIM_V / 8>(lane % 16, n + lane / 16) + step * 16 * HEAD_DIM_V * 2);
 #pragma unroll
         for (int r = 0; r < ROW_TILES; r++) {
             mma_16x8x16(o[r][n], p[r], b[0], b[1]);
@@ -279,8 +278,8 @@ __device__ __forceinline__ void multiply_pv(float (&o)[ROW_TILES][OUT_TILES][4],
 struct place {
     int batch, head, first_row;
     int seqlen_q, seqlen_k, q_begin, k_begin;
-    int diagonal;        /* i' = i + diagonal */
-    int first_key, last_key; /* keys that some row sees, before mask and intervals */
+    int diagonal;              /* i' = i + diagonal */
+    int first_key, last_key;   /* keys that some row sees, before mask and intervals */
     int first_full, last_full; /* keys that every row sees */
 };
 
@@ -291,9 +290,9 @@ struct score_pointers {
 
 /* The keys of one tile. KEY_LIST: places in the list; else consecutive keys. */
 struct tile_keys {
-    int first;       /* key of column 0 where there is no list */
-    int count;       /* columns that are keys */
-    bool partial;    /* some row does not see some column */
+    int first;        /* key of column 0 where there is no list */
+    int count;        /* columns that are keys */
+    bool partial;     /* some row does not see some column */
     const int *index; /* KEY_LIST: of column 0 */
     const uint32_t *rows;
     const float *bias;
@@ -312,8 +311,8 @@ __device__ __forceinline__ float bias_value(const char *at) {
 #if STAGED
 /* The warp's rows of one tile of mask or bias; past the ends there are zeros. */
 template <int element_bytes>
-__device__ __forceinline__ void load_scores(uint32_t tile, const char *data, int64_t row_bytes, int first_row,
-                                            int rows, int warp_row, int first_key, int keys) {
+__device__ __forceinline__ void load_scores(uint32_t tile, const char *data, int64_t row_bytes, int first_row, int rows,
+                                            int warp_row, int first_key, int keys) {
     constexpr int chunks = BLOCK_N * element_bytes / 16;
     static_assert(chunks % 2 == 0, "the swizzle pairs chunks");
     if (32 % chunks == 0 && warp_row + ROW_TILES * 16 <= rows && keys >= BLOCK_N) {
@@ -329,7 +328,8 @@ __device__ __forceinline__ void load_scores(uint32_t tile, const char *data, int
     for (int n = threadIdx.x % 32; n < ROW_TILES * 16 * chunks; n += 32) {
         const int row = warp_row + n / chunks, chunk = n % chunks;
         const int bytes = row < rows ? min(max(keys * element_bytes - chunk * 16, 0), 16) : 0;
-        const char *from = data + (int64_t)(first_row + row) * row_bytes + (int64_t)first_key * element_bytes + chunk * 16;
+        const char *from =
+            data + (int64_t)(first_row + row) * row_bytes + (int64_t)first_key * element_bytes + chunk * 16;
         cp_async_16_fill(tile + chunk_offset<chunks>(row, chunk), bytes ? from : data, bytes);
     }
 }
@@ -370,9 +370,8 @@ __device__ __forceinline__ uint32_t staged_mask(uint32_t tile, int row, int n) {
 #endif
 
 /* Scale, softcap and bias: scores in natural units (where PLAIN, they stay as the products are). */
-__device__ __forceinline__ void finish_scores(float (&s)[ROW_TILES][KEY_TILES][4],
-                                              const struct gpu_forward_params &a, const struct place &at,
-                                              const struct score_pointers &from, int warp_row,
+__device__ __forceinline__ void finish_scores(float (&s)[ROW_TILES][KEY_TILES][4], const struct gpu_forward_params &a,
+                                              const struct place &at, const struct score_pointers &from, int warp_row,
                                               const struct tile_keys &keys) {
 #if !PLAIN
     const int column = threadIdx.x % 4 * 2;
@@ -383,8 +382,8 @@ __device__ __forceinline__ void finish_scores(float (&s)[ROW_TILES][KEY_TILES][4
 #    if STAGED && BIAS
             const int row = warp_row + r * 16 + half * 8 + threadIdx.x % 32 / 4;
 #    elif BIAS && BIAS_ROWS
-            const int row = min(at.first_row + warp_row + r * 16 + half * 8 + (int)threadIdx.x % 32 / 4,
-                                at.seqlen_q - 1);
+            const int row =
+                min(at.first_row + warp_row + r * 16 + half * 8 + (int)threadIdx.x % 32 / 4, at.seqlen_q - 1);
             const char *bias = from.bias + (int64_t)row * a.bias.row * BIAS_BYTES;
 #    endif
 #    pragma unroll
@@ -419,8 +418,7 @@ __device__ __forceinline__ void finish_scores(float (&s)[ROW_TILES][KEY_TILES][4
 
 /* First and last key that a row sees, before mask and intervals. */
 __device__ __forceinline__ int first_visible(const struct gpu_forward_params &a, const struct place &at, int row) {
-    return WINDOW && a.window_left != UNBOUNDED
-               ? (int)max((int64_t)0, (int64_t)row + at.diagonal - a.window_left) : 0;
+    return WINDOW && a.window_left != UNBOUNDED ? (int)max((int64_t)0, (int64_t)row + at.diagonal - a.window_left) : 0;
 }
 __device__ __forceinline__ int last_visible(const struct gpu_forward_params &a, const struct place &at, int row) {
     return WINDOW && a.window_right != UNBOUNDED
@@ -506,9 +504,8 @@ __device__ __forceinline__ void raise_maxima(struct fragments &f, float unit) {
     for (int r = 0; r < ROW_TILES; r++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            float factor = next[r][half] == f.row_max[r][half]
-                               ? 1.0f
-                               : ex2_approx((f.row_max[r][half] - next[r][half]) * unit);
+            float factor =
+                next[r][half] == f.row_max[r][half] ? 1.0f : ex2_approx((f.row_max[r][half] - next[r][half]) * unit);
             f.row_max[r][half] = next[r][half];
             f.row_sum[r][half] *= factor;
 #pragma unroll
@@ -551,8 +548,9 @@ struct key_list {
     int *index;
     uint32_t *rows; /* first visible row of the block, and from bit 16 on how many */
     float *bias;
-    int *totals;               /* [WARPS] */
-    const int32_t **intervals; /* start and end of the block's head and batch: in shared memory, since registers are full */
+    int *totals; /* [WARPS] */
+    const int32_t *
+        *intervals; /* start and end of the block's head and batch: in shared memory, since registers are full */
 };
 
 /* What key j gives the block: the rows that see it (0 = none), and its bias. */
@@ -731,8 +729,9 @@ __device__ __forceinline__ void store_rows(struct fragments &f, const struct gpu
             bool empty = f.row_max[r][half] == MINUS_INF;
             float inverse = empty ? 0.0f : 1.0f / sum;
             if (a.lse.data && lane % 4 == 0 && at.first_row + row < at.seqlen_q)
-                store_lse<BIAS != 0>(a, at.batch, at.head, (int64_t)(at.q_begin + at.first_row + row), empty,
-                                [&] { return f.row_max[r][half] * (unit * LN_2); }, [&] { return __logf(sum); });
+                store_lse<BIAS != 0>(
+                    a, at.batch, at.head, (int64_t)(at.q_begin + at.first_row + row), empty,
+                    [&] { return f.row_max[r][half] * (unit * LN_2); }, [&] { return __logf(sum); });
 #pragma unroll
             for (int n = 0; n < OUT_TILES; n++)
                 st_shared_4(out_tile + chunk_offset<HEAD_DIM_V / 8>(row, n) + lane % 4 * 4,
@@ -771,8 +770,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
         return;
 
     const int head_kv = at.head / a.group;
-    const char *q = a.q.data + (at.batch * a.q.batch + (int64_t)(at.q_begin + at.first_row) * a.q.row +
-                                at.head * a.q.head) * 2;
+    const char *q =
+        a.q.data + (at.batch * a.q.batch + (int64_t)(at.q_begin + at.first_row) * a.q.row + at.head * a.q.head) * 2;
     const char *k = a.k.data + (at.batch * a.k.batch + (int64_t)at.k_begin * a.k.row + head_kv * a.k.head) * 2;
     const char *v = a.v.data + (at.batch * a.v.batch + (int64_t)at.k_begin * a.v.row + head_kv * a.v.head) * 2;
     struct score_pointers from = {};
@@ -849,8 +848,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     const int first_tile = at.first_key / BLOCK_N, last_tile = (at.last_key + BLOCK_N - 1) / BLOCK_N;
 #    if TILE_LIST
     uint16_t *list = (uint16_t *)(shared + MMA_FORWARD_LIST_OFFSET);
-    const uint8_t *block_mask = a.block_mask + at.batch * a.block_mask_batch + at.head / a.mask.group * a.block_mask_head +
-                             (int64_t)(at.first_row / BLOCK_M) * a.block_mask_row;
+    const uint8_t *block_mask = a.block_mask + at.batch * a.block_mask_batch +
+                                at.head / a.mask.group * a.block_mask_head +
+                                (int64_t)(at.first_row / BLOCK_M) * a.block_mask_row;
     for (int segment = first_tile; segment < last_tile; segment += MMA_FORWARD_TILES) {
         __syncthreads(); /* the list and the buffers of the segment before are free */
         const int count = list_tiles(list, block_mask, segment, min(segment + MMA_FORWARD_TILES, last_tile));

@@ -6,8 +6,8 @@
  * of 16 rows to share the split keys and values.
  *
  * Tile: BLOCK_M = 16 * ROW_TILES * WARPS / SHARE rows x BLOCK_N keys; with SHARE 2, two warps make the same weights and
- * each sums half of the columns of O, where all of them would fill the registers. Lane l of a warp holds rows l / 4 and l / 4 + 8 of each
- * row tile and columns 2 (l % 4), +1 of each group of eight.
+ * each sums half of the columns of O, where all of them would fill the registers. Lane l of a warp holds rows l / 4 and
+ * l / 4 + 8 of each row tile and columns 2 (l % 4), +1 of each group of eight.
  *
  * Shared memory: Q [BLOCK_M][HEAD_DIM], K [BLOCK_N][HEAD_DIM], V [BLOCK_N][HEAD_DIM_V], then the facts of two tiles'
  * keys where something depends on the key alone. Rows are chunks of 16 bytes, swizzled as in mma_tile.cuh.
@@ -25,7 +25,7 @@
 
 #define GROUPS     (WARPS / SHARE) /* of warps: each has its own rows */
 #define BLOCK_M    (16 * ROW_TILES * GROUPS)
-#define KEY_TILES  (BLOCK_N / 8)    /* groups of eight keys: one accumulator of S each */
+#define KEY_TILES  (BLOCK_N / 8)            /* groups of eight keys: one accumulator of S each */
 #define OUT_TILES  (HEAD_DIM_V / 8 / SHARE) /* groups of eight columns of O that a warp sums */
 #define SUMMARISED (MASK && MASK_ROWS)
 #define LOG2_E     1.4426950408889634f
@@ -64,7 +64,7 @@ __device__ __forceinline__ uint32_t facts_of(uint32_t facts, int step) {
 
 __device__ __forceinline__ int mask_kind(const struct gpu_forward_params &a, const struct place &at, int tile) {
     return a.block_mask[at.s.batch * a.block_mask_batch + at.head / a.mask.group * a.block_mask_head +
-                     (int64_t)(at.first_row / BLOCK_M) * a.block_mask_row + tile];
+                        (int64_t)(at.first_row / BLOCK_M) * a.block_mask_row + tile];
 }
 
 /* The next tile from `tile` down in which some row sees some key, -1 when there is none; what depends on its keys alone
@@ -122,8 +122,8 @@ __device__ __forceinline__ void finish_scores(float (&s)[ROW_TILES][KEY_TILES][4
             [[maybe_unused]] float b[2] = {0, 0};
             [[maybe_unused]] bool seen[2] = {true, true};
 #if BIAS && BIAS_ROWS
-            read_bias(b, bias_of(a, at.s.batch, at.head) + inside * a.bias.row + tile_key * a.bias.key, a.bias.key, column,
-                      count);
+            read_bias(b, bias_of(a, at.s.batch, at.head) + inside * a.bias.row + tile_key * a.bias.key, a.bias.key,
+                      column, count);
 #elif BIAS
             b[0] = __uint_as_float(key_bias[0]);
             b[1] = __uint_as_float(key_bias[1]);
@@ -207,7 +207,8 @@ __device__ __forceinline__ void store_rows(const struct fragments &f, const stru
             const float inverse = empty ? 0.0f : 1.0f / sum;
             const int64_t i = (int64_t)at.s.q_begin + row;
             if (a.lse.data && lane % 4 == 0 && share == 0)
-                store_lse<BIAS != 0>(a, at.s.batch, at.head, i, empty, [&] { return f.row_max[r][half]; }, [&] { return logf(sum); });
+                store_lse<BIAS != 0>(
+                    a, at.s.batch, at.head, i, empty, [&] { return f.row_max[r][half]; }, [&] { return logf(sum); });
             float *out = (float *)a.out.data + at.s.batch * a.out.batch + i * a.out.row + at.head * a.out.head;
 #pragma unroll
             for (int n = 0; n < OUT_TILES; n++)
@@ -226,8 +227,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     if (at.first_row >= at.s.seqlen_q)
         return;
     const int64_t batch = at.s.batch, head_kv = at.head / a.group;
-    const char *q = a.q.data + (batch * a.q.batch + ((int64_t)at.s.q_begin + at.first_row) * a.q.row +
-                                at.head * a.q.head) * 4;
+    const char *q =
+        a.q.data + (batch * a.q.batch + ((int64_t)at.s.q_begin + at.first_row) * a.q.row + at.head * a.q.head) * 4;
     const char *k = a.k.data + (batch * a.k.batch + at.s.k_begin * a.k.row + head_kv * a.k.head) * 4;
     const char *v = a.v.data + (batch * a.v.batch + at.s.k_begin * a.v.row + head_kv * a.v.head) * 4;
     auto load_k = [&](int tile) {

@@ -34,7 +34,7 @@
 #include "cuda/ptx/special.cuh"
 #include "families/mma/mma_named.h"
 
-#if !defined(ALGORITHM) || !defined(DTYPE) || !defined(HEAD_DIM) || !defined(SLICE) || !defined(OUT_COLUMNS) || \
+#if !defined(ALGORITHM) || !defined(DTYPE) || !defined(HEAD_DIM) || !defined(SLICE) || !defined(OUT_COLUMNS) ||   \
     !defined(OUT_SLICE) || !defined(OUT_BLOCKS) || !defined(BLOCK_N) || !defined(STAGES) || !defined(SWIZZLED) || \
     !defined(F16_ACCUMULATION) || !defined(CAUSAL)
 #    error "mma_named.cu needs every constant of MMA_NAMED_CONSTANTS"
@@ -70,7 +70,8 @@ static constexpr int STATISTICS_OFFSET = P_OFFSET + MMA_NAMED_TILE_BYTES(BLOCK_M
 static constexpr int PANEL_TILES = MMA_NAMED_PANEL_COLUMNS / 8;
 
 static_assert(BLOCK_N % (16 * WARPS_N) == 0 && SLICE % 16 == 0 && OUT_COLUMNS % (16 * WARPS_N) == 0 &&
-                  OUT_SLICE % 16 == 0, "operands are 16 x 16");
+                  OUT_SLICE % 16 == 0,
+              "operands are 16 x 16");
 static_assert(K_PARTS * SLICE == HEAD_DIM && OUT_COLUMNS % OUT_SLICE == 0, "slices are whole");
 static_assert(TILED || (SLICE == HEAD_DIM && OUT_SLICE == OUT_COLUMNS), "only tiling kernels slice");
 static_assert(!F16_ACCUMULATION || DTYPE == GPU_FLOAT16, "there is no sum in bfloat16");
@@ -443,11 +444,11 @@ __device__ __forceinline__ void finish_sums(struct row_state &state, [[maybe_unu
 /* Divides by the sums and writes the lse, then O: 64 columns of 16 rows at a time go through the warp's own panel in
  * shared memory, because a lane holds 4 bytes of a row there, and eight lanes write 128 bytes of it here. */
 __device__ __forceinline__ void store_rows(struct row_state &state, float (&o)[ROW_TILES][OUT_TILES][4],
-                                           const struct place &at, const struct gpu_forward_params &a,
-                                           uint32_t panel) {
+                                           const struct place &at, const struct gpu_forward_params &a, uint32_t panel) {
     const struct warp_place w = find_warp();
-    char *const out = a.out.data + (at.batch * a.out.batch + (int64_t)at.first_row * a.out.row + at.head * a.out.head +
-                                    at.first_column) * 2;
+    char *const out =
+        a.out.data +
+        (at.batch * a.out.batch + (int64_t)at.first_row * a.out.row + at.head * a.out.head + at.first_column) * 2;
 #pragma unroll
     for (int r = 0; r < ROW_TILES; r++) {
 #pragma unroll
@@ -457,8 +458,7 @@ __device__ __forceinline__ void store_rows(struct row_state &state, float (&o)[R
             const int row = w.row + r * 16 + half * 8 + MMA_NAMED_SUM_ROW(w.lane);
             const bool first_of_row = at.first_column == 0 && w.column == 0 && MMA_NAMED_SUM_COLUMN(w.lane) == 0;
             if (a.lse.data && first_of_row && row < at.rows)
-                a.lse.data[at.batch * a.lse.batch + at.head * a.lse.head +
-                           (int64_t)(at.first_row + row) * a.lse.row] =
+                a.lse.data[at.batch * a.lse.batch + at.head * a.lse.head + (int64_t)(at.first_row + row) * a.lse.row] =
                     empty ? -MINUS_INF : state.max[r][half] * LN_2 + __logf(state.sum[r][half]);
 #pragma unroll
             for (int n = 0; n < OUT_TILES; n++) {

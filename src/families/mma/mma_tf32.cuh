@@ -1,9 +1,9 @@
 /* mma_tf32.cuh: products of one warp on float32 tiles, nearly as exact as float32, by three products of tf32 numbers.
  *
  * x = big + small, both tf32: big is x rounded to 11 bits, small the rest, of which the tensor core leaves at most the
- * last bit out. a b = small big + big small + big big: what is missing is 2^-22 of a b. Tensor cores add by cutting off,
- * so that long sums drift towards zero: sums here are of 16 products (scores) or of the keys of one tile, and these are
- * added in float32, rounded (Ootomo and Yokota, 2022).
+ * last bit out. a b = small big + big small + big big: what is missing is 2^-22 of a b. Tensor cores add by cutting
+ * off, so that long sums drift towards zero: sums here are of 16 products (scores) or of the keys of one tile, and
+ * these are added in float32, rounded (Ootomo and Yokota, 2022).
  *
  * Fragments of m16n8k8 lie in 32-bit tiles as those of m16n8k16 do in 16-bit ones: an 8x8 matrix of ldmatrix is 8 rows
  * of 4 elements, so left_of() and right_of() serve both. Where a tile's rows are the contracted index, the lane reads
@@ -82,8 +82,8 @@ __device__ __forceinline__ void multiply_scores(float (&c)[row_tiles][tiles][4],
     }
 }
 
-/* sum += W B: W are accumulators of scores, 16 `row_tiles` x 8 `tiles`; the rows of B are the contracted index, and of its
- * columns 8 `columns` from first_column on are taken. */
+/* sum += W B: W are accumulators of scores, 16 `row_tiles` x 8 `tiles`; the rows of B are the contracted index, and of
+ * its columns 8 `columns` from first_column on are taken. */
 template <int chunks, int row_tiles, int tiles, int columns>
 __device__ __forceinline__ void add_product(float (&sum)[row_tiles][columns][4], const float (&w)[row_tiles][tiles][4],
                                             uint32_t tile, int first_column = 0) {

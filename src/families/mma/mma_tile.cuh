@@ -1,5 +1,5 @@
-/* mma_tile.cuh: tiles in shared memory and, of 16-bit elements, the products of one warp on them, for kernels that define
- * DTYPE, THREADS and ALIGNED before including it. Those of 32-bit elements are in mma_tf32.cuh.
+/* mma_tile.cuh: tiles in shared memory and, of 16-bit elements, the products of one warp on them, for kernels that
+ * define DTYPE, THREADS and ALIGNED before including it. Those of 32-bit elements are in mma_tf32.cuh.
  *
  * A tile is rows of `chunks` 16-byte chunks. The chunks of a row are permuted by a number that depends on the row, so
  * that eight rows of the same column lie in different banks: ldmatrix, its transposed form, and 4-byte stores of
@@ -10,6 +10,7 @@
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/mma.cuh"
+#include "cuda/ptx/opaque.cuh"
 
 #define ELEMENT_BYTES  (DTYPE == GPU_FLOAT32 ? 4 : 2)
 #define CHUNK_ELEMENTS (16 / ELEMENT_BYTES)
@@ -20,8 +21,8 @@ template <int chunks> __device__ __forceinline__ int swizzle_of(int row) {
 template <int chunks> __device__ __forceinline__ int chunk_offset(int row, int chunk) {
     return (row * chunks + (chunk ^ swizzle_of<chunks>(row))) * 16;
 }
-/* In panels a tile is one after the other tiles of 8 or 4 columns of chunks, each of `panel_rows` rows: as the copy engine
- * leaves them with its swizzle of 128 or 64 bytes. panel_rows 0: not in panels. */
+/* In panels a tile is one after the other tiles of 8 or 4 columns of chunks, each of `panel_rows` rows: as the copy
+ * engine leaves them with its swizzle of 128 or 64 bytes. panel_rows 0: not in panels. */
 template <int chunks> constexpr int panel_chunks = chunks % 8 ? 4 : 8;
 template <int chunks, int panel_rows> constexpr int row_chunks = panel_rows ? panel_chunks<chunks> : chunks;
 template <int chunks, int panel_rows> __device__ __forceinline__ int chunk_offset_in(int row, int chunk) {
@@ -51,7 +52,7 @@ template <int chunks, int tile_rows, int panel_rows = 0>
 __device__ __forceinline__ void load_tile(uint32_t tile, const char *from, int64_t row_bytes, int rows, int columns) {
     constexpr int copies = (tile_rows * chunks + THREADS - 1) / THREADS, step = THREADS / chunks;
     int thread = threadIdx.x;
-    asm volatile("" : "+r"(thread)); /* places are computed here, not kept from call to call */
+    thread = opaque(thread); /* places are computed here, not kept from call to call */
     if constexpr (ALIGNED && DTYPE != GPU_FLOAT32 && THREADS % chunks == 0 && step % 8 == 0 && tile_rows % step == 0) {
         /* A thread's copies lie in one column, `step` rows apart: only the row's address changes. */
         const int row = thread / chunks, chunk = thread % chunks;
@@ -60,7 +61,8 @@ __device__ __forceinline__ void load_tile(uint32_t tile, const char *from, int64
         const uint32_t to = tile + chunk_offset_in<chunks, panel_rows>(row, chunk);
 #pragma unroll
         for (int n = 0; n < copies; n++, at += step * row_bytes)
-            cp_async_16_fill(to + n * step * row_chunks<chunks, panel_rows> * 16, at, row + n * step < rows ? bytes : 0);
+            cp_async_16_fill(to + n * step * row_chunks<chunks, panel_rows> * 16, at,
+                             row + n * step < rows ? bytes : 0);
     } else {
 #pragma unroll(copies < 4 ? copies : copies % 4 ? 2 : 4)
         for (int n = 0; n < copies; n++) {
@@ -81,7 +83,7 @@ __device__ __forceinline__ void store_words(char *at, const uint32_t (&word)[4],
     if (aligned && count == 8)
         *(uint4 *)at = make_uint4(word[0], word[1], word[2], word[3]);
     else
-#pragma unroll
+#    pragma unroll
         for (int e = 0; e < 8; e++)
             if (e < count)
                 ((uint16_t *)at)[e] = (uint16_t)(word[e / 2] >> (e % 2 * 16));
@@ -141,9 +143,9 @@ __device__ __forceinline__ void store_pair(float *row, int column, int columns, 
 #endif
 
 /* Addresses of a lane in a tile. lane_address() gives that of a row and a first chunk of 0 or 1; at_step() moves it by
- * whole groups of 8 rows and by an even number of chunks, both known when compiling: one exclusive or, since tiles begin
- * at multiples of 128 bytes. The result of lane_address() is opaque to the compiler, which would else keep the address of
- * every step in a register of its own for the whole loop. */
+ * whole groups of 8 rows and by an even number of chunks, both known when compiling: one exclusive or, since tiles
+ * begin at multiples of 128 bytes. The result of lane_address() is opaque to the compiler, which would else keep the
+ * address of every step in a register of its own for the whole loop. */
 template <int chunks, int panel_rows = 0> struct lane_address {
     static constexpr int wide = row_chunks<chunks, panel_rows>;
     static constexpr int group = wide % 8 == 0 ? 8 : 4, group_bytes = (panel_rows ? panel_rows : 1) * group * 16;
@@ -151,12 +153,12 @@ template <int chunks, int panel_rows = 0> struct lane_address {
     uint32_t at;
     __device__ __forceinline__ lane_address(uint32_t tile, int row, int chunk) {
         at = tile + row * (wide * 16) + ((swizzle_of<wide>(row) ^ chunk) << 4);
-        asm volatile("" : "+r"(at));
+        at = opaque(at);
     }
     /* Of a first row that is a multiple of 8, from the lane's place in a step at row 0. */
     __device__ __forceinline__ lane_address(uint32_t tile_and_place, int row) {
         at = tile_and_place + row * (wide * 16);
-        asm volatile("" : "+r"(at));
+        at = opaque(at);
     }
     __device__ __forceinline__ uint32_t at_step(int rows, int chunk) const {
         return (at ^ (uint32_t)(chunk % group << 4)) + chunk / group * group_bytes + rows * (wide * 16);
@@ -172,14 +174,14 @@ template <int chunks, int panel_rows = 0> struct lane_address {
 template <int chunks> __device__ __forceinline__ struct lane_address<chunks> left_of(uint32_t tile, int row) {
     const int lane = threadIdx.x % 32;
     return {tile, row + lane % 16, lane / 16};
-}
-template <int chunks> __device__ __forceinline__ struct lane_address<chunks> right_of(uint32_t tile, int row) {
+} template <int chunks> __device__ __forceinline__ struct lane_address<chunks> right_of(uint32_t tile, int row) {
     const int lane = threadIdx.x % 32;
     return {tile, row + lane % 8 + lane / 16 * 8, lane / 8 % 2};
 }
 /* The lane's place in a step at row 0, of operands that take 16 rows and then the second chunk (left, and right of the
  * transpose), and of those that take both chunks of 8 rows (right, and left of the transpose). */
-template <int wide> __device__ __forceinline__ uint32_t place_by_rows() {
+template <int wide>
+__device__ __forceinline__ uint32_t place_by_rows() {
     const int lane = threadIdx.x % 32;
     return (uint32_t)chunk_offset<wide>(lane % 16, lane / 16);
 }

@@ -36,9 +36,9 @@
 #include "gpu/lse.cuh"
 #include "gpu/packed.cuh"
 
-#if !defined(DTYPE) || !defined(HEAD_DIM) || !defined(HEAD_DIM_V) || !defined(WARPS) || !defined(BLOCK_M) ||           \
-    !defined(BLOCK_N) || !defined(SLICE_D) || !defined(SLICE_KEYS) || !defined(SLICE_PARTS) || !defined(STAGES) ||     \
-    !defined(CLUSTER) || !defined(HAS_SOFTCAP) || !defined(HAS_MASK) || !defined(HAS_BIAS) ||                          \
+#if !defined(DTYPE) || !defined(HEAD_DIM) || !defined(HEAD_DIM_V) || !defined(WARPS) || !defined(BLOCK_M) ||       \
+    !defined(BLOCK_N) || !defined(SLICE_D) || !defined(SLICE_KEYS) || !defined(SLICE_PARTS) || !defined(STAGES) || \
+    !defined(CLUSTER) || !defined(HAS_SOFTCAP) || !defined(HAS_MASK) || !defined(HAS_BIAS) ||                      \
     !defined(HAS_INTERVALS) || !defined(VARLEN)
 #    error "mma_wide.cu needs every constant of MMA_WIDE_CONSTANTS"
 #endif
@@ -74,11 +74,11 @@ constexpr int RING_OFFSET = P_OFFSET + MMA_WIDE_P_BYTES(BLOCK_M, BLOCK_N);
 constexpr int SHARED_BYTES = MMA_WIDE_SHARED_BYTES(HEAD_DIM, HEAD_DIM_V, WARPS, BLOCK_M, BLOCK_N, SLICE_D, SLICE_KEYS,
                                                    SLICE_PARTS, STAGES, CLUSTER);
 constexpr int BARRIERS_OFFSET = SHARED_BYTES - MMA_WIDE_BARRIER_BYTES(STAGES);
-constexpr int FULL_OFFSET = BARRIERS_OFFSET;               /* [STAGES]: the slice has arrived */
-constexpr int EMPTY_OFFSET = FULL_OFFSET + STAGES * 8;     /* [STAGES]: all warps have read it */
-constexpr int P_FREE_OFFSET = EMPTY_OFFSET + STAGES * 8;   /* [row group]: all its warps have read P */
-constexpr int EXCHANGE_OFFSET = P_FREE_OFFSET + 4 * 8;     /* [row group], cluster: all its warps have published */
-constexpr int VOTES_OFFSET = EXCHANGE_OFFSET + 4 * 8;      /* [row group][3], cluster */
+constexpr int FULL_OFFSET = BARRIERS_OFFSET;             /* [STAGES]: the slice has arrived */
+constexpr int EMPTY_OFFSET = FULL_OFFSET + STAGES * 8;   /* [STAGES]: all warps have read it */
+constexpr int P_FREE_OFFSET = EMPTY_OFFSET + STAGES * 8; /* [row group]: all its warps have read P */
+constexpr int EXCHANGE_OFFSET = P_FREE_OFFSET + 4 * 8;   /* [row group], cluster: all its warps have published */
+constexpr int VOTES_OFFSET = EXCHANGE_OFFSET + 4 * 8;    /* [row group][3], cluster */
 constexpr int STATISTICS_OFFSET = BARRIERS_OFFSET - MMA_WIDE_STATISTICS_BYTES(WARPS, CLUSTER);
 constexpr int AHEAD = (STAGES * 2 + 2) / 3; /* slots that are loaded ahead; the other stages let warps drift apart */
 
@@ -110,11 +110,11 @@ __device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000);
 
 /* What one block works on. */
 struct work {
-    int32_t batch, head, row0;      /* row0: first query row of the block */
-    int32_t seqlen_q, seqlen_k;     /* of this sequence */
-    int64_t q_begin, k_begin;       /* first row of the sequence in packed tensors; 0 when dense */
-    int32_t first_tile, last_tile;  /* key tiles [first, last) that some row sees */
-    int32_t full_first, full_last;  /* keys [first, last) that every row sees */
+    int32_t batch, head, row0;     /* row0: first query row of the block */
+    int32_t seqlen_q, seqlen_k;    /* of this sequence */
+    int64_t q_begin, k_begin;      /* first row of the sequence in packed tensors; 0 when dense */
+    int32_t first_tile, last_tile; /* key tiles [first, last) that some row sees */
+    int32_t full_first, full_last; /* keys [first, last) that every row sees */
 };
 
 __device__ __forceinline__ int32_t clamp_to_keys(int64_t key, int32_t seqlen_k) {
@@ -122,11 +122,13 @@ __device__ __forceinline__ int32_t clamp_to_keys(int64_t key, int32_t seqlen_k) 
 }
 /* Keys [first, last) that causal and window leave to row i. */
 __device__ __forceinline__ int32_t first_key(const gpu_forward_params &a, const work &w, int32_t i) {
-    if (a.window_left == 0x7fffffff) return 0;
+    if (a.window_left == 0x7fffffff)
+        return 0;
     return clamp_to_keys((int64_t)i + w.seqlen_k - w.seqlen_q - a.window_left, w.seqlen_k);
 }
 __device__ __forceinline__ int32_t last_key(const gpu_forward_params &a, const work &w, int32_t i) {
-    if (a.window_right == 0x7fffffff) return w.seqlen_k;
+    if (a.window_right == 0x7fffffff)
+        return w.seqlen_k;
     return clamp_to_keys((int64_t)i + w.seqlen_k - w.seqlen_q + a.window_right + 1, w.seqlen_k);
 }
 
@@ -198,7 +200,8 @@ __device__ __forceinline__ void copy_chunks(uint32_t shared, const char *global,
     for (int i = 0; i < ROWS; i += COPY_ROWS) {
 #pragma unroll
         for (int panel = 0; panel < PANELS; panel += STEP) {
-            if (panel + STEP > PANELS && panel + find_chunk<ROWS>().panel >= PANELS) continue;
+            if (panel + STEP > PANELS && panel + find_chunk<ROWS>().panel >= PANELS)
+                continue;
             cp_async_16(shared + (uint32_t)(i * COLUMNS * 2 + panel * 128), global + panel * 128);
         }
         global += COPY_ROWS * row_bytes;
@@ -222,7 +225,7 @@ __device__ __forceinline__ void copy_cut_chunks(uint32_t shared, const char *glo
 
 /* The producer's side of the ring: every thread copies its share of each slot. */
 struct loader {
-    const char *k, *v; /* row 0 of the sequence, this block's columns of v; KEEP_CHUNKS: this thread's chunk of it */
+    const char *k, *v;   /* row 0 of the sequence, this block's columns of v; KEEP_CHUNKS: this thread's chunk of it */
     uint32_t k_to, v_to; /* KEEP_CHUNKS: its bytes in a slice */
     int64_t k_row_bytes, v_row_bytes;
     int32_t seqlen_k, head_dim, columns_v;
@@ -232,7 +235,8 @@ struct loader {
 };
 
 __device__ __forceinline__ void load_next(loader &l) {
-    if (l.tile >= l.last_tile) return;
+    if (l.tile >= l.last_tile)
+        return;
     mbarrier_wait(l.shared + EMPTY_OFFSET + l.stage * 8, l.parity);
     const uint32_t stage = l.shared + RING_OFFSET + (uint32_t)(l.stage * STAGE_BYTES);
     if (l.slot < K_SLOTS) {
@@ -240,7 +244,8 @@ __device__ __forceinline__ void load_next(loader &l) {
         const int32_t rows = l.seqlen_k - key, columns = l.head_dim - d;
         const char *from = l.k + (key * l.k_row_bytes + d * 2);
         uint32_t to = stage + l.k_to;
-        if (!KEEP_CHUNKS) place_chunk<BLOCK_KEYS, K_PITCH>(from, to, l.k_row_bytes);
+        if (!KEEP_CHUNKS)
+            place_chunk<BLOCK_KEYS, K_PITCH>(from, to, l.k_row_bytes);
         if (rows >= BLOCK_KEYS && columns >= SLICE_D)
             copy_chunks<BLOCK_KEYS, SLICE_D>(to, from, l.k_row_bytes);
         else
@@ -252,7 +257,8 @@ __device__ __forceinline__ void load_next(loader &l) {
         const int32_t rows = l.seqlen_k - key, columns = l.columns_v - column;
         const char *from = l.v + (key * l.v_row_bytes + column * 2);
         uint32_t to = stage + l.v_to;
-        if (!KEEP_CHUNKS) place_chunk<SLICE_KEYS, V_PITCH>(from, to, l.v_row_bytes);
+        if (!KEEP_CHUNKS)
+            place_chunk<SLICE_KEYS, V_PITCH>(from, to, l.v_row_bytes);
         if (rows >= SLICE_KEYS && columns >= PART_COLUMNS)
             copy_chunks<SLICE_KEYS, PART_COLUMNS>(to, from, l.v_row_bytes);
         else
@@ -284,7 +290,8 @@ __device__ __forceinline__ uint32_t ring_slice(const ring &r) {
 /* After the warp's last load from the slice. */
 __device__ __forceinline__ void ring_release(ring &r) {
     __syncwarp();
-    if ((threadIdx.x & 31) == 0) mbarrier_arrive(r.shared + EMPTY_OFFSET + r.stage * 8);
+    if ((threadIdx.x & 31) == 0)
+        mbarrier_arrive(r.shared + EMPTY_OFFSET + r.stage * 8);
     if (++r.stage == STAGES) {
         r.stage = 0;
         r.parity ^= 1;
@@ -306,10 +313,10 @@ __device__ __forceinline__ float widen(uint16_t x) { return DTYPE == GPU_FLOAT16
 struct place {
     int32_t quad_row, quad_column; /* in an accumulator tile */
     int32_t column_group;
-    int32_t block_row;    /* of the block's rows; the others are 8, 16 and 24 below */
-    int32_t warp_key;     /* first key of the warp in a step */
-    uint32_t p_store;     /* byte in P of row block_row, apart from the chunk */
-    uint32_t statistics;  /* byte of this warp's number on row block_row */
+    int32_t block_row;   /* of the block's rows; the others are 8, 16 and 24 below */
+    int32_t warp_key;    /* first key of the warp in a step */
+    uint32_t p_store;    /* byte in P of row block_row, apart from the chunk */
+    uint32_t statistics; /* byte of this warp's number on row block_row */
 };
 __device__ __forceinline__ place find_place(uint32_t rank) {
     const int32_t thread = (int32_t)tid_x_reread(), lane = thread & 31, warp = thread >> 5;
@@ -332,15 +339,17 @@ __device__ __forceinline__ float weight(float x, float unit, float reference) {
 
 /* Products to scores; invisible ones to -inf. Returns what the numbers are still to be multiplied by: where nothing is
  * to be done but scaling, that is left to weight(). */
-__device__ __forceinline__ float finish_scores(const gpu_forward_params &a, const work &w, int32_t tile,
-                                               uint32_t rank, float (&s)[2][KEY_TILES][4]) {
+__device__ __forceinline__ float finish_scores(const gpu_forward_params &a, const work &w, int32_t tile, uint32_t rank,
+                                               float (&s)[2][KEY_TILES][4]) {
     const float factor = HAS_SOFTCAP ? a.scale * a.softcap_inverse : a.scale * SCORE_UNIT;
     const bool partial = tile * BLOCK_N < w.full_first || (tile + 1) * BLOCK_N > w.full_last;
-    if (PLAIN && !partial) return factor;
+    if (PLAIN && !partial)
+        return factor;
 
     const char *mask = 0, *bias = 0;
     const int32_t *start = 0, *end = 0;
-    if (HAS_MASK) mask = a.mask.data + w.batch * a.mask.batch + (w.head / a.mask.group) * a.mask.head;
+    if (HAS_MASK)
+        mask = a.mask.data + w.batch * a.mask.batch + (w.head / a.mask.group) * a.mask.head;
     constexpr int BIAS_BYTES = HAS_BIAS == 2 ? 4 : 2;
     if (HAS_BIAS)
         bias = a.bias.data + (w.batch * a.bias.batch + (w.head / a.bias.group) * a.bias.head) * BIAS_BYTES;
@@ -368,17 +377,21 @@ __device__ __forceinline__ float finish_scores(const gpu_forward_params &a, cons
                     const int32_t j = key0 + n * 8 + e;
                     float &x = s[m][0][half * 2 + e];
                     x *= factor;
-                    if (HAS_SOFTCAP) x = a.softcap * SCORE_UNIT * tanh_accurate(x);
+                    if (HAS_SOFTCAP)
+                        x = a.softcap * SCORE_UNIT * tanh_accurate(x);
                     bool visible = j >= first && j < last;
-                    if (HAS_INTERVALS || HAS_MASK || HAS_BIAS) visible = visible && i < w.seqlen_q;
+                    if (HAS_INTERVALS || HAS_MASK || HAS_BIAS)
+                        visible = visible && i < w.seqlen_q;
                     if (HAS_INTERVALS && visible)
                         visible = i >= start[j * a.intervals.start_key] && i < end[j * a.intervals.end_key];
-                    if (HAS_MASK && visible) visible = mask[i * a.mask.row + j * a.mask.key] != 0;
+                    if (HAS_MASK && visible)
+                        visible = mask[i * a.mask.row + j * a.mask.key] != 0;
                     if (HAS_BIAS && visible) {
                         const char *from = bias + (i * a.bias.row + j * a.bias.key) * BIAS_BYTES;
                         x += HAS_BIAS == 2 ? *(const float *)from : widen(*(const uint16_t *)from);
                     }
-                    if (!visible) x = -infinity();
+                    if (!visible)
+                        x = -infinity();
                 }
             }
 #pragma unroll
@@ -387,7 +400,8 @@ __device__ __forceinline__ float finish_scores(const gpu_forward_params &a, cons
             for (int e = 0; e < 4; ++e) {
                 const float done = s[m][0][e];
 #pragma unroll
-                for (int t = 1; t < KEY_TILES; ++t) s[m][t - 1][e] = s[m][t][e];
+                for (int t = 1; t < KEY_TILES; ++t)
+                    s[m][t - 1][e] = s[m][t][e];
                 s[m][KEY_TILES - 1][e] = done;
             }
     }
@@ -439,13 +453,15 @@ __device__ __forceinline__ bool group_meet_or(group &g, bool condition) {
 #if CLUSTER == 2
     const uint32_t votes = g.shared + VOTES_OFFSET + g.index * 12;
     const bool any = __any_sync(0xffffffff, condition), first = (threadIdx.x & 31) == 0;
-    if (any && first) publish(votes + g.vote * 4, g.peer, 1);
+    if (any && first)
+        publish(votes + g.vote * 4, g.peer, 1);
     group_meet(g);
     const bool result = ld_shared_4(votes + g.vote * 4) != 0;
     /* The slot two votes ahead was last read before this meeting and is not written before the next one. */
     g.vote = g.vote == 2 ? 0 : g.vote + 1;
     const uint32_t ahead = g.vote == 2 ? 0 : g.vote + 1;
-    if (first) st_shared_4(votes + ahead * 4, 0);
+    if (first)
+        st_shared_4(votes + ahead * 4, 0);
     return result;
 #else
     return barrier_red_or(1 + g.index, GROUP_THREADS, condition);
@@ -479,7 +495,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS)
     peer = mapa_shared(shared, rank ^ 1) - shared;
 #endif
     const work w = find_work(a);
-    if (VARLEN && w.row0 >= w.seqlen_q) return;
+    if (VARLEN && w.row0 >= w.seqlen_q)
+        return;
 
     loader l;
     const int32_t block_column = (int32_t)rank * BLOCK_COLUMNS;
@@ -512,7 +529,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS)
             mbarrier_init(shared + P_FREE_OFFSET + i * 8, STATISTICS);
             mbarrier_init(shared + EXCHANGE_OFFSET + i * 8, STATISTICS);
         }
-        for (int i = 0; i < 12; ++i) st_shared_4(shared + VOTES_OFFSET + i * 4, 0);
+        for (int i = 0; i < 12; ++i)
+            st_shared_4(shared + VOTES_OFFSET + i * 4, 0);
     }
 #if CLUSTER == 2
     barrier_cluster_arrive();
@@ -531,7 +549,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS)
             copy_cut_chunks<BLOCK_M, HEAD_DIM>(q_chunk, q, a.q.row * 2, w.seqlen_q - w.row0, a.head_dim);
     }
 #pragma unroll
-    for (int i = 0; i < AHEAD; ++i) load_next(l);
+    for (int i = 0; i < AHEAD; ++i)
+        load_next(l);
 
     /* Addresses of this lane. ldmatrix x4 reads rows lane & 15, 16-byte halves lane >> 4 of a 16 x 16 tile; the tile in
      * chunk pair p of its row lies at (p * 32) ^ lane_chunk, and rows begin at multiples of 128. */
@@ -541,15 +560,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS)
     /* Of K, so that the two registers of an operand are neighbours: rows (lane & 7) + 8 (lane >> 4), halves bit 3. */
     const uint32_t k_lane = (column_group * WARP_KEYS + (lane & 7) + (WARP_KEYS == 8 ? 0 : lane >> 4 << 3)) * K_PITCH +
                             ((((lane >> 3) & 1) ^ (lane & 7)) << 4);
-    const uint32_t v_lane = lane_row * V_PITCH + (column_group % 4 * 32 ^ lane_chunk) +
-                            (COLUMN_GROUPS == 8 ? column_group / 4 * 128 : 0);
+    const uint32_t v_lane =
+        lane_row * V_PITCH + (column_group % 4 * 32 ^ lane_chunk) + (COLUMN_GROUPS == 8 ? column_group / 4 * 128 : 0);
 
     float o[2][UNITS * 2][4];
     float reference[2][2], sum[2][2]; /* of rows block_row + 16 m + 8 half; the sums of this lane alone */
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
 #pragma unroll
-        for (int n = 0; n < UNITS * 2; ++n) o[m][n][0] = o[m][n][1] = o[m][n][2] = o[m][n][3] = 0.0f;
+        for (int n = 0; n < UNITS * 2; ++n)
+            o[m][n][0] = o[m][n][1] = o[m][n][2] = o[m][n][3] = 0.0f;
         reference[m][0] = reference[m][1] = -infinity();
         sum[m][0] = sum[m][1] = 0.0f;
     }
@@ -566,7 +586,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS)
 #pragma unroll
         for (int m = 0; m < 2; ++m)
 #pragma unroll
-            for (int n = 0; n < KEY_TILES; ++n) s[m][n][0] = s[m][n][1] = s[m][n][2] = s[m][n][3] = 0.0f;
+            for (int n = 0; n < KEY_TILES; ++n)
+                s[m][n][0] = s[m][n][1] = s[m][n][2] = s[m][n][3] = 0.0f;
         {
             uint32_t qa[2][2][4], kb[2][(KEY_TILES + 1) / 2][4];
             uint32_t q_slice = q_lane, k_slice = 0;
@@ -582,7 +603,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS)
                     kb[buffer][0][1] = pair[1];
                 } else {
 #pragma unroll
-                    for (int n = 0; n < KEY_TILES / 2; ++n) ldmatrix_x4(kb[buffer][n], k_at + n * 16 * K_PITCH);
+                    for (int n = 0; n < KEY_TILES / 2; ++n)
+                        ldmatrix_x4(kb[buffer][n], k_at + n * 16 * K_PITCH);
                 }
             };
             ring_wait(r);
@@ -643,7 +665,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS)
         publish_weights();
         bool raise = !settled;
 #pragma unroll
-        for (int m = 0; m < 2; ++m) raise = raise || !(tile_sum[m][0] <= SUM_MAX) || !(tile_sum[m][1] <= SUM_MAX);
+        for (int m = 0; m < 2; ++m)
+            raise = raise || !(tile_sum[m][0] <= SUM_MAX) || !(tile_sum[m][1] <= SUM_MAX);
         if (group_meet_or(g, raise)) {
 #pragma unroll
             for (int m = 0; m < 2; ++m)
@@ -667,7 +690,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS)
                         (const float *)(shared_memory + STATISTICS_OFFSET) + at.block_row + m * 16 + half * 8;
                     float largest = reference[m][half];
 #pragma unroll
-                    for (int i = 0; i < STATISTICS; ++i) largest = fmaxf(largest, of_row[i * BLOCK_M]);
+                    for (int i = 0; i < STATISTICS; ++i)
+                        largest = fmaxf(largest, of_row[i * BLOCK_M]);
                     const float factor =
                         largest == reference[m][half] ? 1.0f : weight(reference[m][half], 1.0f, largest);
                     settled = settled && largest != -infinity();
@@ -715,7 +739,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS)
                 for (int load = 0; load < LOADS; ++load) {
                     const int step = load / PART_UNITS, unit = part * PART_UNITS + load % PART_UNITS;
                     if (load + 1 < LOADS) {
-                        if ((load + 1) % PART_UNITS == 0) load_p(step + 1);
+                        if ((load + 1) % PART_UNITS == 0)
+                            load_p(step + 1);
                         load_v(load + 1);
                     }
                     const uint32_t(&b)[4] = vb[load & 1];
@@ -742,7 +767,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS)
                 publish(shared + at.statistics + (m * 16 + half * 8) * 4, peer, __float_as_uint(sum[m][half]));
         }
     group_meet(g);
-    if (!OUT_OVER_Q) __syncthreads();
+    if (!OUT_OVER_Q)
+        __syncthreads();
 #pragma unroll
     for (int m = 0; m < 2; ++m)
 #pragma unroll
@@ -751,12 +777,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS)
             const float *of_row = (const float *)(shared_memory + STATISTICS_OFFSET) + row;
             float total = 0.0f;
 #pragma unroll
-            for (int i = 0; i < STATISTICS; ++i) total += of_row[i * BLOCK_M];
+            for (int i = 0; i < STATISTICS; ++i)
+                total += of_row[i * BLOCK_M];
             const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
             if (a.lse.data && rank == 0 && at.column_group == 0 && at.quad_column == 0 && w.row0 + row < w.seqlen_q)
-                store_lse<HAS_BIAS != 0>(a, w.batch, w.head, w.q_begin + w.row0 + row, total == 0.0f,
-                                    [&] { return reference[m][half] * (HAS_BIAS ? 1.0f : LN2); },
-                                    [&] { return lg2_approx(total) * LN2; });
+                store_lse<HAS_BIAS != 0>(
+                    a, w.batch, w.head, w.q_begin + w.row0 + row, total == 0.0f,
+                    [&] { return reference[m][half] * (HAS_BIAS ? 1.0f : LN2); },
+                    [&] { return lg2_approx(total) * LN2; });
 #pragma unroll
             for (int n = 0; n < UNITS * 2; ++n) {
                 const uint32_t chunk = (uint32_t)((n / 2 * COLUMN_GROUPS + at.column_group) * 2 + n % 2);
@@ -773,7 +801,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS)
 #pragma unroll 1
     for (int i = group_thread >> 3; i < 32; i += GROUP_THREADS / 8) {
         const int row = row_group * 32 + i;
-        if (w.row0 + row >= w.seqlen_q) break;
+        if (w.row0 + row >= w.seqlen_q)
+            break;
 #pragma unroll 4
         for (int panel = 0; panel < BLOCK_COLUMNS / 64; ++panel)
             if (panel * 64 + chunk * 8 < a.head_dim_v - block_column) {

@@ -31,6 +31,7 @@
 #define TRY_MBARRIERS         13
 #define TRY_GLOBAL            14
 #define TRY_CONTROL           15
+#define TRY_OPAQUE            16
 #define TRY_CLUSTER           20
 #define TRY_TILE              21
 #define TRY_TILE_4D           22

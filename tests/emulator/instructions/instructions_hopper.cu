@@ -1,5 +1,5 @@
-/* instructions_hopper.cu: each wrapper of src/cuda/ptx that needs compute capability 9.0, on given operands, in clusters of
- * two blocks. */
+/* instructions_hopper.cu: each wrapper of src/cuda/ptx that needs compute capability 9.0, on given operands, in
+ * clusters of two blocks. */
 #include "cuda/ptx/cluster.cuh"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/global.cuh"

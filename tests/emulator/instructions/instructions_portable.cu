@@ -7,6 +7,7 @@
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/mma.cuh"
+#include "cuda/ptx/opaque.cuh"
 #include "cuda/ptx/special.cuh"
 #include "instructions/instructions.h"
 
@@ -164,12 +165,30 @@ __device__ __forceinline__ void try_control(const struct task &t) {
     t.out[1] = 1 + tid_x_reread();
 }
 
+/* Opaque values stay what they are. */
+__device__ __forceinline__ void try_opaque(const struct task &t) {
+    uint32_t x = t.in[t.thread], y = t.in[t.thread + 128], z = x + y;
+    int n = (int)x, m = (int)y, k = n ^ m;
+    float *out = (float *)t.out;
+    z = opaque(z);
+    opaque_pair(x, y);
+    k = opaque(k);
+    opaque_pair(n, m);
+    out = opaque(out);
+    t.out[0] = x * 3 + y;
+    t.out[1] = z;
+    t.out[2] = (uint32_t)n * 5 + (uint32_t)m;
+    t.out[3] = (uint32_t)k;
+    opaque_memory();
+    out[4] = __uint_as_float(t.out[0]);
+}
+
 extern "C" __global__ void __launch_bounds__(INSTRUCTION_THREADS)
     instructions_portable(const __grid_constant__ struct instruction_arguments a) {
     extern __shared__ __align__(1024) uint8_t memory[];
     const int thread = threadIdx.x;
-    const struct task t = {
-        a.in, a.out + ((int64_t)blockIdx.x * INSTRUCTION_THREADS + thread) * INSTRUCTION_OUT, shared_address(memory), thread};
+    const struct task t = {a.in, a.out + ((int64_t)blockIdx.x * INSTRUCTION_THREADS + thread) * INSTRUCTION_OUT,
+                           shared_address(memory), thread};
     if (INSTRUCTION <= TRY_LDMATRIX_X2_TRANS)
         try_ldmatrix(t);
     else if (INSTRUCTION <= TRY_MMA_TF32)
@@ -190,4 +209,6 @@ extern "C" __global__ void __launch_bounds__(INSTRUCTION_THREADS)
         try_global(t, a);
     else if (INSTRUCTION == TRY_CONTROL)
         try_control(t);
+    else if (INSTRUCTION == TRY_OPAQUE)
+        try_opaque(t);
 }

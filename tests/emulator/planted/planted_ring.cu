@@ -1,5 +1,6 @@
-/* planted_ring.cu: c = a * b^T, 64 x 64 on compute capability 9.0: copy engine, a ring of two stages, wgmma, a store by the
- * copy engine; a cluster of two blocks that ask each other for nothing but a number. Each FAULT spoils one thing. */
+/* planted_ring.cu: c = a * b^T, 64 x 64 on compute capability 9.0: copy engine, a ring of two stages, wgmma, a store by
+ * the copy engine; a cluster of two blocks that ask each other for nothing but a number. Each FAULT spoils one thing.
+ */
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/cluster.cuh"
 #include "cuda/ptx/copy.cuh"
@@ -50,7 +51,7 @@ __device__ __forceinline__ void consume(float (&d)[32], uint32_t shared) {
                 wgmma_m64k16<false, 0>(d, fragments[k], wgmma_descriptor(stage + TILE_BYTES + 32 * k, 0), true);
             else
                 wgmma_m64k16<false, 0>(d, wgmma_descriptor(stage + 32 * k, 0),
-                                        wgmma_descriptor(stage + TILE_BYTES + 32 * k, 0), true);
+                                       wgmma_descriptor(stage + TILE_BYTES + 32 * k, 0), true);
         wgmma_commit_group();
         if (FAULT == 7 && threadIdx.x % 32 == 0)
             mbarrier_arrive(empty);

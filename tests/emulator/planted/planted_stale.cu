@@ -9,7 +9,8 @@
 
 __device__ __forceinline__ void fetch(const struct planted_arguments &a, uint32_t buffers, int tile) {
     if (threadIdx.x % 4 == 0 && tile >= 0)
-        cp_async_16(buffers + (tile % 2 * PLANTED_THREADS + threadIdx.x) * 4, a.in + tile * PLANTED_THREADS + threadIdx.x);
+        cp_async_16(buffers + (tile % 2 * PLANTED_THREADS + threadIdx.x) * 4,
+                    a.in + tile * PLANTED_THREADS + threadIdx.x);
     cp_async_commit();
 }
 

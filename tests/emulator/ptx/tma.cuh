@@ -13,32 +13,37 @@ inline void prefetch_tensormap(const struct cuda_tensor_map *) {}
 #define EMU_COORDINATES_3 int32_t x, int32_t y, int32_t z
 #define EMU_COORDINATES_4 int32_t x, int32_t y, int32_t z, int32_t w
 #define EMU_COORDINATES_5 int32_t x, int32_t y, int32_t z, int32_t w, int32_t v
-#define EMU_AT_1          {x}
-#define EMU_AT_2          {x, y}
-#define EMU_AT_3          {x, y, z}
-#define EMU_AT_4          {x, y, z, w}
-#define EMU_AT_5          {x, y, z, w, v}
-#define EMU_TENSOR(RANK)                                                                                               \
-    inline void cp_async_bulk_tensor_##RANK##d(uint32_t shared, const struct cuda_tensor_map *map, uint32_t barrier,   \
-                                               EMU_COORDINATES_##RANK, EMU_AT) {                                       \
-        const int at[] = EMU_AT_##RANK;                                                                                \
-        emu_tma_load(RANK, shared, map, barrier, at, 0, EMU_HERE);                                                     \
-    }                                                                                                                  \
-    inline void cp_async_bulk_tensor_##RANK##d_multicast(uint32_t shared, const struct cuda_tensor_map *map,           \
-                                                         uint32_t barrier, EMU_COORDINATES_##RANK, uint16_t blocks,    \
-                                                         EMU_AT) {                                                     \
-        const int at[] = EMU_AT_##RANK;                                                                                \
-        emu_tma_load(RANK, shared, map, barrier, at, 1u << 16 | blocks, EMU_HERE);                                     \
-    }                                                                                                                  \
-    inline void cp_async_bulk_tensor_##RANK##d_store(const struct cuda_tensor_map *map, uint32_t shared,               \
-                                                     EMU_COORDINATES_##RANK, EMU_AT) {                                 \
-        const int at[] = EMU_AT_##RANK;                                                                                \
-        emu_tma_store(EMU_STORE, RANK, map, shared, at, EMU_HERE);                                                     \
-    }                                                                                                                  \
-    inline void cp_reduce_async_bulk_tensor_##RANK##d_add(const struct cuda_tensor_map *map, uint32_t shared,          \
-                                                          EMU_COORDINATES_##RANK, EMU_AT) {                            \
-        const int at[] = EMU_AT_##RANK;                                                                                \
-        emu_tma_store(EMU_REDUCE_ADD, RANK, map, shared, at, EMU_HERE);                                                \
+#define EMU_AT_1 \
+    { x }
+#define EMU_AT_2 \
+    { x, y }
+#define EMU_AT_3 \
+    { x, y, z }
+#define EMU_AT_4 \
+    { x, y, z, w }
+#define EMU_AT_5 \
+    { x, y, z, w, v }
+#define EMU_TENSOR(RANK)                                                                                             \
+    inline void cp_async_bulk_tensor_##RANK##d(uint32_t shared, const struct cuda_tensor_map *map, uint32_t barrier, \
+                                               EMU_COORDINATES_##RANK, EMU_AT) {                                     \
+        const int at[] = EMU_AT_##RANK;                                                                              \
+        emu_tma_load(RANK, shared, map, barrier, at, 0, EMU_HERE);                                                   \
+    }                                                                                                                \
+    inline void cp_async_bulk_tensor_##RANK##d_multicast(uint32_t shared, const struct cuda_tensor_map *map,         \
+                                                         uint32_t barrier, EMU_COORDINATES_##RANK, uint16_t blocks,  \
+                                                         EMU_AT) {                                                   \
+        const int at[] = EMU_AT_##RANK;                                                                              \
+        emu_tma_load(RANK, shared, map, barrier, at, 1u << 16 | blocks, EMU_HERE);                                   \
+    }                                                                                                                \
+    inline void cp_async_bulk_tensor_##RANK##d_store(const struct cuda_tensor_map *map, uint32_t shared,             \
+                                                     EMU_COORDINATES_##RANK, EMU_AT) {                               \
+        const int at[] = EMU_AT_##RANK;                                                                              \
+        emu_tma_store(EMU_STORE, RANK, map, shared, at, EMU_HERE);                                                   \
+    }                                                                                                                \
+    inline void cp_reduce_async_bulk_tensor_##RANK##d_add(const struct cuda_tensor_map *map, uint32_t shared,        \
+                                                          EMU_COORDINATES_##RANK, EMU_AT) {                          \
+        const int at[] = EMU_AT_##RANK;                                                                              \
+        emu_tma_store(EMU_REDUCE_ADD, RANK, map, shared, at, EMU_HERE);                                              \
     }
 EMU_TENSOR(1)
 EMU_TENSOR(2)
