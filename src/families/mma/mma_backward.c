@@ -36,11 +36,11 @@ static int64_t tiles_of(int64_t length, int32_t tile) { return (length + tile - 
 /* Blocks take their turns in adding: to dQ, or to the gradient of a shared bias. */
 static int in_order(const fdm_problem *p) { return (p->deterministic && p->needs_dq) || mma_dbias_in_turns(p); }
 
-static struct mma_room room_of(const fdm_plan *plan, const fdm_problem *p) {
+static struct mma_workspace_needs needs_of(const fdm_plan *plan, const fdm_problem *p) {
     const int32_t widest = mma_backward_widest((int32_t)p->head_dim, (int32_t)p->head_dim_v);
     const int32_t block_m = plan->block_m, block_n = plan->block_n,
                   d = mma_backward_padded((int32_t)p->head_dim, block_n, widest);
-    return (struct mma_room){
+    return (struct mma_workspace_needs){
         .block_m = block_m,
         .block_n = block_n,
         .dq_columns = p->needs_dq ? d : 0,
@@ -56,8 +56,8 @@ static struct mma_room room_of(const fdm_plan *plan, const fdm_problem *p) {
 }
 
 static int64_t workspace_bytes(const fdm_plan *plan, const fdm_problem *p) {
-    const struct mma_room room = room_of(plan, p);
-    return mma_workspace_bytes(p, &room);
+    const struct mma_workspace_needs needs = needs_of(plan, p);
+    return mma_workspace_bytes(p, &needs);
 }
 
 static int32_t threads_of(const fdm_plan *plan, const fdm_problem *p) {
@@ -316,8 +316,8 @@ static int overlays(const fdm_plan *plan, const fdm_problem *p) {
                                  (int32_t)p->head_dim_v);
 }
 
-/* A plan may come from a file: its tile must be its code's, and its room what the kernel takes. */
-static int sound(const fdm_plan *plan, const fdm_problem *p) {
+/* A plan may come from a file: its tile must be its code's, and its workspace what the kernel takes. */
+static int validate(const fdm_plan *plan, const fdm_problem *p) {
     const int32_t v_in_registers = plan->v_in_registers;
     const struct mma_backward_extras with = {plan->parameters[PAIRED] != 0, plan->parameters[DS_BUFFERS],
                                              plan->parameters[RING]};
@@ -340,7 +340,7 @@ static int sound(const fdm_plan *plan, const fdm_problem *p) {
 
 static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *requests) {
     int32_t place[NUM_KERNELS];
-    if (!sound(plan, &plan->problem))
+    if (!validate(plan, &plan->problem))
         return 0;
     return make_requests(plan, &plan->problem, requests, place);
 }
@@ -359,12 +359,12 @@ static struct cuda_tensor_layout layout_of(const struct matrix_view *x, const fd
                                        .l2_bytes = 128};
 }
 
-static fdm_status make_maps(int32_t device, const struct attention *attention, const struct mma_room *room,
+static fdm_status make_maps(int32_t device, const struct attention *attention, const struct mma_workspace_needs *needs,
                             struct mma_backward_arguments *a) {
     const fdm_problem *p = attention->problem;
     const struct cuda_tensor_layout layouts[2] = {
-        layout_of(&attention->q, p, (int32_t)p->head_dim, room->dk_columns),
-        layout_of(&attention->dout, p, (int32_t)p->head_dim_v, room->dv_columns)};
+        layout_of(&attention->q, p, (int32_t)p->head_dim, needs->dk_columns),
+        layout_of(&attention->dout, p, (int32_t)p->head_dim_v, needs->dv_columns)};
     struct cuda_tensor_map maps[2];
     const fdm_status status = cuda_tensor_maps_make(device, layouts, 2, maps);
     if (!status) {
@@ -407,15 +407,15 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
             FDM_ERROR_INVALID_ARGUMENT,
             "the plan is for q and dout that a tensor map can describe (no stride of 0, none of 2^40 bytes "
             "or more), but these are not");
-    if (!sound(plan, p))
+    if (!validate(plan, p))
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile or workspace is not its kernel's");
     fdm_status status = cuda_kernels_get(plan->device.index, list, make_requests(plan, p, list, place), kernels);
     if (status)
         return status;
-    const struct mma_room room = room_of(plan, p);
-    mma_fill_gradients(attention, &room, workspace, &a);
+    const struct mma_workspace_needs needs = needs_of(plan, p);
+    mma_fill_gradients(attention, &needs, workspace, &a);
     if (plan->parameters[ENGINE] && p->batch * p->seqlen_q > 0 &&
-        (status = make_maps(plan->device.index, attention, &room, &a)))
+        (status = make_maps(plan->device.index, attention, &needs, &a)))
         return status;
     status = mma_launch_prepare(kernels[place[PREPARE]], p, &a, stream);
     if (!status && wanted(plan, p, BLOCK_MASK))
@@ -430,7 +430,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     if (!status && wanted(plan, p, COMBINE))
         status = mma_launch_gradients(
             kernels[place[COMBINE]],
-            tiles_of(a.key_rows * (room.dk_columns + room.dv_columns) / 8, 32 * MMA_BACKWARD_ROWS_WARPS), p->heads_kv,
+            tiles_of(a.key_rows * (needs.dk_columns + needs.dv_columns) / 8, 32 * MMA_BACKWARD_ROWS_WARPS), p->heads_kv,
             1, 32 * MMA_BACKWARD_ROWS_WARPS, &a, stream);
     if (!status && wanted(plan, p, FINISH))
         status = mma_launch_gradients(kernels[place[FINISH]], tiles_of(p->seqlen_q, 16 * MMA_BACKWARD_ROWS_WARPS),
