@@ -44,7 +44,7 @@ static struct mma_workspace_needs needs_of(const fdm_plan *plan, const fdm_probl
         .block_m = block_m,
         .block_n = block_n,
         .dq_columns = p->needs_dq ? d : 0,
-        .turns = p->needs_dq && p->deterministic,
+        .semaphores = p->needs_dq && p->deterministic,
         .dbias_blocks = mma_dbias_in_turns(p) ? (int32_t)tiles_of(p->seqlen_k, block_n) : 0,
         .group_parts = plan->parameters[GROUP_PARTS],
         .dk_columns = d,

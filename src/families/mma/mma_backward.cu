@@ -432,15 +432,15 @@ __device__ __forceinline__ bool active(const struct mma_backward_arguments &a, c
 
 #if DETERMINISTIC
 /* Blocks add to SUB_ROWS rows of dQ, and to the gradient of a shared bias, in the order of their tickets, one after the
- * other: a turn counts those that have added. Of the key blocks of a head the last is first: where keys are seen from
- * their diagonal on, each then comes to rows that the one before has just left, and none waits. */
-__device__ __forceinline__ void await_turn(const int *turn, int mine) {
-    while (ld_acquire(turn) != mine) {
+ * other: a semaphore counts those that have added. Of the key blocks of a head the last is first: where keys are seen
+ * from their diagonal on, each then comes to rows that the one before has just left, and none waits. */
+__device__ __forceinline__ void await_turn(const int *semaphore, int mine) {
+    while (ld_acquire(semaphore) != mine) {
     }
 }
-__device__ __forceinline__ int *turn_of(const struct mma_backward_arguments &a, const struct place &at, int h,
-                                        int row) {
-    return a.turns + (rows_begin(a, at, h) + row) / 16;
+__device__ __forceinline__ int *semaphore_of(const struct mma_backward_arguments &a, const struct place &at, int h,
+                                             int row) {
+    return a.semaphores + (rows_begin(a, at, h) + row) / 16;
 }
 /* Key blocks before this one whose walk, by window and ends, has some of SUB_ROWS rows from `row` on. */
 __device__ __forceinline__ int my_turn(const struct mma_backward_arguments &a, const struct place &at, int row) {
@@ -452,13 +452,13 @@ __device__ __forceinline__ int my_turn(const struct mma_backward_arguments &a, c
     return min(blocks, (at.seqlen_k + BLOCK_N - 1) / BLOCK_N) - 1 - at.first_key / BLOCK_N;
 }
 /* Of the bias' gradient: heads and batches that share it, in order. */
-__device__ __forceinline__ int *dbias_turn_of(const struct mma_backward_arguments &a, const struct place &at, int h,
-                                              int row) {
+__device__ __forceinline__ int *dbias_semaphore_of(const struct mma_backward_arguments &a, const struct place &at,
+                                                   int h, int row) {
     const int batch = a.dbias_batches == 1 ? 0 : at.batch;
-    return a.dbias_turns +
+    return a.dbias_semaphores +
            (((int64_t)batch * a.dbias_heads + h / a.in.bias.group) * (FOLDED ? a.grid_x : gridDim.x) +
             at.first_key / BLOCK_N) *
-               mma_backward_turns(a.in.seqlen_q) +
+               mma_backward_semaphores(a.in.seqlen_q) +
            row / SUB_ROWS;
 }
 __device__ __forceinline__ int my_dbias_turn(const struct mma_backward_arguments &a, const struct place &at, int h) {
@@ -486,19 +486,19 @@ __device__ __forceinline__ void hand_on(struct turns &turns, const struct mma_ba
         [[maybe_unused]] const bool walked = !(TURNS_DBIAS && VARLEN) || (row < w.last && row + SUB_ROWS > w.first);
 #    if TURNS_DQ
         if (walked) {
-            int *turn = turn_of(a, at, h, row);
+            int *semaphore = semaphore_of(a, at, h, row);
             const int mine = my_turn(a, at, row);
             if (row != turns.added)
-                await_turn(turn, mine);
-            st_release(turn, mine + 1);
+                await_turn(semaphore, mine);
+            st_release(semaphore, mine + 1);
         }
 #    endif
 #    if TURNS_DBIAS
         if (row != turns.added) { /* else hand_on_before() was there */
-            int *turn = dbias_turn_of(a, at, h, row);
+            int *semaphore = dbias_semaphore_of(a, at, h, row);
             const int mine = my_dbias_turn(a, at, h);
-            await_turn(turn, mine);
-            st_release(turn, mine + 1);
+            await_turn(semaphore, mine);
+            st_release(semaphore, mine + 1);
         }
 #    endif
     }
@@ -511,7 +511,7 @@ __device__ __forceinline__ void hand_on_before(struct turns &turns, const struct
     turns.added = row;
     h = opaque(h); /* made here, not kept */
     if (TURNS_DBIAS && threadIdx.x == 0)
-        st_release(dbias_turn_of(a, at, h, row), my_dbias_turn(a, at, h) + 1);
+        st_release(dbias_semaphore_of(a, at, h, row), my_dbias_turn(a, at, h) + 1);
 }
 __device__ __forceinline__ void hand_on_rest(struct turns &turns, const struct mma_backward_arguments &a,
                                              const struct place &at, const struct walk &w, int h) {
@@ -945,7 +945,7 @@ __device__ __forceinline__ void make_ds(score_fragments &left, struct sums &sums
                                         bool partial) {
     const int lane = (RING && !BARE) || VARLEN || (V_IN_REGISTERS && DETERMINISTIC) ? fresh_lane() : threadIdx.x % 32;
 #if TURNS_DBIAS
-    await_turn(dbias_turn_of(a, at, h, block_row + sub_row), my_dbias_turn(a, at, h));
+    await_turn(dbias_semaphore_of(a, at, h, block_row + sub_row), my_dbias_turn(a, at, h));
 #endif
     float dp[KEY_TILES][ROW_TILES][4];
 #if (DBIAS == MMA_DBIAS_DIRECT && !DBIAS_FROM_DS) || DBIAS == MMA_DBIAS_SUMS
@@ -1155,7 +1155,7 @@ __device__ __forceinline__ void add_dq(const struct mma_backward_arguments &a, c
         }
 #if TURNS_DQ
         if (pass == 0)
-            await_turn(turn_of(a, at, h, row + sub_row), my_turn(a, at, row + sub_row));
+            await_turn(semaphore_of(a, at, h, row + sub_row), my_turn(a, at, row + sub_row));
 #endif
         float *mine = to + lane * DQ_WORDS;
         mine = opaque(mine); /* the other addresses are known distances from it */

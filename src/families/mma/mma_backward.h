@@ -212,11 +212,11 @@ enum { MMA_ROWS_NUM_CONSTANTS = MMA_ROWS_CONSTANTS(MMA_BACKWARD_COUNT) };
  *   lse, delta [rows]: lse times lse_factor, +inf where no key is seen; sum of dO * O minus dlse
  *   low        [rows]: beside a bias: what lse has rounded away, times -log2(e); 0 where it is not given
  *   dq         [rows, D]: fp32 sums, each 16 x 8 tile in the order of the accumulators of an mma
- *   turns      [rows / 16]: deterministic: how many key blocks have added to the rows from there on
+ *   semaphores [rows / 16]: deterministic: how many key blocks have added to the rows from there on
  *   tickets    [1]: deterministic: blocks in the order in which they began
  *   order      [interval batches, heads, Sk]: numbers of keys, key_sort.h
  *   dbias      KEYS: [warps that share keys, B, H, Sk]; SUMS: the shape of bias
- *   dbias turns [bias batches, bias heads, key blocks, mma_backward_turns(Sq)]: SUMS, deterministic: how many added
+ *   dbias_semaphores [bias batches, bias heads, key blocks, mma_backward_semaphores(Sq)]: SUMS, deterministic: the same
  *   dk, dv     [KV heads, parts, keys of all batches, D or Dv]: SPLIT: fp32 */
 struct mma_backward_arguments {
     struct gpu_forward_params in;
@@ -224,11 +224,11 @@ struct mma_backward_arguments {
     struct gpu_rows dlse;
     struct gpu_scores dbias;
     float *lse_rows, *delta_rows, *dq_sums, *dbias_sums, *dk_parts, *dv_parts;
-    int32_t *turns, *dbias_turns, *ticket;
+    int32_t *semaphores, *dbias_semaphores, *ticket;
     const int32_t *order;
     int64_t order_batch, order_head;
     int64_t rows, num_row_arrays;                               /* rows of one array; arrays: B H, varlen: H */
-    int64_t dbias_count;                                        /* words of dbias_sums and dbias_turns */
+    int64_t dbias_count;                                        /* words of dbias_sums and dbias_semaphores */
     int64_t key_rows;                                           /* of dk_parts and dv_parts, of one head */
     int64_t dbias_batch, dbias_head, dbias_row, dbias_key;      /* SUMS: strides in dbias_sums */
     int32_t dbias_batches, dbias_heads, dbias_rows, dbias_keys; /* the shape of dbias */
@@ -243,7 +243,7 @@ struct mma_backward_arguments {
 };
 
 /* Turns of a key block at the gradient of a bias: for at least 32 rows each. */
-MMA_BACKWARD_INLINE int64_t mma_backward_turns(int64_t rows) { return (rows + 31) / 32; }
+MMA_BACKWARD_INLINE int64_t mma_backward_semaphores(int64_t rows) { return (rows + 31) / 32; }
 
 /* Where the rows of a varlen sequence begin that starts at row cu_seqlens_q[b] of the packed tensor. */
 MMA_BACKWARD_INLINE int64_t mma_backward_begin(int64_t packed_begin, int64_t b) {

@@ -241,19 +241,20 @@ __device__ __forceinline__ void add_dbias(const struct mma_backward_arguments &a
 
 #if DETERMINISTIC
 /* Blocks of the same rows add to the gradient of a bias that their heads or batches share in the order of their
- * tickets, TURN_KEYS keys at a time: a turn counts those that have added. */
-__device__ __forceinline__ int *turn_of(const struct mma_backward_arguments &a, const struct place &at, int turn) {
-    const int batch = a.dbias_batches == 1 ? 0 : at.s.batch, turns = (a.in.seqlen_k + TURN_KEYS - 1) / TURN_KEYS;
-    return a.dbias_turns +
-           (((int64_t)batch * a.dbias_heads + at.head / a.in.bias.group) * turns + turn) *
-               mma_backward_turns(a.in.seqlen_q) +
+ * tickets, TURN_KEYS keys at a time: a semaphore counts those that have added. */
+__device__ __forceinline__ int *semaphore_of(const struct mma_backward_arguments &a, const struct place &at,
+                                             int index) {
+    const int batch = a.dbias_batches == 1 ? 0 : at.s.batch, count = (a.in.seqlen_k + TURN_KEYS - 1) / TURN_KEYS;
+    return a.dbias_semaphores +
+           (((int64_t)batch * a.dbias_heads + at.head / a.in.bias.group) * count + index) *
+               mma_backward_semaphores(a.in.seqlen_q) +
            at.first / 32;
 }
 __device__ __forceinline__ int my_turn(const struct mma_backward_arguments &a, const struct place &at) {
     return (a.dbias_batches == 1 ? at.s.batch * a.in.bias.group : 0) + at.head % a.in.bias.group;
 }
 __device__ __forceinline__ void await_turn(const struct mma_backward_arguments &a, const struct place &at, int turn) {
-    while (ld_acquire(turn_of(a, at, turn)) != my_turn(a, at)) {
+    while (ld_acquire(semaphore_of(a, at, turn)) != my_turn(a, at)) {
     }
 }
 /* Hands on the turns from `turn` until `end`, when all warps have added; a block awaits those at which it adds nothing.
@@ -263,7 +264,7 @@ __device__ __forceinline__ void hand_on(const struct mma_backward_arguments &a, 
     if (threadIdx.x == 0)
         for (; turn < end; turn++) {
             await_turn(a, at, turn);
-            st_release(turn_of(a, at, turn), my_turn(a, at) + 1);
+            st_release(semaphore_of(a, at, turn), my_turn(a, at) + 1);
         }
 }
 #endif

@@ -55,7 +55,7 @@ const char *mma_gradients_refusal(const fdm_problem *p) {
 
 /* Where the arrays of struct mma_backward_arguments lie, in bytes from the workspace's start. */
 struct layout {
-    int64_t lse, delta, low, dq, dbias, dbias_turns, block_mask, turns, ticket, order, dk, dv, bytes;
+    int64_t lse, delta, low, dq, dbias, dbias_semaphores, block_mask, semaphores, ticket, order, dk, dv, bytes;
     int64_t rows, arrays, dbias_count, order_stride, key_rows;
 };
 
@@ -83,15 +83,15 @@ static struct layout lay_out(const fdm_problem *p, const struct mma_workspace_ne
     l.delta = put(&l, 4 * all);
     l.low = put(&l, p->has_bias ? 4 * all : 0);
     l.dq = put(&l, 4 * all * needs->dq_columns);
-    l.turns = put(&l, needs->turns ? all / 16 * 4 : 0);
+    l.semaphores = put(&l, needs->semaphores ? all / 16 * 4 : 0);
     l.ticket = put(&l, 4);
     l.order_stride = gpu_round_up(p->seqlen_k, KEY_SORT_KEYS);
     l.order = put(&l, needs->ordered_keys ? 4 * p->interval_batch * p->interval_heads * l.order_stride : 0);
     const int64_t dbias_sums = dbias_count(p, needs->dbias_shares);
     l.dbias_count =
-        dbias_sums + needs->dbias_blocks * p->bias_shape[0] * p->bias_shape[1] * mma_backward_turns(p->seqlen_q);
+        dbias_sums + needs->dbias_blocks * p->bias_shape[0] * p->bias_shape[1] * mma_backward_semaphores(p->seqlen_q);
     l.dbias = put(&l, 4 * l.dbias_count);
-    l.dbias_turns = l.dbias + 4 * dbias_sums;
+    l.dbias_semaphores = l.dbias + 4 * dbias_sums;
     l.key_rows = p->varlen ? p->total_k : p->batch * p->seqlen_k;
     const int64_t parts = needs->group_parts > 1 ? needs->group_parts * p->heads_kv * l.key_rows : 0;
     l.dk = put(&l, 4 * parts * needs->dk_columns);
@@ -130,8 +130,8 @@ void mma_fill_gradients(const struct attention *attention, const struct mma_work
         .dbias_sums = (float *)(void *)(workspace + l.dbias),
         .dk_parts = (float *)(void *)(workspace + l.dk),
         .dv_parts = (float *)(void *)(workspace + l.dv),
-        .turns = needs->turns ? (int32_t *)(void *)(workspace + l.turns) : NULL,
-        .dbias_turns = (int32_t *)(void *)(workspace + l.dbias_turns),
+        .semaphores = needs->semaphores ? (int32_t *)(void *)(workspace + l.semaphores) : NULL,
+        .dbias_semaphores = (int32_t *)(void *)(workspace + l.dbias_semaphores),
         .ticket = (int32_t *)(void *)(workspace + l.ticket),
         .order = (const int32_t *)(const void *)(workspace + l.order),
         .order_batch = p->interval_batch == 1 ? 0 : p->interval_heads * l.order_stride,

@@ -10,7 +10,7 @@
 struct mma_workspace_needs {
     int32_t block_m, block_n; /* of the block mask */
     int32_t dq_columns;       /* of the sums of dQ; 0: none */
-    int32_t turns;            /* 1: blocks add to dQ in order */
+    int32_t semaphores;       /* 1: blocks add to dQ in order */
     int32_t dbias_blocks;     /* blocks of keys that add to the bias' gradient in order; 0: in any */
     int32_t group_parts;      /* of a group of heads, each with its own sums of dK and dV; below 2: none */
     int32_t dk_columns, dv_columns;
