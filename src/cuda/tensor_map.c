@@ -62,11 +62,13 @@ static fdm_status check_tile(const struct cuda_tensor_layout *t) {
 /* Bytes from one index of axis i to the next. Of an axis of extent 1 nobody takes the step, and callers say 0; a driver
  * that refuses that is told what a contiguous tensor would have. */
 static unsigned long long stride_of(const struct cuda_tensor_layout *t, int32_t i) {
+    const int64_t limit = 1ll << 40, extent = t->extents[i - 1];
     const int64_t before = i > 1 ? t->stride_bytes[i - 1] : types[t->type].bytes;
-    const int64_t contiguous = (t->extents[i - 1] > 1 ? t->extents[i - 1] * before : before) + 15;
     if (t->stride_bytes[i] > 0 || t->extents[i] > 1)
         return (unsigned long long)t->stride_bytes[i];
-    return contiguous < 16 || contiguous >= 1ll << 40 ? 16 : (unsigned long long)contiguous / 16 * 16;
+    if (before < 1 || before > (limit - 16) / extent)
+        return 16;
+    return (unsigned long long)(extent * before + 15) / 16 * 16;
 }
 
 static cu_result encode(const struct cuda_driver *driver, const struct cuda_tensor_layout *t,

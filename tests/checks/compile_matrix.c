@@ -3,11 +3,12 @@
  * C75xx.
  *
  * Usage: fdm-compile [--full] [--arch sm_90] [--seed N] [--kernel NAME] [--codes] [--entry TEXT] [--with CONSTANT]
- *        [--verbose]
+ *        [--share K/N] [--verbose]
  * Without --full, problems are drawn so that values of each feature meet in pairs; with it, every combination is
  * compiled. Without --kernel, each problem is compiled for the kernel that is chosen freely and for those that run only
  * by name, and the backward's tiles for its choice codes; --codes: those alone. --entry: only compilations whose entry
- * holds TEXT; --with: only those in which a constant is not 0. A cache of what compiled before
+ * holds TEXT; --with: only those in which a constant is not 0; --share: of each architecture and entry the first
+ * compilation, and the K-th of N parts of all (K counts from 0 and may be N or more). A cache of what compiled before
  * (FLASH_DMATTN_CACHE_DIR) is not used: each run stands for itself. */
 #include <getopt.h>
 #include <pthread.h>
@@ -171,6 +172,22 @@ static void add_problem(const char *arch, const fdm_problem *problem, const char
         add_variant(arch, &family_hopper, problem);
     if (count++ % wide_step == 0)
         add_plan(arch, &wide, kernel);
+}
+
+/* Leaves of the list what --share says. A compilation's part depends on its place alone; neighbours, which differ in
+ * one feature, are spread over all parts. */
+static void keep_share(int64_t part, int64_t parts) {
+    uint64_t state = 1;
+    int32_t kept = 0;
+    for (int32_t i = 0; i < num_jobs; i++) {
+        int first = 1;
+        for (int32_t j = 0; j < kept && first; j++)
+            first = strcmp(jobs[j].arch, jobs[i].arch) || strcmp(jobs[j].request.entry, jobs[i].request.entry);
+        state = state * 6364136223846793005ull + 1442695040888963407ull;
+        if (first || (int64_t)((state >> 33) % (uint64_t)parts) == part % parts)
+            jobs[kept++] = jobs[i];
+    }
+    num_jobs = kept;
 }
 
 static void *work(void *unused) {
@@ -371,18 +388,15 @@ static void add_kernels(const char *arch, uint64_t seed, const char *kernel, int
 }
 
 int main(int argc, char **argv) {
-    static const struct option options[] = {{"full", no_argument, 0, 'f'},
-                                            {"arch", required_argument, 0, 'a'},
-                                            {"seed", required_argument, 0, 's'},
-                                            {"kernel", required_argument, 0, 'k'},
-                                            {"codes", no_argument, 0, 'c'},
-                                            {"entry", required_argument, 0, 'e'},
-                                            {"with", required_argument, 0, 'w'},
-                                            {"verbose", no_argument, 0, 'v'},
-                                            {0}};
+    static const struct option options[] = {{"full", no_argument, 0, 'f'},       {"arch", required_argument, 0, 'a'},
+                                            {"seed", required_argument, 0, 's'}, {"kernel", required_argument, 0, 'k'},
+                                            {"codes", no_argument, 0, 'c'},      {"entry", required_argument, 0, 'e'},
+                                            {"with", required_argument, 0, 'w'}, {"share", required_argument, 0, 'p'},
+                                            {"verbose", no_argument, 0, 'v'},    {0}};
     static const char *const archs[] = {"sm_80", "sm_86", "sm_89", "sm_90", "sm_120"};
     const char *only = NULL, *kernel = NULL;
     uint64_t seed = 1;
+    long long part = 0, parts = 1;
     int option, full = 0, codes = 0, verbose = 0;
     while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
         switch (option) {
@@ -394,15 +408,19 @@ int main(int argc, char **argv) {
         case 'e': entry_text = optarg; break;
         case 'w': constant_name = optarg; break;
         case 'v': verbose = 1; break;
+        case 'p':
+            if (sscanf(optarg, "%lld/%lld", &part, &parts) == 2 && part >= 0 && parts > 0)
+                break; /* fall through */
         default:
             printf("usage: fdm-compile [--full] [--arch NAME] [--seed N] [--kernel NAME] [--codes] [--entry TEXT] "
-                   "[--with CONSTANT] [--verbose]\n");
+                   "[--with CONSTANT] [--share K/N] [--verbose]\n");
             return 2;
         }
     }
     for (size_t i = 0; i < sizeof archs / sizeof archs[0]; i++)
         if (!only || strcmp(only, archs[i]) == 0)
             codes ? add_codes(archs[i], full) : add_kernels(archs[i], seed, kernel, full);
+    keep_share(part, parts);
     pthread_t threads[16];
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
     int32_t count = cores < 1 ? 1 : cores > 16 ? 16 : (int32_t)cores, started = 0;

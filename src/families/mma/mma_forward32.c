@@ -41,7 +41,7 @@ static int fits(const struct tile *t, const fdm_device *device, const fdm_proble
            shared_bytes(t, p) <= device->shared_bytes;
 }
 
-/* A mask with rows is summarised by tiles. */
+/* A mask with rows has a block mask. */
 static int64_t mask_bytes(const struct tile *t, const fdm_problem *p) {
     return gpu_mask_rows(p) ? block_mask_bytes(p, block_m(t), t->block_n) : 0;
 }
