@@ -1,4 +1,4 @@
-/* tensor_map.c: checks a tensor's layout against the copy engine's limits and has the driver encode it. */
+/* tensor_map.c: checks a tensor's layout against TMA's limits and has the driver encode it. */
 #include "cuda/tensor_map.h"
 
 #include "base/error.h"

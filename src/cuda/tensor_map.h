@@ -1,8 +1,8 @@
-/* tensor_map.h: what the copy engine knows of a tensor; a member of argument structs, in C and in CUDA C. */
+/* tensor_map.h: what TMA knows of a tensor; a member of argument structs, in C and in CUDA C. */
 #ifndef FDM_CUDA_TENSOR_MAP_H
 #define FDM_CUDA_TENSOR_MAP_H
 
-/* CUtensorMap: made by cuda_tensor_maps_make(), read by the copy engine alone. A kernel takes its struct of arguments
+/* CUtensorMap: made by cuda_tensor_maps_make(), read by TMA alone. A kernel takes its struct of arguments
  * as const __grid_constant__ and hands on the member's address. */
 struct cuda_tensor_map {
 #ifdef __CUDACC__

@@ -21,16 +21,16 @@ static int shares_scores(const fdm_problem *p) {
 
 /* Heads whose keys and values fit together in most of a second-level cache of 50 MB take turns, row block by row block,
  * where a window makes blocks unequal (the longest go first) and where heads read the same mask or bias; else one head
- * after the other is best. Sections are equally large: a last one of a few heads would begin its longest blocks when
+ * after the other is best. L2 groups are equally large: a last one of a few heads would begin its longest blocks when
  * the others have nothing left to do. */
-static int32_t heads_per_section(const fdm_problem *p) {
+static int32_t heads_per_l2_group(const fdm_problem *p) {
     enum { CACHE_BYTES = 32 << 20 };
     const int64_t head_bytes = p->seqlen_k * (p->head_dim + p->head_dim_v) * 2, heads = p->batch * p->heads;
     const int64_t most = head_bytes > 0 ? CACHE_BYTES / head_bytes : heads;
     if (most < 1 || (!gpu_bounded(p) && !shares_scores(p)))
         return 1;
-    const int64_t sections = (heads + most - 1) / most;
-    return sections > 0 ? (int32_t)((heads + sections - 1) / sections) : 1;
+    const int64_t l2_groups = (heads + most - 1) / most;
+    return l2_groups > 0 ? (int32_t)((heads + l2_groups - 1) / l2_groups) : 1;
 }
 
 void gpu_fill_forward(const struct attention *attention, struct gpu_forward_params *a) {
@@ -64,7 +64,7 @@ void gpu_fill_forward(const struct attention *attention, struct gpu_forward_para
         .scale = (float)p->softmax_scale,
         .softcap = (float)p->softcap,
         .softcap_inverse = p->softcap > 0 ? (float)(1 / p->softcap) : 0,
-        .heads_per_section = heads_per_section(p),
+        .heads_per_l2_group = heads_per_l2_group(p),
         .lse_low = rows_of(&attention->lse_low),
     };
 }

@@ -59,7 +59,7 @@ struct gpu_forward_params {
                                           unbounded */
     float scale;                       /* softmax_scale */
     float softcap, softcap_inverse;    /* 0 = none */
-    int32_t heads_per_section;         /* order of the grid: heads whose rows are interleaved */
+    int32_t heads_per_l2_group;        /* order of the grid: heads whose rows are interleaved */
     struct gpu_rows lse_low;           /* [B, H, Sq]: what lse has rounded away; data NULL = not wanted, or not given */
     int32_t total_k, reserved;         /* varlen: keys in the packed tensors */
 };

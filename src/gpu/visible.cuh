@@ -56,13 +56,13 @@ __device__ __forceinline__ const float *bias_of(const struct gpu_forward_params 
 }
 
 /* What key j gives a query head by itself: the rows that see it, window and ends left aside, and its bias. */
-struct key_facts {
+struct key_bounds {
     int first, last;
     float bias;
 };
-__device__ __forceinline__ struct key_facts look_at_key(const struct gpu_forward_params &a, const struct sequence &s,
-                                                        int head, int j) {
-    struct key_facts key = {0, s.seqlen_q, 0};
+__device__ __forceinline__ struct key_bounds look_at_key(const struct gpu_forward_params &a, const struct sequence &s,
+                                                         int head, int j) {
+    struct key_bounds key = {0, s.seqlen_q, 0};
     if (j >= s.seqlen_k)
         return {0, 0, 0};
 #if INTERVALS

@@ -15,7 +15,7 @@ int64_t tensor_stride(const fdm_tensor *tensor, int32_t axis);
 char *tensor_data(const fdm_tensor *tensor);
 /* Axes that are not vectors (all but the last) and the address are multiples of 16 bytes. */
 int tensor_aligned(const fdm_tensor *tensor);
-/* A tensor map of the copy engine can say where it lies: as above, with strides from 16 to below 2^40 bytes on axes
+/* A tensor map of TMA can say where it lies: as above, with strides from 16 to below 2^40 bytes on axes
  * longer than 1. Not every driver takes a stride of 0. */
 int tensor_mappable(const fdm_tensor *tensor);
 /* "[2, 3]" in a caller's buffer, which is returned. */

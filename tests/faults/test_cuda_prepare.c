@@ -43,7 +43,7 @@ static fdm_tensor *lay_out(struct place *p, fdm_dtype dtype, int32_t ndim, enum 
         if (i == ndim - 1 && (layout == GAPS || layout == ODD_GAPS))
             reach += layout == GAPS ? 64 : 3;
         if (i == 1 && layout == FAR_APART)
-            reach = (1ll << 39) + 64; /* elements of 2 bytes: more than the copy engine takes */
+            reach = (1ll << 39) + 64; /* elements of 2 bytes: more than TMA takes */
     }
     if (layout == BROADCAST && !output)
         p->strides[draw(ndim - 1)] = 0;
@@ -205,7 +205,7 @@ static int check(uint64_t seed, int64_t *planned, int64_t *mapped) {
     if (fdm_plan_attention(&device, &problem, &c.options, &plan))
         return 0;
     ++*planned;
-    *mapped += strstr(plan.reason, "by the copy engine") != NULL;
+    *mapped += strstr(plan.reason, "by TMA") != NULL;
     if ((status = fdm_prepare(&plan)))
         return failed("prepare", seed, status);
     const int64_t compiled = fake_compiler()->num_compiled(), loaded = fake_driver()->count("cuModuleLoadData");
@@ -233,14 +233,14 @@ static void prepared_is_what_is_launched(void) {
     setenv("FLASH_DMATTN_CACHE_SIZE", "0", 1); /* memory is enough here */
     for (uint64_t seed = 1; seed <= PROBLEMS && failures < 10; seed++)
         failures += check(seed, &planned, &mapped);
-    print_message("%lld of %d problems have a plan, %lld of them by the copy engine\n", (long long)planned, PROBLEMS,
+    print_message("%lld of %d problems have a plan, %lld of them by TMA\n", (long long)planned, PROBLEMS,
                   (long long)mapped);
     assert_int_equal(failures, 0);
     assert_true(planned > PROBLEMS / 2 && mapped > 20);
     assert_true(fake_driver()->count("cuTensorMapEncodeTiled") > 40);
 }
 
-/* A backward whose rows the copy engine brings, and the same of tensors that it cannot be told of. */
+/* A backward whose rows TMA brings, and the same of tensors that it cannot be told of. */
 static void tensors_that_no_map_describes(void) {
     static struct call c;
     fdm_device device;
@@ -259,7 +259,7 @@ static void tensors_that_no_map_describes(void) {
     assert_int_equal(fdm_describe(c.pass, &c.tensors, &c.options, &problem), FDM_OK);
     assert_int_equal(problem.q_mappable && problem.keys_mappable, 1);
     assert_int_equal(fdm_plan_attention(&device, &problem, NULL, &plan), FDM_OK);
-    assert_non_null(strstr(plan.reason, "by the copy engine"));
+    assert_non_null(strstr(plan.reason, "by TMA"));
     assert_int_equal(run(&plan, &c.tensors), FDM_OK);
     const int64_t maps = fake_driver()->count("cuTensorMapEncodeTiled");
     assert_int_equal(maps, 2);
@@ -272,7 +272,7 @@ static void tensors_that_no_map_describes(void) {
         assert_int_equal(problem.q_mappable, i % 4 >= 2);
         assert_int_equal(problem.keys_mappable, i % 4 < 2);
         assert_int_equal(fdm_plan_attention(&device, &problem, NULL, &other), FDM_OK);
-        assert_int_equal(strstr(other.reason, "by the copy engine") != NULL, i % 4 >= 2);
+        assert_int_equal(strstr(other.reason, "by TMA") != NULL, i % 4 >= 2);
         assert_int_equal(run(&other, &c.tensors), FDM_OK);
         if (i % 4 < 2)
             assert_refused(run(&plan, &c.tensors), FDM_ERROR_INVALID_ARGUMENT, "that a tensor map can describe");

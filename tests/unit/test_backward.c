@@ -11,7 +11,7 @@
 #include "families/mma/mma_family.h"
 #include "families/mma/mma_gradients.h"
 
-enum { RING = 4, ENGINE = 5, GROUP_PARTS = 7 }; /* of the plan's parameters */
+enum { RING = 4, TMA = 5, GROUP_PARTS = 7 }; /* of the plan's parameters */
 
 static fdm_problem problem_of(int64_t batch, int64_t heads, int64_t heads_kv, int64_t seqlen, int64_t head_dim) {
     fdm_problem p = fdm_problem_default();
@@ -120,17 +120,17 @@ static void rings(void **state) {
     static const struct {
         const char *device;
         int64_t head_dim;
-        int features, ring, engine;
+        int features, ring, tma;
     } cases[] = {
         {"sm_90", 32, PLAIN, 3, 1},      {"sm_90", 64, PLAIN, 2, 1},
         {"sm_90", 96, PLAIN, 3, 1},      {"sm_90", 128, PLAIN, 3, 1},
         {"sm_90", 128, INTERVALS, 3, 1}, {"sm_90", 128, KEY_BIAS, 2, 1}, /* a word more for each key */
         {"sm_90", 256, PLAIN, 2, 1},     {"sm_90", 128, UNALIGNED, 3, 0},
-        {"sm_90", 128, NO_MAP, 3, 0}, /* strides that the engine does not take */
+        {"sm_90", 128, NO_MAP, 3, 0}, /* strides that TMA does not take */
         {"sm_90", 128, PACKED, 3, 0}, /* after a sequence's last row comes another's */
         {"sm_90", 224, PLAIN, 0, 0},  /* no shares of whole 64 columns */
         {"sm_80", 64, PLAIN, 0, 0},   /* two blocks would not fit */
-        {"sm_80", 96, PLAIN, 2, 0},   /* no copy engine */
+        {"sm_80", 96, PLAIN, 2, 0},   /* no TMA */
         {"sm_120", 128, PLAIN, 0, 0},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -147,13 +147,13 @@ static void rings(void **state) {
         fdm_plan plan = plan_of(cases[i].device, &p);
         struct cuda_kernel_request requests[GPU_REQUESTS_MAX];
         assert_int_equal(plan.parameters[RING], cases[i].ring);
-        assert_int_equal(plan.parameters[ENGINE], cases[i].engine);
-        assert_int_equal(strstr(plan.reason, "by the copy engine") != NULL, cases[i].engine);
+        assert_int_equal(plan.parameters[TMA], cases[i].tma);
+        assert_int_equal(strstr(plan.reason, "by TMA") != NULL, cases[i].tma);
         assert_true(family_mma.launches(&family_mma, &plan, requests) > 0);
-        plan.parameters[ENGINE] = !plan.parameters[ENGINE];
-        /* A plan from a file may do without the engine, and ask for it where there is a ring that it can fill. */
+        plan.parameters[TMA] = !plan.parameters[TMA];
+        /* A plan from a file may do without TMA, and ask for it where there is a ring that it can fill. */
         assert_int_equal(family_mma.launches(&family_mma, &plan, requests) > 0,
-                         !plan.parameters[ENGINE] || (plan.parameters[RING] && p.aligned && p.q_mappable && !p.varlen));
+                         !plan.parameters[TMA] || (plan.parameters[RING] && p.aligned && p.q_mappable && !p.varlen));
     }
 }
 

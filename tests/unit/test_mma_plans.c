@@ -159,11 +159,11 @@ static int32_t heads_together(const fdm_problem *p) {
     const struct attention attention = {.problem = p};
     struct gpu_forward_params arguments;
     gpu_fill_forward(&attention, &arguments);
-    return arguments.heads_per_section;
+    return arguments.heads_per_l2_group;
 }
 
-/* Sections are as large as the cache allows, and equal to one head. */
-static void sections(void **state) {
+/* L2 groups are as large as the cache allows, and equal to one head. */
+static void l2_groups(void **state) {
     (void)state;
     for (int64_t length = 1; length <= 65536; length = length * 3 / 2 + 1)
         for (int64_t batch = 1; batch <= 9; batch += 4) {
@@ -196,6 +196,6 @@ static void sections(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(splits), cmocka_unit_test(decode_takes_every_feature),
-                                       cmocka_unit_test(decode_leaves_to_others), cmocka_unit_test(sections)};
+                                       cmocka_unit_test(decode_leaves_to_others), cmocka_unit_test(l2_groups)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -35,7 +35,7 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity)
 }
 
 #if __CUDA_ARCH__ >= 900
-/* Makes this thread's mbarrier_init seen by the cluster and by the copy engine, once a cluster barrier follows. */
+/* Makes this thread's mbarrier_init seen by the cluster and by TMA, once a cluster barrier follows. */
 __device__ __forceinline__ void fence_mbarrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
 }

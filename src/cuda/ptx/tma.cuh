@@ -1,5 +1,5 @@
-/* tma.cuh: copies of tiles by the copy engine (PTX ISA, "cp.async.bulk.tensor", "prefetch.tensormap"); compute
- * capability 9.0 and above.
+/* tma.cuh: copies of tiles by TMA, the tensor memory accelerator (PTX ISA, "cp.async.bulk.tensor",
+ * "prefetch.tensormap"); compute capability 9.0 and above.
  *
  * A tile's bytes count at an mbarrier: what lies outside of the tensor too. Coordinates are elements, innermost first,
  * and may be negative. */
@@ -50,7 +50,7 @@ __device__ __forceinline__ void cp_async_bulk(uint32_t shared, const void *globa
                  : "r"(shared), "l"(global), "r"(bytes), "r"(barrier)
                  : "memory");
 }
-/* Orders this thread's accesses to shared memory before later ones of the copy engine. */
+/* Orders this thread's accesses to shared memory before later ones of TMA. */
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" : : : "memory"); }
 
 #endif

@@ -7,7 +7,7 @@
 
 #define ARCH_SPECIFIC 1 /* what includes this is compiled for sm_90a: scripts/embed_sources.py looks for this line */
 
-/* A matrix in shared memory as the copy engine leaves it with the 128-byte swizzle: rows of 128 bytes, eight of them
+/* A matrix in shared memory as TMA leaves it with the 128-byte swizzle: rows of 128 bytes, eight of them
  * swizzled together, each such group 1024 bytes after the one before. `address` is a multiple of 1024, plus what is
  * walked inside of a row (K-major: 32 bytes for each 16 elements of K) or over whole groups (MN-major: 2048 bytes for
  * each 16). chunk_bytes: MN-major only, from one run of 64 elements along M or N to the next. */

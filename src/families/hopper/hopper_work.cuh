@@ -51,12 +51,12 @@ struct tile_scheduler {
             if (place % 2 && 2 * pair == a.row_blocks - 1)
                 return {0, 0, -1}; /* the middle one of an odd number has no counterpart */
         } else if (WINDOW) {
-            /* heads of a section take turns, row block by row block, those with many keys first */
-            const int section_items = a.in.heads_per_section * a.row_blocks;
-            const int section = place / section_items, rest = place % section_items;
-            const int heads = min(a.in.heads_per_section, all_heads - section * a.in.heads_per_section);
+            /* heads of an L2 group take turns, row block by row block, those with many keys first */
+            const int l2_group_items = a.in.heads_per_l2_group * a.row_blocks;
+            const int l2_group = place / l2_group_items, rest = place % l2_group_items;
+            const int heads = min(a.in.heads_per_l2_group, all_heads - l2_group * a.in.heads_per_l2_group);
             row_block = a.row_blocks - 1 - rest / heads;
-            head = section * a.in.heads_per_section + rest % heads;
+            head = l2_group * a.in.heads_per_l2_group + rest % heads;
         } else {
             row_block = place % a.row_blocks;
             head = place / a.row_blocks;

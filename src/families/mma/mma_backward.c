@@ -11,7 +11,7 @@
 #include "families/mma/mma_rules.h"
 
 /* Of the plan's parameters. */
-enum { STAGED_ROWS, OVERLAY, DS_BUFFERS, PAIRED, RING, ENGINE, GATHER, GROUP_PARTS };
+enum { STAGED_ROWS, OVERLAY, DS_BUFFERS, PAIRED, RING, TMA, GATHER, GROUP_PARTS };
 
 /* Whether keys may be put in another order: what is seen is said key by key, alike for the query heads of a KV head. */
 static int may_gather(const fdm_problem *p) {
@@ -36,15 +36,15 @@ static int64_t tiles_of(int64_t length, int32_t tile) { return (length + tile - 
 /* Blocks take their turns in adding: to dQ, or to the gradient of a shared bias. */
 static int in_order(const fdm_problem *p) { return (p->deterministic && p->needs_dq) || mma_dbias_in_turns(p); }
 
-static struct mma_room room_of(const fdm_plan *plan, const fdm_problem *p) {
+static struct mma_workspace_needs needs_of(const fdm_plan *plan, const fdm_problem *p) {
     const int32_t widest = mma_backward_widest((int32_t)p->head_dim, (int32_t)p->head_dim_v);
     const int32_t block_m = plan->block_m, block_n = plan->block_n,
                   d = mma_backward_padded((int32_t)p->head_dim, block_n, widest);
-    return (struct mma_room){
+    return (struct mma_workspace_needs){
         .block_m = block_m,
         .block_n = block_n,
         .dq_columns = p->needs_dq ? d : 0,
-        .turns = p->needs_dq && p->deterministic,
+        .semaphores = p->needs_dq && p->deterministic,
         .dbias_blocks = mma_dbias_in_turns(p) ? (int32_t)tiles_of(p->seqlen_k, block_n) : 0,
         .group_parts = plan->parameters[GROUP_PARTS],
         .dk_columns = d,
@@ -56,8 +56,8 @@ static struct mma_room room_of(const fdm_plan *plan, const fdm_problem *p) {
 }
 
 static int64_t workspace_bytes(const fdm_plan *plan, const fdm_problem *p) {
-    const struct mma_room room = room_of(plan, p);
-    return mma_workspace_bytes(p, &room);
+    const struct mma_workspace_needs needs = needs_of(plan, p);
+    return mma_workspace_bytes(p, &needs);
 }
 
 static int32_t threads_of(const fdm_plan *plan, const fdm_problem *p) {
@@ -68,7 +68,7 @@ static int32_t threads_of(const fdm_plan *plan, const fdm_problem *p) {
 /* ---- plan ---- */
 
 static int32_t bytes_with(const fdm_plan *plan, const fdm_problem *p, struct mma_backward_extras with) {
-    const int32_t rows = with.ring ? MMA_BACKWARD_UNIT_ROWS * with.ring : plan->block_m;
+    const int32_t rows = with.ring ? MMA_BACKWARD_STAGE_ROWS * with.ring : plan->block_m;
     const int32_t widest = mma_backward_widest((int32_t)p->head_dim, (int32_t)p->head_dim_v);
     return mma_backward_bytes_with(plan->block_m, plan->block_n, plan->stages, plan->v_in_registers,
                                    (int32_t)p->head_dim, (int32_t)p->head_dim_v, with) +
@@ -83,9 +83,9 @@ static int may_pair(const fdm_plan *plan, const fdm_problem *p) {
 /* Half the warps, two blocks a multiprocessor. */
 static int is_half(const fdm_plan *plan, const fdm_problem *p) { return threads_of(plan, p) < 32 * MMA_BACKWARD_WARPS; }
 
-/* Whether the copy engine may bring the units of a ring: not those of packed sequences, where what follows the last row
+/* Whether TMA may bring the stages of a ring: not those of packed sequences, where what follows the last row
  * is another's, nor where no tensor map can say how the rows lie. */
-static int may_use_engine(const fdm_plan *plan, const fdm_problem *p) {
+static int may_use_tma(const fdm_plan *plan, const fdm_problem *p) {
     return plan->parameters[RING] && p->aligned && p->q_mappable && !p->varlen;
 }
 
@@ -117,9 +117,9 @@ static void spend_more(const fdm_device *device, const fdm_problem *p, fdm_plan 
         plan->parameters[RING] = with.ring;
         plan->parameters[OVERLAY] = with.paired ? 0 : plan->parameters[OVERLAY];
         plan->shared_bytes = bytes;
-        plan->parameters[ENGINE] = device->compute_major >= 9 && may_use_engine(plan, p);
+        plan->parameters[TMA] = device->compute_major >= 9 && may_use_tma(plan, p);
         snprintf(plan->reason + used, sizeof plan->reason - used, "; %.4g KB with %s%s", (double)bytes / 1024,
-                 extras[i].words, plan->parameters[ENGINE] ? " by the copy engine" : "");
+                 extras[i].words, plan->parameters[TMA] ? " by TMA" : "");
         return;
     }
 }
@@ -183,7 +183,7 @@ static int fill_code(const fdm_device *device, const fdm_problem *p, const char 
     plan->parameters[STAGED_ROWS] = choice.staged_rows;
     plan->parameters[OVERLAY] = choice.overlay;
     plan->parameters[DS_BUFFERS] = 1;
-    plan->parameters[PAIRED] = plan->parameters[RING] = plan->parameters[ENGINE] = 0;
+    plan->parameters[PAIRED] = plan->parameters[RING] = plan->parameters[TMA] = 0;
     spend_more(device, p, plan);
     plan->parameters[GATHER] = may_gather(p) && p->seqlen_k >= GATHER_KEYS_MIN;
     if (plan->parameters[GATHER]) {
@@ -251,7 +251,7 @@ static void main_request(const fdm_plan *plan, const fdm_problem *p, int32_t d, 
         {"DS_BUFFERS", plan->parameters[DS_BUFFERS]},
         {"PAIRED", plan->parameters[PAIRED] != 0},
         {"RING", plan->parameters[RING]},
-        {"ENGINE", plan->parameters[ENGINE]},
+        {"TMA", plan->parameters[TMA]},
         {"ALIGNED", p->aligned},
         {"SCORES_ALIGNED", wide_scores(p)},
         {"WINDOW", gpu_bounded(p)},
@@ -316,8 +316,8 @@ static int overlays(const fdm_plan *plan, const fdm_problem *p) {
                                  (int32_t)p->head_dim_v);
 }
 
-/* A plan may come from a file: its tile must be its code's, and its room what the kernel takes. */
-static int sound(const fdm_plan *plan, const fdm_problem *p) {
+/* A plan may come from a file: its tile must be its code's, and its workspace what the kernel takes. */
+static int validate(const fdm_plan *plan, const fdm_problem *p) {
     const int32_t v_in_registers = plan->v_in_registers;
     const struct mma_backward_extras with = {plan->parameters[PAIRED] != 0, plan->parameters[DS_BUFFERS],
                                              plan->parameters[RING]};
@@ -329,7 +329,7 @@ static int sound(const fdm_plan *plan, const fdm_problem *p) {
                    (!with.paired || may_pair(plan, p)) && (with.buffers == 1 || with.buffers == 2) &&
                    (!with.ring ||
                     ((with.paired || is_half(plan, p)) && with.buffers == 2 && (with.ring == 2 || with.ring == 3))) &&
-                   (!plan->parameters[ENGINE] || (plan->parameters[ENGINE] == 1 && may_use_engine(plan, p))) &&
+                   (!plan->parameters[TMA] || (plan->parameters[TMA] == 1 && may_use_tma(plan, p))) &&
                    plan->parameters[OVERLAY] == (!with.paired && with.buffers == 1 && overlays(plan, p)) &&
                    (!plan->parameters[GATHER] || (plan->parameters[GATHER] == 1 && may_gather(p))) &&
                    plan->parameters[GROUP_PARTS] >= 1 && p->heads / p->heads_kv % plan->parameters[GROUP_PARTS] == 0 &&
@@ -340,12 +340,12 @@ static int sound(const fdm_plan *plan, const fdm_problem *p) {
 
 static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *requests) {
     int32_t place[NUM_KERNELS];
-    if (!sound(plan, &plan->problem))
+    if (!validate(plan, &plan->problem))
         return 0;
     return make_requests(plan, &plan->problem, requests, place);
 }
 
-/* What the copy engine knows of q or dout: panels of a unit's rows. */
+/* What TMA knows of q or dout: panels of a stage's rows. */
 static struct cuda_tensor_layout layout_of(const struct matrix_view *x, const fdm_problem *p, int32_t columns,
                                            int32_t padded) {
     const int32_t panel = mma_backward_panel(padded);
@@ -354,17 +354,17 @@ static struct cuda_tensor_layout layout_of(const struct matrix_view *x, const fd
                                        .address = x->data,
                                        .extents = {columns, p->seqlen_q, p->heads, p->batch},
                                        .stride_bytes = {0, 2 * x->row, 2 * x->head, 2 * x->batch},
-                                       .box = {panel, MMA_BACKWARD_UNIT_ROWS, 1, 1},
+                                       .box = {panel, MMA_BACKWARD_STAGE_ROWS, 1, 1},
                                        .swizzle_bytes = 2 * panel,
                                        .l2_bytes = 128};
 }
 
-static fdm_status make_maps(int32_t device, const struct attention *attention, const struct mma_room *room,
+static fdm_status make_maps(int32_t device, const struct attention *attention, const struct mma_workspace_needs *needs,
                             struct mma_backward_arguments *a) {
     const fdm_problem *p = attention->problem;
     const struct cuda_tensor_layout layouts[2] = {
-        layout_of(&attention->q, p, (int32_t)p->head_dim, room->dk_columns),
-        layout_of(&attention->dout, p, (int32_t)p->head_dim_v, room->dv_columns)};
+        layout_of(&attention->q, p, (int32_t)p->head_dim, needs->dk_columns),
+        layout_of(&attention->dout, p, (int32_t)p->head_dim_v, needs->dv_columns)};
     struct cuda_tensor_map maps[2];
     const fdm_status status = cuda_tensor_maps_make(device, layouts, 2, maps);
     if (!status) {
@@ -402,20 +402,20 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     const struct cuda_kernel *kernels[NUM_KERNELS];
     int32_t place[NUM_KERNELS];
     struct mma_backward_arguments a;
-    if (plan->parameters[ENGINE] && !p->q_mappable)
+    if (plan->parameters[TMA] && !p->q_mappable)
         return error_set(
             FDM_ERROR_INVALID_ARGUMENT,
             "the plan is for q and dout that a tensor map can describe (no stride of 0, none of 2^40 bytes "
             "or more), but these are not");
-    if (!sound(plan, p))
+    if (!validate(plan, p))
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile or workspace is not its kernel's");
     fdm_status status = cuda_kernels_get(plan->device.index, list, make_requests(plan, p, list, place), kernels);
     if (status)
         return status;
-    const struct mma_room room = room_of(plan, p);
-    mma_fill_gradients(attention, &room, workspace, &a);
-    if (plan->parameters[ENGINE] && p->batch * p->seqlen_q > 0 &&
-        (status = make_maps(plan->device.index, attention, &room, &a)))
+    const struct mma_workspace_needs needs = needs_of(plan, p);
+    mma_fill_gradients(attention, &needs, workspace, &a);
+    if (plan->parameters[TMA] && p->batch * p->seqlen_q > 0 &&
+        (status = make_maps(plan->device.index, attention, &needs, &a)))
         return status;
     status = mma_launch_prepare(kernels[place[PREPARE]], p, &a, stream);
     if (!status && wanted(plan, p, BLOCK_MASK))
@@ -430,7 +430,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     if (!status && wanted(plan, p, COMBINE))
         status = mma_launch_gradients(
             kernels[place[COMBINE]],
-            tiles_of(a.key_rows * (room.dk_columns + room.dv_columns) / 8, 32 * MMA_BACKWARD_ROWS_WARPS), p->heads_kv,
+            tiles_of(a.key_rows * (needs.dk_columns + needs.dv_columns) / 8, 32 * MMA_BACKWARD_ROWS_WARPS), p->heads_kv,
             1, 32 * MMA_BACKWARD_ROWS_WARPS, &a, stream);
     if (!status && wanted(plan, p, FINISH))
         status = mma_launch_gradients(kernels[place[FINISH]], tiles_of(p->seqlen_q, 16 * MMA_BACKWARD_ROWS_WARPS),

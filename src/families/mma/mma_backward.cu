@@ -8,10 +8,10 @@
  * time, so that they and the sums fit the registers. What a key may be seen by is one range of rows (causal, window,
  * intervals and ends together).
  *
- * Staged rows: BLOCK_M at a time, the next ones loaded under dQ; or, where shared memory has room for it (RING), units
- * of 64 rows in a ring of two or three, filled by the copy engine (ENGINE) or by all threads, each with an mbarrier
- * that says when it is there. One more says when all warps have staged a unit's scores: a warp arrives, works on its
- * own rows, and then waits; that is the unit's only wait for other warps. Whether rows have a visible pair is known
+ * Staged rows: BLOCK_M at a time, the next ones loaded under dQ; or, where shared memory has room for it (RING), stages
+ * of 64 rows in a ring of two or three, filled by TMA (TMA) or by all threads, each with an mbarrier
+ * that says when it is there. One more says when all warps have staged a stage's scores: a warp arrives, works on its
+ * own rows, and then waits; that is the stage's only wait for other warps. Whether rows have a visible pair is known
  * before their loads begin.
  *
  * Grid: x key blocks, y KV heads (the query heads of the group one after the other: dK and dV are summed in fp32
@@ -23,7 +23,7 @@
 #include "families/mma/mma_backward.h"
 #include "gpu/key_sort.h"
 #include "gpu/packed.cuh"
-#if ENGINE
+#if TMA
 #    include "cuda/ptx/tma.cuh"
 #endif
 
@@ -91,24 +91,24 @@ static_assert(WARPS == mma_backward_warps(BLOCK_N, WIDEST, V_IN_REGISTERS), "the
 static_assert(!PAIRED || mma_backward_can_pair(BLOCK_N, HEAD_DIM, HEAD_DIM_V, V_IN_REGISTERS), "for some head dims");
 static_assert(!RING || ((PAIRED || HALF_BLOCK) && DS_BUFFERS == 2 && !OVERLAY && (RING == 2 || RING == 3)),
               "a ring is of paired warps or of half blocks");
-static_assert(!ENGINE || (mma_backward_panel(HEAD_DIM) == 8 * panel_chunks<HEAD_DIM / 8> &&
-                          mma_backward_panel(HEAD_DIM_V) == 8 * panel_chunks<HEAD_DIM_V / 8>),
-              "the copy engine's panels are the tiles'");
-static_assert(!RING || SUB_ROWS == MMA_BACKWARD_UNIT_ROWS, "the host's maps and bytes are of such units");
+static_assert(!TMA || (mma_backward_panel(HEAD_DIM) == 8 * panel_chunks<HEAD_DIM / 8> &&
+                       mma_backward_panel(HEAD_DIM_V) == 8 * panel_chunks<HEAD_DIM_V / 8>),
+              "TMA's panels are the tiles'");
+static_assert(!RING || SUB_ROWS == MMA_BACKWARD_STAGE_ROWS, "the host's maps and bytes are of such stages");
 static_assert(!GATHER || (INTERVALS && !VARLEN && !(MASK && MASK_ROWS) && !(BIAS && BIAS_ROWS)), "of keys alone");
 static_assert(DQ_COLUMNS % 16 == 0 && SUM_COLUMNS_K % 16 == 0 && SUM_COLUMNS_V % 16 == 0, "shares are steps of 16");
 
 /* Shared memory. */
-#define UNIT_ROWS   (RING ? SUB_ROWS : BLOCK_M) /* staged at a time */
-#define Q_BYTES     (UNIT_ROWS * HEAD_DIM * 2)
-#define DOUT_BYTES  (UNIT_ROWS * HEAD_DIM_V * 2)
-#define LOW_STAGED  (BIAS && mma_backward_stages_low(RING, WIDEST, KEYED))
-#define ROW_WORDS   (LOW_STAGED ? 3 : 2) /* of a row: lse, delta, and beside a bias what lse has rounded away */
-#define ROWS_BYTES  (UNIT_ROWS * 4 * ROW_WORDS)
-#define STAGE_BYTES (BLOCK_N * SUB_ROWS * 2)
-/* With a ring, tiles are in panels of 128 or 64 bytes a row, as the copy engine leaves them: one place in a step serves
+#define STAGE_ROWS   (RING ? SUB_ROWS : BLOCK_M) /* staged at a time */
+#define Q_BYTES      (STAGE_ROWS * HEAD_DIM * 2)
+#define DOUT_BYTES   (STAGE_ROWS * HEAD_DIM_V * 2)
+#define LOW_STAGED   (BIAS && mma_backward_stages_low(RING, WIDEST, KEYED))
+#define ROW_WORDS    (LOW_STAGED ? 3 : 2) /* of a row: lse, delta, and beside a bias what lse has rounded away */
+#define ROWS_BYTES   (STAGE_ROWS * 4 * ROW_WORDS)
+#define SCORES_BYTES (BLOCK_N * SUB_ROWS * 2)
+/* With a ring, tiles are in panels of 128 or 64 bytes a row, as TMA leaves them: one place in a step serves
  * all. */
-#define PANEL_ROWS (RING ? UNIT_ROWS : 0)
+#define PANEL_ROWS (RING ? STAGE_ROWS : 0)
 #define PANEL_KEYS (RING ? BLOCK_N : 0)
 /* What a thread is, kept for the whole loop: its warp, and its places in a step where rows have 128 bytes. */
 struct self {
@@ -119,9 +119,9 @@ struct tiles {
     struct self self;
     uint32_t q, dout, staged, rows, k, v, keys, barriers;
 };
-/* Staged rows: where Q and dO are, and the words of rows, UNIT_ROWS of each; RING: the barrier that says they are
+/* Staged rows: where Q and dO are, and the words of rows, STAGE_ROWS of each; RING: the barrier that says they are
  * there. */
-struct unit {
+struct stage {
     uint32_t q, dout, rows, full;
 };
 __device__ __forceinline__ struct tiles lay_out(uint32_t shared) {
@@ -133,7 +133,7 @@ __device__ __forceinline__ struct tiles lay_out(uint32_t shared) {
     t.q = shared;
     t.dout = t.q + (RING ? RING : STAGES) * Q_BYTES;
     t.staged = t.dout + (RING ? RING : 1) * DOUT_BYTES;
-    t.k = t.staged + (OVERLAY ? 0 : STAGE_BYTES * (BY_COLUMNS ? 2 : 1) * DS_BUFFERS);
+    t.k = t.staged + (OVERLAY ? 0 : SCORES_BYTES * (BY_COLUMNS ? 2 : 1) * DS_BUFFERS);
     t.v = t.k + BLOCK_N * HEAD_DIM * 2;
     t.rows = t.v + (V_IN_REGISTERS ? 0 : BLOCK_N * HEAD_DIM_V * 2);
     t.keys = t.rows + (RING ? RING : 1) * ROWS_BYTES;
@@ -414,7 +414,7 @@ __device__ __forceinline__ bool active(const struct mma_backward_arguments &a, c
     for (int n = 0; any && n < BLOCK_N; n += 32) {
         const int first = (int)ld_shared_4(keys + (n + threadIdx.x % 32) * 4);
         const int last = (int)ld_shared_4(keys + (BLOCK_N + n + threadIdx.x % 32) * 4);
-        mine = mine || (first < row + UNIT_ROWS && last > row && first < last);
+        mine = mine || (first < row + STAGE_ROWS && last > row && first < last);
     }
     any = __any_sync(0xffffffff, mine);
 #    else
@@ -422,7 +422,7 @@ __device__ __forceinline__ bool active(const struct mma_backward_arguments &a, c
     if (any && threadIdx.x < BLOCK_N) {
         const int first = (int)ld_shared_4(keys + threadIdx.x * 4);
         const int last = (int)ld_shared_4(keys + (BLOCK_N + threadIdx.x) * 4);
-        mine = first < row + UNIT_ROWS && last > row && first < last;
+        mine = first < row + STAGE_ROWS && last > row && first < last;
     }
     any = __syncthreads_or(mine);
 #    endif
@@ -432,15 +432,15 @@ __device__ __forceinline__ bool active(const struct mma_backward_arguments &a, c
 
 #if DETERMINISTIC
 /* Blocks add to SUB_ROWS rows of dQ, and to the gradient of a shared bias, in the order of their tickets, one after the
- * other: a turn counts those that have added. Of the key blocks of a head the last is first: where keys are seen from
- * their diagonal on, each then comes to rows that the one before has just left, and none waits. */
-__device__ __forceinline__ void await_turn(const int *turn, int mine) {
-    while (ld_acquire(turn) != mine) {
+ * other: a semaphore counts those that have added. Of the key blocks of a head the last is first: where keys are seen
+ * from their diagonal on, each then comes to rows that the one before has just left, and none waits. */
+__device__ __forceinline__ void await_turn(const int *semaphore, int mine) {
+    while (ld_acquire(semaphore) != mine) {
     }
 }
-__device__ __forceinline__ int *turn_of(const struct mma_backward_arguments &a, const struct place &at, int h,
-                                        int row) {
-    return a.turns + (rows_begin(a, at, h) + row) / 16;
+__device__ __forceinline__ int *semaphore_of(const struct mma_backward_arguments &a, const struct place &at, int h,
+                                             int row) {
+    return a.semaphores + (rows_begin(a, at, h) + row) / 16;
 }
 /* Key blocks before this one whose walk, by window and ends, has some of SUB_ROWS rows from `row` on. */
 __device__ __forceinline__ int my_turn(const struct mma_backward_arguments &a, const struct place &at, int row) {
@@ -452,13 +452,13 @@ __device__ __forceinline__ int my_turn(const struct mma_backward_arguments &a, c
     return min(blocks, (at.seqlen_k + BLOCK_N - 1) / BLOCK_N) - 1 - at.first_key / BLOCK_N;
 }
 /* Of the bias' gradient: heads and batches that share it, in order. */
-__device__ __forceinline__ int *dbias_turn_of(const struct mma_backward_arguments &a, const struct place &at, int h,
-                                              int row) {
+__device__ __forceinline__ int *dbias_semaphore_of(const struct mma_backward_arguments &a, const struct place &at,
+                                                   int h, int row) {
     const int batch = a.dbias_batches == 1 ? 0 : at.batch;
-    return a.dbias_turns +
+    return a.dbias_semaphores +
            (((int64_t)batch * a.dbias_heads + h / a.in.bias.group) * (FOLDED ? a.grid_x : gridDim.x) +
             at.first_key / BLOCK_N) *
-               mma_backward_turns(a.in.seqlen_q) +
+               mma_backward_semaphores(a.in.seqlen_q) +
            row / SUB_ROWS;
 }
 __device__ __forceinline__ int my_dbias_turn(const struct mma_backward_arguments &a, const struct place &at, int h) {
@@ -486,19 +486,19 @@ __device__ __forceinline__ void hand_on(struct turns &turns, const struct mma_ba
         [[maybe_unused]] const bool walked = !(TURNS_DBIAS && VARLEN) || (row < w.last && row + SUB_ROWS > w.first);
 #    if TURNS_DQ
         if (walked) {
-            int *turn = turn_of(a, at, h, row);
+            int *semaphore = semaphore_of(a, at, h, row);
             const int mine = my_turn(a, at, row);
             if (row != turns.added)
-                await_turn(turn, mine);
-            st_release(turn, mine + 1);
+                await_turn(semaphore, mine);
+            st_release(semaphore, mine + 1);
         }
 #    endif
 #    if TURNS_DBIAS
         if (row != turns.added) { /* else hand_on_before() was there */
-            int *turn = dbias_turn_of(a, at, h, row);
+            int *semaphore = dbias_semaphore_of(a, at, h, row);
             const int mine = my_dbias_turn(a, at, h);
-            await_turn(turn, mine);
-            st_release(turn, mine + 1);
+            await_turn(semaphore, mine);
+            st_release(semaphore, mine + 1);
         }
 #    endif
     }
@@ -511,7 +511,7 @@ __device__ __forceinline__ void hand_on_before(struct turns &turns, const struct
     turns.added = row;
     h = opaque(h); /* made here, not kept */
     if (TURNS_DBIAS && threadIdx.x == 0)
-        st_release(dbias_turn_of(a, at, h, row), my_dbias_turn(a, at, h) + 1);
+        st_release(dbias_semaphore_of(a, at, h, row), my_dbias_turn(a, at, h) + 1);
 }
 __device__ __forceinline__ void hand_on_rest(struct turns &turns, const struct mma_backward_arguments &a,
                                              const struct place &at, const struct walk &w, int h) {
@@ -528,15 +528,15 @@ __device__ __forceinline__ int first_sub_tile(const struct walk &w, int row) {
 __device__ __forceinline__ int next_active(const struct mma_backward_arguments &a, const struct place &at,
                                            const struct walk &w, uint32_t keys, int h, int row) {
     while (row < w.last && !active(a, at, keys, h, row))
-        row += UNIT_ROWS;
+        row += STAGE_ROWS;
     return row < w.last ? row : NO_ROW;
 }
 
 __device__ __forceinline__ void load_q(const struct mma_backward_arguments &a, const struct place &at, int h,
                                        uint32_t tile, int row) {
     const struct head head = find_head(a, at, h);
-    load_tile<HEAD_DIM / 8, UNIT_ROWS, PANEL_ROWS>(tile, head.q + (int64_t)row * a.in.q.row * 2, a.in.q.row * 2,
-                                                   at.seqlen_q - row, a.in.head_dim);
+    load_tile<HEAD_DIM / 8, STAGE_ROWS, PANEL_ROWS>(tile, head.q + (int64_t)row * a.in.q.row * 2, a.in.q.row * 2,
+                                                    at.seqlen_q - row, a.in.head_dim);
 }
 /* The word-th of what there is for each row of a head. */
 __device__ __forceinline__ const float *row_words(const struct head &head, int word) {
@@ -548,36 +548,36 @@ __device__ __forceinline__ const float *row_words(const struct head &head, int w
 }
 /* dO and what there is for each row. */
 __device__ __forceinline__ void load_dout(const struct mma_backward_arguments &a, const struct place &at, int h,
-                                          const struct unit &unit, int row) {
+                                          const struct stage &stage, int row) {
     const struct head head = find_head(a, at, h);
-    load_tile<HEAD_DIM_V / 8, UNIT_ROWS, PANEL_ROWS>(unit.dout, head.dout + (int64_t)row * a.dout.row * 2,
-                                                     a.dout.row * 2, at.seqlen_q - row, a.in.head_dim_v);
-    if (threadIdx.x < UNIT_ROWS / 4 * ROW_WORDS) {
-        const int n = threadIdx.x * 4 % UNIT_ROWS;
-        cp_async_16(unit.rows + threadIdx.x * 16, row_words(head, threadIdx.x * 4 / UNIT_ROWS) + row + n);
+    load_tile<HEAD_DIM_V / 8, STAGE_ROWS, PANEL_ROWS>(stage.dout, head.dout + (int64_t)row * a.dout.row * 2,
+                                                      a.dout.row * 2, at.seqlen_q - row, a.in.head_dim_v);
+    if (threadIdx.x < STAGE_ROWS / 4 * ROW_WORDS) {
+        const int n = threadIdx.x * 4 % STAGE_ROWS;
+        cp_async_16(stage.rows + threadIdx.x * 16, row_words(head, threadIdx.x * 4 / STAGE_ROWS) + row + n);
     }
 }
 
 #if RING
-/* The slot of the unit that is computed, and which of its barrier's phases says that it is there. */
+/* The slot of the stage that is computed, and which of its barrier's phases says that it is there. */
 struct ring {
     int slot;
     uint32_t parity;
 };
 __device__ __forceinline__ int slot_after(int slot) { return slot == RING - 1 ? 0 : slot + 1; }
-__device__ __forceinline__ struct unit unit_at(const struct tiles &tiles, int slot) {
+__device__ __forceinline__ struct stage stage_at(const struct tiles &tiles, int slot) {
     return {tiles.q + slot * Q_BYTES, tiles.dout + slot * DOUT_BYTES, tiles.rows + slot * ROWS_BYTES,
             tiles.barriers + slot * 8};
 }
-/* Ends a phase when all warps have staged a unit's scores. */
+/* Ends a phase when all warps have staged a stage's scores. */
 __device__ __forceinline__ uint32_t scores_barrier(const struct tiles &tiles) { return tiles.barriers + RING * 8; }
 /* To a slot that all warps have left. */
-__device__ __forceinline__ void load_unit(const struct mma_backward_arguments &a, const struct place &at, int h,
-                                          const struct tiles &tiles, int slot, int row) {
+__device__ __forceinline__ void load_stage(const struct mma_backward_arguments &a, const struct place &at, int h,
+                                           const struct tiles &tiles, int slot, int row) {
     if (row == NO_ROW)
         return;
-    const struct unit unit = unit_at(tiles, slot);
-#    if ENGINE
+    const struct stage stage = stage_at(tiles, slot);
+#    if TMA
     if (threadIdx.x % 32)
         return;
     /* A copy for each warp, then the next: words of rows, panels of Q, panels of dO. */
@@ -585,30 +585,30 @@ __device__ __forceinline__ void load_unit(const struct mma_backward_arguments &a
     constexpr int panels_q = HEAD_DIM / columns_q, panels = panels_q + HEAD_DIM_V / columns_v;
     const struct head head = find_head(a, at, h);
     if (threadIdx.x == 0)
-        mbarrier_arrive_expect_tx(unit.full, Q_BYTES + DOUT_BYTES + ROWS_BYTES);
+        mbarrier_arrive_expect_tx(stage.full, Q_BYTES + DOUT_BYTES + ROWS_BYTES);
 #        pragma unroll
     for (int n = threadIdx.x / 32; n < panels + ROW_WORDS; n += WARPS) {
         const int panel = n - ROW_WORDS;
         if (panel < 0)
-            cp_async_bulk(unit.rows + n * (UNIT_ROWS * 4), row_words(head, n) + row, UNIT_ROWS * 4, unit.full);
+            cp_async_bulk(stage.rows + n * (STAGE_ROWS * 4), row_words(head, n) + row, STAGE_ROWS * 4, stage.full);
         else if (panel < panels_q)
-            cp_async_bulk_tensor_4d(unit.q + panel * (columns_q * UNIT_ROWS * 2), &a.q_map, unit.full,
+            cp_async_bulk_tensor_4d(stage.q + panel * (columns_q * STAGE_ROWS * 2), &a.q_map, stage.full,
                                     panel * columns_q, row, head.index, at.batch);
         else
-            cp_async_bulk_tensor_4d(unit.dout + (panel - panels_q) * (columns_v * UNIT_ROWS * 2), &a.dout_map,
-                                    unit.full, (panel - panels_q) * columns_v, row, head.index, at.batch);
+            cp_async_bulk_tensor_4d(stage.dout + (panel - panels_q) * (columns_v * STAGE_ROWS * 2), &a.dout_map,
+                                    stage.full, (panel - panels_q) * columns_v, row, head.index, at.batch);
     }
 #    else
-    load_q(a, at, h, unit.q, row);
-    load_dout(a, at, h, unit, row);
-    cp_async_mbarrier_arrive_noinc(unit.full);
+    load_q(a, at, h, stage.q, row);
+    load_dout(a, at, h, stage, row);
+    cp_async_mbarrier_arrive_noinc(stage.full);
     if (!ALIGNED)
-        mbarrier_arrive(unit.full); /* for what was stored, not copied */
+        mbarrier_arrive(stage.full); /* for what was stored, not copied */
 #    endif
 }
 __device__ __forceinline__ int following(const struct mma_backward_arguments &a, const struct place &at,
                                          const struct walk &w, uint32_t keys, int h, int row) {
-    return row == NO_ROW ? NO_ROW : next_active(a, at, w, keys, h, row + UNIT_ROWS);
+    return row == NO_ROW ? NO_ROW : next_active(a, at, w, keys, h, row + STAGE_ROWS);
 }
 #endif
 
@@ -718,7 +718,7 @@ __device__ __forceinline__ void read_pairs(uint32_t (&r)[4], uint32_t from) { ld
 __device__ __forceinline__ void read_pairs(uint32_t (&r)[2], uint32_t from) { ldmatrix_x2_trans(r, from); }
 /* Mask: 16 keys of a row are chunk row + 16-key group * PART_ROWS; beside a bias it lies where P will, after dS. */
 __device__ __forceinline__ uint32_t mask_place(uint32_t staged, int warp_key, int part, int chunk) {
-    return staged + (BIAS_COPIED ? STAGE_BYTES : 0) +
+    return staged + (BIAS_COPIED ? SCORES_BYTES : 0) +
            chunk_offset<SUB_ROWS / 8>(warp_key + chunk % WARP_KEYS, part / 8 + chunk / WARP_KEYS);
 }
 
@@ -824,13 +824,13 @@ __device__ __forceinline__ void pack_scores(score_fragments &left, const float (
 
 __device__ __forceinline__ void make_weights(struct weights &w, const struct mma_backward_arguments &a,
                                              const struct place &at, int h, const struct tiles &tiles,
-                                             const struct unit &unit, uint32_t staged, int warp_key, int block_row,
+                                             const struct stage &stage, uint32_t staged, int warp_key, int block_row,
                                              int sub_row, bool partial, bool copying) {
     const int lane = fresh_lane();
 #if SUMMARISED && !MASK_COPIED
     const uint32_t seen = partial ? read_mask(a, at, h, warp_key, block_row + sub_row) : 0xffffffffu;
 #endif
-    multiply_scores<HEAD_DIM, false>(w.p, tiles.self, tiles.k, warp_key, nullptr, unit.q, sub_row);
+    multiply_scores<HEAD_DIM, false>(w.p, tiles.self, tiles.k, warp_key, nullptr, stage.q, sub_row);
 #if COPIED
     if (RING || copying)
         cp_async_wait<0>();
@@ -858,11 +858,11 @@ __device__ __forceinline__ void make_weights(struct weights &w, const struct mma
     for (int n = 0; n < ROW_TILES; n++) {
         const int local = sub_row + n * 8 + lane % 4 * 2;
         uint32_t lse[2];
-        ld_shared_8(lse[0], lse[1], unit.rows + local * 4);
+        ld_shared_8(lse[0], lse[1], stage.rows + local * 4);
 #if BIAS
         uint32_t low[2];
         if (LOW_STAGED) {
-            ld_shared_8(low[0], low[1], unit.rows + (2 * UNIT_ROWS + local) * 4);
+            ld_shared_8(low[0], low[1], stage.rows + (2 * STAGE_ROWS + local) * 4);
         } else {
             const float2 pair = *(const float2 *)(low_rows + local);
             low[0] = __float_as_uint(pair.x);
@@ -940,12 +940,12 @@ __device__ __forceinline__ void make_weights(struct weights &w, const struct mma
 /* dS = P (dP - delta), as left operands. */
 __device__ __forceinline__ void make_ds(score_fragments &left, struct sums &sums, const struct weights &w,
                                         const struct mma_backward_arguments &a, const struct place &at, int h,
-                                        const struct tiles &tiles, const struct unit &unit,
+                                        const struct tiles &tiles, const struct stage &stage,
                                         const value_fragments &values, int warp_key, int block_row, int sub_row,
                                         bool partial) {
     const int lane = (RING && !BARE) || VARLEN || (V_IN_REGISTERS && DETERMINISTIC) ? fresh_lane() : threadIdx.x % 32;
 #if TURNS_DBIAS
-    await_turn(dbias_turn_of(a, at, h, block_row + sub_row), my_dbias_turn(a, at, h));
+    await_turn(dbias_semaphore_of(a, at, h, block_row + sub_row), my_dbias_turn(a, at, h));
 #endif
     float dp[KEY_TILES][ROW_TILES][4];
 #if (DBIAS == MMA_DBIAS_DIRECT && !DBIAS_FROM_DS) || DBIAS == MMA_DBIAS_SUMS
@@ -955,12 +955,12 @@ __device__ __forceinline__ void make_ds(score_fragments &left, struct sums &sums
         dbias[n] = dbias_of_key(a, at, h, at.first_key + warp_key + lane / 4 + n * 8);
     [[maybe_unused]] const int num_keys = at.seqlen_k - at.first_key - warp_key - lane / 4;
 #endif
-    multiply_scores<HEAD_DIM_V, V_IN_REGISTERS>(dp, tiles.self, tiles.v, warp_key, values, unit.dout, sub_row);
+    multiply_scores<HEAD_DIM_V, V_IN_REGISTERS>(dp, tiles.self, tiles.v, warp_key, values, stage.dout, sub_row);
 #pragma unroll
     for (int n = 0; n < ROW_TILES; n++) {
         const int local = sub_row + n * 8 + lane % 4 * 2;
         uint32_t delta[2];
-        ld_shared_8(delta[0], delta[1], unit.rows + (UNIT_ROWS + local) * 4);
+        ld_shared_8(delta[0], delta[1], stage.rows + (STAGE_ROWS + local) * 4);
 #pragma unroll
         for (int t = 0; t < KEY_TILES; t++)
 #pragma unroll
@@ -1003,8 +1003,8 @@ __device__ __forceinline__ void make_ds(score_fragments &left, struct sums &sums
 }
 
 /* Scores to shared memory as [key][row of the sub-tile]. */
-__device__ __forceinline__ void stage(uint32_t tile, const uint32_t (&left)[ROW_TILES / 2][KEY_TILES][4], int warp_key,
-                                      int warp_row) {
+__device__ __forceinline__ void store_scores(uint32_t tile, const uint32_t (&left)[ROW_TILES / 2][KEY_TILES][4],
+                                             int warp_key, int warp_row) {
     const int lane = BARE ? threadIdx.x % 32 : fresh_lane();
 #pragma unroll
     for (int n = 0; n < ROW_TILES; n++)
@@ -1050,29 +1050,29 @@ __device__ __forceinline__ void add_rows(float (&sum)[KEY_TILES][tiles][4], cons
  * memory for the other warps. */
 __device__ __forceinline__ void add_own(struct sums &sums, const struct mma_backward_arguments &a,
                                         const struct place &at, int h, const struct tiles &tiles,
-                                        const struct unit &unit, const value_fragments &values, uint32_t staged,
+                                        const struct stage &stage, const value_fragments &values, uint32_t staged,
                                         int row, int sub, bool partial, bool copying) {
     const int warp = tiles.self.warp, share = warp / KEY_WARPS, warp_key = warp % KEY_WARPS * WARP_KEYS;
 #pragma unroll 1
     for (int part = share * WARP_ROWS; part < share * WARP_ROWS + WARP_ROWS; part += PART_ROWS) {
         struct weights weights;
         score_fragments p, ds;
-        make_weights(weights, a, at, h, tiles, unit, staged, warp_key, row, sub + part, partial, copying);
+        make_weights(weights, a, at, h, tiles, stage, staged, warp_key, row, sub + part, partial, copying);
         pack_scores(p, weights.p);
         if (BY_COLUMNS)
-            stage(staged + STAGE_BYTES, p, warp_key, part);
-        auto dout = by_rows<HEAD_DIM_V / 8, PANEL_ROWS>(tiles.self, unit.dout, sub + part);
-        auto q = by_rows<HEAD_DIM / 8, PANEL_ROWS>(tiles.self, unit.q, sub + part);
+            store_scores(staged + SCORES_BYTES, p, warp_key, part);
+        auto dout = by_rows<HEAD_DIM_V / 8, PANEL_ROWS>(tiles.self, stage.dout, sub + part);
+        auto q = by_rows<HEAD_DIM / 8, PANEL_ROWS>(tiles.self, stage.q, sub + part);
         if (BY_COLUMNS) {
             dout.move(share * 2);
             q.move(share * 2);
         }
         if (!RING)
             add_rows(sums.dv, p, dout);
-        make_ds(ds, sums, weights, a, at, h, tiles, unit, values, warp_key, row, sub + part, partial);
+        make_ds(ds, sums, weights, a, at, h, tiles, stage, values, warp_key, row, sub + part, partial);
         if (OVERLAY)
             __syncthreads();
-        stage(staged, ds, warp_key, part);
+        store_scores(staged, ds, warp_key, part);
 #if RING
         if (part + PART_ROWS == share * WARP_ROWS + WARP_ROWS) { /* the products below hide the wait for the others */
             __syncwarp();
@@ -1091,10 +1091,10 @@ __device__ __forceinline__ void add_own(struct sums &sums, const struct mma_back
 
 #if BY_COLUMNS
 /* What rows of other warps with the same keys add to the warp's columns of dK and dV. */
-__device__ __forceinline__ void add_others_rows(struct sums &sums, const struct tiles &tiles, const struct unit &unit,
+__device__ __forceinline__ void add_others_rows(struct sums &sums, const struct tiles &tiles, const struct stage &stage,
                                                 uint32_t staged, int warp_key, int sub, int row, int share) {
-    auto dout = by_rows<HEAD_DIM_V / 8, PANEL_ROWS>(tiles.self, unit.dout, sub + row);
-    auto q = by_rows<HEAD_DIM / 8, PANEL_ROWS>(tiles.self, unit.q, sub + row);
+    auto dout = by_rows<HEAD_DIM_V / 8, PANEL_ROWS>(tiles.self, stage.dout, sub + row);
+    auto q = by_rows<HEAD_DIM / 8, PANEL_ROWS>(tiles.self, stage.q, sub + row);
     auto scores = by_rows<SUB_ROWS / 8, 0>(tiles.self, staged, warp_key);
     dout.move(share * 2);
     q.move(share * 2);
@@ -1104,7 +1104,7 @@ __device__ __forceinline__ void add_others_rows(struct sums &sums, const struct 
         uint32_t left[KEY_TILES][4];
 #    pragma unroll
         for (int t = 0; t < KEY_TILES; t++)
-            ldmatrix_x4(left[t], scores.at_step(t * 16, 2 * n) + STAGE_BYTES);
+            ldmatrix_x4(left[t], scores.at_step(t * 16, 2 * n) + SCORES_BYTES);
         add_product<SHARE>(sums.dv, left, dout, n * 16);
 #    pragma unroll
         for (int t = 0; t < KEY_TILES; t++)
@@ -1112,12 +1112,12 @@ __device__ __forceinline__ void add_others_rows(struct sums &sums, const struct 
         add_product<SHARE>(sums.dk, left, q, n * 16);
     }
 }
-__device__ __forceinline__ void add_others(struct sums &sums, const struct tiles &tiles, const struct unit &unit,
+__device__ __forceinline__ void add_others(struct sums &sums, const struct tiles &tiles, const struct stage &stage,
                                            uint32_t staged, int sub) {
     const int warp = tiles.self.warp, share = warp / KEY_WARPS, warp_key = warp % KEY_WARPS * WARP_KEYS;
 #    pragma unroll
     for (int other = 1; other < SHARE; other++)
-        add_others_rows(sums, tiles, unit, staged, warp_key, sub, (share ^ other) * WARP_ROWS, share);
+        add_others_rows(sums, tiles, stage, staged, warp_key, sub, (share ^ other) * WARP_ROWS, share);
 }
 #endif
 
@@ -1155,7 +1155,7 @@ __device__ __forceinline__ void add_dq(const struct mma_backward_arguments &a, c
         }
 #if TURNS_DQ
         if (pass == 0)
-            await_turn(turn_of(a, at, h, row + sub_row), my_turn(a, at, row + sub_row));
+            await_turn(semaphore_of(a, at, h, row + sub_row), my_turn(a, at, row + sub_row));
 #endif
         float *mine = to + lane * DQ_WORDS;
         mine = opaque(mine); /* the other addresses are known distances from it */
@@ -1318,9 +1318,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
 #if RING
     if (threadIdx.x == 0) {
         for (int slot = 0; slot < RING; slot++)
-            mbarrier_init(unit_at(tiles, slot).full, ENGINE ? 1 : ALIGNED ? THREADS : 2 * THREADS);
+            mbarrier_init(stage_at(tiles, slot).full, TMA ? 1 : ALIGNED ? THREADS : 2 * THREADS);
         mbarrier_init(scores_barrier(tiles), WARPS);
-#    if ENGINE
+#    if TMA
         fence_mbarrier_init();
 #    endif
     }
@@ -1341,8 +1341,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
     [[maybe_unused]] uint32_t ds_buffer = 0;
 #if RING
     struct ring ring = {0, 0};
-#    if ENGINE
-    fence_proxy_async(); /* the ticket, and V on its way to registers, lay where the copy engine will write */
+#    if TMA
+    fence_proxy_async(); /* the ticket, and V on its way to registers, lay where TMA will write */
 #    endif
     __syncthreads(); /* its barriers are ready */
 #endif
@@ -1361,39 +1361,39 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
         struct turns turns = first_turns(plan_walk(a, at));
 #endif
 #if RING
-        /* Units of 64 rows lie in a ring; one is loaded RING - 1 units ahead, when all warps have left its place. */
-        int row = next_active(a, at, walk, tiles.keys, h, walk.first / UNIT_ROWS * UNIT_ROWS), next = NO_ROW;
+        /* Stages of 64 rows lie in a ring; one is loaded RING - 1 stages ahead, when all warps have left its place. */
+        int row = next_active(a, at, walk, tiles.keys, h, walk.first / STAGE_ROWS * STAGE_ROWS), next = NO_ROW;
 #    if COPIED
         if (row != NO_ROW)
             copy_scores(a, at, h, tiles.staged + ds_buffer, row);
         cp_async_commit();
 #    endif
-#    if ENGINE && KEYED
-        fence_proxy_async(); /* narrow() wrote where the copy engine will */
+#    if TMA && KEYED
+        fence_proxy_async(); /* narrow() wrote where TMA will */
         __syncthreads();
 #    endif
-        load_unit(a, at, h, tiles, ring.slot, row);
+        load_stage(a, at, h, tiles, ring.slot, row);
         if (RING == 3) {
             next = following(a, at, walk, tiles.keys, h, row);
-            load_unit(a, at, h, tiles, slot_after(ring.slot), next);
+            load_stage(a, at, h, tiles, slot_after(ring.slot), next);
         }
         cp_async_wait<0>();
         __syncthreads(); /* K and V are there */
 #    pragma unroll 1
         while (row != NO_ROW) {
-            const struct unit unit = unit_at(tiles, ring.slot);
+            const struct stage stage = stage_at(tiles, ring.slot);
             const uint32_t staged = tiles.staged + ds_buffer, scores_parity = ds_buffer != 0;
-            bool partial = row < walk.full_first || row + UNIT_ROWS > walk.full_last;
+            bool partial = row < walk.full_first || row + STAGE_ROWS > walk.full_last;
 #    if SUMMARISED
             partial = partial || mask_kind(a, at, h, row) != GPU_BLOCK_FULL;
 #    endif
-            ds_buffer ^= STAGE_BYTES * (BY_COLUMNS ? 2 : 1);
-            mbarrier_wait(unit.full, ring.parity);
+            ds_buffer ^= SCORES_BYTES * (BY_COLUMNS ? 2 : 1);
+            mbarrier_wait(stage.full, ring.parity);
             if (TWO_BODIES && !partial)
-                add_own(sums, a, at, h, tiles, unit, values, staged, row, 0, false, false);
+                add_own(sums, a, at, h, tiles, stage, values, staged, row, 0, false, false);
             else
-                add_own(sums, a, at, h, tiles, unit, values, staged, row, 0, TWO_BODIES || partial, false);
-            mbarrier_wait(scores_barrier(tiles), scores_parity); /* scores are staged; all have left the unit before */
+                add_own(sums, a, at, h, tiles, stage, values, staged, row, 0, TWO_BODIES || partial, false);
+            mbarrier_wait(scores_barrier(tiles), scores_parity); /* scores are staged; all have left the stage before */
 #    if DETERMINISTIC
             hand_on_before(turns, a, at, h, row);
 #    endif
@@ -1405,13 +1405,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
                 copy_scores(a, at, h, tiles.staged + ds_buffer, RING == 3 ? next : last);
             cp_async_commit();
 #    endif
-            load_unit(a, at, h, tiles, RING == 3 ? slot_after(ring.slot) : ring.slot, last);
+            load_stage(a, at, h, tiles, RING == 3 ? slot_after(ring.slot) : ring.slot, last);
 #    if NEEDS_DQ
             if (DQ_EARLY)
                 add_dq<0, DQ_EARLY>(a, at, h, find_head(a, at, h).dq + (int64_t)row * HEAD_DIM, tiles, staged, row, 0);
 #    endif
 #    if BY_COLUMNS
-            add_others(sums, tiles, unit, staged, 0);
+            add_others(sums, tiles, stage, staged, 0);
 #    endif
 #    if NEEDS_DQ
             add_dq<DQ_EARLY>(a, at, h, find_head(a, at, h).dq + (int64_t)row * HEAD_DIM, tiles, staged, row, 0);
@@ -1432,7 +1432,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
 #    pragma unroll 1
         while (row != NO_ROW) {
             const int next = next_active(a, at, walk, tiles.keys, h, row + BLOCK_M);
-            const struct unit unit = {tiles.q + buffer * Q_BYTES, tiles.dout, tiles.rows};
+            const struct stage stage = {tiles.q + buffer * Q_BYTES, tiles.dout, tiles.rows};
             if (STAGES == 2) {
                 buffer ^= 1;
                 if (next != NO_ROW)
@@ -1451,17 +1451,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
 #    endif
                 const uint32_t staged = OVERLAY ? tiles.dout + sub * HEAD_DIM_V * 2 : tiles.staged + ds_buffer;
                 if (DS_BUFFERS == 2)
-                    ds_buffer ^= STAGE_BYTES * (BY_COLUMNS ? 2 : 1);
+                    ds_buffer ^= SCORES_BYTES * (BY_COLUMNS ? 2 : 1);
                 if (TWO_BODIES && !partial)
-                    add_own(sums, a, at, h, tiles, unit, values, staged, row, sub, false, sub > begin);
+                    add_own(sums, a, at, h, tiles, stage, values, staged, row, sub, false, sub > begin);
                 else
-                    add_own(sums, a, at, h, tiles, unit, values, staged, row, sub, TWO_BODIES || partial, sub > begin);
+                    add_own(sums, a, at, h, tiles, stage, values, staged, row, sub, TWO_BODIES || partial, sub > begin);
                 __syncthreads();
 #    if DETERMINISTIC
                 hand_on_before(turns, a, at, h, row + sub);
 #    endif
 #    if BY_COLUMNS
-                add_others(sums, tiles, unit, staged, sub);
+                add_others(sums, tiles, stage, staged, sub);
                 if (last)
                     __syncthreads();
 #    endif
@@ -1477,7 +1477,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
                     if (STAGES == 1 && next != NO_ROW)
                         load_q(a, at, h, tiles.q, next);
                     if (!OVERLAY && next != NO_ROW)
-                        load_dout(a, at, h, unit, next);
+                        load_dout(a, at, h, stage, next);
                     cp_async_commit();
                 }
 #    if NEEDS_DQ
@@ -1488,7 +1488,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
             }
             if (OVERLAY) {
                 if (next != NO_ROW)
-                    load_dout(a, at, h, unit, next);
+                    load_dout(a, at, h, stage, next);
                 cp_async_commit();
             }
             row = next;

@@ -96,11 +96,11 @@ MMA_BACKWARD_INLINE int32_t mma_backward_shared_bytes(int32_t block_m, int32_t b
     return q + dout + v + k + (overlay ? 0 : staged) + 8 * block_m;
 }
 
-/* Rows of a unit of a ring. */
-#define MMA_BACKWARD_UNIT_ROWS 64
+/* Rows of a stage of a ring. */
+#define MMA_BACKWARD_STAGE_ROWS 64
 
 /* The same for a kernel whose warps are paired, or whose passing scores have two buffers, so that one barrier a
- * sub-tile is enough; and for paired warps or half blocks with a ring of 2 or 3 units of 64 rows of Q and dO in place
+ * sub-tile is enough; and for paired warps or half blocks with a ring of 2 or 3 stages of 64 rows of Q and dO in place
  * of BLOCK_M rows, a barrier for each and one for the scores. Each is taken where the device has the bytes. */
 struct mma_backward_extras {
     int32_t paired, buffers, ring;
@@ -114,8 +114,8 @@ MMA_BACKWARD_INLINE int32_t mma_backward_bytes_with(int32_t block_m, int32_t blo
     const int32_t passing =
         with.paired ? 128
                     : mma_backward_sub_rows(block_n, widest) * (mma_backward_shares_columns(block_n, widest) ? 2 : 1);
-    const int32_t rows_q = with.ring ? MMA_BACKWARD_UNIT_ROWS * with.ring : block_m * stages;
-    const int32_t rows = with.ring ? MMA_BACKWARD_UNIT_ROWS * with.ring : block_m;
+    const int32_t rows_q = with.ring ? MMA_BACKWARD_STAGE_ROWS * with.ring : block_m * stages;
+    const int32_t rows = with.ring ? MMA_BACKWARD_STAGE_ROWS * with.ring : block_m;
     if (!with.paired && with.buffers == 1)
         return mma_backward_shared_bytes(block_m, block_n, stages, v_in_registers, head_dim, head_dim_v);
     return 2 * d * (rows_q + block_n) + 2 * dv * (rows + (v_in_registers ? 0 : block_n)) +
@@ -134,7 +134,7 @@ MMA_BACKWARD_INLINE int32_t mma_backward_stages_low(int32_t ring, int32_t widest
     return ring < 3 || widest <= 64 || !key_words;
 }
 
-/* Columns that the copy engine brings at a time, of a padded head dim: rows of 128 or 64 bytes. */
+/* Columns that TMA brings at a time, of a padded head dim: rows of 128 or 64 bytes. */
 MMA_BACKWARD_INLINE int32_t mma_backward_panel(int32_t padded) { return padded % 64 ? 32 : 64; }
 
 /* fp32 accumulators of dK and dV a thread. */
@@ -176,7 +176,7 @@ MMA_BACKWARD_INLINE int32_t mma_backward_v_registers(int32_t block_n, int32_t he
     X(DS_BUFFERS)     /* 2: a warp may make scores while another still reads those before */ \
     X(PAIRED)         /* two key tiles a warp, two warps to the same keys */                 \
     X(RING)           /* 2 or 3: buffers of 64 rows of Q and dO, instead of BLOCK_M rows */  \
-    X(ENGINE)         /* the copy engine brings them, by tensor maps */                      \
+    X(TMA)            /* TMA brings them, by tensor maps */                                  \
     X(ALIGNED)        /* addresses and strides are multiples of 16 bytes */                  \
     X(SCORES_ALIGNED) /* those of mask, bias and dbias, too, whose rows are contiguous */    \
     X(WINDOW)         /* causal or window */                                                 \
@@ -212,11 +212,11 @@ enum { MMA_ROWS_NUM_CONSTANTS = MMA_ROWS_CONSTANTS(MMA_BACKWARD_COUNT) };
  *   lse, delta [rows]: lse times lse_factor, +inf where no key is seen; sum of dO * O minus dlse
  *   low        [rows]: beside a bias: what lse has rounded away, times -log2(e); 0 where it is not given
  *   dq         [rows, D]: fp32 sums, each 16 x 8 tile in the order of the accumulators of an mma
- *   turns      [rows / 16]: deterministic: how many key blocks have added to the rows from there on
+ *   semaphores [rows / 16]: deterministic: how many key blocks have added to the rows from there on
  *   tickets    [1]: deterministic: blocks in the order in which they began
  *   order      [interval batches, heads, Sk]: numbers of keys, key_sort.h
  *   dbias      KEYS: [warps that share keys, B, H, Sk]; SUMS: the shape of bias
- *   dbias turns [bias batches, bias heads, key blocks, mma_backward_turns(Sq)]: SUMS, deterministic: how many added
+ *   dbias_semaphores [bias batches, bias heads, key blocks, mma_backward_semaphores(Sq)]: SUMS, deterministic: the same
  *   dk, dv     [KV heads, parts, keys of all batches, D or Dv]: SPLIT: fp32 */
 struct mma_backward_arguments {
     struct gpu_forward_params in;
@@ -224,11 +224,11 @@ struct mma_backward_arguments {
     struct gpu_rows dlse;
     struct gpu_scores dbias;
     float *lse_rows, *delta_rows, *dq_sums, *dbias_sums, *dk_parts, *dv_parts;
-    int32_t *turns, *dbias_turns, *ticket;
+    int32_t *semaphores, *dbias_semaphores, *ticket;
     const int32_t *order;
     int64_t order_batch, order_head;
     int64_t rows, num_row_arrays;                               /* rows of one array; arrays: B H, varlen: H */
-    int64_t dbias_count;                                        /* words of dbias_sums and dbias_turns */
+    int64_t dbias_count;                                        /* words of dbias_sums and dbias_semaphores */
     int64_t key_rows;                                           /* of dk_parts and dv_parts, of one head */
     int64_t dbias_batch, dbias_head, dbias_row, dbias_key;      /* SUMS: strides in dbias_sums */
     int32_t dbias_batches, dbias_heads, dbias_rows, dbias_keys; /* the shape of dbias */
@@ -237,13 +237,13 @@ struct mma_backward_arguments {
     float lse_factor;                 /* log2(e) where scores stay in units of exp2, else 1 */
     uint32_t grid_x, grid_y;          /* of a folded grid: block n is (n % grid_x, n / grid_x % grid_y, the rest) */
     int32_t mask_row_bytes, bias_row_bytes, dbias_row_bytes; /* from row to row; of dbias or of its sums */
-    struct cuda_tensor_map q_map, dout_map;                  /* ENGINE: [B, H, S, D], tiles of 64 rows and a panel */
+    struct cuda_tensor_map q_map, dout_map;                  /* TMA: [B, H, S, D], tiles of 64 rows and a panel */
     float *low_rows;
     int32_t dbias_of_rows; /* 1: MMA_DBIAS_ROWS */
 };
 
 /* Turns of a key block at the gradient of a bias: for at least 32 rows each. */
-MMA_BACKWARD_INLINE int64_t mma_backward_turns(int64_t rows) { return (rows + 31) / 32; }
+MMA_BACKWARD_INLINE int64_t mma_backward_semaphores(int64_t rows) { return (rows + 31) / 32; }
 
 /* Where the rows of a varlen sequence begin that starts at row cu_seqlens_q[b] of the packed tensor. */
 MMA_BACKWARD_INLINE int64_t mma_backward_begin(int64_t packed_begin, int64_t b) {

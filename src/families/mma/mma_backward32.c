@@ -43,13 +43,13 @@ static int fits(const struct tile *t, const fdm_device *device, const fdm_proble
            p->head_dim_v <= t->head_dim_max && shared_bytes(t, p) <= device->shared_bytes;
 }
 
-static struct mma_room room_of(const struct tile *t, const fdm_problem *p) {
+static struct mma_workspace_needs needs_of(const struct tile *t, const fdm_problem *p) {
     const int64_t blocks = (p->seqlen_k + MMA_BACKWARD32_TURN_KEYS - 1) / MMA_BACKWARD32_TURN_KEYS;
-    return (struct mma_room){.block_m = t->block,
-                             .block_n = t->block,
-                             .dbias_blocks = mma_dbias_in_turns(p) ? (int32_t)blocks : 0,
-                             .dbias_shares = 1,
-                             .lse_factor = 1};
+    return (struct mma_workspace_needs){.block_m = t->block,
+                                        .block_n = t->block,
+                                        .dbias_blocks = mma_dbias_in_turns(p) ? (int32_t)blocks : 0,
+                                        .dbias_shares = 1,
+                                        .lse_factor = 1};
 }
 
 static const char *refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
@@ -71,13 +71,13 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant,
         const struct tile *t = &tiles[i];
         if (!fits(t, device, p) || variant-- > 0)
             continue;
-        const struct mma_room room = room_of(t, p);
+        const struct mma_workspace_needs needs = needs_of(t, p);
         plan->parameters[0] = i;
         plan->block_m = own_of(t);
         plan->block_n = t->block;
         plan->stages = 1;
         plan->shared_bytes = shared_bytes(t, p);
-        plan->workspace_bytes = mma_workspace_bytes(p, &room);
+        plan->workspace_bytes = mma_workspace_bytes(p, &needs);
         snprintf(plan->choice, sizeof plan->choice, "MMA_Backward_TF32x3_%dx%d", plan->block_m, plan->block_n);
         snprintf(plan->reason, sizeof plan->reason,
                  "float32 at head dim %lld: the first tile that fits %lld KB of shared memory is %dx%d (%lld KB): %s",
@@ -182,19 +182,19 @@ static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct 
     return count;
 }
 
-static int sound(const fdm_plan *plan, const fdm_problem *p) {
+static int validate(const fdm_plan *plan, const fdm_problem *p) {
     const int32_t tile = plan->parameters[0];
     if (tile < 0 || tile >= NUM_TILES || p->head_dim > tiles[tile].head_dim_max ||
         p->head_dim_v > tiles[tile].head_dim_max)
         return 0;
-    const struct mma_room room = room_of(&tiles[tile], p);
+    const struct mma_workspace_needs needs = needs_of(&tiles[tile], p);
     return plan->block_m == own_of(&tiles[tile]) && plan->block_n == tiles[tile].block &&
-           plan->workspace_bytes >= mma_workspace_bytes(p, &room);
+           plan->workspace_bytes >= mma_workspace_bytes(p, &needs);
 }
 
 static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *requests) {
     int32_t place[NUM_KERNELS];
-    return sound(plan, &plan->problem) ? make_requests(plan, &plan->problem, requests, place) : 0;
+    return validate(plan, &plan->problem) ? make_requests(plan, &plan->problem, requests, place) : 0;
 }
 
 static fdm_status execute(const fdm_plan *plan, const struct attention *attention, void *workspace, void *stream) {
@@ -203,16 +203,16 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     const struct cuda_kernel *kernels[NUM_KERNELS];
     int32_t place[NUM_KERNELS];
     struct mma_backward_arguments a;
-    if (!sound(plan, p))
+    if (!validate(plan, p))
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile %d or workspace is not its kernel's",
                          plan->parameters[0]);
     fdm_status status = cuda_kernels_get(plan->device.index, list, make_requests(plan, p, list, place), kernels);
     if (status)
         return status;
     const struct tile *t = &tiles[plan->parameters[0]];
-    const struct mma_room room = room_of(t, p);
+    const struct mma_workspace_needs needs = needs_of(t, p);
     const int32_t own = own_of(t);
-    mma_fill_gradients(attention, &room, workspace, &a);
+    mma_fill_gradients(attention, &needs, workspace, &a);
     status = mma_launch_prepare(kernels[place[PREPARE]], p, &a, stream);
     if (!status && wanted(p, BLOCK_MASK))
         status = block_mask_launch(kernels[place[BLOCK_MASK]], p, t->block, t->block,

@@ -14,7 +14,8 @@
  * make the same scores, and each sums half of the columns. Lane l of a warp holds own l / 4 and l / 4 + 8 of its 16 and
  * others 2 (l % 4), +1 of each group of eight: accumulators of scores are the left operands of the sums.
  *
- * Shared memory: own 1, own 2, other 1, other 2, then facts of two steps' others: of keys, or lse and delta of rows.
+ * Shared memory: own 1, own 2, other 1, other 2, then key bounds of two steps' others: of keys, or lse and delta of
+ * rows.
  *
  * Barriers: three a step: the others are there; scores and dV are made, so other 2 may be loaded again; dQ or dK too,
  * so other 1 may.
@@ -40,7 +41,7 @@
 #define LOG2_E     1.4426950408889634f
 static_assert(TURN_KEYS % BLOCK == 0 && (!DETERMINISTIC || (DBIAS == MMA_DBIAS_SUMS && OWN % 32 == 0)),
               "turns are of whole steps");
-static_assert(4 * ROW_WORDS <= MMA_KEY_FACTS_BYTES, "words of rows lie where facts of keys would");
+static_assert(4 * ROW_WORDS <= MMA_KEY_BOUNDS_BYTES, "words of rows lie where bounds of keys would");
 
 static_assert(BLOCK % 16 == 0 && HEAD_DIM % 32 == 0 && HEAD_DIM_V % 32 == 0, "tiles are multiples of 16 and 32");
 static_assert(HEAD_DIM % (16 * SHARE) == 0 && HEAD_DIM_V % (16 * SHARE) == 0 && WARPS % SHARE == 0, "equal shares");
@@ -51,7 +52,7 @@ static_assert(OWN % BLOCK == 0 && THREADS >= BLOCK, "a mask is blocked by BLOCK 
 
 /* Shared memory. */
 struct tiles {
-    uint32_t own1, own2, other1, other2, facts;
+    uint32_t own1, own2, other1, other2, bounds;
 };
 __device__ __forceinline__ struct tiles lay_out(uint32_t shared) {
     struct tiles t;
@@ -59,11 +60,11 @@ __device__ __forceinline__ struct tiles lay_out(uint32_t shared) {
     t.own2 = t.own1 + OWN * HEAD_DIM * 4;
     t.other1 = t.own2 + OWN * HEAD_DIM_V * 4;
     t.other2 = t.other1 + BLOCK * HEAD_DIM * 4;
-    t.facts = t.other2 + BLOCK * HEAD_DIM_V * 4;
+    t.bounds = t.other2 + BLOCK * HEAD_DIM_V * 4;
     return t;
 }
-__device__ __forceinline__ uint32_t facts_of(uint32_t facts, int step) {
-    return facts + step % 2 * BLOCK * MMA_KEY_FACTS_BYTES;
+__device__ __forceinline__ uint32_t bounds_of(uint32_t bounds, int step) {
+    return bounds + step % 2 * BLOCK * MMA_KEY_BOUNDS_BYTES;
 }
 
 /* The block's own rows or keys, and the others that window and ends leave them. */
@@ -142,7 +143,7 @@ __device__ __forceinline__ struct own_keys look_at_own(const struct mma_backward
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int j = own + half * 8;
-        const struct key_facts key = look_at_key(a.in, at.s, at.head, j);
+        const struct key_bounds key = look_at_key(a.in, at.s, at.head, j);
         keys.first[half] = max(key.first, first_row(a.in, at.s, j));
         keys.last[half] = min(key.last, last_row(a.in, at.s, j));
         keys.bias[half] = key.bias;
@@ -151,10 +152,10 @@ __device__ __forceinline__ struct own_keys look_at_own(const struct mma_backward
 }
 
 /* The next step from `step` on in which some own sees some other, -1 when there is none; what depends on its keys alone
- * is then in `facts`. */
+ * is then in `bounds`. */
 __device__ __forceinline__ int next_active(const struct mma_backward_arguments &a, const struct place &at,
                                            [[maybe_unused]] const struct own_keys &keys, int step,
-                                           [[maybe_unused]] uint32_t facts) {
+                                           [[maybe_unused]] uint32_t bounds) {
     for (; step * BLOCK < at.end; step++) {
         bool any = true;
 #if SUMMARISED
@@ -169,10 +170,10 @@ __device__ __forceinline__ int next_active(const struct mma_backward_arguments &
 #elif KEYED
         bool mine = false;
         if (any && threadIdx.x < BLOCK) {
-            const struct key_facts key = look_at_key(a.in, at.s, at.head, step * BLOCK + (int)threadIdx.x);
-            st_shared_4(facts + threadIdx.x * 4, (uint32_t)key.first);
-            st_shared_4(facts + (BLOCK + threadIdx.x) * 4, (uint32_t)key.last);
-            st_shared_4(facts + (2 * BLOCK + threadIdx.x) * 4, __float_as_uint(key.bias));
+            const struct key_bounds key = look_at_key(a.in, at.s, at.head, step * BLOCK + (int)threadIdx.x);
+            st_shared_4(bounds + threadIdx.x * 4, (uint32_t)key.first);
+            st_shared_4(bounds + (BLOCK + threadIdx.x) * 4, (uint32_t)key.last);
+            st_shared_4(bounds + (2 * BLOCK + threadIdx.x) * 4, __float_as_uint(key.bias));
             mine = max(key.first, at.first) < min(key.last, at.first + OWN);
         }
         any = __syncthreads_or(mine);
@@ -203,9 +204,9 @@ __device__ __forceinline__ void load_other1(const struct mma_backward_arguments 
                                        one.row * 4, at.other_length - step * BLOCK, a.in.head_dim);
     cp_async_commit();
 }
-/* And the words of rows, into the facts of the step they belong to. */
+/* And the words of rows, into the key bounds of the step they belong to. */
 __device__ __forceinline__ void load_other2(const struct mma_backward_arguments &a, const struct place &at,
-                                            const struct tiles &t, int step, [[maybe_unused]] uint32_t facts) {
+                                            const struct tiles &t, int step, [[maybe_unused]] uint32_t bounds) {
     const int64_t from = (OWNS_KEYS ? at.s.q_begin : at.s.k_begin) + (int64_t)step * BLOCK;
     const struct gpu_matrix &two = OWNS_KEYS ? a.dout : a.in.v;
     if (step >= 0) {
@@ -217,7 +218,7 @@ __device__ __forceinline__ void load_other2(const struct mma_backward_arguments 
         if (BIAS && threadIdx.x * 4 >= 2 * BLOCK)
             rows = a.low_rows;
         if (threadIdx.x * 4 < ROW_WORDS * BLOCK)
-            cp_async_16(facts + threadIdx.x * 16, rows + rows_begin(a, at) + step * BLOCK + n);
+            cp_async_16(bounds + threadIdx.x * 16, rows + rows_begin(a, at) + step * BLOCK + n);
 #endif
     }
     cp_async_commit();
@@ -240,19 +241,20 @@ __device__ __forceinline__ void add_dbias(const struct mma_backward_arguments &a
 
 #if DETERMINISTIC
 /* Blocks of the same rows add to the gradient of a bias that their heads or batches share in the order of their
- * tickets, TURN_KEYS keys at a time: a turn counts those that have added. */
-__device__ __forceinline__ int *turn_of(const struct mma_backward_arguments &a, const struct place &at, int turn) {
-    const int batch = a.dbias_batches == 1 ? 0 : at.s.batch, turns = (a.in.seqlen_k + TURN_KEYS - 1) / TURN_KEYS;
-    return a.dbias_turns +
-           (((int64_t)batch * a.dbias_heads + at.head / a.in.bias.group) * turns + turn) *
-               mma_backward_turns(a.in.seqlen_q) +
+ * tickets, TURN_KEYS keys at a time: a semaphore counts those that have added. */
+__device__ __forceinline__ int *semaphore_of(const struct mma_backward_arguments &a, const struct place &at,
+                                             int index) {
+    const int batch = a.dbias_batches == 1 ? 0 : at.s.batch, count = (a.in.seqlen_k + TURN_KEYS - 1) / TURN_KEYS;
+    return a.dbias_semaphores +
+           (((int64_t)batch * a.dbias_heads + at.head / a.in.bias.group) * count + index) *
+               mma_backward_semaphores(a.in.seqlen_q) +
            at.first / 32;
 }
 __device__ __forceinline__ int my_turn(const struct mma_backward_arguments &a, const struct place &at) {
     return (a.dbias_batches == 1 ? at.s.batch * a.in.bias.group : 0) + at.head % a.in.bias.group;
 }
 __device__ __forceinline__ void await_turn(const struct mma_backward_arguments &a, const struct place &at, int turn) {
-    while (ld_acquire(turn_of(a, at, turn)) != my_turn(a, at)) {
+    while (ld_acquire(semaphore_of(a, at, turn)) != my_turn(a, at)) {
     }
 }
 /* Hands on the turns from `turn` until `end`, when all warps have added; a block awaits those at which it adds nothing.
@@ -262,7 +264,7 @@ __device__ __forceinline__ void hand_on(const struct mma_backward_arguments &a, 
     if (threadIdx.x == 0)
         for (; turn < end; turn++) {
             await_turn(a, at, turn);
-            st_release(turn_of(a, at, turn), my_turn(a, at) + 1);
+            st_release(semaphore_of(a, at, turn), my_turn(a, at) + 1);
         }
 }
 #endif
@@ -272,7 +274,7 @@ __device__ __forceinline__ void make_weights(float (&p)[1][TILES][4], [[maybe_un
                                              const struct mma_backward_arguments &a, const struct place &at,
                                              [[maybe_unused]] const struct own_keys &keys, int own,
                                              [[maybe_unused]] const float (&own_lse)[2],
-                                             [[maybe_unused]] const float (&own_low)[2], uint32_t facts, int step,
+                                             [[maybe_unused]] const float (&own_low)[2], uint32_t bounds, int step,
                                              bool partial) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -280,13 +282,13 @@ __device__ __forceinline__ void make_weights(float (&p)[1][TILES][4], [[maybe_un
         const int column = n * 8 + lane % 4 * 2, other = step * BLOCK + column;
         [[maybe_unused]] uint32_t lse[2], low[2], rows_first[2], rows_last[2], key_bias[2];
 #if OWNS_KEYS
-        ld_shared_8(lse[0], lse[1], facts + column * 4);
+        ld_shared_8(lse[0], lse[1], bounds + column * 4);
         if (BIAS)
-            ld_shared_8(low[0], low[1], facts + (2 * BLOCK + column) * 4);
+            ld_shared_8(low[0], low[1], bounds + (2 * BLOCK + column) * 4);
 #elif KEYED
-        ld_shared_8(rows_first[0], rows_first[1], facts + column * 4);
-        ld_shared_8(rows_last[0], rows_last[1], facts + (BLOCK + column) * 4);
-        ld_shared_8(key_bias[0], key_bias[1], facts + (2 * BLOCK + column) * 4);
+        ld_shared_8(rows_first[0], rows_first[1], bounds + column * 4);
+        ld_shared_8(rows_last[0], rows_last[1], bounds + (BLOCK + column) * 4);
+        ld_shared_8(key_bias[0], key_bias[1], bounds + (2 * BLOCK + column) * 4);
 #endif
 #pragma unroll
         for (int half = 0; half < 2; half++) {
@@ -358,7 +360,7 @@ __device__ __forceinline__ void make_ds(float (&ds)[1][TILES][4], const float (&
                                         [[maybe_unused]] const float (&slope)[TILES][4],
                                         [[maybe_unused]] float (&dbias)[2], const struct mma_backward_arguments &a,
                                         [[maybe_unused]] const struct place &at, [[maybe_unused]] int own,
-                                        [[maybe_unused]] int share, const float (&own_delta)[2], uint32_t facts,
+                                        [[maybe_unused]] int share, const float (&own_delta)[2], uint32_t bounds,
                                         [[maybe_unused]] int step) {
     const int lane = threadIdx.x % 32;
 #if DETERMINISTIC
@@ -369,7 +371,7 @@ __device__ __forceinline__ void make_ds(float (&ds)[1][TILES][4], const float (&
         const int column = n * 8 + lane % 4 * 2;
         [[maybe_unused]] uint32_t delta[2];
 #if OWNS_KEYS
-        ld_shared_8(delta[0], delta[1], facts + (BLOCK + column) * 4);
+        ld_shared_8(delta[0], delta[1], bounds + (BLOCK + column) * 4);
 #endif
 #pragma unroll
         for (int e = 0; e < 4; e++) {
@@ -455,7 +457,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #endif
     constexpr int columns1 = OF_SCORES ? HEAD_DIM / 8 / SHARE : 1, columns2 = OF_VALUES ? HEAD_DIM_V / 8 / SHARE : 1;
     float sum1[1][columns1][4] = {}, sum2[1][columns2][4] = {};
-    int parity = 0; /* of the facts in use */
+    int parity = 0; /* of the bounds in use */
 #pragma unroll 1
     for (int g = 0; g < (OWNS_KEYS ? a.in.group : 1); g++) {
         struct own_keys keys = {};
@@ -464,16 +466,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         at.head = at.head_kv * a.in.group + g;
         keys = look_at_own(a, at, own);
 #endif
-        int step = next_active(a, at, keys, at.begin / BLOCK, facts_of(t.facts, parity));
+        int step = next_active(a, at, keys, at.begin / BLOCK, bounds_of(t.bounds, parity));
 #if DETERMINISTIC
         hand_on(a, at, 0, step < 0 ? all_turns : step * BLOCK / TURN_KEYS);
 #endif
-        load_other2(a, at, t, step, facts_of(t.facts, parity));
+        load_other2(a, at, t, step, bounds_of(t.bounds, parity));
         load_other1(a, at, t, step);
 #pragma unroll 1
         for (; step >= 0; parity ^= 1) {
-            const uint32_t facts = facts_of(t.facts, parity), next_facts = facts_of(t.facts, parity ^ 1);
-            const int next = next_active(a, at, keys, step + 1, next_facts);
+            const uint32_t bounds = bounds_of(t.bounds, parity), next_bounds = bounds_of(t.bounds, parity ^ 1);
+            const int next = next_active(a, at, keys, step + 1, next_bounds);
             bool partial = step * BLOCK < at.full_begin || step * BLOCK + BLOCK > at.full_end;
 #if SUMMARISED
             partial = partial || mask_kind(a, at, step) != GPU_BLOCK_FULL;
@@ -482,7 +484,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             cp_async_wait<0>();
             __syncthreads();
             multiply_scores<HEAD_DIM>(p, left_of<HEAD_DIM / 4>(t.own1, warp_own), right_of<HEAD_DIM / 4>(t.other1, 0));
-            make_weights(p, slope, a, at, keys, own, own_lse, own_low, facts, step, partial);
+            make_weights(p, slope, a, at, keys, own, own_lse, own_low, bounds, step, partial);
 #if OF_VALUES
             add_product<HEAD_DIM_V / 4>(sum2, p, t.other2, share * columns2 * 8);
 #endif
@@ -490,13 +492,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             float ds[1][TILES][4];
             multiply_scores<HEAD_DIM_V>(ds, left_of<HEAD_DIM_V / 4>(t.own2, warp_own),
                                         right_of<HEAD_DIM_V / 4>(t.other2, 0));
-            make_ds(ds, p, slope, dbias, a, at, own, share, own_delta, facts, step);
+            make_ds(ds, p, slope, dbias, a, at, own, share, own_delta, bounds, step);
 #endif
             __syncthreads();
 #if DETERMINISTIC
             hand_on(a, at, step * BLOCK / TURN_KEYS, next < 0 ? all_turns : next * BLOCK / TURN_KEYS);
 #endif
-            load_other2(a, at, t, next, next_facts);
+            load_other2(a, at, t, next, next_bounds);
 #if OF_SCORES
             add_product<HEAD_DIM / 4>(sum1, ds, t.other1, share * columns1 * 8);
             __syncthreads();

@@ -40,7 +40,7 @@ enum { MMA_BACKWARD32_NUM_CONSTANTS = MMA_BACKWARD32_CONSTANTS(MMA_BACKWARD_COUN
 /* Bytes of dynamic shared memory; head dims as mma_padded32() gives them. Of two steps there is kept what depends on
  * the key alone, or lse and delta of rows. */
 static inline int32_t mma_backward32_shared_bytes(int32_t own, int32_t block, int32_t head_dim, int32_t head_dim_v) {
-    return (own + block) * (head_dim + head_dim_v) * 4 + 2 * block * MMA_KEY_FACTS_BYTES;
+    return (own + block) * (head_dim + head_dim_v) * 4 + 2 * block * MMA_KEY_BOUNDS_BYTES;
 }
 
 #endif

@@ -138,8 +138,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #    pragma unroll 8
     for (int n = lane; n < 16 * HEAD_DIM / 4; n += 32)
         dq[n] = make_float4(0, 0, 0, 0);
-    if (a.turns && lane == 0)
-        a.turns[(at.begin + at.first) / 16] = 0;
+    if (a.semaphores && lane == 0)
+        a.semaphores[(at.begin + at.first) / 16] = 0;
 #endif
     /* All loads before the first store that follows from them, so that they are under way together. */
     float sums[ROUNDS] = {};

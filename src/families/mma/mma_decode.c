@@ -243,7 +243,7 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant,
     return 1;
 }
 
-static int sound(const fdm_plan *plan, const fdm_problem *p) {
+static int validate(const fdm_plan *plan, const fdm_problem *p) {
     const int32_t splits = plan->parameters[SPLITS], stages = plan->parameters[STAGES], merge = plan->parameters[MERGE];
     const int32_t groups = plan->parameters[ROW_GROUPS], mates = groups * share_of(p);
     const int32_t splits_max = merge == MMA_MERGE_NONE      ? 1
@@ -296,12 +296,12 @@ static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct 
 }
 
 static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *requests) {
-    return sound(plan, &plan->problem) ? make_requests(plan, &plan->problem, requests) : 0;
+    return validate(plan, &plan->problem) ? make_requests(plan, &plan->problem, requests) : 0;
 }
 
 static fdm_status execute(const fdm_plan *plan, const struct attention *attention, void *workspace, void *stream) {
     const fdm_problem *p = attention->problem;
-    if (!sound(plan, p))
+    if (!validate(plan, p))
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's splits, stages or workspace are not its kernel's");
     if (rows_of(p) == 0)
         return FDM_OK;

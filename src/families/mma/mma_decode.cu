@@ -305,14 +305,14 @@ __device__ __forceinline__ struct lane_rows find_rows(const struct gpu_forward_p
 }
 
 /* What the lane's rows see of its four keys of a step, and their biases: read one step ahead. */
-struct facts {
+struct seen_keys {
     uint32_t seen; /* bit half * 4 + key */
     float bias[BIAS ? 2 : 1][BIAS ? 4 : 1];
 };
-__device__ __forceinline__ struct facts look(const struct gpu_forward_params &a, const struct place &at,
-                                             const struct list &l, const struct lane_rows &rows, int first_key,
-                                             int slot) {
-    struct facts f = {};
+__device__ __forceinline__ struct seen_keys look(const struct gpu_forward_params &a, const struct place &at,
+                                                 const struct list &l, const struct lane_rows &rows, int first_key,
+                                                 int slot) {
+    struct seen_keys f = {};
 #pragma unroll
     for (int n = 0; n < 4; n++) {
         const int j = key_at(l, at, first_key, slot + n / 2 * 8 + threadIdx.x % 4 * 2 + n % 2);
@@ -370,7 +370,7 @@ __device__ __forceinline__ void multiply(float (&s)[1][2][4], [[maybe_unused]] c
 __device__ __forceinline__ void take_keys(struct warp_state &w, const struct gpu_forward_params &a,
                                           const uint32_t (&kept)[HEAD_DIM / 16][4], uint32_t q_tile, uint32_t k_tile,
                                           uint32_t v_tile, int warp_row, int key_row, [[maybe_unused]] int share,
-                                          const struct facts &f) {
+                                          const struct seen_keys &f) {
     float s[1][2][4] = {};
     multiply(s, kept, q_tile, k_tile, warp_row, key_row);
     [[maybe_unused]] const float unit = a.scale * (PLAIN ? LOG2_E : 1.0f);
@@ -534,7 +534,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     w.row_max[0] = w.row_max[1] = MINUS_INF;
 #if KEEP_ROWS
     const struct lane_rows rows = find_rows(a, at, warp_row);
-    struct facts ahead = look(a, at, l, rows, first_key, key_group * GROUP_KEYS);
+    struct seen_keys ahead = look(a, at, l, rows, first_key, key_group * GROUP_KEYS);
 #endif
 #pragma unroll 1
     for (int t = 0; t * BLOCK_N < (LISTED ? l.listed : count); t++) {
@@ -548,13 +548,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 #pragma unroll 1
         for (int step = 0; step < STEPS; step++) {
 #if KEEP_ROWS
-            const struct facts now = ahead;
+            const struct seen_keys now = ahead;
             const int next = step + 1 < STEPS ? t * BLOCK_N + (step + 1) * 16 : (t + 1) * BLOCK_N;
             ahead = look(a, at, l, rows, first_key, next + key_group * GROUP_KEYS);
 #else
             int row = warp_row;
             row = opaque(row);
-            const struct facts now =
+            const struct seen_keys now =
                 look(a, at, l, find_rows(a, at, row), first_key, t * BLOCK_N + step * 16 + key_group * GROUP_KEYS);
 #endif
             if (warp_row < at.num_rows)

@@ -176,7 +176,7 @@ static void forward_request(const struct tile *t, const fdm_problem *p, struct c
     request->threads = 32 * t->warps;
 }
 
-static int sound(const fdm_plan *plan, const fdm_problem *p) {
+static int validate(const fdm_plan *plan, const fdm_problem *p) {
     const int32_t tile = plan->parameters[0];
     return tile >= 0 && tile < NUM_TILES && plan->block_m == block_m(&tiles[tile]) &&
            plan->block_n == tiles[tile].block_n && mask_bytes(&tiles[tile], p) <= plan->workspace_bytes;
@@ -194,7 +194,7 @@ static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct 
 
 static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *requests) {
     const fdm_problem *p = &plan->problem;
-    return sound(plan, p) ? make_requests(plan, p, requests) : 0;
+    return validate(plan, p) ? make_requests(plan, p, requests) : 0;
 }
 
 /* The kernel counts bytes from one row to the next in 32 bits. */
@@ -211,7 +211,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     if (!row_strides_fit(attention))
         return error_set(FDM_ERROR_UNSUPPORTED,
                          "a row stride of q, k or v is 2^30 elements or more; mma.forward takes less");
-    if (!sound(plan, p))
+    if (!validate(plan, p))
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile %d or workspace is not its kernel's",
                          plan->parameters[0]);
     const struct tile *t = &tiles[plan->parameters[0]];

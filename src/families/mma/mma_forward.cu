@@ -683,11 +683,11 @@ __device__ __forceinline__ int list_tiles(uint16_t *list, const uint8_t *block_m
 
 __device__ __forceinline__ struct place find_place(const struct gpu_forward_params &a) {
     struct place at;
-    /* Sections of heads whose K and V fit in the second-level cache; in a section the longest rows first. */
+    /* L2 groups: heads whose K and V fit in the second-level cache; in a group the longest rows first. */
     int blocks = (a.seqlen_q + BLOCK_M - 1) / BLOCK_M, heads = a.heads * a.batch;
-    int section = blockIdx.x / (blocks * a.heads_per_section), index = blockIdx.x % (blocks * a.heads_per_section);
-    int size = min(a.heads_per_section, heads - section * a.heads_per_section);
-    int block = index / size, head = section * a.heads_per_section + index % size;
+    int l2_group = blockIdx.x / (blocks * a.heads_per_l2_group), index = blockIdx.x % (blocks * a.heads_per_l2_group);
+    int size = min(a.heads_per_l2_group, heads - l2_group * a.heads_per_l2_group);
+    int block = index / size, head = l2_group * a.heads_per_l2_group + index % size;
     at.batch = head / a.heads;
     at.head = head % a.heads;
     at.first_row = (WINDOW ? blocks - 1 - block : block) * BLOCK_M;

@@ -41,7 +41,7 @@ static int fits(const struct tile *t, const fdm_device *device, const fdm_proble
            shared_bytes(t, p) <= device->shared_bytes;
 }
 
-/* A mask with rows is summarised by tiles. */
+/* A mask with rows has a block mask. */
 static int64_t mask_bytes(const struct tile *t, const fdm_problem *p) {
     return gpu_mask_rows(p) ? block_mask_bytes(p, block_m(t), t->block_n) : 0;
 }
@@ -112,7 +112,7 @@ static void forward_request(const struct tile *t, const fdm_problem *p, struct c
     request->threads = 32 * t->warps;
 }
 
-static int sound(const fdm_plan *plan, const fdm_problem *p) {
+static int validate(const fdm_plan *plan, const fdm_problem *p) {
     const int32_t tile = plan->parameters[0];
     return tile >= 0 && tile < NUM_TILES && plan->block_m == block_m(&tiles[tile]) &&
            plan->block_n == tiles[tile].block_n && p->head_dim <= tiles[tile].head_dim_max &&
@@ -131,12 +131,12 @@ static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct 
 
 static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *requests) {
     const fdm_problem *p = &plan->problem;
-    return sound(plan, p) ? make_requests(plan, p, requests) : 0;
+    return validate(plan, p) ? make_requests(plan, p, requests) : 0;
 }
 
 static fdm_status execute(const fdm_plan *plan, const struct attention *attention, void *workspace, void *stream) {
     const fdm_problem *p = attention->problem;
-    if (!sound(plan, p))
+    if (!validate(plan, p))
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile %d or workspace is not its kernel's",
                          plan->parameters[0]);
     const struct tile *t = &tiles[plan->parameters[0]];

@@ -9,8 +9,8 @@
  * each sums half of the columns of O, where all of them would fill the registers. Lane l of a warp holds rows l / 4 and
  * l / 4 + 8 of each row tile and columns 2 (l % 4), +1 of each group of eight.
  *
- * Shared memory: Q [BLOCK_M][HEAD_DIM], K [BLOCK_N][HEAD_DIM], V [BLOCK_N][HEAD_DIM_V], then the facts of two tiles'
- * keys where something depends on the key alone. Rows are chunks of 16 bytes, swizzled as in mma_tile.cuh.
+ * Shared memory: Q [BLOCK_M][HEAD_DIM], K [BLOCK_N][HEAD_DIM], V [BLOCK_N][HEAD_DIM_V], then the key bounds of two
+ * tiles' keys where something depends on the key alone. Rows are chunks of 16 bytes, swizzled as in mma_tile.cuh.
  *
  * Barriers: three a tile: K is there; S is made and V is there, so the next tile's K may come; O is made, so its V may.
  *
@@ -58,8 +58,8 @@ __device__ __forceinline__ struct place find_place(const struct gpu_forward_para
 
 /* Shared memory: what depends on the keys of one tile alone: [BLOCK_N] first rows, last rows (none of the rows sees the
  * key from there on), biases. */
-__device__ __forceinline__ uint32_t facts_of(uint32_t facts, int step) {
-    return facts + step % 2 * BLOCK_N * MMA_KEY_FACTS_BYTES;
+__device__ __forceinline__ uint32_t bounds_of(uint32_t bounds, int step) {
+    return bounds + step % 2 * BLOCK_N * MMA_KEY_BOUNDS_BYTES;
 }
 
 __device__ __forceinline__ int mask_kind(const struct gpu_forward_params &a, const struct place &at, int tile) {
@@ -68,9 +68,9 @@ __device__ __forceinline__ int mask_kind(const struct gpu_forward_params &a, con
 }
 
 /* The next tile from `tile` down in which some row sees some key, -1 when there is none; what depends on its keys alone
- * is then in `facts`. */
+ * is then in `bounds`. */
 __device__ __forceinline__ int next_active(const struct gpu_forward_params &a, const struct place &at, int tile,
-                                           [[maybe_unused]] uint32_t facts) {
+                                           [[maybe_unused]] uint32_t bounds) {
     for (; tile >= at.first_key / BLOCK_N; tile--) {
         bool any = true;
 #if SUMMARISED
@@ -79,10 +79,10 @@ __device__ __forceinline__ int next_active(const struct gpu_forward_params &a, c
 #if KEYED
         bool mine = false;
         if (any && threadIdx.x < BLOCK_N) {
-            const struct key_facts key = look_at_key(a, at.s, at.head, tile * BLOCK_N + (int)threadIdx.x);
-            st_shared_4(facts + threadIdx.x * 4, (uint32_t)key.first);
-            st_shared_4(facts + (BLOCK_N + threadIdx.x) * 4, (uint32_t)key.last);
-            st_shared_4(facts + (2 * BLOCK_N + threadIdx.x) * 4, __float_as_uint(key.bias));
+            const struct key_bounds key = look_at_key(a, at.s, at.head, tile * BLOCK_N + (int)threadIdx.x);
+            st_shared_4(bounds + threadIdx.x * 4, (uint32_t)key.first);
+            st_shared_4(bounds + (BLOCK_N + threadIdx.x) * 4, (uint32_t)key.last);
+            st_shared_4(bounds + (2 * BLOCK_N + threadIdx.x) * 4, __float_as_uint(key.bias));
             mine = max(key.first, at.first_row) < min(key.last, at.first_row + BLOCK_M);
         }
         any = __syncthreads_or(mine);
@@ -101,7 +101,7 @@ struct fragments {
 /* From products to scores: scale, softcap, bias, and -inf where a key is not visible. */
 __device__ __forceinline__ void finish_scores(float (&s)[ROW_TILES][KEY_TILES][4], const struct gpu_forward_params &a,
                                               const struct place &at, int warp_row, int tile,
-                                              [[maybe_unused]] uint32_t facts, bool partial) {
+                                              [[maybe_unused]] uint32_t bounds, bool partial) {
     const int lane = threadIdx.x % 32, tile_key = tile * BLOCK_N, first = at.first_row + warp_row + lane / 4;
     [[maybe_unused]] const int count = at.s.seqlen_k - tile_key;
 #pragma unroll
@@ -109,11 +109,11 @@ __device__ __forceinline__ void finish_scores(float (&s)[ROW_TILES][KEY_TILES][4
         const int column = n * 8 + lane % 4 * 2;
         [[maybe_unused]] uint32_t rows_first[2], rows_last[2], key_bias[2];
 #if KEYED
-        ld_shared_8(rows_first[0], rows_first[1], facts + column * 4);
-        ld_shared_8(rows_last[0], rows_last[1], facts + (BLOCK_N + column) * 4);
+        ld_shared_8(rows_first[0], rows_first[1], bounds + column * 4);
+        ld_shared_8(rows_last[0], rows_last[1], bounds + (BLOCK_N + column) * 4);
 #endif
 #if BIAS && !BIAS_ROWS
-        ld_shared_8(key_bias[0], key_bias[1], facts + (2 * BLOCK_N + column) * 4);
+        ld_shared_8(key_bias[0], key_bias[1], bounds + (2 * BLOCK_N + column) * 4);
 #endif
 #pragma unroll
         for (int half = 0; half < 2 * ROW_TILES; half++) {
@@ -221,7 +221,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     mma_forward32(const __grid_constant__ struct gpu_forward_params a) {
     extern __shared__ __align__(128) char shared[];
     const uint32_t q_tile = shared_address(shared), k_tile = q_tile + BLOCK_M * HEAD_DIM * 4,
-                   v_tile = k_tile + BLOCK_N * HEAD_DIM * 4, facts = v_tile + BLOCK_N * HEAD_DIM_V * 4;
+                   v_tile = k_tile + BLOCK_N * HEAD_DIM * 4, bounds = v_tile + BLOCK_N * HEAD_DIM_V * 4;
     const int share = threadIdx.x / 32 / GROUPS, warp_row = threadIdx.x / 32 % GROUPS * ROW_TILES * 16;
     const struct place at = find_place(a);
     if (at.first_row >= at.s.seqlen_q)
@@ -249,13 +249,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
         f.row_max[r][0] = f.row_max[r][1] = MINUS_INF;
 
     const int last = at.last_key < 0 ? -1 : at.last_key / BLOCK_N;
-    int tile = next_active(a, at, last, facts_of(facts, 0));
+    int tile = next_active(a, at, last, bounds_of(bounds, 0));
     load_tile<HEAD_DIM / 4, BLOCK_M>(q_tile, q, a.q.row * 4, at.s.seqlen_q - at.first_row, a.head_dim);
     load_k(tile);
     load_v(tile);
 #pragma unroll 1
     for (int step = 0; tile >= 0; step++) {
-        const int next = next_active(a, at, tile - 1, facts_of(facts, step + 1));
+        const int next = next_active(a, at, tile - 1, bounds_of(bounds, step + 1));
         bool partial = tile * BLOCK_N < at.first_full || tile * BLOCK_N + BLOCK_N - 1 > at.last_full;
 #if SUMMARISED
         partial = partial || mask_kind(a, at, tile) != GPU_BLOCK_FULL;
@@ -266,7 +266,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
         cp_async_wait<0>();
         __syncthreads();
         load_k(next);
-        finish_scores(f.s, a, at, warp_row, tile, facts_of(facts, step), partial);
+        finish_scores(f.s, a, at, warp_row, tile, bounds_of(bounds, step), partial);
         weigh(f);
         add_product<HEAD_DIM_V / 4>(f.o, f.s, v_tile, share * OUT_TILES * 8);
         __syncthreads();

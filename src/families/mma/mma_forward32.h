@@ -35,8 +35,8 @@ static inline int32_t mma_padded32(int64_t head_dim, int64_t other) {
     return padded == 96 && other > 128 ? 128 : padded;
 }
 
-/* What is kept of a key, where something depends on it alone: struct key_facts. */
-#define MMA_KEY_FACTS_BYTES 12
+/* What is kept of a key, where something depends on it alone: struct key_bounds. */
+#define MMA_KEY_BOUNDS_BYTES 12
 
 /* Where a lane reads its word of a tile whose rows are contracted, the first of eight rows and columns given: of the
  * even rows, or one row on of the odd ones. */
@@ -48,7 +48,7 @@ static inline int32_t mma_padded32(int64_t head_dim, int64_t other) {
 static inline int32_t mma_forward32_shared_bytes(int32_t block_m, int32_t block_n, int32_t head_dim, int32_t head_dim_v,
                                                  int32_t keyed) {
     return block_m * head_dim * 4 + block_n * (head_dim + head_dim_v) * 4 +
-           (keyed ? 2 * block_n * MMA_KEY_FACTS_BYTES : 0);
+           (keyed ? 2 * block_n * MMA_KEY_BOUNDS_BYTES : 0);
 }
 
 #endif

@@ -55,7 +55,7 @@ const char *mma_gradients_refusal(const fdm_problem *p) {
 
 /* Where the arrays of struct mma_backward_arguments lie, in bytes from the workspace's start. */
 struct layout {
-    int64_t lse, delta, low, dq, dbias, dbias_turns, block_mask, turns, ticket, order, dk, dv, bytes;
+    int64_t lse, delta, low, dq, dbias, dbias_semaphores, block_mask, semaphores, ticket, order, dk, dv, bytes;
     int64_t rows, arrays, dbias_count, order_stride, key_rows;
 };
 
@@ -74,7 +74,7 @@ static int64_t dbias_count(const fdm_problem *p, int32_t shares) {
     }
 }
 
-static struct layout lay_out(const fdm_problem *p, const struct mma_room *room) {
+static struct layout lay_out(const fdm_problem *p, const struct mma_workspace_needs *needs) {
     struct layout l = {0};
     l.rows = p->varlen ? mma_backward_begin(p->total_q, p->batch) : gpu_round_up(p->seqlen_q, MMA_BACKWARD_ROW_STEP);
     l.arrays = p->varlen ? p->heads : p->batch * p->heads;
@@ -82,25 +82,27 @@ static struct layout lay_out(const fdm_problem *p, const struct mma_room *room) 
     l.lse = put(&l, 4 * all);
     l.delta = put(&l, 4 * all);
     l.low = put(&l, p->has_bias ? 4 * all : 0);
-    l.dq = put(&l, 4 * all * room->dq_columns);
-    l.turns = put(&l, room->turns ? all / 16 * 4 : 0);
+    l.dq = put(&l, 4 * all * needs->dq_columns);
+    l.semaphores = put(&l, needs->semaphores ? all / 16 * 4 : 0);
     l.ticket = put(&l, 4);
     l.order_stride = gpu_round_up(p->seqlen_k, KEY_SORT_KEYS);
-    l.order = put(&l, room->ordered_keys ? 4 * p->interval_batch * p->interval_heads * l.order_stride : 0);
-    const int64_t dbias_sums = dbias_count(p, room->dbias_shares);
+    l.order = put(&l, needs->ordered_keys ? 4 * p->interval_batch * p->interval_heads * l.order_stride : 0);
+    const int64_t dbias_sums = dbias_count(p, needs->dbias_shares);
     l.dbias_count =
-        dbias_sums + room->dbias_blocks * p->bias_shape[0] * p->bias_shape[1] * mma_backward_turns(p->seqlen_q);
+        dbias_sums + needs->dbias_blocks * p->bias_shape[0] * p->bias_shape[1] * mma_backward_semaphores(p->seqlen_q);
     l.dbias = put(&l, 4 * l.dbias_count);
-    l.dbias_turns = l.dbias + 4 * dbias_sums;
+    l.dbias_semaphores = l.dbias + 4 * dbias_sums;
     l.key_rows = p->varlen ? p->total_k : p->batch * p->seqlen_k;
-    const int64_t parts = room->group_parts > 1 ? room->group_parts * p->heads_kv * l.key_rows : 0;
-    l.dk = put(&l, 4 * parts * room->dk_columns);
-    l.dv = put(&l, 4 * parts * room->dv_columns);
-    l.block_mask = put(&l, gpu_mask_rows(p) ? block_mask_bytes(p, room->block_m, room->block_n) : 0);
+    const int64_t parts = needs->group_parts > 1 ? needs->group_parts * p->heads_kv * l.key_rows : 0;
+    l.dk = put(&l, 4 * parts * needs->dk_columns);
+    l.dv = put(&l, 4 * parts * needs->dv_columns);
+    l.block_mask = put(&l, gpu_mask_rows(p) ? block_mask_bytes(p, needs->block_m, needs->block_n) : 0);
     return l;
 }
 
-int64_t mma_workspace_bytes(const fdm_problem *p, const struct mma_room *room) { return lay_out(p, room).bytes; }
+int64_t mma_workspace_bytes(const fdm_problem *p, const struct mma_workspace_needs *needs) {
+    return lay_out(p, needs).bytes;
+}
 
 /* ---- arguments ---- */
 
@@ -108,10 +110,10 @@ static struct gpu_matrix matrix_of(const struct matrix_view *view) {
     return (struct gpu_matrix){view->data, view->batch, view->row, view->head};
 }
 
-void mma_fill_gradients(const struct attention *attention, const struct mma_room *room, char *workspace,
+void mma_fill_gradients(const struct attention *attention, const struct mma_workspace_needs *needs, char *workspace,
                         struct mma_backward_arguments *a) {
     const fdm_problem *p = attention->problem;
-    const struct layout l = lay_out(p, room);
+    const struct layout l = lay_out(p, needs);
     const struct row_view *dlse = &attention->dlse;
     const struct score_view *dbias = &attention->dbias;
     const int64_t *shape = p->bias_shape;
@@ -128,8 +130,8 @@ void mma_fill_gradients(const struct attention *attention, const struct mma_room
         .dbias_sums = (float *)(void *)(workspace + l.dbias),
         .dk_parts = (float *)(void *)(workspace + l.dk),
         .dv_parts = (float *)(void *)(workspace + l.dv),
-        .turns = room->turns ? (int32_t *)(void *)(workspace + l.turns) : NULL,
-        .dbias_turns = (int32_t *)(void *)(workspace + l.dbias_turns),
+        .semaphores = needs->semaphores ? (int32_t *)(void *)(workspace + l.semaphores) : NULL,
+        .dbias_semaphores = (int32_t *)(void *)(workspace + l.dbias_semaphores),
         .ticket = (int32_t *)(void *)(workspace + l.ticket),
         .order = (const int32_t *)(const void *)(workspace + l.order),
         .order_batch = p->interval_batch == 1 ? 0 : p->interval_heads * l.order_stride,
@@ -146,12 +148,12 @@ void mma_fill_gradients(const struct attention *attention, const struct mma_room
         .dbias_heads = (int32_t)shape[1],
         .dbias_rows = (int32_t)shape[2],
         .dbias_keys = (int32_t)shape[3],
-        .dbias_shares = mma_dbias_kind(p) == MMA_DBIAS_KEYS ? room->dbias_shares : 0,
+        .dbias_shares = mma_dbias_kind(p) == MMA_DBIAS_KEYS ? needs->dbias_shares : 0,
         .zero_dbias =
             mma_dbias_kind(p) == MMA_DBIAS_DIRECT && (gpu_bounded(p) || p->has_mask || p->has_intervals || p->varlen),
-        .group_parts = room->group_parts > 1 ? room->group_parts : 1,
-        .part_heads = (int32_t)(p->heads / p->heads_kv / (room->group_parts > 1 ? room->group_parts : 1)),
-        .lse_factor = room->lse_factor,
+        .group_parts = needs->group_parts > 1 ? needs->group_parts : 1,
+        .part_heads = (int32_t)(p->heads / p->heads_kv / (needs->group_parts > 1 ? needs->group_parts : 1)),
+        .lse_factor = needs->lse_factor,
         .low_rows = (float *)(void *)(workspace + l.low),
         .dbias_of_rows = mma_dbias_kind(p) == MMA_DBIAS_ROWS,
     };

@@ -7,10 +7,10 @@
 #include "families/mma/mma_family.h"
 
 /* What of the workspace and arguments depends on the kernel. */
-struct mma_room {
+struct mma_workspace_needs {
     int32_t block_m, block_n; /* of the block mask */
     int32_t dq_columns;       /* of the sums of dQ; 0: none */
-    int32_t turns;            /* 1: blocks add to dQ in order */
+    int32_t semaphores;       /* 1: blocks add to dQ in order */
     int32_t dbias_blocks;     /* blocks of keys that add to the bias' gradient in order; 0: in any */
     int32_t group_parts;      /* of a group of heads, each with its own sums of dK and dV; below 2: none */
     int32_t dk_columns, dv_columns;
@@ -31,8 +31,8 @@ int64_t mma_bias_bytes(const fdm_problem *problem); /* of one element, 0 where t
 /* NULL when every launch around a backward has less than 2^31 blocks; else a clause for the plan. */
 const char *mma_gradients_refusal(const fdm_problem *problem);
 
-int64_t mma_workspace_bytes(const fdm_problem *problem, const struct mma_room *room);
-void mma_fill_gradients(const struct attention *attention, const struct mma_room *room, char *workspace,
+int64_t mma_workspace_bytes(const fdm_problem *problem, const struct mma_workspace_needs *needs);
+void mma_fill_gradients(const struct attention *attention, const struct mma_workspace_needs *needs, char *workspace,
                         struct mma_backward_arguments *arguments);
 
 /* `entry`: of mma_backward_rows.cu or mma_dbias.cu; head dims as the main kernel pads them. */

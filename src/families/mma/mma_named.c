@@ -174,7 +174,7 @@ static int fill_code(const fdm_device *device, const fdm_problem *p, const char 
 
 /* ---- execution ---- */
 
-static int sound(const fdm_plan *plan) {
+static int validate(const fdm_plan *plan) {
     return plan->parameters[ALGORITHM] >= 0 && plan->parameters[ALGORITHM] < NUM_ALGORITHMS &&
            plan->parameters[VARIANT] >= 0 && plan->parameters[VARIANT] < NUM_VARIANTS;
 }
@@ -207,7 +207,7 @@ static void request_of(const fdm_plan *plan, const fdm_problem *p, struct cuda_k
 }
 
 static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *requests) {
-    if (!sound(plan))
+    if (!validate(plan))
         return 0;
     request_of(plan, &plan->problem, requests);
     return 1;
@@ -216,7 +216,7 @@ static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *reques
 static fdm_status execute(const fdm_plan *plan, const struct attention *attention, void *workspace, void *stream) {
     const fdm_problem *p = attention->problem;
     (void)workspace;
-    if (!sound(plan))
+    if (!validate(plan))
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's parameters are not those of a named kernel");
     const struct shape s = shape_of(plan->parameters[ALGORITHM], &variants[plan->parameters[VARIANT]], p);
     const int64_t blocks = grid_of(&s, p);

@@ -114,22 +114,22 @@ const char *mma_variant_name(enum mma_variant variant) {
 
 /* ---- the explanation ---- */
 
-struct story {
+struct explanation {
     char *text;
     size_t size, used;
 };
 
 /* Appends a step; the first without, the others after "; ". */
-__attribute__((format(printf, 2, 3))) static void tell(struct story *s, const char *format, ...) {
-    if (s->used && s->used + 3 < s->size)
-        s->used += (size_t)snprintf(s->text + s->used, s->size - s->used, "; ");
+__attribute__((format(printf, 2, 3))) static void tell(struct explanation *e, const char *format, ...) {
+    if (e->used && e->used + 3 < e->size)
+        e->used += (size_t)snprintf(e->text + e->used, e->size - e->used, "; ");
     va_list arguments;
     va_start(arguments, format);
-    int length = vsnprintf(s->text + s->used, s->size - s->used, format, arguments);
+    int length = vsnprintf(e->text + e->used, e->size - e->used, format, arguments);
     va_end(arguments);
-    s->used += length > 0 ? (size_t)length : 0;
-    if (s->used >= s->size)
-        s->used = s->size ? s->size - 1 : 0;
+    e->used += length > 0 ? (size_t)length : 0;
+    if (e->used >= e->size)
+        e->used = e->size ? e->size - 1 : 0;
 }
 
 static double kilobytes(int64_t bytes) { return (double)bytes / 1024; }
@@ -167,23 +167,23 @@ static const char *variant_of(const struct mma_backward_choice *c) {
 }
 
 /* 1 when the tile exists and fits; tells why or why not. */
-static int fits(const struct placement *p, const struct mma_backward_choice *c, struct story *s) {
+static int fits(const struct placement *p, const struct mma_backward_choice *c, struct explanation *e) {
     const int32_t accumulators = mma_backward_accumulators(c->block_n, p->head_dim, p->head_dim_v);
     const int32_t registers =
         accumulators + (c->v_in_registers ? mma_backward_v_registers(c->block_n, p->head_dim, p->head_dim_v) : 0);
     if (accumulators > MMA_BACKWARD_ACCUMULATORS_MAX) {
-        tell(s, "%dx%d at head dim %d needs %d accumulator registers a thread, more than %d spill", c->block_m,
+        tell(e, "%dx%d at head dim %d needs %d accumulator registers a thread, more than %d spill", c->block_m,
              c->block_n, p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v, accumulators,
              MMA_BACKWARD_ACCUMULATORS_MAX);
         return 0;
     }
     if (registers > MMA_BACKWARD_REGISTERS_MAX) {
-        tell(s, "%dx%d%s needs %d registers a thread for accumulators and V, more than %d spill", c->block_m,
+        tell(e, "%dx%d%s needs %d registers a thread for accumulators and V, more than %d spill", c->block_m,
              c->block_n, variant_of(c), registers, MMA_BACKWARD_REGISTERS_MAX);
         return 0;
     }
     const int taken = c->shared_bytes <= p->limit;
-    tell(s, "%dx%d%s needs %.4g KB, the device has %.4g KB%s", c->block_m, c->block_n, variant_of(c),
+    tell(e, "%dx%d%s needs %.4g KB, the device has %.4g KB%s", c->block_m, c->block_n, variant_of(c),
          kilobytes(c->shared_bytes), kilobytes(p->limit), taken ? ": taken" : "");
     return taken;
 }
@@ -210,33 +210,34 @@ static enum mma_column column_of(const fdm_device *device) {
     return MMA_SM80;
 }
 
-static int32_t length_of(int64_t seqlen_q, struct story *s) {
+static int32_t length_of(int64_t seqlen_q, struct explanation *e) {
     const long long rows = (long long)seqlen_q;
     if (seqlen_q >= MMA_LONG_ROWS) {
-        tell(s, "long sequence (%lld >= %d)", rows, MMA_LONG_ROWS);
+        tell(e, "long sequence (%lld >= %d)", rows, MMA_LONG_ROWS);
         return MMA_LONG;
     }
     if (seqlen_q >= MMA_MEDIUM_ROWS) {
-        tell(s, "medium sequence (%d <= %lld < %d)", MMA_MEDIUM_ROWS, rows, MMA_LONG_ROWS);
+        tell(e, "medium sequence (%d <= %lld < %d)", MMA_MEDIUM_ROWS, rows, MMA_LONG_ROWS);
         return MMA_MEDIUM;
     }
-    tell(s, "standard sequence (%lld < %d)", rows, MMA_MEDIUM_ROWS);
+    tell(e, "standard sequence (%lld < %d)", rows, MMA_MEDIUM_ROWS);
     return MMA_STANDARD;
 }
 
 /* The first row that matches; rows that only lack shared memory are told. The last row of each head dim asks for none.
  */
-static int32_t find_row(enum mma_column column, int32_t lengths, int64_t head_dim, int64_t limit, struct story *s) {
+static int32_t find_row(enum mma_column column, int32_t lengths, int64_t head_dim, int64_t limit,
+                        struct explanation *e) {
     for (int32_t i = 0; i < mma_backward_row_count; i++) {
         const struct mma_backward_row *row = &mma_backward_rows[i];
         if (row->column != column || head_dim > row->head_dim_max || !(row->lengths & lengths))
             continue;
         if (limit >= row->limit_min) {
-            tell(s, "row %s, D <= %d: %dx%d %s (%s)", mma_column_name(column), row->head_dim_max, row->block_m,
+            tell(e, "row %s, D <= %d: %dx%d %s (%s)", mma_column_name(column), row->head_dim_max, row->block_m,
                  row->block_n, mma_variant_name(row->variant), row->reason);
             return i;
         }
-        tell(s, "%dx%d %s is for devices from %.4g KB, this one has %.4g KB", row->block_m, row->block_n,
+        tell(e, "%dx%d %s is for devices from %.4g KB, this one has %.4g KB", row->block_m, row->block_n,
              mma_variant_name(row->variant), kilobytes(row->limit_min), kilobytes(limit));
     }
     return -1;
@@ -257,14 +258,14 @@ static int shrink(int32_t *block_m, int32_t *block_n) {
 
 /* From the row's variant on: two buffers of Q, one, V in registers, then the same with a smaller tile. */
 static int fall_back(const struct placement *p, const struct mma_backward_row *row, int32_t block_m,
-                     struct mma_backward_choice *choice, struct story *s) {
+                     struct mma_backward_choice *choice, struct explanation *e) {
     int32_t block_n = row->block_n;
     enum { DOUBLE, SINGLE, REGISTERS, STEPS };
     int first = row->variant == MMA_V_IN_REGISTERS ? REGISTERS : row->variant == MMA_SINGLE_BUFFERED ? SINGLE : DOUBLE;
     do {
         for (int step = first; step < STEPS; step++) {
             *choice = tile(p, block_m, block_n, step == DOUBLE ? 2 : 1, step == REGISTERS);
-            if (fits(p, choice, s))
+            if (fits(p, choice, e))
                 return 1;
         }
         first = row->variant == MMA_DOUBLE_IF_IT_FITS ? DOUBLE : SINGLE;
@@ -273,25 +274,25 @@ static int fall_back(const struct placement *p, const struct mma_backward_row *r
 }
 
 static int choose_freely(const fdm_device *device, const fdm_problem *problem, struct mma_backward_choice *choice,
-                         struct story *s) {
+                         struct explanation *e) {
     const struct placement p = place(device, problem);
     const int64_t widest = problem->head_dim > problem->head_dim_v ? problem->head_dim : problem->head_dim_v;
     const enum mma_column column = column_of(device);
-    const int32_t length = length_of(problem->seqlen_q, s);
-    const int32_t index = find_row(column, length, widest, p.limit, s);
+    const int32_t length = length_of(problem->seqlen_q, e);
+    const int32_t index = find_row(column, length, widest, p.limit, e);
     if (index < 0)
         return 0;
     const struct mma_backward_row *row = &mma_backward_rows[index];
     int32_t block_m = row->block_m;
     if (problem->batch <= MMA_SMALL_BATCH && length != MMA_LONG && block_m == 128) {
         block_m = row->small_batch ? 128 : 64;
-        tell(s, "batch %lld <= %d: %s%s", (long long)problem->batch, MMA_SMALL_BATCH,
+        tell(e, "batch %lld <= %d: %s%s", (long long)problem->batch, MMA_SMALL_BATCH,
              row->small_batch ? "128 query rows all the same, " : "64 query rows instead of 128",
              row->small_batch ? row->small_batch : "");
     }
-    if (!fall_back(&p, row, block_m, choice, s)) {
-        s->used = 0;
-        tell(s, "the smallest tile, %dx%d%s, needs %.4g KB, the device has %.4g KB", choice->block_m, choice->block_n,
+    if (!fall_back(&p, row, block_m, choice, e)) {
+        e->used = 0;
+        tell(e, "the smallest tile, %dx%d%s, needs %.4g KB, the device has %.4g KB", choice->block_m, choice->block_n,
              variant_of(choice), kilobytes(choice->shared_bytes), kilobytes(p.limit));
         return 0;
     }
@@ -302,10 +303,10 @@ static int choose_freely(const fdm_device *device, const fdm_problem *problem, s
 
 /* A code by name: with the buffers that a free choice of the same tile has, else with one. */
 static int choose_forced(const fdm_device *device, const fdm_problem *problem, const char *forced,
-                         struct mma_backward_choice *choice, struct story *s) {
+                         struct mma_backward_choice *choice, struct explanation *e) {
     const struct placement p = place(device, problem);
     char unused[512];
-    struct story ignored = {unused, sizeof unused, 0};
+    struct explanation ignored = {unused, sizeof unused, 0};
     for (int32_t i = 0; i < mma_backward_code_count; i++) {
         const struct mma_backward_code *code = &mma_backward_codes[i];
         if (strcmp(code->code, forced) != 0)
@@ -314,9 +315,9 @@ static int choose_forced(const fdm_device *device, const fdm_problem *problem, c
                    choice->block_n == code->block_n && choice->v_in_registers == code->v_in_registers;
         *choice = tile(&p, code->block_m, code->block_n, same ? choice->stages : 1, code->v_in_registers);
         choice->code = code->code;
-        return fits(&p, choice, s);
+        return fits(&p, choice, e);
     }
-    tell(s, "there is no choice code '%.48s'", forced);
+    tell(e, "there is no choice code '%.48s'", forced);
     return 0;
 }
 
@@ -324,26 +325,26 @@ static int choose_forced(const fdm_device *device, const fdm_problem *problem, c
 
 int mma_backward_choose(const fdm_device *device, const fdm_problem *problem, const char *forced,
                         struct mma_backward_choice *choice, char *explanation, size_t size) {
-    struct story s = {explanation, size, 0};
+    struct explanation e = {explanation, size, 0};
     if (size)
         explanation[0] = 0;
     if (device->id.type != FDM_CUDA) {
-        tell(&s, "it runs on CUDA devices only");
+        tell(&e, "it runs on CUDA devices only");
         return 0;
     }
     if (device->compute_major < 8) {
-        tell(&s, "compute capability %d.%d is unsupported; it must be at least 8.0", device->compute_major,
+        tell(&e, "compute capability %d.%d is unsupported; it must be at least 8.0", device->compute_major,
              device->compute_minor);
         return 0;
     }
     const int64_t widest = problem->head_dim > problem->head_dim_v ? problem->head_dim : problem->head_dim_v;
     if (widest > 256) {
-        tell(&s, "head dim %lld is above 256, the largest of the backward", (long long)widest);
+        tell(&e, "head dim %lld is above 256, the largest of the backward", (long long)widest);
         return 0;
     }
     struct mma_backward_choice found;
     const int taken =
-        forced ? choose_forced(device, problem, forced, &found, &s) : choose_freely(device, problem, &found, &s);
+        forced ? choose_forced(device, problem, forced, &found, &e) : choose_freely(device, problem, &found, &e);
     if (taken)
         *choice = found;
     return taken;

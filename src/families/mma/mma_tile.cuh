@@ -21,8 +21,8 @@ template <int chunks> __device__ __forceinline__ int swizzle_of(int row) {
 template <int chunks> __device__ __forceinline__ int chunk_offset(int row, int chunk) {
     return (row * chunks + (chunk ^ swizzle_of<chunks>(row))) * 16;
 }
-/* In panels a tile is one after the other tiles of 8 or 4 columns of chunks, each of `panel_rows` rows: as the copy
- * engine leaves them with its swizzle of 128 or 64 bytes. panel_rows 0: not in panels. */
+/* In panels a tile is one after the other tiles of 8 or 4 columns of chunks, each of `panel_rows` rows: as TMA
+ * leaves them with its swizzle of 128 or 64 bytes. panel_rows 0: not in panels. */
 template <int chunks> constexpr int panel_chunks = chunks % 8 ? 4 : 8;
 template <int chunks, int panel_rows> constexpr int row_chunks = panel_rows ? panel_chunks<chunks> : chunks;
 template <int chunks, int panel_rows> __device__ __forceinline__ int chunk_offset_in(int row, int chunk) {

@@ -133,17 +133,17 @@ __device__ __forceinline__ int32_t last_key(const gpu_forward_params &a, const w
 }
 
 /* Blocks of one head are neighbours, so that those that run together read the same K and V; where blocks differ in
- * length, a section of heads takes turns, the longest blocks (late rows) first. */
+ * length, the heads of an L2 group take turns, the longest blocks (late rows) first. */
 __device__ __forceinline__ work find_work(const gpu_forward_params &a) {
     work w;
     const int32_t row_blocks = (a.seqlen_q + BLOCK_M - 1) / BLOCK_M;
-    const int32_t section_blocks = row_blocks * a.heads_per_section;
-    const int32_t section = (int32_t)(blockIdx.x / CLUSTER) / section_blocks;
-    const int32_t index = (int32_t)(blockIdx.x / CLUSTER) % section_blocks;
-    const int32_t left = a.heads * a.batch - section * a.heads_per_section;
-    const int32_t section_heads = left < a.heads_per_section ? left : a.heads_per_section;
-    const int32_t head = section * a.heads_per_section + index % section_heads;
-    w.row0 = (row_blocks - 1 - index / section_heads) * BLOCK_M;
+    const int32_t l2_group_blocks = row_blocks * a.heads_per_l2_group;
+    const int32_t l2_group = (int32_t)(blockIdx.x / CLUSTER) / l2_group_blocks;
+    const int32_t index = (int32_t)(blockIdx.x / CLUSTER) % l2_group_blocks;
+    const int32_t left = a.heads * a.batch - l2_group * a.heads_per_l2_group;
+    const int32_t l2_group_heads = left < a.heads_per_l2_group ? left : a.heads_per_l2_group;
+    const int32_t head = l2_group * a.heads_per_l2_group + index % l2_group_heads;
+    w.row0 = (row_blocks - 1 - index / l2_group_heads) * BLOCK_M;
     w.head = head % a.heads;
     w.batch = head / a.heads;
     w.seqlen_q = a.seqlen_q;
