@@ -1,8 +1,8 @@
 /* tma.cuh: copies of tiles by TMA, the tensor memory accelerator (PTX ISA, "cp.async.bulk.tensor",
  * "prefetch.tensormap"); compute capability 9.0 and above.
  *
- * A tile's bytes count at an mbarrier: what lies outside of the tensor too. Coordinates are elements, innermost first, and
- * may be negative; the innermost is a multiple of 16 bytes (an H200 reports an illegal instruction otherwise). */
+ * A tile's bytes count at an mbarrier: what lies outside of the tensor too. Coordinates are elements, innermost first,
+ * and may be negative; the innermost is a multiple of 16 bytes (an H200 reports an illegal instruction otherwise). */
 #ifndef FDM_PTX_TMA_CUH
 #define FDM_PTX_TMA_CUH
 
