@@ -366,7 +366,7 @@ __device__ __forceinline__ void multiply(float (&s)[1][2][4], [[maybe_unused]] c
 #endif
 }
 
-/* One step: the scores of 16 keys, their weights, and what they add to the output. */
+/* One step: the scores of 16 keys, their P, and what they add to the output. */
 __device__ __forceinline__ void take_keys(struct warp_state &w, const struct gpu_forward_params &a,
                                           const uint32_t (&kept)[HEAD_DIM / 16][4], uint32_t q_tile, uint32_t k_tile,
                                           uint32_t v_tile, int warp_row, int key_row, [[maybe_unused]] int share,
