@@ -168,6 +168,12 @@ static int read_map(struct transfer *t, int rank, const void *map, const int *co
     for (int i = 0; i < rank; i++)
         t->at[i] = coordinates[i];
     t->bytes = tile_bytes(&t->map);
+    const int64_t first = (int64_t)coordinates[0] * type_bytes[t->map.type];
+    if (first % 16) { /* seen on an H200: CUDA_ERROR_ILLEGAL_INSTRUCTION */
+        finding("misaligned", at, "a tile that begins %lld bytes into the innermost axis, no multiple of 16",
+                (long long)first);
+        return 0;
+    }
     return 1;
 }
 

@@ -227,6 +227,7 @@ static const struct planted {
     {run_ring, "the first cluster barrier left out", 16, {"race", "read before it was written"}},
     {run_ring, "more registers than the block has", 17, {"deadlock"}},
     {run_ring, "the last cluster barrier left out", 18, {"block has ended"}},
+    {run_ring, "a tile that begins in the middle of 16 bytes", 19, {"misaligned"}},
 };
 
 static int found(const struct planted *p, int right) {

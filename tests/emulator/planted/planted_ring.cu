@@ -25,7 +25,7 @@ __device__ __forceinline__ void produce(const struct planted_arguments &a, uint3
         if (step >= 2 && FAULT != 3)
             mbarrier_wait(shared + EMPTY_OFFSET + step % 2 * 8, FAULT == 1 ? step / 2 % 2 : step / 2 % 2 ^ 1);
         mbarrier_arrive_expect_tx(full, FAULT == 2 && step == 3 ? STAGE_BYTES + 16 : STAGE_BYTES);
-        cp_async_bulk_tensor_3d(stage, &a.a, full, step * 64, 0, 0);
+        cp_async_bulk_tensor_3d(stage, &a.a, full, step * 64 + (FAULT == 19 ? 4 : 0), 0, 0);
         cp_async_bulk_tensor_3d(stage + TILE_BYTES, &a.b, full, step * 64, 0, 0);
     }
 }
