@@ -280,7 +280,7 @@ static void leave_out(struct bench *b, const fdm_kernel_info *kernel, const char
     b->num_left_out++;
     left->kernel = kernel->name;
     kernel_label(kernel, code, left->label);
-    snprintf(left->reason, sizeof left->reason, "%s", kernel_refusal(kernel));
+    snprintf(left->reason, sizeof left->reason, "%s", kernel_refusal(&b->run.device, kernel));
 }
 
 /* Runs what the options name. A kernel that the library refuses is left out; what fails while it runs ends the bench.

@@ -10,13 +10,13 @@ enum { KERNEL_CODE_MAX = sizeof(((fdm_plan *)0)->choice), KERNEL_LABEL_MAX = 3 *
  * "swizzle"; Pad, the plain layout, is left out: "mma(split-q+share-qkv+stage2)". */
 void kernel_label(const fdm_kernel_info *kernel, const char *code, char *label);
 
-/* Choice codes of the ways a kernel can run a problem, the one that its name alone gets first, at most `most`; 0 with
- * fdm_last_error() when there is none. Found by asking for every code that differs from the first in a size, a number
- * of stages, the layout or a word at its end. */
+/* Distinct choice codes of the ways in which a kernel can run a problem, as fdm_plan_variant() lists them, at most
+ * `most`; the first is the one that the kernel's name alone gets. 0 with fdm_last_error() when there is none. */
 int32_t kernel_variants(const fdm_device *device, const fdm_problem *problem, const fdm_kernel_info *kernel,
                         int32_t most, char (*codes)[KERNEL_CODE_MAX]);
 
-/* The clause of fdm_last_error() about this kernel: "cannot run it: query rows ... are at most 256". */
-const char *kernel_refusal(const fdm_kernel_info *kernel);
+/* Why kernel_variants() found none, without the words that name kernel and device: "query rows ... are at most 256". An
+ * error of another call is returned whole. */
+const char *kernel_refusal(const fdm_device *device, const fdm_kernel_info *kernel);
 
 #endif

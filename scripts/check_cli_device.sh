@@ -147,14 +147,14 @@ number="-?[0-9]+\.[0-9]{8}"
 row="\[$number, $number, $number\], time:[0-9]+\.[0-9]{6}ms, TFLOPS:[0-9]+\.[0-9]{2} \([+-][0-9]+\.[0-9]{2}%\)\$"
 expect bench-causal 0 "^mma\(forward\+[a-z0-9+]+\): $row" "^mma\(split-q\+stage2\): $row" \
     "^mma\(split-q\+share-qkv\+stage2\): $row" "^mma\(split-kv\+stage1\+swizzle\+f16acc\): $row" \
-    "^  mma\(decode\): cannot run it: query rows" -- \
+    "^  mma\(decode\): query rows" -- \
     $fdm bench attention --device cuda $causal --show-all --check --iters 5
 expect bench-bf16 0 "^mma\(forward.*: $row" "^mma\(wide.*: $row" "^mma\(split-q\+tiling-qkv.*: $row" -- \
     $fdm bench --device cuda $bf16 --show-all --check --iters 5
 expect bench-topk 0 "^mma\(forward.*: $row" -- $fdm bench --device cuda --N 2048 --topk 100 --check --iters 5
 expect bench-decode 0 "^mma\(decode.*: $row" -- \
     $fdm bench --device cuda $decode --kernel mma.decode --check --iters 5
-expect bench-wide 0 "^mma\(wide.*: $row" "^  mma\(split-q\): cannot run it: head dims are at most 256" -- \
+expect bench-wide 0 "^mma\(wide.*: $row" "^  mma\(split-q\): head dims are at most 256" -- \
     $fdm bench --device cuda $wide --show-all --check --iters 5
 expect bench-backward 0 "^mma\(backward.*: $row" -- $fdm bench --device cuda $causal --pass backward --check --iters 5
 expect bench-json 0 '"device": "sm_' '"row": "mma\(split-q\+stage2\)"' -- \

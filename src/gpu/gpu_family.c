@@ -183,8 +183,9 @@ int gpu_family_variant(const struct family *family, const struct plan_request *r
     const struct gpu_algorithm *a = algorithm_of(family, row);
     const char *why = family_refusal(list_of(family), request->device, request->problem, text, sizeof text);
     if (!why)
-        why = a->row.pass != request->problem->pass ? "it is for the other pass"
-                                                    : a->refusal(request->device, request->problem, text, sizeof text);
+        why = a->row.pass != request->problem->pass
+                  ? "it is for the other pass"
+                  : refusal_of(a, request->device, request->problem, text, sizeof text);
     if (why) {
         snprintf(plan->reason, sizeof plan->reason, "%s", why);
         return 0;

@@ -117,6 +117,13 @@ fdm_status fdm_plan_attention(const fdm_device *device, const fdm_problem *probl
     return status ? status : choose(device, problem, &wishes, plan);
 }
 
+/* A family's clause without its words for a kernel that was asked for by name: the sentence here names it. */
+static const char *clause_of(const struct plan_request *request, const char *reason) {
+    char lead[80];
+    snprintf(lead, sizeof lead, "kernel '%s' ", request->kernel);
+    return strncmp(reason, lead, strlen(lead)) == 0 ? reason + strlen(lead) : reason;
+}
+
 static fdm_status variant_of(const struct family *family, const struct plan_request *request, int32_t row,
                              int32_t number, fdm_plan *plan) {
     fdm_plan candidate = empty_plan(request->device, request->problem);
@@ -126,7 +133,7 @@ static fdm_status variant_of(const struct family *family, const struct plan_requ
                                      : number == 0 && family->choose(family, request, &candidate);
     if (!made && *candidate.reason)
         return error_set(FDM_ERROR_UNSUPPORTED, "%s cannot run this problem on %s: %s", request->kernel,
-                         request->device->name, candidate.reason);
+                         request->device->name, clause_of(request, candidate.reason));
     if (!made)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s has no variant %d for this problem", request->kernel, number);
     *plan = candidate;

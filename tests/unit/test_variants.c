@@ -1,4 +1,4 @@
-/* test_variants.c: the tool finds every choice code that a CUDA kernel can run a problem under, and names it. */
+/* test_variants.c: the library lists every way in which a CUDA kernel can run a problem, and the tool names them. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -9,13 +9,8 @@
 #include <cmocka.h>
 
 #include "../../cli/kernel_names.h"
-#include "families/mma/mma_family.h"
 
-static const struct gpu_algorithm *const algorithms[] = {
-    &mma_decode_algorithm,    &mma_wide_algorithm,      &mma_forward_algorithm,
-    &mma_split_kv_algorithm,  &mma_split_q_algorithm,   &mma_share_kv_algorithm,
-    &mma_share_qkv_algorithm, &mma_tiling_qk_algorithm, &mma_tiling_qkv_algorithm};
-enum { NUM_ALGORITHMS = sizeof algorithms / sizeof algorithms[0], CODES_MAX = 64 };
+enum { CODES_MAX = 64, KERNELS_MAX = 64 };
 
 static int has(char (*codes)[KERNEL_CODE_MAX], int32_t count, const char *code) {
     for (int32_t i = 0; i < count; i++)
@@ -24,63 +19,90 @@ static int has(char (*codes)[KERNEL_CODE_MAX], int32_t count, const char *code) 
     return 0;
 }
 
-static fdm_kernel_info info_of(const struct gpu_algorithm *a) {
-    return (fdm_kernel_info){.family = "mma", .name = a->row.name, .pass = FDM_FORWARD, .device_type = FDM_CUDA};
+/* What the code alone gives is this variant: the same kernel and tile. */
+static void check_code(const fdm_device *device, const fdm_plan *variant) {
+    fdm_options options = fdm_options_default();
+    fdm_plan plan;
+    options.kernel = variant->choice;
+    options.family = variant->family;
+    assert_int_equal(fdm_plan_attention(device, &variant->problem, &options, &plan), FDM_OK);
+    assert_string_equal(plan.kernel, variant->kernel);
+    assert_string_equal(plan.choice, variant->choice);
+    assert_int_equal(plan.block_m, variant->block_m);
+    assert_int_equal(plan.block_n, variant->block_n);
+    assert_true(plan.shared_bytes == variant->shared_bytes);
+    assert_true(plan.workspace_bytes == variant->workspace_bytes);
 }
 
-/* As many codes as the algorithm itself gives, and the same ones; returns how many. */
-static int32_t compare(const struct gpu_algorithm *a, const fdm_device *device, const fdm_problem *p) {
-    static char found[CODES_MAX][KERNEL_CODE_MAX], own[CODES_MAX][KERNEL_CODE_MAX];
-    char text[160];
-    int32_t num_own = 0;
-    fdm_plan plan = {.problem = *p};
-    const fdm_kernel_info info = info_of(a);
-    for (int32_t i = 0; !a->refusal(device, p, text, sizeof text) && a->fill(device, p, i, &plan); i++)
-        if (!has(own, num_own, plan.choice))
-            memcpy(own[num_own++], plan.choice, KERNEL_CODE_MAX);
-    const int32_t count = kernel_variants(device, p, &info, CODES_MAX, found);
-    assert_int_equal(count, num_own);
+/* The tool's codes are those of the variants, each once; the first is what the name alone gets. Returns how many. */
+static int32_t compare(const fdm_kernel_info *kernel, const fdm_device *device, const fdm_problem *p) {
+    static char found[CODES_MAX][KERNEL_CODE_MAX];
+    const int32_t count = kernel_variants(device, p, kernel, CODES_MAX, found);
+    fdm_options options = fdm_options_default();
+    fdm_plan plan;
+    int32_t number = 0;
+    assert_in_range(count, 0, CODES_MAX - 1);
+    for (; !fdm_plan_variant(device, p, kernel->name, number, &plan); number++) {
+        assert_string_equal(plan.kernel, kernel->name);
+        assert_true(has(found, count, plan.choice));
+        check_code(device, &plan);
+    }
+    assert_true(number >= count);
     for (int32_t i = 0; i < count; i++)
-        if (!has(own, num_own, found[i]))
-            fail_msg("%s has no variant %s", a->row.name, found[i]);
+        assert_false(has(found, i, found[i]));
+    options.kernel = kernel->name;
+    options.family = kernel->family;
+    assert_int_equal(fdm_plan_attention(device, p, &options, &plan) == FDM_OK, count > 0);
     if (count > 0)
-        assert_string_equal(found[0], own[0]);
-    assert_int_equal(kernel_variants(device, p, &info, 1, found), count > 0);
+        assert_string_equal(found[0], plan.choice);
+    assert_int_equal(kernel_variants(device, p, kernel, 1, found), count > 0);
     return count;
 }
 
-static void finds_every_variant(void **state) {
+static fdm_problem problem_of(fdm_pass pass, int64_t head_dim, int32_t form) {
+    fdm_problem p = fdm_problem_default();
+    p.pass = pass;
+    p.dtype = form == 6 ? FDM_FLOAT32 : form % 2 ? FDM_BFLOAT16 : FDM_FLOAT16;
+    p.heads = p.heads_kv = 4;
+    p.seqlen_q = form == 5 ? 1 : 700;
+    p.seqlen_k = 3000;
+    p.head_dim = p.head_dim_v = head_dim;
+    p.causal = form == 1 || form == 2;
+    p.has_mask = p.has_bias = form == 3;
+    p.has_intervals = form == 4;
+    p.mask_shape[3] = p.bias_shape[2] = p.bias_shape[3] = 1;
+    if (p.has_mask) {
+        p.mask_shape[3] = p.bias_shape[3] = 3000;
+        p.bias_shape[2] = 700;
+        p.bias_dtype = p.dtype;
+    }
+    return p;
+}
+
+static void lists_every_variant(void **state) {
     (void)state;
     static const char *const names[] = {"sm_89", "sm_90"};
     static const int64_t dims[] = {64, 128, 256, 384, 1024};
-    int32_t most[NUM_ALGORITHMS] = {0};
-    for (int n = 0; n < 2; n++)
-        for (int d = 0; d < 5; d++)
-            for (int form = 0; form < 6; form++) {
-                fdm_device device;
-                fdm_problem p = fdm_problem_default();
-                assert_int_equal(fdm_device_from_name(names[n], &device), FDM_OK);
-                p.dtype = form % 2 ? FDM_BFLOAT16 : FDM_FLOAT16;
-                p.heads = p.heads_kv = 4;
-                p.seqlen_q = form == 5 ? 1 : 700;
-                p.seqlen_k = 3000;
-                p.head_dim = p.head_dim_v = dims[d];
-                p.causal = form == 1 || form == 2;
-                p.has_mask = p.has_bias = form == 3;
-                p.has_intervals = form == 4;
-                p.mask_shape[3] = p.bias_shape[2] = p.bias_shape[3] = 1;
-                if (p.has_mask) {
-                    p.mask_shape[3] = p.bias_shape[3] = 3000;
-                    p.bias_shape[2] = 700;
-                    p.bias_dtype = p.dtype;
-                }
-                for (int i = 0; i < NUM_ALGORITHMS; i++) {
-                    const int32_t count = compare(algorithms[i], &device, &p);
-                    most[i] = count > most[i] ? count : most[i];
-                }
-            }
-    for (int i = 0; i < NUM_ALGORITHMS; i++) /* decode has one way, a named kernel eight */
-        assert_in_range(most[i], i == 0 ? 1 : i < 3 ? 4 : 8, i == 0 ? 1 : i < 3 ? 20 : 8);
+    int32_t most[KERNELS_MAX] = {0}, num_kernels = 0;
+    fdm_kernel_info kernel;
+    for (; fdm_kernel_list(num_kernels, &kernel) == FDM_OK; num_kernels++)
+        for (int n = 0; kernel.device_type == FDM_CUDA && n < 2 * 5 * 7; n++) {
+            fdm_device device;
+            const fdm_problem p = problem_of(kernel.pass, dims[n / 2 % 5], n / 10);
+            assert_in_range(num_kernels, 0, KERNELS_MAX - 1);
+            assert_int_equal(fdm_device_from_name(names[n % 2], &device), FDM_OK);
+            const int32_t count = compare(&kernel, &device, &p);
+            most[num_kernels] = count > most[num_kernels] ? count : most[num_kernels];
+        }
+    for (int32_t i = 0; i < num_kernels; i++) {
+        assert_int_equal(fdm_kernel_list(i, &kernel), FDM_OK);
+        if (kernel.device_type == FDM_CUDA && most[i] == 0)
+            fail_msg("%s ran no problem", kernel.name);
+        if (strcmp(kernel.name, "mma.decode") == 0)
+            assert_int_equal(most[i], 1);
+        if (strcmp(kernel.name, "mma.split-q") == 0) /* 1 or 2 stages, two layouts, two accumulators */
+            assert_int_equal(most[i], 8);
+    }
 }
 
 static void refuses_with_a_clause(void **state) {
@@ -89,14 +111,38 @@ static void refuses_with_a_clause(void **state) {
     fdm_device device;
     fdm_problem p = fdm_problem_default();
     assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
-    const fdm_kernel_info info = info_of(&mma_decode_algorithm);
+    const fdm_kernel_info decode = {.family = "mma", .name = "mma.decode", .device_type = FDM_CUDA};
+    const fdm_kernel_info cpu = {.family = "cpu", .name = "cpu.decode.scalar", .device_type = FDM_CPU};
     p.seqlen_q = 257;
     p.dtype = FDM_FLOAT16;
-    assert_int_equal(kernel_variants(&device, &p, &info, 2, codes), 0);
-    assert_string_equal(kernel_refusal(&info), "cannot run it: query rows times the heads of a group are at most 256");
+    assert_int_equal(kernel_variants(&device, &p, &decode, 2, codes), 0);
+    assert_string_equal(kernel_refusal(&device, &decode), "query rows times the heads of a group are at most 256");
     p.dtype = FDM_FLOAT64;
-    assert_int_equal(kernel_variants(&device, &p, &info, 2, codes), 0);
-    assert_string_equal(kernel_refusal(&info), "float64 is computed by the reference family only, on the CPU");
+    assert_int_equal(kernel_variants(&device, &p, &decode, 2, codes), 0);
+    assert_string_equal(kernel_refusal(&device, &decode),
+                        "float64 is computed by the reference family only, on the CPU");
+    p.dtype = FDM_FLOAT32;
+    assert_int_equal(fdm_device_query(FDM_CPU, 0, &device), FDM_OK);
+    assert_int_equal(kernel_variants(&device, &p, &cpu, 2, codes), 0);
+    assert_string_equal(kernel_refusal(&device, &cpu), "it has too many query rows per KV head for it");
+}
+
+/* A kernel that does not write what the problem asks for has no variant either. */
+static void variants_obey_every_refusal(void **state) {
+    (void)state;
+    fdm_device device;
+    fdm_kernel_info kernel;
+    fdm_problem p = problem_of(FDM_FORWARD, 64, 3);
+    p.needs_lse = p.has_lse_low = 1;
+    assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
+    for (int32_t i = 0; fdm_kernel_list(i, &kernel) == FDM_OK; i++) {
+        fdm_options options = fdm_options_default();
+        fdm_plan plan;
+        options.kernel = kernel.name;
+        if (kernel.device_type == FDM_CUDA && kernel.pass == FDM_FORWARD)
+            assert_int_equal(fdm_plan_variant(&device, &p, kernel.name, 0, &plan),
+                             fdm_plan_attention(&device, &p, &options, &plan));
+    }
 }
 
 static void labels(void **state) {
@@ -125,7 +171,7 @@ static void labels(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(finds_every_variant), cmocka_unit_test(refuses_with_a_clause),
-                                       cmocka_unit_test(labels)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(lists_every_variant), cmocka_unit_test(refuses_with_a_clause),
+                                       cmocka_unit_test(variants_obey_every_refusal), cmocka_unit_test(labels)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
