@@ -17,8 +17,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "families/mma/backward/mma_rules.h"
 #include "families/mma/mma_family.h"
-#include "families/mma/mma_rules.h"
 #include "gpu/merge_on_device.h"
 
 struct feature {

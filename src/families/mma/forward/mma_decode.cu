@@ -28,13 +28,13 @@
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/mma.cuh"
 #include "cuda/ptx/opaque.cuh"
-#include "families/mma/mma_decode.h"
+#include "families/mma/forward/mma_decode.h"
 #include "gpu/packed.cuh"
 
 #define THREADS (32 * MMA_DECODE_WARPS)
 #define ALIGNED 1
 #if DTYPE == GPU_FLOAT32
-#    include "families/mma/mma_tf32.cuh"
+#    include "families/mma/float32/mma_tf32.cuh"
 #else
 #    include "families/mma/mma_tile.cuh"
 #endif

@@ -26,8 +26,8 @@
 #define THREADS (32 * WARPS)
 
 #include "cuda/ptx/global.cuh"
-#include "families/mma/mma_backward32.h"
-#include "families/mma/mma_tf32.cuh"
+#include "families/mma/float32/mma_backward32.h"
+#include "families/mma/float32/mma_tf32.cuh"
 #include "gpu/visible.cuh"
 
 #define GROUPS     (WARPS / SHARE) /* of warps: each has its own */

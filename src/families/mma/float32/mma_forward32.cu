@@ -18,8 +18,8 @@
 #define DTYPE   GPU_FLOAT32
 #define THREADS (32 * WARPS)
 
-#include "families/mma/mma_forward32.h"
-#include "families/mma/mma_tf32.cuh"
+#include "families/mma/float32/mma_forward32.h"
+#include "families/mma/float32/mma_tf32.cuh"
 #include "gpu/lse.cuh"
 #include "gpu/visible.cuh"
 

@@ -20,7 +20,7 @@
 #include "cuda/ptx/global.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/opaque.cuh"
-#include "families/mma/mma_backward.h"
+#include "families/mma/backward/mma_backward.h"
 #include "gpu/key_sort.h"
 #include "gpu/packed.cuh"
 #if TMA

@@ -32,7 +32,7 @@
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/mma.cuh"
 #include "cuda/ptx/special.cuh"
-#include "families/mma/mma_wide.h"
+#include "families/mma/forward/mma_wide.h"
 #include "gpu/lse.cuh"
 #include "gpu/packed.cuh"
 

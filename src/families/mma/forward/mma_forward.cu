@@ -22,7 +22,7 @@
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/mma.cuh"
-#include "families/mma/mma_forward.h"
+#include "families/mma/forward/mma_forward.h"
 #include "gpu/lse.cuh"
 #include "gpu/packed.cuh"
 
