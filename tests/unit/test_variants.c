@@ -132,8 +132,10 @@ static void variants_obey_every_refusal(void **state) {
     (void)state;
     fdm_device device;
     fdm_kernel_info kernel;
-    fdm_problem p = problem_of(FDM_FORWARD, 64, 3);
-    p.needs_lse = p.has_lse_low = 1;
+    fdm_problem p = problem_of(FDM_FORWARD, 64, 5); /* one query row: for mma.decode, which writes no lse_low */
+    p.needs_lse = p.has_bias = p.has_lse_low = 1;
+    p.bias_dtype = p.dtype;
+    p.bias_shape[3] = p.seqlen_k;
     assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
     for (int32_t i = 0; fdm_kernel_list(i, &kernel) == FDM_OK; i++) {
         fdm_options options = fdm_options_default();
