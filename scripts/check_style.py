@@ -26,19 +26,19 @@ CUDA = {".cu", ".cuh"}
 CUDA_FILE_LINES = 700
 # Main loops and what lives in their registers: cut up, the pieces would pass a dozen arguments. The limit of each.
 LONG_FUNCTIONS = {
-    ("src/families/mma/mma_backward.cu", "mma_backward"): 250,
-    ("src/families/mma/mma_backward.cu", "make_weights"): 120,
-    ("src/families/mma/mma_backward32.cu", "mma_backward32"): 115,
-    ("src/families/mma/mma_backward32.cu", "make_weights"): 90,
-    ("src/families/mma/mma_backward_rows.cu", "mma_backward_prepare"): 80,
-    ("src/families/mma/mma_decode.cu", "mma_decode"): 210,
-    ("src/families/mma/mma_forward.cu", "mma_forward"): 250,
-    ("src/families/mma/mma_wide.cu", "mma_wide"): 340,
+    ("src/families/mma/backward/mma_backward.cu", "mma_backward"): 250,
+    ("src/families/mma/backward/mma_backward.cu", "make_p"): 120,
+    ("src/families/mma/float32/mma_backward32.cu", "mma_backward32"): 115,
+    ("src/families/mma/float32/mma_backward32.cu", "make_p"): 90,
+    ("src/families/mma/backward/mma_backward_rows.cu", "mma_backward_prepare"): 80,
+    ("src/families/mma/forward/mma_decode.cu", "mma_decode"): 210,
+    ("src/families/mma/forward/mma_forward.cu", "mma_forward"): 250,
+    ("src/families/mma/forward/mma_wide.cu", "mma_wide"): 340,
 }
 LONG_FILES = {
-    "src/families/mma/mma_backward.cu": 1600,  # two main loops, a ring's and a staged one's, share most of their parts
-    "src/families/mma/mma_forward.cu": 1050,  # one text for every feature of the forward, with or without TMA
-    "src/families/mma/mma_wide.cu": 850,  # three ways to split wide heads over the warps
+    "src/families/mma/backward/mma_backward.cu": 1600,  # two main loops, a ring's and a staged one's, share most of their parts
+    "src/families/mma/forward/mma_forward.cu": 1050,  # one text for every feature of the forward, with or without TMA
+    "src/families/mma/forward/mma_wide.cu": 850,  # three ways to split wide heads over the warps
 }
 ATTRIBUTE = re.compile(r"__(?:launch_bounds|cluster_dims)__\([^()]*\)")
 ASM = re.compile(r"\b(?:asm|__asm__|__asm)\b")

@@ -2,7 +2,7 @@
 #include <stdio.h>
 
 #include "device/device.h"
-#include "families/mma/mma_rules.h"
+#include "families/mma/backward/mma_rules.h"
 
 static int64_t bytes_of(const struct mma_backward_row *row, int32_t stages, int32_t v_in_registers) {
     return mma_backward_shared_bytes(row->block_m, row->block_n, stages, v_in_registers, row->head_dim_max,

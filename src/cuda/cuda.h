@@ -17,8 +17,8 @@ enum { CUDA_CONSTANTS_MAX = 48 };
 /* One specialisation of one kernel. A source with instructions that one architecture alone has (it includes
  * cuda/ptx/wgmma.cuh) is compiled for that architecture's own target, sm_90a instead of sm_90. `file` is a path below
  * src/ of a source embedded in the library
- * ("families/mma/mma_forward.cu"); `entry` an extern "C" __global__ function in it that takes one struct by value.
- * Both strings and the constants' names must be literals or live as long as the library. */
+ * ("families/mma/forward/mma_forward.cu"); `entry` an extern "C" __global__ function in it that takes one struct by
+ * value. Both strings and the constants' names must be literals or live as long as the library. */
 struct cuda_kernel_request {
     const char *file, *entry;
     int32_t num_constants;

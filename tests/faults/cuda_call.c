@@ -178,7 +178,7 @@ fdm_status cuda_call_once(enum cuda_call_kind kind, int32_t device, void *stream
 fdm_status get_kernel(int32_t device, int64_t number) {
     const struct cuda_kernel *kernel = NULL;
     struct cuda_resources resources;
-    const struct cuda_kernel_request request = {.file = "families/mma/mma_combine.cu",
+    const struct cuda_kernel_request request = {.file = "families/mma/forward/mma_combine.cu",
                                                 .entry = "mma_combine",
                                                 .num_constants = 2,
                                                 .constants = {{"DTYPE", 2}, {"NUMBER", number}}};

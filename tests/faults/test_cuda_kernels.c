@@ -167,9 +167,10 @@ static void compiler_lacks_a_function(void) {
 static void compiler_refuses(void) {
     use_fake_compiler();
     fake_compiler()->inject("nvrtcCompileProgram", 6, 1);
-    assert_refused(get_kernel(0, 1), FDM_ERROR_INTERNAL,
-                   "NVRTC does not compile families/mma/mma_combine.cu for sm_90: families/pretended.cu(7): error: "
-                   "pretended fault");
+    assert_refused(
+        get_kernel(0, 1), FDM_ERROR_INTERNAL,
+        "NVRTC does not compile families/mma/forward/mma_combine.cu for sm_90: families/pretended.cu(7): error: "
+        "pretended fault");
     assert_int_equal(count_entries(NULL, 0), 0);
     assert_int_equal(get_kernel(0, 1), FDM_OK);
     fake_compiler()->inject("nvrtcCompileProgram", 6, 2); /* one of two kernels: the other is kept, on disk */
@@ -183,8 +184,10 @@ static void compiler_refuses(void) {
 
 /* A compiler that took the code from a cache of its own has no log: it is asked again, without that cache. */
 static void compiler_has_a_cache(void) {
-    const struct cuda_kernel_request unknown = {
-        .file = "families/mma/mma_combine.cu", .entry = "mma_combine", .num_constants = 1, .constants = {{"DTYPE", 3}}};
+    const struct cuda_kernel_request unknown = {.file = "families/mma/forward/mma_combine.cu",
+                                                .entry = "mma_combine",
+                                                .num_constants = 1,
+                                                .constants = {{"DTYPE", 3}}};
     const struct cuda_kernel *kernel;
     struct cuda_resources resources;
     use_fake_compiler();
@@ -256,7 +259,7 @@ static void compile_for_real(void) {
 static void real_compiler(void) {
     char path[600];
     const struct cuda_kernel *kernel;
-    struct cuda_kernel_request request = {.file = "families/mma/mma_combine.cu", .entry = "mma_combine"};
+    struct cuda_kernel_request request = {.file = "families/mma/forward/mma_combine.cu", .entry = "mma_combine"};
     struct cuda_resources resources;
     use_fresh_cache();
     scenario_fork(compile_for_real);

@@ -14,7 +14,7 @@
 #include "base/memory.h"
 #include "cuda/cuda.h"
 #include "cuda_call.h"
-#include "families/mma/mma_decode.h"
+#include "families/mma/forward/mma_decode.h"
 #include "families/mma/mma_family.h"
 #include "gpu/block_mask.h"
 #include "scenario.h"
@@ -355,7 +355,7 @@ static void launches_are_the_plans(void) {
 /* The launch itself, with everything that it can have. */
 static void launch_attributes(void) {
     static const struct cuda_kernel_request request = {
-        .file = "families/mma/mma_combine.cu", .entry = "mma_combine", .shared_bytes = 100 << 10};
+        .file = "families/mma/forward/mma_combine.cu", .entry = "mma_combine", .shared_bytes = 100 << 10};
     const struct cuda_kernel *kernel;
     void *argument = &argument;
     int stream;

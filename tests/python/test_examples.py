@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "train_bytes.py"
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "examples" / "train_bytes.py"
 TINY = ["--seq", "64", "--batch", "2", "--layers", "1", "--width", "32", "--heads", "2"]
 
 
@@ -70,3 +72,11 @@ def test_bad_options_are_named():
 def test_a_missing_device_is_named():
     done = run("--device", "cuda")
     assert done.returncode == 2 and "PyTorch sees no CUDA device" in done.stderr
+
+
+def test_the_example_for_users_of_flash_attn(tmp_path):
+    blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs" / "from-flash-attn.md").read_text(), re.M | re.S)
+    assert len(blocks) == 1
+    done = subprocess.run([sys.executable, "-c", blocks[0]], capture_output=True, text=True, timeout=300, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "attn_mask is the number 0.0" in done.stdout

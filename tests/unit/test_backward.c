@@ -8,8 +8,8 @@
 
 #include <cmocka.h>
 
+#include "families/mma/backward/mma_gradients.h"
 #include "families/mma/mma_family.h"
-#include "families/mma/mma_gradients.h"
 
 enum { RING = 4, TMA = 5, GROUP_PARTS = 7 }; /* of the plan's parameters */
 

@@ -9,8 +9,8 @@
 
 #include <cmocka.h>
 
-#include "families/mma/mma_forward32.h"
-#include "families/mma/mma_named.h"
+#include "families/mma/float32/mma_forward32.h"
+#include "families/mma/textbook/mma_named.h"
 
 /* Banks are 4 bytes wide. Accesses of 16 bytes are served eight lanes at a time, those of 4 bytes 32 lanes at a time:
  * 128 bytes either way. */

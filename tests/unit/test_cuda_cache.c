@@ -152,7 +152,7 @@ static void a_folder_that_cannot_be_written(void **state) {
 static void keys_tell_kernels_apart(void **state) {
     (void)state;
     struct cuda_compiler compiler = {"/a", "/a 1 2", 13};
-    const struct cuda_source *source = cuda_source_find("families/mma/mma_forward.cu");
+    const struct cuda_source *source = cuda_source_find("families/mma/forward/mma_forward.cu");
     assert_non_null(source);
     assert_true(source->num_includes >= 5);
     assert_null(cuda_source_find("families/mma/nothing.cu"));
@@ -186,7 +186,7 @@ static void a_kernel_compiles_without_a_device(void **state) {
         print_message("not covered: %s\n", fdm_last_error());
         return;
     }
-    struct cuda_kernel_request request = {.file = "families/mma/mma_combine.cu",
+    struct cuda_kernel_request request = {.file = "families/mma/forward/mma_combine.cu",
                                           .entry = "mma_combine",
                                           .num_constants = 2,
                                           .constants = {{"DTYPE", 2}, {"VARLEN", 0}}};
@@ -201,7 +201,7 @@ static void a_kernel_compiles_without_a_device(void **state) {
     assert_in_range(resources.registers, 10, 128);
     assert_int_equal(resources.spill_bytes, 0);
     request.num_constants = 0;
-    request.file = "families/mma/mma_decode.cu";
+    request.file = "families/mma/forward/mma_decode.cu";
     assert_int_equal(cuda_compile_only("sm_90", &request, &resources), FDM_ERROR_INTERNAL);
     assert_non_null(strstr(fdm_last_error(), "mma_decode.cu"));
     assert_non_null(strstr(fdm_last_error(), "error"));

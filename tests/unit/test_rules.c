@@ -9,7 +9,7 @@
 
 #include <cmocka.h>
 
-#include "families/mma/mma_rules.h"
+#include "families/mma/backward/mma_rules.h"
 #include "flash_dmattn.h"
 
 static fdm_device device_of(int32_t capability, int64_t shared_bytes) {

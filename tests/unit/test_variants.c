@@ -9,7 +9,7 @@
 #include <cmocka.h>
 
 #include "../../cli/kernel_names.h"
-#include "families/mma/mma_rules.h"
+#include "families/mma/backward/mma_rules.h"
 
 enum { CODES_MAX = 64, KERNELS_MAX = 64 };
 

@@ -129,7 +129,8 @@ static int find_variant(const fdm_device *device, const fdm_problem *p, int32_t 
                 *v = (struct variant){&tiles[i], scheduler, 1, 0};
                 return 1;
             }
-    if (number > NUM_EXP2)
+    /* a cubic beside masks or biases leaves the widest heads short of registers */
+    if (number > NUM_EXP2 || (scored(p) && padded(p->head_dim_v) > 192))
         return 0;
     v->exp2_frequency = exp2_frequencies[number - 1];
     v->exp2_residue = 1;

@@ -328,7 +328,7 @@ struct consumer {
     }
 
     /* Scores of a tile to P. */
-    __device__ __forceinline__ void make_weights(int tile, bool look, bool partial, bool has_o) {
+    __device__ __forceinline__ void scores_to_p(int tile, bool look, bool partial, bool has_o) {
         if (SCORED && look) {
             const uint32_t bias = base + SCORE_OFFSET + stage_of<SCORE_RING>(score_step) * SCORE_BYTES;
             wait_full<SCORE_RING>(base + SCORE_FULL, score_step);
@@ -430,7 +430,7 @@ struct consumer {
         wgmma_commit_group();
         wgmma_wait_group<0>(s);
         release<STAGES>(base + K_EMPTY, step);
-        make_weights(tile, look, tile < full_first || tile >= full_last, false);
+        scores_to_p(tile, look, tile < full_first || tile >= full_last, false);
         step++;
         bool add = false;
 #pragma unroll 1
@@ -449,7 +449,7 @@ struct consumer {
             wgmma_wait_group<0>(o);
             release<STAGES>(base + K_EMPTY, step);
             release<STAGES>(base + V_EMPTY, step - 1);
-            make_weights(tile, look, tile < full_first || tile >= full_last, true);
+            scores_to_p(tile, look, tile < full_first || tile >= full_last, true);
             step++;
         }
         wait_full<STAGES>(base + V_FULL, step - 1);

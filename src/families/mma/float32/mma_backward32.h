@@ -3,8 +3,8 @@
 #ifndef FDM_MMA_BACKWARD32_H
 #define FDM_MMA_BACKWARD32_H
 
-#include "families/mma/mma_backward.h"
-#include "families/mma/mma_forward32.h"
+#include "families/mma/backward/mma_backward.h"
+#include "families/mma/float32/mma_forward32.h"
 
 /* GRADIENTS: a sum of these. */
 #define MMA_GRADIENT_OF_SCORES 1 /* dQ of own rows, dK of own keys: dS is made */

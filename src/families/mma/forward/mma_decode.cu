@@ -28,13 +28,13 @@
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/mma.cuh"
 #include "cuda/ptx/opaque.cuh"
-#include "families/mma/mma_decode.h"
+#include "families/mma/forward/mma_decode.h"
 #include "gpu/packed.cuh"
 
 #define THREADS (32 * MMA_DECODE_WARPS)
 #define ALIGNED 1
 #if DTYPE == GPU_FLOAT32
-#    include "families/mma/mma_tf32.cuh"
+#    include "families/mma/float32/mma_tf32.cuh"
 #else
 #    include "families/mma/mma_tile.cuh"
 #endif
@@ -366,7 +366,7 @@ __device__ __forceinline__ void multiply(float (&s)[1][2][4], [[maybe_unused]] c
 #endif
 }
 
-/* One step: the scores of 16 keys, their weights, and what they add to the output. */
+/* One step: the scores of 16 keys, their P, and what they add to the output. */
 __device__ __forceinline__ void take_keys(struct warp_state &w, const struct gpu_forward_params &a,
                                           const uint32_t (&kept)[HEAD_DIM / 16][4], uint32_t q_tile, uint32_t k_tile,
                                           uint32_t v_tile, int warp_row, int key_row, [[maybe_unused]] int share,

@@ -26,8 +26,8 @@
 #define THREADS (32 * WARPS)
 
 #include "cuda/ptx/global.cuh"
-#include "families/mma/mma_backward32.h"
-#include "families/mma/mma_tf32.cuh"
+#include "families/mma/float32/mma_backward32.h"
+#include "families/mma/float32/mma_tf32.cuh"
 #include "gpu/visible.cuh"
 
 #define GROUPS     (WARPS / SHARE) /* of warps: each has its own */
@@ -270,12 +270,12 @@ __device__ __forceinline__ void hand_on(const struct mma_backward_arguments &a, 
 #endif
 
 /* Weights and what depends on the scores: p holds the products on entry, P on return; slope that of the cap. */
-__device__ __forceinline__ void make_weights(float (&p)[1][TILES][4], [[maybe_unused]] float (&slope)[TILES][4],
-                                             const struct mma_backward_arguments &a, const struct place &at,
-                                             [[maybe_unused]] const struct own_keys &keys, int own,
-                                             [[maybe_unused]] const float (&own_lse)[2],
-                                             [[maybe_unused]] const float (&own_low)[2], uint32_t bounds, int step,
-                                             bool partial) {
+__device__ __forceinline__ void make_p(float (&p)[1][TILES][4], [[maybe_unused]] float (&slope)[TILES][4],
+                                       const struct mma_backward_arguments &a, const struct place &at,
+                                       [[maybe_unused]] const struct own_keys &keys, int own,
+                                       [[maybe_unused]] const float (&own_lse)[2],
+                                       [[maybe_unused]] const float (&own_low)[2], uint32_t bounds, int step,
+                                       bool partial) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int n = 0; n < TILES; n++) {
@@ -484,7 +484,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             cp_async_wait<0>();
             __syncthreads();
             multiply_scores<HEAD_DIM>(p, left_of<HEAD_DIM / 4>(t.own1, warp_own), right_of<HEAD_DIM / 4>(t.other1, 0));
-            make_weights(p, slope, a, at, keys, own, own_lse, own_low, bounds, step, partial);
+            make_p(p, slope, a, at, keys, own, own_lse, own_low, bounds, step, partial);
 #if OF_VALUES
             add_product<HEAD_DIM_V / 4>(sum2, p, t.other2, share * columns2 * 8);
 #endif

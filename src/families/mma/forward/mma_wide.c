@@ -1,5 +1,5 @@
 /* mma_wide.c: the forward for large head dims on the host: its tiles, what it refuses, its constants and its launch. */
-#include "families/mma/mma_wide.h"
+#include "families/mma/forward/mma_wide.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -184,7 +184,7 @@ static void request_of(const fdm_plan *plan, const fdm_problem *p, struct cuda_k
         {"VARLEN", p->varlen != 0},
     };
     _Static_assert(sizeof constants / sizeof constants[0] == MMA_WIDE_NUM_CONSTANTS, "one value for each constant");
-    request->file = "families/mma/mma_wide.cu";
+    request->file = "families/mma/forward/mma_wide.cu";
     request->entry = "mma_wide";
     request->num_constants = MMA_WIDE_NUM_CONSTANTS;
     memcpy(request->constants, constants, sizeof constants);

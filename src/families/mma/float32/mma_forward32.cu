@@ -1,11 +1,11 @@
 /* mma_forward32.cu: attention forward on float32 tensors, with every feature of the library, by 3xTF32 products.
  *
  * Idea: FlashAttention-2 (Dao, 2023): a block owns BLOCK_M query rows and walks the keys with an online softmax; scores
- * and weights stay in registers. Both products are three of tf32 operands, split where they are loaded (mma_tf32.cuh):
+ * and P stay in registers. Both products are three of tf32 operands, split where they are loaded (mma_tf32.cuh):
  * the splitting costs about as many instructions as the products, so where registers allow it each warp has two groups
  * of 16 rows to share the split keys and values.
  *
- * Tile: BLOCK_M = 16 * ROW_TILES * WARPS / SHARE rows x BLOCK_N keys; with SHARE 2, two warps make the same weights and
+ * Tile: BLOCK_M = 16 * ROW_TILES * WARPS / SHARE rows x BLOCK_N keys; with SHARE 2, two warps make the same P and
  * each sums half of the columns of O, where all of them would fill the registers. Lane l of a warp holds rows l / 4 and
  * l / 4 + 8 of each row tile and columns 2 (l % 4), +1 of each group of eight.
  *
@@ -14,12 +14,12 @@
  *
  * Barriers: three a tile: K is there; S is made and V is there, so the next tile's K may come; O is made, so its V may.
  *
- * Registers: O HEAD_DIM_V / 2 / SHARE * ROW_TILES, S BLOCK_N / 2 * ROW_TILES, and twice S for the split weights. */
+ * Registers: O HEAD_DIM_V / 2 / SHARE * ROW_TILES, S BLOCK_N / 2 * ROW_TILES, and twice S for the split P. */
 #define DTYPE   GPU_FLOAT32
 #define THREADS (32 * WARPS)
 
-#include "families/mma/mma_forward32.h"
-#include "families/mma/mma_tf32.cuh"
+#include "families/mma/float32/mma_forward32.h"
+#include "families/mma/float32/mma_tf32.cuh"
 #include "gpu/lse.cuh"
 #include "gpu/visible.cuh"
 
@@ -153,7 +153,7 @@ __device__ __forceinline__ void finish_scores(float (&s)[ROW_TILES][KEY_TILES][4
     }
 }
 
-/* Scores become weights with the raised maxima; sums and output are rescaled where a maximum grew. */
+/* Scores become P with the raised maxima; sums and output are rescaled where a maximum grew. */
 __device__ __forceinline__ void weigh(struct fragments &f) {
 #pragma unroll
     for (int r = 0; r < ROW_TILES; r++)

@@ -13,7 +13,7 @@
 #define FDM_MMA_TF32_CUH
 
 #include "cuda/ptx/control.cuh"
-#include "families/mma/mma_forward32.h"
+#include "families/mma/float32/mma_forward32.h"
 #include "families/mma/mma_tile.cuh"
 
 /* Rounded by integers, half away from 0: cvt.rna.tf32 takes more time, 12 % of a whole kernel. */

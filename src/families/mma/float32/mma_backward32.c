@@ -1,12 +1,12 @@
 /* mma_backward32.c: the float32 backward on the host: its tile, its passes and their launches. */
-#include "families/mma/mma_backward32.h"
+#include "families/mma/float32/mma_backward32.h"
 
 #include <stdio.h>
 #include <string.h>
 
 #include "base/error.h"
+#include "families/mma/backward/mma_gradients.h"
 #include "families/mma/mma_family.h"
-#include "families/mma/mma_gradients.h"
 
 /* The first row whose head dims and shared memory fit is chosen. A block owns 16 * warps / share rows or keys and walks
  * the others `block` at a time. */
@@ -153,7 +153,7 @@ static void main_request(const struct tile *t, const fdm_problem *p, int32_t ker
         {"FOLDED", mma_folds_grids(p)},
     };
     _Static_assert(sizeof constants / sizeof constants[0] == MMA_BACKWARD32_NUM_CONSTANTS, "one value each");
-    request->file = "families/mma/mma_backward32.cu";
+    request->file = "families/mma/float32/mma_backward32.cu";
     request->entry = "mma_backward32";
     request->num_constants = MMA_BACKWARD32_NUM_CONSTANTS;
     memcpy(request->constants, constants, sizeof constants);

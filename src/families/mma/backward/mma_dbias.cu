@@ -2,7 +2,7 @@
  * keys share is added here, in a fixed order, and rounded. Where the keys of a row share it, it is the gradient of lse.
  *
  * One thread an element; one warp where keys are added. Bound by memory. */
-#include "families/mma/mma_backward.h"
+#include "families/mma/backward/mma_backward.h"
 
 #define THREADS (32 * MMA_DBIAS_WARPS)
 

@@ -1,14 +1,14 @@
 /* mma_backward.c: the backward on the host: its tile, by the rules of mma_rules.c, its workspace and its launches. */
-#include "families/mma/mma_backward.h"
+#include "families/mma/backward/mma_backward.h"
 #include "gpu/key_sort.h"
 
 #include <stdio.h>
 #include <string.h>
 
 #include "base/error.h"
+#include "families/mma/backward/mma_gradients.h"
+#include "families/mma/backward/mma_rules.h"
 #include "families/mma/mma_family.h"
-#include "families/mma/mma_gradients.h"
-#include "families/mma/mma_rules.h"
 
 /* Of the plan's parameters. */
 enum { STAGED_ROWS, OVERLAY, DS_BUFFERS, PAIRED, RING, TMA, GATHER, GROUP_PARTS };
@@ -273,7 +273,7 @@ static void main_request(const fdm_plan *plan, const fdm_problem *p, int32_t d, 
         {"FOLDED", mma_folds_grids(p)},
     };
     _Static_assert(sizeof constants / sizeof constants[0] == MMA_BACKWARD_NUM_CONSTANTS, "one value for each constant");
-    request->file = "families/mma/mma_backward.cu";
+    request->file = "families/mma/backward/mma_backward.cu";
     request->entry = "mma_backward";
     request->num_constants = MMA_BACKWARD_NUM_CONSTANTS;
     memcpy(request->constants, constants, sizeof constants);

@@ -1,5 +1,5 @@
 /* mma_forward32.c: the float32 forward on the host: which tile for which problem, its constants and its launch. */
-#include "families/mma/mma_forward32.h"
+#include "families/mma/float32/mma_forward32.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -104,7 +104,7 @@ static void forward_request(const struct tile *t, const fdm_problem *p, struct c
         {"SOFTCAP", p->softcap > 0},
     };
     _Static_assert(sizeof constants / sizeof constants[0] == MMA_FORWARD32_NUM_CONSTANTS, "one value each");
-    request->file = "families/mma/mma_forward32.cu";
+    request->file = "families/mma/float32/mma_forward32.cu";
     request->entry = "mma_forward32";
     request->num_constants = MMA_FORWARD32_NUM_CONSTANTS;
     memcpy(request->constants, constants, sizeof constants);

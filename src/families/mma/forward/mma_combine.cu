@@ -9,7 +9,7 @@
  * Grid: rows of all heads. */
 #include "cuda/ptx/launch.cuh"
 #include "cuda/ptx/math.cuh"
-#include "families/mma/mma_decode.h"
+#include "families/mma/forward/mma_decode.h"
 
 #define THREADS   (32 * MMA_DECODE_WARPS)
 #define LOG2_E    1.4426950408889634f

@@ -1,5 +1,5 @@
 /* mma_named.c: the six named forward kernels on the host: their shapes and variants, what they refuse, their launch. */
-#include "families/mma/mma_named.h"
+#include "families/mma/textbook/mma_named.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -198,7 +198,7 @@ static void request_of(const fdm_plan *plan, const fdm_problem *p, struct cuda_k
         {"CAUSAL", p->causal != 0},
     };
     _Static_assert(sizeof constants / sizeof constants[0] == MMA_NAMED_NUM_CONSTANTS, "one value for each constant");
-    request->file = "families/mma/mma_named.cu";
+    request->file = "families/mma/textbook/mma_named.cu";
     request->entry = "mma_named";
     request->num_constants = MMA_NAMED_NUM_CONSTANTS;
     memcpy(request->constants, constants, sizeof constants);

@@ -20,7 +20,7 @@
 #include "cuda/ptx/global.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/opaque.cuh"
-#include "families/mma/mma_backward.h"
+#include "families/mma/backward/mma_backward.h"
 #include "gpu/key_sort.h"
 #include "gpu/packed.cuh"
 #if TMA
@@ -807,7 +807,7 @@ __device__ __forceinline__ uint32_t read_mask(const struct mma_backward_argument
 #endif
 
 /* Of PART_ROWS rows: P, and the slope of the cap, rounded as dS will be. */
-struct weights {
+struct p_fragments {
     float p[KEY_TILES][ROW_TILES][4];
     uint32_t slope[SOFTCAP ? ROW_TILES : 1][2 * KEY_TILES];
 };
@@ -822,10 +822,10 @@ __device__ __forceinline__ void pack_scores(score_fragments &left, const float (
             left[n / 2][j / 2][n % 2 * 2 + j % 2] = pack(x[j / 2][n][j % 2 * 2], x[j / 2][n][j % 2 * 2 + 1]);
 }
 
-__device__ __forceinline__ void make_weights(struct weights &w, const struct mma_backward_arguments &a,
-                                             const struct place &at, int h, const struct tiles &tiles,
-                                             const struct stage &stage, uint32_t staged, int warp_key, int block_row,
-                                             int sub_row, bool partial, bool copying) {
+__device__ __forceinline__ void make_p(struct p_fragments &w, const struct mma_backward_arguments &a,
+                                       const struct place &at, int h, const struct tiles &tiles,
+                                       const struct stage &stage, uint32_t staged, int warp_key, int block_row,
+                                       int sub_row, bool partial, bool copying) {
     const int lane = fresh_lane();
 #if SUMMARISED && !MASK_COPIED
     const uint32_t seen = partial ? read_mask(a, at, h, warp_key, block_row + sub_row) : 0xffffffffu;
@@ -938,7 +938,7 @@ __device__ __forceinline__ void make_weights(struct weights &w, const struct mma
 }
 
 /* dS = P (dP - delta), as left operands. */
-__device__ __forceinline__ void make_ds(score_fragments &left, struct sums &sums, const struct weights &w,
+__device__ __forceinline__ void make_ds(score_fragments &left, struct sums &sums, const struct p_fragments &w,
                                         const struct mma_backward_arguments &a, const struct place &at, int h,
                                         const struct tiles &tiles, const struct stage &stage,
                                         const value_fragments &values, int warp_key, int block_row, int sub_row,
@@ -1055,10 +1055,10 @@ __device__ __forceinline__ void add_own(struct sums &sums, const struct mma_back
     const int warp = tiles.self.warp, share = warp / KEY_WARPS, warp_key = warp % KEY_WARPS * WARP_KEYS;
 #pragma unroll 1
     for (int part = share * WARP_ROWS; part < share * WARP_ROWS + WARP_ROWS; part += PART_ROWS) {
-        struct weights weights;
+        struct p_fragments made;
         score_fragments p, ds;
-        make_weights(weights, a, at, h, tiles, stage, staged, warp_key, row, sub + part, partial, copying);
-        pack_scores(p, weights.p);
+        make_p(made, a, at, h, tiles, stage, staged, warp_key, row, sub + part, partial, copying);
+        pack_scores(p, made.p);
         if (BY_COLUMNS)
             store_scores(staged + SCORES_BYTES, p, warp_key, part);
         auto dout = by_rows<HEAD_DIM_V / 8, PANEL_ROWS>(tiles.self, stage.dout, sub + part);
@@ -1069,7 +1069,7 @@ __device__ __forceinline__ void add_own(struct sums &sums, const struct mma_back
         }
         if (!RING)
             add_rows(sums.dv, p, dout);
-        make_ds(ds, sums, weights, a, at, h, tiles, stage, values, warp_key, row, sub + part, partial);
+        make_ds(ds, sums, made, a, at, h, tiles, stage, values, warp_key, row, sub + part, partial);
         if (OVERLAY)
             __syncthreads();
         store_scores(staged, ds, warp_key, part);

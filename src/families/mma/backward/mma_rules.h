@@ -4,7 +4,7 @@
 
 #include <stddef.h>
 
-#include "families/mma/mma_backward.h"
+#include "families/mma/backward/mma_backward.h"
 #include "flash_dmattn.h"
 
 /* Columns of the table. 8.0 serves every other architecture from 8.0 on: 8.7, 10.0, 12.0, ... by their own limits. */

@@ -7,7 +7,7 @@
  * of Q, K and V lies in shared memory at a time:
  *
  *     split-kv            2 x 2 warps split rows and keys, as FlashAttention 1 did: no warp sees all keys of a row,
- *                         so maxima, weights and sums meet in shared memory, at two more barriers a step
+ *                         so maxima, P and sums meet in shared memory, at two more barriers a step
  *     split-q             each warp has 16 rows and all keys (FlashAttention 2): maxima and sums stay in four lanes,
  *                         and the accumulator of S has the layout of the left operand of P V: nothing is exchanged
  *     split-q+share-kv    K is not needed once S is there: V takes its place
@@ -32,7 +32,7 @@
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/mma.cuh"
 #include "cuda/ptx/special.cuh"
-#include "families/mma/mma_named.h"
+#include "families/mma/textbook/mma_named.h"
 
 #if !defined(ALGORITHM) || !defined(DTYPE) || !defined(HEAD_DIM) || !defined(SLICE) || !defined(OUT_COLUMNS) ||   \
     !defined(OUT_SLICE) || !defined(OUT_BLOCKS) || !defined(BLOCK_N) || !defined(STAGES) || !defined(SWIZZLED) || \
@@ -308,7 +308,7 @@ __device__ __forceinline__ float quad_sum(float x) {
 /* Of the rows of a lane: [row tile][row of the tile's upper or lower half]. */
 struct row_state {
     float max[ROW_TILES][2]; /* of scores times log2(e) so far */
-    float sum[ROW_TILES][2]; /* of weights so far: of this lane's keys alone */
+    float sum[ROW_TILES][2]; /* of P so far: of this lane's keys alone */
 };
 
 /* A row of a block whose keys two warps share: index of one warp's number in the statistics. */
@@ -383,9 +383,8 @@ __device__ __forceinline__ void raise_maxima(struct row_state &state, float (&o)
 
 /* Weights as left operands of P V. The accumulators of two neighbouring groups of eight keys are a left operand of 16
  * keys as they stand; with split-kv, other warps need them: they go through shared memory. */
-__device__ __forceinline__ void make_weights(uint32_t (&p)[KEY_STEPS][ROW_TILES][4], struct row_state &state,
-                                             const float (&s)[ROW_TILES][KEY_TILES][4],
-                                             [[maybe_unused]] uint32_t p_tile) {
+__device__ __forceinline__ void make_p(uint32_t (&p)[KEY_STEPS][ROW_TILES][4], struct row_state &state,
+                                       const float (&s)[ROW_TILES][KEY_TILES][4], [[maybe_unused]] uint32_t p_tile) {
     [[maybe_unused]] const struct warp_place w = find_warp();
 #pragma unroll
     for (int r = 0; r < ROW_TILES; r++)
@@ -406,7 +405,7 @@ __device__ __forceinline__ void make_weights(uint32_t (&p)[KEY_STEPS][ROW_TILES]
             }
         }
 #if SPLIT_KV
-    __syncthreads(); /* the weights of all keys are there */
+    __syncthreads(); /* P of all keys is there */
 #    pragma unroll
     for (int step = 0; step < KEY_STEPS; step++)
 #    pragma unroll
@@ -567,7 +566,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         }
         uint32_t p[KEY_STEPS][ROW_TILES][4];
         raise_maxima(state, o, s, statistics);
-        make_weights(p, state, s, first + P_OFFSET);
+        make_p(p, state, s, first + P_OFFSET);
 #pragma unroll
         for (int part = 0; part < V_PARTS; part++) {
             const uint32_t place = next_part(step, K_PARTS + part, ring, at, a);

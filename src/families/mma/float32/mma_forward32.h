@@ -3,7 +3,7 @@
 #ifndef FDM_MMA_FORWARD32_H
 #define FDM_MMA_FORWARD32_H
 
-#include "families/mma/mma_forward.h"
+#include "families/mma/forward/mma_forward.h"
 
 #define MMA_FORWARD32_CONSTANTS(X)                                                                     \
     X(HEAD_DIM)   /* as mma_padded32() gives it */                                                     \

@@ -1,5 +1,5 @@
 /* mma_gradients.c: the workspace and arguments of the family's backward kernels, and the launches around them. */
-#include "families/mma/mma_gradients.h"
+#include "families/mma/backward/mma_gradients.h"
 
 #include <string.h>
 
@@ -182,7 +182,7 @@ void mma_rows_request(const fdm_problem *p, const char *entry, int32_t d, int32_
     };
     _Static_assert(sizeof constants / sizeof constants[0] == MMA_ROWS_NUM_CONSTANTS, "one value for each constant");
     const int of_bias = strcmp(entry, "mma_dbias") == 0;
-    request->file = of_bias ? "families/mma/mma_dbias.cu" : "families/mma/mma_backward_rows.cu";
+    request->file = of_bias ? "families/mma/backward/mma_dbias.cu" : "families/mma/backward/mma_backward_rows.cu";
     request->entry = entry;
     request->num_constants = MMA_ROWS_NUM_CONSTANTS;
     memcpy(request->constants, constants, sizeof constants);

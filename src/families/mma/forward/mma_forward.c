@@ -1,5 +1,5 @@
 /* mma_forward.c: the production forward on the host: which tile for which problem, its constants and its launch. */
-#include "families/mma/mma_forward.h"
+#include "families/mma/forward/mma_forward.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -168,7 +168,7 @@ static void forward_request(const struct tile *t, const fdm_problem *p, struct c
         {"POSITIVE_SCALE", (float)p->softmax_scale > 0},
     };
     _Static_assert(sizeof constants / sizeof constants[0] == MMA_FORWARD_NUM_CONSTANTS, "one value for each constant");
-    request->file = "families/mma/mma_forward.cu";
+    request->file = "families/mma/forward/mma_forward.cu";
     request->entry = "mma_forward";
     request->num_constants = MMA_FORWARD_NUM_CONSTANTS;
     memcpy(request->constants, constants, sizeof constants);

@@ -7,7 +7,7 @@
  * Grid: x groups of 16 WARPS rows, y heads, z batches; FOLDED: in one dimension. */
 #include "cuda/ptx/global.cuh"
 #include "cuda/ptx/opaque.cuh"
-#include "families/mma/mma_backward.h"
+#include "families/mma/backward/mma_backward.h"
 #include "gpu/packed.cuh"
 
 #define WARPS   MMA_BACKWARD_ROWS_WARPS

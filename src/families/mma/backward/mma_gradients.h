@@ -3,7 +3,7 @@
 #ifndef FDM_MMA_GRADIENTS_H
 #define FDM_MMA_GRADIENTS_H
 
-#include "families/mma/mma_backward.h"
+#include "families/mma/backward/mma_backward.h"
 #include "families/mma/mma_family.h"
 
 /* What of the workspace and arguments depends on the kernel. */

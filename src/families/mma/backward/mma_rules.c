@@ -1,6 +1,6 @@
 /* mma_rules.c: the backward's table of tiles by architecture, head dim, length and shared memory, and how it is read.
  */
-#include "families/mma/mma_rules.h"
+#include "families/mma/backward/mma_rules.h"
 
 #include <stdarg.h>
 #include <stdio.h>

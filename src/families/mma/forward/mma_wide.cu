@@ -2,7 +2,7 @@
  *
  * Idea. One warp cannot hold 16 rows of O beyond 256 columns, so O is spread over the warps of a block as a grid of
  * 32 rows x up to 128 columns each, and P goes from the warps that made it to the warps that need it through shared
- * memory. Every row keeps a reference maximum that is raised only when its weights grow beyond 2^12; in all other
+ * memory. Every row keeps a reference maximum that is raised only when its P grows beyond 2^12; in all other
  * steps O is not rescaled and the warps need no maximum of each other, so that one meeting of the warps that share 32
  * rows publishes P and votes on the maximum. A cluster of two blocks (9.0) shares the rows, splits keys of S and
  * columns of O, and so halves what is read per row.
@@ -32,7 +32,7 @@
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/mma.cuh"
 #include "cuda/ptx/special.cuh"
-#include "families/mma/mma_wide.h"
+#include "families/mma/forward/mma_wide.h"
 #include "gpu/lse.cuh"
 #include "gpu/packed.cuh"
 
@@ -105,7 +105,7 @@ constexpr float SCORE_UNIT = HAS_BIAS ? 1.0f : LOG2E;
 constexpr bool PLAIN = !HAS_BIAS && !HAS_MASK && !HAS_INTERVALS && !HAS_SOFTCAP;
 /* Where features need no registers, a thread keeps the addresses of its chunks: 1.1 to 1.2 x the speed at D 512. */
 constexpr bool KEEP_CHUNKS = PLAIN && !VARLEN && CLUSTER == 1;
-constexpr float SUM_MAX = 4096.0f; /* of a lane's weights of one row and step: none overflows float16 */
+constexpr float SUM_MAX = 4096.0f; /* of a lane's P of one row and step: none overflows float16 */
 __device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
 
 /* What one block works on. */

@@ -1,11 +1,11 @@
 /* mma_forward.cu: the family's production forward, with every feature of the library, for 16-bit dtypes.
  *
  * Idea: FlashAttention-2 (Dao, 2023): a block owns BLOCK_M query rows and walks the keys once with an online softmax;
- * scores and weights never leave registers, since the accumulator of S = Q K^T has the layout of the left operand of
+ * scores and P never leave registers, since the accumulator of S = Q K^T has the layout of the left operand of
  * P V. Each warp owns 16 * ROW_TILES rows, so that every fragment of K and V loaded from shared memory feeds ROW_TILES
  * matrix instructions: with one, ldmatrix is the bound (32 FLOPs a byte are needed, 16 rows give 16). Where nothing
- * is masked or added, weights are made with the maxima of the tiles before (an idea of FlashAttention-4, taken
- * further): no row waits for its maximum, and only a tile whose weights sum up to more than SUM_MAX is done again with
+ * is masked or added, P is made with the maxima of the tiles before (an idea of FlashAttention-4, taken
+ * further): no row waits for its maximum, and only a tile whose P sums up to more than SUM_MAX is done again with
  * the maxima raised. The result is the same, because sum and output use the same stale maximum.
  *
  * Tile: BLOCK_M = 16 * ROW_TILES * WARPS rows x BLOCK_N keys. Lane l of a warp holds rows l / 4 and l / 4 + 8 of each
@@ -22,7 +22,7 @@
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/mma.cuh"
-#include "families/mma/mma_forward.h"
+#include "families/mma/forward/mma_forward.h"
 #include "gpu/lse.cuh"
 #include "gpu/packed.cuh"
 
@@ -44,7 +44,7 @@
 #define LOG2_E    1.4426950408889634f
 #define LN_2      0.6931471805599453f
 #define MINUS_INF (-__int_as_float(0x7f800000))
-#define SUM_MAX   64.0f /* of a thread's weights of one row and tile, before the maximum is raised */
+#define SUM_MAX   64.0f /* of a thread's P of one row and tile, before the maximum is raised */
 
 static_assert(BLOCK_N % 16 == 0 && HEAD_DIM % 16 == 0 && HEAD_DIM_V % 16 == 0, "tiles are multiples of 16");
 
@@ -518,9 +518,9 @@ __device__ __forceinline__ void raise_maxima(struct fragments &f, float unit) {
 
 /* Weights of keys 16 step .. + 15 from their scores, packed as left operands; adds to the sums. `shift` is what is
  * subtracted: max * unit where PLAIN, else max. */
-__device__ __forceinline__ void make_weights(uint32_t (&p)[ROW_TILES][4], float (&sum)[ROW_TILES][2],
-                                             const float (&s)[ROW_TILES][KEY_TILES][4],
-                                             const float (&shift)[ROW_TILES][2], float unit, int step) {
+__device__ __forceinline__ void make_p(uint32_t (&p)[ROW_TILES][4], float (&sum)[ROW_TILES][2],
+                                       const float (&s)[ROW_TILES][KEY_TILES][4], const float (&shift)[ROW_TILES][2],
+                                       float unit, int step) {
 #pragma unroll
     for (int r = 0; r < ROW_TILES; r++)
 #pragma unroll
@@ -927,13 +927,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 #    pragma unroll
                 for (int step = 0; step < BLOCK_N / 16; step++) {
                     multiply_qk_group(f.s, kept, k_tile, step);
-                    make_weights(p[step], sum, f.s, shift, unit, step);
+                    make_p(p[step], sum, f.s, shift, unit, step);
                 }
 #else
                 multiply_qk(f.s, kept, q_tile, warp_row, k_tile);
 #    pragma unroll
                 for (int step = 0; step < BLOCK_N / 16; step++)
-                    make_weights(p[step], sum, f.s, shift, unit, step);
+                    make_p(p[step], sum, f.s, shift, unit, step);
 #endif
 #pragma unroll
                 for (int r = 0; r < ROW_TILES; r++)
@@ -962,7 +962,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
                 settled = __all_sync(0xffffffff, seen);
 #pragma unroll
                 for (int step = 0; step < BLOCK_N / 16; step++)
-                    make_weights(p[step], sum, f.s, shift, unit, step);
+                    make_p(p[step], sum, f.s, shift, unit, step);
 #pragma unroll
                 for (int r = 0; r < ROW_TILES; r++)
                     most = fmaxf(most, fmaxf(sum[r][0], sum[r][1]));

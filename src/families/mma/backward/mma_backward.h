@@ -14,7 +14,7 @@
 #define FDM_MMA_BACKWARD_H
 
 #include "cuda/tensor_map.h"
-#include "families/mma/mma_forward.h"
+#include "families/mma/forward/mma_forward.h"
 #include "gpu/forward_params.h"
 
 #ifdef __CUDACC__

@@ -1,6 +1,6 @@
 /* mma_decode.c: the split-key forward on the host: how many splits, how they are merged, the workspace, the launches.
  */
-#include "families/mma/mma_decode.h"
+#include "families/mma/forward/mma_decode.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -277,7 +277,7 @@ static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct 
         {"MERGE", merge},
     };
     _Static_assert(sizeof constants / sizeof constants[0] == MMA_DECODE_NUM_CONSTANTS, "one value for each constant");
-    requests[DECODE].file = "families/mma/mma_decode.cu";
+    requests[DECODE].file = "families/mma/forward/mma_decode.cu";
     requests[DECODE].entry = "mma_decode";
     requests[DECODE].num_constants = MMA_DECODE_NUM_CONSTANTS;
     memcpy(requests[DECODE].constants, constants, sizeof constants);
@@ -285,7 +285,7 @@ static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct 
     requests[DECODE].threads = 32 * MMA_DECODE_WARPS;
     if (merge != MMA_MERGE_WORKSPACE)
         return 1;
-    requests[COMBINE].file = "families/mma/mma_combine.cu";
+    requests[COMBINE].file = "families/mma/forward/mma_combine.cu";
     requests[COMBINE].entry = "mma_combine";
     requests[COMBINE].num_constants = 2;
     requests[COMBINE].constants[0] = (struct cuda_constant){"DTYPE", dtype};
