@@ -148,9 +148,8 @@ static void add_plan(const char *arch, const fdm_problem *problem, const char *k
 
 /* What a walk over problems lists: of the kernels what rules choose and names ask for; or other ways to run them. */
 static int listing_variants, every_variant;
-/* Without --full: float32 and variants take long, and are listed for some problems only. The second step shares no
- * divisor with the number of ways in which features of the backward meet. */
-static int32_t wide_step = 4, variants_step = 5;
+/* Every so many problems are of float32 tensors too: of the covering set every fourth, as those take long. */
+static int32_t wide_step = 4;
 
 /* A way in which a kernel runs the problem, or each. */
 static void add_ways(const char *arch, const struct family *family, const char *kernel, const fdm_problem *problem,
@@ -182,17 +181,12 @@ static void add_variants(const char *arch, const fdm_problem *problem, const cha
 static void add_problem(const char *arch, const fdm_problem *problem, const char *kernel) {
     static int32_t counts[2];
     const int32_t count = counts[listing_variants]++, before = num_jobs;
+    void (*const add)(const char *, const fdm_problem *, const char *) = listing_variants ? add_variants : add_plan;
     fdm_problem wide = *problem;
     wide.dtype = wide.bias_dtype = FDM_FLOAT32;
-    if (!listing_variants) {
-        add_plan(arch, problem, kernel);
-        if (count % wide_step == 0)
-            add_plan(arch, &wide, kernel);
-    } else if (count % variants_step == 0) {
-        add_variants(arch, problem, kernel);
-        if (count / variants_step % wide_step == 0)
-            add_variants(arch, &wide, kernel);
-    }
+    add(arch, problem, kernel);
+    if (count % wide_step == 0)
+        add(arch, &wide, kernel);
     for (int32_t i = before; i < num_jobs; i++)
         jobs[i].forced = listing_variants;
 }
@@ -402,7 +396,7 @@ int main(int argc, char **argv) {
     int option, variants = 0, verbose = 0;
     while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
         switch (option) {
-        case 'f': every_variant = wide_step = variants_step = 1; break;
+        case 'f': every_variant = wide_step = 1; break;
         case 'a': only = optarg; break;
         case 's': seed = strtoull(optarg, NULL, 10); break;
         case 'k': kernel = optarg; break;
