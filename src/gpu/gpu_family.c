@@ -83,6 +83,8 @@ static int fill_forced(const struct gpu_algorithm *a, const struct plan_request 
             snprintf(why, size, "is for the other pass");
         return 0;
     }
+    if (a->has_code && !by_name && !by_code)
+        return 0;
     const char *refused = refusal_of(a, request->device, request->problem, text, sizeof text);
     *plan->reason = 0;
     if (!refused && by_code && a->fill_code(request->device, request->problem, request->kernel, plan))
@@ -193,7 +195,8 @@ int gpu_family_variant(const struct family *family, const struct plan_request *r
     name_plan(family, row, plan);
     if (a->fill(request->device, request->problem, number, plan))
         return 1;
-    *plan->reason = 0;
+    if (number > 0 && a->fill(request->device, request->problem, 0, plan)) /* there is a way, though not so many */
+        *plan->reason = 0;
     return 0;
 }
 

@@ -24,7 +24,9 @@ struct gpu_algorithm {
      * parameters; 0 when there are no more ways. Variant 0 is the one chosen freely. */
     int (*fill)(const fdm_device *device, const fdm_problem *problem, int32_t variant, fdm_plan *plan);
     int32_t (*scheduler)(const fdm_plan *plan); /* enum scheduler of a variant; NULL: there is one order */
-    int (*has_code)(const char *code); /* 1 for a choice code of this kernel; NULL: its codes are those fill() gives */
+    /* 1 for a choice code of this kernel, also one that fill() does not give as it stands for what another code gives.
+     * NULL: its codes are those fill() gives. */
+    int (*has_code)(const char *code);
     /* fill() for a code that has_code() knows; 0 with the reason in the plan when the problem cannot have it. */
     int (*fill_code)(const fdm_device *device, const fdm_problem *problem, const char *code, fdm_plan *plan);
     /* The kernels that the plan launches, at most GPU_REQUESTS_MAX; returns how many, 0 when the plan is not one that

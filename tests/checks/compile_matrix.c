@@ -1,15 +1,16 @@
-/* compile_matrix.c: compiles what the mma family would launch for many problems on many architectures, without a
+/* compile_matrix.c: compiles what the CUDA families would launch for many problems on many architectures, without a
  * device, and demands that nothing spills (of the backward: next to nothing) and that the assembler has no remark
  * C75xx.
  *
- * Usage: fdm-compile [--full] [--arch sm_90] [--seed N] [--kernel NAME] [--codes] [--entry TEXT] [--with CONSTANT]
+ * Usage: fdm-compile [--full] [--arch sm_90] [--seed N] [--kernel NAME] [--variants] [--entry TEXT] [--with CONSTANT]
  *        [--share K/N] [--verbose]
  * Without --full, problems are drawn so that values of each feature meet in pairs; with it, every combination is
- * compiled. Without --kernel, each problem is compiled for the kernel that is chosen freely and for those that run only
- * by name, and the backward's tiles for its choice codes; --codes: those alone. --entry: only compilations whose entry
- * holds TEXT; --with: only those in which a constant is not 0; --share: of each architecture and entry the first
- * compilation, and the K-th of N parts of all (K counts from 0 and may be N or more). A cache of what compiled before
- * (FLASH_DMATTN_CACHE_DIR) is not used: each run stands for itself. */
+ * compiled. Without --kernel, each problem is compiled for the kernel that is chosen freely, for those that run only by
+ * name, and for ways to run it that no rule chooses: of each problem and kernel one of them, the next each time, with
+ * --full each. --variants: those ways alone. --entry: only compilations whose entry holds TEXT; --with: only those in
+ * which a constant is not 0; --share: of each architecture and entry the first compilation, and the K-th of N parts of
+ * all (K counts from 0 and may be N or more). A cache of what compiled before (FLASH_DMATTN_CACHE_DIR) is not used:
+ * each run stands for itself. */
 #include <getopt.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -17,8 +18,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "families/mma/backward/mma_rules.h"
-#include "families/mma/mma_family.h"
+#include "cuda/cuda.h"
+#include "families/family.h"
 #include "gpu/merge_on_device.h"
 
 struct feature {
@@ -84,7 +85,7 @@ struct job {
     struct cuda_kernel_request request;
     struct cuda_resources resources;
     fdm_status status;
-    int32_t forced; /* only a choice code leads there, no rule */
+    int32_t forced; /* only a choice code or number leads there, no rule */
     char sentence[256];
 };
 static struct job *jobs;
@@ -145,33 +146,55 @@ static void add_plan(const char *arch, const fdm_problem *problem, const char *k
     }
 }
 
-/* Of each row of a family that names its ways to run a problem: one of them, another each time. */
-static void add_variant(const char *arch, const struct family *family, const fdm_problem *problem) {
-    static int32_t turn;
+/* What a walk over problems lists: of the kernels what rules choose and names ask for; or other ways to run them. */
+static int listing_variants, every_variant;
+/* Without --full: float32 and variants take long, and are listed for some problems only. The second step shares no
+ * divisor with the number of ways in which features of the backward meet. */
+static int32_t wide_step = 4, variants_step = 5;
+
+/* A way in which a kernel runs the problem, or each. */
+static void add_ways(const char *arch, const struct family *family, const char *kernel, const fdm_problem *problem,
+                     int32_t turn) {
     fdm_device device;
     fdm_plan plan;
-    for (int32_t row = 0; row < family->num_kernels && !fdm_device_from_name(arch, &device); row++) {
-        const char *name = family->kernel(family, row)->name;
-        int32_t count = 0;
-        while (!fdm_plan_variant(&device, problem, name, count, &plan))
-            count++;
-        if (count > 1 && !fdm_plan_variant(&device, problem, name, turn++ % count, &plan))
+    int32_t count = 0;
+    if (fdm_device_from_name(arch, &device))
+        return;
+    while (!fdm_plan_variant(&device, problem, kernel, count, &plan))
+        count++;
+    for (int32_t n = 0; n < count; n++)
+        if ((every_variant || n == turn % count) && !fdm_plan_variant(&device, problem, kernel, n, &plan))
             add_launches(arch, family, &plan);
-    }
 }
 
-/* A problem of 16-bit tensors, and the same of float32 ones: of the covering set every fourth, as those take long. */
-static int32_t wide_step = 4;
+/* Of each kernel that takes the problem one way to run it, another for each problem. */
+static void add_variants(const char *arch, const fdm_problem *problem, const char *kernel) {
+    static int32_t turn;
+    turn++;
+    for (int32_t i = 0; families[i]; i++)
+        for (int32_t row = 0; families[i]->launches && row < families[i]->num_kernels; row++) {
+            const struct kernel_row *known = families[i]->kernel(families[i], row);
+            if (known->pass == problem->pass && (!kernel || strcmp(kernel, known->name) == 0))
+                add_ways(arch, families[i], known->name, problem, turn);
+        }
+}
 
 static void add_problem(const char *arch, const fdm_problem *problem, const char *kernel) {
-    static int32_t count;
+    static int32_t counts[2];
+    const int32_t count = counts[listing_variants]++, before = num_jobs;
     fdm_problem wide = *problem;
     wide.dtype = wide.bias_dtype = FDM_FLOAT32;
-    add_plan(arch, problem, kernel);
-    if (!kernel)
-        add_variant(arch, &family_hopper, problem);
-    if (count++ % wide_step == 0)
-        add_plan(arch, &wide, kernel);
+    if (!listing_variants) {
+        add_plan(arch, problem, kernel);
+        if (count % wide_step == 0)
+            add_plan(arch, &wide, kernel);
+    } else if (count % variants_step == 0) {
+        add_variants(arch, problem, kernel);
+        if (count / variants_step % wide_step == 0)
+            add_variants(arch, &wide, kernel);
+    }
+    for (int32_t i = before; i < num_jobs; i++)
+        jobs[i].forced = listing_variants;
 }
 
 /* Leaves of the list what --share says. A compilation's part depends on its place alone; neighbours, which differ in
@@ -215,7 +238,7 @@ static int32_t spill_allowed(const struct job *job) {
 }
 
 static int report(int verbose) {
-    int32_t wrong = 0, most = 0, known[2] = {0}, largest[2] = {0}; /* [1]: of choice codes alone */
+    int32_t wrong = 0, most = 0, known[2] = {0}, largest[2] = {0}; /* [1]: that no rule chooses */
     for (int32_t i = 0; i < num_jobs; i++) {
         const struct job *job = &jobs[i];
         const int32_t spill = job->resources.spill_bytes;
@@ -238,7 +261,7 @@ static int report(int verbose) {
     for (int forced = 0; forced < 2; forced++)
         if (known[forced] > 0)
             printf("%d of mma.backward%s spill within the %d bytes that are allowed it, at most %d\n", known[forced],
-                   forced ? " that only choice codes name" : "", BACKWARD_SPILL_MAX, largest[forced]);
+                   forced ? " that no rule chooses" : "", BACKWARD_SPILL_MAX, largest[forced]);
     return wrong > 0 || num_jobs == 0;
 }
 
@@ -321,37 +344,6 @@ static void add_backward(const char *arch, const char *kernel) {
             }
 }
 
-/* The tile of a code is that of another column's before it. */
-static int is_repeated(int32_t code) {
-    for (int32_t i = 0; i < code; i++)
-        if (mma_backward_codes[i].block_m == mma_backward_codes[code].block_m &&
-            mma_backward_codes[i].block_n == mma_backward_codes[code].block_n &&
-            mma_backward_codes[i].v_in_registers == mma_backward_codes[code].v_in_registers)
-            return 1;
-    return 0;
-}
-
-/* The backward's tiles, forced by choice code beside the rules, where they exist and fit. Full: each at each head dim
- * with each way in which features meet. Else every fourth pair of a tile and a head dim, with the ways in turn; each
- * architecture goes on where the one before it stopped. */
-enum { COVERING_STEP = 4 };
-
-static void add_codes(const char *arch, int full) {
-    static int32_t pairs;
-    for (int32_t i = 0; i < mma_backward_code_count; i++)
-        for (int32_t d = 0; !is_repeated(i) && d < features[HEAD_DIM].num_values && head_dims[d] <= 256; d++) {
-            const int32_t before = num_jobs, turn = pairs / COVERING_STEP;
-            for (int32_t set = 0; set < NUM_BACKWARD_SETS; set++) {
-                const fdm_problem p = backward_problem(set, d, 0);
-                if (full || (pairs % COVERING_STEP == 0 && set == turn % NUM_BACKWARD_SETS))
-                    add_plan(arch, &p, mma_backward_codes[i].code);
-            }
-            for (int32_t job = before; job < num_jobs; job++)
-                jobs[job].forced = 1;
-            pairs++;
-        }
-}
-
 static void add_all(const char *arch, const char *kernel) {
     int32_t choice[NUM_FEATURES] = {0};
     for (int32_t f = 0; f < NUM_FEATURES;) {
@@ -372,39 +364,49 @@ static void add_merge(const char *arch) {
     }
 }
 
-/* The freely chosen kernel, and then every one that is not. */
-static void add_kernels(const char *arch, uint64_t seed, const char *kernel, int full) {
-    add_backward(arch, kernel);
-    full ? add_all(arch, kernel) : add_covering(arch, seed, kernel);
-    if (!kernel) {
-        add_codes(arch, full);
-        add_merge(arch);
-    }
-    for (int32_t row = 0; !kernel && row < family_mma.num_kernels; row++)
-        if (!family_mma.chosen_freely(&family_mma, row)) {
-            const char *name = family_mma.kernel(&family_mma, row)->name;
-            full ? add_all(arch, name) : add_covering(arch, seed, name);
+static void add_forward(const char *arch, uint64_t seed, const char *kernel) {
+    every_variant ? add_all(arch, kernel) : add_covering(arch, seed, kernel);
+}
+
+/* The kernels that run only where they are named. */
+static void add_named(const char *arch, uint64_t seed) {
+    for (int32_t i = 0; families[i]; i++)
+        for (int32_t row = 0; families[i]->launches && row < families[i]->num_kernels; row++)
+            if (families[i]->chosen_freely && !families[i]->chosen_freely(families[i], row))
+                add_forward(arch, seed, families[i]->kernel(families[i], row)->name);
+}
+
+/* What rules choose, then the kernels that run only by name, then other ways; or the last alone. */
+static void add_kernels(const char *arch, uint64_t seed, const char *kernel, int variants_alone) {
+    for (listing_variants = variants_alone; listing_variants < (kernel && !variants_alone ? 1 : 2);
+         listing_variants++) {
+        add_backward(arch, kernel);
+        add_forward(arch, seed, kernel);
+        if (!kernel && !listing_variants) {
+            add_merge(arch);
+            add_named(arch, seed);
         }
+    }
 }
 
 int main(int argc, char **argv) {
     static const struct option options[] = {{"full", no_argument, 0, 'f'},       {"arch", required_argument, 0, 'a'},
                                             {"seed", required_argument, 0, 's'}, {"kernel", required_argument, 0, 'k'},
-                                            {"codes", no_argument, 0, 'c'},      {"entry", required_argument, 0, 'e'},
+                                            {"variants", no_argument, 0, 'n'},   {"entry", required_argument, 0, 'e'},
                                             {"with", required_argument, 0, 'w'}, {"share", required_argument, 0, 'p'},
                                             {"verbose", no_argument, 0, 'v'},    {0}};
     static const char *const archs[] = {"sm_80", "sm_86", "sm_89", "sm_90", "sm_120"};
     const char *only = NULL, *kernel = NULL;
     uint64_t seed = 1;
     long long part = 0, parts = 1;
-    int option, full = 0, codes = 0, verbose = 0;
+    int option, variants = 0, verbose = 0;
     while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
         switch (option) {
-        case 'f': full = wide_step = 1; break;
+        case 'f': every_variant = wide_step = variants_step = 1; break;
         case 'a': only = optarg; break;
         case 's': seed = strtoull(optarg, NULL, 10); break;
         case 'k': kernel = optarg; break;
-        case 'c': codes = 1; break;
+        case 'n': variants = 1; break;
         case 'e': entry_text = optarg; break;
         case 'w': constant_name = optarg; break;
         case 'v': verbose = 1; break;
@@ -412,14 +414,14 @@ int main(int argc, char **argv) {
             if (sscanf(optarg, "%lld/%lld", &part, &parts) == 2 && part >= 0 && parts > 0)
                 break; /* fall through */
         default:
-            printf("usage: fdm-compile [--full] [--arch NAME] [--seed N] [--kernel NAME] [--codes] [--entry TEXT] "
+            printf("usage: fdm-compile [--full] [--arch NAME] [--seed N] [--kernel NAME] [--variants] [--entry TEXT] "
                    "[--with CONSTANT] [--share K/N] [--verbose]\n");
             return 2;
         }
     }
     for (size_t i = 0; i < sizeof archs / sizeof archs[0]; i++)
         if (!only || strcmp(only, archs[i]) == 0)
-            codes ? add_codes(archs[i], full) : add_kernels(archs[i], seed, kernel, full);
+            add_kernels(archs[i], seed, kernel, variants);
     keep_share(part, parts);
     pthread_t threads[16];
     long cores = sysconf(_SC_NPROCESSORS_ONLN);

@@ -9,6 +9,7 @@
 #include <cmocka.h>
 
 #include "../../cli/kernel_names.h"
+#include "families/mma/backward/mma_rules.h"
 
 enum { CODES_MAX = 64, KERNELS_MAX = 64 };
 
@@ -105,6 +106,42 @@ static void lists_every_variant(void **state) {
     }
 }
 
+/* Every tile that some choice code of the backward gets is that of one variant and of no other. */
+static void check_backward(const fdm_device *device, const fdm_problem *p) {
+    fdm_options options = fdm_options_default();
+    fdm_plan plan, variant;
+    for (int32_t i = 0; i < mma_backward_code_count; i++) {
+        int32_t found = 0;
+        options.kernel = mma_backward_codes[i].code;
+        const int takes = fdm_plan_attention(device, p, &options, &plan) == FDM_OK;
+        for (int32_t n = 0; takes && !fdm_plan_variant(device, p, "mma.backward", n, &variant); n++)
+            found += variant.block_m == plan.block_m && variant.block_n == plan.block_n &&
+                     variant.v_in_registers == plan.v_in_registers;
+        assert_int_equal(found, takes);
+    }
+}
+
+static void lists_every_tile_of_the_backward(void **state) {
+    (void)state;
+    static const char *const names[] = {"sm_80", "sm_86", "sm_89", "sm_90", "sm_120"};
+    for (int n = 0; n < 5; n++)
+        for (int64_t d = 16; d <= 256; d += 16)
+            for (int32_t form = 0; form < 5; form++) {
+                fdm_device device;
+                const fdm_problem p = problem_of(FDM_BACKWARD, d, form);
+                assert_int_equal(fdm_device_from_name(names[n], &device), FDM_OK);
+                check_backward(&device, &p);
+            }
+    fdm_device device;
+    fdm_plan plan;
+    const fdm_problem wide = problem_of(FDM_BACKWARD, 512, 0);
+    assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
+    for (int32_t n = 0; n < 2; n++) {
+        assert_int_equal(fdm_plan_variant(&device, &wide, "mma.backward", n, &plan), FDM_ERROR_UNSUPPORTED);
+        assert_non_null(strstr(fdm_last_error(), "head dim"));
+    }
+}
+
 static void refuses_with_a_clause(void **state) {
     (void)state;
     char codes[2][KERNEL_CODE_MAX];
@@ -173,7 +210,9 @@ static void labels(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(lists_every_variant), cmocka_unit_test(refuses_with_a_clause),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(lists_every_variant),
+                                       cmocka_unit_test(lists_every_tile_of_the_backward),
+                                       cmocka_unit_test(refuses_with_a_clause),
                                        cmocka_unit_test(variants_obey_every_refusal), cmocka_unit_test(labels)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

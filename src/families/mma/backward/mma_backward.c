@@ -196,7 +196,10 @@ static int fill_code(const fdm_device *device, const fdm_problem *p, const char 
 }
 
 static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant, fdm_plan *plan) {
-    return variant == 0 && fill_code(device, p, NULL, plan);
+    if (variant == 0)
+        return fill_code(device, p, NULL, plan);
+    const char *code = mma_backward_variant(device, p, variant);
+    return code && fill_code(device, p, code, plan);
 }
 
 static int has_code(const char *code) {

@@ -321,6 +321,41 @@ static int choose_forced(const fdm_device *device, const fdm_problem *problem, c
     return 0;
 }
 
+/* ---- every way ---- */
+
+static int same_tile(const struct mma_backward_code *code, int32_t block_m, int32_t block_n, int32_t v_in_registers) {
+    return code->block_m == block_m && code->block_n == block_n && code->v_in_registers == v_in_registers;
+}
+
+/* The tile of a code is that of one before it. */
+static int is_repeated(const struct mma_backward_code *code) {
+    const struct mma_backward_code *first = mma_backward_codes;
+    while (!same_tile(first, code->block_m, code->block_n, code->v_in_registers))
+        first++;
+    return first != code;
+}
+
+const char *mma_backward_variant(const fdm_device *device, const fdm_problem *problem, int32_t number) {
+    const struct placement p = place(device, problem);
+    char unused[512];
+    struct explanation ignored = {unused, sizeof unused, 0};
+    struct mma_backward_choice own;
+    if (!choose_freely(device, problem, &own, &ignored))
+        return NULL;
+    if (number == 0)
+        return own.code;
+    for (int32_t i = 0; i < mma_backward_code_count; i++) {
+        const struct mma_backward_code *code = &mma_backward_codes[i];
+        const struct mma_backward_choice other = tile(&p, code->block_m, code->block_n, 1, code->v_in_registers);
+        if (same_tile(code, own.block_m, own.block_n, own.v_in_registers) || is_repeated(code) ||
+            !fits(&p, &other, &ignored) || --number > 0)
+            continue;
+        const char *of_column = code_of(column_of(device), &other);
+        return of_column ? of_column : code->code;
+    }
+    return NULL;
+}
+
 /* ---- the entry ---- */
 
 int mma_backward_choose(const fdm_device *device, const fdm_problem *problem, const char *forced,

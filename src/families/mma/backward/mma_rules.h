@@ -62,4 +62,9 @@ const char *mma_variant_name(enum mma_variant variant); /* "single-buffered" */
 int mma_backward_choose(const fdm_device *device, const fdm_problem *problem, const char *forced,
                         struct mma_backward_choice *choice, char *explanation, size_t size);
 
+/* The choice code of the number-th way (from 0, the free choice) to run a problem that mma_backward_choose() takes;
+ * NULL past the last. Each tile that exists and fits comes once, by the code of the device's column where that has one.
+ */
+const char *mma_backward_variant(const fdm_device *device, const fdm_problem *problem, int32_t number);
+
 #endif
