@@ -7,7 +7,7 @@
 #ifndef FDM_EXP2_CUH
 #define FDM_EXP2_CUH
 
-/* Below -126 the result is 2^-126 (0 for -inf); NaN stays NaN; from 128 on, infinity. */
+/* From -126 down the result is 0; NaN stays NaN; from 128 on, infinity. */
 __device__ __forceinline__ float ex2_polynomial(float x) {
     const float bounded = fminf(fmaxf(x, -126.0f), 128.0f);
     const float shifted = __fadd_rn(bounded, 12582912.0f), f = __fadd_rn(bounded, -__fadd_rn(shifted, -12582912.0f));
