@@ -7,12 +7,12 @@
 #ifndef FDM_EXP2_CUH
 #define FDM_EXP2_CUH
 
-/* Below -126 the result is 2^-126 (0 for -inf); NaN stays NaN; from 128 on, infinity. */
+/* From -126 down the result is 0; NaN stays NaN; from 128 on, infinity. */
 __device__ __forceinline__ float ex2_polynomial(float x) {
     const float bounded = fminf(fmaxf(x, -126.0f), 128.0f);
     const float shifted = __fadd_rn(bounded, 12582912.0f), f = __fadd_rn(bounded, -__fadd_rn(shifted, -12582912.0f));
     const float p = __fmaf_rn(__fmaf_rn(__fmaf_rn(0.055008747f, f, 0.24221076f), f, 0.6932829f), f, 1.0f);
-    const float y = __int_as_float(__float_as_int(p) + (__float_as_int(shifted) << 23));
+    const float y = __int_as_float((int)((unsigned)__float_as_int(p) + ((unsigned)__float_as_int(shifted) << 23)));
     return x > -126.0f ? y : x == x ? 0.0f : x;
 }
 
