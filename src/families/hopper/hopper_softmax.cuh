@@ -12,6 +12,7 @@
 #include "cuda/exp2.cuh"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/math.cuh"
+#include "gpu/convert.cuh"
 #include "gpu/visible.cuh"
 
 #define PLAIN   (!BIAS && !SOFTCAP && POSITIVE_SCALE) /* scores stay as the products are */
@@ -29,10 +30,6 @@ struct softmax_rows {
 /* What scores are multiplied by inside of exp2. */
 __device__ __forceinline__ float exponent_unit(const struct gpu_forward_params &a) {
     return PLAIN ? a.scale * LOG2_E : LOG2_E;
-}
-
-__device__ __forceinline__ uint32_t pack(float low, float high) {
-    return DTYPE == GPU_BFLOAT16 ? cvt_bf16x2(low, high) : cvt_f16x2(low, high);
 }
 
 /* 2^x, for one element in turn on the FMA pipe. */

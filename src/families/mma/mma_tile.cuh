@@ -11,6 +11,7 @@
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/mma.cuh"
 #include "cuda/ptx/opaque.cuh"
+#include "gpu/convert.cuh"
 
 #define ELEMENT_BYTES  (DTYPE == GPU_FLOAT32 ? 4 : 2)
 #define CHUNK_ELEMENTS (16 / ELEMENT_BYTES)
@@ -112,20 +113,6 @@ __device__ __forceinline__ void mma_16x8x16(float (&c)[4], const uint32_t (&a)[4
     mma_m16n8k16_bf16(c, a, b0, b1);
 #    else
     mma_m16n8k16_f16(c, a, b0, b1);
-#    endif
-}
-__device__ __forceinline__ uint32_t pack(float low, float high) {
-#    if DTYPE == GPU_BFLOAT16
-    return cvt_bf16x2(low, high);
-#    else
-    return cvt_f16x2(low, high);
-#    endif
-}
-__device__ __forceinline__ float unpack(uint16_t x) {
-#    if DTYPE == GPU_BFLOAT16
-    return cvt_f32_bf16(x);
-#    else
-    return cvt_f32_f16(x);
 #    endif
 }
 #else

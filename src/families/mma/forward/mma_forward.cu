@@ -23,6 +23,7 @@
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/mma.cuh"
 #include "families/mma/forward/mma_forward.h"
+#include "gpu/convert.cuh"
 #include "gpu/lse.cuh"
 #include "gpu/packed.cuh"
 
@@ -165,13 +166,6 @@ __device__ __forceinline__ void mma_16x8x16(float (&c)[4], const uint32_t (&a)[4
     mma_m16n8k16_bf16(c, a, b0, b1);
 #else
     mma_m16n8k16_f16(c, a, b0, b1);
-#endif
-}
-__device__ __forceinline__ uint32_t pack(float low, float high) {
-#if DTYPE == GPU_BFLOAT16
-    return cvt_bf16x2(low, high);
-#else
-    return cvt_f16x2(low, high);
 #endif
 }
 

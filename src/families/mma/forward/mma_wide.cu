@@ -33,6 +33,7 @@
 #include "cuda/ptx/mma.cuh"
 #include "cuda/ptx/special.cuh"
 #include "families/mma/forward/mma_wide.h"
+#include "gpu/convert.cuh"
 #include "gpu/lse.cuh"
 #include "gpu/packed.cuh"
 
@@ -304,10 +305,6 @@ __device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], 
     else
         mma_m16n8k16_bf16(c, a, b0, b1);
 }
-__device__ __forceinline__ uint32_t pack(float low, float high) {
-    return DTYPE == GPU_FLOAT16 ? cvt_f16x2(low, high) : cvt_bf16x2(low, high);
-}
-__device__ __forceinline__ float widen(uint16_t x) { return DTYPE == GPU_FLOAT16 ? cvt_f32_f16(x) : cvt_f32_bf16(x); }
 
 /* Which scores and which accumulators a thread holds. Found anew where it is needed, rather than kept in registers. */
 struct place {
@@ -388,7 +385,7 @@ __device__ __forceinline__ float finish_scores(const gpu_forward_params &a, cons
                         visible = mask[i * a.mask.row + j * a.mask.key] != 0;
                     if (HAS_BIAS && visible) {
                         const char *from = bias + (i * a.bias.row + j * a.bias.key) * BIAS_BYTES;
-                        x += HAS_BIAS == 2 ? *(const float *)from : widen(*(const uint16_t *)from);
+                        x += HAS_BIAS == 2 ? *(const float *)from : unpack(*(const uint16_t *)from);
                     }
                     if (!visible)
                         x = -infinity();

@@ -33,6 +33,7 @@
 #include "cuda/ptx/mma.cuh"
 #include "cuda/ptx/special.cuh"
 #include "families/mma/textbook/mma_named.h"
+#include "gpu/convert.cuh"
 
 #if !defined(ALGORITHM) || !defined(DTYPE) || !defined(HEAD_DIM) || !defined(SLICE) || !defined(OUT_COLUMNS) ||   \
     !defined(OUT_SLICE) || !defined(OUT_BLOCKS) || !defined(BLOCK_N) || !defined(STAGES) || !defined(SWIZZLED) || \
@@ -181,13 +182,6 @@ __device__ __forceinline__ float product(const products &c, int e) {
     return cvt_f32_f16((uint16_t)(c[e / 2] >> (e % 2 * 16)));
 #else
     return c[e];
-#endif
-}
-__device__ __forceinline__ uint32_t pack(float low, float high) {
-#if DTYPE == GPU_BFLOAT16
-    return cvt_bf16x2(low, high);
-#else
-    return cvt_f16x2(low, high);
 #endif
 }
 
