@@ -21,18 +21,20 @@ int gpu_family_chosen_freely(const struct family *family, int32_t row) {
     return algorithm_of(family, row)->chosen_freely;
 }
 
+/* The bound that a device's compute capability is below or above; 0 when the family runs on it. */
+static int32_t bound_left(const struct gpu_list *list, const fdm_device *device) {
+    const int32_t arch = device->compute_major * 10 + device->compute_minor;
+    return arch < list->arch_min ? list->arch_min : list->arch_max && arch > list->arch_max ? list->arch_max : 0;
+}
+
 /* 1 when a device that the family runs on is present. */
 int gpu_family_available(const struct family *family, int32_t row) {
     if (row < 0 || row >= family->num_kernels)
         return 0;
-    const struct gpu_list *list = list_of(family);
     const int32_t count = cuda_device_count();
     for (int32_t i = 0; i < count; i++) {
         fdm_device device;
-        if (cuda_device_facts(i, &device) != FDM_OK)
-            continue;
-        const int32_t arch = device.compute_major * 10 + device.compute_minor;
-        if (arch >= list->arch_min && (!list->arch_max || arch <= list->arch_max))
+        if (cuda_device_facts(i, &device) == FDM_OK && !bound_left(list_of(family), &device))
             return 1;
     }
     return 0;
@@ -41,13 +43,13 @@ int gpu_family_available(const struct family *family, int32_t row) {
 /* What no kernel of the family takes. */
 static const char *family_refusal(const struct gpu_list *list, const fdm_device *device, const fdm_problem *p,
                                   char *text, size_t size) {
-    const int32_t arch = device->compute_major * 10 + device->compute_minor;
     if (device->id.type != FDM_CUDA)
         return "it runs on CUDA devices only";
-    if (arch < list->arch_min || (list->arch_max && arch > list->arch_max)) {
-        const int32_t bound = arch < list->arch_min ? list->arch_min : list->arch_max;
+    const int32_t bound = bound_left(list, device);
+    if (bound) {
         snprintf(text, size, "compute capability %d.%d is %s %d.%d", device->compute_major, device->compute_minor,
-                 arch < list->arch_min ? "below" : "above", bound / 10, bound % 10);
+                 device->compute_major * 10 + device->compute_minor < bound ? "below" : "above", bound / 10,
+                 bound % 10);
         return text;
     }
     if (p->dtype == FDM_FLOAT64)

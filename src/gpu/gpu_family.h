@@ -57,6 +57,12 @@ fdm_status gpu_family_execute(const struct family *family, const fdm_plan *plan,
  * grid has blocks walks it with a stride of the grid; the others' plans refuse such problems. */
 static inline uint32_t gpu_grid(int64_t blocks) { return blocks < INT32_MAX ? (uint32_t)blocks : (uint32_t)INT32_MAX; }
 
+/* What every such family's struct says besides its name and list. */
+#define GPU_FAMILY_ENTRIES                                                                                 \
+    .device_type = FDM_CUDA, .kernel = gpu_family_kernel, .available = gpu_family_available,               \
+    .chosen_freely = gpu_family_chosen_freely, .choose = gpu_family_choose, .variant = gpu_family_variant, \
+    .prepare = gpu_family_prepare, .launches = gpu_family_launches, .execute = gpu_family_execute
+
 /* The block mask of a mask with rows (block_mask.h): its bytes of workspace, its kernel, and the launch that fills
  * `block_mask` and tells the parameters where it is. */
 int64_t block_mask_bytes(const fdm_problem *problem, int32_t block_m, int32_t block_n);

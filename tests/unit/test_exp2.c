@@ -4,25 +4,18 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
-#include <string.h>
 
 #include <cmocka.h>
+
+#include "base/half.h"
 
 /* The kernels' language, as far as the file needs it. */
 #define __device__
 #define __forceinline__ static inline
 static inline float __fadd_rn(float a, float b) { return a + b; }
 static inline float __fmaf_rn(float a, float b, float c) { return fmaf(a, b, c); }
-static inline int32_t __float_as_int(float x) {
-    int32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits;
-}
-static inline float __int_as_float(int32_t bits) {
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
+static inline int32_t __float_as_int(float x) { return (int32_t)float_to_bits(x); }
+static inline float __int_as_float(int32_t bits) { return bits_to_float((uint32_t)bits); }
 #include "cuda/exp2.cuh"
 
 /* Every 97th number of the 2^32, of both signs: 44 million, all exponents. */

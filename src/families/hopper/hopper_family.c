@@ -4,15 +4,5 @@
 static const struct gpu_algorithm *const algorithms[] = {&hopper_forward_algorithm};
 static const struct gpu_list list = {.arch_min = 90, .arch_max = 90, .algorithms = algorithms};
 
-const struct family family_hopper = {.name = "hopper",
-                                     .device_type = FDM_CUDA,
-                                     .num_kernels = sizeof algorithms / sizeof algorithms[0],
-                                     .list = &list,
-                                     .kernel = gpu_family_kernel,
-                                     .available = gpu_family_available,
-                                     .chosen_freely = gpu_family_chosen_freely,
-                                     .choose = gpu_family_choose,
-                                     .variant = gpu_family_variant,
-                                     .prepare = gpu_family_prepare,
-                                     .launches = gpu_family_launches,
-                                     .execute = gpu_family_execute};
+const struct family family_hopper = {
+    .name = "hopper", .num_kernels = sizeof algorithms / sizeof algorithms[0], .list = &list, GPU_FAMILY_ENTRIES};

@@ -7,15 +7,5 @@ static const struct gpu_algorithm *const algorithms[] = {
     &mma_share_kv_algorithm, &mma_share_qkv_algorithm,  &mma_tiling_qk_algorithm, &mma_tiling_qkv_algorithm};
 static const struct gpu_list list = {.arch_min = 80, .algorithms = algorithms};
 
-const struct family family_mma = {.name = "mma",
-                                  .device_type = FDM_CUDA,
-                                  .num_kernels = sizeof algorithms / sizeof algorithms[0],
-                                  .list = &list,
-                                  .kernel = gpu_family_kernel,
-                                  .available = gpu_family_available,
-                                  .chosen_freely = gpu_family_chosen_freely,
-                                  .choose = gpu_family_choose,
-                                  .variant = gpu_family_variant,
-                                  .prepare = gpu_family_prepare,
-                                  .launches = gpu_family_launches,
-                                  .execute = gpu_family_execute};
+const struct family family_mma = {
+    .name = "mma", .num_kernels = sizeof algorithms / sizeof algorithms[0], .list = &list, GPU_FAMILY_ENTRIES};
