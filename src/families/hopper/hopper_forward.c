@@ -242,8 +242,7 @@ static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *list) 
 /* The stride of an axis in bytes; of an axis of one entry, one that every map takes. */
 static int64_t stride_of(int64_t extent, int64_t stride, int32_t bytes) { return extent > 1 ? stride * bytes : 16; }
 
-/* Rows of q, k or v: columns, rows, heads, batches. */
-static struct cuda_tensor_layout rows_layout(const fdm_problem *p, const struct matrix_view *view, int64_t columns,
+struct cuda_tensor_layout hopper_rows_layout(const fdm_problem *p, const struct matrix_view *view, int64_t columns,
                                              int64_t rows, int64_t heads, int32_t box_rows) {
     return (struct cuda_tensor_layout){.type = p->dtype == FDM_FLOAT16 ? CUDA_MAP_FLOAT16 : CUDA_MAP_BFLOAT16,
                                        .rank = 4,
@@ -279,9 +278,9 @@ static fdm_status make_maps(const fdm_plan *plan, const struct attention *attent
     struct cuda_tensor_map maps[5];
     const int64_t rows_q = p->varlen ? p->total_q : p->seqlen_q, rows_k = p->varlen ? p->total_k : p->seqlen_k;
     int32_t count = 3;
-    layouts[0] = rows_layout(p, &attention->q, p->head_dim, rows_q, p->heads, plan->block_m);
-    layouts[1] = rows_layout(p, &attention->k, p->head_dim, rows_k, p->heads_kv, plan->block_n);
-    layouts[2] = rows_layout(p, &attention->v, p->head_dim_v, rows_k, p->heads_kv, plan->block_n);
+    layouts[0] = hopper_rows_layout(p, &attention->q, p->head_dim, rows_q, p->heads, plan->block_m);
+    layouts[1] = hopper_rows_layout(p, &attention->k, p->head_dim, rows_k, p->heads_kv, plan->block_n);
+    layouts[2] = hopper_rows_layout(p, &attention->v, p->head_dim_v, rows_k, p->heads_kv, plan->block_n);
     if (p->has_mask)
         layouts[count++] = scores_layout(&attention->mask, p->mask_shape, CUDA_MAP_UINT8, 1, plan->block_m);
     if (p->has_bias)

@@ -21,12 +21,10 @@
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/mbarrier.cuh"
-#include "cuda/ptx/mma.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "families/hopper/hopper_forward.h"
 #include "gpu/block_mask.h"
-#include "gpu/lse.cuh"
 
 /* A constant that was not given is an error that names it. */
 #define HOPPER_GIVEN(name) static_assert((name) >= 0, #name);
@@ -38,6 +36,8 @@ HOPPER_FORWARD_CONSTANTS(HOPPER_GIVEN)
 #define SCORES_ALIGNED 1
 #define BLOCK_M        (64 * WARPGROUPS)
 #define THREADS        (128 * (WARPGROUPS + 1))
+#include "families/hopper/hopper_ring.cuh"
+#include "families/hopper/hopper_rows.cuh"
 #include "families/hopper/hopper_softmax.cuh"
 #include "families/hopper/hopper_work.cuh"
 
@@ -101,24 +101,6 @@ __device__ __forceinline__ void init_barriers(uint32_t base) {
         mbarrier_init(base + WORK_EMPTY + 8 * i, warps);
     }
     fence_mbarrier_init();
-}
-
-/* ---- rings ----
- *
- * Producer and consumers count the items and the steps (tiles of K) that they have come to. A count names the stage of
- * a ring and the parity of the phase in which it is full; tile n of V has the count of tile n of K. */
-template <int stages> __device__ __forceinline__ uint32_t stage_of(uint32_t count) { return count % stages; }
-template <int stages> __device__ __forceinline__ uint32_t parity_of(uint32_t count) { return count / stages & 1; }
-template <int stages> __device__ __forceinline__ void wait_full(uint32_t barriers, uint32_t count) {
-    mbarrier_wait(barriers + 8 * stage_of<stages>(count), parity_of<stages>(count));
-}
-template <int stages> __device__ __forceinline__ void wait_empty(uint32_t barriers, uint32_t count) {
-    mbarrier_wait(barriers + 8 * stage_of<stages>(count), parity_of<stages>(count) ^ 1);
-}
-/* One thread of each warp says that the warp is done with a stage. */
-template <int stages> __device__ __forceinline__ void release(uint32_t barriers, uint32_t count) {
-    if (threadIdx.x % 32 == 0)
-        mbarrier_arrive(barriers + 8 * stage_of<stages>(count));
 }
 
 /* ---- producer ---- */
@@ -463,66 +445,6 @@ struct consumer {
         return true;
     }
 
-    /* Writes the log-sum-exp of the thread's rows; the reciprocals of their sums. */
-    __device__ __forceinline__ void finish_rows(const struct item_facts &f, float (&inverse)[2]) {
-        const float unit = exponent_unit(a.in);
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            float sum = rows.sum[half];
-            sum += __shfl_xor_sync(0xffffffff, sum, 1);
-            sum += __shfl_xor_sync(0xffffffff, sum, 2);
-            const bool empty = rows.max[half] == MINUS_INF;
-            const int row = f.first_row + local_row() + 8 * half;
-            inverse[half] = empty ? 0.0f : 1.0f / sum;
-            if (a.in.lse.data && threadIdx.x % 4 == 0 && row < f.seqlen_q)
-                store_lse<BIAS != GPU_BIAS_NONE>(
-                    a.in, VARLEN ? 0 : f.batch, f.head, f.q_begin + row, empty,
-                    [&] { return PLAIN ? rows.max[half] * unit * LN_2 : rows.max[half]; },
-                    [&] { return lg2_approx(sum) * LN_2; });
-        }
-    }
-
-    /* The output of the warp's 16 rows, by way of the shared memory of their Q. */
-    __device__ __forceinline__ void store(const struct item_facts &f, const float (&inverse)[2], bool computed) {
-        const int lane = threadIdx.x % 32, warp_row = local_row() - lane / 4;
-        const uint32_t tile = base + stage_of<Q_STAGES>(item) * Q_BYTES;
-        barrier_sync(WARPGROUP_BARRIER + warpgroup, 128); /* all warps' products with Q are complete */
-        const int row = warp_row + lane % 16; /* whose chunks this lane addresses: both of a pair, by half warps */
-#pragma unroll
-        for (int i = 0; i < HEAD_DIM_V / 8; i += 2) {
-            uint32_t word[4];
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                const int at = 4 * i + 2 * e;
-                word[e] = computed ? pack(o[at] * inverse[e % 2], o[at + 1] * inverse[e % 2]) : 0;
-            }
-            stmatrix_x4(tile + i / 8 * BLOCK_M * 128 + row * 128 + (((i % 8 + lane / 16) ^ (row & 7)) << 4), word);
-        }
-        __syncwarp();
-        constexpr int chunks = HEAD_DIM_V / 8;
-        char *to = a.in.out.data + ((VARLEN ? 0 : f.batch) * a.in.out.batch + f.head * a.in.out.head +
-                                    (int64_t)(f.q_begin + f.first_row + warp_row) * a.in.out.row) *
-                                       2;
-        const int count = min(f.seqlen_q - f.first_row - warp_row, 16);
-#pragma unroll 4
-        for (int n = lane; n < 16 * chunks; n += 32) {
-            const int r = n / chunks, chunk = n % chunks, columns = a.in.head_dim_v - chunk * 8;
-            uint32_t word[4];
-            ld_shared_16(word, tile + chunk / 8 * BLOCK_M * 128 + (warp_row + r) * 128 + ((chunk % 8 ^ (r & 7)) << 4));
-            char *at = to + r * a.in.out.row * 2 + chunk * 16;
-            if (r < count && columns >= 8)
-                *(uint4 *)at = make_uint4(word[0], word[1], word[2], word[3]);
-            else if (r < count)
-#pragma unroll
-                for (int e = 0; e < 8; e++)
-                    if (e < columns)
-                        ((uint16_t *)at)[e] = (uint16_t)(word[e / 2] >> (e % 2 * 16));
-        }
-        fence_proxy_async(); /* TMA writes there next */
-        __syncwarp();
-        release<Q_STAGES>(base + Q_EMPTY, item);
-    }
-
     __device__ __forceinline__ void run() {
         if (TURNS && warpgroup == WARPGROUPS - 1)
             pass_turn();
@@ -537,8 +459,12 @@ struct consumer {
             __syncwarp();
             release<2>(base + WORK_EMPTY, item);
             float inverse[2];
-            finish_rows(f, inverse);
-            store(f, inverse, computed);
+            finish_rows(a.in, f, rows, local_row(), inverse);
+            barrier_sync(WARPGROUP_BARRIER + warpgroup, 128); /* all warps' products with Q are complete */
+            store_rows(a.in, f, o, inverse, computed, base + stage_of<Q_STAGES>(item) * Q_BYTES, local_row());
+            fence_proxy_async(); /* TMA writes there next */
+            __syncwarp();
+            release<Q_STAGES>(base + Q_EMPTY, item);
         }
         if (TURNS && warpgroup == 0)
             take_turn(); /* nobody leaves an arrival behind */

@@ -21,15 +21,18 @@ struct work_item {
 struct tile_scheduler {
     int place, next;
 
-    __device__ __forceinline__ static int places(const struct hopper_forward_params &a) {
+    template <class params>
+    __device__ __forceinline__ static int places(const params &a) {
         return PAIRED_ROWS ? (a.row_blocks + 1) / 2 * 2 * (a.items / a.row_blocks) : a.items;
     }
     __device__ __forceinline__ void initial() {
         place = PAIRED_ROWS ? 2 * (int)blockIdx.x : (int)blockIdx.x;
         next = place;
     }
-    __device__ __forceinline__ bool valid(const struct hopper_forward_params &a) const { return place < places(a); }
-    __device__ __forceinline__ void prefetch(const struct hopper_forward_params &a) {
+    template <class params>
+    __device__ __forceinline__ bool valid(const params &a) const { return place < places(a); }
+    template <class params>
+    __device__ __forceinline__ void prefetch(const params &a) {
         if (SCHEDULER == HOPPER_DYNAMIC)
             next = (int)gridDim.x + atomicAdd(a.items_begun, 1);
         else if (SCHEDULER == HOPPER_LONGEST)
@@ -41,7 +44,8 @@ struct tile_scheduler {
     }
     __device__ __forceinline__ void advance() { place = next; }
 
-    __device__ __forceinline__ struct work_item item_at(const struct hopper_forward_params &a) const {
+    template <class params>
+    __device__ __forceinline__ struct work_item item_at(const params &a) const {
         const int all_heads = a.items / a.row_blocks;
         int row_block, head;
         if (PAIRED_ROWS) {
@@ -50,7 +54,7 @@ struct tile_scheduler {
             row_block = place % 2 ? pair : a.row_blocks - 1 - pair;
             if (place % 2 && 2 * pair == a.row_blocks - 1)
                 return {0, 0, -1}; /* the middle one of an odd number has no counterpart */
-        } else if (WINDOW) {
+        } else if (WINDOW || INTERVALS) {
             /* heads of an L2 group take turns, row block by row block, those with many keys first */
             const int l2_group_items = a.in.heads_per_l2_group * a.row_blocks;
             const int l2_group = place / l2_group_items, rest = place % l2_group_items;

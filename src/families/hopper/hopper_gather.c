@@ -1,0 +1,228 @@
+/* hopper_gather.c: the gathering forward on the host: which tile for which problem, the tensor map, launch. */
+#include "families/hopper/hopper_gather.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "families/hopper/hopper_family.h"
+
+/* ---- tiles ---- */
+
+/* A row is taken when head dims and shared memory fit it; the first that fits is chosen. Registers of S, P and O are
+ * 3 block_n / 4 + head_dim_v / 2 of 224 (two warpgroups) or 144 (three). */
+struct tile {
+    int32_t head_dim_max;
+    int32_t warpgroups, block_n, stages, q_stages, turns, scheduler;
+    const char *reason;
+};
+static const struct tile tiles[] = {
+    {64, 3, 96, 4, 2, 1, HOPPER_DYNAMIC, "three warpgroups share each gathered row; the widest step without spills"},
+    {128, 3, 64, 3, 1, 1, HOPPER_DYNAMIC, "three warpgroups share each gathered row; the widest step without spills"},
+    {128, 3, 64, 5, 1, 1, HOPPER_DYNAMIC, "more tiles in flight"},
+    {128, 2, 96, 2, 1, 1, HOPPER_DYNAMIC, "two warpgroups have registers for a wider step"},
+    {192, 2, 64, 3, 1, 1, HOPPER_DYNAMIC, "O leaves registers for two warpgroups"},
+    {192, 2, 64, 2, 1, 1, HOPPER_DYNAMIC, "O leaves registers for two warpgroups; beside a bias two stages fit"},
+    {256, 2, 64, 2, 1, 0, HOPPER_DYNAMIC, "O leaves registers for two warpgroups"},
+};
+enum { NUM_TILES = sizeof tiles / sizeof tiles[0], NUM_SCHEDULERS = 3, FEW_ROWS = 64 };
+
+enum { TILE, SCHEDULER, NUM_SMS }; /* the plan's parameters */
+
+static int32_t padded(int64_t head_dim) { return (int32_t)gpu_round_up(head_dim, 16); }
+
+static int32_t shared_bytes(const struct tile *t, const fdm_problem *p) {
+    return hopper_gather_shared_bytes(t->warpgroups, t->block_n, t->stages, t->q_stages, padded(p->head_dim),
+                                      padded(p->head_dim_v), p->has_bias);
+}
+
+static int fits(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
+    return padded(p->head_dim) <= t->head_dim_max && padded(p->head_dim_v) <= t->head_dim_max &&
+           shared_bytes(t, p) <= device->shared_bytes;
+}
+
+/* Workspace: the count of items that were begun. */
+enum { COUNT_BYTES = 64 };
+static int64_t workspace_bytes(int32_t scheduler) { return scheduler == HOPPER_DYNAMIC ? COUNT_BYTES : 0; }
+
+static const struct tile *preferred(const fdm_device *device, const fdm_problem *p) {
+    for (int32_t i = 0; i < NUM_TILES; i++)
+        if (fits(&tiles[i], device, p))
+            return &tiles[i];
+    return NULL;
+}
+
+/* ---- choice ---- */
+
+static const char *refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
+    if (gpu_dtype(p->dtype) < 0)
+        return "it takes float16 and bfloat16";
+    if (p->head_dim > 256 || p->head_dim_v > 256)
+        return "head dims are at most 256";
+    if (!gpu_lists_keys(p))
+        return "nothing says key by key what is seen: it gathers keys by intervals, or masks or biases without rows";
+    if (gpu_mask_rows(p) || gpu_bias_rows(p))
+        return "it takes no mask or bias with rows";
+    if (!p->aligned || !p->q_mappable)
+        return "copies need addresses and strides that are multiples of 16 bytes, and TMA strides of q above 0";
+    if (p->batch < 1 || p->heads < 1 || p->seqlen_q < 1 || p->seqlen_k < 1 ||
+        (p->varlen && (p->total_q < 1 || p->total_k < 1)))
+        return "there is nothing to load";
+    if (!preferred(device, p)) {
+        snprintf(text, size, "no tile fits the device's %lld KB of shared memory",
+                 (long long)device->shared_bytes >> 10);
+        return text;
+    }
+    return NULL;
+}
+
+static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
+    (void)device;
+    return p->seqlen_q <= FEW_ROWS ? "few query rows leave most of a block tile of 192 rows empty" : NULL;
+}
+
+/* Variant 0 is the rules'; then every tile that fits with every scheduler. */
+static int find_variant(const fdm_device *device, const fdm_problem *p, int32_t number, const struct tile **tile,
+                        int32_t *scheduler) {
+    const struct tile *first = preferred(device, p);
+    if (!first)
+        return 0;
+    *tile = first;
+    *scheduler = first->scheduler;
+    for (int32_t i = 0; number > 0 && i < NUM_TILES; i++)
+        for (int32_t order = 0; fits(&tiles[i], device, p) && order < NUM_SCHEDULERS; order++)
+            if ((&tiles[i] != first || order != first->scheduler) && --number == 0) {
+                *tile = &tiles[i];
+                *scheduler = order;
+                return 1;
+            }
+    return number == 0;
+}
+
+static const char *const code_names[NUM_SCHEDULERS] = {"Static", "Longest", "Dynamic"};
+
+static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, fdm_plan *plan) {
+    const struct tile *t;
+    int32_t order;
+    if (!find_variant(device, p, number, &t, &order))
+        return 0;
+    plan->parameters[TILE] = (int32_t)(t - tiles);
+    plan->parameters[SCHEDULER] = order;
+    plan->parameters[NUM_SMS] = device->num_sms;
+    plan->block_m = 64 * t->warpgroups;
+    plan->block_n = t->block_n;
+    plan->stages = t->stages;
+    plan->shared_bytes = shared_bytes(t, p);
+    plan->workspace_bytes = workspace_bytes(order);
+    snprintf(plan->choice, sizeof plan->choice, "SM90_Gather_%dx%d_S%d_Q%d%s_%s", plan->block_m, plan->block_n,
+             t->stages, t->q_stages, t->turns ? "_Turns" : "", code_names[order]);
+    snprintf(plan->reason, sizeof plan->reason,
+             "head dim %lld on compute capability 9.0, keys seen or not %s: 4 producer warps list the keys that some "
+             "row sees and gather them, %d warpgroups of 64 query rows compute (%d and %d registers a thread), %d keys "
+             "a step, %d stages of K and V, %d of Q (%lld KB): %s; %s order",
+             (long long)(p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v),
+             p->has_intervals ? "by intervals" : "for all rows", t->warpgroups,
+             HOPPER_GATHER_PRODUCER_REGISTERS(t->warpgroups), HOPPER_GATHER_CONSUMER_REGISTERS(t->warpgroups),
+             t->block_n, t->stages, t->q_stages, (long long)(plan->shared_bytes + 1023) >> 10, t->reason,
+             scheduler_names[order]);
+    return 1;
+}
+
+/* ---- launch ---- */
+
+static void make_request(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *request) {
+    static const char *const names[] = {
+#define HOPPER_NAME(name) [HOPPER_GATHER_##name] = #name,
+        HOPPER_GATHER_CONSTANTS(HOPPER_NAME)};
+    const struct tile *t = &tiles[plan->parameters[TILE]];
+    const int64_t values[HOPPER_GATHER_NUM_CONSTANTS] = {
+        [HOPPER_GATHER_DTYPE] = gpu_dtype(p->dtype),
+        [HOPPER_GATHER_HEAD_DIM] = padded(p->head_dim),
+        [HOPPER_GATHER_HEAD_DIM_V] = padded(p->head_dim_v),
+        [HOPPER_GATHER_WARPGROUPS] = t->warpgroups,
+        [HOPPER_GATHER_BLOCK_N] = t->block_n,
+        [HOPPER_GATHER_STAGES] = t->stages,
+        [HOPPER_GATHER_Q_STAGES] = t->q_stages,
+        [HOPPER_GATHER_TURNS] = t->turns,
+        [HOPPER_GATHER_SCHEDULER] = plan->parameters[SCHEDULER],
+        [HOPPER_GATHER_WINDOW] = gpu_bounded(p),
+        [HOPPER_GATHER_MASK] = p->has_mask,
+        [HOPPER_GATHER_BIAS] = gpu_bias_constant(p),
+        [HOPPER_GATHER_INTERVALS] = p->has_intervals,
+        [HOPPER_GATHER_VARLEN] = p->varlen,
+        [HOPPER_GATHER_SOFTCAP] = p->softcap > 0,
+        [HOPPER_GATHER_POSITIVE_SCALE] = (float)p->softmax_scale > 0,
+    };
+    request->file = "families/hopper/hopper_gather.cu";
+    request->entry = "hopper_gather";
+    request->num_constants = HOPPER_GATHER_NUM_CONSTANTS;
+    for (int32_t i = 0; i < HOPPER_GATHER_NUM_CONSTANTS; i++)
+        request->constants[i] = (struct cuda_constant){names[i], values[i]};
+    request->shared_bytes = shared_bytes(t, p);
+    request->threads = 128 * (t->warpgroups + 1);
+}
+
+static int valid(const fdm_plan *plan, const fdm_problem *p) {
+    const int32_t *x = plan->parameters;
+    if (x[TILE] < 0 || x[TILE] >= NUM_TILES || x[SCHEDULER] < 0 || x[SCHEDULER] >= NUM_SCHEDULERS || x[NUM_SMS] < 1)
+        return 0;
+    const struct tile *t = &tiles[x[TILE]];
+    return padded(p->head_dim) <= t->head_dim_max && padded(p->head_dim_v) <= t->head_dim_max &&
+           plan->block_m == 64 * t->warpgroups && plan->block_n == t->block_n && plan->stages == t->stages &&
+           plan->shared_bytes == shared_bytes(t, p) && plan->workspace_bytes >= workspace_bytes(x[SCHEDULER]);
+}
+
+static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *list) {
+    if (!valid(plan, &plan->problem))
+        return 0;
+    make_request(plan, &plan->problem, list);
+    return 1;
+}
+
+static fdm_status execute(const fdm_plan *plan, const struct attention *attention, void *workspace, void *stream) {
+    const fdm_problem *p = attention->problem;
+    if (!valid(plan, p))
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile %d or workspace is not its kernel's",
+                         plan->parameters[TILE]);
+    struct cuda_kernel_request request;
+    const struct cuda_kernel *kernel;
+    make_request(plan, p, &request);
+    fdm_status status = cuda_kernels_get(plan->device.index, &request, 1, &kernel);
+    if (status)
+        return status;
+    const int64_t row_blocks = (p->seqlen_q + plan->block_m - 1) / plan->block_m;
+    const struct cuda_tensor_layout layout =
+        hopper_rows_layout(p, &attention->q, p->head_dim, p->varlen ? p->total_q : p->seqlen_q, p->heads, plan->block_m);
+    struct hopper_gather_params params = {.items_begun = workspace,
+                                          .row_blocks = (int32_t)row_blocks,
+                                          .items = (int32_t)(row_blocks * p->heads * p->batch)};
+    gpu_fill_forward(attention, &params.in);
+    if ((status = cuda_tensor_maps_make(plan->device.index, &layout, 1, &params.q_map)))
+        return status;
+    const int32_t order = plan->parameters[SCHEDULER], most = plan->parameters[NUM_SMS];
+    if (order == HOPPER_DYNAMIC &&
+        (status = cuda_memory_fill_async(plan->device.index, workspace, 0, sizeof(int32_t), stream)))
+        return status;
+    struct cuda_launch launch = {
+        .kernel = kernel,
+        .grid = {(uint32_t)(order == HOPPER_LONGEST || params.items < most ? params.items : most), 1, 1},
+        .threads = (uint32_t)request.threads,
+        .stream = stream,
+        .arguments = &params,
+        .arguments_bytes = sizeof params};
+    return cuda_launch(&launch);
+}
+
+static int32_t scheduler(const fdm_plan *plan) { return plan->parameters[SCHEDULER]; }
+
+const struct gpu_algorithm hopper_gather_algorithm = {
+    .row = {"hopper.gather", "keys that a block of rows sees, gathered into dense tiles for wgmma", FDM_FORWARD},
+    .chosen_freely = 1,
+    .writes_lse_low = 1,
+    .refusal = refusal,
+    .passed_over = passed_over,
+    .fill = fill,
+    .scheduler = scheduler,
+    .requests = requests,
+    .execute = execute,
+};

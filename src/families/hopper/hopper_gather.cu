@@ -1,0 +1,620 @@
+/* hopper_gather.cu: the forward for compute capability 9.0 where something says key by key which rows see it: key
+ * intervals, and masks and biases without query rows. By wgmma, for 16-bit dtypes.
+ *
+ * Idea: of such a mask few keys are seen by a block of rows, and they lie scattered. A producer warpgroup looks at every
+ * key of a row block once and lists those that some row sees; it gathers their rows of K and V by cp.async into dense
+ * tiles, so that products are made of visible keys alone. Keys that all rows of the block see are listed apart from the
+ * others: their tiles need no mask. The consumers are those of hopper_forward.cu: each of their warpgroups owns 64 query
+ * rows, and P is made with the maxima of the tiles before.
+ *
+ * Tile: BLOCK_M = 64 WARPGROUPS query rows x BLOCK_N gathered keys. A gathered byte costs more than one by TMA (measured
+ * in a bare loop, H200: 22.6 bytes a clock beside products), so that three warpgroups share each.
+ *
+ * Shared memory, each matrix in panels of 128 bytes a row with the 128-byte swizzle:
+ *   Q [Q_STAGES][panels][BLOCK_M] (later the output of the same rows), K [STAGES][panels][BLOCK_N],
+ *   V [STAGES][panels][BLOCK_N], the two lists, key numbers of a tile, of each stage the rows that see its keys and their
+ *   biases, barriers, work items.
+ *
+ * Barriers: for each ring a full and an empty one for each stage. K and V become full when each producer thread's copies
+ * have landed; K counts one arrival more, for what is written beside it. The copies are writes of the generic proxy:
+ * each consumer thread fences them from wgmma's after its wait. The named barrier 1 + w is warpgroup w's turn; 5 + w
+ * is its own; 4 the producers'.
+ *
+ * Registers: of a consumer S BLOCK_N / 2, P BLOCK_N / 4, O HEAD_DIM_V / 2, and some 40 besides; of 224 with two consumer
+ * warpgroups, 152 with three. A producer has 64 or 56: keys to look at next are loaded under the copies. */
+#include "cuda/ptx/barrier.cuh"
+#include "cuda/ptx/copy.cuh"
+#include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/tma.cuh"
+#include "cuda/ptx/wgmma.cuh"
+#include "families/hopper/hopper_gather.h"
+
+/* A constant that was not given is an error that names it. */
+#define HOPPER_GIVEN(name) static_assert((name) >= 0, #name);
+HOPPER_GATHER_CONSTANTS(HOPPER_GIVEN)
+
+#define MASK_ROWS      0
+#define BIAS_ROWS      0
+#define SCORES_ALIGNED 0
+#define EXP2_FREQUENCY 1
+#define EXP2_RESIDUE   0
+#define BLOCK_M        (64 * WARPGROUPS)
+#define THREADS        (128 * (WARPGROUPS + 1))
+#include "families/hopper/hopper_ring.cuh"
+#include "families/hopper/hopper_rows.cuh"
+#include "families/hopper/hopper_softmax.cuh"
+#include "families/hopper/hopper_work.cuh"
+
+#define F16        (DTYPE == GPU_FLOAT16)
+#define BIAS_BYTES (BIAS == GPU_BIAS_FLOAT32 ? 4 : 2)
+#define LIST       HOPPER_GATHER_LIST
+#define LOOK       HOPPER_GATHER_LOOK
+
+/* ---- shared memory ---- */
+
+constexpr int Q_PANELS = HOPPER_PANELS(HEAD_DIM, 2), V_PANELS = HOPPER_PANELS(HEAD_DIM_V, 2);
+constexpr int Q_BYTES = BLOCK_M * 128 * (Q_PANELS > V_PANELS ? Q_PANELS : V_PANELS);
+constexpr int K_BYTES = BLOCK_N * 128 * Q_PANELS, V_BYTES = BLOCK_N * 128 * V_PANELS;
+constexpr int K_OFFSET = Q_STAGES * Q_BYTES, V_OFFSET = K_OFFSET + STAGES * K_BYTES;
+enum {
+    WHOLE_KEYS = V_OFFSET + STAGES * V_BYTES, /* [LIST]: keys that all rows see */
+    PART_KEYS = WHOLE_KEYS + 4 * LIST,        /* [LIST]: keys that some rows see, */
+    PART_ROWS = PART_KEYS + 4 * LIST,         /* and which: the first, and from bit 16 on how many */
+    WHOLE_BIAS = PART_ROWS + 4 * LIST,
+    PART_BIAS = WHOLE_BIAS + (BIAS ? 4 * LIST : 0),
+    TILE_KEYS = PART_BIAS + (BIAS ? 4 * LIST : 0), /* [BLOCK_N]: keys of the tile that is gathered; -1: none */
+    STAGE_ROWS = TILE_KEYS + 4 * BLOCK_N,          /* [STAGES][BLOCK_N] */
+    STAGE_BIAS = STAGE_ROWS + 4 * BLOCK_N * STAGES,
+    CONTROL = STAGE_BIAS + (BIAS ? 4 * BLOCK_N * STAGES : 0),
+    Q_FULL = CONTROL,
+    Q_EMPTY = Q_FULL + 8 * Q_STAGES,
+    K_FULL = Q_EMPTY + 8 * Q_STAGES,
+    K_EMPTY = K_FULL + 8 * STAGES,
+    V_FULL = K_EMPTY + 8 * STAGES,
+    V_EMPTY = V_FULL + 8 * STAGES,
+    WORK_FULL = V_EMPTY + 8 * STAGES,
+    WORK_EMPTY = WORK_FULL + 16,
+    WORK = (WORK_EMPTY + 16 + 15) / 16 * 16,
+    NEXT = WORK + 2 * ITEM_BYTES,       /* the same among the producers */
+    TOTALS = NEXT + 2 * ITEM_BYTES,     /* [2][4]: keys that each warp has found, whole and (from bit 16 on) in part */
+    KEY_BEGIN = TOTALS + 32,            /* [2] */
+    STEP_WORDS = KEY_BEGIN + 8,         /* what a stage of K holds */
+    END = STEP_WORDS + 4 * STAGES
+};
+static_assert(END - CONTROL <= HOPPER_GATHER_CONTROL_BYTES, "barriers and work items fit");
+static_assert(CONTROL + HOPPER_GATHER_CONTROL_BYTES + 1024 ==
+                  hopper_gather_shared_bytes(WARPGROUPS, BLOCK_N, STAGES, Q_STAGES, HEAD_DIM, HEAD_DIM_V, BIAS != 0),
+              "the plan knows the bytes");
+static_assert(2 * BLOCK_N + LOOK <= LIST && BLOCK_N <= 128 && BLOCK_N % 16 == 0, "a step's keys fit the lists");
+enum { STEP_PART = 1, STEP_MORE = 2 };
+enum { TURN_BARRIER = 1, PRODUCERS_BARRIER = 4, WARPGROUP_BARRIER = 5 };
+
+__device__ __forceinline__ void init_barriers(uint32_t base) {
+    constexpr int warps = 4 * WARPGROUPS;
+    for (int i = 0; i < Q_STAGES; i++) {
+        mbarrier_init(base + Q_FULL + 8 * i, 1);
+        mbarrier_init(base + Q_EMPTY + 8 * i, warps);
+    }
+    for (int i = 0; i < STAGES; i++) {
+        mbarrier_init(base + K_FULL + 8 * i, 129);
+        mbarrier_init(base + K_EMPTY + 8 * i, warps);
+        mbarrier_init(base + V_FULL + 8 * i, 128);
+        mbarrier_init(base + V_EMPTY + 8 * i, warps);
+    }
+    for (int i = 0; i < 2; i++) {
+        mbarrier_init(base + WORK_FULL + 8 * i, 1);
+        mbarrier_init(base + WORK_EMPTY + 8 * i, warps);
+    }
+    fence_mbarrier_init();
+}
+
+/* ---- producer ---- */
+
+/* What key j gives a query head by itself, and how it is read: a key's words are loaded long before they are looked at. */
+struct key_source {
+    const int32_t *start, *end;
+    const char *mask, *bias;
+
+    __device__ __forceinline__ key_source(const struct gpu_forward_params &a, const struct item_facts &f, int k_begin) {
+        const struct gpu_intervals &i = a.intervals;
+        if (INTERVALS) {
+            const int64_t head = f.head / i.group;
+            start = i.start + f.batch * i.start_batch + head * i.start_head + k_begin * i.start_key;
+            end = i.end + f.batch * i.end_batch + head * i.end_head + k_begin * i.end_key;
+        }
+        if (MASK)
+            mask = mask_of(a, f.batch, f.head);
+        if (BIAS)
+            bias = a.bias.data + (f.batch * a.bias.batch + f.head / a.bias.group * a.bias.head) * BIAS_BYTES;
+    }
+    __device__ __forceinline__ float bias_at(const struct gpu_forward_params &a, int j) const {
+        const char *at = bias + (int64_t)j * a.bias.key * BIAS_BYTES;
+        return BIAS == GPU_BIAS_FLOAT32 ? *(const float *)at : unpack(*(const uint16_t *)at);
+    }
+};
+
+struct producer {
+    static constexpr int EACH = LOOK / 128; /* keys that a thread looks at in a step */
+    const struct hopper_gather_params &a;
+    uint32_t base, item, step, look_step;
+    int thread;
+    int whole, whole_taken, part, part_taken; /* keys of the item in each list so far, and in tiles */
+    int next_key, last_key;                   /* next to be looked at, and past the last */
+    int first_row, num_rows;                  /* of the block */
+    int from_row, to_row;                     /* WINDOW: rows of the block from key - from_row to key - to_row see key */
+    int start[EACH], end[EACH];               /* of the keys to be looked at */
+    float bias[EACH];
+
+    __device__ __forceinline__ producer(const struct hopper_gather_params &params, uint32_t shared)
+        : a(params), base(shared), item(0), step(0), look_step(0), thread((int)threadIdx.x) {}
+
+    __device__ __forceinline__ static void meet() { barrier_sync(PRODUCERS_BARRIER, 128); }
+    __device__ __forceinline__ int key_of(int n) const {
+        return next_key + (thread / 32 * EACH + n) * 32 + thread % 32;
+    }
+
+    /* Loads what there is of the keys to be looked at; of those past the end: no row. */
+    __device__ __forceinline__ void load_keys(const struct key_source &from) {
+#pragma unroll
+        for (int n = 0; n < EACH; n++) {
+            const int j = key_of(n);
+            const bool there = j < last_key;
+            start[n] = INTERVALS && there ? from.start[j * a.in.intervals.start_key] : 0;
+            end[n] = !there ? 0 : INTERVALS ? from.end[j * a.in.intervals.end_key] : UNBOUNDED;
+            bias[n] = BIAS && there ? from.bias_at(a.in, j) : 0.0f;
+            if (MASK && there && !from.mask[(int64_t)j * a.in.mask.key])
+                end[n] = 0;
+        }
+    }
+
+    /* The rows of the block that see a key: the first, and from bit 16 on how many; 0: none. */
+    __device__ __forceinline__ uint32_t rows_of(int n) const {
+        const int j = key_of(n), past = first_row + num_rows;
+        int first = max(start[n], first_row) - first_row, last = min(max(end[n], first_row), past) - first_row;
+        if (WINDOW) {
+            first = max(first, j - from_row);
+            last = min(last, j - to_row);
+        }
+        if (BIAS && bias[n] == MINUS_INF)
+            last = 0;
+        return first < last ? (uint32_t)first | (uint32_t)(last - first) << 16 : 0;
+    }
+
+    /* Appends those of the next LOOK keys that some row sees to the lists, in order. */
+    __device__ __forceinline__ void look(const struct key_source &from) {
+        const uint32_t all = (uint32_t)num_rows << 16, before = (1u << thread % 32) - 1;
+        const uint32_t totals = base + TOTALS + look_step++ % 2 * 16;
+        uint32_t rows[EACH];
+        int found = 0;
+#pragma unroll
+        for (int n = 0; n < EACH; n++) {
+            rows[n] = rows_of(n);
+            found += __popc(__ballot_sync(0xffffffff, rows[n] == all)) +
+                     (__popc(__ballot_sync(0xffffffff, rows[n] && rows[n] != all)) << 16);
+        }
+        if (thread % 32 == 0)
+            st_shared_4(totals + thread / 32 * 4, found);
+        meet();
+        uint32_t of_warp[4];
+        ld_shared_16(of_warp, totals);
+        uint32_t place = 0, sum = 0;
+#pragma unroll
+        for (int w = 0; w < 4; w++) {
+            place += w < thread / 32 ? of_warp[w] : 0;
+            sum += of_warp[w];
+        }
+        int whole_place = whole + (int)(place & 0xffff), part_place = part + (int)(place >> 16);
+#pragma unroll
+        for (int n = 0; n < EACH; n++) {
+            const uint32_t wholes = __ballot_sync(0xffffffff, rows[n] == all);
+            const uint32_t parts = __ballot_sync(0xffffffff, rows[n] && rows[n] != all);
+            if (rows[n] == all) {
+                const uint32_t to = base + (whole_place + __popc(wholes & before)) % LIST * 4;
+                st_shared_4(to + WHOLE_KEYS, key_of(n));
+                if (BIAS)
+                    st_shared_4(to + WHOLE_BIAS, __float_as_uint(bias[n]));
+            } else if (rows[n]) {
+                const uint32_t to = base + (part_place + __popc(parts & before)) % LIST * 4;
+                st_shared_4(to + PART_KEYS, key_of(n));
+                st_shared_4(to + PART_ROWS, rows[n]);
+                if (BIAS)
+                    st_shared_4(to + PART_BIAS, __float_as_uint(bias[n]));
+            }
+            whole_place += __popc(wholes);
+            part_place += __popc(parts);
+        }
+        whole += (int)(sum & 0xffff);
+        part += (int)(sum >> 16);
+        next_key += LOOK;
+        load_keys(from);
+    }
+
+    /* Says what the next tile holds: `wholes` keys of one list, then `parts` of the other. The stage is empty. */
+    __device__ __forceinline__ void set_tile(int wholes, int parts, bool more) {
+        const uint32_t stage = stage_of<STAGES>(step), slot = stage * BLOCK_N * 4 + thread * 4;
+        const bool masked = wholes < BLOCK_N;
+        if (thread < BLOCK_N) {
+            uint32_t key = 0xffffffff, rows = 0;
+            [[maybe_unused]] uint32_t its_bias = 0;
+            if (thread < wholes) {
+                const uint32_t at = base + (whole_taken + thread) % LIST * 4;
+                key = ld_shared_4(at + WHOLE_KEYS);
+                rows = (uint32_t)num_rows << 16;
+                if (BIAS)
+                    its_bias = ld_shared_4(at + WHOLE_BIAS);
+            } else if (thread < wholes + parts) {
+                const uint32_t at = base + (part_taken + thread - wholes) % LIST * 4;
+                key = ld_shared_4(at + PART_KEYS);
+                rows = ld_shared_4(at + PART_ROWS);
+                if (BIAS)
+                    its_bias = ld_shared_4(at + PART_BIAS);
+            }
+            st_shared_4(base + TILE_KEYS + thread * 4, key);
+            if (masked)
+                st_shared_4(base + STAGE_ROWS + slot, rows);
+            if (BIAS)
+                st_shared_4(base + STAGE_BIAS + slot, its_bias);
+        }
+        if (thread == 0)
+            st_shared_4(base + STEP_WORDS + 4 * stage, (masked ? STEP_PART : 0) | (more ? STEP_MORE : 0));
+        whole_taken += wholes;
+        part_taken += parts;
+    }
+
+    /* The rows of one matrix that TILE_KEYS names, to a tile. A thread copies one chunk of 16 bytes of each row that it
+     * comes to. */
+    template <int head_dim>
+    __device__ __forceinline__ void gather(uint32_t tile, const char *from, int64_t row_bytes, int columns,
+                                           bool complete) {
+        constexpr int chunks = head_dim / 8, across = chunks <= 8 ? 8 : chunks <= 16 ? 16 : 32, rows = 128 / across;
+        const int chunk = thread % across, row = thread / across;
+        const int bytes = min(max(columns - chunk * 8, 0), 8) * 2;
+        uint32_t to = tile + chunk / 8 * BLOCK_N * 128 + row * 128 + ((chunk % 8 ^ (row & 7)) << 4);
+        const uint32_t keys = base + TILE_KEYS + row * 4;
+        from += bytes ? chunk * 16 : 0;
+        if (chunk >= chunks)
+            return;
+        if (complete && columns == head_dim) {
+#pragma unroll
+            for (int n = 0; n < BLOCK_N / rows; n++)
+                cp_async_16((rows == 4 && n % 2 ? to ^ 64 : to) + n * rows * 128,
+                            from + (int)ld_shared_4(keys + n * rows * 4) * row_bytes);
+        } else {
+#pragma unroll 1
+            for (int n = 0; n < BLOCK_N / rows; n++) {
+                const int key = (int)ld_shared_4(keys + n * rows * 4);
+                cp_async_16_fill((rows == 4 && n % 2 ? to ^ 64 : to) + n * rows * 128,
+                                 from + max(key, 0) * row_bytes, key < 0 ? 0 : bytes);
+            }
+        }
+    }
+
+    /* Gathers a tile of K and V. */
+    __device__ __forceinline__ void emit(const struct item_facts &f, int k_begin, int wholes, int parts, bool more) {
+        const struct gpu_forward_params &in = a.in;
+        const uint32_t stage = stage_of<STAGES>(step);
+        const bool complete = wholes + parts == BLOCK_N;
+        const int64_t head = f.head / in.group, batch = VARLEN ? 0 : f.batch;
+        wait_empty<STAGES>(base + K_EMPTY, step);
+        meet(); /* the lists are written, and the last tile's numbers read */
+        set_tile(wholes, parts, more);
+        meet();
+        if (thread == 0)
+            mbarrier_arrive(base + K_FULL + 8 * stage); /* of what is written beside K */
+        gather<HEAD_DIM>(base + K_OFFSET + stage * K_BYTES,
+                         in.k.data + (batch * in.k.batch + head * in.k.head + k_begin * in.k.row) * 2, in.k.row * 2,
+                         in.head_dim, complete);
+        cp_async_mbarrier_arrive_noinc(base + K_FULL + 8 * stage);
+        wait_empty<STAGES>(base + V_EMPTY, step);
+        gather<HEAD_DIM_V>(base + V_OFFSET + stage * V_BYTES,
+                           in.v.data + (batch * in.v.batch + head * in.v.head + k_begin * in.v.row) * 2, in.v.row * 2,
+                           in.head_dim_v, complete);
+        cp_async_mbarrier_arrive_noinc(base + V_FULL + 8 * stage);
+        step++;
+    }
+
+    /* The rest is one thread's work: items, and their Q. */
+    __device__ __forceinline__ void publish(struct item_facts f, bool any) {
+        wait_empty<2>(base + WORK_EMPTY, item);
+        f.first_tile = 0;
+        f.last_tile = any;
+        write_facts(base + WORK + stage_of<2>(item) * ITEM_BYTES, f);
+        mbarrier_arrive(base + WORK_FULL + 8 * stage_of<2>(item));
+    }
+    __device__ __forceinline__ void load_q(const struct item_facts &f) {
+        const uint32_t stage = stage_of<Q_STAGES>(item), full = base + Q_FULL + 8 * stage;
+        wait_empty<Q_STAGES>(base + Q_EMPTY, item);
+        mbarrier_arrive_expect_tx(full, Q_PANELS * BLOCK_M * 128);
+#pragma unroll
+        for (int panel = 0; panel < Q_PANELS; panel++)
+            cp_async_bulk_tensor_4d(base + stage * Q_BYTES + panel * BLOCK_M * 128, &a.q_map, full, panel * 64,
+                                    f.q_begin + f.first_row, f.head, VARLEN ? 0 : f.batch);
+    }
+    /* The next item that has rows, for all producers. */
+    __device__ __forceinline__ void next_item(struct tile_scheduler &scheduler) {
+        struct item_facts f = {-1, 0, 0, 0, 0, 0, 0, 0};
+        int k_begin = 0;
+        while (f.first_row < 0 && scheduler.valid(a)) {
+            const struct work_item work = scheduler.item_at(a);
+            scheduler.prefetch(a);
+            if (work.batch >= 0) {
+                const struct sequence s = find_sequence(a.in, work.batch);
+                if (work.row_block * BLOCK_M < s.seqlen_q)
+                    f = {work.row_block * BLOCK_M, work.head, work.batch, 0, 0, s.seqlen_q, s.seqlen_k, s.q_begin};
+                k_begin = s.k_begin;
+            }
+            scheduler.advance();
+        }
+        write_facts(base + NEXT + stage_of<2>(item) * ITEM_BYTES, f);
+        st_shared_4(base + KEY_BEGIN + stage_of<2>(item) * 4, k_begin);
+    }
+
+    /* Which keys rows of the block may see by window and ends. */
+    __device__ __forceinline__ void begin_item(const struct item_facts &f) {
+        const struct sequence s = {f.batch, f.seqlen_q, f.seqlen_k, 0, 0, f.seqlen_k - f.seqlen_q};
+        first_row = f.first_row;
+        num_rows = min(BLOCK_M, f.seqlen_q - first_row);
+        next_key = first_key(a.in, s, first_row);
+        last_key = last_key_of(s, first_row + num_rows - 1) + 1;
+        whole = whole_taken = part = part_taken = 0;
+        if (WINDOW) {
+            const int64_t diagonal = (int64_t)first_row + s.diagonal;
+            const int64_t right = a.in.window_right == UNBOUNDED ? s.seqlen_k : diagonal + a.in.window_right;
+            const int64_t left = a.in.window_left == UNBOUNDED ? -BLOCK_M : diagonal - a.in.window_left;
+            /* row r of the block sees keys left + r .. right + r */
+            from_row = (int)max((int64_t)-BLOCK_M, min(right, (int64_t)s.seqlen_k));
+            to_row = (int)max((int64_t)-BLOCK_M, min(left, (int64_t)s.seqlen_k)) - 1;
+        }
+    }
+    __device__ __forceinline__ int last_key_of(const struct sequence &s, int row) const {
+        return ::last_key(a.in, s, row);
+    }
+
+    /* All tiles of an item: of whole keys while there are enough, of others, and at the end of what is left. */
+    __device__ __forceinline__ void run_item(const struct item_facts &f, int k_begin) {
+        const struct key_source from(a.in, f, k_begin);
+        begin_item(f);
+        load_keys(from);
+        bool more = true;
+#pragma unroll 1
+        for (int tile = 0; more; tile++) {
+            int wholes = whole - whole_taken, parts = part - part_taken;
+#pragma unroll 1
+            while (next_key < last_key && (wholes + parts <= BLOCK_N || max(wholes, parts) < BLOCK_N)) {
+                look(from);
+                wholes = whole - whole_taken;
+                parts = part - part_taken;
+            }
+            const int there = wholes + parts;
+            if (tile == 0 && thread == 0)
+                publish(f, there > 0);
+            if (wholes >= BLOCK_N) {
+                wholes = BLOCK_N;
+                parts = 0;
+            } else if (parts >= BLOCK_N) {
+                wholes = 0;
+                parts = BLOCK_N;
+            } else {
+                parts = min(parts, BLOCK_N - wholes);
+            }
+            more = there > wholes + parts;
+            if (there)
+                emit(f, k_begin, wholes, parts, more);
+            /* with one stage, Q's is free when the tiles that are under way are the item's */
+            if (thread == 0 && (Q_STAGES > 1 ? tile == 0 : tile == STAGES - 1 || (tile < STAGES - 1 && !more)))
+                load_q(f);
+        }
+    }
+
+    __device__ __forceinline__ void run() {
+        struct tile_scheduler scheduler;
+        scheduler.initial();
+        for (;; item++) {
+            if (thread == 0)
+                next_item(scheduler);
+            meet();
+            const struct item_facts f = read_facts(base + NEXT + stage_of<2>(item) * ITEM_BYTES);
+            if (f.first_row < 0)
+                break;
+            run_item(f, VARLEN ? (int)ld_shared_4(base + KEY_BEGIN + stage_of<2>(item) * 4) : 0);
+        }
+        if (thread == 0)
+            publish({-1, 0, 0, 0, 0, 0, 0, 0}, false);
+        for (int n = 0; n < STAGES; n++, step++) { /* nobody ends before its copies have landed */
+            wait_empty<STAGES>(base + K_EMPTY, step);
+            wait_empty<STAGES>(base + V_EMPTY, step);
+        }
+    }
+};
+
+/* ---- consumers ---- */
+
+struct consumer {
+    const struct hopper_gather_params &a;
+    uint32_t base, item, step;
+    int warpgroup;
+    float s[BLOCK_N / 2], o[HEAD_DIM_V / 2];
+    uint32_t p[BLOCK_N / 16][4];
+    struct softmax_rows rows;
+
+    __device__ __forceinline__ consumer(const struct hopper_gather_params &params, uint32_t shared)
+        : a(params), base(shared), item(0), step(0), warpgroup(uniform((int)threadIdx.x / 128 - 1)) {}
+
+    /* What is cheap to find again is not kept in registers: the item's facts, and the thread's place. */
+    __device__ __forceinline__ struct item_facts facts() const {
+        return read_facts(base + WORK + stage_of<2>(item) * ITEM_BYTES);
+    }
+    /* By way of a shuffle, so that the compiler knows that whole warps take one way. */
+    static __device__ __forceinline__ int uniform(int x) { return __shfl_sync(0xffffffff, x, 0); }
+    /* Of half 0, in the block tile. */
+    __device__ __forceinline__ int local_row() const {
+        return warpgroup * 64 + (int)threadIdx.x / 32 % 4 * 16 + (int)threadIdx.x % 32 / 4;
+    }
+
+    __device__ __forceinline__ void take_turn() {
+        if (TURNS)
+            barrier_sync(TURN_BARRIER + warpgroup, 256);
+    }
+    __device__ __forceinline__ void pass_turn() {
+        if (TURNS)
+            barrier_arrive(TURN_BARRIER + (warpgroup + 1) % WARPGROUPS, 256);
+    }
+
+    /* S = Q K^T */
+    __device__ __forceinline__ void multiply_qk() {
+        const uint32_t q_tile = base + stage_of<Q_STAGES>(item) * Q_BYTES + warpgroup * 64 * 128;
+        const uint32_t k_tile = base + K_OFFSET + stage_of<STAGES>(step) * K_BYTES;
+#pragma unroll
+        for (int n = 0; n < HEAD_DIM / 16; n++)
+            wgmma_m64k16<F16, 0>(s, wgmma_descriptor(q_tile + n / 4 * BLOCK_M * 128 + n % 4 * 32, 0),
+                                 wgmma_descriptor(k_tile + n / 4 * BLOCK_N * 128 + n % 4 * 32, 0), n > 0);
+    }
+    /* O = P V + (add ? O : 0), V of the step before */
+    __device__ __forceinline__ void multiply_pv(bool add) {
+        const uint32_t v_tile = base + V_OFFSET + stage_of<STAGES>(step - 1) * V_BYTES;
+#pragma unroll
+        for (int n = 0; n < BLOCK_N / 16; n++)
+            wgmma_m64k16<F16, 1>(o, p[n], wgmma_descriptor(v_tile + n * 2048, BLOCK_N * 128), n > 0 || add);
+    }
+
+    /* The words of the columns 8 group + 2 (lane % 4), + 1 of the stage. */
+    __device__ __forceinline__ void read_pair(uint32_t (&word)[2], uint32_t of_stages, int group) const {
+        ld_shared_8(word[0], word[1],
+                    base + of_stages + stage_of<STAGES>(step) * BLOCK_N * 4 + group * 32 + threadIdx.x % 4 * 8);
+    }
+    /* Scale, softcap, and the keys' biases. */
+    __device__ __forceinline__ void finish_keyed() {
+#pragma unroll
+        for (int group = 0; group < GROUPS; group++) {
+            [[maybe_unused]] uint32_t added[2];
+            if (BIAS)
+                read_pair(added, STAGE_BIAS, group);
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                float &x = s[4 * group + e];
+                x *= a.in.scale;
+                if (SOFTCAP)
+                    x = a.in.softcap * tanh_accurate(x * a.in.softcap_inverse);
+                if (BIAS)
+                    x += __uint_as_float(added[e % 2]);
+            }
+        }
+    }
+    /* Keys that a row does not see. */
+    __device__ __forceinline__ void hide_unseen() {
+        const uint32_t row = local_row();
+#pragma unroll
+        for (int group = 0; group < GROUPS; group++) {
+            uint32_t seen_by[2];
+            read_pair(seen_by, STAGE_ROWS, group);
+#pragma unroll
+            for (int c = 0; c < 2; c++) {
+                const uint32_t first = seen_by[c] & 0xffff, count = seen_by[c] >> 16;
+                if (row - first >= count)
+                    s[4 * group + c] = MINUS_INF;
+                if (row + 8 - first >= count)
+                    s[4 * group + 2 + c] = MINUS_INF;
+            }
+        }
+    }
+
+    /* Scores of a tile to P, and K's stage back to the producer. */
+    __device__ __forceinline__ void scores_to_p(int word, bool has_o) {
+        if (!PLAIN)
+            finish_keyed();
+        if (word & STEP_PART)
+            hide_unseen();
+        __syncwarp(); /* the stage's words are read */
+        release<STAGES>(base + K_EMPTY, step);
+        softmax(p, s, o, rows, exponent_unit(a.in), has_o);
+        step++;
+    }
+
+    /* Waits for K of a step; its word. */
+    __device__ __forceinline__ int next_step() {
+        wait_full<STAGES>(base + K_FULL, step);
+        return uniform((int)ld_shared_4(base + STEP_WORDS + 4 * stage_of<STAGES>(step)));
+    }
+
+    /* O of the item; false when none of its rows sees a key. */
+    __device__ __forceinline__ bool compute() {
+        if (!uniform(facts().last_tile))
+            return false;
+        int word = next_step();
+        fence_proxy_async();
+        wgmma_fence();
+        multiply_qk();
+        wgmma_commit_group();
+        wgmma_wait_group<0>(s);
+        scores_to_p(word, false);
+        bool add = false;
+#pragma unroll 1
+        while (word & STEP_MORE) {
+            word = next_step();
+            wait_full<STAGES>(base + V_FULL, step - 1);
+            fence_proxy_async();
+            take_turn();
+            wgmma_fence();
+            multiply_qk();
+            multiply_pv(add);
+            wgmma_commit_group();
+            pass_turn();
+            add = true;
+            wgmma_wait_group<0>(s);
+            wgmma_wait_group<0>(o);
+            release<STAGES>(base + V_EMPTY, step - 1);
+            scores_to_p(word, true);
+        }
+        wait_full<STAGES>(base + V_FULL, step - 1);
+        fence_proxy_async();
+        wgmma_fence();
+        multiply_pv(add);
+        wgmma_commit_group();
+        wgmma_wait_group<0>(o);
+        release<STAGES>(base + V_EMPTY, step - 1);
+        return true;
+    }
+
+    __device__ __forceinline__ void run() {
+        if (TURNS && warpgroup == WARPGROUPS - 1)
+            pass_turn();
+        for (;; item++) {
+            wait_full<2>(base + WORK_FULL, item);
+            if (facts().first_row < 0)
+                break;
+            rows = {{MINUS_INF, MINUS_INF}, {0, 0}, false};
+            wait_full<Q_STAGES>(base + Q_FULL, item);
+            const bool computed = compute();
+            const struct item_facts f = facts();
+            __syncwarp();
+            release<2>(base + WORK_EMPTY, item);
+            float inverse[2];
+            finish_rows(a.in, f, rows, local_row(), inverse);
+            barrier_sync(WARPGROUP_BARRIER + warpgroup, 128); /* all warps' products with Q are complete */
+            store_rows(a.in, f, o, inverse, computed, base + stage_of<Q_STAGES>(item) * Q_BYTES, local_row());
+            fence_proxy_async(); /* TMA writes there next */
+            __syncwarp();
+            release<Q_STAGES>(base + Q_EMPTY, item);
+        }
+        if (TURNS && warpgroup == 0)
+            take_turn(); /* nobody leaves an arrival behind */
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    hopper_gather(const __grid_constant__ struct hopper_gather_params a) {
+    extern __shared__ char shared[];
+    const uint32_t base = (shared_address(shared) + 1023) / 1024 * 1024;
+    if (threadIdx.x == 0)
+        init_barriers(base);
+    __syncthreads();
+    if (threadIdx.x < 128) {
+        setmaxnreg_dec<HOPPER_GATHER_PRODUCER_REGISTERS(WARPGROUPS)>();
+        if (threadIdx.x == 0)
+            prefetch_tensormap(&a.q_map);
+        producer(a, base).run();
+    } else {
+        setmaxnreg_inc<HOPPER_GATHER_CONSUMER_REGISTERS(WARPGROUPS)>();
+        consumer(a, base).run();
+    }
+}

@@ -1,0 +1,66 @@
+/* hopper_gather.h: the contract of hopper_gather.cu: its constants, parameters and shared memory; for C and CUDA C. */
+#ifndef FDM_HOPPER_GATHER_H
+#define FDM_HOPPER_GATHER_H
+
+#include "families/hopper/hopper_forward.h" /* orders of items, panels */
+
+/* The constants that specialise the kernel, in the order of the cache's listing. */
+#define HOPPER_GATHER_CONSTANTS(X)                                                                  \
+    X(DTYPE)      /* GPU_FLOAT16 or GPU_BFLOAT16 */                                                 \
+    X(HEAD_DIM)   /* D rounded up to 16 */                                                          \
+    X(HEAD_DIM_V) /* Dv rounded up to 16 */                                                         \
+    X(WARPGROUPS) /* that compute: 64 query rows each */                                            \
+    X(BLOCK_N)    /* keys of a step */                                                              \
+    X(STAGES)     /* tiles of K, and of V, in flight */                                             \
+    X(Q_STAGES)   /* tiles of Q: with 2, the next item's is loaded under this one */                \
+    X(TURNS)      /* 1: one warpgroup issues products at a time, the others make P meanwhile */     \
+    X(SCHEDULER)  /* HOPPER_* */                                                                    \
+    X(WINDOW)     /* causal or window */                                                            \
+    X(MASK)       /* a mask without rows */                                                         \
+    X(BIAS)       /* GPU_BIAS_*, without rows */                                                    \
+    X(INTERVALS)                                                                                    \
+    X(VARLEN)                                                                                       \
+    X(SOFTCAP)                                                                                      \
+    X(POSITIVE_SCALE) /* 1: softmax_scale > 0, so the maximum may be taken of the bare products */
+
+enum hopper_gather_constant {
+#define HOPPER_INDEX(name) HOPPER_GATHER_##name,
+    HOPPER_GATHER_CONSTANTS(HOPPER_INDEX)
+#undef HOPPER_INDEX
+        HOPPER_GATHER_NUM_CONSTANTS
+};
+
+struct hopper_gather_params {
+    struct gpu_forward_params in;
+    struct cuda_tensor_map q_map; /* [B, heads, S, D]: tiles of 64 columns */
+    int32_t *items_begun;         /* HOPPER_DYNAMIC: 0 when the kernel begins */
+    int32_t row_blocks, items;    /* of a head; of all heads */
+};
+
+/* Registers of a thread of the producer's warpgroup and of the others, which together fill the register file. */
+#define HOPPER_GATHER_PRODUCER_REGISTERS(warpgroups) ((warpgroups) == 3 ? 80 : 72)
+#define HOPPER_GATHER_CONSUMER_REGISTERS(warpgroups) ((warpgroups) == 3 ? 144 : 216)
+
+/* Places in each of the two lists of visible keys, and keys that are looked at in one step: a step begins with less
+ * than a tile more than a tile in a list. */
+#define HOPPER_GATHER_LIST 1024
+#define HOPPER_GATHER_LOOK 512
+
+/* Barriers and work items, at the end. */
+#define HOPPER_GATHER_CONTROL_BYTES 512
+/* Lists: two of key numbers, the rows that see those of one of them, both with biases; of a tile its numbers; of each
+ * stage its rows and biases. The 1024 bytes are for alignment: the swizzle of TMA counts addresses. */
+static inline
+#ifdef __CUDACC__
+    __host__ __device__ constexpr
+#endif
+    int32_t
+    hopper_gather_shared_bytes(int32_t warpgroups, int32_t block_n, int32_t stages, int32_t q_stages, int32_t head_dim,
+                               int32_t head_dim_v, int32_t has_bias) {
+    const int32_t d = HOPPER_PANELS(head_dim, 2), dv = HOPPER_PANELS(head_dim_v, 2), block_m = 64 * warpgroups;
+    return 128 * (q_stages * block_m * (d > dv ? d : dv) + stages * block_n * (d + dv)) +
+           4 * HOPPER_GATHER_LIST * (has_bias ? 5 : 3) + 4 * block_n * (1 + stages * (has_bias ? 2 : 1)) +
+           HOPPER_GATHER_CONTROL_BYTES + 1024;
+}
+
+#endif

@@ -1,0 +1,71 @@
+/* hopper_rows.cuh: the end of a row: its log-sum-exp, and its output by way of the shared memory of its Q. For kernels
+ * with BLOCK_M, HEAD_DIM_V, BIAS and VARLEN.
+ *
+ * local_row: of half 0, in the block tile; a warp has 16 rows, a thread two of them. */
+#ifndef FDM_HOPPER_ROWS_CUH
+#define FDM_HOPPER_ROWS_CUH
+
+#include "cuda/ptx/mma.cuh"
+#include "families/hopper/hopper_softmax.cuh"
+#include "families/hopper/hopper_work.cuh"
+#include "gpu/lse.cuh"
+
+/* Writes the log-sum-exp of the thread's rows; the reciprocals of their sums. */
+__device__ __forceinline__ void finish_rows(const struct gpu_forward_params &a, const struct item_facts &f,
+                                            const struct softmax_rows &rows, int local_row, float (&inverse)[2]) {
+    const float unit = exponent_unit(a);
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float sum = rows.sum[half];
+        sum += __shfl_xor_sync(0xffffffff, sum, 1);
+        sum += __shfl_xor_sync(0xffffffff, sum, 2);
+        const bool empty = rows.max[half] == MINUS_INF;
+        const int row = f.first_row + local_row + 8 * half;
+        inverse[half] = empty ? 0.0f : 1.0f / sum;
+        if (a.lse.data && threadIdx.x % 4 == 0 && row < f.seqlen_q)
+            store_lse<BIAS != GPU_BIAS_NONE>(
+                a, VARLEN ? 0 : f.batch, f.head, f.q_begin + row, empty,
+                [&] { return PLAIN ? rows.max[half] * unit * LN_2 : rows.max[half]; },
+                [&] { return lg2_approx(sum) * LN_2; });
+    }
+}
+
+/* The output of the warp's 16 rows; `tile` held their Q. computed: there are sums, else the rows are 0. */
+__device__ __forceinline__ void store_rows(const struct gpu_forward_params &a, const struct item_facts &f,
+                                           const float (&o)[HEAD_DIM_V / 2], const float (&inverse)[2], bool computed,
+                                           uint32_t tile, int local_row) {
+    const int lane = threadIdx.x % 32, warp_row = local_row - lane / 4;
+    const int row = warp_row + lane % 16; /* whose chunks this lane addresses: both of a pair, by half warps */
+#pragma unroll
+    for (int i = 0; i < HEAD_DIM_V / 8; i += 2) {
+        uint32_t word[4];
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const int at = 4 * i + 2 * e;
+            word[e] = computed ? pack(o[at] * inverse[e % 2], o[at + 1] * inverse[e % 2]) : 0;
+        }
+        stmatrix_x4(tile + i / 8 * BLOCK_M * 128 + row * 128 + (((i % 8 + lane / 16) ^ (row & 7)) << 4), word);
+    }
+    __syncwarp();
+    constexpr int chunks = HEAD_DIM_V / 8;
+    char *to = a.out.data + ((VARLEN ? 0 : f.batch) * a.out.batch + f.head * a.out.head +
+                             (int64_t)(f.q_begin + f.first_row + warp_row) * a.out.row) *
+                                2;
+    const int count = min(f.seqlen_q - f.first_row - warp_row, 16);
+#pragma unroll 4
+    for (int n = lane; n < 16 * chunks; n += 32) {
+        const int r = n / chunks, chunk = n % chunks, columns = a.head_dim_v - chunk * 8;
+        uint32_t word[4];
+        ld_shared_16(word, tile + chunk / 8 * BLOCK_M * 128 + (warp_row + r) * 128 + ((chunk % 8 ^ (r & 7)) << 4));
+        char *at = to + r * a.out.row * 2 + chunk * 16;
+        if (r < count && columns >= 8)
+            *(uint4 *)at = make_uint4(word[0], word[1], word[2], word[3]);
+        else if (r < count)
+#pragma unroll
+            for (int e = 0; e < 8; e++)
+                if (e < columns)
+                    ((uint16_t *)at)[e] = (uint16_t)(word[e / 2] >> (e % 2 * 16));
+    }
+}
+
+#endif
