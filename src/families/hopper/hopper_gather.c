@@ -17,12 +17,14 @@ struct tile {
     const char *reason;
 };
 static const struct tile tiles[] = {
-    {64, 3, 96, 4, 2, 1, HOPPER_DYNAMIC, "three warpgroups share each gathered row; the widest step without spills"},
-    {128, 3, 64, 3, 1, 1, HOPPER_DYNAMIC, "three warpgroups share each gathered row; the widest step without spills"},
-    {128, 3, 64, 5, 1, 1, HOPPER_DYNAMIC, "more tiles in flight"},
+    {64, 3, 96, 4, 2, 1, HOPPER_DYNAMIC, "192 rows share each gathered key; the widest step without spills"},
+    {64, 3, 96, 4, 2, 0, HOPPER_DYNAMIC, "192 rows share each gathered key; no turns"},
+    {128, 3, 64, 3, 1, 1, HOPPER_DYNAMIC, "192 rows share each gathered key; the widest step without spills"},
+    {128, 3, 64, 3, 1, 0, HOPPER_DYNAMIC, "192 rows share each gathered key; no turns"},
+    {128, 3, 64, 5, 1, 1, HOPPER_DYNAMIC, "192 rows share each gathered key; more tiles in flight"},
+    {128, 3, 64, 3, 2, 1, HOPPER_DYNAMIC, "192 rows share each gathered key; the next item's Q is there"},
     {128, 2, 96, 2, 1, 1, HOPPER_DYNAMIC, "two warpgroups have registers for a wider step"},
-    {192, 2, 64, 3, 1, 1, HOPPER_DYNAMIC, "O leaves registers for two warpgroups"},
-    {192, 2, 64, 2, 1, 1, HOPPER_DYNAMIC, "O leaves registers for two warpgroups; beside a bias two stages fit"},
+    {192, 2, 64, 2, 1, 1, HOPPER_DYNAMIC, "O leaves registers for two warpgroups"},
     {256, 2, 64, 2, 1, 0, HOPPER_DYNAMIC, "O leaves registers for two warpgroups"},
 };
 enum { NUM_TILES = sizeof tiles / sizeof tiles[0], NUM_SCHEDULERS = 3, FEW_ROWS = 64 };

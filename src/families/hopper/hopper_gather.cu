@@ -48,7 +48,7 @@ HOPPER_GATHER_CONSTANTS(HOPPER_GIVEN)
 #define F16        (DTYPE == GPU_FLOAT16)
 #define BIAS_BYTES (BIAS == GPU_BIAS_FLOAT32 ? 4 : 2)
 #define LIST       HOPPER_GATHER_LIST
-#define LOOK       HOPPER_GATHER_LOOK
+#define LOOK       (HEAD_DIM > 128 ? 256 : 512) /* keys that are looked at in a step: registers of the producers */
 
 /* ---- shared memory ---- */
 
@@ -75,10 +75,10 @@ enum {
     WORK_FULL = V_EMPTY + 8 * STAGES,
     WORK_EMPTY = WORK_FULL + 16,
     WORK = (WORK_EMPTY + 16 + 15) / 16 * 16,
-    NEXT = WORK + 2 * ITEM_BYTES,       /* the same among the producers */
-    TOTALS = NEXT + 2 * ITEM_BYTES,     /* [2][4]: keys that each warp has found, whole and (from bit 16 on) in part */
-    KEY_BEGIN = TOTALS + 32,            /* [2] */
-    STEP_WORDS = KEY_BEGIN + 8,         /* what a stage of K holds */
+    NEXT_BYTES = ITEM_BYTES + 48,
+    NEXT = WORK + 2 * ITEM_BYTES,   /* the same among the producers, with where its rows begin */
+    TOTALS = NEXT + 2 * NEXT_BYTES, /* [2][4]: keys that each warp has found, whole and (from bit 16 on) in part */
+    STEP_WORDS = TOTALS + 32,       /* what a stage of K holds */
     END = STEP_WORDS + 4 * STAGES
 };
 static_assert(END - CONTROL <= HOPPER_GATHER_CONTROL_BYTES, "barriers and work items fit");
@@ -110,28 +110,9 @@ __device__ __forceinline__ void init_barriers(uint32_t base) {
 
 /* ---- producer ---- */
 
-/* What key j gives a query head by itself, and how it is read: a key's words are loaded long before they are looked at. */
-struct key_source {
-    const int32_t *start, *end;
-    const char *mask, *bias;
-
-    __device__ __forceinline__ key_source(const struct gpu_forward_params &a, const struct item_facts &f, int k_begin) {
-        const struct gpu_intervals &i = a.intervals;
-        if (INTERVALS) {
-            const int64_t head = f.head / i.group;
-            start = i.start + f.batch * i.start_batch + head * i.start_head + k_begin * i.start_key;
-            end = i.end + f.batch * i.end_batch + head * i.end_head + k_begin * i.end_key;
-        }
-        if (MASK)
-            mask = mask_of(a, f.batch, f.head);
-        if (BIAS)
-            bias = a.bias.data + (f.batch * a.bias.batch + f.head / a.bias.group * a.bias.head) * BIAS_BYTES;
-    }
-    __device__ __forceinline__ float bias_at(const struct gpu_forward_params &a, int j) const {
-        const char *at = bias + (int64_t)j * a.bias.key * BIAS_BYTES;
-        return BIAS == GPU_BIAS_FLOAT32 ? *(const float *)at : unpack(*(const uint16_t *)at);
-    }
-};
+/* Where the rows of an item's head and sequence begin: of what says which keys are seen, and of K and V. In shared
+ * memory, since registers are scarce. */
+enum { AT_START, AT_END, AT_MASK, AT_BIAS, AT_K, AT_V, NUM_SOURCES };
 
 struct producer {
     static constexpr int EACH = LOOK / 128; /* keys that a thread looks at in a step */
@@ -141,47 +122,72 @@ struct producer {
     int whole, whole_taken, part, part_taken; /* keys of the item in each list so far, and in tiles */
     int next_key, last_key;                   /* next to be looked at, and past the last */
     int first_row, num_rows;                  /* of the block */
-    int from_row, to_row;                     /* WINDOW: rows of the block from key - from_row to key - to_row see key */
-    int start[EACH], end[EACH];               /* of the keys to be looked at */
-    float bias[EACH];
+    int from_row, to_row; /* WINDOW: rows of the block from key - from_row to key - to_row see a key */
+    /* what is known of the keys to be looked at: loaded a step before */
+    int start[EACH], end[EACH];
+    uint32_t mask[EACH], bias[EACH];
 
     __device__ __forceinline__ producer(const struct hopper_gather_params &params, uint32_t shared)
         : a(params), base(shared), item(0), step(0), look_step(0), thread((int)threadIdx.x) {}
 
     __device__ __forceinline__ static void meet() { barrier_sync(PRODUCERS_BARRIER, 128); }
+    __device__ __forceinline__ uint32_t next_slot() const { return base + NEXT + stage_of<2>(item) * NEXT_BYTES; }
+    __device__ __forceinline__ struct item_facts facts() const { return read_facts(next_slot()); }
+    template <class type> __device__ __forceinline__ const type *source(int which) const {
+        uint32_t low, high;
+        ld_shared_8(low, high, next_slot() + ITEM_BYTES + which * 8);
+        return (const type *)((uint64_t)high << 32 | low);
+    }
     __device__ __forceinline__ int key_of(int n) const {
         return next_key + (thread / 32 * EACH + n) * 32 + thread % 32;
     }
 
-    /* Loads what there is of the keys to be looked at; of those past the end: no row. */
-    __device__ __forceinline__ void load_keys(const struct key_source &from) {
+    /* Loads what there is of the keys to be looked at. */
+    __device__ __forceinline__ void load_keys() {
+        const int32_t *const starts = INTERVALS ? source<int32_t>(AT_START) : nullptr;
+        const int32_t *const ends = INTERVALS ? source<int32_t>(AT_END) : nullptr;
+        const uint8_t *const masks = MASK ? source<uint8_t>(AT_MASK) : nullptr;
+        const char *const biases = BIAS ? source<char>(AT_BIAS) : nullptr;
 #pragma unroll
         for (int n = 0; n < EACH; n++) {
             const int j = key_of(n);
-            const bool there = j < last_key;
-            start[n] = INTERVALS && there ? from.start[j * a.in.intervals.start_key] : 0;
-            end[n] = !there ? 0 : INTERVALS ? from.end[j * a.in.intervals.end_key] : UNBOUNDED;
-            bias[n] = BIAS && there ? from.bias_at(a.in, j) : 0.0f;
-            if (MASK && there && !from.mask[(int64_t)j * a.in.mask.key])
-                end[n] = 0;
+            if (j >= last_key)
+                continue;
+            if (INTERVALS) {
+                start[n] = __ldg(starts + j * a.in.intervals.start_key);
+                end[n] = __ldg(ends + j * a.in.intervals.end_key);
+            }
+            if (MASK)
+                mask[n] = __ldg(masks + j * a.in.mask.key);
+            if (BIAS == GPU_BIAS_FLOAT32)
+                bias[n] = __ldg((const uint32_t *)biases + j * a.in.bias.key);
+            else if (BIAS)
+                bias[n] = __ldg((const uint16_t *)biases + j * a.in.bias.key);
         }
+    }
+    __device__ __forceinline__ float bias_of_key(int n) const {
+        return BIAS == GPU_BIAS_FLOAT32 ? __uint_as_float(bias[n]) : unpack((uint16_t)bias[n]);
     }
 
     /* The rows of the block that see a key: the first, and from bit 16 on how many; 0: none. */
     __device__ __forceinline__ uint32_t rows_of(int n) const {
-        const int j = key_of(n), past = first_row + num_rows;
-        int first = max(start[n], first_row) - first_row, last = min(max(end[n], first_row), past) - first_row;
+        const int j = key_of(n);
+        int first = 0, last = num_rows;
+        if (INTERVALS) {
+            first = max(start[n], first_row) - first_row;
+            last = min(max(end[n], first_row) - first_row, num_rows);
+        }
         if (WINDOW) {
             first = max(first, j - from_row);
             last = min(last, j - to_row);
         }
-        if (BIAS && bias[n] == MINUS_INF)
-            last = 0;
-        return first < last ? (uint32_t)first | (uint32_t)(last - first) << 16 : 0;
+        const bool seen =
+            first < last && j < last_key && !(MASK && !mask[n]) && !(BIAS && bias_of_key(n) == MINUS_INF);
+        return seen ? (uint32_t)first | (uint32_t)(last - first) << 16 : 0;
     }
 
     /* Appends those of the next LOOK keys that some row sees to the lists, in order. */
-    __device__ __forceinline__ void look(const struct key_source &from) {
+    __device__ __forceinline__ void look() {
         const uint32_t all = (uint32_t)num_rows << 16, before = (1u << thread % 32) - 1;
         const uint32_t totals = base + TOTALS + look_step++ % 2 * 16;
         uint32_t rows[EACH];
@@ -212,13 +218,13 @@ struct producer {
                 const uint32_t to = base + (whole_place + __popc(wholes & before)) % LIST * 4;
                 st_shared_4(to + WHOLE_KEYS, key_of(n));
                 if (BIAS)
-                    st_shared_4(to + WHOLE_BIAS, __float_as_uint(bias[n]));
+                    st_shared_4(to + WHOLE_BIAS, __float_as_uint(bias_of_key(n)));
             } else if (rows[n]) {
                 const uint32_t to = base + (part_place + __popc(parts & before)) % LIST * 4;
                 st_shared_4(to + PART_KEYS, key_of(n));
                 st_shared_4(to + PART_ROWS, rows[n]);
                 if (BIAS)
-                    st_shared_4(to + PART_BIAS, __float_as_uint(bias[n]));
+                    st_shared_4(to + PART_BIAS, __float_as_uint(bias_of_key(n)));
             }
             whole_place += __popc(wholes);
             part_place += __popc(parts);
@@ -226,7 +232,7 @@ struct producer {
         whole += (int)(sum & 0xffff);
         part += (int)(sum >> 16);
         next_key += LOOK;
-        load_keys(from);
+        load_keys();
     }
 
     /* Says what the next tile holds: `wholes` keys of one list, then `parts` of the other. The stage is empty. */
@@ -264,51 +270,48 @@ struct producer {
     /* The rows of one matrix that TILE_KEYS names, to a tile. A thread copies one chunk of 16 bytes of each row that it
      * comes to. */
     template <int head_dim>
-    __device__ __forceinline__ void gather(uint32_t tile, const char *from, int64_t row_bytes, int columns,
-                                           bool complete) {
+    __device__ __forceinline__ void gather(uint32_t tile, const char *from, int row_bytes, int columns, bool complete) {
         constexpr int chunks = head_dim / 8, across = chunks <= 8 ? 8 : chunks <= 16 ? 16 : 32, rows = 128 / across;
+        constexpr int steps = BLOCK_N / rows;
         const int chunk = thread % across, row = thread / across;
-        const int bytes = min(max(columns - chunk * 8, 0), 8) * 2;
         uint32_t to = tile + chunk / 8 * BLOCK_N * 128 + row * 128 + ((chunk % 8 ^ (row & 7)) << 4);
-        const uint32_t keys = base + TILE_KEYS + row * 4;
-        from += bytes ? chunk * 16 : 0;
+        uint32_t keys = base + TILE_KEYS + row * 4;
         if (chunk >= chunks)
             return;
         if (complete && columns == head_dim) {
-#pragma unroll
-            for (int n = 0; n < BLOCK_N / rows; n++)
+            from += chunk * 16;
+#pragma unroll 4
+            for (int n = 0; n < steps; n++)
                 cp_async_16((rows == 4 && n % 2 ? to ^ 64 : to) + n * rows * 128,
-                            from + (int)ld_shared_4(keys + n * rows * 4) * row_bytes);
+                            from + (int64_t)(int)ld_shared_4(keys + n * rows * 4) * row_bytes);
         } else {
+            const int bytes = min(max(columns - chunk * 8, 0), 8) * 2;
+            from += bytes ? chunk * 16 : 0;
 #pragma unroll 1
-            for (int n = 0; n < BLOCK_N / rows; n++) {
+            for (int n = 0; n < steps; n++) {
                 const int key = (int)ld_shared_4(keys + n * rows * 4);
                 cp_async_16_fill((rows == 4 && n % 2 ? to ^ 64 : to) + n * rows * 128,
-                                 from + max(key, 0) * row_bytes, key < 0 ? 0 : bytes);
+                                 from + (int64_t)max(key, 0) * row_bytes, key < 0 ? 0 : bytes);
             }
         }
     }
 
     /* Gathers a tile of K and V. */
-    __device__ __forceinline__ void emit(const struct item_facts &f, int k_begin, int wholes, int parts, bool more) {
-        const struct gpu_forward_params &in = a.in;
+    __device__ __forceinline__ void emit(int wholes, int parts, bool more) {
         const uint32_t stage = stage_of<STAGES>(step);
         const bool complete = wholes + parts == BLOCK_N;
-        const int64_t head = f.head / in.group, batch = VARLEN ? 0 : f.batch;
         wait_empty<STAGES>(base + K_EMPTY, step);
         meet(); /* the lists are written, and the last tile's numbers read */
         set_tile(wholes, parts, more);
         meet();
         if (thread == 0)
             mbarrier_arrive(base + K_FULL + 8 * stage); /* of what is written beside K */
-        gather<HEAD_DIM>(base + K_OFFSET + stage * K_BYTES,
-                         in.k.data + (batch * in.k.batch + head * in.k.head + k_begin * in.k.row) * 2, in.k.row * 2,
-                         in.head_dim, complete);
+        gather<HEAD_DIM>(base + K_OFFSET + stage * K_BYTES, source<char>(AT_K), (int)a.in.k.row * 2, a.in.head_dim,
+                         complete);
         cp_async_mbarrier_arrive_noinc(base + K_FULL + 8 * stage);
         wait_empty<STAGES>(base + V_EMPTY, step);
-        gather<HEAD_DIM_V>(base + V_OFFSET + stage * V_BYTES,
-                           in.v.data + (batch * in.v.batch + head * in.v.head + k_begin * in.v.row) * 2, in.v.row * 2,
-                           in.head_dim_v, complete);
+        gather<HEAD_DIM_V>(base + V_OFFSET + stage * V_BYTES, source<char>(AT_V), (int)a.in.v.row * 2, a.in.head_dim_v,
+                           complete);
         cp_async_mbarrier_arrive_noinc(base + V_FULL + 8 * stage);
         step++;
     }
@@ -330,23 +333,43 @@ struct producer {
             cp_async_bulk_tensor_4d(base + stage * Q_BYTES + panel * BLOCK_M * 128, &a.q_map, full, panel * 64,
                                     f.q_begin + f.first_row, f.head, VARLEN ? 0 : f.batch);
     }
+    __device__ __forceinline__ void set_source(int which, const void *at) {
+        const uint32_t to = next_slot() + ITEM_BYTES + which * 8;
+        st_shared_4(to, (uint32_t)(uint64_t)at);
+        st_shared_4(to + 4, (uint32_t)((uint64_t)at >> 32));
+    }
+    __device__ __forceinline__ void set_sources(const struct item_facts &f, int k_begin) {
+        const struct gpu_forward_params &in = a.in;
+        const struct gpu_intervals &i = in.intervals;
+        const int64_t head = f.head / in.group, batch = VARLEN ? 0 : f.batch, listed = f.head / i.group;
+        if (INTERVALS) {
+            set_source(AT_START, i.start + f.batch * i.start_batch + listed * i.start_head + k_begin * i.start_key);
+            set_source(AT_END, i.end + f.batch * i.end_batch + listed * i.end_head + k_begin * i.end_key);
+        }
+        if (MASK)
+            set_source(AT_MASK, mask_of(in, f.batch, f.head));
+        if (BIAS)
+            set_source(AT_BIAS,
+                       in.bias.data + (f.batch * in.bias.batch + f.head / in.bias.group * in.bias.head) * BIAS_BYTES);
+        set_source(AT_K, in.k.data + (batch * in.k.batch + head * in.k.head + k_begin * in.k.row) * 2);
+        set_source(AT_V, in.v.data + (batch * in.v.batch + head * in.v.head + k_begin * in.v.row) * 2);
+    }
     /* The next item that has rows, for all producers. */
     __device__ __forceinline__ void next_item(struct tile_scheduler &scheduler) {
         struct item_facts f = {-1, 0, 0, 0, 0, 0, 0, 0};
-        int k_begin = 0;
         while (f.first_row < 0 && scheduler.valid(a)) {
             const struct work_item work = scheduler.item_at(a);
             scheduler.prefetch(a);
             if (work.batch >= 0) {
                 const struct sequence s = find_sequence(a.in, work.batch);
-                if (work.row_block * BLOCK_M < s.seqlen_q)
+                if (work.row_block * BLOCK_M < s.seqlen_q) {
                     f = {work.row_block * BLOCK_M, work.head, work.batch, 0, 0, s.seqlen_q, s.seqlen_k, s.q_begin};
-                k_begin = s.k_begin;
+                    set_sources(f, s.k_begin);
+                }
             }
             scheduler.advance();
         }
-        write_facts(base + NEXT + stage_of<2>(item) * ITEM_BYTES, f);
-        st_shared_4(base + KEY_BEGIN + stage_of<2>(item) * 4, k_begin);
+        write_facts(next_slot(), f);
     }
 
     /* Which keys rows of the block may see by window and ends. */
@@ -371,23 +394,21 @@ struct producer {
     }
 
     /* All tiles of an item: of whole keys while there are enough, of others, and at the end of what is left. */
-    __device__ __forceinline__ void run_item(const struct item_facts &f, int k_begin) {
-        const struct key_source from(a.in, f, k_begin);
-        begin_item(f);
-        load_keys(from);
+    __device__ __forceinline__ void run_item() {
+        load_keys();
         bool more = true;
 #pragma unroll 1
         for (int tile = 0; more; tile++) {
             int wholes = whole - whole_taken, parts = part - part_taken;
 #pragma unroll 1
             while (next_key < last_key && (wholes + parts <= BLOCK_N || max(wholes, parts) < BLOCK_N)) {
-                look(from);
+                look();
                 wholes = whole - whole_taken;
                 parts = part - part_taken;
             }
             const int there = wholes + parts;
             if (tile == 0 && thread == 0)
-                publish(f, there > 0);
+                publish(facts(), there > 0);
             if (wholes >= BLOCK_N) {
                 wholes = BLOCK_N;
                 parts = 0;
@@ -399,10 +420,10 @@ struct producer {
             }
             more = there > wholes + parts;
             if (there)
-                emit(f, k_begin, wholes, parts, more);
+                emit(wholes, parts, more);
             /* with one stage, Q's is free when the tiles that are under way are the item's */
             if (thread == 0 && (Q_STAGES > 1 ? tile == 0 : tile == STAGES - 1 || (tile < STAGES - 1 && !more)))
-                load_q(f);
+                load_q(facts());
         }
     }
 
@@ -413,10 +434,11 @@ struct producer {
             if (thread == 0)
                 next_item(scheduler);
             meet();
-            const struct item_facts f = read_facts(base + NEXT + stage_of<2>(item) * ITEM_BYTES);
+            const struct item_facts f = facts();
             if (f.first_row < 0)
                 break;
-            run_item(f, VARLEN ? (int)ld_shared_4(base + KEY_BEGIN + stage_of<2>(item) * 4) : 0);
+            begin_item(f);
+            run_item();
         }
         if (thread == 0)
             publish({-1, 0, 0, 0, 0, 0, 0, 0}, false);

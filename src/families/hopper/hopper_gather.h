@@ -41,10 +41,9 @@ struct hopper_gather_params {
 #define HOPPER_GATHER_PRODUCER_REGISTERS(warpgroups) ((warpgroups) == 3 ? 80 : 72)
 #define HOPPER_GATHER_CONSUMER_REGISTERS(warpgroups) ((warpgroups) == 3 ? 144 : 216)
 
-/* Places in each of the two lists of visible keys, and keys that are looked at in one step: a step begins with less
- * than a tile more than a tile in a list. */
+/* Places in each of the two lists of visible keys. Keys are looked at LOOK at a time; there are less than two tiles of
+ * keys in a list before. */
 #define HOPPER_GATHER_LIST 1024
-#define HOPPER_GATHER_LOOK 512
 
 /* Barriers and work items, at the end. */
 #define HOPPER_GATHER_CONTROL_BYTES 512
