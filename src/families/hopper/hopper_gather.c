@@ -10,22 +10,24 @@
 /* ---- tiles ---- */
 
 /* A row is taken when head dims and shared memory fit it; the first that fits is chosen. Registers of S, P and O are
- * 3 block_n / 4 + head_dim_v / 2 of 224 (two warpgroups) or 144 (three). */
+ * 3 block_n / 4 + head_dim_v / 2 of consumer_registers. */
 struct tile {
     int32_t head_dim_max;
-    int32_t warpgroups, block_n, stages, q_stages, turns, scheduler;
+    int32_t warpgroups, block_n, stages, q_stages, consumer_registers, turns, scheduler;
     const char *reason;
 };
 static const struct tile tiles[] = {
-    {64, 3, 96, 4, 2, 1, HOPPER_DYNAMIC, "192 rows share each gathered key; the widest step without spills"},
-    {64, 3, 96, 4, 2, 0, HOPPER_DYNAMIC, "192 rows share each gathered key; no turns"},
-    {128, 3, 64, 3, 1, 1, HOPPER_DYNAMIC, "192 rows share each gathered key; the widest step without spills"},
-    {128, 3, 64, 3, 1, 0, HOPPER_DYNAMIC, "192 rows share each gathered key; no turns"},
-    {128, 3, 64, 5, 1, 1, HOPPER_DYNAMIC, "192 rows share each gathered key; more tiles in flight"},
-    {128, 3, 64, 3, 2, 1, HOPPER_DYNAMIC, "192 rows share each gathered key; the next item's Q is there"},
-    {128, 2, 96, 2, 1, 1, HOPPER_DYNAMIC, "two warpgroups have registers for a wider step"},
-    {192, 2, 64, 2, 1, 1, HOPPER_DYNAMIC, "O leaves registers for two warpgroups"},
-    {256, 2, 64, 2, 1, 0, HOPPER_DYNAMIC, "O leaves registers for two warpgroups"},
+    {64, 3, 112, 4, 2, 152, 1, HOPPER_DYNAMIC, "192 rows share each gathered key; the widest step without spills"},
+    {64, 3, 96, 4, 2, 144, 1, HOPPER_DYNAMIC, "192 rows share each gathered key; more registers to look at keys"},
+    {64, 3, 96, 4, 2, 144, 0, HOPPER_DYNAMIC, "192 rows share each gathered key; no turns"},
+    {128, 3, 80, 3, 1, 152, 1, HOPPER_DYNAMIC, "192 rows share each gathered key; the widest step without spills"},
+    {128, 3, 64, 3, 1, 144, 1, HOPPER_DYNAMIC, "192 rows share each gathered key; more registers to look at keys"},
+    {128, 3, 64, 3, 1, 144, 0, HOPPER_DYNAMIC, "192 rows share each gathered key; no turns"},
+    {128, 3, 64, 5, 1, 144, 1, HOPPER_DYNAMIC, "192 rows share each gathered key; more tiles in flight"},
+    {128, 3, 64, 3, 2, 144, 1, HOPPER_DYNAMIC, "192 rows share each gathered key; the next item's Q is there"},
+    {128, 2, 96, 2, 1, 216, 1, HOPPER_DYNAMIC, "two warpgroups have registers for a wider step"},
+    {192, 2, 64, 2, 1, 216, 1, HOPPER_DYNAMIC, "O leaves registers for two warpgroups"},
+    {256, 2, 64, 2, 1, 216, 0, HOPPER_DYNAMIC, "O leaves registers for two warpgroups"},
 };
 enum { NUM_TILES = sizeof tiles / sizeof tiles[0], NUM_SCHEDULERS = 3, FEW_ROWS = 64 };
 
@@ -124,7 +126,7 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
              "a step, %d stages of K and V, %d of Q (%lld KB): %s; %s order",
              (long long)(p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v),
              p->has_intervals ? "by intervals" : "for all rows", t->warpgroups,
-             HOPPER_GATHER_PRODUCER_REGISTERS(t->warpgroups), HOPPER_GATHER_CONSUMER_REGISTERS(t->warpgroups),
+             HOPPER_GATHER_PRODUCER_REGISTERS(t->warpgroups, t->consumer_registers), t->consumer_registers,
              t->block_n, t->stages, t->q_stages, (long long)(plan->shared_bytes + 1023) >> 10, t->reason,
              scheduler_names[order]);
     return 1;
@@ -145,6 +147,7 @@ static void make_request(const fdm_plan *plan, const fdm_problem *p, struct cuda
         [HOPPER_GATHER_BLOCK_N] = t->block_n,
         [HOPPER_GATHER_STAGES] = t->stages,
         [HOPPER_GATHER_Q_STAGES] = t->q_stages,
+        [HOPPER_GATHER_CONSUMER_REGISTERS] = t->consumer_registers,
         [HOPPER_GATHER_TURNS] = t->turns,
         [HOPPER_GATHER_SCHEDULER] = plan->parameters[SCHEDULER],
         [HOPPER_GATHER_WINDOW] = gpu_bounded(p),

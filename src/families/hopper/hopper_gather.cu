@@ -48,7 +48,7 @@ HOPPER_GATHER_CONSTANTS(HOPPER_GIVEN)
 #define F16        (DTYPE == GPU_FLOAT16)
 #define BIAS_BYTES (BIAS == GPU_BIAS_FLOAT32 ? 4 : 2)
 #define LIST       HOPPER_GATHER_LIST
-#define LOOK       (HEAD_DIM > 128 ? 256 : 512) /* keys that are looked at in a step: registers of the producers */
+#define LOOK       HOPPER_GATHER_LOOK(WARPGROUPS, CONSUMER_REGISTERS)
 
 /* ---- shared memory ---- */
 
@@ -56,6 +56,16 @@ constexpr int Q_PANELS = HOPPER_PANELS(HEAD_DIM, 2), V_PANELS = HOPPER_PANELS(HE
 constexpr int Q_BYTES = BLOCK_M * 128 * (Q_PANELS > V_PANELS ? Q_PANELS : V_PANELS);
 constexpr int K_BYTES = BLOCK_N * 128 * Q_PANELS, V_BYTES = BLOCK_N * 128 * V_PANELS;
 constexpr int K_OFFSET = Q_STAGES * Q_BYTES, V_OFFSET = K_OFFSET + STAGES * K_BYTES;
+/* What the producers know of an item besides its facts (first_tile and last_tile are keys here), in shared memory, since
+ * registers are scarce: where the rows of its head and sequence begin, of what says which keys are seen, and of K and V;
+ * and the block's rows. */
+enum { AT_START, AT_END, AT_MASK, AT_BIAS, AT_K, AT_V, NUM_SOURCES };
+enum { BOUNDS = ITEM_BYTES + 8 * NUM_SOURCES, NEXT_BYTES = BOUNDS + 16 };
+struct row_bounds {
+    int first_row, num_rows; /* of the block */
+    int from, to;            /* WINDOW: rows from key - from to key - to of the block see a key */
+};
+
 enum {
     WHOLE_KEYS = V_OFFSET + STAGES * V_BYTES, /* [LIST]: keys that all rows see */
     PART_KEYS = WHOLE_KEYS + 4 * LIST,        /* [LIST]: keys that some rows see, */
@@ -75,8 +85,7 @@ enum {
     WORK_FULL = V_EMPTY + 8 * STAGES,
     WORK_EMPTY = WORK_FULL + 16,
     WORK = (WORK_EMPTY + 16 + 15) / 16 * 16,
-    NEXT_BYTES = ITEM_BYTES + 48,
-    NEXT = WORK + 2 * ITEM_BYTES,   /* the same among the producers, with where its rows begin */
+    NEXT = WORK + 2 * ITEM_BYTES,   /* what the producers know of an item */
     TOTALS = NEXT + 2 * NEXT_BYTES, /* [2][4]: keys that each warp has found, whole and (from bit 16 on) in part */
     STEP_WORDS = TOTALS + 32,       /* what a stage of K holds */
     END = STEP_WORDS + 4 * STAGES
@@ -110,25 +119,19 @@ __device__ __forceinline__ void init_barriers(uint32_t base) {
 
 /* ---- producer ---- */
 
-/* Where the rows of an item's head and sequence begin: of what says which keys are seen, and of K and V. In shared
- * memory, since registers are scarce. */
-enum { AT_START, AT_END, AT_MASK, AT_BIAS, AT_K, AT_V, NUM_SOURCES };
-
 struct producer {
     static constexpr int EACH = LOOK / 128; /* keys that a thread looks at in a step */
     const struct hopper_gather_params &a;
-    uint32_t base, item, step, look_step;
+    uint32_t base, item, step;
     int thread;
     int whole, whole_taken, part, part_taken; /* keys of the item in each list so far, and in tiles */
     int next_key, last_key;                   /* next to be looked at, and past the last */
-    int first_row, num_rows;                  /* of the block */
-    int from_row, to_row; /* WINDOW: rows of the block from key - from_row to key - to_row see a key */
     /* what is known of the keys to be looked at: loaded a step before */
     int start[EACH], end[EACH];
     uint32_t mask[EACH], bias[EACH];
 
     __device__ __forceinline__ producer(const struct hopper_gather_params &params, uint32_t shared)
-        : a(params), base(shared), item(0), step(0), look_step(0), thread((int)threadIdx.x) {}
+        : a(params), base(shared), item(0), step(0), thread((int)threadIdx.x) {}
 
     __device__ __forceinline__ static void meet() { barrier_sync(PRODUCERS_BARRIER, 128); }
     __device__ __forceinline__ uint32_t next_slot() const { return base + NEXT + stage_of<2>(item) * NEXT_BYTES; }
@@ -137,6 +140,11 @@ struct producer {
         uint32_t low, high;
         ld_shared_8(low, high, next_slot() + ITEM_BYTES + which * 8);
         return (const type *)((uint64_t)high << 32 | low);
+    }
+    __device__ __forceinline__ struct row_bounds bounds() const {
+        uint32_t word[4];
+        ld_shared_16(word, next_slot() + BOUNDS);
+        return {(int)word[0], (int)word[1], (int)word[2], (int)word[3]};
     }
     __device__ __forceinline__ int key_of(int n) const {
         return next_key + (thread / 32 * EACH + n) * 32 + thread % 32;
@@ -170,16 +178,16 @@ struct producer {
     }
 
     /* The rows of the block that see a key: the first, and from bit 16 on how many; 0: none. */
-    __device__ __forceinline__ uint32_t rows_of(int n) const {
+    __device__ __forceinline__ uint32_t rows_of(int n, const struct row_bounds &b) const {
         const int j = key_of(n);
-        int first = 0, last = num_rows;
+        int first = 0, last = b.num_rows;
         if (INTERVALS) {
-            first = max(start[n], first_row) - first_row;
-            last = min(max(end[n], first_row) - first_row, num_rows);
+            first = max(start[n], b.first_row) - b.first_row;
+            last = min(max(end[n], b.first_row) - b.first_row, b.num_rows);
         }
         if (WINDOW) {
-            first = max(first, j - from_row);
-            last = min(last, j - to_row);
+            first = max(first, j - b.from);
+            last = min(last, j - b.to + 1);
         }
         const bool seen =
             first < last && j < last_key && !(MASK && !mask[n]) && !(BIAS && bias_of_key(n) == MINUS_INF);
@@ -188,13 +196,14 @@ struct producer {
 
     /* Appends those of the next LOOK keys that some row sees to the lists, in order. */
     __device__ __forceinline__ void look() {
-        const uint32_t all = (uint32_t)num_rows << 16, before = (1u << thread % 32) - 1;
-        const uint32_t totals = base + TOTALS + look_step++ % 2 * 16;
+        const struct row_bounds b = bounds();
+        const uint32_t all = (uint32_t)b.num_rows << 16, before = (1u << thread % 32) - 1;
+        const uint32_t totals = base + TOTALS + next_key / LOOK % 2 * 16; /* another each time */
         uint32_t rows[EACH];
         int found = 0;
 #pragma unroll
         for (int n = 0; n < EACH; n++) {
-            rows[n] = rows_of(n);
+            rows[n] = rows_of(n, b);
             found += __popc(__ballot_sync(0xffffffff, rows[n] == all)) +
                      (__popc(__ballot_sync(0xffffffff, rows[n] && rows[n] != all)) << 16);
         }
@@ -245,7 +254,7 @@ struct producer {
             if (thread < wholes) {
                 const uint32_t at = base + (whole_taken + thread) % LIST * 4;
                 key = ld_shared_4(at + WHOLE_KEYS);
-                rows = (uint32_t)num_rows << 16;
+                rows = ld_shared_4(next_slot() + BOUNDS + 4) << 16;
                 if (BIAS)
                     its_bias = ld_shared_4(at + WHOLE_BIAS);
             } else if (thread < wholes + parts) {
@@ -354,6 +363,20 @@ struct producer {
         set_source(AT_K, in.k.data + (batch * in.k.batch + head * in.k.head + k_begin * in.k.row) * 2);
         set_source(AT_V, in.v.data + (batch * in.v.batch + head * in.v.head + k_begin * in.v.row) * 2);
     }
+    /* Which keys rows of the block may see by window and ends. */
+    __device__ __forceinline__ void set_bounds(struct item_facts &f, const struct sequence &s) {
+        const int rows = min(BLOCK_M, s.seqlen_q - f.first_row);
+        int64_t from = s.seqlen_k, to = -BLOCK_M; /* row r of the block sees keys to + r .. from + r */
+        f.first_tile = first_key(a.in, s, f.first_row);
+        f.last_tile = ::last_key(a.in, s, f.first_row + rows - 1) + 1;
+        if (WINDOW && a.in.window_right != UNBOUNDED)
+            from = (int64_t)f.first_row + s.diagonal + a.in.window_right;
+        if (WINDOW && a.in.window_left != UNBOUNDED)
+            to = (int64_t)f.first_row + s.diagonal - a.in.window_left;
+        st_shared_16(next_slot() + BOUNDS, (uint32_t)f.first_row, (uint32_t)rows,
+                     (uint32_t)max((int64_t)-BLOCK_M, min(from, (int64_t)s.seqlen_k)),
+                     (uint32_t)max((int64_t)-BLOCK_M, min(to, (int64_t)s.seqlen_k)));
+    }
     /* The next item that has rows, for all producers. */
     __device__ __forceinline__ void next_item(struct tile_scheduler &scheduler) {
         struct item_facts f = {-1, 0, 0, 0, 0, 0, 0, 0};
@@ -365,6 +388,7 @@ struct producer {
                 if (work.row_block * BLOCK_M < s.seqlen_q) {
                     f = {work.row_block * BLOCK_M, work.head, work.batch, 0, 0, s.seqlen_q, s.seqlen_k, s.q_begin};
                     set_sources(f, s.k_begin);
+                    set_bounds(f, s);
                 }
             }
             scheduler.advance();
@@ -372,29 +396,9 @@ struct producer {
         write_facts(next_slot(), f);
     }
 
-    /* Which keys rows of the block may see by window and ends. */
-    __device__ __forceinline__ void begin_item(const struct item_facts &f) {
-        const struct sequence s = {f.batch, f.seqlen_q, f.seqlen_k, 0, 0, f.seqlen_k - f.seqlen_q};
-        first_row = f.first_row;
-        num_rows = min(BLOCK_M, f.seqlen_q - first_row);
-        next_key = first_key(a.in, s, first_row);
-        last_key = last_key_of(s, first_row + num_rows - 1) + 1;
-        whole = whole_taken = part = part_taken = 0;
-        if (WINDOW) {
-            const int64_t diagonal = (int64_t)first_row + s.diagonal;
-            const int64_t right = a.in.window_right == UNBOUNDED ? s.seqlen_k : diagonal + a.in.window_right;
-            const int64_t left = a.in.window_left == UNBOUNDED ? -BLOCK_M : diagonal - a.in.window_left;
-            /* row r of the block sees keys left + r .. right + r */
-            from_row = (int)max((int64_t)-BLOCK_M, min(right, (int64_t)s.seqlen_k));
-            to_row = (int)max((int64_t)-BLOCK_M, min(left, (int64_t)s.seqlen_k)) - 1;
-        }
-    }
-    __device__ __forceinline__ int last_key_of(const struct sequence &s, int row) const {
-        return ::last_key(a.in, s, row);
-    }
-
     /* All tiles of an item: of whole keys while there are enough, of others, and at the end of what is left. */
     __device__ __forceinline__ void run_item() {
+        whole = whole_taken = part = part_taken = 0;
         load_keys();
         bool more = true;
 #pragma unroll 1
@@ -437,7 +441,8 @@ struct producer {
             const struct item_facts f = facts();
             if (f.first_row < 0)
                 break;
-            begin_item(f);
+            next_key = f.first_tile;
+            last_key = f.last_tile;
             run_item();
         }
         if (thread == 0)
@@ -631,12 +636,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         init_barriers(base);
     __syncthreads();
     if (threadIdx.x < 128) {
-        setmaxnreg_dec<HOPPER_GATHER_PRODUCER_REGISTERS(WARPGROUPS)>();
+        setmaxnreg_dec<HOPPER_GATHER_PRODUCER_REGISTERS(WARPGROUPS, CONSUMER_REGISTERS)>();
         if (threadIdx.x == 0)
             prefetch_tensormap(&a.q_map);
         producer(a, base).run();
     } else {
-        setmaxnreg_inc<HOPPER_GATHER_CONSUMER_REGISTERS(WARPGROUPS)>();
+        setmaxnreg_inc<CONSUMER_REGISTERS>();
         consumer(a, base).run();
     }
 }

@@ -13,6 +13,7 @@
     X(BLOCK_N)    /* keys of a step */                                                              \
     X(STAGES)     /* tiles of K, and of V, in flight */                                             \
     X(Q_STAGES)   /* tiles of Q: with 2, the next item's is loaded under this one */                \
+    X(CONSUMER_REGISTERS)                                                                           \
     X(TURNS)      /* 1: one warpgroup issues products at a time, the others make P meanwhile */     \
     X(SCHEDULER)  /* HOPPER_* */                                                                    \
     X(WINDOW)     /* causal or window */                                                            \
@@ -37,12 +38,14 @@ struct hopper_gather_params {
     int32_t row_blocks, items;    /* of a head; of all heads */
 };
 
-/* Registers of a thread of the producer's warpgroup and of the others, which together fill the register file. */
-#define HOPPER_GATHER_PRODUCER_REGISTERS(warpgroups) ((warpgroups) == 3 ? 80 : 72)
-#define HOPPER_GATHER_CONSUMER_REGISTERS(warpgroups) ((warpgroups) == 3 ? 144 : 216)
-
-/* Places in each of the two lists of visible keys. Keys are looked at LOOK at a time; there are less than two tiles of
- * keys in a list before. */
+/* Registers of a producer's thread: what the consumers leave of the 65536 that a multiprocessor gives to its threads in
+ * eights. */
+#define HOPPER_GATHER_PRODUCER_REGISTERS(warpgroups, consumer_registers) \
+    (((warpgroups) == 3 ? 512 : 504) - (warpgroups) * (consumer_registers))
+/* Keys that the producers look at in a step, as many as they have registers for, */
+#define HOPPER_GATHER_LOOK(warpgroups, consumer_registers) \
+    (HOPPER_GATHER_PRODUCER_REGISTERS(warpgroups, consumer_registers) < 80 ? 256 : 512)
+/* and places in each of the two lists of those that are seen: there are less than two tiles in one before a step. */
 #define HOPPER_GATHER_LIST 1024
 
 /* Barriers and work items, at the end. */
