@@ -31,6 +31,7 @@ struct trial {
     int varlen;
     int neat;  /* 1: addresses and strides are multiples of 16 bytes */
     int plain; /* 1: 16-bit, neat, causal at most: every forward kernel takes it where its head dims fit */
+    int keyed; /* 1: 16-bit, neat, and intervals, masks and biases without rows over several tiles */
     int mild;  /* 1: scores are of ordinary size */
     int huge;  /* 1: some biases are so low that a float32 beside them has few digits left for the scores, or none */
     int far;   /* 1: some tensors are far; not on devices, which have no room */

@@ -99,6 +99,20 @@ static void draw_sizes(struct trial *t) {
     }
 }
 
+/* Something says key by key which rows see it, over several block tiles of rows and steps of keys. */
+static void draw_keyed_sizes(struct trial *t) {
+    t->dtype = random_below(t, 2) ? FDM_FLOAT16 : FDM_BFLOAT16;
+    t->batch = 1 + random_below(t, 2);
+    t->heads_kv = PICK(t, 1, 1, 2);
+    t->heads = t->heads_kv * PICK(t, 1, 1, 2);
+    t->head_dim = PICK(t, 16, 64, 64, 96, 128, 128, 192, 256);
+    t->head_dim_v = random_below(t, 3) ? t->head_dim : PICK(t, 40, 64, 128);
+    t->seqlen_q = 65 + random_below(t, 200);
+    t->seqlen_k = random_below(t, 2) ? t->seqlen_q : 100 + random_below(t, 900);
+    t->varlen = random_below(t, 6) == 0;
+    t->neat = 1;
+}
+
 static void draw_options(struct trial *t) {
     fdm_options *o = &t->options;
     *o = fdm_options_default();
@@ -168,7 +182,7 @@ static void draw_matrix(struct trial *t, enum role role, int64_t rows, int64_t h
 static void draw_score_shape(struct trial *t, int64_t shape[4], int full_rows) {
     shape[0] = random_below(t, 2) ? t->batch : 1;
     shape[1] = PICK(t, 1, t->heads_kv, t->heads);
-    shape[2] = full_rows || random_below(t, 2) ? t->seqlen_q : 1;
+    shape[2] = !t->keyed && (full_rows || random_below(t, 2)) ? t->seqlen_q : 1;
     shape[3] = random_below(t, 8) ? t->seqlen_k : 1;
 }
 
@@ -217,11 +231,14 @@ static void draw_intervals(struct trial *t) {
     int packed = t->varlen;
     for (int i = 0; i < 2; i++)
         guarded_make(&t->g[START + i], t, FDM_INT32, 3 - packed, shape + packed, 3);
-    int64_t elements = guarded_elements(&t->g[START]), kind = random_below(t, 3);
+    enum { CAUSAL, TOP_W = 3 }; /* the other kinds: any rows */
+    int64_t elements = guarded_elements(&t->g[START]), kind = random_below(t, t->keyed ? 4 : 3);
     for (int64_t n = 0; n < elements; n++) {
         int64_t key = n % (shape[2] ? shape[2] : 1);
-        int64_t start = kind == 0 ? key : random_below(t, t->seqlen_q + 4) - 2;
-        int64_t end = kind == 0 ? key + 1 + random_below(t, 40) : start + random_below(t, t->seqlen_q + 2) - 1;
+        int64_t start = kind == CAUSAL || kind == TOP_W ? key : random_below(t, t->seqlen_q + 4) - 2;
+        int64_t end = kind == CAUSAL  ? key + 1 + random_below(t, 40)
+                      : kind == TOP_W ? key + random_below(t, PICK(t, 1, 1, 8, 100, 1000))
+                                      : start + random_below(t, t->seqlen_q + 2) - 1;
         guarded_set(&t->g[START], n, (double)(random_below(t, 20) == 0 ? INT32_MIN : start));
         guarded_set(&t->g[END], n, (double)(random_below(t, 4) == 0 ? INT32_MAX : end));
     }
@@ -263,8 +280,10 @@ static void draw_outputs(struct trial *t) {
 
 void trial_draw(struct trial *t, uint64_t seed) {
     *t = (struct trial){
-        .seed = seed, .random = seed * 0x2545f4914f6cdd1du + 77, .plain = seed % 8 == 5, .far = seed % 16 == 9};
+        .seed = seed, .random = seed * 0x2545f4914f6cdd1du + 77, .plain = seed % 8 == 5, .far = seed % 16 == 9, .keyed = seed % 16 == 3};
     draw_sizes(t);
+    if (t->keyed)
+        draw_keyed_sizes(t);
     t->contradicts = t->varlen && seed % 2 == 0;
     draw_options(t);
     if (t->varlen) {
@@ -287,7 +306,7 @@ void trial_draw(struct trial *t, uint64_t seed) {
         draw_mask(t);
     if (!t->plain && random_below(t, 3) == 0)
         draw_bias(t);
-    if (!t->plain && random_below(t, 4) == 0)
+    if (!t->plain && (random_below(t, 4) == 0 || (t->keyed && random_below(t, 4))))
         draw_intervals(t);
     t->options.deterministic = seed % 4 == 3;
     draw_outputs(t);
