@@ -19,6 +19,10 @@ __device__ __forceinline__ float *opaque(float *x) {
     asm volatile("" : "+l"(x));
     return x;
 }
+__device__ __forceinline__ const char *opaque(const char *x) {
+    asm volatile("" : "+l"(x));
+    return x;
+}
 /* Two at once: neither is made before the other is needed. */
 __device__ __forceinline__ void opaque_pair(int &x, int &y) { asm volatile("" : "+r"(x), "+r"(y)); }
 __device__ __forceinline__ void opaque_pair(uint32_t &x, uint32_t &y) { asm volatile("" : "+r"(x), "+r"(y)); }

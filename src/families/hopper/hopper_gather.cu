@@ -25,6 +25,7 @@
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/opaque.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "families/hopper/hopper_gather.h"
@@ -47,8 +48,8 @@ HOPPER_GATHER_CONSTANTS(HOPPER_GIVEN)
 
 #define F16        (DTYPE == GPU_FLOAT16)
 #define BIAS_BYTES (BIAS == GPU_BIAS_FLOAT32 ? 4 : 2)
-#define LIST       HOPPER_GATHER_LIST
-#define LOOK       HOPPER_GATHER_LOOK(WARPGROUPS, CONSUMER_REGISTERS)
+#define LIST       HOPPER_GATHER_LIST(LOOK)
+#define PRODUCER_REGISTERS HOPPER_GATHER_PRODUCER_REGISTERS(WARPGROUPS, CONSUMER_REGISTERS)
 
 /* ---- shared memory ---- */
 
@@ -92,7 +93,7 @@ enum {
 };
 static_assert(END - CONTROL <= HOPPER_GATHER_CONTROL_BYTES, "barriers and work items fit");
 static_assert(CONTROL + HOPPER_GATHER_CONTROL_BYTES + 1024 ==
-                  hopper_gather_shared_bytes(WARPGROUPS, BLOCK_N, STAGES, Q_STAGES, HEAD_DIM, HEAD_DIM_V, BIAS != 0),
+                  hopper_gather_shared_bytes(WARPGROUPS, BLOCK_N, STAGES, Q_STAGES, LOOK, HEAD_DIM, HEAD_DIM_V, BIAS != 0),
               "the plan knows the bytes");
 static_assert(2 * BLOCK_N + LOOK <= LIST && BLOCK_N <= 128 && BLOCK_N % 16 == 0, "a step's keys fit the lists");
 enum { STEP_PART = 1, STEP_MORE = 2 };
@@ -276,6 +277,13 @@ struct producer {
         part_taken += parts;
     }
 
+    /* A divisor of `steps`. */
+    static __device__ __forceinline__ constexpr int copies_together(int steps) {
+        int n = PRODUCER_REGISTERS < 80 ? 4 : 8;
+        while (steps % n)
+            n--;
+        return n;
+    }
     /* The rows of one matrix that TILE_KEYS names, to a tile. A thread copies one chunk of 16 bytes of each row that it
      * comes to. */
     template <int head_dim>
@@ -288,11 +296,22 @@ struct producer {
         if (chunk >= chunks)
             return;
         if (complete && columns == head_dim) {
+            /* several addresses at a time, each in registers of its own: a copy holds them until it is on its way */
+            constexpr int together = copies_together(steps);
             from += chunk * 16;
-#pragma unroll 4
-            for (int n = 0; n < steps; n++)
-                cp_async_16((rows == 4 && n % 2 ? to ^ 64 : to) + n * rows * 128,
-                            from + (int64_t)(int)ld_shared_4(keys + n * rows * 4) * row_bytes);
+#pragma unroll
+            for (int first = 0; first < steps; first += together) {
+                const char *at[together];
+#pragma unroll
+                for (int n = 0; n < together; n++)
+                    at[n] = from + (int64_t)(int)ld_shared_4(keys + (first + n) * rows * 4) * row_bytes;
+#pragma unroll
+                for (int n = 0; n < together; n++)
+                    at[n] = opaque(at[n]);
+#pragma unroll
+                for (int n = 0; n < together; n++)
+                    cp_async_16((rows == 4 && (first + n) % 2 ? to ^ 64 : to) + (first + n) * rows * 128, at[n]);
+            }
         } else {
             const int bytes = min(max(columns - chunk * 8, 0), 8) * 2;
             from += bytes ? chunk * 16 : 0;
@@ -636,7 +655,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         init_barriers(base);
     __syncthreads();
     if (threadIdx.x < 128) {
-        setmaxnreg_dec<HOPPER_GATHER_PRODUCER_REGISTERS(WARPGROUPS, CONSUMER_REGISTERS)>();
+        setmaxnreg_dec<PRODUCER_REGISTERS>();
         if (threadIdx.x == 0)
             prefetch_tensormap(&a.q_map);
         producer(a, base).run();

@@ -13,6 +13,7 @@
     X(BLOCK_N)    /* keys of a step */                                                              \
     X(STAGES)     /* tiles of K, and of V, in flight */                                             \
     X(Q_STAGES)   /* tiles of Q: with 2, the next item's is loaded under this one */                \
+    X(LOOK)       /* keys that the producers look at in a step */                                   \
     X(CONSUMER_REGISTERS)                                                                           \
     X(TURNS)      /* 1: one warpgroup issues products at a time, the others make P meanwhile */     \
     X(SCHEDULER)  /* HOPPER_* */                                                                    \
@@ -42,11 +43,8 @@ struct hopper_gather_params {
  * eights. */
 #define HOPPER_GATHER_PRODUCER_REGISTERS(warpgroups, consumer_registers) \
     (((warpgroups) == 3 ? 512 : 504) - (warpgroups) * (consumer_registers))
-/* Keys that the producers look at in a step, as many as they have registers for, */
-#define HOPPER_GATHER_LOOK(warpgroups, consumer_registers) \
-    (HOPPER_GATHER_PRODUCER_REGISTERS(warpgroups, consumer_registers) < 80 ? 256 : 512)
-/* and places in each of the two lists of those that are seen: there are less than two tiles in one before a step. */
-#define HOPPER_GATHER_LIST 1024
+/* Places in each of the two lists of keys that are seen: there are less than two tiles in one before LOOK more. */
+#define HOPPER_GATHER_LIST(look) (2 * (look))
 
 /* Barriers and work items, at the end. */
 #define HOPPER_GATHER_CONTROL_BYTES 512
@@ -57,11 +55,11 @@ static inline
     __host__ __device__ constexpr
 #endif
     int32_t
-    hopper_gather_shared_bytes(int32_t warpgroups, int32_t block_n, int32_t stages, int32_t q_stages, int32_t head_dim,
-                               int32_t head_dim_v, int32_t has_bias) {
+    hopper_gather_shared_bytes(int32_t warpgroups, int32_t block_n, int32_t stages, int32_t q_stages, int32_t look,
+                               int32_t head_dim, int32_t head_dim_v, int32_t has_bias) {
     const int32_t d = HOPPER_PANELS(head_dim, 2), dv = HOPPER_PANELS(head_dim_v, 2), block_m = 64 * warpgroups;
     return 128 * (q_stages * block_m * (d > dv ? d : dv) + stages * block_n * (d + dv)) +
-           4 * HOPPER_GATHER_LIST * (has_bias ? 5 : 3) + 4 * block_n * (1 + stages * (has_bias ? 2 : 1)) +
+           4 * HOPPER_GATHER_LIST(look) * (has_bias ? 5 : 3) + 4 * block_n * (1 + stages * (has_bias ? 2 : 1)) +
            HOPPER_GATHER_CONTROL_BYTES + 1024;
 }
 

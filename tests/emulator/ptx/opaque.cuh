@@ -7,6 +7,7 @@
 inline int opaque(int x) { return x; }
 inline uint32_t opaque(uint32_t x) { return x; }
 inline float *opaque(float *x) { return x; }
+inline const char *opaque(const char *x) { return x; }
 inline void opaque_pair(int &, int &) {}
 inline void opaque_pair(uint32_t &, uint32_t &) {}
 inline void opaque_memory() {}
