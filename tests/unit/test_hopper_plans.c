@@ -1,0 +1,97 @@
+/* test_hopper_plans.c: which problems hopper.gather takes on 9.0, by which tile, and what it leaves to others. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "gpu/gpu_family.h"
+
+enum { INTERVALS = 1, MASK = 2, BIAS = 4, ROWS = 8, CAUSAL = 16, UNALIGNED = 32 }; /* ROWS: of mask or bias */
+
+static fdm_problem problem_of(int features, int64_t rows, int64_t head_dim) {
+    fdm_problem p = fdm_problem_default();
+    p.dtype = p.bias_dtype = FDM_BFLOAT16;
+    p.heads = p.heads_kv = 16;
+    p.seqlen_q = rows;
+    p.seqlen_k = 8192;
+    p.head_dim = p.head_dim_v = head_dim;
+    p.softmax_scale = 0.1;
+    p.has_intervals = (features & INTERVALS) != 0;
+    p.has_mask = (features & MASK) != 0;
+    p.has_bias = (features & BIAS) != 0;
+    p.causal = (features & CAUSAL) != 0;
+    p.mask_shape[2] = p.has_mask && features & ROWS ? rows : 1;
+    p.bias_shape[2] = p.has_bias && features & ROWS ? rows : 1;
+    p.mask_shape[3] = p.has_mask ? p.seqlen_k : 1;
+    p.bias_shape[3] = p.has_bias ? p.seqlen_k : 1;
+    p.aligned = p.scores_aligned = !(features & UNALIGNED);
+    return p;
+}
+
+static void takes_what_is_seen_key_by_key(void **state) {
+    (void)state;
+    static const struct {
+        int features;
+        int64_t rows, head_dim;
+        const char *kernel, *tile; /* tile: the beginning of the choice code */
+    } cases[] = {
+        {INTERVALS | CAUSAL, 8192, 128, "hopper.gather", "SM90_Gather_192x64_"},
+        {INTERVALS | CAUSAL | BIAS, 8192, 64, "hopper.gather", "SM90_Gather_192x96_"},
+        {MASK, 8192, 96, "hopper.gather", "SM90_Gather_192x64_"},
+        {BIAS, 8192, 192, "hopper.gather", "SM90_Gather_128x64_"},
+        {INTERVALS, 8192, 256, "hopper.gather", "SM90_Gather_128x64_"},
+        {INTERVALS | MASK | BIAS, 65, 16, "hopper.gather", "SM90_Gather_192x96_"},
+        {CAUSAL, 8192, 128, "hopper.forward", "SM90_Wgmma_"},
+        {MASK | ROWS, 8192, 128, "hopper.forward", "SM90_Wgmma_"},
+        {INTERVALS | MASK | ROWS, 8192, 128, "mma.forward", "MMA_Forward_"},
+        {INTERVALS | BIAS | ROWS, 8192, 128, "mma.forward", "MMA_Forward_"},
+        {INTERVALS | UNALIGNED, 8192, 128, "mma.forward", "MMA_Forward_"},
+        {INTERVALS, 8192, 264, "mma.wide", ""},
+        {INTERVALS, 1, 128, "mma.decode", "MMA_Decode_"},
+    };
+    fdm_device device;
+    assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const fdm_problem p = problem_of(cases[i].features, cases[i].rows, cases[i].head_dim);
+        fdm_plan plan;
+        assert_int_equal(fdm_plan_attention(&device, &p, NULL, &plan), FDM_OK);
+        assert_string_equal(plan.kernel, cases[i].kernel);
+        assert_memory_equal(plan.choice, cases[i].tile, strlen(cases[i].tile));
+        assert_true(plan.shared_bytes <= device.shared_bytes);
+    }
+}
+
+/* The registers of all threads are the multiprocessor's: more would wait for ever, at setmaxnreg. */
+static void registers_fit(void **state) {
+    (void)state;
+    static const int64_t head_dims[] = {16, 64, 96, 128, 192, 256};
+    fdm_device device;
+    assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
+    for (size_t i = 0; i < sizeof head_dims / sizeof head_dims[0]; i++) {
+        const fdm_problem p = problem_of(INTERVALS, 8192, head_dims[i]);
+        fdm_plan plan;
+        for (int32_t n = 0; !fdm_plan_variant(&device, &p, "hopper.gather", n, &plan); n++) {
+            struct cuda_kernel_request request[GPU_REQUESTS_MAX];
+            int64_t warpgroups = 0, consumer_registers = 0;
+            assert_int_equal(family_hopper.launches(&family_hopper, &plan, request), 1);
+            for (int32_t c = 0; c < request->num_constants; c++) {
+                if (strcmp(request->constants[c].name, "WARPGROUPS") == 0)
+                    warpgroups = request->constants[c].value;
+                if (strcmp(request->constants[c].name, "CONSUMER_REGISTERS") == 0)
+                    consumer_registers = request->constants[c].value;
+            }
+            const int64_t at_launch = 65536 / (128 * (warpgroups + 1)) / 8 * 8; /* of each thread */
+            const int64_t producer_registers = (warpgroups + 1) * at_launch - warpgroups * consumer_registers;
+            assert_true(warpgroups >= 2 && consumer_registers > at_launch);
+            assert_true(producer_registers >= 24 && producer_registers < at_launch && producer_registers % 8 == 0);
+        }
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(takes_what_is_seen_key_by_key), cmocka_unit_test(registers_fit)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
