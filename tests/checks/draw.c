@@ -279,8 +279,11 @@ static void draw_outputs(struct trial *t) {
 }
 
 void trial_draw(struct trial *t, uint64_t seed) {
-    *t = (struct trial){
-        .seed = seed, .random = seed * 0x2545f4914f6cdd1du + 77, .plain = seed % 8 == 5, .far = seed % 16 == 9, .keyed = seed % 16 == 3};
+    *t = (struct trial){.seed = seed,
+                        .random = seed * 0x2545f4914f6cdd1du + 77,
+                        .plain = seed % 8 == 5,
+                        .far = seed % 16 == 9,
+                        .keyed = seed % 16 == 3};
     draw_sizes(t);
     if (t->keyed)
         draw_keyed_sizes(t);

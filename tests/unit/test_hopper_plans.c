@@ -92,6 +92,7 @@ static void registers_fit(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(takes_what_is_seen_key_by_key), cmocka_unit_test(registers_fit)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(takes_what_is_seen_key_by_key),
+                                       cmocka_unit_test(registers_fit)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -128,9 +128,8 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
              "a step, %d stages of K and V, %d of Q (%lld KB): %s; %s order",
              (long long)(p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v),
              p->has_intervals ? "by intervals" : "for all rows", t->warpgroups,
-             HOPPER_GATHER_PRODUCER_REGISTERS(t->warpgroups, t->consumer_registers), t->consumer_registers,
-             t->block_n, t->stages, t->q_stages, (long long)(plan->shared_bytes + 1023) >> 10, t->reason,
-             scheduler_names[order]);
+             HOPPER_GATHER_PRODUCER_REGISTERS(t->warpgroups, t->consumer_registers), t->consumer_registers, t->block_n,
+             t->stages, t->q_stages, (long long)(plan->shared_bytes + 1023) >> 10, t->reason, scheduler_names[order]);
     return 1;
 }
 
@@ -199,8 +198,8 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     if (status)
         return status;
     const int64_t row_blocks = (p->seqlen_q + plan->block_m - 1) / plan->block_m;
-    const struct cuda_tensor_layout layout =
-        hopper_rows_layout(p, &attention->q, p->head_dim, p->varlen ? p->total_q : p->seqlen_q, p->heads, plan->block_m);
+    const struct cuda_tensor_layout layout = hopper_rows_layout(
+        p, &attention->q, p->head_dim, p->varlen ? p->total_q : p->seqlen_q, p->heads, plan->block_m);
     struct hopper_gather_params params = {.items_begun = workspace,
                                           .row_blocks = (int32_t)row_blocks,
                                           .items = (int32_t)(row_blocks * p->heads * p->batch)};

@@ -1,27 +1,27 @@
 /* hopper_gather.cu: the forward for compute capability 9.0 where something says key by key which rows see it: key
  * intervals, and masks and biases without query rows. By wgmma, for 16-bit dtypes.
  *
- * Idea: of such a mask few keys are seen by a block of rows, and they lie scattered. A producer warpgroup looks at every
- * key of a row block once and lists those that some row sees; it gathers their rows of K and V by cp.async into dense
- * tiles, so that products are made of visible keys alone. Keys that all rows of the block see are listed apart from the
- * others: their tiles need no mask. The consumers are those of hopper_forward.cu: each of their warpgroups owns 64 query
- * rows, and P is made with the maxima of the tiles before.
+ * Idea: of such a mask few keys are seen by a block of rows, and they lie scattered. A producer warpgroup looks at
+ * every key of a row block once and lists those that some row sees; it gathers their rows of K and V by cp.async into
+ * dense tiles, so that products are made of visible keys alone. Keys that all rows of the block see are listed apart
+ * from the others: their tiles need no mask. The consumers are those of hopper_forward.cu: each of their warpgroups
+ * owns 64 query rows, and P is made with the maxima of the tiles before.
  *
- * Tile: BLOCK_M = 64 WARPGROUPS query rows x BLOCK_N gathered keys. A gathered byte costs more than one by TMA (measured
- * in a bare loop, H200: 22.6 bytes a clock beside products), so that three warpgroups share each.
+ * Tile: BLOCK_M = 64 WARPGROUPS query rows x BLOCK_N gathered keys. A gathered byte costs more than one by TMA
+ * (measured in a bare loop, H200: 22.6 bytes a clock beside products), so that three warpgroups share each.
  *
  * Shared memory, each matrix in panels of 128 bytes a row with the 128-byte swizzle:
  *   Q [Q_STAGES][panels][BLOCK_M] (later the output of the same rows), K [STAGES][panels][BLOCK_N],
- *   V [STAGES][panels][BLOCK_N], the two lists, key numbers of a tile, of each stage the rows that see its keys and their
- *   biases, barriers, work items.
+ *   V [STAGES][panels][BLOCK_N], the two lists, the keys of the tile that is gathered, of each stage the rows that see
+ *   its keys and their biases, barriers, work items.
  *
- * Barriers: for each ring a full and an empty one for each stage. K and V become full when each producer thread's copies
- * have landed; K counts one arrival more, for what is written beside it. The copies are writes of the generic proxy:
- * each consumer thread fences them from wgmma's after its wait. The named barrier 1 + w is warpgroup w's turn; 5 + w
- * is its own; 4 the producers'.
+ * Barriers: for each ring a full and an empty one for each stage. K and V become full when each producer thread's
+ * copies have landed; K counts one arrival more, for what is written beside it. The copies are writes of the generic
+ * proxy, so that each consumer thread fences them between its wait and wgmma. The named barrier 1 + w is warpgroup w's
+ * turn, 5 + w its own; 4 is the producers'.
  *
- * Registers: of a consumer S BLOCK_N / 2, P BLOCK_N / 4, O HEAD_DIM_V / 2, and some 40 besides; of 224 with two consumer
- * warpgroups, 152 with three. A producer has 64 or 56: keys to look at next are loaded under the copies. */
+ * Registers: of a consumer S BLOCK_N / 2, P BLOCK_N / 4, O HEAD_DIM_V / 2, and some 30 besides; of 216 with two
+ * consumer warpgroups, 144 with three. A producer has 72 or 80: keys to look at next are loaded under the copies. */
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/mbarrier.cuh"
@@ -46,9 +46,9 @@ HOPPER_GATHER_CONSTANTS(HOPPER_GIVEN)
 #include "families/hopper/hopper_softmax.cuh"
 #include "families/hopper/hopper_work.cuh"
 
-#define F16        (DTYPE == GPU_FLOAT16)
-#define BIAS_BYTES (BIAS == GPU_BIAS_FLOAT32 ? 4 : 2)
-#define LIST       HOPPER_GATHER_LIST(LOOK)
+#define F16                (DTYPE == GPU_FLOAT16)
+#define BIAS_BYTES         (BIAS == GPU_BIAS_FLOAT32 ? 4 : 2)
+#define LIST               HOPPER_GATHER_LIST(LOOK)
 #define PRODUCER_REGISTERS HOPPER_GATHER_PRODUCER_REGISTERS(WARPGROUPS, CONSUMER_REGISTERS)
 
 /* ---- shared memory ---- */
@@ -57,9 +57,9 @@ constexpr int Q_PANELS = HOPPER_PANELS(HEAD_DIM, 2), V_PANELS = HOPPER_PANELS(HE
 constexpr int Q_BYTES = BLOCK_M * 128 * (Q_PANELS > V_PANELS ? Q_PANELS : V_PANELS);
 constexpr int K_BYTES = BLOCK_N * 128 * Q_PANELS, V_BYTES = BLOCK_N * 128 * V_PANELS;
 constexpr int K_OFFSET = Q_STAGES * Q_BYTES, V_OFFSET = K_OFFSET + STAGES * K_BYTES;
-/* What the producers know of an item besides its facts (first_tile and last_tile are keys here), in shared memory, since
- * registers are scarce: where the rows of its head and sequence begin, of what says which keys are seen, and of K and V;
- * and the block's rows. */
+/* What the producers know of an item besides its facts (first_tile and last_tile are keys here), in shared memory,
+ * since registers are scarce: where the rows of its head and sequence begin, of what says which keys are seen, and of K
+ * and V; and the block's rows. */
 enum { AT_START, AT_END, AT_MASK, AT_BIAS, AT_K, AT_V, NUM_SOURCES };
 enum { BOUNDS = ITEM_BYTES + 8 * NUM_SOURCES, NEXT_BYTES = BOUNDS + 16 };
 struct row_bounds {
@@ -92,8 +92,9 @@ enum {
     END = STEP_WORDS + 4 * STAGES
 };
 static_assert(END - CONTROL <= HOPPER_GATHER_CONTROL_BYTES, "barriers and work items fit");
-static_assert(CONTROL + HOPPER_GATHER_CONTROL_BYTES + 1024 ==
-                  hopper_gather_shared_bytes(WARPGROUPS, BLOCK_N, STAGES, Q_STAGES, LOOK, HEAD_DIM, HEAD_DIM_V, BIAS != 0),
+static_assert(CONTROL + HOPPER_GATHER_CONTROL_BYTES + 1024 == hopper_gather_shared_bytes(WARPGROUPS, BLOCK_N, STAGES,
+                                                                                         Q_STAGES, LOOK, HEAD_DIM,
+                                                                                         HEAD_DIM_V, BIAS != 0),
               "the plan knows the bytes");
 static_assert(2 * BLOCK_N + LOOK <= LIST && BLOCK_N <= 128 && BLOCK_N % 16 == 0, "a step's keys fit the lists");
 enum { STEP_PART = 1, STEP_MORE = 2 };
@@ -190,8 +191,7 @@ struct producer {
             first = max(first, j - b.from);
             last = min(last, j - b.to + 1);
         }
-        const bool seen =
-            first < last && j < last_key && !(MASK && !mask[n]) && !(BIAS && bias_of_key(n) == MINUS_INF);
+        const bool seen = first < last && j < last_key && !(MASK && !mask[n]) && !(BIAS && bias_of_key(n) == MINUS_INF);
         return seen ? (uint32_t)first | (uint32_t)(last - first) << 16 : 0;
     }
 

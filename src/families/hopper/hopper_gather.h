@@ -5,24 +5,24 @@
 #include "families/hopper/hopper_forward.h" /* orders of items, panels */
 
 /* The constants that specialise the kernel, in the order of the cache's listing. */
-#define HOPPER_GATHER_CONSTANTS(X)                                                                  \
-    X(DTYPE)      /* GPU_FLOAT16 or GPU_BFLOAT16 */                                                 \
-    X(HEAD_DIM)   /* D rounded up to 16 */                                                          \
-    X(HEAD_DIM_V) /* Dv rounded up to 16 */                                                         \
-    X(WARPGROUPS) /* that compute: 64 query rows each */                                            \
-    X(BLOCK_N)    /* keys of a step */                                                              \
-    X(STAGES)     /* tiles of K, and of V, in flight */                                             \
-    X(Q_STAGES)   /* tiles of Q: with 2, the next item's is loaded under this one */                \
-    X(LOOK)       /* keys that the producers look at in a step */                                   \
-    X(CONSUMER_REGISTERS)                                                                           \
-    X(TURNS)      /* 1: one warpgroup issues products at a time, the others make P meanwhile */     \
-    X(SCHEDULER)  /* HOPPER_* */                                                                    \
-    X(WINDOW)     /* causal or window */                                                            \
-    X(MASK)       /* a mask without rows */                                                         \
-    X(BIAS)       /* GPU_BIAS_*, without rows */                                                    \
-    X(INTERVALS)                                                                                    \
-    X(VARLEN)                                                                                       \
-    X(SOFTCAP)                                                                                      \
+#define HOPPER_GATHER_CONSTANTS(X)                                                             \
+    X(DTYPE)      /* GPU_FLOAT16 or GPU_BFLOAT16 */                                            \
+    X(HEAD_DIM)   /* D rounded up to 16 */                                                     \
+    X(HEAD_DIM_V) /* Dv rounded up to 16 */                                                    \
+    X(WARPGROUPS) /* that compute: 64 query rows each */                                       \
+    X(BLOCK_N)    /* keys of a step */                                                         \
+    X(STAGES)     /* tiles of K, and of V, in flight */                                        \
+    X(Q_STAGES)   /* tiles of Q: with 2, the next item's is loaded under this one */           \
+    X(LOOK)       /* keys that the producers look at in a step */                              \
+    X(CONSUMER_REGISTERS)                                                                      \
+    X(TURNS)     /* 1: one warpgroup issues products at a time, the others make P meanwhile */ \
+    X(SCHEDULER) /* HOPPER_* */                                                                \
+    X(WINDOW)    /* causal or window */                                                        \
+    X(MASK)      /* a mask without rows */                                                     \
+    X(BIAS)      /* GPU_BIAS_*, without rows */                                                \
+    X(INTERVALS)                                                                               \
+    X(VARLEN)                                                                                  \
+    X(SOFTCAP)                                                                                 \
     X(POSITIVE_SCALE) /* 1: softmax_scale > 0, so the maximum may be taken of the bare products */
 
 enum hopper_gather_constant {

@@ -21,18 +21,15 @@ struct work_item {
 struct tile_scheduler {
     int place, next;
 
-    template <class params>
-    __device__ __forceinline__ static int places(const params &a) {
+    template <class params> __device__ __forceinline__ static int places(const params &a) {
         return PAIRED_ROWS ? (a.row_blocks + 1) / 2 * 2 * (a.items / a.row_blocks) : a.items;
     }
     __device__ __forceinline__ void initial() {
         place = PAIRED_ROWS ? 2 * (int)blockIdx.x : (int)blockIdx.x;
         next = place;
     }
-    template <class params>
-    __device__ __forceinline__ bool valid(const params &a) const { return place < places(a); }
-    template <class params>
-    __device__ __forceinline__ void prefetch(const params &a) {
+    template <class params> __device__ __forceinline__ bool valid(const params &a) const { return place < places(a); }
+    template <class params> __device__ __forceinline__ void prefetch(const params &a) {
         if (SCHEDULER == HOPPER_DYNAMIC)
             next = (int)gridDim.x + atomicAdd(a.items_begun, 1);
         else if (SCHEDULER == HOPPER_LONGEST)
@@ -44,8 +41,7 @@ struct tile_scheduler {
     }
     __device__ __forceinline__ void advance() { place = next; }
 
-    template <class params>
-    __device__ __forceinline__ struct work_item item_at(const params &a) const {
+    template <class params> __device__ __forceinline__ struct work_item item_at(const params &a) const {
         const int all_heads = a.items / a.row_blocks;
         int row_block, head;
         if (PAIRED_ROWS) {
