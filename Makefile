@@ -33,7 +33,7 @@ check-long: all
 
 bench:
 	@scripts/setup.sh test
-	@PATH="$(CURDIR)/.venv/bin:$$PATH" pip install -q --no-deps --no-build-isolation .
+	@PATH="$(CURDIR)/.venv/bin:$$PATH" pip install -q --no-deps --no-build-isolation -Cbuild-dir=build-wheel .
 	.venv/bin/python -m flash_dmattn.bench
 
 clean:
