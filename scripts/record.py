@@ -5,7 +5,7 @@ Usage: record.py compile COMMIT FILE...   lines of fdm-compile --json: all share
        record.py commit                   the commit at which all specialisations were compiled last; nothing when there is none
        record.py checks RESULTS FOLDER    a run of scripts/check_device.sh in FOLDER, or of fdm-checks --json, for the file RESULTS
 
-A file of checks is {"device": .., "runs": [..]}. A run is one subject (a kernel, or what else was checked) under one check:
+A file of checks is {"device", "kind": "hardware", "cpu" or "emulated", "runs"}. A run is one subject (a kernel, or what else was checked) under one check:
 {"subject", "architecture", "check", "date", "commit", "right", "wrong", "findings", "command", "note"}; "findings" are the errors and
 hazards that a sanitizer reports; the last two may be missing. A newer run of a subject, architecture and check replaces the older.
 """
@@ -124,7 +124,7 @@ def record_checks(results: pathlib.Path, folder: pathlib.Path) -> int:
     if not merged:
         print(f"{folder} holds no results", file=sys.stderr)
         return 1
-    data = json.loads(results.read_text()) if results.is_file() else {"device": results.parent.name, "runs": []}
+    data = json.loads(results.read_text()) if results.is_file() else {"device": results.parent.name, "kind": "hardware", "runs": []}
     data["runs"] = [run for run in data["runs"] if key(run) not in merged] + [
         run | stamp(said_by("git", "rev-parse", "--short=7", "HEAD")) for run in merged.values()]
     write(results, data)
