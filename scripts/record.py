@@ -27,8 +27,10 @@ SANITIZERS = ("memcheck", "racecheck", "initcheck", "synccheck")
 
 
 def said_by(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    return done.stdout.strip() if done.returncode == 0 else ""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
 
 
 def lines_of(path: pathlib.Path) -> list:
