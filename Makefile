@@ -26,7 +26,7 @@ lint:
 	@scripts/setup.sh ci
 	@scripts/lint.sh
 
-# Millions of random problems and long fuzzing; the last result is in docs/verified.md.
+# Millions of random problems and long fuzzing; what was run is in docs/verified.md.
 check-long: all
 	@scripts/setup.sh ci
 	@scripts/check_long.sh

@@ -260,7 +260,7 @@ def script(name):
 
 @pytest.mark.parametrize("name", ["selection", "tiles"])
 def test_the_page_of_the_selection_shows_the_recorded_results(name, tmp_path, capsys):
-    tables, page = script("cuda_table"), (RECORDED.parents[2] / "docs" / "selection.md").read_text()
+    tables, page = script("cuda_table"), (RECORDED.parents[2] / "docs" / "lab" / "selection.md").read_text()
     recorded = RECORDED / re.search(rf"<!-- {name} measured -->\n.*/(.*-{name}.*\.json)", page)[1]
     data = json.loads(recorded.read_text())
     table = getattr(tables, name)(data)
