@@ -4,7 +4,7 @@
 
 Replaces what stands between "<!-- cuda measured -->" and "<!-- end of cuda measured -->"; for a result of the backward's
 sets alone, "cuda backward measured"; with --portable, of docs/measured.md alone, "portable measured" (the forward of the mma
-family); for the sets "selection" and "tiles", "selection measured" and "tiles measured" of docs/lab/selection.md. A result of
+family); for the sets "selection" and "tiles", "selection measured" and "tiles measured" of docs/lab/backward_choice.md. A result of
 `fdm bench --show-all` at several head dims (a list "rows") goes between "<!-- textbook measured -->" and its end in
 docs/lab/textbook.md. Usage: cuda_table.py FILE [--portable]
 """
@@ -187,7 +187,7 @@ def main() -> None:
     if sets in ({"selection"}, {"tiles"}):
         name = sets.pop()
         body = origin.replace("Peer time over ours, geometric mean and in brackets the least: above 1 we are faster", "Ratios are their time over ours")
-        replace(ROOT / "docs/lab/selection.md", f"{name} measured", body + (selection if name == "selection" else tiles)(data))
+        replace(ROOT / "docs/lab/backward_choice.md", f"{name} measured", body + (selection if name == "selection" else tiles)(data))
         return
     if "--portable" in sys.argv[2:]:
         replace(ROOT / "docs/measured.md", "portable measured", origin + summary(data) + "\n" + cells(data))

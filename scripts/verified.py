@@ -65,12 +65,17 @@ def matrix(runs: list, columns: list, column_of) -> str:
 
 
 def listed(devices: list) -> str:
-    text = "| what | where | how | result | when |\n|---|---|---|---|---|\n"
-    for device, run in ((data["device"], run) for data in devices for run in data["runs"] if run["check"] not in COLUMNS):
-        how = f"`{run['command']}`" if run.get("command") else run["check"]
-        note = f"; {run['note']}" if run.get("note") else ""
-        text += f"| {run['subject']} | {device} | {how} | {result(run)}{note} | {origin({**run, 'command': ''})} |\n"
-    return text
+    text = ""
+    for data in devices:
+        runs = [run for run in data["runs"] if run["check"] not in COLUMNS]
+        if runs:
+            text += f"{data['device']}:\n\n| what | how | right | | when |\n|---|---|---|---|---|\n"
+        for run in runs:
+            how = f"`{run['command']}`" if run.get("command") else run["check"]
+            words = ("", result(run)) if "result" in run else (result(run), run.get("note", ""))
+            text += f"| {run['subject']} | {how} | {words[0]} | {words[1]} | {origin({**run, 'command': ''})} |\n"
+        text += "\n" if runs else ""
+    return text.rstrip("\n") + "\n"
 
 
 def compiled(data: dict) -> str:
@@ -101,6 +106,8 @@ def tables() -> dict:
                 text += matrix(runs, columns, lambda run: ARCHITECTURES[run["architecture"]])
             else:
                 columns = [name for name in COLUMNS if any(run["check"] == name for run in runs)]
+                if not runs:
+                    continue
                 text += f"{data['device']}:\n\n" + matrix(runs, columns, lambda run: run["check"]) + "\n"
         made[kind] = text.rstrip("\n") + "\n"
     made["other"] = listed(devices)
