@@ -279,7 +279,7 @@ static void *work(void *unused) {
 }
 
 /* The backward holds up to 128 sums a thread beside everything else, and where rare features meet the assembler puts a
- * few registers aside. Known, counted, and bounded; docs/mma.md tells how many. Everything else must not spill. */
+ * few registers aside. Known, counted, and bounded; docs/verified.md tells how many. Everything else must not spill. */
 enum { BACKWARD_SPILL_MAX = 192 };
 
 static int32_t spill_allowed(const struct job *job) {
@@ -450,7 +450,7 @@ static void add_forward(const char *arch, uint64_t seed, const char *kernel) {
 }
 
 /* The kernels that run only where they are named. */
-static void add_named(const char *arch, uint64_t seed) {
+static void add_by_name(const char *arch, uint64_t seed) {
     for (int32_t i = 0; families[i]; i++)
         for (int32_t row = 0; families[i]->launches && row < families[i]->num_kernels; row++)
             if (families[i]->chosen_freely && !families[i]->chosen_freely(families[i], row))
@@ -465,7 +465,7 @@ static void add_kernels(const char *arch, uint64_t seed, const char *kernel, int
         add_forward(arch, seed, kernel);
         if (!kernel && !listing_variants) {
             add_merge(arch);
-            add_named(arch, seed);
+            add_by_name(arch, seed);
         }
     }
 }
