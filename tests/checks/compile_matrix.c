@@ -12,7 +12,9 @@
  * all (K counts from 0 and may be N or more). --changed: a list of files, one a line; only compilations of a kernel
  * whose source is one of them or includes one, or whose host code may be different for one of them. --at-most: the
  * first of as many equal parts as leave about N compilations. --json: appends a line of JSON for each architecture and
- * entry. A cache of what compiled before (FLASH_DMATTN_CACHE_DIR) is not used: each run stands for itself. */
+ * entry. --verbose: every compilation, with a hash of its machine code, by which two trees are compared. A cache of
+ * what compiled before (FLASH_DMATTN_CACHE_DIR) is not used: each run stands for itself. */
+#include <elf.h>
 #include <getopt.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -20,6 +22,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/memory.h"
 #include "cuda/compiler.h"
 #include "families/family.h"
 #include "gpu/merge_on_device.h"
@@ -86,6 +89,7 @@ struct job {
     char arch[16];
     struct cuda_kernel_request request;
     struct cuda_resources resources;
+    uint64_t hash; /* of the machine code */
     fdm_status status;
     int32_t forced; /* only a choice code or number leads there, no rule */
     int32_t extra;  /* of another share: the first of its architecture and entry */
@@ -213,6 +217,44 @@ static void keep_share(int64_t part, int64_t parts) {
     num_jobs = kept;
 }
 
+/* Of the instructions that an ELF file holds, wherever they lie in it and whatever they are called; FNV-1a. */
+static uint64_t hash_of_code(const unsigned char *file, size_t bytes) {
+    uint64_t hash = 0xcbf29ce484222325ull;
+    Elf64_Ehdr head;
+    Elf64_Shdr section;
+    if (bytes < sizeof head)
+        return 0;
+    memcpy(&head, file, sizeof head);
+    for (uint32_t i = 0; i < head.e_shnum; i++) {
+        const size_t at = head.e_shoff + (size_t)i * sizeof section;
+        if (at + sizeof section > bytes)
+            return 0;
+        memcpy(&section, file + at, sizeof section);
+        if (section.sh_type != SHT_PROGBITS || !(section.sh_flags & SHF_EXECINSTR) ||
+            section.sh_offset + section.sh_size > bytes)
+            continue;
+        for (size_t n = 0; n < section.sh_size; n++)
+            hash = (hash ^ file[section.sh_offset + n]) * 0x100000001b3ull;
+    }
+    return hash;
+}
+
+static fdm_status compile(struct job *job) {
+    struct cuda_compiler compiler;
+    struct cuda_binary binary;
+    char target[CUDA_TARGET_BYTES];
+    fdm_status status = cuda_compiler_find(0, &compiler);
+    cuda_target_of(job->arch, cuda_source_find(job->request.file), target);
+    if (!status)
+        status = cuda_compile(&compiler, target, &job->request, &binary);
+    if (status)
+        return status;
+    job->resources = binary.resources;
+    job->hash = hash_of_code(binary.code, binary.bytes);
+    memory_release(binary.code);
+    return FDM_OK;
+}
+
 /* ---- what a change concerns ---- */
 
 static int ends_with(const char *text, const char *end) {
@@ -270,7 +312,7 @@ static void *work(void *unused) {
         if (mine >= num_jobs)
             return unused;
         struct job *job = &jobs[mine];
-        job->status = cuda_compile_only(job->arch, &job->request, &job->resources);
+        job->status = compile(job);
         if (job->status)
             snprintf(job->sentence, sizeof job->sentence, "%.255s", fdm_last_error());
         if (isatty(STDERR_FILENO))
@@ -330,9 +372,9 @@ static int report(int verbose) {
         most = job->resources.registers > most ? job->resources.registers : most;
         if (!bad && !verbose)
             continue;
-        printf("%s %s %s: %d registers, %d spill bytes, %d remarks%s%s\n ", bad ? "WRONG" : "fine", job->arch,
-               job->request.entry, job->resources.registers, job->resources.spill_bytes, job->resources.remarks,
-               job->status ? ", " : "", job->sentence);
+        printf("%s %s %s: %d registers, %d spill bytes, %d remarks, code %016llx%s%s\n ", bad ? "WRONG" : "fine",
+               job->arch, job->request.entry, job->resources.registers, job->resources.spill_bytes,
+               job->resources.remarks, (unsigned long long)job->hash, job->status ? ", " : "", job->sentence);
         for (int32_t c = 0; c < job->request.num_constants; c++)
             if (job->request.constants[c].value)
                 printf(" %s=%lld", job->request.constants[c].name, (long long)job->request.constants[c].value);
