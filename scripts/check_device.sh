@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # check_device.sh: what a machine with a CUDA device proves: every CUDA kernel on random problems against float64, the
-# Hopper probe, merging, and all of them under the tools of compute-sanitizer; each instruction against its stand-in. Needs Meson, Ninja, a C compiler and python3.
+# Hopper probe, merging, and all of them under the tools of compute-sanitizer; each instruction against its stand-in. Needs
+# Meson, Ninja, a C compiler, g++ and python3.
 # Usage: scripts/check_device.sh FOLDER [PROBLEMS] [SEED] [RESULTS]; logs go to FOLDER, a summary to stdout. RESULTS is a file like
 # bench/results/nvidia-h200/checks.json: what was found is recorded there; then scripts/verified.py writes docs/verified.md.
 set -uo pipefail
