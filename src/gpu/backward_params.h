@@ -6,7 +6,6 @@
 #ifndef FDM_BACKWARD_PARAMS_H
 #define FDM_BACKWARD_PARAMS_H
 
-#include "cuda/tensor_map.h"
 #include "gpu/forward_params.h"
 
 #ifdef __CUDACC__
@@ -77,7 +76,6 @@ struct gpu_backward_params {
     float lse_factor;                 /* log2(e) where scores stay in units of exp2, else 1 */
     uint32_t grid_x, grid_y;          /* of a folded grid: block n is (n % grid_x, n / grid_x % grid_y, the rest) */
     int32_t mask_row_bytes, bias_row_bytes, dbias_row_bytes; /* from row to row; of dbias or of its sums */
-    struct cuda_tensor_map q_map, dout_map;                  /* TMA: [B, H, S, D], tiles of 64 rows and a panel */
     float *low_rows;
     int32_t dbias_of_rows; /* 1: GPU_DBIAS_ROWS */
 };

@@ -593,10 +593,10 @@ __device__ __forceinline__ void load_stage(const struct mma_backward_params &par
         if (panel < 0)
             cp_async_bulk(stage.rows + n * (STAGE_ROWS * 4), row_words(head, n) + row, STAGE_ROWS * 4, stage.full);
         else if (panel < panels_q)
-            cp_async_bulk_tensor_4d(stage.q + panel * (columns_q * STAGE_ROWS * 2), &a.q_map, stage.full,
+            cp_async_bulk_tensor_4d(stage.q + panel * (columns_q * STAGE_ROWS * 2), &params.q_map, stage.full,
                                     panel * columns_q, row, head.index, at.batch);
         else
-            cp_async_bulk_tensor_4d(stage.dout + (panel - panels_q) * (columns_v * STAGE_ROWS * 2), &a.dout_map,
+            cp_async_bulk_tensor_4d(stage.dout + (panel - panels_q) * (columns_v * STAGE_ROWS * 2), &params.dout_map,
                                     stage.full, (panel - panels_q) * columns_v, row, head.index, at.batch);
     }
 #    else
