@@ -320,8 +320,8 @@ static fdm_status make_maps(int32_t device, const struct attention *attention, c
     struct cuda_tensor_map maps[2];
     const fdm_status status = cuda_tensor_maps_make(device, layouts, 2, maps);
     if (!status) {
-        params->shared.q_map = maps[0];
-        params->shared.dout_map = maps[1];
+        params->q_map = maps[0];
+        params->dout_map = maps[1];
     }
     return status;
 }

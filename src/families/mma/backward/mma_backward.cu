@@ -593,10 +593,10 @@ __device__ __forceinline__ void load_stage(const struct mma_backward_params &par
         if (panel < 0)
             cp_async_bulk(stage.rows + n * (STAGE_ROWS * 4), row_words(head, n) + row, STAGE_ROWS * 4, stage.full);
         else if (panel < panels_q)
-            cp_async_bulk_tensor_4d(stage.q + panel * (columns_q * STAGE_ROWS * 2), &a.q_map, stage.full,
+            cp_async_bulk_tensor_4d(stage.q + panel * (columns_q * STAGE_ROWS * 2), &params.q_map, stage.full,
                                     panel * columns_q, row, head.index, at.batch);
         else
-            cp_async_bulk_tensor_4d(stage.dout + (panel - panels_q) * (columns_v * STAGE_ROWS * 2), &a.dout_map,
+            cp_async_bulk_tensor_4d(stage.dout + (panel - panels_q) * (columns_v * STAGE_ROWS * 2), &params.dout_map,
                                     stage.full, (panel - panels_q) * columns_v, row, head.index, at.batch);
     }
 #    else
@@ -1038,6 +1038,30 @@ __device__ __forceinline__ void store_dbias(const struct gpu_backward_params &a,
 }
 #endif
 
+/* A row that sees no key has no gradient, whatever comes in: its P is 0, but 0 times NaN is not. Where one of a stage's
+ * rows says that NaN or inf comes in, dO of those without keys becomes 0 before anybody reads it; all warps look at the
+ * same words. */
+__device__ __forceinline__ void clear_spoiled(const struct walk &walk, const struct stage &stage, int row) {
+    if (!(MASK || BIAS || INTERVALS) && (!WINDOW || row >= walk.full_first))
+        return; /* rows without a key are before those that see one */
+    const int lane = fresh_lane();
+    bool spoiled = false;
+#pragma unroll
+    for (int n = 0; n < STAGE_ROWS; n += 32)
+        spoiled = spoiled || ld_shared_4(stage.rows + (STAGE_ROWS + n + lane) * 4) == BACKWARD_SPOILED_ROW;
+    if (!__any_sync(0xffffffff, spoiled))
+        return;
+    constexpr int chunks = HEAD_DIM_V / 8;
+#pragma unroll 1
+    for (int n = threadIdx.x; n < STAGE_ROWS * chunks; n += THREADS)
+        if (__uint_as_float(ld_shared_4(stage.rows + n / chunks * 4)) == -MINUS_INF)
+            st_shared_16(stage.dout + chunk_offset_in<chunks, PANEL_ROWS>(n / chunks, n % chunks), 0, 0, 0, 0);
+#if TMA
+    fence_proxy_async(); /* TMA will write there again */
+#endif
+    __syncthreads();
+}
+
 /* What a part's own rows add to a sum. */
 template <int tiles, class address>
 __device__ __forceinline__ void add_rows(float (&sum)[KEY_TILES][tiles][4], const score_fragments &left,
@@ -1391,6 +1415,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
 #    endif
             ds_buffer ^= SCORES_BYTES * (BY_COLUMNS ? 2 : 1);
             mbarrier_wait(stage.full, ring.parity);
+            clear_spoiled(walk, stage, row);
             if (TWO_BODIES && !partial)
                 add_own(sums, a, at, h, tiles, stage, values, staged, row, 0, false, false);
             else
@@ -1443,6 +1468,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
             }
             cp_async_wait<STAGES - 1>();
             __syncthreads();
+            clear_spoiled(walk, stage, row);
             const int begin = first_sub_tile(walk, row), end = min(BLOCK_M, walk.last - row);
 #    pragma unroll 1
             for (int sub = begin; sub < end; sub += SUB_ROWS) {
