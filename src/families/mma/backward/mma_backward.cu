@@ -41,7 +41,7 @@
 #define BY_COLUMNS    (PAIRED || (BLOCK_N < 128 && WIDEST > 128))
 #define COLUMN_SHARES (BY_COLUMNS ? SHARE : 1)
 #define WARP_ROWS     (SUB_ROWS / SHARE) /* rows of a sub-tile whose scores a warp makes */
-/* Of them, so many at a time: as many as registers hold. */
+/* PART_ROWS: rows of them whose scores are in registers at a time, as many as registers hold. */
 #define SCARCE      (WIDEST > 192 && (VARLEN || BIAS || MASK || DETERMINISTIC))
 #define CROWDED     (SOFTCAP || (VARLEN && PAIRED) || (DETERMINISTIC && (MASK || BIAS || INTERVALS || VARLEN)))
 #define TURNS_DQ    (DETERMINISTIC && NEEDS_DQ)
@@ -61,7 +61,7 @@
 #define DQ_COLUMNS (HEAD_DIM / DQ_SHARE)
 #define DQ_STEP    (DQ_COLUMNS % 32 || OVERLAY || V_IN_REGISTERS || SCARCE ? 16 : 32) /* at a time */
 #define DQ_PASSES  (DQ_COLUMNS / DQ_STEP)
-/* Passes before the products of the others' rows, so that what is added does not come all at once. */
+/* Passes over columns of dQ before the products of other warps' rows, so that not all additions come at once. */
 #define DQ_EARLY   (RING && BY_COLUMNS && DQ_PASSES > 1 ? 1 : 0)
 #define KEY_BIAS   (BIAS && !BIAS_ROWS)
 #define KEYED      (INTERVALS || (MASK && !MASK_ROWS) || KEY_BIAS) /* keys may be seen by no row */
@@ -142,8 +142,8 @@ __device__ __forceinline__ struct tiles lay_out(uint32_t shared) {
     return t;
 }
 
-/* The lane, made here: what follows from it is not kept in registers through the loop. Where that is said was decided
- * by the spills of all specialisations. */
+/* The lane's number, opaque to the compiler: what follows from it is computed again, not kept in registers through the
+ * loop. Where it is called was decided by the spills of all specialisations. */
 __device__ __forceinline__ int fresh_lane() {
     int thread = threadIdx.x;
     thread = opaque(thread);
@@ -371,7 +371,7 @@ __device__ __forceinline__ struct walk plan_walk(const struct gpu_backward_param
     return w;
 }
 #if KEYED
-/* What the keys themselves leave of it. `scratch`: 32 bytes that nobody uses. */
+/* The part of the walk that intervals, masks and biases of the keys leave. `scratch`: 32 bytes that nobody uses. */
 __device__ __forceinline__ struct walk narrow(struct walk w, uint32_t keys, uint32_t scratch) {
     if (threadIdx.x < BLOCK_N) {
         int first = (int)ld_shared_4(keys + threadIdx.x * 4);
@@ -988,7 +988,7 @@ __device__ __forceinline__ void make_ds(score_fragments &left, struct sums &sums
 #    elif DBIAS && !DBIAS_FROM_DS
                 const int row = block_row + sub_row + n * 8 + lane % 4 * 2 + e % 2, j = 2 * t + e / 2;
                 char *to = dbias[SCORES_ALIGNED ? 0 : j] + dbias_rows(a, row);
-                /* Said for each in the way in which the assembler spills less. */
+                /* One condition in two forms, each where the assembler spills less with it. */
                 const bool inside = SCORES_ALIGNED || V_IN_REGISTERS
                                         ? j * 8 < num_keys
                                         : at.first_key + warp_key + lane / 4 + j * 8 < at.seqlen_k;
