@@ -9,22 +9,19 @@
 
 /* ---- tiles ---- */
 
-/* A row is taken when head dims and shared memory fit it; the first that fits is chosen. Registers of S, P and O are
- * 3 block_n / 4 + head_dim_v / 2 of consumer_registers. */
+/* A row is taken when head dims and shared memory fit it; the first that fits is chosen, with its scheduler. Registers
+ * of S, P and O are 3 block_n / 4 + head_dim_v / 2 of consumer_registers; look keys are looked at in a step. Times are
+ * of one H200, top-W intervals of 8192 keys (docs/lab/hopper_gather.md). */
 struct tile {
     int32_t head_dim_max;
-    int32_t warpgroups, block_n, stages, q_stages, consumer_registers, turns, scheduler;
+    int32_t warpgroups, block_n, stages, q_stages, look, consumer_registers, turns, scheduler;
     const char *reason;
 };
 static const struct tile tiles[] = {
-    {64, 3, 96, 4, 2, 144, 1, HOPPER_DYNAMIC, "192 rows share each gathered key; the widest step without spills"},
-    {64, 3, 96, 4, 2, 144, 0, HOPPER_DYNAMIC, "192 rows share each gathered key; no turns"},
-    {128, 3, 64, 3, 2, 144, 1, HOPPER_DYNAMIC, "192 rows share each gathered key; the next item's Q is there"},
-    {128, 3, 64, 4, 1, 144, 1, HOPPER_DYNAMIC, "192 rows share each gathered key; more tiles in flight"},
-    {128, 3, 64, 4, 1, 144, 0, HOPPER_DYNAMIC, "192 rows share each gathered key; no turns"},
-    {192, 2, 64, 2, 1, 216, 1, HOPPER_DYNAMIC, "O leaves registers for two warpgroups"},
-    {256, 2, 64, 2, 1, 216, 0, HOPPER_DYNAMIC, "O leaves registers for two warpgroups"},
-    {256, 2, 48, 2, 1, 216, 0, HOPPER_DYNAMIC, "O leaves registers for two warpgroups; beside a bias it fits"},
+    {64, 3, 96, 4, 2, 1024, 144, 1, HOPPER_DYNAMIC, "192 rows share each gathered key; 64 keys a step take 2 % longer"},
+    {128, 3, 64, 3, 2, 1024, 144, 1, HOPPER_DYNAMIC, "192 rows share each gathered key: 128 take 22 % longer"},
+    {192, 2, 64, 2, 1, 512, 208, 1, HOPPER_DYNAMIC, "O leaves registers for two warpgroups; not measured"},
+    {256, 2, 64, 2, 1, 256, 216, 0, HOPPER_DYNAMIC, "O leaves registers for two warpgroups"},
 };
 enum { NUM_TILES = sizeof tiles / sizeof tiles[0], NUM_SCHEDULERS = 3, FEW_ROWS = 64 };
 
@@ -32,9 +29,9 @@ enum { TILE, SCHEDULER, NUM_SMS }; /* the plan's parameters */
 
 static int32_t padded(int64_t head_dim) { return (int32_t)gpu_round_up(head_dim, 16); }
 
-/* A producer loads what is known of keys a step ahead: more of them where there is less of each. */
+/* A producer loads what is known of keys a step ahead: fewer of them where there is more of each. */
 static int32_t look_of(const struct tile *t, const fdm_problem *p) {
-    return (t->warpgroups == 3 ? 1024 : 512) / (p->has_mask || p->has_bias ? 2 : 1);
+    return t->look > 256 && (p->has_mask || p->has_bias) ? t->look / 2 : t->look;
 }
 
 static int32_t shared_bytes(const struct tile *t, const fdm_problem *p) {
@@ -223,7 +220,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
 static int32_t scheduler(const fdm_plan *plan) { return plan->parameters[SCHEDULER]; }
 
 const struct gpu_algorithm hopper_gather_algorithm = {
-    .row = {"hopper.gather", "keys that a block of rows sees, gathered into dense tiles for wgmma", FDM_FORWARD},
+    .info = {"hopper.gather", "keys that a block of rows sees, gathered into dense tiles for wgmma", FDM_FORWARD},
     .chosen_freely = 1,
     .writes_lse_low = 1,
     .refusal = refusal,

@@ -1,8 +1,7 @@
-/* hopper_ring.cuh: rings in shared memory between a producer and consumers, each stage with a full and an empty
- * mbarrier.
+/* hopper_ring.cuh: rings of stages in shared memory between warpgroups of a block.
  *
- * Producer and consumers count the items and the steps (tiles of K) that they have come to. A count names the stage of
- * a ring and the parity of the phase in which it is full; tile n of V has the count of tile n of K. */
+ * A ring has a full and an empty mbarrier for each stage, eight bytes apart. Who fills and who reads count what has
+ * passed; a count names the stage and the parity of the phase in which it is full. */
 #ifndef FDM_HOPPER_RING_CUH
 #define FDM_HOPPER_RING_CUH
 
