@@ -63,6 +63,16 @@ static inline uint32_t gpu_grid(int64_t blocks) { return blocks < INT32_MAX ? (u
     .chosen_freely = gpu_family_chosen_freely, .choose = gpu_family_choose, .variant = gpu_family_variant, \
     .prepare = gpu_family_prepare, .launches = gpu_family_launches, .execute = gpu_family_execute
 
+/* The clause of a refusal, written to `text`. */
+const char *gpu_no_tile_fits(const fdm_device *device, char *text, size_t size);
+
+/* The end of a forward's execution: the kernels of `requests`, of which the first is the forward's own and takes struct
+ * gpu_forward_params, and a second is the block mask of the plan's tile, at the workspace's start. blocks: of the
+ * first, in clusters of so many. */
+fdm_status gpu_forward_launch(const fdm_plan *plan, const struct attention *attention,
+                              const struct cuda_kernel_request *requests, int32_t count, int64_t blocks,
+                              int32_t cluster, void *workspace, void *stream);
+
 /* The block mask of a mask with rows (block_mask.h): its bytes of workspace, its kernel, and the launch that fills
  * `block_mask` and tells the parameters where it is. */
 int64_t block_mask_bytes(const fdm_problem *problem, int32_t block_m, int32_t block_n);

@@ -216,28 +216,12 @@ static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *reques
 
 static fdm_status execute(const fdm_plan *plan, const struct attention *attention, void *workspace, void *stream) {
     const fdm_problem *p = attention->problem;
-    (void)workspace;
     if (!validate(plan))
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's parameters are not those of a textbook kernel");
     const struct shape s = shape_of(plan->parameters[ALGORITHM], &variants[plan->parameters[VARIANT]], p);
-    const int64_t blocks = grid_of(&s, p);
-    if (blocks == 0)
-        return FDM_OK;
     struct cuda_kernel_request request;
-    const struct cuda_kernel *kernel;
     request_of(plan, p, &request);
-    const fdm_status status = cuda_kernels_get(plan->device.index, &request, 1, &kernel);
-    if (status)
-        return status;
-    struct gpu_forward_params arguments;
-    gpu_fill_forward(attention, &arguments);
-    const struct cuda_launch launch = {.kernel = kernel,
-                                       .grid = {(uint32_t)blocks, 1, 1},
-                                       .threads = 32 * MMA_TEXTBOOK_WARPS,
-                                       .stream = stream,
-                                       .arguments = &arguments,
-                                       .arguments_bytes = sizeof arguments};
-    return cuda_launch(&launch);
+    return gpu_forward_launch(plan, attention, &request, 1, grid_of(&s, p), 1, workspace, stream);
 }
 
 /* ---- the rows ---- */
