@@ -218,10 +218,10 @@ static int64_t expected(enum cuda_call_kind kind, const fdm_plan *plan, const st
     if (kind != CALL_DECODE)
         return 1;
     want[0].grid[0] = (unsigned)(plan->parameters[0] * p->batch * p->heads_kv);
-    want[0].block[0] = 32 * MMA_DECODE_WARPS;
+    want[0].block[0] = (unsigned)(32 * plan->parameters[4]); /* warps */
     snprintf(other.entry, sizeof other.entry, "mma_combine");
     other.grid[0] = (unsigned)rows;
-    other.block[0] = 32 * MMA_DECODE_WARPS;
+    other.block[0] = 32 * MMA_COMBINE_WARPS;
     other.shared_bytes = 0;
     other.programmatic = plan->parameters[3];
     want[1] = other;
