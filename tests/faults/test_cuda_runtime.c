@@ -17,6 +17,7 @@
 #include "families/mma/forward/mma_decode.h"
 #include "families/mma/mma_family.h"
 #include "gpu/block_mask.h"
+#include "gpu/combine_splits.h"
 #include "scenario.h"
 
 static const fdm_device_id cuda = {FDM_CUDA, 0}, second = {FDM_CUDA, 1}, host = {FDM_CPU, 0};
@@ -219,9 +220,9 @@ static int64_t expected(enum cuda_call_kind kind, const fdm_plan *plan, const st
         return 1;
     want[0].grid[0] = (unsigned)(plan->parameters[0] * p->batch * p->heads_kv);
     want[0].block[0] = (unsigned)(32 * plan->parameters[4]); /* warps */
-    snprintf(other.entry, sizeof other.entry, "mma_combine");
+    snprintf(other.entry, sizeof other.entry, "combine_splits");
     other.grid[0] = (unsigned)rows;
-    other.block[0] = 32 * MMA_COMBINE_WARPS;
+    other.block[0] = 32 * COMBINE_SPLITS_WARPS;
     other.shared_bytes = 0;
     other.programmatic = plan->parameters[3];
     want[1] = other;
@@ -355,7 +356,7 @@ static void launches_are_the_plans(void) {
 /* The launch itself, with everything that it can have. */
 static void launch_attributes(void) {
     static const struct cuda_kernel_request request = {
-        .file = "families/mma/forward/mma_combine.cu", .entry = "mma_combine", .shared_bytes = 100 << 10};
+        .file = "gpu/combine_splits.cu", .entry = "combine_splits", .shared_bytes = 100 << 10};
     const struct cuda_kernel *kernel;
     void *argument = &argument;
     int stream;
@@ -369,7 +370,7 @@ static void launch_attributes(void) {
                                  .stream = &stream,
                                  .arguments = &argument,
                                  .arguments_bytes = sizeof argument};
-    struct fake_launch want = {"mma_combine", 0, 0, {8, 3, 2}, {96, 1, 1}, 100 << 10, 4, 1, &stream, argument};
+    struct fake_launch want = {"combine_splits", 0, 0, {8, 3, 2}, {96, 1, 1}, 100 << 10, 4, 1, &stream, argument};
     assert_int_equal(cuda_launch(&launch), FDM_OK);
     assert_launch(1, &want);
     launch.cluster = 1;
@@ -461,7 +462,7 @@ static void run_threads(void) {
     pthread_barrier_destroy(&ready);
 }
 
-/* forward, forward with a mask and its summary, decode and its merge, wide: six kernels */
+/* forward, forward with a mask and its block mask, decode and its merge, wide: six kernels */
 static void assert_each_once(int64_t architectures) {
     assert_int_equal(fake_compiler()->num_distinct(), 6 * architectures);
     assert_int_equal(fake_compiler()->num_compiled(), 6 * architectures);

@@ -1,5 +1,5 @@
 /* tma.cuh: copies of tiles by TMA, the tensor memory accelerator (PTX ISA, "cp.async.bulk.tensor",
- * "prefetch.tensormap"); compute capability 9.0 and above.
+ * "cp.reduce.async.bulk", "prefetch.tensormap"); compute capability 9.0 and above.
  *
  * A tile's bytes count at an mbarrier: what lies outside of the tensor too. Coordinates are elements, innermost first,
  * and may be negative; the innermost is a multiple of 16 bytes (an H200 reports an illegal instruction otherwise). */
@@ -49,6 +49,23 @@ __device__ __forceinline__ void cp_async_bulk(uint32_t shared, const void *globa
                  :
                  : "r"(shared), "l"(global), "r"(bytes), "r"(barrier)
                  : "memory");
+}
+/* Adds `bytes`, a multiple of 16, of floats in `shared` to those at an address that is one; belongs to the thread's
+ * next group. */
+__device__ __forceinline__ void cp_reduce_async_bulk_add(float *global, uint32_t shared, uint32_t bytes) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;"
+                 :
+                 : "l"(global), "r"(shared), "r"(bytes)
+                 : "memory");
+}
+/* Ends a group of copies from shared memory. */
+__device__ __forceinline__ void cp_async_bulk_commit() { asm volatile("cp.async.bulk.commit_group;" : : : "memory"); }
+/* Waits until all but `pending` of this thread's groups have read their shared memory; and are complete. */
+template <int pending> __device__ __forceinline__ void cp_async_bulk_wait_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" : : "n"(pending) : "memory");
+}
+template <int pending> __device__ __forceinline__ void cp_async_bulk_wait() {
+    asm volatile("cp.async.bulk.wait_group %0;" : : "n"(pending) : "memory");
 }
 /* Orders this thread's accesses to shared memory before later ones of TMA. */
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" : : : "memory"); }

@@ -25,6 +25,7 @@
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "families/hopper/hopper_forward.h"
+#include "families/hopper/hopper_ring.cuh"
 #include "gpu/block_mask.h"
 #include "gpu/lse.cuh"
 
@@ -101,24 +102,6 @@ __device__ __forceinline__ void init_barriers(uint32_t base) {
         mbarrier_init(base + WORK_EMPTY + 8 * i, warps);
     }
     fence_mbarrier_init();
-}
-
-/* ---- rings ----
- *
- * Producer and consumers count the items and the steps (tiles of K) that they have come to. A count names the stage of
- * a ring and the parity of the phase in which it is full; tile n of V has the count of tile n of K. */
-template <int stages> __device__ __forceinline__ uint32_t stage_of(uint32_t count) { return count % stages; }
-template <int stages> __device__ __forceinline__ uint32_t parity_of(uint32_t count) { return count / stages & 1; }
-template <int stages> __device__ __forceinline__ void wait_full(uint32_t barriers, uint32_t count) {
-    mbarrier_wait(barriers + 8 * stage_of<stages>(count), parity_of<stages>(count));
-}
-template <int stages> __device__ __forceinline__ void wait_empty(uint32_t barriers, uint32_t count) {
-    mbarrier_wait(barriers + 8 * stage_of<stages>(count), parity_of<stages>(count) ^ 1);
-}
-/* One thread of each warp says that the warp is done with a stage. */
-template <int stages> __device__ __forceinline__ void release(uint32_t barriers, uint32_t count) {
-    if (threadIdx.x % 32 == 0)
-        mbarrier_arrive(barriers + 8 * stage_of<stages>(count));
 }
 
 /* ---- producer ---- */

@@ -43,6 +43,8 @@
 #define TRY_WGMMA_REGISTERS_T 28
 #define TRY_RED_ADD_4         29
 #define TRY_STMATRIX          30
+#define TRY_STMATRIX_TRANS    31
+#define TRY_BULK_ADD          32
 /* and of the products: WGMMA_N columns, WGMMA_F16 */
 
 struct instruction_arguments {

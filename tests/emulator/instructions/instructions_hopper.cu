@@ -94,10 +94,32 @@ __device__ __forceinline__ void try_wgmma(const struct instruction_arguments &a,
 __device__ __forceinline__ void try_stmatrix(const struct instruction_arguments &a, uint32_t *out, uint32_t shared) {
     const uint32_t *in = a.in + threadIdx.x * 4;
     const uint32_t r[4] = {in[0], in[1], in[2], in[3]}, row = threadIdx.x * 5 % INSTRUCTION_THREADS; /* each once */
-    stmatrix_x4(shared + row * 16, r);
+    if (INSTRUCTION == TRY_STMATRIX)
+        stmatrix_x4(shared + row * 16, r);
+    else
+        stmatrix_x4_trans(shared + row * 16, r);
     __syncthreads();
     for (int i = 0; i < 4; i++)
         out[i] = ld_shared_4(shared + threadIdx.x * 16 + i * 4);
+}
+
+/* Both blocks add whole numbers, in two groups, to the same sums. */
+__device__ __forceinline__ void try_bulk_add(const struct instruction_arguments &a, uint32_t shared) {
+    const uint32_t number = __float_as_uint((float)(a.in[threadIdx.x] % 64));
+    if (threadIdx.x < 64)
+        st_shared_4(shared + threadIdx.x * 4, number);
+    fence_proxy_async();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        cp_reduce_async_bulk_add(a.sums, shared, 256);
+        cp_async_bulk_commit();
+        cp_reduce_async_bulk_add(a.sums, shared + 128, 128);
+        cp_async_bulk_commit();
+        cp_async_bulk_wait_read<1>();
+        st_shared_4(shared + 64, 0); /* the first group has read it, and the second does not */
+        cp_async_bulk_wait_read<0>();
+        cp_async_bulk_wait<0>();
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(INSTRUCTION_THREADS, 3) __cluster_dims__(2, 1, 1)
@@ -119,8 +141,10 @@ extern "C" __global__ void __launch_bounds__(INSTRUCTION_THREADS, 3) __cluster_d
         try_copies(a, out, shared);
     else if (INSTRUCTION <= TRY_WGMMA_REGISTERS_T)
         try_wgmma(a, out, shared);
-    else if (INSTRUCTION == TRY_STMATRIX)
+    else if (INSTRUCTION == TRY_STMATRIX || INSTRUCTION == TRY_STMATRIX_TRANS)
         try_stmatrix(a, out, shared);
+    else if (INSTRUCTION == TRY_BULK_ADD)
+        try_bulk_add(a, shared);
     else
         red_add_4(a.sums + a.in[threadIdx.x] % 16 * 4, 1, (float)threadIdx.x, 2, 3);
     __syncwarp();

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "families/mma/mma_family.h"
+#include "gpu/splits.h"
 
 enum { STAGES_MAX = 4, TILES_OF_A_SPLIT_MIN = 4, KEYS_MIN = 512, LISTED_KEYS = 2048, RESERVE = 1 << 10 };
 enum { ROWS_MAX = 256, SEQLEN_MAX = 8 }; /* packed rows at most; and of more rows than one tile of 16, query rows */
@@ -15,18 +16,15 @@ enum { FLIGHT_BYTES = 64 << 10 };
 
 /* ---- tiles ---- */
 
-static int64_t rows_of(const fdm_problem *p) {
-    return p->varlen ? p->heads * p->total_q : p->batch * p->heads * p->seqlen_q;
-}
-
 /* Rows of a KV head: query rows times the heads of a group. */
 static int64_t packed_rows(const fdm_problem *p) { return p->seqlen_q * (p->heads / p->heads_kv); }
 
 static int is_float32(const fdm_problem *p) { return p->dtype == FDM_FLOAT32; }
 static int32_t element_bytes(const fdm_problem *p) { return is_float32(p) ? 4 : 2; }
 static int32_t padded(const fdm_problem *p) { return (int32_t)gpu_round_up(p->head_dim, 16); }
-static int32_t padded_v(const fdm_problem *p, int32_t share) {
-    return (int32_t)gpu_round_up(p->head_dim_v, share > 1 ? 64 : 16);
+static int32_t share_of(const fdm_problem *p) { return mma_decode_share(is_float32(p), (int32_t)p->head_dim_v); }
+static int32_t padded_v(const fdm_problem *p) {
+    return (int32_t)gpu_round_up(p->head_dim_v, share_of(p) > 1 ? 64 : 16);
 }
 
 /* Keys are listed before they are copied. */
@@ -46,20 +44,19 @@ static int32_t intervals_constant(const fdm_problem *p) {
 }
 
 struct tile {
-    int32_t block_n, warps, row_groups, share;
+    int32_t block_n, warps, row_groups;
 };
 
 static int32_t shared_bytes(const fdm_problem *p, struct tile t, int32_t stages) {
-    return mma_decode_shared_bytes(element_bytes(p), padded(p), padded_v(p, t.share), t.block_n, t.row_groups,
-                                   t.warps / t.share, stages, lists_keys(p));
+    return mma_decode_shared_bytes(element_bytes(p), padded(p), padded_v(p), t.block_n, t.row_groups,
+                                   t.warps / share_of(p), stages, lists_keys(p));
 }
 
 /* Warps that work on the same keys leave at least 16 keys of a tile to each of the others. */
 static int is_tile(const fdm_problem *p, struct tile t) {
-    const int32_t mates = t.row_groups * t.share;
+    const int32_t mates = t.row_groups * share_of(p);
     return (t.warps == 4 || t.warps == 8) && (t.row_groups == 1 || t.row_groups == 2 || t.row_groups == 4) &&
-           (t.share == 1 || t.share == 2) && mates <= t.warps && t.block_n % 32 == 0 && t.block_n <= 128 &&
-           t.block_n * mates >= 16 * t.warps && padded_v(p, t.share) / t.share <= (is_float32(p) ? 128 : 256);
+           mates <= 4 && (t.block_n == 64 || t.block_n == 32) && t.block_n * mates >= 16 * t.warps;
 }
 
 static int32_t blocks_max(struct tile t) { return MMA_DECODE_WARPS_MAX / t.warps; }
@@ -72,18 +69,18 @@ static int blocks_fit(const fdm_device *device, const fdm_problem *p, struct til
 /* As many row groups as there are rows for, fewer where Q would leave no room; 64 keys, or 32 where those do not fit;
  * eight warps where not each has keys of its own. */
 static struct tile tile_of(const fdm_device *device, const fdm_problem *p) {
-    struct tile t = {64, 4, 1, is_float32(p) && p->head_dim_v > 128 ? 2 : 1};
+    struct tile t = {64, 4, 1};
     for (t.block_n = 64; t.block_n >= 32; t.block_n /= 2) {
-        const int32_t least = t.block_n == 32 && t.share == 1 ? 2 : 1;
+        const int32_t least = t.block_n == 32 && share_of(p) == 1 ? 2 : 1;
         t.row_groups = least;
-        while (t.row_groups * t.share < 4 && t.row_groups * 16 < packed_rows(p))
+        while (t.row_groups * share_of(p) < 4 && t.row_groups * 16 < packed_rows(p))
             t.row_groups *= 2;
         while (t.row_groups > least && !blocks_fit(device, p, t, 2, 1))
             t.row_groups /= 2;
         if (t.block_n == 32 || blocks_fit(device, p, t, 2, 1))
             break;
     }
-    if (t.row_groups * t.share > 1) {
+    if (t.row_groups * share_of(p) > 1) {
         t.warps = 8;
         if (!is_tile(p, t) || !blocks_fit(device, p, t, 2, 1))
             t.warps = 4;
@@ -97,7 +94,7 @@ static int64_t row_blocks(const fdm_problem *p, struct tile t) {
 static int64_t blocks_of_keys(const fdm_problem *p, struct tile t) { return p->batch * p->heads_kv * row_blocks(p, t); }
 
 static int64_t tile_bytes(const fdm_problem *p, struct tile t) {
-    return (int64_t)t.block_n * (padded(p) + padded_v(p, t.share)) * element_bytes(p);
+    return (int64_t)t.block_n * (padded(p) + padded_v(p)) * element_bytes(p);
 }
 
 /* The fewest stages with which `blocks` of a multiprocessor have enough under way, or as many as there is room for. */
@@ -134,7 +131,7 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
                  (shared_bytes(p, t, 2) + 1023) >> 10, (long long)device->shared_bytes >> 10);
         return text;
     }
-    if ((double)rows_of(p) >= INT32_MAX || (double)blocks_of_keys(p, t) * MMA_DECODE_SPLITS_MAX >= INT32_MAX)
+    if ((double)splits_rows(p) >= INT32_MAX || (double)blocks_of_keys(p, t) * GPU_SPLITS_MAX >= INT32_MAX)
         return "rows of all heads are fewer than 2^31, blocks of KV heads than 2^24";
     return NULL;
 }
@@ -161,39 +158,35 @@ static int64_t blocks_at_once(const fdm_device *device, const fdm_problem *p, st
     return (int64_t)device->num_sms * (blocks_fit(device, p, t, 2, blocks_max(t)) ? blocks_max(t) : 1);
 }
 
-/* How much of the device `blocks` use from begin to end, where so many fit on it at a time: the last wave is shorter.
- */
-static double filling(int64_t blocks, int64_t resident) {
-    const int64_t waves = (blocks + resident - 1) / resident;
-    return waves > 0 ? (double)blocks / (double)(waves * resident) : 1;
+/* How much of the device is at work from begin to end: waves of as many blocks as are resident, of `tiles` / `splits`
+ * tiles or one less each, which leaves some idle in the last wave or at the last tile. */
+static double filling(int64_t pairs, int64_t splits, int64_t tiles, int64_t resident) {
+    const int64_t waves = (pairs * splits + resident - 1) / resident, each = (tiles + splits - 1) / splits;
+    return waves > 0 && each > 0 ? (double)(pairs * tiles) / ((double)(waves * resident) * (double)each) : 1;
 }
 
-/* As few as fill the device to 95 % of the best filling: one wave of as many blocks as are wanted on a multiprocessor,
- * or waves of as many as fit. Each split has a few times 64 keys. */
+/* As few as fill the device to 97.5 % of the best filling: one wave of as many blocks as are wanted on a
+ * multiprocessor, or waves of as many as fit. Each split has a few times 64 keys. */
 static int32_t splits_of(const fdm_device *device, const fdm_problem *p, struct tile t) {
     const int64_t wanted = (int64_t)device->num_sms * blocks_of(device, p, t);
     const int64_t fit = blocks_at_once(device, p, t);
     const int64_t pairs = blocks_of_keys(p, t), tiles = (visible_keys(p) + 63) / 64;
     int64_t most = tiles / TILES_OF_A_SPLIT_MIN;
-    most = most < 1 ? 1 : most > MMA_DECODE_SPLITS_MAX ? MMA_DECODE_SPLITS_MAX : most;
+    most = most < 1 ? 1 : most > GPU_SPLITS_MAX ? GPU_SPLITS_MAX : most;
     double best = 0;
     for (int pass = 0; pass < 2; pass++)
         for (int64_t splits = 1; splits <= most; splits++) {
-            const double filled = filling(pairs * splits, pairs * splits <= wanted ? wanted : fit);
+            const double filled = filling(pairs, splits, tiles, pairs * splits <= wanted ? wanted : fit);
             if (pass == 0)
                 best = filled > best ? filled : best;
-            else if (filled >= 0.95 * best)
+            else if (filled >= 0.975 * best)
                 return (int32_t)splits;
         }
     return 1;
 }
 
-/* Of the splits' results: a maximum and a sum for each row, and a row of O. */
-static int64_t rows_bytes(const fdm_problem *p, int32_t splits) { return gpu_round_up(rows_of(p) * splits * 8, 64); }
 static int64_t workspace_bytes(const fdm_problem *p, int32_t splits, int32_t merge) {
-    return merge != MMA_MERGE_WORKSPACE
-               ? 0
-               : rows_bytes(p, splits) + gpu_round_up(rows_of(p) * splits * p->head_dim_v * 4, 64);
+    return merge == MMA_MERGE_WORKSPACE ? splits_workspace_bytes(p, splits) : 0;
 }
 
 /* Clusters: 9.0 and 10.0; 12.0 is not built for them. Where blocks come in waves, one would wait for room for all of
@@ -206,11 +199,11 @@ static int32_t merge_of(const fdm_device *device, const fdm_problem *p, struct t
     return has_clusters && at_once && splits <= MMA_MERGE_CLUSTER_MAX ? MMA_MERGE_CLUSTER : MMA_MERGE_WORKSPACE;
 }
 
-/* Of the plan's parameters; EARLY: mma_combine may begin before the splits have ended. */
-enum { SPLITS, STAGES, MERGE, EARLY, WARPS, ROW_GROUPS, SHARE };
+/* Of the plan's parameters; EARLY: combine_splits may begin before the splits have ended. */
+enum { SPLITS, STAGES, MERGE, EARLY, WARPS, ROW_GROUPS };
 
 static struct tile tile_of_plan(const fdm_plan *plan) {
-    return (struct tile){plan->block_n, plan->parameters[WARPS], plan->parameters[ROW_GROUPS], plan->parameters[SHARE]};
+    return (struct tile){plan->block_n, plan->parameters[WARPS], plan->parameters[ROW_GROUPS]};
 }
 
 static void explain(const fdm_device *device, const fdm_problem *p, struct tile t, fdm_plan *plan) {
@@ -245,7 +238,7 @@ struct way {
  * LISTED_KEYS. */
 static int32_t times_of(const fdm_problem *p, int32_t splits) {
     int32_t times = 1;
-    while (lists_keys(p) && 2 * times * splits <= MMA_DECODE_SPLITS_MAX &&
+    while (lists_keys(p) && 2 * times * splits <= GPU_SPLITS_MAX &&
            visible_keys(p) >= (int64_t)LISTED_KEYS * 2 * times * splits)
         times *= 2;
     return times;
@@ -255,20 +248,22 @@ static int32_t splits_of_way(const fdm_device *device, const fdm_problem *p, con
     return splits_of(device, p, way->tile) * way->times;
 }
 
-/* The rules' way. */
+/* The rules' way. A listed block has nothing under way while it looks for its first keys: the other of the
+ * multiprocessor then has enough by itself. */
 static struct way way_of(const fdm_device *device, const fdm_problem *p) {
     struct way way = {.tile = tile_of(device, p)};
     way.times = times_of(p, splits_of(device, p, way.tile));
     const int64_t blocks = blocks_of_keys(p, way.tile) * splits_of_way(device, p, &way);
-    const int32_t most = blocks_max(way.tile);
+    const int32_t most = blocks_max(way.tile), alone = stages_of(device, p, way.tile, 1);
     const int shared = blocks > device->num_sms && blocks_fit(device, p, way.tile, 2, most);
-    way.stages = stages_of(device, p, way.tile, shared ? most : 1);
+    const int listed = lists_keys(p) && blocks_fit(device, p, way.tile, alone, most);
+    way.stages = listed ? alone : stages_of(device, p, way.tile, shared ? most : 1);
     return way;
 }
 
 static int can_have(const fdm_device *device, const fdm_problem *p, const struct way *way) {
     return is_tile(p, way->tile) && blocks_fit(device, p, way->tile, way->stages, 1) &&
-           splits_of_way(device, p, way) <= MMA_DECODE_SPLITS_MAX &&
+           splits_of_way(device, p, way) <= GPU_SPLITS_MAX &&
            (way->times == 1 || visible_keys(p) / splits_of_way(device, p, way) >= 64 * TILES_OF_A_SPLIT_MIN);
 }
 
@@ -281,7 +276,6 @@ static void fill_way(const fdm_device *device, const fdm_problem *p, const struc
     plan->parameters[EARLY] = device->compute_major >= 9;
     plan->parameters[WARPS] = t.warps;
     plan->parameters[ROW_GROUPS] = t.row_groups;
-    plan->parameters[SHARE] = t.share;
     plan->block_m = 16 * t.row_groups;
     plan->block_n = t.block_n;
     plan->stages = way->stages;
@@ -290,26 +284,22 @@ static void fill_way(const fdm_device *device, const fdm_problem *p, const struc
     char times[16] = "";
     if (way->times > 1)
         snprintf(times, sizeof times, "_X%d", way->times);
-    snprintf(plan->choice, sizeof plan->choice, "MMA_Decode_%s%dx%d_W%d%s_S%d%s", is_float32(p) ? "TF32x3_" : "",
-             plan->block_m, plan->block_n, t.warps, t.share > 1 ? "_Share" : "", way->stages, times);
+    snprintf(plan->choice, sizeof plan->choice, "MMA_Decode_%s%dx%d_W%d_S%d%s", is_float32(p) ? "TF32x3_" : "",
+             plan->block_m, plan->block_n, t.warps, way->stages, times);
     explain(device, p, t, plan);
 }
 
-/* The variant-th way: the rules', then all others. */
+/* The variant-th way: the rules', then those with other stages, then those with other splits. */
 static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant, fdm_plan *plan) {
+    enum { DEPTHS = STAGES_MAX - 1, TIMES = 5 }; /* 2, 3, 4 stages; 1, 2, 4, 8, 16 times the splits */
     const struct way rules = way_of(device, p);
     struct way way = rules;
     int32_t count = 0;
-    for (int32_t warps = 4; variant > 0 && warps <= 8; warps *= 2)
-        for (int32_t share = 1; share <= 2; share++)
-            for (int32_t block_n = 32; block_n <= 128; block_n *= 2)
-                for (int32_t stages = 2; stages <= STAGES_MAX; stages++)
-                    for (int32_t times = 1; times <= 16; times *= 2) {
-                        way = (struct way){{block_n, warps, rules.tile.row_groups, share}, stages, times};
-                        if (memcmp(&way, &rules, sizeof way) != 0 && can_have(device, p, &way) && ++count == variant)
-                            goto found;
-                    }
-found:
+    for (int32_t n = 0; count < variant && n < DEPTHS + TIMES; n++) {
+        way.stages = n < DEPTHS ? 2 + n : rules.stages;
+        way.times = n < DEPTHS ? rules.times : 1 << (n - DEPTHS);
+        count += memcmp(&way, &rules, sizeof way) != 0 && can_have(device, p, &way);
+    }
     if (count < variant)
         return 0;
     fill_way(device, p, &way, plan);
@@ -321,7 +311,7 @@ static int validate(const fdm_plan *plan, const fdm_problem *p) {
     const struct tile t = tile_of_plan(plan);
     const int32_t splits_max = merge == MMA_MERGE_NONE      ? 1
                                : merge == MMA_MERGE_CLUSTER ? MMA_MERGE_CLUSTER_MAX
-                                                            : MMA_DECODE_SPLITS_MAX;
+                                                            : GPU_SPLITS_MAX;
     return merge >= MMA_MERGE_NONE && merge <= MMA_MERGE_CLUSTER && splits >= 1 && splits <= splits_max &&
            is_tile(p, t) && plan->block_m == 16 * t.row_groups && stages >= 2 && stages <= STAGES_MAX &&
            workspace_bytes(p, splits, merge) <= plan->workspace_bytes;
@@ -335,11 +325,10 @@ static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct 
     const struct cuda_constant constants[] = {
         {"DTYPE", dtype},
         {"HEAD_DIM", padded(p)},
-        {"HEAD_DIM_V", padded_v(p, t.share)},
+        {"HEAD_DIM_V", padded_v(p)},
         {"BLOCK_N", t.block_n},
         {"WARPS", t.warps},
         {"ROW_GROUPS", t.row_groups},
-        {"SHARE", t.share},
         {"STAGES", stages},
         {"WINDOW", gpu_bounded(p)},
         {"MASK", mask_constant(p)},
@@ -358,13 +347,7 @@ static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct 
     requests[DECODE].threads = 32 * t.warps;
     if (merge != MMA_MERGE_WORKSPACE)
         return 1;
-    requests[COMBINE].file = "families/mma/forward/mma_combine.cu";
-    requests[COMBINE].entry = "mma_combine";
-    requests[COMBINE].num_constants = 2;
-    requests[COMBINE].constants[0] = (struct cuda_constant){"DTYPE", dtype};
-    requests[COMBINE].constants[1] = (struct cuda_constant){"VARLEN", p->varlen};
-    requests[COMBINE].shared_bytes = 0;
-    requests[COMBINE].threads = 32 * MMA_COMBINE_WARPS;
+    combine_splits_request(p, &requests[COMBINE]);
     return 2;
 }
 
@@ -376,7 +359,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     const fdm_problem *p = attention->problem;
     if (!validate(plan, p))
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's splits, stages or workspace are not its kernel's");
-    if (rows_of(p) == 0)
+    if (splits_rows(p) == 0)
         return FDM_OK;
     struct cuda_kernel_request wanted[NUM_KERNELS];
     const struct cuda_kernel *kernels[NUM_KERNELS];
@@ -388,10 +371,8 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     struct gpu_forward_params arguments;
     gpu_fill_forward(attention, &arguments);
     arguments.num_splits = splits;
-    if (merge == MMA_MERGE_WORKSPACE) {
-        arguments.partial_rows = workspace;
-        arguments.partial_out = (float *)(void *)((char *)workspace + rows_bytes(p, splits));
-    }
+    if (merge == MMA_MERGE_WORKSPACE)
+        splits_fill(p, splits, workspace, &arguments);
     struct cuda_launch launch = {.kernel = kernels[DECODE],
                                  .grid = {gpu_grid(blocks_of_keys(p, tile_of_plan(plan)) * splits), 1, 1},
                                  .threads = (uint32_t)wanted[DECODE].threads,
@@ -402,15 +383,11 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     status = cuda_launch(&launch);
     if (status || merge != MMA_MERGE_WORKSPACE)
         return status;
-    launch.kernel = kernels[COMBINE];
-    launch.threads = 32 * MMA_COMBINE_WARPS;
-    launch.programmatic_launch = plan->parameters[EARLY];
-    launch.grid[0] = gpu_grid(rows_of(p));
-    return cuda_launch(&launch);
+    return combine_splits_launch(kernels[COMBINE], p, plan->parameters[EARLY], &arguments, stream);
 }
 
 const struct gpu_algorithm mma_decode_algorithm = {
-    .row = {"mma.decode", "few query rows, keys split over blocks and merged", FDM_FORWARD},
+    .info = {"mma.decode", "few query rows, keys split over blocks and merged", FDM_FORWARD},
     .chosen_freely = 1,
     .refusal = refusal,
     .passed_over = passed_over,

@@ -2,8 +2,9 @@
  *
  * Idea: FlashDecoding (Dao et al., 2023): each block walks a range of the keys and leaves a partial result. Up to eight
  * of them are merged by their own blocks, which are a cluster and read each other's shared memory (9.0): that saves a
- * launch. More go by way of global memory to mma_combine.cu. The heads of a group are packed as rows (row i * group +
- * g), so that K and V are read once for each KV head. Bound by memory: the least time is that of reading K and V once.
+ * launch. More go by way of global memory to combine_splits.cu. The heads of a group are packed as rows (row i * group
+ * + g), so that K and V are read once for each KV head. Bound by memory: the least time is that of reading K and V
+ * once.
  *
  * What hides keys (mask, intervals, a bias of -inf) is looked at first, 2048 keys at a time, while copies are under
  * way: the keys that some row sees are listed, in their order, and only those are copied. Splits take units of 128 or
@@ -13,8 +14,8 @@
  * Tile: 64 keys, 16 for each of four warps, which work on all 16 rows and never wait for each other: each has its own
  * maxima, sums and output, merged at the end. Lane l holds rows l / 4 and l / 4 + 8. With more rows, two or four of
  * eight warps (ROW_GROUPS) take 16 rows each of the same keys and wait for each other once a tile. More rows than 64
- * are more blocks, which find K and V in the second-level cache. Where one warp cannot hold all columns of O, or should
- * not, two share them (SHARE). float32: three products of tf32 numbers (mma_tf32.cuh).
+ * are more blocks, which find K and V in the second-level cache. float32: three products of tf32 numbers
+ * (mma_tf32.cuh); above head dim 128 two warps share the columns of O (SHARE).
  *
  * Issue slots: a warp has few others beside it to hide its waits, so what a tile takes besides its products counts. A
  * lane's copies of a whole tile lie in one column: an address and two additions each.
@@ -42,6 +43,7 @@
 #endif
 
 #define ROWS       (16 * ROW_GROUPS)
+#define SHARE      mma_decode_share(DTYPE == GPU_FLOAT32, HEAD_DIM_V)
 #define MATES      (ROW_GROUPS * SHARE) /* warps that work on the same keys */
 #define KEY_GROUPS (WARPS / MATES)
 #define GROUP_KEYS (BLOCK_N / KEY_GROUPS) /* of a tile, that a warp works on */
@@ -64,9 +66,9 @@
 #define PLAIN   (!BIAS && !SOFTCAP && DTYPE != GPU_FLOAT32)
 #define TO_LOG2 (PLAIN ? 1.0f : LOG2_E)
 /* Q in registers; else read anew, so that nothing spills. */
-#define KEEP_Q (DTYPE != GPU_FLOAT32 && HEAD_DIM + HEAD_DIM_V / SHARE <= (LISTED || SOFTCAP ? 256 : 320))
+#define KEEP_Q (DTYPE != GPU_FLOAT32 && HEAD_DIM + HEAD_DIM_V <= (LISTED || SOFTCAP ? 256 : 320))
 /* What else a lane keeps: what its rows see one step ahead; where they begin. Without, they are found anew. */
-#define KEEP_ROWS  (HEAD_DIM_V / SHARE <= 128 && DTYPE != GPU_FLOAT32)
+#define KEEP_ROWS  (HEAD_DIM_V <= 128 && DTYPE != GPU_FLOAT32)
 #define BIAS_BYTES (BIAS == GPU_BIAS_FLOAT32 || DTYPE == GPU_FLOAT32 ? 4 : 2)
 
 static_assert(GROUP_KEYS % 16 == 0 && KEY_GROUPS * MATES == WARPS, "whole steps");
@@ -218,7 +220,7 @@ __device__ __forceinline__ void multiply(float (&s)[1][2][4], [[maybe_unused]] c
 /* One step: the scores of 16 keys, their P, and what they add to the output. */
 __device__ __forceinline__ void take_keys(struct warp_state &w, const struct gpu_forward_params &a,
                                           const uint32_t (&kept)[HEAD_DIM / 16][4], uint32_t q_tile, uint32_t k_tile,
-                                          uint32_t v_tile, int warp_row, int key_row, int share,
+                                          uint32_t v_tile, int warp_row, int key_row, [[maybe_unused]] int share,
                                           const struct seen_keys &f) {
     float s[1][2][4] = {};
     multiply(s, kept, q_tile, k_tile, warp_row, key_row);
@@ -280,7 +282,7 @@ __device__ __forceinline__ void take_keys(struct warp_state &w, const struct gpu
 #    pragma unroll
     for (int n = 0; n < OUT_TILES; n += 2) {
         uint32_t b[4];
-        ldmatrix_x4_trans(b, v_tile + chunk_offset<V_CHUNKS>(key_row + lane % 16, share * OUT_TILES + n + lane / 16));
+        ldmatrix_x4_trans(b, v_tile + chunk_offset<V_CHUNKS>(key_row + lane % 16, n + lane / 16));
         mma_16x8x16(w.o[0][n], p, b[0], b[1]);
         mma_16x8x16(w.o[0][n + 1], p, b[2], b[3]);
     }
@@ -346,7 +348,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MMA_DECODE_WARPS_MAX / WAR
     const int key_group = warp / MATES, warp_row = warp % ROW_GROUPS * 16, share = warp % MATES / ROW_GROUPS;
     struct place at = find_place(a, blockIdx.x);
 #if MERGE == MMA_MERGE_WORKSPACE
-    griddepcontrol_launch_dependents(); /* mma_combine waits for this grid's end by itself */
+    griddepcontrol_launch_dependents(); /* combine_splits waits for this grid's end by itself */
 #endif
     if (at.num_rows <= 0)
         return;

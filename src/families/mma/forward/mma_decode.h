@@ -1,4 +1,4 @@
-/* mma_decode.h: the contract of mma_decode.cu and mma_combine.cu; for C and CUDA C. */
+/* mma_decode.h: the contract of mma_decode.cu; for C and CUDA C. */
 #ifndef FDM_MMA_DECODE_H
 #define FDM_MMA_DECODE_H
 
@@ -10,21 +10,20 @@
 #    define MMA_DECODE_INLINE static inline
 #endif
 
-#define MMA_DECODE_CONSTANTS(X)                                                              \
-    X(DTYPE)      /* GPU_FLOAT32, GPU_FLOAT16 or GPU_BFLOAT16 */                             \
-    X(HEAD_DIM)   /* D rounded up to 16 */                                                   \
-    X(HEAD_DIM_V) /* Dv rounded up to 16, where warps share columns to 64 */                 \
-    X(BLOCK_N)    /* keys of a tile: 16 and more for each of WARPS / (ROW_GROUPS * SHARE) */ \
-    X(WARPS)      /* 4 or 8 */                                                               \
-    X(ROW_GROUPS) /* 1, 2 or 4: warps with 16 rows each that work on the same keys */        \
-    X(SHARE)      /* 1 or 2: warps that share the columns of O of the same rows and keys */  \
-    X(STAGES)     /* tiles of K and V in flight */                                           \
-    X(WINDOW)     /* causal or window */                                                     \
-    X(MASK)       /* MMA_DECODE_*: whether rows of a KV head see the same keys */            \
-    X(BIAS)       /* GPU_BIAS_* */                                                           \
-    X(INTERVALS)  /* MMA_DECODE_* */                                                         \
-    X(SOFTCAP)                                                                               \
-    X(VARLEN)                                                                                \
+#define MMA_DECODE_CONSTANTS(X)                                                             \
+    X(DTYPE)      /* GPU_FLOAT32, GPU_FLOAT16 or GPU_BFLOAT16 */                            \
+    X(HEAD_DIM)   /* D rounded up to 16 */                                                  \
+    X(HEAD_DIM_V) /* Dv rounded up to 16, where warps share columns to 64 */                \
+    X(BLOCK_N)    /* keys of a tile: 64, or 32 where two warps and more work on the same */ \
+    X(WARPS)      /* 4 or 8 */                                                              \
+    X(ROW_GROUPS) /* 1, 2 or 4: warps with 16 rows each that work on the same keys */       \
+    X(STAGES)     /* tiles of K and V in flight */                                          \
+    X(WINDOW)     /* causal or window */                                                    \
+    X(MASK)       /* MMA_DECODE_*: whether rows of a KV head see the same keys */           \
+    X(BIAS)       /* GPU_BIAS_* */                                                          \
+    X(INTERVALS)  /* MMA_DECODE_* */                                                        \
+    X(SOFTCAP)                                                                              \
+    X(VARLEN)                                                                               \
     X(MERGE) /* MMA_MERGE_*: what becomes of the splits' results */
 
 #define MMA_DECODE_COUNT(name) +1
@@ -37,13 +36,16 @@ enum { MMA_DECODE_NUM_CONSTANTS = MMA_DECODE_CONSTANTS(MMA_DECODE_COUNT) };
 
 /* How the results of splits are merged. */
 #define MMA_MERGE_NONE        0 /* there is one split */
-#define MMA_MERGE_WORKSPACE   1 /* by mma_combine.cu */
+#define MMA_MERGE_WORKSPACE   1 /* by combine_splits.cu */
 #define MMA_MERGE_CLUSTER     2 /* the splits are a cluster, and its blocks read each other's shared memory */
 #define MMA_MERGE_CLUSTER_MAX 8 /* blocks of a cluster */
 
-#define MMA_DECODE_WARPS_MAX  8 /* on a multiprocessor too: so many have 255 registers each */
-#define MMA_DECODE_SPLITS_MAX 128
-#define MMA_COMBINE_WARPS     4
+#define MMA_DECODE_WARPS_MAX 8 /* on a multiprocessor too: so many have 255 registers each */
+
+/* Warps that share the columns of O, whose sums one could not hold beside both parts of tf32 products. */
+MMA_DECODE_INLINE int32_t mma_decode_share(int32_t float32, int32_t head_dim_v) {
+    return float32 && head_dim_v > 128 ? 2 : 1;
+}
 
 /* Floats between the rows of the warps' outputs, so that eight rows lie in different banks. */
 #define MMA_DECODE_PART_PAD 8

@@ -1,4 +1,4 @@
-/* mma_combine.cu: merges the partial results of splits along the keys.
+/* combine_splits.cu: merges the partial results of splits along the keys.
  *
  * Idea: a split leaves for each row the maximum of its scores and, relative to it, the sum of its weights and the
  * weighted sum of V. Both are kept, not their logarithm: where every score is a huge negative bias, that would lose how
@@ -9,14 +9,14 @@
  * Grid: rows of all heads. */
 #include "cuda/ptx/launch.cuh"
 #include "cuda/ptx/math.cuh"
-#include "families/mma/forward/mma_decode.h"
+#include "gpu/combine_splits.h"
 
-#define THREADS   (32 * MMA_COMBINE_WARPS)
+#define THREADS   (32 * COMBINE_SPLITS_WARPS)
 #define AT_ONCE   8 /* splits whose parts a warp reads together */
 #define LOG2_E    1.4426950408889634f
 #define MINUS_INF (-__int_as_float(0x7f800000))
 
-static_assert(MMA_DECODE_SPLITS_MAX <= THREADS, "a thread for each split");
+static_assert(GPU_SPLITS_MAX <= THREADS, "a thread for each split");
 
 /* Over the block, in an order that does not change. */
 __device__ __forceinline__ float over_block(float x, float *scratch, bool maximum) {
@@ -30,7 +30,7 @@ __device__ __forceinline__ float over_block(float x, float *scratch, bool maximu
     __syncthreads();
     x = scratch[0];
 #pragma unroll
-    for (int n = 1; n < MMA_COMBINE_WARPS; n++)
+    for (int n = 1; n < COMBINE_SPLITS_WARPS; n++)
         x = maximum ? fmaxf(x, scratch[n]) : x + scratch[n];
     return x;
 }
@@ -49,23 +49,23 @@ __device__ __forceinline__ float4 add_weighted(float4 sum, float weight, float4 
     return make_float4(sum.x + weight * x.x, sum.y + weight * x.y, sum.z + weight * x.z, sum.w + weight * x.w);
 }
 
-/* Four columns of the row's parts in splits `split`, `split` + MMA_COMBINE_WARPS and so on. */
+/* Four columns of the row's parts in splits `split`, `split` + COMBINE_SPLITS_WARPS and so on. */
 __device__ __forceinline__ void read_parts(float4 (&part)[AT_ONCE], const struct gpu_forward_params &a,
                                            int64_t all_rows, int64_t row, int split, int column) {
     const float *at = a.partial_out + (split * all_rows + row) * a.head_dim_v + column;
-    const int64_t step = MMA_COMBINE_WARPS * all_rows * a.head_dim_v;
+    const int64_t step = COMBINE_SPLITS_WARPS * all_rows * a.head_dim_v;
 #pragma unroll
     for (int n = 0; n < AT_ONCE; n++, at += step) {
         part[n] = make_float4(0, 0, 0, 0);
-        if (split + n * MMA_COMBINE_WARPS < a.num_splits && column < a.head_dim_v)
+        if (split + n * COMBINE_SPLITS_WARPS < a.num_splits && column < a.head_dim_v)
             part[n] = *(const float4 *)at;
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) mma_combine(const __grid_constant__ struct gpu_forward_params a) {
+extern "C" __global__ void __launch_bounds__(THREADS) combine_splits(const __grid_constant__ struct gpu_forward_params a) {
     constexpr int bytes = DTYPE == GPU_FLOAT32 ? 4 : 2;
-    __shared__ float maxima[MMA_COMBINE_WARPS], sums[MMA_COMBINE_WARPS], weights[THREADS];
-    __shared__ float4 parts[MMA_COMBINE_WARPS][32];
+    __shared__ float maxima[COMBINE_SPLITS_WARPS], sums[COMBINE_SPLITS_WARPS], weights[THREADS];
+    __shared__ float4 parts[COMBINE_SPLITS_WARPS][32];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int64_t all_rows = VARLEN ? (int64_t)a.heads * a.total_q : (int64_t)a.batch * a.heads * a.seqlen_q;
     const int64_t row = blockIdx.x, rows = VARLEN ? a.total_q : a.seqlen_q;
@@ -91,19 +91,19 @@ extern "C" __global__ void __launch_bounds__(THREADS) mma_combine(const __grid_c
         float4 x = make_float4(0, 0, 0, 0);
         if (column >= 128)
             read_parts(part, a, all_rows, row, warp, column);
-        for (int split = warp; split < a.num_splits; split += AT_ONCE * MMA_COMBINE_WARPS) {
+        for (int split = warp; split < a.num_splits; split += AT_ONCE * COMBINE_SPLITS_WARPS) {
             if (split > warp)
                 read_parts(part, a, all_rows, row, split, column);
 #pragma unroll
             for (int n = 0; n < AT_ONCE; n++)
-                if (split + n * MMA_COMBINE_WARPS < a.num_splits)
-                    x = add_weighted(x, weights[split + n * MMA_COMBINE_WARPS], part[n]);
+                if (split + n * COMBINE_SPLITS_WARPS < a.num_splits)
+                    x = add_weighted(x, weights[split + n * COMBINE_SPLITS_WARPS], part[n]);
         }
         parts[warp][lane] = x;
         __syncthreads();
         if (warp == 0 && column < a.head_dim_v) {
 #pragma unroll
-            for (int n = 1; n < MMA_COMBINE_WARPS; n++)
+            for (int n = 1; n < COMBINE_SPLITS_WARPS; n++)
                 x = add_weighted(x, 1.0f, parts[n][lane]);
             store_columns(out + column * bytes,
                           make_float4(x.x * inverse, x.y * inverse, x.z * inverse, x.w * inverse));
