@@ -62,7 +62,8 @@ __device__ __forceinline__ void read_parts(float4 (&part)[AT_ONCE], const struct
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) combine_splits(const __grid_constant__ struct gpu_forward_params a) {
+extern "C" __global__ void __launch_bounds__(THREADS)
+    combine_splits(const __grid_constant__ struct gpu_forward_params a) {
     constexpr int bytes = DTYPE == GPU_FLOAT32 ? 4 : 2;
     __shared__ float maxima[COMBINE_SPLITS_WARPS], sums[COMBINE_SPLITS_WARPS], weights[THREADS];
     __shared__ float4 parts[COMBINE_SPLITS_WARPS][32];

@@ -147,8 +147,9 @@ __device__ __forceinline__ void list_more(struct list &l, const struct gpu_forwa
     const int heads = different_heads(a), rows = different_rows(a, at);
     const int64_t first =
         (int64_t)at.low / UNIT * UNIT + ((int64_t)l.unit * a.num_splits + at.split) * UNIT + threadIdx.x;
-    const int stride = a.num_splits * UNIT; /* from a unit to the next */
-    uint32_t seen = 0, inside = 0;          /* bit n: of the n-th unit's key */
+    const int stride = a.num_splits * UNIT;                                 /* from a unit to the next */
+    constexpr int units_together = BIAS && !MASK && !INTERVALS ? 8 : UNITS; /* as many as registers hold */
+    uint32_t seen = 0, inside = 0;                                          /* bit n: of the n-th unit's key */
 #    pragma unroll
     for (int n = 0; n < UNITS; n++) {
         const int64_t j = first + n * (int64_t)stride;
@@ -161,7 +162,7 @@ __device__ __forceinline__ void list_more(struct list &l, const struct gpu_forwa
             break;
         const struct head_view view = view_head(a, at, at.head_kv * a.group + h);
         uint32_t now = 0;
-#    pragma unroll
+#    pragma unroll units_together
         for (int unit = 0; unit < UNITS; unit++) { /* no branch: all reads are under way together */
             const int j = inside >> unit & 1 ? (int)first + unit * stride : at.low;
             now |= (uint32_t)head_sees(a, at, view, i, j) << unit;
