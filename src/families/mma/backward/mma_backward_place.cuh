@@ -236,7 +236,7 @@ __device__ __forceinline__ struct walk plan_walk(const struct gpu_backward_param
     return w;
 }
 #if KEYED
-/* What the keys themselves leave of it. `scratch`: 32 bytes that nobody uses. */
+/* The part of the walk that intervals, masks and biases of the keys leave. `scratch`: 32 bytes that nobody uses. */
 __device__ __forceinline__ struct walk narrow(struct walk w, uint32_t keys, uint32_t scratch) {
     if (threadIdx.x < BLOCK_N) {
         int first = (int)ld_shared_4(keys + threadIdx.x * 4);

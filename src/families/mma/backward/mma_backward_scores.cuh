@@ -347,7 +347,7 @@ __device__ __forceinline__ void make_ds(score_fragments &left, struct sums &sums
 #    elif DBIAS && !DBIAS_FROM_DS
                 const int row = block_row + sub_row + n * 8 + lane % 4 * 2 + e % 2, j = 2 * t + e / 2;
                 char *to = dbias[SCORES_ALIGNED ? 0 : j] + dbias_rows(a, row);
-                /* Said for each in the way in which the assembler spills less. */
+                /* One condition in two forms, each where the assembler spills less with it. */
                 const bool inside = SCORES_ALIGNED || V_IN_REGISTERS
                                         ? j * 8 < num_keys
                                         : at.first_key + warp_key + lane / 4 + j * 8 < at.seqlen_k;

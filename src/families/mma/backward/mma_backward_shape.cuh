@@ -19,7 +19,7 @@
 #define BY_COLUMNS    (PAIRED || (BLOCK_N < 128 && WIDEST > 128))
 #define COLUMN_SHARES (BY_COLUMNS ? SHARE : 1)
 #define WARP_ROWS     (SUB_ROWS / SHARE) /* rows of a sub-tile whose scores a warp makes */
-/* Of them, so many at a time: as many as registers hold. */
+/* PART_ROWS: rows of them whose scores are in registers at a time, as many as registers hold. */
 #define SCARCE      (WIDEST > 192 && (VARLEN || BIAS || MASK || DETERMINISTIC))
 #define CROWDED     (SOFTCAP || (VARLEN && PAIRED) || (DETERMINISTIC && (MASK || BIAS || INTERVALS || VARLEN)))
 #define TURNS_DQ    (DETERMINISTIC && NEEDS_DQ)
@@ -39,7 +39,7 @@
 #define DQ_COLUMNS (HEAD_DIM / DQ_SHARE)
 #define DQ_STEP    (DQ_COLUMNS % 32 || OVERLAY || V_IN_REGISTERS || SCARCE ? 16 : 32) /* at a time */
 #define DQ_PASSES  (DQ_COLUMNS / DQ_STEP)
-/* Passes before the products of the others' rows, so that what is added does not come all at once. */
+/* Passes over columns of dQ before the products of other warps' rows, so that not all additions come at once. */
 #define DQ_EARLY   (RING && BY_COLUMNS && DQ_PASSES > 1 ? 1 : 0)
 #define KEY_BIAS   (BIAS && !BIAS_ROWS)
 #define KEYED      (INTERVALS || (MASK && !MASK_ROWS) || KEY_BIAS) /* keys may be seen by no row */
@@ -120,8 +120,8 @@ __device__ __forceinline__ struct tiles lay_out(uint32_t shared) {
     return t;
 }
 
-/* The lane, made here: what follows from it is not kept in registers through the loop. Where that is said was decided
- * by the spills of all specialisations. */
+/* The lane's number, opaque to the compiler: what follows from it is computed again, not kept in registers through the
+ * loop. Where it is called was decided by the spills of all specialisations. */
 __device__ __forceinline__ int fresh_lane() {
     int thread = threadIdx.x;
     thread = opaque(thread);
