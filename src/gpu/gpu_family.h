@@ -13,6 +13,7 @@ enum { GPU_REQUESTS_MAX = FAMILY_LAUNCHES_MAX };
 /* One kernel of a family. */
 struct gpu_algorithm {
     struct kernel_info info;
+    uint32_t features;  /* GPU_FEATURE_*: those that it takes; a problem that asks another is refused */
     int chosen_freely;  /* 0: runs only by name */
     int writes_lse_low; /* forward: beside a bias it leaves what lse has rounded away, by lse.cuh */
     /* NULL when the device and problem can be taken; else a clause that says why not, in `text` or constant. */

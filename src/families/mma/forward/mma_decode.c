@@ -121,8 +121,6 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
     if (p->head_dim > 256 || p->head_dim_v > 256 || p->head_dim % chunk || p->head_dim_v % chunk)
         return is_float32(p) ? "head dims are multiples of 4 and at most 256"
                              : "head dims are multiples of 8 and at most 256";
-    if (!p->aligned)
-        return "addresses and strides must be multiples of 16 bytes";
     if (packed_rows(p) > ROWS_MAX)
         return "query rows times the heads of a group are at most 256";
     const struct tile t = tile_of(device, p);
@@ -389,6 +387,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
 
 const struct gpu_algorithm mma_decode_algorithm = {
     .info = {"mma.decode", "few query rows, keys split over blocks and merged", FDM_FORWARD},
+    .features = GPU_EVERY_FEATURE & ~GPU_FEATURE_UNALIGNED,
     .chosen_freely = 1,
     .refusal = refusal,
     .passed_over = passed_over,

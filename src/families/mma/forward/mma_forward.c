@@ -222,6 +222,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
 
 const struct gpu_algorithm mma_forward_algorithm = {
     .info = {"mma.forward", "FlashAttention-2 on mma.sync, every feature", FDM_FORWARD},
+    .features = GPU_EVERY_FEATURE,
     .chosen_freely = 1,
     .writes_lse_low = 1,
     .refusal = refusal,

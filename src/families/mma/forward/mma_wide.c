@@ -115,8 +115,6 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
         return "head dims are at most 1024";
     if (p->head_dim % 8 != 0 || p->head_dim_v % 8 != 0)
         return "head dims must be multiples of 8";
-    if (!p->aligned)
-        return "addresses and strides must be multiples of 16 bytes";
     if (p->seqlen_q > INT32_MAX / 2 || p->seqlen_k > INT32_MAX / 2)
         return "sequences are at most 2^30 long";
     for (int32_t i = 0; i < NUM_TILES; i++)
@@ -217,6 +215,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
 
 const struct gpu_algorithm mma_wide_algorithm = {
     .info = {"mma.wide", "head dims up to 1024: O spread over the warps of a block or of two", FDM_FORWARD},
+    .features = GPU_EVERY_FEATURE & ~GPU_FEATURE_UNALIGNED,
     .chosen_freely = 1,
     .writes_lse_low = 1,
     .refusal = refusal,

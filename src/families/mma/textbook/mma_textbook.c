@@ -80,12 +80,6 @@ static const char *refusal(int32_t algorithm, const fdm_device *device, const fd
         snprintf(text, size, "head dims are at most %d", most);
         return text;
     }
-    if (p->has_mask || p->has_bias || p->has_intervals || p->softcap > 0 || p->varlen)
-        return "mask, bias, intervals, softcap and packed sequences are left to mma.forward";
-    if (p->window_left >= 0 || p->window_right >= 0)
-        return "a window is left to mma.forward; it takes causal or nothing";
-    if (!p->aligned)
-        return "addresses and strides must be multiples of 16 bytes";
     if (p->seqlen_q > INT32_MAX / 2 || p->seqlen_k > INT32_MAX / 2)
         return "sequences are at most 2^30 long";
     const struct variant *smallest = &variants[1];
@@ -227,10 +221,11 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
 /* ---- the rows ---- */
 
 /* A kernel's functions know their algorithm by their own names. */
-#define TEXTBOOK_KERNEL(kernel_name, description, refusal_of, fill_of, has_code_of)                                  \
-    {                                                                                                                \
-        .info = {kernel_name, description, FDM_FORWARD}, .chosen_freely = 0, .refusal = refusal_of, .fill = fill_of, \
-        .has_code = has_code_of, .fill_code = fill_code, .requests = requests, .execute = execute                    \
+#define TEXTBOOK_KERNEL(kernel_name, description, refusal_of, fill_of, has_code_of)                                    \
+    {                                                                                                                  \
+        .info = {kernel_name, description, FDM_FORWARD}, .features = GPU_FEATURE_CAUSAL, .chosen_freely = 0,           \
+        .refusal = refusal_of, .fill = fill_of, .has_code = has_code_of, .fill_code = fill_code, .requests = requests, \
+        .execute = execute                                                                                             \
     }
 
 static const char *split_kv_refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
