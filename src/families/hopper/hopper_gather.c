@@ -64,18 +64,13 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
         return "head dims are at most 256";
     if (!gpu_lists_keys(p))
         return "nothing says key by key what is seen: it gathers keys by intervals, or masks or biases without rows";
-    if (gpu_mask_rows(p) || gpu_bias_rows(p))
-        return "it takes no mask or bias with rows";
-    if (!p->aligned || !p->q_mappable)
-        return "copies need addresses and strides that are multiples of 16 bytes, and TMA strides of q above 0";
+    if (!p->q_mappable)
+        return "TMA needs strides of q above 0 and below 2^40 bytes";
     if (p->batch < 1 || p->heads < 1 || p->seqlen_q < 1 || p->seqlen_k < 1 ||
         (p->varlen && (p->total_q < 1 || p->total_k < 1)))
         return "there is nothing to load";
-    if (!preferred(device, p)) {
-        snprintf(text, size, "no tile fits the device's %lld KB of shared memory",
-                 (long long)device->shared_bytes >> 10);
-        return text;
-    }
+    if (!preferred(device, p))
+        return gpu_no_tile_fits(device, text, size);
     return NULL;
 }
 
@@ -221,6 +216,8 @@ static int32_t scheduler(const fdm_plan *plan) { return plan->parameters[SCHEDUL
 
 const struct gpu_algorithm hopper_gather_algorithm = {
     .info = {"hopper.gather", "keys that a block of rows sees, gathered into dense tiles for wgmma", FDM_FORWARD},
+    .features = GPU_FEATURE_CAUSAL | GPU_FEATURE_WINDOW | GPU_FEATURE_MASK_KEYS | GPU_FEATURE_BIAS_KEYS |
+                GPU_FEATURE_INTERVALS | GPU_FEATURE_VARLEN | GPU_FEATURE_SOFTCAP,
     .chosen_freely = 1,
     .writes_lse_low = 1,
     .refusal = refusal,
