@@ -1,0 +1,18 @@
+/* hopper_maps.c: layouts of tensor maps. */
+#include "families/hopper/hopper_maps.h"
+
+int64_t hopper_stride(int64_t extent, int64_t stride, int32_t bytes) { return extent > 1 ? stride * bytes : 16; }
+
+struct cuda_tensor_layout hopper_rows_layout(const fdm_problem *p, const struct matrix_view *view, int64_t columns,
+                                             int64_t rows, int64_t heads, int32_t box_rows) {
+    return (struct cuda_tensor_layout){.type = p->dtype == FDM_FLOAT16 ? CUDA_MAP_FLOAT16 : CUDA_MAP_BFLOAT16,
+                                       .rank = 4,
+                                       .address = view->data,
+                                       .extents = {columns, rows, heads, p->varlen ? 1 : p->batch},
+                                       .stride_bytes = {2, hopper_stride(rows, view->row, 2),
+                                                        hopper_stride(heads, view->head, 2),
+                                                        p->varlen ? 16 : hopper_stride(p->batch, view->batch, 2)},
+                                       .box = {64, box_rows, 1, 1},
+                                       .swizzle_bytes = 128,
+                                       .l2_bytes = 256};
+}
