@@ -14,16 +14,23 @@
 /* The first whose head dims and shared memory fit is chosen. Registers of dK, dV, S and dP are head_dim + 64 of 224
  * (two warpgroups of keys) or 144 (three). */
 struct tile {
-    int32_t head_dim_max, warpgroups, stages, ds_stages;
+    int32_t head_dim_max, warpgroups, stages, ds_stages, turns;
     const char *reason;
 };
 static const struct tile tiles[] = {
-    {64, 3, 3, 2, "192 keys a block: fewer additions to dQ than with 128"},
-    {128, 2, 3, 2, "dK and dV of 64 keys fill a warpgroup's registers"},
-    {128, 2, 2, 2, "two stages"},
-    {128, 2, 3, 1, "one tile of dS"},
+    {64, 3, 3, 1, 0, "192 keys a block: fewer additions to dQ than with 128"},
+    {128, 2, 3, 1, 0, "dK and dV of 64 keys fill a warpgroup's registers"},
+    {64, 3, 3, 1, 1, ""},
+    {128, 2, 3, 1, 1, ""},
+    {64, 3, 3, 2, 0, ""},
+    {128, 2, 3, 2, 0, ""},
+    {64, 3, 3, 2, 1, ""},
+    {128, 2, 3, 2, 1, ""},
 };
 enum { NUM_TILES = sizeof tiles / sizeof tiles[0], BLOCK_M = 64 };
+
+/* Under a causal mask or window as many heads take turns as leave their rows and sums of dQ in so much of L2. */
+enum { L2_BYTES = 24 << 20 };
 
 enum { TILE }; /* the plan's parameters */
 
@@ -92,8 +99,8 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
     plan->stages = t->stages;
     plan->shared_bytes = shared_bytes(t, p);
     plan->workspace_bytes = gpu_backward_workspace_bytes(p, &needs);
-    snprintf(plan->choice, sizeof plan->choice, "SM90_Wgmma_%dx%d_R%d_DS%d", plan->block_m, plan->block_n, t->stages,
-             t->ds_stages);
+    snprintf(plan->choice, sizeof plan->choice, "SM90_Wgmma_%dx%d_R%d_DS%d%s", plan->block_m, plan->block_n,
+             t->stages, t->ds_stages, t->turns ? "_Turns" : "");
     snprintf(plan->reason, sizeof plan->reason,
              "head dim %lld on compute capability 9.0: %d warpgroups of 64 keys (%d registers a thread) and one that "
              "loads and makes dQ (%d), %d rows a step, %d stages of Q and dO, %d of dS (%lld KB): %s",
@@ -118,6 +125,7 @@ static void main_request(const fdm_plan *plan, const fdm_problem *p, struct cuda
         [HOPPER_BACKWARD_BLOCK_M] = BLOCK_M,
         [HOPPER_BACKWARD_STAGES] = t->stages,
         [HOPPER_BACKWARD_DS_STAGES] = t->ds_stages,
+        [HOPPER_BACKWARD_TURNS] = t->turns,
         [HOPPER_BACKWARD_WINDOW] = gpu_bounded(p),
         [HOPPER_BACKWARD_NEEDS_DQ] = p->needs_dq,
     };
@@ -187,7 +195,11 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
         return status;
     const struct gpu_backward_needs needs = needs_of(p);
     const int64_t key_blocks = (p->seqlen_k + plan->block_n - 1) / plan->block_n;
-    struct hopper_backward_params params = {.key_blocks = (int32_t)key_blocks};
+    const int64_t head_bytes = p->heads / p->heads_kv * p->seqlen_q * (6 * p->head_dim + 2 * p->head_dim_v);
+    const int64_t in_turn = L2_BYTES / head_bytes, heads = p->heads_kv * p->batch;
+    struct hopper_backward_params params = {
+        .key_blocks = (int32_t)key_blocks,
+        .heads_in_turn = (int32_t)(in_turn < 1 ? 1 : in_turn < heads ? in_turn : heads)};
     gpu_backward_fill(attention, &needs, workspace, &params.in);
     if ((status = make_maps(plan, attention, &params)) ||
         (status = gpu_backward_launches(GPU_BACKWARD_BEFORE, kernels, p, &needs, &params.in, stream)))

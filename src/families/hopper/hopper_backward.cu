@@ -21,6 +21,7 @@
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/mma.cuh"
+#include "cuda/ptx/special.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "families/hopper/hopper_backward.h"
@@ -68,7 +69,7 @@ static_assert(CONTROL + HOPPER_BACKWARD_CONTROL_BYTES + 1024 ==
                   hopper_backward_shared_bytes(WARPGROUPS, BLOCK_M, STAGES, DS_STAGES, HEAD_DIM, HEAD_DIM_V),
               "the plan knows the bytes");
 static_assert(BLOCK_M == 64, "a tile of dS is one product high");
-enum { OWN_BARRIER = 1 };
+enum { OWN_BARRIER = 1, TURN_BARRIER = 4 };
 
 __device__ __forceinline__ void init_barriers(uint32_t base) {
     mbarrier_init(base + KV_FULL, 1);
@@ -93,10 +94,19 @@ struct key_block {
 __device__ __forceinline__ struct sequence sequence_of(const struct hopper_backward_params &a, int batch) {
     return find_sequence(a.in.in, batch);
 }
+/* Key blocks of a head lie next to each other; under a causal mask or window those of several heads take turns, the
+ * first keys, which many rows see, first. */
 __device__ __forceinline__ struct key_block find_block(const struct hopper_backward_params &a) {
     struct key_block k;
-    const int head = (int)blockIdx.x / a.key_blocks;
-    k.first_key = (int)blockIdx.x % a.key_blocks * BLOCK_N;
+    int head = (int)blockIdx.x / a.key_blocks, block = (int)blockIdx.x % a.key_blocks;
+    if (WINDOW) {
+        const int first = head / a.heads_in_turn * a.heads_in_turn;
+        const int rest = (int)blockIdx.x - first * a.key_blocks;
+        const int heads = min(a.heads_in_turn, a.in.in.heads_kv * a.in.in.batch - first);
+        head = first + rest % heads;
+        block = rest / heads;
+    }
+    k.first_key = block * BLOCK_N;
     k.kv_head = head % a.in.in.heads_kv;
     k.batch = head / a.in.in.heads_kv;
     const struct sequence s = sequence_of(a, k.batch);
@@ -107,6 +117,16 @@ __device__ __forceinline__ struct key_block find_block(const struct hopper_backw
     k.steps = k.tiles * a.in.in.group;
     return k;
 }
+/* The rows of a step: those of a tile of a query head, the group's heads one after the other. */
+struct step_rows {
+    int head, tile;
+    __device__ __forceinline__ void advance(const struct key_block &k) {
+        if (++tile == k.first_tile + k.tiles) {
+            tile = k.first_tile;
+            head++;
+        }
+    }
+};
 
 /* ---- the warpgroup that serves ---- */
 
@@ -114,11 +134,11 @@ struct server {
     const struct hopper_backward_params &a;
     const struct key_block k;
     uint32_t base;
+    struct step_rows loaded, added; /* of the next step to load, and to add to dQ */
 
-    /* The rows that the sums and lse of a step's tile begin at in the workspace. */
-    __device__ __forceinline__ int64_t row_of(int step) const {
-        const int head = k.kv_head * a.in.in.group + step / k.tiles;
-        return ((int64_t)k.batch * a.in.in.heads + head) * a.in.rows + (k.first_tile + step % k.tiles) * BLOCK_M;
+    /* Where the sums, lse and delta of rows begin in the workspace. */
+    __device__ __forceinline__ int64_t place_of(const struct step_rows &rows) const {
+        return ((int64_t)k.batch * a.in.in.heads + rows.head) * a.in.rows + rows.tile * BLOCK_M;
     }
 
     template <int panels, int rows>
@@ -136,14 +156,15 @@ struct server {
     __device__ __forceinline__ void load_step(int step) {
         const uint32_t stage = stage_of<STAGES>(step), rows = base + ROWS_OFFSET + stage * BLOCK_M * 8;
         const uint32_t q_full = base + Q_FULL + 8 * stage, dout_full = base + DOUT_FULL + 8 * stage;
-        const int head = k.kv_head * a.in.in.group + step / k.tiles;
-        const int row = (k.first_tile + step % k.tiles) * BLOCK_M;
+        const int head = loaded.head, row = loaded.tile * BLOCK_M;
+        const int64_t place = place_of(loaded);
         mbarrier_arrive_expect_tx(q_full, Q_BYTES + BLOCK_M * 4);
         load<PANELS, BLOCK_M>(base + Q_OFFSET + stage * Q_BYTES, &a.q_map, q_full, row, head);
-        cp_async_bulk(rows, a.in.lse_rows + row_of(step), BLOCK_M * 4, q_full);
+        cp_async_bulk(rows, a.in.lse_rows + place, BLOCK_M * 4, q_full);
         mbarrier_arrive_expect_tx(dout_full, DOUT_BYTES + BLOCK_M * 4);
         load<PANELS_V, BLOCK_M>(base + DOUT_OFFSET + stage * DOUT_BYTES, &a.dout_map, dout_full, row, head);
-        cp_async_bulk(rows + BLOCK_M * 4, a.in.delta_rows + row_of(step), BLOCK_M * 4, dout_full);
+        cp_async_bulk(rows + BLOCK_M * 4, a.in.delta_rows + place, BLOCK_M * 4, dout_full);
+        loaded.advance(k);
     }
 
     /* Adds dS K of a step to its rows of dQ, COLUMNS columns at a time. A warp's part lies together, in shared memory
@@ -172,7 +193,7 @@ struct server {
         fence_proxy_async();
         __syncwarp();
         if (lane == 0) {
-            cp_reduce_async_bulk_add(a.in.dq_sums + (row_of(step) + warp * 16) * HEAD_DIM + first * 16, part,
+            cp_reduce_async_bulk_add(a.in.dq_sums + (place_of(added) + warp * 16) * HEAD_DIM + first * 16, part,
                                      columns * 64);
             cp_async_bulk_commit();
         }
@@ -200,6 +221,7 @@ struct server {
             } else {
                 add_columns<HEAD_DIM, 0>(step);
             }
+            added.advance(k);
         }
         if (NEEDS_DQ && threadIdx.x % 32 == 0)
             cp_async_bulk_wait_read<0>();
@@ -212,8 +234,18 @@ struct owner {
     const struct hopper_backward_params &a;
     const struct key_block k;
     uint32_t base;
-    int warpgroup;
-    float s[BLOCK_M / 2], dp[BLOCK_M / 2], dk[HEAD_DIM / 2], dv[HEAD_DIM_V / 2];
+    int warpgroup, tile; /* of the next step's rows */
+    float s[BLOCK_M / 2], dk[HEAD_DIM / 2], dv[HEAD_DIM_V / 2]; /* s: S^T, then dP^T */
+    uint32_t p[BLOCK_M / 16][4];
+
+    __device__ __forceinline__ void take_turn() {
+        if (TURNS)
+            barrier_sync(TURN_BARRIER + warpgroup, 256);
+    }
+    __device__ __forceinline__ void pass_turn() {
+        if (TURNS)
+            barrier_arrive(TURN_BARRIER + (warpgroup + 1) % WARPGROUPS, 256);
+    }
 
     /* S^T = K Q^T */
     __device__ __forceinline__ void multiply_kq(int step) {
@@ -230,35 +262,40 @@ struct owner {
 #pragma unroll
         for (int n = 0; n < HEAD_DIM_V / 16; n++)
             wgmma_m64k16<F16, 0>(
-                dp, wgmma_descriptor(base + V_OFFSET + warpgroup * 64 * 128 + n / 4 * BLOCK_N * 128 + n % 4 * 32, 0),
+                s, wgmma_descriptor(base + V_OFFSET + warpgroup * 64 * 128 + n / 4 * BLOCK_N * 128 + n % 4 * 32, 0),
                 wgmma_descriptor(dout + n / 4 * BLOCK_M * 128 + n % 4 * 32, 0), n > 0);
     }
     /* dV += P^T dO */
-    __device__ __forceinline__ void multiply_pdo(const uint32_t (&p)[BLOCK_M / 16][4], int step) {
+    __device__ __forceinline__ void multiply_pdo(int step) {
         const uint32_t dout = base + DOUT_OFFSET + stage_of<STAGES>(step) * DOUT_BYTES;
 #pragma unroll
         for (int n = 0; n < BLOCK_M / 16; n++)
             wgmma_m64k16<F16, 1>(dv, p[n], wgmma_descriptor(dout + n * 2048, BLOCK_M * 128), n > 0 || step > 0);
     }
-    /* dK += dS^T Q */
-    __device__ __forceinline__ void multiply_dsq(const uint32_t (&ds)[BLOCK_M / 16][4], int step) {
+    /* dK += dS^T Q, dS as it was left in shared memory */
+    __device__ __forceinline__ void multiply_dsq(int step) {
         const uint32_t q = base + Q_OFFSET + stage_of<STAGES>(step) * Q_BYTES;
+        const uint32_t ds =
+            base + DS_OFFSET + stage_of<DS_STAGES>(step) * DS_BYTES + warpgroup * BLOCK_M * 128;
 #pragma unroll
         for (int n = 0; n < BLOCK_M / 16; n++)
-            wgmma_m64k16<F16, 1>(dk, ds[n], wgmma_descriptor(q + n * 2048, BLOCK_M * 128), n > 0 || step > 0);
+            wgmma_m64k16<F16, 1, 1>(dk, wgmma_descriptor(ds + n * 2048, 0),
+                                    wgmma_descriptor(q + n * 2048, BLOCK_M * 128), n > 0 || step > 0);
     }
 
     /* Of half 0 of the thread's two keys, in the block. */
     __device__ __forceinline__ int local_key() const {
-        return warpgroup * 64 + (int)threadIdx.x / 32 % 4 * 16 + (int)threadIdx.x % 32 / 4;
+        return (int)tid_x_reread() / 32 * 16 + (int)tid_x_reread() % 32 / 4;
     }
 
     /* S^T to P^T. Beyond the sequence's last key there are zeros, which would have weight. */
     __device__ __forceinline__ void make_p(int step) {
-        const uint32_t lse = base + ROWS_OFFSET + stage_of<STAGES>(step) * BLOCK_M * 8 + threadIdx.x % 4 * 8;
+        const int thread = (int)tid_x_reread();
+        const uint32_t lse = base + ROWS_OFFSET + stage_of<STAGES>(step) * BLOCK_M * 8 + thread % 4 * 8;
         const float unit = a.in.in.scale * LOG2_E;
         const struct sequence at = sequence_of(a, k.batch);
-        const int row = (k.first_tile + step % k.tiles) * BLOCK_M, key = k.first_key + warpgroup * 64;
+        const int row = tile * BLOCK_M, key = k.first_key + thread / 128 * 64;
+        tile = tile + 1 < k.first_tile + k.tiles ? tile + 1 : k.first_tile;
         const bool partial = key + 64 > at.seqlen_k || first_row(a.in.in, at, key + 63) > row ||
                              last_row(a.in.in, at, key) < row + BLOCK_M;
         int first[2] = {0, 0}, last[2] = {BLOCK_M, BLOCK_M};
@@ -280,49 +317,46 @@ struct owner {
         if (partial)
 #pragma unroll
             for (int i = 0; i < BLOCK_M / 2; i++) {
-                const int column = i / 4 * 8 + (int)threadIdx.x % 4 * 2 + i % 2;
+                const int column = i / 4 * 8 + thread % 4 * 2 + i % 2;
                 if (column < first[i / 2 % 2] || column >= last[i / 2 % 2])
                     s[i] = MINUS_INF;
             }
 #pragma unroll
-        for (int i = 0; i < BLOCK_M / 2; i++)
-            s[i] = ex2_approx(s[i]);
+        for (int i = 0; i < BLOCK_M / 4; i++)
+            p[i / 4][i % 4] = pack(ex2_approx(s[2 * i]), ex2_approx(s[2 * i + 1]));
     }
 
-    /* P^T and dP^T to operands: P^T and dS^T, whose element 4 i + e of group 2 n + i / 2 ... lies as the product has it
-     */
-    __device__ __forceinline__ void make_ds(uint32_t (&p)[BLOCK_M / 16][4], uint32_t (&ds)[BLOCK_M / 16][4],
-                                            int step) {
+    /* From P^T and dP^T dS of the warp's 16 keys, to shared memory, a row for each query row. */
+    __device__ __forceinline__ void leave_ds(int step) {
+        const int thread = (int)tid_x_reread(), lane = thread % 32, warp = thread / 32 % 4;
         const uint32_t delta =
-            base + ROWS_OFFSET + stage_of<STAGES>(step) * BLOCK_M * 8 + BLOCK_M * 4 + threadIdx.x % 4 * 8;
-#pragma unroll
-        for (int i = 0; i < BLOCK_M / 8; i++) {
-            uint32_t words[2];
-            ld_shared_8(words[0], words[1], delta + i * 32);
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                const int at = 4 * i + 2 * half;
-                p[i / 2][i % 2 * 2 + half] = pack(s[at], s[at + 1]);
-                ds[i / 2][i % 2 * 2 + half] = pack(s[at] * (dp[at] - __uint_as_float(words[0])),
-                                                   s[at + 1] * (dp[at + 1] - __uint_as_float(words[1])));
-            }
-        }
-    }
-
-    /* dS of the warp's 16 keys to shared memory, a row for each query row. */
-    __device__ __forceinline__ void leave_ds(const uint32_t (&ds)[BLOCK_M / 16][4], int step) {
-        const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-        const uint32_t panel =
-            base + DS_OFFSET + stage_of<DS_STAGES>(step) * DS_BYTES + warpgroup * BLOCK_M * 128;
-        /* matrices of a product's operand: keys 0-7, rows 0-7; keys 8-15, rows 0-7; keys 0-7, rows 8-15; ... */
+            base + ROWS_OFFSET + stage_of<STAGES>(step) * BLOCK_M * 8 + BLOCK_M * 4 + thread % 4 * 8;
+        const uint32_t panel = base + DS_OFFSET + stage_of<DS_STAGES>(step) * DS_BYTES + thread / 128 * BLOCK_M * 128;
+        /* a lane's row of matrices: keys 0-7, rows 0-7; keys 8-15, rows 0-7; keys 0-7, rows 8-15; keys 8-15, rows 8-15
+         */
         const int row = lane / 16 * 8 + lane % 8, chunk = warp * 2 + lane / 8 % 2;
         wait_empty<DS_STAGES>(base + DS_EMPTY, step);
 #pragma unroll
-        for (int n = 0; n < BLOCK_M / 16; n++)
-            stmatrix_x4_trans(panel + (n * 16 + row) * 128 + ((chunk ^ (row & 7)) << 4), ds[n]);
+        for (int n = 0; n < BLOCK_M / 16; n++) {
+            uint32_t ds[4];
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                uint32_t words[2];
+                ld_shared_8(words[0], words[1], delta + (2 * n + i) * 32);
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    const uint32_t x = p[n][2 * i + half];
+                    const int at = 8 * n + 4 * i + 2 * half;
+                    ds[2 * i + half] = pack(unpack((uint16_t)x) * (s[at] - __uint_as_float(words[0])),
+                                            unpack((uint16_t)(x >> 16)) * (s[at + 1] - __uint_as_float(words[1])));
+                }
+            }
+            stmatrix_x4_trans(panel + (n * 16 + row) * 128 + ((chunk ^ (row & 7)) << 4), ds);
+        }
         fence_proxy_async();
         __syncwarp();
         release<DS_STAGES>(base + DS_FULL, step);
+        barrier_sync(OWN_BARRIER + thread / 128, 128);
     }
 
     /* dV or dK of the warp's 16 keys, times `factor`, by way of the shared memory of their V. */
@@ -367,28 +401,44 @@ struct owner {
 
     __device__ __forceinline__ void run() {
         wait_full<1>(base + KV_FULL, 0);
+        if (k.steps && warpgroup == WARPGROUPS - 1)
+            pass_turn();
+        if (k.steps) {
+            wait_full<STAGES>(base + Q_FULL, 0);
+            wgmma_fence();
+            multiply_kq(0);
+            wgmma_commit_group();
+            wgmma_wait_group<0>(s);
+            make_p(0);
+        }
 #pragma unroll 1
         for (int step = 0; step < k.steps; step++) {
-            uint32_t p[BLOCK_M / 16][4], ds[BLOCK_M / 16][4];
-            wait_full<STAGES>(base + Q_FULL, step);
-            wgmma_fence();
-            multiply_kq(step);
-            wgmma_commit_group();
             wait_full<STAGES>(base + DOUT_FULL, step);
+            take_turn();
+            wgmma_fence();
             multiply_vdo(step);
             wgmma_commit_group();
-            wgmma_wait_group<1>(s);
-            make_p(step);
-            wgmma_wait_group<0>(dp);
-            make_ds(p, ds, step);
-            leave_ds(ds, step);
-            wgmma_fence();
-            multiply_pdo(p, step);
-            multiply_dsq(ds, step);
+            multiply_pdo(step);
             wgmma_commit_group();
-            wgmma_wait_group<0>(dk);
+            pass_turn();
+            wgmma_wait_group<1>(s);
+            leave_ds(step);
+            const int next = min(step + 1, k.steps - 1); /* after the last the same again, which nobody uses */
+            wait_full<STAGES>(base + Q_FULL, next);
+            take_turn();
+            wgmma_fence();
+            multiply_kq(next);
+            wgmma_commit_group();
+            multiply_dsq(step);
+            wgmma_commit_group();
+            pass_turn();
+            wgmma_wait_group<1>(s);
+            make_p(next);
             wgmma_wait_group<0>(dv);
+            wgmma_wait_group<0>(dk);
         }
+        if (k.steps && warpgroup == 0)
+            take_turn(); /* nobody leaves an arrival behind */
         barrier_sync(OWN_BARRIER + warpgroup, 128); /* all products with V are complete */
         store<HEAD_DIM_V>(a.in.dv, dv, 1.0f, a.in.in.head_dim_v);
         store<HEAD_DIM>(a.in.dk, dk, a.in.in.scale, a.in.in.head_dim);
@@ -405,9 +455,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const int warpgroup = __shfl_sync(0xffffffff, (int)threadIdx.x / 128, 0);
     if (warpgroup == WARPGROUPS) {
         setmaxnreg_dec<HOPPER_BACKWARD_SERVICE_REGISTERS(WARPGROUPS)>();
-        server{a, find_block(a), base}.run();
+        const struct key_block k = find_block(a);
+        const struct step_rows first = {k.kv_head * a.in.in.group, k.first_tile};
+        server{a, k, base, first, first}.run();
     } else {
         setmaxnreg_inc<HOPPER_BACKWARD_KEY_REGISTERS(WARPGROUPS)>();
-        owner{a, find_block(a), base, warpgroup}.run();
+        const struct key_block k = find_block(a);
+        owner{a, k, base, warpgroup, k.first_tile}.run();
     }
 }

@@ -15,6 +15,7 @@
     X(BLOCK_M)    /* query rows of a step */                                           \
     X(STAGES)     /* tiles of Q and dO in flight */                                    \
     X(DS_STAGES)  /* tiles of dS in shared memory */                                   \
+    X(TURNS)      /* 1: one warpgroup at a time issues products */                     \
     X(WINDOW)     /* causal or window */                                               \
     X(NEEDS_DQ)
 
@@ -28,12 +29,13 @@ enum hopper_backward_constant {
 struct hopper_backward_params {
     struct gpu_backward_params in;
     struct cuda_tensor_map q_map, k_map, v_map, dout_map; /* [B, heads, S, D or Dv]: tiles of 64 columns */
-    int32_t key_blocks, blocks;                           /* of a KV head; of all */
+    int32_t key_blocks;                                   /* of a KV head */
+    int32_t heads_in_turn;                                /* KV heads whose key blocks take turns */
 };
 
 /* Registers of a thread of the warpgroup that loads and makes dQ, and of the others: they fill the register file. */
-#define HOPPER_BACKWARD_SERVICE_REGISTERS(warpgroups) ((warpgroups) == 3 ? 80 : 64)
-#define HOPPER_BACKWARD_KEY_REGISTERS(warpgroups)     ((warpgroups) == 3 ? 144 : 224)
+#define HOPPER_BACKWARD_SERVICE_REGISTERS(warpgroups) ((warpgroups) == 3 ? 80 : 88)
+#define HOPPER_BACKWARD_KEY_REGISTERS(warpgroups)     ((warpgroups) == 3 ? 144 : 208)
 
 /* Barriers, at the end. */
 #define HOPPER_BACKWARD_CONTROL_BYTES 128
