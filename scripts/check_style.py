@@ -30,7 +30,7 @@ LONG_FUNCTIONS = {
     ("src/families/mma/backward/mma_backward.cu", "make_p"): 120,
     ("src/families/mma/float32/mma_backward32.cu", "mma_backward32"): 115,
     ("src/families/mma/float32/mma_backward32.cu", "make_p"): 90,
-    ("src/families/mma/backward/mma_backward_rows.cu", "mma_backward_prepare"): 80,
+    ("src/gpu/backward_rows.cu", "backward_prepare"): 80,
     ("src/families/mma/forward/mma_decode.cu", "mma_decode"): 210,
     ("src/families/mma/forward/mma_forward.cu", "mma_forward"): 250,
     ("src/families/mma/forward/mma_wide.cu", "mma_wide"): 340,

@@ -70,6 +70,11 @@ void block_mask_request(struct cuda_kernel_request *request);
 fdm_status block_mask_launch(const struct cuda_kernel *kernel, const fdm_problem *problem, int32_t block_m,
                              int32_t block_n, uint8_t *block_mask, void *stream, struct gpu_forward_params *params);
 
+/* The key sort (key_sort.h): its kernel, and the launch that writes `order`. */
+void key_sort_request(struct cuda_kernel_request *request);
+fdm_status key_sort_launch(const struct cuda_kernel *kernel, const fdm_problem *problem,
+                           const struct gpu_forward_params *params, int32_t *order, void *stream);
+
 /* A call's tensors as the kernels' parameters. */
 void gpu_fill_forward(const struct attention *attention, struct gpu_forward_params *params);
 

@@ -9,8 +9,10 @@
  * name, and for ways to run it that no rule chooses: of each problem and kernel one of them, the next each time, with
  * --full each. --variants: those ways alone. --entry: only compilations whose entry holds TEXT; --with: only those in
  * which a constant is not 0; --share: of each architecture and entry the first compilation, and the K-th of N parts of
- * all (K counts from 0 and may be N or more). A cache of what compiled before (FLASH_DMATTN_CACHE_DIR) is not used:
- * each run stands for itself. */
+ * all (K counts from 0 and may be N or more). --verbose: every compilation, with a hash of its machine code, by which
+ * two trees are compared. A cache of what compiled before (FLASH_DMATTN_CACHE_DIR) is not used: each run stands for
+ * itself. */
+#include <elf.h>
 #include <getopt.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -18,7 +20,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "cuda/cuda.h"
+#include "base/memory.h"
+#include "cuda/compiler.h"
 #include "families/family.h"
 #include "gpu/merge_on_device.h"
 
@@ -84,6 +87,7 @@ struct job {
     char arch[16];
     struct cuda_kernel_request request;
     struct cuda_resources resources;
+    uint64_t hash; /* of the machine code */
     fdm_status status;
     int32_t forced; /* only a choice code or number leads there, no rule */
     char sentence[256];
@@ -207,6 +211,44 @@ static void keep_share(int64_t part, int64_t parts) {
     num_jobs = kept;
 }
 
+/* Of the instructions that an ELF file holds, wherever they lie in it and whatever they are called; FNV-1a. */
+static uint64_t hash_of_code(const unsigned char *file, size_t bytes) {
+    uint64_t hash = 0xcbf29ce484222325ull;
+    Elf64_Ehdr head;
+    Elf64_Shdr section;
+    if (bytes < sizeof head)
+        return 0;
+    memcpy(&head, file, sizeof head);
+    for (uint32_t i = 0; i < head.e_shnum; i++) {
+        const size_t at = head.e_shoff + (size_t)i * sizeof section;
+        if (at + sizeof section > bytes)
+            return 0;
+        memcpy(&section, file + at, sizeof section);
+        if (section.sh_type != SHT_PROGBITS || !(section.sh_flags & SHF_EXECINSTR) ||
+            section.sh_offset + section.sh_size > bytes)
+            continue;
+        for (size_t n = 0; n < section.sh_size; n++)
+            hash = (hash ^ file[section.sh_offset + n]) * 0x100000001b3ull;
+    }
+    return hash;
+}
+
+static fdm_status compile(struct job *job) {
+    struct cuda_compiler compiler;
+    struct cuda_binary binary;
+    char target[CUDA_TARGET_BYTES];
+    fdm_status status = cuda_compiler_find(0, &compiler);
+    cuda_target_of(job->arch, cuda_source_find(job->request.file), target);
+    if (!status)
+        status = cuda_compile(&compiler, target, &job->request, &binary);
+    if (status)
+        return status;
+    job->resources = binary.resources;
+    job->hash = hash_of_code(binary.code, binary.bytes);
+    memory_release(binary.code);
+    return FDM_OK;
+}
+
 static void *work(void *unused) {
     for (;;) {
         pthread_mutex_lock(&lock);
@@ -215,7 +257,7 @@ static void *work(void *unused) {
         if (mine >= num_jobs)
             return unused;
         struct job *job = &jobs[mine];
-        job->status = cuda_compile_only(job->arch, &job->request, &job->resources);
+        job->status = compile(job);
         if (job->status)
             snprintf(job->sentence, sizeof job->sentence, "%.255s", fdm_last_error());
         if (isatty(STDERR_FILENO))
@@ -243,9 +285,9 @@ static int report(int verbose) {
         most = job->resources.registers > most ? job->resources.registers : most;
         if (!bad && !verbose)
             continue;
-        printf("%s %s %s: %d registers, %d spill bytes, %d remarks%s%s\n ", bad ? "WRONG" : "fine", job->arch,
-               job->request.entry, job->resources.registers, job->resources.spill_bytes, job->resources.remarks,
-               job->status ? ", " : "", job->sentence);
+        printf("%s %s %s: %d registers, %d spill bytes, %d remarks, code %016llx%s%s\n ", bad ? "WRONG" : "fine",
+               job->arch, job->request.entry, job->resources.registers, job->resources.spill_bytes,
+               job->resources.remarks, (unsigned long long)job->hash, job->status ? ", " : "", job->sentence);
         for (int32_t c = 0; c < job->request.num_constants; c++)
             if (job->request.constants[c].value)
                 printf(" %s=%lld", job->request.constants[c].name, (long long)job->request.constants[c].value);

@@ -202,11 +202,11 @@ def test_plan_lists_what_its_kernels_take(compiler):
     assert result.returncode == 0 and result.stderr == ""
     # the pretended compiler says 40 registers and 24 bytes: 1280 a warp, 12 warps in a quarter
     assert result.stdout.splitlines()[-1] == (
-        "  mma_combine: 128 threads of 40 registers, 24 bytes spill, 0 bytes shared; 12 blocks resident, 48 of 64 warps "
+        "  combine_splits: 128 threads of 40 registers, 24 bytes spill, 0 bytes shared; 12 blocks resident, 48 of 64 warps "
         "(75 %), bound by registers")
     plan = json.loads(run(*command, "--json", **compiler).stdout)
     decode, combine = plan["resources"]
-    assert combine == {"entry": "mma_combine", "threads": 128, "registers": 40, "spill_bytes": 24, "shared_bytes": 0,
+    assert combine == {"entry": "combine_splits", "threads": 128, "registers": 40, "spill_bytes": 24, "shared_bytes": 0,
                        "blocks_per_sm": 12, "warps_per_sm": 48, "max_warps": 64, "bound": "registers"}
     assert decode["entry"] == "mma_decode" and decode["shared_bytes"] == plan["shared_bytes"]
     without = json.loads(run(*command[:-1], "--json", **compiler).stdout)

@@ -178,8 +178,8 @@ fdm_status cuda_call_once(enum cuda_call_kind kind, int32_t device, void *stream
 fdm_status get_kernel(int32_t device, int64_t number) {
     const struct cuda_kernel *kernel = NULL;
     struct cuda_resources resources;
-    const struct cuda_kernel_request request = {.file = "families/mma/forward/mma_combine.cu",
-                                                .entry = "mma_combine",
+    const struct cuda_kernel_request request = {.file = "gpu/combine_splits.cu",
+                                                .entry = "combine_splits",
                                                 .num_constants = 2,
                                                 .constants = {{"DTYPE", 2}, {"NUMBER", number}}};
     fdm_status status = cuda_kernels_get(device, &request, 1, &kernel);

@@ -146,7 +146,7 @@ static void device_is_too_old(void) {
     fdm_device d;
     fdm_arch_config config;
     const struct cuda_kernel *kernel;
-    const struct cuda_kernel_request request = {.file = "families/mma/forward/mma_combine.cu", .entry = "mma_combine"};
+    const struct cuda_kernel_request request = {.file = "gpu/combine_splits.cu", .entry = "combine_splits"};
     use_fake_compiler();
     assert_int_equal(fdm_device_query(FDM_CUDA, 2, &d), FDM_OK);
     assert_string_equal(d.name, "sm_75");

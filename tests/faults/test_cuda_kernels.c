@@ -167,10 +167,9 @@ static void compiler_lacks_a_function(void) {
 static void compiler_refuses(void) {
     use_fake_compiler();
     fake_compiler()->inject("nvrtcCompileProgram", 6, 1);
-    assert_refused(
-        get_kernel(0, 1), FDM_ERROR_INTERNAL,
-        "NVRTC does not compile families/mma/forward/mma_combine.cu for sm_90: families/pretended.cu(7): error: "
-        "pretended fault");
+    assert_refused(get_kernel(0, 1), FDM_ERROR_INTERNAL,
+                   "NVRTC does not compile gpu/combine_splits.cu for sm_90: families/pretended.cu(7): error: "
+                   "pretended fault");
     assert_int_equal(count_entries(NULL, 0), 0);
     assert_int_equal(get_kernel(0, 1), FDM_OK);
     fake_compiler()->inject("nvrtcCompileProgram", 6, 2); /* one of two kernels: the other is kept, on disk */
@@ -184,10 +183,8 @@ static void compiler_refuses(void) {
 
 /* A compiler that took the code from a cache of its own has no log: it is asked again, without that cache. */
 static void compiler_has_a_cache(void) {
-    const struct cuda_kernel_request unknown = {.file = "families/mma/forward/mma_combine.cu",
-                                                .entry = "mma_combine",
-                                                .num_constants = 1,
-                                                .constants = {{"DTYPE", 3}}};
+    const struct cuda_kernel_request unknown = {
+        .file = "gpu/combine_splits.cu", .entry = "combine_splits", .num_constants = 1, .constants = {{"DTYPE", 3}}};
     const struct cuda_kernel *kernel;
     struct cuda_resources resources;
     use_fake_compiler();
@@ -259,7 +256,7 @@ static void compile_for_real(void) {
 static void real_compiler(void) {
     char path[600];
     const struct cuda_kernel *kernel;
-    struct cuda_kernel_request request = {.file = "families/mma/forward/mma_combine.cu", .entry = "mma_combine"};
+    struct cuda_kernel_request request = {.file = "gpu/combine_splits.cu", .entry = "combine_splits"};
     struct cuda_resources resources;
     use_fresh_cache();
     scenario_fork(compile_for_real);
@@ -279,7 +276,7 @@ static void real_compiler(void) {
     assert_int_equal(cuda_kernel_resources(kernel, &resources), FDM_OK);
     assert_in_range(resources.registers, 10, 255);
     request.num_constants = 1; /* without a constant it stops with a sentence of ours */
-    assert_refused(cuda_kernels_get(0, &request, 1, &kernel), FDM_ERROR_INTERNAL, "mma_combine.cu for sm_90: ");
+    assert_refused(cuda_kernels_get(0, &request, 1, &kernel), FDM_ERROR_INTERNAL, "combine_splits.cu for sm_90: ");
     assert_non_null(strstr(fdm_last_error(), "error"));
     assert_int_equal(count_entries(NULL, 0), 2);
 }

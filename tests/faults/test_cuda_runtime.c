@@ -219,7 +219,7 @@ static int64_t expected(enum cuda_call_kind kind, const fdm_plan *plan, const st
         return 1;
     want[0].grid[0] = (unsigned)(plan->parameters[0] * p->batch * p->heads_kv);
     want[0].block[0] = 32 * MMA_DECODE_WARPS;
-    snprintf(other.entry, sizeof other.entry, "mma_combine");
+    snprintf(other.entry, sizeof other.entry, "combine_splits");
     other.grid[0] = (unsigned)rows;
     other.block[0] = 32 * MMA_DECODE_WARPS;
     other.shared_bytes = 0;
@@ -355,7 +355,7 @@ static void launches_are_the_plans(void) {
 /* The launch itself, with everything that it can have. */
 static void launch_attributes(void) {
     static const struct cuda_kernel_request request = {
-        .file = "families/mma/forward/mma_combine.cu", .entry = "mma_combine", .shared_bytes = 100 << 10};
+        .file = "gpu/combine_splits.cu", .entry = "combine_splits", .shared_bytes = 100 << 10};
     const struct cuda_kernel *kernel;
     void *argument = &argument;
     int stream;
@@ -369,7 +369,7 @@ static void launch_attributes(void) {
                                  .stream = &stream,
                                  .arguments = &argument,
                                  .arguments_bytes = sizeof argument};
-    struct fake_launch want = {"mma_combine", 0, 0, {8, 3, 2}, {96, 1, 1}, 100 << 10, 4, 1, &stream, argument};
+    struct fake_launch want = {"combine_splits", 0, 0, {8, 3, 2}, {96, 1, 1}, 100 << 10, 4, 1, &stream, argument};
     assert_int_equal(cuda_launch(&launch), FDM_OK);
     assert_launch(1, &want);
     launch.cluster = 1;

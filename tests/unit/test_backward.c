@@ -8,8 +8,8 @@
 
 #include <cmocka.h>
 
-#include "families/mma/backward/mma_gradients.h"
 #include "families/mma/mma_family.h"
+#include "gpu/gpu_backward.h"
 
 enum { RING = 4, TMA = 5, GROUP_PARTS = 7 }; /* of the plan's parameters */
 
@@ -51,7 +51,7 @@ static struct launched launched_by(const fdm_plan *plan) {
     struct launched l = {-1, -1, 0};
     const int32_t count = family_mma.launches(&family_mma, plan, requests);
     for (int32_t i = 0; i < count; i++) {
-        l.combines += strcmp(requests[i].entry, "mma_backward_combine") == 0;
+        l.combines += strcmp(requests[i].entry, "backward_combine") == 0;
         if (strcmp(requests[i].entry, "mma_backward") == 0)
             l = (struct launched){constant(&requests[i], "SPLIT"), constant(&requests[i], "DETERMINISTIC"), l.combines};
     }
@@ -110,7 +110,7 @@ static void shared_biases_have_an_order(void **state) {
     p.bias_shape[1] = p.bias_shape[3] = 1;
     plan = plan_of("sm_90", &p); /* of all keys of a row: that of lse */
     assert_int_equal(launched_by(&plan).deterministic, 0);
-    assert_int_equal(mma_dbias_kind(&p), MMA_DBIAS_ROWS);
+    assert_int_equal(gpu_dbias_kind(&p), GPU_DBIAS_ROWS);
 }
 
 /* What shared memory is left buys; who brings the rows of a ring. */

@@ -186,8 +186,8 @@ static void a_kernel_compiles_without_a_device(void **state) {
         print_message("not covered: %s\n", fdm_last_error());
         return;
     }
-    struct cuda_kernel_request request = {.file = "families/mma/forward/mma_combine.cu",
-                                          .entry = "mma_combine",
+    struct cuda_kernel_request request = {.file = "gpu/combine_splits.cu",
+                                          .entry = "combine_splits",
                                           .num_constants = 2,
                                           .constants = {{"DTYPE", 2}, {"VARLEN", 0}}};
     struct cuda_resources resources;

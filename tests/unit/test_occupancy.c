@@ -190,13 +190,10 @@ static void kernels_of_plans(void **state) {
         fdm_pass pass;
         int64_t rows;
         int32_t threads[3];
-    } plans[] = {{"sm_86", {"mma_forward"}, FDM_FORWARD, 4096, {128}},
-                 {"sm_90", {"mma_decode", "mma_combine"}, FDM_FORWARD, 1, {128, 128}},
-                 {"sm_90",
-                  {"mma_backward_prepare", "mma_backward", "mma_backward_finish"},
-                  FDM_BACKWARD,
-                  4096,
-                  {128, 256, 128}}};
+    } plans[] = {
+        {"sm_86", {"mma_forward"}, FDM_FORWARD, 4096, {128}},
+        {"sm_90", {"mma_decode", "combine_splits"}, FDM_FORWARD, 1, {128, 128}},
+        {"sm_90", {"backward_prepare", "mma_backward", "backward_finish"}, FDM_BACKWARD, 4096, {128, 256, 128}}};
     for (size_t i = 0; i < sizeof plans / sizeof plans[0]; i++) {
         const fdm_problem problem = problem_of(plans[i].pass, plans[i].rows);
         fdm_device device;

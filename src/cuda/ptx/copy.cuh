@@ -4,6 +4,11 @@
 
 #include "cuda/ptx/types.cuh"
 
+/* Address of shared memory as the 32-bit number that ldmatrix and cp.async take. */
+__device__ __forceinline__ uint32_t shared_address(const void *pointer) {
+    return (uint32_t)__cvta_generic_to_shared(pointer);
+}
+
 /* 16 bytes, past L1. Both addresses are multiples of 16. */
 __device__ __forceinline__ void cp_async_16(uint32_t shared, const void *global) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"(shared), "l"(global) : "memory");

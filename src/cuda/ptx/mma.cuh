@@ -3,12 +3,7 @@
 #ifndef FDM_PTX_MMA_CUH
 #define FDM_PTX_MMA_CUH
 
-#include "cuda/ptx/types.cuh"
-
-/* Address of shared memory as the 32-bit number that ldmatrix and cp.async take. */
-__device__ __forceinline__ uint32_t shared_address(const void *pointer) {
-    return (uint32_t)__cvta_generic_to_shared(pointer);
-}
+#include "cuda/ptx/copy.cuh"
 
 /* Four 8x8 matrices of 16-bit elements; lanes 8i .. 8i+7 give the row addresses of matrix i. */
 __device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], uint32_t address) {

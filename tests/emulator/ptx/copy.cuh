@@ -4,6 +4,8 @@
 
 #include "cuda/ptx/types.cuh"
 
+inline uint32_t shared_address(const void *pointer) { return (uint32_t)__cvta_generic_to_shared(pointer); }
+
 inline void cp_async_16(uint32_t shared, const void *global, EMU_AT) { emu_cp_async(shared, global, 16, 16, EMU_HERE); }
 inline void cp_async_16_fill(uint32_t shared, const void *global, uint32_t bytes, EMU_AT) {
     emu_cp_async(shared, global, bytes, 16, EMU_HERE);

@@ -2,9 +2,7 @@
 #ifndef FDM_PTX_MMA_CUH
 #define FDM_PTX_MMA_CUH
 
-#include "cuda/ptx/types.cuh"
-
-inline uint32_t shared_address(const void *pointer) { return (uint32_t)__cvta_generic_to_shared(pointer); }
+#include "cuda/ptx/copy.cuh"
 
 inline void ldmatrix_x4(uint32_t (&r)[4], uint32_t address, EMU_AT) { emu_ldmatrix(r, 4, 0, address, EMU_HERE); }
 inline void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t address, EMU_AT) { emu_ldmatrix(r, 4, 1, address, EMU_HERE); }

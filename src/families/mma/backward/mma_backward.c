@@ -1,14 +1,13 @@
 /* mma_backward.c: the backward on the host: its tile, by the rules of mma_rules.c, its workspace and its launches. */
 #include "families/mma/backward/mma_backward.h"
-#include "gpu/key_sort.h"
 
 #include <stdio.h>
 #include <string.h>
 
 #include "base/error.h"
-#include "families/mma/backward/mma_gradients.h"
 #include "families/mma/backward/mma_rules.h"
 #include "families/mma/mma_family.h"
+#include "gpu/gpu_backward.h"
 
 /* Of the plan's parameters. */
 enum { STAGED_ROWS, OVERLAY, DS_BUFFERS, PAIRED, RING, TMA, GATHER, GROUP_PARTS };
@@ -24,9 +23,7 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
     (void)size;
     if (gpu_dtype(p->dtype) < 0)
         return "it takes float16 and bfloat16";
-    if (mma_gradients_refusal(p))
-        return mma_gradients_refusal(p);
-    return NULL;
+    return gpu_backward_refusal(p);
 }
 
 /* ---- workspace ---- */
@@ -34,30 +31,31 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
 static int64_t tiles_of(int64_t length, int32_t tile) { return (length + tile - 1) / tile; }
 
 /* Blocks take their turns in adding: to dQ, or to the gradient of a shared bias. */
-static int in_order(const fdm_problem *p) { return (p->deterministic && p->needs_dq) || mma_dbias_in_turns(p); }
+static int in_order(const fdm_problem *p) { return (p->deterministic && p->needs_dq) || gpu_dbias_in_turns(p); }
 
-static struct mma_workspace_needs needs_of(const fdm_plan *plan, const fdm_problem *p) {
+static struct gpu_backward_needs needs_of(const fdm_plan *plan, const fdm_problem *p) {
     const int32_t widest = mma_backward_widest((int32_t)p->head_dim, (int32_t)p->head_dim_v);
-    const int32_t block_m = plan->block_m, block_n = plan->block_n,
-                  d = mma_backward_padded((int32_t)p->head_dim, block_n, widest);
-    return (struct mma_workspace_needs){
+    const int32_t block_m = plan->block_m, block_n = plan->block_n;
+    return (struct gpu_backward_needs){
         .block_m = block_m,
         .block_n = block_n,
-        .dq_columns = p->needs_dq ? d : 0,
+        .row_step = MMA_BACKWARD_ROW_STEP,
+        .head_dim = mma_backward_padded((int32_t)p->head_dim, block_n, widest),
+        .head_dim_v = mma_backward_padded((int32_t)p->head_dim_v, block_n, widest),
+        .sums_dq = p->needs_dq,
         .semaphores = p->needs_dq && p->deterministic,
-        .dbias_blocks = mma_dbias_in_turns(p) ? (int32_t)tiles_of(p->seqlen_k, block_n) : 0,
+        .dbias_blocks = gpu_dbias_in_turns(p) ? (int32_t)tiles_of(p->seqlen_k, block_n) : 0,
         .group_parts = plan->parameters[GROUP_PARTS],
-        .dk_columns = d,
-        .dv_columns = mma_backward_padded((int32_t)p->head_dim_v, block_n, widest),
         .dbias_shares = block_n == 128 ? 2 : 4, /* warps that may share keys, paired or not; the others leave 0 */
-        .ordered_keys = may_gather(p),
+        .may_order_keys = may_gather(p),
+        .orders_keys = plan->parameters[GATHER],
         .lse_factor = p->has_bias || p->softcap > 0 ? 1.0f : 1.4426950408889634f,
     };
 }
 
 static int64_t workspace_bytes(const fdm_plan *plan, const fdm_problem *p) {
-    const struct mma_workspace_needs needs = needs_of(plan, p);
-    return mma_workspace_bytes(p, &needs);
+    const struct gpu_backward_needs needs = needs_of(plan, p);
+    return gpu_backward_workspace_bytes(p, &needs);
 }
 
 static int32_t threads_of(const fdm_plan *plan, const fdm_problem *p) {
@@ -211,41 +209,20 @@ static int has_code(const char *code) {
 
 /* ---- execution ---- */
 
-enum { PREPARE, MAIN, FINISH, DBIAS, BLOCK_MASK, ORDER, COMBINE, NUM_KERNELS };
-static const char *const entries[NUM_KERNELS] = {
-    [PREPARE] = "mma_backward_prepare",
-    [FINISH] = "mma_backward_finish",
-    [DBIAS] = "mma_dbias",
-    [COMBINE] = "mma_backward_combine",
-};
-_Static_assert((int)NUM_KERNELS <= (int)GPU_REQUESTS_MAX, "a plan launches no more");
-
-/* Which of them a plan launches. */
-static int wanted(const fdm_plan *plan, const fdm_problem *p, int32_t kernel) {
-    switch (kernel) {
-    case ORDER: return plan->parameters[GATHER];
-    case FINISH: return p->needs_dq;
-    case COMBINE: return plan->parameters[GROUP_PARTS] > 1;
-    case DBIAS: return mma_dbias_runs(p);
-    case BLOCK_MASK: return gpu_mask_rows(p);
-    default: return 1;
-    }
-}
-
 /* Whether rows of mask, bias and dbias pass 16 bytes at a time. Registers do not allow it beside turns at a shared
  * bias, and where blocks of half the warps meet a float32 bias, intervals and softcap. */
 static int wide_scores(const fdm_problem *p) {
     const int crowded = gpu_bias_constant(p) == GPU_BIAS_FLOAT32 && p->has_intervals && p->softcap > 0 &&
                         mma_backward_widest((int32_t)p->head_dim, (int32_t)p->head_dim_v) <= 64;
-    return p->scores_aligned && !mma_dbias_in_turns(p) && !crowded && (gpu_mask_rows(p) || gpu_bias_rows(p));
+    return p->scores_aligned && !gpu_dbias_in_turns(p) && !crowded && (gpu_mask_rows(p) || gpu_bias_rows(p));
 }
 
-static void main_request(const fdm_plan *plan, const fdm_problem *p, int32_t d, int32_t dv,
+static void main_request(const fdm_plan *plan, const fdm_problem *p, const struct gpu_backward_needs *needs,
                          struct cuda_kernel_request *request) {
     const struct cuda_constant constants[] = {
         {"DTYPE", gpu_dtype(p->dtype)},
-        {"HEAD_DIM", d},
-        {"HEAD_DIM_V", dv},
+        {"HEAD_DIM", needs->head_dim},
+        {"HEAD_DIM_V", needs->head_dim_v},
         {"BLOCK_M", plan->block_m},
         {"BLOCK_N", plan->block_n},
         {"STAGES", plan->stages},
@@ -262,7 +239,7 @@ static void main_request(const fdm_plan *plan, const fdm_problem *p, int32_t d, 
         {"MASK_ROWS", gpu_mask_rows(p)},
         {"BIAS", gpu_bias_constant(p)},
         {"BIAS_ROWS", gpu_bias_rows(p)},
-        {"DBIAS", mma_dbias_constant(p)},
+        {"DBIAS", gpu_dbias_constant(p)},
         {"INTERVALS", p->has_intervals},
         {"GATHER", plan->parameters[GATHER]},
         {"VARLEN", p->varlen},
@@ -270,7 +247,7 @@ static void main_request(const fdm_plan *plan, const fdm_problem *p, int32_t d, 
         {"NEEDS_DQ", p->needs_dq},
         {"DETERMINISTIC", in_order(p)},
         {"SPLIT", plan->parameters[GROUP_PARTS] > 1},
-        {"FOLDED", mma_folds_grids(p)},
+        {"FOLDED", gpu_folds_grids(p)},
     };
     _Static_assert(sizeof constants / sizeof constants[0] == MMA_BACKWARD_NUM_CONSTANTS, "one value for each constant");
     request->file = "families/mma/backward/mma_backward.cu";
@@ -281,37 +258,12 @@ static void main_request(const fdm_plan *plan, const fdm_problem *p, int32_t d, 
     request->threads = threads_of(plan, p);
 }
 
-static void order_request(struct cuda_kernel_request *request) {
-    request->file = "gpu/key_sort.cu";
-    request->entry = "key_sort";
-    request->num_constants = 0;
-    request->shared_bytes = 0;
-    request->threads = KEY_SORT_THREADS;
-}
-
-/* `place`: of each kernel among the requests. */
-static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *requests,
-                             int32_t place[NUM_KERNELS]) {
-    const int32_t widest = mma_backward_widest((int32_t)p->head_dim, (int32_t)p->head_dim_v);
-    const int32_t d = mma_backward_padded((int32_t)p->head_dim, plan->block_n, widest);
-    const int32_t dv = mma_backward_padded((int32_t)p->head_dim_v, plan->block_n, widest);
-    int32_t count = 0;
-    for (int32_t kernel = 0; kernel < NUM_KERNELS; kernel++) {
-        struct cuda_kernel_request *request = &requests[count];
-        if (!wanted(plan, p, kernel))
-            continue;
-        place[kernel] = count++;
-        if (kernel == MAIN) {
-            main_request(plan, p, d, dv, request);
-        } else if (kernel == BLOCK_MASK) {
-            block_mask_request(request);
-        } else if (kernel == ORDER) {
-            order_request(request);
-        } else {
-            mma_rows_request(p, entries[kernel], d, dv, p->needs_dq, request);
-        }
-    }
-    return count;
+/* The family's kernel between those around it. */
+static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *requests) {
+    const struct gpu_backward_needs needs = needs_of(plan, p);
+    const int32_t before = gpu_backward_requests(GPU_BACKWARD_BEFORE, p, &needs, requests);
+    main_request(plan, p, &needs, &requests[before]);
+    return before + 1 + gpu_backward_requests(GPU_BACKWARD_AFTER, p, &needs, &requests[before + 1]);
 }
 
 static int overlays(const fdm_plan *plan, const fdm_problem *p) {
@@ -342,10 +294,7 @@ static int validate(const fdm_plan *plan, const fdm_problem *p) {
 }
 
 static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *requests) {
-    int32_t place[NUM_KERNELS];
-    if (!validate(plan, &plan->problem))
-        return 0;
-    return make_requests(plan, &plan->problem, requests, place);
+    return validate(plan, &plan->problem) ? make_requests(plan, &plan->problem, requests) : 0;
 }
 
 /* What TMA knows of q or dout: panels of a stage's rows. */
@@ -362,49 +311,26 @@ static struct cuda_tensor_layout layout_of(const struct matrix_view *x, const fd
                                        .l2_bytes = 128};
 }
 
-static fdm_status make_maps(int32_t device, const struct attention *attention, const struct mma_workspace_needs *needs,
-                            struct mma_backward_arguments *a) {
+static fdm_status make_maps(int32_t device, const struct attention *attention, const struct gpu_backward_needs *needs,
+                            struct mma_backward_params *params) {
     const fdm_problem *p = attention->problem;
     const struct cuda_tensor_layout layouts[2] = {
-        layout_of(&attention->q, p, (int32_t)p->head_dim, needs->dk_columns),
-        layout_of(&attention->dout, p, (int32_t)p->head_dim_v, needs->dv_columns)};
+        layout_of(&attention->q, p, (int32_t)p->head_dim, needs->head_dim),
+        layout_of(&attention->dout, p, (int32_t)p->head_dim_v, needs->head_dim_v)};
     struct cuda_tensor_map maps[2];
     const fdm_status status = cuda_tensor_maps_make(device, layouts, 2, maps);
     if (!status) {
-        a->q_map = maps[0];
-        a->dout_map = maps[1];
+        params->shared.q_map = maps[0];
+        params->shared.dout_map = maps[1];
     }
     return status;
 }
 
-static fdm_status put_in_order(const struct cuda_kernel *kernel, const fdm_problem *p,
-                               const struct mma_backward_arguments *a, void *stream) {
-    const int64_t stride = gpu_round_up(p->seqlen_k, KEY_SORT_KEYS), groups = stride / KEY_SORT_KEYS;
-    const struct key_sort_params arguments = {.intervals = a->in.intervals,
-                                              .order = (int32_t *)(uintptr_t)a->order,
-                                              .stride = stride,
-                                              .seqlen_q = a->in.seqlen_q,
-                                              .seqlen_k = a->in.seqlen_k,
-                                              .num_heads = (int32_t)p->interval_heads,
-                                              .window_left = a->in.window_left,
-                                              .window_right = a->in.window_right,
-                                              .num_groups = (int32_t)groups,
-                                              .num_sorts = groups * p->interval_batch * p->interval_heads};
-    struct cuda_launch launch = {.kernel = kernel,
-                                 .grid = {gpu_grid(arguments.num_sorts), 1, 1},
-                                 .threads = KEY_SORT_THREADS,
-                                 .stream = stream,
-                                 .arguments = &arguments,
-                                 .arguments_bytes = sizeof arguments};
-    return arguments.num_sorts > 0 ? cuda_launch(&launch) : FDM_OK;
-}
-
 static fdm_status execute(const fdm_plan *plan, const struct attention *attention, void *workspace, void *stream) {
     const fdm_problem *p = attention->problem;
-    struct cuda_kernel_request list[NUM_KERNELS];
-    const struct cuda_kernel *kernels[NUM_KERNELS];
-    int32_t place[NUM_KERNELS];
-    struct mma_backward_arguments a;
+    struct cuda_kernel_request list[GPU_REQUESTS_MAX];
+    const struct cuda_kernel *kernels[GPU_REQUESTS_MAX];
+    struct mma_backward_params params;
     if (plan->parameters[TMA] && !p->q_mappable)
         return error_set(
             FDM_ERROR_INVALID_ARGUMENT,
@@ -412,34 +338,22 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
             "or more), but these are not");
     if (!validate(plan, p))
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile or workspace is not its kernel's");
-    fdm_status status = cuda_kernels_get(plan->device.index, list, make_requests(plan, p, list, place), kernels);
+    fdm_status status = cuda_kernels_get(plan->device.index, list, make_requests(plan, p, list), kernels);
     if (status)
         return status;
-    const struct mma_workspace_needs needs = needs_of(plan, p);
-    mma_fill_gradients(attention, &needs, workspace, &a);
-    if (plan->parameters[TMA] && p->batch * p->seqlen_q > 0 &&
-        (status = make_maps(plan->device.index, attention, &needs, &a)))
-        return status;
-    status = mma_launch_prepare(kernels[place[PREPARE]], p, &a, stream);
-    if (!status && wanted(plan, p, BLOCK_MASK))
-        status = block_mask_launch(kernels[place[BLOCK_MASK]], p, plan->block_m, plan->block_n,
-                                   (uint8_t *)(uintptr_t)a.in.block_mask, stream, &a.in);
-    if (!status && wanted(plan, p, ORDER))
-        status = put_in_order(kernels[place[ORDER]], p, &a, stream);
+    const struct gpu_backward_needs needs = needs_of(plan, p);
+    const int32_t before = gpu_backward_count(GPU_BACKWARD_BEFORE, p, &needs);
+    gpu_backward_fill(attention, &needs, workspace, &params.shared);
+    if (plan->parameters[TMA] && p->batch * p->seqlen_q > 0)
+        status = make_maps(plan->device.index, attention, &needs, &params);
     if (!status)
-        status = mma_launch_gradients(kernels[place[MAIN]], tiles_of(p->seqlen_k, plan->block_n),
-                                      p->heads_kv * plan->parameters[GROUP_PARTS], p->batch,
-                                      (uint32_t)threads_of(plan, p), &a, stream);
-    if (!status && wanted(plan, p, COMBINE))
-        status = mma_launch_gradients(
-            kernels[place[COMBINE]],
-            tiles_of(a.key_rows * (needs.dk_columns + needs.dv_columns) / 8, 32 * MMA_BACKWARD_ROWS_WARPS), p->heads_kv,
-            1, 32 * MMA_BACKWARD_ROWS_WARPS, &a, stream);
-    if (!status && wanted(plan, p, FINISH))
-        status = mma_launch_gradients(kernels[place[FINISH]], tiles_of(p->seqlen_q, 16 * MMA_BACKWARD_ROWS_WARPS),
-                                      p->heads, p->batch, 32 * MMA_BACKWARD_ROWS_WARPS, &a, stream);
-    if (!status && wanted(plan, p, DBIAS))
-        status = mma_launch_dbias(kernels[place[DBIAS]], &a, stream);
+        status = gpu_backward_launches(GPU_BACKWARD_BEFORE, kernels, p, &needs, &params.shared, stream);
+    if (!status)
+        status = gpu_backward_launch(kernels[before], tiles_of(p->seqlen_k, plan->block_n),
+                                     p->heads_kv * plan->parameters[GROUP_PARTS], p->batch,
+                                     (uint32_t)threads_of(plan, p), &params.shared, sizeof params, stream);
+    if (!status)
+        status = gpu_backward_launches(GPU_BACKWARD_AFTER, kernels + before + 1, p, &needs, &params.shared, stream);
     return status;
 }
 

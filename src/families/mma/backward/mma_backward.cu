@@ -15,12 +15,13 @@
  * before their loads begin.
  *
  * Grid: x key blocks, y KV heads (the query heads of the group one after the other: dK and dV are summed in fp32
- * without traffic; SPLIT: parts of groups, mma_backward_combine adds them), z batches. Bound by: tensor cores and the
+ * without traffic; SPLIT: parts of groups, backward_combine adds them), z batches. Bound by: tensor cores and the
  * shared-memory reads that feed them, five products a pair. */
 #include "cuda/ptx/global.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/opaque.cuh"
 #include "families/mma/backward/mma_backward.h"
+#include "gpu/block_mask.h"
 #include "gpu/key_sort.h"
 #include "gpu/packed.cuh"
 #if TMA
@@ -44,7 +45,7 @@
 #define SCARCE      (WIDEST > 192 && (VARLEN || BIAS || MASK || DETERMINISTIC))
 #define CROWDED     (SOFTCAP || (VARLEN && PAIRED) || (DETERMINISTIC && (MASK || BIAS || INTERVALS || VARLEN)))
 #define TURNS_DQ    (DETERMINISTIC && NEEDS_DQ)
-#define TURNS_DBIAS (DETERMINISTIC && DBIAS == MMA_DBIAS_SUMS)
+#define TURNS_DBIAS (DETERMINISTIC && DBIAS == GPU_DBIAS_SUMS)
 #define PART_ROWS                                                                 \
     (SCARCE || WARP_ROWS == 16 || TURNS_DBIAS || (KEY_TILES == 2 && CROWDED) ? 16 \
      : WARP_ROWS == 64 && (KEY_TILES == 2 || WIDEST > 64)                    ? 32 \
@@ -78,7 +79,7 @@
 #define COPIED      (BIAS_COPIED || MASK_COPIED)
 /* The gradient of a bias is written from the staged dS, 16 bytes a lane. */
 #define DBIAS_FROM_DS \
-    (DBIAS == MMA_DBIAS_DIRECT && SCORES_ALIGNED && BIAS == GPU_BIAS_SAME && !SOFTCAP && KEY_TILES == 2)
+    (DBIAS == GPU_DBIAS_DIRECT && SCORES_ALIGNED && BIAS == GPU_BIAS_SAME && !SOFTCAP && KEY_TILES == 2)
 #define PLAIN     (!BIAS && !SOFTCAP) /* scores stay as the products are, in units of exp2; else in natural units */
 #define UNBOUNDED 0x7fffffff
 #define NO_ROW    0x7fffffff
@@ -173,7 +174,7 @@ struct head {
     const uint8_t *block_mask;
 };
 
-__device__ __forceinline__ struct place find_place(const struct mma_backward_arguments &a, uint32_t x, uint32_t y,
+__device__ __forceinline__ struct place find_place(const struct gpu_backward_params &a, uint32_t x, uint32_t y,
                                                    uint32_t z) {
     struct place at;
     at.batch = (int)z;
@@ -193,23 +194,22 @@ __device__ __forceinline__ struct place find_place(const struct mma_backward_arg
     return at;
 }
 
-__device__ __forceinline__ int head_kv_of(const struct mma_backward_arguments &a, const struct place &at) {
+__device__ __forceinline__ int head_kv_of(const struct gpu_backward_params &a, const struct place &at) {
     return SPLIT ? at.part / a.group_parts : at.part;
 }
 /* Query heads that the block takes. */
-__device__ __forceinline__ int num_heads(const struct mma_backward_arguments &a) {
+__device__ __forceinline__ int num_heads(const struct gpu_backward_params &a) {
     return SPLIT ? a.part_heads : a.in.group;
 }
 
 /* Where the head's rows begin in the workspace's arrays. */
-__device__ __forceinline__ int64_t rows_begin(const struct mma_backward_arguments &a, const struct place &at, int h) {
-    return VARLEN ? mma_backward_begin(at.q_begin, at.batch) + h * a.rows
+__device__ __forceinline__ int64_t rows_begin(const struct gpu_backward_params &a, const struct place &at, int h) {
+    return VARLEN ? backward_begin(at.q_begin, at.batch, MMA_BACKWARD_ROW_STEP) + h * a.rows
                   : ((int64_t)at.batch * a.in.heads + h) * a.rows;
 }
 
 /* Made anew where it is needed: kept through the loop, the addresses would take registers that the sums need. */
-__device__ __forceinline__ struct head find_head(const struct mma_backward_arguments &a, const struct place &at,
-                                                 int h) {
+__device__ __forceinline__ struct head find_head(const struct gpu_backward_params &a, const struct place &at, int h) {
     struct head head;
     h = opaque(h);
     head.index = h;
@@ -237,14 +237,14 @@ __device__ __forceinline__ struct head find_head(const struct mma_backward_argum
 
 /* Bytes from a row of mask, bias or dbias to the n-th after it. Aligned ones are less than 2^31 apart: registers are
  * scarce. */
-__device__ __forceinline__ int64_t mask_rows(const struct mma_backward_arguments &a, int n) {
+__device__ __forceinline__ int64_t mask_rows(const struct gpu_backward_params &a, int n) {
     return SCORES_ALIGNED ? (int64_t)n * a.mask_row_bytes : n * a.in.mask.row;
 }
-__device__ __forceinline__ int64_t bias_rows(const struct mma_backward_arguments &a, int n) {
+__device__ __forceinline__ int64_t bias_rows(const struct gpu_backward_params &a, int n) {
     return SCORES_ALIGNED ? (int64_t)n * a.bias_row_bytes : n * a.in.bias.row * BIAS_BYTES;
 }
-__device__ __forceinline__ int64_t dbias_rows(const struct mma_backward_arguments &a, int n) {
-#if DBIAS == MMA_DBIAS_SUMS
+__device__ __forceinline__ int64_t dbias_rows(const struct gpu_backward_params &a, int n) {
+#if DBIAS == GPU_DBIAS_SUMS
     return SCORES_ALIGNED ? (int64_t)n * a.dbias_row_bytes : n * a.dbias_row * 4;
 #else
     return SCORES_ALIGNED ? (int64_t)n * a.dbias_row_bytes : n * a.dbias.row * BIAS_BYTES;
@@ -259,7 +259,7 @@ __device__ __forceinline__ float bias_value(const char *at) {
 }
 
 /* The key at a place of the block's. */
-__device__ __forceinline__ int key_at(const struct mma_backward_arguments &a, const struct place &at, int local) {
+__device__ __forceinline__ int key_at(const struct gpu_backward_params &a, const struct place &at, int local) {
 #if GATHER
     const int64_t head = (int64_t)head_kv_of(a, at) * a.in.group / a.in.intervals.group;
     return a.order[at.batch * a.order_batch + head * a.order_head + at.first_key + local];
@@ -269,12 +269,12 @@ __device__ __forceinline__ int key_at(const struct mma_backward_arguments &a, co
 }
 
 /* Rows first <= i < last see a key, as far as window and ends decide. */
-__device__ __forceinline__ int first_row(const struct mma_backward_arguments &a, const struct place &at, int64_t key) {
+__device__ __forceinline__ int first_row(const struct gpu_backward_params &a, const struct place &at, int64_t key) {
     return WINDOW && a.in.window_right != UNBOUNDED
                ? (int)min(max(key - at.diagonal - a.in.window_right, (int64_t)0), (int64_t)at.seqlen_q)
                : 0;
 }
-__device__ __forceinline__ int last_row(const struct mma_backward_arguments &a, const struct place &at, int64_t key) {
+__device__ __forceinline__ int last_row(const struct gpu_backward_params &a, const struct place &at, int64_t key) {
     return WINDOW && a.in.window_left != UNBOUNDED
                ? (int)min(max(key - at.diagonal + a.in.window_left + 1, (int64_t)0), (int64_t)at.seqlen_q)
                : at.seqlen_q;
@@ -291,7 +291,7 @@ struct keys {
 __device__ __forceinline__ int bound_of(int64_t row) {
     return (int)min(max(row, (int64_t)-BLOCK_N), (int64_t)(UNBOUNDED - BLOCK_N));
 }
-__device__ __forceinline__ struct keys bound_keys(const struct mma_backward_arguments &a, const struct place &at,
+__device__ __forceinline__ struct keys bound_keys(const struct gpu_backward_params &a, const struct place &at,
                                                   int warp_key) {
     struct keys keys = {};
     warp_key = opaque(warp_key); /* made here, not kept */
@@ -310,7 +310,7 @@ __device__ __forceinline__ struct keys bound_keys(const struct mma_backward_argu
     return keys;
 }
 /* Otherwise they are kept in shared memory: first, last and bias of each of BLOCK_N keys. */
-__device__ __forceinline__ void store_keys(const struct mma_backward_arguments &a, const struct place &at,
+__device__ __forceinline__ void store_keys(const struct gpu_backward_params &a, const struct place &at,
                                            const struct head &head, uint32_t to) {
     if (threadIdx.x >= BLOCK_N)
         return;
@@ -358,7 +358,7 @@ struct walk {
     int first, last;           /* rows that window and ends leave: first <= i < last */
     int full_first, full_last; /* rows that see all keys of the block, by window and ends */
 };
-__device__ __forceinline__ struct walk plan_walk(const struct mma_backward_arguments &a, const struct place &at) {
+__device__ __forceinline__ struct walk plan_walk(const struct gpu_backward_params &a, const struct place &at) {
     struct walk w;
     const int group = GATHER ? KEY_SORT_KEYS : BLOCK_N, first_key = at.first_key / group * group;
     const int last_key = min(first_key + group, at.seqlen_k) - 1;
@@ -396,12 +396,12 @@ __device__ __forceinline__ struct walk narrow(struct walk w, uint32_t keys, uint
 #endif
 #if SUMMARISED
 /* GPU_BLOCK_*: what the mask shows of the block's keys to the BLOCK_M rows that `row` is one of. */
-__device__ __forceinline__ uint8_t mask_kind(const struct mma_backward_arguments &a, const struct place &at, int h,
+__device__ __forceinline__ uint8_t mask_kind(const struct gpu_backward_params &a, const struct place &at, int h,
                                              int row) {
     return find_head(a, at, h).block_mask[(int64_t)(row / BLOCK_M) * a.in.block_mask_row];
 }
 #endif
-__device__ __forceinline__ bool active(const struct mma_backward_arguments &a, const struct place &at, uint32_t keys,
+__device__ __forceinline__ bool active(const struct gpu_backward_params &a, const struct place &at, uint32_t keys,
                                        int h, int row) {
     bool any = true;
 #if SUMMARISED
@@ -438,12 +438,12 @@ __device__ __forceinline__ void await_turn(const int *semaphore, int mine) {
     while (ld_acquire(semaphore) != mine) {
     }
 }
-__device__ __forceinline__ int *semaphore_of(const struct mma_backward_arguments &a, const struct place &at, int h,
+__device__ __forceinline__ int *semaphore_of(const struct gpu_backward_params &a, const struct place &at, int h,
                                              int row) {
     return a.semaphores + (rows_begin(a, at, h) + row) / 16;
 }
 /* Key blocks before this one whose walk, by window and ends, has some of SUB_ROWS rows from `row` on. */
-__device__ __forceinline__ int my_turn(const struct mma_backward_arguments &a, const struct place &at, int row) {
+__device__ __forceinline__ int my_turn(const struct gpu_backward_params &a, const struct place &at, int row) {
     const int group = GATHER ? KEY_SORT_KEYS : BLOCK_N;
     int64_t last = at.seqlen_k - 1;
     if (WINDOW && a.in.window_right != UNBOUNDED && row + SUB_ROWS <= at.seqlen_q)
@@ -452,16 +452,16 @@ __device__ __forceinline__ int my_turn(const struct mma_backward_arguments &a, c
     return min(blocks, (at.seqlen_k + BLOCK_N - 1) / BLOCK_N) - 1 - at.first_key / BLOCK_N;
 }
 /* Of the bias' gradient: heads and batches that share it, in order. */
-__device__ __forceinline__ int *dbias_semaphore_of(const struct mma_backward_arguments &a, const struct place &at,
-                                                   int h, int row) {
+__device__ __forceinline__ int *dbias_semaphore_of(const struct gpu_backward_params &a, const struct place &at, int h,
+                                                   int row) {
     const int batch = a.dbias_batches == 1 ? 0 : at.batch;
     return a.dbias_semaphores +
            (((int64_t)batch * a.dbias_heads + h / a.in.bias.group) * (FOLDED ? a.grid_x : gridDim.x) +
             at.first_key / BLOCK_N) *
-               mma_backward_semaphores(a.in.seqlen_q) +
+               backward_semaphores(a.in.seqlen_q) +
            row / SUB_ROWS;
 }
-__device__ __forceinline__ int my_dbias_turn(const struct mma_backward_arguments &a, const struct place &at, int h) {
+__device__ __forceinline__ int my_dbias_turn(const struct gpu_backward_params &a, const struct place &at, int h) {
     return (a.dbias_batches == 1 ? at.batch * a.in.bias.group : 0) + h % a.in.bias.group;
 }
 
@@ -475,7 +475,7 @@ __device__ __forceinline__ struct turns first_turns(const struct walk &w) {
 }
 /* Hands on the turns of rows before `end`, when all warps have added to them; where nothing was added the block awaits
  * its turn here. */
-__device__ __forceinline__ void hand_on(struct turns &turns, const struct mma_backward_arguments &a,
+__device__ __forceinline__ void hand_on(struct turns &turns, const struct gpu_backward_params &a,
                                         const struct place &at, const struct walk &w, int h, int end) {
     if (threadIdx.x != 0)
         return;
@@ -505,7 +505,7 @@ __device__ __forceinline__ void hand_on(struct turns &turns, const struct mma_ba
 }
 /* When all warps have made the scores of the rows from `row` on: the turns before them, and of the bias' gradient
  * theirs too, since heads and batches wait for it long enough. */
-__device__ __forceinline__ void hand_on_before(struct turns &turns, const struct mma_backward_arguments &a,
+__device__ __forceinline__ void hand_on_before(struct turns &turns, const struct gpu_backward_params &a,
                                                const struct place &at, int h, int row) {
     hand_on(turns, a, at, plan_walk(a, at), h, row);
     turns.added = row;
@@ -513,7 +513,7 @@ __device__ __forceinline__ void hand_on_before(struct turns &turns, const struct
     if (TURNS_DBIAS && threadIdx.x == 0)
         st_release(dbias_semaphore_of(a, at, h, row), my_dbias_turn(a, at, h) + 1);
 }
-__device__ __forceinline__ void hand_on_rest(struct turns &turns, const struct mma_backward_arguments &a,
+__device__ __forceinline__ void hand_on_rest(struct turns &turns, const struct gpu_backward_params &a,
                                              const struct place &at, const struct walk &w, int h) {
     hand_on(turns, a, at, w, h, TURNS_DBIAS && VARLEN ? a.in.seqlen_q : w.last);
 }
@@ -525,14 +525,14 @@ __device__ __forceinline__ int first_sub_tile(const struct walk &w, int row) {
 }
 
 /* The next active rows to stage from `row` on; NO_ROW when there is none. */
-__device__ __forceinline__ int next_active(const struct mma_backward_arguments &a, const struct place &at,
+__device__ __forceinline__ int next_active(const struct gpu_backward_params &a, const struct place &at,
                                            const struct walk &w, uint32_t keys, int h, int row) {
     while (row < w.last && !active(a, at, keys, h, row))
         row += STAGE_ROWS;
     return row < w.last ? row : NO_ROW;
 }
 
-__device__ __forceinline__ void load_q(const struct mma_backward_arguments &a, const struct place &at, int h,
+__device__ __forceinline__ void load_q(const struct gpu_backward_params &a, const struct place &at, int h,
                                        uint32_t tile, int row) {
     const struct head head = find_head(a, at, h);
     load_tile<HEAD_DIM / 8, STAGE_ROWS, PANEL_ROWS>(tile, head.q + (int64_t)row * a.in.q.row * 2, a.in.q.row * 2,
@@ -547,7 +547,7 @@ __device__ __forceinline__ const float *row_words(const struct head &head, int w
     return word ? head.delta : head.lse;
 }
 /* dO and what there is for each row. */
-__device__ __forceinline__ void load_dout(const struct mma_backward_arguments &a, const struct place &at, int h,
+__device__ __forceinline__ void load_dout(const struct gpu_backward_params &a, const struct place &at, int h,
                                           const struct stage &stage, int row) {
     const struct head head = find_head(a, at, h);
     load_tile<HEAD_DIM_V / 8, STAGE_ROWS, PANEL_ROWS>(stage.dout, head.dout + (int64_t)row * a.dout.row * 2,
@@ -572,8 +572,9 @@ __device__ __forceinline__ struct stage stage_at(const struct tiles &tiles, int 
 /* Ends a phase when all warps have staged a stage's scores. */
 __device__ __forceinline__ uint32_t scores_barrier(const struct tiles &tiles) { return tiles.barriers + RING * 8; }
 /* To a slot that all warps have left. */
-__device__ __forceinline__ void load_stage(const struct mma_backward_arguments &a, const struct place &at, int h,
+__device__ __forceinline__ void load_stage(const struct mma_backward_params &params, const struct place &at, int h,
                                            const struct tiles &tiles, int slot, int row) {
+    const struct gpu_backward_params &a = params.shared;
     if (row == NO_ROW)
         return;
     const struct stage stage = stage_at(tiles, slot);
@@ -606,7 +607,7 @@ __device__ __forceinline__ void load_stage(const struct mma_backward_arguments &
         mbarrier_arrive(stage.full); /* for what was stored, not copied */
 #    endif
 }
-__device__ __forceinline__ int following(const struct mma_backward_arguments &a, const struct place &at,
+__device__ __forceinline__ int following(const struct gpu_backward_params &a, const struct place &at,
                                          const struct walk &w, uint32_t keys, int h, int row) {
     return row == NO_ROW ? NO_ROW : next_active(a, at, w, keys, h, row + STAGE_ROWS);
 }
@@ -682,20 +683,20 @@ __device__ __forceinline__ void add_product(float (&sum)[lefts][tiles][4], const
     }
 }
 
-#if DBIAS == MMA_DBIAS_DIRECT || DBIAS == MMA_DBIAS_SUMS
+#if DBIAS == GPU_DBIAS_DIRECT || DBIAS == GPU_DBIAS_SUMS
 /* Row 0 of one key of the bias' gradient, or of its sums; and bytes from row to row. */
-#    define DBIAS_BYTES (DBIAS == MMA_DBIAS_SUMS ? 4 : BIAS_BYTES)
-__device__ __forceinline__ char *dbias_of_key(const struct mma_backward_arguments &a, const struct place &at, int64_t h,
+#    define DBIAS_BYTES (DBIAS == GPU_DBIAS_SUMS ? 4 : BIAS_BYTES)
+__device__ __forceinline__ char *dbias_of_key(const struct gpu_backward_params &a, const struct place &at, int64_t h,
                                               int key) {
     h /= a.in.bias.group;
-#    if DBIAS == MMA_DBIAS_SUMS
+#    if DBIAS == GPU_DBIAS_SUMS
     return (char *)(a.dbias_sums + at.batch * a.dbias_batch + h * a.dbias_head + key * a.dbias_key);
 #    else
     return (char *)a.dbias.data + (at.batch * a.dbias.batch + h * a.dbias.head + key * a.dbias.key) * BIAS_BYTES;
 #    endif
 }
 __device__ __forceinline__ void add_dbias(char *to, float x) {
-#    if DBIAS == MMA_DBIAS_SUMS
+#    if DBIAS == GPU_DBIAS_SUMS
     red_add((float *)to, x);
 #    elif BIAS == GPU_BIAS_FLOAT32
     *(float *)to = x;
@@ -723,7 +724,7 @@ __device__ __forceinline__ uint32_t mask_place(uint32_t staged, int warp_key, in
 }
 
 /* What the warp's own rows of the sub-tile at `sub_row` need; `staged`: where their dS will go. */
-__device__ __forceinline__ void copy_scores(const struct mma_backward_arguments &a, const struct place &at, int h,
+__device__ __forceinline__ void copy_scores(const struct gpu_backward_params &a, const struct place &at, int h,
                                             uint32_t staged, int sub_row) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, share = warp / KEY_WARPS;
     const int warp_key = warp % KEY_WARPS * WARP_KEYS;
@@ -785,7 +786,7 @@ __device__ __forceinline__ uint32_t copied_mask(uint32_t staged, int warp_key, i
 
 #if SUMMARISED && !MASK_COPIED
 /* One bit for each score of the thread: whether the mask shows it. Read ahead of the products, which hide the wait. */
-__device__ __forceinline__ uint32_t read_mask(const struct mma_backward_arguments &a, const struct place &at, int h,
+__device__ __forceinline__ uint32_t read_mask(const struct gpu_backward_params &a, const struct place &at, int h,
                                               int warp_key, int first_row) {
     const int lane = threadIdx.x % 32;
     static_assert(ROW_TILES * KEY_TILES <= 8, "a bit each");
@@ -822,7 +823,7 @@ __device__ __forceinline__ void pack_scores(score_fragments &left, const float (
             left[n / 2][j / 2][n % 2 * 2 + j % 2] = pack(x[j / 2][n][j % 2 * 2], x[j / 2][n][j % 2 * 2 + 1]);
 }
 
-__device__ __forceinline__ void make_p(struct p_fragments &w, const struct mma_backward_arguments &a,
+__device__ __forceinline__ void make_p(struct p_fragments &w, const struct gpu_backward_params &a,
                                        const struct place &at, int h, const struct tiles &tiles,
                                        const struct stage &stage, uint32_t staged, int warp_key, int block_row,
                                        int sub_row, bool partial, bool copying) {
@@ -939,7 +940,7 @@ __device__ __forceinline__ void make_p(struct p_fragments &w, const struct mma_b
 
 /* dS = P (dP - delta), as left operands. */
 __device__ __forceinline__ void make_ds(score_fragments &left, struct sums &sums, const struct p_fragments &w,
-                                        const struct mma_backward_arguments &a, const struct place &at, int h,
+                                        const struct gpu_backward_params &a, const struct place &at, int h,
                                         const struct tiles &tiles, const struct stage &stage,
                                         const value_fragments &values, int warp_key, int block_row, int sub_row,
                                         bool partial) {
@@ -948,7 +949,7 @@ __device__ __forceinline__ void make_ds(score_fragments &left, struct sums &sums
     await_turn(dbias_semaphore_of(a, at, h, block_row + sub_row), my_dbias_turn(a, at, h));
 #endif
     float dp[KEY_TILES][ROW_TILES][4];
-#if (DBIAS == MMA_DBIAS_DIRECT && !DBIAS_FROM_DS) || DBIAS == MMA_DBIAS_SUMS
+#if (DBIAS == GPU_DBIAS_DIRECT && !DBIAS_FROM_DS) || DBIAS == GPU_DBIAS_SUMS
     char *dbias[SCORES_ALIGNED ? 1 : 2 * KEY_TILES]; /* aligned: the other keys' lie at known distances */
 #    pragma unroll
     for (int n = 0; n < (SCORES_ALIGNED ? 1 : 2 * KEY_TILES); n++)
@@ -982,7 +983,7 @@ __device__ __forceinline__ void make_ds(score_fragments &left, struct sums &sums
         for (int t = 0; t < KEY_TILES; t++)
 #    pragma unroll
             for (int e = 0; e < 4; e++) {
-#    if DBIAS == MMA_DBIAS_KEYS
+#    if DBIAS == GPU_DBIAS_KEYS
                 sums.dbias[t][e / 2] += dp[t][n][e];
 #    elif DBIAS && !DBIAS_FROM_DS
                 const int row = block_row + sub_row + n * 8 + lane % 4 * 2 + e % 2, j = 2 * t + e / 2;
@@ -1018,7 +1019,7 @@ __device__ __forceinline__ void store_scores(uint32_t tile, const uint32_t (&lef
 /* The gradient of the bias from the dS that the warp has staged, eight keys of a row a lane. `row`: the part's first.
  * Of lane % 4 = p, matrix m has the keys 8 p + 2 (m ^ p) and the next: the eight lines of a matrix lie in different
  * banks. */
-__device__ __forceinline__ void store_dbias(const struct mma_backward_arguments &a, const struct place &at, int h,
+__device__ __forceinline__ void store_dbias(const struct gpu_backward_params &a, const struct place &at, int h,
                                             uint32_t staged, int warp_key, int part, int row) {
     const int lane = threadIdx.x % 32, own = lane % 4, line = lane % 8 / 2;
     const lane_address<SUB_ROWS / 8> from(staged, warp_key + 8 * line + 2 * (lane / 8 ^ line) + lane % 2, part / 8);
@@ -1048,10 +1049,10 @@ __device__ __forceinline__ void add_rows(float (&sum)[KEY_TILES][tiles][4], cons
 
 /* Scores of a sub-tile's rows that are the warp's own, what they add to dK and dV, and dS (BY_COLUMNS also P) to shared
  * memory for the other warps. */
-__device__ __forceinline__ void add_own(struct sums &sums, const struct mma_backward_arguments &a,
-                                        const struct place &at, int h, const struct tiles &tiles,
-                                        const struct stage &stage, const value_fragments &values, uint32_t staged,
-                                        int row, int sub, bool partial, bool copying) {
+__device__ __forceinline__ void add_own(struct sums &sums, const struct gpu_backward_params &a, const struct place &at,
+                                        int h, const struct tiles &tiles, const struct stage &stage,
+                                        const value_fragments &values, uint32_t staged, int row, int sub, bool partial,
+                                        bool copying) {
     const int warp = tiles.self.warp, share = warp / KEY_WARPS, warp_key = warp % KEY_WARPS * WARP_KEYS;
 #pragma unroll 1
     for (int part = share * WARP_ROWS; part < share * WARP_ROWS + WARP_ROWS; part += PART_ROWS) {
@@ -1130,7 +1131,7 @@ __device__ __forceinline__ void add_others(struct sums &sums, const struct tiles
 /* dQ of the warp's rows and columns from the staged dS, added in global memory, in turn; some passes over columns of
  * all. */
 template <int first_pass = 0, int end_pass = DQ_PASSES>
-__device__ __forceinline__ void add_dq(const struct mma_backward_arguments &a, const struct place &at, int h, float *dq,
+__device__ __forceinline__ void add_dq(const struct gpu_backward_params &a, const struct place &at, int h, float *dq,
                                        const struct tiles &tiles, uint32_t staged, int row, int sub_row) {
     const int lane = SCARCE && !RING ? fresh_lane() : threadIdx.x % 32;
     const int warp = tiles.self.warp, group = warp % DQ_GROUPS, share = warp / DQ_GROUPS;
@@ -1198,7 +1199,7 @@ template <int tiles> __device__ __forceinline__ void gather_shares(float (&sum)[
 }
 
 /* The block's keys in a tensor: from it to a tile, and back. */
-__device__ __forceinline__ char *keys_of(const struct gpu_matrix &x, const struct mma_backward_arguments &a,
+__device__ __forceinline__ char *keys_of(const struct gpu_matrix &x, const struct gpu_backward_params &a,
                                          const struct place &at) {
     return x.data + (at.batch * x.batch + (int64_t)(at.k_begin + (GATHER ? 0 : at.first_key)) * x.row +
                      head_kv_of(a, at) * x.head) *
@@ -1206,7 +1207,7 @@ __device__ __forceinline__ char *keys_of(const struct gpu_matrix &x, const struc
 }
 template <int chunks>
 __device__ __forceinline__ void load_keys_tile(uint32_t tile, const struct gpu_matrix &from,
-                                               const struct mma_backward_arguments &a, const struct place &at,
+                                               const struct gpu_backward_params &a, const struct place &at,
                                                int num_columns) {
     const char *data = keys_of(from, a, at);
     if (!GATHER) {
@@ -1221,7 +1222,7 @@ __device__ __forceinline__ void load_keys_tile(uint32_t tile, const struct gpu_m
     }
 }
 template <int chunks>
-__device__ __forceinline__ void store_keys_tile(const struct gpu_matrix &to, const struct mma_backward_arguments &a,
+__device__ __forceinline__ void store_keys_tile(const struct gpu_matrix &to, const struct gpu_backward_params &a,
                                                 const struct place &at, uint32_t tile, int num_columns) {
     char *data = keys_of(to, a, at);
     if (!GATHER) {
@@ -1241,7 +1242,7 @@ __device__ __forceinline__ void store_keys_tile(const struct gpu_matrix &to, con
 /* One part of a gradient of the block's keys, in fp32: rows of HEAD_DIM or HEAD_DIM_V as the keys lie in the tensor. */
 template <int columns, int tiles>
 __device__ __forceinline__ void store_part(const float (&sum)[KEY_TILES][tiles][4], float *to,
-                                           const struct mma_backward_arguments &a, const struct place &at) {
+                                           const struct gpu_backward_params &a, const struct place &at) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, share = warp / KEY_WARPS;
     const int64_t begin = at.part * a.key_rows + (VARLEN ? at.k_begin : (int64_t)at.batch * a.in.seqlen_k);
     if (!BY_COLUMNS && share)
@@ -1262,7 +1263,7 @@ __device__ __forceinline__ void store_part(const float (&sum)[KEY_TILES][tiles][
 /* One gradient of the block's keys: rounded, through shared memory, to global memory. */
 template <int columns, int tiles>
 __device__ __forceinline__ void store_sums(const float (&sum)[KEY_TILES][tiles][4], float factor, uint32_t tile,
-                                           const struct gpu_matrix &to, const struct mma_backward_arguments &a,
+                                           const struct gpu_matrix &to, const struct gpu_backward_params &a,
                                            const struct place &at, int num_columns) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, share = warp / KEY_WARPS;
     __syncthreads();
@@ -1282,10 +1283,11 @@ __device__ __forceinline__ void store_sums(const float (&sum)[KEY_TILES][tiles][
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
-    mma_backward(const __grid_constant__ struct mma_backward_arguments a) {
+    mma_backward(const __grid_constant__ struct mma_backward_params params) {
+    const struct gpu_backward_params &a = params.shared;
     extern __shared__ __align__(128) char shared[];
     const struct tiles tiles = lay_out(shared_address(shared));
-    /* From the last head: what mma_backward_prepare wrote last is still in the second-level cache. */
+    /* From the last head: what backward_prepare wrote last is still in the second-level cache. */
 #if FOLDED
     uint32_t x = blockIdx.x % a.grid_x, y = (gridDim.x - 1 - blockIdx.x) / a.grid_x, z = y / a.grid_y;
     y %= a.grid_y;
@@ -1372,10 +1374,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
         fence_proxy_async(); /* narrow() wrote where TMA will */
         __syncthreads();
 #    endif
-        load_stage(a, at, h, tiles, ring.slot, row);
+        load_stage(params, at, h, tiles, ring.slot, row);
         if (RING == 3) {
             next = following(a, at, walk, tiles.keys, h, row);
-            load_stage(a, at, h, tiles, slot_after(ring.slot), next);
+            load_stage(params, at, h, tiles, slot_after(ring.slot), next);
         }
         cp_async_wait<0>();
         __syncthreads(); /* K and V are there */
@@ -1405,7 +1407,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
                 copy_scores(a, at, h, tiles.staged + ds_buffer, RING == 3 ? next : last);
             cp_async_commit();
 #    endif
-            load_stage(a, at, h, tiles, RING == 3 ? slot_after(ring.slot) : ring.slot, last);
+            load_stage(params, at, h, tiles, RING == 3 ? slot_after(ring.slot) : ring.slot, last);
 #    if NEEDS_DQ
             if (DQ_EARLY)
                 add_dq<0, DQ_EARLY>(a, at, h, find_head(a, at, h).dq + (int64_t)row * HEAD_DIM, tiles, staged, row, 0);
@@ -1494,7 +1496,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
             row = next;
         }
 #endif
-#if DBIAS == MMA_DBIAS_KEYS
+#if DBIAS == GPU_DBIAS_KEYS
 #    pragma unroll
         for (int n = 0; n < 2 * KEY_TILES; n++) {
             float x = sums.dbias[n / 2][n % 2];

@@ -14,14 +14,7 @@
 #define FDM_MMA_BACKWARD_H
 
 #include "cuda/tensor_map.h"
-#include "families/mma/forward/mma_forward.h"
-#include "gpu/forward_params.h"
-
-#ifdef __CUDACC__
-#    define MMA_BACKWARD_INLINE __host__ __device__ constexpr
-#else
-#    define MMA_BACKWARD_INLINE static inline
-#endif
+#include "gpu/backward_params.h"
 
 #define MMA_BACKWARD_WARPS 8
 
@@ -30,46 +23,46 @@
 #define MMA_BACKWARD_ACCUMULATORS_MAX 128
 #define MMA_BACKWARD_REGISTERS_MAX    160
 
-MMA_BACKWARD_INLINE int32_t mma_backward_widest(int32_t head_dim, int32_t head_dim_v) {
+BACKWARD_INLINE int32_t mma_backward_widest(int32_t head_dim, int32_t head_dim_v) {
     return head_dim > head_dim_v ? head_dim : head_dim_v;
 }
 
 /* The kernel's head dim: each warp's share of the columns is a multiple of 16. */
-MMA_BACKWARD_INLINE int32_t mma_backward_padded(int32_t head_dim, int32_t block_n, int32_t widest) {
+BACKWARD_INLINE int32_t mma_backward_padded(int32_t head_dim, int32_t block_n, int32_t widest) {
     const int32_t step = (block_n == 128 && widest > 96) || (block_n == 32 && widest > 128) ? 64 : 32;
     return (head_dim + step - 1) / step * step;
 }
 
 /* Rows whose scores are in registers at a time. */
-MMA_BACKWARD_INLINE int32_t mma_backward_sub_rows(int32_t block_n, int32_t widest) {
+BACKWARD_INLINE int32_t mma_backward_sub_rows(int32_t block_n, int32_t widest) {
     return block_n == 128 && widest > 96 ? 32 : 64;
 }
 
 /* 16-key tiles of a warp. With two, a fragment of Q or dO feeds two products. Up to head dim 64 the registers hold
  * their sums: the block has half the warps, and two blocks share a multiprocessor. Beyond, where the device has room
  * for P beside dS, two or four warps share the keys by columns ("paired"). */
-MMA_BACKWARD_INLINE int32_t mma_backward_can_pair(int32_t block_n, int32_t head_dim, int32_t head_dim_v,
-                                                  int32_t v_in_registers) {
+BACKWARD_INLINE int32_t mma_backward_can_pair(int32_t block_n, int32_t head_dim, int32_t head_dim_v,
+                                              int32_t v_in_registers) {
     const int32_t widest = mma_backward_widest(head_dim, head_dim_v);
     if (block_n == 64 && widest > 128)
         return !v_in_registers && mma_backward_padded(head_dim, block_n, widest) % 64 == 0 &&
                mma_backward_padded(head_dim_v, block_n, widest) % 64 == 0;
     return block_n == 128 && widest > 64 && widest <= 128 && !v_in_registers;
 }
-MMA_BACKWARD_INLINE int32_t mma_backward_warps(int32_t block_n, int32_t widest, int32_t v_in_registers) {
+BACKWARD_INLINE int32_t mma_backward_warps(int32_t block_n, int32_t widest, int32_t v_in_registers) {
     return block_n == 128 && widest <= 64 && !v_in_registers ? MMA_BACKWARD_WARPS / 2 : MMA_BACKWARD_WARPS;
 }
 
 /* With fewer than 128 keys two or four warps hold the same 16 keys. Up to head dim 128 each takes part of the rows, and
  * the sums of dK and dV are added at the end. Above there are no registers for whole sums: each takes part of the
  * columns of all rows, and P passes through shared memory beside dS. */
-MMA_BACKWARD_INLINE int32_t mma_backward_shares_columns(int32_t block_n, int32_t widest) {
+BACKWARD_INLINE int32_t mma_backward_shares_columns(int32_t block_n, int32_t widest) {
     return block_n < 128 && widest > 128;
 }
 
 /* MS: 64, or 32 above head dim 96 with 128 keys, where 64 would spill. Fewer keys: 64 of P and 64 of dS (up to head dim
  * 128 only half of that is used). */
-MMA_BACKWARD_INLINE int32_t mma_backward_staged_rows(int32_t block_n, int32_t head_dim, int32_t head_dim_v) {
+BACKWARD_INLINE int32_t mma_backward_staged_rows(int32_t block_n, int32_t head_dim, int32_t head_dim_v) {
     if (block_n < 128)
         return 128;
     return mma_backward_widest(head_dim, head_dim_v) > 96 ? 32 : 64;
@@ -77,15 +70,15 @@ MMA_BACKWARD_INLINE int32_t mma_backward_staged_rows(int32_t block_n, int32_t he
 
 /* 128x64 and 64x128 above head dim 96, single-buffered with V in shared memory, lay what passes over rows of dO that
  * are already consumed, 64 and 32 at a time, where those are wide enough; with that they fit 99 KB. */
-MMA_BACKWARD_INLINE int32_t mma_backward_overlays(int32_t block_m, int32_t block_n, int32_t stages,
-                                                  int32_t v_in_registers, int32_t head_dim, int32_t head_dim_v) {
+BACKWARD_INLINE int32_t mma_backward_overlays(int32_t block_m, int32_t block_n, int32_t stages, int32_t v_in_registers,
+                                              int32_t head_dim, int32_t head_dim_v) {
     const int32_t widest = mma_backward_widest(head_dim, head_dim_v);
     return block_m * block_n == 128 * 64 && stages == 1 && !v_in_registers && widest > 96 && widest <= 128 &&
            mma_backward_padded(head_dim_v, block_n, widest) == 128;
 }
 
-MMA_BACKWARD_INLINE int32_t mma_backward_shared_bytes(int32_t block_m, int32_t block_n, int32_t stages,
-                                                      int32_t v_in_registers, int32_t head_dim, int32_t head_dim_v) {
+BACKWARD_INLINE int32_t mma_backward_shared_bytes(int32_t block_m, int32_t block_n, int32_t stages,
+                                                  int32_t v_in_registers, int32_t head_dim, int32_t head_dim_v) {
     const int32_t widest = mma_backward_widest(head_dim, head_dim_v);
     const int32_t d = mma_backward_padded(head_dim, block_n, widest);
     const int32_t dv = mma_backward_padded(head_dim_v, block_n, widest);
@@ -105,9 +98,9 @@ MMA_BACKWARD_INLINE int32_t mma_backward_shared_bytes(int32_t block_m, int32_t b
 struct mma_backward_extras {
     int32_t paired, buffers, ring;
 };
-MMA_BACKWARD_INLINE int32_t mma_backward_bytes_with(int32_t block_m, int32_t block_n, int32_t stages,
-                                                    int32_t v_in_registers, int32_t head_dim, int32_t head_dim_v,
-                                                    struct mma_backward_extras with) {
+BACKWARD_INLINE int32_t mma_backward_bytes_with(int32_t block_m, int32_t block_n, int32_t stages,
+                                                int32_t v_in_registers, int32_t head_dim, int32_t head_dim_v,
+                                                struct mma_backward_extras with) {
     const int32_t widest = mma_backward_widest(head_dim, head_dim_v);
     const int32_t d = mma_backward_padded(head_dim, block_n, widest);
     const int32_t dv = mma_backward_padded(head_dim_v, block_n, widest);
@@ -124,21 +117,19 @@ MMA_BACKWARD_INLINE int32_t mma_backward_bytes_with(int32_t block_m, int32_t blo
 
 /* Besides, where intervals, or a mask or bias without rows, say for each key which rows see it: two words, or three
  * with the bias of the key. */
-MMA_BACKWARD_INLINE int32_t mma_backward_keys_bytes(int32_t block_n, int32_t key_words) {
-    return 4 * key_words * block_n;
-}
+BACKWARD_INLINE int32_t mma_backward_keys_bytes(int32_t block_n, int32_t key_words) { return 4 * key_words * block_n; }
 
 /* And beside a bias, what lse has rounded away of each staged row; but where a ring of three and the keys' words leave
  * no room for it (head dims above 64): there it is read from global memory. */
-MMA_BACKWARD_INLINE int32_t mma_backward_stages_low(int32_t ring, int32_t widest, int32_t key_words) {
+BACKWARD_INLINE int32_t mma_backward_stages_low(int32_t ring, int32_t widest, int32_t key_words) {
     return ring < 3 || widest <= 64 || !key_words;
 }
 
 /* Columns that TMA brings at a time, of a padded head dim: rows of 128 or 64 bytes. */
-MMA_BACKWARD_INLINE int32_t mma_backward_panel(int32_t padded) { return padded % 64 ? 32 : 64; }
+BACKWARD_INLINE int32_t mma_backward_panel(int32_t padded) { return padded % 64 ? 32 : 64; }
 
 /* fp32 accumulators of dK and dV a thread. */
-MMA_BACKWARD_INLINE int32_t mma_backward_accumulators(int32_t block_n, int32_t head_dim, int32_t head_dim_v) {
+BACKWARD_INLINE int32_t mma_backward_accumulators(int32_t block_n, int32_t head_dim, int32_t head_dim_v) {
     const int32_t widest = mma_backward_widest(head_dim, head_dim_v);
     const int32_t columns =
         mma_backward_padded(head_dim, block_n, widest) + mma_backward_padded(head_dim_v, block_n, widest);
@@ -149,20 +140,11 @@ MMA_BACKWARD_INLINE int32_t mma_backward_accumulators(int32_t block_n, int32_t h
 }
 
 /* Registers of V a thread: each warp holds its 16 keys, two elements a register. */
-MMA_BACKWARD_INLINE int32_t mma_backward_v_registers(int32_t block_n, int32_t head_dim, int32_t head_dim_v) {
+BACKWARD_INLINE int32_t mma_backward_v_registers(int32_t block_n, int32_t head_dim, int32_t head_dim_v) {
     return mma_backward_padded(head_dim_v, block_n, mma_backward_widest(head_dim, head_dim_v)) / 4;
 }
 
 /* ---- the kernels ---- */
-
-/* DBIAS: how the gradient of the bias is made. */
-#define MMA_DBIAS_NONE   0
-#define MMA_DBIAS_KEYS   1 /* the bias has no rows: summed in registers; mma_dbias.cu adds heads and batches */
-#define MMA_DBIAS_DIRECT 2 /* every element belongs to one pair: written by the block that owns the key */
-#define MMA_DBIAS_SUMS   3 /* added in fp32 in the workspace; mma_dbias.cu converts */
-/* One number for all keys of a row: it shifts the row's scores alike, which changes lse alone, and by itself. Its
- * gradient is that of lse; mma_dbias.cu adds heads and batches, and the main kernel makes none. */
-#define MMA_DBIAS_ROWS 4
 
 #define MMA_BACKWARD_CONSTANTS(X)                                                            \
     X(DTYPE)      /* GPU_FLOAT16 or GPU_BFLOAT16 */                                          \
@@ -182,9 +164,9 @@ MMA_BACKWARD_INLINE int32_t mma_backward_v_registers(int32_t block_n, int32_t he
     X(WINDOW)         /* causal or window */                                                 \
     X(MASK)                                                                                  \
     X(MASK_ROWS)                                                                             \
-    X(BIAS) /* MMA_BIAS_* */                                                                 \
+    X(BIAS) /* GPU_BIAS_* */                                                                 \
     X(BIAS_ROWS)                                                                             \
-    X(DBIAS) /* MMA_DBIAS_* */                                                               \
+    X(DBIAS) /* GPU_DBIAS_* */                                                               \
     X(INTERVALS)                                                                             \
     X(GATHER) /* keys in the order that key_sort.cu gives them */                            \
     X(VARLEN)                                                                                \
@@ -197,57 +179,11 @@ MMA_BACKWARD_INLINE int32_t mma_backward_v_registers(int32_t block_n, int32_t he
 #define MMA_BACKWARD_COUNT(name) +1
 enum { MMA_BACKWARD_NUM_CONSTANTS = MMA_BACKWARD_CONSTANTS(MMA_BACKWARD_COUNT) };
 
-/* Of mma_backward_rows.cu and mma_dbias.cu. */
-#define MMA_ROWS_CONSTANTS(X) X(DTYPE) X(HEAD_DIM) X(HEAD_DIM_V) X(ALIGNED) X(VARLEN) X(NEEDS_DQ) X(BIAS) X(FOLDED)
-enum { MMA_ROWS_NUM_CONSTANTS = MMA_ROWS_CONSTANTS(MMA_BACKWARD_COUNT) };
-
-/* Rows of the workspace's arrays for a sequence are a multiple of this; the last ones stand for no row. */
+/* Rows of the workspace's arrays for a sequence are a multiple of this, as every tile divides it. */
 #define MMA_BACKWARD_ROW_STEP 128
-/* Warps of a block of mma_backward_rows.cu. */
-#define MMA_BACKWARD_ROWS_WARPS 4
-#define MMA_DBIAS_WARPS         4
 
-/* Workspace: row i of a sequence (dense: of batch b and head h at (b heads + h) rows; varlen: of head h at h rows, plus
- * the sequence's begin, mma_backward_begin()).
- *   lse, delta [rows]: lse times lse_factor, +inf where no key is seen; sum of dO * O minus dlse
- *   low        [rows]: beside a bias: what lse has rounded away, times -log2(e); 0 where it is not given
- *   dq         [rows, D]: fp32 sums, each 16 x 8 tile in the order of the accumulators of an mma
- *   semaphores [rows / 16]: deterministic: how many key blocks have added to the rows from there on
- *   tickets    [1]: deterministic: blocks in the order in which they began
- *   order      [interval batches, heads, Sk]: numbers of keys, key_sort.h
- *   dbias      KEYS: [warps that share keys, B, H, Sk]; SUMS: the shape of bias
- *   dbias_semaphores [bias batches, bias heads, key blocks, mma_backward_semaphores(Sq)]: SUMS, deterministic: the same
- *   dk, dv     [KV heads, parts, keys of all batches, D or Dv]: SPLIT: fp32 */
-struct mma_backward_arguments {
-    struct gpu_forward_params in;
-    struct gpu_matrix dout, dq, dk, dv;
-    struct gpu_rows dlse;
-    struct gpu_scores dbias;
-    float *lse_rows, *delta_rows, *dq_sums, *dbias_sums, *dk_parts, *dv_parts;
-    int32_t *semaphores, *dbias_semaphores, *ticket;
-    const int32_t *order;
-    int64_t order_batch, order_head;
-    int64_t rows, num_row_arrays;                               /* rows of one array; arrays: B H, varlen: H */
-    int64_t dbias_count;                                        /* words of dbias_sums and dbias_semaphores */
-    int64_t key_rows;                                           /* of dk_parts and dv_parts, of one head */
-    int64_t dbias_batch, dbias_head, dbias_row, dbias_key;      /* SUMS: strides in dbias_sums */
-    int32_t dbias_batches, dbias_heads, dbias_rows, dbias_keys; /* the shape of dbias */
-    int32_t dbias_shares, zero_dbias; /* DIRECT: not every element is written by the main kernel */
-    int32_t group_parts, part_heads;  /* heads of a group = group_parts * part_heads */
-    float lse_factor;                 /* log2(e) where scores stay in units of exp2, else 1 */
-    uint32_t grid_x, grid_y;          /* of a folded grid: block n is (n % grid_x, n / grid_x % grid_y, the rest) */
-    int32_t mask_row_bytes, bias_row_bytes, dbias_row_bytes; /* from row to row; of dbias or of its sums */
-    struct cuda_tensor_map q_map, dout_map;                  /* TMA: [B, H, S, D], tiles of 64 rows and a panel */
-    float *low_rows;
-    int32_t dbias_of_rows; /* 1: MMA_DBIAS_ROWS */
+struct mma_backward_params {
+    struct gpu_backward_params shared;
 };
-
-/* Turns of a key block at the gradient of a bias: for at least 32 rows each. */
-MMA_BACKWARD_INLINE int64_t mma_backward_semaphores(int64_t rows) { return (rows + 31) / 32; }
-
-/* Where the rows of a varlen sequence begin that starts at row cu_seqlens_q[b] of the packed tensor. */
-MMA_BACKWARD_INLINE int64_t mma_backward_begin(int64_t packed_begin, int64_t b) {
-    return ((packed_begin + MMA_BACKWARD_ROW_STEP - 1) / MMA_BACKWARD_ROW_STEP + b) * MMA_BACKWARD_ROW_STEP;
-}
 
 #endif

@@ -5,8 +5,8 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "families/mma/backward/mma_gradients.h"
 #include "families/mma/mma_family.h"
+#include "gpu/gpu_backward.h"
 
 /* The first row whose head dims and shared memory fit is chosen. A block owns 16 * warps / share rows or keys and walks
  * the others `block` at a time. */
@@ -43,13 +43,16 @@ static int fits(const struct tile *t, const fdm_device *device, const fdm_proble
            p->head_dim_v <= t->head_dim_max && shared_bytes(t, p) <= device->shared_bytes;
 }
 
-static struct mma_workspace_needs needs_of(const struct tile *t, const fdm_problem *p) {
+static struct gpu_backward_needs needs_of(const struct tile *t, const fdm_problem *p) {
     const int64_t blocks = (p->seqlen_k + MMA_BACKWARD32_TURN_KEYS - 1) / MMA_BACKWARD32_TURN_KEYS;
-    return (struct mma_workspace_needs){.block_m = t->block,
-                                        .block_n = t->block,
-                                        .dbias_blocks = mma_dbias_in_turns(p) ? (int32_t)blocks : 0,
-                                        .dbias_shares = 1,
-                                        .lse_factor = 1};
+    return (struct gpu_backward_needs){.block_m = t->block,
+                                       .block_n = t->block,
+                                       .row_step = MMA_BACKWARD_ROW_STEP,
+                                       .head_dim = mma_padded32(p->head_dim, p->head_dim_v),
+                                       .head_dim_v = mma_padded32(p->head_dim_v, p->head_dim),
+                                       .dbias_blocks = gpu_dbias_in_turns(p) ? (int32_t)blocks : 0,
+                                       .dbias_shares = 1,
+                                       .lse_factor = 1};
 }
 
 static const char *refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
@@ -57,8 +60,8 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
         return "it takes float32";
     if (p->head_dim > 256 || p->head_dim_v > 256)
         return "head dims are at most 256";
-    if (mma_gradients_refusal(p))
-        return mma_gradients_refusal(p);
+    if (gpu_backward_refusal(p))
+        return gpu_backward_refusal(p);
     for (int32_t i = 0; i < NUM_TILES; i++)
         if (fits(&tiles[i], device, p))
             return NULL;
@@ -71,13 +74,13 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant,
         const struct tile *t = &tiles[i];
         if (!fits(t, device, p) || variant-- > 0)
             continue;
-        const struct mma_workspace_needs needs = needs_of(t, p);
+        const struct gpu_backward_needs needs = needs_of(t, p);
         plan->parameters[0] = i;
         plan->block_m = own_of(t);
         plan->block_n = t->block;
         plan->stages = 1;
         plan->shared_bytes = shared_bytes(t, p);
-        plan->workspace_bytes = mma_workspace_bytes(p, &needs);
+        plan->workspace_bytes = gpu_backward_workspace_bytes(p, &needs);
         snprintf(plan->choice, sizeof plan->choice, "MMA_Backward_TF32x3_%dx%d", plan->block_m, plan->block_n);
         snprintf(plan->reason, sizeof plan->reason,
                  "float32 at head dim %lld: the first tile that fits %lld KB of shared memory is %dx%d (%lld KB): %s",
@@ -91,15 +94,14 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant,
 
 /* ---- execution ---- */
 
-/* What is launched, in this order. */
-enum { PREPARE, BLOCK_MASK, OWN_ROWS, OWN_KEYS, OWN_KEYS_VALUES, DBIAS, NUM_KERNELS };
-_Static_assert((int)NUM_KERNELS <= (int)GPU_REQUESTS_MAX, "a plan launches no more");
+/* The family's launches, in this order. */
+enum { OWN_ROWS, OWN_KEYS, OWN_KEYS_VALUES, NUM_KERNELS };
 
 /* The gradients that a launch makes; 0: there is no such launch. dK and dV share one where their sums fit. */
 static int32_t gradients_of(const fdm_problem *p, int32_t kernel) {
-    const int32_t kind = mma_dbias_kind(p);
-    const int32_t of_rows = p->needs_dq || kind == MMA_DBIAS_DIRECT || kind == MMA_DBIAS_SUMS;
-    const int32_t of_keys = (p->needs_dk || kind == MMA_DBIAS_KEYS ? MMA_GRADIENT_OF_SCORES : 0) |
+    const int32_t kind = gpu_dbias_kind(p);
+    const int32_t of_rows = p->needs_dq || kind == GPU_DBIAS_DIRECT || kind == GPU_DBIAS_SUMS;
+    const int32_t of_keys = (p->needs_dk || kind == GPU_DBIAS_KEYS ? MMA_GRADIENT_OF_SCORES : 0) |
                             (p->needs_dv ? MMA_GRADIENT_OF_VALUES : 0);
     const int32_t sums = (mma_padded32(p->head_dim, p->head_dim_v) + mma_padded32(p->head_dim_v, p->head_dim)) / 2;
     const int both = of_keys == (MMA_GRADIENT_OF_SCORES | MMA_GRADIENT_OF_VALUES) && sums <= SUMS_MAX;
@@ -111,21 +113,12 @@ static int32_t gradients_of(const fdm_problem *p, int32_t kernel) {
     }
 }
 
-static int wanted(const fdm_problem *p, int32_t kernel) {
-    switch (kernel) {
-    case PREPARE: return 1;
-    case BLOCK_MASK: return gpu_mask_rows(p);
-    case DBIAS: return mma_dbias_runs(p);
-    default: return gradients_of(p, kernel) != 0;
-    }
-}
-
 /* The bias' gradient is made with the gradient of the scores, of keys or of rows. */
 static int32_t dbias_of(const fdm_problem *p, int32_t kernel) {
-    const int32_t kind = mma_dbias_constant(p);
+    const int32_t kind = gpu_dbias_constant(p);
     if (!(gradients_of(p, kernel) & MMA_GRADIENT_OF_SCORES))
-        return MMA_DBIAS_NONE;
-    return (kernel == OWN_KEYS) == (kind == MMA_DBIAS_KEYS) ? kind : MMA_DBIAS_NONE;
+        return GPU_DBIAS_NONE;
+    return (kernel == OWN_KEYS) == (kind == GPU_DBIAS_KEYS) ? kind : GPU_DBIAS_NONE;
 }
 
 static void main_request(const struct tile *t, const fdm_problem *p, int32_t kernel,
@@ -149,8 +142,8 @@ static void main_request(const struct tile *t, const fdm_problem *p, int32_t ker
         {"INTERVALS", p->has_intervals},
         {"VARLEN", p->varlen},
         {"SOFTCAP", p->softcap > 0},
-        {"DETERMINISTIC", dbias_of(p, kernel) == MMA_DBIAS_SUMS && mma_dbias_in_turns(p)},
-        {"FOLDED", mma_folds_grids(p)},
+        {"DETERMINISTIC", dbias_of(p, kernel) == GPU_DBIAS_SUMS && gpu_dbias_in_turns(p)},
+        {"FOLDED", gpu_folds_grids(p)},
     };
     _Static_assert(sizeof constants / sizeof constants[0] == MMA_BACKWARD32_NUM_CONSTANTS, "one value each");
     request->file = "families/mma/float32/mma_backward32.cu";
@@ -161,25 +154,15 @@ static void main_request(const struct tile *t, const fdm_problem *p, int32_t ker
     request->threads = 32 * t->warps;
 }
 
-/* `place`: of each kernel among the requests. */
-static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *requests,
-                             int32_t place[NUM_KERNELS]) {
-    int32_t count = 0;
-    for (int32_t kernel = 0; kernel < NUM_KERNELS; kernel++) {
-        struct cuda_kernel_request *request = &requests[count];
-        if (!wanted(p, kernel))
-            continue;
-        place[kernel] = count++;
-        if (kernel == BLOCK_MASK)
-            block_mask_request(request);
-        else if (kernel == PREPARE || kernel == DBIAS)
-            mma_rows_request(p, kernel == DBIAS ? "mma_dbias" : "mma_backward_prepare",
-                             mma_padded32(p->head_dim, p->head_dim_v), mma_padded32(p->head_dim_v, p->head_dim), 0,
-                             request);
-        else
-            main_request(&tiles[plan->parameters[0]], p, kernel, request);
-    }
-    return count;
+/* The family's kernels between those around them. */
+static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *requests) {
+    const struct tile *t = &tiles[plan->parameters[0]];
+    const struct gpu_backward_needs needs = needs_of(t, p);
+    int32_t count = gpu_backward_requests(GPU_BACKWARD_BEFORE, p, &needs, requests);
+    for (int32_t kernel = 0; kernel < NUM_KERNELS; kernel++)
+        if (gradients_of(p, kernel))
+            main_request(t, p, kernel, &requests[count++]);
+    return count + gpu_backward_requests(GPU_BACKWARD_AFTER, p, &needs, &requests[count]);
 }
 
 static int validate(const fdm_plan *plan, const fdm_problem *p) {
@@ -187,43 +170,40 @@ static int validate(const fdm_plan *plan, const fdm_problem *p) {
     if (tile < 0 || tile >= NUM_TILES || p->head_dim > tiles[tile].head_dim_max ||
         p->head_dim_v > tiles[tile].head_dim_max)
         return 0;
-    const struct mma_workspace_needs needs = needs_of(&tiles[tile], p);
+    const struct gpu_backward_needs needs = needs_of(&tiles[tile], p);
     return plan->block_m == own_of(&tiles[tile]) && plan->block_n == tiles[tile].block &&
-           plan->workspace_bytes >= mma_workspace_bytes(p, &needs);
+           plan->workspace_bytes >= gpu_backward_workspace_bytes(p, &needs);
 }
 
 static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *requests) {
-    int32_t place[NUM_KERNELS];
-    return validate(plan, &plan->problem) ? make_requests(plan, &plan->problem, requests, place) : 0;
+    return validate(plan, &plan->problem) ? make_requests(plan, &plan->problem, requests) : 0;
 }
 
 static fdm_status execute(const fdm_plan *plan, const struct attention *attention, void *workspace, void *stream) {
     const fdm_problem *p = attention->problem;
-    struct cuda_kernel_request list[NUM_KERNELS];
-    const struct cuda_kernel *kernels[NUM_KERNELS];
-    int32_t place[NUM_KERNELS];
-    struct mma_backward_arguments a;
+    struct cuda_kernel_request list[GPU_REQUESTS_MAX];
+    const struct cuda_kernel *kernels[GPU_REQUESTS_MAX];
+    struct gpu_backward_params params;
     if (!validate(plan, p))
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile %d or workspace is not its kernel's",
                          plan->parameters[0]);
-    fdm_status status = cuda_kernels_get(plan->device.index, list, make_requests(plan, p, list, place), kernels);
+    fdm_status status = cuda_kernels_get(plan->device.index, list, make_requests(plan, p, list), kernels);
     if (status)
         return status;
     const struct tile *t = &tiles[plan->parameters[0]];
-    const struct mma_workspace_needs needs = needs_of(t, p);
+    const struct gpu_backward_needs needs = needs_of(t, p);
     const int32_t own = own_of(t);
-    mma_fill_gradients(attention, &needs, workspace, &a);
-    status = mma_launch_prepare(kernels[place[PREPARE]], p, &a, stream);
-    if (!status && wanted(p, BLOCK_MASK))
-        status = block_mask_launch(kernels[place[BLOCK_MASK]], p, t->block, t->block,
-                                   (uint8_t *)(uintptr_t)a.in.block_mask, stream, &a.in);
-    for (int32_t kernel = OWN_ROWS; kernel <= OWN_KEYS_VALUES && !status; kernel++)
-        if (wanted(p, kernel))
-            status = mma_launch_gradients(
-                kernels[place[kernel]], ((kernel == OWN_ROWS ? p->seqlen_q : p->seqlen_k) + own - 1) / own,
-                kernel == OWN_ROWS ? p->heads : p->heads_kv, p->batch, (uint32_t)(32 * t->warps), &a, stream);
-    if (!status && wanted(p, DBIAS))
-        status = mma_launch_dbias(kernels[place[DBIAS]], &a, stream);
+    int32_t next = gpu_backward_count(GPU_BACKWARD_BEFORE, p, &needs);
+    gpu_backward_fill(attention, &needs, workspace, &params);
+    status = gpu_backward_launches(GPU_BACKWARD_BEFORE, kernels, p, &needs, &params, stream);
+    for (int32_t kernel = 0; kernel < NUM_KERNELS && !status; kernel++)
+        if (gradients_of(p, kernel))
+            status =
+                gpu_backward_launch(kernels[next++], ((kernel == OWN_ROWS ? p->seqlen_q : p->seqlen_k) + own - 1) / own,
+                                    kernel == OWN_ROWS ? p->heads : p->heads_kv, p->batch, (uint32_t)(32 * t->warps),
+                                    &params, sizeof params, stream);
+    if (!status)
+        status = gpu_backward_launches(GPU_BACKWARD_AFTER, kernels + next, p, &needs, &params, stream);
     return status;
 }
 

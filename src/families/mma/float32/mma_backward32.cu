@@ -39,7 +39,7 @@
 #define ROW_WORDS  (BIAS ? 3 : 2) /* of a row: lse, delta, and beside a bias what lse has rounded away */
 #define TURN_KEYS  MMA_BACKWARD32_TURN_KEYS
 #define LOG2_E     1.4426950408889634f
-static_assert(TURN_KEYS % BLOCK == 0 && (!DETERMINISTIC || (DBIAS == MMA_DBIAS_SUMS && OWN % 32 == 0)),
+static_assert(TURN_KEYS % BLOCK == 0 && (!DETERMINISTIC || (DBIAS == GPU_DBIAS_SUMS && OWN % 32 == 0)),
               "turns are of whole steps");
 static_assert(4 * ROW_WORDS <= MMA_KEY_BOUNDS_BYTES, "words of rows lie where bounds of keys would");
 
@@ -75,7 +75,7 @@ struct place {
     int begin, end;           /* some own sees others begin <= j < end */
     int full_begin, full_end; /* and every own these */
 };
-__device__ __forceinline__ struct place find_place(const struct mma_backward_arguments &a, uint32_t x, uint32_t y,
+__device__ __forceinline__ struct place find_place(const struct gpu_backward_params &a, uint32_t x, uint32_t y,
                                                    uint32_t z) {
     struct place at;
     /* causal: the longest first */
@@ -109,13 +109,13 @@ __device__ __forceinline__ char *row_of(const struct gpu_matrix &m, int batch, i
 }
 
 /* Where the head's rows begin in the workspace's arrays. */
-__device__ __forceinline__ int64_t rows_begin(const struct mma_backward_arguments &a, const struct place &at) {
-    return VARLEN ? mma_backward_begin(at.s.q_begin, at.s.batch) + at.head * a.rows
+__device__ __forceinline__ int64_t rows_begin(const struct gpu_backward_params &a, const struct place &at) {
+    return VARLEN ? backward_begin(at.s.q_begin, at.s.batch, MMA_BACKWARD_ROW_STEP) + at.head * a.rows
                   : ((int64_t)at.s.batch * a.in.heads + at.head) * a.rows;
 }
 
 /* What the mask does to the own and a step's others. */
-__device__ __forceinline__ int mask_kind(const struct mma_backward_arguments &a, const struct place &at, int step) {
+__device__ __forceinline__ int mask_kind(const struct gpu_backward_params &a, const struct place &at, int step) {
     const uint8_t *block_mask =
         a.in.block_mask + at.s.batch * a.in.block_mask_batch + at.head / a.in.mask.group * a.in.block_mask_head;
     bool hidden = true, full = true;
@@ -137,7 +137,7 @@ struct own_keys {
     int first[2], last[2];
     float bias[2];
 };
-__device__ __forceinline__ struct own_keys look_at_own(const struct mma_backward_arguments &a, const struct place &at,
+__device__ __forceinline__ struct own_keys look_at_own(const struct gpu_backward_params &a, const struct place &at,
                                                        int own) {
     struct own_keys keys;
 #pragma unroll
@@ -153,7 +153,7 @@ __device__ __forceinline__ struct own_keys look_at_own(const struct mma_backward
 
 /* The next step from `step` on in which some own sees some other, -1 when there is none; what depends on its keys alone
  * is then in `bounds`. */
-__device__ __forceinline__ int next_active(const struct mma_backward_arguments &a, const struct place &at,
+__device__ __forceinline__ int next_active(const struct gpu_backward_params &a, const struct place &at,
                                            [[maybe_unused]] const struct own_keys &keys, int step,
                                            [[maybe_unused]] uint32_t bounds) {
     for (; step * BLOCK < at.end; step++) {
@@ -186,7 +186,7 @@ __device__ __forceinline__ int next_active(const struct mma_backward_arguments &
 
 /* ---- loads ---- */
 
-__device__ __forceinline__ void load_own(const struct mma_backward_arguments &a, const struct place &at,
+__device__ __forceinline__ void load_own(const struct gpu_backward_params &a, const struct place &at,
                                          const struct tiles &t) {
     const int64_t from = (OWNS_KEYS ? at.s.k_begin : at.s.q_begin) + (int64_t)at.first;
     const struct gpu_matrix &one = OWNS_KEYS ? a.in.k : a.in.q, &two = OWNS_KEYS ? a.in.v : a.dout;
@@ -195,7 +195,7 @@ __device__ __forceinline__ void load_own(const struct mma_backward_arguments &a,
     if (OF_SCORES)
         load_tile<HEAD_DIM_V / 4, OWN>(t.own2, row_of(two, at.s.batch, from, head), two.row * 4, rows, a.in.head_dim_v);
 }
-__device__ __forceinline__ void load_other1(const struct mma_backward_arguments &a, const struct place &at,
+__device__ __forceinline__ void load_other1(const struct gpu_backward_params &a, const struct place &at,
                                             const struct tiles &t, int step) {
     const int64_t from = (OWNS_KEYS ? at.s.q_begin : at.s.k_begin) + (int64_t)step * BLOCK;
     const struct gpu_matrix &one = OWNS_KEYS ? a.in.q : a.in.k;
@@ -205,7 +205,7 @@ __device__ __forceinline__ void load_other1(const struct mma_backward_arguments 
     cp_async_commit();
 }
 /* And the words of rows, into the key bounds of the step they belong to. */
-__device__ __forceinline__ void load_other2(const struct mma_backward_arguments &a, const struct place &at,
+__device__ __forceinline__ void load_other2(const struct gpu_backward_params &a, const struct place &at,
                                             const struct tiles &t, int step, [[maybe_unused]] uint32_t bounds) {
     const int64_t from = (OWNS_KEYS ? at.s.q_begin : at.s.k_begin) + (int64_t)step * BLOCK;
     const struct gpu_matrix &two = OWNS_KEYS ? a.dout : a.in.v;
@@ -226,12 +226,12 @@ __device__ __forceinline__ void load_other2(const struct mma_backward_arguments 
 
 /* ---- scores ---- */
 
-#if DBIAS == MMA_DBIAS_DIRECT || DBIAS == MMA_DBIAS_SUMS
+#if DBIAS == GPU_DBIAS_DIRECT || DBIAS == GPU_DBIAS_SUMS
 /* One element of the bias' gradient, or of its sums. */
-__device__ __forceinline__ void add_dbias(const struct mma_backward_arguments &a, const struct place &at, int64_t row,
+__device__ __forceinline__ void add_dbias(const struct gpu_backward_params &a, const struct place &at, int64_t row,
                                           int64_t key, float x) {
     const int64_t batch = at.s.batch, head = at.head / a.in.bias.group;
-#    if DBIAS == MMA_DBIAS_SUMS
+#    if DBIAS == GPU_DBIAS_SUMS
     red_add(a.dbias_sums + batch * a.dbias_batch + head * a.dbias_head + row * a.dbias_row + key * a.dbias_key, x);
 #    else
     ((float *)a.dbias.data)[batch * a.dbias.batch + head * a.dbias.head + row * a.dbias.row + key * a.dbias.key] = x;
@@ -242,24 +242,23 @@ __device__ __forceinline__ void add_dbias(const struct mma_backward_arguments &a
 #if DETERMINISTIC
 /* Blocks of the same rows add to the gradient of a bias that their heads or batches share in the order of their
  * tickets, TURN_KEYS keys at a time: a semaphore counts those that have added. */
-__device__ __forceinline__ int *semaphore_of(const struct mma_backward_arguments &a, const struct place &at,
-                                             int index) {
+__device__ __forceinline__ int *semaphore_of(const struct gpu_backward_params &a, const struct place &at, int index) {
     const int batch = a.dbias_batches == 1 ? 0 : at.s.batch, count = (a.in.seqlen_k + TURN_KEYS - 1) / TURN_KEYS;
     return a.dbias_semaphores +
            (((int64_t)batch * a.dbias_heads + at.head / a.in.bias.group) * count + index) *
-               mma_backward_semaphores(a.in.seqlen_q) +
+               backward_semaphores(a.in.seqlen_q) +
            at.first / 32;
 }
-__device__ __forceinline__ int my_turn(const struct mma_backward_arguments &a, const struct place &at) {
+__device__ __forceinline__ int my_turn(const struct gpu_backward_params &a, const struct place &at) {
     return (a.dbias_batches == 1 ? at.s.batch * a.in.bias.group : 0) + at.head % a.in.bias.group;
 }
-__device__ __forceinline__ void await_turn(const struct mma_backward_arguments &a, const struct place &at, int turn) {
+__device__ __forceinline__ void await_turn(const struct gpu_backward_params &a, const struct place &at, int turn) {
     while (ld_acquire(semaphore_of(a, at, turn)) != my_turn(a, at)) {
     }
 }
 /* Hands on the turns from `turn` until `end`, when all warps have added; a block awaits those at which it adds nothing.
  */
-__device__ __forceinline__ void hand_on(const struct mma_backward_arguments &a, const struct place &at, int turn,
+__device__ __forceinline__ void hand_on(const struct gpu_backward_params &a, const struct place &at, int turn,
                                         int end) {
     if (threadIdx.x == 0)
         for (; turn < end; turn++) {
@@ -271,7 +270,7 @@ __device__ __forceinline__ void hand_on(const struct mma_backward_arguments &a, 
 
 /* Weights and what depends on the scores: p holds the products on entry, P on return; slope that of the cap. */
 __device__ __forceinline__ void make_p(float (&p)[1][TILES][4], [[maybe_unused]] float (&slope)[TILES][4],
-                                       const struct mma_backward_arguments &a, const struct place &at,
+                                       const struct gpu_backward_params &a, const struct place &at,
                                        [[maybe_unused]] const struct own_keys &keys, int own,
                                        [[maybe_unused]] const float (&own_lse)[2],
                                        [[maybe_unused]] const float (&own_low)[2], uint32_t bounds, int step,
@@ -358,7 +357,7 @@ __device__ __forceinline__ void make_p(float (&p)[1][TILES][4], [[maybe_unused]]
 /* dS from dP in place; sums of the own keys' bias. */
 __device__ __forceinline__ void make_ds(float (&ds)[1][TILES][4], const float (&p)[1][TILES][4],
                                         [[maybe_unused]] const float (&slope)[TILES][4],
-                                        [[maybe_unused]] float (&dbias)[2], const struct mma_backward_arguments &a,
+                                        [[maybe_unused]] float (&dbias)[2], const struct gpu_backward_params &a,
                                         [[maybe_unused]] const struct place &at, [[maybe_unused]] int own,
                                         [[maybe_unused]] int share, const float (&own_delta)[2], uint32_t bounds,
                                         [[maybe_unused]] int step) {
@@ -378,7 +377,7 @@ __device__ __forceinline__ void make_ds(float (&ds)[1][TILES][4], const float (&
             const float weight = p[0][n][e];
             float x = weight * (ds[0][n][e] - (OWNS_KEYS ? __uint_as_float(delta[e % 2]) : own_delta[e / 2]));
             x = weight == 0.0f ? 0.0f : x; /* also where dO is not finite */
-#if DBIAS == MMA_DBIAS_KEYS
+#if DBIAS == GPU_DBIAS_KEYS
             dbias[e / 2] += x;
 #elif DBIAS
             const int row = own + e / 2 * 8, key = step * BLOCK + column + e % 2;
@@ -414,7 +413,7 @@ __device__ __forceinline__ void store_sums(const float (&sum)[1][columns][4], fl
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    mma_backward32(const __grid_constant__ struct mma_backward_arguments a) {
+    mma_backward32(const __grid_constant__ struct gpu_backward_params a) {
     extern __shared__ __align__(128) char shared[];
     const struct tiles t = lay_out(shared_address(shared));
 #if FOLDED
@@ -506,7 +505,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             load_other1(a, at, t, next);
             step = next;
         }
-#if DBIAS == MMA_DBIAS_KEYS
+#if DBIAS == GPU_DBIAS_KEYS
 #    pragma unroll
         for (int half = 0; half < 2; half++) {
             float x = dbias[half];

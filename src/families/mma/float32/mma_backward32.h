@@ -1,5 +1,5 @@
-/* mma_backward32.h: the contract of mma_backward32.cu: its constants and shared memory; for C and CUDA C. Its arguments
- * are those of mma_backward.cu. */
+/* mma_backward32.h: the contract of mma_backward32.cu: its constants and shared memory; for C and CUDA C. Its
+ * parameters are gpu/backward_params.h. */
 #ifndef FDM_MMA_BACKWARD32_H
 #define FDM_MMA_BACKWARD32_H
 
@@ -22,10 +22,10 @@
     X(WINDOW)  /* causal or window */                                                                    \
     X(MASK)                                                                                              \
     X(MASK_ROWS)                                                                                         \
-    X(BIAS) /* MMA_BIAS_* */                                                                             \
+    X(BIAS) /* GPU_BIAS_* */                                                                             \
     X(BIAS_ROWS)                                                                                         \
     X(SCORES_ALIGNED) /* 1: rows of mask and bias are contiguous and start at multiples of 16 bytes */   \
-    X(DBIAS)          /* MMA_DBIAS_*: KEYS where keys are owned, DIRECT and SUMS where rows are */       \
+    X(DBIAS)          /* GPU_DBIAS_*: KEYS where keys are owned, DIRECT and SUMS where rows are */       \
     X(INTERVALS)                                                                                         \
     X(VARLEN)                                                                                            \
     X(SOFTCAP)                                                                                           \

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "families/mma/mma_family.h"
+#include "gpu/splits.h"
 
 enum { STAGES_MAX = 4, TILES_OF_A_SPLIT_MIN = 4, KEYS_MIN = 512, BLOCKS_MAX = 2, RESERVE = 1 << 10 };
 enum { ROWS_MAX = 256, SEQLEN_MAX = 8 }; /* packed rows at most; and of more rows than one tile of 16, query rows */
@@ -14,10 +15,6 @@ enum { ROWS_MAX = 256, SEQLEN_MAX = 8 }; /* packed rows at most; and of more row
 enum { FLIGHT_BYTES = 64 << 10 };
 
 /* ---- tiles ---- */
-
-static int64_t rows_of(const fdm_problem *p) {
-    return p->varlen ? p->heads * p->total_q : p->batch * p->heads * p->seqlen_q;
-}
 
 /* Rows of a KV head: query rows times the heads of a group. */
 static int64_t packed_rows(const fdm_problem *p) { return p->seqlen_q * (p->heads / p->heads_kv); }
@@ -119,7 +116,7 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
                  (shared_bytes(p, t, 2) + 1023) >> 10, (long long)device->shared_bytes >> 10);
         return text;
     }
-    if ((double)rows_of(p) >= INT32_MAX || (double)blocks_of_keys(p, t) * MMA_DECODE_SPLITS_MAX >= INT32_MAX)
+    if ((double)splits_rows(p) >= INT32_MAX || (double)blocks_of_keys(p, t) * GPU_SPLITS_MAX >= INT32_MAX)
         return "rows of all heads are fewer than 2^31, blocks of KV heads than 2^24";
     return NULL;
 }
@@ -160,7 +157,7 @@ static int32_t splits_of(const fdm_device *device, const fdm_problem *p, struct 
     const int64_t fit = blocks_at_once(device, p, t);
     const int64_t pairs = blocks_of_keys(p, t), tiles = (visible_keys(p) + 63) / 64;
     int64_t most = tiles / TILES_OF_A_SPLIT_MIN;
-    most = most < 1 ? 1 : most > MMA_DECODE_SPLITS_MAX ? MMA_DECODE_SPLITS_MAX : most;
+    most = most < 1 ? 1 : most > GPU_SPLITS_MAX ? GPU_SPLITS_MAX : most;
     double best = 0;
     for (int pass = 0; pass < 2; pass++)
         for (int64_t splits = 1; splits <= most; splits++) {
@@ -173,12 +170,8 @@ static int32_t splits_of(const fdm_device *device, const fdm_problem *p, struct 
     return 1;
 }
 
-/* Of the splits' results: a maximum and a sum for each row, and a row of O. */
-static int64_t rows_bytes(const fdm_problem *p, int32_t splits) { return gpu_round_up(rows_of(p) * splits * 8, 64); }
 static int64_t workspace_bytes(const fdm_problem *p, int32_t splits, int32_t merge) {
-    return merge != MMA_MERGE_WORKSPACE
-               ? 0
-               : rows_bytes(p, splits) + gpu_round_up(rows_of(p) * splits * p->head_dim_v * 4, 64);
+    return merge == MMA_MERGE_WORKSPACE ? splits_workspace_bytes(p, splits) : 0;
 }
 
 /* Clusters: 9.0 and 10.0; 12.0 is not built for them. Where blocks come in waves, one would wait for room for all of
@@ -191,7 +184,7 @@ static int32_t merge_of(const fdm_device *device, const fdm_problem *p, struct t
     return has_clusters && at_once && splits <= MMA_MERGE_CLUSTER_MAX ? MMA_MERGE_CLUSTER : MMA_MERGE_WORKSPACE;
 }
 
-/* Of the plan's parameters; EARLY: mma_combine may begin before the splits have ended. */
+/* Of the plan's parameters; EARLY: combine_splits may begin before the splits have ended. */
 enum { SPLITS, STAGES, MERGE, EARLY, ROW_GROUPS };
 
 static struct tile tile_of_plan(const fdm_plan *plan) {
@@ -248,7 +241,7 @@ static int validate(const fdm_plan *plan, const fdm_problem *p) {
     const int32_t groups = plan->parameters[ROW_GROUPS], mates = groups * share_of(p);
     const int32_t splits_max = merge == MMA_MERGE_NONE      ? 1
                                : merge == MMA_MERGE_CLUSTER ? MMA_MERGE_CLUSTER_MAX
-                                                            : MMA_DECODE_SPLITS_MAX;
+                                                            : GPU_SPLITS_MAX;
     return merge >= MMA_MERGE_NONE && merge <= MMA_MERGE_CLUSTER && splits >= 1 && splits <= splits_max &&
            (groups == 1 || groups == 2 || groups == 4) && mates <= MMA_DECODE_WARPS && plan->block_m == 16 * groups &&
            (plan->block_n == 64 || (plan->block_n == 32 && mates >= 2)) && stages >= 2 && stages <= STAGES_MAX &&
@@ -285,13 +278,7 @@ static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct 
     requests[DECODE].threads = 32 * MMA_DECODE_WARPS;
     if (merge != MMA_MERGE_WORKSPACE)
         return 1;
-    requests[COMBINE].file = "families/mma/forward/mma_combine.cu";
-    requests[COMBINE].entry = "mma_combine";
-    requests[COMBINE].num_constants = 2;
-    requests[COMBINE].constants[0] = (struct cuda_constant){"DTYPE", dtype};
-    requests[COMBINE].constants[1] = (struct cuda_constant){"VARLEN", p->varlen};
-    requests[COMBINE].shared_bytes = 0;
-    requests[COMBINE].threads = 32 * MMA_DECODE_WARPS;
+    combine_splits_request(p, &requests[COMBINE]);
     return 2;
 }
 
@@ -303,7 +290,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     const fdm_problem *p = attention->problem;
     if (!validate(plan, p))
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's splits, stages or workspace are not its kernel's");
-    if (rows_of(p) == 0)
+    if (splits_rows(p) == 0)
         return FDM_OK;
     struct cuda_kernel_request wanted[NUM_KERNELS];
     const struct cuda_kernel *kernels[NUM_KERNELS];
@@ -315,10 +302,8 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     struct gpu_forward_params arguments;
     gpu_fill_forward(attention, &arguments);
     arguments.num_splits = splits;
-    if (merge == MMA_MERGE_WORKSPACE) {
-        arguments.partial_rows = workspace;
-        arguments.partial_out = (float *)(void *)((char *)workspace + rows_bytes(p, splits));
-    }
+    if (merge == MMA_MERGE_WORKSPACE)
+        splits_fill(p, splits, workspace, &arguments);
     struct cuda_launch launch = {.kernel = kernels[DECODE],
                                  .grid = {gpu_grid(blocks_of_keys(p, tile_of_plan(plan)) * splits), 1, 1},
                                  .threads = 32 * MMA_DECODE_WARPS,
@@ -329,10 +314,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     status = cuda_launch(&launch);
     if (status || merge != MMA_MERGE_WORKSPACE)
         return status;
-    launch.kernel = kernels[COMBINE];
-    launch.programmatic_launch = plan->parameters[EARLY];
-    launch.grid[0] = gpu_grid(rows_of(p));
-    return cuda_launch(&launch);
+    return combine_splits_launch(kernels[COMBINE], p, plan->parameters[EARLY], &arguments, stream);
 }
 
 const struct gpu_algorithm mma_decode_algorithm = {

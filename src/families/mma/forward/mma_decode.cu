@@ -2,8 +2,9 @@
  *
  * Idea: FlashDecoding (Dao et al., 2023): each block walks a range of the keys and leaves a partial result. Up to eight
  * of them are merged by their own blocks, which are a cluster and read each other's shared memory (9.0): that saves a
- * launch. More go by way of global memory to mma_combine.cu. The heads of a group are packed as rows (row i * group +
- * g), so that K and V are read once for each KV head. Bound by memory: the least time is that of reading K and V once.
+ * launch. More go by way of global memory to combine_splits.cu. The heads of a group are packed as rows (row i * group
+ * + g), so that K and V are read once for each KV head. Bound by memory: the least time is that of reading K and V
+ * once.
  *
  * What hides keys (mask, intervals, a bias of -inf) is looked at first, 1024 keys at a time, while copies are under
  * way: the keys that some row sees are listed, in their order, and only those are copied. Splits take units of 128 keys
@@ -474,7 +475,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     const int key_group = warp / MATES, warp_row = warp % ROW_GROUPS * 16, share = warp % MATES / ROW_GROUPS;
     struct place at = find_place(a, blockIdx.x);
 #if MERGE == MMA_MERGE_WORKSPACE
-    griddepcontrol_launch_dependents(); /* mma_combine waits for this grid's end by itself */
+    griddepcontrol_launch_dependents(); /* combine_splits waits for this grid's end by itself */
 #endif
     if (at.num_rows <= 0)
         return;

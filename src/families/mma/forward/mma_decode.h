@@ -1,4 +1,4 @@
-/* mma_decode.h: the contract of mma_decode.cu and mma_combine.cu; for C and CUDA C. */
+/* mma_decode.h: the contract of mma_decode.cu; for C and CUDA C. */
 #ifndef FDM_MMA_DECODE_H
 #define FDM_MMA_DECODE_H
 
@@ -36,12 +36,11 @@ enum { MMA_DECODE_NUM_CONSTANTS = MMA_DECODE_CONSTANTS(MMA_DECODE_COUNT) };
 
 /* How the results of splits are merged. */
 #define MMA_MERGE_NONE        0 /* there is one split */
-#define MMA_MERGE_WORKSPACE   1 /* by mma_combine.cu */
+#define MMA_MERGE_WORKSPACE   1 /* by combine_splits.cu */
 #define MMA_MERGE_CLUSTER     2 /* the splits are a cluster, and its blocks read each other's shared memory */
 #define MMA_MERGE_CLUSTER_MAX 8 /* blocks of a cluster */
 
-#define MMA_DECODE_WARPS      4
-#define MMA_DECODE_SPLITS_MAX 128
+#define MMA_DECODE_WARPS 4
 
 /* Where keys are listed: neighbours that go to one split, how many of such units are looked at together, and entries of
  * the ring of listed keys. */

@@ -1,19 +1,19 @@
-/* mma_backward_rows.cu: what is done once for each query row: before mma_backward.cu its lse and the sum of dO * O, and
- * zeros where sums begin; after it, dQ rounded from its sums, and dK and dV from those of the parts of a group.
+/* backward_rows.cu: what is done once for each query row: before the backward of a family its lse and the sum of
+ * dO * O, and zeros where sums begin; after it, dQ rounded from its sums, and dK and dV from those of the parts of a
+ * group.
  *
  * One warp for 16 rows of one head. Bound by memory: out and dout are read and the sums zeroed once; then the sums are
  * read and dQ written once.
  *
  * Grid: x groups of 16 WARPS rows, y heads, z batches; FOLDED: in one dimension. */
-#include "cuda/ptx/global.cuh"
 #include "cuda/ptx/opaque.cuh"
-#include "families/mma/backward/mma_backward.h"
+#include "gpu/backward_params.h"
 #include "gpu/packed.cuh"
 
-#define WARPS   MMA_BACKWARD_ROWS_WARPS
+#define WARPS   BACKWARD_ROWS_WARPS
 #define THREADS (32 * WARPS)
 
-#include "families/mma/mma_tile.cuh"
+#include "gpu/tile.cuh"
 
 #define CHUNKS       (HEAD_DIM_V / CHUNK_ELEMENTS)
 #define GROUP        (CHUNKS > 16 ? 32 : CHUNKS > 8 ? 16 : CHUNKS > 4 ? 8 : 4) /* lanes that read one row */
@@ -36,7 +36,7 @@ struct rows {
     int first, seqlen_q;
     int64_t packed, begin; /* of the sequence's row 0: in the packed tensors; in the workspace's arrays of head 0 */
 };
-__device__ __forceinline__ struct rows find_rows(const struct mma_backward_arguments &a) {
+__device__ __forceinline__ struct rows find_rows(const struct gpu_backward_params &a) {
     struct rows at;
     at.first = (GRID_X * WARPS + threadIdx.x / 32) * 16;
     at.seqlen_q = a.in.seqlen_q;
@@ -46,14 +46,14 @@ __device__ __forceinline__ struct rows find_rows(const struct mma_backward_argum
     const struct packed q = find_packed_q(a.in, GRID_BATCH);
     at.packed = q.begin;
     at.seqlen_q = q.length;
-    at.begin = mma_backward_begin(at.packed, GRID_BATCH);
+    at.begin = backward_begin(at.packed, GRID_BATCH, ROW_STEP);
 #endif
     at.begin += GRID_HEAD * a.rows;
     return at;
 }
 
 /* Sums of the bias' gradient begin at 0. */
-__device__ __forceinline__ void clear_sums(const struct mma_backward_arguments &a) {
+__device__ __forceinline__ void clear_sums(const struct gpu_backward_params &a) {
     const int64_t block = blockIdx.x + (int64_t)gridDim.x * (blockIdx.y + (int64_t)gridDim.y * blockIdx.z);
     const int64_t blocks = (int64_t)gridDim.x * gridDim.y * gridDim.z;
     for (int64_t n = block * THREADS + threadIdx.x; n < a.dbias_count; n += blocks * THREADS)
@@ -61,7 +61,7 @@ __device__ __forceinline__ void clear_sums(const struct mma_backward_arguments &
 }
 
 /* So do elements that no pair may write: 16 rows of the gradient of a bias that belongs to one batch and head. */
-__device__ __forceinline__ void clear_dbias(const struct mma_backward_arguments &a, int first_row) {
+__device__ __forceinline__ void clear_dbias(const struct gpu_backward_params &a, int first_row) {
 #if BIAS
     for (int i = first_row; i < min(first_row + 16, a.dbias_rows); i++) {
         char *to = (char *)a.dbias.data +
@@ -124,8 +124,7 @@ __device__ __forceinline__ void add_chunks(float (&sums)[ROUNDS], const char *x,
 #    define PREPARE_BOUNDS __launch_bounds__(THREADS)
 #endif
 
-extern "C" __global__ void PREPARE_BOUNDS
-mma_backward_prepare(const __grid_constant__ struct mma_backward_arguments a) {
+extern "C" __global__ void PREPARE_BOUNDS backward_prepare(const __grid_constant__ struct gpu_backward_params a) {
     clear_sums(a);
     if (blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0 && threadIdx.x == 0)
         *a.ticket = 0;
@@ -135,7 +134,7 @@ mma_backward_prepare(const __grid_constant__ struct mma_backward_arguments a) {
     if (a.zero_dbias)
         clear_dbias(a, at.first);
     const int lane = threadIdx.x % 32, h = GRID_HEAD, b = GRID_BATCH;
-    if (at.first >= (at.seqlen_q + MMA_BACKWARD_ROW_STEP - 1) / MMA_BACKWARD_ROW_STEP * MMA_BACKWARD_ROW_STEP)
+    if (at.first >= (at.seqlen_q + ROW_STEP - 1) / ROW_STEP * ROW_STEP)
         return;
     const char *out =
         a.in.out.data + (b * a.in.out.batch + at.packed * a.in.out.row + h * a.in.out.head) * ELEMENT_BYTES;
@@ -202,7 +201,7 @@ mma_backward_prepare(const __grid_constant__ struct mma_backward_arguments a) {
 
 #if NEEDS_DQ
 extern "C" __global__ void __launch_bounds__(THREADS)
-    mma_backward_finish(const __grid_constant__ struct mma_backward_arguments a) {
+    backward_finish(const __grid_constant__ struct gpu_backward_params a) {
     __shared__ __align__(128) char shared[WARPS * 16 * HEAD_DIM * 2];
     const struct rows at = find_rows(a);
     const int lane = threadIdx.x % 32;
@@ -242,7 +241,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 /* dK and dV of a KV head whose group is split: the parts are added in order. A thread has 8 columns of one key of one
  * of them. Grid: x keys times columns, y KV heads. */
 extern "C" __global__ void __launch_bounds__(THREADS)
-    mma_backward_combine(const __grid_constant__ struct mma_backward_arguments a) {
+    backward_combine(const __grid_constant__ struct gpu_backward_params a) {
     constexpr int chunks_k = HEAD_DIM / 8, chunks_v = HEAD_DIM_V / 8, chunks = chunks_k + chunks_v;
     const int64_t n = (int64_t)GRID_X * THREADS + threadIdx.x, row = n / chunks;
     const bool of_k = n % chunks < chunks_k;

@@ -1,14 +1,14 @@
-/* mma_dbias.cu: the gradient of a bias from the fp32 sums that mma_backward.cu left: what several heads, batches or
- * keys share is added here, in a fixed order, and rounded. Where the keys of a row share it, it is the gradient of lse.
+/* backward_dbias.cu: the gradient of a bias from the fp32 sums that the backward of a family left: what several heads,
+ * batches or keys share is added here, in a fixed order, and rounded. Where the keys of a row share it, it is the
+ * gradient of lse.
  *
  * One thread an element; one warp where keys are added. Bound by memory. */
-#include "families/mma/backward/mma_backward.h"
+#include "gpu/backward_params.h"
+#include "gpu/convert.cuh"
 
-#define THREADS (32 * MMA_DBIAS_WARPS)
+#define THREADS (32 * BACKWARD_DBIAS_WARPS)
 
-#include "families/mma/mma_tile.cuh"
-
-__device__ __forceinline__ float sum_of_keys(const struct mma_backward_arguments &a, int64_t b, int64_t h, int first,
+__device__ __forceinline__ float sum_of_keys(const struct gpu_backward_params &a, int64_t b, int64_t h, int first,
                                              int step, int last) {
     const int b_first = a.dbias_batches == 1 ? 0 : (int)b, b_last = a.dbias_batches == 1 ? a.in.batch : (int)b + 1;
     const int group = a.in.heads / a.dbias_heads;
@@ -22,7 +22,7 @@ __device__ __forceinline__ float sum_of_keys(const struct mma_backward_arguments
 }
 
 /* Of a bias that the keys of row i share: the gradients of lse that flow into rows which see a key. */
-__device__ __forceinline__ float sum_of_rows(const struct mma_backward_arguments &a, int64_t b, int64_t h, int i) {
+__device__ __forceinline__ float sum_of_rows(const struct gpu_backward_params &a, int64_t b, int64_t h, int i) {
     const int b_first = a.dbias_batches == 1 ? 0 : (int)b, b_last = a.dbias_batches == 1 ? a.in.batch : (int)b + 1;
     const int group = a.in.heads / a.dbias_heads;
     float sum = 0;
@@ -34,7 +34,7 @@ __device__ __forceinline__ float sum_of_rows(const struct mma_backward_arguments
         packed = a.in.cu_seqlens_q[batch];
         if (i >= a.in.cu_seqlens_q[batch + 1] - packed)
             continue;
-        begin = mma_backward_begin(packed, batch);
+        begin = backward_begin(packed, batch, ROW_STEP);
 #endif
         for (int64_t head = h * group; head < (h + 1) * group; head++)
             if (a.lse_rows[begin + head * a.rows + i] != __int_as_float(0x7f800000))
@@ -45,7 +45,7 @@ __device__ __forceinline__ float sum_of_rows(const struct mma_backward_arguments
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
-    mma_dbias(const __grid_constant__ struct mma_backward_arguments a) {
+    backward_dbias(const __grid_constant__ struct gpu_backward_params a) {
     const bool keys = a.dbias_shares > 0, adds_keys = keys && a.dbias_keys == 1;
     const int64_t thread = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     const int64_t n = adds_keys ? thread / 32 : thread;

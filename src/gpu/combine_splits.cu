@@ -1,4 +1,4 @@
-/* mma_combine.cu: merges the partial results of splits along the keys.
+/* combine_splits.cu: merges the partial results of splits along the keys.
  *
  * Idea: a split leaves for each row the maximum of its scores and, relative to it, the sum of its weights and the
  * weighted sum of V. Both are kept, not their logarithm: where every score is a huge negative bias, that would lose how
@@ -9,13 +9,13 @@
  * Grid: rows of all heads. */
 #include "cuda/ptx/launch.cuh"
 #include "cuda/ptx/math.cuh"
-#include "families/mma/forward/mma_decode.h"
+#include "gpu/combine_splits.h"
 
-#define THREADS   (32 * MMA_DECODE_WARPS)
+#define THREADS   (32 * COMBINE_SPLITS_WARPS)
 #define LOG2_E    1.4426950408889634f
 #define MINUS_INF (-__int_as_float(0x7f800000))
 
-static_assert(MMA_DECODE_SPLITS_MAX <= THREADS, "a thread for each split");
+static_assert(GPU_SPLITS_MAX <= THREADS, "a thread for each split");
 
 /* Over the block, in an order that does not change. */
 __device__ __forceinline__ float over_block(float x, float *scratch, bool maximum) {
@@ -29,7 +29,7 @@ __device__ __forceinline__ float over_block(float x, float *scratch, bool maximu
     __syncthreads();
     x = scratch[0];
 #pragma unroll
-    for (int n = 1; n < MMA_DECODE_WARPS; n++)
+    for (int n = 1; n < COMBINE_SPLITS_WARPS; n++)
         x = maximum ? fmaxf(x, scratch[n]) : x + scratch[n];
     return x;
 }
@@ -44,10 +44,11 @@ __device__ __forceinline__ void store_columns(char *to, float x, float y) {
 #endif
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) mma_combine(const __grid_constant__ struct gpu_forward_params a) {
+extern "C" __global__ void __launch_bounds__(THREADS)
+    combine_splits(const __grid_constant__ struct gpu_forward_params a) {
     constexpr int bytes = DTYPE == GPU_FLOAT32 ? 4 : 2;
-    __shared__ float maxima[MMA_DECODE_WARPS], sums[MMA_DECODE_WARPS], weights[THREADS];
-    __shared__ float2 parts[MMA_DECODE_WARPS][32];
+    __shared__ float maxima[COMBINE_SPLITS_WARPS], sums[COMBINE_SPLITS_WARPS], weights[THREADS];
+    __shared__ float2 parts[COMBINE_SPLITS_WARPS][32];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int64_t all_rows = VARLEN ? (int64_t)a.heads * a.total_q : (int64_t)a.batch * a.heads * a.seqlen_q;
     const int64_t row = blockIdx.x, rows = VARLEN ? a.total_q : a.seqlen_q;
@@ -72,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) mma_combine(const __grid_c
         float x = 0, y = 0;
         if (column < a.head_dim_v)
 #pragma unroll 8
-            for (int split = warp; split < a.num_splits; split += MMA_DECODE_WARPS) {
+            for (int split = warp; split < a.num_splits; split += COMBINE_SPLITS_WARPS) {
                 const float2 o = *(const float2 *)&a.partial_out[(split * all_rows + row) * a.head_dim_v + column];
                 x += weights[split] * o.x;
                 y += weights[split] * o.y;
@@ -81,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) mma_combine(const __grid_c
         __syncthreads();
         if (warp == 0 && column < a.head_dim_v) {
 #pragma unroll
-            for (int n = 1; n < MMA_DECODE_WARPS; n++) {
+            for (int n = 1; n < COMBINE_SPLITS_WARPS; n++) {
                 x += parts[n][lane].x;
                 y += parts[n][lane].y;
             }

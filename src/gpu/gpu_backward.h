@@ -1,0 +1,63 @@
+/* gpu_backward.h: what backward kernels share on the host, whatever multiplies: workspace, parameters, and the kernels
+ * that run before and after those of a family (backward_rows.cu, block_mask.cu, key_sort.cu, backward_dbias.cu).
+ *
+ * A family says what it needs (struct gpu_backward_needs). Its requests are gpu_backward_requests() BEFORE, its own,
+ * and those AFTER; its execution gpu_backward_fill(), then the launches in the same order. */
+#ifndef FDM_GPU_BACKWARD_H
+#define FDM_GPU_BACKWARD_H
+
+#include "gpu/backward_params.h"
+#include "gpu/gpu_family.h"
+
+/* What of the workspace, the parameters and the kernels around depends on the family's kernel. */
+struct gpu_backward_needs {
+    int32_t block_m, block_n; /* of the block mask */
+    int32_t row_step;         /* tiles of rows divide it: rows of a sequence that the workspace's arrays round up to */
+    int32_t head_dim, head_dim_v; /* as the kernel pads them */
+    int32_t sums_dq;              /* 1: dQ is summed in the workspace, and rounded after */
+    int32_t semaphores;           /* 1: blocks add to dQ in order */
+    int32_t dbias_blocks;         /* blocks of keys that add to the bias' gradient in order; 0: in any */
+    int32_t dbias_shares;         /* partial sums of each key's bias */
+    int32_t group_parts;          /* of a group of heads, each with its own sums of dK and dV; below 2: none */
+    int32_t may_order_keys;       /* 1: the workspace has room for the order of the keys */
+    int32_t orders_keys;          /* 1: keys are put in order */
+    float lse_factor;             /* lse is kept times this */
+};
+
+/* How the bias' gradient is made: GPU_DBIAS_*; the same for the family's kernels, which leave some to
+ * backward_dbias.cu. */
+int32_t gpu_dbias_kind(const fdm_problem *problem);
+int32_t gpu_dbias_constant(const fdm_problem *problem);
+/* Blocks add to the gradient of a bias that heads or batches share in a fixed order. */
+int gpu_dbias_in_turns(const fdm_problem *problem);
+
+/* NULL when every launch around a backward has less than 2^31 blocks; else a clause for the plan. */
+const char *gpu_backward_refusal(const fdm_problem *problem);
+
+int64_t gpu_backward_workspace_bytes(const fdm_problem *problem, const struct gpu_backward_needs *needs);
+void gpu_backward_fill(const struct attention *attention, const struct gpu_backward_needs *needs, char *workspace,
+                       struct gpu_backward_params *params);
+
+/* BEFORE: lse and delta of each row and zeros, the block mask, the order of the keys. AFTER: the sums of parts of
+ * groups, of dQ, and of the bias' gradient. */
+enum gpu_backward_side { GPU_BACKWARD_BEFORE, GPU_BACKWARD_AFTER };
+enum { GPU_BACKWARD_AROUND_MAX = 6 };
+/* The kernels of one side that the problem takes: how many, and which. */
+int32_t gpu_backward_count(enum gpu_backward_side side, const fdm_problem *problem,
+                           const struct gpu_backward_needs *needs);
+int32_t gpu_backward_requests(enum gpu_backward_side side, const fdm_problem *problem,
+                              const struct gpu_backward_needs *needs, struct cuda_kernel_request *requests);
+/* Launches them, given in that order. BEFORE also tells the parameters where the block mask is. */
+fdm_status gpu_backward_launches(enum gpu_backward_side side, const struct cuda_kernel *const *kernels,
+                                 const fdm_problem *problem, const struct gpu_backward_needs *needs,
+                                 struct gpu_backward_params *params, void *stream);
+
+/* Whether y or z of a grid would leave what a device takes. Then grids have one dimension (FOLDED), and a block keeps
+ * its place in registers, which are scarce. */
+int gpu_folds_grids(const fdm_problem *problem);
+/* x y z blocks, x fastest. No launch where an extent is 0. `params` is the first member of the `bytes` bytes that the
+ * kernel takes. */
+fdm_status gpu_backward_launch(const struct cuda_kernel *kernel, int64_t x, int64_t y, int64_t z, uint32_t threads,
+                               struct gpu_backward_params *params, size_t bytes, void *stream);
+
+#endif

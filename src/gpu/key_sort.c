@@ -1,0 +1,33 @@
+/* key_sort.c: the key sort on the host: its kernel and its launch. */
+#include "gpu/key_sort.h"
+#include "gpu/gpu_family.h"
+
+void key_sort_request(struct cuda_kernel_request *request) {
+    request->file = "gpu/key_sort.cu";
+    request->entry = "key_sort";
+    request->num_constants = 0;
+    request->shared_bytes = 0;
+    request->threads = KEY_SORT_THREADS;
+}
+
+fdm_status key_sort_launch(const struct cuda_kernel *kernel, const fdm_problem *p, const struct gpu_forward_params *a,
+                           int32_t *order, void *stream) {
+    const int64_t stride = gpu_round_up(p->seqlen_k, KEY_SORT_KEYS), groups = stride / KEY_SORT_KEYS;
+    const struct key_sort_params params = {.intervals = a->intervals,
+                                           .order = order,
+                                           .stride = stride,
+                                           .seqlen_q = a->seqlen_q,
+                                           .seqlen_k = a->seqlen_k,
+                                           .num_heads = (int32_t)p->interval_heads,
+                                           .window_left = a->window_left,
+                                           .window_right = a->window_right,
+                                           .num_groups = (int32_t)groups,
+                                           .num_sorts = groups * p->interval_batch * p->interval_heads};
+    struct cuda_launch launch = {.kernel = kernel,
+                                 .grid = {gpu_grid(params.num_sorts), 1, 1},
+                                 .threads = KEY_SORT_THREADS,
+                                 .stream = stream,
+                                 .arguments = &params,
+                                 .arguments_bytes = sizeof params};
+    return params.num_sorts > 0 ? cuda_launch(&launch) : FDM_OK;
+}

@@ -1,0 +1,40 @@
+/* splits.c: the workspace of splits along the keys, and the launch that combines their results. */
+#include "gpu/splits.h"
+
+/* Of each row and split a maximum and a sum, and a row of O. */
+static int64_t rows_bytes(const fdm_problem *p, int32_t splits) {
+    return gpu_round_up(splits_rows(p) * splits * 8, 64);
+}
+
+int64_t splits_workspace_bytes(const fdm_problem *p, int32_t splits) {
+    return rows_bytes(p, splits) + gpu_round_up(splits_rows(p) * splits * p->head_dim_v * 4, 64);
+}
+
+void splits_fill(const fdm_problem *p, int32_t splits, char *workspace, struct gpu_forward_params *a) {
+    a->num_splits = splits;
+    a->partial_rows = (float *)(void *)workspace;
+    a->partial_out = (float *)(void *)(workspace + rows_bytes(p, splits));
+}
+
+void combine_splits_request(const fdm_problem *p, struct cuda_kernel_request *request) {
+    request->file = "gpu/combine_splits.cu";
+    request->entry = "combine_splits";
+    request->num_constants = 2;
+    request->constants[0] =
+        (struct cuda_constant){"DTYPE", p->dtype == FDM_FLOAT32 ? GPU_FLOAT32 : gpu_dtype(p->dtype)};
+    request->constants[1] = (struct cuda_constant){"VARLEN", p->varlen};
+    request->shared_bytes = 0;
+    request->threads = 32 * COMBINE_SPLITS_WARPS;
+}
+
+fdm_status combine_splits_launch(const struct cuda_kernel *kernel, const fdm_problem *p, int early,
+                                 const struct gpu_forward_params *a, void *stream) {
+    struct cuda_launch launch = {.kernel = kernel,
+                                 .grid = {gpu_grid(splits_rows(p)), 1, 1},
+                                 .threads = 32 * COMBINE_SPLITS_WARPS,
+                                 .programmatic_launch = early,
+                                 .stream = stream,
+                                 .arguments = a,
+                                 .arguments_bytes = sizeof *a};
+    return cuda_launch(&launch);
+}
