@@ -336,6 +336,8 @@ struct owner {
          */
         const int row = lane / 16 * 8 + lane % 8, chunk = warp * 2 + lane / 8 % 2;
         wait_empty<DS_STAGES>(base + DS_EMPTY, step);
+        if (DS_STAGES == 1) /* of two, the one that follows has made all warps wait for the product with the first */
+            barrier_sync(OWN_BARRIER + thread / 128, 128);
 #pragma unroll
         for (int n = 0; n < BLOCK_M / 16; n++) {
             uint32_t ds[4];
