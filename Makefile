@@ -26,14 +26,14 @@ lint:
 	@scripts/setup.sh ci
 	@scripts/lint.sh
 
-# Millions of random problems and long fuzzing; the last result is in docs/verified.md.
+# Millions of random problems and long fuzzing; what was run is in docs/verified.md.
 check-long: all
 	@scripts/setup.sh ci
 	@scripts/check_long.sh
 
 bench:
 	@scripts/setup.sh test
-	@PATH="$(CURDIR)/.venv/bin:$$PATH" pip install -q --no-deps --no-build-isolation .
+	@PATH="$(CURDIR)/.venv/bin:$$PATH" pip install -q --no-deps --no-build-isolation -Cbuild-dir=build-wheel .
 	.venv/bin/python -m flash_dmattn.bench
 
 clean:

@@ -8,6 +8,8 @@
  *     S_ij = -inf                                 where key j is not visible to row i
  *     P    = softmax(S);  out = P V;  lse_i = log sum_j exp(S_ij)
  *
+ * A row that sees no key has out = 0 and lse = +inf, and gradients of zero.
+ *
  * The short way, one call on caller-described tensors:
  *
  *     fdm_options options = fdm_options_default();
@@ -110,25 +112,44 @@ FDM_API fdm_dtype fdm_dtype_of(const fdm_tensor *tensor); /* FDM_NO_DTYPE if thi
 FDM_API int64_t fdm_dtype_bytes(fdm_dtype dtype);         /* bytes of one element */
 FDM_API fdm_data_type fdm_data_type_of(fdm_dtype dtype);  /* the DLPack triple */
 
-/* The tensors of one call. Inputs that a problem does not have are NULL. Shapes, dense call:
+/* The tensors of one call; what a problem does not have is NULL. B batches, H query heads, Hkv KV heads (H is a
+ * multiple of Hkv), Sq query rows, Sk keys, D head dim of q and k, Dv head dim of v and out; "1" may stand for an axis
+ * that all share, "x|1" means either.
  *
- *     q, dq           [B, Sq, H, D]        k, dk        [B, Sk, Hkv, D]       v, dv  [B, Sk, Hkv, Dv]
- *     out, dout       [B, Sq, H, Dv]       lse, dlse    [B, H, Sq]  float32 (float64 where q is float64)
- *     mask (bool), bias (q's dtype or float32)   [B|1, H|Hkv|1, Sq|1, Sk|1]   True = visible
- *     interval_start, interval_end (int32)       [B|1, H|Hkv|1, Sk]           key j is visible to rows start <= i < end
- *     dbias           shape and dtype of bias
+ * Dense call:
  *
- * Packed (varlen) call, recognised by cu_seqlens_q: cu_seqlens_q, cu_seqlens_k int32 [B + 1], contiguous, host memory
- * on the CPU; q, out [total_q, H, D|Dv]   k, v [total_k, Hkv, D|Dv]   lse [H, total_q] mask, bias [B|1, H|Hkv|1,
- * max_seqlen_q|1, max_seqlen_k|1], indices local to the sequence intervals [H|Hkv|1, total_k], rows local to the
- * sequence. cu_seqlens rise from 0 to total_q and total_k, and no sequence is longer than max_seqlen: on the CPU
- * anything else is an error. On a CUDA device nobody looks at them before the kernels do, which cut each sequence to
- * the packed tensor and to max_seqlen: nothing outside tensors and workspace is read or written, whatever they hold;
- * rows of no sequence are left as they were. They must not fall: then sequences overlap, results are undefined, and a
- * deterministic backward may not end.
+ *     q, dq                          [B, Sq, H, D]
+ *     k, dk                          [B, Sk, Hkv, D]
+ *     v, dv                          [B, Sk, Hkv, Dv]
+ *     out, dout                      [B, Sq, H, Dv]
+ *     lse, dlse                      [B, H, Sq]                      float32 (float64 where q is float64)
+ *     mask                           [B|1, H|Hkv|1, Sq|1, Sk|1]      bool, true = visible
+ *     bias                           [B|1, H|Hkv|1, Sq|1, Sk|1]      q's dtype or float32
+ *     dbias                          shape and dtype of bias
+ *     interval_start, interval_end   [B|1, H|Hkv|1, Sk]              int32; rows start <= i < end see key j
  *
- * q, k, v, out and their gradients need a contiguous last axis; every other stride is free (outputs: no two elements
- * may overlap, and strides are positive). Elements need only their own alignment. */
+ * Packed call: sequences of unlike lengths one behind the other. A call with cu_seqlens_q is packed:
+ *
+ *     cu_seqlens_q, cu_seqlens_k     [B + 1]                         int32, contiguous; sequence b is rows
+ *                                                                    cu_seqlens[b] .. cu_seqlens[b + 1] - 1
+ *     q, dq                          [total_q, H, D]
+ *     k, dk                          [total_k, Hkv, D]
+ *     v, dv                          [total_k, Hkv, Dv]
+ *     out, dout                      [total_q, H, Dv]
+ *     lse, dlse                      [H, total_q]
+ *     mask, bias                     [B|1, H|Hkv|1, max_seqlen_q|1, max_seqlen_k|1]    indices within the sequence
+ *     interval_start, interval_end   [H|Hkv|1, total_k]                                rows within the sequence
+ *
+ * cu_seqlens rise from 0 to total_q and total_k, and no sequence is longer than max_seqlen_q and max_seqlen_k.
+ *
+ * - On the CPU cu_seqlens lie in host memory; values that break these rules are an error.
+ * - On a CUDA device they lie in device memory, and only the kernels read them. Kernels cut each sequence to the packed
+ *   tensor and to max_seqlen, so that nothing outside of tensors and workspace is read or written, whatever cu_seqlens
+ *   hold. Rows of no sequence are left as they were. cu_seqlens must not fall: sequences would overlap, results would
+ *   be undefined, and a deterministic backward might not end.
+ *
+ * q, k, v, out and their gradients need a contiguous last axis. Every other stride is free; those of outputs are
+ * positive, and no two elements of an output may overlap. Elements need only their own alignment. */
 typedef struct fdm_tensors {
     const fdm_tensor *q, *k, *v;
     const fdm_tensor *mask, *bias, *interval_start, *interval_end;
@@ -191,10 +212,14 @@ FDM_API fdm_status fdm_attention_forward(const fdm_tensors *tensors, const fdm_o
 FDM_API fdm_status fdm_attention_backward(const fdm_tensors *tensors, const fdm_options *options,
                                           const fdm_allocator *allocator);
 
-/* Combines two partial results over disjoint key sets: out [B, S, H, Dv] and lse [B, H, S] of each; lse = +inf means
- * "no keys". out and lse may be the first or the second pair itself; every stride is free. All six tensors are on one
- * device. CUDA: float32, float16 and bfloat16; enqueued on `stream` (NULL: the legacy default stream), which the CPU
- * does not look at; the first call of a dtype compiles or loads a kernel. */
+/* Combines two results for the same queries over disjoint sets of keys.
+ *
+ *     out1, out2, out   [B, S, H, Dv]
+ *     lse1, lse2, lse   [B, H, S]       float32 (float64 beside float64); +inf: the row saw no key
+ *
+ * out and lse may be the first pair or the second; every stride is free; all six tensors are on one device. On a CUDA
+ * device: float32, float16 and bfloat16, enqueued on `stream` (NULL: the legacy default stream); the first call of a
+ * dtype compiles or loads a kernel. On the CPU `stream` is ignored. */
 FDM_API fdm_status fdm_merge(const fdm_tensor *out1, const fdm_tensor *lse1, const fdm_tensor *out2,
                              const fdm_tensor *lse2, fdm_tensor *out, fdm_tensor *lse, void *stream);
 
@@ -230,7 +255,7 @@ typedef struct fdm_problem {
     int32_t aligned;        /* 1: every address and stride of q, k, v, out and gradients is a multiple of 16 bytes, and
                                their rows are less than 2^31 bytes apart */
     int32_t scores_aligned; /* 1: keys of mask and bias are contiguous, and the same holds for their other strides */
-    /* 1: tensor maps of the copy engine (compute capability 9.0 and above) can say where these tensors lie: addresses
+    /* 1: tensor maps for TMA (compute capability 9.0 and above) can say where these tensors lie: addresses
      * are multiples of 16 bytes, and so are strides of axes longer than 1, which are above 0 and below 2^40 bytes.
      * Empty tensors count as such. */
     int32_t q_mappable;      /* of q, and in the backward of dout */
@@ -266,7 +291,7 @@ FDM_API fdm_status fdm_device_query(int32_t type, int32_t index, fdm_device *dev
 /* "cpu", "cpu:avx2", "sm_90", "sm_90:smem=160K". Need not be present on this machine. */
 FDM_API fdm_status fdm_device_from_name(const char *name, fdm_device *device);
 
-/* 1 when a CUDA device has compute capability 8.9 (9.0) or later, else 0; 0 for CPUs and NULL. */
+/* 1 when the device is a CUDA device of compute capability 8.9 (or 9.0) and later, else 0; of NULL 0. */
 FDM_API int32_t fdm_supports_sm89_features(const fdm_device *device);
 FDM_API int32_t fdm_supports_sm90_features(const fdm_device *device);
 
@@ -390,18 +415,22 @@ FDM_API void fdm_timer_release(fdm_timer *timer);
 
 /* ---- 10. Masks as key intervals -------------------------------------------------------------------------------- */
 
-/* Exact causal top-W of a per-key bias (the larger bias wins; of equals the smaller index): key j gets rows start_j <=
- * i < end_j, raw rows 0 .. seqlen_q-1, start > any row where it is never visible, INT32_MAX for "never dropped". bias
- * [B|1, h, Sk] (or [B|1, h, 1, Sk]), float32, float16 or bfloat16; NaN ranks lowest padding   [B, Sk] bool, True = a
- * real key, or NULL; padded keys are never visible and do not count start, end  int32 [B, h, Sk] with the bias' B, or
- * padding's where that is larger O(Sk log Sk) time; workspace of fdm_topk_intervals_workspace() bytes, or NULL to let
- * it allocate. */
+/* Exact causal top-W of a bias of the key alone. Row i sees the `window` keys j <= i of largest bias; of equals the
+ * smaller index wins, and NaN ranks lowest. Key j gets the rows start_j <= i < end_j that see it.
+ *
+ *     bias         [B|1, h, Sk] or [B|1, h, 1, Sk]    float32, float16 or bfloat16
+ *     padding      [B, Sk] or NULL                    bool, true = a real key; others are never visible, nor counted
+ *     start, end   [B, h, Sk]                         int32, written; B is the larger of bias' and padding's
+ *
+ * Rows are 0 .. seqlen_q - 1. A key that no row sees gets a start past every row; one that is never dropped an end of
+ * INT32_MAX. Takes O(Sk log Sk) time and a workspace of fdm_topk_intervals_workspace() bytes, or NULL to allocate it.
+ */
 FDM_API fdm_status fdm_topk_intervals(const fdm_tensor *bias, const fdm_tensor *padding, int64_t window,
                                       int64_t seqlen_q, fdm_tensor *start, fdm_tensor *end, void *workspace,
                                       size_t workspace_bytes);
 FDM_API size_t fdm_topk_intervals_workspace(int64_t seqlen_k);
-/* Causal attention inside documents: cu_seqlens int32 [n + 1] (0 .. Sk), start, end int32 [Sk]; Sq == Sk. causal 0:
- * whole documents. */
+/* Attention inside documents, where Sq = Sk: causal, or with causal 0 to the whole document. cu_seqlens [n + 1] rises
+ * from 0 to Sk; start, end [Sk] are written. */
 FDM_API fdm_status fdm_document_intervals(const int32_t *cu_seqlens, int64_t num_documents, int32_t causal,
                                           int32_t *start, int32_t *end);
 /* Causal and window (-1 = unbounded) for Sq rows and Sk keys, bottom-right aligned. */

@@ -1,50 +1,62 @@
 #!/usr/bin/env bash
 # check_device.sh: what a machine with a CUDA device proves: every CUDA kernel on random problems against float64, the
-# Hopper probe, and both under tools of compute-sanitizer. Needs Meson, Ninja and a C compiler.
-# Usage: scripts/check_device.sh FOLDER [PROBLEMS] [SEED]; logs go to FOLDER, a summary to stdout.
+# Hopper probe, merging, and all of them under the tools of compute-sanitizer. Needs Meson, Ninja, a C compiler and python3.
+# Usage: scripts/check_device.sh FOLDER [PROBLEMS] [SEED] [RESULTS]; logs go to FOLDER, a summary to stdout. RESULTS is a file like
+# bench/results/nvidia-h200/checks.json: what was found is recorded there; then scripts/verified.py writes docs/verified.md.
 set -uo pipefail
 cd "$(dirname "$0")/.."
-folder=${1:?usage: scripts/check_device.sh FOLDER [PROBLEMS] [SEED]} problems=${2:-2000} seed=${3:-1}
+folder=${1:?usage: scripts/check_device.sh FOLDER [PROBLEMS] [SEED] [RESULTS]} problems=${2:-2000} seed=${3:-1} results=${4:-}
 mkdir -p "$folder"
+rm -f "$folder"/*.jsonl "$folder"/*.log
 [ -e build-device/build.ninja ] || meson setup build-device --buildtype=release >"$folder/setup.log" 2>&1 || exit 1
 ninja -C build-device >"$folder/build.log" 2>&1 || { tail -5 "$folder/build.log"; exit 1; }
-checks=build-device/tests/fdm-checks
+checks=build-device/tests/fdm-checks probe=build-device/tests/hopper-probe merge=build-device/tests/merge-check
 cores=$(nproc) failed=0
 
 part=$(((problems + cores - 1) / cores))
 for ((n = 0; n < cores; n++)); do
-    $checks --kernel mma --seed $((seed + n * 1000000)) --repeat "$part" >"$folder/checks-$n.log" 2>&1 &
+    $checks --cuda --seed $((seed + n * 1000000)) --repeat "$part" --json "$folder/checks-$n.jsonl" >"$folder/checks-$n.log" 2>&1 &
 done
 wait
 cat "$folder"/checks-*.log >"$folder/checks.log" && rm "$folder"/checks-[0-9]*.log
 grep -A3 "^WRONG" "$folder/checks.log" && failed=1
-awk '/ right, /{right[$1] += $2; wrong[$1] += $4} END {for (k in right) printf "%-14s %6d right, %d wrong\n", k, right[k], wrong[k]}' \
+awk '/ right, /{right[$1] += $2; wrong[$1] += $4} END {for (k in right) printf "%-24s %6d right, %d wrong\n", k, right[k], wrong[k]}' \
     "$folder/checks.log" | sort
 
-probe=build-device/tests/hopper-probe
-$probe >"$folder/probe.log" 2>&1
-case $? in
+for program in $probe $merge; do
+    log="$folder/$(basename "$program").log"
+    $program >"$log" 2>&1
+    case $? in
     0 | 77) ;;
     *) failed=1 ;;
-esac
-grep -E "^(WRONG|skipped)" "$folder/probe.log" || echo "hopper-probe   $(grep -c ^exact "$folder/probe.log") exact"
+    esac
+    grep -E "^(WRONG|skipped|not covered)" "$log" || printf '%-24s %6d right\n' "$(basename "$program")" "$(grep -cE "^(exact|right) " "$log")"
+done
 
+tool() { # tool NAME LOG COMMAND...: under compute-sanitizer, when fewer than a process a core are running
+    local name=$1 log=$2
+    shift 2
+    while [ "$(jobs -rp | wc -l)" -ge "$cores" ]; do wait -n; done
+    timeout 400 compute-sanitizer --tool "$name" --print-limit 3 "$@" >"$log" 2>&1 &
+}
 if command -v compute-sanitizer >/dev/null; then
-    for kernel in mma.forward mma.wide mma.decode mma.backward mma.split; do
-        for tool in memcheck racecheck initcheck synccheck; do
-            timeout 400 compute-sanitizer --tool $tool --print-limit 3 $checks --kernel $kernel --seed $((seed + 77)) \
-                --repeat 49 >"$folder/$kernel-$tool.log" 2>&1 &
+    for kernel in $(build-device/fdm info | awk '$2 == "available" && $1 !~ /^(cpu|reference)\./ {print $1}'); do
+        for name in memcheck racecheck initcheck synccheck; do
+            tool $name "$folder/$kernel-$name.log" $checks --cuda --kernel "$kernel" --seed $((seed + 77)) --repeat 49 \
+                --json "$folder/$kernel-$name.jsonl"
         done
     done
-    for tool in memcheck racecheck synccheck; do
-        timeout 400 compute-sanitizer --tool $tool --print-limit 3 $probe --serial >"$folder/probe-$tool.log" 2>&1 &
+    for name in memcheck racecheck synccheck; do
+        tool $name "$folder/hopper-probe-$name.log" $probe --serial
+        tool $name "$folder/merge-check-$name.log" $merge
     done
     wait
-    for log in "$folder"/mma.*-*.log "$folder"/probe-*.log; do
+    for log in "$folder"/*-{memcheck,racecheck,initcheck,synccheck}.log; do
         printf '%-24s %s; %s\n' "$(basename "$log" .log)" "$(grep -o '[A-Z]* SUMMARY.*' "$log" | tail -1)" \
             "$(grep ' passed, ' "$log" | tail -1)"
     done
 else
     echo "not covered: compute-sanitizer is not on this machine"
 fi
+[ -z "$results" ] || python3 scripts/record.py checks "$results" "$folder" || failed=1
 exit $failed

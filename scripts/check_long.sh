@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # check_long.sh: what is too long for CI: a million random problems, more planted faults, every specialisation of the CUDA
-# kernels that fdm-compile draws, ten minutes of each fuzz target.
+# kernels (recorded in bench/results/compile), ten minutes of each fuzz target.
 # Usage: scripts/check_long.sh [SEEDS, default 100000: about ten problems each] [FUZZ SECONDS, default 600]
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -16,5 +16,5 @@ wait $first || failed=1
 tail -n 1 build/check-long-1.log build/check-long-2.log
 [ $failed = 0 ] || exit 1
 build/tests/fdm-checks --broken --repeat 2000
-VIRTUAL_ENV="$PWD/.venv" build/tests/fdm-compile
+scripts/compile_all.sh
 scripts/fuzz.sh "${2:-600}"

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""cuda_table.py: writes the measured CUDA tables of README.md and docs/mma.md from a result of
+"""cuda_table.py: writes the measured CUDA tables of README.md and docs/measured.md from a result of
 `python -m flash_dmattn.bench --device cuda --json FILE`.
 
 Replaces what stands between "<!-- cuda measured -->" and "<!-- end of cuda measured -->"; for a result of the backward's
-sets alone, "cuda backward measured"; for the sets "selection" and "tiles", "selection measured" and "tiles measured" of
-docs/selection.md. A result of `fdm bench --show-all` at several head dims (a list "rows") goes between
-"<!-- named measured -->" and its end in docs/mma.md. Usage: cuda_table.py FILE
+sets alone, "cuda backward measured"; with --portable, of docs/measured.md alone, "portable measured" (the forward of the mma
+family); for the sets "selection" and "tiles", "selection measured" and "tiles measured" of docs/lab/backward_choice.md. A result of
+`fdm bench --show-all` at several head dims (a list "rows") goes between "<!-- textbook measured -->" and its end in
+docs/lab/textbook.md. Usage: cuda_table.py FILE [--portable]
 """
 
 from __future__ import annotations
@@ -33,30 +34,33 @@ def of_backward(data: dict) -> bool:
     return all(result["set"].startswith("backward") for result in data["results"])
 
 
+PEERS = ("torch flash", "torch efficient", "torch cudnn", "torch math", "flex", "flash-attn 2", "flash-attn 3", "flash-attn 4")
+
+
+def shown(ratios: list, bold: str = "") -> str:
+    return f"{bold}{math.exp(statistics.fmean(map(math.log, ratios))):.2f}x{bold} ({min(ratios):.2f}x)" if ratios else ""
+
+
 def summary(data: dict) -> str:
-    """One row a set: the geometric mean and the least of peer time over ours."""
+    """One row a set, one column a peer: the geometric mean and the least of peer time over ours."""
     names = {"forward": "36 cells: bf16, D 64, 128, 256, S 512 to 16384, causal and not, 16384 tokens",
              "shapes": "bf16, nine other shapes: D 64 to 256, S 768 to 5000, with groups of heads",
              "fp16": "fp16, B1 H8 S8192 D64", "wide": "fp16, D 512 and 1024", "scores": "bf16, dense bias or mask, D 128",
              "decode": "bf16, one to four query rows: groups, padding, top-W, D 128 and 256"}
     names["backward"] = names["forward"]
     names["backward-scores"] = "bf16, dense bias with its gradient, or mask, B1 H16 S8192 D128"
-    names["backward-intervals"] = "bf16, causal, and causal top-512 (peers: a dense mask), B1 H16 S8192 D128"
+    names["backward-intervals"] = "bf16, causal, B1 H16 S8192 D128"
     names["backward-groups"] = "bf16, 32 heads of 1 and 4 KV heads, B1, D 64 and 128, S 1024 to 4096, causal and not"
-    text = f"| {'backward' if of_backward(data) else 'forward'} | against | geometric mean | least |\n|---|---|---|---|\n"
+    peers = [peer for peer in PEERS if any(peer in r["seconds"] for r in data["results"])]
+    text = f"| {'backward' if of_backward(data) else 'forward'} | the best of them, case by case | {' | '.join(peers)} |\n"
+    text += f"|{'---|' * (len(peers) + 2)}\n"
     for name, title in names.items():
-        ratios = [min(milliseconds(r, peer) for peer in r["seconds"] if peer != OURS) / milliseconds(r, OURS)
-                  for r in data["results"] if r["set"] == name and len(r["seconds"]) > 1]
-        if ratios:
-            mean = math.exp(statistics.fmean(map(math.log, ratios)))
-            text += f"| {title} | **the best of them, case by case** | **{mean:.2f}x** | **{min(ratios):.2f}x** |\n"
-        for peer in ("torch flash", "torch efficient", "torch cudnn", "torch math", "flex", "flash-attn 2", "flash-attn 3",
-                     "flash-attn 4"):
-            ratios = [milliseconds(r, peer) / milliseconds(r, OURS) for r in data["results"]
-                      if r["set"] == name and peer in r["seconds"]]
-            if ratios:
-                mean = math.exp(statistics.fmean(map(math.log, ratios)))
-                text += f"| {title} | {peer} | {mean:.2f}x | {min(ratios):.2f}x |\n"
+        here = [r for r in data["results"] if r["set"] == name and len(r["seconds"]) > 1]
+        if not here:
+            continue
+        best = [min(milliseconds(r, peer) for peer in r["seconds"] if peer != OURS) / milliseconds(r, OURS) for r in here]
+        of_peers = [[milliseconds(r, peer) / milliseconds(r, OURS) for r in here if peer in r["seconds"]] for peer in peers]
+        text += f"| {title} | {shown(best, '**')} | {' | '.join(map(shown, of_peers))} |\n"
     return text
 
 
@@ -172,21 +176,23 @@ def main() -> None:
         facts = data["facts"]
         origin = (f"{facts['device']}, {facts['date']}, `{facts['command']}`, commit {facts['commit'][:7]}; "
                   f"`{path.resolve().relative_to(ROOT)}` holds every variant.\n\n")
-        replace(ROOT / "docs/mma.md", "named measured", origin + named(data))
+        replace(ROOT / "docs/lab/textbook.md", "textbook measured", origin + named(data))
         return
     facts, limits = data["facts"], data["ceilings"]
     origin = (f"{facts['device']}, driver {facts['driver']}, torch {facts['torch']}; copy "
               f"{limits['copy_bytes_per_second'] / 1e12:.2f} TB/s and bfloat16 product "
               f"{limits['product_flops'] / 1e12:.0f} TFLOPS in the same run; commit {facts['commit'][:7]}; "
-              f"`{path.resolve().relative_to(ROOT)}`. Ratios are peer time over ours: above 1 we are faster.\n\n")
+              f"`{path.resolve().relative_to(ROOT)}`. Peer time over ours, geometric mean and in brackets the least: above 1 we are faster.\n\n")
     sets = {result["set"] for result in data["results"]}
     if sets in ({"selection"}, {"tiles"}):
         name = sets.pop()
-        body = origin.replace("peer time over ours: above 1 we are faster", "their time over ours")
-        replace(ROOT / "docs/selection.md", f"{name} measured", body + (selection if name == "selection" else tiles)(data))
+        body = origin.replace("Peer time over ours, geometric mean and in brackets the least: above 1 we are faster", "Ratios are their time over ours")
+        replace(ROOT / "docs/lab/backward_choice.md", f"{name} measured", body + (selection if name == "selection" else tiles)(data))
         return
-    page = "docs/mma.md" if of_backward(data) else "docs/hopper.md"
-    for name, table in (("README.md", summary(data)), (page, summary(data) + "\n" + cells(data))):
+    if "--portable" in sys.argv[2:]:
+        replace(ROOT / "docs/measured.md", "portable measured", origin + summary(data) + "\n" + cells(data))
+        return
+    for name, table in (("README.md", summary(data)), ("docs/measured.md", summary(data) + "\n" + cells(data))):
         replace(ROOT / name, "cuda backward measured" if of_backward(data) else "cuda measured", origin + table)
 
 

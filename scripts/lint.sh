@@ -23,6 +23,8 @@ check "includes" python3 scripts/check_includes.py
 check "style" python3 scripts/check_style.py build/src/libflash_dmattn.so
 check "wrappers" python3 scripts/check_wrappers.py
 check "selection tables" python3 scripts/selection_table.py build/tests/selection-table --check
+check "verified" python3 scripts/verified.py --check
+check "docs" python3 scripts/check_docs.py
 check "shell syntax" bash -c 'for script in scripts/*.sh .ci/run; do bash -n "$script" || exit 1; done'
 build_with_clang() {
     [ -e build-clang/build.ninja ] || CC=clang meson setup build-clang -Dstrict=true >/dev/null || return 1

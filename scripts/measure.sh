@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 device=${1:?usage: scripts/measure.sh DEVICE, the name of a folder for the results}
 scripts/setup.sh test
 export PATH="$PWD/.venv/bin:$PATH"
-pip install -q --disable-pip-version-check --no-deps --no-build-isolation .
+pip install -q --disable-pip-version-check --no-deps --no-build-isolation -Cbuild-dir=build-wheel .
 out=$PWD/bench/results/$device
 mkdir -p "$out" docs/images
 root=$PWD

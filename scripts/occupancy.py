@@ -2,7 +2,7 @@
 """occupancy.py: resident warps of the mma family's tiles, in theory and counted by the profiler (ncu) on a CUDA device.
 
 Usage: occupancy.py --measure FDM FILE     on a machine with a device, ncu, PyTorch and the installed package; FDM is the tool
-       occupancy.py --write FILE           writes the tables of docs/selection.md and docs/mma.md from such a FILE
+       occupancy.py --write FILE           writes the tables of docs/measured.md from such a FILE
 
 Every tile runs once on a problem that fills the device several times over. Theory is `fdm plan --resources` (of tiles that are
 planned for a device with less memory: the profiler's); the rest are hardware counters, the device's clocks left as they are.
@@ -245,7 +245,7 @@ def write(path: pathlib.Path, check: bool = False) -> int:
     data = json.loads(path.read_text())
     data["facts"]["path"] = str(path.resolve().relative_to(ROOT))
     different = 0
-    for page, direction in (("docs/mma.md", "forward"), ("docs/selection.md", "backward")):
+    for page, direction in (("docs/measured.md", "forward"), ("docs/measured.md", "backward")):
         begin, end = f"<!-- {direction} occupancy -->", f"<!-- end of {direction} occupancy -->"
         old = (ROOT / page).read_text()
         body = table(data, direction)

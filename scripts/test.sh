@@ -8,7 +8,7 @@ export PATH="$PWD/.venv/bin:$PATH" VIRTUAL_ENV="$PWD/.venv"
 meson configure build -Dstrict=true -Dtests=true
 ninja -C build --quiet
 meson test -C build --print-errorlogs --timeout-multiplier 4
-pip install -q --disable-pip-version-check --no-deps --no-build-isolation .
+pip install -q --disable-pip-version-check --no-deps --no-build-isolation -Cbuild-dir=build-wheel .
 python -m pytest -q tests/python tests/cli tests/scripts
 scripts/test_install.sh
 ls /dev/nvidia0 >/dev/null 2>&1 ||

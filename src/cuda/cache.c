@@ -113,30 +113,30 @@ static int load_entry(int folder, const char *name, const struct cache_key *key,
     FILE *file = open_entry(folder, name);
     if (!file)
         return 0;
-    const int sound = read_entry(file, key, binary);
-    if (sound)
+    const int valid = read_entry(file, key, binary);
+    if (valid)
         (void)futimens(fileno(file), now); /* used, so that it stays; in a folder of root's it may be refused */
     fclose(file);
-    return sound;
+    return valid;
 }
 
 static int load_any(int folder, const struct cache_key *key, int32_t max_major, struct cuda_binary *binary) {
     struct cache_walk walk;
     char name[CACHE_NAME_BYTES];
-    int sound = 0;
+    int valid = 0;
     entry_name(key, name);
     if (!cache_walk_begin(&walk, folder))
         return 0;
-    while (!sound && cache_walk_next(&walk)) {
-        sound = strncmp(walk.name, name, NAME_PREFIX) == 0 && load_entry(folder, walk.name, key, binary);
-        if (sound && max_major > 0 && binary->compiler_major > max_major) { /* the driver would not take it */
+    while (!valid && cache_walk_next(&walk)) {
+        valid = strncmp(walk.name, name, NAME_PREFIX) == 0 && load_entry(folder, walk.name, key, binary);
+        if (valid && max_major > 0 && binary->compiler_major > max_major) { /* the driver would not take it */
             memory_release(binary->code);
             *binary = (struct cuda_binary){0};
-            sound = 0;
+            valid = 0;
         }
     }
     cache_walk_end(&walk);
-    return sound;
+    return valid;
 }
 
 int cache_load(const struct cache_key *key, int32_t max_major, struct cuda_binary *binary) {
@@ -145,9 +145,9 @@ int cache_load(const struct cache_key *key, int32_t max_major, struct cuda_binar
     if (folder < 0)
         return 0;
     entry_name(key, name);
-    const int sound = key->compiler ? load_entry(folder, name, key, binary) : load_any(folder, key, max_major, binary);
+    const int valid = key->compiler ? load_entry(folder, name, key, binary) : load_any(folder, key, max_major, binary);
     close(folder);
-    return sound;
+    return valid;
 }
 
 static int write_all(int file, const void *data, size_t bytes) {

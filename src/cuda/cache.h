@@ -13,7 +13,7 @@ struct cache_key {
 struct cache_key cache_key_of(const struct cuda_compiler *compiler, const char *arch, const struct cuda_source *source,
                               const struct cuda_kernel_request *request, const char *const *options);
 
-/* 1 and the binary (the caller's) when a sound entry is there. max_major: of any compiler, CUDA major version of the
+/* 1 and the binary (the caller's) when a valid entry is there. max_major: of any compiler, CUDA major version of the
  * newest whose code will do; 0 = any. */
 int cache_load(const struct cache_key *key, int32_t max_major, struct cuda_binary *binary);
 /* Writes the entry whole or not at all: a temporary file, fsync, rename; then removes what was not used for longest

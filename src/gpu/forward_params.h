@@ -48,7 +48,7 @@ struct gpu_forward_params {
     struct gpu_intervals intervals;             /* [B, h, Sk] */
     const int32_t *cu_seqlens_q, *cu_seqlens_k; /* [B + 1]; NULL when dense */
     float *partial_out, *partial_rows; /* splits: [num_splits, B, H, Sq, Dv]; [num_splits, B, H, Sq, 2]: maximum of the
-                                          scores, sum of the weights; varlen: B 1, Sq total_q */
+                                          scores, sum of P; varlen: B 1, Sq total_q */
     const uint8_t *block_mask; /* block_mask.h: GPU_BLOCK_* of [mask batch, mask head, row block, tile] of the mask */
     int64_t block_mask_batch, block_mask_head, block_mask_row; /* strides in bytes, 0 on broadcast axes */
     int32_t batch, heads, heads_kv, group;                     /* group = heads / heads_kv */

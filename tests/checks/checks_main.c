@@ -211,12 +211,14 @@ static void check_kernel(struct trial *t, struct tally *k, int threads) {
     k->wrong += !right;
 }
 
+static int cuda_alone; /* --cuda: no kernel of the CPU */
+
 static int32_t list_kernels(struct tally *kernels, const char *only) {
     fdm_kernel_info info;
     int32_t count = 0, missing = 0;
     for (int32_t i = 0; fdm_kernel_list(i, &info) == FDM_OK; i++) {
         if (strcmp(info.family, "reference") == 0 || (only && !strstr(info.name, only)) ||
-            (is_emulated() && !on_device(info.family)))
+            ((is_emulated() || cuda_alone) && !on_device(info.family)))
             continue;
         if (!info.available) {
             printf("%s%s", missing++ ? ", " : "not covered on this machine: ", info.name);
@@ -244,7 +246,26 @@ static int any_on_device(const struct tally *kernels, int32_t count) {
     return 0;
 }
 
-static int run_checks(const char *only, uint64_t seed, uint64_t repeat, int threads) {
+/* Appends a line of JSON for each kernel: device, first seed, and how many problems it did right, wrong and refused. */
+static int write_json(const char *path, const struct tally *kernels, int32_t count, uint64_t seed, uint64_t repeat) {
+    FILE *file = fopen(path, "a");
+    for (int32_t i = 0; file && i < count; i++) {
+        const struct tally *k = &kernels[i];
+        fdm_device device;
+        if (fdm_device_query(on_device(family_of(k)) ? FDM_CUDA : FDM_CPU, 0, &device))
+            continue;
+        fprintf(
+            file,
+            "{\"kernel\": \"%s\", \"device\": \"%s\", \"emulated\": %s, \"seed\": %llu, \"seeds\": %llu, \"right\": "
+            "%lld, \"wrong\": %lld, \"refused\": %lld}\n",
+            k->name, device.name, is_emulated() ? "true" : "false", (unsigned long long)seed,
+            (unsigned long long)repeat, (long long)(k->accepted - k->wrong), (long long)k->wrong,
+            (long long)k->refused);
+    }
+    return file && fclose(file) == 0;
+}
+
+static int run_checks(const char *only, uint64_t seed, uint64_t repeat, int threads, const char *json) {
     static struct tally kernels[KERNELS_MAX];
     int32_t count = list_kernels(kernels, only);
     int64_t accepted = 0, wrong = 0;
@@ -276,6 +297,10 @@ static int run_checks(const char *only, uint64_t seed, uint64_t repeat, int thre
         wrong += k->wrong;
     }
     printf("%lld passed, %lld failed\n", (long long)(accepted - wrong), (long long)wrong);
+    if (json && !write_json(json, kernels, count, seed, repeat)) {
+        printf("WRONG %s cannot be written\n", json);
+        return 2;
+    }
     return wrong > 0 || count == 0;
 }
 
@@ -284,8 +309,9 @@ int main(int argc, char **argv) {
         {"kernel", required_argument, 0, 'k'}, {"seed", required_argument, 0, 's'},
         {"repeat", required_argument, 0, 'r'}, {"threads", required_argument, 0, 't'},
         {"broken", no_argument, 0, 'b'},       {"emulate", required_argument, 0, 'e'},
+        {"json", required_argument, 0, 'j'},   {"cuda", no_argument, 0, 'c'},
         {"help", no_argument, 0, 'h'},         {0}};
-    const char *kernel = NULL, *device = NULL;
+    const char *kernel = NULL, *device = NULL, *json = NULL;
     uint64_t seed = 1, repeat = 0;
     int option, threads = 0, broken = 0, seeded = 0;
     while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
@@ -296,9 +322,11 @@ int main(int argc, char **argv) {
         case 't': threads = atoi(optarg); break;
         case 'b': broken = 1; break;
         case 'e': device = optarg; break;
+        case 'j': json = optarg; break;
+        case 'c': cuda_alone = 1; break;
         default:
-            printf("usage: fdm-checks [--kernel TEXT] [--seed N] [--repeat N] [--threads N] [--broken] "
-                   "[--emulate sm_90]\n");
+            printf("usage: fdm-checks [--kernel TEXT] [--cuda] [--seed N] [--repeat N] [--threads N] [--broken] "
+                   "[--emulate sm_90] [--json FILE]\n");
             return option == 'h' ? 0 : 2;
         }
     }
@@ -312,5 +340,5 @@ int main(int argc, char **argv) {
 #endif
     if (broken)
         return broken_main(repeat ? repeat : 60);
-    return run_checks(kernel, seed, repeat ? repeat : seeded ? 1 : 200, threads);
+    return run_checks(kernel, seed, repeat ? repeat : seeded ? 1 : 200, threads, json);
 }

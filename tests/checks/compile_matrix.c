@@ -3,15 +3,17 @@
  * C75xx.
  *
  * Usage: fdm-compile [--full] [--arch sm_90] [--seed N] [--kernel NAME] [--variants] [--entry TEXT] [--with CONSTANT]
- *        [--share K/N] [--verbose]
+ *        [--share K/N] [--changed FILE] [--at-most N] [--json FILE] [--verbose]
  * Without --full, problems are drawn so that values of each feature meet in pairs; with it, every combination is
  * compiled. Without --kernel, each problem is compiled for the kernel that is chosen freely, for those that run only by
  * name, and for ways to run it that no rule chooses: of each problem and kernel one of them, the next each time, with
  * --full each. --variants: those ways alone. --entry: only compilations whose entry holds TEXT; --with: only those in
  * which a constant is not 0; --share: of each architecture and entry the first compilation, and the K-th of N parts of
- * all (K counts from 0 and may be N or more). --verbose: every compilation, with a hash of its machine code, by which
- * two trees are compared. A cache of what compiled before (FLASH_DMATTN_CACHE_DIR) is not used: each run stands for
- * itself. */
+ * all (K counts from 0 and may be N or more). --changed: a list of files, one a line; only compilations of a kernel
+ * whose source is one of them or includes one, or whose host code may be different for one of them. --at-most: the
+ * first of as many equal parts as leave about N compilations. --json: appends a line of JSON for each architecture and
+ * entry. --verbose: every compilation, with a hash of its machine code, by which two trees are compared. A cache of
+ * what compiled before (FLASH_DMATTN_CACHE_DIR) is not used: each run stands for itself. */
 #include <elf.h>
 #include <getopt.h>
 #include <pthread.h>
@@ -90,6 +92,7 @@ struct job {
     uint64_t hash; /* of the machine code */
     fdm_status status;
     int32_t forced; /* only a choice code or number leads there, no rule */
+    int32_t extra;  /* of another share: the first of its architecture and entry */
     char sentence[256];
 };
 static struct job *jobs;
@@ -205,8 +208,11 @@ static void keep_share(int64_t part, int64_t parts) {
         for (int32_t j = 0; j < kept && first; j++)
             first = strcmp(jobs[j].arch, jobs[i].arch) || strcmp(jobs[j].request.entry, jobs[i].request.entry);
         state = state * 6364136223846793005ull + 1442695040888963407ull;
-        if (first || (int64_t)((state >> 33) % (uint64_t)parts) == part % parts)
-            jobs[kept++] = jobs[i];
+        const int own = (int64_t)((state >> 33) % (uint64_t)parts) == part % parts;
+        if (first || own) {
+            jobs[kept] = jobs[i];
+            jobs[kept++].extra = !own;
+        }
     }
     num_jobs = kept;
 }
@@ -249,6 +255,55 @@ static fdm_status compile(struct job *job) {
     return FDM_OK;
 }
 
+/* ---- what a change concerns ---- */
+
+static int ends_with(const char *text, const char *end) {
+    const size_t length = strlen(text), tail = strlen(end);
+    return length >= tail && strcmp(text + length - tail, end) == 0;
+}
+
+/* Whether a program's text would be different for another text of `path`, a path below src/. */
+static int includes(const struct cuda_source *program, const char *path) {
+    int found = program && strcmp(program->name, path) == 0;
+    for (int32_t i = 0; program && i < program->num_includes && !found; i++)
+        found = strcmp(cuda_sources[program->includes[i]].name, path) == 0;
+    return found;
+}
+
+/* Host code decides with which constants a kernel is compiled: that of a family for its own kernels, that of gpu/ for
+ * all. */
+static int may_decide(const char *path, const char *program) {
+    if (!ends_with(path, ".c") && !ends_with(path, ".h"))
+        return 0;
+    const char *family = strncmp(path, "families/", 9) == 0 ? strchr(path + 9, '/') : NULL;
+    return family ? strncmp(path, program, (size_t)(family - path) + 1) == 0 : strncmp(path, "gpu/", 4) == 0;
+}
+
+/* Leaves of the list what the files that `list` names concern; 0 when it cannot be read. */
+static int keep_changed(const char *list) {
+    FILE *file = fopen(list, "r");
+    char line[512];
+    if (!file)
+        return 0;
+    char *concerned = calloc((size_t)num_jobs + 1, 1);
+    while (concerned && fgets(line, sizeof line, file)) {
+        line[strcspn(line, "\r\n")] = 0;
+        const char *path = strncmp(line, "src/", 4) == 0 ? line + 4 : line;
+        for (int32_t i = 0; i < num_jobs; i++) {
+            const char *program = jobs[i].request.file;
+            concerned[i] |= includes(cuda_source_find(program), path) || may_decide(path, program);
+        }
+    }
+    int32_t kept = 0;
+    for (int32_t i = 0; concerned && i < num_jobs; i++)
+        if (concerned[i])
+            jobs[kept++] = jobs[i];
+    num_jobs = kept;
+    free(concerned);
+    fclose(file);
+    return 1;
+}
+
 static void *work(void *unused) {
     for (;;) {
         pthread_mutex_lock(&lock);
@@ -266,11 +321,43 @@ static void *work(void *unused) {
 }
 
 /* The backward holds up to 128 sums a thread beside everything else, and where rare features meet the assembler puts a
- * few registers aside. Known, counted, and bounded; docs/mma.md tells how many. Everything else must not spill. */
+ * few registers aside. Known, counted, and bounded; docs/verified.md tells how many. Everything else must not spill. */
 enum { BACKWARD_SPILL_MAX = 192 };
 
 static int32_t spill_allowed(const struct job *job) {
     return strcmp(job->request.entry, "mma_backward") == 0 ? BACKWARD_SPILL_MAX : 0;
+}
+
+static int is_bad(const struct job *job) {
+    return job->status || job->resources.spill_bytes > spill_allowed(job) || job->resources.remarks > 0;
+}
+
+/* A line for each architecture and entry: how many were compiled, of them failed or spilled more than is allowed, and
+ * spilled at all; and the most registers and spilled bytes. Shares add up to the whole. */
+static int write_json(const char *path) {
+    FILE *file = fopen(path, "a");
+    if (!file)
+        return 0;
+    for (int32_t i = 0; i < num_jobs; i++) {
+        int32_t compiled = 0, failed = 0, spilled = 0, spill_max = 0, registers_max = 0, first = 1;
+        for (int32_t j = 0; j < num_jobs && first; j++) {
+            const struct cuda_resources *r = &jobs[j].resources;
+            if (strcmp(jobs[i].arch, jobs[j].arch) || strcmp(jobs[i].request.entry, jobs[j].request.entry))
+                continue;
+            first = j >= i;
+            compiled += !jobs[j].extra;
+            failed += !jobs[j].extra && is_bad(&jobs[j]);
+            spilled += !jobs[j].extra && r->spill_bytes > 0;
+            spill_max = r->spill_bytes > spill_max ? r->spill_bytes : spill_max;
+            registers_max = r->registers > registers_max ? r->registers : registers_max;
+        }
+        if (first)
+            fprintf(file,
+                    "{\"architecture\": \"%s\", \"entry\": \"%s\", \"compiled\": %d, \"failed\": %d, \"spilled\": %d, "
+                    "\"spill_bytes_max\": %d, \"registers_max\": %d}\n",
+                    jobs[i].arch, jobs[i].request.entry, compiled, failed, spilled, spill_max, registers_max);
+    }
+    return fclose(file) == 0;
 }
 
 static int report(int verbose) {
@@ -278,7 +365,7 @@ static int report(int verbose) {
     for (int32_t i = 0; i < num_jobs; i++) {
         const struct job *job = &jobs[i];
         const int32_t spill = job->resources.spill_bytes;
-        int bad = job->status || spill > spill_allowed(job) || job->resources.remarks > 0;
+        const int bad = is_bad(job);
         wrong += bad;
         known[job->forced] += !bad && spill > 0;
         largest[job->forced] = !bad && spill > largest[job->forced] ? spill : largest[job->forced];
@@ -405,7 +492,7 @@ static void add_forward(const char *arch, uint64_t seed, const char *kernel) {
 }
 
 /* The kernels that run only where they are named. */
-static void add_named(const char *arch, uint64_t seed) {
+static void add_by_name(const char *arch, uint64_t seed) {
     for (int32_t i = 0; families[i]; i++)
         for (int32_t row = 0; families[i]->launches && row < families[i]->num_kernels; row++)
             if (families[i]->chosen_freely && !families[i]->chosen_freely(families[i], row))
@@ -420,21 +507,29 @@ static void add_kernels(const char *arch, uint64_t seed, const char *kernel, int
         add_forward(arch, seed, kernel);
         if (!kernel && !listing_variants) {
             add_merge(arch);
-            add_named(arch, seed);
+            add_by_name(arch, seed);
         }
     }
 }
 
 int main(int argc, char **argv) {
-    static const struct option options[] = {{"full", no_argument, 0, 'f'},       {"arch", required_argument, 0, 'a'},
-                                            {"seed", required_argument, 0, 's'}, {"kernel", required_argument, 0, 'k'},
-                                            {"variants", no_argument, 0, 'n'},   {"entry", required_argument, 0, 'e'},
-                                            {"with", required_argument, 0, 'w'}, {"share", required_argument, 0, 'p'},
-                                            {"verbose", no_argument, 0, 'v'},    {0}};
+    static const struct option options[] = {{"full", no_argument, 0, 'f'},
+                                            {"arch", required_argument, 0, 'a'},
+                                            {"seed", required_argument, 0, 's'},
+                                            {"kernel", required_argument, 0, 'k'},
+                                            {"variants", no_argument, 0, 'n'},
+                                            {"entry", required_argument, 0, 'e'},
+                                            {"with", required_argument, 0, 'w'},
+                                            {"share", required_argument, 0, 'p'},
+                                            {"verbose", no_argument, 0, 'v'},
+                                            {"json", required_argument, 0, 'j'},
+                                            {"changed", required_argument, 0, 'c'},
+                                            {"at-most", required_argument, 0, 'm'},
+                                            {0}};
     static const char *const archs[] = {"sm_80", "sm_86", "sm_89", "sm_90", "sm_120"};
-    const char *only = NULL, *kernel = NULL;
+    const char *only = NULL, *kernel = NULL, *changed = NULL, *json = NULL;
     uint64_t seed = 1;
-    long long part = 0, parts = 1;
+    long long part = 0, parts = 1, at_most = 0;
     int option, variants = 0, verbose = 0;
     while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
         switch (option) {
@@ -446,19 +541,30 @@ int main(int argc, char **argv) {
         case 'e': entry_text = optarg; break;
         case 'w': constant_name = optarg; break;
         case 'v': verbose = 1; break;
+        case 'j': json = optarg; break;
+        case 'c': changed = optarg; break;
+        case 'm': at_most = atoll(optarg); break;
         case 'p':
             if (sscanf(optarg, "%lld/%lld", &part, &parts) == 2 && part >= 0 && parts > 0)
                 break; /* fall through */
         default:
             printf("usage: fdm-compile [--full] [--arch NAME] [--seed N] [--kernel NAME] [--variants] [--entry TEXT] "
-                   "[--with CONSTANT] [--share K/N] [--verbose]\n");
+                   "[--with CONSTANT] [--share K/N] [--changed FILE] [--at-most N] [--json FILE] [--verbose]\n");
             return 2;
         }
     }
     for (size_t i = 0; i < sizeof archs / sizeof archs[0]; i++)
         if (!only || strcmp(only, archs[i]) == 0)
             add_kernels(archs[i], seed, kernel, variants);
-    keep_share(part, parts);
+    if (changed && !keep_changed(changed)) {
+        fprintf(stderr, "fdm-compile: %s cannot be read\n", changed);
+        return 2;
+    }
+    const int32_t listed = num_jobs;
+    keep_share(part, at_most > 0 && num_jobs > at_most ? (num_jobs + at_most - 1) / at_most : parts);
+    printf("%d of %d specialisations\n", num_jobs, listed);
+    if (changed && num_jobs == 0)
+        return 0; /* nothing that was compiled before is different now */
     pthread_t threads[16];
     long cores = sysconf(_SC_NPROCESSORS_ONLN);
     int32_t count = cores < 1 ? 1 : cores > 16 ? 16 : (int32_t)cores, started = 0;
@@ -468,5 +574,9 @@ int main(int argc, char **argv) {
     work(NULL);
     for (int32_t i = 0; i < started; i++)
         pthread_join(threads[i], NULL);
+    if (json && !write_json(json)) {
+        fprintf(stderr, "fdm-compile: %s cannot be written\n", json);
+        return 2;
+    }
     return report(verbose);
 }

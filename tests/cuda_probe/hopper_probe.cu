@@ -1,13 +1,13 @@
-/* hopper_probe.cu: c = a * b on the instructions of 9.0: clusters, the copy engine with multicast, mbarriers that count
+/* hopper_probe.cu: c = a * b on the instructions of 9.0: clusters, TMA with multicast, mbarriers that count
  * bytes, wgmma, setmaxnreg and programmatic launches. It proves the wrappers and the runtime.
  *
  * Tile: a cluster of two blocks computes 256 x 128 of c, each block 128 rows; K goes by in steps of 64 through a ring
- * of seven stages. Warpgroup 0: one thread gives orders to the copy engine. Warpgroups 1 and 2: 64 rows each, one group
+ * of seven stages. Warpgroup 0: one thread gives orders to TMA. Warpgroups 1 and 2: 64 rows each, one group
  * of four wgmma in flight while the next is issued (with a in registers: waited for). Each block copies its own rows of
  * a, and half of the tile of b to both blocks.
  *
  * Shared memory: [stage] { a: 128 rows of 128 bytes; b: 128 rows of 128 bytes, or (transposed) two runs of 64 columns,
- * each 64 rows of 128 bytes }, swizzled by the copy engine; then full[stage], empty[stage].
+ * each 64 rows of 128 bytes }, swizzled by TMA; then full[stage], empty[stage].
  * Barriers: full counts one arrival and the bytes of both tiles; empty, in both blocks, the eight consumer warps of
  * each block. Registers: 384 threads enter with 168; the producer keeps 24, the consumers get 240 (64 sums). */
 #include "cuda/ptx/cluster.cuh"

@@ -110,7 +110,7 @@ void mbarrier_arrive_by(struct block *b, struct mbarrier *m, uint32_t arrivals, 
     check_phase(b, m);
 }
 
-/* By the copy engine. The bytes may come before they are announced. */
+/* By TMA. The bytes may come before they are announced. */
 void mbarrier_bytes_came(struct block *b, struct mbarrier *m, uint32_t bytes, place at) {
     m->bytes -= bytes;
     if (m->bytes < 0 && m->pending == 0)

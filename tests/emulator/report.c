@@ -104,7 +104,7 @@ const char *component_text(const struct cluster *c, uint32_t component) {
     }
     const uint32_t agent = (component - c->num_blocks * threads) % NUM_AGENTS;
     if (agent < MBARRIERS_MAX)
-        snprintf(text, sizeof texts[0], "the copy engine");
+        snprintf(text, sizeof texts[0], "TMA");
     else if (agent < AGENT_BULK)
         snprintf(text, sizeof texts[0], "wgmma of warpgroup %u", (agent - AGENT_PRODUCTS) / 4);
     else

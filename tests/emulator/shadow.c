@@ -194,7 +194,7 @@ void shadow_read(struct block *b, uint32_t offset, uint32_t bytes, const struct 
     }
 }
 
-/* By the copy engine, or by wgmma: what a thread has written must have been told to the asynchronous proxy. */
+/* By TMA, or by wgmma: what a thread has written must have been told to the asynchronous proxy. */
 void shadow_async_read(struct block *b, uint32_t offset, uint32_t bytes, const struct actor *agent,
                        const struct actor *issuer, place at) {
     if (!checks())
@@ -325,8 +325,8 @@ void shadow_write(struct block *b, uint32_t offset, uint32_t bytes, const struct
     }
 }
 
-/* A copy to these bytes has been asked for. engine: by the asynchronous proxy. */
-void shadow_flight(struct block *b, uint32_t offset, uint32_t bytes, const struct actor *by, int engine, place at) {
+/* A copy to these bytes has been asked for. by_proxy: by the asynchronous proxy. */
+void shadow_flight(struct block *b, uint32_t offset, uint32_t bytes, const struct actor *by, int by_proxy, place at) {
     if (!checks())
         return;
     int told = 0;
@@ -341,7 +341,7 @@ void shadow_flight(struct block *b, uint32_t offset, uint32_t bytes, const struc
                     "after it",
                     at_offset(i), writer_text(b, w), place_text(w->written_at));
             told = 1;
-        } else if (!told && engine && w->plain && (w->last_bytes & mask) &&
+        } else if (!told && by_proxy && w->plain && (w->last_bytes & mask) &&
                    !proxy_knows(by, w->writer, w->write_clock)) {
             finding("proxy fence missing", at,
                     "shared offset %d was written by %s at %s without a fence.proxy.async "

@@ -34,7 +34,7 @@ typedef uint32_t place; /* of a line of a kernel's text, or of an instruction */
 
 /* ---- clocks: who knows what of whom ----
  *
- * A component for each thread of a cluster, each mbarrier (bytes that the copy engine brings), each warpgroup's
+ * A component for each thread of a cluster, each mbarrier (bytes that TMA brings), each warpgroup's
  * products, and each block's copies from shared memory. */
 struct clocks {
     uint32_t references, width;
@@ -152,7 +152,7 @@ struct word {
     uint32_t serial; /* of the block that it was last touched by */
     uint32_t write_clock, writer;
     place written_at, flight_at;
-    uint8_t written, last_bytes, in_flight, plain; /* bytes; plain: not by the copy engine */
+    uint8_t written, last_bytes, in_flight, plain; /* bytes; plain: not by TMA */
     uint16_t marked;                               /* 1 + the mbarrier that lies here */
     uint64_t readers;
 };
@@ -346,7 +346,7 @@ struct actor actor_of(struct thread *t);
 void shadow_read(struct block *b, uint32_t offset, uint32_t bytes, const struct actor *by, place at);
 void shadow_write(struct block *b, uint32_t offset, uint32_t bytes, const struct actor *by, const void *value,
                   place at);
-void shadow_flight(struct block *b, uint32_t offset, uint32_t bytes, const struct actor *by, int engine, place at);
+void shadow_flight(struct block *b, uint32_t offset, uint32_t bytes, const struct actor *by, int by_proxy, place at);
 void shadow_mark(struct block *b, uint32_t offset, unsigned mbarrier_plus_one);
 void shadow_land(struct block *b, uint32_t offset, uint32_t bytes, uint32_t component, uint32_t clock, int plain,
                  place at);

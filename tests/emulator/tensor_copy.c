@@ -1,4 +1,4 @@
-/* tensor_copy.c: the copy engine: tiles and runs of bytes to and from shared memory. */
+/* tensor_copy.c: TMA: tiles and runs of bytes to and from shared memory. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -117,7 +117,7 @@ static void ask_for_load(const struct transfer *model, struct block *b, uint32_t
     if (!m->fenced)
         finding("proxy fence missing", at,
                 "the mbarrier of %s was initialised without a fence.mbarrier_init or "
-                "fence.proxy.async before the copy engine uses it",
+                "fence.proxy.async before TMA uses it",
                 place_text(m->initialised_at));
     shadow_flight(b, offset, model->bytes, &a, 1, at);
     struct event *e = event_add(b->cluster, load_now, sizeof *model, at);

@@ -223,7 +223,7 @@ static const struct planted {
     {run_ring, "a barrier before the store left out", 12, {"race", "read before it was written"}},
     {run_ring, "a store that is not waited for", 13, {"block ended too early"}},
     {run_ring, "an arrival at what is no mbarrier", 14, {"wrong mbarrier"}},
-    {run_ring, "mbarriers that the copy engine was not told of", 15, {"proxy fence missing"}},
+    {run_ring, "mbarriers that TMA was not told of", 15, {"proxy fence missing"}},
     {run_ring, "the first cluster barrier left out", 16, {"race", "read before it was written"}},
     {run_ring, "more registers than the block has", 17, {"deadlock"}},
     {run_ring, "the last cluster barrier left out", 18, {"block has ended"}},

@@ -14,7 +14,7 @@ void use_fresh_cache(void);
 /* The same for a file of the test's choice: a link to `target` under the compiler's name. */
 void install_compiler(const char *target, int major);
 
-/* One kernel; a mask's summary and a kernel; two kernels, the second launched early; one kernel that may have clusters.
+/* One kernel; a block mask and a kernel; two kernels, the second launched early; one kernel that may have clusters.
  */
 enum cuda_call_kind { CALL_FORWARD, CALL_MASKED, CALL_DECODE, CALL_WIDE, NUM_CALL_KINDS };
 struct cuda_call {

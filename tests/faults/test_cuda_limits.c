@@ -56,7 +56,7 @@ static const struct limits_call calls[] = {
     {FDM_FORWARD, FDM_BFLOAT16, 70000, 2, 1, 8, 16, {0}, {0}, {0}, 0, 0, 0, "mma.decode", "mma_decode"},
     {FDM_FORWARD, FDM_BFLOAT16, 70000, 2, 1, 8, 2048, {0}, {0}, {0}, 0, 0, 0, "mma.decode", "mma_decode"},
     {FDM_FORWARD, FDM_BFLOAT16, 70000, 2, 1, 8, 16, {0}, {0}, {0}, 0, 0, 0, "mma.wide", "mma_wide"},
-    {FDM_FORWARD, FDM_BFLOAT16, 70000, 2, 1, 8, 16, {0}, {0}, {0}, 0, 0, 0, "mma.split-q", "mma_named"},
+    {FDM_FORWARD, FDM_BFLOAT16, 70000, 2, 1, 8, 16, {0}, {0}, {0}, 0, 0, 0, "mma.split-q", "mma_textbook"},
     {FDM_BACKWARD,
      FDM_BFLOAT16,
      70000,

@@ -461,7 +461,7 @@ static void run_threads(void) {
     pthread_barrier_destroy(&ready);
 }
 
-/* forward, forward with a mask and its summary, decode and its merge, wide: six kernels */
+/* forward, forward with a mask and its block mask, decode and its merge, wide: six kernels */
 static void assert_each_once(int64_t architectures) {
     assert_int_equal(fake_compiler()->num_distinct(), 6 * architectures);
     assert_int_equal(fake_compiler()->num_compiled(), 6 * architectures);

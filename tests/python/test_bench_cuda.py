@@ -228,7 +228,7 @@ def test_plans_for_other_devices_say_what_is_wrong():
 @pytest.mark.parametrize("name", ["forward", "backward"])
 def test_recorded_results_become_a_table_and_plots(name, tmp_path, capsys):
     pytest.importorskip("matplotlib")
-    recorded = RECORDED / f"2026-11-21-{name}.json"
+    (recorded,) = RECORDED.glob("*-forward-mma.json" if name == "forward" else f"*-{name}.json")
     table = tmp_path / "table.csv"
     options = ["--device", "cuda", "--from", str(recorded), "--csv", str(table), "--plot", str(tmp_path / "plots")]
     assert bench.main(options) == 0
@@ -260,7 +260,7 @@ def script(name):
 
 @pytest.mark.parametrize("name", ["selection", "tiles"])
 def test_the_page_of_the_selection_shows_the_recorded_results(name, tmp_path, capsys):
-    tables, page = script("cuda_table"), (RECORDED.parents[2] / "docs" / "selection.md").read_text()
+    tables, page = script("cuda_table"), (RECORDED.parents[2] / "docs" / "lab" / "backward_choice.md").read_text()
     recorded = RECORDED / re.search(rf"<!-- {name} measured -->\n.*/(.*-{name}.*\.json)", page)[1]
     data = json.loads(recorded.read_text())
     table = getattr(tables, name)(data)

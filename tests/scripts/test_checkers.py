@@ -123,7 +123,7 @@ def test_violation(tree: pathlib.Path, name: str) -> None:
     assert said.count("\n") == 1, "one violation, one line"
 
 
-def test_named_exceptions_exist() -> None:
+def test_textbook_exceptions_exist() -> None:
     """A name that no longer needs its exception leaves the list."""
     sys.path.insert(0, str(SCRIPTS))
     import check_style  # noqa: PLC0415

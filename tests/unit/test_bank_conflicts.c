@@ -1,5 +1,5 @@
-/* test_bank_conflicts.c: tiles of mma_named.cu and mma_tf32.cuh in shared memory, by arithmetic: whatever a warp reads
- * or writes at a time touches each of the 32 banks once. Every access of every tile shape is enumerated. */
+/* test_bank_conflicts.c: tiles of mma_textbook.cu and mma_tf32.cuh in shared memory, by arithmetic: whatever a warp
+ * reads or writes at a time touches each of the 32 banks once. Every access of every tile shape is enumerated. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -10,7 +10,7 @@
 #include <cmocka.h>
 
 #include "families/mma/float32/mma_forward32.h"
-#include "families/mma/textbook/mma_named.h"
+#include "families/mma/textbook/mma_textbook.h"
 
 /* Banks are 4 bytes wide. Accesses of 16 bytes are served eight lanes at a time, those of 4 bytes 32 lanes at a time:
  * 128 bytes either way. */
@@ -23,7 +23,7 @@ enum layout { PADDED, SWIZZLED, PLAIN, NUM_LAYOUTS };
 enum { CHUNKS_MAX = 32, ROWS_MAX = 64 };
 
 static int32_t offset_of(enum layout layout, int32_t row, int32_t chunk, int32_t chunks) {
-    return layout == PLAIN ? (row * chunks + chunk) * 16 : MMA_NAMED_OFFSET(row, chunk, chunks, layout == SWIZZLED);
+    return layout == PLAIN ? (row * chunks + chunk) * 16 : MMA_TEXTBOOK_OFFSET(row, chunk, chunks, layout == SWIZZLED);
 }
 
 /* How many banks more than once: 0 when `lanes` accesses of `bytes` at these offsets take one phase. */
@@ -53,7 +53,7 @@ static int32_t left_operands(enum layout layout, int32_t chunks) {
         for (int32_t chunk = 0; chunk < chunks; chunk += 2) {
             for (int32_t lane = 0; lane < LANES; lane++)
                 offsets[lane] =
-                    offset_of(layout, row + MMA_NAMED_LEFT_ROW(lane), chunk + MMA_NAMED_LEFT_CHUNK(lane), chunks);
+                    offset_of(layout, row + MMA_TEXTBOOK_LEFT_ROW(lane), chunk + MMA_TEXTBOOK_LEFT_CHUNK(lane), chunks);
             conflicts += warp_conflicts(offsets, 16);
         }
     return conflicts;
@@ -65,8 +65,8 @@ static int32_t right_operands(enum layout layout, int32_t chunks) {
     for (int32_t row = 0; row < ROWS_MAX; row += 16)
         for (int32_t chunk = 0; chunk < chunks; chunk += 2) {
             for (int32_t lane = 0; lane < LANES; lane++)
-                offsets[lane] =
-                    offset_of(layout, row + MMA_NAMED_RIGHT_ROW(lane), chunk + MMA_NAMED_RIGHT_CHUNK(lane), chunks);
+                offsets[lane] = offset_of(layout, row + MMA_TEXTBOOK_RIGHT_ROW(lane),
+                                          chunk + MMA_TEXTBOOK_RIGHT_CHUNK(lane), chunks);
             conflicts += warp_conflicts(offsets, 16);
         }
     return conflicts;
@@ -90,8 +90,8 @@ static int32_t accumulators(enum layout layout, int32_t chunks) {
     for (int32_t row = 0; row < ROWS_MAX; row += 8)
         for (int32_t chunk = 0; chunk < chunks; chunk++) {
             for (int32_t lane = 0; lane < LANES; lane++)
-                offsets[lane] =
-                    offset_of(layout, row + MMA_NAMED_SUM_ROW(lane), chunk, chunks) + MMA_NAMED_SUM_COLUMN(lane) * 2;
+                offsets[lane] = offset_of(layout, row + MMA_TEXTBOOK_SUM_ROW(lane), chunk, chunks) +
+                                MMA_TEXTBOOK_SUM_COLUMN(lane) * 2;
             conflicts += warp_conflicts(offsets, 4);
         }
     return conflicts;
@@ -105,7 +105,7 @@ static void swizzled_tiles_have_no_conflicts(void **state) {
         assert_int_equal(left_operands(SWIZZLED, chunks), 0);
         assert_int_equal(right_operands(SWIZZLED, chunks), 0);
         assert_int_equal(accumulators(SWIZZLED, chunks), 0);
-        assert_int_equal(copies(SWIZZLED, MMA_NAMED_V_KEYS, chunks), 0);
+        assert_int_equal(copies(SWIZZLED, MMA_TEXTBOOK_V_KEYS, chunks), 0);
         assert_int_equal(copies(SWIZZLED, 32, chunks), 0);
         assert_int_equal(copies(SWIZZLED, 64, chunks), 0);
     }
@@ -155,7 +155,7 @@ static void chunks_have_places_of_their_own(void **state) {
     (void)state;
     for (int layout = PADDED; layout <= SWIZZLED; layout++)
         for (int32_t chunks = 2; chunks <= CHUNKS_MAX; chunks += 2) {
-            const int32_t bytes = MMA_NAMED_TILE_BYTES(ROWS_MAX, chunks * 8, layout == SWIZZLED);
+            const int32_t bytes = MMA_TEXTBOOK_TILE_BYTES(ROWS_MAX, chunks * 8, layout == SWIZZLED);
             uint8_t *taken = test_calloc((size_t)bytes / 16, 1);
             for (int32_t row = 0; row < ROWS_MAX; row++)
                 for (int32_t chunk = 0; chunk < chunks; chunk++) {
@@ -173,9 +173,9 @@ static void lanes_cover_operands(void **state) {
     (void)state;
     int32_t left[16][2] = {{0}}, right[16][2] = {{0}}, sums[8][8] = {{0}};
     for (int32_t lane = 0; lane < LANES; lane++) {
-        left[MMA_NAMED_LEFT_ROW(lane)][MMA_NAMED_LEFT_CHUNK(lane)]++;
-        right[MMA_NAMED_RIGHT_ROW(lane)][MMA_NAMED_RIGHT_CHUNK(lane)]++;
-        sums[MMA_NAMED_SUM_ROW(lane)][MMA_NAMED_SUM_COLUMN(lane)]++;
+        left[MMA_TEXTBOOK_LEFT_ROW(lane)][MMA_TEXTBOOK_LEFT_CHUNK(lane)]++;
+        right[MMA_TEXTBOOK_RIGHT_ROW(lane)][MMA_TEXTBOOK_RIGHT_CHUNK(lane)]++;
+        sums[MMA_TEXTBOOK_SUM_ROW(lane)][MMA_TEXTBOOK_SUM_COLUMN(lane)]++;
     }
     for (int32_t row = 0; row < 16; row++)
         for (int32_t half = 0; half < 2; half++)

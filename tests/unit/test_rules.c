@@ -474,7 +474,7 @@ static void test_architectures(void **state) {
     assert_int_equal(fdm_supports_sm89_features(&cpu) || fdm_supports_sm90_features(NULL), 0);
 }
 
-static void test_named_devices(void **state) {
+static void test_textbook_devices(void **state) {
     (void)state;
     static const struct {
         const char *name;
@@ -498,7 +498,7 @@ int main(void) {
         cmocka_unit_test(test_everywhere),    cmocka_unit_test(test_unequal_head_dims),
         cmocka_unit_test(test_codes),         cmocka_unit_test(test_forced),
         cmocka_unit_test(test_plan),          cmocka_unit_test(test_too_old),
-        cmocka_unit_test(test_architectures), cmocka_unit_test(test_named_devices),
+        cmocka_unit_test(test_architectures), cmocka_unit_test(test_textbook_devices),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

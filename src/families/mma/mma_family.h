@@ -10,7 +10,7 @@ extern const struct gpu_algorithm mma_forward32_algorithm;
 extern const struct gpu_algorithm mma_wide_algorithm;
 extern const struct gpu_algorithm mma_backward_algorithm;
 extern const struct gpu_algorithm mma_backward32_algorithm;
-/* mma_named.c */
+/* mma_textbook.c */
 extern const struct gpu_algorithm mma_split_kv_algorithm, mma_split_q_algorithm, mma_share_kv_algorithm,
     mma_share_qkv_algorithm, mma_tiling_qk_algorithm, mma_tiling_qkv_algorithm;
 

@@ -1,5 +1,5 @@
-/* planted_ring.cu: c = a * b^T, 64 x 64 on compute capability 9.0: copy engine, a ring of two stages, wgmma, a store by
- * the copy engine; a cluster of two blocks that ask each other for nothing but a number. Each FAULT spoils one thing.
+/* planted_ring.cu: c = a * b^T, 64 x 64 on compute capability 9.0: TMA, a ring of two stages, wgmma, a store by
+ * TMA; a cluster of two blocks that ask each other for nothing but a number. Each FAULT spoils one thing.
  */
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/cluster.cuh"
@@ -64,7 +64,7 @@ __device__ __forceinline__ void consume(float (&d)[32], uint32_t shared) {
     }
 }
 
-/* The sums to shared memory, and from there by the copy engine. */
+/* The sums to shared memory, and from there by TMA. */
 __device__ __forceinline__ void store(const struct planted_arguments &a, const float (&d)[32], uint32_t out) {
     const uint32_t thread = threadIdx.x % 128, row = thread / 32 * 16 + thread % 32 / 4;
     for (int i = 0; i < 32; i++)

@@ -1,5 +1,5 @@
-/* mma_named.c: the six named forward kernels on the host: their shapes and variants, what they refuse, their launch. */
-#include "families/mma/textbook/mma_named.h"
+/* mma_textbook.c: the six textbook kernels on the host: their shapes and variants, what they refuse, their launch. */
+#include "families/mma/textbook/mma_textbook.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -46,7 +46,7 @@ static int32_t quotient_up(int64_t n, int64_t parts) { return (int32_t)((n + par
 static int32_t slice_of(int64_t n) { return (int32_t)gpu_round_up(quotient_up(n, quotient_up(n, 64)), 16); }
 
 static struct shape shape_of(int32_t algorithm, const struct variant *v, const fdm_problem *p) {
-    const int tiled = MMA_NAMED_IS_TILED(algorithm);
+    const int tiled = MMA_TEXTBOOK_IS_TILED(algorithm);
     const int64_t widest = p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v;
     struct shape s;
     s.slice = tiled ? slice_of(p->head_dim) : (int32_t)gpu_round_up(p->head_dim, 16);
@@ -62,11 +62,12 @@ static struct shape shape_of(int32_t algorithm, const struct variant *v, const f
 }
 
 static int32_t shared_bytes(int32_t algorithm, const struct shape *s, const struct variant *v) {
-    return MMA_NAMED_SHARED_BYTES(algorithm, s->head_dim, s->slice, s->out_slice, s->block_n, v->stages, v->swizzled);
+    return MMA_TEXTBOOK_SHARED_BYTES(algorithm, s->head_dim, s->slice, s->out_slice, s->block_n, v->stages,
+                                     v->swizzled);
 }
 
 static int64_t grid_of(const struct shape *s, const fdm_problem *p) {
-    return (p->seqlen_q + MMA_NAMED_BLOCK_M - 1) / MMA_NAMED_BLOCK_M * s->out_blocks * p->heads * p->batch;
+    return (p->seqlen_q + MMA_TEXTBOOK_BLOCK_M - 1) / MMA_TEXTBOOK_BLOCK_M * s->out_blocks * p->heads * p->batch;
 }
 
 /* ---- choice ---- */
@@ -132,7 +133,7 @@ static void fill_variant(int32_t algorithm, int32_t index, const fdm_problem *p,
     const struct shape s = shape_of(algorithm, v, p);
     plan->parameters[ALGORITHM] = algorithm;
     plan->parameters[VARIANT] = index;
-    plan->block_m = MMA_NAMED_BLOCK_M;
+    plan->block_m = MMA_TEXTBOOK_BLOCK_M;
     plan->block_n = s.block_n;
     plan->stages = v->stages;
     plan->shared_bytes = shared_bytes(algorithm, &s, v);
@@ -197,13 +198,13 @@ static void request_of(const fdm_plan *plan, const fdm_problem *p, struct cuda_k
         {"F16_ACCUMULATION", v->f16_accumulation},
         {"CAUSAL", p->causal != 0},
     };
-    _Static_assert(sizeof constants / sizeof constants[0] == MMA_NAMED_NUM_CONSTANTS, "one value for each constant");
-    request->file = "families/mma/textbook/mma_named.cu";
-    request->entry = "mma_named";
-    request->num_constants = MMA_NAMED_NUM_CONSTANTS;
+    _Static_assert(sizeof constants / sizeof constants[0] == MMA_TEXTBOOK_NUM_CONSTANTS, "one value for each constant");
+    request->file = "families/mma/textbook/mma_textbook.cu";
+    request->entry = "mma_textbook";
+    request->num_constants = MMA_TEXTBOOK_NUM_CONSTANTS;
     memcpy(request->constants, constants, sizeof constants);
     request->shared_bytes = shared_bytes(algorithm, &s, v);
-    request->threads = 32 * MMA_NAMED_WARPS;
+    request->threads = 32 * MMA_TEXTBOOK_WARPS;
 }
 
 static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *requests) {
@@ -217,7 +218,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     const fdm_problem *p = attention->problem;
     (void)workspace;
     if (!validate(plan))
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's parameters are not those of a named kernel");
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's parameters are not those of a textbook kernel");
     const struct shape s = shape_of(plan->parameters[ALGORITHM], &variants[plan->parameters[VARIANT]], p);
     const int64_t blocks = grid_of(&s, p);
     if (blocks == 0)
@@ -232,7 +233,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     gpu_fill_forward(attention, &arguments);
     const struct cuda_launch launch = {.kernel = kernel,
                                        .grid = {(uint32_t)blocks, 1, 1},
-                                       .threads = 32 * MMA_NAMED_WARPS,
+                                       .threads = 32 * MMA_TEXTBOOK_WARPS,
                                        .stream = stream,
                                        .arguments = &arguments,
                                        .arguments_bytes = sizeof arguments};
@@ -241,12 +242,11 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
 
 /* ---- the rows ---- */
 
-/* A row's functions know their algorithm by their own names. */
-#define NAMED_ROW(row_name, description, refusal_of_row, fill_of_row, has_code_of_row)                  \
-    {                                                                                                   \
-        .row = {row_name, description, FDM_FORWARD}, .chosen_freely = 0, .refusal = refusal_of_row,     \
-        .fill = fill_of_row, .has_code = has_code_of_row, .fill_code = fill_code, .requests = requests, \
-        .execute = execute                                                                              \
+/* A kernel's functions know their algorithm by their own names. */
+#define TEXTBOOK_KERNEL(kernel_name, description, refusal_of, fill_of, has_code_of)                                 \
+    {                                                                                                               \
+        .row = {kernel_name, description, FDM_FORWARD}, .chosen_freely = 0, .refusal = refusal_of, .fill = fill_of, \
+        .has_code = has_code_of, .fill_code = fill_code, .requests = requests, .execute = execute                   \
     }
 
 static const char *split_kv_refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
@@ -257,8 +257,8 @@ static int split_kv_fill(const fdm_device *device, const fdm_problem *p, int32_t
 }
 static int split_kv_has_code(const char *code) { return find_code(MMA_SPLIT_KV, code) >= 0; }
 const struct gpu_algorithm mma_split_kv_algorithm =
-    NAMED_ROW("mma.split-kv", "by name: warps split rows and keys, as FlashAttention 1 did", split_kv_refusal,
-              split_kv_fill, split_kv_has_code);
+    TEXTBOOK_KERNEL("mma.split-kv", "by name: warps split rows and keys, as FlashAttention 1 did", split_kv_refusal,
+                    split_kv_fill, split_kv_has_code);
 
 static const char *split_q_refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
     return refusal(MMA_SPLIT_Q, device, p, text, size);
@@ -268,8 +268,8 @@ static int split_q_fill(const fdm_device *device, const fdm_problem *p, int32_t 
 }
 static int split_q_has_code(const char *code) { return find_code(MMA_SPLIT_Q, code) >= 0; }
 const struct gpu_algorithm mma_split_q_algorithm =
-    NAMED_ROW("mma.split-q", "by name: warps split rows alone, as FlashAttention 2 does", split_q_refusal, split_q_fill,
-              split_q_has_code);
+    TEXTBOOK_KERNEL("mma.split-q", "by name: warps split rows alone, as FlashAttention 2 does", split_q_refusal,
+                    split_q_fill, split_q_has_code);
 
 static const char *share_kv_refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
     return refusal(MMA_SHARE_KV, device, p, text, size);
@@ -279,8 +279,8 @@ static int share_kv_fill(const fdm_device *device, const fdm_problem *p, int32_t
 }
 static int share_kv_has_code(const char *code) { return find_code(MMA_SHARE_KV, code) >= 0; }
 const struct gpu_algorithm mma_share_kv_algorithm =
-    NAMED_ROW("mma.split-q+share-kv", "by name: K and V take turns in one place", share_kv_refusal, share_kv_fill,
-              share_kv_has_code);
+    TEXTBOOK_KERNEL("mma.split-q+share-kv", "by name: K and V take turns in one place", share_kv_refusal, share_kv_fill,
+                    share_kv_has_code);
 
 static const char *share_qkv_refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
     return refusal(MMA_SHARE_QKV, device, p, text, size);
@@ -290,8 +290,8 @@ static int share_qkv_fill(const fdm_device *device, const fdm_problem *p, int32_
 }
 static int share_qkv_has_code(const char *code) { return find_code(MMA_SHARE_QKV, code) >= 0; }
 const struct gpu_algorithm mma_share_qkv_algorithm =
-    NAMED_ROW("mma.split-q+share-qkv", "by name: Q, then K and V in turns, in one place", share_qkv_refusal,
-              share_qkv_fill, share_qkv_has_code);
+    TEXTBOOK_KERNEL("mma.split-q+share-qkv", "by name: Q, then K and V in turns, in one place", share_qkv_refusal,
+                    share_qkv_fill, share_qkv_has_code);
 
 static const char *tiling_qk_refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
     return refusal(MMA_TILING_QK, device, p, text, size);
@@ -301,8 +301,8 @@ static int tiling_qk_fill(const fdm_device *device, const fdm_problem *p, int32_
 }
 static int tiling_qk_has_code(const char *code) { return find_code(MMA_TILING_QK, code) >= 0; }
 const struct gpu_algorithm mma_tiling_qk_algorithm =
-    NAMED_ROW("mma.split-q+tiling-qk", "by name: Q and K in slices of the head dim, to 1024", tiling_qk_refusal,
-              tiling_qk_fill, tiling_qk_has_code);
+    TEXTBOOK_KERNEL("mma.split-q+tiling-qk", "by name: Q and K in slices of the head dim, to 1024", tiling_qk_refusal,
+                    tiling_qk_fill, tiling_qk_has_code);
 
 static const char *tiling_qkv_refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
     return refusal(MMA_TILING_QKV, device, p, text, size);
@@ -312,5 +312,5 @@ static int tiling_qkv_fill(const fdm_device *device, const fdm_problem *p, int32
 }
 static int tiling_qkv_has_code(const char *code) { return find_code(MMA_TILING_QKV, code) >= 0; }
 const struct gpu_algorithm mma_tiling_qkv_algorithm =
-    NAMED_ROW("mma.split-q+tiling-qkv", "by name: Q, K and V in slices of the head dim, to 1024", tiling_qkv_refusal,
-              tiling_qkv_fill, tiling_qkv_has_code);
+    TEXTBOOK_KERNEL("mma.split-q+tiling-qkv", "by name: Q, K and V in slices of the head dim, to 1024",
+                    tiling_qkv_refusal, tiling_qkv_fill, tiling_qkv_has_code);

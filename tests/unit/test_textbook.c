@@ -1,5 +1,5 @@
-/* test_named.c: plans of the six named kernels: what runs by name and by choice code, what is refused, and that shared
- * memory is what each idea promises. */
+/* test_textbook.c: plans of the six textbook kernels: what runs by name and by choice code, what is refused, and that
+ * shared memory is what each idea promises. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,4 +1,4 @@
-/* mma_named.cu: the six forward kernels that are known by name, as one text: what each keeps in shared memory.
+/* mma_textbook.cu: the six textbook kernels as one text; they differ in what each keeps in shared memory.
  *
  * Idea: exact attention by blocks with an online softmax (Milakov and Gimelshein, arXiv 1805.02867; Dao et al.,
  * FlashAttention, arXiv 2205.14135). A block owns 64 query rows and walks the keys, BLOCK_N at a time:
@@ -27,24 +27,24 @@
  * columns of V, and each makes S anew: nothing spills, and D = 1024 costs 2.5 times the products. What is found from
  * the thread's index is found anew where it is needed, instead of keeping addresses in registers.
  *
- * Shared memory: mma_named.h, which also says how tiles are swizzled or padded and which lane touches what. */
+ * Shared memory: mma_textbook.h, which also says how tiles are swizzled or padded and which lane touches what. */
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/mma.cuh"
 #include "cuda/ptx/special.cuh"
-#include "families/mma/textbook/mma_named.h"
+#include "families/mma/textbook/mma_textbook.h"
 #include "gpu/convert.cuh"
 
 #if !defined(ALGORITHM) || !defined(DTYPE) || !defined(HEAD_DIM) || !defined(SLICE) || !defined(OUT_COLUMNS) ||   \
     !defined(OUT_SLICE) || !defined(OUT_BLOCKS) || !defined(BLOCK_N) || !defined(STAGES) || !defined(SWIZZLED) || \
     !defined(F16_ACCUMULATION) || !defined(CAUSAL)
-#    error "mma_named.cu needs every constant of MMA_NAMED_CONSTANTS"
+#    error "mma_textbook.cu needs every constant of MMA_TEXTBOOK_CONSTANTS"
 #endif
 
-#define THREADS   (32 * MMA_NAMED_WARPS)
-#define BLOCK_M   MMA_NAMED_BLOCK_M
+#define THREADS   (32 * MMA_TEXTBOOK_WARPS)
+#define BLOCK_M   MMA_TEXTBOOK_BLOCK_M
 #define SPLIT_KV  (ALGORITHM == MMA_SPLIT_KV)
-#define TILED     MMA_NAMED_IS_TILED(ALGORITHM)
+#define TILED     MMA_TEXTBOOK_IS_TILED(ALGORITHM)
 #define LOG2_E    1.4426950408889634f
 #define LN_2      0.6931471805599453f
 #define MINUS_INF (-__int_as_float(0x7f800000))
@@ -58,17 +58,17 @@
 
 /* Parts of a step, and the ring they go through. */
 #define K_PARTS (HEAD_DIM / SLICE)
-#define V_ROWS  MMA_NAMED_V_ROWS(ALGORITHM, BLOCK_N) /* keys of a part of V */
+#define V_ROWS  MMA_TEXTBOOK_V_ROWS(ALGORITHM, BLOCK_N) /* keys of a part of V */
 #define V_PARTS (BLOCK_N / V_ROWS * (OUT_COLUMNS / OUT_SLICE))
 #define PARTS   (K_PARTS + V_PARTS)
-#define PLACES  MMA_NAMED_PLACES(ALGORITHM, STAGES)
+#define PLACES  MMA_TEXTBOOK_PLACES(ALGORITHM, STAGES)
 
-static constexpr int RING_OFFSET = MMA_NAMED_RING_OFFSET(ALGORITHM, HEAD_DIM, SWIZZLED);
-static constexpr int PLACE_BYTES = MMA_NAMED_PLACE_BYTES(ALGORITHM, SLICE, OUT_SLICE, BLOCK_N, SWIZZLED);
-static constexpr int Q_SLICE_BYTES = TILED ? MMA_NAMED_TILE_BYTES(BLOCK_M, SLICE, SWIZZLED) : 0;
-static constexpr int P_OFFSET = MMA_NAMED_P_OFFSET(ALGORITHM, HEAD_DIM, SLICE, OUT_SLICE, BLOCK_N, STAGES, SWIZZLED);
-static constexpr int STATISTICS_OFFSET = P_OFFSET + MMA_NAMED_TILE_BYTES(BLOCK_M, BLOCK_N, SWIZZLED);
-static constexpr int PANEL_TILES = MMA_NAMED_PANEL_COLUMNS / 8;
+static constexpr int RING_OFFSET = MMA_TEXTBOOK_RING_OFFSET(ALGORITHM, HEAD_DIM, SWIZZLED);
+static constexpr int PLACE_BYTES = MMA_TEXTBOOK_PLACE_BYTES(ALGORITHM, SLICE, OUT_SLICE, BLOCK_N, SWIZZLED);
+static constexpr int Q_SLICE_BYTES = TILED ? MMA_TEXTBOOK_TILE_BYTES(BLOCK_M, SLICE, SWIZZLED) : 0;
+static constexpr int P_OFFSET = MMA_TEXTBOOK_P_OFFSET(ALGORITHM, HEAD_DIM, SLICE, OUT_SLICE, BLOCK_N, STAGES, SWIZZLED);
+static constexpr int STATISTICS_OFFSET = P_OFFSET + MMA_TEXTBOOK_TILE_BYTES(BLOCK_M, BLOCK_N, SWIZZLED);
+static constexpr int PANEL_TILES = MMA_TEXTBOOK_PANEL_COLUMNS / 8;
 
 static_assert(BLOCK_N % (16 * WARPS_N) == 0 && SLICE % 16 == 0 && OUT_COLUMNS % (16 * WARPS_N) == 0 &&
                   OUT_SLICE % 16 == 0,
@@ -76,13 +76,13 @@ static_assert(BLOCK_N % (16 * WARPS_N) == 0 && SLICE % 16 == 0 && OUT_COLUMNS % 
 static_assert(K_PARTS * SLICE == HEAD_DIM && OUT_COLUMNS % OUT_SLICE == 0, "slices are whole");
 static_assert(TILED || (SLICE == HEAD_DIM && OUT_SLICE == OUT_COLUMNS), "only tiling kernels slice");
 static_assert(!F16_ACCUMULATION || DTYPE == GPU_FLOAT16, "there is no sum in bfloat16");
-static_assert(!SPLIT_KV || STATISTICS_OFFSET >= MMA_NAMED_WARPS * MMA_NAMED_PANEL_BYTES(SWIZZLED),
+static_assert(!SPLIT_KV || STATISTICS_OFFSET >= MMA_TEXTBOOK_WARPS * MMA_TEXTBOOK_PANEL_BYTES(SWIZZLED),
               "panels of the output do not reach the statistics");
 
 /* ---- tiles in shared memory ---- */
 
 template <int chunks> __device__ __forceinline__ uint32_t offset_of(int row, int chunk) {
-    return (uint32_t)MMA_NAMED_OFFSET(row, chunk, chunks, SWIZZLED);
+    return (uint32_t)MMA_TEXTBOOK_OFFSET(row, chunk, chunks, SWIZZLED);
 }
 
 /* rows x chunks of a matrix in global memory, asynchronously, 16 bytes a thread at a time. Rows from rows_left on and
@@ -210,8 +210,8 @@ __device__ __forceinline__ void load_queries(query_fragments &kept, uint32_t q_t
     const struct warp_place w = find_warp();
 #    pragma unroll
     for (int k = 0; k < HEAD_DIM / 16; k++)
-        ldmatrix_x4(kept[k], q_tile + offset_of<HEAD_DIM / 8>(w.row + MMA_NAMED_LEFT_ROW(w.lane),
-                                                              2 * k + MMA_NAMED_LEFT_CHUNK(w.lane)));
+        ldmatrix_x4(kept[k], q_tile + offset_of<HEAD_DIM / 8>(w.row + MMA_TEXTBOOK_LEFT_ROW(w.lane),
+                                                              2 * k + MMA_TEXTBOOK_LEFT_CHUNK(w.lane)));
 }
 #endif
 
@@ -219,8 +219,8 @@ __device__ __forceinline__ void load_queries(query_fragments &kept, uint32_t q_t
 __device__ __forceinline__ void multiply_qk(products (&s)[ROW_TILES][KEY_TILES], const query_fragments &kept,
                                             uint32_t q_tile, uint32_t k_tile) {
     const struct warp_place w = find_warp();
-    const int row = w.row + MMA_NAMED_LEFT_ROW(w.lane), half = MMA_NAMED_LEFT_CHUNK(w.lane);
-    const int key = w.key + MMA_NAMED_RIGHT_ROW(w.lane), key_half = MMA_NAMED_RIGHT_CHUNK(w.lane);
+    const int row = w.row + MMA_TEXTBOOK_LEFT_ROW(w.lane), half = MMA_TEXTBOOK_LEFT_CHUNK(w.lane);
+    const int key = w.key + MMA_TEXTBOOK_RIGHT_ROW(w.lane), key_half = MMA_TEXTBOOK_RIGHT_CHUNK(w.lane);
 #pragma unroll
     for (int k = 0; k < SLICE / 16; k++) {
         uint32_t q[ROW_TILES][4];
@@ -255,7 +255,7 @@ __device__ __forceinline__ void multiply_pv(float (&o)[ROW_TILES][OUT_TILES][4],
                                             int first_step, int first_tile) {
     constexpr int steps = V_ROWS / 16, tiles = OUT_SLICE / WARPS_N / 8, group = tiles % 4 == 0 ? 4 : 2;
     const struct warp_place w = find_warp();
-    const int row = MMA_NAMED_LEFT_ROW(w.lane), chunk = w.column / 8 + MMA_NAMED_LEFT_CHUNK(w.lane);
+    const int row = MMA_TEXTBOOK_LEFT_ROW(w.lane), chunk = w.column / 8 + MMA_TEXTBOOK_LEFT_CHUNK(w.lane);
 #pragma unroll
     for (int n = 0; n < tiles; n += group) {
 #if F16_ACCUMULATION
@@ -307,7 +307,7 @@ struct row_state {
 
 /* A row of a block whose keys two warps share: index of one warp's number in the statistics. */
 __device__ __forceinline__ int statistic_of(const struct warp_place &w, int r, int half, int side) {
-    return side * BLOCK_M + w.row + r * 16 + half * 8 + MMA_NAMED_SUM_ROW(w.lane);
+    return side * BLOCK_M + w.row + r * 16 + half * 8 + MMA_TEXTBOOK_SUM_ROW(w.lane);
 }
 
 /* Scores in units of log2; keys that a row does not see become -inf. */
@@ -321,11 +321,11 @@ __device__ __forceinline__ void finish_scores(float (&s)[ROW_TILES][KEY_TILES][4
     for (int r = 0; r < ROW_TILES; r++)
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            const int row = at.first_row + w.row + r * 16 + e / 2 * 8 + MMA_NAMED_SUM_ROW(w.lane);
+            const int row = at.first_row + w.row + r * 16 + e / 2 * 8 + MMA_TEXTBOOK_SUM_ROW(w.lane);
             const int last = CAUSAL ? min(a.seqlen_k - 1, row + a.seqlen_k - a.seqlen_q) : a.seqlen_k - 1;
 #pragma unroll
             for (int n = 0; n < KEY_TILES; n++) {
-                const int key = first_key + w.key + n * 8 + MMA_NAMED_SUM_COLUMN(w.lane) + e % 2;
+                const int key = first_key + w.key + n * 8 + MMA_TEXTBOOK_SUM_COLUMN(w.lane) + e % 2;
                 const float x = product(sums[r][n], e) * unit;
                 s[r][n][e] = partial && key > last ? MINUS_INF : x;
             }
@@ -348,7 +348,7 @@ __device__ __forceinline__ void raise_maxima(struct row_state &state, float (&o)
                 m = fmaxf(m, fmaxf(s[r][n][half * 2], s[r][n][half * 2 + 1]));
             next[r][half] = quad_max(m);
 #if SPLIT_KV
-            if (MMA_NAMED_SUM_COLUMN(w.lane) == 0)
+            if (MMA_TEXTBOOK_SUM_COLUMN(w.lane) == 0)
                 statistics[statistic_of(w, r, half, w.key != 0)] = next[r][half];
 #endif
         }
@@ -375,7 +375,7 @@ __device__ __forceinline__ void raise_maxima(struct row_state &state, float (&o)
         }
 }
 
-/* Weights as left operands of P V. The accumulators of two neighbouring groups of eight keys are a left operand of 16
+/* P as the left operand of P V. The accumulators of two neighbouring groups of eight keys are a left operand of 16
  * keys as they stand; with split-kv, other warps need them: they go through shared memory. */
 __device__ __forceinline__ void make_p(uint32_t (&p)[KEY_STEPS][ROW_TILES][4], struct row_state &state,
                                        const float (&s)[ROW_TILES][KEY_TILES][4], [[maybe_unused]] uint32_t p_tile) {
@@ -390,8 +390,8 @@ __device__ __forceinline__ void make_p(uint32_t (&p)[KEY_STEPS][ROW_TILES][4], s
                 const float x = ex2_approx(s[r][n][half * 2] - shift), y = ex2_approx(s[r][n][half * 2 + 1] - shift);
                 state.sum[r][half] += x + y;
 #if SPLIT_KV
-                const int row = w.row + r * 16 + half * 8 + MMA_NAMED_SUM_ROW(w.lane);
-                st_shared_4(p_tile + offset_of<BLOCK_N / 8>(row, w.key / 8 + n) + MMA_NAMED_SUM_COLUMN(w.lane) * 2,
+                const int row = w.row + r * 16 + half * 8 + MMA_TEXTBOOK_SUM_ROW(w.lane);
+                st_shared_4(p_tile + offset_of<BLOCK_N / 8>(row, w.key / 8 + n) + MMA_TEXTBOOK_SUM_COLUMN(w.lane) * 2,
                             pack(x, y));
 #else
                 p[n / 2][r][n % 2 * 2 + half] = pack(x, y);
@@ -404,8 +404,8 @@ __device__ __forceinline__ void make_p(uint32_t (&p)[KEY_STEPS][ROW_TILES][4], s
     for (int step = 0; step < KEY_STEPS; step++)
 #    pragma unroll
         for (int r = 0; r < ROW_TILES; r++)
-            ldmatrix_x4(p[step][r], p_tile + offset_of<BLOCK_N / 8>(w.row + r * 16 + MMA_NAMED_LEFT_ROW(w.lane),
-                                                                    step * 2 + MMA_NAMED_LEFT_CHUNK(w.lane)));
+            ldmatrix_x4(p[step][r], p_tile + offset_of<BLOCK_N / 8>(w.row + r * 16 + MMA_TEXTBOOK_LEFT_ROW(w.lane),
+                                                                    step * 2 + MMA_TEXTBOOK_LEFT_CHUNK(w.lane)));
 #endif
 }
 
@@ -418,7 +418,7 @@ __device__ __forceinline__ void finish_sums(struct row_state &state, [[maybe_unu
         for (int half = 0; half < 2; half++) {
             state.sum[r][half] = quad_sum(state.sum[r][half]);
 #if SPLIT_KV
-            if (MMA_NAMED_SUM_COLUMN(w.lane) == 0)
+            if (MMA_TEXTBOOK_SUM_COLUMN(w.lane) == 0)
                 statistics[statistic_of(w, r, half, w.key != 0)] = state.sum[r][half];
 #endif
         }
@@ -448,8 +448,8 @@ __device__ __forceinline__ void store_rows(struct row_state &state, float (&o)[R
         for (int half = 0; half < 2; half++) {
             const bool empty = state.max[r][half] == MINUS_INF;
             const float inverse = empty ? 0.0f : 1.0f / state.sum[r][half];
-            const int row = w.row + r * 16 + half * 8 + MMA_NAMED_SUM_ROW(w.lane);
-            const bool first_of_row = at.first_column == 0 && w.column == 0 && MMA_NAMED_SUM_COLUMN(w.lane) == 0;
+            const int row = w.row + r * 16 + half * 8 + MMA_TEXTBOOK_SUM_ROW(w.lane);
+            const bool first_of_row = at.first_column == 0 && w.column == 0 && MMA_TEXTBOOK_SUM_COLUMN(w.lane) == 0;
             if (a.lse.data && first_of_row && row < at.rows)
                 a.lse.data[at.batch * a.lse.batch + at.head * a.lse.head + (int64_t)(at.first_row + row) * a.lse.row] =
                     empty ? -MINUS_INF : state.max[r][half] * LN_2 + __logf(state.sum[r][half]);
@@ -465,8 +465,8 @@ __device__ __forceinline__ void store_rows(struct row_state &state, float (&o)[R
             for (int n = first; n < first + PANEL_TILES && n < OUT_TILES; n++)
 #pragma unroll
                 for (int half = 0; half < 2; half++)
-                    st_shared_4(panel + offset_of<PANEL_TILES>(MMA_NAMED_SUM_ROW(w.lane) + half * 8, n - first) +
-                                    MMA_NAMED_SUM_COLUMN(w.lane) * 2,
+                    st_shared_4(panel + offset_of<PANEL_TILES>(MMA_TEXTBOOK_SUM_ROW(w.lane) + half * 8, n - first) +
+                                    MMA_TEXTBOOK_SUM_COLUMN(w.lane) * 2,
                                 pack(o[r][n][half * 2], o[r][n][half * 2 + 1]));
             __syncwarp();
             for (int index = w.lane; index < 16 * PANEL_TILES; index += 32) {
@@ -516,7 +516,7 @@ __device__ __forceinline__ struct place find_place(const struct gpu_forward_para
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    mma_named(const __grid_constant__ struct gpu_forward_params a) {
+    mma_textbook(const __grid_constant__ struct gpu_forward_params a) {
     extern __shared__ __align__(128) char shared[];
     const uint32_t first = shared_address(shared);
     const struct place at = find_place(a);
@@ -573,5 +573,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     finish_sums(state, statistics);
     cp_async_wait<0>();
     __syncthreads(); /* nobody reads or fills what is in shared memory any more: the output takes its place */
-    store_rows(state, o, at, a, first + threadIdx.x / 32 * MMA_NAMED_PANEL_BYTES(SWIZZLED));
+    store_rows(state, o, at, a, first + threadIdx.x / 32 * MMA_TEXTBOOK_PANEL_BYTES(SWIZZLED));
 }
