@@ -423,7 +423,8 @@ FDM_API void fdm_timer_release(fdm_timer *timer);
  *     start, end   [B, h, Sk]                         int32, written; B is the larger of bias' and padding's
  *
  * Rows are 0 .. seqlen_q - 1. A key that no row sees gets a start past every row; one that is never dropped an end of
- * INT32_MAX. Takes O(Sk log Sk) time and a workspace of fdm_topk_intervals_workspace() bytes, or NULL to allocate it.
+ * INT32_MAX. Takes O(Sk log W) time for a window W, and a workspace of fdm_topk_intervals_workspace() bytes, or NULL to
+ * allocate it.
  */
 FDM_API fdm_status fdm_topk_intervals(const fdm_tensor *bias, const fdm_tensor *padding, int64_t window,
                                       int64_t seqlen_q, fdm_tensor *start, fdm_tensor *end, void *workspace,

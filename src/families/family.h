@@ -4,7 +4,7 @@
 
 #include "problem/problem.h"
 
-struct kernel_row {
+struct kernel_info {
     const char *name; /* "cpu.forward.avx512": family.pass.variant */
     const char *description;
     fdm_pass pass;
@@ -33,17 +33,17 @@ struct family {
     int32_t device_type; /* FDM_CPU or FDM_CUDA: where its tensors live */
     int32_t num_kernels;
     const void *list; /* the family's own */
-    const struct kernel_row *(*kernel)(const struct family *family, int32_t row);
-    /* 1 when this machine can run the row. */
-    int (*available)(const struct family *family, int32_t row);
-    /* 0 when the row runs only where it is named. NULL: every row is chosen freely. */
-    int (*chosen_freely)(const struct family *family, int32_t row);
+    const struct kernel_info *(*kernel)(const struct family *family, int32_t index);
+    /* 1 when this machine can run the kernel. */
+    int (*available)(const struct family *family, int32_t index);
+    /* 0 when the kernel runs only by name. NULL: every kernel is chosen freely. */
+    int (*chosen_freely)(const struct family *family, int32_t index);
     /* Fills kernel_index, kernel, choice, tile, workspace and reason of plan, and returns 1; or returns 0 with one
      * clause in plan->reason that says why not. Pure: looks at nothing but the request. */
     int (*choose)(const struct family *family, const struct plan_request *request, fdm_plan *plan);
-    /* The number-th way in which a row runs the problem, as choose() fills a plan; 0 with one clause in plan->reason,
-     * or an empty one where there are no more ways. NULL: a row runs a problem in one way. */
-    int (*variant)(const struct family *family, const struct plan_request *request, int32_t row, int32_t number,
+    /* The number-th way in which a kernel runs the problem, as choose() fills a plan; 0 with one clause in
+     * plan->reason, or an empty one where there are no more ways. NULL: a kernel runs a problem in one way. */
+    int (*variant)(const struct family *family, const struct plan_request *request, int32_t index, int32_t number,
                    fdm_plan *plan);
     /* Makes what the plan launches ready; NULL when there is nothing to make. */
     fdm_status (*prepare)(const struct family *family, const fdm_plan *plan);
@@ -63,7 +63,7 @@ extern const struct family family_cpu;
 extern const struct family family_mma;
 extern const struct family family_hopper;
 
-/* The index of the row with this name, -1 if none. */
+/* The index of the kernel with this name, -1 if none. */
 int32_t family_find_kernel(const struct family *family, const char *name);
 
 #endif

@@ -9,16 +9,16 @@
 #include "base/error.h"
 
 static const struct gpu_list *list_of(const struct family *family) { return family->list; }
-static const struct gpu_algorithm *algorithm_of(const struct family *family, int32_t row) {
-    return list_of(family)->algorithms[row];
+static const struct gpu_algorithm *algorithm_of(const struct family *family, int32_t index) {
+    return list_of(family)->algorithms[index];
 }
 
-const struct kernel_row *gpu_family_kernel(const struct family *family, int32_t row) {
-    return &algorithm_of(family, row)->row;
+const struct kernel_info *gpu_family_kernel(const struct family *family, int32_t index) {
+    return &algorithm_of(family, index)->info;
 }
 
-int gpu_family_chosen_freely(const struct family *family, int32_t row) {
-    return algorithm_of(family, row)->chosen_freely;
+int gpu_family_chosen_freely(const struct family *family, int32_t index) {
+    return algorithm_of(family, index)->chosen_freely;
 }
 
 /* The bound that a device's compute capability is below or above; 0 when the family runs on it. */
@@ -28,8 +28,8 @@ static int32_t bound_left(const struct gpu_list *list, const fdm_device *device)
 }
 
 /* 1 when a device that the family runs on is present. */
-int gpu_family_available(const struct family *family, int32_t row) {
-    if (row < 0 || row >= family->num_kernels)
+int gpu_family_available(const struct family *family, int32_t index) {
+    if (index < 0 || index >= family->num_kernels)
         return 0;
     const int32_t count = cuda_device_count();
     for (int32_t i = 0; i < count; i++) {
@@ -71,16 +71,16 @@ static const char *refusal_of(const struct gpu_algorithm *a, const fdm_device *d
 
 static void name_plan(const struct family *family, int32_t index, fdm_plan *plan) {
     plan->kernel_index = index;
-    snprintf(plan->kernel, sizeof plan->kernel, "%s", algorithm_of(family, index)->row.name);
+    snprintf(plan->kernel, sizeof plan->kernel, "%s", algorithm_of(family, index)->info.name);
 }
 
 /* A kernel asked for by name, or one of its variants by choice code; 0 with a clause in `why`. */
 static int fill_forced(const struct gpu_algorithm *a, const struct plan_request *request, fdm_plan *plan, char *why,
                        size_t size) {
     char text[160];
-    const int by_name = strcmp(a->row.name, request->kernel) == 0;
+    const int by_name = strcmp(a->info.name, request->kernel) == 0;
     const int by_code = a->has_code && a->has_code(request->kernel);
-    if (a->row.pass != request->problem->pass) {
+    if (a->info.pass != request->problem->pass) {
         if (by_name || by_code)
             snprintf(why, size, "is for the other pass");
         return 0;
@@ -159,7 +159,7 @@ int gpu_family_choose(const struct family *family, const struct plan_request *re
     int32_t first = -1; /* that can, though another suits it better */
     for (int32_t i = 0; i < family->num_kernels; i++) {
         const struct gpu_algorithm *a = algorithm_of(family, i);
-        if (!a->chosen_freely || a->row.pass != request->problem->pass)
+        if (!a->chosen_freely || a->info.pass != request->problem->pass)
             continue;
         why = refusal_of(a, request->device, request->problem, text, sizeof text);
         if (!why && first < 0)
@@ -170,7 +170,7 @@ int gpu_family_choose(const struct family *family, const struct plan_request *re
             name_plan(family, i, plan);
             return fill_freely(a, request, plan);
         }
-        add_reason(&reasons, a->row.name, why);
+        add_reason(&reasons, a->info.name, why);
     }
     if (first >= 0 && request->family_forced) {
         name_plan(family, first, plan);
@@ -181,20 +181,20 @@ int gpu_family_choose(const struct family *family, const struct plan_request *re
     return 0;
 }
 
-int gpu_family_variant(const struct family *family, const struct plan_request *request, int32_t row, int32_t number,
+int gpu_family_variant(const struct family *family, const struct plan_request *request, int32_t index, int32_t number,
                        fdm_plan *plan) {
     char text[160];
-    const struct gpu_algorithm *a = algorithm_of(family, row);
+    const struct gpu_algorithm *a = algorithm_of(family, index);
     const char *why = family_refusal(list_of(family), request->device, request->problem, text, sizeof text);
     if (!why)
-        why = a->row.pass != request->problem->pass
+        why = a->info.pass != request->problem->pass
                   ? "it is for the other pass"
                   : refusal_of(a, request->device, request->problem, text, sizeof text);
     if (why) {
         snprintf(plan->reason, sizeof plan->reason, "%s", why);
         return 0;
     }
-    name_plan(family, row, plan);
+    name_plan(family, index, plan);
     if (a->fill(request->device, request->problem, number, plan))
         return 1;
     if (number > 0 && a->fill(request->device, request->problem, 0, plan)) /* there is a way, though not so many */

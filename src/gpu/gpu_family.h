@@ -10,14 +10,14 @@
 
 enum { GPU_REQUESTS_MAX = FAMILY_LAUNCHES_MAX };
 
-/* One kernel of a family: a row of its list. */
+/* One kernel of a family. */
 struct gpu_algorithm {
-    struct kernel_row row;
-    int chosen_freely;  /* 0: runs only when it is named */
+    struct kernel_info info;
+    int chosen_freely;  /* 0: runs only by name */
     int writes_lse_low; /* forward: beside a bias it leaves what lse has rounded away, by lse.cuh */
     /* NULL when the device and problem can be taken; else a clause that says why not, in `text` or constant. */
     const char *(*refusal)(const fdm_device *device, const fdm_problem *problem, char *text, size_t size);
-    /* NULL when it is to be preferred to the rows and families after it, given that it can; else a clause that says
+    /* NULL when it is to be preferred to the kernels and families after it, given that it can; else a clause that says
      * what suits the problem better. No function: always preferred. */
     const char *(*passed_over)(const fdm_device *device, const fdm_problem *problem);
     /* The variant-th way (from 0) to run the problem: fills tile, stages, shared and workspace bytes, choice code and
@@ -42,11 +42,11 @@ struct gpu_list {
 };
 
 /* The entries of `struct family`, for families whose list is a struct gpu_list. */
-const struct kernel_row *gpu_family_kernel(const struct family *family, int32_t row);
-int gpu_family_available(const struct family *family, int32_t row);
-int gpu_family_chosen_freely(const struct family *family, int32_t row);
+const struct kernel_info *gpu_family_kernel(const struct family *family, int32_t index);
+int gpu_family_available(const struct family *family, int32_t index);
+int gpu_family_chosen_freely(const struct family *family, int32_t index);
 int gpu_family_choose(const struct family *family, const struct plan_request *request, fdm_plan *plan);
-int gpu_family_variant(const struct family *family, const struct plan_request *request, int32_t row, int32_t number,
+int gpu_family_variant(const struct family *family, const struct plan_request *request, int32_t index, int32_t number,
                        fdm_plan *plan);
 fdm_status gpu_family_prepare(const struct family *family, const fdm_plan *plan);
 int32_t gpu_family_launches(const struct family *family, const fdm_plan *plan, struct cuda_kernel_request *requests);

@@ -6,10 +6,10 @@
 #include "gpu/forward_params.h"
 
 /* Of row `row` (packed sequences: of the packed tensor). The logarithm is most() + rest(), both natural: the score that
- * weights are relative to, and the logarithm of their sum. empty: the row sees no key. Where a bias is -1e6 or below,
- * lse has few digits left for rest, or none; most - lse is exact there. beside_bias is known when compiled: kernels
- * without a bias have nothing of it; most and rest are functions so that theirs are not made of empty rows. Only where
- * a.lse.data is given. */
+ * P is relative to, and the logarithm of the sum of P. empty: the row sees no key. Where a bias is -1e6 or below, lse
+ * has few digits left for rest, or none; most - lse is exact there. beside_bias is known when compiled, so that kernels
+ * without a bias have no code for it. most and rest are functions, so that they are not computed for empty rows. Only
+ * where a.lse.data is given. */
 template <bool beside_bias, class score, class logarithm>
 __device__ __forceinline__ void store_lse(const struct gpu_forward_params &a, int batch, int head, int64_t row,
                                           bool empty, const score &most, const logarithm &rest) {

@@ -124,12 +124,12 @@ static const char *clause_of(const struct plan_request *request, const char *rea
     return strncmp(reason, lead, strlen(lead)) == 0 ? reason + strlen(lead) : reason;
 }
 
-static fdm_status variant_of(const struct family *family, const struct plan_request *request, int32_t row,
+static fdm_status variant_of(const struct family *family, const struct plan_request *request, int32_t index,
                              int32_t number, fdm_plan *plan) {
     fdm_plan candidate = empty_plan(request->device, request->problem);
     candidate.num_threads = request->num_threads;
     snprintf(candidate.family, sizeof candidate.family, "%s", family->name);
-    const int made = family->variant ? family->variant(family, request, row, number, &candidate)
+    const int made = family->variant ? family->variant(family, request, index, number, &candidate)
                                      : number == 0 && family->choose(family, request, &candidate);
     if (!made && *candidate.reason)
         return error_set(FDM_ERROR_UNSUPPORTED, "%s cannot run this problem on %s: %s", request->kernel,
@@ -161,16 +161,16 @@ fdm_status fdm_plan_variant(const fdm_device *device, const fdm_problem *problem
                                          .num_threads = wishes.num_threads,
                                          .scheduler = SCHEDULER_ANY};
     for (int32_t i = 0; families[i]; i++) {
-        const int32_t row = family_find_kernel(families[i], kernel);
-        if (row >= 0)
-            return variant_of(families[i], &request, row, variant, plan);
+        const int32_t index = family_find_kernel(families[i], kernel);
+        if (index >= 0)
+            return variant_of(families[i], &request, index, variant, plan);
     }
     return error_set(FDM_ERROR_INVALID_ARGUMENT, "there is no kernel '%.60s'", kernel);
 }
 
-/* A thread's last plan of a pass, and what it was made from. Planning looks at every row and words its reasons, which
- * costs the host a microsecond that the same call again need not spend. Families are pure, so that the same request
- * gives the same plan; of the facts of a device only the CPU's instruction set can change. */
+/* A thread's last plan of a pass, and what it was made from. Planning looks at every kernel and words its reasons,
+ * which costs the host a microsecond that the same call again need not spend. Families are pure, so that the same
+ * request gives the same plan; of the facts of a device only the CPU's instruction set can change. */
 static _Thread_local struct kept_plan {
     int made;
     enum cpu_isa isa;
@@ -219,10 +219,13 @@ fdm_status fdm_kernel_list(int32_t index, fdm_kernel_info *info) {
     for (int32_t i = 0; left >= 0 && families[i]; left -= families[i++]->num_kernels) {
         if (left >= families[i]->num_kernels)
             continue;
-        const struct kernel_row *row = families[i]->kernel(families[i], left);
-        *info = (fdm_kernel_info){
-            families[i]->name,       row->name, row->description, row->pass, families[i]->available(families[i], left),
-            families[i]->device_type};
+        const struct kernel_info *known = families[i]->kernel(families[i], left);
+        *info = (fdm_kernel_info){families[i]->name,
+                                  known->name,
+                                  known->description,
+                                  known->pass,
+                                  families[i]->available(families[i], left),
+                                  families[i]->device_type};
         return FDM_OK;
     }
     return error_set(FDM_ERROR_INVALID_ARGUMENT, "kernel index %d is past the end of the list", index);

@@ -9,7 +9,7 @@
 fdm_status plan_call(fdm_device_id id, const fdm_problem *problem, const fdm_options *options, fdm_plan *plan);
 /* The family a plan names, NULL when there is none (a plan from JSON may be foreign). */
 const struct family *plan_family(const fdm_plan *plan);
-/* 1 when the family has the kernel that the plan names, at the row that the plan names. */
+/* 1 when the family has the kernel that the plan names, at the index that the plan names. */
 int plan_names_row(const fdm_plan *plan, const struct family *family);
 
 #endif

@@ -179,7 +179,7 @@ static void add_variants(const char *arch, const fdm_problem *problem, const cha
     turn++;
     for (int32_t i = 0; families[i]; i++)
         for (int32_t row = 0; families[i]->launches && row < families[i]->num_kernels; row++) {
-            const struct kernel_row *known = families[i]->kernel(families[i], row);
+            const struct kernel_info *known = families[i]->kernel(families[i], row);
             if (known->pass == problem->pass && (!kernel || strcmp(kernel, known->name) == 0))
                 add_ways(arch, families[i], known->name, problem, turn);
         }

@@ -50,8 +50,8 @@ __device__ __forceinline__ void cp_async_bulk(uint32_t shared, const void *globa
                  : "r"(shared), "l"(global), "r"(bytes), "r"(barrier)
                  : "memory");
 }
-/* Adds `bytes`, a multiple of 16, of floats in `shared` to those at an address that is one; belongs to the thread's next
- * group. */
+/* Adds `bytes`, a multiple of 16, of floats in `shared` to those at an address that is one; belongs to the thread's
+ * next group. */
 __device__ __forceinline__ void cp_reduce_async_bulk_add(float *global, uint32_t shared, uint32_t bytes) {
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;"
                  :

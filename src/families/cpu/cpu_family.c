@@ -1,4 +1,4 @@
-/* cpu_family.c: the CPU's rows, the choice of instruction set and block sizes, and the way to each pass. */
+/* cpu_family.c: the CPU's kernels, the choice of instruction set and block sizes, and the way to each pass. */
 #include "families/cpu/cpu_family.h"
 
 #include <limits.h>
@@ -9,7 +9,7 @@
 #include "device/isa.h"
 #include "families/cpu/visible.h"
 
-/* One algorithm: its rows are one per instruction set, in the order of enum cpu_isa. */
+/* One algorithm: a kernel for each instruction set, in the order of enum cpu_isa. */
 struct algorithm {
     fdm_pass pass;
     const char *tag; /* in choice codes, "" or "DECODE_", so that one pass' codes are unique */
@@ -51,7 +51,7 @@ static const struct algorithm algorithms[] = {
 };
 enum { NUM_ALGORITHMS = sizeof algorithms / sizeof algorithms[0] };
 
-static const struct kernel_row rows[NUM_ALGORITHMS * CPU_ISA_COUNT] = {
+static const struct kernel_info infos[NUM_ALGORITHMS * CPU_ISA_COUNT] = {
     {"cpu.decode.scalar", "few query rows, keys in chunks, plain C", FDM_FORWARD},
     {"cpu.decode.neon", "few query rows, keys in chunks, Advanced SIMD", FDM_FORWARD},
     {"cpu.decode.avx2", "few query rows, keys in chunks, AVX2 and FMA", FDM_FORWARD},
@@ -72,10 +72,10 @@ static const struct kernel_row rows[NUM_ALGORITHMS * CPU_ISA_COUNT] = {
     {"cpu.backward.amx", "five products by query blocks, bfloat16 tiles of AMX", FDM_BACKWARD},
 };
 
-static int available(const struct family *family, int32_t row) {
+static int available(const struct family *family, int32_t index) {
     (void)family;
-    enum cpu_isa isa = (enum cpu_isa)(row % CPU_ISA_COUNT);
-    return cpu_isa_present(isa) && algorithms[row / CPU_ISA_COUNT].takes_tables(cpu_isa_kernels(isa, FDM_FLOAT32));
+    enum cpu_isa isa = (enum cpu_isa)(index % CPU_ISA_COUNT);
+    return cpu_isa_present(isa) && algorithms[index / CPU_ISA_COUNT].takes_tables(cpu_isa_kernels(isa, FDM_FLOAT32));
 }
 
 /* ---- choice ---- */
@@ -120,18 +120,18 @@ static void fill(const struct plan_request *request, int32_t algorithm, enum cpu
         plan->block_m = block_m;
     plan->kernel_index = algorithm * CPU_ISA_COUNT + (int32_t)isa;
     plan->parameters[0] = (int32_t)isa;
-    snprintf(plan->kernel, sizeof plan->kernel, "%s", rows[plan->kernel_index].name);
+    snprintf(plan->kernel, sizeof plan->kernel, "%s", infos[plan->kernel_index].name);
     choice_code(plan->choice, sizeof plan->choice, a, isa, plan->block_m, plan->block_n);
     plan->workspace_bytes = a->workspace(request->problem, plan);
 }
 
-/* A forced kernel: a row's name, or a choice code with any of the block sizes there are. */
+/* A forced kernel: a kernel's name, or a choice code with any of the block sizes there are. */
 static int choose_forced(const struct plan_request *request, enum cpu_isa best, fdm_plan *plan) {
     const char *why = "is not a kernel of this family for this pass";
     for (int32_t i = 0; i < NUM_ALGORITHMS * CPU_ISA_COUNT; i++) {
         const struct algorithm *a = &algorithms[i / CPU_ISA_COUNT];
         enum cpu_isa isa = (enum cpu_isa)(i % CPU_ISA_COUNT);
-        int named = strcmp(rows[i].name, request->kernel) == 0;
+        int named = strcmp(infos[i].name, request->kernel) == 0;
         if (named && a->pass != request->problem->pass)
             why = "is for the other pass";
         else if (named && !cpu_isa_kernels(isa, request->problem->dtype))
@@ -219,9 +219,9 @@ static fdm_status execute(const struct family *family, const fdm_plan *plan, con
     return a->execute(plan, attention, workspace, launch);
 }
 
-static const struct kernel_row *kernel(const struct family *family, int32_t row) {
+static const struct kernel_info *kernel(const struct family *family, int32_t index) {
     (void)family;
-    return &rows[row];
+    return &infos[index];
 }
 
 const struct family family_cpu = {.name = "cpu",

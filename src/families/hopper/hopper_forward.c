@@ -325,7 +325,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
 static int32_t scheduler(const fdm_plan *plan) { return plan->parameters[SCHEDULER]; }
 
 const struct gpu_algorithm hopper_forward_algorithm = {
-    .row = {"hopper.forward", "FlashAttention-3's plan on wgmma and TMA, with stale maxima", FDM_FORWARD},
+    .info = {"hopper.forward", "FlashAttention-3's plan on wgmma and TMA, with stale maxima", FDM_FORWARD},
     .chosen_freely = 1,
     .writes_lse_low = 1,
     .refusal = refusal,

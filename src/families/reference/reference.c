@@ -283,23 +283,23 @@ static fdm_status execute(const struct family *family, const fdm_plan *plan, con
     return FDM_OK;
 }
 
-static const struct kernel_row rows[] = {
+static const struct kernel_info infos[] = {
     {"reference.forward", "float64 loops from the definition", FDM_FORWARD},
     {"reference.backward", "float64 loops from the definition", FDM_BACKWARD},
 };
 
-static int available(const struct family *family, int32_t row) {
+static int available(const struct family *family, int32_t index) {
     (void)family;
-    (void)row;
+    (void)index;
     return 1;
 }
 
 static int choose(const struct family *family, const struct plan_request *request, fdm_plan *plan) {
     (void)family;
     const fdm_problem *p = request->problem;
-    const struct kernel_row *row = &rows[p->pass == FDM_BACKWARD];
+    const struct kernel_info *info = &infos[p->pass == FDM_BACKWARD];
     int named =
-        request->kernel && (strcmp(request->kernel, row->name) == 0 || strcmp(request->kernel, "REFERENCE") == 0);
+        request->kernel && (strcmp(request->kernel, info->name) == 0 || strcmp(request->kernel, "REFERENCE") == 0);
     if (request->device->id.type != FDM_CPU) {
         snprintf(plan->reason, sizeof plan->reason, "runs on the CPU only");
         return 0;
@@ -313,8 +313,8 @@ static int choose(const struct family *family, const struct plan_request *reques
         snprintf(plan->reason, sizeof plan->reason, "chosen only when asked for, and for float64");
         return 0;
     }
-    plan->kernel_index = (int32_t)(row - rows);
-    snprintf(plan->kernel, sizeof plan->kernel, "%s", row->name);
+    plan->kernel_index = (int32_t)(info - infos);
+    snprintf(plan->kernel, sizeof plan->kernel, "%s", info->name);
     snprintf(plan->choice, sizeof plan->choice, "REFERENCE");
     plan->num_threads = 1;
     plan->workspace_bytes = workspace_doubles(p) * (int64_t)sizeof(double);
@@ -323,9 +323,9 @@ static int choose(const struct family *family, const struct plan_request *reques
     return 1;
 }
 
-static const struct kernel_row *kernel(const struct family *family, int32_t row) {
+static const struct kernel_info *kernel(const struct family *family, int32_t index) {
     (void)family;
-    return &rows[row];
+    return &infos[index];
 }
 
 const struct family family_reference = {.name = "reference",

@@ -358,7 +358,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
 }
 
 const struct gpu_algorithm mma_backward_algorithm = {
-    .row = {"mma.backward", "FlashAttention-2's backward on mma.sync, every feature", FDM_BACKWARD},
+    .info = {"mma.backward", "FlashAttention-2's backward on mma.sync, every feature", FDM_BACKWARD},
     .chosen_freely = 1,
     .refusal = refusal,
     .fill = fill,

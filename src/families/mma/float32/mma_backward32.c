@@ -208,7 +208,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
 }
 
 const struct gpu_algorithm mma_backward32_algorithm = {
-    .row = {"mma.backward32", "a pass over rows and one over keys on mma.sync for float32 by 3xTF32, every feature",
+    .info = {"mma.backward32", "a pass over rows and one over keys on mma.sync for float32 by 3xTF32, every feature",
             FDM_BACKWARD},
     .chosen_freely = 1,
     .refusal = refusal,

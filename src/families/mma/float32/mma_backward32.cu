@@ -268,7 +268,7 @@ __device__ __forceinline__ void hand_on(const struct gpu_backward_params &a, con
 }
 #endif
 
-/* Weights and what depends on the scores: p holds the products on entry, P on return; slope that of the cap. */
+/* P and what depends on the scores: p holds the products on entry, P on return; slope that of the cap. */
 __device__ __forceinline__ void make_p(float (&p)[1][TILES][4], [[maybe_unused]] float (&slope)[TILES][4],
                                        const struct gpu_backward_params &a, const struct place &at,
                                        [[maybe_unused]] const struct own_keys &keys, int own,

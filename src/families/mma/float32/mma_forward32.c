@@ -163,7 +163,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
 }
 
 const struct gpu_algorithm mma_forward32_algorithm = {
-    .row = {"mma.forward32", "FlashAttention-2 on mma.sync for float32 by 3xTF32, every feature", FDM_FORWARD},
+    .info = {"mma.forward32", "FlashAttention-2 on mma.sync for float32 by 3xTF32, every feature", FDM_FORWARD},
     .chosen_freely = 1,
     .writes_lse_low = 1,
     .refusal = refusal,

@@ -318,7 +318,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
 }
 
 const struct gpu_algorithm mma_decode_algorithm = {
-    .row = {"mma.decode", "few query rows, keys split over blocks and merged", FDM_FORWARD},
+    .info = {"mma.decode", "few query rows, keys split over blocks and merged", FDM_FORWARD},
     .chosen_freely = 1,
     .refusal = refusal,
     .passed_over = passed_over,

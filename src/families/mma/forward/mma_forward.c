@@ -238,7 +238,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
 }
 
 const struct gpu_algorithm mma_forward_algorithm = {
-    .row = {"mma.forward", "FlashAttention-2 on mma.sync, every feature", FDM_FORWARD},
+    .info = {"mma.forward", "FlashAttention-2 on mma.sync, every feature", FDM_FORWARD},
     .chosen_freely = 1,
     .writes_lse_low = 1,
     .refusal = refusal,

@@ -510,7 +510,7 @@ __device__ __forceinline__ void raise_maxima(struct fragments &f, float unit) {
         }
 }
 
-/* Weights of keys 16 step .. + 15 from their scores, packed as left operands; adds to the sums. `shift` is what is
+/* P of keys 16 step .. + 15 from their scores, packed as left operands; adds to the sums. `shift` is what is
  * subtracted: max * unit where PLAIN, else max. */
 __device__ __forceinline__ void make_p(uint32_t (&p)[ROW_TILES][4], float (&sum)[ROW_TILES][2],
                                        const float (&s)[ROW_TILES][KEY_TILES][4], const float (&shift)[ROW_TILES][2],

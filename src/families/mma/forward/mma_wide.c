@@ -237,7 +237,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
 }
 
 const struct gpu_algorithm mma_wide_algorithm = {
-    .row = {"mma.wide", "head dims up to 1024: O spread over the warps of a block or of two", FDM_FORWARD},
+    .info = {"mma.wide", "head dims up to 1024: O spread over the warps of a block or of two", FDM_FORWARD},
     .chosen_freely = 1,
     .writes_lse_low = 1,
     .refusal = refusal,

@@ -243,10 +243,10 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
 /* ---- the rows ---- */
 
 /* A kernel's functions know their algorithm by their own names. */
-#define TEXTBOOK_KERNEL(kernel_name, description, refusal_of, fill_of, has_code_of)                                 \
-    {                                                                                                               \
-        .row = {kernel_name, description, FDM_FORWARD}, .chosen_freely = 0, .refusal = refusal_of, .fill = fill_of, \
-        .has_code = has_code_of, .fill_code = fill_code, .requests = requests, .execute = execute                   \
+#define TEXTBOOK_KERNEL(kernel_name, description, refusal_of, fill_of, has_code_of)                                  \
+    {                                                                                                                \
+        .info = {kernel_name, description, FDM_FORWARD}, .chosen_freely = 0, .refusal = refusal_of, .fill = fill_of, \
+        .has_code = has_code_of, .fill_code = fill_code, .requests = requests, .execute = execute                    \
     }
 
 static const char *split_kv_refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
