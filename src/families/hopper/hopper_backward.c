@@ -14,18 +14,22 @@
 /* The first whose head dims and shared memory fit is chosen. Registers of dK, dV, S and dP are head_dim + 64 of 224
  * (two warpgroups of keys) or 144 (three). */
 struct tile {
-    int32_t head_dim_max, warpgroups, stages, ds_stages, turns;
+    int32_t head_dim_max, warpgroups, stages, ds_stages, ds_registers, turns;
     const char *reason;
 };
 static const struct tile tiles[] = {
-    {64, 3, 3, 1, 0, "192 keys a block: fewer additions to dQ than with 128"},
-    {128, 2, 3, 1, 0, "dK and dV of 64 keys fill a warpgroup's registers"},
-    {64, 3, 3, 1, 1, ""},
-    {128, 2, 3, 1, 1, ""},
-    {64, 3, 3, 2, 0, ""},
-    {128, 2, 3, 2, 0, ""},
-    {64, 3, 3, 2, 1, ""},
-    {128, 2, 3, 2, 1, ""},
+    {64, 3, 3, 1, 1, 0, "192 keys a block: fewer additions to dQ than with 128"},
+    {128, 2, 3, 1, 0, 0, "dK and dV of 64 keys fill a warpgroup's registers"},
+    {64, 3, 3, 1, 1, 1, ""},
+    {64, 3, 3, 2, 1, 0, ""},
+    {64, 3, 3, 2, 1, 1, ""},
+    {64, 3, 3, 2, 0, 0, ""},
+    {64, 3, 4, 1, 1, 0, ""},
+    {128, 2, 3, 1, 0, 1, ""},
+    {128, 2, 3, 2, 0, 0, ""},
+    {128, 2, 3, 2, 0, 1, ""},
+    {128, 2, 3, 1, 1, 0, ""},
+    {128, 2, 3, 1, 1, 1, ""},
 };
 enum { NUM_TILES = sizeof tiles / sizeof tiles[0], BLOCK_M = 64 };
 
@@ -99,8 +103,8 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
     plan->stages = t->stages;
     plan->shared_bytes = shared_bytes(t, p);
     plan->workspace_bytes = gpu_backward_workspace_bytes(p, &needs);
-    snprintf(plan->choice, sizeof plan->choice, "SM90_Wgmma_%dx%d_R%d_DS%d%s", plan->block_m, plan->block_n,
-             t->stages, t->ds_stages, t->turns ? "_Turns" : "");
+    snprintf(plan->choice, sizeof plan->choice, "SM90_Wgmma_%dx%d_R%d_DS%d%s%s", plan->block_m, plan->block_n,
+             t->stages, t->ds_stages, t->ds_registers ? "_RS" : "", t->turns ? "_Turns" : "");
     snprintf(plan->reason, sizeof plan->reason,
              "head dim %lld on compute capability 9.0: %d warpgroups of 64 keys (%d registers a thread) and one that "
              "loads and makes dQ (%d), %d rows a step, %d stages of Q and dO, %d of dS (%lld KB): %s",
@@ -125,6 +129,7 @@ static void main_request(const fdm_plan *plan, const fdm_problem *p, struct cuda
         [HOPPER_BACKWARD_BLOCK_M] = BLOCK_M,
         [HOPPER_BACKWARD_STAGES] = t->stages,
         [HOPPER_BACKWARD_DS_STAGES] = t->ds_stages,
+        [HOPPER_BACKWARD_DS_REGISTERS] = t->ds_registers,
         [HOPPER_BACKWARD_TURNS] = t->turns,
         [HOPPER_BACKWARD_WINDOW] = gpu_bounded(p),
         [HOPPER_BACKWARD_NEEDS_DQ] = p->needs_dq,
@@ -216,7 +221,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
 }
 
 const struct gpu_algorithm hopper_backward_algorithm = {
-    .row = {"hopper.backward", "FlashAttention-2's backward on wgmma and TMA, a warpgroup for dQ", FDM_BACKWARD},
+    .info = {"hopper.backward", "FlashAttention-2's backward on wgmma and TMA, a warpgroup for dQ", FDM_BACKWARD},
     .chosen_freely = 1,
     .refusal = refusal,
     .fill = fill,

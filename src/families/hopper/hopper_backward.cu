@@ -272,15 +272,18 @@ struct owner {
         for (int n = 0; n < BLOCK_M / 16; n++)
             wgmma_m64k16<F16, 1>(dv, p[n], wgmma_descriptor(dout + n * 2048, BLOCK_M * 128), n > 0 || step > 0);
     }
-    /* dK += dS^T Q, dS as it was left in shared memory */
+    /* dK += dS^T Q, dS as it was left in shared memory, or from registers, where it takes the place of P */
     __device__ __forceinline__ void multiply_dsq(int step) {
         const uint32_t q = base + Q_OFFSET + stage_of<STAGES>(step) * Q_BYTES;
-        const uint32_t ds =
-            base + DS_OFFSET + stage_of<DS_STAGES>(step) * DS_BYTES + warpgroup * BLOCK_M * 128;
+        const uint32_t ds = base + DS_OFFSET + stage_of<DS_STAGES>(step) * DS_BYTES + warpgroup * BLOCK_M * 128;
 #pragma unroll
-        for (int n = 0; n < BLOCK_M / 16; n++)
-            wgmma_m64k16<F16, 1, 1>(dk, wgmma_descriptor(ds + n * 2048, 0),
-                                    wgmma_descriptor(q + n * 2048, BLOCK_M * 128), n > 0 || step > 0);
+        for (int n = 0; n < BLOCK_M / 16; n++) {
+            const uint64_t rows = wgmma_descriptor(q + n * 2048, BLOCK_M * 128);
+            if constexpr (DS_REGISTERS)
+                wgmma_m64k16<F16, 1>(dk, p[n], rows, n > 0 || step > 0);
+            else
+                wgmma_m64k16<F16, 1, 1>(dk, wgmma_descriptor(ds + n * 2048, 0), rows, n > 0 || step > 0);
+        }
     }
 
     /* Of half 0 of the thread's two keys, in the block. */
@@ -336,7 +339,7 @@ struct owner {
          */
         const int row = lane / 16 * 8 + lane % 8, chunk = warp * 2 + lane / 8 % 2;
         wait_empty<DS_STAGES>(base + DS_EMPTY, step);
-        if (DS_STAGES == 1) /* of two, the one that follows has made all warps wait for the product with the first */
+        if (DS_STAGES == 1 && !DS_REGISTERS) /* of two, the one that follows has made all warps wait for the product with the first */
             barrier_sync(OWN_BARRIER + thread / 128, 128);
 #pragma unroll
         for (int n = 0; n < BLOCK_M / 16; n++) {
@@ -347,10 +350,12 @@ struct owner {
                 ld_shared_8(words[0], words[1], delta + (2 * n + i) * 32);
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
-                    const uint32_t x = p[n][2 * i + half];
+                    uint32_t &x = p[n][2 * i + half];
                     const int at = 8 * n + 4 * i + 2 * half;
                     ds[2 * i + half] = pack(unpack((uint16_t)x) * (s[at] - __uint_as_float(words[0])),
                                             unpack((uint16_t)(x >> 16)) * (s[at + 1] - __uint_as_float(words[1])));
+                    if (DS_REGISTERS)
+                        x = ds[2 * i + half];
                 }
             }
             stmatrix_x4_trans(panel + (n * 16 + row) * 128 + ((chunk ^ (row & 7)) << 4), ds);
@@ -358,7 +363,8 @@ struct owner {
         fence_proxy_async();
         __syncwarp();
         release<DS_STAGES>(base + DS_FULL, step);
-        barrier_sync(OWN_BARRIER + thread / 128, 128);
+        if (!DS_REGISTERS)
+            barrier_sync(OWN_BARRIER + thread / 128, 128);
     }
 
     /* dV or dK of the warp's 16 keys, times `factor`, by way of the shared memory of their V. */
@@ -415,6 +421,7 @@ struct owner {
         }
 #pragma unroll 1
         for (int step = 0; step < k.steps; step++) {
+            const bool more = step + 1 < k.steps;
             wait_full<STAGES>(base + DOUT_FULL, step);
             take_turn();
             wgmma_fence();
@@ -423,19 +430,21 @@ struct owner {
             multiply_pdo(step);
             wgmma_commit_group();
             pass_turn();
-            wgmma_wait_group<1>(s);
+            wgmma_wait_group<DS_REGISTERS ? 0 : 1>(s); /* P is read until then */
             leave_ds(step);
-            const int next = min(step + 1, k.steps - 1); /* after the last the same again, which nobody uses */
-            wait_full<STAGES>(base + Q_FULL, next);
+            if (more)
+                wait_full<STAGES>(base + Q_FULL, step + 1);
             take_turn();
             wgmma_fence();
-            multiply_kq(next);
+            if (more)
+                multiply_kq(step + 1);
             wgmma_commit_group();
             multiply_dsq(step);
             wgmma_commit_group();
             pass_turn();
-            wgmma_wait_group<1>(s);
-            make_p(next);
+            wgmma_wait_group<DS_REGISTERS ? 0 : 1>(s);
+            if (more)
+                make_p(step + 1);
             wgmma_wait_group<0>(dv);
             wgmma_wait_group<0>(dk);
         }

@@ -15,6 +15,7 @@
     X(BLOCK_M)    /* query rows of a step */                                           \
     X(STAGES)     /* tiles of Q and dO in flight */                                    \
     X(DS_STAGES)  /* tiles of dS in shared memory */                                   \
+    X(DS_REGISTERS) /* 1: dS is an operand of dK from registers; 0: from shared memory, under the product before */ \
     X(TURNS)      /* 1: one warpgroup at a time issues products */                     \
     X(WINDOW)     /* causal or window */                                               \
     X(NEEDS_DQ)
