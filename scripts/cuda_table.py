@@ -179,7 +179,8 @@ def main() -> None:
         replace(ROOT / "docs/lab/textbook.md", "textbook measured", origin + named(data))
         return
     facts, limits = data["facts"], data["ceilings"]
-    origin = (f"{facts['device']}, driver {facts['driver']}, torch {facts['torch']}; copy "
+    date = re.match(r"[\d-]{10}", path.name)
+    origin = (f"{facts['device']}, {date[0] if date else 'date unknown'}, driver {facts['driver']}, torch {facts['torch']}; copy "
               f"{limits['copy_bytes_per_second'] / 1e12:.2f} TB/s and bfloat16 product "
               f"{limits['product_flops'] / 1e12:.0f} TFLOPS in the same run; commit {facts['commit'][:7]}; "
               f"`{path.resolve().relative_to(ROOT)}`. Peer time over ours, geometric mean and in brackets the least: above 1 we are faster.\n\n")

@@ -270,13 +270,15 @@ static int includes(const struct cuda_source *program, const char *path) {
     return found;
 }
 
-/* Host code decides with which constants a kernel is compiled: that of a family for its own kernels, that of gpu/ for
- * all. */
+/* Host code decides with which constants a kernel is compiled: that of a family for its own kernels and those of gpu/,
+ * that of gpu/ for all. */
 static int may_decide(const char *path, const char *program) {
     if (!ends_with(path, ".c") && !ends_with(path, ".h"))
         return 0;
     const char *family = strncmp(path, "families/", 9) == 0 ? strchr(path + 9, '/') : NULL;
-    return family ? strncmp(path, program, (size_t)(family - path) + 1) == 0 : strncmp(path, "gpu/", 4) == 0;
+    if (!family)
+        return strncmp(path, "gpu/", 4) == 0;
+    return strncmp(program, "gpu/", 4) == 0 || strncmp(path, program, (size_t)(family - path) + 1) == 0;
 }
 
 /* Leaves of the list what the files that `list` names concern; 0 when it cannot be read. */

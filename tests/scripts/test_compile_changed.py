@@ -38,5 +38,5 @@ def test_a_text_concerns_those_who_include_it(tmp_path):
 def test_host_code_concerns_its_own_family(tmp_path):
     rules = ["src/families/mma/backward/mma_rules.c"]
     assert counts(tmp_path, rules, "--entry", "hopper")[:2] == (0, 0)
-    assert counts(tmp_path, rules, "--entry", "mma_combine", "--at-most", "1")[1] > 0
+    assert counts(tmp_path, rules, "--entry", "mma_wide", "--at-most", "1")[1] > 0
     assert counts(tmp_path, ["src/gpu/gpu_family.c"], "--entry", "hopper", "--at-most", "1")[1] > 0
