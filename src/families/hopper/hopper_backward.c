@@ -14,34 +14,23 @@
 /* The first whose head dims and shared memory fit is chosen. Registers of dK, dV, S and dP are head_dim + 64 of 224
  * (two warpgroups of keys) or 144 (three). */
 struct tile {
-    int32_t head_dim_max, warpgroups, stages, ds_stages, ds_registers, turns;
+    int32_t head_dim_max, warpgroups, stages, ds_stages, ds_registers;
     const char *reason;
 };
 static const struct tile tiles[] = {
-    {64, 3, 3, 1, 1, 0, "192 keys a block: fewer additions to dQ than with 128"},
-    {128, 2, 3, 1, 0, 0, "dK and dV of 64 keys fill a warpgroup's registers"},
-    {64, 3, 3, 1, 1, 1, ""},
-    {64, 3, 3, 2, 1, 0, ""},
-    {64, 3, 3, 2, 1, 1, ""},
-    {64, 3, 3, 2, 0, 0, ""},
-    {64, 3, 4, 1, 1, 0, ""},
-    {128, 2, 3, 1, 0, 1, ""},
-    {128, 2, 3, 2, 0, 0, ""},
-    {128, 2, 3, 2, 0, 1, ""},
-    {128, 2, 3, 1, 1, 0, ""},
-    {128, 2, 3, 1, 1, 1, ""},
+    {64, 3, 3, 2, 1, "192 keys a block add less to dQ than 128: 9 to 25 % faster"},
+    {128, 2, 3, 2, 0, "dK and dV of 64 keys fill a warpgroup's registers"},
+    {64, 3, 3, 2, 0, "dK from shared memory: level up to 2048 rows, slower beyond"},
+    {128, 2, 3, 1, 1, "dK from registers: 3 to 9 % slower"},
 };
 enum { NUM_TILES = sizeof tiles / sizeof tiles[0], BLOCK_M = 64 };
-
-/* Under a causal mask or window as many heads take turns as leave their rows and sums of dQ in so much of L2. */
-enum { L2_BYTES = 24 << 20 };
 
 enum { TILE }; /* the plan's parameters */
 
 static int32_t padded(int64_t head_dim) { return (int32_t)gpu_round_up(head_dim, 32); }
 
 static int32_t shared_bytes(const struct tile *t, const fdm_problem *p) {
-    return hopper_backward_shared_bytes(t->warpgroups, BLOCK_M, t->stages, t->ds_stages, padded(p->head_dim),
+    return hopper_backward_shared_bytes(t->warpgroups, t->stages, t->ds_stages, padded(p->head_dim),
                                         padded(p->head_dim_v));
 }
 
@@ -103,8 +92,8 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
     plan->stages = t->stages;
     plan->shared_bytes = shared_bytes(t, p);
     plan->workspace_bytes = gpu_backward_workspace_bytes(p, &needs);
-    snprintf(plan->choice, sizeof plan->choice, "SM90_Wgmma_%dx%d_R%d_DS%d%s%s", plan->block_m, plan->block_n,
-             t->stages, t->ds_stages, t->ds_registers ? "_RS" : "", t->turns ? "_Turns" : "");
+    snprintf(plan->choice, sizeof plan->choice, "SM90_Wgmma_%dx%d_R%d_DS%d%s", plan->block_m, plan->block_n,
+             t->stages, t->ds_stages, t->ds_registers ? "_RS" : "");
     snprintf(plan->reason, sizeof plan->reason,
              "head dim %lld on compute capability 9.0: %d warpgroups of 64 keys (%d registers a thread) and one that "
              "loads and makes dQ (%d), %d rows a step, %d stages of Q and dO, %d of dS (%lld KB): %s",
@@ -126,11 +115,9 @@ static void main_request(const fdm_plan *plan, const fdm_problem *p, struct cuda
         [HOPPER_BACKWARD_HEAD_DIM] = padded(p->head_dim),
         [HOPPER_BACKWARD_HEAD_DIM_V] = padded(p->head_dim_v),
         [HOPPER_BACKWARD_WARPGROUPS] = t->warpgroups,
-        [HOPPER_BACKWARD_BLOCK_M] = BLOCK_M,
         [HOPPER_BACKWARD_STAGES] = t->stages,
         [HOPPER_BACKWARD_DS_STAGES] = t->ds_stages,
         [HOPPER_BACKWARD_DS_REGISTERS] = t->ds_registers,
-        [HOPPER_BACKWARD_TURNS] = t->turns,
         [HOPPER_BACKWARD_WINDOW] = gpu_bounded(p),
         [HOPPER_BACKWARD_NEEDS_DQ] = p->needs_dq,
     };
@@ -168,25 +155,6 @@ static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *list) 
     return valid(plan, &plan->problem) ? make_requests(plan, &plan->problem, list, &before) : 0;
 }
 
-static fdm_status make_maps(const fdm_plan *plan, const struct attention *attention,
-                            struct hopper_backward_params *params) {
-    const fdm_problem *p = attention->problem;
-    const struct cuda_tensor_layout layouts[4] = {
-        hopper_rows_layout(p, &attention->q, p->head_dim, p->seqlen_q, p->heads, BLOCK_M),
-        hopper_rows_layout(p, &attention->k, p->head_dim, p->seqlen_k, p->heads_kv, plan->block_n),
-        hopper_rows_layout(p, &attention->v, p->head_dim_v, p->seqlen_k, p->heads_kv, plan->block_n),
-        hopper_rows_layout(p, &attention->dout, p->head_dim_v, p->seqlen_q, p->heads, BLOCK_M)};
-    struct cuda_tensor_map maps[4];
-    const fdm_status status = cuda_tensor_maps_make(plan->device.index, layouts, 4, maps);
-    if (status)
-        return status;
-    params->q_map = maps[0];
-    params->k_map = maps[1];
-    params->v_map = maps[2];
-    params->dout_map = maps[3];
-    return FDM_OK;
-}
-
 static fdm_status execute(const fdm_plan *plan, const struct attention *attention, void *workspace, void *stream) {
     const fdm_problem *p = attention->problem;
     struct cuda_kernel_request list[GPU_REQUESTS_MAX];
@@ -199,18 +167,14 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     if (status)
         return status;
     const struct gpu_backward_needs needs = needs_of(p);
-    const int64_t key_blocks = (p->seqlen_k + plan->block_n - 1) / plan->block_n;
-    const int64_t head_bytes = p->heads / p->heads_kv * p->seqlen_q * (6 * p->head_dim + 2 * p->head_dim_v);
-    const int64_t in_turn = L2_BYTES / head_bytes, heads = p->heads_kv * p->batch;
-    struct hopper_backward_params params = {
-        .key_blocks = (int32_t)key_blocks,
-        .heads_in_turn = (int32_t)(in_turn < 1 ? 1 : in_turn < heads ? in_turn : heads)};
+    struct hopper_backward_params params;
     gpu_backward_fill(attention, &needs, workspace, &params.in);
-    if ((status = make_maps(plan, attention, &params)) ||
+    const int64_t blocks = hopper_backward_order(plan, p, &params);
+    if ((status = hopper_backward_maps(plan, attention, &params)) ||
         (status = gpu_backward_launches(GPU_BACKWARD_BEFORE, kernels, p, &needs, &params.in, stream)))
         return status;
     const struct cuda_launch launch = {.kernel = kernels[before],
-                                       .grid = {gpu_grid(key_blocks * p->heads_kv * p->batch), 1, 1},
+                                       .grid = {gpu_grid(blocks), 1, 1},
                                        .threads = (uint32_t)list[before].threads,
                                        .stream = stream,
                                        .arguments = &params,

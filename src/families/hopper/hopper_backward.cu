@@ -21,7 +21,6 @@
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/mma.cuh"
-#include "cuda/ptx/special.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "families/hopper/hopper_backward.h"
@@ -38,13 +37,12 @@ HOPPER_BACKWARD_CONSTANTS(HOPPER_GIVEN)
 #define INTERVALS      0
 #define VARLEN         0
 #define SCORES_ALIGNED 0
-#include "gpu/convert.cuh"
-#include "gpu/visible.cuh"
+#define BLOCK_M        64
+#define BLOCK_N        (64 * WARPGROUPS)
+#include "families/hopper/hopper_gradients.cuh"
 
 #define F16     (DTYPE == GPU_FLOAT16)
 #define THREADS (128 * (WARPGROUPS + 1))
-#define BLOCK_N (64 * WARPGROUPS)
-#define LOG2_E  1.4426950408889634f
 
 /* ---- shared memory ---- */
 
@@ -64,12 +62,12 @@ enum {
     DS_EMPTY = DS_FULL + 8 * DS_STAGES,
     END = DS_EMPTY + 8 * DS_STAGES
 };
+static_assert(DS_REGISTERS || DS_STAGES > 1, "who leaves dS knows that the product two steps before is complete");
 static_assert(END - CONTROL <= HOPPER_BACKWARD_CONTROL_BYTES, "barriers fit");
 static_assert(CONTROL + HOPPER_BACKWARD_CONTROL_BYTES + 1024 ==
-                  hopper_backward_shared_bytes(WARPGROUPS, BLOCK_M, STAGES, DS_STAGES, HEAD_DIM, HEAD_DIM_V),
+                  hopper_backward_shared_bytes(WARPGROUPS, STAGES, DS_STAGES, HEAD_DIM, HEAD_DIM_V),
               "the plan knows the bytes");
-static_assert(BLOCK_M == 64, "a tile of dS is one product high");
-enum { OWN_BARRIER = 1, TURN_BARRIER = 4 };
+enum { OWN_BARRIER = 1 };
 
 __device__ __forceinline__ void init_barriers(uint32_t base) {
     mbarrier_init(base + KV_FULL, 1);
@@ -84,50 +82,6 @@ __device__ __forceinline__ void init_barriers(uint32_t base) {
     fence_mbarrier_init();
 }
 
-/* ---- work ---- */
-
-/* The keys of a block, and the tiles of query rows that some of them are seen by: first_tile .. last_tile - 1 of each
- * head of the group. */
-struct key_block {
-    int first_key, kv_head, batch, first_tile, tiles, steps;
-};
-__device__ __forceinline__ struct sequence sequence_of(const struct hopper_backward_params &a, int batch) {
-    return find_sequence(a.in.in, batch);
-}
-/* Key blocks of a head lie next to each other; under a causal mask or window those of several heads take turns, the
- * first keys, which many rows see, first. */
-__device__ __forceinline__ struct key_block find_block(const struct hopper_backward_params &a) {
-    struct key_block k;
-    int head = (int)blockIdx.x / a.key_blocks, block = (int)blockIdx.x % a.key_blocks;
-    if (WINDOW) {
-        const int first = head / a.heads_in_turn * a.heads_in_turn;
-        const int rest = (int)blockIdx.x - first * a.key_blocks;
-        const int heads = min(a.heads_in_turn, a.in.in.heads_kv * a.in.in.batch - first);
-        head = first + rest % heads;
-        block = rest / heads;
-    }
-    k.first_key = block * BLOCK_N;
-    k.kv_head = head % a.in.in.heads_kv;
-    k.batch = head / a.in.in.heads_kv;
-    const struct sequence s = sequence_of(a, k.batch);
-    const int first = first_row(a.in.in, s, k.first_key);
-    const int last = last_row(a.in.in, s, min(k.first_key + BLOCK_N, s.seqlen_k) - 1);
-    k.first_tile = first / BLOCK_M;
-    k.tiles = first < last ? (last + BLOCK_M - 1) / BLOCK_M - k.first_tile : 0;
-    k.steps = k.tiles * a.in.in.group;
-    return k;
-}
-/* The rows of a step: those of a tile of a query head, the group's heads one after the other. */
-struct step_rows {
-    int head, tile;
-    __device__ __forceinline__ void advance(const struct key_block &k) {
-        if (++tile == k.first_tile + k.tiles) {
-            tile = k.first_tile;
-            head++;
-        }
-    }
-};
-
 /* ---- the warpgroup that serves ---- */
 
 struct server {
@@ -135,11 +89,6 @@ struct server {
     const struct key_block k;
     uint32_t base;
     struct step_rows loaded, added; /* of the next step to load, and to add to dQ */
-
-    /* Where the sums, lse and delta of rows begin in the workspace. */
-    __device__ __forceinline__ int64_t place_of(const struct step_rows &rows) const {
-        return ((int64_t)k.batch * a.in.in.heads + rows.head) * a.in.rows + rows.tile * BLOCK_M;
-    }
 
     template <int panels, int rows>
     __device__ __forceinline__ void load(uint32_t to, const struct cuda_tensor_map *map, uint32_t barrier, int row,
@@ -157,7 +106,7 @@ struct server {
         const uint32_t stage = stage_of<STAGES>(step), rows = base + ROWS_OFFSET + stage * BLOCK_M * 8;
         const uint32_t q_full = base + Q_FULL + 8 * stage, dout_full = base + DOUT_FULL + 8 * stage;
         const int head = loaded.head, row = loaded.tile * BLOCK_M;
-        const int64_t place = place_of(loaded);
+        const int64_t place = loaded.place(a, k.batch);
         mbarrier_arrive_expect_tx(q_full, Q_BYTES + BLOCK_M * 4);
         load<PANELS, BLOCK_M>(base + Q_OFFSET + stage * Q_BYTES, &a.q_map, q_full, row, head);
         cp_async_bulk(rows, a.in.lse_rows + place, BLOCK_M * 4, q_full);
@@ -193,7 +142,7 @@ struct server {
         fence_proxy_async();
         __syncwarp();
         if (lane == 0) {
-            cp_reduce_async_bulk_add(a.in.dq_sums + (place_of(added) + warp * 16) * HEAD_DIM + first * 16, part,
+            cp_reduce_async_bulk_add(a.in.dq_sums + (added.place(a, k.batch) + warp * 16) * HEAD_DIM + first * 16, part,
                                      columns * 64);
             cp_async_bulk_commit();
         }
@@ -238,15 +187,6 @@ struct owner {
     float s[BLOCK_M / 2], dk[HEAD_DIM / 2], dv[HEAD_DIM_V / 2]; /* s: S^T, then dP^T */
     uint32_t p[BLOCK_M / 16][4];
 
-    __device__ __forceinline__ void take_turn() {
-        if (TURNS)
-            barrier_sync(TURN_BARRIER + warpgroup, 256);
-    }
-    __device__ __forceinline__ void pass_turn() {
-        if (TURNS)
-            barrier_arrive(TURN_BARRIER + (warpgroup + 1) % WARPGROUPS, 256);
-    }
-
     /* S^T = K Q^T */
     __device__ __forceinline__ void multiply_kq(int step) {
         const uint32_t q = base + Q_OFFSET + stage_of<STAGES>(step) * Q_BYTES;
@@ -286,47 +226,13 @@ struct owner {
         }
     }
 
-    /* Of half 0 of the thread's two keys, in the block. */
-    __device__ __forceinline__ int local_key() const {
-        return (int)tid_x_reread() / 32 * 16 + (int)tid_x_reread() % 32 / 4;
-    }
-
-    /* S^T to P^T. Beyond the sequence's last key there are zeros, which would have weight. */
     __device__ __forceinline__ void make_p(int step) {
-        const int thread = (int)tid_x_reread();
-        const uint32_t lse = base + ROWS_OFFSET + stage_of<STAGES>(step) * BLOCK_M * 8 + thread % 4 * 8;
-        const float unit = a.in.in.scale * LOG2_E;
-        const struct sequence at = sequence_of(a, k.batch);
-        const int row = tile * BLOCK_M, key = k.first_key + thread / 128 * 64;
+        const uint32_t lse = base + ROWS_OFFSET + stage_of<STAGES>(step) * BLOCK_M * 8;
+        scores_to_p(s, a, k.batch, k.first_key + (int)tid_x_reread() / 128 * 64, tile * BLOCK_M, lse);
         tile = tile + 1 < k.first_tile + k.tiles ? tile + 1 : k.first_tile;
-        const bool partial = key + 64 > at.seqlen_k || first_row(a.in.in, at, key + 63) > row ||
-                             last_row(a.in.in, at, key) < row + BLOCK_M;
-        int first[2] = {0, 0}, last[2] = {BLOCK_M, BLOCK_M};
-        if (partial)
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                const int own = k.first_key + local_key() + 8 * half;
-                first[half] = first_row(a.in.in, at, own) - row;
-                last[half] = own < at.seqlen_k ? last_row(a.in.in, at, own) - row : 0;
-            }
-#pragma unroll
-        for (int i = 0; i < BLOCK_M / 8; i++) {
-            uint32_t words[2];
-            ld_shared_8(words[0], words[1], lse + i * 32);
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                s[4 * i + e] = __fmaf_rn(s[4 * i + e], unit, -__uint_as_float(words[e % 2]));
-        }
-        if (partial)
-#pragma unroll
-            for (int i = 0; i < BLOCK_M / 2; i++) {
-                const int column = i / 4 * 8 + thread % 4 * 2 + i % 2;
-                if (column < first[i / 2 % 2] || column >= last[i / 2 % 2])
-                    s[i] = MINUS_INF;
-            }
 #pragma unroll
         for (int i = 0; i < BLOCK_M / 4; i++)
-            p[i / 4][i % 4] = pack(ex2_approx(s[2 * i]), ex2_approx(s[2 * i + 1]));
+            p[i / 4][i % 4] = pack(s[2 * i], s[2 * i + 1]);
     }
 
     /* From P^T and dP^T dS of the warp's 16 keys, to shared memory, a row for each query row. */
@@ -339,8 +245,6 @@ struct owner {
          */
         const int row = lane / 16 * 8 + lane % 8, chunk = warp * 2 + lane / 8 % 2;
         wait_empty<DS_STAGES>(base + DS_EMPTY, step);
-        if (DS_STAGES == 1 && !DS_REGISTERS) /* of two, the one that follows has made all warps wait for the product with the first */
-            barrier_sync(OWN_BARRIER + thread / 128, 128);
 #pragma unroll
         for (int n = 0; n < BLOCK_M / 16; n++) {
             uint32_t ds[4];
@@ -367,50 +271,19 @@ struct owner {
             barrier_sync(OWN_BARRIER + thread / 128, 128);
     }
 
-    /* dV or dK of the warp's 16 keys, times `factor`, by way of the shared memory of their V. */
+    /* dV or dK, by way of the shared memory of the warpgroup's V. */
     template <int columns>
     __device__ __forceinline__ void store(const struct gpu_matrix &to, const float (&x)[columns / 2], float factor,
                                           int head_dim) {
-        const int lane = threadIdx.x % 32, warp_key = local_key() - lane / 4;
-        const uint32_t tile = base + V_OFFSET;
-        const int row = warp_key + lane % 16;
-        if (!to.data)
-            return;
-#pragma unroll
-        for (int i = 0; i < columns / 8; i += 2) {
-            uint32_t word[4];
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                const int at = 4 * i + 2 * e;
-                word[e] = k.steps ? pack(x[at] * factor, x[at + 1] * factor) : 0;
-            }
-            stmatrix_x4(tile + i / 8 * BLOCK_N * 128 + row * 128 + (((i % 8 + lane / 16) ^ (row & 7)) << 4), word);
-        }
-        __syncwarp();
-        constexpr int chunks = columns / 8;
-        const int first = k.first_key + warp_key, count = min(a.in.in.seqlen_k - first, 16);
-        char *at = to.data + (k.batch * to.batch + k.kv_head * to.head + (int64_t)first * to.row) * 2;
-#pragma unroll 4
-        for (int n = lane; n < 16 * chunks; n += 32) {
-            const int r = n / chunks, chunk = n % chunks, rest = head_dim - chunk * 8;
-            uint32_t word[4];
-            ld_shared_16(word, tile + chunk / 8 * BLOCK_N * 128 + (warp_key + r) * 128 + ((chunk % 8 ^ (r & 7)) << 4));
-            char *place = at + r * to.row * 2 + chunk * 16;
-            if (r < count && rest >= 8)
-                *(uint4 *)place = make_uint4(word[0], word[1], word[2], word[3]);
-            else if (r < count)
-#pragma unroll
-                for (int e = 0; e < 8; e++)
-                    if (e < rest)
-                        ((uint16_t *)place)[e] = (uint16_t)(word[e / 2] >> (e % 2 * 16));
-        }
-        __syncwarp();
+        const int warp_key = (int)threadIdx.x / 32 * 16, first = k.first_key + warp_key;
+        if (to.data)
+            store_accumulator<columns, BLOCK_N>(row_address(to, k.batch, k.kv_head, first), to.row * 2,
+                                                a.in.in.seqlen_k - first, head_dim, base + V_OFFSET, warp_key, x,
+                                                factor, k.steps > 0);
     }
 
     __device__ __forceinline__ void run() {
         wait_full<1>(base + KV_FULL, 0);
-        if (k.steps && warpgroup == WARPGROUPS - 1)
-            pass_turn();
         if (k.steps) {
             wait_full<STAGES>(base + Q_FULL, 0);
             wgmma_fence();
@@ -423,33 +296,27 @@ struct owner {
         for (int step = 0; step < k.steps; step++) {
             const bool more = step + 1 < k.steps;
             wait_full<STAGES>(base + DOUT_FULL, step);
-            take_turn();
             wgmma_fence();
             multiply_vdo(step);
             wgmma_commit_group();
             multiply_pdo(step);
             wgmma_commit_group();
-            pass_turn();
             wgmma_wait_group<DS_REGISTERS ? 0 : 1>(s); /* P is read until then */
             leave_ds(step);
             if (more)
                 wait_full<STAGES>(base + Q_FULL, step + 1);
-            take_turn();
             wgmma_fence();
             if (more)
                 multiply_kq(step + 1);
             wgmma_commit_group();
             multiply_dsq(step);
             wgmma_commit_group();
-            pass_turn();
             wgmma_wait_group<DS_REGISTERS ? 0 : 1>(s);
             if (more)
                 make_p(step + 1);
             wgmma_wait_group<0>(dv);
             wgmma_wait_group<0>(dk);
         }
-        if (k.steps && warpgroup == 0)
-            take_turn(); /* nobody leaves an arrival behind */
         barrier_sync(OWN_BARRIER + warpgroup, 128); /* all products with V are complete */
         store<HEAD_DIM_V>(a.in.dv, dv, 1.0f, a.in.in.head_dim_v);
         store<HEAD_DIM>(a.in.dk, dk, a.in.in.scale, a.in.in.head_dim);

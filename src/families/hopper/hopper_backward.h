@@ -12,11 +12,9 @@
     X(HEAD_DIM)   /* D rounded up to 32 */                                             \
     X(HEAD_DIM_V) /* Dv rounded up to 32 */                                            \
     X(WARPGROUPS) /* that own 64 keys each; one more loads, and makes dQ */            \
-    X(BLOCK_M)    /* query rows of a step */                                           \
     X(STAGES)     /* tiles of Q and dO in flight */                                    \
     X(DS_STAGES)  /* tiles of dS in shared memory */                                   \
-    X(DS_REGISTERS) /* 1: dS is an operand of dK from registers; 0: from shared memory, under the product before */ \
-    X(TURNS)      /* 1: one warpgroup at a time issues products */                     \
+    X(DS_REGISTERS) /* 1: dK takes dS from registers; 0: from shared memory, so that it is made under dV's product */ \
     X(WINDOW)     /* causal or window */                                               \
     X(NEEDS_DQ)
 
@@ -46,9 +44,9 @@ static inline
     __host__ __device__ constexpr
 #endif
     int32_t
-    hopper_backward_shared_bytes(int32_t warpgroups, int32_t block_m, int32_t stages, int32_t ds_stages,
-                                 int32_t head_dim, int32_t head_dim_v) {
-    const int32_t block_n = 64 * warpgroups, d = 128 * ((head_dim + 63) / 64), dv = 128 * ((head_dim_v + 63) / 64);
+    hopper_backward_shared_bytes(int32_t warpgroups, int32_t stages, int32_t ds_stages, int32_t head_dim,
+                                 int32_t head_dim_v) {
+    const int32_t block_m = 64, block_n = 64 * warpgroups, d = 128 * ((head_dim + 63) / 64), dv = 128 * ((head_dim_v + 63) / 64);
     return block_n * (d + (d > dv ? d : dv)) + stages * block_m * (d + dv + 8) + ds_stages * block_m * block_n * 2 +
            block_m * head_dim * 4 + HOPPER_BACKWARD_CONTROL_BYTES + 1024;
 }
