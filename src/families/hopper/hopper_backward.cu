@@ -210,7 +210,7 @@ struct owner {
         const uint32_t dout = base + DOUT_OFFSET + stage_of<STAGES>(step) * DOUT_BYTES;
 #pragma unroll
         for (int n = 0; n < BLOCK_M / 16; n++)
-            wgmma_m64k16<F16, 1>(dv, p[n], wgmma_descriptor(dout + n * 2048, BLOCK_M * 128), n > 0 || step > 0);
+            wgmma_m64k16<F16, 1>(dv, p[n], wgmma_descriptor(dout + n * 2048, BLOCK_M * 128), true);
     }
     /* dK += dS^T Q, dS as it was left in shared memory, or from registers, where it takes the place of P */
     __device__ __forceinline__ void multiply_dsq(int step) {
@@ -220,9 +220,9 @@ struct owner {
         for (int n = 0; n < BLOCK_M / 16; n++) {
             const uint64_t rows = wgmma_descriptor(q + n * 2048, BLOCK_M * 128);
             if constexpr (DS_REGISTERS)
-                wgmma_m64k16<F16, 1>(dk, p[n], rows, n > 0 || step > 0);
+                wgmma_m64k16<F16, 1>(dk, p[n], rows, true);
             else
-                wgmma_m64k16<F16, 1, 1>(dk, wgmma_descriptor(ds + n * 2048, 0), rows, n > 0 || step > 0);
+                wgmma_m64k16<F16, 1, 1>(dk, wgmma_descriptor(ds + n * 2048, 0), rows, true);
         }
     }
 
@@ -283,38 +283,46 @@ struct owner {
     }
 
     __device__ __forceinline__ void run() {
+#pragma unroll
+        for (int i = 0; i < HEAD_DIM / 2; i++)
+            dk[i] = 0;
+#pragma unroll
+        for (int i = 0; i < HEAD_DIM_V / 2; i++)
+            dv[i] = 0;
         wait_full<1>(base + KV_FULL, 0);
-        if (k.steps) {
+        if (k.steps > 0) {
+            int step = 0;
             wait_full<STAGES>(base + Q_FULL, 0);
             wgmma_fence();
             multiply_kq(0);
             wgmma_commit_group();
             wgmma_wait_group<0>(s);
             make_p(0);
-        }
 #pragma unroll 1
-        for (int step = 0; step < k.steps; step++) {
-            const bool more = step + 1 < k.steps;
-            wait_full<STAGES>(base + DOUT_FULL, step);
-            wgmma_fence();
-            multiply_vdo(step);
-            wgmma_commit_group();
-            multiply_pdo(step);
-            wgmma_commit_group();
-            wgmma_wait_group<DS_REGISTERS ? 0 : 1>(s); /* P is read until then */
-            leave_ds(step);
-            if (more)
-                wait_full<STAGES>(base + Q_FULL, step + 1);
-            wgmma_fence();
-            if (more)
-                multiply_kq(step + 1);
-            wgmma_commit_group();
-            multiply_dsq(step);
-            wgmma_commit_group();
-            wgmma_wait_group<DS_REGISTERS ? 0 : 1>(s);
-            if (more)
-                make_p(step + 1);
-            wgmma_wait_group<0>(dv);
+            do {
+                const bool more = step + 1 < k.steps;
+                wait_full<STAGES>(base + DOUT_FULL, step);
+                wgmma_fence();
+                multiply_vdo(step);
+                wgmma_commit_group();
+                multiply_pdo(step);
+                wgmma_commit_group();
+                wgmma_wait_group<DS_REGISTERS ? 0 : 1>(s); /* P is read until then, */
+                wgmma_wait_group<DS_REGISTERS ? 0 : 1>(dk); /* and Q and dS of the step before */
+                leave_ds(step);
+                if (more)
+                    wait_full<STAGES>(base + Q_FULL, step + 1);
+                wgmma_fence();
+                if (more)
+                    multiply_kq(step + 1);
+                wgmma_commit_group();
+                multiply_dsq(step);
+                wgmma_commit_group();
+                wgmma_wait_group<DS_REGISTERS ? 0 : 1>(s);
+                wgmma_wait_group<DS_REGISTERS ? 0 : 1>(dv);
+                if (more)
+                    make_p(step + 1);
+            } while (++step < k.steps);
             wgmma_wait_group<0>(dk);
         }
         barrier_sync(OWN_BARRIER + warpgroup, 128); /* all products with V are complete */
