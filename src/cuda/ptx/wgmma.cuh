@@ -77,8 +77,8 @@ template <bool f16, int n> struct wgmma_shape;
         template <int transposed_a, int transposed>                                                                    \
         static __device__ __forceinline__ void shared(float (&d)[n / 2], uint64_t a, uint64_t b, bool add) {           \
             asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" o2 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n          \
-                         "k16.f32." type "." type " {" WGMMA_R##groups "}, %" o0 ", %" o1 ", p, 1, 1, %" o3 ", %" o4    \
-                         ";\n}"                                                                                        \
+                         "k16.f32." type "." type " {" WGMMA_R##groups "}, %" o0 ", %" o1 ", p, 1, 1, %" o3 ", %" o4   \
+                                                                       ";\n}"                                          \
                          : WGMMA_D##groups                                                                             \
                          : "l"(a), "l"(b), "r"((uint32_t)add), "n"(transposed_a), "n"(transposed)                      \
                          : "memory");                                                                                  \
@@ -115,8 +115,9 @@ WGMMA_SHAPES(240, 15, "120", "121", "122", "123", "124", "125", "126")
 WGMMA_SHAPES(256, 16, "128", "129", "130", "131", "132", "133", "134")
 
 /* The product of a warpgroup for float16 (f16) or bfloat16. a: in shared memory, K-major, or MN-major with
- * `transposed_a`. b: in shared memory, K-major, or MN-major with `transposed`. Of thread t the accumulators 4i .. 4i+3 are those of row 16 (t / 32 % 4) + t % 32 / 4,
- * columns 8i + 2 (t % 4) and its right neighbour, and the same eight rows below. */
+ * `transposed_a`. b: in shared memory, K-major, or MN-major with `transposed`. Of thread t the accumulators 4i .. 4i+3
+ * are those of row 16 (t / 32 % 4) + t % 32 / 4, columns 8i + 2 (t % 4) and its right neighbour, and the same eight
+ * rows below. */
 template <bool f16, int transposed, int transposed_a = 0, int count>
 __device__ __forceinline__ void wgmma_m64k16(float (&d)[count], uint64_t a, uint64_t b, bool add) {
     wgmma_shape<f16, 2 * count>::template shared<transposed_a, transposed>(d, a, b, add);

@@ -18,10 +18,10 @@ struct tile {
     const char *reason;
 };
 static const struct tile tiles[] = {
-    {64, 3, 3, 2, 1, "192 keys a block add less to dQ than 128: 9 to 25 % faster"},
-    {128, 2, 3, 2, 0, "dK and dV of 64 keys fill a warpgroup's registers"},
-    {64, 3, 3, 2, 0, "dK from shared memory: level up to 2048 rows, slower beyond"},
-    {128, 2, 3, 1, 1, "dK from registers: 3 to 9 % slower"},
+    {64, 3, 3, 2, 1, "192 keys a block add less to dQ than 128: 9 to 24 % faster from 2048 rows on"},
+    {128, 2, 3, 2, 0, "dK and dV of 64 keys fill a warpgroup's registers; dS is made under dV's product"},
+    {64, 3, 3, 2, 0, "dK from shared memory"},
+    {128, 2, 3, 1, 1, "dK from registers"},
 };
 enum { NUM_TILES = sizeof tiles / sizeof tiles[0], BLOCK_M = 64 };
 
@@ -81,6 +81,14 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
     return NULL;
 }
 
+static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
+    const struct tile *t = find_tile(device, p, 0);
+    const int64_t keys = 64 * t->warpgroups, blocks = (p->seqlen_k + keys - 1) / keys * p->heads_kv * p->batch;
+    return p->heads > p->heads_kv && 2 * blocks < device->num_sms
+               ? "blocks of keys are few, and it does not divide the query heads that share them"
+               : NULL;
+}
+
 static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, fdm_plan *plan) {
     const struct tile *t = find_tile(device, p, number);
     if (!t)
@@ -92,8 +100,8 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
     plan->stages = t->stages;
     plan->shared_bytes = shared_bytes(t, p);
     plan->workspace_bytes = gpu_backward_workspace_bytes(p, &needs);
-    snprintf(plan->choice, sizeof plan->choice, "SM90_Wgmma_%dx%d_R%d_DS%d%s", plan->block_m, plan->block_n,
-             t->stages, t->ds_stages, t->ds_registers ? "_RS" : "");
+    snprintf(plan->choice, sizeof plan->choice, "SM90_Wgmma_%dx%d_R%d_DS%d%s", plan->block_m, plan->block_n, t->stages,
+             t->ds_stages, t->ds_registers ? "_RS" : "");
     snprintf(plan->reason, sizeof plan->reason,
              "head dim %lld on compute capability 9.0: %d warpgroups of 64 keys (%d registers a thread) and one that "
              "loads and makes dQ (%d), %d rows a step, %d stages of Q and dO, %d of dS (%lld KB): %s",
@@ -137,8 +145,8 @@ static int valid(const fdm_plan *plan, const fdm_problem *p) {
     const struct tile *t = &tiles[tile];
     const struct gpu_backward_needs needs = needs_of(p);
     return padded(p->head_dim) <= t->head_dim_max && padded(p->head_dim_v) <= t->head_dim_max &&
-           plan->block_m == BLOCK_M && plan->block_n == 64 * t->warpgroups && plan->shared_bytes == shared_bytes(t, p) &&
-           plan->workspace_bytes >= gpu_backward_workspace_bytes(p, &needs);
+           plan->block_m == BLOCK_M && plan->block_n == 64 * t->warpgroups &&
+           plan->shared_bytes == shared_bytes(t, p) && plan->workspace_bytes >= gpu_backward_workspace_bytes(p, &needs);
 }
 
 /* The kernels before, the main one, those after; `before`: how many the first are. */
@@ -188,6 +196,7 @@ const struct gpu_algorithm hopper_backward_algorithm = {
     .info = {"hopper.backward", "FlashAttention-2's backward on wgmma and TMA, a warpgroup for dQ", FDM_BACKWARD},
     .chosen_freely = 1,
     .refusal = refusal,
+    .passed_over = passed_over,
     .fill = fill,
     .requests = requests,
     .execute = execute,

@@ -183,7 +183,7 @@ struct owner {
     const struct hopper_backward_params &a;
     const struct key_block k;
     uint32_t base;
-    int warpgroup, tile; /* of the next step's rows */
+    int warpgroup, tile;                                        /* of the next step's rows */
     float s[BLOCK_M / 2], dk[HEAD_DIM / 2], dv[HEAD_DIM_V / 2]; /* s: S^T, then dP^T */
     uint32_t p[BLOCK_M / 16][4];
 
@@ -192,9 +192,9 @@ struct owner {
         const uint32_t q = base + Q_OFFSET + stage_of<STAGES>(step) * Q_BYTES;
 #pragma unroll
         for (int n = 0; n < HEAD_DIM / 16; n++)
-            wgmma_m64k16<F16, 0>(
-                s, wgmma_descriptor(base + warpgroup * 64 * 128 + n / 4 * BLOCK_N * 128 + n % 4 * 32, 0),
-                wgmma_descriptor(q + n / 4 * BLOCK_M * 128 + n % 4 * 32, 0), n > 0);
+            wgmma_m64k16<F16, 0>(s,
+                                 wgmma_descriptor(base + warpgroup * 64 * 128 + n / 4 * BLOCK_N * 128 + n % 4 * 32, 0),
+                                 wgmma_descriptor(q + n / 4 * BLOCK_M * 128 + n % 4 * 32, 0), n > 0);
     }
     /* dP^T = V dO^T */
     __device__ __forceinline__ void multiply_vdo(int step) {
@@ -238,8 +238,7 @@ struct owner {
     /* From P^T and dP^T dS of the warp's 16 keys, to shared memory, a row for each query row. */
     __device__ __forceinline__ void leave_ds(int step) {
         const int thread = (int)tid_x_reread(), lane = thread % 32, warp = thread / 32 % 4;
-        const uint32_t delta =
-            base + ROWS_OFFSET + stage_of<STAGES>(step) * BLOCK_M * 8 + BLOCK_M * 4 + thread % 4 * 8;
+        const uint32_t delta = base + ROWS_OFFSET + stage_of<STAGES>(step) * BLOCK_M * 8 + BLOCK_M * 4 + thread % 4 * 8;
         const uint32_t panel = base + DS_OFFSET + stage_of<DS_STAGES>(step) * DS_BYTES + thread / 128 * BLOCK_M * 128;
         /* a lane's row of matrices: keys 0-7, rows 0-7; keys 8-15, rows 0-7; keys 0-7, rows 8-15; keys 8-15, rows 8-15
          */
@@ -307,7 +306,7 @@ struct owner {
                 wgmma_commit_group();
                 multiply_pdo(step);
                 wgmma_commit_group();
-                wgmma_wait_group<DS_REGISTERS ? 0 : 1>(s); /* P is read until then, */
+                wgmma_wait_group<DS_REGISTERS ? 0 : 1>(s);  /* P is read until then, */
                 wgmma_wait_group<DS_REGISTERS ? 0 : 1>(dk); /* and Q and dS of the step before */
                 leave_ds(step);
                 if (more)

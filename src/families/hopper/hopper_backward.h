@@ -7,15 +7,15 @@
 #include "gpu/backward_params.h"
 
 /* The constants that specialise the kernel, in the order of the cache's listing. */
-#define HOPPER_BACKWARD_CONSTANTS(X)                                                   \
-    X(DTYPE)      /* GPU_FLOAT16 or GPU_BFLOAT16 */                                    \
-    X(HEAD_DIM)   /* D rounded up to 32 */                                             \
-    X(HEAD_DIM_V) /* Dv rounded up to 32 */                                            \
-    X(WARPGROUPS) /* that own 64 keys each; one more loads, and makes dQ */            \
-    X(STAGES)     /* tiles of Q and dO in flight */                                    \
-    X(DS_STAGES)  /* tiles of dS in shared memory */                                   \
+#define HOPPER_BACKWARD_CONSTANTS(X)                                                                                  \
+    X(DTYPE)        /* GPU_FLOAT16 or GPU_BFLOAT16 */                                                                 \
+    X(HEAD_DIM)     /* D rounded up to 32 */                                                                          \
+    X(HEAD_DIM_V)   /* Dv rounded up to 32 */                                                                         \
+    X(WARPGROUPS)   /* that own 64 keys each; one more loads, and makes dQ */                                         \
+    X(STAGES)       /* tiles of Q and dO in flight */                                                                 \
+    X(DS_STAGES)    /* tiles of dS in shared memory */                                                                \
     X(DS_REGISTERS) /* 1: dK takes dS from registers; 0: from shared memory, so that it is made under dV's product */ \
-    X(WINDOW)     /* causal or window */                                               \
+    X(WINDOW)       /* causal or window */                                                                            \
     X(NEEDS_DQ)
 
 enum hopper_backward_constant {
@@ -46,7 +46,8 @@ static inline
     int32_t
     hopper_backward_shared_bytes(int32_t warpgroups, int32_t stages, int32_t ds_stages, int32_t head_dim,
                                  int32_t head_dim_v) {
-    const int32_t block_m = 64, block_n = 64 * warpgroups, d = 128 * ((head_dim + 63) / 64), dv = 128 * ((head_dim_v + 63) / 64);
+    const int32_t block_m = 64, block_n = 64 * warpgroups, d = 128 * ((head_dim + 63) / 64),
+                  dv = 128 * ((head_dim_v + 63) / 64);
     return block_n * (d + (d > dv ? d : dv)) + stages * block_m * (d + dv + 8) + ds_stages * block_m * block_n * 2 +
            block_m * head_dim * 4 + HOPPER_BACKWARD_CONTROL_BYTES + 1024;
 }

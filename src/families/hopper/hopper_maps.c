@@ -1,6 +1,8 @@
 /* hopper_maps.c: layouts of tensor maps, and the order of key blocks. */
 #include "families/hopper/hopper_maps.h"
 
+#include "base/error.h"
+
 int64_t hopper_stride(int64_t extent, int64_t stride, int32_t bytes) { return extent > 1 ? stride * bytes : 16; }
 
 struct cuda_tensor_layout hopper_rows_layout(const fdm_problem *p, const struct matrix_view *view, int64_t columns,
@@ -28,6 +30,11 @@ fdm_status hopper_backward_maps(const fdm_plan *plan, const struct attention *at
         hopper_rows_layout(p, &attention->v, p->head_dim_v, p->seqlen_k, p->heads_kv, plan->block_n),
         hopper_rows_layout(p, &attention->dout, p->head_dim_v, p->seqlen_q, p->heads, ROWS_OF_A_STEP)};
     struct cuda_tensor_map maps[4];
+    if (!p->aligned || !p->q_mappable || !p->keys_mappable)
+        return error_set(
+            FDM_ERROR_INVALID_ARGUMENT,
+            "the plan is for tensors at multiples of 16 bytes that a tensor map can describe (no stride of "
+            "0, none of 2^40 bytes or more), but these are not");
     const fdm_status status = cuda_tensor_maps_make(plan->device.index, layouts, 4, maps);
     if (status)
         return status;

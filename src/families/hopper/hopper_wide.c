@@ -1,5 +1,5 @@
-/* hopper_wide.c: the wgmma backward in two kernels, on the host: for head dims above 128, and in any order the same bits
- * at all head dims. */
+/* hopper_wide.c: the wgmma backward in two kernels, on the host: for head dims above 128, and in any order the same
+ * bits at all head dims. */
 #include "families/hopper/hopper_wide.h"
 
 #include <stdio.h>
@@ -50,6 +50,13 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
     return gpu_backward_refusal(p);
 }
 
+static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
+    const int64_t blocks = (p->seqlen_k + HOPPER_WIDE_KEYS - 1) / HOPPER_WIDE_KEYS * p->heads_kv * p->batch;
+    return p->heads > p->heads_kv && 2 * blocks < device->num_sms
+               ? "blocks of keys are few, and it does not divide the query heads that share them"
+               : NULL;
+}
+
 static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, fdm_plan *plan) {
     if (number > 0)
         return 0;
@@ -65,12 +72,13 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
         dq_bytes(p, v_stages) > dkv_bytes(p, p_stages) ? dq_bytes(p, v_stages) : dkv_bytes(p, p_stages);
     plan->workspace_bytes = gpu_backward_workspace_bytes(p, &needs);
     snprintf(plan->choice, sizeof plan->choice, "SM90_Wgmma_TwoKernels_128x64_V%d_P%d", v_stages, p_stages);
-    snprintf(plan->reason, sizeof plan->reason,
-             "head dim %lld on compute capability 9.0: one kernel for dQ (two warpgroups of 64 rows, 64 keys a step), one "
-             "for dK and dV of 64 keys (a warpgroup each, 64 rows a step), %d registers a thread (%lld KB): no additions "
-             "in global memory, the same bits every time",
-             (long long)(p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v), HOPPER_WIDE_CONSUMER_REGISTERS,
-             (long long)(plan->shared_bytes + 1023) >> 10);
+    snprintf(
+        plan->reason, sizeof plan->reason,
+        "head dim %lld on compute capability 9.0: one kernel for dQ (two warpgroups of 64 rows, 64 keys a step), one "
+        "for dK and dV of 64 keys (a warpgroup each, 64 rows a step), %d registers a thread (%lld KB): no additions "
+        "in global memory, the same bits every time",
+        (long long)(p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v), HOPPER_WIDE_CONSUMER_REGISTERS,
+        (long long)(plan->shared_bytes + 1023) >> 10);
     return 1;
 }
 
@@ -78,7 +86,9 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
 
 enum { DQ, DKV, NUM_KERNELS };
 
-static int wanted(const fdm_problem *p, int32_t kernel) { return kernel == DQ ? p->needs_dq : p->needs_dk || p->needs_dv; }
+static int wanted(const fdm_problem *p, int32_t kernel) {
+    return kernel == DQ ? p->needs_dq : p->needs_dk || p->needs_dv;
+}
 
 static void make_request(const fdm_plan *plan, const fdm_problem *p, int32_t kernel,
                          struct cuda_kernel_request *request) {
@@ -165,6 +175,7 @@ const struct gpu_algorithm hopper_wide_algorithm = {
     .info = {"hopper.wide", "the backward on wgmma and TMA by two kernels, without additions to dQ", FDM_BACKWARD},
     .chosen_freely = 1,
     .refusal = refusal,
+    .passed_over = passed_over,
     .fill = fill,
     .requests = requests,
     .execute = execute,

@@ -1,10 +1,11 @@
-/* hopper_wide_dkv.cu: dK and dV for head dims above 128, on compute capability 9.0, by wgmma and TMA, for 16-bit dtypes.
+/* hopper_wide_dkv.cu: dK and dV for head dims above 128, on compute capability 9.0, by wgmma and TMA, for 16-bit
+ * dtypes.
  *
- * Idea: a block owns 64 keys of a KV head and walks the query rows of its group's heads, 64 a step. dK and dV of 64 keys
- * do not fit one warpgroup beside scores, so two divide the work by products: the first makes S^T = K Q^T, P^T, and
- * dV += P^T dO; the second dP^T = V dO^T, dS^T, and dK += dS^T Q. P^T passes from one to the other in float32 through
- * shared memory, each thread's part to the thread of the same place. A third loads by TMA. The next step's scores are
- * issued before this step's sums, and are made under them.
+ * Idea: a block owns 64 keys of a KV head and walks the query rows of its group's heads, 64 a step. dK and dV of 64
+ * keys do not fit one warpgroup beside scores, so two divide the work by products: the first makes S^T = K Q^T, P^T,
+ * and dV += P^T dO; the second dP^T = V dO^T, dS^T, and dK += dS^T Q. P^T passes from one to the other in float32
+ * through shared memory, each thread's part to the thread of the same place. A third loads by TMA. The next step's
+ * scores are issued before this step's sums, and are made under them.
  *
  * Shared memory, in panels of 128 bytes a row with the 128-byte swizzle: K [panels][64] (at the end dK),
  * V [panels][64] (at the end dV), Q [2][panels][64], dO [2][panels][64]; P^T [P_STAGES][8][128 threads] of 16 bytes;
@@ -102,8 +103,7 @@ struct producer {
 /* ---- consumers ---- */
 
 /* scores = x y^T: 64 keys of x, 64 rows of y. */
-template <int columns>
-__device__ __forceinline__ void multiply_keys(float (&scores)[32], uint32_t x, uint32_t y) {
+template <int columns> __device__ __forceinline__ void multiply_keys(float (&scores)[32], uint32_t x, uint32_t y) {
 #pragma unroll
     for (int n = 0; n < columns / 16; n++)
         wgmma_m64k16<F16, 0>(scores, wgmma_descriptor(x + n / 4 * 64 * 128 + n % 4 * 32, 0),
@@ -130,9 +130,7 @@ struct dv_maker {
     float s[32], dv[HEAD_DIM_V / 2];
     uint32_t p[4][4];
 
-    __device__ __forceinline__ uint32_t q(int step) const {
-        return base + Q_OFFSET + stage_of<STAGES>(step) * Q_BYTES;
-    }
+    __device__ __forceinline__ uint32_t q(int step) const { return base + Q_OFFSET + stage_of<STAGES>(step) * Q_BYTES; }
     __device__ __forceinline__ uint32_t dout(int step) const {
         return base + DOUT_OFFSET + stage_of<STAGES>(step) * DOUT_BYTES;
     }
@@ -202,9 +200,7 @@ struct dk_maker {
     float dp[32], dk[HEAD_DIM / 2];
     uint32_t ds[4][4];
 
-    __device__ __forceinline__ uint32_t q(int step) const {
-        return base + Q_OFFSET + stage_of<STAGES>(step) * Q_BYTES;
-    }
+    __device__ __forceinline__ uint32_t q(int step) const { return base + Q_OFFSET + stage_of<STAGES>(step) * Q_BYTES; }
     __device__ __forceinline__ uint32_t dout(int step) const {
         return base + DOUT_OFFSET + stage_of<STAGES>(step) * DOUT_BYTES;
     }
@@ -212,8 +208,7 @@ struct dk_maker {
     __device__ __forceinline__ void make_ds(int step) {
         const uint32_t thread = tid_x_reread();
         const uint32_t p = base + P_OFFSET + stage_of<P_STAGES>(step) * P_BYTES + thread % 128 * 16;
-        const uint32_t delta =
-            base + ROWS_OFFSET + stage_of<STAGES>(step) * BLOCK_M * 8 + BLOCK_M * 4 + thread % 4 * 8;
+        const uint32_t delta = base + ROWS_OFFSET + stage_of<STAGES>(step) * BLOCK_M * 8 + BLOCK_M * 4 + thread % 4 * 8;
         wait_full<P_STAGES>(base + P_FULL, step);
 #pragma unroll
         for (int i = 0; i < 8; i++) {

@@ -181,7 +181,8 @@ struct consumer {
     __device__ __forceinline__ void make_ds() {
 #pragma unroll
         for (int i = 0; i < BLOCK_N / 4; i++)
-            ds[i / 4][i % 4] = pack(s[2 * i] * (dp[2 * i] - delta[i % 2]), s[2 * i + 1] * (dp[2 * i + 1] - delta[i % 2]));
+            ds[i / 4][i % 4] =
+                pack(s[2 * i] * (dp[2 * i] - delta[i % 2]), s[2 * i + 1] * (dp[2 * i + 1] - delta[i % 2]));
     }
 
     __device__ __forceinline__ void run() {

@@ -63,8 +63,8 @@ __device__ __forceinline__ void try_copies(const struct instruction_arguments &a
 
 /* Operands in shared memory: a 64 x 64, b 256 x 64 (or 64 x 256 in runs of 64 columns); one step of 16 of K. */
 __device__ __forceinline__ void try_wgmma(const struct instruction_arguments &a, uint32_t *out, uint32_t shared) {
-    constexpr bool transposed = INSTRUCTION == TRY_WGMMA_SHARED_T || INSTRUCTION == TRY_WGMMA_REGISTERS_T ||
-                                INSTRUCTION == TRY_WGMMA_BOTH_T;
+    constexpr bool transposed =
+        INSTRUCTION == TRY_WGMMA_SHARED_T || INSTRUCTION == TRY_WGMMA_REGISTERS_T || INSTRUCTION == TRY_WGMMA_BOTH_T;
     constexpr bool registers = INSTRUCTION == TRY_WGMMA_REGISTERS || INSTRUCTION == TRY_WGMMA_REGISTERS_T;
     const uint32_t b = shared + 8192;
     for (uint32_t i = threadIdx.x; i < 10240; i += INSTRUCTION_THREADS)
