@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # check_device.sh: what a machine with a CUDA device proves: every CUDA kernel on random problems against float64, the
-# Hopper probe, merging, and all of them under the tools of compute-sanitizer. Needs Meson, Ninja, a C compiler and python3.
+# Hopper probe, merging, and all of them under the tools of compute-sanitizer; each instruction against its stand-in. Needs
+# Meson, Ninja, a C compiler, g++ and python3.
 # Usage: scripts/check_device.sh FOLDER [PROBLEMS] [SEED] [RESULTS]; logs go to FOLDER, a summary to stdout. RESULTS is a file like
 # bench/results/nvidia-h200/checks.json: what was found is recorded there; then scripts/verified.py writes docs/verified.md.
 set -uo pipefail
@@ -32,6 +33,10 @@ for program in $probe $merge; do
     esac
     grep -E "^(WRONG|skipped|not covered)" "$log" || printf '%-24s %6d right\n' "$(basename "$program")" "$(grep -cE "^(exact|right) " "$log")"
 done
+
+log="$folder/instruction-check.log"
+scripts/check_instructions.sh "$log" build-device >/dev/null 2>"$folder/instruction-check.err" || failed=1
+printf '%-24s %6d agree, %d wrong\n' instruction-check "$(grep -c '^| agrees' "$log")" "$(grep -c '^| WRONG' "$log")"
 
 tool() { # tool NAME LOG COMMAND...: under compute-sanitizer, when fewer than a process a core are running
     local name=$1 log=$2

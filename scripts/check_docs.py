@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """check_docs.py: pages name only files that exist, and every measured result is named by one. Usage: check_docs.py [ROOT]
 
-Pages are README.md, CONTRIBUTING.md and everything below docs/ (CHANGELOG.md tells of the past). A file is named by a link, or in
+Pages are README.md, CONTRIBUTING.md, bench/results/README.md and everything below docs/ (CHANGELOG.md tells of the past). A file is named by a link, or in
 backquotes by its path from the root or from src/. Of a device's results there is one file a question: two that differ in date or number alone are one
 too many.
 """
@@ -20,7 +20,8 @@ SOURCE = re.compile(r"`([\w/.-]+\.(?:c|h|cu|cuh|py|sh))`")
 
 
 def pages(root: pathlib.Path) -> list[pathlib.Path]:
-    return [root / "README.md", root / "CONTRIBUTING.md", *sorted((root / "docs").rglob("*.md"))]
+    fixed = (root / name for name in ("README.md", "CONTRIBUTING.md", "bench/results/README.md"))
+    return [*(page for page in fixed if page.is_file()), *sorted((root / "docs").rglob("*.md"))]
 
 
 def exists(root: pathlib.Path, name: str) -> bool:
@@ -40,7 +41,7 @@ def results_faults(root: pathlib.Path) -> list[str]:
     """Results that no page and no script names, and more than one for a question."""
     texts = "".join(path.read_text(encoding="utf-8") for path in [*pages(root), *(root / "scripts").glob("*.*")])
     faults, questions = [], {}
-    for path in sorted(path for path in (root / "bench/results").rglob("*") if path.is_file()):
+    for path in sorted(path for path in (root / "bench/results").rglob("*") if path.is_file() and path.name != "README.md"):
         name = path.relative_to(root).as_posix()
         if path.name not in texts:
             faults.append(f"{name}: no page and no script names it")

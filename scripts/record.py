@@ -84,9 +84,9 @@ def findings(log: pathlib.Path) -> int | None:
 
 
 def of_program(log: pathlib.Path, subject: str, check: str, architecture: str, right: str) -> list:
-    """A program that prints a line for each problem, which begins with `right` or with WRONG."""
+    """A program that prints a line for each problem, which begins with `right` or with WRONG, perhaps as a table's row."""
     text = log.read_text(errors="replace") if log.is_file() else ""
-    counts = {word: len(re.findall(f"^{word}\\b", text, flags=re.MULTILINE)) for word in (right, "WRONG")}
+    counts = {word: len(re.findall(rf"^(?:\| )?{word}\b", text, flags=re.MULTILINE)) for word in (right, "WRONG")}
     run = {"subject": subject, "architecture": architecture, "check": check, "right": counts[right], "wrong": counts["WRONG"]}
     return [run] if sum(counts.values()) else []
 
@@ -102,7 +102,7 @@ def of_folder(folder: pathlib.Path) -> list:
             new = [run | {"findings": found} for run in new if found is not None]
         runs += new
     architecture = runs[0]["architecture"] if runs else ""
-    for subject, right in (("hopper-probe", "exact"), ("merge-check", "right")):
+    for subject, right in (("hopper-probe", "exact"), ("merge-check", "right"), ("instruction-check", "agrees")):
         runs += of_program(folder / f"{subject}.log", subject, "problems", architecture, right)
         for tool in SANITIZERS:
             found = findings(folder / f"{subject}-{tool}.log") if (folder / f"{subject}-{tool}.log").is_file() else None

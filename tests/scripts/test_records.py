@@ -45,12 +45,14 @@ def test_a_run_on_a_device_becomes_a_table(root):
     checked(folder, "mma.forward-racecheck.jsonl", "mma.forward", 7)
     (folder / "mma.forward-racecheck.log").write_text("========= RACECHECK SUMMARY: 2 hazards displayed (2 errors, 0 warnings)\n")
     (folder / "hopper-probe.log").write_text("exact m 1: 0 elements differ\nexact m 2: 0 elements differ\n")
+    (folder / "instruction-check.log").write_text("| | instruction |\n|---|---|\n| agrees | ldmatrix_x4 |\n")
     done = run(root, "record.py", "checks", results, folder)
     assert done.returncode == 0, done.stderr
     runs = {(each["subject"], each["check"]): each for each in json.loads(results.read_text())["runs"]}
     assert runs["mma.forward", "problems"]["right"] == 42
     assert runs["mma.forward", "racecheck"]["findings"] == 2
     assert runs["hopper-probe", "problems"]["right"] == 2
+    assert runs["instruction-check", "problems"]["right"] == 1
     assert run(root, "verified.py", "--check").returncode == 1
     assert run(root, "verified.py").returncode == 0
     assert run(root, "verified.py", "--check").returncode == 0

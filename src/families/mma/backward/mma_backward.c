@@ -12,7 +12,7 @@
 /* Of the plan's parameters. */
 enum { STAGED_ROWS, OVERLAY, DS_BUFFERS, PAIRED, RING, TMA, GATHER, GROUP_PARTS };
 
-/* Whether keys may be put in another order: what is seen is said key by key, alike for the query heads of a KV head. */
+/* Whether keys may be sorted: key intervals alone say what sees them, the same for the query heads of a KV head. */
 static int may_gather(const fdm_problem *p) {
     return p->has_intervals && !p->varlen && !gpu_mask_rows(p) && !gpu_bias_rows(p) && p->interval_heads <= p->heads_kv;
 }
@@ -30,7 +30,7 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
 
 static int64_t tiles_of(int64_t length, int32_t tile) { return (length + tile - 1) / tile; }
 
-/* Blocks take their turns in adding: to dQ, or to the gradient of a shared bias. */
+/* Blocks add in a fixed order: to dQ, or to the gradient of a shared bias. */
 static int in_order(const fdm_problem *p) { return (p->deterministic && p->needs_dq) || gpu_dbias_in_turns(p); }
 
 static struct gpu_backward_needs needs_of(const fdm_plan *plan, const fdm_problem *p) {
@@ -87,7 +87,7 @@ static int may_use_tma(const fdm_plan *plan, const fdm_problem *p) {
     return plan->parameters[RING] && p->aligned && p->q_mappable && !p->varlen;
 }
 
-/* The tile is chosen; what shared memory is left buys what comes first here. */
+/* What the shared memory that a tile leaves is spent on: the first of these that fits. */
 static const struct {
     struct mma_backward_extras with;
     const char *words;
@@ -320,8 +320,8 @@ static fdm_status make_maps(int32_t device, const struct attention *attention, c
     struct cuda_tensor_map maps[2];
     const fdm_status status = cuda_tensor_maps_make(device, layouts, 2, maps);
     if (!status) {
-        params->shared.q_map = maps[0];
-        params->shared.dout_map = maps[1];
+        params->q_map = maps[0];
+        params->dout_map = maps[1];
     }
     return status;
 }

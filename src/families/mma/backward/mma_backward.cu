@@ -41,7 +41,7 @@
 #define BY_COLUMNS    (PAIRED || (BLOCK_N < 128 && WIDEST > 128))
 #define COLUMN_SHARES (BY_COLUMNS ? SHARE : 1)
 #define WARP_ROWS     (SUB_ROWS / SHARE) /* rows of a sub-tile whose scores a warp makes */
-/* Of them, so many at a time: as many as registers hold. */
+/* PART_ROWS: rows of them whose scores are in registers at a time, as many as registers hold. */
 #define SCARCE      (WIDEST > 192 && (VARLEN || BIAS || MASK || DETERMINISTIC))
 #define CROWDED     (SOFTCAP || (VARLEN && PAIRED) || (DETERMINISTIC && (MASK || BIAS || INTERVALS || VARLEN)))
 #define TURNS_DQ    (DETERMINISTIC && NEEDS_DQ)
@@ -61,7 +61,7 @@
 #define DQ_COLUMNS (HEAD_DIM / DQ_SHARE)
 #define DQ_STEP    (DQ_COLUMNS % 32 || OVERLAY || V_IN_REGISTERS || SCARCE ? 16 : 32) /* at a time */
 #define DQ_PASSES  (DQ_COLUMNS / DQ_STEP)
-/* Passes before the products of the others' rows, so that what is added does not come all at once. */
+/* Passes over columns of dQ before the products of other warps' rows, so that not all additions come at once. */
 #define DQ_EARLY   (RING && BY_COLUMNS && DQ_PASSES > 1 ? 1 : 0)
 #define KEY_BIAS   (BIAS && !BIAS_ROWS)
 #define KEYED      (INTERVALS || (MASK && !MASK_ROWS) || KEY_BIAS) /* keys may be seen by no row */
@@ -142,8 +142,8 @@ __device__ __forceinline__ struct tiles lay_out(uint32_t shared) {
     return t;
 }
 
-/* The lane, made here: what follows from it is not kept in registers through the loop. Where that is said was decided
- * by the spills of all specialisations. */
+/* The lane's number, opaque to the compiler: what follows from it is computed again, not kept in registers through the
+ * loop. Where it is called was decided by the spills of all specialisations. */
 __device__ __forceinline__ int fresh_lane() {
     int thread = threadIdx.x;
     thread = opaque(thread);
@@ -371,7 +371,7 @@ __device__ __forceinline__ struct walk plan_walk(const struct gpu_backward_param
     return w;
 }
 #if KEYED
-/* What the keys themselves leave of it. `scratch`: 32 bytes that nobody uses. */
+/* The part of the walk that intervals, masks and biases of the keys leave. `scratch`: 32 bytes that nobody uses. */
 __device__ __forceinline__ struct walk narrow(struct walk w, uint32_t keys, uint32_t scratch) {
     if (threadIdx.x < BLOCK_N) {
         int first = (int)ld_shared_4(keys + threadIdx.x * 4);
@@ -593,10 +593,10 @@ __device__ __forceinline__ void load_stage(const struct mma_backward_params &par
         if (panel < 0)
             cp_async_bulk(stage.rows + n * (STAGE_ROWS * 4), row_words(head, n) + row, STAGE_ROWS * 4, stage.full);
         else if (panel < panels_q)
-            cp_async_bulk_tensor_4d(stage.q + panel * (columns_q * STAGE_ROWS * 2), &a.q_map, stage.full,
+            cp_async_bulk_tensor_4d(stage.q + panel * (columns_q * STAGE_ROWS * 2), &params.q_map, stage.full,
                                     panel * columns_q, row, head.index, at.batch);
         else
-            cp_async_bulk_tensor_4d(stage.dout + (panel - panels_q) * (columns_v * STAGE_ROWS * 2), &a.dout_map,
+            cp_async_bulk_tensor_4d(stage.dout + (panel - panels_q) * (columns_v * STAGE_ROWS * 2), &params.dout_map,
                                     stage.full, (panel - panels_q) * columns_v, row, head.index, at.batch);
     }
 #    else
@@ -988,7 +988,7 @@ __device__ __forceinline__ void make_ds(score_fragments &left, struct sums &sums
 #    elif DBIAS && !DBIAS_FROM_DS
                 const int row = block_row + sub_row + n * 8 + lane % 4 * 2 + e % 2, j = 2 * t + e / 2;
                 char *to = dbias[SCORES_ALIGNED ? 0 : j] + dbias_rows(a, row);
-                /* Said for each in the way in which the assembler spills less. */
+                /* One condition in two forms, each where the assembler spills less with it. */
                 const bool inside = SCORES_ALIGNED || V_IN_REGISTERS
                                         ? j * 8 < num_keys
                                         : at.first_key + warp_key + lane / 4 + j * 8 < at.seqlen_k;
@@ -1037,6 +1037,30 @@ __device__ __forceinline__ void store_dbias(const struct gpu_backward_params &a,
     }
 }
 #endif
+
+/* A row that sees no key has no gradient, whatever comes in: its P is 0, but 0 times NaN is not. Where one of a stage's
+ * rows says that NaN or inf comes in, dO of those without keys becomes 0 before anybody reads it; all warps look at the
+ * same words. */
+__device__ __forceinline__ void clear_spoiled(const struct walk &walk, const struct stage &stage, int row) {
+    if (!(MASK || BIAS || INTERVALS) && (!WINDOW || row >= walk.full_first))
+        return; /* rows without a key are before those that see one */
+    const int lane = fresh_lane();
+    bool spoiled = false;
+#pragma unroll
+    for (int n = 0; n < STAGE_ROWS; n += 32)
+        spoiled = spoiled || ld_shared_4(stage.rows + (STAGE_ROWS + n + lane) * 4) == BACKWARD_SPOILED_ROW;
+    if (!__any_sync(0xffffffff, spoiled))
+        return;
+    constexpr int chunks = HEAD_DIM_V / 8;
+#pragma unroll 1
+    for (int n = threadIdx.x; n < STAGE_ROWS * chunks; n += THREADS)
+        if (__uint_as_float(ld_shared_4(stage.rows + n / chunks * 4)) == -MINUS_INF)
+            st_shared_16(stage.dout + chunk_offset_in<chunks, PANEL_ROWS>(n / chunks, n % chunks), 0, 0, 0, 0);
+#if TMA
+    fence_proxy_async(); /* TMA will write there again */
+#endif
+    __syncthreads();
+}
 
 /* What a part's own rows add to a sum. */
 template <int tiles, class address>
@@ -1391,6 +1415,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
 #    endif
             ds_buffer ^= SCORES_BYTES * (BY_COLUMNS ? 2 : 1);
             mbarrier_wait(stage.full, ring.parity);
+            clear_spoiled(walk, stage, row);
             if (TWO_BODIES && !partial)
                 add_own(sums, a, at, h, tiles, stage, values, staged, row, 0, false, false);
             else
@@ -1443,6 +1468,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
             }
             cp_async_wait<STAGES - 1>();
             __syncthreads();
+            clear_spoiled(walk, stage, row);
             const int begin = first_sub_tile(walk, row), end = min(BLOCK_M, walk.last - row);
 #    pragma unroll 1
             for (int sub = begin; sub < end; sub += SUB_ROWS) {

@@ -184,6 +184,7 @@ enum { MMA_BACKWARD_NUM_CONSTANTS = MMA_BACKWARD_CONSTANTS(MMA_BACKWARD_COUNT) }
 
 struct mma_backward_params {
     struct gpu_backward_params shared;
+    struct cuda_tensor_map q_map, dout_map; /* TMA: [B, H, S, D], tiles of 64 rows and a panel */
 };
 
 #endif

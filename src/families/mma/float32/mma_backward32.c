@@ -209,7 +209,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
 
 const struct gpu_algorithm mma_backward32_algorithm = {
     .info = {"mma.backward32", "a pass over rows and one over keys on mma.sync for float32 by 3xTF32, every feature",
-            FDM_BACKWARD},
+             FDM_BACKWARD},
     .chosen_freely = 1,
     .refusal = refusal,
     .fill = fill,

@@ -48,6 +48,7 @@ static_assert(HEAD_DIM % (16 * SHARE) == 0 && HEAD_DIM_V % (16 * SHARE) == 0 && 
 static_assert(SHARE == 1 || ((HEAD_DIM / SHARE % 32 == 0 || HEAD_DIM == 32) &&
                              (HEAD_DIM_V / SHARE % 32 == 0 || HEAD_DIM_V == 32)),
               "addresses of a share's columns");
+static_assert(BLOCK <= 32, "a lane for each row of a step");
 static_assert(OWN % BLOCK == 0 && THREADS >= BLOCK, "a mask is blocked by BLOCK x BLOCK");
 
 /* Shared memory. */
@@ -412,6 +413,23 @@ __device__ __forceinline__ void store_sums(const float (&sum)[1][columns][4], fl
     }
 }
 
+#if OF_VALUES
+/* A row that sees no key has no gradient, whatever comes in: its P is 0, but 0 times NaN is not. Where one of a step's
+ * rows says that NaN or inf comes in, dO of those without keys becomes 0 before anybody reads it. (dS is 0 where P is.)
+ */
+__device__ __forceinline__ void clear_spoiled(const struct tiles &t, uint32_t bounds) {
+    constexpr int chunks = HEAD_DIM_V / 4;
+    const uint32_t delta = ld_shared_4(bounds + (BLOCK + threadIdx.x % BLOCK) * 4);
+    if (!__any_sync(0xffffffff, delta == BACKWARD_SPOILED_ROW))
+        return;
+#    pragma unroll 1
+    for (int n = threadIdx.x; n < BLOCK * chunks; n += THREADS)
+        if (__uint_as_float(ld_shared_4(bounds + n / chunks * 4)) == -MINUS_INF)
+            st_shared_16(t.other2 + chunk_offset<chunks>(n / chunks, n % chunks), 0, 0, 0, 0);
+    __syncthreads();
+}
+#endif
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     mma_backward32(const __grid_constant__ struct gpu_backward_params a) {
     extern __shared__ __align__(128) char shared[];
@@ -482,6 +500,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             float p[1][TILES][4], slope[TILES][4];
             cp_async_wait<0>();
             __syncthreads();
+#if OF_VALUES
+            clear_spoiled(t, bounds);
+#endif
             multiply_scores<HEAD_DIM>(p, left_of<HEAD_DIM / 4>(t.own1, warp_own), right_of<HEAD_DIM / 4>(t.other1, 0));
             make_p(p, slope, a, at, keys, own, own_lse, own_low, bounds, step, partial);
 #if OF_VALUES
