@@ -4,7 +4,7 @@
  * weighted sum of V. Both are kept, not their logarithm: where every score is a huge negative bias, that would lose how
  * many keys a split saw. A split that saw no key has maximum -inf and weight 0. Bound by memory: reads num_splits *
  * rows * (Dv + 2) floats. One block a row; each warp adds every fourth split, in order, and the warps' sums are added
- * in order.
+ * in order. Few rows are many dependent reads: the first splits' are under way before their weights are known.
  *
  * Grid: rows of all heads. */
 #include "cuda/ptx/launch.cuh"
@@ -12,6 +12,7 @@
 #include "gpu/combine_splits.h"
 
 #define THREADS   (32 * COMBINE_SPLITS_WARPS)
+#define AT_ONCE   8 /* splits whose parts a warp reads together */
 #define LOG2_E    1.4426950408889634f
 #define MINUS_INF (-__int_as_float(0x7f800000))
 
@@ -34,21 +35,38 @@ __device__ __forceinline__ float over_block(float x, float *scratch, bool maximu
     return x;
 }
 
-__device__ __forceinline__ void store_columns(char *to, float x, float y) {
+__device__ __forceinline__ void store_columns(char *to, float4 x) {
 #if DTYPE == GPU_FLOAT32
-    *(float2 *)to = make_float2(x, y);
+    *(float4 *)to = x;
 #elif DTYPE == GPU_BFLOAT16
-    *(uint32_t *)to = cvt_bf16x2(x, y);
+    *(uint2 *)to = make_uint2(cvt_bf16x2(x.x, x.y), cvt_bf16x2(x.z, x.w));
 #else
-    *(uint32_t *)to = cvt_f16x2(x, y);
+    *(uint2 *)to = make_uint2(cvt_f16x2(x.x, x.y), cvt_f16x2(x.z, x.w));
 #endif
+}
+
+__device__ __forceinline__ float4 add_weighted(float4 sum, float weight, float4 x) {
+    return make_float4(sum.x + weight * x.x, sum.y + weight * x.y, sum.z + weight * x.z, sum.w + weight * x.w);
+}
+
+/* Four columns of the row's parts in splits `split`, `split` + COMBINE_SPLITS_WARPS and so on. */
+__device__ __forceinline__ void read_parts(float4 (&part)[AT_ONCE], const struct gpu_forward_params &a,
+                                           int64_t all_rows, int64_t row, int split, int column) {
+    const float *at = a.partial_out + (split * all_rows + row) * a.head_dim_v + column;
+    const int64_t step = COMBINE_SPLITS_WARPS * all_rows * a.head_dim_v;
+#pragma unroll
+    for (int n = 0; n < AT_ONCE; n++, at += step) {
+        part[n] = make_float4(0, 0, 0, 0);
+        if (split + n * COMBINE_SPLITS_WARPS < a.num_splits && column < a.head_dim_v)
+            part[n] = *(const float4 *)at;
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     combine_splits(const __grid_constant__ struct gpu_forward_params a) {
     constexpr int bytes = DTYPE == GPU_FLOAT32 ? 4 : 2;
     __shared__ float maxima[COMBINE_SPLITS_WARPS], sums[COMBINE_SPLITS_WARPS], weights[THREADS];
-    __shared__ float2 parts[COMBINE_SPLITS_WARPS][32];
+    __shared__ float4 parts[COMBINE_SPLITS_WARPS][32];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int64_t all_rows = VARLEN ? (int64_t)a.heads * a.total_q : (int64_t)a.batch * a.heads * a.seqlen_q;
     const int64_t row = blockIdx.x, rows = VARLEN ? a.total_q : a.seqlen_q;
@@ -58,6 +76,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         return; /* of no sequence: no split has written it */
 #endif
     griddepcontrol_wait();
+    float4 part[AT_ONCE];
+    read_parts(part, a, all_rows, row, warp, lane * 4);
     float2 mine = make_float2(MINUS_INF, 0);
     if (threadIdx.x < a.num_splits)
         mine = *(const float2 *)&a.partial_rows[2 * (threadIdx.x * all_rows + row)];
@@ -68,25 +88,26 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const float sum = over_block(weight * mine.y, sums, false);
     const float inverse = empty ? 0.0f : 1.0f / sum;
     char *out = a.out.data + (batch * a.out.batch + i * a.out.row + head * a.out.head) * bytes;
-    for (int first = 0; first < a.head_dim_v; first += 64) {
-        const int column = first + lane * 2;
-        float x = 0, y = 0;
-        if (column < a.head_dim_v)
-#pragma unroll 8
-            for (int split = warp; split < a.num_splits; split += COMBINE_SPLITS_WARPS) {
-                const float2 o = *(const float2 *)&a.partial_out[(split * all_rows + row) * a.head_dim_v + column];
-                x += weights[split] * o.x;
-                y += weights[split] * o.y;
-            }
-        parts[warp][lane] = make_float2(x, y);
+    for (int column = lane * 4; column - lane * 4 < a.head_dim_v; column += 128) {
+        float4 x = make_float4(0, 0, 0, 0);
+        if (column >= 128)
+            read_parts(part, a, all_rows, row, warp, column);
+        for (int split = warp; split < a.num_splits; split += AT_ONCE * COMBINE_SPLITS_WARPS) {
+            if (split > warp)
+                read_parts(part, a, all_rows, row, split, column);
+#pragma unroll
+            for (int n = 0; n < AT_ONCE; n++)
+                if (split + n * COMBINE_SPLITS_WARPS < a.num_splits)
+                    x = add_weighted(x, weights[split + n * COMBINE_SPLITS_WARPS], part[n]);
+        }
+        parts[warp][lane] = x;
         __syncthreads();
         if (warp == 0 && column < a.head_dim_v) {
 #pragma unroll
-            for (int n = 1; n < COMBINE_SPLITS_WARPS; n++) {
-                x += parts[n][lane].x;
-                y += parts[n][lane].y;
-            }
-            store_columns(out + column * bytes, x * inverse, y * inverse);
+            for (int n = 1; n < COMBINE_SPLITS_WARPS; n++)
+                x = add_weighted(x, 1.0f, parts[n][lane]);
+            store_columns(out + column * bytes,
+                          make_float4(x.x * inverse, x.y * inverse, x.z * inverse, x.w * inverse));
         }
         __syncthreads();
     }

@@ -13,6 +13,7 @@ enum { GPU_REQUESTS_MAX = FAMILY_LAUNCHES_MAX };
 /* One kernel of a family. */
 struct gpu_algorithm {
     struct kernel_info info;
+    uint32_t features;  /* GPU_FEATURE_*: those that it takes; a problem that asks another is refused */
     int chosen_freely;  /* 0: runs only by name */
     int writes_lse_low; /* forward: beside a bias it leaves what lse has rounded away, by lse.cuh */
     /* NULL when the device and problem can be taken; else a clause that says why not, in `text` or constant. */
@@ -62,6 +63,16 @@ static inline uint32_t gpu_grid(int64_t blocks) { return blocks < INT32_MAX ? (u
     .device_type = FDM_CUDA, .kernel = gpu_family_kernel, .available = gpu_family_available,               \
     .chosen_freely = gpu_family_chosen_freely, .choose = gpu_family_choose, .variant = gpu_family_variant, \
     .prepare = gpu_family_prepare, .launches = gpu_family_launches, .execute = gpu_family_execute
+
+/* The clause of a refusal, written to `text`. */
+const char *gpu_no_tile_fits(const fdm_device *device, char *text, size_t size);
+
+/* The end of a forward's execution: the kernels of `requests`, of which the first is the forward's own and takes struct
+ * gpu_forward_params, and a second is the block mask of the plan's tile, at the workspace's start. blocks: of the
+ * first, in clusters of so many. */
+fdm_status gpu_forward_launch(const fdm_plan *plan, const struct attention *attention,
+                              const struct cuda_kernel_request *requests, int32_t count, int64_t blocks,
+                              int32_t cluster, void *workspace, void *stream);
 
 /* The block mask of a mask with rows (block_mask.h): its bytes of workspace, its kernel, and the launch that fills
  * `block_mask` and tells the parameters where it is. */

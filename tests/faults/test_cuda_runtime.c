@@ -17,6 +17,7 @@
 #include "families/mma/forward/mma_decode.h"
 #include "families/mma/mma_family.h"
 #include "gpu/block_mask.h"
+#include "gpu/combine_splits.h"
 #include "scenario.h"
 
 static const fdm_device_id cuda = {FDM_CUDA, 0}, second = {FDM_CUDA, 1}, host = {FDM_CPU, 0};
@@ -218,10 +219,10 @@ static int64_t expected(enum cuda_call_kind kind, const fdm_plan *plan, const st
     if (kind != CALL_DECODE)
         return 1;
     want[0].grid[0] = (unsigned)(plan->parameters[0] * p->batch * p->heads_kv);
-    want[0].block[0] = 32 * MMA_DECODE_WARPS;
+    want[0].block[0] = (unsigned)(32 * plan->parameters[4]); /* warps */
     snprintf(other.entry, sizeof other.entry, "combine_splits");
     other.grid[0] = (unsigned)rows;
-    other.block[0] = 32 * MMA_DECODE_WARPS;
+    other.block[0] = 32 * COMBINE_SPLITS_WARPS;
     other.shared_bytes = 0;
     other.programmatic = plan->parameters[3];
     want[1] = other;

@@ -43,6 +43,8 @@ static void splits(void **state) {
         {"sm_90", 1, 8, 131072, 128, 16, 3, MMA_MERGE_WORKSPACE},
         {"sm_90", 2, 8, 131072, 128, 8, 3, MMA_MERGE_CLUSTER},
         {"sm_90", 2, 1, 512, 128, 2, 3, MMA_MERGE_CLUSTER},
+        /* 64 splits have 32 tiles of 64 keys each; with 63 some would have 33 */
+        {"sm_90", 1, 2, 131072, 128, 64, 3, MMA_MERGE_WORKSPACE},
         /* in waves there is no cluster */
         {"sm_90", 20, 8, 16384, 128, 8, 2, MMA_MERGE_WORKSPACE},
         /* no clusters */
@@ -86,22 +88,22 @@ static void decode_takes_every_feature(void **state) {
         const char *choice, *words;
         int64_t mask, intervals, row_groups;
     } cases[] = {
-        {MASK, FDM_BFLOAT16, 32, 8, 1, 128, "MMA_Decode_16x64_S3", "listed first by the mask", 1, 0, 1},
-        {MASK | OF_HEADS, FDM_BFLOAT16, 32, 8, 1, 128, "MMA_Decode_16x64_S3", "by the mask", 2, 0, 1},
-        {MASK | OF_ROWS, FDM_FLOAT16, 32, 8, 4, 128, "MMA_Decode_16x64_S3", "by the mask", 2, 0, 1},
-        {INTERVALS, FDM_BFLOAT16, 32, 8, 1, 128, "MMA_Decode_16x64_S3", "by intervals", 0, 1, 1},
-        {INTERVALS, FDM_BFLOAT16, 32, 8, 2, 128, "MMA_Decode_16x64_S3", "by intervals", 0, 2, 1},
-        {MASK | INTERVALS, FDM_BFLOAT16, 32, 8, 1, 64, "MMA_Decode_16x64_S3", "by mask and intervals", 1, 1, 1},
-        {BIAS, FDM_BFLOAT16, 32, 8, 1, 128, "MMA_Decode_16x64_S3", "a bias of -inf", 0, 0, 1},
-        {SOFTCAP | WINDOW, FDM_BFLOAT16, 32, 8, 1, 256, "MMA_Decode_16x64_S2", "fit in one tile of 16", 0, 0, 1},
-        {0, FDM_BFLOAT16, 64, 2, 1, 128, "MMA_Decode_32x64_S3", "32 query rows of a KV head fit in one tile of 32", 0,
-         0, 2},
-        {0, FDM_BFLOAT16, 64, 1, 1, 128, "MMA_Decode_64x64_S3", "fit in one tile of 64", 0, 0, 4},
-        {0, FDM_BFLOAT16, 64, 2, 4, 128, "MMA_Decode_64x64_S3", "128 query rows of a KV head fit in 2 tiles of 64", 0,
-         0, 4},
-        {0, FDM_FLOAT32, 32, 8, 1, 128, "MMA_Decode_TF32x3_16x64_S2", "2 stages of 64 keys", 0, 0, 1},
-        {MASK, FDM_FLOAT32, 32, 8, 1, 256, "MMA_Decode_TF32x3_16x32_S2", "2 stages of 32 keys", 1, 0, 1},
-        {0, FDM_FLOAT32, 64, 2, 1, 256, "MMA_Decode_TF32x3_32x32_S2", "fit in one tile of 32", 0, 0, 2},
+        {MASK, FDM_BFLOAT16, 32, 8, 1, 128, "MMA_Decode_16x64_W4_S3_X4", "listed first by the mask", 1, 0, 1},
+        {MASK | OF_HEADS, FDM_BFLOAT16, 32, 8, 1, 128, "MMA_Decode_16x64_W4_S3_X4", "by the mask", 2, 0, 1},
+        {MASK | OF_ROWS, FDM_FLOAT16, 32, 8, 4, 128, "MMA_Decode_16x64_W4_S3_X4", "by the mask", 2, 0, 1},
+        {INTERVALS, FDM_BFLOAT16, 32, 8, 1, 128, "MMA_Decode_16x64_W4_S3_X2", "by intervals", 0, 1, 1},
+        {INTERVALS, FDM_BFLOAT16, 32, 8, 2, 128, "MMA_Decode_16x64_W4_S3_X2", "by intervals", 0, 2, 1},
+        {MASK | INTERVALS, FDM_BFLOAT16, 32, 8, 1, 64, "MMA_Decode_16x64_W4_S4", "by mask and intervals", 1, 1, 1},
+        {BIAS, FDM_BFLOAT16, 32, 8, 1, 128, "MMA_Decode_16x64_W4_S3_X4", "a bias of -inf", 0, 0, 1},
+        {SOFTCAP | WINDOW, FDM_BFLOAT16, 32, 8, 1, 256, "MMA_Decode_16x64_W4_S2", "fit in one tile of 16", 0, 0, 1},
+        {0, FDM_BFLOAT16, 64, 2, 1, 128, "MMA_Decode_32x64_W8_S3", "32 query rows of a KV head fit in one tile of 32",
+         0, 0, 2},
+        {0, FDM_BFLOAT16, 64, 1, 1, 128, "MMA_Decode_64x64_W8_S3", "fit in one tile of 64", 0, 0, 4},
+        {0, FDM_BFLOAT16, 64, 2, 4, 128, "MMA_Decode_64x64_W8_S3", "128 query rows of a KV head fit in 2 tiles of 64",
+         0, 0, 4},
+        {0, FDM_FLOAT32, 32, 8, 1, 128, "MMA_Decode_TF32x3_16x64_W4_S2", "2 stages of 64 keys", 0, 0, 1},
+        {MASK, FDM_FLOAT32, 32, 8, 1, 256, "MMA_Decode_TF32x3_16x32_W4_S2_X4", "2 stages of 32 keys", 1, 0, 1},
+        {0, FDM_FLOAT32, 64, 2, 1, 256, "MMA_Decode_TF32x3_32x32_W8_S2", "fit in one tile of 32", 0, 0, 2},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const int f = cases[i].features;
@@ -131,6 +133,39 @@ static void decode_takes_every_feature(void **state) {
         assert_int_equal(constant_of(&requests[0], "INTERVALS"), cases[i].intervals);
         assert_int_equal(constant_of(&requests[0], "ROW_GROUPS"), cases[i].row_groups);
     }
+}
+
+/* Hidden keys: more splits than fill the device, so that what is left of them can be shared out; other numbers of them
+ * and of stages are other variants. */
+static void splits_where_keys_hide(void **state) {
+    (void)state;
+    fdm_problem p = problem_of(8, 32, 8, 1, 16384, 128);
+    p.has_mask = 1;
+    p.mask_shape[0] = p.batch;
+    p.mask_shape[3] = p.seqlen_k;
+    fdm_device device;
+    fdm_plan plan;
+    assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
+    assert_int_equal(fdm_plan_attention(&device, &p, NULL, &plan), FDM_OK);
+    assert_string_equal(plan.choice, "MMA_Decode_16x64_W4_S3_X4");
+    assert_int_equal(plan.parameters[0], 8);
+    assert_int_equal(plan.parameters[2], MMA_MERGE_WORKSPACE);
+    static const struct {
+        const char *choice;
+        int32_t stages, splits;
+    } others[] = {
+        {"MMA_Decode_16x64_W4_S2_X4", 2, 8},  {"MMA_Decode_16x64_W4_S4_X4", 4, 8},
+        {"MMA_Decode_16x64_W4_S3", 3, 2},     {"MMA_Decode_16x64_W4_S3_X2", 3, 4},
+        {"MMA_Decode_16x64_W4_S3_X8", 3, 16}, {"MMA_Decode_16x64_W4_S3_X16", 3, 32},
+    };
+    int32_t number = 1;
+    for (; !fdm_plan_variant(&device, &p, "mma.decode", number, &plan); number++) {
+        assert_in_range(number, 1, sizeof others / sizeof others[0]);
+        assert_string_equal(plan.choice, others[number - 1].choice);
+        assert_int_equal(plan.stages, others[number - 1].stages);
+        assert_int_equal(plan.parameters[0], others[number - 1].splits);
+    }
+    assert_int_equal(number, 1 + sizeof others / sizeof others[0]);
 }
 
 /* Many rows, short sequences and odd head dims are left to others. */
@@ -194,8 +229,64 @@ static void l2_groups(void **state) {
     assert_true(heads_together(&p) >= 1);
 }
 
+/* What an algorithm does not name is refused by name, one feature at a time and whatever its own refusal says. */
+static const char *takes_all(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
+    (void)device;
+    (void)p;
+    (void)text;
+    (void)size;
+    return NULL;
+}
+static int fills_one(const fdm_device *device, const fdm_problem *p, int32_t variant, fdm_plan *plan) {
+    (void)device;
+    (void)p;
+    plan->block_m = 64;
+    return variant == 0;
+}
+static int chosen_with(uint32_t features, const fdm_problem *p, fdm_plan *plan) {
+    const struct gpu_algorithm algorithm = {.info = {"test.forward", "", FDM_FORWARD},
+                                            .features = features,
+                                            .chosen_freely = 1,
+                                            .refusal = takes_all,
+                                            .fill = fills_one};
+    const struct gpu_algorithm *const algorithms[] = {&algorithm};
+    const struct gpu_list list = {.arch_min = 80, .algorithms = algorithms};
+    const struct family family = {.name = "test", .num_kernels = 1, .list = &list, GPU_FAMILY_ENTRIES};
+    fdm_device device;
+    assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
+    const struct plan_request request = {.device = &device, .problem = p, .kernel = "test.forward"};
+    memset(plan, 0, sizeof *plan);
+    return family.choose(&family, &request, plan);
+}
+
+static void unnamed_features_are_refused(void **state) {
+    (void)state;
+    fdm_plan plan;
+    fdm_problem p = fdm_problem_default();
+    p.batch = 1, p.heads = p.heads_kv = 1, p.seqlen_q = p.seqlen_k = 128, p.head_dim = p.head_dim_v = 64;
+    p.aligned = 1;
+    assert_true(chosen_with(0, &p, &plan));
+    p.softcap = 3;
+    assert_false(chosen_with(GPU_EVERY_FEATURE & ~GPU_FEATURE_SOFTCAP, &p, &plan));
+    assert_non_null(strstr(plan.reason, "it does not take softcap"));
+    assert_true(chosen_with(GPU_FEATURE_SOFTCAP, &p, &plan));
+    p.has_mask = 1;
+    p.mask_shape[2] = p.seqlen_q;
+    p.aligned = 0;
+    assert_false(chosen_with(GPU_FEATURE_SOFTCAP | GPU_FEATURE_MASK_KEYS, &p, &plan));
+    assert_non_null(strstr(plan.reason, "it does not take masks with query rows, addresses or strides"));
+    assert_true(chosen_with(GPU_FEATURE_SOFTCAP | GPU_FEATURE_MASK_ROWS | GPU_FEATURE_UNALIGNED, &p, &plan));
+    p.mask_shape[2] = 1;
+    assert_false(chosen_with(GPU_EVERY_FEATURE & ~GPU_FEATURE_MASK_KEYS, &p, &plan));
+    assert_non_null(strstr(plan.reason, "it does not take masks that query rows share"));
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(splits), cmocka_unit_test(decode_takes_every_feature),
-                                       cmocka_unit_test(decode_leaves_to_others), cmocka_unit_test(l2_groups)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(splits),
+                                       cmocka_unit_test(decode_takes_every_feature),
+                                       cmocka_unit_test(splits_where_keys_hide),
+                                       cmocka_unit_test(decode_leaves_to_others),
+                                       cmocka_unit_test(l2_groups),
+                                       cmocka_unit_test(unnamed_features_are_refused)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

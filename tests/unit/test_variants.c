@@ -99,8 +99,8 @@ static void lists_every_variant(void **state) {
         assert_int_equal(fdm_kernel_list(i, &kernel), FDM_OK);
         if (kernel.device_type == FDM_CUDA && most[i] == 0)
             fail_msg("%s ran no problem", kernel.name);
-        if (strcmp(kernel.name, "mma.decode") == 0)
-            assert_int_equal(most[i], 1);
+        if (strcmp(kernel.name, "mma.decode") == 0) /* 2, 3 or 4 stages; of 3000 keys no more splits */
+            assert_int_equal(most[i], 3);
         if (strcmp(kernel.name, "mma.split-q") == 0) /* 1 or 2 stages, two layouts, two accumulators */
             assert_int_equal(most[i], 8);
     }

@@ -95,10 +95,8 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
         return "it takes float16 and bfloat16";
     if (p->head_dim > 256 || p->head_dim_v > 256)
         return "head dims are at most 256";
-    if (!p->aligned || !p->q_mappable || !p->keys_mappable)
-        return "TMA needs addresses and strides that are multiples of 16 bytes, and strides above 0";
-    if (p->has_intervals || (p->has_mask && !gpu_mask_rows(p)) || (p->has_bias && !gpu_bias_rows(p)))
-        return "it takes masks and biases with rows, and no key intervals";
+    if (!p->q_mappable || !p->keys_mappable)
+        return "TMA needs strides above 0 and below 2^40 bytes";
     if (scored(p) && (!p->scores_mappable || p->varlen || (p->has_mask && p->mask_shape[3] != p->seqlen_k) ||
                       (p->has_bias && p->bias_shape[3] != p->seqlen_k)))
         return "rows of mask and bias must be contiguous and begin at multiples of 16 bytes, for TMA";
@@ -326,6 +324,8 @@ static int32_t scheduler(const fdm_plan *plan) { return plan->parameters[SCHEDUL
 
 const struct gpu_algorithm hopper_forward_algorithm = {
     .info = {"hopper.forward", "FlashAttention-3's plan on wgmma and TMA, with stale maxima", FDM_FORWARD},
+    .features = GPU_FEATURE_CAUSAL | GPU_FEATURE_WINDOW | GPU_FEATURE_MASK_ROWS | GPU_FEATURE_BIAS_ROWS |
+                GPU_FEATURE_VARLEN | GPU_FEATURE_SOFTCAP,
     .chosen_freely = 1,
     .writes_lse_low = 1,
     .refusal = refusal,

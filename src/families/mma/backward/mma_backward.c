@@ -359,6 +359,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
 
 const struct gpu_algorithm mma_backward_algorithm = {
     .info = {"mma.backward", "FlashAttention-2's backward on mma.sync, every feature", FDM_BACKWARD},
+    .features = GPU_EVERY_FEATURE,
     .chosen_freely = 1,
     .refusal = refusal,
     .fill = fill,

@@ -65,8 +65,7 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
     for (int32_t i = 0; i < NUM_TILES; i++)
         if (fits(&tiles[i], device, p))
             return NULL;
-    snprintf(text, size, "no tile fits the device's %lld KB of shared memory", (long long)device->shared_bytes >> 10);
-    return text;
+    return gpu_no_tile_fits(device, text, size);
 }
 
 static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant, fdm_plan *plan) {
@@ -210,6 +209,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
 const struct gpu_algorithm mma_backward32_algorithm = {
     .info = {"mma.backward32", "a pass over rows and one over keys on mma.sync for float32 by 3xTF32, every feature",
              FDM_BACKWARD},
+    .features = GPU_EVERY_FEATURE,
     .chosen_freely = 1,
     .refusal = refusal,
     .fill = fill,

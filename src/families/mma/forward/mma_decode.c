@@ -9,7 +9,7 @@
 #include "families/mma/mma_family.h"
 #include "gpu/splits.h"
 
-enum { STAGES_MAX = 4, TILES_OF_A_SPLIT_MIN = 4, KEYS_MIN = 512, BLOCKS_MAX = 2, RESERVE = 1 << 10 };
+enum { STAGES_MAX = 4, TILES_OF_A_SPLIT_MIN = 4, KEYS_MIN = 512, RESERVE = 1 << 10 };
 enum { ROWS_MAX = 256, SEQLEN_MAX = 8 }; /* packed rows at most; and of more rows than one tile of 16, query rows */
 /* Of K and V that a multiprocessor waits for at a time: less leaves the memory idle, more is 2 % slower (H200). */
 enum { FLIGHT_BYTES = 64 << 10 };
@@ -21,8 +21,8 @@ static int64_t packed_rows(const fdm_problem *p) { return p->seqlen_q * (p->head
 
 static int is_float32(const fdm_problem *p) { return p->dtype == FDM_FLOAT32; }
 static int32_t element_bytes(const fdm_problem *p) { return is_float32(p) ? 4 : 2; }
-static int32_t share_of(const fdm_problem *p) { return mma_decode_share(is_float32(p), (int32_t)p->head_dim_v); }
 static int32_t padded(const fdm_problem *p) { return (int32_t)gpu_round_up(p->head_dim, 16); }
+static int32_t share_of(const fdm_problem *p) { return mma_decode_share(is_float32(p), (int32_t)p->head_dim_v); }
 static int32_t padded_v(const fdm_problem *p) {
     return (int32_t)gpu_round_up(p->head_dim_v, share_of(p) > 1 ? 64 : 16);
 }
@@ -44,32 +44,46 @@ static int32_t intervals_constant(const fdm_problem *p) {
 }
 
 struct tile {
-    int32_t block_n, row_groups;
+    int32_t block_n, warps, row_groups;
 };
 
 static int32_t shared_bytes(const fdm_problem *p, struct tile t, int32_t stages) {
-    return mma_decode_shared_bytes(element_bytes(p), padded(p), padded_v(p), t.block_n, t.row_groups, stages,
-                                   lists_keys(p));
+    return mma_decode_shared_bytes(element_bytes(p), padded(p), padded_v(p), t.block_n, t.row_groups,
+                                   t.warps / share_of(p), stages, lists_keys(p));
 }
+
+/* Warps that work on the same keys leave at least 16 keys of a tile to each of the others. */
+static int is_tile(const fdm_problem *p, struct tile t) {
+    const int32_t mates = t.row_groups * share_of(p);
+    return (t.warps == 4 || t.warps == 8) && (t.row_groups == 1 || t.row_groups == 2 || t.row_groups == 4) &&
+           mates <= 4 && (t.block_n == 64 || t.block_n == 32) && t.block_n * mates >= 16 * t.warps;
+}
+
+static int32_t blocks_max(struct tile t) { return MMA_DECODE_WARPS_MAX / t.warps; }
 
 /* Each block's reserve is the driver's. */
 static int blocks_fit(const fdm_device *device, const fdm_problem *p, struct tile t, int32_t stages, int32_t blocks) {
-    return blocks * (shared_bytes(p, t, stages) + RESERVE) <= device->shared_bytes + RESERVE;
+    return blocks <= blocks_max(t) && blocks * (shared_bytes(p, t, stages) + RESERVE) <= device->shared_bytes + RESERVE;
 }
 
-/* As many row groups as there are rows for, fewer where Q would leave no room; 64 keys, or 32 where those do not fit.
- */
+/* As many row groups as there are rows for, fewer where Q would leave no room; 64 keys, or 32 where those do not fit;
+ * eight warps where not each has keys of its own. */
 static struct tile tile_of(const fdm_device *device, const fdm_problem *p) {
-    struct tile t = {64, 1};
+    struct tile t = {64, 4, 1};
     for (t.block_n = 64; t.block_n >= 32; t.block_n /= 2) {
         const int32_t least = t.block_n == 32 && share_of(p) == 1 ? 2 : 1;
         t.row_groups = least;
-        while (t.row_groups * share_of(p) < MMA_DECODE_WARPS && t.row_groups * 16 < packed_rows(p))
+        while (t.row_groups * share_of(p) < 4 && t.row_groups * 16 < packed_rows(p))
             t.row_groups *= 2;
         while (t.row_groups > least && !blocks_fit(device, p, t, 2, 1))
             t.row_groups /= 2;
         if (t.block_n == 32 || blocks_fit(device, p, t, 2, 1))
             break;
+    }
+    if (t.row_groups * share_of(p) > 1) {
+        t.warps = 8;
+        if (!is_tile(p, t) || !blocks_fit(device, p, t, 2, 1))
+            t.warps = 4;
     }
     return t;
 }
@@ -94,8 +108,9 @@ static int32_t stages_of(const fdm_device *device, const fdm_problem *p, struct 
 
 /* Blocks of a multiprocessor: one where it has enough under way by itself. */
 static int32_t blocks_of(const fdm_device *device, const fdm_problem *p, struct tile t) {
-    return (stages_of(device, p, t, 1) - 1) * tile_bytes(p, t) < FLIGHT_BYTES && blocks_fit(device, p, t, 2, BLOCKS_MAX)
-               ? BLOCKS_MAX
+    return (stages_of(device, p, t, 1) - 1) * tile_bytes(p, t) < FLIGHT_BYTES &&
+                   blocks_fit(device, p, t, 2, blocks_max(t))
+               ? blocks_max(t)
                : 1;
 }
 
@@ -106,8 +121,6 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
     if (p->head_dim > 256 || p->head_dim_v > 256 || p->head_dim % chunk || p->head_dim_v % chunk)
         return is_float32(p) ? "head dims are multiples of 4 and at most 256"
                              : "head dims are multiples of 8 and at most 256";
-    if (!p->aligned)
-        return "addresses and strides must be multiples of 16 bytes";
     if (packed_rows(p) > ROWS_MAX)
         return "query rows times the heads of a group are at most 256";
     const struct tile t = tile_of(device, p);
@@ -140,18 +153,18 @@ static int64_t visible_keys(const fdm_problem *p) {
 }
 
 static int64_t blocks_at_once(const fdm_device *device, const fdm_problem *p, struct tile t) {
-    return (int64_t)device->num_sms * (blocks_fit(device, p, t, 2, BLOCKS_MAX) ? BLOCKS_MAX : 1);
+    return (int64_t)device->num_sms * (blocks_fit(device, p, t, 2, blocks_max(t)) ? blocks_max(t) : 1);
 }
 
-/* How much of the device `blocks` use from begin to end, where so many fit on it at a time: the last wave is shorter.
- */
-static double filling(int64_t blocks, int64_t resident) {
-    const int64_t waves = (blocks + resident - 1) / resident;
-    return waves > 0 ? (double)blocks / (double)(waves * resident) : 1;
+/* How much of the device is at work from begin to end: waves of as many blocks as are resident, of `tiles` / `splits`
+ * tiles or one less each, which leaves some idle in the last wave or at the last tile. */
+static double filling(int64_t pairs, int64_t splits, int64_t tiles, int64_t resident) {
+    const int64_t waves = (pairs * splits + resident - 1) / resident, each = (tiles + splits - 1) / splits;
+    return waves > 0 && each > 0 ? (double)(pairs * tiles) / ((double)(waves * resident) * (double)each) : 1;
 }
 
-/* As few as fill the device to 95 % of the best filling: one wave of as many blocks as are wanted on a multiprocessor,
- * or waves of as many as fit. Each split has a few times 64 keys. */
+/* As few as fill the device to 97.5 % of the best filling: one wave of as many blocks as are wanted on a
+ * multiprocessor, or waves of as many as fit. Each split has a few times 64 keys. */
 static int32_t splits_of(const fdm_device *device, const fdm_problem *p, struct tile t) {
     const int64_t wanted = (int64_t)device->num_sms * blocks_of(device, p, t);
     const int64_t fit = blocks_at_once(device, p, t);
@@ -161,10 +174,10 @@ static int32_t splits_of(const fdm_device *device, const fdm_problem *p, struct 
     double best = 0;
     for (int pass = 0; pass < 2; pass++)
         for (int64_t splits = 1; splits <= most; splits++) {
-            const double filled = filling(pairs * splits, pairs * splits <= wanted ? wanted : fit);
+            const double filled = filling(pairs, splits, tiles, pairs * splits <= wanted ? wanted : fit);
             if (pass == 0)
                 best = filled > best ? filled : best;
-            else if (filled >= 0.95 * best)
+            else if (filled >= 0.975 * best)
                 return (int32_t)splits;
         }
     return 1;
@@ -185,10 +198,10 @@ static int32_t merge_of(const fdm_device *device, const fdm_problem *p, struct t
 }
 
 /* Of the plan's parameters; EARLY: combine_splits may begin before the splits have ended. */
-enum { SPLITS, STAGES, MERGE, EARLY, ROW_GROUPS };
+enum { SPLITS, STAGES, MERGE, EARLY, WARPS, ROW_GROUPS };
 
 static struct tile tile_of_plan(const fdm_plan *plan) {
-    return (struct tile){plan->block_n, plan->parameters[ROW_GROUPS]};
+    return (struct tile){plan->block_n, plan->parameters[WARPS], plan->parameters[ROW_GROUPS]};
 }
 
 static void explain(const fdm_device *device, const fdm_problem *p, struct tile t, fdm_plan *plan) {
@@ -213,38 +226,93 @@ static void explain(const fdm_device *device, const fdm_problem *p, struct tile 
                                                  : "a bias of -inf");
 }
 
-static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant, fdm_plan *plan) {
-    if (variant > 0)
-        return 0;
-    const struct tile t = tile_of(device, p);
-    const int32_t splits = splits_of(device, p, t);
-    const int shared = blocks_of_keys(p, t) * splits > device->num_sms && blocks_fit(device, p, t, 2, BLOCKS_MAX);
-    const int32_t stages = stages_of(device, p, t, shared ? BLOCKS_MAX : 1);
+/* Ways to run a problem. Splits are in units of what fills the device. */
+struct way {
+    struct tile tile;
+    int32_t stages, times;
+};
+
+/* Where keys are hidden, splits have unequal work, and looking for keys has to be spread: as many splits as leave each
+ * so many keys to look at (H200: a padded batch as fast with twice as many, top 2048 of 131072 keys 16 to 18 % slower
+ * with half or twice as many). */
+static int32_t times_of(const fdm_problem *p, int32_t splits) {
+    const int64_t keys = p->has_intervals ? 4096 : 2048;
+    int32_t times = 1;
+    while (lists_keys(p) && 2 * times * splits <= GPU_SPLITS_MAX && visible_keys(p) >= keys * 2 * times * splits)
+        times *= 2;
+    return times;
+}
+
+static int32_t splits_of_way(const fdm_device *device, const fdm_problem *p, const struct way *way) {
+    return splits_of(device, p, way->tile) * way->times;
+}
+
+/* The rules' way. A listed block has nothing under way while it looks for its first keys: the other of the
+ * multiprocessor then has enough by itself. */
+static struct way way_of(const fdm_device *device, const fdm_problem *p) {
+    struct way way = {.tile = tile_of(device, p)};
+    way.times = times_of(p, splits_of(device, p, way.tile));
+    const int64_t blocks = blocks_of_keys(p, way.tile) * splits_of_way(device, p, &way);
+    const int32_t most = blocks_max(way.tile), alone = stages_of(device, p, way.tile, 1);
+    const int shared = blocks > device->num_sms && blocks_fit(device, p, way.tile, 2, most);
+    const int listed = lists_keys(p) && blocks_fit(device, p, way.tile, alone, most);
+    way.stages = listed ? alone : stages_of(device, p, way.tile, shared ? most : 1);
+    return way;
+}
+
+static int can_have(const fdm_device *device, const fdm_problem *p, const struct way *way) {
+    return is_tile(p, way->tile) && blocks_fit(device, p, way->tile, way->stages, 1) &&
+           splits_of_way(device, p, way) <= GPU_SPLITS_MAX &&
+           (way->times == 1 || visible_keys(p) / splits_of_way(device, p, way) >= 64 * TILES_OF_A_SPLIT_MIN);
+}
+
+static void fill_way(const fdm_device *device, const fdm_problem *p, const struct way *way, fdm_plan *plan) {
+    const struct tile t = way->tile;
+    const int32_t splits = splits_of_way(device, p, way);
     plan->parameters[SPLITS] = splits;
-    plan->parameters[STAGES] = stages;
+    plan->parameters[STAGES] = way->stages;
     plan->parameters[MERGE] = merge_of(device, p, t, splits);
     plan->parameters[EARLY] = device->compute_major >= 9;
+    plan->parameters[WARPS] = t.warps;
     plan->parameters[ROW_GROUPS] = t.row_groups;
     plan->block_m = 16 * t.row_groups;
     plan->block_n = t.block_n;
-    plan->stages = stages;
-    plan->shared_bytes = shared_bytes(p, t, stages);
+    plan->stages = way->stages;
+    plan->shared_bytes = shared_bytes(p, t, way->stages);
     plan->workspace_bytes = workspace_bytes(p, splits, plan->parameters[MERGE]);
-    snprintf(plan->choice, sizeof plan->choice, "MMA_Decode_%s%dx%d_S%d", is_float32(p) ? "TF32x3_" : "", plan->block_m,
-             plan->block_n, stages);
+    char times[16] = "";
+    if (way->times > 1)
+        snprintf(times, sizeof times, "_X%d", way->times);
+    snprintf(plan->choice, sizeof plan->choice, "MMA_Decode_%s%dx%d_W%d_S%d%s", is_float32(p) ? "TF32x3_" : "",
+             plan->block_m, plan->block_n, t.warps, way->stages, times);
     explain(device, p, t, plan);
+}
+
+/* The variant-th way: the rules', then those with other stages, then those with other splits. */
+static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant, fdm_plan *plan) {
+    enum { DEPTHS = STAGES_MAX - 1, TIMES = 5 }; /* 2, 3, 4 stages; 1, 2, 4, 8, 16 times the splits */
+    const struct way rules = way_of(device, p);
+    struct way way = rules;
+    int32_t count = 0;
+    for (int32_t n = 0; count < variant && n < DEPTHS + TIMES; n++) {
+        way.stages = n < DEPTHS ? 2 + n : rules.stages;
+        way.times = n < DEPTHS ? rules.times : 1 << (n - DEPTHS);
+        count += memcmp(&way, &rules, sizeof way) != 0 && can_have(device, p, &way);
+    }
+    if (count < variant)
+        return 0;
+    fill_way(device, p, &way, plan);
     return 1;
 }
 
 static int validate(const fdm_plan *plan, const fdm_problem *p) {
     const int32_t splits = plan->parameters[SPLITS], stages = plan->parameters[STAGES], merge = plan->parameters[MERGE];
-    const int32_t groups = plan->parameters[ROW_GROUPS], mates = groups * share_of(p);
+    const struct tile t = tile_of_plan(plan);
     const int32_t splits_max = merge == MMA_MERGE_NONE      ? 1
                                : merge == MMA_MERGE_CLUSTER ? MMA_MERGE_CLUSTER_MAX
                                                             : GPU_SPLITS_MAX;
     return merge >= MMA_MERGE_NONE && merge <= MMA_MERGE_CLUSTER && splits >= 1 && splits <= splits_max &&
-           (groups == 1 || groups == 2 || groups == 4) && mates <= MMA_DECODE_WARPS && plan->block_m == 16 * groups &&
-           (plan->block_n == 64 || (plan->block_n == 32 && mates >= 2)) && stages >= 2 && stages <= STAGES_MAX &&
+           is_tile(p, t) && plan->block_m == 16 * t.row_groups && stages >= 2 && stages <= STAGES_MAX &&
            workspace_bytes(p, splits, merge) <= plan->workspace_bytes;
 }
 
@@ -258,9 +326,9 @@ static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct 
         {"HEAD_DIM", padded(p)},
         {"HEAD_DIM_V", padded_v(p)},
         {"BLOCK_N", t.block_n},
+        {"WARPS", t.warps},
         {"ROW_GROUPS", t.row_groups},
         {"STAGES", stages},
-        {"MIN_BLOCKS", BLOCKS_MAX},
         {"WINDOW", gpu_bounded(p)},
         {"MASK", mask_constant(p)},
         {"BIAS", gpu_bias_constant(p)},
@@ -275,7 +343,7 @@ static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct 
     requests[DECODE].num_constants = MMA_DECODE_NUM_CONSTANTS;
     memcpy(requests[DECODE].constants, constants, sizeof constants);
     requests[DECODE].shared_bytes = shared_bytes(p, t, stages);
-    requests[DECODE].threads = 32 * MMA_DECODE_WARPS;
+    requests[DECODE].threads = 32 * t.warps;
     if (merge != MMA_MERGE_WORKSPACE)
         return 1;
     combine_splits_request(p, &requests[COMBINE]);
@@ -306,7 +374,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
         splits_fill(p, splits, workspace, &arguments);
     struct cuda_launch launch = {.kernel = kernels[DECODE],
                                  .grid = {gpu_grid(blocks_of_keys(p, tile_of_plan(plan)) * splits), 1, 1},
-                                 .threads = 32 * MMA_DECODE_WARPS,
+                                 .threads = (uint32_t)wanted[DECODE].threads,
                                  .cluster = merge == MMA_MERGE_CLUSTER ? (uint32_t)splits : 1,
                                  .stream = stream,
                                  .arguments = &arguments,
@@ -319,6 +387,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
 
 const struct gpu_algorithm mma_decode_algorithm = {
     .info = {"mma.decode", "few query rows, keys split over blocks and merged", FDM_FORWARD},
+    .features = GPU_EVERY_FEATURE & ~GPU_FEATURE_UNALIGNED,
     .chosen_freely = 1,
     .refusal = refusal,
     .passed_over = passed_over,

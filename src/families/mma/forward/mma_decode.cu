@@ -6,19 +6,22 @@
  * + g), so that K and V are read once for each KV head. Bound by memory: the least time is that of reading K and V
  * once.
  *
- * What hides keys (mask, intervals, a bias of -inf) is looked at first, 1024 keys at a time, while copies are under
- * way: the keys that some row sees are listed, in their order, and only those are copied. Splits take units of 128 keys
- * in turn, so that hidden stretches are shared by all. Where rows differ in what they see, each looks at the listed
- * keys itself.
+ * What hides keys (mask, intervals, a bias of -inf) is looked at first, 2048 keys at a time, while copies are under
+ * way: the keys that some row sees are listed, in their order, and only those are copied. Splits take units of 128 or
+ * 256 keys in turn, so that hidden stretches are shared by all. Where rows differ in what they see, each looks at the
+ * listed keys itself.
  *
- * Tile: 64 keys, 16 for each of the four warps, which work on all 16 rows and never wait for each other: each has its
- * own maxima, sums and output, merged at the end. Lane l holds rows l / 4 and l / 4 + 8. With more rows, two or four
- * warps (ROW_GROUPS) take 16 rows each of the same keys and wait for each other once a tile. More rows than 64 are more
- * blocks, which find K and V in the second-level cache. float32: three products of tf32 numbers (mma_tf32.cuh); above
- * head dim 128 two warps share the columns of O (SHARE).
+ * Tile: 64 keys, 16 for each of four warps, which work on all 16 rows and never wait for each other: each has its own
+ * maxima, sums and output, merged at the end. Lane l holds rows l / 4 and l / 4 + 8. With more rows, two or four of
+ * eight warps (ROW_GROUPS) take 16 rows each of the same keys and wait for each other once a tile. More rows than 64
+ * are more blocks, which find K and V in the second-level cache. float32: three products of tf32 numbers
+ * (mma_tf32.cuh); above head dim 128 two warps share the columns of O (SHARE).
+ *
+ * Issue slots: a warp has few others beside it to hide its waits, so what a tile takes besides its products counts. A
+ * lane's copies of a whole tile lie in one column: an address and two additions each.
  *
  * Shared memory: Q [ROWS][HEAD_DIM], then [STAGES] x (K [BLOCK_N][HEAD_DIM], V [BLOCK_N][HEAD_DIM_V]), all swizzled,
- * then the list; at the end the ring holds [4][16][HEAD_DIM_V] floats and the warps' maxima and sums.
+ * then the list; at the end the ring holds [KEY_GROUPS][ROWS][PART_WIDTH] floats and the warps' maxima and sums.
  *
  * Grid, in one dimension: splits, of blocks of rows, of KV heads, of batches. Registers: O takes HEAD_DIM_V / 2 /
  * SHARE. */
@@ -30,9 +33,8 @@
 #include "cuda/ptx/mma.cuh"
 #include "cuda/ptx/opaque.cuh"
 #include "families/mma/forward/mma_decode.h"
-#include "gpu/packed.cuh"
 
-#define THREADS (32 * MMA_DECODE_WARPS)
+#define THREADS (32 * WARPS)
 #define ALIGNED 1
 #if DTYPE == GPU_FLOAT32
 #    include "families/mma/float32/mma_tf32.cuh"
@@ -43,16 +45,18 @@
 #define ROWS       (16 * ROW_GROUPS)
 #define SHARE      mma_decode_share(DTYPE == GPU_FLOAT32, HEAD_DIM_V)
 #define MATES      (ROW_GROUPS * SHARE) /* warps that work on the same keys */
-#define KEY_GROUPS (MMA_DECODE_WARPS / MATES)
-#define GROUP_KEYS (BLOCK_N / KEY_GROUPS)       /* of a tile, that a warp works on */
-#define WARP_KEYS  (BLOCK_N / MMA_DECODE_WARPS) /* that it copies */
+#define KEY_GROUPS (WARPS / MATES)
+#define GROUP_KEYS (BLOCK_N / KEY_GROUPS) /* of a tile, that a warp works on */
+#define WARP_KEYS  (BLOCK_N / WARPS)      /* that it copies */
+#define PARTS      (KEY_GROUPS * ROWS)    /* rows of O that the warps hold in the end */
+#define PART_WIDTH (HEAD_DIM_V + MMA_DECODE_PART_PAD)
 #define STEPS      (GROUP_KEYS / 16)
 #define OUT_TILES  (HEAD_DIM_V / 8 / SHARE)
 #define K_CHUNKS   (HEAD_DIM / CHUNK_ELEMENTS)
 #define V_CHUNKS   (HEAD_DIM_V / CHUNK_ELEMENTS)
 #define K_BYTES    (BLOCK_N * HEAD_DIM * ELEMENT_BYTES)
 #define V_BYTES    (BLOCK_N * HEAD_DIM_V * ELEMENT_BYTES)
-#define RING_BYTES mma_decode_ring_bytes(ELEMENT_BYTES, HEAD_DIM, HEAD_DIM_V, BLOCK_N, STAGES)
+#define RING_BYTES mma_decode_ring_bytes(ELEMENT_BYTES, HEAD_DIM, HEAD_DIM_V, BLOCK_N, WARPS / SHARE, STAGES)
 #define LISTED     (MASK || BIAS || INTERVALS)
 #define UNBOUNDED  0x7fffffff
 #define LOG2_E     1.4426950408889634f
@@ -67,191 +71,11 @@
 #define KEEP_ROWS  (HEAD_DIM_V <= 128 && DTYPE != GPU_FLOAT32)
 #define BIAS_BYTES (BIAS == GPU_BIAS_FLOAT32 || DTYPE == GPU_FLOAT32 ? 4 : 2)
 
-static_assert(GROUP_KEYS >= 16 && BLOCK_N % 32 == 0 && KEY_GROUPS * MATES == MMA_DECODE_WARPS, "whole steps");
+static_assert(GROUP_KEYS % 16 == 0 && KEY_GROUPS * MATES == WARPS, "whole steps");
+static_assert((WARP_KEYS & (WARP_KEYS - 1)) == 0, "load_rows() takes it so");
 static_assert(SHARE == 1 || HEAD_DIM_V % 64 == 0, "each warp's columns are whole groups of chunks");
-static_assert(MMA_DECODE_LIST >= (STAGES + 1) * BLOCK_N + MMA_DECODE_UNIT * MMA_DECODE_UNITS, "a scan has room");
 
-/* The rows of a KV head that the block takes, and the keys that some of them may see. */
-struct place {
-    int split, batch, head_kv, first_row, num_rows;
-    int seqlen_q, seqlen_k, diagonal, low, high;
-    int64_t q_begin, k_begin;
-};
-__device__ __forceinline__ struct place find_place(const struct gpu_forward_params &a, uint32_t block) {
-    struct place at;
-    const int row_blocks = (a.seqlen_q * a.group + ROWS - 1) / ROWS;
-    const uint32_t pair = block / a.num_splits, of_heads = pair / row_blocks;
-    at.split = (int)(block % a.num_splits);
-    at.first_row = (int)(pair % row_blocks) * ROWS;
-    at.batch = (int)(of_heads / a.heads_kv);
-    at.head_kv = (int)(of_heads % a.heads_kv);
-    at.seqlen_q = a.seqlen_q;
-    at.seqlen_k = a.seqlen_k;
-    at.q_begin = at.k_begin = 0;
-#if VARLEN
-    const struct packed q = find_packed_q(a, at.batch), k = find_packed_k(a, at.batch);
-    at.q_begin = q.begin;
-    at.k_begin = k.begin;
-    at.seqlen_q = q.length;
-    at.seqlen_k = k.length;
-#endif
-    at.num_rows = min(at.seqlen_q * a.group - at.first_row, ROWS);
-    at.diagonal = at.seqlen_k - at.seqlen_q;
-    at.low = 0;
-    at.high = at.seqlen_k;
-#if WINDOW
-    if (a.window_left != UNBOUNDED)
-        at.low = (int)max((int64_t)0, (int64_t)at.diagonal - a.window_left);
-    if (a.window_right != UNBOUNDED)
-        at.high = (int)max((int64_t)0, min((int64_t)at.seqlen_k, (int64_t)at.seqlen_q + at.diagonal + a.window_right));
-#endif
-    return at;
-}
-
-#if BIAS
-__device__ __forceinline__ float bias_value(const char *at) {
-#    if BIAS == GPU_BIAS_FLOAT32 || DTYPE == GPU_FLOAT32
-    return *(const float *)at;
-#    else
-    return unpack(*(const uint16_t *)at);
-#    endif
-}
-#endif
-
-/* What mask, bias and intervals hold for one query head, from key 0 of the sequence on. */
-struct head_view {
-    const char *mask, *bias;
-    const int32_t *start, *end;
-};
-__device__ __forceinline__ struct head_view view_head(const struct gpu_forward_params &a, const struct place &at,
-                                                      int head) {
-    struct head_view view = {};
-#if MASK
-    view.mask = a.mask.data + at.batch * a.mask.batch + head / a.mask.group * a.mask.head;
-#endif
-#if BIAS
-    view.bias = a.bias.data + (at.batch * a.bias.batch + head / a.bias.group * a.bias.head) * BIAS_BYTES;
-#endif
-#if INTERVALS
-    const struct gpu_intervals &i = a.intervals;
-    view.start = i.start + at.batch * i.start_batch + head / i.group * i.start_head + at.k_begin * i.start_key;
-    view.end = i.end + at.batch * i.end_batch + head / i.group * i.end_head + at.k_begin * i.end_key;
-#endif
-    return view;
-}
-
-/* ---- the list of keys that some row sees ---- */
-
-struct list {
-    uint32_t keys, counts; /* in shared memory */
-    int unit, num_units;   /* of this split: the next one to look at */
-    int listed;
-};
-
-#if LISTED
-/* Whether some row of the head may see key j. */
-__device__ __forceinline__ bool head_sees(const struct gpu_forward_params &a, const struct place &at,
-                                          const struct head_view &view, int j) {
-    bool seen = true;
-#    if INTERVALS
-    seen = max(view.start[j * a.intervals.start_key], 0) < min(view.end[j * a.intervals.end_key], at.seqlen_q);
-#    endif
-#    if MASK
-    bool shown = view.mask[j * a.mask.key];
-    for (int i = 1; MASK == MMA_DECODE_EACH && a.mask.row && seen && !shown && i < at.seqlen_q; i++)
-        shown = view.mask[i * a.mask.row + j * a.mask.key];
-    seen = seen && shown;
-#    endif
-#    if !INTERVALS && !MASK
-    seen = bias_value(view.bias + j * a.bias.key * BIAS_BYTES) != MINUS_INF;
-    for (int i = 1; a.bias.row && !seen && i < at.seqlen_q; i++)
-        seen = bias_value(view.bias + (i * a.bias.row + j * a.bias.key) * BIAS_BYTES) != MINUS_INF;
-#    endif
-    return seen;
-}
-
-/* Query heads of the group that may differ in what they see. */
-__device__ __forceinline__ int different_heads(const struct gpu_forward_params &a) {
-    bool alike = true;
-#    if INTERVALS
-    alike = alike && a.intervals.group >= a.group;
-#    endif
-#    if MASK
-    alike = alike && a.mask.group >= a.group;
-#    endif
-#    if !INTERVALS && !MASK
-    alike = a.bias.group >= a.group;
-#    endif
-    return alike ? 1 : a.group;
-}
-
-/* Looks at the next units of the split; all threads of the block. */
-__device__ __forceinline__ void list_more(struct list &l, const struct gpu_forward_params &a, const struct place &at) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, heads = different_heads(a);
-    const int64_t first = (int64_t)at.low / MMA_DECODE_UNIT * MMA_DECODE_UNIT + threadIdx.x;
-    uint32_t seen = 0, inside = 0; /* bit n: of the n-th unit's key */
-    int keys[MMA_DECODE_UNITS];
-#    pragma unroll
-    for (int n = 0; n < MMA_DECODE_UNITS; n++) {
-        const int64_t j = first + ((int64_t)(l.unit + n) * a.num_splits + at.split) * MMA_DECODE_UNIT;
-        inside |= (uint32_t)(l.unit + n < l.num_units && j >= at.low && j < at.high) << n;
-        keys[n] = (int)j;
-    }
-    for (int h = 0; h < heads; h++) {
-        if (h && __all_sync(0xffffffff, seen == inside))
-            break;
-        const struct head_view view = view_head(a, at, at.head_kv * a.group + h);
-#    pragma unroll
-        for (int n = 0; n < MMA_DECODE_UNITS; n++)
-            if (inside >> n & 1)
-                seen |= (uint32_t)head_sees(a, at, view, keys[n]) << n;
-    }
-    uint32_t votes[MMA_DECODE_UNITS];
-#    pragma unroll
-    for (int n = 0; n < MMA_DECODE_UNITS; n++) {
-        votes[n] = __ballot_sync(0xffffffff, seen >> n & 1);
-        if (lane == 0)
-            st_shared_4(l.counts + (n * MMA_DECODE_WARPS + warp) * 4, (uint32_t)__popc(votes[n]));
-    }
-    __syncthreads(); /* also: nobody is behind the tile that the list is for */
-    const int count = (int)ld_shared_4(l.counts + lane * 4);
-    int sum = count; /* of units and warps up to the lane's */
-#    pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
-        const int before = __shfl_up_sync(0xffffffff, sum, step);
-        sum += lane >= step ? before : 0;
-    }
-#    pragma unroll
-    for (int n = 0; n < MMA_DECODE_UNITS; n++) {
-        const int begin = l.listed + __shfl_sync(0xffffffff, sum - count, n * MMA_DECODE_WARPS + warp);
-        if (seen >> n & 1)
-            st_shared_4(l.keys + (begin + __popc(votes[n] & ((1u << lane) - 1))) % MMA_DECODE_LIST * 4,
-                        (uint32_t)keys[n]);
-    }
-    l.listed += __shfl_sync(0xffffffff, sum, 31);
-    l.unit += MMA_DECODE_UNITS;
-    __syncthreads();
-}
-static_assert(MMA_DECODE_UNITS * MMA_DECODE_WARPS == 32, "a lane for each count");
-
-/* Until `count` keys are listed or there are no more. */
-__device__ __forceinline__ void list_up_to(struct list &l, const struct gpu_forward_params &a, const struct place &at,
-                                           int count) {
-#    pragma unroll 1
-    while (l.listed < count && l.unit < l.num_units)
-        list_more(l, a, at);
-}
-#endif
-
-/* The key in a place of the split's tiles, -1 past the last. */
-__device__ __forceinline__ int key_at([[maybe_unused]] const struct list &l, [[maybe_unused]] const struct place &at,
-                                      int first_key, int slot) {
-#if LISTED
-    return slot < l.listed ? (int)ld_shared_4(l.keys + slot % MMA_DECODE_LIST * 4) : -1;
-#else
-    return first_key + slot < at.seqlen_k ? first_key + slot : -1;
-#endif
-}
+#include "families/mma/forward/mma_decode_list.cuh"
 
 /* The warp's share of a tile of K or V, whose first place in the split is `slot`; rows and columns past the ends become
  * zero. */
@@ -259,18 +83,44 @@ template <int chunks>
 __device__ __forceinline__ void load_rows(uint32_t tile, int first_row, const char *data, int64_t row_bytes,
                                           const struct list &l, const struct place &at, int first_key, int slot,
                                           int columns) {
-    /* Unrolled where each copy's place follows from the first's; else all the places would be kept in registers. */
     constexpr int copies = (WARP_KEYS * chunks + 31) / 32;
-    constexpr int unrolled = !LISTED && (chunks <= 16 || chunks == 32) ? copies : 2;
-#pragma unroll unrolled
-    for (int n = 0; n < copies; n++) {
-        const int index = n * 32 + threadIdx.x % 32, row = index / chunks, chunk = index % chunks;
-        if (WARP_KEYS * chunks % 32 && row >= WARP_KEYS)
-            break;
-        const int key = key_at(l, at, first_key, slot + first_row + row);
-        const int count = key >= 0 ? min(max(columns - chunk * CHUNK_ELEMENTS, 0), CHUNK_ELEMENTS) : 0;
-        cp_async_16_fill(tile + chunk_offset<chunks>(first_row + row, chunk),
-                         count ? data + key * row_bytes + chunk * 16 : data, count * ELEMENT_BYTES);
+    const int lane = threadIdx.x % 32, chunks_read = columns / CHUNK_ELEMENTS; /* of a row; the others are zero */
+    constexpr bool in_columns = (chunks & (chunks - 1)) == 0 && WARP_KEYS * chunks % 32 == 0;
+    if (in_columns && slot + first_row + WARP_KEYS <= (LISTED ? l.listed : at.seqlen_k - first_key)) {
+        /* All keys are there, and a lane's copies lie in one column, or in the same two of each row. */
+        constexpr int across = chunks > 32 ? chunks / 32 : 1, rows = chunks < 32 ? 32 / chunks : 1;
+        const int row = first_row + lane / min(chunks, 32), chunk = lane % min(chunks, 32);
+        const uint32_t to = tile + chunk_offset<chunks>(row, chunk);
+        const char *from = data + chunk * 16;
+#if LISTED
+        const uint32_t key = l.keys + (uint32_t)slot % MMA_DECODE_LIST * 4 + row * 4;
+#else
+        from += (first_key + slot + row) * row_bytes;
+#endif
+#pragma unroll
+        for (int n = 0; n < copies; n++) {
+            const int down = n / across * rows, right = n % across * 32;
+            /* `first_row` has no bit of `down`, which has none of the rest of `row` */
+            const uint32_t swizzle = chunks % 8 == 0 ? (down & 7) << 4 : 0;
+#if LISTED
+            const char *at_row = from + (int)ld_shared_4(key + down * 4) * row_bytes;
+#else
+            const char *at_row = from;
+            from += right == (across - 1) * 32 ? rows * row_bytes : 0;
+#endif
+            cp_async_16_fill((to ^ swizzle) + (down * chunks + right) * 16, at_row + right * 16,
+                             chunk + right < chunks_read ? 16 : 0);
+        }
+    } else {
+#pragma unroll 2
+        for (int n = 0; n < copies; n++) {
+            const int index = n * 32 + lane, row = index / chunks, chunk = index % chunks;
+            if (WARP_KEYS * chunks % 32 && row >= WARP_KEYS)
+                break;
+            const int key = key_at(l, at, first_key, slot + first_row + row);
+            cp_async_16_fill(tile + chunk_offset<chunks>(first_row + row, chunk),
+                             data + max(key, 0) * row_bytes + chunk * 16, key >= 0 && chunk < chunks_read ? 16 : 0);
+        }
     }
 }
 
@@ -439,34 +289,57 @@ __device__ __forceinline__ void take_keys(struct warp_state &w, const struct gpu
 #endif
 }
 
-/* Two neighbouring columns of a packed row of the output, and with the first its lse. */
+/* Four neighbouring columns of a packed row of the output, and with the first its lse. */
 __device__ __forceinline__ void store_columns(const struct gpu_forward_params &a, const struct place &at, int row,
-                                              int column, float x, float y, float lse) {
+                                              int column, float4 x, float lse) {
     const int packed = at.first_row + row, head = at.head_kv * a.group + packed % a.group;
     const int64_t i = at.q_begin + packed / a.group;
     char *to = a.out.data + (at.batch * a.out.batch + i * a.out.row + head * a.out.head + column) * ELEMENT_BYTES;
 #if DTYPE == GPU_FLOAT32
-    *(float2 *)to = make_float2(x, y);
+    *(float4 *)to = x;
 #else
-    *(uint32_t *)to = pack(x, y);
+    *(uint2 *)to = make_uint2(pack(x.x, x.y), pack(x.z, x.w));
 #endif
     if (column == 0 && a.lse.data)
         a.lse.data[at.batch * a.lse.batch + head * a.lse.head + i * a.lse.row] = lse == MINUS_INF ? -MINUS_INF : lse;
+}
+
+#if MERGE == MMA_MERGE_WORKSPACE
+/* The same of the split's result, not divided by the sum, and with the first its maximum and sum. */
+__device__ __forceinline__ void leave_columns(const struct gpu_forward_params &a, const struct place &at, int row,
+                                              int column, float4 x, float most, float sum) {
+    const int64_t all_rows = VARLEN ? (int64_t)a.heads * a.total_q : (int64_t)a.batch * a.heads * a.seqlen_q;
+    const int packed = at.first_row + row, i = packed / a.group, head = at.head_kv * a.group + packed % a.group;
+    const int64_t place =
+        VARLEN ? head * (int64_t)a.total_q + at.q_begin + i : ((int64_t)at.batch * a.heads + head) * a.seqlen_q + i;
+    const int64_t slot = at.split * all_rows + place;
+    *(float4 *)&a.partial_out[slot * a.head_dim_v + column] = x;
+    if (column == 0)
+        *(float2 *)&a.partial_rows[2 * slot] = make_float2(most, sum);
+}
+#endif
+
+__device__ __forceinline__ void add_weighted(float4 &sum, float weight, float4 x) {
+    sum.x += weight * x.x;
+    sum.y += weight * x.y;
+    sum.z += weight * x.z;
+    sum.w += weight * x.w;
+}
+__device__ __forceinline__ float4 times(float factor, float4 x) {
+    return make_float4(factor * x.x, factor * x.y, factor * x.z, factor * x.w);
 }
 
 /* The warps of a key group: what they have copied is seen by all of them, and none is a tile behind. */
 __device__ __forceinline__ void wait_for_group(int warp) {
     if (MATES == 1)
         __syncwarp();
-    else if (MATES == MMA_DECODE_WARPS)
+    else if (MATES == WARPS)
         __syncthreads();
-    else if (warp / MATES == 0)
-        barrier_sync(1, 32 * MATES);
     else
-        barrier_sync(2, 32 * MATES);
+        barrier_sync(1 + warp / MATES, 32 * MATES);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
+extern "C" __global__ void __launch_bounds__(THREADS, MMA_DECODE_WARPS_MAX / WARPS)
     mma_decode(const __grid_constant__ struct gpu_forward_params a) {
     extern __shared__ __align__(128) char shared[];
     constexpr int q_bytes = ROWS * HEAD_DIM * ELEMENT_BYTES;
@@ -480,32 +353,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     if (at.num_rows <= 0)
         return;
 
-    /* Q: packed row r is row r / group of head r % group of the group. */
-    const char *q =
-        a.q.data +
-        (at.batch * a.q.batch + at.q_begin * a.q.row + (int64_t)at.head_kv * a.group * a.q.head) * ELEMENT_BYTES;
-    for (int index = threadIdx.x; index < ROWS * K_CHUNKS; index += THREADS) {
-        const int row = index / K_CHUNKS, chunk = index % K_CHUNKS, r = at.first_row + row;
-        const int count = row < at.num_rows ? min(max(a.head_dim - chunk * CHUNK_ELEMENTS, 0), CHUNK_ELEMENTS) : 0;
-        const char *from = q + (r / a.group * a.q.row + r % a.group * a.q.head) * ELEMENT_BYTES + chunk * 16;
-        cp_async_16_fill(q_tile + chunk_offset<K_CHUNKS>(row, chunk), count ? from : q, count * ELEMENT_BYTES);
-    }
-    cp_async_commit();
-
     /* This split's keys: those listed of every num_splits-th unit, or an equal share of the tiles. */
     struct list l = {};
     int first_key = 0, count = 0; /* of the split; its places */
 #if LISTED
-    const int units = max(0, (at.high + MMA_DECODE_UNIT - 1) / MMA_DECODE_UNIT - at.low / MMA_DECODE_UNIT);
+    const int units = max(0, (at.high + UNIT - 1) / UNIT - at.low / UNIT);
     l.keys = ring + RING_BYTES;
     l.counts = l.keys + MMA_DECODE_LIST * 4;
     l.num_units = at.high > at.low && units > at.split ? (units - at.split - 1) / a.num_splits + 1 : 0;
     list_up_to(l, a, at, STAGES * BLOCK_N);
+#    if MERGE == MMA_MERGE_WORKSPACE
+    if (l.listed == 0) {
+        for (int index = threadIdx.x; index < at.num_rows * (HEAD_DIM_V / 4); index += THREADS)
+            if (index % (HEAD_DIM_V / 4) * 4 < a.head_dim_v)
+                leave_columns(a, at, index / (HEAD_DIM_V / 4), index % (HEAD_DIM_V / 4) * 4, make_float4(0, 0, 0, 0),
+                              MINUS_INF, 0);
+        return;
+    }
+#    endif
 #else
     const int low_tile = at.low / BLOCK_N, tiles = max((at.high + BLOCK_N - 1) / BLOCK_N - low_tile, 0);
-    const int each = (tiles + a.num_splits - 1) / a.num_splits;
-    first_key = (low_tile + at.split * each) * BLOCK_N;
-    count = max(min(each, tiles - at.split * each), 0) * BLOCK_N;
+    const int each = tiles / a.num_splits, more = tiles % a.num_splits; /* the first `more` splits have one more */
+    first_key = (low_tile + at.split * each + min(at.split, more)) * BLOCK_N;
+    count = (each + (at.split < more)) * BLOCK_N;
 #endif
     const char *k = a.k.data + (at.batch * a.k.batch + at.k_begin * a.k.row + at.head_kv * a.k.head) * ELEMENT_BYTES;
     const char *v = a.v.data + (at.batch * a.v.batch + at.k_begin * a.v.row + at.head_kv * a.v.head) * ELEMENT_BYTES;
@@ -517,12 +387,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
             load_rows<V_CHUNKS>(stage + K_BYTES, warp * WARP_KEYS, v, a.v.row * ELEMENT_BYTES, l, at, first_key,
                                 t * BLOCK_N, a.head_dim_v);
         }
-        cp_async_commit();
     };
+    fetch(0);
+    /* Q: packed row r is row r / group of head r % group of the group. */
+    const char *q =
+        a.q.data +
+        (at.batch * a.q.batch + at.q_begin * a.q.row + (int64_t)at.head_kv * a.group * a.q.head) * ELEMENT_BYTES;
+    for (int index = threadIdx.x; index < ROWS * K_CHUNKS; index += THREADS) {
+        const int row = index / K_CHUNKS, chunk = index % K_CHUNKS, r = at.first_row + row;
+        const int count = row < at.num_rows ? min(max(a.head_dim - chunk * CHUNK_ELEMENTS, 0), CHUNK_ELEMENTS) : 0;
+        const char *from = q + (r / a.group * a.q.row + r % a.group * a.q.head) * ELEMENT_BYTES + chunk * 16;
+        cp_async_16_fill(q_tile + chunk_offset<K_CHUNKS>(row, chunk), count ? from : q, count * ELEMENT_BYTES);
+    }
+    cp_async_commit(); /* the first tile's group */
 #pragma unroll
-    for (int t = 0; t < STAGES - 1; t++)
+    for (int t = 1; t < STAGES - 1; t++) {
         fetch(t);
-    cp_async_wait<STAGES - 1>();
+        cp_async_commit();
+    }
+    cp_async_wait<STAGES - 2>();
     __syncthreads();
     uint32_t q_fragments[HEAD_DIM / 16][4];
 #if KEEP_Q
@@ -545,6 +428,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
         list_up_to(l, a, at, (t + STAGES) * BLOCK_N);
 #endif
         fetch(t + STAGES - 1); /* into the stage of tile t - 1, which the group has left */
+        cp_async_commit();
         const uint32_t stage = ring + t % STAGES * (K_BYTES + V_BYTES);
 #pragma unroll 1
         for (int step = 0; step < STEPS; step++) {
@@ -570,8 +454,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     at = find_place(a, block); /* not kept through the loop */
 
     /* The warps' results side by side, then merged: [KEY_GROUPS][ROWS]. */
-    float *outs = (float *)(shared + q_bytes), *maxima = outs + MMA_DECODE_WARPS * 16 * HEAD_DIM_V,
-          *sums = maxima + MMA_DECODE_WARPS * 16;
+    float *outs = (float *)(shared + q_bytes), *maxima = outs + PARTS * PART_WIDTH, *sums = maxima + PARTS;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int row = key_group * ROWS + warp_row + lane / 4 + half * 8;
@@ -584,18 +467,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
         }
 #pragma unroll
         for (int n = 0; n < OUT_TILES; n++)
-            *(float2 *)&outs[row * HEAD_DIM_V + (share * OUT_TILES + n) * 8 + lane % 4 * 2] =
+            *(float2 *)&outs[row * PART_WIDTH + (share * OUT_TILES + n) * 8 + lane % 4 * 2] =
                 make_float2(w.o[0][n][half * 2], w.o[0][n][half * 2 + 1]);
     }
     __syncthreads();
-#if MERGE == MMA_MERGE_WORKSPACE
-    const int64_t all_rows = VARLEN ? (int64_t)a.heads * a.total_q : (int64_t)a.batch * a.heads * a.seqlen_q;
-#elif MERGE == MMA_MERGE_CLUSTER
-    float *block_rows = sums + MMA_DECODE_WARPS * 16; /* maximum and sum of each row */
+#if MERGE == MMA_MERGE_CLUSTER
+    float *block_rows = sums + PARTS; /* maximum and sum of each row */
 #endif
-    for (int index = threadIdx.x; index < at.num_rows * (HEAD_DIM_V / 2); index += THREADS) {
-        const int row = index / (HEAD_DIM_V / 2), column = index % (HEAD_DIM_V / 2) * 2;
-        float most = MINUS_INF, sum = 0, x = 0, y = 0;
+    for (int index = threadIdx.x; index < at.num_rows * (HEAD_DIM_V / 4); index += THREADS) {
+        const int row = index / (HEAD_DIM_V / 4), column = index % (HEAD_DIM_V / 4) * 4;
+        float most = MINUS_INF, sum = 0;
+        float4 x = make_float4(0, 0, 0, 0);
 #pragma unroll
         for (int n = 0; n < KEY_GROUPS; n++)
             most = fmaxf(most, maxima[n * ROWS + row]);
@@ -603,28 +485,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 #pragma unroll
         for (int n = 0; n < KEY_GROUPS; n++) {
             const float weight = empty ? 0.0f : ex2_approx((maxima[n * ROWS + row] - most) * LOG2_E);
-            const float2 o = *(const float2 *)&outs[(n * ROWS + row) * HEAD_DIM_V + column];
             sum += weight * sums[n * ROWS + row];
-            x += weight * o.x;
-            y += weight * o.y;
+            add_weighted(x, weight, *(const float4 *)&outs[(n * ROWS + row) * PART_WIDTH + column]);
         }
         if (column >= a.head_dim_v)
             continue;
 #if MERGE == MMA_MERGE_CLUSTER
-        *(float2 *)&outs[row * HEAD_DIM_V + column] = make_float2(x, y); /* only this thread reads it */
+        *(float4 *)&outs[row * PART_WIDTH + column] = x; /* only this thread reads it */
         if (column == 0)
             *(float2 *)&block_rows[2 * row] = make_float2(most, sum);
 #elif MERGE == MMA_MERGE_WORKSPACE
-        const int packed = at.first_row + row, i = packed / a.group, head = at.head_kv * a.group + packed % a.group;
-        const int64_t place =
-            VARLEN ? head * (int64_t)a.total_q + at.q_begin + i : ((int64_t)at.batch * a.heads + head) * a.seqlen_q + i;
-        const int64_t slot = at.split * all_rows + place;
-        *(float2 *)&a.partial_out[slot * a.head_dim_v + column] = make_float2(x, y);
-        if (column == 0)
-            *(float2 *)&a.partial_rows[2 * slot] = make_float2(most, sum);
+        leave_columns(a, at, row, column, x, most, sum);
 #else
-        const float inverse = empty ? 0.0f : 1.0f / sum;
-        store_columns(a, at, row, column, x * inverse, y * inverse, empty ? MINUS_INF : most + logf(sum));
+        store_columns(a, at, row, column, times(empty ? 0.0f : 1.0f / sum, x), empty ? MINUS_INF : most + logf(sum));
 #endif
     }
 #if MERGE == MMA_MERGE_CLUSTER
@@ -633,10 +506,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     barrier_cluster_arrive();
     barrier_cluster_wait();
     const uint32_t their_rows = shared_address(block_rows), their_outs = shared_address(outs);
-    for (int index = at.split * THREADS + threadIdx.x; index < at.num_rows * (HEAD_DIM_V / 2);
+    for (int index = at.split * THREADS + threadIdx.x; index < at.num_rows * (HEAD_DIM_V / 4);
          index += a.num_splits * THREADS) {
-        const int row = index / (HEAD_DIM_V / 2), column = index % (HEAD_DIM_V / 2) * 2;
-        float maximum[MMA_MERGE_CLUSTER_MAX], part[MMA_MERGE_CLUSTER_MAX], most = MINUS_INF, sum = 0, x = 0, y = 0;
+        const int row = index / (HEAD_DIM_V / 4), column = index % (HEAD_DIM_V / 4) * 4;
+        float maximum[MMA_MERGE_CLUSTER_MAX], part[MMA_MERGE_CLUSTER_MAX], most = MINUS_INF, sum = 0;
+        float4 x = make_float4(0, 0, 0, 0);
 #    pragma unroll
         for (int n = 0; n < MMA_MERGE_CLUSTER_MAX; n++) {
             uint32_t low = __float_as_uint(MINUS_INF), high = 0;
@@ -650,16 +524,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 #    pragma unroll
         for (int n = 0; n < MMA_MERGE_CLUSTER_MAX; n++)
             if (n < a.num_splits && column < a.head_dim_v) {
-                uint32_t low, high;
-                ld_cluster_8(low, high, mapa_shared(their_outs, n) + (row * HEAD_DIM_V + column) * 4);
+                uint32_t o[4];
+                const uint32_t from = mapa_shared(their_outs, n) + (row * PART_WIDTH + column) * 4;
+                ld_cluster_8(o[0], o[1], from);
+                ld_cluster_8(o[2], o[3], from + 8);
                 const float weight = empty ? 0.0f : ex2_approx((maximum[n] - most) * LOG2_E);
                 sum += weight * part[n];
-                x += weight * __uint_as_float(low);
-                y += weight * __uint_as_float(high);
+                add_weighted(x, weight,
+                             make_float4(__uint_as_float(o[0]), __uint_as_float(o[1]), __uint_as_float(o[2]),
+                                         __uint_as_float(o[3])));
             }
-        const float inverse = empty ? 0.0f : 1.0f / sum;
         if (column < a.head_dim_v)
-            store_columns(a, at, row, column, x * inverse, y * inverse, empty ? MINUS_INF : most + logf(sum));
+            store_columns(a, at, row, column, times(empty ? 0.0f : 1.0f / sum, x),
+                          empty ? MINUS_INF : most + logf(sum));
     }
     __syncwarp();
     barrier_cluster_arrive(); /* others may still read this block's */

@@ -15,9 +15,9 @@
     X(HEAD_DIM)   /* D rounded up to 16 */                                                  \
     X(HEAD_DIM_V) /* Dv rounded up to 16, where warps share columns to 64 */                \
     X(BLOCK_N)    /* keys of a tile: 64, or 32 where two warps and more work on the same */ \
+    X(WARPS)      /* 4 or 8 */                                                              \
     X(ROW_GROUPS) /* 1, 2 or 4: warps with 16 rows each that work on the same keys */       \
     X(STAGES)     /* tiles of K and V in flight */                                          \
-    X(MIN_BLOCKS) /* blocks that must fit on a multiprocessor */                            \
     X(WINDOW)     /* causal or window */                                                    \
     X(MASK)       /* MMA_DECODE_*: whether rows of a KV head see the same keys */           \
     X(BIAS)       /* GPU_BIAS_* */                                                          \
@@ -40,31 +40,35 @@ enum { MMA_DECODE_NUM_CONSTANTS = MMA_DECODE_CONSTANTS(MMA_DECODE_COUNT) };
 #define MMA_MERGE_CLUSTER     2 /* the splits are a cluster, and its blocks read each other's shared memory */
 #define MMA_MERGE_CLUSTER_MAX 8 /* blocks of a cluster */
 
-#define MMA_DECODE_WARPS 4
-
-/* Where keys are listed: neighbours that go to one split, how many of such units are looked at together, and entries of
- * the ring of listed keys. */
-#define MMA_DECODE_UNIT       (32 * MMA_DECODE_WARPS)
-#define MMA_DECODE_UNITS      8
-#define MMA_DECODE_LIST       2048
-#define MMA_DECODE_LIST_BYTES (MMA_DECODE_LIST * 4 + MMA_DECODE_WARPS * MMA_DECODE_UNITS * 4)
+#define MMA_DECODE_WARPS_MAX 8 /* on a multiprocessor too: so many have 255 registers each */
 
 /* Warps that share the columns of O, whose sums one could not hold beside both parts of tf32 products. */
 MMA_DECODE_INLINE int32_t mma_decode_share(int32_t float32, int32_t head_dim_v) {
     return float32 && head_dim_v > 128 ? 2 : 1;
 }
 
+/* Floats between the rows of the warps' outputs, so that eight rows lie in different banks. */
+#define MMA_DECODE_PART_PAD 8
+
+/* Where keys are listed: how many are looked at together, in units of neighbours that go to one split, and entries of
+ * the ring of listed keys. */
+#define MMA_DECODE_SCAN       2048
+#define MMA_DECODE_LIST       2560
+#define MMA_DECODE_LIST_BYTES (MMA_DECODE_LIST * 4 + 64 * 4)
+MMA_DECODE_INLINE int32_t mma_decode_unit(int32_t warps) { return 32 * warps; }
+
 /* Dynamic shared memory: Q, the ring of K and V, the list; the ring later holds each warp's output, maxima and sums,
- * and the block's rows' maxima and sums. `bytes`: of an element. */
+ * and the block's rows' maxima and sums. `bytes`: of an element; `outputs`: warps with different rows or keys. */
 MMA_DECODE_INLINE int32_t mma_decode_ring_bytes(int32_t bytes, int32_t head_dim, int32_t head_dim_v, int32_t block_n,
-                                                int32_t stages) {
+                                                int32_t outputs, int32_t stages) {
     const int32_t ring = stages * block_n * (head_dim + head_dim_v) * bytes;
-    const int32_t merge = MMA_DECODE_WARPS * 16 * (head_dim_v + 4) * 4;
+    const int32_t merge = outputs * 16 * (head_dim_v + MMA_DECODE_PART_PAD + 4) * 4;
     return ring > merge ? ring : merge;
 }
 MMA_DECODE_INLINE int32_t mma_decode_shared_bytes(int32_t bytes, int32_t head_dim, int32_t head_dim_v, int32_t block_n,
-                                                  int32_t row_groups, int32_t stages, int32_t listed) {
-    return 16 * row_groups * head_dim * bytes + mma_decode_ring_bytes(bytes, head_dim, head_dim_v, block_n, stages) +
+                                                  int32_t row_groups, int32_t outputs, int32_t stages, int32_t listed) {
+    return 16 * row_groups * head_dim * bytes +
+           mma_decode_ring_bytes(bytes, head_dim, head_dim_v, block_n, outputs, stages) +
            (listed ? MMA_DECODE_LIST_BYTES : 0);
 }
 

@@ -1,0 +1,220 @@
+/* mma_decode_list.cuh: where a block of mma_decode.cu is, and the list of the keys that some of its rows see. For the
+ * constants and macros of mma_decode.cu. */
+#ifndef FDM_MMA_DECODE_LIST_CUH
+#define FDM_MMA_DECODE_LIST_CUH
+
+#include "cuda/ptx/copy.cuh"
+#include "families/mma/forward/mma_decode.h"
+#include "gpu/packed.cuh"
+
+#define UNIT  mma_decode_unit(WARPS)
+#define UNITS (MMA_DECODE_SCAN / UNIT)
+
+static_assert(MMA_DECODE_LIST >= (STAGES + 1) * BLOCK_N + MMA_DECODE_SCAN, "a scan has room");
+static_assert(MMA_DECODE_LIST % BLOCK_N == 0, "a tile's keys lie side by side in the list");
+static_assert(UNITS * WARPS == 64 && UNITS * UNIT == MMA_DECODE_SCAN, "a lane has two counts of a scan");
+
+/* The rows of a KV head that the block takes, and the keys that some of them may see. */
+struct place {
+    int split, batch, head_kv, first_row, num_rows;
+    int seqlen_q, seqlen_k, diagonal, low, high;
+    int64_t q_begin, k_begin;
+};
+__device__ __forceinline__ struct place find_place(const struct gpu_forward_params &a, uint32_t block) {
+    struct place at;
+    const int row_blocks = (a.seqlen_q * a.group + ROWS - 1) / ROWS;
+#if LISTED && MERGE == MMA_MERGE_WORKSPACE
+    /* Sequences of unlike length have unlike splits: those of all take turns, so that long ones are not left for last.
+     */
+    const uint32_t pairs = a.batch * a.heads_kv * row_blocks, pair = block % pairs;
+    at.split = (int)(block / pairs);
+#else
+    const uint32_t pair = block / a.num_splits;
+    at.split = (int)(block % a.num_splits);
+#endif
+    const uint32_t of_heads = pair / row_blocks;
+    at.first_row = (int)(pair % row_blocks) * ROWS;
+    at.batch = (int)(of_heads / a.heads_kv);
+    at.head_kv = (int)(of_heads % a.heads_kv);
+    at.seqlen_q = a.seqlen_q;
+    at.seqlen_k = a.seqlen_k;
+    at.q_begin = at.k_begin = 0;
+#if VARLEN
+    const struct packed q = find_packed_q(a, at.batch), k = find_packed_k(a, at.batch);
+    at.q_begin = q.begin;
+    at.k_begin = k.begin;
+    at.seqlen_q = q.length;
+    at.seqlen_k = k.length;
+#endif
+    at.num_rows = min(at.seqlen_q * a.group - at.first_row, ROWS);
+    at.diagonal = at.seqlen_k - at.seqlen_q;
+    at.low = 0;
+    at.high = at.seqlen_k;
+#if WINDOW
+    if (a.window_left != UNBOUNDED)
+        at.low = (int)max((int64_t)0, (int64_t)at.diagonal - a.window_left);
+    if (a.window_right != UNBOUNDED)
+        at.high = (int)max((int64_t)0, min((int64_t)at.seqlen_k, (int64_t)at.seqlen_q + at.diagonal + a.window_right));
+#endif
+    return at;
+}
+
+#if BIAS
+__device__ __forceinline__ float bias_value(const char *at) {
+#    if BIAS == GPU_BIAS_FLOAT32 || DTYPE == GPU_FLOAT32
+    return *(const float *)at;
+#    else
+    return unpack(*(const uint16_t *)at);
+#    endif
+}
+#endif
+
+/* What mask, bias and intervals hold for one query head, from key 0 of the sequence on. */
+struct head_view {
+    const char *mask, *bias;
+    const int32_t *start, *end;
+};
+__device__ __forceinline__ struct head_view view_head(const struct gpu_forward_params &a, const struct place &at,
+                                                      int head) {
+    struct head_view view = {};
+#if MASK
+    view.mask = a.mask.data + at.batch * a.mask.batch + head / a.mask.group * a.mask.head;
+#endif
+#if BIAS
+    view.bias = a.bias.data + (at.batch * a.bias.batch + head / a.bias.group * a.bias.head) * BIAS_BYTES;
+#endif
+#if INTERVALS
+    const struct gpu_intervals &i = a.intervals;
+    view.start = i.start + at.batch * i.start_batch + head / i.group * i.start_head + at.k_begin * i.start_key;
+    view.end = i.end + at.batch * i.end_batch + head / i.group * i.end_head + at.k_begin * i.end_key;
+#endif
+    return view;
+}
+
+/* ---- the list of keys that some row sees ---- */
+
+struct list {
+    uint32_t keys, counts; /* in shared memory */
+    int unit, num_units;   /* of this split: the next one to look at */
+    int listed;
+};
+
+#if LISTED
+/* Whether row i of the head may see key j; of intervals, whether some row may. */
+__device__ __forceinline__ bool head_sees(const struct gpu_forward_params &a, const struct place &at,
+                                          const struct head_view &view, [[maybe_unused]] int i, int j) {
+    bool seen = true;
+#    if INTERVALS
+    seen = max(view.start[j * a.intervals.start_key], 0) < min(view.end[j * a.intervals.end_key], at.seqlen_q);
+#    endif
+#    if MASK
+    seen &= view.mask[i * a.mask.row + j * a.mask.key] != 0;
+#    endif
+#    if !INTERVALS && !MASK
+    seen = bias_value(view.bias + (i * a.bias.row + j * a.bias.key) * BIAS_BYTES) != MINUS_INF;
+#    endif
+    return seen;
+}
+
+/* Query rows that may differ in what they see. */
+__device__ __forceinline__ int different_rows(const struct gpu_forward_params &a, const struct place &at) {
+#    if MASK
+    return MASK == MMA_DECODE_EACH && a.mask.row ? at.seqlen_q : 1;
+#    elif !INTERVALS
+    return a.bias.row ? at.seqlen_q : 1;
+#    endif
+    return 1;
+}
+
+/* Query heads of the group that may differ in what they see. */
+__device__ __forceinline__ int different_heads(const struct gpu_forward_params &a) {
+    bool alike = true;
+#    if INTERVALS
+    alike = alike && a.intervals.group >= a.group;
+#    endif
+#    if MASK
+    alike = alike && a.mask.group >= a.group;
+#    endif
+#    if !INTERVALS && !MASK
+    alike = a.bias.group >= a.group;
+#    endif
+    return alike ? 1 : a.group;
+}
+
+/* Looks at the next units of the split; all threads of the block. */
+__device__ __forceinline__ void list_more(struct list &l, const struct gpu_forward_params &a, const struct place &at) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int heads = different_heads(a), rows = different_rows(a, at);
+    const int64_t first =
+        (int64_t)at.low / UNIT * UNIT + ((int64_t)l.unit * a.num_splits + at.split) * UNIT + threadIdx.x;
+    const int stride = a.num_splits * UNIT;                                 /* from a unit to the next */
+    constexpr int units_together = BIAS && !MASK && !INTERVALS ? 8 : UNITS; /* as many as registers hold */
+    uint32_t seen = 0, inside = 0;                                          /* bit n: of the n-th unit's key */
+#    pragma unroll
+    for (int n = 0; n < UNITS; n++) {
+        const int64_t j = first + n * (int64_t)stride;
+        inside |= (uint32_t)(l.unit + n < l.num_units && j >= at.low && j < at.high) << n;
+    }
+#    pragma unroll 1
+    for (int n = 0; n < heads * rows; n++) {
+        const int h = n / rows, i = n - h * rows;
+        if (n && __all_sync(0xffffffff, seen == inside))
+            break;
+        const struct head_view view = view_head(a, at, at.head_kv * a.group + h);
+        uint32_t now = 0;
+#    pragma unroll units_together
+        for (int unit = 0; unit < UNITS; unit++) { /* no branch: all reads are under way together */
+            const int j = inside >> unit & 1 ? (int)first + unit * stride : at.low;
+            now |= (uint32_t)head_sees(a, at, view, i, j) << unit;
+        }
+        seen |= now & inside;
+    }
+#    pragma unroll
+    for (int n = 0; n < UNITS; n++) {
+        const uint32_t votes = __ballot_sync(0xffffffff, seen >> n & 1);
+        if (lane == 0)
+            st_shared_4(l.counts + (n * WARPS + warp) * 4, (uint32_t)__popc(votes));
+    }
+    __syncthreads();    /* also: nobody is behind the tile that the list is for */
+    uint32_t even, odd; /* counts of two neighbours */
+    ld_shared_8(even, odd, l.counts + lane * 8);
+    int sum = (int)(even + odd); /* of units and warps up to the lane's */
+#    pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+        const int before = __shfl_up_sync(0xffffffff, sum, step);
+        sum += lane >= step ? before : 0;
+    }
+    const int before = sum - (int)(warp % 2 ? odd : even + odd); /* that of this warp, in the lane of its unit */
+#    pragma unroll
+    for (int n = 0; n < UNITS; n++) {
+        const uint32_t votes = __ballot_sync(0xffffffff, seen >> n & 1);
+        const int begin = l.listed + __shfl_sync(0xffffffff, before, (n * WARPS + warp) / 2);
+        if (seen >> n & 1)
+            st_shared_4(l.keys + (uint32_t)(begin + __popc(votes & ((1u << lane) - 1))) % MMA_DECODE_LIST * 4,
+                        (uint32_t)((int)first + n * stride));
+    }
+    l.listed += __shfl_sync(0xffffffff, sum, 31);
+    l.unit += UNITS;
+    __syncthreads();
+}
+
+/* Until `count` keys are listed or there are no more. */
+__device__ __forceinline__ void list_up_to(struct list &l, const struct gpu_forward_params &a, const struct place &at,
+                                           int count) {
+#    pragma unroll 1
+    while (l.listed < count && l.unit < l.num_units)
+        list_more(l, a, at);
+}
+#endif
+
+/* The key in a place of the split's tiles, -1 past the last. */
+__device__ __forceinline__ int key_at([[maybe_unused]] const struct list &l, [[maybe_unused]] const struct place &at,
+                                      int first_key, int slot) {
+#if LISTED
+    return slot < l.listed ? (int)ld_shared_4(l.keys + (uint32_t)slot % MMA_DECODE_LIST * 4) : -1;
+#else
+    return first_key + slot < at.seqlen_k ? first_key + slot : -1;
+#endif
+}
+
+#endif
