@@ -6,6 +6,8 @@
 #include "cuda/ptx/opaque.cuh"
 #include "families/mma/backward/mma_backward.h"
 
+MMA_BACKWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
+
 #define WIDEST (HEAD_DIM > HEAD_DIM_V ? HEAD_DIM : HEAD_DIM_V)
 /* A warp has one or two tiles of 16 keys. */
 #define HALF_BLOCK    (BLOCK_N == 128 && WIDEST <= 64 && !V_IN_REGISTERS)

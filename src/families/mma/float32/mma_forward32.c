@@ -2,7 +2,6 @@
 #include "families/mma/float32/mma_forward32.h"
 
 #include <stdio.h>
-#include <string.h>
 
 #include "base/error.h"
 #include "families/mma/mma_family.h"
@@ -83,30 +82,15 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant,
 /* ---- execution ---- */
 
 static void forward_request(const struct tile *t, const fdm_problem *p, struct cuda_kernel_request *request) {
-    const struct cuda_constant constants[] = {
-        {"HEAD_DIM", mma_padded32(p->head_dim, p->head_dim_v)},
-        {"HEAD_DIM_V", mma_padded32(p->head_dim_v, p->head_dim)},
-        {"WARPS", t->warps},
-        {"SHARE", t->share},
-        {"ROW_TILES", t->row_tiles},
-        {"BLOCK_N", t->block_n},
-        {"MIN_BLOCKS", t->blocks},
-        {"ALIGNED", p->aligned},
-        {"WINDOW", gpu_bounded(p)},
-        {"MASK", p->has_mask},
-        {"MASK_ROWS", gpu_mask_rows(p)},
-        {"BIAS", p->has_bias},
-        {"BIAS_ROWS", gpu_bias_rows(p)},
-        {"SCORES_ALIGNED", p->scores_aligned && (gpu_mask_rows(p) || gpu_bias_rows(p))},
-        {"INTERVALS", p->has_intervals},
-        {"VARLEN", p->varlen},
-        {"SOFTCAP", p->softcap > 0},
-    };
-    _Static_assert(sizeof constants / sizeof constants[0] == MMA_FORWARD32_NUM_CONSTANTS, "one value each");
+    GPU_SET_CONSTANTS(request, MMA_FORWARD32_CONSTANTS, .HEAD_DIM = mma_padded32(p->head_dim, p->head_dim_v),
+                      .HEAD_DIM_V = mma_padded32(p->head_dim_v, p->head_dim), .WARPS = t->warps, .SHARE = t->share,
+                      .ROW_TILES = t->row_tiles, .BLOCK_N = t->block_n, .MIN_BLOCKS = t->blocks, .ALIGNED = p->aligned,
+                      .WINDOW = gpu_bounded(p), .MASK = p->has_mask, .MASK_ROWS = gpu_mask_rows(p), .BIAS = p->has_bias,
+                      .BIAS_ROWS = gpu_bias_rows(p),
+                      .SCORES_ALIGNED = p->scores_aligned && (gpu_mask_rows(p) || gpu_bias_rows(p)),
+                      .INTERVALS = p->has_intervals, .VARLEN = p->varlen, .SOFTCAP = p->softcap > 0);
     request->file = "families/mma/float32/mma_forward32.cu";
     request->entry = "mma_forward32";
-    request->num_constants = MMA_FORWARD32_NUM_CONSTANTS;
-    memcpy(request->constants, constants, sizeof constants);
     request->shared_bytes = shared_bytes(t, p);
     request->threads = 32 * t->warps;
 }

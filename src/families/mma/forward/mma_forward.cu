@@ -27,6 +27,8 @@
 #include "gpu/lse.cuh"
 #include "gpu/packed.cuh"
 
+MMA_FORWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
+
 #define THREADS   (32 * WARPS)
 #define BLOCK_M   (16 * ROW_TILES * WARPS)
 #define KEY_TILES (BLOCK_N / 8)    /* groups of eight keys: one accumulator of S each */

@@ -2,7 +2,6 @@
 #include "families/mma/forward/mma_wide.h"
 
 #include <stdio.h>
-#include <string.h>
 
 #include "base/error.h"
 #include "families/mma/mma_family.h"
@@ -162,29 +161,14 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant,
 static void request_of(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *request) {
     const struct tile *t = &tiles[plan->parameters[0]];
     const struct fitted f = fit(t, p);
-    const struct cuda_constant constants[] = {
-        {"DTYPE", gpu_dtype(p->dtype)},
-        {"HEAD_DIM", f.head_dim},
-        {"HEAD_DIM_V", f.head_dim_v},
-        {"WARPS", t->warps},
-        {"BLOCK_M", t->block_m},
-        {"BLOCK_N", t->block_n},
-        {"SLICE_D", f.slice_d},
-        {"SLICE_KEYS", t->slice_keys},
-        {"SLICE_PARTS", f.slice_parts},
-        {"STAGES", plan->stages},
-        {"CLUSTER", t->cluster},
-        {"HAS_SOFTCAP", p->softcap > 0},
-        {"HAS_MASK", p->has_mask != 0},
-        {"HAS_BIAS", gpu_bias_constant(p)},
-        {"HAS_INTERVALS", p->has_intervals != 0},
-        {"VARLEN", p->varlen != 0},
-    };
-    _Static_assert(sizeof constants / sizeof constants[0] == MMA_WIDE_NUM_CONSTANTS, "one value for each constant");
+    GPU_SET_CONSTANTS(request, MMA_WIDE_CONSTANTS, .DTYPE = gpu_dtype(p->dtype), .HEAD_DIM = f.head_dim,
+                      .HEAD_DIM_V = f.head_dim_v, .WARPS = t->warps, .BLOCK_M = t->block_m, .BLOCK_N = t->block_n,
+                      .SLICE_D = f.slice_d, .SLICE_KEYS = t->slice_keys, .SLICE_PARTS = f.slice_parts,
+                      .STAGES = plan->stages, .CLUSTER = t->cluster, .HAS_SOFTCAP = p->softcap > 0,
+                      .HAS_MASK = p->has_mask != 0, .HAS_BIAS = gpu_bias_constant(p),
+                      .HAS_INTERVALS = p->has_intervals != 0, .VARLEN = p->varlen != 0);
     request->file = "families/mma/forward/mma_wide.cu";
     request->entry = "mma_wide";
-    request->num_constants = MMA_WIDE_NUM_CONSTANTS;
-    memcpy(request->constants, constants, sizeof constants);
     request->shared_bytes = shared_bytes(t, &f, plan->stages);
     request->threads = 32 * t->warps;
 }

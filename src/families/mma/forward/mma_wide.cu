@@ -37,12 +37,7 @@
 #include "gpu/lse.cuh"
 #include "gpu/packed.cuh"
 
-#if !defined(DTYPE) || !defined(HEAD_DIM) || !defined(HEAD_DIM_V) || !defined(WARPS) || !defined(BLOCK_M) ||       \
-    !defined(BLOCK_N) || !defined(SLICE_D) || !defined(SLICE_KEYS) || !defined(SLICE_PARTS) || !defined(STAGES) || \
-    !defined(CLUSTER) || !defined(HAS_SOFTCAP) || !defined(HAS_MASK) || !defined(HAS_BIAS) ||                      \
-    !defined(HAS_INTERVALS) || !defined(VARLEN)
-#    error "mma_wide.cu needs every constant of MMA_WIDE_CONSTANTS"
-#endif
+MMA_WIDE_CONSTANTS(GPU_CONSTANT_GIVEN)
 
 namespace {
 

@@ -178,25 +178,12 @@ static void request_of(const fdm_plan *plan, const fdm_problem *p, struct cuda_k
     const int32_t algorithm = plan->parameters[ALGORITHM];
     const struct variant *v = &variants[plan->parameters[VARIANT]];
     const struct shape s = shape_of(algorithm, v, p);
-    const struct cuda_constant constants[] = {
-        {"ALGORITHM", algorithm},
-        {"DTYPE", gpu_dtype(p->dtype)},
-        {"HEAD_DIM", s.head_dim},
-        {"SLICE", s.slice},
-        {"OUT_COLUMNS", s.out_columns},
-        {"OUT_SLICE", s.out_slice},
-        {"OUT_BLOCKS", s.out_blocks},
-        {"BLOCK_N", s.block_n},
-        {"STAGES", v->stages},
-        {"SWIZZLED", v->swizzled},
-        {"F16_ACCUMULATION", v->f16_accumulation},
-        {"CAUSAL", p->causal != 0},
-    };
-    _Static_assert(sizeof constants / sizeof constants[0] == MMA_TEXTBOOK_NUM_CONSTANTS, "one value for each constant");
+    GPU_SET_CONSTANTS(request, MMA_TEXTBOOK_CONSTANTS, .ALGORITHM = algorithm, .DTYPE = gpu_dtype(p->dtype),
+                      .HEAD_DIM = s.head_dim, .SLICE = s.slice, .OUT_COLUMNS = s.out_columns, .OUT_SLICE = s.out_slice,
+                      .OUT_BLOCKS = s.out_blocks, .BLOCK_N = s.block_n, .STAGES = v->stages, .SWIZZLED = v->swizzled,
+                      .F16_ACCUMULATION = v->f16_accumulation, .CAUSAL = p->causal != 0);
     request->file = "families/mma/textbook/mma_textbook.cu";
     request->entry = "mma_textbook";
-    request->num_constants = MMA_TEXTBOOK_NUM_CONSTANTS;
-    memcpy(request->constants, constants, sizeof constants);
     request->shared_bytes = shared_bytes(algorithm, &s, v);
     request->threads = 32 * MMA_TEXTBOOK_WARPS;
 }
