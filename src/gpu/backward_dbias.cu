@@ -6,6 +6,8 @@
 #include "gpu/backward_params.h"
 #include "gpu/convert.cuh"
 
+BACKWARD_ROWS_CONSTANTS(GPU_CONSTANT_GIVEN)
+
 #define THREADS (32 * BACKWARD_DBIAS_WARPS)
 
 __device__ __forceinline__ float sum_of_keys(const struct gpu_backward_params &a, int64_t b, int64_t h, int first,

@@ -6,6 +6,7 @@
 #ifndef FDM_BACKWARD_PARAMS_H
 #define FDM_BACKWARD_PARAMS_H
 
+#include "gpu/constants.h"
 #include "gpu/forward_params.h"
 
 #ifdef __CUDACC__
@@ -35,9 +36,6 @@
     X(NEEDS_DQ) /* 1: dQ is summed in the workspace */                                 \
     X(BIAS)     /* GPU_BIAS_* */                                                       \
     X(FOLDED)   /* the grid has one dimension: there are more heads or batches than 65535 */
-
-#define BACKWARD_ROWS_COUNT(name) +1
-enum { BACKWARD_ROWS_NUM_CONSTANTS = BACKWARD_ROWS_CONSTANTS(BACKWARD_ROWS_COUNT) };
 
 /* Warps of a block of backward_rows.cu, with 16 rows each, and of backward_dbias.cu. */
 #define BACKWARD_ROWS_WARPS  4

@@ -10,6 +10,8 @@
 #include "gpu/backward_params.h"
 #include "gpu/packed.cuh"
 
+BACKWARD_ROWS_CONSTANTS(GPU_CONSTANT_GIVEN)
+
 #define WARPS   BACKWARD_ROWS_WARPS
 #define THREADS (32 * WARPS)
 

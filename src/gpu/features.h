@@ -12,6 +12,36 @@ static inline int gpu_bias_rows(const fdm_problem *p) { return p->has_bias && p-
 static inline int gpu_lists_keys(const fdm_problem *p) {
     return p->has_intervals || (p->has_mask && !gpu_mask_rows(p)) || (p->has_bias && !gpu_bias_rows(p));
 }
+/* What a problem may ask beyond rows, keys and head dims: name, words, and whether `p` asks it. An algorithm names the
+ * features that it takes (struct gpu_algorithm); what it does not name is refused. */
+#define GPU_FEATURES(X)                                                                         \
+    X(CAUSAL, "causal masks", p->causal)                                                        \
+    X(WINDOW, "windows", p->window_left >= 0 || p->window_right >= 0)                           \
+    X(MASK_ROWS, "masks with query rows", gpu_mask_rows(p))                                     \
+    X(MASK_KEYS, "masks that query rows share", p->has_mask && !gpu_mask_rows(p))               \
+    X(BIAS_ROWS, "biases with query rows", gpu_bias_rows(p))                                    \
+    X(BIAS_KEYS, "biases that query rows share", p->has_bias && !gpu_bias_rows(p))              \
+    X(INTERVALS, "key intervals", p->has_intervals)                                             \
+    X(VARLEN, "packed sequences", p->varlen)                                                    \
+    X(SOFTCAP, "softcap", p->softcap > 0)                                                       \
+    X(UNALIGNED, "addresses or strides that are no multiples of 16 bytes", !p->aligned)         \
+    X(DETERMINISTIC, "a fixed order of additions", p->deterministic && p->pass == FDM_BACKWARD) \
+    X(DBIAS, "the gradient of a bias", p->needs_dbias && p->pass == FDM_BACKWARD)               \
+    X(DLSE, "a gradient of lse", p->has_dlse && p->pass == FDM_BACKWARD)
+
+enum {
+#define GPU_FEATURE_NUMBER(name, words, asked) GPU_NUMBER_OF_##name,
+    GPU_FEATURES(GPU_FEATURE_NUMBER)
+#undef GPU_FEATURE_NUMBER
+        GPU_NUM_FEATURES
+};
+enum gpu_feature {
+#define GPU_FEATURE_BIT(name, words, asked) GPU_FEATURE_##name = 1 << GPU_NUMBER_OF_##name,
+    GPU_FEATURES(GPU_FEATURE_BIT)
+#undef GPU_FEATURE_BIT
+        GPU_EVERY_FEATURE = (1 << GPU_NUM_FEATURES) - 1
+};
+
 /* What is kept of each key then: the first and last row that see it, and a bias without rows. */
 static inline int32_t gpu_key_words(const fdm_problem *p) {
     return !gpu_lists_keys(p) ? 0 : p->has_bias && !gpu_bias_rows(p) ? 3 : 2;

@@ -1,8 +1,6 @@
 /* gpu_backward.c: the workspace and parameters of backward kernels, and the launches around them. */
 #include "gpu/gpu_backward.h"
 
-#include <string.h>
-
 #include "gpu/key_sort.h"
 
 int32_t gpu_dbias_kind(const fdm_problem *p) {
@@ -203,22 +201,13 @@ static void rows_request(int32_t kernel, const fdm_problem *p, const struct gpu_
                                                      [COMBINE] = "backward_combine",
                                                      [FINISH] = "backward_finish",
                                                      [DBIAS] = "backward_dbias"};
-    const struct cuda_constant constants[] = {
-        {"DTYPE", p->dtype == FDM_FLOAT32 ? GPU_FLOAT32 : gpu_dtype(p->dtype)},
-        {"HEAD_DIM", needs->head_dim},
-        {"HEAD_DIM_V", needs->head_dim_v},
-        {"ROW_STEP", needs->row_step},
-        {"ALIGNED", p->aligned},
-        {"VARLEN", p->varlen},
-        {"NEEDS_DQ", needs->sums_dq},
-        {"BIAS", gpu_bias_constant(p)},
-        {"FOLDED", gpu_folds_grids(p)},
-    };
-    _Static_assert(sizeof constants / sizeof constants[0] == BACKWARD_ROWS_NUM_CONSTANTS, "one value each");
+    GPU_SET_CONSTANTS(request, BACKWARD_ROWS_CONSTANTS,
+                      .DTYPE = p->dtype == FDM_FLOAT32 ? GPU_FLOAT32 : gpu_dtype(p->dtype), .HEAD_DIM = needs->head_dim,
+                      .HEAD_DIM_V = needs->head_dim_v, .ROW_STEP = needs->row_step, .ALIGNED = p->aligned,
+                      .VARLEN = p->varlen, .NEEDS_DQ = needs->sums_dq, .BIAS = gpu_bias_constant(p),
+                      .FOLDED = gpu_folds_grids(p));
     request->file = kernel == DBIAS ? "gpu/backward_dbias.cu" : "gpu/backward_rows.cu";
     request->entry = entries[kernel];
-    request->num_constants = BACKWARD_ROWS_NUM_CONSTANTS;
-    memcpy(request->constants, constants, sizeof constants);
     request->shared_bytes = 0;
     request->threads = kernel == DBIAS ? DBIAS_THREADS : ROWS_THREADS;
 }

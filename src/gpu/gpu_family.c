@@ -61,12 +61,33 @@ static const char *family_refusal(const struct gpu_list *list, const fdm_device 
     return NULL;
 }
 
+/* GPU_FEATURE_*: what the problem asks. */
+static uint32_t features_of(const fdm_problem *p) {
+    uint32_t features = 0;
+#define ADD_FEATURE(name, words, asked) features |= (asked) ? (uint32_t)GPU_FEATURE_##name : 0;
+    GPU_FEATURES(ADD_FEATURE)
+    return features;
+}
+
+/* "it does not take ...", as many as there is room for. */
+static const char *name_features(uint32_t features, char *text, size_t size) {
+    static const char *const words[GPU_NUM_FEATURES] = {
+#define FEATURE_WORDS(name, words, asked) words,
+        GPU_FEATURES(FEATURE_WORDS)};
+    size_t used = 0;
+    for (int32_t i = 0; i < GPU_NUM_FEATURES && used < size; i++)
+        if (features >> i & 1)
+            used += (size_t)snprintf(text + used, size - used, "%s%s", used ? ", " : "it does not take ", words[i]);
+    return text;
+}
+
 /* What this kernel does not take. */
 static const char *refusal_of(const struct gpu_algorithm *a, const fdm_device *device, const fdm_problem *p, char *text,
                               size_t size) {
     if (p->pass == FDM_FORWARD && p->has_lse_low && !a->writes_lse_low)
         return "it does not write lse_low";
-    return a->refusal(device, p, text, size);
+    const uint32_t left = features_of(p) & ~a->features;
+    return left ? name_features(left, text, size) : a->refusal(device, p, text, size);
 }
 
 static void name_plan(const struct family *family, int32_t index, fdm_plan *plan) {

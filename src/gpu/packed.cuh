@@ -1,4 +1,4 @@
-/* packed.cuh: where a sequence lies in packed tensors.
+/* packed.cuh: where a sequence lies in packed tensors, for kernels that define VARLEN before including it.
  *
  * The host does not see cu_seqlens: they may contradict the tensors. A sequence is cut to the tensor's rows and to the
  * longest that the problem names, so that nothing outside tensors and workspace is read or written. */
@@ -22,6 +22,21 @@ __device__ __forceinline__ struct packed find_packed_q(const struct gpu_forward_
 }
 __device__ __forceinline__ struct packed find_packed_k(const struct gpu_forward_params &a, int batch) {
     return find_packed(a.cu_seqlens_k, batch, a.total_k, a.seqlen_k);
+}
+
+/* One sequence of the problem. */
+struct sequence {
+    int batch, seqlen_q, seqlen_k, q_begin, k_begin;
+    int diagonal; /* i' = i + diagonal */
+};
+__device__ __forceinline__ struct sequence find_sequence(const struct gpu_forward_params &a, int batch) {
+    struct sequence s = {batch, a.seqlen_q, a.seqlen_k, 0, 0, 0};
+#if VARLEN
+    const struct packed q = find_packed_q(a, batch), k = find_packed_k(a, batch);
+    s = {batch, q.length, k.length, q.begin, k.begin, 0};
+#endif
+    s.diagonal = s.seqlen_k - s.seqlen_q;
+    return s;
 }
 
 #endif

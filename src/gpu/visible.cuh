@@ -10,21 +10,6 @@
 #define MINUS_INF (-__int_as_float(0x7f800000))
 #define KEYED     (INTERVALS || (MASK && !MASK_ROWS) || (BIAS && !BIAS_ROWS)) /* something depends on the key alone */
 
-/* One sequence of the problem. */
-struct sequence {
-    int batch, seqlen_q, seqlen_k, q_begin, k_begin;
-    int diagonal; /* i' = i + diagonal */
-};
-__device__ __forceinline__ struct sequence find_sequence(const struct gpu_forward_params &a, int batch) {
-    struct sequence s = {batch, a.seqlen_q, a.seqlen_k, 0, 0, 0};
-#if VARLEN
-    const struct packed q = find_packed_q(a, batch), k = find_packed_k(a, batch);
-    s = {batch, q.length, k.length, q.begin, k.begin, 0};
-#endif
-    s.diagonal = s.seqlen_k - s.seqlen_q;
-    return s;
-}
-
 /* First and last key that a row sees, by window and ends. */
 __device__ __forceinline__ int first_key(const struct gpu_forward_params &a, const struct sequence &s, int row) {
     return WINDOW && a.window_left != UNBOUNDED ? (int)max((int64_t)0, (int64_t)row + s.diagonal - a.window_left) : 0;

@@ -229,9 +229,64 @@ static void l2_groups(void **state) {
     assert_true(heads_together(&p) >= 1);
 }
 
+/* What an algorithm does not name is refused by name, one feature at a time and whatever its own refusal says. */
+static const char *takes_all(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
+    (void)device;
+    (void)p;
+    (void)text;
+    (void)size;
+    return NULL;
+}
+static int fills_one(const fdm_device *device, const fdm_problem *p, int32_t variant, fdm_plan *plan) {
+    (void)device;
+    (void)p;
+    plan->block_m = 64;
+    return variant == 0;
+}
+static int chosen_with(uint32_t features, const fdm_problem *p, fdm_plan *plan) {
+    const struct gpu_algorithm algorithm = {.info = {"test.forward", "", FDM_FORWARD},
+                                            .features = features,
+                                            .chosen_freely = 1,
+                                            .refusal = takes_all,
+                                            .fill = fills_one};
+    const struct gpu_algorithm *const algorithms[] = {&algorithm};
+    const struct gpu_list list = {.arch_min = 80, .algorithms = algorithms};
+    const struct family family = {.name = "test", .num_kernels = 1, .list = &list, GPU_FAMILY_ENTRIES};
+    fdm_device device;
+    assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
+    const struct plan_request request = {.device = &device, .problem = p, .kernel = "test.forward"};
+    memset(plan, 0, sizeof *plan);
+    return family.choose(&family, &request, plan);
+}
+
+static void unnamed_features_are_refused(void **state) {
+    (void)state;
+    fdm_plan plan;
+    fdm_problem p = fdm_problem_default();
+    p.batch = 1, p.heads = p.heads_kv = 1, p.seqlen_q = p.seqlen_k = 128, p.head_dim = p.head_dim_v = 64;
+    p.aligned = 1;
+    assert_true(chosen_with(0, &p, &plan));
+    p.softcap = 3;
+    assert_false(chosen_with(GPU_EVERY_FEATURE & ~GPU_FEATURE_SOFTCAP, &p, &plan));
+    assert_non_null(strstr(plan.reason, "it does not take softcap"));
+    assert_true(chosen_with(GPU_FEATURE_SOFTCAP, &p, &plan));
+    p.has_mask = 1;
+    p.mask_shape[2] = p.seqlen_q;
+    p.aligned = 0;
+    assert_false(chosen_with(GPU_FEATURE_SOFTCAP | GPU_FEATURE_MASK_KEYS, &p, &plan));
+    assert_non_null(strstr(plan.reason, "it does not take masks with query rows, addresses or strides"));
+    assert_true(chosen_with(GPU_FEATURE_SOFTCAP | GPU_FEATURE_MASK_ROWS | GPU_FEATURE_UNALIGNED, &p, &plan));
+    p.mask_shape[2] = 1;
+    assert_false(chosen_with(GPU_EVERY_FEATURE & ~GPU_FEATURE_MASK_KEYS, &p, &plan));
+    assert_non_null(strstr(plan.reason, "it does not take masks that query rows share"));
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(splits), cmocka_unit_test(decode_takes_every_feature),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(splits),
+                                       cmocka_unit_test(decode_takes_every_feature),
                                        cmocka_unit_test(splits_where_keys_hide),
-                                       cmocka_unit_test(decode_leaves_to_others), cmocka_unit_test(l2_groups)};
+                                       cmocka_unit_test(decode_leaves_to_others),
+                                       cmocka_unit_test(l2_groups),
+                                       cmocka_unit_test(unnamed_features_are_refused)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,6 +4,6 @@
 
 #include "gpu/gpu_family.h"
 
-extern const struct gpu_algorithm hopper_forward_algorithm;
+extern const struct gpu_algorithm hopper_forward_algorithm, hopper_backward_algorithm, hopper_wide_algorithm;
 
 #endif

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "families/hopper/hopper_family.h"
+#include "families/hopper/hopper_maps.h"
 
 /* ---- tiles ---- */
 
@@ -94,10 +95,8 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
         return "it takes float16 and bfloat16";
     if (p->head_dim > 256 || p->head_dim_v > 256)
         return "head dims are at most 256";
-    if (!p->aligned || !p->q_mappable || !p->keys_mappable)
-        return "TMA needs addresses and strides that are multiples of 16 bytes, and strides above 0";
-    if (p->has_intervals || (p->has_mask && !gpu_mask_rows(p)) || (p->has_bias && !gpu_bias_rows(p)))
-        return "it takes masks and biases with rows, and no key intervals";
+    if (!p->q_mappable || !p->keys_mappable)
+        return "TMA needs strides above 0 and below 2^40 bytes";
     if (scored(p) && (!p->scores_mappable || p->varlen || (p->has_mask && p->mask_shape[3] != p->seqlen_k) ||
                       (p->has_bias && p->bias_shape[3] != p->seqlen_k)))
         return "rows of mask and bias must be contiguous and begin at multiples of 16 bytes, for TMA";
@@ -239,24 +238,6 @@ static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *list) 
     return valid(plan, &plan->problem) ? make_requests(plan, &plan->problem, list) : 0;
 }
 
-/* The stride of an axis in bytes; of an axis of one entry, one that every map takes. */
-static int64_t stride_of(int64_t extent, int64_t stride, int32_t bytes) { return extent > 1 ? stride * bytes : 16; }
-
-/* Rows of q, k or v: columns, rows, heads, batches. */
-static struct cuda_tensor_layout rows_layout(const fdm_problem *p, const struct matrix_view *view, int64_t columns,
-                                             int64_t rows, int64_t heads, int32_t box_rows) {
-    return (struct cuda_tensor_layout){.type = p->dtype == FDM_FLOAT16 ? CUDA_MAP_FLOAT16 : CUDA_MAP_BFLOAT16,
-                                       .rank = 4,
-                                       .address = view->data,
-                                       .extents = {columns, rows, heads, p->varlen ? 1 : p->batch},
-                                       .stride_bytes = {2, stride_of(rows, view->row, 2),
-                                                        stride_of(heads, view->head, 2),
-                                                        p->varlen ? 16 : stride_of(p->batch, view->batch, 2)},
-                                       .box = {64, box_rows, 1, 1},
-                                       .swizzle_bytes = 128,
-                                       .l2_bytes = 256};
-}
-
 /* Rows of a mask or bias: keys, query rows, heads, batches; axes that are shared have one entry. */
 static struct cuda_tensor_layout scores_layout(const struct score_view *view, const int64_t *shape,
                                                enum cuda_map_type type, int32_t bytes, int32_t box_rows) {
@@ -264,9 +245,9 @@ static struct cuda_tensor_layout scores_layout(const struct score_view *view, co
                                        .rank = 4,
                                        .address = view->data,
                                        .extents = {shape[3], shape[2], shape[1], shape[0]},
-                                       .stride_bytes = {bytes, stride_of(shape[2], view->row, bytes),
-                                                        stride_of(shape[1], view->head, bytes),
-                                                        stride_of(shape[0], view->batch, bytes)},
+                                       .stride_bytes = {bytes, hopper_stride(shape[2], view->row, bytes),
+                                                        hopper_stride(shape[1], view->head, bytes),
+                                                        hopper_stride(shape[0], view->batch, bytes)},
                                        .box = {128 / bytes, box_rows, 1, 1},
                                        .swizzle_bytes = 128,
                                        .l2_bytes = 256};
@@ -279,9 +260,9 @@ static fdm_status make_maps(const fdm_plan *plan, const struct attention *attent
     struct cuda_tensor_map maps[5];
     const int64_t rows_q = p->varlen ? p->total_q : p->seqlen_q, rows_k = p->varlen ? p->total_k : p->seqlen_k;
     int32_t count = 3;
-    layouts[0] = rows_layout(p, &attention->q, p->head_dim, rows_q, p->heads, plan->block_m);
-    layouts[1] = rows_layout(p, &attention->k, p->head_dim, rows_k, p->heads_kv, plan->block_n);
-    layouts[2] = rows_layout(p, &attention->v, p->head_dim_v, rows_k, p->heads_kv, plan->block_n);
+    layouts[0] = hopper_rows_layout(p, &attention->q, p->head_dim, rows_q, p->heads, plan->block_m);
+    layouts[1] = hopper_rows_layout(p, &attention->k, p->head_dim, rows_k, p->heads_kv, plan->block_n);
+    layouts[2] = hopper_rows_layout(p, &attention->v, p->head_dim_v, rows_k, p->heads_kv, plan->block_n);
     if (p->has_mask)
         layouts[count++] = scores_layout(&attention->mask, p->mask_shape, CUDA_MAP_UINT8, 1, plan->block_m);
     if (p->has_bias)
@@ -343,6 +324,8 @@ static int32_t scheduler(const fdm_plan *plan) { return plan->parameters[SCHEDUL
 
 const struct gpu_algorithm hopper_forward_algorithm = {
     .info = {"hopper.forward", "FlashAttention-3's plan on wgmma and TMA, with stale maxima", FDM_FORWARD},
+    .features = GPU_FEATURE_CAUSAL | GPU_FEATURE_WINDOW | GPU_FEATURE_MASK_ROWS | GPU_FEATURE_BIAS_ROWS |
+                GPU_FEATURE_VARLEN | GPU_FEATURE_SOFTCAP,
     .chosen_freely = 1,
     .writes_lse_low = 1,
     .refusal = refusal,

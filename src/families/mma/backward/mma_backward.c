@@ -219,41 +219,19 @@ static int wide_scores(const fdm_problem *p) {
 
 static void main_request(const fdm_plan *plan, const fdm_problem *p, const struct gpu_backward_needs *needs,
                          struct cuda_kernel_request *request) {
-    const struct cuda_constant constants[] = {
-        {"DTYPE", gpu_dtype(p->dtype)},
-        {"HEAD_DIM", needs->head_dim},
-        {"HEAD_DIM_V", needs->head_dim_v},
-        {"BLOCK_M", plan->block_m},
-        {"BLOCK_N", plan->block_n},
-        {"STAGES", plan->stages},
-        {"V_IN_REGISTERS", plan->v_in_registers},
-        {"OVERLAY", plan->parameters[OVERLAY]},
-        {"DS_BUFFERS", plan->parameters[DS_BUFFERS]},
-        {"PAIRED", plan->parameters[PAIRED] != 0},
-        {"RING", plan->parameters[RING]},
-        {"TMA", plan->parameters[TMA]},
-        {"ALIGNED", p->aligned},
-        {"SCORES_ALIGNED", wide_scores(p)},
-        {"WINDOW", gpu_bounded(p)},
-        {"MASK", p->has_mask},
-        {"MASK_ROWS", gpu_mask_rows(p)},
-        {"BIAS", gpu_bias_constant(p)},
-        {"BIAS_ROWS", gpu_bias_rows(p)},
-        {"DBIAS", gpu_dbias_constant(p)},
-        {"INTERVALS", p->has_intervals},
-        {"GATHER", plan->parameters[GATHER]},
-        {"VARLEN", p->varlen},
-        {"SOFTCAP", p->softcap > 0},
-        {"NEEDS_DQ", p->needs_dq},
-        {"DETERMINISTIC", in_order(p)},
-        {"SPLIT", plan->parameters[GROUP_PARTS] > 1},
-        {"FOLDED", gpu_folds_grids(p)},
-    };
-    _Static_assert(sizeof constants / sizeof constants[0] == MMA_BACKWARD_NUM_CONSTANTS, "one value for each constant");
+    GPU_SET_CONSTANTS(request, MMA_BACKWARD_CONSTANTS, .DTYPE = gpu_dtype(p->dtype), .HEAD_DIM = needs->head_dim,
+                      .HEAD_DIM_V = needs->head_dim_v, .BLOCK_M = plan->block_m, .BLOCK_N = plan->block_n,
+                      .STAGES = plan->stages, .V_IN_REGISTERS = plan->v_in_registers,
+                      .OVERLAY = plan->parameters[OVERLAY], .DS_BUFFERS = plan->parameters[DS_BUFFERS],
+                      .PAIRED = plan->parameters[PAIRED] != 0, .RING = plan->parameters[RING],
+                      .TMA = plan->parameters[TMA], .ALIGNED = p->aligned, .SCORES_ALIGNED = wide_scores(p),
+                      .WINDOW = gpu_bounded(p), .MASK = p->has_mask, .MASK_ROWS = gpu_mask_rows(p),
+                      .BIAS = gpu_bias_constant(p), .BIAS_ROWS = gpu_bias_rows(p), .DBIAS = gpu_dbias_constant(p),
+                      .INTERVALS = p->has_intervals, .GATHER = plan->parameters[GATHER], .VARLEN = p->varlen,
+                      .SOFTCAP = p->softcap > 0, .NEEDS_DQ = p->needs_dq, .DETERMINISTIC = in_order(p),
+                      .SPLIT = plan->parameters[GROUP_PARTS] > 1, .FOLDED = gpu_folds_grids(p));
     request->file = "families/mma/backward/mma_backward.cu";
     request->entry = "mma_backward";
-    request->num_constants = MMA_BACKWARD_NUM_CONSTANTS;
-    memcpy(request->constants, constants, sizeof constants);
     request->shared_bytes = plan->shared_bytes;
     request->threads = threads_of(plan, p);
 }
@@ -359,6 +337,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
 
 const struct gpu_algorithm mma_backward_algorithm = {
     .info = {"mma.backward", "FlashAttention-2's backward on mma.sync, every feature", FDM_BACKWARD},
+    .features = GPU_EVERY_FEATURE,
     .chosen_freely = 1,
     .refusal = refusal,
     .fill = fill,

@@ -176,9 +176,6 @@ BACKWARD_INLINE int32_t mma_backward_v_registers(int32_t block_n, int32_t head_d
     X(SPLIT)         /* a block takes a part of a group's heads */                           \
     X(FOLDED)        /* the grid has one dimension: there are more heads or batches than 65535 */
 
-#define MMA_BACKWARD_COUNT(name) +1
-enum { MMA_BACKWARD_NUM_CONSTANTS = MMA_BACKWARD_CONSTANTS(MMA_BACKWARD_COUNT) };
-
 /* Rows of the workspace's arrays for a sequence are a multiple of this, as every tile divides it. */
 #define MMA_BACKWARD_ROW_STEP 128
 

@@ -2,7 +2,6 @@
 #include "families/mma/float32/mma_backward32.h"
 
 #include <stdio.h>
-#include <string.h>
 
 #include "base/error.h"
 #include "families/mma/mma_family.h"
@@ -65,8 +64,7 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
     for (int32_t i = 0; i < NUM_TILES; i++)
         if (fits(&tiles[i], device, p))
             return NULL;
-    snprintf(text, size, "no tile fits the device's %lld KB of shared memory", (long long)device->shared_bytes >> 10);
-    return text;
+    return gpu_no_tile_fits(device, text, size);
 }
 
 static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant, fdm_plan *plan) {
@@ -123,33 +121,17 @@ static int32_t dbias_of(const fdm_problem *p, int32_t kernel) {
 
 static void main_request(const struct tile *t, const fdm_problem *p, int32_t kernel,
                          struct cuda_kernel_request *request) {
-    const struct cuda_constant constants[] = {
-        {"HEAD_DIM", mma_padded32(p->head_dim, p->head_dim_v)},
-        {"HEAD_DIM_V", mma_padded32(p->head_dim_v, p->head_dim)},
-        {"WARPS", t->warps},
-        {"SHARE", t->share},
-        {"BLOCK", t->block},
-        {"OWNS_KEYS", kernel != OWN_ROWS},
-        {"GRADIENTS", gradients_of(p, kernel)},
-        {"ALIGNED", p->aligned},
-        {"WINDOW", gpu_bounded(p)},
-        {"MASK", p->has_mask},
-        {"MASK_ROWS", gpu_mask_rows(p)},
-        {"BIAS", gpu_bias_constant(p)},
-        {"BIAS_ROWS", gpu_bias_rows(p)},
-        {"SCORES_ALIGNED", kernel == OWN_ROWS && p->scores_aligned && (gpu_mask_rows(p) || gpu_bias_rows(p))},
-        {"DBIAS", dbias_of(p, kernel)},
-        {"INTERVALS", p->has_intervals},
-        {"VARLEN", p->varlen},
-        {"SOFTCAP", p->softcap > 0},
-        {"DETERMINISTIC", dbias_of(p, kernel) == GPU_DBIAS_SUMS && gpu_dbias_in_turns(p)},
-        {"FOLDED", gpu_folds_grids(p)},
-    };
-    _Static_assert(sizeof constants / sizeof constants[0] == MMA_BACKWARD32_NUM_CONSTANTS, "one value each");
+    GPU_SET_CONSTANTS(
+        request, MMA_BACKWARD32_CONSTANTS, .HEAD_DIM = mma_padded32(p->head_dim, p->head_dim_v),
+        .HEAD_DIM_V = mma_padded32(p->head_dim_v, p->head_dim), .WARPS = t->warps, .SHARE = t->share, .BLOCK = t->block,
+        .OWNS_KEYS = kernel != OWN_ROWS, .GRADIENTS = gradients_of(p, kernel), .ALIGNED = p->aligned,
+        .WINDOW = gpu_bounded(p), .MASK = p->has_mask, .MASK_ROWS = gpu_mask_rows(p), .BIAS = gpu_bias_constant(p),
+        .BIAS_ROWS = gpu_bias_rows(p),
+        .SCORES_ALIGNED = kernel == OWN_ROWS && p->scores_aligned && (gpu_mask_rows(p) || gpu_bias_rows(p)),
+        .DBIAS = dbias_of(p, kernel), .INTERVALS = p->has_intervals, .VARLEN = p->varlen, .SOFTCAP = p->softcap > 0,
+        .DETERMINISTIC = dbias_of(p, kernel) == GPU_DBIAS_SUMS && gpu_dbias_in_turns(p), .FOLDED = gpu_folds_grids(p));
     request->file = "families/mma/float32/mma_backward32.cu";
     request->entry = "mma_backward32";
-    request->num_constants = MMA_BACKWARD32_NUM_CONSTANTS;
-    memcpy(request->constants, constants, sizeof constants);
     request->shared_bytes = shared_bytes(t, p);
     request->threads = 32 * t->warps;
 }
@@ -210,6 +192,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
 const struct gpu_algorithm mma_backward32_algorithm = {
     .info = {"mma.backward32", "a pass over rows and one over keys on mma.sync for float32 by 3xTF32, every feature",
              FDM_BACKWARD},
+    .features = GPU_EVERY_FEATURE,
     .chosen_freely = 1,
     .refusal = refusal,
     .fill = fill,

@@ -30,6 +30,8 @@
 #include "families/mma/float32/mma_tf32.cuh"
 #include "gpu/visible.cuh"
 
+MMA_BACKWARD32_CONSTANTS(GPU_CONSTANT_GIVEN)
+
 #define GROUPS     (WARPS / SHARE) /* of warps: each has its own */
 #define OWN        (16 * GROUPS)
 #define TILES      (BLOCK / 8) /* groups of eight others */

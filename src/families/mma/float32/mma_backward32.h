@@ -35,8 +35,6 @@
 /* Keys at whose gradient of a bias a block takes its turn at a time; a multiple of every tile's BLOCK. */
 #define MMA_BACKWARD32_TURN_KEYS 128
 
-enum { MMA_BACKWARD32_NUM_CONSTANTS = MMA_BACKWARD32_CONSTANTS(MMA_BACKWARD_COUNT) };
-
 /* Bytes of dynamic shared memory; head dims as mma_padded32() gives them. Of two steps there is kept what depends on
  * the key alone, or lse and delta of rows. */
 static inline int32_t mma_backward32_shared_bytes(int32_t own, int32_t block, int32_t head_dim, int32_t head_dim_v) {

@@ -2,7 +2,6 @@
 #include "families/mma/float32/mma_forward32.h"
 
 #include <stdio.h>
-#include <string.h>
 
 #include "base/error.h"
 #include "families/mma/mma_family.h"
@@ -54,8 +53,7 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
     for (int32_t i = 0; i < NUM_TILES; i++)
         if (fits(&tiles[i], device, p))
             return NULL;
-    snprintf(text, size, "no tile fits the device's %lld KB of shared memory", (long long)device->shared_bytes >> 10);
-    return text;
+    return gpu_no_tile_fits(device, text, size);
 }
 
 static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant, fdm_plan *plan) {
@@ -84,30 +82,15 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant,
 /* ---- execution ---- */
 
 static void forward_request(const struct tile *t, const fdm_problem *p, struct cuda_kernel_request *request) {
-    const struct cuda_constant constants[] = {
-        {"HEAD_DIM", mma_padded32(p->head_dim, p->head_dim_v)},
-        {"HEAD_DIM_V", mma_padded32(p->head_dim_v, p->head_dim)},
-        {"WARPS", t->warps},
-        {"SHARE", t->share},
-        {"ROW_TILES", t->row_tiles},
-        {"BLOCK_N", t->block_n},
-        {"MIN_BLOCKS", t->blocks},
-        {"ALIGNED", p->aligned},
-        {"WINDOW", gpu_bounded(p)},
-        {"MASK", p->has_mask},
-        {"MASK_ROWS", gpu_mask_rows(p)},
-        {"BIAS", p->has_bias},
-        {"BIAS_ROWS", gpu_bias_rows(p)},
-        {"SCORES_ALIGNED", p->scores_aligned && (gpu_mask_rows(p) || gpu_bias_rows(p))},
-        {"INTERVALS", p->has_intervals},
-        {"VARLEN", p->varlen},
-        {"SOFTCAP", p->softcap > 0},
-    };
-    _Static_assert(sizeof constants / sizeof constants[0] == MMA_FORWARD32_NUM_CONSTANTS, "one value each");
+    GPU_SET_CONSTANTS(request, MMA_FORWARD32_CONSTANTS, .HEAD_DIM = mma_padded32(p->head_dim, p->head_dim_v),
+                      .HEAD_DIM_V = mma_padded32(p->head_dim_v, p->head_dim), .WARPS = t->warps, .SHARE = t->share,
+                      .ROW_TILES = t->row_tiles, .BLOCK_N = t->block_n, .MIN_BLOCKS = t->blocks, .ALIGNED = p->aligned,
+                      .WINDOW = gpu_bounded(p), .MASK = p->has_mask, .MASK_ROWS = gpu_mask_rows(p), .BIAS = p->has_bias,
+                      .BIAS_ROWS = gpu_bias_rows(p),
+                      .SCORES_ALIGNED = p->scores_aligned && (gpu_mask_rows(p) || gpu_bias_rows(p)),
+                      .INTERVALS = p->has_intervals, .VARLEN = p->varlen, .SOFTCAP = p->softcap > 0);
     request->file = "families/mma/float32/mma_forward32.cu";
     request->entry = "mma_forward32";
-    request->num_constants = MMA_FORWARD32_NUM_CONSTANTS;
-    memcpy(request->constants, constants, sizeof constants);
     request->shared_bytes = shared_bytes(t, p);
     request->threads = 32 * t->warps;
 }
@@ -141,29 +124,14 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
                          plan->parameters[0]);
     const struct tile *t = &tiles[plan->parameters[0]];
     const int64_t blocks = (p->seqlen_q + block_m(t) - 1) / block_m(t) * p->batch * p->heads;
-    if (blocks == 0)
-        return FDM_OK;
-    const struct cuda_kernel *kernels[NUM_KERNELS];
-    struct gpu_forward_params arguments;
-    struct cuda_kernel_request wanted[NUM_KERNELS];
-    gpu_fill_forward(attention, &arguments);
-    const int32_t count = make_requests(plan, p, wanted);
-    fdm_status status = cuda_kernels_get(plan->device.index, wanted, count, kernels);
-    if (!status && gpu_mask_rows(p) && p->seqlen_k > 0)
-        status = block_mask_launch(kernels[BLOCK_MASK], p, block_m(t), t->block_n, workspace, stream, &arguments);
-    if (status)
-        return status;
-    struct cuda_launch launch = {.kernel = kernels[FORWARD],
-                                 .grid = {(uint32_t)blocks, 1, 1},
-                                 .threads = (uint32_t)(32 * t->warps),
-                                 .stream = stream,
-                                 .arguments = &arguments,
-                                 .arguments_bytes = sizeof arguments};
-    return cuda_launch(&launch);
+    struct cuda_kernel_request list[NUM_KERNELS];
+    const int32_t count = make_requests(plan, p, list);
+    return gpu_forward_launch(plan, attention, list, count, blocks, 1, workspace, stream);
 }
 
 const struct gpu_algorithm mma_forward32_algorithm = {
     .info = {"mma.forward32", "FlashAttention-2 on mma.sync for float32 by 3xTF32, every feature", FDM_FORWARD},
+    .features = GPU_EVERY_FEATURE,
     .chosen_freely = 1,
     .writes_lse_low = 1,
     .refusal = refusal,

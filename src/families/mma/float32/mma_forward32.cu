@@ -23,6 +23,8 @@
 #include "gpu/lse.cuh"
 #include "gpu/visible.cuh"
 
+MMA_FORWARD32_CONSTANTS(GPU_CONSTANT_GIVEN)
+
 #define GROUPS     (WARPS / SHARE) /* of warps: each has its own rows */
 #define BLOCK_M    (16 * ROW_TILES * GROUPS)
 #define KEY_TILES  (BLOCK_N / 8)            /* groups of eight keys: one accumulator of S each */

@@ -24,9 +24,6 @@
     X(VARLEN)                                                                                          \
     X(SOFTCAP)
 
-#define MMA_FORWARD32_COUNT(name) +1
-enum { MMA_FORWARD32_NUM_CONSTANTS = MMA_FORWARD32_CONSTANTS(MMA_FORWARD32_COUNT) };
-
 /* The kernel's head dim: columns beyond the tensor's are zero. Between 128 and 256 the assembler has not enough
  * registers for rows whose chunks are no power of two. Beside another head dim that is as wide, warps share columns by
  * halves, which then begin at multiples of 32. */

@@ -121,8 +121,6 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
     if (p->head_dim > 256 || p->head_dim_v > 256 || p->head_dim % chunk || p->head_dim_v % chunk)
         return is_float32(p) ? "head dims are multiples of 4 and at most 256"
                              : "head dims are multiples of 8 and at most 256";
-    if (!p->aligned)
-        return "addresses and strides must be multiples of 16 bytes";
     if (packed_rows(p) > ROWS_MAX)
         return "query rows times the heads of a group are at most 256";
     const struct tile t = tile_of(device, p);
@@ -323,27 +321,13 @@ static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct 
     const int32_t stages = plan->parameters[STAGES], merge = plan->parameters[MERGE];
     const struct tile t = tile_of_plan(plan);
     const int32_t dtype = is_float32(p) ? GPU_FLOAT32 : gpu_dtype(p->dtype);
-    const struct cuda_constant constants[] = {
-        {"DTYPE", dtype},
-        {"HEAD_DIM", padded(p)},
-        {"HEAD_DIM_V", padded_v(p)},
-        {"BLOCK_N", t.block_n},
-        {"WARPS", t.warps},
-        {"ROW_GROUPS", t.row_groups},
-        {"STAGES", stages},
-        {"WINDOW", gpu_bounded(p)},
-        {"MASK", mask_constant(p)},
-        {"BIAS", gpu_bias_constant(p)},
-        {"INTERVALS", intervals_constant(p)},
-        {"SOFTCAP", p->softcap > 0},
-        {"VARLEN", p->varlen},
-        {"MERGE", merge},
-    };
-    _Static_assert(sizeof constants / sizeof constants[0] == MMA_DECODE_NUM_CONSTANTS, "one value for each constant");
+    GPU_SET_CONSTANTS(&requests[DECODE], MMA_DECODE_CONSTANTS, .DTYPE = dtype, .HEAD_DIM = padded(p),
+                      .HEAD_DIM_V = padded_v(p), .BLOCK_N = t.block_n, .WARPS = t.warps, .ROW_GROUPS = t.row_groups,
+                      .STAGES = stages, .WINDOW = gpu_bounded(p), .MASK = mask_constant(p),
+                      .BIAS = gpu_bias_constant(p), .INTERVALS = intervals_constant(p), .SOFTCAP = p->softcap > 0,
+                      .VARLEN = p->varlen, .MERGE = merge);
     requests[DECODE].file = "families/mma/forward/mma_decode.cu";
     requests[DECODE].entry = "mma_decode";
-    requests[DECODE].num_constants = MMA_DECODE_NUM_CONSTANTS;
-    memcpy(requests[DECODE].constants, constants, sizeof constants);
     requests[DECODE].shared_bytes = shared_bytes(p, t, stages);
     requests[DECODE].threads = 32 * t.warps;
     if (merge != MMA_MERGE_WORKSPACE)
@@ -389,6 +373,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
 
 const struct gpu_algorithm mma_decode_algorithm = {
     .info = {"mma.decode", "few query rows, keys split over blocks and merged", FDM_FORWARD},
+    .features = GPU_EVERY_FEATURE & ~GPU_FEATURE_UNALIGNED,
     .chosen_freely = 1,
     .refusal = refusal,
     .passed_over = passed_over,

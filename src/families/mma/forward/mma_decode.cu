@@ -34,6 +34,8 @@
 #include "cuda/ptx/opaque.cuh"
 #include "families/mma/forward/mma_decode.h"
 
+MMA_DECODE_CONSTANTS(GPU_CONSTANT_GIVEN)
+
 #define THREADS (32 * WARPS)
 #define ALIGNED 1
 #if DTYPE == GPU_FLOAT32

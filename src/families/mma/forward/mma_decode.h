@@ -2,6 +2,7 @@
 #ifndef FDM_MMA_DECODE_H
 #define FDM_MMA_DECODE_H
 
+#include "gpu/constants.h"
 #include "gpu/forward_params.h"
 
 #ifdef __CUDACC__
@@ -25,9 +26,6 @@
     X(SOFTCAP)                                                                              \
     X(VARLEN)                                                                               \
     X(MERGE) /* MMA_MERGE_*: what becomes of the splits' results */
-
-#define MMA_DECODE_COUNT(name) +1
-enum { MMA_DECODE_NUM_CONSTANTS = MMA_DECODE_CONSTANTS(MMA_DECODE_COUNT) };
 
 /* MASK and INTERVALS. */
 #define MMA_DECODE_NONE  0

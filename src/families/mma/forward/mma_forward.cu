@@ -27,6 +27,8 @@
 #include "gpu/lse.cuh"
 #include "gpu/packed.cuh"
 
+MMA_FORWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
+
 #define THREADS   (32 * WARPS)
 #define BLOCK_M   (16 * ROW_TILES * WARPS)
 #define KEY_TILES (BLOCK_N / 8)    /* groups of eight keys: one accumulator of S each */
@@ -685,17 +687,12 @@ __device__ __forceinline__ struct place find_place(const struct gpu_forward_para
     at.batch = head / a.heads;
     at.head = head % a.heads;
     at.first_row = (WINDOW ? blocks - 1 - block : block) * BLOCK_M;
-    at.seqlen_q = a.seqlen_q;
-    at.seqlen_k = a.seqlen_k;
-    at.q_begin = at.k_begin = 0;
-#if VARLEN
-    const struct packed q = find_packed_q(a, at.batch), k = find_packed_k(a, at.batch);
-    at.q_begin = q.begin;
-    at.k_begin = k.begin;
-    at.seqlen_q = q.length;
-    at.seqlen_k = k.length;
-#endif
-    at.diagonal = at.seqlen_k - at.seqlen_q;
+    const struct sequence s = find_sequence(a, at.batch);
+    at.seqlen_q = s.seqlen_q;
+    at.seqlen_k = s.seqlen_k;
+    at.q_begin = s.q_begin;
+    at.k_begin = s.k_begin;
+    at.diagonal = s.diagonal;
     at.first_key = at.first_full = 0;
     at.last_key = at.last_full = at.seqlen_k;
 #if WINDOW
@@ -802,70 +799,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     [[maybe_unused]] bool query_loaded = false;
     query_fragments kept;
 
-#if KEY_LIST
-    char *const places = shared + MMA_FORWARD_LIST_OFFSET;
-    const struct key_list list = {(int *)places, (uint32_t *)(places + 4 * MMA_FORWARD_LIST),
-                                  (float *)(places + 8 * MMA_FORWARD_LIST),
-                                  (int *)(places + (BIAS && !BIAS_ROWS ? 12 : 8) * MMA_FORWARD_LIST),
-                                  (const int32_t **)(places + (BIAS && !BIAS_ROWS ? 12 : 8) * MMA_FORWARD_LIST + 32)};
-#    if INTERVALS
-    if (threadIdx.x == 0) {
-        const struct gpu_intervals &i = a.intervals;
-        const int64_t head = at.head / i.group;
-        list.intervals[0] = i.start + at.batch * i.start_batch + head * i.start_head + at.k_begin * i.start_key;
-        list.intervals[1] = i.end + at.batch * i.end_batch + head * i.end_head + at.k_begin * i.end_key;
-    }
-    __syncthreads();
-#    endif
-    int next_key = at.first_key, num_listed = 0;
-    do {
-        num_listed = extend_list(list, num_listed, next_key, a, at, from);
-        const bool last_round = next_key >= at.last_key;
-        const int count = last_round ? (num_listed + BLOCK_N - 1) / BLOCK_N : num_listed / BLOCK_N;
-        if (last_round)
-            pad_list(list, num_listed);
-        auto keys_of = [&](int t) {
-            struct tile_keys keys = {0, min(num_listed - t * BLOCK_N, BLOCK_N)};
-            keys.index = list.index + t * BLOCK_N;
-            keys.rows = list.rows + t * BLOCK_N;
-            keys.bias = list.bias + t * BLOCK_N;
-            return keys;
-        };
-        auto is_partial = [&](const struct tile_keys &keys) {
-            bool full = true;
-            const uint32_t all = (uint32_t)min(BLOCK_M, at.seqlen_q - at.first_row) << 16;
-            for (int n = threadIdx.x % 32; n < BLOCK_N; n += 32)
-                full = full && keys.rows[n] == all;
-            return (MASK && MASK_ROWS) || !__all_sync(0xffffffff, full);
-        };
-#else
-    const int first_tile = at.first_key / BLOCK_N, last_tile = (at.last_key + BLOCK_N - 1) / BLOCK_N;
-#    if TILE_LIST
-    uint16_t *list = (uint16_t *)(shared + MMA_FORWARD_LIST_OFFSET);
-    const uint8_t *block_mask = a.block_mask + at.batch * a.block_mask_batch +
-                                at.head / a.mask.group * a.block_mask_head +
-                                (int64_t)(at.first_row / BLOCK_M) * a.block_mask_row;
-    for (int segment = first_tile; segment < last_tile; segment += MMA_FORWARD_TILES) {
-        __syncthreads(); /* the list and the buffers of the segment before are free */
-        const int count = list_tiles(list, block_mask, segment, min(segment + MMA_FORWARD_TILES, last_tile));
-        auto tile_at = [&](int t) { return segment + (list[t] & 0x7fff); };
-#    else
-    {
-        const int count = last_tile - first_tile;
-        /* keys in falling order: the tiles that are cut come first, while the pipeline fills */
-        auto tile_at = [&](int t) { return last_tile - 1 - t; };
-#    endif
-        auto keys_of = [&](int t) {
-            const int first = tile_at(t) * BLOCK_N;
-            struct tile_keys keys = {first, min(at.seqlen_k - first, BLOCK_N)};
-            keys.partial = first < at.first_full || first + BLOCK_N > at.last_full;
-#    if TILE_LIST
-            keys.partial = keys.partial || !(list[t] & 0x8000);
-#    endif
-            return keys;
-        };
-        auto is_partial = [&](const struct tile_keys &keys) { return keys.partial; };
-#endif
+    /* Tiles 0 to count - 1, whose keys keys_of(t) gives; is_partial(keys): whether pairs are tested one by one. */
+    auto add_tiles = [&](int count, auto keys_of, auto is_partial) {
         auto fetch = [&](int t) {
             if (t < count) {
                 const struct tile_keys keys = keys_of(t);
@@ -978,14 +913,79 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
             for (int step = 0; step < BLOCK_N / 16; step++)
                 multiply_pv(f.o, p[step], v_tile, step);
         }
+    };
+
 #if KEY_LIST
+    char *const places = shared + MMA_FORWARD_LIST_OFFSET;
+    const struct key_list list = {(int *)places, (uint32_t *)(places + 4 * MMA_FORWARD_LIST),
+                                  (float *)(places + 8 * MMA_FORWARD_LIST),
+                                  (int *)(places + (BIAS && !BIAS_ROWS ? 12 : 8) * MMA_FORWARD_LIST),
+                                  (const int32_t **)(places + (BIAS && !BIAS_ROWS ? 12 : 8) * MMA_FORWARD_LIST + 32)};
+#    if INTERVALS
+    if (threadIdx.x == 0) {
+        const struct gpu_intervals &i = a.intervals;
+        const int64_t head = at.head / i.group;
+        list.intervals[0] = i.start + at.batch * i.start_batch + head * i.start_head + at.k_begin * i.start_key;
+        list.intervals[1] = i.end + at.batch * i.end_batch + head * i.end_head + at.k_begin * i.end_key;
+    }
+    __syncthreads();
+#    endif
+    int next_key = at.first_key, num_listed = 0;
+    do {
+        num_listed = extend_list(list, num_listed, next_key, a, at, from);
+        const bool last_round = next_key >= at.last_key;
+        const int count = last_round ? (num_listed + BLOCK_N - 1) / BLOCK_N : num_listed / BLOCK_N;
+        if (last_round)
+            pad_list(list, num_listed);
+        auto keys_of = [&](int t) {
+            struct tile_keys keys = {0, min(num_listed - t * BLOCK_N, BLOCK_N)};
+            keys.index = list.index + t * BLOCK_N;
+            keys.rows = list.rows + t * BLOCK_N;
+            keys.bias = list.bias + t * BLOCK_N;
+            return keys;
+        };
+        auto is_partial = [&](const struct tile_keys &keys) {
+            bool full = true;
+            const uint32_t all = (uint32_t)min(BLOCK_M, at.seqlen_q - at.first_row) << 16;
+            for (int n = threadIdx.x % 32; n < BLOCK_N; n += 32)
+                full = full && keys.rows[n] == all;
+            return (MASK && MASK_ROWS) || !__all_sync(0xffffffff, full);
+        };
+        add_tiles(count, keys_of, is_partial);
         if (last_round)
             break;
         shift_list(list, count * BLOCK_N, num_listed);
         num_listed -= count * BLOCK_N;
     } while (true);
 #else
+    const int first_tile = at.first_key / BLOCK_N, last_tile = (at.last_key + BLOCK_N - 1) / BLOCK_N;
+    auto tile_keys_of = [&](int tile) {
+        const int first = tile * BLOCK_N;
+        struct tile_keys keys = {first, min(at.seqlen_k - first, BLOCK_N)};
+        keys.partial = first < at.first_full || first + BLOCK_N > at.last_full;
+        return keys;
+    };
+    auto is_partial = [&](const struct tile_keys &keys) { return keys.partial; };
+#    if TILE_LIST
+    uint16_t *list = (uint16_t *)(shared + MMA_FORWARD_LIST_OFFSET);
+    const uint8_t *block_mask = a.block_mask + at.batch * a.block_mask_batch +
+                                at.head / a.mask.group * a.block_mask_head +
+                                (int64_t)(at.first_row / BLOCK_M) * a.block_mask_row;
+    for (int segment = first_tile; segment < last_tile; segment += MMA_FORWARD_TILES) {
+        __syncthreads(); /* the list and the buffers of the segment before are free */
+        const int count = list_tiles(list, block_mask, segment, min(segment + MMA_FORWARD_TILES, last_tile));
+        auto keys_of = [&](int t) {
+            struct tile_keys keys = tile_keys_of(segment + (list[t] & 0x7fff));
+            keys.partial = keys.partial || !(list[t] & 0x8000);
+            return keys;
+        };
+        add_tiles(count, keys_of, is_partial);
     }
+#    else
+    /* keys in falling order: the tiles that are cut come first, while the pipeline fills */
+    auto keys_of = [&](int t) { return tile_keys_of(last_tile - 1 - t); };
+    add_tiles(last_tile - first_tile, keys_of, is_partial);
+#    endif
 #endif
     cp_async_wait<0>();
     __syncthreads(); /* Q's place becomes the output's */

@@ -3,6 +3,7 @@
 #define FDM_MMA_FORWARD_H
 
 #include "gpu/block_mask.h"
+#include "gpu/constants.h"
 #include "gpu/forward_params.h"
 
 /* The constants that specialise the kernel, in the order of the plan's and the cache's listing. */
@@ -37,9 +38,6 @@
 /* Bytes of the lists: two or (with a bias) three words for a key and one for each warp; half a word for a tile. */
 #define MMA_FORWARD_LIST_BYTES(has_bias) (((has_bias) ? 12 : 8) * MMA_FORWARD_LIST + 64)
 #define MMA_FORWARD_TILE_BYTES           2048
-
-#define MMA_FORWARD_COUNT(name) +1
-enum { MMA_FORWARD_NUM_CONSTANTS = MMA_FORWARD_CONSTANTS(MMA_FORWARD_COUNT) };
 
 /* Bytes of dynamic shared memory; head dims are rounded up to 16; staged_bytes are those of a mask's and a bias'
  * element where they are staged. */

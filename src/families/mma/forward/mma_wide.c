@@ -2,7 +2,6 @@
 #include "families/mma/forward/mma_wide.h"
 
 #include <stdio.h>
-#include <string.h>
 
 #include "base/error.h"
 #include "families/mma/mma_family.h"
@@ -115,15 +114,12 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
         return "head dims are at most 1024";
     if (p->head_dim % 8 != 0 || p->head_dim_v % 8 != 0)
         return "head dims must be multiples of 8";
-    if (!p->aligned)
-        return "addresses and strides must be multiples of 16 bytes";
     if (p->seqlen_q > INT32_MAX / 2 || p->seqlen_k > INT32_MAX / 2)
         return "sequences are at most 2^30 long";
     for (int32_t i = 0; i < NUM_TILES; i++)
         if (takes(&tiles[i], device, p) && grid_of(&tiles[i], p) <= INT32_MAX)
             return NULL;
-    snprintf(text, size, "no tile fits the device's %lld KB of shared memory", (long long)device->shared_bytes >> 10);
-    return text;
+    return gpu_no_tile_fits(device, text, size);
 }
 
 /* Up to 256, mma.forward skips the tiles that mask and intervals leave empty, which this kernel does not, and this
@@ -165,79 +161,45 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant,
 static void request_of(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *request) {
     const struct tile *t = &tiles[plan->parameters[0]];
     const struct fitted f = fit(t, p);
-    const struct cuda_constant constants[] = {
-        {"DTYPE", gpu_dtype(p->dtype)},
-        {"HEAD_DIM", f.head_dim},
-        {"HEAD_DIM_V", f.head_dim_v},
-        {"WARPS", t->warps},
-        {"BLOCK_M", t->block_m},
-        {"BLOCK_N", t->block_n},
-        {"SLICE_D", f.slice_d},
-        {"SLICE_KEYS", t->slice_keys},
-        {"SLICE_PARTS", f.slice_parts},
-        {"STAGES", plan->stages},
-        {"CLUSTER", t->cluster},
-        {"HAS_SOFTCAP", p->softcap > 0},
-        {"HAS_MASK", p->has_mask != 0},
-        {"HAS_BIAS", gpu_bias_constant(p)},
-        {"HAS_INTERVALS", p->has_intervals != 0},
-        {"VARLEN", p->varlen != 0},
-    };
-    _Static_assert(sizeof constants / sizeof constants[0] == MMA_WIDE_NUM_CONSTANTS, "one value for each constant");
+    GPU_SET_CONSTANTS(request, MMA_WIDE_CONSTANTS, .DTYPE = gpu_dtype(p->dtype), .HEAD_DIM = f.head_dim,
+                      .HEAD_DIM_V = f.head_dim_v, .WARPS = t->warps, .BLOCK_M = t->block_m, .BLOCK_N = t->block_n,
+                      .SLICE_D = f.slice_d, .SLICE_KEYS = t->slice_keys, .SLICE_PARTS = f.slice_parts,
+                      .STAGES = plan->stages, .CLUSTER = t->cluster, .HAS_SOFTCAP = p->softcap > 0,
+                      .HAS_MASK = p->has_mask != 0, .HAS_BIAS = gpu_bias_constant(p),
+                      .HAS_INTERVALS = p->has_intervals != 0, .VARLEN = p->varlen != 0);
     request->file = "families/mma/forward/mma_wide.cu";
     request->entry = "mma_wide";
-    request->num_constants = MMA_WIDE_NUM_CONSTANTS;
-    memcpy(request->constants, constants, sizeof constants);
     request->shared_bytes = shared_bytes(t, &f, plan->stages);
     request->threads = 32 * t->warps;
 }
 
-static fdm_status kernel_of(const fdm_plan *plan, const fdm_problem *p, const struct cuda_kernel **kernel) {
-    struct cuda_kernel_request request;
-    if (plan->parameters[0] < 0 || plan->parameters[0] >= NUM_TILES)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan names tile %d, which its kernel does not have",
-                         plan->parameters[0]);
-    const struct tile *t = &tiles[plan->parameters[0]];
-    if (plan->stages < t->stages_min || plan->stages > t->stages_max)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan names %d stages; its tile has %d to %d", plan->stages,
-                         t->stages_min, t->stages_max);
-    request_of(plan, p, &request);
-    return cuda_kernels_get(plan->device.index, &request, 1, kernel);
+static int valid(const fdm_plan *plan) {
+    const int32_t tile = plan->parameters[0];
+    return tile >= 0 && tile < NUM_TILES && plan->stages >= tiles[tile].stages_min &&
+           plan->stages <= tiles[tile].stages_max;
 }
 
 static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *requests) {
-    const int32_t tile = plan->parameters[0];
-    if (tile < 0 || tile >= NUM_TILES)
+    if (!valid(plan))
         return 0;
     request_of(plan, &plan->problem, requests);
     return 1;
 }
 
 static fdm_status execute(const fdm_plan *plan, const struct attention *attention, void *workspace, void *stream) {
-    const fdm_problem *p = attention->problem;
-    (void)workspace;
-    const struct cuda_kernel *kernel;
-    const fdm_status status = kernel_of(plan, p, &kernel);
-    if (status)
-        return status;
+    struct cuda_kernel_request request;
+    if (!valid(plan))
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile %d or its %d stages are not its kernel's",
+                         plan->parameters[0], plan->stages);
     const struct tile *t = &tiles[plan->parameters[0]];
-    struct gpu_forward_params arguments;
-    gpu_fill_forward(attention, &arguments);
-    const int64_t blocks = grid_of(t, p);
-    if (blocks == 0)
-        return FDM_OK;
-    const struct cuda_launch launch = {.kernel = kernel,
-                                       .grid = {(uint32_t)blocks, 1, 1},
-                                       .threads = (uint32_t)(32 * t->warps),
-                                       .cluster = (uint32_t)t->cluster,
-                                       .stream = stream,
-                                       .arguments = &arguments,
-                                       .arguments_bytes = sizeof arguments};
-    return cuda_launch(&launch);
+    request_of(plan, attention->problem, &request);
+    return gpu_forward_launch(plan, attention, &request, 1, grid_of(t, attention->problem), t->cluster, workspace,
+                              stream);
 }
 
 const struct gpu_algorithm mma_wide_algorithm = {
     .info = {"mma.wide", "head dims up to 1024: O spread over the warps of a block or of two", FDM_FORWARD},
+    .features = GPU_EVERY_FEATURE & ~GPU_FEATURE_UNALIGNED,
     .chosen_freely = 1,
     .writes_lse_low = 1,
     .refusal = refusal,

@@ -37,12 +37,7 @@
 #include "gpu/lse.cuh"
 #include "gpu/packed.cuh"
 
-#if !defined(DTYPE) || !defined(HEAD_DIM) || !defined(HEAD_DIM_V) || !defined(WARPS) || !defined(BLOCK_M) ||       \
-    !defined(BLOCK_N) || !defined(SLICE_D) || !defined(SLICE_KEYS) || !defined(SLICE_PARTS) || !defined(STAGES) || \
-    !defined(CLUSTER) || !defined(HAS_SOFTCAP) || !defined(HAS_MASK) || !defined(HAS_BIAS) ||                      \
-    !defined(HAS_INTERVALS) || !defined(VARLEN)
-#    error "mma_wide.cu needs every constant of MMA_WIDE_CONSTANTS"
-#endif
+MMA_WIDE_CONSTANTS(GPU_CONSTANT_GIVEN)
 
 namespace {
 
@@ -147,17 +142,11 @@ __device__ __forceinline__ work find_work(const gpu_forward_params &a) {
     w.row0 = (row_blocks - 1 - index / l2_group_heads) * BLOCK_M;
     w.head = head % a.heads;
     w.batch = head / a.heads;
-    w.seqlen_q = a.seqlen_q;
-    w.seqlen_k = a.seqlen_k;
-    w.q_begin = 0;
-    w.k_begin = 0;
-    if (VARLEN) {
-        const packed q = find_packed_q(a, w.batch), k = find_packed_k(a, w.batch);
-        w.q_begin = q.begin;
-        w.k_begin = k.begin;
-        w.seqlen_q = q.length;
-        w.seqlen_k = k.length;
-    }
+    const struct sequence s = find_sequence(a, w.batch);
+    w.seqlen_q = s.seqlen_q;
+    w.seqlen_k = s.seqlen_k;
+    w.q_begin = s.q_begin;
+    w.k_begin = s.k_begin;
     const int32_t end = w.row0 + BLOCK_M < w.seqlen_q ? w.row0 + BLOCK_M : w.seqlen_q;
     const int32_t first = first_key(a, w, w.row0), last = last_key(a, w, end - 1);
     w.full_first = first_key(a, w, end - 1);

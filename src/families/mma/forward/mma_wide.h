@@ -5,6 +5,7 @@
 #ifndef FDM_MMA_WIDE_H
 #define FDM_MMA_WIDE_H
 
+#include "gpu/constants.h"
 #include "gpu/forward_params.h"
 
 /* Constants of a specialisation.
@@ -32,9 +33,6 @@
     X(HAS_BIAS)               \
     X(HAS_INTERVALS)          \
     X(VARLEN)
-
-#define MMA_WIDE_COUNT(name) +1
-enum { MMA_WIDE_NUM_CONSTANTS = MMA_WIDE_CONSTANTS(MMA_WIDE_COUNT) };
 
 enum { MMA_WIDE_WARP_ROWS = 32 };
 

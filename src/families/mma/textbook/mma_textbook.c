@@ -80,12 +80,6 @@ static const char *refusal(int32_t algorithm, const fdm_device *device, const fd
         snprintf(text, size, "head dims are at most %d", most);
         return text;
     }
-    if (p->has_mask || p->has_bias || p->has_intervals || p->softcap > 0 || p->varlen)
-        return "mask, bias, intervals, softcap and packed sequences are left to mma.forward";
-    if (p->window_left >= 0 || p->window_right >= 0)
-        return "a window is left to mma.forward; it takes causal or nothing";
-    if (!p->aligned)
-        return "addresses and strides must be multiples of 16 bytes";
     if (p->seqlen_q > INT32_MAX / 2 || p->seqlen_k > INT32_MAX / 2)
         return "sequences are at most 2^30 long";
     const struct variant *smallest = &variants[1];
@@ -184,25 +178,12 @@ static void request_of(const fdm_plan *plan, const fdm_problem *p, struct cuda_k
     const int32_t algorithm = plan->parameters[ALGORITHM];
     const struct variant *v = &variants[plan->parameters[VARIANT]];
     const struct shape s = shape_of(algorithm, v, p);
-    const struct cuda_constant constants[] = {
-        {"ALGORITHM", algorithm},
-        {"DTYPE", gpu_dtype(p->dtype)},
-        {"HEAD_DIM", s.head_dim},
-        {"SLICE", s.slice},
-        {"OUT_COLUMNS", s.out_columns},
-        {"OUT_SLICE", s.out_slice},
-        {"OUT_BLOCKS", s.out_blocks},
-        {"BLOCK_N", s.block_n},
-        {"STAGES", v->stages},
-        {"SWIZZLED", v->swizzled},
-        {"F16_ACCUMULATION", v->f16_accumulation},
-        {"CAUSAL", p->causal != 0},
-    };
-    _Static_assert(sizeof constants / sizeof constants[0] == MMA_TEXTBOOK_NUM_CONSTANTS, "one value for each constant");
+    GPU_SET_CONSTANTS(request, MMA_TEXTBOOK_CONSTANTS, .ALGORITHM = algorithm, .DTYPE = gpu_dtype(p->dtype),
+                      .HEAD_DIM = s.head_dim, .SLICE = s.slice, .OUT_COLUMNS = s.out_columns, .OUT_SLICE = s.out_slice,
+                      .OUT_BLOCKS = s.out_blocks, .BLOCK_N = s.block_n, .STAGES = v->stages, .SWIZZLED = v->swizzled,
+                      .F16_ACCUMULATION = v->f16_accumulation, .CAUSAL = p->causal != 0);
     request->file = "families/mma/textbook/mma_textbook.cu";
     request->entry = "mma_textbook";
-    request->num_constants = MMA_TEXTBOOK_NUM_CONSTANTS;
-    memcpy(request->constants, constants, sizeof constants);
     request->shared_bytes = shared_bytes(algorithm, &s, v);
     request->threads = 32 * MMA_TEXTBOOK_WARPS;
 }
@@ -216,37 +197,22 @@ static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *reques
 
 static fdm_status execute(const fdm_plan *plan, const struct attention *attention, void *workspace, void *stream) {
     const fdm_problem *p = attention->problem;
-    (void)workspace;
     if (!validate(plan))
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's parameters are not those of a textbook kernel");
     const struct shape s = shape_of(plan->parameters[ALGORITHM], &variants[plan->parameters[VARIANT]], p);
-    const int64_t blocks = grid_of(&s, p);
-    if (blocks == 0)
-        return FDM_OK;
     struct cuda_kernel_request request;
-    const struct cuda_kernel *kernel;
     request_of(plan, p, &request);
-    const fdm_status status = cuda_kernels_get(plan->device.index, &request, 1, &kernel);
-    if (status)
-        return status;
-    struct gpu_forward_params arguments;
-    gpu_fill_forward(attention, &arguments);
-    const struct cuda_launch launch = {.kernel = kernel,
-                                       .grid = {(uint32_t)blocks, 1, 1},
-                                       .threads = 32 * MMA_TEXTBOOK_WARPS,
-                                       .stream = stream,
-                                       .arguments = &arguments,
-                                       .arguments_bytes = sizeof arguments};
-    return cuda_launch(&launch);
+    return gpu_forward_launch(plan, attention, &request, 1, grid_of(&s, p), 1, workspace, stream);
 }
 
 /* ---- the rows ---- */
 
 /* A kernel's functions know their algorithm by their own names. */
-#define TEXTBOOK_KERNEL(kernel_name, description, refusal_of, fill_of, has_code_of)                                  \
-    {                                                                                                                \
-        .info = {kernel_name, description, FDM_FORWARD}, .chosen_freely = 0, .refusal = refusal_of, .fill = fill_of, \
-        .has_code = has_code_of, .fill_code = fill_code, .requests = requests, .execute = execute                    \
+#define TEXTBOOK_KERNEL(kernel_name, description, refusal_of, fill_of, has_code_of)                                    \
+    {                                                                                                                  \
+        .info = {kernel_name, description, FDM_FORWARD}, .features = GPU_FEATURE_CAUSAL, .chosen_freely = 0,           \
+        .refusal = refusal_of, .fill = fill_of, .has_code = has_code_of, .fill_code = fill_code, .requests = requests, \
+        .execute = execute                                                                                             \
     }
 
 static const char *split_kv_refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {

@@ -35,6 +35,8 @@
 #include "families/mma/textbook/mma_textbook.h"
 #include "gpu/convert.cuh"
 
+MMA_TEXTBOOK_CONSTANTS(GPU_CONSTANT_GIVEN)
+
 #if !defined(ALGORITHM) || !defined(DTYPE) || !defined(HEAD_DIM) || !defined(SLICE) || !defined(OUT_COLUMNS) ||   \
     !defined(OUT_SLICE) || !defined(OUT_BLOCKS) || !defined(BLOCK_N) || !defined(STAGES) || !defined(SWIZZLED) || \
     !defined(F16_ACCUMULATION) || !defined(CAUSAL)

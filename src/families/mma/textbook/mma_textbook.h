@@ -4,6 +4,7 @@
 #ifndef FDM_MMA_TEXTBOOK_H
 #define FDM_MMA_TEXTBOOK_H
 
+#include "gpu/constants.h"
 #include "gpu/forward_params.h"
 
 /* ALGORITHM, by what shared memory holds at a time: each holds less than the one before it. */
@@ -27,9 +28,6 @@
     X(SWIZZLED)         /* 1: chunks are permuted; 0: rows are padded */                    \
     X(F16_ACCUMULATION) /* 1: the products of one tile are summed in float16; 0: float32 */ \
     X(CAUSAL)
-
-#define MMA_TEXTBOOK_COUNT(name) +1
-enum { MMA_TEXTBOOK_NUM_CONSTANTS = MMA_TEXTBOOK_CONSTANTS(MMA_TEXTBOOK_COUNT) };
 
 #define MMA_TEXTBOOK_WARPS   4
 #define MMA_TEXTBOOK_BLOCK_M 64

@@ -1,0 +1,195 @@
+/* mma_backward_load.cuh: what mma_backward.cu loads ahead: rows, stages of a ring, and rows of masks and biases. */
+#ifndef FDM_MMA_BACKWARD_LOAD_CUH
+#define FDM_MMA_BACKWARD_LOAD_CUH
+
+#include "cuda/ptx/mbarrier.cuh"
+#include "families/mma/backward/mma_backward_place.cuh"
+
+#if TMA
+#    include "cuda/ptx/tma.cuh"
+#endif
+
+__device__ __forceinline__ void load_q(const struct gpu_backward_params &a, const struct place &at, int h,
+                                       uint32_t tile, int row) {
+    const struct head head = find_head(a, at, h);
+    load_tile<HEAD_DIM / 8, STAGE_ROWS, PANEL_ROWS>(tile, head.q + (int64_t)row * a.in.q.row * 2, a.in.q.row * 2,
+                                                    at.seqlen_q - row, a.in.head_dim);
+}
+/* The word-th of what there is for each row of a head. */
+__device__ __forceinline__ const float *row_words(const struct head &head, int word) {
+#if BIAS
+    if (word == 2)
+        return head.low;
+#endif
+    return word ? head.delta : head.lse;
+}
+/* dO and what there is for each row. */
+__device__ __forceinline__ void load_dout(const struct gpu_backward_params &a, const struct place &at, int h,
+                                          const struct stage &stage, int row) {
+    const struct head head = find_head(a, at, h);
+    load_tile<HEAD_DIM_V / 8, STAGE_ROWS, PANEL_ROWS>(stage.dout, head.dout + (int64_t)row * a.dout.row * 2,
+                                                      a.dout.row * 2, at.seqlen_q - row, a.in.head_dim_v);
+    if (threadIdx.x < STAGE_ROWS / 4 * ROW_WORDS) {
+        const int n = threadIdx.x * 4 % STAGE_ROWS;
+        cp_async_16(stage.rows + threadIdx.x * 16, row_words(head, threadIdx.x * 4 / STAGE_ROWS) + row + n);
+    }
+}
+
+#if RING
+/* The slot of the stage that is computed, and which of its barrier's phases says that it is there. */
+struct ring {
+    int slot;
+    uint32_t parity;
+};
+__device__ __forceinline__ int slot_after(int slot) { return slot == RING - 1 ? 0 : slot + 1; }
+__device__ __forceinline__ struct stage stage_at(const struct tiles &tiles, int slot) {
+    return {tiles.q + slot * Q_BYTES, tiles.dout + slot * DOUT_BYTES, tiles.rows + slot * ROWS_BYTES,
+            tiles.barriers + slot * 8};
+}
+/* Ends a phase when all warps have staged a stage's scores. */
+__device__ __forceinline__ uint32_t scores_barrier(const struct tiles &tiles) { return tiles.barriers + RING * 8; }
+/* To a slot that all warps have left. */
+__device__ __forceinline__ void load_stage(const struct work &on, int slot, int row) {
+    const struct gpu_backward_params &a = on.params.shared;
+    const struct place &at = on.at;
+    const int h = on.h;
+    if (row == NO_ROW)
+        return;
+    const struct stage stage = stage_at(on.tiles, slot);
+#    if TMA
+    if (threadIdx.x % 32)
+        return;
+    /* A copy for each warp, then the next: words of rows, panels of Q, panels of dO. */
+    constexpr int columns_q = mma_backward_panel(HEAD_DIM), columns_v = mma_backward_panel(HEAD_DIM_V);
+    constexpr int panels_q = HEAD_DIM / columns_q, panels = panels_q + HEAD_DIM_V / columns_v;
+    const struct head head = find_head(a, at, h);
+    if (threadIdx.x == 0)
+        mbarrier_arrive_expect_tx(stage.full, Q_BYTES + DOUT_BYTES + ROWS_BYTES);
+#        pragma unroll
+    for (int n = threadIdx.x / 32; n < panels + ROW_WORDS; n += WARPS) {
+        const int panel = n - ROW_WORDS;
+        if (panel < 0)
+            cp_async_bulk(stage.rows + n * (STAGE_ROWS * 4), row_words(head, n) + row, STAGE_ROWS * 4, stage.full);
+        else if (panel < panels_q)
+            cp_async_bulk_tensor_4d(stage.q + panel * (columns_q * STAGE_ROWS * 2), &on.params.q_map, stage.full,
+                                    panel * columns_q, row, head.index, at.batch);
+        else
+            cp_async_bulk_tensor_4d(stage.dout + (panel - panels_q) * (columns_v * STAGE_ROWS * 2), &on.params.dout_map,
+                                    stage.full, (panel - panels_q) * columns_v, row, head.index, at.batch);
+    }
+#    else
+    load_q(a, at, h, stage.q, row);
+    load_dout(a, at, h, stage, row);
+    cp_async_mbarrier_arrive_noinc(stage.full);
+    if (!ALIGNED)
+        mbarrier_arrive(stage.full); /* for what was stored, not copied */
+#    endif
+}
+__device__ __forceinline__ int following(const struct work &on, int row) {
+    return row == NO_ROW ? NO_ROW : next_active(on, row + STAGE_ROWS);
+}
+#endif
+
+#if COPIED
+/* Where the copies lie: a part's region is WARP_KEYS lines of PART_ROWS / 8 chunks. Bias: chunk of a row and eight
+ * keys. */
+__device__ __forceinline__ int line_of(int row, int eight) {
+    return WARP_KEYS >= PART_ROWS ? row + PART_ROWS * (eight / (PART_ROWS / 8)) : row % WARP_KEYS;
+}
+__device__ __forceinline__ int column_of(int row, int eight) {
+    return WARP_KEYS >= PART_ROWS ? eight % (PART_ROWS / 8) : eight + row / WARP_KEYS * (WARP_KEYS / 8);
+}
+__device__ __forceinline__ void read_pairs(uint32_t (&r)[4], uint32_t from) { ldmatrix_x4_trans(r, from); }
+__device__ __forceinline__ void read_pairs(uint32_t (&r)[2], uint32_t from) { ldmatrix_x2_trans(r, from); }
+/* Mask: 16 keys of a row are chunk row + 16-key group * PART_ROWS; beside a bias it lies where P will, after dS. */
+__device__ __forceinline__ uint32_t mask_place(uint32_t staged, int warp_key, int part, int chunk) {
+    return staged + (BIAS_COPIED ? SCORES_BYTES : 0) +
+           chunk_offset<SUB_ROWS / 8>(warp_key + chunk % WARP_KEYS, part / 8 + chunk / WARP_KEYS);
+}
+
+/* What the warp's own rows of the sub-tile at `sub_row` need; `staged`: where their dS will go. */
+__device__ __forceinline__ void copy_scores(const struct gpu_backward_params &a, const struct place &at, int h,
+                                            uint32_t staged, int sub_row) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, share = warp / KEY_WARPS;
+    const int warp_key = warp % KEY_WARPS * WARP_KEYS;
+    const struct head head = find_head(a, at, h);
+#    pragma unroll 1
+    for (int part = share * WARP_ROWS; part < share * WARP_ROWS + WARP_ROWS; part += PART_ROWS) {
+        const int rows = at.seqlen_q - sub_row - part;
+#    if BIAS_COPIED
+        constexpr int eights = WARP_KEYS / 8, step = 32 / eights;
+        const int eight = lane % eights, key = at.first_key + warp_key + eight * 8;
+        const int bytes = min(max(at.seqlen_k - key, 0), 8) * 2;
+        const char *bias = head.bias + bias_rows(a, sub_row + part + lane / eights) + key * BIAS_BYTES;
+#        pragma unroll
+        for (int n = 0; n < PART_ROWS; n += step, bias += bias_rows(a, step)) {
+            const int row = n + lane / eights, count = row < rows ? bytes : 0;
+            cp_async_16_fill(
+                staged + chunk_offset<SUB_ROWS / 8>(warp_key + line_of(row, eight), part / 8 + column_of(row, eight)),
+                count ? bias : head.bias, count);
+        }
+#    endif
+#    if MASK_COPIED
+#        pragma unroll
+        for (int n = 0; n < PART_ROWS * WARP_KEYS / 16; n += 32) {
+            const int chunk = n + lane, row = chunk % PART_ROWS;
+            const int key = at.first_key + warp_key + chunk / PART_ROWS * 16;
+            const int count = row < rows ? min(max(at.seqlen_k - key, 0), 16) : 0;
+            const char *mask = head.mask + mask_rows(a, sub_row + part + row) + key;
+            if (chunk < PART_ROWS * WARP_KEYS / 16)
+                cp_async_16_fill(mask_place(staged, warp_key, part, chunk), count ? mask : head.mask, count);
+        }
+#    endif
+    }
+}
+#endif
+
+/* A row that sees no key has no gradient, whatever comes in: its P is 0, but 0 times NaN is not. Where one of a stage's
+ * rows says that NaN or inf comes in, dO of those without keys becomes 0 before anybody reads it; all warps look at the
+ * same words. */
+__device__ __forceinline__ void clear_spoiled(const struct walk &walk, const struct stage &stage, int row) {
+    if (!(MASK || BIAS || INTERVALS) && (!WINDOW || row >= walk.full_first))
+        return; /* rows without a key are before those that see one */
+    const int lane = fresh_lane();
+    bool spoiled = false;
+#pragma unroll
+    for (int n = 0; n < STAGE_ROWS; n += 32)
+        spoiled = spoiled || ld_shared_4(stage.rows + (STAGE_ROWS + n + lane) * 4) == BACKWARD_SPOILED_ROW;
+    if (!__any_sync(0xffffffff, spoiled))
+        return;
+    constexpr int chunks = HEAD_DIM_V / 8;
+#pragma unroll 1
+    for (int n = threadIdx.x; n < STAGE_ROWS * chunks; n += THREADS)
+        if (__uint_as_float(ld_shared_4(stage.rows + n / chunks * 4)) == -MINUS_INF)
+            st_shared_16(stage.dout + chunk_offset_in<chunks, PANEL_ROWS>(n / chunks, n % chunks), 0, 0, 0, 0);
+#if TMA
+    fence_proxy_async(); /* TMA will write there again */
+#endif
+    __syncthreads();
+}
+
+/* The block's keys in a tensor: from it to a tile, and back. */
+__device__ __forceinline__ char *keys_of(const struct gpu_matrix &x, const struct gpu_backward_params &a,
+                                         const struct place &at) {
+    return x.data + (at.batch * x.batch + (int64_t)(at.k_begin + (GATHER ? 0 : at.first_key)) * x.row +
+                     head_kv_of(a, at) * x.head) *
+                        2;
+}
+template <int chunks>
+__device__ __forceinline__ void load_keys_tile(uint32_t tile, const struct gpu_matrix &from,
+                                               const struct gpu_backward_params &a, const struct place &at,
+                                               int num_columns) {
+    const char *data = keys_of(from, a, at);
+    if (!GATHER) {
+        load_tile<chunks, BLOCK_N, PANEL_KEYS>(tile, data, from.row * 2, at.seqlen_k - at.first_key, num_columns);
+        return;
+    }
+    for (int n = threadIdx.x; n < BLOCK_N * chunks; n += THREADS) {
+        const int row = n / chunks, chunk = n % chunks, key = key_at(a, at, row);
+        const int count = key < at.seqlen_k ? min(max(num_columns - chunk * 8, 0), 8) : 0;
+        const char *at_key = count ? data + key * from.row * 2 + chunk * 16 : data;
+        load_chunk(tile + chunk_offset_in<chunks, PANEL_KEYS>(row, chunk), at_key, count);
+    }
+}
+
+#endif

@@ -1,0 +1,79 @@
+/* mma_backward_ring.cuh: the loop of mma_backward.cu over the rows of a query head where stages lie in a ring. */
+#ifndef FDM_MMA_BACKWARD_RING_CUH
+#define FDM_MMA_BACKWARD_RING_CUH
+
+#include "cuda/ptx/mbarrier.cuh"
+#include "families/mma/backward/mma_backward_sums.cuh"
+#if TMA
+#    include "cuda/ptx/tma.cuh"
+#endif
+
+/* Stages of 64 rows lie in a ring; one is loaded RING - 1 stages ahead, when all warps have left its place. */
+__device__ __forceinline__ void walk_ring(struct carried &carried, const struct work &on,
+                                          const value_fragments &values) {
+    const struct gpu_backward_params &a = on.params.shared;
+    const struct place &at = on.at;
+    const struct tiles &tiles = on.tiles;
+    const struct walk &walk = on.walk;
+    const int h = on.h;
+    int row = next_active(on, walk.first / STAGE_ROWS * STAGE_ROWS), next = NO_ROW;
+#if COPIED
+    if (row != NO_ROW)
+        copy_scores(a, at, h, tiles.staged + carried.ds_buffer, row);
+    cp_async_commit();
+#endif
+#if TMA && KEYED
+    fence_proxy_async(); /* narrow() wrote where TMA will */
+    __syncthreads();
+#endif
+    load_stage(on, carried.ring.slot, row);
+    if (RING == 3) {
+        next = following(on, row);
+        load_stage(on, slot_after(carried.ring.slot), next);
+    }
+    cp_async_wait<0>();
+    __syncthreads(); /* K and V are there */
+#pragma unroll 1
+    while (row != NO_ROW) {
+        const struct stage stage = stage_at(tiles, carried.ring.slot);
+        const uint32_t staged = tiles.staged + carried.ds_buffer, scores_parity = carried.ds_buffer != 0;
+        bool partial = row < walk.full_first || row + STAGE_ROWS > walk.full_last;
+#if SUMMARISED
+        partial = partial || mask_kind(a, at, h, row) != GPU_BLOCK_FULL;
+#endif
+        carried.ds_buffer ^= SCORES_BYTES * (BY_COLUMNS ? 2 : 1);
+        mbarrier_wait(stage.full, carried.ring.parity);
+        clear_spoiled(walk, stage, row);
+        if (TWO_BODIES && !partial)
+            add_own(carried.sums, on, values, {stage, staged, row, 0, false, false});
+        else
+            add_own(carried.sums, on, values, {stage, staged, row, 0, TWO_BODIES || partial, false});
+        mbarrier_wait(scores_barrier(tiles), scores_parity); /* scores are staged; all have left the stage before */
+#if DETERMINISTIC
+        hand_on_before(carried.turns, a, at, h, row);
+#endif
+        const int last = following(on, RING == 3 ? next : row);
+        carried.ring.slot = slot_after(carried.ring.slot);
+        carried.ring.parity ^= carried.ring.slot == 0;
+#if COPIED
+        if ((RING == 3 ? next : last) != NO_ROW)
+            copy_scores(a, at, h, tiles.staged + carried.ds_buffer, RING == 3 ? next : last);
+        cp_async_commit();
+#endif
+        load_stage(on, RING == 3 ? slot_after(carried.ring.slot) : carried.ring.slot, last);
+#if NEEDS_DQ
+        if (DQ_EARLY)
+            add_dq<0, DQ_EARLY>(on, staged, row, 0);
+#endif
+#if BY_COLUMNS
+        add_others(carried.sums, tiles, stage, staged, 0);
+#endif
+#if NEEDS_DQ
+        add_dq<DQ_EARLY>(on, staged, row, 0);
+#endif
+        row = RING == 3 ? next : last;
+        next = last;
+    }
+}
+
+#endif

@@ -1,0 +1,400 @@
+/* mma_backward_scores.cuh: P and dS of mma_backward.cu, in registers and staged for the other warps. */
+#ifndef FDM_MMA_BACKWARD_SCORES_CUH
+#define FDM_MMA_BACKWARD_SCORES_CUH
+
+#include "families/mma/backward/mma_backward_load.cuh"
+#include "families/mma/backward/mma_backward_turns.cuh"
+
+struct sums {
+    float dk[KEY_TILES][SUM_COLUMNS_K / 8][4], dv[KEY_TILES][SUM_COLUMNS_V / 8][4];
+    float dbias[KEY_TILES][2];
+};
+#if V_IN_REGISTERS
+typedef uint32_t value_fragments[HEAD_DIM_V / 16][4];
+#else
+typedef uint32_t value_fragments[1][4];
+#endif
+
+/* c = A B^T for the warp's keys and PART_ROWS rows from `row` on of a tile of rows. */
+template <int depth, bool kept_left>
+__device__ __forceinline__ void multiply_scores(float (&c)[KEY_TILES][ROW_TILES][4], const struct self &self,
+                                                uint32_t left, int warp_key, const uint32_t (*kept)[4], uint32_t right,
+                                                int row) {
+    const auto keys = by_rows<depth / 8, PANEL_KEYS>(self, left, warp_key);
+    const auto rows = by_chunks<depth / 8, PANEL_ROWS>(self, right, row);
+#pragma unroll
+    for (int t = 0; t < KEY_TILES; t++)
+#pragma unroll
+        for (int n = 0; n < ROW_TILES; n++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                c[t][n][e] = 0;
+#pragma unroll
+    for (int k = 0; k < depth / 16; k++) {
+        uint32_t x[KEY_TILES][4];
+#pragma unroll
+        for (int t = 0; t < KEY_TILES; t++) {
+            if constexpr (kept_left) {
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    x[t][e] = kept[k][e];
+            } else {
+                ldmatrix_x4(x[t], keys.at_step(t * 16, 2 * k));
+            }
+        }
+#pragma unroll
+        for (int n = 0; n < ROW_TILES; n += 2) {
+            uint32_t b[4];
+            ldmatrix_x4(b, rows.at_step(n * 8, 2 * k));
+#pragma unroll
+            for (int t = 0; t < KEY_TILES; t++) {
+                mma_16x8x16(c[t][n], x[t], b[0], b[1]);
+                mma_16x8x16(c[t][n + 1], x[t], b[2], b[3]);
+            }
+        }
+    }
+}
+
+/* sum += A B, A 16 x 16 of each of `lefts` tiles, B `rows` rows on in a tile; of its columns every `share`-th 16. */
+template <int share, int chunks, int panel_rows, int lefts, int tiles>
+__device__ __forceinline__ void add_product(float (&sum)[lefts][tiles][4], const uint32_t (&left)[lefts][4],
+                                            const lane_address<chunks, panel_rows> &right, int rows) {
+#pragma unroll
+    for (int n = 0; n < tiles; n += 2 * READS) {
+        uint32_t b[READS][4];
+#pragma unroll
+        for (int i = 0; i < READS && n + 2 * i < tiles; i++)
+            ldmatrix_x4_trans(b[i], right.at_step(rows, (n + 2 * i) * share));
+#pragma unroll
+        for (int i = 0; i < READS && n + 2 * i < tiles; i++)
+#pragma unroll
+            for (int t = 0; t < lefts; t++) {
+                mma_16x8x16(sum[t][n + 2 * i], left[t], b[i][0], b[i][1]);
+                mma_16x8x16(sum[t][n + 2 * i + 1], left[t], b[i][2], b[i][3]);
+            }
+    }
+}
+
+#if DBIAS == GPU_DBIAS_DIRECT || DBIAS == GPU_DBIAS_SUMS
+/* Row 0 of one key of the bias' gradient, or of its sums; and bytes from row to row. */
+#    define DBIAS_BYTES (DBIAS == GPU_DBIAS_SUMS ? 4 : BIAS_BYTES)
+__device__ __forceinline__ char *dbias_of_key(const struct gpu_backward_params &a, const struct place &at, int64_t h,
+                                              int key) {
+    h /= a.in.bias.group;
+#    if DBIAS == GPU_DBIAS_SUMS
+    return (char *)(a.dbias_sums + at.batch * a.dbias_batch + h * a.dbias_head + key * a.dbias_key);
+#    else
+    return (char *)a.dbias.data + (at.batch * a.dbias.batch + h * a.dbias.head + key * a.dbias.key) * BIAS_BYTES;
+#    endif
+}
+__device__ __forceinline__ void add_dbias(char *to, float x) {
+#    if DBIAS == GPU_DBIAS_SUMS
+    red_add((float *)to, x);
+#    elif BIAS == GPU_BIAS_FLOAT32
+    *(float *)to = x;
+#    else
+    *(uint16_t *)to = (uint16_t)pack(x, 0);
+#    endif
+}
+#endif
+
+#if MASK_COPIED
+/* Whether the mask shows the warp's keys to row `lane` of a part: bit k % 4 * 8 + k / 4 says it of key k. */
+__device__ __forceinline__ uint32_t copied_mask(uint32_t staged, int warp_key, int part) {
+    const int lane = threadIdx.x % 32;
+    uint32_t seen = 0;
+#    pragma unroll
+    for (int n = 0; n < PART_ROWS * WARP_KEYS / 16; n += 32) {
+        const int chunk = (n + lane) % (PART_ROWS * WARP_KEYS / 16);
+        uint32_t bytes[4];
+        ld_shared_16(bytes, mask_place(staged, warp_key, part, chunk));
+#    pragma unroll
+        for (int i = 0; i < 4; i++) /* the highest bit of each byte that is not 0 */
+            seen = seen >> 1 | ((((bytes[i] & 0x7f7f7f7fu) + 0x7f7f7f7fu) | bytes[i]) & 0x80808080u);
+    }
+    if (WARP_KEYS == 16)
+        return seen >> 4;
+    if (PART_ROWS == 16) { /* each lane has read half of a row's keys */
+        seen = lane < 16 ? seen >> 4 : seen;
+        seen |= __shfl_xor_sync(0xffffffff, seen, 16);
+    }
+    return seen;
+}
+#endif
+
+#if SUMMARISED && !MASK_COPIED
+/* One bit for each score of the thread: whether the mask shows it. Read ahead of the products, which hide the wait. */
+__device__ __forceinline__ uint32_t read_mask(const struct gpu_backward_params &a, const struct place &at, int h,
+                                              int warp_key, int first_row) {
+    const int lane = threadIdx.x % 32;
+    static_assert(ROW_TILES * KEY_TILES <= 8, "a bit each");
+    uint32_t seen = 0;
+#    pragma unroll
+    for (int j = 0; j < 2 * KEY_TILES; j++) {
+        const char *mask =
+            find_head(a, at, h).mask + min(at.first_key + warp_key + lane / 4 + j * 8, at.seqlen_k - 1) * a.in.mask.key;
+#    pragma unroll
+        for (int n = 0; n < ROW_TILES; n++)
+#    pragma unroll
+            for (int c = 0; c < 2; c++) {
+                const int row = min(first_row + n * 8 + lane % 4 * 2 + c, at.seqlen_q - 1);
+                seen |= (mask[mask_rows(a, row)] != 0) << ((n * 2 + c) * 2 * KEY_TILES + j);
+            }
+    }
+    return seen;
+}
+#endif
+
+/* Of PART_ROWS rows: P, and the slope of the cap, rounded as dS will be. */
+struct p_fragments {
+    float p[KEY_TILES][ROW_TILES][4];
+    uint32_t slope[SOFTCAP ? ROW_TILES : 1][2 * KEY_TILES];
+};
+/* P or dS as left operands. */
+typedef uint32_t score_fragments[ROW_TILES / 2][KEY_TILES][4];
+
+__device__ __forceinline__ void pack_scores(score_fragments &left, const float (&x)[KEY_TILES][ROW_TILES][4]) {
+#pragma unroll
+    for (int n = 0; n < ROW_TILES; n++)
+#pragma unroll
+        for (int j = 0; j < 2 * KEY_TILES; j++)
+            left[n / 2][j / 2][n % 2 * 2 + j % 2] = pack(x[j / 2][n][j % 2 * 2], x[j / 2][n][j % 2 * 2 + 1]);
+}
+
+/* A sub-tile of rows. */
+struct sub_tile {
+    struct stage stage; /* where its rows are, `sub` rows on */
+    uint32_t staged;    /* where its dS goes, and P after it */
+    int row, sub;       /* the stage's first row, and the sub-tile's from there */
+    bool partial;       /* some row may not see some key */
+    bool copying;       /* RING 0: copies of its masks or biases are waited for here */
+};
+
+/* P of the part from row `sub_row` of the stage on. */
+__device__ __forceinline__ void make_p(struct p_fragments &w, const struct work &on, const struct sub_tile &rows,
+                                       int warp_key, int sub_row) {
+    const struct gpu_backward_params &a = on.params.shared;
+    const struct place &at = on.at;
+    const struct tiles &tiles = on.tiles;
+    const int h = on.h;
+    const struct stage &stage = rows.stage;
+    [[maybe_unused]] const uint32_t staged = rows.staged;
+    const int block_row = rows.row;
+    const bool partial = rows.partial;
+    const int lane = fresh_lane();
+#if SUMMARISED && !MASK_COPIED
+    const uint32_t seen = partial ? read_mask(a, at, h, warp_key, block_row + sub_row) : 0xffffffffu;
+#endif
+    multiply_scores<HEAD_DIM, false>(w.p, tiles.self, tiles.k, warp_key, nullptr, stage.q, sub_row);
+#if COPIED
+    if (RING || rows.copying)
+        cp_async_wait<0>();
+    __syncwarp();
+#endif
+#if BIAS_COPIED
+    const int own = lane % 8, eight = lane / 8 % (2 * KEY_TILES);
+    const lane_address<SUB_ROWS / 8> copied(staged, warp_key + line_of(own, eight),
+                                            sub_row % SUB_ROWS / 8 + column_of(own, eight));
+#elif BIAS && BIAS_ROWS
+    const char *bias[2 * KEY_TILES]; /* row 0 of the keys */
+#    pragma unroll
+    for (int n = 0; n < 2 * KEY_TILES; n++)
+        bias[n] = find_head(a, at, h).bias +
+                  min(at.first_key + warp_key + lane / 4 + n * 8, at.seqlen_k - 1) * a.in.bias.key * BIAS_BYTES;
+#endif
+#if KEYED
+    const struct keys keys = stored_keys(tiles.keys, warp_key);
+#endif
+#if BIAS
+    [[maybe_unused]] const float *low_rows = find_head(a, at, h).low + block_row;
+#endif
+    [[maybe_unused]] const float factor = PLAIN ? a.in.scale * LOG2_E : a.in.scale;
+#pragma unroll
+    for (int n = 0; n < ROW_TILES; n++) {
+        const int local = sub_row + n * 8 + lane % 4 * 2;
+        uint32_t lse[2];
+        ld_shared_8(lse[0], lse[1], stage.rows + local * 4);
+#if BIAS
+        uint32_t low[2];
+        if (LOW_STAGED) {
+            ld_shared_8(low[0], low[1], stage.rows + (2 * STAGE_ROWS + local) * 4);
+        } else {
+            const float2 pair = *(const float2 *)(low_rows + local);
+            low[0] = __float_as_uint(pair.x);
+            low[1] = __float_as_uint(pair.y);
+        }
+#endif
+#if BIAS_COPIED
+        uint32_t bias[2 * KEY_TILES]; /* two rows of a key */
+        read_pairs(bias, WARP_KEYS >= PART_ROWS ? copied.at_step(n * 8, 0) : copied.at_step(n % 2 * 8, n / 2 * 2));
+#endif
+#pragma unroll
+        for (int c = 0; c < 2; c++) {
+#if BIAS && BIAS_ROWS && !BIAS_COPIED
+            const int inside = min(block_row + local + c, at.seqlen_q - 1);
+#endif
+#pragma unroll
+            for (int j = 0; j < 2 * KEY_TILES; j++) {
+                const int tile = j / 2, half = j % 2;
+                float x = w.p[tile][n][half * 2 + c];
+#if SOFTCAP
+                const float t = tanh_accurate(x * a.in.scale * a.in.softcap_inverse);
+                w.slope[n][j] = c ? w.slope[n][j] | pack(0, 1.0f - t * t) : pack(1.0f - t * t, 0);
+                x = a.in.softcap * t;
+#else
+                x *= factor;
+#endif
+#if BIAS_COPIED
+                x += unpack((uint16_t)(bias[j] >> c * 16));
+#elif BIAS && BIAS_ROWS
+                x += bias_value(bias[j] + bias_rows(a, inside));
+#elif BIAS
+                x += keys.bias[tile][half];
+#endif
+                x -= __uint_as_float(lse[c]);
+#if BIAS
+                x = ex2_approx(x * LOG2_E + __uint_as_float(low[c]));
+#else
+                x = ex2_approx(PLAIN ? x : x * LOG2_E);
+#endif
+                w.p[tile][n][half * 2 + c] = x;
+            }
+        }
+    }
+    if (KEYED || partial) {
+#if !KEYED
+        const struct keys keys = bound_keys(a, at, warp_key);
+#endif
+#if MASK_COPIED
+        const uint32_t rows_seen = copied_mask(staged, warp_key, sub_row % SUB_ROWS);
+#endif
+#pragma unroll
+        for (int n = 0; n < ROW_TILES; n++)
+#pragma unroll
+            for (int c = 0; c < 2; c++) {
+#if MASK_COPIED
+                const uint32_t seen =
+                    __shfl_sync(0xffffffff, rows_seen, n * 8 + lane % 4 * 2 + c) >> (lane / 4 % 4 * 8 + lane / 16);
+#endif
+#pragma unroll
+                for (int j = 0; j < 2 * KEY_TILES; j++) {
+                    const int row = block_row + sub_row + n * 8 + lane % 4 * 2 + c;
+                    bool visible =
+                        (!(WINDOW || KEYED) || row >= keys.first[j / 2][j % 2]) && row < keys.last[j / 2][j % 2];
+#if MASK_COPIED
+                    visible = visible && (seen >> 2 * j & 1);
+#elif SUMMARISED
+                    visible = visible && (seen >> ((n * 2 + c) * 2 * KEY_TILES + j) & 1);
+#endif
+                    w.p[j / 2][n][j % 2 * 2 + c] = visible ? w.p[j / 2][n][j % 2 * 2 + c] : 0.0f;
+                }
+            }
+    }
+}
+
+/* dS = P (dP - delta) of the same part, as left operands. */
+__device__ __forceinline__ void make_ds(score_fragments &left, struct sums &sums, const struct p_fragments &w,
+                                        const struct work &on, const struct sub_tile &rows,
+                                        const value_fragments &values, int warp_key, int sub_row) {
+    [[maybe_unused]] const struct gpu_backward_params &a = on.params.shared;
+    [[maybe_unused]] const struct place &at = on.at;
+    const struct tiles &tiles = on.tiles;
+    [[maybe_unused]] const int h = on.h;
+    const struct stage &stage = rows.stage;
+    [[maybe_unused]] const int block_row = rows.row;
+    const bool partial = rows.partial;
+    const int lane = (RING && !BARE) || VARLEN || (V_IN_REGISTERS && DETERMINISTIC) ? fresh_lane() : threadIdx.x % 32;
+#if TURNS_DBIAS
+    await_turn(dbias_semaphore_of(a, at, h, block_row + sub_row), my_dbias_turn(a, at, h));
+#endif
+    float dp[KEY_TILES][ROW_TILES][4];
+#if (DBIAS == GPU_DBIAS_DIRECT && !DBIAS_FROM_DS) || DBIAS == GPU_DBIAS_SUMS
+    char *dbias[SCORES_ALIGNED ? 1 : 2 * KEY_TILES]; /* aligned: the other keys' lie at known distances */
+#    pragma unroll
+    for (int n = 0; n < (SCORES_ALIGNED ? 1 : 2 * KEY_TILES); n++)
+        dbias[n] = dbias_of_key(a, at, h, at.first_key + warp_key + lane / 4 + n * 8);
+    [[maybe_unused]] const int num_keys = at.seqlen_k - at.first_key - warp_key - lane / 4;
+#endif
+    multiply_scores<HEAD_DIM_V, V_IN_REGISTERS>(dp, tiles.self, tiles.v, warp_key, values, stage.dout, sub_row);
+#pragma unroll
+    for (int n = 0; n < ROW_TILES; n++) {
+        const int local = sub_row + n * 8 + lane % 4 * 2;
+        uint32_t delta[2];
+        ld_shared_8(delta[0], delta[1], stage.rows + (STAGE_ROWS + local) * 4);
+#pragma unroll
+        for (int t = 0; t < KEY_TILES; t++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                dp[t][n][e] = w.p[t][n][e] * (dp[t][n][e] - __uint_as_float(delta[e % 2]));
+    }
+    if (KEYED || partial) /* nothing of hidden pairs, also where dO is not finite */
+#pragma unroll
+        for (int n = 0; n < ROW_TILES; n++)
+#pragma unroll
+            for (int t = 0; t < KEY_TILES; t++)
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    dp[t][n][e] = w.p[t][n][e] == 0.0f ? 0.0f : dp[t][n][e];
+#if (DBIAS && !DBIAS_FROM_DS) || SOFTCAP
+#    pragma unroll
+    for (int n = 0; n < ROW_TILES; n++)
+#    pragma unroll
+        for (int t = 0; t < KEY_TILES; t++)
+#    pragma unroll
+            for (int e = 0; e < 4; e++) {
+#    if DBIAS == GPU_DBIAS_KEYS
+                sums.dbias[t][e / 2] += dp[t][n][e];
+#    elif DBIAS && !DBIAS_FROM_DS
+                const int row = block_row + sub_row + n * 8 + lane % 4 * 2 + e % 2, j = 2 * t + e / 2;
+                char *to = dbias[SCORES_ALIGNED ? 0 : j] + dbias_rows(a, row);
+                /* One condition in two forms, each where the assembler spills less with it. */
+                const bool inside = SCORES_ALIGNED || V_IN_REGISTERS
+                                        ? j * 8 < num_keys
+                                        : at.first_key + warp_key + lane / 4 + j * 8 < at.seqlen_k;
+                if (row < at.seqlen_q && inside)
+                    add_dbias(to + (SCORES_ALIGNED ? j * 8 * DBIAS_BYTES : 0), dp[t][n][e]);
+#    endif
+#    if SOFTCAP
+                dp[t][n][e] *= unpack((uint16_t)(w.slope[n][2 * t + e / 2] >> e % 2 * 16));
+#    endif
+            }
+#endif
+    pack_scores(left, dp);
+}
+
+/* Scores to shared memory as [key][row of the sub-tile]. */
+__device__ __forceinline__ void store_scores(uint32_t tile, const uint32_t (&left)[ROW_TILES / 2][KEY_TILES][4],
+                                             int warp_key, int warp_row) {
+    const int lane = BARE ? threadIdx.x % 32 : fresh_lane();
+#pragma unroll
+    for (int n = 0; n < ROW_TILES; n++)
+#pragma unroll
+        for (int j = 0; j < 2 * KEY_TILES; j++)
+            st_shared_4(tile + chunk_offset<SUB_ROWS / 8>(warp_key + lane / 4 + j * 8, warp_row / 8 + n) + lane % 4 * 4,
+                        left[n / 2][j / 2][n % 2 * 2 + j % 2]);
+}
+
+#if DBIAS_FROM_DS
+/* The gradient of the bias from the dS that the warp has staged, eight keys of a row a lane. `row`: the part's first.
+ * Of lane % 4 = p, matrix m has the keys 8 p + 2 (m ^ p) and the next: the eight lines of a matrix lie in different
+ * banks. */
+__device__ __forceinline__ void store_dbias(const struct gpu_backward_params &a, const struct place &at, int h,
+                                            uint32_t staged, int warp_key, int part, int row) {
+    const int lane = threadIdx.x % 32, own = lane % 4, line = lane % 8 / 2;
+    const lane_address<SUB_ROWS / 8> from(staged, warp_key + 8 * line + 2 * (lane / 8 ^ line) + lane % 2, part / 8);
+    const int key = at.first_key + warp_key + 8 * own, num_keys = min(at.seqlen_k - key, 8);
+    char *to = dbias_of_key(a, at, h, key) + dbias_rows(a, row + lane / 4);
+    __syncwarp();
+#    pragma unroll
+    for (int n = 0; n < ROW_TILES; n++, to += dbias_rows(a, 8)) {
+        uint32_t x[4];
+        ldmatrix_x4_trans(x, from.at_step(0, n));
+        const uint4 odd = own & 1 ? make_uint4(x[1], x[0], x[3], x[2]) : make_uint4(x[0], x[1], x[2], x[3]);
+        const uint4 pairs = own & 2 ? make_uint4(odd.z, odd.w, odd.x, odd.y) : odd;
+        if (row + n * 8 + lane / 4 < at.seqlen_q)
+            store_words<true>(to, {pairs.x, pairs.y, pairs.z, pairs.w}, num_keys);
+    }
+}
+#endif
+
+#endif

@@ -1,0 +1,97 @@
+/* mma_backward_turns.cuh: the order in which blocks of mma_backward.cu add to the same sums, where it is fixed. */
+#ifndef FDM_MMA_BACKWARD_TURNS_CUH
+#define FDM_MMA_BACKWARD_TURNS_CUH
+
+#include "cuda/ptx/global.cuh"
+#include "families/mma/backward/mma_backward_place.cuh"
+
+#if DETERMINISTIC
+/* Blocks add to SUB_ROWS rows of dQ, and to the gradient of a shared bias, in the order of their tickets, one after the
+ * other: a semaphore counts those that have added. Of the key blocks of a head the last is first: where keys are seen
+ * from their diagonal on, each then comes to rows that the one before has just left, and none waits. */
+__device__ __forceinline__ void await_turn(const int *semaphore, int mine) {
+    while (ld_acquire(semaphore) != mine) {
+    }
+}
+__device__ __forceinline__ int *semaphore_of(const struct gpu_backward_params &a, const struct place &at, int h,
+                                             int row) {
+    return a.semaphores + (rows_begin(a, at, h) + row) / 16;
+}
+/* Key blocks before this one whose walk, by window and ends, has some of SUB_ROWS rows from `row` on. */
+__device__ __forceinline__ int my_turn(const struct gpu_backward_params &a, const struct place &at, int row) {
+    const int group = GATHER ? KEY_SORT_KEYS : BLOCK_N;
+    int64_t last = at.seqlen_k - 1;
+    if (WINDOW && a.in.window_right != UNBOUNDED && row + SUB_ROWS <= at.seqlen_q)
+        last = min(last, (int64_t)row + SUB_ROWS - 1 + at.diagonal + a.in.window_right);
+    const int blocks = ((int)(last / group) + 1) * (group / BLOCK_N);
+    return min(blocks, (at.seqlen_k + BLOCK_N - 1) / BLOCK_N) - 1 - at.first_key / BLOCK_N;
+}
+/* Of the bias' gradient: heads and batches that share it, in order. */
+__device__ __forceinline__ int *dbias_semaphore_of(const struct gpu_backward_params &a, const struct place &at, int h,
+                                                   int row) {
+    const int batch = a.dbias_batches == 1 ? 0 : at.batch;
+    return a.dbias_semaphores +
+           (((int64_t)batch * a.dbias_heads + h / a.in.bias.group) * (FOLDED ? a.grid_x : gridDim.x) +
+            at.first_key / BLOCK_N) *
+               backward_semaphores(a.in.seqlen_q) +
+           row / SUB_ROWS;
+}
+__device__ __forceinline__ int my_dbias_turn(const struct gpu_backward_params &a, const struct place &at, int h) {
+    return (a.dbias_batches == 1 ? at.batch * a.in.bias.group : 0) + h % a.in.bias.group;
+}
+
+/* Which turns of a head the block has yet to hand on. */
+struct turns {
+    int row, added; /* the first rows of them; rows to which the block has added */
+};
+/* Rows of the sequence that take part: those of the walk; where lengths differ and batches share a bias, all. */
+__device__ __forceinline__ struct turns first_turns(const struct walk &w) {
+    return {TURNS_DBIAS && VARLEN ? 0 : w.first / SUB_ROWS * SUB_ROWS, NO_ROW};
+}
+/* Hands on the turns of rows before `end`, when all warps have added to them; where nothing was added the block awaits
+ * its turn here. */
+__device__ __forceinline__ void hand_on(struct turns &turns, const struct gpu_backward_params &a,
+                                        const struct place &at, const struct walk &w, int h, int end) {
+    if (threadIdx.x != 0)
+        return;
+    h = opaque(h);
+#    pragma unroll 1
+    for (; turns.row < end; turns.row += SUB_ROWS) {
+        const int row = turns.row;
+        [[maybe_unused]] const bool walked = !(TURNS_DBIAS && VARLEN) || (row < w.last && row + SUB_ROWS > w.first);
+#    if TURNS_DQ
+        if (walked) {
+            int *semaphore = semaphore_of(a, at, h, row);
+            const int mine = my_turn(a, at, row);
+            if (row != turns.added)
+                await_turn(semaphore, mine);
+            st_release(semaphore, mine + 1);
+        }
+#    endif
+#    if TURNS_DBIAS
+        if (row != turns.added) { /* else hand_on_before() was there */
+            int *semaphore = dbias_semaphore_of(a, at, h, row);
+            const int mine = my_dbias_turn(a, at, h);
+            await_turn(semaphore, mine);
+            st_release(semaphore, mine + 1);
+        }
+#    endif
+    }
+}
+/* When all warps have made the scores of the rows from `row` on: the turns before them, and of the bias' gradient
+ * theirs too, since heads and batches wait for it long enough. */
+__device__ __forceinline__ void hand_on_before(struct turns &turns, const struct gpu_backward_params &a,
+                                               const struct place &at, int h, int row) {
+    hand_on(turns, a, at, plan_walk(a, at), h, row);
+    turns.added = row;
+    h = opaque(h); /* made here, not kept */
+    if (TURNS_DBIAS && threadIdx.x == 0)
+        st_release(dbias_semaphore_of(a, at, h, row), my_dbias_turn(a, at, h) + 1);
+}
+__device__ __forceinline__ void hand_on_rest(struct turns &turns, const struct gpu_backward_params &a,
+                                             const struct place &at, const struct walk &w, int h) {
+    hand_on(turns, a, at, w, h, TURNS_DBIAS && VARLEN ? a.in.seqlen_q : w.last);
+}
+#endif
+
+#endif
