@@ -117,7 +117,7 @@ def test_plan_for_a_device_that_is_not_there():
               "block_n": 128, "stages": 1, "v_in_registers": 0, "shared_bytes": 225.5 * 1024 + 32}
     assert {key: plan[key] for key in wanted} == wanted
     assert plan["workspace_bytes"] > 0 and "128x128 needs 137 KB, the device has 227 KB: taken" in plan["reason"]
-    assert plan_of("--device", "sm_90:smem=160K", *shape.split())["choice"] == "SM90_MediumBlock_64x128"
+    assert plan_of("--device", "sm_90:smem=160K", *shape.split(), "--family", "mma")["choice"] == "SM90_MediumBlock_64x128"
     code = "SM89_LowMem_64x64_VinRegs"
     assert plan_of("--device", "sm_90", *shape.split(), "--kernel", code)["v_in_registers"] == 1
     assert plan_of("--device", "sm_90", *shape.split(), FLASH_DMATTN_KERNEL=code)["choice"] == code

@@ -189,7 +189,7 @@ def test_bench_chooses_device_and_dtype(compiler):
 
     assert device() == device("--dtype", "bf16") == {("hopper", "sm_90"), ("mma", "sm_90")}
     assert device("--topk", "9") == {("mma", "sm_90")}
-    assert device("--pass", "backward") == {("mma", "sm_90")}
+    assert device("--pass", "backward") == {("hopper", "sm_90"), ("mma", "sm_90")}
     assert device("--pass", "backward", "--dtype", "fp64", "--reference") == {("reference", "cpu")}
     assert device("--dtype", "fp64", "--reference") == {("reference", "cpu")}
     assert device("--kernel", "cpu.forward") == device("--device", "cpu") == {("cpu", "cpu")}
@@ -218,7 +218,7 @@ def test_plan_lists_what_its_kernels_take(compiler):
 
 def test_bench_says_what_the_device_lacks(compiler):
     for arguments, words in [
-        (["--pass", "backward", "--D", "512"], "no kernel took the problem; the first one, mma.backward: "),
+        (["--pass", "backward", "--D", "512"], "no kernel took the problem; the first one, hopper.backward: "),
         (["--dtype", "fp64"], "float64 is computed by the reference family only, on the CPU"),
         (["--dtype", "bf16", "--kernel", "S2_Pad_F16Acc"], "has 'S2_Pad_F16Acc' in its name or choice code"),
     ]:

@@ -127,7 +127,8 @@ static const struct instruction {
         FOUR(128, "bf16", BF16, 0) FOUR(176, "bf16", BF16, 0) FOUR(192, "bf16", BF16, 0) FOUR(256, "bf16", BF16, 0)
             FOUR(64, "f16", F16, 1) FOUR(128, "f16", F16, 1)
 #undef FOUR
-                {"stmatrix_x4", "any rows", TRY_STMATRIX, BITS, 0, 0, {0}, 0},
+                {"wgmma_m64k16", "n 128, bf16, a and b shared, MN-major", TRY_WGMMA_BOTH_T, BF16, 1e-5, 0, {128, 0}, 0},
+    {"stmatrix_x4", "any rows", TRY_STMATRIX, BITS, 0, 0, {0}, 0},
     {"stmatrix_x4_trans", "any rows", TRY_STMATRIX_TRANS, BITS, 0, 0, {0}, 0},
     {"red_add_4", "two blocks", TRY_RED_ADD_4, BITS, 0, 0, {0}, 0},
     {"cp_reduce_async_bulk_add cp_async_bulk_commit cp_async_bulk_wait_read cp_async_bulk_wait",

@@ -322,7 +322,8 @@ static void blocks_are_reported(void) {
                 assert_int_equal(fdm_plan_attention(&facts, &problem, &call.options, &plan), FDM_OK);
                 assert_int_equal(cuda_call_run(&call, NULL), FDM_OK);
             }
-            const int32_t count = family_mma.launches(&family_mma, &plan, requests);
+            const struct family *family = strcmp(plan.family, "hopper") == 0 ? &family_hopper : &family_mma;
+            const int32_t count = family->launches(family, &plan, requests);
             assert_int_equal(fake_driver()->num_launches() - before, count);
             for (int64_t i = before; i < before + count; i++) {
                 const struct fake_launch launch = fake_driver()->launch(i);

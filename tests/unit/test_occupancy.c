@@ -143,7 +143,7 @@ static void bad_arguments(void **state) {
     refused(fdm_plan_resources(&plan, &cpu, kernels, 8, &count), "device type 2, but device has type 1");
     foreign = plan;
     foreign.kernel_index = 1000;
-    refused(fdm_plan_resources(&foreign, &device, kernels, 8, &count), "names kernel 'mma.backward'");
+    refused(fdm_plan_resources(&foreign, &device, kernels, 8, &count), "names kernel 'hopper.backward'");
     foreign = plan;
     strcpy(foreign.family, "mxa");
     refused(fdm_plan_resources(&foreign, &device, kernels, 8, &count), "of family 'mxa'");
@@ -193,7 +193,8 @@ static void kernels_of_plans(void **state) {
     } plans[] = {
         {"sm_86", {"mma_forward"}, FDM_FORWARD, 4096, {128}},
         {"sm_90", {"mma_decode", "combine_splits"}, FDM_FORWARD, 1, {128, 128}},
-        {"sm_90", {"backward_prepare", "mma_backward", "backward_finish"}, FDM_BACKWARD, 4096, {128, 256, 128}}};
+        {"sm_80", {"backward_prepare", "mma_backward", "backward_finish"}, FDM_BACKWARD, 4096, {128, 256, 128}},
+        {"sm_90", {"backward_prepare", "hopper_backward", "backward_finish"}, FDM_BACKWARD, 4096, {128, 384, 128}}};
     for (size_t i = 0; i < sizeof plans / sizeof plans[0]; i++) {
         const fdm_problem problem = problem_of(plans[i].pass, plans[i].rows);
         fdm_device device;

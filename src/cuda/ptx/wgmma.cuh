@@ -74,12 +74,13 @@ template <bool f16, int n> struct wgmma_shape;
 /* o0 .. o6: the numbers of the operands after the accumulators. */
 #define WGMMA_SHAPE(n, f16, type, groups, o0, o1, o2, o3, o4, o5, o6)                                                  \
     template <> struct wgmma_shape<f16, n> {                                                                           \
-        template <int transposed>                                                                                      \
+        template <int transposed_a, int transposed>                                                                    \
         static __device__ __forceinline__ void shared(float (&d)[n / 2], uint64_t a, uint64_t b, bool add) {           \
             asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" o2 ", 0;\nwgmma.mma_async.sync.aligned.m64n" #n          \
-                         "k16.f32." type "." type " {" WGMMA_R##groups "}, %" o0 ", %" o1 ", p, 1, 1, 0, %" o3 ";\n}"  \
+                         "k16.f32." type "." type " {" WGMMA_R##groups "}, %" o0 ", %" o1 ", p, 1, 1, %" o3 ", %" o4   \
+                                                                       ";\n}"                                          \
                          : WGMMA_D##groups                                                                             \
-                         : "l"(a), "l"(b), "r"((uint32_t)add), "n"(transposed)                                         \
+                         : "l"(a), "l"(b), "r"((uint32_t)add), "n"(transposed_a), "n"(transposed)                      \
                          : "memory");                                                                                  \
         }                                                                                                              \
         template <int transposed>                                                                                      \
@@ -113,12 +114,13 @@ WGMMA_SHAPES(224, 14, "112", "113", "114", "115", "116", "117", "118")
 WGMMA_SHAPES(240, 15, "120", "121", "122", "123", "124", "125", "126")
 WGMMA_SHAPES(256, 16, "128", "129", "130", "131", "132", "133", "134")
 
-/* The product of a warpgroup for float16 (f16) or bfloat16. a: in shared memory, K-major. b: in shared memory, K-major,
- * or MN-major with `transposed`. Of thread t the accumulators 4i .. 4i+3 are those of row 16 (t / 32 % 4) + t % 32 / 4,
- * columns 8i + 2 (t % 4) and its right neighbour, and the same eight rows below. */
-template <bool f16, int transposed, int count>
+/* The product of a warpgroup for float16 (f16) or bfloat16. a: in shared memory, K-major, or MN-major with
+ * `transposed_a`. b: in shared memory, K-major, or MN-major with `transposed`. Of thread t the accumulators 4i .. 4i+3
+ * are those of row 16 (t / 32 % 4) + t % 32 / 4, columns 8i + 2 (t % 4) and its right neighbour, and the same eight
+ * rows below. */
+template <bool f16, int transposed, int transposed_a = 0, int count>
 __device__ __forceinline__ void wgmma_m64k16(float (&d)[count], uint64_t a, uint64_t b, bool add) {
-    wgmma_shape<f16, 2 * count>::template shared<transposed>(d, a, b, add);
+    wgmma_shape<f16, 2 * count>::template shared<transposed_a, transposed>(d, a, b, add);
 }
 /* The same with a in registers: of each warp its 16 x 16, as mma_m16n8k16_bf16 takes it. They may be written again when
  * a wgmma_wait_group has covered the product. */

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "families/hopper/hopper_family.h"
+#include "families/hopper/hopper_maps.h"
 
 /* ---- tiles ---- */
 
@@ -237,23 +238,6 @@ static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *list) 
     return valid(plan, &plan->problem) ? make_requests(plan, &plan->problem, list) : 0;
 }
 
-/* The stride of an axis in bytes; of an axis of one entry, one that every map takes. */
-static int64_t stride_of(int64_t extent, int64_t stride, int32_t bytes) { return extent > 1 ? stride * bytes : 16; }
-
-struct cuda_tensor_layout hopper_rows_layout(const fdm_problem *p, const struct matrix_view *view, int64_t columns,
-                                             int64_t rows, int64_t heads, int32_t box_rows) {
-    return (struct cuda_tensor_layout){.type = p->dtype == FDM_FLOAT16 ? CUDA_MAP_FLOAT16 : CUDA_MAP_BFLOAT16,
-                                       .rank = 4,
-                                       .address = view->data,
-                                       .extents = {columns, rows, heads, p->varlen ? 1 : p->batch},
-                                       .stride_bytes = {2, stride_of(rows, view->row, 2),
-                                                        stride_of(heads, view->head, 2),
-                                                        p->varlen ? 16 : stride_of(p->batch, view->batch, 2)},
-                                       .box = {64, box_rows, 1, 1},
-                                       .swizzle_bytes = 128,
-                                       .l2_bytes = 256};
-}
-
 /* Rows of a mask or bias: keys, query rows, heads, batches; axes that are shared have one entry. */
 static struct cuda_tensor_layout scores_layout(const struct score_view *view, const int64_t *shape,
                                                enum cuda_map_type type, int32_t bytes, int32_t box_rows) {
@@ -261,9 +245,9 @@ static struct cuda_tensor_layout scores_layout(const struct score_view *view, co
                                        .rank = 4,
                                        .address = view->data,
                                        .extents = {shape[3], shape[2], shape[1], shape[0]},
-                                       .stride_bytes = {bytes, stride_of(shape[2], view->row, bytes),
-                                                        stride_of(shape[1], view->head, bytes),
-                                                        stride_of(shape[0], view->batch, bytes)},
+                                       .stride_bytes = {bytes, hopper_stride(shape[2], view->row, bytes),
+                                                        hopper_stride(shape[1], view->head, bytes),
+                                                        hopper_stride(shape[0], view->batch, bytes)},
                                        .box = {128 / bytes, box_rows, 1, 1},
                                        .swizzle_bytes = 128,
                                        .l2_bytes = 256};

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "families/hopper/hopper_family.h"
+#include "families/hopper/hopper_maps.h"
 
 /* ---- tiles ---- */
 

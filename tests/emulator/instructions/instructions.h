@@ -45,6 +45,7 @@
 #define TRY_STMATRIX          30
 #define TRY_STMATRIX_TRANS    31
 #define TRY_BULK_ADD          32
+#define TRY_WGMMA_BOTH_T      33
 /* and of the products: WGMMA_N columns, WGMMA_F16 */
 
 struct instruction_arguments {

@@ -63,8 +63,9 @@ __device__ __forceinline__ void try_copies(const struct instruction_arguments &a
 
 /* Operands in shared memory: a 64 x 64, b 256 x 64 (or 64 x 256 in runs of 64 columns); one step of 16 of K. */
 __device__ __forceinline__ void try_wgmma(const struct instruction_arguments &a, uint32_t *out, uint32_t shared) {
-    constexpr bool transposed = INSTRUCTION == TRY_WGMMA_SHARED_T || INSTRUCTION == TRY_WGMMA_REGISTERS_T;
-    constexpr bool registers = INSTRUCTION >= TRY_WGMMA_REGISTERS;
+    constexpr bool transposed =
+        INSTRUCTION == TRY_WGMMA_SHARED_T || INSTRUCTION == TRY_WGMMA_REGISTERS_T || INSTRUCTION == TRY_WGMMA_BOTH_T;
+    constexpr bool registers = INSTRUCTION == TRY_WGMMA_REGISTERS || INSTRUCTION == TRY_WGMMA_REGISTERS_T;
     const uint32_t b = shared + 8192;
     for (uint32_t i = threadIdx.x; i < 10240; i += INSTRUCTION_THREADS)
         st_shared_4(shared + i * 4, a.in[i]);
@@ -80,6 +81,8 @@ __device__ __forceinline__ void try_wgmma(const struct instruction_arguments &a,
     wgmma_fence();
     if constexpr (registers)
         wgmma_m64k16<WGMMA_F16, transposed>(d, fragments, matrix, true);
+    else if constexpr (INSTRUCTION == TRY_WGMMA_BOTH_T)
+        wgmma_m64k16<WGMMA_F16, 1, 1>(d, wgmma_descriptor(shared + 2048, 8192), matrix, true);
     else
         wgmma_m64k16<WGMMA_F16, transposed>(d, wgmma_descriptor(shared + 64, 0), matrix, true);
     wgmma_commit_group();
@@ -139,7 +142,7 @@ extern "C" __global__ void __launch_bounds__(INSTRUCTION_THREADS, 3) __cluster_d
         try_cluster(a, out, shared);
     else if (INSTRUCTION <= TRY_BULK)
         try_copies(a, out, shared);
-    else if (INSTRUCTION <= TRY_WGMMA_REGISTERS_T)
+    else if (INSTRUCTION <= TRY_WGMMA_REGISTERS_T || INSTRUCTION == TRY_WGMMA_BOTH_T)
         try_wgmma(a, out, shared);
     else if (INSTRUCTION == TRY_STMATRIX || INSTRUCTION == TRY_STMATRIX_TRANS)
         try_stmatrix(a, out, shared);

@@ -18,9 +18,9 @@ template <int pending, int count> inline void wgmma_wait_group(float (&)[count],
 }
 
 /* m64nNk16, N = 2 count, of float16 (f16) or bfloat16, with a in shared memory or in registers. */
-template <bool f16, int transposed, int count>
+template <bool f16, int transposed, int transposed_a = 0, int count>
 inline void wgmma_m64k16(float (&d)[count], uint64_t a, uint64_t b, bool add, EMU_AT) {
-    emu_wgmma(2 * count, f16 ? EMU_F16 : EMU_BF16, d, nullptr, a, b, add, 0, transposed, EMU_HERE);
+    emu_wgmma(2 * count, f16 ? EMU_F16 : EMU_BF16, d, nullptr, a, b, add, transposed_a, transposed, EMU_HERE);
 }
 template <bool f16, int transposed, int count>
 inline void wgmma_m64k16(float (&d)[count], const uint32_t (&a)[4], uint64_t b, bool add, EMU_AT) {

@@ -233,10 +233,10 @@ struct way {
 };
 
 /* Where keys are hidden, splits have unequal work, and looking for keys has to be spread: as many splits as leave each
- * so many keys to look at (H200: a padded batch as fast with twice as many, top 2048 of 131072 keys 16 to 18 % slower
+ * so many keys to look at (H200: a padded batch takes the same with half as many, top 2048 of 131072 keys 18 % more
  * with half or twice as many). */
 static int32_t times_of(const fdm_problem *p, int32_t splits) {
-    const int64_t keys = p->has_intervals ? 4096 : 2048;
+    const int64_t keys = p->has_intervals ? 4096 : 1024;
     int32_t times = 1;
     while (lists_keys(p) && 2 * times * splits <= GPU_SPLITS_MAX && visible_keys(p) >= keys * 2 * times * splits)
         times *= 2;

@@ -23,16 +23,8 @@ struct place {
 __device__ __forceinline__ struct place find_place(const struct gpu_forward_params &a, uint32_t block) {
     struct place at;
     const int row_blocks = (a.seqlen_q * a.group + ROWS - 1) / ROWS;
-#if LISTED && MERGE == MMA_MERGE_WORKSPACE
-    /* Sequences of unlike length have unlike splits: those of all take turns, so that long ones are not left for last.
-     */
-    const uint32_t pairs = a.batch * a.heads_kv * row_blocks, pair = block % pairs;
-    at.split = (int)(block / pairs);
-#else
-    const uint32_t pair = block / a.num_splits;
+    const uint32_t pair = block / a.num_splits, of_heads = pair / row_blocks;
     at.split = (int)(block % a.num_splits);
-#endif
-    const uint32_t of_heads = pair / row_blocks;
     at.first_row = (int)(pair % row_blocks) * ROWS;
     at.batch = (int)(of_heads / a.heads_kv);
     at.head_kv = (int)(of_heads % a.heads_kv);

@@ -1,0 +1,351 @@
+/* hopper_backward.cu: the backward for compute capability 9.0, by wgmma and TMA, for 16-bit dtypes and head dims up to
+ * 128.
+ *
+ * Idea: FlashAttention-2's backward (Dao, 2023): a block owns BLOCK_N = 64 WARPGROUPS keys of a KV head, keeps their dK
+ * and dV in registers, and walks the query rows of its group's heads, BLOCK_M a step. Each of the first warpgroups
+ * owns 64 keys: it makes S^T = K Q^T and dP^T = V dO^T, from them P^T and dS^T, which stay in registers as operands of
+ * dV += P^T dO and dK += dS^T Q, and leaves dS in shared memory. The last warpgroup serves: it brings Q, dO, lse and
+ * delta by TMA, multiplies dS by K, and adds the sums to dQ in global memory by bulk reductions.
+ *
+ * Shared memory, each matrix in panels of 128 bytes a row with the 128-byte swizzle:
+ *   K [panels][BLOCK_N], V [panels][BLOCK_N] (at the end dV, then dK), Q [STAGES][panels][BLOCK_M],
+ *   dO [STAGES][panels][BLOCK_M], dS [DS_STAGES][WARPGROUPS][BLOCK_M]: 64 keys a panel,
+ *   sums of dQ [4 warps][HEAD_DIM / 8 tiles] in the order of the accumulators, lse and delta [STAGES][2][BLOCK_M],
+ *   barriers.
+ *
+ * Barriers: KV full; of each stage Q full (with lse) and dO full (with delta); of each tile of dS full (an arrival of
+ * each key warp) and empty (of each serving warp). There is none for empty stages of Q and dO: a warpgroup that leaves
+ * dS of a step has completed its products of the step before. The named barrier 1 + w is warpgroup w's own.
+ *
+ * Registers of a key thread: dK HEAD_DIM / 2, dV HEAD_DIM_V / 2, S and dP BLOCK_M / 2 each, of 216 or 144. */
+#include "cuda/ptx/barrier.cuh"
+#include "cuda/ptx/copy.cuh"
+#include "cuda/ptx/mma.cuh"
+#include "cuda/ptx/tma.cuh"
+#include "cuda/ptx/wgmma.cuh"
+#include "families/hopper/hopper_backward.h"
+#include "families/hopper/hopper_ring.cuh"
+
+/* A constant that was not given is an error that names it. */
+#define HOPPER_GIVEN(name) static_assert((name) >= 0, #name);
+HOPPER_BACKWARD_CONSTANTS(HOPPER_GIVEN)
+
+#define MASK           0
+#define MASK_ROWS      0
+#define BIAS           0
+#define BIAS_ROWS      0
+#define INTERVALS      0
+#define VARLEN         0
+#define SCORES_ALIGNED 0
+#define BLOCK_M        64
+#define BLOCK_N        (64 * WARPGROUPS)
+#include "families/hopper/hopper_gradients.cuh"
+
+#define F16     (DTYPE == GPU_FLOAT16)
+#define THREADS (128 * (WARPGROUPS + 1))
+
+/* ---- shared memory ---- */
+
+constexpr int PANELS = (HEAD_DIM + 63) / 64, PANELS_V = (HEAD_DIM_V + 63) / 64;
+constexpr int K_BYTES = BLOCK_N * 128 * PANELS;
+constexpr int V_BYTES = BLOCK_N * 128 * (PANELS > PANELS_V ? PANELS : PANELS_V);
+constexpr int Q_BYTES = BLOCK_M * 128 * PANELS, DOUT_BYTES = BLOCK_M * 128 * PANELS_V;
+constexpr int DS_BYTES = BLOCK_M * BLOCK_N * 2;
+constexpr int V_OFFSET = K_BYTES, Q_OFFSET = V_OFFSET + V_BYTES, DOUT_OFFSET = Q_OFFSET + STAGES * Q_BYTES;
+constexpr int DS_OFFSET = DOUT_OFFSET + STAGES * DOUT_BYTES, DQ_OFFSET = DS_OFFSET + DS_STAGES * DS_BYTES;
+constexpr int ROWS_OFFSET = DQ_OFFSET + BLOCK_M * HEAD_DIM * 4, CONTROL = ROWS_OFFSET + STAGES * BLOCK_M * 8;
+enum {
+    KV_FULL = CONTROL,
+    Q_FULL = KV_FULL + 8,
+    DOUT_FULL = Q_FULL + 8 * STAGES,
+    DS_FULL = DOUT_FULL + 8 * STAGES,
+    DS_EMPTY = DS_FULL + 8 * DS_STAGES,
+    END = DS_EMPTY + 8 * DS_STAGES
+};
+static_assert(DS_REGISTERS || DS_STAGES > 1, "who leaves dS knows that the product two steps before is complete");
+static_assert(END - CONTROL <= HOPPER_BACKWARD_CONTROL_BYTES, "barriers fit");
+static_assert(CONTROL + HOPPER_BACKWARD_CONTROL_BYTES + 1024 ==
+                  hopper_backward_shared_bytes(WARPGROUPS, STAGES, DS_STAGES, HEAD_DIM, HEAD_DIM_V),
+              "the plan knows the bytes");
+enum { OWN_BARRIER = 1 };
+
+__device__ __forceinline__ void init_barriers(uint32_t base) {
+    mbarrier_init(base + KV_FULL, 1);
+    for (int i = 0; i < STAGES; i++) {
+        mbarrier_init(base + Q_FULL + 8 * i, 1);
+        mbarrier_init(base + DOUT_FULL + 8 * i, 1);
+    }
+    for (int i = 0; i < DS_STAGES; i++) {
+        mbarrier_init(base + DS_FULL + 8 * i, 4 * WARPGROUPS);
+        mbarrier_init(base + DS_EMPTY + 8 * i, 4);
+    }
+    fence_mbarrier_init();
+}
+
+/* ---- the warpgroup that serves ---- */
+
+struct server {
+    const struct hopper_backward_params &a;
+    const struct key_block k;
+    uint32_t base;
+    struct step_rows loaded, added; /* of the next step to load, and to add to dQ */
+
+    template <int panels, int rows>
+    __device__ __forceinline__ void load(uint32_t to, const struct cuda_tensor_map *map, uint32_t barrier, int row,
+                                         int head) {
+#pragma unroll
+        for (int panel = 0; panel < panels; panel++)
+            cp_async_bulk_tensor_4d(to + panel * rows * 128, map, barrier, panel * 64, row, head, k.batch);
+    }
+    __device__ __forceinline__ void load_keys() {
+        mbarrier_arrive_expect_tx(base + KV_FULL, BLOCK_N * 128 * (PANELS + PANELS_V));
+        load<PANELS, BLOCK_N>(base, &a.k_map, base + KV_FULL, k.first_key, k.kv_head);
+        load<PANELS_V, BLOCK_N>(base + V_OFFSET, &a.v_map, base + KV_FULL, k.first_key, k.kv_head);
+    }
+    __device__ __forceinline__ void load_step(int step) {
+        const uint32_t stage = stage_of<STAGES>(step), rows = base + ROWS_OFFSET + stage * BLOCK_M * 8;
+        const uint32_t q_full = base + Q_FULL + 8 * stage, dout_full = base + DOUT_FULL + 8 * stage;
+        const int head = loaded.head, row = loaded.tile * BLOCK_M;
+        const int64_t place = loaded.place(a, k.batch);
+        mbarrier_arrive_expect_tx(q_full, Q_BYTES + BLOCK_M * 4);
+        load<PANELS, BLOCK_M>(base + Q_OFFSET + stage * Q_BYTES, &a.q_map, q_full, row, head);
+        cp_async_bulk(rows, a.in.lse_rows + place, BLOCK_M * 4, q_full);
+        mbarrier_arrive_expect_tx(dout_full, DOUT_BYTES + BLOCK_M * 4);
+        load<PANELS_V, BLOCK_M>(base + DOUT_OFFSET + stage * DOUT_BYTES, &a.dout_map, dout_full, row, head);
+        cp_async_bulk(rows + BLOCK_M * 4, a.in.delta_rows + place, BLOCK_M * 4, dout_full);
+        loaded.advance(k);
+    }
+
+    /* Adds dS K of a step to its rows of dQ, COLUMNS columns at a time. A warp's part lies together, in shared memory
+     * and in the sums: 16 rows, in tiles of 16 x 8 in the order of the accumulators. */
+    template <int columns, int first> __device__ __forceinline__ void add_columns(int step) {
+        const uint32_t ds = base + DS_OFFSET + stage_of<DS_STAGES>(step) * DS_BYTES;
+        float dq[columns / 2];
+        wgmma_fence();
+#pragma unroll
+        for (int n = 0; n < BLOCK_N / 16; n++)
+            wgmma_m64k16<F16, 1>(dq, wgmma_descriptor(ds + n / 4 * BLOCK_M * 128 + n % 4 * 32, 0),
+                                 wgmma_descriptor(base + first / 64 * BLOCK_N * 128 + n * 2048, BLOCK_N * 128), n > 0);
+        wgmma_commit_group();
+        wgmma_wait_group<0>(dq);
+        if (first + columns == HEAD_DIM)
+            release<DS_STAGES>(base + DS_EMPTY, step);
+        const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+        const uint32_t part = base + DQ_OFFSET + warp * 16 * HEAD_DIM * 4 + first * 64;
+        if (lane == 0) /* the step before has added what lies there */
+            cp_async_bulk_wait_read<HEAD_DIM == columns ? 0 : HEAD_DIM / columns - 1>();
+        __syncwarp();
+#pragma unroll
+        for (int n = 0; n < columns / 8; n++)
+            st_shared_16(part + n * 512 + lane * 16, __float_as_uint(dq[4 * n]), __float_as_uint(dq[4 * n + 1]),
+                         __float_as_uint(dq[4 * n + 2]), __float_as_uint(dq[4 * n + 3]));
+        fence_proxy_async();
+        __syncwarp();
+        if (lane == 0) {
+            cp_reduce_async_bulk_add(a.in.dq_sums + (added.place(a, k.batch) + warp * 16) * HEAD_DIM + first * 16, part,
+                                     columns * 64);
+            cp_async_bulk_commit();
+        }
+    }
+
+    __device__ __forceinline__ void run() {
+        if (threadIdx.x % 128 == 0) {
+            load_keys();
+            for (int step = 0; step < STAGES && step < k.steps; step++)
+                load_step(step);
+        }
+        __syncwarp();
+        wait_full<1>(base + KV_FULL, 0);
+#pragma unroll 1
+        for (int step = 0; step < k.steps; step++) {
+            wait_full<DS_STAGES>(base + DS_FULL, step);
+            if (threadIdx.x % 128 == 0 && step > 0 && step - 1 + STAGES < k.steps)
+                load_step(step - 1 + STAGES);
+            __syncwarp();
+            if (!NEEDS_DQ) {
+                release<DS_STAGES>(base + DS_EMPTY, step);
+            } else if (HEAD_DIM == 128) {
+                add_columns<64, 0>(step);
+                add_columns<64, 64>(step);
+            } else {
+                add_columns<HEAD_DIM, 0>(step);
+            }
+            added.advance(k);
+        }
+        if (NEEDS_DQ && threadIdx.x % 32 == 0)
+            cp_async_bulk_wait_read<0>();
+    }
+};
+
+/* ---- the warpgroups that own keys ---- */
+
+struct owner {
+    const struct hopper_backward_params &a;
+    const struct key_block k;
+    uint32_t base;
+    int warpgroup, tile;                                        /* of the next step's rows */
+    float s[BLOCK_M / 2], dk[HEAD_DIM / 2], dv[HEAD_DIM_V / 2]; /* s: S^T, then dP^T */
+    uint32_t p[BLOCK_M / 16][4];
+
+    /* S^T = K Q^T */
+    __device__ __forceinline__ void multiply_kq(int step) {
+        const uint32_t q = base + Q_OFFSET + stage_of<STAGES>(step) * Q_BYTES;
+#pragma unroll
+        for (int n = 0; n < HEAD_DIM / 16; n++)
+            wgmma_m64k16<F16, 0>(s,
+                                 wgmma_descriptor(base + warpgroup * 64 * 128 + n / 4 * BLOCK_N * 128 + n % 4 * 32, 0),
+                                 wgmma_descriptor(q + n / 4 * BLOCK_M * 128 + n % 4 * 32, 0), n > 0);
+    }
+    /* dP^T = V dO^T */
+    __device__ __forceinline__ void multiply_vdo(int step) {
+        const uint32_t dout = base + DOUT_OFFSET + stage_of<STAGES>(step) * DOUT_BYTES;
+#pragma unroll
+        for (int n = 0; n < HEAD_DIM_V / 16; n++)
+            wgmma_m64k16<F16, 0>(
+                s, wgmma_descriptor(base + V_OFFSET + warpgroup * 64 * 128 + n / 4 * BLOCK_N * 128 + n % 4 * 32, 0),
+                wgmma_descriptor(dout + n / 4 * BLOCK_M * 128 + n % 4 * 32, 0), n > 0);
+    }
+    /* dV += P^T dO */
+    __device__ __forceinline__ void multiply_pdo(int step) {
+        const uint32_t dout = base + DOUT_OFFSET + stage_of<STAGES>(step) * DOUT_BYTES;
+#pragma unroll
+        for (int n = 0; n < BLOCK_M / 16; n++)
+            wgmma_m64k16<F16, 1>(dv, p[n], wgmma_descriptor(dout + n * 2048, BLOCK_M * 128), true);
+    }
+    /* dK += dS^T Q, dS as it was left in shared memory, or from registers, where it takes the place of P */
+    __device__ __forceinline__ void multiply_dsq(int step) {
+        const uint32_t q = base + Q_OFFSET + stage_of<STAGES>(step) * Q_BYTES;
+        const uint32_t ds = base + DS_OFFSET + stage_of<DS_STAGES>(step) * DS_BYTES + warpgroup * BLOCK_M * 128;
+#pragma unroll
+        for (int n = 0; n < BLOCK_M / 16; n++) {
+            const uint64_t rows = wgmma_descriptor(q + n * 2048, BLOCK_M * 128);
+            if constexpr (DS_REGISTERS)
+                wgmma_m64k16<F16, 1>(dk, p[n], rows, true);
+            else
+                wgmma_m64k16<F16, 1, 1>(dk, wgmma_descriptor(ds + n * 2048, 0), rows, true);
+        }
+    }
+
+    __device__ __forceinline__ void make_p(int step) {
+        const uint32_t lse = base + ROWS_OFFSET + stage_of<STAGES>(step) * BLOCK_M * 8;
+        scores_to_p(s, a, k.batch, k.first_key + (int)tid_x_reread() / 128 * 64, tile * BLOCK_M, lse);
+        tile = tile + 1 < k.first_tile + k.tiles ? tile + 1 : k.first_tile;
+#pragma unroll
+        for (int i = 0; i < BLOCK_M / 4; i++)
+            p[i / 4][i % 4] = pack(s[2 * i], s[2 * i + 1]);
+    }
+
+    /* From P^T and dP^T dS of the warp's 16 keys, to shared memory, a row for each query row. */
+    __device__ __forceinline__ void leave_ds(int step) {
+        const int thread = (int)tid_x_reread(), lane = thread % 32, warp = thread / 32 % 4;
+        const uint32_t delta = base + ROWS_OFFSET + stage_of<STAGES>(step) * BLOCK_M * 8 + BLOCK_M * 4 + thread % 4 * 8;
+        const uint32_t panel = base + DS_OFFSET + stage_of<DS_STAGES>(step) * DS_BYTES + thread / 128 * BLOCK_M * 128;
+        /* a lane's row of matrices: keys 0-7, rows 0-7; keys 8-15, rows 0-7; keys 0-7, rows 8-15; keys 8-15, rows 8-15
+         */
+        const int row = lane / 16 * 8 + lane % 8, chunk = warp * 2 + lane / 8 % 2;
+        wait_empty<DS_STAGES>(base + DS_EMPTY, step);
+#pragma unroll
+        for (int n = 0; n < BLOCK_M / 16; n++) {
+            uint32_t ds[4];
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                uint32_t words[2];
+                ld_shared_8(words[0], words[1], delta + (2 * n + i) * 32);
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    uint32_t &x = p[n][2 * i + half];
+                    const int at = 8 * n + 4 * i + 2 * half;
+                    ds[2 * i + half] = pack(unpack((uint16_t)x) * (s[at] - __uint_as_float(words[0])),
+                                            unpack((uint16_t)(x >> 16)) * (s[at + 1] - __uint_as_float(words[1])));
+                    if (DS_REGISTERS)
+                        x = ds[2 * i + half];
+                }
+            }
+            stmatrix_x4_trans(panel + (n * 16 + row) * 128 + ((chunk ^ (row & 7)) << 4), ds);
+        }
+        fence_proxy_async();
+        __syncwarp();
+        release<DS_STAGES>(base + DS_FULL, step);
+        if (!DS_REGISTERS)
+            barrier_sync(OWN_BARRIER + thread / 128, 128);
+    }
+
+    /* dV or dK, by way of the shared memory of the warpgroup's V. */
+    template <int columns>
+    __device__ __forceinline__ void store(const struct gpu_matrix &to, const float (&x)[columns / 2], float factor,
+                                          int head_dim) {
+        const int warp_key = (int)threadIdx.x / 32 * 16, first = k.first_key + warp_key;
+        if (to.data)
+            store_accumulator<columns, BLOCK_N>(row_address(to, k.batch, k.kv_head, first), to.row * 2,
+                                                a.in.in.seqlen_k - first, head_dim, base + V_OFFSET, warp_key, x,
+                                                factor, k.steps > 0);
+    }
+
+    __device__ __forceinline__ void run() {
+#pragma unroll
+        for (int i = 0; i < HEAD_DIM / 2; i++)
+            dk[i] = 0;
+#pragma unroll
+        for (int i = 0; i < HEAD_DIM_V / 2; i++)
+            dv[i] = 0;
+        wait_full<1>(base + KV_FULL, 0);
+        if (k.steps > 0) {
+            int step = 0;
+            wait_full<STAGES>(base + Q_FULL, 0);
+            wgmma_fence();
+            multiply_kq(0);
+            wgmma_commit_group();
+            wgmma_wait_group<0>(s);
+            make_p(0);
+#pragma unroll 1
+            do {
+                const bool more = step + 1 < k.steps;
+                wait_full<STAGES>(base + DOUT_FULL, step);
+                wgmma_fence();
+                multiply_vdo(step);
+                wgmma_commit_group();
+                multiply_pdo(step);
+                wgmma_commit_group();
+                wgmma_wait_group<DS_REGISTERS ? 0 : 1>(s);  /* P is read until then, */
+                wgmma_wait_group<DS_REGISTERS ? 0 : 1>(dk); /* and Q and dS of the step before */
+                leave_ds(step);
+                if (more)
+                    wait_full<STAGES>(base + Q_FULL, step + 1);
+                wgmma_fence();
+                if (more)
+                    multiply_kq(step + 1);
+                wgmma_commit_group();
+                multiply_dsq(step);
+                wgmma_commit_group();
+                wgmma_wait_group<DS_REGISTERS ? 0 : 1>(s);
+                wgmma_wait_group<DS_REGISTERS ? 0 : 1>(dv);
+                if (more)
+                    make_p(step + 1);
+            } while (++step < k.steps);
+            wgmma_wait_group<0>(dk);
+        }
+        barrier_sync(OWN_BARRIER + warpgroup, 128); /* all products with V are complete */
+        store<HEAD_DIM_V>(a.in.dv, dv, 1.0f, a.in.in.head_dim_v);
+        store<HEAD_DIM>(a.in.dk, dk, a.in.in.scale, a.in.in.head_dim);
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    hopper_backward(const __grid_constant__ struct hopper_backward_params a) {
+    extern __shared__ char shared[];
+    const uint32_t base = (shared_address(shared) + 1023) / 1024 * 1024;
+    if (threadIdx.x == 0)
+        init_barriers(base);
+    __syncthreads();
+    const int warpgroup = __shfl_sync(0xffffffff, (int)threadIdx.x / 128, 0);
+    if (warpgroup == WARPGROUPS) {
+        setmaxnreg_dec<HOPPER_BACKWARD_SERVICE_REGISTERS(WARPGROUPS)>();
+        const struct key_block k = find_block(a);
+        const struct step_rows first = {k.kv_head * a.in.in.group, k.first_tile};
+        server{a, k, base, first, first}.run();
+    } else {
+        setmaxnreg_inc<HOPPER_BACKWARD_KEY_REGISTERS(WARPGROUPS)>();
+        const struct key_block k = find_block(a);
+        owner{a, k, base, warpgroup, k.first_tile}.run();
+    }
+}

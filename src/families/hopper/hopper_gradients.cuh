@@ -1,0 +1,143 @@
+/* hopper_gradients.cuh: what the kernels of the backward share that own keys: which rows a block of keys walks, P^T of
+ * a tile, and the way of an accumulator to global memory. For kernels that define BLOCK_M and BLOCK_N besides the
+ * constants of visible.cuh.
+ *
+ * Tiles of scores are transposed: a thread holds two keys of its warp's 16, lane / 4 and lane / 4 + 8 ("halves"), and
+ * of each group of eight query rows 2 (lane % 4) and the next: s[4 group + 2 half + row]. */
+#ifndef FDM_HOPPER_GRADIENTS_CUH
+#define FDM_HOPPER_GRADIENTS_CUH
+
+#include "cuda/ptx/copy.cuh"
+#include "cuda/ptx/mma.cuh"
+#include "cuda/ptx/special.cuh"
+#include "families/hopper/hopper_backward.h"
+#include "gpu/convert.cuh"
+#include "gpu/visible.cuh"
+
+#define LOG2_E 1.4426950408889634f
+
+/* The keys of a block, and the tiles of query rows that some of them are seen by: first_tile .. first_tile + tiles - 1
+ * of each head of the group. A step is one of those tiles. */
+struct key_block {
+    int first_key, kv_head, batch, first_tile, tiles, steps;
+};
+/* Key blocks of a head lie next to each other; under a causal mask or window those of several heads take turns, the
+ * first keys, which many rows see, first. */
+__device__ __forceinline__ struct key_block find_block(const struct hopper_backward_params &a) {
+    struct key_block k;
+    int head = (int)blockIdx.x / a.key_blocks, block = (int)blockIdx.x % a.key_blocks;
+    if (WINDOW) {
+        const int first = head / a.heads_in_turn * a.heads_in_turn;
+        const int rest = (int)blockIdx.x - first * a.key_blocks;
+        const int heads = min(a.heads_in_turn, a.in.in.heads_kv * a.in.in.batch - first);
+        head = first + rest % heads;
+        block = rest / heads;
+    }
+    k.first_key = block * BLOCK_N;
+    k.kv_head = head % a.in.in.heads_kv;
+    k.batch = head / a.in.in.heads_kv;
+    const struct sequence s = find_sequence(a.in.in, k.batch);
+    const int first = first_row(a.in.in, s, k.first_key);
+    const int last = last_row(a.in.in, s, min(k.first_key + BLOCK_N, s.seqlen_k) - 1);
+    k.first_tile = first / BLOCK_M;
+    k.tiles = first < last ? (last + BLOCK_M - 1) / BLOCK_M - k.first_tile : 0;
+    k.steps = k.tiles * a.in.in.group;
+    return k;
+}
+
+/* The rows of a step: those of a tile of a query head, the group's heads one after the other. */
+struct step_rows {
+    int head, tile;
+    __device__ __forceinline__ void advance(const struct key_block &k) {
+        if (++tile == k.first_tile + k.tiles) {
+            tile = k.first_tile;
+            head++;
+        }
+    }
+    /* Where their sums, lse and delta begin in the workspace. */
+    __device__ __forceinline__ int64_t place(const struct hopper_backward_params &a, int batch) const {
+        return ((int64_t)batch * a.in.in.heads + head) * a.in.rows + tile * BLOCK_M;
+    }
+};
+
+/* Scores S^T of 64 keys from key `first_key` on and BLOCK_M rows from row `row` on to P^T, in place. lse: address of
+ * the rows' lse in shared memory. Beyond the sequence's last key there are zeros, which would have weight. */
+__device__ __forceinline__ void scores_to_p(float (&s)[BLOCK_M / 2], const struct hopper_backward_params &a, int batch,
+                                            int first_key, int row, uint32_t lse) {
+    const int lane = (int)tid_x_reread() % 32;
+    const float unit = a.in.in.scale * LOG2_E;
+    const struct sequence at = find_sequence(a.in.in, batch);
+    const bool partial = first_key + 64 > at.seqlen_k || first_row(a.in.in, at, first_key + 63) > row ||
+                         last_row(a.in.in, at, first_key) < row + BLOCK_M;
+#pragma unroll
+    for (int i = 0; i < BLOCK_M / 8; i++) {
+        uint32_t words[2];
+        ld_shared_8(words[0], words[1], lse + lane % 4 * 8 + i * 32);
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+            s[4 * i + e] = __fmaf_rn(s[4 * i + e], unit, -__uint_as_float(words[e % 2]));
+    }
+    if (partial) {
+        int first[2], last[2];
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int key = first_key + (int)tid_x_reread() / 32 % 4 * 16 + lane / 4 + 8 * half;
+            first[half] = first_row(a.in.in, at, key) - row;
+            last[half] = key < at.seqlen_k ? last_row(a.in.in, at, key) - row : 0;
+        }
+#pragma unroll
+        for (int i = 0; i < BLOCK_M / 2; i++) {
+            const int column = i / 4 * 8 + lane % 4 * 2 + i % 2;
+            if (column < first[i / 2 % 2] || column >= last[i / 2 % 2])
+                s[i] = MINUS_INF;
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < BLOCK_M / 2; i++)
+        s[i] = ex2_approx(s[i]);
+}
+
+/* A warp's 16 rows of an accumulator, times `factor`, to `to` in global memory, by way of rows warp_row .. + 15 of
+ * `tile` in shared memory, in panels of `tile_rows` rows. The first `count` rows and head_dim columns are written;
+ * zeros where nothing was computed. */
+template <int columns, int tile_rows>
+__device__ __forceinline__ void store_accumulator(char *to, int64_t row_bytes, int count, int head_dim, uint32_t tile,
+                                                  int warp_row, const float (&x)[columns / 2], float factor,
+                                                  bool computed) {
+    const int lane = threadIdx.x % 32, own_row = warp_row + lane % 16;
+#pragma unroll
+    for (int i = 0; i < columns / 8; i += 2) {
+        uint32_t word[4];
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+            const int at = 4 * i + 2 * e;
+            word[e] = computed ? pack(x[at] * factor, x[at + 1] * factor) : 0;
+        }
+        stmatrix_x4(tile + i / 8 * tile_rows * 128 + own_row * 128 + (((i % 8 + lane / 16) ^ (own_row & 7)) << 4),
+                    word);
+    }
+    __syncwarp();
+    constexpr int chunks = columns / 8;
+#pragma unroll 4
+    for (int n = lane; n < 16 * chunks; n += 32) {
+        const int r = n / chunks, chunk = n % chunks, rest = head_dim - chunk * 8, row = warp_row + r;
+        uint32_t word[4];
+        ld_shared_16(word, tile + chunk / 8 * tile_rows * 128 + row * 128 + ((chunk % 8 ^ (row & 7)) << 4));
+        char *at = to + r * row_bytes + chunk * 16;
+        if (r < count && rest >= 8)
+            *(uint4 *)at = make_uint4(word[0], word[1], word[2], word[3]);
+        else if (r < count)
+#pragma unroll
+            for (int e = 0; e < 8; e++)
+                if (e < rest)
+                    ((uint16_t *)at)[e] = (uint16_t)(word[e / 2] >> (e % 2 * 16));
+    }
+    __syncwarp();
+}
+
+/* Where row `row` of a head begins. */
+__device__ __forceinline__ char *row_address(const struct gpu_matrix &m, int batch, int head, int row) {
+    return m.data + (batch * m.batch + head * m.head + (int64_t)row * m.row) * 2;
+}
+
+#endif

@@ -1,0 +1,182 @@
+/* hopper_wide.c: the wgmma backward in two kernels, on the host: for head dims above 128, and in any order the same
+ * bits at all head dims. */
+#include "families/hopper/hopper_wide.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "families/hopper/hopper_family.h"
+#include "families/hopper/hopper_maps.h"
+#include "gpu/gpu_backward.h"
+
+enum { V_STAGES, P_STAGES }; /* the plan's parameters */
+
+static int32_t padded(int64_t head_dim) { return (int32_t)gpu_round_up(head_dim, 32); }
+
+static int32_t dq_bytes(const fdm_problem *p, int32_t v_stages) {
+    return hopper_wide_dq_bytes(padded(p->head_dim), padded(p->head_dim_v), v_stages);
+}
+static int32_t dkv_bytes(const fdm_problem *p, int32_t p_stages) {
+    return hopper_wide_dkv_bytes(padded(p->head_dim), padded(p->head_dim_v), p_stages);
+}
+
+static struct gpu_backward_needs needs_of(const fdm_problem *p) {
+    return (struct gpu_backward_needs){.row_step = HOPPER_WIDE_DQ_ROWS,
+                                       .head_dim = padded(p->head_dim),
+                                       .head_dim_v = padded(p->head_dim_v),
+                                       .group_parts = 1,
+                                       .lse_factor = 1.4426950408889634f};
+}
+
+/* ---- choice ---- */
+
+static const char *refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
+    if (gpu_dtype(p->dtype) < 0)
+        return "it takes float16 and bfloat16";
+    if (p->head_dim > 256 || p->head_dim_v > 256)
+        return "head dims are at most 256";
+    if (p->has_mask || p->has_bias || p->has_intervals || p->softcap > 0 || p->varlen)
+        return "it takes no mask, bias, key intervals, softcap or packed sequences";
+    if (!p->aligned || !p->q_mappable || !p->keys_mappable)
+        return "TMA needs addresses and strides that are multiples of 16 bytes, and strides above 0";
+    if (p->batch < 1 || p->heads < 1 || p->seqlen_q < 1 || p->seqlen_k < 1)
+        return "there is nothing to load";
+    if (dq_bytes(p, 1) > device->shared_bytes || dkv_bytes(p, 1) > device->shared_bytes) {
+        snprintf(text, size, "its tiles do not fit the device's %lld KB of shared memory",
+                 (long long)device->shared_bytes >> 10);
+        return text;
+    }
+    return gpu_backward_refusal(p);
+}
+
+static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
+    const int64_t blocks = (p->seqlen_k + HOPPER_WIDE_KEYS - 1) / HOPPER_WIDE_KEYS * p->heads_kv * p->batch;
+    return p->heads > p->heads_kv && 2 * blocks < device->num_sms
+               ? "blocks of keys are few, and it does not divide the query heads that share them"
+               : NULL;
+}
+
+static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, fdm_plan *plan) {
+    if (number > 0)
+        return 0;
+    const int32_t v_stages = dq_bytes(p, 2) <= device->shared_bytes ? 2 : 1;
+    const int32_t p_stages = dkv_bytes(p, 2) <= device->shared_bytes ? 2 : 1;
+    const struct gpu_backward_needs needs = needs_of(p);
+    plan->parameters[V_STAGES] = v_stages;
+    plan->parameters[P_STAGES] = p_stages;
+    plan->block_m = HOPPER_WIDE_DQ_ROWS;
+    plan->block_n = HOPPER_WIDE_KEYS;
+    plan->stages = HOPPER_WIDE_STAGES;
+    plan->shared_bytes =
+        dq_bytes(p, v_stages) > dkv_bytes(p, p_stages) ? dq_bytes(p, v_stages) : dkv_bytes(p, p_stages);
+    plan->workspace_bytes = gpu_backward_workspace_bytes(p, &needs);
+    snprintf(plan->choice, sizeof plan->choice, "SM90_Wgmma_TwoKernels_128x64_V%d_P%d", v_stages, p_stages);
+    snprintf(
+        plan->reason, sizeof plan->reason,
+        "head dim %lld on compute capability 9.0: one kernel for dQ (two warpgroups of 64 rows, 64 keys a step), one "
+        "for dK and dV of 64 keys (a warpgroup each, 64 rows a step), %d registers a thread (%lld KB): no additions "
+        "in global memory, the same bits every time",
+        (long long)(p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v), HOPPER_WIDE_CONSUMER_REGISTERS,
+        (long long)(plan->shared_bytes + 1023) >> 10);
+    return 1;
+}
+
+/* ---- launch ---- */
+
+enum { DQ, DKV, NUM_KERNELS };
+
+static int wanted(const fdm_problem *p, int32_t kernel) {
+    return kernel == DQ ? p->needs_dq : p->needs_dk || p->needs_dv;
+}
+
+static void make_request(const fdm_plan *plan, const fdm_problem *p, int32_t kernel,
+                         struct cuda_kernel_request *request) {
+    static const char *const names[] = {
+#define HOPPER_NAME(name) [HOPPER_WIDE_##name] = #name,
+        HOPPER_WIDE_CONSTANTS(HOPPER_NAME)};
+    const int32_t v_stages = plan->parameters[V_STAGES], p_stages = plan->parameters[P_STAGES];
+    const int64_t values[HOPPER_WIDE_NUM_CONSTANTS] = {
+        [HOPPER_WIDE_DTYPE] = gpu_dtype(p->dtype),
+        [HOPPER_WIDE_HEAD_DIM] = padded(p->head_dim),
+        [HOPPER_WIDE_HEAD_DIM_V] = padded(p->head_dim_v),
+        [HOPPER_WIDE_V_STAGES] = v_stages,
+        [HOPPER_WIDE_P_STAGES] = p_stages,
+        [HOPPER_WIDE_WINDOW] = gpu_bounded(p),
+    };
+    request->file = kernel == DQ ? "families/hopper/hopper_wide_dq.cu" : "families/hopper/hopper_wide_dkv.cu";
+    request->entry = kernel == DQ ? "hopper_wide_dq" : "hopper_wide_dkv";
+    request->num_constants = HOPPER_WIDE_NUM_CONSTANTS;
+    for (int32_t i = 0; i < HOPPER_WIDE_NUM_CONSTANTS; i++)
+        request->constants[i] = (struct cuda_constant){names[i], values[i]};
+    request->shared_bytes = kernel == DQ ? dq_bytes(p, v_stages) : dkv_bytes(p, p_stages);
+    request->threads = HOPPER_WIDE_THREADS;
+}
+
+static int valid(const fdm_plan *plan, const fdm_problem *p) {
+    const int32_t v_stages = plan->parameters[V_STAGES], p_stages = plan->parameters[P_STAGES];
+    const struct gpu_backward_needs needs = needs_of(p);
+    if (v_stages < 1 || v_stages > 2 || p_stages < 1 || p_stages > 2 || p->head_dim > 256 || p->head_dim_v > 256)
+        return 0;
+    const int32_t dq = dq_bytes(p, v_stages), dkv = dkv_bytes(p, p_stages);
+    return plan->block_m == HOPPER_WIDE_DQ_ROWS && plan->block_n == HOPPER_WIDE_KEYS &&
+           plan->shared_bytes == (dq > dkv ? dq : dkv) &&
+           plan->workspace_bytes >= gpu_backward_workspace_bytes(p, &needs);
+}
+
+/* The kernels before, then those of this file; there are none after. `before`: how many the first are. */
+static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *list,
+                             int32_t *before) {
+    const struct gpu_backward_needs needs = needs_of(p);
+    int32_t count = *before = gpu_backward_requests(GPU_BACKWARD_BEFORE, p, &needs, list);
+    for (int32_t kernel = 0; kernel < NUM_KERNELS; kernel++)
+        if (wanted(p, kernel))
+            make_request(plan, p, kernel, &list[count++]);
+    return count;
+}
+
+static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *list) {
+    int32_t before;
+    return valid(plan, &plan->problem) ? make_requests(plan, &plan->problem, list, &before) : 0;
+}
+
+static fdm_status execute(const fdm_plan *plan, const struct attention *attention, void *workspace, void *stream) {
+    const fdm_problem *p = attention->problem;
+    struct cuda_kernel_request list[GPU_REQUESTS_MAX];
+    const struct cuda_kernel *kernels[GPU_REQUESTS_MAX];
+    int32_t before;
+    if (!valid(plan, p))
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile or workspace is not its kernel's");
+    fdm_status status = cuda_kernels_get(plan->device.index, list, make_requests(plan, p, list, &before), kernels);
+    if (status)
+        return status;
+    const struct gpu_backward_needs needs = needs_of(p);
+    struct hopper_backward_params params;
+    gpu_backward_fill(attention, &needs, workspace, &params.in);
+    const int64_t key_blocks = hopper_backward_order(plan, p, &params);
+    const int64_t row_blocks = (p->seqlen_q + plan->block_m - 1) / plan->block_m * p->heads * p->batch;
+    if ((status = hopper_backward_maps(plan, attention, &params)))
+        return status;
+    status = gpu_backward_launches(GPU_BACKWARD_BEFORE, kernels, p, &needs, &params.in, stream);
+    for (int32_t kernel = 0, n = before; kernel < NUM_KERNELS && !status; kernel++)
+        if (wanted(p, kernel)) {
+            const struct cuda_launch launch = {.kernel = kernels[n++],
+                                               .grid = {gpu_grid(kernel == DQ ? row_blocks : key_blocks), 1, 1},
+                                               .threads = HOPPER_WIDE_THREADS,
+                                               .stream = stream,
+                                               .arguments = &params,
+                                               .arguments_bytes = sizeof params};
+            status = cuda_launch(&launch);
+        }
+    return status;
+}
+
+const struct gpu_algorithm hopper_wide_algorithm = {
+    .info = {"hopper.wide", "the backward on wgmma and TMA by two kernels, without additions to dQ", FDM_BACKWARD},
+    .chosen_freely = 1,
+    .refusal = refusal,
+    .passed_over = passed_over,
+    .fill = fill,
+    .requests = requests,
+    .execute = execute,
+};

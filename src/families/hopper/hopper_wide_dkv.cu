@@ -1,0 +1,302 @@
+/* hopper_wide_dkv.cu: dK and dV for head dims above 128, on compute capability 9.0, by wgmma and TMA, for 16-bit
+ * dtypes.
+ *
+ * Idea: a block owns 64 keys of a KV head and walks the query rows of its group's heads, 64 a step. dK and dV of 64
+ * keys do not fit one warpgroup beside scores, so two divide the work by products: the first makes S^T = K Q^T, P^T,
+ * and dV += P^T dO; the second dP^T = V dO^T, dS^T, and dK += dS^T Q. P^T passes from one to the other in float32
+ * through shared memory, each thread's part to the thread of the same place. A third loads by TMA. The next step's
+ * scores are issued before this step's sums, and are made under them.
+ *
+ * Shared memory, in panels of 128 bytes a row with the 128-byte swizzle: K [panels][64] (at the end dK),
+ * V [panels][64] (at the end dV), Q [2][panels][64], dO [2][panels][64]; P^T [P_STAGES][8][128 threads] of 16 bytes;
+ * lse and delta [2][2][64]; barriers.
+ *
+ * Barriers: K and V full; of each stage of Q (with lse) and dO (with delta) full, and empty (an arrival of each
+ * consumer warp); of each P^T full and empty (an arrival of each warp of a warpgroup).
+ *
+ * Registers of a consumer: dV or dK HEAD_DIM / 2, scores 32, an operand 16, of 240. */
+#include "cuda/ptx/barrier.cuh"
+#include "cuda/ptx/tma.cuh"
+#include "cuda/ptx/wgmma.cuh"
+#include "families/hopper/hopper_ring.cuh"
+#include "families/hopper/hopper_wide.h"
+
+/* A constant that was not given is an error that names it. */
+#define HOPPER_GIVEN(name) static_assert((name) >= 0, #name);
+HOPPER_WIDE_CONSTANTS(HOPPER_GIVEN)
+
+#define MASK           0
+#define MASK_ROWS      0
+#define BIAS           0
+#define BIAS_ROWS      0
+#define INTERVALS      0
+#define VARLEN         0
+#define SCORES_ALIGNED 0
+#define BLOCK_M        64
+#define BLOCK_N        HOPPER_WIDE_KEYS
+#define STAGES         HOPPER_WIDE_STAGES
+#include "families/hopper/hopper_gradients.cuh"
+
+#define F16 (DTYPE == GPU_FLOAT16)
+
+constexpr int PANELS = (HEAD_DIM + 63) / 64, PANELS_V = (HEAD_DIM_V + 63) / 64;
+constexpr int K_BYTES = BLOCK_N * 128 * PANELS, V_BYTES = BLOCK_N * 128 * PANELS_V;
+constexpr int Q_BYTES = BLOCK_M * 128 * PANELS, DOUT_BYTES = BLOCK_M * 128 * PANELS_V;
+constexpr int P_BYTES = BLOCK_M * BLOCK_N * 4;
+constexpr int V_OFFSET = K_BYTES, Q_OFFSET = V_OFFSET + V_BYTES, DOUT_OFFSET = Q_OFFSET + STAGES * Q_BYTES;
+constexpr int P_OFFSET = DOUT_OFFSET + STAGES * DOUT_BYTES, ROWS_OFFSET = P_OFFSET + P_STAGES * P_BYTES;
+constexpr int CONTROL = ROWS_OFFSET + STAGES * BLOCK_M * 8;
+enum {
+    KV_FULL = CONTROL,
+    Q_FULL = KV_FULL + 8,
+    Q_EMPTY = Q_FULL + 8 * STAGES,
+    DOUT_FULL = Q_EMPTY + 8 * STAGES,
+    DOUT_EMPTY = DOUT_FULL + 8 * STAGES,
+    P_FULL = DOUT_EMPTY + 8 * STAGES,
+    P_EMPTY = P_FULL + 8 * P_STAGES,
+    END = P_EMPTY + 8 * P_STAGES
+};
+static_assert(END - CONTROL <= HOPPER_WIDE_CONTROL_BYTES, "barriers fit");
+static_assert(CONTROL + HOPPER_WIDE_CONTROL_BYTES + 1024 == hopper_wide_dkv_bytes(HEAD_DIM, HEAD_DIM_V, P_STAGES),
+              "the plan knows the bytes");
+enum { CONSUMERS_BARRIER = 1, CONSUMER_THREADS = 256 };
+
+/* ---- producer ---- */
+
+struct producer {
+    const struct hopper_backward_params &a;
+    const struct key_block k;
+    uint32_t base;
+
+    template <int panels>
+    __device__ __forceinline__ void load(uint32_t to, const struct cuda_tensor_map *map, uint32_t barrier, int row,
+                                         int head) {
+#pragma unroll
+        for (int panel = 0; panel < panels; panel++)
+            cp_async_bulk_tensor_4d(to + panel * 64 * 128, map, barrier, panel * 64, row, head, k.batch);
+    }
+
+    __device__ __forceinline__ void run() {
+        mbarrier_arrive_expect_tx(base + KV_FULL, K_BYTES + V_BYTES);
+        load<PANELS>(base, &a.k_map, base + KV_FULL, k.first_key, k.kv_head);
+        load<PANELS_V>(base + V_OFFSET, &a.v_map, base + KV_FULL, k.first_key, k.kv_head);
+        struct step_rows rows = {k.kv_head * a.in.in.group, k.first_tile};
+#pragma unroll 1
+        for (int step = 0; step < k.steps; step++) {
+            const uint32_t stage = stage_of<STAGES>(step), to = base + ROWS_OFFSET + stage * BLOCK_M * 8;
+            const uint32_t q_full = base + Q_FULL + 8 * stage, dout_full = base + DOUT_FULL + 8 * stage;
+            const int64_t place = rows.place(a, k.batch);
+            wait_empty<STAGES>(base + Q_EMPTY, step);
+            mbarrier_arrive_expect_tx(q_full, Q_BYTES + BLOCK_M * 4);
+            load<PANELS>(base + Q_OFFSET + stage * Q_BYTES, &a.q_map, q_full, rows.tile * BLOCK_M, rows.head);
+            cp_async_bulk(to, a.in.lse_rows + place, BLOCK_M * 4, q_full);
+            wait_empty<STAGES>(base + DOUT_EMPTY, step);
+            mbarrier_arrive_expect_tx(dout_full, DOUT_BYTES + BLOCK_M * 4);
+            load<PANELS_V>(base + DOUT_OFFSET + stage * DOUT_BYTES, &a.dout_map, dout_full, rows.tile * BLOCK_M,
+                           rows.head);
+            cp_async_bulk(to + BLOCK_M * 4, a.in.delta_rows + place, BLOCK_M * 4, dout_full);
+            rows.advance(k);
+        }
+    }
+};
+
+/* ---- consumers ---- */
+
+/* scores = x y^T: 64 keys of x, 64 rows of y. */
+template <int columns> __device__ __forceinline__ void multiply_keys(float (&scores)[32], uint32_t x, uint32_t y) {
+#pragma unroll
+    for (int n = 0; n < columns / 16; n++)
+        wgmma_m64k16<F16, 0>(scores, wgmma_descriptor(x + n / 4 * 64 * 128 + n % 4 * 32, 0),
+                             wgmma_descriptor(y + n / 4 * 64 * 128 + n % 4 * 32, 0), n > 0);
+}
+/* sum += operand y: 64 rows of y. */
+template <int columns>
+__device__ __forceinline__ void add_product(float (&sum)[columns / 2], const uint32_t (&operand)[4][4], uint32_t y) {
+#pragma unroll
+    for (int n = 0; n < 4; n++)
+        wgmma_m64k16<F16, 1>(sum, operand[n], wgmma_descriptor(y + n * 2048, 64 * 128), true);
+}
+__device__ __forceinline__ void make_operand(uint32_t (&operand)[4][4], const float (&x)[32]) {
+#pragma unroll
+    for (int i = 0; i < 16; i++)
+        operand[i / 4][i % 4] = pack(x[2 * i], x[2 * i + 1]);
+}
+
+/* The warpgroup of P and dV. */
+struct dv_maker {
+    const struct hopper_backward_params &a;
+    const struct key_block k;
+    uint32_t base;
+    float s[32], dv[HEAD_DIM_V / 2];
+    uint32_t p[4][4];
+
+    __device__ __forceinline__ uint32_t q(int step) const { return base + Q_OFFSET + stage_of<STAGES>(step) * Q_BYTES; }
+    __device__ __forceinline__ uint32_t dout(int step) const {
+        return base + DOUT_OFFSET + stage_of<STAGES>(step) * DOUT_BYTES;
+    }
+    __device__ __forceinline__ void pass_p(int step) {
+        const uint32_t to = base + P_OFFSET + stage_of<P_STAGES>(step) * P_BYTES + tid_x_reread() % 128 * 16;
+        wait_empty<P_STAGES>(base + P_EMPTY, step);
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            st_shared_16(to + i * 2048, __float_as_uint(s[4 * i]), __float_as_uint(s[4 * i + 1]),
+                         __float_as_uint(s[4 * i + 2]), __float_as_uint(s[4 * i + 3]));
+        __syncwarp();
+        release<P_STAGES>(base + P_FULL, step);
+    }
+
+    __device__ __forceinline__ void run() {
+#pragma unroll
+        for (int i = 0; i < HEAD_DIM_V / 2; i++)
+            dv[i] = 0;
+        wait_full<1>(base + KV_FULL, 0);
+        if (k.steps > 0) {
+            int step = 0, tile = k.first_tile;
+            wait_full<STAGES>(base + Q_FULL, 0);
+            wgmma_fence();
+            multiply_keys<HEAD_DIM>(s, base, q(0));
+            wgmma_commit_group();
+            wgmma_wait_group<0>(s);
+#pragma unroll 1
+            do {
+                const bool more = step + 1 < k.steps;
+                scores_to_p(s, a, k.batch, k.first_key, tile * BLOCK_M,
+                            base + ROWS_OFFSET + stage_of<STAGES>(step) * BLOCK_M * 8);
+                tile = tile + 1 < k.first_tile + k.tiles ? tile + 1 : k.first_tile;
+                __syncwarp();
+                release<STAGES>(base + Q_EMPTY, step);
+                pass_p(step);
+                wgmma_wait_group<0>(dv);
+                if (step > 0)
+                    release<STAGES>(base + DOUT_EMPTY, step - 1);
+                make_operand(p, s);
+                if (more)
+                    wait_full<STAGES>(base + Q_FULL, step + 1);
+                wgmma_fence();
+                if (more)
+                    multiply_keys<HEAD_DIM>(s, base, q(step + 1));
+                wgmma_commit_group();
+                wait_full<STAGES>(base + DOUT_FULL, step);
+                add_product<HEAD_DIM_V>(dv, p, dout(step));
+                wgmma_commit_group();
+                wgmma_wait_group<1>(s);
+            } while (++step < k.steps);
+            wgmma_wait_group<0>(dv);
+        }
+        barrier_sync(CONSUMERS_BARRIER, CONSUMER_THREADS); /* nobody reads V */
+        const int warp_key = (int)threadIdx.x / 32 % 4 * 16, first = k.first_key + warp_key;
+        if (a.in.dv.data)
+            store_accumulator<HEAD_DIM_V, BLOCK_N>(row_address(a.in.dv, k.batch, k.kv_head, first), a.in.dv.row * 2,
+                                                   a.in.in.seqlen_k - first, a.in.in.head_dim_v, base + V_OFFSET,
+                                                   warp_key, dv, 1.0f, k.steps > 0);
+    }
+};
+
+/* The warpgroup of dS and dK. */
+struct dk_maker {
+    const struct hopper_backward_params &a;
+    const struct key_block k;
+    uint32_t base;
+    float dp[32], dk[HEAD_DIM / 2];
+    uint32_t ds[4][4];
+
+    __device__ __forceinline__ uint32_t q(int step) const { return base + Q_OFFSET + stage_of<STAGES>(step) * Q_BYTES; }
+    __device__ __forceinline__ uint32_t dout(int step) const {
+        return base + DOUT_OFFSET + stage_of<STAGES>(step) * DOUT_BYTES;
+    }
+    /* dP to dS, in place. */
+    __device__ __forceinline__ void make_ds(int step) {
+        const uint32_t thread = tid_x_reread();
+        const uint32_t p = base + P_OFFSET + stage_of<P_STAGES>(step) * P_BYTES + thread % 128 * 16;
+        const uint32_t delta = base + ROWS_OFFSET + stage_of<STAGES>(step) * BLOCK_M * 8 + BLOCK_M * 4 + thread % 4 * 8;
+        wait_full<P_STAGES>(base + P_FULL, step);
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            uint32_t weights[4], words[2];
+            ld_shared_16(weights, p + i * 2048);
+            ld_shared_8(words[0], words[1], delta + i * 32);
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                dp[4 * i + e] = __uint_as_float(weights[e]) * (dp[4 * i + e] - __uint_as_float(words[e % 2]));
+        }
+        __syncwarp();
+        release<P_STAGES>(base + P_EMPTY, step);
+        release<STAGES>(base + DOUT_EMPTY, step);
+    }
+
+    __device__ __forceinline__ void run() {
+#pragma unroll
+        for (int i = 0; i < HEAD_DIM / 2; i++)
+            dk[i] = 0;
+        wait_full<1>(base + KV_FULL, 0);
+        if (k.steps > 0) {
+            int step = 0;
+            wait_full<STAGES>(base + DOUT_FULL, 0);
+            wgmma_fence();
+            multiply_keys<HEAD_DIM_V>(dp, base + V_OFFSET, dout(0));
+            wgmma_commit_group();
+            wgmma_wait_group<0>(dp);
+#pragma unroll 1
+            do {
+                const bool more = step + 1 < k.steps;
+                make_ds(step);
+                wgmma_wait_group<0>(dk);
+                if (step > 0) {
+                    __syncwarp();
+                    release<STAGES>(base + Q_EMPTY, step - 1);
+                }
+                make_operand(ds, dp);
+                if (more)
+                    wait_full<STAGES>(base + DOUT_FULL, step + 1);
+                wgmma_fence();
+                if (more)
+                    multiply_keys<HEAD_DIM_V>(dp, base + V_OFFSET, dout(step + 1));
+                wgmma_commit_group();
+                wait_full<STAGES>(base + Q_FULL, step);
+                add_product<HEAD_DIM>(dk, ds, q(step));
+                wgmma_commit_group();
+                wgmma_wait_group<1>(dp);
+            } while (++step < k.steps);
+            wgmma_wait_group<0>(dk);
+        }
+        barrier_sync(CONSUMERS_BARRIER, CONSUMER_THREADS); /* nobody reads K */
+        const int warp_key = (int)threadIdx.x / 32 % 4 * 16, first = k.first_key + warp_key;
+        if (a.in.dk.data)
+            store_accumulator<HEAD_DIM, BLOCK_N>(row_address(a.in.dk, k.batch, k.kv_head, first), a.in.dk.row * 2,
+                                                 a.in.in.seqlen_k - first, a.in.in.head_dim, base, warp_key, dk,
+                                                 a.in.in.scale, k.steps > 0);
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(HOPPER_WIDE_THREADS, 1)
+    hopper_wide_dkv(const __grid_constant__ struct hopper_backward_params a) {
+    extern __shared__ char shared[];
+    const uint32_t base = (shared_address(shared) + 1023) / 1024 * 1024;
+    if (threadIdx.x == 0) {
+        mbarrier_init(base + KV_FULL, 1);
+        for (int i = 0; i < STAGES; i++) {
+            mbarrier_init(base + Q_FULL + 8 * i, 1);
+            mbarrier_init(base + Q_EMPTY + 8 * i, 8);
+            mbarrier_init(base + DOUT_FULL + 8 * i, 1);
+            mbarrier_init(base + DOUT_EMPTY + 8 * i, 8);
+        }
+        for (int i = 0; i < P_STAGES; i++) {
+            mbarrier_init(base + P_FULL + 8 * i, 4);
+            mbarrier_init(base + P_EMPTY + 8 * i, 4);
+        }
+        fence_mbarrier_init();
+    }
+    __syncthreads();
+    const int warpgroup = __shfl_sync(0xffffffff, (int)threadIdx.x / 128, 0);
+    if (warpgroup == 0) {
+        setmaxnreg_dec<HOPPER_WIDE_PRODUCER_REGISTERS>();
+        if (threadIdx.x == 0)
+            producer{a, find_block(a), base}.run();
+    } else {
+        setmaxnreg_inc<HOPPER_WIDE_CONSUMER_REGISTERS>();
+        if (warpgroup == 1)
+            dv_maker{a, find_block(a), base}.run();
+        else
+            dk_maker{a, find_block(a), base}.run();
+    }
+}

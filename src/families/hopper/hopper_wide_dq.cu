@@ -1,0 +1,263 @@
+/* hopper_wide_dq.cu: dQ for head dims above 128, on compute capability 9.0, by wgmma and TMA, for 16-bit dtypes.
+ *
+ * Idea: a block owns 128 query rows of a head and walks the keys that they see, 64 a step, so that dQ is summed in
+ * registers and written once: no additions in global memory, the same bits every time. Each of two warpgroups owns 64
+ * rows: S = Q K^T, dP = dO V^T, dS in registers, dQ += dS K. A third loads K and V by TMA. The products of a step are
+ * issued behind dQ's of the step before.
+ *
+ * Shared memory, in panels of 128 bytes a row with the 128-byte swizzle: Q [panels][128] (at the end dQ),
+ * dO [panels][128], K [2][panels][64], V [V_STAGES][panels][64], barriers.
+ *
+ * Barriers: Q and dO full; of each stage of K and V full, and empty (an arrival of each consumer warp).
+ *
+ * Registers of a consumer: dQ HEAD_DIM / 2, S and dP 32 each, dS 16, of 240. */
+#include "cuda/ptx/barrier.cuh"
+#include "cuda/ptx/tma.cuh"
+#include "cuda/ptx/wgmma.cuh"
+#include "families/hopper/hopper_ring.cuh"
+#include "families/hopper/hopper_wide.h"
+
+/* A constant that was not given is an error that names it. */
+#define HOPPER_GIVEN(name) static_assert((name) >= 0, #name);
+HOPPER_WIDE_CONSTANTS(HOPPER_GIVEN)
+
+#define MASK           0
+#define MASK_ROWS      0
+#define BIAS           0
+#define BIAS_ROWS      0
+#define INTERVALS      0
+#define VARLEN         0
+#define SCORES_ALIGNED 0
+#define BLOCK_M        HOPPER_WIDE_DQ_ROWS
+#define BLOCK_N        HOPPER_WIDE_KEYS
+#define STAGES         HOPPER_WIDE_STAGES
+#include "families/hopper/hopper_gradients.cuh"
+
+#define F16 (DTYPE == GPU_FLOAT16)
+
+constexpr int PANELS = (HEAD_DIM + 63) / 64, PANELS_V = (HEAD_DIM_V + 63) / 64;
+constexpr int Q_BYTES = BLOCK_M * 128 * PANELS, DOUT_BYTES = BLOCK_M * 128 * PANELS_V;
+constexpr int K_BYTES = BLOCK_N * 128 * PANELS, V_BYTES = BLOCK_N * 128 * PANELS_V;
+constexpr int K_OFFSET = Q_BYTES + DOUT_BYTES, V_OFFSET = K_OFFSET + STAGES * K_BYTES;
+constexpr int CONTROL = V_OFFSET + V_STAGES * V_BYTES;
+enum {
+    ROWS_FULL = CONTROL,
+    K_FULL = ROWS_FULL + 8,
+    K_EMPTY = K_FULL + 8 * STAGES,
+    V_FULL = K_EMPTY + 8 * STAGES,
+    V_EMPTY = V_FULL + 8 * V_STAGES,
+    END = V_EMPTY + 8 * V_STAGES
+};
+static_assert(END - CONTROL <= HOPPER_WIDE_CONTROL_BYTES, "barriers fit");
+static_assert(CONTROL + HOPPER_WIDE_CONTROL_BYTES + 1024 == hopper_wide_dq_bytes(HEAD_DIM, HEAD_DIM_V, V_STAGES),
+              "the plan knows the bytes");
+enum { CONSUMER_WARPS = 8, OWN_BARRIER = 1 };
+
+/* The rows of a block, and the tiles of keys that some of them see: first_tile .. last_tile - 1. */
+struct row_block {
+    int first_row, head, batch, first_tile, last_tile;
+};
+/* Row blocks of a head lie next to each other; under a causal mask or window those of several heads take turns, the
+ * last rows, which see many keys, first. */
+__device__ __forceinline__ struct row_block find_rows(const struct hopper_backward_params &a) {
+    struct row_block r;
+    const int row_blocks = (a.in.in.seqlen_q + BLOCK_M - 1) / BLOCK_M;
+    int head = (int)blockIdx.x / row_blocks, block = (int)blockIdx.x % row_blocks;
+    if (WINDOW) {
+        const int in_turn = a.in.in.heads_per_l2_group, first = head / in_turn * in_turn;
+        const int rest = (int)blockIdx.x - first * row_blocks;
+        const int heads = min(in_turn, a.in.in.heads * a.in.in.batch - first);
+        head = first + rest % heads;
+        block = row_blocks - 1 - rest / heads;
+    }
+    r.first_row = block * BLOCK_M;
+    r.head = head % a.in.in.heads;
+    r.batch = head / a.in.in.heads;
+    const struct sequence s = find_sequence(a.in.in, r.batch);
+    const int first = first_key(a.in.in, s, r.first_row);
+    const int last = last_key(a.in.in, s, min(r.first_row + BLOCK_M, s.seqlen_q) - 1) + 1;
+    r.first_tile = first / BLOCK_N;
+    r.last_tile = first < last ? (last + BLOCK_N - 1) / BLOCK_N : r.first_tile;
+    return r;
+}
+
+/* ---- producer ---- */
+
+template <int panels, int rows>
+__device__ __forceinline__ void load_tile(uint32_t to, const struct cuda_tensor_map *map, uint32_t barrier, int row,
+                                          int head, int batch) {
+#pragma unroll
+    for (int panel = 0; panel < panels; panel++)
+#pragma unroll
+        for (int part = 0; part < rows; part += 64)
+            cp_async_bulk_tensor_4d(to + panel * rows * 128 + part * 128, map, barrier, panel * 64, row + part, head,
+                                    batch);
+}
+
+__device__ __forceinline__ void produce(const struct hopper_backward_params &a, uint32_t base) {
+    const struct row_block r = find_rows(a);
+    const int kv_head = r.head / a.in.in.group;
+    mbarrier_arrive_expect_tx(base + ROWS_FULL, Q_BYTES + DOUT_BYTES);
+    load_tile<PANELS, BLOCK_M>(base, &a.q_map, base + ROWS_FULL, r.first_row, r.head, r.batch);
+    load_tile<PANELS_V, BLOCK_M>(base + Q_BYTES, &a.dout_map, base + ROWS_FULL, r.first_row, r.head, r.batch);
+#pragma unroll 1
+    for (int tile = r.first_tile; tile < r.last_tile; tile++) {
+        const uint32_t step = tile - r.first_tile, k = stage_of<STAGES>(step), v = stage_of<V_STAGES>(step);
+        wait_empty<STAGES>(base + K_EMPTY, step);
+        mbarrier_arrive_expect_tx(base + K_FULL + 8 * k, K_BYTES);
+        load_tile<PANELS, BLOCK_N>(base + K_OFFSET + k * K_BYTES, &a.k_map, base + K_FULL + 8 * k, tile * BLOCK_N,
+                                   kv_head, r.batch);
+        wait_empty<V_STAGES>(base + V_EMPTY, step);
+        mbarrier_arrive_expect_tx(base + V_FULL + 8 * v, V_BYTES);
+        load_tile<PANELS_V, BLOCK_N>(base + V_OFFSET + v * V_BYTES, &a.v_map, base + V_FULL + 8 * v, tile * BLOCK_N,
+                                     kv_head, r.batch);
+    }
+}
+
+/* ---- consumers ---- */
+
+struct consumer {
+    const struct hopper_backward_params &a;
+    const struct row_block r;
+    uint32_t base;
+    int warpgroup;
+    float s[BLOCK_N / 2], dp[BLOCK_N / 2], dq[HEAD_DIM / 2], lse[2], delta[2];
+    uint32_t ds[BLOCK_N / 16][4];
+
+    __device__ __forceinline__ int local_row() const {
+        const int thread = (int)tid_x_reread() - 128;
+        return thread / 32 * 16 + thread % 32 / 4;
+    }
+    /* S = Q K^T, dP = dO V^T */
+    __device__ __forceinline__ void multiply_qk(int step) {
+        const uint32_t q = base + warpgroup * 64 * 128, k = base + K_OFFSET + stage_of<STAGES>(step) * K_BYTES;
+#pragma unroll
+        for (int n = 0; n < HEAD_DIM / 16; n++)
+            wgmma_m64k16<F16, 0>(s, wgmma_descriptor(q + n / 4 * BLOCK_M * 128 + n % 4 * 32, 0),
+                                 wgmma_descriptor(k + n / 4 * BLOCK_N * 128 + n % 4 * 32, 0), n > 0);
+    }
+    __device__ __forceinline__ void multiply_dov(int step) {
+        const uint32_t dout = base + Q_BYTES + warpgroup * 64 * 128;
+        const uint32_t v = base + V_OFFSET + stage_of<V_STAGES>(step) * V_BYTES;
+#pragma unroll
+        for (int n = 0; n < HEAD_DIM_V / 16; n++)
+            wgmma_m64k16<F16, 0>(dp, wgmma_descriptor(dout + n / 4 * BLOCK_M * 128 + n % 4 * 32, 0),
+                                 wgmma_descriptor(v + n / 4 * BLOCK_N * 128 + n % 4 * 32, 0), n > 0);
+    }
+    /* dQ += dS K */
+    __device__ __forceinline__ void multiply_dsk(int step) {
+        const uint32_t k = base + K_OFFSET + stage_of<STAGES>(step) * K_BYTES;
+#pragma unroll
+        for (int n = 0; n < BLOCK_N / 16; n++)
+            wgmma_m64k16<F16, 1>(dq, ds[n], wgmma_descriptor(k + n * 2048, BLOCK_N * 128), true);
+    }
+
+    /* S to P. Beyond the sequence's last key there are zeros, which would have weight. */
+    __device__ __forceinline__ void make_p(int step) {
+        const struct sequence at = find_sequence(a.in.in, r.batch);
+        const int key = (r.first_tile + step) * BLOCK_N, row = r.first_row + warpgroup * 64;
+        const float unit = a.in.in.scale * LOG2_E;
+#pragma unroll
+        for (int i = 0; i < BLOCK_N / 2; i++)
+            s[i] = __fmaf_rn(s[i], unit, -lse[i / 2 % 2]);
+        if (key + BLOCK_N > last_key(a.in.in, at, row) + 1 || key < first_key(a.in.in, at, row + 63)) {
+            const int own = r.first_row + local_row(), column = (int)tid_x_reread() % 4 * 2 + key;
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int first = first_key(a.in.in, at, own + 8 * half) - column;
+                const int last = last_key(a.in.in, at, own + 8 * half) - column;
+#pragma unroll
+                for (int i = 0; i < BLOCK_N / 4; i++) {
+                    const int n = i / 2 * 8 + i % 2;
+                    if (n < first || n > last)
+                        s[i / 2 * 4 + half * 2 + i % 2] = MINUS_INF;
+                }
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < BLOCK_N / 2; i++)
+            s[i] = ex2_approx(s[i]);
+    }
+    __device__ __forceinline__ void make_ds() {
+#pragma unroll
+        for (int i = 0; i < BLOCK_N / 4; i++)
+            ds[i / 4][i % 4] =
+                pack(s[2 * i] * (dp[2 * i] - delta[i % 2]), s[2 * i + 1] * (dp[2 * i + 1] - delta[i % 2]));
+    }
+
+    __device__ __forceinline__ void run() {
+        const int steps = r.last_tile - r.first_tile;
+        {
+            const int64_t row = ((int64_t)r.batch * a.in.in.heads + r.head) * a.in.rows + r.first_row + local_row();
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                lse[half] = a.in.lse_rows[row + 8 * half];
+                delta[half] = a.in.delta_rows[row + 8 * half];
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < HEAD_DIM / 2; i++)
+            dq[i] = 0;
+        wait_full<1>(base + ROWS_FULL, 0);
+        if (steps > 0) {
+            int step = 0;
+#pragma unroll 1
+            do {
+                wait_full<STAGES>(base + K_FULL, step);
+                wgmma_fence();
+                multiply_qk(step);
+                wgmma_commit_group();
+                wait_full<V_STAGES>(base + V_FULL, step);
+                multiply_dov(step);
+                wgmma_commit_group();
+                wgmma_wait_group<1>(s);
+                wgmma_wait_group<1>(dq);
+                if (step > 0) { /* its product with dS is complete */
+                    __syncwarp();
+                    release<STAGES>(base + K_EMPTY, step - 1);
+                }
+                make_p(step);
+                wgmma_wait_group<0>(dp);
+                __syncwarp();
+                release<V_STAGES>(base + V_EMPTY, step);
+                make_ds();
+                wgmma_fence();
+                multiply_dsk(step);
+                wgmma_commit_group();
+            } while (++step < steps);
+            wgmma_wait_group<0>(dq);
+        }
+        barrier_sync(OWN_BARRIER + warpgroup, 128); /* all products with Q are complete */
+        const int warp_row = warpgroup * 64 + (int)threadIdx.x / 32 % 4 * 16, first = r.first_row + warp_row;
+        store_accumulator<HEAD_DIM, BLOCK_M>(row_address(a.in.dq, r.batch, r.head, first), a.in.dq.row * 2,
+                                             a.in.in.seqlen_q - first, a.in.in.head_dim, base, warp_row, dq,
+                                             a.in.in.scale, steps > 0);
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(HOPPER_WIDE_THREADS, 1)
+    hopper_wide_dq(const __grid_constant__ struct hopper_backward_params a) {
+    extern __shared__ char shared[];
+    const uint32_t base = (shared_address(shared) + 1023) / 1024 * 1024;
+    if (threadIdx.x == 0) {
+        mbarrier_init(base + ROWS_FULL, 1);
+        for (int i = 0; i < STAGES; i++) {
+            mbarrier_init(base + K_FULL + 8 * i, 1);
+            mbarrier_init(base + K_EMPTY + 8 * i, CONSUMER_WARPS);
+        }
+        for (int i = 0; i < V_STAGES; i++) {
+            mbarrier_init(base + V_FULL + 8 * i, 1);
+            mbarrier_init(base + V_EMPTY + 8 * i, CONSUMER_WARPS);
+        }
+        fence_mbarrier_init();
+    }
+    __syncthreads();
+    if (threadIdx.x < 128) {
+        setmaxnreg_dec<HOPPER_WIDE_PRODUCER_REGISTERS>();
+        if (threadIdx.x == 0)
+            produce(a, base);
+    } else {
+        setmaxnreg_inc<HOPPER_WIDE_CONSUMER_REGISTERS>();
+        consumer{a, find_rows(a), base, __shfl_sync(0xffffffff, (int)threadIdx.x / 128 - 1, 0)}.run();
+    }
+}
