@@ -12,6 +12,13 @@ static inline int gpu_bias_rows(const fdm_problem *p) { return p->has_bias && p-
 static inline int gpu_lists_keys(const fdm_problem *p) {
     return p->has_intervals || (p->has_mask && !gpu_mask_rows(p)) || (p->has_bias && !gpu_bias_rows(p));
 }
+/* Rows that see no key whatever masks say: more rows than keys, bounded to the right. What flows into their gradients
+ * may be NaN (BACKWARD_SPOILED_ROW). */
+static inline int gpu_empty_rows(const fdm_problem *p) {
+    return (p->causal && p->seqlen_q > p->seqlen_k) ||
+           (p->window_right >= 0 && p->seqlen_q - p->seqlen_k > p->window_right);
+}
+
 /* What a problem may ask beyond rows, keys and head dims: name, words, and whether `p` asks it. An algorithm names the
  * features that it takes (struct gpu_algorithm); what it does not name is refused. */
 #define GPU_FEATURES(X)                                                                         \
@@ -27,7 +34,8 @@ static inline int gpu_lists_keys(const fdm_problem *p) {
     X(UNALIGNED, "addresses or strides that are no multiples of 16 bytes", !p->aligned)         \
     X(DETERMINISTIC, "a fixed order of additions", p->deterministic && p->pass == FDM_BACKWARD) \
     X(DBIAS, "the gradient of a bias", p->needs_dbias && p->pass == FDM_BACKWARD)               \
-    X(DLSE, "a gradient of lse", p->has_dlse && p->pass == FDM_BACKWARD)
+    X(DLSE, "a gradient of lse", p->has_dlse && p->pass == FDM_BACKWARD)                        \
+    X(EMPTY_ROWS, "gradients of rows that see no key", gpu_empty_rows(p) && p->pass == FDM_BACKWARD)
 
 enum {
 #define GPU_FEATURE_NUMBER(name, words, asked) GPU_NUMBER_OF_##name,

@@ -62,12 +62,8 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
         return "it takes float16 and bfloat16";
     if (p->head_dim > 128 || p->head_dim_v > 128)
         return "head dims are at most 128";
-    if (p->has_mask || p->has_bias || p->has_intervals || p->softcap > 0 || p->varlen)
-        return "it takes no mask, bias, key intervals, softcap or packed sequences";
-    if (p->deterministic)
-        return "blocks add to dQ in any order";
-    if (!p->aligned || !p->q_mappable || !p->keys_mappable)
-        return "TMA needs addresses and strides that are multiples of 16 bytes, and strides above 0";
+    if (!p->q_mappable || !p->keys_mappable)
+        return "TMA needs strides above 0 and below 2^40 bytes";
     if (p->batch < 1 || p->heads < 1 || p->seqlen_q < 1 || p->seqlen_k < 1)
         return "there is nothing to load";
     const char *limit = gpu_backward_refusal(p);
@@ -194,6 +190,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
 
 const struct gpu_algorithm hopper_backward_algorithm = {
     .info = {"hopper.backward", "FlashAttention-2's backward on wgmma and TMA, a warpgroup for dQ", FDM_BACKWARD},
+    .features = GPU_FEATURE_CAUSAL | GPU_FEATURE_WINDOW | GPU_FEATURE_DLSE, /* blocks add to dQ in any order */
     .chosen_freely = 1,
     .refusal = refusal,
     .passed_over = passed_over,
