@@ -24,7 +24,8 @@ from . import _bench_report, _bench_selection, flash_dmattn_func, masks
 from ._bench_peers import PEERS, Problem, installed
 from ._bench_report import OURS
 
-SETS = "forward,shapes,fp16,wide,scores,intervals,decode,backward,backward-scores,backward-intervals,backward-groups,backward-order"
+SETS = ("forward,shapes,fp16,wide,scores,intervals,decode,backward,backward-shapes,backward-scores,backward-intervals,"
+        "backward-groups,backward-order")
 OWN_SETS = "selection,tiles"  # plans of this library beside each other; only by name
 
 
@@ -61,14 +62,14 @@ def cases(names: List[str]) -> Iterator[Case]:
                 for seqlen in (512, 1024, 2048, 4096, 8192, 16384):
                     yield Case("forward", 16384 // seqlen, 2048 // head_dim, seqlen, head_dim, causal=causal,
                                peers=("torch flash", "torch cudnn"))
-    if "shapes" in names:
+    for name in {"shapes", "backward-shapes"}.intersection(names):
         for head_dim, causal, seqlen, batch, heads, heads_kv in (
             (64, True, 3000, 4, 32, 32), (64, True, 5000, 2, 64, 8), (80, False, 2560, 8, 16, 16),
             (96, True, 1536, 8, 16, 16), (128, True, 3000, 4, 32, 4), (128, True, 5000, 2, 64, 8),
             (192, False, 2560, 4, 8, 8), (192, True, 1536, 8, 8, 8), (256, True, 768, 8, 32, 4),
         ):
-            yield Case("shapes", batch, heads, seqlen, head_dim, causal=causal, heads_kv=heads_kv,
-                       peers=("torch flash", "torch cudnn"))
+            yield Case(name, batch, heads, seqlen, head_dim, causal=causal, heads_kv=heads_kv,
+                       backward=name == "backward-shapes", peers=("torch flash", "torch cudnn"))
     if "fp16" in names:
         yield Case("fp16", 1, 8, 8192, 64, dtype=torch.float16, peers=("torch flash", "torch cudnn", "torch efficient"))
     if "wide" in names:
