@@ -3,8 +3,8 @@
 `python -m flash_dmattn.bench --device cuda --json FILE`.
 
 Replaces what stands between "<!-- cuda measured -->" and "<!-- end of cuda measured -->"; for a result of the backward's
-sets alone, "cuda backward measured"; with --portable, of docs/measured.md alone, "portable measured" (the forward of the mma
-family); for the sets "selection" and "tiles", "selection measured" and "tiles measured" of docs/lab/backward_choice.md. A result of
+sets alone, "cuda backward measured"; with --portable, of docs/measured.md alone, "portable measured" and "portable backward
+measured" (the mma family); for the sets "selection" and "tiles", "selection measured" and "tiles measured" of docs/lab/backward_choice.md. A result of
 `fdm bench --show-all` at several head dims (a list "rows") goes between "<!-- textbook measured -->" and its end in
 docs/lab/textbook.md. Usage: cuda_table.py FILE [--portable]
 """
@@ -50,6 +50,7 @@ def summary(data: dict) -> str:
     names["backward"] = names["forward"]
     names["backward-scores"] = "bf16, dense bias with its gradient, or mask, B1 H16 S8192 D128"
     names["backward-intervals"] = "bf16, causal, B1 H16 S8192 D128"
+    names["backward-shapes"] = names["shapes"]
     names["backward-groups"] = "bf16, 32 heads of 1 and 4 KV heads, B1, D 64 and 128, S 1024 to 4096, causal and not"
     peers = [peer for peer in PEERS if any(peer in r["seconds"] for r in data["results"])]
     text = f"| {'backward' if of_backward(data) else 'forward'} | the best of them, case by case | {' | '.join(peers)} |\n"
@@ -191,7 +192,8 @@ def main() -> None:
         replace(ROOT / "docs/lab/backward_choice.md", f"{name} measured", body + (selection if name == "selection" else tiles)(data))
         return
     if "--portable" in sys.argv[2:]:
-        replace(ROOT / "docs/measured.md", "portable measured", origin + summary(data) + "\n" + cells(data))
+        name = "portable backward measured" if of_backward(data) else "portable measured"
+        replace(ROOT / "docs/measured.md", name, origin + summary(data) + "\n" + cells(data))
         return
     for name, table in (("README.md", summary(data)), ("docs/measured.md", summary(data) + "\n" + cells(data))):
         replace(ROOT / name, "cuda backward measured" if of_backward(data) else "cuda measured", origin + table)
