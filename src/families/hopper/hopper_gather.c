@@ -30,9 +30,10 @@ enum { TILE, SCHEDULER, NUM_SMS }; /* the plan's parameters */
 
 static int32_t padded(int64_t head_dim) { return (int32_t)gpu_round_up(head_dim, 16); }
 
-/* A producer loads what is known of keys a step ahead: fewer of them where there is more of each. */
+/* A producer loads what is known of keys a step ahead: fewer of them where there is more of each, and beside softcap,
+ * where it would spill. */
 static int32_t look_of(const struct tile *t, const fdm_problem *p) {
-    return t->look > 256 && (p->has_mask || p->has_bias) ? t->look / 2 : t->look;
+    return t->look > 256 && (p->has_mask || p->has_bias || p->softcap > 0) ? t->look / 2 : t->look;
 }
 
 static int32_t shared_bytes(const struct tile *t, const fdm_problem *p) {
