@@ -2,17 +2,15 @@
 #include "families/hopper/hopper_backward.h"
 
 #include <stdio.h>
-#include <string.h>
 
 #include "base/error.h"
 #include "families/hopper/hopper_family.h"
-#include "families/hopper/hopper_maps.h"
-#include "gpu/gpu_backward.h"
+#include "families/hopper/hopper_gradients.h"
 
 /* ---- tiles ---- */
 
-/* The first whose head dims and shared memory fit is chosen. Registers of dK, dV, S and dP are head_dim + 64 of 224
- * (two warpgroups of keys) or 144 (three). */
+/* The first whose head dims and shared memory fit is chosen. Registers of dK, dV, of S and dP, which follow each other,
+ * and of P are head_dim + 48 of 208 (two warpgroups of keys) or 144 (three). */
 struct tile {
     int32_t head_dim_max, warpgroups, stages, ds_stages, ds_registers;
     const char *reason;
@@ -27,16 +25,14 @@ enum { NUM_TILES = sizeof tiles / sizeof tiles[0], BLOCK_M = 64 };
 
 enum { TILE }; /* the plan's parameters */
 
-static int32_t padded(int64_t head_dim) { return (int32_t)gpu_round_up(head_dim, 32); }
-
 static int32_t shared_bytes(const struct tile *t, const fdm_problem *p) {
-    return hopper_backward_shared_bytes(t->warpgroups, t->stages, t->ds_stages, padded(p->head_dim),
-                                        padded(p->head_dim_v));
+    return hopper_backward_shared_bytes(t->warpgroups, t->stages, t->ds_stages, hopper_backward_padded(p->head_dim),
+                                        hopper_backward_padded(p->head_dim_v));
 }
 
 static int fits(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
-    return padded(p->head_dim) <= t->head_dim_max && padded(p->head_dim_v) <= t->head_dim_max &&
-           shared_bytes(t, p) <= device->shared_bytes;
+    return hopper_backward_padded(p->head_dim) <= t->head_dim_max &&
+           hopper_backward_padded(p->head_dim_v) <= t->head_dim_max && shared_bytes(t, p) <= device->shared_bytes;
 }
 
 static const struct tile *find_tile(const fdm_device *device, const fdm_problem *p, int32_t number) {
@@ -47,42 +43,18 @@ static const struct tile *find_tile(const fdm_device *device, const fdm_problem 
 }
 
 static struct gpu_backward_needs needs_of(const fdm_problem *p) {
-    return (struct gpu_backward_needs){.row_step = BLOCK_M,
-                                       .head_dim = padded(p->head_dim),
-                                       .head_dim_v = padded(p->head_dim_v),
-                                       .sums_dq = p->needs_dq,
-                                       .group_parts = 1,
-                                       .lse_factor = 1.4426950408889634f};
+    return hopper_backward_needs(p, BLOCK_M, p->needs_dq);
 }
 
 /* ---- choice ---- */
 
 static const char *refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
-    if (gpu_dtype(p->dtype) < 0)
-        return "it takes float16 and bfloat16";
-    if (p->head_dim > 128 || p->head_dim_v > 128)
-        return "head dims are at most 128";
-    if (!p->q_mappable || !p->keys_mappable)
-        return "TMA needs strides above 0 and below 2^40 bytes";
-    if (p->batch < 1 || p->heads < 1 || p->seqlen_q < 1 || p->seqlen_k < 1)
-        return "there is nothing to load";
-    const char *limit = gpu_backward_refusal(p);
-    if (limit)
-        return limit;
-    if (!find_tile(device, p, 0)) {
-        snprintf(text, size, "no tile fits the device's %lld KB of shared memory",
-                 (long long)device->shared_bytes >> 10);
-        return text;
-    }
-    return NULL;
+    const char *clause = hopper_backward_refusal(p, 128, text, size);
+    return clause || find_tile(device, p, 0) ? clause : gpu_no_tile_fits(device, text, size);
 }
 
 static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
-    const struct tile *t = find_tile(device, p, 0);
-    const int64_t keys = 64 * t->warpgroups, blocks = (p->seqlen_k + keys - 1) / keys * p->heads_kv * p->batch;
-    return p->heads > p->heads_kv && 2 * blocks < device->num_sms
-               ? "blocks of keys are few, and it does not divide the query heads that share them"
-               : NULL;
+    return hopper_backward_passed_over(device, p, 64 * find_tile(device, p, 0)->warpgroups);
 }
 
 static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, fdm_plan *plan) {
@@ -110,26 +82,14 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
 /* ---- launch ---- */
 
 static void main_request(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *request) {
-    static const char *const names[] = {
-#define HOPPER_NAME(name) [HOPPER_BACKWARD_##name] = #name,
-        HOPPER_BACKWARD_CONSTANTS(HOPPER_NAME)};
     const struct tile *t = &tiles[plan->parameters[TILE]];
-    const int64_t values[HOPPER_BACKWARD_NUM_CONSTANTS] = {
-        [HOPPER_BACKWARD_DTYPE] = gpu_dtype(p->dtype),
-        [HOPPER_BACKWARD_HEAD_DIM] = padded(p->head_dim),
-        [HOPPER_BACKWARD_HEAD_DIM_V] = padded(p->head_dim_v),
-        [HOPPER_BACKWARD_WARPGROUPS] = t->warpgroups,
-        [HOPPER_BACKWARD_STAGES] = t->stages,
-        [HOPPER_BACKWARD_DS_STAGES] = t->ds_stages,
-        [HOPPER_BACKWARD_DS_REGISTERS] = t->ds_registers,
-        [HOPPER_BACKWARD_WINDOW] = gpu_bounded(p),
-        [HOPPER_BACKWARD_NEEDS_DQ] = p->needs_dq,
-    };
+    GPU_SET_CONSTANTS(request, HOPPER_BACKWARD_CONSTANTS, .DTYPE = gpu_dtype(p->dtype),
+                      .HEAD_DIM = hopper_backward_padded(p->head_dim),
+                      .HEAD_DIM_V = hopper_backward_padded(p->head_dim_v), .WARPGROUPS = t->warpgroups,
+                      .STAGES = t->stages, .DS_STAGES = t->ds_stages, .DS_REGISTERS = t->ds_registers,
+                      .WINDOW = gpu_bounded(p), .NEEDS_DQ = p->needs_dq);
     request->file = "families/hopper/hopper_backward.cu";
     request->entry = "hopper_backward";
-    request->num_constants = HOPPER_BACKWARD_NUM_CONSTANTS;
-    for (int32_t i = 0; i < HOPPER_BACKWARD_NUM_CONSTANTS; i++)
-        request->constants[i] = (struct cuda_constant){names[i], values[i]};
     request->shared_bytes = shared_bytes(t, p);
     request->threads = 128 * (t->warpgroups + 1);
 }
@@ -140,9 +100,10 @@ static int valid(const fdm_plan *plan, const fdm_problem *p) {
         return 0;
     const struct tile *t = &tiles[tile];
     const struct gpu_backward_needs needs = needs_of(p);
-    return padded(p->head_dim) <= t->head_dim_max && padded(p->head_dim_v) <= t->head_dim_max &&
-           plan->block_m == BLOCK_M && plan->block_n == 64 * t->warpgroups &&
-           plan->shared_bytes == shared_bytes(t, p) && plan->workspace_bytes >= gpu_backward_workspace_bytes(p, &needs);
+    return hopper_backward_padded(p->head_dim) <= t->head_dim_max &&
+           hopper_backward_padded(p->head_dim_v) <= t->head_dim_max && plan->block_m == BLOCK_M &&
+           plan->block_n == 64 * t->warpgroups && plan->shared_bytes == shared_bytes(t, p) &&
+           plan->workspace_bytes >= gpu_backward_workspace_bytes(p, &needs);
 }
 
 /* The kernels before, the main one, those after; `before`: how many the first are. */

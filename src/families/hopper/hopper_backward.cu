@@ -26,9 +26,7 @@
 #include "families/hopper/hopper_backward.h"
 #include "families/hopper/hopper_ring.cuh"
 
-/* A constant that was not given is an error that names it. */
-#define HOPPER_GIVEN(name) static_assert((name) >= 0, #name);
-HOPPER_BACKWARD_CONSTANTS(HOPPER_GIVEN)
+HOPPER_BACKWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 
 #define MASK           0
 #define MASK_ROWS      0

@@ -18,13 +18,6 @@
     X(WINDOW)       /* causal or window */                                                                            \
     X(NEEDS_DQ)
 
-enum hopper_backward_constant {
-#define HOPPER_INDEX(name) HOPPER_BACKWARD_##name,
-    HOPPER_BACKWARD_CONSTANTS(HOPPER_INDEX)
-#undef HOPPER_INDEX
-        HOPPER_BACKWARD_NUM_CONSTANTS
-};
-
 struct hopper_backward_params {
     struct gpu_backward_params in;
     struct cuda_tensor_map q_map, k_map, v_map, dout_map; /* [B, heads, S, D or Dv]: tiles of 64 columns */

@@ -2,10 +2,10 @@
 #include "families/hopper/hopper_forward.h"
 
 #include <stdio.h>
-#include <string.h>
 
 #include "base/error.h"
 #include "families/hopper/hopper_family.h"
+#include "families/hopper/hopper_items.h"
 #include "families/hopper/hopper_maps.h"
 
 /* ---- tiles ---- */
@@ -69,11 +69,10 @@ static int fits(const struct tile *t, const fdm_device *device, const fdm_proble
 }
 
 /* Workspace: the count of items that were begun, then the block mask. */
-enum { COUNT_BYTES = 64 };
 static int64_t workspace_bytes(const struct tile *t, int32_t scheduler, const fdm_problem *p) {
     if (p->has_mask)
-        return COUNT_BYTES + block_mask_bytes(p, 64 * t->warpgroups, t->block_n);
-    return scheduler == HOPPER_DYNAMIC ? COUNT_BYTES : 0;
+        return HOPPER_COUNT_BYTES + block_mask_bytes(p, 64 * t->warpgroups, t->block_n);
+    return hopper_count_bytes(scheduler);
 }
 
 /* Whether the rules prefer a tile that fits. */
@@ -103,12 +102,7 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
     if (p->batch < 1 || p->heads < 1 || p->seqlen_q < 1 || p->seqlen_k < 1 ||
         (p->varlen && (p->total_q < 1 || p->total_k < 1)))
         return "there is nothing to load";
-    if (!preferred(device, p)) {
-        snprintf(text, size, "no tile fits the device's %lld KB of shared memory",
-                 (long long)device->shared_bytes >> 10);
-        return text;
-    }
-    return NULL;
+    return preferred(device, p) ? NULL : gpu_no_tile_fits(device, text, size);
 }
 
 static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
@@ -136,11 +130,6 @@ static int find_variant(const fdm_device *device, const fdm_problem *p, int32_t 
     return 1;
 }
 
-static const char *const code_names[NUM_SCHEDULERS] = {"Static", "Longest", "Dynamic"};
-_Static_assert((int)HOPPER_STATIC == (int)SCHEDULER_STATIC && (int)HOPPER_LONGEST == (int)SCHEDULER_LONGEST &&
-                   (int)HOPPER_DYNAMIC == (int)SCHEDULER_DYNAMIC,
-               "the kernel's numbers are the plan's");
-
 static void name_choice(const struct variant *v, const fdm_problem *p, char *code, size_t size) {
     char scores[8] = "", emulated[24] = "";
     if (scored(p))
@@ -148,7 +137,7 @@ static void name_choice(const struct variant *v, const fdm_problem *p, char *cod
     if (v->exp2_residue)
         snprintf(emulated, sizeof emulated, "_Exp%dof%d", v->exp2_residue, v->exp2_frequency);
     snprintf(code, size, "SM90_Wgmma_%dx%d_Q%d%s%s%s_%s", 64 * v->tile->warpgroups, v->tile->block_n, v->tile->q_stages,
-             scores, v->tile->turns ? "_Turns" : "", emulated, code_names[v->scheduler]);
+             scores, v->tile->turns ? "_Turns" : "", emulated, hopper_order_names[v->scheduler]);
 }
 
 static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, fdm_plan *plan) {
@@ -180,35 +169,17 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
 /* ---- launch ---- */
 
 static void make_request(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *request) {
-    static const char *const names[] = {
-#define HOPPER_NAME(name) [HOPPER_##name] = #name,
-        HOPPER_FORWARD_CONSTANTS(HOPPER_NAME)};
     const struct tile *t = &tiles[plan->parameters[TILE]];
-    const int64_t values[HOPPER_FORWARD_NUM_CONSTANTS] = {
-        [HOPPER_DTYPE] = gpu_dtype(p->dtype),
-        [HOPPER_HEAD_DIM] = padded(p->head_dim),
-        [HOPPER_HEAD_DIM_V] = padded(p->head_dim_v),
-        [HOPPER_WARPGROUPS] = t->warpgroups,
-        [HOPPER_BLOCK_N] = t->block_n,
-        [HOPPER_STAGES] = STAGES,
-        [HOPPER_Q_STAGES] = t->q_stages,
-        [HOPPER_SCORE_STAGES] = scored(p) ? t->score_stages : 0,
-        [HOPPER_TURNS] = t->turns,
-        [HOPPER_SCHEDULER] = plan->parameters[SCHEDULER],
-        [HOPPER_EXP2_FREQUENCY] = plan->parameters[EXP2_FREQUENCY],
-        [HOPPER_EXP2_RESIDUE] = plan->parameters[EXP2_RESIDUE],
-        [HOPPER_WINDOW] = gpu_bounded(p),
-        [HOPPER_MASK] = p->has_mask,
-        [HOPPER_BIAS] = gpu_bias_constant(p),
-        [HOPPER_VARLEN] = p->varlen,
-        [HOPPER_SOFTCAP] = p->softcap > 0,
-        [HOPPER_POSITIVE_SCALE] = (float)p->softmax_scale > 0,
-    };
+    GPU_SET_CONSTANTS(request, HOPPER_FORWARD_CONSTANTS, .DTYPE = gpu_dtype(p->dtype), .HEAD_DIM = padded(p->head_dim),
+                      .HEAD_DIM_V = padded(p->head_dim_v), .WARPGROUPS = t->warpgroups, .BLOCK_N = t->block_n,
+                      .STAGES = STAGES, .Q_STAGES = t->q_stages, .SCORE_STAGES = scored(p) ? t->score_stages : 0,
+                      .TURNS = t->turns, .SCHEDULER = plan->parameters[SCHEDULER],
+                      .EXP2_FREQUENCY = plan->parameters[EXP2_FREQUENCY],
+                      .EXP2_RESIDUE = plan->parameters[EXP2_RESIDUE], .WINDOW = gpu_bounded(p), .MASK = p->has_mask,
+                      .BIAS = gpu_bias_constant(p), .VARLEN = p->varlen, .SOFTCAP = p->softcap > 0,
+                      .POSITIVE_SCALE = (float)p->softmax_scale > 0);
     request->file = "families/hopper/hopper_forward.cu";
     request->entry = "hopper_forward";
-    request->num_constants = HOPPER_FORWARD_NUM_CONSTANTS;
-    for (int32_t i = 0; i < HOPPER_FORWARD_NUM_CONSTANTS; i++)
-        request->constants[i] = (struct cuda_constant){names[i], values[i]};
     request->shared_bytes = shared_bytes(t, p);
     request->threads = 128 * (t->warpgroups + 1);
 }
@@ -303,21 +274,11 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     gpu_fill_forward(attention, &params.in);
     if ((status = make_maps(plan, attention, &params)))
         return status;
-    const int32_t order = plan->parameters[SCHEDULER], most = plan->parameters[NUM_SMS];
-    if (order == HOPPER_DYNAMIC &&
-        (status = cuda_memory_fill_async(plan->device.index, workspace, 0, sizeof(int32_t), stream)))
-        return status;
     if (p->has_mask && (status = block_mask_launch(kernels[BLOCK_MASK], p, plan->block_m, plan->block_n,
-                                                   (uint8_t *)workspace + COUNT_BYTES, stream, &params.in)))
+                                                   (uint8_t *)workspace + HOPPER_COUNT_BYTES, stream, &params.in)))
         return status;
-    struct cuda_launch launch = {
-        .kernel = kernels[FORWARD],
-        .grid = {(uint32_t)(order == HOPPER_LONGEST || params.items < most ? params.items : most), 1, 1},
-        .threads = (uint32_t)list[FORWARD].threads,
-        .stream = stream,
-        .arguments = &params,
-        .arguments_bytes = sizeof params};
-    return cuda_launch(&launch);
+    return hopper_launch_items(plan, kernels[FORWARD], list[FORWARD].threads, plan->parameters[SCHEDULER],
+                               plan->parameters[NUM_SMS], params.items, workspace, &params, sizeof params, stream);
 }
 
 static int32_t scheduler(const fdm_plan *plan) { return plan->parameters[SCHEDULER]; }

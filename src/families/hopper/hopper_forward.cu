@@ -26,9 +26,7 @@
 #include "families/hopper/hopper_forward.h"
 #include "gpu/block_mask.h"
 
-/* A constant that was not given is an error that names it. */
-#define HOPPER_GIVEN(name) static_assert((name) >= 0, #name);
-HOPPER_FORWARD_CONSTANTS(HOPPER_GIVEN)
+HOPPER_FORWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 
 #define INTERVALS      0
 #define MASK_ROWS      1

@@ -4,6 +4,7 @@
 #define FDM_HOPPER_FORWARD_H
 
 #include "cuda/tensor_map.h"
+#include "gpu/constants.h"
 #include "gpu/forward_params.h"
 
 /* SCHEDULER: in which order blocks take items, an item being the rows of a block tile of one head. */
@@ -33,13 +34,6 @@
     X(VARLEN)                                                                                       \
     X(SOFTCAP)                                                                                      \
     X(POSITIVE_SCALE) /* 1: softmax_scale > 0, so the maximum may be taken of the bare products */
-
-enum hopper_forward_constant {
-#define HOPPER_INDEX(name) HOPPER_##name,
-    HOPPER_FORWARD_CONSTANTS(HOPPER_INDEX)
-#undef HOPPER_INDEX
-        HOPPER_FORWARD_NUM_CONSTANTS
-};
 
 struct hopper_forward_params {
     struct gpu_forward_params in;

@@ -2,10 +2,10 @@
 #include "families/hopper/hopper_gather.h"
 
 #include <stdio.h>
-#include <string.h>
 
 #include "base/error.h"
 #include "families/hopper/hopper_family.h"
+#include "families/hopper/hopper_items.h"
 #include "families/hopper/hopper_maps.h"
 
 /* ---- tiles ---- */
@@ -46,10 +46,6 @@ static int fits(const struct tile *t, const fdm_device *device, const fdm_proble
            shared_bytes(t, p) <= device->shared_bytes;
 }
 
-/* Workspace: the count of items that were begun. */
-enum { COUNT_BYTES = 64 };
-static int64_t workspace_bytes(int32_t scheduler) { return scheduler == HOPPER_DYNAMIC ? COUNT_BYTES : 0; }
-
 static const struct tile *preferred(const fdm_device *device, const fdm_problem *p) {
     for (int32_t i = 0; i < NUM_TILES; i++)
         if (fits(&tiles[i], device, p))
@@ -71,9 +67,7 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
     if (p->batch < 1 || p->heads < 1 || p->seqlen_q < 1 || p->seqlen_k < 1 ||
         (p->varlen && (p->total_q < 1 || p->total_k < 1)))
         return "there is nothing to load";
-    if (!preferred(device, p))
-        return gpu_no_tile_fits(device, text, size);
-    return NULL;
+    return preferred(device, p) ? NULL : gpu_no_tile_fits(device, text, size);
 }
 
 static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
@@ -99,8 +93,6 @@ static int find_variant(const fdm_device *device, const fdm_problem *p, int32_t 
     return number == 0;
 }
 
-static const char *const code_names[NUM_SCHEDULERS] = {"Static", "Longest", "Dynamic"};
-
 static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, fdm_plan *plan) {
     const struct tile *t;
     int32_t order;
@@ -113,9 +105,9 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
     plan->block_n = t->block_n;
     plan->stages = t->stages;
     plan->shared_bytes = shared_bytes(t, p);
-    plan->workspace_bytes = workspace_bytes(order);
+    plan->workspace_bytes = hopper_count_bytes(order);
     snprintf(plan->choice, sizeof plan->choice, "SM90_Gather_%dx%d_S%d_Q%d%s_%s", plan->block_m, plan->block_n,
-             t->stages, t->q_stages, t->turns ? "_Turns" : "", code_names[order]);
+             t->stages, t->q_stages, t->turns ? "_Turns" : "", hopper_order_names[order]);
     snprintf(plan->reason, sizeof plan->reason,
              "head dim %lld on compute capability 9.0, keys seen or not %s: 4 producer warps list the keys that some "
              "row sees and gather them, %d warpgroups of 64 query rows compute (%d and %d registers a thread), %d keys "
@@ -130,35 +122,16 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
 /* ---- launch ---- */
 
 static void make_request(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *request) {
-    static const char *const names[] = {
-#define HOPPER_NAME(name) [HOPPER_GATHER_##name] = #name,
-        HOPPER_GATHER_CONSTANTS(HOPPER_NAME)};
     const struct tile *t = &tiles[plan->parameters[TILE]];
-    const int64_t values[HOPPER_GATHER_NUM_CONSTANTS] = {
-        [HOPPER_GATHER_DTYPE] = gpu_dtype(p->dtype),
-        [HOPPER_GATHER_HEAD_DIM] = padded(p->head_dim),
-        [HOPPER_GATHER_HEAD_DIM_V] = padded(p->head_dim_v),
-        [HOPPER_GATHER_WARPGROUPS] = t->warpgroups,
-        [HOPPER_GATHER_BLOCK_N] = t->block_n,
-        [HOPPER_GATHER_STAGES] = t->stages,
-        [HOPPER_GATHER_Q_STAGES] = t->q_stages,
-        [HOPPER_GATHER_LOOK] = look_of(t, p),
-        [HOPPER_GATHER_CONSUMER_REGISTERS] = t->consumer_registers,
-        [HOPPER_GATHER_TURNS] = t->turns,
-        [HOPPER_GATHER_SCHEDULER] = plan->parameters[SCHEDULER],
-        [HOPPER_GATHER_WINDOW] = gpu_bounded(p),
-        [HOPPER_GATHER_MASK] = p->has_mask,
-        [HOPPER_GATHER_BIAS] = gpu_bias_constant(p),
-        [HOPPER_GATHER_INTERVALS] = p->has_intervals,
-        [HOPPER_GATHER_VARLEN] = p->varlen,
-        [HOPPER_GATHER_SOFTCAP] = p->softcap > 0,
-        [HOPPER_GATHER_POSITIVE_SCALE] = (float)p->softmax_scale > 0,
-    };
+    GPU_SET_CONSTANTS(request, HOPPER_GATHER_CONSTANTS, .DTYPE = gpu_dtype(p->dtype), .HEAD_DIM = padded(p->head_dim),
+                      .HEAD_DIM_V = padded(p->head_dim_v), .WARPGROUPS = t->warpgroups, .BLOCK_N = t->block_n,
+                      .STAGES = t->stages, .Q_STAGES = t->q_stages, .LOOK = look_of(t, p),
+                      .CONSUMER_REGISTERS = t->consumer_registers, .TURNS = t->turns,
+                      .SCHEDULER = plan->parameters[SCHEDULER], .WINDOW = gpu_bounded(p), .MASK = p->has_mask,
+                      .BIAS = gpu_bias_constant(p), .INTERVALS = p->has_intervals, .VARLEN = p->varlen,
+                      .SOFTCAP = p->softcap > 0, .POSITIVE_SCALE = (float)p->softmax_scale > 0);
     request->file = "families/hopper/hopper_gather.cu";
     request->entry = "hopper_gather";
-    request->num_constants = HOPPER_GATHER_NUM_CONSTANTS;
-    for (int32_t i = 0; i < HOPPER_GATHER_NUM_CONSTANTS; i++)
-        request->constants[i] = (struct cuda_constant){names[i], values[i]};
     request->shared_bytes = shared_bytes(t, p);
     request->threads = 128 * (t->warpgroups + 1);
 }
@@ -170,7 +143,7 @@ static int valid(const fdm_plan *plan, const fdm_problem *p) {
     const struct tile *t = &tiles[x[TILE]];
     return padded(p->head_dim) <= t->head_dim_max && padded(p->head_dim_v) <= t->head_dim_max &&
            plan->block_m == 64 * t->warpgroups && plan->block_n == t->block_n && plan->stages == t->stages &&
-           plan->shared_bytes == shared_bytes(t, p) && plan->workspace_bytes >= workspace_bytes(x[SCHEDULER]);
+           plan->shared_bytes == shared_bytes(t, p) && plan->workspace_bytes >= hopper_count_bytes(x[SCHEDULER]);
 }
 
 static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *list) {
@@ -200,18 +173,8 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     gpu_fill_forward(attention, &params.in);
     if ((status = cuda_tensor_maps_make(plan->device.index, &layout, 1, &params.q_map)))
         return status;
-    const int32_t order = plan->parameters[SCHEDULER], most = plan->parameters[NUM_SMS];
-    if (order == HOPPER_DYNAMIC &&
-        (status = cuda_memory_fill_async(plan->device.index, workspace, 0, sizeof(int32_t), stream)))
-        return status;
-    struct cuda_launch launch = {
-        .kernel = kernel,
-        .grid = {(uint32_t)(order == HOPPER_LONGEST || params.items < most ? params.items : most), 1, 1},
-        .threads = (uint32_t)request.threads,
-        .stream = stream,
-        .arguments = &params,
-        .arguments_bytes = sizeof params};
-    return cuda_launch(&launch);
+    return hopper_launch_items(plan, kernel, request.threads, plan->parameters[SCHEDULER], plan->parameters[NUM_SMS],
+                               params.items, workspace, &params, sizeof params, stream);
 }
 
 static int32_t scheduler(const fdm_plan *plan) { return plan->parameters[SCHEDULER]; }

@@ -30,9 +30,7 @@
 #include "cuda/ptx/wgmma.cuh"
 #include "families/hopper/hopper_gather.h"
 
-/* A constant that was not given is an error that names it. */
-#define HOPPER_GIVEN(name) static_assert((name) >= 0, #name);
-HOPPER_GATHER_CONSTANTS(HOPPER_GIVEN)
+HOPPER_GATHER_CONSTANTS(GPU_CONSTANT_GIVEN)
 
 #define MASK_ROWS      0
 #define BIAS_ROWS      0

@@ -25,13 +25,6 @@
     X(SOFTCAP)                                                                                 \
     X(POSITIVE_SCALE) /* 1: softmax_scale > 0, so the maximum may be taken of the bare products */
 
-enum hopper_gather_constant {
-#define HOPPER_INDEX(name) HOPPER_GATHER_##name,
-    HOPPER_GATHER_CONSTANTS(HOPPER_INDEX)
-#undef HOPPER_INDEX
-        HOPPER_GATHER_NUM_CONSTANTS
-};
-
 struct hopper_gather_params {
     struct gpu_forward_params in;
     struct cuda_tensor_map q_map; /* [B, heads, S, D]: tiles of 64 columns */

@@ -1,9 +1,8 @@
-/* hopper_maps.h: how the tensor maps of the family's kernels see q, k, v and dout, and the order of key blocks. */
+/* hopper_maps.h: how the tensor maps of the family's kernels see q, k, v and dout. */
 #ifndef FDM_HOPPER_MAPS_H
 #define FDM_HOPPER_MAPS_H
 
 #include "cuda/cuda.h"
-#include "families/hopper/hopper_backward.h"
 #include "problem/problem.h"
 
 /* The stride of an axis in bytes; of an axis of one entry, one that every map takes. */
@@ -13,11 +12,5 @@ int64_t hopper_stride(int64_t extent, int64_t stride, int32_t bytes);
  * 128-byte swizzle. rows: of all sequences where they are packed. */
 struct cuda_tensor_layout hopper_rows_layout(const fdm_problem *problem, const struct matrix_view *view,
                                              int64_t columns, int64_t rows, int64_t heads, int32_t box_rows);
-
-/* The maps of a backward's parameters: q and dout in boxes of 64 rows, k and v in boxes of the plan's block_n keys. */
-fdm_status hopper_backward_maps(const fdm_plan *plan, const struct attention *attention,
-                                struct hopper_backward_params *params);
-/* The order of the blocks that own keys, block_n each; returns how many they are. */
-int64_t hopper_backward_order(const fdm_plan *plan, const fdm_problem *problem, struct hopper_backward_params *params);
 
 #endif

@@ -1,58 +1,36 @@
-/* hopper_wide.c: the wgmma backward in two kernels, on the host: for head dims above 128, and in any order the same
- * bits at all head dims. */
+/* hopper_wide.c: the wgmma backward in two kernels, on the host: for head dims above 128, and for the same bits
+ * every time at all head dims. */
 #include "families/hopper/hopper_wide.h"
 
 #include <stdio.h>
-#include <string.h>
 
 #include "base/error.h"
 #include "families/hopper/hopper_family.h"
-#include "families/hopper/hopper_maps.h"
-#include "gpu/gpu_backward.h"
+#include "families/hopper/hopper_gradients.h"
 
 enum { V_STAGES, P_STAGES }; /* the plan's parameters */
 
-static int32_t padded(int64_t head_dim) { return (int32_t)gpu_round_up(head_dim, 32); }
-
 static int32_t dq_bytes(const fdm_problem *p, int32_t v_stages) {
-    return hopper_wide_dq_bytes(padded(p->head_dim), padded(p->head_dim_v), v_stages);
+    return hopper_wide_dq_bytes(hopper_backward_padded(p->head_dim), hopper_backward_padded(p->head_dim_v), v_stages);
 }
 static int32_t dkv_bytes(const fdm_problem *p, int32_t p_stages) {
-    return hopper_wide_dkv_bytes(padded(p->head_dim), padded(p->head_dim_v), p_stages);
+    return hopper_wide_dkv_bytes(hopper_backward_padded(p->head_dim), hopper_backward_padded(p->head_dim_v), p_stages);
 }
 
 static struct gpu_backward_needs needs_of(const fdm_problem *p) {
-    return (struct gpu_backward_needs){.row_step = HOPPER_WIDE_DQ_ROWS,
-                                       .head_dim = padded(p->head_dim),
-                                       .head_dim_v = padded(p->head_dim_v),
-                                       .group_parts = 1,
-                                       .lse_factor = 1.4426950408889634f};
+    return hopper_backward_needs(p, HOPPER_WIDE_DQ_ROWS, 0);
 }
 
 /* ---- choice ---- */
 
 static const char *refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
-    if (gpu_dtype(p->dtype) < 0)
-        return "it takes float16 and bfloat16";
-    if (p->head_dim > 256 || p->head_dim_v > 256)
-        return "head dims are at most 256";
-    if (!p->q_mappable || !p->keys_mappable)
-        return "TMA needs strides above 0 and below 2^40 bytes";
-    if (p->batch < 1 || p->heads < 1 || p->seqlen_q < 1 || p->seqlen_k < 1)
-        return "there is nothing to load";
-    if (dq_bytes(p, 1) > device->shared_bytes || dkv_bytes(p, 1) > device->shared_bytes) {
-        snprintf(text, size, "its tiles do not fit the device's %lld KB of shared memory",
-                 (long long)device->shared_bytes >> 10);
-        return text;
-    }
-    return gpu_backward_refusal(p);
+    const char *clause = hopper_backward_refusal(p, 256, text, size);
+    const int fits = dq_bytes(p, 1) <= device->shared_bytes && dkv_bytes(p, 1) <= device->shared_bytes;
+    return clause || fits ? clause : gpu_no_tile_fits(device, text, size);
 }
 
 static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
-    const int64_t blocks = (p->seqlen_k + HOPPER_WIDE_KEYS - 1) / HOPPER_WIDE_KEYS * p->heads_kv * p->batch;
-    return p->heads > p->heads_kv && 2 * blocks < device->num_sms
-               ? "blocks of keys are few, and it does not divide the query heads that share them"
-               : NULL;
+    return hopper_backward_passed_over(device, p, HOPPER_WIDE_KEYS);
 }
 
 static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, fdm_plan *plan) {
@@ -90,23 +68,13 @@ static int wanted(const fdm_problem *p, int32_t kernel) {
 
 static void make_request(const fdm_plan *plan, const fdm_problem *p, int32_t kernel,
                          struct cuda_kernel_request *request) {
-    static const char *const names[] = {
-#define HOPPER_NAME(name) [HOPPER_WIDE_##name] = #name,
-        HOPPER_WIDE_CONSTANTS(HOPPER_NAME)};
     const int32_t v_stages = plan->parameters[V_STAGES], p_stages = plan->parameters[P_STAGES];
-    const int64_t values[HOPPER_WIDE_NUM_CONSTANTS] = {
-        [HOPPER_WIDE_DTYPE] = gpu_dtype(p->dtype),
-        [HOPPER_WIDE_HEAD_DIM] = padded(p->head_dim),
-        [HOPPER_WIDE_HEAD_DIM_V] = padded(p->head_dim_v),
-        [HOPPER_WIDE_V_STAGES] = v_stages,
-        [HOPPER_WIDE_P_STAGES] = p_stages,
-        [HOPPER_WIDE_WINDOW] = gpu_bounded(p),
-    };
+    GPU_SET_CONSTANTS(request, HOPPER_WIDE_CONSTANTS, .DTYPE = gpu_dtype(p->dtype),
+                      .HEAD_DIM = hopper_backward_padded(p->head_dim),
+                      .HEAD_DIM_V = hopper_backward_padded(p->head_dim_v), .V_STAGES = v_stages, .P_STAGES = p_stages,
+                      .WINDOW = gpu_bounded(p));
     request->file = kernel == DQ ? "families/hopper/hopper_wide_dq.cu" : "families/hopper/hopper_wide_dkv.cu";
     request->entry = kernel == DQ ? "hopper_wide_dq" : "hopper_wide_dkv";
-    request->num_constants = HOPPER_WIDE_NUM_CONSTANTS;
-    for (int32_t i = 0; i < HOPPER_WIDE_NUM_CONSTANTS; i++)
-        request->constants[i] = (struct cuda_constant){names[i], values[i]};
     request->shared_bytes = kernel == DQ ? dq_bytes(p, v_stages) : dkv_bytes(p, p_stages);
     request->threads = HOPPER_WIDE_THREADS;
 }

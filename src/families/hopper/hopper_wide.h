@@ -15,13 +15,6 @@
     X(P_STAGES)   /* dkv: tiles of P between the warpgroups */       \
     X(WINDOW)     /* causal or window */
 
-enum hopper_wide_constant {
-#define HOPPER_INDEX(name) HOPPER_WIDE_##name,
-    HOPPER_WIDE_CONSTANTS(HOPPER_INDEX)
-#undef HOPPER_INDEX
-        HOPPER_WIDE_NUM_CONSTANTS
-};
-
 #define HOPPER_WIDE_DQ_ROWS 128 /* query rows of a block of the first kernel */
 #define HOPPER_WIDE_KEYS    64  /* keys of its step, and of a block of the second, whose steps are of 64 rows */
 #define HOPPER_WIDE_STAGES  2   /* of K in the first, of Q and dO in the second */

@@ -21,9 +21,7 @@
 #include "families/hopper/hopper_ring.cuh"
 #include "families/hopper/hopper_wide.h"
 
-/* A constant that was not given is an error that names it. */
-#define HOPPER_GIVEN(name) static_assert((name) >= 0, #name);
-HOPPER_WIDE_CONSTANTS(HOPPER_GIVEN)
+HOPPER_WIDE_CONSTANTS(GPU_CONSTANT_GIVEN)
 
 #define MASK           0
 #define MASK_ROWS      0
