@@ -24,6 +24,7 @@
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "families/hopper/hopper_backward.h"
+#include "families/hopper/hopper_load.cuh"
 #include "families/hopper/hopper_ring.cuh"
 
 HOPPER_BACKWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
@@ -88,17 +89,10 @@ struct server {
     uint32_t base;
     struct step_rows loaded, added; /* of the next step to load, and to add to dQ */
 
-    template <int panels, int rows>
-    __device__ __forceinline__ void load(uint32_t to, const struct cuda_tensor_map *map, uint32_t barrier, int row,
-                                         int head) {
-#pragma unroll
-        for (int panel = 0; panel < panels; panel++)
-            cp_async_bulk_tensor_4d(to + panel * rows * 128, map, barrier, panel * 64, row, head, k.batch);
-    }
     __device__ __forceinline__ void load_keys() {
         mbarrier_arrive_expect_tx(base + KV_FULL, BLOCK_N * 128 * (PANELS + PANELS_V));
-        load<PANELS, BLOCK_N>(base, &a.k_map, base + KV_FULL, k.first_key, k.kv_head);
-        load<PANELS_V, BLOCK_N>(base + V_OFFSET, &a.v_map, base + KV_FULL, k.first_key, k.kv_head);
+        load_panels<PANELS, BLOCK_N>(base, &a.k_map, base + KV_FULL, k.first_key, k.kv_head, k.batch);
+        load_panels<PANELS_V, BLOCK_N>(base + V_OFFSET, &a.v_map, base + KV_FULL, k.first_key, k.kv_head, k.batch);
     }
     __device__ __forceinline__ void load_step(int step) {
         const uint32_t stage = stage_of<STAGES>(step), rows = base + ROWS_OFFSET + stage * BLOCK_M * 8;
@@ -106,10 +100,11 @@ struct server {
         const int head = loaded.head, row = loaded.tile * BLOCK_M;
         const int64_t place = loaded.place(a, k.batch);
         mbarrier_arrive_expect_tx(q_full, Q_BYTES + BLOCK_M * 4);
-        load<PANELS, BLOCK_M>(base + Q_OFFSET + stage * Q_BYTES, &a.q_map, q_full, row, head);
+        load_panels<PANELS, BLOCK_M>(base + Q_OFFSET + stage * Q_BYTES, &a.q_map, q_full, row, head, k.batch);
         cp_async_bulk(rows, a.in.lse_rows + place, BLOCK_M * 4, q_full);
         mbarrier_arrive_expect_tx(dout_full, DOUT_BYTES + BLOCK_M * 4);
-        load<PANELS_V, BLOCK_M>(base + DOUT_OFFSET + stage * DOUT_BYTES, &a.dout_map, dout_full, row, head);
+        load_panels<PANELS_V, BLOCK_M>(base + DOUT_OFFSET + stage * DOUT_BYTES, &a.dout_map, dout_full, row, head,
+                                       k.batch);
         cp_async_bulk(rows + BLOCK_M * 4, a.in.delta_rows + place, BLOCK_M * 4, dout_full);
         loaded.advance(k);
     }
@@ -280,12 +275,8 @@ struct owner {
     }
 
     __device__ __forceinline__ void run() {
-#pragma unroll
-        for (int i = 0; i < HEAD_DIM / 2; i++)
-            dk[i] = 0;
-#pragma unroll
-        for (int i = 0; i < HEAD_DIM_V / 2; i++)
-            dv[i] = 0;
+        set_zero(dk);
+        set_zero(dv);
         wait_full<1>(base + KV_FULL, 0);
         if (k.steps > 0) {
             int step = 0;

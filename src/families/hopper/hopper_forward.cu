@@ -34,6 +34,7 @@ HOPPER_FORWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define SCORES_ALIGNED 1
 #define BLOCK_M        (64 * WARPGROUPS)
 #define THREADS        (128 * (WARPGROUPS + 1))
+#include "families/hopper/hopper_load.cuh"
 #include "families/hopper/hopper_ring.cuh"
 #include "families/hopper/hopper_rows.cuh"
 #include "families/hopper/hopper_softmax.cuh"
@@ -115,9 +116,7 @@ struct producer {
     __device__ __forceinline__ void load(uint32_t to, const struct cuda_tensor_map *map, uint32_t barrier, int row,
                                          int head, int batch) {
         mbarrier_arrive_expect_tx(barrier, panels * rows * 128);
-#pragma unroll
-        for (int panel = 0; panel < panels; panel++)
-            cp_async_bulk_tensor_4d(to + panel * rows * 128, map, barrier, panel * 64, row, head, batch);
+        load_panels<panels, rows>(to, map, barrier, row, head, batch);
     }
     __device__ __forceinline__ void publish(const struct item_facts &f) {
         wait_empty<2>(base + WORK_EMPTY, item);

@@ -39,6 +39,7 @@ HOPPER_GATHER_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define EXP2_RESIDUE   0
 #define BLOCK_M        (64 * WARPGROUPS)
 #define THREADS        (128 * (WARPGROUPS + 1))
+#include "families/hopper/hopper_load.cuh"
 #include "families/hopper/hopper_ring.cuh"
 #include "families/hopper/hopper_rows.cuh"
 #include "families/hopper/hopper_softmax.cuh"
@@ -354,10 +355,8 @@ struct producer {
         const uint32_t stage = stage_of<Q_STAGES>(item), full = base + Q_FULL + 8 * stage;
         wait_empty<Q_STAGES>(base + Q_EMPTY, item);
         mbarrier_arrive_expect_tx(full, Q_PANELS * BLOCK_M * 128);
-#pragma unroll
-        for (int panel = 0; panel < Q_PANELS; panel++)
-            cp_async_bulk_tensor_4d(base + stage * Q_BYTES + panel * BLOCK_M * 128, &a.q_map, full, panel * 64,
-                                    f.q_begin + f.first_row, f.head, VARLEN ? 0 : f.batch);
+        load_panels<Q_PANELS, BLOCK_M>(base + stage * Q_BYTES, &a.q_map, full, f.q_begin + f.first_row, f.head,
+                                       VARLEN ? 0 : f.batch);
     }
     __device__ __forceinline__ void set_source(int which, const void *at) {
         const uint32_t to = next_slot() + ITEM_BYTES + which * 8;

@@ -97,6 +97,14 @@ __device__ __forceinline__ void scores_to_p(float (&s)[BLOCK_M / 2], const struc
         s[i] = ex2_approx(s[i]);
 }
 
+/* Sums that products are added to: they are set before a loop whose last product is in flight at its end, or the
+ * assembler waits for products one by one. */
+template <int count> __device__ __forceinline__ void set_zero(float (&x)[count]) {
+#pragma unroll
+    for (int i = 0; i < count; i++)
+        x[i] = 0;
+}
+
 /* A warp's 16 rows of an accumulator, times `factor`, to `to` in global memory, by way of rows warp_row .. + 15 of
  * `tile` in shared memory, in panels of `tile_rows` rows. The first `count` rows and head_dim columns are written;
  * zeros where nothing was computed. */

@@ -18,6 +18,7 @@
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/wgmma.cuh"
+#include "families/hopper/hopper_load.cuh"
 #include "families/hopper/hopper_ring.cuh"
 #include "families/hopper/hopper_wide.h"
 
@@ -66,18 +67,10 @@ struct producer {
     const struct key_block k;
     uint32_t base;
 
-    template <int panels>
-    __device__ __forceinline__ void load(uint32_t to, const struct cuda_tensor_map *map, uint32_t barrier, int row,
-                                         int head) {
-#pragma unroll
-        for (int panel = 0; panel < panels; panel++)
-            cp_async_bulk_tensor_4d(to + panel * 64 * 128, map, barrier, panel * 64, row, head, k.batch);
-    }
-
     __device__ __forceinline__ void run() {
         mbarrier_arrive_expect_tx(base + KV_FULL, K_BYTES + V_BYTES);
-        load<PANELS>(base, &a.k_map, base + KV_FULL, k.first_key, k.kv_head);
-        load<PANELS_V>(base + V_OFFSET, &a.v_map, base + KV_FULL, k.first_key, k.kv_head);
+        load_panels<PANELS, 64>(base, &a.k_map, base + KV_FULL, k.first_key, k.kv_head, k.batch);
+        load_panels<PANELS_V, 64>(base + V_OFFSET, &a.v_map, base + KV_FULL, k.first_key, k.kv_head, k.batch);
         struct step_rows rows = {k.kv_head * a.in.in.group, k.first_tile};
 #pragma unroll 1
         for (int step = 0; step < k.steps; step++) {
@@ -86,12 +79,13 @@ struct producer {
             const int64_t place = rows.place(a, k.batch);
             wait_empty<STAGES>(base + Q_EMPTY, step);
             mbarrier_arrive_expect_tx(q_full, Q_BYTES + BLOCK_M * 4);
-            load<PANELS>(base + Q_OFFSET + stage * Q_BYTES, &a.q_map, q_full, rows.tile * BLOCK_M, rows.head);
+            load_panels<PANELS, 64>(base + Q_OFFSET + stage * Q_BYTES, &a.q_map, q_full, rows.tile * BLOCK_M, rows.head,
+                                    k.batch);
             cp_async_bulk(to, a.in.lse_rows + place, BLOCK_M * 4, q_full);
             wait_empty<STAGES>(base + DOUT_EMPTY, step);
             mbarrier_arrive_expect_tx(dout_full, DOUT_BYTES + BLOCK_M * 4);
-            load<PANELS_V>(base + DOUT_OFFSET + stage * DOUT_BYTES, &a.dout_map, dout_full, rows.tile * BLOCK_M,
-                           rows.head);
+            load_panels<PANELS_V, 64>(base + DOUT_OFFSET + stage * DOUT_BYTES, &a.dout_map, dout_full,
+                                      rows.tile * BLOCK_M, rows.head, k.batch);
             cp_async_bulk(to + BLOCK_M * 4, a.in.delta_rows + place, BLOCK_M * 4, dout_full);
             rows.advance(k);
         }
@@ -100,6 +94,13 @@ struct producer {
 
 /* ---- consumers ---- */
 
+/* Where a step's Q and dO are. */
+__device__ __forceinline__ uint32_t q_of(uint32_t base, int step) {
+    return base + Q_OFFSET + stage_of<STAGES>(step) * Q_BYTES;
+}
+__device__ __forceinline__ uint32_t dout_of(uint32_t base, int step) {
+    return base + DOUT_OFFSET + stage_of<STAGES>(step) * DOUT_BYTES;
+}
 /* scores = x y^T: 64 keys of x, 64 rows of y. */
 template <int columns> __device__ __forceinline__ void multiply_keys(float (&scores)[32], uint32_t x, uint32_t y) {
 #pragma unroll
@@ -128,10 +129,6 @@ struct dv_maker {
     float s[32], dv[HEAD_DIM_V / 2];
     uint32_t p[4][4];
 
-    __device__ __forceinline__ uint32_t q(int step) const { return base + Q_OFFSET + stage_of<STAGES>(step) * Q_BYTES; }
-    __device__ __forceinline__ uint32_t dout(int step) const {
-        return base + DOUT_OFFSET + stage_of<STAGES>(step) * DOUT_BYTES;
-    }
     __device__ __forceinline__ void pass_p(int step) {
         const uint32_t to = base + P_OFFSET + stage_of<P_STAGES>(step) * P_BYTES + tid_x_reread() % 128 * 16;
         wait_empty<P_STAGES>(base + P_EMPTY, step);
@@ -144,15 +141,13 @@ struct dv_maker {
     }
 
     __device__ __forceinline__ void run() {
-#pragma unroll
-        for (int i = 0; i < HEAD_DIM_V / 2; i++)
-            dv[i] = 0;
+        set_zero(dv);
         wait_full<1>(base + KV_FULL, 0);
         if (k.steps > 0) {
             int step = 0, tile = k.first_tile;
             wait_full<STAGES>(base + Q_FULL, 0);
             wgmma_fence();
-            multiply_keys<HEAD_DIM>(s, base, q(0));
+            multiply_keys<HEAD_DIM>(s, base, q_of(base, 0));
             wgmma_commit_group();
             wgmma_wait_group<0>(s);
 #pragma unroll 1
@@ -172,10 +167,10 @@ struct dv_maker {
                     wait_full<STAGES>(base + Q_FULL, step + 1);
                 wgmma_fence();
                 if (more)
-                    multiply_keys<HEAD_DIM>(s, base, q(step + 1));
+                    multiply_keys<HEAD_DIM>(s, base, q_of(base, step + 1));
                 wgmma_commit_group();
                 wait_full<STAGES>(base + DOUT_FULL, step);
-                add_product<HEAD_DIM_V>(dv, p, dout(step));
+                add_product<HEAD_DIM_V>(dv, p, dout_of(base, step));
                 wgmma_commit_group();
                 wgmma_wait_group<1>(s);
             } while (++step < k.steps);
@@ -198,10 +193,6 @@ struct dk_maker {
     float dp[32], dk[HEAD_DIM / 2];
     uint32_t ds[4][4];
 
-    __device__ __forceinline__ uint32_t q(int step) const { return base + Q_OFFSET + stage_of<STAGES>(step) * Q_BYTES; }
-    __device__ __forceinline__ uint32_t dout(int step) const {
-        return base + DOUT_OFFSET + stage_of<STAGES>(step) * DOUT_BYTES;
-    }
     /* dP to dS, in place. */
     __device__ __forceinline__ void make_ds(int step) {
         const uint32_t thread = tid_x_reread();
@@ -223,15 +214,13 @@ struct dk_maker {
     }
 
     __device__ __forceinline__ void run() {
-#pragma unroll
-        for (int i = 0; i < HEAD_DIM / 2; i++)
-            dk[i] = 0;
+        set_zero(dk);
         wait_full<1>(base + KV_FULL, 0);
         if (k.steps > 0) {
             int step = 0;
             wait_full<STAGES>(base + DOUT_FULL, 0);
             wgmma_fence();
-            multiply_keys<HEAD_DIM_V>(dp, base + V_OFFSET, dout(0));
+            multiply_keys<HEAD_DIM_V>(dp, base + V_OFFSET, dout_of(base, 0));
             wgmma_commit_group();
             wgmma_wait_group<0>(dp);
 #pragma unroll 1
@@ -248,10 +237,10 @@ struct dk_maker {
                     wait_full<STAGES>(base + DOUT_FULL, step + 1);
                 wgmma_fence();
                 if (more)
-                    multiply_keys<HEAD_DIM_V>(dp, base + V_OFFSET, dout(step + 1));
+                    multiply_keys<HEAD_DIM_V>(dp, base + V_OFFSET, dout_of(base, step + 1));
                 wgmma_commit_group();
                 wait_full<STAGES>(base + Q_FULL, step);
-                add_product<HEAD_DIM>(dk, ds, q(step));
+                add_product<HEAD_DIM>(dk, ds, q_of(base, step));
                 wgmma_commit_group();
                 wgmma_wait_group<1>(dp);
             } while (++step < k.steps);

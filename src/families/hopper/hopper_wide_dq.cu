@@ -14,6 +14,7 @@
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/wgmma.cuh"
+#include "families/hopper/hopper_load.cuh"
 #include "families/hopper/hopper_ring.cuh"
 #include "families/hopper/hopper_wide.h"
 
@@ -81,34 +82,23 @@ __device__ __forceinline__ struct row_block find_rows(const struct hopper_backwa
 
 /* ---- producer ---- */
 
-template <int panels, int rows>
-__device__ __forceinline__ void load_tile(uint32_t to, const struct cuda_tensor_map *map, uint32_t barrier, int row,
-                                          int head, int batch) {
-#pragma unroll
-    for (int panel = 0; panel < panels; panel++)
-#pragma unroll
-        for (int part = 0; part < rows; part += 64)
-            cp_async_bulk_tensor_4d(to + panel * rows * 128 + part * 128, map, barrier, panel * 64, row + part, head,
-                                    batch);
-}
-
 __device__ __forceinline__ void produce(const struct hopper_backward_params &a, uint32_t base) {
     const struct row_block r = find_rows(a);
     const int kv_head = r.head / a.in.in.group;
     mbarrier_arrive_expect_tx(base + ROWS_FULL, Q_BYTES + DOUT_BYTES);
-    load_tile<PANELS, BLOCK_M>(base, &a.q_map, base + ROWS_FULL, r.first_row, r.head, r.batch);
-    load_tile<PANELS_V, BLOCK_M>(base + Q_BYTES, &a.dout_map, base + ROWS_FULL, r.first_row, r.head, r.batch);
+    load_panels<PANELS, BLOCK_M, 64>(base, &a.q_map, base + ROWS_FULL, r.first_row, r.head, r.batch);
+    load_panels<PANELS_V, BLOCK_M, 64>(base + Q_BYTES, &a.dout_map, base + ROWS_FULL, r.first_row, r.head, r.batch);
 #pragma unroll 1
     for (int tile = r.first_tile; tile < r.last_tile; tile++) {
         const uint32_t step = tile - r.first_tile, k = stage_of<STAGES>(step), v = stage_of<V_STAGES>(step);
         wait_empty<STAGES>(base + K_EMPTY, step);
         mbarrier_arrive_expect_tx(base + K_FULL + 8 * k, K_BYTES);
-        load_tile<PANELS, BLOCK_N>(base + K_OFFSET + k * K_BYTES, &a.k_map, base + K_FULL + 8 * k, tile * BLOCK_N,
-                                   kv_head, r.batch);
+        load_panels<PANELS, BLOCK_N>(base + K_OFFSET + k * K_BYTES, &a.k_map, base + K_FULL + 8 * k, tile * BLOCK_N,
+                                     kv_head, r.batch);
         wait_empty<V_STAGES>(base + V_EMPTY, step);
         mbarrier_arrive_expect_tx(base + V_FULL + 8 * v, V_BYTES);
-        load_tile<PANELS_V, BLOCK_N>(base + V_OFFSET + v * V_BYTES, &a.v_map, base + V_FULL + 8 * v, tile * BLOCK_N,
-                                     kv_head, r.batch);
+        load_panels<PANELS_V, BLOCK_N>(base + V_OFFSET + v * V_BYTES, &a.v_map, base + V_FULL + 8 * v, tile * BLOCK_N,
+                                       kv_head, r.batch);
     }
 }
 
@@ -193,9 +183,7 @@ struct consumer {
                 delta[half] = a.in.delta_rows[row + 8 * half];
             }
         }
-#pragma unroll
-        for (int i = 0; i < HEAD_DIM / 2; i++)
-            dq[i] = 0;
+        set_zero(dq);
         wait_full<1>(base + ROWS_FULL, 0);
         if (steps > 0) {
             int step = 0;
