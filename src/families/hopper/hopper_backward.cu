@@ -3,9 +3,10 @@
  *
  * Idea: FlashAttention-2's backward (Dao, 2023): a block owns BLOCK_N = 64 WARPGROUPS keys of a KV head, keeps their dK
  * and dV in registers, and walks the query rows of its group's heads, BLOCK_M a step. Each of the first warpgroups
- * owns 64 keys: it makes S^T = K Q^T and dP^T = V dO^T, from them P^T and dS^T, which stay in registers as operands of
- * dV += P^T dO and dK += dS^T Q, and leaves dS in shared memory. The last warpgroup serves: it brings Q, dO, lse and
- * delta by TMA, multiplies dS by K, and adds the sums to dQ in global memory by bulk reductions.
+ * owns 64 keys: it makes S^T = K Q^T, from that P^T, the operand of dV += P^T dO, then dP^T = V dO^T in place of S^T,
+ * and dS^T, which it leaves in shared memory, and takes from there or from registers for dK += dS^T Q. The last
+ * warpgroup serves: it brings Q, dO, lse and delta by TMA, multiplies dS by K, and adds the sums to dQ in global memory
+ * by bulk reductions.
  *
  * Shared memory, each matrix in panels of 128 bytes a row with the 128-byte swizzle:
  *   K [panels][BLOCK_N], V [panels][BLOCK_N] (at the end dV, then dK), Q [STAGES][panels][BLOCK_M],
@@ -17,7 +18,8 @@
  * each key warp) and empty (of each serving warp). There is none for empty stages of Q and dO: a warpgroup that leaves
  * dS of a step has completed its products of the step before. The named barrier 1 + w is warpgroup w's own.
  *
- * Registers of a key thread: dK HEAD_DIM / 2, dV HEAD_DIM_V / 2, S and dP BLOCK_M / 2 each, of 216 or 144. */
+ * Registers of a key thread: dK HEAD_DIM / 2, dV HEAD_DIM_V / 2, S and then dP BLOCK_M / 2, P BLOCK_M / 4, of 208 or
+ * 144. */
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/mma.cuh"
