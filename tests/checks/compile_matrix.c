@@ -23,6 +23,7 @@
 #include <unistd.h>
 
 #include "base/memory.h"
+#include "compile_companions.h"
 #include "cuda/compiler.h"
 #include "families/family.h"
 #include "gpu/merge_on_device.h"
@@ -507,6 +508,8 @@ static void add_kernels(const char *arch, uint64_t seed, const char *kernel, int
          listing_variants++) {
         add_backward(arch, kernel);
         add_forward(arch, seed, kernel);
+        if (!listing_variants)
+            list_companions(arch, kernel, every_variant, add_job);
         if (!kernel && !listing_variants) {
             add_merge(arch);
             add_by_name(arch, seed);
