@@ -71,7 +71,7 @@ struct producer {
         mbarrier_arrive_expect_tx(base + KV_FULL, K_BYTES + V_BYTES);
         load_panels<PANELS, 64>(base, &a.k_map, base + KV_FULL, k.first_key, k.kv_head, k.batch);
         load_panels<PANELS_V, 64>(base + V_OFFSET, &a.v_map, base + KV_FULL, k.first_key, k.kv_head, k.batch);
-        struct step_rows rows = {k.kv_head * a.in.in.group, k.first_tile};
+        struct step_rows rows = {k.first_head, k.first_tile};
 #pragma unroll 1
         for (int step = 0; step < k.steps; step++) {
             const uint32_t stage = stage_of<STAGES>(step), to = base + ROWS_OFFSET + stage * BLOCK_M * 8;
@@ -183,11 +183,8 @@ struct dv_maker {
             wgmma_wait_group<0>(dv);
         }
         wait_read(base);
-        const int warp_key = (int)threadIdx.x / 32 % 4 * 16, first = k.first_key + warp_key;
-        if (a.in.dv.data)
-            store_accumulator<HEAD_DIM_V, BLOCK_N>(row_address(a.in.dv, k.batch, k.kv_head, first), a.in.dv.row * 2,
-                                                   a.in.in.seqlen_k - first, a.in.in.head_dim_v, base + V_OFFSET,
-                                                   warp_key, dv, 1.0f, k.steps > 0);
+        store_keys<HEAD_DIM_V>(a, k, a.in.dv, a.in.dv_parts, a.in.in.head_dim_v, base + V_OFFSET,
+                               (int)threadIdx.x / 32 % 4 * 16, dv, 1.0f);
     }
 };
 
@@ -253,11 +250,8 @@ struct dk_maker {
             wgmma_wait_group<0>(dk);
         }
         wait_read(base);
-        const int warp_key = (int)threadIdx.x / 32 % 4 * 16, first = k.first_key + warp_key;
-        if (a.in.dk.data)
-            store_accumulator<HEAD_DIM, BLOCK_N>(row_address(a.in.dk, k.batch, k.kv_head, first), a.in.dk.row * 2,
-                                                 a.in.in.seqlen_k - first, a.in.in.head_dim, base, warp_key, dk,
-                                                 a.in.in.scale, k.steps > 0);
+        store_keys<HEAD_DIM>(a, k, a.in.dk, a.in.dk_parts, a.in.in.head_dim, base, (int)threadIdx.x / 32 % 4 * 16, dk,
+                             a.in.in.scale);
     }
 };
 
