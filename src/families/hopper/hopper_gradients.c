@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "families/hopper/hopper_maps.h"
+#include "gpu/key_sort.h"
 
 int32_t hopper_backward_padded(int64_t head_dim) { return (int32_t)gpu_round_up(head_dim, 32); }
 
@@ -60,20 +61,29 @@ static double seconds_with(const fdm_device *device, const fdm_problem *p, int32
     return rows * block_n * flops / speed + (parts > 1 ? launch + bytes / bandwidth : 0);
 }
 
-/* Parts take turns so that their rows and sums of dQ stay in L2, but by so many that blocks of the last turn, the
- * longest first, end together; turns are equally large. */
-static int32_t parts_in_turn(const fdm_device *device, const fdm_problem *p, int32_t block_n, int64_t parts) {
-    enum { L2_BYTES = 24 << 20, WAVES_OF_A_TURN = 2 };
+/* Parts take turns so that their rows and sums of dQ stay in l2_mb MB, but by so many that blocks of the last turn, the
+ * longest first, end together; turns are equally large. Where keys are listed, walks differ anyway. */
+static int32_t parts_in_turn(const fdm_device *device, const fdm_problem *p, int32_t block_n, int32_t l2_mb,
+                             int64_t parts) {
+    enum { WAVES_OF_A_TURN = 2 };
     const int64_t bytes = p->heads / p->heads_kv / parts * p->seqlen_q * (6 * p->head_dim + 2 * p->head_dim_v);
     const int64_t all = p->heads_kv * p->batch * parts, blocks = tiles_of(p->seqlen_k, block_n);
-    const int64_t near = L2_BYTES / bytes, full = (WAVES_OF_A_TURN * device->num_sms + blocks - 1) / blocks;
+    const int64_t near = ((int64_t)l2_mb << 20) / bytes;
+    const int64_t full = (WAVES_OF_A_TURN * device->num_sms + blocks - 1) / blocks;
     const int64_t least = near > full ? near : full, turns = least > all ? 1 : all / (least > 1 ? least : 1);
+    if (gpu_lists_keys(p))
+        return (int32_t)(near < 1 ? 1 : near < all ? near : all);
     return (int32_t)((all + turns - 1) / turns);
 }
 
-int hopper_backward_divide(const fdm_device *device, const fdm_problem *p, int32_t block_n, double flops,
+/* Query heads that are divided: of a group, where keys are not listed and their gradients wanted. */
+static int64_t divisible(const fdm_problem *p) {
+    return (p->needs_dk || p->needs_dv) && !gpu_lists_keys(p) ? p->heads / p->heads_kv : 1;
+}
+
+int hopper_backward_divide(const fdm_device *device, const fdm_problem *p, int32_t block_n, double flops, int32_t l2_mb,
                            int32_t number, struct hopper_division *division) {
-    const int64_t group = p->needs_dk || p->needs_dv ? p->heads / p->heads_kv : 1;
+    const int64_t group = divisible(p);
     int64_t best = 1, parts;
     double least = 0.97 * seconds_with(device, p, block_n, flops, 1); /* less is not worth another launch */
     for (parts = 2; parts <= group; parts++) {
@@ -86,13 +96,12 @@ int hopper_backward_divide(const fdm_device *device, const fdm_problem *p, int32
             break;
     if (parts > group)
         return 0;
-    *division = (struct hopper_division){(int32_t)parts, parts_in_turn(device, p, block_n, parts)};
+    *division = (struct hopper_division){(int32_t)parts, parts_in_turn(device, p, block_n, l2_mb, parts)};
     return 1;
 }
 
 int hopper_backward_divides(const fdm_problem *p, struct hopper_division division) {
-    const int64_t group = p->needs_dk || p->needs_dv ? p->heads / p->heads_kv : 1;
-    return division.parts >= 1 && group % division.parts == 0 && division.in_turn >= 1;
+    return division.parts >= 1 && divisible(p) % division.parts == 0 && division.in_turn >= 1;
 }
 
 void hopper_backward_name_parts(const fdm_problem *p, struct hopper_division division, fdm_plan *plan) {
@@ -141,9 +150,10 @@ fdm_status hopper_backward_maps(const fdm_plan *plan, const struct attention *at
     return FDM_OK;
 }
 
-int64_t hopper_backward_order(const fdm_plan *plan, const fdm_problem *p, struct hopper_division division,
+int64_t hopper_backward_order(const fdm_plan *plan, const fdm_problem *p, struct hopper_division division, int sorted,
                               struct hopper_backward_params *params) {
     params->key_blocks = (int32_t)tiles_of(p->seqlen_k, plan->block_n);
     params->heads_in_turn = division.in_turn;
-    return params->key_blocks * p->heads_kv * p->batch * division.parts;
+    return (sorted ? gpu_round_up(p->seqlen_k, KEY_SORT_KEYS) / plan->block_n : params->key_blocks) * p->heads_kv *
+           p->batch * division.parts;
 }

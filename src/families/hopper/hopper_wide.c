@@ -37,7 +37,7 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
 static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, fdm_plan *plan) {
     const double flops = (double)(4 * p->head_dim + 4 * p->head_dim_v);
     struct hopper_division division;
-    if (!hopper_backward_divide(device, p, HOPPER_WIDE_KEYS, flops, number, &division))
+    if (!hopper_backward_divide(device, p, HOPPER_WIDE_KEYS, flops, HOPPER_BACKWARD_L2_MB, number, &division))
         return 0;
     const int32_t v_stages = dq_bytes(p, 2) <= device->shared_bytes ? 2 : 1;
     const int32_t p_stages = dkv_bytes(p, 2) <= device->shared_bytes ? 2 : 1;
@@ -127,7 +127,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     const struct gpu_backward_needs needs = needs_of(plan, p);
     struct hopper_backward_params params;
     gpu_backward_fill(attention, &needs, workspace, &params.in);
-    const int64_t key_blocks = hopper_backward_order(plan, p, division_of(plan), &params);
+    const int64_t key_blocks = hopper_backward_order(plan, p, division_of(plan), 0, &params);
     const int64_t row_blocks = (p->seqlen_q + plan->block_m - 1) / plan->block_m * p->heads * p->batch;
     if ((status = hopper_backward_maps(plan, attention, &params)))
         return status;
