@@ -1,4 +1,5 @@
-/* test_hopper_plans.c: which problems hopper.gather takes on 9.0, by which tile, and what it leaves to others. */
+/* test_hopper_plans.c: which problems hopper.gather and hopper.backward take on 9.0, by which tile, and what they leave
+ * to others; how the backwards divide groups of heads. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -64,6 +65,52 @@ static void takes_what_is_seen_key_by_key(void **state) {
     }
 }
 
+static void backward_takes_what_it_names(void **state) {
+    (void)state;
+    static const struct {
+        int features;
+        int64_t rows, head_dim;
+        int32_t heads_kv, heads_of_keys; /* of intervals and masks */
+        const char *kernel, *tile, *words;
+    } cases[] = {
+        {CAUSAL, 8192, 128, 16, 1, "hopper.backward", "SM90_Wgmma_64x128_R3_DS2", "3 stages of Q, 3 of dO"},
+        {INTERVALS | CAUSAL, 8192, 128, 16, 16, "hopper.backward", "SM90_Wgmma_64x128_R3_DO2_DS2_Keyed",
+         "3 stages of Q, 2 of dO"},
+        {INTERVALS, 8192, 64, 16, 1, "hopper.backward", "SM90_Wgmma_64x128_R3_DS2_Keyed",
+         "keys in the order of the last row that sees them"},
+        {MASK, 8192, 96, 16, 16, "hopper.backward", "SM90_Wgmma_64x128_R3_DO2_DS2_Keyed", ""},
+        {INTERVALS, 8192, 128, 4, 4, "hopper.backward", "SM90_Wgmma_64x128_R3_DO2_DS2_Keyed", ""},
+        {INTERVALS, 8192, 128, 4, 16, "mma.backward", "", "intervals or masks of their own"},
+        {MASK, 8192, 128, 4, 16, "mma.backward", "", "intervals or masks of their own"},
+        {INTERVALS, 131072, 128, 16, 1, "hopper.backward", "", ""},
+        {INTERVALS, 131073, 128, 16, 1, "mma.backward", "", "at most 131072 query rows"},
+        {INTERVALS, 8192, 136, 16, 1, "mma.backward", "", "head dims are at most 128"},
+    };
+    fdm_device device;
+    assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fdm_problem p = problem_of(cases[i].features, cases[i].rows, cases[i].head_dim);
+        fdm_plan plan;
+        p.pass = FDM_BACKWARD;
+        p.needs_dq = p.needs_dk = p.needs_dv = 1;
+        p.heads_kv = cases[i].heads_kv;
+        p.interval_heads = p.mask_shape[1] = cases[i].heads_of_keys;
+        assert_int_equal(fdm_plan_attention(&device, &p, NULL, &plan), FDM_OK);
+        assert_string_equal(plan.kernel, cases[i].kernel);
+        assert_memory_equal(plan.choice, cases[i].tile, strlen(cases[i].tile));
+        if (strcmp(cases[i].kernel, "hopper.backward") == 0) {
+            assert_non_null(strstr(plan.reason, cases[i].words));
+        } else {
+            fdm_options options = fdm_options_default();
+            options.kernel = "hopper.backward";
+            assert_int_not_equal(fdm_plan_attention(&device, &p, &options, &plan), FDM_OK);
+            assert_non_null(strstr(fdm_last_error(), cases[i].words));
+            continue;
+        }
+        assert_true(plan.shared_bytes <= device.shared_bytes);
+    }
+}
+
 /* The registers of all threads are the multiprocessor's: more would wait for ever, at setmaxnreg. */
 static void registers_fit(void **state) {
     (void)state;
@@ -91,8 +138,75 @@ static void registers_fit(void **state) {
     }
 }
 
+/* The constant PARTS of the kernel that makes dK and dV, and whether the parts are added. */
+static void parts_of(const fdm_plan *plan, int64_t *constant, int *combines) {
+    struct cuda_kernel_request requests[GPU_REQUESTS_MAX];
+    const int32_t count = family_hopper.launches(&family_hopper, plan, requests);
+    *constant = -1;
+    *combines = 0;
+    for (int32_t i = 0; i < count; i++) {
+        *combines += strcmp(requests[i].entry, "backward_combine") == 0;
+        if (strcmp(requests[i].entry, "hopper_backward") && strcmp(requests[i].entry, "hopper_wide_dkv"))
+            continue;
+        for (int32_t c = 0; c < requests[i].num_constants; c++)
+            if (strcmp(requests[i].constants[c].name, "PARTS") == 0)
+                *constant = requests[i].constants[c].value;
+    }
+}
+
+static void groups_are_divided(void **state) {
+    (void)state;
+    static const struct {
+        int64_t batch, heads, heads_kv, seqlen, head_dim;
+        int causal, parts;
+    } cases[] = {
+        {1, 32, 1, 2048, 128, 0, 8},                               /* 16 blocks to 128 of 132 multiprocessors */
+        {1, 32, 32, 2048, 128, 1, 1}, {8, 32, 8, 4096, 128, 0, 1}, /* nothing to divide; blocks enough */
+        {4, 32, 4, 3000, 128, 1, 2}, /* unlike in length: the longest alone take most of the time */
+        {1, 32, 8, 16, 64, 1, 1},    /* too little work for one more launch */
+        {1, 16, 2, 2048, 256, 0, 2},
+    };
+    fdm_device device;
+    assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fdm_problem p = problem_of(cases[i].causal ? CAUSAL : 0, cases[i].seqlen, cases[i].head_dim);
+        fdm_plan plan, whole;
+        int64_t constant;
+        int combines;
+        p.pass = FDM_BACKWARD;
+        p.batch = cases[i].batch;
+        p.heads = cases[i].heads;
+        p.heads_kv = cases[i].heads_kv;
+        p.seqlen_k = p.seqlen_q;
+        p.q_mappable = p.keys_mappable = 1;
+        assert_int_equal(fdm_plan_attention(&device, &p, NULL, &plan), FDM_OK);
+        assert_string_equal(plan.kernel, cases[i].head_dim > 128 ? "hopper.wide" : "hopper.backward");
+        const int32_t *parts = &plan.parameters[cases[i].head_dim > 128 ? 2 : 1];
+        assert_int_equal(*parts, cases[i].parts);
+        parts_of(&plan, &constant, &combines);
+        assert_int_equal(constant, cases[i].parts > 1);
+        assert_int_equal(combines, cases[i].parts > 1);
+        assert_int_equal(strstr(plan.reason, "whose sums are added") != NULL, cases[i].parts > 1);
+        /* Every way is another, and one of them does not divide the group. */
+        int32_t ways = 0, undivided = 0;
+        for (; !fdm_plan_variant(&device, &p, plan.kernel, ways, &whole); ways++) {
+            undivided += strstr(whole.choice, "_Parts") == NULL;
+            assert_int_equal(strcmp(whole.choice, plan.choice) == 0, ways == 0);
+            if (!strstr(whole.choice, "_Parts") && cases[i].parts > 1) {
+                const int64_t sums = cases[i].parts * p.heads_kv * p.batch * p.seqlen_k * 2 * p.head_dim * 4;
+                assert_true(plan.workspace_bytes - whole.workspace_bytes == sums);
+            }
+        }
+        assert_true(undivided >= 1 && ways >= (p.heads > p.heads_kv ? 3 : 1));
+        plan.parameters[cases[i].head_dim > 128 ? 2 : 1] = 3; /* 3 divides none of these groups */
+        parts_of(&plan, &constant, &combines);
+        assert_int_equal(constant, -1);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(takes_what_is_seen_key_by_key),
-                                       cmocka_unit_test(registers_fit)};
+                                       cmocka_unit_test(backward_takes_what_it_names), cmocka_unit_test(registers_fit),
+                                       cmocka_unit_test(groups_are_divided)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

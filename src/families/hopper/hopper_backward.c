@@ -11,28 +11,41 @@
 
 /* The first whose head dims and shared memory fit is chosen. Registers of dK, dV, of S and dP, which follow each other,
  * and of P are head_dim + 48 of 208 (two warpgroups of keys) or 144 (three). */
+enum { PLAIN, KEYED }; /* KEYED: something says key by key which rows see it */
 struct tile {
-    int32_t head_dim_max, warpgroups, stages, ds_stages, ds_registers;
+    int32_t kind, head_dim_max, warpgroups, stages, dout_stages, ds_stages, ds_registers;
+    int32_t l2_mb; /* of which heads take turns (hopper_gradients.h) */
     const char *reason;
 };
 static const struct tile tiles[] = {
-    {64, 3, 3, 2, 1, "192 keys a block add less to dQ than 128: 9 to 24 % faster from 2048 rows on"},
-    {128, 2, 3, 2, 0, "dK and dV of 64 keys fill a warpgroup's registers; dS is made under dV's product"},
-    {64, 3, 3, 2, 0, "dK from shared memory"},
-    {128, 2, 3, 1, 1, "dK from registers"},
+    {PLAIN, 64, 3, 3, 3, 2, 1, HOPPER_BACKWARD_L2_MB,
+     "192 keys a block add less to dQ than 128: 9 to 24 % faster from 2048 rows on"},
+    {PLAIN, 128, 2, 3, 3, 2, 0, HOPPER_BACKWARD_L2_MB,
+     "dK and dV of 64 keys fill a warpgroup's registers; dS is made under dV's product"},
+    {PLAIN, 64, 3, 3, 3, 2, 0, HOPPER_BACKWARD_L2_MB, "dK from shared memory"},
+    {PLAIN, 128, 2, 3, 3, 1, 1, HOPPER_BACKWARD_L2_MB, "dK from registers"},
+    {KEYED, 64, 2, 3, 3, 2, 0, 96, "fewer keys a block, fewer rows that only some of them are seen by"},
+    {KEYED, 128, 2, 3, 2, 2, 0, 96, "two stages of dO leave room for what is known of each key"},
+    {KEYED, 128, 2, 3, 2, 2, 0, 24, "few heads take turns"},
+    {KEYED, 128, 2, 3, 2, 2, 0, 1024, "many heads take turns"},
 };
 enum { NUM_TILES = sizeof tiles / sizeof tiles[0], BLOCK_M = 64 };
 
-enum { TILE }; /* the plan's parameters */
+enum { TILE, PARTS, IN_TURN }; /* the plan's parameters */
 
 static int32_t shared_bytes(const struct tile *t, const fdm_problem *p) {
-    return hopper_backward_shared_bytes(t->warpgroups, t->stages, t->ds_stages, hopper_backward_padded(p->head_dim),
-                                        hopper_backward_padded(p->head_dim_v));
+    return hopper_backward_shared_bytes(t->warpgroups, t->stages, t->dout_stages, t->ds_stages,
+                                        hopper_backward_padded(p->head_dim), hopper_backward_padded(p->head_dim_v),
+                                        t->kind == KEYED);
+}
+
+static int suits(const struct tile *t, const fdm_problem *p) {
+    return (t->kind == KEYED) == gpu_lists_keys(p) && hopper_backward_padded(p->head_dim) <= t->head_dim_max &&
+           hopper_backward_padded(p->head_dim_v) <= t->head_dim_max;
 }
 
 static int fits(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
-    return hopper_backward_padded(p->head_dim) <= t->head_dim_max &&
-           hopper_backward_padded(p->head_dim_v) <= t->head_dim_max && shared_bytes(t, p) <= device->shared_bytes;
+    return suits(t, p) && shared_bytes(t, p) <= device->shared_bytes;
 }
 
 static const struct tile *find_tile(const fdm_device *device, const fdm_problem *p, int32_t number) {
@@ -42,40 +55,76 @@ static const struct tile *find_tile(const fdm_device *device, const fdm_problem 
     return NULL;
 }
 
-static struct gpu_backward_needs needs_of(const fdm_problem *p) {
-    return hopper_backward_needs(p, BLOCK_M, p->needs_dq);
+/* Whether keys are sorted: fewer are few blocks. */
+enum { GATHER_KEYS_MIN = 512 };
+static int gathers(const fdm_problem *p) { return p->has_intervals && p->seqlen_k >= GATHER_KEYS_MIN; }
+
+static struct hopper_division division_of(const fdm_plan *plan) {
+    return (struct hopper_division){plan->parameters[PARTS], plan->parameters[IN_TURN]};
+}
+
+static struct gpu_backward_needs needs_of(const fdm_plan *plan, const fdm_problem *p) {
+    struct gpu_backward_needs needs = hopper_backward_needs(p, BLOCK_M, p->needs_dq, plan->parameters[PARTS]);
+    needs.may_order_keys = needs.orders_keys = gathers(p);
+    return needs;
 }
 
 /* ---- choice ---- */
 
 static const char *refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
     const char *clause = hopper_backward_refusal(p, 128, text, size);
+    if (!clause && ((p->has_intervals && p->interval_heads > p->heads_kv) ||
+                    (p->has_mask && !gpu_mask_rows(p) && p->mask_shape[1] > p->heads_kv)))
+        clause = "query heads that share keys have intervals or masks of their own";
+    if (!clause && gpu_lists_keys(p) && p->seqlen_q > BLOCK_M * HOPPER_BACKWARD_TILES_MAX) {
+        snprintf(text, size, "beside key intervals or masks of keys there are at most %d query rows",
+                 BLOCK_M * HOPPER_BACKWARD_TILES_MAX);
+        clause = text;
+    }
     return clause || find_tile(device, p, 0) ? clause : gpu_no_tile_fits(device, text, size);
 }
 
 static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
-    return hopper_backward_passed_over(device, p, 64 * find_tile(device, p, 0)->warpgroups);
+    const int32_t block_n = 64 * find_tile(device, p, 0)->warpgroups;
+    const int64_t blocks = (p->seqlen_k + block_n - 1) / block_n * p->heads_kv * p->batch;
+    return gpu_lists_keys(p) && p->heads > p->heads_kv && 2 * blocks < device->num_sms
+               ? "blocks of keys are few, and where keys are listed it does not divide the query heads that share them"
+               : NULL;
 }
 
+/* First the tiles, then the other divisions of the first tile's heads. */
 static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, fdm_plan *plan) {
+    const double flops = (double)(6 * p->head_dim + 4 * p->head_dim_v);
     const struct tile *t = find_tile(device, p, number);
-    if (!t)
+    struct hopper_division division;
+    int32_t other = 0;
+    if (!t && (t = find_tile(device, p, 0)))
+        for (other = number + 1; find_tile(device, p, number + 1 - other); other--)
+            ;
+    if (!t || !hopper_backward_divide(device, p, 64 * t->warpgroups, flops, t->l2_mb, other, &division))
         return 0;
-    const struct gpu_backward_needs needs = needs_of(p);
     plan->parameters[TILE] = (int32_t)(t - tiles);
+    plan->parameters[PARTS] = division.parts;
+    plan->parameters[IN_TURN] = division.in_turn;
+    const struct gpu_backward_needs needs = needs_of(plan, p);
     plan->block_m = BLOCK_M;
     plan->block_n = 64 * t->warpgroups;
     plan->stages = t->stages;
     plan->shared_bytes = shared_bytes(t, p);
     plan->workspace_bytes = gpu_backward_workspace_bytes(p, &needs);
-    snprintf(plan->choice, sizeof plan->choice, "SM90_Wgmma_%dx%d_R%d_DS%d%s", plan->block_m, plan->block_n, t->stages,
-             t->ds_stages, t->ds_registers ? "_RS" : "");
+    char keyed[16] = "";
+    if (t->kind == KEYED)
+        snprintf(keyed, sizeof keyed, "_Keyed_L%d", t->l2_mb);
+    snprintf(plan->choice, sizeof plan->choice, "SM90_Wgmma_%dx%d_R%d%s_DS%d%s%s", plan->block_m, plan->block_n,
+             t->stages, t->dout_stages < t->stages ? "_DO2" : "", t->ds_stages, t->ds_registers ? "_RS" : "", keyed);
     snprintf(plan->reason, sizeof plan->reason,
              "head dim %lld on compute capability 9.0: %d warpgroups of 64 keys (%d registers a thread) and one that "
-             "loads and makes dQ (%d), %d rows a step, %d stages of Q and dO, %d of dS (%lld KB): %s",
+             "loads and makes dQ (%d), %d rows a step, %d stages of Q, %d of dO, %d of dS (%lld KB): %s%s",
              (long long)(p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v), t->warpgroups,
              HOPPER_BACKWARD_KEY_REGISTERS(t->warpgroups), HOPPER_BACKWARD_SERVICE_REGISTERS(t->warpgroups), BLOCK_M,
-             t->stages, t->ds_stages, (long long)(plan->shared_bytes + 1023) >> 10, t->reason);
+             t->stages, t->dout_stages, t->ds_stages, (long long)(plan->shared_bytes + 1023) >> 10, t->reason,
+             gathers(p) ? "; keys in the order of the last row that sees them" : "");
+    hopper_backward_name_parts(p, division, plan);
     return 1;
 }
 
@@ -83,11 +132,13 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
 
 static void main_request(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *request) {
     const struct tile *t = &tiles[plan->parameters[TILE]];
-    GPU_SET_CONSTANTS(request, HOPPER_BACKWARD_CONSTANTS, .DTYPE = gpu_dtype(p->dtype),
-                      .HEAD_DIM = hopper_backward_padded(p->head_dim),
-                      .HEAD_DIM_V = hopper_backward_padded(p->head_dim_v), .WARPGROUPS = t->warpgroups,
-                      .STAGES = t->stages, .DS_STAGES = t->ds_stages, .DS_REGISTERS = t->ds_registers,
-                      .WINDOW = gpu_bounded(p), .NEEDS_DQ = p->needs_dq);
+    GPU_SET_CONSTANTS(
+        request, HOPPER_BACKWARD_CONSTANTS, .DTYPE = gpu_dtype(p->dtype),
+        .HEAD_DIM = hopper_backward_padded(p->head_dim), .HEAD_DIM_V = hopper_backward_padded(p->head_dim_v),
+        .WARPGROUPS = t->warpgroups, .STAGES = t->stages, .DOUT_STAGES = t->dout_stages, .DS_STAGES = t->ds_stages,
+        .DS_REGISTERS = t->ds_registers, .WINDOW = gpu_bounded(p), .MASK = p->has_mask, .INTERVALS = p->has_intervals,
+        .GATHER = gathers(p), .EMPTY_ROWS = gpu_empty_rows(p) || gpu_lists_keys(p),
+        .PARTS = plan->parameters[PARTS] > 1, .NEEDS_DQ = p->needs_dq);
     request->file = "families/hopper/hopper_backward.cu";
     request->entry = "hopper_backward";
     request->shared_bytes = shared_bytes(t, p);
@@ -96,20 +147,18 @@ static void main_request(const fdm_plan *plan, const fdm_problem *p, struct cuda
 
 static int valid(const fdm_plan *plan, const fdm_problem *p) {
     const int32_t tile = plan->parameters[TILE];
-    if (tile < 0 || tile >= NUM_TILES)
+    if (tile < 0 || tile >= NUM_TILES || !hopper_backward_divides(p, division_of(plan)))
         return 0;
     const struct tile *t = &tiles[tile];
-    const struct gpu_backward_needs needs = needs_of(p);
-    return hopper_backward_padded(p->head_dim) <= t->head_dim_max &&
-           hopper_backward_padded(p->head_dim_v) <= t->head_dim_max && plan->block_m == BLOCK_M &&
-           plan->block_n == 64 * t->warpgroups && plan->shared_bytes == shared_bytes(t, p) &&
-           plan->workspace_bytes >= gpu_backward_workspace_bytes(p, &needs);
+    const struct gpu_backward_needs needs = needs_of(plan, p);
+    return suits(t, p) && plan->block_m == BLOCK_M && plan->block_n == 64 * t->warpgroups &&
+           plan->shared_bytes == shared_bytes(t, p) && plan->workspace_bytes >= gpu_backward_workspace_bytes(p, &needs);
 }
 
 /* The kernels before, the main one, those after; `before`: how many the first are. */
 static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *list,
                              int32_t *before) {
-    const struct gpu_backward_needs needs = needs_of(p);
+    const struct gpu_backward_needs needs = needs_of(plan, p);
     *before = gpu_backward_requests(GPU_BACKWARD_BEFORE, p, &needs, list);
     main_request(plan, p, &list[*before]);
     return *before + 1 + gpu_backward_requests(GPU_BACKWARD_AFTER, p, &needs, list + *before + 1);
@@ -131,10 +180,10 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     fdm_status status = cuda_kernels_get(plan->device.index, list, make_requests(plan, p, list, &before), kernels);
     if (status)
         return status;
-    const struct gpu_backward_needs needs = needs_of(p);
+    const struct gpu_backward_needs needs = needs_of(plan, p);
     struct hopper_backward_params params;
     gpu_backward_fill(attention, &needs, workspace, &params.in);
-    const int64_t blocks = hopper_backward_order(plan, p, &params);
+    const int64_t blocks = hopper_backward_order(plan, p, division_of(plan), gathers(p), &params);
     if ((status = hopper_backward_maps(plan, attention, &params)) ||
         (status = gpu_backward_launches(GPU_BACKWARD_BEFORE, kernels, p, &needs, &params.in, stream)))
         return status;
@@ -151,7 +200,8 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
 
 const struct gpu_algorithm hopper_backward_algorithm = {
     .info = {"hopper.backward", "FlashAttention-2's backward on wgmma and TMA, a warpgroup for dQ", FDM_BACKWARD},
-    .features = GPU_FEATURE_CAUSAL | GPU_FEATURE_WINDOW | GPU_FEATURE_DLSE, /* blocks add to dQ in any order */
+    .features = GPU_FEATURE_CAUSAL | GPU_FEATURE_WINDOW | GPU_FEATURE_MASK_KEYS | GPU_FEATURE_INTERVALS |
+                GPU_FEATURE_DLSE | GPU_FEATURE_EMPTY_ROWS, /* blocks add to dQ in any order */
     .chosen_freely = 1,
     .refusal = refusal,
     .passed_over = passed_over,
