@@ -2,18 +2,19 @@
  * device, and demands that nothing spills (of the backward: next to nothing) and that the assembler has no remark
  * C75xx.
  *
- * Usage: fdm-compile [--full] [--arch sm_90] [--seed N] [--kernel NAME] [--variants] [--entry TEXT] [--with CONSTANT]
+ * Usage: fdm-compile [--full] [--arch sm_90] [--seed N] [--kernel NAME] [--variants] [--entry TEXT] [--with
+ * CONSTANT[=V]]...
  *        [--share K/N] [--changed FILE] [--at-most N] [--json FILE] [--verbose]
  * Without --full, problems are drawn so that values of each feature meet in pairs; with it, every combination is
  * compiled. Without --kernel, each problem is compiled for the kernel that is chosen freely, for those that run only by
  * name, and for ways to run it that no rule chooses: of each problem and kernel one of them, the next each time, with
  * --full each. --variants: those ways alone. --entry: only compilations whose entry holds TEXT; --with: only those in
- * which a constant is not 0; --share: of each architecture and entry the first compilation, and the K-th of N parts of
- * all (K counts from 0 and may be N or more). --changed: a list of files, one a line; only compilations of a kernel
- * whose source is one of them or includes one, or whose host code may be different for one of them. --at-most: the
- * first of as many equal parts as leave about N compilations. --json: appends a line of JSON for each architecture and
- * entry. --verbose: every compilation, with a hash of its machine code, by which two trees are compared. A cache of
- * what compiled before (FLASH_DMATTN_CACHE_DIR) is not used: each run stands for itself. */
+ * which a constant is V or, without V, not 0; --share: of each architecture and entry the first compilation, and the
+ * K-th of N parts of all (K counts from 0 and may be N or more). --changed: a list of files, one a line; only
+ * compilations of a kernel whose source is one of them or includes one, or whose host code may be different for one of
+ * them. --at-most: the first of as many equal parts as leave about N compilations. --json: appends a line of JSON for
+ * each architecture and entry. --verbose: every compilation, with a hash of its machine code, by which two trees are
+ * compared. A cache of what compiled before (FLASH_DMATTN_CACHE_DIR) is not used: each run stands for itself. */
 #include <elf.h>
 #include <getopt.h>
 #include <pthread.h>
@@ -98,7 +99,8 @@ struct job {
 static struct job *jobs;
 static int32_t num_jobs, max_jobs, next_job;
 static const char *entry_text = ""; /* only kernels whose entry holds it */
-static const char *constant_name;   /* only where it is not 0; NULL: any */
+static const char *demands[16];     /* only where each of these constants is not 0, or NAME=V is V */
+static int32_t num_demands;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static int same_request(const struct cuda_kernel_request *a, const struct cuda_kernel_request *b) {
@@ -110,16 +112,22 @@ static int same_request(const struct cuda_kernel_request *a, const struct cuda_k
     return 1;
 }
 
-static int is_set(const struct cuda_kernel_request *request, const char *name) {
-    for (int32_t i = 0; i < request->num_constants; i++)
-        if (strcmp(request->constants[i].name, name) == 0)
-            return request->constants[i].value != 0;
+static int meets(const struct cuda_kernel_request *request, const char *demand) {
+    const size_t length = strcspn(demand, "=");
+    for (int32_t i = 0; i < request->num_constants; i++) {
+        const struct cuda_constant *c = &request->constants[i];
+        if (strlen(c->name) == length && strncmp(c->name, demand, length) == 0)
+            return demand[length] ? c->value == atoll(demand + length + 1) : c->value != 0;
+    }
     return 0;
 }
 
 static void add_job(const char *arch, const struct cuda_kernel_request *request) {
-    if (!strstr(request->entry, entry_text) || (constant_name && !is_set(request, constant_name)))
+    if (!strstr(request->entry, entry_text))
         return;
+    for (int32_t i = 0; i < num_demands; i++)
+        if (!meets(request, demands[i]))
+            return;
     for (int32_t i = 0; i < num_jobs; i++)
         if (strcmp(jobs[i].arch, arch) == 0 && same_request(&jobs[i].request, request))
             return;
@@ -157,6 +165,8 @@ static void add_plan(const char *arch, const fdm_problem *problem, const char *k
 static int listing_variants, every_variant;
 /* Every so many problems are of float32 tensors too: of the covering set every fourth, as those take long. */
 static int32_t wide_step = 4;
+/* And every so many of a scale below 0, which some forwards are compiled for. */
+static int32_t negative_step = 8;
 
 /* A way in which a kernel runs the problem, or each. */
 static void add_ways(const char *arch, const struct family *family, const char *kernel, const fdm_problem *problem,
@@ -194,6 +204,11 @@ static void add_problem(const char *arch, const fdm_problem *problem, const char
     add(arch, problem, kernel);
     if (count % wide_step == 0)
         add(arch, &wide, kernel);
+    if (count % negative_step == 0 && problem->pass == FDM_FORWARD) {
+        fdm_problem negative = *problem;
+        negative.softmax_scale = -problem->softmax_scale;
+        add(arch, &negative, kernel);
+    }
     for (int32_t i = before; i < num_jobs; i++)
         jobs[i].forced = listing_variants;
 }
@@ -535,13 +550,17 @@ int main(int argc, char **argv) {
     int option, variants = 0, verbose = 0;
     while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
         switch (option) {
-        case 'f': every_variant = wide_step = 1; break;
+        case 'f': every_variant = wide_step = negative_step = 1; break;
         case 'a': only = optarg; break;
         case 's': seed = strtoull(optarg, NULL, 10); break;
         case 'k': kernel = optarg; break;
         case 'n': variants = 1; break;
         case 'e': entry_text = optarg; break;
-        case 'w': constant_name = optarg; break;
+        case 'w':
+            if (num_demands == sizeof demands / sizeof demands[0])
+                return 2;
+            demands[num_demands++] = optarg;
+            break;
         case 'v': verbose = 1; break;
         case 'j': json = optarg; break;
         case 'c': changed = optarg; break;
@@ -551,7 +570,7 @@ int main(int argc, char **argv) {
                 break; /* fall through */
         default:
             printf("usage: fdm-compile [--full] [--arch NAME] [--seed N] [--kernel NAME] [--variants] [--entry TEXT] "
-                   "[--with CONSTANT] [--share K/N] [--changed FILE] [--at-most N] [--json FILE] [--verbose]\n");
+                   "[--with CONSTANT[=V]]... [--share K/N] [--changed FILE] [--at-most N] [--json FILE] [--verbose]\n");
             return 2;
         }
     }

@@ -210,10 +210,12 @@ static int has_code(const char *code) {
 /* ---- execution ---- */
 
 /* Whether rows of mask, bias and dbias pass 16 bytes at a time. Registers do not allow it beside turns at a shared
- * bias, and where blocks of half the warps meet a float32 bias, intervals and softcap. */
+ * bias, where blocks of half the warps meet a float32 bias, intervals and softcap, and for packed sequences above head
+ * dim 64. */
 static int wide_scores(const fdm_problem *p) {
-    const int crowded = gpu_bias_constant(p) == GPU_BIAS_FLOAT32 && p->has_intervals && p->softcap > 0 &&
-                        mma_backward_widest((int32_t)p->head_dim, (int32_t)p->head_dim_v) <= 64;
+    const int crowded = mma_backward_widest((int32_t)p->head_dim, (int32_t)p->head_dim_v) > 64
+                            ? p->varlen
+                            : gpu_bias_constant(p) == GPU_BIAS_FLOAT32 && p->has_intervals && p->softcap > 0;
     return p->scores_aligned && !gpu_dbias_in_turns(p) && !crowded && (gpu_mask_rows(p) || gpu_bias_rows(p));
 }
 

@@ -10,18 +10,16 @@
 /* The first row whose head dims and shared memory fit is chosen. A block owns 16 * warps / share rows or keys and walks
  * the others `block` at a time. */
 struct tile {
-    int32_t head_dim_max;
-    int32_t extras_max; /* how many of mask, bias, intervals and softcap there may be */
+    int32_t head_dim_min, head_dim_max; /* of the smaller and of the larger of D and Dv */
+    int32_t extras_max;                 /* how many of mask, bias, intervals and softcap there may be */
     int32_t warps, share, block;
     const char *reason;
 };
 static const struct tile tiles[] = {
-    {32, 4, 4, 1, 16, "the longest step without a spill"},
-    {64, 3, 4, 1, 32, "the longest step without a spill"},
-    {128, 3, 4, 1, 32, "the longest step without a spill"},
-    {128, 4, 4, 1, 16, "registers for every feature at a time"},
-    {256, 4, 8, 2, 16, "two warps share the columns of 16 rows or keys, whose sums one could not hold"},
-    {256, 4, 4, 2, 16, "fits 99 KB"},
+    {33, 128, 3, 4, 1, 32, "the longest step without a spill"},
+    {0, 128, 4, 4, 1, 16, "the longest step without a spill for head dims up to 32, and for every feature at a time"},
+    {0, 256, 4, 8, 2, 16, "two warps share the columns of 16 rows or keys, whose sums one could not hold"},
+    {0, 256, 4, 4, 2, 16, "fits 99 KB"},
 };
 enum { NUM_TILES = sizeof tiles / sizeof tiles[0] };
 
@@ -38,8 +36,9 @@ static int32_t shared_bytes(const struct tile *t, const fdm_problem *p) {
 static int fits(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
     const int32_t extras = p->has_mask + p->has_bias + p->has_intervals + (p->softcap > 0);
     const int64_t widest = p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v;
-    return extras <= t->extras_max && (t->share == 1 || widest > 128) && p->head_dim <= t->head_dim_max &&
-           p->head_dim_v <= t->head_dim_max && shared_bytes(t, p) <= device->shared_bytes;
+    return extras <= t->extras_max && (t->share == 1 || widest > 128) && widest <= t->head_dim_max &&
+           p->head_dim >= t->head_dim_min && p->head_dim_v >= t->head_dim_min &&
+           shared_bytes(t, p) <= device->shared_bytes;
 }
 
 static struct gpu_backward_needs needs_of(const struct tile *t, const fdm_problem *p) {
