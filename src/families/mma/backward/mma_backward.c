@@ -9,8 +9,7 @@
 #include "families/mma/mma_family.h"
 #include "gpu/gpu_backward.h"
 
-/* Of the plan's parameters. */
-enum { STAGED_ROWS, OVERLAY, DS_BUFFERS, PAIRED, RING, TMA, GATHER, GROUP_PARTS };
+enum { MMA_BACKWARD_PARAMETERS(PLAN_PARAMETER) };
 
 /* Whether keys may be sorted: key intervals alone say what sees them, the same for the query heads of a KV head. */
 static int may_gather(const fdm_problem *p) {
@@ -339,6 +338,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
 
 const struct gpu_algorithm mma_backward_algorithm = {
     .info = {"mma.backward", "FlashAttention-2's backward on mma.sync, every feature", FDM_BACKWARD},
+    .parameters = PLAN_PARAMETERS(MMA_BACKWARD_PARAMETERS),
     .features = GPU_EVERY_FEATURE,
     .chosen_freely = 1,
     .refusal = refusal,
