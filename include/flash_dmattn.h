@@ -424,13 +424,16 @@ FDM_API void fdm_timer_release(fdm_timer *timer);
  *     start, end   [B, h, Sk]                         int32, written; B is the larger of bias' and padding's
  *
  * Rows are 0 .. seqlen_q - 1. A key that no row sees gets a start past every row; one that is never dropped an end of
- * INT32_MAX. Takes O(Sk log W) time for a window W, and a workspace of fdm_topk_intervals_workspace() bytes, or NULL to
- * allocate it.
+ * INT32_MAX. All tensors are on one device, with any strides; the CPU and CUDA devices give the same numbers.
+ * fdm_topk_intervals_workspace() says how many bytes of workspace a bias takes on its device (0 for one that is not
+ * legal). On the CPU, where the time is O(Sk log W) a head, workspace NULL allocates them. On CUDA devices the workspace
+ * is device memory at a multiple of 16; the work is enqueued on `stream` (a CUstream, NULL = the default stream), can be
+ * captured, and nothing waits for it.
  */
 FDM_API fdm_status fdm_topk_intervals(const fdm_tensor *bias, const fdm_tensor *padding, int64_t window,
                                       int64_t seqlen_q, fdm_tensor *start, fdm_tensor *end, void *workspace,
-                                      size_t workspace_bytes);
-FDM_API size_t fdm_topk_intervals_workspace(int64_t seqlen_k);
+                                      size_t workspace_bytes, void *stream);
+FDM_API size_t fdm_topk_intervals_workspace(const fdm_tensor *bias, const fdm_tensor *padding);
 /* Attention inside documents, where Sq = Sk: causal, or with causal 0 to the whole document. cu_seqlens [n + 1] rises
  * from 0 to Sk; start, end [Sk] are written. */
 FDM_API fdm_status fdm_document_intervals(const int32_t *cu_seqlens, int64_t num_documents, int32_t causal,

@@ -24,7 +24,7 @@ from . import _bench_report, _bench_selection, flash_dmattn_func, masks
 from ._bench_peers import PEERS, Problem, installed
 from ._bench_report import OURS
 
-SETS = ("forward,shapes,fp16,wide,scores,intervals,decode,backward,backward-shapes,backward-scores,backward-intervals,"
+SETS = ("forward,shapes,odd,fp16,wide,scores,intervals,decode,backward,backward-shapes,backward-scores,backward-intervals,"
         "backward-groups,backward-order")
 OWN_SETS = "selection,tiles"  # plans of this library beside each other; only by name
 
@@ -70,6 +70,15 @@ def cases(names: List[str]) -> Iterator[Case]:
         ):
             yield Case(name, batch, heads, seqlen, head_dim, causal=causal, heads_kv=heads_kv,
                        backward=name == "backward-shapes", peers=("torch flash", "torch cudnn"))
+    if "odd" in names:
+        for head_dim, seqlen, *padded in (
+            *((d, s, d, p) for d in (64, 128, 256) for s, p in ((1100, 1152), (3000, 3072), (4097, 4224), (8400, 8448))),
+            (72, 4224, 80, 4224), (80, 4224, 96, 4224), (112, 4224, 128, 4224), (160, 4224, 192, 4224),
+            (200, 4224, 256, 4224),
+        ):
+            for causal in (False, True):
+                yield Case("odd", max(1, 16384 // seqlen), 2048 // head_dim, seqlen, head_dim, causal=causal, peers=(),
+                           extra="beside S{1} D{0}".format(*padded))
     if "fp16" in names:
         yield Case("fp16", 1, 8, 8192, 64, dtype=torch.float16, peers=("torch flash", "torch cudnn", "torch efficient"))
     if "wide" in names:
@@ -193,11 +202,20 @@ def forwards(case: Case, problem: Problem, wanted: Optional[List[str]]) -> Dict[
     return calls
 
 
+def padded_call(case: Case) -> Callable[[], torch.Tensor]:
+    """Our call for the larger shape that an "odd" case names, with as many blocks of rows to compute."""
+    seqlen, head_dim = (int(word[1:]) for word in case.extra.split()[1:])
+    padded = make_problem(Case(case.name, case.batch, case.heads, seqlen, head_dim, causal=case.causal))
+    return lambda: run_ours(padded)
+
+
 def runners(case: Case, problem: Problem, wanted: Optional[List[str]] = None) -> Dict[str, Callable[[], Any]]:
     """Calls of the pass that the case measures."""
     if case.name in OWN_SETS.split(","):
         return _bench_selection.runners(case.name, problem)
     calls = forwards(case, problem, wanted)
+    if case.name == "odd":
+        calls["padded shape"] = padded_call(case)
     if not case.backward:
         return calls
     leaves = [problem.q, problem.k, problem.v]

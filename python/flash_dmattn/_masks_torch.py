@@ -12,11 +12,6 @@ import torch
 from torch import Tensor
 
 NEVER_DROPPED = 2**31 - 1
-# Counters of a level of _smallest_of_prefix() and bits of its digits: few levels, but not more counters than that, which
-# take up to 27 bytes each while it works, unless the smallest digit needs more.
-_COUNTERS = 1 << 23
-_DIGIT_BITS = range(3, 8)
-_KEYS_AT_ONCE = 1 << 20
 
 Pair = Tuple[Tensor, Tensor]
 
@@ -24,102 +19,6 @@ Pair = Tuple[Tensor, Tensor]
 def sortable(values: Tensor) -> Tensor:
     """The same order for a sort that tells -0 from 0: one zero; NaN becomes -inf."""
     return torch.where(values == 0, 0, values.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf))
-
-
-# ---- top-W -----------------------------------------------------------------------------------------------------------
-
-
-def _digit_bits(keys: int, num_bits: int) -> int:
-    """Bits of a level's digit: few levels, and counters within their bound."""
-    fitting = [bits for bits in _DIGIT_BITS if keys << bits <= _COUNTERS]
-    levels = -(-num_bits // max(fitting, default=_DIGIT_BITS[0]))
-    return -(-num_bits // levels)
-
-
-def _smallest_of_prefix(order: Tensor, length: Tensor, k: int) -> Tensor:
-    """The k-th smallest (from 0) of order[:, :length], for each length [rows, n]; order [rows, n] permutes 0 .. n-1.
-
-    A wavelet tree, one level a digit from the highest: a node holds the entries of one range of 2^s numbers, in their
-    order, at the places of that very range. A query knows its node and how many of the node's entries are in its
-    prefix; counters of the digits tell which child has the answer. Lengths up to k give a number without meaning.
-    """
-    keys, num_bits = order.shape[-1], max(1, (order.shape[-1] - 1).bit_length())
-    width = _digit_bits(order.numel(), num_bits)
-    # The first row is of no digit: zeros.
-    digit = torch.arange(-1, 1 << width, device=order.device, dtype=torch.int32)[:, None]
-    node = torch.zeros_like(length)  # its first number, and place
-    count = torch.where(length > k, length, keys)
-    rank = torch.full_like(length, k, dtype=torch.int32)
-    for shift in range((num_bits - 1) // width * width, -1, -width):
-        high = order >> shift
-        have = (high & ((1 << width) - 1))[:, None]
-        upto = torch.empty(len(order), len(digit), keys, device=order.device, dtype=torch.int32)
-        torch.le(have, digit, out=upto)
-        upto.cumsum_(-1, dtype=torch.int32)
-        place = (node + count - 1)[:, None].expand(-1, len(digit), -1)
-        # Nodes before this one are full, so what they add is known: 2^shift entries of each digit.
-        full = (node >> width).to(torch.int32)[:, None]
-        seen = torch.addcmul(upto.gather(-1, place), full, digit + 1, value=-1)
-        child = (seen[:, 1:] <= rank[:, None]).sum(1, keepdim=True)
-        before = seen.gather(1, child)[:, 0]
-        count = seen[:, 1:].gather(1, child)[:, 0] - before
-        node = node + (child[:, 0] << shift)
-        rank = rank - before
-        if shift:
-            # Entries go to their child's place plus those of the same child before them, themselves included.
-            same = (upto[:, 1:].gather(1, have) - upto.gather(1, have))[:, 0]
-            target = (high - (high >> width) << shift) + same
-            order = order.new_empty(len(order), keys + 1).scatter_(-1, target, order)[:, 1:]
-    return node
-
-
-def _topk_end(bias: Tensor, real: Optional[Tensor], window: int, shift: int) -> Tensor:
-    """end [rows, Sk] of biases [rows, Sk]; real = keys that count."""
-    keys = bias.shape[-1]
-    row = torch.arange(keys, device=bias.device) - shift
-    order = torch.sort(sortable(bias), dim=-1, descending=True, stable=True).indices
-    if real is not None:
-        padded = (~real.gather(-1, order)).to(torch.uint8)
-        order = order.gather(-1, torch.sort(padded, dim=-1, stable=True).indices)
-    place = torch.arange(keys, device=bias.device).expand_as(order)
-    larger = torch.empty_like(order).scatter_(-1, order, place)  # keys with a larger bias, for each key
-    dropped_by = _smallest_of_prefix(order, larger, min(window, keys) - 1)
-    end = torch.where(dropped_by < row + shift, row, dropped_by - shift)
-    end = torch.where(larger < window, NEVER_DROPPED, end)
-    return end if real is None else torch.where(real, end, row)
-
-
-def topk(bias: Tensor, padding: Optional[Tensor], window: int, seqlen_q: int) -> Pair:
-    """Key j is dropped by the W-th smallest index among the keys with a larger bias (of equals the smaller index)."""
-    batch = bias.shape[0]
-    if padding is not None:
-        padding = _checked_padding(bias, padding)
-        batch = padding.shape[0] if batch == 1 else batch
-    shape = (batch, *bias.shape[1:])
-    heads, keys = bias.shape[1:]
-    start = (torch.arange(keys, device=bias.device) - (keys - seqlen_q)).to(torch.int32).expand(shape).contiguous()
-    end = torch.empty_like(start)
-    if end.numel() == 0:
-        return start, end
-    biases = bias.expand(shape).reshape(-1, keys)
-    real = None if padding is None else padding[:, None].expand(shape).reshape(-1, keys)
-    flat, step = end.view(-1, keys), max(1, _KEYS_AT_ONCE // keys)
-    for first in range(0, batch * heads, step):
-        part = slice(first, first + step)
-        flat[part] = _topk_end(biases[part], None if real is None else real[part], window, keys - seqlen_q)
-    return start, end
-
-
-def _checked_padding(bias: Tensor, padding: Tensor) -> Tensor:
-    if padding.device != bias.device:
-        raise ValueError(f"key_padding_mask is on {padding.device}, but bias is on {bias.device}")
-    if padding.dtype not in (torch.bool, torch.uint8):
-        raise ValueError(f"key_padding_mask is {padding.dtype}; it must be bool")
-    if padding.shape[-1] != bias.shape[-1] or (1 not in (len(padding), len(bias)) and len(padding) != len(bias)):
-        raise ValueError(
-            f"key_padding_mask has shape {list(padding.shape)}; it must be [{bias.shape[0]}, {bias.shape[-1]}]"
-        )
-    return padding != 0
 
 
 # ---- windows, prefixes, documents ------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from . import _arguments, _masks_torch, _native
+from . import _arguments, _native
 from ._arguments import (
     NO_WINDOW,
     Settings,
@@ -274,22 +274,19 @@ def _interval_outputs(bias: Tensor, padding: Optional[Tensor]) -> Tuple[Tensor, 
     return bias.new_empty(shape, dtype=torch.int32), bias.new_empty(shape, dtype=torch.int32)
 
 
+@torch.library.impl(_library, "topk_intervals", "CUDA")
 @torch.library.impl(_library, "topk_intervals", "CPU")
 def _topk_intervals(bias: Tensor, padding: Optional[Tensor], window_size: int, seqlen_q: int) -> Tuple[Tensor, Tensor]:
     start, end = _interval_outputs(bias, padding)
-    _native.topk_intervals(bias, padding, window_size, seqlen_q, start, end)
+    given = native_view(bias), None if padding is None else native_view(padding)
+    address = num_bytes = stream = 0
+    if bias.is_cuda:
+        num_bytes = _native.topk_workspace(*given)
+        workspace = bias.new_empty(num_bytes, dtype=torch.uint8)  # used again in the order of the stream
+        address, stream = workspace.data_ptr(), torch._C._cuda_getCurrentRawStream(bias.device.index)
+    outputs = native_view(start), native_view(end)
+    _native.topk_intervals(*given, window_size, seqlen_q, *outputs, address, num_bytes, stream)
     return start, end
-
-
-@torch.library.impl(_library, "topk_intervals", "CUDA")
-def _topk_intervals_cuda(
-    bias: Tensor, padding: Optional[Tensor], window_size: int, seqlen_q: int
-) -> Tuple[Tensor, Tensor]:
-    """In torch operations on the device. The C library checks the numbers, on no keys."""
-    if bias.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
-        raise ValueError(f"bias is {bias.dtype}; it must be float32, float16, bfloat16 or float64")
-    _topk_intervals(torch.empty(1, 1, 0), None, window_size, seqlen_q)
-    return _masks_torch.topk(bias, padding, window_size, seqlen_q)
 
 
 @torch.library.register_fake("flash_dmattn::topk_intervals", lib=_library)

@@ -88,7 +88,7 @@ def _length(value: int, name: str) -> int:
 
 
 def _on_device() -> Any:
-    """The same functions in torch operations."""
+    """Functions in torch operations."""
     from . import _masks_torch
 
     return _masks_torch
@@ -102,8 +102,7 @@ def _ranks(bias: Any) -> Any:
     if _is_torch(bias):
         import torch
 
-        lowest = bias.detach().nan_to_num(nan=float("-inf"), posinf=float("inf"), neginf=float("-inf"))
-        order = torch.sort(lowest, dim=-1, descending=True, stable=True).indices
+        order = torch.sort(_on_device().sortable(bias.detach()), dim=-1, descending=True, stable=True).indices
         return -torch.argsort(order, dim=-1).to(torch.float32)
     import numpy
 
@@ -140,7 +139,7 @@ def topk_intervals(
         _is_torch(key_padding_mask) != _is_torch(bias) or key_padding_mask.ndim != 2
     ):
         raise ValueError("key_padding_mask must be a bool array [batch, seqlen_k] of the same library as bias")
-    if str(bias.dtype).endswith("float64") and library != "cuda":
+    if str(bias.dtype).endswith("float64"):
         bias = _ranks(bias)
     rows = _length(bias.shape[-1] if seqlen_q is None else seqlen_q, "seqlen_q")
     if library != "numpy":
@@ -159,6 +158,9 @@ def topk_intervals(
         rows,
         describe(start, "start"),
         describe(end, "end"),
+        0,
+        0,
+        0,
     )
     return start, end
 

@@ -73,6 +73,7 @@ PyObject *native_plan(PyObject *module, PyObject *const *arguments, Py_ssize_t c
 PyObject *native_export(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_allocate(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_release_memory(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *native_topk_workspace(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_topk_intervals(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_document_intervals(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_window_intervals(PyObject *module, PyObject *const *arguments, Py_ssize_t count);

@@ -15,9 +15,23 @@ static int32_t *row_data(const fdm_tensor *tensor, int64_t length) {
     return NULL;
 }
 
-/* topk_intervals(bias, padding or None, window, seqlen_q, start, end) */
+/* topk_workspace(bias, padding or None) -> bytes */
+PyObject *native_topk_workspace(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    if (native_expect(count, 2))
+        return NULL;
+    struct tensor_argument storage[2] = {0};
+    int failed = 0;
+    fdm_tensor *bias = native_tensor(arguments[0], &storage[0], &failed);
+    fdm_tensor *padding = native_tensor(arguments[1], &storage[1], &failed);
+    PyObject *result = failed ? NULL : PyLong_FromSize_t(fdm_topk_intervals_workspace(bias, padding));
+    native_release(storage, 2);
+    return result;
+}
+
+/* topk_intervals(bias, padding or None, window, seqlen_q, start, end, workspace: its address, its bytes, stream's
+ * address); workspace 0: none is given */
 PyObject *native_topk_intervals(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
-    if (native_expect(count, 6))
+    if (native_expect(count, 9))
         return NULL;
     struct tensor_argument storage[4] = {0};
     int failed = 0;
@@ -26,11 +40,14 @@ PyObject *native_topk_intervals(PyObject *module, PyObject *const *arguments, Py
     fdm_tensor *start = native_tensor(arguments[4], &storage[2], &failed);
     fdm_tensor *end = native_tensor(arguments[5], &storage[3], &failed);
     int64_t window = PyLong_AsLongLong(arguments[2]), seqlen_q = PyLong_AsLongLong(arguments[3]);
+    void *workspace = (void *)(uintptr_t)PyLong_AsUnsignedLongLong(arguments[6]);
+    size_t bytes = PyLong_AsSize_t(arguments[7]);
+    void *stream = (void *)(uintptr_t)PyLong_AsUnsignedLongLong(arguments[8]);
     PyObject *result = NULL;
     if (!failed && !PyErr_Occurred()) {
         fdm_status status;
         Py_BEGIN_ALLOW_THREADS;
-        status = fdm_topk_intervals(bias, padding, window, seqlen_q, start, end, NULL, 0);
+        status = fdm_topk_intervals(bias, padding, window, seqlen_q, start, end, workspace, bytes, stream);
         Py_END_ALLOW_THREADS;
         result = native_result(status);
     }

@@ -78,6 +78,7 @@ static PyMethodDef methods[] = {
     {"allocate", FASTCALL(native_allocate), "Memory of a CUDA device."},
     {"release", FASTCALL(native_release_memory), "Gives memory of a CUDA device back."},
     {"synchronize", native_synchronize, METH_O, "Waits for all work on a CUDA device."},
+    {"topk_workspace", FASTCALL(native_topk_workspace), "Bytes of workspace that topk_intervals takes."},
     {"topk_intervals", FASTCALL(native_topk_intervals), "Causal top-W of a bias."},
     {"document_intervals", FASTCALL(native_document_intervals), "Attention inside documents."},
     {"window_intervals", FASTCALL(native_window_intervals), "Causal and sliding window."},

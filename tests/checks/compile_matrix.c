@@ -26,6 +26,7 @@
 #include "base/memory.h"
 #include "cuda/compiler.h"
 #include "families/family.h"
+#include "gpu/masks/topk_on_device.h"
 #include "gpu/merge_on_device.h"
 
 struct feature {
@@ -504,6 +505,16 @@ static void add_merge(const char *arch) {
     }
 }
 
+static void add_topk(const char *arch) {
+    static const fdm_dtype dtypes[] = {FDM_FLOAT32, FDM_FLOAT16, FDM_BFLOAT16};
+    static const int64_t num_keys[] = {1, TOPK_KEYS_MAX};
+    struct cuda_kernel_request request;
+    for (int32_t i = 0; i < 6 * TOPK_NUM_KERNELS; i++) {
+        topk_request((enum topk_kernel)(i / 6), dtypes[i / 2 % 3], topk_cut_of(num_keys[i % 2]).chunk, &request);
+        add_job(arch, &request);
+    }
+}
+
 static void add_forward(const char *arch, uint64_t seed, const char *kernel) {
     every_variant ? add_all(arch, kernel) : add_covering(arch, seed, kernel);
 }
@@ -524,6 +535,7 @@ static void add_kernels(const char *arch, uint64_t seed, const char *kernel, int
         add_forward(arch, seed, kernel);
         if (!kernel && !listing_variants) {
             add_merge(arch);
+            add_topk(arch);
             add_by_name(arch, seed);
         }
     }

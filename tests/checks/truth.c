@@ -180,6 +180,10 @@ static float score_size(const float *q, const float *k, int64_t d, float scale) 
 
 static const float doubt = 4 * 0x1p-24f; /* float32 steps of its terms by which a score may be off */
 
+/* Tensor cores cut a sum off after each 16 terms instead of rounding it: half of a step for so many, seen at head dims
+ * above 128. */
+static float sum_doubt(int64_t d) { return fmaxf(doubt, (float)d / 32 * 0x1p-24f); }
+
 /* Scores of the row that w->q holds, the slope of the cap at each and how far off each may be; returns the largest. */
 static float baseline_scores(const struct head *x, struct buffers *w, int64_t i) {
     const int64_t d = x->t->head_dim;
@@ -190,7 +194,8 @@ static float baseline_scores(const struct head *x, struct buffers *w, int64_t i)
         w->slope[j] = 1 - bend * bend;
         const float score = cap > 0 ? cap * bend : raw, bias = bias_value(x, i, j);
         w->s[j] = visible(x, i, j) ? score + bias : -INFINITY;
-        w->error[j] = doubt * (score_size(w->q, w->k + j * d, d, scale) + fabsf(score)) + bias_error(score, bias);
+        w->error[j] =
+            sum_doubt(d) * score_size(w->q, w->k + j * d, d, scale) + doubt * fabsf(score) + bias_error(score, bias);
         largest = w->s[j] > largest ? w->s[j] : largest;
     }
     return largest;

@@ -126,55 +126,6 @@ def equal(have, want):
         assert a.dtype == b.dtype == torch.int32 and a.shape == b.shape and torch.equal(a, b)
 
 
-SPECIAL = torch.tensor([torch.nan, -torch.inf, torch.inf, 0.0, -0.0, 1.0, -1.0])
-
-
-@pytest.mark.parametrize("seed", range(120))
-def test_topk_in_torch_operations_is_the_librarys(seed, monkeypatch):
-    generator = torch.Generator().manual_seed(seed)
-
-    def below(limit):
-        return int(torch.randint(limit, (), generator=generator))
-
-    keys, batch, heads = (1, 2, 3, 31, 32, 33, 100, 257)[below(8)], 1 + below(3), 1 + below(2)
-    rows, window = (keys, 1, keys + 5, max(1, keys - 3), 0)[below(5)], 1 + below(keys + 3)
-    dtype = (torch.float32, torch.bfloat16, torch.float16, torch.float64)[below(4)]
-    bias = torch.randn(batch, heads, keys, generator=generator)
-    if seed % 3 == 0:
-        bias = torch.randint(-2, 3, bias.shape, generator=generator).float()  # many equal values
-    elif seed % 3 == 1:
-        bias = SPECIAL[torch.randint(len(SPECIAL), bias.shape, generator=generator)]
-    bias = bias.to(dtype)
-    monkeypatch.setattr(_masks_torch, "_COUNTERS", keys << below(9))
-    monkeypatch.setattr(_masks_torch, "_KEYS_AT_ONCE", keys * (1 + below(4)))
-    padding = None
-    if below(2):
-        padding = torch.rand((batch, 3 if batch == 1 else 1)[below(2)], keys, generator=generator) < 0.7
-    want = masks.topk_intervals(bias, window, rows, padding)
-    equal(_masks_torch.topk(bias, padding, window, rows), want)
-
-
-def test_topk_of_many_keys():
-    for keys in (4096, 10000, 16385):
-        bias = torch.randn(2, keys // 2 + 1).repeat(1, 2)[None, :, :keys]
-        equal(_masks_torch.topk(bias, None, 300, keys), masks.topk_intervals(bias, 300))
-
-
-@pytest.mark.parametrize(
-    "keys, num_bits, width", [(1 << 17, 13, 5), (1 << 16, 13, 7), (1 << 19, 15, 4), (1 << 30, 15, 3), (4, 2, 2)]
-)
-def test_digits_of_the_wavelet_tree(keys, num_bits, width):
-    assert _masks_torch._digit_bits(keys, num_bits) == width
-
-
-def test_topk_in_torch_operations_refuses():
-    bias = torch.randn(2, 1, 4)
-    with pytest.raises(ValueError, match="key_padding_mask is torch.float32"):
-        _masks_torch.topk(bias, torch.ones(2, 4), 1, 4)
-    with pytest.raises(ValueError, match=r"key_padding_mask has shape \[3, 4\]"):
-        _masks_torch.topk(bias, torch.ones(3, 4, dtype=torch.bool), 1, 4)
-
-
 @pytest.mark.parametrize("rows, keys", [(6, 6), (4, 9), (9, 4), (0, 3), (3, 0)])
 @pytest.mark.parametrize("window", [(-1, -1), (2, 0), (0, 3), (-1, 1), (100, 100), (13, 13), (12, 12), (2**40, 2**40)])
 def test_windows_and_prefixes_in_torch_operations(rows, keys, window, on_device, monkeypatch):

@@ -1,4 +1,5 @@
-/* test_hopper_plans.c: which problems hopper.gather takes on 9.0, by which tile, and what it leaves to others. */
+/* test_hopper_plans.c: which problems hopper.gather and hopper.backward take on 9.0, by which tile, and what they leave
+ * to others. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -64,6 +65,52 @@ static void takes_what_is_seen_key_by_key(void **state) {
     }
 }
 
+static void backward_takes_what_it_names(void **state) {
+    (void)state;
+    static const struct {
+        int features;
+        int64_t rows, head_dim;
+        int32_t heads_kv, heads_of_keys; /* of intervals and masks */
+        const char *kernel, *tile, *words;
+    } cases[] = {
+        {CAUSAL, 8192, 128, 16, 1, "hopper.backward", "SM90_Wgmma_64x128_R3_DS2", "3 stages of Q, 3 of dO"},
+        {INTERVALS | CAUSAL, 8192, 128, 16, 16, "hopper.backward", "SM90_Wgmma_64x128_R3_DO2_DS2_Keyed",
+         "3 stages of Q, 2 of dO"},
+        {INTERVALS, 8192, 64, 16, 1, "hopper.backward", "SM90_Wgmma_64x128_R3_DS2_Keyed",
+         "keys in the order of the last row that sees them"},
+        {MASK, 8192, 96, 16, 16, "hopper.backward", "SM90_Wgmma_64x128_R3_DO2_DS2_Keyed", ""},
+        {INTERVALS, 8192, 128, 4, 4, "hopper.backward", "SM90_Wgmma_64x128_R3_DO2_DS2_Keyed", ""},
+        {INTERVALS, 8192, 128, 4, 16, "mma.backward", "", "intervals or masks of their own"},
+        {MASK, 8192, 128, 4, 16, "mma.backward", "", "intervals or masks of their own"},
+        {INTERVALS, 131072, 128, 16, 1, "hopper.backward", "", ""},
+        {INTERVALS, 131073, 128, 16, 1, "mma.backward", "", "at most 131072 query rows"},
+        {INTERVALS, 8192, 136, 16, 1, "mma.backward", "", "head dims are at most 128"},
+    };
+    fdm_device device;
+    assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fdm_problem p = problem_of(cases[i].features, cases[i].rows, cases[i].head_dim);
+        fdm_plan plan;
+        p.pass = FDM_BACKWARD;
+        p.needs_dq = p.needs_dk = p.needs_dv = 1;
+        p.heads_kv = cases[i].heads_kv;
+        p.interval_heads = p.mask_shape[1] = cases[i].heads_of_keys;
+        assert_int_equal(fdm_plan_attention(&device, &p, NULL, &plan), FDM_OK);
+        assert_string_equal(plan.kernel, cases[i].kernel);
+        assert_memory_equal(plan.choice, cases[i].tile, strlen(cases[i].tile));
+        if (strcmp(cases[i].kernel, "hopper.backward") == 0) {
+            assert_non_null(strstr(plan.reason, cases[i].words));
+        } else {
+            fdm_options options = fdm_options_default();
+            options.kernel = "hopper.backward";
+            assert_int_not_equal(fdm_plan_attention(&device, &p, &options, &plan), FDM_OK);
+            assert_non_null(strstr(fdm_last_error(), cases[i].words));
+            continue;
+        }
+        assert_true(plan.shared_bytes <= device.shared_bytes);
+    }
+}
+
 /* The registers of all threads are the multiprocessor's: more would wait for ever, at setmaxnreg. */
 static void registers_fit(void **state) {
     (void)state;
@@ -93,6 +140,6 @@ static void registers_fit(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(takes_what_is_seen_key_by_key),
-                                       cmocka_unit_test(registers_fit)};
+                                       cmocka_unit_test(backward_takes_what_it_names), cmocka_unit_test(registers_fit)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -53,7 +53,7 @@ static void topk_case(int seqlen_q, int seqlen_k, int window) {
     fdm_tensor p = tensor_of(real, 2, (int64_t[]){1, seqlen_k}, FDM_BOOL);
     fdm_tensor s = tensor_of(start, 3, (int64_t[]){1, 1, seqlen_k}, FDM_INT32), e = s;
     e.data = end;
-    assert_int_equal(fdm_topk_intervals(&b, with_padding ? &p : NULL, window, seqlen_q, &s, &e, NULL, 0), FDM_OK);
+    assert_int_equal(fdm_topk_intervals(&b, with_padding ? &p : NULL, window, seqlen_q, &s, &e, NULL, 0, NULL), FDM_OK);
     for (int i = 0; i < seqlen_q; i++)
         for (int j = 0; j < seqlen_k; j++)
             assert_int_equal(start[j] <= i && i < end[j], in_top(bias, real, j, i + seqlen_k - seqlen_q, window));
@@ -61,7 +61,7 @@ static void topk_case(int seqlen_q, int seqlen_k, int window) {
 
 static void topk_is_exact(void **state) {
     (void)state;
-    for (int round = 0; round < 3000; round++)
+    for (int round = 0; round < 10000; round++)
         topk_case(1 + random_below(MAX_KEYS), 1 + random_below(MAX_KEYS), 1 + random_below(MAX_KEYS + 4));
 }
 
@@ -73,13 +73,13 @@ static void topk_refuses_bad_input(void **state) {
     fdm_tensor s = tensor_of(start, 3, (int64_t[]){1, 1, 4}, FDM_INT32), e = s, wrong = s;
     e.data = end;
     wrong.shape = (int64_t[]){1, 2, 4};
-    assert_int_equal(fdm_topk_intervals(&b, NULL, 0, 4, &s, &e, NULL, 0), FDM_ERROR_INVALID_ARGUMENT);
+    assert_int_equal(fdm_topk_intervals(&b, NULL, 0, 4, &s, &e, NULL, 0, NULL), FDM_ERROR_INVALID_ARGUMENT);
     assert_non_null(strstr(fdm_last_error(), "window is 0"));
-    assert_int_equal(fdm_topk_intervals(&b, NULL, 1, 4, &s, &wrong, NULL, 0), FDM_ERROR_INVALID_ARGUMENT);
+    assert_int_equal(fdm_topk_intervals(&b, NULL, 1, 4, &s, &wrong, NULL, 0, NULL), FDM_ERROR_INVALID_ARGUMENT);
     assert_non_null(strstr(fdm_last_error(), "end has shape"));
-    assert_int_equal(fdm_topk_intervals(&b, NULL, 1, 4, &s, &e, bias, 1), FDM_ERROR_WORKSPACE);
+    assert_int_equal(fdm_topk_intervals(&b, NULL, 1, 4, &s, &e, bias, 1, NULL), FDM_ERROR_WORKSPACE);
     memory_fail_at(1);
-    assert_int_equal(fdm_topk_intervals(&b, NULL, 1, 4, &s, &e, NULL, 0), FDM_ERROR_OUT_OF_MEMORY);
+    assert_int_equal(fdm_topk_intervals(&b, NULL, 1, 4, &s, &e, NULL, 0, NULL), FDM_ERROR_OUT_OF_MEMORY);
     for (int j = 0; j < 4; j++)
         assert_true(start[j] == 7 && end[j] == 7);
     assert_int_equal(memory_live(), 0);

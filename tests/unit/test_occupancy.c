@@ -167,7 +167,7 @@ static void every_launch_has_threads(void **state) {
     int32_t ordered = 0;
     assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
     assert_int_equal(fdm_plan_attention(&device, &problem, NULL, &plan), FDM_OK);
-    const int32_t count = family_mma.launches(&family_mma, &plan, requests);
+    const int32_t count = family_hopper.launches(&family_hopper, &plan, requests);
     assert_int_equal(count, 4);
     for (int32_t i = 0; i < count; i++) {
         assert_in_range(requests[i].threads, 32, 1024);

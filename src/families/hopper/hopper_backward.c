@@ -11,28 +11,41 @@
 
 /* The first whose head dims and shared memory fit is chosen. Registers of dK, dV, of S and dP, which follow each other,
  * and of P are head_dim + 48 of 208 (two warpgroups of keys) or 144 (three). */
+enum { PLAIN, KEYED }; /* KEYED: something says key by key which rows see it */
 struct tile {
-    int32_t head_dim_max, warpgroups, stages, ds_stages, ds_registers;
+    int32_t kind, head_dim_max, warpgroups, stages, dout_stages, ds_stages, ds_registers;
+    int32_t l2_mb; /* of which heads take turns (hopper_gradients.h) */
     const char *reason;
 };
 static const struct tile tiles[] = {
-    {64, 3, 3, 2, 1, "192 keys a block add less to dQ than 128: 9 to 24 % faster from 2048 rows on"},
-    {128, 2, 3, 2, 0, "dK and dV of 64 keys fill a warpgroup's registers; dS is made under dV's product"},
-    {64, 3, 3, 2, 0, "dK from shared memory"},
-    {128, 2, 3, 1, 1, "dK from registers"},
+    {PLAIN, 64, 3, 3, 3, 2, 1, HOPPER_BACKWARD_L2_MB,
+     "192 keys a block add less to dQ than 128: 9 to 24 % faster from 2048 rows on"},
+    {PLAIN, 128, 2, 3, 3, 2, 0, HOPPER_BACKWARD_L2_MB,
+     "dK and dV of 64 keys fill a warpgroup's registers; dS is made under dV's product"},
+    {PLAIN, 64, 3, 3, 3, 2, 0, HOPPER_BACKWARD_L2_MB, "dK from shared memory"},
+    {PLAIN, 128, 2, 3, 3, 1, 1, HOPPER_BACKWARD_L2_MB, "dK from registers"},
+    {KEYED, 64, 2, 3, 3, 2, 0, 96, "fewer keys a block, fewer rows that only some of them are seen by"},
+    {KEYED, 128, 2, 3, 2, 2, 0, 96, "two stages of dO leave room for what is known of each key"},
+    {KEYED, 128, 2, 3, 2, 2, 0, 24, "few heads take turns"},
+    {KEYED, 128, 2, 3, 2, 2, 0, 1024, "many heads take turns"},
 };
 enum { NUM_TILES = sizeof tiles / sizeof tiles[0], BLOCK_M = 64 };
 
 enum { TILE }; /* the plan's parameters */
 
 static int32_t shared_bytes(const struct tile *t, const fdm_problem *p) {
-    return hopper_backward_shared_bytes(t->warpgroups, t->stages, t->ds_stages, hopper_backward_padded(p->head_dim),
-                                        hopper_backward_padded(p->head_dim_v));
+    return hopper_backward_shared_bytes(t->warpgroups, t->stages, t->dout_stages, t->ds_stages,
+                                        hopper_backward_padded(p->head_dim), hopper_backward_padded(p->head_dim_v),
+                                        t->kind == KEYED);
+}
+
+static int suits(const struct tile *t, const fdm_problem *p) {
+    return (t->kind == KEYED) == gpu_lists_keys(p) && hopper_backward_padded(p->head_dim) <= t->head_dim_max &&
+           hopper_backward_padded(p->head_dim_v) <= t->head_dim_max;
 }
 
 static int fits(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
-    return hopper_backward_padded(p->head_dim) <= t->head_dim_max &&
-           hopper_backward_padded(p->head_dim_v) <= t->head_dim_max && shared_bytes(t, p) <= device->shared_bytes;
+    return suits(t, p) && shared_bytes(t, p) <= device->shared_bytes;
 }
 
 static const struct tile *find_tile(const fdm_device *device, const fdm_problem *p, int32_t number) {
@@ -42,14 +55,28 @@ static const struct tile *find_tile(const fdm_device *device, const fdm_problem 
     return NULL;
 }
 
+/* Whether keys are sorted: fewer are few blocks. */
+enum { GATHER_KEYS_MIN = 512 };
+static int gathers(const fdm_problem *p) { return p->has_intervals && p->seqlen_k >= GATHER_KEYS_MIN; }
+
 static struct gpu_backward_needs needs_of(const fdm_problem *p) {
-    return hopper_backward_needs(p, BLOCK_M, p->needs_dq);
+    struct gpu_backward_needs needs = hopper_backward_needs(p, BLOCK_M, p->needs_dq);
+    needs.may_order_keys = needs.orders_keys = gathers(p);
+    return needs;
 }
 
 /* ---- choice ---- */
 
 static const char *refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
     const char *clause = hopper_backward_refusal(p, 128, text, size);
+    if (!clause && ((p->has_intervals && p->interval_heads > p->heads_kv) ||
+                    (p->has_mask && !gpu_mask_rows(p) && p->mask_shape[1] > p->heads_kv)))
+        clause = "query heads that share keys have intervals or masks of their own";
+    if (!clause && gpu_lists_keys(p) && p->seqlen_q > BLOCK_M * HOPPER_BACKWARD_TILES_MAX) {
+        snprintf(text, size, "beside key intervals or masks of keys there are at most %d query rows",
+                 BLOCK_M * HOPPER_BACKWARD_TILES_MAX);
+        clause = text;
+    }
     return clause || find_tile(device, p, 0) ? clause : gpu_no_tile_fits(device, text, size);
 }
 
@@ -68,14 +95,18 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
     plan->stages = t->stages;
     plan->shared_bytes = shared_bytes(t, p);
     plan->workspace_bytes = gpu_backward_workspace_bytes(p, &needs);
-    snprintf(plan->choice, sizeof plan->choice, "SM90_Wgmma_%dx%d_R%d_DS%d%s", plan->block_m, plan->block_n, t->stages,
-             t->ds_stages, t->ds_registers ? "_RS" : "");
+    char keyed[16] = "";
+    if (t->kind == KEYED)
+        snprintf(keyed, sizeof keyed, "_Keyed_L%d", t->l2_mb);
+    snprintf(plan->choice, sizeof plan->choice, "SM90_Wgmma_%dx%d_R%d%s_DS%d%s%s", plan->block_m, plan->block_n,
+             t->stages, t->dout_stages < t->stages ? "_DO2" : "", t->ds_stages, t->ds_registers ? "_RS" : "", keyed);
     snprintf(plan->reason, sizeof plan->reason,
              "head dim %lld on compute capability 9.0: %d warpgroups of 64 keys (%d registers a thread) and one that "
-             "loads and makes dQ (%d), %d rows a step, %d stages of Q and dO, %d of dS (%lld KB): %s",
+             "loads and makes dQ (%d), %d rows a step, %d stages of Q, %d of dO, %d of dS (%lld KB): %s%s",
              (long long)(p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v), t->warpgroups,
              HOPPER_BACKWARD_KEY_REGISTERS(t->warpgroups), HOPPER_BACKWARD_SERVICE_REGISTERS(t->warpgroups), BLOCK_M,
-             t->stages, t->ds_stages, (long long)(plan->shared_bytes + 1023) >> 10, t->reason);
+             t->stages, t->dout_stages, t->ds_stages, (long long)(plan->shared_bytes + 1023) >> 10, t->reason,
+             gathers(p) ? "; keys in the order of the last row that sees them" : "");
     return 1;
 }
 
@@ -83,11 +114,12 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
 
 static void main_request(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *request) {
     const struct tile *t = &tiles[plan->parameters[TILE]];
-    GPU_SET_CONSTANTS(request, HOPPER_BACKWARD_CONSTANTS, .DTYPE = gpu_dtype(p->dtype),
-                      .HEAD_DIM = hopper_backward_padded(p->head_dim),
-                      .HEAD_DIM_V = hopper_backward_padded(p->head_dim_v), .WARPGROUPS = t->warpgroups,
-                      .STAGES = t->stages, .DS_STAGES = t->ds_stages, .DS_REGISTERS = t->ds_registers,
-                      .WINDOW = gpu_bounded(p), .NEEDS_DQ = p->needs_dq);
+    GPU_SET_CONSTANTS(
+        request, HOPPER_BACKWARD_CONSTANTS, .DTYPE = gpu_dtype(p->dtype),
+        .HEAD_DIM = hopper_backward_padded(p->head_dim), .HEAD_DIM_V = hopper_backward_padded(p->head_dim_v),
+        .WARPGROUPS = t->warpgroups, .STAGES = t->stages, .DOUT_STAGES = t->dout_stages, .DS_STAGES = t->ds_stages,
+        .DS_REGISTERS = t->ds_registers, .WINDOW = gpu_bounded(p), .MASK = p->has_mask, .INTERVALS = p->has_intervals,
+        .GATHER = gathers(p), .EMPTY_ROWS = gpu_empty_rows(p) || gpu_lists_keys(p), .NEEDS_DQ = p->needs_dq);
     request->file = "families/hopper/hopper_backward.cu";
     request->entry = "hopper_backward";
     request->shared_bytes = shared_bytes(t, p);
@@ -100,10 +132,8 @@ static int valid(const fdm_plan *plan, const fdm_problem *p) {
         return 0;
     const struct tile *t = &tiles[tile];
     const struct gpu_backward_needs needs = needs_of(p);
-    return hopper_backward_padded(p->head_dim) <= t->head_dim_max &&
-           hopper_backward_padded(p->head_dim_v) <= t->head_dim_max && plan->block_m == BLOCK_M &&
-           plan->block_n == 64 * t->warpgroups && plan->shared_bytes == shared_bytes(t, p) &&
-           plan->workspace_bytes >= gpu_backward_workspace_bytes(p, &needs);
+    return suits(t, p) && plan->block_m == BLOCK_M && plan->block_n == 64 * t->warpgroups &&
+           plan->shared_bytes == shared_bytes(t, p) && plan->workspace_bytes >= gpu_backward_workspace_bytes(p, &needs);
 }
 
 /* The kernels before, the main one, those after; `before`: how many the first are. */
@@ -134,7 +164,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     const struct gpu_backward_needs needs = needs_of(p);
     struct hopper_backward_params params;
     gpu_backward_fill(attention, &needs, workspace, &params.in);
-    const int64_t blocks = hopper_backward_order(plan, p, &params);
+    const int64_t blocks = hopper_backward_order(plan, p, tiles[plan->parameters[TILE]].l2_mb, gathers(p), &params);
     if ((status = hopper_backward_maps(plan, attention, &params)) ||
         (status = gpu_backward_launches(GPU_BACKWARD_BEFORE, kernels, p, &needs, &params.in, stream)))
         return status;
@@ -151,7 +181,8 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
 
 const struct gpu_algorithm hopper_backward_algorithm = {
     .info = {"hopper.backward", "FlashAttention-2's backward on wgmma and TMA, a warpgroup for dQ", FDM_BACKWARD},
-    .features = GPU_FEATURE_CAUSAL | GPU_FEATURE_WINDOW | GPU_FEATURE_DLSE, /* blocks add to dQ in any order */
+    .features = GPU_FEATURE_CAUSAL | GPU_FEATURE_WINDOW | GPU_FEATURE_MASK_KEYS | GPU_FEATURE_INTERVALS |
+                GPU_FEATURE_DLSE | GPU_FEATURE_EMPTY_ROWS, /* blocks add to dQ in any order */
     .chosen_freely = 1,
     .refusal = refusal,
     .passed_over = passed_over,

@@ -10,9 +10,9 @@
  *
  * Shared memory, each matrix in panels of 128 bytes a row with the 128-byte swizzle:
  *   K [panels][BLOCK_N], V [panels][BLOCK_N] (at the end dV, then dK), Q [STAGES][panels][BLOCK_M],
- *   dO [STAGES][panels][BLOCK_M], dS [DS_STAGES][WARPGROUPS][BLOCK_M]: 64 keys a panel,
+ *   dO [DOUT_STAGES][panels][BLOCK_M], dS [DS_STAGES][WARPGROUPS][BLOCK_M]: 64 keys a panel,
  *   sums of dQ [4 warps][HEAD_DIM / 8 tiles] in the order of the accumulators, lse and delta [STAGES][2][BLOCK_M],
- *   barriers.
+ *   what is known of each key (hopper_keys.cuh), barriers.
  *
  * Barriers: KV full; of each stage Q full (with lse) and dO full (with delta); of each tile of dS full (an arrival of
  * each key warp) and empty (of each serving warp). There is none for empty stages of Q and dO: a warpgroup that leaves
@@ -31,19 +31,18 @@
 
 HOPPER_BACKWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 
-#define MASK           0
 #define MASK_ROWS      0
 #define BIAS           0
 #define BIAS_ROWS      0
-#define INTERVALS      0
 #define VARLEN         0
 #define SCORES_ALIGNED 0
 #define BLOCK_M        64
 #define BLOCK_N        (64 * WARPGROUPS)
-#include "families/hopper/hopper_gradients.cuh"
+#define THREADS        (128 * (WARPGROUPS + 1))
+#include "families/hopper/hopper_keys.cuh"
 
-#define F16     (DTYPE == GPU_FLOAT16)
-#define THREADS (128 * (WARPGROUPS + 1))
+#define F16      (DTYPE == GPU_FLOAT16)
+#define DOUT_LAG (STAGES - DOUT_STAGES) /* steps that dO is loaded after Q */
 
 /* ---- shared memory ---- */
 
@@ -53,28 +52,32 @@ constexpr int V_BYTES = BLOCK_N * 128 * (PANELS > PANELS_V ? PANELS : PANELS_V);
 constexpr int Q_BYTES = BLOCK_M * 128 * PANELS, DOUT_BYTES = BLOCK_M * 128 * PANELS_V;
 constexpr int DS_BYTES = BLOCK_M * BLOCK_N * 2;
 constexpr int V_OFFSET = K_BYTES, Q_OFFSET = V_OFFSET + V_BYTES, DOUT_OFFSET = Q_OFFSET + STAGES * Q_BYTES;
-constexpr int DS_OFFSET = DOUT_OFFSET + STAGES * DOUT_BYTES, DQ_OFFSET = DS_OFFSET + DS_STAGES * DS_BYTES;
-constexpr int ROWS_OFFSET = DQ_OFFSET + BLOCK_M * HEAD_DIM * 4, CONTROL = ROWS_OFFSET + STAGES * BLOCK_M * 8;
+constexpr int DS_OFFSET = DOUT_OFFSET + DOUT_STAGES * DOUT_BYTES, DQ_OFFSET = DS_OFFSET + DS_STAGES * DS_BYTES;
+constexpr int ROWS_OFFSET = DQ_OFFSET + BLOCK_M * HEAD_DIM * 4, KEYS_OFFSET = ROWS_OFFSET + STAGES * BLOCK_M * 8;
+constexpr int SEEN_OFFSET = KEYS_OFFSET + (KEYED ? 4 * HOPPER_BACKWARD_KEY_WORDS * BLOCK_N : 0);
+constexpr int CONTROL = SEEN_OFFSET + (KEYED ? SEEN_WORDS * 4 : 0);
 enum {
     KV_FULL = CONTROL,
     Q_FULL = KV_FULL + 8,
     DOUT_FULL = Q_FULL + 8 * STAGES,
-    DS_FULL = DOUT_FULL + 8 * STAGES,
+    DS_FULL = DOUT_FULL + 8 * DOUT_STAGES,
     DS_EMPTY = DS_FULL + 8 * DS_STAGES,
     END = DS_EMPTY + 8 * DS_STAGES
 };
+static_assert(DOUT_LAG == 0 || DOUT_LAG == 1, "dO of a step is loaded when Q of the next is");
 static_assert(DS_REGISTERS || DS_STAGES > 1, "who leaves dS knows that the product two steps before is complete");
 static_assert(END - CONTROL <= HOPPER_BACKWARD_CONTROL_BYTES, "barriers fit");
 static_assert(CONTROL + HOPPER_BACKWARD_CONTROL_BYTES + 1024 ==
-                  hopper_backward_shared_bytes(WARPGROUPS, STAGES, DS_STAGES, HEAD_DIM, HEAD_DIM_V),
+                  hopper_backward_shared_bytes(WARPGROUPS, STAGES, DOUT_STAGES, DS_STAGES, HEAD_DIM, HEAD_DIM_V, KEYED),
               "the plan knows the bytes");
-enum { OWN_BARRIER = 1 };
+enum { OWN_BARRIER = 1, OWNERS_BARRIER = OWN_BARRIER + WARPGROUPS };
 
 __device__ __forceinline__ void init_barriers(uint32_t base) {
-    mbarrier_init(base + KV_FULL, 1);
+    mbarrier_init(base + KV_FULL, GATHER ? 128 : 1);
     for (int i = 0; i < STAGES; i++) {
         mbarrier_init(base + Q_FULL + 8 * i, 1);
-        mbarrier_init(base + DOUT_FULL + 8 * i, 1);
+        if (i < DOUT_STAGES)
+            mbarrier_init(base + DOUT_FULL + 8 * i, 1);
     }
     for (int i = 0; i < DS_STAGES; i++) {
         mbarrier_init(base + DS_FULL + 8 * i, 4 * WARPGROUPS);
@@ -90,24 +93,44 @@ struct server {
     const struct key_block k;
     uint32_t base;
     struct step_rows loaded, added; /* of the next step to load, and to add to dQ */
+    struct step_rows dout_loaded;   /* of dO, where that comes later */
 
     __device__ __forceinline__ void load_keys() {
         mbarrier_arrive_expect_tx(base + KV_FULL, BLOCK_N * 128 * (PANELS + PANELS_V));
         load_panels<PANELS, BLOCK_N>(base, &a.k_map, base + KV_FULL, k.first_key, k.kv_head, k.batch);
         load_panels<PANELS_V, BLOCK_N>(base + V_OFFSET, &a.v_map, base + KV_FULL, k.first_key, k.kv_head, k.batch);
     }
+    /* The keys lie scattered: by all threads, each of which arrives. */
+    __device__ __forceinline__ void gather_keys() {
+        const struct gpu_forward_params &in = a.in.in;
+        gather_rows<HEAD_DIM / 8>(base, row_address(in.k, k.batch, k.kv_head, 0), in.k.row * 2, in.head_dim,
+                                  in.seqlen_k, base + KEYS_OFFSET);
+        gather_rows<HEAD_DIM_V / 8>(base + V_OFFSET, row_address(in.v, k.batch, k.kv_head, 0), in.v.row * 2,
+                                    in.head_dim_v, in.seqlen_k, base + KEYS_OFFSET);
+        cp_async_mbarrier_arrive_noinc(base + KV_FULL);
+    }
+    /* Q of a step, and dO of the same or, where that has a stage less, of the step before. */
     __device__ __forceinline__ void load_step(int step) {
         const uint32_t stage = stage_of<STAGES>(step), rows = base + ROWS_OFFSET + stage * BLOCK_M * 8;
-        const uint32_t q_full = base + Q_FULL + 8 * stage, dout_full = base + DOUT_FULL + 8 * stage;
-        const int head = loaded.head, row = loaded.tile * BLOCK_M;
-        const int64_t place = loaded.place(a, k.batch);
-        mbarrier_arrive_expect_tx(q_full, Q_BYTES + BLOCK_M * 4);
-        load_panels<PANELS, BLOCK_M>(base + Q_OFFSET + stage * Q_BYTES, &a.q_map, q_full, row, head, k.batch);
-        cp_async_bulk(rows, a.in.lse_rows + place, BLOCK_M * 4, q_full);
-        mbarrier_arrive_expect_tx(dout_full, DOUT_BYTES + BLOCK_M * 4);
-        load_panels<PANELS_V, BLOCK_M>(base + DOUT_OFFSET + stage * DOUT_BYTES, &a.dout_map, dout_full, row, head,
-                                       k.batch);
-        cp_async_bulk(rows + BLOCK_M * 4, a.in.delta_rows + place, BLOCK_M * 4, dout_full);
+        const uint32_t dout_stage = stage_of<DOUT_STAGES>(step - DOUT_LAG);
+        const uint32_t dout_rows = base + ROWS_OFFSET + dout_stage * BLOCK_M * 8;
+        const uint32_t q_full = base + Q_FULL + 8 * stage, dout_full = base + DOUT_FULL + 8 * dout_stage;
+        const struct step_rows of_dout = DOUT_LAG ? dout_loaded : loaded;
+        const int64_t place = loaded.place(a, k.batch), dout_place = of_dout.place(a, k.batch);
+        if (DOUT_LAG == 0 || step < k.steps) {
+            mbarrier_arrive_expect_tx(q_full, Q_BYTES + BLOCK_M * 4);
+            load_panels<PANELS, BLOCK_M>(base + Q_OFFSET + stage * Q_BYTES, &a.q_map, q_full, loaded.tile * BLOCK_M,
+                                         loaded.head, k.batch);
+            cp_async_bulk(rows, a.in.lse_rows + place, BLOCK_M * 4, q_full);
+        }
+        if (step >= DOUT_LAG) {
+            mbarrier_arrive_expect_tx(dout_full, DOUT_BYTES + BLOCK_M * 4);
+            load_panels<PANELS_V, BLOCK_M>(base + DOUT_OFFSET + dout_stage * DOUT_BYTES, &a.dout_map, dout_full,
+                                           of_dout.tile * BLOCK_M, of_dout.head, k.batch);
+            cp_async_bulk(dout_rows + BLOCK_M * 4, a.in.delta_rows + dout_place, BLOCK_M * 4, dout_full);
+            if (DOUT_LAG)
+                dout_loaded.advance(k);
+        }
         loaded.advance(k);
     }
 
@@ -144,17 +167,24 @@ struct server {
     }
 
     __device__ __forceinline__ void run() {
+        if (KEYED && k.steps == 0)
+            return;
         if (threadIdx.x % 128 == 0) {
-            load_keys();
-            for (int step = 0; step < STAGES && step < k.steps; step++)
+            if (!GATHER)
+                load_keys();
+            for (int step = 0; step < STAGES && step < k.steps + DOUT_LAG; step++)
                 load_step(step);
         }
         __syncwarp();
+        if (GATHER)
+            gather_keys();
         wait_full<1>(base + KV_FULL, 0);
+        if (GATHER)
+            fence_proxy_async();
 #pragma unroll 1
         for (int step = 0; step < k.steps; step++) {
             wait_full<DS_STAGES>(base + DS_FULL, step);
-            if (threadIdx.x % 128 == 0 && step > 0 && step - 1 + STAGES < k.steps)
+            if (threadIdx.x % 128 == 0 && step > 0 && step - 1 + STAGES < k.steps + DOUT_LAG)
                 load_step(step - 1 + STAGES);
             __syncwarp();
             if (!NEEDS_DQ) {
@@ -193,7 +223,7 @@ struct owner {
     }
     /* dP^T = V dO^T */
     __device__ __forceinline__ void multiply_vdo(int step) {
-        const uint32_t dout = base + DOUT_OFFSET + stage_of<STAGES>(step) * DOUT_BYTES;
+        const uint32_t dout = base + DOUT_OFFSET + stage_of<DOUT_STAGES>(step) * DOUT_BYTES;
 #pragma unroll
         for (int n = 0; n < HEAD_DIM_V / 16; n++)
             wgmma_m64k16<F16, 0>(
@@ -202,7 +232,7 @@ struct owner {
     }
     /* dV += P^T dO */
     __device__ __forceinline__ void multiply_pdo(int step) {
-        const uint32_t dout = base + DOUT_OFFSET + stage_of<STAGES>(step) * DOUT_BYTES;
+        const uint32_t dout = base + DOUT_OFFSET + stage_of<DOUT_STAGES>(step) * DOUT_BYTES;
 #pragma unroll
         for (int n = 0; n < BLOCK_M / 16; n++)
             wgmma_m64k16<F16, 1>(dv, p[n], wgmma_descriptor(dout + n * 2048, BLOCK_M * 128), true);
@@ -223,17 +253,43 @@ struct owner {
 
     __device__ __forceinline__ void make_p(int step) {
         const uint32_t lse = base + ROWS_OFFSET + stage_of<STAGES>(step) * BLOCK_M * 8;
-        scores_to_p(s, a, k.batch, k.first_key + (int)tid_x_reread() / 128 * 64, tile * BLOCK_M, lse);
+        const int first = (int)tid_x_reread() / 128 * 64;
+        scores_to_p(s, a, k.batch, k.first_key + first, tile * BLOCK_M, lse, base + KEYS_OFFSET + first * 4);
+#if KEYED
+        tile = k.tile_after(tile);
+#else
         tile = tile + 1 < k.first_tile + k.tiles ? tile + 1 : k.first_tile;
+#endif
 #pragma unroll
         for (int i = 0; i < BLOCK_M / 4; i++)
             p[i / 4][i % 4] = pack(s[2 * i], s[2 * i + 1]);
     }
 
+    /* A row that sees no key has no gradient, whatever comes in: its P is 0, but 0 times NaN is not. Where a row's
+     * delta says that NaN or inf comes in, dO of rows without keys becomes 0 before anybody reads it. All warps look.
+     */
+    __device__ __forceinline__ void clear_spoiled(int step) {
+        const int thread = (int)tid_x_reread(), lane = thread % 32;
+        const uint32_t lse = base + ROWS_OFFSET + stage_of<STAGES>(step) * BLOCK_M * 8;
+        const uint32_t delta = base + ROWS_OFFSET + stage_of<DOUT_STAGES>(step) * BLOCK_M * 8 + BLOCK_M * 4;
+        const uint32_t dout = base + DOUT_OFFSET + stage_of<DOUT_STAGES>(step) * DOUT_BYTES;
+        const bool spoiled = ld_shared_4(delta + lane * 4) == BACKWARD_SPOILED_ROW ||
+                             ld_shared_4(delta + 128 + lane * 4) == BACKWARD_SPOILED_ROW;
+        if (!__any_sync(0xffffffff, spoiled))
+            return;
+#pragma unroll 1
+        for (int n = thread; n < BLOCK_M * 8 * PANELS_V; n += 128 * WARPGROUPS)
+            if (ld_shared_4(lse + n / 8 % BLOCK_M * 4) == 0x7f800000)
+                st_shared_16(dout + n * 16, 0, 0, 0, 0);
+        fence_proxy_async();
+        barrier_sync(OWNERS_BARRIER, 128 * WARPGROUPS);
+    }
+
     /* From P^T and dP^T dS of the warp's 16 keys, to shared memory, a row for each query row. */
     __device__ __forceinline__ void leave_ds(int step) {
         const int thread = (int)tid_x_reread(), lane = thread % 32, warp = thread / 32 % 4;
-        const uint32_t delta = base + ROWS_OFFSET + stage_of<STAGES>(step) * BLOCK_M * 8 + BLOCK_M * 4 + thread % 4 * 8;
+        const uint32_t delta =
+            base + ROWS_OFFSET + stage_of<DOUT_STAGES>(step) * BLOCK_M * 8 + BLOCK_M * 4 + thread % 4 * 8;
         const uint32_t panel = base + DS_OFFSET + stage_of<DS_STAGES>(step) * DS_BYTES + thread / 128 * BLOCK_M * 128;
         /* a lane's row of matrices: keys 0-7, rows 0-7; keys 8-15, rows 0-7; keys 0-7, rows 8-15; keys 8-15, rows 8-15
          */
@@ -270,7 +326,11 @@ struct owner {
     __device__ __forceinline__ void store(const struct gpu_matrix &to, const float (&x)[columns / 2], float factor,
                                           int head_dim) {
         const int warp_key = (int)threadIdx.x / 32 * 16, first = k.first_key + warp_key;
-        if (to.data)
+        if (to.data && GATHER)
+            store_accumulator<columns, BLOCK_N, true>(row_address(to, k.batch, k.kv_head, 0), to.row * 2,
+                                                      a.in.in.seqlen_k, head_dim, base + V_OFFSET, warp_key, x, factor,
+                                                      k.steps > 0, base + KEYS_OFFSET + 8 * BLOCK_N);
+        else if (to.data)
             store_accumulator<columns, BLOCK_N>(row_address(to, k.batch, k.kv_head, first), to.row * 2,
                                                 a.in.in.seqlen_k - first, head_dim, base + V_OFFSET, warp_key, x,
                                                 factor, k.steps > 0);
@@ -279,8 +339,11 @@ struct owner {
     __device__ __forceinline__ void run() {
         set_zero(dk);
         set_zero(dv);
-        wait_full<1>(base + KV_FULL, 0);
+        if (!KEYED || k.steps > 0)
+            wait_full<1>(base + KV_FULL, 0);
         if (k.steps > 0) {
+            if (GATHER)
+                fence_proxy_async();
             int step = 0;
             wait_full<STAGES>(base + Q_FULL, 0);
             wgmma_fence();
@@ -291,7 +354,9 @@ struct owner {
 #pragma unroll 1
             do {
                 const bool more = step + 1 < k.steps;
-                wait_full<STAGES>(base + DOUT_FULL, step);
+                wait_full<DOUT_STAGES>(base + DOUT_FULL, step);
+                if (EMPTY_ROWS)
+                    clear_spoiled(step);
                 wgmma_fence();
                 multiply_vdo(step);
                 wgmma_commit_group();
@@ -321,22 +386,36 @@ struct owner {
     }
 };
 
+__device__ __forceinline__ struct key_block find_steps(const struct hopper_backward_params &a,
+                                                       [[maybe_unused]] uint32_t base) {
+#if KEYED
+    return count_tiles(find_block(a), a.in.in.group, base + SEEN_OFFSET);
+#else
+    return find_block(a);
+#endif
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     hopper_backward(const __grid_constant__ struct hopper_backward_params a) {
     extern __shared__ char shared[];
     const uint32_t base = (shared_address(shared) + 1023) / 1024 * 1024;
     if (threadIdx.x == 0)
         init_barriers(base);
+#if KEYED
+    list_keys(a, find_block(a), base + KEYS_OFFSET);
+    __syncthreads();
+    list_tiles(base + KEYS_OFFSET, base + SEEN_OFFSET);
+#endif
     __syncthreads();
     const int warpgroup = __shfl_sync(0xffffffff, (int)threadIdx.x / 128, 0);
     if (warpgroup == WARPGROUPS) {
         setmaxnreg_dec<HOPPER_BACKWARD_SERVICE_REGISTERS(WARPGROUPS)>();
-        const struct key_block k = find_block(a);
+        const struct key_block k = find_steps(a, base);
         const struct step_rows first = {k.kv_head * a.in.in.group, k.first_tile};
-        server{a, k, base, first, first}.run();
+        server{a, k, base, first, first, first}.run();
     } else {
         setmaxnreg_inc<HOPPER_BACKWARD_KEY_REGISTERS(WARPGROUPS)>();
-        const struct key_block k = find_block(a);
+        const struct key_block k = find_steps(a, base);
         owner{a, k, base, warpgroup, k.first_tile}.run();
     }
 }

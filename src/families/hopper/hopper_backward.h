@@ -12,10 +12,15 @@
     X(HEAD_DIM)     /* D rounded up to 32 */                                                                          \
     X(HEAD_DIM_V)   /* Dv rounded up to 32 */                                                                         \
     X(WARPGROUPS)   /* that own 64 keys each; one more loads, and makes dQ */                                         \
-    X(STAGES)       /* tiles of Q and dO in flight */                                                                 \
+    X(STAGES)       /* tiles of Q in flight */                                                                        \
+    X(DOUT_STAGES)  /* of dO: as many, or one less */                                                                 \
     X(DS_STAGES)    /* tiles of dS in shared memory */                                                                \
     X(DS_REGISTERS) /* 1: dK takes dS from registers; 0: from shared memory, so that it is made under dV's product */ \
     X(WINDOW)       /* causal or window */                                                                            \
+    X(MASK)         /* a mask of each key */                                                                          \
+    X(INTERVALS)                                                                                                      \
+    X(GATHER)     /* keys in the order that key_sort.cu gives them */                                                 \
+    X(EMPTY_ROWS) /* rows may see no key */                                                                           \
     X(NEEDS_DQ)
 
 struct hopper_backward_params {
@@ -29,6 +34,11 @@ struct hopper_backward_params {
 #define HOPPER_BACKWARD_SERVICE_REGISTERS(warpgroups) ((warpgroups) == 3 ? 80 : 88)
 #define HOPPER_BACKWARD_KEY_REGISTERS(warpgroups)     ((warpgroups) == 3 ? 144 : 208)
 
+/* Where something says key by key which rows see it: of each key the first row, the row past the last, and its number;
+ * and a bit for each of so many tiles of query rows that some key of the block is seen by. */
+#define HOPPER_BACKWARD_KEY_WORDS 3
+#define HOPPER_BACKWARD_TILES_MAX 2048
+
 /* Barriers, at the end. */
 #define HOPPER_BACKWARD_CONTROL_BYTES 128
 /* The 1024 bytes are for alignment: the swizzle of TMA counts addresses. */
@@ -37,12 +47,14 @@ static inline
     __host__ __device__ constexpr
 #endif
     int32_t
-    hopper_backward_shared_bytes(int32_t warpgroups, int32_t stages, int32_t ds_stages, int32_t head_dim,
-                                 int32_t head_dim_v) {
+    hopper_backward_shared_bytes(int32_t warpgroups, int32_t stages, int32_t dout_stages, int32_t ds_stages,
+                                 int32_t head_dim, int32_t head_dim_v, int32_t keyed) {
     const int32_t block_m = 64, block_n = 64 * warpgroups, d = 128 * ((head_dim + 63) / 64),
                   dv = 128 * ((head_dim_v + 63) / 64);
-    return block_n * (d + (d > dv ? d : dv)) + stages * block_m * (d + dv + 8) + ds_stages * block_m * block_n * 2 +
-           block_m * head_dim * 4 + HOPPER_BACKWARD_CONTROL_BYTES + 1024;
+    return block_n * (d + (d > dv ? d : dv)) + block_m * (stages * (d + 8) + dout_stages * dv) +
+           ds_stages * block_m * block_n * 2 + block_m * head_dim * 4 +
+           (keyed ? 4 * HOPPER_BACKWARD_KEY_WORDS * block_n + HOPPER_BACKWARD_TILES_MAX / 8 : 0) +
+           HOPPER_BACKWARD_CONTROL_BYTES + 1024;
 }
 
 #endif

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "families/hopper/hopper_maps.h"
+#include "gpu/key_sort.h"
 
 int32_t hopper_backward_padded(int64_t head_dim) { return (int32_t)gpu_round_up(head_dim, 32); }
 
@@ -64,13 +65,11 @@ fdm_status hopper_backward_maps(const fdm_plan *plan, const struct attention *at
     return FDM_OK;
 }
 
-/* Under a causal mask or window as many heads take turns as leave their rows and sums of dQ in so much of L2. */
-enum { L2_BYTES = 24 << 20 };
-
-int64_t hopper_backward_order(const fdm_plan *plan, const fdm_problem *p, struct hopper_backward_params *params) {
+int64_t hopper_backward_order(const fdm_plan *plan, const fdm_problem *p, int32_t l2_mb, int sorted,
+                              struct hopper_backward_params *params) {
     const int64_t head_bytes = p->heads / p->heads_kv * p->seqlen_q * (6 * p->head_dim + 2 * p->head_dim_v);
-    const int64_t in_turn = L2_BYTES / head_bytes, heads = p->heads_kv * p->batch;
+    const int64_t in_turn = ((int64_t)l2_mb << 20) / head_bytes, heads = p->heads_kv * p->batch;
     params->key_blocks = (int32_t)((p->seqlen_k + plan->block_n - 1) / plan->block_n);
     params->heads_in_turn = (int32_t)(in_turn < 1 ? 1 : in_turn < heads ? in_turn : heads);
-    return params->key_blocks * heads;
+    return (sorted ? gpu_round_up(p->seqlen_k, KEY_SORT_KEYS) / plan->block_n : params->key_blocks) * heads;
 }

@@ -1,6 +1,6 @@
 /* hopper_gradients.cuh: what the kernels of the backward share that own keys: which rows a block of keys walks, P^T of
- * a tile, and the way of an accumulator to global memory. For kernels that define BLOCK_M and BLOCK_N besides the
- * constants of visible.cuh.
+ * a tile, and the way of an accumulator to global memory. For kernels that define BLOCK_M, BLOCK_N and GATHER besides
+ * the constants of visible.cuh.
  *
  * Tiles of scores are transposed: a thread holds two keys of its warp's 16, lane / 4 and lane / 4 + 8 ("halves"), and
  * of each group of eight query rows 2 (lane % 4) and the next: s[4 group + 2 half + row]. */
@@ -12,6 +12,7 @@
 #include "cuda/ptx/special.cuh"
 #include "families/hopper/hopper_backward.h"
 #include "gpu/convert.cuh"
+#include "gpu/key_sort.h"
 #include "gpu/visible.cuh"
 
 #define LOG2_E 1.4426950408889634f
@@ -20,11 +21,31 @@
  * of each head of the group. A step is one of those tiles. */
 struct key_block {
     int first_key, kv_head, batch, first_tile, tiles, steps;
+#if KEYED
+    int last_tile;
+    uint32_t seen; /* address of a bit for each tile; the others of first_tile .. last_tile have no step */
+    __device__ __forceinline__ int tile_after(int tile) const {
+        if (tile == last_tile)
+            return first_tile;
+        uint32_t at = seen + ++tile / 32 * 4, bits = ld_shared_4(at) >> tile % 32 << tile % 32;
+        while (!bits)
+            bits = ld_shared_4(at += 4);
+        return (int)(at - seen) * 8 + __ffs(bits) - 1;
+    }
+#endif
 };
 /* Key blocks of a head lie next to each other; under a causal mask or window those of several heads take turns, the
- * first keys, which many rows see, first. */
+ * first keys, which many rows see, first. GATHER: so do they, the first of each sorted group of keys first. */
 __device__ __forceinline__ struct key_block find_block(const struct hopper_backward_params &a) {
     struct key_block k;
+#if GATHER
+    constexpr int ranks = KEY_SORT_KEYS / BLOCK_N;
+    const int of_head = (a.key_blocks + ranks - 1) / ranks * ranks, groups = of_head / ranks;
+    const int first_head = (int)blockIdx.x / of_head / a.heads_in_turn * a.heads_in_turn;
+    const int heads = min(a.heads_in_turn, a.in.in.heads_kv * a.in.in.batch - first_head);
+    const int place = (int)blockIdx.x - first_head * of_head;
+    const int head = first_head + place / groups % heads, block = place % groups * ranks + place / (groups * heads);
+#else
     int head = (int)blockIdx.x / a.key_blocks, block = (int)blockIdx.x % a.key_blocks;
     if (WINDOW) {
         const int first = head / a.heads_in_turn * a.heads_in_turn;
@@ -33,6 +54,7 @@ __device__ __forceinline__ struct key_block find_block(const struct hopper_backw
         head = first + rest % heads;
         block = rest / heads;
     }
+#endif
     k.first_key = block * BLOCK_N;
     k.kv_head = head % a.in.in.heads_kv;
     k.batch = head / a.in.in.heads_kv;
@@ -49,10 +71,16 @@ __device__ __forceinline__ struct key_block find_block(const struct hopper_backw
 struct step_rows {
     int head, tile;
     __device__ __forceinline__ void advance(const struct key_block &k) {
+#if KEYED
+        const int next = k.tile_after(tile);
+        head += next <= tile;
+        tile = next;
+#else
         if (++tile == k.first_tile + k.tiles) {
             tile = k.first_tile;
             head++;
         }
+#endif
     }
     /* Where their sums, lse and delta begin in the workspace. */
     __device__ __forceinline__ int64_t place(const struct hopper_backward_params &a, int batch) const {
@@ -61,14 +89,19 @@ struct step_rows {
 };
 
 /* Scores S^T of 64 keys from key `first_key` on and BLOCK_M rows from row `row` on to P^T, in place. lse: address of
- * the rows' lse in shared memory. Beyond the sequence's last key there are zeros, which would have weight. */
+ * the rows' lse in shared memory. Beyond the sequence's last key there are zeros, which would have weight.
+ * KEYED: rows that see the warpgroup's keys are at `bounds` in shared memory, BLOCK_N words of first ones, then last.
+ */
 __device__ __forceinline__ void scores_to_p(float (&s)[BLOCK_M / 2], const struct hopper_backward_params &a, int batch,
-                                            int first_key, int row, uint32_t lse) {
+                                            int first_key, int row, uint32_t lse,
+                                            [[maybe_unused]] uint32_t bounds = 0) {
     const int lane = (int)tid_x_reread() % 32;
     const float unit = a.in.in.scale * LOG2_E;
+#if !KEYED
     const struct sequence at = find_sequence(a.in.in, batch);
     const bool partial = first_key + 64 > at.seqlen_k || first_row(a.in.in, at, first_key + 63) > row ||
                          last_row(a.in.in, at, first_key) < row + BLOCK_M;
+#endif
 #pragma unroll
     for (int i = 0; i < BLOCK_M / 8; i++) {
         uint32_t words[2];
@@ -77,14 +110,24 @@ __device__ __forceinline__ void scores_to_p(float (&s)[BLOCK_M / 2], const struc
         for (int e = 0; e < 4; e++)
             s[4 * i + e] = __fmaf_rn(s[4 * i + e], unit, -__uint_as_float(words[e % 2]));
     }
+    int first[2], last[2];
+#if KEYED
+#    pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const uint32_t key = bounds + ((int)tid_x_reread() / 32 % 4 * 16 + lane / 4 + 8 * half) * 4;
+        first[half] = (int)ld_shared_4(key) - row;
+        last[half] = (int)ld_shared_4(key + BLOCK_N * 4) - row;
+    }
+    if (__any_sync(0xffffffff, max(first[0], first[1]) > 0 || min(last[0], last[1]) < BLOCK_M)) {
+#else
     if (partial) {
-        int first[2], last[2];
-#pragma unroll
+#    pragma unroll
         for (int half = 0; half < 2; half++) {
             const int key = first_key + (int)tid_x_reread() / 32 % 4 * 16 + lane / 4 + 8 * half;
             first[half] = first_row(a.in.in, at, key) - row;
             last[half] = key < at.seqlen_k ? last_row(a.in.in, at, key) - row : 0;
         }
+#endif
 #pragma unroll
         for (int i = 0; i < BLOCK_M / 2; i++) {
             const int column = i / 4 * 8 + lane % 4 * 2 + i % 2;
@@ -107,11 +150,12 @@ template <int count> __device__ __forceinline__ void set_zero(float (&x)[count])
 
 /* A warp's 16 rows of an accumulator, times `factor`, to `to` in global memory, by way of rows warp_row .. + 15 of
  * `tile` in shared memory, in panels of `tile_rows` rows. The first `count` rows and head_dim columns are written;
- * zeros where nothing was computed. */
-template <int columns, int tile_rows>
+ * zeros where nothing was computed. scattered: rows are those that words at `rows` in shared memory name, one for each
+ * of the tile; `to` is row 0. */
+template <int columns, int tile_rows, bool scattered = false>
 __device__ __forceinline__ void store_accumulator(char *to, int64_t row_bytes, int count, int head_dim, uint32_t tile,
                                                   int warp_row, const float (&x)[columns / 2], float factor,
-                                                  bool computed) {
+                                                  bool computed, [[maybe_unused]] uint32_t rows = 0) {
     const int lane = threadIdx.x % 32, own_row = warp_row + lane % 16;
 #pragma unroll
     for (int i = 0; i < columns / 8; i += 2) {
@@ -131,10 +175,11 @@ __device__ __forceinline__ void store_accumulator(char *to, int64_t row_bytes, i
         const int r = n / chunks, chunk = n % chunks, rest = head_dim - chunk * 8, row = warp_row + r;
         uint32_t word[4];
         ld_shared_16(word, tile + chunk / 8 * tile_rows * 128 + row * 128 + ((chunk % 8 ^ (row & 7)) << 4));
-        char *at = to + r * row_bytes + chunk * 16;
-        if (r < count && rest >= 8)
+        const int place = scattered ? (int)ld_shared_4(rows + row * 4) : r;
+        char *at = to + place * row_bytes + chunk * 16;
+        if (place < count && rest >= 8)
             *(uint4 *)at = make_uint4(word[0], word[1], word[2], word[3]);
-        else if (r < count)
+        else if (place < count)
 #pragma unroll
             for (int e = 0; e < 8; e++)
                 if (e < rest)
