@@ -321,21 +321,6 @@ struct owner {
             barrier_sync(OWN_BARRIER + thread / 128, 128);
     }
 
-    /* dV or dK, by way of the shared memory of the warpgroup's V. */
-    template <int columns>
-    __device__ __forceinline__ void store(const struct gpu_matrix &to, const float (&x)[columns / 2], float factor,
-                                          int head_dim) {
-        const int warp_key = (int)threadIdx.x / 32 * 16, first = k.first_key + warp_key;
-        if (to.data && GATHER)
-            store_accumulator<columns, BLOCK_N, true>(row_address(to, k.batch, k.kv_head, 0), to.row * 2,
-                                                      a.in.in.seqlen_k, head_dim, base + V_OFFSET, warp_key, x, factor,
-                                                      k.steps > 0, base + KEYS_OFFSET + 8 * BLOCK_N);
-        else if (to.data)
-            store_accumulator<columns, BLOCK_N>(row_address(to, k.batch, k.kv_head, first), to.row * 2,
-                                                a.in.in.seqlen_k - first, head_dim, base + V_OFFSET, warp_key, x,
-                                                factor, k.steps > 0);
-    }
-
     __device__ __forceinline__ void run() {
         set_zero(dk);
         set_zero(dv);
@@ -381,8 +366,12 @@ struct owner {
             wgmma_wait_group<0>(dk);
         }
         barrier_sync(OWN_BARRIER + warpgroup, 128); /* all products with V are complete */
-        store<HEAD_DIM_V>(a.in.dv, dv, 1.0f, a.in.in.head_dim_v);
-        store<HEAD_DIM>(a.in.dk, dk, a.in.in.scale, a.in.in.head_dim);
+        const int warp_key = (int)threadIdx.x / 32 * 16;
+        const uint32_t numbers = base + KEYS_OFFSET + 8 * BLOCK_N;
+        store_keys<HEAD_DIM_V>(a, k, a.in.dv, a.in.dv_parts, a.in.in.head_dim_v, base + V_OFFSET, warp_key, dv, 1.0f,
+                               numbers);
+        store_keys<HEAD_DIM>(a, k, a.in.dk, a.in.dk_parts, a.in.in.head_dim, base + V_OFFSET, warp_key, dk,
+                             a.in.in.scale, numbers);
     }
 };
 
@@ -411,7 +400,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (warpgroup == WARPGROUPS) {
         setmaxnreg_dec<HOPPER_BACKWARD_SERVICE_REGISTERS(WARPGROUPS)>();
         const struct key_block k = find_steps(a, base);
-        const struct step_rows first = {k.kv_head * a.in.in.group, k.first_tile};
+        const struct step_rows first = {k.first_head, k.first_tile};
         server{a, k, base, first, first, first}.run();
     } else {
         setmaxnreg_inc<HOPPER_BACKWARD_KEY_REGISTERS(WARPGROUPS)>();
