@@ -434,20 +434,23 @@ FDM_API fdm_status fdm_topk_intervals(const fdm_tensor *bias, const fdm_tensor *
                                       int64_t seqlen_q, fdm_tensor *start, fdm_tensor *end, void *workspace,
                                       size_t workspace_bytes, void *stream);
 FDM_API size_t fdm_topk_intervals_workspace(const fdm_tensor *bias, const fdm_tensor *padding);
-/* Attention inside documents, where Sq = Sk: causal, or with causal 0 to the whole document. cu_seqlens [n + 1] rises
- * from 0 to Sk; start, end [Sk] are written. */
-FDM_API fdm_status fdm_document_intervals(const int32_t *cu_seqlens, int64_t num_documents, int32_t causal,
-                                          int32_t *start, int32_t *end);
-/* Causal and window (-1 = unbounded) for Sq rows and Sk keys, bottom-right aligned. */
-FDM_API fdm_status fdm_window_intervals(int64_t seqlen_q, int64_t seqlen_k, int32_t causal, int64_t window_left,
-                                        int64_t window_right, int32_t *start, int32_t *end);
+/* The others write start, end [B, h, Sk], the same for all of B and h, on their device, by one kernel on CUDA devices.
+ *
+ * Attention inside documents, where Sq = Sk: causal, or with causal 0 to the whole document. cu_seqlens [n + 1], int32,
+ * rises from 0 to Sk. On CUDA devices it is not checked: keys from its last on are never visible. */
+FDM_API fdm_status fdm_document_intervals(const fdm_tensor *cu_seqlens, int32_t causal, fdm_tensor *start,
+                                          fdm_tensor *end, void *stream);
+/* Causal and window (-1 = unbounded) for Sq rows, bottom-right aligned. */
+FDM_API fdm_status fdm_window_intervals(int64_t seqlen_q, int32_t causal, int64_t window_left, int64_t window_right,
+                                        fdm_tensor *start, fdm_tensor *end, void *stream);
 /* Prefix LM: keys below `prefix` are visible to every row, the others causally. */
-FDM_API fdm_status fdm_prefix_intervals(int64_t seqlen_q, int64_t seqlen_k, int64_t prefix, int32_t *start,
-                                        int32_t *end);
-/* Dense bool mask [rows, keys] (element strides) to intervals; *exact becomes 0, and nothing else is written, when some
- * key's rows are not one interval. */
-FDM_API fdm_status fdm_intervals_from_mask(const uint8_t *mask, int64_t seqlen_q, int64_t seqlen_k, int64_t row_stride,
-                                           int64_t key_stride, int32_t *start, int32_t *end, int32_t *exact);
+FDM_API fdm_status fdm_prefix_intervals(int64_t seqlen_q, int64_t prefix, fdm_tensor *start, fdm_tensor *end,
+                                        void *stream);
+/* A dense bool mask [B, h, Sq, Sk] as intervals. *exact, on the mask's device, becomes 0 when some key's rows are not
+ * one interval, else another number; with 0 start and end are unwritten on the CPU and without meaning on CUDA
+ * devices. */
+FDM_API fdm_status fdm_intervals_from_mask(const fdm_tensor *mask, fdm_tensor *start, fdm_tensor *end, int32_t *exact,
+                                           void *stream);
 
 /* Visible pairs of a problem on its tensors: what "useful FLOPs" counts. -inf biases are not looked at. */
 FDM_API fdm_status fdm_count_visible(const fdm_problem *problem, const fdm_tensors *tensors, int64_t *pairs);
