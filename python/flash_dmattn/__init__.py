@@ -55,11 +55,8 @@ def __getattr__(name: str) -> Any:
 def _load_torch(name: str) -> Any:
     module = importlib.import_module("._torch", __name__)
     importlib.import_module("._merge_torch", __name__)
-<<<<<<< HEAD
-    importlib.import_module("._softmax_torch", __name__)
-=======
     importlib.import_module("._masks_torch", __name__)
->>>>>>> main
+    importlib.import_module("._softmax_torch", __name__)
     for each in _TORCH_NAMES:
         globals()[each] = getattr(module, each)
     return globals()[name]
