@@ -8,7 +8,8 @@
 #if DETERMINISTIC
 /* Blocks add to SUB_ROWS rows of dQ, and to the gradient of a shared bias, in the order of their tickets, one after the
  * other: a semaphore counts those that have added. Of the key blocks of a head the last is first: where keys are seen
- * from their diagonal on, each then comes to rows that the one before has just left, and none waits. */
+ * from their diagonal on, each then comes to rows that the one before has just left, and none waits. Where all blocks
+ * walk from the first row on, each is a step behind the one before, so that blocks of many heads begin in turn. */
 __device__ __forceinline__ void await_turn(const int *semaphore, int mine) {
     while (ld_acquire(semaphore) != mine) {
     }
