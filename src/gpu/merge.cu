@@ -9,9 +9,7 @@
  * have read it. Constants: DTYPE, VECTOR. */
 #include "cuda/ptx/math.cuh"
 #include "gpu/merge.h"
-
-#define LOG2_E 1.4426950408889634f
-#define LN_2   0.6931471805599453f
+#include "gpu/numbers.h"
 
 struct shares {
     float one, two, lse;

@@ -8,6 +8,7 @@
 #include "families/mma/backward/mma_rules.h"
 #include "families/mma/mma_family.h"
 #include "gpu/gpu_backward.h"
+#include "gpu/numbers.h"
 
 enum { MMA_BACKWARD_PARAMETERS(PLAN_PARAMETER) };
 
@@ -48,7 +49,7 @@ static struct gpu_backward_needs needs_of(const fdm_plan *plan, const fdm_proble
         .dbias_shares = block_n == 128 ? 2 : 4, /* warps that may share keys, paired or not; the others leave 0 */
         .may_order_keys = may_gather(p),
         .orders_keys = plan->parameters[GATHER],
-        .lse_factor = p->has_bias || p->softcap > 0 ? 1.0f : 1.4426950408889634f,
+        .lse_factor = p->has_bias || p->softcap > 0 ? 1.0f : LOG2_E,
     };
 }
 
@@ -282,8 +283,8 @@ static int validate(const fdm_plan *plan, const fdm_problem *p) {
                    (!plan->parameters[TMA] || (plan->parameters[TMA] == 1 && may_use_tma(plan, p))) &&
                    plan->parameters[OVERLAY] == (!with.paired && with.buffers == 1 && overlays(plan, p)) &&
                    (!plan->parameters[GATHER] || (plan->parameters[GATHER] == 1 && may_gather(p))) &&
-                   plan->parameters[IN_TURN] >= 0 && plan->parameters[IN_TURN] <= p->batch * p->heads && plan->parameters[GROUP_PARTS] >= 1 &&
-                   p->heads / p->heads_kv % plan->parameters[GROUP_PARTS] == 0 &&
+                   plan->parameters[IN_TURN] >= 0 && plan->parameters[IN_TURN] <= p->batch * p->heads &&
+                   plan->parameters[GROUP_PARTS] >= 1 && p->heads / p->heads_kv % plan->parameters[GROUP_PARTS] == 0 &&
                    plan->shared_bytes == bytes_with(plan, p, with) && plan->workspace_bytes >= workspace_bytes(plan, p);
     }
     return 0;

@@ -60,13 +60,11 @@ MMA_BACKWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 /* The gradient of a bias is written from the staged dS, 16 bytes a lane. */
 #define DBIAS_FROM_DS \
     (DBIAS == GPU_DBIAS_DIRECT && SCORES_ALIGNED && BIAS == GPU_BIAS_SAME && !SOFTCAP && KEY_TILES == 2)
-#define PLAIN     (!BIAS && !SOFTCAP) /* scores stay as the products are, in units of exp2; else in natural units */
-#define UNBOUNDED 0x7fffffff
-#define NO_ROW    0x7fffffff
-#define LOG2_E    1.4426950408889634f
-#define MINUS_INF (-__int_as_float(0x7f800000))
+#define PLAIN  (!BIAS && !SOFTCAP) /* scores stay as the products are, in units of exp2; else in natural units */
+#define NO_ROW 0x7fffffff
 
 #include "families/mma/mma_tile.cuh"
+#include "gpu/numbers.h"
 
 static_assert(WARPS == mma_backward_warps(BLOCK_N, WIDEST, V_IN_REGISTERS), "the host launches them");
 static_assert(!PAIRED || mma_backward_can_pair(BLOCK_N, HEAD_DIM, HEAD_DIM_V, V_IN_REGISTERS), "for some head dims");

@@ -28,6 +28,7 @@
 #include "cuda/ptx/global.cuh"
 #include "families/mma/float32/mma_backward32.h"
 #include "families/mma/float32/mma_tf32.cuh"
+#include "gpu/numbers.h"
 #include "gpu/visible.cuh"
 
 MMA_BACKWARD32_CONSTANTS(GPU_CONSTANT_GIVEN)
@@ -41,7 +42,6 @@ MMA_BACKWARD32_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define ROW_WORDS  (BIAS ? 3 : 2) /* of a row: lse, delta, and beside a bias what lse has rounded away */
 #define FENCED     (OF_SCORES && OF_VALUES && (VARLEN || SOFTCAP || !ALIGNED) ? 8 : 16) /* of add_product */
 #define TURN_KEYS  MMA_BACKWARD32_TURN_KEYS
-#define LOG2_E     1.4426950408889634f
 static_assert(TURN_KEYS % BLOCK == 0 && (!DETERMINISTIC || (DBIAS == GPU_DBIAS_SUMS && OWN % 32 == 0)),
               "turns are of whole steps");
 static_assert(4 * ROW_WORDS <= MMA_KEY_BOUNDS_BYTES, "words of rows lie where bounds of keys would");

@@ -21,6 +21,7 @@
 #include "families/mma/float32/mma_forward32.h"
 #include "families/mma/float32/mma_tf32.cuh"
 #include "gpu/lse.cuh"
+#include "gpu/numbers.h"
 #include "gpu/visible.cuh"
 
 MMA_FORWARD32_CONSTANTS(GPU_CONSTANT_GIVEN)
@@ -30,7 +31,6 @@ MMA_FORWARD32_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define KEY_TILES  (BLOCK_N / 8)            /* groups of eight keys: one accumulator of S each */
 #define OUT_TILES  (HEAD_DIM_V / 8 / SHARE) /* groups of eight columns of O that a warp sums */
 #define SUMMARISED (MASK && MASK_ROWS)
-#define LOG2_E     1.4426950408889634f
 
 static_assert(BLOCK_N % 16 == 0 && HEAD_DIM % 32 == 0 && HEAD_DIM_V % 32 == 0, "tiles are multiples of 16 and 32");
 static_assert(HEAD_DIM_V % (16 * SHARE) == 0 && WARPS % SHARE == 0, "equal shares");

@@ -60,10 +60,6 @@ MMA_DECODE_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define V_BYTES    (BLOCK_N * HEAD_DIM_V * ELEMENT_BYTES)
 #define RING_BYTES mma_decode_ring_bytes(ELEMENT_BYTES, HEAD_DIM, HEAD_DIM_V, BLOCK_N, WARPS / SHARE, STAGES)
 #define LISTED     (MASK || BIAS || INTERVALS)
-#define UNBOUNDED  0x7fffffff
-#define LOG2_E     1.4426950408889634f
-#define LN_2       0.6931471805599453f
-#define MINUS_INF  (-__int_as_float(0x7f800000))
 /* Scores are kept in units of log2, where no bias could make that overflow; else as they are. */
 #define PLAIN   (!BIAS && !SOFTCAP && DTYPE != GPU_FLOAT32)
 #define TO_LOG2 (PLAIN ? 1.0f : LOG2_E)
@@ -78,6 +74,7 @@ static_assert((WARP_KEYS & (WARP_KEYS - 1)) == 0, "load_rows() takes it so");
 static_assert(SHARE == 1 || HEAD_DIM_V % 64 == 0, "each warp's columns are whole groups of chunks");
 
 #include "families/mma/forward/mma_decode_list.cuh"
+#include "gpu/numbers.h"
 
 /* The warp's share of a tile of K or V, whose first place in the split is `slot`; rows and columns past the ends become
  * zero. */

@@ -35,7 +35,9 @@
 #include "families/mma/forward/mma_wide.h"
 #include "gpu/convert.cuh"
 #include "gpu/lse.cuh"
+#include "gpu/numbers.h"
 #include "gpu/packed.cuh"
+#include "gpu/quad.cuh"
 
 MMA_WIDE_CONSTANTS(GPU_CONSTANT_GIVEN)
 
@@ -94,10 +96,8 @@ static_assert(V_SLOTS / SLICE_PARTS * SLICE_KEYS == BLOCK_N, "BLOCK_N is a multi
 static_assert(PART_UNITS * SLICE_PARTS * COLUMN_GROUPS * 16 * CLUSTER == HEAD_DIM_V, "the columns of O divide evenly");
 static_assert(PART_COLUMNS % 64 == 0, "rows of a V slice are multiples of 128 bytes");
 
-constexpr float LOG2E = 1.4426950408889634f;
-constexpr float LN2 = 0.6931471805599453f;
 /* Scores are in log2 units; with a bias in natural ones, where every finite bias stays finite and exact. */
-constexpr float SCORE_UNIT = HAS_BIAS ? 1.0f : LOG2E;
+constexpr float SCORE_UNIT = HAS_BIAS ? 1.0f : LOG2_E;
 constexpr bool PLAIN = !HAS_BIAS && !HAS_MASK && !HAS_INTERVALS && !HAS_SOFTCAP;
 /* Where features need no registers, a thread keeps the addresses of its chunks: 1.1 to 1.2 x the speed at D 512. */
 constexpr bool KEEP_CHUNKS = PLAIN && !VARLEN && CLUSTER == 1;
@@ -320,7 +320,7 @@ __device__ __forceinline__ place find_place(uint32_t rank) {
 
 /* exp(x * unit - reference), in units of scores. */
 __device__ __forceinline__ float weight(float x, float unit, float reference) {
-    return ex2_approx(HAS_BIAS ? (x - reference) * LOG2E : __fmaf_rn(x, unit, -reference));
+    return ex2_approx(HAS_BIAS ? (x - reference) * LOG2_E : __fmaf_rn(x, unit, -reference));
 }
 
 /* Products to scores; invisible ones to -inf. Returns what the numbers are still to be multiplied by: where nothing is
@@ -452,16 +452,6 @@ __device__ __forceinline__ bool group_meet_or(group &g, bool condition) {
 #else
     return barrier_red_or(1 + g.index, GROUP_THREADS, condition);
 #endif
-}
-
-/* Reduces over the four lanes that share a row. */
-__device__ __forceinline__ float quad_max(float x) {
-    x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
-    return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
-}
-__device__ __forceinline__ float quad_sum(float x) {
-    x += __shfl_xor_sync(0xffffffff, x, 1);
-    return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
 } // namespace
@@ -769,8 +759,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS)
             if (a.lse.data && rank == 0 && at.column_group == 0 && at.quad_column == 0 && w.row0 + row < w.seqlen_q)
                 store_lse<HAS_BIAS != 0>(
                     a, w.batch, w.head, w.q_begin + w.row0 + row, total == 0.0f,
-                    [&] { return reference[m][half] * (HAS_BIAS ? 1.0f : LN2); },
-                    [&] { return lg2_approx(total) * LN2; });
+                    [&] { return reference[m][half] * (HAS_BIAS ? 1.0f : LN_2); },
+                    [&] { return lg2_approx(total) * LN_2; });
 #pragma unroll
             for (int n = 0; n < UNITS * 2; ++n) {
                 const uint32_t chunk = (uint32_t)((n / 2 * COLUMN_GROUPS + at.column_group) * 2 + n % 2);
