@@ -12,6 +12,8 @@
 #include "gpu/combine_splits.h"
 #include "gpu/numbers.h"
 
+COMBINE_SPLITS_CONSTANTS(GPU_CONSTANT_GIVEN)
+
 #define THREADS (32 * COMBINE_SPLITS_WARPS)
 #define AT_ONCE 8 /* splits whose parts a warp reads together */
 

@@ -252,6 +252,7 @@ static void main_request(const fdm_plan *plan, const fdm_problem *p, const struc
     request->entry = "mma_backward";
     request->shared_bytes = plan->shared_bytes;
     request->threads = threads_of(plan, p);
+    request->spill_bytes_max = MMA_BACKWARD_SPILL_BYTES_MAX;
 }
 
 /* The family's kernel between those around it. */

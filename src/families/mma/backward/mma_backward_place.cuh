@@ -100,7 +100,7 @@ __device__ __forceinline__ struct head find_head(const struct gpu_backward_param
 #if BIAS
     head.bias = a.in.bias.data + (at.batch * a.in.bias.batch + h / a.in.bias.group * a.in.bias.head) * BIAS_BYTES;
 #endif
-#if SUMMARISED
+#if BLOCK_MASKED
     head.block_mask = a.in.block_mask + at.batch * a.in.block_mask_batch + h / a.in.mask.group * a.in.block_mask_head +
                       at.first_key / BLOCK_N;
 #endif
@@ -266,7 +266,7 @@ __device__ __forceinline__ struct walk narrow(struct walk w, uint32_t keys, uint
     return w;
 }
 #endif
-#if SUMMARISED
+#if BLOCK_MASKED
 /* GPU_BLOCK_*: what the mask shows of the block's keys to the BLOCK_M rows that `row` is one of. */
 __device__ __forceinline__ uint8_t mask_kind(const struct gpu_backward_params &a, const struct place &at, int h,
                                              int row) {
@@ -276,7 +276,7 @@ __device__ __forceinline__ uint8_t mask_kind(const struct gpu_backward_params &a
 __device__ __forceinline__ bool active(const struct gpu_backward_params &a, const struct place &at, uint32_t keys,
                                        int h, int row) {
     bool any = true;
-#if SUMMARISED
+#if BLOCK_MASKED
     any = mask_kind(a, at, h, row) != GPU_BLOCK_HIDDEN;
 #endif
 #if KEYED

@@ -42,11 +42,11 @@ MMA_BACKWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define DQ_STEP    (DQ_COLUMNS % 32 || OVERLAY || V_IN_REGISTERS || SCARCE ? 16 : 32) /* at a time */
 #define DQ_PASSES  (DQ_COLUMNS / DQ_STEP)
 /* Passes over columns of dQ before the products of other warps' rows, so that not all additions come at once. */
-#define DQ_EARLY   (RING && BY_COLUMNS && DQ_PASSES > 1 ? 1 : 0)
-#define KEY_BIAS   (BIAS && !BIAS_ROWS)
-#define KEYED      (INTERVALS || (MASK && !MASK_ROWS) || KEY_BIAS) /* keys may be seen by no row */
-#define SUMMARISED (MASK && MASK_ROWS)
-#define BARE       (PLAIN && !MASK && !INTERVALS && !VARLEN && !DETERMINISTIC)
+#define DQ_EARLY     (RING && BY_COLUMNS && DQ_PASSES > 1 ? 1 : 0)
+#define KEY_BIAS     (BIAS && !BIAS_ROWS)
+#define KEYED        (INTERVALS || (MASK && !MASK_ROWS) || KEY_BIAS) /* keys may be seen by no row */
+#define BLOCK_MASKED (MASK && MASK_ROWS)
+#define BARE         (PLAIN && !MASK && !INTERVALS && !VARLEN && !DETERMINISTIC)
 /* Full sub-tiles have code of their own: measured 4 % faster with half blocks, 2 % slower where registers are scarcer.
  */
 #define TWO_BODIES (HALF_BLOCK && BARE)
@@ -55,7 +55,7 @@ MMA_BACKWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 /* A warp's own rows of bias and mask are copied, a sub-tile ahead, to where it will stage dS or P of them. */
 #define CAN_COPY    (SCORES_ALIGNED && DS_BUFFERS == 2 && PART_ROWS <= 32)
 #define BIAS_COPIED (CAN_COPY && BIAS == GPU_BIAS_SAME && BIAS_ROWS)
-#define MASK_COPIED (CAN_COPY && SUMMARISED && (!BIAS_COPIED || BY_COLUMNS))
+#define MASK_COPIED (CAN_COPY && BLOCK_MASKED && (!BIAS_COPIED || BY_COLUMNS))
 #define COPIED      (BIAS_COPIED || MASK_COPIED)
 /* The gradient of a bias is written from the staged dS, 16 bytes a lane. */
 #define DBIAS_FROM_DS \

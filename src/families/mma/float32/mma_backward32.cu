@@ -33,15 +33,15 @@
 
 MMA_BACKWARD32_CONSTANTS(GPU_CONSTANT_GIVEN)
 
-#define GROUPS     (WARPS / SHARE) /* of warps: each has its own */
-#define OWN        (16 * GROUPS)
-#define TILES      (BLOCK / 8) /* groups of eight others */
-#define OF_SCORES  (GRADIENTS & MMA_GRADIENT_OF_SCORES)
-#define OF_VALUES  (GRADIENTS & MMA_GRADIENT_OF_VALUES)
-#define SUMMARISED (MASK && MASK_ROWS)
-#define ROW_WORDS  (BIAS ? 3 : 2) /* of a row: lse, delta, and beside a bias what lse has rounded away */
-#define FENCED     (OF_SCORES && OF_VALUES && (VARLEN || SOFTCAP || !ALIGNED) ? 8 : 16) /* of add_product */
-#define TURN_KEYS  MMA_BACKWARD32_TURN_KEYS
+#define GROUPS       (WARPS / SHARE) /* of warps: each has its own */
+#define OWN          (16 * GROUPS)
+#define TILES        (BLOCK / 8) /* groups of eight others */
+#define OF_SCORES    (GRADIENTS & MMA_GRADIENT_OF_SCORES)
+#define OF_VALUES    (GRADIENTS & MMA_GRADIENT_OF_VALUES)
+#define BLOCK_MASKED (MASK && MASK_ROWS)
+#define ROW_WORDS    (BIAS ? 3 : 2) /* of a row: lse, delta, and beside a bias what lse has rounded away */
+#define FENCED       (OF_SCORES && OF_VALUES && (VARLEN || SOFTCAP || !ALIGNED) ? 8 : 16) /* of add_product */
+#define TURN_KEYS    MMA_BACKWARD32_TURN_KEYS
 static_assert(TURN_KEYS % BLOCK == 0 && (!DETERMINISTIC || (DBIAS == GPU_DBIAS_SUMS && OWN % 32 == 0)),
               "turns are of whole steps");
 static_assert(4 * ROW_WORDS <= MMA_KEY_BOUNDS_BYTES, "words of rows lie where bounds of keys would");
@@ -162,7 +162,7 @@ __device__ __forceinline__ int next_active(const struct gpu_backward_params &a, 
                                            [[maybe_unused]] uint32_t bounds) {
     for (; step * BLOCK < at.end; step++) {
         bool any = true;
-#if SUMMARISED
+#if BLOCK_MASKED
         any = mask_kind(a, at, step) != GPU_BLOCK_HIDDEN;
 #endif
 #if KEYED && OWNS_KEYS
@@ -497,7 +497,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             const uint32_t bounds = bounds_of(t.bounds, parity), next_bounds = bounds_of(t.bounds, parity ^ 1);
             const int next = next_active(a, at, keys, step + 1, next_bounds);
             bool partial = step * BLOCK < at.full_begin || step * BLOCK + BLOCK > at.full_end;
-#if SUMMARISED
+#if BLOCK_MASKED
             partial = partial || mask_kind(a, at, step) != GPU_BLOCK_FULL;
 #endif
             float p[1][TILES][4], slope[TILES][4];
