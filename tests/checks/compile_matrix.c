@@ -24,9 +24,11 @@
 #include <unistd.h>
 
 #include "base/memory.h"
+#include "compile_companions.h"
 #include "compile_problems.h"
 #include "cuda/compiler.h"
 #include "families/family.h"
+#include "gpu/masks/intervals_on_device.h"
 #include "gpu/masks/topk_on_device.h"
 #include "gpu/merge_on_device.h"
 
@@ -423,14 +425,17 @@ static void add_merge(const char *arch) {
     }
 }
 
-static void add_topk(const char *arch) {
+static void add_masks(const char *arch) {
     static const fdm_dtype dtypes[] = {FDM_FLOAT32, FDM_FLOAT16, FDM_BFLOAT16};
-    static const int64_t num_keys[] = {1, TOPK_KEYS_MAX};
     struct cuda_kernel_request request;
     for (int32_t i = 0; i < 6 * TOPK_NUM_KERNELS; i++) {
-        topk_request((enum topk_kernel)(i / 6), dtypes[i / 2 % 3], topk_cut_of(num_keys[i % 2]).chunk, &request);
+        topk_request((enum topk_kernel)(i / 6), dtypes[i / 2 % 3], topk_cut_of(i % 2 ? TOPK_KEYS_MAX : 1).chunk, &request);
         add_job(arch, &request);
     }
+    interval_rules_request(&request);
+    add_job(arch, &request);
+    intervals_from_mask_request(&request);
+    add_job(arch, &request);
 }
 
 static void add_forward(const char *arch, uint64_t seed, const char *kernel) {
@@ -451,9 +456,11 @@ static void add_kernels(const char *arch, uint64_t seed, const char *kernel, int
          listing_variants++) {
         add_backward(arch, kernel);
         add_forward(arch, seed, kernel);
+        if (!listing_variants)
+            list_companions(arch, kernel, every_variant, add_job);
         if (!kernel && !listing_variants) {
             add_merge(arch);
-            add_topk(arch);
+            add_masks(arch);
             add_by_name(arch, seed);
         }
     }

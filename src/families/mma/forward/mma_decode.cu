@@ -33,6 +33,7 @@
 #include "cuda/ptx/mma.cuh"
 #include "cuda/ptx/opaque.cuh"
 #include "families/mma/forward/mma_decode.h"
+#include "gpu/numbers.h"
 
 MMA_DECODE_CONSTANTS(GPU_CONSTANT_GIVEN)
 
@@ -74,7 +75,6 @@ static_assert((WARP_KEYS & (WARP_KEYS - 1)) == 0, "load_rows() takes it so");
 static_assert(SHARE == 1 || HEAD_DIM_V % 64 == 0, "each warp's columns are whole groups of chunks");
 
 #include "families/mma/forward/mma_decode_list.cuh"
-#include "gpu/numbers.h"
 
 /* The warp's share of a tile of K or V, whose first place in the split is `slot`; rows and columns past the ends become
  * zero. */
