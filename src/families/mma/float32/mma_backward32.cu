@@ -29,6 +29,7 @@
 #include "families/mma/float32/mma_backward32.h"
 #include "families/mma/float32/mma_tf32.cuh"
 #include "gpu/numbers.h"
+#include "gpu/turns.cuh"
 #include "gpu/visible.cuh"
 
 MMA_BACKWARD32_CONSTANTS(GPU_CONSTANT_GIVEN)
@@ -256,18 +257,14 @@ __device__ __forceinline__ int *semaphore_of(const struct gpu_backward_params &a
 __device__ __forceinline__ int my_turn(const struct gpu_backward_params &a, const struct place &at) {
     return (a.dbias_batches == 1 ? at.s.batch * a.in.bias.group : 0) + at.head % a.in.bias.group;
 }
-__device__ __forceinline__ void await_turn(const struct gpu_backward_params &a, const struct place &at, int turn) {
-    while (ld_acquire(semaphore_of(a, at, turn)) != my_turn(a, at)) {
-    }
-}
 /* Hands on the turns from `turn` until `end`, when all warps have added; a block awaits those at which it adds nothing.
  */
 __device__ __forceinline__ void hand_on(const struct gpu_backward_params &a, const struct place &at, int turn,
                                         int end) {
     if (threadIdx.x == 0)
         for (; turn < end; turn++) {
-            await_turn(a, at, turn);
-            st_release(semaphore_of(a, at, turn), my_turn(a, at) + 1);
+            await_turn(semaphore_of(a, at, turn), my_turn(a, at));
+            hand_on_turn(semaphore_of(a, at, turn), my_turn(a, at));
         }
 }
 #endif
@@ -367,7 +364,7 @@ __device__ __forceinline__ void make_ds(float (&ds)[1][TILES][4], const float (&
                                         [[maybe_unused]] int step) {
     const int lane = threadIdx.x % 32;
 #if DETERMINISTIC
-    await_turn(a, at, step * BLOCK / TURN_KEYS);
+    await_turn(semaphore_of(a, at, step * BLOCK / TURN_KEYS), my_turn(a, at));
 #endif
 #pragma unroll
     for (int n = 0; n < TILES; n++) {
