@@ -1,5 +1,5 @@
 /* compile_matrix.c: compiles what the CUDA families would launch for many problems on many architectures, without a
- * device, and demands that nothing spills (of the backward: next to nothing) and that the assembler has no remark
+ * device, and demands that nothing spills (beyond what a kernel's request allows) and that the assembler has no remark
  * C75xx.
  *
  * Usage: fdm-compile [--full] [--arch sm_90] [--seed N] [--kernel NAME] [--variants] [--entry TEXT] [--with
@@ -24,6 +24,7 @@
 #include <unistd.h>
 
 #include "base/memory.h"
+#include "compile_companions.h"
 #include "compile_problems.h"
 #include "cuda/compiler.h"
 #include "families/family.h"
@@ -317,16 +318,8 @@ static void compile_jobs(void) {
     num_jobs = next_job;
 }
 
-/* The backward holds up to 128 sums a thread beside everything else, and where rare features meet the assembler puts a
- * few registers aside. Known, counted, and bounded; docs/verified.md tells how many. Everything else must not spill. */
-enum { BACKWARD_SPILL_MAX = 192 };
-
-static int32_t spill_allowed(const struct job *job) {
-    return strcmp(job->request.entry, "mma_backward") == 0 ? BACKWARD_SPILL_MAX : 0;
-}
-
 static int is_bad(const struct job *job) {
-    return job->status || job->resources.spill_bytes > spill_allowed(job) || job->resources.remarks > 0;
+    return job->status || job->resources.spill_bytes > job->request.spill_bytes_max || job->resources.remarks > 0;
 }
 
 /* A line for each architecture and entry: how many were compiled, of them failed or spilled more than is allowed, and
@@ -380,8 +373,8 @@ static int report(int verbose) {
     printf("%d specialisations compiled, at most %d registers, %d spill or fail\n", num_jobs, most, wrong);
     for (int forced = 0; forced < 2; forced++)
         if (known[forced] > 0)
-            printf("%d of mma.backward%s spill within the %d bytes that are allowed it, at most %d\n", known[forced],
-                   forced ? " that no rule chooses" : "", BACKWARD_SPILL_MAX, largest[forced]);
+            printf("%d%s spill within what their kernels allow, at most %d bytes\n", known[forced],
+                   forced ? " that no rule chooses" : "", largest[forced]);
     return wrong > 0 || num_jobs == 0;
 }
 
@@ -469,6 +462,8 @@ static void add_kernels(const char *arch, uint64_t seed, const char *kernel, int
          listing_variants++) {
         add_backward(arch, kernel);
         add_forward(arch, seed, kernel);
+        if (!listing_variants)
+            list_companions(arch, kernel, every_variant, add_job);
         if (!kernel && !listing_variants) {
             add_merge(arch);
             add_masks(arch);
