@@ -2,7 +2,7 @@
 # compile_changed.sh: compiles a part of the CUDA kernels, and demands that nothing spills: of every architecture and kernel
 # entry at least one specialisation, a sixty-fourth of all, which changes with the commit, and within a time all that the
 # sources concern that have changed since everything was compiled (bench/results/compile/matrix.json). Where that commit is
-# not known here, since the twentieth commit before this one; in a clone without history, as much of an eighth of all.
+# not known here, since the twentieth commit before this one; in a clone without history, what the time allows of an eighth of all.
 # Usage: scripts/compile_changed.sh [SECONDS for what has changed, default 420]
 set -euo pipefail
 cd "$(dirname "$0")/.."
