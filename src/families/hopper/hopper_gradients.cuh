@@ -13,9 +13,8 @@
 #include "families/hopper/hopper_backward.h"
 #include "gpu/convert.cuh"
 #include "gpu/key_sort.h"
+#include "gpu/numbers.h"
 #include "gpu/visible.cuh"
-
-#define LOG2_E 1.4426950408889634f
 
 /* The keys of a block, and the tiles of query rows that some of them are seen by: first_tile .. first_tile + tiles - 1
  * of each query head of the group, or (PARTS) of a part of it. A step is one of those tiles. */
