@@ -1,10 +1,14 @@
 /* visible.cuh: which rows see which keys, for kernels that define the constants of a problem's features (WINDOW,
- * MASK, MASK_ROWS, BIAS, BIAS_ROWS, SCORES_ALIGNED, INTERVALS, VARLEN) before including it, on float32 biases. */
+ * MASK, MASK_ROWS, BIAS, BIAS_ROWS, SCORES_ALIGNED, INTERVALS, VARLEN) before including it. Biases with rows are
+ * float32 here. */
 #ifndef FDM_VISIBLE_CUH
 #define FDM_VISIBLE_CUH
 
 #include "gpu/forward_params.h"
 #include "gpu/packed.cuh"
+#if BIAS == GPU_BIAS_SAME
+#    include "gpu/convert.cuh"
+#endif
 
 #define UNBOUNDED 0x7fffffff
 #define MINUS_INF (-__int_as_float(0x7f800000))
@@ -61,7 +65,13 @@ __device__ __forceinline__ struct key_bounds look_at_key(const struct gpu_forwar
         key.last = 0;
 #endif
 #if BIAS && !BIAS_ROWS
+#    if BIAS == GPU_BIAS_SAME
+    key.bias =
+        unpack(((const uint16_t *)
+                    a.bias.data)[s.batch * a.bias.batch + head / a.bias.group * a.bias.head + (int64_t)j * a.bias.key]);
+#    else
     key.bias = bias_of(a, s.batch, head)[(int64_t)j * a.bias.key];
+#    endif
     if (key.bias == MINUS_INF)
         key.last = 0;
 #endif

@@ -13,15 +13,13 @@ const char *hopper_backward_refusal(const fdm_problem *problem, int32_t head_dim
 const char *hopper_backward_passed_over(const fdm_device *device, const fdm_problem *problem, int32_t block_n);
 struct gpu_backward_needs hopper_backward_needs(const fdm_problem *problem, int32_t row_step, int32_t sums_dq);
 
-/* The maps of a backward's parameters: q and dout in boxes of 64 rows, k and v in boxes of the plan's block_n keys. */
+/* The maps of a backward's parameters: q, dout and what there is of masks and biases with rows in boxes of 64 rows, k
+ * and v in boxes of the plan's block_n keys. */
 fdm_status hopper_backward_maps(const fdm_plan *plan, const struct attention *attention,
                                 struct hopper_backward_params *params);
-/* The order of the blocks that own keys, block_n each; returns how many they are. Under a causal mask or window, or
- * where keys are sorted, as many heads take turns as leave their rows and sums of dQ in l2_mb MB. sorted: by
- * key_sort.h, in whole groups of keys: the longest walks begin first, and blocks walk a part of the rows, so that more
- * heads fit. */
-enum { HOPPER_BACKWARD_L2_MB = 24 };
-int64_t hopper_backward_order(const fdm_plan *plan, const fdm_problem *problem, int32_t l2_mb, int sorted,
+/* The order of the blocks that own keys, block_n each; returns how many they are. sorted: by key_sort.h, in whole
+ * groups of keys. */
+int64_t hopper_backward_order(const fdm_plan *plan, const fdm_problem *problem, int sorted,
                               struct hopper_backward_params *params);
 
 #endif

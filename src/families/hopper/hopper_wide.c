@@ -119,7 +119,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     const struct gpu_backward_needs needs = needs_of(p);
     struct hopper_backward_params params;
     gpu_backward_fill(attention, &needs, workspace, &params.in);
-    const int64_t key_blocks = hopper_backward_order(plan, p, HOPPER_BACKWARD_L2_MB, 0, &params);
+    const int64_t key_blocks = hopper_backward_order(plan, p, 0, &params);
     const int64_t row_blocks = (p->seqlen_q + plan->block_m - 1) / plan->block_m * p->heads * p->batch;
     if ((status = hopper_backward_maps(plan, attention, &params)))
         return status;
