@@ -116,7 +116,7 @@ fdm_status run_make_topk(struct run *run, int64_t window) {
     run_make_tensor(&run->tensors[RUN_END], "interval_end", FDM_INT32, 3, shape);
     run_view(run, FDM_FORWARD);
     return fdm_topk_intervals(&run->views[RUN_BIAS], NULL, window, run->tensors[RUN_Q].shape[1], &run->views[RUN_START],
-                              &run->views[RUN_END], NULL, 0);
+                              &run->views[RUN_END], NULL, 0, NULL);
 }
 
 /* ---- the device ---- */

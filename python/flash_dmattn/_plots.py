@@ -11,7 +11,8 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot  # noqa: E402
 
-COLOURS = {"flash-dmattn": "#1f6f8b", "sdpa-flash": "#e08e45", "sdpa-efficient": "#9aa656", "sdpa-math": "#b0b0b0"}
+COLOURS = {"flash-dmattn": "#1f6f8b", "sdpa-flash": "#e08e45", "sdpa-efficient": "#9aa656", "sdpa-math": "#b0b0b0",
+           "memory-read": "#7d5ba6"}
 
 
 def _contenders(records: List[Dict[str, Any]]) -> List[str]:

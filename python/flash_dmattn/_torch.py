@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from . import _arguments, _masks_torch, _native
+from . import _arguments, _native
 from ._arguments import (
     NO_WINDOW,
     Settings,
@@ -261,40 +261,6 @@ torch.library.register_autograd("flash_dmattn::backward", _refuse_second_order, 
 torch.library.register_vmap("flash_dmattn::forward", _refuse_vmap, lib=_library)
 torch.library.register_vmap("flash_dmattn::forward_beside_bias", _refuse_vmap, lib=_library)
 torch.library.register_vmap("flash_dmattn::backward", _refuse_vmap, lib=_library)
-
-_library.define(
-    "topk_intervals(Tensor bias, Tensor? padding, SymInt window_size, SymInt seqlen_q) -> (Tensor, Tensor)",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
-
-
-def _interval_outputs(bias: Tensor, padding: Optional[Tensor]) -> Tuple[Tensor, Tensor]:
-    batch = bias.shape[0] if padding is None or bias.shape[0] != 1 else padding.shape[0]
-    shape = (batch, *bias.shape[1:])
-    return bias.new_empty(shape, dtype=torch.int32), bias.new_empty(shape, dtype=torch.int32)
-
-
-@torch.library.impl(_library, "topk_intervals", "CPU")
-def _topk_intervals(bias: Tensor, padding: Optional[Tensor], window_size: int, seqlen_q: int) -> Tuple[Tensor, Tensor]:
-    start, end = _interval_outputs(bias, padding)
-    _native.topk_intervals(bias, padding, window_size, seqlen_q, start, end)
-    return start, end
-
-
-@torch.library.impl(_library, "topk_intervals", "CUDA")
-def _topk_intervals_cuda(
-    bias: Tensor, padding: Optional[Tensor], window_size: int, seqlen_q: int
-) -> Tuple[Tensor, Tensor]:
-    """In torch operations on the device. The C library checks the numbers, on no keys."""
-    if bias.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.float64):
-        raise ValueError(f"bias is {bias.dtype}; it must be float32, float16, bfloat16 or float64")
-    _topk_intervals(torch.empty(1, 1, 0), None, window_size, seqlen_q)
-    return _masks_torch.topk(bias, padding, window_size, seqlen_q)
-
-
-@torch.library.register_fake("flash_dmattn::topk_intervals", lib=_library)
-def _topk_intervals_fake(bias: Tensor, padding: Optional[Tensor], window_size: int, seqlen_q: int) -> Any:
-    return _interval_outputs(bias, padding)
 
 
 # ---- which way -------------------------------------------------------------------------------------------------------

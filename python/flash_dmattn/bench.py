@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import csv
+import itertools
 import json
 import math
 import platform
@@ -34,6 +35,8 @@ PEERS = {
     "sdpa-math": SDPBackend.MATH,
 }
 OURS = "flash-dmattn"
+# Beside one query row: K and V read in order, all of their bytes added up as integers; what memory gives at best.
+READ = "memory-read"
 # A sample lasts at least this long, in calls of the same kind, so that the clock's own cost does not matter.
 SAMPLE_SECONDS = 2e-3
 # The math path of SDPA makes B*H*Sq*Sk scores several times over; above this many it is left out.
@@ -55,12 +58,14 @@ class Cell:
     mask: float = 0.0  # share of visible pairs of a random dense mask; 0 = no mask
     bias: bool = False  # a per-key bias [B, Hkv, 1, Sk]
     pair_bias: bool = False  # a bias of every pair [B, Hkv, Sq, Sk]
+    bias_gradient: bool = False  # the backward gives the gradient of that bias too
     topk: int = 0  # dynamic mask: the W largest biases of each row's visible keys; 0 = none
     threads: int = 0  # 0 = as it is
     mode: str = "alone"  # or "after-torch": each sample follows a parallel PyTorch operation
 
     def title(self) -> str:
         extras = ["causal"] * self.causal + ["bias"] * self.bias + ["bias of pairs"] * self.pair_bias
+        extras += ["with its gradient"] * self.bias_gradient
         extras += [f"mask {self.mask:g}"] if self.mask else []
         extras += [f"top-{self.topk}"] if self.topk else []
         extras += [f"{self.threads} threads"] if self.threads else []
@@ -150,10 +155,14 @@ def run_peer(cell: Cell, p: Problem) -> torch.Tensor:
     )
 
 
+def read_memory(_: Cell, p: Problem) -> torch.Tensor:
+    return p.k.view(torch.int64).sum() + p.v.view(torch.int64).sum()
+
+
 def contender(name: str) -> Tuple[Callable[[Cell, Problem], torch.Tensor], Callable[[], Any]]:
     """What to call, and the context to call it in."""
-    if name == OURS:
-        return run_ours, contextlib.nullcontext
+    if name in (OURS, READ):
+        return (run_ours if name == OURS else read_memory), contextlib.nullcontext
     return run_peer, lambda: sdpa_kernel([PEERS[name]])
 
 
@@ -162,6 +171,8 @@ def contenders_of(cell: Cell, p: Problem, wanted: List[str]) -> List[str]:
     names = []
     for name in [OURS, *wanted]:
         if name == "sdpa-math" and cell.B * cell.H * cell.Sq * cell.Sk > MATH_SCORES_MAX:
+            continue
+        if cell.bias_gradient and name not in (OURS, "sdpa-math"):  # no other has a gradient of its mask
             continue
         function, context = contender(name)
         try:
@@ -174,7 +185,7 @@ def contenders_of(cell: Cell, p: Problem, wanted: List[str]) -> List[str]:
                 print(f"{name} does not run {cell.title()}: {str(error).splitlines()[0]}", file=sys.stderr)
             continue
         names.append(name)
-    return names
+    return names + [READ] * (cell.Sq == 1)
 
 
 def action_of(name: str, cell: Cell, p: Problem, direction: str) -> Callable[[], Any]:
@@ -184,6 +195,9 @@ def action_of(name: str, cell: Cell, p: Problem, direction: str) -> Callable[[],
         return lambda: function(cell, p)
     leaves = [tensor.detach().requires_grad_() for tensor in (p.q, p.k, p.v)]
     own = replace(p, q=leaves[0], k=leaves[1], v=leaves[2])
+    if cell.bias_gradient:
+        leaves.append((p.bias if name == OURS else p.peer_mask).detach().requires_grad_())  # type: ignore[union-attr]
+        own = replace(own, bias=leaves[3]) if name == OURS else replace(own, peer_mask=leaves[3])
     with torch.enable_grad(), context():
         out = function(cell, own)
     return lambda: torch.autograd.grad(out, leaves, p.dout, retain_graph=True)
@@ -344,12 +358,12 @@ def grid(options: argparse.Namespace) -> List[Cell]:
     cells = []
     for dtype in options.dtype or ["fp32", "bf16"]:
         for d in options.D or [64, 128]:
-            for s in options.S or [512, 2048, 4096]:
+            lengths, head_counts = options.S or [512, 2048, 4096], options.H or [max(1, 512 // d)]
+            for s, batch, heads in itertools.product(lengths, options.B, head_counts):
                 for causal in (False, True) if options.causal is None else (options.causal,):
-                    heads = options.H or max(1, 512 // d)
-                    cell = Cell(options.B, heads, options.Hkv or heads, s, s, d, dtype, causal)
+                    cell = Cell(batch, heads, options.Hkv or heads, s, s, d, dtype, causal)
                     cells.append(replace(cell, mask=options.mask or 0.0, bias=options.bias, topk=options.topk or 0))
-                    cells[-1] = replace(cells[-1], pair_bias=options.pair_bias)
+                    cells[-1] = replace(cells[-1], pair_bias=options.pair_bias, bias_gradient=options.bias_gradient)
     if options.decode:
         cells = [replace(cell, Sq=1, causal=False) for cell in cells if not cell.causal or options.causal is not None]
     modes = ["alone", "after-torch"] if options.mode == "both" else [options.mode]
@@ -360,9 +374,9 @@ def grid(options: argparse.Namespace) -> List[Cell]:
 def sweep(kind: str, options: argparse.Namespace) -> List[Cell]:
     """Cells that differ in one thing: threads, S, or the share of keys that a dynamic mask leaves visible."""
     d, dtype = (options.D or [64])[0], (options.dtype or ["bf16"])[0]
-    heads = options.H or max(1, 512 // d)
+    heads = options.H[0] if options.H else max(1, 512 // d)
     s = (options.S or [2048])[0]
-    base = Cell(options.B, heads, options.Hkv or heads, s, s, d, dtype, causal=True)
+    base = Cell(options.B[0], heads, options.Hkv or heads, s, s, d, dtype, causal=True)
     if kind == "threads":
         most = torch.get_num_threads()
         counts = sorted({1, most, *(2**i for i in range(most.bit_length()) if 2**i <= most)})
@@ -460,7 +474,8 @@ def run_cell(cell: Cell, options: argparse.Namespace) -> List[Dict[str, Any]]:
                 continue
             record = result_of(cell, p, direction, measure(cell, p, direction, names, options.iters))
             if options.check:
-                record["error_against_float64"] = check(cell, p, direction, names)
+                compared = [name for name in names if name != READ]
+                record["error_against_float64"] = check(cell, p, direction, compared)
             print_row(record)
             records.append(record)
     return records
@@ -469,8 +484,8 @@ def run_cell(cell: Cell, options: argparse.Namespace) -> List[Dict[str, Any]]:
 def parse(arguments: Optional[List[str]]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m flash_dmattn.bench", description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda has options of its own (cpu)")
-    parser.add_argument("--B", type=int, default=1, help="batch (1)")
-    parser.add_argument("--H", type=int, help="query heads (512 / D)")
+    parser.add_argument("--B", type=int, nargs="+", default=[1], help="batches (1)")
+    parser.add_argument("--H", type=int, nargs="+", help="query heads (512 / D)")
     parser.add_argument("--Hkv", type=int, help="key and value heads (H)")
     parser.add_argument("--S", type=int, nargs="+", help="sequence lengths (512 2048 4096)")
     parser.add_argument("--D", type=int, nargs="+", help="head dims (64 128)")
@@ -479,6 +494,7 @@ def parse(arguments: Optional[List[str]]) -> argparse.Namespace:
     parser.add_argument("--mask", type=float, help="dense random mask with this share of visible pairs")
     parser.add_argument("--bias", action="store_true", help="per-key bias")
     parser.add_argument("--pair-bias", action="store_true", help="a bias of every pair of row and key")
+    parser.add_argument("--bias-gradient", action="store_true", help="the backward gives the gradient of --pair-bias too")
     parser.add_argument("--topk", type=int, metavar="W", help="dynamic mask: the W largest biases of each row")
     parser.add_argument("--decode", action="store_true", help="one query row")
     parser.add_argument("--direction", choices=("forward", "backward", "both"), default="both")
@@ -494,6 +510,8 @@ def parse(arguments: Optional[List[str]]) -> argparse.Namespace:
     parser.add_argument("--csv", type=Path, metavar="FILE")
     parser.add_argument("--plot", type=Path, metavar="DIR", help="write plots (needs matplotlib)")
     options = parser.parse_args(arguments)
+    if options.bias_gradient and not options.pair_bias:
+        parser.error("--bias-gradient needs --pair-bias: it is that bias whose gradient is wanted")
     if options.cpu_time and options.threads != [1]:
         parser.error("--cpu-time needs --threads 1: the other threads' time is not counted")
     return options

@@ -277,7 +277,7 @@ static void top_window_scene(int rising) {
     ends.data = end;
     for (int64_t j = 0; j < S; j++)
         ((float *)s->tensor[BIAS].data)[j] = (float)(rising ? j : -j) / 64;
-    assert_int_equal(fdm_topk_intervals(&bias, NULL, W, S, &starts, &ends, NULL, 0), FDM_OK);
+    assert_int_equal(fdm_topk_intervals(&bias, NULL, W, S, &starts, &ends, NULL, 0, NULL), FDM_OK);
     for (int64_t i = 0; i < S; i++)
         for (int64_t j = 0; j < S; j++) {
             int seen = start[j] <= i && i < end[j];

@@ -183,12 +183,12 @@ static void topk_survives_a_failed_allocation(void **state) {
     memset(start, 0xa5, sizeof start);
     int64_t live = memory_live();
     memory_fail_at(1);
-    assert_int_equal(fdm_topk_intervals(&b, NULL, 2, SK, &s, &e, NULL, 0), FDM_ERROR_OUT_OF_MEMORY);
+    assert_int_equal(fdm_topk_intervals(&b, NULL, 2, SK, &s, &e, NULL, 0, NULL), FDM_ERROR_OUT_OF_MEMORY);
     memory_fail_at(0);
     for (int j = 0; j < SK; j++)
         assert_int_equal((uint32_t)start[j], 0xa5a5a5a5);
     assert_int_equal(memory_live(), live);
-    assert_int_equal(fdm_topk_intervals(&b, NULL, 2, SK, &s, &e, NULL, 0), FDM_OK);
+    assert_int_equal(fdm_topk_intervals(&b, NULL, 2, SK, &s, &e, NULL, 0, NULL), FDM_OK);
     assert_int_equal(memory_live(), live);
 }
 

@@ -41,6 +41,24 @@ def test_a_bias_of_pairs_in_processor_time(direction, tmp_path):
     assert all("bias of pairs" in record["title"] for record in json.loads(path.read_text())["records"])
 
 
+def test_a_bias_gradient_is_measured_beside_the_peers_own(tmp_path):
+    path = tmp_path / "report.json"
+    assert bench.main([*TINY, "--pair-bias", "--bias-gradient", "--direction", "backward", "--json", str(path)]) == 0
+    for record in json.loads(path.read_text())["records"]:
+        assert "bias of pairs with its gradient" in record["title"]
+        assert set(record["results"]) > {"flash-dmattn"}
+    with pytest.raises(SystemExit):
+        bench.main([*TINY, "--bias-gradient"])
+
+
+def test_one_query_row_stands_beside_the_memory(tmp_path):
+    path = tmp_path / "report.json"
+    assert bench.main([*TINY, "--decode", "--json", str(path)]) == 0
+    (record,) = json.loads(path.read_text())["records"]
+    assert record["results"]["memory-read"]["median_ms"] > 0
+    assert "memory-read" not in record["error_against_float64"]
+
+
 def test_processor_time_is_of_one_thread():
     with pytest.raises(SystemExit):
         bench.main([*TINY, "--cpu-time"])

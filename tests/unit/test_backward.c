@@ -8,10 +8,11 @@
 
 #include <cmocka.h>
 
+#include "families/mma/backward/mma_backward.h"
 #include "families/mma/mma_family.h"
 #include "gpu/gpu_backward.h"
 
-enum { RING = 4, TMA = 5, GROUP_PARTS = 7 }; /* of the plan's parameters */
+enum { MMA_BACKWARD_PARAMETERS(PLAN_PARAMETER) };
 
 static fdm_problem problem_of(int64_t batch, int64_t heads, int64_t heads_kv, int64_t seqlen, int64_t head_dim) {
     fdm_problem p = fdm_problem_default();
@@ -87,6 +88,25 @@ static void groups_are_split_where_blocks_are_few(void **state) {
         const fdm_plan unsplit = plan_of("sm_90", &whole);
         const int64_t sums = cases[i].parts * p.heads_kv * p.batch * p.seqlen_k * 2 * cases[i].head_dim * 4;
         assert_int_equal(plan.workspace_bytes - unsplit.workspace_bytes, cases[i].parts > 1 ? sums : 0);
+    }
+}
+
+static void heads_take_turns_where_every_block_walks_from_the_first_row(void **state) {
+    (void)state;
+    static const struct {
+        int64_t batch, heads, seqlen, head_dim;
+        int32_t causal, deterministic, heads_in_turn;
+    } cases[] = {
+        {1, 16, 8192, 128, 0, 1, 16}, /* 132 blocks at a time: at most 17 heads */
+        {2, 16, 8192, 128, 0, 1, 16}, /* 32 heads in two equal parts */
+        {2, 32, 8192, 64, 0, 1, 32},  /* 264 blocks at a time: at most 33 */
+        {1, 1, 64, 64, 0, 1, 1},      {2, 16, 8192, 128, 1, 1, 0}, {2, 16, 8192, 128, 0, 0, 0},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fdm_problem p = problem_of(cases[i].batch, cases[i].heads, cases[i].heads, cases[i].seqlen, cases[i].head_dim);
+        p.causal = cases[i].causal;
+        p.deterministic = cases[i].deterministic;
+        assert_int_equal(plan_of("sm_90", &p).parameters[IN_TURN], cases[i].heads_in_turn);
     }
 }
 
@@ -188,6 +208,7 @@ static void foreign_plans_launch_nothing(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(groups_are_split_where_blocks_are_few),
+        cmocka_unit_test(heads_take_turns_where_every_block_walks_from_the_first_row),
         cmocka_unit_test(shared_biases_have_an_order),
         cmocka_unit_test(rings),
         cmocka_unit_test(no_packed_sequences),

@@ -1,5 +1,5 @@
 /* test_hopper_plans.c: which problems hopper.gather and hopper.backward take on 9.0, by which tile, and what they leave
- * to others. */
+ * to others; how the backwards divide groups of heads. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -138,8 +138,75 @@ static void registers_fit(void **state) {
     }
 }
 
+/* The constant PARTS of the kernel that makes dK and dV, and whether the parts are added. */
+static void parts_of(const fdm_plan *plan, int64_t *constant, int *combines) {
+    struct cuda_kernel_request requests[GPU_REQUESTS_MAX];
+    const int32_t count = family_hopper.launches(&family_hopper, plan, requests);
+    *constant = -1;
+    *combines = 0;
+    for (int32_t i = 0; i < count; i++) {
+        *combines += strcmp(requests[i].entry, "backward_combine") == 0;
+        if (strcmp(requests[i].entry, "hopper_backward") && strcmp(requests[i].entry, "hopper_wide_dkv"))
+            continue;
+        for (int32_t c = 0; c < requests[i].num_constants; c++)
+            if (strcmp(requests[i].constants[c].name, "PARTS") == 0)
+                *constant = requests[i].constants[c].value;
+    }
+}
+
+static void groups_are_divided(void **state) {
+    (void)state;
+    static const struct {
+        int64_t batch, heads, heads_kv, seqlen, head_dim;
+        int causal, parts;
+    } cases[] = {
+        {1, 32, 1, 2048, 128, 0, 8},                               /* 16 blocks to 128 of 132 multiprocessors */
+        {1, 32, 32, 2048, 128, 1, 1}, {8, 32, 8, 4096, 128, 0, 1}, /* nothing to divide; blocks enough */
+        {4, 32, 4, 3000, 128, 1, 2}, /* unlike in length: the longest alone take most of the time */
+        {1, 32, 8, 16, 64, 1, 1},    /* too little work for one more launch */
+        {1, 16, 2, 2048, 256, 0, 2},
+    };
+    fdm_device device;
+    assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fdm_problem p = problem_of(cases[i].causal ? CAUSAL : 0, cases[i].seqlen, cases[i].head_dim);
+        fdm_plan plan, whole;
+        int64_t constant;
+        int combines;
+        p.pass = FDM_BACKWARD;
+        p.batch = cases[i].batch;
+        p.heads = cases[i].heads;
+        p.heads_kv = cases[i].heads_kv;
+        p.seqlen_k = p.seqlen_q;
+        p.q_mappable = p.keys_mappable = 1;
+        assert_int_equal(fdm_plan_attention(&device, &p, NULL, &plan), FDM_OK);
+        assert_string_equal(plan.kernel, cases[i].head_dim > 128 ? "hopper.wide" : "hopper.backward");
+        const int32_t *parts = &plan.parameters[cases[i].head_dim > 128 ? 2 : 1];
+        assert_int_equal(*parts, cases[i].parts);
+        parts_of(&plan, &constant, &combines);
+        assert_int_equal(constant, cases[i].parts > 1);
+        assert_int_equal(combines, cases[i].parts > 1);
+        assert_int_equal(strstr(plan.reason, "whose sums are added") != NULL, cases[i].parts > 1);
+        /* Every way is another, and one of them does not divide the group. */
+        int32_t ways = 0, undivided = 0;
+        for (; !fdm_plan_variant(&device, &p, plan.kernel, ways, &whole); ways++) {
+            undivided += strstr(whole.choice, "_Parts") == NULL;
+            assert_int_equal(strcmp(whole.choice, plan.choice) == 0, ways == 0);
+            if (!strstr(whole.choice, "_Parts") && cases[i].parts > 1) {
+                const int64_t sums = cases[i].parts * p.heads_kv * p.batch * p.seqlen_k * 2 * p.head_dim * 4;
+                assert_true(plan.workspace_bytes - whole.workspace_bytes == sums);
+            }
+        }
+        assert_true(undivided >= 1 && ways >= (p.heads > p.heads_kv ? 3 : 1));
+        plan.parameters[cases[i].head_dim > 128 ? 2 : 1] = 3; /* 3 divides none of these groups */
+        parts_of(&plan, &constant, &combines);
+        assert_int_equal(constant, -1);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(takes_what_is_seen_key_by_key),
-                                       cmocka_unit_test(backward_takes_what_it_names), cmocka_unit_test(registers_fit)};
+                                       cmocka_unit_test(backward_takes_what_it_names), cmocka_unit_test(registers_fit),
+                                       cmocka_unit_test(groups_are_divided)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -31,6 +31,7 @@
 #include "families/hopper/hopper_backward.h"
 #include "families/hopper/hopper_load.cuh"
 #include "families/hopper/hopper_ring.cuh"
+#include "gpu/quad.cuh"
 
 HOPPER_BACKWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 
@@ -501,30 +502,14 @@ struct owner {
         const int thread = (int)tid_x_reread();
 #pragma unroll
         for (int half = 0; DBIAS == GPU_DBIAS_KEYS && half < 2; half++) {
-            dbias[half] += __shfl_xor_sync(0xffffffff, dbias[half], 1);
-            dbias[half] += __shfl_xor_sync(0xffffffff, dbias[half], 2);
+            const float sum = quad_sum(dbias[half]);
             const int n = thread / 32 * 16 + thread % 32 / 4 + 8 * half;
             const int key = key_number(a, k, n);
             if (thread % 4 == 0 && key < a.in.in.seqlen_k)
-                a.in.dbias_sums[((int64_t)k.batch * a.in.in.heads + head) * a.in.in.seqlen_k + key] = dbias[half];
+                a.in.dbias_sums[((int64_t)k.batch * a.in.in.heads + head) * a.in.in.seqlen_k + key] = sum;
             dbias[half] = 0;
         }
         head++;
-    }
-
-    /* dV or dK, by way of the shared memory of the warpgroup's V. */
-    template <int columns>
-    __device__ __forceinline__ void store(const struct gpu_matrix &to, const float (&x)[columns / 2], float factor,
-                                          int head_dim) {
-        const int warp_key = (int)threadIdx.x / 32 * 16, first = k.first_key + warp_key;
-        if (to.data && GATHER)
-            store_accumulator<columns, BLOCK_N, true>(row_address(to, k.batch, k.kv_head, 0), to.row * 2,
-                                                      a.in.in.seqlen_k, head_dim, base + V_OFFSET, warp_key, x, factor,
-                                                      k.steps > 0, sorted_keys(a, k, warp_key));
-        else if (to.data)
-            store_accumulator<columns, BLOCK_N>(row_address(to, k.batch, k.kv_head, first), to.row * 2,
-                                                a.in.in.seqlen_k - first, head_dim, base + V_OFFSET, warp_key, x,
-                                                factor, k.steps > 0);
     }
 
     __device__ __forceinline__ void run() {
@@ -574,15 +559,17 @@ struct owner {
             wgmma_wait_group<0>(dk);
         }
         barrier_sync(OWN_BARRIER + warpgroup, 128); /* all products with V are complete */
-        store<HEAD_DIM_V>(a.in.dv, dv, 1.0f, a.in.in.head_dim_v);
-        store<HEAD_DIM>(a.in.dk, dk, a.in.in.scale, a.in.in.head_dim);
+        const int warp_key = (int)threadIdx.x / 32 * 16;
+        store_keys<HEAD_DIM_V>(a, k, a.in.dv, a.in.dv_parts, a.in.in.head_dim_v, base + V_OFFSET, warp_key, dv, 1.0f);
+        store_keys<HEAD_DIM>(a, k, a.in.dk, a.in.dk_parts, a.in.in.head_dim, base + V_OFFSET, warp_key, dk,
+                             a.in.in.scale);
     }
 };
 
 __device__ __forceinline__ struct key_block find_steps(const struct hopper_backward_params &a,
                                                        [[maybe_unused]] uint32_t base) {
 #if LISTED
-    return count_tiles(find_block(a), a.in.in.group, base + SEEN_OFFSET);
+    return count_tiles(find_block(a), PARTS ? a.in.part_heads : a.in.in.group, base + SEEN_OFFSET);
 #else
     return find_block(a);
 #endif
@@ -610,11 +597,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (warpgroup == WARPGROUPS) {
         setmaxnreg_dec<HOPPER_BACKWARD_SERVICE_REGISTERS(WARPGROUPS)>();
         const struct key_block k = find_steps(a, base);
-        const struct step_rows first = {k.kv_head * a.in.in.group, k.first_tile};
+        const struct step_rows first = {k.first_head, k.first_tile};
         server{a, k, base, first, first, first, first, 0}.run();
     } else {
         setmaxnreg_inc<HOPPER_BACKWARD_KEY_REGISTERS(WARPGROUPS)>();
         const struct key_block k = find_steps(a, base);
-        owner{a, k, base, warpgroup, k.first_tile, 0, k.kv_head * a.in.in.group, 0, {0, 0}}.run();
+        owner{a, k, base, warpgroup, k.first_tile, 0, k.first_head, 0, {0, 0}}.run();
     }
 }

@@ -27,14 +27,15 @@
     X(SOFTCAP)                                                                                                        \
     X(EXACT)      /* dS is made of P in float32: what its rounding leaves waits where dS will lie */                  \
     X(EMPTY_ROWS) /* rows may see no key */                                                                           \
+    X(PARTS)      /* 1: a block takes a part of a group of heads, and leaves sums of dK and dV in float32 */          \
     X(NEEDS_DQ)
 
 struct hopper_backward_params {
     struct gpu_backward_params in;
     struct cuda_tensor_map q_map, k_map, v_map, dout_map; /* [B, heads, S, D or Dv]: tiles of 64 columns */
     int32_t key_blocks;                                   /* of a KV head */
-    int32_t heads_in_turn;                                /* KV heads whose key blocks take turns */
-    struct cuda_tensor_map mask_map, bias_map;            /* with rows: [B, heads, Sq, Sk], tiles of 128 bytes */
+    int32_t heads_in_turn;                     /* KV heads, or parts of groups, whose key blocks take turns */
+    struct cuda_tensor_map mask_map, bias_map; /* with rows: [B, heads, Sq, Sk], tiles of 128 bytes */
 };
 
 /* Registers of a thread of the warpgroup that loads and makes dQ, and of the others: they fill the register file. */

@@ -17,7 +17,7 @@
 /* The constants that specialise the kernel, in the order of the cache's listing. */
 #define HOPPER_FORWARD_CONSTANTS(X)                                                                 \
     X(DTYPE)          /* GPU_FLOAT16 or GPU_BFLOAT16 */                                             \
-    X(HEAD_DIM)       /* D rounded up to 16, above 192 to 256 */                                    \
+    X(HEAD_DIM)       /* D rounded up to 16 */                                                      \
     X(HEAD_DIM_V)     /* Dv rounded up to 16 */                                                     \
     X(WARPGROUPS)     /* that compute: 64 query rows each */                                        \
     X(BLOCK_N)        /* keys of a step */                                                          \
@@ -34,6 +34,14 @@
     X(VARLEN)                                                                                       \
     X(SOFTCAP)                                                                                      \
     X(POSITIVE_SCALE) /* 1: softmax_scale > 0, so the maximum may be taken of the bare products */
+
+/* What a plan holds for it (families/family.h). */
+#define HOPPER_FORWARD_PARAMETERS(X)              \
+    X(TILE) /* of the list in hopper_forward.c */ \
+    X(SCHEDULER)                                  \
+    X(EXP2_FREQUENCY)                             \
+    X(EXP2_RESIDUE)                               \
+    X(NUM_SMS) /* blocks of a grid whose order is not static */
 
 struct hopper_forward_params {
     struct gpu_forward_params in;

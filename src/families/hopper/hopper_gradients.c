@@ -1,11 +1,14 @@
 /* hopper_gradients.c: what hopper_backward.c and hopper_wide.c share. */
 #include "families/hopper/hopper_gradients.h"
 
+#include <math.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "base/error.h"
 #include "families/hopper/hopper_maps.h"
 #include "gpu/key_sort.h"
+#include "gpu/numbers.h"
 
 int32_t hopper_backward_padded(int64_t head_dim) { return (int32_t)gpu_round_up(head_dim, 32); }
 
@@ -23,20 +26,103 @@ const char *hopper_backward_refusal(const fdm_problem *p, int32_t head_dim_max, 
     return gpu_backward_refusal(p);
 }
 
-const char *hopper_backward_passed_over(const fdm_device *device, const fdm_problem *p, int32_t block_n) {
-    const int64_t blocks = (p->seqlen_k + block_n - 1) / block_n * p->heads_kv * p->batch;
-    return p->heads > p->heads_kv && 2 * blocks < device->num_sms
-               ? "blocks of keys are few, and it does not divide the query heads that share them"
-               : NULL;
+/* ---- division of heads ---- */
+
+static int64_t tiles_of(int64_t length, int32_t tile) { return (length + tile - 1) / tile; }
+
+/* Rows, out of `rows`, that see a key: of the key that most see, and in the mean. */
+struct seen {
+    double most, mean;
+};
+static struct seen seen_rows(const fdm_problem *p, double rows) {
+    const double left = p->window_left < 0 ? rows : fmin((double)p->window_left, rows);
+    const double right = p->causal ? 0 : p->window_right < 0 ? rows : fmin((double)p->window_right, rows);
+    if (!gpu_bounded(p))
+        return (struct seen){rows, rows};
+    return (struct seen){fmin(rows, left + right), left + right - (left * left + right * right) / (2 * rows)};
 }
 
-struct gpu_backward_needs hopper_backward_needs(const fdm_problem *p, int32_t row_step, int32_t sums_dq) {
+/* An estimate. Blocks alike in length run in waves; of those unlike, the longest first, the last end about half of a
+ * wave's share of the longest apart. The sums of parts are written and read once. */
+static double seconds_with(const fdm_device *device, const fdm_problem *p, int32_t block_n, double flops,
+                           int64_t parts) {
+    enum { OVERHEAD_ROWS = 128 }; /* of a block: as long as these take */
+    const double speed = 4.5e12;  /* FLOP/s of a multiprocessor, measured on an H200 */
+    const double bandwidth = device->bandwidth > 0 ? (double)device->bandwidth : 1e12, launch = 6e-6;
+    const double group = (double)p->heads / (double)p->heads_kv;
+    const double blocks = (double)(tiles_of(p->seqlen_k, block_n) * p->heads_kv * p->batch * parts);
+    const double waves = blocks / (device->num_sms > 0 ? device->num_sms : 1);
+    const struct seen seen = seen_rows(p, (double)p->seqlen_q);
+    const double most = fmin(seen.most + block_n, (double)p->seqlen_q) * group / (double)parts + OVERHEAD_ROWS;
+    const double mean = seen.mean * group / (double)parts + OVERHEAD_ROWS;
+    const double rows = waves <= 1               ? most
+                        : seen.mean == seen.most ? ceil(waves) * most
+                                                 : fmax(most, waves * mean + most / (2 * waves));
+    const double bytes = blocks * block_n * (double)(p->head_dim + p->head_dim_v) * 8;
+    return rows * block_n * flops / speed + (parts > 1 ? launch + bytes / bandwidth : 0);
+}
+
+/* Parts take turns so that their rows and sums of dQ stay in l2_mb MB, but by so many that blocks of the last turn, the
+ * longest first, end together; turns are equally large. Where keys are listed, walks differ anyway. */
+static int32_t parts_in_turn(const fdm_device *device, const fdm_problem *p, int32_t block_n, int32_t l2_mb,
+                             int64_t parts) {
+    enum { WAVES_OF_A_TURN = 2 };
+    const int64_t bytes = p->heads / p->heads_kv / parts * p->seqlen_q * (6 * p->head_dim + 2 * p->head_dim_v);
+    const int64_t all = p->heads_kv * p->batch * parts, blocks = tiles_of(p->seqlen_k, block_n);
+    const int64_t near = ((int64_t)l2_mb << 20) / bytes;
+    const int64_t full = (WAVES_OF_A_TURN * device->num_sms + blocks - 1) / blocks;
+    const int64_t least = near > full ? near : full, turns = least > all ? 1 : all / (least > 1 ? least : 1);
+    if (gpu_lists_keys(p))
+        return (int32_t)(near < 1 ? 1 : near < all ? near : all);
+    return (int32_t)((all + turns - 1) / turns);
+}
+
+/* Query heads that are divided: of a group, where keys are not listed and their gradients wanted. */
+static int64_t divisible(const fdm_problem *p) {
+    return (p->needs_dk || p->needs_dv) && !gpu_lists_keys(p) && !gpu_mask_rows(p) ? p->heads / p->heads_kv : 1;
+}
+
+int hopper_backward_divide(const fdm_device *device, const fdm_problem *p, int32_t block_n, double flops, int32_t l2_mb,
+                           int32_t number, struct hopper_division *division) {
+    const int64_t group = divisible(p);
+    int64_t best = 1, parts;
+    double least = 0.97 * seconds_with(device, p, block_n, flops, 1); /* less is not worth another launch */
+    for (parts = 2; parts <= group; parts++) {
+        const double seconds = group % parts ? least : seconds_with(device, p, block_n, flops, parts);
+        if (seconds < least)
+            least = seconds, best = parts;
+    }
+    for (parts = number ? 1 : best; number && parts <= group; parts++)
+        if (group % parts == 0 && parts != best && --number == 0)
+            break;
+    if (parts > group)
+        return 0;
+    *division = (struct hopper_division){(int32_t)parts, parts_in_turn(device, p, block_n, l2_mb, parts)};
+    return 1;
+}
+
+int hopper_backward_divides(const fdm_problem *p, struct hopper_division division) {
+    return division.parts >= 1 && divisible(p) % division.parts == 0 && division.in_turn >= 1;
+}
+
+void hopper_backward_name_parts(const fdm_problem *p, struct hopper_division division, fdm_plan *plan) {
+    const size_t code = strlen(plan->choice), reason = strlen(plan->reason);
+    if (division.parts == 1)
+        return;
+    snprintf(plan->choice + code, sizeof plan->choice - code, "_Parts%d", division.parts);
+    snprintf(plan->reason + reason, sizeof plan->reason - reason,
+             "; groups of %lld heads in %d parts, whose sums are added: more blocks, which end together",
+             (long long)(p->heads / p->heads_kv), division.parts);
+}
+
+struct gpu_backward_needs hopper_backward_needs(const fdm_problem *p, int32_t row_step, int32_t sums_dq,
+                                                int32_t parts) {
     return (struct gpu_backward_needs){.row_step = row_step,
                                        .head_dim = hopper_backward_padded(p->head_dim),
                                        .head_dim_v = hopper_backward_padded(p->head_dim_v),
                                        .sums_dq = sums_dq,
-                                       .group_parts = 1,
-                                       .lse_factor = 1.4426950408889634f};
+                                       .group_parts = parts,
+                                       .lse_factor = LOG2_E};
 }
 
 enum { ROWS_OF_A_STEP = 64 };
@@ -72,17 +158,10 @@ fdm_status hopper_backward_maps(const fdm_plan *plan, const struct attention *at
     return FDM_OK;
 }
 
-/* Under a causal mask or window, or where keys are sorted, as many heads take turns as leave their rows and sums of dQ
- * in so much of L2. Sorted keys: all of them up to so much, as the longest walks begin first and the last then end
- * sooner (measured, beside turns by L2_BYTES: 0.50 and 0.62 ms at 134 MB, 5.6 and 5.4 ms at 537). */
-enum { L2_BYTES = 24 << 20, SORTED_BYTES = 192 << 20 };
-
-int64_t hopper_backward_order(const fdm_plan *plan, const fdm_problem *p, int sorted,
+int64_t hopper_backward_order(const fdm_plan *plan, const fdm_problem *p, struct hopper_division division, int sorted,
                               struct hopper_backward_params *params) {
-    const int64_t head_bytes = p->heads / p->heads_kv * p->seqlen_q * (6 * p->head_dim + 2 * p->head_dim_v);
-    const int64_t heads = p->heads_kv * p->batch, fit = L2_BYTES / head_bytes;
-    const int64_t in_turn = sorted && heads * head_bytes <= SORTED_BYTES ? heads : fit;
-    params->key_blocks = (int32_t)((p->seqlen_k + plan->block_n - 1) / plan->block_n);
-    params->heads_in_turn = (int32_t)(in_turn < 1 ? 1 : in_turn < heads ? in_turn : heads);
-    return (sorted ? gpu_round_up(p->seqlen_k, KEY_SORT_KEYS) / plan->block_n : params->key_blocks) * heads;
+    params->key_blocks = (int32_t)tiles_of(p->seqlen_k, plan->block_n);
+    params->heads_in_turn = division.in_turn;
+    return (sorted ? gpu_round_up(p->seqlen_k, KEY_SORT_KEYS) / plan->block_n : params->key_blocks) * p->heads_kv *
+           p->batch * division.parts;
 }

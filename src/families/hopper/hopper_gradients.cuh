@@ -1,6 +1,6 @@
 /* hopper_gradients.cuh: what the kernels of the backward share that own keys: which rows a block of keys walks, P^T of
- * a tile, and the way of an accumulator to global memory. For kernels that define BLOCK_M, BLOCK_N, GATHER and SOFTCAP
- * besides the constants of visible.cuh.
+ * a tile, and the way of an accumulator to global memory. For kernels that define BLOCK_M, BLOCK_N, GATHER, SOFTCAP and
+ * PARTS besides the constants of visible.cuh.
  *
  * Tiles of scores are transposed: a thread holds two keys of its warp's 16, lane / 4 and lane / 4 + 8 ("halves"), and
  * of each group of eight query rows 2 (lane % 4) and the next: s[4 group + 2 half + row]. */
@@ -13,18 +13,18 @@
 #include "families/hopper/hopper_backward.h"
 #include "gpu/convert.cuh"
 #include "gpu/key_sort.h"
+#include "gpu/numbers.h"
 #include "gpu/visible.cuh"
 
-#define LOG2_E    1.4426950408889634f
 #define PLAIN     (!BIAS && !SOFTCAP) /* scores stay as the products are, in units of exp2; else in natural units */
 #define MASK_TILE (MASK && MASK_ROWS)
 #define BIAS_TILE (BIAS && BIAS_ROWS)
 #define LISTED    (KEYED || MASK_TILE) /* tiles of rows are listed, and those that no key is seen by left out */
 
 /* The keys of a block, and the tiles of query rows that some of them are seen by: first_tile .. first_tile + tiles - 1
- * of each head of the group. A step is one of those tiles. */
+ * of each query head of the group, or (PARTS) of a part of it. A step is one of those tiles. */
 struct key_block {
-    int first_key, kv_head, batch, first_tile, tiles, steps;
+    int first_key, kv_head, batch, part, first_head, first_tile, tiles, steps;
 #if LISTED
     int last_tile;
     uint32_t seen; /* address of a bit for each tile; the others of first_tile .. last_tile have no step */
@@ -38,10 +38,12 @@ struct key_block {
     }
 #endif
 };
-/* Key blocks of a head lie next to each other; under a causal mask or window those of several heads take turns, the
- * first keys, which many rows see, first. GATHER: so do they, the first of each sorted group of keys first. */
+/* Key blocks of a head (PARTS: of a part of a group) lie next to each other; under a causal mask or window those of
+ * several take turns, the first keys, which many rows see, first. GATHER: so do they, the first of each sorted group of
+ * keys first. */
 __device__ __forceinline__ struct key_block find_block(const struct hopper_backward_params &a) {
     struct key_block k;
+    const int parts = PARTS ? a.in.group_parts : 1, part_heads = PARTS ? a.in.part_heads : a.in.in.group;
 #if GATHER
     constexpr int ranks = KEY_SORT_KEYS / BLOCK_N;
     const int of_head = (a.key_blocks + ranks - 1) / ranks * ranks, groups = of_head / ranks;
@@ -54,24 +56,26 @@ __device__ __forceinline__ struct key_block find_block(const struct hopper_backw
     if (WINDOW) {
         const int first = head / a.heads_in_turn * a.heads_in_turn;
         const int rest = (int)blockIdx.x - first * a.key_blocks;
-        const int heads = min(a.heads_in_turn, a.in.in.heads_kv * a.in.in.batch - first);
+        const int heads = min(a.heads_in_turn, a.in.in.heads_kv * a.in.in.batch * parts - first);
         head = first + rest % heads;
         block = rest / heads;
     }
 #endif
     k.first_key = block * BLOCK_N;
-    k.kv_head = head % a.in.in.heads_kv;
-    k.batch = head / a.in.in.heads_kv;
+    k.part = head % parts;
+    k.kv_head = head / parts % a.in.in.heads_kv;
+    k.batch = head / parts / a.in.in.heads_kv;
+    k.first_head = k.kv_head * a.in.in.group + k.part * part_heads;
     const struct sequence s = find_sequence(a.in.in, k.batch);
     const int first = first_row(a.in.in, s, k.first_key);
     const int last = last_row(a.in.in, s, min(k.first_key + BLOCK_N, s.seqlen_k) - 1);
     k.first_tile = first / BLOCK_M;
     k.tiles = first < last ? (last + BLOCK_M - 1) / BLOCK_M - k.first_tile : 0;
-    k.steps = k.tiles * a.in.in.group;
+    k.steps = k.tiles * part_heads;
     return k;
 }
 
-/* The rows of a step: those of a tile of a query head, the group's heads one after the other. */
+/* The rows of a step: those of a tile of a query head, the block's heads one after the other. */
 struct step_rows {
     int head, tile;
     __device__ __forceinline__ void advance(const struct key_block &k) {
@@ -271,6 +275,44 @@ __device__ __forceinline__ void store_accumulator(char *to, int64_t row_bytes, i
 /* Where row `row` of a head begins. */
 __device__ __forceinline__ char *row_address(const struct gpu_matrix &m, int batch, int head, int row) {
     return m.data + (batch * m.batch + head * m.head + (int64_t)row * m.row) * 2;
+}
+
+/* From the block's n-th key on: numbers of keys in the order of key_sort.cu; from seqlen_k on: none. */
+__device__ __forceinline__ const int *sorted_keys(const struct hopper_backward_params &a, const struct key_block &k,
+                                                  int n) {
+    const int64_t head = (int64_t)k.kv_head * a.in.in.group / a.in.in.intervals.group;
+    return a.in.order + k.batch * a.in.order_batch + head * a.in.order_head + k.first_key + n;
+}
+/* dK or dV of a warp's 16 keys, from key warp_key of the block on, times `factor` to `to`, by way of the tile as above;
+ * PARTS: as they are to the part's `sums`. */
+template <int columns>
+__device__ __forceinline__ void store_keys(const struct hopper_backward_params &a, const struct key_block &k,
+                                           const struct gpu_matrix &to, [[maybe_unused]] float *sums, int head_dim,
+                                           uint32_t tile, int warp_key, const float (&x)[columns / 2], float factor) {
+    const int first = k.first_key + warp_key, count = a.in.in.seqlen_k - first;
+    const bool computed = k.steps > 0;
+    if (!to.data)
+        return;
+#if PARTS
+    const int lane = threadIdx.x % 32, key = lane / 4;
+    const int64_t begin = VARLEN ? find_sequence(a.in.in, k.batch).k_begin : (int64_t)k.batch * a.in.in.seqlen_k;
+    const int64_t head = (int64_t)k.kv_head * a.in.group_parts + k.part;
+    float *from_key = sums + (head * a.in.key_rows + begin + first + key) * columns + lane % 4 * 2;
+#    pragma unroll
+    for (int half = 0; half < 2; half++)
+        if (key + 8 * half < count)
+#    pragma unroll
+            for (int n = 0; n < columns / 8; n++)
+                *(float2 *)(from_key + 8 * half * columns + 8 * n) =
+                    computed ? make_float2(x[4 * n + 2 * half], x[4 * n + 2 * half + 1]) : make_float2(0, 0);
+#elif GATHER
+    store_accumulator<columns, BLOCK_N, true>(row_address(to, k.batch, k.kv_head, 0), to.row * 2, a.in.in.seqlen_k,
+                                              head_dim, tile, warp_key, x, factor, computed,
+                                              sorted_keys(a, k, warp_key));
+#else
+    store_accumulator<columns, BLOCK_N>(row_address(to, k.batch, k.kv_head, first), to.row * 2, count, head_dim, tile,
+                                        warp_key, x, factor, computed);
+#endif
 }
 
 #endif

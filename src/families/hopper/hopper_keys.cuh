@@ -13,12 +13,7 @@
 
 enum { SEEN_WORDS = HOPPER_BACKWARD_TILES_MAX / 32 };
 
-/* From the block's n-th key on: numbers of keys in the order of key_sort.cu; from seqlen_k on: none. */
-__device__ __forceinline__ const int *sorted_keys(const struct hopper_backward_params &a, const struct key_block &k,
-                                                  int n) {
-    const int64_t head = (int64_t)k.kv_head * a.in.in.group / a.in.in.intervals.group;
-    return a.in.order + k.batch * a.in.order_batch + head * a.in.order_head + k.first_key + n;
-}
+/* The number of the block's n-th key; from seqlen_k on: none. */
 __device__ __forceinline__ int key_number(const struct hopper_backward_params &a, const struct key_block &k, int n) {
     return GATHER ? *sorted_keys(a, k, n) : k.first_key + n;
 }
@@ -79,7 +74,7 @@ __device__ __forceinline__ void list_tiles(const struct hopper_backward_params &
 }
 
 /* The block's steps, of those tiles alone. Every warp counts for itself. */
-__device__ __forceinline__ struct key_block count_tiles(struct key_block k, int group, uint32_t seen) {
+__device__ __forceinline__ struct key_block count_tiles(struct key_block k, int heads, uint32_t seen) {
     const int lane = threadIdx.x % 32;
     int tiles = 0, first = HOPPER_BACKWARD_TILES_MAX, last = 0;
 #    pragma unroll
@@ -92,7 +87,7 @@ __device__ __forceinline__ struct key_block count_tiles(struct key_block k, int 
     k.tiles = __reduce_add_sync(0xffffffff, tiles);
     k.first_tile = __reduce_min_sync(0xffffffff, first);
     k.last_tile = __reduce_max_sync(0xffffffff, last);
-    k.steps = k.tiles * group;
+    k.steps = k.tiles * heads;
     k.seen = seen;
     return k;
 }

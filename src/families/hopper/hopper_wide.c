@@ -8,7 +8,7 @@
 #include "families/hopper/hopper_family.h"
 #include "families/hopper/hopper_gradients.h"
 
-enum { V_STAGES, P_STAGES }; /* the plan's parameters */
+enum { V_STAGES, P_STAGES, PARTS, IN_TURN }; /* the plan's parameters */
 
 static int32_t dq_bytes(const fdm_problem *p, int32_t v_stages) {
     return hopper_wide_dq_bytes(hopper_backward_padded(p->head_dim), hopper_backward_padded(p->head_dim_v), v_stages);
@@ -17,8 +17,12 @@ static int32_t dkv_bytes(const fdm_problem *p, int32_t p_stages) {
     return hopper_wide_dkv_bytes(hopper_backward_padded(p->head_dim), hopper_backward_padded(p->head_dim_v), p_stages);
 }
 
-static struct gpu_backward_needs needs_of(const fdm_problem *p) {
-    return hopper_backward_needs(p, HOPPER_WIDE_DQ_ROWS, 0);
+static struct hopper_division division_of(const fdm_plan *plan) {
+    return (struct hopper_division){plan->parameters[PARTS], plan->parameters[IN_TURN]};
+}
+
+static struct gpu_backward_needs needs_of(const fdm_plan *plan, const fdm_problem *p) {
+    return hopper_backward_needs(p, HOPPER_WIDE_DQ_ROWS, 0, plan->parameters[PARTS]);
 }
 
 /* ---- choice ---- */
@@ -29,18 +33,19 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
     return clause || fits ? clause : gpu_no_tile_fits(device, text, size);
 }
 
-static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
-    return hopper_backward_passed_over(device, p, HOPPER_WIDE_KEYS);
-}
-
+/* One tile; the ways are the divisions of the heads in the kernel of dK and dV. */
 static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, fdm_plan *plan) {
-    if (number > 0)
+    const double flops = (double)(4 * p->head_dim + 4 * p->head_dim_v);
+    struct hopper_division division;
+    if (!hopper_backward_divide(device, p, HOPPER_WIDE_KEYS, flops, HOPPER_BACKWARD_L2_MB, number, &division))
         return 0;
     const int32_t v_stages = dq_bytes(p, 2) <= device->shared_bytes ? 2 : 1;
     const int32_t p_stages = dkv_bytes(p, 2) <= device->shared_bytes ? 2 : 1;
-    const struct gpu_backward_needs needs = needs_of(p);
     plan->parameters[V_STAGES] = v_stages;
     plan->parameters[P_STAGES] = p_stages;
+    plan->parameters[PARTS] = division.parts;
+    plan->parameters[IN_TURN] = division.in_turn;
+    const struct gpu_backward_needs needs = needs_of(plan, p);
     plan->block_m = HOPPER_WIDE_DQ_ROWS;
     plan->block_n = HOPPER_WIDE_KEYS;
     plan->stages = HOPPER_WIDE_STAGES;
@@ -55,6 +60,7 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
         "in global memory, the same bits every time",
         (long long)(p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v), HOPPER_WIDE_CONSUMER_REGISTERS,
         (long long)(plan->shared_bytes + 1023) >> 10);
+    hopper_backward_name_parts(p, division, plan);
     return 1;
 }
 
@@ -72,7 +78,7 @@ static void make_request(const fdm_plan *plan, const fdm_problem *p, int32_t ker
     GPU_SET_CONSTANTS(request, HOPPER_WIDE_CONSTANTS, .DTYPE = gpu_dtype(p->dtype),
                       .HEAD_DIM = hopper_backward_padded(p->head_dim),
                       .HEAD_DIM_V = hopper_backward_padded(p->head_dim_v), .V_STAGES = v_stages, .P_STAGES = p_stages,
-                      .WINDOW = gpu_bounded(p));
+                      .WINDOW = gpu_bounded(p), .PARTS = kernel == DKV && plan->parameters[PARTS] > 1);
     request->file = kernel == DQ ? "families/hopper/hopper_wide_dq.cu" : "families/hopper/hopper_wide_dkv.cu";
     request->entry = kernel == DQ ? "hopper_wide_dq" : "hopper_wide_dkv";
     request->shared_bytes = kernel == DQ ? dq_bytes(p, v_stages) : dkv_bytes(p, p_stages);
@@ -81,7 +87,9 @@ static void make_request(const fdm_plan *plan, const fdm_problem *p, int32_t ker
 
 static int valid(const fdm_plan *plan, const fdm_problem *p) {
     const int32_t v_stages = plan->parameters[V_STAGES], p_stages = plan->parameters[P_STAGES];
-    const struct gpu_backward_needs needs = needs_of(p);
+    const struct gpu_backward_needs needs = needs_of(plan, p);
+    if (!hopper_backward_divides(p, division_of(plan)))
+        return 0;
     if (v_stages < 1 || v_stages > 2 || p_stages < 1 || p_stages > 2 || p->head_dim > 256 || p->head_dim_v > 256)
         return 0;
     const int32_t dq = dq_bytes(p, v_stages), dkv = dkv_bytes(p, p_stages);
@@ -90,15 +98,15 @@ static int valid(const fdm_plan *plan, const fdm_problem *p) {
            plan->workspace_bytes >= gpu_backward_workspace_bytes(p, &needs);
 }
 
-/* The kernels before, then those of this file; there are none after. `before`: how many the first are. */
+/* The kernels before, those of this file, those after. `before`: how many the first are. */
 static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *list,
                              int32_t *before) {
-    const struct gpu_backward_needs needs = needs_of(p);
+    const struct gpu_backward_needs needs = needs_of(plan, p);
     int32_t count = *before = gpu_backward_requests(GPU_BACKWARD_BEFORE, p, &needs, list);
     for (int32_t kernel = 0; kernel < NUM_KERNELS; kernel++)
         if (wanted(p, kernel))
             make_request(plan, p, kernel, &list[count++]);
-    return count;
+    return count + gpu_backward_requests(GPU_BACKWARD_AFTER, p, &needs, list + count);
 }
 
 static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *list) {
@@ -116,17 +124,18 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     fdm_status status = cuda_kernels_get(plan->device.index, list, make_requests(plan, p, list, &before), kernels);
     if (status)
         return status;
-    const struct gpu_backward_needs needs = needs_of(p);
+    const struct gpu_backward_needs needs = needs_of(plan, p);
     struct hopper_backward_params params;
     gpu_backward_fill(attention, &needs, workspace, &params.in);
-    const int64_t key_blocks = hopper_backward_order(plan, p, 0, &params);
+    const int64_t key_blocks = hopper_backward_order(plan, p, division_of(plan), 0, &params);
     const int64_t row_blocks = (p->seqlen_q + plan->block_m - 1) / plan->block_m * p->heads * p->batch;
     if ((status = hopper_backward_maps(plan, attention, &params)))
         return status;
     status = gpu_backward_launches(GPU_BACKWARD_BEFORE, kernels, p, &needs, &params.in, stream);
-    for (int32_t kernel = 0, n = before; kernel < NUM_KERNELS && !status; kernel++)
+    int32_t next = before;
+    for (int32_t kernel = 0; kernel < NUM_KERNELS && !status; kernel++)
         if (wanted(p, kernel)) {
-            const struct cuda_launch launch = {.kernel = kernels[n++],
+            const struct cuda_launch launch = {.kernel = kernels[next++],
                                                .grid = {gpu_grid(kernel == DQ ? row_blocks : key_blocks), 1, 1},
                                                .threads = HOPPER_WIDE_THREADS,
                                                .stream = stream,
@@ -134,7 +143,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
                                                .arguments_bytes = sizeof params};
             status = cuda_launch(&launch);
         }
-    return status;
+    return status ? status : gpu_backward_launches(GPU_BACKWARD_AFTER, kernels + next, p, &needs, &params.in, stream);
 }
 
 const struct gpu_algorithm hopper_wide_algorithm = {
@@ -142,7 +151,6 @@ const struct gpu_algorithm hopper_wide_algorithm = {
     .features = GPU_FEATURE_CAUSAL | GPU_FEATURE_WINDOW | GPU_FEATURE_DETERMINISTIC | GPU_FEATURE_DLSE,
     .chosen_freely = 1,
     .refusal = refusal,
-    .passed_over = passed_over,
     .fill = fill,
     .requests = requests,
     .execute = execute,

@@ -13,7 +13,8 @@
     X(HEAD_DIM_V) /* Dv rounded up to 32 */                          \
     X(V_STAGES)   /* dq: tiles of V in flight; of K there are two */ \
     X(P_STAGES)   /* dkv: tiles of P between the warpgroups */       \
-    X(WINDOW)     /* causal or window */
+    X(WINDOW)     /* causal or window */                             \
+    X(PARTS)      /* dkv: 1: a block takes a part of a group of heads, and leaves sums in float32 */
 
 #define HOPPER_WIDE_DQ_ROWS 128 /* query rows of a block of the first kernel */
 #define HOPPER_WIDE_KEYS    64  /* keys of its step, and of a block of the second, whose steps are of 64 rows */

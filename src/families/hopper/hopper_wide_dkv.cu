@@ -11,11 +11,10 @@
  * V [panels][64] (at the end dV), Q [2][panels][64], dO [2][panels][64]; P^T [P_STAGES][8][128 threads] of 16 bytes;
  * lse and delta [2][2][64]; barriers.
  *
- * Barriers: K and V full; of each stage of Q (with lse) and dO (with delta) full, and empty (an arrival of each
- * consumer warp); of each P^T full and empty (an arrival of each warp of a warpgroup).
+ * Barriers: K and V full; K and V read (an arrival of each consumer warp); of each stage of Q (with lse) and dO (with
+ * delta) full, and empty (of each consumer warp); of each P^T full and empty (of each warp of a warpgroup).
  *
  * Registers of a consumer: dV or dK HEAD_DIM / 2, scores 32, an operand 16, of 240. */
-#include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "families/hopper/hopper_load.cuh"
@@ -49,7 +48,8 @@ constexpr int P_OFFSET = DOUT_OFFSET + STAGES * DOUT_BYTES, ROWS_OFFSET = P_OFFS
 constexpr int CONTROL = ROWS_OFFSET + STAGES * BLOCK_M * 8;
 enum {
     KV_FULL = CONTROL,
-    Q_FULL = KV_FULL + 8,
+    KV_READ = KV_FULL + 8,
+    Q_FULL = KV_READ + 8,
     Q_EMPTY = Q_FULL + 8 * STAGES,
     DOUT_FULL = Q_EMPTY + 8 * STAGES,
     DOUT_EMPTY = DOUT_FULL + 8 * STAGES,
@@ -60,7 +60,7 @@ enum {
 static_assert(END - CONTROL <= HOPPER_WIDE_CONTROL_BYTES, "barriers fit");
 static_assert(CONTROL + HOPPER_WIDE_CONTROL_BYTES + 1024 == hopper_wide_dkv_bytes(HEAD_DIM, HEAD_DIM_V, P_STAGES),
               "the plan knows the bytes");
-enum { CONSUMERS_BARRIER = 1, CONSUMER_THREADS = 256 };
+enum { CONSUMER_WARPS = 8 };
 
 /* ---- producer ---- */
 
@@ -73,7 +73,7 @@ struct producer {
         mbarrier_arrive_expect_tx(base + KV_FULL, K_BYTES + V_BYTES);
         load_panels<PANELS, 64>(base, &a.k_map, base + KV_FULL, k.first_key, k.kv_head, k.batch);
         load_panels<PANELS_V, 64>(base + V_OFFSET, &a.v_map, base + KV_FULL, k.first_key, k.kv_head, k.batch);
-        struct step_rows rows = {k.kv_head * a.in.in.group, k.first_tile};
+        struct step_rows rows = {k.first_head, k.first_tile};
 #pragma unroll 1
         for (int step = 0; step < k.steps; step++) {
             const uint32_t stage = stage_of<STAGES>(step), to = base + ROWS_OFFSET + stage * BLOCK_M * 8;
@@ -109,6 +109,12 @@ template <int columns> __device__ __forceinline__ void multiply_keys(float (&sco
     for (int n = 0; n < columns / 16; n++)
         wgmma_m64k16<F16, 0>(scores, wgmma_descriptor(x + n / 4 * 64 * 128 + n % 4 * 32, 0),
                              wgmma_descriptor(y + n / 4 * 64 * 128 + n % 4 * 32, 0), n > 0);
+}
+/* Nobody reads K and V any more: dV and dK may take their place. */
+__device__ __forceinline__ void wait_read(uint32_t base) {
+    __syncwarp();
+    release<1>(base + KV_READ, 0);
+    wait_full<1>(base + KV_READ, 0);
 }
 /* sum += operand y: 64 rows of y. */
 template <int columns>
@@ -178,12 +184,9 @@ struct dv_maker {
             } while (++step < k.steps);
             wgmma_wait_group<0>(dv);
         }
-        barrier_sync(CONSUMERS_BARRIER, CONSUMER_THREADS); /* nobody reads V */
-        const int warp_key = (int)threadIdx.x / 32 % 4 * 16, first = k.first_key + warp_key;
-        if (a.in.dv.data)
-            store_accumulator<HEAD_DIM_V, BLOCK_N>(row_address(a.in.dv, k.batch, k.kv_head, first), a.in.dv.row * 2,
-                                                   a.in.in.seqlen_k - first, a.in.in.head_dim_v, base + V_OFFSET,
-                                                   warp_key, dv, 1.0f, k.steps > 0);
+        wait_read(base);
+        store_keys<HEAD_DIM_V>(a, k, a.in.dv, a.in.dv_parts, a.in.in.head_dim_v, base + V_OFFSET,
+                               (int)threadIdx.x / 32 % 4 * 16, dv, 1.0f);
     }
 };
 
@@ -248,12 +251,9 @@ struct dk_maker {
             } while (++step < k.steps);
             wgmma_wait_group<0>(dk);
         }
-        barrier_sync(CONSUMERS_BARRIER, CONSUMER_THREADS); /* nobody reads K */
-        const int warp_key = (int)threadIdx.x / 32 % 4 * 16, first = k.first_key + warp_key;
-        if (a.in.dk.data)
-            store_accumulator<HEAD_DIM, BLOCK_N>(row_address(a.in.dk, k.batch, k.kv_head, first), a.in.dk.row * 2,
-                                                 a.in.in.seqlen_k - first, a.in.in.head_dim, base, warp_key, dk,
-                                                 a.in.in.scale, k.steps > 0);
+        wait_read(base);
+        store_keys<HEAD_DIM>(a, k, a.in.dk, a.in.dk_parts, a.in.in.head_dim, base, (int)threadIdx.x / 32 % 4 * 16, dk,
+                             a.in.in.scale);
     }
 };
 
@@ -263,11 +263,12 @@ extern "C" __global__ void __launch_bounds__(HOPPER_WIDE_THREADS, 1)
     const uint32_t base = (shared_address(shared) + 1023) / 1024 * 1024;
     if (threadIdx.x == 0) {
         mbarrier_init(base + KV_FULL, 1);
+        mbarrier_init(base + KV_READ, CONSUMER_WARPS);
         for (int i = 0; i < STAGES; i++) {
             mbarrier_init(base + Q_FULL + 8 * i, 1);
-            mbarrier_init(base + Q_EMPTY + 8 * i, 8);
+            mbarrier_init(base + Q_EMPTY + 8 * i, CONSUMER_WARPS);
             mbarrier_init(base + DOUT_FULL + 8 * i, 1);
-            mbarrier_init(base + DOUT_EMPTY + 8 * i, 8);
+            mbarrier_init(base + DOUT_EMPTY + 8 * i, CONSUMER_WARPS);
         }
         for (int i = 0; i < P_STAGES; i++) {
             mbarrier_init(base + P_FULL + 8 * i, 4);

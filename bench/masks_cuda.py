@@ -1,0 +1,113 @@
+#!/usr/bin/env python3
+"""masks_cuda.py: how long key intervals of top-W take on a CUDA device, and their share of a training step in one graph.
+
+Times are those of CUDA graphs replayed, medians with quartiles, in microseconds; the bytes of the second-level cache are
+left as the replay before leaves them, as between the layers of a model. Usage: masks_cuda.py [--json FILE] [--samples N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+
+import torch
+from flash_dmattn import flash_dmattn_func, masks
+
+# heads, keys, W
+BUILDS = ((16, 1024, 64), (16, 2048, 128), (16, 8192, 512), (16, 32768, 2048), (32, 65536, 4096), (8, 131072, 8192), (1, 1 << 20, 1 << 16))
+STEPS = ((1, 16, 128, 8192, 512), (1, 16, 128, 32768, 2048))
+
+
+def captured(call) -> torch.cuda.CUDAGraph:
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph
+
+
+def timed(call, samples: int, replays: int = 20) -> dict:
+    graph, times = captured(call), []
+    for _ in range(samples + 3):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for _ in range(replays):
+            graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1e3 / replays)
+    low, median, high = statistics.quantiles(times[3:], n=4)
+    return {"us": round(median, 2), "quartiles": [round(low, 2), round(high, 2)]}
+
+
+def kernels_of(call) -> dict:
+    """Microseconds of each kernel of a call, by the profiler."""
+    from torch.profiler import ProfilerActivity, profile
+
+    call()
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        for _ in range(10):
+            call()
+        torch.cuda.synchronize()
+    return {each.key: round(each.device_time_total / 10, 2) for each in found.key_averages() if each.device_time_total}
+
+
+def builds(samples: int) -> list:
+    rows = []
+    for heads, keys, window in BUILDS:
+        for dtype in (torch.float32, torch.bfloat16):
+            for name, bias in (("normal", torch.randn(1, heads, keys)), ("relu", torch.randn(1, heads, keys).relu()),
+                               ("rising", torch.arange(keys).float().expand(1, heads, keys))):
+                bias = bias.to(dtype).cuda()
+                call = lambda bias=bias, window=window: masks.topk_intervals(bias, window)
+                row = {"heads": heads, "keys": keys, "window": window, "dtype": str(dtype)[6:], "bias": name, **timed(call, samples)}
+                if name == "normal":
+                    row["kernels"] = kernels_of(call)
+                print(row, flush=True)
+                rows.append(row)
+    return rows
+
+
+def steps(samples: int) -> list:
+    """Bias to intervals, forward and backward in one graph, and its parts."""
+    rows = []
+    for batch, heads, dim, keys, window in STEPS:
+        q, k, v = (torch.randn(batch, keys, heads, dim, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+        bias = torch.randn(batch, heads, keys, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        dout = torch.randn_like(q)
+        pair = masks.topk_intervals(bias, window)
+
+        def attend(intervals):
+            out = flash_dmattn_func(q, k, v, attn_bias=bias[:, :, None], is_causal=True, key_intervals=intervals)
+            return torch.autograd.grad(out, (q, k, v, bias), dout)
+
+        parts = {"build": lambda: masks.topk_intervals(bias, window), "attention": lambda: attend(pair),
+                 "step": lambda: attend(masks.topk_intervals(bias, window))}
+        times = {name: timed(call, samples, 5) for name, call in parts.items()}
+        row = {"heads": heads, "head_dim": dim, "keys": keys, "window": window, **times,
+               "share_of_building": round(times["build"]["us"] / times["attention"]["us"], 4)}
+        print(row, flush=True)
+        rows.append(row)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json")
+    parser.add_argument("--samples", type=int, default=15)
+    arguments = parser.parse_args()
+    result = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "builds": builds(arguments.samples),
+              "steps": steps(arguments.samples)}
+    if arguments.json:
+        with open(arguments.json, "w") as file:
+            json.dump(result, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()
