@@ -17,8 +17,10 @@ from . import _native
 from ._arguments import window_of
 from ._arrays import Borrowed, borrow, describe, lender_of
 from ._device_arrays import CPU, device_of
+from ._topk_state import TopKState
 
 __all__ = [
+    "TopKState",
     "causal_intervals",
     "create_mask",
     "document_intervals",
