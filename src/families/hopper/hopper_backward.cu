@@ -22,6 +22,7 @@
  * 144. */
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/copy.cuh"
+#include "cuda/ptx/launch.cuh"
 #include "cuda/ptx/mma.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/wgmma.cuh"
@@ -39,9 +40,11 @@ HOPPER_BACKWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define BLOCK_M        64
 #define BLOCK_N        (64 * WARPGROUPS)
 #define THREADS        (128 * (WARPGROUPS + 1))
+#include "families/hopper/hopper_dq.cuh"
 #include "families/hopper/hopper_keys.cuh"
 
 #define F16      (DTYPE == GPU_FLOAT16)
+#define NEEDS_DQ (DQ != HOPPER_DQ_NONE)
 #define DOUT_LAG (STAGES - DOUT_STAGES) /* steps that dO is loaded after Q */
 
 /* ---- shared memory ---- */
@@ -62,7 +65,8 @@ enum {
     DOUT_FULL = Q_FULL + 8 * STAGES,
     DS_FULL = DOUT_FULL + 8 * DOUT_STAGES,
     DS_EMPTY = DS_FULL + 8 * DS_STAGES,
-    END = DS_EMPTY + 8 * DS_STAGES
+    PLACE = DS_EMPTY + 8 * DS_STAGES,
+    END = PLACE + 8
 };
 static_assert(DOUT_LAG == 0 || DOUT_LAG == 1, "dO of a step is loaded when Q of the next is");
 static_assert(DS_REGISTERS || DS_STAGES > 1, "who leaves dS knows that the product two steps before is complete");
@@ -94,6 +98,8 @@ struct server {
     uint32_t base;
     struct step_rows loaded, added; /* of the next step to load, and to add to dQ */
     struct step_rows dout_loaded;   /* of dO, where that comes later */
+    uint32_t found;                 /* of dQ's rows when the block came (hopper_dq.cuh) */
+    bool begins;                    /* their sums */
 
     __device__ __forceinline__ void load_keys() {
         mbarrier_arrive_expect_tx(base + KV_FULL, BLOCK_N * 128 * (PANELS + PANELS_V));
@@ -135,7 +141,7 @@ struct server {
     }
 
     /* Adds dS K of a step to its rows of dQ, COLUMNS columns at a time. A warp's part lies together, in shared memory
-     * and in the sums: 16 rows, in tiles of 16 x 8 in the order of the accumulators. */
+     * and in the sums: 16 rows, in tiles of 16 x 8 in the order of the accumulators. Ends a group of copies. */
     template <int columns, int first> __device__ __forceinline__ void add_columns(int step) {
         const uint32_t ds = base + DS_OFFSET + stage_of<DS_STAGES>(step) * DS_BYTES;
         float dq[columns / 2];
@@ -150,6 +156,19 @@ struct server {
             release<DS_STAGES>(base + DS_EMPTY, step);
         const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
         const uint32_t part = base + DQ_OFFSET + warp * 16 * HEAD_DIM * 4 + first * 64;
+#if DQ_OWN
+        if (first == 0)
+            begins = dq_rows{a, k, added}.await(found);
+        if (begins) {
+            float *const to = dq_rows{a, k, added}.sums() + first * 16 + lane * 4;
+#    pragma unroll
+            for (int n = 0; n < columns / 8; n++)
+                *(float4 *)(to + n * 128) = make_float4(dq[4 * n], dq[4 * n + 1], dq[4 * n + 2], dq[4 * n + 3]);
+            if (lane == 0)
+                cp_async_bulk_commit();
+            return;
+        }
+#endif
         if (lane == 0) /* the step before has added what lies there */
             cp_async_bulk_wait_read<HEAD_DIM == columns ? 0 : HEAD_DIM / columns - 1>();
         __syncwarp();
@@ -169,20 +188,27 @@ struct server {
     __device__ __forceinline__ void run() {
         if (KEYED && k.steps == 0)
             return;
-        if (threadIdx.x % 128 == 0) {
-            if (!GATHER)
-                load_keys();
+        if (!GATHER && threadIdx.x % 128 == 0)
+            load_keys();
+        griddepcontrol_wait(); /* lse, delta, zeros, and words of rows are made before */
+        if (threadIdx.x % 128 == 0)
             for (int step = 0; step < STAGES && step < k.steps + DOUT_LAG; step++)
                 load_step(step);
-        }
         __syncwarp();
         if (GATHER)
             gather_keys();
         wait_full<1>(base + KV_FULL, 0);
         if (GATHER)
             fence_proxy_async();
+#if DQ_OWN
+        struct step_rows before = added; /* of the step before: to be handed on, where it was `adding` */
+        bool adding = false;
+#endif
 #pragma unroll 1
         for (int step = 0; step < k.steps; step++) {
+#if DQ_OWN
+            found = dq_rows{a, k, added}.come();
+#endif
             wait_full<DS_STAGES>(base + DS_FULL, step);
             if (threadIdx.x % 128 == 0 && step > 0 && step - 1 + STAGES < k.steps + DOUT_LAG)
                 load_step(step - 1 + STAGES);
@@ -195,10 +221,29 @@ struct server {
             } else {
                 add_columns<HEAD_DIM, 0>(step);
             }
+#if DQ_OWN
+            if (adding) { /* what the step before added is there by now */
+                if (threadIdx.x % 32 == 0)
+                    cp_async_bulk_wait<HEAD_DIM == 128 ? 2 : 1>();
+                dq_rows{a, k, before}.hand_on();
+            }
+            if (begins)
+                dq_rows{a, k, added}.hand_on();
+            adding = !begins;
+            before = added;
+#endif
             added.advance(k);
         }
+#if DQ_OWN
+        if (adding) {
+            if (threadIdx.x % 32 == 0)
+                cp_async_bulk_wait<0>();
+            dq_rows{a, k, before}.hand_on();
+        }
+#else
         if (NEEDS_DQ && threadIdx.x % 32 == 0)
             cp_async_bulk_wait_read<0>();
+#endif
     }
 };
 
@@ -378,9 +423,17 @@ struct owner {
 __device__ __forceinline__ struct key_block find_steps(const struct hopper_backward_params &a,
                                                        [[maybe_unused]] uint32_t base) {
 #if KEYED
-    return count_tiles(find_block(a), a.in.in.group, base + SEEN_OFFSET);
+    return count_tiles(find_block(a, (int)blockIdx.x), a.in.in.group, base + SEEN_OFFSET);
 #else
-    return find_block(a);
+    return find_block(a, DQ == HOPPER_DQ_TURNS ? (int)ld_shared_4(base + PLACE) : (int)blockIdx.x);
+#endif
+}
+
+__device__ __forceinline__ int start_tile(const struct key_block &k) {
+#if ROTATED
+    return k.start_tile;
+#else
+    return k.first_tile;
 #endif
 }
 
@@ -390,8 +443,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const uint32_t base = (shared_address(shared) + 1023) / 1024 * 1024;
     if (threadIdx.x == 0)
         init_barriers(base);
+    if (DQ == HOPPER_DQ_TURNS && threadIdx.x == 0) {
+        griddepcontrol_wait(); /* the count is zeroed before */
+        st_shared_4(base + PLACE, (uint32_t)atomicAdd(a.in.ticket, 1));
+    }
 #if KEYED
-    list_keys(a, find_block(a), base + KEYS_OFFSET);
+    griddepcontrol_wait(); /* the order of the keys is made before */
+    list_keys(a, find_block(a, (int)blockIdx.x), base + KEYS_OFFSET);
     __syncthreads();
     list_tiles(base + KEYS_OFFSET, base + SEEN_OFFSET);
 #endif
@@ -400,11 +458,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (warpgroup == WARPGROUPS) {
         setmaxnreg_dec<HOPPER_BACKWARD_SERVICE_REGISTERS(WARPGROUPS)>();
         const struct key_block k = find_steps(a, base);
-        const struct step_rows first = {k.first_head, k.first_tile};
+        const struct step_rows first = {k.first_head, start_tile(k)};
         server{a, k, base, first, first, first}.run();
     } else {
         setmaxnreg_inc<HOPPER_BACKWARD_KEY_REGISTERS(WARPGROUPS)>();
         const struct key_block k = find_steps(a, base);
-        owner{a, k, base, warpgroup, k.first_tile}.run();
+        owner{a, k, base, warpgroup, start_tile(k)}.run();
     }
 }

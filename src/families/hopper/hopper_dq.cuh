@@ -1,0 +1,114 @@
+/* hopper_dq.cuh: who begins the sums of dQ of hopper_backward.cu, who adds to them when, and who rounds them, where
+ * that is not done by kernels before and after (DQ ROUNDED or TURNS).
+ *
+ * The workspace has a word for each 16 rows of a query head (semaphores). Its high half counts the blocks of keys that
+ * have added to the rows; ROUNDED: its low half those that have come to add. The first block stores what the others add
+ * to, and the one that is last rounds the sums: nobody zeroes them before, and they are read while they are near.
+ * ROUNDED: in any order; who finds the sums not begun waits for the block that begins them, which is running. TURNS:
+ * from the last block of keys to the first, each when the ones before it have added; blocks take their places in that
+ * order, and so wait only for blocks that are running. */
+#ifndef FDM_HOPPER_DQ_CUH
+#define FDM_HOPPER_DQ_CUH
+
+#include "cuda/ptx/global.cuh"
+#include "families/hopper/hopper_gradients.cuh"
+
+#define DQ_OWN (DQ == HOPPER_DQ_ROUNDED || DQ == HOPPER_DQ_TURNS)
+
+enum { HAS_ADDED = 1 << 16 }; /* one, in the high half */
+
+/* Blocks of keys that have a tile of rows in their walk: first .. last - 1. The same as find_block(), from the rows'
+ * side. */
+struct visitors {
+    int first, last;
+};
+__device__ __forceinline__ struct visitors find_visitors(const struct hopper_backward_params &a, int batch, int tile) {
+    const struct sequence s = find_sequence(a.in.in, batch);
+    struct visitors v = {0, (s.seqlen_k + BLOCK_N - 1) / BLOCK_N};
+    const int row = tile * BLOCK_M;
+    if (WINDOW && a.in.in.window_right != UNBOUNDED) {
+        const int64_t end = (int64_t)min(row + BLOCK_M, s.seqlen_q) + s.diagonal + a.in.in.window_right;
+        v.last = (int)min((int64_t)v.last, (max(end, (int64_t)0) + BLOCK_N - 1) / BLOCK_N);
+    }
+    if (WINDOW && a.in.in.window_left != UNBOUNDED) {
+        const int64_t begin = (int64_t)row + s.diagonal - a.in.in.window_left;
+        v.first = begin >= s.seqlen_k ? v.last : (int)(max(begin, (int64_t)0) / BLOCK_N);
+    }
+    return v;
+}
+
+/* The part of a warp of the serving warpgroup: 16 rows of a step. */
+struct dq_rows {
+    const struct hopper_backward_params &a;
+    const struct key_block &k;
+    struct step_rows at;
+
+    __device__ __forceinline__ int *word() const {
+        return a.in.semaphores + at.place(a, k.batch) / 16 + threadIdx.x / 32 % 4;
+    }
+    __device__ __forceinline__ float *sums() const {
+        return a.in.dq_sums + (at.place(a, k.batch) + threadIdx.x / 32 % 4 * 16) * HEAD_DIM;
+    }
+
+    /* Before the block waits for dS. In any order: what lane 0 found of the rows. */
+    __device__ __forceinline__ uint32_t come() const {
+        return DQ == HOPPER_DQ_ROUNDED && threadIdx.x % 32 == 0 ? (uint32_t)atomicAdd(word(), 1) : 0;
+    }
+    /* Waits until the block may add; true: it is to begin the sums. */
+    __device__ __forceinline__ bool await(uint32_t found) const {
+        const int turn = find_visitors(a, k.batch, at.tile).last - 1 - k.first_key / BLOCK_N;
+        const uint32_t before = DQ == HOPPER_DQ_TURNS ? (uint32_t)turn : __shfl_sync(0xffffffff, found, 0) % HAS_ADDED;
+        if (before > 0 && threadIdx.x % 32 == 0) {
+            const uint32_t needed = DQ == HOPPER_DQ_TURNS ? before : 1;
+            while ((uint32_t)ld_acquire(word()) / HAS_ADDED < needed) {
+            }
+            fence_proxy_async_global();
+        }
+        __syncwarp();
+        return before == 0;
+    }
+    /* When the warp's part has been added: says so, and rounds the rows if all blocks have. */
+    __device__ __forceinline__ void hand_on() const {
+        const struct visitors v = find_visitors(a, k.batch, at.tile);
+        int added = 0;
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) {
+            __threadfence();
+            added = (int)((uint32_t)atomicAdd(word(), (int)HAS_ADDED) / HAS_ADDED) + 1;
+            __threadfence();
+        }
+        __syncwarp();
+        if (__shfl_sync(0xffffffff, added, 0) == v.last - v.first)
+            round();
+    }
+    __device__ __forceinline__ void round() const {
+        constexpr int together = HEAD_DIM % 64 == 0 ? 8 : 4; /* tiles of 16 x 8 whose loads are under way */
+        const int lane = threadIdx.x % 32, row = at.tile * BLOCK_M + threadIdx.x / 32 % 4 * 16 + lane / 4;
+        const float *from = sums() + lane * 4;
+        char *const to = row_address(a.in.dq, k.batch, at.head, row);
+#pragma unroll 1
+        for (int first = 0; first < HEAD_DIM / 8; first += together) {
+            float4 x[together];
+#pragma unroll
+            for (int n = 0; n < together; n++)
+                x[n] = __ldcg((const float4 *)(from + (first + n) * 128));
+#pragma unroll
+            for (int n = 0; n < together; n++) {
+                const int column = (first + n) * 8 + lane % 4 * 2, columns = a.in.in.head_dim - column;
+                const float scale = a.in.in.scale;
+                if (row < a.in.in.seqlen_q)
+                    store_pair(to + column * 2, pack(x[n].x * scale, x[n].y * scale), columns);
+                if (row + 8 < a.in.in.seqlen_q)
+                    store_pair(to + 8 * a.in.dq.row * 2 + column * 2, pack(x[n].z * scale, x[n].w * scale), columns);
+            }
+        }
+    }
+    static __device__ __forceinline__ void store_pair(char *to, uint32_t pair, int columns) {
+        if (columns >= 2)
+            *(uint32_t *)to = pair;
+        else if (columns == 1)
+            *(uint16_t *)to = (uint16_t)pair;
+    }
+};
+
+#endif
