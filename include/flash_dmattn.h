@@ -319,21 +319,22 @@ FDM_API fdm_status fdm_arch_optimization_config(const fdm_device *device, fdm_ar
 /* ---- 7. Plan --------------------------------------------------------------------------------------------------- */
 
 /* A plan is a value without pointers: copy it, keep it, print it, execute it as often as wanted, from any thread. */
+enum { FDM_PLAN_PARAMETERS = 16 };
 typedef struct fdm_plan {
     fdm_problem problem;
     fdm_device_id device;
-    char family[16];          /* "cpu", "reference" */
-    char kernel[48];          /* "cpu.forward.avx512" */
-    char choice[64];          /* choice code: names the tile that is launched, "CPU_AVX512_256x128" */
-    int32_t kernel_index;     /* row in the family's list */
-    int32_t block_m, block_n; /* query rows x keys of one step; 0 where it does not apply */
-    int32_t stages;           /* 0 where it does not apply */
-    int32_t v_in_registers;   /* -1 where it does not apply */
-    int64_t shared_bytes;     /* -1 where it does not apply */
-    int64_t workspace_bytes;  /* what fdm_execute() needs; 64-byte aligned */
-    int32_t num_threads;      /* CPU */
-    int32_t parameters[8];    /* the family's own; meaning in the family's docs page */
-    char reason[512];         /* why this kernel, and why not the ones before it */
+    char family[16];                         /* "cpu", "reference" */
+    char kernel[48];                         /* "cpu.forward.avx512" */
+    char choice[64];                         /* choice code: names the tile that is launched, "CPU_AVX512_256x128" */
+    int32_t kernel_index;                    /* row in the family's list */
+    int32_t block_m, block_n;                /* query rows x keys of one step; 0 where it does not apply */
+    int32_t stages;                          /* 0 where it does not apply */
+    int32_t v_in_registers;                  /* -1 where it does not apply */
+    int64_t shared_bytes;                    /* -1 where it does not apply */
+    int64_t workspace_bytes;                 /* what fdm_execute() needs; 64-byte aligned */
+    int32_t num_threads;                     /* CPU */
+    int32_t parameters[FDM_PLAN_PARAMETERS]; /* the kernel's own, which its JSON names; 0 beyond them */
+    char reason[512];                        /* why this kernel, and why not the ones before it */
 } fdm_plan;
 
 FDM_API fdm_status fdm_plan_attention(const fdm_device *device, const fdm_problem *problem, const fdm_options *options,

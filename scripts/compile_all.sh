@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # compile_all.sh: compiles every specialisation of the CUDA kernels that fdm-compile lists, for every architecture, without a
 # device, and records the result in bench/results/compile/matrix.json: date, commit, and for each architecture and kernel entry
-# how many were compiled, failed and spilled. CI compiles what has changed since that commit (scripts/compile_changed.sh).
+# how many were compiled, failed and spilled. CI compiles mostly what has changed since (scripts/compile_changed.sh).
 # Usage: scripts/compile_all.sh [SHARES, default one for every 16 cores: each is a process of up to 16 threads]
 set -euo pipefail
 cd "$(dirname "$0")/.."

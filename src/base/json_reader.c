@@ -230,6 +230,11 @@ static int take_word(struct json_reader *r, const char *word) {
 
 int json_null(struct json_reader *r) { return take_word(r, "null"); }
 
+int json_at_object(struct json_reader *r) {
+    skip_blanks(r);
+    return !r->fault && r->at < r->end && *r->at == '{';
+}
+
 static int skip_value(struct json_reader *r, int depth) {
     char number[64];
     int whole, first = 1;

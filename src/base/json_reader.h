@@ -23,8 +23,9 @@ int json_array_next(struct json_reader *reader, int *first);
 int json_string(struct json_reader *reader, char *text, size_t size);
 int json_integer(struct json_reader *reader, int64_t *value); /* no fraction, no exponent */
 int json_number(struct json_reader *reader, double *value);
-int json_null(struct json_reader *reader); /* 1 and consumed when the next value is null; never a fault */
-int json_skip(struct json_reader *reader); /* any value, nested at most 32 deep */
+int json_null(struct json_reader *reader);      /* 1 and consumed when the next value is null; never a fault */
+int json_at_object(struct json_reader *reader); /* 1 when the next value is an object; consumes nothing */
+int json_skip(struct json_reader *reader);      /* any value, nested at most 32 deep */
 /* Nothing but blanks is left. */
 int json_end(struct json_reader *reader);
 

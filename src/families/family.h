@@ -10,6 +10,14 @@ struct kernel_info {
     fdm_pass pass;
 };
 
+/* The parameters of a kernel's plans, from one list: X(NAME) for each. enum { LIST(PLAN_PARAMETER) } are their places
+ * in fdm_plan.parameters, and PLAN_PARAMETERS(LIST) the names under which a plan's JSON has them. A parameter that
+ * becomes a constant of the kernel has the constant's name. */
+#define PLAN_PARAMETER(name)      name,
+#define PLAN_PARAMETER_NAME(name) #name,
+#define PLAN_PARAMETERS(LIST) \
+    (const char *const[FDM_PLAN_PARAMETERS + 1]) { LIST(PLAN_PARAMETER_NAME) NULL }
+
 /* In which order blocks take the tiles of a problem, where a kernel leaves the choice; SCHEDULER_ANY: as the rules have
  * it. */
 enum scheduler { SCHEDULER_ANY = -1, SCHEDULER_STATIC, SCHEDULER_LONGEST, SCHEDULER_DYNAMIC, SCHEDULER_COUNT };
@@ -34,6 +42,9 @@ struct family {
     int32_t num_kernels;
     const void *list; /* the family's own */
     const struct kernel_info *(*kernel)(const struct family *family, int32_t index);
+    /* The names of what a kernel's plans hold in fdm_plan.parameters: PLAN_PARAMETERS(LIST). NULL: they hold nothing.
+     */
+    const char *const *(*parameters)(const struct family *family, int32_t index);
     /* 1 when this machine can run the kernel. */
     int (*available)(const struct family *family, int32_t index);
     /* 0 when the kernel runs only by name. NULL: every kernel is chosen freely. */

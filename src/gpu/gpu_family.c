@@ -17,6 +17,10 @@ const struct kernel_info *gpu_family_kernel(const struct family *family, int32_t
     return &algorithm_of(family, index)->info;
 }
 
+const char *const *gpu_family_parameters(const struct family *family, int32_t index) {
+    return algorithm_of(family, index)->parameters;
+}
+
 int gpu_family_chosen_freely(const struct family *family, int32_t index) {
     return algorithm_of(family, index)->chosen_freely;
 }

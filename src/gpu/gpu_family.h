@@ -14,9 +14,10 @@ enum { GPU_REQUESTS_MAX = FAMILY_LAUNCHES_MAX };
 /* One kernel of a family. */
 struct gpu_algorithm {
     struct kernel_info info;
-    uint32_t features;  /* GPU_FEATURE_*: those that it takes; a problem that asks another is refused */
-    int chosen_freely;  /* 0: runs only by name */
-    int writes_lse_low; /* forward: beside a bias it leaves what lse has rounded away, by lse.cuh */
+    const char *const *parameters; /* PLAN_PARAMETERS of the list in the kernel's contract */
+    uint32_t features;             /* GPU_FEATURE_*: those that it takes; a problem that asks another is refused */
+    int chosen_freely;             /* 0: runs only by name */
+    int writes_lse_low;            /* forward: beside a bias it leaves what lse has rounded away, by lse.cuh */
     /* NULL when the device and problem can be taken; else a clause that says why not, in `text` or constant. */
     const char *(*refusal)(const fdm_device *device, const fdm_problem *problem, char *text, size_t size);
     /* NULL when it is to be preferred to the kernels and families after it, given that it can; else a clause that says
@@ -45,6 +46,7 @@ struct gpu_list {
 
 /* The entries of `struct family`, for families whose list is a struct gpu_list. */
 const struct kernel_info *gpu_family_kernel(const struct family *family, int32_t index);
+const char *const *gpu_family_parameters(const struct family *family, int32_t index);
 int gpu_family_available(const struct family *family, int32_t index);
 int gpu_family_chosen_freely(const struct family *family, int32_t index);
 int gpu_family_choose(const struct family *family, const struct plan_request *request, fdm_plan *plan);
@@ -60,10 +62,11 @@ fdm_status gpu_family_execute(const struct family *family, const fdm_plan *plan,
 static inline uint32_t gpu_grid(int64_t blocks) { return blocks < INT32_MAX ? (uint32_t)blocks : (uint32_t)INT32_MAX; }
 
 /* What every such family's struct says besides its name and list. */
-#define GPU_FAMILY_ENTRIES                                                                                 \
-    .device_type = FDM_CUDA, .kernel = gpu_family_kernel, .available = gpu_family_available,               \
-    .chosen_freely = gpu_family_chosen_freely, .choose = gpu_family_choose, .variant = gpu_family_variant, \
-    .prepare = gpu_family_prepare, .launches = gpu_family_launches, .execute = gpu_family_execute
+#define GPU_FAMILY_ENTRIES                                                                                     \
+    .device_type = FDM_CUDA, .kernel = gpu_family_kernel, .parameters = gpu_family_parameters,                 \
+    .available = gpu_family_available, .chosen_freely = gpu_family_chosen_freely, .choose = gpu_family_choose, \
+    .variant = gpu_family_variant, .prepare = gpu_family_prepare, .launches = gpu_family_launches,             \
+    .execute = gpu_family_execute
 
 /* The constants of a request, from their list (constants.h): GPU_SET_CONSTANTS(request, LIST, .NAME = value, ...). */
 static inline void gpu_set_constants(struct cuda_kernel_request *request, const char *const *names,

@@ -1,4 +1,5 @@
-/* plan_json.c: a plan as one JSON object, and back. One table of fields serves both ways. */
+/* plan_json.c: a plan as one JSON object, and back. One table of fields serves both ways; the names of a kernel's
+ * parameters are the kernel's (families/family.h). */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -125,7 +126,39 @@ static void append_integer(struct text *t, int64_t value, int32_t absent) {
         append(t, "%lld", (long long)value);
 }
 
-static void append_value(struct text *t, const struct field *field, const void *value) {
+static void append_array(struct text *t, const int64_t *values, int32_t count) {
+    for (int32_t i = 0; i < count; i++)
+        append(t, "%s%lld", i ? ", " : "[", (long long)values[i]);
+    append(t, "]");
+}
+
+/* The names of a plan's parameters, ended by NULL; NULL where this library does not have the plan's kernel. */
+static const char *const *parameter_names(const fdm_plan *plan) {
+    static const char *const none[] = {NULL};
+    const struct family *family = plan_family(plan);
+    if (!family || !plan_names_row(plan, family))
+        return NULL;
+    return family->parameters ? family->parameters(family, plan->kernel_index) : none;
+}
+
+/* {"NAME": value, ...}; of a kernel that is not known, all values without names. */
+static void append_parameters(struct text *t, const fdm_plan *plan) {
+    const char *const *names = parameter_names(plan);
+    int64_t values[FDM_PLAN_PARAMETERS];
+    for (int32_t i = 0; i < FDM_PLAN_PARAMETERS; i++)
+        values[i] = plan->parameters[i];
+    if (!names) {
+        append_array(t, values, FDM_PLAN_PARAMETERS);
+        return;
+    }
+    append(t, "{");
+    for (int32_t i = 0; names[i]; i++)
+        append(t, "%s\"%s\": %lld", i ? ", " : "", names[i], (long long)values[i]);
+    append(t, "}");
+}
+
+static void append_value(struct text *t, const struct field *field, const fdm_plan *plan) {
+    const void *value = (const char *)plan + field->offset;
     switch (field->kind) {
     case FIELD_INT32: append_integer(t, *(const int32_t *)value, field->absent); break;
     case FIELD_INT64: append_integer(t, *(const int64_t *)value, field->absent); break;
@@ -133,13 +166,8 @@ static void append_value(struct text *t, const struct field *field, const void *
     case FIELD_TEXT: append_string(t, value); break;
     case FIELD_DTYPE: append(t, "\"%s\"", fdm_dtype_name(*(const fdm_dtype *)value)); break;
     case FIELD_PASS: append(t, "\"%s\"", *(const fdm_pass *)value == FDM_BACKWARD ? "backward" : "forward"); break;
-    case FIELD_SHAPE:
-    case FIELD_PARAMETERS:
-        for (size_t i = 0; i < (field->kind == FIELD_SHAPE ? 4 : 8); i++)
-            append(t, "%s%lld", i ? ", " : "[",
-                   field->kind == FIELD_SHAPE ? (long long)((const int64_t *)value)[i]
-                                              : (long long)((const int32_t *)value)[i]);
-        append(t, "]");
+    case FIELD_SHAPE: append_array(t, value, 4); break;
+    case FIELD_PARAMETERS: append_parameters(t, plan); break;
     }
 }
 
@@ -149,7 +177,7 @@ fdm_status fdm_plan_to_json(const fdm_plan *plan, char *buffer, size_t size, siz
     struct text t = {buffer, size, 0};
     for (size_t i = 0; i < NUM_FIELDS; i++) {
         append(&t, "%s\"%s\": ", i ? ", " : "{", plan_fields[i].name);
-        append_value(&t, &plan_fields[i], (const char *)plan + plan_fields[i].offset);
+        append_value(&t, &plan_fields[i], plan);
     }
     append(&t, "}");
     if (needed)
@@ -174,25 +202,72 @@ static int read_integer(struct json_reader *r, const struct field *field, int64_
     return !r->fault;
 }
 
-static int read_array(struct json_reader *r, const struct field *field, void *value) {
-    int first = 1, count = field->kind == FIELD_SHAPE ? 4 : 8;
-    int64_t number;
+/* An array of at least `least` and at most `most` integers; the rest of `values` stays. */
+static int read_array(struct json_reader *r, int64_t *values, int least, int most) {
+    int first = 1, count = 0;
     json_array_begin(r);
-    for (int i = 0; i < count; i++) {
-        if (!json_array_next(r, &first) || !json_integer(r, &number)) {
-            r->fault = r->fault ? r->fault : "an array is too short";
-            return 0;
-        }
-        if (field->kind == FIELD_SHAPE)
-            ((int64_t *)value)[i] = number;
-        else if (number >= INT32_MIN && number <= INT32_MAX)
-            ((int32_t *)value)[i] = (int32_t)number;
-        else
-            r->fault = "an integer is out of range";
-    }
-    if (json_array_next(r, &first))
-        r->fault = "an array is too long";
+    while (json_array_next(r, &first))
+        if (count == most)
+            r->fault = "an array is too long";
+        else if (json_integer(r, &values[count]))
+            count++;
+    if (!r->fault && count < least)
+        r->fault = "an array is too short";
     return !r->fault;
+}
+
+/* A plan's parameters as they stand in its JSON: the kernel that gives the names their places may follow. */
+struct parameters {
+    int32_t named, count;
+    char names[FDM_PLAN_PARAMETERS][32];
+    int64_t values[FDM_PLAN_PARAMETERS];
+};
+enum { OLD_PLAN_PARAMETERS = 8 }; /* plans once had so many, without names */
+
+static int read_parameters(struct json_reader *r, struct parameters *p) {
+    char name[sizeof p->names[0]];
+    int first = 1;
+    p->named = json_at_object(r);
+    if (!p->named)
+        return read_array(r, p->values, OLD_PLAN_PARAMETERS, FDM_PLAN_PARAMETERS);
+    json_object_begin(r);
+    while (json_object_next(r, &first, name, sizeof name))
+        if (p->count == FDM_PLAN_PARAMETERS)
+            r->fault = "there are too many parameters";
+        else if (json_integer(r, &p->values[p->count]))
+            memcpy(p->names[p->count++], name, sizeof name);
+    return !r->fault;
+}
+
+/* The value of a name; without names, the one at the place. NULL: there is none. */
+static const int64_t *find_parameter(const struct parameters *p, const char *name, int32_t place) {
+    if (!p->named)
+        return &p->values[place];
+    for (int32_t i = 0; i < p->count; i++)
+        if (strcmp(p->names[i], name) == 0)
+            return &p->values[i];
+    return NULL;
+}
+
+/* Each of the kernel's names once, and no other. */
+static fdm_status place_parameters(const struct parameters *p, fdm_plan *plan) {
+    const char *const *names = parameter_names(plan);
+    int32_t count = 0;
+    if (p->named && !names)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT,
+                         "the plan's JSON names parameters of '%s', which is not kernel %d of family '%s' here",
+                         plan->kernel, plan->kernel_index, plan->family);
+    for (; names ? names[count] != NULL : count < FDM_PLAN_PARAMETERS; count++) {
+        const int64_t *value = find_parameter(p, names ? names[count] : "", count);
+        if (!value || *value < INT32_MIN || *value > INT32_MAX)
+            return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's JSON %s the parameter '%s'",
+                             value ? "gives no 32-bit integer for" : "lacks", names ? names[count] : "");
+        plan->parameters[count] = (int32_t)*value;
+    }
+    return !p->named || count == p->count
+               ? FDM_OK
+               : error_set(FDM_ERROR_INVALID_ARGUMENT,
+                           "the plan's JSON has a parameter twice, or one that '%s' does not have", plan->kernel);
 }
 
 static int read_name(struct json_reader *r, const struct field *field, void *value) {
@@ -211,7 +286,7 @@ static int read_name(struct json_reader *r, const struct field *field, void *val
     return !r->fault;
 }
 
-static int read_value(struct json_reader *r, const struct field *field, void *value) {
+static int read_value(struct json_reader *r, const struct field *field, void *value, struct parameters *parameters) {
     int64_t number = 0;
     switch (field->kind) {
     case FIELD_INT32:
@@ -224,8 +299,8 @@ static int read_value(struct json_reader *r, const struct field *field, void *va
     case FIELD_TEXT: return json_string(r, value, field->size);
     case FIELD_DTYPE:
     case FIELD_PASS: return read_name(r, field, value);
-    case FIELD_SHAPE:
-    case FIELD_PARAMETERS: return read_array(r, field, value);
+    case FIELD_SHAPE: return read_array(r, value, 4, 4);
+    case FIELD_PARAMETERS: return read_parameters(r, parameters);
     }
     return 0;
 }
@@ -241,6 +316,7 @@ fdm_status fdm_plan_from_json(const char *json, size_t length, fdm_plan *plan) {
     if (!json || !plan)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is NULL", json ? "plan" : "json");
     fdm_plan read;
+    struct parameters parameters = {0};
     memset(&read, 0, sizeof read);
     struct json_reader r = json_reader_of(json, length);
     char key[32] = "";
@@ -253,7 +329,7 @@ fdm_status fdm_plan_from_json(const char *json, size_t length, fdm_plan *plan) {
             return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's JSON has an unknown key '%s'", key);
         if (seen[index]++)
             return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's JSON has the key '%s' twice", key);
-        read_value(&r, &plan_fields[index], (char *)&read + plan_fields[index].offset);
+        read_value(&r, &plan_fields[index], (char *)&read + plan_fields[index].offset, &parameters);
     }
     if (!r.fault)
         json_end(&r);
@@ -263,6 +339,8 @@ fdm_status fdm_plan_from_json(const char *json, size_t length, fdm_plan *plan) {
         if (!seen[i])
             return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's JSON lacks the key '%s'", plan_fields[i].name);
     fdm_status status = fdm_problem_validate(&read.problem);
+    if (!status)
+        status = place_parameters(&parameters, &read);
     if (!status && read.workspace_bytes < 0)
         status = error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's JSON has workspace_bytes %lld",
                            (long long)read.workspace_bytes);

@@ -2,87 +2,33 @@
  * device, and demands that nothing spills (of the backward: next to nothing) and that the assembler has no remark
  * C75xx.
  *
- * Usage: fdm-compile [--full] [--arch sm_90] [--seed N] [--kernel NAME] [--variants] [--entry TEXT] [--with CONSTANT]
- *        [--share K/N] [--changed FILE] [--at-most N] [--json FILE] [--verbose]
+ * Usage: fdm-compile [--full] [--arch sm_90] [--seed N] [--kernel NAME] [--variants] [--entry TEXT] [--with
+ *        CONSTANT[=V]]... [--share K/N] [--changed FILE] [--seconds N] [--json FILE] [--verbose]
  * Without --full, problems are drawn so that values of each feature meet in pairs; with it, every combination is
  * compiled. Without --kernel, each problem is compiled for the kernel that is chosen freely, for those that run only by
  * name, and for ways to run it that no rule chooses: of each problem and kernel one of them, the next each time, with
  * --full each. --variants: those ways alone. --entry: only compilations whose entry holds TEXT; --with: only those in
- * which a constant is not 0; --share: of each architecture and entry the first compilation, and the K-th of N parts of
- * all (K counts from 0 and may be N or more). --changed: a list of files, one a line; only compilations of a kernel
- * whose source is one of them or includes one, or whose host code may be different for one of them. --at-most: the
- * first of as many equal parts as leave about N compilations. --json: appends a line of JSON for each architecture and
- * entry. --verbose: every compilation, with a hash of its machine code, by which two trees are compared. A cache of
- * what compiled before (FLASH_DMATTN_CACHE_DIR) is not used: each run stands for itself. */
+ * which a constant is V or, without V, not 0; --share: of each architecture and entry the first compilation, and the
+ * K-th of N parts of all (K counts from 0 and may be N or more). --changed: a list of files, one a line; only
+ * compilations of a kernel whose source is one of them or includes one, or whose host code may be different for one of
+ * them. --seconds: in a mixed order, as many as begin in N seconds. --json: appends a line of JSON for each
+ * architecture and entry. --verbose: every compilation, with a hash of its machine code, by which two trees are
+ * compared. A cache of what compiled before (FLASH_DMATTN_CACHE_DIR) is not used: each run stands for itself. */
 #include <elf.h>
 #include <getopt.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/memory.h"
+#include "compile_problems.h"
 #include "cuda/compiler.h"
 #include "families/family.h"
 #include "gpu/masks/topk_on_device.h"
 #include "gpu/merge_on_device.h"
-
-struct feature {
-    const char *name;
-    int32_t num_values;
-};
-/* In the order of struct choice's values. */
-enum {
-    DTYPE,
-    HEAD_DIM,
-    HEAD_DIM_V,
-    LENGTH,
-    WINDOW,
-    MASK,
-    BIAS,
-    INTERVALS,
-    VARLEN,
-    SOFTCAP,
-    ALIGNED,
-    SCORES_ALIGNED,
-    NUM_FEATURES
-};
-static const struct feature features[NUM_FEATURES] = {
-    {"dtype", 2}, {"head_dim", 12}, {"head_dim_v", 3}, {"length", 3},  {"window", 2},  {"mask", 3},
-    {"bias", 5},  {"intervals", 2}, {"varlen", 2},     {"softcap", 2}, {"aligned", 2}, {"scores_aligned", 2}};
-static const int64_t head_dims[12] = {64, 128, 256, 16, 40, 96, 176, 192, 224, 240, 512, 1024};
-static const int64_t lengths[3] = {4096, 512, 16};
-
-static fdm_problem problem_of(const int32_t *choice) {
-    fdm_problem p = fdm_problem_default();
-    p.dtype = choice[DTYPE] ? FDM_FLOAT16 : FDM_BFLOAT16;
-    p.batch = 2;
-    p.heads = 8;
-    p.heads_kv = 2;
-    p.head_dim = head_dims[choice[HEAD_DIM]];
-    p.head_dim_v = choice[HEAD_DIM_V] == 0 ? p.head_dim : choice[HEAD_DIM_V] == 1 ? 64 : 128;
-    p.seqlen_q = lengths[choice[LENGTH]] == 16 ? 1 : lengths[choice[LENGTH]];
-    p.seqlen_k = lengths[choice[LENGTH]] == 16 ? 4096 : lengths[choice[LENGTH]];
-    p.causal = choice[WINDOW];
-    p.has_mask = choice[MASK] > 0;
-    p.mask_shape[2] = choice[MASK] == 2 ? p.seqlen_q : 1;
-    p.mask_shape[3] = p.has_mask ? p.seqlen_k : 1;
-    p.has_bias = choice[BIAS] > 0;
-    p.bias_dtype = choice[BIAS] > 2 ? FDM_FLOAT32 : p.dtype;
-    p.bias_shape[2] = choice[BIAS] == 2 || choice[BIAS] == 4 ? p.seqlen_q : 1;
-    p.bias_shape[3] = p.has_bias ? p.seqlen_k : 1;
-    p.has_intervals = choice[INTERVALS];
-    p.varlen = choice[VARLEN];
-    p.total_q = p.varlen ? 2 * p.seqlen_q : 0;
-    p.total_k = p.varlen ? 2 * p.seqlen_k : 0;
-    p.softcap = choice[SOFTCAP] ? 30 : 0;
-    p.softmax_scale = 0.1;
-    p.aligned = !choice[ALIGNED];
-    p.scores_aligned = !choice[SCORES_ALIGNED];
-    p.needs_lse = 1;
-    return p;
-}
 
 /* ---- the list of distinct compilations ---- */
 
@@ -99,7 +45,8 @@ struct job {
 static struct job *jobs;
 static int32_t num_jobs, max_jobs, next_job;
 static const char *entry_text = ""; /* only kernels whose entry holds it */
-static const char *constant_name;   /* only where it is not 0; NULL: any */
+static const char *demands[16];     /* only where each of these constants is not 0, or NAME=V is V */
+static int32_t num_demands;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static int same_request(const struct cuda_kernel_request *a, const struct cuda_kernel_request *b) {
@@ -111,16 +58,22 @@ static int same_request(const struct cuda_kernel_request *a, const struct cuda_k
     return 1;
 }
 
-static int is_set(const struct cuda_kernel_request *request, const char *name) {
-    for (int32_t i = 0; i < request->num_constants; i++)
-        if (strcmp(request->constants[i].name, name) == 0)
-            return request->constants[i].value != 0;
+static int meets(const struct cuda_kernel_request *request, const char *demand) {
+    const size_t length = strcspn(demand, "=");
+    for (int32_t i = 0; i < request->num_constants; i++) {
+        const struct cuda_constant *c = &request->constants[i];
+        if (strlen(c->name) == length && strncmp(c->name, demand, length) == 0)
+            return demand[length] ? c->value == atoll(demand + length + 1) : c->value != 0;
+    }
     return 0;
 }
 
 static void add_job(const char *arch, const struct cuda_kernel_request *request) {
-    if (!strstr(request->entry, entry_text) || (constant_name && !is_set(request, constant_name)))
+    if (!strstr(request->entry, entry_text))
         return;
+    for (int32_t i = 0; i < num_demands; i++)
+        if (!meets(request, demands[i]))
+            return;
     for (int32_t i = 0; i < num_jobs; i++)
         if (strcmp(jobs[i].arch, arch) == 0 && same_request(&jobs[i].request, request))
             return;
@@ -158,6 +111,8 @@ static void add_plan(const char *arch, const fdm_problem *problem, const char *k
 static int listing_variants, every_variant;
 /* Every so many problems are of float32 tensors too: of the covering set every fourth, as those take long. */
 static int32_t wide_step = 4;
+/* And every so many of a scale below 0, which some forwards are compiled for. */
+static int32_t negative_step = 8;
 
 /* A way in which a kernel runs the problem, or each. */
 static void add_ways(const char *arch, const struct family *family, const char *kernel, const fdm_problem *problem,
@@ -195,6 +150,11 @@ static void add_problem(const char *arch, const fdm_problem *problem, const char
     add(arch, problem, kernel);
     if (count % wide_step == 0)
         add(arch, &wide, kernel);
+    if (count % negative_step == 0 && problem->pass == FDM_FORWARD) {
+        fdm_problem negative = *problem;
+        negative.softmax_scale = -problem->softmax_scale;
+        add(arch, &negative, kernel);
+    }
     for (int32_t i = before; i < num_jobs; i++)
         jobs[i].forced = listing_variants;
 }
@@ -216,6 +176,18 @@ static void keep_share(int64_t part, int64_t parts) {
         }
     }
     num_jobs = kept;
+}
+
+/* In another order, the same each time, so that any first part of the list has something of everything. */
+static void mix(void) {
+    uint64_t state = 1;
+    for (int32_t i = num_jobs - 1; i > 0; i--) {
+        state = state * 6364136223846793005ull + 1442695040888963407ull;
+        const int32_t other = (int32_t)((state >> 33) % (uint64_t)(i + 1));
+        const struct job job = jobs[i];
+        jobs[i] = jobs[other];
+        jobs[other] = job;
+    }
 }
 
 /* Of the instructions that an ELF file holds, wherever they lie in it and whatever they are called; FNV-1a. */
@@ -307,12 +279,15 @@ static int keep_changed(const char *list) {
     return 1;
 }
 
+static time_t last_begin; /* no compilation begins later; 0: there is no such time */
+
 static void *work(void *unused) {
     for (;;) {
         pthread_mutex_lock(&lock);
-        int32_t mine = next_job++;
+        const int over = next_job == num_jobs || (last_begin && time(NULL) > last_begin);
+        const int32_t mine = over ? -1 : next_job++;
         pthread_mutex_unlock(&lock);
-        if (mine >= num_jobs)
+        if (over)
             return unused;
         struct job *job = &jobs[mine];
         job->status = compile(job);
@@ -321,6 +296,23 @@ static void *work(void *unused) {
         if (isatty(STDERR_FILENO))
             fprintf(stderr, "\r%d of %d\033[K", mine + 1, num_jobs);
     }
+}
+
+/* Compiles the list, by a thread for each core; what no time was left for leaves the list. */
+static void compile_jobs(void) {
+    pthread_t threads[16];
+    const long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    const int32_t count = cores < 1 ? 1 : cores > 16 ? 16 : (int32_t)cores;
+    int32_t started = 0;
+    for (; started < count - 1; started++)
+        if (pthread_create(&threads[started], NULL, work, NULL))
+            break;
+    work(NULL);
+    for (int32_t i = 0; i < started; i++)
+        pthread_join(threads[i], NULL);
+    if (next_job < num_jobs)
+        printf("the time ended before %d of them\n", num_jobs - next_job);
+    num_jobs = next_job;
 }
 
 /* The backward holds up to 128 sums a thread beside everything else, and where rare features meet the assembler puts a
@@ -409,62 +401,11 @@ static void add_covering(const char *arch, uint64_t seed, const char *kernel) {
             }
 }
 
-/* Ways in which features of the backward meet. */
-struct backward_set {
-    int32_t window, mask, bias, intervals, varlen, softcap, unaligned, unmapped, deterministic, heads_of_bias;
-};
-static const struct backward_set backward_sets[] = {
-    {0},
-    {.window = 1},
-    {.window = 1, .varlen = 1},
-    {.window = 1, .deterministic = 1},
-    {.window = 1, .bias = 2, .deterministic = 1},
-    {.mask = 2, .varlen = 1, .deterministic = 1},
-    {.window = 1, .intervals = 1},
-    {.mask = 1, .intervals = 1},
-    {.window = 1, .mask = 2},
-    {.window = 1, .bias = 1},
-    {.window = 1, .bias = 2, .heads_of_bias = 8},
-    {.window = 1, .bias = 4},
-    {.window = 1, .bias = 3, .intervals = 1},
-    {.window = 1, .softcap = 1},
-    {.window = 1, .unmapped = 1},
-    {.window = 1, .bias = 2, .intervals = 1, .unmapped = 1},
-    {.window = 1, .mask = 2, .bias = 2, .intervals = 1, .varlen = 1, .softcap = 1, .unaligned = 1},
-    {.window = 1, .mask = 2, .bias = 4, .intervals = 1, .softcap = 1, .heads_of_bias = 8}};
-enum { NUM_BACKWARD_SETS = sizeof backward_sets / sizeof backward_sets[0] };
-
-static fdm_problem backward_problem(int32_t set, int32_t head_dim, int32_t length) {
-    const struct backward_set *s = &backward_sets[set];
-    int32_t choice[NUM_FEATURES] = {0};
-    choice[DTYPE] = set % 2;
-    choice[HEAD_DIM] = head_dim;
-    choice[LENGTH] = length;
-    choice[WINDOW] = s->window;
-    choice[MASK] = s->mask;
-    choice[BIAS] = s->bias;
-    choice[INTERVALS] = s->intervals;
-    choice[VARLEN] = s->varlen;
-    choice[SOFTCAP] = s->softcap;
-    choice[ALIGNED] = s->unaligned;
-    fdm_problem p = problem_of(choice);
-    p.pass = FDM_BACKWARD;
-    p.heads_kv = length ? p.heads_kv : p.heads; /* of few blocks groups are split */
-    p.needs_dbias = p.has_bias;
-    p.deterministic = s->deterministic;
-    p.q_mappable = !s->unmapped;
-    if (s->heads_of_bias) {
-        p.bias_shape[0] = p.batch;
-        p.bias_shape[1] = p.heads;
-    }
-    return p;
-}
-
 /* The backward: each head dim with each way in which features meet. */
 static void add_backward(const char *arch, const char *kernel) {
-    for (int32_t d = 0; d < features[HEAD_DIM].num_values && head_dims[d] <= 256; d++)
+    for (int32_t d = 0; d < backward_head_dims(); d++)
         for (int32_t length = 0; length < 2; length++)
-            for (int32_t set = 0; set < NUM_BACKWARD_SETS; set++) {
+            for (int32_t set = 0; set < backward_sets(); set++) {
                 const fdm_problem p = backward_problem(set, d, length);
                 add_problem(arch, &p, kernel);
             }
@@ -538,32 +479,36 @@ int main(int argc, char **argv) {
                                             {"verbose", no_argument, 0, 'v'},
                                             {"json", required_argument, 0, 'j'},
                                             {"changed", required_argument, 0, 'c'},
-                                            {"at-most", required_argument, 0, 'm'},
+                                            {"seconds", required_argument, 0, 'm'},
                                             {0}};
     static const char *const archs[] = {"sm_80", "sm_86", "sm_89", "sm_90", "sm_120"};
     const char *only = NULL, *kernel = NULL, *changed = NULL, *json = NULL;
     uint64_t seed = 1;
-    long long part = 0, parts = 1, at_most = 0;
+    long long part = 0, parts = 1, seconds = 0;
     int option, variants = 0, verbose = 0;
     while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
         switch (option) {
-        case 'f': every_variant = wide_step = 1; break;
+        case 'f': every_variant = wide_step = negative_step = 1; break;
         case 'a': only = optarg; break;
         case 's': seed = strtoull(optarg, NULL, 10); break;
         case 'k': kernel = optarg; break;
         case 'n': variants = 1; break;
         case 'e': entry_text = optarg; break;
-        case 'w': constant_name = optarg; break;
+        case 'w':
+            if (num_demands == sizeof demands / sizeof demands[0])
+                return 2;
+            demands[num_demands++] = optarg;
+            break;
         case 'v': verbose = 1; break;
         case 'j': json = optarg; break;
         case 'c': changed = optarg; break;
-        case 'm': at_most = atoll(optarg); break;
+        case 'm': seconds = atoll(optarg); break;
         case 'p':
             if (sscanf(optarg, "%lld/%lld", &part, &parts) == 2 && part >= 0 && parts > 0)
                 break; /* fall through */
         default:
             printf("usage: fdm-compile [--full] [--arch NAME] [--seed N] [--kernel NAME] [--variants] [--entry TEXT] "
-                   "[--with CONSTANT] [--share K/N] [--changed FILE] [--at-most N] [--json FILE] [--verbose]\n");
+                   "[--with CONSTANT[=V]]... [--share K/N] [--changed FILE] [--seconds N] [--json FILE] [--verbose]\n");
             return 2;
         }
     }
@@ -575,19 +520,15 @@ int main(int argc, char **argv) {
         return 2;
     }
     const int32_t listed = num_jobs;
-    keep_share(part, at_most > 0 && num_jobs > at_most ? (num_jobs + at_most - 1) / at_most : parts);
+    keep_share(part, parts);
     printf("%d of %d specialisations\n", num_jobs, listed);
     if (changed && num_jobs == 0)
         return 0; /* nothing that was compiled before is different now */
-    pthread_t threads[16];
-    long cores = sysconf(_SC_NPROCESSORS_ONLN);
-    int32_t count = cores < 1 ? 1 : cores > 16 ? 16 : (int32_t)cores, started = 0;
-    for (; started < count - 1; started++)
-        if (pthread_create(&threads[started], NULL, work, NULL))
-            break;
-    work(NULL);
-    for (int32_t i = 0; i < started; i++)
-        pthread_join(threads[i], NULL);
+    if (seconds > 0) {
+        mix();
+        last_begin = time(NULL) + seconds;
+    }
+    compile_jobs();
     if (json && !write_json(json)) {
         fprintf(stderr, "fdm-compile: %s cannot be written\n", json);
         return 2;

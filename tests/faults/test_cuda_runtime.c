@@ -20,6 +20,8 @@
 #include "gpu/combine_splits.h"
 #include "scenario.h"
 
+enum { MMA_DECODE_PARAMETERS(PLAN_PARAMETER) };
+
 static const fdm_device_id cuda = {FDM_CUDA, 0}, second = {FDM_CUDA, 1}, host = {FDM_CPU, 0};
 
 /* ---- memory ---- */
@@ -218,13 +220,13 @@ static int64_t expected(enum cuda_call_kind kind, const fdm_plan *plan, const st
     }
     if (kind != CALL_DECODE)
         return 1;
-    want[0].grid[0] = (unsigned)(plan->parameters[0] * p->batch * p->heads_kv);
-    want[0].block[0] = (unsigned)(32 * plan->parameters[4]); /* warps */
+    want[0].grid[0] = (unsigned)(plan->parameters[SPLITS] * p->batch * p->heads_kv);
+    want[0].block[0] = (unsigned)(32 * plan->parameters[WARPS]); /* warps */
     snprintf(other.entry, sizeof other.entry, "combine_splits");
     other.grid[0] = (unsigned)rows;
     other.block[0] = 32 * COMBINE_SPLITS_WARPS;
     other.shared_bytes = 0;
-    other.programmatic = plan->parameters[3];
+    other.programmatic = plan->parameters[EARLY];
     want[1] = other;
     return 2;
 }
@@ -280,9 +282,9 @@ static void decode_in_a_cluster(void) {
         assert_int_equal(fdm_device_query(FDM_CUDA, device, &facts), FDM_OK);
         assert_int_equal(fdm_describe(FDM_FORWARD, &call.tensors, &call.options, &problem), FDM_OK);
         assert_int_equal(fdm_plan_attention(&facts, &problem, &call.options, &plan), FDM_OK);
-        const int32_t splits = plan.parameters[0];
+        const int32_t splits = plan.parameters[SPLITS];
         assert_true(splits > 1 && splits <= MMA_MERGE_CLUSTER_MAX);
-        const int clustered = plan.parameters[2] == MMA_MERGE_CLUSTER;
+        const int clustered = plan.parameters[MERGE] == MMA_MERGE_CLUSTER;
         assert_int_equal(clustered, facts.compute_major == 9);
         assert_int_equal(plan.workspace_bytes == 0, clustered);
         if (clustered) {
@@ -291,7 +293,7 @@ static void decode_in_a_cluster(void) {
             assert_string_equal(have.entry, "mma_decode");
             assert_int_equal(have.cluster, splits);
             assert_int_equal(have.grid[0], splits * problem.batch * problem.heads_kv);
-            plan.parameters[0] = MMA_MERGE_CLUSTER_MAX + 1;
+            plan.parameters[SPLITS] = MMA_MERGE_CLUSTER_MAX + 1;
             assert_refused(fdm_execute(&plan, &call.tensors, NULL, 0, NULL), FDM_ERROR_INVALID_ARGUMENT, "splits");
         }
         cuda_call_release(&call);

@@ -8,10 +8,11 @@
 
 #include <cmocka.h>
 
+#include "families/mma/backward/mma_backward.h"
 #include "families/mma/mma_family.h"
 #include "gpu/gpu_backward.h"
 
-enum { RING = 4, TMA = 5, GROUP_PARTS = 7 }; /* of the plan's parameters */
+enum { MMA_BACKWARD_PARAMETERS(PLAN_PARAMETER) };
 
 static fdm_problem problem_of(int64_t batch, int64_t heads, int64_t heads_kv, int64_t seqlen, int64_t head_dim) {
     fdm_problem p = fdm_problem_default();

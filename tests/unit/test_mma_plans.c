@@ -12,6 +12,8 @@
 #include "families/mma/mma_family.h"
 #include "problem/problem.h"
 
+enum { MMA_DECODE_PARAMETERS(PLAN_PARAMETER) };
+
 static fdm_problem problem_of(int64_t batch, int64_t heads, int64_t heads_kv, int64_t rows, int64_t keys,
                               int64_t head_dim) {
     fdm_problem p = fdm_problem_default();
@@ -59,9 +61,9 @@ static void splits(void **state) {
         assert_int_equal(fdm_device_from_name(cases[i].device, &device), FDM_OK);
         assert_int_equal(fdm_plan_attention(&device, &p, NULL, &plan), FDM_OK);
         assert_string_equal(plan.kernel, "mma.decode");
-        assert_int_equal(plan.parameters[0], cases[i].splits);
+        assert_int_equal(plan.parameters[SPLITS], cases[i].splits);
         assert_int_equal(plan.stages, cases[i].stages);
-        assert_int_equal(plan.parameters[2], cases[i].merge);
+        assert_int_equal(plan.parameters[MERGE], cases[i].merge);
         assert_int_equal(plan.workspace_bytes > 0, cases[i].merge == MMA_MERGE_WORKSPACE);
         assert_true(plan.shared_bytes <= device.shared_bytes);
         struct cuda_kernel_request requests[GPU_REQUESTS_MAX];
@@ -126,7 +128,7 @@ static void decode_takes_every_feature(void **state) {
         assert_string_equal(plan.kernel, "mma.decode");
         assert_string_equal(plan.choice, cases[i].choice);
         assert_non_null(strstr(plan.reason, cases[i].words));
-        assert_true(plan.parameters[0] > 1 && plan.shared_bytes <= device.shared_bytes);
+        assert_true(plan.parameters[SPLITS] > 1 && plan.shared_bytes <= device.shared_bytes);
         assert_true(family_mma.launches(&family_mma, &plan, requests) >= 1);
         assert_int_equal(requests[0].shared_bytes, plan.shared_bytes);
         assert_int_equal(constant_of(&requests[0], "MASK"), cases[i].mask);
@@ -148,8 +150,8 @@ static void splits_where_keys_hide(void **state) {
     assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
     assert_int_equal(fdm_plan_attention(&device, &p, NULL, &plan), FDM_OK);
     assert_string_equal(plan.choice, "MMA_Decode_16x64_W4_S3_X8");
-    assert_int_equal(plan.parameters[0], 16);
-    assert_int_equal(plan.parameters[2], MMA_MERGE_WORKSPACE);
+    assert_int_equal(plan.parameters[SPLITS], 16);
+    assert_int_equal(plan.parameters[MERGE], MMA_MERGE_WORKSPACE);
     static const struct {
         const char *choice;
         int32_t stages, splits;
@@ -163,7 +165,7 @@ static void splits_where_keys_hide(void **state) {
         assert_in_range(number, 1, sizeof others / sizeof others[0]);
         assert_string_equal(plan.choice, others[number - 1].choice);
         assert_int_equal(plan.stages, others[number - 1].stages);
-        assert_int_equal(plan.parameters[0], others[number - 1].splits);
+        assert_int_equal(plan.parameters[SPLITS], others[number - 1].splits);
     }
     assert_int_equal(number, 1 + sizeof others / sizeof others[0]);
 }

@@ -43,7 +43,7 @@ static fdm_plan full_plan(void) {
     plan.kernel_index = 5, plan.block_m = 128, plan.block_n = 64, plan.stages = 2;
     plan.v_in_registers = 1, plan.shared_bytes = 99 << 10, plan.workspace_bytes = (int64_t)1 << 40;
     plan.num_threads = 17;
-    for (int i = 0; i < 8; i++)
+    for (int i = 0; i < FDM_PLAN_PARAMETERS; i++)
         plan.parameters[i] = -i * 1000;
     return plan;
 }
@@ -177,6 +177,88 @@ static void damage_is_refused_with_a_sentence(void **state) {
     }
 }
 
+/* A plan whose kernel has parameters. */
+static fdm_plan decode_plan(void) {
+    fdm_device device;
+    fdm_problem p = fdm_problem_default();
+    fdm_plan plan;
+    fdm_options options = fdm_options_default();
+    options.kernel = "mma.decode";
+    p.dtype = FDM_BFLOAT16;
+    p.batch = 1, p.heads = 8, p.heads_kv = 2;
+    p.seqlen_q = 1, p.seqlen_k = 65536, p.head_dim = p.head_dim_v = 128;
+    assert_int_equal(fdm_device_from_name("sm_80", &device), FDM_OK);
+    assert_int_equal(fdm_plan_attention(&device, &p, &options, &plan), FDM_OK);
+    return plan;
+}
+
+static void parameters_have_the_names_of_the_kernels_list(void **state) {
+    (void)state;
+    static char text[JSON_MAX], expected[256];
+    const fdm_plan plan = decode_plan();
+    fdm_plan read;
+    const int32_t *p = plan.parameters;
+    write_plan(&plan, text);
+    snprintf(expected, sizeof expected,
+             "\"parameters\": {\"SPLITS\": %d, \"STAGES\": %d, \"MERGE\": %d, \"EARLY\": %d, \"WARPS\": %d, "
+             "\"ROW_GROUPS\": %d}, ",
+             p[0], p[1], p[2], p[3], p[4], p[5]);
+    char *found = strstr(text, expected);
+    assert_true(found && p[0] > 1);
+    assert_int_equal(fdm_plan_from_json(text, strlen(text), &read), FDM_OK);
+    assert_memory_equal(&plan, &read, sizeof plan);
+
+    /* the same at the end, after the kernel and in another order, and before it */
+    static char moved[JSON_MAX];
+    snprintf(moved, sizeof moved,
+             "{\"parameters\": {\"ROW_GROUPS\": %d, \"WARPS\": %d, \"EARLY\": %d, \"MERGE\": %d, \"STAGES\": %d, "
+             "\"SPLITS\": %d}, %.*s%s",
+             p[5], p[4], p[3], p[2], p[1], p[0], (int)(found - text - 1), text + 1, found + strlen(expected));
+    assert_int_equal(fdm_plan_from_json(moved, strlen(moved), &read), FDM_OK);
+    assert_memory_equal(&plan, &read, sizeof plan);
+
+    /* eight values without names, as plans were written once */
+    snprintf(moved, sizeof moved, "%.*s\"parameters\": [%d, %d, %d, %d, %d, %d, 0, 0], %s", (int)(found - text), text,
+             p[0], p[1], p[2], p[3], p[4], p[5], found + strlen(expected));
+    assert_int_equal(fdm_plan_from_json(moved, strlen(moved), &read), FDM_OK);
+    assert_memory_equal(&plan, &read, sizeof plan);
+}
+
+static void wrong_parameters_are_refused_with_a_sentence(void **state) {
+    (void)state;
+    static const struct {
+        const char *parameters, *sentence;
+    } cases[] = {
+        {"{\"SPLITS\": 2}", "lacks the parameter 'STAGES'"},
+        {"{\"SPLITS\": 2, \"STAGES\": 2, \"MERGE\": 1, \"EARLY\": 0, \"WARPS\": 4, \"ROW_GROUPS\": 1, \"TILE\": 1}",
+         "twice, or one that 'mma.decode' does not have"},
+        {"{\"SPLITS\": 2, \"STAGES\": 2, \"MERGE\": 1, \"EARLY\": 0, \"WARPS\": 4, \"ROW_GROUPS\": 1, \"SPLITS\": 2}",
+         "twice, or one that"},
+        {"{\"SPLITS\": 3000000000, \"STAGES\": 2, \"MERGE\": 1, \"EARLY\": 0, \"WARPS\": 4, \"ROW_GROUPS\": 1}",
+         "no 32-bit integer for the parameter 'SPLITS'"},
+        {"{\"a name of more than thirty-one bytes\": 2}", "too long"},
+        {"{\"SPLITS\": \"2\"}", "a number is expected"},
+        {"[1, 2, 3, 4, 5, 6, 7]", "an array is too short"},
+        {"[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17]", "an array is too long"},
+        {"2", "an array is expected"},
+    };
+    static char text[JSON_MAX], changed[JSON_MAX];
+    const fdm_plan plan = decode_plan();
+    fdm_plan read;
+    write_plan(&plan, text);
+    const char *begin = strstr(text, "{\"SPLITS\""), *end = strchr(begin, '}') + 1;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        snprintf(changed, sizeof changed, "%.*s%s%s", (int)(begin - text), text, cases[i].parameters, end);
+        assert_int_equal(fdm_plan_from_json(changed, strlen(changed), &read), FDM_ERROR_INVALID_ARGUMENT);
+        if (!strstr(fdm_last_error(), cases[i].sentence))
+            fail_msg("case %zu: '%s' does not hold '%s'", i, fdm_last_error(), cases[i].sentence);
+    }
+    char *kernel = strstr(text, "mma.decode"); /* names of a kernel that is not here */
+    kernel[4] = 'x';
+    assert_int_equal(fdm_plan_from_json(text, strlen(text), &read), FDM_ERROR_INVALID_ARGUMENT);
+    assert_non_null(strstr(fdm_last_error(), "names parameters of 'mma.xecode', which is not kernel"));
+}
+
 static void every_truncation_is_refused(void **state) {
     (void)state;
     static char text[JSON_MAX];
@@ -199,6 +281,8 @@ int main(void) {
         cmocka_unit_test(a_plan_of_this_machine_executes_after_json),
         cmocka_unit_test(short_buffers_are_terminated_and_told),
         cmocka_unit_test(damage_is_refused_with_a_sentence),
+        cmocka_unit_test(parameters_have_the_names_of_the_kernels_list),
+        cmocka_unit_test(wrong_parameters_are_refused_with_a_sentence),
         cmocka_unit_test(every_truncation_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

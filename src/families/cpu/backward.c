@@ -93,7 +93,7 @@ static size_t call_layout(struct backward_call *call, const fdm_problem *p, char
 }
 
 int64_t cpu_backward_workspace(const fdm_problem *problem, const fdm_plan *plan) {
-    struct backward_call call = {.kernels = cpu_isa_kernels((enum cpu_isa)plan->parameters[0], problem->dtype),
+    struct backward_call call = {.kernels = cpu_isa_kernels(cpu_plan_isa(plan), problem->dtype),
                                  .block_m = plan->block_m,
                                  .block_n = plan->block_n};
     return (int64_t)call_layout(&call, problem, NULL, plan->num_threads);
@@ -566,7 +566,7 @@ fdm_status cpu_backward(const fdm_plan *plan, const struct attention *attention,
                         const fdm_launch *launch) {
     const fdm_problem *p = attention->problem;
     struct backward_call call = {.attention = attention,
-                                 .kernels = cpu_isa_kernels((enum cpu_isa)plan->parameters[0], p->dtype),
+                                 .kernels = cpu_isa_kernels(cpu_plan_isa(plan), p->dtype),
                                  .block_m = plan->block_m,
                                  .block_n = plan->block_n,
                                  .region_keys = region_size(p, plan->block_n)};

@@ -121,7 +121,6 @@ static void fill(const struct plan_request *request, int32_t algorithm, enum cpu
     if (block_m > 0)
         plan->block_m = block_m;
     plan->kernel_index = algorithm * CPU_ISA_COUNT + (int32_t)isa;
-    plan->parameters[0] = (int32_t)isa;
     snprintf(plan->kernel, sizeof plan->kernel, "%s", infos[plan->kernel_index].name);
     choice_code(plan->choice, sizeof plan->choice, a, isa, plan->block_m, plan->block_n);
     plan->workspace_bytes = a->workspace(request->problem, plan);
@@ -211,11 +210,11 @@ static fdm_status execute(const struct family *family, const fdm_plan *plan, con
                           void *workspace, const fdm_launch *launch) {
     (void)family;
     const struct algorithm *a = &algorithms[plan->kernel_index / CPU_ISA_COUNT];
-    enum cpu_isa isa = (enum cpu_isa)(plan->kernel_index % CPU_ISA_COUNT);
-    if (plan->parameters[0] != (int32_t)isa || plan->num_threads < 1 || plan->block_m < 1 ||
-        plan->block_m > CPU_BLOCK_LANES_MAX || plan->block_n < 1 || plan->block_n > CPU_BLOCK_KEYS_MAX ||
-        a->pass != attention->problem->pass || problem_refusal(attention->problem) ||
-        refusal(a, isa, attention->problem) || a->workspace(attention->problem, plan) > plan->workspace_bytes)
+    const enum cpu_isa isa = cpu_plan_isa(plan);
+    if (plan->num_threads < 1 || plan->block_m < 1 || plan->block_m > CPU_BLOCK_LANES_MAX || plan->block_n < 1 ||
+        plan->block_n > CPU_BLOCK_KEYS_MAX || a->pass != attention->problem->pass ||
+        problem_refusal(attention->problem) || refusal(a, isa, attention->problem) ||
+        a->workspace(attention->problem, plan) > plan->workspace_bytes)
         return error_set(FDM_ERROR_INVALID_ARGUMENT,
                          "the plan's block sizes, threads or workspace are not its kernel's");
     return a->execute(plan, attention, workspace, launch);

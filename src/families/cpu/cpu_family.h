@@ -5,7 +5,12 @@
 #include "families/cpu/kernels.h"
 #include "families/family.h"
 
-/* One pass: its workspace and its execution. plan->parameters[0] is the enum cpu_isa of the table used. */
+/* The instruction set of the plan's kernel: of each pass there is one for each. */
+static inline enum cpu_isa cpu_plan_isa(const fdm_plan *plan) {
+    return (enum cpu_isa)(plan->kernel_index % CPU_ISA_COUNT);
+}
+
+/* One pass: its workspace and its execution. */
 int64_t cpu_forward_workspace(const fdm_problem *problem, const fdm_plan *plan);
 fdm_status cpu_forward(const fdm_plan *plan, const struct attention *attention, void *workspace,
                        const fdm_launch *launch);

@@ -74,7 +74,7 @@ static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 /* ---- shape of the work ---- */
 
 static const struct cpu_kernels *kernels_of(const fdm_problem *problem, const fdm_plan *plan) {
-    return cpu_isa_kernels((enum cpu_isa)plan->parameters[0], problem->dtype);
+    return cpu_isa_kernels(cpu_plan_isa(plan), problem->dtype);
 }
 
 int cpu_decode_suits(const fdm_problem *problem) {

@@ -74,7 +74,7 @@ static size_t thread_layout(char *base, const struct cpu_kernels *k, const fdm_p
 }
 
 int64_t cpu_forward_workspace(const fdm_problem *problem, const fdm_plan *plan) {
-    const struct cpu_kernels *kernels = cpu_isa_kernels((enum cpu_isa)plan->parameters[0], problem->dtype);
+    const struct cpu_kernels *kernels = cpu_isa_kernels(cpu_plan_isa(plan), problem->dtype);
     return (int64_t)thread_layout(NULL, kernels, problem, plan->block_m, plan->block_n) * plan->num_threads;
 }
 
@@ -380,7 +380,7 @@ fdm_status cpu_forward(const fdm_plan *plan, const struct attention *attention, 
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's block_m is %d; it must be a multiple of %d",
                          plan->block_m, (int)CPU_LANES);
     struct forward_call call = {.attention = attention,
-                                .kernels = cpu_isa_kernels((enum cpu_isa)plan->parameters[0], p->dtype),
+                                .kernels = cpu_isa_kernels(cpu_plan_isa(plan), p->dtype),
                                 .workspace = workspace,
                                 .block_m = plan->block_m,
                                 .block_n = plan->block_n,

@@ -52,7 +52,7 @@ struct variant {
 static const int32_t exp2_frequencies[] = {8, 4, 2};
 enum { NUM_EXP2 = 3 };
 
-enum { TILE, SCHEDULER, EXP2_FREQUENCY, EXP2_RESIDUE, NUM_SMS }; /* the plan's parameters */
+enum { HOPPER_FORWARD_PARAMETERS(PLAN_PARAMETER) };
 
 /* What products are made of. Above 192 the products of 256 are faster than those of the next 16: 1.23x at D 200. */
 static int32_t padded(int64_t head_dim) { return head_dim > 192 ? 256 : (int32_t)gpu_round_up(head_dim, 16); }
@@ -286,6 +286,7 @@ static int32_t scheduler(const fdm_plan *plan) { return plan->parameters[SCHEDUL
 
 const struct gpu_algorithm hopper_forward_algorithm = {
     .info = {"hopper.forward", "FlashAttention-3's plan on wgmma and TMA, with stale maxima", FDM_FORWARD},
+    .parameters = PLAN_PARAMETERS(HOPPER_FORWARD_PARAMETERS),
     .features = GPU_FEATURE_CAUSAL | GPU_FEATURE_WINDOW | GPU_FEATURE_MASK_ROWS | GPU_FEATURE_BIAS_ROWS |
                 GPU_FEATURE_VARLEN | GPU_FEATURE_SOFTCAP,
     .chosen_freely = 1,

@@ -26,7 +26,7 @@ static const struct tile tiles[] = {
 };
 enum { NUM_TILES = sizeof tiles / sizeof tiles[0], NUM_SCHEDULERS = 3, FEW_ROWS = 64 };
 
-enum { TILE, SCHEDULER, NUM_SMS }; /* the plan's parameters */
+enum { HOPPER_GATHER_PARAMETERS(PLAN_PARAMETER) };
 
 static int32_t padded(int64_t head_dim) { return (int32_t)gpu_round_up(head_dim, 16); }
 
@@ -181,6 +181,7 @@ static int32_t scheduler(const fdm_plan *plan) { return plan->parameters[SCHEDUL
 
 const struct gpu_algorithm hopper_gather_algorithm = {
     .info = {"hopper.gather", "keys that a block of rows sees, gathered into dense tiles for wgmma", FDM_FORWARD},
+    .parameters = PLAN_PARAMETERS(HOPPER_GATHER_PARAMETERS),
     .features = GPU_FEATURE_CAUSAL | GPU_FEATURE_WINDOW | GPU_FEATURE_MASK_KEYS | GPU_FEATURE_BIAS_KEYS |
                 GPU_FEATURE_INTERVALS | GPU_FEATURE_VARLEN | GPU_FEATURE_SOFTCAP,
     .chosen_freely = 1,

@@ -25,6 +25,12 @@
     X(SOFTCAP)                                                                                 \
     X(POSITIVE_SCALE) /* 1: softmax_scale > 0, so the maximum may be taken of the bare products */
 
+/* What a plan holds for it (families/family.h). */
+#define HOPPER_GATHER_PARAMETERS(X)              \
+    X(TILE) /* of the list in hopper_gather.c */ \
+    X(SCHEDULER)                                 \
+    X(NUM_SMS) /* blocks of a grid whose order is not static */
+
 struct hopper_gather_params {
     struct gpu_forward_params in;
     struct cuda_tensor_map q_map; /* [B, heads, S, D]: tiles of 64 columns */

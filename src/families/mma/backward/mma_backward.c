@@ -9,8 +9,7 @@
 #include "families/mma/mma_family.h"
 #include "gpu/gpu_backward.h"
 
-/* Of the plan's parameters. */
-enum { STAGED_ROWS, OVERLAY, DS_BUFFERS, PAIRED, RING, TMA, GATHER, GROUP_PARTS };
+enum { MMA_BACKWARD_PARAMETERS(PLAN_PARAMETER) };
 
 /* Whether keys may be sorted: key intervals alone say what sees them, the same for the query heads of a KV head. */
 static int may_gather(const fdm_problem *p) {
@@ -210,10 +209,12 @@ static int has_code(const char *code) {
 /* ---- execution ---- */
 
 /* Whether rows of mask, bias and dbias pass 16 bytes at a time. Registers do not allow it beside turns at a shared
- * bias, and where blocks of half the warps meet a float32 bias, intervals and softcap. */
+ * bias, where blocks of half the warps meet a float32 bias, intervals and softcap, and for packed sequences above head
+ * dim 64. */
 static int wide_scores(const fdm_problem *p) {
-    const int crowded = gpu_bias_constant(p) == GPU_BIAS_FLOAT32 && p->has_intervals && p->softcap > 0 &&
-                        mma_backward_widest((int32_t)p->head_dim, (int32_t)p->head_dim_v) <= 64;
+    const int crowded = mma_backward_widest((int32_t)p->head_dim, (int32_t)p->head_dim_v) > 64
+                            ? p->varlen
+                            : gpu_bias_constant(p) == GPU_BIAS_FLOAT32 && p->has_intervals && p->softcap > 0;
     return p->scores_aligned && !gpu_dbias_in_turns(p) && !crowded && (gpu_mask_rows(p) || gpu_bias_rows(p));
 }
 
@@ -337,6 +338,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
 
 const struct gpu_algorithm mma_backward_algorithm = {
     .info = {"mma.backward", "FlashAttention-2's backward on mma.sync, every feature", FDM_BACKWARD},
+    .parameters = PLAN_PARAMETERS(MMA_BACKWARD_PARAMETERS),
     .features = GPU_EVERY_FEATURE,
     .chosen_freely = 1,
     .refusal = refusal,

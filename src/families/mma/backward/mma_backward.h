@@ -176,6 +176,17 @@ BACKWARD_INLINE int32_t mma_backward_v_registers(int32_t block_n, int32_t head_d
     X(SPLIT)         /* a block takes a part of a group's heads */                           \
     X(FOLDED)        /* the grid has one dimension: there are more heads or batches than 65535 */
 
+/* What a plan holds for it (families/family.h). */
+#define MMA_BACKWARD_PARAMETERS(X) \
+    X(STAGED_ROWS) /* MS, above */ \
+    X(OVERLAY)                     \
+    X(DS_BUFFERS)                  \
+    X(PAIRED)                      \
+    X(RING)                        \
+    X(TMA)                         \
+    X(GATHER)                      \
+    X(GROUP_PARTS) /* of the heads of a group: SPLIT where there are more than one */
+
 /* Rows of the workspace's arrays for a sequence are a multiple of this, as every tile divides it. */
 #define MMA_BACKWARD_ROW_STEP 128
 

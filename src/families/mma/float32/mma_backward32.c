@@ -10,20 +10,19 @@
 /* The first row whose head dims and shared memory fit is chosen. A block owns 16 * warps / share rows or keys and walks
  * the others `block` at a time. */
 struct tile {
-    int32_t head_dim_max;
-    int32_t extras_max; /* how many of mask, bias, intervals and softcap there may be */
+    int32_t head_dim_min, head_dim_max; /* of the smaller and of the larger of D and Dv */
+    int32_t extras_max;                 /* how many of mask, bias, intervals and softcap there may be */
     int32_t warps, share, block;
     const char *reason;
 };
 static const struct tile tiles[] = {
-    {32, 4, 4, 1, 16, "the longest step without a spill"},
-    {64, 3, 4, 1, 32, "the longest step without a spill"},
-    {128, 3, 4, 1, 32, "the longest step without a spill"},
-    {128, 4, 4, 1, 16, "registers for every feature at a time"},
-    {256, 4, 8, 2, 16, "two warps share the columns of 16 rows or keys, whose sums one could not hold"},
-    {256, 4, 4, 2, 16, "fits 99 KB"},
+    {33, 128, 3, 4, 1, 32, "the longest step without a spill"},
+    {0, 128, 4, 4, 1, 16, "the longest step without a spill for head dims up to 32, and for every feature at a time"},
+    {0, 256, 4, 8, 2, 16, "two warps share the columns of 16 rows or keys, whose sums one could not hold"},
+    {0, 256, 4, 4, 2, 16, "fits 99 KB"},
 };
 enum { NUM_TILES = sizeof tiles / sizeof tiles[0] };
+enum { MMA_BACKWARD32_PARAMETERS(PLAN_PARAMETER) };
 
 /* Sums a thread may hold; beyond, dK and dV are made by launches of their own. */
 enum { SUMS_MAX = 64 };
@@ -38,8 +37,9 @@ static int32_t shared_bytes(const struct tile *t, const fdm_problem *p) {
 static int fits(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
     const int32_t extras = p->has_mask + p->has_bias + p->has_intervals + (p->softcap > 0);
     const int64_t widest = p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v;
-    return extras <= t->extras_max && (t->share == 1 || widest > 128) && p->head_dim <= t->head_dim_max &&
-           p->head_dim_v <= t->head_dim_max && shared_bytes(t, p) <= device->shared_bytes;
+    return extras <= t->extras_max && (t->share == 1 || widest > 128) && widest <= t->head_dim_max &&
+           p->head_dim >= t->head_dim_min && p->head_dim_v >= t->head_dim_min &&
+           shared_bytes(t, p) <= device->shared_bytes;
 }
 
 static struct gpu_backward_needs needs_of(const struct tile *t, const fdm_problem *p) {
@@ -73,7 +73,7 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant,
         if (!fits(t, device, p) || variant-- > 0)
             continue;
         const struct gpu_backward_needs needs = needs_of(t, p);
-        plan->parameters[0] = i;
+        plan->parameters[TILE] = i;
         plan->block_m = own_of(t);
         plan->block_n = t->block;
         plan->stages = 1;
@@ -138,7 +138,7 @@ static void main_request(const struct tile *t, const fdm_problem *p, int32_t ker
 
 /* The family's kernels between those around them. */
 static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *requests) {
-    const struct tile *t = &tiles[plan->parameters[0]];
+    const struct tile *t = &tiles[plan->parameters[TILE]];
     const struct gpu_backward_needs needs = needs_of(t, p);
     int32_t count = gpu_backward_requests(GPU_BACKWARD_BEFORE, p, &needs, requests);
     for (int32_t kernel = 0; kernel < NUM_KERNELS; kernel++)
@@ -148,7 +148,7 @@ static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct 
 }
 
 static int validate(const fdm_plan *plan, const fdm_problem *p) {
-    const int32_t tile = plan->parameters[0];
+    const int32_t tile = plan->parameters[TILE];
     if (tile < 0 || tile >= NUM_TILES || p->head_dim > tiles[tile].head_dim_max ||
         p->head_dim_v > tiles[tile].head_dim_max)
         return 0;
@@ -168,11 +168,11 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     struct gpu_backward_params params;
     if (!validate(plan, p))
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile %d or workspace is not its kernel's",
-                         plan->parameters[0]);
+                         plan->parameters[TILE]);
     fdm_status status = cuda_kernels_get(plan->device.index, list, make_requests(plan, p, list), kernels);
     if (status)
         return status;
-    const struct tile *t = &tiles[plan->parameters[0]];
+    const struct tile *t = &tiles[plan->parameters[TILE]];
     const struct gpu_backward_needs needs = needs_of(t, p);
     const int32_t own = own_of(t);
     int32_t next = gpu_backward_count(GPU_BACKWARD_BEFORE, p, &needs);
@@ -192,6 +192,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
 const struct gpu_algorithm mma_backward32_algorithm = {
     .info = {"mma.backward32", "a pass over rows and one over keys on mma.sync for float32 by 3xTF32, every feature",
              FDM_BACKWARD},
+    .parameters = PLAN_PARAMETERS(MMA_BACKWARD32_PARAMETERS),
     .features = GPU_EVERY_FEATURE,
     .chosen_freely = 1,
     .refusal = refusal,

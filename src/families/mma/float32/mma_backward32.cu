@@ -39,6 +39,7 @@ MMA_BACKWARD32_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define OF_VALUES  (GRADIENTS & MMA_GRADIENT_OF_VALUES)
 #define SUMMARISED (MASK && MASK_ROWS)
 #define ROW_WORDS  (BIAS ? 3 : 2) /* of a row: lse, delta, and beside a bias what lse has rounded away */
+#define FENCED     (OF_SCORES && OF_VALUES && (VARLEN || SOFTCAP || !ALIGNED) ? 8 : 16) /* of add_product */
 #define TURN_KEYS  MMA_BACKWARD32_TURN_KEYS
 #define LOG2_E     1.4426950408889634f
 static_assert(TURN_KEYS % BLOCK == 0 && (!DETERMINISTIC || (DBIAS == GPU_DBIAS_SUMS && OWN % 32 == 0)),
@@ -508,7 +509,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             multiply_scores<HEAD_DIM>(p, left_of<HEAD_DIM / 4>(t.own1, warp_own), right_of<HEAD_DIM / 4>(t.other1, 0));
             make_p(p, slope, a, at, keys, own, own_lse, own_low, bounds, step, partial);
 #if OF_VALUES
-            add_product<HEAD_DIM_V / 4>(sum2, p, t.other2, share * columns2 * 8);
+            add_product<HEAD_DIM_V / 4, FENCED>(sum2, p, t.other2, share * columns2 * 8);
 #endif
 #if OF_SCORES
             float ds[1][TILES][4];
@@ -522,7 +523,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #endif
             load_other2(a, at, t, next, next_bounds);
 #if OF_SCORES
-            add_product<HEAD_DIM / 4>(sum1, ds, t.other1, share * columns1 * 8);
+            add_product<HEAD_DIM / 4, FENCED>(sum1, ds, t.other1, share * columns1 * 8);
             __syncthreads();
 #endif
             load_other1(a, at, t, next);

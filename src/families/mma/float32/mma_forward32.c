@@ -20,6 +20,7 @@ static const struct tile tiles[] = {
     {256, 0, 8, 2, 1, 16, 1, "two warps share the columns of 16 rows, which would fill the registers of one"},
 };
 enum { NUM_TILES = sizeof tiles / sizeof tiles[0] };
+enum { MMA_FORWARD32_PARAMETERS(PLAN_PARAMETER) };
 
 static int32_t block_m(const struct tile *t) { return 16 * t->row_tiles * t->warps / t->share; }
 
@@ -61,7 +62,7 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant,
         const struct tile *t = &tiles[i];
         if (!fits(t, device, p) || variant-- > 0)
             continue;
-        plan->parameters[0] = i;
+        plan->parameters[TILE] = i;
         plan->block_m = block_m(t);
         plan->block_n = t->block_n;
         plan->stages = 1;
@@ -96,7 +97,7 @@ static void forward_request(const struct tile *t, const fdm_problem *p, struct c
 }
 
 static int validate(const fdm_plan *plan, const fdm_problem *p) {
-    const int32_t tile = plan->parameters[0];
+    const int32_t tile = plan->parameters[TILE];
     return tile >= 0 && tile < NUM_TILES && plan->block_m == block_m(&tiles[tile]) &&
            plan->block_n == tiles[tile].block_n && p->head_dim <= tiles[tile].head_dim_max &&
            p->head_dim_v <= tiles[tile].head_dim_max && mask_bytes(&tiles[tile], p) <= plan->workspace_bytes;
@@ -105,7 +106,7 @@ static int validate(const fdm_plan *plan, const fdm_problem *p) {
 /* The forward's kernel, and the block mask's where the mask has rows. */
 enum { FORWARD, BLOCK_MASK, NUM_KERNELS };
 static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *requests) {
-    forward_request(&tiles[plan->parameters[0]], p, &requests[FORWARD]);
+    forward_request(&tiles[plan->parameters[TILE]], p, &requests[FORWARD]);
     if (!gpu_mask_rows(p))
         return 1;
     block_mask_request(&requests[BLOCK_MASK]);
@@ -121,8 +122,8 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     const fdm_problem *p = attention->problem;
     if (!validate(plan, p))
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile %d or workspace is not its kernel's",
-                         plan->parameters[0]);
-    const struct tile *t = &tiles[plan->parameters[0]];
+                         plan->parameters[TILE]);
+    const struct tile *t = &tiles[plan->parameters[TILE]];
     const int64_t blocks = (p->seqlen_q + block_m(t) - 1) / block_m(t) * p->batch * p->heads;
     struct cuda_kernel_request list[NUM_KERNELS];
     const int32_t count = make_requests(plan, p, list);
@@ -131,6 +132,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
 
 const struct gpu_algorithm mma_forward32_algorithm = {
     .info = {"mma.forward32", "FlashAttention-2 on mma.sync for float32 by 3xTF32, every feature", FDM_FORWARD},
+    .parameters = PLAN_PARAMETERS(MMA_FORWARD32_PARAMETERS),
     .features = GPU_EVERY_FEATURE,
     .chosen_freely = 1,
     .writes_lse_low = 1,

@@ -24,6 +24,9 @@
     X(VARLEN)                                                                                          \
     X(SOFTCAP)
 
+/* What a plan holds for it (families/family.h). */
+#define MMA_FORWARD32_PARAMETERS(X) X(TILE) /* of the list in mma_forward32.c */
+
 /* The kernel's head dim: columns beyond the tensor's are zero. Between 128 and 256 the assembler has not enough
  * registers for rows whose chunks are no power of two. Beside another head dim that is as wide, warps share columns by
  * halves, which then begin at multiples of 32. */

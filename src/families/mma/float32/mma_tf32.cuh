@@ -83,8 +83,9 @@ __device__ __forceinline__ void multiply_scores(float (&c)[row_tiles][tiles][4],
 }
 
 /* sum += W B: W are accumulators of scores, 16 `row_tiles` x 8 `tiles`; the rows of B are the contracted index, and of
- * its columns 8 `columns` from first_column on are taken. */
-template <int chunks, int row_tiles, int tiles, int columns>
+ * its columns 8 `columns` from first_column on are taken. From `fenced` groups of columns on, those of four groups are
+ * loaded together: all at once would fill the registers. */
+template <int chunks, int fenced = 16, int row_tiles, int tiles, int columns>
 __device__ __forceinline__ void add_product(float (&sum)[row_tiles][columns][4], const float (&w)[row_tiles][tiles][4],
                                             uint32_t tile, int first_column = 0) {
     const int lane = threadIdx.x % 32;
@@ -104,7 +105,7 @@ __device__ __forceinline__ void add_product(float (&sum)[row_tiles][columns][4],
                 split_tf32(big[r][k][e], small[r][k][e], w[r][k][e % 2 * 2 + e / 2]);
 #pragma unroll
     for (int n = 0; n < columns; n++) {
-        if (columns >= 16 && n % 4 == 0 && n)
+        if (columns >= fenced && n % 4 == 0 && n)
             exit_if((int)even.at_step(0, 2 * n) < 0); /* never, but later loads are not made before, in registers */
         float part[row_tiles][4] = {};
         uint32_t b_big[tiles][2], b_small[tiles][2];

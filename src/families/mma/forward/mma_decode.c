@@ -197,8 +197,7 @@ static int32_t merge_of(const fdm_device *device, const fdm_problem *p, struct t
     return has_clusters && at_once && splits <= MMA_MERGE_CLUSTER_MAX ? MMA_MERGE_CLUSTER : MMA_MERGE_WORKSPACE;
 }
 
-/* Of the plan's parameters; EARLY: combine_splits may begin before the splits have ended. */
-enum { SPLITS, STAGES, MERGE, EARLY, WARPS, ROW_GROUPS };
+enum { MMA_DECODE_PARAMETERS(PLAN_PARAMETER) };
 
 static struct tile tile_of_plan(const fdm_plan *plan) {
     return (struct tile){plan->block_n, plan->parameters[WARPS], plan->parameters[ROW_GROUPS]};
@@ -373,6 +372,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
 
 const struct gpu_algorithm mma_decode_algorithm = {
     .info = {"mma.decode", "few query rows, keys split over blocks and merged", FDM_FORWARD},
+    .parameters = PLAN_PARAMETERS(MMA_DECODE_PARAMETERS),
     .features = GPU_EVERY_FEATURE & ~GPU_FEATURE_UNALIGNED,
     .chosen_freely = 1,
     .refusal = refusal,

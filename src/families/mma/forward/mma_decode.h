@@ -27,6 +27,15 @@
     X(VARLEN)                                                                               \
     X(MERGE) /* MMA_MERGE_*: what becomes of the splits' results */
 
+/* What a plan holds for it (families/family.h). */
+#define MMA_DECODE_PARAMETERS(X)                                   \
+    X(SPLITS) /* of the keys */                                    \
+    X(STAGES)                                                      \
+    X(MERGE)                                                       \
+    X(EARLY) /* combine_splits may begin before they have ended */ \
+    X(WARPS)                                                       \
+    X(ROW_GROUPS)
+
 /* MASK and INTERVALS. */
 #define MMA_DECODE_NONE  0
 #define MMA_DECODE_ALIKE 1 /* every row of a KV head sees the same keys: to be listed is to be seen */

@@ -14,7 +14,7 @@ enum scoring {
     BARE,   /* causal or window at most */
     LISTED, /* intervals, mask or bias of the key alone: visible keys are listed and gathered */
     ROWS,   /* a mask or a bias with rows, copied to shared memory beside the keys */
-    MIXED   /* everything else: softcap, both kinds, rows or tensors that are not aligned */
+    MIXED /* everything else: softcap, a scale that is not positive, both kinds, rows or tensors that are not aligned */
 };
 
 /* A row is taken when head dims, scoring, length and device fit it; the first that fits is chosen. Registers of O and S
@@ -24,7 +24,7 @@ struct tile {
     int32_t head_dim_max;
     enum scoring scoring;
     int32_t exact;      /* head dims, rounded up to 16: 1 both head_dim_max, 2 equal, 0 any */
-    int32_t windowed;   /* 0: only without causal and window */
+    int32_t windowed;   /* 0: only without causal and window, 2: only with */
     int32_t extras_max; /* how many of intervals, mask, bias (counted twice) and varlen there may be */
     int32_t seqlen_k_min;
     int32_t arch_max; /* compute capability, 90 = 9.0, beyond which the assembler spills; 0: none */
@@ -34,7 +34,7 @@ struct tile {
 };
 static const struct tile tiles[] = {
     {64, BARE, 1, 0, 1, 0, 90, 4, 2, 128, 2, 2, 1, 1, "the longest step without a spill; 5 % faster than 64 keys"},
-    {64, BARE, 1, 1, 0, 2048, 90, 4, 2, 96, 2, 2, 1, 1, "the longest step without a spill; 5 % faster than 64 keys"},
+    {64, BARE, 1, 2, 0, 2048, 90, 4, 2, 96, 2, 2, 1, 1, "the longest step without a spill; 5 % faster than 64 keys"},
     {64, BARE, 0, 1, 1, 0, 0, 4, 2, 64, 2, 2, 1, 1, "short rows waste less of the diagonal; 6 % faster than 96 keys"},
     {128, BARE, 0, 1, 0, 0, 90, 4, 2, 64, 2, 2, 0, 1, "32 rows a warp: a fragment of K or V feeds two products"},
     {128, BARE, 0, 1, 1, 0, 90, 4, 2, 48, 2, 2, 0, 1, "32 rows a warp, and registers for packed sequences"},
@@ -56,6 +56,7 @@ static const struct tile tiles[] = {
     {256, MIXED, 0, 1, 5, 0, 0, 4, 1, 16, 2, 1, 0, 0, "fits 99 KB"},
 };
 enum { NUM_TILES = sizeof tiles / sizeof tiles[0] };
+enum { MMA_FORWARD_PARAMETERS(PLAN_PARAMETER) };
 
 /* The kernel's head dim: columns beyond the tensor's are zero. Between 192 and 256 the swizzle of a row would need more
  * registers than there are. */
@@ -65,7 +66,8 @@ static int lists_tiles(const fdm_problem *p) { return gpu_mask_rows(p) && !gpu_l
 
 static enum scoring scoring_of(const fdm_problem *p) {
     const int rows = gpu_mask_rows(p) + gpu_bias_rows(p);
-    if (p->softcap > 0 || !p->aligned || rows > 1 || (rows && (gpu_lists_keys(p) || !p->scores_aligned)))
+    if (p->softcap > 0 || (float)p->softmax_scale <= 0 || !p->aligned || rows > 1 ||
+        (rows && (gpu_lists_keys(p) || !p->scores_aligned)))
         return MIXED;
     return rows ? ROWS : gpu_lists_keys(p) ? LISTED : BARE;
 }
@@ -96,8 +98,9 @@ static int fits(const struct tile *t, const fdm_device *device, const fdm_proble
     /* a tile for everything takes what a tile for less would take, where that does not fit the device */
     const int scored = t->scoring == scoring_of(p) || t->scoring == MIXED;
     const int arch = !t->arch_max || device->compute_major * 10 + device->compute_minor <= t->arch_max;
-    return dims && scored && arch && (t->windowed || !gpu_bounded(p)) && extras_of(p) <= t->extras_max &&
-           p->seqlen_k >= t->seqlen_k_min && shared_bytes(t, p) <= device->shared_bytes;
+    return dims && scored && arch && (gpu_bounded(p) ? t->windowed != 0 : t->windowed != 2) &&
+           extras_of(p) <= t->extras_max && p->seqlen_k >= t->seqlen_k_min &&
+           shared_bytes(t, p) <= device->shared_bytes;
 }
 
 static int64_t mask_bytes(const struct tile *t, const fdm_problem *p) {
@@ -120,7 +123,7 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant,
         const struct tile *t = &tiles[i];
         if (!fits(t, device, p) || variant-- > 0)
             continue;
-        plan->parameters[0] = i;
+        plan->parameters[TILE] = i;
         plan->block_m = block_m(t);
         plan->block_n = t->block_n;
         plan->stages = t->stages;
@@ -158,7 +161,7 @@ static void forward_request(const struct tile *t, const fdm_problem *p, struct c
 }
 
 static int validate(const fdm_plan *plan, const fdm_problem *p) {
-    const int32_t tile = plan->parameters[0];
+    const int32_t tile = plan->parameters[TILE];
     return tile >= 0 && tile < NUM_TILES && plan->block_m == block_m(&tiles[tile]) &&
            plan->block_n == tiles[tile].block_n && mask_bytes(&tiles[tile], p) <= plan->workspace_bytes;
 }
@@ -166,7 +169,7 @@ static int validate(const fdm_plan *plan, const fdm_problem *p) {
 /* The forward's kernel, and the block mask's where the mask has rows. */
 enum { FORWARD, BLOCK_MASK, NUM_KERNELS };
 static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *requests) {
-    forward_request(&tiles[plan->parameters[0]], p, &requests[FORWARD]);
+    forward_request(&tiles[plan->parameters[TILE]], p, &requests[FORWARD]);
     if (!lists_tiles(p))
         return 1;
     block_mask_request(&requests[BLOCK_MASK]);
@@ -194,8 +197,8 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
                          "a row stride of q, k or v is 2^30 elements or more; mma.forward takes less");
     if (!validate(plan, p))
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile %d or workspace is not its kernel's",
-                         plan->parameters[0]);
-    const struct tile *t = &tiles[plan->parameters[0]];
+                         plan->parameters[TILE]);
+    const struct tile *t = &tiles[plan->parameters[TILE]];
     const int64_t blocks = (p->seqlen_q + block_m(t) - 1) / block_m(t) * p->batch * p->heads;
     struct cuda_kernel_request list[NUM_KERNELS];
     const int32_t count = make_requests(plan, p, list);
@@ -204,6 +207,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
 
 const struct gpu_algorithm mma_forward_algorithm = {
     .info = {"mma.forward", "FlashAttention-2 on mma.sync, every feature", FDM_FORWARD},
+    .parameters = PLAN_PARAMETERS(MMA_FORWARD_PARAMETERS),
     .features = GPU_EVERY_FEATURE,
     .chosen_freely = 1,
     .writes_lse_low = 1,

@@ -30,6 +30,9 @@
     X(SOFTCAP)                                                                                            \
     X(POSITIVE_SCALE) /* 1: softmax_scale > 0, so the maximum may be taken of the bare products */
 
+/* What a plan holds for it (families/family.h). */
+#define MMA_FORWARD_PARAMETERS(X) X(TILE) /* of the list in mma_forward.c */
+
 /* Places in the list of visible keys, and keys that are looked at in one step. */
 #define MMA_FORWARD_LIST      1024
 #define MMA_FORWARD_LIST_STEP 512

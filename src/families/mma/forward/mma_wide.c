@@ -40,6 +40,7 @@ static const struct tile tiles[] = {
     {513, 1024, 5, 0, 8, 32, 64, 1, 64, 16, 2, 2, 5, "fits 99 KB"},
 };
 enum { NUM_TILES = sizeof tiles / sizeof tiles[0] };
+enum { MMA_WIDE_PARAMETERS(PLAN_PARAMETER) };
 
 static int32_t features_of(const fdm_problem *p) {
     return (p->has_mask != 0) + (p->has_bias != 0) + (p->has_intervals != 0) + (p->softcap > 0) + (p->varlen != 0);
@@ -138,7 +139,7 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant,
         if (!takes(t, device, p) || variant-- > 0)
             continue;
         const struct fitted f = fit(t, p);
-        plan->parameters[0] = i;
+        plan->parameters[TILE] = i;
         plan->block_m = t->block_m;
         plan->block_n = t->block_n;
         plan->stages = stages_of(t, &f, device);
@@ -159,7 +160,7 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant,
 /* ---- execution ---- */
 
 static void request_of(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *request) {
-    const struct tile *t = &tiles[plan->parameters[0]];
+    const struct tile *t = &tiles[plan->parameters[TILE]];
     const struct fitted f = fit(t, p);
     GPU_SET_CONSTANTS(request, MMA_WIDE_CONSTANTS, .DTYPE = gpu_dtype(p->dtype), .HEAD_DIM = f.head_dim,
                       .HEAD_DIM_V = f.head_dim_v, .WARPS = t->warps, .BLOCK_M = t->block_m, .BLOCK_N = t->block_n,
@@ -174,7 +175,7 @@ static void request_of(const fdm_plan *plan, const fdm_problem *p, struct cuda_k
 }
 
 static int valid(const fdm_plan *plan) {
-    const int32_t tile = plan->parameters[0];
+    const int32_t tile = plan->parameters[TILE];
     return tile >= 0 && tile < NUM_TILES && plan->stages >= tiles[tile].stages_min &&
            plan->stages <= tiles[tile].stages_max;
 }
@@ -190,8 +191,8 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     struct cuda_kernel_request request;
     if (!valid(plan))
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile %d or its %d stages are not its kernel's",
-                         plan->parameters[0], plan->stages);
-    const struct tile *t = &tiles[plan->parameters[0]];
+                         plan->parameters[TILE], plan->stages);
+    const struct tile *t = &tiles[plan->parameters[TILE]];
     request_of(plan, attention->problem, &request);
     return gpu_forward_launch(plan, attention, &request, 1, grid_of(t, attention->problem), t->cluster, workspace,
                               stream);
@@ -199,6 +200,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
 
 const struct gpu_algorithm mma_wide_algorithm = {
     .info = {"mma.wide", "head dims up to 1024: O spread over the warps of a block or of two", FDM_FORWARD},
+    .parameters = PLAN_PARAMETERS(MMA_WIDE_PARAMETERS),
     .features = GPU_EVERY_FEATURE & ~GPU_FEATURE_UNALIGNED,
     .chosen_freely = 1,
     .writes_lse_low = 1,

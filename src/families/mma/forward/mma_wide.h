@@ -34,6 +34,9 @@
     X(HAS_INTERVALS)          \
     X(VARLEN)
 
+/* What a plan holds for it (families/family.h). */
+#define MMA_WIDE_PARAMETERS(X) X(TILE) /* of the list in mma_wide.c */
+
 enum { MMA_WIDE_WARP_ROWS = 32 };
 
 /* Shared memory, in this order: Q, P, ring, row statistics of every warp that sees a row, barriers and votes. Every

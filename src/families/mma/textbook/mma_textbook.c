@@ -31,8 +31,7 @@ static const struct variant variants[] = {{2, 1, 0}, {1, 1, 0}, {2, 0, 0}, {1, 0
                                           {2, 1, 1}, {1, 1, 1}, {2, 0, 1}, {1, 0, 1}};
 enum { NUM_VARIANTS = sizeof variants / sizeof variants[0] };
 
-/* The plan's parameters. */
-enum { ALGORITHM, VARIANT };
+enum { MMA_TEXTBOOK_PARAMETERS(PLAN_PARAMETER) };
 
 /* ---- shapes ---- */
 
@@ -208,11 +207,11 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
 /* ---- the rows ---- */
 
 /* A kernel's functions know their algorithm by their own names. */
-#define TEXTBOOK_KERNEL(kernel_name, description, refusal_of, fill_of, has_code_of)                                    \
-    {                                                                                                                  \
-        .info = {kernel_name, description, FDM_FORWARD}, .features = GPU_FEATURE_CAUSAL, .chosen_freely = 0,           \
-        .refusal = refusal_of, .fill = fill_of, .has_code = has_code_of, .fill_code = fill_code, .requests = requests, \
-        .execute = execute                                                                                             \
+#define TEXTBOOK_KERNEL(kernel_name, description, refusal_of, fill_of, has_code_of)                              \
+    {                                                                                                            \
+        .info = {kernel_name, description, FDM_FORWARD}, .parameters = PLAN_PARAMETERS(MMA_TEXTBOOK_PARAMETERS), \
+        .features = GPU_FEATURE_CAUSAL, .chosen_freely = 0, .refusal = refusal_of, .fill = fill_of,              \
+        .has_code = has_code_of, .fill_code = fill_code, .requests = requests, .execute = execute                \
     }
 
 static const char *split_kv_refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {

@@ -29,6 +29,11 @@
     X(F16_ACCUMULATION) /* 1: the products of one tile are summed in float16; 0: float32 */ \
     X(CAUSAL)
 
+/* What a plan holds for them (families/family.h). */
+#define MMA_TEXTBOOK_PARAMETERS(X) \
+    X(ALGORITHM)                   \
+    X(VARIANT) /* of the list in mma_textbook.c */
+
 #define MMA_TEXTBOOK_WARPS   4
 #define MMA_TEXTBOOK_BLOCK_M 64
 #define MMA_TEXTBOOK_V_KEYS  16 /* keys of a slice of V in split-q+tiling-qk */

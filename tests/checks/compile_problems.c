@@ -1,0 +1,96 @@
+/* compile_problems.c: problems for the compile matrix. */
+#include "compile_problems.h"
+
+const struct feature features[NUM_FEATURES] = {
+    {"dtype", 2}, {"head_dim", 12}, {"head_dim_v", 3}, {"length", 3},  {"window", 2},  {"mask", 3},
+    {"bias", 5},  {"intervals", 2}, {"varlen", 2},     {"softcap", 2}, {"aligned", 2}, {"scores_aligned", 2}};
+static const int64_t head_dims[12] = {64, 128, 256, 16, 40, 96, 176, 192, 224, 240, 512, 1024};
+static const int64_t lengths[3] = {4096, 512, 16};
+
+fdm_problem problem_of(const int32_t *choice) {
+    fdm_problem p = fdm_problem_default();
+    p.dtype = choice[DTYPE] ? FDM_FLOAT16 : FDM_BFLOAT16;
+    p.batch = 2;
+    p.heads = 8;
+    p.heads_kv = 2;
+    p.head_dim = head_dims[choice[HEAD_DIM]];
+    p.head_dim_v = choice[HEAD_DIM_V] == 0 ? p.head_dim : choice[HEAD_DIM_V] == 1 ? 64 : 128;
+    p.seqlen_q = lengths[choice[LENGTH]] == 16 ? 1 : lengths[choice[LENGTH]];
+    p.seqlen_k = lengths[choice[LENGTH]] == 16 ? 4096 : lengths[choice[LENGTH]];
+    p.causal = choice[WINDOW];
+    p.has_mask = choice[MASK] > 0;
+    p.mask_shape[2] = choice[MASK] == 2 ? p.seqlen_q : 1;
+    p.mask_shape[3] = p.has_mask ? p.seqlen_k : 1;
+    p.has_bias = choice[BIAS] > 0;
+    p.bias_dtype = choice[BIAS] > 2 ? FDM_FLOAT32 : p.dtype;
+    p.bias_shape[2] = choice[BIAS] == 2 || choice[BIAS] == 4 ? p.seqlen_q : 1;
+    p.bias_shape[3] = p.has_bias ? p.seqlen_k : 1;
+    p.has_intervals = choice[INTERVALS];
+    p.varlen = choice[VARLEN];
+    p.total_q = p.varlen ? 2 * p.seqlen_q : 0;
+    p.total_k = p.varlen ? 2 * p.seqlen_k : 0;
+    p.softcap = choice[SOFTCAP] ? 30 : 0;
+    p.softmax_scale = 0.1;
+    p.aligned = !choice[ALIGNED];
+    p.scores_aligned = !choice[SCORES_ALIGNED];
+    p.needs_lse = 1;
+    return p;
+}
+
+/* Ways in which features of the backward meet. */
+struct backward_set {
+    int32_t window, mask, bias, intervals, varlen, softcap, unaligned, unmapped, deterministic, heads_of_bias;
+};
+static const struct backward_set sets[] = {
+    {0},
+    {.window = 1},
+    {.window = 1, .varlen = 1},
+    {.window = 1, .deterministic = 1},
+    {.window = 1, .bias = 2, .deterministic = 1},
+    {.mask = 2, .varlen = 1, .deterministic = 1},
+    {.window = 1, .intervals = 1},
+    {.mask = 1, .intervals = 1},
+    {.window = 1, .mask = 2},
+    {.window = 1, .bias = 1},
+    {.window = 1, .bias = 2, .heads_of_bias = 8},
+    {.window = 1, .bias = 4},
+    {.window = 1, .bias = 3, .intervals = 1},
+    {.window = 1, .softcap = 1},
+    {.window = 1, .unmapped = 1},
+    {.window = 1, .bias = 2, .intervals = 1, .unmapped = 1},
+    {.window = 1, .mask = 2, .bias = 2, .intervals = 1, .varlen = 1, .softcap = 1, .unaligned = 1},
+    {.window = 1, .mask = 2, .bias = 4, .intervals = 1, .softcap = 1, .heads_of_bias = 8}};
+int32_t backward_sets(void) { return sizeof sets / sizeof sets[0]; }
+
+int32_t backward_head_dims(void) {
+    int32_t count = 0;
+    while (count < features[HEAD_DIM].num_values && head_dims[count] <= 256)
+        count++;
+    return count;
+}
+
+fdm_problem backward_problem(int32_t set, int32_t head_dim, int32_t length) {
+    const struct backward_set *s = &sets[set];
+    int32_t choice[NUM_FEATURES] = {0};
+    choice[DTYPE] = set % 2;
+    choice[HEAD_DIM] = head_dim;
+    choice[LENGTH] = length;
+    choice[WINDOW] = s->window;
+    choice[MASK] = s->mask;
+    choice[BIAS] = s->bias;
+    choice[INTERVALS] = s->intervals;
+    choice[VARLEN] = s->varlen;
+    choice[SOFTCAP] = s->softcap;
+    choice[ALIGNED] = s->unaligned;
+    fdm_problem p = problem_of(choice);
+    p.pass = FDM_BACKWARD;
+    p.heads_kv = length ? p.heads_kv : p.heads; /* of few blocks groups are split */
+    p.needs_dbias = p.has_bias;
+    p.deterministic = s->deterministic;
+    p.q_mappable = !s->unmapped;
+    if (s->heads_of_bias) {
+        p.bias_shape[0] = p.batch;
+        p.bias_shape[1] = p.heads;
+    }
+    return p;
+}

@@ -1,0 +1,39 @@
+/* compile_problems.h: the problems that compile_matrix.c compiles kernels for: values of features, and how many each
+ * has.
+ */
+#ifndef FDM_COMPILE_PROBLEMS_H
+#define FDM_COMPILE_PROBLEMS_H
+
+#include "problem/problem.h"
+
+struct feature {
+    const char *name;
+    int32_t num_values;
+};
+/* In the order of struct choice's values. */
+enum {
+    DTYPE,
+    HEAD_DIM,
+    HEAD_DIM_V,
+    LENGTH,
+    WINDOW,
+    MASK,
+    BIAS,
+    INTERVALS,
+    VARLEN,
+    SOFTCAP,
+    ALIGNED,
+    SCORES_ALIGNED,
+    NUM_FEATURES
+};
+extern const struct feature features[NUM_FEATURES];
+
+/* The problem of a choice: for each feature the number of a value. */
+fdm_problem problem_of(const int32_t *choice);
+
+/* The backward's: each head dim that it takes, with one of its sets of features, long or short. */
+int32_t backward_head_dims(void);
+int32_t backward_sets(void);
+fdm_problem backward_problem(int32_t set, int32_t head_dim, int32_t length);
+
+#endif
