@@ -69,8 +69,6 @@ template <int pending> __device__ __forceinline__ void cp_async_bulk_wait() {
 }
 /* Orders this thread's accesses to shared, or to global memory before later ones of TMA. */
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" : : : "memory"); }
-__device__ __forceinline__ void fence_proxy_async_global() {
-    asm volatile("fence.proxy.async.global;" : : : "memory");
-}
+__device__ __forceinline__ void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" : : : "memory"); }
 
 #endif

@@ -15,8 +15,9 @@
  *   what is known of each key (hopper_keys.cuh), barriers.
  *
  * Barriers: KV full; of each stage Q full (with lse) and dO full (with delta); of each tile of dS full (an arrival of
- * each key warp) and empty (of each serving warp). There is none for empty stages of Q and dO: a warpgroup that leaves
- * dS of a step has completed its products of the step before. The named barrier 1 + w is warpgroup w's own.
+ * each key warp, and of the thread that asks who begins the sums of dQ) and empty (of each serving warp). There is none
+ * for empty stages of Q and dO: a warpgroup that leaves dS of a step has completed its products of the step before. The
+ * named barrier 1 + w is warpgroup w's own.
  *
  * Registers of a key thread: dK HEAD_DIM / 2, dV HEAD_DIM_V / 2, S and then dP BLOCK_M / 2, P BLOCK_M / 4, of 208 or
  * 144. */
@@ -66,7 +67,8 @@ enum {
     DS_FULL = DOUT_FULL + 8 * DOUT_STAGES,
     DS_EMPTY = DS_FULL + 8 * DS_STAGES,
     PLACE = DS_EMPTY + 8 * DS_STAGES,
-    END = PLACE + 8
+    FIRST_TO_COME = PLACE + 8, /* of the last four steps: 1 where the block begins the sums of dQ */
+    END = FIRST_TO_COME + 16
 };
 static_assert(DOUT_LAG == 0 || DOUT_LAG == 1, "dO of a step is loaded when Q of the next is");
 static_assert(DS_REGISTERS || DS_STAGES > 1, "who leaves dS knows that the product two steps before is complete");
@@ -84,7 +86,7 @@ __device__ __forceinline__ void init_barriers(uint32_t base) {
             mbarrier_init(base + DOUT_FULL + 8 * i, 1);
     }
     for (int i = 0; i < DS_STAGES; i++) {
-        mbarrier_init(base + DS_FULL + 8 * i, 4 * WARPGROUPS);
+        mbarrier_init(base + DS_FULL + 8 * i, 4 * WARPGROUPS + (DQ == HOPPER_DQ_ROUNDED));
         mbarrier_init(base + DS_EMPTY + 8 * i, 4);
     }
     fence_mbarrier_init();
@@ -98,8 +100,7 @@ struct server {
     uint32_t base;
     struct step_rows loaded, added; /* of the next step to load, and to add to dQ */
     struct step_rows dout_loaded;   /* of dO, where that comes later */
-    uint32_t found;                 /* of dQ's rows when the block came (hopper_dq.cuh) */
-    bool begins;                    /* their sums */
+    int awaited;                    /* blocks that add to a step's rows before this one (hopper_dq.cuh) */
 
     __device__ __forceinline__ void load_keys() {
         mbarrier_arrive_expect_tx(base + KV_FULL, BLOCK_N * 128 * (PANELS + PANELS_V));
@@ -158,8 +159,8 @@ struct server {
         const uint32_t part = base + DQ_OFFSET + warp * 16 * HEAD_DIM * 4 + first * 64;
 #if DQ_OWN
         if (first == 0)
-            begins = dq_rows{a, k, added}.await(found);
-        if (begins) {
+            dq_rows{a, k, added}.await(awaited);
+        if (awaited == 0) {
             float *const to = dq_rows{a, k, added}.sums() + first * 16 + lane * 4;
 #    pragma unroll
             for (int n = 0; n < columns / 8; n++)
@@ -206,10 +207,16 @@ struct server {
 #endif
 #pragma unroll 1
         for (int step = 0; step < k.steps; step++) {
-#if DQ_OWN
-            found = dq_rows{a, k, added}.come();
-#endif
+            const uint32_t first_to_come = base + FIRST_TO_COME + step % 4 * 4;
+            if (DQ == HOPPER_DQ_ROUNDED && threadIdx.x % 128 == 0) {
+                st_shared_4(first_to_come, dq_rows{a, k, added}.come());
+                mbarrier_arrive(base + DS_FULL + 8 * stage_of<DS_STAGES>(step));
+            }
             wait_full<DS_STAGES>(base + DS_FULL, step);
+            if (DQ == HOPPER_DQ_ROUNDED)
+                awaited = !ld_shared_4(first_to_come);
+            else if (DQ == HOPPER_DQ_TURNS)
+                awaited = dq_rows{a, k, added}.turn();
             if (threadIdx.x % 128 == 0 && step > 0 && step - 1 + STAGES < k.steps + DOUT_LAG)
                 load_step(step - 1 + STAGES);
             __syncwarp();
@@ -227,9 +234,9 @@ struct server {
                     cp_async_bulk_wait<HEAD_DIM == 128 ? 2 : 1>();
                 dq_rows{a, k, before}.hand_on();
             }
-            if (begins)
+            if (awaited == 0)
                 dq_rows{a, k, added}.hand_on();
-            adding = !begins;
+            adding = awaited > 0;
             before = added;
 #endif
             added.advance(k);

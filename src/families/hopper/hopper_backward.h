@@ -24,6 +24,13 @@
     X(PARTS)      /* 1: a block takes a part of a group of heads, and leaves sums of dK and dV in float32 */          \
     X(DQ)         /* HOPPER_DQ_* */
 
+/* What a plan holds for it (families/family.h). */
+#define HOPPER_BACKWARD_PARAMETERS(X)                 \
+    X(TILE)    /* of the list in hopper_backward.c */ \
+    X(PARTS)   /* of a group of heads */              \
+    X(IN_TURN) /* heads_in_turn */                    \
+    X(DQ)      /* HOPPER_DQ_* */
+
 /* DQ: how dQ is made. */
 #define HOPPER_DQ_NONE    0
 #define HOPPER_DQ_ADDED   1 /* blocks add to sums that were zeroed before and are rounded after by other kernels */

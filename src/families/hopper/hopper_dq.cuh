@@ -1,12 +1,15 @@
 /* hopper_dq.cuh: who begins the sums of dQ of hopper_backward.cu, who adds to them when, and who rounds them, where
  * that is not done by kernels before and after (DQ ROUNDED or TURNS).
  *
- * The workspace has a word for each 16 rows of a query head (semaphores). Its high half counts the blocks of keys that
- * have added to the rows; ROUNDED: its low half those that have come to add. The first block stores what the others add
- * to, and the one that is last rounds the sums: nobody zeroes them before, and they are read while they are near.
- * ROUNDED: in any order; who finds the sums not begun waits for the block that begins them, which is running. TURNS:
- * from the last block of keys to the first, each when the ones before it have added; blocks take their places in that
- * order, and so wait only for blocks that are running. */
+ * The workspace has a word for each 16 rows of a query head (semaphores): its high half counts the blocks of keys that
+ * have added to the rows; ROUNDED: the low half of the first of a tile those that have come to add. The first block
+ * stores what the others add to, and the one that is last rounds the sums: nobody zeroes them before, and they are read
+ * while they are near.
+ * ROUNDED: in any order; a block that is not the first waits for the one that is, which is running and waits for
+ * nobody. All warps of a block agree on it: where each took its own place, two blocks could wait for each other, as
+ * warps wait for each other at products.
+ * TURNS: from the last block of keys to the first, each when the ones before it have added; blocks take their places in
+ * that order, and so wait only for blocks that are running. */
 #ifndef FDM_HOPPER_DQ_CUH
 #define FDM_HOPPER_DQ_CUH
 
@@ -50,22 +53,20 @@ struct dq_rows {
         return a.in.dq_sums + (at.place(a, k.batch) + threadIdx.x / 32 % 4 * 16) * HEAD_DIM;
     }
 
-    /* Before the block waits for dS. In any order: what lane 0 found of the rows. */
-    __device__ __forceinline__ uint32_t come() const {
-        return DQ == HOPPER_DQ_ROUNDED && threadIdx.x % 32 == 0 ? (uint32_t)atomicAdd(word(), 1) : 0;
+    /* One thread, in any order: whether the block is the first to come to the tile. */
+    __device__ __forceinline__ bool come() const { return atomicAdd(word(), 1) % HAS_ADDED == 0; }
+    /* Blocks that add to the rows before this one, in a fixed order. */
+    __device__ __forceinline__ int turn() const {
+        return find_visitors(a, k.batch, at.tile).last - 1 - k.first_key / BLOCK_N;
     }
-    /* Waits until the block may add; true: it is to begin the sums. */
-    __device__ __forceinline__ bool await(uint32_t found) const {
-        const int turn = find_visitors(a, k.batch, at.tile).last - 1 - k.first_key / BLOCK_N;
-        const uint32_t before = DQ == HOPPER_DQ_TURNS ? (uint32_t)turn : __shfl_sync(0xffffffff, found, 0) % HAS_ADDED;
-        if (before > 0 && threadIdx.x % 32 == 0) {
-            const uint32_t needed = DQ == HOPPER_DQ_TURNS ? before : 1;
-            while ((uint32_t)ld_acquire(word()) / HAS_ADDED < needed) {
+    /* Waits until so many blocks have added, if any. */
+    __device__ __forceinline__ void await(int blocks) const {
+        if (blocks > 0 && threadIdx.x % 32 == 0) {
+            while (ld_acquire(word()) / HAS_ADDED < blocks) {
             }
             fence_proxy_async_global();
         }
         __syncwarp();
-        return before == 0;
     }
     /* When the warp's part has been added: says so, and rounds the rows if all blocks have. */
     __device__ __forceinline__ void hand_on() const {
@@ -74,7 +75,7 @@ struct dq_rows {
         __syncwarp();
         if (threadIdx.x % 32 == 0) {
             __threadfence();
-            added = (int)((uint32_t)atomicAdd(word(), (int)HAS_ADDED) / HAS_ADDED) + 1;
+            added = atomicAdd(word(), (int)HAS_ADDED) / HAS_ADDED + 1;
             __threadfence();
         }
         __syncwarp();
@@ -82,7 +83,7 @@ struct dq_rows {
             round();
     }
     __device__ __forceinline__ void round() const {
-        constexpr int together = HEAD_DIM % 64 == 0 ? 8 : 4; /* tiles of 16 x 8 whose loads are under way */
+        constexpr int together = HEAD_DIM % 128 == 0 ? 8 : 4; /* tiles of 16 x 8 whose loads are under way */
         const int lane = threadIdx.x % 32, row = at.tile * BLOCK_M + threadIdx.x / 32 % 4 * 16 + lane / 4;
         const float *from = sums() + lane * 4;
         char *const to = row_address(a.in.dq, k.batch, at.head, row);

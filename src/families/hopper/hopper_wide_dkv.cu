@@ -15,6 +15,7 @@
  * delta) full, and empty (of each consumer warp); of each P^T full and empty (of each warp of a warpgroup).
  *
  * Registers of a consumer: dV or dK HEAD_DIM / 2, scores 32, an operand 16, of 240. */
+#include "cuda/ptx/launch.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "families/hopper/hopper_load.cuh"
@@ -74,6 +75,8 @@ struct producer {
         load_panels<PANELS, 64>(base, &a.k_map, base + KV_FULL, k.first_key, k.kv_head, k.batch);
         load_panels<PANELS_V, 64>(base + V_OFFSET, &a.v_map, base + KV_FULL, k.first_key, k.kv_head, k.batch);
         struct step_rows rows = {k.first_head, k.first_tile};
+        if (!BEHIND_DQ)
+            griddepcontrol_wait(); /* lse and delta are made before */
 #pragma unroll 1
         for (int step = 0; step < k.steps; step++) {
             const uint32_t stage = stage_of<STAGES>(step), to = base + ROWS_OFFSET + stage * BLOCK_M * 8;
@@ -91,6 +94,8 @@ struct producer {
             cp_async_bulk(to + BLOCK_M * 4, a.in.delta_rows + place, BLOCK_M * 4, dout_full);
             rows.advance(k);
         }
+        if (BEHIND_DQ)
+            griddepcontrol_wait(); /* who comes after this kernel comes after dQ too */
     }
 };
 
