@@ -5,10 +5,12 @@
 #include <string.h>
 
 #include "cli.h"
+#include "companion_run.h"
 #include "json_writer.h"
 
 static const char help[] =
     "usage: fdm plan [OPTION ...]\n"
+    "       fdm plan --op softmax [OPTION ...]    fdm plan --op softmax --help explains it\n"
     "\n"
     "Prints which kernel a problem gets on a device, and why. The device need not be present.\n"
     "\n"
@@ -238,6 +240,11 @@ int command_plan(int argc, char **argv) {
     r.problem.heads = 8;
     r.problem.seqlen_q = 1024;
     int option, index = 0;
+    if (argc > 2 && strcmp(argv[1], "--op") == 0) {
+        if (strcmp(argv[2], "softmax") == 0)
+            return plan_softmax(argc - 2, argv + 2);
+        return complain(EXIT_USAGE, "--op is '%s'; it must be softmax, or left out for attention", argv[2]);
+    }
     while ((option = getopt_long(argc, argv, "", options, &index)) != -1) {
         if (option == OPT_HELP) {
             fputs(help, stdout);

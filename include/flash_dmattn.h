@@ -434,20 +434,23 @@ FDM_API fdm_status fdm_topk_intervals(const fdm_tensor *bias, const fdm_tensor *
                                       int64_t seqlen_q, fdm_tensor *start, fdm_tensor *end, void *workspace,
                                       size_t workspace_bytes, void *stream);
 FDM_API size_t fdm_topk_intervals_workspace(const fdm_tensor *bias, const fdm_tensor *padding);
-/* Attention inside documents, where Sq = Sk: causal, or with causal 0 to the whole document. cu_seqlens [n + 1] rises
- * from 0 to Sk; start, end [Sk] are written. */
-FDM_API fdm_status fdm_document_intervals(const int32_t *cu_seqlens, int64_t num_documents, int32_t causal,
-                                          int32_t *start, int32_t *end);
-/* Causal and window (-1 = unbounded) for Sq rows and Sk keys, bottom-right aligned. */
-FDM_API fdm_status fdm_window_intervals(int64_t seqlen_q, int64_t seqlen_k, int32_t causal, int64_t window_left,
-                                        int64_t window_right, int32_t *start, int32_t *end);
+/* The others write start, end [B, h, Sk], the same for all of B and h, on their device, by one kernel on CUDA devices.
+ *
+ * Attention inside documents, where Sq = Sk: causal, or with causal 0 to the whole document. cu_seqlens [n + 1], int32,
+ * rises from 0 to Sk. On CUDA devices it is not checked: keys from its last on are never visible. */
+FDM_API fdm_status fdm_document_intervals(const fdm_tensor *cu_seqlens, int32_t causal, fdm_tensor *start,
+                                          fdm_tensor *end, void *stream);
+/* Causal and window (-1 = unbounded) for Sq rows, bottom-right aligned. */
+FDM_API fdm_status fdm_window_intervals(int64_t seqlen_q, int32_t causal, int64_t window_left, int64_t window_right,
+                                        fdm_tensor *start, fdm_tensor *end, void *stream);
 /* Prefix LM: keys below `prefix` are visible to every row, the others causally. */
-FDM_API fdm_status fdm_prefix_intervals(int64_t seqlen_q, int64_t seqlen_k, int64_t prefix, int32_t *start,
-                                        int32_t *end);
-/* Dense bool mask [rows, keys] (element strides) to intervals; *exact becomes 0, and nothing else is written, when some
- * key's rows are not one interval. */
-FDM_API fdm_status fdm_intervals_from_mask(const uint8_t *mask, int64_t seqlen_q, int64_t seqlen_k, int64_t row_stride,
-                                           int64_t key_stride, int32_t *start, int32_t *end, int32_t *exact);
+FDM_API fdm_status fdm_prefix_intervals(int64_t seqlen_q, int64_t prefix, fdm_tensor *start, fdm_tensor *end,
+                                        void *stream);
+/* A dense bool mask [B, h, Sq, Sk] as intervals. *exact, on the mask's device, becomes 0 when some key's rows are not
+ * one interval, else another number; with 0 start and end are unwritten on the CPU and without meaning on CUDA
+ * devices. */
+FDM_API fdm_status fdm_intervals_from_mask(const fdm_tensor *mask, fdm_tensor *start, fdm_tensor *end, int32_t *exact,
+                                           void *stream);
 
 /* Visible pairs of a problem on its tensors: what "useful FLOPs" counts. -inf biases are not looked at. */
 FDM_API fdm_status fdm_count_visible(const fdm_problem *problem, const fdm_tensors *tensors, int64_t *pairs);
@@ -479,6 +482,80 @@ FDM_API fdm_status fdm_cache_query(fdm_cache_info *info);
 
 /* Joins the library's own threads; they are started again when needed. Not while a call is in flight. */
 FDM_API void fdm_shutdown(void);
+
+/* ---- 12. Companions: what a kernel of another operation is chosen by ------------------------------------------- */
+
+/* The companions are other operations on CUDA devices, with entries of their own. A plan of theirs holds one of these,
+ * a value without pointers. */
+typedef struct fdm_companion_choice {
+    fdm_device_id device;
+    char kernel[48];         /* "softmax.resident" */
+    char choice[64];         /* the kernel's shape in words */
+    int32_t kernel_index;    /* row in the operation's list */
+    int32_t parameters[8];   /* the kernel's own */
+    int64_t shared_bytes;    /* of a block, dynamic */
+    int64_t workspace_bytes; /* what executing needs; 64-byte aligned */
+    char reason[512];        /* why this kernel, and why not the ones before it */
+} fdm_companion_choice;
+
+/* ---- 13. Softmax along rows ------------------------------------------------------------------------------------ */
+
+/*     z = scale * x;  z_j = -inf where the mask is 0
+ *     softmax:       out = exp(z) / sum exp(z);  dx = scale * out * (dout - sum(out * dout))
+ *     log-softmax:   out = z - log sum exp(z);   dx = scale * (dout - exp(out) * sum(dout)),  0 where out is -inf,
+ *                    whose dout is in no sum
+ *
+ * along the last axis of float32, float16 or bfloat16 tensors of 1 to 4 axes on a CUDA device, float32 inside. A row of
+ * nothing but -inf gives 0 (log-softmax: -inf) and a dx of 0. The last axis is contiguous, every other stride free;
+ * rows and columns are fewer than 2^30. mask: bool, its shape that of x, or 1 on any axis. */
+typedef struct fdm_softmax_tensors {
+    const fdm_tensor *x, *mask; /* forward; mask may be NULL */
+    fdm_tensor *out;            /* forward: written. backward: read */
+    const fdm_tensor *dout;     /* backward */
+    fdm_tensor *dx;             /* backward: written */
+} fdm_softmax_tensors;
+
+typedef struct fdm_softmax_options {
+    double scale;       /* finite; 0 counts as the smallest positive number, so that -inf stays hidden */
+    int32_t log;        /* 1: log-softmax */
+    const char *kernel; /* force one kernel by name; NULL = chosen */
+    void *stream;       /* of fdm_softmax(); NULL = the legacy default stream */
+} fdm_softmax_options;
+/* scale 1, softmax, chosen. */
+FDM_API fdm_softmax_options fdm_softmax_options_default(void);
+
+/* What to compute, without data. Filled by fdm_describe_softmax(), or by hand to plan for shapes alone. */
+typedef struct fdm_softmax_problem {
+    fdm_pass pass;
+    fdm_dtype dtype;
+    int64_t rows, columns;
+    int32_t log, has_mask;
+    int32_t negative_scale;
+    /* 2: addresses and row strides are multiples of 16 bytes; 1: those of all tensors leave the same remainder; 0 */
+    int32_t aligned;
+} fdm_softmax_problem;
+
+typedef struct fdm_softmax_plan {
+    fdm_softmax_problem problem;
+    fdm_companion_choice choice;
+} fdm_softmax_plan;
+
+FDM_API fdm_status fdm_describe_softmax(fdm_pass pass, const fdm_softmax_tensors *tensors,
+                                        const fdm_softmax_options *options, fdm_softmax_problem *problem);
+/* kernel: force one by name; NULL = chosen. */
+FDM_API fdm_status fdm_plan_softmax(const fdm_device *device, const fdm_softmax_problem *problem, const char *kernel,
+                                    fdm_softmax_plan *plan);
+/* Tensors that match the plan's problem; scale of the plan's sign. options' kernel is not looked at. */
+FDM_API fdm_status fdm_execute_softmax(const fdm_softmax_plan *plan, const fdm_softmax_tensors *tensors,
+                                       const fdm_softmax_options *options, void *workspace, size_t workspace_bytes,
+                                       void *stream);
+/* The three in one call. allocator: device memory, where the plan needs a workspace; NULL where it does not. */
+FDM_API fdm_status fdm_softmax(fdm_pass pass, const fdm_softmax_tensors *tensors, const fdm_softmax_options *options,
+                               const fdm_allocator *allocator);
+/* Compiles or loads the plan's kernels now, so that no later call does. */
+FDM_API fdm_status fdm_prepare_softmax(const fdm_softmax_plan *plan);
+/* The kernels by name, best first, by index from 0; FDM_ERROR_INVALID_ARGUMENT past the end. */
+FDM_API fdm_status fdm_softmax_kernel(int32_t index, const char **name, const char **description);
 
 #ifdef __cplusplus
 }

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """bench_table.py: writes the measured tables of README.md and docs/cpu.md from the results of scripts/measure.sh.
 
-Replaces what stands between "<!-- measured -->" and "<!-- end of measured -->". Usage: bench_table.py bench/results/DEVICE
+Replaces what stands between "<!-- measured DEVICE -->" and "<!-- end of measured DEVICE -->". Usage: bench_table.py
+bench/results/DEVICE
 """
 
 import json
@@ -11,7 +12,7 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PEER, OURS = "sdpa-flash", "flash-dmattn"
+PEERS, OURS, READ = ("sdpa-flash", "sdpa-math"), "flash-dmattn", "memory-read"
 
 
 def load(folder: pathlib.Path, name: str) -> dict:
@@ -19,12 +20,14 @@ def load(folder: pathlib.Path, name: str) -> dict:
 
 
 def cells(result: dict) -> list:
-    """(cell, pass, our GFLOP/s, ratio to the peer)"""
+    """(cell, pass, our GFLOP/s, ratio to the peer, our times); the peer is torch's flash kernel, or where that does not take
+    the problem the math one."""
     rows = []
     for record in result["records"]:
         times = record["results"]
-        if OURS in times and PEER in times:
-            ratio = times[PEER]["median_ms"] / times[OURS]["median_ms"]
+        peer = next((peer for peer in PEERS if peer in times), None)
+        if OURS in times and peer:
+            ratio = times[peer]["median_ms"] / times[OURS]["median_ms"]
             rows.append((record["cell"], record["pass"], times[OURS]["tflops"] * 1e3, ratio, times[OURS]))
     return rows
 
@@ -62,6 +65,8 @@ def means_table(rows: list) -> str:
 
 def extra_table(folder: pathlib.Path) -> str:
     names = {"after_torch.json": "right after a torch operation", "dense_mask.json": "dense bool mask, half visible",
+             "pair_bias.json": "bias of every pair",
+             "pair_bias_gradient.json": "bias of every pair, with its gradient; the peer is torch's math kernel",
              "key_bias.json": "per-key bias, causal", "topk.json": "top-512 of 8192 by key intervals; the peer gets a dense additive mask",
              "decode.json": "decode: 1 row, H 32 / 8, 32768 keys"}
     text = "| problem | dtype | D | S | pass | ours, ms | ratio to torch |\n|---|---|---|---|---|---|---|\n"
@@ -75,11 +80,46 @@ def extra_table(folder: pathlib.Path) -> str:
     return text
 
 
-def replace(path: pathlib.Path, text: str) -> None:
-    begin, end = "<!-- measured -->", "<!-- end of measured -->"
+def short_table(folder: pathlib.Path) -> str:
+    """Of every cell of short sequences the geometric mean and the least ratio, by dtype and pass."""
+    if not (folder / "short.json").exists():
+        return ""
+    text = means_table(cells(load(folder, "short.json")))
+    return f"\nShort sequences, B 1 and 8, H 4 and 16, S 64 to 512, D 64 and 128, causal and not:\n\n{text}"
+
+
+def decode_table(folder: pathlib.Path) -> str:
+    """One query row beside the same bytes read in order."""
+    records = load(folder, "decode.json")["records"] if (folder / "decode.json").exists() else []
+    rows = [record for record in records if READ in record["results"]]
+    text = "\nOne query row beside the same bytes of K and V read in order in the same run:\n\n"
+    text += "| dtype | threads | ours, GB/s | memory, GB/s | share |\n|---|---|---|---|---|\n"
+    for record in rows:
+        cell, times = record["cell"], record["results"]
+        size = 2 * cell["B"] * cell["Hkv"] * cell["Sk"] * cell["D"] * (4 if cell["dtype"] == "fp32" else 2)
+        ours, memory = (size / times[name]["median_ms"] * 1e-6 for name in (OURS, READ))
+        text += f"| {cell['dtype']} | {cell['threads'] or 'all'} | {ours:.1f} | {memory:.1f} | {ours / memory:.0%} |\n"
+    return text if rows else ""
+
+
+def peak_table(folder: pathlib.Path) -> str:
+    """float32 forward on one thread, by instruction set, beside the peak of multiply-adds."""
+    if not (folder / "peaks.json").exists():
+        return ""
+    peaks = load(folder, "peaks.json")
+    text = "\nfloat32 forward on one thread at S 4096, beside the peak of one core's multiply-adds (`bench/cpu_ceilings.c`):\n\n"
+    text += "| instruction set | D | GFLOP/s | peak | share |\n|---|---|---|---|---|\n"
+    for isa, peak in peaks.items():
+        for cell, direction, speed, _, _ in cells(load(folder, f"isa_{isa}.json")):
+            text += f"| `{isa}` | {cell['D']} | {speed:.0f} | {peak:.0f} | {speed / peak:.0%} |\n"
+    return text
+
+
+def replace(path: pathlib.Path, device: str, text: str) -> None:
+    begin, end = f"<!-- measured {device} -->", f"<!-- end of measured {device} -->"
     page = path.read_text()
-    if end not in page:
-        page = page.replace(begin, f"{begin}\n{end}")
+    if begin not in page:
+        sys.exit(f"{path.name} has no place for {device}: {begin} and {end}")
     page = re.sub(re.escape(begin) + ".*?" + re.escape(end), lambda _: f"{begin}\n{text}{end}", page, flags=re.S)
     path.write_text(page)
 
@@ -92,10 +132,11 @@ def main() -> None:
     where = (f"{grid['date'][:10]}, {device['cpu']}, {device['num_threads']} cores, best instruction set `{device['isa']}`, "
              f"torch {grid['versions']['torch']} SDPA (its flash kernel), B 1, H = 512/D, both in one run, interleaved, medians; "
              f"commit `{grid['commit'][:10]}`; raw samples in `{folder.relative_to(ROOT)}`, where each file names its own commit.\n\n")
-    replace(ROOT / "README.md", "Ratio to torch SDPA, more is faster. " + where + means_table(rows) +
+    replace(ROOT / "README.md", folder.name, "Ratio to torch SDPA, more is faster. " + where + means_table(rows) +
             "\nEvery cell, masks, decode and what bounds them: [docs/cpu.md](docs/cpu.md).\n")
-    replace(ROOT / "docs/cpu.md", "## Measured\n\nGFLOP/s (4 B H S S D, halved when causal, backward x 2.5) and ratio to torch. " + where +
-            grid_table(rows, "forward") + "\n" + grid_table(rows, "backward") + "\n" + extra_table(folder))
+    replace(ROOT / "docs/cpu.md", folder.name, f"## Measured: {device['cpu']}\n\nGFLOP/s (4 B H S S D, halved when causal, backward x 2.5) and ratio to torch. " + where +
+            grid_table(rows, "forward") + "\n" + grid_table(rows, "backward") + "\n" + extra_table(folder) +
+            short_table(folder) + decode_table(folder) + peak_table(folder))
 
 
 if __name__ == "__main__":

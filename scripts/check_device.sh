@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # check_device.sh: what a machine with a CUDA device proves: every CUDA kernel on random problems against float64, the
-# Hopper probe, merging, top-W intervals, and all of them under the tools of compute-sanitizer; each instruction against its stand-in. Needs
+# Hopper probe, merging, intervals, and all of them under the tools of compute-sanitizer; each instruction against its stand-in. Needs
 # Meson, Ninja, a C compiler, g++ and python3.
 # Usage: scripts/check_device.sh FOLDER [PROBLEMS] [SEED] [RESULTS]; logs go to FOLDER, a summary to stdout. RESULTS is a file like
 # bench/results/nvidia-h200/checks.json: what was found is recorded there; then scripts/verified.py writes docs/verified.md.
@@ -11,7 +11,7 @@ mkdir -p "$folder"
 rm -f "$folder"/*.jsonl "$folder"/*.log
 [ -e build-device/build.ninja ] || meson setup build-device --buildtype=release >"$folder/setup.log" 2>&1 || exit 1
 ninja -C build-device >"$folder/build.log" 2>&1 || { tail -5 "$folder/build.log"; exit 1; }
-checks=build-device/tests/fdm-checks probe=build-device/tests/hopper-probe merge=build-device/tests/merge-check topk=build-device/tests/topk-check
+checks=build-device/tests/fdm-checks probe=build-device/tests/hopper-probe merge=build-device/tests/merge-check masks="build-device/tests/topk-check build-device/tests/interval-check"
 cores=$(nproc) failed=0
 
 part=$(((problems + cores - 1) / cores))
@@ -24,7 +24,7 @@ grep -A3 "^WRONG" "$folder/checks.log" && failed=1
 awk '/ right, /{right[$1] += $2; wrong[$1] += $4} END {for (k in right) printf "%-24s %6d right, %d wrong\n", k, right[k], wrong[k]}' \
     "$folder/checks.log" | sort
 
-for program in $probe $merge $topk; do
+for program in $probe $merge $masks; do
     log="$folder/$(basename "$program").log"
     $program >"$log" 2>&1
     case $? in
@@ -54,7 +54,7 @@ if command -v compute-sanitizer >/dev/null; then
     for name in memcheck racecheck synccheck; do
         tool $name "$folder/hopper-probe-$name.log" $probe --serial
         tool $name "$folder/merge-check-$name.log" $merge
-        tool $name "$folder/topk-check-$name.log" $topk 40
+        for check in $masks; do tool $name "$folder/$(basename "$check")-$name.log" $check 40; done
     done
     wait
     for log in "$folder"/*-{memcheck,racecheck,initcheck,synccheck}.log; do

@@ -31,6 +31,7 @@ MAY_INCLUDE = {
     "families/cpu": {"base", "problem", "device", "families/family.h"},
     "families/hopper": {"base", "cuda", "problem", "device", "gpu", "families/family.h"},
     "families/mma": {"base", "cuda", "problem", "device", "gpu", "families/family.h"},
+    "companions": {"base", "cuda", "problem", "device", "gpu/constants.h"},
     "plan": {"base", "cuda", "problem", "device", "families"},
     ".": {"base", "cuda", "problem", "device", "gpu", "plan"},
 }

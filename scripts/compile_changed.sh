@@ -3,10 +3,10 @@
 # entry at least one specialisation, a sixty-fourth of all, which changes with the commit, and within a time all that the
 # sources concern that have changed since everything was compiled (bench/results/compile/matrix.json). Where that commit is
 # not known here, since the twentieth commit before this one, or the first that the clone has.
-# Usage: scripts/compile_changed.sh [SECONDS for what has changed, default 600]
+# Usage: scripts/compile_changed.sh [SECONDS for what has changed, default 420]
 set -euo pipefail
 cd "$(dirname "$0")/.."
-seconds=${1:-600}
+seconds=${1:-420}
 export PATH="$PWD/.venv/bin:$PATH" VIRTUAL_ENV="$PWD/.venv"
 list=$(mktemp)
 trap 'rm -f "$list"' EXIT

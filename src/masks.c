@@ -2,6 +2,7 @@
  * CUDA devices. */
 #include "base/error.h"
 #include "base/memory.h"
+#include "gpu/masks/intervals_on_device.h"
 #include "gpu/masks/topk_on_device.h"
 #include "problem/key_intervals.h"
 #include "problem/tensor.h"
@@ -74,6 +75,132 @@ static fdm_status check_output(const fdm_tensor *tensor, const char *name, const
     return FDM_OK;
 }
 
+static fdm_status check_seqlen_q(int64_t seqlen_q) {
+    if (seqlen_q < 0 || seqlen_q > INT32_MAX)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "seqlen_q is %lld; it must be in 0..%d", (long long)seqlen_q,
+                         INT32_MAX);
+    return FDM_OK;
+}
+
+/* start and end of one shape, [B, h, Sk], on one device. */
+static fdm_status check_pair(const fdm_tensor *start, const fdm_tensor *end) {
+    if (!start)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "start is NULL");
+    if (start->ndim != 3 || !start->shape)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "start has %d axes; it needs 3", start->ndim);
+    fdm_status status = check_output(start, "start", start->shape);
+    if (status || (status = check_output(end, "end", start->shape)) ||
+        (status = check_device(end, "end", start, "start")))
+        return status;
+    if (start->device.type != FDM_CPU && start->device.type != FDM_CUDA)
+        return error_set(FDM_ERROR_UNSUPPORTED, "start is on DLPack device type %d; it must be the CPU (1) or CUDA (2)",
+                         start->device.type);
+    if (start->shape[2] > INT32_MAX)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "start has %lld keys; at most 2^31 - 1 are supported",
+                         (long long)start->shape[2]);
+    return FDM_OK;
+}
+
+/* ---- windows, prefixes ---- */
+
+static fdm_status make_by_rule(const struct interval_rule *rule, const fdm_tensor *start, const fdm_tensor *end,
+                               void *stream) {
+    if (start->device.type == FDM_CUDA)
+        return rule_on_device(rule, start, end, stream);
+    intervals_by_rule(rule, start, end);
+    return FDM_OK;
+}
+
+fdm_status fdm_window_intervals(int64_t seqlen_q, int32_t causal, int64_t window_left, int64_t window_right,
+                                fdm_tensor *start, fdm_tensor *end, void *stream) {
+    fdm_status status = check_pair(start, end);
+    if (status || (status = check_seqlen_q(seqlen_q)))
+        return status;
+    if (window_left < -1 || window_right < -1)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT,
+                         "window is (%lld, %lld); each side must be >= 0, or -1 for unbounded", (long long)window_left,
+                         (long long)window_right);
+    /* Past either length a window is unbounded, and sums fit below it. */
+    const int64_t num_keys = start->shape[2], unbounded = seqlen_q + num_keys, right = causal ? 0 : window_right;
+    const int no_right = right < 0 || right > unbounded;
+    const struct interval_rule rule = {.row_shift = num_keys - seqlen_q,
+                                       .prefix = no_right ? INT64_MAX : 0,
+                                       .right = no_right ? 0 : right,
+                                       .left = window_left < unbounded ? window_left : -1};
+    return make_by_rule(&rule, start, end, stream);
+}
+
+fdm_status fdm_prefix_intervals(int64_t seqlen_q, int64_t prefix, fdm_tensor *start, fdm_tensor *end, void *stream) {
+    fdm_status status = check_pair(start, end);
+    if (status || (status = check_seqlen_q(seqlen_q)))
+        return status;
+    if (prefix < 0)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "prefix is %lld; it must be >= 0", (long long)prefix);
+    const struct interval_rule rule = {.row_shift = start->shape[2] - seqlen_q, .prefix = prefix, .left = -1};
+    return make_by_rule(&rule, start, end, stream);
+}
+
+/* ---- documents ---- */
+
+static fdm_status check_offsets(const int32_t *cu_seqlens, int64_t stride, int64_t num_documents, int64_t num_keys) {
+    if (cu_seqlens[0] != 0)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "cu_seqlens starts with %d; it must start with 0", cu_seqlens[0]);
+    for (int64_t n = 0; n < num_documents; n++)
+        if (cu_seqlens[(n + 1) * stride] < cu_seqlens[n * stride])
+            return error_set(FDM_ERROR_INVALID_ARGUMENT,
+                             "cu_seqlens falls from %d to %d at index %lld; it must not fall", cu_seqlens[n * stride],
+                             cu_seqlens[(n + 1) * stride], (long long)n + 1);
+    if (cu_seqlens[num_documents * stride] != num_keys)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "cu_seqlens ends with %d, but start has %lld keys",
+                         cu_seqlens[num_documents * stride], (long long)num_keys);
+    return FDM_OK;
+}
+
+fdm_status fdm_document_intervals(const fdm_tensor *cu_seqlens, int32_t causal, fdm_tensor *start, fdm_tensor *end,
+                                  void *stream) {
+    if (!cu_seqlens)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "cu_seqlens is NULL");
+    fdm_status status = tensor_check(cu_seqlens, "cu_seqlens", 1, TENSOR_INPUT, 0);
+    if (status)
+        return status;
+    if (fdm_dtype_of(cu_seqlens) != FDM_INT32 || cu_seqlens->shape[0] < 1)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT,
+                         "cu_seqlens is %s with %lld elements; it must be int32 with one at "
+                         "least",
+                         fdm_dtype_name(fdm_dtype_of(cu_seqlens)), (long long)cu_seqlens->shape[0]);
+    if ((status = check_pair(start, end)) || (status = check_device(cu_seqlens, "cu_seqlens", start, "start")))
+        return status;
+    if (start->device.type == FDM_CUDA)
+        return documents_on_device(cu_seqlens, causal, start, end, stream);
+    const int32_t *offsets = (const int32_t *)(void *)tensor_data(cu_seqlens);
+    const int64_t stride = tensor_stride(cu_seqlens, 0), num_documents = cu_seqlens->shape[0] - 1;
+    if ((status = check_offsets(offsets, stride, num_documents, start->shape[2])))
+        return status;
+    intervals_of_documents(offsets, stride, num_documents, causal, start, end);
+    return FDM_OK;
+}
+
+/* ---- dense masks ---- */
+
+fdm_status fdm_intervals_from_mask(const fdm_tensor *mask, fdm_tensor *start, fdm_tensor *end, int32_t *exact,
+                                   void *stream) {
+    if (!mask || !exact)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is NULL", mask ? "exact" : "mask");
+    fdm_status status = tensor_check(mask, "mask", 4, TENSOR_INPUT, 0);
+    if (status)
+        return status;
+    if (fdm_dtype_of(mask) != FDM_BOOL)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "mask is %s; it must be bool", fdm_dtype_name(fdm_dtype_of(mask)));
+    const int64_t shape[3] = {mask->shape[0], mask->shape[1], mask->shape[3]};
+    if ((status = check_output(start, "start", shape)) || (status = check_pair(start, end)) ||
+        (status = check_device(mask, "mask", start, "start")) || (status = check_seqlen_q(mask->shape[2])))
+        return status;
+    if (start->device.type == FDM_CUDA)
+        return runs_on_device(mask, start, end, exact, stream);
+    *exact = intervals_from_mask(mask, start, end);
+    return FDM_OK;
+}
+
 /* ---- top-W ---- */
 
 /* B, h and Sk of the intervals; bias and padding are checked. */
@@ -118,9 +245,8 @@ fdm_status fdm_topk_intervals(const fdm_tensor *bias, const fdm_tensor *padding,
         return status;
     if (window < 1)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "window is %lld; it must be at least 1", (long long)window);
-    if (seqlen_q < 0 || seqlen_q > INT32_MAX)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "seqlen_q is %lld; it must be in 0..%d", (long long)seqlen_q,
-                         INT32_MAX);
+    if ((status = check_seqlen_q(seqlen_q)))
+        return status;
     interval_shape(bias, padding, shape);
     const size_t needed = workspace_bytes_of(bias, shape);
     if ((status = check_output(start, "start", shape)) || (status = check_output(end, "end", shape)) ||

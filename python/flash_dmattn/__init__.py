@@ -19,6 +19,7 @@ from typing import Any
 from . import _native
 from ._arrays import attention
 from ._merge import merge
+from ._softmax import softmax
 
 __version__: str = _native.version()
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "flash_dmattn_varlen_func",
     "get_available_backends",
     "merge",
+    "softmax",
 ]
 
 _TORCH_NAMES = ("flash_dmattn_func", "flash_dmattn_varlen_func", "flash_dmattn_func_auto")
@@ -53,6 +55,8 @@ def __getattr__(name: str) -> Any:
 def _load_torch(name: str) -> Any:
     module = importlib.import_module("._torch", __name__)
     importlib.import_module("._merge_torch", __name__)
+    importlib.import_module("._masks_torch", __name__)
+    importlib.import_module("._softmax_torch", __name__)
     for each in _TORCH_NAMES:
         globals()[each] = getattr(module, each)
     return globals()[name]

@@ -262,37 +262,6 @@ torch.library.register_vmap("flash_dmattn::forward", _refuse_vmap, lib=_library)
 torch.library.register_vmap("flash_dmattn::forward_beside_bias", _refuse_vmap, lib=_library)
 torch.library.register_vmap("flash_dmattn::backward", _refuse_vmap, lib=_library)
 
-_library.define(
-    "topk_intervals(Tensor bias, Tensor? padding, SymInt window_size, SymInt seqlen_q) -> (Tensor, Tensor)",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
-
-
-def _interval_outputs(bias: Tensor, padding: Optional[Tensor]) -> Tuple[Tensor, Tensor]:
-    batch = bias.shape[0] if padding is None or bias.shape[0] != 1 else padding.shape[0]
-    shape = (batch, *bias.shape[1:])
-    return bias.new_empty(shape, dtype=torch.int32), bias.new_empty(shape, dtype=torch.int32)
-
-
-@torch.library.impl(_library, "topk_intervals", "CUDA")
-@torch.library.impl(_library, "topk_intervals", "CPU")
-def _topk_intervals(bias: Tensor, padding: Optional[Tensor], window_size: int, seqlen_q: int) -> Tuple[Tensor, Tensor]:
-    start, end = _interval_outputs(bias, padding)
-    given = native_view(bias), None if padding is None else native_view(padding)
-    address = num_bytes = stream = 0
-    if bias.is_cuda:
-        num_bytes = _native.topk_workspace(*given)
-        workspace = bias.new_empty(num_bytes, dtype=torch.uint8)  # used again in the order of the stream
-        address, stream = workspace.data_ptr(), torch._C._cuda_getCurrentRawStream(bias.device.index)
-    outputs = native_view(start), native_view(end)
-    _native.topk_intervals(*given, window_size, seqlen_q, *outputs, address, num_bytes, stream)
-    return start, end
-
-
-@torch.library.register_fake("flash_dmattn::topk_intervals", lib=_library)
-def _topk_intervals_fake(bias: Tensor, padding: Optional[Tensor], window_size: int, seqlen_q: int) -> Any:
-    return _interval_outputs(bias, padding)
-
 
 # ---- which way -------------------------------------------------------------------------------------------------------
 

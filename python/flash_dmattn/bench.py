@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import csv
+import itertools
 import json
 import math
 import platform
@@ -357,10 +358,10 @@ def grid(options: argparse.Namespace) -> List[Cell]:
     cells = []
     for dtype in options.dtype or ["fp32", "bf16"]:
         for d in options.D or [64, 128]:
-            for s in options.S or [512, 2048, 4096]:
+            lengths, head_counts = options.S or [512, 2048, 4096], options.H or [max(1, 512 // d)]
+            for s, batch, heads in itertools.product(lengths, options.B, head_counts):
                 for causal in (False, True) if options.causal is None else (options.causal,):
-                    heads = options.H or max(1, 512 // d)
-                    cell = Cell(options.B, heads, options.Hkv or heads, s, s, d, dtype, causal)
+                    cell = Cell(batch, heads, options.Hkv or heads, s, s, d, dtype, causal)
                     cells.append(replace(cell, mask=options.mask or 0.0, bias=options.bias, topk=options.topk or 0))
                     cells[-1] = replace(cells[-1], pair_bias=options.pair_bias, bias_gradient=options.bias_gradient)
     if options.decode:
@@ -373,9 +374,9 @@ def grid(options: argparse.Namespace) -> List[Cell]:
 def sweep(kind: str, options: argparse.Namespace) -> List[Cell]:
     """Cells that differ in one thing: threads, S, or the share of keys that a dynamic mask leaves visible."""
     d, dtype = (options.D or [64])[0], (options.dtype or ["bf16"])[0]
-    heads = options.H or max(1, 512 // d)
+    heads = options.H[0] if options.H else max(1, 512 // d)
     s = (options.S or [2048])[0]
-    base = Cell(options.B, heads, options.Hkv or heads, s, s, d, dtype, causal=True)
+    base = Cell(options.B[0], heads, options.Hkv or heads, s, s, d, dtype, causal=True)
     if kind == "threads":
         most = torch.get_num_threads()
         counts = sorted({1, most, *(2**i for i in range(most.bit_length()) if 2**i <= most)})
@@ -483,8 +484,8 @@ def run_cell(cell: Cell, options: argparse.Namespace) -> List[Dict[str, Any]]:
 def parse(arguments: Optional[List[str]]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m flash_dmattn.bench", description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda has options of its own (cpu)")
-    parser.add_argument("--B", type=int, default=1, help="batch (1)")
-    parser.add_argument("--H", type=int, help="query heads (512 / D)")
+    parser.add_argument("--B", type=int, nargs="+", default=[1], help="batches (1)")
+    parser.add_argument("--H", type=int, nargs="+", help="query heads (512 / D)")
     parser.add_argument("--Hkv", type=int, help="key and value heads (H)")
     parser.add_argument("--S", type=int, nargs="+", help="sequence lengths (512 2048 4096)")
     parser.add_argument("--D", type=int, nargs="+", help="head dims (64 128)")

@@ -2,9 +2,10 @@
 
 Key intervals are a pair (start, end) of int32 arrays [B, h, Sk]: key j is visible to the query's raw rows
 start[j] <= i < end[j]. They go to `key_intervals=` of every attention function. NumPy arrays in give NumPy arrays out,
-torch tensors give torch tensors on the same device, CPU or CUDA, with the same numbers. Functions that get no array
-return torch tensors where torch is loaded, NumPy arrays otherwise; `library="numpy"` or `"torch"` decides it, and
-`device=` makes torch tensors there. On CUDA devices nothing waits for the device unless a function says so.
+torch tensors give torch tensors on the same device, CPU or CUDA, with the same numbers; so do CuPy's and what else
+speaks DLPack, as far as outputs go (see `attention`). Functions that get no array return torch tensors where torch is
+loaded, NumPy arrays otherwise; `library="numpy"` or `"torch"` decides it, and `device=` makes torch tensors there. On
+CUDA devices work runs on the current stream and nothing waits for it unless a function says so.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from typing import Any, Optional, Tuple
 
 from . import _native
 from ._arguments import window_of
-from ._arrays import describe
+from ._arrays import Borrowed, borrow, describe, lender_of
+from ._device_arrays import CPU, device_of
 
 __all__ = [
     "causal_intervals",
@@ -49,21 +51,8 @@ def _library_of(array: Any, name: str) -> str:
     raise TypeError(f"{name} is a {type(array).__name__}; it must be a torch tensor or a NumPy array")
 
 
-def _empty(library: Optional[str], *shapes: Tuple[int, ...]) -> Tuple[Any, ...]:
-    """One uninitialised int32 array per shape."""
-    if library not in (None, "torch", "numpy"):
-        raise ValueError(f"library is {library!r}; it must be 'torch', 'numpy' or None")
-    if library == "torch" or (library is None and sys.modules.get("torch") is not None):
-        import torch
-
-        return tuple(torch.empty(shape, dtype=torch.int32, device="cpu") for shape in shapes)
-    import numpy
-
-    return tuple(numpy.empty(shape, numpy.int32) for shape in shapes)
-
-
-def _cuda_device(device: Any, library: Optional[str]) -> Any:
-    """torch.device of a `device` argument when it is a CUDA device, None for the CPU."""
+def _torch_device(device: Any, library: Optional[str]) -> Any:
+    """torch.device of a `device` argument, None for None."""
     if device is None:
         return None
     if library not in (None, "torch"):
@@ -73,12 +62,42 @@ def _cuda_device(device: Any, library: Optional[str]) -> Any:
     device = torch.device(device)
     if device.type not in ("cpu", "cuda"):
         raise NotImplementedError(f"device is {device}; masks are made on the CPU and on CUDA devices")
-    return device if device.type == "cuda" else None
+    return torch.device("cuda", torch.cuda.current_device()) if device == torch.device("cuda") else device
 
 
-def _native_view(array: Any, name: str) -> Any:
-    """What the extension takes: torch tensors as they are, NumPy arrays described."""
-    return array.detach() if _is_torch(array) else describe(array, name)
+def _makes_torch(device: Any, library: Optional[str]) -> bool:
+    """Whether a function that got no array makes torch tensors."""
+    if library not in (None, "torch", "numpy"):
+        raise ValueError(f"library is {library!r}; it must be 'torch', 'numpy' or None")
+    return library == "torch" or device is not None or (library is None and sys.modules.get("torch") is not None)
+
+
+def _numpy_pair(shape: Tuple[int, ...]) -> Tuple[Intervals, Tuple[Any, ...]]:
+    """Two uninitialised int32 arrays, and what ends the arguments of the extension's functions."""
+    import numpy
+
+    pair = numpy.empty(shape, numpy.int32), numpy.empty(shape, numpy.int32)
+    return pair, (describe(pair[0], "start"), describe(pair[1], "end"), 0)
+
+
+class _Beside:
+    """Outputs and workspace beside an array that is not PyTorch's, where it is."""
+
+    def __init__(self, array: Any, name: str) -> None:
+        self.name, self.device = name, device_of(array, name)
+        self.lender = lender_of(array, self.device, None)
+
+    def borrow(self, array: Any, name: str) -> Optional[Borrowed]:
+        return borrow(array, name, self.device, self.lender.stream, False, self.name)
+
+    def pair(self, shape: Tuple[int, ...]) -> Tuple[Intervals, Tuple[Any, ...]]:
+        """As _numpy_pair()."""
+        pair = self.lender.empty(shape, "int32"), self.lender.empty(shape, "int32")
+        views = (borrow(each, "interval", self.device, self.lender.stream, True, self.name) for each in pair)
+        return pair, (*(each.arguments() for each in views), self.lender.stream)
+
+    def hand_over(self, pair: Intervals) -> Intervals:
+        return self.lender.hand_over(pair[0]), self.lender.hand_over(pair[1])
 
 
 def _length(value: int, name: str) -> int:
@@ -87,8 +106,8 @@ def _length(value: int, name: str) -> int:
     return int(value)
 
 
-def _on_device() -> Any:
-    """Functions in torch operations."""
+def _on_torch() -> Any:
+    """Functions on torch tensors."""
     from . import _masks_torch
 
     return _masks_torch
@@ -102,7 +121,7 @@ def _ranks(bias: Any) -> Any:
     if _is_torch(bias):
         import torch
 
-        order = torch.sort(_on_device().sortable(bias.detach()), dim=-1, descending=True, stable=True).indices
+        order = torch.sort(_on_torch().sortable(bias.detach()), dim=-1, descending=True, stable=True).indices
         return -torch.argsort(order, dim=-1).to(torch.float32)
     import numpy
 
@@ -128,41 +147,46 @@ def topk_intervals(
     Returns:
         (start, end), int32 [B, h, Sk], in raw rows; end is 2**31 - 1 for a key that is never dropped.
     """
-    library = _library_of(bias, "bias")
+    if _is_torch(bias):
+        return _topk_on_torch(bias, window_size, seqlen_q, key_padding_mask)
+    beside = _Beside(bias, "bias")
+    if hasattr(bias, "__array_interface__") and str(bias.dtype) == "float64":
+        bias = _ranks(bias)
+    given, padding = beside.borrow(bias, "bias"), beside.borrow(key_padding_mask, "key_padding_mask")
+    if len(given.shape) != 3 and (len(given.shape) != 4 or given.shape[2] != 1):
+        raise ValueError(_BIAS_SHAPE.format(list(given.shape)))
+    if padding is not None and len(padding.shape) != 2:
+        raise ValueError(_PADDING_SHAPE)
+    batch = given.shape[0] if padding is None or given.shape[0] != 1 else padding.shape[0]
+    pair, outputs = beside.pair((batch, given.shape[1], given.shape[-1]))
+    views = given.arguments(), None if padding is None else padding.arguments()
+    rows = _length(given.shape[-1] if seqlen_q is None else seqlen_q, "seqlen_q")
+    num_bytes = 0 if beside.device[0] == CPU else _native.topk_workspace(*views)
+    address, memory = (0, None) if num_bytes == 0 else beside.lender.allocate(num_bytes)
+    _native.topk_intervals(*views, window_size, rows, *outputs[:2], address, num_bytes, outputs[2])
+    del memory  # lent until here; what lent it uses it again in the order of the stream
+    return beside.hand_over(pair)
+
+
+_BIAS_SHAPE = "bias has shape {}; it must be [batch, heads, seqlen_k], or have a 1 before seqlen_k"
+_PADDING_SHAPE = "key_padding_mask must be a bool array [batch, seqlen_k] of the same library as bias"
+
+
+def _topk_on_torch(bias: Any, window_size: int, seqlen_q: Optional[int], key_padding_mask: Any) -> Intervals:
+    import torch
+
+    _library_of(bias, "bias")
     if bias.ndim == 4 and bias.shape[2] == 1:
         bias = bias.reshape(bias.shape[0], bias.shape[1], bias.shape[3])
     if bias.ndim != 3:
-        raise ValueError(
-            f"bias has shape {list(bias.shape)}; it must be [batch, heads, seqlen_k], or have a 1 before seqlen_k"
-        )
-    if key_padding_mask is not None and (
-        _is_torch(key_padding_mask) != _is_torch(bias) or key_padding_mask.ndim != 2
-    ):
-        raise ValueError("key_padding_mask must be a bool array [batch, seqlen_k] of the same library as bias")
-    if str(bias.dtype).endswith("float64"):
+        raise ValueError(_BIAS_SHAPE.format(list(bias.shape)))
+    if key_padding_mask is not None and (not _is_torch(key_padding_mask) or key_padding_mask.ndim != 2):
+        raise ValueError(_PADDING_SHAPE)
+    if bias.dtype is torch.float64:
         bias = _ranks(bias)
     rows = _length(bias.shape[-1] if seqlen_q is None else seqlen_q, "seqlen_q")
-    if library != "numpy":
-        import torch
-
-        from . import _torch  # noqa: F401  (defines the operator)
-
-        return torch.ops.flash_dmattn.topk_intervals(bias.detach(), key_padding_mask, window_size, rows)
-    batch = max(bias.shape[0], 1 if key_padding_mask is None else key_padding_mask.shape[0])
-    shape = (batch if bias.shape[0] else 0, *bias.shape[1:])
-    start, end = _empty("numpy", shape, shape)
-    _native.topk_intervals(
-        describe(bias, "bias"),
-        describe(key_padding_mask, "key_padding_mask"),
-        window_size,
-        rows,
-        describe(start, "start"),
-        describe(end, "end"),
-        0,
-        0,
-        0,
-    )
-    return start, end
+    _on_torch()  # defines the operator
+    return torch.ops.flash_dmattn.topk_intervals(bias.detach(), key_padding_mask, window_size, rows)
 
 
 def window_intervals(
@@ -176,13 +200,16 @@ def window_intervals(
     """Sliding window (left, right), -1 or None = unbounded, and causal, bottom-right aligned: (start, end) [1, 1, Sk]."""
     rows, keys = _length(seqlen_q, "seqlen_q"), _length(seqlen_k, "seqlen_k")
     left, right = window_of(window_size)
-    there = _cuda_device(device, library)
-    # For a CUDA device the library only checks the arguments.
-    count = keys if there is None else 0
-    start, end = _empty("torch" if device is not None else library, (1, 1, count), (1, 1, count))
-    views = (_native_view(start, "start"), _native_view(end, "end"))
-    _native.window_intervals(rows, count, int(causal), left, right, *views)
-    return (start, end) if there is None else _on_device().window(rows, keys, (left, right), causal, there)
+    there = _torch_device(device, library)
+    if not _makes_torch(device, library):
+        pair, outputs = _numpy_pair((1, 1, keys))
+        _native.window_intervals(rows, int(causal), left, right, *outputs)
+        return pair
+    import torch
+
+    make = _on_torch().window
+    make = torch.ops.flash_dmattn.window_intervals if torch.compiler.is_compiling() else make
+    return make(rows, keys, bool(causal), left, right, there or torch.device("cpu"))
 
 
 def causal_intervals(seqlen_q: int, seqlen_k: int, library: Optional[str] = None, device: Any = None) -> Intervals:
@@ -195,39 +222,56 @@ def prefix_intervals(
 ) -> Intervals:
     """Prefix LM: keys below `prefix` are visible to every row, the others causally. (start, end) [1, 1, Sk]."""
     rows, keys = _length(seqlen_q, "seqlen_q"), _length(seqlen_k, "seqlen_k")
-    there = _cuda_device(device, library)
-    count = keys if there is None else 0
-    start, end = _empty("torch" if device is not None else library, (1, 1, count), (1, 1, count))
-    views = (_native_view(start, "start"), _native_view(end, "end"))
-    _native.prefix_intervals(rows, count, prefix, *views)
-    return (start, end) if there is None else _on_device().prefix(rows, keys, prefix, there)
+    there = _torch_device(device, library)
+    if not _makes_torch(device, library):
+        pair, outputs = _numpy_pair((1, 1, keys))
+        _native.prefix_intervals(rows, prefix, *outputs)
+        return pair
+    import torch
+
+    make = _on_torch().prefix
+    make = torch.ops.flash_dmattn.prefix_intervals if torch.compiler.is_compiling() else make
+    return make(rows, keys, prefix, there or torch.device("cpu"))
 
 
 def document_intervals(cu_seqlens: Any, causal: bool = True, seqlen: Optional[int] = None) -> Intervals:
     """Attention inside documents only: cu_seqlens int32 [n + 1] from 0 to S; Sq == Sk == S. (start, end) [1, 1, S].
 
     seqlen: S, where the caller knows it. Without it the offsets of a CUDA tensor are read and checked, which waits for
-    the device; with it they are not looked at, and keys from the last offset on are never visible.
+    the device; with it they are not looked at, and keys from the last offset on are never visible. Arrays on CUDA
+    devices that are not PyTorch's need it.
     """
-    library = _library_of(cu_seqlens, "cu_seqlens")
-    if cu_seqlens.ndim != 1 or not str(cu_seqlens.dtype).endswith("int32") or len(cu_seqlens) < 1:
-        raise ValueError("cu_seqlens must be an int32 array [number of documents + 1]")
-    if library == "cuda" and seqlen is not None:
-        return _on_device().documents(cu_seqlens, causal, _length(seqlen, "seqlen"))
+    on_torch, on_host = _is_torch(cu_seqlens), hasattr(cu_seqlens, "__array_interface__")
+    if on_torch:
+        on_host = _library_of(cu_seqlens, "cu_seqlens") == "torch"
+    if on_torch or on_host:
+        if cu_seqlens.ndim != 1 or not str(cu_seqlens.dtype).endswith("int32") or len(cu_seqlens) < 1:
+            raise ValueError("cu_seqlens must be an int32 array [number of documents + 1]")
+        if on_host or seqlen is None:
+            seqlen = _last_offset(cu_seqlens, seqlen)
+    elif seqlen is None:
+        raise ValueError("seqlen is None; without NumPy and PyTorch the offsets are not read, so it must be given")
+    keys = _length(seqlen, "seqlen")
+    if on_torch:
+        import torch
+
+        _on_torch()  # defines the operator
+        return torch.ops.flash_dmattn.document_intervals(cu_seqlens, bool(causal), keys)
+    beside = _Beside(cu_seqlens, "cu_seqlens")
+    pair, outputs = beside.pair((1, 1, keys))
+    _native.document_intervals(beside.borrow(cu_seqlens, "cu_seqlens").arguments(), int(causal), *outputs)
+    return beside.hand_over(pair)
+
+
+def _last_offset(cu_seqlens: Any, seqlen: Optional[int]) -> int:
+    """The number of keys that offsets end with, which is what `seqlen` says."""
     steps = cu_seqlens[1:] - cu_seqlens[:-1]
     if int(cu_seqlens[0]) != 0 or bool((steps < 0).any()):
         raise ValueError("cu_seqlens must start with 0 and must not fall")
     keys = int(cu_seqlens[-1])
     if seqlen is not None and seqlen != keys:
         raise ValueError(f"seqlen is {seqlen}, but cu_seqlens ends with {keys}")
-    if library == "cuda":
-        return _on_device().documents(cu_seqlens, causal, keys)
-    start, end = _empty(library, (1, 1, keys), (1, 1, keys))
-    # The library reads the offsets as a C array.
-    offsets = cu_seqlens.contiguous() if library == "torch" else cu_seqlens.copy()
-    views = (_native_view(start, "start"), _native_view(end, "end"))
-    _native.document_intervals(_native_view(offsets, "cu_seqlens"), int(causal), *views)
-    return start, end
+    return keys
 
 
 def intervals_from_mask(mask: Any) -> Optional[Intervals]:
@@ -243,16 +287,10 @@ def intervals_from_mask(mask: Any) -> Optional[Intervals]:
             f"mask has {mask.ndim} axes; it needs 2 [seqlen_q, seqlen_k] or 4 [batch, heads, seqlen_q, seqlen_k]"
         )
     planes = mask.reshape(1, 1, *mask.shape) if mask.ndim == 2 else mask
-    if library == "cuda":
-        return _on_device().from_mask(planes)
-    batch, heads, _, keys = planes.shape
-    start, end = _empty(library, (batch, heads, keys), (batch, heads, keys))
-    for b in range(batch):
-        for h in range(heads):
-            views = (_native_view(each[b, h], "interval") for each in (start, end))
-            if not _native.intervals_from_mask(_native_view(planes[b, h], "mask"), *views):
-                return None
-    return start, end
+    if library != "numpy":
+        return _on_torch().from_mask(planes)
+    pair, outputs = _numpy_pair((*planes.shape[:2], planes.shape[3]))
+    return pair if _native.intervals_from_mask(describe(planes, "mask"), *outputs, 0) else None
 
 
 def intervals_to_mask(start: Any, end: Any, seqlen_q: int) -> Any:
@@ -298,7 +336,7 @@ def _largest(scores: Any, count: int) -> Any:
     if _is_torch(scores):
         import torch
 
-        order = torch.sort(_on_device().sortable(scores), dim=-1, descending=True, stable=True).indices[..., :count]
+        order = torch.sort(_on_torch().sortable(scores), dim=-1, descending=True, stable=True).indices[..., :count]
         return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, order, True)
     import numpy
 

@@ -56,6 +56,13 @@ typedef fdm_status (*native_call)(const fdm_tensors *, const fdm_options *, cons
 PyObject *native_run(native_call call, const fdm_tensors *tensors, const fdm_options *options,
                      const fdm_allocator *allocator);
 
+/* Workspace on the tensors' device: `allocate(bytes)` returns (address, what keeps it alive). The allocator may be used
+ * without the GIL; what is kept is released with it. */
+struct native_device_workspace {
+    PyObject *allocate, *kept;
+};
+fdm_allocator native_device_allocator(struct native_device_workspace *workspace);
+
 /* METH_O */
 PyObject *native_use_torch(PyObject *module, PyObject *names);
 PyObject *native_inspect(PyObject *module, PyObject *object);
@@ -68,6 +75,7 @@ PyObject *native_node_backward(PyObject *module, PyObject *const *arguments, Py_
 PyObject *native_operator_forward(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_operator_backward(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_merge(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *native_softmax(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_count_visible(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_plan(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_export(PyObject *module, PyObject *const *arguments, Py_ssize_t count);

@@ -60,13 +60,8 @@ static int parse(PyObject *const *arguments, Py_ssize_t count, struct tensor_arg
     return PyErr_Occurred() ? -1 : 0;
 }
 
-/* Workspace on the tensors' device: `allocate(bytes)` returns (address, what keeps it alive). */
-struct device_workspace {
-    PyObject *allocate, *kept;
-};
-
 static void *allocate_on_device(void *context, size_t bytes) {
-    struct device_workspace *workspace = context;
+    struct native_device_workspace *workspace = context;
     PyGILState_STATE state = PyGILState_Ensure();
     void *memory = NULL;
     workspace->kept = PyObject_CallFunction(workspace->allocate, "n", (Py_ssize_t)bytes);
@@ -77,6 +72,10 @@ static void *allocate_on_device(void *context, size_t bytes) {
     return memory;
 }
 static void release_on_device(void *context, void *memory) {} /* when `kept` goes, with the GIL */
+
+fdm_allocator native_device_allocator(struct native_device_workspace *workspace) {
+    return (fdm_allocator){workspace, allocate_on_device, release_on_device};
+}
 
 PyObject *native_run(native_call call, const fdm_tensors *tensors, const fdm_options *options,
                      const fdm_allocator *allocator) {
@@ -106,8 +105,8 @@ PyObject *native_forward(PyObject *module, PyObject *const *arguments, Py_ssize_
         native_inputs(given, &tensors);
         tensors.out = given[NATIVE_NUM_INPUTS];
         tensors.lse = given[NATIVE_NUM_INPUTS + 1];
-        struct device_workspace workspace = {allocate, NULL};
-        fdm_allocator allocator = {&workspace, allocate_on_device, release_on_device};
+        struct native_device_workspace workspace = {allocate, NULL};
+        fdm_allocator allocator = native_device_allocator(&workspace);
         result = native_run(fdm_attention_forward, &tensors, &options, allocate ? &allocator : NULL);
         Py_XDECREF(workspace.kept);
     }

@@ -24,7 +24,10 @@ struct cuda_kernel_request {
     int32_t num_constants;
     struct cuda_constant constants[CUDA_CONSTANTS_MAX];
     int32_t shared_bytes; /* dynamic shared memory of a launch; set once, when the kernel is loaded */
-    int32_t threads;      /* of a launch's blocks; for reports, and no part of what the kernel is known by */
+    int32_t cluster;      /* blocks of a launch's clusters, where they are more than the 8 that every device takes */
+    /* For reports and tests; no part of what the kernel is known by. */
+    int32_t threads;         /* of a launch's blocks */
+    int32_t spill_bytes_max; /* that its specialisations may spill; 0 but where its registers cannot hold everything */
 };
 
 struct cuda_kernel; /* loaded on one device; lives until the process ends */

@@ -261,6 +261,8 @@ static fdm_status load_new(const struct cuda_driver *driver, int32_t device, str
         result = driver->function_set(kernel->function, CU_FUNCTION_MAX_DYNAMIC_SHARED_BYTES, shared_bytes);
     if (!result && shared_bytes > 0)
         result = driver->function_set(kernel->function, CU_FUNCTION_SHARED_CARVEOUT, 100);
+    if (!result && work->request.cluster > 8)
+        result = driver->function_set(kernel->function, CU_FUNCTION_NON_PORTABLE_CLUSTER, 1);
     if (!result)
         result = driver->function_get(&kernel->resources.max_threads, CU_FUNCTION_MAX_THREADS, kernel->function);
     if (!result)

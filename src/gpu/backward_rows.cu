@@ -9,6 +9,7 @@
 #include "cuda/ptx/launch.cuh"
 #include "cuda/ptx/opaque.cuh"
 #include "gpu/backward_params.h"
+#include "gpu/numbers.h"
 #include "gpu/packed.cuh"
 
 BACKWARD_ROWS_CONSTANTS(GPU_CONSTANT_GIVEN)
@@ -200,7 +201,7 @@ extern "C" __global__ void PREPARE_BOUNDS backward_prepare(const __grid_constant
     float low = 0;
     if (row < at.seqlen_q && a.in.lse_low.data)
         low = a.in.lse_low.data[b * a.in.lse_low.batch + h * a.in.lse_low.head + i * a.in.lse_low.row];
-    a.low_rows[at.begin + row] = low * -1.4426950408889634f;
+    a.low_rows[at.begin + row] = low * -LOG2_E;
 #endif
 }
 

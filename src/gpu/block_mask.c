@@ -9,11 +9,8 @@ int64_t block_mask_bytes(const fdm_problem *p, int32_t block_m, int32_t block_n)
 }
 
 void block_mask_request(struct cuda_kernel_request *request) {
-    request->file = "gpu/block_mask.cu";
-    request->entry = "block_mask";
-    request->num_constants = 0;
-    request->shared_bytes = 0;
-    request->threads = 32 * BLOCK_MASK_WARPS;
+    *request = (struct cuda_kernel_request){
+        .file = "gpu/block_mask.cu", .entry = "block_mask", .threads = 32 * BLOCK_MASK_WARPS};
 }
 
 fdm_status block_mask_launch(const struct cuda_kernel *kernel, const fdm_problem *p, int32_t block_m, int32_t block_n,

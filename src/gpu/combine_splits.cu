@@ -10,11 +10,12 @@
 #include "cuda/ptx/launch.cuh"
 #include "cuda/ptx/math.cuh"
 #include "gpu/combine_splits.h"
+#include "gpu/numbers.h"
 
-#define THREADS   (32 * COMBINE_SPLITS_WARPS)
-#define AT_ONCE   8 /* splits whose parts a warp reads together */
-#define LOG2_E    1.4426950408889634f
-#define MINUS_INF (-__int_as_float(0x7f800000))
+COMBINE_SPLITS_CONSTANTS(GPU_CONSTANT_GIVEN)
+
+#define THREADS (32 * COMBINE_SPLITS_WARPS)
+#define AT_ONCE 8 /* splits whose parts a warp reads together */
 
 static_assert(GPU_SPLITS_MAX <= THREADS, "a thread for each split");
 

@@ -72,6 +72,7 @@ static inline uint32_t gpu_grid(int64_t blocks) { return blocks < INT32_MAX ? (u
 static inline void gpu_set_constants(struct cuda_kernel_request *request, const char *const *names,
                                      const int64_t *values, int32_t count) {
     request->num_constants = count;
+    request->cluster = request->spill_bytes_max = 0;
     for (int32_t i = 0; i < count; i++)
         request->constants[i] = (struct cuda_constant){names[i], values[i]};
 }

@@ -3,11 +3,8 @@
 #include "gpu/gpu_family.h"
 
 void key_sort_request(struct cuda_kernel_request *request) {
-    request->file = "gpu/key_sort.cu";
-    request->entry = "key_sort";
-    request->num_constants = 0;
-    request->shared_bytes = 0;
-    request->threads = KEY_SORT_THREADS;
+    *request =
+        (struct cuda_kernel_request){.file = "gpu/key_sort.cu", .entry = "key_sort", .threads = KEY_SORT_THREADS};
 }
 
 fdm_status key_sort_launch(const struct cuda_kernel *kernel, const fdm_problem *p, const struct gpu_forward_params *a,

@@ -10,8 +10,7 @@
  * than a grid has blocks, a block takes several. */
 #include "cuda/ptx/math.cuh"
 #include "gpu/key_sort.h"
-
-#define UNBOUNDED 0x7fffffff
+#include "gpu/numbers.h"
 
 /* Rows past the last one that sees key j; 0 where none does. */
 __device__ __forceinline__ int last_row(const struct key_sort_params &a, int64_t batch, int64_t head, int64_t j) {

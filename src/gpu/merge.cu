@@ -6,12 +6,12 @@
  * A row (b, i, h) is cut into chunks of 16 bytes (VECTOR: rows are contiguous and aligned) or of one element, a thread
  * each; a block takes as many whole rows as it has threads for, or one row in several rounds. The result may take the
  * place of either part: a chunk is written by the thread that read it, and an lse only when all of its row's threads
- * have read it. Constants: DTYPE, VECTOR. */
+ * have read it. */
 #include "cuda/ptx/math.cuh"
 #include "gpu/merge.h"
+#include "gpu/numbers.h"
 
-#define LOG2_E 1.4426950408889634f
-#define LN_2   0.6931471805599453f
+MERGE_CONSTANTS(GPU_CONSTANT_GIVEN)
 
 struct shares {
     float one, two, lse;

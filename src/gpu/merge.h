@@ -2,7 +2,12 @@
 #ifndef FDM_GPU_MERGE_H
 #define FDM_GPU_MERGE_H
 
+#include "gpu/constants.h"
 #include "gpu/forward_params.h"
+
+#define MERGE_CONSTANTS(X)                                   \
+    X(DTYPE)  /* GPU_FLOAT32, GPU_FLOAT16 or GPU_BFLOAT16 */ \
+    X(VECTOR) /* 1: rows are contiguous and aligned */
 
 #define MERGE_THREADS 256
 

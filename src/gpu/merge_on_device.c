@@ -2,17 +2,15 @@
 #include "gpu/merge_on_device.h"
 
 #include "base/error.h"
+#include "gpu/gpu_family.h"
 #include "problem/tensor.h"
 
 enum { VECTOR_BYTES = 16 };
 
 void merge_request(fdm_dtype dtype, int vector, struct cuda_kernel_request *request) {
     const int64_t code = dtype == FDM_FLOAT32 ? GPU_FLOAT32 : dtype == FDM_FLOAT16 ? GPU_FLOAT16 : GPU_BFLOAT16;
-    *request = (struct cuda_kernel_request){.file = "gpu/merge.cu",
-                                            .entry = "merge",
-                                            .num_constants = 2,
-                                            .constants = {{"DTYPE", code}, {"VECTOR", vector != 0}},
-                                            .threads = MERGE_THREADS};
+    *request = (struct cuda_kernel_request){.file = "gpu/merge.cu", .entry = "merge", .threads = MERGE_THREADS};
+    GPU_SET_CONSTANTS(request, MERGE_CONSTANTS, .DTYPE = code, .VECTOR = vector != 0);
 }
 
 static struct merge_out out_of(const fdm_tensor *t) {

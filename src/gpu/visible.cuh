@@ -4,11 +4,10 @@
 #define FDM_VISIBLE_CUH
 
 #include "gpu/forward_params.h"
+#include "gpu/numbers.h"
 #include "gpu/packed.cuh"
 
-#define UNBOUNDED 0x7fffffff
-#define MINUS_INF (-__int_as_float(0x7f800000))
-#define KEYED     (INTERVALS || (MASK && !MASK_ROWS) || (BIAS && !BIAS_ROWS)) /* something depends on the key alone */
+#define KEYED (INTERVALS || (MASK && !MASK_ROWS) || (BIAS && !BIAS_ROWS)) /* something depends on the key alone */
 
 /* First and last key that a row sees, by window and ends. */
 __device__ __forceinline__ int first_key(const struct gpu_forward_params &a, const struct sequence &s, int row) {

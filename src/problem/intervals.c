@@ -1,77 +1,53 @@
 /* intervals.c: causal, window, document and prefix masks as key intervals, and intervals out of dense masks. */
-#include "base/error.h"
+#include "problem/key_intervals.h"
+#include "problem/tensor.h"
 
 /* Rows are raw; a bound past int32 is as good as the largest int32. */
 static int32_t clamp_row(int64_t row) {
     return row > INT32_MAX ? INT32_MAX : row < INT32_MIN ? INT32_MIN : (int32_t)row;
 }
 
-static fdm_status check_lengths(int64_t seqlen_q, int64_t seqlen_k, const int32_t *start, const int32_t *end) {
-    if (seqlen_q < 0 || seqlen_k < 0 || seqlen_q > INT32_MAX || seqlen_k > INT32_MAX)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "lengths are %lld rows and %lld keys; they must be in 0..%d",
-                         (long long)seqlen_q, (long long)seqlen_k, INT32_MAX);
-    if (seqlen_k > 0 && (!start || !end))
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is NULL", start ? "end" : "start");
-    return FDM_OK;
+/* Start or end of a head. */
+struct key_row {
+    int32_t *data;
+    int64_t stride;
+};
+
+static struct key_row row_of(const fdm_tensor *t, int64_t b, int64_t h) {
+    int32_t *data = (int32_t *)(void *)tensor_data(t);
+    return (struct key_row){data + b * tensor_stride(t, 0) + h * tensor_stride(t, 1), tensor_stride(t, 2)};
 }
 
-fdm_status fdm_document_intervals(const int32_t *cu_seqlens, int64_t num_documents, int32_t causal, int32_t *start,
-                                  int32_t *end) {
-    if (!cu_seqlens || num_documents < 0)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "cu_seqlens is %s and num_documents is %lld",
-                         cu_seqlens ? "given" : "NULL", (long long)num_documents);
-    if (cu_seqlens[0] != 0)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "cu_seqlens starts with %d; it must start with 0", cu_seqlens[0]);
-    for (int64_t n = 0; n < num_documents; n++)
-        if (cu_seqlens[n + 1] < cu_seqlens[n])
-            return error_set(FDM_ERROR_INVALID_ARGUMENT,
-                             "cu_seqlens falls from %d to %d at index %lld; it must not fall", cu_seqlens[n],
-                             cu_seqlens[n + 1], (long long)n + 1);
-    fdm_status status = check_lengths(0, cu_seqlens[num_documents], start, end);
-    if (status)
-        return status;
-    for (int64_t n = 0; n < num_documents; n++)
-        for (int32_t j = cu_seqlens[n]; j < cu_seqlens[n + 1]; j++) {
-            start[j] = causal ? j : cu_seqlens[n];
-            end[j] = cu_seqlens[n + 1];
+static void rule_of_head(const struct interval_rule *rule, int64_t num_keys, struct key_row start, struct key_row end) {
+    for (int64_t j = 0; j < num_keys; j++) {
+        const int64_t row = j - rule->row_shift;
+        start.data[j * start.stride] = j < rule->prefix ? 0 : clamp_row(row - rule->right);
+        end.data[j * end.stride] = rule->left < 0 ? INT32_MAX : clamp_row(row + rule->left + 1);
+    }
+}
+
+void intervals_by_rule(const struct interval_rule *rule, const fdm_tensor *start, const fdm_tensor *end) {
+    for (int64_t b = 0; b < start->shape[0] && start->shape[2] > 0; b++)
+        for (int64_t h = 0; h < start->shape[1]; h++)
+            rule_of_head(rule, start->shape[2], row_of(start, b, h), row_of(end, b, h));
+}
+
+static void documents_of_head(const int32_t *cu_seqlens, int64_t stride, int64_t num_documents, int32_t causal,
+                              struct key_row start, struct key_row end) {
+    for (int64_t n = 0; n < num_documents; n++) {
+        const int32_t first = cu_seqlens[n * stride], last = cu_seqlens[(n + 1) * stride];
+        for (int32_t j = first; j < last; j++) {
+            start.data[j * start.stride] = causal ? j : first;
+            end.data[j * end.stride] = last;
         }
-    return FDM_OK;
+    }
 }
 
-fdm_status fdm_window_intervals(int64_t seqlen_q, int64_t seqlen_k, int32_t causal, int64_t window_left,
-                                int64_t window_right, int32_t *start, int32_t *end) {
-    fdm_status status = check_lengths(seqlen_q, seqlen_k, start, end);
-    if (status)
-        return status;
-    if (window_left < -1 || window_right < -1)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT,
-                         "window is (%lld, %lld); each side must be >= 0, or -1 for unbounded", (long long)window_left,
-                         (long long)window_right);
-    if (causal)
-        window_right = 0;
-    /* Past either length a window is unbounded; clamped so that sums fit. */
-    int64_t unbounded = seqlen_q + seqlen_k;
-    window_left = window_left < 0 || window_left > unbounded ? unbounded : window_left;
-    int no_right = window_right < 0 || window_right > unbounded;
-    for (int64_t j = 0; j < seqlen_k; j++) {
-        int64_t row = j - (seqlen_k - seqlen_q);
-        start[j] = no_right ? 0 : clamp_row(row - window_right);
-        end[j] = window_left == unbounded ? INT32_MAX : clamp_row(row + window_left + 1);
-    }
-    return FDM_OK;
-}
-
-fdm_status fdm_prefix_intervals(int64_t seqlen_q, int64_t seqlen_k, int64_t prefix, int32_t *start, int32_t *end) {
-    fdm_status status = check_lengths(seqlen_q, seqlen_k, start, end);
-    if (status)
-        return status;
-    if (prefix < 0)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "prefix is %lld; it must be >= 0", (long long)prefix);
-    for (int64_t j = 0; j < seqlen_k; j++) {
-        start[j] = j < prefix ? 0 : clamp_row(j - (seqlen_k - seqlen_q));
-        end[j] = INT32_MAX;
-    }
-    return FDM_OK;
+void intervals_of_documents(const int32_t *cu_seqlens, int64_t stride, int64_t num_documents, int32_t causal,
+                            const fdm_tensor *start, const fdm_tensor *end) {
+    for (int64_t b = 0; b < start->shape[0] && start->shape[2] > 0; b++)
+        for (int64_t h = 0; h < start->shape[1]; h++)
+            documents_of_head(cu_seqlens, stride, num_documents, causal, row_of(start, b, h), row_of(end, b, h));
 }
 
 /* The rows that see a key, when they are one run: first <= i < last, first == last when none does. 0 when they are not.
@@ -89,23 +65,30 @@ static int one_run(const uint8_t *column, int64_t rows, int64_t stride, int64_t 
     return i >= rows;
 }
 
-fdm_status fdm_intervals_from_mask(const uint8_t *mask, int64_t seqlen_q, int64_t seqlen_k, int64_t row_stride,
-                                   int64_t key_stride, int32_t *start, int32_t *end, int32_t *exact) {
-    fdm_status status = check_lengths(seqlen_q, seqlen_k, start, end);
-    if (status)
-        return status;
-    if (!exact || (!mask && seqlen_q > 0 && seqlen_k > 0))
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is NULL", exact ? "mask" : "exact");
-    int64_t first, last;
-    *exact = 0;
-    for (int64_t j = 0; j < seqlen_k; j++)
-        if (!one_run(mask + j * key_stride, seqlen_q, row_stride, &first, &last))
-            return FDM_OK;
-    *exact = 1;
-    for (int64_t j = 0; j < seqlen_k; j++) {
-        one_run(mask + j * key_stride, seqlen_q, row_stride, &first, &last);
-        start[j] = (int32_t)first;
-        end[j] = last == seqlen_q && first < last ? INT32_MAX : (int32_t)last;
+/* Whether every key of a head's mask is one run; start.data NULL: writes nothing. */
+static int runs_of_head(const fdm_tensor *mask, int64_t b, int64_t h, struct key_row start, struct key_row end) {
+    const int64_t rows = mask->shape[2], row_stride = tensor_stride(mask, 2), key_stride = tensor_stride(mask, 3);
+    const uint8_t *data = (const uint8_t *)tensor_data(mask) + b * tensor_stride(mask, 0) + h * tensor_stride(mask, 1);
+    for (int64_t j = 0; j < mask->shape[3]; j++) {
+        int64_t first, last;
+        if (!one_run(data + j * key_stride, rows, row_stride, &first, &last))
+            return 0;
+        if (start.data) {
+            start.data[j * start.stride] = (int32_t)first;
+            end.data[j * end.stride] = last == rows && first < last ? INT32_MAX : (int32_t)last;
+        }
     }
-    return FDM_OK;
+    return 1;
+}
+
+int intervals_from_mask(const fdm_tensor *mask, const fdm_tensor *start, const fdm_tensor *end) {
+    const struct key_row none = {0};
+    if (start->shape[2] == 0)
+        return 1;
+    for (int writing = 0; writing < 2; writing++)
+        for (int64_t b = 0; b < start->shape[0]; b++)
+            for (int64_t h = 0; h < start->shape[1]; h++)
+                if (!runs_of_head(mask, b, h, writing ? row_of(start, b, h) : none, writing ? row_of(end, b, h) : none))
+                    return 0;
+    return 1;
 }

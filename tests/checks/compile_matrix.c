@@ -1,5 +1,5 @@
 /* compile_matrix.c: compiles what the CUDA families would launch for many problems on many architectures, without a
- * device, and demands that nothing spills (of the backward: next to nothing) and that the assembler has no remark
+ * device, and demands that nothing spills (beyond what a kernel's request allows) and that the assembler has no remark
  * C75xx.
  *
  * Usage: fdm-compile [--full] [--arch sm_90] [--seed N] [--kernel NAME] [--variants] [--entry TEXT] [--with
@@ -24,9 +24,11 @@
 #include <unistd.h>
 
 #include "base/memory.h"
+#include "compile_companions.h"
 #include "compile_problems.h"
 #include "cuda/compiler.h"
 #include "families/family.h"
+#include "gpu/masks/intervals_on_device.h"
 #include "gpu/masks/topk_on_device.h"
 #include "gpu/merge_on_device.h"
 
@@ -315,16 +317,8 @@ static void compile_jobs(void) {
     num_jobs = next_job;
 }
 
-/* The backward holds up to 128 sums a thread beside everything else, and where rare features meet the assembler puts a
- * few registers aside. Known, counted, and bounded; docs/verified.md tells how many. Everything else must not spill. */
-enum { BACKWARD_SPILL_MAX = 192 };
-
-static int32_t spill_allowed(const struct job *job) {
-    return strcmp(job->request.entry, "mma_backward") == 0 ? BACKWARD_SPILL_MAX : 0;
-}
-
 static int is_bad(const struct job *job) {
-    return job->status || job->resources.spill_bytes > spill_allowed(job) || job->resources.remarks > 0;
+    return job->status || job->resources.spill_bytes > job->request.spill_bytes_max || job->resources.remarks > 0;
 }
 
 /* A line for each architecture and entry: how many were compiled, of them failed or spilled more than is allowed, and
@@ -378,8 +372,8 @@ static int report(int verbose) {
     printf("%d specialisations compiled, at most %d registers, %d spill or fail\n", num_jobs, most, wrong);
     for (int forced = 0; forced < 2; forced++)
         if (known[forced] > 0)
-            printf("%d of mma.backward%s spill within the %d bytes that are allowed it, at most %d\n", known[forced],
-                   forced ? " that no rule chooses" : "", BACKWARD_SPILL_MAX, largest[forced]);
+            printf("%d%s spill within what their kernels allow, at most %d bytes\n", known[forced],
+                   forced ? " that no rule chooses" : "", largest[forced]);
     return wrong > 0 || num_jobs == 0;
 }
 
@@ -431,14 +425,17 @@ static void add_merge(const char *arch) {
     }
 }
 
-static void add_topk(const char *arch) {
+static void add_masks(const char *arch) {
     static const fdm_dtype dtypes[] = {FDM_FLOAT32, FDM_FLOAT16, FDM_BFLOAT16};
-    static const int64_t num_keys[] = {1, TOPK_KEYS_MAX};
     struct cuda_kernel_request request;
     for (int32_t i = 0; i < 6 * TOPK_NUM_KERNELS; i++) {
-        topk_request((enum topk_kernel)(i / 6), dtypes[i / 2 % 3], topk_cut_of(num_keys[i % 2]).chunk, &request);
+        topk_request((enum topk_kernel)(i / 6), dtypes[i / 2 % 3], topk_cut_of(i % 2 ? TOPK_KEYS_MAX : 1).chunk, &request);
         add_job(arch, &request);
     }
+    interval_rules_request(&request);
+    add_job(arch, &request);
+    intervals_from_mask_request(&request);
+    add_job(arch, &request);
 }
 
 static void add_forward(const char *arch, uint64_t seed, const char *kernel) {
@@ -459,9 +456,11 @@ static void add_kernels(const char *arch, uint64_t seed, const char *kernel, int
          listing_variants++) {
         add_backward(arch, kernel);
         add_forward(arch, seed, kernel);
+        if (!listing_variants)
+            list_companions(arch, kernel, every_variant, add_job);
         if (!kernel && !listing_variants) {
             add_merge(arch);
-            add_topk(arch);
+            add_masks(arch);
             add_by_name(arch, seed);
         }
     }

@@ -9,7 +9,7 @@
 #include "emulated_launch.h"
 #include "state.h"
 
-enum { STACK_BYTES = 128 << 10, STACKS_MAX = SLOTS_MAX * CLUSTER_MAX * THREADS_MAX / 4, COLOUR = 1088, COLOURS = 15 };
+enum { STACK_BYTES = 128 << 10, STACKS_MAX = SLOTS_MAX * CLUSTER_MAX * THREADS_MAX / 2, COLOUR = 1088, COLOURS = 15 };
 enum { HOP = 16, IDLE_EVENT = 2000, IDLE_MAX = 400000 };
 static const uint64_t CANARY = 0x6b6e617274735f65ull;
 

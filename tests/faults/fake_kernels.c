@@ -43,6 +43,7 @@ static cu_result module_function(cu_function *function, cu_module module, const 
         (*function)->device = module->device;
         (*function)->module = module;
         (*function)->max_shared_bytes = 48 << 10;
+        (*function)->max_cluster = 8;
         snprintf((*function)->entry, NAME_BYTES, "%s", name);
         if (fake_hooks && module->executable)
             result = fake_hooks->function(*function, name);
@@ -54,11 +55,14 @@ static cu_result function_set(cu_function function, int attribute, int value) {
     cu_result result = fake_begin("cuFuncSetAttribute", CONTEXT);
     const int limit = attribute == CU_FUNCTION_MAX_DYNAMIC_SHARED_BYTES ? function->device->shared_bytes
                       : attribute == CU_FUNCTION_SHARED_CARVEOUT        ? 100
+                      : attribute == CU_FUNCTION_NON_PORTABLE_CLUSTER   ? 1
                                                                         : -1;
     if (!result && (value < 0 || value > limit))
         result = INVALID_VALUE;
     if (!result && attribute == CU_FUNCTION_MAX_DYNAMIC_SHARED_BYTES)
         function->max_shared_bytes = value;
+    if (!result && attribute == CU_FUNCTION_NON_PORTABLE_CLUSTER)
+        function->max_cluster = value ? 16 : 8;
     return fake_end(result);
 }
 
@@ -93,7 +97,7 @@ static int read_launch(const struct cu_launch_config *config, cu_function functi
     }
     if ((launch->cluster || launch->programmatic) && function->device->major < 9)
         return 0;
-    if (launch->cluster && (launch->cluster > 8 || launch->grid[0] % launch->cluster))
+    if (launch->cluster && ((int)launch->cluster > function->max_cluster || launch->grid[0] % launch->cluster))
         return 0;
     for (int i = 0; i < 3; i++)
         if (launch->grid[i] < 1 || launch->block[i] < 1 || (i > 0 && launch->grid[i] > 65535))

@@ -39,7 +39,7 @@ struct cu_context {
 struct cu_function {
     cu_context device;
     struct cu_module *module;
-    int max_shared_bytes;
+    int max_shared_bytes, max_cluster;
     char entry[NAME_BYTES];
     struct kernel *kernel; /* of hooks */
 };

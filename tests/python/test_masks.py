@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import assert_close, truth, visible_pairs
-from flash_dmattn import _masks_torch, flash_dmattn_func, masks
+from flash_dmattn import flash_dmattn_func, masks
 
 
 def topk_by_definition(bias, window, seqlen_q, padding=None):
@@ -109,67 +109,50 @@ def test_intervals_and_dense_masks_round_trip():
     assert masks.intervals_from_mask(holes) is None
 
 
-# ---- the way of CUDA tensors, in torch operations, run on CPU tensors ------------------------------------------------
-
-
-@pytest.fixture
-def on_device(monkeypatch):
-    """CPU tensors and device="cpu" go where those of CUDA devices go."""
-    known = masks._library_of
-    monkeypatch.setattr(masks, "_library_of", lambda *x: "cuda" if known(*x) == "torch" else known(*x))
-    monkeypatch.setattr(masks, "_cuda_device", lambda device, library: device and torch.device(device))
-
-
 def equal(have, want):
     assert len(have) == len(want) == 2
     for a, b in zip(have, want):
         assert a.dtype == b.dtype == torch.int32 and a.shape == b.shape and torch.equal(a, b)
 
 
-@pytest.mark.parametrize("rows, keys", [(6, 6), (4, 9), (9, 4), (0, 3), (3, 0)])
-@pytest.mark.parametrize("window", [(-1, -1), (2, 0), (0, 3), (-1, 1), (100, 100), (13, 13), (12, 12), (2**40, 2**40)])
-def test_windows_and_prefixes_in_torch_operations(rows, keys, window, on_device, monkeypatch):
-    for causal in (False, True):
-        have = masks.window_intervals(rows, keys, window, causal, device="cpu")
-        equal(have, masks.window_intervals(rows, keys, window, causal, "torch"))
-    equal(masks.causal_intervals(rows, keys, device="cpu"), masks.causal_intervals(rows, keys, "torch"))
-    for prefix in (0, 2, 50):
-        have = masks.prefix_intervals(rows, keys, prefix, device="cpu")
-        equal(have, masks.prefix_intervals(rows, keys, prefix, "torch"))
-    with pytest.raises(ValueError, match="prefix is -1"):
-        masks.prefix_intervals(rows, keys, -1, device="cpu")
-    with pytest.raises(ValueError, match=r"window is \(-2, 0\)"):
-        masks.window_intervals(rows, keys, (-2, 0), device="cpu")
+def test_builders_are_compiled_whole():
+    def make(bias):
+        return (
+            masks.topk_intervals(bias, 3)
+            + masks.window_intervals(5, 7, (2, 0), device="cpu")
+            + masks.prefix_intervals(5, 7, 2, device="cpu")
+        )
+
+    bias = torch.randn(1, 2, 7)
+    have = torch.compile(make, fullgraph=True, backend="eager")(bias)
+    want = make(bias)
+    assert all(torch.equal(a, b) for a, b in zip(have, want))
 
 
-@pytest.mark.parametrize("offsets", [[0], [0, 5], [0, 3, 3, 7], [0, 0, 4, 4], [0, 1, 2, 3]])
-def test_documents_in_torch_operations(offsets, monkeypatch):
-    cu = torch.tensor(offsets, dtype=torch.int32)
-    for causal in (True, False):
-        want = masks.document_intervals(cu, causal)
-        equal(_masks_torch.documents(cu, causal, offsets[-1]), want)
-        start, end = _masks_torch.documents(cu, causal, offsets[-1] + 2)
-        equal((start[..., :-2], end[..., :-2]), want)
-        assert (start >= end)[..., -2:].all()
+class Producer:
+    """An array of which only DLPack is known."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    def __dlpack__(self, **options):
+        return self.tensor.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.tensor.__dlpack_device__()
 
 
-def test_documents_on_the_way_of_devices(on_device):
-    cu = torch.tensor([0, 3, 7], dtype=torch.int32)
-    equal(masks.document_intervals(cu), masks.document_intervals(cu, seqlen=7))
-    with pytest.raises(ValueError, match="must not fall"):
-        masks.document_intervals(torch.tensor([0, 4, 2], dtype=torch.int32))
-    assert masks.document_intervals(cu, seqlen=9)[0].shape == (1, 1, 9)
-
-
-def test_dense_masks_in_torch_operations(on_device):
-    start = torch.randint(-2, 6, (2, 3, 11), dtype=torch.int32)
-    end = torch.randint(0, 12, (2, 3, 11), dtype=torch.int32)
-    nothing = torch.ones(1, 1, 0, 5, dtype=torch.bool)
-    for dense in (masks.intervals_to_mask(start, end, 8), nothing, torch.ones(4, 4) > 0):
-        have = masks.intervals_from_mask(dense)
-        equal([torch.from_numpy(each) for each in masks.intervals_from_mask(dense.numpy())], have)
-    assert masks.intervals_from_mask(torch.tensor([[True], [False], [True]])) is None
-    assert masks.intervals_from_mask(torch.tensor([[False], [True], [False]])) is not None
+def test_arrays_that_only_speak_dlpack():
+    bias, padding = torch.randn(2, 3, 1, 40).to(torch.bfloat16), torch.rand(2, 40) < 0.7
+    have = masks.topk_intervals(Producer(bias), 5, 30, Producer(padding))
+    equal([torch.from_numpy(each) for each in have], masks.topk_intervals(bias, 5, 30, padding))
+    offsets = torch.tensor([0, 3, 7], dtype=torch.int32)
+    have = masks.document_intervals(Producer(offsets), seqlen=7)
+    equal([torch.from_numpy(each) for each in have], masks.document_intervals(offsets))
+    with pytest.raises(ValueError, match="seqlen is None"):
+        masks.document_intervals(Producer(offsets))
+    with pytest.raises(ValueError, match="bias has shape"):
+        masks.topk_intervals(Producer(bias[0, 0]), 5)
 
 
 def test_devices_refused():
@@ -189,7 +172,7 @@ def test_refused():
         masks.topk_intervals(torch.randn(1, 1, 4), 0)
     with pytest.raises(ValueError, match="bias has shape"):
         masks.topk_intervals(torch.randn(4, 4), 2)
-    with pytest.raises(TypeError, match="it must be a torch tensor or a NumPy array"):
+    with pytest.raises(TypeError, match="it must be a NumPy array or have __dlpack__"):
         masks.topk_intervals([1.0], 2)
     with pytest.raises(TypeError, match="mask is torch.float32"):
         masks.intervals_from_mask(torch.ones(3, 3))

@@ -91,6 +91,25 @@ static void groups_are_split_where_blocks_are_few(void **state) {
     }
 }
 
+static void heads_take_turns_where_every_block_walks_from_the_first_row(void **state) {
+    (void)state;
+    static const struct {
+        int64_t batch, heads, seqlen, head_dim;
+        int32_t causal, deterministic, heads_in_turn;
+    } cases[] = {
+        {1, 16, 8192, 128, 0, 1, 16}, /* 132 blocks at a time: at most 17 heads */
+        {2, 16, 8192, 128, 0, 1, 16}, /* 32 heads in two equal parts */
+        {2, 32, 8192, 64, 0, 1, 32},  /* 264 blocks at a time: at most 33 */
+        {1, 1, 64, 64, 0, 1, 1},      {2, 16, 8192, 128, 1, 1, 0}, {2, 16, 8192, 128, 0, 0, 0},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fdm_problem p = problem_of(cases[i].batch, cases[i].heads, cases[i].heads, cases[i].seqlen, cases[i].head_dim);
+        p.causal = cases[i].causal;
+        p.deterministic = cases[i].deterministic;
+        assert_int_equal(plan_of("sm_90", &p).parameters[IN_TURN], cases[i].heads_in_turn);
+    }
+}
+
 static void shared_biases_have_an_order(void **state) {
     (void)state;
     fdm_problem p = problem_of(2, 8, 2, 512, 64);
@@ -189,6 +208,7 @@ static void foreign_plans_launch_nothing(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(groups_are_split_where_blocks_are_few),
+        cmocka_unit_test(heads_take_turns_where_every_block_walks_from_the_first_row),
         cmocka_unit_test(shared_biases_have_an_order),
         cmocka_unit_test(rings),
         cmocka_unit_test(no_packed_sequences),

@@ -85,16 +85,25 @@ static void topk_refuses_bad_input(void **state) {
     assert_int_equal(memory_live(), 0);
 }
 
+/* [1, 1, keys] of `data`; the shape lives as long as the caller. */
+static fdm_tensor pair_of(int32_t *data, int64_t shape[3], int64_t keys) {
+    shape[0] = shape[1] = 1;
+    shape[2] = keys;
+    return tensor_of(data, 3, shape, FDM_INT32);
+}
+
 static void windows_are_exact(void **state) {
     (void)state;
     int32_t start[6], end[6];
+    int64_t shape[3];
     const int64_t sides[] = {-1, 0, 2, 9, INT64_MAX};
     for (int sq = 0; sq <= 6; sq++)
         for (int sk = 0; sk <= 6; sk++)
             for (int n = 0; n < 50; n++) {
                 int64_t left = sides[n / 2 % 5], right = sides[n / 10];
                 int causal = n % 2;
-                assert_int_equal(fdm_window_intervals(sq, sk, causal, left, right, start, end), FDM_OK);
+                fdm_tensor first = pair_of(start, shape, sk), last = pair_of(end, shape, sk);
+                assert_int_equal(fdm_window_intervals(sq, causal, left, right, &first, &last, NULL), FDM_OK);
                 for (int i = 0; i < sq; i++)
                     for (int j = 0; j < sk; j++) {
                         int64_t distance = j - (i + sk - sq);
@@ -107,16 +116,22 @@ static void windows_are_exact(void **state) {
 
 static void documents_and_prefixes(void **state) {
     (void)state;
-    const int32_t cu[] = {0, 2, 2, 6}, falling[] = {0, 3, 2};
-    int32_t start[6], end[6];
+    int32_t cu[] = {0, 2, 2, 6}, falling[] = {0, 3, 2}, start[6], end[6];
+    int64_t shape[3], small[3], four = 4, three = 3;
+    fdm_tensor first = pair_of(start, shape, 6), last = pair_of(end, shape, 6);
+    fdm_tensor offsets = tensor_of(cu, 1, &four, FDM_INT32), bad = tensor_of(falling, 1, &three, FDM_INT32);
     for (int causal = 0; causal < 2; causal++) {
-        assert_int_equal(fdm_document_intervals(cu, 3, causal, start, end), FDM_OK);
+        assert_int_equal(fdm_document_intervals(&offsets, causal, &first, &last, NULL), FDM_OK);
         for (int i = 0; i < 6; i++)
             for (int j = 0; j < 6; j++)
                 assert_int_equal(start[j] <= i && i < end[j], (i < 2) == (j < 2) && (!causal || j <= i));
     }
-    assert_int_equal(fdm_document_intervals(falling, 2, 0, start, end), FDM_ERROR_INVALID_ARGUMENT);
-    assert_int_equal(fdm_prefix_intervals(4, 6, 3, start, end), FDM_OK);
+    assert_int_equal(fdm_document_intervals(&bad, 0, &first, &last, NULL), FDM_ERROR_INVALID_ARGUMENT);
+    assert_non_null(strstr(fdm_last_error(), "falls from 3 to 2"));
+    fdm_tensor five = pair_of(start, small, 5);
+    assert_int_equal(fdm_document_intervals(&offsets, 0, &five, &five, NULL), FDM_ERROR_INVALID_ARGUMENT);
+    assert_non_null(strstr(fdm_last_error(), "cu_seqlens ends with 6, but start has 5 keys"));
+    assert_int_equal(fdm_prefix_intervals(4, 3, &first, &last, NULL), FDM_OK);
     for (int i = 0; i < 4; i++)
         for (int j = 0; j < 6; j++)
             assert_int_equal(start[j] <= i && i < end[j], j < 3 || j <= i + 2);
@@ -137,7 +152,10 @@ static void dense_masks_are_detected_exactly(void **state) {
                 rises += mask[i * keys + j] && (i == 0 || !mask[(i - 1) * keys + j]);
             one_run_each &= rises <= 1;
         }
-        assert_int_equal(fdm_intervals_from_mask(mask, rows, keys, keys, 1, start, end, &exact), FDM_OK);
+        int64_t shape[3];
+        fdm_tensor first = pair_of(start, shape, keys), last = pair_of(end, shape, keys);
+        fdm_tensor dense = tensor_of(mask, 4, (int64_t[]){1, 1, rows, keys}, FDM_BOOL);
+        assert_int_equal(fdm_intervals_from_mask(&dense, &first, &last, &exact, NULL), FDM_OK);
         assert_int_equal(exact, one_run_each);
         detected += exact;
         for (int i = 0; exact && i < rows; i++)

@@ -26,15 +26,6 @@ static const int64_t ALL_REGIONS = INT64_MAX;
 
 /* ---- workspace ---- */
 
-static size_t align64(size_t bytes) { return (bytes + 63) / 64 * 64; }
-
-/* The next bytes of a workspace that is being laid out; base NULL only counts. */
-static void *take(char *base, size_t *used, size_t bytes) {
-    char *at = base ? base + *used : NULL;
-    *used += align64(bytes);
-    return at;
-}
-
 /* Lays out a thread's share at base and returns its bytes; with base NULL, the bytes alone. */
 static size_t thread_layout(char *base, const struct cpu_kernels *k, const fdm_problem *p, int32_t block_m,
                             int32_t block_n) {
@@ -44,27 +35,27 @@ static size_t thread_layout(char *base, const struct cpu_kernels *k, const fdm_p
     const int32_t packed = (block_n + k->key_multiple - 1) / k->key_multiple * k->key_multiple;
     const size_t tile = (size_t)packed * CPU_LANES * sizeof(float), weights = k->weights_bytes(block_n);
     size_t used = 0;
-    take(base, &used, sizeof *t);
+    cpu_take(base, &used, sizeof *t);
     t->q_panel_bytes = k->panel_bytes(d);
     t->dout_panel_bytes = k->panel_bytes(dv);
     t->q_rows_bytes = p->needs_dk ? k->rows_bytes(d) : 0;
     t->dout_rows_bytes = p->needs_dv ? k->rows_bytes(dv) : 0;
-    t->q_panels = take(base, &used, panels * t->q_panel_bytes);
-    t->dout_panels = take(base, &used, panels * t->dout_panel_bytes);
-    t->q_rows = take(base, &used, panels * t->q_rows_bytes);
-    t->dout_rows = take(base, &used, panels * t->dout_rows_bytes);
-    t->k_keys = take(base, &used, k->keys_bytes(block_n, d));
-    t->v_keys = take(base, &used, k->keys_bytes(block_n, dv));
-    t->k_values = k->pack_values == k->pack_keys ? t->k_keys : take(base, &used, k->values_bytes(block_n, d));
-    t->s = take(base, &used, tile);
-    t->dp = take(base, &used, tile);
-    t->p_weights = weights ? take(base, &used, weights) : NULL;
-    t->ds_weights = weights ? take(base, &used, weights) : NULL;
-    t->ds_values_weights = weights ? take(base, &used, weights) : NULL;
-    t->bias = p->has_bias ? take(base, &used, tile) : NULL;
-    t->dbias = p->needs_dbias ? take(base, &used, tile) : NULL;
-    t->shared = backward_dbias_kind(p) == DBIAS_SHARED ? take(base, &used, tile) : NULL;
-    t->dq = take(base, &used, panels * (size_t)d * CPU_LANES * sizeof(float));
+    t->q_panels = cpu_take(base, &used, panels * t->q_panel_bytes);
+    t->dout_panels = cpu_take(base, &used, panels * t->dout_panel_bytes);
+    t->q_rows = cpu_take(base, &used, panels * t->q_rows_bytes);
+    t->dout_rows = cpu_take(base, &used, panels * t->dout_rows_bytes);
+    t->k_keys = cpu_take(base, &used, k->keys_bytes(block_n, d));
+    t->v_keys = cpu_take(base, &used, k->keys_bytes(block_n, dv));
+    t->k_values = k->pack_values == k->pack_keys ? t->k_keys : cpu_take(base, &used, k->values_bytes(block_n, d));
+    t->s = cpu_take(base, &used, tile);
+    t->dp = cpu_take(base, &used, tile);
+    t->p_weights = weights ? cpu_take(base, &used, weights) : NULL;
+    t->ds_weights = weights ? cpu_take(base, &used, weights) : NULL;
+    t->ds_values_weights = weights ? cpu_take(base, &used, weights) : NULL;
+    t->bias = p->has_bias ? cpu_take(base, &used, tile) : NULL;
+    t->dbias = p->needs_dbias ? cpu_take(base, &used, tile) : NULL;
+    t->shared = backward_dbias_kind(p) == DBIAS_SHARED ? cpu_take(base, &used, tile) : NULL;
+    t->dq = cpu_take(base, &used, panels * (size_t)d * CPU_LANES * sizeof(float));
     return used;
 }
 
@@ -84,11 +75,11 @@ static size_t call_layout(struct backward_call *call, const fdm_problem *p, char
     call->dbias_heads = backward_dbias_heads(p);
     call->dbias_length = backward_dbias_length(p);
     call->ordered = p->needs_dk || p->needs_dv || call->dbias_kind == DBIAS_KEYS;
-    call->threads = take(base, &used, call->thread_bytes * (size_t)num_threads);
-    call->progress = call->ordered ? take(base, &used, (size_t)call->num_items * sizeof *call->progress) : NULL;
-    call->dk = own_sums && p->needs_dk ? take(base, &used, rows * (size_t)p->head_dim * sizeof(float)) : NULL;
-    call->dv = own_sums && p->needs_dv ? take(base, &used, rows * (size_t)p->head_dim_v * sizeof(float)) : NULL;
-    call->dbias = take(base, &used, (size_t)(p->batch * call->dbias_heads * call->dbias_length) * sizeof(float));
+    call->threads = cpu_take(base, &used, call->thread_bytes * (size_t)num_threads);
+    call->progress = call->ordered ? cpu_take(base, &used, (size_t)call->num_items * sizeof *call->progress) : NULL;
+    call->dk = own_sums && p->needs_dk ? cpu_take(base, &used, rows * (size_t)p->head_dim * sizeof(float)) : NULL;
+    call->dv = own_sums && p->needs_dv ? cpu_take(base, &used, rows * (size_t)p->head_dim_v * sizeof(float)) : NULL;
+    call->dbias = cpu_take(base, &used, (size_t)(p->batch * call->dbias_heads * call->dbias_length) * sizeof(float));
     return used;
 }
 

@@ -10,6 +10,13 @@ static inline enum cpu_isa cpu_plan_isa(const fdm_plan *plan) {
     return (enum cpu_isa)(plan->kernel_index % CPU_ISA_COUNT);
 }
 
+/* The next bytes of a workspace that is being laid out, in steps of 64; base NULL only counts. */
+static inline void *cpu_take(char *base, size_t *used, size_t bytes) {
+    char *at = base ? base + *used : NULL;
+    *used += (bytes + 63) / 64 * 64;
+    return at;
+}
+
 /* One pass: its workspace and its execution. */
 int64_t cpu_forward_workspace(const fdm_problem *problem, const fdm_plan *plan);
 fdm_status cpu_forward(const fdm_plan *plan, const struct attention *attention, void *workspace,

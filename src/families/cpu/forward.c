@@ -44,15 +44,6 @@ struct forward_call {
     atomic_llong next_item;
 };
 
-static size_t align64(size_t bytes) { return (bytes + 63) / 64 * 64; }
-
-/* The next bytes of a workspace that is being laid out; base NULL only counts. */
-static void *take(char *base, size_t *used, size_t bytes) {
-    char *at = base ? base + *used : NULL;
-    *used += align64(bytes);
-    return at;
-}
-
 /* Lays out a thread's share at base and returns its bytes; with base NULL, the bytes alone. */
 static size_t thread_layout(char *base, const struct cpu_kernels *k, const fdm_problem *p, int32_t block_m,
                             int32_t block_n) {
@@ -61,15 +52,15 @@ static size_t thread_layout(char *base, const struct cpu_kernels *k, const fdm_p
     const int32_t packed = (block_n + k->key_multiple - 1) / k->key_multiple * k->key_multiple;
     const size_t tile = (size_t)packed * CPU_LANES * sizeof(float);
     size_t used = 0;
-    take(base, &used, sizeof *thread);
+    cpu_take(base, &used, sizeof *thread);
     thread->panel_bytes = k->panel_bytes(d);
-    thread->panels = take(base, &used, (size_t)panels * thread->panel_bytes);
-    thread->packed_keys = take(base, &used, k->keys_bytes(block_n, d));
+    thread->panels = cpu_take(base, &used, (size_t)panels * thread->panel_bytes);
+    thread->packed_keys = cpu_take(base, &used, k->keys_bytes(block_n, d));
     thread->packed_values =
-        take(base, &used, k->values_bytes(block_n, dv) ? k->values_bytes(block_n, dv) : k->keys_bytes(block_n, dv));
-    thread->s = take(base, &used, tile);
-    thread->weights = k->weights_bytes(block_n) ? take(base, &used, k->weights_bytes(block_n)) : NULL;
-    thread->acc = take(base, &used, (size_t)panels * (size_t)dv * CPU_LANES * sizeof(float));
+        cpu_take(base, &used, k->values_bytes(block_n, dv) ? k->values_bytes(block_n, dv) : k->keys_bytes(block_n, dv));
+    thread->s = cpu_take(base, &used, tile);
+    thread->weights = k->weights_bytes(block_n) ? cpu_take(base, &used, k->weights_bytes(block_n)) : NULL;
+    thread->acc = cpu_take(base, &used, (size_t)panels * (size_t)dv * CPU_LANES * sizeof(float));
     return used;
 }
 

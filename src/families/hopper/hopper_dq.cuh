@@ -1,20 +1,22 @@
 /* hopper_dq.cuh: who begins the sums of dQ of hopper_backward.cu, who adds to them when, and who rounds them, where
  * that is not done by kernels before and after (DQ ROUNDED or TURNS).
  *
- * The workspace has a word for each 16 rows of a query head (semaphores): its high half counts the blocks of keys that
- * have added to the rows; ROUNDED: the low half of the first of a tile those that have come to add. The first block
- * stores what the others add to, and the one that is last rounds the sums: nobody zeroes them before, and they are read
- * while they are near.
- * ROUNDED: in any order; a block that is not the first waits for the one that is, which is running and waits for
- * nobody. All warps of a block agree on it: where each took its own place, two blocks could wait for each other, as
- * warps wait for each other at products.
+ * The workspace has a word for each 16 rows of a query head (semaphores) that counts the blocks of keys that have added
+ * to the rows; ROUNDED: in its high half, and the low half of the first of a tile counts those that have come to add.
+ * The first block stores what the others add to, and the one that is last rounds the sums: nobody zeroes them before,
+ * and they are read while they are near.
+ *
+ * ROUNDED: in any order; a block that is not the first waits for the one that is, which is running and waits only for
+ * what was begun before it. All warps of a block agree on it: where each took its own place, two blocks could wait for
+ * each other, as warps wait for each other at products.
+ *
  * TURNS: from the last block of keys to the first, each when the ones before it have added; blocks take their places in
  * that order, and so wait only for blocks that are running. */
 #ifndef FDM_HOPPER_DQ_CUH
 #define FDM_HOPPER_DQ_CUH
 
-#include "cuda/ptx/global.cuh"
 #include "families/hopper/hopper_gradients.cuh"
+#include "gpu/turns.cuh"
 
 #define DQ_OWN (DQ == HOPPER_DQ_ROUNDED || DQ == HOPPER_DQ_TURNS)
 
@@ -59,11 +61,14 @@ struct dq_rows {
     __device__ __forceinline__ int turn() const {
         return find_visitors(a, k.batch, at.tile).last - 1 - k.first_key / BLOCK_N;
     }
-    /* Waits until so many blocks have added, if any. */
+    /* Waits until so many blocks have added; ROUNDED: some of them, if any. */
     __device__ __forceinline__ void await(int blocks) const {
         if (blocks > 0 && threadIdx.x % 32 == 0) {
-            while (ld_acquire(word()) / HAS_ADDED < blocks) {
-            }
+            if (DQ == HOPPER_DQ_TURNS)
+                await_turn(word(), blocks);
+            else
+                while (ld_acquire(word()) < HAS_ADDED) {
+                }
             fence_proxy_async_global();
         }
         __syncwarp();
@@ -75,7 +80,9 @@ struct dq_rows {
         __syncwarp();
         if (threadIdx.x % 32 == 0) {
             __threadfence();
-            added = atomicAdd(word(), (int)HAS_ADDED) / HAS_ADDED + 1;
+            added = (DQ == HOPPER_DQ_TURNS ? turn() : atomicAdd(word(), (int)HAS_ADDED) / HAS_ADDED) + 1;
+            if (DQ == HOPPER_DQ_TURNS)
+                hand_on_turn(word(), turn());
             __threadfence();
         }
         __syncwarp();

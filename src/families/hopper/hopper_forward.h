@@ -17,7 +17,7 @@
 /* The constants that specialise the kernel, in the order of the cache's listing. */
 #define HOPPER_FORWARD_CONSTANTS(X)                                                                 \
     X(DTYPE)          /* GPU_FLOAT16 or GPU_BFLOAT16 */                                             \
-    X(HEAD_DIM)       /* D rounded up to 16, above 192 to 256 */                                    \
+    X(HEAD_DIM)       /* D rounded up to 16 */                                                      \
     X(HEAD_DIM_V)     /* Dv rounded up to 16 */                                                     \
     X(WARPGROUPS)     /* that compute: 64 query rows each */                                        \
     X(BLOCK_N)        /* keys of a step */                                                          \

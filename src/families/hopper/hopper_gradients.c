@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "families/hopper/hopper_maps.h"
 #include "gpu/key_sort.h"
+#include "gpu/numbers.h"
 
 int32_t hopper_backward_padded(int64_t head_dim) { return (int32_t)gpu_round_up(head_dim, 32); }
 
@@ -121,7 +122,7 @@ struct gpu_backward_needs hopper_backward_needs(const fdm_problem *p, int32_t ro
                                        .head_dim_v = hopper_backward_padded(p->head_dim_v),
                                        .sums_dq = sums_dq,
                                        .group_parts = parts,
-                                       .lse_factor = 1.4426950408889634f};
+                                       .lse_factor = LOG2_E};
 }
 
 enum { ROWS_OF_A_STEP = 64 };

@@ -13,9 +13,9 @@
 #include "families/hopper/hopper_backward.h"
 #include "gpu/convert.cuh"
 #include "gpu/key_sort.h"
+#include "gpu/numbers.h"
 #include "gpu/visible.cuh"
 
-#define LOG2_E 1.4426950408889634f
 /* Blocks of keys begin their walks at different rows of a head, so that few come to the same rows at a time. Under a
  * causal mask they do anyway. */
 #define ROTATED (DQ == HOPPER_DQ_ROUNDED && !WINDOW)

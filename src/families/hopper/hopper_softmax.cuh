@@ -13,13 +13,12 @@
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/math.cuh"
 #include "gpu/convert.cuh"
+#include "gpu/numbers.h"
 #include "gpu/visible.cuh"
 
 #define PLAIN   (!BIAS && !SOFTCAP && POSITIVE_SCALE) /* scores stay as the products are */
 #define SCORED  (MASK || BIAS)
 #define GROUPS  (BLOCK_N / 8)
-#define LOG2_E  1.4426950408889634f
-#define LN_2    0.6931471805599453f
 #define SUM_MAX 64.0f
 
 struct softmax_rows {

@@ -8,6 +8,7 @@
 #include "families/mma/backward/mma_rules.h"
 #include "families/mma/mma_family.h"
 #include "gpu/gpu_backward.h"
+#include "gpu/numbers.h"
 
 enum { MMA_BACKWARD_PARAMETERS(PLAN_PARAMETER) };
 
@@ -48,7 +49,7 @@ static struct gpu_backward_needs needs_of(const fdm_plan *plan, const fdm_proble
         .dbias_shares = block_n == 128 ? 2 : 4, /* warps that may share keys, paired or not; the others leave 0 */
         .may_order_keys = may_gather(p),
         .orders_keys = plan->parameters[GATHER],
-        .lse_factor = p->has_bias || p->softcap > 0 ? 1.0f : 1.4426950408889634f,
+        .lse_factor = p->has_bias || p->softcap > 0 ? 1.0f : LOG2_E,
     };
 }
 
@@ -167,6 +168,21 @@ static void split_group(const fdm_device *device, const fdm_problem *p, fdm_plan
              (long long)group, (int)plan->parameters[GROUP_PARTS], (int)device->num_sms, least / whole);
 }
 
+/* Heads whose key blocks begin in turn, where blocks add to dQ in order and all walk from the first row on: so many
+ * that eight blocks of a head run at a time, which wait for each other little and find rows of Q and dO in the
+ * second-level cache. */
+enum { BLOCKS_OF_A_HEAD = 8 };
+
+static int32_t heads_in_turn(const fdm_device *device, const fdm_problem *p, const fdm_plan *plan) {
+    const int64_t heads = p->batch * p->heads_kv * plan->parameters[GROUP_PARTS];
+    const int64_t at_once = (int64_t)device->num_sms * (is_half(plan, p) ? 2 : 1);
+    const int64_t most = (at_once + BLOCKS_OF_A_HEAD - 1) / BLOCKS_OF_A_HEAD;
+    if (!p->deterministic || !p->needs_dq || gpu_bounded(p) || most < 1 || heads < 1)
+        return 0;
+    const int64_t times = (heads + most - 1) / most;
+    return (int32_t)((heads + times - 1) / times);
+}
+
 static int fill_code(const fdm_device *device, const fdm_problem *p, const char *code, fdm_plan *plan) {
     struct mma_backward_choice choice;
     if (!mma_backward_choose(device, p, code, &choice, plan->reason, sizeof plan->reason))
@@ -188,6 +204,7 @@ static int fill_code(const fdm_device *device, const fdm_problem *p, const char 
         snprintf(plan->reason + used, sizeof plan->reason - used, "; keys in the order of the last row that sees them");
     }
     split_group(device, p, plan);
+    plan->parameters[IN_TURN] = heads_in_turn(device, p, plan);
     plan->workspace_bytes = workspace_bytes(plan, p);
     return 1;
 }
@@ -235,6 +252,7 @@ static void main_request(const fdm_plan *plan, const fdm_problem *p, const struc
     request->entry = "mma_backward";
     request->shared_bytes = plan->shared_bytes;
     request->threads = threads_of(plan, p);
+    request->spill_bytes_max = MMA_BACKWARD_SPILL_BYTES_MAX;
 }
 
 /* The family's kernel between those around it. */
@@ -266,6 +284,7 @@ static int validate(const fdm_plan *plan, const fdm_problem *p) {
                    (!plan->parameters[TMA] || (plan->parameters[TMA] == 1 && may_use_tma(plan, p))) &&
                    plan->parameters[OVERLAY] == (!with.paired && with.buffers == 1 && overlays(plan, p)) &&
                    (!plan->parameters[GATHER] || (plan->parameters[GATHER] == 1 && may_gather(p))) &&
+                   plan->parameters[IN_TURN] >= 0 && plan->parameters[IN_TURN] <= p->batch * p->heads &&
                    plan->parameters[GROUP_PARTS] >= 1 && p->heads / p->heads_kv % plan->parameters[GROUP_PARTS] == 0 &&
                    plan->shared_bytes == bytes_with(plan, p, with) && plan->workspace_bytes >= workspace_bytes(plan, p);
     }
@@ -323,6 +342,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     const struct gpu_backward_needs needs = needs_of(plan, p);
     const int32_t before = gpu_backward_count(GPU_BACKWARD_BEFORE, p, &needs);
     gpu_backward_fill(attention, &needs, workspace, &params.shared);
+    params.heads_in_turn = plan->parameters[IN_TURN] > 1 ? (uint32_t)plan->parameters[IN_TURN] : 1;
     if (plan->parameters[TMA] && p->batch * p->seqlen_q > 0)
         status = make_maps(plan->device.index, attention, &needs, &params);
     if (!status)

@@ -29,7 +29,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
     const struct gpu_backward_params &a = params.shared;
     extern __shared__ __align__(128) char shared[];
     const struct tiles tiles = lay_out(shared_address(shared));
-    const struct place at = find_block(a, (int *)shared);
+    const struct place at = find_block(params, (int *)shared);
     if (at.first_key >= at.seqlen_k) {
 #if TURNS_DBIAS && VARLEN
         for (int g = 0; g < num_heads(a); g++) { /* blocks of other sequences may wait for this one */

@@ -23,6 +23,10 @@
 #define MMA_BACKWARD_ACCUMULATORS_MAX 128
 #define MMA_BACKWARD_REGISTERS_MAX    160
 
+/* Beside 128 accumulators, rare features that meet make the assembler put a few registers of a thread aside: known,
+ * counted (docs/verified.md), and at most so many bytes. */
+#define MMA_BACKWARD_SPILL_BYTES_MAX 192
+
 BACKWARD_INLINE int32_t mma_backward_widest(int32_t head_dim, int32_t head_dim_v) {
     return head_dim > head_dim_v ? head_dim : head_dim_v;
 }
@@ -177,15 +181,16 @@ BACKWARD_INLINE int32_t mma_backward_v_registers(int32_t block_n, int32_t head_d
     X(FOLDED)        /* the grid has one dimension: there are more heads or batches than 65535 */
 
 /* What a plan holds for it (families/family.h). */
-#define MMA_BACKWARD_PARAMETERS(X) \
-    X(STAGED_ROWS) /* MS, above */ \
-    X(OVERLAY)                     \
-    X(DS_BUFFERS)                  \
-    X(PAIRED)                      \
-    X(RING)                        \
-    X(TMA)                         \
-    X(GATHER)                      \
-    X(GROUP_PARTS) /* of the heads of a group: SPLIT where there are more than one */
+#define MMA_BACKWARD_PARAMETERS(X)                                                    \
+    X(STAGED_ROWS) /* MS, above */                                                    \
+    X(OVERLAY)                                                                        \
+    X(DS_BUFFERS)                                                                     \
+    X(PAIRED)                                                                         \
+    X(RING)                                                                           \
+    X(TMA)                                                                            \
+    X(GATHER)                                                                         \
+    X(GROUP_PARTS) /* of the heads of a group: SPLIT where there are more than one */ \
+    X(IN_TURN)     /* in order: heads whose key blocks begin in turn; 0: one */
 
 /* Rows of the workspace's arrays for a sequence are a multiple of this, as every tile divides it. */
 #define MMA_BACKWARD_ROW_STEP 128
@@ -193,6 +198,7 @@ BACKWARD_INLINE int32_t mma_backward_v_registers(int32_t block_n, int32_t head_d
 struct mma_backward_params {
     struct gpu_backward_params shared;
     struct cuda_tensor_map q_map, dout_map; /* TMA: [B, H, S, D], tiles of 64 rows and a panel */
+    uint32_t heads_in_turn;                 /* DETERMINISTIC: parts of groups whose key blocks begin in turn */
 };
 
 #endif

@@ -38,7 +38,9 @@ __device__ __forceinline__ struct place find_place(const struct gpu_backward_par
 
 /* The place of the block, from the last head on: what backward_prepare wrote last is still in the second-level cache.
  * `scratch`: a word of shared memory. */
-__device__ __forceinline__ struct place find_block(const struct gpu_backward_params &a, [[maybe_unused]] int *scratch) {
+__device__ __forceinline__ struct place find_block(const struct mma_backward_params &params,
+                                                   [[maybe_unused]] int *scratch) {
+    const struct gpu_backward_params &a = params.shared;
 #if FOLDED
     uint32_t x = blockIdx.x % a.grid_x, y = (gridDim.x - 1 - blockIdx.x) / a.grid_x, z = y / a.grid_y;
     y %= a.grid_y;
@@ -52,9 +54,14 @@ __device__ __forceinline__ struct place find_block(const struct gpu_backward_par
     __syncthreads();
     const uint32_t ticket = *scratch;
     __syncthreads();
-    x = a.grid_x - 1 - ticket % a.grid_x;
-    y = ticket / a.grid_x % a.grid_y;
-    z = ticket / a.grid_x / a.grid_y;
+    /* Of so many heads the last key blocks, then those before them, ...: few blocks of a head begin at a time, since
+     * each is a step behind the one before. */
+    const uint32_t all = (FOLDED ? gridDim.x / a.grid_x : gridDim.y * gridDim.z), turn = params.heads_in_turn;
+    const uint32_t first = ticket / (turn * a.grid_x) * turn, heads = min(turn, all - first);
+    const uint32_t place = ticket - first * a.grid_x, head = first + place % heads;
+    x = a.grid_x - 1 - place / heads;
+    y = head % a.grid_y;
+    z = head / a.grid_y;
 #endif
     return find_place(a, x, y, z);
 }
@@ -93,7 +100,7 @@ __device__ __forceinline__ struct head find_head(const struct gpu_backward_param
 #if BIAS
     head.bias = a.in.bias.data + (at.batch * a.in.bias.batch + h / a.in.bias.group * a.in.bias.head) * BIAS_BYTES;
 #endif
-#if SUMMARISED
+#if BLOCK_MASKED
     head.block_mask = a.in.block_mask + at.batch * a.in.block_mask_batch + h / a.in.mask.group * a.in.block_mask_head +
                       at.first_key / BLOCK_N;
 #endif
@@ -259,7 +266,7 @@ __device__ __forceinline__ struct walk narrow(struct walk w, uint32_t keys, uint
     return w;
 }
 #endif
-#if SUMMARISED
+#if BLOCK_MASKED
 /* GPU_BLOCK_*: what the mask shows of the block's keys to the BLOCK_M rows that `row` is one of. */
 __device__ __forceinline__ uint8_t mask_kind(const struct gpu_backward_params &a, const struct place &at, int h,
                                              int row) {
@@ -269,7 +276,7 @@ __device__ __forceinline__ uint8_t mask_kind(const struct gpu_backward_params &a
 __device__ __forceinline__ bool active(const struct gpu_backward_params &a, const struct place &at, uint32_t keys,
                                        int h, int row) {
     bool any = true;
-#if SUMMARISED
+#if BLOCK_MASKED
     any = mask_kind(a, at, h, row) != GPU_BLOCK_HIDDEN;
 #endif
 #if KEYED

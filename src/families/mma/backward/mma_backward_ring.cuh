@@ -38,7 +38,7 @@ __device__ __forceinline__ void walk_ring(struct carried &carried, const struct 
         const struct stage stage = stage_at(tiles, carried.ring.slot);
         const uint32_t staged = tiles.staged + carried.ds_buffer, scores_parity = carried.ds_buffer != 0;
         bool partial = row < walk.full_first || row + STAGE_ROWS > walk.full_last;
-#if SUMMARISED
+#if BLOCK_MASKED
         partial = partial || mask_kind(a, at, h, row) != GPU_BLOCK_FULL;
 #endif
         carried.ds_buffer ^= SCORES_BYTES * (BY_COLUMNS ? 2 : 1);

@@ -122,7 +122,7 @@ __device__ __forceinline__ uint32_t copied_mask(uint32_t staged, int warp_key, i
 }
 #endif
 
-#if SUMMARISED && !MASK_COPIED
+#if BLOCK_MASKED && !MASK_COPIED
 /* One bit for each score of the thread: whether the mask shows it. Read ahead of the products, which hide the wait. */
 __device__ __forceinline__ uint32_t read_mask(const struct gpu_backward_params &a, const struct place &at, int h,
                                               int warp_key, int first_row) {
@@ -182,7 +182,7 @@ __device__ __forceinline__ void make_p(struct p_fragments &w, const struct work 
     const int block_row = rows.row;
     const bool partial = rows.partial;
     const int lane = fresh_lane();
-#if SUMMARISED && !MASK_COPIED
+#if BLOCK_MASKED && !MASK_COPIED
     const uint32_t seen = partial ? read_mask(a, at, h, warp_key, block_row + sub_row) : 0xffffffffu;
 #endif
     multiply_scores<HEAD_DIM, false>(w.p, tiles.self, tiles.k, warp_key, nullptr, stage.q, sub_row);
@@ -283,7 +283,7 @@ __device__ __forceinline__ void make_p(struct p_fragments &w, const struct work 
                         (!(WINDOW || KEYED) || row >= keys.first[j / 2][j % 2]) && row < keys.last[j / 2][j % 2];
 #if MASK_COPIED
                     visible = visible && (seen >> 2 * j & 1);
-#elif SUMMARISED
+#elif BLOCK_MASKED
                     visible = visible && (seen >> ((n * 2 + c) * 2 * KEY_TILES + j) & 1);
 #endif
                     w.p[j / 2][n][j % 2 * 2 + c] = visible ? w.p[j / 2][n][j % 2 * 2 + c] : 0.0f;

@@ -42,11 +42,11 @@ MMA_BACKWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define DQ_STEP    (DQ_COLUMNS % 32 || OVERLAY || V_IN_REGISTERS || SCARCE ? 16 : 32) /* at a time */
 #define DQ_PASSES  (DQ_COLUMNS / DQ_STEP)
 /* Passes over columns of dQ before the products of other warps' rows, so that not all additions come at once. */
-#define DQ_EARLY   (RING && BY_COLUMNS && DQ_PASSES > 1 ? 1 : 0)
-#define KEY_BIAS   (BIAS && !BIAS_ROWS)
-#define KEYED      (INTERVALS || (MASK && !MASK_ROWS) || KEY_BIAS) /* keys may be seen by no row */
-#define SUMMARISED (MASK && MASK_ROWS)
-#define BARE       (PLAIN && !MASK && !INTERVALS && !VARLEN && !DETERMINISTIC)
+#define DQ_EARLY     (RING && BY_COLUMNS && DQ_PASSES > 1 ? 1 : 0)
+#define KEY_BIAS     (BIAS && !BIAS_ROWS)
+#define KEYED        (INTERVALS || (MASK && !MASK_ROWS) || KEY_BIAS) /* keys may be seen by no row */
+#define BLOCK_MASKED (MASK && MASK_ROWS)
+#define BARE         (PLAIN && !MASK && !INTERVALS && !VARLEN && !DETERMINISTIC)
 /* Full sub-tiles have code of their own: measured 4 % faster with half blocks, 2 % slower where registers are scarcer.
  */
 #define TWO_BODIES (HALF_BLOCK && BARE)
@@ -55,18 +55,16 @@ MMA_BACKWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 /* A warp's own rows of bias and mask are copied, a sub-tile ahead, to where it will stage dS or P of them. */
 #define CAN_COPY    (SCORES_ALIGNED && DS_BUFFERS == 2 && PART_ROWS <= 32)
 #define BIAS_COPIED (CAN_COPY && BIAS == GPU_BIAS_SAME && BIAS_ROWS)
-#define MASK_COPIED (CAN_COPY && SUMMARISED && (!BIAS_COPIED || BY_COLUMNS))
+#define MASK_COPIED (CAN_COPY && BLOCK_MASKED && (!BIAS_COPIED || BY_COLUMNS))
 #define COPIED      (BIAS_COPIED || MASK_COPIED)
 /* The gradient of a bias is written from the staged dS, 16 bytes a lane. */
 #define DBIAS_FROM_DS \
     (DBIAS == GPU_DBIAS_DIRECT && SCORES_ALIGNED && BIAS == GPU_BIAS_SAME && !SOFTCAP && KEY_TILES == 2)
-#define PLAIN     (!BIAS && !SOFTCAP) /* scores stay as the products are, in units of exp2; else in natural units */
-#define UNBOUNDED 0x7fffffff
-#define NO_ROW    0x7fffffff
-#define LOG2_E    1.4426950408889634f
-#define MINUS_INF (-__int_as_float(0x7f800000))
+#define PLAIN  (!BIAS && !SOFTCAP) /* scores stay as the products are, in units of exp2; else in natural units */
+#define NO_ROW 0x7fffffff
 
 #include "families/mma/mma_tile.cuh"
+#include "gpu/numbers.h"
 
 static_assert(WARPS == mma_backward_warps(BLOCK_N, WIDEST, V_IN_REGISTERS), "the host launches them");
 static_assert(!PAIRED || mma_backward_can_pair(BLOCK_N, HEAD_DIM, HEAD_DIM_V, V_IN_REGISTERS), "for some head dims");

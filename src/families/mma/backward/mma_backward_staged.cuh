@@ -40,7 +40,7 @@ __device__ __forceinline__ void walk_staged(struct carried &carried, const struc
         for (int sub = begin; sub < end; sub += SUB_ROWS) {
             const bool last = sub + SUB_ROWS >= end;
             bool partial = row + sub < walk.full_first || row + sub + SUB_ROWS > walk.full_last;
-#if SUMMARISED
+#if BLOCK_MASKED
             partial = partial || mask_kind(a, at, h, row) != GPU_BLOCK_FULL;
 #endif
             const uint32_t staged = OVERLAY ? tiles.dout + sub * HEAD_DIM_V * 2 : tiles.staged + carried.ds_buffer;

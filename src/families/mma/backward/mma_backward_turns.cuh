@@ -2,17 +2,14 @@
 #ifndef FDM_MMA_BACKWARD_TURNS_CUH
 #define FDM_MMA_BACKWARD_TURNS_CUH
 
-#include "cuda/ptx/global.cuh"
 #include "families/mma/backward/mma_backward_place.cuh"
+#include "gpu/turns.cuh"
 
 #if DETERMINISTIC
 /* Blocks add to SUB_ROWS rows of dQ, and to the gradient of a shared bias, in the order of their tickets, one after the
  * other: a semaphore counts those that have added. Of the key blocks of a head the last is first: where keys are seen
- * from their diagonal on, each then comes to rows that the one before has just left, and none waits. */
-__device__ __forceinline__ void await_turn(const int *semaphore, int mine) {
-    while (ld_acquire(semaphore) != mine) {
-    }
-}
+ * from their diagonal on, each then comes to rows that the one before has just left, and none waits. Where all blocks
+ * walk from the first row on, each is a step behind the one before, so that blocks of many heads begin in turn. */
 __device__ __forceinline__ int *semaphore_of(const struct gpu_backward_params &a, const struct place &at, int h,
                                              int row) {
     return a.semaphores + (rows_begin(a, at, h) + row) / 16;
@@ -65,7 +62,7 @@ __device__ __forceinline__ void hand_on(struct turns &turns, const struct gpu_ba
             const int mine = my_turn(a, at, row);
             if (row != turns.added)
                 await_turn(semaphore, mine);
-            st_release(semaphore, mine + 1);
+            hand_on_turn(semaphore, mine);
         }
 #    endif
 #    if TURNS_DBIAS
@@ -73,7 +70,7 @@ __device__ __forceinline__ void hand_on(struct turns &turns, const struct gpu_ba
             int *semaphore = dbias_semaphore_of(a, at, h, row);
             const int mine = my_dbias_turn(a, at, h);
             await_turn(semaphore, mine);
-            st_release(semaphore, mine + 1);
+            hand_on_turn(semaphore, mine);
         }
 #    endif
     }
@@ -86,7 +83,7 @@ __device__ __forceinline__ void hand_on_before(struct turns &turns, const struct
     turns.added = row;
     h = opaque(h); /* made here, not kept */
     if (TURNS_DBIAS && threadIdx.x == 0)
-        st_release(dbias_semaphore_of(a, at, h, row), my_dbias_turn(a, at, h) + 1);
+        hand_on_turn(dbias_semaphore_of(a, at, h, row), my_dbias_turn(a, at, h));
 }
 __device__ __forceinline__ void hand_on_rest(struct turns &turns, const struct gpu_backward_params &a,
                                              const struct place &at, const struct walk &w, int h) {

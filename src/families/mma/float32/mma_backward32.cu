@@ -28,20 +28,21 @@
 #include "cuda/ptx/global.cuh"
 #include "families/mma/float32/mma_backward32.h"
 #include "families/mma/float32/mma_tf32.cuh"
+#include "gpu/numbers.h"
+#include "gpu/turns.cuh"
 #include "gpu/visible.cuh"
 
 MMA_BACKWARD32_CONSTANTS(GPU_CONSTANT_GIVEN)
 
-#define GROUPS     (WARPS / SHARE) /* of warps: each has its own */
-#define OWN        (16 * GROUPS)
-#define TILES      (BLOCK / 8) /* groups of eight others */
-#define OF_SCORES  (GRADIENTS & MMA_GRADIENT_OF_SCORES)
-#define OF_VALUES  (GRADIENTS & MMA_GRADIENT_OF_VALUES)
-#define SUMMARISED (MASK && MASK_ROWS)
-#define ROW_WORDS  (BIAS ? 3 : 2) /* of a row: lse, delta, and beside a bias what lse has rounded away */
-#define FENCED     (OF_SCORES && OF_VALUES && (VARLEN || SOFTCAP || !ALIGNED) ? 8 : 16) /* of add_product */
-#define TURN_KEYS  MMA_BACKWARD32_TURN_KEYS
-#define LOG2_E     1.4426950408889634f
+#define GROUPS       (WARPS / SHARE) /* of warps: each has its own */
+#define OWN          (16 * GROUPS)
+#define TILES        (BLOCK / 8) /* groups of eight others */
+#define OF_SCORES    (GRADIENTS & MMA_GRADIENT_OF_SCORES)
+#define OF_VALUES    (GRADIENTS & MMA_GRADIENT_OF_VALUES)
+#define BLOCK_MASKED (MASK && MASK_ROWS)
+#define ROW_WORDS    (BIAS ? 3 : 2) /* of a row: lse, delta, and beside a bias what lse has rounded away */
+#define FENCED       (OF_SCORES && OF_VALUES && (VARLEN || SOFTCAP || !ALIGNED) ? 8 : 16) /* of add_product */
+#define TURN_KEYS    MMA_BACKWARD32_TURN_KEYS
 static_assert(TURN_KEYS % BLOCK == 0 && (!DETERMINISTIC || (DBIAS == GPU_DBIAS_SUMS && OWN % 32 == 0)),
               "turns are of whole steps");
 static_assert(4 * ROW_WORDS <= MMA_KEY_BOUNDS_BYTES, "words of rows lie where bounds of keys would");
@@ -162,7 +163,7 @@ __device__ __forceinline__ int next_active(const struct gpu_backward_params &a, 
                                            [[maybe_unused]] uint32_t bounds) {
     for (; step * BLOCK < at.end; step++) {
         bool any = true;
-#if SUMMARISED
+#if BLOCK_MASKED
         any = mask_kind(a, at, step) != GPU_BLOCK_HIDDEN;
 #endif
 #if KEYED && OWNS_KEYS
@@ -256,18 +257,14 @@ __device__ __forceinline__ int *semaphore_of(const struct gpu_backward_params &a
 __device__ __forceinline__ int my_turn(const struct gpu_backward_params &a, const struct place &at) {
     return (a.dbias_batches == 1 ? at.s.batch * a.in.bias.group : 0) + at.head % a.in.bias.group;
 }
-__device__ __forceinline__ void await_turn(const struct gpu_backward_params &a, const struct place &at, int turn) {
-    while (ld_acquire(semaphore_of(a, at, turn)) != my_turn(a, at)) {
-    }
-}
 /* Hands on the turns from `turn` until `end`, when all warps have added; a block awaits those at which it adds nothing.
  */
 __device__ __forceinline__ void hand_on(const struct gpu_backward_params &a, const struct place &at, int turn,
                                         int end) {
     if (threadIdx.x == 0)
         for (; turn < end; turn++) {
-            await_turn(a, at, turn);
-            st_release(semaphore_of(a, at, turn), my_turn(a, at) + 1);
+            await_turn(semaphore_of(a, at, turn), my_turn(a, at));
+            hand_on_turn(semaphore_of(a, at, turn), my_turn(a, at));
         }
 }
 #endif
@@ -367,7 +364,7 @@ __device__ __forceinline__ void make_ds(float (&ds)[1][TILES][4], const float (&
                                         [[maybe_unused]] int step) {
     const int lane = threadIdx.x % 32;
 #if DETERMINISTIC
-    await_turn(a, at, step * BLOCK / TURN_KEYS);
+    await_turn(semaphore_of(a, at, step * BLOCK / TURN_KEYS), my_turn(a, at));
 #endif
 #pragma unroll
     for (int n = 0; n < TILES; n++) {
@@ -497,7 +494,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             const uint32_t bounds = bounds_of(t.bounds, parity), next_bounds = bounds_of(t.bounds, parity ^ 1);
             const int next = next_active(a, at, keys, step + 1, next_bounds);
             bool partial = step * BLOCK < at.full_begin || step * BLOCK + BLOCK > at.full_end;
-#if SUMMARISED
+#if BLOCK_MASKED
             partial = partial || mask_kind(a, at, step) != GPU_BLOCK_FULL;
 #endif
             float p[1][TILES][4], slope[TILES][4];

@@ -21,16 +21,16 @@
 #include "families/mma/float32/mma_forward32.h"
 #include "families/mma/float32/mma_tf32.cuh"
 #include "gpu/lse.cuh"
+#include "gpu/numbers.h"
 #include "gpu/visible.cuh"
 
 MMA_FORWARD32_CONSTANTS(GPU_CONSTANT_GIVEN)
 
-#define GROUPS     (WARPS / SHARE) /* of warps: each has its own rows */
-#define BLOCK_M    (16 * ROW_TILES * GROUPS)
-#define KEY_TILES  (BLOCK_N / 8)            /* groups of eight keys: one accumulator of S each */
-#define OUT_TILES  (HEAD_DIM_V / 8 / SHARE) /* groups of eight columns of O that a warp sums */
-#define SUMMARISED (MASK && MASK_ROWS)
-#define LOG2_E     1.4426950408889634f
+#define GROUPS       (WARPS / SHARE) /* of warps: each has its own rows */
+#define BLOCK_M      (16 * ROW_TILES * GROUPS)
+#define KEY_TILES    (BLOCK_N / 8)            /* groups of eight keys: one accumulator of S each */
+#define OUT_TILES    (HEAD_DIM_V / 8 / SHARE) /* groups of eight columns of O that a warp sums */
+#define BLOCK_MASKED (MASK && MASK_ROWS)
 
 static_assert(BLOCK_N % 16 == 0 && HEAD_DIM % 32 == 0 && HEAD_DIM_V % 32 == 0, "tiles are multiples of 16 and 32");
 static_assert(HEAD_DIM_V % (16 * SHARE) == 0 && WARPS % SHARE == 0, "equal shares");
@@ -75,7 +75,7 @@ __device__ __forceinline__ int next_active(const struct gpu_forward_params &a, c
                                            [[maybe_unused]] uint32_t bounds) {
     for (; tile >= at.first_key / BLOCK_N; tile--) {
         bool any = true;
-#if SUMMARISED
+#if BLOCK_MASKED
         any = mask_kind(a, at, tile) != GPU_BLOCK_HIDDEN;
 #endif
 #if KEYED
@@ -259,7 +259,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     for (int step = 0; tile >= 0; step++) {
         const int next = next_active(a, at, tile - 1, bounds_of(bounds, step + 1));
         bool partial = tile * BLOCK_N < at.first_full || tile * BLOCK_N + BLOCK_N - 1 > at.last_full;
-#if SUMMARISED
+#if BLOCK_MASKED
         partial = partial || mask_kind(a, at, tile) != GPU_BLOCK_FULL;
 #endif
         cp_async_wait<1>();

@@ -33,6 +33,7 @@
 #include "cuda/ptx/mma.cuh"
 #include "cuda/ptx/opaque.cuh"
 #include "families/mma/forward/mma_decode.h"
+#include "gpu/numbers.h"
 
 MMA_DECODE_CONSTANTS(GPU_CONSTANT_GIVEN)
 
@@ -60,10 +61,6 @@ MMA_DECODE_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define V_BYTES    (BLOCK_N * HEAD_DIM_V * ELEMENT_BYTES)
 #define RING_BYTES mma_decode_ring_bytes(ELEMENT_BYTES, HEAD_DIM, HEAD_DIM_V, BLOCK_N, WARPS / SHARE, STAGES)
 #define LISTED     (MASK || BIAS || INTERVALS)
-#define UNBOUNDED  0x7fffffff
-#define LOG2_E     1.4426950408889634f
-#define LN_2       0.6931471805599453f
-#define MINUS_INF  (-__int_as_float(0x7f800000))
 /* Scores are kept in units of log2, where no bias could make that overflow; else as they are. */
 #define PLAIN   (!BIAS && !SOFTCAP && DTYPE != GPU_FLOAT32)
 #define TO_LOG2 (PLAIN ? 1.0f : LOG2_E)

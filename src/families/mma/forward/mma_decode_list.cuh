@@ -5,6 +5,7 @@
 
 #include "cuda/ptx/copy.cuh"
 #include "families/mma/forward/mma_decode.h"
+#include "gpu/numbers.h"
 #include "gpu/packed.cuh"
 
 #define UNIT  mma_decode_unit(WARPS)

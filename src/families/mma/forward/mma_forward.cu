@@ -25,6 +25,7 @@
 #include "families/mma/forward/mma_forward.h"
 #include "gpu/convert.cuh"
 #include "gpu/lse.cuh"
+#include "gpu/numbers.h"
 #include "gpu/packed.cuh"
 
 MMA_FORWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
@@ -41,12 +42,8 @@ MMA_FORWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define STAGED (SCORES_ALIGNED && !KEY_LIST && ((MASK && MASK_ROWS) || (BIAS && BIAS_ROWS)))
 #define PLAIN  (!BIAS && !SOFTCAP && POSITIVE_SCALE)
 
-#define UNBOUNDED 0x7fffffff
 /* Nothing is added to the scores, and tiles may be full: those have a path of their own. */
 #define FAST_PATH (OPTIMISTIC && PLAIN && !STAGED && !KEY_LIST)
-#define LOG2_E    1.4426950408889634f
-#define LN_2      0.6931471805599453f
-#define MINUS_INF (-__int_as_float(0x7f800000))
 #define SUM_MAX   64.0f /* of a thread's P of one row and tile, before the maximum is raised */
 
 static_assert(BLOCK_N % 16 == 0 && HEAD_DIM % 16 == 0 && HEAD_DIM_V % 16 == 0, "tiles are multiples of 16");

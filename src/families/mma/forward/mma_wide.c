@@ -165,9 +165,9 @@ static void request_of(const fdm_plan *plan, const fdm_problem *p, struct cuda_k
     GPU_SET_CONSTANTS(request, MMA_WIDE_CONSTANTS, .DTYPE = gpu_dtype(p->dtype), .HEAD_DIM = f.head_dim,
                       .HEAD_DIM_V = f.head_dim_v, .WARPS = t->warps, .BLOCK_M = t->block_m, .BLOCK_N = t->block_n,
                       .SLICE_D = f.slice_d, .SLICE_KEYS = t->slice_keys, .SLICE_PARTS = f.slice_parts,
-                      .STAGES = plan->stages, .CLUSTER = t->cluster, .HAS_SOFTCAP = p->softcap > 0,
-                      .HAS_MASK = p->has_mask != 0, .HAS_BIAS = gpu_bias_constant(p),
-                      .HAS_INTERVALS = p->has_intervals != 0, .VARLEN = p->varlen != 0);
+                      .STAGES = plan->stages, .CLUSTER = t->cluster, .SOFTCAP = p->softcap > 0,
+                      .MASK = p->has_mask != 0, .BIAS = gpu_bias_constant(p), .INTERVALS = p->has_intervals != 0,
+                      .VARLEN = p->varlen != 0);
     request->file = "families/mma/forward/mma_wide.cu";
     request->entry = "mma_wide";
     request->shared_bytes = shared_bytes(t, &f, plan->stages);

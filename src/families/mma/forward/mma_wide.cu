@@ -35,7 +35,9 @@
 #include "families/mma/forward/mma_wide.h"
 #include "gpu/convert.cuh"
 #include "gpu/lse.cuh"
+#include "gpu/numbers.h"
 #include "gpu/packed.cuh"
+#include "gpu/quad.cuh"
 
 MMA_WIDE_CONSTANTS(GPU_CONSTANT_GIVEN)
 
@@ -94,11 +96,9 @@ static_assert(V_SLOTS / SLICE_PARTS * SLICE_KEYS == BLOCK_N, "BLOCK_N is a multi
 static_assert(PART_UNITS * SLICE_PARTS * COLUMN_GROUPS * 16 * CLUSTER == HEAD_DIM_V, "the columns of O divide evenly");
 static_assert(PART_COLUMNS % 64 == 0, "rows of a V slice are multiples of 128 bytes");
 
-constexpr float LOG2E = 1.4426950408889634f;
-constexpr float LN2 = 0.6931471805599453f;
 /* Scores are in log2 units; with a bias in natural ones, where every finite bias stays finite and exact. */
-constexpr float SCORE_UNIT = HAS_BIAS ? 1.0f : LOG2E;
-constexpr bool PLAIN = !HAS_BIAS && !HAS_MASK && !HAS_INTERVALS && !HAS_SOFTCAP;
+constexpr float SCORE_UNIT = BIAS ? 1.0f : LOG2_E;
+constexpr bool PLAIN = !BIAS && !MASK && !INTERVALS && !SOFTCAP;
 /* Where features need no registers, a thread keeps the addresses of its chunks: 1.1 to 1.2 x the speed at D 512. */
 constexpr bool KEEP_CHUNKS = PLAIN && !VARLEN && CLUSTER == 1;
 constexpr float SUM_MAX = 4096.0f; /* of a lane's P of one row and step: none overflows float16 */
@@ -320,26 +320,26 @@ __device__ __forceinline__ place find_place(uint32_t rank) {
 
 /* exp(x * unit - reference), in units of scores. */
 __device__ __forceinline__ float weight(float x, float unit, float reference) {
-    return ex2_approx(HAS_BIAS ? (x - reference) * LOG2E : __fmaf_rn(x, unit, -reference));
+    return ex2_approx(BIAS ? (x - reference) * LOG2_E : __fmaf_rn(x, unit, -reference));
 }
 
 /* Products to scores; invisible ones to -inf. Returns what the numbers are still to be multiplied by: where nothing is
  * to be done but scaling, that is left to weight(). */
 __device__ __forceinline__ float finish_scores(const gpu_forward_params &a, const work &w, int32_t tile, uint32_t rank,
                                                float (&s)[2][KEY_TILES][4]) {
-    const float factor = HAS_SOFTCAP ? a.scale * a.softcap_inverse : a.scale * SCORE_UNIT;
+    const float factor = SOFTCAP ? a.scale * a.softcap_inverse : a.scale * SCORE_UNIT;
     const bool partial = tile * BLOCK_N < w.full_first || (tile + 1) * BLOCK_N > w.full_last;
     if (PLAIN && !partial)
         return factor;
 
     const char *mask = 0, *bias = 0;
     const int32_t *start = 0, *end = 0;
-    if (HAS_MASK)
+    if (MASK)
         mask = a.mask.data + w.batch * a.mask.batch + (w.head / a.mask.group) * a.mask.head;
-    constexpr int BIAS_BYTES = HAS_BIAS == 2 ? 4 : 2;
-    if (HAS_BIAS)
+    constexpr int BIAS_BYTES = BIAS == 2 ? 4 : 2;
+    if (BIAS)
         bias = a.bias.data + (w.batch * a.bias.batch + (w.head / a.bias.group) * a.bias.head) * BIAS_BYTES;
-    if (HAS_INTERVALS) {
+    if (INTERVALS) {
         const int32_t head = w.head / a.intervals.group;
         start = a.intervals.start + w.batch * a.intervals.start_batch + head * a.intervals.start_head +
                 w.k_begin * a.intervals.start_key;
@@ -363,18 +363,18 @@ __device__ __forceinline__ float finish_scores(const gpu_forward_params &a, cons
                     const int32_t j = key0 + n * 8 + e;
                     float &x = s[m][0][half * 2 + e];
                     x *= factor;
-                    if (HAS_SOFTCAP)
+                    if (SOFTCAP)
                         x = a.softcap * SCORE_UNIT * tanh_accurate(x);
                     bool visible = j >= first && j < last;
-                    if (HAS_INTERVALS || HAS_MASK || HAS_BIAS)
+                    if (INTERVALS || MASK || BIAS)
                         visible = visible && i < w.seqlen_q;
-                    if (HAS_INTERVALS && visible)
+                    if (INTERVALS && visible)
                         visible = i >= start[j * a.intervals.start_key] && i < end[j * a.intervals.end_key];
-                    if (HAS_MASK && visible)
+                    if (MASK && visible)
                         visible = mask[i * a.mask.row + j * a.mask.key] != 0;
-                    if (HAS_BIAS && visible) {
+                    if (BIAS && visible) {
                         const char *from = bias + (i * a.bias.row + j * a.bias.key) * BIAS_BYTES;
-                        x += HAS_BIAS == 2 ? *(const float *)from : unpack(*(const uint16_t *)from);
+                        x += BIAS == 2 ? *(const float *)from : unpack(*(const uint16_t *)from);
                     }
                     if (!visible)
                         x = -infinity();
@@ -452,16 +452,6 @@ __device__ __forceinline__ bool group_meet_or(group &g, bool condition) {
 #else
     return barrier_red_or(1 + g.index, GROUP_THREADS, condition);
 #endif
-}
-
-/* Reduces over the four lanes that share a row. */
-__device__ __forceinline__ float quad_max(float x) {
-    x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
-    return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
-}
-__device__ __forceinline__ float quad_sum(float x) {
-    x += __shfl_xor_sync(0xffffffff, x, 1);
-    return x + __shfl_xor_sync(0xffffffff, x, 2);
 }
 
 } // namespace
@@ -767,10 +757,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS)
                 total += of_row[i * BLOCK_M];
             const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
             if (a.lse.data && rank == 0 && at.column_group == 0 && at.quad_column == 0 && w.row0 + row < w.seqlen_q)
-                store_lse<HAS_BIAS != 0>(
+                store_lse<BIAS != 0>(
                     a, w.batch, w.head, w.q_begin + w.row0 + row, total == 0.0f,
-                    [&] { return reference[m][half] * (HAS_BIAS ? 1.0f : LN2); },
-                    [&] { return lg2_approx(total) * LN2; });
+                    [&] { return reference[m][half] * (BIAS ? 1.0f : LN_2); },
+                    [&] { return lg2_approx(total) * LN_2; });
 #pragma unroll
             for (int n = 0; n < UNITS * 2; ++n) {
                 const uint32_t chunk = (uint32_t)((n / 2 * COLUMN_GROUPS + at.column_group) * 2 + n % 2);

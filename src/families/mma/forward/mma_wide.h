@@ -15,7 +15,7 @@
  * SLICE_D                K goes through the ring in slices of BLOCK_N / CLUSTER keys x SLICE_D
  * SLICE_KEYS SLICE_PARTS V goes through it in slices of SLICE_KEYS keys x HEAD_DIM_V / CLUSTER / SLICE_PARTS
  * STAGES                 slices in the ring
- * HAS_BIAS               0, 1 = q's dtype, 2 = float32 */
+ * BIAS                   GPU_BIAS_* */
 #define MMA_WIDE_CONSTANTS(X) \
     X(DTYPE)                  \
     X(HEAD_DIM)               \
@@ -28,10 +28,10 @@
     X(SLICE_PARTS)            \
     X(STAGES)                 \
     X(CLUSTER)                \
-    X(HAS_SOFTCAP)            \
-    X(HAS_MASK)               \
-    X(HAS_BIAS)               \
-    X(HAS_INTERVALS)          \
+    X(SOFTCAP)                \
+    X(MASK)                   \
+    X(BIAS)                   \
+    X(INTERVALS)              \
     X(VARLEN)
 
 /* What a plan holds for it (families/family.h). */

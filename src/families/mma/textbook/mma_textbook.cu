@@ -34,6 +34,8 @@
 #include "cuda/ptx/special.cuh"
 #include "families/mma/textbook/mma_textbook.h"
 #include "gpu/convert.cuh"
+#include "gpu/numbers.h"
+#include "gpu/quad.cuh"
 
 MMA_TEXTBOOK_CONSTANTS(GPU_CONSTANT_GIVEN)
 
@@ -43,13 +45,10 @@ MMA_TEXTBOOK_CONSTANTS(GPU_CONSTANT_GIVEN)
 #    error "mma_textbook.cu needs every constant of MMA_TEXTBOOK_CONSTANTS"
 #endif
 
-#define THREADS   (32 * MMA_TEXTBOOK_WARPS)
-#define BLOCK_M   MMA_TEXTBOOK_BLOCK_M
-#define SPLIT_KV  (ALGORITHM == MMA_SPLIT_KV)
-#define TILED     MMA_TEXTBOOK_IS_TILED(ALGORITHM)
-#define LOG2_E    1.4426950408889634f
-#define LN_2      0.6931471805599453f
-#define MINUS_INF (-__int_as_float(0x7f800000))
+#define THREADS  (32 * MMA_TEXTBOOK_WARPS)
+#define BLOCK_M  MMA_TEXTBOOK_BLOCK_M
+#define SPLIT_KV (ALGORITHM == MMA_SPLIT_KV)
+#define TILED    MMA_TEXTBOOK_IS_TILED(ALGORITHM)
 
 /* The warps as a grid over rows x keys while S is made, and over rows x columns while O is. */
 #define ROW_TILES (SPLIT_KV ? 2 : 1)          /* 16-row tiles of a warp */
@@ -291,15 +290,6 @@ __device__ __forceinline__ void multiply_pv(float (&o)[ROW_TILES][OUT_TILES][4],
 }
 
 /* ---- online softmax ---- */
-
-__device__ __forceinline__ float quad_max(float x) {
-    x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, 1));
-    return fmaxf(x, __shfl_xor_sync(0xffffffff, x, 2));
-}
-__device__ __forceinline__ float quad_sum(float x) {
-    x += __shfl_xor_sync(0xffffffff, x, 1);
-    return x + __shfl_xor_sync(0xffffffff, x, 2);
-}
 
 /* Of the rows of a lane: [row tile][row of the tile's upper or lower half]. */
 struct row_state {

@@ -1,0 +1,55 @@
+"""Softmax along the last axis on CUDA devices: softmax(), for PyTorch tensors and DLPack arrays."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+from . import _native
+from ._arrays import Borrowed, borrow, is_torch, lender_of
+from ._device_arrays import CPU, device_of, handle_of
+
+
+def softmax(
+    x: Any, mask: Any = None, scale: float = 1.0, *, log: bool = False, kernel: Optional[str] = None, stream: Any = None
+) -> Any:
+    """Softmax, or log-softmax, of `scale * x` along the last axis, on a CUDA device; float32 inside.
+
+    Unlike torch.softmax a row of nothing but -inf, or without an element that the mask leaves, gives 0 (log-softmax:
+    -inf) and a gradient of 0. PyTorch tensors get gradients with respect to x, twice differentiable.
+
+    Args:
+        x: [..., columns], float32, float16 or bfloat16, 1 to 4 axes (PyTorch tensors: any number); fewer than 2^30
+            rows, and columns. The last axis of an array is contiguous.
+        mask: bool, of x's shape or 1 on any axis; where it is False, an element counts as -inf.
+        log: log-softmax.
+        kernel: one kernel by name ("softmax.naive", ...); default: chosen.
+        stream: as in `attention`. Default: the current stream.
+
+    Returns:
+        An array of x's shape, dtype and library.
+
+    Raises:
+        ValueError, TypeError: shapes, dtypes or devices do not match. NotImplementedError: x is on the CPU, or of
+            another dtype.
+    """
+    handle = handle_of(stream)
+    if is_torch(x):
+        from . import _softmax_torch, _torch
+
+        with _torch.on_stream(x.device, handle):
+            return _softmax_torch.softmax(x, mask, float(scale), bool(log), kernel)
+    device = device_of(x, "x")
+    if device[0] == CPU:
+        raise NotImplementedError("x is on the CPU; softmax is for arrays on a CUDA device (scipy.special.softmax)")
+    lender = lender_of(x, device, handle)
+
+    def borrowed(array: Any, name: str, written: bool = False) -> Optional[Borrowed]:
+        return borrow(array, name, device, lender.stream, written, "x")
+
+    given, hidden = borrowed(x, "x"), borrowed(mask, "mask")
+    result = lender.empty(given.shape, given.dtype)
+    out = borrowed(result, "out", True)
+    tensors = (given, hidden, out, None, None)
+    views = (each and each.arguments() for each in tensors)
+    _native.softmax(False, *views, float(scale), bool(log), kernel, lender.stream, lender.allocate)
+    return lender.hand_over(result)

@@ -1,0 +1,38 @@
+/* native_companions.c: the companion operations for Python: outputs are the caller's, workspace is asked for. */
+#include "native.h"
+
+/* A str or None; NULL for None. */
+static const char *name_or_null(PyObject *object) {
+    return object == Py_None ? NULL : PyUnicode_AsUTF8AndSize(object, NULL);
+}
+
+/* softmax(backward, x, mask, out, dout, dx, scale, log, kernel, stream's address, allocate) */
+PyObject *native_softmax(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    enum { NUM_TENSORS = 5, NUM_ARGUMENTS = 11 };
+    if (native_expect(count, NUM_ARGUMENTS))
+        return NULL;
+    struct tensor_argument storage[NUM_TENSORS] = {0};
+    fdm_tensor *t[NUM_TENSORS];
+    int failed = 0;
+    for (int i = 0; i < NUM_TENSORS; i++)
+        t[i] = native_tensor(arguments[1 + i], &storage[i], &failed);
+    const fdm_softmax_tensors tensors = {t[0], t[1], t[2], t[3], t[4]};
+    const fdm_pass pass = PyObject_IsTrue(arguments[0]) == 1 ? FDM_BACKWARD : FDM_FORWARD;
+    const fdm_softmax_options options = {.scale = PyFloat_AsDouble(arguments[6]),
+                                         .log = PyObject_IsTrue(arguments[7]) == 1,
+                                         .kernel = name_or_null(arguments[8]),
+                                         .stream = (void *)(uintptr_t)PyLong_AsUnsignedLongLong(arguments[9])};
+    struct native_device_workspace workspace = {arguments[10], NULL};
+    const fdm_allocator allocator = native_device_allocator(&workspace);
+    PyObject *result = NULL;
+    if (!failed && !PyErr_Occurred()) {
+        fdm_status status;
+        Py_BEGIN_ALLOW_THREADS;
+        status = fdm_softmax(pass, &tensors, &options, &allocator);
+        Py_END_ALLOW_THREADS;
+        result = PyErr_Occurred() ? NULL : native_result(status);
+    }
+    Py_XDECREF(workspace.kept);
+    native_release(storage, NUM_TENSORS);
+    return result;
+}

@@ -1,0 +1,38 @@
+/* companion.h: what the companions share: an operation is a list of kernels by name, in order of preference, and the
+ * choice among them is a pure function with a reason. */
+#ifndef FDM_COMPANION_H
+#define FDM_COMPANION_H
+
+#include "cuda/cuda.h"
+
+/* One kernel of an operation. `problem` is the operation's own struct. */
+struct companion_kernel {
+    const char *name, *description;
+    int32_t chosen_freely; /* 0: runs only by name */
+    /* NULL, or a clause that says why this problem or device cannot be taken. */
+    const char *(*refusal)(const fdm_device *device, const void *problem);
+    /* NULL, or a clause that says why another kernel suits the problem better. May be NULL itself. */
+    const char *(*passed_over)(const fdm_device *device, const void *problem);
+    /* What the kernel's constants, grid and workspace come from: everything of the choice but name and reasons. */
+    void (*fill)(const fdm_device *device, const void *problem, struct fdm_companion_choice *choice);
+};
+struct companion_operation {
+    const char *name;
+    int32_t num_kernels;
+    const struct companion_kernel *kernels;
+};
+
+/* kernel: a name to force, NULL = chosen. FDM_ERROR_UNSUPPORTED with every reason when none takes the problem. */
+fdm_status companion_choose(const struct companion_operation *operation, const fdm_device *device, const void *problem,
+                            const char *kernel, struct fdm_companion_choice *choice);
+
+/* The workspace is large enough and aligned. */
+fdm_status companion_check_workspace(const struct fdm_companion_choice *choice, const void *workspace, size_t bytes);
+
+/* Runs `execute` with a workspace from the caller's allocator, which may be NULL where none is needed. */
+typedef fdm_status (*companion_execute)(const void *plan, const void *call, void *workspace, size_t bytes,
+                                        void *stream);
+fdm_status companion_once(const struct fdm_companion_choice *choice, const fdm_allocator *allocator,
+                          companion_execute execute, const void *plan, const void *call, void *stream);
+
+#endif

@@ -1,0 +1,239 @@
+/* softmax.c: the public entries of softmax: tensors are checked once, then plan, parameters, launch. */
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "companions/softmax/softmax_plan.h"
+#include "problem/tensor.h"
+
+enum { AXES_MAX = SOFTMAX_ROW_AXES + 1, LIMIT = 1 << 30 };
+
+_Static_assert(FDM_FLOAT32 == SOFTMAX_FLOAT32 && FDM_FLOAT16 == SOFTMAX_FLOAT16 && FDM_BFLOAT16 == SOFTMAX_BFLOAT16,
+               "DTYPE is a number of fdm_dtype");
+
+fdm_softmax_options fdm_softmax_options_default(void) { return (fdm_softmax_options){.scale = 1}; }
+
+/* ---- describe ---- */
+
+/* `tensor` beside `like`, the first of the call; NULL is an error. */
+static fdm_status check_one(const fdm_tensor *tensor, const char *name, enum tensor_role role, const fdm_tensor *like,
+                            const char *like_name) {
+    fdm_status status;
+    if (!tensor)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is NULL", name);
+    if (tensor->ndim < 1 || tensor->ndim > AXES_MAX)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s has %d axes; it needs 1 to %d", name, tensor->ndim, AXES_MAX);
+    const int is_mask = strcmp(name, "mask") == 0;
+    if ((status = tensor_check(tensor, name, like->ndim, role, !is_mask)))
+        return status;
+    if (is_mask ? fdm_dtype_of(tensor) != FDM_BOOL : fdm_dtype_of(tensor) != fdm_dtype_of(like))
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is %s; it must be %s", name,
+                         fdm_dtype_name(fdm_dtype_of(tensor)), is_mask ? "bool" : fdm_dtype_name(fdm_dtype_of(like)));
+    if (tensor->device.type != like->device.type || tensor->device.index != like->device.index)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is on DLPack device %d:%d, but %s is on %d:%d", name,
+                         tensor->device.type, tensor->device.index, like_name, like->device.type, like->device.index);
+    for (int32_t i = 0; i < like->ndim; i++)
+        if (tensor->shape[i] != like->shape[i] && !(is_mask && tensor->shape[i] == 1))
+            return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s has extent %lld on axis %d; beside %s it must be %lld%s",
+                             name, (long long)tensor->shape[i], i, like_name, (long long)like->shape[i],
+                             is_mask ? " or 1" : "");
+    return FDM_OK;
+}
+
+static fdm_status check_limits(const fdm_tensor *t, const char *name, fdm_softmax_problem *p) {
+    p->dtype = fdm_dtype_of(t);
+    p->columns = t->shape[t->ndim - 1];
+    p->rows = 1;
+    for (int32_t i = 0; i + 1 < t->ndim; i++)
+        p->rows *= t->shape[i];
+    if (t->device.type != FDM_CUDA)
+        return error_set(FDM_ERROR_UNSUPPORTED,
+                         "%s is on the CPU; softmax is for tensors on a CUDA device (torch.softmax takes both)", name);
+    if (p->dtype != FDM_FLOAT32 && p->dtype != FDM_FLOAT16 && p->dtype != FDM_BFLOAT16)
+        return error_set(FDM_ERROR_UNSUPPORTED, "%s is %s; softmax takes float32, float16 and bfloat16", name,
+                         fdm_dtype_name(p->dtype));
+    if (p->rows >= LIMIT || p->columns >= LIMIT)
+        return error_set(FDM_ERROR_UNSUPPORTED,
+                         "%s has %lld rows of %lld columns; softmax takes fewer than 2^30 of both", name,
+                         (long long)p->rows, (long long)p->columns);
+    return FDM_OK;
+}
+
+/* How far elements lie from multiples of 16 bytes, on each axis of rows and at the first. */
+static uint64_t remainder_of(const fdm_tensor *t, int32_t axis) {
+    if (axis < 0)
+        return (uintptr_t)tensor_data(t) % 16;
+    return (uint64_t)tensor_stride(t, axis) * (uint64_t)fdm_dtype_bytes(fdm_dtype_of(t)) % 16;
+}
+static int32_t alignment_of(const fdm_tensor *const *tensors, int32_t count) {
+    int32_t aligned = 2;
+    for (int32_t axis = -1; axis + 1 < tensors[0]->ndim; axis++)
+        for (int32_t i = 0; i < count; i++) {
+            if (remainder_of(tensors[i], axis) != remainder_of(tensors[0], axis))
+                return 0;
+            if (remainder_of(tensors[i], axis) != 0)
+                aligned = 1;
+        }
+    return aligned;
+}
+
+fdm_status fdm_describe_softmax(fdm_pass pass, const fdm_softmax_tensors *tensors, const fdm_softmax_options *options,
+                                fdm_softmax_problem *problem) {
+    static const fdm_softmax_options standard = {.scale = 1};
+    const fdm_softmax_options *o = options ? options : &standard;
+    fdm_status status;
+    if (!tensors || !problem)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is NULL", tensors ? "problem" : "tensors");
+    if (!isfinite(o->scale))
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "scale is %g; it must be finite", o->scale);
+    const int backward = pass == FDM_BACKWARD;
+    const fdm_tensor *first = backward ? tensors->out : tensors->x;
+    const char *name = backward ? "out" : "x";
+    *problem = (fdm_softmax_problem){.pass = pass,
+                                     .log = o->log != 0,
+                                     .has_mask = !backward && tensors->mask,
+                                     .negative_scale = !backward && o->scale < 0};
+    if (!first)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is NULL", name);
+    if ((status = check_one(first, name, TENSOR_INPUT, first, name)) || (status = check_limits(first, name, problem)))
+        return status;
+    if (!backward) {
+        const fdm_tensor *const all[] = {first, tensors->out};
+        if ((status = check_one(tensors->out, "out", TENSOR_OUTPUT, first, name)) ||
+            (tensors->mask && (status = check_one(tensors->mask, "mask", TENSOR_INPUT, first, name))))
+            return status;
+        problem->aligned = alignment_of(all, 2);
+        return FDM_OK;
+    }
+    const fdm_tensor *const all[] = {first, tensors->dout, tensors->dx};
+    if ((status = check_one(tensors->dout, "dout", TENSOR_INPUT, first, name)) ||
+        (status = check_one(tensors->dx, "dx", TENSOR_OUTPUT, first, name)))
+        return status;
+    problem->aligned = alignment_of(all, 3);
+    return FDM_OK;
+}
+
+/* ---- plan ---- */
+
+static fdm_status validate(const fdm_softmax_problem *p) {
+    if (p->dtype != FDM_FLOAT32 && p->dtype != FDM_FLOAT16 && p->dtype != FDM_BFLOAT16)
+        return error_set(FDM_ERROR_UNSUPPORTED, "dtype is %s; softmax takes float32, float16 and bfloat16",
+                         fdm_dtype_name(p->dtype));
+    if (p->rows < 0 || p->columns < 0 || p->rows >= LIMIT || p->columns >= LIMIT)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "rows is %lld and columns is %lld; they must be 0 to 2^30 - 1",
+                         (long long)p->rows, (long long)p->columns);
+    if (p->aligned < 0 || p->aligned > 2)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "aligned is %d; it must be 0, 1 or 2", p->aligned);
+    return FDM_OK;
+}
+
+fdm_status fdm_plan_softmax(const fdm_device *device, const fdm_softmax_problem *problem, const char *kernel,
+                            fdm_softmax_plan *plan) {
+    if (!device || !problem || !plan)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "device, problem or plan is NULL");
+    const fdm_status status = validate(problem);
+    plan->problem = *problem;
+    return status ? status : companion_choose(&softmax_operation, device, problem, kernel, &plan->choice);
+}
+
+fdm_status fdm_prepare_softmax(const fdm_softmax_plan *plan) {
+    struct cuda_kernel_request requests[SOFTMAX_REQUESTS_MAX];
+    const struct cuda_kernel *loaded[SOFTMAX_REQUESTS_MAX];
+    const int32_t count = plan ? softmax_requests(plan, requests) : 0;
+    return count ? cuda_kernels_get(plan->choice.device.index, requests, count, loaded)
+                 : error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan is NULL, or its shape is not its kernel's");
+}
+
+fdm_status fdm_softmax_kernel(int32_t index, const char **name, const char **description) {
+    if (index < 0 || index >= softmax_operation.num_kernels)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "index is %d; softmax has %d kernels", index,
+                         softmax_operation.num_kernels);
+    *name = softmax_operation.kernels[index].name;
+    *description = softmax_operation.kernels[index].description;
+    return FDM_OK;
+}
+
+/* ---- execute ---- */
+
+/* The tensor's axes as three of rows: leading ones have extent 1. */
+static struct softmax_rows rows_of(const fdm_tensor *t) {
+    struct softmax_rows rows = {.data = t ? tensor_data(t) : NULL};
+    for (int32_t i = 0; t && i + 1 < t->ndim; i++)
+        rows.stride[i + SOFTMAX_ROW_AXES - (t->ndim - 1)] = tensor_stride(t, i);
+    return rows;
+}
+
+static int is_same_problem(const fdm_softmax_problem *planned, const fdm_softmax_problem *now) {
+    return planned->dtype == now->dtype && planned->rows == now->rows && planned->columns == now->columns &&
+           planned->log == now->log && planned->has_mask == now->has_mask &&
+           planned->negative_scale == now->negative_scale && planned->aligned <= now->aligned;
+}
+
+/* Tensors and options that fdm_describe_softmax() has taken. */
+struct call {
+    const fdm_softmax_tensors *tensors;
+    const fdm_softmax_options *options;
+};
+
+static fdm_status execute(const void *planned, const void *called, void *workspace, size_t bytes, void *stream) {
+    const fdm_softmax_plan *plan = planned;
+    const struct call *call = called;
+    const fdm_softmax_tensors *t = call->tensors;
+    const int backward = plan->problem.pass == FDM_BACKWARD;
+    const fdm_tensor *first = backward ? t->out : t->x, *mask = plan->problem.has_mask ? t->mask : NULL;
+    const double scale = call->options->scale;
+    if (plan->problem.rows == 0 || plan->problem.columns == 0)
+        return FDM_OK;
+    struct softmax_params params = {.in = rows_of(first),
+                                    .dout = rows_of(backward ? t->dout : NULL),
+                                    .out = rows_of(backward ? t->dx : t->out),
+                                    .mask = rows_of(mask),
+                                    .rows = (uint32_t)plan->problem.rows,
+                                    .columns = (uint32_t)plan->problem.columns,
+                                    .extent = {1, 1},
+                                    .mask_column = mask ? (uint32_t)tensor_stride(mask, mask->ndim - 1) : 0,
+                                    .scale = backward || fabs(scale) >= (double)FLT_MIN ? (float)scale
+                                             : scale < 0                                ? -FLT_MIN
+                                                                                        : FLT_MIN};
+    for (int32_t i = 0; i < 2; i++)
+        if (first->ndim - 3 + i >= 0)
+            params.extent[i] = (uint32_t)first->shape[first->ndim - 3 + i];
+    const fdm_status status = companion_check_workspace(&plan->choice, workspace, bytes);
+    return status ? status : softmax_launch(plan, &params, workspace, stream);
+}
+
+fdm_status fdm_execute_softmax(const fdm_softmax_plan *plan, const fdm_softmax_tensors *tensors,
+                               const fdm_softmax_options *options, void *workspace, size_t workspace_bytes,
+                               void *stream) {
+    const fdm_softmax_options standard = fdm_softmax_options_default();
+    const struct call call = {tensors, options ? options : &standard};
+    fdm_softmax_problem now;
+    if (!plan)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "plan is NULL");
+    fdm_status status = fdm_describe_softmax(plan->problem.pass, tensors, options, &now);
+    if (status)
+        return status;
+    const fdm_tensor *first = plan->problem.pass == FDM_BACKWARD ? tensors->out : tensors->x;
+    if (first->device.index != plan->choice.device.index || !is_same_problem(&plan->problem, &now))
+        return error_set(FDM_ERROR_INVALID_ARGUMENT,
+                         "the tensors and options are another problem, or on another device, than the plan's");
+    return execute(plan, &call, workspace, workspace_bytes, stream);
+}
+
+fdm_status fdm_softmax(fdm_pass pass, const fdm_softmax_tensors *tensors, const fdm_softmax_options *options,
+                       const fdm_allocator *allocator) {
+    const fdm_softmax_options standard = fdm_softmax_options_default();
+    const struct call call = {tensors, options ? options : &standard};
+    fdm_softmax_problem problem;
+    fdm_softmax_plan plan;
+    fdm_device device;
+    fdm_status status = fdm_describe_softmax(pass, tensors, options, &problem);
+    if (status)
+        return status;
+    const fdm_tensor *first = pass == FDM_BACKWARD ? tensors->out : tensors->x;
+    if ((status = fdm_device_query(FDM_CUDA, first->device.index, &device)) ||
+        (status = fdm_plan_softmax(&device, &problem, call.options->kernel, &plan)))
+        return status;
+    return companion_once(&plan.choice, allocator, execute, &plan, &call, call.options->stream);
+}

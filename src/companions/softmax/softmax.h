@@ -1,0 +1,70 @@
+/* softmax.h: the contract of the softmax kernels: constants, parameters, shared memory; for C and CUDA C. */
+#ifndef FDM_SOFTMAX_H
+#define FDM_SOFTMAX_H
+
+#include "gpu/constants.h"
+#ifdef __CUDACC__
+#    include "cuda/ptx/types.cuh"
+#else
+#    include <stdint.h>
+#endif
+
+/* DTYPE: the numbers of fdm_dtype. */
+#define SOFTMAX_FLOAT32  0
+#define SOFTMAX_FLOAT16  1
+#define SOFTMAX_BFLOAT16 2
+
+/* The constants that specialise every kernel, in the order of the cache's listing. */
+#define SOFTMAX_CONSTANTS(X)                                                                                     \
+    X(DTYPE)         /* of x, out, dout and dx */                                                                \
+    X(BACKWARD)      /* 0: out from x; 1: dx from out and dout */                                                \
+    X(LOG)           /* 1: log-softmax */                                                                        \
+    X(MASK)          /* forward: 1: a mask hides elements */                                                     \
+    X(FLIP)          /* forward: 1: scale < 0, so that the largest score is the smallest element's */            \
+    X(VECTOR)        /* 1: rows of all tensors begin equally far from multiples of 16 bytes */                   \
+    X(THREADS)       /* of a block */                                                                            \
+    X(LANES)         /* threads of one row in a block: all, or a power of two below 32 */                        \
+    X(CHUNKS)        /* runs of 16 bytes that a thread has in registers at a time; softmax_resident: of a row */ \
+    X(SHARED_CHUNKS) /* softmax_resident: and in shared memory besides */                                        \
+    X(CLUSTER)       /* softmax_resident: blocks that share a row */
+
+enum { SOFTMAX_ROW_AXES = 3, SOFTMAX_MAX_LANES = 512, SOFTMAX_PIECES_MAX = 1024 };
+
+/* Rows are numbered over three axes; strides in elements, 0 on axes that are broadcast. */
+struct softmax_rows {
+    char *data;
+    int64_t stride[SOFTMAX_ROW_AXES];
+};
+struct softmax_params {
+    struct softmax_rows in;   /* forward: x; backward: what the forward wrote */
+    struct softmax_rows dout; /* backward */
+    struct softmax_rows out;  /* forward: out; backward: dx */
+    struct softmax_rows mask; /* bytes, not 0 = counts; MASK */
+    float *partials;          /* softmax_split: [rows][pieces][2], maximum in units of log 2, sum */
+    uint32_t rows, columns;   /* rows = product of the three extents */
+    uint32_t chunks;          /* softmax_chunks() of a row */
+    uint32_t extent[2];       /* of the second and third row axis */
+    uint32_t mask_column;     /* 0: one byte stands for a row */
+    uint32_t pieces;          /* softmax_split: of a row, each a block's */
+    float scale;              /* in natural units; not 0 */
+};
+
+/* Chunks of 16 bytes that a row may touch: one more than its bytes fill where it may begin off a multiple of 16. */
+static inline
+#ifdef __CUDACC__
+    __host__ __device__ constexpr
+#endif
+    int64_t
+    softmax_chunks(int64_t columns, int64_t element_bytes, int32_t aligned) {
+    return (columns * element_bytes + (aligned ? 0 : 16 - element_bytes) + 15) / 16;
+}
+static inline
+#ifdef __CUDACC__
+    __host__ __device__ constexpr
+#endif
+    int32_t
+    softmax_shared_bytes(int32_t threads, int32_t shared_chunks, int32_t backward) {
+    return threads * shared_chunks * 16 * (backward ? 2 : 1);
+}
+
+#endif

@@ -1,0 +1,200 @@
+/* softmax_plan.c: which softmax kernel takes a problem, in which shape, and its launch. */
+#include "companions/softmax/softmax_plan.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "base/error.h"
+
+/* What the numbers of a choice are: constants, pieces of a row, and whether the second launch may
+ * begin early. */
+enum { P_VECTOR, P_THREADS, P_LANES, P_CHUNKS, P_SHARED_CHUNKS, P_CLUSTER, P_PIECES, P_EARLY };
+
+static const fdm_softmax_problem *problem_of(const void *problem) { return problem; }
+
+static int64_t chunks_of(const fdm_softmax_problem *p, int32_t vector) {
+    return softmax_chunks(p->columns, fdm_dtype_bytes(p->dtype), !vector || p->aligned == 2);
+}
+static int64_t at_least_1(int64_t x) { return x < 1 ? 1 : x; }
+static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+/* ---- softmax.resident: threads, registers, shared memory and blocks that hold a row ---- */
+
+struct shape {
+    int32_t lanes, chunks, shared_chunks, cluster;
+};
+
+/* Four or eight loads under way for each thread, then more threads, then more blocks, then shared memory: what is small
+ * leaves room for other rows on the multiprocessor, whose loads hide this one's arithmetic. Of the backward, which has
+ * two inputs, half as many chunks. 0: the row is too long for the device. */
+static int shape_of(const fdm_device *device, const fdm_softmax_problem *p, struct shape *s) {
+    const int64_t n = at_least_1(chunks_of(p, p->aligned > 0));
+    const int32_t inputs = p->pass == FDM_BACKWARD ? 2 : 1, most = 8 / inputs;
+    const int32_t cluster_max = device->compute_major >= 9 ? 16 : 1;
+    static const int32_t shared_sizes[] = {8, 16, 24, 28};
+    *s = (struct shape){1, 1, 0, 1};
+    while (s->lanes < 8 && s->lanes < n)
+        s->lanes *= 2;
+    while (s->chunks < most / 2 && (int64_t)s->lanes * s->chunks < n)
+        s->chunks *= 2;
+    while (s->lanes < 32 && (int64_t)s->lanes * s->chunks < n)
+        s->lanes *= 2;
+    while (s->chunks < most && (int64_t)s->lanes * s->chunks < n)
+        s->chunks *= 2;
+    while (s->lanes < SOFTMAX_MAX_LANES && (int64_t)s->lanes * s->chunks < n)
+        s->lanes *= 2;
+    while (s->cluster < cluster_max && (int64_t)s->lanes * s->chunks * s->cluster < n)
+        s->cluster *= 2;
+    const int64_t tiles = ceil_div(ceil_div(n, s->lanes), s->cluster);
+    for (int32_t i = 0; i < 4 && s->chunks + s->shared_chunks < tiles; i++)
+        s->shared_chunks = shared_sizes[i] / inputs;
+    return s->chunks + s->shared_chunks >= tiles &&
+           softmax_shared_bytes(s->lanes, s->shared_chunks, inputs == 2) + 2048 <= device->shared_bytes;
+}
+
+static const char *resident_refusal(const fdm_device *device, const void *problem) {
+    struct shape s;
+    return shape_of(device, problem_of(problem), &s) ? NULL
+                                                     : "a row is longer than the multiprocessors of a cluster hold";
+}
+
+static const char *resident_passed_over(const fdm_device *device, const void *problem) {
+    struct shape s;
+    const fdm_softmax_problem *p = problem;
+    shape_of(device, p, &s);
+    if (s.lanes == SOFTMAX_MAX_LANES && p->rows * s.cluster < device->num_sms / 2)
+        return "so few rows leave most multiprocessors idle";
+    return NULL;
+}
+
+static void resident_fill(const fdm_device *device, const void *problem, fdm_companion_choice *choice) {
+    const fdm_softmax_problem *p = problem;
+    struct shape s;
+    shape_of(device, p, &s);
+    const int32_t threads = s.lanes <= 32 ? 128 : s.lanes;
+    const int32_t parameters[] = {p->aligned > 0, threads, s.lanes, s.chunks, s.shared_chunks, s.cluster, 1};
+    memcpy(choice->parameters, parameters, sizeof parameters);
+    choice->shared_bytes = softmax_shared_bytes(threads, s.shared_chunks, p->pass == FDM_BACKWARD);
+    snprintf(choice->choice, sizeof choice->choice, "%d-lanes x %d+%d-chunks, %d-block%s", s.lanes, s.chunks,
+             s.shared_chunks, s.cluster, s.cluster > 1 ? "s" : "");
+}
+
+/* ---- softmax.split ---- */
+
+static const char *nothing_against(const fdm_device *device, const void *problem) { return NULL; }
+
+static void split_fill(const fdm_device *device, const void *problem, fdm_companion_choice *choice) {
+    enum { THREADS = 256, CHUNKS = 4, BLOCKS_PER_SM = 8 };
+    const fdm_softmax_problem *p = problem;
+    const int32_t vector = p->aligned > 0, chunks = p->pass == FDM_BACKWARD ? CHUNKS / 2 : CHUNKS;
+    const int64_t batches = at_least_1(ceil_div(chunks_of(p, vector), THREADS * chunks));
+    int64_t pieces = ceil_div((int64_t)device->num_sms * BLOCKS_PER_SM, at_least_1(p->rows));
+    pieces = pieces > batches ? batches : pieces;
+    pieces = pieces > SOFTMAX_PIECES_MAX ? SOFTMAX_PIECES_MAX : at_least_1(pieces);
+    const int32_t parameters[] = {vector, THREADS, THREADS, chunks, 0, 1, (int32_t)pieces, device->compute_major >= 9};
+    memcpy(choice->parameters, parameters, sizeof parameters);
+    choice->workspace_bytes = (p->rows * pieces * 8 + 63) / 64 * 64;
+    snprintf(choice->choice, sizeof choice->choice, "%d-pieces", (int32_t)pieces);
+}
+
+/* ---- the ladder ---- */
+
+static const char *vector_refusal(const fdm_device *device, const void *problem) {
+    return problem_of(problem)->aligned ? NULL : "rows of the tensors begin differently far from multiples of 16 bytes";
+}
+static const char *naive_refusal(const fdm_device *device, const void *problem) {
+    return problem_of(problem)->pass == FDM_BACKWARD ? "it is for the forward" : NULL;
+}
+
+static void fill_block_a_row(fdm_companion_choice *choice, int32_t vector) {
+    const int32_t parameters[] = {vector, 256, 256, 1, 0, 1, 1};
+    memcpy(choice->parameters, parameters, sizeof parameters);
+    snprintf(choice->choice, sizeof choice->choice, "256-threads");
+}
+static void vector_fill(const fdm_device *device, const void *problem, fdm_companion_choice *choice) {
+    fill_block_a_row(choice, 1);
+}
+static void elements_fill(const fdm_device *device, const void *problem, fdm_companion_choice *choice) {
+    fill_block_a_row(choice, 0);
+}
+
+enum { RESIDENT, SPLIT, VECTOR, ONLINE, NAIVE, NUM_KERNELS };
+static const struct companion_kernel kernels[NUM_KERNELS] = {
+    [RESIDENT] = {"softmax.resident", "a row read once, held in registers, shared memory and a cluster", 1,
+                  resident_refusal, resident_passed_over, resident_fill},
+    [SPLIT] = {"softmax.split", "few or long rows, each in pieces over many blocks, two launches", 1, nothing_against,
+               NULL, split_fill},
+    [VECTOR] = {"softmax.vector", "online, 16 bytes a load, the row read twice", 0, vector_refusal, NULL, vector_fill},
+    [ONLINE] = {"softmax.online", "largest element and sum in one pass, the row read twice", 0, nothing_against, NULL,
+                elements_fill},
+    [NAIVE] = {"softmax.naive", "safe softmax as written down, the row read three times", 0, naive_refusal, NULL,
+               elements_fill},
+};
+const struct companion_operation softmax_operation = {"softmax", NUM_KERNELS, kernels};
+
+/* ---- what a plan launches ---- */
+
+static const struct {
+    const char *file, *entries[SOFTMAX_REQUESTS_MAX];
+} programs[NUM_KERNELS] = {
+    [RESIDENT] = {"companions/softmax/softmax_resident.cu", {"softmax_resident"}},
+    [SPLIT] = {"companions/softmax/softmax_split.cu", {"softmax_split_sums", "softmax_split_write"}},
+    [VECTOR] = {"companions/softmax/softmax_online.cu", {"softmax_online"}},
+    [ONLINE] = {"companions/softmax/softmax_online.cu", {"softmax_online"}},
+    [NAIVE] = {"companions/softmax/softmax_naive.cu", {"softmax_naive"}},
+};
+
+int32_t softmax_requests(const fdm_softmax_plan *plan, struct cuda_kernel_request *requests) {
+    const fdm_softmax_problem *p = &plan->problem;
+    const fdm_companion_choice *c = &plan->choice;
+    const int32_t *at = c->parameters, backward = p->pass == FDM_BACKWARD;
+    static const char *const names[] = {SOFTMAX_CONSTANTS(GPU_CONSTANT_NAME)};
+    enum { COUNT = sizeof names / sizeof names[0] };
+    const int64_t values[COUNT] = {p->dtype,     backward,      p->log,      p->has_mask,  p->negative_scale,
+                                   at[P_VECTOR], at[P_THREADS], at[P_LANES], at[P_CHUNKS], at[P_SHARED_CHUNKS],
+                                   at[P_CLUSTER]};
+    if (c->kernel_index < 0 || c->kernel_index >= NUM_KERNELS ||
+        strcmp(c->kernel, kernels[c->kernel_index].name) != 0 ||
+        c->shared_bytes != softmax_shared_bytes(at[P_THREADS], at[P_SHARED_CHUNKS], backward))
+        return 0;
+    int32_t count = 0;
+    for (; count < SOFTMAX_REQUESTS_MAX && programs[c->kernel_index].entries[count]; count++) {
+        struct cuda_kernel_request *r = &requests[count];
+        *r = (struct cuda_kernel_request){.file = programs[c->kernel_index].file,
+                                          .entry = programs[c->kernel_index].entries[count],
+                                          .num_constants = COUNT,
+                                          .shared_bytes = (int32_t)c->shared_bytes,
+                                          .threads = at[P_THREADS],
+                                          .cluster = at[P_CLUSTER]};
+        for (int32_t i = 0; i < COUNT; i++)
+            r->constants[i] = (struct cuda_constant){names[i], values[i]};
+    }
+    return count;
+}
+
+fdm_status softmax_launch(const fdm_softmax_plan *plan, struct softmax_params *params, void *workspace, void *stream) {
+    const int32_t *at = plan->choice.parameters;
+    struct cuda_kernel_request requests[SOFTMAX_REQUESTS_MAX];
+    const struct cuda_kernel *loaded[SOFTMAX_REQUESTS_MAX];
+    const int32_t count = softmax_requests(plan, requests);
+    if (count == 0)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's shape is not its kernel's");
+    fdm_status status = cuda_kernels_get(plan->choice.device.index, requests, count, loaded);
+    params->chunks = (uint32_t)chunks_of(&plan->problem, at[P_VECTOR]);
+    params->pieces = (uint32_t)at[P_PIECES];
+    params->partials = workspace;
+    const int64_t rows_per_block = at[P_THREADS] / at[P_LANES];
+    const int64_t blocks = ceil_div(plan->problem.rows, rows_per_block) * at[P_CLUSTER] * at[P_PIECES];
+    for (int32_t i = 0; !status && i < count; i++) {
+        const struct cuda_launch launch = {.kernel = loaded[i],
+                                           .grid = {(uint32_t)blocks, 1, 1},
+                                           .threads = (uint32_t)at[P_THREADS],
+                                           .cluster = (uint32_t)at[P_CLUSTER],
+                                           .programmatic_launch = i > 0 && at[P_EARLY],
+                                           .stream = stream,
+                                           .arguments = params,
+                                           .arguments_bytes = sizeof *params};
+        status = cuda_launch(&launch);
+    }
+    return status;
+}

@@ -1,0 +1,44 @@
+/* interval_rules.cu: causal masks, windows, prefixes and documents as key intervals.
+ *
+ * Idea: a key's rows follow from its number alone, or from the document that it lies in, which is found by bisection of
+ * the offsets. A thread a key, for all heads; bound by the writes. */
+#include "gpu/masks/interval_params.h"
+
+__device__ __forceinline__ int32_t clamp_row(int64_t row) {
+    return row > 0x7fffffff ? 0x7fffffff : row < -0x7fffffff - 1 ? -0x7fffffff - 1 : (int32_t)row;
+}
+
+/* The first offset above key j; num_documents + 1 when there is none. Any offsets are legal. */
+__device__ __forceinline__ int64_t offset_above(const struct interval_params &a, int32_t j) {
+    int64_t low = 0, high = a.num_documents + 1;
+    while (low < high) {
+        const int64_t middle = (low + high) / 2;
+        if (a.cu_seqlens[middle * a.cu_stride] <= j)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+extern "C" __global__ void __launch_bounds__(INTERVAL_THREADS)
+    interval_rules(const __grid_constant__ struct interval_params a) {
+    const int64_t j = (int64_t)blockIdx.x * INTERVAL_THREADS + threadIdx.x;
+    if (j >= a.num_keys)
+        return;
+    int32_t start, end;
+    if (a.cu_seqlens) {
+        const int64_t above = offset_above(a, (int32_t)j);
+        const bool inside = 0 < above && above <= a.num_documents;
+        start = inside && !a.causal ? a.cu_seqlens[(above - 1) * a.cu_stride] : (int32_t)j;
+        end = inside ? a.cu_seqlens[above * a.cu_stride] : (int32_t)j;
+    } else {
+        start = j < a.prefix ? 0 : clamp_row(j - a.row_shift - a.right);
+        end = a.left < 0 ? 0x7fffffff : clamp_row(j - a.row_shift + a.left + 1);
+    }
+    for (int32_t row = 0; row < a.num_rows; row++) {
+        const int64_t batch = row / a.num_heads, head = row % a.num_heads;
+        a.start.data[batch * a.start.batch + head * a.start.head + j * a.start.key] = start;
+        a.end.data[batch * a.end.batch + head * a.end.head + j * a.end.key] = end;
+    }
+}

@@ -1,0 +1,16 @@
+/* turns.cuh: blocks that add to the same numbers in a fixed order: a semaphore, 0 at first, counts those that have
+ * added; a block awaits its turn there and hands it on. It may wait only for blocks that began before it, which run or
+ * have ended. */
+#ifndef FDM_TURNS_CUH
+#define FDM_TURNS_CUH
+
+#include "cuda/ptx/global.cuh"
+
+__device__ __forceinline__ void await_turn(const int *semaphore, int mine) {
+    while (ld_acquire(semaphore) != mine) {
+    }
+}
+/* By one thread, when all of the block have added. */
+__device__ __forceinline__ void hand_on_turn(int *semaphore, int mine) { st_release(semaphore, mine + 1); }
+
+#endif

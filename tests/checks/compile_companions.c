@@ -1,0 +1,64 @@
+/* compile_companions.c: problems of the companions for the compile matrix: every shape of a kernel, with its features
+ * in turn or all of them. */
+#include "compile_companions.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "companions/softmax/softmax_plan.h"
+
+typedef void (*add_request)(const char *arch, const struct cuda_kernel_request *request);
+
+/* ---- softmax ---- */
+
+/* Columns on both sides of each shape's border are not needed: a shape has one text. In float32, from a thread a row to
+ * what a cluster of 16 holds in registers and shared memory. */
+static const int64_t columns[] = {1,      8,      16,     32,      64,      128,     256,     512,
+                                  1024,   2048,   4096,   8192,    16384,   32768,   65536,   131072,
+                                  262144, 393216, 786432, 1048576, 1200000, 1600000, 4194304, 1 << 24};
+enum { NUM_COLUMNS = sizeof columns / sizeof columns[0] };
+
+/* feature: a bit each for log, mask, negative scale; then rows that begin anywhere, alike, or aligned. */
+enum { NUM_FEATURES = 24 };
+static fdm_softmax_problem softmax_problem(fdm_pass pass, fdm_dtype dtype, int32_t column, int32_t feature) {
+    return (fdm_softmax_problem){.pass = pass,
+                                 .dtype = dtype,
+                                 .rows = columns[column] > 65536 ? 64 : 4096,
+                                 .columns = columns[column],
+                                 .log = feature & 1,
+                                 .has_mask = pass == FDM_FORWARD && feature >> 1 & 1,
+                                 .negative_scale = pass == FDM_FORWARD && feature >> 2 & 1,
+                                 .aligned = feature / 8 % 3};
+}
+
+static void add_softmax(const fdm_device *device, const fdm_softmax_problem *problem, const char *kernel,
+                        add_request add) {
+    fdm_softmax_plan plan;
+    struct cuda_kernel_request requests[SOFTMAX_REQUESTS_MAX];
+    if (fdm_plan_softmax(device, problem, kernel, &plan))
+        return;
+    const int32_t count = softmax_requests(&plan, requests);
+    for (int32_t i = 0; i < count; i++)
+        add(device->name, &requests[i]);
+}
+
+static void list_softmax(const fdm_device *device, const char *kernel, int every, add_request add) {
+    static const fdm_dtype dtypes[] = {FDM_FLOAT32, FDM_FLOAT16, FDM_BFLOAT16};
+    const char *name, *description;
+    int32_t turn = 0;
+    for (int32_t k = 0; fdm_softmax_kernel(k, &name, &description) == FDM_OK; k++)
+        for (int32_t i = 0; i < 6 * NUM_COLUMNS && (!kernel || strcmp(kernel, name) == 0); i++)
+            for (int32_t f = 0; f < (every ? NUM_FEATURES : 1); f++) {
+                const fdm_softmax_problem problem =
+                    softmax_problem((fdm_pass)(i / 3 % 2), dtypes[i % 3], i / 6, every ? f : turn);
+                add_softmax(device, &problem, name, add);
+                turn = (turn + 7) % NUM_FEATURES;
+            }
+}
+
+void list_companions(const char *arch, const char *kernel, int every, add_request add) {
+    fdm_device device;
+    if (fdm_device_from_name(arch, &device))
+        abort();
+    list_softmax(&device, kernel, every, add);
+}
