@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""masks_cuda.py: how long key intervals of top-W take on a CUDA device, and their share of a training step in one graph.
+"""masks_cuda.py: how long key intervals of top-W take on a CUDA device, their share of a training step in one graph, and
+what a generated token costs with the slots of masks.TopKState beside attention to all keys.
 
 Times are those of CUDA graphs replayed, medians with quartiles, in microseconds; the bytes of the second-level cache are
-left as the replay before leaves them, as between the layers of a model. Usage: masks_cuda.py [--json FILE] [--samples N]
+left as the replay before leaves them, as between the layers of a model. Usage: masks_cuda.py [--json FILE] [--samples N] [--parts builds steps generation]
 """
 
 from __future__ import annotations
@@ -10,12 +11,16 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import subprocess
+import sys
 
 import torch
 from flash_dmattn import flash_dmattn_func, masks
 
 # heads, keys, W
 BUILDS = ((16, 1024, 64), (16, 2048, 128), (16, 8192, 512), (16, 32768, 2048), (32, 65536, 4096), (8, 131072, 8192), (1, 1 << 20, 1 << 16))
+# query heads, KV heads, head dim, keys, windows
+GENERATION = (32, 8, 128, 131072, (512, 2048, 8192, 32768))
 STEPS = ((1, 16, 128, 8192, 512), (1, 16, 128, 32768, 2048))
 
 
@@ -43,7 +48,7 @@ def timed(call, samples: int, replays: int = 20) -> dict:
         end.synchronize()
         times.append(begin.elapsed_time(end) * 1e3 / replays)
     low, median, high = statistics.quantiles(times[3:], n=4)
-    return {"us": round(median, 2), "quartiles": [round(low, 2), round(high, 2)]}
+    return {"us": round(median, 2), "quartiles": [round(low, 2), round(high, 2)], "samples": [round(each, 2) for each in times[3:]]}
 
 
 def kernels_of(call) -> dict:
@@ -97,13 +102,54 @@ def steps(samples: int) -> list:
     return rows
 
 
+def generation(samples: int) -> list:
+    """One row of a long sequence: all keys, the intervals of top-W, and its slots; one graph each. What is small stays in
+    the second-level cache from replay to replay."""
+    heads, heads_kv, dim, keys, windows = GENERATION
+    k, v = (torch.randn(1, keys, heads_kv, dim, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    bias = torch.randn(1, heads_kv, keys, device="cuda", dtype=torch.bfloat16)
+    q = torch.randn(1, 1, heads, dim, device="cuda", dtype=torch.bfloat16)
+    one_bias, one_k, one_v = bias[..., -1].clone(), k[:, -1:].clone(), v[:, -1:].clone()
+    dense = timed(lambda: flash_dmattn_func(q, k, v), samples)
+    biased = timed(lambda: flash_dmattn_func(q, k, v, attn_bias=bias), samples)
+    rows = [{"keys": keys, "heads": heads, "heads_kv": heads_kv, "dense": dense, "dense_with_bias": biased}]
+    print(rows[0], flush=True)
+    for window in windows:
+        pair = masks.topk_intervals(bias, window, 1)
+        state = masks.TopKState.of_prompt(bias, window, k, v)
+        want = flash_dmattn_func(q, k, v, attn_bias=bias, key_intervals=pair)
+        error = float((flash_dmattn_func(q, state.k, state.v, attn_bias=state.bias) - want).abs().max())
+
+        def step(state=state):
+            state.append(one_bias, one_k, one_v)
+            return flash_dmattn_func(q, state.k, state.v, attn_bias=state.bias)
+
+        calls = {"intervals": lambda pair=pair: flash_dmattn_func(q, k, v, attn_bias=bias, key_intervals=pair), "slots_step": step,
+                 "append": lambda state=state: state.append(one_bias, one_k, one_v),
+                 "attend": lambda state=state: flash_dmattn_func(q, state.k, state.v, attn_bias=state.bias)}
+        row = {"window": window, "difference": error, **{name: timed(call, samples) for name, call in calls.items()}}
+        row["times_dense"] = round(dense["us"] / row["slots_step"]["us"], 2)
+        print(row, flush=True)
+        rows.append(row)
+    return rows
+
+
+def commit() -> str:
+    try:
+        return subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "not known"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json")
     parser.add_argument("--samples", type=int, default=15)
+    parser.add_argument("--parts", nargs="+", default=["builds", "steps", "generation"])
     arguments = parser.parse_args()
-    result = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "builds": builds(arguments.samples),
-              "steps": steps(arguments.samples)}
+    parts = {"builds": builds, "steps": steps, "generation": generation}
+    result = {"command": " ".join(["bench/masks_cuda.py", *sys.argv[1:]]), "commit": commit(), "device": torch.cuda.get_device_name(),
+              "torch": torch.__version__, **{name: parts[name](arguments.samples) for name in arguments.parts}}
     if arguments.json:
         with open(arguments.json, "w") as file:
             json.dump(result, file, indent=1)

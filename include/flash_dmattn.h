@@ -452,6 +452,29 @@ FDM_API fdm_status fdm_prefix_intervals(int64_t seqlen_q, int64_t prefix, fdm_te
 FDM_API fdm_status fdm_intervals_from_mask(const fdm_tensor *mask, fdm_tensor *start, fdm_tensor *end, int32_t *exact,
                                            void *stream);
 
+/* The keys of a top-W mask that are kept while tokens are generated. The bound that a key must pass only rises, so a key
+ * that is dropped never comes back: W slots a head hold all that later rows see, in any order, and attention of a row is
+ * that to slots.k and slots.v with slots.bias, without a mask or an order: no larger than W, however long the sequence.
+ * All on one device and the caller's; written by the functions below, fdm_topk_fill() first.
+ *
+ *     key      [B, h, W] int32             the number of the slot's key, counted from 0; -1 = an empty slot
+ *     bias     [B, h, W] the bias' dtype   its bias; -inf in an empty slot, which hides it
+ *     length   [B, h] int32                tokens so far
+ *     k, v     [B, W, h, D|Dv]             their rows, last axis contiguous; both may be NULL
+ */
+typedef struct fdm_topk_slots {
+    fdm_tensor *key, *bias, *length, *k, *v;
+} fdm_topk_slots;
+/* The slots after a prompt of S tokens: bias [B, h, S], and end [B, h, S] of its intervals by fdm_topk_intervals() with
+ * W the number of slots; k, v [B, S, h, D|Dv], or NULL as in slots. S = 0 empties all slots. */
+FDM_API fdm_status fdm_topk_fill(const fdm_tensor *bias, const fdm_tensor *end, const fdm_tensor *k,
+                                 const fdm_tensor *v, const fdm_topk_slots *slots, void *stream);
+/* One more token of each head: bias [B, h], k, v [B, 1, h, D|Dv]. It takes an empty slot, or the slot of the worst key
+ * when it is better. real [B] bool, or NULL: false = a token that is never visible, nor counted. slot [B, h] int32, or
+ * NULL, receives the slot that it got, -1 when none. One kernel on CUDA devices. */
+FDM_API fdm_status fdm_topk_append(const fdm_tensor *bias, const fdm_tensor *real, const fdm_tensor *k,
+                                   const fdm_tensor *v, const fdm_topk_slots *slots, fdm_tensor *slot, void *stream);
+
 /* Visible pairs of a problem on its tensors: what "useful FLOPs" counts. -inf biases are not looked at. */
 FDM_API fdm_status fdm_count_visible(const fdm_problem *problem, const fdm_tensors *tensors, int64_t *pairs);
 

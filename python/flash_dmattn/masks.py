@@ -17,8 +17,10 @@ from . import _native
 from ._arguments import window_of
 from ._arrays import Borrowed, borrow, describe, lender_of
 from ._device_arrays import CPU, device_of
+from ._topk_state import TopKState
 
 __all__ = [
+    "TopKState",
     "causal_intervals",
     "create_mask",
     "document_intervals",
@@ -412,3 +414,9 @@ def create_mask(
     else:
         keep = _largest(bias, min(window_size, key_len)) & (bias != min_dtype)
     return _smooth_blocks(keep, block_size) if block_size is not None and block_size > 1 else keep
+
+
+if __name__ == "__main__":
+    from ._mask_picture import main
+
+    main()

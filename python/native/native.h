@@ -87,6 +87,8 @@ PyObject *native_document_intervals(PyObject *module, PyObject *const *arguments
 PyObject *native_window_intervals(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_prefix_intervals(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_intervals_from_mask(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *native_topk_append(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *native_topk_fill(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 /* METH_VARARGS */
 PyObject *native_run_as(PyObject *module, PyObject *arguments);
 

@@ -124,3 +124,51 @@ PyObject *native_intervals_from_mask(PyObject *module, PyObject *const *argument
     native_release(&storage, 1);
     return result;
 }
+
+/* What both functions of slots begin with: bias, k or None, v or None, key, bias, length, k or None, v or None. */
+enum { SLOT_TENSORS = 8 };
+
+static fdm_topk_slots read_slots(PyObject *const *arguments, struct tensor_argument *storage, fdm_tensor **given,
+                                 int *failed) {
+    fdm_tensor *t[SLOT_TENSORS];
+    for (int i = 0; i < SLOT_TENSORS; i++)
+        t[i] = native_tensor(arguments[i], &storage[i], failed);
+    for (int i = 0; i < 3; i++)
+        given[i] = t[i];
+    return (fdm_topk_slots){t[3], t[4], t[5], t[6], t[7]};
+}
+
+/* topk_append(the tensors above, real or None, slot or None, stream's address) */
+PyObject *native_topk_append(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    if (native_expect(count, SLOT_TENSORS + 3))
+        return NULL;
+    struct tensor_argument storage[SLOT_TENSORS + 2] = {0};
+    fdm_tensor *given[3];
+    int failed = 0;
+    const fdm_topk_slots slots = read_slots(arguments, storage, given, &failed);
+    fdm_tensor *real = native_tensor(arguments[SLOT_TENSORS], &storage[SLOT_TENSORS], &failed);
+    fdm_tensor *slot = native_tensor(arguments[SLOT_TENSORS + 1], &storage[SLOT_TENSORS + 1], &failed);
+    void *stream = (void *)(uintptr_t)PyLong_AsUnsignedLongLong(arguments[SLOT_TENSORS + 2]);
+    PyObject *result = NULL;
+    if (!failed && !PyErr_Occurred())
+        result = native_result(fdm_topk_append(given[0], real, given[1], given[2], &slots, slot, stream));
+    native_release(storage, SLOT_TENSORS + 2);
+    return result;
+}
+
+/* topk_fill(the tensors above, end, stream's address) */
+PyObject *native_topk_fill(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    if (native_expect(count, SLOT_TENSORS + 2))
+        return NULL;
+    struct tensor_argument storage[SLOT_TENSORS + 1] = {0};
+    fdm_tensor *given[3];
+    int failed = 0;
+    const fdm_topk_slots slots = read_slots(arguments, storage, given, &failed);
+    fdm_tensor *end = native_tensor(arguments[SLOT_TENSORS], &storage[SLOT_TENSORS], &failed);
+    void *stream = (void *)(uintptr_t)PyLong_AsUnsignedLongLong(arguments[SLOT_TENSORS + 1]);
+    PyObject *result = NULL;
+    if (!failed && !PyErr_Occurred())
+        result = native_result(fdm_topk_fill(given[0], end, given[1], given[2], &slots, stream));
+    native_release(storage, SLOT_TENSORS + 1);
+    return result;
+}

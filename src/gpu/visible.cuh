@@ -1,11 +1,15 @@
 /* visible.cuh: which rows see which keys, for kernels that define the constants of a problem's features (WINDOW,
- * MASK, MASK_ROWS, BIAS, BIAS_ROWS, SCORES_ALIGNED, INTERVALS, VARLEN) before including it, on float32 biases. */
+ * MASK, MASK_ROWS, BIAS, BIAS_ROWS, SCORES_ALIGNED, INTERVALS, VARLEN) before including it. Biases with rows are
+ * float32 here. */
 #ifndef FDM_VISIBLE_CUH
 #define FDM_VISIBLE_CUH
 
 #include "gpu/forward_params.h"
 #include "gpu/numbers.h"
 #include "gpu/packed.cuh"
+#if BIAS == GPU_BIAS_SAME
+#    include "gpu/convert.cuh"
+#endif
 
 #define KEYED (INTERVALS || (MASK && !MASK_ROWS) || (BIAS && !BIAS_ROWS)) /* something depends on the key alone */
 
@@ -60,7 +64,13 @@ __device__ __forceinline__ struct key_bounds look_at_key(const struct gpu_forwar
         key.last = 0;
 #endif
 #if BIAS && !BIAS_ROWS
+#    if BIAS == GPU_BIAS_SAME
+    key.bias =
+        unpack(((const uint16_t *)
+                    a.bias.data)[s.batch * a.bias.batch + head / a.bias.group * a.bias.head + (int64_t)j * a.bias.key]);
+#    else
     key.bias = bias_of(a, s.batch, head)[(int64_t)j * a.bias.key];
+#    endif
     if (key.bias == MINUS_INF)
         key.last = 0;
 #endif

@@ -29,12 +29,13 @@ struct trial {
     fdm_options options;
     int64_t batch, heads, heads_kv, seqlen_q, seqlen_k, head_dim, head_dim_v, total_q, total_k;
     int varlen;
-    int neat;  /* 1: addresses and strides are multiples of 16 bytes */
-    int plain; /* 1: 16-bit, neat, causal at most: every forward kernel takes it where its head dims fit */
-    int keyed; /* 1: 16-bit, neat, and intervals, masks and biases without rows over several tiles */
-    int mild;  /* 1: scores are of ordinary size */
-    int huge;  /* 1: some biases are so low that a float32 beside them has few digits left for the scores, or none */
-    int far;   /* 1: some tensors are far; not on devices, which have no room */
+    int neat;   /* 1: addresses and strides are multiples of 16 bytes */
+    int plain;  /* 1: 16-bit, neat, causal at most: every forward kernel takes it where its head dims fit */
+    int keyed;  /* 1: 16-bit, neat, and intervals, masks and biases without rows over several tiles */
+    int scored; /* 1: the same, but masks and biases have rows, which are neat too */
+    int mild;   /* 1: scores are of ordinary size */
+    int huge;   /* 1: some biases are so low that a float32 beside them has few digits left for the scores, or none */
+    int far;    /* 1: some tensors are far; not on devices, which have no room */
     int contradicts; /* varlen, 1: devices get cu_seqlens that leave the tensors, the CPU refuses them first */
     struct guarded g[NUM_ROLES];
     double *truth[NUM_ROLES];     /* outputs of the reference, dense in the tensor's shape */

@@ -29,6 +29,7 @@
 #include "cuda/compiler.h"
 #include "families/family.h"
 #include "gpu/masks/intervals_on_device.h"
+#include "gpu/masks/slots_on_device.h"
 #include "gpu/masks/topk_on_device.h"
 #include "gpu/merge_on_device.h"
 
@@ -429,13 +430,18 @@ static void add_masks(const char *arch) {
     static const fdm_dtype dtypes[] = {FDM_FLOAT32, FDM_FLOAT16, FDM_BFLOAT16};
     struct cuda_kernel_request request;
     for (int32_t i = 0; i < 6 * TOPK_NUM_KERNELS; i++) {
-        topk_request((enum topk_kernel)(i / 6), dtypes[i / 2 % 3], topk_cut_of(i % 2 ? TOPK_KEYS_MAX : 1).chunk, &request);
+        topk_request((enum topk_kernel)(i / 6), dtypes[i / 2 % 3], topk_cut_of(i % 2 ? TOPK_KEYS_MAX : 1).chunk,
+                     &request);
         add_job(arch, &request);
     }
     interval_rules_request(&request);
     add_job(arch, &request);
     intervals_from_mask_request(&request);
     add_job(arch, &request);
+    for (int32_t i = 0; i < 6; i++) {
+        topk_slots_request(i / 3, dtypes[i % 3], &request);
+        add_job(arch, &request);
+    }
 }
 
 static void add_forward(const char *arch, uint64_t seed, const char *kernel) {

@@ -113,6 +113,10 @@ static void draw_keyed_sizes(struct trial *t) {
                                        : 1030 + random_below(t, 200);
     t->varlen = random_below(t, 6) == 0;
     t->neat = 1;
+    if (t->scored) {
+        t->varlen = 0;
+        t->seqlen_k = (t->seqlen_k + 15) / 16 * 16;
+    }
 }
 
 static void draw_options(struct trial *t) {
@@ -184,8 +188,8 @@ static void draw_matrix(struct trial *t, enum role role, int64_t rows, int64_t h
 static void draw_score_shape(struct trial *t, int64_t shape[4], int full_rows) {
     shape[0] = random_below(t, 2) ? t->batch : 1;
     shape[1] = PICK(t, 1, t->heads_kv, t->heads);
-    shape[2] = !t->keyed && (full_rows || random_below(t, 2)) ? t->seqlen_q : 1;
-    shape[3] = random_below(t, 8) ? t->seqlen_k : 1;
+    shape[2] = !t->keyed && (full_rows || t->scored || random_below(t, 2)) ? t->seqlen_q : 1;
+    shape[3] = t->scored || random_below(t, 8) ? t->seqlen_k : 1;
 }
 
 static void draw_mask(struct trial *t) {
@@ -205,7 +209,7 @@ static void draw_mask(struct trial *t) {
 static void draw_bias(struct trial *t) {
     int64_t shape[4];
     draw_score_shape(t, shape, 0);
-    guarded_make(&t->g[BIAS], t, random_below(t, 2) ? t->dtype : FDM_FLOAT32, 4, shape, 3);
+    guarded_make(&t->g[BIAS], t, random_below(t, t->scored ? 4 : 2) ? t->dtype : FDM_FLOAT32, 4, shape, 3);
     enum { LOWEST, INFINITE, ALL_HUGE, SOME_HUGE, ROWS_HUGE, KINDS = 14 }; /* the other kinds: ordinary numbers */
     int64_t elements = guarded_elements(&t->g[BIAS]), kind = random_below(t, KINDS);
     double lowest = fdm_dtype_of(&t->g[BIAS].tensor) == FDM_FLOAT16    ? -65504
@@ -285,9 +289,10 @@ void trial_draw(struct trial *t, uint64_t seed) {
                         .random = seed * 0x2545f4914f6cdd1du + 77,
                         .plain = seed % 8 == 5,
                         .far = seed % 16 == 9,
-                        .keyed = seed % 16 == 3};
+                        .keyed = seed % 16 == 3,
+                        .scored = seed % 16 == 1};
     draw_sizes(t);
-    if (t->keyed)
+    if (t->keyed || t->scored)
         draw_keyed_sizes(t);
     t->contradicts = t->varlen && seed % 2 == 0;
     draw_options(t);
@@ -307,9 +312,9 @@ void trial_draw(struct trial *t, uint64_t seed) {
     draw_matrix(t, Q, t->varlen ? t->total_q : t->seqlen_q, t->heads, t->head_dim, fill);
     draw_matrix(t, K, t->varlen ? t->total_k : t->seqlen_k, t->heads_kv, t->head_dim, fill);
     draw_matrix(t, V, t->varlen ? t->total_k : t->seqlen_k, t->heads_kv, t->head_dim_v, fill);
-    if (!t->plain && random_below(t, 4) == 0)
+    if (!t->plain && random_below(t, t->scored ? 2 : 4) == 0)
         draw_mask(t);
-    if (!t->plain && random_below(t, 3) == 0)
+    if (!t->plain && (random_below(t, 3) == 0 || (t->scored && !t->g[MASK].map)))
         draw_bias(t);
     if (!t->plain && (random_below(t, 4) == 0 || (t->keyed && random_below(t, 4))))
         draw_intervals(t);

@@ -80,3 +80,11 @@ def test_the_example_for_users_of_flash_attn(tmp_path):
     done = subprocess.run([sys.executable, "-c", blocks[0]], capture_output=True, text=True, timeout=300, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "attn_mask is the number 0.0" in done.stdout
+
+
+@pytest.mark.parametrize("device", ["cpu"] + ["cuda"] * torch.cuda.is_available())
+def test_dynamic_mask_layer_generates_what_it_trains(device):
+    script = ROOT / "examples" / "dynamic_mask_layer.py"
+    done = subprocess.run([sys.executable, str(script), "--device", device], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "48 generated rows" in done.stdout and float(re.search(r"dt_proj: (\S+)", done.stdout)[1]) > 0

@@ -1,5 +1,8 @@
 """test_masks.py: key intervals and dense masks against their definitions."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -226,3 +229,15 @@ def test_create_mask_refused():
         masks.create_mask(bias, None, 1, 6, 6, 2, LOWEST, block_size=0)
     with pytest.raises(ValueError, match="attention_mask has shape"):
         masks.create_mask(bias, torch.ones(1, 5, dtype=torch.bool), 1, 6, 6, 2, LOWEST)
+
+
+def test_picture(tmp_path):
+    pytest.importorskip("matplotlib")
+    np.save(tmp_path / "bias.npy", np.random.default_rng(0).standard_normal((2, 3, 40)).astype(np.float16))
+    for name, options in (("a.png", ["--keys", "50", "--bias", "relu"]), ("b.png", ["--load", str(tmp_path / "bias.npy")])):
+        command = [sys.executable, "-m", "flash_dmattn.masks", "plot", "--window", "8", "--out", str(tmp_path / name)]
+        done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+    done = subprocess.run([sys.executable, "-m", "flash_dmattn.masks", "plot", "--window", "0"], capture_output=True, text=True)
+    assert done.returncode == 2 and "at least 1" in done.stderr

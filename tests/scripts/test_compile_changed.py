@@ -46,6 +46,8 @@ def test_when_the_time_ends_it_says_what_is_left(tmp_path):
     if not COMPILE.exists():
         pytest.skip("the tests are not built")
     done = subprocess.run([COMPILE, "--arch", "sm_90", "--entry", "mma_", "--seconds", "1"], capture_output=True, text=True)
+    if "no NVRTC" in done.stdout:
+        pytest.skip("there is no NVRTC")
     left, compiled = (int(re.search(pattern, done.stdout)[1]) for pattern in (r"ended before (\d+) of", r"(\d+) specialisations compiled"))
     listed = int(re.match(r"(\d+) of", done.stdout)[1])
     assert done.returncode == 0 and 0 < compiled < listed and left + compiled == listed

@@ -107,6 +107,11 @@ static void heads_take_turns_where_every_block_walks_from_the_first_row(void **s
         p.causal = cases[i].causal;
         p.deterministic = cases[i].deterministic;
         assert_int_equal(plan_of("sm_90", &p).parameters[IN_TURN], cases[i].heads_in_turn);
+        p.has_bias = p.needs_dbias = 1; /* heads queue for its gradient: each after the one before */
+        p.bias_dtype = p.dtype;
+        p.bias_shape[2] = p.seqlen_q;
+        p.bias_shape[3] = p.seqlen_k;
+        assert_int_equal(plan_of("sm_90", &p).parameters[IN_TURN], cases[i].heads == 1 ? cases[i].heads_in_turn : 0);
     }
 }
 

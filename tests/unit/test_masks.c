@@ -92,6 +92,62 @@ static fdm_tensor pair_of(int32_t *data, int64_t shape[3], int64_t keys) {
     return tensor_of(data, 3, shape, FDM_INT32);
 }
 
+/* What a CUDA device is not asked for: no device is needed to be refused. */
+static void device_tensors_are_checked_first(void **state) {
+    (void)state;
+    float bias[4] = {0};
+    int32_t start[4], end[4];
+    fdm_tensor b = tensor_of(bias, 3, (int64_t[]){1, 1, 4}, FDM_FLOAT32), here = b;
+    fdm_tensor s = tensor_of(start, 3, (int64_t[]){1, 1, 4}, FDM_INT32), e = s;
+    e.data = end;
+    b.device = s.device = (fdm_device_id){FDM_CUDA, 0};
+    assert_int_equal(fdm_topk_intervals(&b, NULL, 1, 4, &s, &e, NULL, 0, NULL), FDM_ERROR_INVALID_ARGUMENT);
+    assert_non_null(strstr(fdm_last_error(), "end is on DLPack device 1:0, but bias is on 2:0"));
+    e.device = s.device;
+    assert_int_equal(fdm_topk_intervals(&b, NULL, 1, 4, &s, &e, NULL, 0, NULL), FDM_ERROR_WORKSPACE);
+    assert_non_null(strstr(fdm_last_error(), "workspace is NULL; on CUDA devices 16 bytes"));
+    assert_int_equal(fdm_topk_intervals(&b, NULL, 1, 4, &s, &e, (char *)bias + 4, 16, NULL), FDM_ERROR_WORKSPACE);
+    assert_non_null(strstr(fdm_last_error(), "a multiple of 16"));
+    assert_int_equal(fdm_topk_intervals_workspace(&b, NULL), 16);
+    assert_int_equal(fdm_topk_intervals_workspace(&here, NULL), 4 * 8);
+    fdm_tensor large = tensor_of(bias, 3, (int64_t[]){2, 3, 100000}, FDM_FLOAT32);
+    large.device = b.device;
+    /* 98 chunks and 7 spans of 16384 keys, of six heads */
+    assert_int_equal(fdm_topk_intervals_workspace(&large, NULL), 6 * (98 * 16 + 7 * (16 + 16384 * 8 + 8)));
+    b.device.type = 7;
+    assert_int_equal(fdm_topk_intervals(&b, NULL, 1, 4, &s, &e, NULL, 0, NULL), FDM_ERROR_UNSUPPORTED);
+}
+
+static void slots_refuse_bad_input(void **state) {
+    (void)state;
+    float bias[4] = {0}, kept[8];
+    int32_t key[8], length[2];
+    fdm_tensor b = tensor_of(bias, 2, (int64_t[]){1, 2}, FDM_FLOAT32), three = b;
+    fdm_tensor keys = tensor_of(key, 3, (int64_t[]){1, 2, 4}, FDM_INT32), none = keys, wrong = keys;
+    fdm_tensor biases = tensor_of(kept, 3, (int64_t[]){1, 2, 4}, FDM_FLOAT32);
+    fdm_tensor lengths = tensor_of(length, 2, (int64_t[]){1, 2}, FDM_INT32);
+    fdm_topk_slots s = {&keys, &biases, &lengths, NULL, NULL}, other = s;
+    three.ndim = 3;
+    none.shape = (int64_t[]){1, 2, 0};
+    wrong.shape = (int64_t[]){1, 3, 4};
+    assert_int_equal(fdm_topk_append(&three, NULL, NULL, NULL, &s, NULL, NULL), FDM_ERROR_INVALID_ARGUMENT);
+    assert_int_equal(fdm_topk_append(&b, NULL, NULL, NULL, NULL, NULL, NULL), FDM_ERROR_INVALID_ARGUMENT);
+    other.key = &none;
+    assert_int_equal(fdm_topk_append(&b, NULL, NULL, NULL, &other, NULL, NULL), FDM_ERROR_INVALID_ARGUMENT);
+    assert_non_null(strstr(fdm_last_error(), "slots.key has 0 slots"));
+    other.key = &wrong;
+    assert_int_equal(fdm_topk_append(&b, NULL, NULL, NULL, &other, NULL, NULL), FDM_ERROR_INVALID_ARGUMENT);
+    assert_non_null(strstr(fdm_last_error(), "slots.key has shape [1, 3, 4]; it must be [1, 2, 4]"));
+    other = s;
+    other.length = NULL;
+    assert_int_equal(fdm_topk_append(&b, NULL, NULL, NULL, &other, NULL, NULL), FDM_ERROR_INVALID_ARGUMENT);
+    assert_non_null(strstr(fdm_last_error(), "slots.length is NULL"));
+    assert_int_equal(fdm_topk_append(&b, &b, NULL, NULL, &s, NULL, NULL), FDM_ERROR_INVALID_ARGUMENT);
+    assert_int_equal(fdm_topk_append(&b, NULL, &b, NULL, &s, NULL, NULL), FDM_ERROR_INVALID_ARGUMENT);
+    assert_non_null(strstr(fdm_last_error(), "slots.k is NULL, but k is given"));
+    assert_int_equal(fdm_topk_fill(&b, &keys, NULL, NULL, &s, NULL), FDM_ERROR_INVALID_ARGUMENT);
+}
+
 static void windows_are_exact(void **state) {
     (void)state;
     int32_t start[6], end[6];
@@ -219,6 +275,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(topk_is_exact),
         cmocka_unit_test(topk_refuses_bad_input),
+        cmocka_unit_test(device_tensors_are_checked_first),
+        cmocka_unit_test(slots_refuse_bad_input),
         cmocka_unit_test(windows_are_exact),
         cmocka_unit_test(documents_and_prefixes),
         cmocka_unit_test(dense_masks_are_detected_exactly),

@@ -11,36 +11,43 @@
 
 /* The first whose head dims and shared memory fit is chosen. Registers of dK, dV, of S and dP, which follow each other,
  * and of P are head_dim + 48 of 208 (two warpgroups of keys) or 144 (three). */
-enum { PLAIN, KEYED }; /* KEYED: something says key by key which rows see it */
+enum { PLAIN, SPACIOUS }; /* SPACIOUS: leaves room for what masks, biases and intervals ask */
 struct tile {
     int32_t kind, head_dim_max, warpgroups, stages, dout_stages, ds_stages, ds_registers;
-    int32_t l2_mb; /* of which heads take turns (hopper_gradients.h) */
     const char *reason;
 };
 static const struct tile tiles[] = {
-    {PLAIN, 64, 3, 3, 3, 2, 1, HOPPER_BACKWARD_L2_MB,
-     "192 keys a block add less to dQ than 128: 9 to 24 % faster from 2048 rows on"},
-    {PLAIN, 128, 2, 3, 3, 2, 0, HOPPER_BACKWARD_L2_MB,
-     "dK and dV of 64 keys fill a warpgroup's registers; dS is made under dV's product"},
-    {PLAIN, 64, 3, 3, 3, 2, 0, HOPPER_BACKWARD_L2_MB, "dK from shared memory"},
-    {PLAIN, 128, 2, 3, 3, 1, 1, HOPPER_BACKWARD_L2_MB, "dK from registers"},
-    {KEYED, 64, 2, 3, 3, 2, 0, 96, "fewer keys a block, fewer rows that only some of them are seen by"},
-    {KEYED, 128, 2, 3, 2, 2, 0, 96, "two stages of dO leave room for what is known of each key"},
-    {KEYED, 128, 2, 3, 2, 2, 0, 24, "few heads take turns"},
-    {KEYED, 128, 2, 3, 2, 2, 0, 1024, "many heads take turns"},
+    {PLAIN, 64, 3, 3, 3, 2, 1, "192 keys a block add less to dQ than 128: 9 to 24 % faster from 2048 rows on"},
+    {PLAIN, 128, 2, 3, 3, 2, 0, "dK and dV of 64 keys fill a warpgroup's registers; dS is made under dV's product"},
+    {PLAIN, 64, 3, 3, 3, 2, 0, "dK from shared memory"},
+    {PLAIN, 128, 2, 3, 3, 1, 1, "dK from registers"},
+    {SPACIOUS, 64, 2, 3, 3, 2, 0, "fewer keys a block, fewer rows that only some of them are seen by"},
+    {SPACIOUS, 128, 2, 3, 3, 2, 0, "what is known of each key takes the last bytes"},
+    {SPACIOUS, 128, 2, 3, 2, 2, 0, "two stages of dO leave room for masks and biases"},
+    {SPACIOUS, 128, 2, 2, 2, 2, 0, "two stages leave room for masks beside biases"},
 };
 enum { NUM_TILES = sizeof tiles / sizeof tiles[0], BLOCK_M = 64 };
 
 enum { HOPPER_BACKWARD_PARAMETERS(PLAN_PARAMETER) };
 
 static int32_t shared_bytes(const struct tile *t, const fdm_problem *p) {
+    const struct hopper_backward_asks asks = {gpu_lists_keys(p), gpu_mask_rows(p), p->has_bias, gpu_bias_rows(p)};
     return hopper_backward_shared_bytes(t->warpgroups, t->stages, t->dout_stages, t->ds_stages,
                                         hopper_backward_padded(p->head_dim), hopper_backward_padded(p->head_dim_v),
-                                        t->kind == KEYED);
+                                        asks);
+}
+
+/* dS is made of P in float32: where the gradient of a bias or the slope of a cap is found from it; and where few rows
+ * are summed, of which the rounding of P would show. */
+enum { FEW_ROWS = 64 };
+static int must_be_exact(const fdm_problem *p) { return gpu_dbias_constant(p) != GPU_DBIAS_NONE || p->softcap > 0; }
+static int is_exact(const struct tile *t, const fdm_problem *p) {
+    return t->ds_stages > 1 && (must_be_exact(p) || p->seqlen_q <= FEW_ROWS);
 }
 
 static int suits(const struct tile *t, const fdm_problem *p) {
-    return (t->kind == KEYED) == gpu_lists_keys(p) && hopper_backward_padded(p->head_dim) <= t->head_dim_max &&
+    return (t->kind == SPACIOUS) == (p->has_intervals || p->has_mask || p->has_bias) &&
+           (t->ds_stages > 1 || !must_be_exact(p)) && hopper_backward_padded(p->head_dim) <= t->head_dim_max &&
            hopper_backward_padded(p->head_dim_v) <= t->head_dim_max;
 }
 
@@ -55,9 +62,11 @@ static const struct tile *find_tile(const fdm_device *device, const fdm_problem 
     return NULL;
 }
 
-/* Whether keys are sorted: fewer are few blocks. */
+/* Whether keys are sorted: fewer are few blocks, and tiles of masks and biases are of neighbours. */
 enum { GATHER_KEYS_MIN = 512 };
-static int gathers(const fdm_problem *p) { return p->has_intervals && p->seqlen_k >= GATHER_KEYS_MIN; }
+static int gathers(const fdm_problem *p) {
+    return p->has_intervals && !gpu_mask_rows(p) && !gpu_bias_rows(p) && p->seqlen_k >= GATHER_KEYS_MIN;
+}
 
 static struct hopper_division division_of(const fdm_plan *plan) {
     return (struct hopper_division){plan->parameters[PARTS], plan->parameters[IN_TURN]};
@@ -69,6 +78,10 @@ static struct gpu_backward_needs needs_of(const fdm_plan *plan, const fdm_proble
     struct gpu_backward_needs needs = hopper_backward_needs(p, BLOCK_M, sums[dq], plan->parameters[PARTS]);
     needs.semaphores = sums[dq] == GPU_SUMS_OWN;
     needs.may_order_keys = needs.orders_keys = gathers(p);
+    needs.block_m = BLOCK_M;
+    needs.block_n = 128; /* of tiles beside masks */
+    needs.dbias_shares = 1;
+    needs.lse_factor = p->has_bias || p->softcap > 0 ? 1.0f : needs.lse_factor;
     return needs;
 }
 
@@ -77,7 +90,7 @@ static struct gpu_backward_needs needs_of(const fdm_plan *plan, const fdm_proble
 /* Blocks may begin and round the sums of dQ where each knows which others come to its rows, and their count fits half
  * of a word. */
 static int counts_blocks(const fdm_problem *p) {
-    return !gpu_lists_keys(p) && !gpu_empty_rows(p) && p->seqlen_k < (int64_t)128 << 15;
+    return !p->has_mask && !p->has_bias && !p->has_intervals && !gpu_empty_rows(p) && p->seqlen_k < (int64_t)128 << 15;
 }
 
 /* 0: as it is chosen; 1: the other way, -1 where there is none. */
@@ -91,18 +104,35 @@ static int dq_is_valid(const fdm_problem *p, int32_t dq) { return dq == dq_of(p,
 
 /* ---- choice ---- */
 
+/* Of intervals, masks and biases. */
+static const char *refusal_of_scores(const fdm_problem *p, char *text, size_t size) {
+    const int mask_rows = gpu_mask_rows(p), bias_rows = gpu_bias_rows(p);
+    if ((p->has_intervals && p->interval_heads > p->heads_kv) || (p->has_mask && p->mask_shape[1] > p->heads_kv) ||
+        (p->has_bias && !bias_rows && p->bias_shape[1] > p->heads_kv))
+        return "query heads that share keys have intervals, masks or biases of keys of their own";
+    if ((mask_rows || bias_rows) && (!p->scores_mappable || (mask_rows && p->mask_shape[3] != p->seqlen_k) ||
+                                     (bias_rows && p->bias_shape[3] != p->seqlen_k)))
+        return "rows of mask and bias must be contiguous and begin at multiples of 16 bytes, for TMA";
+    if (bias_rows && p->bias_dtype != p->dtype)
+        return "a bias with query rows has q's dtype";
+    if (p->has_bias && p->softcap > 0)
+        return "there is no softcap beside a bias";
+    if ((gpu_lists_keys(p) || mask_rows) && p->seqlen_q > BLOCK_M * HOPPER_BACKWARD_TILES_MAX) {
+        snprintf(text, size, "beside intervals, masks or biases of keys there are at most %d query rows",
+                 BLOCK_M * HOPPER_BACKWARD_TILES_MAX);
+        return text;
+    }
+    return NULL;
+}
+
 static const char *refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
     const char *clause = hopper_backward_refusal(p, 128, text, size);
-    if (!clause && ((p->has_intervals && p->interval_heads > p->heads_kv) ||
-                    (p->has_mask && !gpu_mask_rows(p) && p->mask_shape[1] > p->heads_kv)))
-        clause = "query heads that share keys have intervals or masks of their own";
+    if (!clause)
+        clause = refusal_of_scores(p, text, size);
     if (!clause && p->deterministic && p->needs_dq && !counts_blocks(p))
-        clause = "where keys are listed or rows see none, blocks add to dQ in any order";
-    if (!clause && gpu_lists_keys(p) && p->seqlen_q > BLOCK_M * HOPPER_BACKWARD_TILES_MAX) {
-        snprintf(text, size, "beside key intervals or masks of keys there are at most %d query rows",
-                 BLOCK_M * HOPPER_BACKWARD_TILES_MAX);
-        clause = text;
-    }
+        clause = "beside masks, biases and intervals, and where rows see no key, blocks add to dQ in any order";
+    if (!clause && p->deterministic && gpu_dbias_in_turns(p))
+        clause = "blocks add to the gradient of a bias in any order";
     return clause || find_tile(device, p, 0) ? clause : gpu_no_tile_fits(device, text, size);
 }
 
@@ -112,6 +142,15 @@ static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
     return gpu_lists_keys(p) && p->heads > p->heads_kv && 2 * blocks < device->num_sms
                ? "blocks of keys are few, and where keys are listed it does not divide the query heads that share them"
                : NULL;
+}
+
+/* MB of L2 that rows and sums of dQ of heads in turn should stay in. Where keys are sorted all heads take turns up to
+ * 192 MB, as the longest walks begin first and the last then end sooner: 0.50 instead of 0.62 ms at 134 MB (S 8192),
+ * but 5.6 instead of 5.4 at 537 (S 32768). */
+enum { SORTED_L2_MB = 192 };
+static int32_t l2_mb(const fdm_problem *p) {
+    const int64_t bytes = p->batch * p->heads * p->seqlen_q * (6 * p->head_dim + 2 * p->head_dim_v);
+    return gathers(p) && bytes >> 20 <= SORTED_L2_MB ? SORTED_L2_MB : HOPPER_BACKWARD_L2_MB;
 }
 
 /* First the tiles, then, of the first, the other way to make dQ and the other divisions of heads. */
@@ -127,7 +166,7 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
             dq = dq_of(p, 1);
         other = dq == dq_of(p, 0) ? other + 1 : 0;
     }
-    if (!t || !hopper_backward_divide(device, p, 64 * t->warpgroups, flops, t->l2_mb, other, &division))
+    if (!t || !hopper_backward_divide(device, p, 64 * t->warpgroups, flops, l2_mb(p), other, &division))
         return 0;
     plan->parameters[TILE] = (int32_t)(t - tiles);
     plan->parameters[PARTS] = division.parts;
@@ -143,12 +182,9 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
     static const char *const dq_reasons[] = {
         "", "", "; the first block of keys begins the sums of dQ and the last rounds them",
         "; the first block of keys begins the sums of dQ and the last rounds them, and blocks add in a fixed order"};
-    char keyed[16] = "";
-    if (t->kind == KEYED)
-        snprintf(keyed, sizeof keyed, "_Keyed_L%d", t->l2_mb);
     snprintf(plan->choice, sizeof plan->choice, "SM90_Wgmma_%dx%d_R%d%s_DS%d%s%s%s", plan->block_m, plan->block_n,
-             t->stages, t->dout_stages < t->stages ? "_DO2" : "", t->ds_stages, t->ds_registers ? "_RS" : "", keyed,
-             dq_codes[dq]);
+             t->stages, t->dout_stages < t->stages ? "_DO2" : "", t->ds_stages, t->ds_registers ? "_RS" : "",
+             t->kind == SPACIOUS ? "_Spacious" : "", dq_codes[dq]);
     snprintf(plan->reason, sizeof plan->reason,
              "head dim %lld on compute capability 9.0: %d warpgroups of 64 keys (%d registers a thread) and one that "
              "loads and makes dQ (%d), %d rows a step, %d stages of Q, %d of dO, %d of dS (%lld KB): %s%s%s",
@@ -168,8 +204,10 @@ static void main_request(const fdm_plan *plan, const fdm_problem *p, struct cuda
         request, HOPPER_BACKWARD_CONSTANTS, .DTYPE = gpu_dtype(p->dtype),
         .HEAD_DIM = hopper_backward_padded(p->head_dim), .HEAD_DIM_V = hopper_backward_padded(p->head_dim_v),
         .WARPGROUPS = t->warpgroups, .STAGES = t->stages, .DOUT_STAGES = t->dout_stages, .DS_STAGES = t->ds_stages,
-        .DS_REGISTERS = t->ds_registers, .WINDOW = gpu_bounded(p), .MASK = p->has_mask, .INTERVALS = p->has_intervals,
-        .GATHER = gathers(p), .EMPTY_ROWS = gpu_empty_rows(p) || gpu_lists_keys(p),
+        .DS_REGISTERS = t->ds_registers, .WINDOW = gpu_bounded(p), .MASK = p->has_mask, .MASK_ROWS = gpu_mask_rows(p),
+        .BIAS = gpu_bias_constant(p), .BIAS_ROWS = gpu_bias_rows(p), .DBIAS = gpu_dbias_constant(p),
+        .INTERVALS = p->has_intervals, .GATHER = gathers(p), .SOFTCAP = p->softcap > 0, .EXACT = is_exact(t, p),
+        .EMPTY_ROWS = gpu_empty_rows(p) || p->has_mask || p->has_bias || p->has_intervals,
         .PARTS = plan->parameters[PARTS] > 1, .DQ = plan->parameters[DQ]);
     request->file = "families/hopper/hopper_backward.cu";
     request->entry = "hopper_backward";
@@ -234,8 +272,9 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
 
 const struct gpu_algorithm hopper_backward_algorithm = {
     .info = {"hopper.backward", "FlashAttention-2's backward on wgmma and TMA, a warpgroup for dQ", FDM_BACKWARD},
-    .features = GPU_FEATURE_CAUSAL | GPU_FEATURE_WINDOW | GPU_FEATURE_MASK_KEYS | GPU_FEATURE_INTERVALS |
-                GPU_FEATURE_DETERMINISTIC | GPU_FEATURE_DLSE | GPU_FEATURE_EMPTY_ROWS,
+    .features = GPU_FEATURE_CAUSAL | GPU_FEATURE_WINDOW | GPU_FEATURE_MASK_ROWS | GPU_FEATURE_MASK_KEYS |
+                GPU_FEATURE_BIAS_ROWS | GPU_FEATURE_BIAS_KEYS | GPU_FEATURE_INTERVALS | GPU_FEATURE_SOFTCAP |
+                GPU_FEATURE_DBIAS | GPU_FEATURE_DETERMINISTIC | GPU_FEATURE_DLSE | GPU_FEATURE_EMPTY_ROWS,
     .chosen_freely = 1,
     .parameters = PLAN_PARAMETERS(HOPPER_BACKWARD_PARAMETERS),
     .refusal = refusal,

@@ -12,17 +12,19 @@
  *   K [panels][BLOCK_N], V [panels][BLOCK_N] (at the end dV, then dK), Q [STAGES][panels][BLOCK_M],
  *   dO [DOUT_STAGES][panels][BLOCK_M], dS [DS_STAGES][WARPGROUPS][BLOCK_M]: 64 keys a panel,
  *   sums of dQ [4 warps][HEAD_DIM / 8 tiles] in the order of the accumulators, lse and delta [STAGES][2][BLOCK_M],
- *   what is known of each key (hopper_keys.cuh), barriers.
+ *   what lse has rounded away [STAGES][BLOCK_M], lists of keys and tiles (hopper_keys.cuh), barriers. SCORED: before
+ * the rows a tile of bias, laid out like dS, and one of mask, [BLOCK_M] rows of BLOCK_N bytes.
  *
  * Barriers: KV full; of each stage Q full (with lse) and dO full (with delta); of each tile of dS full (an arrival of
  * each key warp, and of the thread that asks who begins the sums of dQ) and empty (of each serving warp). There is none
- * for empty stages of Q and dO: a warpgroup that leaves dS of a step has completed its products of the step before. The
- * named barrier 1 + w is warpgroup w's own.
+ * for empty stages of Q and dO: a warpgroup that leaves dS of a step has completed its products of the step before.
+ * SCORED: the tile of bias and mask full, and empty (of each key warp). The named barrier 1 + w is warpgroup w's own.
  *
  * Registers of a key thread: dK HEAD_DIM / 2, dV HEAD_DIM_V / 2, S and then dP BLOCK_M / 2, P BLOCK_M / 4, of 208 or
  * 144. */
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/copy.cuh"
+#include "cuda/ptx/global.cuh"
 #include "cuda/ptx/launch.cuh"
 #include "cuda/ptx/mma.cuh"
 #include "cuda/ptx/tma.cuh"
@@ -30,12 +32,10 @@
 #include "families/hopper/hopper_backward.h"
 #include "families/hopper/hopper_load.cuh"
 #include "families/hopper/hopper_ring.cuh"
+#include "gpu/quad.cuh"
 
 HOPPER_BACKWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 
-#define MASK_ROWS      0
-#define BIAS           0
-#define BIAS_ROWS      0
 #define VARLEN         0
 #define SCORES_ALIGNED 0
 #define BLOCK_M        64
@@ -47,6 +47,10 @@ HOPPER_BACKWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define F16      (DTYPE == GPU_FLOAT16)
 #define NEEDS_DQ (DQ != HOPPER_DQ_NONE)
 #define DOUT_LAG (STAGES - DOUT_STAGES) /* steps that dO is loaded after Q */
+#define SCORED   (MASK_TILE || BIAS_TILE)
+/* The gradient of a bias is written from dS in shared memory; or added by those that make dS. */
+#define DBIAS_TILE (DBIAS == GPU_DBIAS_DIRECT)
+#define DBIAS_ADDS (DBIAS == GPU_DBIAS_KEYS || DBIAS == GPU_DBIAS_SUMS)
 
 /* ---- shared memory ---- */
 
@@ -57,25 +61,35 @@ constexpr int Q_BYTES = BLOCK_M * 128 * PANELS, DOUT_BYTES = BLOCK_M * 128 * PAN
 constexpr int DS_BYTES = BLOCK_M * BLOCK_N * 2;
 constexpr int V_OFFSET = K_BYTES, Q_OFFSET = V_OFFSET + V_BYTES, DOUT_OFFSET = Q_OFFSET + STAGES * Q_BYTES;
 constexpr int DS_OFFSET = DOUT_OFFSET + DOUT_STAGES * DOUT_BYTES, DQ_OFFSET = DS_OFFSET + DS_STAGES * DS_BYTES;
-constexpr int ROWS_OFFSET = DQ_OFFSET + BLOCK_M * HEAD_DIM * 4, KEYS_OFFSET = ROWS_OFFSET + STAGES * BLOCK_M * 8;
-constexpr int SEEN_OFFSET = KEYS_OFFSET + (KEYED ? 4 * HOPPER_BACKWARD_KEY_WORDS * BLOCK_N : 0);
-constexpr int CONTROL = SEEN_OFFSET + (KEYED ? SEEN_WORDS * 4 : 0);
+constexpr int BIAS_OFFSET = DQ_OFFSET + BLOCK_M * HEAD_DIM * 4, BIAS_TILE_BYTES = BIAS_TILE ? BLOCK_M * BLOCK_N * 2 : 0;
+constexpr int MASK_OFFSET = BIAS_OFFSET + BIAS_TILE_BYTES, MASK_TILE_BYTES = MASK_TILE ? BLOCK_M * BLOCK_N : 0;
+constexpr int ROWS_OFFSET = MASK_OFFSET + MASK_TILE_BYTES, LOW_OFFSET = ROWS_OFFSET + STAGES * BLOCK_M * 8;
+constexpr int KEYS_OFFSET = LOW_OFFSET + (BIAS ? STAGES * BLOCK_M * 4 : 0);
+constexpr int SEEN_OFFSET = KEYS_OFFSET + 4 * HOPPER_BACKWARD_KEY_WORDS(KEYED, BIAS) * BLOCK_N;
+constexpr int CONTROL = SEEN_OFFSET + (LISTED ? SEEN_WORDS * 4 : 0) + (MASK_TILE ? SEEN_WORDS * 4 : 0);
+constexpr struct hopper_backward_asks ASKS = {KEYED, MASK_TILE, BIAS != 0, BIAS_TILE};
 enum {
     KV_FULL = CONTROL,
     Q_FULL = KV_FULL + 8,
     DOUT_FULL = Q_FULL + 8 * STAGES,
     DS_FULL = DOUT_FULL + 8 * DOUT_STAGES,
     DS_EMPTY = DS_FULL + 8 * DS_STAGES,
-    PLACE = DS_EMPTY + 8 * DS_STAGES,
-    FIRST_TO_COME = PLACE + 8, /* of the last four steps: 1 where the block begins the sums of dQ */
-    END = FIRST_TO_COME + 16
+    SCORE_FULL = DS_EMPTY + 8 * DS_STAGES,
+    SCORE_EMPTY = SCORE_FULL + (SCORED ? 8 : 0),
+    PLACE = SCORE_EMPTY + (SCORED ? 8 : 0),
+    FIRST_TO_COME =
+        PLACE + (DQ == HOPPER_DQ_TURNS ? 8 : 0), /* of the last four steps: 1 where the block begins dQ's sums */
+    END = FIRST_TO_COME + (DQ == HOPPER_DQ_ROUNDED ? 16 : 0)
 };
 static_assert(DOUT_LAG == 0 || DOUT_LAG == 1, "dO of a step is loaded when Q of the next is");
 static_assert(DS_REGISTERS || DS_STAGES > 1, "who leaves dS knows that the product two steps before is complete");
 static_assert(END - CONTROL <= HOPPER_BACKWARD_CONTROL_BYTES, "barriers fit");
-static_assert(CONTROL + HOPPER_BACKWARD_CONTROL_BYTES + 1024 ==
-                  hopper_backward_shared_bytes(WARPGROUPS, STAGES, DOUT_STAGES, DS_STAGES, HEAD_DIM, HEAD_DIM_V, KEYED),
+static_assert(CONTROL + HOPPER_BACKWARD_CONTROL_BYTES + hopper_backward_spare_bytes(ASKS) ==
+                  hopper_backward_shared_bytes(WARPGROUPS, STAGES, DOUT_STAGES, DS_STAGES, HEAD_DIM, HEAD_DIM_V, ASKS),
               "the plan knows the bytes");
+static_assert(!EXACT || DS_STAGES > 1, "the tile of dS is empty when P is made");
+static_assert(!SOFTCAP || (EXACT && !BIAS), "its slope is found from P");
+static_assert(!MASK_TILE || BLOCK_N == 128, "a row of mask is one of TMA's");
 enum { OWN_BARRIER = 1, OWNERS_BARRIER = OWN_BARRIER + WARPGROUPS };
 
 __device__ __forceinline__ void init_barriers(uint32_t base) {
@@ -89,17 +103,33 @@ __device__ __forceinline__ void init_barriers(uint32_t base) {
         mbarrier_init(base + DS_FULL + 8 * i, 4 * WARPGROUPS + (DQ == HOPPER_DQ_ROUNDED));
         mbarrier_init(base + DS_EMPTY + 8 * i, 4);
     }
+    if (SCORED) {
+        mbarrier_init(base + SCORE_FULL, 1);
+        mbarrier_init(base + SCORE_EMPTY, 4 * WARPGROUPS);
+    }
     fence_mbarrier_init();
 }
 
 /* ---- the warpgroup that serves ---- */
 
+/* The first `count` of eight elements to global memory; at a multiple of 16 bytes. */
+__device__ __forceinline__ void store_words(char *at, const uint32_t (&word)[4], int count) {
+    if (count == 8)
+        *(uint4 *)at = make_uint4(word[0], word[1], word[2], word[3]);
+    else
+#pragma unroll
+        for (int e = 0; e < 8; e++)
+            if (e < count)
+                ((uint16_t *)at)[e] = (uint16_t)(word[e / 2] >> (e % 2 * 16));
+}
 struct server {
     const struct hopper_backward_params &a;
     const struct key_block k;
     uint32_t base;
     struct step_rows loaded, added; /* of the next step to load, and to add to dQ */
     struct step_rows dout_loaded;   /* of dO, where that comes later */
+    struct step_rows scored;        /* SCORED: of the next tile of bias and mask */
+    uint32_t scores;                /* tiles that were loaded */
     int awaited;                    /* blocks that add to a step's rows before this one (hopper_dq.cuh) */
 
     __device__ __forceinline__ void load_keys() {
@@ -110,10 +140,8 @@ struct server {
     /* The keys lie scattered: by all threads, each of which arrives. */
     __device__ __forceinline__ void gather_keys() {
         const struct gpu_forward_params &in = a.in.in;
-        gather_rows<HEAD_DIM / 8>(base, row_address(in.k, k.batch, k.kv_head, 0), in.k.row * 2, in.head_dim,
-                                  in.seqlen_k, base + KEYS_OFFSET);
-        gather_rows<HEAD_DIM_V / 8>(base + V_OFFSET, row_address(in.v, k.batch, k.kv_head, 0), in.v.row * 2,
-                                    in.head_dim_v, in.seqlen_k, base + KEYS_OFFSET);
+        gather_rows<HEAD_DIM / 8>(base, in.k, in.head_dim, a, k);
+        gather_rows<HEAD_DIM_V / 8>(base + V_OFFSET, in.v, in.head_dim_v, a, k);
         cp_async_mbarrier_arrive_noinc(base + KV_FULL);
     }
     /* Q of a step, and dO of the same or, where that has a stage less, of the step before. */
@@ -125,10 +153,12 @@ struct server {
         const struct step_rows of_dout = DOUT_LAG ? dout_loaded : loaded;
         const int64_t place = loaded.place(a, k.batch), dout_place = of_dout.place(a, k.batch);
         if (DOUT_LAG == 0 || step < k.steps) {
-            mbarrier_arrive_expect_tx(q_full, Q_BYTES + BLOCK_M * 4);
+            mbarrier_arrive_expect_tx(q_full, Q_BYTES + BLOCK_M * (BIAS ? 8 : 4));
             load_panels<PANELS, BLOCK_M>(base + Q_OFFSET + stage * Q_BYTES, &a.q_map, q_full, loaded.tile * BLOCK_M,
                                          loaded.head, k.batch);
             cp_async_bulk(rows, a.in.lse_rows + place, BLOCK_M * 4, q_full);
+            if (BIAS)
+                cp_async_bulk(base + LOW_OFFSET + stage * BLOCK_M * 4, a.in.low_rows + place, BLOCK_M * 4, q_full);
         }
         if (step >= DOUT_LAG) {
             mbarrier_arrive_expect_tx(dout_full, DOUT_BYTES + BLOCK_M * 4);
@@ -141,10 +171,53 @@ struct server {
         loaded.advance(k);
     }
 
+    /* The bias of a step, and its mask where that hides something. */
+    __device__ __forceinline__ void load_scores() {
+        const struct gpu_forward_params &in = a.in.in;
+        const bool masked = MASK_TILE && hides_part(base + SEEN_OFFSET, scored.tile);
+        if (BIAS_TILE || masked) {
+            wait_empty<1>(base + SCORE_EMPTY, scores++);
+            mbarrier_arrive_expect_tx(base + SCORE_FULL, BIAS_TILE_BYTES + (masked ? MASK_TILE_BYTES : 0));
+        }
+        if (BIAS_TILE)
+#pragma unroll
+            for (int panel = 0; panel < WARPGROUPS; panel++)
+                cp_async_bulk_tensor_4d(base + BIAS_OFFSET + panel * BLOCK_M * 128, &a.bias_map, base + SCORE_FULL,
+                                        k.first_key + panel * 64, scored.tile * BLOCK_M, scored.head / in.bias.group,
+                                        in.bias.batch ? k.batch : 0);
+        if (masked)
+            cp_async_bulk_tensor_4d(base + MASK_OFFSET, &a.mask_map, base + SCORE_FULL, k.first_key,
+                                    scored.tile * BLOCK_M, scored.head / in.mask.group, in.mask.batch ? k.batch : 0);
+        scored.advance(k);
+    }
+
+    /* The gradient of the bias from dS of a step: eight keys of a row at a time. */
+    __device__ __forceinline__ void add_dbias(int step) {
+        const struct gpu_forward_params &in = a.in.in;
+        const uint32_t ds = base + DS_OFFSET + stage_of<DS_STAGES>(step) * DS_BYTES;
+        const int chunk = threadIdx.x % (BLOCK_N / 8), key = k.first_key + chunk * 8, count = min(in.seqlen_k - key, 8);
+        const int64_t head = added.head / in.bias.group;
+        const int first = added.tile * BLOCK_M;
+        const uint32_t from = ds + chunk / 8 * BLOCK_M * 128;
+        char *direct = (char *)a.in.dbias.data + (k.batch * a.in.dbias.batch + head * a.in.dbias.head + key) * 2;
+#pragma unroll 2
+        for (int row = threadIdx.x % 128 / (BLOCK_N / 8); row < BLOCK_M; row += 128 / (BLOCK_N / 8)) {
+            uint32_t word[4];
+            if (first + row >= in.seqlen_q || count <= 0)
+                break;
+            ld_shared_16(word, from + row * 128 + ((chunk % 8 ^ (row & 7)) << 4));
+            store_words(direct + (first + row) * a.in.dbias.row * 2, word, count);
+        }
+        __syncwarp(); /* all lanes have read */
+    }
+
     /* Adds dS K of a step to its rows of dQ, COLUMNS columns at a time. A warp's part lies together, in shared memory
      * and in the sums: 16 rows, in tiles of 16 x 8 in the order of the accumulators. Ends a group of copies. */
     template <int columns, int first> __device__ __forceinline__ void add_columns(int step) {
         const uint32_t ds = base + DS_OFFSET + stage_of<DS_STAGES>(step) * DS_BYTES;
+        constexpr bool under_product = DBIAS_TILE && columns <= 64; /* else registers are short */
+        if (DBIAS_TILE && !under_product && first == 0)
+            add_dbias(step);
         float dq[columns / 2];
         wgmma_fence();
 #pragma unroll
@@ -152,6 +225,8 @@ struct server {
             wgmma_m64k16<F16, 1>(dq, wgmma_descriptor(ds + n / 4 * BLOCK_M * 128 + n % 4 * 32, 0),
                                  wgmma_descriptor(base + first / 64 * BLOCK_N * 128 + n * 2048, BLOCK_N * 128), n > 0);
         wgmma_commit_group();
+        if (under_product && first + columns == HEAD_DIM)
+            add_dbias(step);
         wgmma_wait_group<0>(dq);
         if (first + columns == HEAD_DIM)
             release<DS_STAGES>(base + DS_EMPTY, step);
@@ -187,7 +262,7 @@ struct server {
     }
 
     __device__ __forceinline__ void run() {
-        if (KEYED && k.steps == 0)
+        if (LISTED && k.steps == 0)
             return;
         if (!GATHER && threadIdx.x % 128 == 0)
             load_keys();
@@ -195,6 +270,8 @@ struct server {
         if (threadIdx.x % 128 == 0)
             for (int step = 0; step < STAGES && step < k.steps + DOUT_LAG; step++)
                 load_step(step);
+        if (SCORED && threadIdx.x % 128 == 0 && k.steps > 0)
+            load_scores();
         __syncwarp();
         if (GATHER)
             gather_keys();
@@ -207,6 +284,11 @@ struct server {
 #endif
 #pragma unroll 1
         for (int step = 0; step < k.steps; step++) {
+            if (SCORED) {
+                if (threadIdx.x % 128 == 0 && step + 1 < k.steps)
+                    load_scores(); /* when those of this step are read */
+                __syncwarp();
+            }
             const uint32_t first_to_come = base + FIRST_TO_COME + step % 4 * 4;
             if (DQ == HOPPER_DQ_ROUNDED && threadIdx.x % 128 == 0) {
                 st_shared_4(first_to_come, dq_rows{a, k, added}.come());
@@ -221,6 +303,8 @@ struct server {
                 load_step(step - 1 + STAGES);
             __syncwarp();
             if (!NEEDS_DQ) {
+                if (DBIAS_TILE)
+                    add_dbias(step);
                 release<DS_STAGES>(base + DS_EMPTY, step);
             } else if (HEAD_DIM == 128) {
                 add_columns<64, 0>(step);
@@ -256,11 +340,44 @@ struct server {
 
 /* ---- the warpgroups that own keys ---- */
 
+/* Two floats above or at 0 to their 16-bit `high`, and in `rest` what the rounding leaves; and back. bfloat16: the
+ * lower halves of the numbers, to be added to the others with their sign; the lowest bit is set, so that none lies in
+ * the middle of two neighbours, where the sign would not be known. float16: 4096 times the difference. */
+__device__ __forceinline__ void split_pair(uint32_t &high, uint32_t &rest, float x, float y) {
+#if DTYPE == GPU_BFLOAT16
+    const uint32_t i = __float_as_uint(x) | min(__float_as_uint(x), 1u),
+                   j = __float_as_uint(y) | min(__float_as_uint(y), 1u);
+    high = pack(__uint_as_float(i), __uint_as_float(j));
+    rest = (i & 0xffff) | j << 16;
+#else
+    high = pack(x, y);
+    rest = pack((x - unpack((uint16_t)high)) * 4096, (y - unpack((uint16_t)(high >> 16))) * 4096);
+#endif
+}
+__device__ __forceinline__ void join_pair(float (&x)[2], uint32_t high, uint32_t rest) {
+#if DTYPE == GPU_BFLOAT16
+    x[0] = __uint_as_float((high << 16) + (uint32_t)((int)(rest << 16) >> 16));
+    x[1] = __uint_as_float((high & 0xffff0000u) + (uint32_t)((int)rest >> 16));
+#else
+    x[0] = __fmaf_rn(unpack((uint16_t)rest), 1.0f / 4096, unpack((uint16_t)high));
+    x[1] = __fmaf_rn(unpack((uint16_t)(rest >> 16)), 1.0f / 4096, unpack((uint16_t)(high >> 16)));
+#endif
+}
+
+/* The derivative of the cap at a score, which P = exp(score - lse) tells; of no matter where P is 0. */
+__device__ __forceinline__ float slope_of_cap(float p, float lse, float softcap_inverse) {
+    const float t = fmaxf(__fmaf_rn(lg2_approx(p), 1 / LOG2_E, lse) * softcap_inverse, -1.0f);
+    return __fmaf_rn(-t, t, 1.0f);
+}
+
 struct owner {
     const struct hopper_backward_params &a;
     const struct key_block k;
     uint32_t base;
     int warpgroup, tile;                                        /* of the next step's rows */
+    uint32_t scores;                                            /* SCORED: tiles that were read */
+    int head, ds_row;                                           /* DBIAS_ADDS: of dS */
+    float dbias[2];                                             /* DBIAS KEYS: sums of a head's dS */
     float s[BLOCK_M / 2], dk[HEAD_DIM / 2], dv[HEAD_DIM_V / 2]; /* s: S^T, then dP^T */
     uint32_t p[BLOCK_M / 16][4];
 
@@ -306,15 +423,41 @@ struct owner {
     __device__ __forceinline__ void make_p(int step) {
         const uint32_t lse = base + ROWS_OFFSET + stage_of<STAGES>(step) * BLOCK_M * 8;
         const int first = (int)tid_x_reread() / 128 * 64;
-        scores_to_p(s, a, k.batch, k.first_key + first, tile * BLOCK_M, lse, base + KEYS_OFFSET + first * 4);
-#if KEYED
+        const bool masked = MASK_TILE && hides_part(base + SEEN_OFFSET, tile), scored = BIAS_TILE || masked;
+        if (scored)
+            wait_full<1>(base + SCORE_FULL, scores);
+        scores_to_p(s, a, k.batch, k.first_key + first, tile * BLOCK_M,
+                    {lse, base + LOW_OFFSET + stage_of<STAGES>(step) * BLOCK_M * 4, base + KEYS_OFFSET + first * 4,
+                     base + BIAS_OFFSET + first * BLOCK_M * 2, base + MASK_OFFSET, masked});
+        if (scored) {
+            __syncwarp();
+            release<1>(base + SCORE_EMPTY, scores++);
+        }
+        ds_row = tile * BLOCK_M;
+#if LISTED
         tile = k.tile_after(tile);
 #else
         tile = tile + 1 < k.first_tile + k.tiles ? tile + 1 : k.first_tile;
 #endif
+        if (EXACT)
+            wait_empty<DS_STAGES>(base + DS_EMPTY, step);
 #pragma unroll
-        for (int i = 0; i < BLOCK_M / 4; i++)
-            p[i / 4][i % 4] = pack(s[2 * i], s[2 * i + 1]);
+        for (int n = 0; n < BLOCK_M / 16; n++) {
+            uint32_t rest[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                if (EXACT)
+                    split_pair(p[n][i], rest[i], s[8 * n + 2 * i], s[8 * n + 2 * i + 1]);
+                else
+                    p[n][i] = pack(s[8 * n + 2 * i], s[8 * n + 2 * i + 1]);
+            if (EXACT) { /* where leave_ds() will put dS of the same rows */
+                const int thread = (int)tid_x_reread(), lane = thread % 32, row = lane / 16 * 8 + lane % 8;
+                const uint32_t to = base + DS_OFFSET + stage_of<DS_STAGES>(step) * DS_BYTES +
+                                    thread / 128 * BLOCK_M * 128 + (n * 16 + row) * 128;
+                st_shared_16(to + (((thread / 32 % 4 * 2 + lane / 8 % 2) ^ (row & 7)) << 4), rest[0], rest[1], rest[2],
+                             rest[3]);
+            }
+        }
     }
 
     /* A row that sees no key has no gradient, whatever comes in: its P is 0, but 0 times NaN is not. Where a row's
@@ -346,20 +489,39 @@ struct owner {
         /* a lane's row of matrices: keys 0-7, rows 0-7; keys 8-15, rows 0-7; keys 0-7, rows 8-15; keys 8-15, rows 8-15
          */
         const int row = lane / 16 * 8 + lane % 8, chunk = warp * 2 + lane / 8 % 2;
-        wait_empty<DS_STAGES>(base + DS_EMPTY, step);
+        if (!EXACT)
+            wait_empty<DS_STAGES>(base + DS_EMPTY, step);
+        const uint32_t lse_of_step = base + ROWS_OFFSET + stage_of<STAGES>(step) * BLOCK_M * 8 + thread % 4 * 8;
 #pragma unroll
         for (int n = 0; n < BLOCK_M / 16; n++) {
-            uint32_t ds[4];
+            uint32_t ds[4], rest[4];
+            if (EXACT)
+                ld_shared_16(rest, panel + (n * 16 + row) * 128 + ((chunk ^ (row & 7)) << 4));
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                uint32_t words[2];
+                uint32_t words[2], lse[2];
                 ld_shared_8(words[0], words[1], delta + (2 * n + i) * 32);
+                if (SOFTCAP)
+                    ld_shared_8(lse[0], lse[1], lse_of_step + (2 * n + i) * 32);
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
                     uint32_t &x = p[n][2 * i + half];
                     const int at = 8 * n + 4 * i + 2 * half;
-                    ds[2 * i + half] = pack(unpack((uint16_t)x) * (s[at] - __uint_as_float(words[0])),
-                                            unpack((uint16_t)(x >> 16)) * (s[at + 1] - __uint_as_float(words[1])));
+                    float whole[2];
+                    if (EXACT)
+                        join_pair(whole, x, rest[2 * i + half]);
+                    float low = (EXACT ? whole[0] : unpack((uint16_t)x)) * (s[at] - __uint_as_float(words[0]));
+                    float high =
+                        (EXACT ? whole[1] : unpack((uint16_t)(x >> 16))) * (s[at + 1] - __uint_as_float(words[1]));
+                    if (DBIAS == GPU_DBIAS_KEYS)
+                        dbias[half] += low + high;
+                    if (DBIAS == GPU_DBIAS_SUMS)
+                        add_dbias({low, high}, 16 * n + 8 * i, half);
+                    if (SOFTCAP) {
+                        low *= slope_of_cap(whole[0], __uint_as_float(lse[0]), a.in.in.softcap_inverse);
+                        high *= slope_of_cap(whole[1], __uint_as_float(lse[1]), a.in.in.softcap_inverse);
+                    }
+                    ds[2 * i + half] = pack(low, high);
                     if (DS_REGISTERS)
                         x = ds[2 * i + half];
                 }
@@ -373,10 +535,39 @@ struct owner {
             barrier_sync(OWN_BARRIER + thread / 128, 128);
     }
 
+    /* DBIAS SUMS: dS of two rows from ds_row + `local` on and a key of `half`. */
+    __device__ __forceinline__ void add_dbias(const float (&ds)[2], int local, int half) const {
+        const int thread = (int)tid_x_reread(), key = k.first_key + thread / 32 * 16 + thread % 32 / 4 + 8 * half;
+        const int first = ds_row + local + thread % 4 * 2;
+        float *at = a.in.dbias_sums + k.batch * a.in.dbias_batch + head / a.in.in.bias.group * a.in.dbias_head +
+                    first * a.in.dbias_row + key;
+#pragma unroll
+        for (int c = 0; c < 2; c++)
+            if (first + c < a.in.in.seqlen_q && key < a.in.in.seqlen_k)
+                red_add(at + c * a.in.dbias_row, ds[c]);
+    }
+
+    /* DBIAS_ADDS: after the last step of a head the sums of its keys go to the workspace. */
+    __device__ __forceinline__ void end_step() {
+        if (tile * BLOCK_M > ds_row)
+            return;
+        const int thread = (int)tid_x_reread();
+#pragma unroll
+        for (int half = 0; DBIAS == GPU_DBIAS_KEYS && half < 2; half++) {
+            const float sum = quad_sum(dbias[half]);
+            const int n = thread / 32 * 16 + thread % 32 / 4 + 8 * half;
+            const int key = key_number(a, k, n);
+            if (thread % 4 == 0 && key < a.in.in.seqlen_k)
+                a.in.dbias_sums[((int64_t)k.batch * a.in.in.heads + head) * a.in.in.seqlen_k + key] = sum;
+            dbias[half] = 0;
+        }
+        head++;
+    }
+
     __device__ __forceinline__ void run() {
         set_zero(dk);
         set_zero(dv);
-        if (!KEYED || k.steps > 0)
+        if (!LISTED || k.steps > 0)
             wait_full<1>(base + KV_FULL, 0);
         if (k.steps > 0) {
             if (GATHER)
@@ -402,6 +593,8 @@ struct owner {
                 wgmma_wait_group<DS_REGISTERS ? 0 : 1>(s);  /* P is read until then, */
                 wgmma_wait_group<DS_REGISTERS ? 0 : 1>(dk); /* and Q and dS of the step before */
                 leave_ds(step);
+                if (DBIAS_ADDS)
+                    end_step();
                 if (more)
                     wait_full<STAGES>(base + Q_FULL, step + 1);
                 wgmma_fence();
@@ -419,18 +612,16 @@ struct owner {
         }
         barrier_sync(OWN_BARRIER + warpgroup, 128); /* all products with V are complete */
         const int warp_key = (int)threadIdx.x / 32 * 16;
-        const uint32_t numbers = base + KEYS_OFFSET + 8 * BLOCK_N;
-        store_keys<HEAD_DIM_V>(a, k, a.in.dv, a.in.dv_parts, a.in.in.head_dim_v, base + V_OFFSET, warp_key, dv, 1.0f,
-                               numbers);
+        store_keys<HEAD_DIM_V>(a, k, a.in.dv, a.in.dv_parts, a.in.in.head_dim_v, base + V_OFFSET, warp_key, dv, 1.0f);
         store_keys<HEAD_DIM>(a, k, a.in.dk, a.in.dk_parts, a.in.in.head_dim, base + V_OFFSET, warp_key, dk,
-                             a.in.in.scale, numbers);
+                             a.in.in.scale);
     }
 };
 
 __device__ __forceinline__ struct key_block find_steps(const struct hopper_backward_params &a,
                                                        [[maybe_unused]] uint32_t base) {
-#if KEYED
-    return count_tiles(find_block(a, (int)blockIdx.x), a.in.in.group, base + SEEN_OFFSET);
+#if LISTED
+    return count_tiles(find_block(a, (int)blockIdx.x), PARTS ? a.in.part_heads : a.in.in.group, base + SEEN_OFFSET);
 #else
     return find_block(a, DQ == HOPPER_DQ_TURNS ? (int)ld_shared_4(base + PLACE) : (int)blockIdx.x);
 #endif
@@ -446,7 +637,11 @@ __device__ __forceinline__ int start_tile(const struct key_block &k) {
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     hopper_backward(const __grid_constant__ struct hopper_backward_params a) {
+#if KEYED || BIAS_TILE
+    extern __shared__ __align__(1024) char shared[];
+#else
     extern __shared__ char shared[];
+#endif
     const uint32_t base = (shared_address(shared) + 1023) / 1024 * 1024;
     if (threadIdx.x == 0)
         init_barriers(base);
@@ -454,11 +649,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         griddepcontrol_wait(); /* the count is zeroed before */
         st_shared_4(base + PLACE, (uint32_t)atomicAdd(a.in.ticket, 1));
     }
+#if LISTED
+    griddepcontrol_wait(); /* the order of keys and the block mask are made before */
+#endif
 #if KEYED
-    griddepcontrol_wait(); /* the order of the keys is made before */
     list_keys(a, find_block(a, (int)blockIdx.x), base + KEYS_OFFSET);
     __syncthreads();
-    list_tiles(base + KEYS_OFFSET, base + SEEN_OFFSET);
+#endif
+#if LISTED
+    list_tiles(a, find_block(a, (int)blockIdx.x), base + KEYS_OFFSET, base + SEEN_OFFSET);
 #endif
     __syncthreads();
     const int warpgroup = __shfl_sync(0xffffffff, (int)threadIdx.x / 128, 0);
@@ -466,10 +665,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         setmaxnreg_dec<HOPPER_BACKWARD_SERVICE_REGISTERS(WARPGROUPS)>();
         const struct key_block k = find_steps(a, base);
         const struct step_rows first = {k.first_head, start_tile(k)};
-        server{a, k, base, first, first, first}.run();
+        server{a, k, base, first, first, first, first, 0, 0}.run();
     } else {
         setmaxnreg_inc<HOPPER_BACKWARD_KEY_REGISTERS(WARPGROUPS)>();
         const struct key_block k = find_steps(a, base);
-        owner{a, k, base, warpgroup, start_tile(k)}.run();
+        owner{a, k, base, warpgroup, start_tile(k), 0, k.first_head, 0, {0, 0}}.run();
     }
 }

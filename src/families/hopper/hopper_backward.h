@@ -17,9 +17,15 @@
     X(DS_STAGES)    /* tiles of dS in shared memory */                                                                \
     X(DS_REGISTERS) /* 1: dK takes dS from registers; 0: from shared memory, so that it is made under dV's product */ \
     X(WINDOW)       /* causal or window */                                                                            \
-    X(MASK)         /* a mask of each key */                                                                          \
+    X(MASK)                                                                                                           \
+    X(MASK_ROWS)                                                                                                      \
+    X(BIAS) /* GPU_BIAS_* */                                                                                          \
+    X(BIAS_ROWS)                                                                                                      \
+    X(DBIAS) /* GPU_DBIAS_* */                                                                                        \
     X(INTERVALS)                                                                                                      \
-    X(GATHER)     /* keys in the order that key_sort.cu gives them */                                                 \
+    X(GATHER) /* keys in the order that key_sort.cu gives them */                                                     \
+    X(SOFTCAP)                                                                                                        \
+    X(EXACT)      /* dS is made of P in float32: what its rounding leaves waits where dS will lie */                  \
     X(EMPTY_ROWS) /* rows may see no key */                                                                           \
     X(PARTS)      /* 1: a block takes a part of a group of heads, and leaves sums of dK and dV in float32 */          \
     X(DQ)         /* HOPPER_DQ_* */
@@ -41,34 +47,54 @@ struct hopper_backward_params {
     struct gpu_backward_params in;
     struct cuda_tensor_map q_map, k_map, v_map, dout_map; /* [B, heads, S, D or Dv]: tiles of 64 columns */
     int32_t key_blocks;                                   /* of a KV head */
-    int32_t heads_in_turn; /* KV heads, or parts of groups, whose key blocks take turns */
+    int32_t heads_in_turn;                     /* KV heads, or parts of groups, whose key blocks take turns */
+    struct cuda_tensor_map mask_map, bias_map; /* with rows: [B, heads, Sq, Sk], tiles of 128 bytes */
 };
 
 /* Registers of a thread of the warpgroup that loads and makes dQ, and of the others: they fill the register file. */
 #define HOPPER_BACKWARD_SERVICE_REGISTERS(warpgroups) ((warpgroups) == 3 ? 80 : 88)
 #define HOPPER_BACKWARD_KEY_REGISTERS(warpgroups)     ((warpgroups) == 3 ? 144 : 208)
 
-/* Where something says key by key which rows see it: of each key the first row, the row past the last, and its number;
- * and a bit for each of so many tiles of query rows that some key of the block is seen by. */
-#define HOPPER_BACKWARD_KEY_WORDS 3
+/* Words of each key where something says key by key which rows see it: the first row, the row past the last, and its
+ * bias. */
+#define HOPPER_BACKWARD_KEY_WORDS(keyed, bias) ((keyed) ? 2 + ((bias) != 0) : 0)
+/* Tiles of query rows of which a bit says that some key of the block is seen by them. */
 #define HOPPER_BACKWARD_TILES_MAX 2048
 
 /* Barriers, at the end. */
 #define HOPPER_BACKWARD_CONTROL_BYTES 128
-/* The 1024 bytes are for alignment: the swizzle of TMA counts addresses. */
-static inline
+
+/* What a problem asks of shared memory: 0 or 1 each. */
+struct hopper_backward_asks {
+    int32_t keyed, mask_rows, bias, bias_rows;
+};
 #ifdef __CUDACC__
-    __host__ __device__ constexpr
+#    define HOPPER_BACKWARD_INLINE __host__ __device__ constexpr
+#else
+#    define HOPPER_BACKWARD_INLINE static inline
 #endif
-    int32_t
-    hopper_backward_shared_bytes(int32_t warpgroups, int32_t stages, int32_t dout_stages, int32_t ds_stages,
-                                 int32_t head_dim, int32_t head_dim_v, int32_t keyed) {
+/* Beside Q, K, V, dO, dS and dQ: a tile of mask and bias, and words. */
+HOPPER_BACKWARD_INLINE int32_t hopper_backward_asked_bytes(struct hopper_backward_asks asks, int32_t stages,
+                                                           int32_t block_n) {
+    return 4 * HOPPER_BACKWARD_KEY_WORDS(asks.keyed, asks.bias) * block_n + (asks.bias ? stages * 64 * 4 : 0) +
+           (asks.keyed || asks.mask_rows ? HOPPER_BACKWARD_TILES_MAX / 8 : 0) +
+           (asks.mask_rows ? HOPPER_BACKWARD_TILES_MAX / 8 + 64 * block_n : 0) +
+           (asks.bias_rows ? 64 * block_n * 2 : 0);
+}
+/* Bytes that may be lost where shared memory does not begin at a multiple of 1024: the swizzle of TMA counts addresses.
+ * What is asked leaves none: there the kernel wants such a beginning. */
+HOPPER_BACKWARD_INLINE int32_t hopper_backward_spare_bytes(struct hopper_backward_asks asks) {
+    return asks.bias_rows || asks.keyed ? 0 : 1024;
+}
+HOPPER_BACKWARD_INLINE int32_t hopper_backward_shared_bytes(int32_t warpgroups, int32_t stages, int32_t dout_stages,
+                                                            int32_t ds_stages, int32_t head_dim, int32_t head_dim_v,
+                                                            struct hopper_backward_asks asks) {
     const int32_t block_m = 64, block_n = 64 * warpgroups, d = 128 * ((head_dim + 63) / 64),
                   dv = 128 * ((head_dim_v + 63) / 64);
     return block_n * (d + (d > dv ? d : dv)) + block_m * (stages * (d + 8) + dout_stages * dv) +
            ds_stages * block_m * block_n * 2 + block_m * head_dim * 4 +
-           (keyed ? 4 * HOPPER_BACKWARD_KEY_WORDS * block_n + HOPPER_BACKWARD_TILES_MAX / 8 : 0) +
-           HOPPER_BACKWARD_CONTROL_BYTES + 1024;
+           hopper_backward_asked_bytes(asks, stages, block_n) + HOPPER_BACKWARD_CONTROL_BYTES +
+           hopper_backward_spare_bytes(asks);
 }
 
 #endif

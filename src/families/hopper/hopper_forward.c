@@ -209,21 +209,6 @@ static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *list) 
     return valid(plan, &plan->problem) ? make_requests(plan, &plan->problem, list) : 0;
 }
 
-/* Rows of a mask or bias: keys, query rows, heads, batches; axes that are shared have one entry. */
-static struct cuda_tensor_layout scores_layout(const struct score_view *view, const int64_t *shape,
-                                               enum cuda_map_type type, int32_t bytes, int32_t box_rows) {
-    return (struct cuda_tensor_layout){.type = type,
-                                       .rank = 4,
-                                       .address = view->data,
-                                       .extents = {shape[3], shape[2], shape[1], shape[0]},
-                                       .stride_bytes = {bytes, hopper_stride(shape[2], view->row, bytes),
-                                                        hopper_stride(shape[1], view->head, bytes),
-                                                        hopper_stride(shape[0], view->batch, bytes)},
-                                       .box = {128 / bytes, box_rows, 1, 1},
-                                       .swizzle_bytes = 128,
-                                       .l2_bytes = 256};
-}
-
 static fdm_status make_maps(const fdm_plan *plan, const struct attention *attention,
                             struct hopper_forward_params *params) {
     const fdm_problem *p = attention->problem;
@@ -235,13 +220,9 @@ static fdm_status make_maps(const fdm_plan *plan, const struct attention *attent
     layouts[1] = hopper_rows_layout(p, &attention->k, p->head_dim, rows_k, p->heads_kv, plan->block_n);
     layouts[2] = hopper_rows_layout(p, &attention->v, p->head_dim_v, rows_k, p->heads_kv, plan->block_n);
     if (p->has_mask)
-        layouts[count++] = scores_layout(&attention->mask, p->mask_shape, CUDA_MAP_UINT8, 1, plan->block_m);
+        layouts[count++] = hopper_scores_layout(&attention->mask, p->mask_shape, FDM_BOOL, plan->block_m);
     if (p->has_bias)
-        layouts[count++] = scores_layout(&attention->bias, p->bias_shape,
-                                         p->bias_dtype == FDM_FLOAT32   ? CUDA_MAP_FLOAT32
-                                         : p->bias_dtype == FDM_FLOAT16 ? CUDA_MAP_FLOAT16
-                                                                        : CUDA_MAP_BFLOAT16,
-                                         bias_bytes(p), plan->block_m);
+        layouts[count++] = hopper_scores_layout(&attention->bias, p->bias_shape, p->bias_dtype, plan->block_m);
     fdm_status status = cuda_tensor_maps_make(plan->device.index, layouts, count, maps);
     if (status)
         return status;

@@ -79,7 +79,7 @@ static int32_t parts_in_turn(const fdm_device *device, const fdm_problem *p, int
 
 /* Query heads that are divided: of a group, where keys are not listed and their gradients wanted. */
 static int64_t divisible(const fdm_problem *p) {
-    return (p->needs_dk || p->needs_dv) && !gpu_lists_keys(p) ? p->heads / p->heads_kv : 1;
+    return (p->needs_dk || p->needs_dv) && !gpu_lists_keys(p) && !gpu_mask_rows(p) ? p->heads / p->heads_kv : 1;
 }
 
 int hopper_backward_divide(const fdm_device *device, const fdm_problem *p, int32_t block_n, double flops, int32_t l2_mb,
@@ -130,24 +130,31 @@ enum { ROWS_OF_A_STEP = 64 };
 fdm_status hopper_backward_maps(const fdm_plan *plan, const struct attention *attention,
                                 struct hopper_backward_params *params) {
     const fdm_problem *p = attention->problem;
-    const struct cuda_tensor_layout layouts[4] = {
+    int32_t count = 4;
+    struct cuda_tensor_layout layouts[6] = {
         hopper_rows_layout(p, &attention->q, p->head_dim, p->seqlen_q, p->heads, ROWS_OF_A_STEP),
         hopper_rows_layout(p, &attention->k, p->head_dim, p->seqlen_k, p->heads_kv, plan->block_n),
         hopper_rows_layout(p, &attention->v, p->head_dim_v, p->seqlen_k, p->heads_kv, plan->block_n),
         hopper_rows_layout(p, &attention->dout, p->head_dim_v, p->seqlen_q, p->heads, ROWS_OF_A_STEP)};
-    struct cuda_tensor_map maps[4];
-    if (!p->aligned || !p->q_mappable || !p->keys_mappable)
+    struct cuda_tensor_map maps[6];
+    if (gpu_mask_rows(p))
+        layouts[count++] = hopper_scores_layout(&attention->mask, p->mask_shape, FDM_BOOL, ROWS_OF_A_STEP);
+    if (gpu_bias_rows(p))
+        layouts[count++] = hopper_scores_layout(&attention->bias, p->bias_shape, p->bias_dtype, ROWS_OF_A_STEP);
+    if (!p->aligned || !p->q_mappable || !p->keys_mappable || (count > 4 && !p->scores_mappable))
         return error_set(
             FDM_ERROR_INVALID_ARGUMENT,
             "the plan is for tensors at multiples of 16 bytes that a tensor map can describe (no stride of "
             "0, none of 2^40 bytes or more), but these are not");
-    const fdm_status status = cuda_tensor_maps_make(plan->device.index, layouts, 4, maps);
+    const fdm_status status = cuda_tensor_maps_make(plan->device.index, layouts, count, maps);
     if (status)
         return status;
     params->q_map = maps[0];
     params->k_map = maps[1];
     params->v_map = maps[2];
     params->dout_map = maps[3];
+    params->mask_map = maps[gpu_mask_rows(p) ? 4 : 0];
+    params->bias_map = maps[count - 1];
     return FDM_OK;
 }
 

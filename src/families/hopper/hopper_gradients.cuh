@@ -1,5 +1,5 @@
 /* hopper_gradients.cuh: what the kernels of the backward share that own keys: which rows a block of keys walks, P^T of
- * a tile, and the way of an accumulator to global memory. For kernels that define BLOCK_M, BLOCK_N, GATHER,
+ * a tile, and the way of an accumulator to global memory. For kernels that define BLOCK_M, BLOCK_N, GATHER, SOFTCAP,
  * PARTS and DQ besides the constants of visible.cuh.
  *
  * Tiles of scores are transposed: a thread holds two keys of its warp's 16, lane / 4 and lane / 4 + 8 ("halves"), and
@@ -18,7 +18,11 @@
 
 /* Blocks of keys begin their walks at different rows of a head, so that few come to the same rows at a time. Under a
  * causal mask they do anyway. */
-#define ROTATED (DQ == HOPPER_DQ_ROUNDED && !WINDOW)
+#define ROTATED   (DQ == HOPPER_DQ_ROUNDED && !WINDOW)
+#define PLAIN     (!BIAS && !SOFTCAP) /* scores stay as the products are, in units of exp2; else in natural units */
+#define MASK_TILE (MASK && MASK_ROWS)
+#define BIAS_TILE (BIAS && BIAS_ROWS)
+#define LISTED    (KEYED || MASK_TILE) /* tiles of rows are listed, and those that no key is seen by left out */
 
 /* The keys of a block, and the tiles of query rows that some of them are seen by: first_tile .. first_tile + tiles - 1
  * of each query head of the group, or (PARTS) of a part of it. A step is one of those tiles. */
@@ -27,7 +31,7 @@ struct key_block {
 #if ROTATED
     int start_tile;
 #endif
-#if KEYED
+#if LISTED
     int last_tile;
     uint32_t seen; /* address of a bit for each tile; the others of first_tile .. last_tile have no step */
     __device__ __forceinline__ int tile_after(int tile) const {
@@ -86,7 +90,7 @@ __device__ __forceinline__ struct key_block find_block(const struct hopper_backw
 struct step_rows {
     int head, tile;
     __device__ __forceinline__ void advance(const struct key_block &k) {
-#if KEYED
+#if LISTED
         const int next = k.tile_after(tile);
         head += next <= tile;
         tile = next;
@@ -107,39 +111,117 @@ struct step_rows {
     }
 };
 
-/* Scores S^T of 64 keys from key `first_key` on and BLOCK_M rows from row `row` on to P^T, in place. lse: address of
- * the rows' lse in shared memory. Beyond the sequence's last key there are zeros, which would have weight.
- * KEYED: rows that see the warpgroup's keys are at `bounds` in shared memory, BLOCK_N words of first ones, then last.
- */
+/* Where in shared memory lies what makes P of scores: of the tile's rows lse and what it has rounded away, KEYED of the
+ * warpgroup's keys BLOCK_N words of first rows, of last ones, of numbers and of biases, and tiles of bias and mask. */
+struct score_sources {
+    uint32_t lse, low, keys, bias, mask;
+    bool masked; /* the mask may hide something */
+};
+
+/* Of the thread's two keys and of row 2 (lane % 4) + c of each group of eight rows: where the mask's bytes are. */
+__device__ __forceinline__ uint32_t mask_address(uint32_t tile, int key, int c) {
+    const int row = threadIdx.x % 4 * 2 + c;
+    return tile + row * 128 + (((key >> 4) ^ row) << 4) + (key & 14);
+}
+
+/* What the mask of a tile hides becomes -inf. */
+__device__ __forceinline__ void hide_masked(float (&s)[BLOCK_M / 2], uint32_t tile) {
+    const int thread = (int)tid_x_reread(), key = thread / 32 * 16 + thread % 32 / 4; /* of the block */
+    const uint32_t byte = 0xff << key % 2 * 8;
+#pragma unroll
+    for (int half = 0; half < 2; half++)
+#pragma unroll
+        for (int c = 0; c < 2; c++) {
+            const uint32_t from = mask_address(tile, key + 8 * half, c);
+#pragma unroll
+            for (int i = 0; i < BLOCK_M / 8; i++)
+                if (!(ld_shared_2(from + i * 1024) & byte))
+                    s[4 * i + 2 * half + c] = MINUS_INF;
+        }
+}
+
+/* Where a lane's row of matrices of a tile of bias begins, of rows 0-15: as it leaves dS. */
+__device__ __forceinline__ uint32_t bias_address(uint32_t tile, int lane) {
+    const int row = lane / 16 * 8 + lane % 8, chunk = (int)tid_x_reread() / 32 % 4 * 2 + lane / 8 % 2;
+    return tile + row * 128 + ((chunk ^ (row & 7)) << 4);
+}
+
+/* KEYED: rows of a tile from row `row` on that see the thread's keys; whether some row does not see some key of the
+ * warp's. */
+__device__ __forceinline__ bool find_rows(int (&first)[2], int (&last)[2], uint32_t keys, int row) {
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        first[half] = (int)ld_shared_4(keys + half * 32) - row;
+        last[half] = (int)ld_shared_4(keys + BLOCK_N * 4 + half * 32) - row;
+    }
+    return __any_sync(0xffffffff, max(first[0], first[1]) > 0 || min(last[0], last[1]) < BLOCK_M);
+}
+
+/* What the rows first[half] <= row < last[half] of the tile do not hold becomes -inf. */
+__device__ __forceinline__ void hide_rows(float (&s)[BLOCK_M / 2], int lane, const int (&first)[2],
+                                          const int (&last)[2]) {
+#pragma unroll
+    for (int i = 0; i < BLOCK_M / 2; i++) {
+        const int column = i / 4 * 8 + lane % 4 * 2 + i % 2;
+        if (column < first[i / 2 % 2] || column >= last[i / 2 % 2])
+            s[i] = MINUS_INF;
+    }
+}
+
+/* Scores S^T of 64 keys from key `first_key` on and BLOCK_M rows from row `row` on to P^T, in place. Beyond the
+ * sequence's last key there are zeros, which would have weight. */
 __device__ __forceinline__ void scores_to_p(float (&s)[BLOCK_M / 2], const struct hopper_backward_params &a, int batch,
-                                            int first_key, int row, uint32_t lse,
-                                            [[maybe_unused]] uint32_t bounds = 0) {
+                                            int first_key, int row, const struct score_sources &from) {
     const int lane = (int)tid_x_reread() % 32;
-    const float unit = a.in.in.scale * LOG2_E;
-#if !KEYED
+    const float unit = PLAIN ? a.in.in.scale * LOG2_E : a.in.in.scale;
+#if KEYED
+    const uint32_t keys = from.keys + (tid_x_reread() / 32 % 4 * 16 + lane / 4) * 4;
+#else
     const struct sequence at = find_sequence(a.in.in, batch);
     const bool partial = first_key + 64 > at.seqlen_k || first_row(a.in.in, at, first_key + 63) > row ||
                          last_row(a.in.in, at, first_key) < row + BLOCK_M;
 #endif
+#if BIAS_TILE
+    const uint32_t bias_from = bias_address(from.bias, lane);
+    uint32_t bias[4];
+#elif BIAS
+    const float bias[2] = {__uint_as_float(ld_shared_4(keys + 8 * BLOCK_N)),
+                           __uint_as_float(ld_shared_4(keys + 8 * BLOCK_N + 32))};
+#endif
 #pragma unroll
     for (int i = 0; i < BLOCK_M / 8; i++) {
-        uint32_t words[2];
-        ld_shared_8(words[0], words[1], lse + lane % 4 * 8 + i * 32);
+        uint32_t words[2], low[2];
+        ld_shared_8(words[0], words[1], from.lse + lane % 4 * 8 + i * 32);
+        if (BIAS)
+            ld_shared_8(low[0], low[1], from.low + lane % 4 * 8 + i * 32);
+#if BIAS_TILE
+        if (i % 2 == 0)
+            ldmatrix_x4_trans(bias, bias_from + i * 1024);
+#endif
 #pragma unroll
-        for (int e = 0; e < 4; e++)
-            s[4 * i + e] = __fmaf_rn(s[4 * i + e], unit, -__uint_as_float(words[e % 2]));
+        for (int e = 0; e < 4; e++) {
+            float &x = s[4 * i + e];
+#if PLAIN
+            x = __fmaf_rn(x, unit, -__uint_as_float(words[e % 2]));
+#else
+            x *= unit;
+            if (SOFTCAP)
+                x = a.in.in.softcap * tanh_accurate(x * a.in.in.softcap_inverse);
+#    if BIAS_TILE
+            x += unpack((uint16_t)(bias[i % 2 * 2 + e / 2] >> e % 2 * 16));
+#    elif BIAS
+            x += bias[e / 2];
+#    endif
+            x -= __uint_as_float(words[e % 2]);
+            x = BIAS ? __fmaf_rn(x, LOG2_E, __uint_as_float(low[e % 2])) : x * LOG2_E;
+#endif
+        }
     }
     int first[2], last[2];
 #if KEYED
-#    pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const uint32_t key = bounds + ((int)tid_x_reread() / 32 % 4 * 16 + lane / 4 + 8 * half) * 4;
-        first[half] = (int)ld_shared_4(key) - row;
-        last[half] = (int)ld_shared_4(key + BLOCK_N * 4) - row;
-    }
-    if (__any_sync(0xffffffff, max(first[0], first[1]) > 0 || min(last[0], last[1]) < BLOCK_M)) {
+    const bool partial = find_rows(first, last, keys, row);
 #else
-    if (partial) {
+    if (partial)
 #    pragma unroll
         for (int half = 0; half < 2; half++) {
             const int key = first_key + (int)tid_x_reread() / 32 % 4 * 16 + lane / 4 + 8 * half;
@@ -147,13 +229,12 @@ __device__ __forceinline__ void scores_to_p(float (&s)[BLOCK_M / 2], const struc
             last[half] = key < at.seqlen_k ? last_row(a.in.in, at, key) - row : 0;
         }
 #endif
-#pragma unroll
-        for (int i = 0; i < BLOCK_M / 2; i++) {
-            const int column = i / 4 * 8 + lane % 4 * 2 + i % 2;
-            if (column < first[i / 2 % 2] || column >= last[i / 2 % 2])
-                s[i] = MINUS_INF;
-        }
-    }
+    if (partial)
+        hide_rows(s, lane, first, last);
+#if MASK_TILE
+    if (from.masked)
+        hide_masked(s, from.mask);
+#endif
 #pragma unroll
     for (int i = 0; i < BLOCK_M / 2; i++)
         s[i] = ex2_approx(s[i]);
@@ -169,12 +250,11 @@ template <int count> __device__ __forceinline__ void set_zero(float (&x)[count])
 
 /* A warp's 16 rows of an accumulator, times `factor`, to `to` in global memory, by way of rows warp_row .. + 15 of
  * `tile` in shared memory, in panels of `tile_rows` rows. The first `count` rows and head_dim columns are written;
- * zeros where nothing was computed. scattered: rows are those that words at `rows` in shared memory name, one for each
- * of the tile; `to` is row 0. */
+ * zeros where nothing was computed. `numbers`: of the rows, where they lie scattered; `to` is row 0. */
 template <int columns, int tile_rows, bool scattered = false>
 __device__ __forceinline__ void store_accumulator(char *to, int64_t row_bytes, int count, int head_dim, uint32_t tile,
                                                   int warp_row, const float (&x)[columns / 2], float factor,
-                                                  bool computed, [[maybe_unused]] uint32_t rows = 0) {
+                                                  bool computed, [[maybe_unused]] const int *numbers = nullptr) {
     const int lane = threadIdx.x % 32, own_row = warp_row + lane % 16;
 #pragma unroll
     for (int i = 0; i < columns / 8; i += 2) {
@@ -194,7 +274,7 @@ __device__ __forceinline__ void store_accumulator(char *to, int64_t row_bytes, i
         const int r = n / chunks, chunk = n % chunks, rest = head_dim - chunk * 8, row = warp_row + r;
         uint32_t word[4];
         ld_shared_16(word, tile + chunk / 8 * tile_rows * 128 + row * 128 + ((chunk % 8 ^ (row & 7)) << 4));
-        const int place = scattered ? (int)ld_shared_4(rows + row * 4) : r;
+        const int place = scattered ? numbers[r] : r;
         char *at = to + place * row_bytes + chunk * 16;
         if (place < count && rest >= 8)
             *(uint4 *)at = make_uint4(word[0], word[1], word[2], word[3]);
@@ -212,13 +292,18 @@ __device__ __forceinline__ char *row_address(const struct gpu_matrix &m, int bat
     return m.data + (batch * m.batch + head * m.head + (int64_t)row * m.row) * 2;
 }
 
+/* From the block's n-th key on: numbers of keys in the order of key_sort.cu; from seqlen_k on: none. */
+__device__ __forceinline__ const int *sorted_keys(const struct hopper_backward_params &a, const struct key_block &k,
+                                                  int n) {
+    const int64_t head = (int64_t)k.kv_head * a.in.in.group / a.in.in.intervals.group;
+    return a.in.order + k.batch * a.in.order_batch + head * a.in.order_head + k.first_key + n;
+}
 /* dK or dV of a warp's 16 keys, from key warp_key of the block on, times `factor` to `to`, by way of the tile as above;
- * PARTS: as they are to the part's `sums`. numbers: of the block's keys, in shared memory, where they are gathered. */
+ * PARTS: as they are to the part's `sums`. */
 template <int columns>
 __device__ __forceinline__ void store_keys(const struct hopper_backward_params &a, const struct key_block &k,
                                            const struct gpu_matrix &to, [[maybe_unused]] float *sums, int head_dim,
-                                           uint32_t tile, int warp_key, const float (&x)[columns / 2], float factor,
-                                           [[maybe_unused]] uint32_t numbers = 0) {
+                                           uint32_t tile, int warp_key, const float (&x)[columns / 2], float factor) {
     const int first = k.first_key + warp_key, count = a.in.in.seqlen_k - first;
     const bool computed = k.steps > 0;
     if (!to.data)
@@ -237,7 +322,8 @@ __device__ __forceinline__ void store_keys(const struct hopper_backward_params &
                     computed ? make_float2(x[4 * n + 2 * half], x[4 * n + 2 * half + 1]) : make_float2(0, 0);
 #elif GATHER
     store_accumulator<columns, BLOCK_N, true>(row_address(to, k.batch, k.kv_head, 0), to.row * 2, a.in.in.seqlen_k,
-                                              head_dim, tile, warp_key, x, factor, computed, numbers);
+                                              head_dim, tile, warp_key, x, factor, computed,
+                                              sorted_keys(a, k, warp_key));
 #else
     store_accumulator<columns, BLOCK_N>(row_address(to, k.batch, k.kv_head, first), to.row * 2, count, head_dim, tile,
                                         warp_key, x, factor, computed);

@@ -31,7 +31,8 @@ void hopper_backward_name_parts(const fdm_problem *problem, struct hopper_divisi
 struct gpu_backward_needs hopper_backward_needs(const fdm_problem *problem, int32_t row_step, int32_t sums_dq,
                                                 int32_t parts);
 
-/* The maps of a backward's parameters: q and dout in boxes of 64 rows, k and v in boxes of the plan's block_n keys. */
+/* The maps of a backward's parameters: q, dout and what there is of masks and biases with rows in boxes of 64 rows, k
+ * and v in boxes of the plan's block_n keys. */
 fdm_status hopper_backward_maps(const fdm_plan *plan, const struct attention *attention,
                                 struct hopper_backward_params *params);
 /* The order of the blocks that own keys, the plan's block_n each; returns how many they are. sorted: by key_sort.h, in

@@ -1,23 +1,21 @@
-/* hopper_keys.cuh: the keys of a block of hopper_backward.cu where something says key by key which rows see it (KEYED):
- * what is known of each, and which tiles of query rows have a step, in shared memory.
+/* hopper_keys.cuh: what a block of hopper_backward.cu lists in shared memory before its steps: its keys, where
+ * something says key by key which rows see them (KEYED), and which tiles of query rows have a step (LISTED), as some
+ * key is seen by them.
  *
- * At KEYS [3][BLOCK_N]: the first row that sees the key, the row past the last (both 0: none), its number. At SEEN a
- * bit for each tile of BLOCK_M rows that some key is seen by. The query heads of a group agree on both. */
+ * At `keys` words [BLOCK_N] each: the first row that sees the key, the row past the last (both 0: none), its bias. At
+ * `seen` a bit for each tile of BLOCK_M rows that has a step, after them (MASK_TILE) a bit for each of which the mask
+ * hides a part. The query heads of a group agree on all of it. */
 #ifndef FDM_HOPPER_KEYS_CUH
 #define FDM_HOPPER_KEYS_CUH
 
 #include "families/hopper/hopper_gradients.cuh"
+#include "gpu/block_mask.h"
 
 enum { SEEN_WORDS = HOPPER_BACKWARD_TILES_MAX / 32 };
 
 /* The number of the block's n-th key; from seqlen_k on: none. */
 __device__ __forceinline__ int key_number(const struct hopper_backward_params &a, const struct key_block &k, int n) {
-#if GATHER
-    const int64_t head = (int64_t)k.kv_head * a.in.in.group / a.in.in.intervals.group;
-    return a.in.order[k.batch * a.in.order_batch + head * a.in.order_head + k.first_key + n];
-#else
-    return k.first_key + n;
-#endif
+    return GATHER ? *sorted_keys(a, k, n) : k.first_key + n;
 }
 
 /* A thread a key. */
@@ -32,32 +30,51 @@ __device__ __forceinline__ void list_keys(const struct hopper_backward_params &a
     const int first = max(key.first, first_row(a.in.in, s, j)), last = min(key.last, last_row(a.in.in, s, j));
     st_shared_4(keys + n * 4, first < last ? (uint32_t)first : 0);
     st_shared_4(keys + (BLOCK_N + n) * 4, first < last ? (uint32_t)last : 0);
-    st_shared_4(keys + (2 * BLOCK_N + n) * 4, (uint32_t)j);
+    if (BIAS && !BIAS_ROWS)
+        st_shared_4(keys + (2 * BLOCK_N + n) * 4, __float_as_uint(key.bias));
 }
 
-/* A warp a word: a lane's keys see tiles from one number to another. */
-__device__ __forceinline__ void list_tiles(uint32_t keys, uint32_t seen) {
+/* Tiles of the word-th 32 that rows first .. last - 1 lie in. */
+__device__ __forceinline__ uint32_t tiles_of_rows(int word, int first, int last) {
+    const int from = max(first / BLOCK_M - word * 32, 0), to = min((last - 1) / BLOCK_M - word * 32, 31);
+    return first < last && from <= to ? 0xffffffffu << from & 0xffffffffu >> (31 - to) : 0;
+}
+
+#if LISTED
+/* A warp a word. */
+__device__ __forceinline__ void list_tiles(const struct hopper_backward_params &a, const struct key_block &k,
+                                           uint32_t keys, uint32_t seen) {
     const int lane = threadIdx.x % 32;
-#pragma unroll 1
+#    pragma unroll 1
     for (int word = threadIdx.x / 32; word < SEEN_WORDS; word += THREADS / 32) {
         uint32_t bits = 0;
-#pragma unroll
-        for (int n = 0; n < BLOCK_N; n += 32) {
-            const int first = (int)ld_shared_4(keys + (n + lane) * 4);
-            const int last = (int)ld_shared_4(keys + (BLOCK_N + n + lane) * 4);
-            const int from = max(first / BLOCK_M - word * 32, 0), to = min((last - 1) / BLOCK_M - word * 32, 31);
-            if (first < last && from <= to)
-                bits |= 0xffffffffu << from & 0xffffffffu >> (31 - to);
-        }
+#    if KEYED
+#        pragma unroll
+        for (int n = 0; n < BLOCK_N; n += 32)
+            bits |= tiles_of_rows(word, (int)ld_shared_4(keys + (n + lane) * 4),
+                                  (int)ld_shared_4(keys + (BLOCK_N + n + lane) * 4));
         bits = __reduce_or_sync(0xffffffff, bits);
+#    else
+        bits = tiles_of_rows(word, k.first_tile * BLOCK_M, (k.first_tile + k.tiles) * BLOCK_M);
+#    endif
+#    if MASK_TILE
+        const struct gpu_forward_params &in = a.in.in;
+        const int tile = word * 32 + lane;
+        const uint8_t *kinds = in.block_mask + k.batch * in.block_mask_batch +
+                               k.kv_head * in.group / in.mask.group * in.block_mask_head + k.first_key / BLOCK_N;
+        const int kind = bits >> lane & 1 ? (int)kinds[(int64_t)tile * in.block_mask_row] : GPU_BLOCK_HIDDEN;
+        bits = __ballot_sync(0xffffffff, kind != GPU_BLOCK_HIDDEN);
+        const uint32_t parts = __ballot_sync(0xffffffff, kind == GPU_BLOCK_PARTIAL);
+        if (lane == 0)
+            st_shared_4(seen + (SEEN_WORDS + word) * 4, parts);
+#    endif
         if (lane == 0)
             st_shared_4(seen + word * 4, bits);
     }
 }
 
-#if KEYED
 /* The block's steps, of those tiles alone. Every warp counts for itself. */
-__device__ __forceinline__ struct key_block count_tiles(struct key_block k, int group, uint32_t seen) {
+__device__ __forceinline__ struct key_block count_tiles(struct key_block k, int heads, uint32_t seen) {
     const int lane = threadIdx.x % 32;
     int tiles = 0, first = HOPPER_BACKWARD_TILES_MAX, last = 0;
 #    pragma unroll
@@ -70,23 +87,29 @@ __device__ __forceinline__ struct key_block count_tiles(struct key_block k, int 
     k.tiles = __reduce_add_sync(0xffffffff, tiles);
     k.first_tile = __reduce_min_sync(0xffffffff, first);
     k.last_tile = __reduce_max_sync(0xffffffff, last);
-    k.steps = k.tiles * group;
+    k.steps = k.tiles * heads;
     k.seen = seen;
     return k;
 }
 #endif
 
+/* Whether the mask hides a part of a tile that has a step. */
+__device__ __forceinline__ bool hides_part(uint32_t seen, int tile) {
+    return ld_shared_4(seen + (SEEN_WORDS + tile / 32) * 4) >> tile % 32 & 1;
+}
+
 /* The rows of one matrix of the block's keys, `chunks` chunks of 16 bytes each, to panels of BLOCK_N rows, by 128
- * threads. `from`: key 0. */
+ * threads. */
 template <int chunks>
-__device__ __forceinline__ void gather_rows(uint32_t to, const char *from, int64_t row_bytes, int columns, int seqlen_k,
-                                            uint32_t keys) {
+__device__ __forceinline__ void gather_rows(uint32_t to, const struct gpu_matrix &from, int columns,
+                                            const struct hopper_backward_params &a, const struct key_block &k) {
+    const char *head = row_address(from, k.batch, k.kv_head, 0);
 #pragma unroll 4
     for (int n = threadIdx.x % 128; n < BLOCK_N * chunks; n += 128) {
-        const int row = n / chunks, chunk = n % chunks, key = (int)ld_shared_4(keys + (2 * BLOCK_N + row) * 4);
-        const int bytes = key < seqlen_k ? min(max(columns - chunk * 8, 0), 8) * 2 : 0;
+        const int row = n / chunks, chunk = n % chunks, key = key_number(a, k, row);
+        const int bytes = key < a.in.in.seqlen_k ? min(max(columns - chunk * 8, 0), 8) * 2 : 0;
         cp_async_16_fill(to + chunk / 8 * BLOCK_N * 128 + row * 128 + ((chunk % 8 ^ (row & 7)) << 4),
-                         bytes ? from + key * row_bytes + chunk * 16 : from, bytes);
+                         bytes ? head + key * from.row * 2 + chunk * 16 : head, bytes);
     }
 }
 

@@ -16,3 +16,21 @@ struct cuda_tensor_layout hopper_rows_layout(const fdm_problem *p, const struct 
                                        .swizzle_bytes = 128,
                                        .l2_bytes = 256};
 }
+
+struct cuda_tensor_layout hopper_scores_layout(const struct score_view *view, const int64_t *shape, fdm_dtype dtype,
+                                               int32_t box_rows) {
+    const int32_t bytes = fdm_dtype_bytes(dtype);
+    return (struct cuda_tensor_layout){.type = dtype == FDM_BOOL      ? CUDA_MAP_UINT8
+                                               : dtype == FDM_FLOAT32 ? CUDA_MAP_FLOAT32
+                                               : dtype == FDM_FLOAT16 ? CUDA_MAP_FLOAT16
+                                                                      : CUDA_MAP_BFLOAT16,
+                                       .rank = 4,
+                                       .address = view->data,
+                                       .extents = {shape[3], shape[2], shape[1], shape[0]},
+                                       .stride_bytes = {bytes, hopper_stride(shape[2], view->row, bytes),
+                                                        hopper_stride(shape[1], view->head, bytes),
+                                                        hopper_stride(shape[0], view->batch, bytes)},
+                                       .box = {128 / bytes, box_rows, 1, 1},
+                                       .swizzle_bytes = 128,
+                                       .l2_bytes = 256};
+}

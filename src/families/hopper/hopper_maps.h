@@ -12,5 +12,9 @@ int64_t hopper_stride(int64_t extent, int64_t stride, int32_t bytes);
  * 128-byte swizzle. rows: of all sequences where they are packed. */
 struct cuda_tensor_layout hopper_rows_layout(const fdm_problem *problem, const struct matrix_view *view,
                                              int64_t columns, int64_t rows, int64_t heads, int32_t box_rows);
+/* Keys, query rows, heads, batches of a mask (FDM_BOOL) or bias of such a shape, in boxes of 128 bytes and `box_rows`
+ * rows with the same swizzle. Axes that are shared have one entry. */
+struct cuda_tensor_layout hopper_scores_layout(const struct score_view *view, const int64_t *shape, fdm_dtype dtype,
+                                               int32_t box_rows);
 
 #endif

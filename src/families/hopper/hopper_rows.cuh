@@ -9,6 +9,7 @@
 #include "families/hopper/hopper_softmax.cuh"
 #include "families/hopper/hopper_work.cuh"
 #include "gpu/lse.cuh"
+#include "gpu/quad.cuh"
 
 /* Writes the log-sum-exp of the thread's rows; the reciprocals of their sums. */
 __device__ __forceinline__ void finish_rows(const struct gpu_forward_params &a, const struct item_facts &f,
@@ -17,8 +18,7 @@ __device__ __forceinline__ void finish_rows(const struct gpu_forward_params &a, 
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         float sum = rows.sum[half];
-        sum += __shfl_xor_sync(0xffffffff, sum, 1);
-        sum += __shfl_xor_sync(0xffffffff, sum, 2);
+        sum = quad_sum(sum);
         const bool empty = rows.max[half] == MINUS_INF;
         const int row = f.first_row + local_row + 8 * half;
         inverse[half] = empty ? 0.0f : 1.0f / sum;

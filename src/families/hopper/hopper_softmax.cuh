@@ -14,6 +14,7 @@
 #include "cuda/ptx/math.cuh"
 #include "gpu/convert.cuh"
 #include "gpu/numbers.h"
+#include "gpu/quad.cuh"
 #include "gpu/visible.cuh"
 
 #define PLAIN   (!BIAS && !SOFTCAP && POSITIVE_SCALE) /* scores stay as the products are */
@@ -148,8 +149,7 @@ __device__ __forceinline__ void raise_maxima(const float (&s)[BLOCK_N / 2], floa
 #pragma unroll
         for (int group = 0; group < GROUPS; group++)
             m = fmaxf(m, fmaxf(s[4 * group + 2 * half], s[4 * group + 2 * half + 1]));
-        m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 1));
-        m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 2));
+        m = quad_max(m);
         m = fmaxf(m, rows.max[half]);
         factor[half] = m == rows.max[half] ? 1.0f : ex2_approx((rows.max[half] - m) * unit);
         rows.max[half] = m;

@@ -31,6 +31,7 @@ HOPPER_WIDE_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define INTERVALS      0
 #define GATHER         0
 #define DQ             HOPPER_DQ_NONE
+#define SOFTCAP        0
 #define VARLEN         0
 #define SCORES_ALIGNED 0
 #define BLOCK_M        64
@@ -167,7 +168,7 @@ struct dv_maker {
             do {
                 const bool more = step + 1 < k.steps;
                 scores_to_p(s, a, k.batch, k.first_key, tile * BLOCK_M,
-                            base + ROWS_OFFSET + stage_of<STAGES>(step) * BLOCK_M * 8);
+                            {base + ROWS_OFFSET + stage_of<STAGES>(step) * BLOCK_M * 8});
                 tile = tile + 1 < k.first_tile + k.tiles ? tile + 1 : k.first_tile;
                 __syncwarp();
                 release<STAGES>(base + Q_EMPTY, step);

@@ -28,6 +28,7 @@ HOPPER_WIDE_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define INTERVALS      0
 #define GATHER         0
 #define DQ             HOPPER_DQ_NONE
+#define SOFTCAP        0
 #define VARLEN         0
 #define SCORES_ALIGNED 0
 #define BLOCK_M        HOPPER_WIDE_DQ_ROWS

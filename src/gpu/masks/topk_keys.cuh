@@ -3,11 +3,11 @@
 #define FDM_TOPK_KEYS_CUH
 
 #include "gpu/constants.h"
+#include "gpu/masks/topk_order.cuh"
 #include "gpu/masks/topk_params.h"
 
 TOPK_CONSTANTS(GPU_CONSTANT_GIVEN)
 
-#define VALUE_BITS   (DTYPE == GPU_FLOAT32 ? 32 : 16)
 #define KEYS_AT_ONCE 8 /* that a thread reads before it looks at them */
 
 /* One head of one batch. */
@@ -23,17 +23,6 @@ __device__ __forceinline__ struct topk_row topk_row_of(const struct topk_params 
     if (a.padding)
         row.padding += row.batch * a.padding_batch;
     return row;
-}
-
-/* Larger is better; NaN as -inf, one zero; never 0. */
-__device__ __forceinline__ uint32_t ordered(uint32_t bits) {
-    const uint32_t sign = 1u << (VALUE_BITS - 1);
-    const uint32_t infinity = DTYPE == GPU_FLOAT32 ? 0x7f800000u : DTYPE == GPU_FLOAT16 ? 0x7c00u : 0x7f80u;
-    if ((bits & ~sign) > infinity)
-        bits = sign | infinity;
-    if (bits == sign)
-        bits = 0;
-    return bits ^ (bits & sign ? sign | (sign - 1) : sign);
 }
 
 /* Key j as a number; 0 when it is padded. */

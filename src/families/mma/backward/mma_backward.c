@@ -170,14 +170,14 @@ static void split_group(const fdm_device *device, const fdm_problem *p, fdm_plan
 
 /* Heads whose key blocks begin in turn, where blocks add to dQ in order and all walk from the first row on: so many
  * that eight blocks of a head run at a time, which wait for each other little and find rows of Q and dO in the
- * second-level cache. */
+ * second-level cache. Where heads queue for the gradient of a bias too, their blocks stay apart. */
 enum { BLOCKS_OF_A_HEAD = 8 };
 
 static int32_t heads_in_turn(const fdm_device *device, const fdm_problem *p, const fdm_plan *plan) {
     const int64_t heads = p->batch * p->heads_kv * plan->parameters[GROUP_PARTS];
     const int64_t at_once = (int64_t)device->num_sms * (is_half(plan, p) ? 2 : 1);
     const int64_t most = (at_once + BLOCKS_OF_A_HEAD - 1) / BLOCKS_OF_A_HEAD;
-    if (!p->deterministic || !p->needs_dq || gpu_bounded(p) || most < 1 || heads < 1)
+    if (!p->deterministic || !p->needs_dq || gpu_bounded(p) || gpu_dbias_in_turns(p) || most < 1 || heads < 1)
         return 0;
     const int64_t times = (heads + most - 1) / most;
     return (int32_t)((heads + times - 1) / times);

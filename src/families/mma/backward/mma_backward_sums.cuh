@@ -4,6 +4,7 @@
 
 #include "cuda/ptx/global.cuh"
 #include "families/mma/backward/mma_backward_scores.cuh"
+#include "gpu/quad.cuh"
 
 /* What a part's own rows add to a sum. */
 template <int tiles, class address>
@@ -207,8 +208,7 @@ __device__ __forceinline__ void store_key_dbias(struct sums &sums, const struct 
 #    pragma unroll
     for (int n = 0; n < 2 * KEY_TILES; n++) {
         float x = sums.dbias[n / 2][n % 2];
-        x += __shfl_xor_sync(0xffffffff, x, 1);
-        x += __shfl_xor_sync(0xffffffff, x, 2);
+        x = quad_sum(x);
         const int key = key_at(a, at, warp_key + threadIdx.x % 32 / 4 + n * 8);
         if (threadIdx.x % 4 == 0 && key < at.seqlen_k)
             a.dbias_sums[(((int64_t)(warp / KEY_WARPS) * a.in.batch + at.batch) * a.in.heads + h) * a.in.seqlen_k +

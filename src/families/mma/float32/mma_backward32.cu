@@ -29,6 +29,7 @@
 #include "families/mma/float32/mma_backward32.h"
 #include "families/mma/float32/mma_tf32.cuh"
 #include "gpu/numbers.h"
+#include "gpu/quad.cuh"
 #include "gpu/turns.cuh"
 #include "gpu/visible.cuh"
 
@@ -530,8 +531,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #    pragma unroll
         for (int half = 0; half < 2; half++) {
             float x = dbias[half];
-            x += __shfl_xor_sync(0xffffffff, x, 1);
-            x += __shfl_xor_sync(0xffffffff, x, 2);
+            x = quad_sum(x);
             if (share == 0 && threadIdx.x % 4 == 0 && own + half * 8 < at.own_length)
                 a.dbias_sums[((int64_t)at.s.batch * a.in.heads + at.head) * a.in.seqlen_k + own + half * 8] = x;
         }

@@ -22,6 +22,7 @@
 #include "families/mma/float32/mma_tf32.cuh"
 #include "gpu/lse.cuh"
 #include "gpu/numbers.h"
+#include "gpu/quad.cuh"
 #include "gpu/visible.cuh"
 
 MMA_FORWARD32_CONSTANTS(GPU_CONSTANT_GIVEN)
@@ -165,8 +166,7 @@ __device__ __forceinline__ void weigh(struct fragments &f) {
 #pragma unroll
             for (int n = 0; n < KEY_TILES; n++)
                 most = fmaxf(most, fmaxf(f.s[r][n][half * 2], f.s[r][n][half * 2 + 1]));
-            most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, 1));
-            most = fmaxf(most, __shfl_xor_sync(0xffffffff, most, 2));
+            most = quad_max(most);
             const float before = f.row_max[r][half], next = fmaxf(most, before);
             if (__any_sync(0xffffffff, next > before)) {
                 const float factor = next == before ? 1.0f : ex2_approx((before - next) * LOG2_E);
@@ -200,8 +200,7 @@ __device__ __forceinline__ void store_rows(const struct fragments &f, const stru
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             float sum = f.row_sum[r][half];
-            sum += __shfl_xor_sync(0xffffffff, sum, 1);
-            sum += __shfl_xor_sync(0xffffffff, sum, 2);
+            sum = quad_sum(sum);
             const int row = at.first_row + warp_row + r * 16 + half * 8 + lane / 4;
             if (row >= at.s.seqlen_q)
                 continue;

@@ -34,6 +34,7 @@
 #include "cuda/ptx/opaque.cuh"
 #include "families/mma/forward/mma_decode.h"
 #include "gpu/numbers.h"
+#include "gpu/quad.cuh"
 
 MMA_DECODE_CONSTANTS(GPU_CONSTANT_GIVEN)
 
@@ -241,8 +242,7 @@ __device__ __forceinline__ void take_keys(struct warp_state &w, const struct gpu
             x = f.seen >> (half * 4 + n) & 1 ? x : MINUS_INF;
             m = fmaxf(m, x);
         }
-        m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 1));
-        next[half] = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 2));
+        next[half] = quad_max(m);
     }
     if (__any_sync(0xffffffff, next[0] > w.row_max[0] || next[1] > w.row_max[1])) {
 #pragma unroll
@@ -458,8 +458,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MMA_DECODE_WARPS_MAX / WAR
     for (int half = 0; half < 2; half++) {
         const int row = key_group * ROWS + warp_row + lane / 4 + half * 8;
         float sum = w.row_sum[half];
-        sum += __shfl_xor_sync(0xffffffff, sum, 1);
-        sum += __shfl_xor_sync(0xffffffff, sum, 2);
+        sum = quad_sum(sum);
         if (lane % 4 == 0 && share == 0) {
             maxima[row] = w.row_max[half] * (PLAIN ? LN_2 : 1.0f);
             sums[row] = sum;

@@ -27,6 +27,7 @@
 #include "gpu/lse.cuh"
 #include "gpu/numbers.h"
 #include "gpu/packed.cuh"
+#include "gpu/quad.cuh"
 
 MMA_FORWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 
@@ -486,8 +487,7 @@ __device__ __forceinline__ void raise_maxima(struct fragments &f, float unit) {
 #pragma unroll
                 for (int c = 0; c < 2; c++)
                     m = fmaxf(m, f.s[r][n][half * 2 + c]);
-            m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 1));
-            m = fmaxf(m, __shfl_xor_sync(0xffffffff, m, 2));
+            m = quad_max(m);
             next[r][half] = fmaxf(m, f.row_max[r][half]);
             outgrown = outgrown || next[r][half] > f.row_max[r][half];
         }
@@ -711,8 +711,7 @@ __device__ __forceinline__ void store_rows(struct fragments &f, const struct gpu
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             float sum = f.row_sum[r][half];
-            sum += __shfl_xor_sync(0xffffffff, sum, 1);
-            sum += __shfl_xor_sync(0xffffffff, sum, 2);
+            sum = quad_sum(sum);
             int row = warp_row + r * 16 + half * 8 + lane / 4;
             bool empty = f.row_max[r][half] == MINUS_INF;
             float inverse = empty ? 0.0f : 1.0f / sum;

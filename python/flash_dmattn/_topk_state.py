@@ -1,0 +1,106 @@
+"""TopKState: the keys of a top-W mask while tokens are generated, W slots a head, so that a step reads W keys at most."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+from . import _native
+from ._arrays import describe, is_torch
+
+
+class TopKState:
+    """The W keys a head that later rows can see, with their K and V; what `masks.topk_intervals` says, kept up to date.
+
+    The bound that a key must pass only rises, so a key that is dropped never comes back and its slot is free for the
+    token that takes its place. Attention of one row is attention to the slots: their order does not matter, and an empty
+    slot has a bias of -inf.
+
+        state = TopKState.of_prompt(bias, window_size, k, v)                     # bias [B, h, S]; k, v [B, S, h, D]
+        for ...:
+            state.append(bias, k, v)                                             # bias [B, h]; k, v [B, 1, h, D]
+            out = flash_dmattn_func(q, state.k, state.v, attn_bias=state.bias)   # q [B, 1, H, D]
+
+    Tensors of PyTorch on the CPU or a CUDA device (on its current stream; nothing waits, and `append` can be captured in
+    a graph, as it always works on the same memory), or NumPy arrays. h is the number of KV heads, or of query heads where
+    each has a bias and K and V of its own.
+
+    Attributes:
+        key: int32 [B, h, W]: which key is in a slot, counted from 0 at the first token; -1 = an empty slot.
+        bias: [B, h, W], in the dtype of the biases: what was given for the key; -inf in an empty slot.
+        length: int32 [B, h]: tokens so far.
+        k, v: [B, W, h, D], [B, W, h, Dv], or None.
+    """
+
+    def __init__(self, key: Any, bias: Any, length: Any, k: Any = None, v: Any = None) -> None:
+        """Takes arrays as they are; `of_prompt` makes them."""
+        self.key, self.bias, self.length, self.k, self.v = key, bias, length, k, v
+
+    @classmethod
+    def of_prompt(
+        cls, bias: Any, window_size: int, k: Any = None, v: Any = None, key_padding_mask: Any = None
+    ) -> TopKState:
+        """The state after the tokens of a prompt: bias [B, h, S], k [B, S, h, D], v [B, S, h, Dv]; S may be 0.
+
+        key_padding_mask: bool [B, S], True = a real token; others are never visible and do not count.
+        """
+        from .masks import topk_intervals
+
+        if bias.ndim != 3:
+            raise ValueError(f"bias has shape {list(bias.shape)}; it must be [batch, heads, seqlen]")
+        if window_size < 1:
+            raise ValueError(f"window_size is {window_size}; it must be at least 1")
+        bias = bias.detach() if is_torch(bias) else bias
+        _, end = topk_intervals(bias, window_size, key_padding_mask=key_padding_mask)
+        batch, heads, _ = bias.shape
+        rows = [None if each is None else _new(each, (batch, window_size, heads, each.shape[-1])) for each in (k, v)]
+        slots = (batch, heads, window_size)
+        state = cls(_new(end, slots), _new(bias, slots), _new(end, (batch, heads)), *rows)
+        for each in rows:
+            if each is not None:
+                each[:] = 0  # a slot that nothing was written to holds numbers
+        _native.topk_fill(*state._arguments(bias, k, v), _view(end), _stream(bias))
+        return state
+
+    def append(self, bias: Any, k: Any = None, v: Any = None, real: Any = None) -> Any:
+        """One more token: bias [B, h], k [B, 1, h, D], v [B, 1, h, Dv]. It takes an empty slot, or that of the worst key.
+
+        real: bool [B]; False = a token that is never visible and does not count.
+
+        Returns:
+            int32 [B, h]: the slot that the token got, -1 when none.
+        """
+        slot = _new(self.length, self.length.shape)
+        views = None if real is None else _view(real), _view(slot)
+        _native.topk_append(*self._arguments(bias, k, v), *views, _stream(self.key))
+        return slot
+
+    def _arguments(self, bias: Any, k: Any, v: Any) -> tuple:
+        arrays = (bias, k, v, self.key, self.bias, self.length, self.k, self.v)
+        return tuple(None if each is None else _view(each) for each in arrays)
+
+
+# ---- two array libraries ---------------------------------------------------------------------------------------------
+
+
+def _view(array: Any) -> Any:
+    if is_torch(array):
+        from ._torch import native_view
+
+        return native_view(array.detach())
+    return describe(array, "an array of the state")
+
+
+def _new(like: Any, shape: Any) -> Any:
+    if is_torch(like):
+        return like.new_empty(tuple(shape))
+    import numpy
+
+    return numpy.empty(shape, like.dtype)
+
+
+def _stream(array: Any) -> int:
+    if not is_torch(array) or not array.is_cuda:
+        return 0
+    import torch
+
+    return torch._C._cuda_getCurrentRawStream(array.device.index)

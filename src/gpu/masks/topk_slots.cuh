@@ -1,0 +1,39 @@
+/* topk_slots.cuh: reads and writes of a slot, for topk_append.cu and topk_fill.cu. */
+#ifndef FDM_TOPK_SLOTS_CUH
+#define FDM_TOPK_SLOTS_CUH
+
+#include "gpu/masks/topk_order.cuh"
+/* after the widths of integers */
+#include "problem/topk_slots.h"
+
+#define SLOT_THREADS 256
+
+__device__ __forceinline__ int32_t *number_at(const struct slot_scores &s, int64_t b, int64_t h, int64_t n) {
+    return (int32_t *)s.data + b * s.batch + h * s.head + n * s.step;
+}
+__device__ __forceinline__ uint32_t bits_at(const struct slot_scores &s, int64_t b, int64_t h, int64_t n) {
+    const char *at = s.data + (b * s.batch + h * s.head + n * s.step) * (VALUE_BITS / 8);
+    return VALUE_BITS == 32 ? *(const uint32_t *)at : *(const uint16_t *)at;
+}
+__device__ __forceinline__ void set_bits(const struct slot_scores &s, int64_t b, int64_t h, int64_t n, uint32_t bits) {
+    char *at = s.data + (b * s.batch + h * s.head + n * s.step) * (VALUE_BITS / 8);
+    if (VALUE_BITS == 32)
+        *(uint32_t *)at = bits;
+    else
+        *(uint16_t *)at = (uint16_t)bits;
+}
+
+/* Larger is better: the bias in its order above the inverted number of its key; never 0. */
+__device__ __forceinline__ uint64_t order_of(uint32_t bits, int32_t key) {
+    return (uint64_t)ordered(bits) << 32 | (0xffffffffu - (uint32_t)key);
+}
+
+/* Two bytes of a row of K or V. */
+__device__ __forceinline__ void copy_piece(const struct slot_rows &to, const struct slot_rows &from, int64_t b,
+                                           int64_t h, int64_t slot, int64_t token, int64_t piece) {
+    const int64_t there = (b * to.batch + slot * to.row + h * to.head) * to.element_bytes;
+    const int64_t here = (b * from.batch + token * from.row + h * from.head) * from.element_bytes;
+    ((uint16_t *)(to.data + there))[piece] = ((const uint16_t *)(from.data + here))[piece];
+}
+
+#endif

@@ -1,0 +1,161 @@
+/* topk_state.c: fdm_topk_append() and fdm_topk_fill(): the slots of a top-W mask, checked here; problem/ keeps them on
+ * the CPU, gpu/masks/ on CUDA devices. */
+#include "base/error.h"
+#include "gpu/masks/slots_on_device.h"
+#include "problem/tensor.h"
+
+static fdm_status check(const fdm_tensor *t, const char *name, int32_t ndim, enum tensor_role role, fdm_dtype dtype,
+                        const int64_t *shape, const fdm_tensor *bias) {
+    char have[96], want[96];
+    if (!t)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is NULL", name);
+    fdm_status status = tensor_check(t, name, ndim, role, 0);
+    if (status)
+        return status;
+    if (t->device.type != bias->device.type || t->device.index != bias->device.index)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is on DLPack device %d:%d, but bias is on %d:%d", name,
+                         t->device.type, t->device.index, bias->device.type, bias->device.index);
+    if (fdm_dtype_of(t) != dtype)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is %s; it must be %s", name, fdm_dtype_name(fdm_dtype_of(t)),
+                         fdm_dtype_name(dtype));
+    for (int32_t i = 0; i < ndim; i++)
+        if (t->shape[i] != shape[i])
+            return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s has shape %s; it must be %s", name,
+                             tensor_shape_text(have, sizeof have, t->shape, ndim),
+                             tensor_shape_text(want, sizeof want, shape, ndim));
+    return FDM_OK;
+}
+
+/* bias [B, h] of a token, or [B, h, S] of a prompt. */
+static fdm_status check_bias(const fdm_tensor *bias, int32_t ndim) {
+    if (!bias)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "bias is NULL");
+    fdm_status status = tensor_check(bias, "bias", ndim, TENSOR_INPUT, 0);
+    if (status)
+        return status;
+    const fdm_dtype dtype = fdm_dtype_of(bias);
+    if (dtype != FDM_FLOAT32 && dtype != FDM_FLOAT16 && dtype != FDM_BFLOAT16)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "bias is %s; it must be float32, float16 or bfloat16",
+                         fdm_dtype_name(dtype));
+    if (bias->device.type != FDM_CPU && bias->device.type != FDM_CUDA)
+        return error_set(FDM_ERROR_UNSUPPORTED, "bias is on DLPack device type %d; it must be the CPU (1) or CUDA (2)",
+                         bias->device.type);
+    for (int32_t i = 0; i < ndim; i++)
+        if (bias->shape[i] > INT32_MAX)
+            return error_set(FDM_ERROR_INVALID_ARGUMENT, "bias has extent %lld on axis %d; at most 2^31 - 1 is taken",
+                             (long long)bias->shape[i], i);
+    return FDM_OK;
+}
+
+static fdm_status check_slots(const fdm_topk_slots *s, const fdm_tensor *bias) {
+    if (!s || !s->key || s->key->ndim != 3 || !s->key->shape)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s; slots.key needs 3 axes",
+                         !s        ? "slots is NULL"
+                         : !s->key ? "slots.key is NULL"
+                                   : "slots.key has no shape of 3 axes");
+    const int64_t shape[3] = {bias->shape[0], bias->shape[1], s->key->shape[2]};
+    if (shape[2] < 1 || shape[2] > INT32_MAX)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "slots.key has %lld slots; it must be in 1..%d",
+                         (long long)shape[2], INT32_MAX);
+    fdm_status status = check(s->key, "slots.key", 3, TENSOR_OUTPUT, FDM_INT32, shape, bias);
+    if (!status)
+        status = check(s->bias, "slots.bias", 3, TENSOR_OUTPUT, fdm_dtype_of(bias), shape, bias);
+    return status ? status : check(s->length, "slots.length", 2, TENSOR_OUTPUT, FDM_INT32, shape, bias);
+}
+
+/* K or V of new tokens and their slots: both or neither. */
+static fdm_status check_rows(const fdm_tensor *from, const fdm_tensor *to, const char *name, int64_t tokens,
+                             const fdm_topk_slots *s, const fdm_tensor *bias) {
+    char slots_name[16] = "slots.";
+    slots_name[6] = name[0];
+    slots_name[7] = 0;
+    if (!from && !to)
+        return FDM_OK;
+    if (!from || !to)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is NULL, but %s is given", from ? slots_name : name,
+                         from ? name : slots_name);
+    fdm_status status = tensor_check(from, name, 4, TENSOR_INPUT, 1);
+    if (status || (status = tensor_check(to, slots_name, 4, TENSOR_OUTPUT, 1)))
+        return status;
+    const fdm_dtype dtype = fdm_dtype_of(from);
+    if (fdm_dtype_bytes(dtype) < 2)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is %s; it must be a floating dtype", name,
+                         fdm_dtype_name(dtype));
+    const int64_t shape[4] = {bias->shape[0], tokens, bias->shape[1], from->shape[3]};
+    const int64_t kept[4] = {bias->shape[0], s->key->shape[2], bias->shape[1], from->shape[3]};
+    status = check(from, name, 4, TENSOR_INPUT, dtype, shape, bias);
+    return status ? status : check(to, slots_name, 4, TENSOR_OUTPUT, dtype, kept, bias);
+}
+
+static struct slot_scores scores_of(const fdm_tensor *t) {
+    struct slot_scores s = {0};
+    if (t)
+        s = (struct slot_scores){tensor_data(t), tensor_stride(t, 0), tensor_stride(t, 1),
+                                 t->ndim > 2 ? tensor_stride(t, 2) : 0};
+    return s;
+}
+
+static struct slot_rows rows_of(const fdm_tensor *t) {
+    struct slot_rows r = {0};
+    if (t) {
+        const int64_t bytes = fdm_dtype_bytes(fdm_dtype_of(t));
+        r = (struct slot_rows){tensor_data(t),      tensor_stride(t, 0), tensor_stride(t, 1),
+                               tensor_stride(t, 2), t->shape[3] * bytes, bytes};
+    }
+    return r;
+}
+
+static fdm_status fill_call(const fdm_tensor *bias, int64_t tokens, const fdm_tensor *k, const fdm_tensor *v,
+                            const fdm_topk_slots *s, struct slot_call *call) {
+    fdm_status status = check_slots(s, bias);
+    if (status || (status = check_rows(k, s->k, "k", tokens, s, bias)) ||
+        (status = check_rows(v, s->v, "v", tokens, s, bias)))
+        return status;
+    *call = (struct slot_call){.bias = scores_of(bias),
+                               .k = rows_of(k),
+                               .v = rows_of(v),
+                               .slot_bias = scores_of(s->bias),
+                               .slot_key = scores_of(s->key),
+                               .length = scores_of(s->length),
+                               .slot_k = rows_of(s->k),
+                               .slot_v = rows_of(s->v),
+                               .batch = (int32_t)bias->shape[0],
+                               .heads = (int32_t)bias->shape[1],
+                               .window = (int32_t)s->key->shape[2],
+                               .num_tokens = (int32_t)tokens,
+                               .dtype = (int32_t)fdm_dtype_of(bias)};
+    return FDM_OK;
+}
+
+fdm_status fdm_topk_append(const fdm_tensor *bias, const fdm_tensor *real, const fdm_tensor *k, const fdm_tensor *v,
+                           const fdm_topk_slots *slots, fdm_tensor *slot, void *stream) {
+    struct slot_call call;
+    fdm_status status = check_bias(bias, 2);
+    if (status || (status = fill_call(bias, 1, k, v, slots, &call)))
+        return status;
+    if (real && (status = check(real, "real", 1, TENSOR_INPUT, FDM_BOOL, bias->shape, bias)))
+        return status;
+    if (slot && (status = check(slot, "slot", 2, TENSOR_OUTPUT, FDM_INT32, bias->shape, bias)))
+        return status;
+    call.real = real ? (const uint8_t *)tensor_data(real) : NULL;
+    call.real_batch = real ? tensor_stride(real, 0) : 0;
+    call.slot = scores_of(slot);
+    if (bias->device.type == FDM_CUDA)
+        return topk_slots_on_device(0, &call, bias->device.index, stream);
+    topk_append_on_cpu(&call);
+    return FDM_OK;
+}
+
+fdm_status fdm_topk_fill(const fdm_tensor *bias, const fdm_tensor *end, const fdm_tensor *k, const fdm_tensor *v,
+                         const fdm_topk_slots *slots, void *stream) {
+    struct slot_call call;
+    fdm_status status = check_bias(bias, 3);
+    if (status || (status = fill_call(bias, bias->shape[2], k, v, slots, &call)) ||
+        (status = check(end, "end", 3, TENSOR_INPUT, FDM_INT32, bias->shape, bias)))
+        return status;
+    call.end = scores_of(end);
+    if (bias->device.type == FDM_CUDA)
+        return topk_slots_on_device(1, &call, bias->device.index, stream);
+    topk_fill_on_cpu(&call);
+    return FDM_OK;
+}
