@@ -12,7 +12,7 @@
 
 static const char help[] =
     "usage: fdm bench [attention] [OPTION ...]\n"
-    "       fdm bench softmax [OPTION ...]    fdm bench softmax --help explains it\n"
+    "       fdm bench gemm|softmax [OPTION ...]    fdm bench gemm --help explains it\n"
     "\n"
     "Times every kernel that takes the problem: first three output elements, median time, TFLOPS, gain over the best "
     "row\n"
@@ -456,6 +456,8 @@ int command_bench(int argc, char **argv) {
                              .pass = FDM_FORWARD,
                              .device = {1, {FDM_CPU, 0}}};
     int option;
+    if (argc > 1 && strcmp(argv[1], "gemm") == 0)
+        return bench_gemm(argc - 1, argv + 1);
     if (argc > 1 && strcmp(argv[1], "softmax") == 0)
         return bench_softmax(argc - 1, argv + 1);
     b.run.options = fdm_options_default();
@@ -468,7 +470,7 @@ int command_bench(int argc, char **argv) {
             return EXIT_USAGE;
     }
     if (argc > optind + 1 || (optind < argc && strcmp(argv[optind], "attention") != 0))
-        return complain(EXIT_USAGE, "bench takes one benchmark: attention or softmax");
+        return complain(EXIT_USAGE, "bench takes one benchmark: attention, gemm or softmax");
     b.heads_kv = b.heads_kv ? b.heads_kv : b.heads;
     b.seqlen_k = b.seqlen_k ? b.seqlen_k : b.seqlen_q;
     b.head_dim_v = b.head_dim_v ? b.head_dim_v : b.head_dim;

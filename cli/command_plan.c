@@ -10,7 +10,7 @@
 
 static const char help[] =
     "usage: fdm plan [OPTION ...]\n"
-    "       fdm plan --op softmax [OPTION ...]    fdm plan --op softmax --help explains it\n"
+    "       fdm plan --op gemm|softmax [OPTION ...]    fdm plan --op gemm --help explains it\n"
     "\n"
     "Prints which kernel a problem gets on a device, and why. The device need not be present.\n"
     "\n"
@@ -241,9 +241,11 @@ int command_plan(int argc, char **argv) {
     r.problem.seqlen_q = 1024;
     int option, index = 0;
     if (argc > 2 && strcmp(argv[1], "--op") == 0) {
+        if (strcmp(argv[2], "gemm") == 0)
+            return plan_gemm(argc - 2, argv + 2);
         if (strcmp(argv[2], "softmax") == 0)
             return plan_softmax(argc - 2, argv + 2);
-        return complain(EXIT_USAGE, "--op is '%s'; it must be softmax, or left out for attention", argv[2]);
+        return complain(EXIT_USAGE, "--op is '%s'; it must be gemm or softmax, or left out for attention", argv[2]);
     }
     while ((option = getopt_long(argc, argv, "", options, &index)) != -1) {
         if (option == OPT_HELP) {

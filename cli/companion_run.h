@@ -43,6 +43,8 @@ void companion_print_json(const struct companion_row *rows, int32_t count, const
 void companion_print_choice(const char *device, const fdm_companion_choice *choice, int explain, int json);
 
 /* The subcommands: fdm bench OP, fdm plan --op OP. */
+int bench_gemm(int argc, char **argv);
+int plan_gemm(int argc, char **argv);
 int bench_softmax(int argc, char **argv);
 int plan_softmax(int argc, char **argv);
 

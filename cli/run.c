@@ -115,6 +115,7 @@ fdm_status run_make_topk(struct run *run, int64_t window) {
     run_make_tensor(&run->tensors[RUN_START], "interval_start", FDM_INT32, 3, shape);
     run_make_tensor(&run->tensors[RUN_END], "interval_end", FDM_INT32, 3, shape);
     run_view(run, FDM_FORWARD);
+    run->topk = window;
     return fdm_topk_intervals(&run->views[RUN_BIAS], NULL, window, run->tensors[RUN_Q].shape[1], &run->views[RUN_START],
                               &run->views[RUN_END], NULL, 0, NULL);
 }
@@ -123,6 +124,23 @@ fdm_status run_make_topk(struct run *run, int64_t window) {
 
 static int on_cuda(const struct run *run) { return run->device.id.type == FDM_CUDA; }
 
+/* Over the copies of the host's intervals: what the device's kernels see is what the device has made. */
+static fdm_status make_topk_there(struct run *run) {
+    const fdm_tensors t = run_device_view(run, FDM_FORWARD);
+    const size_t bytes = fdm_topk_intervals_workspace(t.bias, NULL);
+    void *workspace = NULL;
+    fdm_status status = fdm_memory_fill(run->device.id, run->on_device[RUN_END], 0xff, run->tensors[RUN_END].bytes);
+    if (!status)
+        status = fdm_memory_allocate(run->device.id, bytes, &workspace);
+    if (!status)
+        status = fdm_topk_intervals(t.bias, NULL, run->topk, run->tensors[RUN_Q].shape[1], &run->views[RUN_START],
+                                    &run->views[RUN_END], workspace, bytes, NULL);
+    if (!status)
+        status = fdm_synchronize(run->device.id);
+    fdm_memory_release(run->device.id, workspace);
+    return status;
+}
+
 fdm_status run_upload(struct run *run) {
     fdm_status status = FDM_OK;
     for (int i = 0; i < RUN_TENSORS && on_cuda(run) && !status; i++) {
@@ -130,7 +148,7 @@ fdm_status run_upload(struct run *run) {
         if (t->data && !(status = fdm_memory_allocate(run->device.id, t->bytes, &run->on_device[i])))
             status = fdm_memory_copy(run->on_device[i], run->device.id, t->data, host, t->bytes);
     }
-    return status;
+    return !status && on_cuda(run) && run->topk ? make_topk_there(run) : status;
 }
 
 void run_release(struct run *run) {

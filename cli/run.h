@@ -33,6 +33,7 @@ struct run {
     fdm_tensor views[RUN_TENSORS];
     fdm_options options;
     fdm_device device; /* all 0: not chosen yet */
+    int64_t topk;      /* W of the intervals that run_make_topk() has made; 0 = none */
 };
 
 /* The public struct over the run's tensors for one pass: the host's, or those of the run's device (whose addresses are
@@ -51,7 +52,8 @@ void run_store(void *data, int64_t index, fdm_dtype dtype, double value);
 /* start and end from the bias by fdm_topk_intervals. FDM_OK or the library's status. */
 fdm_status run_make_topk(struct run *run, int64_t window);
 
-/* Copies every tensor to the run's device; nothing to do on the CPU. run_release() gives the copies back. */
+/* Copies every tensor to the run's device, and makes intervals of top-W there anew; nothing to do on the CPU.
+ * run_release() gives the copies back. */
 fdm_status run_upload(struct run *run);
 void run_release(struct run *run);
 /* Plans one pass for the run's device and makes its kernels ready; runs nothing. */

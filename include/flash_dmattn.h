@@ -426,9 +426,9 @@ FDM_API void fdm_timer_release(fdm_timer *timer);
  * Rows are 0 .. seqlen_q - 1. A key that no row sees gets a start past every row; one that is never dropped an end of
  * INT32_MAX. All tensors are on one device, with any strides; the CPU and CUDA devices give the same numbers.
  * fdm_topk_intervals_workspace() says how many bytes of workspace a bias takes on its device (0 for one that is not
- * legal). On the CPU, where the time is O(Sk log W) a head, workspace NULL allocates them. On CUDA devices the workspace
- * is device memory at a multiple of 16; the work is enqueued on `stream` (a CUstream, NULL = the default stream), can be
- * captured, and nothing waits for it.
+ * legal). On the CPU, where the time is O(Sk log W) a head, workspace NULL allocates them. On CUDA devices the
+ * workspace is device memory at a multiple of 16; the work is enqueued on `stream` (a CUstream, NULL = the default
+ * stream), can be captured, and nothing waits for it.
  */
 FDM_API fdm_status fdm_topk_intervals(const fdm_tensor *bias, const fdm_tensor *padding, int64_t window,
                                       int64_t seqlen_q, fdm_tensor *start, fdm_tensor *end, void *workspace,
@@ -579,6 +579,63 @@ FDM_API fdm_status fdm_softmax(fdm_pass pass, const fdm_softmax_tensors *tensors
 FDM_API fdm_status fdm_prepare_softmax(const fdm_softmax_plan *plan);
 /* The kernels by name, best first, by index from 0; FDM_ERROR_INVALID_ARGUMENT past the end. */
 FDM_API fdm_status fdm_softmax_kernel(int32_t index, const char **name, const char **description);
+
+/* ---- 14. Matrix products --------------------------------------------------------------------------------------- */
+
+/*     out = alpha * A B + beta * C
+ *
+ * of float16 or bfloat16 on a CUDA device, sums in float32. Of each matrix rows or columns are contiguous, so that a
+ * transposed one is a view; extents from 0 on. beta 0: C is not read.
+ *
+ *     a        [m, k] or [batch|1, m, k]
+ *     b        [k, n] or [batch|1, k, n]
+ *     c        [m, n] or [batch|1, m, n]    may be out
+ *     out      [m, n] or [batch, m, n] */
+typedef struct fdm_gemm_tensors {
+    const fdm_tensor *a, *b, *c; /* c may be NULL where beta is 0 */
+    fdm_tensor *out;
+} fdm_gemm_tensors;
+
+typedef struct fdm_gemm_options {
+    double alpha, beta;         /* finite */
+    int32_t accumulate_float16; /* 1: sums in float16, of float16 operands: faster on some devices, and less exact */
+    const char *kernel;         /* force one kernel by name; NULL = chosen */
+    void *stream;               /* of fdm_gemm(); NULL = the legacy default stream */
+} fdm_gemm_options;
+/* alpha 1, beta 0, sums in float32, chosen. */
+FDM_API fdm_gemm_options fdm_gemm_options_default(void);
+
+/* What to compute, without data. Where out's columns are contiguous, it is the transposed product: m and n change
+ * places, and so do a and b. */
+typedef struct fdm_gemm_problem {
+    fdm_dtype dtype;
+    int64_t batch, m, n, k;
+    int32_t a_rows_contiguous, b_rows_contiguous; /* 0: columns are */
+    int32_t has_c, accumulate_float16;
+    int32_t mappable; /* 1: addresses and strides of a, b and out are multiples of 16 bytes */
+} fdm_gemm_problem;
+
+typedef struct fdm_gemm_plan {
+    fdm_gemm_problem problem;
+    fdm_companion_choice choice;
+} fdm_gemm_plan;
+
+FDM_API fdm_status fdm_describe_gemm(const fdm_gemm_tensors *tensors, const fdm_gemm_options *options,
+                                     fdm_gemm_problem *problem);
+/* kernel: force one by name; NULL = chosen. */
+FDM_API fdm_status fdm_plan_gemm(const fdm_device *device, const fdm_gemm_problem *problem, const char *kernel,
+                                 fdm_gemm_plan *plan);
+/* Tensors that match the plan's problem. options' kernel is not looked at. */
+FDM_API fdm_status fdm_execute_gemm(const fdm_gemm_plan *plan, const fdm_gemm_tensors *tensors,
+                                    const fdm_gemm_options *options, void *workspace, size_t workspace_bytes,
+                                    void *stream);
+/* The three in one call. allocator: device memory, where the plan needs a workspace; NULL where it does not. */
+FDM_API fdm_status fdm_gemm(const fdm_gemm_tensors *tensors, const fdm_gemm_options *options,
+                            const fdm_allocator *allocator);
+/* Compiles or loads the plan's kernels now, so that no later call does. */
+FDM_API fdm_status fdm_prepare_gemm(const fdm_gemm_plan *plan);
+/* The kernels by name, best first, by index from 0; FDM_ERROR_INVALID_ARGUMENT past the end. */
+FDM_API fdm_status fdm_gemm_kernel(int32_t index, const char **name, const char **description);
 
 #ifdef __cplusplus
 }

@@ -37,6 +37,7 @@ LONG_FUNCTIONS = {
     ("src/families/mma/forward/mma_wide.cu", "mma_wide"): 340,
 }
 LONG_FILES = {
+    "include/flash_dmattn.h": 700,  # the manual of every entry: most of it is comments
     "src/families/mma/forward/mma_forward.cu": 1050,  # one text for every feature of the forward, with or without TMA
     "src/families/mma/forward/mma_wide.cu": 850,  # three ways to split wide heads over the warps
 }
@@ -137,8 +138,8 @@ def cuda_faults(path: str, text: str, columns: int) -> list[str]:
 def c_faults(path: str, text: str) -> list[str]:
     lines = text.split("\n")
     faults = []
-    if len(lines) - 1 > FILE_LINES and not KERNELS.match(path):
-        faults.append(f"{path}: {len(lines) - 1} lines; at most {FILE_LINES}")
+    if len(lines) - 1 > LONG_FILES.get(path, FILE_LINES) and not KERNELS.match(path):
+        faults.append(f"{path}: {len(lines) - 1} lines; at most {LONG_FILES.get(path, FILE_LINES)}")
     if not KERNELS.match(path):
         faults += [
             f"{path}:{first}: {name}() has {count} lines; at most {FUNCTION_LINES}"

@@ -18,6 +18,7 @@ from typing import Any
 
 from . import _native
 from ._arrays import attention
+from ._gemm import gemm
 from ._merge import merge
 from ._softmax import softmax
 
@@ -27,6 +28,7 @@ __all__ = [
     "flash_dmattn_func",
     "flash_dmattn_func_auto",
     "flash_dmattn_varlen_func",
+    "gemm",
     "get_available_backends",
     "merge",
     "softmax",
@@ -57,6 +59,7 @@ def _load_torch(name: str) -> Any:
     importlib.import_module("._merge_torch", __name__)
     importlib.import_module("._masks_torch", __name__)
     importlib.import_module("._softmax_torch", __name__)
+    importlib.import_module("._gemm_torch", __name__)
     for each in _TORCH_NAMES:
         globals()[each] = getattr(module, each)
     return globals()[name]

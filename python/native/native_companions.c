@@ -36,3 +36,34 @@ PyObject *native_softmax(PyObject *module, PyObject *const *arguments, Py_ssize_
     native_release(storage, NUM_TENSORS);
     return result;
 }
+
+/* gemm(a, b, c, out, alpha, beta, accumulate_float16, kernel, stream's address, allocate) */
+PyObject *native_gemm(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    enum { NUM_TENSORS = 4, NUM_ARGUMENTS = 10 };
+    if (native_expect(count, NUM_ARGUMENTS))
+        return NULL;
+    struct tensor_argument storage[NUM_TENSORS] = {0};
+    fdm_tensor *t[NUM_TENSORS];
+    int failed = 0;
+    for (int i = 0; i < NUM_TENSORS; i++)
+        t[i] = native_tensor(arguments[i], &storage[i], &failed);
+    const fdm_gemm_tensors tensors = {t[0], t[1], t[2], t[3]};
+    const fdm_gemm_options options = {.alpha = PyFloat_AsDouble(arguments[4]),
+                                      .beta = PyFloat_AsDouble(arguments[5]),
+                                      .accumulate_float16 = PyObject_IsTrue(arguments[6]) == 1,
+                                      .kernel = name_or_null(arguments[7]),
+                                      .stream = (void *)(uintptr_t)PyLong_AsUnsignedLongLong(arguments[8])};
+    struct native_device_workspace workspace = {arguments[9], NULL};
+    const fdm_allocator allocator = native_device_allocator(&workspace);
+    PyObject *result = NULL;
+    if (!failed && !PyErr_Occurred()) {
+        fdm_status status;
+        Py_BEGIN_ALLOW_THREADS;
+        status = fdm_gemm(&tensors, &options, &allocator);
+        Py_END_ALLOW_THREADS;
+        result = PyErr_Occurred() ? NULL : native_result(status);
+    }
+    Py_XDECREF(workspace.kept);
+    native_release(storage, NUM_TENSORS);
+    return result;
+}

@@ -71,6 +71,7 @@ static PyMethodDef methods[] = {
     {"operator_forward", FASTCALL(native_operator_forward), "Attention forward on PyTorch tensors."},
     {"operator_backward", FASTCALL(native_operator_backward), "Attention backward on PyTorch tensors."},
     {"merge", FASTCALL(native_merge), "Two partial results into one, on caller-allocated tensors."},
+    {"gemm", FASTCALL(native_gemm), "A matrix product, on caller-allocated tensors."},
     {"softmax", FASTCALL(native_softmax), "Softmax along rows, on caller-allocated tensors."},
     {"count_visible", FASTCALL(native_count_visible), "Visible pairs of a forward call."},
     {"plan", FASTCALL(native_plan), "(family, kernel, choice, reason) of a forward call."},

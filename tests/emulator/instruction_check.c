@@ -72,7 +72,7 @@ static const struct instruction {
     {"exit_if tid_x_reread griddepcontrol_wait griddepcontrol_launch_dependents", "", TRY_CONTROL, BITS, 0, 0, {0}, 0},
     {"opaque opaque_pair opaque_memory", "any", TRY_OPAQUE, BITS, 0, 0, {0}, 0},
     {"cluster_ctarank mapa_shared st_cluster_4 ld_cluster_4 ld_cluster_8 barrier_cluster_arrive barrier_cluster_wait "
-     "mbarrier_arrive_cluster mbarrier_wait_cluster",
+     "mbarrier_arrive_cluster mbarrier_arrive_remote mbarrier_wait_cluster",
      "two blocks",
      TRY_CLUSTER,
      BITS,
@@ -94,6 +94,8 @@ static const struct instruction {
     {"cp_async_bulk_tensor_4d", "swizzle 128", TRY_TILE_4D, BITS, 0, 4, {64, 8, 3, 2}, 128},
     {"cp_async_bulk_tensor_4d", "swizzle 64", TRY_TILE_4D, BITS, 0, 4, {32, 8, 3, 2}, 64},
     {"cp_async_bulk_tensor_3d_multicast", "two blocks, swizzle 128", TRY_MULTICAST, BITS, 0, 3, {64, 32, 1}, 128},
+    {"cp_async_bulk_tensor_3d_store", "swizzle 128", TRY_TILE_STORE, BITS, 0, 3, {64, 32, 2}, 128},
+    {"cp_async_bulk_tensor_3d_store", "no swizzle", TRY_TILE_STORE, BITS, 0, 3, {32, 16, 2}, 0},
     {"cp_async_bulk", "2048 bytes", TRY_BULK, BITS, 0, 0, {0}, 0},
     {"wgmma_m64k16 wgmma_descriptor wgmma_fence wgmma_commit_group wgmma_wait_group fence_proxy_async "
      "fence_proxy_async_global setmaxnreg_dec setmaxnreg_inc",

@@ -650,3 +650,13 @@ def test_what_is_not_there_is_said():
     with pytest.raises(NotImplementedError, match="head dims are at most 256"):
         flash_dmattn_func(*tensors(torch.float32, head_dim=264))
     assert flash_dmattn.get_available_backends()[0] == "cuda"
+
+
+def test_masks_of_arrays_that_only_speak_dlpack():
+    bias, padding = torch.randn(2, 3, 1, 400, device="cuda").half(), torch.rand(2, 400, device="cuda") < 0.7
+    want = masks.topk_intervals(bias, 50, 300, padding)
+    have = masks.topk_intervals(Producer(bias), 50, 300, Producer(padding))
+    same(tuple(torch.from_dlpack(each) for each in have), tuple(each.cpu() for each in want))
+    offsets = torch.tensor([0, 30, 70], dtype=torch.int32, device="cuda")
+    have = masks.document_intervals(Producer(offsets), seqlen=70)
+    same(tuple(torch.from_dlpack(each) for each in have), masks.document_intervals(offsets.cpu()))

@@ -10,7 +10,8 @@
 
 #include "gpu/gpu_family.h"
 
-enum { INTERVALS = 1, MASK = 2, BIAS = 4, ROWS = 8, CAUSAL = 16, UNALIGNED = 32 }; /* ROWS: of mask or bias */
+/* ROWS: of mask or bias */
+enum { INTERVALS = 1, MASK = 2, BIAS = 4, ROWS = 8, CAUSAL = 16, UNALIGNED = 32, PACKED = 64, SOFTCAP = 128 };
 
 static fdm_problem problem_of(int features, int64_t rows, int64_t head_dim) {
     fdm_problem p = fdm_problem_default();
@@ -85,6 +86,16 @@ static void backward_takes_what_it_names(void **state) {
         {INTERVALS, 131072, 128, 16, 1, "hopper.backward", "", ""},
         {INTERVALS, 131073, 128, 16, 1, "mma.backward", "", "at most 131072 query rows"},
         {INTERVALS, 8192, 136, 16, 1, "mma.backward", "", "head dims are at most 128"},
+        {BIAS | ROWS, 8192, 128, 4, 1, "hopper.backward", "SM90_Wgmma_64x128_R3_DO2_DS2_Spacious", "2 of dO"},
+        {MASK | ROWS, 8192, 128, 16, 1, "hopper.backward", "SM90_Wgmma_64x128_R3_DO2_DS2_Spacious", "2 of dO"},
+        {MASK | BIAS | ROWS, 8192, 128, 16, 1, "hopper.backward", "SM90_Wgmma_64x128_R2_DS2_Spacious", "2 stages of Q"},
+        {MASK | BIAS | ROWS | INTERVALS, 8192, 64, 16, 1, "hopper.backward", "SM90_Wgmma_64x128_R3_DS2_Spacious", ""},
+        {BIAS | INTERVALS, 8192, 128, 16, 16, "hopper.backward", "SM90_Wgmma_64x128_R3_DO2_DS2_Spacious",
+         "in the order"},
+        {BIAS | SOFTCAP, 8192, 128, 16, 1, "mma.backward", "", "no softcap beside a bias"},
+        {SOFTCAP | CAUSAL, 8192, 128, 16, 1, "hopper.backward", "SM90_Wgmma_64x128_R3_DS2", ""},
+        {PACKED | CAUSAL, 8192, 64, 16, 1, "hopper.backward", "SM90_Wgmma_64x192_R3_DS2_RS", ""},
+        {PACKED | MASK | ROWS, 8192, 128, 16, 1, "mma.backward", "", "rows of mask and bias"},
     };
     fdm_device device;
     assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
@@ -94,6 +105,9 @@ static void backward_takes_what_it_names(void **state) {
         p.pass = FDM_BACKWARD;
         p.needs_dq = p.needs_dk = p.needs_dv = 1;
         p.heads_kv = cases[i].heads_kv;
+        p.varlen = (cases[i].features & PACKED) != 0;
+        p.total_q = p.total_k = p.varlen ? cases[i].rows : 0;
+        p.softcap = cases[i].features & SOFTCAP ? 30 : 0;
         p.interval_heads = p.mask_shape[1] = cases[i].heads_of_keys;
         assert_int_equal(fdm_plan_attention(&device, &p, NULL, &plan), FDM_OK);
         assert_string_equal(plan.kernel, cases[i].kernel);

@@ -47,6 +47,11 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32_t barrier, uint
 __device__ __forceinline__ void mbarrier_arrive_cluster(uint32_t address) {
     asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" : : "r"(address) : "memory");
 }
+/* The same without releasing writes to the cluster, which waits for all of them in global memory too: for one who has
+ * read only. */
+__device__ __forceinline__ void mbarrier_arrive_remote(uint32_t address) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" : : "r"(address) : "memory");
+}
 /* As mbarrier_wait; sees what the cluster's blocks released. */
 __device__ __forceinline__ void mbarrier_wait_cluster(uint32_t barrier, uint32_t parity) {
     uint32_t done;

@@ -43,6 +43,14 @@ __device__ __forceinline__ void cp_async_bulk_tensor_4d(uint32_t shared, const s
                  : "r"(shared), "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w)
                  : "memory");
 }
+/* One tile from `shared` to the tensor; what lies outside of it is not written. Belongs to the thread's next group. */
+__device__ __forceinline__ void cp_async_bulk_tensor_3d_store(const struct cuda_tensor_map *map, uint32_t shared,
+                                                              int32_t x, int32_t y, int32_t z) {
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];"
+                 :
+                 : "l"(map), "r"(shared), "r"(x), "r"(y), "r"(z)
+                 : "memory");
+}
 /* `bytes`, a multiple of 16, from an address that is one to `shared`; they count at `barrier`. */
 __device__ __forceinline__ void cp_async_bulk(uint32_t shared, const void *global, uint32_t bytes, uint32_t barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"

@@ -65,7 +65,7 @@ static const struct tile *find_tile(const fdm_device *device, const fdm_problem 
 /* Whether keys are sorted: fewer are few blocks, and tiles of masks and biases are of neighbours. */
 enum { GATHER_KEYS_MIN = 512 };
 static int gathers(const fdm_problem *p) {
-    return p->has_intervals && !gpu_mask_rows(p) && !gpu_bias_rows(p) && p->seqlen_k >= GATHER_KEYS_MIN;
+    return p->has_intervals && !p->varlen && !gpu_mask_rows(p) && !gpu_bias_rows(p) && p->seqlen_k >= GATHER_KEYS_MIN;
 }
 
 static struct hopper_division division_of(const fdm_plan *plan) {
@@ -90,7 +90,8 @@ static struct gpu_backward_needs needs_of(const fdm_plan *plan, const fdm_proble
 /* Blocks may begin and round the sums of dQ where each knows which others come to its rows, and their count fits half
  * of a word. */
 static int counts_blocks(const fdm_problem *p) {
-    return !p->has_mask && !p->has_bias && !p->has_intervals && !gpu_empty_rows(p) && p->seqlen_k < (int64_t)128 << 15;
+    return !p->has_mask && !p->has_bias && !p->has_intervals && !p->varlen && !gpu_empty_rows(p) &&
+           p->seqlen_k < (int64_t)128 << 15;
 }
 
 /* 0: as it is chosen; 1: the other way, -1 where there is none. */
@@ -110,8 +111,9 @@ static const char *refusal_of_scores(const fdm_problem *p, char *text, size_t si
     if ((p->has_intervals && p->interval_heads > p->heads_kv) || (p->has_mask && p->mask_shape[1] > p->heads_kv) ||
         (p->has_bias && !bias_rows && p->bias_shape[1] > p->heads_kv))
         return "query heads that share keys have intervals, masks or biases of keys of their own";
-    if ((mask_rows || bias_rows) && (!p->scores_mappable || (mask_rows && p->mask_shape[3] != p->seqlen_k) ||
-                                     (bias_rows && p->bias_shape[3] != p->seqlen_k)))
+    if ((mask_rows || bias_rows) &&
+        (!p->scores_mappable || p->varlen || (mask_rows && p->mask_shape[3] != p->seqlen_k) ||
+         (bias_rows && p->bias_shape[3] != p->seqlen_k)))
         return "rows of mask and bias must be contiguous and begin at multiples of 16 bytes, for TMA";
     if (bias_rows && p->bias_dtype != p->dtype)
         return "a bias with query rows has q's dtype";
@@ -130,7 +132,7 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
     if (!clause)
         clause = refusal_of_scores(p, text, size);
     if (!clause && p->deterministic && p->needs_dq && !counts_blocks(p))
-        clause = "beside masks, biases and intervals, and where rows see no key, blocks add to dQ in any order";
+        clause = "beside masks, biases, intervals and packed sequences blocks add to dQ in any order";
     if (!clause && p->deterministic && gpu_dbias_in_turns(p))
         clause = "blocks add to the gradient of a bias in any order";
     return clause || find_tile(device, p, 0) ? clause : gpu_no_tile_fits(device, text, size);
@@ -200,15 +202,16 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
 
 static void main_request(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *request) {
     const struct tile *t = &tiles[plan->parameters[TILE]];
-    GPU_SET_CONSTANTS(
-        request, HOPPER_BACKWARD_CONSTANTS, .DTYPE = gpu_dtype(p->dtype),
-        .HEAD_DIM = hopper_backward_padded(p->head_dim), .HEAD_DIM_V = hopper_backward_padded(p->head_dim_v),
-        .WARPGROUPS = t->warpgroups, .STAGES = t->stages, .DOUT_STAGES = t->dout_stages, .DS_STAGES = t->ds_stages,
-        .DS_REGISTERS = t->ds_registers, .WINDOW = gpu_bounded(p), .MASK = p->has_mask, .MASK_ROWS = gpu_mask_rows(p),
-        .BIAS = gpu_bias_constant(p), .BIAS_ROWS = gpu_bias_rows(p), .DBIAS = gpu_dbias_constant(p),
-        .INTERVALS = p->has_intervals, .GATHER = gathers(p), .SOFTCAP = p->softcap > 0, .EXACT = is_exact(t, p),
-        .EMPTY_ROWS = gpu_empty_rows(p) || p->has_mask || p->has_bias || p->has_intervals,
-        .PARTS = plan->parameters[PARTS] > 1, .DQ = plan->parameters[DQ]);
+    GPU_SET_CONSTANTS(request, HOPPER_BACKWARD_CONSTANTS, .DTYPE = gpu_dtype(p->dtype),
+                      .HEAD_DIM = hopper_backward_padded(p->head_dim),
+                      .HEAD_DIM_V = hopper_backward_padded(p->head_dim_v), .WARPGROUPS = t->warpgroups,
+                      .STAGES = t->stages, .DOUT_STAGES = t->dout_stages, .DS_STAGES = t->ds_stages,
+                      .DS_REGISTERS = t->ds_registers, .WINDOW = gpu_bounded(p), .MASK = p->has_mask,
+                      .MASK_ROWS = gpu_mask_rows(p), .BIAS = gpu_bias_constant(p), .BIAS_ROWS = gpu_bias_rows(p),
+                      .DBIAS = gpu_dbias_constant(p), .VARLEN = p->varlen, .INTERVALS = p->has_intervals,
+                      .GATHER = gathers(p), .SOFTCAP = p->softcap > 0, .EXACT = is_exact(t, p),
+                      .EMPTY_ROWS = gpu_empty_rows(p) || p->varlen || p->has_mask || p->has_bias || p->has_intervals,
+                      .PARTS = plan->parameters[PARTS] > 1, .DQ = plan->parameters[DQ]);
     request->file = "families/hopper/hopper_backward.cu";
     request->entry = "hopper_backward";
     request->shared_bytes = shared_bytes(t, p);
@@ -273,8 +276,9 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
 const struct gpu_algorithm hopper_backward_algorithm = {
     .info = {"hopper.backward", "FlashAttention-2's backward on wgmma and TMA, a warpgroup for dQ", FDM_BACKWARD},
     .features = GPU_FEATURE_CAUSAL | GPU_FEATURE_WINDOW | GPU_FEATURE_MASK_ROWS | GPU_FEATURE_MASK_KEYS |
-                GPU_FEATURE_BIAS_ROWS | GPU_FEATURE_BIAS_KEYS | GPU_FEATURE_INTERVALS | GPU_FEATURE_SOFTCAP |
-                GPU_FEATURE_DBIAS | GPU_FEATURE_DETERMINISTIC | GPU_FEATURE_DLSE | GPU_FEATURE_EMPTY_ROWS,
+                GPU_FEATURE_BIAS_ROWS | GPU_FEATURE_BIAS_KEYS | GPU_FEATURE_INTERVALS | GPU_FEATURE_VARLEN |
+                GPU_FEATURE_SOFTCAP | GPU_FEATURE_DBIAS | GPU_FEATURE_DETERMINISTIC | GPU_FEATURE_DLSE |
+                GPU_FEATURE_EMPTY_ROWS,
     .chosen_freely = 1,
     .parameters = PLAN_PARAMETERS(HOPPER_BACKWARD_PARAMETERS),
     .refusal = refusal,

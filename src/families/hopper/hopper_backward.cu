@@ -36,12 +36,12 @@
 
 HOPPER_BACKWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 
-#define VARLEN         0
 #define SCORES_ALIGNED 0
 #define BLOCK_M        64
 #define BLOCK_N        (64 * WARPGROUPS)
 #define THREADS        (128 * (WARPGROUPS + 1))
 #include "families/hopper/hopper_dq.cuh"
+#include "families/hopper/hopper_exact.cuh"
 #include "families/hopper/hopper_keys.cuh"
 
 #define F16      (DTYPE == GPU_FLOAT16)
@@ -134,8 +134,9 @@ struct server {
 
     __device__ __forceinline__ void load_keys() {
         mbarrier_arrive_expect_tx(base + KV_FULL, BLOCK_N * 128 * (PANELS + PANELS_V));
-        load_panels<PANELS, BLOCK_N>(base, &a.k_map, base + KV_FULL, k.first_key, k.kv_head, k.batch);
-        load_panels<PANELS_V, BLOCK_N>(base + V_OFFSET, &a.v_map, base + KV_FULL, k.first_key, k.kv_head, k.batch);
+        const int row = k.k_begin + k.first_key, batch = VARLEN ? 0 : k.batch;
+        load_panels<PANELS, BLOCK_N>(base, &a.k_map, base + KV_FULL, row, k.kv_head, batch);
+        load_panels<PANELS_V, BLOCK_N>(base + V_OFFSET, &a.v_map, base + KV_FULL, row, k.kv_head, batch);
     }
     /* The keys lie scattered: by all threads, each of which arrives. */
     __device__ __forceinline__ void gather_keys() {
@@ -154,8 +155,8 @@ struct server {
         const int64_t place = loaded.place(a, k.batch), dout_place = of_dout.place(a, k.batch);
         if (DOUT_LAG == 0 || step < k.steps) {
             mbarrier_arrive_expect_tx(q_full, Q_BYTES + BLOCK_M * (BIAS ? 8 : 4));
-            load_panels<PANELS, BLOCK_M>(base + Q_OFFSET + stage * Q_BYTES, &a.q_map, q_full, loaded.tile * BLOCK_M,
-                                         loaded.head, k.batch);
+            load_panels<PANELS, BLOCK_M>(base + Q_OFFSET + stage * Q_BYTES, &a.q_map, q_full,
+                                         k.q_begin + loaded.tile * BLOCK_M, loaded.head, VARLEN ? 0 : k.batch);
             cp_async_bulk(rows, a.in.lse_rows + place, BLOCK_M * 4, q_full);
             if (BIAS)
                 cp_async_bulk(base + LOW_OFFSET + stage * BLOCK_M * 4, a.in.low_rows + place, BLOCK_M * 4, q_full);
@@ -163,7 +164,7 @@ struct server {
         if (step >= DOUT_LAG) {
             mbarrier_arrive_expect_tx(dout_full, DOUT_BYTES + BLOCK_M * 4);
             load_panels<PANELS_V, BLOCK_M>(base + DOUT_OFFSET + dout_stage * DOUT_BYTES, &a.dout_map, dout_full,
-                                           of_dout.tile * BLOCK_M, of_dout.head, k.batch);
+                                           k.q_begin + of_dout.tile * BLOCK_M, of_dout.head, VARLEN ? 0 : k.batch);
             cp_async_bulk(dout_rows + BLOCK_M * 4, a.in.delta_rows + dout_place, BLOCK_M * 4, dout_full);
             if (DOUT_LAG)
                 dout_loaded.advance(k);
@@ -340,36 +341,6 @@ struct server {
 
 /* ---- the warpgroups that own keys ---- */
 
-/* Two floats above or at 0 to their 16-bit `high`, and in `rest` what the rounding leaves; and back. bfloat16: the
- * lower halves of the numbers, to be added to the others with their sign; the lowest bit is set, so that none lies in
- * the middle of two neighbours, where the sign would not be known. float16: 4096 times the difference. */
-__device__ __forceinline__ void split_pair(uint32_t &high, uint32_t &rest, float x, float y) {
-#if DTYPE == GPU_BFLOAT16
-    const uint32_t i = __float_as_uint(x) | min(__float_as_uint(x), 1u),
-                   j = __float_as_uint(y) | min(__float_as_uint(y), 1u);
-    high = pack(__uint_as_float(i), __uint_as_float(j));
-    rest = (i & 0xffff) | j << 16;
-#else
-    high = pack(x, y);
-    rest = pack((x - unpack((uint16_t)high)) * 4096, (y - unpack((uint16_t)(high >> 16))) * 4096);
-#endif
-}
-__device__ __forceinline__ void join_pair(float (&x)[2], uint32_t high, uint32_t rest) {
-#if DTYPE == GPU_BFLOAT16
-    x[0] = __uint_as_float((high << 16) + (uint32_t)((int)(rest << 16) >> 16));
-    x[1] = __uint_as_float((high & 0xffff0000u) + (uint32_t)((int)rest >> 16));
-#else
-    x[0] = __fmaf_rn(unpack((uint16_t)rest), 1.0f / 4096, unpack((uint16_t)high));
-    x[1] = __fmaf_rn(unpack((uint16_t)(rest >> 16)), 1.0f / 4096, unpack((uint16_t)(high >> 16)));
-#endif
-}
-
-/* The derivative of the cap at a score, which P = exp(score - lse) tells; of no matter where P is 0. */
-__device__ __forceinline__ float slope_of_cap(float p, float lse, float softcap_inverse) {
-    const float t = fmaxf(__fmaf_rn(lg2_approx(p), 1 / LOG2_E, lse) * softcap_inverse, -1.0f);
-    return __fmaf_rn(-t, t, 1.0f);
-}
-
 struct owner {
     const struct hopper_backward_params &a;
     const struct key_block k;
@@ -460,24 +431,51 @@ struct owner {
         }
     }
 
+    /* Rows that see no key, and in packed tensors those after the sequence's last, become 0 in a tile of Q or dO. */
+    template <int panels> __device__ __forceinline__ void clear_rows(uint32_t tile, uint32_t lse) const {
+#pragma unroll 1
+        for (int n = (int)tid_x_reread(); n < BLOCK_M * 8 * panels; n += 128 * WARPGROUPS)
+            if (ld_shared_4(lse + n / 8 % BLOCK_M * 4) == 0x7f800000)
+                st_shared_16(tile + n * 16, 0, 0, 0, 0);
+        fence_proxy_async();
+        barrier_sync(OWNERS_BARRIER, 128 * WARPGROUPS);
+    }
+    /* VARLEN: what follows the sequence's last row or key is another's, and may be NaN. A tile of rows holds such rows
+     * if its last is one. */
+    __device__ __forceinline__ void clear_q(int step) const {
+        const uint32_t lse = base + ROWS_OFFSET + stage_of<STAGES>(step) * BLOCK_M * 8;
+        if (ld_shared_4(lse + (BLOCK_M - 1) * 4) == 0x7f800000)
+            clear_rows<PANELS>(base + Q_OFFSET + stage_of<STAGES>(step) * Q_BYTES, lse);
+    }
+    __device__ __forceinline__ void clear_keys() const {
+        const int count = find_sequence(a.in.in, k.batch).seqlen_k - k.first_key - warpgroup * 64;
+        if (count >= 64)
+            return;
+#pragma unroll 1
+        for (int n = threadIdx.x % 128; n < 64 * 8 * (PANELS + PANELS_V); n += 128) {
+            const int panel = n / 512, row = n / 8 % 64;
+            const uint32_t to =
+                panel < PANELS ? base + panel * BLOCK_N * 128 : base + V_OFFSET + (panel - PANELS) * BLOCK_N * 128;
+            if (row >= count)
+                st_shared_16(to + (warpgroup * 64 + row) * 128 + n % 8 * 16, 0, 0, 0, 0);
+        }
+        fence_proxy_async();
+        barrier_sync(OWN_BARRIER + warpgroup, 128);
+    }
+
     /* A row that sees no key has no gradient, whatever comes in: its P is 0, but 0 times NaN is not. Where a row's
      * delta says that NaN or inf comes in, dO of rows without keys becomes 0 before anybody reads it. All warps look.
      */
     __device__ __forceinline__ void clear_spoiled(int step) {
-        const int thread = (int)tid_x_reread(), lane = thread % 32;
+        const int lane = (int)tid_x_reread() % 32;
         const uint32_t lse = base + ROWS_OFFSET + stage_of<STAGES>(step) * BLOCK_M * 8;
         const uint32_t delta = base + ROWS_OFFSET + stage_of<DOUT_STAGES>(step) * BLOCK_M * 8 + BLOCK_M * 4;
         const uint32_t dout = base + DOUT_OFFSET + stage_of<DOUT_STAGES>(step) * DOUT_BYTES;
         const bool spoiled = ld_shared_4(delta + lane * 4) == BACKWARD_SPOILED_ROW ||
                              ld_shared_4(delta + 128 + lane * 4) == BACKWARD_SPOILED_ROW;
-        if (!__any_sync(0xffffffff, spoiled))
-            return;
-#pragma unroll 1
-        for (int n = thread; n < BLOCK_M * 8 * PANELS_V; n += 128 * WARPGROUPS)
-            if (ld_shared_4(lse + n / 8 % BLOCK_M * 4) == 0x7f800000)
-                st_shared_16(dout + n * 16, 0, 0, 0, 0);
-        fence_proxy_async();
-        barrier_sync(OWNERS_BARRIER, 128 * WARPGROUPS);
+        const bool packed = VARLEN && ld_shared_4(lse + (BLOCK_M - 1) * 4) == 0x7f800000;
+        if (__any_sync(0xffffffff, spoiled || packed))
+            clear_rows<PANELS_V>(dout, lse);
     }
 
     /* From P^T and dP^T dS of the warp's 16 keys, to shared memory, a row for each query row. */
@@ -573,7 +571,11 @@ struct owner {
             if (GATHER)
                 fence_proxy_async();
             int step = 0;
+            if (VARLEN)
+                clear_keys();
             wait_full<STAGES>(base + Q_FULL, 0);
+            if (VARLEN)
+                clear_q(0);
             wgmma_fence();
             multiply_kq(0);
             wgmma_commit_group();
@@ -597,6 +599,8 @@ struct owner {
                     end_step();
                 if (more)
                     wait_full<STAGES>(base + Q_FULL, step + 1);
+                if (VARLEN && more)
+                    clear_q(step + 1);
                 wgmma_fence();
                 if (more)
                     multiply_kq(step + 1);

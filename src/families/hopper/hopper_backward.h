@@ -22,6 +22,7 @@
     X(BIAS) /* GPU_BIAS_* */                                                                                          \
     X(BIAS_ROWS)                                                                                                      \
     X(DBIAS) /* GPU_DBIAS_* */                                                                                        \
+    X(VARLEN)                                                                                                         \
     X(INTERVALS)                                                                                                      \
     X(GATHER) /* keys in the order that key_sort.cu gives them */                                                     \
     X(SOFTCAP)                                                                                                        \

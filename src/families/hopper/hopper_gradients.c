@@ -21,7 +21,8 @@ const char *hopper_backward_refusal(const fdm_problem *p, int32_t head_dim_max, 
     }
     if (!p->q_mappable || !p->keys_mappable)
         return "TMA needs strides above 0 and below 2^40 bytes";
-    if (p->batch < 1 || p->heads < 1 || p->seqlen_q < 1 || p->seqlen_k < 1)
+    if (p->batch < 1 || p->heads < 1 || p->seqlen_q < 1 || p->seqlen_k < 1 ||
+        (p->varlen && (p->total_q < 1 || p->total_k < 1)))
         return "there is nothing to load";
     return gpu_backward_refusal(p);
 }
@@ -79,7 +80,9 @@ static int32_t parts_in_turn(const fdm_device *device, const fdm_problem *p, int
 
 /* Query heads that are divided: of a group, where keys are not listed and their gradients wanted. */
 static int64_t divisible(const fdm_problem *p) {
-    return (p->needs_dk || p->needs_dv) && !gpu_lists_keys(p) && !gpu_mask_rows(p) ? p->heads / p->heads_kv : 1;
+    return (p->needs_dk || p->needs_dv) && !gpu_lists_keys(p) && !gpu_mask_rows(p) && !p->varlen
+               ? p->heads / p->heads_kv
+               : 1;
 }
 
 int hopper_backward_divide(const fdm_device *device, const fdm_problem *p, int32_t block_n, double flops, int32_t l2_mb,
@@ -130,12 +133,13 @@ enum { ROWS_OF_A_STEP = 64 };
 fdm_status hopper_backward_maps(const fdm_plan *plan, const struct attention *attention,
                                 struct hopper_backward_params *params) {
     const fdm_problem *p = attention->problem;
+    const int64_t rows_q = p->varlen ? p->total_q : p->seqlen_q, rows_k = p->varlen ? p->total_k : p->seqlen_k;
     int32_t count = 4;
     struct cuda_tensor_layout layouts[6] = {
-        hopper_rows_layout(p, &attention->q, p->head_dim, p->seqlen_q, p->heads, ROWS_OF_A_STEP),
-        hopper_rows_layout(p, &attention->k, p->head_dim, p->seqlen_k, p->heads_kv, plan->block_n),
-        hopper_rows_layout(p, &attention->v, p->head_dim_v, p->seqlen_k, p->heads_kv, plan->block_n),
-        hopper_rows_layout(p, &attention->dout, p->head_dim_v, p->seqlen_q, p->heads, ROWS_OF_A_STEP)};
+        hopper_rows_layout(p, &attention->q, p->head_dim, rows_q, p->heads, ROWS_OF_A_STEP),
+        hopper_rows_layout(p, &attention->k, p->head_dim, rows_k, p->heads_kv, plan->block_n),
+        hopper_rows_layout(p, &attention->v, p->head_dim_v, rows_k, p->heads_kv, plan->block_n),
+        hopper_rows_layout(p, &attention->dout, p->head_dim_v, rows_q, p->heads, ROWS_OF_A_STEP)};
     struct cuda_tensor_map maps[6];
     if (gpu_mask_rows(p))
         layouts[count++] = hopper_scores_layout(&attention->mask, p->mask_shape, FDM_BOOL, ROWS_OF_A_STEP);

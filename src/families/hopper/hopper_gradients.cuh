@@ -28,6 +28,7 @@
  * of each query head of the group, or (PARTS) of a part of it. A step is one of those tiles. */
 struct key_block {
     int first_key, kv_head, batch, part, first_head, first_tile, tiles, steps;
+    int q_begin, k_begin; /* of the sequence, in packed tensors */
 #if ROTATED
     int start_tile;
 #endif
@@ -78,7 +79,9 @@ __device__ __forceinline__ struct key_block find_block(const struct hopper_backw
     const int first = first_row(a.in.in, s, k.first_key);
     const int last = last_row(a.in.in, s, min(k.first_key + BLOCK_N, s.seqlen_k) - 1);
     k.first_tile = first / BLOCK_M;
-    k.tiles = first < last ? (last + BLOCK_M - 1) / BLOCK_M - k.first_tile : 0;
+    k.q_begin = s.q_begin;
+    k.k_begin = s.k_begin;
+    k.tiles = first < last && (!VARLEN || k.first_key < s.seqlen_k) ? (last + BLOCK_M - 1) / BLOCK_M - k.first_tile : 0;
     k.steps = k.tiles * part_heads;
 #if ROTATED
     k.start_tile = k.first_tile + (int)((int64_t)block * k.tiles / a.key_blocks);
@@ -107,6 +110,9 @@ struct step_rows {
     }
     /* Where their sums, lse and delta begin in the workspace. */
     __device__ __forceinline__ int64_t place(const struct hopper_backward_params &a, int batch) const {
+        if (VARLEN)
+            return backward_begin(find_packed_q(a.in.in, batch).begin, batch, BLOCK_M) + head * a.in.rows +
+                   tile * BLOCK_M;
         return ((int64_t)batch * a.in.in.heads + head) * a.in.rows + tile * BLOCK_M;
     }
 };
@@ -304,7 +310,7 @@ template <int columns>
 __device__ __forceinline__ void store_keys(const struct hopper_backward_params &a, const struct key_block &k,
                                            const struct gpu_matrix &to, [[maybe_unused]] float *sums, int head_dim,
                                            uint32_t tile, int warp_key, const float (&x)[columns / 2], float factor) {
-    const int first = k.first_key + warp_key, count = a.in.in.seqlen_k - first;
+    const int first = k.first_key + warp_key, count = find_sequence(a.in.in, k.batch).seqlen_k - first;
     const bool computed = k.steps > 0;
     if (!to.data)
         return;
@@ -325,8 +331,8 @@ __device__ __forceinline__ void store_keys(const struct hopper_backward_params &
                                               head_dim, tile, warp_key, x, factor, computed,
                                               sorted_keys(a, k, warp_key));
 #else
-    store_accumulator<columns, BLOCK_N>(row_address(to, k.batch, k.kv_head, first), to.row * 2, count, head_dim, tile,
-                                        warp_key, x, factor, computed);
+    store_accumulator<columns, BLOCK_N>(row_address(to, k.batch, k.kv_head, k.k_begin + first), to.row * 2, count,
+                                        head_dim, tile, warp_key, x, factor, computed);
 #endif
 }
 

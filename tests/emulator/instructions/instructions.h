@@ -46,6 +46,7 @@
 #define TRY_STMATRIX_TRANS    31
 #define TRY_BULK_ADD          32
 #define TRY_WGMMA_BOTH_T      33
+#define TRY_TILE_STORE        34
 /* and of the products: WGMMA_N columns, WGMMA_F16 */
 
 struct instruction_arguments {

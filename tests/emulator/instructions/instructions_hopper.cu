@@ -24,7 +24,10 @@ __device__ __forceinline__ void try_cluster(const struct instruction_arguments &
     out[1] = ld_cluster_4(there + (thread ^ 9) * 16 + 8);
     ld_cluster_8(out[2], out[3], there + (thread ^ 3) * 16 + 8);
     for (int n = 0; n < 4; n++) { /* each thread arrives in the other block */
-        mbarrier_arrive_cluster(mapa_shared(shared + BARRIER_OFFSET + 8, rank ^ 1));
+        if (n < 2)
+            mbarrier_arrive_cluster(mapa_shared(shared + BARRIER_OFFSET + 8, rank ^ 1));
+        else
+            mbarrier_arrive_remote(mapa_shared(shared + BARRIER_OFFSET + 8, rank ^ 1));
         mbarrier_wait_cluster(shared + BARRIER_OFFSET + 8, n % 2);
         out[4 + n] = n;
         barrier_cluster_arrive();
@@ -126,6 +129,25 @@ __device__ __forceinline__ void try_bulk_add(const struct instruction_arguments 
     }
 }
 
+/* A tile of the operands over the first of them, by one block; all of them are results. */
+__device__ __forceinline__ void try_store(const struct instruction_arguments &a, uint32_t *out, uint32_t shared) {
+    constexpr uint32_t WORDS = 72 * 20 * 3 / 2; /* of the tensor */
+    if (cluster_ctarank() != 0)
+        return;
+    for (uint32_t i = threadIdx.x; i < (uint32_t)a.tile_bytes / 4; i += INSTRUCTION_THREADS)
+        st_shared_4(shared + i * 4, a.in[INSTRUCTION_IN - 1 - i]);
+    fence_proxy_async();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        cp_async_bulk_tensor_3d_store(&a.map, shared, a.at[0], a.at[1], a.at[2]);
+        cp_async_bulk_commit();
+        cp_async_bulk_wait<0>();
+    }
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < WORDS; i += INSTRUCTION_THREADS)
+        out[i / INSTRUCTION_THREADS] = a.in[i];
+}
+
 extern "C" __global__ void __launch_bounds__(INSTRUCTION_THREADS, 3) __cluster_dims__(2, 1, 1)
     instructions_hopper(const __grid_constant__ struct instruction_arguments a) {
     extern __shared__ __align__(1024) uint8_t memory[];
@@ -149,6 +171,8 @@ extern "C" __global__ void __launch_bounds__(INSTRUCTION_THREADS, 3) __cluster_d
         try_stmatrix(a, out, shared);
     else if (INSTRUCTION == TRY_BULK_ADD)
         try_bulk_add(a, shared);
+    else if (INSTRUCTION == TRY_TILE_STORE)
+        try_store(a, out, shared);
     else
         red_add_4(a.sums + a.in[threadIdx.x] % 16 * 4, 1, (float)threadIdx.x, 2, 3);
     __syncwarp();

@@ -1,0 +1,122 @@
+"""companions.py: gemm and softmax on a CUDA device beside torch's, in turns; JSON to the file that is named.
+
+Usage: companions.py gemm|softmax RESULT.json [SECONDS]. Samples of all contenders of a case alternate; medians. A row of softmax moves what
+a copy of the tensor moves: x read, out written; the backward's copy is that of two inputs and one output. torch's product is cuBLAS.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+
+import torch
+from flash_dmattn import _native, gemm, softmax
+
+
+def seconds_of(call, count: int) -> float:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(count):
+        call()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) * 1e-3 / count
+
+
+def measure(calls: dict, rounds: int = 9) -> dict:
+    """Medians of each; a contender that fails is a sentence."""
+    samples: dict = {name: [] for name in calls}
+    failed = {}
+    for name, call in calls.items():
+        try:
+            seconds_of(call, 2)
+        except (RuntimeError, NotImplementedError) as error:
+            failed[name] = str(error).splitlines()[0]
+    for _ in range(rounds):
+        for name, call in calls.items():
+            if name not in failed:
+                samples[name].append(seconds_of(call, 3))
+    return {name: failed.get(name) or statistics.median(samples[name]) for name in calls}
+
+
+def softmax_case(dtype: torch.dtype, columns: int, megabytes: int) -> dict:
+    rows = max(1, (megabytes << 20) // columns // dtype.itemsize)
+    x = torch.randn(rows, columns, device="cuda", dtype=dtype)
+    out, dx, y = torch.empty_like(x), torch.empty_like(x), torch.softmax(x, -1)
+    kernels = ("naive", "online", "vector", "resident", "split") if columns == 4096 else ("split",)
+    calls = {"copy": lambda: out.copy_(x), "torch": lambda: torch.softmax(x, -1, out=out), "ours": lambda: softmax(x)}
+    calls["torch log"] = lambda: torch.log_softmax(x, -1)
+    calls["ours log"] = lambda: softmax(x, log=True)
+    for name in kernels:
+        calls[name] = lambda name=name: softmax(x, kernel=f"softmax.{name}")
+    calls["torch backward"] = lambda: torch.ops.aten._softmax_backward_data(x, y, -1, dtype)
+    calls["ours backward"] = lambda: torch.ops.flash_dmattn.softmax_backward(y, x, 1.0, False, None)
+    seconds = measure(calls)
+    moved = 2 * x.numel() * x.itemsize
+    result = {"dtype": str(dtype)[6:], "rows": rows, "columns": columns, "bytes": moved // 2, "seconds": seconds}
+    result["copy_gb_per_second"] = moved / seconds["copy"] * 1e-9
+    for name in ("torch", "ours"):
+        result[f"{name}_of_copy"] = seconds["copy"] / seconds[name] if isinstance(seconds[name], float) else None
+    if isinstance(seconds["ours backward"], float):
+        result["backward_of_copy"] = 1.5 * seconds["copy"] / seconds["ours backward"]
+    return result
+
+
+def gemm_case(dtype: torch.dtype, m: int, n: int, k: int) -> dict:
+    a = torch.randn(m, k, device="cuda", dtype=dtype)
+    b = torch.randn(n, k, device="cuda", dtype=dtype).T  # as of a linear layer's weight
+    out = torch.empty(m, n, device="cuda", dtype=dtype)
+    calls = {"torch": lambda: torch.matmul(a, b, out=out), "ours": lambda: gemm(a, b)}
+    rows = b.contiguous()
+    calls |= {"torch NN": lambda: torch.matmul(a, rows, out=out), "ours NN": lambda: gemm(a, rows)}
+    copy = torch.empty_like(rows)
+    if m <= 64:
+        calls["copy"] = lambda: copy.copy_(rows)
+    seconds = measure(calls)
+    error = (gemm(a, b).float() - torch.matmul(a, b).float()).abs().max().item()
+    result = {"dtype": str(dtype)[6:], "m": m, "n": n, "k": k, "seconds": seconds, "largest_difference": error}
+    for name in ("torch", "ours", "ours NN"):
+        result[f"{name}_tflops"] = 2e-12 * m * n * k / seconds[name] if isinstance(seconds[name], float) else None
+    for name in ("", " NN"):
+        if isinstance(seconds[f"ours{name}"], float):
+            result[f"of_torch{name}"] = seconds[f"torch{name}"] / seconds[f"ours{name}"]
+    if m <= 64 and isinstance(seconds["ours"], float):
+        result["of_copy"] = seconds["copy"] / 2 / seconds["ours"]
+    return result
+
+
+def cases(name: str):
+    if name == "softmax":
+        sizes = (256, 512, 1000, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144, 524288, 1048576)
+        for columns in sizes:
+            for dtype in (torch.bfloat16, torch.float32, torch.float16):
+                if dtype is not torch.float16 or columns in (256, 4096, 131072, 1048576):
+                    yield lambda dtype=dtype, columns=columns: softmax_case(dtype, columns, 256)
+        return
+    for m in (1, 16, 64):
+        yield lambda m=m: gemm_case(torch.bfloat16, m, 8192, 8192)
+    for size in (8192, 4096, 2048, 1024, *(n * 1024 for n in (3, 5, 6, 7, 9, 10, 11, 12, 13, 14, 15, 16))):
+        yield lambda size=size: gemm_case(torch.bfloat16, size, size, size)
+    for size in (n * 1024 for n in range(1, 17)):
+        yield lambda size=size: gemm_case(torch.float16, size, size, size)
+
+
+def main(arguments: list[str]) -> None:
+    until = time.time() + (float(arguments[2]) if len(arguments) > 2 else 1e9)
+    results = []
+    for case in cases(arguments[0]):
+        if time.time() > until:
+            break
+        results.append(case())
+        print({key: value for key, value in results[-1].items() if key != "seconds"}, flush=True)
+        with open(arguments[1], "w") as file:
+            json.dump({"device": torch.cuda.get_device_name(), "version": _native.version(), "cases": results}, file)
+    ratios = [each["of_torch"] for each in results if each.get("of_torch") and each["m"] > 64]
+    if ratios:
+        print(f"of torch, geometric mean of {len(ratios)}: {statistics.geometric_mean(ratios):.4f}, least {min(ratios):.4f}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,68 @@
+"""Matrix products on CUDA devices: gemm(), for PyTorch tensors and DLPack arrays."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+from . import _native
+from ._arrays import Borrowed, borrow, is_torch, lender_of
+from ._device_arrays import CPU, device_of, handle_of
+
+
+def gemm(
+    a: Any,
+    b: Any,
+    c: Any = None,
+    alpha: float = 1.0,
+    beta: Optional[float] = None,
+    *,
+    accumulate_float16: bool = False,
+    kernel: Optional[str] = None,
+    stream: Any = None,
+) -> Any:
+    """`alpha * a @ b + beta * c` in float16 or bfloat16 on a CUDA device, summed in float32.
+
+    PyTorch tensors get gradients with respect to a, b and c.
+
+    Args:
+        a: [m, k] or [batch, m, k]; b: [k, n] or [batch, k, n]; c: [m, n] or [batch, m, n]. Rows or columns are
+            contiguous: a transposed matrix is a view. A batch of 1, or none, is shared by all.
+        beta: default: 1 where c is given, else 0.
+        accumulate_float16: float16 sums, of float16 operands.
+        kernel: one kernel by name ("gemm.naive", ...); default: chosen.
+        stream: as in `attention`. Default: the current stream.
+
+    Returns:
+        [m, n], or [batch, m, n] where a or b has three axes: an array of a's dtype and library.
+
+    Raises:
+        ValueError, TypeError: shapes, dtypes or devices do not match. NotImplementedError: a is on the CPU, or of
+            another dtype.
+    """
+    if beta is None:
+        beta = 0.0 if c is None else 1.0
+    settings = (float(alpha), float(beta), bool(accumulate_float16), kernel)
+    handle = handle_of(stream)
+    if is_torch(a):
+        from . import _gemm_torch, _torch
+
+        with _torch.on_stream(a.device, handle):
+            return _gemm_torch.gemm(a, b, c, *settings)
+    device = device_of(a, "a")
+    if device[0] == CPU:
+        raise NotImplementedError("a is on the CPU; gemm is for arrays on a CUDA device (numpy.matmul)")
+    lender = lender_of(a, device, handle)
+
+    def borrowed(array: Any, name: str, written: bool = False) -> Optional[Borrowed]:
+        return borrow(array, name, device, lender.stream, written, "a")
+
+    left, right, old = borrowed(a, "a"), borrowed(b, "b"), borrowed(c, "c")
+    for each, name in ((left, "a"), (right, "b")):
+        if each.ndim not in (2, 3):
+            raise ValueError(f"{name} has {each.ndim} axes; it needs 2, or 3 with a batch")
+    batches = [each.shape[0] for each in (left, right) if each.ndim == 3]
+    shape = (left.shape[-2], right.shape[-1])
+    result = lender.empty((next((n for n in batches if n != 1), 1), *shape) if batches else shape, left.dtype)
+    views = (each and each.arguments() for each in (left, right, old, borrowed(result, "out", True)))
+    _native.gemm(*views, *settings, lender.stream, lender.allocate)
+    return lender.hand_over(result)

@@ -1,0 +1,86 @@
+/* gemm.h: the contract of the matrix products C = alpha A B + beta C: constants, parameters, shared memory; for C and
+ * CUDA C. A is m x k, B k x n, C m x n with contiguous rows; batches of all three. */
+#ifndef FDM_GEMM_H
+#define FDM_GEMM_H
+
+#include "cuda/tensor_map.h"
+#include "gpu/constants.h"
+#ifdef __CUDACC__
+#    include "cuda/ptx/types.cuh"
+#else
+#    include <stdint.h>
+#endif
+
+/* DTYPE: the numbers of fdm_dtype. */
+#define GEMM_FLOAT16  1
+#define GEMM_BFLOAT16 2
+
+/* One operand in memory: element (i, j) of batch z at data + z * batch + i * row + j * column, in elements; one of the
+ * two strides is 1, or its extent is. */
+struct gemm_matrix {
+    char *data;
+    int64_t batch, row, column;
+};
+
+/* What every kernel receives. */
+struct gemm_params {
+    struct gemm_matrix a, b, c, out; /* c is read where beta is not 0; may be out */
+    float *partials;                 /* gemm_hopper with splits: [split][batch][m][n] */
+    int32_t m, n, k, batch;
+    int32_t splits;
+    float alpha, beta;
+};
+
+/* ---- gemm_naive, gemm_combine ---- */
+
+#define GEMM_ELEMENT_CONSTANTS(X)          \
+    X(DTYPE)                               \
+    X(HAS_C)        /* 1: beta is not 0 */ \
+    X(ACCUMULATE16) /* gemm_naive: 1: sums are rounded to float16 at every step */
+
+enum { GEMM_ELEMENT_THREADS = 256 };
+
+/* ---- gemm_hopper ---- */
+
+#define GEMM_HOPPER_CONSTANTS(X)                                                     \
+    X(DTYPE)      /* GEMM_FLOAT16 or GEMM_BFLOAT16 */                                \
+    X(A_M_MAJOR)  /* 0: A's rows are contiguous, along k; 1: its columns */          \
+    X(B_N_MAJOR)  /* 0: B's columns are contiguous, along k; 1: its rows */          \
+    X(HAS_C)      /* 1: beta is not 0 */                                             \
+    X(WARPGROUPS) /* that compute: 64 rows each */                                   \
+    X(BLOCK_N)    /* columns of a tile, a multiple of 64 to 256 */                   \
+    X(STAGES)     /* tiles of A, and of B, in flight */                              \
+    X(CLUSTER)    /* blocks, 1 or 2, whose tiles lie below each other and share B */ \
+    X(PARTIAL)    /* 1: sums of a part of k, in float32, for gemm_combine */
+
+enum { GEMM_HOPPER_BLOCK_K = 64, GEMM_HOPPER_GROUP = 16 };
+
+struct gemm_hopper_params {
+    struct gemm_params in;
+    struct cuda_tensor_map a_map, b_map, out_map; /* [batch, rows, columns]: tiles of 64 columns */
+    int32_t a_batched, b_batched;                 /* 0: all batches share it, and its map has one */
+    int32_t row_tiles, column_tiles;              /* of a cluster's height; of BLOCK_N */
+    int32_t items;                                /* row_tiles * column_tiles * splits * batch */
+    int32_t steps, steps_per_split;               /* of 64 of k */
+};
+
+/* Bytes of a stage, of the staging of results, and barriers; 1024 are for alignment: the swizzle counts addresses. */
+static inline
+#ifdef __CUDACC__
+    __host__ __device__ constexpr
+#endif
+    int32_t
+    gemm_hopper_stage_bytes(int32_t warpgroups, int32_t block_n) {
+    return (64 * warpgroups + block_n) * GEMM_HOPPER_BLOCK_K * 2;
+}
+static inline
+#ifdef __CUDACC__
+    __host__ __device__ constexpr
+#endif
+    int32_t
+    gemm_hopper_shared_bytes(int32_t warpgroups, int32_t block_n, int32_t stages, int32_t partial) {
+    return stages * gemm_hopper_stage_bytes(warpgroups, block_n) + (partial ? 0 : warpgroups * 2 * 64 * 128) + 256 +
+           1024;
+}
+
+#endif

@@ -1,0 +1,258 @@
+/* gemm_hopper.cu: C = alpha A B + beta C for compute capability 9.0, by wgmma and TMA, for 16-bit dtypes.
+ *
+ * Idea: as many blocks as multiprocessors, each walks tiles of C. One thread of a producer warpgroup keeps a ring of
+ * stages full by TMA, across tiles, each consumer warpgroup owns 64 rows of the tile and adds a stage's products by
+ * wgmma while the stages behind it arrive (the persistent, warp-specialised design of CUTLASS 3, Thakkar et al., 2023).
+ * Blocks of a cluster have tiles below each other, so their B is the same: each loads half of it for both. A finished
+ * tile is staged in shared memory and written by TMA while the next tile's products run.
+ *
+ * Tile: 64 WARPGROUPS x BLOCK_N of C, 64 of k a step. Items are tiles (times parts of k, times batches), in groups of
+ * rows of tiles, so that the blocks at work at one time share A and B in L2.
+ *
+ * Shared memory, in panels of 128 bytes a row with the 128-byte swizzle:
+ *   A [STAGES], k-major [64 WARPGROUPS rows][64 of k], m-major [WARPGROUPS][64 of k][64 rows];
+ *   B [STAGES], k-major [BLOCK_N][64 of k], n-major [BLOCK_N / 64][64 of k][64 columns];
+ *   C [WARPGROUPS][2][64 rows][64 columns]; barriers.
+ *
+ * Barriers: of each stage a full one (an arrival of the block's own producer, and the bytes of both) and an empty one
+ * (an arrival of each consumer warp of the cluster, as the producer writes into both blocks). The named barrier 1 + w
+ * is warpgroup w's own.
+ *
+ * Registers: of a consumer BLOCK_N / 2 sums and some 40 besides; of 232 with two consumer warpgroups. Bound by the
+ * tensor cores: of wgmma with 128x256 tiles, 1024 cycles a step for 48 KB, of which 32 KB come from L2. */
+#include "cuda/ptx/barrier.cuh"
+#include "cuda/ptx/cluster.cuh"
+#include "cuda/ptx/copy.cuh"
+#include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/mma.cuh"
+#include "cuda/ptx/tma.cuh"
+#include "cuda/ptx/wgmma.cuh"
+
+#include "companions/gemm/gemm_elements.cuh"
+
+GEMM_HOPPER_CONSTANTS(GPU_CONSTANT_GIVEN)
+
+constexpr int BLOCK_M = 64 * WARPGROUPS, BLOCK_K = GEMM_HOPPER_BLOCK_K, PANEL = 64 * 128;
+constexpr int THREADS = 128 * (WARPGROUPS + 1);
+constexpr int A_BYTES = BLOCK_M * BLOCK_K * 2, STAGE_BYTES = gemm_hopper_stage_bytes(WARPGROUPS, BLOCK_N);
+constexpr int C_OFFSET = STAGES * STAGE_BYTES, FULL = C_OFFSET + (PARTIAL ? 0 : WARPGROUPS * 2 * PANEL);
+constexpr int EMPTY = FULL + 8 * STAGES;
+constexpr bool F16 = DTYPE == GEMM_FLOAT16;
+static_assert(STAGES <= 16 && (BLOCK_N % 64 == 0) && CLUSTER <= 2, "barriers, panels");
+static_assert(EMPTY + 8 * STAGES + 1024 <= gemm_hopper_shared_bytes(WARPGROUPS, BLOCK_N, STAGES, PARTIAL), "shared");
+
+/* ---- items ---- */
+
+/* A tile of C: its first row in this block and column, the steps of k, its batch and split. */
+struct item {
+    int row, column, first_step, last_step, batch, split;
+};
+__device__ __forceinline__ struct item item_of(const struct gemm_hopper_params &a, int number) {
+    const int tiles = a.row_tiles * a.column_tiles, tile = number % tiles, rest = number / tiles;
+    constexpr int GROUP = GEMM_HOPPER_GROUP / CLUSTER;
+    const int group = tile / (GROUP * a.column_tiles), first = group * GROUP, height = min(GROUP, a.row_tiles - first);
+    const int within = tile - first * a.column_tiles, split = rest % a.in.splits;
+    const int row = (first + within % height) * CLUSTER + (CLUSTER > 1 ? (int)cluster_ctarank() : 0);
+    return {row * BLOCK_M,
+            within / height * BLOCK_N,
+            split * a.steps_per_split,
+            min((split + 1) * a.steps_per_split, a.steps),
+            rest / a.in.splits,
+            split};
+}
+
+/* A stage of the ring, and the parity of the phase in which it is full. */
+struct position {
+    int stage;
+    uint32_t parity;
+};
+__device__ __forceinline__ void advance(struct position &p) {
+    if (++p.stage == STAGES) {
+        p.stage = 0;
+        p.parity ^= 1;
+    }
+}
+
+/* ---- the producer: one thread ---- */
+
+__device__ __forceinline__ void load_stage(const struct gemm_hopper_params &a, const struct item &item, uint32_t base,
+                                           int stage, int k) {
+    const uint32_t to = base + stage * STAGE_BYTES, full = base + FULL + 8 * stage;
+    const int a_batch = a.a_batched ? item.batch : 0, b_batch = a.b_batched ? item.batch : 0;
+    mbarrier_arrive_expect_tx(full, STAGE_BYTES);
+    if (!A_M_MAJOR)
+        cp_async_bulk_tensor_3d(to, &a.a_map, full, k, item.row, a_batch);
+#pragma unroll
+    for (int panel = 0; panel < WARPGROUPS && A_M_MAJOR; panel++)
+        cp_async_bulk_tensor_3d(to + panel * PANEL, &a.a_map, full, item.row + 64 * panel, k, a_batch);
+
+    /* Of B the block's part, for all blocks: rows of its panels, which are columns or of k. */
+    const uint32_t rank = CLUSTER > 1 ? cluster_ctarank() : 0, part = (B_N_MAJOR ? BLOCK_K : BLOCK_N) / CLUSTER;
+#pragma unroll
+    for (int panel = 0; panel < (B_N_MAJOR ? BLOCK_N / 64 : 1); panel++) {
+        const uint32_t there = to + A_BYTES + panel * PANEL + rank * part * 128;
+        const int x = B_N_MAJOR ? item.column + 64 * panel : k, y = (B_N_MAJOR ? k : item.column) + (int)(rank * part);
+        if (CLUSTER > 1)
+            cp_async_bulk_tensor_3d_multicast(there, &a.b_map, full, x, y, b_batch, (1 << CLUSTER) - 1);
+        else
+            cp_async_bulk_tensor_3d(there, &a.b_map, full, x, y, b_batch);
+    }
+}
+
+__device__ __forceinline__ void produce(const struct gemm_hopper_params &a, uint32_t base) {
+    struct position at = {0, 0};
+    for (int number = blockIdx.x / CLUSTER; number < a.items; number += gridDim.x / CLUSTER) {
+        const struct item item = item_of(a, number);
+        for (int step = item.first_step; step < item.last_step; step++, advance(at)) {
+            mbarrier_wait(base + EMPTY + 8 * at.stage, at.parity ^ 1);
+            load_stage(a, item, base, at.stage, step * BLOCK_K);
+        }
+    }
+}
+
+/* ---- consumers ---- */
+
+/* The stage may be written again, by the producers of all blocks. */
+__device__ __forceinline__ void release(uint32_t base, int stage) {
+    const uint32_t lane = threadIdx.x % 32, empty = base + EMPTY + 8 * stage;
+    if (CLUSTER == 1 && lane == 0)
+        mbarrier_arrive(empty);
+    if (CLUSTER > 1 && lane < CLUSTER)
+        mbarrier_arrive_remote(mapa_shared(empty, lane));
+}
+
+/* The sums of a tile: the products of one stage are added while those of the stage before end. */
+__device__ __forceinline__ void multiply(float (&sums)[BLOCK_N / 2], uint32_t base, int warpgroup, int steps,
+                                         struct position &at) {
+    float nothing[1] = {0};
+    int before = 0;
+    for (int step = 0; step < steps; step++) {
+        const uint32_t a = base + at.stage * STAGE_BYTES + warpgroup * PANEL;
+        const uint32_t b = base + at.stage * STAGE_BYTES + A_BYTES;
+        mbarrier_wait(base + FULL + 8 * at.stage, at.parity);
+        wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < BLOCK_K / 16; k++)
+            wgmma_m64k16<F16, B_N_MAJOR, A_M_MAJOR>(sums, wgmma_descriptor(a + k * (A_M_MAJOR ? 2048 : 32), PANEL),
+                                                    wgmma_descriptor(b + k * (B_N_MAJOR ? 2048 : 32), PANEL),
+                                                    step > 0 || k > 0);
+        wgmma_commit_group();
+        wgmma_wait_group<1>(nothing);
+        if (step > 0)
+            release(base, before);
+        before = at.stage;
+        advance(at);
+    }
+    wgmma_wait_group<0>(sums);
+    release(base, before);
+}
+
+/* Two neighbours of the row, alpha and beta applied. */
+__device__ __forceinline__ uint32_t pair_of(const struct gemm_params &a, float x, float y, int batch, int row,
+                                            int column) {
+    x *= a.alpha, y *= a.alpha;
+    if (HAS_C && row < a.m) {
+        if (column < a.n)
+            x = fmaf(a.beta, widened(*element_of(a.c, batch, row, column)), x);
+        if (column + 1 < a.n)
+            y = fmaf(a.beta, widened(*element_of(a.c, batch, row, column + 1)), y);
+    }
+    return narrowed(x, y);
+}
+
+/* Panels of 64 columns by way of two buffers, each written by TMA while the next is filled. */
+__device__ __forceinline__ void store_tile(const struct gemm_hopper_params &a, const struct item &item,
+                                           const float (&sums)[BLOCK_N / 2], uint32_t buffers, int warpgroup) {
+    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, own = warp * 16 + lane % 16;
+    const int first = item.row + 64 * warpgroup, row = first + (int)(warp * 16 + lane / 4);
+#pragma unroll
+    for (int panel = 0; panel < BLOCK_N / 64; panel++) {
+        const uint32_t buffer = buffers + panel % 2 * PANEL;
+        if (threadIdx.x % 128 == 0)
+            cp_async_bulk_wait_read<1>();
+        barrier_sync(1 + warpgroup, 128);
+#pragma unroll
+        for (int i = 0; i < 8; i += 2) { /* of eight columns */
+            uint32_t word[4];
+#pragma unroll
+            for (int n = 0; n < 4; n++) {
+                const int at = panel * 32 + (i + n / 2) * 4 + n % 2 * 2;
+                const int column = item.column + panel * 64 + (i + n / 2) * 8 + (int)(lane % 4) * 2;
+                word[n] = pair_of(a.in, sums[at], sums[at + 1], item.batch, row + n % 2 * 8, column);
+            }
+            stmatrix_x4(buffer + own * 128 + (((i + lane / 16) ^ (own & 7)) << 4), word);
+        }
+        fence_proxy_async();
+        barrier_sync(1 + warpgroup, 128);
+        if (threadIdx.x % 128 == 0) {
+            cp_async_bulk_tensor_3d_store(&a.out_map, buffer, item.column + panel * 64, first, item.batch);
+            cp_async_bulk_commit();
+        }
+    }
+}
+
+/* Of a part of k. */
+__device__ __forceinline__ void store_partial(const struct gemm_hopper_params &a, const struct item &item,
+                                              const float (&sums)[BLOCK_N / 2], int warpgroup) {
+    const int lane = threadIdx.x % 32, row = item.row + 64 * warpgroup + (int)(threadIdx.x / 32 % 4) * 16 + lane / 4;
+    float *part = a.in.partials + ((int64_t)item.split * a.in.batch + item.batch) * a.in.m * a.in.n;
+#pragma unroll
+    for (int i = 0; i < BLOCK_N / 2; i++) {
+        const int column = item.column + i / 4 * 8 + lane % 4 * 2 + i % 2, own = row + i / 2 % 2 * 8;
+        if (own < a.in.m && column < a.in.n)
+            part[(int64_t)own * a.in.n + column] = sums[i];
+    }
+}
+
+__device__ __forceinline__ void consume(const struct gemm_hopper_params &a, uint32_t base, int warpgroup) {
+    struct position at = {0, 0};
+    const uint32_t buffers = base + C_OFFSET + warpgroup * 2 * PANEL;
+    float sums[BLOCK_N / 2];
+    for (int number = blockIdx.x / CLUSTER; number < a.items; number += gridDim.x / CLUSTER) {
+        const struct item item = item_of(a, number);
+        multiply(sums, base, warpgroup, item.last_step - item.first_step, at);
+        if (PARTIAL)
+            store_partial(a, item, sums, warpgroup);
+        else
+            store_tile(a, item, sums, buffers, warpgroup);
+    }
+    if (threadIdx.x % 128 == 0)
+        cp_async_bulk_wait<0>(); /* shared memory is there until it has been read */
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    gemm_hopper(const __grid_constant__ struct gemm_hopper_params a) {
+    extern __shared__ char shared[];
+    const uint32_t base = (shared_address(shared) + 1023) / 1024 * 1024;
+    if (threadIdx.x == 0) {
+        for (int stage = 0; stage < STAGES; stage++) {
+            mbarrier_init(base + FULL + 8 * stage, 1);
+            mbarrier_init(base + EMPTY + 8 * stage, 4 * WARPGROUPS * CLUSTER);
+        }
+        fence_mbarrier_init();
+    }
+    __syncthreads();
+    if (CLUSTER > 1) { /* nobody writes into a block whose barriers are not there */
+        barrier_cluster_arrive();
+        barrier_cluster_wait();
+    }
+    if (threadIdx.x < 128) {
+        if (WARPGROUPS > 1)
+            setmaxnreg_dec<40>();
+        if (threadIdx.x == 0) {
+            prefetch_tensormap(&a.a_map);
+            prefetch_tensormap(&a.b_map);
+            prefetch_tensormap(&a.out_map);
+            produce(a, base);
+        }
+        __syncwarp();
+    } else {
+        if (WARPGROUPS > 1)
+            setmaxnreg_inc<232>();
+        consume(a, base, threadIdx.x / 128 - 1);
+    }
+    if (CLUSTER > 1) { /* nor into one that has ended */
+        barrier_cluster_arrive();
+        barrier_cluster_wait();
+    }
+}

@@ -1,0 +1,164 @@
+/* gemm_hopper_plan.c: which problems gemm.hopper takes, by which tile, cluster and split of k; its maps and launch. */
+#include <stdio.h>
+
+#include "companions/gemm/gemm_plan.h"
+
+static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+const char *gemm_hopper_refusal(const fdm_device *device, const void *problem) {
+    const fdm_gemm_problem *p = problem;
+    if (device->compute_major != 9)
+        return "it is for compute capability 9.0";
+    if (p->k == 0)
+        return "there is nothing to multiply";
+    if (p->accumulate_float16)
+        return "it sums in float32";
+    if (!p->mappable)
+        return "addresses and strides of A, B and C must be multiples of 16 bytes for TMA";
+    return NULL;
+}
+
+/* ---- the tile ---- */
+
+struct tile {
+    int32_t warpgroups, block_n, cluster, splits;
+};
+
+static int32_t stages_of(const fdm_device *device, const struct tile *t) {
+    enum { STAGES_MAX = 12 };
+    const int32_t bytes = gemm_hopper_stage_bytes(t->warpgroups, t->block_n);
+    const int64_t left = device->shared_bytes - gemm_hopper_shared_bytes(t->warpgroups, t->block_n, 0, t->splits > 1);
+    return left / bytes > STAGES_MAX ? STAGES_MAX : (int32_t)(left / bytes);
+}
+
+static int64_t row_tiles_of(const fdm_gemm_problem *p, const struct tile *t) {
+    return ceil_div(p->m, (int64_t)64 * t->warpgroups * t->cluster);
+}
+static int64_t steps_of(const fdm_gemm_problem *p) { return ceil_div(p->k, GEMM_HOPPER_BLOCK_K); }
+static int64_t items_of(const fdm_gemm_problem *p, const struct tile *t) {
+    return row_tiles_of(p, t) * ceil_div(p->n, t->block_n) * t->splits * p->batch;
+}
+
+/* Cycles, as far as they tell tiles apart: waves of items over the device, each the larger of its products, at 2048
+ * multiply-adds a cycle, and of its bytes from L2, at 36 a cycle (measured for tiles that no neighbour shares), then
+ * its results; no less than device memory takes for everything once. Parts of k are written and read again. */
+static double cycles_of(const fdm_device *device, const fdm_gemm_problem *p, const struct tile *t) {
+    const double clock = 1.7e9, m = (double)p->m, n = (double)p->n, k = (double)p->k, batch = (double)p->batch;
+    const double rows = 64.0 * t->warpgroups, steps = (double)ceil_div(steps_of(p), t->splits);
+    const double products = rows * t->block_n * 64 / 2048;
+    const double bytes = ((m < rows ? m : rows) + (double)t->block_n / t->cluster) * 128;
+    const double step = products > bytes / 36 ? products : bytes / 36;
+    const double waves = (double)ceil_div(items_of(p, t), device->num_sms / t->cluster);
+    const double items = waves * (steps * step + 300 + 3 * t->block_n);
+    const double memory =
+        device->bandwidth ? 2 * batch * (m * k + k * n + m * n) * clock / (double)device->bandwidth : 0;
+    const double parts = t->splits > 1 ? 5000 + batch * m * n * 8 * t->splits / (30.0 * device->num_sms) : 0;
+    return (items > memory ? items : memory) + items * 1e-3 + parts; /* of those that memory holds up, the quickest */
+}
+
+static struct tile tile_of(const fdm_device *device, const fdm_gemm_problem *p) {
+    static const struct tile tiles[] = {{2, 256, 2, 1}, {2, 256, 1, 1}, {2, 192, 2, 1}, {2, 192, 1, 1},
+                                        {2, 128, 2, 1}, {2, 128, 1, 1}, {1, 64, 1, 1},  {2, 64, 1, 1}};
+    struct tile best = tiles[0];
+    double least = 0;
+    for (size_t i = 0; i < sizeof tiles / sizeof tiles[0]; i++)
+        for (int32_t splits = 1; splits <= 16 && (splits == 1 || steps_of(p) / splits >= 8); splits *= 2) {
+            struct tile t = tiles[i];
+            t.splits = splits;
+            const double cycles = cycles_of(device, p, &t);
+            if (least > 0 && cycles >= least)
+                continue;
+            least = cycles;
+            best = t;
+        }
+    return best;
+}
+
+void gemm_hopper_fill(const fdm_device *device, const void *problem, fdm_companion_choice *choice) {
+    const fdm_gemm_problem *p = problem;
+    const struct tile t = tile_of(device, p);
+    const int64_t clusters = device->num_sms / t.cluster, items = items_of(p, &t);
+    int32_t *const at = choice->parameters;
+    at[P_WARPGROUPS] = t.warpgroups;
+    at[P_BLOCK_N] = t.block_n;
+    at[P_STAGES] = stages_of(device, &t);
+    at[P_CLUSTER] = t.cluster;
+    at[P_SPLITS] = t.splits;
+    at[P_BLOCKS] = (int32_t)(items < clusters ? items : clusters) * t.cluster;
+    choice->shared_bytes = gemm_hopper_shared_bytes(t.warpgroups, t.block_n, at[P_STAGES], t.splits > 1);
+    choice->workspace_bytes = t.splits > 1 ? (p->batch * p->m * p->n * 4 * t.splits + 63) / 64 * 64 : 0;
+    snprintf(choice->choice, sizeof choice->choice, "%dx%d, %d stages, cluster %d, %d split%s", 64 * t.warpgroups,
+             t.block_n, at[P_STAGES], t.cluster, t.splits, t.splits > 1 ? "s" : "");
+}
+
+/* ---- the launch ---- */
+
+int gemm_hopper_request(const fdm_gemm_plan *plan, struct cuda_kernel_request *request) {
+    static const char *const names[] = {GEMM_HOPPER_CONSTANTS(GPU_CONSTANT_NAME)};
+    enum { COUNT = sizeof names / sizeof names[0] };
+    const fdm_gemm_problem *p = &plan->problem;
+    const int32_t *at = plan->choice.parameters, partial = at[P_SPLITS] > 1;
+    const int64_t values[COUNT] = {p->dtype,         !p->a_rows_contiguous, p->b_rows_contiguous, p->has_c && !partial,
+                                   at[P_WARPGROUPS], at[P_BLOCK_N],         at[P_STAGES],         at[P_CLUSTER],
+                                   partial};
+    *request = (struct cuda_kernel_request){.file = "companions/gemm/gemm_hopper.cu",
+                                            .entry = "gemm_hopper",
+                                            .num_constants = COUNT,
+                                            .shared_bytes = (int32_t)plan->choice.shared_bytes,
+                                            .threads = 128 * (at[P_WARPGROUPS] + 1)};
+    for (int32_t i = 0; i < COUNT; i++)
+        request->constants[i] = (struct cuda_constant){names[i], values[i]};
+    return at[P_STAGES] > 1 && at[P_CLUSTER] >= 1 && at[P_SPLITS] >= 1 && at[P_BLOCKS] >= 1 &&
+           plan->choice.shared_bytes ==
+               gemm_hopper_shared_bytes(at[P_WARPGROUPS], at[P_BLOCK_N], at[P_STAGES], partial);
+}
+
+/* A matrix of rows x columns whose `contiguous` axis is the inner one, in boxes of 64 of it. */
+static struct cuda_tensor_layout layout_of(const fdm_gemm_problem *p, const struct gemm_matrix *x, int64_t inner,
+                                           int64_t outer, int64_t outer_stride, int32_t box, int batched) {
+    return (struct cuda_tensor_layout){
+        .type = p->dtype == FDM_FLOAT16 ? CUDA_MAP_FLOAT16 : CUDA_MAP_BFLOAT16,
+        .rank = 3,
+        .address = x->data,
+        .extents = {inner, outer, batched ? p->batch : 1},
+        .stride_bytes = {2, outer > 1 ? outer_stride * 2 : 16, batched ? x->batch * 2 : 16},
+        .box = {64, box, 1},
+        .swizzle_bytes = 128,
+        .l2_bytes = 256};
+}
+
+fdm_status gemm_hopper_launch(const fdm_gemm_plan *plan, const struct cuda_kernel *kernel,
+                              const struct gemm_params *params, void *stream) {
+    const fdm_gemm_problem *p = &plan->problem;
+    const int32_t *at = plan->choice.parameters;
+    const struct tile t = {at[P_WARPGROUPS], at[P_BLOCK_N], at[P_CLUSTER], at[P_SPLITS]};
+    struct cuda_tensor_map maps[3];
+    struct gemm_hopper_params a = {.in = *params,
+                                   .a_batched = p->batch > 1 && params->a.batch != 0,
+                                   .b_batched = p->batch > 1 && params->b.batch != 0,
+                                   .row_tiles = (int32_t)row_tiles_of(p, &t),
+                                   .column_tiles = (int32_t)ceil_div(p->n, t.block_n),
+                                   .items = (int32_t)items_of(p, &t),
+                                   .steps = (int32_t)steps_of(p)};
+    a.steps_per_split = (int32_t)ceil_div(a.steps, t.splits);
+    const int32_t rows = 64 * t.warpgroups, k = GEMM_HOPPER_BLOCK_K;
+    const struct cuda_tensor_layout layouts[3] = {
+        p->a_rows_contiguous ? layout_of(p, &params->a, p->k, p->m, params->a.row, rows, a.a_batched)
+                             : layout_of(p, &params->a, p->m, p->k, params->a.column, k, a.a_batched),
+        p->b_rows_contiguous
+            ? layout_of(p, &params->b, p->n, p->k, params->b.row, k / t.cluster, a.b_batched)
+            : layout_of(p, &params->b, p->k, p->n, params->b.column, t.block_n / t.cluster, a.b_batched),
+        layout_of(p, &params->out, p->n, p->m, params->out.row, 64, p->batch > 1)};
+    const fdm_status status = cuda_tensor_maps_make(plan->choice.device.index, layouts, 3, maps);
+    if (status)
+        return status;
+    a.a_map = maps[0], a.b_map = maps[1], a.out_map = maps[2];
+    const struct cuda_launch launch = {.kernel = kernel,
+                                       .grid = {(uint32_t)at[P_BLOCKS], 1, 1},
+                                       .threads = 128 * (uint32_t)(t.warpgroups + 1),
+                                       .cluster = (uint32_t)t.cluster,
+                                       .stream = stream,
+                                       .arguments = &a,
+                                       .arguments_bytes = sizeof a};
+    return cuda_launch(&launch);
+}

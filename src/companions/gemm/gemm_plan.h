@@ -1,0 +1,27 @@
+/* gemm_plan.h: the list of gemm kernels, and what a plan launches. */
+#ifndef FDM_GEMM_PLAN_H
+#define FDM_GEMM_PLAN_H
+
+#include "companions/companion.h"
+#include "companions/gemm/gemm.h"
+
+extern const struct companion_operation gemm_operation;
+
+enum { GEMM_REQUESTS_MAX = 2 };
+/* The kernels that the plan launches; 0 for a plan that companion_choose() cannot have made. */
+int32_t gemm_requests(const struct fdm_gemm_plan *plan, struct cuda_kernel_request *requests);
+/* Fills what of the parameters depends on the plan, and enqueues. */
+fdm_status gemm_launch(const struct fdm_gemm_plan *plan, struct gemm_params *params, void *workspace, void *stream);
+
+/* ---- gemm_hopper_plan.c ---- */
+
+/* The numbers of a choice of gemm.hopper. */
+enum gemm_hopper_parameter { P_WARPGROUPS, P_BLOCK_N, P_STAGES, P_CLUSTER, P_SPLITS, P_BLOCKS };
+const char *gemm_hopper_refusal(const fdm_device *device, const void *problem);
+void gemm_hopper_fill(const fdm_device *device, const void *problem, fdm_companion_choice *choice);
+/* 0: the numbers are none that gemm_hopper_fill() can have made. */
+int gemm_hopper_request(const struct fdm_gemm_plan *plan, struct cuda_kernel_request *request);
+fdm_status gemm_hopper_launch(const struct fdm_gemm_plan *plan, const struct cuda_kernel *kernel,
+                              const struct gemm_params *params, void *stream);
+
+#endif
