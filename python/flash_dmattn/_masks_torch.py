@@ -140,3 +140,28 @@ def from_mask(planes: Tensor) -> Optional[Pair]:
     exact = planes.new_empty(1, dtype=torch.int32)
     _native.intervals_from_mask(native_view(planes), *_views(pair), exact.data_ptr())
     return pair if int(exact) else None
+
+
+# ---- slots -----------------------------------------------------------------------------------------------------------
+
+_library.define(
+    "topk_append(Tensor bias, Tensor? k, Tensor? v, Tensor(a!) key, Tensor(b!) slot_bias, Tensor(c!) length, "
+    "Tensor(d!)? slot_k, Tensor(e!)? slot_v, Tensor? real) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+
+@torch.library.impl(_library, "topk_append", "CUDA")
+@torch.library.impl(_library, "topk_append", "CPU")
+def append(*tensors: Optional[Tensor]) -> Tensor:
+    """The slot that each head's token got; `tensors` as the operator's."""
+    length = tensors[5]
+    slot = length.new_empty(length.shape)
+    views = [None if each is None else native_view(each) for each in tensors]
+    _native.topk_append(*views[:8], views[8], native_view(slot), _stream_of(slot))
+    return slot
+
+
+@torch.library.register_fake("flash_dmattn::topk_append", lib=_library)
+def _append_fake(*tensors: Optional[Tensor]) -> Tensor:
+    return tensors[5].new_empty(tensors[5].shape)

@@ -21,7 +21,7 @@ class TopKState:
             out = flash_dmattn_func(q, state.k, state.v, attn_bias=state.bias)   # q [B, 1, H, D]
 
     Tensors of PyTorch on the CPU or a CUDA device (on its current stream; nothing waits, and `append` can be captured in
-    a graph, as it always works on the same memory), or NumPy arrays. h is the number of KV heads, or of query heads where
+    a graph, as it always works on the same memory, and traced by torch.compile), or NumPy arrays. h is the number of KV heads, or of query heads where
     each has a bias and K and V of its own.
 
     Attributes:
@@ -69,10 +69,21 @@ class TopKState:
         Returns:
             int32 [B, h]: the slot that the token got, -1 when none.
         """
+        if is_torch(self.key):
+            return self._append_torch(bias, k, v, real)
         slot = _new(self.length, self.length.shape)
         views = None if real is None else _view(real), _view(slot)
-        _native.topk_append(*self._arguments(bias, k, v), *views, _stream(self.key))
+        _native.topk_append(*self._arguments(bias, k, v), *views, 0)
         return slot
+
+    def _append_torch(self, bias: Any, k: Any, v: Any, real: Any) -> Any:
+        import torch
+
+        from . import _masks_torch
+
+        new = (None if each is None else each.detach() for each in (bias, k, v))
+        append = torch.ops.flash_dmattn.topk_append if torch.compiler.is_compiling() else _masks_torch.append
+        return append(*new, self.key, self.bias, self.length, self.k, self.v, real)
 
     def _arguments(self, bias: Any, k: Any, v: Any) -> tuple:
         arrays = (bias, k, v, self.key, self.bias, self.length, self.k, self.v)

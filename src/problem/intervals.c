@@ -18,12 +18,29 @@ static struct key_row row_of(const fdm_tensor *t, int64_t b, int64_t h) {
     return (struct key_row){data + b * tensor_stride(t, 0) + h * tensor_stride(t, 1), tensor_stride(t, 2)};
 }
 
+static void set_all(struct key_row r, int64_t from, int64_t to, int32_t value) {
+    for (int64_t j = from; j < to; j++)
+        r.data[j * r.stride] = value;
+}
+
+/* Of key j: j + offset. */
+static void set_ramp(struct key_row r, int64_t from, int64_t to, int64_t offset) {
+    if (r.stride == 1 && from < to && from + offset >= INT32_MIN && to - 1 + offset <= INT32_MAX)
+        for (int32_t j = (int32_t)from; j < (int32_t)to; j++)
+            r.data[j] = (int32_t)(j + offset);
+    else
+        for (int64_t j = from; j < to; j++)
+            r.data[j * r.stride] = clamp_row(j + offset);
+}
+
 static void rule_of_head(const struct interval_rule *rule, int64_t num_keys, struct key_row start, struct key_row end) {
-    for (int64_t j = 0; j < num_keys; j++) {
-        const int64_t row = j - rule->row_shift;
-        start.data[j * start.stride] = j < rule->prefix ? 0 : clamp_row(row - rule->right);
-        end.data[j * end.stride] = rule->left < 0 ? INT32_MAX : clamp_row(row + rule->left + 1);
-    }
+    const int64_t in_prefix = rule->prefix < num_keys ? rule->prefix : num_keys;
+    set_all(start, 0, in_prefix, 0);
+    set_ramp(start, in_prefix, num_keys, -rule->row_shift - rule->right);
+    if (rule->left < 0)
+        set_all(end, 0, num_keys, INT32_MAX);
+    else
+        set_ramp(end, 0, num_keys, rule->left + 1 - rule->row_shift);
 }
 
 void intervals_by_rule(const struct interval_rule *rule, const fdm_tensor *start, const fdm_tensor *end) {

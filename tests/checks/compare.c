@@ -120,13 +120,15 @@ static int compare_lse(const struct trial *t, const char *kernel) {
 }
 
 /* Against the baseline's, since no float64 holds both numbers beside the lowest bias: lse + lse_low is the logarithm.
- */
+ * Of its two terms, the largest score and the logarithm of a sum, the latter is at most log Sk, and 4e-6 of it may be
+ * off. */
 static int compare_lse_low(const struct trial *t, const char *kernel) {
     const int64_t elements = t->g[LSE_LOW].map ? guarded_elements(&t->g[LSE_LOW]) : 0;
     for (int64_t n = 0; n < elements; n++) {
         const double lse = t->baseline[LSE][n], low = guarded_get(&t->g[LSE_LOW], n), want = t->baseline[LSE_LOW][n];
         const double have = isinf(lse) ? low : guarded_get(&t->g[LSE], n) - lse + low;
-        const double limit = t->magnitude[LSE_LOW][n] + 4e-6 * fmax(fabs(want), 1) + exp2_error(kernel);
+        const double size = fmax(fmax(fabs(want), 1), fmin(fabs(lse), log((double)t->seqlen_k)));
+        const double limit = t->magnitude[LSE_LOW][n] + 4e-6 * size + exp2_error(kernel);
         if (!(fabs(have - want) <= limit)) {
             report(t, kernel, LSE_LOW, n, have, want, limit);
             return 0;

@@ -132,6 +132,15 @@ def test_builders_are_compiled_whole():
     assert all(torch.equal(a, b) for a, b in zip(have, want))
 
 
+def test_operator_checks():
+    offsets, device = torch.tensor([0, 3, 7], dtype=torch.int32), torch.device("cpu")
+    masks.document_intervals(offsets)  # the operators are there
+    operators = torch.ops.flash_dmattn
+    torch.library.opcheck(operators.window_intervals.default, (5, 7, True, 2, 0, device))
+    torch.library.opcheck(operators.prefix_intervals.default, (5, 7, 3, device))
+    torch.library.opcheck(operators.document_intervals.default, (offsets, True, 7))
+
+
 class Producer:
     """An array of which only DLPack is known."""
 

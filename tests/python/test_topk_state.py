@@ -83,6 +83,36 @@ def test_refused():
         state.append(torch.randn(1, 1, 1))
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_step_is_compiled_whole(backend):
+    torch.manual_seed(0)
+    bias, k = torch.randn(2, 2, 30), torch.randn(2, 30, 2, 8)
+    state, same = (masks.TopKState.of_prompt(bias[..., :20], 6, k[:, :20], k[:, :20]) for _ in range(2))
+
+    def step(of, bias, k):
+        slot = of.append(bias, k, k)
+        return slot, flash_dmattn_func(k, of.k, of.v, attn_bias=of.bias)
+
+    compiled = torch.compile(step, fullgraph=True, backend=backend)
+    for t in range(20, 30):
+        arguments = bias[..., t].clone(), k[:, t : t + 1].clone()
+        for have, want in zip(compiled(state, *arguments), step(same, *arguments)):
+            assert torch.equal(have, want)
+    assert torch.equal(state.key, same.key) and torch.equal(state.k, same.k)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_operator_checks(device):
+    bias, k = torch.randn(2, 2, 30, device=device), torch.randn(2, 30, 2, 8, device=device)
+    state = masks.TopKState.of_prompt(bias[..., :20], 6, k[:, :20], k[:, :20])
+    rows = k[:, 20:21].clone()
+    slots = (state.key, state.bias, state.length, state.k, state.v)
+    for real in (None, torch.tensor([True, False], device=device)):
+        torch.library.opcheck(
+            torch.ops.flash_dmattn.topk_append.default, (bias[..., 20].clone(), rows, rows.clone(), *slots, real)
+        )
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA")
 def test_a_step_in_a_graph():
     torch.manual_seed(0)

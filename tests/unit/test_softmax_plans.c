@@ -30,13 +30,13 @@ static void shapes(void **state) {
         const char *kernel, *choice;
     } cases[] = {
         {"sm_90", FDM_FORWARD, FDM_BFLOAT16, 4096, 8, 2, "softmax.resident", "1-lanes x 1+0-chunks, 1-block"},
-        {"sm_90", FDM_FORWARD, FDM_BFLOAT16, 4096, 256, 2, "softmax.resident", "8-lanes x 4+0-chunks, 1-block"},
-        {"sm_90", FDM_FORWARD, FDM_BFLOAT16, 4096, 256, 1, "softmax.resident", "16-lanes x 4+0-chunks, 1-block"},
+        {"sm_90", FDM_FORWARD, FDM_BFLOAT16, 4096, 256, 2, "softmax.resident", "16-lanes x 2+0-chunks, 1-block"},
+        {"sm_90", FDM_FORWARD, FDM_BFLOAT16, 4096, 256, 1, "softmax.resident", "32-lanes x 2+0-chunks, 1-block"},
         {"sm_90", FDM_BACKWARD, FDM_BFLOAT16, 4096, 256, 2, "softmax.resident", "16-lanes x 2+0-chunks, 1-block"},
         {"sm_90", FDM_FORWARD, FDM_FLOAT32, 4096, 16384, 2, "softmax.resident", "512-lanes x 8+0-chunks, 1-block"},
         {"sm_90", FDM_FORWARD, FDM_FLOAT32, 4096, 16385, 2, "softmax.resident", "512-lanes x 8+0-chunks, 2-blocks"},
         {"sm_90", FDM_FORWARD, FDM_FLOAT32, 64, 1 << 20, 2, "softmax.resident", "512-lanes x 8+24-chunks, 16-blocks"},
-        {"sm_90", FDM_FORWARD, FDM_BFLOAT16, 64, 1 << 20, 0, "softmax.resident", "512-lanes x 8+8-chunks, 16-blocks"},
+        {"sm_90", FDM_FORWARD, FDM_BFLOAT16, 64, 1 << 20, 0, "softmax.resident", "512-lanes x 4+16-chunks, 16-blocks"},
         {"sm_90", FDM_BACKWARD, FDM_FLOAT32, 64, 1 << 20, 2, "softmax.split", "17-pieces"},
         {"sm_90", FDM_FORWARD, FDM_FLOAT32, 1, 1 << 20, 2, "softmax.split", "256-pieces"},
         {"sm_80", FDM_FORWARD, FDM_FLOAT32, 4096, 16385, 2, "softmax.resident", "512-lanes x 8+8-chunks, 1-block"},

@@ -40,6 +40,20 @@ struct gemm_params {
 
 enum { GEMM_ELEMENT_THREADS = 256 };
 
+/* ---- gemm_mma ---- */
+
+#define GEMM_MMA_CONSTANTS(X)                                                    \
+    X(DTYPE)        /* GEMM_FLOAT16 or GEMM_BFLOAT16 */                          \
+    X(A_M_MAJOR)    /* 0: A's rows are contiguous, along k; 1: its columns */    \
+    X(B_N_MAJOR)    /* 0: B's columns are contiguous, along k; 1: its rows */    \
+    X(HAS_C)        /* 1: beta is not 0 */                                       \
+    X(ACCUMULATE16) /* 1: sums in float16 */                                     \
+    X(ALIGNED)      /* 1: rows of A, B and out begin at multiples of 16 bytes */ \
+    X(STAGES)       /* tiles of A, and of B, in flight */
+
+enum { GEMM_MMA_BLOCK = 128, GEMM_MMA_BLOCK_K = 32, GEMM_MMA_THREADS = 256 };
+enum { GEMM_MMA_STAGE_BYTES = 2 * GEMM_MMA_BLOCK * GEMM_MMA_BLOCK_K * 2 };
+
 /* ---- gemm_hopper ---- */
 
 #define GEMM_HOPPER_CONSTANTS(X)                                                     \

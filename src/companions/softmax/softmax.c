@@ -164,6 +164,25 @@ static struct softmax_rows rows_of(const fdm_tensor *t) {
     return rows;
 }
 
+/* Where every tensor's rows are as far apart along all axes, they are those of one; 1 when so. */
+static int join_axes(struct softmax_params *a) {
+    struct softmax_rows *const all[] = {&a->in, &a->out, &a->dout, &a->mask};
+    const int64_t outer = (int64_t)a->rows / a->extent[0] / a->extent[1];
+    for (int32_t i = 0; i < 4; i++) {
+        const int64_t *s = all[i]->stride, step = a->extent[1] > 1 ? s[2] : a->extent[0] > 1 ? s[1] : s[0];
+        if (!all[i]->data)
+            continue;
+        if ((a->extent[0] > 1 && s[1] != step * a->extent[1]) ||
+            (outer > 1 && s[0] != step * a->extent[1] * a->extent[0]))
+            return 0;
+    }
+    for (int32_t i = 0; i < 4; i++) {
+        int64_t *s = all[i]->stride;
+        s[2] = a->extent[1] > 1 ? s[2] : a->extent[0] > 1 ? s[1] : s[0];
+    }
+    return 1;
+}
+
 static int is_same_problem(const fdm_softmax_problem *planned, const fdm_softmax_problem *now) {
     return planned->dtype == now->dtype && planned->rows == now->rows && planned->columns == now->columns &&
            planned->log == now->log && planned->has_mask == now->has_mask &&
@@ -199,6 +218,7 @@ static fdm_status execute(const void *planned, const void *called, void *workspa
     for (int32_t i = 0; i < 2; i++)
         if (first->ndim - 3 + i >= 0)
             params.extent[i] = (uint32_t)first->shape[first->ndim - 3 + i];
+    params.flat = first->ndim <= 2 || join_axes(&params);
     const fdm_status status = companion_check_workspace(&plan->choice, workspace, bytes);
     return status ? status : softmax_launch(plan, &params, workspace, stream);
 }

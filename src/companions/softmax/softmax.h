@@ -14,6 +14,12 @@
 #define SOFTMAX_FLOAT16  1
 #define SOFTMAX_BFLOAT16 2
 
+/* VECTOR: how a thread reads 16 bytes. */
+#define SOFTMAX_ELEMENTS 0 /* by elements: rows of the tensors begin differently far from multiples of 16 bytes */
+#define SOFTMAX_SHIFTED  1 /* at once, but for a row's ends: rows begin alike */
+#define SOFTMAX_WHOLE    2 /* at once: rows begin at multiples of 16 bytes, and are */
+#define SOFTMAX_FULL     3 /* the same, and softmax_resident's threads all have as many of them as they can */
+
 /* The constants that specialise every kernel, in the order of the cache's listing. */
 #define SOFTMAX_CONSTANTS(X)                                                                                     \
     X(DTYPE)         /* of x, out, dout and dx */                                                                \
@@ -21,7 +27,7 @@
     X(LOG)           /* 1: log-softmax */                                                                        \
     X(MASK)          /* forward: 1: a mask hides elements */                                                     \
     X(FLIP)          /* forward: 1: scale < 0, so that the largest score is the smallest element's */            \
-    X(VECTOR)        /* 1: rows of all tensors begin equally far from multiples of 16 bytes */                   \
+    X(VECTOR)        /* SOFTMAX_* */                                                                             \
     X(THREADS)       /* of a block */                                                                            \
     X(LANES)         /* threads of one row in a block: all, or a power of two below 32 */                        \
     X(CHUNKS)        /* runs of 16 bytes that a thread has in registers at a time; softmax_resident: of a row */ \
@@ -44,6 +50,7 @@ struct softmax_params {
     uint32_t rows, columns;   /* rows = product of the three extents */
     uint32_t chunks;          /* softmax_chunks() of a row */
     uint32_t extent[2];       /* of the second and third row axis */
+    uint32_t flat;            /* 1: rows are one after the other along one axis */
     uint32_t mask_column;     /* 0: one byte stands for a row */
     uint32_t pieces;          /* softmax_split: of a row, each a block's */
     float scale;              /* in natural units; not 0 */

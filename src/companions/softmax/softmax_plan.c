@@ -15,6 +15,11 @@ static const fdm_softmax_problem *problem_of(const void *problem) { return probl
 static int64_t chunks_of(const fdm_softmax_problem *p, int32_t vector) {
     return softmax_chunks(p->columns, fdm_dtype_bytes(p->dtype), !vector || p->aligned == 2);
 }
+/* SOFTMAX_*, but for the one of softmax.resident alone. */
+static int32_t vector_of(const fdm_softmax_problem *p) {
+    const int whole = p->aligned == 2 && p->columns * fdm_dtype_bytes(p->dtype) % 16 == 0;
+    return whole ? SOFTMAX_WHOLE : p->aligned ? SOFTMAX_SHIFTED : SOFTMAX_ELEMENTS;
+}
 static int64_t at_least_1(int64_t x) { return x < 1 ? 1 : x; }
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -25,11 +30,14 @@ struct shape {
 };
 
 /* Four or eight loads under way for each thread, then more threads, then more blocks, then shared memory: what is small
- * leaves room for other rows on the multiprocessor, whose loads hide this one's arithmetic. Of the backward, which has
- * two inputs, half as many chunks. 0: the row is too long for the device. */
+ * leaves room for other rows on the multiprocessor, whose loads hide this one's arithmetic. Half as many of the
+ * backward, which has two inputs, and of 16-bit dtypes, whose elements are held as floats. 0: the row is too long for
+ * the device.
+ */
 static int shape_of(const fdm_device *device, const fdm_softmax_problem *p, struct shape *s) {
     const int64_t n = at_least_1(chunks_of(p, p->aligned > 0));
-    const int32_t inputs = p->pass == FDM_BACKWARD ? 2 : 1, most = 8 / inputs;
+    const int32_t inputs = p->pass == FDM_BACKWARD ? 2 : 1, halved = inputs == 2 || p->dtype != FDM_FLOAT32;
+    const int32_t most = halved ? 4 : 8;
     const int32_t cluster_max = device->compute_major >= 9 ? 16 : 1;
     static const int32_t shared_sizes[] = {8, 16, 24, 28};
     *s = (struct shape){1, 1, 0, 1};
@@ -72,7 +80,10 @@ static void resident_fill(const fdm_device *device, const void *problem, fdm_com
     struct shape s;
     shape_of(device, p, &s);
     const int32_t threads = s.lanes <= 32 ? 128 : s.lanes;
-    const int32_t parameters[] = {p->aligned > 0, threads, s.lanes, s.chunks, s.shared_chunks, s.cluster, 1};
+    const int64_t held = (int64_t)s.lanes * (s.chunks + s.shared_chunks) * s.cluster;
+    const int full = vector_of(p) == SOFTMAX_WHOLE && held == chunks_of(p, 1);
+    const int32_t parameters[] = {
+        full ? SOFTMAX_FULL : vector_of(p), threads, s.lanes, s.chunks, s.shared_chunks, s.cluster, 1};
     memcpy(choice->parameters, parameters, sizeof parameters);
     choice->shared_bytes = softmax_shared_bytes(threads, s.shared_chunks, p->pass == FDM_BACKWARD);
     snprintf(choice->choice, sizeof choice->choice, "%d-lanes x %d+%d-chunks, %d-block%s", s.lanes, s.chunks,
@@ -86,7 +97,7 @@ static const char *nothing_against(const fdm_device *device, const void *problem
 static void split_fill(const fdm_device *device, const void *problem, fdm_companion_choice *choice) {
     enum { THREADS = 256, CHUNKS = 4, BLOCKS_PER_SM = 8 };
     const fdm_softmax_problem *p = problem;
-    const int32_t vector = p->aligned > 0, chunks = p->pass == FDM_BACKWARD ? CHUNKS / 2 : CHUNKS;
+    const int32_t vector = vector_of(p), chunks = p->pass == FDM_BACKWARD ? CHUNKS / 2 : CHUNKS;
     const int64_t batches = at_least_1(ceil_div(chunks_of(p, vector), THREADS * chunks));
     int64_t pieces = ceil_div((int64_t)device->num_sms * BLOCKS_PER_SM, at_least_1(p->rows));
     pieces = pieces > batches ? batches : pieces;
@@ -112,7 +123,7 @@ static void fill_block_a_row(fdm_companion_choice *choice, int32_t vector) {
     snprintf(choice->choice, sizeof choice->choice, "256-threads");
 }
 static void vector_fill(const fdm_device *device, const void *problem, fdm_companion_choice *choice) {
-    fill_block_a_row(choice, 1);
+    fill_block_a_row(choice, vector_of(problem));
 }
 static void elements_fill(const fdm_device *device, const void *problem, fdm_companion_choice *choice) {
     fill_block_a_row(choice, 0);

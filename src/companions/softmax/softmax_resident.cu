@@ -1,23 +1,27 @@
 /* softmax_resident.cu: softmax of rows that are read once and stay on the multiprocessor until they are written.
  *
- * Idea: a row is loaded into registers, as packed as it came, with every load under way at once; its largest element
- * and sum are found there, and the results are made from the same registers: one read and one write of each element,
- * which is what a copy does. Exponentials are made twice, which costs less than to keep them as floats. Longer rows
- * also lie in shared memory (cp.async, each thread its own chunks, so nobody waits for another), and those longer still
- * are shared by the blocks of a cluster, whose sums meet in each block's shared memory.
+ * Idea: a row is loaded into registers with every load under way at once; its largest element and sum are found there,
+ * and the results are made from the same registers: one read and one write of each element, which is what a copy does.
+ * Exponentials are made once, relative to the thread's own largest element. Longer rows also lie in shared memory
+ * (cp.async, each thread its own chunks, so nobody waits for another), and those longer still are shared by the blocks
+ * of a cluster, whose sums meet in each block's shared memory.
  *
  * Tile: LANES threads a row, THREADS / LANES rows a block; of a row each thread has CHUNKS runs of 16 bytes in
  * registers and SHARED_CHUNKS in shared memory. Grid: blocks of rows; with CLUSTER, that many blocks a row.
  *
  * Shared memory: the chunks of in, then those of dout; two floats for each warp, and for each block of the cluster.
  *
- * Registers: 4 CHUNKS of the row (of the backward twice) and some 30 besides. */
+ * Registers: of a thread the elements as floats (of the backward 4 a chunk, twice) and some 30 besides; of the forward
+ * on whole chunks at most 64, so that a multiprocessor holds 1024 threads. */
 #include "companions/softmax/softmax_rows.cuh"
 #include "cuda/ptx/cluster.cuh"
 #include "cuda/ptx/copy.cuh"
 
 static_assert(LANES == THREADS || LANES <= 32, "a row is a part of a warp, or a block's");
 static_assert(CLUSTER == 1 || LANES == THREADS, "a cluster shares one row");
+
+/* Where a row's ends, or two inputs, take more registers, as many blocks as they leave. */
+#define BLOCKS_PER_SM (BACKWARD || VECTOR < SOFTMAX_WHOLE ? 1 : 1024 / THREADS)
 
 constexpr int SUMS_SHARED = THREADS / 32 * 2;
 constexpr uint32_t DOUT_OFFSET = THREADS * SHARED_CHUNKS * 16;
@@ -46,6 +50,36 @@ __device__ __forceinline__ void fetch_slot(uint32_t slot, const char *row, const
     if (masked)
         apply_mask(c, a, r, p);
     st_shared_16(slot, c.word[0], c.word[1], c.word[2], c.word[3]);
+}
+
+/* ---- chunks in registers, forward ---- */
+
+/* As floats; the largest z so far. */
+__device__ __forceinline__ float widen_chunk(float (&x)[PER_CHUNK], const struct chunk &c, float scale2, float n) {
+#pragma unroll
+    for (int j = 0; j < PER_CHUNK; j++)
+        x[j] = element_of(c, j);
+    return chunk_largest(c, scale2, n);
+}
+/* Their exponentials relative to `n`, kept in their place (log-softmax: z - n), and the sum. */
+__device__ __forceinline__ float exponentials(float (&x)[PER_CHUNK], float scale2, float n) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int j = 0; j < PER_CHUNK; j++) {
+        const float z = fmaf(x[j], scale2, -n), e = ex2_approx(z);
+        sum += e;
+        x[j] = LOG ? z : e;
+    }
+    return sum;
+}
+/* The results; `weight` is what an exponential relative to the thread's own n becomes. */
+__device__ __forceinline__ struct chunk scaled_chunk(const float (&x)[PER_CHUNK], float n_less, float factor,
+                                                     float weight) {
+    float y[PER_CHUNK];
+#pragma unroll
+    for (int j = 0; j < PER_CHUNK; j++)
+        y[j] = LOG ? fmaf(x[j] + n_less, LN_2, -factor) : x[j] * weight;
+    return chunk_of(y);
 }
 
 /* ---- sums of a cluster ---- */
@@ -78,7 +112,7 @@ __device__ __forceinline__ struct place place_in(const struct part &p, const str
     return place_of(r, (p.first + i) * LANES, p.lane);
 }
 __device__ __forceinline__ bool has(const struct part &p, const struct row &r, int i) {
-    return (CLUSTER == 1 || i < (int)p.share) && begins(place_in(p, r, i), p.columns);
+    return VECTOR == SOFTMAX_FULL || ((CLUSTER == 1 || i < (int)p.share) && begins(place_in(p, r, i), p.columns));
 }
 
 __device__ __forceinline__ void fetch_shared(const struct softmax_params &a, const struct row &r,
@@ -94,7 +128,7 @@ __device__ __forceinline__ void fetch_shared(const struct softmax_params &a, con
     cp_async_commit();
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     softmax_resident(const __grid_constant__ struct softmax_params a) {
     extern __shared__ uint4 dynamic[];
     __shared__ float scratch[SUMS_SHARED], cluster_scratch[2 * CLUSTER];
@@ -120,21 +154,25 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         }
 
     struct sums s = no_sums();
+    float x[BACKWARD ? 1 : CHUNKS][PER_CHUNK];
 #pragma unroll
     for (int i = 0; i < CHUNKS; i++)
-        if (!BACKWARD && has(part, r, i)) {
+        if (has(part, r, i)) {
             apply_mask(in[i], a, r, place_in(part, r, i));
-            s.n = chunk_largest(in[i], scale2, s.n);
+            if (BACKWARD)
+                s.sum += chunk_product(in[i], dout[BACKWARD ? i : 0]);
+            else
+                s.n = widen_chunk(x[BACKWARD ? 0 : i], in[i], scale2, s.n);
         }
+    const float own = s.n; /* what the exponentials in registers are relative to */
 #pragma unroll
     for (int i = 0; i < CHUNKS; i++)
-        if (has(part, r, i))
-            s.sum += BACKWARD ? chunk_product(in[i], dout[BACKWARD ? i : 0]) : chunk_sum(in[i], scale2, s.n);
+        if (!BACKWARD && has(part, r, i))
+            s.sum += exponentials(x[BACKWARD ? 0 : i], scale2, finite(own));
     cp_async_wait<0>();
     for (int i = 0; i < SHARED_CHUNKS; i++)
         if (has(part, r, CHUNKS + i))
             add_chunk(s, read_slot(slot_of(in_slots, i)), read_slot(slot_of(dout_slots, i)), scale2);
-
     if (LANES <= 32)
         sums_over_lanes<(LANES <= 32 ? LANES : 32)>(s);
     else
@@ -143,14 +181,20 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         sums_over_cluster(s, cluster_scratch);
 
     const struct totals t = totals_of(s);
+    const float weight = (own == MINUS_INF ? 0.0f : ex2_approx(own - t.n)) * t.factor;
+    if (!active)
+        return; /* of no cluster: its blocks all have the same row */
 #pragma unroll
     for (int i = 0; i < CHUNKS; i++)
-        if (has(part, r, i))
-            store_chunk(r.out, place_in(part, r, i), part.columns,
-                        results_of(in[i], dout[BACKWARD ? i : 0], t, a.scale, scale2));
+        if (has(part, r, i)) {
+            const struct chunk result = BACKWARD
+                                            ? results_of(in[i], dout[BACKWARD ? i : 0], t, a.scale, scale2)
+                                            : scaled_chunk(x[BACKWARD ? 0 : i], finite(own) - t.n, t.factor, weight);
+            store_chunk(r.out, place_in(part, r, i), part.columns, result);
+        }
     for (int i = 0; i < SHARED_CHUNKS; i++)
         if (has(part, r, CHUNKS + i)) {
-            const struct chunk x = read_slot(slot_of(in_slots, i)), d = read_slot(slot_of(dout_slots, i));
-            store_chunk(r.out, place_in(part, r, CHUNKS + i), part.columns, results_of(x, d, t, a.scale, scale2));
+            const struct chunk y = read_slot(slot_of(in_slots, i)), d = read_slot(slot_of(dout_slots, i));
+            store_chunk(r.out, place_in(part, r, CHUNKS + i), part.columns, results_of(y, d, t, a.scale, scale2));
         }
 }

@@ -69,14 +69,17 @@ __device__ __forceinline__ int64_t offset_of(const struct softmax_rows &t, const
 }
 
 __device__ __forceinline__ struct row row_of(const struct softmax_params &a, uint32_t number) {
-    const uint32_t upper = number / a.extent[1];
-    const uint32_t at[SOFTMAX_ROW_AXES] = {upper / a.extent[0], upper % a.extent[0], number % a.extent[1]};
+    uint32_t at[SOFTMAX_ROW_AXES] = {0, 0, number};
+    if (!a.flat) {
+        const uint32_t upper = number / a.extent[1];
+        at[0] = upper / a.extent[0], at[1] = upper % a.extent[0], at[2] = number % a.extent[1];
+    }
     struct row r;
     r.in = a.in.data + offset_of(a.in, at) * ELEMENT_BYTES;
     r.dout = BACKWARD ? a.dout.data + offset_of(a.dout, at) * ELEMENT_BYTES : nullptr;
     r.out = a.out.data + offset_of(a.out, at) * ELEMENT_BYTES;
     r.mask = MASK ? (const uint8_t *)a.mask.data + offset_of(a.mask, at) : nullptr;
-    r.shift = VECTOR ? (int32_t)((uint64_t)r.in % 16 / ELEMENT_BYTES) : 0;
+    r.shift = VECTOR == SOFTMAX_SHIFTED ? (int32_t)((uint64_t)r.in % 16 / ELEMENT_BYTES) : 0;
     return r;
 }
 
@@ -91,7 +94,7 @@ __device__ __forceinline__ struct place place_of(const struct row &r, uint32_t t
 }
 __device__ __forceinline__ bool begins(const struct place &p, uint32_t columns) { return p.first < (int32_t)columns; }
 __device__ __forceinline__ bool is_whole(const struct place &p, uint32_t columns) {
-    return VECTOR && p.first >= 0 && p.first + PER_CHUNK <= (int32_t)columns;
+    return VECTOR >= SOFTMAX_WHOLE || VECTOR && p.first >= 0 && p.first + PER_CHUNK <= (int32_t)columns;
 }
 
 __device__ __forceinline__ void hide(struct chunk &c, int j) {

@@ -1,0 +1,184 @@
+/* gemm_mma.cu: C = alpha A B + beta C for compute capability 8.0 and above, by mma.sync, for 16-bit dtypes.
+ *
+ * Idea: a block owns a tile of C in registers and walks k; cp.async fills a ring of STAGES tiles of A and B in shared
+ * memory while the tensor cores work on an earlier one (the multistage design of CUTLASS 2). Chunks of 16 bytes of a
+ * tile are permuted within their row, so that ldmatrix, which reads one chunk from each of eight rows, meets eight
+ * different bank groups. Where addresses are no multiples of 16 bytes, threads copy elements instead.
+ *
+ * Tile: 128 x 128 of C, 32 of k a step. Eight warps, two down and four across, own 64 x 32 each: 4 x 4 products
+ * m16n8k16. Blocks in groups of 16 tiles down, so that those at work at one time share A and B in L2.
+ *
+ * Shared memory [STAGES]: A, k-major [128 rows][32 of k] or m-major [32 of k][128 rows]; B, k-major [128 columns][32 of
+ * k] or n-major [32 of k][128 columns]. A and B are held alike: `outer` is the axis that C keeps.
+ *
+ * Registers: 64 sums (32 in float16), 16 of A, 8 of B and some 30 besides, of 128: two blocks a multiprocessor. */
+#include "companions/gemm/gemm_elements.cuh"
+#include "cuda/ptx/copy.cuh"
+#include "cuda/ptx/mma.cuh"
+
+GEMM_MMA_CONSTANTS(GPU_CONSTANT_GIVEN)
+
+constexpr int BLOCK = GEMM_MMA_BLOCK, BLOCK_K = GEMM_MMA_BLOCK_K, THREADS = GEMM_MMA_THREADS;
+constexpr int OPERAND_BYTES = BLOCK * BLOCK_K * 2, STAGE_BYTES = 2 * OPERAND_BYTES;
+constexpr int CHUNKS = OPERAND_BYTES / 16 / THREADS; /* that a thread copies, of A and of B */
+static_assert(!ACCUMULATE16 || DTYPE == GEMM_FLOAT16, "sums in float16 are of float16");
+
+/* ---- operands in shared memory ---- */
+
+/* Where the chunk of elements `x` .. x + 7 of row `y` lies: rows of BLOCK_K elements, or with `across` of BLOCK. */
+template <bool across> __device__ __forceinline__ uint32_t chunk_at(int y, int x) {
+    const uint32_t chunk = x / 8;
+    return across ? y * (BLOCK * 2) + ((chunk ^ (y & 7)) << 4) : y * (BLOCK_K * 2) + ((chunk ^ (y >> 1 & 3)) << 4);
+}
+
+/* One operand of a block: element (outer, k) at data + outer * outer_stride + k * k_stride, one of which is 1. */
+struct operand {
+    const char *data;
+    int64_t outer_stride, k_stride;
+    int outer, k; /* that are left from the block's first on */
+};
+
+/* Eight elements from (outer, k) on, along the contiguous axis; those outside of the matrix are 0. */
+template <bool across>
+__device__ __forceinline__ void copy_chunk(uint32_t to, const struct operand &x, int outer, int k) {
+    const int left = across ? x.outer - outer : x.k - k;
+    const int inside = (across ? k < x.k : outer < x.outer) && left > 0 ? min(left, 8) : 0;
+    const uint16_t *from = (const uint16_t *)x.data + (inside ? outer * x.outer_stride + k * x.k_stride : 0);
+    if (ALIGNED) {
+        cp_async_16_fill(to, from, inside * 2);
+        return;
+    }
+    uint32_t word[4] = {0, 0, 0, 0};
+    const int64_t step = across ? x.outer_stride : x.k_stride;
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        if (i < inside)
+            word[i / 2] |= (uint32_t)from[i * step] << 16 * (i % 2);
+    st_shared_16(to, word[0], word[1], word[2], word[3]);
+}
+
+/* A tile of BLOCK x BLOCK_K from `k` on. */
+template <bool across> __device__ __forceinline__ void copy_tile(uint32_t to, const struct operand &x, int k) {
+    constexpr int WIDTH = (across ? BLOCK : BLOCK_K) / 8; /* chunks of a row */
+#pragma unroll
+    for (int i = 0; i < CHUNKS; i++) {
+        const int number = i * THREADS + threadIdx.x, row = number / WIDTH, column = number % WIDTH * 8;
+        copy_chunk<across>(to + chunk_at<across>(row, column), x, across ? column : row, k + (across ? row : column));
+    }
+}
+
+/* Fragments of 16 of `outer` from `outer` on by 16 of k from `k` on: matrices of 8 x 8, those of A with the halves of
+ * outer first, those of B (by_k) with the halves of k first. */
+template <bool across, bool by_k>
+__device__ __forceinline__ void load_fragment(uint32_t (&r)[4], uint32_t tile, int outer, int k) {
+    const int lane = threadIdx.x % 32, first = lane / 8 % 2 * 8, second = lane / 16 * 8;
+    const int o = outer + (by_k ? second : first), n = k + (by_k ? first : second);
+    if (across)
+        ldmatrix_x4_trans(r, tile + chunk_at<true>(n + lane % 8, o));
+    else
+        ldmatrix_x4(r, tile + chunk_at<false>(o + lane % 8, n));
+}
+
+/* ---- sums ---- */
+
+/* Of an m16n8 product; in float16 two to a register. One of the two is used. */
+struct sums {
+    float wide[4];
+    uint32_t narrow[2];
+};
+
+__device__ __forceinline__ void multiply(struct sums &s, const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    if (ACCUMULATE16)
+        mma_m16n8k16_f16_f16(s.narrow, a, b0, b1);
+    else if (DTYPE == GEMM_FLOAT16)
+        mma_m16n8k16_f16(s.wide, a, b0, b1);
+    else
+        mma_m16n8k16_bf16(s.wide, a, b0, b1);
+}
+
+__device__ __forceinline__ float sum_of(const struct sums &s, int i) {
+    return ACCUMULATE16 ? widened((uint16_t)(s.narrow[i / 2] >> 16 * (i % 2))) : s.wide[i];
+}
+
+/* Two neighbours of a row. */
+__device__ __forceinline__ void store_pair(const struct gemm_params &a, const struct sums &s, int half, int batch,
+                                           int row, int column) {
+    if (row >= a.m || column >= a.n)
+        return;
+    uint16_t *to = element_of(a.out, batch, row, column);
+    const float low = finished(a, sum_of(s, half * 2), batch, row, column);
+    if (column + 1 == a.n) {
+        *to = (uint16_t)narrowed(low, 0.0f);
+        return;
+    }
+    const uint32_t pair = narrowed(low, finished(a, sum_of(s, half * 2 + 1), batch, row, column + 1));
+    if (ALIGNED) {
+        *(uint32_t *)to = pair;
+    } else {
+        *to = (uint16_t)pair;
+        *element_of(a.out, batch, row, column + 1) = (uint16_t)(pair >> 16);
+    }
+}
+
+/* ---- the kernel ---- */
+
+extern "C" __global__ void __launch_bounds__(GEMM_MMA_THREADS, ALIGNED ? 2 : 1)
+    gemm_mma(const __grid_constant__ struct gemm_params a) {
+    extern __shared__ char shared[];
+    const uint32_t base = (shared_address(shared) + 127) / 128 * 128;
+    const int row_tiles = (a.m + BLOCK - 1) / BLOCK, column_tiles = (a.n + BLOCK - 1) / BLOCK;
+    const int tile = blockIdx.x % (row_tiles * column_tiles), batch = blockIdx.x / (row_tiles * column_tiles);
+    const int first = tile / (16 * column_tiles) * 16, height = min(16, row_tiles - first);
+    const int within = tile - first * column_tiles;
+    const int row = (first + within % height) * BLOCK, column = within / height * BLOCK;
+
+    const struct operand left = {(const char *)element_of(a.a, batch, row, 0), a.a.row, a.a.column, a.m - row, a.k};
+    const struct operand right = {(const char *)element_of(a.b, batch, 0, column), a.b.column, a.b.row, a.n - column,
+                                  a.k};
+    const int steps = (a.k + BLOCK_K - 1) / BLOCK_K;
+    const int warp_row = threadIdx.x / 32 % 2 * 64, warp_column = threadIdx.x / 64 * 32;
+    struct sums s[4][4] = {};
+
+#pragma unroll
+    for (int step = 0; step < STAGES - 1; step++) {
+        copy_tile<A_M_MAJOR>(base + step * STAGE_BYTES, left, step * BLOCK_K);
+        copy_tile<B_N_MAJOR>(base + step * STAGE_BYTES + OPERAND_BYTES, right, step * BLOCK_K);
+        cp_async_commit();
+    }
+    for (int step = 0; step < steps; step++) {
+        cp_async_wait<STAGES - 2>();
+        __syncthreads(); /* this step's tiles are there, and everybody has done the step before */
+        const int next = step + STAGES - 1;
+        copy_tile<A_M_MAJOR>(base + next % STAGES * STAGE_BYTES, left, next * BLOCK_K);
+        copy_tile<B_N_MAJOR>(base + next % STAGES * STAGE_BYTES + OPERAND_BYTES, right, next * BLOCK_K);
+        cp_async_commit();
+
+        const uint32_t now = base + step % STAGES * STAGE_BYTES;
+#pragma unroll
+        for (int k = 0; k < BLOCK_K; k += 16) {
+            uint32_t x[4][4], y[2][4];
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                load_fragment<A_M_MAJOR, false>(x[i], now, warp_row + 16 * i, k);
+#pragma unroll
+            for (int j = 0; j < 2; j++)
+                load_fragment<B_N_MAJOR, true>(y[j], now + OPERAND_BYTES, warp_column + 16 * j, k);
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+#pragma unroll
+                for (int j = 0; j < 4; j++)
+                    multiply(s[i][j], x[i], y[j / 2][j % 2 * 2], y[j / 2][j % 2 * 2 + 1]);
+        }
+    }
+    cp_async_wait<0>();
+
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+                store_pair(a, s[i][j], half, batch, row + warp_row + 16 * i + half * 8 + lane / 4,
+                           column + warp_column + 8 * j + lane % 4 * 2);
+}
