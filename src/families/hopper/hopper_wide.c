@@ -1,5 +1,5 @@
-/* hopper_wide.c: the wgmma backward in two kernels, on the host: for head dims above 128, and for the same bits
- * every time at all head dims. */
+/* hopper_wide.c: the wgmma backward in two kernels, on the host: for head dims above 128, with the same bits every time.
+ */
 #include "families/hopper/hopper_wide.h"
 
 #include <stdio.h>
