@@ -17,7 +17,7 @@
     X(WINDOW)  /* causal or window */                                                                  \
     X(MASK)                                                                                            \
     X(MASK_ROWS) /* 0: the mask is the same for all rows */                                            \
-    X(BIAS)                                                                                            \
+    X(BIAS)      /* GPU_BIAS_* */                                                                      \
     X(BIAS_ROWS)                                                                                       \
     X(SCORES_ALIGNED) /* 1: rows of mask and bias are contiguous and start at multiples of 16 bytes */ \
     X(INTERVALS)                                                                                       \
