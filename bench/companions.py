@@ -16,7 +16,7 @@ from flash_dmattn import _native, gemm, softmax
 
 
 def seconds_of(call, count: int) -> float:
-    torch.cuda._sleep(1_000_000)  # the host runs ahead: what it takes to launch is not in the sample
+    torch.cuda._sleep(4_000_000)  # the host runs ahead: what it takes to launch is not in the sample
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     begin.record()
     for _ in range(count):

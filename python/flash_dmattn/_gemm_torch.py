@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from . import _native, _torch
-from ._softmax_torch import allocator_of, stream_of
+from ._softmax_torch import allocator_of, is_plain, stream_of
 
 _library = torch.library.Library("flash_dmattn", "FRAGMENT")
 _library.define(
@@ -39,9 +39,8 @@ def _gemm(
     a: Tensor, b: Tensor, c: Optional[Tensor], alpha: float, beta: float, accumulate16: bool, kernel: Optional[str]
 ) -> Tensor:
     out = _new_out(a, b)
-    with torch.cuda.device_of(a):
-        views = (_matrix(each) for each in (a, b, c, out))
-        _native.gemm(*views, alpha, beta, accumulate16, kernel, stream_of(a), allocator_of(a))
+    views = (_matrix(each) for each in (a, b, c, out))
+    _native.gemm(*views, alpha, beta, accumulate16, kernel, stream_of(a), allocator_of(a))
     return out
 
 
@@ -104,4 +103,5 @@ def gemm(
             raise ValueError(f"{name} is on {tensor.device}, but a is on {a.device}")
         if tensor.dim() not in (2, 3):
             raise ValueError(f"{name} has {tensor.dim()} axes; it needs 2, or 3 with a batch")
-    return torch.ops.flash_dmattn.gemm(a, b, c, alpha, beta, accumulate_float16, kernel)
+    run = _gemm if is_plain(a, b, c) else torch.ops.flash_dmattn.gemm
+    return run(a, b, c, alpha, beta, accumulate_float16, kernel)

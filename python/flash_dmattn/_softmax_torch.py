@@ -6,6 +6,7 @@ from typing import Any, Callable, Optional, Tuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from . import _native, _torch
 
@@ -36,6 +37,20 @@ def stream_of(tensor: Tensor) -> int:
     return torch._C._cuda_getCurrentRawStream(tensor.device.index) if tensor.is_cuda else 0
 
 
+def is_plain(*tensors: Optional[Tensor]) -> bool:
+    """Whether the dispatcher would add nothing but its time: eager mode, no subclass, mode, transform or gradient."""
+    return not (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._are_functorch_transforms_active()
+        or torch._C._get_tracing_state()
+        or torch.autograd._profiler_enabled()
+        or forward_ad._current_level >= 0
+        or any(each is not None and type(each) not in (Tensor, torch.nn.Parameter) for each in tensors)
+        or (torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors))
+    )
+
+
 def _rows(tensor: Tensor) -> Tensor:
     """At most four axes, the last contiguous."""
     if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
@@ -55,8 +70,7 @@ def _mask_rows(mask: Tensor, x: Tensor) -> Tensor:
 def _run(backward: bool, tensors: Tuple[Optional[Tensor], ...], scale: float, log: bool, kernel: Optional[str]) -> None:
     first = next(each for each in tensors if each is not None)
     views = (None if each is None else _torch.native_view(each) for each in tensors)
-    with torch.cuda.device_of(first):
-        _native.softmax(backward, *views, scale, log, kernel, stream_of(first), allocator_of(first))
+    _native.softmax(backward, *views, scale, log, kernel, stream_of(first), allocator_of(first))
 
 
 @torch.library.impl(_library, "softmax", "CUDA")
@@ -148,4 +162,5 @@ def softmax(x: Tensor, mask: Any, scale: float, log: bool, kernel: Optional[str]
             raise ValueError(f"mask is on {mask.device}, but x is on {x.device}")
         if mask.dim() > x.dim():
             raise ValueError(f"mask has {mask.dim()} axes, but x has {x.dim()}")
-    return torch.ops.flash_dmattn.softmax(x, mask, scale, log, kernel)
+    run = _softmax if is_plain(x, mask) else torch.ops.flash_dmattn.softmax
+    return run(x, mask, scale, log, kernel)

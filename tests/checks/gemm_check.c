@@ -24,7 +24,8 @@ struct trial {
 static void make(struct device_array *x, const struct trial *t, int64_t batch, int64_t rows, int64_t columns,
                  int columns_contiguous) {
     const int64_t inner = columns_contiguous ? rows : columns, outer = columns_contiguous ? columns : rows;
-    const int64_t pitch = inner + t->padding, whole = (outer * pitch + 7) / 8 * 8;
+    const int64_t pitch = (t->padding % 8 ? inner : (inner + 7) / 8 * 8) + t->padding,
+                  whole = (outer * pitch + 7) / 8 * 8;
     const int64_t shape[3] = {batch, rows, columns};
     const int64_t strides[3] = {whole, columns_contiguous ? 1 : pitch, columns_contiguous ? pitch : 1};
     array_make(x, t->dtype, 3, shape, strides, t->offset);
@@ -192,7 +193,8 @@ int main(int argc, char **argv) {
                                        {8, 0, 8, 1},       {8, 8, 0, 1},        {8, 8, 8, 0},       {64, 64, 64, 1},
                                        {72, 80, 72, 2},    {128, 256, 128, 1},  {130, 264, 136, 1}, {200, 320, 56, 1},
                                        {56, 128, 2048, 1}, {120, 72, 1032, 2},  {16, 512, 520, 1},  {264, 200, 192, 3},
-                                       {512, 768, 64, 1},  {640, 1024, 128, 1}, {1, 1, 700, 1}};
+                                       {512, 768, 64, 1},  {640, 1024, 128, 1}, {1, 1, 700, 1},     {72, 203, 100, 2},
+                                       {65, 129, 63, 1}};
     static const int64_t large[][4] = {{1024, 1024, 1024, 1}, {2048, 2048, 512, 1}, {3000, 3080, 320, 1},
                                        {16, 8192, 8192, 1},   {64, 512, 16384, 1},  {4096, 4096, 256, 1},
                                        {5120, 640, 1000, 2},  {128, 192, 8192, 3}};

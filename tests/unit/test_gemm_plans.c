@@ -97,6 +97,8 @@ static void refusals_of_plans(void **state) {
     assert_says(fdm_plan_gemm(&cpu, &p, NULL, &plan), FDM_ERROR_UNSUPPORTED, "gemm runs on CUDA devices only");
     assert_says(fdm_plan_gemm(&older, &p, "gemm.hopper", &plan), FDM_ERROR_UNSUPPORTED,
                 "kernel 'gemm.hopper' cannot run it: it is for compute capability 9.0");
+    p.n = 65;
+    assert_says(fdm_plan_gemm(&device, &p, "gemm.hopper", &plan), FDM_ERROR_UNSUPPORTED, "TMA writes whole ones");
     p.mappable = 0;
     assert_says(fdm_plan_gemm(&device, &p, "gemm.hopper", &plan), FDM_ERROR_UNSUPPORTED, "multiples of 16 bytes");
     p.accumulate_float16 = 1;

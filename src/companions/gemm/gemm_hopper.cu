@@ -160,14 +160,15 @@ __device__ __forceinline__ uint32_t pair_of(const struct gemm_params &a, float x
     return narrowed(x, y);
 }
 
-/* Panels of 64 columns by way of two buffers, each written by TMA while the next is filled. */
+/* Panels of 64 columns by way of two buffers in turn, across tiles, each written by TMA while the next is filled. */
 __device__ __forceinline__ void store_tile(const struct gemm_hopper_params &a, const struct item &item,
-                                           const float (&sums)[BLOCK_N / 2], uint32_t buffers, int warpgroup) {
+                                           const float (&sums)[BLOCK_N / 2], uint32_t buffers, int warpgroup,
+                                           uint32_t &turn) {
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, own = warp * 16 + lane % 16;
     const int first = item.row + 64 * warpgroup, row = first + (int)(warp * 16 + lane / 4);
 #pragma unroll
-    for (int panel = 0; panel < BLOCK_N / 64; panel++) {
-        const uint32_t buffer = buffers + panel % 2 * PANEL;
+    for (int panel = 0; panel < BLOCK_N / 64; panel++, turn ^= 1) {
+        const uint32_t buffer = buffers + turn * PANEL;
         if (threadIdx.x % 128 == 0)
             cp_async_bulk_wait_read<1>();
         barrier_sync(1 + warpgroup, 128);
@@ -207,6 +208,7 @@ __device__ __forceinline__ void store_partial(const struct gemm_hopper_params &a
 __device__ __forceinline__ void consume(const struct gemm_hopper_params &a, uint32_t base, int warpgroup) {
     struct position at = {0, 0};
     const uint32_t buffers = base + C_OFFSET + warpgroup * 2 * PANEL;
+    uint32_t turn = 0;
     float sums[BLOCK_N / 2];
     for (int number = blockIdx.x / CLUSTER; number < a.items; number += gridDim.x / CLUSTER) {
         const struct item item = item_of(a, number);
@@ -214,7 +216,7 @@ __device__ __forceinline__ void consume(const struct gemm_hopper_params &a, uint
         if (PARTIAL)
             store_partial(a, item, sums, warpgroup);
         else
-            store_tile(a, item, sums, buffers, warpgroup);
+            store_tile(a, item, sums, buffers, warpgroup, turn);
     }
     if (threadIdx.x % 128 == 0)
         cp_async_bulk_wait<0>(); /* shared memory is there until it has been read */

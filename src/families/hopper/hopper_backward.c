@@ -146,14 +146,10 @@ static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
                : NULL;
 }
 
-/* MB of L2 that rows and sums of dQ of heads in turn should stay in. Where keys are sorted all heads take turns up to
- * 192 MB, as the longest walks begin first and the last then end sooner: 0.50 instead of 0.62 ms at 134 MB (S 8192),
- * but 5.6 instead of 5.4 at 537 (S 32768). */
-enum { SORTED_L2_MB = 192 };
-static int32_t l2_mb(const fdm_problem *p) {
-    const int64_t bytes = p->batch * p->heads * p->seqlen_q * (6 * p->head_dim + 2 * p->head_dim_v);
-    return gathers(p) && bytes >> 20 <= SORTED_L2_MB ? SORTED_L2_MB : HOPPER_BACKWARD_L2_MB;
-}
+/* MB of L2 that rows and sums of dQ of heads in turn should stay in. Where keys are sorted all heads take turns: the
+ * longest walks begin first, and the last then end sooner; walks of a head begin at its end and stay together. */
+enum { ALL_HEADS_MB = 1 << 20 };
+static int32_t l2_mb(const fdm_problem *p) { return gathers(p) ? ALL_HEADS_MB : HOPPER_BACKWARD_L2_MB; }
 
 /* First the tiles, then, of the first, the other way to make dQ and the other divisions of heads. */
 static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, fdm_plan *plan) {

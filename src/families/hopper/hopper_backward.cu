@@ -547,7 +547,7 @@ struct owner {
 
     /* DBIAS_ADDS: after the last step of a head the sums of its keys go to the workspace. */
     __device__ __forceinline__ void end_step() {
-        if (tile * BLOCK_M > ds_row)
+        if (LISTED ? tile * BLOCK_M < ds_row : tile * BLOCK_M > ds_row)
             return;
         const int thread = (int)tid_x_reread();
 #pragma unroll

@@ -33,15 +33,18 @@ struct key_block {
     int start_tile;
 #endif
 #if LISTED
+    /* The others of first_tile down to last_tile, without a bit at address `seen`, have no step. The walk is from the
+     * last row to the first: most blocks begin at the sequence's end then, and read and add to the same rows at the
+     * same time. */
     int last_tile;
-    uint32_t seen; /* address of a bit for each tile; the others of first_tile .. last_tile have no step */
+    uint32_t seen;
     __device__ __forceinline__ int tile_after(int tile) const {
         if (tile == last_tile)
             return first_tile;
-        uint32_t at = seen + ++tile / 32 * 4, bits = ld_shared_4(at) >> tile % 32 << tile % 32;
+        uint32_t at = seen + --tile / 32 * 4, bits = ld_shared_4(at) << (31 - tile % 32) >> (31 - tile % 32);
         while (!bits)
-            bits = ld_shared_4(at += 4);
-        return (int)(at - seen) * 8 + __ffs(bits) - 1;
+            bits = ld_shared_4(at -= 4);
+        return (int)(at - seen) * 8 + 31 - __clz(bits);
     }
 #endif
 };
@@ -95,7 +98,7 @@ struct step_rows {
     __device__ __forceinline__ void advance(const struct key_block &k) {
 #if LISTED
         const int next = k.tile_after(tile);
-        head += next <= tile;
+        head += next >= tile;
         tile = next;
 #elif ROTATED
         if (++tile == k.first_tile + k.tiles)
