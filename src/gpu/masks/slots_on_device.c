@@ -3,8 +3,7 @@
 
 #include "base/error.h"
 #include "gpu/forward_params.h"
-
-enum { SLOT_THREADS = 256 }; /* topk_slots.cuh */
+#include "gpu/masks/slot_threads.h"
 
 void topk_slots_request(int fill, fdm_dtype dtype, struct cuda_kernel_request *request) {
     const int64_t code = dtype == FDM_FLOAT32 ? GPU_FLOAT32 : dtype == FDM_FLOAT16 ? GPU_FLOAT16 : GPU_BFLOAT16;

@@ -2,8 +2,8 @@
  *
  * Idea: the bound that a key must pass only rises, so what has lost its slot never comes back, and K and V of W keys
  * are all that later steps read. An empty slot counts as worse than any key. A block a head: the worst slot by a
- * reduction of W words, then K and V of the token are copied over it. Bound by its launch: 8 W bytes a head. Constant:
- * DTYPE of the biases. */
+ * reduction of W words, then K and V of the token are copied over it. Bound by its launch: 8 W bytes a head at the
+ * most. Constant: DTYPE of the biases. */
 #include "gpu/masks/topk_slots.cuh"
 
 #define NUM_WARPS (SLOT_THREADS / 32)
@@ -34,9 +34,11 @@ extern "C" __global__ void __launch_bounds__(SLOT_THREADS) topk_append(const __g
     const uint32_t bits = bits_at(a.bias, b, h, 0);
     const bool is_real = !a.real || a.real[b * a.real_batch] != 0;
     struct worst_slot worst = {is_real ? order_of(bits, key) : 0, -1}; /* the token itself: a slot must be below it */
+#pragma unroll 4
     for (int32_t n = thread; n < a.window; n += SLOT_THREADS) {
         const int32_t kept = *number_at(a.slot_key, b, h, n);
-        const struct worst_slot other = {kept < 0 ? 0 : order_of(bits_at(a.slot_bias, b, h, n), kept), n};
+        const uint64_t order = order_of(bits_at(a.slot_bias, b, h, n), kept); /* read beside the key, not after it */
+        const struct worst_slot other = {kept < 0 ? 0 : order, n};
         if (other.order < worst.order)
             worst = other;
     }

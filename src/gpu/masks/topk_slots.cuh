@@ -2,11 +2,10 @@
 #ifndef FDM_TOPK_SLOTS_CUH
 #define FDM_TOPK_SLOTS_CUH
 
+#include "gpu/masks/slot_threads.h"
 #include "gpu/masks/topk_order.cuh"
 /* after the widths of integers */
 #include "problem/topk_slots.h"
-
-#define SLOT_THREADS 256
 
 __device__ __forceinline__ int32_t *number_at(const struct slot_scores &s, int64_t b, int64_t h, int64_t n) {
     return (int32_t *)s.data + b * s.batch + h * s.head + n * s.step;
