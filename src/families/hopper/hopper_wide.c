@@ -1,4 +1,5 @@
-/* hopper_wide.c: the wgmma backward in two kernels, on the host: for head dims above 128, with the same bits every time.
+/* hopper_wide.c: the wgmma backward in two kernels, on the host: for head dims above 128, with the same bits every
+ * time.
  */
 #include "families/hopper/hopper_wide.h"
 
