@@ -1,12 +1,12 @@
 /* cpu_ceilings.c: what one core of this machine multiplies and adds in float32 at most, by instruction set: the
  * denominator of "share of the FMA peak". Usage: cpu-ceilings; prints a JSON object of GFLOP/s.
  *
- * Twelve sums are in flight, more than two units of four cycles need; the best of nine samples counts, in processor time
- * of this thread. */
+ * Twelve sums are in flight, more than two units of four cycles need; the best of nine samples counts, in processor
+ * time of this thread. */
 #if defined(__x86_64__)
-#include <immintrin.h>
-#include <stdio.h>
-#include <time.h>
+#    include <immintrin.h>
+#    include <stdio.h>
+#    include <time.h>
 
 enum { SUMS = 12, ROUNDS = 4000000, SAMPLES = 9 };
 
@@ -17,17 +17,19 @@ static double seconds(void) {
 }
 
 /* A function that runs ROUNDS x SUMS multiply-adds of one vector type; the sums are used, so that none is dropped. */
-#define FMA_LOOP(name, isa, vector, set, fma)                                        \
-    __attribute__((target(isa), noinline)) static void name(void) {                  \
-        vector sum[SUMS], a = set(0.999f), b = set(0.001f);                          \
-        for (int i = 0; i < SUMS; i++)                                               \
-            sum[i] = set((float)i);                                                  \
-        for (int n = 0; n < ROUNDS; n++) {                                           \
-            _Pragma("GCC unroll 12") for (int i = 0; i < SUMS; i++) sum[i] = fma(sum[i], a, b); \
-            __asm__ volatile("" : "+x"(sum[0]), "+x"(sum[1]), "+x"(sum[2]), "+x"(sum[3]), "+x"(sum[4]), "+x"(sum[5])); \
-        }                                                                            \
-        __asm__ volatile("" : : "x"(sum[6]), "x"(sum[7]), "x"(sum[8]), "x"(sum[9]), "x"(sum[10]), "x"(sum[11])); \
-    }
+#    define FMA_LOOP(name, isa, vector, set, fma)                                                                    \
+        __attribute__((target(isa), noinline)) static void name(void) {                                              \
+            vector sum[SUMS], a = set(0.999f), b = set(0.001f);                                                      \
+            for (int i = 0; i < SUMS; i++)                                                                           \
+                sum[i] = set((float)i);                                                                              \
+            for (int n = 0; n < ROUNDS; n++) {                                                                       \
+                _Pragma("GCC unroll 12") for (int i = 0; i < SUMS; i++) sum[i] = fma(sum[i], a, b);                  \
+                __asm__ volatile(""                                                                                  \
+                                 : "+x"(sum[0]), "+x"(sum[1]), "+x"(sum[2]), "+x"(sum[3]), "+x"(sum[4]),             \
+                                   "+x"(sum[5]));                                                                    \
+            }                                                                                                        \
+            __asm__ volatile("" : : "x"(sum[6]), "x"(sum[7]), "x"(sum[8]), "x"(sum[9]), "x"(sum[10]), "x"(sum[11])); \
+        }
 
 FMA_LOOP(avx2_loop, "avx2,fma", __m256, _mm256_set1_ps, _mm256_fmadd_ps)
 FMA_LOOP(avx512_loop, "avx512f", __m512, _mm512_set1_ps, _mm512_fmadd_ps)
@@ -50,7 +52,7 @@ int main(void) {
     return 0;
 }
 #else
-#include <stdio.h>
+#    include <stdio.h>
 int main(void) {
     puts("{}");
     return 0;

@@ -452,10 +452,10 @@ FDM_API fdm_status fdm_prefix_intervals(int64_t seqlen_q, int64_t prefix, fdm_te
 FDM_API fdm_status fdm_intervals_from_mask(const fdm_tensor *mask, fdm_tensor *start, fdm_tensor *end, int32_t *exact,
                                            void *stream);
 
-/* The keys of a top-W mask that are kept while tokens are generated. The bound that a key must pass only rises, so a key
- * that is dropped never comes back: W slots a head hold all that later rows see, in any order, and attention of a row is
- * that to slots.k and slots.v with slots.bias, without a mask or an order: no larger than W, however long the sequence.
- * All on one device and the caller's; written by the functions below, fdm_topk_fill() first.
+/* The keys of a top-W mask that are kept while tokens are generated. The bound that a key must pass only rises, so a
+ * key that is dropped never comes back: W slots a head hold all that later rows see, in any order, and attention of a
+ * row is that to slots.k and slots.v with slots.bias, without a mask or an order: no larger than W, however long the
+ * sequence. All on one device and the caller's; written by the functions below, fdm_topk_fill() first.
  *
  *     key      [B, h, W] int32             the number of the slot's key, counted from 0; -1 = an empty slot
  *     bias     [B, h, W] the bias' dtype   its bias; -inf in an empty slot, which hides it

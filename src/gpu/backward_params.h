@@ -33,7 +33,7 @@
     X(ROW_STEP)   /* rows of the workspace's arrays for a sequence are multiples of */ \
     X(ALIGNED)    /* addresses and strides are multiples of 16 bytes */                \
     X(VARLEN)                                                                          \
-    X(NEEDS_DQ) /* 1: dQ's sums are zeroed and rounded */                              \
+    X(NEEDS_DQ) /* 1: dQ is summed in the workspace */                                 \
     X(BIAS)     /* GPU_BIAS_* */                                                       \
     X(FOLDED)   /* the grid has one dimension: there are more heads or batches than 65535 */
 
@@ -54,7 +54,7 @@
  *              the accumulators of mma.sync and of a warp of wgmma: lane l has (l / 4, 2 (l % 4)), its right neighbour,
  *              and both 8 rows down. From 9.0 on lanes lie one after the other, four words each; before, the four
  *              words of a lane 32 words apart.
- *   semaphores [rows / 16]: in order, or where a family's kernels round dQ: how many key blocks have added to the rows
+ *   semaphores [rows / 16]: in order: how many key blocks have added to the rows from there on
  *   tickets    [1]: in order: blocks in the order in which they began
  *   order      [interval batches, heads, Sk]: numbers of keys, key_sort.h
  *   dbias      KEYS: [warps that share keys, B, H, Sk]; SUMS: the shape of bias

@@ -6,7 +6,6 @@
  * read and dQ written once.
  *
  * Grid: x groups of 16 WARPS rows, y heads, z batches; FOLDED: in one dimension. */
-#include "cuda/ptx/launch.cuh"
 #include "cuda/ptx/opaque.cuh"
 #include "gpu/backward_params.h"
 #include "gpu/numbers.h"
@@ -129,7 +128,6 @@ __device__ __forceinline__ void add_chunks(float (&sums)[ROUNDS], const char *x,
 #endif
 
 extern "C" __global__ void PREPARE_BOUNDS backward_prepare(const __grid_constant__ struct gpu_backward_params a) {
-    griddepcontrol_launch_dependents(); /* the family's kernel waits for this one's end by itself */
     clear_sums(a);
     if (blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0 && threadIdx.x == 0)
         *a.ticket = 0;
@@ -149,9 +147,9 @@ extern "C" __global__ void PREPARE_BOUNDS backward_prepare(const __grid_constant
 #    pragma unroll 8
     for (int n = lane; n < 16 * HEAD_DIM / 4; n += 32)
         dq[n] = make_float4(0, 0, 0, 0);
-#endif
     if (a.semaphores && lane == 0)
         a.semaphores[(at.begin + at.first) / 16] = 0;
+#endif
     /* All loads before the first store that follows from them, so that they are under way together. */
     float sums[ROUNDS] = {};
     const bool whole = ALIGNED && a.in.head_dim_v % CHUNK_ELEMENTS == 0;

@@ -189,7 +189,7 @@ static int wanted(int32_t kernel, const fdm_problem *p, const struct gpu_backwar
     case BLOCK_MASK: return gpu_mask_rows(p);
     case ORDER: return needs->orders_keys;
     case COMBINE: return needs->group_parts > 1;
-    case FINISH: return needs->sums_dq == GPU_SUMS_AROUND;
+    case FINISH: return needs->sums_dq;
     case DBIAS: return kind == GPU_DBIAS_KEYS || kind == GPU_DBIAS_SUMS || kind == GPU_DBIAS_ROWS;
     default: return 1;
     }
@@ -204,7 +204,7 @@ static void rows_request(int32_t kernel, const fdm_problem *p, const struct gpu_
     GPU_SET_CONSTANTS(request, BACKWARD_ROWS_CONSTANTS,
                       .DTYPE = p->dtype == FDM_FLOAT32 ? GPU_FLOAT32 : gpu_dtype(p->dtype), .HEAD_DIM = needs->head_dim,
                       .HEAD_DIM_V = needs->head_dim_v, .ROW_STEP = needs->row_step, .ALIGNED = p->aligned,
-                      .VARLEN = p->varlen, .NEEDS_DQ = needs->sums_dq == GPU_SUMS_AROUND, .BIAS = gpu_bias_constant(p),
+                      .VARLEN = p->varlen, .NEEDS_DQ = needs->sums_dq, .BIAS = gpu_bias_constant(p),
                       .FOLDED = gpu_folds_grids(p));
     request->file = kernel == DBIAS ? "gpu/backward_dbias.cu" : "gpu/backward_rows.cu";
     request->entry = entries[kernel];

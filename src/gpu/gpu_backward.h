@@ -9,16 +9,13 @@
 #include "gpu/backward_params.h"
 #include "gpu/gpu_family.h"
 
-/* Sums of dQ in the workspace: none; zeroed before and rounded after; or begun and rounded by the family's kernels. */
-enum { GPU_SUMS_NONE, GPU_SUMS_AROUND, GPU_SUMS_OWN };
-
 /* What of the workspace, the parameters and the kernels around depends on the family's kernel. */
 struct gpu_backward_needs {
     int32_t block_m, block_n; /* of the block mask */
     int32_t row_step;         /* tiles of rows divide it: rows of a sequence that the workspace's arrays round up to */
     int32_t head_dim, head_dim_v; /* as the kernel pads them */
-    int32_t sums_dq;              /* GPU_SUMS_*: dQ is summed in the workspace */
-    int32_t semaphores;           /* 1: a word for each 16 rows, zeroed before: blocks of keys that have added to dQ */
+    int32_t sums_dq;              /* 1: dQ is summed in the workspace, and rounded after */
+    int32_t semaphores;           /* 1: blocks add to dQ in order */
     int32_t dbias_blocks;         /* blocks of keys that add to the bias' gradient in order; 0: in any */
     int32_t dbias_shares;         /* partial sums of each key's bias */
     int32_t group_parts;          /* of a group of heads, each with its own sums of dK and dV; below 2: none */

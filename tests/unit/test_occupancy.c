@@ -139,7 +139,7 @@ static void bad_arguments(void **state) {
     refused(fdm_plan_resources(&plan, NULL, kernels, 8, &count), "device is NULL");
     refused(fdm_plan_resources(&plan, &device, NULL, 8, &count), "kernels is NULL");
     refused(fdm_plan_resources(&plan, &device, kernels, 8, NULL), "count is NULL");
-    refused(fdm_plan_resources(&plan, &device, kernels, 1, &count), "launches 2 kernels; there is room for 1");
+    refused(fdm_plan_resources(&plan, &device, kernels, 2, &count), "launches 3 kernels; there is room for 2");
     refused(fdm_plan_resources(&plan, &cpu, kernels, 8, &count), "device type 2, but device has type 1");
     foreign = plan;
     foreign.kernel_index = 1000;
@@ -194,7 +194,7 @@ static void kernels_of_plans(void **state) {
         {"sm_86", {"mma_forward"}, FDM_FORWARD, 4096, {128}},
         {"sm_90", {"mma_decode", "combine_splits"}, FDM_FORWARD, 1, {128, 128}},
         {"sm_80", {"backward_prepare", "mma_backward", "backward_finish"}, FDM_BACKWARD, 4096, {128, 256, 128}},
-        {"sm_90", {"backward_prepare", "hopper_backward"}, FDM_BACKWARD, 4096, {128, 384}}};
+        {"sm_90", {"backward_prepare", "hopper_backward", "backward_finish"}, FDM_BACKWARD, 4096, {128, 384, 128}}};
     for (size_t i = 0; i < sizeof plans / sizeof plans[0]; i++) {
         const fdm_problem problem = problem_of(plans[i].pass, plans[i].rows);
         fdm_device device;

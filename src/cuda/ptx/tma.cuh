@@ -75,8 +75,7 @@ template <int pending> __device__ __forceinline__ void cp_async_bulk_wait_read()
 template <int pending> __device__ __forceinline__ void cp_async_bulk_wait() {
     asm volatile("cp.async.bulk.wait_group %0;" : : "n"(pending) : "memory");
 }
-/* Orders this thread's accesses to shared, or to global memory before later ones of TMA. */
+/* Orders this thread's accesses to shared memory before later ones of TMA. */
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" : : : "memory"); }
-__device__ __forceinline__ void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" : : : "memory"); }
 
 #endif

@@ -28,7 +28,7 @@ static const struct tile tiles[] = {
 };
 enum { NUM_TILES = sizeof tiles / sizeof tiles[0], BLOCK_M = 64 };
 
-enum { HOPPER_BACKWARD_PARAMETERS(PLAN_PARAMETER) };
+enum { TILE, PARTS, IN_TURN }; /* the plan's parameters */
 
 static int32_t shared_bytes(const struct tile *t, const fdm_problem *p) {
     const struct hopper_backward_asks asks = {gpu_lists_keys(p), gpu_mask_rows(p), p->has_bias, gpu_bias_rows(p)};
@@ -73,10 +73,7 @@ static struct hopper_division division_of(const fdm_plan *plan) {
 }
 
 static struct gpu_backward_needs needs_of(const fdm_plan *plan, const fdm_problem *p) {
-    static const int32_t sums[] = {GPU_SUMS_NONE, GPU_SUMS_AROUND, GPU_SUMS_OWN, GPU_SUMS_OWN};
-    const int32_t dq = plan->parameters[DQ];
-    struct gpu_backward_needs needs = hopper_backward_needs(p, BLOCK_M, sums[dq], plan->parameters[PARTS]);
-    needs.semaphores = sums[dq] == GPU_SUMS_OWN;
+    struct gpu_backward_needs needs = hopper_backward_needs(p, BLOCK_M, p->needs_dq, plan->parameters[PARTS]);
     needs.may_order_keys = needs.orders_keys = gathers(p);
     needs.block_m = BLOCK_M;
     needs.block_n = 128; /* of tiles beside masks */
@@ -84,24 +81,6 @@ static struct gpu_backward_needs needs_of(const fdm_plan *plan, const fdm_proble
     needs.lse_factor = p->has_bias || p->softcap > 0 ? 1.0f : needs.lse_factor;
     return needs;
 }
-
-/* ---- how dQ is made ---- */
-
-/* Blocks may begin and round the sums of dQ where each knows which others come to its rows, and their count fits half
- * of a word. */
-static int counts_blocks(const fdm_problem *p) {
-    return !p->has_mask && !p->has_bias && !p->has_intervals && !p->varlen && !gpu_empty_rows(p) &&
-           p->seqlen_k < (int64_t)128 << 15;
-}
-
-/* 0: as it is chosen; 1: the other way, -1 where there is none. */
-static int32_t dq_of(const fdm_problem *p, int32_t number) {
-    if (!p->needs_dq || p->deterministic || !counts_blocks(p))
-        return number ? -1 : !p->needs_dq ? HOPPER_DQ_NONE : p->deterministic ? HOPPER_DQ_TURNS : HOPPER_DQ_ADDED;
-    return number ? HOPPER_DQ_ADDED : HOPPER_DQ_ROUNDED;
-}
-
-static int dq_is_valid(const fdm_problem *p, int32_t dq) { return dq == dq_of(p, 0) || (dq >= 0 && dq == dq_of(p, 1)); }
 
 /* ---- choice ---- */
 
@@ -131,10 +110,6 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
     const char *clause = hopper_backward_refusal(p, 128, text, size);
     if (!clause)
         clause = refusal_of_scores(p, text, size);
-    if (!clause && p->deterministic && p->needs_dq && !counts_blocks(p))
-        clause = "beside masks, biases, intervals and packed sequences blocks add to dQ in any order";
-    if (!clause && p->deterministic && gpu_dbias_in_turns(p))
-        clause = "blocks add to the gradient of a bias in any order";
     return clause || find_tile(device, p, 0) ? clause : gpu_no_tile_fits(device, text, size);
 }
 
@@ -146,50 +121,45 @@ static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
                : NULL;
 }
 
-/* MB of L2 that rows and sums of dQ of heads in turn should stay in. Where keys are sorted all heads take turns: the
- * longest walks begin first, and the last then end sooner; walks of a head begin at its end and stay together. */
-enum { ALL_HEADS_MB = 1 << 20 };
-static int32_t l2_mb(const fdm_problem *p) { return gathers(p) ? ALL_HEADS_MB : HOPPER_BACKWARD_L2_MB; }
+/* MB of L2 that rows and sums of dQ of heads in turn should stay in. Where keys are sorted all heads take turns up to
+ * 192 MB, as the longest walks begin first and the last then end sooner: 0.50 instead of 0.62 ms at 134 MB (S 8192),
+ * but 5.6 instead of 5.4 at 537 (S 32768). */
+enum { SORTED_L2_MB = 192 };
+static int32_t l2_mb(const fdm_problem *p) {
+    const int64_t bytes = p->batch * p->heads * p->seqlen_q * (6 * p->head_dim + 2 * p->head_dim_v);
+    return gathers(p) && bytes >> 20 <= SORTED_L2_MB ? SORTED_L2_MB : HOPPER_BACKWARD_L2_MB;
+}
 
-/* First the tiles, then, of the first, the other way to make dQ and the other divisions of heads. */
+/* First the tiles, then the other divisions of the first tile's heads. */
 static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, fdm_plan *plan) {
     const double flops = (double)(6 * p->head_dim + 4 * p->head_dim_v);
     const struct tile *t = find_tile(device, p, number);
     struct hopper_division division;
-    int32_t other = 0, dq = dq_of(p, 0);
-    if (!t && (t = find_tile(device, p, 0))) {
-        for (other = number; find_tile(device, p, number - other); other--)
+    int32_t other = 0;
+    if (!t && (t = find_tile(device, p, 0)))
+        for (other = number + 1; find_tile(device, p, number + 1 - other); other--)
             ;
-        if (dq_of(p, 1) >= 0 && other-- == 0)
-            dq = dq_of(p, 1);
-        other = dq == dq_of(p, 0) ? other + 1 : 0;
-    }
     if (!t || !hopper_backward_divide(device, p, 64 * t->warpgroups, flops, l2_mb(p), other, &division))
         return 0;
     plan->parameters[TILE] = (int32_t)(t - tiles);
     plan->parameters[PARTS] = division.parts;
     plan->parameters[IN_TURN] = division.in_turn;
-    plan->parameters[DQ] = dq;
     const struct gpu_backward_needs needs = needs_of(plan, p);
     plan->block_m = BLOCK_M;
     plan->block_n = 64 * t->warpgroups;
     plan->stages = t->stages;
     plan->shared_bytes = shared_bytes(t, p);
     plan->workspace_bytes = gpu_backward_workspace_bytes(p, &needs);
-    static const char *const dq_codes[] = {"", "", "_Rounds", "_Turns"};
-    static const char *const dq_reasons[] = {
-        "", "", "; the first block of keys begins the sums of dQ and the last rounds them",
-        "; the first block of keys begins the sums of dQ and the last rounds them, and blocks add in a fixed order"};
-    snprintf(plan->choice, sizeof plan->choice, "SM90_Wgmma_%dx%d_R%d%s_DS%d%s%s%s", plan->block_m, plan->block_n,
+    snprintf(plan->choice, sizeof plan->choice, "SM90_Wgmma_%dx%d_R%d%s_DS%d%s%s", plan->block_m, plan->block_n,
              t->stages, t->dout_stages < t->stages ? "_DO2" : "", t->ds_stages, t->ds_registers ? "_RS" : "",
-             t->kind == SPACIOUS ? "_Spacious" : "", dq_codes[dq]);
+             t->kind == SPACIOUS ? "_Spacious" : "");
     snprintf(plan->reason, sizeof plan->reason,
              "head dim %lld on compute capability 9.0: %d warpgroups of 64 keys (%d registers a thread) and one that "
-             "loads and makes dQ (%d), %d rows a step, %d stages of Q, %d of dO, %d of dS (%lld KB): %s%s%s",
+             "loads and makes dQ (%d), %d rows a step, %d stages of Q, %d of dO, %d of dS (%lld KB): %s%s",
              (long long)(p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v), t->warpgroups,
              HOPPER_BACKWARD_KEY_REGISTERS(t->warpgroups), HOPPER_BACKWARD_SERVICE_REGISTERS(t->warpgroups), BLOCK_M,
              t->stages, t->dout_stages, t->ds_stages, (long long)(plan->shared_bytes + 1023) >> 10, t->reason,
-             gathers(p) ? "; keys in the order of the last row that sees them" : "", dq_reasons[dq]);
+             gathers(p) ? "; keys in the order of the last row that sees them" : "");
     hopper_backward_name_parts(p, division, plan);
     return 1;
 }
@@ -207,7 +177,7 @@ static void main_request(const fdm_plan *plan, const fdm_problem *p, struct cuda
                       .DBIAS = gpu_dbias_constant(p), .VARLEN = p->varlen, .INTERVALS = p->has_intervals,
                       .GATHER = gathers(p), .SOFTCAP = p->softcap > 0, .EXACT = is_exact(t, p),
                       .EMPTY_ROWS = gpu_empty_rows(p) || p->varlen || p->has_mask || p->has_bias || p->has_intervals,
-                      .PARTS = plan->parameters[PARTS] > 1, .DQ = plan->parameters[DQ]);
+                      .PARTS = plan->parameters[PARTS] > 1, .NEEDS_DQ = p->needs_dq);
     request->file = "families/hopper/hopper_backward.cu";
     request->entry = "hopper_backward";
     request->shared_bytes = shared_bytes(t, p);
@@ -216,8 +186,7 @@ static void main_request(const fdm_plan *plan, const fdm_problem *p, struct cuda
 
 static int valid(const fdm_plan *plan, const fdm_problem *p) {
     const int32_t tile = plan->parameters[TILE];
-    if (tile < 0 || tile >= NUM_TILES || !hopper_backward_divides(p, division_of(plan)) ||
-        !dq_is_valid(p, plan->parameters[DQ]))
+    if (tile < 0 || tile >= NUM_TILES || !hopper_backward_divides(p, division_of(plan)))
         return 0;
     const struct tile *t = &tiles[tile];
     const struct gpu_backward_needs needs = needs_of(plan, p);
@@ -260,7 +229,6 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     const struct cuda_launch launch = {.kernel = kernels[before],
                                        .grid = {gpu_grid(blocks), 1, 1},
                                        .threads = (uint32_t)list[before].threads,
-                                       .programmatic_launch = 1,
                                        .stream = stream,
                                        .arguments = &params,
                                        .arguments_bytes = sizeof params};
@@ -273,10 +241,9 @@ const struct gpu_algorithm hopper_backward_algorithm = {
     .info = {"hopper.backward", "FlashAttention-2's backward on wgmma and TMA, a warpgroup for dQ", FDM_BACKWARD},
     .features = GPU_FEATURE_CAUSAL | GPU_FEATURE_WINDOW | GPU_FEATURE_MASK_ROWS | GPU_FEATURE_MASK_KEYS |
                 GPU_FEATURE_BIAS_ROWS | GPU_FEATURE_BIAS_KEYS | GPU_FEATURE_INTERVALS | GPU_FEATURE_VARLEN |
-                GPU_FEATURE_SOFTCAP | GPU_FEATURE_DBIAS | GPU_FEATURE_DETERMINISTIC | GPU_FEATURE_DLSE |
-                GPU_FEATURE_EMPTY_ROWS,
+                GPU_FEATURE_SOFTCAP | GPU_FEATURE_DBIAS | GPU_FEATURE_DLSE |
+                GPU_FEATURE_EMPTY_ROWS, /* blocks add to dQ in any order */
     .chosen_freely = 1,
-    .parameters = PLAN_PARAMETERS(HOPPER_BACKWARD_PARAMETERS),
     .refusal = refusal,
     .passed_over = passed_over,
     .fill = fill,

@@ -16,16 +16,15 @@
  * the rows a tile of bias, laid out like dS, and one of mask, [BLOCK_M] rows of BLOCK_N bytes.
  *
  * Barriers: KV full; of each stage Q full (with lse) and dO full (with delta); of each tile of dS full (an arrival of
- * each key warp, and of the thread that asks who begins the sums of dQ) and empty (of each serving warp). There is none
- * for empty stages of Q and dO: a warpgroup that leaves dS of a step has completed its products of the step before.
- * SCORED: the tile of bias and mask full, and empty (of each key warp). The named barrier 1 + w is warpgroup w's own.
+ * each key warp) and empty (of each serving warp). There is none for empty stages of Q and dO: a warpgroup that leaves
+ * dS of a step has completed its products of the step before. SCORED: the tile of bias and mask full, and empty (of
+ * each key warp). The named barrier 1 + w is warpgroup w's own.
  *
  * Registers of a key thread: dK HEAD_DIM / 2, dV HEAD_DIM_V / 2, S and then dP BLOCK_M / 2, P BLOCK_M / 4, of 208 or
  * 144. */
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/global.cuh"
-#include "cuda/ptx/launch.cuh"
 #include "cuda/ptx/mma.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/wgmma.cuh"
@@ -40,12 +39,9 @@ HOPPER_BACKWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define BLOCK_M        64
 #define BLOCK_N        (64 * WARPGROUPS)
 #define THREADS        (128 * (WARPGROUPS + 1))
-#include "families/hopper/hopper_dq.cuh"
-#include "families/hopper/hopper_exact.cuh"
 #include "families/hopper/hopper_keys.cuh"
 
 #define F16      (DTYPE == GPU_FLOAT16)
-#define NEEDS_DQ (DQ != HOPPER_DQ_NONE)
 #define DOUT_LAG (STAGES - DOUT_STAGES) /* steps that dO is loaded after Q */
 #define SCORED   (MASK_TILE || BIAS_TILE)
 /* The gradient of a bias is written from dS in shared memory; or added by those that make dS. */
@@ -76,10 +72,7 @@ enum {
     DS_EMPTY = DS_FULL + 8 * DS_STAGES,
     SCORE_FULL = DS_EMPTY + 8 * DS_STAGES,
     SCORE_EMPTY = SCORE_FULL + (SCORED ? 8 : 0),
-    PLACE = SCORE_EMPTY + (SCORED ? 8 : 0),
-    FIRST_TO_COME =
-        PLACE + (DQ == HOPPER_DQ_TURNS ? 8 : 0), /* of the last four steps: 1 where the block begins dQ's sums */
-    END = FIRST_TO_COME + (DQ == HOPPER_DQ_ROUNDED ? 16 : 0)
+    END = SCORE_EMPTY + (SCORED ? 8 : 0)
 };
 static_assert(DOUT_LAG == 0 || DOUT_LAG == 1, "dO of a step is loaded when Q of the next is");
 static_assert(DS_REGISTERS || DS_STAGES > 1, "who leaves dS knows that the product two steps before is complete");
@@ -100,7 +93,7 @@ __device__ __forceinline__ void init_barriers(uint32_t base) {
             mbarrier_init(base + DOUT_FULL + 8 * i, 1);
     }
     for (int i = 0; i < DS_STAGES; i++) {
-        mbarrier_init(base + DS_FULL + 8 * i, 4 * WARPGROUPS + (DQ == HOPPER_DQ_ROUNDED));
+        mbarrier_init(base + DS_FULL + 8 * i, 4 * WARPGROUPS);
         mbarrier_init(base + DS_EMPTY + 8 * i, 4);
     }
     if (SCORED) {
@@ -130,7 +123,6 @@ struct server {
     struct step_rows dout_loaded;   /* of dO, where that comes later */
     struct step_rows scored;        /* SCORED: of the next tile of bias and mask */
     uint32_t scores;                /* tiles that were loaded */
-    int awaited;                    /* blocks that add to a step's rows before this one (hopper_dq.cuh) */
 
     __device__ __forceinline__ void load_keys() {
         mbarrier_arrive_expect_tx(base + KV_FULL, BLOCK_N * 128 * (PANELS + PANELS_V));
@@ -213,7 +205,7 @@ struct server {
     }
 
     /* Adds dS K of a step to its rows of dQ, COLUMNS columns at a time. A warp's part lies together, in shared memory
-     * and in the sums: 16 rows, in tiles of 16 x 8 in the order of the accumulators. Ends a group of copies. */
+     * and in the sums: 16 rows, in tiles of 16 x 8 in the order of the accumulators. */
     template <int columns, int first> __device__ __forceinline__ void add_columns(int step) {
         const uint32_t ds = base + DS_OFFSET + stage_of<DS_STAGES>(step) * DS_BYTES;
         constexpr bool under_product = DBIAS_TILE && columns <= 64; /* else registers are short */
@@ -233,19 +225,6 @@ struct server {
             release<DS_STAGES>(base + DS_EMPTY, step);
         const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
         const uint32_t part = base + DQ_OFFSET + warp * 16 * HEAD_DIM * 4 + first * 64;
-#if DQ_OWN
-        if (first == 0)
-            dq_rows{a, k, added}.await(awaited);
-        if (awaited == 0) {
-            float *const to = dq_rows{a, k, added}.sums() + first * 16 + lane * 4;
-#    pragma unroll
-            for (int n = 0; n < columns / 8; n++)
-                *(float4 *)(to + n * 128) = make_float4(dq[4 * n], dq[4 * n + 1], dq[4 * n + 2], dq[4 * n + 3]);
-            if (lane == 0)
-                cp_async_bulk_commit();
-            return;
-        }
-#endif
         if (lane == 0) /* the step before has added what lies there */
             cp_async_bulk_wait_read<HEAD_DIM == columns ? 0 : HEAD_DIM / columns - 1>();
         __syncwarp();
@@ -265,24 +244,20 @@ struct server {
     __device__ __forceinline__ void run() {
         if (LISTED && k.steps == 0)
             return;
-        if (!GATHER && threadIdx.x % 128 == 0)
-            load_keys();
-        griddepcontrol_wait(); /* lse, delta, zeros, and words of rows are made before */
-        if (threadIdx.x % 128 == 0)
+        if (threadIdx.x % 128 == 0) {
+            if (!GATHER)
+                load_keys();
             for (int step = 0; step < STAGES && step < k.steps + DOUT_LAG; step++)
                 load_step(step);
-        if (SCORED && threadIdx.x % 128 == 0 && k.steps > 0)
-            load_scores();
+            if (SCORED && k.steps > 0)
+                load_scores();
+        }
         __syncwarp();
         if (GATHER)
             gather_keys();
         wait_full<1>(base + KV_FULL, 0);
         if (GATHER)
             fence_proxy_async();
-#if DQ_OWN
-        struct step_rows before = added; /* of the step before: to be handed on, where it was `adding` */
-        bool adding = false;
-#endif
 #pragma unroll 1
         for (int step = 0; step < k.steps; step++) {
             if (SCORED) {
@@ -290,16 +265,7 @@ struct server {
                     load_scores(); /* when those of this step are read */
                 __syncwarp();
             }
-            const uint32_t first_to_come = base + FIRST_TO_COME + step % 4 * 4;
-            if (DQ == HOPPER_DQ_ROUNDED && threadIdx.x % 128 == 0) {
-                st_shared_4(first_to_come, dq_rows{a, k, added}.come());
-                mbarrier_arrive(base + DS_FULL + 8 * stage_of<DS_STAGES>(step));
-            }
             wait_full<DS_STAGES>(base + DS_FULL, step);
-            if (DQ == HOPPER_DQ_ROUNDED)
-                awaited = !ld_shared_4(first_to_come);
-            else if (DQ == HOPPER_DQ_TURNS)
-                awaited = dq_rows{a, k, added}.turn();
             if (threadIdx.x % 128 == 0 && step > 0 && step - 1 + STAGES < k.steps + DOUT_LAG)
                 load_step(step - 1 + STAGES);
             __syncwarp();
@@ -313,33 +279,44 @@ struct server {
             } else {
                 add_columns<HEAD_DIM, 0>(step);
             }
-#if DQ_OWN
-            if (adding) { /* what the step before added is there by now */
-                if (threadIdx.x % 32 == 0)
-                    cp_async_bulk_wait<HEAD_DIM == 128 ? 2 : 1>();
-                dq_rows{a, k, before}.hand_on();
-            }
-            if (awaited == 0)
-                dq_rows{a, k, added}.hand_on();
-            adding = awaited > 0;
-            before = added;
-#endif
             added.advance(k);
         }
-#if DQ_OWN
-        if (adding) {
-            if (threadIdx.x % 32 == 0)
-                cp_async_bulk_wait<0>();
-            dq_rows{a, k, before}.hand_on();
-        }
-#else
         if (NEEDS_DQ && threadIdx.x % 32 == 0)
             cp_async_bulk_wait_read<0>();
-#endif
     }
 };
 
 /* ---- the warpgroups that own keys ---- */
+
+/* Two floats above or at 0 to their 16-bit `high`, and in `rest` what the rounding leaves; and back. bfloat16: the
+ * lower halves of the numbers, to be added to the others with their sign; the lowest bit is set, so that none lies in
+ * the middle of two neighbours, where the sign would not be known. float16: 4096 times the difference. */
+__device__ __forceinline__ void split_pair(uint32_t &high, uint32_t &rest, float x, float y) {
+#if DTYPE == GPU_BFLOAT16
+    const uint32_t i = __float_as_uint(x) | min(__float_as_uint(x), 1u),
+                   j = __float_as_uint(y) | min(__float_as_uint(y), 1u);
+    high = pack(__uint_as_float(i), __uint_as_float(j));
+    rest = (i & 0xffff) | j << 16;
+#else
+    high = pack(x, y);
+    rest = pack((x - unpack((uint16_t)high)) * 4096, (y - unpack((uint16_t)(high >> 16))) * 4096);
+#endif
+}
+__device__ __forceinline__ void join_pair(float (&x)[2], uint32_t high, uint32_t rest) {
+#if DTYPE == GPU_BFLOAT16
+    x[0] = __uint_as_float((high << 16) + (uint32_t)((int)(rest << 16) >> 16));
+    x[1] = __uint_as_float((high & 0xffff0000u) + (uint32_t)((int)rest >> 16));
+#else
+    x[0] = __fmaf_rn(unpack((uint16_t)rest), 1.0f / 4096, unpack((uint16_t)high));
+    x[1] = __fmaf_rn(unpack((uint16_t)(rest >> 16)), 1.0f / 4096, unpack((uint16_t)(high >> 16)));
+#endif
+}
+
+/* The derivative of the cap at a score, which P = exp(score - lse) tells; of no matter where P is 0. */
+__device__ __forceinline__ float slope_of_cap(float p, float lse, float softcap_inverse) {
+    const float t = fmaxf(__fmaf_rn(lg2_approx(p), 1 / LOG2_E, lse) * softcap_inverse, -1.0f);
+    return __fmaf_rn(-t, t, 1.0f);
+}
 
 struct owner {
     const struct hopper_backward_params &a;
@@ -547,7 +524,7 @@ struct owner {
 
     /* DBIAS_ADDS: after the last step of a head the sums of its keys go to the workspace. */
     __device__ __forceinline__ void end_step() {
-        if (LISTED ? tile * BLOCK_M < ds_row : tile * BLOCK_M > ds_row)
+        if (tile * BLOCK_M > ds_row)
             return;
         const int thread = (int)tid_x_reread();
 #pragma unroll
@@ -625,17 +602,9 @@ struct owner {
 __device__ __forceinline__ struct key_block find_steps(const struct hopper_backward_params &a,
                                                        [[maybe_unused]] uint32_t base) {
 #if LISTED
-    return count_tiles(find_block(a, (int)blockIdx.x), PARTS ? a.in.part_heads : a.in.in.group, base + SEEN_OFFSET);
+    return count_tiles(find_block(a), PARTS ? a.in.part_heads : a.in.in.group, base + SEEN_OFFSET);
 #else
-    return find_block(a, DQ == HOPPER_DQ_TURNS ? (int)ld_shared_4(base + PLACE) : (int)blockIdx.x);
-#endif
-}
-
-__device__ __forceinline__ int start_tile(const struct key_block &k) {
-#if ROTATED
-    return k.start_tile;
-#else
-    return k.first_tile;
+    return find_block(a);
 #endif
 }
 
@@ -649,30 +618,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const uint32_t base = (shared_address(shared) + 1023) / 1024 * 1024;
     if (threadIdx.x == 0)
         init_barriers(base);
-    if (DQ == HOPPER_DQ_TURNS && threadIdx.x == 0) {
-        griddepcontrol_wait(); /* the count is zeroed before */
-        st_shared_4(base + PLACE, (uint32_t)atomicAdd(a.in.ticket, 1));
-    }
-#if LISTED
-    griddepcontrol_wait(); /* the order of keys and the block mask are made before */
-#endif
 #if KEYED
-    list_keys(a, find_block(a, (int)blockIdx.x), base + KEYS_OFFSET);
+    list_keys(a, find_block(a), base + KEYS_OFFSET);
     __syncthreads();
 #endif
 #if LISTED
-    list_tiles(a, find_block(a, (int)blockIdx.x), base + KEYS_OFFSET, base + SEEN_OFFSET);
+    list_tiles(a, find_block(a), base + KEYS_OFFSET, base + SEEN_OFFSET);
 #endif
     __syncthreads();
     const int warpgroup = __shfl_sync(0xffffffff, (int)threadIdx.x / 128, 0);
     if (warpgroup == WARPGROUPS) {
         setmaxnreg_dec<HOPPER_BACKWARD_SERVICE_REGISTERS(WARPGROUPS)>();
         const struct key_block k = find_steps(a, base);
-        const struct step_rows first = {k.first_head, start_tile(k)};
-        server{a, k, base, first, first, first, first, 0, 0}.run();
+        const struct step_rows first = {k.first_head, k.first_tile};
+        server{a, k, base, first, first, first, first, 0}.run();
     } else {
         setmaxnreg_inc<HOPPER_BACKWARD_KEY_REGISTERS(WARPGROUPS)>();
         const struct key_block k = find_steps(a, base);
-        owner{a, k, base, warpgroup, start_tile(k), 0, k.first_head, 0, {0, 0}}.run();
+        owner{a, k, base, warpgroup, k.first_tile, 0, k.first_head, 0, {0, 0}}.run();
     }
 }

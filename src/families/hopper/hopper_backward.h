@@ -29,20 +29,7 @@
     X(EXACT)      /* dS is made of P in float32: what its rounding leaves waits where dS will lie */                  \
     X(EMPTY_ROWS) /* rows may see no key */                                                                           \
     X(PARTS)      /* 1: a block takes a part of a group of heads, and leaves sums of dK and dV in float32 */          \
-    X(DQ)         /* HOPPER_DQ_* */
-
-/* What a plan holds for it (families/family.h). */
-#define HOPPER_BACKWARD_PARAMETERS(X)                 \
-    X(TILE)    /* of the list in hopper_backward.c */ \
-    X(PARTS)   /* of a group of heads */              \
-    X(IN_TURN) /* heads_in_turn */                    \
-    X(DQ)      /* HOPPER_DQ_* */
-
-/* DQ: how dQ is made. */
-#define HOPPER_DQ_NONE    0
-#define HOPPER_DQ_ADDED   1 /* blocks add to sums that were zeroed before and are rounded after by other kernels */
-#define HOPPER_DQ_ROUNDED 2 /* the first block of rows begins the sums and the last rounds them (hopper_dq.cuh) */
-#define HOPPER_DQ_TURNS   3 /* the same, and blocks add in a fixed order */
+    X(NEEDS_DQ)
 
 struct hopper_backward_params {
     struct gpu_backward_params in;

@@ -1,6 +1,6 @@
 /* hopper_gradients.cuh: what the kernels of the backward share that own keys: which rows a block of keys walks, P^T of
- * a tile, and the way of an accumulator to global memory. For kernels that define BLOCK_M, BLOCK_N, GATHER, SOFTCAP,
- * PARTS and DQ besides the constants of visible.cuh.
+ * a tile, and the way of an accumulator to global memory. For kernels that define BLOCK_M, BLOCK_N, GATHER, SOFTCAP and
+ * PARTS besides the constants of visible.cuh.
  *
  * Tiles of scores are transposed: a thread holds two keys of its warp's 16, lane / 4 and lane / 4 + 8 ("halves"), and
  * of each group of eight query rows 2 (lane % 4) and the next: s[4 group + 2 half + row]. */
@@ -16,9 +16,6 @@
 #include "gpu/numbers.h"
 #include "gpu/visible.cuh"
 
-/* Blocks of keys begin their walks at different rows of a head, so that few come to the same rows at a time. Under a
- * causal mask they do anyway. */
-#define ROTATED   (DQ == HOPPER_DQ_ROUNDED && !WINDOW)
 #define PLAIN     (!BIAS && !SOFTCAP) /* scores stay as the products are, in units of exp2; else in natural units */
 #define MASK_TILE (MASK && MASK_ROWS)
 #define BIAS_TILE (BIAS && BIAS_ROWS)
@@ -29,49 +26,41 @@
 struct key_block {
     int first_key, kv_head, batch, part, first_head, first_tile, tiles, steps;
     int q_begin, k_begin; /* of the sequence, in packed tensors */
-#if ROTATED
-    int start_tile;
-#endif
 #if LISTED
-    /* The others of first_tile down to last_tile, without a bit at address `seen`, have no step. The walk is from the
-     * last row to the first: most blocks begin at the sequence's end then, and read and add to the same rows at the
-     * same time. */
     int last_tile;
-    uint32_t seen;
+    uint32_t seen; /* address of a bit for each tile; the others of first_tile .. last_tile have no step */
     __device__ __forceinline__ int tile_after(int tile) const {
         if (tile == last_tile)
             return first_tile;
-        uint32_t at = seen + --tile / 32 * 4, bits = ld_shared_4(at) << (31 - tile % 32) >> (31 - tile % 32);
+        uint32_t at = seen + ++tile / 32 * 4, bits = ld_shared_4(at) >> tile % 32 << tile % 32;
         while (!bits)
-            bits = ld_shared_4(at -= 4);
-        return (int)(at - seen) * 8 + 31 - __clz(bits);
+            bits = ld_shared_4(at += 4);
+        return (int)(at - seen) * 8 + __ffs(bits) - 1;
     }
 #endif
 };
 /* Key blocks of a head (PARTS: of a part of a group) lie next to each other; under a causal mask or window those of
  * several take turns, the first keys, which many rows see, first. GATHER: so do they, the first of each sorted group of
- * keys first. DQ TURNS: the last keys first. `place`: in that order. */
-__device__ __forceinline__ struct key_block find_block(const struct hopper_backward_params &a, int place) {
+ * keys first. */
+__device__ __forceinline__ struct key_block find_block(const struct hopper_backward_params &a) {
     struct key_block k;
     const int parts = PARTS ? a.in.group_parts : 1, part_heads = PARTS ? a.in.part_heads : a.in.in.group;
 #if GATHER
     constexpr int ranks = KEY_SORT_KEYS / BLOCK_N;
     const int of_head = (a.key_blocks + ranks - 1) / ranks * ranks, groups = of_head / ranks;
-    const int first_head = place / of_head / a.heads_in_turn * a.heads_in_turn;
+    const int first_head = (int)blockIdx.x / of_head / a.heads_in_turn * a.heads_in_turn;
     const int heads = min(a.heads_in_turn, a.in.in.heads_kv * a.in.in.batch - first_head);
-    const int rest = place - first_head * of_head;
-    const int head = first_head + rest / groups % heads, block = rest % groups * ranks + rest / (groups * heads);
+    const int place = (int)blockIdx.x - first_head * of_head;
+    const int head = first_head + place / groups % heads, block = place % groups * ranks + place / (groups * heads);
 #else
-    int head = place / a.key_blocks, block = place % a.key_blocks;
+    int head = (int)blockIdx.x / a.key_blocks, block = (int)blockIdx.x % a.key_blocks;
     if (WINDOW) {
         const int first = head / a.heads_in_turn * a.heads_in_turn;
-        const int rest = place - first * a.key_blocks;
+        const int rest = (int)blockIdx.x - first * a.key_blocks;
         const int heads = min(a.heads_in_turn, a.in.in.heads_kv * a.in.in.batch * parts - first);
         head = first + rest % heads;
         block = rest / heads;
     }
-    if (DQ == HOPPER_DQ_TURNS)
-        block = a.key_blocks - 1 - block;
 #endif
     k.first_key = block * BLOCK_N;
     k.part = head % parts;
@@ -86,9 +75,6 @@ __device__ __forceinline__ struct key_block find_block(const struct hopper_backw
     k.k_begin = s.k_begin;
     k.tiles = first < last && (!VARLEN || k.first_key < s.seqlen_k) ? (last + BLOCK_M - 1) / BLOCK_M - k.first_tile : 0;
     k.steps = k.tiles * part_heads;
-#if ROTATED
-    k.start_tile = k.first_tile + (int)((int64_t)block * k.tiles / a.key_blocks);
-#endif
     return k;
 }
 
@@ -98,12 +84,8 @@ struct step_rows {
     __device__ __forceinline__ void advance(const struct key_block &k) {
 #if LISTED
         const int next = k.tile_after(tile);
-        head += next >= tile;
+        head += next <= tile;
         tile = next;
-#elif ROTATED
-        if (++tile == k.first_tile + k.tiles)
-            tile = k.first_tile;
-        head += tile == k.start_tile;
 #else
         if (++tile == k.first_tile + k.tiles) {
             tile = k.first_tile;

@@ -85,8 +85,8 @@ __device__ __forceinline__ struct key_block count_tiles(struct key_block k, int 
         last = bits ? word * 32 + 31 - __clz(bits) : last;
     }
     k.tiles = __reduce_add_sync(0xffffffff, tiles);
-    k.first_tile = __reduce_max_sync(0xffffffff, last);
-    k.last_tile = __reduce_min_sync(0xffffffff, first);
+    k.first_tile = __reduce_min_sync(0xffffffff, first);
+    k.last_tile = __reduce_max_sync(0xffffffff, last);
     k.steps = k.tiles * heads;
     k.seen = seen;
     return k;

@@ -1,6 +1,5 @@
-/* hopper_wide.c: the wgmma backward in two kernels, on the host: for head dims above 128, with the same bits every
- * time.
- */
+/* hopper_wide.c: the wgmma backward in two kernels, on the host: for head dims above 128, and for the same bits
+ * every time at all head dims. */
 #include "families/hopper/hopper_wide.h"
 
 #include <stdio.h>
@@ -9,7 +8,7 @@
 #include "families/hopper/hopper_family.h"
 #include "families/hopper/hopper_gradients.h"
 
-enum { HOPPER_WIDE_PARAMETERS(PLAN_PARAMETER) };
+enum { V_STAGES, P_STAGES, PARTS, IN_TURN }; /* the plan's parameters */
 
 static int32_t dq_bytes(const fdm_problem *p, int32_t v_stages) {
     return hopper_wide_dq_bytes(hopper_backward_padded(p->head_dim), hopper_backward_padded(p->head_dim_v), v_stages);
@@ -23,7 +22,7 @@ static struct hopper_division division_of(const fdm_plan *plan) {
 }
 
 static struct gpu_backward_needs needs_of(const fdm_plan *plan, const fdm_problem *p) {
-    return hopper_backward_needs(p, HOPPER_WIDE_DQ_ROWS, GPU_SUMS_NONE, plan->parameters[PARTS]);
+    return hopper_backward_needs(p, HOPPER_WIDE_DQ_ROWS, 0, plan->parameters[PARTS]);
 }
 
 /* ---- choice ---- */
@@ -79,8 +78,7 @@ static void make_request(const fdm_plan *plan, const fdm_problem *p, int32_t ker
     GPU_SET_CONSTANTS(request, HOPPER_WIDE_CONSTANTS, .DTYPE = gpu_dtype(p->dtype),
                       .HEAD_DIM = hopper_backward_padded(p->head_dim),
                       .HEAD_DIM_V = hopper_backward_padded(p->head_dim_v), .V_STAGES = v_stages, .P_STAGES = p_stages,
-                      .WINDOW = gpu_bounded(p), .BEHIND_DQ = kernel == DKV && wanted(p, DQ),
-                      .PARTS = kernel == DKV && plan->parameters[PARTS] > 1);
+                      .WINDOW = gpu_bounded(p), .PARTS = kernel == DKV && plan->parameters[PARTS] > 1);
     request->file = kernel == DQ ? "families/hopper/hopper_wide_dq.cu" : "families/hopper/hopper_wide_dkv.cu";
     request->entry = kernel == DQ ? "hopper_wide_dq" : "hopper_wide_dkv";
     request->shared_bytes = kernel == DQ ? dq_bytes(p, v_stages) : dkv_bytes(p, p_stages);
@@ -140,7 +138,6 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
             const struct cuda_launch launch = {.kernel = kernels[next++],
                                                .grid = {gpu_grid(kernel == DQ ? row_blocks : key_blocks), 1, 1},
                                                .threads = HOPPER_WIDE_THREADS,
-                                               .programmatic_launch = 1,
                                                .stream = stream,
                                                .arguments = &params,
                                                .arguments_bytes = sizeof params};
@@ -153,7 +150,6 @@ const struct gpu_algorithm hopper_wide_algorithm = {
     .info = {"hopper.wide", "the backward on wgmma and TMA by two kernels, without additions to dQ", FDM_BACKWARD},
     .features = GPU_FEATURE_CAUSAL | GPU_FEATURE_WINDOW | GPU_FEATURE_DETERMINISTIC | GPU_FEATURE_DLSE,
     .chosen_freely = 1,
-    .parameters = PLAN_PARAMETERS(HOPPER_WIDE_PARAMETERS),
     .refusal = refusal,
     .fill = fill,
     .requests = requests,

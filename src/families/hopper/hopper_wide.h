@@ -7,22 +7,14 @@
 #include "families/hopper/hopper_backward.h"
 
 /* The constants that specialise both, in the order of the cache's listing. */
-#define HOPPER_WIDE_CONSTANTS(X)                                                                                     \
-    X(DTYPE)      /* GPU_FLOAT16 or GPU_BFLOAT16 */                                                                  \
-    X(HEAD_DIM)   /* D rounded up to 32 */                                                                           \
-    X(HEAD_DIM_V) /* Dv rounded up to 32 */                                                                          \
-    X(V_STAGES)   /* dq: tiles of V in flight; of K there are two */                                                 \
-    X(P_STAGES)   /* dkv: tiles of P between the warpgroups */                                                       \
-    X(WINDOW)     /* causal or window */                                                                             \
-    X(BEHIND_DQ)  /* dkv: 1: it comes after dq, whose blocks begin when lse and delta are made, and ends after it */ \
+#define HOPPER_WIDE_CONSTANTS(X)                                     \
+    X(DTYPE)      /* GPU_FLOAT16 or GPU_BFLOAT16 */                  \
+    X(HEAD_DIM)   /* D rounded up to 32 */                           \
+    X(HEAD_DIM_V) /* Dv rounded up to 32 */                          \
+    X(V_STAGES)   /* dq: tiles of V in flight; of K there are two */ \
+    X(P_STAGES)   /* dkv: tiles of P between the warpgroups */       \
+    X(WINDOW)     /* causal or window */                             \
     X(PARTS)      /* dkv: 1: a block takes a part of a group of heads, and leaves sums in float32 */
-
-/* What a plan holds for it (families/family.h). */
-#define HOPPER_WIDE_PARAMETERS(X)        \
-    X(V_STAGES)                          \
-    X(P_STAGES)                          \
-    X(PARTS)   /* of a group of heads */ \
-    X(IN_TURN) /* heads_in_turn of key blocks */
 
 #define HOPPER_WIDE_DQ_ROWS 128 /* query rows of a block of the first kernel */
 #define HOPPER_WIDE_KEYS    64  /* keys of its step, and of a block of the second, whose steps are of 64 rows */

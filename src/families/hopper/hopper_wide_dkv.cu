@@ -15,7 +15,6 @@
  * delta) full, and empty (of each consumer warp); of each P^T full and empty (of each warp of a warpgroup).
  *
  * Registers of a consumer: dV or dK HEAD_DIM / 2, scores 32, an operand 16, of 240. */
-#include "cuda/ptx/launch.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "families/hopper/hopper_load.cuh"
@@ -30,7 +29,6 @@ HOPPER_WIDE_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define BIAS_ROWS      0
 #define INTERVALS      0
 #define GATHER         0
-#define DQ             HOPPER_DQ_NONE
 #define SOFTCAP        0
 #define VARLEN         0
 #define SCORES_ALIGNED 0
@@ -76,8 +74,6 @@ struct producer {
         load_panels<PANELS, 64>(base, &a.k_map, base + KV_FULL, k.first_key, k.kv_head, k.batch);
         load_panels<PANELS_V, 64>(base + V_OFFSET, &a.v_map, base + KV_FULL, k.first_key, k.kv_head, k.batch);
         struct step_rows rows = {k.first_head, k.first_tile};
-        if (!BEHIND_DQ)
-            griddepcontrol_wait(); /* lse and delta are made before */
 #pragma unroll 1
         for (int step = 0; step < k.steps; step++) {
             const uint32_t stage = stage_of<STAGES>(step), to = base + ROWS_OFFSET + stage * BLOCK_M * 8;
@@ -95,8 +91,6 @@ struct producer {
             cp_async_bulk(to + BLOCK_M * 4, a.in.delta_rows + place, BLOCK_M * 4, dout_full);
             rows.advance(k);
         }
-        if (BEHIND_DQ)
-            griddepcontrol_wait(); /* who comes after this kernel comes after dQ too */
     }
 };
 
@@ -287,12 +281,12 @@ extern "C" __global__ void __launch_bounds__(HOPPER_WIDE_THREADS, 1)
     if (warpgroup == 0) {
         setmaxnreg_dec<HOPPER_WIDE_PRODUCER_REGISTERS>();
         if (threadIdx.x == 0)
-            producer{a, find_block(a, (int)blockIdx.x), base}.run();
+            producer{a, find_block(a), base}.run();
     } else {
         setmaxnreg_inc<HOPPER_WIDE_CONSUMER_REGISTERS>();
         if (warpgroup == 1)
-            dv_maker{a, find_block(a, (int)blockIdx.x), base}.run();
+            dv_maker{a, find_block(a), base}.run();
         else
-            dk_maker{a, find_block(a, (int)blockIdx.x), base}.run();
+            dk_maker{a, find_block(a), base}.run();
     }
 }

@@ -12,7 +12,6 @@
  *
  * Registers of a consumer: dQ HEAD_DIM / 2, S and dP 32 each, dS 16, of 240. */
 #include "cuda/ptx/barrier.cuh"
-#include "cuda/ptx/launch.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "families/hopper/hopper_load.cuh"
@@ -27,7 +26,6 @@ HOPPER_WIDE_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define BIAS_ROWS      0
 #define INTERVALS      0
 #define GATHER         0
-#define DQ             HOPPER_DQ_NONE
 #define SOFTCAP        0
 #define VARLEN         0
 #define SCORES_ALIGNED 0
@@ -179,8 +177,6 @@ struct consumer {
 
     __device__ __forceinline__ void run() {
         const int steps = r.last_tile - r.first_tile;
-        griddepcontrol_wait();              /* lse and delta are made before */
-        griddepcontrol_launch_dependents(); /* dK and dV need nothing else, and fill what the last blocks leave free */
         {
             const int64_t row = ((int64_t)r.batch * a.in.in.heads + r.head) * a.in.rows + r.first_row + local_row();
 #pragma unroll
