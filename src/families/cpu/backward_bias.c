@@ -243,12 +243,15 @@ static void sum_shared_rows(struct backward_call *call, struct backward_thread *
 
 /* ---- pieces ---- */
 
+/* Tiles without work are never visited. Where every pair is visible there are none, and each element is written once.
+ */
 int64_t backward_dbias_zero_pieces(const struct backward_call *call) {
-    const int64_t *shape = call->attention->problem->bias_shape;
-    return call->dbias_kind == DBIAS_TILE ? shape[0] * shape[1] : 0;
+    const fdm_problem *p = call->attention->problem;
+    const int hides = p->causal || p->window_left >= 0 || p->window_right >= 0 || p->has_mask || p->has_intervals ||
+                      p->varlen || p->seqlen_k == 0;
+    return call->dbias_kind == DBIAS_TILE && hides ? p->bias_shape[0] * p->bias_shape[1] : 0;
 }
 
-/* Tiles without work are never visited. */
 void backward_dbias_zero(const struct backward_call *call, int64_t index) {
     const fdm_problem *p = call->attention->problem;
     const struct score_view *view = &call->attention->dbias;
