@@ -9,15 +9,6 @@
 
 /* ---- checks ---- */
 
-static fdm_status check_device(const fdm_tensor *tensor, const char *name, const fdm_tensor *first,
-                               const char *first_name) {
-    if (tensor->device.type != first->device.type || tensor->device.index != first->device.index)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is on DLPack device %d:%d, but %s is on %d:%d", name,
-                         tensor->device.type, tensor->device.index, first_name, first->device.type,
-                         first->device.index);
-    return FDM_OK;
-}
-
 /* The last and the first axes of bias [B|1, h, Sk] or [B|1, h, 1, Sk]. */
 static fdm_status check_bias(const fdm_tensor *bias) {
     if (!bias)
@@ -29,9 +20,8 @@ static fdm_status check_bias(const fdm_tensor *bias) {
     if (dtype != FDM_FLOAT32 && dtype != FDM_FLOAT16 && dtype != FDM_BFLOAT16)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "bias is %s; it must be float32, float16 or bfloat16",
                          fdm_dtype_name(dtype));
-    if (bias->device.type != FDM_CPU && bias->device.type != FDM_CUDA)
-        return error_set(FDM_ERROR_UNSUPPORTED, "bias is on DLPack device type %d; it must be the CPU (1) or CUDA (2)",
-                         bias->device.type);
+    if ((status = tensor_check_device_type(bias, "bias")))
+        return status;
     if (bias->ndim == 4 && bias->shape[2] != 1)
         return error_set(FDM_ERROR_INVALID_ARGUMENT,
                          "bias has extent %lld on axis 2; top-W needs one bias per key, so 1",
@@ -54,25 +44,11 @@ static fdm_status check_padding(const fdm_tensor *padding, const fdm_tensor *bia
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "padding has shape [%lld, %lld]; it must be [%lld, %lld]",
                          (long long)padding->shape[0], (long long)padding->shape[1], (long long)batch,
                          (long long)num_keys);
-    return check_device(padding, "padding", bias, "bias");
+    return tensor_check_device(padding, "padding", bias, "bias");
 }
 
 static fdm_status check_output(const fdm_tensor *tensor, const char *name, const int64_t shape[3]) {
-    char have[96], want[96];
-    if (!tensor)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is NULL", name);
-    fdm_status status = tensor_check(tensor, name, 3, TENSOR_OUTPUT, 0);
-    if (status)
-        return status;
-    if (fdm_dtype_of(tensor) != FDM_INT32)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is %s; it must be int32", name,
-                         fdm_dtype_name(fdm_dtype_of(tensor)));
-    for (int i = 0; i < 3; i++)
-        if (tensor->shape[i] != shape[i])
-            return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s has shape %s; it must be %s", name,
-                             tensor_shape_text(have, sizeof have, tensor->shape, 3),
-                             tensor_shape_text(want, sizeof want, shape, 3));
-    return FDM_OK;
+    return tensor_check_as(tensor, name, 3, TENSOR_OUTPUT, FDM_INT32, shape, NULL, NULL);
 }
 
 static fdm_status check_seqlen_q(int64_t seqlen_q) {
@@ -90,11 +66,9 @@ static fdm_status check_pair(const fdm_tensor *start, const fdm_tensor *end) {
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "start has %d axes; it needs 3", start->ndim);
     fdm_status status = check_output(start, "start", start->shape);
     if (status || (status = check_output(end, "end", start->shape)) ||
-        (status = check_device(end, "end", start, "start")))
+        (status = tensor_check_device(end, "end", start, "start")) ||
+        (status = tensor_check_device_type(start, "start")))
         return status;
-    if (start->device.type != FDM_CPU && start->device.type != FDM_CUDA)
-        return error_set(FDM_ERROR_UNSUPPORTED, "start is on DLPack device type %d; it must be the CPU (1) or CUDA (2)",
-                         start->device.type);
     if (start->shape[2] > INT32_MAX)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "start has %lld keys; at most 2^31 - 1 are supported",
                          (long long)start->shape[2]);
@@ -168,7 +142,7 @@ fdm_status fdm_document_intervals(const fdm_tensor *cu_seqlens, int32_t causal, 
                          "cu_seqlens is %s with %lld elements; it must be int32 with one at "
                          "least",
                          fdm_dtype_name(fdm_dtype_of(cu_seqlens)), (long long)cu_seqlens->shape[0]);
-    if ((status = check_pair(start, end)) || (status = check_device(cu_seqlens, "cu_seqlens", start, "start")))
+    if ((status = check_pair(start, end)) || (status = tensor_check_device(cu_seqlens, "cu_seqlens", start, "start")))
         return status;
     if (start->device.type == FDM_CUDA)
         return documents_on_device(cu_seqlens, causal, start, end, stream);
@@ -193,7 +167,7 @@ fdm_status fdm_intervals_from_mask(const fdm_tensor *mask, fdm_tensor *start, fd
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "mask is %s; it must be bool", fdm_dtype_name(fdm_dtype_of(mask)));
     const int64_t shape[3] = {mask->shape[0], mask->shape[1], mask->shape[3]};
     if ((status = check_output(start, "start", shape)) || (status = check_pair(start, end)) ||
-        (status = check_device(mask, "mask", start, "start")) || (status = check_seqlen_q(mask->shape[2])))
+        (status = tensor_check_device(mask, "mask", start, "start")) || (status = check_seqlen_q(mask->shape[2])))
         return status;
     if (start->device.type == FDM_CUDA)
         return runs_on_device(mask, start, end, exact, stream);
@@ -250,7 +224,8 @@ fdm_status fdm_topk_intervals(const fdm_tensor *bias, const fdm_tensor *padding,
     interval_shape(bias, padding, shape);
     const size_t needed = workspace_bytes_of(bias, shape);
     if ((status = check_output(start, "start", shape)) || (status = check_output(end, "end", shape)) ||
-        (status = check_device(start, "start", bias, "bias")) || (status = check_device(end, "end", bias, "bias")) ||
+        (status = tensor_check_device(start, "start", bias, "bias")) ||
+        (status = tensor_check_device(end, "end", bias, "bias")) ||
         (status = check_workspace(bias, workspace, workspace_bytes, needed)))
         return status;
     if (bias->device.type == FDM_CUDA)

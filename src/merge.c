@@ -16,25 +16,8 @@ struct merge {
 /* ---- checks ---- */
 
 static fdm_status check_one(const fdm_tensor *tensor, const char *name, int32_t ndim, enum tensor_role role,
-                            fdm_dtype dtype, const int64_t *shape, fdm_device_id device) {
-    char have[96], want[96];
-    if (!tensor)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is NULL", name);
-    fdm_status status = tensor_check(tensor, name, ndim, role, 0);
-    if (status)
-        return status;
-    if (tensor->device.type != device.type || tensor->device.index != device.index)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is on DLPack device %d:%d, but out1 is on %d:%d", name,
-                         tensor->device.type, tensor->device.index, device.type, device.index);
-    if (fdm_dtype_of(tensor) != dtype)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is %s; it must be %s", name,
-                         fdm_dtype_name(fdm_dtype_of(tensor)), fdm_dtype_name(dtype));
-    for (int32_t axis = 0; axis < ndim; axis++)
-        if (tensor->shape[axis] != shape[axis])
-            return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s has shape %s; it must be %s", name,
-                             tensor_shape_text(have, sizeof have, tensor->shape, ndim),
-                             tensor_shape_text(want, sizeof want, shape, ndim));
-    return FDM_OK;
+                            fdm_dtype dtype, const int64_t *shape, const fdm_tensor *out1) {
+    return tensor_check_as(tensor, name, ndim, role, dtype, shape, out1, "out1");
 }
 
 static fdm_status check_all(struct merge *m) {
@@ -47,18 +30,16 @@ static fdm_status check_all(struct merge *m) {
     if (m->dtype != FDM_FLOAT32 && m->dtype != FDM_FLOAT16 && m->dtype != FDM_BFLOAT16 && m->dtype != FDM_FLOAT64)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "out1 is %s; it must be float32, float16, bfloat16 or float64",
                          fdm_dtype_name(m->dtype));
-    const fdm_device_id device = m->out1->device;
-    if (device.type != FDM_CPU && device.type != FDM_CUDA)
-        return error_set(FDM_ERROR_UNSUPPORTED, "out1 is on DLPack device type %d; it must be the CPU (1) or CUDA (2)",
-                         device.type);
+    if ((status = tensor_check_device_type(m->out1, "out1")))
+        return status;
     m->lse_dtype = m->dtype == FDM_FLOAT64 ? FDM_FLOAT64 : FDM_FLOAT32;
     const int64_t *shape = m->out1->shape, rows[3] = {shape[0], shape[2], shape[1]};
-    if ((status = check_one(m->out1, "out1", 4, TENSOR_INPUT, m->dtype, shape, device)) ||
-        (status = check_one(m->lse1, "lse1", 3, TENSOR_INPUT, m->lse_dtype, rows, device)) ||
-        (status = check_one(m->out2, "out2", 4, TENSOR_INPUT, m->dtype, shape, device)) ||
-        (status = check_one(m->lse2, "lse2", 3, TENSOR_INPUT, m->lse_dtype, rows, device)) ||
-        (status = check_one(m->out, "out", 4, TENSOR_OUTPUT, m->dtype, shape, device)) ||
-        (status = check_one(m->lse, "lse", 3, TENSOR_OUTPUT, m->lse_dtype, rows, device)))
+    if ((status = check_one(m->out1, "out1", 4, TENSOR_INPUT, m->dtype, shape, m->out1)) ||
+        (status = check_one(m->lse1, "lse1", 3, TENSOR_INPUT, m->lse_dtype, rows, m->out1)) ||
+        (status = check_one(m->out2, "out2", 4, TENSOR_INPUT, m->dtype, shape, m->out1)) ||
+        (status = check_one(m->lse2, "lse2", 3, TENSOR_INPUT, m->lse_dtype, rows, m->out1)) ||
+        (status = check_one(m->out, "out", 4, TENSOR_OUTPUT, m->dtype, shape, m->out1)) ||
+        (status = check_one(m->lse, "lse", 3, TENSOR_OUTPUT, m->lse_dtype, rows, m->out1)))
         return status;
     return FDM_OK;
 }

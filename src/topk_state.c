@@ -6,24 +6,7 @@
 
 static fdm_status check(const fdm_tensor *t, const char *name, int32_t ndim, enum tensor_role role, fdm_dtype dtype,
                         const int64_t *shape, const fdm_tensor *bias) {
-    char have[96], want[96];
-    if (!t)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is NULL", name);
-    fdm_status status = tensor_check(t, name, ndim, role, 0);
-    if (status)
-        return status;
-    if (t->device.type != bias->device.type || t->device.index != bias->device.index)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is on DLPack device %d:%d, but bias is on %d:%d", name,
-                         t->device.type, t->device.index, bias->device.type, bias->device.index);
-    if (fdm_dtype_of(t) != dtype)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is %s; it must be %s", name, fdm_dtype_name(fdm_dtype_of(t)),
-                         fdm_dtype_name(dtype));
-    for (int32_t i = 0; i < ndim; i++)
-        if (t->shape[i] != shape[i])
-            return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s has shape %s; it must be %s", name,
-                             tensor_shape_text(have, sizeof have, t->shape, ndim),
-                             tensor_shape_text(want, sizeof want, shape, ndim));
-    return FDM_OK;
+    return tensor_check_as(t, name, ndim, role, dtype, shape, bias, "bias");
 }
 
 /* bias [B, h] of a token, or [B, h, S] of a prompt. */
@@ -37,9 +20,8 @@ static fdm_status check_bias(const fdm_tensor *bias, int32_t ndim) {
     if (dtype != FDM_FLOAT32 && dtype != FDM_FLOAT16 && dtype != FDM_BFLOAT16)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "bias is %s; it must be float32, float16 or bfloat16",
                          fdm_dtype_name(dtype));
-    if (bias->device.type != FDM_CPU && bias->device.type != FDM_CUDA)
-        return error_set(FDM_ERROR_UNSUPPORTED, "bias is on DLPack device type %d; it must be the CPU (1) or CUDA (2)",
-                         bias->device.type);
+    if ((status = tensor_check_device_type(bias, "bias")))
+        return status;
     for (int32_t i = 0; i < ndim; i++)
         if (bias->shape[i] > INT32_MAX)
             return error_set(FDM_ERROR_INVALID_ARGUMENT, "bias has extent %lld on axis %d; at most 2^31 - 1 is taken",

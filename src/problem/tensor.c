@@ -197,3 +197,38 @@ fdm_status tensor_check(const fdm_tensor *tensor, const char *name, int32_t ndim
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is written, but its strides make elements overlap", name);
     return FDM_OK;
 }
+
+fdm_status tensor_check_device(const fdm_tensor *tensor, const char *name, const fdm_tensor *first,
+                               const char *first_name) {
+    if (tensor->device.type != first->device.type || tensor->device.index != first->device.index)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is on DLPack device %d:%d, but %s is on %d:%d", name,
+                         tensor->device.type, tensor->device.index, first_name, first->device.type,
+                         first->device.index);
+    return FDM_OK;
+}
+
+fdm_status tensor_check_device_type(const fdm_tensor *tensor, const char *name) {
+    if (tensor->device.type != FDM_CPU && tensor->device.type != FDM_CUDA)
+        return error_set(FDM_ERROR_UNSUPPORTED, "%s is on DLPack device type %d; it must be the CPU (1) or CUDA (2)",
+                         name, tensor->device.type);
+    return FDM_OK;
+}
+
+fdm_status tensor_check_as(const fdm_tensor *tensor, const char *name, int32_t ndim, enum tensor_role role,
+                           fdm_dtype dtype, const int64_t *shape, const fdm_tensor *first, const char *first_name) {
+    char have[96], want[96];
+    if (!tensor)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is NULL", name);
+    fdm_status status = tensor_check(tensor, name, ndim, role, 0);
+    if (status || (first && (status = tensor_check_device(tensor, name, first, first_name))))
+        return status;
+    if (fdm_dtype_of(tensor) != dtype)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is %s; it must be %s", name,
+                         fdm_dtype_name(fdm_dtype_of(tensor)), fdm_dtype_name(dtype));
+    for (int32_t axis = 0; axis < ndim; axis++)
+        if (tensor->shape[axis] != shape[axis])
+            return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s has shape %s; it must be %s", name,
+                             tensor_shape_text(have, sizeof have, tensor->shape, ndim),
+                             tensor_shape_text(want, sizeof want, shape, ndim));
+    return FDM_OK;
+}

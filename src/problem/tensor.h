@@ -10,6 +10,14 @@ enum tensor_role { TENSOR_INPUT, TENSOR_OUTPUT };
  * themselves. `name` is the argument's name in sentences. contiguous_last: the last axis must have stride 1. */
 fdm_status tensor_check(const fdm_tensor *tensor, const char *name, int32_t ndim, enum tensor_role role,
                         int contiguous_last);
+/* The tensor lies where the call's first one does; `first_name` names that in the sentence. */
+fdm_status tensor_check_device(const fdm_tensor *tensor, const char *name, const fdm_tensor *first,
+                               const char *first_name);
+/* That device is the CPU or a CUDA device. */
+fdm_status tensor_check_device_type(const fdm_tensor *tensor, const char *name);
+/* tensor_check(), then device, dtype and shape; a tensor that is NULL is an error. first NULL: any device. */
+fdm_status tensor_check_as(const fdm_tensor *tensor, const char *name, int32_t ndim, enum tensor_role role,
+                           fdm_dtype dtype, const int64_t *shape, const fdm_tensor *first, const char *first_name);
 /* Stride of an axis in elements; 0 where the extent is 1. */
 int64_t tensor_stride(const fdm_tensor *tensor, int32_t axis);
 char *tensor_data(const fdm_tensor *tensor);

@@ -29,10 +29,7 @@ static fdm_status check_one(const fdm_tensor *tensor, const char *name, enum ten
     if (fdm_dtype_of(tensor) != fdm_dtype_of(like))
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is %s, but a is %s", name,
                          fdm_dtype_name(fdm_dtype_of(tensor)), fdm_dtype_name(fdm_dtype_of(like)));
-    if (tensor->device.type != like->device.type || tensor->device.index != like->device.index)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is on DLPack device %d:%d, but a is on %d:%d", name,
-                         tensor->device.type, tensor->device.index, like->device.type, like->device.index);
-    return FDM_OK;
+    return tensor_check_device(tensor, name, like, "a");
 }
 
 static int64_t extent_of(const fdm_tensor *t, int32_t axis) { return t->shape[t->ndim - 2 + axis]; }

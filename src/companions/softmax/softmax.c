@@ -30,9 +30,8 @@ static fdm_status check_one(const fdm_tensor *tensor, const char *name, enum ten
     if (is_mask ? fdm_dtype_of(tensor) != FDM_BOOL : fdm_dtype_of(tensor) != fdm_dtype_of(like))
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is %s; it must be %s", name,
                          fdm_dtype_name(fdm_dtype_of(tensor)), is_mask ? "bool" : fdm_dtype_name(fdm_dtype_of(like)));
-    if (tensor->device.type != like->device.type || tensor->device.index != like->device.index)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is on DLPack device %d:%d, but %s is on %d:%d", name,
-                         tensor->device.type, tensor->device.index, like_name, like->device.type, like->device.index);
+    if ((status = tensor_check_device(tensor, name, like, like_name)))
+        return status;
     for (int32_t i = 0; i < like->ndim; i++)
         if (tensor->shape[i] != like->shape[i] && !(is_mask && tensor->shape[i] == 1))
             return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s has extent %lld on axis %d; beside %s it must be %lld%s",
