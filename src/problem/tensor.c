@@ -61,8 +61,16 @@ static int64_t raw_stride(const fdm_tensor *tensor, int32_t axis) {
     return stride;
 }
 
+static int is_empty(const fdm_tensor *tensor) {
+    for (int32_t i = 0; i < tensor->ndim; i++)
+        if (tensor->shape[i] == 0)
+            return 1;
+    return 0;
+}
+
+/* The caller's strides of an empty tensor may be anything, also negative ones and such whose bytes overflow. */
 int64_t tensor_stride(const fdm_tensor *tensor, int32_t axis) {
-    return tensor->shape[axis] == 1 ? 0 : raw_stride(tensor, axis);
+    return tensor->shape[axis] == 1 || is_empty(tensor) ? 0 : raw_stride(tensor, axis);
 }
 
 char *tensor_data(const fdm_tensor *tensor) { return tensor->data ? (char *)tensor->data + tensor->byte_offset : NULL; }
@@ -71,19 +79,15 @@ int tensor_aligned(const fdm_tensor *tensor) {
     int64_t bytes = fdm_dtype_bytes(fdm_dtype_of(tensor));
     if ((uintptr_t)tensor_data(tensor) % 16)
         return 0;
-    /* Unsigned: the strides of an empty tensor may be anything. */
     for (int32_t i = 0; i + 1 < tensor->ndim; i++)
-        if ((uint64_t)tensor_stride(tensor, i) * (uint64_t)bytes % 16)
+        if (tensor_stride(tensor, i) * bytes % 16)
             return 0;
     return 1;
 }
 
 int tensor_mappable(const fdm_tensor *tensor) {
     const int64_t bytes = fdm_dtype_bytes(fdm_dtype_of(tensor));
-    int64_t elements = 1;
-    for (int32_t i = 0; i < tensor->ndim; i++)
-        elements = tensor->shape[i] ? elements : 0;
-    if (elements == 0)
+    if (is_empty(tensor))
         return 1;
     for (int32_t i = 0; i + 1 < tensor->ndim; i++)
         if (tensor->shape[i] > 1 && (raw_stride(tensor, i) < 1 || raw_stride(tensor, i) > ((1ll << 40) - 1) / bytes))
@@ -129,16 +133,15 @@ static int overlaps_itself(const fdm_tensor *tensor) {
     return 0;
 }
 
-static fdm_status check_axes(const fdm_tensor *tensor, const char *name, int64_t *elements) {
-    *elements = 1;
-    for (int32_t i = 0; i < tensor->ndim; i++) {
+static fdm_status check_axes(const fdm_tensor *tensor, const char *name) {
+    for (int32_t i = 0; i < tensor->ndim; i++)
         if (tensor->shape[i] < 0)
             return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s has extent %lld on axis %d; extents are >= 0", name,
                              (long long)tensor->shape[i], i);
-        *elements = tensor->shape[i] ? *elements : 0;
-    }
     if (extent_product(tensor) < 0)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s has more elements than an address space holds", name);
+    if (is_empty(tensor))
+        return FDM_OK;
     for (int32_t i = 0; i < tensor->ndim; i++)
         if (tensor->shape[i] > 1 && raw_stride(tensor, i) < 0)
             return error_set(FDM_ERROR_INVALID_ARGUMENT,
@@ -177,12 +180,9 @@ fdm_status tensor_check(const fdm_tensor *tensor, const char *name, int32_t ndim
                          "%s is %s; the library takes float32, float16, bfloat16, float64, bool and int32", name,
                          foreign_dtype_text(text, sizeof text, tensor->dtype));
     }
-    int64_t elements;
-    fdm_status status = check_axes(tensor, name, &elements);
-    if (status)
+    fdm_status status = check_axes(tensor, name);
+    if (status || is_empty(tensor))
         return status;
-    if (elements == 0)
-        return FDM_OK;
     if (!tensor->data)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s has no data (data is NULL)", name);
     if ((uintptr_t)tensor_data(tensor) % (uintptr_t)fdm_dtype_bytes(dtype))
