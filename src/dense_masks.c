@@ -1,6 +1,6 @@
 /* dense_masks.c: builders of dense masks, and of what they show of tiles: their arguments are checked here; problem/
  * makes them on the CPU, gpu/masks/ on CUDA devices. */
-#include "problem/dense_masks.h"
+#include "problem/dense_on_cpu.h"
 
 #include <math.h>
 

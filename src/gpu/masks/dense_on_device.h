@@ -4,7 +4,7 @@
 #define FDM_DENSE_ON_DEVICE_H
 
 #include "cuda/cuda.h"
-#include "problem/dense_masks.h"
+#include "problem/dense_on_cpu.h"
 
 void intervals_to_mask_request(struct cuda_kernel_request *request);
 /* dtype: float32, float16 or bfloat16. threads: of a block, a power of 2 from 32 to 1024. */

@@ -1,6 +1,6 @@
-/* dense_masks.h: dense masks on the CPU; the arguments have been checked. */
-#ifndef FDM_DENSE_MASKS_H
-#define FDM_DENSE_MASKS_H
+/* dense_on_cpu.h: dense masks on the CPU; the arguments have been checked. */
+#ifndef FDM_DENSE_ON_CPU_H
+#define FDM_DENSE_ON_CPU_H
 
 #include "flash_dmattn.h"
 

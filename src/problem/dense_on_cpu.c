@@ -1,5 +1,5 @@
-/* dense_masks.c: dense masks out of key intervals and out of biases, and what they show of tiles. */
-#include "problem/dense_masks.h"
+/* dense_on_cpu.c: dense masks out of key intervals and out of biases, and what they show of tiles. */
+#include "problem/dense_on_cpu.h"
 
 #include <math.h>
 #include <string.h>
