@@ -60,6 +60,7 @@ void emu_cluster_wait(EMU_PLACE);
 void emu_mbarrier_init(unsigned barrier, unsigned arrivals, EMU_PLACE);
 void emu_mbarrier_invalidate(unsigned barrier, EMU_PLACE);
 void emu_mbarrier_arrive(unsigned barrier, unsigned arrivals, unsigned bytes, EMU_PLACE);
+void emu_mbarrier_arrive_cluster(unsigned address, unsigned bytes, EMU_PLACE);
 void emu_mbarrier_expect(unsigned barrier, unsigned bytes, EMU_PLACE);
 void emu_mbarrier_wait(unsigned barrier, unsigned parity, EMU_PLACE);
 int emu_mbarrier_test(unsigned barrier, unsigned parity, EMU_PLACE);
@@ -70,6 +71,8 @@ void emu_cp_async(unsigned shared, const void *global, unsigned bytes, unsigned 
 void emu_cp_async_commit(EMU_PLACE);
 void emu_cp_async_wait(int pending, EMU_PLACE);
 void emu_cp_async_arrive(unsigned barrier, EMU_PLACE);
+/* blocks: EMU_MULTICAST and a bit for each; or EMU_PAIR: the mbarrier may lie in the other block of the pair. */
+enum { EMU_MULTICAST = 1 << 16, EMU_PAIR = 1 << 17 };
 void emu_tma_load(int rank, unsigned shared, const void *map, unsigned barrier, const int *at, unsigned blocks,
                   EMU_PLACE);
 void emu_tma_store(int kind, int rank, const void *map, unsigned shared, const int *at, EMU_PLACE);

@@ -25,7 +25,7 @@ template <int group> inline void tcgen05_commit(uint32_t barrier, EMU_AT) {
     emu_tensor_commit(group, barrier, 0, EMU_HERE);
 }
 template <int group> inline void tcgen05_commit_multicast(uint32_t barrier, uint16_t blocks, EMU_AT) {
-    emu_tensor_commit(group, barrier, 1u << 16 | blocks, EMU_HERE);
+    emu_tensor_commit(group, barrier, EMU_MULTICAST | blocks, EMU_HERE);
 }
 inline void tcgen05_fence_before_thread_sync(EMU_AT) { emu_tensor_fence(0, EMU_HERE); }
 inline void tcgen05_fence_after_thread_sync(EMU_AT) { emu_tensor_fence(1, EMU_HERE); }
