@@ -13,7 +13,7 @@
 int32_t hopper_backward_padded(int64_t head_dim) { return (int32_t)gpu_round_up(head_dim, 32); }
 
 const char *hopper_backward_refusal(const fdm_problem *p, int32_t head_dim_max, char *text, size_t size) {
-    if (gpu_dtype(p->dtype) < 0)
+    if (!gpu_16_bits(p->dtype))
         return "it takes float16 and bfloat16";
     if (p->head_dim > head_dim_max || p->head_dim_v > head_dim_max) {
         snprintf(text, size, "head dims are at most %d", head_dim_max);
