@@ -86,6 +86,20 @@ void emu_wgmma_commit(EMU_PLACE);
 void emu_wgmma_wait(int pending, EMU_PLACE);
 void emu_setmaxnreg(int registers, int more, EMU_PLACE);
 
+/* Tensor memory, and clusters that have not begun. group: .cta_group, 1 or 2. */
+void emu_tensor_alloc(int group, unsigned shared, unsigned columns, EMU_PLACE);
+void emu_tensor_dealloc(int group, unsigned tensor, unsigned columns, EMU_PLACE);
+void emu_tensor_relinquish(int group, EMU_PLACE);
+void emu_tensor_mma(int group, unsigned d, unsigned long long a, int a_in_tensor, unsigned long long b, unsigned shape,
+                    int add, EMU_PLACE);
+void emu_tensor_commit(int group, unsigned barrier, unsigned blocks, EMU_PLACE);
+void emu_tensor_fence(int after, EMU_PLACE);
+void emu_tensor_load(void *r, int count, unsigned tensor, EMU_PLACE);
+void emu_tensor_store(unsigned tensor, const void *r, int count, EMU_PLACE);
+void emu_tensor_wait(int stores, EMU_PLACE);
+void emu_try_cancel(unsigned shared, unsigned barrier, int multicast, EMU_PLACE);
+int emu_query_cancel(unsigned shared, unsigned *index, EMU_PLACE);
+
 /* Global memory, and the rest. */
 void emu_red_add(float *at, const float *x, int count, EMU_PLACE);
 unsigned emu_atomic_add(unsigned *at, unsigned x, EMU_PLACE);
@@ -99,6 +113,7 @@ void emu_trap(EMU_PLACE);
 void emu_print(const char *format, ...) __attribute__((format(printf, 1, 2)));
 long long emu_clock(void);
 float emu_ex2(float x);
+float emu_add_down(float a, float b);
 float emu_lg2(float x);
 unsigned short emu_to_f16(float x);
 float emu_from_f16(unsigned short x);

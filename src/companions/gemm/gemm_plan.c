@@ -120,8 +120,8 @@ static fdm_status launch_elements(const fdm_gemm_problem *p, const struct cuda_k
 }
 
 fdm_status gemm_launch(const fdm_gemm_plan *plan, struct gemm_params *params, void *workspace, void *stream) {
-    struct cuda_kernel_request requests[GEMM_REQUESTS_MAX];
-    const struct cuda_kernel *loaded[GEMM_REQUESTS_MAX];
+    struct cuda_kernel_request requests[COMPANION_REQUESTS_MAX];
+    const struct cuda_kernel *loaded[COMPANION_REQUESTS_MAX];
     const int32_t count = gemm_requests(plan, requests), hopper = plan->choice.kernel_index == HOPPER;
     if (count == 0)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile is not its kernel's");

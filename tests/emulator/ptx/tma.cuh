@@ -35,6 +35,11 @@ inline void prefetch_tensormap(const struct cuda_tensor_map *) {}
         const int at[] = EMU_AT_##RANK;                                                                              \
         emu_tma_load(RANK, shared, map, barrier, at, 1u << 16 | blocks, EMU_HERE);                                   \
     }                                                                                                                \
+    inline void cp_async_bulk_tensor_##RANK##d_pair(uint32_t shared, const struct cuda_tensor_map *map,              \
+                                                    uint32_t barrier, EMU_COORDINATES_##RANK, EMU_AT) {              \
+        const int at[] = EMU_AT_##RANK;                                                                              \
+        emu_tma_load(RANK, shared, map, barrier, at, 1u << 17, EMU_HERE);                                            \
+    }                                                                                                                \
     inline void cp_async_bulk_tensor_##RANK##d_store(const struct cuda_tensor_map *map, uint32_t shared,             \
                                                      EMU_COORDINATES_##RANK, EMU_AT) {                               \
         const int at[] = EMU_AT_##RANK;                                                                              \
