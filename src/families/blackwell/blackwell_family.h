@@ -4,6 +4,8 @@
 
 #include "gpu/gpu_family.h"
 
+extern const struct gpu_algorithm blackwell_backward_algorithm;
+
 /* Why no kernel of the family takes the device or the problem, whatever the pass: dtype, head dims, TMA's limits; else
  * NULL. */
 const char *blackwell_refusal(const fdm_device *device, const fdm_problem *problem);
