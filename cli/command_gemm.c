@@ -1,5 +1,4 @@
 /* command_gemm.c: fdm bench gemm, fdm plan --op gemm. */
-#include <getopt.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -71,7 +70,8 @@ static const struct option options[] = {{"M", required_argument, 0, OPT_M},
                                         {0}};
 
 /* 1, or 0 after a complaint. */
-static int set_option(struct request *r, int option, const char *text) {
+static int set_option(void *request, int option, const char *text) {
+    struct request *r = request;
     int64_t *const numbers[] = {&r->m, &r->n, &r->k, &r->batch, &r->iters};
     int *const flags[] = {&r->float16_sums, &r->check, &r->explain, &r->json};
     if (option <= OPT_ITERS)
@@ -96,19 +96,11 @@ static int set_option(struct request *r, int option, const char *text) {
 
 /* -1: go on; else the exit code. */
 static int read_options(struct request *r, int argc, char **argv) {
-    int option;
-    optind = 1;
-    while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
-        if (option == OPT_HELP) {
-            fputs(help, stdout);
-            return EXIT_FINE;
-        }
-        if (option == '?' || !set_option(r, option, optarg))
-            return EXIT_USAGE;
-    }
+    static const struct companion_command command = {"gemm", help, options, OPT_HELP, set_option};
+    const int code = companion_read_options(&command, r, argc, argv);
     r->n = r->n ? r->n : r->m;
     r->k = r->k ? r->k : r->m;
-    return optind < argc ? complain(EXIT_USAGE, "gemm takes no argument '%s'", argv[optind]) : -1;
+    return code;
 }
 
 static struct request default_request(const char *device) {
@@ -145,7 +137,7 @@ int plan_gemm(int argc, char **argv) {
 
 /* ---- bench ---- */
 
-enum { KERNELS_MAX = 16, ELEMENTS_CHECKED = 1000 };
+enum { ELEMENTS_CHECKED = 1000 };
 
 struct bench {
     struct request r;
@@ -207,19 +199,13 @@ static void make_tensors(struct bench *b) {
     b->options = (fdm_gemm_options){.alpha = r->alpha, .beta = r->beta, .accumulate_float16 = r->float16_sums};
 }
 
-static fdm_status time_kernel(struct bench *b, const char *name, struct companion_row *row) {
+static fdm_status time_kernel(void *context, const char *name, struct companion_row *row) {
+    struct bench *b = context;
     fdm_gemm_problem problem;
     fdm_status status = fdm_describe_gemm(&b->tensors, &b->options, &problem);
     if (status || (status = fdm_plan_gemm(&b->device, &problem, name, &b->plan)))
         return status;
-    const size_t bytes = (size_t)b->plan.choice.workspace_bytes;
-    b->workspace = NULL;
-    if (bytes && (status = fdm_memory_allocate(b->device.id, bytes, &b->workspace)))
-        return status;
-    status = companion_measure(b->device.id, call, b, (int32_t)b->r.iters, &row->time);
-    fdm_memory_release(b->device.id, b->workspace);
-    memcpy(row->kernel, b->plan.choice.kernel, sizeof row->kernel);
-    memcpy(row->choice, b->plan.choice.choice, sizeof row->choice);
+    status = companion_time_plan(b->device.id, &b->plan.choice, call, b, &b->workspace, (int32_t)b->r.iters, row);
     row->rate = 2.0 * (double)b->r.batch * (double)b->r.m * (double)b->r.n * (double)b->r.k / row->time.median * 1e-12;
     row->worst_error = !status && b->r.check ? worst_error(b) : 0;
     return status;
@@ -227,11 +213,6 @@ static fdm_status time_kernel(struct bench *b, const char *name, struct companio
 
 int bench_gemm(int argc, char **argv) {
     static struct bench b;
-    static struct companion_row rows[KERNELS_MAX];
-    const char *name, *description;
-    int32_t count = 0;
-    double best = 0;
-    int wrong = 0;
     b.r = default_request("cuda");
     const int code = read_options(&b.r, argc, argv);
     if (code >= 0)
@@ -240,23 +221,16 @@ int bench_gemm(int argc, char **argv) {
         return EXIT_USAGE;
     make_tensors(&b);
     const double limit = b.r.float16_sums ? 0.1 : b.r.dtype == FDM_FLOAT16 ? 2e-3 : 1.5e-2;
-    for (int32_t i = 0; count < KERNELS_MAX && fdm_gemm_kernel(i, &name, &description) == FDM_OK; i++) {
-        if (b.r.kernel && strcmp(b.r.kernel, name) != 0)
-            continue;
-        const fdm_status status = time_kernel(&b, name, &rows[count]);
-        if (status == FDM_ERROR_UNSUPPORTED)
-            continue;
-        if (status)
-            return complain(EXIT_WRONG, "%s: %s", name, fdm_last_error());
-        wrong |= b.r.check && !(rows[count].worst_error <= limit);
-        if (!b.r.json)
-            companion_print_row(&rows[count], "TFLOPS", &best);
-        count++;
-    }
-    if (count == 0)
-        return complain(EXIT_WRONG, "no kernel of gemm%s%s takes the product: %s", b.r.kernel ? " named " : "",
-                        b.r.kernel ? b.r.kernel : "", fdm_last_error());
-    b.r.json ? companion_print_json(rows, count, "tflops", b.r.check)
-             : companion_print_table(rows, count, "TFLOPS", b.r.check);
-    return wrong ? complain(EXIT_WRONG, "a kernel differs from float64") : EXIT_FINE;
+    const struct companion_bench bench = {.operation = "gemm",
+                                          .subject = "product",
+                                          .unit = "TFLOPS",
+                                          .json_unit = "tflops",
+                                          .kernel = fdm_gemm_kernel,
+                                          .time = time_kernel,
+                                          .context = &b,
+                                          .only = b.r.kernel,
+                                          .limit = limit,
+                                          .check = b.r.check,
+                                          .json = b.r.json};
+    return companion_bench(&bench);
 }

@@ -1,5 +1,4 @@
 /* command_softmax.c: fdm bench softmax, fdm plan --op softmax. */
-#include <getopt.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -67,7 +66,8 @@ static const struct option options[] = {{"rows", required_argument, 0, OPT_ROWS}
                                         {0}};
 
 /* 1, or 0 after a complaint. */
-static int set_option(struct request *r, int option, const char *text) {
+static int set_option(void *request, int option, const char *text) {
+    struct request *r = request;
     int64_t *const numbers[] = {&r->rows, &r->columns, &r->iters};
     int *const flags[] = {&r->log, &r->mask, &r->check, &r->explain, &r->json};
     if (option <= OPT_ITERS)
@@ -91,17 +91,8 @@ static int set_option(struct request *r, int option, const char *text) {
 
 /* -1: go on; else the exit code. */
 static int read_options(struct request *r, int argc, char **argv) {
-    int option;
-    optind = 1;
-    while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
-        if (option == OPT_HELP) {
-            fputs(help, stdout);
-            return EXIT_FINE;
-        }
-        if (option == '?' || !set_option(r, option, optarg))
-            return EXIT_USAGE;
-    }
-    return optind < argc ? complain(EXIT_USAGE, "softmax takes no argument '%s'", argv[optind]) : -1;
+    static const struct companion_command command = {"softmax", help, options, OPT_HELP, set_option};
+    return companion_read_options(&command, r, argc, argv);
 }
 
 static struct request default_request(const char *device) {
@@ -134,7 +125,7 @@ int plan_softmax(int argc, char **argv) {
 
 /* ---- bench ---- */
 
-enum { KERNELS_MAX = 16, ROWS_CHECKED = 8 };
+enum { ROWS_CHECKED = 8 };
 
 struct bench {
     struct request r;
@@ -207,19 +198,13 @@ static void make_tensors(struct bench *b) {
     b->options = (fdm_softmax_options){.scale = b->r.scale, .log = b->r.log};
 }
 
-static fdm_status time_kernel(struct bench *b, const char *name, struct companion_row *row) {
+static fdm_status time_kernel(void *context, const char *name, struct companion_row *row) {
+    struct bench *b = context;
     fdm_softmax_problem problem;
     fdm_status status = fdm_describe_softmax(b->r.pass, &b->tensors, &b->options, &problem);
     if (status || (status = fdm_plan_softmax(&b->device, &problem, name, &b->plan)))
         return status;
-    const size_t bytes = (size_t)b->plan.choice.workspace_bytes;
-    b->workspace = NULL;
-    if (bytes && (status = fdm_memory_allocate(b->device.id, bytes, &b->workspace)))
-        return status;
-    status = companion_measure(b->device.id, call, b, (int32_t)b->r.iters, &row->time);
-    fdm_memory_release(b->device.id, b->workspace);
-    memcpy(row->kernel, b->plan.choice.kernel, sizeof row->kernel);
-    memcpy(row->choice, b->plan.choice.choice, sizeof row->choice);
+    status = companion_time_plan(b->device.id, &b->plan.choice, call, b, &b->workspace, (int32_t)b->r.iters, row);
     row->rate = (double)b->x.bytes * (b->r.pass == FDM_BACKWARD ? 3 : 2) / row->time.median * 1e-9;
     row->worst_error = !status && b->r.check ? worst_error(b) : 0;
     return status;
@@ -229,11 +214,6 @@ static double tolerance(fdm_dtype dtype) { return dtype == FDM_FLOAT32 ? 1e-5 : 
 
 int bench_softmax(int argc, char **argv) {
     static struct bench b;
-    static struct companion_row rows[KERNELS_MAX];
-    const char *name, *description;
-    int32_t count = 0;
-    double best = 0;
-    int wrong = 0;
     b.r = default_request("cuda");
     const int code = read_options(&b.r, argc, argv);
     if (code >= 0)
@@ -241,23 +221,16 @@ int bench_softmax(int argc, char **argv) {
     if (!companion_device(b.r.device, 0, &b.device))
         return EXIT_USAGE;
     make_tensors(&b);
-    for (int32_t i = 0; count < KERNELS_MAX && fdm_softmax_kernel(i, &name, &description) == FDM_OK; i++) {
-        if (b.r.kernel && strcmp(b.r.kernel, name) != 0)
-            continue;
-        const fdm_status status = time_kernel(&b, name, &rows[count]);
-        if (status == FDM_ERROR_UNSUPPORTED)
-            continue;
-        if (status)
-            return complain(EXIT_WRONG, "%s: %s", name, fdm_last_error());
-        wrong |= b.r.check && !(rows[count].worst_error <= tolerance(b.r.dtype));
-        if (!b.r.json)
-            companion_print_row(&rows[count], "GB/s", &best);
-        count++;
-    }
-    if (count == 0)
-        return complain(EXIT_WRONG, "no kernel of softmax%s%s takes the problem: %s", b.r.kernel ? " named " : "",
-                        b.r.kernel ? b.r.kernel : "", fdm_last_error());
-    b.r.json ? companion_print_json(rows, count, "gb_per_second", b.r.check)
-             : companion_print_table(rows, count, "GB/s", b.r.check);
-    return wrong ? complain(EXIT_WRONG, "a kernel differs from float64") : EXIT_FINE;
+    const struct companion_bench bench = {.operation = "softmax",
+                                          .subject = "problem",
+                                          .unit = "GB/s",
+                                          .json_unit = "gb_per_second",
+                                          .kernel = fdm_softmax_kernel,
+                                          .time = time_kernel,
+                                          .context = &b,
+                                          .only = b.r.kernel,
+                                          .limit = tolerance(b.r.dtype),
+                                          .check = b.r.check,
+                                          .json = b.r.json};
+    return companion_bench(&bench);
 }

@@ -8,6 +8,20 @@
 #include "base/half.h"
 #include "json_writer.h"
 
+int companion_read_options(const struct companion_command *command, void *request, int argc, char **argv) {
+    int option;
+    optind = 1;
+    while ((option = getopt_long(argc, argv, "", command->options, NULL)) != -1) {
+        if (option == command->help_option) {
+            fputs(command->help, stdout);
+            return EXIT_FINE;
+        }
+        if (option == '?' || !command->set(request, option, optarg))
+            return EXIT_USAGE;
+    }
+    return optind < argc ? complain(EXIT_USAGE, "%s takes no argument '%s'", command->operation, argv[optind]) : -1;
+}
+
 int companion_device(const char *text, int plan_only, fdm_device *device) {
     struct device_choice choice;
     if (plan_only && strncmp(text, "cuda", 4) != 0)
@@ -89,8 +103,8 @@ static fdm_status sample(fdm_timer *timer, fdm_status (*call)(void *), void *con
     return status;
 }
 
-fdm_status companion_measure(fdm_device_id device, fdm_status (*call)(void *context), void *context, int32_t iters,
-                             struct companion_time *time) {
+static fdm_status measure(fdm_device_id device, fdm_status (*call)(void *context), void *context, int32_t iters,
+                          struct companion_time *time) {
     fdm_timer *timer = NULL;
     double *seconds = allocate_or_exit((size_t)iters * sizeof *seconds), once = 0;
     fdm_status status = call(context); /* compiles */
@@ -111,9 +125,24 @@ fdm_status companion_measure(fdm_device_id device, fdm_status (*call)(void *cont
     return status;
 }
 
+fdm_status companion_time_plan(fdm_device_id device, const fdm_companion_choice *choice,
+                               fdm_status (*call)(void *context), void *context, void **workspace, int32_t iters,
+                               struct companion_row *row) {
+    const size_t bytes = (size_t)choice->workspace_bytes;
+    fdm_status status;
+    *workspace = NULL;
+    if (bytes && (status = fdm_memory_allocate(device, bytes, workspace)))
+        return status;
+    status = measure(device, call, context, iters, &row->time);
+    fdm_memory_release(device, *workspace);
+    memcpy(row->kernel, choice->kernel, sizeof row->kernel);
+    memcpy(row->choice, choice->choice, sizeof row->choice);
+    return status;
+}
+
 /* ---- output ---- */
 
-void companion_print_row(const struct companion_row *row, const char *unit, double *best) {
+static void print_row(const struct companion_row *row, const char *unit, double *best) {
     printf("%s: time:%.6fms, %s:%.2f (%+.2f%%)\n", row->kernel, row->time.median * 1e3, unit, row->rate,
            *best > 0 ? 100 * (row->rate / *best - 1) : 0.0);
     *best = fmax(*best, row->rate);
@@ -125,7 +154,7 @@ static int compare_rows(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-void companion_print_table(struct companion_row *rows, int32_t count, const char *unit, int has_errors) {
+static void print_table(struct companion_row *rows, int32_t count, const char *unit, int has_errors) {
     qsort(rows, (size_t)count, sizeof *rows, compare_rows);
     printf("\n%-24s %-36s %12s %21s %10s%s\n", "kernel", "choice", "median ms", "quartiles", unit,
            has_errors ? "  worst row" : "");
@@ -137,7 +166,7 @@ void companion_print_table(struct companion_row *rows, int32_t count, const char
     }
 }
 
-void companion_print_json(const struct companion_row *rows, int32_t count, const char *unit, int has_errors) {
+static void print_json(const struct companion_row *rows, int32_t count, const char *unit, int has_errors) {
     struct json_writer w = {stdout, 0};
     json_open(&w, NULL, '[');
     for (int32_t i = 0; i < count; i++) {
@@ -155,6 +184,33 @@ void companion_print_json(const struct companion_row *rows, int32_t count, const
     }
     json_close(&w, ']');
     puts("");
+}
+
+int companion_bench(const struct companion_bench *b) {
+    enum { KERNELS_MAX = 16 };
+    static struct companion_row rows[KERNELS_MAX];
+    const char *name, *description;
+    int32_t count = 0;
+    double best = 0;
+    int wrong = 0;
+    for (int32_t i = 0; count < KERNELS_MAX && b->kernel(i, &name, &description) == FDM_OK; i++) {
+        if (b->only && strcmp(b->only, name) != 0)
+            continue;
+        const fdm_status status = b->time(b->context, name, &rows[count]);
+        if (status == FDM_ERROR_UNSUPPORTED)
+            continue;
+        if (status)
+            return complain(EXIT_WRONG, "%s: %s", name, fdm_last_error());
+        wrong |= b->check && !(rows[count].worst_error <= b->limit);
+        if (!b->json)
+            print_row(&rows[count], b->unit, &best);
+        count++;
+    }
+    if (count == 0)
+        return complain(EXIT_WRONG, "no kernel of %s%s%s takes the %s: %s", b->operation, b->only ? " named " : "",
+                        b->only ? b->only : "", b->subject, fdm_last_error());
+    b->json ? print_json(rows, count, b->json_unit, b->check) : print_table(rows, count, b->unit, b->check);
+    return wrong ? complain(EXIT_WRONG, "a kernel differs from float64") : EXIT_FINE;
 }
 
 void companion_print_choice(const char *device, const fdm_companion_choice *choice, int explain, int json) {

@@ -2,7 +2,19 @@
 #ifndef FDM_CLI_COMPANION_RUN_H
 #define FDM_CLI_COMPANION_RUN_H
 
+#include <getopt.h>
+
 #include "cli.h"
+
+/* The options of a subcommand: what they are, and what takes one into `request`; 1, or 0 after a complaint. */
+struct companion_command {
+    const char *operation, *help;
+    const struct option *options;
+    int help_option;
+    int (*set)(void *request, int option, const char *text);
+};
+/* -1: go on; else the exit code. */
+int companion_read_options(const struct companion_command *command, void *request, int argc, char **argv);
 
 /* --device cuda, cuda:N or, where plan_only, a name like sm_90; emulated:NAME. 1, or 0 after a complaint. */
 int companion_device(const char *text, int plan_only, fdm_device *device);
@@ -26,19 +38,32 @@ double companion_get(const struct companion_buffer *b, int64_t index);
 struct companion_time {
     double median, quartile_low, quartile_high;
 };
-fdm_status companion_measure(fdm_device_id device, fdm_status (*call)(void *context), void *context, int32_t iters,
-                             struct companion_time *time);
-
-/* Kernel rows: one line as they come, then the table by speed, as JSON where asked. */
 struct companion_row {
     char kernel[48], choice[64];
     struct companion_time time;
     double rate; /* in the unit of the table */
     double worst_error;
 };
-void companion_print_row(const struct companion_row *row, const char *unit, double *best);
-void companion_print_table(struct companion_row *rows, int32_t count, const char *unit, int has_errors);
-void companion_print_json(const struct companion_row *rows, int32_t count, const char *unit, int has_errors);
+/* Measures `call` by the plan whose choice this is, with a workspace that `*workspace` holds meanwhile; the row gets
+ * all but rate and error. */
+fdm_status companion_time_plan(fdm_device_id device, const fdm_companion_choice *choice,
+                               fdm_status (*call)(void *context), void *context, void **workspace, int32_t iters,
+                               struct companion_row *row);
+
+/* Every kernel of an operation by name: a line as they come, then the table by speed, or JSON. */
+struct companion_bench {
+    const char *operation, *subject; /* "gemm", and what a kernel takes: "product" */
+    const char *unit, *json_unit;
+    fdm_status (*kernel)(int32_t index, const char **name, const char **description);
+    /* Fills a row, or says why the kernel of that name cannot: FDM_ERROR_UNSUPPORTED leaves it out. */
+    fdm_status (*time)(void *context, const char *name, struct companion_row *row);
+    void *context;
+    const char *only; /* NULL: all kernels */
+    double limit;     /* of worst_error, where check is 1 */
+    int check, json;
+};
+/* The exit code. */
+int companion_bench(const struct companion_bench *bench);
 
 void companion_print_choice(const char *device, const fdm_companion_choice *choice, int explain, int json);
 

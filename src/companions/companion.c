@@ -61,6 +61,23 @@ fdm_status companion_choose(const struct companion_operation *operation, const f
     return error_set(FDM_ERROR_UNSUPPORTED, "no kernel of %s takes the problem: %s", operation->name, reasons);
 }
 
+fdm_status companion_kernel_at(const struct companion_operation *operation, int32_t index, const char **name,
+                               const char **description) {
+    if (index < 0 || index >= operation->num_kernels)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "index is %d; %s has %d kernels", index, operation->name,
+                         operation->num_kernels);
+    *name = operation->kernels[index].name;
+    *description = operation->kernels[index].description;
+    return FDM_OK;
+}
+
+fdm_status companion_prepare(const struct fdm_companion_choice *choice, const struct cuda_kernel_request *requests,
+                             int32_t count, const char *part) {
+    const struct cuda_kernel *loaded[COMPANION_REQUESTS_MAX];
+    return count ? cuda_kernels_get(choice->device.index, requests, count, loaded)
+                 : error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan is NULL, or its %s is not its kernel's", part);
+}
+
 fdm_status companion_check_workspace(const struct fdm_companion_choice *choice, const void *workspace, size_t bytes) {
     if (choice->workspace_bytes > 0 && (!workspace || bytes < (size_t)choice->workspace_bytes))
         return error_set(FDM_ERROR_WORKSPACE, "workspace has %zu bytes; the plan needs %lld", workspace ? bytes : 0,

@@ -5,6 +5,8 @@
 
 #include "cuda/cuda.h"
 
+enum { COMPANION_REQUESTS_MAX = 2 }; /* kernels that a plan launches */
+
 /* One kernel of an operation. `problem` is the operation's own struct. */
 struct companion_kernel {
     const char *name, *description;
@@ -25,6 +27,13 @@ struct companion_operation {
 /* kernel: a name to force, NULL = chosen. FDM_ERROR_UNSUPPORTED with every reason when none takes the problem. */
 fdm_status companion_choose(const struct companion_operation *operation, const fdm_device *device, const void *problem,
                             const char *kernel, struct fdm_companion_choice *choice);
+
+/* Name and description of the index-th kernel; an error past the last. */
+fdm_status companion_kernel_at(const struct companion_operation *operation, int32_t index, const char **name,
+                               const char **description);
+/* Compiles and loads what a plan launches. count 0: the plan is NULL, or its `part` is not its kernel's. */
+fdm_status companion_prepare(const struct fdm_companion_choice *choice, const struct cuda_kernel_request *requests,
+                             int32_t count, const char *part);
 
 /* The workspace is large enough and aligned. */
 fdm_status companion_check_workspace(const struct fdm_companion_choice *choice, const void *workspace, size_t bytes);

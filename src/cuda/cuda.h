@@ -50,6 +50,9 @@ struct cuda_launch {
 /* Enqueues; no allocation, no synchronisation. Capturable. Makes the device's primary context current for the call when
  * it is not, and restores what was. */
 fdm_status cuda_launch(const struct cuda_launch *launch);
+/* Gets one kernel and enqueues `blocks` blocks of the request's threads, in a line. */
+fdm_status cuda_run(int32_t device, const struct cuda_kernel_request *request, uint32_t blocks, const void *arguments,
+                    size_t arguments_bytes, void *stream);
 
 /* A tensor in device memory and the tile of it that one copy moves, axes from the innermost on; what lies outside of
  * the tensor arrives as zeros and counts as bytes of the tile. */

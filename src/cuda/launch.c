@@ -55,3 +55,18 @@ fdm_status cuda_launch(const struct cuda_launch *launch) {
     cuda_context_leave(driver, &scope);
     return result ? refuse(driver, launch, result) : FDM_OK;
 }
+
+fdm_status cuda_run(int32_t device, const struct cuda_kernel_request *request, uint32_t blocks, const void *arguments,
+                    size_t arguments_bytes, void *stream) {
+    const struct cuda_kernel *kernel;
+    fdm_status status = cuda_kernels_get(device, request, 1, &kernel);
+    if (status)
+        return status;
+    const struct cuda_launch launch = {.kernel = kernel,
+                                       .grid = {blocks, 1, 1},
+                                       .threads = (uint32_t)request->threads,
+                                       .stream = stream,
+                                       .arguments = arguments,
+                                       .arguments_bytes = arguments_bytes};
+    return cuda_launch(&launch);
+}

@@ -55,10 +55,14 @@ static inline int32_t gpu_key_words(const fdm_problem *p) {
     return !gpu_lists_keys(p) ? 0 : p->has_bias && !gpu_bias_rows(p) ? 3 : 2;
 }
 
-/* The dtype's number in constants of kernels for 16-bit dtypes; -1 for others. */
+/* The dtype's number in constants of kernels; -1 for one that CUDA kernels do not take. */
 static inline int32_t gpu_dtype(fdm_dtype dtype) {
-    return dtype == FDM_FLOAT16 ? GPU_FLOAT16 : dtype == FDM_BFLOAT16 ? GPU_BFLOAT16 : -1;
+    return dtype == FDM_FLOAT32    ? GPU_FLOAT32
+           : dtype == FDM_FLOAT16  ? GPU_FLOAT16
+           : dtype == FDM_BFLOAT16 ? GPU_BFLOAT16
+                                   : -1;
 }
+static inline int gpu_16_bits(fdm_dtype dtype) { return dtype == FDM_FLOAT16 || dtype == FDM_BFLOAT16; }
 /* BIAS of kernels: GPU_BIAS_*. */
 static inline int32_t gpu_bias_constant(const fdm_problem *p) {
     return !p->has_bias ? GPU_BIAS_NONE : p->bias_dtype == FDM_FLOAT32 ? GPU_BIAS_FLOAT32 : GPU_BIAS_SAME;

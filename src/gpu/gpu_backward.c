@@ -201,8 +201,7 @@ static void rows_request(int32_t kernel, const fdm_problem *p, const struct gpu_
                                                      [COMBINE] = "backward_combine",
                                                      [FINISH] = "backward_finish",
                                                      [DBIAS] = "backward_dbias"};
-    GPU_SET_CONSTANTS(request, BACKWARD_ROWS_CONSTANTS,
-                      .DTYPE = p->dtype == FDM_FLOAT32 ? GPU_FLOAT32 : gpu_dtype(p->dtype), .HEAD_DIM = needs->head_dim,
+    GPU_SET_CONSTANTS(request, BACKWARD_ROWS_CONSTANTS, .DTYPE = gpu_dtype(p->dtype), .HEAD_DIM = needs->head_dim,
                       .HEAD_DIM_V = needs->head_dim_v, .ROW_STEP = needs->row_step, .ALIGNED = p->aligned,
                       .VARLEN = p->varlen, .NEEDS_DQ = needs->sums_dq, .BIAS = gpu_bias_constant(p),
                       .FOLDED = gpu_folds_grids(p));

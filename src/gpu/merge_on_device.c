@@ -8,9 +8,8 @@
 enum { VECTOR_BYTES = 16 };
 
 void merge_request(fdm_dtype dtype, int vector, struct cuda_kernel_request *request) {
-    const int64_t code = dtype == FDM_FLOAT32 ? GPU_FLOAT32 : dtype == FDM_FLOAT16 ? GPU_FLOAT16 : GPU_BFLOAT16;
     *request = (struct cuda_kernel_request){.file = "gpu/merge.cu", .entry = "merge", .threads = MERGE_THREADS};
-    GPU_SET_CONSTANTS(request, MERGE_CONSTANTS, .DTYPE = code, .VECTOR = vector != 0);
+    GPU_SET_CONSTANTS(request, MERGE_CONSTANTS, .DTYPE = gpu_dtype(dtype), .VECTOR = vector != 0);
 }
 
 static struct merge_out out_of(const fdm_tensor *t) {
@@ -60,16 +59,7 @@ fdm_status merge_on_device(const fdm_tensor *out1, const fdm_tensor *lse1, const
                                            .rows_per_block = per_block,
                                            .pieces = (uint32_t)pieces};
     struct cuda_kernel_request request;
-    const struct cuda_kernel *kernel;
     merge_request(dtype, vector, &request);
-    fdm_status status = cuda_kernels_get(out->device.index, &request, 1, &kernel);
-    if (status)
-        return status;
-    const struct cuda_launch launch = {.kernel = kernel,
-                                       .grid = {((uint32_t)rows + per_block - 1) / per_block, 1, 1},
-                                       .threads = MERGE_THREADS,
-                                       .stream = stream,
-                                       .arguments = &arguments,
-                                       .arguments_bytes = sizeof arguments};
-    return cuda_launch(&launch);
+    return cuda_run(out->device.index, &request, ((uint32_t)rows + per_block - 1) / per_block, &arguments,
+                    sizeof arguments, stream);
 }

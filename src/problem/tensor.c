@@ -52,15 +52,6 @@ const char *tensor_shape_text(char *buffer, size_t size, const int64_t *shape, i
     return buffer;
 }
 
-static int64_t raw_stride(const fdm_tensor *tensor, int32_t axis) {
-    if (tensor->strides)
-        return tensor->strides[axis];
-    int64_t stride = 1;
-    for (int32_t i = tensor->ndim - 1; i > axis; i--)
-        stride *= tensor->shape[i];
-    return stride;
-}
-
 static int is_empty(const fdm_tensor *tensor) {
     for (int32_t i = 0; i < tensor->ndim; i++)
         if (tensor->shape[i] == 0)
@@ -68,9 +59,19 @@ static int is_empty(const fdm_tensor *tensor) {
     return 0;
 }
 
-/* The caller's strides of an empty tensor may be anything, also negative ones and such whose bytes overflow. */
+/* The caller's, but of an empty tensor, where they may be anything: then as if it were contiguous, extents of 0 counted
+ * as 1. */
+static int64_t raw_stride(const fdm_tensor *tensor, int32_t axis) {
+    if (tensor->strides && !is_empty(tensor))
+        return tensor->strides[axis];
+    int64_t stride = 1;
+    for (int32_t i = tensor->ndim - 1; i > axis; i--)
+        stride *= tensor->shape[i] ? tensor->shape[i] : 1;
+    return stride;
+}
+
 int64_t tensor_stride(const fdm_tensor *tensor, int32_t axis) {
-    return tensor->shape[axis] == 1 || is_empty(tensor) ? 0 : raw_stride(tensor, axis);
+    return tensor->shape[axis] == 1 ? 0 : raw_stride(tensor, axis);
 }
 
 char *tensor_data(const fdm_tensor *tensor) { return tensor->data ? (char *)tensor->data + tensor->byte_offset : NULL; }
@@ -140,8 +141,6 @@ static fdm_status check_axes(const fdm_tensor *tensor, const char *name) {
                              (long long)tensor->shape[i], i);
     if (extent_product(tensor) < 0)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s has more elements than an address space holds", name);
-    if (is_empty(tensor))
-        return FDM_OK;
     for (int32_t i = 0; i < tensor->ndim; i++)
         if (tensor->shape[i] > 1 && raw_stride(tensor, i) < 0)
             return error_set(FDM_ERROR_INVALID_ARGUMENT,

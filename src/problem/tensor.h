@@ -18,7 +18,8 @@ fdm_status tensor_check_device_type(const fdm_tensor *tensor, const char *name);
 /* tensor_check(), then device, dtype and shape; a tensor that is NULL is an error. first NULL: any device. */
 fdm_status tensor_check_as(const fdm_tensor *tensor, const char *name, int32_t ndim, enum tensor_role role,
                            fdm_dtype dtype, const int64_t *shape, const fdm_tensor *first, const char *first_name);
-/* Stride of an axis in elements; 0 where the extent is 1, and on every axis of an empty tensor. */
+/* Stride of an axis in elements; 0 where the extent is 1. The caller's strides of an empty tensor are not looked at:
+ * they are taken for those of a contiguous one. */
 int64_t tensor_stride(const fdm_tensor *tensor, int32_t axis);
 char *tensor_data(const fdm_tensor *tensor);
 /* Axes that are not vectors (all but the last) and the address are multiples of 16 bytes. */

@@ -35,7 +35,7 @@ static fdm_softmax_problem softmax_problem(fdm_pass pass, fdm_dtype dtype, int32
 static void add_softmax(const fdm_device *device, const fdm_softmax_problem *problem, const char *kernel,
                         add_request add) {
     fdm_softmax_plan plan;
-    struct cuda_kernel_request requests[SOFTMAX_REQUESTS_MAX];
+    struct cuda_kernel_request requests[COMPANION_REQUESTS_MAX];
     if (fdm_plan_softmax(device, problem, kernel, &plan))
         return;
     const int32_t count = softmax_requests(&plan, requests);
@@ -85,7 +85,7 @@ static void list_gemm(const fdm_device *device, const char *kernel, int every, a
                                               .has_c = f >> 2 & 1,
                                               .mappable = strcmp(name, "gemm.hopper") == 0 || !(f & 16)};
             fdm_gemm_plan plan;
-            struct cuda_kernel_request requests[GEMM_REQUESTS_MAX];
+            struct cuda_kernel_request requests[COMPANION_REQUESTS_MAX];
             turn = (turn + 5) % 32;
             if (fdm_plan_gemm(device, &problem, name, &plan))
                 continue;

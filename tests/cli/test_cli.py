@@ -338,34 +338,7 @@ def test_without_a_cuda_device(command):
     assert re.match("fdm: (no CUDA driver can be opened|the CUDA driver )", result.stderr)
 
 
-# ---- on a CUDA device, where there is one (test_cuda_cli.py pretends one everywhere) ----
-
-CUDA = {name: value for name, value in os.environ.items() if name.startswith(("CUDA", "VIRTUAL", "PYTHON", "HOME", "XDG"))}
-CUDA |= {"FLASH_DMATTN_CACHE_DIR": os.environ.get("FLASH_DMATTN_CACHE_DIR", "")}
-CUDA |= {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0")}
-
-
-def has_cuda():
-    facts = json.loads(run("info", "--json", **CUDA).stdout)
-    return bool(facts["cuda"] and facts["compiler"])
-
-
-on_cuda = pytest.mark.skipif(not has_cuda(), reason="fdm info finds no CUDA device or no NVRTC")
-
-
-@on_cuda
-@pytest.mark.parametrize("kernel", [None, "mma.forward", "mma.split-q", "MMA_SplitQ_TilingQKV_S1_Pad", "mma.wide"])
-def test_attend_on_cuda_writes_what_the_definition_says(tmp_path, qkv, kernel):
-    qkv = {name: array.astype(np.float16) for name, array in qkv.items()}
-    write_safetensors(tmp_path / "in.safetensors", qkv)
-    result = run("attend", tmp_path / "in.safetensors", "--device", "cuda", "--check", "--json",
-                 "--out", tmp_path / "out.safetensors", *(["--kernel", kernel] if kernel else []), **CUDA)
-    assert result.returncode == 0, result.stderr
-    plan = json.loads(result.stdout)["forward"]["plan"]
-    assert plan["family"] == "mma" and kernel in (None, plan["kernel"], plan["choice"])
-    results = read_safetensors(tmp_path / "out.safetensors")
-    assert np.abs(results["out"] - softmax_attention(**qkv)).max() < 2e-3
-
+# ---- on the emulated device by name (test_device_cli.py: on a CUDA device, test_cuda_cli.py: on one that is pretended) ----
 
 emulated = Path(TOOL).parent / "tests" / "emulator" / "libcuda.so.1"
 
@@ -389,18 +362,6 @@ def test_an_emulated_device_is_known_by_name(tmp_path, qkv):
     result = run("attend", tmp_path / "in.safetensors", "--device", "emulated:sm_75")
     assert result.returncode == 2
     assert "--device emulated:sm_75: it must be sm_80" in result.stderr
-
-
-@on_cuda
-def test_bench_rows_on_cuda_have_their_form():
-    result = run("bench", "attention", "--device", "cuda", "--N", 256, "--iters", 2, "--show-all", "--check", "--kernel",
-                 "split-q+share-qkv", **CUDA)
-    rows, table = result.stdout.split("\n\n")
-    assert result.returncode == 0, result.stderr
-    assert all(ROW.fullmatch(row) for row in rows.splitlines()), rows
-    assert len(rows.splitlines()) == len(table.splitlines()) - 1 == 8 and "mma(split-q+share-qkv+stage2): [" in rows
-    firsts = [float(row.split("[")[1].split(",")[0]) for row in rows.splitlines()]
-    assert max(firsts) - min(firsts) < 1e-2 and any(firsts)
 
 
 # ---- on a terminal ----

@@ -19,6 +19,11 @@ uint32_t agent_component(const struct block *b, unsigned agent) {
     return b->cluster->num_blocks * b->num_threads + b->rank * NUM_AGENTS + agent;
 }
 
+/* Of the warp's loads of tensor memory, or of its stores. */
+uint32_t tensor_component(const struct warp *w, unsigned stores) {
+    return agent_component(w->block, AGENT_TENSOR + 2 * (w->number % TENSOR_WARPS) + stores);
+}
+
 struct clocks *clocks_make(uint32_t width) {
     struct clocks *c;
     if (width != kept_width) {
@@ -95,7 +100,19 @@ void gather_add(struct gather *g, struct thread *t) {
     add(&g->proxy_sum, &g->proxy_last, t->proxy_known, t->component, t->proxy_clock, width);
     if (g->sum->at[t->warp->reads] < t->warp->sequence)
         g->sum->at[t->warp->reads] = t->warp->sequence;
+    for (unsigned stores = 0; stores < 2; stores++)
+        if (t->tensor_published[stores]) {
+            uint32_t *at = &g->sum->at[tensor_component(t->warp, stores)];
+            *at = *at > t->tensor_published[stores] ? *at : t->tensor_published[stores];
+        }
     t->clock++;
+}
+
+/* What the thread knows of others alone. */
+void gather_add_known(struct gather *g, struct thread *t) {
+    const uint32_t width = width_of(t);
+    add(&g->sum, &g->last, t->known, t->component, 0, width);
+    add(&g->proxy_sum, &g->proxy_last, t->proxy_known, t->component, 0, width);
 }
 
 static void join_sums(struct clocks **to, struct clocks *from, uint32_t width) {

@@ -144,6 +144,7 @@ static void read_settings(void) {
     emulated.seed = (uint64_t)number_of("EMULATED_SEED", 1);
     emulated.check = (int)number_of("EMULATED_CHECK", 1);
     emulated.strict = (int)number_of("EMULATED_STRICT", 0);
+    emulated.unordered = (int)number_of("EMULATED_UNORDERED", 0);
     emulated.switches = (int)number_of("EMULATED_SWITCH", 0);
     emulated.banks = (int)number_of("EMULATED_BANKS", 0);
     emulated.trace = (int)number_of("EMULATED_TRACE", 0);

@@ -75,6 +75,7 @@ static void begin_thread(struct block *b, unsigned number, struct grid *g) {
     t->clock = 1;
     t->known = clocks_keep(b->cluster->beginning);
     t->proxy_known = clocks_keep(b->cluster->beginning);
+    t->tensor_known = clocks_keep(b->cluster->beginning);
 }
 
 static void begin_warps(struct block *b, struct grid *g) {
@@ -122,6 +123,7 @@ static void begin_block(struct cluster *c, unsigned rank, struct grid *g, uint64
     b->num_mbarriers = 0;
     b->bulk_component = agent_component(b, AGENT_BULK);
     b->bulk_ticks = 1;
+    tensor_block_begins(b);
     begin_warps(b, g);
     for (unsigned i = 0; i < b->num_threads; i++)
         begin_thread(b, i, g);
@@ -136,6 +138,7 @@ static void begin_cluster(struct cluster *c, struct grid *g) {
     c->num_blocks = c->live = blocks;
     c->arrived = c->phase = 0;
     c->dependents_counted = 0;
+    c->cancel_failed = 0;
     gather_clear(&c->gather);
     for (unsigned r = 0; r < blocks; r++)
         if (!c->blocks[r]) {
@@ -201,6 +204,8 @@ static void end_threads(struct block *b) {
     for (unsigned i = 0; i < b->num_threads; i++) {
         clocks_drop(b->threads[i].known);
         clocks_drop(b->threads[i].proxy_known);
+        clocks_drop(b->threads[i].tensor_known);
+        b->threads[i].tensor_known = NULL;
     }
 }
 
@@ -266,6 +271,7 @@ void block_thread_ended(struct thread *t) {
     cluster_barrier_check(b->cluster);
     if (b->live == 0) {
         wgmma_block_ended(b);
+        tensor_block_ended(b);
         count_dependents(b->cluster);
         if (--b->cluster->live == 0)
             end_cluster(b->cluster);

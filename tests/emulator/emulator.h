@@ -60,6 +60,7 @@ void emu_cluster_wait(EMU_PLACE);
 void emu_mbarrier_init(unsigned barrier, unsigned arrivals, EMU_PLACE);
 void emu_mbarrier_invalidate(unsigned barrier, EMU_PLACE);
 void emu_mbarrier_arrive(unsigned barrier, unsigned arrivals, unsigned bytes, EMU_PLACE);
+void emu_mbarrier_arrive_cluster(unsigned address, unsigned bytes, EMU_PLACE);
 void emu_mbarrier_expect(unsigned barrier, unsigned bytes, EMU_PLACE);
 void emu_mbarrier_wait(unsigned barrier, unsigned parity, EMU_PLACE);
 int emu_mbarrier_test(unsigned barrier, unsigned parity, EMU_PLACE);
@@ -70,6 +71,8 @@ void emu_cp_async(unsigned shared, const void *global, unsigned bytes, unsigned 
 void emu_cp_async_commit(EMU_PLACE);
 void emu_cp_async_wait(int pending, EMU_PLACE);
 void emu_cp_async_arrive(unsigned barrier, EMU_PLACE);
+/* blocks: EMU_MULTICAST and a bit for each; or EMU_PAIR: the mbarrier may lie in the other block of the pair. */
+enum { EMU_MULTICAST = 1 << 16, EMU_PAIR = 1 << 17 };
 void emu_tma_load(int rank, unsigned shared, const void *map, unsigned barrier, const int *at, unsigned blocks,
                   EMU_PLACE);
 void emu_tma_store(int kind, int rank, const void *map, unsigned shared, const int *at, EMU_PLACE);
@@ -86,6 +89,20 @@ void emu_wgmma_commit(EMU_PLACE);
 void emu_wgmma_wait(int pending, EMU_PLACE);
 void emu_setmaxnreg(int registers, int more, EMU_PLACE);
 
+/* Tensor memory, and clusters that have not begun. group: .cta_group, 1 or 2. */
+void emu_tensor_alloc(int group, unsigned shared, unsigned columns, EMU_PLACE);
+void emu_tensor_dealloc(int group, unsigned tensor, unsigned columns, EMU_PLACE);
+void emu_tensor_relinquish(int group, EMU_PLACE);
+void emu_tensor_mma(int group, unsigned d, unsigned long long a, int a_in_tensor, unsigned long long b, unsigned shape,
+                    int add, EMU_PLACE);
+void emu_tensor_commit(int group, unsigned barrier, unsigned blocks, EMU_PLACE);
+void emu_tensor_fence(int after, EMU_PLACE);
+void emu_tensor_load(void *r, int count, unsigned tensor, EMU_PLACE);
+void emu_tensor_store(unsigned tensor, const void *r, int count, EMU_PLACE);
+void emu_tensor_wait(int stores, EMU_PLACE);
+void emu_try_cancel(unsigned shared, unsigned barrier, int multicast, EMU_PLACE);
+int emu_query_cancel(unsigned shared, unsigned *index, EMU_PLACE);
+
 /* Global memory, and the rest. */
 void emu_red_add(float *at, const float *x, int count, EMU_PLACE);
 unsigned emu_atomic_add(unsigned *at, unsigned x, EMU_PLACE);
@@ -99,6 +116,7 @@ void emu_trap(EMU_PLACE);
 void emu_print(const char *format, ...) __attribute__((format(printf, 1, 2)));
 long long emu_clock(void);
 float emu_ex2(float x);
+float emu_add_down(float a, float b);
 float emu_lg2(float x);
 unsigned short emu_to_f16(float x);
 float emu_from_f16(unsigned short x);

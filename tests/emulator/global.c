@@ -160,6 +160,8 @@ static inline void access(void *pointer, uint32_t bytes, int write, void *code) 
     if (on_a_stack(address)) {
         if (t->block->warpgroups[t->warp->number / 4])
             wgmma_touch(t, address, bytes, write, place_of_code((uintptr_t)code));
+        if (t->warp->tensor_pending)
+            tensor_touch(t, address, bytes, write, place_of_code((uintptr_t)code));
         return;
     }
     shadow_settle(t);

@@ -135,14 +135,13 @@ static void arrive_now(struct event *e) {
 /* What a cluster barrier orders before what follows it. */
 void mbarrier_remote_arrivals(struct cluster *c) { events_flush(c, arrive_now); }
 
-void emu_mbarrier_arrive(unsigned barrier, unsigned arrivals, unsigned bytes, EMU_PLACE) {
+static void arrive(unsigned barrier, unsigned arrivals, unsigned bytes, int may_be_remote, place at) {
     struct block *b;
     struct thread *t = CURRENT;
-    const place at = HERE;
     shadow_settle(t);
     struct mbarrier *m = named(barrier, "mbarrier.arrive", &b, at);
-    if (bytes && b != t->block)
-        finding("wrong mbarrier", at, "mbarrier.arrive.expect_tx at another block's barrier");
+    if (!may_be_remote && b != t->block)
+        finding("wrong mbarrier", at, "mbarrier.arrive.expect_tx.shared::cta at another block's barrier");
     if (b == t->block) {
         mbarrier_arrive_by(b, m, arrivals, bytes, NULL, at);
     } else {
@@ -157,6 +156,11 @@ void emu_mbarrier_arrive(unsigned barrier, unsigned arrivals, unsigned bytes, EM
     }
     yield_warp();
 }
+
+void emu_mbarrier_arrive(unsigned barrier, unsigned arrivals, unsigned bytes, EMU_PLACE) {
+    arrive(barrier, arrivals, bytes, bytes == 0, HERE);
+}
+void emu_mbarrier_arrive_cluster(unsigned address, unsigned bytes, EMU_PLACE) { arrive(address, 1, bytes, 1, HERE); }
 
 void emu_mbarrier_expect(unsigned barrier, unsigned bytes, EMU_PLACE) {
     struct block *b;

@@ -59,3 +59,13 @@ EXPORT float emu_ex2(float x) {
     return y < 1.1754943508e-38f ? 0 : y;
 }
 EXPORT float emu_lg2(float x) { return log2f(x); }
+
+/* add.rm.ftz: to minus infinity; subnormal numbers are 0. */
+static float flushed(float x) { return fabsf(x) < 1.1754943508e-38f ? copysignf(0, x) : x; }
+EXPORT float emu_add_down(float a, float b) {
+    a = flushed(a), b = flushed(b);
+    const float sum = a + b, part = sum - a, rest = (a - (sum - part)) + (b - part); /* sum + rest is exact */
+    if (a == -b)
+        return -0.0f;
+    return flushed(isfinite(sum) && rest < 0 ? nextafterf(sum, -INFINITY) : sum);
+}

@@ -105,8 +105,13 @@ const char *component_text(const struct cluster *c, uint32_t component) {
     const uint32_t agent = (component - c->num_blocks * threads) % NUM_AGENTS;
     if (agent < MBARRIERS_MAX)
         snprintf(text, sizeof texts[0], "TMA");
+    else if (agent < AGENT_BULK && c->grid->tensor_group)
+        snprintf(text, sizeof texts[0], "tcgen05.mma of warp %u", agent - AGENT_PRODUCTS);
     else if (agent < AGENT_BULK)
         snprintf(text, sizeof texts[0], "wgmma of warpgroup %u", (agent - AGENT_PRODUCTS) / 4);
+    else if (agent >= AGENT_TENSOR)
+        snprintf(text, sizeof texts[0], "tcgen05.%s of warp %u", agent % 2 == AGENT_TENSOR % 2 ? "ld" : "st",
+                 (agent - AGENT_TENSOR) / 2);
     else
         snprintf(text, sizeof texts[0], "a bulk copy from shared memory");
     return text;

@@ -20,12 +20,15 @@ enum {
     RESERVED_BYTES = 1024,  /* of a block's window that are not the kernel's */
     WINDOW_BYTES = 1 << 18, /* of a block */
     WARPGROUPS_MAX = WARPS_MAX / 4,
-    READERS_MAX = 64, /* that a word of shared memory knows apart */
-    /* A block's components past its threads: mbarriers, products, copies from shared memory, what warps have read. */
+    READERS_MAX = 64,  /* that a word of shared memory knows apart */
+    TENSOR_WARPS = 16, /* of a block, at most, where there is tensor memory */
+    /* A block's components past its threads: mbarriers, products, copies from shared memory, what warps have read, and
+     * their loads and their stores of tensor memory. */
     AGENT_PRODUCTS = MBARRIERS_MAX,
     AGENT_BULK = AGENT_PRODUCTS + WARPS_MAX, /* of products one for each warp: it waits for its own part alone */
     AGENT_READS = AGENT_BULK + 1,
-    NUM_AGENTS = AGENT_READS + WARPS_MAX
+    AGENT_TENSOR = AGENT_READS + WARPS_MAX,
+    NUM_AGENTS = AGENT_TENSOR + 2 * TENSOR_WARPS
 };
 
 enum { FOUR_PARTS = 16 };
@@ -78,6 +81,10 @@ struct thread {
     /* clocks */
     uint32_t component, clock, proxy_clock;
     struct clocks *known, *proxy_known;
+    /* tensor memory: what was known at the last tcgen05.fence::after_thread_sync, and the loads and stores of the warp
+     * that were complete at the last ::before_thread_sync */
+    struct clocks *tensor_known;
+    uint32_t tensor_published[2];
     /* cp.async */
     struct copy *copies;
     uint32_t num_copies, max_copies, copy_group;
@@ -118,6 +125,9 @@ struct warp {
     uint32_t products_done;
     int fenced; /* since the last product was waited for */
     int registers;
+    /* loads and stores of tensor memory */
+    uint32_t tensor_issued[2], tensor_waited[2];
+    int tensor_pending, tensor_waits;
     struct {
         uint32_t generation;
         place at;
@@ -176,6 +186,7 @@ struct block {
     uint32_t bulk_component, bulk_ticks;
     int registers_free;
     int dependents_launched;
+    struct tensor *tensor; /* NULL: was never used */
 };
 struct cluster {
     struct grid *grid;
@@ -187,6 +198,7 @@ struct cluster {
     uint32_t width, arrived, phase;
     struct gather gather;
     unsigned agent_slots;
+    int cancel_failed; /* somebody has seen that there are no more clusters */
 };
 
 /* A kernel of a loaded module. */
@@ -213,6 +225,7 @@ struct grid {
     int programmatic, arch;
     uint64_t num_clusters, next_cluster, clusters_ended, dependents, blocks_ended;
     int begun, ended;
+    int tensor_group;      /* .cta_group of its tcgen05 instructions; 0: there was none */
     uint32_t first_serial; /* of its blocks */
     struct grid *before;   /* what griddepcontrol.wait waits for; NULL: has ended */
 };
@@ -275,7 +288,13 @@ enum {
     OP_WGMMA_FENCE,
     OP_WGMMA_COMMIT,
     OP_WGMMA_WAIT,
-    OP_SETMAXNREG
+    OP_SETMAXNREG,
+    OP_TENSOR_ALLOC,
+    OP_TENSOR_DEALLOC,
+    OP_TENSOR_RELINQUISH,
+    OP_TENSOR_LOAD,
+    OP_TENSOR_STORE,
+    OP_TENSOR_WAIT
 };
 extern const char *const operation_names[];
 
@@ -320,6 +339,12 @@ void wgmma_block_ended(struct block *b);
 void wgmma_touch(struct thread *t, uintptr_t address, uint32_t bytes, int write, place at);
 void warpgroup_execute(struct warp *w, struct meeting *m);
 
+/* tensor_memory.c */
+void tensor_execute(struct warp *w, struct meeting *m);
+void tensor_touch(struct thread *t, uintptr_t address, uint32_t bytes, int write, place at);
+void tensor_block_begins(struct block *b);
+void tensor_block_ended(struct block *b);
+
 /* numbers.c */
 enum { UNWRITTEN = (int)0xfefefefe }; /* what the compiler puts into variables that nobody has set */
 extern float half_table[65536];
@@ -331,6 +356,7 @@ struct clocks *clocks_make(uint32_t width);
 struct clocks *clocks_keep(struct clocks *c);
 void clocks_drop(struct clocks *c);
 void gather_add(struct gather *g, struct thread *t);
+void gather_add_known(struct gather *g, struct thread *t);
 void gather_add_gather(struct gather *g, const struct gather *from, uint32_t width);
 void gather_set(struct gather *g, uint32_t component, uint32_t clock, uint32_t width);
 void gather_take(struct gather *g, struct thread *t);
@@ -340,6 +366,7 @@ void clocks_learn(struct thread *t, uint32_t component, uint32_t clock);
 void clocks_fence_proxy(struct thread *t);
 void clocks_forget(void);
 uint32_t cluster_width(unsigned num_blocks, unsigned num_threads);
+uint32_t tensor_component(const struct warp *w, unsigned stores);
 
 /* shadow.c */
 struct actor actor_of(struct thread *t);

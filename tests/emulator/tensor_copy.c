@@ -6,7 +6,7 @@
 #include "fake_cuda.h"
 #include "state.h"
 
-enum { DIMENSIONS = 5, MULTICAST = 1 << 16 };
+enum { DIMENSIONS = 5 };
 static const uint32_t type_bytes[] = {1, 2, 4, 4, 8, 8, 2, 4, 8, 2, 4, 4, 4};
 
 /* One copy: a tile of a tensor, or (rank 0) bytes that touch. */
@@ -16,8 +16,8 @@ struct transfer {
     int32_t at[DIMENSIONS];
     uint32_t offset, bytes;
     unsigned char *global;
-    struct block *block;
-    uint32_t mbarrier, clock; /* a load's, in `block` */
+    struct block *block, *of_mbarrier;
+    uint32_t mbarrier, clock; /* a load's, in `of_mbarrier` */
     struct thread *thread;    /* a store's */
     uint32_t group;
     unsigned char *staged;
@@ -102,18 +102,19 @@ static void load_now(struct event *e) {
         load_tile(t, e->at);
     else if (global_range(t->global, t->bytes, "a bulk copy", e->at))
         memcpy(t->block->window + t->offset, t->global, t->bytes);
-    struct mbarrier *m = mbarrier_at(t->block, t->mbarrier, "a copy's end", e->at);
+    struct mbarrier *m = mbarrier_at(t->of_mbarrier, t->mbarrier, "a copy's end", e->at);
     shadow_land(t->block, t->offset, t->bytes, m->component, m->ticks, 0, e->at);
-    mbarrier_bytes_came(t->block, m, t->bytes, e->at);
+    mbarrier_bytes_came(t->of_mbarrier, m, t->bytes, e->at);
 }
 
-static void ask_for_load(const struct transfer *model, struct block *b, uint32_t offset, uint32_t barrier, place at) {
+static void ask_for_load(const struct transfer *model, struct block *b, uint32_t offset, struct block *of_barrier,
+                         uint32_t barrier, place at) {
     const struct actor a = actor_of(CURRENT);
     if (b->live == 0) {
         finding("block has ended", at, "a copy to block %u of the cluster, which has ended", b->rank);
         return;
     }
-    struct mbarrier *m = mbarrier_at(b, barrier, "a copy", at);
+    struct mbarrier *m = mbarrier_at(of_barrier, barrier, "a copy", at);
     if (!m->fenced)
         finding("proxy fence missing", at,
                 "the mbarrier of %s was initialised without a fence.mbarrier_init or "
@@ -124,6 +125,7 @@ static void ask_for_load(const struct transfer *model, struct block *b, uint32_t
     struct transfer *t = e->data;
     *t = *model;
     t->block = b;
+    t->of_mbarrier = of_barrier;
     t->offset = offset;
     t->mbarrier = barrier;
     e->block = b;
@@ -131,7 +133,7 @@ static void ask_for_load(const struct transfer *model, struct block *b, uint32_t
     event_now_or_later(e);
 }
 
-/* blocks: 0, or MULTICAST and a bit for each block. */
+/* blocks: 0, EMU_PAIR, or EMU_MULTICAST and a bit for each block. */
 static void load(const struct transfer *model, unsigned shared, unsigned barrier, unsigned blocks, uint32_t align,
                  place at) {
     struct block *b, *of_barrier;
@@ -140,18 +142,19 @@ static void load(const struct transfer *model, unsigned shared, unsigned barrier
     if (!shared_range(shared, model->bytes, align, "a copy's destination", &b, &offset, at) ||
         !shared_range(barrier, 8, 8, "a copy's mbarrier", &of_barrier, &barrier_offset, at))
         thread_fail();
-    if (b != of_barrier)
-        finding("wrong mbarrier", at, "a copy's destination and its mbarrier lie in two blocks");
-    if (!(blocks & MULTICAST)) {
-        ask_for_load(model, b, offset, barrier_offset, at);
+    if (blocks & EMU_PAIR ? b->rank / 2 != of_barrier->rank / 2 : b != of_barrier)
+        finding("wrong mbarrier", at, "a copy's destination and its mbarrier lie in two blocks%s",
+                blocks & EMU_PAIR ? " that are no pair" : "");
+    if (!(blocks & EMU_MULTICAST)) {
+        ask_for_load(model, b, offset, of_barrier, barrier_offset, at);
     } else {
         struct cluster *c = b->cluster;
-        if ((blocks & (MULTICAST - 1)) >> c->num_blocks)
-            finding("bad address", at, "a multicast to blocks 0x%x of a cluster of %u", blocks & (MULTICAST - 1),
+        if ((blocks & (EMU_MULTICAST - 1)) >> c->num_blocks)
+            finding("bad address", at, "a multicast to blocks 0x%x of a cluster of %u", blocks & (EMU_MULTICAST - 1),
                     c->num_blocks);
         for (unsigned r = 0; r < c->num_blocks; r++)
             if (blocks >> r & 1)
-                ask_for_load(model, c->blocks[r], offset, barrier_offset, at);
+                ask_for_load(model, c->blocks[r], offset, c->blocks[r], barrier_offset, at);
     }
     yield_warp();
 }

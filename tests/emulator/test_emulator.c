@@ -12,9 +12,10 @@
 
 #include "cuda/cuda.h"
 #include "emulated_settings.h"
+#include "instructions/tile_product.h"
 #include "planted/planted.h"
 
-enum { BLOCKS = 3, DEVICE_80 = 0, DEVICE_90 = 1, K = PLANTED_STEPS * 64, TO_DEVICE = 0, TO_HOST = 1 };
+enum { BLOCKS = 3, DEVICE_80 = 0, DEVICE_90 = 1, DEVICE_100 = 2, K = PLANTED_STEPS * 64, TO_DEVICE = 0, TO_HOST = 1 };
 static struct emulated *emulated;
 
 static void *upload(int32_t device, const void *data, size_t bytes) {
@@ -24,15 +25,10 @@ static void *upload(int32_t device, const void *data, size_t bytes) {
     return memory;
 }
 
-static fdm_status run(int32_t device, const char *file, const char *entry, int fault, const struct cuda_launch *shape,
-                      int shared_bytes, const struct planted_arguments *a) {
-    const struct cuda_kernel_request request = {.file = file,
-                                                .entry = entry,
-                                                .num_constants = 1,
-                                                .constants = {{"FAULT", fault}},
-                                                .shared_bytes = shared_bytes};
+static fdm_status run_request(int32_t device, const struct cuda_kernel_request *request,
+                              const struct cuda_launch *shape, const struct planted_arguments *a) {
     struct cuda_launch launch = *shape;
-    fdm_status status = cuda_kernels_get(device, &request, 1, &launch.kernel);
+    fdm_status status = cuda_kernels_get(device, request, 1, &launch.kernel);
     if (status)
         print_error("%s\n", fdm_last_error());
     assert_int_equal(status, FDM_OK);
@@ -41,6 +37,16 @@ static fdm_status run(int32_t device, const char *file, const char *entry, int f
     status = cuda_launch(&launch);
     const fdm_status end = cuda_synchronize(device);
     return status ? status : end;
+}
+
+static fdm_status run(int32_t device, const char *file, const char *entry, int fault, const struct cuda_launch *shape,
+                      int shared_bytes, const struct planted_arguments *a) {
+    const struct cuda_kernel_request request = {.file = file,
+                                                .entry = entry,
+                                                .num_constants = 1,
+                                                .constants = {{"FAULT", fault}},
+                                                .shared_bytes = shared_bytes};
+    return run_request(device, &request, shape, a);
 }
 
 /* ---- planted_block ---- */
@@ -180,6 +186,73 @@ static int run_ring(int fault) {
     return ring_right(c, numbers);
 }
 
+/* ---- planted_tile ---- */
+
+static uint16_t half_of(int x, int f16) {
+    static const uint16_t halves[] = {0xc000, 0xbc00, 0, 0x3c00, 0x4000}; /* -2 .. 2 */
+    return f16 ? halves[x + 2] : bf16_of(x);
+}
+
+static int tile_value(int matrix, int row, int k) { return (row * (matrix ? 7 : 3) + k * 5 + row * k / 3) % 5 - 2; }
+
+/* group blocks multiply m x n sums; in lane and column of block `block`: which row and column of the product. */
+static int tile_right(const float *out, int group, int m, int n) {
+    const int folded = group == 2 && m == 128, columns = folded ? n / 2 : n, rows = m / group;
+    int right = 1;
+    for (int block = 0; block < 2; block++)
+        for (int lane = 0; lane < 128; lane++)
+            for (int c = 0; c < columns; c++) {
+                const int row = block * rows + lane % rows, column = c + (folded ? lane / 64 * columns : 0);
+                int sum = 0;
+                for (int k = 0; k < TILE_K; k++)
+                    sum += tile_value(0, row, k) * tile_value(1, column, k);
+                right = right && out[(block * 128 + lane) * columns + c] == (float)sum;
+            }
+    return right;
+}
+
+static int run_tile(int group, int m, int n, int operand_a, int b_mn, int f16) {
+    static uint16_t in[512 * TILE_K];
+    static float out[2 * 128 * 256];
+    for (int i = 0; i < 512; i++)
+        for (int k = 0; k < TILE_K; k++)
+            in[i * TILE_K + k] = half_of(tile_value(i >= 256, i % 256, k), f16);
+    struct planted_arguments a = {.in = upload(DEVICE_100, in, sizeof in), .out = upload(DEVICE_100, out, sizeof out)};
+    const struct cuda_kernel_request request = {
+        .file = "planted/planted_tile.cu",
+        .entry = "planted_tile",
+        .num_constants = 6,
+        .constants =
+            {{"FAULT", f16}, {"GROUP", group}, {"TILE_M", m}, {"TILE_N", n}, {"OPERAND_A", operand_a}, {"B_MN", b_mn}},
+        .shared_bytes = TILE_SHARED};
+    const struct cuda_launch shape = {.grid = {2, 1, 1}, .threads = TILE_THREADS, .cluster = 2};
+    run_request(DEVICE_100, &request, &shape, &a);
+    cuda_memory_copy(DEVICE_100, out, a.out, sizeof out, TO_HOST);
+    cuda_memory_release(DEVICE_100, (void *)(uintptr_t)a.in);
+    cuda_memory_release(DEVICE_100, a.out);
+    return tile_right(out, group, m, n);
+}
+
+/* One block and two, a from shared and from tensor memory, K-major and MN-major, both layouts of a pair's sums. */
+static void tensor_products_are_right(void **state) {
+    static const int cases[][6] = {
+        {1, 128, 128, 0, 0, 0}, {1, 128, 256, 1, 1, 1}, {1, 128, 64, 2, 1, 0},  {1, 128, 128, 1, 0, 0},
+        {2, 256, 128, 0, 0, 0}, {2, 256, 256, 0, 1, 0}, {2, 256, 128, 2, 1, 1}, {2, 256, 256, 1, 0, 0},
+        {2, 128, 128, 0, 0, 0}, {2, 128, 256, 0, 1, 1}, {2, 128, 128, 2, 0, 0}, {2, 128, 256, 1, 1, 0},
+    };
+    (void)state;
+    emulated->quiet = 0;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        for (int mode = EMULATED_EARLY; mode <= EMULATED_RANDOM; mode++) {
+            const int *c = cases[i];
+            emulated->mode = (enum emulated_mode)mode;
+            emulated->seed = i + 1;
+            emulated->forget();
+            assert_true(run_tile(c[0], c[1], c[2], c[3], c[4], c[5]));
+            assert_int_equal(emulated->findings(), 0);
+        }
+}
+
 /* ---- each fault, with the names that it may be found under ---- */
 
 static const char wrong_result[] = "wrong result";
@@ -276,8 +349,9 @@ static void planted_faults_are_found(void **state) {
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(sound_kernels_are_right),
+                                       cmocka_unit_test(tensor_products_are_right),
                                        cmocka_unit_test(planted_faults_are_found)};
-    setenv("EMULATED_DEVICES", "sm_80,sm_90", 1);
+    setenv("EMULATED_DEVICES", "sm_80,sm_90,sm_100", 1);
     void *library = argc > 1 ? dlopen(argv[1], RTLD_NOW | RTLD_GLOBAL) : NULL;
     emulated = library ? dlsym(library, "emulated") : NULL;
     if (!emulated) {

@@ -18,6 +18,12 @@ const char *const operation_names[] = {
     [OP_WGMMA_COMMIT] = "wgmma.commit",
     [OP_WGMMA_WAIT] = "wgmma.wait_group",
     [OP_SETMAXNREG] = "setmaxnreg",
+    [OP_TENSOR_ALLOC] = "tcgen05.alloc",
+    [OP_TENSOR_DEALLOC] = "tcgen05.dealloc",
+    [OP_TENSOR_RELINQUISH] = "tcgen05.relinquish_alloc_permit",
+    [OP_TENSOR_LOAD] = "tcgen05.ld",
+    [OP_TENSOR_STORE] = "tcgen05.st",
+    [OP_TENSOR_WAIT] = "tcgen05.wait",
 };
 
 static void finish(struct warp *w, struct meeting *m) {
@@ -26,7 +32,9 @@ static void finish(struct warp *w, struct meeting *m) {
     if (done.mask == w->live) /* what the lanes have read so far is read when the warp goes on */
         w->sequence++;
     progress();
-    if (done.operation >= OP_WGMMA)
+    if (done.operation >= OP_TENSOR_ALLOC)
+        tensor_execute(w, &done);
+    else if (done.operation >= OP_WGMMA)
         warpgroup_execute(w, &done);
     else
         warp_execute(w, &done);

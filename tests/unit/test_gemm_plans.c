@@ -55,7 +55,7 @@ static void splits(void **state) {
     (void)state;
     const fdm_device device = device_of("sm_90");
     const fdm_gemm_problem p = problem_of(1, 256, 256, 65536);
-    struct cuda_kernel_request requests[GEMM_REQUESTS_MAX];
+    struct cuda_kernel_request requests[COMPANION_REQUESTS_MAX];
     fdm_gemm_plan plan;
     assert_int_equal(fdm_plan_gemm(&device, &p, NULL, &plan), FDM_OK);
     const int32_t count = plan.choice.parameters[P_SPLITS];
@@ -75,7 +75,7 @@ static void every_size_fits(void **state) {
     for (int32_t i = 0; i < COUNT * COUNT * COUNT; i++) {
         const fdm_gemm_problem p =
             problem_of(1 + i % 3, extents[i % COUNT], extents[i / COUNT % COUNT], extents[i / COUNT / COUNT]);
-        struct cuda_kernel_request requests[GEMM_REQUESTS_MAX];
+        struct cuda_kernel_request requests[COMPANION_REQUESTS_MAX];
         fdm_gemm_plan plan;
         assert_int_equal(fdm_plan_gemm(&device, &p, NULL, &plan), FDM_OK);
         assert_true(plan.choice.shared_bytes <= device.shared_bytes);

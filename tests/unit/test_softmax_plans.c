@@ -62,7 +62,7 @@ static void every_length_fits(void **state) {
             const fdm_softmax_problem p =
                 problem_of((fdm_pass)(i % 2), i / 2 % 2 ? FDM_FLOAT32 : FDM_FLOAT16, 1000, columns, i / 4);
             fdm_softmax_plan plan;
-            struct cuda_kernel_request requests[SOFTMAX_REQUESTS_MAX];
+            struct cuda_kernel_request requests[COMPANION_REQUESTS_MAX];
             assert_int_equal(fdm_plan_softmax(&device, &p, NULL, &plan), FDM_OK);
             const int32_t count = softmax_requests(&plan, requests);
             assert_int_equal(count, strcmp(plan.choice.kernel, "softmax.split") == 0 ? 2 : 1);

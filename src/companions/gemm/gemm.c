@@ -7,7 +7,8 @@
 
 _Static_assert(FDM_FLOAT16 == GEMM_FLOAT16 && FDM_BFLOAT16 == GEMM_BFLOAT16, "DTYPE is a number of fdm_dtype");
 
-fdm_gemm_options fdm_gemm_options_default(void) { return (fdm_gemm_options){.alpha = 1}; }
+static const fdm_gemm_options standard = {.alpha = 1};
+fdm_gemm_options fdm_gemm_options_default(void) { return standard; }
 
 /* ---- describe ---- */
 
@@ -163,8 +164,6 @@ static fdm_status describe(const fdm_gemm_tensors *t, const fdm_gemm_options *o,
     return check_layouts(c);
 }
 
-static const fdm_gemm_options standard = {.alpha = 1};
-
 fdm_status fdm_describe_gemm(const fdm_gemm_tensors *tensors, const fdm_gemm_options *options,
                              fdm_gemm_problem *problem) {
     struct call call;
@@ -201,20 +200,13 @@ fdm_status fdm_plan_gemm(const fdm_device *device, const fdm_gemm_problem *probl
 }
 
 fdm_status fdm_prepare_gemm(const fdm_gemm_plan *plan) {
-    struct cuda_kernel_request requests[GEMM_REQUESTS_MAX];
-    const struct cuda_kernel *loaded[GEMM_REQUESTS_MAX];
+    struct cuda_kernel_request requests[COMPANION_REQUESTS_MAX];
     const int32_t count = plan ? gemm_requests(plan, requests) : 0;
-    return count ? cuda_kernels_get(plan->choice.device.index, requests, count, loaded)
-                 : error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan is NULL, or its tile is not its kernel's");
+    return companion_prepare(plan ? &plan->choice : NULL, requests, count, "tile");
 }
 
 fdm_status fdm_gemm_kernel(int32_t index, const char **name, const char **description) {
-    if (index < 0 || index >= gemm_operation.num_kernels)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "index is %d; gemm has %d kernels", index,
-                         gemm_operation.num_kernels);
-    *name = gemm_operation.kernels[index].name;
-    *description = gemm_operation.kernels[index].description;
-    return FDM_OK;
+    return companion_kernel_at(&gemm_operation, index, name, description);
 }
 
 /* ---- execute ---- */

@@ -12,7 +12,8 @@ enum { AXES_MAX = SOFTMAX_ROW_AXES + 1, LIMIT = 1 << 30 };
 _Static_assert(FDM_FLOAT32 == SOFTMAX_FLOAT32 && FDM_FLOAT16 == SOFTMAX_FLOAT16 && FDM_BFLOAT16 == SOFTMAX_BFLOAT16,
                "DTYPE is a number of fdm_dtype");
 
-fdm_softmax_options fdm_softmax_options_default(void) { return (fdm_softmax_options){.scale = 1}; }
+static const fdm_softmax_options standard = {.scale = 1};
+fdm_softmax_options fdm_softmax_options_default(void) { return standard; }
 
 /* ---- describe ---- */
 
@@ -79,7 +80,6 @@ static int32_t alignment_of(const fdm_tensor *const *tensors, int32_t count) {
 
 fdm_status fdm_describe_softmax(fdm_pass pass, const fdm_softmax_tensors *tensors, const fdm_softmax_options *options,
                                 fdm_softmax_problem *problem) {
-    static const fdm_softmax_options standard = {.scale = 1};
     const fdm_softmax_options *o = options ? options : &standard;
     fdm_status status;
     if (!tensors || !problem)
@@ -137,20 +137,13 @@ fdm_status fdm_plan_softmax(const fdm_device *device, const fdm_softmax_problem 
 }
 
 fdm_status fdm_prepare_softmax(const fdm_softmax_plan *plan) {
-    struct cuda_kernel_request requests[SOFTMAX_REQUESTS_MAX];
-    const struct cuda_kernel *loaded[SOFTMAX_REQUESTS_MAX];
+    struct cuda_kernel_request requests[COMPANION_REQUESTS_MAX];
     const int32_t count = plan ? softmax_requests(plan, requests) : 0;
-    return count ? cuda_kernels_get(plan->choice.device.index, requests, count, loaded)
-                 : error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan is NULL, or its shape is not its kernel's");
+    return companion_prepare(plan ? &plan->choice : NULL, requests, count, "shape");
 }
 
 fdm_status fdm_softmax_kernel(int32_t index, const char **name, const char **description) {
-    if (index < 0 || index >= softmax_operation.num_kernels)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "index is %d; softmax has %d kernels", index,
-                         softmax_operation.num_kernels);
-    *name = softmax_operation.kernels[index].name;
-    *description = softmax_operation.kernels[index].description;
-    return FDM_OK;
+    return companion_kernel_at(&softmax_operation, index, name, description);
 }
 
 /* ---- execute ---- */
@@ -225,7 +218,6 @@ static fdm_status execute(const void *planned, const void *called, void *workspa
 fdm_status fdm_execute_softmax(const fdm_softmax_plan *plan, const fdm_softmax_tensors *tensors,
                                const fdm_softmax_options *options, void *workspace, size_t workspace_bytes,
                                void *stream) {
-    const fdm_softmax_options standard = fdm_softmax_options_default();
     const struct call call = {tensors, options ? options : &standard};
     fdm_softmax_problem now;
     if (!plan)
@@ -242,7 +234,6 @@ fdm_status fdm_execute_softmax(const fdm_softmax_plan *plan, const fdm_softmax_t
 
 fdm_status fdm_softmax(fdm_pass pass, const fdm_softmax_tensors *tensors, const fdm_softmax_options *options,
                        const fdm_allocator *allocator) {
-    const fdm_softmax_options standard = fdm_softmax_options_default();
     const struct call call = {tensors, options ? options : &standard};
     fdm_softmax_problem problem;
     fdm_softmax_plan plan;

@@ -146,7 +146,7 @@ const struct companion_operation softmax_operation = {"softmax", NUM_KERNELS, ke
 /* ---- what a plan launches ---- */
 
 static const struct {
-    const char *file, *entries[SOFTMAX_REQUESTS_MAX];
+    const char *file, *entries[COMPANION_REQUESTS_MAX];
 } programs[NUM_KERNELS] = {
     [RESIDENT] = {"companions/softmax/softmax_resident.cu", {"softmax_resident"}},
     [SPLIT] = {"companions/softmax/softmax_split.cu", {"softmax_split_sums", "softmax_split_write"}},
@@ -169,7 +169,7 @@ int32_t softmax_requests(const fdm_softmax_plan *plan, struct cuda_kernel_reques
         c->shared_bytes != softmax_shared_bytes(at[P_THREADS], at[P_SHARED_CHUNKS], backward))
         return 0;
     int32_t count = 0;
-    for (; count < SOFTMAX_REQUESTS_MAX && programs[c->kernel_index].entries[count]; count++) {
+    for (; count < COMPANION_REQUESTS_MAX && programs[c->kernel_index].entries[count]; count++) {
         struct cuda_kernel_request *r = &requests[count];
         *r = (struct cuda_kernel_request){.file = programs[c->kernel_index].file,
                                           .entry = programs[c->kernel_index].entries[count],
@@ -185,8 +185,8 @@ int32_t softmax_requests(const fdm_softmax_plan *plan, struct cuda_kernel_reques
 
 fdm_status softmax_launch(const fdm_softmax_plan *plan, struct softmax_params *params, void *workspace, void *stream) {
     const int32_t *at = plan->choice.parameters;
-    struct cuda_kernel_request requests[SOFTMAX_REQUESTS_MAX];
-    const struct cuda_kernel *loaded[SOFTMAX_REQUESTS_MAX];
+    struct cuda_kernel_request requests[COMPANION_REQUESTS_MAX];
+    const struct cuda_kernel *loaded[COMPANION_REQUESTS_MAX];
     const int32_t count = softmax_requests(plan, requests);
     if (count == 0)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's shape is not its kernel's");

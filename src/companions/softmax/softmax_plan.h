@@ -7,7 +7,6 @@
 
 extern const struct companion_operation softmax_operation;
 
-enum { SOFTMAX_REQUESTS_MAX = 2 };
 /* The kernels that the plan launches; 0 for a plan that companion_choose() cannot have made. */
 int32_t softmax_requests(const struct fdm_softmax_plan *plan, struct cuda_kernel_request *requests);
 /* Fills what of the parameters depends on the plan, and enqueues. */

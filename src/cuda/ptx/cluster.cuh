@@ -12,6 +12,12 @@ __device__ __forceinline__ uint32_t cluster_ctarank() {
     asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     return rank;
 }
+/* Number of blocks in the cluster. */
+__device__ __forceinline__ uint32_t cluster_nctarank() {
+    uint32_t count;
+    asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(count));
+    return count;
+}
 /* The address, in block `rank` of the cluster, of what lies at `shared` in this block. */
 __device__ __forceinline__ uint32_t mapa_shared(uint32_t shared, uint32_t rank) {
     uint32_t address;

@@ -11,4 +11,13 @@ __device__ __forceinline__ uint32_t tid_x_reread() {
     return x;
 }
 
+#if __CUDA_ARCH__ >= 900
+/* True for one lane of a whole warp. */
+__device__ __forceinline__ bool elect_one() {
+    uint32_t elected;
+    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.b32 %0, 1, 0, p;\n}" : "=r"(elected));
+    return elected != 0;
+}
+#endif
+
 #endif

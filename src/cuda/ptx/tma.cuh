@@ -43,6 +43,27 @@ __device__ __forceinline__ void cp_async_bulk_tensor_4d(uint32_t shared, const s
                  : "r"(shared), "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w)
                  : "memory");
 }
+#if __CUDA_ARCH__ >= 1000
+/* One tile to `shared` of this block; its bytes count at `barrier`, which may lie in the other block of its pair
+ * (mapa_shared). */
+__device__ __forceinline__ void cp_async_bulk_tensor_3d_pair(uint32_t shared, const struct cuda_tensor_map *map,
+                                                             uint32_t barrier, int32_t x, int32_t y, int32_t z) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.cta_group::2 "
+                 "[%0], [%1, {%3, %4, %5}], [%2];"
+                 :
+                 : "r"(shared), "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z)
+                 : "memory");
+}
+__device__ __forceinline__ void cp_async_bulk_tensor_4d_pair(uint32_t shared, const struct cuda_tensor_map *map,
+                                                             uint32_t barrier, int32_t x, int32_t y, int32_t z,
+                                                             int32_t w) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.cta_group::2 "
+                 "[%0], [%1, {%3, %4, %5, %6}], [%2];"
+                 :
+                 : "r"(shared), "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w)
+                 : "memory");
+}
+#endif
 /* One tile from `shared` to the tensor; what lies outside of it is not written. Belongs to the thread's next group. */
 __device__ __forceinline__ void cp_async_bulk_tensor_3d_store(const struct cuda_tensor_map *map, uint32_t shared,
                                                               int32_t x, int32_t y, int32_t z) {

@@ -1,8 +1,9 @@
 /* wgmma.cuh: matrix products of a warpgroup (four warps, the first a multiple of four) and its registers (PTX ISA,
- * "Asynchronous warpgroup level matrix instructions", "setmaxnreg"); compute capability 9.0 alone, target sm_90a. */
+ * "Asynchronous warpgroup level matrix instructions"); compute capability 9.0 alone, target sm_90a. */
 #ifndef FDM_PTX_WGMMA_CUH
 #define FDM_PTX_WGMMA_CUH
 
+#include "cuda/ptx/setmaxnreg.cuh"
 #include "cuda/ptx/types.cuh"
 
 #define ARCH_SPECIFIC 1 /* what includes this is compiled for sm_90a: scripts/embed_sources.py looks for this line */
@@ -127,14 +128,6 @@ __device__ __forceinline__ void wgmma_m64k16(float (&d)[count], uint64_t a, uint
 template <bool f16, int transposed, int count>
 __device__ __forceinline__ void wgmma_m64k16(float (&d)[count], const uint32_t (&a)[4], uint64_t b, bool add) {
     wgmma_shape<f16, 2 * count>::template registers<transposed>(d, a, b, add);
-}
-
-/* Of all threads of a warpgroup: gives registers back, or waits for more; counts are multiples of 8 from 24 to 256. */
-template <int registers> __device__ __forceinline__ void setmaxnreg_dec() {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(registers));
-}
-template <int registers> __device__ __forceinline__ void setmaxnreg_inc() {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(registers));
 }
 
 #endif

@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "gpu/masks/interval_params.h"
+#include "gpu/masks/topk_on_device.h"
 #include "problem/tensor.h"
 
 void interval_rules_request(struct cuda_kernel_request *request) {
@@ -15,29 +16,14 @@ void intervals_from_mask_request(struct cuda_kernel_request *request) {
         .file = "gpu/masks/intervals_from_mask.cu", .entry = "intervals_from_mask", .threads = RUN_KEYS * RUN_SLICES};
 }
 
-static struct topk_tensor tensor_of(const fdm_tensor *t) {
-    return (struct topk_tensor){(int32_t *)(void *)tensor_data(t), tensor_stride(t, 0), tensor_stride(t, 1),
-                                tensor_stride(t, 2)};
-}
-
 static fdm_status launch(const struct cuda_kernel_request *request, int32_t device, int64_t blocks, const void *params,
                          size_t bytes, void *stream) {
-    const struct cuda_kernel *kernel;
     if (blocks > INT32_MAX)
         return error_set(FDM_ERROR_UNSUPPORTED,
                          "start has too many heads and keys: %lld blocks of threads would be launched, at most 2^31 - "
                          "1 are",
                          (long long)blocks);
-    fdm_status status = cuda_kernels_get(device, request, 1, &kernel);
-    if (status)
-        return status;
-    const struct cuda_launch l = {.kernel = kernel,
-                                  .grid = {(uint32_t)blocks, 1, 1},
-                                  .threads = (uint32_t)request->threads,
-                                  .stream = stream,
-                                  .arguments = params,
-                                  .arguments_bytes = bytes};
-    return cuda_launch(&l);
+    return cuda_run(device, request, (uint32_t)blocks, params, bytes, stream);
 }
 
 static fdm_status launch_rules(struct interval_params *params, const fdm_tensor *start, const fdm_tensor *end,
@@ -48,8 +34,8 @@ static fdm_status launch_rules(struct interval_params *params, const fdm_tensor 
         return FDM_OK;
     if (rows > INT32_MAX)
         return error_set(FDM_ERROR_UNSUPPORTED, "start has %lld heads; fewer than 2^31 are taken", (long long)rows);
-    params->start = tensor_of(start);
-    params->end = tensor_of(end);
+    params->start = topk_tensor_of(start);
+    params->end = topk_tensor_of(end);
     params->num_keys = (int32_t)num_keys;
     params->num_heads = (int32_t)start->shape[1];
     params->num_rows = (int32_t)rows;
@@ -84,8 +70,8 @@ fdm_status runs_on_device(const fdm_tensor *mask, const fdm_tensor *start, const
                                       .mask_head = tensor_stride(mask, 1),
                                       .mask_row = tensor_stride(mask, 2),
                                       .mask_key = tensor_stride(mask, 3),
-                                      .start = tensor_of(start),
-                                      .end = tensor_of(end),
+                                      .start = topk_tensor_of(start),
+                                      .end = topk_tensor_of(end),
                                       .exact = exact,
                                       .seqlen_q = (int32_t)mask->shape[2],
                                       .num_keys = (int32_t)num_keys,

@@ -2,35 +2,24 @@
 #include "gpu/masks/slots_on_device.h"
 
 #include "base/error.h"
-#include "gpu/forward_params.h"
+#include "gpu/features.h"
 #include "gpu/masks/slot_threads.h"
 
 void topk_slots_request(int fill, fdm_dtype dtype, struct cuda_kernel_request *request) {
-    const int64_t code = dtype == FDM_FLOAT32 ? GPU_FLOAT32 : dtype == FDM_FLOAT16 ? GPU_FLOAT16 : GPU_BFLOAT16;
     *request = (struct cuda_kernel_request){.file = fill ? "gpu/masks/topk_fill.cu" : "gpu/masks/topk_append.cu",
                                             .entry = fill ? "topk_fill" : "topk_append",
                                             .num_constants = 1,
-                                            .constants = {{"DTYPE", code}},
+                                            .constants = {{"DTYPE", gpu_dtype(dtype)}},
                                             .threads = SLOT_THREADS};
 }
 
 fdm_status topk_slots_on_device(int fill, const struct slot_call *call, int32_t device, void *stream) {
     struct cuda_kernel_request request;
-    const struct cuda_kernel *kernel;
     const int64_t rows = (int64_t)call->batch * call->heads;
     if (rows > INT32_MAX)
         return error_set(FDM_ERROR_UNSUPPORTED, "bias has %lld heads; fewer than 2^31 are taken", (long long)rows);
     if (rows == 0)
         return FDM_OK;
     topk_slots_request(fill, (fdm_dtype)call->dtype, &request);
-    fdm_status status = cuda_kernels_get(device, &request, 1, &kernel);
-    if (status)
-        return status;
-    const struct cuda_launch launch = {.kernel = kernel,
-                                       .grid = {(uint32_t)rows, 1, 1},
-                                       .threads = SLOT_THREADS,
-                                       .stream = stream,
-                                       .arguments = call,
-                                       .arguments_bytes = sizeof *call};
-    return cuda_launch(&launch);
+    return cuda_run(device, &request, (uint32_t)rows, call, sizeof *call, stream);
 }

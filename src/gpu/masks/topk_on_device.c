@@ -2,6 +2,7 @@
 #include "gpu/masks/topk_on_device.h"
 
 #include "base/error.h"
+#include "gpu/features.h"
 #include "problem/tensor.h"
 
 /* Below SMALL_KEYS more and smaller blocks are there sooner; above LARGE_KEYS the reads of every chunk's block of all
@@ -17,12 +18,16 @@ void topk_request(enum topk_kernel kernel, fdm_dtype dtype, int32_t chunk, struc
     static const char *const files[] = {"gpu/masks/topk_threshold.cu", "gpu/masks/topk_carry.cu",
                                         "gpu/masks/topk_resolve.cu"};
     static const char *const entries[] = {"topk_threshold", "topk_carry", "topk_resolve"};
-    const int64_t code = dtype == FDM_FLOAT32 ? GPU_FLOAT32 : dtype == FDM_FLOAT16 ? GPU_FLOAT16 : GPU_BFLOAT16;
     *request = (struct cuda_kernel_request){.file = files[kernel],
                                             .entry = entries[kernel],
                                             .num_constants = 2,
-                                            .constants = {{"DTYPE", code}, {"CHUNK", chunk}},
+                                            .constants = {{"DTYPE", gpu_dtype(dtype)}, {"CHUNK", chunk}},
                                             .threads = chunk};
+}
+
+struct topk_tensor topk_tensor_of(const fdm_tensor *tensor) {
+    return (struct topk_tensor){(int32_t *)(void *)tensor_data(tensor), tensor_stride(tensor, 0),
+                                tensor_stride(tensor, 1), tensor_stride(tensor, 2)};
 }
 
 /* ---- workspace ---- */
@@ -51,11 +56,6 @@ size_t topk_workspace_on_device(int64_t rows, int64_t num_keys, struct topk_cut 
 
 /* ---- launches ---- */
 
-static struct topk_tensor tensor_of(const fdm_tensor *t) {
-    return (struct topk_tensor){(int32_t *)(void *)tensor_data(t), tensor_stride(t, 0), tensor_stride(t, 1),
-                                tensor_stride(t, 2)};
-}
-
 static int32_t bits_of(int64_t num_keys) {
     int32_t bits = 1;
     while ((int64_t)1 << bits < num_keys)
@@ -76,8 +76,8 @@ static struct topk_params params_of(const fdm_tensor *bias, const fdm_tensor *pa
                                 .padding = padding ? (const uint8_t *)tensor_data(padding) : NULL,
                                 .padding_batch = padding ? tensor_stride(padding, 0) : 0,
                                 .padding_key = padding ? tensor_stride(padding, 1) : 0,
-                                .start = tensor_of(start),
-                                .end = tensor_of(end),
+                                .start = topk_tensor_of(start),
+                                .end = topk_tensor_of(end),
                                 .chunk_bounds = (struct topk_bound *)(void *)workspace,
                                 .span_bounds = spans ? (void *)(workspace + at.span_bounds) : NULL,
                                 .carried = spans ? (void *)(workspace + at.carried) : NULL,

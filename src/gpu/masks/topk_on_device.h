@@ -17,6 +17,9 @@ enum topk_kernel { TOPK_THRESHOLD, TOPK_CARRY, TOPK_RESOLVE, TOPK_NUM_KERNELS };
 /* dtype: float32, float16 or bfloat16. */
 void topk_request(enum topk_kernel kernel, fdm_dtype dtype, int32_t chunk, struct cuda_kernel_request *request);
 
+/* start or end, [B, H, Sk]. */
+struct topk_tensor topk_tensor_of(const fdm_tensor *tensor);
+
 /* rows: heads of all batches. */
 size_t topk_workspace_on_device(int64_t rows, int64_t num_keys, struct topk_cut cut);
 /* Tensors that fdm_topk_intervals() has checked, on one CUDA device; padding may be NULL. A workspace of

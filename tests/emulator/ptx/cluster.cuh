@@ -5,6 +5,7 @@
 #include "cuda/ptx/types.cuh"
 
 inline uint32_t cluster_ctarank() { return emu_cluster_rank(); }
+inline uint32_t cluster_nctarank() { return emu_cluster_size(); }
 inline uint32_t mapa_shared(uint32_t shared, uint32_t rank, EMU_AT) { return emu_mapa(shared, rank, EMU_HERE); }
 inline void st_cluster_4(uint32_t address, uint32_t a, EMU_AT) { emu_shared_store(address, &a, 4, EMU_HERE); }
 inline uint32_t ld_cluster_4(uint32_t address, EMU_AT) {

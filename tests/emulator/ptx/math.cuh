@@ -31,6 +31,13 @@ inline uint32_t cvt_tf32(float x) {
         return x != x ? 0x7fffffffu : bits;
     return (bits + 0x1000) & 0xffffe000u;
 }
+#if __CUDA_ARCH__ >= 1000
+inline float2 add_f32x2(float2 a, float2 b) { return {a.x + b.x, a.y + b.y}; }
+inline float2 mul_f32x2(float2 a, float2 b) { return {a.x * b.x, a.y * b.y}; }
+inline float2 fma_f32x2(float2 a, float2 b, float2 c) { return {fmaf(a.x, b.x, c.x), fmaf(a.y, b.y, c.y)}; }
+inline float2 add_rm_f32x2(float2 a, float2 b) { return {emu_add_down(a.x, b.x), emu_add_down(a.y, b.y)}; }
+inline float max_3(float a, float b, float c) { return fmaxf(fmaxf(a, b), c); }
+#endif
 inline uint32_t zero_bytes(uint32_t x) { return (x - 0x01010101u) & ~x & 0x80808080u; }
 
 #endif

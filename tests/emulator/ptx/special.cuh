@@ -5,6 +5,6 @@
 #include "cuda/ptx/types.cuh"
 
 inline uint32_t tid_x_reread() { return emu_thread_index().x; }
-inline bool elect_one(uint32_t mask = 0xffffffffu, EMU_AT) { return emu_elect(mask, EMU_HERE); }
+inline bool elect_one(EMU_AT) { return emu_elect(0xffffffffu, EMU_HERE); }
 
 #endif

@@ -33,7 +33,12 @@ inline void prefetch_tensormap(const struct cuda_tensor_map *) {}
                                                          uint32_t barrier, EMU_COORDINATES_##RANK, uint16_t blocks,  \
                                                          EMU_AT) {                                                   \
         const int at[] = EMU_AT_##RANK;                                                                              \
-        emu_tma_load(RANK, shared, map, barrier, at, 1u << 16 | blocks, EMU_HERE);                                   \
+        emu_tma_load(RANK, shared, map, barrier, at, EMU_MULTICAST | blocks, EMU_HERE);                              \
+    }                                                                                                                \
+    inline void cp_async_bulk_tensor_##RANK##d_pair(uint32_t shared, const struct cuda_tensor_map *map,              \
+                                                    uint32_t barrier, EMU_COORDINATES_##RANK, EMU_AT) {              \
+        const int at[] = EMU_AT_##RANK;                                                                              \
+        emu_tma_load(RANK, shared, map, barrier, at, EMU_PAIR, EMU_HERE);                                            \
     }                                                                                                                \
     inline void cp_async_bulk_tensor_##RANK##d_store(const struct cuda_tensor_map *map, uint32_t shared,             \
                                                      EMU_COORDINATES_##RANK, EMU_AT) {                               \

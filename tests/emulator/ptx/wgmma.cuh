@@ -2,6 +2,7 @@
 #ifndef FDM_PTX_WGMMA_CUH
 #define FDM_PTX_WGMMA_CUH
 
+#include "cuda/ptx/setmaxnreg.cuh"
 #include "cuda/ptx/types.cuh"
 
 #define ARCH_SPECIFIC 1
@@ -26,8 +27,5 @@ template <bool f16, int transposed, int count>
 inline void wgmma_m64k16(float (&d)[count], const uint32_t (&a)[4], uint64_t b, bool add, EMU_AT) {
     emu_wgmma(2 * count, f16 ? EMU_F16 : EMU_BF16, d, a, 0, b, add, 0, transposed, EMU_HERE);
 }
-
-template <int registers> inline void setmaxnreg_dec(EMU_AT) { emu_setmaxnreg(registers, 0, EMU_HERE); }
-template <int registers> inline void setmaxnreg_inc(EMU_AT) { emu_setmaxnreg(registers, 1, EMU_HERE); }
 
 #endif

@@ -21,7 +21,7 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
     (void)device;
     (void)text;
     (void)size;
-    if (gpu_dtype(p->dtype) < 0)
+    if (!gpu_16_bits(p->dtype))
         return "it takes float16 and bfloat16";
     return gpu_backward_refusal(p);
 }

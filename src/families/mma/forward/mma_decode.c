@@ -319,8 +319,7 @@ enum { DECODE, COMBINE, NUM_KERNELS };
 static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *requests) {
     const int32_t stages = plan->parameters[STAGES], merge = plan->parameters[MERGE];
     const struct tile t = tile_of_plan(plan);
-    const int32_t dtype = is_float32(p) ? GPU_FLOAT32 : gpu_dtype(p->dtype);
-    GPU_SET_CONSTANTS(&requests[DECODE], MMA_DECODE_CONSTANTS, .DTYPE = dtype, .HEAD_DIM = padded(p),
+    GPU_SET_CONSTANTS(&requests[DECODE], MMA_DECODE_CONSTANTS, .DTYPE = gpu_dtype(p->dtype), .HEAD_DIM = padded(p),
                       .HEAD_DIM_V = padded_v(p), .BLOCK_N = t.block_n, .WARPS = t.warps, .ROW_GROUPS = t.row_groups,
                       .STAGES = stages, .WINDOW = gpu_bounded(p), .MASK = mask_constant(p),
                       .BIAS = gpu_bias_constant(p), .INTERVALS = intervals_constant(p), .SOFTCAP = p->softcap > 0,

@@ -109,7 +109,7 @@ static int64_t grid_of(const struct tile *t, const fdm_problem *p) {
 }
 
 static const char *refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
-    if (gpu_dtype(p->dtype) < 0)
+    if (!gpu_16_bits(p->dtype))
         return "it takes float16 and bfloat16";
     if (p->head_dim > HEAD_DIM_MAX || p->head_dim_v > HEAD_DIM_MAX)
         return "head dims are at most 1024";

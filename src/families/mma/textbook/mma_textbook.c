@@ -73,7 +73,7 @@ static int64_t grid_of(const struct shape *s, const fdm_problem *p) {
 
 static const char *refusal(int32_t algorithm, const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
     const int32_t most = algorithms[algorithm].head_dim_max;
-    if (gpu_dtype(p->dtype) < 0)
+    if (!gpu_16_bits(p->dtype))
         return "it takes float16 and bfloat16";
     if (p->head_dim > most || p->head_dim_v > most) {
         snprintf(text, size, "head dims are at most %d", most);
