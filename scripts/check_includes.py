@@ -29,6 +29,7 @@ MAY_INCLUDE = {
     "families": {"base", "problem"},
     "families/reference": {"base", "problem", "families/family.h"},
     "families/cpu": {"base", "problem", "device", "families/family.h"},
+    "families/blackwell": {"base", "cuda", "problem", "device", "gpu", "families/family.h"},
     "families/hopper": {"base", "cuda", "problem", "device", "gpu", "families/family.h"},
     "families/mma": {"base", "cuda", "problem", "device", "gpu", "families/family.h"},
     "companions": {"base", "cuda", "problem", "device", "gpu/constants.h"},

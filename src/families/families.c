@@ -3,7 +3,8 @@
 
 #include "families/family.h"
 
-const struct family *const families[] = {&family_hopper, &family_mma, &family_cpu, &family_reference, NULL};
+const struct family *const families[] = {&family_blackwell, &family_hopper,    &family_mma,
+                                         &family_cpu,       &family_reference, NULL};
 
 const char *const scheduler_names[SCHEDULER_COUNT] = {"static", "longest", "dynamic"};
 

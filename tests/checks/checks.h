@@ -36,6 +36,7 @@ struct trial {
     int mild;   /* 1: scores are of ordinary size */
     int huge;   /* 1: some biases are so low that a float32 beside them has few digits left for the scores, or none */
     int far;    /* 1: some tensors are far; not on devices, which have no room */
+    int named;  /* 1: of named_case(): no axis is shared by a stride of 0 */
     int contradicts; /* varlen, 1: devices get cu_seqlens that leave the tensors, the CPU refuses them first */
     struct guarded g[NUM_ROLES];
     double *truth[NUM_ROLES];     /* outputs of the reference, dense in the tensor's shape */
@@ -44,11 +45,26 @@ struct trial {
     char text[512];               /* the problem in one line */
 };
 
+/* named_cases.c: a problem of a list, and the kernel and the way (fdm_plan_variant) to run it. */
+struct named_case {
+    const char *kernel, *group;
+    fdm_pass pass;
+    int32_t variant;
+    fdm_dtype dtype;
+    int64_t batch, heads, heads_kv, seqlen_q, seqlen_k, head_dim, head_dim_v, window_left, window_right;
+    int causal, varlen, dlse;
+    double softcap;
+};
+/* NULL past the last. */
+const struct named_case *named_case(int64_t number);
+
 /* draw.c: 1: cu_seqlens that contradict the tensors, in what the library must cut off; 0: as they were. */
 void trial_contradict(struct trial *trial, int on);
 uint64_t random_bits(struct trial *trial);
 int64_t random_below(struct trial *trial, int64_t n);
 void trial_draw(struct trial *trial, uint64_t seed);
+/* The number-th of the named cases. */
+void trial_of_case(struct trial *trial, const struct named_case *named, uint64_t number);
 void trial_free(struct trial *trial);
 
 /* arena.c */
@@ -103,6 +119,8 @@ int emulate_device(const char *name);
 int is_emulated(void);
 /* "fdm-checks", or with the emulated device: how a report says what to run. */
 const char *checks_program(void);
+/* From now on problems are named cases: a report's seed is a case's number. */
+void checks_named(void);
 /* Prepares one of the rounds that a trial is run in; 0: it has no more. There is one without an emulated device. */
 int emulated_round(const struct trial *trial, int round);
 

@@ -37,6 +37,7 @@ int emulate_device(const char *name) {
 
 int is_emulated(void) { return emulated != NULL; }
 const char *checks_program(void) { return program; }
+void checks_named(void) { strcat(program, " --cases"); }
 
 int emulated_round(const struct trial *t, int round) {
     static const enum emulated_mode modes[] = {EMULATED_RANDOM, EMULATED_EARLY, EMULATED_LATEST};

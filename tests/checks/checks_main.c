@@ -258,6 +258,50 @@ static int write_json(const char *path, const struct tally *kernels, int32_t cou
     return file && fclose(file) == 0;
 }
 
+/* A named case, as the kernel that has its name or the way that the case asks: none may be refused. */
+static int check_case(struct trial *t, const struct named_case *c) {
+    struct device_copy copy;
+    fdm_device device;
+    fdm_problem problem;
+    fdm_plan plan;
+    if (c->pass == FDM_BACKWARD)
+        trial_set_forward_results(t);
+    fdm_tensors tensors = trial_tensors(t, c->pass);
+    if (!device_layout(t, &copy))
+        return 0;
+    tensors = device_tensors(&copy, &tensors);
+    if (fdm_device_query(FDM_CUDA, 0, &device) || fdm_describe(c->pass, &tensors, &t->options, &problem) ||
+        fdm_plan_variant(&device, &problem, c->kernel, c->variant, &plan)) {
+        printf("WRONG %s refused case %llu, %s: %s\n  %s\n", c->kernel, (unsigned long long)t->seed, c->group,
+               fdm_last_error(), t->text);
+        return 0;
+    }
+    int right = 1;
+    for (int round = 0; right == 1 && emulated_round(t, round); round++)
+        right = trial_run(t, c->pass, plan.choice, NULL, 1, NULL, NULL);
+    if (right < 0)
+        printf("WRONG %s is refused by its choice code\n", plan.choice);
+    return right == 1;
+}
+
+/* The named cases of kernels whose names have `only` in them, from number `first` on. */
+static int run_cases(const char *only, uint64_t first, uint64_t repeat) {
+    const struct named_case *c;
+    int64_t right = 0, wrong = 0;
+    for (uint64_t n = first; n - first < repeat && (c = named_case((int64_t)n)); n++) {
+        struct trial trial;
+        if (only && !strstr(c->kernel, only))
+            continue;
+        trial_of_case(&trial, c, n);
+        trial_reference(&trial);
+        trial_baseline(&trial);
+        check_case(&trial, c) ? right++ : wrong++;
+        trial_free(&trial);
+    }
+    printf("%lld passed, %lld failed\n", (long long)right, (long long)wrong);
+    return wrong > 0 || right == 0;
+}
+
 static int run_checks(const char *only, uint64_t seed, uint64_t repeat, int threads, const char *json) {
     static struct tally kernels[KERNELS_MAX];
     int32_t count = list_kernels(kernels, only);
@@ -297,15 +341,20 @@ static int run_checks(const char *only, uint64_t seed, uint64_t repeat, int thre
 }
 
 int main(int argc, char **argv) {
-    static const struct option options[] = {
-        {"kernel", required_argument, 0, 'k'}, {"seed", required_argument, 0, 's'},
-        {"repeat", required_argument, 0, 'r'}, {"threads", required_argument, 0, 't'},
-        {"broken", no_argument, 0, 'b'},       {"emulate", required_argument, 0, 'e'},
-        {"json", required_argument, 0, 'j'},   {"cuda", no_argument, 0, 'c'},
-        {"help", no_argument, 0, 'h'},         {0}};
+    static const struct option options[] = {{"kernel", required_argument, 0, 'k'},
+                                            {"seed", required_argument, 0, 's'},
+                                            {"repeat", required_argument, 0, 'r'},
+                                            {"threads", required_argument, 0, 't'},
+                                            {"broken", no_argument, 0, 'b'},
+                                            {"emulate", required_argument, 0, 'e'},
+                                            {"cases", no_argument, 0, 'n'},
+                                            {"json", required_argument, 0, 'j'},
+                                            {"cuda", no_argument, 0, 'c'},
+                                            {"help", no_argument, 0, 'h'},
+                                            {0}};
     const char *kernel = NULL, *device = NULL, *json = NULL;
     uint64_t seed = 1, repeat = 0;
-    int option, threads = 0, broken = 0, seeded = 0;
+    int option, threads = 0, broken = 0, seeded = 0, cases = 0;
     while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
         switch (option) {
         case 'k': kernel = optarg; break;
@@ -316,9 +365,10 @@ int main(int argc, char **argv) {
         case 'e': device = optarg; break;
         case 'j': json = optarg; break;
         case 'c': cuda_alone = 1; break;
+        case 'n': cases = 1; break;
         default:
             printf("usage: fdm-checks [--kernel TEXT] [--cuda] [--seed N] [--repeat N] [--threads N] [--broken] "
-                   "[--emulate sm_90] [--json FILE]\n");
+                   "[--emulate sm_90] [--cases] [--json FILE]\n");
             return option == 'h' ? 0 : 2;
         }
     }
@@ -332,5 +382,9 @@ int main(int argc, char **argv) {
 #endif
     if (broken)
         return broken_main(repeat ? repeat : 60);
+    if (cases) {
+        checks_named();
+        return run_cases(kernel, seeded ? seed : 0, repeat ? repeat : seeded ? 1 : UINT64_MAX);
+    }
     return run_checks(kernel, seed, repeat ? repeat : seeded ? 1 : 200, threads, json);
 }

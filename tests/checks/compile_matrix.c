@@ -486,7 +486,7 @@ int main(int argc, char **argv) {
                                             {"changed", required_argument, 0, 'c'},
                                             {"seconds", required_argument, 0, 'm'},
                                             {0}};
-    static const char *const archs[] = {"sm_80", "sm_86", "sm_89", "sm_90", "sm_120"};
+    static const char *const archs[] = {"sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"};
     const char *only = NULL, *kernel = NULL, *changed = NULL, *json = NULL;
     uint64_t seed = 1;
     long long part = 0, parts = 1, seconds = 0;

@@ -144,7 +144,17 @@ static void draw_cu_seqlens(struct trial *t, enum role role, int64_t longest, in
     *total = 0;
     guarded_set(&t->g[role], 0, 0);
     for (int64_t b = 0; b < t->batch; b++)
-        guarded_set(&t->g[role], b + 1, (double)(*total += random_below(t, 5) == 0 ? 0 : random_below(t, longest + 1)));
+        guarded_set(&t->g[role], b + 1,
+                    (double)(*total += t->named && b == 0        ? longest
+                                       : random_below(t, 5) == 0 ? 0
+                                                                 : random_below(t, longest + 1)));
+}
+
+static void draw_packing(struct trial *t) {
+    draw_cu_seqlens(t, CU_Q, t->seqlen_q, &t->total_q);
+    draw_cu_seqlens(t, CU_K, t->seqlen_k, &t->total_k);
+    t->options.max_seqlen_q = t->seqlen_q;
+    t->options.max_seqlen_k = t->seqlen_k;
 }
 
 /* Ends at the packed tensor's end are moved past it, beginnings at 0 before it: cut off, they mean the same. */
@@ -179,10 +189,16 @@ static void draw_matrix(struct trial *t, enum role role, int64_t rows, int64_t h
     struct guarded *g = &t->g[role];
     const int64_t shape[4] = {t->batch, rows, heads, depth};
     int packed = t->varlen;
-    guarded_make(g, t, t->dtype, 4 - packed, shape + packed, role == K || role == V ? 1 : 0);
+    guarded_make(g, t, t->dtype, 4 - packed, shape + packed, !t->named && (role == K || role == V) ? 1 : 0);
     int64_t elements = guarded_elements(g);
     for (int64_t n = 0; n < elements; n++)
         guarded_set(g, n, draw_value(t, role, fill, n, elements));
+}
+
+static void draw_operands(struct trial *t, enum fill fill) {
+    draw_matrix(t, Q, t->varlen ? t->total_q : t->seqlen_q, t->heads, t->head_dim, fill);
+    draw_matrix(t, K, t->varlen ? t->total_k : t->seqlen_k, t->heads_kv, t->head_dim, fill);
+    draw_matrix(t, V, t->varlen ? t->total_k : t->seqlen_k, t->heads_kv, t->head_dim_v, fill);
 }
 
 static void draw_score_shape(struct trial *t, int64_t shape[4], int full_rows) {
@@ -265,11 +281,16 @@ static void draw_output(struct trial *t, enum role role, enum role like) {
                  role == DBIAS ? 2 : 0);
 }
 
-static void draw_outputs(struct trial *t) {
+/* What the forward leaves, and what flows back. */
+static void draw_results(struct trial *t) {
     const int64_t shape[4] = {t->batch, t->varlen ? t->total_q : t->seqlen_q, t->heads, t->head_dim_v};
     guarded_make(&t->g[OUT], t, t->dtype, 4 - t->varlen, shape + t->varlen, 0);
     draw_rows(t, LSE, 0);
     draw_matrix(t, DOUT, shape[1], t->heads, t->head_dim_v, FILL_NORMAL);
+}
+
+static void draw_outputs(struct trial *t) {
+    draw_results(t);
     if (random_below(t, 3) == 0)
         draw_rows(t, DLSE, 1);
     if (t->g[BIAS].map && (t->huge || random_below(t, 2)))
@@ -284,42 +305,7 @@ static void draw_outputs(struct trial *t) {
         draw_output(t, DBIAS, BIAS);
 }
 
-void trial_draw(struct trial *t, uint64_t seed) {
-    *t = (struct trial){.seed = seed,
-                        .random = seed * 0x2545f4914f6cdd1du + 77,
-                        .plain = seed % 8 == 5,
-                        .far = seed % 16 == 9,
-                        .keyed = seed % 16 == 3,
-                        .scored = seed % 16 == 1};
-    draw_sizes(t);
-    if (t->keyed || t->scored)
-        draw_keyed_sizes(t);
-    t->contradicts = t->varlen && seed % 2 == 0;
-    draw_options(t);
-    if (t->varlen) {
-        draw_cu_seqlens(t, CU_Q, t->seqlen_q, &t->total_q);
-        draw_cu_seqlens(t, CU_K, t->seqlen_k, &t->total_k);
-        t->options.max_seqlen_q = t->seqlen_q;
-        t->options.max_seqlen_k = t->seqlen_k;
-    }
-    if (t->varlen &&
-        (t->seqlen_q == 0 || t->seqlen_k == 0)) { /* 0 asks the library to find the maxima: all sequences are empty */
-        t->options.max_seqlen_q = t->seqlen_q;
-        t->options.max_seqlen_k = t->seqlen_k;
-    }
-    enum fill fill = random_below(t, 2) ? FILL_NORMAL : (enum fill)random_below(t, NUM_FILLS);
-    t->mild = (fill == FILL_NORMAL || fill == FILL_EQUAL || fill == FILL_SMALL) && !t->options.has_softmax_scale;
-    draw_matrix(t, Q, t->varlen ? t->total_q : t->seqlen_q, t->heads, t->head_dim, fill);
-    draw_matrix(t, K, t->varlen ? t->total_k : t->seqlen_k, t->heads_kv, t->head_dim, fill);
-    draw_matrix(t, V, t->varlen ? t->total_k : t->seqlen_k, t->heads_kv, t->head_dim_v, fill);
-    if (!t->plain && random_below(t, t->scored ? 2 : 4) == 0)
-        draw_mask(t);
-    if (!t->plain && (random_below(t, 3) == 0 || (t->scored && !t->g[MASK].map)))
-        draw_bias(t);
-    if (!t->plain && (random_below(t, 4) == 0 || (t->keyed && random_below(t, 4))))
-        draw_intervals(t);
-    t->options.deterministic = seed % 4 == 3 && seed % 32 != 19; /* of those seen key by key every other one */
-    draw_outputs(t);
+static void describe(struct trial *t, enum fill fill) {
     snprintf(t->text, sizeof t->text,
              "%s B %lld H %lld/%lld Sq %lld Sk %lld D %lld/%lld%s%s window %lld,%lld scale %g softcap %g%s%s%s%s%s%s "
              "fill %d",
@@ -335,6 +321,71 @@ void trial_draw(struct trial *t, uint64_t seed) {
              : t->g[BIAS].map ? " bias"
                               : "",
              t->g[START].map ? " intervals" : "", t->g[DLSE].map ? " dlse" : "", (int)fill);
+}
+
+void trial_draw(struct trial *t, uint64_t seed) {
+    *t = (struct trial){.seed = seed,
+                        .random = seed * 0x2545f4914f6cdd1du + 77,
+                        .plain = seed % 8 == 5,
+                        .far = seed % 16 == 9,
+                        .keyed = seed % 16 == 3,
+                        .scored = seed % 16 == 1};
+    draw_sizes(t);
+    if (t->keyed || t->scored)
+        draw_keyed_sizes(t);
+    t->contradicts = t->varlen && seed % 2 == 0;
+    draw_options(t);
+    if (t->varlen)
+        draw_packing(t);
+    if (t->varlen &&
+        (t->seqlen_q == 0 || t->seqlen_k == 0)) { /* 0 asks the library to find the maxima: all sequences are empty */
+        t->options.max_seqlen_q = t->seqlen_q;
+        t->options.max_seqlen_k = t->seqlen_k;
+    }
+    enum fill fill = random_below(t, 2) ? FILL_NORMAL : (enum fill)random_below(t, NUM_FILLS);
+    t->mild = (fill == FILL_NORMAL || fill == FILL_EQUAL || fill == FILL_SMALL) && !t->options.has_softmax_scale;
+    draw_operands(t, fill);
+    if (!t->plain && random_below(t, t->scored ? 2 : 4) == 0)
+        draw_mask(t);
+    if (!t->plain && (random_below(t, 3) == 0 || (t->scored && !t->g[MASK].map)))
+        draw_bias(t);
+    if (!t->plain && (random_below(t, 4) == 0 || (t->keyed && random_below(t, 4))))
+        draw_intervals(t);
+    t->options.deterministic = seed % 4 == 3 && seed % 32 != 19; /* of those seen key by key every other one */
+    draw_outputs(t);
+    describe(t, fill);
+}
+
+void trial_of_case(struct trial *t, const struct named_case *c, uint64_t number) {
+    *t = (struct trial){.seed = number,
+                        .random = number * 0x2545f4914f6cdd1du + 77,
+                        .dtype = c->dtype,
+                        .batch = c->batch,
+                        .heads = c->heads,
+                        .heads_kv = c->heads_kv,
+                        .seqlen_q = c->seqlen_q,
+                        .seqlen_k = c->seqlen_k,
+                        .head_dim = c->head_dim,
+                        .head_dim_v = c->head_dim_v,
+                        .varlen = c->varlen,
+                        .neat = 1,
+                        .mild = 1,
+                        .named = 1,
+                        .options = fdm_options_default()};
+    t->options.causal = c->causal;
+    t->options.window_left = c->window_left;
+    t->options.window_right = c->window_right;
+    t->options.softcap = c->softcap;
+    if (t->varlen)
+        draw_packing(t);
+    draw_operands(t, FILL_NORMAL);
+    draw_results(t);
+    if (c->dlse)
+        draw_rows(t, DLSE, 1);
+    draw_output(t, DQ, Q);
+    draw_output(t, DK, K);
+    draw_output(t, DV, V);
+    describe(t, FILL_NORMAL);
 }
 
 void trial_free(struct trial *t) {

@@ -82,16 +82,16 @@ static fdm_problem problem_of(fdm_pass pass, int64_t head_dim, int32_t form) {
 
 static void lists_every_variant(void **state) {
     (void)state;
-    static const char *const names[] = {"sm_89", "sm_90"};
+    static const char *const names[] = {"sm_89", "sm_90", "sm_100"};
     static const int64_t dims[] = {64, 128, 256, 384, 1024};
     int32_t most[KERNELS_MAX] = {0}, num_kernels = 0;
     fdm_kernel_info kernel;
     for (; fdm_kernel_list(num_kernels, &kernel) == FDM_OK; num_kernels++)
-        for (int n = 0; kernel.device_type == FDM_CUDA && n < 2 * 5 * 7; n++) {
+        for (int n = 0; kernel.device_type == FDM_CUDA && n < 3 * 5 * 7; n++) {
             fdm_device device;
-            const fdm_problem p = problem_of(kernel.pass, dims[n / 2 % 5], n / 10);
+            const fdm_problem p = problem_of(kernel.pass, dims[n / 3 % 5], n / 15);
             assert_in_range(num_kernels, 0, KERNELS_MAX - 1);
-            assert_int_equal(fdm_device_from_name(names[n % 2], &device), FDM_OK);
+            assert_int_equal(fdm_device_from_name(names[n % 3], &device), FDM_OK);
             const int32_t count = compare(&kernel, &device, &p);
             most[num_kernels] = count > most[num_kernels] ? count : most[num_kernels];
         }

@@ -60,7 +60,7 @@ __device__ __forceinline__ void copy_chunk(uint32_t to, const struct operand &x,
 /* A tile of BLOCK x BLOCK_K from `k` on. */
 template <bool across> __device__ __forceinline__ void copy_tile(uint32_t to, const struct operand &x, int k) {
     constexpr int WIDTH = (across ? BLOCK : BLOCK_K) / 8; /* chunks of a row */
-#pragma unroll
+#pragma unroll(ALIGNED ? CHUNKS : 1) /* elements of several chunks at a time would not fit in registers */
     for (int i = 0; i < CHUNKS; i++) {
         const int number = i * THREADS + threadIdx.x, row = number / WIDTH, column = number % WIDTH * 8;
         copy_chunk<across>(to + chunk_at<across>(row, column), x, across ? column : row, k + (across ? row : column));
@@ -122,7 +122,7 @@ __device__ __forceinline__ void store_pair(const struct gemm_params &a, const st
 
 /* ---- the kernel ---- */
 
-extern "C" __global__ void __launch_bounds__(GEMM_MMA_THREADS, ALIGNED ? 2 : 1)
+extern "C" __global__ void __launch_bounds__(GEMM_MMA_THREADS, 2)
     gemm_mma(const __grid_constant__ struct gemm_params a) {
     extern __shared__ char shared[];
     const uint32_t base = (shared_address(shared) + 127) / 128 * 128;

@@ -25,10 +25,6 @@ static void mma_fill(const fdm_device *device, const void *problem, fdm_companio
              p->mappable ? "16-byte copies" : "copies of elements");
 }
 
-/* Addresses of unaligned or transposed operands beside sums and two steps of fragments: 8 to 16 bytes of some bfloat16
- * specialisations with four stages, on 8.0, 8.6 and 8.9. To be taken away; not timed. */
-enum { GEMM_MMA_SPILL_BYTES_MAX = 16 };
-
 static void mma_request(const fdm_gemm_plan *plan, struct cuda_kernel_request *request) {
     static const char *const names[] = {GEMM_MMA_CONSTANTS(GPU_CONSTANT_NAME)};
     enum { COUNT = sizeof names / sizeof names[0] };
@@ -44,8 +40,7 @@ static void mma_request(const fdm_gemm_plan *plan, struct cuda_kernel_request *r
                                             .entry = "gemm_mma",
                                             .num_constants = COUNT,
                                             .shared_bytes = (int32_t)plan->choice.shared_bytes,
-                                            .threads = GEMM_MMA_THREADS,
-                                            .spill_bytes_max = GEMM_MMA_SPILL_BYTES_MAX};
+                                            .threads = GEMM_MMA_THREADS};
     for (int32_t i = 0; i < COUNT; i++)
         request->constants[i] = (struct cuda_constant){names[i], values[i]};
 }

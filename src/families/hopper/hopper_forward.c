@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "families/hopper/hopper_family.h"
 #include "families/hopper/hopper_items.h"
-#include "families/hopper/hopper_maps.h"
+#include "gpu/tile_maps.h"
 
 /* ---- tiles ---- */
 
@@ -22,24 +22,24 @@ struct tile {
     const char *reason;
 };
 static const struct tile tiles[] = {
-    {64, 0, 0, 0, 3, 128, 2, 0, 1, HOPPER_STATIC, "192 rows a load; 18 to 26 % faster than 128 from 2048 keys on"},
-    {64, 0, 1, 1024, 3, 128, 2, 0, 1, HOPPER_DYNAMIC, "192 rows a load; 14 to 22 % faster than 128"},
-    {64, 0, 1, 0, 2, 128, 2, 0, 1, HOPPER_DYNAMIC,
+    {64, 0, 0, 0, 3, 128, 2, 0, 1, ITEMS_STATIC, "192 rows a load; 18 to 26 % faster than 128 from 2048 keys on"},
+    {64, 0, 1, 1024, 3, 128, 2, 0, 1, ITEMS_DYNAMIC, "192 rows a load; 14 to 22 % faster than 128"},
+    {64, 0, 1, 0, 2, 128, 2, 0, 1, ITEMS_DYNAMIC,
      "128 rows waste less of the diagonal, and wider steps win over 64 or 96"},
-    {96, 0, -1, 0, 3, 96, 1, 0, 1, HOPPER_STATIC, "192 rows a load; 2 to 5 % faster than 128x128"},
-    {128, 0, 0, 0, 2, 128, 2, 0, 1, HOPPER_STATIC,
+    {96, 0, -1, 0, 3, 96, 1, 0, 1, ITEMS_STATIC, "192 rows a load; 2 to 5 % faster than 128x128"},
+    {128, 0, 0, 0, 2, 128, 2, 0, 1, ITEMS_STATIC,
      "the next item's Q is there; 176 keys with one Q are slower at every length"},
-    {128, 0, 1, 1024, 2, 128, 2, 0, 1, HOPPER_DYNAMIC, "1 to 3 % faster than in a static order"},
-    {128, 0, 1, 0, 2, 128, 2, 0, 1, HOPPER_STATIC, "short items: pairs of equal work need no count"},
-    {192, 0, -1, 0, 2, 96, 1, 0, 1, HOPPER_STATIC, "two stages of K and V fit; 4 % faster than 112 keys"},
-    {256, 0, 0, 4096, 2, 80, 1, 0, 0, HOPPER_STATIC, "the widest step whose shared memory fits; level with 64 keys"},
-    {256, 0, 1, 4096, 2, 64, 1, 0, 0, HOPPER_LONGEST, "1 to 5 % faster than any other order and step"},
-    {256, 0, -1, 0, 2, 64, 1, 0, 0, HOPPER_STATIC,
+    {128, 0, 1, 1024, 2, 128, 2, 0, 1, ITEMS_DYNAMIC, "1 to 3 % faster than in a static order"},
+    {128, 0, 1, 0, 2, 128, 2, 0, 1, ITEMS_STATIC, "short items: pairs of equal work need no count"},
+    {192, 0, -1, 0, 2, 96, 1, 0, 1, ITEMS_STATIC, "two stages of K and V fit; 4 % faster than 112 keys"},
+    {256, 0, 0, 4096, 2, 80, 1, 0, 0, ITEMS_STATIC, "the widest step whose shared memory fits; level with 64 keys"},
+    {256, 0, 1, 4096, 2, 64, 1, 0, 0, ITEMS_LONGEST, "1 to 5 % faster than any other order and step"},
+    {256, 0, -1, 0, 2, 64, 1, 0, 0, ITEMS_STATIC,
      "short rows waste less of the last step; 2 to 6 % faster than 80 keys"},
-    {64, 1, -1, 0, 2, 128, 2, 2, 1, HOPPER_DYNAMIC, "two stages of scores fit"},
-    {128, 1, -1, 0, 2, 128, 1, 1, 1, HOPPER_DYNAMIC, "one stage of scores fits"},
-    {128, 1, -1, 0, 2, 64, 2, 2, 1, HOPPER_DYNAMIC, "two stages of scores fit"},
-    {256, 1, -1, 0, 2, 64, 1, 1, 0, HOPPER_DYNAMIC, "one stage of scores fits"},
+    {64, 1, -1, 0, 2, 128, 2, 2, 1, ITEMS_DYNAMIC, "two stages of scores fit"},
+    {128, 1, -1, 0, 2, 128, 1, 1, 1, ITEMS_DYNAMIC, "one stage of scores fits"},
+    {128, 1, -1, 0, 2, 64, 2, 2, 1, ITEMS_DYNAMIC, "two stages of scores fit"},
+    {256, 1, -1, 0, 2, 64, 1, 1, 0, ITEMS_DYNAMIC, "one stage of scores fits"},
 };
 enum { NUM_TILES = sizeof tiles / sizeof tiles[0], STAGES = 2, NUM_SCHEDULERS = 3, FEW_ROWS = 16 };
 
@@ -137,7 +137,7 @@ static void name_choice(const struct variant *v, const fdm_problem *p, char *cod
     if (v->exp2_residue)
         snprintf(emulated, sizeof emulated, "_Exp%dof%d", v->exp2_residue, v->exp2_frequency);
     snprintf(code, size, "SM90_Wgmma_%dx%d_Q%d%s%s%s_%s", 64 * v->tile->warpgroups, v->tile->block_n, v->tile->q_stages,
-             scores, v->tile->turns ? "_Turns" : "", emulated, hopper_order_names[v->scheduler]);
+             scores, v->tile->turns ? "_Turns" : "", emulated, items_order_names[v->scheduler]);
 }
 
 static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, fdm_plan *plan) {
@@ -216,13 +216,13 @@ static fdm_status make_maps(const fdm_plan *plan, const struct attention *attent
     struct cuda_tensor_map maps[5];
     const int64_t rows_q = p->varlen ? p->total_q : p->seqlen_q, rows_k = p->varlen ? p->total_k : p->seqlen_k;
     int32_t count = 3;
-    layouts[0] = hopper_rows_layout(p, &attention->q, p->head_dim, rows_q, p->heads, plan->block_m);
-    layouts[1] = hopper_rows_layout(p, &attention->k, p->head_dim, rows_k, p->heads_kv, plan->block_n);
-    layouts[2] = hopper_rows_layout(p, &attention->v, p->head_dim_v, rows_k, p->heads_kv, plan->block_n);
+    layouts[0] = tile_rows_layout(p, &attention->q, p->head_dim, rows_q, p->heads, plan->block_m);
+    layouts[1] = tile_rows_layout(p, &attention->k, p->head_dim, rows_k, p->heads_kv, plan->block_n);
+    layouts[2] = tile_rows_layout(p, &attention->v, p->head_dim_v, rows_k, p->heads_kv, plan->block_n);
     if (p->has_mask)
-        layouts[count++] = hopper_scores_layout(&attention->mask, p->mask_shape, FDM_BOOL, plan->block_m);
+        layouts[count++] = tile_scores_layout(&attention->mask, p->mask_shape, FDM_BOOL, plan->block_m);
     if (p->has_bias)
-        layouts[count++] = hopper_scores_layout(&attention->bias, p->bias_shape, p->bias_dtype, plan->block_m);
+        layouts[count++] = tile_scores_layout(&attention->bias, p->bias_shape, p->bias_dtype, plan->block_m);
     fdm_status status = cuda_tensor_maps_make(plan->device.index, layouts, count, maps);
     if (status)
         return status;

@@ -219,7 +219,7 @@ struct producer {
         struct tile_scheduler scheduler;
         scheduler.initial();
         while (scheduler.valid(a)) {
-            const struct work_item work = scheduler.item_at(a);
+            const struct work_item work = item_at(a, scheduler.place);
             scheduler.prefetch(a);
             if (work.batch >= 0) {
                 const struct sequence s = find_sequence(a.in, work.batch);

@@ -6,13 +6,7 @@
 #include "cuda/tensor_map.h"
 #include "gpu/constants.h"
 #include "gpu/forward_params.h"
-
-/* SCHEDULER: in which order blocks take items, an item being the rows of a block tile of one head. */
-#define HOPPER_STATIC                                                                                  \
-    0 /* as many blocks as multiprocessors; under a causal mask or window an item with many keys, then \
-         its counterpart with few */
-#define HOPPER_LONGEST 1 /* a block an item, those with many keys first */
-#define HOPPER_DYNAMIC 2 /* as many blocks as multiprocessors; each takes the next item by an atomic count */
+#include "gpu/items.h"
 
 /* The constants that specialise the kernel, in the order of the cache's listing. */
 #define HOPPER_FORWARD_CONSTANTS(X)                                                                 \
@@ -25,7 +19,7 @@
     X(Q_STAGES)       /* tiles of Q: with 2, the next item's is loaded under this one */            \
     X(SCORE_STAGES)   /* tiles of mask and bias in flight */                                        \
     X(TURNS)          /* 1: one warpgroup issues products at a time, the others make P meanwhile */ \
-    X(SCHEDULER)      /* HOPPER_* */                                                                \
+    X(SCHEDULER)      /* ITEMS_* */                                                                 \
     X(EXP2_FREQUENCY) /* of so many exponentials, */                                                \
     X(EXP2_RESIDUE)   /* so many are made on the FMA pipe */                                        \
     X(WINDOW)         /* causal or window */                                                        \
@@ -47,7 +41,7 @@ struct hopper_forward_params {
     struct gpu_forward_params in;
     struct cuda_tensor_map q_map, k_map, v_map; /* [B, heads, S, D]: tiles of 64 columns */
     struct cuda_tensor_map mask_map, bias_map;  /* [b, h, Sq, Sk]: tiles of 128 bytes a row */
-    int32_t *items_begun;                       /* HOPPER_DYNAMIC: 0 when the kernel begins */
+    int32_t *items_begun;                       /* ITEMS_DYNAMIC: 0 when the kernel begins */
     int32_t row_blocks, items;                  /* of a head; of all heads */
     int32_t mask_batches, bias_batches;         /* 1 where batches share them */
     int32_t mask_group, bias_group;             /* query heads that share one head of them */

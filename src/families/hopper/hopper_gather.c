@@ -6,7 +6,7 @@
 #include "base/error.h"
 #include "families/hopper/hopper_family.h"
 #include "families/hopper/hopper_items.h"
-#include "families/hopper/hopper_maps.h"
+#include "gpu/tile_maps.h"
 
 /* ---- tiles ---- */
 
@@ -19,10 +19,10 @@ struct tile {
     const char *reason;
 };
 static const struct tile tiles[] = {
-    {64, 3, 96, 4, 2, 1024, 144, 1, HOPPER_DYNAMIC, "192 rows share each gathered key; 64 keys a step take 2 % longer"},
-    {128, 3, 64, 3, 2, 1024, 144, 1, HOPPER_DYNAMIC, "192 rows share each gathered key: 128 take 22 % longer"},
-    {192, 2, 64, 2, 1, 512, 208, 1, HOPPER_DYNAMIC, "O leaves registers for two warpgroups; not measured"},
-    {256, 2, 64, 2, 1, 256, 216, 0, HOPPER_DYNAMIC, "O leaves registers for two warpgroups"},
+    {64, 3, 96, 4, 2, 1024, 144, 1, ITEMS_DYNAMIC, "192 rows share each gathered key; 64 keys a step take 2 % longer"},
+    {128, 3, 64, 3, 2, 1024, 144, 1, ITEMS_DYNAMIC, "192 rows share each gathered key: 128 take 22 % longer"},
+    {192, 2, 64, 2, 1, 512, 208, 1, ITEMS_DYNAMIC, "O leaves registers for two warpgroups; not measured"},
+    {256, 2, 64, 2, 1, 256, 216, 0, ITEMS_DYNAMIC, "O leaves registers for two warpgroups"},
 };
 enum { NUM_TILES = sizeof tiles / sizeof tiles[0], NUM_SCHEDULERS = 3, FEW_ROWS = 64 };
 
@@ -107,7 +107,7 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
     plan->shared_bytes = shared_bytes(t, p);
     plan->workspace_bytes = hopper_count_bytes(order);
     snprintf(plan->choice, sizeof plan->choice, "SM90_Gather_%dx%d_S%d_Q%d%s_%s", plan->block_m, plan->block_n,
-             t->stages, t->q_stages, t->turns ? "_Turns" : "", hopper_order_names[order]);
+             t->stages, t->q_stages, t->turns ? "_Turns" : "", items_order_names[order]);
     snprintf(plan->reason, sizeof plan->reason,
              "head dim %lld on compute capability 9.0, keys seen or not %s: 4 producer warps list the keys that some "
              "row sees and gather them, %d warpgroups of 64 query rows compute (%d and %d registers a thread), %d keys "
@@ -165,8 +165,8 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     if (status)
         return status;
     const int64_t row_blocks = (p->seqlen_q + plan->block_m - 1) / plan->block_m;
-    const struct cuda_tensor_layout layout = hopper_rows_layout(
-        p, &attention->q, p->head_dim, p->varlen ? p->total_q : p->seqlen_q, p->heads, plan->block_m);
+    const struct cuda_tensor_layout layout =
+        tile_rows_layout(p, &attention->q, p->head_dim, p->varlen ? p->total_q : p->seqlen_q, p->heads, plan->block_m);
     struct hopper_gather_params params = {.items_begun = workspace,
                                           .row_blocks = (int32_t)row_blocks,
                                           .items = (int32_t)(row_blocks * p->heads * p->batch)};

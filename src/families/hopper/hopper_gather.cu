@@ -397,7 +397,7 @@ struct producer {
     __device__ __forceinline__ void next_item(struct tile_scheduler &scheduler) {
         struct item_facts f = {-1, 0, 0, 0, 0, 0, 0, 0};
         while (f.first_row < 0 && scheduler.valid(a)) {
-            const struct work_item work = scheduler.item_at(a);
+            const struct work_item work = item_at(a, scheduler.place);
             scheduler.prefetch(a);
             if (work.batch >= 0) {
                 const struct sequence s = find_sequence(a.in, work.batch);

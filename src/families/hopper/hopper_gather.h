@@ -16,7 +16,7 @@
     X(LOOK)       /* keys that the producers look at in a step */                              \
     X(CONSUMER_REGISTERS)                                                                      \
     X(TURNS)     /* 1: one warpgroup issues products at a time, the others make P meanwhile */ \
-    X(SCHEDULER) /* HOPPER_* */                                                                \
+    X(SCHEDULER) /* ITEMS_* */                                                                 \
     X(WINDOW)    /* causal or window */                                                        \
     X(MASK)      /* a mask without rows */                                                     \
     X(BIAS)      /* GPU_BIAS_*, without rows */                                                \
@@ -34,7 +34,7 @@
 struct hopper_gather_params {
     struct gpu_forward_params in;
     struct cuda_tensor_map q_map; /* [B, heads, S, D]: tiles of 64 columns */
-    int32_t *items_begun;         /* HOPPER_DYNAMIC: 0 when the kernel begins */
+    int32_t *items_begun;         /* ITEMS_DYNAMIC: 0 when the kernel begins */
     int32_t row_blocks, items;    /* of a head; of all heads */
 };
 

@@ -6,9 +6,9 @@
 #include <string.h>
 
 #include "base/error.h"
-#include "families/hopper/hopper_maps.h"
 #include "gpu/key_sort.h"
 #include "gpu/numbers.h"
+#include "gpu/tile_maps.h"
 
 int32_t hopper_backward_padded(int64_t head_dim) { return (int32_t)gpu_round_up(head_dim, 32); }
 
@@ -136,15 +136,15 @@ fdm_status hopper_backward_maps(const fdm_plan *plan, const struct attention *at
     const int64_t rows_q = p->varlen ? p->total_q : p->seqlen_q, rows_k = p->varlen ? p->total_k : p->seqlen_k;
     int32_t count = 4;
     struct cuda_tensor_layout layouts[6] = {
-        hopper_rows_layout(p, &attention->q, p->head_dim, rows_q, p->heads, ROWS_OF_A_STEP),
-        hopper_rows_layout(p, &attention->k, p->head_dim, rows_k, p->heads_kv, plan->block_n),
-        hopper_rows_layout(p, &attention->v, p->head_dim_v, rows_k, p->heads_kv, plan->block_n),
-        hopper_rows_layout(p, &attention->dout, p->head_dim_v, rows_q, p->heads, ROWS_OF_A_STEP)};
+        tile_rows_layout(p, &attention->q, p->head_dim, rows_q, p->heads, ROWS_OF_A_STEP),
+        tile_rows_layout(p, &attention->k, p->head_dim, rows_k, p->heads_kv, plan->block_n),
+        tile_rows_layout(p, &attention->v, p->head_dim_v, rows_k, p->heads_kv, plan->block_n),
+        tile_rows_layout(p, &attention->dout, p->head_dim_v, rows_q, p->heads, ROWS_OF_A_STEP)};
     struct cuda_tensor_map maps[6];
     if (gpu_mask_rows(p))
-        layouts[count++] = hopper_scores_layout(&attention->mask, p->mask_shape, FDM_BOOL, ROWS_OF_A_STEP);
+        layouts[count++] = tile_scores_layout(&attention->mask, p->mask_shape, FDM_BOOL, ROWS_OF_A_STEP);
     if (gpu_bias_rows(p))
-        layouts[count++] = hopper_scores_layout(&attention->bias, p->bias_shape, p->bias_dtype, ROWS_OF_A_STEP);
+        layouts[count++] = tile_scores_layout(&attention->bias, p->bias_shape, p->bias_dtype, ROWS_OF_A_STEP);
     if (!p->aligned || !p->q_mappable || !p->keys_mappable || (count > 4 && !p->scores_mappable))
         return error_set(
             FDM_ERROR_INVALID_ARGUMENT,

@@ -1,24 +1,17 @@
-/* hopper_items.c: the orders of items and their launch. */
+/* hopper_items.c: the launch of items. */
 #include "families/hopper/hopper_items.h"
 
-#include "families/hopper/hopper_forward.h"
-
-const char *const hopper_order_names[SCHEDULER_COUNT] = {"Static", "Longest", "Dynamic"};
-_Static_assert((int)HOPPER_STATIC == (int)SCHEDULER_STATIC && (int)HOPPER_LONGEST == (int)SCHEDULER_LONGEST &&
-                   (int)HOPPER_DYNAMIC == (int)SCHEDULER_DYNAMIC,
-               "the kernel's numbers are the plan's");
-
-int64_t hopper_count_bytes(int32_t order) { return order == HOPPER_DYNAMIC ? HOPPER_COUNT_BYTES : 0; }
+int64_t hopper_count_bytes(int32_t order) { return order == ITEMS_DYNAMIC ? HOPPER_COUNT_BYTES : 0; }
 
 fdm_status hopper_launch_items(const fdm_plan *plan, const struct cuda_kernel *kernel, int32_t threads, int32_t order,
                                int32_t num_sms, int32_t items, void *items_begun, const void *params, size_t bytes,
                                void *stream) {
-    const fdm_status status = order == HOPPER_DYNAMIC
+    const fdm_status status = order == ITEMS_DYNAMIC
                                   ? cuda_memory_fill_async(plan->device.index, items_begun, 0, sizeof(int32_t), stream)
                                   : FDM_OK;
     const struct cuda_launch launch = {
         .kernel = kernel,
-        .grid = {(uint32_t)(order == HOPPER_LONGEST || items < num_sms ? items : num_sms), 1, 1},
+        .grid = {(uint32_t)(order == ITEMS_LONGEST || items < num_sms ? items : num_sms), 1, 1},
         .threads = (uint32_t)threads,
         .stream = stream,
         .arguments = params,

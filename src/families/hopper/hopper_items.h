@@ -1,11 +1,9 @@
-/* hopper_items.h: what the family's forwards share on the host: the orders of items and their launch. */
+/* hopper_items.h: what the family's forwards share on the host: the launch of items. */
 #ifndef FDM_HOPPER_ITEMS_H
 #define FDM_HOPPER_ITEMS_H
 
 #include "gpu/gpu_family.h"
-
-/* Of a choice code, by HOPPER_STATIC and so on. */
-extern const char *const hopper_order_names[SCHEDULER_COUNT];
+#include "gpu/items.h"
 
 /* Workspace of the count of items that were begun. */
 enum { HOPPER_COUNT_BYTES = 64 };

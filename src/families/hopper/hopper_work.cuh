@@ -1,68 +1,32 @@
-/* hopper_work.cuh: the items of hopper_forward.cu and the schedulers that hand them out.
+/* hopper_work.cuh: the schedulers that hand out the items of hopper_forward.cu (gpu/items.cuh).
  *
- * An item is the rows of one block tile of one query head. Every scheduler has the same protocol: initial() is a
- * block's first place in its order, advance() the next, valid() says whether there is one, item_at() what lies there.
- * prefetch() asks for the next place before it is needed, so that an atomic count's way to L2 and back is hidden. */
+ * Every scheduler has the same protocol: initial() is a block's first place in its order, advance() the next, valid()
+ * says whether there is one. prefetch() asks for the next place before it is needed, so that an atomic count's way to
+ * L2 and back is hidden. */
 #ifndef FDM_HOPPER_WORK_CUH
 #define FDM_HOPPER_WORK_CUH
 
 #include "cuda/ptx/mbarrier.cuh"
 #include "families/hopper/hopper_forward.h"
+#include "gpu/items.cuh"
 #include "gpu/visible.cuh"
-
-struct work_item {
-    int row_block, head, batch; /* batch -1: nothing lies at this place */
-};
-
-/* Under a causal mask or window the static order takes row blocks in pairs of equal work: one from the end of a head,
- * then its counterpart from the beginning. */
-#define PAIRED_ROWS (SCHEDULER == HOPPER_STATIC && WINDOW)
 
 struct tile_scheduler {
     int place, next;
 
-    template <class params> __device__ __forceinline__ static int places(const params &a) {
-        return PAIRED_ROWS ? (a.row_blocks + 1) / 2 * 2 * (a.items / a.row_blocks) : a.items;
+    __device__ __forceinline__ void initial() { place = next = first_place((int)blockIdx.x); }
+    template <class params> __device__ __forceinline__ bool valid(const params &a) const {
+        return place < num_places(a);
     }
-    __device__ __forceinline__ void initial() {
-        place = PAIRED_ROWS ? 2 * (int)blockIdx.x : (int)blockIdx.x;
-        next = place;
-    }
-    template <class params> __device__ __forceinline__ bool valid(const params &a) const { return place < places(a); }
     template <class params> __device__ __forceinline__ void prefetch(const params &a) {
-        if (SCHEDULER == HOPPER_DYNAMIC)
+        if (SCHEDULER == ITEMS_DYNAMIC)
             next = (int)gridDim.x + atomicAdd(a.items_begun, 1);
-        else if (SCHEDULER == HOPPER_LONGEST)
-            next = places(a);
-        else if (PAIRED_ROWS)
-            next = place % 2 ? place + 2 * (int)gridDim.x - 1 : place + 1;
+        else if (SCHEDULER == ITEMS_LONGEST)
+            next = num_places(a);
         else
-            next = place + (int)gridDim.x;
+            next = place_after(place, (int)gridDim.x);
     }
     __device__ __forceinline__ void advance() { place = next; }
-
-    template <class params> __device__ __forceinline__ struct work_item item_at(const params &a) const {
-        const int all_heads = a.items / a.row_blocks;
-        int row_block, head;
-        if (PAIRED_ROWS) {
-            const int pairs = (a.row_blocks + 1) / 2, pair = place / 2 % pairs;
-            head = place / 2 / pairs;
-            row_block = place % 2 ? pair : a.row_blocks - 1 - pair;
-            if (place % 2 && 2 * pair == a.row_blocks - 1)
-                return {0, 0, -1}; /* the middle one of an odd number has no counterpart */
-        } else if (WINDOW || INTERVALS) {
-            /* heads of an L2 group take turns, row block by row block, those with many keys first */
-            const int l2_group_items = a.in.heads_per_l2_group * a.row_blocks;
-            const int l2_group = place / l2_group_items, rest = place % l2_group_items;
-            const int heads = min(a.in.heads_per_l2_group, all_heads - l2_group * a.in.heads_per_l2_group);
-            row_block = a.row_blocks - 1 - rest / heads;
-            head = l2_group * a.in.heads_per_l2_group + rest % heads;
-        } else {
-            row_block = place % a.row_blocks;
-            head = place / a.row_blocks;
-        }
-        return {row_block, head % a.in.heads, head / a.in.heads};
-    }
 };
 
 /* What the producer tells the consumers of an item; tiles are walked from last - 1 down to first. */

@@ -1,0 +1,23 @@
+/* blackwell_family.c: kernels for compute capabilities 10.0 and 10.3, by tcgen05 and TMA, in order of preference. */
+#include "families/blackwell/blackwell_family.h"
+
+static const struct gpu_algorithm *const algorithms[] = {&blackwell_backward_algorithm};
+static const struct gpu_list list = {.arch_min = 100, .arch_max = 103, .algorithms = algorithms};
+
+const struct family family_blackwell = {
+    .name = "blackwell", .num_kernels = sizeof algorithms / sizeof algorithms[0], .list = &list, GPU_FAMILY_ENTRIES};
+
+const char *blackwell_refusal(const fdm_device *device, const fdm_problem *p) {
+    if (device->compute_minor != 0 && device->compute_minor != 3)
+        return "it is compiled for compute capabilities 10.0 and 10.3";
+    if (!gpu_16_bits(p->dtype))
+        return "it takes float16 and bfloat16";
+    if (p->head_dim > 256 || p->head_dim_v > 256)
+        return "head dims are at most 256";
+    if (!p->q_mappable || !p->keys_mappable)
+        return "TMA needs strides above 0 and below 2^40 bytes";
+    if (p->batch < 1 || p->heads < 1 || p->seqlen_q < 1 || p->seqlen_k < 1 ||
+        (p->varlen && (p->total_q < 1 || p->total_k < 1)))
+        return "there is nothing to load";
+    return NULL;
+}

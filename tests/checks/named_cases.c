@@ -1,0 +1,175 @@
+/* named_cases.c: problems that are listed, not drawn: lengths around tiles, groups of heads, windows, packed sequences,
+ * head dims, and every way to run them, for kernels of a family that few drawn problems reach. Each is a row of a list
+ * that loops write; no case may be refused. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "checks.h"
+
+static struct named_case *cases;
+static int64_t num_cases, max_cases;
+static struct named_case next; /* what a loop has not set is as begin() leaves it */
+
+static void begin(const char *kernel, fdm_pass pass, int64_t head_dim, fdm_dtype dtype) {
+    next = (struct named_case){.kernel = kernel,
+                               .pass = pass,
+                               .dtype = dtype,
+                               .batch = 1,
+                               .heads = 1,
+                               .heads_kv = 1,
+                               .seqlen_q = 160,
+                               .seqlen_k = 160,
+                               .head_dim = head_dim,
+                               .head_dim_v = head_dim,
+                               .window_left = -1,
+                               .window_right = -1};
+}
+
+static void add(const char *group) {
+    if (num_cases == max_cases) {
+        max_cases = max_cases ? 2 * max_cases : 256;
+        cases = realloc(cases, (size_t)max_cases * sizeof *cases);
+        if (!cases)
+            exit(2);
+    }
+    next.group = group;
+    cases[num_cases++] = next;
+}
+
+static const fdm_dtype dtypes[] = {FDM_BFLOAT16, FDM_FLOAT16};
+static const int64_t head_dims[] = {256, 128};
+/* Everything twice: bfloat16 and float16, head dims of both tiles, without and with a causal mask. */
+#define FOR_EACH(list, at) for (size_t at = 0; at < sizeof(list) / sizeof *(list); at++)
+#define BEGIN(d, type)     begin(kernel, pass, head_dims[d], dtypes[type])
+
+static void add_lengths(const char *kernel, fdm_pass pass) {
+    static const int64_t lengths[][2] = {{1, 1},     {64, 64},   {127, 127}, {128, 128}, {129, 129}, {255, 256},
+                                         {256, 256}, {257, 257}, {384, 130}, {130, 384}, {1, 300}};
+    FOR_EACH(lengths, n)
+    FOR_EACH(head_dims, d)
+    FOR_EACH(dtypes, type)
+    for (int causal = 0; causal < 2; causal++) {
+        BEGIN(d, type);
+        next.seqlen_q = lengths[n][0];
+        next.seqlen_k = lengths[n][1];
+        next.causal = causal;
+        add("lengths");
+    }
+}
+
+static void add_groups(const char *kernel, fdm_pass pass) {
+    static const int64_t groups[] = {2, 3, 4, 8};
+    FOR_EACH(groups, n)
+    FOR_EACH(head_dims, d)
+    for (int causal = 0; causal < 2; causal++) {
+        BEGIN(d, n % 2);
+        next.heads_kv = n % 2 + 1;
+        next.heads = groups[n] * next.heads_kv;
+        next.causal = causal;
+        add("groups");
+    }
+}
+
+static void add_windows(const char *kernel, fdm_pass pass) {
+    static const int64_t windows[][2] = {{0, 0}, {17, 0}, {100, 30}, {-1, 40}, {33, -1}};
+    FOR_EACH(windows, n)
+    FOR_EACH(head_dims, d)
+    for (int varlen = 0; varlen < 2; varlen++) {
+        BEGIN(d, n % 2);
+        next.seqlen_q = 290;
+        next.seqlen_k = 333;
+        next.window_left = windows[n][0];
+        next.window_right = windows[n][1];
+        next.varlen = varlen;
+        next.batch = 1 + 2 * varlen;
+        add("windows");
+    }
+}
+
+static void add_packed(const char *kernel, fdm_pass pass) {
+    static const int64_t lengths[][2] = {{40, 40}, {128, 128}, {200, 150}, {150, 300}};
+    FOR_EACH(lengths, n)
+    FOR_EACH(head_dims, d)
+    FOR_EACH(dtypes, type)
+    for (int causal = 0; causal < 2; causal++) {
+        BEGIN(d, type);
+        next.seqlen_q = lengths[n][0];
+        next.seqlen_k = lengths[n][1];
+        next.batch = 4;
+        next.heads = 2;
+        next.varlen = 1;
+        next.causal = causal;
+        next.dlse = n % 2;
+        add("packed");
+    }
+}
+
+static void add_features(const char *kernel, fdm_pass pass) {
+    FOR_EACH(head_dims, d)
+    FOR_EACH(dtypes, type)
+    for (int causal = 0; causal < 2; causal++)
+        for (int feature = 0; feature < 2; feature++) {
+            BEGIN(d, type);
+            next.causal = causal;
+            next.heads = 2;
+            next.softcap = feature ? 7 : 0;
+            next.dlse = !feature;
+            add(feature ? "softcap" : "dlse");
+        }
+}
+
+static void add_head_dims(const char *kernel, fdm_pass pass) {
+    static const int64_t dims[][2] = {{8, 8},     {40, 40},   {72, 128},  {96, 96},  {128, 64},
+                                      {136, 136}, {192, 128}, {200, 256}, {256, 64}, {24, 248}};
+    FOR_EACH(dims, n)
+    for (int causal = 0; causal < 2; causal++) {
+        BEGIN(0, n % 2);
+        next.head_dim = dims[n][0];
+        next.head_dim_v = dims[n][1];
+        next.causal = causal;
+        add("head dims");
+    }
+}
+
+/* Every way to run, with more items than are run at once where there are few multiprocessors. */
+static void add_variants(const char *kernel, fdm_pass pass, int32_t variants) {
+    for (int32_t variant = 0; variant < variants; variant++)
+        FOR_EACH(head_dims, d)
+    for (int kind = 0; kind < 4; kind++) {
+        BEGIN(d, (size_t)variant % 2);
+        next.variant = variant;
+        next.batch = 2;
+        next.heads = 3;
+        next.heads_kv = kind % 2 ? 1 : 3;
+        next.seqlen_q = 300;
+        next.seqlen_k = 280;
+        next.causal = kind % 2;
+        next.varlen = kind / 2;
+        add("ways to run");
+    }
+}
+
+static void list_cases(void) {
+    static const struct {
+        const char *name;
+        fdm_pass pass;
+        int32_t variants;
+    } kernels[] = {{"blackwell.backward", FDM_BACKWARD, 3}};
+    FOR_EACH(kernels, k) {
+        const char *kernel = kernels[k].name;
+        const fdm_pass pass = kernels[k].pass;
+        add_lengths(kernel, pass);
+        add_groups(kernel, pass);
+        add_windows(kernel, pass);
+        add_packed(kernel, pass);
+        add_features(kernel, pass);
+        add_head_dims(kernel, pass);
+        add_variants(kernel, pass, kernels[k].variants);
+    }
+}
+
+const struct named_case *named_case(int64_t number) {
+    if (!cases)
+        list_cases();
+    return number >= 0 && number < num_cases ? &cases[number] : NULL;
+}
