@@ -12,6 +12,7 @@ int command_info(int argc, char **argv);
 int command_plan(int argc, char **argv);
 int command_attend(int argc, char **argv);
 int command_bench(int argc, char **argv);
+int command_mask(int argc, char **argv);
 int command_cache(int argc, char **argv);
 
 /* "fdm: ..." on one line of stderr; returns `code`. */

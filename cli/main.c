@@ -11,6 +11,7 @@ static const struct {
     {"info", command_info, "this machine, its kernels and the settings, as the library sees them"},
     {"plan", command_plan, "which kernel a problem gets on a device, and why"},
     {"attend", command_attend, "run attention on tensors in files, forward and backward, and check it"},
+    {"mask", command_mask, "build masks from biases, key intervals or masks in files"},
     {"bench", command_bench, "time every kernel by name on one problem"},
     {"cache", command_cache, "the folder of compiled kernels"},
 };

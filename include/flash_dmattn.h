@@ -451,6 +451,27 @@ FDM_API fdm_status fdm_prefix_intervals(int64_t seqlen_q, int64_t prefix, fdm_te
  * devices. */
 FDM_API fdm_status fdm_intervals_from_mask(const fdm_tensor *mask, fdm_tensor *start, fdm_tensor *end, int32_t *exact,
                                            void *stream);
+/* And back: intervals [B, h, Sk] as a dense bool mask [B, h, Sq, Sk], written. One kernel on CUDA devices. */
+FDM_API fdm_status fdm_intervals_to_mask(const fdm_tensor *start, const fdm_tensor *end, fdm_tensor *mask,
+                                         void *stream);
+/* What a dense bool mask [B, h, Sq, Sk] shows of each block of block_q rows and block_k keys: 0 nothing, 1 a part, 2
+ * all of it; without a 1 the blocks are the whole mask. blocks [B, h, ceil(Sq / block_q), ceil(Sk / block_k)], uint8 or
+ * bool, contiguous, written. One kernel on CUDA devices. */
+FDM_API fdm_status fdm_mask_blocks(const fdm_tensor *mask, int64_t block_q, int64_t block_k, fdm_tensor *blocks,
+                                   void *stream);
+/* The dense mask of flash-dmattn 1.2: each row keeps the `window` keys of largest bias, of equals the smaller index;
+ * window 0 keeps those with a bias above 0. Unlike fdm_topk_intervals() it takes biases and masks with a row axis, and
+ * knows of no order of rows: a causal mask is given as attention_mask.
+ *
+ *     bias             [B|1, h|1, Sq|1, Sk]                   floating; float64 on the CPU only
+ *     attention_mask   [B|1, h|1, Sq|1, Sk|1], or [B|1, n]    bool, or NULL: all keys are visible. [B, n]: of the
+ * newest n keys; older ones are visible mask             [B, h, Sq, Sk]                         bool, written
+ *
+ * A key that is not visible, or whose bias is NaN, has the bias min_value (rounded to the bias' dtype); keys of that
+ * bias are never kept. block_size above 1: a block of so many keys is kept whole where more than half of it is, else
+ * dropped whole, whatever attention_mask hides. One kernel on CUDA devices; on the CPU 8 bytes a key are allocated. */
+FDM_API fdm_status fdm_create_mask(const fdm_tensor *bias, const fdm_tensor *attention_mask, int64_t window,
+                                   double min_value, int64_t block_size, fdm_tensor *mask, void *stream);
 
 /* The keys of a top-W mask that are kept while tokens are generated. The bound that a key must pass only rises, so a
  * key that is dropped never comes back: W slots a head hold all that later rows see, in any order, and attention of a

@@ -121,3 +121,11 @@ def check_axes(arrays: Sequence[Any], names: Sequence[str], axes: int) -> None:
     for array, name in zip(arrays, names):
         if array.ndim != axes:
             raise ValueError(f"{name} has {array.ndim} axes; it needs {axes}: {layout}")
+
+
+def shape_with(bias: Sequence[int], mask: Optional[Sequence[int]]) -> Tuple[int, ...]:
+    """Of bias [B, h, Sq, Sk] and a mask of four axes, or [B, n], broadcast."""
+    if mask is None:
+        return tuple(bias)
+    mask = mask if len(mask) == 4 else (mask[0], 1, 1, 1)
+    return tuple(have if other == 1 else other for have, other in zip(bias, mask))

@@ -84,7 +84,7 @@ class DeviceMemory:
                 native.release(self.index, address)
 
 
-_ITEM_BYTES = {"int32": 4, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+_ITEM_BYTES = {"bool": 1, "int32": 4, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 
 class DeviceArray:

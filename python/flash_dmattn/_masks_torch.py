@@ -1,4 +1,4 @@
-"""Key intervals on PyTorch tensors, on the CPU and on CUDA devices: the operators flash_dmattn::*_intervals.
+"""Masks on PyTorch tensors, on the CPU and on CUDA devices: the operators of flash_dmattn.masks.
 
 On CUDA devices they enqueue the C library's kernels on the current stream; nothing waits for the device.
 """
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from . import _native
+from ._arguments import shape_with
 from ._torch import native_view
 
 Pair = Tuple[Tensor, Tensor]
@@ -31,13 +32,14 @@ def _define(name: str, arguments: str, *keys: str) -> Any:
     """Registers a function that fills outputs for the arguments, and one that makes them; returns both in one."""
 
     def register(fill: Any, make: Any) -> Any:
-        def run(*given: Any) -> Pair:
-            pair = make(*given)
-            fill(*given, pair)
-            return pair
+        def run(*given: Any) -> Any:
+            outputs = make(*given)
+            fill(*given, outputs)
+            return outputs
 
         tags = (torch.Tag.pt2_compliant_tag,)
-        _library.define(f"{name}({arguments}) -> (Tensor, Tensor)", tags=tags)
+        returns = "Tensor" if make.__annotations__["return"] == "Tensor" else "(Tensor, Tensor)"
+        _library.define(f"{name}({arguments}) -> {returns}", tags=tags)
         for key in keys:
             torch.library.impl(_library, name, key)(run)
         torch.library.register_fake(f"flash_dmattn::{name}", make, lib=_library)
@@ -46,9 +48,8 @@ def _define(name: str, arguments: str, *keys: str) -> Any:
     return register
 
 
-def _views(pair: Pair) -> Tuple[Any, Any, int]:
-    """What ends the arguments of the extension's functions."""
-    return native_view(pair[0]), native_view(pair[1]), _stream_of(pair[0])
+def _views(pair: Pair) -> Tuple[Any, Any]:
+    return native_view(pair[0]), native_view(pair[1])
 
 
 def _beside(tensor: Tensor, shape: Tuple[int, ...]) -> Pair:
@@ -70,8 +71,7 @@ def _topk(bias: Tensor, padding: Optional[Tensor], window_size: int, seqlen_q: i
         num_bytes = _native.topk_workspace(*given)
         workspace = bias.new_empty(num_bytes, dtype=torch.uint8)  # used again in the order of the stream
         address = workspace.data_ptr()
-    start, end, stream = _views(pair)
-    _native.topk_intervals(*given, window_size, seqlen_q, start, end, address, num_bytes, stream)
+    _native.topk_intervals(*given, *_views(pair), window_size, seqlen_q, address, num_bytes, _stream_of(bias))
 
 
 def _topk_outputs(bias: Tensor, padding: Optional[Tensor], window_size: int, seqlen_q: int) -> Pair:
@@ -88,7 +88,7 @@ _define(
 
 
 def _window(rows: int, keys: int, causal: bool, left: int, right: int, device: torch.device, pair: Pair) -> None:
-    _native.window_intervals(rows, causal, left, right, *_views(pair))
+    _native.window_intervals(*_views(pair), rows, causal, left, right, _stream_of(pair[0]))
 
 
 def _window_outputs(rows: int, keys: int, causal: bool, left: int, right: int, device: torch.device) -> Pair:
@@ -103,7 +103,7 @@ window = _define(
 
 
 def _prefix(rows: int, keys: int, length: int, device: torch.device, pair: Pair) -> None:
-    _native.prefix_intervals(rows, length, *_views(pair))
+    _native.prefix_intervals(*_views(pair), rows, length, _stream_of(pair[0]))
 
 
 def _prefix_outputs(rows: int, keys: int, length: int, device: torch.device) -> Pair:
@@ -116,7 +116,7 @@ prefix = _define(
 
 
 def _documents(cu_seqlens: Tensor, causal: bool, seqlen: int, pair: Pair) -> None:
-    _native.document_intervals(native_view(cu_seqlens), causal, *_views(pair))
+    _native.document_intervals(native_view(cu_seqlens), *_views(pair), causal, _stream_of(pair[0]))
 
 
 def _document_outputs(cu_seqlens: Tensor, causal: bool, seqlen: int) -> Pair:
@@ -135,11 +135,53 @@ def from_mask(planes: Tensor) -> Optional[Pair]:
     """A dense mask [B, h, Sq, Sk] as intervals, None when it is not one per key; on a CUDA device waits to know that."""
     batch, heads, _, keys = planes.shape
     pair = _beside(planes, (batch, heads, keys))
-    if not planes.is_cuda:
-        return pair if _native.intervals_from_mask(native_view(planes), *_views(pair), 0) else None
     exact = planes.new_empty(1, dtype=torch.int32)
-    _native.intervals_from_mask(native_view(planes), *_views(pair), exact.data_ptr())
+    _native.intervals_from_mask(native_view(planes), *_views(pair), exact.data_ptr(), _stream_of(planes))
     return pair if int(exact) else None
+
+
+def _to_mask(start: Tensor, end: Tensor, seqlen_q: int, mask: Tensor) -> None:
+    _native.intervals_to_mask(native_view(start), native_view(end), native_view(mask), _stream_of(mask))
+
+
+def _to_mask_output(start: Tensor, end: Tensor, seqlen_q: int) -> Tensor:
+    return start.new_empty((*start.shape[:2], seqlen_q, start.shape[2]), dtype=torch.bool)
+
+
+_define("intervals_to_mask", "Tensor start, Tensor end, SymInt seqlen_q", "CPU", "CUDA")(_to_mask, _to_mask_output)
+
+
+def _blocks(mask: Tensor, block_q: int, block_k: int, blocks: Tensor) -> None:
+    _native.mask_blocks(native_view(mask), native_view(blocks.view(torch.bool)), block_q, block_k, _stream_of(mask))
+
+
+def _blocks_output(mask: Tensor, block_q: int, block_k: int) -> Tensor:
+    tiles = (mask.shape[2] + block_q - 1) // block_q, (mask.shape[3] + block_k - 1) // block_k
+    return mask.new_empty((*mask.shape[:2], *tiles), dtype=torch.uint8)
+
+
+_define("mask_blocks", "Tensor mask, SymInt block_q, SymInt block_k", "CPU", "CUDA")(_blocks, _blocks_output)
+
+
+def _create(
+    bias: Tensor, shown: Optional[Tensor], window_size: int, min_value: float, block_size: int, mask: Tensor
+) -> None:
+    given = native_view(bias), None if shown is None else native_view(shown), native_view(mask)
+    _native.create_mask(*given, window_size, min_value, block_size, _stream_of(mask))
+
+
+def _create_output(
+    bias: Tensor, shown: Optional[Tensor], window_size: int, min_value: float, block_size: int
+) -> Tensor:
+    return bias.new_empty(shape_with(bias.shape, None if shown is None else shown.shape), dtype=torch.bool)
+
+
+_define(
+    "create_mask",
+    "Tensor bias, Tensor? attention_mask, SymInt window_size, float min_value, SymInt block_size",
+    "CPU",
+    "CUDA",
+)(_create, _create_output)
 
 
 # ---- slots -----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import sys
 from typing import Any, Optional, Tuple
 
 from . import _native
-from ._arguments import window_of
+from ._arguments import shape_with, window_of
 from ._arrays import Borrowed, borrow, describe, lender_of
 from ._device_arrays import CPU, device_of
 from ._topk_state import TopKState
@@ -26,6 +26,7 @@ __all__ = [
     "document_intervals",
     "intervals_from_mask",
     "intervals_to_mask",
+    "mask_blocks",
     "prefix_intervals",
     "topk_intervals",
     "window_intervals",
@@ -74,12 +75,12 @@ def _makes_torch(device: Any, library: Optional[str]) -> bool:
     return library == "torch" or device is not None or (library is None and sys.modules.get("torch") is not None)
 
 
-def _numpy_pair(shape: Tuple[int, ...]) -> Tuple[Intervals, Tuple[Any, ...]]:
-    """Two uninitialised int32 arrays, and what ends the arguments of the extension's functions."""
+def _numpy_pair(shape: Tuple[int, ...]) -> Tuple[Intervals, Tuple[Any, Any]]:
+    """Two uninitialised int32 arrays, as they are and as the extension takes them."""
     import numpy
 
     pair = numpy.empty(shape, numpy.int32), numpy.empty(shape, numpy.int32)
-    return pair, (describe(pair[0], "start"), describe(pair[1], "end"), 0)
+    return pair, (describe(pair[0], "start"), describe(pair[1], "end"))
 
 
 class _Beside:
@@ -95,8 +96,10 @@ class _Beside:
     def pair(self, shape: Tuple[int, ...]) -> Tuple[Intervals, Tuple[Any, ...]]:
         """As _numpy_pair()."""
         pair = self.lender.empty(shape, "int32"), self.lender.empty(shape, "int32")
-        views = (borrow(each, "interval", self.device, self.lender.stream, True, self.name) for each in pair)
-        return pair, (*(each.arguments() for each in views), self.lender.stream)
+        return pair, (self.written(pair[0]).arguments(), self.written(pair[1]).arguments())
+
+    def written(self, output: Any) -> Borrowed:
+        return borrow(output, "the output", self.device, self.lender.stream, True, self.name)
 
     def hand_over(self, pair: Intervals) -> Intervals:
         return self.lender.hand_over(pair[0]), self.lender.hand_over(pair[1])
@@ -165,7 +168,7 @@ def topk_intervals(
     rows = _length(given.shape[-1] if seqlen_q is None else seqlen_q, "seqlen_q")
     num_bytes = 0 if beside.device[0] == CPU else _native.topk_workspace(*views)
     address, memory = (0, None) if num_bytes == 0 else beside.lender.allocate(num_bytes)
-    _native.topk_intervals(*views, window_size, rows, *outputs[:2], address, num_bytes, outputs[2])
+    _native.topk_intervals(*views, *outputs, window_size, rows, address, num_bytes, beside.lender.stream)
     del memory  # lent until here; what lent it uses it again in the order of the stream
     return beside.hand_over(pair)
 
@@ -205,7 +208,7 @@ def window_intervals(
     there = _torch_device(device, library)
     if not _makes_torch(device, library):
         pair, outputs = _numpy_pair((1, 1, keys))
-        _native.window_intervals(rows, int(causal), left, right, *outputs)
+        _native.window_intervals(*outputs, rows, int(causal), left, right, 0)
         return pair
     import torch
 
@@ -227,7 +230,7 @@ def prefix_intervals(
     there = _torch_device(device, library)
     if not _makes_torch(device, library):
         pair, outputs = _numpy_pair((1, 1, keys))
-        _native.prefix_intervals(rows, prefix, *outputs)
+        _native.prefix_intervals(*outputs, rows, prefix, 0)
         return pair
     import torch
 
@@ -261,7 +264,8 @@ def document_intervals(cu_seqlens: Any, causal: bool = True, seqlen: Optional[in
         return torch.ops.flash_dmattn.document_intervals(cu_seqlens, bool(causal), keys)
     beside = _Beside(cu_seqlens, "cu_seqlens")
     pair, outputs = beside.pair((1, 1, keys))
-    _native.document_intervals(beside.borrow(cu_seqlens, "cu_seqlens").arguments(), int(causal), *outputs)
+    given = beside.borrow(cu_seqlens, "cu_seqlens").arguments()
+    _native.document_intervals(given, *outputs, int(causal), beside.lender.stream)
     return beside.hand_over(pair)
 
 
@@ -276,87 +280,87 @@ def _last_offset(cu_seqlens: Any, seqlen: Optional[int]) -> int:
     return keys
 
 
-def intervals_from_mask(mask: Any) -> Optional[Intervals]:
-    """A dense bool mask [Sq, Sk] or [B, h, Sq, Sk] as (start, end) [B, h, Sk]; None when it is not one per key.
+# ---- dense masks -----------------------------------------------------------------------------------------------------
 
-    Of a CUDA tensor it waits for the device once, to know which.
-    """
-    library = _library_of(mask, "mask")
+
+def _planes(mask: Any) -> Any:
+    """A bool mask [Sq, Sk] or [B, h, Sq, Sk] with four axes."""
     if not str(mask.dtype).endswith("bool"):
         raise TypeError(f"mask is {mask.dtype}; it must be bool, True = visible")
     if mask.ndim not in (2, 4):
         raise ValueError(
             f"mask has {mask.ndim} axes; it needs 2 [seqlen_q, seqlen_k] or 4 [batch, heads, seqlen_q, seqlen_k]"
         )
-    planes = mask.reshape(1, 1, *mask.shape) if mask.ndim == 2 else mask
+    return mask.reshape(1, 1, *mask.shape) if mask.ndim == 2 else mask
+
+
+def intervals_from_mask(mask: Any) -> Optional[Intervals]:
+    """A dense bool mask [Sq, Sk] or [B, h, Sq, Sk] as (start, end) [B, h, Sk]; None when it is not one per key.
+
+    Of a CUDA tensor it waits for the device once, to know which.
+    """
+    library = _library_of(mask, "mask")
+    planes = _planes(mask)
     if library != "numpy":
         return _on_torch().from_mask(planes)
+    import numpy
+
     pair, outputs = _numpy_pair((*planes.shape[:2], planes.shape[3]))
-    return pair if _native.intervals_from_mask(describe(planes, "mask"), *outputs, 0) else None
+    exact = numpy.empty(1, numpy.int32)
+    _native.intervals_from_mask(describe(planes, "mask"), *outputs, exact.ctypes.data, 0)
+    return pair if exact[0] else None
 
 
 def intervals_to_mask(start: Any, end: Any, seqlen_q: int) -> Any:
-    """The dense bool mask [.., Sq, Sk] of key intervals [.., Sk]; allocates all of it."""
-    if _library_of(start, "start") != "numpy":
+    """The dense bool mask [.., Sq, Sk] of key intervals int32 [.., Sk], of one to three axes; allocates all of it."""
+    rows, on_torch = _length(seqlen_q, "seqlen_q"), _is_torch(start)
+    if on_torch:
+        _library_of(start, "start")
+    else:
+        beside = _Beside(start, "start")
+        start, end = beside.borrow(start, "start"), beside.borrow(end, "end")
+    if start.ndim not in (1, 2, 3) or tuple(start.shape) != tuple(end.shape):
+        raise ValueError(
+            f"start has shape {list(start.shape)} and end {list(end.shape)}; they must be of one shape, with one to "
+            "three axes"
+        )
+    lead, keys = tuple(start.shape[:-1]), start.shape[-1]
+    four = ((1, 1) + lead)[-2:] + (rows, keys)
+    start, end = (each.reshape(*four[:2], keys) for each in (start, end))
+    if on_torch:
         import torch
 
-        row = torch.arange(seqlen_q, device=start.device)[:, None]
+        _on_torch()  # defines the operator
+        return torch.ops.flash_dmattn.intervals_to_mask(start, end, rows).reshape(*lead, rows, keys)
+    mask = beside.lender.empty((*lead, rows, keys), "bool")
+    output = beside.written(mask).reshape(*four).arguments()
+    _native.intervals_to_mask(start.arguments(), end.arguments(), output, beside.lender.stream)
+    return beside.lender.hand_over(mask)
+
+
+def mask_blocks(mask: Any, block_q: int = 128, block_k: int = 128) -> Any:
+    """What a dense bool mask [Sq, Sk] or [B, h, Sq, Sk] shows of each block of block_q rows and block_k keys.
+
+    Returns:
+        uint8 [.., ceil(Sq / block_q), ceil(Sk / block_k)]: 0 nothing, 1 a part, 2 all. Without a 1 the blocks alone say
+        what the mask says.
+    """
+    library = _library_of(mask, "mask")
+    planes = _planes(mask)
+    if block_q < 1 or block_k < 1:
+        raise ValueError(f"blocks are {block_q} x {block_k}; each side must be at least 1")
+    if library != "numpy":
+        import torch
+
+        _on_torch()  # defines the operator
+        blocks = torch.ops.flash_dmattn.mask_blocks(planes, block_q, block_k)
     else:
         import numpy
 
-        row = numpy.arange(seqlen_q)[:, None]
-    return (start[..., None, :] <= row) & (row < end[..., None, :])
-
-
-# ---- dense masks -----------------------------------------------------------------------------------------------------
-
-
-def _padding_with_four_axes(mask: Any, batch: int, seqlen_q: int, seqlen_k: int) -> Any:
-    """A mask [B, Sk], or [B, Sq] of the newest keys (older ones are real), as [B, 1, 1, Sk]."""
-    if mask.ndim == 4:
-        return mask
-    if mask.ndim != 2 or mask.shape[0] != batch or mask.shape[1] not in (seqlen_q, seqlen_k):
-        raise ValueError(
-            f"attention_mask has shape {list(mask.shape)}; it must be [{batch}, {seqlen_k}], "
-            f"[{batch}, {seqlen_q}] or have 4 axes"
-        )
-    missing = seqlen_k - mask.shape[1]
-    if missing > 0:
-        if _is_torch(mask):
-            import torch
-
-            mask = torch.cat([mask.new_ones(batch, missing), mask], dim=1)
-        else:
-            import numpy
-
-            mask = numpy.concatenate([numpy.ones((batch, missing), bool), mask], axis=1)
-    return mask[:, None, None, -seqlen_k:] if seqlen_k else mask[:, None, None, :0]
-
-
-def _largest(scores: Any, count: int) -> Any:
-    """True at the `count` largest entries of the last axis; of equals the smaller index."""
-    if _is_torch(scores):
-        import torch
-
-        order = torch.sort(_on_torch().sortable(scores), dim=-1, descending=True, stable=True).indices[..., :count]
-        return torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, order, True)
-    import numpy
-
-    order = numpy.argsort(-scores.astype(numpy.float64), axis=-1, kind="stable")[..., :count]
-    keep = numpy.zeros(scores.shape, bool)
-    numpy.put_along_axis(keep, order, True, axis=-1)
-    return keep
-
-
-def _smooth_blocks(keep: Any, block_size: int) -> Any:
-    """Each block of keys becomes all True when more than half of it is, else all False. The last block may be short."""
-    smoothed = keep.clone() if _is_torch(keep) else keep.copy()
-    whole = keep.shape[-1] // block_size * block_size
-    for part, size in ((slice(0, whole), block_size), (slice(whole, None), keep.shape[-1] - whole)):
-        if size > 0:
-            most = keep[..., part].reshape(*keep.shape[:-1], -1, size).sum(-1) * 2 > size
-            smoothed[..., part] = most.repeat_interleave(size, -1) if _is_torch(keep) else most.repeat(size, -1)
-    return smoothed
+        blocks = numpy.empty((*planes.shape[:2], -(-planes.shape[2] // block_q), -(-planes.shape[3] // block_k)), bool)
+        _native.mask_blocks(describe(planes, "mask"), describe(blocks, "blocks"), block_q, block_k, 0)
+        blocks = blocks.view(numpy.uint8)
+    return blocks[0, 0] if mask.ndim == 2 else blocks
 
 
 def create_mask(
@@ -373,7 +377,7 @@ def create_mask(
     """A dense dynamic mask, bool, True = visible, with the meaning it has in flash-dmattn 1.2.
 
     Args:
-        attention_bias: [B|1, h, Sq|1, Sk] or [B, h, Sk].
+        attention_bias: [B|1, h, Sq|1, Sk] or [B, h, Sk]; NaN counts as min_dtype.
         attention_mask: None, bool [B, Sk], bool [B, Sq] (the newest keys; older ones count as real), or 4-D bool.
         batch_size, query_len, key_len: B, Sq, Sk.
         window_size: keys to keep per row (all of them when Sk <= window_size). Of equal biases the smaller index wins.
@@ -385,35 +389,43 @@ def create_mask(
     Returns:
         The mask, broadcast over bias and attention_mask. `topk_intervals` gives the causal top-W mask in O(Sk) memory.
     """
-    library = _library_of(attention_bias, "attention_bias")
-    if library == "cuda" and attention_mask is not None and attention_mask.device != attention_bias.device:
-        raise ValueError(
-            f"attention_mask is on {attention_mask.device}, but attention_bias is on {attention_bias.device}"
-        )
     if type not in ("topk", "relu"):
         raise ValueError(f"type is {type!r}; it must be 'topk' or 'relu'")
     if block_size is not None and block_size <= 0:
         raise ValueError(f"block_size is {block_size}; it must be positive")
     if type == "topk" and window_size < 1:
         raise ValueError(f"window_size is {window_size}; it must be at least 1")
-    bias = attention_bias.detach() if library != "numpy" else attention_bias
-    bias = bias[:, :, None, :] if bias.ndim == 3 else bias
-    if bias.ndim != 4 or bias.shape[-1] != key_len:
+    on_torch = _is_torch(attention_bias)
+    if on_torch:
+        _library_of(attention_bias, "attention_bias")
+        bias, shown = attention_bias.detach(), attention_mask
+    else:
+        beside = _Beside(attention_bias, "attention_bias")
+        bias, shown = (
+            beside.borrow(each, name)
+            for each, name in ((attention_bias, "attention_bias"), (attention_mask, "attention_mask"))
+        )
+    if bias.ndim not in (3, 4) or bias.shape[-1] != key_len:
         raise ValueError(
             f"attention_bias has shape {list(bias.shape)}; it must have 4 axes and end with key_len {key_len}"
         )
-    if library != "numpy":
-        from torch import where
-    else:
-        from numpy import where
-    bias = where(bias != bias, min_dtype, bias)
-    if attention_mask is not None:
-        bias = where(_padding_with_four_axes(attention_mask, batch_size, query_len, key_len), bias, min_dtype)
-    if type == "relu":
-        keep = bias > 0
-    else:
-        keep = _largest(bias, min(window_size, key_len)) & (bias != min_dtype)
-    return _smooth_blocks(keep, block_size) if block_size is not None and block_size > 1 else keep
+    if shown is not None and shown.ndim != 4:
+        if shown.ndim != 2 or shown.shape[0] != batch_size or shown.shape[1] not in (query_len, key_len):
+            raise ValueError(
+                f"attention_mask has shape {list(shown.shape)}; it must be [{batch_size}, {key_len}], "
+                f"[{batch_size}, {query_len}] or have 4 axes"
+            )
+    bias = bias.reshape(*bias.shape[:2], 1, key_len) if bias.ndim == 3 else bias
+    choice = 0 if type == "relu" else window_size, float(min_dtype), block_size or 1
+    if on_torch:
+        import torch
+
+        _on_torch()  # defines the operator
+        return torch.ops.flash_dmattn.create_mask(bias, shown, *choice)
+    mask = beside.lender.empty(shape_with(bias.shape, None if shown is None else shown.shape), "bool")
+    views = bias.arguments(), None if shown is None else shown.arguments(), beside.written(mask).arguments()
+    _native.create_mask(*views, *choice, beside.lender.stream)
+    return beside.lender.hand_over(mask)
 
 
 if __name__ == "__main__":

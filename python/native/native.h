@@ -21,11 +21,29 @@ struct tensor_argument {
  * producer. Returns the tensor, or NULL; NULL with *failed set to 1 means that an exception is set. Nothing is copied.
  */
 fdm_tensor *native_tensor(PyObject *object, struct tensor_argument *argument, int *failed);
+/* `count` of them, into `tensors`; 1 when an exception is set. */
+int native_tensors(PyObject *const *objects, struct tensor_argument *arguments, fdm_tensor **tensors, int count);
 PyObject *native_extents(const int64_t *values, int32_t count); /* as a tuple */
 void native_release(struct tensor_argument *arguments, Py_ssize_t count);
 
 /* FDM_OK: None. Otherwise NULL with the library's sentence as the exception that suits the status. */
 PyObject *native_result(fdm_status status);
+
+/* Ends a function: where its arguments were read, makes the call without the GIL. None, or NULL with an exception set.
+ */
+#define NATIVE_RUN_AND_RETURN(failed, call, storage, count) \
+    do {                                                    \
+        PyObject *result_ = NULL;                           \
+        if (!(failed) && !PyErr_Occurred()) {               \
+            fdm_status status_;                             \
+            Py_BEGIN_ALLOW_THREADS;                         \
+            status_ = (call);                               \
+            Py_END_ALLOW_THREADS;                           \
+            result_ = native_result(status_);               \
+        }                                                   \
+        native_release(storage, count);                     \
+        return result_;                                     \
+    } while (0)
 
 /* 0, or -1 with an exception set. */
 int native_expect(Py_ssize_t count, Py_ssize_t needed);
@@ -88,6 +106,9 @@ PyObject *native_document_intervals(PyObject *module, PyObject *const *arguments
 PyObject *native_window_intervals(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_prefix_intervals(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_intervals_from_mask(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *native_intervals_to_mask(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *native_mask_blocks(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *native_create_mask(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_topk_append(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_topk_fill(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 /* METH_VARARGS */

@@ -47,9 +47,7 @@ static int parse(PyObject *const *arguments, Py_ssize_t count, struct tensor_arg
         PyErr_Format(PyExc_TypeError, "%d arguments are needed, %zd were given", NUM_FORWARD + NUM_SETTINGS, count);
         return -1;
     }
-    int failed = 0;
-    for (int i = 0; i < NUM_FORWARD; i++)
-        given[i] = native_tensor(arguments[i], &storage[i], &failed);
+    const int failed = native_tensors(arguments, storage, given, NUM_FORWARD);
     PyObject *const *setting = arguments + NUM_FORWARD;
     if (failed || native_options(setting, setting[NATIVE_NUM_SETTINGS], setting[NATIVE_NUM_SETTINGS + 1], options))
         return -1;

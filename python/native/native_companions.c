@@ -13,9 +13,7 @@ PyObject *native_softmax(PyObject *module, PyObject *const *arguments, Py_ssize_
         return NULL;
     struct tensor_argument storage[NUM_TENSORS] = {0};
     fdm_tensor *t[NUM_TENSORS];
-    int failed = 0;
-    for (int i = 0; i < NUM_TENSORS; i++)
-        t[i] = native_tensor(arguments[1 + i], &storage[i], &failed);
+    const int failed = native_tensors(arguments + 1, storage, t, NUM_TENSORS);
     const fdm_softmax_tensors tensors = {t[0], t[1], t[2], t[3], t[4]};
     const fdm_pass pass = PyObject_IsTrue(arguments[0]) == 1 ? FDM_BACKWARD : FDM_FORWARD;
     const fdm_softmax_options options = {.scale = PyFloat_AsDouble(arguments[6]),
@@ -44,9 +42,7 @@ PyObject *native_gemm(PyObject *module, PyObject *const *arguments, Py_ssize_t c
         return NULL;
     struct tensor_argument storage[NUM_TENSORS] = {0};
     fdm_tensor *t[NUM_TENSORS];
-    int failed = 0;
-    for (int i = 0; i < NUM_TENSORS; i++)
-        t[i] = native_tensor(arguments[i], &storage[i], &failed);
+    const int failed = native_tensors(arguments, storage, t, NUM_TENSORS);
     const fdm_gemm_tensors tensors = {t[0], t[1], t[2], t[3]};
     const fdm_gemm_options options = {.alpha = PyFloat_AsDouble(arguments[4]),
                                       .beta = PyFloat_AsDouble(arguments[5]),

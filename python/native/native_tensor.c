@@ -140,6 +140,13 @@ fdm_tensor *native_tensor(PyObject *object, struct tensor_argument *argument, in
     return &argument->tensor;
 }
 
+int native_tensors(PyObject *const *objects, struct tensor_argument *arguments, fdm_tensor **tensors, int count) {
+    int failed = 0;
+    for (int i = 0; i < count; i++)
+        tensors[i] = native_tensor(objects[i], &arguments[i], &failed);
+    return failed;
+}
+
 PyObject *native_extents(const int64_t *values, int32_t count) {
     PyObject *tuple = PyTuple_New(count);
     for (int32_t i = 0; tuple && i < count; i++) {

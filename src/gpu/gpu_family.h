@@ -117,6 +117,10 @@ int64_t block_mask_bytes(const fdm_problem *problem, int32_t block_m, int32_t bl
 void block_mask_request(struct cuda_kernel_request *request);
 fdm_status block_mask_launch(const struct cuda_kernel *kernel, const fdm_problem *problem, int32_t block_m,
                              int32_t block_n, uint8_t *block_mask, void *stream, struct gpu_forward_params *params);
+/* That of any mask [B, h, Sq, Sk], with the bytes from one row of tiles to the next. */
+fdm_status block_mask_of(const struct cuda_kernel *kernel, const struct gpu_scores *mask, int64_t batches,
+                         int64_t heads, int64_t seqlen_q, int64_t seqlen_k, int32_t block_m, int32_t block_n,
+                         uint8_t *block_mask, int64_t row_bytes, void *stream);
 
 /* The key sort (key_sort.h): its kernel, and the launch that writes `order`. */
 void key_sort_request(struct cuda_kernel_request *request);

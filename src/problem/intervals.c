@@ -67,32 +67,42 @@ void intervals_of_documents(const int32_t *cu_seqlens, int64_t stride, int64_t n
             documents_of_head(cu_seqlens, stride, num_documents, causal, row_of(start, b, h), row_of(end, b, h));
 }
 
-/* The rows that see a key, when they are one run: first <= i < last, first == last when none does. 0 when they are not.
- */
-static int one_run(const uint8_t *column, int64_t rows, int64_t stride, int64_t *first, int64_t *last) {
-    int64_t i = 0;
-    while (i < rows && !column[i * stride])
-        i++;
-    *first = i;
-    while (i < rows && column[i * stride])
-        i++;
-    *last = i;
-    while (i < rows && !column[i * stride])
-        i++;
-    return i >= rows;
+enum { KEYS_AT_ONCE = 256 };
+
+/* The first and last rows that see each of `count` keys, and how many do; first > last: none does. */
+static void look_at_keys(const uint8_t *mask, int64_t rows, int64_t row_stride, int64_t key_stride, int64_t count,
+                         int32_t *first, int32_t *last, int32_t *seen) {
+    for (int64_t n = 0; n < count; n++) {
+        first[n] = INT32_MAX;
+        last[n] = -1;
+        seen[n] = 0;
+    }
+    for (int64_t i = 0; i < rows; i++, mask += row_stride)
+        for (int64_t n = 0; n < count; n++) {
+            const int32_t row = (int32_t)i, sees = mask[n * key_stride] != 0;
+            first[n] = sees && row < first[n] ? row : first[n];
+            last[n] = sees ? row : last[n];
+            seen[n] += sees;
+        }
 }
 
 /* Whether every key of a head's mask is one run; start.data NULL: writes nothing. */
 static int runs_of_head(const fdm_tensor *mask, int64_t b, int64_t h, struct key_row start, struct key_row end) {
-    const int64_t rows = mask->shape[2], row_stride = tensor_stride(mask, 2), key_stride = tensor_stride(mask, 3);
+    const int64_t rows = mask->shape[2], keys = mask->shape[3], step = tensor_stride(mask, 3);
     const uint8_t *data = (const uint8_t *)tensor_data(mask) + b * tensor_stride(mask, 0) + h * tensor_stride(mask, 1);
-    for (int64_t j = 0; j < mask->shape[3]; j++) {
-        int64_t first, last;
-        if (!one_run(data + j * key_stride, rows, row_stride, &first, &last))
-            return 0;
-        if (start.data) {
-            start.data[j * start.stride] = (int32_t)first;
-            end.data[j * end.stride] = last == rows && first < last ? INT32_MAX : (int32_t)last;
+    int32_t first[KEYS_AT_ONCE], last[KEYS_AT_ONCE], seen[KEYS_AT_ONCE];
+    for (int64_t from = 0; from < keys; from += KEYS_AT_ONCE) {
+        const int64_t count = keys - from < KEYS_AT_ONCE ? keys - from : KEYS_AT_ONCE;
+        look_at_keys(data + from * step, rows, tensor_stride(mask, 2), step, count, first, last, seen);
+        for (int64_t n = 0; n < count; n++) {
+            if (seen[n] > 0 && seen[n] != last[n] - first[n] + 1)
+                return 0;
+            if (!start.data)
+                continue;
+            start.data[(from + n) * start.stride] = seen[n] > 0 ? first[n] : (int32_t)rows;
+            end.data[(from + n) * end.stride] = seen[n] == 0          ? (int32_t)rows
+                                                : last[n] == rows - 1 ? INT32_MAX
+                                                                      : last[n] + 1;
         }
     }
     return 1;

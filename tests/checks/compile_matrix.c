@@ -28,6 +28,7 @@
 #include "compile_problems.h"
 #include "cuda/compiler.h"
 #include "families/family.h"
+#include "gpu/masks/dense_on_device.h"
 #include "gpu/masks/intervals_on_device.h"
 #include "gpu/masks/slots_on_device.h"
 #include "gpu/masks/topk_on_device.h"
@@ -438,6 +439,12 @@ static void add_masks(const char *arch) {
     add_job(arch, &request);
     intervals_from_mask_request(&request);
     add_job(arch, &request);
+    intervals_to_mask_request(&request);
+    add_job(arch, &request);
+    for (int32_t i = 0; i < 6; i++) {
+        create_mask_request(dtypes[i / 2], create_mask_threads(i % 2 ? INT32_MAX : 1), &request);
+        add_job(arch, &request);
+    }
     for (int32_t i = 0; i < 6; i++) {
         topk_slots_request(i / 3, dtypes[i % 3], &request);
         add_job(arch, &request);

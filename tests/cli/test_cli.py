@@ -58,6 +58,10 @@ GOLDEN_COMMANDS = {
     "attend_topk_zero": f"attend {EXAMPLE} --topk 0",
     "attend_bad_device": f"attend {EXAMPLE} --device cuda:one",
     "attend_bad_kernel": f"attend {EXAMPLE} --kernel nothing",
+    "mask_help": "mask --help",
+    "mask_nothing": "mask",
+    "mask_kind": "mask sideways",
+    "mask_no_bias": "mask topk --window 3",
     "bench": "bench attention --B 1 --H 2 --N 96 --D 16 --causal --iters 1 --show-all --check --kernel cpu.forward.scalar",
     "bench_bad_device": "bench --device sm_90",
     "bench_help": "bench --help",
@@ -165,7 +169,7 @@ def read_safetensors(path):
     raw = path.read_bytes()
     (length,) = HEADER.unpack(raw[:8])
     header = json.loads(raw[8 : 8 + length])
-    types = {"F32": np.float32, "F16": np.float16, "F64": np.float64, "I32": np.int32}
+    types = {"F32": np.float32, "F16": np.float16, "F64": np.float64, "I32": np.int32, "BOOL": np.bool_}
     return {
         name: np.frombuffer(raw[8 + length :][slice(*row["data_offsets"])], types[row["dtype"]]).reshape(row["shape"])
         for name, row in header.items()
@@ -227,6 +231,46 @@ def test_topk_counts_its_pairs(tmp_path, qkv):
     result = run("attend", tmp_path / "in.safetensors", "--causal", "--topk", 5, "--check", "--json")
     pairs = sum(min(row + 1, 5) for row in range(40)) / 1600
     assert result.returncode == 0 and json.loads(result.stdout)["visible_fraction"] == pytest.approx(pairs)
+
+
+def made(tmp_path, *arguments):
+    """The tensors that `fdm mask` writes, by name."""
+    result = run("mask", *arguments, "--out", tmp_path / "out.safetensors")
+    assert result.returncode == 0, result.stderr
+    return read_safetensors(tmp_path / "out.safetensors")
+
+
+def test_masks_are_what_they_say(tmp_path):
+    generator = np.random.default_rng(3)
+    bias = generator.integers(-4, 5, (2, 3, 1, 12)).astype(np.float32)
+    np.save(tmp_path / "bias.npy", bias)
+    np.save(tmp_path / "causal.npy", np.tril(np.ones((12, 12), bool))[None, None])
+    made(tmp_path, "topk", "--bias", tmp_path / "bias.npy", "--window", 4)
+    (tmp_path / "out.safetensors").rename(tmp_path / "intervals.safetensors")
+    dense = made(tmp_path, "dense", tmp_path / "intervals.safetensors")["mask"]
+    given = ["--bias", tmp_path / "bias.npy", "--attention-mask", tmp_path / "causal.npy", "--window", 4]
+    np.testing.assert_array_equal(made(tmp_path, "create", *given)["mask"], dense)
+    assert dense.shape == (2, 3, 12, 12) and dense.sum() == 6 * (1 + 2 + 3 + 9 * 4)
+    (tmp_path / "out.safetensors").rename(tmp_path / "mask.safetensors")
+    pair = made(tmp_path, "intervals", tmp_path / "mask.safetensors")
+    row = np.arange(12)[:, None]
+    start, end = pair["interval_start"][:, :, None], pair["interval_end"][:, :, None]
+    np.testing.assert_array_equal((start <= row) & (row < end), dense)
+    blocks = made(tmp_path, "blocks", tmp_path / "mask.safetensors", "--block-q", 6, "--block-k", 3)["blocks"]
+    parts = dense.reshape(2, 3, 2, 6, 4, 3)
+    np.testing.assert_array_equal(blocks, parts.any((3, 5)).astype(int) + parts.all((3, 5)))
+    result = run("mask", "blocks", tmp_path / "mask.safetensors", "--block-q", 6, "--block-k", 3, "--json")
+    assert json.loads(result.stdout)["blocks"]["nothing"] == (blocks == 0).sum()
+
+
+def test_a_mask_without_intervals_says_why(tmp_path):
+    mask = np.ones((1, 2, 4, 5), bool)
+    mask[0, 1, 2, 3] = False
+    np.save(tmp_path / "mask.npy", mask)
+    result = run("mask", "intervals", "--mask", tmp_path / "mask.npy")
+    assert result.returncode == 1 and result.stderr.startswith("fdm: key 3 of batch 0, head 1 is seen by 2 separate runs")
+    result = run("mask", "intervals", "--mask", tmp_path / "mask.npy", "--device", "cuda")
+    assert result.returncode == 1 and result.stderr.count("\n") == 1
 
 
 def test_topk_needs_a_bias_with_a_key_axis(tmp_path, qkv):

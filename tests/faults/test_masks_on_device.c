@@ -1,4 +1,4 @@
-/* test_masks_on_device.c: builders of key intervals and the slots of top-W on a pretended driver: what reaches the
+/* test_masks_on_device.c: builders of masks and the slots of top-W on a pretended driver: what reaches the
  * device, and that nothing is allocated, waited for or left behind. */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -18,7 +18,7 @@ static const fdm_device_id device = {FDM_CUDA, 0};
 /* Nothing is read: all tensors lie at the beginning of one allocation. */
 struct masks {
     void *memory;
-    int64_t pair[3], dense[4], slots[3], token[3], offsets, keys;
+    int64_t pair[3], dense[4], rows[4], blocks[4], slots[3], token[3], offsets, keys;
     fdm_tensor bias, start, end, mask, cu_seqlens, key, slot_bias, length;
 };
 
@@ -30,6 +30,8 @@ static fdm_tensor tensor_of(struct masks *m, int32_t ndim, int64_t *shape, fdm_d
 static fdm_status make(struct masks *m, int64_t keys) {
     *m = (struct masks){.pair = {2, 3, keys},
                         .dense = {2, 3, 50, keys},
+                        .rows = {2, 3, 1, keys},
+                        .blocks = {2, 3, 4, (keys + 31) / 32},
                         .slots = {2, 3, SLOTS},
                         .token = {2, 3, 1},
                         .offsets = 5,
@@ -51,16 +53,20 @@ static void done(struct masks *m) {
     assert_int_equal(fake_driver()->depth(), 0);
 }
 
-enum builder { TOPK, WINDOW, PREFIX, DOCUMENTS, FROM_MASK, FILL, APPEND, NUM_BUILDERS };
+enum builder { TOPK, WINDOW, PREFIX, DOCUMENTS, TO_MASK, CREATE, BLOCKS, FROM_MASK, FILL, APPEND, NUM_BUILDERS };
 
 static fdm_status run(struct masks *m, enum builder builder, void *stream) {
     const fdm_topk_slots slots = {&m->key, &m->slot_bias, &m->length, NULL, NULL};
-    fdm_tensor token = tensor_of(m, 2, m->token, FDM_FLOAT32);
+    fdm_tensor token = tensor_of(m, 2, m->token, FDM_FLOAT32), rows = tensor_of(m, 4, m->rows, FDM_FLOAT32);
+    fdm_tensor blocks = tensor_of(m, 4, m->blocks, FDM_BOOL);
     switch (builder) {
     case TOPK: return fdm_topk_intervals(&m->bias, NULL, SLOTS, m->keys, &m->start, &m->end, m->memory, MEMORY, stream);
     case WINDOW: return fdm_window_intervals(50, 1, 8, -1, &m->start, &m->end, stream);
     case PREFIX: return fdm_prefix_intervals(50, 8, &m->start, &m->end, stream);
     case DOCUMENTS: return fdm_document_intervals(&m->cu_seqlens, 1, &m->start, &m->end, stream);
+    case TO_MASK: return fdm_intervals_to_mask(&m->start, &m->end, &m->mask, stream);
+    case CREATE: return fdm_create_mask(&rows, NULL, SLOTS, -1, 1, &m->mask, stream);
+    case BLOCKS: return fdm_mask_blocks(&m->mask, 16, 32, &blocks, stream);
     case FROM_MASK: return fdm_intervals_from_mask(&m->mask, &m->start, &m->end, m->memory, stream);
     case FILL: return fdm_topk_fill(&m->bias, &m->end, NULL, NULL, &slots, stream);
     default: return fdm_topk_append(&token, NULL, NULL, NULL, &slots, NULL, stream);
@@ -86,6 +92,7 @@ static void launches(void) {
     static const char *const topk[] = {"topk_threshold", "topk_carry", "topk_threshold", "topk_resolve"};
     static const char *const few[] = {"topk_threshold", "topk_resolve"};
     static const char *const rules[] = {"interval_rules"}, *const runs[] = {"intervals_from_mask"};
+    static const char *const dense[][1] = {{"intervals_to_mask"}, {"create_mask"}, {"block_mask"}};
     static const char *const fill[] = {"topk_fill"}, *const append[] = {"topk_append"};
     struct masks m;
     use_fake_compiler();
@@ -99,6 +106,9 @@ static void launches(void) {
     assert_launched(&m, TOPK, 2, few, (int64_t[]){8 * HEADS, 8 * HEADS});
     for (enum builder n = WINDOW; n <= DOCUMENTS; n++)
         assert_launched(&m, n, 1, rules, (int64_t[]){4});
+    assert_launched(&m, TO_MASK, 1, dense[0], (int64_t[]){HEADS}); /* 1024 keys and 64 rows a block */
+    assert_launched(&m, CREATE, 1, dense[1], (int64_t[]){50 * HEADS});
+    assert_launched(&m, BLOCKS, 1, dense[2], (int64_t[]){8 * 4 * HEADS}); /* four tiles of keys a block */
     assert_launched(&m, FROM_MASK, 1, runs, (int64_t[]){32 * HEADS});
     assert_launched(&m, FILL, 1, fill, (int64_t[]){HEADS});
     assert_launched(&m, APPEND, 1, append, (int64_t[]){HEADS});
@@ -109,7 +119,7 @@ static void nothing_to_do(void) {
     struct masks m;
     use_fake_compiler();
     assert_int_equal(make(&m, 0), FDM_OK);
-    for (enum builder n = TOPK; n <= DOCUMENTS; n++)
+    for (enum builder n = TOPK; n <= BLOCKS; n++)
         assert_int_equal(run(&m, n, NULL), FDM_OK);
     assert_int_equal(fake_driver()->num_launches(), 0);
     done(&m);

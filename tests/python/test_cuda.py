@@ -513,7 +513,8 @@ def test_dense_masks_are_those_of_the_cpu():
             with nothing_waits():
                 have = masks.create_mask(*there, 2, 80, 110, 30, lowest, **options)
             same(have, want)
-    with pytest.raises(ValueError, match="attention_mask is on cpu"):
+    same(masks.mask_blocks(dense.cuda(), 16, 48), masks.mask_blocks(dense, 16, 48))
+    with pytest.raises(ValueError, match="attention_mask is on DLPack device 1:0, but mask is on 2:0"):
         masks.create_mask(bias.cuda(), padding, 2, 80, 110, 30, lowest)
 
 

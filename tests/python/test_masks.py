@@ -10,6 +10,9 @@ from conftest import assert_close, truth, visible_pairs
 from flash_dmattn import flash_dmattn_func, masks
 
 
+LOWEST = torch.finfo(torch.float32).min
+
+
 def topk_by_definition(bias, window, seqlen_q, padding=None):
     """[B, h, Sq, Sk]: row i keeps the `window` largest biases of its visible keys; of equals the smaller index."""
     batch, heads, keys = bias.shape
@@ -109,7 +112,38 @@ def test_intervals_and_dense_masks_round_trip():
     assert torch.equal(masks.intervals_to_mask(*pair, 8), dense)
     assert masks.intervals_from_mask(dense.numpy().transpose(0, 1, 3, 2)[..., :4].transpose(0, 1, 3, 2)) is not None
     holes = torch.tensor([[True], [False], [True]])
-    assert masks.intervals_from_mask(holes) is None
+    assert masks.intervals_from_mask(holes) is None and masks.intervals_from_mask(holes.numpy()) is None
+
+
+@pytest.mark.parametrize("lead", [(), (3,), (2, 3)])
+def test_intervals_to_mask_is_the_definition(lead):
+    start = torch.randint(-2, 6, (*lead, 11), dtype=torch.int32)
+    end = torch.randint(0, 12, (*lead, 11), dtype=torch.int32)
+    row = torch.arange(8)[:, None]
+    want = (start[..., None, :] <= row) & (row < end[..., None, :])
+    assert torch.equal(masks.intervals_to_mask(start, end, 8), want)
+    assert np.array_equal(masks.intervals_to_mask(start.numpy(), end.numpy(), 8), want.numpy())
+    with pytest.raises(ValueError, match="they must be of one shape"):
+        masks.intervals_to_mask(start, end[..., :3], 8)
+    with pytest.raises(ValueError, match="start is int64"):
+        masks.intervals_to_mask(start.long(), end, 8)
+
+
+@pytest.mark.parametrize("rows, keys, block_q, block_k", [(300, 200, 128, 128), (7, 9, 2, 4), (8, 8, 8, 4), (0, 5, 2, 2)])
+def test_blocks_say_what_a_mask_shows(rows, keys, block_q, block_k):
+    mask = torch.rand(2, 3, rows, keys) < 0.9
+    mask[0] = True
+    mask[1, 0, : rows // 2] = False
+    blocks = masks.mask_blocks(mask, block_q, block_k)
+    assert blocks.dtype == torch.uint8 and blocks.shape == (2, 3, -(-rows // block_q), -(-keys // block_k))
+    for i in range(blocks.shape[2]):
+        for j in range(blocks.shape[3]):
+            part = mask[:, :, i * block_q : (i + 1) * block_q, j * block_k : (j + 1) * block_k].flatten(2)
+            assert torch.equal(blocks[:, :, i, j], part.any(-1).to(torch.uint8) + part.all(-1).to(torch.uint8))
+    assert np.array_equal(masks.mask_blocks(mask.numpy(), block_q, block_k), blocks)
+    assert torch.equal(masks.mask_blocks(mask[0, 0], block_q, block_k), blocks[0, 0])
+    with pytest.raises(ValueError, match="blocks are 0 x 2"):
+        masks.mask_blocks(mask, 0, 2)
 
 
 def equal(have, want):
@@ -126,7 +160,13 @@ def test_builders_are_compiled_whole():
             + masks.prefix_intervals(5, 7, 2, device="cpu")
         )
 
+    def make_dense(bias):
+        mask = masks.create_mask(bias, masks.intervals_to_mask(*masks.topk_intervals(bias, 3), 7), 1, 7, 7, 2, LOWEST)
+        return mask, masks.mask_blocks(mask, 2, 2)
+
     bias = torch.randn(1, 2, 7)
+    have = torch.compile(make_dense, fullgraph=True, backend="eager")(bias)
+    assert all(torch.equal(a, b) for a, b in zip(have, make_dense(bias)))
     have = torch.compile(make, fullgraph=True, backend="eager")(bias)
     want = make(bias)
     assert all(torch.equal(a, b) for a, b in zip(have, want))
@@ -139,6 +179,11 @@ def test_operator_checks():
     torch.library.opcheck(operators.window_intervals.default, (5, 7, True, 2, 0, device))
     torch.library.opcheck(operators.prefix_intervals.default, (5, 7, 3, device))
     torch.library.opcheck(operators.document_intervals.default, (offsets, True, 7))
+    pair = masks.document_intervals(offsets)
+    mask = masks.intervals_to_mask(*pair, 7)
+    torch.library.opcheck(operators.intervals_to_mask.default, (*pair, 7))
+    torch.library.opcheck(operators.mask_blocks.default, (mask, 2, 3))
+    torch.library.opcheck(operators.create_mask.default, (torch.randn(1, 2, 1, 7), mask, 3, LOWEST, 2))
 
 
 class Producer:
@@ -161,6 +206,12 @@ def test_arrays_that_only_speak_dlpack():
     offsets = torch.tensor([0, 3, 7], dtype=torch.int32)
     have = masks.document_intervals(Producer(offsets), seqlen=7)
     equal([torch.from_numpy(each) for each in have], masks.document_intervals(offsets))
+    start, end = masks.topk_intervals(bias, 5, 30)
+    dense = masks.intervals_to_mask(Producer(start), Producer(end), 30)
+    assert np.array_equal(dense, masks.intervals_to_mask(start, end, 30))
+    for mask in (padding, padding[:, None, None]):
+        have = masks.create_mask(Producer(bias), Producer(mask), 2, 30, 40, 5, -1e9)
+        assert np.array_equal(have, masks.create_mask(bias, mask, 2, 30, 40, 5, -1e9))
     with pytest.raises(ValueError, match="seqlen is None"):
         masks.document_intervals(Producer(offsets))
     with pytest.raises(ValueError, match="bias has shape"):
@@ -190,7 +241,40 @@ def test_refused():
         masks.intervals_from_mask(torch.ones(3, 3))
 
 
-LOWEST = torch.finfo(torch.float32).min
+def created_by_definition(bias, mask, window, lowest, block=1, kind="topk"):
+    """What 1.2 computes, in tensors: of equal biases the smaller index wins."""
+    bias = bias.masked_fill(bias.isnan(), lowest)
+    bias = bias if mask is None else torch.where(mask, bias, lowest)
+    if kind == "relu":
+        keep = bias > 0
+    else:
+        order = torch.sort(bias + 0, dim=-1, descending=True, stable=True).indices[..., :window]
+        keep = torch.zeros_like(bias, dtype=torch.bool).scatter_(-1, order, True) & (bias != lowest)
+    for first in range(0, keep.shape[-1], block) if block > 1 else ():
+        part = keep[..., first : first + block]
+        part[:] = part.sum(-1, keepdim=True) * 2 > part.shape[-1]
+    return keep
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+def test_create_mask_is_the_definition(dtype):
+    lowest = torch.finfo(dtype).min
+    for shape in ((2, 3, 8, 13), (1, 3, 1, 13), (2, 1, 8, 13)):
+        bias = (torch.randn(shape) * 3).round().to(dtype) / 2
+        bias[..., 4], bias[..., 7], bias[..., 0] = torch.nan, -torch.inf, lowest
+        for mask in (None, torch.rand(2, 1, 8, 13) < 0.7, torch.rand(2, 1, 8, 1) < 0.7, torch.rand(1, 3, 1, 13) < 0.7):
+            for window, block, kind in ((4, 1, "topk"), (1, 3, "topk"), (40, 1, "topk"), (1, 1, "relu"), (1, 4, "relu")):
+                keep = masks.create_mask(bias, mask, 2, 8, 13, window, lowest, block, kind)
+                assert torch.equal(keep, created_by_definition(bias, mask, window, lowest, block, kind))
+
+
+def test_create_mask_takes_the_newest_keys():
+    bias = torch.randn(2, 1, 1, 6)
+    for rows in (3, 6, 9):
+        newest = torch.rand(2, rows) < 0.6
+        whole = torch.cat([torch.ones(2, 6, dtype=torch.bool), newest], 1)[:, -6:]
+        keep = masks.create_mask(bias, newest, 2, rows, 6, 3, LOWEST)
+        assert torch.equal(keep, created_by_definition(bias, whole[:, None, None], 3, LOWEST))
 
 
 @pytest.mark.parametrize("library", ["torch", "numpy"])

@@ -1,0 +1,379 @@
+/* command_mask.c: fdm mask: builds masks from tensors in files. */
+#include <getopt.h>
+#include <math.h>
+#include <string.h>
+
+#include "cli.h"
+#include "json_writer.h"
+#include "tensor_file.h"
+
+static const char help[] =
+    "usage: fdm mask KIND FILE.safetensors [OPTION ...]\n"
+    "       fdm mask KIND --bias BIAS.npy [OPTION ...]\n"
+    "\n"
+    "Builds a mask from tensors of these names in the files:\n"
+    "\n"
+    "  topk       bias, padding          -> interval_start, interval_end: the causal top-W mask\n"
+    "  create     bias, attention_mask   -> mask: the W largest biases of each row that the attention mask shows\n"
+    "  dense      interval_start, _end   -> mask\n"
+    "  intervals  mask                   -> interval_start, interval_end; exit code 1 where there are none that say "
+    "it\n"
+    "  blocks     mask                   -> blocks, int32: of each block the mask shows 0 nothing, 1 a part, 2 all\n"
+    "\n"
+    "  --bias --padding --attention-mask --mask --interval-start --interval-end FILE.npy\n"
+    "  --window W         keys of a row; create: 0 = those with a bias above 0\n"
+    "  --rows N           topk, dense: rows of the query      (as many as there are keys)\n"
+    "  --min X            create: the bias of a hidden key    (float32's lowest)\n"
+    "  --smooth N         create: keep or drop blocks of N keys together\n"
+    "  --block-q N --block-k N   blocks: rows and keys of one (128, 128)\n"
+    "  --device DEVICE    cpu, cuda, cuda:N, emulated:sm_90   (cpu)\n"
+    "  --out FILE.safetensors    write it\n"
+    "  --json\n"
+    "\n"
+    "example: fdm mask topk --bias bias.npy --window 512 --out intervals.safetensors\n";
+
+enum role { BIAS, PADDING, SHOWN, MASK, START, END, BLOCKS, NUM_ROLES };
+static const char *const names[NUM_ROLES] = {"bias",           "padding",      "attention_mask", "mask",
+                                             "interval_start", "interval_end", "blocks"};
+enum kind { TOPK, CREATE, DENSE, INTERVALS, OF_BLOCKS, NUM_KINDS };
+static const struct {
+    const char *name;
+    unsigned needs, takes, makes; /* bits of roles */
+} kinds[NUM_KINDS] = {{"topk", 1 << BIAS, 1 << PADDING, 1 << START | 1 << END},
+                      {"create", 1 << BIAS, 1 << SHOWN, 1 << MASK},
+                      {"dense", 1 << START | 1 << END, 0, 1 << MASK},
+                      {"intervals", 1 << MASK, 0, 1 << START | 1 << END},
+                      {"blocks", 1 << MASK, 0, 1 << BLOCKS}};
+
+struct request {
+    enum kind kind;
+    struct tensor_file file;
+    struct file_tensor tensors[NUM_ROLES]; /* data NULL: there is none */
+    fdm_tensor views[NUM_ROLES];           /* on the device */
+    struct device_choice device;
+    int64_t window, rows, smooth, block_q, block_k;
+    double min_value;
+    int json;
+    int32_t exact; /* of intervals */
+    const char *out;
+};
+
+enum {
+    OPT_WINDOW = 256,
+    OPT_ROWS,
+    OPT_SMOOTH,
+    OPT_BLOCK_Q,
+    OPT_BLOCK_K,
+    OPT_MIN,
+    OPT_DEVICE,
+    OPT_OUT,
+    OPT_JSON,
+    OPT_HELP,
+    OPT_FILE
+};
+
+static const struct option options[] = {{"window", required_argument, 0, OPT_WINDOW},
+                                        {"rows", required_argument, 0, OPT_ROWS},
+                                        {"smooth", required_argument, 0, OPT_SMOOTH},
+                                        {"block-q", required_argument, 0, OPT_BLOCK_Q},
+                                        {"block-k", required_argument, 0, OPT_BLOCK_K},
+                                        {"min", required_argument, 0, OPT_MIN},
+                                        {"device", required_argument, 0, OPT_DEVICE},
+                                        {"out", required_argument, 0, OPT_OUT},
+                                        {"json", no_argument, 0, OPT_JSON},
+                                        {"help", no_argument, 0, OPT_HELP},
+                                        {"bias", required_argument, 0, OPT_FILE + BIAS},
+                                        {"padding", required_argument, 0, OPT_FILE + PADDING},
+                                        {"attention-mask", required_argument, 0, OPT_FILE + SHOWN},
+                                        {"mask", required_argument, 0, OPT_FILE + MASK},
+                                        {"interval-start", required_argument, 0, OPT_FILE + START},
+                                        {"interval-end", required_argument, 0, OPT_FILE + END},
+                                        {0}};
+
+/* ---- options and files ---- */
+
+/* 1, or 0 after a complaint. */
+static int set_option(struct request *r, int option, const char *text) {
+    switch (option) {
+    case OPT_WINDOW: return parse_integer("--window", text, 0, INT32_MAX, &r->window);
+    case OPT_ROWS: return parse_integer("--rows", text, 0, INT32_MAX, &r->rows);
+    case OPT_SMOOTH: return parse_integer("--smooth", text, 1, INT32_MAX, &r->smooth);
+    case OPT_BLOCK_Q: return parse_integer("--block-q", text, 1, INT32_MAX, &r->block_q);
+    case OPT_BLOCK_K: return parse_integer("--block-k", text, 1, INT32_MAX, &r->block_k);
+    case OPT_MIN: return parse_real("--min", text, &r->min_value);
+    case OPT_DEVICE: return parse_device(text, &r->device);
+    case OPT_OUT: r->out = text; return 1;
+    case OPT_JSON: return r->json = 1;
+    default: return tensor_file_read(text, names[option - OPT_FILE], &r->file);
+    }
+}
+
+static int parse_kind(const char *text, enum kind *kind) {
+    for (int i = 0; i < NUM_KINDS; i++)
+        if (strcmp(text, kinds[i].name) == 0) {
+            *kind = (enum kind)i;
+            return 1;
+        }
+    return complain(0, "'%s' is no kind of mask; fdm mask --help lists them", text);
+}
+
+static int take_tensors(struct request *r) {
+    for (int i = 0; i < NUM_ROLES; i++) {
+        const struct file_tensor *tensor = tensor_file_find(&r->file, names[i]);
+        if (tensor && (kinds[r->kind].needs | kinds[r->kind].takes) >> i & 1)
+            r->tensors[i] = *tensor;
+        if (!r->tensors[i].data && kinds[r->kind].needs >> i & 1)
+            return complain(0, "%s is missing; fdm mask %s needs it", names[i], kinds[r->kind].name);
+    }
+    if (r->window < 0 && (r->kind == TOPK || r->kind == CREATE))
+        return complain(0, "fdm mask %s needs --window", kinds[r->kind].name);
+    return 1;
+}
+
+static int check_axes(const struct request *r, enum role role, int32_t least, int32_t most) {
+    const int32_t ndim = r->tensors[role].ndim;
+    return (ndim >= least && ndim <= most) ||
+           complain(0, "%s has %d axes; it needs %d%s", names[role], ndim, most, least < most ? ", or one less" : "");
+}
+
+/* ---- outputs ---- */
+
+static void make(struct request *r, enum role role, fdm_dtype dtype, int32_t ndim, const int64_t *shape) {
+    struct file_tensor *t = &r->tensors[role];
+    *t = (struct file_tensor){.dtype = dtype, .ndim = ndim};
+    snprintf(t->name, sizeof t->name, "%s", names[role]);
+    memcpy(t->shape, shape, (size_t)ndim * sizeof *shape);
+    t->bytes = (size_t)(file_tensor_elements(t) * fdm_dtype_bytes(dtype));
+    t->data = allocate_or_exit(t->bytes);
+}
+
+static int make_intervals(struct request *r, const int64_t shape[3]) {
+    make(r, START, FDM_INT32, 3, shape);
+    make(r, END, FDM_INT32, 3, shape);
+    return 1;
+}
+
+/* 1, or 0 after a complaint about the inputs' axes. */
+static int make_outputs(struct request *r) {
+    const int64_t *bias = r->tensors[BIAS].shape, *mask = r->tensors[MASK].shape, *start = r->tensors[START].shape;
+    const struct file_tensor *padding = &r->tensors[PADDING], *shown = &r->tensors[SHOWN];
+    if (r->kind == TOPK) {
+        if (!check_axes(r, BIAS, 3, 4) || (padding->data && !check_axes(r, PADDING, 2, 2)))
+            return 0;
+        const int64_t keys = bias[r->tensors[BIAS].ndim - 1], batch = padding->data ? padding->shape[0] : 1;
+        r->rows = r->rows < 0 ? keys : r->rows;
+        return make_intervals(r, (const int64_t[3]){bias[0] == 1 ? batch : bias[0], bias[1], keys});
+    }
+    if (r->kind == CREATE) {
+        if (!check_axes(r, BIAS, 4, 4))
+            return 0;
+        int64_t shape[4];
+        if (shown->data && shown->ndim != 2 && !check_axes(r, SHOWN, 4, 4))
+            return 0;
+        for (int axis = 0; axis < 4; axis++) {
+            const int64_t other = shown->data && (shown->ndim == 4 || axis == 0) ? shown->shape[axis] : 1;
+            shape[axis] = other == 1 || axis == 3 ? bias[axis] : other;
+        }
+        make(r, MASK, FDM_BOOL, 4, shape);
+        return 1;
+    }
+    if (r->kind == DENSE) {
+        if (!check_axes(r, START, 3, 3))
+            return 0;
+        make(r, MASK, FDM_BOOL, 4, (const int64_t[4]){start[0], start[1], r->rows < 0 ? start[2] : r->rows, start[2]});
+        return 1;
+    }
+    if (!check_axes(r, MASK, 4, 4))
+        return 0;
+    if (r->kind == INTERVALS)
+        return make_intervals(r, (const int64_t[3]){mask[0], mask[1], mask[3]});
+    const int64_t q = (mask[2] + r->block_q - 1) / r->block_q, k = (mask[3] + r->block_k - 1) / r->block_k;
+    make(r, BLOCKS, FDM_BOOL, 4, (const int64_t[4]){mask[0], mask[1], q, k});
+    return 1;
+}
+
+/* ---- the call ---- */
+
+static const fdm_device_id host = {FDM_CPU, 0};
+
+/* Tensors where the call wants them; inputs are copied to a CUDA device, which keeps them until the process ends. */
+static fdm_status place(struct request *r) {
+    for (int i = 0; i < NUM_ROLES; i++) {
+        struct file_tensor *t = &r->tensors[i];
+        r->views[i] = (fdm_tensor){t->data, r->device.id, t->ndim, fdm_data_type_of(t->dtype), t->shape, NULL, 0};
+        if (!t->data || r->device.id.type == FDM_CPU)
+            continue;
+        fdm_status status = fdm_memory_allocate(r->device.id, t->bytes + 1, &r->views[i].data);
+        if (status || (status = fdm_memory_copy(r->views[i].data, r->device.id, t->data, host, t->bytes)))
+            return status;
+    }
+    return FDM_OK;
+}
+
+static fdm_status topk(struct request *r) {
+    fdm_tensor *padding = r->tensors[PADDING].data ? &r->views[PADDING] : NULL;
+    const size_t bytes = fdm_topk_intervals_workspace(&r->views[BIAS], padding);
+    void *workspace = NULL;
+    fdm_status status = r->device.id.type == FDM_CPU ? FDM_OK : fdm_memory_allocate(r->device.id, bytes, &workspace);
+    return status ? status
+                  : fdm_topk_intervals(&r->views[BIAS], padding, r->window, r->rows, &r->views[START], &r->views[END],
+                                       workspace, bytes, NULL);
+}
+
+static fdm_status intervals(struct request *r) {
+    void *exact = &r->exact;
+    fdm_status status = r->device.id.type == FDM_CPU ? FDM_OK : fdm_memory_allocate(r->device.id, 4, &exact);
+    if (status || (status = fdm_intervals_from_mask(&r->views[MASK], &r->views[START], &r->views[END], exact, NULL)))
+        return status;
+    return fdm_memory_copy(&r->exact, host, exact, r->device.id, sizeof r->exact);
+}
+
+static fdm_status call(struct request *r) {
+    fdm_tensor *const v = r->views;
+    switch (r->kind) {
+    case TOPK: return topk(r);
+    case CREATE:
+        return fdm_create_mask(&v[BIAS], r->tensors[SHOWN].data ? &v[SHOWN] : NULL, r->window, r->min_value, r->smooth,
+                               &v[MASK], NULL);
+    case DENSE: return fdm_intervals_to_mask(&v[START], &v[END], &v[MASK], NULL);
+    case INTERVALS: return intervals(r);
+    default: return fdm_mask_blocks(&v[MASK], r->block_q, r->block_k, &v[BLOCKS], NULL);
+    }
+}
+
+static fdm_status run(struct request *r) {
+    fdm_status status = place(r);
+    if (!status)
+        status = call(r);
+    for (int i = 0; !status && i < NUM_ROLES; i++)
+        if (kinds[r->kind].makes >> i & 1 && r->device.id.type != FDM_CPU)
+            status = fdm_memory_copy(r->tensors[i].data, host, r->views[i].data, r->device.id, r->tensors[i].bytes);
+    return status;
+}
+
+/* ---- what comes out ---- */
+
+/* A mask that no intervals say: which key it is that more than one run of rows sees. */
+static int complain_about_runs(const struct request *r) {
+    const struct file_tensor *t = &r->tensors[MASK];
+    const int64_t rows = t->shape[2], keys = t->shape[3];
+    for (int64_t column = 0; column < t->shape[0] * t->shape[1] * keys; column++) {
+        const uint8_t *mask = (const uint8_t *)t->data + column / keys * rows * keys + column % keys;
+        int64_t runs = 0;
+        for (int64_t i = 0; i < rows; i++)
+            runs += mask[i * keys] && (i == 0 || !mask[(i - 1) * keys]);
+        if (runs > 1)
+            return complain(EXIT_WRONG,
+                            "key %lld of batch %lld, head %lld is seen by %lld separate runs of rows; key intervals "
+                            "say one run a key, so this mask stays dense",
+                            (long long)(column % keys), (long long)(column / keys / t->shape[1]),
+                            (long long)(column / keys % t->shape[1]), (long long)runs);
+    }
+    return complain(EXIT_WRONG, "the mask has no key intervals, but each key's rows are one run");
+}
+
+/* Bytes as int32: safetensors' readers take a uint8 of ours for a bool. */
+static void widen_blocks(struct request *r) {
+    const struct file_tensor bytes = r->tensors[BLOCKS];
+    make(r, BLOCKS, FDM_INT32, 4, bytes.shape);
+    for (size_t n = 0; n < bytes.bytes; n++)
+        ((int32_t *)r->tensors[BLOCKS].data)[n] = ((const uint8_t *)bytes.data)[n];
+}
+
+/* How many elements are 0, 1 and 2. */
+static void count_values(const struct file_tensor *t, int64_t counts[3]) {
+    const int64_t total = file_tensor_elements(t);
+    for (int64_t n = 0; n < total; n++)
+        counts[t->dtype == FDM_BOOL ? ((const uint8_t *)t->data)[n] : ((const int32_t *)t->data)[n]]++;
+}
+
+static void print_tensor(const struct file_tensor *t, enum role role) {
+    int64_t n[3] = {0};
+    printf("%-14s %s [", t->name, fdm_dtype_name(t->dtype));
+    for (int32_t i = 0; i < t->ndim; i++)
+        printf("%s%lld", i ? ", " : "", (long long)t->shape[i]);
+    printf("]");
+    if (role == MASK || role == BLOCKS)
+        count_values(t, n);
+    if (role == MASK)
+        printf(", %lld of %lld pairs visible", (long long)n[1], (long long)(n[0] + n[1]));
+    if (role == BLOCKS)
+        printf(": %lld of nothing, %lld of a part, %lld of all; %s", (long long)n[0], (long long)n[1], (long long)n[2],
+               n[1] ? "blocks alone do not say the mask" : "the blocks are the mask");
+    puts("");
+}
+
+static void put_tensor(struct json_writer *w, const struct file_tensor *t, enum role role) {
+    static const char *const keys[3] = {"nothing", "a_part", "all"};
+    int64_t n[3] = {0};
+    json_open(w, t->name, '{');
+    json_open(w, "shape", '[');
+    for (int32_t i = 0; i < t->ndim; i++)
+        json_put_integer(w, NULL, t->shape[i]);
+    json_close(w, ']');
+    if (role == MASK || role == BLOCKS)
+        count_values(t, n);
+    if (role == MASK)
+        json_put_integer(w, "visible_pairs", n[1]);
+    for (int i = 0; role == BLOCKS && i < 3; i++)
+        json_put_integer(w, keys[i], n[i]);
+    json_close(w, '}');
+}
+
+static void print_results(const struct request *r) {
+    struct json_writer w = {stdout, 0};
+    if (r->json)
+        json_open(&w, NULL, '{');
+    for (int i = 0; i < NUM_ROLES; i++)
+        if (kinds[r->kind].makes >> i & 1)
+            r->json ? put_tensor(&w, &r->tensors[i], (enum role)i) : print_tensor(&r->tensors[i], (enum role)i);
+    if (!r->json)
+        return;
+    json_close(&w, '}');
+    puts("");
+}
+
+static int write_results(const struct request *r) {
+    static struct tensor_file results;
+    for (int i = 0; i < NUM_ROLES; i++)
+        if (kinds[r->kind].makes >> i & 1)
+            results.tensors[results.count++] = r->tensors[i];
+    return safetensors_write(r->out, &results);
+}
+
+int command_mask(int argc, char **argv) {
+    static struct request r = {.window = -1,
+                               .rows = -1,
+                               .smooth = 1,
+                               .block_q = 128,
+                               .block_k = 128,
+                               .min_value = -3.4028234663852886e38,
+                               .device.id.type = FDM_CPU};
+    int option, has_kind = 0;
+    while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
+        if (option == OPT_HELP) {
+            fputs(help, stdout);
+            return EXIT_FINE;
+        }
+        if (option == '?' || !set_option(&r, option, optarg))
+            return EXIT_USAGE;
+    }
+    for (; optind < argc; optind++, has_kind = 1)
+        if (has_kind ? !tensor_file_read(argv[optind], "", &r.file) : !parse_kind(argv[optind], &r.kind))
+            return EXIT_USAGE;
+    if (!has_kind)
+        return complain(EXIT_USAGE, "no kind of mask; fdm mask --help lists them");
+    if (!take_tensors(&r) || !make_outputs(&r))
+        return EXIT_USAGE;
+    const fdm_status status = run(&r);
+    if (status)
+        return complain(status == FDM_ERROR_INVALID_ARGUMENT ? EXIT_USAGE : EXIT_WRONG, "%s", fdm_last_error());
+    if (r.kind == INTERVALS && !r.exact)
+        return complain_about_runs(&r);
+    if (r.kind == OF_BLOCKS)
+        widen_blocks(&r);
+    if (r.out && !write_results(&r))
+        return EXIT_WRONG;
+    print_results(&r);
+    return EXIT_FINE;
+}
