@@ -50,7 +50,7 @@ void tensor_block_ended(struct block *b) {
         return;
     for (unsigned i = 0; i < UNITS; i++)
         if (t->allocated[i]) {
-            finding("tensor memory not given back", 0, "the block ends with columns from %u on allocated",
+            finding("tensor memory not given back", t->allocated_at, "the block ends with columns from %u on allocated",
                     (t->allocated[i] - 1) * UNIT);
             return;
         }
@@ -128,6 +128,7 @@ static void give_columns(struct tensor *t, unsigned warp, uint32_t unit) {
             memcpy(&t->words[lane][c], &(int32_t){UNWRITTEN}, 4);
     shadow_write(b, r->shared, 4, &a, &address, r->at);
     memcpy(b->window + r->shared, &address, 4);
+    t->allocated_at = r->at;
     t->version++;
     r->operation = 0;
     progress();

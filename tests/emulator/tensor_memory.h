@@ -74,6 +74,7 @@ struct tensor {
     struct cell cells[QUARTERS][TENSOR_COLUMNS];
     uint32_t allocated[UNITS]; /* 1 + the first unit of the allocation; 0: free */
     uint32_t least, version;   /* the smallest allocation so far; changes with each access */
+    place allocated_at;
     int relinquished, used;
     struct request_of_columns requests[TENSOR_WARPS];
     struct move moves[TENSOR_WARPS][MOVES_MAX];

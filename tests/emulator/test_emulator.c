@@ -253,6 +253,97 @@ static void tensor_products_are_right(void **state) {
         }
 }
 
+/* ---- planted_tensor ---- */
+
+enum { ROWS = 256, KEYS = PLANTED_TENSOR_TILES * 128, WIDTH = 64, COLUMNS = 128 };
+static int sign_of(int tensor, int i) { return (i * (tensor ? 11 : 7) + i / 13) % 3 - 1; }
+
+static int sums_right(const float *out) {
+    static int s[KEYS];
+    int right = 1;
+    for (int row = 0; row < ROWS; row++) {
+        for (int key = 0; key < KEYS; key++) {
+            s[key] = 0;
+            for (int i = 0; i < WIDTH; i++)
+                s[key] += sign_of(0, row * WIDTH + i) * sign_of(1, key * WIDTH + i);
+        }
+        for (int c = 0; c < COLUMNS; c++) {
+            int sum = 0;
+            for (int key = 0; key < KEYS; key++)
+                sum += s[key] * value_of(1, key * COLUMNS + c);
+            right = right && out[row * COLUMNS + c] == (float)sum;
+        }
+    }
+    return right;
+}
+
+static int run_tensor(int fault) {
+    static uint16_t q[ROWS * WIDTH], k[KEYS * WIDTH], v[KEYS * COLUMNS];
+    static float out[ROWS * COLUMNS];
+    for (int i = 0; i < ROWS * WIDTH; i++)
+        q[i] = bf16_of(sign_of(0, i));
+    for (int i = 0; i < KEYS * WIDTH; i++)
+        k[i] = bf16_of(sign_of(1, i));
+    for (int i = 0; i < KEYS * COLUMNS; i++)
+        v[i] = bf16_of(value_of(1, i));
+    void *memory[4] = {upload(DEVICE_100, q, sizeof q), upload(DEVICE_100, k, sizeof k),
+                       upload(DEVICE_100, v, sizeof v), upload(DEVICE_100, out, sizeof out)};
+    struct planted_arguments a = {.in = memory[0], .out = memory[3]};
+    const struct cuda_tensor_layout layouts[2] = {{.type = CUDA_MAP_BFLOAT16,
+                                                   .rank = 3,
+                                                   .address = memory[1],
+                                                   .extents = {WIDTH, KEYS, 1},
+                                                   .stride_bytes = {0, WIDTH * 2, WIDTH * 2 * KEYS},
+                                                   .box = {64, 64, 1},
+                                                   .swizzle_bytes = 128},
+                                                  {.type = CUDA_MAP_BFLOAT16,
+                                                   .rank = 3,
+                                                   .address = memory[2],
+                                                   .extents = {COLUMNS, KEYS, 1},
+                                                   .stride_bytes = {0, COLUMNS * 2, COLUMNS * 2 * KEYS},
+                                                   .box = {64, 128, 1},
+                                                   .swizzle_bytes = 128}};
+    struct cuda_tensor_map maps[2];
+    assert_int_equal(cuda_tensor_maps_make(DEVICE_100, layouts, 2, maps), FDM_OK);
+    a.a = maps[0];
+    a.b = maps[1];
+    const struct cuda_launch shape = {.grid = {2, 1, 1}, .threads = PLANTED_TENSOR_THREADS, .cluster = 2};
+    run(DEVICE_100, "planted/planted_tensor.cu", "planted_tensor", fault, &shape, 90 << 10, &a);
+    cuda_memory_copy(DEVICE_100, out, memory[3], sizeof out, TO_HOST);
+    for (int i = 0; i < 4; i++)
+        cuda_memory_release(DEVICE_100, memory[i]);
+    return sums_right(out);
+}
+
+/* By the order that PTX first promised, the next scores may come over an operand that is still read. */
+static void a_weaker_order_is_found(void **state) {
+    int found = 0;
+    (void)state;
+    emulated->quiet = 1;
+    emulated->unordered = 1;
+    emulated->forget();
+    run_tensor(0);
+    found = emulated->found("race in tensor memory");
+    emulated->unordered = 0;
+    assert_true(found > 0);
+}
+
+/* ---- planted_clusters ---- */
+
+static int run_clusters(int fault) {
+    enum { PAIRS = 7, Y = 3, Z = 2, N = 2 * PAIRS * Y * Z };
+    float out[N] = {0};
+    int right = 1;
+    struct planted_arguments a = {.out = upload(DEVICE_100, out, sizeof out)};
+    const struct cuda_launch shape = {.grid = {2 * PAIRS, Y, Z}, .threads = 32, .cluster = 2};
+    run(DEVICE_100, "planted/planted_clusters.cu", "planted_clusters", fault, &shape, 64, &a);
+    cuda_memory_copy(DEVICE_100, out, a.out, sizeof out, TO_HOST);
+    cuda_memory_release(DEVICE_100, a.out);
+    for (int i = 0; i < N; i++)
+        right = right && out[i] == 1;
+    return right;
+}
+
 /* ---- each fault, with the names that it may be found under ---- */
 
 static const char wrong_result[] = "wrong result";
@@ -301,6 +392,32 @@ static const struct planted {
     {run_ring, "more registers than the block has", 17, {"deadlock"}},
     {run_ring, "the last cluster barrier left out", 18, {"block has ended"}},
     {run_ring, "a tile that begins in the middle of 16 bytes", 19, {"misaligned"}},
+    {run_tensor,
+     "scores read in the wrong phase",
+     1,
+     {"tensor memory read before it was written", "race in tensor memory", "deadlock"}},
+    {run_tensor, "sums over the columns of scores", 2, {"columns overlap"}},
+    {run_tensor, "the fence before a load left out", 3, {"tcgen05 fence missing"}},
+    {run_tensor, "tcgen05.wait::ld left out", 4, {"register touched"}},
+    {run_tensor, "the fence after a store left out", 5, {"tcgen05 fence missing"}},
+    {run_tensor, "tcgen05.wait::st left out", 6, {"race in tensor memory"}},
+    {run_tensor, "tensor memory given back while it is read", 7, {"race in tensor memory"}},
+    {run_tensor, "tensor memory that is not given back", 8, {"tensor memory not given back"}},
+    {run_tensor, "a commit to one block of the pair", 9, {"deadlock"}},
+    {run_tensor, "each lane arrives where one should", 10, {"wrong mbarrier", "race in tensor memory"}},
+    {run_tensor, "both blocks copy the same half of b", 11, {wrong_result}},
+    {run_tensor, "a fence between proxies left out before a product", 12, {"proxy fence missing"}},
+    {run_tensor, "a warp that takes another's lanes", 13, {"wrong lanes"}},
+    {run_tensor, "an operand overwritten before the commit", 14, {"race", "written while a copy is under way"}},
+    {run_tensor,
+     "a block that ends while the pair multiplies",
+     15,
+     {"block has ended", "tensor memory not given back"}},
+    {run_tensor, "two kinds of cta_group", 16, {"mixed cta_group"}},
+    {run_tensor, "a descriptor without its version", 17, {"wrong descriptor"}},
+    {run_clusters, "a cluster asked for after there was none", 1, {"wrong cluster launch"}},
+    {run_clusters, "an answer that one block does not expect", 2, {"deadlock"}},
+    {run_clusters, "an answer that is not waited for", 3, {"read too early", "read before it was written"}},
 };
 
 static int found(const struct planted *p, int right) {
@@ -311,10 +428,10 @@ static int found(const struct planted *p, int right) {
 }
 
 static void sound_kernels_are_right(void **state) {
-    static int (*const runs[])(int) = {run_block, run_stale, run_ring};
+    static int (*const runs[])(int) = {run_block, run_stale, run_ring, run_tensor, run_clusters};
     (void)state;
     emulated->quiet = 0;
-    for (int i = 0; i < 3; i++)
+    for (size_t i = 0; i < sizeof runs / sizeof runs[0]; i++)
         for (int mode = EMULATED_EARLY; mode <= EMULATED_RANDOM; mode++)
             for (emulated->seed = 1; emulated->seed <= 3; emulated->seed++) {
                 emulated->mode = (enum emulated_mode)mode;
@@ -348,9 +465,9 @@ static void planted_faults_are_found(void **state) {
 }
 
 int main(int argc, char **argv) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(sound_kernels_are_right),
-                                       cmocka_unit_test(tensor_products_are_right),
-                                       cmocka_unit_test(planted_faults_are_found)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(sound_kernels_are_right), cmocka_unit_test(tensor_products_are_right),
+        cmocka_unit_test(a_weaker_order_is_found), cmocka_unit_test(planted_faults_are_found)};
     setenv("EMULATED_DEVICES", "sm_80,sm_90,sm_100", 1);
     void *library = argc > 1 ? dlopen(argv[1], RTLD_NOW | RTLD_GLOBAL) : NULL;
     emulated = library ? dlsym(library, "emulated") : NULL;
