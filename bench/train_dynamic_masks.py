@@ -188,6 +188,7 @@ def plot(report: Dict[str, Any], path: Path) -> bool:
         return False
     matplotlib.use("Agg")
     from matplotlib import pyplot
+    from matplotlib.ticker import NullFormatter
 
     results = report["results"]
     figure, panels = pyplot.subplots(1, len(results), figsize=(6 * len(results), 4), squeeze=False)
@@ -201,6 +202,7 @@ def plot(report: Dict[str, Any], path: Path) -> bool:
             median = sorted(way["seconds"])[len(way["seconds"]) // 2]
             axes.plot([median * (n + over) for n in range(len(means))], means, color=colour, label=way["name"])
         axes.set_xscale("log")
+        axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set_xlabel("seconds of training (median step times steps)")
         axes.set_ylabel(f"training bits per byte (mean of {over})")
         axes.set_title(f"S {result['seq']}, W {result['window']}: {report['device']}", fontsize=10)
