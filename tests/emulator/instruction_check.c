@@ -182,7 +182,7 @@ static const struct instruction {
      0,
      {0},
      0},
-    {"cp_async_bulk_tensor_3d_pair mbarrier_arrive_expect_tx_cluster",
+    {"cp_async_bulk_tensor_3d_pair mbarrier_arrive_expect_tx_remote",
      "two blocks, swizzle 128",
      TRY_PAIR,
      BITS,

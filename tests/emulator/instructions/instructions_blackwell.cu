@@ -30,7 +30,7 @@ __device__ __forceinline__ void try_pair(const struct instruction_arguments &a, 
     const uint32_t full = mapa_shared(shared + BARRIER_OFFSET, 0);
     const int32_t y = a.at[1] + cluster_ctarank();
     if (threadIdx.x == 0) {
-        mbarrier_arrive_expect_tx_cluster(full, a.tile_bytes);
+        mbarrier_arrive_expect_tx_remote(full, a.tile_bytes);
         if (INSTRUCTION == TRY_PAIR)
             cp_async_bulk_tensor_3d_pair(shared, &a.map, full, a.at[0], y, a.at[2]);
         else
@@ -59,7 +59,7 @@ __device__ __forceinline__ void try_clusters(const struct instruction_arguments 
         if (rank == 0) {
             mbarrier_arrive_expect_tx(full, 16);
             if (multicast) {
-                mbarrier_arrive_expect_tx_cluster(mapa_shared(full, 1), 16);
+                mbarrier_arrive_expect_tx_remote(mapa_shared(full, 1), 16);
                 clusterlaunchcontrol_try_cancel_multicast(shared, full);
             } else {
                 clusterlaunchcontrol_try_cancel(shared, full);
