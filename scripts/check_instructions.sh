@@ -8,5 +8,5 @@ check=${2:-build}/tests/emulator/instruction-check
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 $check --write "$folder/device"
-name=$(head -c 5 "$folder/device")
+name=$(head -c 80 "$folder/device" | tr '\0' '\n' | head -n 1)
 $check --emulate "$name" --compare "$folder/device" | tee "${1:-/dev/null}"

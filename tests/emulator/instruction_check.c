@@ -31,7 +31,8 @@ static const struct instruction {
     int number;
     enum fill fill;
     double limit;
-    int32_t rank, box[4], swizzle; /* rank 0: box[0] columns of wgmma, box[1]: float16 */
+    int32_t rank, box[4], swizzle; /* rank 0: box[0] columns of a product, box[1]: float16; of tcgen05 box[2] rows,
+                                    * box[3]: 100 blocks + 10 OPERAND_A + B_MN of tile_product.cuh */
 } instructions[] = {
     {"ldmatrix_x4 shared_address", "any rows", TRY_LDMATRIX_X4, BITS, 0, 0, {0}, 0},
     {"ldmatrix_x4_trans", "any rows", TRY_LDMATRIX_X4_TRANS, BITS, 0, 0, {0}, 0},
@@ -141,6 +142,64 @@ static const struct instruction {
      0,
      {0},
      0},
+    {"tcgen05_alloc tcgen05_relinquish_alloc_permit tcgen05_dealloc tcgen05_mma tcgen05_commit tcgen05_ld_32x32b "
+     "tcgen05_wait_ld tcgen05_fence_before_thread_sync tcgen05_fence_after_thread_sync",
+     "one block, a and b K-major",
+     TRY_PRODUCT,
+     BF16,
+     1e-5,
+     0,
+     {128, 0, 128, 100},
+     0},
+    {"tcgen05_mma", "one block, a and b MN-major, f16", TRY_PRODUCT, F16, 1e-5, 0, {128, 1, 128, 111}, 0},
+    {"tcgen05_mma_ts tcgen05_st_32x32b tcgen05_wait_st",
+     "one block, n 64, b MN-major",
+     TRY_PRODUCT,
+     BF16,
+     1e-5,
+     0,
+     {64, 0, 128, 121},
+     0},
+    {"tcgen05_mma_ts", "one block, b K-major, f16", TRY_PRODUCT, F16, 1e-5, 0, {128, 1, 128, 120}, 0},
+    {"tcgen05_mma tcgen05_commit_multicast",
+     "two blocks, m 256, a and b K-major",
+     TRY_PRODUCT,
+     BF16,
+     1e-5,
+     0,
+     {128, 0, 256, 200},
+     0},
+    {"tcgen05_mma", "two blocks, m 256, b MN-major, f16", TRY_PRODUCT, F16, 1e-5, 0, {128, 1, 256, 201}, 0},
+    {"tcgen05_mma", "two blocks, m 256, a MN-major", TRY_PRODUCT, BF16, 1e-5, 0, {64, 0, 256, 210}, 0},
+    {"tcgen05_mma_ts", "two blocks, m 256, b MN-major", TRY_PRODUCT, BF16, 1e-5, 0, {128, 0, 256, 221}, 0},
+    {"tcgen05_mma", "two blocks, m 128, a and b K-major", TRY_PRODUCT, BF16, 1e-5, 0, {256, 0, 128, 200}, 0},
+    {"tcgen05_mma", "two blocks, m 128, b MN-major", TRY_PRODUCT, BF16, 1e-5, 0, {256, 0, 128, 201}, 0},
+    {"add_f32x2 mul_f32x2 fma_f32x2 add_rm_f32x2 max_3 elect_one cluster_nctarank",
+     "any finite",
+     TRY_PACKED,
+     F32,
+     0,
+     0,
+     {0},
+     0},
+    {"cp_async_bulk_tensor_3d_pair mbarrier_arrive_expect_tx_remote",
+     "two blocks, swizzle 128",
+     TRY_PAIR,
+     BITS,
+     0,
+     3,
+     {64, 32, 1},
+     128},
+    {"cp_async_bulk_tensor_4d_pair", "two blocks, swizzle 128", TRY_PAIR_4D, BITS, 0, 4, {64, 8, 3, 1}, 128},
+    {"clusterlaunchcontrol_try_cancel clusterlaunchcontrol_query_cancel",
+     "600 clusters",
+     TRY_CLUSTERS,
+     BITS,
+     0,
+     0,
+     {0},
+     0},
+    {"clusterlaunchcontrol_try_cancel_multicast", "600 clusters", TRY_CLUSTERS_MULTICAST, BITS, 0, 0, {0}, 0},
 };
 enum { COUNT = sizeof instructions / sizeof instructions[0] };
 
@@ -196,7 +255,21 @@ static fdm_status make_map(const struct instruction *i, const void *in, struct i
     return cuda_tensor_maps_make(0, &l, 1, &a->map);
 }
 
-static fdm_status try_one(const struct instruction *i, int seed, int hopper, uint32_t *results) {
+/* Where a wrapper is tried: what each compute capability has, by the first number of it. */
+static const struct program {
+    const char *file, *entry;
+    int first, major; /* major 0: any */
+} programs[] = {{"instructions/instructions_portable.cu", "instructions_portable", 0, 0},
+                {"instructions/instructions_hopper.cu", "instructions_hopper", TRY_CLUSTER, 9},
+                {"instructions/instructions_blackwell.cu", "instructions_blackwell", TRY_PRODUCT, 10}};
+
+static const struct program *program_of(const struct instruction *i) {
+    return &programs[i->number >= TRY_PRODUCT ? 2 : i->number >= TRY_CLUSTER];
+}
+
+static fdm_status try_one(const struct instruction *i, int seed, uint32_t *results) {
+    const struct program *program = program_of(i);
+    const int product = i->number == TRY_PRODUCT;
     static uint32_t in[INSTRUCTION_IN];
     const size_t bytes[4] = {sizeof in, (size_t)(WORDS - SUMS) * 4, SUMS * 4, 4};
     void *memory[4];
@@ -211,15 +284,22 @@ static fdm_status try_one(const struct instruction *i, int seed, int hopper, uin
                        : cuda_memory_copy(0, memory[0], in, sizeof in, TO_DEVICE);
     struct instruction_arguments a = {
         .in = memory[0], .out = memory[1], .sums = memory[2], .flags = memory[3], .tile_bytes = 2048};
-    const struct cuda_kernel_request request = {.file = hopper ? "instructions/instructions_hopper.cu"
-                                                               : "instructions/instructions_portable.cu",
-                                                .entry = hopper ? "instructions_hopper" : "instructions_portable",
-                                                .num_constants = 3,
+    const struct cuda_kernel_request request = {.file = program->file,
+                                                .entry = program->entry,
+                                                .num_constants = program->major == 10 ? 9 : 3,
                                                 .constants = {{"INSTRUCTION", i->number},
                                                               {"WGMMA_N", i->rank == 0 && i->box[0] ? i->box[0] : 16},
-                                                              {"WGMMA_F16", i->rank == 0 && i->box[1]}},
+                                                              {"WGMMA_F16", i->rank == 0 && i->box[1]},
+                                                              {"PRODUCT_F16", product && i->box[1]},
+                                                              {"TILE_N", product ? i->box[0] : 128},
+                                                              {"TILE_M", product ? i->box[2] : 128},
+                                                              {"GROUP", product ? i->box[3] / 100 : 1},
+                                                              {"OPERAND_A", product ? i->box[3] / 10 % 10 : 0},
+                                                              {"B_MN", product ? i->box[3] % 10 : 0}},
                                                 .shared_bytes = INSTRUCTION_SHARED};
-    struct cuda_launch launch = {.grid = {BLOCKS, 1, 1}, .threads = INSTRUCTION_THREADS, .cluster = hopper ? 2 : 0};
+    struct cuda_launch launch = {.grid = {BLOCKS, i->number >= TRY_CLUSTERS ? 600 : 1, 1},
+                                 .threads = INSTRUCTION_THREADS,
+                                 .cluster = program->major ? 2 : 0};
     launch.arguments = &a;
     launch.arguments_bytes = sizeof a;
     if (!status && i->rank)
@@ -264,17 +344,17 @@ static void compare(const struct instruction *i, const uint32_t *device, const u
     }
 }
 
-static int run_all(FILE *file, int comparing, struct header *header, int hopper_too) {
+static int run_all(FILE *file, int comparing, struct header *header, const fdm_device *device) {
     static uint32_t results[WORDS], theirs[WORDS];
     int wrong = 0, shown;
     for (int n = 0; n < COUNT; n++) {
         const struct instruction *i = &instructions[n];
-        const int hopper = i->number >= TRY_CLUSTER;
+        const int major = program_of(i)->major;
         struct agreement g = {0, 0, 0};
-        if (hopper && !hopper_too)
+        if (major && major != device->compute_major)
             continue;
         for (int seed = 0; seed < header->seeds; seed++) {
-            if (try_one(i, seed, hopper, results)) {
+            if (try_one(i, seed, results)) {
                 printf("WRONG %s, %s: %s\n", i->wrappers, i->variant, fdm_last_error());
                 return 1;
             }
@@ -351,6 +431,6 @@ int main(int argc, char **argv) {
         printf("Results of %s against those of emulated %s.\n\n"
                "| | instruction | variant | seeds | the same bits | largest difference |\n|---|---|---|---|---|---|\n",
                header.device, device.name);
-    const int wrong = run_all(file, comparing, &header, device.compute_major == 9 && device.compute_minor == 0);
+    const int wrong = run_all(file, comparing, &header, &device);
     return fclose(file) != 0 || wrong > 0;
 }

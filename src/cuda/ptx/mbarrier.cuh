@@ -52,12 +52,9 @@ __device__ __forceinline__ void mbarrier_arrive_cluster(uint32_t address) {
 __device__ __forceinline__ void mbarrier_arrive_remote(uint32_t address) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" : : "r"(address) : "memory");
 }
-/* One arrival at a barrier of another block; its phase ends no sooner than `bytes` more have been copied. */
-__device__ __forceinline__ void mbarrier_arrive_expect_tx_cluster(uint32_t address, uint32_t bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64 _, [%0], %1;"
-                 :
-                 : "r"(address), "r"(bytes)
-                 : "memory");
+/* The same; its phase ends no sooner than `bytes` more have been copied. */
+__device__ __forceinline__ void mbarrier_arrive_expect_tx_remote(uint32_t address, uint32_t bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cluster.b64 _, [%0], %1;" : : "r"(address), "r"(bytes) : "memory");
 }
 /* As mbarrier_wait; sees what the cluster's blocks released. */
 __device__ __forceinline__ void mbarrier_wait_cluster(uint32_t barrier, uint32_t parity) {

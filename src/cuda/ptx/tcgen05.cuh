@@ -143,32 +143,32 @@ __device__ __forceinline__ void tcgen05_fence_after_thread_sync() {
 #define TCGEN05_D128(c, i) TCGEN05_D64(c, i), TCGEN05_D64(c, i + 64)
 
 template <int count> struct tcgen05_registers;
-#define TCGEN05_REGISTERS(n)                                                                         \
-    template <> struct tcgen05_registers<n> {                                                        \
-        static __device__ __forceinline__ void load(uint32_t (&r)[n], uint32_t tensor) {             \
-            asm volatile("tcgen05.ld.sync.aligned.32x32b.x" #n ".b32 {" TCGEN05_R##n "}, [%" #n "];" \
-                         : TCGEN05_D##n("=r", 0)                                                     \
-                         : "r"(tensor)                                                               \
-                         : "memory");                                                                \
-        }                                                                                            \
-        static __device__ __forceinline__ void load(float (&r)[n], uint32_t tensor) {                \
-            asm volatile("tcgen05.ld.sync.aligned.32x32b.x" #n ".b32 {" TCGEN05_R##n "}, [%" #n "];" \
-                         : TCGEN05_D##n("=f", 0)                                                     \
-                         : "r"(tensor)                                                               \
-                         : "memory");                                                                \
-        }                                                                                            \
-        static __device__ __forceinline__ void store(uint32_t tensor, const uint32_t (&r)[n]) {      \
-            asm volatile("tcgen05.st.sync.aligned.32x32b.x" #n ".b32 [%" #n "], {" TCGEN05_R##n "};" \
-                         :                                                                           \
-                         : TCGEN05_D##n("r", 0), "r"(tensor)                                         \
-                         : "memory");                                                                \
-        }                                                                                            \
-        static __device__ __forceinline__ void store(uint32_t tensor, const float (&r)[n]) {         \
-            asm volatile("tcgen05.st.sync.aligned.32x32b.x" #n ".b32 [%" #n "], {" TCGEN05_R##n "};" \
-                         :                                                                           \
-                         : TCGEN05_D##n("f", 0), "r"(tensor)                                         \
-                         : "memory");                                                                \
-        }                                                                                            \
+#define TCGEN05_REGISTERS(n)                                                                                \
+    template <> struct tcgen05_registers<n> {                                                               \
+        static __device__ __forceinline__ void tcgen05_ld_32x32b(uint32_t (&r)[n], uint32_t tensor) {       \
+            asm volatile("tcgen05.ld.sync.aligned.32x32b.x" #n ".b32 {" TCGEN05_R##n "}, [%" #n "];"        \
+                         : TCGEN05_D##n("=r", 0)                                                            \
+                         : "r"(tensor)                                                                      \
+                         : "memory");                                                                       \
+        }                                                                                                   \
+        static __device__ __forceinline__ void tcgen05_ld_32x32b(float (&r)[n], uint32_t tensor) {          \
+            asm volatile("tcgen05.ld.sync.aligned.32x32b.x" #n ".b32 {" TCGEN05_R##n "}, [%" #n "];"        \
+                         : TCGEN05_D##n("=f", 0)                                                            \
+                         : "r"(tensor)                                                                      \
+                         : "memory");                                                                       \
+        }                                                                                                   \
+        static __device__ __forceinline__ void tcgen05_st_32x32b(uint32_t tensor, const uint32_t (&r)[n]) { \
+            asm volatile("tcgen05.st.sync.aligned.32x32b.x" #n ".b32 [%" #n "], {" TCGEN05_R##n "};"        \
+                         :                                                                                  \
+                         : TCGEN05_D##n("r", 0), "r"(tensor)                                                \
+                         : "memory");                                                                       \
+        }                                                                                                   \
+        static __device__ __forceinline__ void tcgen05_st_32x32b(uint32_t tensor, const float (&r)[n]) {    \
+            asm volatile("tcgen05.st.sync.aligned.32x32b.x" #n ".b32 [%" #n "], {" TCGEN05_R##n "};"        \
+                         :                                                                                  \
+                         : TCGEN05_D##n("f", 0), "r"(tensor)                                                \
+                         : "memory");                                                                       \
+        }                                                                                                   \
     };
 TCGEN05_REGISTERS(1)
 TCGEN05_REGISTERS(2)
@@ -183,11 +183,11 @@ TCGEN05_REGISTERS(128)
  */
 template <typename number, int count>
 __device__ __forceinline__ void tcgen05_ld_32x32b(number (&r)[count], uint32_t tensor) {
-    tcgen05_registers<count>::load(r, tensor);
+    tcgen05_registers<count>::tcgen05_ld_32x32b(r, tensor);
 }
 template <typename number, int count>
 __device__ __forceinline__ void tcgen05_st_32x32b(uint32_t tensor, const number (&r)[count]) {
-    tcgen05_registers<count>::store(tensor, r);
+    tcgen05_registers<count>::tcgen05_st_32x32b(tensor, r);
 }
 /* Waits for all of this thread's tcgen05_ld so far; and for its tcgen05_st. */
 __device__ __forceinline__ void tcgen05_wait_ld() { asm volatile("tcgen05.wait::ld.sync.aligned;" : : : "memory"); }

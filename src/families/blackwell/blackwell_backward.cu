@@ -228,7 +228,7 @@ struct loader {
     __device__ __forceinline__ uint32_t take_slot() const {
         slot.wait_empty(base + EMPTY);
         __syncwarp();
-        return base + RING + slot.index * SLOT_BYTES;
+        return base + RING + slot.index() * SLOT_BYTES;
     }
 
     /* This block's half of the rows of a tile, all columns. */
@@ -237,7 +237,7 @@ struct loader {
         for (int part = 0; part < OPERAND_SLOTS; part++, slot.next()) {
             const uint32_t to = take_slot(), full = slot.barrier(leader + FULL);
             if (lane == 0) {
-                mbarrier_arrive_expect_tx_cluster(full, SLOT_BYTES);
+                mbarrier_arrive_expect_tx_remote(full, SLOT_BYTES);
                 for (int box = 0; box < 2; box++)
                     load_box(to + box * BOX_BYTES, !OWN_KEYS, map, full, part * 128 + box * 64, tile * TILE + rank * 64,
                              head);
@@ -255,7 +255,7 @@ struct loader {
             const uint32_t to = take_slot();
             const uint32_t full = clear ? mapa_shared(base + CLEARED, (uint32_t)rank) : slot.barrier(leader + FULL);
             if (lane == 0) {
-                mbarrier_arrive_expect_tx_cluster(full, SLOT_BYTES);
+                mbarrier_arrive_expect_tx_remote(full, SLOT_BYTES);
                 for (int box = 0; box < 2; box++)
                     load_box(to + box * BOX_BYTES, !OWN_KEYS, map, full,
                              rank * (HEAD_DIM / 2) + (two_panels ? box * 64 : 0), first + (two_panels ? 0 : box * 64),
@@ -284,7 +284,7 @@ struct loader {
 
     /* lse, and beside dS delta, of the rows of a step. */
     __device__ __forceinline__ void load_rows(int step) {
-        const uint32_t to = base + ROWS + rows.index * ROW_BYTES, full = rows.barrier(base + ROWS_FULL);
+        const uint32_t to = base + ROWS + rows.index() * ROW_BYTES, full = rows.barrier(base + ROWS_FULL);
         const int64_t head = w.query_head(step), row = w.tile(step) * TILE;
         const int64_t at = VARLEN ? backward_begin(w.at.q_begin, w.at.batch, TILE) + head * a.in.rows + row
                                   : (w.at.batch * (int64_t)a.in.in.heads + head) * a.in.rows + row;
@@ -324,7 +324,7 @@ struct loader {
         own.next();
         __syncwarp();
         if (lane == 0) {
-            mbarrier_arrive_expect_tx_cluster(leader + OWN_FULL, (1 + MAKES_DS) * OPERAND_BYTES);
+            mbarrier_arrive_expect_tx_remote(leader + OWN_FULL, (1 + MAKES_DS) * OPERAND_BYTES);
             load_own(base, OWN_KEYS ? &a.k_map : &a.q_map);
             if (MAKES_DS)
                 load_own(base + OPERAND_BYTES, OWN_KEYS ? &a.v_map : &a.dout_map);
@@ -349,7 +349,7 @@ struct multiplier {
     __device__ __forceinline__ uint32_t take_slot() const {
         slot.wait_full(base + FULL);
         tcgen05_fence_after_thread_sync();
-        return base + RING + slot.index * SLOT_BYTES;
+        return base + RING + slot.index() * SLOT_BYTES;
     }
     __device__ __forceinline__ void release_slot() {
         tcgen05_commit_multicast<2>(slot.barrier(base + EMPTY), BOTH_BLOCKS);
@@ -388,7 +388,7 @@ struct multiplier {
     __device__ __forceinline__ void scores(int) {
         if (!MAKES_DV) /* else sum_p has waited for P, which took the place of the scores before */
             s.wait_empty(base + S_EMPTY);
-        multiply_transposed(tensor + S_COLUMNS + s.index * TILE, base);
+        multiply_transposed(tensor + S_COLUMNS + s.index() * TILE, base);
         tcgen05_commit_multicast<2>(s.barrier(base + S_FULL), BOTH_BLOCKS);
         s.next();
     }
@@ -403,7 +403,7 @@ struct multiplier {
     }
     __device__ __forceinline__ void sum_p(int step) {
         p.wait_full(base + P_FULL);
-        multiply_straight(tensor + P_SUMS, tensor + S_COLUMNS + p.index * TILE, step > 0);
+        multiply_straight(tensor + P_SUMS, tensor + S_COLUMNS + p.index() * TILE, step > 0);
         p.next();
     }
 
@@ -492,8 +492,8 @@ struct computer {
     }
 
     __device__ __forceinline__ void compute_step(int step) {
-        const uint32_t s_columns = tensor + S_COLUMNS + s.index * TILE + half * 64;
-        const uint32_t step_rows = base + ROWS + rows.index * ROW_BYTES + half * 256;
+        const uint32_t s_columns = tensor + S_COLUMNS + s.index() * TILE + half * 64;
+        const uint32_t step_rows = base + ROWS + rows.index() * ROW_BYTES + half * 256;
         const int column = w.tile(step) * TILE + half * 64, begin = first - column, end = last - column;
         uint32_t word[32];
         s.wait_full(base + S_FULL);

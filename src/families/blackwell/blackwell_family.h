@@ -4,7 +4,7 @@
 
 #include "gpu/gpu_family.h"
 
-extern const struct gpu_algorithm blackwell_backward_algorithm;
+extern const struct gpu_algorithm blackwell_forward_algorithm, blackwell_backward_algorithm;
 
 /* Why no kernel of the family takes the device or the problem, whatever the pass: dtype, head dims, TMA's limits; else
  * NULL. */

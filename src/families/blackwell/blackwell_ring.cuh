@@ -14,22 +14,34 @@
 enum { LEADER = 0, PAIR = 2 };      /* rank of the block that issues products; blocks of a cluster */
 constexpr uint16_t BOTH_BLOCKS = 3; /* of a multicast commit */
 
-template <int slots> struct ring_place {
-    uint32_t index, phase;
+/* Where slots are a power of two the place is the number of those that passed. */
+template <int slots, bool counted = (slots & (slots - 1)) == 0> struct ring_place {
+    uint32_t count;
 
-    __device__ __forceinline__ ring_place() : index(0), phase(0) {}
+    __device__ __forceinline__ ring_place() : count(0) {}
+    __device__ __forceinline__ uint32_t index() const { return count % slots; }
+    __device__ __forceinline__ uint32_t phase() const { return count / slots & 1; }
+    __device__ __forceinline__ void next() { count++; }
+    /* Barriers lie one behind the other. */
+    __device__ __forceinline__ uint32_t barrier(uint32_t barriers) const { return barriers + 8 * index(); }
+    __device__ __forceinline__ void wait_full(uint32_t full) const { mbarrier_wait(barrier(full), phase()); }
+    __device__ __forceinline__ void wait_empty(uint32_t empty) const { mbarrier_wait(barrier(empty), phase() ^ 1); }
+};
+template <int slots> struct ring_place<slots, false> {
+    uint32_t at, parity;
+
+    __device__ __forceinline__ ring_place() : at(0), parity(0) {}
+    __device__ __forceinline__ uint32_t index() const { return at; }
+    __device__ __forceinline__ uint32_t phase() const { return parity; }
     __device__ __forceinline__ void next() {
-        if (++index == slots) {
-            index = 0;
-            phase ^= 1;
+        if (++at == slots) {
+            at = 0;
+            parity ^= 1;
         }
     }
-    /* Barriers lie one behind the other. */
-    __device__ __forceinline__ uint32_t barrier(uint32_t barriers) const { return barriers + 8 * index; }
-    __device__ __forceinline__ void wait_full(uint32_t full) const { mbarrier_wait_cluster(barrier(full), phase); }
-    __device__ __forceinline__ void wait_empty(uint32_t empty) const {
-        mbarrier_wait_cluster(barrier(empty), phase ^ 1);
-    }
+    __device__ __forceinline__ uint32_t barrier(uint32_t barriers) const { return barriers + 8 * at; }
+    __device__ __forceinline__ void wait_full(uint32_t full) const { mbarrier_wait(barrier(full), parity); }
+    __device__ __forceinline__ void wait_empty(uint32_t empty) const { mbarrier_wait(barrier(empty), parity ^ 1); }
 };
 
 /* One arrival of a warp, by its first lane, when all lanes have come here: at a barrier of this block, and at the

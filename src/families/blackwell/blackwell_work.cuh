@@ -86,7 +86,7 @@ template <int words> struct work_board {
     /* The scheduler: waits for a slot; then fills it. */
     __device__ __forceinline__ void wait_slot() const { at.wait_empty(board + EMPTY); }
     __device__ __forceinline__ void tell(const int (&word)[words]) {
-        const uint32_t slot = board + at.index * words * 4;
+        const uint32_t slot = board + at.index() * words * 4;
 #pragma unroll
         for (int i = 0; i < words; i += 4)
             st_shared_16(slot + 4 * i, (uint32_t)word[i], (uint32_t)word[i + 1], (uint32_t)word[i + 2],
@@ -96,7 +96,7 @@ template <int words> struct work_board {
     }
     /* A warp, whole: the next item. The slot is free for the item after the next when every warp has read it. */
     __device__ __forceinline__ void read(int (&word)[words]) {
-        const uint32_t slot = board + at.index * words * 4;
+        const uint32_t slot = board + at.index() * words * 4;
         at.wait_full(board + FULL);
 #pragma unroll
         for (int i = 0; i < words; i += 4) {

@@ -28,7 +28,7 @@ extern "C" __global__ void __launch_bounds__(32) __cluster_dims__(2, 1, 1)
                 mbarrier_wait_cluster(empty, (round - 1) % 2);
             mbarrier_arrive_expect_tx(full, 16);
             if (FAULT != 2)
-                mbarrier_arrive_expect_tx_cluster(mapa_shared(full, 1), 16);
+                mbarrier_arrive_expect_tx_remote(mapa_shared(full, 1), 16);
             clusterlaunchcontrol_try_cancel_multicast(answer, full);
         }
         if (FAULT != 3)

@@ -36,7 +36,7 @@ __device__ __forceinline__ void copy(const struct planted_arguments &a, const st
         const uint32_t stage = tile % STAGES, k = t.shared + RING + stage * STAGE, full = t.leader + FULL + stage * 8;
         if (tile >= STAGES && FAULT != 14)
             mbarrier_wait_cluster(t.shared + EMPTY + stage * 8, (tile / STAGES + 1) % 2);
-        mbarrier_arrive_expect_tx_cluster(full, STAGE);
+        mbarrier_arrive_expect_tx_remote(full, STAGE);
         cp_async_bulk_tensor_3d_pair(k, &a.a, full, 0, tile * 128 + (FAULT == 11 ? 0 : t.rank * 64), 0);
         cp_async_bulk_tensor_3d_pair(k + K_BYTES, &a.b, full, t.rank * 64, tile * 128, 0);
     }

@@ -24,7 +24,7 @@ inline void mbarrier_expect_tx(uint32_t barrier, uint32_t bytes, EMU_AT) {
 }
 inline void mbarrier_arrive_remote(uint32_t address, EMU_AT) { emu_mbarrier_arrive(address, 1, 0, EMU_HERE); }
 inline void mbarrier_arrive_cluster(uint32_t address, EMU_AT) { emu_mbarrier_arrive(address, 1, 0, EMU_HERE); }
-inline void mbarrier_arrive_expect_tx_cluster(uint32_t address, uint32_t bytes, EMU_AT) {
+inline void mbarrier_arrive_expect_tx_remote(uint32_t address, uint32_t bytes, EMU_AT) {
     emu_mbarrier_arrive_cluster(address, bytes, EMU_HERE);
 }
 inline void mbarrier_wait_cluster(uint32_t barrier, uint32_t parity, EMU_AT) {
