@@ -329,13 +329,14 @@ static int check_case(struct trial *t, const struct named_case *c) {
     return right == 1 && (!t->varlen || keeps_sequences_apart(t, c->pass, plan.choice));
 }
 
-/* The named cases of kernels whose names have `only` in them, from number `first` on. */
-static int run_cases(const char *only, uint64_t first, uint64_t repeat) {
+/* The named cases of kernels whose names have `only` in them, from number `first` on; of them the part-th of `parts`.
+ */
+static int run_cases(const char *only, uint64_t first, uint64_t repeat, uint64_t part, uint64_t parts) {
     const struct named_case *c;
     int64_t right = 0, wrong = 0;
     for (uint64_t n = first; n - first < repeat && (c = named_case((int64_t)n)); n++) {
         struct trial trial;
-        if (only && !strstr(c->kernel, only))
+        if ((only && !strstr(c->kernel, only)) || n % parts != part)
             continue;
         trial_of_case(&trial, c, n);
         trial_reference(&trial);
@@ -388,19 +389,16 @@ static int run_checks(const char *only, uint64_t seed, uint64_t repeat, int thre
 }
 
 int main(int argc, char **argv) {
-    static const struct option options[] = {{"kernel", required_argument, 0, 'k'},
-                                            {"seed", required_argument, 0, 's'},
-                                            {"repeat", required_argument, 0, 'r'},
-                                            {"threads", required_argument, 0, 't'},
-                                            {"broken", no_argument, 0, 'b'},
-                                            {"emulate", required_argument, 0, 'e'},
-                                            {"cases", no_argument, 0, 'n'},
-                                            {"json", required_argument, 0, 'j'},
-                                            {"cuda", no_argument, 0, 'c'},
-                                            {"help", no_argument, 0, 'h'},
-                                            {0}};
+    static const struct option options[] = {
+        {"kernel", required_argument, 0, 'k'}, {"seed", required_argument, 0, 's'},
+        {"repeat", required_argument, 0, 'r'}, {"threads", required_argument, 0, 't'},
+        {"broken", no_argument, 0, 'b'},       {"emulate", required_argument, 0, 'e'},
+        {"cases", no_argument, 0, 'n'},        {"share", required_argument, 0, 'p'},
+        {"json", required_argument, 0, 'j'},   {"cuda", no_argument, 0, 'c'},
+        {"help", no_argument, 0, 'h'},         {0}};
     const char *kernel = NULL, *device = NULL, *json = NULL;
     uint64_t seed = 1, repeat = 0;
+    unsigned long long part = 0, parts = 1;
     int option, threads = 0, broken = 0, seeded = 0, cases = 0;
     while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
         switch (option) {
@@ -413,9 +411,12 @@ int main(int argc, char **argv) {
         case 'j': json = optarg; break;
         case 'c': cuda_alone = 1; break;
         case 'n': cases = 1; break;
+        case 'p':
+            if (sscanf(optarg, "%llu/%llu", &part, &parts) == 2 && part < parts)
+                break; /* fall through */
         default:
             printf("usage: fdm-checks [--kernel TEXT] [--cuda] [--seed N] [--repeat N] [--threads N] [--broken] "
-                   "[--emulate sm_90] [--cases] [--json FILE]\n");
+                   "[--emulate sm_90] [--cases [--share K/N]] [--json FILE]\n");
             return option == 'h' ? 0 : 2;
         }
     }
@@ -431,7 +432,7 @@ int main(int argc, char **argv) {
         return broken_main(repeat ? repeat : 60);
     if (cases) {
         checks_named();
-        return run_cases(kernel, seeded ? seed : 0, repeat ? repeat : seeded ? 1 : UINT64_MAX);
+        return run_cases(kernel, seeded ? seed : 0, repeat ? repeat : seeded ? 1 : UINT64_MAX, part, parts);
     }
     return run_checks(kernel, seed, repeat ? repeat : seeded ? 1 : 200, threads, json);
 }
