@@ -66,6 +66,11 @@ def softmax_case(dtype: torch.dtype, columns: int, megabytes: int) -> dict:
     return result
 
 
+# From the slowest on, without gemm.naive; in the form of their names.
+LADDER = ("gemm.sliced-k", "gemm.mma-warp", "gemm.mma+stage2", "gemm.mma+stage2+pad", "gemm.mma+stage2+swizzle",
+          "gemm.mma+stage3", "gemm.mma+stage4", "gemm.mma+stage5", "gemm.mma+ahead", "gemm.mma", "gemm.hopper")
+
+
 def gemm_case(dtype: torch.dtype, m: int, n: int, k: int) -> dict:
     a = torch.randn(m, k, device="cuda", dtype=dtype)
     b = torch.randn(n, k, device="cuda", dtype=dtype).T  # as of a linear layer's weight
@@ -73,6 +78,8 @@ def gemm_case(dtype: torch.dtype, m: int, n: int, k: int) -> dict:
     calls = {"torch": lambda: torch.matmul(a, b, out=out), "ours": lambda: gemm(a, b)}
     rows = b.contiguous()
     calls |= {"torch NN": lambda: torch.matmul(a, rows, out=out), "ours NN": lambda: gemm(a, rows)}
+    if (m, n, k) == (4096, 4096, 4096):
+        calls |= {name: lambda name=name: gemm(a, b, kernel=name) for name in LADDER}
     copy = torch.empty_like(rows)
     if m <= 64:
         calls["copy"] = lambda: copy.copy_(rows)

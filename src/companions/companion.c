@@ -12,6 +12,13 @@ static void add_reason(char *reasons, size_t size, const char *name, const char 
     snprintf(reasons + used, size - used, "%s%s: %s", used ? "; " : "", name, why);
 }
 
+static void take(const struct companion_operation *operation, int32_t index, const fdm_device *device,
+                 const void *problem, struct fdm_companion_choice *choice) {
+    choice->kernel_index = index;
+    snprintf(choice->kernel, sizeof choice->kernel, "%s", operation->kernels[index].name);
+    operation->kernels[index].fill(device, problem, choice);
+}
+
 static fdm_status choose_forced(const struct companion_operation *operation, const fdm_device *device,
                                 const void *problem, const char *name, struct fdm_companion_choice *choice) {
     for (int32_t i = 0; i < operation->num_kernels; i++) {
@@ -21,9 +28,7 @@ static fdm_status choose_forced(const struct companion_operation *operation, con
         const char *refused = k->refusal(device, problem);
         if (refused)
             return error_set(FDM_ERROR_UNSUPPORTED, "kernel '%s' cannot run it: %s", name, refused);
-        k->fill(device, problem, choice);
-        choice->kernel_index = i;
-        snprintf(choice->kernel, sizeof choice->kernel, "%s", k->name);
+        take(operation, i, device, problem, choice);
         snprintf(choice->reason, sizeof choice->reason, "asked for by name");
         return FDM_OK;
     }
@@ -50,9 +55,7 @@ fdm_status companion_choose(const struct companion_operation *operation, const f
         if (!why && k->passed_over)
             why = k->passed_over(device, problem);
         if (!why) {
-            k->fill(device, problem, choice);
-            choice->kernel_index = i;
-            snprintf(choice->kernel, sizeof choice->kernel, "%s", k->name);
+            take(operation, i, device, problem, choice);
             snprintf(choice->reason, sizeof choice->reason, "%s%s%s takes it", reasons, *reasons ? "; " : "", k->name);
             return FDM_OK;
         }

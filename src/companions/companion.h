@@ -4,6 +4,7 @@
 #define FDM_COMPANION_H
 
 #include "cuda/cuda.h"
+#include "gpu/request_constants.h"
 
 enum { COMPANION_REQUESTS_MAX = 2 }; /* kernels that a plan launches */
 
@@ -15,7 +16,8 @@ struct companion_kernel {
     const char *(*refusal)(const fdm_device *device, const void *problem);
     /* NULL, or a clause that says why another kernel suits the problem better. May be NULL itself. */
     const char *(*passed_over)(const fdm_device *device, const void *problem);
-    /* What the kernel's constants, grid and workspace come from: everything of the choice but name and reasons. */
+    /* What the kernel's constants, grid and workspace come from: everything of the choice but index, name and reasons.
+     * The index is there already. */
     void (*fill)(const fdm_device *device, const void *problem, struct fdm_companion_choice *choice);
 };
 struct companion_operation {

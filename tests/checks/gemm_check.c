@@ -156,11 +156,14 @@ static void check(const struct trial *t) {
     fflush(stdout);
 }
 
-/* Each size with each pair of layouts; the other features in turn. */
-static void check_kernel(const char *kernel, const int64_t (*sizes)[4], int32_t count) {
+/* Each size of at most so many products with each pair of layouts; the other features in turn. */
+static void check_kernel(const char *kernel, const int64_t (*sizes)[4], int32_t count, double most) {
     int turn = 0;
     for (int32_t i = 0; i < count; i++)
-        for (int layout = 0; layout < 4; layout++, turn++) {
+        for (int layout = 0;
+             layout < 4 &&
+             (double)sizes[i][0] * (double)sizes[i][1] * (double)sizes[i][2] * (double)sizes[i][3] <= most;
+             layout++, turn++) {
             struct trial t = {.kernel = kernel,
                               .dtype = turn % 2 ? FDM_FLOAT16 : FDM_BFLOAT16,
                               .batch = sizes[i][3],
@@ -181,13 +184,15 @@ static void check_kernel(const char *kernel, const int64_t (*sizes)[4], int32_t 
             if (layout == turn / 4 % 4) { /* what TMA does not take */
                 t.padding = turn % 5;
                 t.offset = turn % 3;
-                t.accumulate16 = t.dtype == FDM_FLOAT16 && t.k <= 64 && (!kernel || strcmp(kernel, "gemm.naive") == 0);
+                t.accumulate16 = t.dtype == FDM_FLOAT16 && t.k <= 64 &&
+                                 (!kernel || strcmp(kernel, "gemm.naive") == 0 || strncmp(kernel, "gemm.mma+", 9) == 0);
                 check(&t);
             }
         }
 }
 
 int main(int argc, char **argv) {
+    enum { BY_NAME_MAX = 1 << 23 }; /* products of a size that all kernels meet where they may be slow */
     /* m, n, k, batch: around tiles of 64 to 256, several items a block, k split, nothing */
     static const int64_t small[][4] = {{1, 8, 8, 1},       {8, 1, 8, 1},        {8, 8, 1, 2},       {0, 8, 8, 1},
                                        {8, 0, 8, 1},       {8, 8, 0, 1},        {8, 8, 8, 0},       {64, 64, 64, 1},
@@ -212,9 +217,9 @@ int main(int argc, char **argv) {
             continue;
         memset(counts, 0, sizeof counts);
         num_choices = 0;
-        check_kernel(kernel, small, sizeof small / sizeof small[0]);
+        check_kernel(kernel, small, sizeof small / sizeof small[0], kernel && !only && !is_large ? BY_NAME_MAX : 1e18);
         if (is_large)
-            check_kernel(kernel, large, sizeof large / sizeof large[0]);
+            check_kernel(kernel, large, sizeof large / sizeof large[0], 1e18);
         printf("%s: %d right, %d wrong, %d refused\n", kernel ? kernel : "chosen", counts[1], counts[0], counts[2]);
         for (int32_t i = 0; i < num_choices; i++)
             printf("  %s\n", choices[i]);

@@ -1,10 +1,12 @@
 """test_examples.py: the examples run, and what they report holds together."""
 
+import importlib.util
 import json
 import math
 import re
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -60,6 +62,45 @@ def test_train_bytes_on_cuda(dtype, tmp_path):
     masked, dense = json.loads(done.stdout)["runs"]
     assert masked["training_bits_per_byte"][-1] < masked["training_bits_per_byte"][0] - 1
     assert abs(masked["validation_bits_per_byte"] - dense["validation_bits_per_byte"]) < 0.5
+
+
+@pytest.fixture
+def comparison():
+    """bench/train_dynamic_masks.py as a module."""
+    path = ROOT / "bench" / "train_dynamic_masks.py"
+    spec = importlib.util.spec_from_file_location("train_dynamic_masks", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.parent))
+    spec.loader.exec_module(module)
+    yield module
+    sys.path.remove(str(path.parent))
+
+
+def test_the_ways_of_the_comparison_are_one_model(comparison):
+    options = types.SimpleNamespace(seq=48, window=7, width=32, heads=2, layers=2, seed=3)
+    text = torch.randint(0, 256, (2, 48))
+    with torch.no_grad():
+        logits = {name: comparison.model_of(way, options)(text) for name, way in comparison.WAYS.items()}
+    first, *others, dense = logits.values()
+    assert len(others) == 2
+    for other in others:
+        torch.testing.assert_close(other, first, atol=1e-5, rtol=1e-4)
+    assert (dense - first).abs().max() > 1e-3
+
+
+def test_the_comparison_reports(comparison, tmp_path, capsys):
+    small = ["--layers", "1", "--width", "32", "--heads", "2", "--batch", "2", "--window", "8"]
+    assert comparison.main(["--seq", "64", "48", "--steps", "10", "4", "--out", str(tmp_path), *small]) == 0
+    results = json.loads((tmp_path / "train_dynamic_masks.json").read_text())["results"]
+    assert [(each["seq"], each["window"], each["steps"]) for each in results] == [(64, 8, 10), (48, 8, 4)]
+    for result in results:
+        ours, flex, dense_mask, dense = result["ways"]
+        assert flex["failed"] == "FlexAttention does not support backward on CPU"
+        assert ours["training_bits_per_byte"] == pytest.approx(dense_mask["training_bits_per_byte"], abs=1e-3)
+        assert abs(ours["training_bits_per_byte"][-1] - dense["training_bits_per_byte"][-1]) > 1e-5
+        assert ours["tokens_per_second"] > 0 and ours["validation_bits_per_byte"] < 9
+    assert (tmp_path / "train_dynamic_masks.png").read_bytes().startswith(b"\x89PNG")
+    assert "| flash-dmattn, key intervals |" in capsys.readouterr().out
 
 
 def test_bad_options_are_named():

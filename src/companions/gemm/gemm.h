@@ -40,7 +40,20 @@ struct gemm_params {
 
 enum { GEMM_ELEMENT_THREADS = 256 };
 
+/* ---- gemm_sliced_k, gemm_mma_warp ---- */
+
+#define GEMM_RUNG_CONSTANTS(X) \
+    X(DTYPE)                   \
+    X(HAS_C)
+
+enum { GEMM_SLICED_BLOCK = 64, GEMM_SLICED_K = 16, GEMM_WARP_ROWS = 16, GEMM_WARP_COLUMNS = 8, GEMM_WARPS = 4 };
+
 /* ---- gemm_mma ---- */
+
+/* LAYOUT: how rows of a tile lie in shared memory. */
+#define GEMM_ROWS_DENSE   0 /* one after the other: eight rows that ldmatrix reads meet few banks */
+#define GEMM_ROWS_PADDED  1 /* 16 bytes between them */
+#define GEMM_ROWS_SWIZZLE 2 /* chunks of 16 bytes permuted within a row */
 
 #define GEMM_MMA_CONSTANTS(X)                                                    \
     X(DTYPE)        /* GEMM_FLOAT16 or GEMM_BFLOAT16 */                          \
@@ -49,10 +62,21 @@ enum { GEMM_ELEMENT_THREADS = 256 };
     X(HAS_C)        /* 1: beta is not 0 */                                       \
     X(ACCUMULATE16) /* 1: sums in float16 */                                     \
     X(ALIGNED)      /* 1: rows of A, B and out begin at multiples of 16 bytes */ \
-    X(STAGES)       /* tiles of A, and of B, in flight */
+    X(STAGES)       /* tiles of A, and of B, in flight: 2 or more */             \
+    X(LAYOUT)       /* GEMM_ROWS_* */                                            \
+    X(L2_ORDER)     /* 1: blocks take tiles in groups of rows; 0: row by row */  \
+    X(AHEAD)        /* 1: registers of the next 16 of k are loaded under this product */
 
 enum { GEMM_MMA_BLOCK = 128, GEMM_MMA_BLOCK_K = 32, GEMM_MMA_THREADS = 256 };
-enum { GEMM_MMA_STAGE_BYTES = 2 * GEMM_MMA_BLOCK * GEMM_MMA_BLOCK_K * 2 };
+/* Of A or B; with padding the most that either order of rows takes. */
+static inline
+#ifdef __CUDACC__
+    __host__ __device__ constexpr
+#endif
+    int32_t
+    gemm_mma_operand_bytes(int32_t layout) {
+    return GEMM_MMA_BLOCK * (GEMM_MMA_BLOCK_K * 2 + (layout == GEMM_ROWS_PADDED ? 16 : 0));
+}
 
 /* ---- gemm_hopper ---- */
 

@@ -6,118 +6,166 @@
 
 #include "base/error.h"
 
+/* The kernels in the order of the list. Those from MMA_AHEAD to MMA_STAGE2 are gemm_mma.cu with one idea more or less.
+ */
+enum {
+    HOPPER,
+    MMA,
+    MMA_AHEAD,
+    MMA_STAGE5,
+    MMA_STAGE4,
+    MMA_STAGE3,
+    MMA_SWIZZLE,
+    MMA_PADDED,
+    MMA_STAGE2,
+    MMA_WARP,
+    SLICED_K,
+    NAIVE,
+    NUM_KERNELS
+};
+
 static const char *float16_refusal(const fdm_device *device, const void *problem) {
     const fdm_gemm_problem *p = problem;
     return p->accumulate_float16 && p->dtype != FDM_FLOAT16 ? "sums in float16 are for float16 operands" : NULL;
+}
+static const char *float32_refusal(const fdm_device *device, const void *problem) {
+    const fdm_gemm_problem *p = problem;
+    return p->accumulate_float16 ? "its sums are in float32" : NULL;
+}
+
+static int64_t tiles_of(int64_t extent, int64_t tile) { return (extent + tile - 1) / tile; }
+
+static fdm_status launch(const struct cuda_kernel_request *request, const struct cuda_kernel *kernel, int64_t blocks,
+                         const struct gemm_params *params, void *stream) {
+    const struct cuda_launch l = {.kernel = kernel,
+                                  .grid = {(uint32_t)blocks, 1, 1},
+                                  .threads = (uint32_t)request->threads,
+                                  .stream = stream,
+                                  .arguments = params,
+                                  .arguments_bytes = sizeof *params};
+    return cuda_launch(&l);
+}
+
+/* ---- gemm.mma and the rungs below it ---- */
+
+static const struct rung {
+    int32_t stages, layout, l2_order, ahead;
+} rungs[NUM_KERNELS] = {
+    [MMA] = {4, GEMM_ROWS_SWIZZLE, 1, 0},        [MMA_AHEAD] = {4, GEMM_ROWS_SWIZZLE, 1, 1},
+    [MMA_STAGE5] = {5, GEMM_ROWS_SWIZZLE, 0, 0}, [MMA_STAGE4] = {4, GEMM_ROWS_SWIZZLE, 0, 0},
+    [MMA_STAGE3] = {3, GEMM_ROWS_SWIZZLE, 0, 0}, [MMA_SWIZZLE] = {2, GEMM_ROWS_SWIZZLE, 0, 0},
+    [MMA_PADDED] = {2, GEMM_ROWS_PADDED, 0, 0},  [MMA_STAGE2] = {2, GEMM_ROWS_DENSE, 0, 0},
+};
+
+static int32_t mma_shared_bytes(const struct rung *r) {
+    enum { ALIGNMENT = 128 };
+    return r->stages * 2 * gemm_mma_operand_bytes(r->layout) + ALIGNMENT;
+}
+
+static void mma_fill(const fdm_device *device, const void *problem, fdm_companion_choice *choice) {
+    const fdm_gemm_problem *p = problem;
+    const struct rung *r = &rungs[choice->kernel_index];
+    choice->shared_bytes = mma_shared_bytes(r);
+    snprintf(choice->choice, sizeof choice->choice, "%dx%d, %d stages, %s", GEMM_MMA_BLOCK, GEMM_MMA_BLOCK, r->stages,
+             p->mappable ? "16-byte copies" : "copies of elements");
+}
+
+static void mma_request(const fdm_gemm_problem *p, const struct rung *r, struct cuda_kernel_request *request) {
+    *request = (struct cuda_kernel_request){.file = "companions/gemm/gemm_mma.cu",
+                                            .entry = "gemm_mma",
+                                            .shared_bytes = mma_shared_bytes(r),
+                                            .threads = GEMM_MMA_THREADS};
+    GPU_SET_CONSTANTS(request, GEMM_MMA_CONSTANTS, .DTYPE = p->dtype, .A_M_MAJOR = !p->a_rows_contiguous,
+                      .B_N_MAJOR = p->b_rows_contiguous, .HAS_C = p->has_c, .ACCUMULATE16 = p->accumulate_float16,
+                      .ALIGNED = p->mappable, .STAGES = r->stages, .LAYOUT = r->layout, .L2_ORDER = r->l2_order,
+                      .AHEAD = r->ahead);
+}
+
+/* ---- the rungs without ring or tensor cores ---- */
+
+static void warp_fill(const fdm_device *device, const void *problem, fdm_companion_choice *choice) {
+    snprintf(choice->choice, sizeof choice->choice, "%dx%d a warp", GEMM_WARP_ROWS, GEMM_WARP_COLUMNS);
+}
+static void sliced_fill(const fdm_device *device, const void *problem, fdm_companion_choice *choice) {
+    snprintf(choice->choice, sizeof choice->choice, "%dx%d, %d of k a step", GEMM_SLICED_BLOCK, GEMM_SLICED_BLOCK,
+             GEMM_SLICED_K);
 }
 static void naive_fill(const fdm_device *device, const void *problem, fdm_companion_choice *choice) {
     snprintf(choice->choice, sizeof choice->choice, "a thread an element");
 }
 
-/* ---- gemm.mma ---- */
-
-static void mma_fill(const fdm_device *device, const void *problem, fdm_companion_choice *choice) {
-    enum { STAGES = 4, ALIGNMENT = 128 };
-    const fdm_gemm_problem *p = problem;
-    choice->parameters[P_STAGES] = STAGES;
-    choice->shared_bytes = STAGES * GEMM_MMA_STAGE_BYTES + ALIGNMENT;
-    snprintf(choice->choice, sizeof choice->choice, "%dx%d, %d stages, %s", GEMM_MMA_BLOCK, GEMM_MMA_BLOCK, STAGES,
-             p->mappable ? "16-byte copies" : "copies of elements");
+static void rung_request(const fdm_gemm_problem *p, const char *entry, int32_t threads,
+                         struct cuda_kernel_request *request) {
+    *request =
+        (struct cuda_kernel_request){.file = "companions/gemm/gemm_rungs.cu", .entry = entry, .threads = threads};
+    GPU_SET_CONSTANTS(request, GEMM_RUNG_CONSTANTS, .DTYPE = p->dtype, .HAS_C = p->has_c);
 }
-
-static void mma_request(const fdm_gemm_plan *plan, struct cuda_kernel_request *request) {
-    static const char *const names[] = {GEMM_MMA_CONSTANTS(GPU_CONSTANT_NAME)};
-    enum { COUNT = sizeof names / sizeof names[0] };
-    const fdm_gemm_problem *p = &plan->problem;
-    const int64_t values[COUNT] = {p->dtype,
-                                   !p->a_rows_contiguous,
-                                   p->b_rows_contiguous,
-                                   p->has_c,
-                                   p->accumulate_float16,
-                                   p->mappable,
-                                   plan->choice.parameters[P_STAGES]};
-    *request = (struct cuda_kernel_request){.file = "companions/gemm/gemm_mma.cu",
-                                            .entry = "gemm_mma",
-                                            .num_constants = COUNT,
-                                            .shared_bytes = (int32_t)plan->choice.shared_bytes,
-                                            .threads = GEMM_MMA_THREADS};
-    for (int32_t i = 0; i < COUNT; i++)
-        request->constants[i] = (struct cuda_constant){names[i], values[i]};
-}
-
-static fdm_status mma_launch(const fdm_gemm_problem *p, const struct cuda_kernel *kernel,
-                             const struct gemm_params *params, void *stream) {
-    const int64_t rows = (p->m + GEMM_MMA_BLOCK - 1) / GEMM_MMA_BLOCK;
-    const int64_t columns = (p->n + GEMM_MMA_BLOCK - 1) / GEMM_MMA_BLOCK;
-    const struct cuda_launch launch = {.kernel = kernel,
-                                       .grid = {(uint32_t)(rows * columns * p->batch), 1, 1},
-                                       .threads = GEMM_MMA_THREADS,
-                                       .stream = stream,
-                                       .arguments = params,
-                                       .arguments_bytes = sizeof *params};
-    return cuda_launch(&launch);
+static void element_request(const fdm_gemm_problem *p, const char *entry, int32_t accumulate16,
+                            struct cuda_kernel_request *request) {
+    *request = (struct cuda_kernel_request){
+        .file = "companions/gemm/gemm_naive.cu", .entry = entry, .threads = GEMM_ELEMENT_THREADS};
+    GPU_SET_CONSTANTS(request, GEMM_ELEMENT_CONSTANTS, .DTYPE = p->dtype, .HAS_C = p->has_c,
+                      .ACCUMULATE16 = accumulate16);
 }
 
 /* ---- the list ---- */
 
-enum { HOPPER, MMA, NAIVE, NUM_KERNELS };
+#define MMA_RUNG(index, name, description) [index] = {name, description, 0, float16_refusal, NULL, mma_fill}
 static const struct companion_kernel kernels[NUM_KERNELS] = {
     [HOPPER] = {"gemm.hopper", "wgmma and TMA, persistent, specialised warpgroups, clusters, k split over blocks", 1,
                 gemm_hopper_refusal, NULL, gemm_hopper_fill},
-    [MMA] = {"gemm.mma", "mma.sync, a ring of stages by cp.async, swizzled shared memory", 1, float16_refusal, NULL,
-             mma_fill},
+    [MMA] = {"gemm.mma", "mma.sync, a ring of stages by cp.async, swizzled shared memory, tiles ordered for L2", 1,
+             float16_refusal, NULL, mma_fill},
+    MMA_RUNG(MMA_AHEAD, "gemm.mma+ahead", "gemm.mma with registers loaded one product ahead"),
+    MMA_RUNG(MMA_STAGE5, "gemm.mma+stage5", "gemm.mma+stage4 with five stages"),
+    MMA_RUNG(MMA_STAGE4, "gemm.mma+stage4", "gemm.mma without its order of tiles"),
+    MMA_RUNG(MMA_STAGE3, "gemm.mma+stage3", "the same with three stages"),
+    MMA_RUNG(MMA_SWIZZLE, "gemm.mma+stage2+swizzle", "two stages, chunks of rows permuted"),
+    MMA_RUNG(MMA_PADDED, "gemm.mma+stage2+pad", "two stages, 16 bytes between rows"),
+    MMA_RUNG(MMA_STAGE2, "gemm.mma+stage2", "mma.sync from shared memory, two stages, rows as they come"),
+    [MMA_WARP] = {"gemm.mma-warp", "mma.sync, a tile of 16x8 a warp, straight from global memory", 0, float32_refusal,
+                  NULL, warp_fill},
+    [SLICED_K] = {"gemm.sliced-k", "slices of k in shared memory, 4x4 sums a thread, no tensor cores", 0,
+                  float32_refusal, NULL, sliced_fill},
     [NAIVE] = {"gemm.naive", "the definition, a thread an element", 0, float16_refusal, NULL, naive_fill},
 };
 const struct companion_operation gemm_operation = {"gemm", NUM_KERNELS, kernels};
 
-static void element_request(const fdm_gemm_problem *p, const char *entry, int32_t accumulate16,
-                            struct cuda_kernel_request *request) {
-    *request = (struct cuda_kernel_request){
-        .file = "companions/gemm/gemm_naive.cu",
-        .entry = entry,
-        .num_constants = 3,
-        .constants = {{"DTYPE", p->dtype}, {"HAS_C", p->has_c}, {"ACCUMULATE16", accumulate16}},
-        .threads = GEMM_ELEMENT_THREADS};
-}
-
 int32_t gemm_requests(const fdm_gemm_plan *plan, struct cuda_kernel_request *requests) {
     const fdm_companion_choice *c = &plan->choice;
+    const fdm_gemm_problem *p = &plan->problem;
     if (c->kernel_index < 0 || c->kernel_index >= NUM_KERNELS || strcmp(c->kernel, kernels[c->kernel_index].name) != 0)
         return 0;
-    if (c->kernel_index == MMA && c->parameters[P_STAGES] > 1 &&
-        c->shared_bytes >= c->parameters[P_STAGES] * GEMM_MMA_STAGE_BYTES + 128) {
-        mma_request(plan, &requests[0]);
-        return 1;
+    switch (c->kernel_index) {
+    case HOPPER:
+        if (!gemm_hopper_request(plan, &requests[0]))
+            return 0;
+        if (c->parameters[P_SPLITS] == 1)
+            return 1;
+        element_request(p, "gemm_combine", 0, &requests[1]);
+        return 2;
+    case MMA_WARP: rung_request(p, "gemm_mma_warp", 32 * GEMM_WARPS, &requests[0]); return 1;
+    case SLICED_K: rung_request(p, "gemm_sliced_k", GEMM_ELEMENT_THREADS, &requests[0]); return 1;
+    case NAIVE: element_request(p, "gemm_naive", p->accumulate_float16, &requests[0]); return 1;
+    default: mma_request(p, &rungs[c->kernel_index], &requests[0]); return c->shared_bytes == requests[0].shared_bytes;
     }
-    if (c->kernel_index == NAIVE) {
-        element_request(&plan->problem, "gemm_naive", plan->problem.accumulate_float16, &requests[0]);
-        return 1;
-    }
-    if (c->kernel_index != HOPPER || !gemm_hopper_request(plan, &requests[0]))
-        return 0;
-    if (c->parameters[P_SPLITS] == 1)
-        return 1;
-    element_request(&plan->problem, "gemm_combine", 0, &requests[1]);
-    return 2;
 }
 
-/* A thread for each element of C. */
-static fdm_status launch_elements(const fdm_gemm_problem *p, const struct cuda_kernel *kernel,
-                                  const struct gemm_params *params, void *stream) {
-    const int64_t blocks = (p->batch * p->m * p->n + GEMM_ELEMENT_THREADS - 1) / GEMM_ELEMENT_THREADS;
-    const struct cuda_launch launch = {.kernel = kernel,
-                                       .grid = {(uint32_t)blocks, 1, 1},
-                                       .threads = GEMM_ELEMENT_THREADS,
-                                       .stream = stream,
-                                       .arguments = params,
-                                       .arguments_bytes = sizeof *params};
-    return cuda_launch(&launch);
+/* Blocks of the kernel that makes the results' last form: of a list's kernel but gemm.hopper, or of gemm_combine. */
+static int64_t blocks_of(int32_t kernel_index, const fdm_gemm_problem *p) {
+    switch (kernel_index) {
+    case MMA_WARP: return p->batch * tiles_of(p->m, GEMM_WARP_ROWS) * tiles_of(p->n, GEMM_WARPS * GEMM_WARP_COLUMNS);
+    case SLICED_K: return p->batch * tiles_of(p->m, GEMM_SLICED_BLOCK) * tiles_of(p->n, GEMM_SLICED_BLOCK);
+    case HOPPER:
+    case NAIVE: return tiles_of(p->batch * p->m * p->n, GEMM_ELEMENT_THREADS);
+    default: return p->batch * tiles_of(p->m, GEMM_MMA_BLOCK) * tiles_of(p->n, GEMM_MMA_BLOCK);
+    }
 }
 
 fdm_status gemm_launch(const fdm_gemm_plan *plan, struct gemm_params *params, void *workspace, void *stream) {
     struct cuda_kernel_request requests[COMPANION_REQUESTS_MAX];
     const struct cuda_kernel *loaded[COMPANION_REQUESTS_MAX];
-    const int32_t count = gemm_requests(plan, requests), hopper = plan->choice.kernel_index == HOPPER;
+    const int32_t count = gemm_requests(plan, requests), index = plan->choice.kernel_index, hopper = index == HOPPER;
     if (count == 0)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile is not its kernel's");
     params->partials = workspace;
@@ -125,9 +173,7 @@ fdm_status gemm_launch(const fdm_gemm_plan *plan, struct gemm_params *params, vo
     fdm_status status = cuda_kernels_get(plan->choice.device.index, requests, count, loaded);
     if (!status && hopper)
         status = gemm_hopper_launch(plan, loaded[0], params, stream);
-    if (!status && plan->choice.kernel_index == MMA)
-        return mma_launch(&plan->problem, loaded[0], params, stream);
     if (!status && (!hopper || count > 1))
-        status = launch_elements(&plan->problem, loaded[count - 1], params, stream);
+        status = launch(&requests[count - 1], loaded[count - 1], blocks_of(index, &plan->problem), params, stream);
     return status;
 }

@@ -28,7 +28,7 @@
  * computing warps). In each block, by the products of the leader: EMPTY, S_FULL, DP_FULL, SUMS_FULL; of its own:
  * ROWS_FULL, ROWS_EMPTY, and CLEARED.
  *
- * Registers of a thread that computes: P 64, dP 32, dS 16. */
+ * Registers of a thread that computes: P 64, dP 32, dS or P in 16 bits 16, of 168. */
 #include "cuda/ptx/cluster.cuh"
 #include "cuda/ptx/tcgen05.cuh"
 #include "cuda/ptx/tma.cuh"
@@ -53,6 +53,7 @@ BLACKWELL_BACKWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define F16    (DTYPE == GPU_FLOAT16)
 #define CLEARS (VARLEN || EMPTY_ROWS) /* a tile may hold rows that have no part in it, and may be NaN */
 static_assert(OWN_KEYS || (MAKES_DS && !MAKES_DV), "a block of rows makes dQ");
+static_assert(OWN_KEYS || !PARTS, "groups share keys");
 static_assert(HEAD_DIM == 128 || (HEAD_DIM == 256 && MAKES_DS + MAKES_DV == 1), "sums beside scores fit 512 columns");
 
 /* ---- tensor memory and shared memory ---- */
@@ -130,11 +131,12 @@ __device__ __forceinline__ void init_barriers(uint32_t base) {
 /* ---- work ---- */
 
 /* An item: what a pair of blocks owns of a head, and the tiles of the other axis that some of it sees or is seen by:
- * first_tile .. first_tile + tiles - 1, of each query head of a group. A step is one of those tiles. */
+ * first_tile .. first_tile + tiles - 1, of each query head of a group, or (PARTS) of a part of one. A step is one of
+ * those tiles. */
 struct item {
     struct sequence at;
     int first_own;                          /* of this block */
-    int head, first_head;                   /* of what is owned; of the query heads that are walked */
+    int head, part, first_head;             /* of what is owned; of the query heads that are walked */
     int first_tile, tiles, steps, live_row; /* live_row: the first row of the sequence that sees a key */
     __device__ __forceinline__ int tile(int step) const { return first_tile + (OWN_KEYS ? step % tiles : step); }
     __device__ __forceinline__ int query_head(int step) const { return first_head + (OWN_KEYS ? step / tiles : 0); }
@@ -149,23 +151,26 @@ struct item_order {
     } in;
 };
 __device__ __forceinline__ struct item_order find_order(const struct blackwell_backward_params &a) {
-    return {a.pairs, a.items, {a.heads_in_turn, OWN_KEYS ? a.in.in.heads_kv : a.in.in.heads}};
+    const int parts = PARTS ? a.in.group_parts : 1;
+    return {a.pairs, a.items, {a.heads_in_turn, OWN_KEYS ? a.in.in.heads_kv * parts : a.in.in.heads}};
 }
 /* That order has last rows first under a causal mask, as many keys are seen there: of keys the first are. */
 __device__ __forceinline__ struct item find_item(const struct blackwell_backward_params &a, int place, int rank) {
     const struct work_item at = item_at(find_order(a), place);
     const int pair = OWN_KEYS && WINDOW ? a.pairs - 1 - at.row_block : at.row_block;
+    const int parts = PARTS ? a.in.group_parts : 1, part_heads = PARTS ? a.in.part_heads : a.in.in.group;
     struct item w;
     w.at = find_sequence(a.in.in, at.batch);
-    w.head = at.head;
-    w.first_head = OWN_KEYS ? w.head * a.in.in.group : w.head;
+    w.head = at.head / parts;
+    w.part = at.head % parts;
+    w.first_head = OWN_KEYS ? at.head * part_heads : w.head;
     const int own = pair * PAIR_ROWS, own_end = min(own + PAIR_ROWS, w.own_length());
     w.first_own = own + rank * TILE;
     const int first = OWN_KEYS ? first_row(a.in.in, w.at, own) : first_key(a.in.in, w.at, own);
     const int end = OWN_KEYS ? last_row(a.in.in, w.at, own_end - 1) : last_key(a.in.in, w.at, own_end - 1) + 1;
     w.first_tile = first / TILE;
     w.tiles = first < end && own < own_end ? (end + TILE - 1) / TILE - w.first_tile : 0;
-    w.steps = w.tiles * (OWN_KEYS ? a.in.in.group : 1);
+    w.steps = w.tiles * (OWN_KEYS ? part_heads : 1);
     w.live_row = first_row(a.in.in, w.at, 0);
     return w;
 }
@@ -436,28 +441,28 @@ struct computer {
             x[e] = OWN_KEYS ? __uint_as_float(word[e]) : own;
     }
 
-    /* Scores to P, in float32 in place and in 16 bits to `word`; columns before `begin` or from `end` on are hidden.
-     * With a softcap what is kept for dS is P times the slope of the cap. */
+    /* Scores to P, in float32 in place and (MAKES_DV) in 16 bits to the first half of their columns; columns before
+     * `begin` or from `end` on are hidden. With a softcap what is kept for dS is P times the slope of the cap. */
     template <bool partial>
-    __device__ __forceinline__ void make_p(uint32_t (&word)[32], uint32_t lse_rows, int begin, int end) {
+    __device__ __forceinline__ void make_p(uint32_t s_columns, uint32_t lse_rows, int begin, int end) {
         const float unit = a.in.in.scale * (SOFTCAP ? a.in.in.softcap_inverse : LOG2_E), cap = a.in.in.softcap * LOG2_E;
+        uint32_t word[16];
 #pragma unroll
         for (int j = 0; j < 64; j += 4) {
-            float lse[4];
+            float lse[4], y[4];
             read_rows(lse, lse_rows, j, own_lse);
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const float t = SOFTCAP ? tanh_accurate(p[j + e] * unit) : p[j + e];
-                float y = ex2_approx(__fmaf_rn(t, SOFTCAP ? cap : unit, -lse[e]));
+                y[e] = ex2_approx(__fmaf_rn(t, SOFTCAP ? cap : unit, -lse[e]));
                 if (partial && (j + e < begin || j + e >= end))
-                    y = 0;
-                lse[e] = y;
-                p[j + e] = SOFTCAP && MAKES_DS ? y * (1.0f - t * t) : y;
+                    y[e] = 0;
+                p[j + e] = SOFTCAP && MAKES_DS ? y[e] * (1.0f - t * t) : y[e];
             }
-            if (MAKES_DV) {
-                word[j / 2] = pack(lse[0], lse[1]);
-                word[j / 2 + 1] = pack(lse[2], lse[3]);
-            }
+            word[j / 2 % 16] = pack(y[0], y[1]);
+            word[j / 2 % 16 + 1] = pack(y[2], y[3]);
+            if (MAKES_DV && j % 32 == 28)
+                tcgen05_st_32x32b(s_columns + j / 32 * 16, word);
         }
     }
     /* dP to dS, 32 columns at a time, which take the place of the first half of dP. */
@@ -490,7 +495,6 @@ struct computer {
         const uint32_t s_columns = tensor + S_COLUMNS + s.index() * TILE + half * 64;
         const uint32_t step_rows = base + ROWS + rows.index() * ROW_BYTES + half * 256;
         const int column = w.tile(step) * TILE + half * 64, begin = first - column, end = last - column;
-        uint32_t word[32];
         s.wait_full(base + S_FULL);
         tcgen05_fence_after_thread_sync();
         tcgen05_ld_32x32b(p, s_columns);
@@ -500,11 +504,10 @@ struct computer {
         if (OWN_KEYS)
             rows.wait_full(base + ROWS_FULL);
         if (__any_sync(0xffffffff, begin > 0 || end < 64))
-            make_p<true>(word, step_rows, begin, end);
+            make_p<true>(s_columns, step_rows, begin, end);
         else
-            make_p<false>(word, step_rows, begin, end);
+            make_p<false>(s_columns, step_rows, begin, end);
         if (MAKES_DV) {
-            tcgen05_st_32x32b(s_columns, word);
             tcgen05_wait_st();
             arrive_warp_at_leader(s.barrier(base + P_FULL));
         }
@@ -522,13 +525,26 @@ struct computer {
         }
     }
 
-    /* The own row of a sum times `factor` to global memory, the warp's half of the columns; zeros without a walk. */
-    __device__ __forceinline__ void store_sums(const struct gpu_matrix &to, uint32_t columns, int head_dim,
-                                               float factor) const {
+    /* 32 columns of the own row, from `column` on, times `factor` to `at`. */
+    static __device__ __forceinline__ void store_columns(char *at, const float (&x)[32], int column, int head_dim,
+                                                         float factor) {
+#pragma unroll
+        for (int j = 0; j < 32; j += 8) {
+            const int count = min(head_dim - column - j, 8);
+            uint32_t word[4];
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                word[e] = pack(x[j + 2 * e] * factor, x[j + 2 * e + 1] * factor);
+            if (count > 0)
+                store_words(at + (column + j) * 2, word, count);
+        }
+    }
+    /* The own row of a sum times `factor` to global memory, the warp's half of the columns; zeros without a walk.
+     * PARTS: as it is to the part's `sums`. */
+    __device__ __forceinline__ void store_sums(const struct gpu_matrix &to, [[maybe_unused]] float *sums,
+                                               uint32_t columns, int head_dim, float factor) const {
         const int own = w.first_own + row;
-        char *at =
-            to.data +
-            ((VARLEN ? 0 : w.at.batch) * to.batch + w.head * to.head + (int64_t)(w.own_begin() + own) * to.row) * 2;
+        const int64_t begin = VARLEN ? w.own_begin() : 0, batch = VARLEN ? 0 : w.at.batch;
 #pragma unroll 1
         for (int column = half * (HEAD_DIM / 2); column < (half + 1) * (HEAD_DIM / 2); column += 32) {
             float x[32] = {};
@@ -536,15 +552,19 @@ struct computer {
                 tcgen05_ld_32x32b(x, columns + column);
                 tcgen05_wait_ld(x);
             }
-#pragma unroll
-            for (int j = 0; j < 32; j += 8) {
-                const int count = min(head_dim - column - j, 8);
-                uint32_t word[4];
-#pragma unroll
-                for (int e = 0; e < 4; e++)
-                    word[e] = pack(x[j + 2 * e] * factor, x[j + 2 * e + 1] * factor);
-                if (own < w.own_length() && count > 0)
-                    store_words(at + (column + j) * 2, word, count);
+            if (own < w.own_length()) {
+#if PARTS
+                const int64_t head = (int64_t)w.head * a.in.group_parts + w.part;
+                float4 *sum =
+                    (float4 *)(sums + (head * a.in.key_rows + batch * a.in.in.seqlen_k + begin + own) * HEAD_DIM +
+                               column);
+#    pragma unroll
+                for (int j = 0; j < 32; j += 4)
+                    sum[j / 4] = make_float4(x[j], x[j + 1], x[j + 2], x[j + 3]);
+#else
+                char *at = to.data + (batch * to.batch + w.head * to.head + (begin + own) * to.row) * 2;
+                store_columns(at, x, column, head_dim, factor);
+#endif
             }
             __syncwarp();
         }
@@ -570,9 +590,9 @@ struct computer {
             tcgen05_fence_after_thread_sync();
         }
         if (MAKES_DS)
-            store_sums(OWN_KEYS ? a.in.dk : a.in.dq, tensor + DS_SUMS, a.in.in.head_dim, a.in.in.scale);
+            store_sums(OWN_KEYS ? a.in.dk : a.in.dq, a.in.dk_parts, tensor + DS_SUMS, a.in.in.head_dim, a.in.in.scale);
         if (MAKES_DV)
-            store_sums(a.in.dv, tensor + P_SUMS, a.in.in.head_dim_v, 1.0f);
+            store_sums(a.in.dv, a.in.dv_parts, tensor + P_SUMS, a.in.in.head_dim_v, 1.0f);
     }
 };
 
