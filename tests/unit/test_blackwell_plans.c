@@ -74,7 +74,7 @@ static void takes_what_it_names(void **state) {
         {0, 256, 128, 128, "SM100_Pair_256x128_Exp1of4_Static", "384 of 512 columns"},
         {0, 8192, 64, 64, "SM100_Pair_512x128_Exp1of4_Static", "12 slots"},
         {0, 8192, 192, 128, "SM100_Pair_512x128_Exp1of4_Static", "8 slots"},
-        {0, 8192, 256, 128, "SM100_Pair_512x128_Exp1of4_Static", "6 slots"},
+        {0, 8192, 256, 128, "SM100_Pair_256x128_Exp1of4_Static", "10 slots"},
         {0, 8192, 128, 256, "SM100_Pair_256x128_Exp1of4_Static", "12 slots"},
         {CAUSAL, 8192, 256, 256, "SM100_Pair_256x128_Exp1of4_Dynamic", "dynamic order"},
         {CAUSAL | PACKED, 8192, 128, 128, "SM100_Pair_512x128_Exp1of4_Dynamic", "registers 176 softmax"},
