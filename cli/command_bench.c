@@ -339,6 +339,9 @@ static fdm_status time_kernels(struct bench *b) {
     fdm_status status = FDM_OK;
     for (int32_t i = 0; !status && fdm_kernel_list(i, &kernel) == FDM_OK; i++) {
         const int asked = strcmp(kernel.family, "reference") != 0 || b->reference || b->only;
+        /* What is for other GPUs is not spoken of unless it is named. */
+        if (kernel.device_type == FDM_CUDA && !kernel.available && !b->only)
+            continue;
         if (kernel.pass == b->pass && kernel.device_type == b->run.device.id.type && asked)
             status = time_kernel(b, &kernel);
     }

@@ -7,12 +7,12 @@ checks=$PWD/build/tests/fdm-checks
 [ -x "$checks" ] || { echo "build the tests first: ninja -C build" >&2; exit 2; }
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-end=$((SECONDS + 60 * minutes)) cores=$(nproc) devices=(sm_80 sm_89 sm_90)
+end=$((SECONDS + 60 * minutes)) cores=$(nproc) devices=(sm_80 sm_89 sm_90 sm_100)
 work() { # number of the process
     local n=$1 from
     while [ $SECONDS -lt $end ]; do
         from=$((seed + n * 40))
-        "$checks" --emulate "${devices[n % 3]}" --seed "$from" --repeat 40 >>"$folder/log$1" 2>&1 || echo "WRONG from $from" >>"$folder/log$1"
+        "$checks" --emulate "${devices[n % 4]}" --seed "$from" --repeat 40 >>"$folder/log$1" 2>&1 || echo "WRONG from $from" >>"$folder/log$1"
         n=$((n + cores))
     done
 }

@@ -130,21 +130,29 @@ __attribute__((target_clones("arch=x86-64-v3", "default")))
 #endif
 static void
 multiply_lanes(float *restrict sums, const float *restrict a, const float *restrict b, int lanes, int n, int add) {
-    for (int lane = 0; lane < lanes; lane++)
-        for (int from = 0; from < n; from += 32) {
+    for (int lane = 0; lane < lanes; lane += 4)
+        for (int from = 0; from < n; from += 8) {
             float *to = sums + (size_t)lane * TENSOR_COLUMNS + from;
-            const int width = n - from < 32 ? (n - from) / 8 : 4;
-            eight sum[4] = {{0}};
-            for (int j = 0; add && j < width; j++)
-                memcpy(&sum[j], to + j * 8, sizeof sum[j]);
-            for (int k = 0; k < K; k++) {
-                const float factor = a[lane * K + k];
-                eight row[4];
-                memcpy(row, b + k * (N_MAX + 32) + from, sizeof row);
-                for (int j = 0; j < 4; j++)
-                    sum[j] += row[j] * factor;
+            const float *factor = a + lane * K;
+            eight s0 = {0}, s1 = s0, s2 = s0, s3 = s0; /* four lanes keep the adders busy */
+            if (add) {
+                memcpy(&s0, to, sizeof s0);
+                memcpy(&s1, to + TENSOR_COLUMNS, sizeof s1);
+                memcpy(&s2, to + 2 * TENSOR_COLUMNS, sizeof s2);
+                memcpy(&s3, to + 3 * TENSOR_COLUMNS, sizeof s3);
             }
-            memcpy(to, sum, sizeof sum[0] * (size_t)width);
+            for (int k = 0; k < K; k++) {
+                eight row;
+                memcpy(&row, b + k * N_MAX + from, sizeof row);
+                s0 += row * factor[k];
+                s1 += row * factor[K + k];
+                s2 += row * factor[2 * K + k];
+                s3 += row * factor[3 * K + k];
+            }
+            memcpy(to, &s0, sizeof s0);
+            memcpy(to + TENSOR_COLUMNS, &s1, sizeof s1);
+            memcpy(to + 2 * TENSOR_COLUMNS, &s2, sizeof s2);
+            memcpy(to + 3 * TENSOR_COLUMNS, &s3, sizeof s3);
         }
 }
 
@@ -160,7 +168,7 @@ static struct block *block_of_group(const struct queue *q, unsigned i) {
 }
 
 static void make_product(struct queue *q, const struct product *p) {
-    static float a[TENSOR_LANES * K], b[K * (N_MAX + 32)];
+    static float a[TENSOR_LANES * K], b[K * N_MAX];
     const unsigned blocks = (unsigned)q->group;
     const int rows = p->m / (int)blocks, of_b = p->n / (int)blocks;
     for (unsigned i = 0; i < blocks; i++)
@@ -169,7 +177,7 @@ static void make_product(struct queue *q, const struct product *p) {
             return;
         }
     for (unsigned i = 0; i < blocks; i++)
-        gather_operand(block_of_group(q, i), p->b, p->b_mn_major, of_b, p->f16, b + i * (unsigned)of_b, 1, N_MAX + 32);
+        gather_operand(block_of_group(q, i), p->b, p->b_mn_major, of_b, p->f16, b + i * (unsigned)of_b, 1, N_MAX);
     for (unsigned i = 0; i < blocks; i++) {
         struct tensor *t = block_of_group(q, i)->tensor;
         if (p->from_tensor)

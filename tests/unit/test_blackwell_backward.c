@@ -118,6 +118,38 @@ static void leaves_other_devices_and_dtypes(void **state) {
     assert_non_null(strstr(fdm_last_error(), "float16 and bfloat16"));
 }
 
+/* As few parts as give every pair of multiprocessors an item of 256 keys; of packed sequences none. */
+static void divides_groups_where_keys_are_few(void **state) {
+    (void)state;
+    static const struct {
+        int64_t seqlen_k;
+        int32_t heads_kv, features;
+        const char *words;
+    } cases[] = {{8192, 4, 0, ""},
+                 {2048, 4, 0, "; groups of 4 heads in 4 parts"},
+                 {6144, 1, CAUSAL, "; groups of 16 heads in 4 parts"},
+                 {2048, 1, 0, "; groups of 16 heads in 16 parts"},
+                 {2048, 1, PACKED, ""},
+                 {256, 16, 0, ""}};
+    const fdm_device device = device_of("sm_100");
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fdm_problem p = problem_of(cases[i].features, 2048, 128, 128);
+        struct cuda_kernel_request request[GPU_REQUESTS_MAX];
+        fdm_plan plan;
+        const int divided = *cases[i].words != 0;
+        p.seqlen_k = cases[i].seqlen_k;
+        p.total_k = p.varlen ? p.seqlen_k : 0;
+        p.heads_kv = cases[i].heads_kv;
+        assert_int_equal(fdm_plan_attention(&device, &p, NULL, &plan), FDM_OK);
+        assert_string_equal(plan.kernel, "blackwell.backward");
+        assert_non_null(strstr(plan.reason, cases[i].words));
+        assert_int_equal(strstr(plan.reason, "parts") != NULL, divided);
+        const int32_t count = family_blackwell.launches(&family_blackwell, &plan, request);
+        assert_int_equal(count, 3 + divided); /* rows, dQ, dK and dV, and what adds the parts' sums */
+        assert_int_equal(strcmp(request[count - 1].entry, "backward_combine") == 0, divided);
+    }
+}
+
 static int64_t constant_of(const struct cuda_kernel_request *request, const char *name) {
     for (int32_t i = 0; i < request->num_constants; i++)
         if (strcmp(request->constants[i].name, name) == 0)
@@ -185,6 +217,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(takes_what_it_names),
                                        cmocka_unit_test(is_passed_over_for_narrow_heads),
                                        cmocka_unit_test(leaves_other_devices_and_dtypes),
-                                       cmocka_unit_test(makes_each_gradient_once), cmocka_unit_test(has_three_orders)};
+                                       cmocka_unit_test(divides_groups_where_keys_are_few),
+                                       cmocka_unit_test(makes_each_gradient_once),
+                                       cmocka_unit_test(has_three_orders)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -39,11 +39,25 @@ static int32_t launches_of(const fdm_problem *p, struct launch *list) {
     return count;
 }
 
-static struct gpu_backward_needs needs_of(const fdm_problem *p) {
+static struct gpu_backward_needs needs_of(const fdm_plan *plan, const fdm_problem *p) {
     return (struct gpu_backward_needs){.row_step = TILE,
-                                       .head_dim = (int32_t)gpu_round_up(p->head_dim, 32),
-                                       .head_dim_v = (int32_t)gpu_round_up(p->head_dim_v, 32),
+                                       .head_dim = padded(p),
+                                       .head_dim_v = padded(p),
+                                       .group_parts = plan->parameters[PARTS],
                                        .lse_factor = LOG2_E};
+}
+
+static int64_t pairs_of(int64_t length) { return (length + PAIR_ROWS - 1) / PAIR_ROWS; }
+
+/* Parts that a group of heads is divided in where keys are few: as few as give every pair of multiprocessors an item.
+ * Another kernel adds their sums. */
+static int32_t parts_of(const fdm_device *device, const fdm_problem *p) {
+    const int64_t group = p->varlen ? 1 : p->heads / p->heads_kv,
+                  items = pairs_of(p->seqlen_k) * p->heads_kv * p->batch;
+    int64_t parts = 1;
+    while ((p->needs_dk || p->needs_dv) && parts < group && (group % parts || 2 * items * parts < device->num_sms))
+        parts++; /* ends at the group itself */
+    return (int32_t)parts;
 }
 
 /* Of the launch that takes most. */
@@ -71,13 +85,18 @@ static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
  * and who is done first takes the next; then the other orders. */
 static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, fdm_plan *plan) {
     const int32_t first = gpu_bounded(p) || p->varlen ? ITEMS_DYNAMIC : ITEMS_STATIC;
-    const struct gpu_backward_needs needs = needs_of(p);
+    const int32_t order = number == 0 ? first : number - (number <= first), parts = parts_of(device, p);
     const int32_t d = padded(p);
+    char divided[64] = "";
     if (number >= SCHEDULER_COUNT)
         return 0;
-    const int32_t order = number == 0 ? first : number - (number <= first);
     plan->parameters[SCHEDULER] = order;
     plan->parameters[NUM_SMS] = device->num_sms;
+    plan->parameters[PARTS] = parts;
+    const struct gpu_backward_needs needs = needs_of(plan, p);
+    if (parts > 1)
+        snprintf(divided, sizeof divided, "; groups of %lld heads in %d parts, whose sums are added",
+                 (long long)(p->heads / p->heads_kv), parts);
     plan->block_m = PAIR_ROWS;
     plan->block_n = TILE;
     plan->stages = blackwell_backward_slots(d, 1);
@@ -87,12 +106,12 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
     snprintf(plan->reason, sizeof plan->reason,
              "head dim %lld on compute capability %d.%d: pairs of blocks own 256 rows or keys and walk 128 a step, %s; "
              "P and dS stay in tensor memory (%d columns), %d slots of 16 KB beside the own operands (%lld KB), %d "
-             "registers a thread; no additions in global memory, the same bits every time; %s order; by a model, not "
-             "measured",
+             "registers a thread; no additions in global memory, the same bits every time; %s order%s; by a "
+             "model, not measured",
              (long long)(p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v), device->compute_major,
              device->compute_minor, d == 256 ? "a kernel each for dQ, dK and dV" : "a kernel for dQ, one for dK and dV",
              BLACKWELL_BACKWARD_COLUMNS, plan->stages, (long long)(plan->shared_bytes + 1023) >> 10,
-             65536 / BLACKWELL_BACKWARD_THREADS / 8 * 8, scheduler_names[order]);
+             65536 / BLACKWELL_BACKWARD_THREADS / 8 * 8, scheduler_names[order], divided);
     return 1;
 }
 
@@ -103,7 +122,8 @@ static void make_request(const fdm_plan *plan, const fdm_problem *p, const struc
     GPU_SET_CONSTANTS(request, BLACKWELL_BACKWARD_CONSTANTS, .DTYPE = gpu_dtype(p->dtype), .HEAD_DIM = padded(p),
                       .OWN_KEYS = l->own_keys, .MAKES_DS = l->makes_ds, .MAKES_DV = l->makes_dv,
                       .SCHEDULER = plan->parameters[SCHEDULER], .WINDOW = gpu_bounded(p), .VARLEN = p->varlen,
-                      .SOFTCAP = p->softcap > 0, .EMPTY_ROWS = gpu_empty_rows(p) || p->varlen);
+                      .SOFTCAP = p->softcap > 0, .EMPTY_ROWS = gpu_empty_rows(p) || p->varlen,
+                      .PARTS = l->own_keys && plan->parameters[PARTS] > 1);
     request->file = "families/blackwell/blackwell_backward.cu";
     request->entry = "blackwell_backward";
     request->shared_bytes = blackwell_backward_shared_bytes(padded(p), l->makes_ds);
@@ -111,8 +131,10 @@ static void make_request(const fdm_plan *plan, const fdm_problem *p, const struc
 }
 
 static int valid(const fdm_plan *plan, const fdm_problem *p) {
-    const struct gpu_backward_needs needs = needs_of(p);
-    const int32_t order = plan->parameters[SCHEDULER];
+    const int32_t order = plan->parameters[SCHEDULER], parts = plan->parameters[PARTS];
+    if (parts < 1 || p->heads / p->heads_kv % parts || (parts > 1 && p->varlen))
+        return 0;
+    const struct gpu_backward_needs needs = needs_of(plan, p);
     return order >= 0 && order < SCHEDULER_COUNT && plan->parameters[NUM_SMS] >= 2 && plan->block_m == PAIR_ROWS &&
            plan->block_n == TILE && p->head_dim <= 256 && p->head_dim_v <= 256 &&
            plan->shared_bytes == shared_bytes(p) && plan->workspace_bytes >= gpu_backward_workspace_bytes(p, &needs);
@@ -121,7 +143,7 @@ static int valid(const fdm_plan *plan, const fdm_problem *p) {
 /* The kernels before, those of this file, those after. `before`: how many the first are. */
 static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *list,
                              int32_t *before) {
-    const struct gpu_backward_needs needs = needs_of(p);
+    const struct gpu_backward_needs needs = needs_of(plan, p);
     struct launch launches[LAUNCHES_MAX];
     const int32_t own = launches_of(p, launches);
     int32_t count = *before = gpu_backward_requests(GPU_BACKWARD_BEFORE, p, &needs, list);
@@ -155,14 +177,14 @@ static fdm_status make_maps(const fdm_plan *plan, const struct attention *attent
     return FDM_OK;
 }
 
-/* Heads of L2 groups take turns; of KV heads as many as have so many query heads. */
+/* Heads of L2 groups take turns; of parts of groups as many as have so many query heads. */
 static fdm_status launch_items(const fdm_plan *plan, const fdm_problem *p, const struct launch *l,
                                const struct cuda_kernel *kernel, struct blackwell_backward_params *params,
                                void *stream) {
-    const int64_t length = l->own_keys ? p->seqlen_k : p->seqlen_q, heads = l->own_keys ? p->heads_kv : p->heads;
-    const int32_t near = params->in.in.heads_per_l2_group / (l->own_keys ? params->in.in.group : 1);
+    const int64_t heads = l->own_keys ? p->heads_kv * plan->parameters[PARTS] : p->heads;
+    const int32_t near = params->in.in.heads_per_l2_group / (l->own_keys ? params->in.part_heads : 1);
     const int32_t at_once = plan->parameters[NUM_SMS] / 2;
-    params->pairs = (int32_t)((length + PAIR_ROWS - 1) / PAIR_ROWS);
+    params->pairs = (int32_t)pairs_of(l->own_keys ? p->seqlen_k : p->seqlen_q);
     params->items = (int32_t)(params->pairs * heads * p->batch);
     params->heads_in_turn = near > 1 ? near : 1;
     const int32_t pairs =
@@ -189,7 +211,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     fdm_status status = cuda_kernels_get(plan->device.index, list, make_requests(plan, p, list, &next), kernels);
     if (status)
         return status;
-    const struct gpu_backward_needs needs = needs_of(p);
+    const struct gpu_backward_needs needs = needs_of(plan, p);
     struct blackwell_backward_params params = {0};
     gpu_backward_fill(attention, &needs, workspace, &params.in);
     if ((status = make_maps(plan, attention, &params)))

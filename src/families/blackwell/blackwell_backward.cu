@@ -53,6 +53,7 @@ BLACKWELL_BACKWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define F16    (DTYPE == GPU_FLOAT16)
 #define CLEARS (VARLEN || EMPTY_ROWS) /* a tile may hold rows that have no part in it, and may be NaN */
 static_assert(OWN_KEYS || (MAKES_DS && !MAKES_DV), "a block of rows makes dQ");
+static_assert(OWN_KEYS || !PARTS, "groups share keys");
 static_assert(HEAD_DIM == 128 || (HEAD_DIM == 256 && MAKES_DS + MAKES_DV == 1), "sums beside scores fit 512 columns");
 
 /* ---- tensor memory and shared memory ---- */
@@ -130,11 +131,12 @@ __device__ __forceinline__ void init_barriers(uint32_t base) {
 /* ---- work ---- */
 
 /* An item: what a pair of blocks owns of a head, and the tiles of the other axis that some of it sees or is seen by:
- * first_tile .. first_tile + tiles - 1, of each query head of a group. A step is one of those tiles. */
+ * first_tile .. first_tile + tiles - 1, of each query head of a group, or (PARTS) of a part of one. A step is one of
+ * those tiles. */
 struct item {
     struct sequence at;
     int first_own;                          /* of this block */
-    int head, first_head;                   /* of what is owned; of the query heads that are walked */
+    int head, part, first_head;             /* of what is owned; of the query heads that are walked */
     int first_tile, tiles, steps, live_row; /* live_row: the first row of the sequence that sees a key */
     __device__ __forceinline__ int tile(int step) const { return first_tile + (OWN_KEYS ? step % tiles : step); }
     __device__ __forceinline__ int query_head(int step) const { return first_head + (OWN_KEYS ? step / tiles : 0); }
@@ -149,23 +151,26 @@ struct item_order {
     } in;
 };
 __device__ __forceinline__ struct item_order find_order(const struct blackwell_backward_params &a) {
-    return {a.pairs, a.items, {a.heads_in_turn, OWN_KEYS ? a.in.in.heads_kv : a.in.in.heads}};
+    const int parts = PARTS ? a.in.group_parts : 1;
+    return {a.pairs, a.items, {a.heads_in_turn, OWN_KEYS ? a.in.in.heads_kv * parts : a.in.in.heads}};
 }
 /* That order has last rows first under a causal mask, as many keys are seen there: of keys the first are. */
 __device__ __forceinline__ struct item find_item(const struct blackwell_backward_params &a, int place, int rank) {
     const struct work_item at = item_at(find_order(a), place);
     const int pair = OWN_KEYS && WINDOW ? a.pairs - 1 - at.row_block : at.row_block;
+    const int parts = PARTS ? a.in.group_parts : 1, part_heads = PARTS ? a.in.part_heads : a.in.in.group;
     struct item w;
     w.at = find_sequence(a.in.in, at.batch);
-    w.head = at.head;
-    w.first_head = OWN_KEYS ? w.head * a.in.in.group : w.head;
+    w.head = at.head / parts;
+    w.part = at.head % parts;
+    w.first_head = OWN_KEYS ? at.head * part_heads : w.head;
     const int own = pair * PAIR_ROWS, own_end = min(own + PAIR_ROWS, w.own_length());
     w.first_own = own + rank * TILE;
     const int first = OWN_KEYS ? first_row(a.in.in, w.at, own) : first_key(a.in.in, w.at, own);
     const int end = OWN_KEYS ? last_row(a.in.in, w.at, own_end - 1) : last_key(a.in.in, w.at, own_end - 1) + 1;
     w.first_tile = first / TILE;
     w.tiles = first < end && own < own_end ? (end + TILE - 1) / TILE - w.first_tile : 0;
-    w.steps = w.tiles * (OWN_KEYS ? a.in.in.group : 1);
+    w.steps = w.tiles * (OWN_KEYS ? part_heads : 1);
     w.live_row = first_row(a.in.in, w.at, 0);
     return w;
 }
@@ -522,13 +527,26 @@ struct computer {
         }
     }
 
-    /* The own row of a sum times `factor` to global memory, the warp's half of the columns; zeros without a walk. */
-    __device__ __forceinline__ void store_sums(const struct gpu_matrix &to, uint32_t columns, int head_dim,
-                                               float factor) const {
+    /* 32 columns of the own row, from `column` on, times `factor` to `at`. */
+    static __device__ __forceinline__ void store_columns(char *at, const float (&x)[32], int column, int head_dim,
+                                                         float factor) {
+#pragma unroll
+        for (int j = 0; j < 32; j += 8) {
+            const int count = min(head_dim - column - j, 8);
+            uint32_t word[4];
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                word[e] = pack(x[j + 2 * e] * factor, x[j + 2 * e + 1] * factor);
+            if (count > 0)
+                store_words(at + (column + j) * 2, word, count);
+        }
+    }
+    /* The own row of a sum times `factor` to global memory, the warp's half of the columns; zeros without a walk.
+     * PARTS: as it is to the part's `sums`. */
+    __device__ __forceinline__ void store_sums(const struct gpu_matrix &to, [[maybe_unused]] float *sums,
+                                               uint32_t columns, int head_dim, float factor) const {
         const int own = w.first_own + row;
-        char *at =
-            to.data +
-            ((VARLEN ? 0 : w.at.batch) * to.batch + w.head * to.head + (int64_t)(w.own_begin() + own) * to.row) * 2;
+        const int64_t begin = VARLEN ? w.own_begin() : 0, batch = VARLEN ? 0 : w.at.batch;
 #pragma unroll 1
         for (int column = half * (HEAD_DIM / 2); column < (half + 1) * (HEAD_DIM / 2); column += 32) {
             float x[32] = {};
@@ -536,15 +554,19 @@ struct computer {
                 tcgen05_ld_32x32b(x, columns + column);
                 tcgen05_wait_ld(x);
             }
-#pragma unroll
-            for (int j = 0; j < 32; j += 8) {
-                const int count = min(head_dim - column - j, 8);
-                uint32_t word[4];
-#pragma unroll
-                for (int e = 0; e < 4; e++)
-                    word[e] = pack(x[j + 2 * e] * factor, x[j + 2 * e + 1] * factor);
-                if (own < w.own_length() && count > 0)
-                    store_words(at + (column + j) * 2, word, count);
+            if (own < w.own_length()) {
+#if PARTS
+                const int64_t head = (int64_t)w.head * a.in.group_parts + w.part;
+                float4 *sum =
+                    (float4 *)(sums + (head * a.in.key_rows + batch * a.in.in.seqlen_k + begin + own) * HEAD_DIM +
+                               column);
+#    pragma unroll
+                for (int j = 0; j < 32; j += 4)
+                    sum[j / 4] = make_float4(x[j], x[j + 1], x[j + 2], x[j + 3]);
+#else
+                char *at = to.data + (batch * to.batch + w.head * to.head + (begin + own) * to.row) * 2;
+                store_columns(at, x, column, head_dim, factor);
+#endif
             }
             __syncwarp();
         }
@@ -570,9 +592,9 @@ struct computer {
             tcgen05_fence_after_thread_sync();
         }
         if (MAKES_DS)
-            store_sums(OWN_KEYS ? a.in.dk : a.in.dq, tensor + DS_SUMS, a.in.in.head_dim, a.in.in.scale);
+            store_sums(OWN_KEYS ? a.in.dk : a.in.dq, a.in.dk_parts, tensor + DS_SUMS, a.in.in.head_dim, a.in.in.scale);
         if (MAKES_DV)
-            store_sums(a.in.dv, tensor + P_SUMS, a.in.in.head_dim_v, 1.0f);
+            store_sums(a.in.dv, a.in.dv_parts, tensor + P_SUMS, a.in.in.head_dim_v, 1.0f);
     }
 };
 

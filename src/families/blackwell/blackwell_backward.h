@@ -17,19 +17,21 @@
     X(WINDOW)    /* causal or window */                                     \
     X(VARLEN)                                                               \
     X(SOFTCAP)                                                              \
-    X(EMPTY_ROWS) /* rows may see no key */
+    X(EMPTY_ROWS) /* rows may see no key */                                 \
+    X(PARTS)      /* 1: a block takes a part of a group of heads, and leaves sums of dK and dV in float32 */
 
 /* What a plan holds for it (families/family.h). */
 #define BLACKWELL_BACKWARD_PARAMETERS(X) \
     X(SCHEDULER)                         \
-    X(NUM_SMS)
+    X(NUM_SMS)                           \
+    X(PARTS) /* of a group of heads */
 
 struct blackwell_backward_params {
     struct gpu_backward_params in;
     struct cuda_tensor_map q_map, k_map, v_map, dout_map; /* [B, heads, S, D or Dv]: tiles of 64 rows and columns */
-    int32_t pairs;         /* of a head: of tiles of rows, or (OWN_KEYS) of a KV head: of tiles of keys */
-    int32_t items;         /* pairs of all heads */
-    int32_t heads_in_turn; /* heads whose pairs take turns */
+    int32_t pairs;         /* of a head: of tiles of rows, or (OWN_KEYS) of a part of a group: of tiles of keys */
+    int32_t items;         /* pairs of all of them */
+    int32_t heads_in_turn; /* heads, or parts of groups, whose pairs take turns */
     int32_t reserved;
 };
 
