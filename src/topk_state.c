@@ -169,9 +169,9 @@ fdm_status fdm_topk_fill(const fdm_tensor *bias, const fdm_tensor *end, const fd
     if (bias->device.type == FDM_CUDA)
         return topk_slots_on_device(1, &call, bias->device.index, stream);
     const int64_t num_pages = block_table ? (k ? k : v)->shape[0] : 0;
-    const int64_t missing = block_table ? topk_missing_page(&call, num_pages) : num_pages;
-    if (missing != num_pages)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "block_table has page %lld; k has %lld pages", (long long)missing,
+    int32_t page;
+    if (block_table && topk_page_is_missing(&call, num_pages, &page))
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "block_table has page %d; k has %lld pages", page,
                          (long long)num_pages);
     topk_fill_on_cpu(&call);
     return FDM_OK;

@@ -114,15 +114,17 @@ static void fill_head(const struct slot_call *c, int64_t b, int64_t h) {
     *number_at(&c->length, b, h, 0) = c->num_tokens;
 }
 
-int64_t topk_missing_page(const struct slot_call *c, int64_t num_pages) {
+int topk_page_is_missing(const struct slot_call *c, int64_t num_pages, int32_t *page) {
     for (int64_t b = 0; b < c->batch; b++)
         for (int64_t h = 0; h < c->heads; h++)
             for (int32_t j = 0; j < c->num_tokens; j++) {
-                const int32_t page = *number_at(&c->end, b, h, j) == INT32_MAX ? page_of(c, b, j) : 0;
-                if (page < 0 || page >= num_pages)
-                    return page;
+                if (*number_at(&c->end, b, h, j) != INT32_MAX)
+                    continue;
+                *page = page_of(c, b, j);
+                if (*page < 0 || *page >= num_pages)
+                    return 1;
             }
-    return num_pages;
+    return 0;
 }
 
 void topk_fill_on_cpu(const struct slot_call *c) {

@@ -38,8 +38,8 @@ struct slot_call {
 #ifndef __CUDACC__
 void topk_append_on_cpu(const struct slot_call *call);
 void topk_fill_on_cpu(const struct slot_call *call);
-/* The first page of a kept key that is not in 0 .. num_pages - 1; num_pages when there is none. */
-int64_t topk_missing_page(const struct slot_call *call, int64_t num_pages);
+/* Whether the page of a kept key is not in 0 .. num_pages - 1; *page is the first such. */
+int topk_page_is_missing(const struct slot_call *call, int64_t num_pages, int32_t *page);
 #endif
 
 #endif
