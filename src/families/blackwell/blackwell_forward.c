@@ -14,13 +14,14 @@ enum { PAIR = 2, BOX_KEYS = 64, FEW_ROWS = 16, NUM_SCHEDULERS = 3 };
 /* A way to run a problem: query tiles of a block, who hands out items, and how many of exp2's results are made on the
  * FMA pipe. */
 struct variant {
-    int32_t q_tiles, scheduler, exp2_frequency, exp2_residue, exp2_degree;
+    int32_t q_tiles, scheduler, share, exp2_degree; /* share: of exp2_shares */
 };
-/* The shares of exponentials on the FMA pipe: of the rules, and of other variants; {1, 0} is none. By the model of
+/* The shares of exponentials on the FMA pipe; {1, 0} is none. By the model of
  * docs/blackwell.md a step's exponentials take half of the time of its products at Dv of 256, and all of it at 128.
- * Beside masks, biases and softcap, registers do not hold the polynomial's constants: they have none. */
+ * Beside masks, biases and softcap, registers do not hold the polynomial's constants: they have none; nor has 10.3,
+ * whose special function unit is twice as wide (FlashAttention-4's rule). */
 static const int32_t exp2_shares[][2] = {{4, 1}, {1, 0}, {8, 1}, {8, 3}};
-enum { NUM_EXP2 = sizeof exp2_shares / sizeof exp2_shares[0] };
+enum { QUARTER, NONE, NUM_EXP2 = sizeof exp2_shares / sizeof exp2_shares[0] }; /* of them the first two */
 
 static int32_t padded(int64_t head_dim) { return (int32_t)gpu_round_up(head_dim, 64); }
 static int32_t padded_v(int64_t head_dim_v) { return head_dim_v > 128 ? 256 : 128; }
@@ -71,9 +72,8 @@ static int32_t exp2_degree(const fdm_problem *p) { return p->dtype == FDM_FLOAT1
 
 static struct variant preferred(const fdm_device *device, const fdm_problem *p) {
     const int two = fits(2, device, p) && p->seqlen_q > rows_of_pair(1);
-    const int32_t *share = exp2_shares[is_plain(p) ? 0 : 1];
-    return (struct variant){two ? 2 : 1, gpu_bounded(p) ? SCHEDULER_DYNAMIC : SCHEDULER_STATIC, share[0], share[1],
-                            exp2_degree(p)};
+    return (struct variant){two ? 2 : 1, gpu_bounded(p) ? SCHEDULER_DYNAMIC : SCHEDULER_STATIC,
+                            is_plain(p) && device->compute_minor == 0 ? QUARTER : NONE, exp2_degree(p)};
 }
 
 /* Variant 0 is the rules'; then the other orders, the other shares of exponentials, and all that with the other number
@@ -85,12 +85,10 @@ static int find_variant(const fdm_device *device, const fdm_problem *p, int32_t 
         return 0;
     *v = first;
     const int32_t way = number % ways;
-    if (way < NUM_SCHEDULERS) {
+    if (way < NUM_SCHEDULERS)
         v->scheduler = (first.scheduler + way) % NUM_SCHEDULERS;
-    } else {
-        v->exp2_frequency = exp2_shares[way - NUM_SCHEDULERS + 1][0];
-        v->exp2_residue = exp2_shares[way - NUM_SCHEDULERS + 1][1];
-    }
+    else
+        v->share = (first.share + way - NUM_SCHEDULERS + 1) % NUM_EXP2;
     if (number >= ways)
         v->q_tiles = 3 - first.q_tiles;
     return fits(v->q_tiles, device, p);
@@ -98,8 +96,8 @@ static int find_variant(const fdm_device *device, const fdm_problem *p, int32_t 
 
 static void name_choice(const struct variant *v, char *code, size_t size) {
     char emulated[24] = "";
-    if (v->exp2_residue)
-        snprintf(emulated, sizeof emulated, "_Exp%dof%d", v->exp2_residue, v->exp2_frequency);
+    if (v->share != NONE)
+        snprintf(emulated, sizeof emulated, "_Exp%dof%d", exp2_shares[v->share][1], exp2_shares[v->share][0]);
     snprintf(code, size, "SM100_Pair_%dx%d%s_%s", rows_of_pair(v->q_tiles), BLACKWELL_TILE, emulated,
              items_order_names[v->scheduler]);
 }
@@ -110,8 +108,8 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
         return 0;
     plan->parameters[Q_TILES] = v.q_tiles;
     plan->parameters[SCHEDULER] = v.scheduler;
-    plan->parameters[EXP2_FREQUENCY] = v.exp2_frequency;
-    plan->parameters[EXP2_RESIDUE] = v.exp2_residue;
+    plan->parameters[EXP2_FREQUENCY] = exp2_shares[v.share][0];
+    plan->parameters[EXP2_RESIDUE] = exp2_shares[v.share][1];
     plan->parameters[EXP2_DEGREE] = v.exp2_degree;
     plan->parameters[NUM_SMS] = device->num_sms;
     plan->block_m = rows_of_pair(v.q_tiles);
@@ -129,8 +127,8 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
              device->compute_minor, plan->block_m, plan->block_n,
              2 * BLACKWELL_TILE + v.q_tiles * padded_v(p->head_dim_v), plan->stages,
              (long long)(plan->shared_bytes + 1023) >> 10, BLACKWELL_SOFTMAX_REGISTERS(v.q_tiles),
-             BLACKWELL_CORRECTION_REGISTERS(v.q_tiles), BLACKWELL_OTHER_REGISTERS(v.q_tiles), v.exp2_residue,
-             v.exp2_frequency, scheduler_names[v.scheduler]);
+             BLACKWELL_CORRECTION_REGISTERS(v.q_tiles), BLACKWELL_OTHER_REGISTERS(v.q_tiles), exp2_shares[v.share][1],
+             exp2_shares[v.share][0], scheduler_names[v.scheduler]);
     return 1;
 }
 
