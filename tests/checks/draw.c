@@ -205,7 +205,7 @@ static void draw_score_shape(struct trial *t, int64_t shape[4], int full_rows) {
     shape[0] = random_below(t, 2) ? t->batch : 1;
     shape[1] = PICK(t, 1, t->heads_kv, t->heads);
     shape[2] = !t->keyed && (full_rows || t->scored || random_below(t, 2)) ? t->seqlen_q : 1;
-    shape[3] = t->scored || random_below(t, 8) ? t->seqlen_k : 1;
+    shape[3] = t->scored || t->named || random_below(t, 8) ? t->seqlen_k : 1;
 }
 
 static void draw_mask(struct trial *t) {
@@ -371,7 +371,8 @@ void trial_of_case(struct trial *t, const struct named_case *c, uint64_t number)
                         .neat = 1,
                         .mild = 1,
                         .named = 1,
-                        .scored = c->mask || c->bias,
+                        .scored = c->mask == 1 || c->bias == 1,
+                        .keyed = c->mask == 2 || c->bias == 2,
                         .options = fdm_options_default()};
     t->options.causal = c->causal;
     t->options.window_left = c->window_left;

@@ -118,20 +118,21 @@ static void add_features(const char *kernel, fdm_pass pass) {
         }
 }
 
-/* Masks and biases with rows. */
+/* Masks and biases, with rows and without. */
 static void add_scores(const char *kernel, fdm_pass pass) {
     FOR_EACH(head_dims, d)
     FOR_EACH(dtypes, type)
     for (int causal = 0; causal < 2; causal++)
-        for (int kind = 1; kind < 4; kind++) {
+        for (int kind = 1; kind < 7; kind++) {
+            const int rows = kind < 4 ? 1 : 2; /* struct named_case */
             BEGIN(d, type);
             next.heads = 4;
             next.heads_kv = 2;
             next.seqlen_q = 140;
             next.seqlen_k = 400;
             next.causal = causal;
-            next.mask = kind % 2;
-            next.bias = kind / 2;
+            next.mask = (kind % 3 != 2) * rows;
+            next.bias = (kind % 3 != 1) * rows;
             add("scores");
         }
 }

@@ -123,7 +123,8 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
     snprintf(plan->reason, sizeof plan->reason,
              "head dim %lld on compute capability %d.%d: a pair of blocks has %d query rows, %d keys a step, %d of 512 "
              "columns of tensor memory, %d slots of 16 KB for K and V (%lld KB), registers %d softmax, %d correction, "
-             "%d others; %d of %d exponentials on the FMA pipe; %s order; by a model, not measured",
+             "%d others; %d of %d exponentials on the FMA pipe; %s order; by a model, not measured; "
+             "key intervals, float32 and wider heads go to mma",
              (long long)(p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v), device->compute_major,
              device->compute_minor, plan->block_m, plan->block_n,
              2 * BLACKWELL_TILE + v.q_tiles * padded_v(p->head_dim_v), plan->stages,
@@ -235,8 +236,8 @@ const struct gpu_algorithm blackwell_forward_algorithm = {
     .info = {"blackwell.forward", "FlashAttention-4's plan on tcgen05 by pairs of blocks; never run on hardware",
              FDM_FORWARD},
     .parameters = PLAN_PARAMETERS(BLACKWELL_FORWARD_PARAMETERS),
-    .features = GPU_FEATURE_CAUSAL | GPU_FEATURE_WINDOW | GPU_FEATURE_MASK_ROWS | GPU_FEATURE_BIAS_ROWS |
-                GPU_FEATURE_VARLEN | GPU_FEATURE_SOFTCAP,
+    .features = GPU_FEATURE_CAUSAL | GPU_FEATURE_WINDOW | GPU_FEATURE_MASK_ROWS | GPU_FEATURE_MASK_KEYS |
+                GPU_FEATURE_BIAS_ROWS | GPU_FEATURE_BIAS_KEYS | GPU_FEATURE_VARLEN | GPU_FEATURE_SOFTCAP,
     .chosen_freely = 1,
     .writes_lse_low = 1,
     .refusal = refusal,

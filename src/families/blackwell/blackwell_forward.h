@@ -19,8 +19,8 @@
     X(EXP2_RESIDUE)   /* so many are made on the FMA pipe */                  \
     X(EXP2_DEGREE)    /* by a polynomial of degree 3 or 4 */                  \
     X(WINDOW)         /* causal or window */                                  \
-    X(MASK)           /* a mask with rows */                                  \
-    X(BIAS)           /* GPU_BIAS_*, with rows */                             \
+    X(MASK)           /* a mask */                                            \
+    X(BIAS)           /* GPU_BIAS_* */                                        \
     X(VARLEN)                                                                 \
     X(SOFTCAP)                                                                \
     X(POSITIVE_SCALE) /* 1: softmax_scale > 0, so the maximum may be taken of the bare products */
