@@ -220,8 +220,7 @@ static int is_ready(const struct queue *q, uint32_t i) {
     return 1;
 }
 
-/* One that may be made now: the first, or in random mode now and then another; with `unordered`, where it is late, the
- * last. */
+/* One that may be made now: the first, or in random mode now and then another. */
 static uint32_t next_product(const struct queue *q, uint32_t count) {
     if (emulated_settings_now.mode == EMULATED_RANDOM && count > 1 && chance(4)) {
         const uint32_t i = random_below(count);
