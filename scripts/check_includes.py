@@ -32,7 +32,7 @@ MAY_INCLUDE = {
     "families/blackwell": {"base", "cuda", "problem", "device", "gpu", "families/family.h"},
     "families/hopper": {"base", "cuda", "problem", "device", "gpu", "families/family.h"},
     "families/mma": {"base", "cuda", "problem", "device", "gpu", "families/family.h"},
-    "companions": {"base", "cuda", "problem", "device", "gpu/constants.h"},
+    "companions": {"base", "cuda", "problem", "device", "gpu/constants.h", "gpu/request_constants.h"},
     "plan": {"base", "cuda", "problem", "device", "families"},
     ".": {"base", "cuda", "problem", "device", "gpu", "plan"},
 }

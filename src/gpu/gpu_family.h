@@ -5,9 +5,9 @@
 #include "cuda/cuda.h"
 #include "families/family.h"
 #include "gpu/block_mask.h"
-#include "gpu/constants.h"
 #include "gpu/features.h"
 #include "gpu/forward_params.h"
+#include "gpu/request_constants.h"
 
 enum { GPU_REQUESTS_MAX = FAMILY_LAUNCHES_MAX };
 
@@ -67,39 +67,6 @@ static inline uint32_t gpu_grid(int64_t blocks) { return blocks < INT32_MAX ? (u
     .available = gpu_family_available, .chosen_freely = gpu_family_chosen_freely, .choose = gpu_family_choose, \
     .variant = gpu_family_variant, .prepare = gpu_family_prepare, .launches = gpu_family_launches,             \
     .execute = gpu_family_execute
-
-/* The constants of a request, from their list (constants.h): GPU_SET_CONSTANTS(request, LIST, .NAME = value, ...). */
-static inline void gpu_set_constants(struct cuda_kernel_request *request, const char *const *names,
-                                     const int64_t *values, int32_t count) {
-    request->num_constants = count;
-    request->cluster = request->spill_bytes_max = 0;
-    for (int32_t i = 0; i < count; i++)
-        request->constants[i] = (struct cuda_constant){names[i], values[i]};
-}
-
-/* How many arguments there are, to CUDA_CONSTANTS_MAX. */
-#define GPU_COUNT_ARGUMENTS(...)                                                                                       \
-    GPU_NUMBER_49(__VA_ARGS__, 48, 47, 46, 45, 44, 43, 42, 41, 40, 39, 38, 37, 36, 35, 34, 33, 32, 31, 30, 29, 28, 27, \
-                  26, 25, 24, 23, 22, 21, 20, 19, 18, 17, 16, 15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0)
-#define GPU_NUMBER_49(n1, n2, n3, n4, n5, n6, n7, n8, n9, n10, n11, n12, n13, n14, n15, n16, n17, n18, n19, n20, n21, \
-                      n22, n23, n24, n25, n26, n27, n28, n29, n30, n31, n32, n33, n34, n35, n36, n37, n38, n39, n40,  \
-                      n41, n42, n43, n44, n45, n46, n47, n48, count, ...)                                             \
-    count
-
-#define GPU_SET_CONSTANTS(request, LIST, ...)                                                  \
-    do {                                                                                       \
-        static const char *const names_[] = {LIST(GPU_CONSTANT_NAME)};                         \
-        enum { COUNT_ = sizeof names_ / sizeof names_[0] };                                    \
-        _Static_assert((int)COUNT_ <= (int)CUDA_CONSTANTS_MAX, "a request has room for them"); \
-        _Static_assert((int)COUNT_ == GPU_COUNT_ARGUMENTS(__VA_ARGS__), "a value for each");   \
-        const union {                                                                          \
-            struct {                                                                           \
-                LIST(GPU_CONSTANT_VALUE)                                                       \
-            };                                                                                 \
-            int64_t all[COUNT_];                                                               \
-        } values_ = {{__VA_ARGS__}};                                                           \
-        gpu_set_constants(request, names_, values_.all, COUNT_);                               \
-    } while (0)
 
 /* The clause of a refusal, written to `text`. */
 const char *gpu_no_tile_fits(const fdm_device *device, char *text, size_t size);

@@ -52,7 +52,7 @@ struct named_case {
     int32_t variant;
     fdm_dtype dtype;
     int64_t batch, heads, heads_kv, seqlen_q, seqlen_k, head_dim, head_dim_v, window_left, window_right;
-    int causal, varlen, dlse;
+    int causal, varlen, dlse, mask, bias; /* mask, bias: with rows */
     double softcap;
 };
 /* NULL past the last. */

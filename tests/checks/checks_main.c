@@ -147,7 +147,7 @@ static const char *family_of(const struct tally *k) { return *k->family ? k->fam
 /* What flows into a row without keys may be anything: on every other trial NaN or inf. Not where rows share elements.
  */
 static void spoil_empty_rows(struct trial *t, enum role role, int64_t row_elements) {
-    if (!t->g[role].map || t->seed % 2)
+    if (!t->g[role].map || (t->seed % 2 && !t->named))
         return;
     for (int32_t i = 0; i < t->g[role].tensor.ndim; i++)
         if (t->g[role].strides[i] == 0)
@@ -258,6 +258,51 @@ static int write_json(const char *path, const struct tally *kernels, int32_t cou
     return file && fclose(file) == 0;
 }
 
+static int is_of_keys(enum role role) { return role == K || role == V || role == DK || role == DV; }
+
+/* Elements first .. last - 1 of a packed matrix are of sequence b. */
+struct range {
+    int64_t first, last;
+};
+static struct range elements_of(const struct trial *t, enum role role, int64_t b) {
+    const struct guarded *cu = &t->g[is_of_keys(role) ? CU_K : CU_Q];
+    const int64_t of_row = t->g[role].shape[1] * t->g[role].shape[2];
+    return (struct range){(int64_t)guarded_get(cu, b) * of_row, (int64_t)guarded_get(cu, b + 1) * of_row};
+}
+
+/* With NaN in all of a packed sequence the others' outputs are as they were, bit by bit. */
+static int keeps_sequences_apart(struct trial *t, fdm_pass pass, const char *kernel) {
+    static const enum role inputs[] = {Q, K, V, DOUT}, outputs[2][3] = {{OUT, OUT, OUT}, {DQ, DK, DV}};
+    const int64_t b = 1 + (int64_t)(t->seed % (uint64_t)(t->batch - 1));
+    double *before[3];
+    int same = 1;
+    for (int i = 0; i < 3; i++) {
+        const struct guarded *g = &t->g[outputs[pass][i]];
+        before[i] = malloc((size_t)guarded_elements(g) * sizeof(double));
+        for (int64_t n = 0; n < guarded_elements(g); n++)
+            before[i][n] = guarded_get(g, n);
+    }
+    for (int i = 0; i < 4; i++) {
+        const struct range r = elements_of(t, inputs[i], b);
+        for (int64_t n = r.first; n < r.last; n++)
+            guarded_set(&t->g[inputs[i]], n, NAN);
+    }
+    checks_quiet = 1;
+    trial_run(t, pass, kernel, NULL, 1, NULL, NULL);
+    checks_quiet = 0;
+    for (int i = 0; i < 3; i++) {
+        const struct guarded *g = &t->g[outputs[pass][i]];
+        const struct range r = elements_of(t, outputs[pass][i], b);
+        for (int64_t n = 0; n < guarded_elements(g) && same; n++)
+            same = (n >= r.first && n < r.last) || guarded_get(g, n) == before[i][n];
+        if (!same)
+            printf("WRONG %s: NaN in sequence %lld reach another's %s\n  %s\n  replay: %s --seed %llu\n", kernel,
+                   (long long)b, role_names[outputs[pass][i]], t->text, checks_program(), (unsigned long long)t->seed);
+        free(before[i]);
+    }
+    return same;
+}
+
 /* A named case, as the kernel that has its name or the way that the case asks: none may be refused. */
 static int check_case(struct trial *t, const struct named_case *c) {
     struct device_copy copy;
@@ -281,20 +326,23 @@ static int check_case(struct trial *t, const struct named_case *c) {
         right = trial_run(t, c->pass, plan.choice, NULL, 1, NULL, NULL);
     if (right < 0)
         printf("WRONG %s is refused by its choice code\n", plan.choice);
-    return right == 1;
+    return right == 1 && (!t->varlen || keeps_sequences_apart(t, c->pass, plan.choice));
 }
 
-/* The named cases of kernels whose names have `only` in them, from number `first` on. */
-static int run_cases(const char *only, uint64_t first, uint64_t repeat) {
+/* The named cases of kernels whose names have `only` in them, from number `first` on; of them the part-th of `parts`.
+ */
+static int run_cases(const char *only, uint64_t first, uint64_t repeat, uint64_t part, uint64_t parts) {
     const struct named_case *c;
     int64_t right = 0, wrong = 0;
     for (uint64_t n = first; n - first < repeat && (c = named_case((int64_t)n)); n++) {
         struct trial trial;
-        if (only && !strstr(c->kernel, only))
+        if ((only && !strstr(c->kernel, only)) || n % parts != part)
             continue;
         trial_of_case(&trial, c, n);
         trial_reference(&trial);
         trial_baseline(&trial);
+        spoil_empty_rows(&trial, DLSE, 1);
+        spoil_empty_rows(&trial, DOUT, trial.head_dim_v);
         check_case(&trial, c) ? right++ : wrong++;
         trial_free(&trial);
     }
@@ -341,19 +389,16 @@ static int run_checks(const char *only, uint64_t seed, uint64_t repeat, int thre
 }
 
 int main(int argc, char **argv) {
-    static const struct option options[] = {{"kernel", required_argument, 0, 'k'},
-                                            {"seed", required_argument, 0, 's'},
-                                            {"repeat", required_argument, 0, 'r'},
-                                            {"threads", required_argument, 0, 't'},
-                                            {"broken", no_argument, 0, 'b'},
-                                            {"emulate", required_argument, 0, 'e'},
-                                            {"cases", no_argument, 0, 'n'},
-                                            {"json", required_argument, 0, 'j'},
-                                            {"cuda", no_argument, 0, 'c'},
-                                            {"help", no_argument, 0, 'h'},
-                                            {0}};
+    static const struct option options[] = {
+        {"kernel", required_argument, 0, 'k'}, {"seed", required_argument, 0, 's'},
+        {"repeat", required_argument, 0, 'r'}, {"threads", required_argument, 0, 't'},
+        {"broken", no_argument, 0, 'b'},       {"emulate", required_argument, 0, 'e'},
+        {"cases", no_argument, 0, 'n'},        {"share", required_argument, 0, 'p'},
+        {"json", required_argument, 0, 'j'},   {"cuda", no_argument, 0, 'c'},
+        {"help", no_argument, 0, 'h'},         {0}};
     const char *kernel = NULL, *device = NULL, *json = NULL;
     uint64_t seed = 1, repeat = 0;
+    unsigned long long part = 0, parts = 1;
     int option, threads = 0, broken = 0, seeded = 0, cases = 0;
     while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
         switch (option) {
@@ -366,9 +411,12 @@ int main(int argc, char **argv) {
         case 'j': json = optarg; break;
         case 'c': cuda_alone = 1; break;
         case 'n': cases = 1; break;
+        case 'p':
+            if (sscanf(optarg, "%llu/%llu", &part, &parts) == 2 && part < parts)
+                break; /* fall through */
         default:
             printf("usage: fdm-checks [--kernel TEXT] [--cuda] [--seed N] [--repeat N] [--threads N] [--broken] "
-                   "[--emulate sm_90] [--cases] [--json FILE]\n");
+                   "[--emulate sm_90] [--cases [--share K/N]] [--json FILE]\n");
             return option == 'h' ? 0 : 2;
         }
     }
@@ -384,7 +432,7 @@ int main(int argc, char **argv) {
         return broken_main(repeat ? repeat : 60);
     if (cases) {
         checks_named();
-        return run_cases(kernel, seeded ? seed : 0, repeat ? repeat : seeded ? 1 : UINT64_MAX);
+        return run_cases(kernel, seeded ? seed : 0, repeat ? repeat : seeded ? 1 : UINT64_MAX, part, parts);
     }
     return run_checks(kernel, seed, repeat ? repeat : seeded ? 1 : 200, threads, json);
 }

@@ -371,6 +371,7 @@ void trial_of_case(struct trial *t, const struct named_case *c, uint64_t number)
                         .neat = 1,
                         .mild = 1,
                         .named = 1,
+                        .scored = c->mask || c->bias,
                         .options = fdm_options_default()};
     t->options.causal = c->causal;
     t->options.window_left = c->window_left;
@@ -379,6 +380,10 @@ void trial_of_case(struct trial *t, const struct named_case *c, uint64_t number)
     if (t->varlen)
         draw_packing(t);
     draw_operands(t, FILL_NORMAL);
+    if (c->mask)
+        draw_mask(t);
+    if (c->bias)
+        draw_bias(t);
     draw_results(t);
     if (c->dlse)
         draw_rows(t, DLSE, 1);

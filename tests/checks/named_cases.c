@@ -108,13 +108,31 @@ static void add_features(const char *kernel, fdm_pass pass) {
     FOR_EACH(head_dims, d)
     FOR_EACH(dtypes, type)
     for (int causal = 0; causal < 2; causal++)
-        for (int feature = 0; feature < 2; feature++) {
+        for (int feature = pass == FDM_FORWARD; feature < 2; feature++) {
             BEGIN(d, type);
             next.causal = causal;
             next.heads = 2;
             next.softcap = feature ? 7 : 0;
             next.dlse = !feature;
             add(feature ? "softcap" : "dlse");
+        }
+}
+
+/* Masks and biases with rows. */
+static void add_scores(const char *kernel, fdm_pass pass) {
+    FOR_EACH(head_dims, d)
+    FOR_EACH(dtypes, type)
+    for (int causal = 0; causal < 2; causal++)
+        for (int kind = 1; kind < 4; kind++) {
+            BEGIN(d, type);
+            next.heads = 4;
+            next.heads_kv = 2;
+            next.seqlen_q = 140;
+            next.seqlen_k = 400;
+            next.causal = causal;
+            next.mask = kind % 2;
+            next.bias = kind / 2;
+            add("scores");
         }
 }
 
@@ -131,30 +149,31 @@ static void add_head_dims(const char *kernel, fdm_pass pass) {
     }
 }
 
-/* Every way to run, with more items than are run at once where there are few multiprocessors. */
-static void add_variants(const char *kernel, fdm_pass pass, int32_t variants) {
-    for (int32_t variant = 0; variant < variants; variant++)
-        FOR_EACH(head_dims, d)
-    for (int kind = 0; kind < 4; kind++) {
-        BEGIN(d, (size_t)variant % 2);
-        next.variant = variant;
-        next.batch = 2;
-        next.heads = 3;
-        next.heads_kv = kind % 2 ? 1 : 3;
-        next.seqlen_q = 300;
-        next.seqlen_k = 280;
-        next.causal = kind % 2;
-        next.varlen = kind / 2;
-        add("ways to run");
-    }
+/* Every way to run, with more items than are run at once where there are few multiprocessors. variants: of each head
+ * dim. */
+static void add_variants(const char *kernel, fdm_pass pass, const int32_t *variants) {
+    FOR_EACH(head_dims, d)
+    for (int32_t variant = 0; variant < variants[d]; variant++)
+        for (int kind = 0; kind < 4; kind++) {
+            BEGIN(d, (size_t)variant % 2);
+            next.variant = variant;
+            next.batch = 2;
+            next.heads = 3;
+            next.heads_kv = kind % 2 ? 1 : 3;
+            next.seqlen_q = 300;
+            next.seqlen_k = 280;
+            next.causal = kind % 2;
+            next.varlen = kind / 2;
+            add("ways to run");
+        }
 }
 
 static void list_cases(void) {
     static const struct {
         const char *name;
         fdm_pass pass;
-        int32_t variants;
-    } kernels[] = {{"blackwell.backward", FDM_BACKWARD, 3}};
+        int32_t variants[2];
+    } kernels[] = {{"blackwell.forward", FDM_FORWARD, {6, 12}}, {"blackwell.backward", FDM_BACKWARD, {3, 3}}};
     FOR_EACH(kernels, k) {
         const char *kernel = kernels[k].name;
         const fdm_pass pass = kernels[k].pass;
@@ -163,6 +182,8 @@ static void list_cases(void) {
         add_windows(kernel, pass);
         add_packed(kernel, pass);
         add_features(kernel, pass);
+        if (pass == FDM_FORWARD)
+            add_scores(kernel, pass);
         add_head_dims(kernel, pass);
         add_variants(kernel, pass, kernels[k].variants);
     }

@@ -97,20 +97,15 @@ void gemm_hopper_fill(const fdm_device *device, const void *problem, fdm_compani
 /* ---- the launch ---- */
 
 int gemm_hopper_request(const fdm_gemm_plan *plan, struct cuda_kernel_request *request) {
-    static const char *const names[] = {GEMM_HOPPER_CONSTANTS(GPU_CONSTANT_NAME)};
-    enum { COUNT = sizeof names / sizeof names[0] };
     const fdm_gemm_problem *p = &plan->problem;
     const int32_t *at = plan->choice.parameters, partial = at[P_SPLITS] > 1;
-    const int64_t values[COUNT] = {p->dtype,         !p->a_rows_contiguous, p->b_rows_contiguous, p->has_c && !partial,
-                                   at[P_WARPGROUPS], at[P_BLOCK_N],         at[P_STAGES],         at[P_CLUSTER],
-                                   partial};
     *request = (struct cuda_kernel_request){.file = "companions/gemm/gemm_hopper.cu",
                                             .entry = "gemm_hopper",
-                                            .num_constants = COUNT,
                                             .shared_bytes = (int32_t)plan->choice.shared_bytes,
                                             .threads = 128 * (at[P_WARPGROUPS] + 1)};
-    for (int32_t i = 0; i < COUNT; i++)
-        request->constants[i] = (struct cuda_constant){names[i], values[i]};
+    GPU_SET_CONSTANTS(request, GEMM_HOPPER_CONSTANTS, .DTYPE = p->dtype, .A_M_MAJOR = !p->a_rows_contiguous,
+                      .B_N_MAJOR = p->b_rows_contiguous, .HAS_C = p->has_c && !partial, .WARPGROUPS = at[P_WARPGROUPS],
+                      .BLOCK_N = at[P_BLOCK_N], .STAGES = at[P_STAGES], .CLUSTER = at[P_CLUSTER], .PARTIAL = partial);
     return at[P_STAGES] > 1 && at[P_CLUSTER] >= 1 && at[P_SPLITS] >= 1 && at[P_BLOCKS] >= 1 &&
            plan->choice.shared_bytes ==
                gemm_hopper_shared_bytes(at[P_WARPGROUPS], at[P_BLOCK_N], at[P_STAGES], partial);

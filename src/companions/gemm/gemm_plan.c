@@ -71,25 +71,14 @@ static void mma_fill(const fdm_device *device, const void *problem, fdm_companio
 }
 
 static void mma_request(const fdm_gemm_problem *p, const struct rung *r, struct cuda_kernel_request *request) {
-    static const char *const names[] = {GEMM_MMA_CONSTANTS(GPU_CONSTANT_NAME)};
-    enum { COUNT = sizeof names / sizeof names[0] };
-    const int64_t values[COUNT] = {p->dtype,
-                                   !p->a_rows_contiguous,
-                                   p->b_rows_contiguous,
-                                   p->has_c,
-                                   p->accumulate_float16,
-                                   p->mappable,
-                                   r->stages,
-                                   r->layout,
-                                   r->l2_order,
-                                   r->ahead};
     *request = (struct cuda_kernel_request){.file = "companions/gemm/gemm_mma.cu",
                                             .entry = "gemm_mma",
-                                            .num_constants = COUNT,
                                             .shared_bytes = mma_shared_bytes(r),
                                             .threads = GEMM_MMA_THREADS};
-    for (int32_t i = 0; i < COUNT; i++)
-        request->constants[i] = (struct cuda_constant){names[i], values[i]};
+    GPU_SET_CONSTANTS(request, GEMM_MMA_CONSTANTS, .DTYPE = p->dtype, .A_M_MAJOR = !p->a_rows_contiguous,
+                      .B_N_MAJOR = p->b_rows_contiguous, .HAS_C = p->has_c, .ACCUMULATE16 = p->accumulate_float16,
+                      .ALIGNED = p->mappable, .STAGES = r->stages, .LAYOUT = r->layout, .L2_ORDER = r->l2_order,
+                      .AHEAD = r->ahead);
 }
 
 /* ---- the rungs without ring or tensor cores ---- */
@@ -107,20 +96,16 @@ static void naive_fill(const fdm_device *device, const void *problem, fdm_compan
 
 static void rung_request(const fdm_gemm_problem *p, const char *entry, int32_t threads,
                          struct cuda_kernel_request *request) {
-    *request = (struct cuda_kernel_request){.file = "companions/gemm/gemm_rungs.cu",
-                                            .entry = entry,
-                                            .num_constants = 2,
-                                            .constants = {{"DTYPE", p->dtype}, {"HAS_C", p->has_c}},
-                                            .threads = threads};
+    *request =
+        (struct cuda_kernel_request){.file = "companions/gemm/gemm_rungs.cu", .entry = entry, .threads = threads};
+    GPU_SET_CONSTANTS(request, GEMM_RUNG_CONSTANTS, .DTYPE = p->dtype, .HAS_C = p->has_c);
 }
 static void element_request(const fdm_gemm_problem *p, const char *entry, int32_t accumulate16,
                             struct cuda_kernel_request *request) {
     *request = (struct cuda_kernel_request){
-        .file = "companions/gemm/gemm_naive.cu",
-        .entry = entry,
-        .num_constants = 3,
-        .constants = {{"DTYPE", p->dtype}, {"HAS_C", p->has_c}, {"ACCUMULATE16", accumulate16}},
-        .threads = GEMM_ELEMENT_THREADS};
+        .file = "companions/gemm/gemm_naive.cu", .entry = entry, .threads = GEMM_ELEMENT_THREADS};
+    GPU_SET_CONSTANTS(request, GEMM_ELEMENT_CONSTANTS, .DTYPE = p->dtype, .HAS_C = p->has_c,
+                      .ACCUMULATE16 = accumulate16);
 }
 
 /* ---- the list ---- */

@@ -159,11 +159,6 @@ int32_t softmax_requests(const fdm_softmax_plan *plan, struct cuda_kernel_reques
     const fdm_softmax_problem *p = &plan->problem;
     const fdm_companion_choice *c = &plan->choice;
     const int32_t *at = c->parameters, backward = p->pass == FDM_BACKWARD;
-    static const char *const names[] = {SOFTMAX_CONSTANTS(GPU_CONSTANT_NAME)};
-    enum { COUNT = sizeof names / sizeof names[0] };
-    const int64_t values[COUNT] = {p->dtype,     backward,      p->log,      p->has_mask,  p->negative_scale,
-                                   at[P_VECTOR], at[P_THREADS], at[P_LANES], at[P_CHUNKS], at[P_SHARED_CHUNKS],
-                                   at[P_CLUSTER]};
     if (c->kernel_index < 0 || c->kernel_index >= NUM_KERNELS ||
         strcmp(c->kernel, kernels[c->kernel_index].name) != 0 ||
         c->shared_bytes != softmax_shared_bytes(at[P_THREADS], at[P_SHARED_CHUNKS], backward))
@@ -173,12 +168,13 @@ int32_t softmax_requests(const fdm_softmax_plan *plan, struct cuda_kernel_reques
         struct cuda_kernel_request *r = &requests[count];
         *r = (struct cuda_kernel_request){.file = programs[c->kernel_index].file,
                                           .entry = programs[c->kernel_index].entries[count],
-                                          .num_constants = COUNT,
                                           .shared_bytes = (int32_t)c->shared_bytes,
-                                          .threads = at[P_THREADS],
-                                          .cluster = at[P_CLUSTER]};
-        for (int32_t i = 0; i < COUNT; i++)
-            r->constants[i] = (struct cuda_constant){names[i], values[i]};
+                                          .threads = at[P_THREADS]};
+        GPU_SET_CONSTANTS(r, SOFTMAX_CONSTANTS, .DTYPE = p->dtype, .BACKWARD = backward, .LOG = p->log,
+                          .MASK = p->has_mask, .FLIP = p->negative_scale, .VECTOR = at[P_VECTOR],
+                          .THREADS = at[P_THREADS], .LANES = at[P_LANES], .CHUNKS = at[P_CHUNKS],
+                          .SHARED_CHUNKS = at[P_SHARED_CHUNKS], .CLUSTER = at[P_CLUSTER]);
+        r->cluster = at[P_CLUSTER];
     }
     return count;
 }

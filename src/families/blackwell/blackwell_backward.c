@@ -111,7 +111,7 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
              (long long)(p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v), device->compute_major,
              device->compute_minor, d == 256 ? "a kernel each for dQ, dK and dV" : "a kernel for dQ, one for dK and dV",
              BLACKWELL_BACKWARD_COLUMNS, plan->stages, (long long)(plan->shared_bytes + 1023) >> 10,
-             65536 / BLACKWELL_BACKWARD_THREADS / 8 * 8, scheduler_names[order], divided);
+             BLACKWELL_BACKWARD_REGISTERS, scheduler_names[order], divided);
     return 1;
 }
 

@@ -28,7 +28,7 @@
  * computing warps). In each block, by the products of the leader: EMPTY, S_FULL, DP_FULL, SUMS_FULL; of its own:
  * ROWS_FULL, ROWS_EMPTY, and CLEARED.
  *
- * Registers of a thread that computes: P 64, dP 32, dS 16. */
+ * Registers of a thread that computes: P 64, dP 32, dS or P in 16 bits 16, of 168. */
 #include "cuda/ptx/cluster.cuh"
 #include "cuda/ptx/tcgen05.cuh"
 #include "cuda/ptx/tma.cuh"
@@ -441,28 +441,28 @@ struct computer {
             x[e] = OWN_KEYS ? __uint_as_float(word[e]) : own;
     }
 
-    /* Scores to P, in float32 in place and in 16 bits to `word`; columns before `begin` or from `end` on are hidden.
-     * With a softcap what is kept for dS is P times the slope of the cap. */
+    /* Scores to P, in float32 in place and (MAKES_DV) in 16 bits to the first half of their columns; columns before
+     * `begin` or from `end` on are hidden. With a softcap what is kept for dS is P times the slope of the cap. */
     template <bool partial>
-    __device__ __forceinline__ void make_p(uint32_t (&word)[32], uint32_t lse_rows, int begin, int end) {
+    __device__ __forceinline__ void make_p(uint32_t s_columns, uint32_t lse_rows, int begin, int end) {
         const float unit = a.in.in.scale * (SOFTCAP ? a.in.in.softcap_inverse : LOG2_E), cap = a.in.in.softcap * LOG2_E;
+        uint32_t word[16];
 #pragma unroll
         for (int j = 0; j < 64; j += 4) {
-            float lse[4];
+            float lse[4], y[4];
             read_rows(lse, lse_rows, j, own_lse);
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 const float t = SOFTCAP ? tanh_accurate(p[j + e] * unit) : p[j + e];
-                float y = ex2_approx(__fmaf_rn(t, SOFTCAP ? cap : unit, -lse[e]));
+                y[e] = ex2_approx(__fmaf_rn(t, SOFTCAP ? cap : unit, -lse[e]));
                 if (partial && (j + e < begin || j + e >= end))
-                    y = 0;
-                lse[e] = y;
-                p[j + e] = SOFTCAP && MAKES_DS ? y * (1.0f - t * t) : y;
+                    y[e] = 0;
+                p[j + e] = SOFTCAP && MAKES_DS ? y[e] * (1.0f - t * t) : y[e];
             }
-            if (MAKES_DV) {
-                word[j / 2] = pack(lse[0], lse[1]);
-                word[j / 2 + 1] = pack(lse[2], lse[3]);
-            }
+            word[j / 2 % 16] = pack(y[0], y[1]);
+            word[j / 2 % 16 + 1] = pack(y[2], y[3]);
+            if (MAKES_DV && j % 32 == 28)
+                tcgen05_st_32x32b(s_columns + j / 32 * 16, word);
         }
     }
     /* dP to dS, 32 columns at a time, which take the place of the first half of dP. */
@@ -495,7 +495,6 @@ struct computer {
         const uint32_t s_columns = tensor + S_COLUMNS + s.index() * TILE + half * 64;
         const uint32_t step_rows = base + ROWS + rows.index() * ROW_BYTES + half * 256;
         const int column = w.tile(step) * TILE + half * 64, begin = first - column, end = last - column;
-        uint32_t word[32];
         s.wait_full(base + S_FULL);
         tcgen05_fence_after_thread_sync();
         tcgen05_ld_32x32b(p, s_columns);
@@ -505,11 +504,10 @@ struct computer {
         if (OWN_KEYS)
             rows.wait_full(base + ROWS_FULL);
         if (__any_sync(0xffffffff, begin > 0 || end < 64))
-            make_p<true>(word, step_rows, begin, end);
+            make_p<true>(s_columns, step_rows, begin, end);
         else
-            make_p<false>(word, step_rows, begin, end);
+            make_p<false>(s_columns, step_rows, begin, end);
         if (MAKES_DV) {
-            tcgen05_st_32x32b(s_columns, word);
             tcgen05_wait_st();
             arrive_warp_at_leader(s.barrier(base + P_FULL));
         }

@@ -38,6 +38,8 @@ struct blackwell_backward_params {
 #define BLACKWELL_BACKWARD_TILE          128 /* rows, and keys, of a block's tiles; a pair of blocks owns two */
 #define BLACKWELL_BACKWARD_COMPUTE_WARPS 8   /* then one that multiplies, one that loads, one that takes items */
 #define BLACKWELL_BACKWARD_THREADS       (32 * (BLACKWELL_BACKWARD_COMPUTE_WARPS + 3))
+/* That a thread has: warps get them by fours. */
+#define BLACKWELL_BACKWARD_REGISTERS     168
 #define BLACKWELL_BACKWARD_COLUMNS       512   /* of tensor memory: all */
 #define BLACKWELL_BACKWARD_SLOT_BYTES    16384 /* two boxes of 64 rows and 64 columns */
 #define BLACKWELL_BACKWARD_CONTROL_BYTES 512

@@ -17,13 +17,16 @@ struct variant {
     int32_t q_tiles, scheduler, exp2_frequency, exp2_residue, exp2_degree;
 };
 /* The shares of exponentials on the FMA pipe: of the rules, and of other variants; {1, 0} is none. By the model of
- * docs/blackwell.md a step's exponentials take half of the time of its products at Dv of 256, and all of it at 128. */
-static const int32_t exp2_shares[][2] = {{4, 1}, {1, 0}, {8, 1}, {8, 3}, {2, 1}};
+ * docs/blackwell.md a step's exponentials take half of the time of its products at Dv of 256, and all of it at 128.
+ * Beside masks, biases and softcap, registers do not hold the polynomial's constants: they have none. */
+static const int32_t exp2_shares[][2] = {{4, 1}, {1, 0}, {8, 1}, {8, 3}};
 enum { NUM_EXP2 = sizeof exp2_shares / sizeof exp2_shares[0] };
 
 static int32_t padded(int64_t head_dim) { return (int32_t)gpu_round_up(head_dim, 64); }
 static int32_t padded_v(int64_t head_dim_v) { return head_dim_v > 128 ? 256 : 128; }
 static int scored(const fdm_problem *p) { return p->has_mask || p->has_bias; }
+/* Scores are the products, but for the scale and for windows. */
+static int is_plain(const fdm_problem *p) { return !scored(p) && !(p->softcap > 0) && (float)p->softmax_scale > 0; }
 
 static int32_t shared_bytes(int32_t q_tiles, const fdm_problem *p) {
     return blackwell_forward_shared_bytes(q_tiles, padded(p->head_dim));
@@ -33,8 +36,7 @@ static int32_t rows_of_pair(int32_t q_tiles) { return PAIR * BLACKWELL_TILE * q_
 /* Two query tiles of a block read each step of K and V once. Their sums fit beside the scores up to Dv of 128, and
  * registers hold their rows where scores stay as the products are. */
 static int can_have(int32_t q_tiles, const fdm_problem *p) {
-    return q_tiles == 1 || (q_tiles == 2 && padded_v(p->head_dim_v) == 128 && !scored(p) && !(p->softcap > 0) &&
-                            (float)p->softmax_scale > 0);
+    return q_tiles == 1 || (q_tiles == 2 && padded_v(p->head_dim_v) == 128 && is_plain(p));
 }
 static int fits(int32_t q_tiles, const fdm_device *device, const fdm_problem *p) {
     return can_have(q_tiles, p) && shared_bytes(q_tiles, p) <= device->shared_bytes;
@@ -51,7 +53,7 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
     const char *clause = blackwell_refusal(device, p);
     if (clause)
         return clause;
-    if (scored(p) && (!p->scores_mappable || p->varlen || (p->has_mask && p->mask_shape[3] != p->seqlen_k) ||
+    if (scored(p) && (!p->scores_aligned || p->varlen || (p->has_mask && p->mask_shape[3] != p->seqlen_k) ||
                       (p->has_bias && p->bias_shape[3] != p->seqlen_k)))
         return "rows of mask and bias must be contiguous and begin at multiples of 16 bytes";
     return fits(1, device, p) ? NULL : gpu_no_tile_fits(device, text, size);
@@ -68,26 +70,27 @@ static int32_t exp2_degree(const fdm_problem *p) { return p->dtype == FDM_FLOAT1
 
 static struct variant preferred(const fdm_device *device, const fdm_problem *p) {
     const int two = fits(2, device, p) && p->seqlen_q > rows_of_pair(1);
-    return (struct variant){two ? 2 : 1, gpu_bounded(p) ? SCHEDULER_DYNAMIC : SCHEDULER_STATIC, exp2_shares[0][0],
-                            exp2_shares[0][1], exp2_degree(p)};
+    const int32_t *share = exp2_shares[is_plain(p) ? 0 : 1];
+    return (struct variant){two ? 2 : 1, gpu_bounded(p) ? SCHEDULER_DYNAMIC : SCHEDULER_STATIC, share[0], share[1],
+                            exp2_degree(p)};
 }
 
 /* Variant 0 is the rules'; then the other orders, the other shares of exponentials, and all that with the other number
  * of query tiles. */
 static int find_variant(const fdm_device *device, const fdm_problem *p, int32_t number, struct variant *v) {
     const struct variant first = preferred(device, p);
-    enum { WAYS = NUM_SCHEDULERS + NUM_EXP2 - 1 };
-    if (number >= 2 * WAYS)
+    const int32_t ways = NUM_SCHEDULERS + (is_plain(p) ? NUM_EXP2 - 1 : 0);
+    if (number >= 2 * ways)
         return 0;
     *v = first;
-    const int32_t way = number % WAYS;
+    const int32_t way = number % ways;
     if (way < NUM_SCHEDULERS) {
         v->scheduler = (first.scheduler + way) % NUM_SCHEDULERS;
     } else {
         v->exp2_frequency = exp2_shares[way - NUM_SCHEDULERS + 1][0];
         v->exp2_residue = exp2_shares[way - NUM_SCHEDULERS + 1][1];
     }
-    if (number >= WAYS)
+    if (number >= ways)
         v->q_tiles = 3 - first.q_tiles;
     return fits(v->q_tiles, device, p);
 }

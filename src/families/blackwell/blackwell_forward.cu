@@ -293,27 +293,36 @@ struct loader {
             mbarrier_arrive_cluster(full);
     }
 
+    /* With one query tile V is loaded as it is multiplied: behind the next K. */
+    struct item_facts left;
+    int left_tile;
+    __device__ __forceinline__ void load_left() {
+        if (left.first_row >= 0)
+            load_v(left, left_tile);
+        left.first_row = -1;
+    }
+
     __device__ __forceinline__ void run() {
         item_board board(base + BOARD);
-        struct item_facts f, before = {-1, 0, 0, 0, 0, 0, 0, 0, 0};
-        int before_tile = 0; /* whose V is to be loaded, with one query tile: behind the next K */
+        struct item_facts f;
+        left.first_row = -1;
         while (next_item(board, f)) {
             if (f.first_tile < f.last_tile)
                 load_q(f);
+            else
+                load_left();
             for (int tile = f.last_tile - 1; tile >= f.first_tile; tile = next_tile(a, f, tile)) {
                 load_k(f, tile);
                 if (Q_TILES == 2) {
                     load_v(f, tile);
                 } else {
-                    if (before.first_row >= 0)
-                        load_v(before, before_tile);
-                    before = f;
-                    before_tile = tile;
+                    load_left();
+                    left = f;
+                    left_tile = tile;
                 }
             }
         }
-        if (before.first_row >= 0)
-            load_v(before, before_tile);
+        load_left();
         if (!first_lane())
             return;
         for (int n = 0; n < SLOTS; n++, slot.next()) /* no commit is under way when the block ends */
@@ -412,8 +421,10 @@ struct multiplier {
     }
 
     __device__ __forceinline__ void multiply_item(const struct item_facts &f) {
-        if (f.first_tile >= f.last_tile)
+        if (f.first_tile >= f.last_tile) {
+            finish_left(); /* others wait for it before they take up the item after this one */
             return;
+        }
         q.wait_full(base + Q_FULL);
         q.next();
         bool add = false;

@@ -16,32 +16,14 @@ void intervals_to_mask_request(struct cuda_kernel_request *request) {
 int32_t create_mask_threads(int64_t num_keys) { return num_keys <= 2048 ? 128 : 1024; }
 
 void create_mask_request(fdm_dtype dtype, int32_t threads, struct cuda_kernel_request *request) {
-    const int64_t code = dtype == FDM_FLOAT32 ? GPU_FLOAT32 : dtype == FDM_FLOAT16 ? GPU_FLOAT16 : GPU_BFLOAT16;
-    *request = (struct cuda_kernel_request){.file = "gpu/masks/create_mask.cu",
-                                            .entry = "create_mask",
-                                            .num_constants = 2,
-                                            .constants = {{"DTYPE", code}, {"CHUNK", threads}},
-                                            .threads = threads};
+    *request =
+        (struct cuda_kernel_request){.file = "gpu/masks/create_mask.cu", .entry = "create_mask", .threads = threads};
+    GPU_SET_CONSTANTS(request, TOPK_CONSTANTS, .DTYPE = gpu_dtype(dtype), .CHUNK = threads);
 }
 
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 static int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
-
-static fdm_status launch(const struct cuda_kernel_request *request, int32_t device, int64_t blocks, const void *params,
-                         size_t bytes, void *stream) {
-    const struct cuda_kernel *kernel;
-    fdm_status status = cuda_kernels_get(device, request, 1, &kernel);
-    if (status)
-        return status;
-    const struct cuda_launch l = {.kernel = kernel,
-                                  .grid = {gpu_grid(blocks), 1, 1},
-                                  .threads = (uint32_t)request->threads,
-                                  .stream = stream,
-                                  .arguments = params,
-                                  .arguments_bytes = bytes};
-    return cuda_launch(&l);
-}
 
 static struct dense_mask dense_of(const fdm_tensor *t) {
     return (struct dense_mask){(uint8_t *)tensor_data(t), tensor_stride(t, 0), tensor_stride(t, 1), tensor_stride(t, 2),
@@ -76,7 +58,7 @@ fdm_status intervals_to_mask_on_device(const fdm_tensor *start, const fdm_tensor
                                         m.key == 1 && steps % TO_MASK_KEYS == 0 && mask->shape[3] % TO_MASK_KEYS == 0};
     params.num_items = mask->shape[0] * mask->shape[1] * params.row_groups * params.key_groups;
     intervals_to_mask_request(&request);
-    return launch(&request, mask->device.index, params.num_items, &params, sizeof params, stream);
+    return cuda_run(mask->device.index, &request, gpu_grid(params.num_items), &params, sizeof params, stream);
 }
 
 fdm_status blocks_on_device(const fdm_tensor *mask, int64_t block_q, int64_t block_k, const fdm_tensor *blocks,
@@ -148,5 +130,5 @@ fdm_status create_mask_on_device(const struct mask_source *source, const struct 
                                               .first_shown = (int32_t)source->first_shown,
                                               .index_bits = bits_of(keys)};
     create_mask_request(dtype, create_mask_threads(keys), &request);
-    return launch(&request, mask->device.index, params.num_rows, &params, sizeof params, stream);
+    return cuda_run(mask->device.index, &request, gpu_grid(params.num_rows), &params, sizeof params, stream);
 }

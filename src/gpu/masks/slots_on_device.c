@@ -4,13 +4,13 @@
 #include "base/error.h"
 #include "gpu/features.h"
 #include "gpu/masks/slot_threads.h"
+#include "gpu/request_constants.h"
 
 void topk_slots_request(int fill, fdm_dtype dtype, struct cuda_kernel_request *request) {
     *request = (struct cuda_kernel_request){.file = fill ? "gpu/masks/topk_fill.cu" : "gpu/masks/topk_append.cu",
                                             .entry = fill ? "topk_fill" : "topk_append",
-                                            .num_constants = 1,
-                                            .constants = {{"DTYPE", gpu_dtype(dtype)}},
                                             .threads = SLOT_THREADS};
+    GPU_SET_CONSTANTS(request, SLOT_CONSTANTS, .DTYPE = gpu_dtype(dtype));
 }
 
 fdm_status topk_slots_on_device(int fill, const struct slot_call *call, int32_t device, void *stream) {

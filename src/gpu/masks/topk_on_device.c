@@ -3,6 +3,7 @@
 
 #include "base/error.h"
 #include "gpu/features.h"
+#include "gpu/request_constants.h"
 #include "problem/tensor.h"
 
 /* Below SMALL_KEYS more and smaller blocks are there sooner; above LARGE_KEYS the reads of every chunk's block of all
@@ -18,11 +19,8 @@ void topk_request(enum topk_kernel kernel, fdm_dtype dtype, int32_t chunk, struc
     static const char *const files[] = {"gpu/masks/topk_threshold.cu", "gpu/masks/topk_carry.cu",
                                         "gpu/masks/topk_resolve.cu"};
     static const char *const entries[] = {"topk_threshold", "topk_carry", "topk_resolve"};
-    *request = (struct cuda_kernel_request){.file = files[kernel],
-                                            .entry = entries[kernel],
-                                            .num_constants = 2,
-                                            .constants = {{"DTYPE", gpu_dtype(dtype)}, {"CHUNK", chunk}},
-                                            .threads = chunk};
+    *request = (struct cuda_kernel_request){.file = files[kernel], .entry = entries[kernel], .threads = chunk};
+    GPU_SET_CONSTANTS(request, TOPK_CONSTANTS, .DTYPE = gpu_dtype(dtype), .CHUNK = chunk);
 }
 
 struct topk_tensor topk_tensor_of(const fdm_tensor *tensor) {

@@ -7,6 +7,8 @@
 /* after the widths of integers */
 #include "problem/topk_slots.h"
 
+SLOT_CONSTANTS(GPU_CONSTANT_GIVEN)
+
 __device__ __forceinline__ int32_t *number_at(const struct slot_scores &s, int64_t b, int64_t h, int64_t n) {
     return (int32_t *)s.data + b * s.batch + h * s.head + n * s.step;
 }
