@@ -398,6 +398,7 @@ static void commit_now(struct event *e) {
 
 static void commit_to(struct queue *q, struct block *b, uint32_t offset, place at) {
     const struct mbarrier *m = mbarrier_at(b, offset, "tcgen05.commit", at);
+    mbarrier_check_use(m, "tcgen05.commit", at);
     if (!m->fenced)
         finding("proxy fence missing", at,
                 "the mbarrier of %s was initialised without a fence.mbarrier_init or fence.proxy.async before "
