@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""masks_cuda.py: how long key intervals of top-W take on a CUDA device, their share of a training step in one graph, and
-what a generated token costs with the slots of masks.TopKState beside attention to all keys.
+"""masks_cuda.py: how long key intervals of top-W take on a CUDA device, their share of a training step in one graph, what W
+costs and gains, and what a generated token costs with the slots of masks.TopKState beside attention to all keys.
 
 Times are those of CUDA graphs replayed, medians with quartiles, in microseconds; the bytes of the second-level cache are
-left as the replay before leaves them, as between the layers of a model. Usage: masks_cuda.py [--json FILE] [--samples N] [--parts builds steps generation]
+left as the replay before leaves them, as between the layers of a model. Usage: masks_cuda.py [--json FILE] [--samples N] [--parts builds steps windows generation]
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ BUILDS = ((16, 1024, 64), (16, 2048, 128), (16, 8192, 512), (16, 32768, 2048), (
 # query heads, KV heads, head dim, keys, windows
 GENERATION = (32, 8, 128, 131072, (512, 2048, 8192, 32768))
 STEPS = ((1, 16, 128, 8192, 512), (1, 16, 128, 32768, 2048))
+# heads, head dim, keys, keys over W
+WINDOWS = (16, 128, (8192, 32768), (64, 32, 16, 8, 4, 2))
 
 
 def captured(call) -> torch.cuda.CUDAGraph:
@@ -102,6 +104,33 @@ def steps(samples: int) -> list:
     return rows
 
 
+def windows(samples: int) -> list:
+    """Forward and backward by W, beside those of a plain causal mask, and the building of the intervals."""
+    rows = []
+    heads, dim, lengths, parts = WINDOWS
+    for keys in lengths:
+        q, k, v = (torch.randn(1, keys, heads, dim, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+        bias = torch.randn(1, heads, keys, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        dout = torch.randn_like(q)
+
+        def attend(inputs, **options):
+            return torch.autograd.grad(flash_dmattn_func(q, k, v, is_causal=True, **options), inputs, dout)
+
+        rows.append({"keys": keys, "window": None, "attention": timed(lambda: attend((q, k, v)), samples, 5)})
+        print(rows[-1], flush=True)
+        for part in parts:
+            window = keys // part
+            pair = masks.topk_intervals(bias, window)
+            options = {"attn_bias": bias[:, :, None], "key_intervals": pair}
+            row = {"keys": keys, "window": window, "build": timed(lambda: masks.topk_intervals(bias, window), samples),
+                   "attention": timed(lambda: attend((q, k, v, bias), **options), samples, 5)}
+            both = row["build"]["us"] + row["attention"]["us"]
+            dense = next(each for each in rows if each["keys"] == keys)["attention"]["us"]
+            rows.append({**row, "times_causal": round(dense / both, 3)})
+            print(rows[-1], flush=True)
+    return rows
+
+
 def generation(samples: int) -> list:
     """One row of a long sequence: all keys, the intervals of top-W, and its slots; one graph each. What is small stays in
     the second-level cache from replay to replay."""
@@ -145,9 +174,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json")
     parser.add_argument("--samples", type=int, default=15)
-    parser.add_argument("--parts", nargs="+", default=["builds", "steps", "generation"])
+    parser.add_argument("--parts", nargs="+", default=["builds", "steps", "windows", "generation"])
     arguments = parser.parse_args()
-    parts = {"builds": builds, "steps": steps, "generation": generation}
+    parts = {"builds": builds, "steps": steps, "windows": windows, "generation": generation}
     result = {"command": " ".join(["bench/masks_cuda.py", *sys.argv[1:]]), "commit": commit(), "device": torch.cuda.get_device_name(),
               "torch": torch.__version__, **{name: parts[name](arguments.samples) for name in arguments.parts}}
     if arguments.json:

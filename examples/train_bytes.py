@@ -70,6 +70,7 @@ class DynamicMaskAttention(DenseAttention):
         super().__init__(width, heads)
         self.window = window
         self.visible_fraction: Tensor | float = 1.0  # of the causal pairs, in the last call
+        self.last_bias: Optional[Tensor] = None  # [B, H, S], of the last call
 
     def add_bias_parameters(self, generator: torch.Generator) -> None:
         """Drawn from a generator of their own, so that all other weights equal the dense model's."""
@@ -81,6 +82,7 @@ class DynamicMaskAttention(DenseAttention):
         dt = F.linear(v.flatten(2), self.dt_weight)  # [B, S, H]
         bias = (self.A * F.softplus(dt)).transpose(1, 2)  # [B, H, S], one per key
         start, end = topk_intervals(bias, window_size=self.window)
+        self.last_bias = bias.detach()
         with torch.no_grad():
             seqlen = q.shape[1]
             pairs = (end.clamp(max=seqlen) - start).clamp(min=0).sum(-1, dtype=torch.int64)
@@ -216,6 +218,15 @@ def train(options: argparse.Namespace, text: Tensor) -> list[Run]:
     return runs
 
 
+@torch.no_grad()
+def save_bias(run: Run, text: Tensor, options: argparse.Namespace) -> None:
+    """The first layer's biases of the first bytes of a text, [1, H, S], for python -m flash_dmattn.masks plot --load."""
+    import numpy
+
+    run.loss(text[None, : options.seq + 1].to(run.device))
+    numpy.save(options.save_bias, run.model.blocks[0].attention.last_bias.float().cpu().numpy())
+
+
 # ---- the report ------------------------------------------------------------------------------------------------------
 
 
@@ -263,6 +274,7 @@ def parse(arguments: Optional[list[str]]) -> argparse.Namespace:
         help="autocast dtype of both models; default float32 on the CPU, bfloat16 on CUDA devices",
     )
     parser.add_argument("--plot", default="train_bytes.png", help="where the loss curves go (train_bytes.png)")
+    parser.add_argument("--save-bias", metavar="FILE.npy", help="write the biases that the first layer learned")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     options = parser.parse_args(arguments)
     for name in ("steps", "seq", "window", "batch", "layers", "width", "heads"):
@@ -285,6 +297,8 @@ def main(arguments: Optional[list[str]] = None) -> int:
         raise SystemExit(f"train_bytes: --seq is {options.seq}; the texts have only {len(validation_text)} bytes")
     runs = train(options, train_text)
     plotted = plot(runs, options)
+    if options.save_bias:
+        save_bias(runs[0], validation_text, options)
     results = [
         {
             "name": run.name,

@@ -487,9 +487,13 @@ typedef struct fdm_topk_slots {
     fdm_tensor *key, *bias, *length, *k, *v;
 } fdm_topk_slots;
 /* The slots after a prompt of S tokens: bias [B, h, S], and end [B, h, S] of its intervals by fdm_topk_intervals() with
- * W the number of slots; k, v [B, S, h, D|Dv], or NULL as in slots. S = 0 empties all slots. */
+ * W the number of slots; k, v [B, S, h, D|Dv], or NULL as in slots. S = 0 empties all slots. block_table [B, n] int32,
+ * or NULL: k and v lie in pages [num_pages, page_size, h, D|Dv], token t of sequence b in row t % page_size of page
+ * block_table[b, t / page_size]. Only the pages of kept keys are looked up; on CUDA devices they are not checked. One
+ * kernel there. */
 FDM_API fdm_status fdm_topk_fill(const fdm_tensor *bias, const fdm_tensor *end, const fdm_tensor *k,
-                                 const fdm_tensor *v, const fdm_topk_slots *slots, void *stream);
+                                 const fdm_tensor *v, const fdm_tensor *block_table, const fdm_topk_slots *slots,
+                                 void *stream);
 /* One more token of each head: bias [B, h], k, v [B, 1, h, D|Dv]. It takes an empty slot, or the slot of the worst key
  * when it is better. real [B] bool, or NULL: false = a token that is never visible, nor counted. slot [B, h] int32, or
  * NULL, receives the slot that it got, -1 when none. One kernel on CUDA devices. */

@@ -45,9 +45,9 @@ static fdm_status check_slots(const fdm_topk_slots *s, const fdm_tensor *bias) {
     return status ? status : check(s->length, "slots.length", 2, TENSOR_OUTPUT, FDM_INT32, shape, bias);
 }
 
-/* K or V of new tokens and their slots: both or neither. */
-static fdm_status check_rows(const fdm_tensor *from, const fdm_tensor *to, const char *name, int64_t tokens,
-                             const fdm_topk_slots *s, const fdm_tensor *bias) {
+/* K or V of new tokens, [batches, tokens, h, D], and their slots: both or neither. */
+static fdm_status check_rows(const fdm_tensor *from, const fdm_tensor *to, const char *name, int64_t batches,
+                             int64_t tokens, const fdm_topk_slots *s, const fdm_tensor *bias) {
     char slots_name[16] = "slots.";
     slots_name[6] = name[0];
     slots_name[7] = 0;
@@ -63,7 +63,7 @@ static fdm_status check_rows(const fdm_tensor *from, const fdm_tensor *to, const
     if (fdm_dtype_bytes(dtype) < 2)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is %s; it must be a floating dtype", name,
                          fdm_dtype_name(dtype));
-    const int64_t shape[4] = {bias->shape[0], tokens, bias->shape[1], from->shape[3]};
+    const int64_t shape[4] = {batches, tokens, bias->shape[1], from->shape[3]};
     const int64_t kept[4] = {bias->shape[0], s->key->shape[2], bias->shape[1], from->shape[3]};
     status = check(from, name, 4, TENSOR_INPUT, dtype, shape, bias);
     return status ? status : check(to, slots_name, 4, TENSOR_OUTPUT, dtype, kept, bias);
@@ -87,11 +87,15 @@ static struct slot_rows rows_of(const fdm_tensor *t) {
     return r;
 }
 
+/* block_table NULL: k and v are not in pages. */
 static fdm_status fill_call(const fdm_tensor *bias, int64_t tokens, const fdm_tensor *k, const fdm_tensor *v,
-                            const fdm_topk_slots *s, struct slot_call *call) {
+                            const fdm_tensor *block_table, const fdm_topk_slots *s, struct slot_call *call) {
+    const fdm_tensor *pages = k ? k : v;
+    const int64_t batches = block_table && pages ? pages->shape[0] : bias->shape[0];
+    const int64_t rows = block_table && pages ? pages->shape[1] : tokens;
     fdm_status status = check_slots(s, bias);
-    if (status || (status = check_rows(k, s->k, "k", tokens, s, bias)) ||
-        (status = check_rows(v, s->v, "v", tokens, s, bias)))
+    if (status || (status = check_rows(k, s->k, "k", batches, rows, s, bias)) ||
+        (status = check_rows(v, s->v, "v", batches, rows, s, bias)))
         return status;
     *call = (struct slot_call){.bias = scores_of(bias),
                                .k = rows_of(k),
@@ -113,7 +117,7 @@ fdm_status fdm_topk_append(const fdm_tensor *bias, const fdm_tensor *real, const
                            const fdm_topk_slots *slots, fdm_tensor *slot, void *stream) {
     struct slot_call call;
     fdm_status status = check_bias(bias, 2);
-    if (status || (status = fill_call(bias, 1, k, v, slots, &call)))
+    if (status || (status = fill_call(bias, 1, k, v, NULL, slots, &call)))
         return status;
     if (real && (status = check(real, "real", 1, TENSOR_INPUT, FDM_BOOL, bias->shape, bias)))
         return status;
@@ -128,16 +132,47 @@ fdm_status fdm_topk_append(const fdm_tensor *bias, const fdm_tensor *real, const
     return FDM_OK;
 }
 
+/* Pages of k and v, and where the call finds them. The pages' own extents are checked with those of k and v. */
+static fdm_status check_table(const fdm_tensor *table, const fdm_tensor *pages, const fdm_tensor *bias) {
+    if (!pages)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "block_table is given, but k and v are NULL");
+    fdm_status status = tensor_check(pages, "k", 4, TENSOR_INPUT, 1);
+    if (status || (status = tensor_check(table, "block_table", 2, TENSOR_INPUT, 0)))
+        return status;
+    const int64_t page_size = pages->shape[1], tokens = bias->shape[2];
+    if (page_size < 1 || page_size > INT32_MAX)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "k has pages of %lld tokens; they must have 1..%d",
+                         (long long)page_size, INT32_MAX);
+    if (table->shape[1] < (tokens + page_size - 1) / page_size)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT,
+                         "block_table has %lld pages of %lld tokens a sequence, but bias has %lld tokens",
+                         (long long)table->shape[1], (long long)page_size, (long long)tokens);
+    const int64_t shape[2] = {bias->shape[0], table->shape[1]};
+    return check(table, "block_table", 2, TENSOR_INPUT, FDM_INT32, shape, bias);
+}
+
 fdm_status fdm_topk_fill(const fdm_tensor *bias, const fdm_tensor *end, const fdm_tensor *k, const fdm_tensor *v,
-                         const fdm_topk_slots *slots, void *stream) {
+                         const fdm_tensor *block_table, const fdm_topk_slots *slots, void *stream) {
     struct slot_call call;
     fdm_status status = check_bias(bias, 3);
-    if (status || (status = fill_call(bias, bias->shape[2], k, v, slots, &call)) ||
+    if (status || (block_table && (status = check_table(block_table, k ? k : v, bias))) ||
+        (status = fill_call(bias, bias->shape[2], k, v, block_table, slots, &call)) ||
         (status = check(end, "end", 3, TENSOR_INPUT, FDM_INT32, bias->shape, bias)))
         return status;
     call.end = scores_of(end);
+    if (block_table) {
+        call.block_table = (const int32_t *)(void *)tensor_data(block_table);
+        call.table_batch = tensor_stride(block_table, 0);
+        call.table_page = tensor_stride(block_table, 1);
+        call.page_size = (int32_t)(k ? k : v)->shape[1];
+    }
     if (bias->device.type == FDM_CUDA)
         return topk_slots_on_device(1, &call, bias->device.index, stream);
+    const int64_t num_pages = block_table ? (k ? k : v)->shape[0] : 0;
+    int32_t page;
+    if (block_table && topk_page_is_missing(&call, num_pages, &page))
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "block_table has page %d; k has %lld pages", page,
+                         (long long)num_pages);
     topk_fill_on_cpu(&call);
     return FDM_OK;
 }

@@ -37,11 +37,20 @@ class TopKState:
 
     @classmethod
     def of_prompt(
-        cls, bias: Any, window_size: int, k: Any = None, v: Any = None, key_padding_mask: Any = None
+        cls,
+        bias: Any,
+        window_size: int,
+        k: Any = None,
+        v: Any = None,
+        key_padding_mask: Any = None,
+        block_table: Any = None,
     ) -> TopKState:
         """The state after the tokens of a prompt: bias [B, h, S], k [B, S, h, D], v [B, S, h, Dv]; S may be 0.
 
         key_padding_mask: bool [B, S], True = a real token; others are never visible and do not count.
+        block_table: int32 [B, n], where the prompt's k and v lie in pages [num_pages, page_size, h, D]: token t of
+            sequence b is row t % page_size of page block_table[b, t // page_size]. Pages without a kept key are not
+            looked at; when this returns (on a CUDA device: in the order of its stream) all may be given back.
         """
         from .masks import topk_intervals
 
@@ -58,7 +67,8 @@ class TopKState:
         for each in rows:
             if each is not None:
                 each[:] = 0  # a slot that nothing was written to holds numbers
-        _native.topk_fill(*state._arguments(bias, k, v), _view(end), _stream(bias))
+        table = None if block_table is None else _view(block_table)
+        _native.topk_fill(*state._arguments(bias, k, v), _view(end), table, _stream(bias))
         return state
 
     def append(self, bias: Any, k: Any = None, v: Any = None, real: Any = None) -> Any:

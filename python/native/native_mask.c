@@ -140,9 +140,9 @@ PyObject *native_topk_append(PyObject *module, PyObject *const *arguments, Py_ss
     NATIVE_RUN_AND_RETURN(failed, fdm_topk_append(t[0], t[8], t[1], t[2], &slots, t[9], stream), storage, NUM_TENSORS);
 }
 
-/* topk_fill(the tensors above, end, stream's address) */
+/* topk_fill(the tensors above, end, block_table or None, stream's address) */
 PyObject *native_topk_fill(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
-    enum { NUM_TENSORS = SLOT_TENSORS + 1 };
+    enum { NUM_TENSORS = SLOT_TENSORS + 2 };
     if (native_expect(count, NUM_TENSORS + 1))
         return NULL;
     struct tensor_argument storage[NUM_TENSORS] = {0};
@@ -150,5 +150,5 @@ PyObject *native_topk_fill(PyObject *module, PyObject *const *arguments, Py_ssiz
     const int failed = native_tensors(arguments, storage, t, NUM_TENSORS);
     void *stream = address_of(arguments[NUM_TENSORS]);
     const fdm_topk_slots slots = slots_of(t);
-    NATIVE_RUN_AND_RETURN(failed, fdm_topk_fill(t[0], t[8], t[1], t[2], &slots, stream), storage, NUM_TENSORS);
+    NATIVE_RUN_AND_RETURN(failed, fdm_topk_fill(t[0], t[8], t[1], t[2], t[9], &slots, stream), storage, NUM_TENSORS);
 }

@@ -213,6 +213,7 @@ typedef struct nvrtc_program_body *nvrtc_program;
 
 struct nvrtc {
     void *library;
+    char path[512];
 #define NVRTC_MEMBER(type, member, name, parameters) type(*member) parameters;
     NVRTC_FUNCTIONS(NVRTC_MEMBER)
 #undef NVRTC_MEMBER
@@ -222,10 +223,9 @@ struct nvrtc {
 static fdm_status open_nvrtc(const char *path, struct nvrtc *nvrtc) {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     static struct nvrtc kept;
-    static char kept_path[512];
     fdm_status status = FDM_OK;
     pthread_mutex_lock(&lock);
-    if (!kept.library || strcmp(kept_path, path) != 0) {
+    if (!kept.library || strcmp(kept.path, path) != 0) {
         struct nvrtc fresh = {.library = dlopen(path, RTLD_NOW | RTLD_LOCAL)};
         int complete = fresh.library != NULL;
 #define NVRTC_RESOLVE(type, member, name, parameters) \
@@ -239,7 +239,7 @@ static fdm_status open_nvrtc(const char *path, struct nvrtc *nvrtc) {
                 dlclose(fresh.library);
         } else {
             kept = fresh;
-            snprintf(kept_path, sizeof kept_path, "%s", path);
+            snprintf(kept.path, sizeof kept.path, "%s", path);
         }
     }
     *nvrtc = kept;
@@ -295,6 +295,10 @@ static const char *complaint_in(const char *log) {
 static fdm_status refuse(const struct nvrtc *nvrtc, int result, const char *file, const char *arch, const char *log) {
     enum { NVRTC_OUT_OF_MEMORY = 1 };
     const char *line = complaint_in(log);
+    if (line && strstr(line, "value for --gpu-architecture"))
+        return error_set(FDM_ERROR_SYSTEM,
+                         "the NVRTC at %s does not know %s; a newer one does: pip install nvidia-cuda-nvrtc",
+                         nvrtc->path, arch);
     if (!line)
         line = result ? nvrtc->error_text(result) : "it gives no machine code";
     return error_set(result == NVRTC_OUT_OF_MEMORY ? FDM_ERROR_OUT_OF_MEMORY : FDM_ERROR_INTERNAL,

@@ -54,11 +54,17 @@ static uint64_t order_of(uint32_t bits, int32_t key, struct bias_format f) {
     return (uint64_t)bits << 32 | (0xffffffffu - (uint32_t)key);
 }
 
-static void copy_row(const struct slot_rows *to, const struct slot_rows *from, int64_t b, int64_t h, int64_t slot,
-                     int64_t token) {
+static int32_t page_of(const struct slot_call *c, int64_t b, int64_t token) {
+    return c->block_table[b * c->table_batch + token / c->page_size * c->table_page];
+}
+
+static void copy_row(const struct slot_call *c, const struct slot_rows *to, const struct slot_rows *from, int64_t b,
+                     int64_t h, int64_t slot, int64_t token) {
+    const int64_t batch = c->block_table && from->data ? page_of(c, b, token) : b;
+    const int64_t row = c->block_table ? token % c->page_size : token;
     if (from->data)
         memcpy(to->data + (b * to->batch + slot * to->row + h * to->head) * to->element_bytes,
-               from->data + (b * from->batch + token * from->row + h * from->head) * from->element_bytes,
+               from->data + (batch * from->batch + row * from->row + h * from->head) * from->element_bytes,
                (size_t)from->row_bytes);
 }
 
@@ -66,8 +72,8 @@ static void take_slot(const struct slot_call *c, int64_t b, int64_t h, int64_t s
     const struct bias_format f = format_of(c->dtype);
     *number_at(&c->slot_key, b, h, slot) = key;
     set_bits(&c->slot_bias, b, h, slot, f, bits_at(&c->bias, b, h, token, f));
-    copy_row(&c->slot_k, &c->k, b, h, slot, token);
-    copy_row(&c->slot_v, &c->v, b, h, slot, token);
+    copy_row(c, &c->slot_k, &c->k, b, h, slot, token);
+    copy_row(c, &c->slot_v, &c->v, b, h, slot, token);
 }
 
 static void append_to_head(const struct slot_call *c, int64_t b, int64_t h) {
@@ -106,6 +112,19 @@ static void fill_head(const struct slot_call *c, int64_t b, int64_t h) {
         set_bits(&c->slot_bias, b, h, used, f, f.sign | f.infinity);
     }
     *number_at(&c->length, b, h, 0) = c->num_tokens;
+}
+
+int topk_page_is_missing(const struct slot_call *c, int64_t num_pages, int32_t *page) {
+    for (int64_t b = 0; b < c->batch; b++)
+        for (int64_t h = 0; h < c->heads; h++)
+            for (int32_t j = 0; j < c->num_tokens; j++) {
+                if (*number_at(&c->end, b, h, j) != INT32_MAX)
+                    continue;
+                *page = page_of(c, b, j);
+                if (*page < 0 || *page >= num_pages)
+                    return 1;
+            }
+    return 0;
 }
 
 void topk_fill_on_cpu(const struct slot_call *c) {

@@ -1,5 +1,6 @@
 /* slots_check.c: fdm_topk_fill() and fdm_topk_append() on a CUDA device, or on the emulated one, against the CPU, bit
- * for bit, and the CPU's slots after each token against fdm_topk_intervals() of all tokens so far: the same keys.
+ * for bit, prompts in pages too, and the CPU's slots after each token against fdm_topk_intervals() of all tokens so
+ * far: the same keys.
  *
  * Usage: slots-check [CASES, default 60] [SEED, default 1]. Exit code 77: there is no device. */
 #include <math.h>
@@ -11,7 +12,7 @@
 #include "flash_dmattn.h"
 
 enum { BATCH = 2, HEADS = 2, TOKENS = 700, WINDOW = 300, DIM = 6 };
-enum { KEY, SLOT_BIAS, LENGTH, SLOT_K, SLOT_V, SLOT, BIAS, END, REAL, K, V, NUM_TENSORS };
+enum { KEY, SLOT_BIAS, LENGTH, SLOT_K, SLOT_V, SLOT, BIAS, END, REAL, K, V, TABLE, NUM_TENSORS };
 
 static const fdm_device_id cuda = {FDM_CUDA, 0}, host = {FDM_CPU, 0};
 static uint64_t state;
@@ -129,6 +130,20 @@ static int holds_the_kept(const struct history *h, fdm_dtype dtype, int64_t wind
     return 1;
 }
 
+/* K and V of a prompt in pages, in any order; more of them than are used. Returns the block table. */
+static fdm_tensor *make_pages(int64_t prompt) {
+    const int64_t page_size = 1 + below(below(2) ? 4 : 70), needed = (prompt + page_size - 1) / page_size;
+    const int64_t pages = BATCH * needed + below(4), table[2] = {BATCH, needed + below(2)};
+    const int64_t rows[4] = {pages, page_size, HEADS, DIM};
+    make(K, FDM_BFLOAT16, 4, rows);
+    make(V, FDM_FLOAT32, 4, rows);
+    make(TABLE, FDM_INT32, 2, table);
+    for (int64_t n = 0; n < table[0] * table[1]; n++)
+        ((int32_t *)(void *)t[TABLE].here)[n] = (int32_t)below(pages);
+    upload(TABLE);
+    return &t[TABLE].tensor;
+}
+
 static const char *check(fdm_dtype dtype, int64_t window, int64_t prompt, int64_t steps) {
     const int64_t slots[3] = {BATCH, HEADS, window}, kept[4] = {BATCH, window, HEADS, DIM};
     const int64_t biases[3] = {BATCH, HEADS, prompt}, rows[4] = {BATCH, prompt, HEADS, DIM};
@@ -143,8 +158,12 @@ static const char *check(fdm_dtype dtype, int64_t window, int64_t prompt, int64_
     make(BIAS, dtype, 3, biases);
     make(END, FDM_INT32, 3, biases);
     make(REAL, FDM_BOOL, 1, slots);
-    make(K, FDM_BFLOAT16, 4, rows);
-    make(V, FDM_FLOAT32, 4, rows);
+    const fdm_tensor *table = below(2) ? make_pages(prompt) : NULL;
+    if (!table) {
+        make(K, FDM_BFLOAT16, 4, rows);
+        make(V, FDM_FLOAT32, 4, rows);
+        make(TABLE, FDM_INT32, 1, rows);
+    }
     for (int n = KEY; n <= SLOT; n++)
         upload(n);
     const fdm_topk_slots s = {&t[KEY].tensor, &t[SLOT_BIAS].tensor, &t[LENGTH].tensor, &t[SLOT_K].tensor,
@@ -158,11 +177,12 @@ static const char *check(fdm_dtype dtype, int64_t window, int64_t prompt, int64_
     remember(&h, prompt, 0);
     for (int n = 0; n < 2; n++) {
         place(n ? host : cuda);
-        if (fdm_topk_fill(&t[BIAS].tensor, &t[END].tensor, &t[K].tensor, &t[V].tensor, &s, NULL))
+        if (fdm_topk_fill(&t[BIAS].tensor, &t[END].tensor, &t[K].tensor, &t[V].tensor, table, &s, NULL))
             fail("filling");
     }
     fault = !is_right() ? "the prompt" : !holds_the_kept(&h, dtype, window) ? "the prompt's keys" : NULL;
     t[BIAS].tensor.ndim = 2;
+    t[K].shape[0] = t[V].shape[0] = BATCH;
     t[K].shape[1] = t[V].shape[1] = 1;
     for (int64_t step = 0; step < steps && !fault; step++) {
         const int with_real = (int)below(2);

@@ -7,8 +7,9 @@
 #include "flash_dmattn.h"
 #include "injection.h"
 
-enum { INTERNAL_ERROR = 11, PROGRAMS_MAX = 4096, COMPILE_MICROSECONDS = 500 };
+enum { INVALID_OPTION = 5, INTERNAL_ERROR = 11, PROGRAMS_MAX = 4096, COMPILE_MICROSECONDS = 500 };
 static const char failed_log[] = "families/pretended.cu(7): error: pretended fault\n\n1 error detected.\n";
+static const char old_log[] = "nvrtc: error: invalid value for --gpu-architecture (-arch)\n";
 static const char sound_log[] = "ptxas info    : (C7510) Potential Performance Loss: pretended\n"
                                 "ptxas info    : Used 40 registers, 16 bytes spill stores, 8 bytes spill loads\n";
 
@@ -97,7 +98,7 @@ FDM_API int nvrtcCompileProgram(program_handle program, int num_options, const c
         bytes += strlen(options[i]) + 1;
     usleep(COMPILE_MICROSECONDS);
     wait_while_held(num_options, options);
-    program->failed = result != 0;
+    program->failed = result;
     program->compiled = 1;
     program->silent = state.cached;
     for (int i = 0; i < num_options; i++)
@@ -127,7 +128,10 @@ FDM_API int nvrtcGetCUBIN(program_handle program, char *code) {
 }
 
 static const char *log_of(program_handle program) {
-    return !program->compiled || program->silent ? "" : program->failed ? failed_log : sound_log;
+    return !program->compiled || program->silent ? ""
+           : program->failed == INVALID_OPTION   ? old_log
+           : program->failed                     ? failed_log
+                                                 : sound_log;
 }
 
 FDM_API int nvrtcGetProgramLogSize(program_handle program, size_t *bytes) {

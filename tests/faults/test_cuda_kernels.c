@@ -170,6 +170,8 @@ static void compiler_refuses(void) {
     assert_refused(get_kernel(0, 1), FDM_ERROR_INTERNAL,
                    "NVRTC does not compile gpu/combine_splits.cu for sm_90: families/pretended.cu(7): error: "
                    "pretended fault");
+    fake_compiler()->inject("nvrtcCompileProgram", 5, 1);
+    assert_refused(get_kernel(0, 1), FDM_ERROR_SYSTEM, "does not know sm_90; a newer one does: pip install");
     assert_int_equal(count_entries(NULL, 0), 0);
     assert_int_equal(get_kernel(0, 1), FDM_OK);
     fake_compiler()->inject("nvrtcCompileProgram", 6, 2); /* one of two kernels: the other is kept, on disk */

@@ -68,7 +68,7 @@ static fdm_status run(struct masks *m, enum builder builder, void *stream) {
     case CREATE: return fdm_create_mask(&rows, NULL, SLOTS, -1, 1, &m->mask, stream);
     case BLOCKS: return fdm_mask_blocks(&m->mask, 16, 32, &blocks, stream);
     case FROM_MASK: return fdm_intervals_from_mask(&m->mask, &m->start, &m->end, m->memory, stream);
-    case FILL: return fdm_topk_fill(&m->bias, &m->end, NULL, NULL, &slots, stream);
+    case FILL: return fdm_topk_fill(&m->bias, &m->end, NULL, NULL, NULL, &slots, stream);
     default: return fdm_topk_append(&token, NULL, NULL, NULL, &slots, NULL, stream);
     }
 }

@@ -9,6 +9,7 @@ import sys
 import types
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 
@@ -23,8 +24,11 @@ def run(*arguments):
 
 def test_train_bytes_learns_and_plots(tmp_path):
     picture = tmp_path / "curves.png"
-    done = run("--steps", "12", "--window", "8", "--json", "--plot", str(picture))
+    saved = ["--save-bias", str(tmp_path / "bias.npy")]
+    done = run("--steps", "12", "--window", "8", "--json", "--plot", str(picture), *saved)
     assert done.returncode == 0, done.stderr
+    bias = numpy.load(tmp_path / "bias.npy")
+    assert bias.shape == (1, 2, 64) and bias.std() > 0
     report = json.loads(done.stdout)
     # 8 of each row's keys, fewer in the first 7 rows.
     assert math.isclose(report["visible_fraction"], (64 * 8 - 28) / (64 * 65 / 2), abs_tol=1e-4)

@@ -61,6 +61,29 @@ def test_numpy_is_torch():
     assert out.shape == (1, 1, 2, 8)
 
 
+@pytest.mark.parametrize("library", ["numpy", "cpu", *DEVICES[1:]])
+@pytest.mark.parametrize("page_size", [1, 7, 64])
+def test_a_prompt_in_pages(library, page_size):
+    torch.manual_seed(page_size)
+    batch, tokens, heads = 2, 50, 3
+    needed = -(-tokens // page_size)
+    bias, k, v = torch.randn(batch, heads, tokens), torch.randn(batch, tokens, heads, 8), torch.randn(batch, tokens, heads, 5)
+    table = torch.randperm(batch * needed + 4)[: batch * needed].reshape(batch, needed).to(torch.int32)
+    pages = [torch.full((batch * needed + 4, page_size, heads, each.shape[-1]), torch.nan) for each in (k, v)]
+    for t in range(tokens):
+        for paged, each in zip(pages, (k, v)):
+            paged[table[:, t // page_size].long(), t % page_size] = each[:, t]
+    end = masks.topk_intervals(bias, 6)[1]
+    if page_size == 1:
+        table[((end == 2**31 - 1).any(1)).logical_not()] = -1  # no kept key: not looked at
+    want = masks.TopKState.of_prompt(bias, 6, k, v)
+    given = (bias, *pages, table) if library != "numpy" else tuple(each.numpy() for each in (bias, *pages, table))
+    given = given if library == "numpy" else tuple(each.to(library) for each in given)
+    have = masks.TopKState.of_prompt(given[0], 6, *given[1:3], block_table=given[3])
+    for name in ("key", "bias", "length", "k", "v"):
+        assert torch.equal(torch.as_tensor(getattr(have, name)).cpu(), getattr(want, name)), name
+
+
 def test_keys_alone():
     state = masks.TopKState.of_prompt(torch.tensor([[[3.0, 1.0]]]), 2)
     assert state.k is None and state.key.tolist() == [[[0, 1]]]
@@ -77,6 +100,9 @@ def test_refused():
     state = masks.TopKState.of_prompt(torch.randn(1, 1, 3), 2)
     with pytest.raises(ValueError, match="slots.k is NULL, but k is given"):
         state.append(torch.randn(1, 1), torch.randn(1, 1, 1, 4))
+    table = torch.full((1, 3), 9, dtype=torch.int32)
+    with pytest.raises(ValueError, match="block_table has page 9; k has 2 pages"):
+        masks.TopKState.of_prompt(torch.randn(1, 1, 3), 2, torch.randn(2, 1, 1, 4), block_table=table)
     with pytest.raises(ValueError, match="slots.bias is float32; it must be float16"):
         state.append(torch.randn(1, 1).half())
     with pytest.raises(ValueError, match="bias has 3 axes; it needs 2"):

@@ -145,7 +145,24 @@ static void slots_refuse_bad_input(void **state) {
     assert_int_equal(fdm_topk_append(&b, &b, NULL, NULL, &s, NULL, NULL), FDM_ERROR_INVALID_ARGUMENT);
     assert_int_equal(fdm_topk_append(&b, NULL, &b, NULL, &s, NULL, NULL), FDM_ERROR_INVALID_ARGUMENT);
     assert_non_null(strstr(fdm_last_error(), "slots.k is NULL, but k is given"));
-    assert_int_equal(fdm_topk_fill(&b, &keys, NULL, NULL, &s, NULL), FDM_ERROR_INVALID_ARGUMENT);
+    assert_int_equal(fdm_topk_fill(&b, &keys, NULL, NULL, NULL, &s, NULL), FDM_ERROR_INVALID_ARGUMENT);
+    b.ndim = 3;
+    b.shape = (int64_t[]){1, 2, 2};
+    fdm_tensor ends = tensor_of(key, 3, (int64_t[]){1, 2, 2}, FDM_INT32);
+    fdm_tensor pages = tensor_of(bias, 4, (int64_t[]){2, 1, 2, 1}, FDM_FLOAT32);
+    fdm_tensor slot_k = tensor_of(kept, 4, (int64_t[]){1, 4, 2, 1}, FDM_FLOAT32);
+    int32_t page[2] = {1, 2}, *end = (int32_t *)ends.data;
+    fdm_tensor table = tensor_of(page, 2, (int64_t[]){1, 2}, FDM_INT32);
+    end[0] = end[1] = end[2] = 0;
+    end[3] = INT32_MAX; /* token 1 of head 1, in the second page */
+    assert_int_equal(fdm_topk_fill(&b, &ends, NULL, NULL, &table, &s, NULL), FDM_ERROR_INVALID_ARGUMENT);
+    assert_non_null(strstr(fdm_last_error(), "block_table is given, but k and v are NULL"));
+    s.k = &slot_k;
+    assert_int_equal(fdm_topk_fill(&b, &ends, &pages, NULL, &table, &s, NULL), FDM_ERROR_INVALID_ARGUMENT);
+    assert_non_null(strstr(fdm_last_error(), "block_table has page 2; k has 2 pages"));
+    table.shape = (int64_t[]){1, 1};
+    assert_int_equal(fdm_topk_fill(&b, &ends, &pages, NULL, &table, &s, NULL), FDM_ERROR_INVALID_ARGUMENT);
+    assert_non_null(strstr(fdm_last_error(), "block_table has 1 pages of 1 tokens a sequence, but bias has 2 tokens"));
 }
 
 static void windows_are_exact(void **state) {

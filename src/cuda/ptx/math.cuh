@@ -84,10 +84,15 @@ __device__ __forceinline__ float2 add_rm_f32x2(float2 a, float2 b) {
         : "f"(a.x), "f"(a.y), "f"(b.x), "f"(b.y));
     return d;
 }
+/* One instruction from PTX 8.8 (NVRTC 12.9) on; 12.8, the first that knows 10.0, makes two of it. */
 __device__ __forceinline__ float max_3(float a, float b, float c) {
+#    if __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ >= 1209
     float y;
     asm("max.f32 %0, %1, %2, %3;" : "=f"(y) : "f"(a), "f"(b), "f"(c));
     return y;
+#    else
+    return fmaxf(fmaxf(a, b), c);
+#    endif
 }
 #endif
 

@@ -65,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(SLOT_THREADS) topk_append(const __g
     if (worst.slot < 0)
         return;
     for (int32_t n = thread; a.k.data && n < a.k.row_bytes / 2; n += SLOT_THREADS)
-        copy_piece(a.slot_k, a.k, b, h, worst.slot, 0, n);
+        copy_piece(a.slot_k, a.k, b, h, worst.slot, b, 0, n);
     for (int32_t n = thread; a.v.data && n < a.v.row_bytes / 2; n += SLOT_THREADS)
-        copy_piece(a.slot_v, a.v, b, h, worst.slot, 0, n);
+        copy_piece(a.slot_v, a.v, b, h, worst.slot, b, 0, n);
 }

@@ -1,7 +1,8 @@
 /* topk_fill.cu: the keys of a prompt that are kept at its end, in order of their numbers, a slot each.
  *
  * Idea: they are those whose key intervals never end. A block a head counts them in rounds of a key a thread, by
- * ballots, and then copies their K and V, a warp a slot. Constant: DTYPE of the biases. */
+ * ballots, and then copies their K and V, a warp a slot; a block table says in which page. Constant: DTYPE of the
+ * biases. */
 #include "gpu/masks/topk_slots.cuh"
 
 #define NUM_WARPS     (SLOT_THREADS / 32)
@@ -39,10 +40,11 @@ extern "C" __global__ void __launch_bounds__(SLOT_THREADS) topk_fill(const __gri
         *number_at(a.length, b, h, 0) = a.num_tokens;
     __syncthreads(); /* the slots' keys are written */
     for (int32_t slot = warp; slot < used; slot += NUM_WARPS) {
-        const int32_t j = *number_at(a.slot_key, b, h, slot);
+        const int32_t j = *number_at(a.slot_key, b, h, slot), row = a.block_table ? j % a.page_size : j;
+        const int64_t page = a.block_table ? a.block_table[b * a.table_batch + j / a.page_size * a.table_page] : b;
         for (int32_t n = lane; a.k.data && n < a.k.row_bytes / 2; n += 32)
-            copy_piece(a.slot_k, a.k, b, h, slot, j, n);
+            copy_piece(a.slot_k, a.k, b, h, slot, page, row, n);
         for (int32_t n = lane; a.v.data && n < a.v.row_bytes / 2; n += 32)
-            copy_piece(a.slot_v, a.v, b, h, slot, j, n);
+            copy_piece(a.slot_v, a.v, b, h, slot, page, row, n);
     }
 }
