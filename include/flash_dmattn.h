@@ -284,6 +284,7 @@ typedef struct fdm_device {
     int64_t shared_bytes;                     /* CUDA: opt-in shared memory of a block */
     int64_t bandwidth;                        /* CUDA: peak of device memory, bytes a second; 0 = unknown */
     int32_t registers_per_sm, threads_per_sm; /* CUDA */
+    int32_t nvrtc_version; /* CUDA, 10.x, present: of the NVRTC that would compile, 12080 for 12.8; 0 = unknown */
 } fdm_device;
 
 /* type FDM_CPU (index 0) or FDM_CUDA. */

@@ -179,6 +179,22 @@ int cuda_compiler_known(int32_t max_major, struct cuda_compiler *compiler) {
     return 1;
 }
 
+int32_t cuda_compiler_version(int32_t max_major) {
+    struct cuda_compiler compiler;
+    if (!cuda_compiler_known(max_major, &compiler))
+        return 0;
+    const char *slash = strrchr(compiler.path, '/');
+    for (int32_t minor = 0; slash && minor < 20; minor++) {
+        char path[sizeof compiler.path + 48];
+        struct stat facts;
+        snprintf(path, sizeof path, "%.*s/libnvrtc-builtins.so.%d.%d", (int)(slash - compiler.path), compiler.path,
+                 compiler.major, minor);
+        if (stat(path, &facts) == 0)
+            return compiler.major * 1000 + minor * 10;
+    }
+    return 0;
+}
+
 fdm_status fdm_compiler_path(char *path, size_t size) {
     const struct cuda_driver *driver;
     struct cuda_compiler compiler;

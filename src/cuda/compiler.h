@@ -19,6 +19,10 @@ fdm_status cuda_compiler_get(int32_t max_major, struct cuda_compiler *compiler);
 /* 1 when there is one that can be found without opening anything. */
 int cuda_compiler_known(int32_t max_major, struct cuda_compiler *compiler);
 
+/* Its version, 12080 for 12.8, by the file of its built-in functions beside it; 0 where there is none or it is not
+ * known. Opens nothing. */
+int32_t cuda_compiler_version(int32_t max_major);
+
 /* Options of every compilation beside the architecture and the constants; ends with NULL. */
 extern const char *const cuda_compile_options[];
 

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "cuda/compiler.h"
 #include "cuda/cuda.h"
 
 enum { OLDEST_VERSION = 12000 };
@@ -188,6 +189,8 @@ static fdm_status ask_facts(const struct cuda_driver *driver, int32_t index, fdm
                            .threads_per_sm = values[6],
                            .bandwidth = (int64_t)values[7] * 1000 * 2 * (values[8] / 8)}; /* two transfers a clock */
     snprintf(device->name, sizeof device->name, "sm_%d%d", values[0], values[1]);
+    if (values[0] == 10) /* an older NVRTC does not know its target */
+        device->nvrtc_version = cuda_compiler_version(driver->version / 1000);
     return FDM_OK;
 }
 

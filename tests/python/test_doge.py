@@ -21,8 +21,7 @@ def config_of(**options):
     )  # fmt: skip
 
 
-@pytest.fixture
-def pair():
+def make_pair():
     """The same random model twice: with eager attention, and with intervals."""
     torch.manual_seed(0)
     eager = transformers.DogeForCausalLM._from_config(config_of(), attn_implementation="eager").eval()
@@ -32,6 +31,11 @@ def pair():
     ours.load_state_dict(eager.state_dict())
     assert doge.use_key_intervals(ours) is ours
     return eager, ours
+
+
+@pytest.fixture
+def pair():
+    return make_pair()
 
 
 def padded(padding, rows=15, width=4):

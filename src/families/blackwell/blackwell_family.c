@@ -10,6 +10,9 @@ const struct family family_blackwell = {
 const char *blackwell_refusal(const fdm_device *device, const fdm_problem *p) {
     if (device->compute_minor != 0 && device->compute_minor != 3)
         return "it is compiled for compute capabilities 10.0 and 10.3";
+    if (device->nvrtc_version > 0 && device->nvrtc_version < (device->compute_minor ? 12090 : 12080))
+        return device->compute_minor ? "the NVRTC that was found is older than 12.9, the first that knows sm_103a"
+                                     : "the NVRTC that was found is older than 12.8, the first that knows sm_100a";
     if (!gpu_16_bits(p->dtype))
         return "it takes float16 and bfloat16";
     if (p->head_dim > 256 || p->head_dim_v > 256)

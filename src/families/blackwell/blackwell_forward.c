@@ -33,10 +33,11 @@ static int32_t shared_bytes(int32_t q_tiles, const fdm_problem *p) {
 }
 static int32_t rows_of_pair(int32_t q_tiles) { return PAIR * BLACKWELL_TILE * q_tiles; }
 
-/* Two query tiles of a block read each step of K and V once. Their sums fit beside the scores up to Dv of 128, and
- * registers hold their rows where scores stay as the products are. */
+/* Two query tiles of a block read each step of K and V once. Their sums fit beside the scores up to Dv of 128, two
+ * steps of K and V beside them up to D of 192, and registers hold their rows where scores stay as the products are. */
 static int can_have(int32_t q_tiles, const fdm_problem *p) {
-    return q_tiles == 1 || (q_tiles == 2 && padded_v(p->head_dim_v) == 128 && is_plain(p));
+    return q_tiles == 1 ||
+           (q_tiles == 2 && padded_v(p->head_dim_v) == 128 && padded(p->head_dim) <= 192 && is_plain(p));
 }
 static int fits(int32_t q_tiles, const fdm_device *device, const fdm_problem *p) {
     return can_have(q_tiles, p) && shared_bytes(q_tiles, p) <= device->shared_bytes;
