@@ -67,6 +67,8 @@ void emu_try_cancel(unsigned shared, unsigned barrier, int multicast, EMU_PLACE)
         if (!multicast && b != own)
             continue;
         const struct mbarrier *m = mbarrier_at(b, barrier_offset, "clusterlaunchcontrol.try_cancel", at);
+        mbarrier_check_use(m, "clusterlaunchcontrol.try_cancel", at);
+        shadow_proxy_reads(b, offset, ANSWER_BYTES, &a, at);
         if (!m->fenced)
             finding("proxy fence missing", at, "the mbarrier of %s was initialised without a fence.mbarrier_init",
                     place_text(m->initialised_at));

@@ -31,6 +31,14 @@ static struct mbarrier *named(uint32_t address, const char *what, struct block *
     return mbarrier_at(*b, offset, what, at);
 }
 
+/* The running thread must have been told of the initialisation. */
+void mbarrier_check_use(const struct mbarrier *m, const char *what, place at) {
+    const struct actor a = actor_of(CURRENT);
+    if (checks() && !shadow_knows(&a, m->initialiser, m->initialised_clock))
+        finding("race", at, "%s: the mbarrier was initialised by %s at %s, and nothing orders this use after it", what,
+                component_text(CURRENT->block->cluster, m->initialiser), place_text(m->initialised_at));
+}
+
 void emu_mbarrier_init(unsigned barrier, unsigned arrivals, EMU_PLACE) {
     struct block *b;
     uint32_t offset;
@@ -57,6 +65,8 @@ void emu_mbarrier_init(unsigned barrier, unsigned arrivals, EMU_PLACE) {
     const uint32_t number = (uint32_t)(m - b->mbarriers);
     *m = (struct mbarrier){.offset = offset, .count = arrivals, .pending = arrivals, .initialised_at = at, .ticks = 1};
     m->component = agent_component(b, number);
+    m->initialiser = CURRENT->component;
+    m->initialised_clock = CURRENT->clock;
     if (checks())
         shadow_mark(b, offset, number + 1);
 }
@@ -140,6 +150,7 @@ static void arrive(unsigned barrier, unsigned arrivals, unsigned bytes, int may_
     struct thread *t = CURRENT;
     shadow_settle(t);
     struct mbarrier *m = named(barrier, "mbarrier.arrive", &b, at);
+    mbarrier_check_use(m, "mbarrier.arrive", at);
     if (!may_be_remote && b != t->block)
         finding("wrong mbarrier", at, "mbarrier.arrive.expect_tx.shared::cta at another block's barrier");
     if (b == t->block) {
@@ -176,6 +187,7 @@ static void acquire(struct mbarrier *m) {
 
 static struct mbarrier *own_barrier(unsigned barrier, const char *what, struct block **b, place at) {
     struct mbarrier *m = named(barrier, what, b, at);
+    mbarrier_check_use(m, what, at);
     if (*b != CURRENT->block) {
         finding("wrong mbarrier", at, "%s: a thread can only wait at a barrier of its own block", what);
         thread_fail();

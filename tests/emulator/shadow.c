@@ -129,6 +129,8 @@ static int proxy_knows(const struct actor *a, uint32_t component, uint32_t clock
     return component == a->component ? clock <= a->proxy_clock : a->proxy->at[component] >= clock;
 }
 
+int shadow_knows(const struct actor *a, uint32_t component, uint32_t clock) { return knows(a, component, clock); }
+
 static const char *writer_text(const struct block *b, const struct word *w) {
     return component_text(b->cluster, w->writer);
 }
@@ -352,6 +354,21 @@ void shadow_flight(struct block *b, uint32_t offset, uint32_t bytes, const struc
         w->in_flight |= (uint8_t)mask;
         w->flight_at = at;
     }
+}
+
+/* The asynchronous proxy is to write what threads have read. */
+void shadow_proxy_reads(struct block *b, uint32_t offset, uint32_t bytes, const struct actor *by, place at) {
+    for (uint32_t i = offset / 4; checks() && i <= (offset + bytes - 1) / 4; i++)
+        for (uint64_t m = word_of(b, i)->readers; m; m &= m - 1) {
+            const struct reader *r = &b->readers[(size_t)__builtin_ctzll(m) * (WINDOW_BYTES / 4) + i];
+            if (!r->reads || proxy_knows(by, r->component, r->clock))
+                continue;
+            finding("proxy fence missing", at,
+                    "shared offset %d was read by %s at %s without a fence.proxy.async before this "
+                    "asynchronous write",
+                    at_offset(i), component_text(b->cluster, r->component), place_text(r->at));
+            return;
+        }
 }
 
 void shadow_land(struct block *b, uint32_t offset, uint32_t bytes, uint32_t component, uint32_t clock, int plain,

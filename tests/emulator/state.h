@@ -148,6 +148,7 @@ struct mbarrier {
     int fenced;
     uint32_t component, ticks;
     struct gather now, done;
+    uint32_t initialiser, initialised_clock;
     place initialised_at;
 };
 
@@ -304,6 +305,7 @@ void cluster_barrier_check(struct cluster *c);
 struct mbarrier *mbarrier_at(struct block *b, uint32_t offset, const char *what, place at);
 void mbarrier_arrive_by(struct block *b, struct mbarrier *m, uint32_t arrivals, int64_t bytes, const struct gather *by,
                         place at);
+void mbarrier_check_use(const struct mbarrier *m, const char *what, place at);
 void mbarrier_remote_arrivals(struct cluster *c);
 void mbarrier_bytes_came(struct block *b, struct mbarrier *m, uint32_t bytes, place at);
 
@@ -379,6 +381,8 @@ void shadow_land(struct block *b, uint32_t offset, uint32_t bytes, uint32_t comp
                  place at);
 void shadow_async_read(struct block *b, uint32_t offset, uint32_t bytes, const struct actor *agent,
                        const struct actor *issuer, place at);
+void shadow_proxy_reads(struct block *b, uint32_t offset, uint32_t bytes, const struct actor *by, place at);
+int shadow_knows(const struct actor *a, uint32_t component, uint32_t clock);
 void shadow_settle(struct thread *t);
 void *shared_range(uint32_t address, uint32_t bytes, uint32_t align, const char *what, struct block **block,
                    uint32_t *offset, place at);

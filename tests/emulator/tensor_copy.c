@@ -115,6 +115,7 @@ static void ask_for_load(const struct transfer *model, struct block *b, uint32_t
         return;
     }
     struct mbarrier *m = mbarrier_at(of_barrier, barrier, "a copy", at);
+    mbarrier_check_use(m, "a copy", at);
     if (!m->fenced)
         finding("proxy fence missing", at,
                 "the mbarrier of %s was initialised without a fence.mbarrier_init or "

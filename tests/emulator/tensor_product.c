@@ -220,8 +220,7 @@ static int is_ready(const struct queue *q, uint32_t i) {
     return 1;
 }
 
-/* One that may be made now: the first, or in random mode now and then another; with `unordered`, where it is late, the
- * last. */
+/* One that may be made now: the first, or in random mode now and then another. */
 static uint32_t next_product(const struct queue *q, uint32_t count) {
     if (emulated_settings_now.mode == EMULATED_RANDOM && count > 1 && chance(4)) {
         const uint32_t i = random_below(count);
@@ -399,6 +398,7 @@ static void commit_now(struct event *e) {
 
 static void commit_to(struct queue *q, struct block *b, uint32_t offset, place at) {
     const struct mbarrier *m = mbarrier_at(b, offset, "tcgen05.commit", at);
+    mbarrier_check_use(m, "tcgen05.commit", at);
     if (!m->fenced)
         finding("proxy fence missing", at,
                 "the mbarrier of %s was initialised without a fence.mbarrier_init or fence.proxy.async before "

@@ -415,8 +415,10 @@ static const struct planted {
      {"block has ended", "tensor memory not given back"}},
     {run_tensor, "two kinds of cta_group", 16, {"mixed cta_group"}},
     {run_tensor, "a descriptor without its version", 17, {"wrong descriptor"}},
+    {run_tensor, "the other block's mbarriers used before they are known", 18, {"race"}},
     {run_clusters, "a cluster asked for after there was none", 1, {"wrong cluster launch"}},
     {run_clusters, "an answer that one block does not expect", 2, {"deadlock"}},
+    {run_clusters, "an answer over one that was read without a fence", 4, {"proxy fence missing"}},
     {run_clusters, "an answer that is not waited for", 3, {"read too early", "read before it was written"}},
 };
 

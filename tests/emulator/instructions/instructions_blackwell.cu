@@ -67,6 +67,7 @@ __device__ __forceinline__ void try_clusters(const struct instruction_arguments 
         }
         mbarrier_wait_cluster(full, round % 2);
         const bool more = clusterlaunchcontrol_query_cancel(shared, x, y, z);
+        fence_proxy_async(); /* the next answer comes by the asynchronous proxy */
         mbarrier_arrive_cluster(mapa_shared(empty, 0));
         x += rank;
         if (!more)

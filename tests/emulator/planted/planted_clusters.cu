@@ -5,6 +5,7 @@
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/global.cuh"
 #include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/tma.cuh"
 #include "planted/planted.h"
 
 extern "C" __global__ void __launch_bounds__(32) __cluster_dims__(2, 1, 1)
@@ -34,6 +35,8 @@ extern "C" __global__ void __launch_bounds__(32) __cluster_dims__(2, 1, 1)
         if (FAULT != 3)
             mbarrier_wait_cluster(full, round % 2);
         const bool more = clusterlaunchcontrol_query_cancel(answer, x, y, z);
+        if (FAULT != 4)
+            fence_proxy_async(); /* the next answer comes by the asynchronous proxy */
         mbarrier_arrive_cluster(mapa_shared(empty, 0));
         if (!more && (FAULT != 1 || failures++))
             break;

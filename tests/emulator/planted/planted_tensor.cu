@@ -143,8 +143,12 @@ extern "C" __global__ void __launch_bounds__(PLANTED_TENSOR_THREADS) __cluster_d
     }
     __syncwarp();
     tcgen05_fence_before_thread_sync();
-    barrier_cluster_arrive();
-    barrier_cluster_wait();
+    if (FAULT == 18)
+        __syncthreads();
+    else {
+        barrier_cluster_arrive();
+        barrier_cluster_wait();
+    }
     tcgen05_fence_after_thread_sync();
     t.tensor = ld_shared_4(shared + SLOT);
     if (FAULT == 15 && t.rank == 1)
