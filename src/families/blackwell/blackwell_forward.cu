@@ -1,4 +1,4 @@
-/* blackwell_forward.cu: the forward for compute capability 10.0, by tcgen05 and TMA, for 16-bit dtypes.
+/* blackwell_forward.cu: the forward for compute capabilities 10.0 and 10.3, by tcgen05 and TMA, for 16-bit dtypes.
  *
  * Idea: FlashAttention-4's plan for head dim 256 (github.com/Dao-AILab/flash-attention): a pair of blocks multiplies
  * together, scores and output live in tensor memory, P overwrites its scores there, and warps have roles. Unlike there,
@@ -27,7 +27,7 @@
  * overwrite it rests on the order of products issued by one thread (PTX ISA, "tcgen05 memory consistency model":
  * pipelined instructions).
  *
- * Registers of a softmax thread: 128 scores, 32 of P. */
+ * Registers of a softmax thread: 128 scores, and 16 of P at a time. */
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/opaque.cuh"
 #include "cuda/ptx/setmaxnreg.cuh"
