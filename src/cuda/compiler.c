@@ -9,6 +9,7 @@
 #define _GNU_SOURCE /* dl_iterate_phdr, dlinfo */
 #include "cuda/compiler.h"
 
+#include <dirent.h>
 #include <dlfcn.h>
 #include <link.h>
 #include <pthread.h>
@@ -235,6 +236,23 @@ struct nvrtc {
 #undef NVRTC_MEMBER
 };
 
+/* NVRTC opens its builtins by their bare name, and not every package says to the dynamic linker that they lie beside it
+ * (pip's of 13.0 does not). One that is loaded is found by that name; it stays open. */
+static void open_builtins(const char *path) {
+    static const char prefix[] = "libnvrtc-builtins.so.";
+    const char *slash = strrchr(path, '/');
+    char folder[512], builtins[1024];
+    snprintf(folder, sizeof folder, "%.*s", slash ? (int)(slash - path) : 0, path);
+    DIR *entries = slash ? opendir(folder) : NULL;
+    for (const struct dirent *entry; entries && (entry = readdir(entries));)
+        if (strncmp(entry->d_name, prefix, sizeof prefix - 1) == 0) {
+            snprintf(builtins, sizeof builtins, "%s/%s", folder, entry->d_name);
+            dlopen(builtins, RTLD_NOW | RTLD_LOCAL);
+        }
+    if (entries)
+        closedir(entries);
+}
+
 /* Opened once for each path that is asked for; the process keeps the last one. */
 static fdm_status open_nvrtc(const char *path, struct nvrtc *nvrtc) {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -242,6 +260,7 @@ static fdm_status open_nvrtc(const char *path, struct nvrtc *nvrtc) {
     fdm_status status = FDM_OK;
     pthread_mutex_lock(&lock);
     if (!kept.library || strcmp(kept.path, path) != 0) {
+        open_builtins(path);
         struct nvrtc fresh = {.library = dlopen(path, RTLD_NOW | RTLD_LOCAL)};
         int complete = fresh.library != NULL;
 #define NVRTC_RESOLVE(type, member, name, parameters) \

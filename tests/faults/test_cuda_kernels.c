@@ -164,6 +164,24 @@ static void compiler_lacks_a_function(void) {
     }
 }
 
+/* Its builtins lie beside it, and are loaded before it looks for them by name. */
+static void compiler_has_builtins(void) {
+    char from[300], path[600], bytes[4096];
+    use_fake_compiler();
+    assert_int_equal(fdm_compiler_path(path, sizeof path), FDM_OK);
+    snprintf(strrchr(path, '/'), sizeof path / 2, "/libnvrtc-builtins.so.13.9");
+    snprintf(from, sizeof from, "%s/libfake_nvrtc.so", getenv("LD_LIBRARY_PATH"));
+    FILE *in = fopen(from, "rb"), *out = fopen(path, "wb"); /* a copy: another library to the linker */
+    assert_true(in && out);
+    for (size_t count; (count = fread(bytes, 1, sizeof bytes, in)) > 0;)
+        assert_int_equal(fwrite(bytes, 1, count, out), count);
+    fclose(in);
+    assert_int_equal(fclose(out), 0);
+    assert_null(dlopen(path, RTLD_LAZY | RTLD_NOLOAD));
+    assert_int_equal(get_kernel(0, 1), FDM_OK);
+    assert_non_null(dlopen(path, RTLD_LAZY | RTLD_NOLOAD));
+}
+
 static void compiler_refuses(void) {
     use_fake_compiler();
     fake_compiler()->inject("nvrtcCompileProgram", 6, 1);
@@ -455,6 +473,7 @@ static const struct scenario scenarios[] = {
     {"compiler_is_missing", compiler_is_missing, "VIRTUAL_ENV= CUDA_HOME= PYTHONPATH=", 0},
     {"compiler_is_damaged", compiler_is_damaged, NULL, 0},
     {"compiler_lacks_a_function", compiler_lacks_a_function, NULL, 0},
+    {"compiler_has_builtins", compiler_has_builtins, NULL, 0},
     {"compiler_refuses", compiler_refuses, NULL, 0},
     {"compiler_has_a_cache", compiler_has_a_cache, NULL, 0},
     {"every_compiler_call_fails", every_compiler_call_fails, "FAKE_NVRTC_FAIL=*:11:% FAKE_CUDA_DEVICES=9.0:1,9.0:1", 1},
