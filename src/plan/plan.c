@@ -32,6 +32,16 @@ static void append_reason(char *reasons, size_t size, const char *family, const 
     snprintf(reasons + used, size - used, "%s%s: %.160s", used ? "; " : "", family, why);
 }
 
+/* Appends "; not KERNEL: why" for each kernel of a family before, where it spoke of them and not of the device. */
+static void append_passed(char *passed, size_t size, const char *family, const char *why) {
+    const size_t length = strlen(family);
+    while (strncmp(why, family, length) == 0 && why[length] == '.') {
+        const size_t used = strlen(passed), end = strcspn(why, ";");
+        snprintf(passed + used, size - used, "; not %.*s", (int)end, why);
+        why += why[end] ? end + 2 : end;
+    }
+}
+
 /* What the caller and the environment ask for; the caller's wish comes first. */
 struct wishes {
     const char *kernel, *family; /* NULL = free choice */
@@ -85,7 +95,7 @@ static fdm_status choose(const fdm_device *device, const fdm_problem *problem, c
                                          .family_forced = wanted_family != NULL,
                                          .num_threads = wishes->num_threads,
                                          .scheduler = wishes->scheduler};
-    char reasons[400] = "";
+    char reasons[400] = "", passed[400] = "";
     int known = 0;
     for (int32_t i = 0; families[i]; i++) {
         if (wanted_family && strcmp(families[i]->name, wanted_family) != 0)
@@ -95,10 +105,13 @@ static fdm_status choose(const fdm_device *device, const fdm_problem *problem, c
         candidate.num_threads = request.num_threads;
         snprintf(candidate.family, sizeof candidate.family, "%s", families[i]->name);
         if (families[i]->choose(families[i], &request, &candidate)) {
+            const size_t used = strlen(candidate.reason);
+            snprintf(candidate.reason + used, sizeof candidate.reason - used, "%s", passed);
             *plan = candidate;
             return FDM_OK;
         }
         append_reason(reasons, sizeof reasons, families[i]->name, candidate.reason);
+        append_passed(passed, sizeof passed, families[i]->name, candidate.reason);
     }
     if (!known)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "family '%s' is unknown", wanted_family);

@@ -205,7 +205,8 @@ static void a_kernel_compiles_without_a_device(void **state) {
     assert_int_equal(cuda_compile_only("sm_90", &request, &resources), FDM_ERROR_INTERNAL);
     assert_non_null(strstr(fdm_last_error(), "mma_decode.cu"));
     assert_non_null(strstr(fdm_last_error(), "error"));
-    assert_int_equal(cuda_compile_only("sm_1", &request, &resources), FDM_ERROR_INTERNAL);
+    assert_int_equal(cuda_compile_only("sm_1", &request, &resources), FDM_ERROR_SYSTEM);
+    assert_non_null(strstr(fdm_last_error(), "does not know sm_1"));
 }
 
 int main(void) {
