@@ -9,7 +9,6 @@
 #define _GNU_SOURCE /* dl_iterate_phdr, dlinfo */
 #include "cuda/compiler.h"
 
-#include <dirent.h>
 #include <dlfcn.h>
 #include <link.h>
 #include <pthread.h>
@@ -180,20 +179,27 @@ int cuda_compiler_known(int32_t max_major, struct cuda_compiler *compiler) {
     return 1;
 }
 
+/* NVRTC's builtins, which lie beside it and whose name has its version: the minor, and the path; -1: not there. */
+enum { BUILTINS_PATH = 600 };
+static int32_t find_builtins(const struct cuda_compiler *compiler, char path[BUILTINS_PATH]) {
+    const char *slash = strrchr(compiler->path, '/');
+    for (int32_t minor = 0; slash && minor < 20; minor++) {
+        struct stat facts;
+        snprintf(path, BUILTINS_PATH, "%.*s/libnvrtc-builtins.so.%d.%d", (int)(slash - compiler->path), compiler->path,
+                 compiler->major, minor);
+        if (stat(path, &facts) == 0)
+            return minor;
+    }
+    return -1;
+}
+
 int32_t cuda_compiler_version(int32_t max_major) {
     struct cuda_compiler compiler;
+    char path[BUILTINS_PATH];
     if (!cuda_compiler_known(max_major, &compiler))
         return 0;
-    const char *slash = strrchr(compiler.path, '/');
-    for (int32_t minor = 0; slash && minor < 20; minor++) {
-        char path[sizeof compiler.path + 48];
-        struct stat facts;
-        snprintf(path, sizeof path, "%.*s/libnvrtc-builtins.so.%d.%d", (int)(slash - compiler.path), compiler.path,
-                 compiler.major, minor);
-        if (stat(path, &facts) == 0)
-            return compiler.major * 1000 + minor * 10;
-    }
-    return 0;
+    const int32_t minor = find_builtins(&compiler, path);
+    return minor < 0 ? 0 : compiler.major * 1000 + minor * 10;
 }
 
 fdm_status fdm_compiler_path(char *path, size_t size) {
@@ -236,31 +242,19 @@ struct nvrtc {
 #undef NVRTC_MEMBER
 };
 
-/* NVRTC opens its builtins by their bare name, and not every package says to the dynamic linker that they lie beside it
- * (pip's of 13.0 does not). One that is loaded is found by that name; it stays open. */
-static void open_builtins(const char *path) {
-    static const char prefix[] = "libnvrtc-builtins.so.";
-    const char *slash = strrchr(path, '/');
-    char folder[512], builtins[1024];
-    snprintf(folder, sizeof folder, "%.*s", slash ? (int)(slash - path) : 0, path);
-    DIR *entries = slash ? opendir(folder) : NULL;
-    for (const struct dirent *entry; entries && (entry = readdir(entries));)
-        if (strncmp(entry->d_name, prefix, sizeof prefix - 1) == 0) {
-            snprintf(builtins, sizeof builtins, "%s/%s", folder, entry->d_name);
-            dlopen(builtins, RTLD_NOW | RTLD_LOCAL);
-        }
-    if (entries)
-        closedir(entries);
-}
-
 /* Opened once for each path that is asked for; the process keeps the last one. */
-static fdm_status open_nvrtc(const char *path, struct nvrtc *nvrtc) {
+static fdm_status open_nvrtc(const struct cuda_compiler *compiler, struct nvrtc *nvrtc) {
+    const char *path = compiler->path;
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     static struct nvrtc kept;
     fdm_status status = FDM_OK;
     pthread_mutex_lock(&lock);
     if (!kept.library || strcmp(kept.path, path) != 0) {
-        open_builtins(path);
+        /* NVRTC opens its builtins by their bare name, and not every package says to the dynamic linker that they lie
+         * beside it (pip's of 13.0 does not). Ones that are loaded are found by that name; they stay open. */
+        char builtins[BUILTINS_PATH];
+        if (find_builtins(compiler, builtins) >= 0)
+            dlopen(builtins, RTLD_NOW | RTLD_LOCAL);
         struct nvrtc fresh = {.library = dlopen(path, RTLD_NOW | RTLD_LOCAL)};
         int complete = fresh.library != NULL;
 #define NVRTC_RESOLVE(type, member, name, parameters) \
@@ -412,7 +406,7 @@ fdm_status cuda_compile(const struct cuda_compiler *compiler, const char *arch,
     const struct cuda_source *source = cuda_source_find(request->file);
     if (!source)
         return error_set(FDM_ERROR_INTERNAL, "there is no kernel source %s", request->file);
-    fdm_status status = open_nvrtc(compiler->path, &nvrtc);
+    fdm_status status = open_nvrtc(compiler, &nvrtc);
     if (status)
         return status;
     char text[CUDA_CONSTANTS_MAX + 1][OPTION_BYTES];

@@ -67,6 +67,7 @@ static inline int gpu_16_bits(fdm_dtype dtype) { return dtype == FDM_FLOAT16 || 
 static inline int32_t gpu_bias_constant(const fdm_problem *p) {
     return !p->has_bias ? GPU_BIAS_NONE : p->bias_dtype == FDM_FLOAT32 ? GPU_BIAS_FLOAT32 : GPU_BIAS_SAME;
 }
+static inline int64_t gpu_ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static inline int64_t gpu_round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
 #endif

@@ -6,6 +6,7 @@
 #include "base/half.h"
 #include "gpu/gpu_family.h"
 #include "gpu/masks/dense_params.h"
+#include "gpu/masks/topk_on_device.h"
 #include "problem/tensor.h"
 
 void intervals_to_mask_request(struct cuda_kernel_request *request) {
@@ -20,8 +21,6 @@ void create_mask_request(fdm_dtype dtype, int32_t threads, struct cuda_kernel_re
         (struct cuda_kernel_request){.file = "gpu/masks/create_mask.cu", .entry = "create_mask", .threads = threads};
     GPU_SET_CONSTANTS(request, TOPK_CONSTANTS, .DTYPE = gpu_dtype(dtype), .CHUNK = threads);
 }
-
-static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 static int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
 
@@ -52,8 +51,8 @@ fdm_status intervals_to_mask_on_device(const fdm_tensor *start, const fdm_tensor
                                     .seqlen_q = (int32_t)mask->shape[2],
                                     .num_keys = (int32_t)mask->shape[3],
                                     .num_heads = (int32_t)mask->shape[1],
-                                    .row_groups = (int32_t)ceil_div(mask->shape[2], TO_MASK_ROWS),
-                                    .key_groups = (int32_t)ceil_div(mask->shape[3], TO_MASK_THREADS * TO_MASK_KEYS),
+                                    .row_groups = (int32_t)gpu_ceil_div(mask->shape[2], TO_MASK_ROWS),
+                                    .key_groups = (int32_t)gpu_ceil_div(mask->shape[3], TO_MASK_THREADS * TO_MASK_KEYS),
                                     .words =
                                         m.key == 1 && steps % TO_MASK_KEYS == 0 && mask->shape[3] % TO_MASK_KEYS == 0};
     params.num_items = mask->shape[0] * mask->shape[1] * params.row_groups * params.key_groups;
@@ -94,13 +93,6 @@ static uint32_t order_of(double value, fdm_dtype dtype) {
     return bits ^ (bits & sign ? sign | (sign - 1) : sign);
 }
 
-static int32_t bits_of(int64_t num_keys) {
-    int32_t bits = 1;
-    while ((int64_t)1 << bits < num_keys)
-        bits++;
-    return bits;
-}
-
 fdm_status create_mask_on_device(const struct mask_source *source, const struct mask_choice *choice,
                                  const fdm_tensor *mask, void *stream) {
     struct cuda_kernel_request request;
@@ -128,7 +120,7 @@ fdm_status create_mask_on_device(const struct mask_source *source, const struct 
                                               .num_keys = (int32_t)keys,
                                               .num_heads = (int32_t)mask->shape[1],
                                               .first_shown = (int32_t)source->first_shown,
-                                              .index_bits = bits_of(keys)};
+                                              .index_bits = topk_index_bits(keys)};
     create_mask_request(dtype, create_mask_threads(keys), &request);
     return cuda_run(mask->device.index, &request, gpu_grid(params.num_rows), &params, sizeof params, stream);
 }

@@ -30,8 +30,6 @@ struct topk_tensor topk_tensor_of(const fdm_tensor *tensor) {
 
 /* ---- workspace ---- */
 
-static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 /* Where its arrays lie, from its beginning; those of spans are empty where there is one. */
 struct layout {
     int64_t num_chunks, num_spans;
@@ -39,7 +37,7 @@ struct layout {
 };
 
 static struct layout layout_of(int64_t rows, int64_t num_keys, struct topk_cut cut) {
-    struct layout at = {.num_chunks = ceil_div(num_keys, cut.chunk), .num_spans = ceil_div(num_keys, cut.span)};
+    struct layout at = {.num_chunks = gpu_ceil_div(num_keys, cut.chunk), .num_spans = gpu_ceil_div(num_keys, cut.span)};
     const size_t spans = at.num_spans > 1 ? (size_t)(rows * at.num_spans) : 0;
     at.span_bounds = (size_t)(rows * at.num_chunks) * sizeof(struct topk_bound);
     at.carried = at.span_bounds + spans * sizeof(struct topk_bound);
@@ -54,7 +52,7 @@ size_t topk_workspace_on_device(int64_t rows, int64_t num_keys, struct topk_cut 
 
 /* ---- launches ---- */
 
-static int32_t bits_of(int64_t num_keys) {
+int32_t topk_index_bits(int64_t num_keys) {
     int32_t bits = 1;
     while ((int64_t)1 << bits < num_keys)
         bits++;
@@ -84,7 +82,7 @@ static struct topk_params params_of(const fdm_tensor *bias, const fdm_tensor *pa
                                 .num_keys = (int32_t)num_keys,
                                 .num_heads = (int32_t)start->shape[1],
                                 .num_rows = (int32_t)rows,
-                                .index_bits = bits_of(num_keys),
+                                .index_bits = topk_index_bits(num_keys),
                                 .window = window < INT32_MAX ? (int32_t)window : INT32_MAX,
                                 .span = spans ? cut.span : (int32_t)(at.num_chunks * cut.chunk),
                                 .num_spans = (int32_t)at.num_spans,
@@ -110,7 +108,7 @@ fdm_status topk_on_device(const fdm_tensor *bias, const fdm_tensor *padding, int
     const int64_t rows = start->shape[0] * start->shape[1], num_keys = start->shape[2];
     if (rows == 0 || num_keys == 0)
         return FDM_OK;
-    if (num_keys > TOPK_KEYS_MAX || rows > INT32_MAX / ceil_div(num_keys, cut.chunk))
+    if (num_keys > TOPK_KEYS_MAX || rows > INT32_MAX / gpu_ceil_div(num_keys, cut.chunk))
         return error_set(FDM_ERROR_UNSUPPORTED,
                          "bias has %lld heads of %lld keys; on CUDA devices top-W takes at most 2^30 keys, and fewer "
                          "than 2^31 chunks of %d of them",

@@ -20,6 +20,9 @@ void topk_request(enum topk_kernel kernel, fdm_dtype dtype, int32_t chunk, struc
 /* start or end, [B, H, Sk]. */
 struct topk_tensor topk_tensor_of(const fdm_tensor *tensor);
 
+/* That the number of a key takes, at least 1. */
+int32_t topk_index_bits(int64_t num_keys);
+
 /* rows: heads of all batches. */
 size_t topk_workspace_on_device(int64_t rows, int64_t num_keys, struct topk_cut cut);
 /* Tensors that fdm_topk_intervals() has checked, on one CUDA device; padding may be NULL. A workspace of
