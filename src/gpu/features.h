@@ -19,6 +19,12 @@ static inline int gpu_empty_rows(const fdm_problem *p) {
            (p->window_right >= 0 && p->seqlen_q - p->seqlen_k > p->window_right);
 }
 
+/* q or k has no element. */
+static inline int gpu_loads_nothing(const fdm_problem *p) {
+    return p->batch < 1 || p->heads < 1 || p->seqlen_q < 1 || p->seqlen_k < 1 ||
+           (p->varlen && (p->total_q < 1 || p->total_k < 1));
+}
+
 /* What a problem may ask beyond rows, keys and head dims: name, words, and whether `p` asks it. An algorithm names the
  * features that it takes (struct gpu_algorithm); what it does not name is refused. */
 #define GPU_FEATURES(X)                                                                         \

@@ -19,8 +19,7 @@ const char *blackwell_refusal(const fdm_device *device, const fdm_problem *p) {
         return "head dims are at most 256";
     if (!p->q_mappable || !p->keys_mappable)
         return "TMA needs strides above 0 and below 2^40 bytes";
-    if (p->batch < 1 || p->heads < 1 || p->seqlen_q < 1 || p->seqlen_k < 1 ||
-        (p->varlen && (p->total_q < 1 || p->total_k < 1)))
+    if (gpu_loads_nothing(p))
         return "there is nothing to load";
     return NULL;
 }

@@ -99,8 +99,7 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
     if (scored(p) && (!p->scores_mappable || p->varlen || (p->has_mask && p->mask_shape[3] != p->seqlen_k) ||
                       (p->has_bias && p->bias_shape[3] != p->seqlen_k)))
         return "rows of mask and bias must be contiguous and begin at multiples of 16 bytes, for TMA";
-    if (p->batch < 1 || p->heads < 1 || p->seqlen_q < 1 || p->seqlen_k < 1 ||
-        (p->varlen && (p->total_q < 1 || p->total_k < 1)))
+    if (gpu_loads_nothing(p))
         return "there is nothing to load";
     return preferred(device, p) ? NULL : gpu_no_tile_fits(device, text, size);
 }

@@ -64,8 +64,7 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
         return "nothing says key by key what is seen: it gathers keys by intervals, or masks or biases without rows";
     if (!p->q_mappable)
         return "TMA needs strides of q above 0 and below 2^40 bytes";
-    if (p->batch < 1 || p->heads < 1 || p->seqlen_q < 1 || p->seqlen_k < 1 ||
-        (p->varlen && (p->total_q < 1 || p->total_k < 1)))
+    if (gpu_loads_nothing(p))
         return "there is nothing to load";
     return preferred(device, p) ? NULL : gpu_no_tile_fits(device, text, size);
 }

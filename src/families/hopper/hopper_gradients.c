@@ -21,8 +21,7 @@ const char *hopper_backward_refusal(const fdm_problem *p, int32_t head_dim_max, 
     }
     if (!p->q_mappable || !p->keys_mappable)
         return "TMA needs strides above 0 and below 2^40 bytes";
-    if (p->batch < 1 || p->heads < 1 || p->seqlen_q < 1 || p->seqlen_k < 1 ||
-        (p->varlen && (p->total_q < 1 || p->total_k < 1)))
+    if (gpu_loads_nothing(p))
         return "there is nothing to load";
     return gpu_backward_refusal(p);
 }
