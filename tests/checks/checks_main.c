@@ -454,6 +454,12 @@ static int run_checks(const char *only, const struct order *o, const char *json)
     return wrong > 0 || count == 0;
 }
 
+static uint64_t default_repeat(const struct order *o, int seeded) {
+    if (o->right)
+        return 1000 + 500 * (uint64_t)o->right;
+    return o->seconds > 0 ? UINT64_MAX : seeded ? 1 : 200;
+}
+
 int main(int argc, char **argv) {
     static const struct option options[] = {{"kernel", required_argument, 0, 'k'},
                                             {"seed", required_argument, 0, 's'},
@@ -521,9 +527,6 @@ int main(int argc, char **argv) {
     if (order.ways)
         checks_of_ways(order.ways);
     if (!order.repeat)
-        order.repeat = order.right         ? 1000 + 500 * (uint64_t)order.right
-                       : order.seconds > 0 ? UINT64_MAX
-                       : seeded            ? 1
-                                           : 200;
+        order.repeat = default_repeat(&order, seeded);
     return run_checks(kernel, &order, json);
 }
