@@ -71,7 +71,7 @@ static const struct instruction {
      0,
      {0},
      0},
-    {"red_add ld_acquire st_release", "two blocks in turn", TRY_GLOBAL, BITS, 0, 0, {0}, 0},
+    {"red_add ld_acquire st_release ld_relaxed_8 st_relaxed_8", "two blocks in turn", TRY_GLOBAL, BITS, 0, 0, {0}, 0},
     {"exit_if tid_x_reread griddepcontrol_wait griddepcontrol_launch_dependents", "", TRY_CONTROL, BITS, 0, 0, {0}, 0},
     {"opaque opaque_pair opaque_memory", "any", TRY_OPAQUE, BITS, 0, 0, {0}, 0},
     {"cluster_ctarank mapa_shared st_cluster_4 ld_cluster_4 ld_cluster_8 barrier_cluster_arrive barrier_cluster_wait "
@@ -281,7 +281,7 @@ static fdm_status try_one(const struct instruction *i, int seed, uint32_t *resul
     const struct program *program = program_of(i);
     const int product = i->number == TRY_PRODUCT;
     static uint32_t in[INSTRUCTION_IN];
-    const size_t bytes[4] = {sizeof in, (size_t)(WORDS - SUMS) * 4, SUMS * 4, 4};
+    const size_t bytes[4] = {sizeof in, (size_t)(WORDS - SUMS) * 4, SUMS * 4, 16};
     void *memory[4];
     fdm_status status = FDM_OK;
     state = (uint64_t)seed * 1000 + (uint64_t)i->number * 17 + (uint64_t)i->swizzle + (uint64_t)i->box[0] * 7919 +
