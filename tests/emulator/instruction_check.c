@@ -69,7 +69,7 @@ static const struct instruction {
      0,
      {0},
      0},
-    {"red_add ld_acquire st_release", "two blocks in turn", TRY_GLOBAL, BITS, 0, 0, {0}, 0},
+    {"red_add ld_acquire st_release ld_global_16 ld_global_16_once", "two blocks in turn", TRY_GLOBAL, BITS, 0, 0, {0}, 0},
     {"exit_if tid_x_reread griddepcontrol_wait griddepcontrol_launch_dependents", "", TRY_CONTROL, BITS, 0, 0, {0}, 0},
     {"opaque opaque_pair opaque_memory", "any", TRY_OPAQUE, BITS, 0, 0, {0}, 0},
     {"cluster_ctarank mapa_shared st_cluster_4 ld_cluster_4 ld_cluster_8 barrier_cluster_arrive barrier_cluster_wait "
