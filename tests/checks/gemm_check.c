@@ -146,8 +146,9 @@ static int run(const struct trial *t) {
 }
 
 static int counts[3]; /* wrong, right, refused */
-static int met, every = 1, from; /* problems of this kernel; those are run whose number is `from` more than a multiple */
-static int counting;             /* 1: they are only counted */
+static int met, every = 1,
+                from; /* problems of this kernel; those are run whose number is `from` more than a multiple */
+static int counting;  /* 1: they are only counted */
 
 static const char *name_of(const char *kernel) { return kernel ? kernel : "chosen"; }
 
@@ -166,10 +167,10 @@ static void check(const struct trial *t) {
     counts[right < 0 ? 2 : right]++;
     if (right == 0)
         printf("WRONG %s %s, %lld x [%lld, %lld, %lld], %s%s%s, padding %d, offset %d,%s%s%s alpha %g, beta %g\n",
-               name_of(t->kernel), fdm_dtype_name(t->dtype), (long long)t->batch, (long long)t->m,
-               (long long)t->n, (long long)t->k, t->a_columns ? "T" : "N", t->b_columns ? "T" : "N",
-               t->out_columns ? "T" : "N", t->padding, t->offset, t->shared_b ? " shared b," : "",
-               t->in_place ? " in place," : "", t->accumulate16 ? " float16 sums," : "", t->alpha, t->beta);
+               name_of(t->kernel), fdm_dtype_name(t->dtype), (long long)t->batch, (long long)t->m, (long long)t->n,
+               (long long)t->k, t->a_columns ? "T" : "N", t->b_columns ? "T" : "N", t->out_columns ? "T" : "N",
+               t->padding, t->offset, t->shared_b ? " shared b," : "", t->in_place ? " in place," : "",
+               t->accumulate16 ? " float16 sums," : "", t->alpha, t->beta);
     fflush(stdout);
 }
 

@@ -179,8 +179,11 @@ static void descriptions(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(tiles), cmocka_unit_test(splits), cmocka_unit_test(few_rows),
-                                       cmocka_unit_test(every_size_fits), cmocka_unit_test(refusals_of_plans),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(tiles),
+                                       cmocka_unit_test(splits),
+                                       cmocka_unit_test(few_rows),
+                                       cmocka_unit_test(every_size_fits),
+                                       cmocka_unit_test(refusals_of_plans),
                                        cmocka_unit_test(descriptions)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

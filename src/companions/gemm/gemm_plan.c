@@ -138,7 +138,9 @@ const struct companion_operation gemm_operation = {"gemm", NUM_KERNELS, kernels}
 
 /* Parts of k, whose sums gemm_combine adds where there are several. */
 static int32_t splits_of(const fdm_companion_choice *c) {
-    return c->kernel_index == HOPPER ? c->parameters[P_SPLITS] : c->kernel_index == SKINNY ? c->parameters[SKINNY_SPLITS] : 1;
+    return c->kernel_index == HOPPER   ? c->parameters[P_SPLITS]
+           : c->kernel_index == SKINNY ? c->parameters[SKINNY_SPLITS]
+                                       : 1;
 }
 
 int32_t gemm_requests(const fdm_gemm_plan *plan, struct cuda_kernel_request *requests) {
@@ -190,9 +192,8 @@ fdm_status gemm_launch(const fdm_gemm_plan *plan, struct gemm_params *params, vo
     params->splits = splits_of(&plan->choice);
     fdm_status status = cuda_kernels_get(plan->choice.device.index, requests, count, loaded);
     if (!status)
-        status = index == HOPPER
-                     ? gemm_hopper_launch(plan, loaded[0], params, stream)
-                     : launch(&requests[0], loaded[0], blocks_of(plan), early, params, stream);
+        status = index == HOPPER ? gemm_hopper_launch(plan, loaded[0], params, stream)
+                                 : launch(&requests[0], loaded[0], blocks_of(plan), early, params, stream);
     if (!status && count > 1)
         status = launch(&requests[1], loaded[1], element_blocks_of(&plan->problem), 0, params, stream);
     return status;
