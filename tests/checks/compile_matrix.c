@@ -445,8 +445,8 @@ static void add_masks(const char *arch) {
         create_mask_request(dtypes[i / 2], create_mask_threads(i % 2 ? INT32_MAX : 1), &request);
         add_job(arch, &request);
     }
-    for (int32_t i = 0; i < 6; i++) {
-        topk_slots_request(i / 3, dtypes[i % 3], &request);
+    for (int32_t i = 0; i < 9; i++) { /* append in a small and a large block, fill */
+        topk_slots_request(i >= 6, dtypes[i % 3], i < 3 ? 1 : INT32_MAX / 2, &request);
         add_job(arch, &request);
     }
 }

@@ -28,7 +28,7 @@ static const struct tile tiles[] = {
 };
 enum { NUM_TILES = sizeof tiles / sizeof tiles[0], BLOCK_M = 64 };
 
-enum { TILE, PARTS, IN_TURN }; /* the plan's parameters */
+enum { TILE, PARTS, IN_TURN, DESCENDS }; /* the plan's parameters */
 
 static int32_t shared_bytes(const struct tile *t, const fdm_problem *p) {
     const struct hopper_backward_asks asks = {gpu_lists_keys(p), gpu_mask_rows(p), p->has_bias, gpu_bias_rows(p)};
@@ -121,11 +121,16 @@ static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
                : NULL;
 }
 
+/* Rows from the first to the last; the other way, and all heads take turns; the other way alone. */
+enum { UP, DOWN_ALL, DOWN, NUM_WALKS };
+
 /* MB of L2 that rows and sums of dQ of heads in turn should stay in. Where keys are sorted all heads take turns up to
  * 192 MB, as the longest walks begin first and the last then end sooner: 0.50 instead of 0.62 ms at 134 MB (S 8192),
  * but 5.6 instead of 5.4 at 537 (S 32768). */
-enum { SORTED_L2_MB = 192 };
-static int32_t l2_mb(const fdm_problem *p) {
+enum { SORTED_L2_MB = 192, ALL_HEADS_MB = 1 << 20 };
+static int32_t l2_mb(const fdm_problem *p, int32_t walk) {
+    if (walk == DOWN_ALL)
+        return ALL_HEADS_MB;
     const int64_t bytes = p->batch * p->heads * p->seqlen_q * (6 * p->head_dim + 2 * p->head_dim_v);
     return gathers(p) && bytes >> 20 <= SORTED_L2_MB ? SORTED_L2_MB : HOPPER_BACKWARD_L2_MB;
 }
@@ -133,26 +138,30 @@ static int32_t l2_mb(const fdm_problem *p) {
 /* First the tiles, then the other divisions of the first tile's heads. */
 static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, fdm_plan *plan) {
     const double flops = (double)(6 * p->head_dim + 4 * p->head_dim_v);
+    const int32_t walk = number % NUM_WALKS;
+    number /= NUM_WALKS;
     const struct tile *t = find_tile(device, p, number);
     struct hopper_division division;
     int32_t other = 0;
     if (!t && (t = find_tile(device, p, 0)))
         for (other = number + 1; find_tile(device, p, number + 1 - other); other--)
             ;
-    if (!t || !hopper_backward_divide(device, p, 64 * t->warpgroups, flops, l2_mb(p), other, &division))
+    if (!t || !hopper_backward_divide(device, p, 64 * t->warpgroups, flops, l2_mb(p, walk), other, &division))
         return 0;
     plan->parameters[TILE] = (int32_t)(t - tiles);
     plan->parameters[PARTS] = division.parts;
     plan->parameters[IN_TURN] = division.in_turn;
+    plan->parameters[DESCENDS] = walk != UP;
+    static const char *const walk_codes[NUM_WALKS] = {"", "_DownAll", "_Down"};
     const struct gpu_backward_needs needs = needs_of(plan, p);
     plan->block_m = BLOCK_M;
     plan->block_n = 64 * t->warpgroups;
     plan->stages = t->stages;
     plan->shared_bytes = shared_bytes(t, p);
     plan->workspace_bytes = gpu_backward_workspace_bytes(p, &needs);
-    snprintf(plan->choice, sizeof plan->choice, "SM90_Wgmma_%dx%d_R%d%s_DS%d%s%s", plan->block_m, plan->block_n,
+    snprintf(plan->choice, sizeof plan->choice, "SM90_Wgmma_%dx%d_R%d%s_DS%d%s%s%s", plan->block_m, plan->block_n,
              t->stages, t->dout_stages < t->stages ? "_DO2" : "", t->ds_stages, t->ds_registers ? "_RS" : "",
-             t->kind == SPACIOUS ? "_Spacious" : "");
+             t->kind == SPACIOUS ? "_Spacious" : "", walk_codes[walk]);
     snprintf(plan->reason, sizeof plan->reason,
              "head dim %lld on compute capability 9.0: %d warpgroups of 64 keys (%d registers a thread) and one that "
              "loads and makes dQ (%d), %d rows a step, %d stages of Q, %d of dO, %d of dS (%lld KB): %s%s",
@@ -175,7 +184,7 @@ static void main_request(const fdm_plan *plan, const fdm_problem *p, struct cuda
                       .DS_REGISTERS = t->ds_registers, .WINDOW = gpu_bounded(p), .MASK = p->has_mask,
                       .MASK_ROWS = gpu_mask_rows(p), .BIAS = gpu_bias_constant(p), .BIAS_ROWS = gpu_bias_rows(p),
                       .DBIAS = gpu_dbias_constant(p), .VARLEN = p->varlen, .INTERVALS = p->has_intervals,
-                      .GATHER = gathers(p), .SOFTCAP = p->softcap > 0, .EXACT = is_exact(t, p),
+                      .GATHER = gathers(p), .DESCENDS = plan->parameters[DESCENDS], .SOFTCAP = p->softcap > 0, .EXACT = is_exact(t, p),
                       .EMPTY_ROWS = gpu_empty_rows(p) || p->varlen || p->has_mask || p->has_bias || p->has_intervals,
                       .PARTS = plan->parameters[PARTS] > 1, .NEEDS_DQ = p->needs_dq);
     request->file = "families/hopper/hopper_backward.cu";

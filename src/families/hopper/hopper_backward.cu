@@ -382,11 +382,7 @@ struct owner {
             release<1>(base + SCORE_EMPTY, scores++);
         }
         ds_row = tile * BLOCK_M;
-#if LISTED
         tile = k.tile_after(tile);
-#else
-        tile = tile + 1 < k.first_tile + k.tiles ? tile + 1 : k.first_tile;
-#endif
         if (EXACT)
             wait_empty<DS_STAGES>(base + DS_EMPTY, step);
 #pragma unroll
@@ -524,7 +520,7 @@ struct owner {
 
     /* DBIAS_ADDS: after the last step of a head the sums of its keys go to the workspace. */
     __device__ __forceinline__ void end_step() {
-        if (tile * BLOCK_M > ds_row)
+        if (DESCENDS ? tile * BLOCK_M < ds_row : tile * BLOCK_M > ds_row)
             return;
         const int thread = (int)tid_x_reread();
 #pragma unroll
@@ -630,11 +626,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (warpgroup == WARPGROUPS) {
         setmaxnreg_dec<HOPPER_BACKWARD_SERVICE_REGISTERS(WARPGROUPS)>();
         const struct key_block k = find_steps(a, base);
-        const struct step_rows first = {k.first_head, k.first_tile};
+        const struct step_rows first = {k.first_head, k.begin_tile()};
         server{a, k, base, first, first, first, first, 0}.run();
     } else {
         setmaxnreg_inc<HOPPER_BACKWARD_KEY_REGISTERS(WARPGROUPS)>();
         const struct key_block k = find_steps(a, base);
-        owner{a, k, base, warpgroup, k.first_tile, 0, k.first_head, 0, {0, 0}}.run();
+        owner{a, k, base, warpgroup, k.begin_tile(), 0, k.first_head, 0, {0, 0}}.run();
     }
 }

@@ -24,7 +24,8 @@
     X(DBIAS) /* GPU_DBIAS_* */                                                                                        \
     X(VARLEN)                                                                                                         \
     X(INTERVALS)                                                                                                      \
-    X(GATHER) /* keys in the order that key_sort.cu gives them */                                                     \
+    X(GATHER)   /* keys in the order that key_sort.cu gives them */                                                   \
+    X(DESCENDS) /* a block walks from the last rows to the first */                                                   \
     X(SOFTCAP)                                                                                                        \
     X(EXACT)      /* dS is made of P in float32: what its rounding leaves waits where dS will lie */                  \
     X(EMPTY_ROWS) /* rows may see no key */                                                                           \

@@ -29,15 +29,32 @@ struct key_block {
 #if LISTED
     int last_tile;
     uint32_t seen; /* address of a bit for each tile; the others of first_tile .. last_tile have no step */
+    __device__ __forceinline__ int highest_tile() const { return last_tile; }
+#else
+    __device__ __forceinline__ int highest_tile() const { return first_tile + tiles - 1; }
+#endif
+    /* The walk of a head. DESCENDS: from the last rows to the first: blocks whose last rows are the same begin together
+     * then, and read and add to the same rows at the same time. */
+    __device__ __forceinline__ int begin_tile() const { return DESCENDS ? highest_tile() : first_tile; }
+    __device__ __forceinline__ int end_tile() const { return DESCENDS ? first_tile : highest_tile(); }
     __device__ __forceinline__ int tile_after(int tile) const {
-        if (tile == last_tile)
-            return first_tile;
+        if (tile == end_tile())
+            return begin_tile();
+#if !LISTED
+        return DESCENDS ? tile - 1 : tile + 1;
+#else
+        if (DESCENDS) {
+            uint32_t at = seen + --tile / 32 * 4, bits = ld_shared_4(at) << (31 - tile % 32) >> (31 - tile % 32);
+            while (!bits)
+                bits = ld_shared_4(at -= 4);
+            return (int)(at - seen) * 8 + 31 - __clz(bits);
+        }
         uint32_t at = seen + ++tile / 32 * 4, bits = ld_shared_4(at) >> tile % 32 << tile % 32;
         while (!bits)
             bits = ld_shared_4(at += 4);
         return (int)(at - seen) * 8 + __ffs(bits) - 1;
-    }
 #endif
+    }
 };
 /* Key blocks of a head (PARTS: of a part of a group) lie next to each other; under a causal mask or window those of
  * several take turns, the first keys, which many rows see, first. GATHER: so do they, the first of each sorted group of
@@ -82,16 +99,8 @@ __device__ __forceinline__ struct key_block find_block(const struct hopper_backw
 struct step_rows {
     int head, tile;
     __device__ __forceinline__ void advance(const struct key_block &k) {
-#if LISTED
-        const int next = k.tile_after(tile);
-        head += next <= tile;
-        tile = next;
-#else
-        if (++tile == k.first_tile + k.tiles) {
-            tile = k.first_tile;
-            head++;
-        }
-#endif
+        head += tile == k.end_tile();
+        tile = k.tile_after(tile);
     }
     /* Where their sums, lse and delta begin in the workspace. */
     __device__ __forceinline__ int64_t place(const struct hopper_backward_params &a, int batch) const {
