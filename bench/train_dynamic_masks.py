@@ -41,7 +41,7 @@ class Bias:
     window: int
 
     def bias_of(self, v: Tensor) -> Tensor:
-        return (self.A * F.softplus(F.linear(v.flatten(2), self.dt_weight))).transpose(1, 2)
+        return masks.key_bias(F.linear(v.flatten(2), self.dt_weight), self.A)
 
 
 def flex(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, start: Tensor, end: Tensor) -> Tensor:

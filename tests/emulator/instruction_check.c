@@ -71,7 +71,14 @@ static const struct instruction {
      0,
      {0},
      0},
-    {"red_add ld_acquire st_release", "two blocks in turn", TRY_GLOBAL, BITS, 0, 0, {0}, 0},
+    {"red_add ld_acquire st_release ld_relaxed_8 st_relaxed_8 ld_global_16 ld_global_16_once",
+     "two blocks in turn",
+     TRY_GLOBAL,
+     BITS,
+     0,
+     0,
+     {0},
+     0},
     {"exit_if tid_x_reread griddepcontrol_wait griddepcontrol_launch_dependents", "", TRY_CONTROL, BITS, 0, 0, {0}, 0},
     {"opaque opaque_pair opaque_memory", "any", TRY_OPAQUE, BITS, 0, 0, {0}, 0},
     {"cluster_ctarank mapa_shared st_cluster_4 ld_cluster_4 ld_cluster_8 barrier_cluster_arrive barrier_cluster_wait "
@@ -100,8 +107,8 @@ static const struct instruction {
     {"cp_async_bulk_tensor_3d_store", "swizzle 128", TRY_TILE_STORE, BITS, 0, 3, {64, 32, 2}, 128},
     {"cp_async_bulk_tensor_3d_store", "no swizzle", TRY_TILE_STORE, BITS, 0, 3, {32, 16, 2}, 0},
     {"cp_async_bulk", "2048 bytes", TRY_BULK, BITS, 0, 0, {0}, 0},
-    {"wgmma_m64k16 wgmma_descriptor wgmma_fence wgmma_commit_group wgmma_wait_group fence_proxy_async setmaxnreg_dec "
-     "setmaxnreg_inc",
+    {"wgmma_m64k16 wgmma_descriptor wgmma_fence wgmma_commit_group wgmma_wait_group fence_proxy_async "
+     "fence_proxy_async_global setmaxnreg_dec setmaxnreg_inc",
      "n 16, a shared, b K-major",
      TRY_WGMMA_SHARED,
      BF16,
@@ -281,7 +288,7 @@ static fdm_status try_one(const struct instruction *i, int seed, uint32_t *resul
     const struct program *program = program_of(i);
     const int product = i->number == TRY_PRODUCT;
     static uint32_t in[INSTRUCTION_IN];
-    const size_t bytes[4] = {sizeof in, (size_t)(WORDS - SUMS) * 4, SUMS * 4, 4};
+    const size_t bytes[4] = {sizeof in, (size_t)(WORDS - SUMS) * 4, SUMS * 4, 16};
     void *memory[4];
     fdm_status status = FDM_OK;
     state = (uint64_t)seed * 1000 + (uint64_t)i->number * 17 + (uint64_t)i->swizzle + (uint64_t)i->box[0] * 7919 +
