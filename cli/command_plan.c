@@ -7,6 +7,7 @@
 #include "cli.h"
 #include "companion_run.h"
 #include "json_writer.h"
+#include "kernel_names.h"
 
 static const char help[] =
     "usage: fdm plan [OPTION ...]\n"
@@ -24,6 +25,7 @@ static const char help[] =
     "  --mask  --bias  --intervals     a dense mask, a full bias, key intervals\n"
     "  --threads N  --family NAME  --kernel CODE                     force a family, a kernel by name or choice code\n"
     "  --explain  each step of the choice on its own line\n"
+    "  --variants         every kernel that takes the problem there, and its choice codes\n"
     "  --resources        CUDA: compiles the kernels and prints registers, spill, shared memory and resident warps\n"
     "  --json\n"
     "\n"
@@ -36,7 +38,7 @@ struct request {
     const char *device;
     fdm_problem problem;
     fdm_options options;
-    int has_heads_kv, has_seqlen_k, has_head_dim_v, has_scale, explain, resources, json;
+    int has_heads_kv, has_seqlen_k, has_head_dim_v, has_scale, explain, variants, resources, json;
 };
 
 enum {
@@ -61,6 +63,7 @@ enum {
     OPT_FAMILY,
     OPT_KERNEL,
     OPT_EXPLAIN,
+    OPT_VARIANTS,
     OPT_RESOURCES,
     OPT_JSON,
     OPT_HELP
@@ -87,6 +90,7 @@ static const struct option options[] = {{"device", required_argument, 0, OPT_DEV
                                         {"family", required_argument, 0, OPT_FAMILY},
                                         {"kernel", required_argument, 0, OPT_KERNEL},
                                         {"explain", no_argument, 0, OPT_EXPLAIN},
+                                        {"variants", no_argument, 0, OPT_VARIANTS},
                                         {"resources", no_argument, 0, OPT_RESOURCES},
                                         {"json", no_argument, 0, OPT_JSON},
                                         {"help", no_argument, 0, OPT_HELP},
@@ -138,6 +142,7 @@ static int set_option(struct request *r, int option, const char *name, const cha
     case OPT_FAMILY: r->options.family = text; return 1;
     case OPT_KERNEL: r->options.kernel = text; return 1;
     case OPT_EXPLAIN: return r->explain = 1;
+    case OPT_VARIANTS: return r->variants = 1;
     case OPT_RESOURCES: return r->resources = 1;
     case OPT_JSON: return r->json = 1;
     default: return set_extent(r, option, name, text);
@@ -170,7 +175,7 @@ static void print_steps(const char *reason) {
     }
 }
 
-enum { KERNELS_MAX = 8 };
+enum { KERNELS_MAX = 8, VARIANTS_MAX = 256 };
 struct resources {
     fdm_kernel_resources kernels[KERNELS_MAX];
     int32_t count;
@@ -235,6 +240,31 @@ static void print_plan(const fdm_plan *plan, const char *device, const struct re
         printf("  because    %s\n", plan->reason);
 }
 
+/* A line for each kernel that takes the problem on this device: its name and its choice codes; as JSON, an object of
+ * lists. */
+static int print_variants(const fdm_device *device, const struct request *r) {
+    char codes[VARIANTS_MAX][KERNEL_CODE_MAX];
+    struct json_writer writer = {stdout, 0};
+    fdm_kernel_info kernel;
+    int32_t kernels = 0;
+    for (int32_t n = 0; !fdm_kernel_list(n, &kernel); n++) {
+        const int32_t count = kernel_variants(device, &r->problem, &kernel, VARIANTS_MAX, codes);
+        if (count && !kernels++ && r->json)
+            json_open(&writer, NULL, '{');
+        if (count)
+            r->json ? json_open(&writer, kernel.name, '[') : (void)printf("%s:", kernel.name);
+        for (int32_t i = 0; i < count; i++)
+            r->json ? json_put_text(&writer, NULL, codes[i]) : (void)printf(" %s", codes[i]);
+        if (count)
+            r->json ? json_close(&writer, ']') : (void)puts("");
+    }
+    if (!kernels)
+        return complain(EXIT_WRONG, "no kernel takes this problem on %s: fdm plan says why", device->name);
+    if (r->json)
+        puts("}");
+    return EXIT_FINE;
+}
+
 int command_plan(int argc, char **argv) {
     struct request r = {.device = "cpu", .problem = fdm_problem_default(), .options = fdm_options_default()};
     r.problem.heads = 8;
@@ -262,6 +292,8 @@ int command_plan(int argc, char **argv) {
     fdm_plan plan;
     if (fdm_device_from_name(r.device, &device) || fdm_problem_validate(&r.problem))
         return complain(EXIT_USAGE, "%s", fdm_last_error());
+    if (r.variants)
+        return print_variants(&device, &r);
     fdm_status status = fdm_plan_attention(&device, &r.problem, &r.options, &plan);
     if (status)
         return complain(status == FDM_ERROR_UNSUPPORTED ? EXIT_WRONG : EXIT_USAGE, "%s", fdm_last_error());

@@ -14,9 +14,14 @@ ninja -C build-device >"$folder/build.log" 2>&1 || { tail -5 "$folder/build.log"
 checks=build-device/tests/fdm-checks probe=build-device/tests/hopper-probe merge=build-device/tests/merge-check masks="build-device/tests/topk-check build-device/tests/interval-check build-device/tests/dense-check build-device/tests/slots-check"
 cores=$(nproc) failed=0
 
+# Half of the problems are drawn freely; then of few kinds, so that each specialisation, once compiled, runs many, until every kernel has
+# done `problems` of them.
 part=$(((problems + cores - 1) / cores))
 for ((n = 0; n < cores; n++)); do
-    $checks --cuda --seed $((seed + n * 1000000)) --repeat "$part" --json "$folder/checks-$n.jsonl" >"$folder/checks-$n.log" 2>&1 &
+    {
+        $checks --cuda --seed $((seed + n * 1000000)) --repeat $((part / 2)) --json "$folder/checks-$n.jsonl"
+        $checks --cuda --seed $((seed + 500000 + n * 1000000)) --ways 509 --right "$part" --seconds 600 --json "$folder/checks-$n.jsonl"
+    } >"$folder/checks-$n.log" 2>&1 &
 done
 wait
 cat "$folder"/checks-*.log >"$folder/checks.log" && rm "$folder"/checks-[0-9]*.log

@@ -1,17 +1,19 @@
 #!/usr/bin/env python3
-"""occupancy.py: resident warps of the mma family's tiles, in theory and counted by the profiler (ncu) on a CUDA device.
+"""occupancy.py: resident warps of the CUDA kernels' tiles, in theory and counted by the profiler (ncu) on a CUDA device.
 
-Usage: occupancy.py --measure FDM FILE     on a machine with a device, ncu, PyTorch and the installed package; FDM is the tool
-       occupancy.py --write FILE           writes the tables of docs/measured.md from such a FILE
+Usage: occupancy.py --measure FDM FILE [REGEX]     on a machine with a device, ncu, PyTorch and the installed package
+       occupancy.py --write FILE                   writes the tables of docs/measured.md from such a FILE
 
-Every tile runs once on a problem that fills the device several times over. Theory is `fdm plan --resources` (of tiles that are
-planned for a device with less memory: the profiler's); the rest are hardware counters, the device's clocks left as they are.
+FDM is the tool. Every tile of the kernels whose names match REGEX (all of them) that `fdm plan --variants` lists runs once, on
+a problem that fills the device several times over. Theory is `fdm plan --resources` (of tiles that are planned for a device
+with less memory: the profiler's); the rest are hardware counters, the device's clocks left as they are.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import pathlib
 import re
@@ -22,9 +24,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 DEVICE = "sm_90"
-CODES = ("SM90_LargeBlock_128x128", "SM90_LargeBlock_128x128_VinRegs", "SM90_MediumBlock_64x128",
-         "SM90_MediumBlock_64x128_VinRegs", "SM89_LongSeq_128x64", "SM89_LongSeq_128x64_VinRegs", "SM90_SmallBlock_64x64",
-         "SM90_LowMem_64x64_VinRegs", "SM90_LowMem_64x32_VinRegs")
 # What each row of the table is made from: a name for the result, and the profiler's. The first that the profiler knows.
 METRICS = {
     "microseconds": ("gpu__time_duration.sum",),
@@ -37,22 +36,6 @@ METRICS = {
     "conflicts": ("l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum",),
     "wavefronts": ("l1tex__data_pipe_lsu_wavefronts_mem_shared.sum",),
 }
-# The rows of mma.forward by head dim and features of a problem that they take; the first code of each is chosen freely.
-FORWARD = (
-    (64, (), "128x128_S2_QRegs"),
-    (64, ("causal",), "128x96_S2_QRegs 128x64_S2_QRegs"),
-    (64, ("intervals",), "128x64_S2"),
-    (64, ("mask",), "128x64_S2 128x32_S2"),
-    (128, (), "128x64_S2 128x48_S2 128x32_S2"),
-    (128, ("causal",), "128x64_S2"),
-    (128, ("intervals",), "128x32_S2 128x16_S2"),
-    (128, ("mask",), "128x32_S2"),
-    (128, ("softcap",), "64x64_S2 64x32_S2 64x16_S2"),
-    (256, (), "128x64_S2 128x32_S2 64x32_S2 64x16_S2"),
-    (256, ("softcap",), "128x16_S2 64x16_S2"),
-)
-KERNELS = "regex:^mma_(forward|wide|decode|backward)$"
-
 
 # ---- what to run -----------------------------------------------------------------------------------------------------
 
@@ -64,56 +47,56 @@ def problem(direction: str, head_dim: int, *, batch: int = 8, heads: int = 0, he
             "head_dim": head_dim, "causal": causal, "features": list(features)}
 
 
-def wishes() -> list:
-    """(problem, memory of the pretended device, kernel or code): more than there are tiles; what is alike runs once."""
+def problems() -> list:
+    """(problem, memory of the pretended device): what is alike in several of them runs once."""
     found = []
-    decode = {"batch": 160, "heads": 32, "heads_kv": 8, "rows": 1, "keys": 4096}
-    for head_dim, features, codes in FORWARD:
-        p = problem("forward", head_dim, causal="causal" in features, features=tuple(f for f in features if f != "causal"))
-        found += [(p, "", "MMA_Forward_" + code) for code in codes.split()]
     for head_dim in (64, 128, 256):
-        found += [(problem("forward", head_dim, **decode), memory, "mma.decode") for memory in ("", ":smem=99K")]
-    found.append((problem("forward", 256, rows=512, keys=512, batch=32, causal=True), "", "mma.wide"))
-    for head_dim in (256, 320, 384, 512, 1024):
-        p = problem("forward", head_dim, features=("mask", "intervals", "softcap"))
-        found += [(problem("forward", head_dim), memory, "mma.wide") for memory in ("", ":smem=163K", ":smem=99K")]
-        found += [(p, "", "mma.wide")] if head_dim != 320 else []
-    found.append((problem("forward", 1024), "", "MMA_Wide_64x256_K64_V16_S4_Cluster2"))
-    for head_dim in (32, 64, 96, 128, 192, 256):
-        p = problem("backward", head_dim, batch=4)
-        found.append((p, "", None))
-        found += [(p, "", code) for code in (CODES if head_dim in (64, 128, 192, 256) else ())]
-    return found
+        found += [(problem("forward", head_dim, causal=causal, features=features), "")
+                  for causal, features in ((False, ()), (True, ()), (False, ("intervals",)), (False, ("mask",)), (False, ("softcap",)))]
+        found += [(problem("forward", head_dim, batch=160, heads=32, heads_kv=8, rows=1, keys=4096), memory)
+                  for memory in ("", ":smem=99K")]
+    for head_dim in (320, 384, 512, 1024):
+        found += [(problem("forward", head_dim), memory) for memory in ("", ":smem=163K", ":smem=99K")]
+        found.append((problem("forward", head_dim, features=("mask", "intervals", "softcap")), ""))
+    return found + [(problem("backward", head_dim, batch=4), "") for head_dim in (32, 64, 96, 128, 192, 256)]
 
 
-def plan(fdm: str, wish: tuple) -> dict | None:
-    """The plan and what its main kernel takes of the device; None when it does not exist."""
-    p, memory, kernel = wish
-    command = [fdm, "plan", "--device", DEVICE + memory, "--pass", p["pass"], "--dtype", "bf16", "--resources", "--json",
+def asked(fdm: str, p: dict, memory: str, *words: str) -> dict | None:
+    """What `fdm plan --json` says of a problem; None when it refuses."""
+    command = [fdm, "plan", "--device", DEVICE + memory, "--pass", p["pass"], "--dtype", "bf16", "--json", *words,
                *(word for name, value in (("batch", p["batch"]), ("heads", p["heads"]), ("heads-kv", p["heads_kv"]),
                                           ("seqlen-q", p["rows"]), ("seqlen-k", p["keys"]), ("head-dim", p["head_dim"]))
                  for word in (f"--{name}", str(value))),
-               *(["--causal"] if p["causal"] else []), *(["--kernel", kernel] if kernel else []),
+               *(["--causal"] if p["causal"] else []),
                *(word for name in p["features"] for word in ([f"--{name}", "20"] if name == "softcap" else [f"--{name}"]))]
     done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode != 0:
-        return None
-    made = json.loads(done.stdout)
-    main = next(each for each in made["resources"] if re.fullmatch(r"mma_(forward|wide|decode|backward)", each["entry"]))
-    return {"problem": p, "memory": memory, "forced": kernel, "kernel": made["kernel"], "choice": made["choice"],
-            "reason": made["reason"], "theory": main}
+    return json.loads(done.stdout) if done.returncode == 0 else None
 
 
-def tiles(fdm: str) -> list:
-    """One entry a tile, in the order of wishes(). Of the forward's codes each runs at the first head dim that has it."""
+def wishes(fdm: str, names: str) -> list:
+    """(problem, memory, choice code) of every variant of the kernels that are asked for."""
+    return [(p, memory, code) for p, memory in problems()
+            for kernel, codes in (asked(fdm, p, memory, "--variants") or {}).items() if re.search(names, kernel) for code in codes]
+
+
+def plans(fdm: str, wish: tuple) -> list:
+    """One entry for each of the family's own kernels that the plan launches, with what it takes of the device."""
+    p, memory, code = wish
+    made = asked(fdm, p, memory, "--kernel", code, "--resources")
+    return [{"problem": p, "memory": memory, "forced": code, "kernel": made["kernel"], "choice": made["choice"],
+             "reason": made["reason"], "theory": each}
+            for each in (made["resources"] if made else []) if each["entry"].startswith(made["family"] + "_")]
+
+
+def tiles(fdm: str, names: str) -> list:
+    """One entry a tile; compiles all of them at once."""
     with ThreadPoolExecutor() as pool:
-        plans = list(pool.map(lambda wish: plan(fdm, wish), wishes()))
-    kept = {}
-    for each in plans:
-        if each is not None:
-            p = each["problem"]
-            kept.setdefault((each["kernel"], each["choice"], p["head_dim"], p["causal"], str(p["features"]),
-                             each["theory"]["shared_bytes"]), each)
+        found = [each for some in pool.map(lambda wish: plans(fdm, wish), wishes(fdm, names)) for each in some]
+    kept: dict = {}
+    for each in found:
+        p = each["problem"]
+        kept.setdefault((each["kernel"], each["choice"], each["theory"]["entry"], p["head_dim"], p["causal"], str(p["features"]),
+                         each["theory"]["shared_bytes"]), each)
     return list(kept.values())
 
 
@@ -128,7 +111,8 @@ def launch(rows: list) -> None:
     def normal(*shape):
         return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
 
-    for row in rows:
+    for _, tile in itertools.groupby(rows, key=lambda row: (str(row["problem"]), row["memory"], row["forced"])):
+        row = next(tile)  # a tile's kernels are launched by one call
         p = row["problem"]
         q = normal(p["batch"], p["rows"], p["heads"], p["head_dim"])
         k, v = (normal(p["batch"], p["keys"], p["heads_kv"], p["head_dim"]) for _ in range(2))
@@ -150,12 +134,12 @@ def launch(rows: list) -> None:
             torch.cuda.synchronize()
             if profiled:
                 torch.cuda.cudart().cudaProfilerStart()
-            row["ran"] = run_as(device, row["forced"], tensors, p["causal"], softcap)["choice"]
+            ran = run_as(device, row["forced"], tensors, p["causal"], softcap)["choice"]
             torch.cuda.synchronize()
             if profiled:
                 torch.cuda.cudart().cudaProfilerStop()
-        if row["ran"] != row["choice"]:
-            sys.exit(f"{row['choice']} was planned, and {row['ran']} ran")
+        if ran != row["choice"]:
+            sys.exit(f"{row['choice']} was planned, and {ran} ran")
 
 
 def known_metrics() -> dict:
@@ -187,15 +171,16 @@ def join(rows: list, text: str, metrics: dict) -> None:
                 row["counted"][name] = number(line[names.index(metric)]) * scale
 
 
-def measure(fdm: str, path: pathlib.Path) -> None:
-    rows = tiles(fdm)
+def measure(fdm: str, path: pathlib.Path, names: str) -> None:
+    rows = tiles(fdm, names)
+    entries = "|".join(sorted({row["theory"]["entry"] for row in rows}))
     metrics = known_metrics()
     with tempfile.TemporaryDirectory() as folder:
         listed = pathlib.Path(folder) / "rows.json"
         listed.write_text(json.dumps(rows))
         done = subprocess.run(
             ["ncu", "--csv", "--page", "raw", "--profile-from-start", "off", "--clock-control", "none", "--cache-control",
-             "none", "--kernel-name", KERNELS, "--metrics", ",".join(metrics.values()), sys.executable, __file__,
+             "none", "--kernel-name", f"regex:^({entries})$", "--metrics", ",".join(metrics.values()), sys.executable, __file__,
              "--launch", str(listed)], capture_output=True, text=True)
     if done.returncode != 0 or '"ID"' not in done.stdout:
         sys.exit(f"ncu: {done.stdout[-2000:]}{done.stderr[-2000:]}")
@@ -260,7 +245,7 @@ def main() -> int:
     if sys.argv[1] == "--launch":
         launch(json.loads(pathlib.Path(sys.argv[2]).read_text()))
     elif sys.argv[1] == "--measure":
-        measure(sys.argv[2], pathlib.Path(sys.argv[3]))
+        measure(sys.argv[2], pathlib.Path(sys.argv[3]), sys.argv[4] if len(sys.argv) > 4 else "")
     else:
         return write(pathlib.Path(sys.argv[2]))
     return 0

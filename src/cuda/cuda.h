@@ -43,6 +43,7 @@ struct cuda_launch {
     uint32_t threads;            /* of a block, one-dimensional */
     uint32_t cluster;            /* blocks of a cluster along x; 0 or 1 = none */
     int32_t programmatic_launch; /* 1: may begin before the kernel ahead of it in the stream has ended */
+    int32_t cooperative;         /* 1: all blocks run at once, or the launch fails */
     void *stream;                /* CUstream; NULL = the legacy default stream */
     const void *arguments;       /* the kernel's struct */
     size_t arguments_bytes;

@@ -39,7 +39,11 @@ enum cu_function_attribute {
 };
 
 /* CUlaunchAttribute and CUlaunchConfig. */
-enum cu_launch_attribute_id { CU_LAUNCH_CLUSTER_DIMENSION = 4, CU_LAUNCH_PROGRAMMATIC_SERIALIZATION = 6 };
+enum cu_launch_attribute_id {
+    CU_LAUNCH_COOPERATIVE = 2,
+    CU_LAUNCH_CLUSTER_DIMENSION = 4,
+    CU_LAUNCH_PROGRAMMATIC_SERIALIZATION = 6
+};
 struct cu_launch_attribute {
     int id;
     char padding[4];
@@ -48,7 +52,7 @@ struct cu_launch_attribute {
         struct {
             unsigned x, y, z;
         } cluster;
-        int programmatic_serialization;
+        int cooperative, programmatic_serialization;
     } value;
 };
 struct cu_launch_config {

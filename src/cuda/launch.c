@@ -33,7 +33,7 @@ fdm_status cuda_launch(const struct cuda_launch *launch) {
     fdm_status status = cuda_driver_get(&driver);
     if (status || (status = cuda_context_enter(driver, kernel->device, &scope)))
         return status;
-    struct cu_launch_attribute attributes[2];
+    struct cu_launch_attribute attributes[3];
     struct cu_launch_config config = {.grid = {launch->grid[0], launch->grid[1], launch->grid[2]},
                                       .block = {launch->threads, 1, 1},
                                       .shared_bytes = (unsigned)kernel->shared_bytes,
@@ -49,6 +49,11 @@ fdm_status cuda_launch(const struct cuda_launch *launch) {
         struct cu_launch_attribute *a = &attributes[config.num_attributes++];
         *a = (struct cu_launch_attribute){.id = CU_LAUNCH_PROGRAMMATIC_SERIALIZATION};
         a->value.programmatic_serialization = 1;
+    }
+    if (launch->cooperative) {
+        struct cu_launch_attribute *a = &attributes[config.num_attributes++];
+        *a = (struct cu_launch_attribute){.id = CU_LAUNCH_COOPERATIVE};
+        a->value.cooperative = 1;
     }
     void *arguments[1] = {(void *)(uintptr_t)launch->arguments};
     cu_result result = driver->launch(&config, kernel->function, arguments, NULL);

@@ -183,9 +183,9 @@ static const struct fault {
 };
 
 static void prepare(struct trial *t, uint64_t seed, fdm_pass pass) {
-    trial_draw(t, seed);
-    trial_reference(t);
-    trial_baseline(t);
+    trial_draw(t, seed, 0);
+    trial_reference(t, 1);
+    trial_baseline(t, 1);
     if (pass == FDM_BACKWARD)
         trial_set_forward_results(t);
 }

@@ -25,6 +25,7 @@ struct guarded {
 struct trial {
     uint64_t seed;
     uint64_t random;
+    uint64_t ways, way_random; /* ways > 0: what decides about specialisations comes from seed % ways alone */
     fdm_dtype dtype;
     fdm_options options;
     int64_t batch, heads, heads_kv, seqlen_q, seqlen_k, head_dim, head_dim_v, total_q, total_k;
@@ -62,7 +63,8 @@ const struct named_case *named_case(int64_t number);
 void trial_contradict(struct trial *trial, int on);
 uint64_t random_bits(struct trial *trial);
 int64_t random_below(struct trial *trial, int64_t n);
-void trial_draw(struct trial *trial, uint64_t seed);
+/* The problem of a seed. ways: 0, or of how many kinds problems are, so that few specialisations run many of them. */
+void trial_draw(struct trial *trial, uint64_t seed, uint64_t ways);
 /* The number-th of the named cases. */
 void trial_of_case(struct trial *trial, const struct named_case *named, uint64_t number);
 void trial_free(struct trial *trial);
@@ -84,9 +86,9 @@ size_t guarded_offset(const struct guarded *g, int64_t n);
 double guarded_get(const struct guarded *g, int64_t n);
 void guarded_set(struct guarded *g, int64_t n, double value);
 
-/* truth.c: both fill outputs of both passes. */
-void trial_reference(struct trial *trial);
-void trial_baseline(struct trial *trial);
+/* truth.c: both fill outputs of the forward, and of the backward where it is asked for. */
+void trial_reference(struct trial *trial, int backward);
+void trial_baseline(struct trial *trial, int backward);
 /* What the backward reads: the truth, rounded; the baseline's where biases are huge. */
 void trial_set_forward_results(struct trial *trial);
 fdm_tensors trial_tensors(struct trial *trial, fdm_pass pass);
@@ -121,6 +123,8 @@ int is_emulated(void);
 const char *checks_program(void);
 /* From now on problems are named cases: a report's seed is a case's number. */
 void checks_named(void);
+/* From now on problems are of so many ways. */
+void checks_of_ways(unsigned long long ways);
 /* Prepares one of the rounds that a trial is run in; 0: it has no more. There is one without an emulated device. */
 int emulated_round(const struct trial *trial, int round);
 

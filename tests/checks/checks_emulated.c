@@ -38,6 +38,9 @@ int emulate_device(const char *name) {
 int is_emulated(void) { return emulated != NULL; }
 const char *checks_program(void) { return program; }
 void checks_named(void) { strcat(program, " --cases"); }
+void checks_of_ways(unsigned long long ways) {
+    snprintf(program + strlen(program), sizeof program - strlen(program), " --ways %llu", ways);
+}
 
 int emulated_round(const struct trial *t, int round) {
     static const enum emulated_mode modes[] = {EMULATED_RANDOM, EMULATED_EARLY, EMULATED_LATEST};

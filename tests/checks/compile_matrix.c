@@ -30,6 +30,7 @@
 #include "families/family.h"
 #include "gpu/masks/dense_on_device.h"
 #include "gpu/masks/intervals_on_device.h"
+#include "gpu/masks/key_bias_on_device.h"
 #include "gpu/masks/slots_on_device.h"
 #include "gpu/masks/topk_on_device.h"
 #include "gpu/merge_on_device.h"
@@ -439,14 +440,18 @@ static void add_masks(const char *arch) {
     add_job(arch, &request);
     intervals_from_mask_request(&request);
     add_job(arch, &request);
+    for (int32_t backward = 0; backward < 2; backward++) {
+        key_bias_request(backward, &request);
+        add_job(arch, &request);
+    }
     intervals_to_mask_request(&request);
     add_job(arch, &request);
     for (int32_t i = 0; i < 6; i++) {
         create_mask_request(dtypes[i / 2], create_mask_threads(i % 2 ? INT32_MAX : 1), &request);
         add_job(arch, &request);
     }
-    for (int32_t i = 0; i < 6; i++) {
-        topk_slots_request(i / 3, dtypes[i % 3], &request);
+    for (int32_t i = 0; i < 9; i++) { /* append in a small and a large block, fill */
+        topk_slots_request(i >= 6, dtypes[i % 3], i < 3 ? 1 : INT32_MAX / 2, &request);
         add_job(arch, &request);
     }
 }

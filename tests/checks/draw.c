@@ -34,6 +34,18 @@ uint64_t random_bits(struct trial *trial) {
 
 int64_t random_below(struct trial *trial, int64_t n) { return (int64_t)(random_bits(trial) % (uint64_t)n); }
 
+/* What decides how a kernel is specialised comes from the trial's way where there are so many, else from its seed. */
+static int64_t way_below(struct trial *trial, int64_t n) {
+    const uint64_t own = trial->random;
+    if (!trial->ways)
+        return random_below(trial, n);
+    trial->random = trial->way_random;
+    const int64_t number = random_below(trial, n);
+    trial->way_random = trial->random;
+    trial->random = own;
+    return number;
+}
+
 static double uniform(struct trial *trial) { return (double)(random_bits(trial) >> 11) * 0x1p-53; }
 
 static double normal(struct trial *trial) {
@@ -46,6 +58,8 @@ static int64_t pick(struct trial *trial, const int64_t *values, int64_t count) {
 }
 #define PICK(trial, ...) \
     pick(trial, (const int64_t[]){__VA_ARGS__}, sizeof((const int64_t[]){__VA_ARGS__}) / sizeof(int64_t))
+#define PICK_WAY(trial, ...) \
+    (const int64_t[]){__VA_ARGS__}[way_below(trial, sizeof((const int64_t[]){__VA_ARGS__}) / sizeof(int64_t))]
 
 /* Around tile edges (16, 64, 128, 256), 0 and 1 now and then; one problem in ten is larger. */
 static int64_t draw_length(struct trial *trial, int large) {
@@ -60,58 +74,64 @@ static int64_t draw_length(struct trial *trial, int large) {
 }
 
 static int64_t draw_head_dim(struct trial *trial) {
-    if (random_below(trial, 2))
-        return PICK(trial, 1, 8, 16, 31, 32, 33, 64, 64, 80, 96, 128, 256);
-    return 1 + random_below(trial, 72);
+    if (way_below(trial, 2))
+        return PICK_WAY(trial, 1, 8, 16, 31, 32, 33, 64, 64, 80, 96, 128, 256);
+    return 1 + way_below(trial, 72);
 }
 
 static void draw_sizes(struct trial *t) {
     int large = random_below(t, 10) == 0;
-    t->dtype = (fdm_dtype)random_below(t, 3);
+    t->dtype = (fdm_dtype)way_below(t, 3);
     t->batch = large ? 1 : 1 + random_below(t, 3);
     t->heads_kv = large ? 1 : PICK(t, 1, 1, 2, 3);
     t->heads = t->heads_kv * PICK(t, 1, 1, 1, 2, 3, 4);
-    t->head_dim = large ? PICK(t, 32, 64, 40) : draw_head_dim(t);
-    t->head_dim_v = random_below(t, 3) ? t->head_dim : draw_head_dim(t);
+    t->head_dim = large && !t->ways ? PICK(t, 32, 64, 40) : draw_head_dim(t);
+    t->head_dim_v = way_below(t, 3) ? t->head_dim : draw_head_dim(t);
     t->seqlen_q = random_below(t, 8) == 0 ? PICK(t, 1, 1, 2, 4) : draw_length(t, large);
     t->seqlen_k = random_below(t, 3) == 0 ? t->seqlen_q : draw_length(t, large);
-    t->varlen = random_below(t, 6) == 0;
-    t->neat = random_below(t, 2) == 0;
-    if (random_below(t, 12) == 0) { /* few rows, many keys */
+    if (t->ways && random_below(t, 3) == 0) { /* several tiles both ways */
+        t->batch = 1;
+        t->heads = t->heads_kv * PICK(t, 1, 2);
+        t->seqlen_q = 100 + random_below(t, 250);
+        t->seqlen_k = random_below(t, 2) ? t->seqlen_q : 100 + random_below(t, 400);
+    }
+    t->varlen = way_below(t, 6) == 0;
+    t->neat = way_below(t, 2) == 0;
+    if (way_below(t, 12) == 0) { /* few rows, many keys */
         t->neat = 1;
         t->seqlen_q = 1 + random_below(t, 4);
         t->seqlen_k = PICK(t, 200, 513, 640, 1000, 1500);
         t->heads = t->heads_kv * PICK(t, 1, 2, 4, 8, 20);
-        t->head_dim = PICK(t, 32, 64, 80, 128, 256);
-        t->head_dim_v = random_below(t, 3) ? t->head_dim : PICK(t, 40, 64, 128);
+        t->head_dim = PICK_WAY(t, 32, 64, 80, 128, 256);
+        t->head_dim_v = way_below(t, 3) ? t->head_dim : PICK_WAY(t, 40, 64, 128);
     }
-    if (random_below(t, 30) == 0) /* only kernels for wide heads take these */
-        t->head_dim = t->head_dim_v = PICK(t, 264, 320, 512, 648, 1024);
+    if (way_below(t, 30) == 0) /* only kernels for wide heads take these */
+        t->head_dim = t->head_dim_v = PICK_WAY(t, 264, 320, 512, 648, 1024);
     if (random_below(t, 60) == 0)
         t->batch = 0;
     if (t->plain) {
-        t->dtype = random_below(t, 2) ? FDM_FLOAT16 : FDM_BFLOAT16;
+        t->dtype = way_below(t, 2) ? FDM_FLOAT16 : FDM_BFLOAT16;
         t->varlen = 0;
         t->neat = 1;
-        if (random_below(t, 4) == 0)
-            t->head_dim = PICK(t, 128, 192, 256, 264, 512, 1024);
-        t->head_dim_v = random_below(t, 4) ? t->head_dim : t->head_dim_v;
+        if (way_below(t, 4) == 0)
+            t->head_dim = PICK_WAY(t, 128, 192, 256, 264, 512, 1024);
+        t->head_dim_v = way_below(t, 4) ? t->head_dim : t->head_dim_v;
     }
 }
 
 /* Something says key by key which rows see it, over several block tiles of rows and steps of keys. */
 static void draw_keyed_sizes(struct trial *t) {
-    t->dtype = random_below(t, 2) ? FDM_FLOAT16 : FDM_BFLOAT16;
+    t->dtype = way_below(t, 2) ? FDM_FLOAT16 : FDM_BFLOAT16;
     t->batch = 1 + random_below(t, 2);
     t->heads_kv = PICK(t, 1, 1, 2);
     t->heads = t->heads_kv * PICK(t, 1, 1, 2);
-    t->head_dim = PICK(t, 16, 64, 64, 96, 128, 128, 192, 256);
-    t->head_dim_v = random_below(t, 3) ? t->head_dim : PICK(t, 40, 64, 128);
+    t->head_dim = PICK_WAY(t, 16, 64, 64, 96, 128, 128, 192, 256);
+    t->head_dim_v = way_below(t, 3) ? t->head_dim : PICK_WAY(t, 40, 64, 128);
     t->seqlen_q = 65 + random_below(t, 200);
     t->seqlen_k = random_below(t, 2)   ? t->seqlen_q
                   : random_below(t, 6) ? 100 + random_below(t, 900)
                                        : 1030 + random_below(t, 200);
-    t->varlen = random_below(t, 6) == 0;
+    t->varlen = way_below(t, 6) == 0;
     t->neat = 1;
     if (t->scored) {
         t->varlen = 0;
@@ -122,16 +142,18 @@ static void draw_keyed_sizes(struct trial *t) {
 static void draw_options(struct trial *t) {
     fdm_options *o = &t->options;
     *o = fdm_options_default();
-    o->causal = random_below(t, 2) == 0;
-    if (random_below(t, 4) == 0)
+    o->causal = way_below(t, 2) == 0;
+    if (way_below(t, 4) == 0)
         o->window_left = PICK(t, 0, 1, 7, 40, 1000);
-    if (random_below(t, 6) == 0)
+    if (way_below(t, 6) == 0)
         o->window_right = PICK(t, 0, 1, 9, 50);
-    if (random_below(t, 5) == 0) {
+    if (way_below(t, 5) == 0) {
         o->has_softmax_scale = 1;
         o->softmax_scale = random_below(t, 4) == 0 ? 0 : normal(t) * 0.3;
+        if (t->ways)
+            o->softmax_scale = fabs(o->softmax_scale) * (way_below(t, 2) ? 1 : -1);
     }
-    if (random_below(t, 6) == 0)
+    if (way_below(t, 6) == 0)
         o->softcap = 1 + 20 * uniform(t);
     if (t->plain) {
         o->window_left = o->window_right = -1;
@@ -204,14 +226,14 @@ static void draw_operands(struct trial *t, enum fill fill) {
 static void draw_score_shape(struct trial *t, int64_t shape[4], int full_rows) {
     shape[0] = random_below(t, 2) ? t->batch : 1;
     shape[1] = PICK(t, 1, t->heads_kv, t->heads);
-    shape[2] = !t->keyed && (full_rows || t->scored || random_below(t, 2)) ? t->seqlen_q : 1;
-    shape[3] = t->scored || t->named || random_below(t, 8) ? t->seqlen_k : 1;
+    shape[2] = !t->keyed && (full_rows || t->scored || way_below(t, 2)) ? t->seqlen_q : 1;
+    shape[3] = t->scored || t->named || way_below(t, 8) ? t->seqlen_k : 1;
 }
 
 static void draw_mask(struct trial *t) {
     int64_t shape[4];
     draw_score_shape(t, shape, 0);
-    guarded_make(&t->g[MASK], t, FDM_BOOL, 4, shape, 3);
+    guarded_make(&t->g[MASK], t, FDM_BOOL, 4, shape, t->named ? 2 : 3);
     double density = (double)PICK(t, 0, 10, 50, 90, 100) / 100;
     int blocky = random_below(t, 2) == 0;
     int64_t elements = guarded_elements(&t->g[MASK]);
@@ -225,8 +247,17 @@ static void draw_mask(struct trial *t) {
 static void draw_bias(struct trial *t) {
     int64_t shape[4];
     draw_score_shape(t, shape, 0);
-    guarded_make(&t->g[BIAS], t, random_below(t, t->scored ? 4 : 2) ? t->dtype : FDM_FLOAT32, 4, shape, 3);
-    enum { LOWEST, INFINITE, ALL_HUGE, SOME_HUGE, ROWS_HUGE, KINDS = 14 }; /* the other kinds: ordinary numbers */
+    guarded_make(&t->g[BIAS], t, way_below(t, t->scored ? 4 : 2) ? t->dtype : FDM_FLOAT32, 4, shape, t->named ? 2 : 3);
+    enum {
+        LOWEST,
+        INFINITE,
+        ALL_HUGE,
+        SOME_HUGE,
+        ROWS_HUGE,
+        RISING,
+        FALLING,
+        KINDS = 14
+    }; /* others: ordinary numbers */
     int64_t elements = guarded_elements(&t->g[BIAS]), kind = random_below(t, KINDS);
     double lowest = fdm_dtype_of(&t->g[BIAS].tensor) == FDM_FLOAT16    ? -65504
                     : fdm_dtype_of(&t->g[BIAS].tensor) == FDM_BFLOAT16 ? -3.3895313892515355e38
@@ -235,7 +266,8 @@ static void draw_bias(struct trial *t) {
     t->huge = kind == LOWEST || (kind >= ALL_HUGE && kind <= ROWS_HUGE);
     int row_is_huge = 0;
     for (int64_t n = 0; n < elements; n++) {
-        const double x = kind == LOWEST ? 0 : normal(t);
+        const double slope = kind == RISING ? 0.5 : kind == FALLING ? -0.5 : 0; /* 32 in a tile of 64 keys */
+        const double x = kind == LOWEST ? 0 : normal(t) + slope * (double)(n % (shape[3] ? shape[3] : 1));
         if (n % (shape[3] ? shape[3] : 1) == 0)
             row_is_huge = random_below(t, 2) == 0;
         const int is_huge = kind == LOWEST || kind == ALL_HUGE || (kind == SOME_HUGE && random_below(t, 3) == 0) ||
@@ -291,17 +323,17 @@ static void draw_results(struct trial *t) {
 
 static void draw_outputs(struct trial *t) {
     draw_results(t);
-    if (random_below(t, 3) == 0)
+    if (way_below(t, 3) == 0)
         draw_rows(t, DLSE, 1);
     if (t->g[BIAS].map && (t->huge || random_below(t, 2)))
         draw_rows(t, LSE_LOW, 0);
-    if (random_below(t, 8))
+    if (way_below(t, 8))
         draw_output(t, DQ, Q);
-    if (random_below(t, 8))
+    if (way_below(t, 8))
         draw_output(t, DK, K);
-    if (random_below(t, 8))
+    if (way_below(t, 8))
         draw_output(t, DV, V);
-    if (t->g[BIAS].map && random_below(t, 8))
+    if (t->g[BIAS].map && way_below(t, 8))
         draw_output(t, DBIAS, BIAS);
 }
 
@@ -323,13 +355,16 @@ static void describe(struct trial *t, enum fill fill) {
              t->g[START].map ? " intervals" : "", t->g[DLSE].map ? " dlse" : "", (int)fill);
 }
 
-void trial_draw(struct trial *t, uint64_t seed) {
+void trial_draw(struct trial *t, uint64_t seed, uint64_t ways) {
+    const uint64_t way = ways ? seed % ways : seed;
     *t = (struct trial){.seed = seed,
                         .random = seed * 0x2545f4914f6cdd1du + 77,
-                        .plain = seed % 8 == 5,
-                        .far = seed % 16 == 9,
-                        .keyed = seed % 16 == 3,
-                        .scored = seed % 16 == 1};
+                        .ways = ways,
+                        .way_random = way * 0x2545f4914f6cdd1du + 770077,
+                        .plain = way % 8 == 5,
+                        .far = !ways && seed % 16 == 9,
+                        .keyed = way % 16 == 3,
+                        .scored = way % 16 == 1};
     draw_sizes(t);
     if (t->keyed || t->scored)
         draw_keyed_sizes(t);
@@ -345,13 +380,13 @@ void trial_draw(struct trial *t, uint64_t seed) {
     enum fill fill = random_below(t, 2) ? FILL_NORMAL : (enum fill)random_below(t, NUM_FILLS);
     t->mild = (fill == FILL_NORMAL || fill == FILL_EQUAL || fill == FILL_SMALL) && !t->options.has_softmax_scale;
     draw_operands(t, fill);
-    if (!t->plain && random_below(t, t->scored ? 2 : 4) == 0)
+    if (!t->plain && way_below(t, t->scored ? 2 : 4) == 0)
         draw_mask(t);
-    if (!t->plain && (random_below(t, 3) == 0 || (t->scored && !t->g[MASK].map)))
+    if (!t->plain && (way_below(t, 3) == 0 || (t->scored && !t->g[MASK].map)))
         draw_bias(t);
-    if (!t->plain && (random_below(t, 4) == 0 || (t->keyed && random_below(t, 4))))
+    if (!t->plain && (way_below(t, 4) == 0 || (t->keyed && way_below(t, 4))))
         draw_intervals(t);
-    t->options.deterministic = seed % 4 == 3 && seed % 32 != 19; /* of those seen key by key every other one */
+    t->options.deterministic = way % 4 == 3 && way % 32 != 19; /* of those seen key by key every other one */
     draw_outputs(t);
     describe(t, fill);
 }

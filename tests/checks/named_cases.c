@@ -169,6 +169,49 @@ static void add_variants(const char *kernel, fdm_pass pass, const int32_t *varia
         }
 }
 
+/* A last block with rows of its first warpgroup alone, and rows that see the last keys of a block only, beside a bias:
+ * who has nothing to do in a step passes it, and must not wait for who has. */
+static void add_idle_warpgroups(void) {
+    static const int64_t lengths[][2] = {{188, 192}, {64, 700}, {130, 520}, {320, 320}, {257, 1000}};
+    static const int64_t dims[] = {64, 96, 128, 192, 256};
+    FOR_EACH(lengths, n)
+    FOR_EACH(dims, d)
+    for (int window = 0; window < 3; window++)
+        for (int scores = 1; scores < (dims[d] > 192 ? 3 : 4); scores++) { /* both do not fit beside the widest heads */
+            begin("hopper.forward", FDM_FORWARD, dims[d], dtypes[n % 2]);
+            next.heads = 2;
+            next.seqlen_q = lengths[n][0];
+            next.seqlen_k = (lengths[n][1] + 15) / 16 * 16;
+            next.causal = window < 2;
+            next.window_left = window ? 40 : -1;
+            next.window_right = window == 2 ? 20 : -1;
+            next.mask = scores & 1;
+            next.bias = scores >> 1;
+            add("idle warpgroups");
+        }
+}
+
+/* Keys whose rows begin in the middle of a memory sector, as they lie and copied. */
+static void add_copies(void) {
+    static const int64_t dims[][2] = {{72, 72}, {104, 104}, {200, 200}, {248, 96}, {64, 24}};
+    FOR_EACH(dims, n)
+    for (int32_t variant = 0; variant < 2; variant++)
+        for (int kind = 0; kind < 4; kind++) {
+            begin("hopper.forward", FDM_FORWARD, dims[n][0], dtypes[n % 2]);
+            next.head_dim_v = dims[n][1];
+            next.variant = variant;
+            next.batch = 2;
+            next.heads = 3;
+            next.heads_kv = kind % 2 ? 1 : 3;
+            next.seqlen_q = 200;
+            next.seqlen_k = 304;
+            next.causal = kind % 2;
+            next.varlen = kind == 2;
+            next.mask = kind == 3;
+            add("copies");
+        }
+}
+
 static void list_cases(void) {
     static const struct {
         const char *name;
@@ -188,6 +231,8 @@ static void list_cases(void) {
         add_head_dims(kernel, pass);
         add_variants(kernel, pass, kernels[k].variants);
     }
+    add_idle_warpgroups();
+    add_copies();
 }
 
 const struct named_case *named_case(int64_t number) {

@@ -61,7 +61,7 @@ static void fail(const struct trial *t, const char *what) {
     exit(2);
 }
 
-void trial_reference(struct trial *t) {
+void trial_reference(struct trial *t, int backward) {
     struct trial wide = *t;
     fdm_options options = t->options;
     options.family = "reference";
@@ -72,7 +72,7 @@ void trial_reference(struct trial *t) {
     if (fdm_attention_forward(&tensors, &options, NULL))
         fail(t, "reference forward");
     tensors = trial_tensors(&wide, FDM_BACKWARD);
-    if (fdm_attention_backward(&tensors, &options, NULL))
+    if (backward && fdm_attention_backward(&tensors, &options, NULL))
         fail(t, "reference backward");
     for (int i = 0; i < NUM_ROLES; i++) {
         if (!t->g[i].map || wide.g[i].data == t->g[i].data)
@@ -97,6 +97,7 @@ struct head {
     const struct attention *a;
     struct sequence s;
     int64_t b, h;
+    int backward; /* gradients are wanted, too */
 };
 
 static float value(const struct head *x, const struct matrix_view *view, int64_t row, int64_t h, int64_t d) {
@@ -236,7 +237,7 @@ static void baseline_row(const struct head *x, struct buffers *w, int64_t i) {
     }
     if (t->g[DLSE].map)
         delta -= (float)guarded_get(&t->g[DLSE], lse_at);
-    for (int64_t j = 0; j < sk && largest > -INFINITY; j++) {
+    for (int64_t j = 0; j < sk && largest > -INFINITY && x->backward; j++) {
         if (w->s[j] == -INFINITY)
             continue;
         float dp = dot(w->dout, w->v + j * dv, dv), p = expf(w->s[j] - lse - low), ds = p * (dp - delta);
@@ -296,7 +297,7 @@ static void baseline_finish(struct trial *t, struct buffers *w) {
     }
 }
 
-void trial_baseline(struct trial *t) {
+void trial_baseline(struct trial *t, int backward) {
     fdm_problem problem;
     struct attention attention;
     fdm_tensors tensors = trial_tensors(t, FDM_BACKWARD);
@@ -330,7 +331,7 @@ void trial_baseline(struct trial *t) {
     w.v = w.k + t->seqlen_k * t->head_dim;
     for (int64_t b = 0; b < t->batch; b++)
         for (int64_t h = 0; h < t->heads; h++) {
-            struct head head = {t, &attention, attention_sequence(&attention, b), b, h};
+            struct head head = {t, &attention, attention_sequence(&attention, b), b, h, backward};
             baseline_head(&head, &w);
         }
     baseline_finish(t, &w);

@@ -114,6 +114,22 @@ def plan_of(*arguments, **environment):
     return json.loads(result.stdout)
 
 
+@pytest.mark.parametrize("words", ["--head-dim 128 --causal --seqlen-q 4096", "--pass backward --mask --head-dim 64", "--seqlen-q 1 --seqlen-k 8192"])
+def test_every_variant_of_a_problem_can_be_forced(words):
+    problem = ["--device", "sm_90", "--dtype", "bf16", *words.split()]
+    variants = json.loads(run("plan", *problem, "--variants", "--json").stdout)
+    plan = plan_of(*problem)
+    assert variants[plan["kernel"]][0] == plan["choice"]
+    assert all(plan_of(*problem, "--kernel", codes[-1])["kernel"] == kernel for kernel, codes in variants.items())
+    lines = run("plan", *problem, "--variants").stdout.splitlines()
+    assert lines == [f"{kernel}: {' '.join(codes)}" for kernel, codes in variants.items()]
+
+
+def test_variants_where_there_are_none():
+    result = run("plan", "--device", "sm_90", "--head-dim", 4096, "--dtype", "bf16", "--variants")
+    assert (result.returncode, result.stdout) == (1, "") and "no kernel takes this problem" in result.stderr
+
+
 def test_plan_for_a_device_that_is_not_there():
     shape = "--pass backward --batch 2 --heads 16 --heads-kv 16 --seqlen-q 8192 --seqlen-k 8192 --head-dim 128 --dtype bf16"
     plan = plan_of("--device", "sm_90", *shape.split(), "--causal", "--family", "mma")

@@ -84,6 +84,7 @@ static cu_result launch(const struct fake_launch *l, cu_function f, void **param
                                 .limit_bytes = (unsigned)f->device->shared_bytes,
                                 .cluster = l->cluster,
                                 .programmatic = l->programmatic,
+                                .cooperative = l->cooperative,
                                 .parameters = parameters};
     memcpy(e.grid, l->grid, sizeof e.grid);
     memcpy(e.block, l->block, sizeof e.block);

@@ -190,7 +190,8 @@ int start_clusters(void) {
     int started = 0;
     struct grid *g;
     struct cluster *c;
-    while (!device.failed && (g = next_grid()) && (c = free_slot(g->programmatic ? SLOTS_MAX : slots_wanted))) {
+    while (!device.failed && (g = next_grid()) &&
+           (c = free_slot(g->programmatic || g->cooperative ? SLOTS_MAX : slots_wanted))) {
         if (!g->begun)
             g->first_serial = next_serial;
         g->begun = 1;
@@ -347,7 +348,11 @@ int emulated_run(void) {
 }
 
 int emulated_enqueue(const struct emulated_launch *l) {
+    enum { COOPERATIVE_LAUNCH_TOO_LARGE = 720 };
     int result = 0;
+    if (l->cooperative &&
+        (uint64_t)l->grid[0] * l->grid[1] * l->grid[2] > SLOTS_MAX * (uint64_t)(l->cluster + !l->cluster))
+        return COOPERATIVE_LAUNCH_TOO_LARGE;
     if (device.first && !l->programmatic)
         result = emulated_run();
     struct grid *g = calloc(1, sizeof *g);
@@ -359,6 +364,7 @@ int emulated_enqueue(const struct emulated_launch *l) {
     g->shared_bytes = l->shared_bytes;
     g->limit_bytes = l->limit_bytes;
     g->programmatic = l->programmatic;
+    g->cooperative = l->cooperative;
     g->num_clusters = (uint64_t)l->grid[0] * l->grid[1] * l->grid[2] / (l->cluster ? l->cluster : 1);
     g->before = device.last;
     for (int i = 0; i < 8 && l->kernel->sizes[i]; i++) {

@@ -10,7 +10,7 @@ struct kernel;
 struct emulated_launch {
     struct kernel *kernel;
     unsigned grid[3], block[3], shared_bytes, limit_bytes, cluster;
-    int programmatic;
+    int programmatic, cooperative;
     void **parameters;
 };
 /* The parameters are copied. The result is that of what had to run before: 0 or a number of the driver. */

@@ -133,6 +133,24 @@ void emu_store_release(unsigned *at, unsigned x, EMU_PLACE) {
     progress();
     yield_warp();
 }
+/* Order nothing, and are no race. */
+unsigned long long emu_load_relaxed_8(const unsigned long long *at, EMU_PLACE) {
+    if ((uintptr_t)at % 8)
+        finding("misaligned", HERE, "ld.relaxed of 8 bytes at %p", (const void *)at);
+    if (!global_range(at, 8, "ld.relaxed", HERE))
+        return 0;
+    poll(HERE);
+    return *at;
+}
+void emu_store_relaxed_8(unsigned long long *at, unsigned long long x, EMU_PLACE) {
+    if ((uintptr_t)at % 8)
+        finding("misaligned", HERE, "st.relaxed of 8 bytes at %p", (void *)at);
+    if (!global_range(at, 8, "st.relaxed", HERE))
+        return;
+    *at = x;
+    progress();
+    yield_warp();
+}
 
 /* ---- hooks ---- */
 

@@ -3,9 +3,11 @@
  * Usage: instruction-check --write FILE [--seeds N]            on the first CUDA device: its results to a file
  *        instruction-check --emulate NAME --write FILE         the same on an emulated device
  *        instruction-check --emulate NAME --compare FILE       on an emulated device: a table of agreement
+ *        ... --only WRAPPER [--at X,Y,Z,W]                      one wrapper's rows; tiles begin there
  * The file holds the device's name and the number of seeds; wrappers that it lacks are not tried. */
 #include <dlfcn.h>
 #include <getopt.h>
+#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -69,7 +71,14 @@ static const struct instruction {
      0,
      {0},
      0},
-    {"red_add ld_acquire st_release", "two blocks in turn", TRY_GLOBAL, BITS, 0, 0, {0}, 0},
+    {"red_add ld_acquire st_release ld_relaxed_8 st_relaxed_8 ld_global_16 ld_global_16_once",
+     "two blocks in turn",
+     TRY_GLOBAL,
+     BITS,
+     0,
+     0,
+     {0},
+     0},
     {"exit_if tid_x_reread griddepcontrol_wait griddepcontrol_wait_after "
      "griddepcontrol_launch_dependents",
      "",
@@ -107,8 +116,8 @@ static const struct instruction {
     {"cp_async_bulk_tensor_3d_store", "swizzle 128", TRY_TILE_STORE, BITS, 0, 3, {64, 32, 2}, 128},
     {"cp_async_bulk_tensor_3d_store", "no swizzle", TRY_TILE_STORE, BITS, 0, 3, {32, 16, 2}, 0},
     {"cp_async_bulk", "2048 bytes", TRY_BULK, BITS, 0, 0, {0}, 0},
-    {"wgmma_m64k16 wgmma_descriptor wgmma_fence wgmma_commit_group wgmma_wait_group fence_proxy_async setmaxnreg_dec "
-     "setmaxnreg_inc",
+    {"wgmma_m64k16 wgmma_descriptor wgmma_fence wgmma_commit_group wgmma_wait_group fence_proxy_async "
+     "fence_proxy_async_global setmaxnreg_dec setmaxnreg_inc",
      "n 16, a shared, b K-major",
      TRY_WGMMA_SHARED,
      BF16,
@@ -243,6 +252,17 @@ static uint32_t operand(enum fill fill) {
 
 /* ---- one wrapper, one seed ---- */
 
+static int32_t given[4]; /* where tiles begin, if all do at one place */
+static int is_given;
+
+/* A load's tile may lie outside of the tensor, and then is zeros. A store's begins inside: an H200 reported an illegal
+ * instruction for one that began before the tensor and did not reach it. */
+static int32_t random_start(const struct instruction *i, int axis, int64_t extent) {
+    const int store = i->number == TRY_TILE_STORE;
+    const int32_t at = (int32_t)(random_word() % (uint32_t)(store ? extent : extent + 8)) - (store ? 0 : 4);
+    return axis ? at : at & ~7; /* the innermost begins at a multiple of 16 bytes, else the instruction is illegal */
+}
+
 static fdm_status make_map(const struct instruction *i, const void *in, struct instruction_arguments *a) {
     struct cuda_tensor_layout l = {
         .type = CUDA_MAP_BFLOAT16, .rank = i->rank, .address = in, .swizzle_bytes = i->swizzle};
@@ -255,10 +275,7 @@ static fdm_status make_map(const struct instruction *i, const void *in, struct i
         stride *= extents[n];
         l.box[n] = i->box[n];
         a->tile_bytes *= i->box[n];
-        a->at[n] = (int32_t)(random_word() % (uint32_t)(extents[n] + 8)) - 4;
-        a->at[n] &=
-            n ? ~0
-              : ~7; /* the innermost begins at a multiple of 16 bytes, else the device has an illegal instruction */
+        a->at[n] = is_given ? given[n] : random_start(i, n, extents[n]);
     }
     l.stride_bytes[1] = 72 * 2;
     return cuda_tensor_maps_make(0, &l, 1, &a->map);
@@ -280,7 +297,7 @@ static fdm_status try_one(const struct instruction *i, int seed, uint32_t *resul
     const struct program *program = program_of(i);
     const int product = i->number == TRY_PRODUCT;
     static uint32_t in[INSTRUCTION_IN];
-    const size_t bytes[4] = {sizeof in, (size_t)(WORDS - SUMS) * 4, SUMS * 4, 4};
+    const size_t bytes[4] = {sizeof in, (size_t)(WORDS - SUMS) * 4, SUMS * 4, 16};
     void *memory[4];
     fdm_status status = FDM_OK;
     state = (uint64_t)seed * 1000 + (uint64_t)i->number * 17 + (uint64_t)i->swizzle + (uint64_t)i->box[0] * 7919 +
@@ -353,6 +370,8 @@ static void compare(const struct instruction *i, const uint32_t *device, const u
     }
 }
 
+static const char *only; /* the wrapper that is tried; NULL: each */
+
 static int run_all(FILE *file, int comparing, struct header *header, const fdm_device *device) {
     static uint32_t results[WORDS], theirs[WORDS];
     int wrong = 0, shown;
@@ -360,11 +379,11 @@ static int run_all(FILE *file, int comparing, struct header *header, const fdm_d
         const struct instruction *i = &instructions[n];
         const int major = program_of(i)->major;
         struct agreement g = {0, 0, 0};
-        if (major && major != device->compute_major)
+        if ((major && major != device->compute_major) || (only && !strstr(i->wrappers, only)))
             continue;
         for (int seed = 0; seed < header->seeds; seed++) {
             if (try_one(i, seed, results)) {
-                printf("WRONG %s, %s: %s\n", i->wrappers, i->variant, fdm_last_error());
+                printf("WRONG %s, %s, seed %d: %s\n", i->wrappers, i->variant, seed, fdm_last_error());
                 return 1;
             }
             if (!comparing)
@@ -406,6 +425,8 @@ int main(int argc, char **argv) {
                                             {"compare", required_argument, 0, 'c'},
                                             {"emulate", required_argument, 0, 'e'},
                                             {"seeds", required_argument, 0, 's'},
+                                            {"only", required_argument, 0, 'o'},
+                                            {"at", required_argument, 0, 'a'},
                                             {0}};
     struct header header = {.seeds = 4, .words = WORDS};
     const char *path = NULL, *emulate = NULL;
@@ -418,12 +439,18 @@ int main(int argc, char **argv) {
             emulate = optarg;
         else if (option == 's')
             header.seeds = atoi(optarg);
+        else if (option == 'o')
+            only = optarg;
+        else if (option == 'a')
+            is_given =
+                sscanf(optarg, "%" SCNd32 ",%" SCNd32 ",%" SCNd32 ",%" SCNd32, given, given + 1, given + 2, given + 3);
         else
             path = NULL;
     }
     FILE *file = path ? fopen(path, comparing ? "rb" : "wb") : NULL;
     if (!file) {
-        fprintf(stderr, "usage: instruction-check [--emulate sm_90] --write FILE | --compare FILE [--seeds N]\n");
+        fprintf(stderr, "usage: instruction-check [--emulate sm_90] --write FILE | --compare FILE [--seeds N] "
+                        "[--only WRAPPER [--at X,Y,Z,W]]\n");
         return 2;
     }
     if (emulate && !use_emulated(emulate))

@@ -14,7 +14,7 @@ enum {
     THREADS_MAX = 1024,
     WARPS_MAX = THREADS_MAX / LANES,
     SLOTS_USUAL = 4,        /* clusters of a grid that live at once, at most */
-    SLOTS_MAX = 6,          /* and with those of a programmatic launch */
+    SLOTS_MAX = 8,          /* and with those of a programmatic launch, or of a cooperative one */
     MBARRIERS_MAX = 64,     /* of a block */
     BARRIERS_MAX = 16,      /* named ones of a block; 0 is that of __syncthreads() */
     RESERVED_BYTES = 1024,  /* of a block's window that are not the kernel's */
@@ -223,7 +223,7 @@ struct grid {
     void *parameters[8];
     unsigned size[3], threads, cluster, shared_bytes, limit_bytes;
     struct emu_dim block_size;
-    int programmatic, arch;
+    int programmatic, cooperative, arch;
     uint64_t num_clusters, next_cluster, clusters_ended, dependents, blocks_ended;
     int begun, ended;
     int tensor_group;      /* .cta_group of its tcgen05 instructions; 0: there was none */

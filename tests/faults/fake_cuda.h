@@ -27,6 +27,7 @@ struct fake_launch {
     int programmatic;
     void *stream;
     void *first_member; /* of the argument struct: every kernel's is a pointer */
+    int cooperative;
 };
 /* What the pretended driver writes into a tensor map: the layout, as it was handed over. */
 struct fake_tensor_map {

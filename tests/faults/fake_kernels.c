@@ -92,6 +92,8 @@ static int read_launch(const struct cu_launch_config *config, cu_function functi
             launch->cluster = a->value.cluster.x;
         else if (a->id == CU_LAUNCH_PROGRAMMATIC_SERIALIZATION)
             launch->programmatic = a->value.programmatic_serialization;
+        else if (a->id == CU_LAUNCH_COOPERATIVE)
+            launch->cooperative = a->value.cooperative;
         else
             return 0;
     }

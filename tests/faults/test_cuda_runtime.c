@@ -182,6 +182,7 @@ static void assert_launch(int64_t from_end, const struct fake_launch *want) {
     assert_int_equal(have.max_shared_bytes, want->shared_bytes > 48 << 10 ? want->shared_bytes : 48 << 10);
     assert_int_equal(have.cluster, want->cluster);
     assert_int_equal(have.programmatic, want->programmatic);
+    assert_int_equal(have.cooperative, want->cooperative);
     assert_ptr_equal(have.stream, want->stream);
     assert_ptr_equal(have.first_member, want->first_member);
 }
@@ -371,16 +372,17 @@ static void launch_attributes(void) {
                                  .threads = 96,
                                  .cluster = 4,
                                  .programmatic_launch = 1,
+                                 .cooperative = 1,
                                  .stream = &stream,
                                  .arguments = &argument,
                                  .arguments_bytes = sizeof argument};
-    struct fake_launch want = {"combine_splits", 0, 0, {8, 3, 2}, {96, 1, 1}, 100 << 10, 4, 1, &stream, argument};
+    struct fake_launch want = {"combine_splits", 0, 0, {8, 3, 2}, {96, 1, 1}, 100 << 10, 4, 1, &stream, argument, 1};
     assert_int_equal(cuda_launch(&launch), FDM_OK);
     assert_launch(1, &want);
     launch.cluster = 1;
-    launch.programmatic_launch = 0;
+    launch.programmatic_launch = launch.cooperative = 0;
     launch.stream = NULL;
-    want.cluster = 0, want.programmatic = 0, want.stream = NULL;
+    want.cluster = 0, want.programmatic = want.cooperative = 0, want.stream = NULL;
     assert_int_equal(cuda_launch(&launch), FDM_OK);
     assert_launch(1, &want);
     launch.cluster = 3; /* does not divide the grid */

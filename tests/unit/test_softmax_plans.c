@@ -34,13 +34,20 @@ static void shapes(void **state) {
         {"sm_90", FDM_FORWARD, FDM_BFLOAT16, 4096, 256, 1, "softmax.resident", "32-lanes x 2+0-chunks, 1-block"},
         {"sm_90", FDM_BACKWARD, FDM_BFLOAT16, 4096, 256, 2, "softmax.resident", "16-lanes x 2+0-chunks, 1-block"},
         {"sm_90", FDM_FORWARD, FDM_FLOAT32, 4096, 16384, 2, "softmax.resident", "512-lanes x 8+0-chunks, 1-block"},
-        {"sm_90", FDM_FORWARD, FDM_FLOAT32, 4096, 16385, 2, "softmax.resident", "512-lanes x 8+0-chunks, 2-blocks"},
-        {"sm_90", FDM_FORWARD, FDM_FLOAT32, 64, 1 << 20, 2, "softmax.resident", "512-lanes x 8+24-chunks, 16-blocks"},
-        {"sm_90", FDM_FORWARD, FDM_BFLOAT16, 64, 1 << 20, 0, "softmax.resident", "512-lanes x 4+16-chunks, 16-blocks"},
-        {"sm_90", FDM_BACKWARD, FDM_FLOAT32, 64, 1 << 20, 2, "softmax.split", "17-pieces"},
-        {"sm_90", FDM_FORWARD, FDM_FLOAT32, 1, 1 << 20, 2, "softmax.split", "256-pieces"},
-        {"sm_80", FDM_FORWARD, FDM_FLOAT32, 4096, 16385, 2, "softmax.resident", "512-lanes x 8+8-chunks, 1-block"},
-        {"sm_80", FDM_FORWARD, FDM_FLOAT32, 4096, 1 << 18, 2, "softmax.split", "1-pieces"},
+        {"sm_90", FDM_FORWARD, FDM_FLOAT32, 4096, 16385, 2, "softmax.ring",
+         "3-pieces of 3-chunks, 88-groups, ring of 4"},
+        {"sm_90", FDM_FORWARD, FDM_FLOAT32, 64, 1 << 20, 2, "softmax.ring",
+         "132-pieces of 4-chunks, 2-groups, ring of 3"},
+        {"sm_90", FDM_FORWARD, FDM_BFLOAT16, 64, 1 << 20, 0, "softmax.ring",
+         "64-pieces of 4-chunks, 4-groups, ring of 3"},
+        {"sm_90", FDM_BACKWARD, FDM_FLOAT32, 64, 1 << 20, 2, "softmax.ring",
+         "263-pieces of 2-chunks, 1-groups, ring of 3"},
+        {"sm_90", FDM_FORWARD, FDM_FLOAT32, 1, 1 << 20, 2, "softmax.ring",
+         "264-pieces of 2-chunks, 1-groups, ring of 6"},
+        {"sm_90", FDM_FORWARD, FDM_FLOAT32, 1, 1 << 23, 2, "softmax.split", "1024-pieces"},
+        {"sm_80", FDM_FORWARD, FDM_FLOAT32, 4096, 16385, 2, "softmax.ring",
+         "3-pieces of 3-chunks, 72-groups, ring of 3"},
+        {"sm_80", FDM_BACKWARD, FDM_FLOAT32, 4096, 1 << 22, 2, "softmax.split", "1-pieces"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const fdm_device device = device_of(cases[i].device);
@@ -67,10 +74,16 @@ static void every_length_fits(void **state) {
             const int32_t count = softmax_requests(&plan, requests);
             assert_int_equal(count, strcmp(plan.choice.kernel, "softmax.split") == 0 ? 2 : 1);
             assert_true(plan.choice.shared_bytes + 1024 <= device.shared_bytes);
-            const int32_t *at = plan.choice.parameters; /* vector, threads, lanes, chunks, shared chunks, cluster */
-            const int64_t held = (int64_t)at[2] * (at[3] + at[4]) * at[5];
+            const int32_t *at = plan.choice.parameters; /* vector, threads, lanes, chunks, shared chunks, -, pieces */
             const int64_t needed = softmax_chunks(columns, fdm_dtype_bytes(p.dtype), p.aligned != 1);
-            assert_true(count == 2 || held >= needed);
+            if (strcmp(plan.choice.kernel, "softmax.resident") == 0)
+                assert_true((int64_t)at[2] * at[3] >= needed);
+            if (strcmp(plan.choice.kernel, "softmax.ring") == 0) { /* pieces that cover the row, and fit */
+                const int64_t share = softmax_share((int32_t)needed, at[6], at[0]);
+                assert_true(share * at[6] >= needed && share <= (int64_t)at[1] * at[3]);
+                assert_true(at[4] >= 3 * at[3] && at[6] * at[7] <= 2 * device.num_sms);
+                assert_true(2 * (plan.choice.shared_bytes + 2048) <= device.shared_bytes + 1024);
+            }
         }
 }
 

@@ -31,7 +31,7 @@
     X(THREADS)       /* of a block */                                                                            \
     X(LANES)         /* threads of one row in a block: all, or a power of two below 32 */                        \
     X(CHUNKS)        /* runs of 16 bytes that a thread has in registers at a time; softmax_resident: of a row */ \
-    X(SHARED_CHUNKS) /* softmax_resident: and in shared memory besides */                                        \
+    X(SHARED_CHUNKS) /* and in shared memory: softmax_resident: besides; softmax_ring: of all rows under way */  \
     X(CLUSTER)       /* softmax_resident: blocks that share a row */
 
 enum { SOFTMAX_ROW_AXES = 3, SOFTMAX_MAX_LANES = 512, SOFTMAX_PIECES_MAX = 1024 };
@@ -46,13 +46,13 @@ struct softmax_params {
     struct softmax_rows dout; /* backward */
     struct softmax_rows out;  /* forward: out; backward: dx */
     struct softmax_rows mask; /* bytes, not 0 = counts; MASK */
-    float *partials;          /* softmax_split: [rows][pieces][2], maximum in units of log 2, sum */
+    float *partials;          /* softmax_split: [rows][pieces][2], maximum in units of log 2, sum; softmax_ring */
     uint32_t rows, columns;   /* rows = product of the three extents */
     uint32_t chunks;          /* softmax_chunks() of a row */
     uint32_t extent[2];       /* of the second and third row axis */
     uint32_t flat;            /* 1: rows are one after the other along one axis */
     uint32_t mask_column;     /* 0: one byte stands for a row */
-    uint32_t pieces;          /* softmax_split: of a row, each a block's */
+    uint32_t pieces;          /* softmax_split, softmax_ring: of a row, each a block's */
     float scale;              /* in natural units; not 0 */
 };
 
@@ -64,6 +64,16 @@ static inline
     int64_t
     softmax_chunks(int64_t columns, int64_t element_bytes, int32_t aligned) {
     return (columns * element_bytes + (aligned ? 0 : 16 - element_bytes) + 15) / 16;
+}
+/* softmax_ring: chunks of a piece; the last pieces may have fewer, or none. */
+static inline
+#ifdef __CUDACC__
+    __host__ __device__ constexpr
+#endif
+    int32_t
+    softmax_share(int32_t chunks, int32_t pieces, int32_t vector) {
+    const int32_t unit = vector ? 8 : SOFTMAX_MAX_LANES; /* a cache line; a tile, whose elements are not neighbours */
+    return ((chunks + pieces - 1) / pieces + unit - 1) / unit * unit;
 }
 static inline
 #ifdef __CUDACC__

@@ -8,7 +8,7 @@
 
 /* What the numbers of a choice are: constants, pieces of a row, and whether the second launch may
  * begin early. */
-enum { P_VECTOR, P_THREADS, P_LANES, P_CHUNKS, P_SHARED_CHUNKS, P_CLUSTER, P_PIECES, P_EARLY };
+enum { P_VECTOR, P_THREADS, P_LANES, P_CHUNKS, P_SHARED_CHUNKS, P_CLUSTER, P_PIECES, P_EARLY, P_GROUPS = P_EARLY };
 
 static const fdm_softmax_problem *problem_of(const void *problem) { return problem; }
 
@@ -66,12 +66,16 @@ static const char *resident_refusal(const fdm_device *device, const void *proble
                                                      : "a row is longer than the multiprocessors of a cluster hold";
 }
 
+static const char few_rows[] = "so few rows leave most multiprocessors idle";
+
 static const char *resident_passed_over(const fdm_device *device, const void *problem) {
     struct shape s;
     const fdm_softmax_problem *p = problem;
     shape_of(device, p, &s);
-    if (s.lanes == SOFTMAX_MAX_LANES && p->rows * s.cluster < device->num_sms / 2)
-        return "so few rows leave most multiprocessors idle";
+    if (s.cluster > 1 || s.shared_chunks > 0)
+        return "a row is longer than the registers of a block hold";
+    if (s.lanes == SOFTMAX_MAX_LANES && p->rows < device->num_sms / 2)
+        return few_rows;
     return NULL;
 }
 
@@ -88,6 +92,64 @@ static void resident_fill(const fdm_device *device, const void *problem, fdm_com
     choice->shared_bytes = softmax_shared_bytes(threads, s.shared_chunks, p->pass == FDM_BACKWARD);
     snprintf(choice->choice, sizeof choice->choice, "%d-lanes x %d+%d-chunks, %d-block%s", s.lanes, s.chunks,
              s.shared_chunks, s.cluster, s.cluster > 1 ? "s" : "");
+}
+
+/* ---- softmax.ring: blocks that share a row, and what of it each has ---- */
+
+struct ring {
+    int32_t pieces, groups, chunks, ring;
+};
+
+/* Two blocks on each multiprocessor. A row's pieces are as few as fit three of them in a block's ring, or as many as
+ * give every block some, and then those with which the last turn of the groups wastes the least. 0: the row is too long
+ * for the device. */
+static int ring_of(const fdm_device *device, const fdm_softmax_problem *p, struct ring *s) {
+    enum { LEAST = 3, MOST = 6, STATIC_BYTES = 1024, CANDIDATES = 16, OVERHEAD = 256 };
+    const int32_t vector = vector_of(p), unit = softmax_shared_bytes(SOFTMAX_MAX_LANES, 1, p->pass == FDM_BACKWARD);
+    const int32_t held = (int32_t)((device->shared_bytes + 1024) / 2 - 1024 - STATIC_BYTES) / unit;
+    const int32_t blocks = device->num_sms * 2 < SOFTMAX_MAX_LANES ? device->num_sms * 2 : SOFTMAX_MAX_LANES;
+    const int64_t n = at_least_1(chunks_of(p, vector)), rows = at_least_1(p->rows);
+    const int64_t to_fit = ceil_div(n, held / LEAST * SOFTMAX_MAX_LANES),
+                  to_fill = rows * to_fit < blocks ? blocks / rows : 0, tiles = ceil_div(n, SOFTMAX_MAX_LANES),
+                  least = to_fill > tiles ? tiles : to_fill;
+    const int32_t first = (int32_t)(least > to_fit ? least : to_fit);
+    int64_t best = INT64_MAX;
+    if (held < LEAST || to_fit > blocks)
+        return 0;
+    for (int32_t pieces = first; pieces <= blocks && pieces < first + CANDIDATES; pieces++) {
+        const int32_t share = softmax_share((int32_t)n, pieces, vector), groups = blocks / pieces;
+        const int64_t cost = ceil_div(rows, groups) * (share + OVERHEAD);
+        const int32_t chunks = (int32_t)ceil_div(share, SOFTMAX_MAX_LANES);
+        if (cost >= best || chunks * LEAST > held)
+            continue;
+        best = cost;
+        *s = (struct ring){pieces, rows < groups ? (int32_t)rows : groups, chunks,
+                           held / chunks < MOST ? held / chunks : MOST};
+    }
+    return best < INT64_MAX;
+}
+
+static const char *ring_refusal(const fdm_device *device, const void *problem) {
+    struct ring s;
+    return ring_of(device, problem_of(problem), &s) ? NULL : "a row is longer than the device's shared memory";
+}
+
+static const char *ring_passed_over(const fdm_device *device, const void *problem) {
+    struct ring s;
+    return ring_of(device, problem_of(problem), &s) && s.groups * s.pieces < device->num_sms ? few_rows : NULL;
+}
+
+static void ring_fill(const fdm_device *device, const void *problem, fdm_companion_choice *choice) {
+    const fdm_softmax_problem *p = problem;
+    struct ring s;
+    ring_of(device, p, &s);
+    const int32_t parameters[] = {vector_of(p), SOFTMAX_MAX_LANES, SOFTMAX_MAX_LANES, s.chunks, s.chunks * s.ring, 1,
+                                  s.pieces,     s.groups};
+    memcpy(choice->parameters, parameters, sizeof parameters);
+    choice->shared_bytes = softmax_shared_bytes(SOFTMAX_MAX_LANES, s.chunks * s.ring, p->pass == FDM_BACKWARD);
+    choice->workspace_bytes = (p->rows * s.pieces * 8 + 63) / 64 * 64;
+    snprintf(choice->choice, sizeof choice->choice, "%d-pieces of %d-chunks, %d-groups, ring of %d", s.pieces, s.chunks,
+             s.groups, s.ring);
 }
 
 /* ---- softmax.split ---- */
@@ -129,10 +191,12 @@ static void elements_fill(const fdm_device *device, const void *problem, fdm_com
     fill_block_a_row(choice, 0);
 }
 
-enum { RESIDENT, SPLIT, VECTOR, ONLINE, NAIVE, NUM_KERNELS };
+enum { RESIDENT, RING, SPLIT, VECTOR, ONLINE, NAIVE, NUM_KERNELS };
 static const struct companion_kernel kernels[NUM_KERNELS] = {
     [RESIDENT] = {"softmax.resident", "a row read once, held in registers, shared memory and a cluster", 1,
                   resident_refusal, resident_passed_over, resident_fill},
+    [RING] = {"softmax.ring", "a row read once, in pieces that pass through the shared memory of many blocks", 1,
+              ring_refusal, ring_passed_over, ring_fill},
     [SPLIT] = {"softmax.split", "few or long rows, each in pieces over many blocks, two launches", 1, nothing_against,
                NULL, split_fill},
     [VECTOR] = {"softmax.vector", "online, 16 bytes a load, the row read twice", 0, vector_refusal, NULL, vector_fill},
@@ -149,6 +213,7 @@ static const struct {
     const char *file, *entries[COMPANION_REQUESTS_MAX];
 } programs[NUM_KERNELS] = {
     [RESIDENT] = {"companions/softmax/softmax_resident.cu", {"softmax_resident"}},
+    [RING] = {"companions/softmax/softmax_ring.cu", {"softmax_ring"}},
     [SPLIT] = {"companions/softmax/softmax_split.cu", {"softmax_split_sums", "softmax_split_write"}},
     [VECTOR] = {"companions/softmax/softmax_online.cu", {"softmax_online"}},
     [ONLINE] = {"companions/softmax/softmax_online.cu", {"softmax_online"}},
@@ -191,13 +256,19 @@ fdm_status softmax_launch(const fdm_softmax_plan *plan, struct softmax_params *p
     params->pieces = (uint32_t)at[P_PIECES];
     params->partials = workspace;
     const int64_t rows_per_block = at[P_THREADS] / at[P_LANES];
-    const int64_t blocks = ceil_div(plan->problem.rows, rows_per_block) * at[P_CLUSTER] * at[P_PIECES];
+    const int is_ring = plan->choice.kernel_index == RING;
+    const int64_t groups = is_ring ? at[P_GROUPS] : ceil_div(plan->problem.rows, rows_per_block) * at[P_CLUSTER];
+    const int64_t blocks = groups * at[P_PIECES];
+    if (!status && is_ring) /* no sums are there yet */
+        status = cuda_memory_fill_async(plan->choice.device.index, workspace, 0xff,
+                                        plan->problem.rows * at[P_PIECES] * 8, stream);
     for (int32_t i = 0; !status && i < count; i++) {
         const struct cuda_launch launch = {.kernel = loaded[i],
                                            .grid = {(uint32_t)blocks, 1, 1},
                                            .threads = (uint32_t)at[P_THREADS],
                                            .cluster = (uint32_t)at[P_CLUSTER],
                                            .programmatic_launch = i > 0 && at[P_EARLY],
+                                           .cooperative = is_ring,
                                            .stream = stream,
                                            .arguments = params,
                                            .arguments_bytes = sizeof *params};

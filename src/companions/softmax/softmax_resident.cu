@@ -114,6 +114,11 @@ __device__ __forceinline__ struct place place_in(const struct part &p, const str
 __device__ __forceinline__ bool has(const struct part &p, const struct row &r, int i) {
     return VECTOR == SOFTMAX_FULL || ((CLUSTER == 1 || i < (int)p.share) && begins(place_in(p, r, i), p.columns));
 }
+/* So that what uses it needs no branch. */
+__device__ __forceinline__ struct chunk load_or_hidden(const struct part &part, const struct row &r, const char *row,
+                                                       int i) {
+    return has(part, r, i) ? load_chunk(row, place_in(part, r, i), part.columns) : hidden_chunk();
+}
 
 __device__ __forceinline__ void fetch_shared(const struct softmax_params &a, const struct row &r,
                                              const struct part &part, uint32_t base) {
@@ -146,28 +151,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     fetch_shared(a, r, part, in_slots);
     struct chunk in[CHUNKS], dout[BACKWARD ? CHUNKS : 1] = {};
 #pragma unroll
-    for (int i = 0; i < CHUNKS; i++)
-        if (has(part, r, i)) {
-            in[i] = load_chunk(r.in, place_in(part, r, i), part.columns);
-            if (BACKWARD)
-                dout[i] = load_chunk(r.dout, place_in(part, r, i), part.columns);
-        }
+    for (int i = 0; i < CHUNKS; i++) {
+        in[i] = load_or_hidden(part, r, r.in, i);
+        if (BACKWARD)
+            dout[i] = load_or_hidden(part, r, r.dout, i);
+    }
 
     struct sums s = no_sums();
     float x[BACKWARD ? 1 : CHUNKS][PER_CHUNK];
 #pragma unroll
-    for (int i = 0; i < CHUNKS; i++)
-        if (has(part, r, i)) {
+    for (int i = 0; i < CHUNKS; i++) {
+        if (has(part, r, i))
             apply_mask(in[i], a, r, place_in(part, r, i));
-            if (BACKWARD)
-                s.sum += chunk_product(in[i], dout[BACKWARD ? i : 0]);
-            else
-                s.n = widen_chunk(x[BACKWARD ? 0 : i], in[i], scale2, s.n);
-        }
+        if (BACKWARD)
+            s.sum += chunk_product(in[i], dout[BACKWARD ? i : 0]);
+        else
+            s.n = widen_chunk(x[BACKWARD ? 0 : i], in[i], scale2, s.n);
+    }
     const float own = s.n; /* what the exponentials in registers are relative to */
 #pragma unroll
     for (int i = 0; i < CHUNKS; i++)
-        if (!BACKWARD && has(part, r, i))
+        if (!BACKWARD)
             s.sum += exponentials(x[BACKWARD ? 0 : i], scale2, finite(own));
     cp_async_wait<0>();
     for (int i = 0; i < SHARED_CHUNKS; i++)

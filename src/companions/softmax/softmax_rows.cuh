@@ -104,6 +104,11 @@ __device__ __forceinline__ void hide(struct chunk &c, int j) {
         c.word[j / 2] = (c.word[j / 2] & (j % 2 ? 0xffffu : 0xffff0000u)) | HIDDEN << 16 * (j % 2);
 }
 
+__device__ __forceinline__ struct chunk hidden_chunk() {
+    const uint32_t word = DTYPE == SOFTMAX_FLOAT32 ? HIDDEN : HIDDEN << 16 | HIDDEN;
+    return {{word, word, word, word}};
+}
+
 /* The chunk's elements; those outside of the row are hidden. */
 __device__ __forceinline__ struct chunk load_chunk(const char *row, const struct place &p, uint32_t columns) {
     struct chunk c;

@@ -28,7 +28,7 @@ static const struct tile tiles[] = {
 };
 enum { NUM_TILES = sizeof tiles / sizeof tiles[0], BLOCK_M = 64 };
 
-enum { TILE, PARTS, IN_TURN }; /* the plan's parameters */
+enum { TILE, PARTS, IN_TURN, DESCENDS }; /* the plan's parameters */
 
 static int32_t shared_bytes(const struct tile *t, const fdm_problem *p) {
     const struct hopper_backward_asks asks = {gpu_lists_keys(p), gpu_mask_rows(p), p->has_bias, gpu_bias_rows(p)};
@@ -72,8 +72,12 @@ static struct hopper_division division_of(const fdm_plan *plan) {
     return (struct hopper_division){plan->parameters[PARTS], plan->parameters[IN_TURN]};
 }
 
+/* Blocks add to dQ in a fixed order. */
+static int is_ordered(const fdm_problem *p) { return p->deterministic && p->needs_dq; }
+
 static struct gpu_backward_needs needs_of(const fdm_plan *plan, const fdm_problem *p) {
     struct gpu_backward_needs needs = hopper_backward_needs(p, BLOCK_M, p->needs_dq, plan->parameters[PARTS]);
+    needs.semaphores = is_ordered(p);
     needs.may_order_keys = needs.orders_keys = gathers(p);
     needs.block_m = BLOCK_M;
     needs.block_n = 128; /* of tiles beside masks */
@@ -98,6 +102,10 @@ static const char *refusal_of_scores(const fdm_problem *p, char *text, size_t si
         return "a bias with query rows has q's dtype";
     if (p->has_bias && p->softcap > 0)
         return "there is no softcap beside a bias";
+    if (is_ordered(p) && (gpu_lists_keys(p) || mask_rows))
+        return "where masks or intervals say which blocks come to a row, they add to dQ in any order";
+    if (gpu_dbias_in_turns(p))
+        return "blocks add to the gradient of a shared bias in any order";
     if ((gpu_lists_keys(p) || mask_rows) && p->seqlen_q > BLOCK_M * HOPPER_BACKWARD_TILES_MAX) {
         snprintf(text, size, "beside intervals, masks or biases of keys there are at most %d query rows",
                  BLOCK_M * HOPPER_BACKWARD_TILES_MAX);
@@ -114,6 +122,8 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
 }
 
 static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
+    if (is_ordered(p))
+        return "its fixed order was not yet timed";
     const int32_t block_n = 64 * find_tile(device, p, 0)->warpgroups;
     const int64_t blocks = (p->seqlen_k + block_n - 1) / block_n * p->heads_kv * p->batch;
     return gpu_lists_keys(p) && p->heads > p->heads_kv && 2 * blocks < device->num_sms
@@ -121,45 +131,65 @@ static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
                : NULL;
 }
 
+/* Rows from the first to the last; the other way, and all heads take turns; the other way alone. */
+enum { UP, DOWN_ALL, DOWN, NUM_WALKS };
+
 /* MB of L2 that rows and sums of dQ of heads in turn should stay in. Where keys are sorted all heads take turns up to
  * 192 MB, as the longest walks begin first and the last then end sooner: 0.50 instead of 0.62 ms at 134 MB (S 8192),
  * but 5.6 instead of 5.4 at 537 (S 32768). */
-enum { SORTED_L2_MB = 192 };
-static int32_t l2_mb(const fdm_problem *p) {
+enum { SORTED_L2_MB = 192, ALL_HEADS_MB = 1 << 20 };
+static int32_t l2_mb(const fdm_problem *p, int32_t walk) {
+    if (walk == DOWN_ALL)
+        return ALL_HEADS_MB;
     const int64_t bytes = p->batch * p->heads * p->seqlen_q * (6 * p->head_dim + 2 * p->head_dim_v);
     return gathers(p) && bytes >> 20 <= SORTED_L2_MB ? SORTED_L2_MB : HOPPER_BACKWARD_L2_MB;
+}
+
+/* Where blocks add in a fixed order, so many heads (parts of groups) take turns that few blocks of one begin at a time:
+ * each comes to a tile of rows a step and a half after the one before it. Turns are equally large. */
+static int32_t heads_in_order(const fdm_device *device, int64_t heads) {
+    enum { TOGETHER = 8 };
+    const int64_t least = (device->num_sms + TOGETHER - 1) / TOGETHER, turns = least < heads ? heads / least : 1;
+    return (int32_t)((heads + turns - 1) / turns);
 }
 
 /* First the tiles, then the other divisions of the first tile's heads. */
 static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, fdm_plan *plan) {
     const double flops = (double)(6 * p->head_dim + 4 * p->head_dim_v);
+    const int32_t walk = number % NUM_WALKS;
+    number /= NUM_WALKS;
     const struct tile *t = find_tile(device, p, number);
     struct hopper_division division;
     int32_t other = 0;
     if (!t && (t = find_tile(device, p, 0)))
         for (other = number + 1; find_tile(device, p, number + 1 - other); other--)
             ;
-    if (!t || !hopper_backward_divide(device, p, 64 * t->warpgroups, flops, l2_mb(p), other, &division))
+    if (!t || !hopper_backward_divide(device, p, 64 * t->warpgroups, flops, l2_mb(p, walk), other, &division))
         return 0;
     plan->parameters[TILE] = (int32_t)(t - tiles);
     plan->parameters[PARTS] = division.parts;
-    plan->parameters[IN_TURN] = division.in_turn;
+    plan->parameters[IN_TURN] = is_ordered(p) && walk == UP
+                                    ? heads_in_order(device, p->heads_kv * p->batch * division.parts)
+                                    : division.in_turn;
+    plan->parameters[DESCENDS] = is_ordered(p) || walk != UP;
+    static const char *const walk_codes[NUM_WALKS] = {"", "_DownAll", "_Down"};
     const struct gpu_backward_needs needs = needs_of(plan, p);
     plan->block_m = BLOCK_M;
     plan->block_n = 64 * t->warpgroups;
     plan->stages = t->stages;
     plan->shared_bytes = shared_bytes(t, p);
     plan->workspace_bytes = gpu_backward_workspace_bytes(p, &needs);
-    snprintf(plan->choice, sizeof plan->choice, "SM90_Wgmma_%dx%d_R%d%s_DS%d%s%s", plan->block_m, plan->block_n,
+    snprintf(plan->choice, sizeof plan->choice, "SM90_Wgmma_%dx%d_R%d%s_DS%d%s%s%s", plan->block_m, plan->block_n,
              t->stages, t->dout_stages < t->stages ? "_DO2" : "", t->ds_stages, t->ds_registers ? "_RS" : "",
-             t->kind == SPACIOUS ? "_Spacious" : "");
+             t->kind == SPACIOUS ? "_Spacious" : "", walk_codes[walk]);
     snprintf(plan->reason, sizeof plan->reason,
              "head dim %lld on compute capability 9.0: %d warpgroups of 64 keys (%d registers a thread) and one that "
-             "loads and makes dQ (%d), %d rows a step, %d stages of Q, %d of dO, %d of dS (%lld KB): %s%s",
+             "loads and makes dQ (%d), %d rows a step, %d stages of Q, %d of dO, %d of dS (%lld KB): %s%s%s",
              (long long)(p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v), t->warpgroups,
              HOPPER_BACKWARD_KEY_REGISTERS(t->warpgroups), HOPPER_BACKWARD_SERVICE_REGISTERS(t->warpgroups), BLOCK_M,
              t->stages, t->dout_stages, t->ds_stages, (long long)(plan->shared_bytes + 1023) >> 10, t->reason,
-             gathers(p) ? "; keys in the order of the last row that sees them" : "");
+             gathers(p) ? "; keys in the order of the last row that sees them" : "",
+             is_ordered(p) ? "; blocks add to a row's dQ in the order of their keys" : "");
     hopper_backward_name_parts(p, division, plan);
     return 1;
 }
@@ -168,16 +198,16 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
 
 static void main_request(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *request) {
     const struct tile *t = &tiles[plan->parameters[TILE]];
-    GPU_SET_CONSTANTS(request, HOPPER_BACKWARD_CONSTANTS, .DTYPE = gpu_dtype(p->dtype),
-                      .HEAD_DIM = hopper_backward_padded(p->head_dim),
-                      .HEAD_DIM_V = hopper_backward_padded(p->head_dim_v), .WARPGROUPS = t->warpgroups,
-                      .STAGES = t->stages, .DOUT_STAGES = t->dout_stages, .DS_STAGES = t->ds_stages,
-                      .DS_REGISTERS = t->ds_registers, .WINDOW = gpu_bounded(p), .MASK = p->has_mask,
-                      .MASK_ROWS = gpu_mask_rows(p), .BIAS = gpu_bias_constant(p), .BIAS_ROWS = gpu_bias_rows(p),
-                      .DBIAS = gpu_dbias_constant(p), .VARLEN = p->varlen, .INTERVALS = p->has_intervals,
-                      .GATHER = gathers(p), .SOFTCAP = p->softcap > 0, .EXACT = is_exact(t, p),
-                      .EMPTY_ROWS = gpu_empty_rows(p) || p->varlen || p->has_mask || p->has_bias || p->has_intervals,
-                      .PARTS = plan->parameters[PARTS] > 1, .NEEDS_DQ = p->needs_dq);
+    GPU_SET_CONSTANTS(
+        request, HOPPER_BACKWARD_CONSTANTS, .DTYPE = gpu_dtype(p->dtype),
+        .HEAD_DIM = hopper_backward_padded(p->head_dim), .HEAD_DIM_V = hopper_backward_padded(p->head_dim_v),
+        .WARPGROUPS = t->warpgroups, .STAGES = t->stages, .DOUT_STAGES = t->dout_stages, .DS_STAGES = t->ds_stages,
+        .DS_REGISTERS = t->ds_registers, .WINDOW = gpu_bounded(p), .MASK = p->has_mask, .MASK_ROWS = gpu_mask_rows(p),
+        .BIAS = gpu_bias_constant(p), .BIAS_ROWS = gpu_bias_rows(p), .DBIAS = gpu_dbias_constant(p),
+        .VARLEN = p->varlen, .INTERVALS = p->has_intervals, .GATHER = gathers(p),
+        .DESCENDS = plan->parameters[DESCENDS], .SOFTCAP = p->softcap > 0, .EXACT = is_exact(t, p),
+        .EMPTY_ROWS = gpu_empty_rows(p) || p->varlen || p->has_mask || p->has_bias || p->has_intervals,
+        .PARTS = plan->parameters[PARTS] > 1, .NEEDS_DQ = p->needs_dq, .ORDERED = is_ordered(p));
     request->file = "families/hopper/hopper_backward.cu";
     request->entry = "hopper_backward";
     request->shared_bytes = shared_bytes(t, p);
@@ -190,8 +220,9 @@ static int valid(const fdm_plan *plan, const fdm_problem *p) {
         return 0;
     const struct tile *t = &tiles[tile];
     const struct gpu_backward_needs needs = needs_of(plan, p);
-    return suits(t, p) && plan->block_m == BLOCK_M && plan->block_n == 64 * t->warpgroups &&
-           plan->shared_bytes == shared_bytes(t, p) && plan->workspace_bytes >= gpu_backward_workspace_bytes(p, &needs);
+    return suits(t, p) && (!is_ordered(p) || plan->parameters[DESCENDS]) && plan->block_m == BLOCK_M &&
+           plan->block_n == 64 * t->warpgroups && plan->shared_bytes == shared_bytes(t, p) &&
+           plan->workspace_bytes >= gpu_backward_workspace_bytes(p, &needs);
 }
 
 /* The kernels before, the main one, those after; `before`: how many the first are. */
@@ -241,8 +272,8 @@ const struct gpu_algorithm hopper_backward_algorithm = {
     .info = {"hopper.backward", "FlashAttention-2's backward on wgmma and TMA, a warpgroup for dQ", FDM_BACKWARD},
     .features = GPU_FEATURE_CAUSAL | GPU_FEATURE_WINDOW | GPU_FEATURE_MASK_ROWS | GPU_FEATURE_MASK_KEYS |
                 GPU_FEATURE_BIAS_ROWS | GPU_FEATURE_BIAS_KEYS | GPU_FEATURE_INTERVALS | GPU_FEATURE_VARLEN |
-                GPU_FEATURE_SOFTCAP | GPU_FEATURE_DBIAS | GPU_FEATURE_DLSE |
-                GPU_FEATURE_EMPTY_ROWS, /* blocks add to dQ in any order */
+                GPU_FEATURE_SOFTCAP | GPU_FEATURE_DBIAS | GPU_FEATURE_DLSE | GPU_FEATURE_EMPTY_ROWS |
+                GPU_FEATURE_DETERMINISTIC,
     .chosen_freely = 1,
     .refusal = refusal,
     .passed_over = passed_over,

@@ -32,6 +32,7 @@
 #include "families/hopper/hopper_load.cuh"
 #include "families/hopper/hopper_ring.cuh"
 #include "gpu/quad.cuh"
+#include "gpu/turns.cuh"
 
 HOPPER_BACKWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 
@@ -72,7 +73,8 @@ enum {
     DS_EMPTY = DS_FULL + 8 * DS_STAGES,
     SCORE_FULL = DS_EMPTY + 8 * DS_STAGES,
     SCORE_EMPTY = SCORE_FULL + (SCORED ? 8 : 0),
-    END = SCORE_EMPTY + (SCORED ? 8 : 0)
+    PLACE = SCORE_EMPTY + (SCORED ? 8 : 0), /* ORDERED: of the block, in the order of tickets */
+    END = PLACE + (ORDERED ? 8 : 0)
 };
 static_assert(DOUT_LAG == 0 || DOUT_LAG == 1, "dO of a step is loaded when Q of the next is");
 static_assert(DS_REGISTERS || DS_STAGES > 1, "who leaves dS knows that the product two steps before is complete");
@@ -83,6 +85,7 @@ static_assert(CONTROL + HOPPER_BACKWARD_CONTROL_BYTES + hopper_backward_spare_by
 static_assert(!EXACT || DS_STAGES > 1, "the tile of dS is empty when P is made");
 static_assert(!SOFTCAP || (EXACT && !BIAS), "its slope is found from P");
 static_assert(!MASK_TILE || BLOCK_N == 128, "a row of mask is one of TMA's");
+static_assert(!ORDERED || !LISTED, "who comes to a tile of rows follows from the tile");
 enum { OWN_BARRIER = 1, OWNERS_BARRIER = OWN_BARRIER + WARPGROUPS };
 
 __device__ __forceinline__ void init_barriers(uint32_t base) {
@@ -123,6 +126,7 @@ struct server {
     struct step_rows dout_loaded;   /* of dO, where that comes later */
     struct step_rows scored;        /* SCORED: of the next tile of bias and mask */
     uint32_t scores;                /* tiles that were loaded */
+    int *turns, turn;               /* ORDERED: of the warp's rows of the step before, to be handed on */
 
     __device__ __forceinline__ void load_keys() {
         mbarrier_arrive_expect_tx(base + KV_FULL, BLOCK_N * 128 * (PANELS + PANELS_V));
@@ -220,10 +224,18 @@ struct server {
         wgmma_commit_group();
         if (under_product && first + columns == HEAD_DIM)
             add_dbias(step);
+        const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+        const int64_t rows = added.place(a, k.batch) + warp * 16;
+        int *const own_turns = a.in.semaphores + rows / 16;
+        const int own_turn = ORDERED ? blocks_before(a, k, added.tile) : 0;
+        int seen = own_turn;
+        if (ORDERED && first == 0 && lane == 0)
+            seen = ld_acquire(own_turns);
+        if (ORDERED && first > 0)
+            hand_on<1>(step);
         wgmma_wait_group<0>(dq);
         if (first + columns == HEAD_DIM)
             release<DS_STAGES>(base + DS_EMPTY, step);
-        const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
         const uint32_t part = base + DQ_OFFSET + warp * 16 * HEAD_DIM * 4 + first * 64;
         if (lane == 0) /* the step before has added what lies there */
             cp_async_bulk_wait_read<HEAD_DIM == columns ? 0 : HEAD_DIM / columns - 1>();
@@ -235,9 +247,27 @@ struct server {
         fence_proxy_async();
         __syncwarp();
         if (lane == 0) {
-            cp_reduce_async_bulk_add(a.in.dq_sums + (added.place(a, k.batch) + warp * 16) * HEAD_DIM + first * 16, part,
-                                     columns * 64);
+            if (ORDERED && first == 0) {
+                while (seen != own_turn)
+                    seen = ld_acquire(own_turns);
+                fence_proxy_async_global();
+            }
+            cp_reduce_async_bulk_add(a.in.dq_sums + rows * HEAD_DIM + first * 16, part, columns * 64);
             cp_async_bulk_commit();
+        }
+        if (ORDERED && first + columns == HEAD_DIM) {
+            if (columns == HEAD_DIM)
+                hand_on<1>(step);
+            turns = own_turns;
+            turn = own_turn;
+        }
+    }
+    /* ORDERED: when all but the warp's last `pending` additions are complete, the next block may add to the rows of the
+     * step before `step`. */
+    template <int pending> __device__ __forceinline__ void hand_on(int step) {
+        if (threadIdx.x % 32 == 0 && step > 0) {
+            cp_async_bulk_wait<pending>();
+            hand_on_turn(turns, turn);
         }
     }
 
@@ -281,7 +311,9 @@ struct server {
             }
             added.advance(k);
         }
-        if (NEEDS_DQ && threadIdx.x % 32 == 0)
+        if (ORDERED)
+            hand_on<0>(k.steps);
+        else if (NEEDS_DQ && threadIdx.x % 32 == 0)
             cp_async_bulk_wait_read<0>();
     }
 };
@@ -382,11 +414,7 @@ struct owner {
             release<1>(base + SCORE_EMPTY, scores++);
         }
         ds_row = tile * BLOCK_M;
-#if LISTED
         tile = k.tile_after(tile);
-#else
-        tile = tile + 1 < k.first_tile + k.tiles ? tile + 1 : k.first_tile;
-#endif
         if (EXACT)
             wait_empty<DS_STAGES>(base + DS_EMPTY, step);
 #pragma unroll
@@ -524,7 +552,7 @@ struct owner {
 
     /* DBIAS_ADDS: after the last step of a head the sums of its keys go to the workspace. */
     __device__ __forceinline__ void end_step() {
-        if (tile * BLOCK_M > ds_row)
+        if (DESCENDS ? tile * BLOCK_M < ds_row : tile * BLOCK_M > ds_row)
             return;
         const int thread = (int)tid_x_reread();
 #pragma unroll
@@ -599,12 +627,15 @@ struct owner {
     }
 };
 
-__device__ __forceinline__ struct key_block find_steps(const struct hopper_backward_params &a,
-                                                       [[maybe_unused]] uint32_t base) {
+__device__ __forceinline__ struct key_block find_own_block(const struct hopper_backward_params &a,
+                                                           [[maybe_unused]] uint32_t base) {
+    return find_block(a, ORDERED ? (int)ld_shared_4(base + PLACE) : (int)blockIdx.x);
+}
+__device__ __forceinline__ struct key_block find_steps(const struct hopper_backward_params &a, uint32_t base) {
 #if LISTED
-    return count_tiles(find_block(a), PARTS ? a.in.part_heads : a.in.in.group, base + SEEN_OFFSET);
+    return count_tiles(find_own_block(a, base), PARTS ? a.in.part_heads : a.in.in.group, base + SEEN_OFFSET);
 #else
-    return find_block(a);
+    return find_own_block(a, base);
 #endif
 }
 
@@ -616,25 +647,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     extern __shared__ char shared[];
 #endif
     const uint32_t base = (shared_address(shared) + 1023) / 1024 * 1024;
-    if (threadIdx.x == 0)
+    if (threadIdx.x == 0) {
         init_barriers(base);
+        if (ORDERED) /* a block waits for those that began before it, which run or have ended */
+            st_shared_4(base + PLACE, (uint32_t)atomicAdd(a.in.ticket, 1));
+    }
 #if KEYED
-    list_keys(a, find_block(a), base + KEYS_OFFSET);
+    list_keys(a, find_own_block(a, base), base + KEYS_OFFSET);
     __syncthreads();
 #endif
 #if LISTED
-    list_tiles(a, find_block(a), base + KEYS_OFFSET, base + SEEN_OFFSET);
+    list_tiles(a, find_own_block(a, base), base + KEYS_OFFSET, base + SEEN_OFFSET);
 #endif
     __syncthreads();
     const int warpgroup = __shfl_sync(0xffffffff, (int)threadIdx.x / 128, 0);
     if (warpgroup == WARPGROUPS) {
         setmaxnreg_dec<HOPPER_BACKWARD_SERVICE_REGISTERS(WARPGROUPS)>();
         const struct key_block k = find_steps(a, base);
-        const struct step_rows first = {k.first_head, k.first_tile};
-        server{a, k, base, first, first, first, first, 0}.run();
+        const struct step_rows first = {k.first_head, k.begin_tile()};
+        server{a, k, base, first, first, first, first, 0, nullptr, 0}.run();
     } else {
         setmaxnreg_inc<HOPPER_BACKWARD_KEY_REGISTERS(WARPGROUPS)>();
         const struct key_block k = find_steps(a, base);
-        owner{a, k, base, warpgroup, k.first_tile, 0, k.first_head, 0, {0, 0}}.run();
+        owner{a, k, base, warpgroup, k.begin_tile(), 0, k.first_head, 0, {0, 0}}.run();
     }
 }

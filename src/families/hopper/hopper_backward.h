@@ -24,12 +24,14 @@
     X(DBIAS) /* GPU_DBIAS_* */                                                                                        \
     X(VARLEN)                                                                                                         \
     X(INTERVALS)                                                                                                      \
-    X(GATHER) /* keys in the order that key_sort.cu gives them */                                                     \
+    X(GATHER)   /* keys in the order that key_sort.cu gives them */                                                   \
+    X(DESCENDS) /* a block walks from the last rows to the first */                                                   \
     X(SOFTCAP)                                                                                                        \
     X(EXACT)      /* dS is made of P in float32: what its rounding leaves waits where dS will lie */                  \
     X(EMPTY_ROWS) /* rows may see no key */                                                                           \
     X(PARTS)      /* 1: a block takes a part of a group of heads, and leaves sums of dK and dV in float32 */          \
-    X(NEEDS_DQ)
+    X(NEEDS_DQ)                                                                                                       \
+    X(ORDERED) /* blocks add to rows of dQ in a fixed order: by their keys */
 
 struct hopper_backward_params {
     struct gpu_backward_params in;

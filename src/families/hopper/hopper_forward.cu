@@ -314,12 +314,16 @@ struct consumer : row_owner {
         }
     }
 
-    /* A step whose keys no row of the warpgroup sees. */
+    __device__ __forceinline__ void skip_turn() {
+        take_turn();
+        pass_turn();
+    }
+
+    /* A step whose keys no row of the warpgroup sees. Its scores are released before its turn: where they have one
+     * stage, the next ones and then this step's V are loaded after that, and who has the turn waits for V. */
     __device__ __forceinline__ void pass(bool with_turn) {
-        if (with_turn) {
-            take_turn();
-            pass_turn();
-        }
+        if (with_turn && !SCORED)
+            skip_turn();
         wait_full<STAGES>(base + K_FULL, step);
         if (SCORED)
             wait_full<SCORE_RING>(base + SCORE_FULL, score_step);
@@ -327,6 +331,8 @@ struct consumer : row_owner {
         release<STAGES>(base + K_EMPTY, step);
         if (SCORED)
             release<SCORE_RING>(base + SCORE_EMPTY, score_step++);
+        if (with_turn && SCORED)
+            skip_turn();
         wait_full<STAGES>(base + V_FULL, step);
         __syncwarp();
         release<STAGES>(base + V_EMPTY, step);

@@ -29,34 +29,51 @@ struct key_block {
 #if LISTED
     int last_tile;
     uint32_t seen; /* address of a bit for each tile; the others of first_tile .. last_tile have no step */
+    __device__ __forceinline__ int highest_tile() const { return last_tile; }
+#else
+    __device__ __forceinline__ int highest_tile() const { return first_tile + tiles - 1; }
+#endif
+    /* The walk of a head. DESCENDS: from the last rows to the first: blocks whose last rows are the same begin together
+     * then, and read and add to the same rows at the same time. */
+    __device__ __forceinline__ int begin_tile() const { return DESCENDS ? highest_tile() : first_tile; }
+    __device__ __forceinline__ int end_tile() const { return DESCENDS ? first_tile : highest_tile(); }
     __device__ __forceinline__ int tile_after(int tile) const {
-        if (tile == last_tile)
-            return first_tile;
+        if (tile == end_tile())
+            return begin_tile();
+#if !LISTED
+        return DESCENDS ? tile - 1 : tile + 1;
+#else
+        if (DESCENDS) {
+            uint32_t at = seen + --tile / 32 * 4, bits = ld_shared_4(at) << (31 - tile % 32) >> (31 - tile % 32);
+            while (!bits)
+                bits = ld_shared_4(at -= 4);
+            return (int)(at - seen) * 8 + 31 - __clz(bits);
+        }
         uint32_t at = seen + ++tile / 32 * 4, bits = ld_shared_4(at) >> tile % 32 << tile % 32;
         while (!bits)
             bits = ld_shared_4(at += 4);
         return (int)(at - seen) * 8 + __ffs(bits) - 1;
-    }
 #endif
+    }
 };
-/* Key blocks of a head (PARTS: of a part of a group) lie next to each other; under a causal mask or window those of
- * several take turns, the first keys, which many rows see, first. GATHER: so do they, the first of each sorted group of
- * keys first. */
-__device__ __forceinline__ struct key_block find_block(const struct hopper_backward_params &a) {
+/* Key blocks of a head (PARTS: of a part of a group) lie next to each other; under a causal mask or window, and where
+ * blocks add in a fixed order, those of several take turns, the first keys, which many rows see, first. GATHER: so do
+ * they, the first of each sorted group of keys first. `place`: in that order. */
+__device__ __forceinline__ struct key_block find_block(const struct hopper_backward_params &a, int place) {
     struct key_block k;
     const int parts = PARTS ? a.in.group_parts : 1, part_heads = PARTS ? a.in.part_heads : a.in.in.group;
 #if GATHER
     constexpr int ranks = KEY_SORT_KEYS / BLOCK_N;
     const int of_head = (a.key_blocks + ranks - 1) / ranks * ranks, groups = of_head / ranks;
-    const int first_head = (int)blockIdx.x / of_head / a.heads_in_turn * a.heads_in_turn;
+    const int first_head = place / of_head / a.heads_in_turn * a.heads_in_turn;
     const int heads = min(a.heads_in_turn, a.in.in.heads_kv * a.in.in.batch - first_head);
-    const int place = (int)blockIdx.x - first_head * of_head;
-    const int head = first_head + place / groups % heads, block = place % groups * ranks + place / (groups * heads);
+    const int rest = place - first_head * of_head;
+    const int head = first_head + rest / groups % heads, block = rest % groups * ranks + rest / (groups * heads);
 #else
-    int head = (int)blockIdx.x / a.key_blocks, block = (int)blockIdx.x % a.key_blocks;
-    if (WINDOW) {
+    int head = place / a.key_blocks, block = place % a.key_blocks;
+    if (WINDOW || ORDERED) {
         const int first = head / a.heads_in_turn * a.heads_in_turn;
-        const int rest = (int)blockIdx.x - first * a.key_blocks;
+        const int rest = place - first * a.key_blocks;
         const int heads = min(a.heads_in_turn, a.in.in.heads_kv * a.in.in.batch * parts - first);
         head = first + rest % heads;
         block = rest / heads;
@@ -78,20 +95,19 @@ __device__ __forceinline__ struct key_block find_block(const struct hopper_backw
     return k;
 }
 
+/* How many blocks of keys have a tile of rows in their walk before this one, which has. */
+__device__ __forceinline__ int blocks_before(const struct hopper_backward_params &a, const struct key_block &k,
+                                             int tile) {
+    const int first = first_key(a.in.in, find_sequence(a.in.in, k.batch), tile * BLOCK_M);
+    return (k.first_key - first / BLOCK_N * BLOCK_N) / BLOCK_N;
+}
+
 /* The rows of a step: those of a tile of a query head, the block's heads one after the other. */
 struct step_rows {
     int head, tile;
     __device__ __forceinline__ void advance(const struct key_block &k) {
-#if LISTED
-        const int next = k.tile_after(tile);
-        head += next <= tile;
-        tile = next;
-#else
-        if (++tile == k.first_tile + k.tiles) {
-            tile = k.first_tile;
-            head++;
-        }
-#endif
+        head += tile == k.end_tile();
+        tile = k.tile_after(tile);
     }
     /* Where their sums, lse and delta begin in the workspace. */
     __device__ __forceinline__ int64_t place(const struct hopper_backward_params &a, int batch) const {

@@ -51,8 +51,22 @@ static int64_t score_index(const struct head *x, const struct score_view *view, 
     return x->b * view->batch + x->h / view->group * view->head + i * view->row + j * view->key;
 }
 
+/* Of float64, what tests compare everything with, by four sums: three times as fast. */
+static double dot_float64(const double *a, const double *b, int64_t length) {
+    double sum[4] = {0, 0, 0, 0};
+    int64_t d = 0;
+    for (; d + 4 <= length; d += 4)
+        for (int n = 0; n < 4; n++)
+            sum[n] += a[d + n] * b[d + n];
+    for (; d < length; d++)
+        sum[0] += a[d] * b[d];
+    return sum[0] + sum[1] + (sum[2] + sum[3]);
+}
+
 static double dot(const struct head *x, const char *a, int64_t a_row, const char *b, int64_t b_row, int64_t length) {
     double sum = 0;
+    if (x->problem->dtype == FDM_FLOAT64)
+        return dot_float64((const double *)(const void *)a + a_row, (const double *)(const void *)b + b_row, length);
     for (int64_t d = 0; d < length; d++)
         sum += load(a, a_row + d, x->problem->dtype) * load(b, b_row + d, x->problem->dtype);
     return sum;
@@ -127,11 +141,14 @@ static void forward_row(const struct head *x, int64_t i, double *logs) {
     const struct attention *a = x->attention;
     const fdm_problem *p = x->problem;
     const struct logarithm lse = score_row(x, i, logs);
+    double *weights = logs; /* -1: not visible */
+    for (int64_t j = 0; j < x->sequence.seqlen_k; j++)
+        weights[j] = logs[j] == -INFINITY ? -1 : exp(logs[j]);
     for (int64_t d = 0; d < p->head_dim_v; d++) {
         double sum = 0;
         for (int64_t j = 0; j < x->sequence.seqlen_k; j++)
-            if (logs[j] != -INFINITY)
-                sum += exp(logs[j]) * load(a->v.data, k_row(x, &a->v, j) + d, p->dtype);
+            if (weights[j] != -1)
+                sum += weights[j] * load(a->v.data, k_row(x, &a->v, j) + d, p->dtype);
         store(a->out.data, q_row(x, &a->out, i) + d, p->dtype, sum);
     }
     store_lse(x, i, lse);
@@ -179,24 +196,32 @@ static int64_t key_row_index(const struct head *x, int64_t j) {
     return row * x->problem->heads_kv + kv_head(x);
 }
 
+/* to += factor * row. */
+static void add_row(double *to, double factor, const void *data, int64_t row, int64_t length, fdm_dtype dtype) {
+    if (dtype == FDM_FLOAT64)
+        for (int64_t d = 0; d < length; d++)
+            to[d] += factor * ((const double *)data)[row + d];
+    else
+        for (int64_t d = 0; d < length; d++)
+            to[d] += factor * load(data, row + d, dtype);
+}
+
 /* Adds what the pair (i, j) contributes to every gradient. delta_i = sum_d dO O - dlse. */
 static void backward_pair(const struct head *x, const struct gradients *g, int64_t i, int64_t j, double delta) {
     const struct attention *a = x->attention;
     const fdm_problem *p = x->problem;
-    double slope, probability = exp(g->logs[j]);
-    capped_score(x, i, j, &slope);
+    double slope = 1, probability = exp(g->logs[j]);
+    if (p->softcap > 0)
+        capped_score(x, i, j, &slope);
     double dp = dot(x, a->dout.data, q_row(x, &a->dout, i), a->v.data, k_row(x, &a->v, j), p->head_dim_v);
     double ds = probability * (dp - delta);
     if (p->needs_dbias)
         *dbias_sum(x, g, i, j) += ds;
     ds *= slope * p->softmax_scale;
-    double *dk = g->dk + key_row_index(x, j) * p->head_dim, *dv = g->dv + key_row_index(x, j) * p->head_dim_v;
-    for (int64_t d = 0; d < p->head_dim; d++) {
-        g->dq[d] += ds * load(a->k.data, k_row(x, &a->k, j) + d, p->dtype);
-        dk[d] += ds * load(a->q.data, q_row(x, &a->q, i) + d, p->dtype);
-    }
-    for (int64_t d = 0; d < p->head_dim_v; d++)
-        dv[d] += probability * load(a->dout.data, q_row(x, &a->dout, i) + d, p->dtype);
+    const int64_t key = key_row_index(x, j);
+    add_row(g->dq, ds, a->k.data, k_row(x, &a->k, j), p->head_dim, p->dtype);
+    add_row(g->dk + key * p->head_dim, ds, a->q.data, q_row(x, &a->q, i), p->head_dim, p->dtype);
+    add_row(g->dv + key * p->head_dim_v, probability, a->dout.data, q_row(x, &a->dout, i), p->head_dim_v, p->dtype);
 }
 
 /* O and lse are computed anew: the truth does not depend on how the forward rounded them. */

@@ -4,7 +4,13 @@
 
 #include "gpu/constants.h"
 
-#define SLOT_CONSTANTS(X) X(DTYPE) /* of the biases: GPU_FLOAT32, GPU_FLOAT16 or GPU_BFLOAT16 */
-#define SLOT_THREADS      1024     /* of a block */
+#define SLOT_CONSTANTS(X)                                                    \
+    X(DTYPE)   /* of the biases: GPU_FLOAT32, GPU_FLOAT16 or GPU_BFLOAT16 */ \
+    X(THREADS) /* of a block: a multiple of 32, at most 1024 */
+
+#define FILL_THREADS       1024
+#define APPEND_SLOTS       8 /* that a thread reads together */
+#define APPEND_THREADS_MIN 256
+#define APPEND_THREADS_MAX 1024
 
 #endif

@@ -6,11 +6,19 @@
 #include "gpu/masks/slot_threads.h"
 #include "gpu/request_constants.h"
 
-void topk_slots_request(int fill, fdm_dtype dtype, struct cuda_kernel_request *request) {
+/* A thread a few slots, so that it reads them all in one go where 1024 threads are enough for that. */
+static int32_t append_threads(int32_t window) {
+    int32_t threads = APPEND_THREADS_MIN;
+    while (threads < APPEND_THREADS_MAX && threads * APPEND_SLOTS < window)
+        threads *= 2;
+    return threads;
+}
+
+void topk_slots_request(int fill, fdm_dtype dtype, int32_t window, struct cuda_kernel_request *request) {
     *request = (struct cuda_kernel_request){.file = fill ? "gpu/masks/topk_fill.cu" : "gpu/masks/topk_append.cu",
                                             .entry = fill ? "topk_fill" : "topk_append",
-                                            .threads = SLOT_THREADS};
-    GPU_SET_CONSTANTS(request, SLOT_CONSTANTS, .DTYPE = gpu_dtype(dtype));
+                                            .threads = fill ? FILL_THREADS : append_threads(window)};
+    GPU_SET_CONSTANTS(request, SLOT_CONSTANTS, .DTYPE = gpu_dtype(dtype), .THREADS = request->threads);
 }
 
 fdm_status topk_slots_on_device(int fill, const struct slot_call *call, int32_t device, void *stream) {
@@ -20,6 +28,6 @@ fdm_status topk_slots_on_device(int fill, const struct slot_call *call, int32_t 
         return error_set(FDM_ERROR_UNSUPPORTED, "bias has %lld heads; fewer than 2^31 are taken", (long long)rows);
     if (rows == 0)
         return FDM_OK;
-    topk_slots_request(fill, (fdm_dtype)call->dtype, &request);
+    topk_slots_request(fill, (fdm_dtype)call->dtype, call->window, &request);
     return cuda_run(device, &request, (uint32_t)rows, call, sizeof *call, stream);
 }

@@ -1,71 +1,90 @@
 /* topk_append.cu: a token of each head takes the slot of the worst key that is kept, where it is better.
  *
  * Idea: the bound that a key must pass only rises, so what has lost its slot never comes back, and K and V of W keys
- * are all that later steps read. An empty slot counts as worse than any key. A block a head: the worst slot by a
- * reduction of W words, then K and V of the token are copied over it. Bound by its launch: 8 W bytes a head at the
- * most. Constant: DTYPE of the biases. */
+ * are all that later steps read. An empty slot counts as worse than any key. A block a head: each thread reads its
+ * slots, and its part of the token's K and V, in one go; the worst slot is the least 64-bit number of the block, found
+ * by reductions of 32-bit halves in each warp and then in all warps alike; then K and V are written over it.
+ *
+ * Bound by latency: one read of memory, one reduction, one write. The next kernel may be launched meanwhile; it waits
+ * for this one's end by itself. Constants: DTYPE of the biases, THREADS. */
+#include "cuda/ptx/launch.cuh"
 #include "gpu/masks/topk_slots.cuh"
 
-#define NUM_WARPS (SLOT_THREADS / 32)
+#define NUM_WARPS (THREADS / 32)
+#define ALL_LANES 0xffffffffu
 
-struct worst_slot {
-    uint64_t order; /* 0: empty */
-    int32_t slot;
-};
-
-__device__ __forceinline__ bool is_worse(const struct worst_slot &a, const struct worst_slot &b) {
-    return a.order < b.order || (a.order == b.order && a.slot < b.slot);
+/* Which lane has the least number; the same in all lanes. */
+__device__ __forceinline__ int least_lane(uint64_t number) {
+    const uint32_t high = (uint32_t)(number >> 32), low = (uint32_t)number;
+    const uint32_t least = __reduce_min_sync(ALL_LANES, high);
+    const uint32_t other = __reduce_min_sync(ALL_LANES, high == least ? low : ~0u);
+    return __ffs((int)__ballot_sync(ALL_LANES, high == least && low == other)) - 1;
 }
 
-__device__ __forceinline__ void reduce_warp(struct worst_slot &w) {
-    for (int lanes = 16; lanes > 0; lanes /= 2) {
-        const struct worst_slot other = {__shfl_xor_sync(0xffffffffu, w.order, lanes),
-                                         __shfl_xor_sync(0xffffffffu, w.slot, lanes)};
-        if (is_worse(other, w))
-            w = other;
-    }
+/* Two bytes of a token's K and V, counted through both: of the token, and in a slot. */
+__device__ __forceinline__ uint16_t *either_piece(const struct slot_rows &k, const struct slot_rows &v, int64_t b,
+                                                  int64_t h, int64_t row, int32_t n) {
+    const int32_t of_k = (int32_t)(k.row_bytes / 2);
+    return n < of_k ? piece_at(k, b, h, row, n) : piece_at(v, b, h, row, n - of_k);
 }
 
-extern "C" __global__ void __launch_bounds__(SLOT_THREADS) topk_append(const __grid_constant__ struct slot_call a) {
+extern "C" __global__ void __launch_bounds__(THREADS) topk_append(const __grid_constant__ struct slot_call a) {
     __shared__ uint64_t orders[NUM_WARPS];
     __shared__ int32_t slots[NUM_WARPS];
     const int64_t b = blockIdx.x / (uint32_t)a.heads, h = blockIdx.x % (uint32_t)a.heads;
-    const int32_t thread = (int32_t)threadIdx.x, key = *number_at(a.length, b, h, 0);
+    const int32_t thread = (int32_t)threadIdx.x, warp = thread / 32;
+    const int32_t pieces = (int32_t)((a.k.row_bytes + a.v.row_bytes) / 2); /* without K and V 0 */
+    griddepcontrol_launch_dependents();
+
+    const int32_t key = *number_at(a.length, b, h, 0);
     const uint32_t bits = bits_at(a.bias, b, h, 0);
     const bool is_real = !a.real || a.real[b * a.real_batch] != 0;
-    struct worst_slot worst = {is_real ? order_of(bits, key) : 0, -1}; /* the token itself: a slot must be below it */
-#pragma unroll 4
-    for (int32_t n = thread; n < a.window; n += SLOT_THREADS) {
-        const int32_t kept = *number_at(a.slot_key, b, h, n);
-        const uint64_t order = order_of(bits_at(a.slot_bias, b, h, n), kept); /* read beside the key, not after it */
-        const struct worst_slot other = {kept < 0 ? 0 : order, n};
-        if (other.order < worst.order)
-            worst = other;
+    const uint16_t first_piece = thread < pieces ? *either_piece(a.k, a.v, b, h, 0, thread) : (uint16_t)0;
+    uint64_t worst = ~(uint64_t)0; /* worse than it is no key's */
+    int32_t slot = -1;
+#pragma unroll 1
+    for (int32_t begin = thread; begin < a.window; begin += THREADS * APPEND_SLOTS) {
+        uint32_t kept_bits[APPEND_SLOTS];
+        int32_t kept[APPEND_SLOTS];
+#pragma unroll
+        for (int i = 0; i < APPEND_SLOTS; i++) { /* past the end: the first slot, which is not looked at again */
+            const int32_t n = begin + i * THREADS < a.window ? begin + i * THREADS : 0;
+            kept[i] = *number_at(a.slot_key, b, h, n);
+            kept_bits[i] = bits_at(a.slot_bias, b, h, n);
+        }
+#pragma unroll
+        for (int i = 0; i < APPEND_SLOTS; i++) {
+            const int32_t n = begin + i * THREADS;
+            const uint64_t order = kept[i] < 0 ? (uint64_t)n : order_of(kept_bits[i], kept[i]);
+            if (n < a.window && order < worst) {
+                worst = order;
+                slot = n;
+            }
+        }
     }
-    reduce_warp(worst);
-    if (thread % 32 == 0) {
-        orders[thread / 32] = worst.order;
-        slots[thread / 32] = worst.slot;
+    const int lane = least_lane(worst);
+    if (thread % 32 == lane) {
+        orders[warp] = worst;
+        slots[warp] = slot;
     }
     __syncthreads();
-    for (int n = 0; n < NUM_WARPS; n++) {
-        const struct worst_slot other = {orders[n], slots[n]};
-        if (is_worse(other, worst))
-            worst = other;
-    }
+    const uint64_t of_warp = thread % 32 < NUM_WARPS ? orders[thread % 32] : ~(uint64_t)0;
+    const int least = least_lane(of_warp);
+    slot = is_real && orders[least] < order_of(bits, key) ? slots[least] : -1;
+
     if (thread == 0) {
         *number_at(a.length, b, h, 0) = key + 1;
         if (a.slot.data)
-            *number_at(a.slot, b, h, 0) = worst.slot;
-        if (worst.slot >= 0) {
-            *number_at(a.slot_key, b, h, worst.slot) = key;
-            set_bits(a.slot_bias, b, h, worst.slot, bits);
+            *number_at(a.slot, b, h, 0) = slot;
+        if (slot >= 0) {
+            *number_at(a.slot_key, b, h, slot) = key;
+            set_bits(a.slot_bias, b, h, slot, bits);
         }
     }
-    if (worst.slot < 0)
+    if (slot < 0)
         return;
-    for (int32_t n = thread; a.k.data && n < a.k.row_bytes / 2; n += SLOT_THREADS)
-        copy_piece(a.slot_k, a.k, b, h, worst.slot, b, 0, n);
-    for (int32_t n = thread; a.v.data && n < a.v.row_bytes / 2; n += SLOT_THREADS)
-        copy_piece(a.slot_v, a.v, b, h, worst.slot, b, 0, n);
+    if (thread < pieces)
+        *either_piece(a.slot_k, a.slot_v, b, h, slot, thread) = first_piece;
+    for (int32_t n = thread + THREADS; n < pieces; n += THREADS)
+        *either_piece(a.slot_k, a.slot_v, b, h, slot, n) = *either_piece(a.k, a.v, b, h, 0, n);
 }

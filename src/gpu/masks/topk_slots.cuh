@@ -29,12 +29,10 @@ __device__ __forceinline__ uint64_t order_of(uint32_t bits, int32_t key) {
     return (uint64_t)ordered(bits) << 32 | (0xffffffffu - (uint32_t)key);
 }
 
-/* Two bytes of a row of K or V; page: which batch of `from` holds it. */
-__device__ __forceinline__ void copy_piece(const struct slot_rows &to, const struct slot_rows &from, int64_t b,
-                                           int64_t h, int64_t slot, int64_t page, int64_t row, int64_t piece) {
-    const int64_t there = (b * to.batch + slot * to.row + h * to.head) * to.element_bytes;
-    const int64_t here = (page * from.batch + row * from.row + h * from.head) * from.element_bytes;
-    ((uint16_t *)(to.data + there))[piece] = ((const uint16_t *)(from.data + here))[piece];
+/* Two bytes of a row of K or V, counted from its beginning; b: which batch, or page, holds it. */
+__device__ __forceinline__ uint16_t *piece_at(const struct slot_rows &r, int64_t b, int64_t h, int64_t row,
+                                              int64_t piece) {
+    return (uint16_t *)(r.data + (b * r.batch + row * r.row + h * r.head) * r.element_bytes) + piece;
 }
 
 #endif

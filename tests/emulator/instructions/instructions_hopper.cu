@@ -72,6 +72,7 @@ __device__ __forceinline__ void try_wgmma(const struct instruction_arguments &a,
     for (uint32_t i = threadIdx.x; i < 10240; i += INSTRUCTION_THREADS)
         st_shared_4(shared + i * 4, a.in[i]);
     fence_proxy_async();
+    fence_proxy_async_global();
     __syncthreads();
     float d[WGMMA_N / 2];
 #pragma unroll
