@@ -30,6 +30,7 @@
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/launch.cuh"
 #include "cuda/ptx/math.cuh"
+#include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/mma.cuh"
 #include "cuda/ptx/opaque.cuh"
 #include "families/mma/forward/mma_decode.h"
@@ -70,6 +71,8 @@ MMA_DECODE_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define TO_LOG2 (PLAIN ? 1.0f : LOG2_E)
 /* Q in registers; else read anew, so that nothing spills. */
 #define KEEP_Q (DTYPE != GPU_FLOAT32 && !ONE_TILE && HEAD_DIM + HEAD_DIM_V <= (LISTED || SOFTCAP ? 256 : 320))
+#define Q_STEPS \
+    (KEEP_Q || HEAD_DIM <= 128 ? HEAD_DIM / 16 : 4) /* of Q K^T whose reads may be ahead: more would spill */
 /* What else a lane keeps: what its rows see one step ahead; where they begin. Without, they are found anew. */
 #define KEEP_ROWS  (HEAD_DIM_V <= 128 && DTYPE != GPU_FLOAT32)
 #define Q_COPIES   ((ROWS * K_CHUNKS + THREADS - 1) / THREADS)   /* of a thread */
@@ -238,7 +241,7 @@ __device__ __forceinline__ void multiply(float (&s)[1][2][4], [[maybe_unused]] c
     multiply_scores<HEAD_DIM>(s, left_of<K_CHUNKS>(q_tile, warp_row), right_of<K_CHUNKS>(k_tile, key_row));
 #else
     const int lane = threadIdx.x % 32;
-#    pragma unroll
+#    pragma unroll Q_STEPS
     for (int k = 0; k < HEAD_DIM / 16; k++) {
         uint32_t b[4];
         ldmatrix_x4(b, k_tile + chunk_offset<K_CHUNKS>(key_row + lane % 8 + lane / 16 * 8, 2 * k + lane / 8 % 2));
@@ -421,8 +424,8 @@ __device__ __forceinline__ float4 times(float factor, float4 x) {
 #if MERGE == MMA_MERGE_CLUSTER
 /* This block's share of the pieces from all blocks of the cluster. */
 __device__ __forceinline__ void merge_blocks(const struct gpu_forward_params &a, const struct place &at, uint32_t inbox,
-                                             uint32_t inbox_rows, int fair, int pieces) {
-    for (int n = threadIdx.x; n < fair && at.split * fair + n < pieces; n += THREADS) {
+                                             uint32_t inbox_rows, int fair, int mine) {
+    for (int n = threadIdx.x; n < mine; n += THREADS) {
         const int index = at.split * fair + n, row = index / (HEAD_DIM_V / 4), column = index % (HEAD_DIM_V / 4) * 4;
         float maximum[CLUSTER_MAX], part[CLUSTER_MAX], most = MINUS_INF, sum = 0;
         float4 x = make_float4(0, 0, 0, 0);
@@ -616,19 +619,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_MIN)
 #endif
     cp_async_wait<0>();
     __syncthreads();
+    const int pieces = at.num_rows * (HEAD_DIM_V / 4); /* of four columns */
 #if MERGE == MMA_MERGE_CLUSTER
-    barrier_cluster_arrive_relaxed(); /* this block has read its ring, which may be written */
+    /* Each block of the cluster merges a fair share of the pieces, which all blocks write to it: [num_splits][fair] of
+     * them, and of their rows' maximum and sum. */
+    const int fair = (pieces + a.num_splits - 1) / a.num_splits, mine = min(max(pieces - at.split * fair, 0), fair);
+    const uint32_t come = q_tile; /* an mbarrier where Q was */
+    if (threadIdx.x == 0) {
+        mbarrier_init(come, 1);
+        fence_mbarrier_init();
+        mbarrier_arrive_expect_tx(come, a.num_splits * mine * 24);
+    }
+    __syncwarp();
+    barrier_cluster_arrive_relaxed(); /* nothing reads this block's ring any more */
 #endif
 
     /* The warps' results side by side, then merged: [KEY_GROUPS][ROWS]. */
     float *outs = (float *)(shared + q_bytes), *maxima = outs + PARTS * PART_WIDTH, *sums = maxima + PARTS;
     leave_parts(w, outs, maxima, sums, at.num_rows, key_group, warp_row, share);
     __syncthreads();
-    const int pieces = at.num_rows * (HEAD_DIM_V / 4); /* of four columns */
 #if MERGE == MMA_MERGE_CLUSTER
-    /* Each block of the cluster merges its share of the pieces: [num_splits][fair] of them, and of their rows' maximum
-     * and sum. */
-    const int fair = (pieces + a.num_splits - 1) / a.num_splits;
     const uint32_t inbox = shared_address(sums + PARTS), inbox_rows = inbox + a.num_splits * fair * 16;
     barrier_cluster_wait();
 #endif
@@ -648,10 +658,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_MIN)
         }
 #if MERGE == MMA_MERGE_CLUSTER
         const int to = index / fair, place = at.split * fair + index % fair;
-        const uint32_t theirs = mapa_shared(inbox, to) + place * 16;
-        st_cluster_8(theirs, __float_as_uint(x.x), __float_as_uint(x.y));
-        st_cluster_8(theirs + 8, __float_as_uint(x.z), __float_as_uint(x.w));
-        st_cluster_8(mapa_shared(inbox_rows, to) + place * 8, __float_as_uint(most), __float_as_uint(sum));
+        const uint32_t theirs = mapa_shared(come, to);
+        st_async_16(mapa_shared(inbox, to) + place * 16, __float_as_uint(x.x), __float_as_uint(x.y),
+                    __float_as_uint(x.z), __float_as_uint(x.w), theirs);
+        st_async_8(mapa_shared(inbox_rows, to) + place * 8, __float_as_uint(most), __float_as_uint(sum), theirs);
 #else
         if (column >= a.head_dim_v)
             continue;
@@ -663,9 +673,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_MIN)
 #endif
     }
 #if MERGE == MMA_MERGE_CLUSTER
-    __syncwarp();
-    barrier_cluster_arrive();
-    barrier_cluster_wait();
-    merge_blocks(a, at, inbox, inbox_rows, fair, pieces);
+    if (threadIdx.x < mine) {
+        mbarrier_wait_cluster(come, 0);
+        merge_blocks(a, at, inbox, inbox_rows, fair, mine);
+    }
 #endif
 }
