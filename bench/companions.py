@@ -1,7 +1,9 @@
 """companions.py: gemm and softmax on a CUDA device beside torch's, in turns; JSON to the file that is named.
 
-Usage: companions.py gemm|softmax RESULT.json [SECONDS]. Samples of all contenders of a case alternate; medians. A row of softmax moves what
-a copy of the tensor moves: x read, out written; the backward's copy is that of two inputs and one output. torch's product is cuBLAS.
+Usage: companions.py gemm|softmax RESULT.json [SECONDS] [SIZE | KERNEL ...]. SIZE, of gemm, instead of all: 4096 for a square, 16x8192x8192
+for m, n and k, in bfloat16, or with :fp16 behind; a KERNEL by name is timed beside the chosen one in each. Samples of all contenders of a
+case alternate; medians. A row of softmax moves what a copy of the tensor moves: x read, out written; the backward's copy is that of two
+inputs and one output. torch's product is cuBLAS.
 """
 
 from __future__ import annotations
@@ -71,15 +73,16 @@ LADDER = ("gemm.sliced-k", "gemm.mma-warp", "gemm.mma+stage2", "gemm.mma+stage2+
           "gemm.mma+stage3", "gemm.mma+stage4", "gemm.mma+stage5", "gemm.mma+ahead", "gemm.mma", "gemm.hopper")
 
 
-def gemm_case(dtype: torch.dtype, m: int, n: int, k: int) -> dict:
+def gemm_case(dtype: torch.dtype, m: int, n: int, k: int, kernels: tuple = ()) -> dict:
     a = torch.randn(m, k, device="cuda", dtype=dtype)
     b = torch.randn(n, k, device="cuda", dtype=dtype).T  # as of a linear layer's weight
     out = torch.empty(m, n, device="cuda", dtype=dtype)
     calls = {"torch": lambda: torch.matmul(a, b, out=out), "ours": lambda: gemm(a, b)}
     rows = b.contiguous()
     calls |= {"torch NN": lambda: torch.matmul(a, rows, out=out), "ours NN": lambda: gemm(a, rows)}
-    if (m, n, k) == (4096, 4096, 4096):
-        calls |= {name: lambda name=name: gemm(a, b, kernel=name) for name in LADDER}
+    if not kernels and (m, n, k) == (4096, 4096, 4096):
+        kernels = LADDER
+    calls |= {name: lambda name=name: gemm(a, b, kernel=name) for name in kernels}
     copy = torch.empty_like(rows)
     if m <= 64:
         calls["copy"] = lambda: copy.copy_(rows)
@@ -96,7 +99,19 @@ def gemm_case(dtype: torch.dtype, m: int, n: int, k: int) -> dict:
     return result
 
 
-def cases(name: str):
+def size_of(text: str) -> tuple:
+    size, _, dtype = text.partition(":")
+    extents = [int(each) for each in size.split("x")]
+    return (torch.float16 if dtype == "fp16" else torch.bfloat16, *(extents * 3 if len(extents) == 1 else extents))
+
+
+def cases(name: str, named: list[str]):
+    kernels = tuple(each for each in named if "." in each)
+    for each in named:
+        if "." not in each:
+            yield lambda each=each: gemm_case(*size_of(each), kernels)
+    if named:
+        return
     if name == "softmax":
         sizes = (256, 512, 1000, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144, 524288, 1048576)
         for columns in sizes:
@@ -115,7 +130,7 @@ def cases(name: str):
 def main(arguments: list[str]) -> None:
     until = time.time() + (float(arguments[2]) if len(arguments) > 2 else 1e9)
     results = []
-    for case in cases(arguments[0]):
+    for case in cases(arguments[0], arguments[3:]):
         if time.time() > until:
             break
         results.append(case())

@@ -61,10 +61,10 @@ static void list_softmax(const fdm_device *device, const char *kernel, int every
 
 /* m, n, k, batch: sizes for which each tile, cluster and split is the fastest by the rule. */
 static const int64_t sizes[][4] = {
-    {1024, 1024, 1024, 1}, {2048, 2048, 2048, 1}, {3072, 3072, 3072, 1}, {4096, 4096, 4096, 1}, {5120, 5120, 5120, 1},
-    {8192, 8192, 8192, 1}, {16, 8192, 8192, 1},   {64, 8192, 8192, 1},   {64, 512, 65536, 1},   {128, 4096, 4096, 1},
-    {64, 16384, 64, 4},    {256, 256, 65536, 1},  {96, 192, 64, 300},    {64, 256, 512, 132},   {128, 192, 8192, 1},
-    {128, 128, 4096, 64},  {1024, 2048, 32768, 1}};
+    {1024, 1024, 1024, 1}, {2048, 2048, 2048, 1},  {3072, 3072, 3072, 1}, {4096, 4096, 4096, 1}, {5120, 5120, 5120, 1},
+    {8192, 8192, 8192, 1}, {16, 8192, 8192, 1},    {64, 8192, 8192, 1},   {64, 512, 65536, 1},   {128, 4096, 4096, 1},
+    {64, 16384, 64, 4},    {256, 256, 65536, 1},   {96, 192, 64, 300},    {64, 256, 512, 132},   {128, 192, 8192, 1},
+    {128, 128, 4096, 64},  {1024, 2048, 32768, 1}, {1, 8192, 8192, 1},    {32, 8192, 8192, 1},   {8, 512, 65536, 1}};
 enum { NUM_SIZES = sizeof sizes / sizeof sizes[0] };
 
 /* feature: a bit each for rows of A, rows of B, C, and the dtype; then for tensors that TMA does not take. */
@@ -74,16 +74,16 @@ static void list_gemm(const fdm_device *device, const char *kernel, int every, a
     for (int32_t k = 0; fdm_gemm_kernel(k, &name, &description) == FDM_OK; k++)
         for (int32_t i = 0; i < NUM_SIZES * (every ? 32 : 4) && (!kernel || strcmp(kernel, name) == 0); i++) {
             const int64_t *size = sizes[i % NUM_SIZES];
-            const int32_t f = every ? i / NUM_SIZES : turn;
+            const int32_t f = every ? i / NUM_SIZES : turn, skinny = strcmp(name, "gemm.skinny") == 0;
             const fdm_gemm_problem problem = {.dtype = f & 8 ? FDM_FLOAT16 : FDM_BFLOAT16,
                                               .m = size[0],
                                               .n = size[1],
                                               .k = size[2],
                                               .batch = size[3],
-                                              .a_rows_contiguous = f & 1,
+                                              .a_rows_contiguous = f & 1 || skinny,
                                               .b_rows_contiguous = f >> 1 & 1,
                                               .has_c = f >> 2 & 1,
-                                              .mappable = strcmp(name, "gemm.hopper") == 0 || !(f & 16)};
+                                              .mappable = skinny || strcmp(name, "gemm.hopper") == 0 || !(f & 16)};
             fdm_gemm_plan plan;
             struct cuda_kernel_request requests[COMPANION_REQUESTS_MAX];
             turn = (turn + 5) % 32;

@@ -1,11 +1,14 @@
 /* gemm_check.c: every gemm kernel on a CUDA device, or on the emulated one, against float64: layouts, dtypes, alpha and
  * beta, batches, extents around tiles, nothing written beside C, no NaN taken from beside A, B or C.
  *
- * Usage: gemm-check [--large] [KERNEL]. --large: sizes for a device. Exit code 77: there is no device. */
+ * Usage: gemm-check [--large] [--most N] [--from N] [KERNEL]
+ * KERNEL: of the list, or "chosen". --large: sizes for a device. --most: of each kernel N problems, spread over all of
+ * its; --from: the first of them. A line is written every ten seconds. Exit code 77: there is no device. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "device_array.h"
 
@@ -143,16 +146,31 @@ static int run(const struct trial *t) {
 }
 
 static int counts[3]; /* wrong, right, refused */
+static int met, every = 1,
+                from; /* problems of this kernel; those are run whose number is `from` more than a multiple */
+static int counting;  /* 1: they are only counted */
+
+static const char *name_of(const char *kernel) { return kernel ? kernel : "chosen"; }
 
 static void check(const struct trial *t) {
+    static time_t said;
+    const time_t now = time(NULL);
+    if (met++ % every != from % every || counting)
+        return;
+    if (now >= said + 10) {
+        printf("%s, problem %d: %lld x [%lld, %lld, %lld]\n", name_of(t->kernel), met - 1, (long long)t->batch,
+               (long long)t->m, (long long)t->n, (long long)t->k);
+        fflush(stdout);
+        said = now;
+    }
     const int right = run(t);
     counts[right < 0 ? 2 : right]++;
     if (right == 0)
         printf("WRONG %s %s, %lld x [%lld, %lld, %lld], %s%s%s, padding %d, offset %d,%s%s%s alpha %g, beta %g\n",
-               t->kernel ? t->kernel : "chosen", fdm_dtype_name(t->dtype), (long long)t->batch, (long long)t->m,
-               (long long)t->n, (long long)t->k, t->a_columns ? "T" : "N", t->b_columns ? "T" : "N",
-               t->out_columns ? "T" : "N", t->padding, t->offset, t->shared_b ? " shared b," : "",
-               t->in_place ? " in place," : "", t->accumulate16 ? " float16 sums," : "", t->alpha, t->beta);
+               name_of(t->kernel), fdm_dtype_name(t->dtype), (long long)t->batch, (long long)t->m, (long long)t->n,
+               (long long)t->k, t->a_columns ? "T" : "N", t->b_columns ? "T" : "N", t->out_columns ? "T" : "N",
+               t->padding, t->offset, t->shared_b ? " shared b," : "", t->in_place ? " in place," : "",
+               t->accumulate16 ? " float16 sums," : "", t->alpha, t->beta);
     fflush(stdout);
 }
 
@@ -199,13 +217,24 @@ int main(int argc, char **argv) {
                                        {72, 80, 72, 2},    {128, 256, 128, 1},  {130, 264, 136, 1}, {200, 320, 56, 1},
                                        {56, 128, 2048, 1}, {120, 72, 1032, 2},  {16, 512, 520, 1},  {264, 200, 192, 3},
                                        {512, 768, 64, 1},  {640, 1024, 128, 1}, {1, 1, 700, 1},     {72, 203, 100, 2},
-                                       {65, 129, 63, 1}};
+                                       {65, 129, 63, 1},   {1, 200, 1032, 1},   {5, 72, 264, 2},    {9, 129, 600, 1},
+                                       {32, 136, 2088, 1}, {3, 64, 4096, 1}};
     static const int64_t large[][4] = {{1024, 1024, 1024, 1}, {2048, 2048, 512, 1}, {3000, 3080, 320, 1},
                                        {16, 8192, 8192, 1},   {64, 512, 16384, 1},  {4096, 4096, 256, 1},
-                                       {5120, 640, 1000, 2},  {128, 192, 8192, 3}};
+                                       {5120, 640, 1000, 2},  {128, 192, 8192, 3},  {5120, 5120, 256, 1},
+                                       {1, 8192, 8192, 1},    {32, 4096, 1024, 2},  {8, 512, 16384, 1}};
     fdm_device device;
-    const char *name, *description, *only = argc > 1 && argv[argc - 1][0] != '-' ? argv[argc - 1] : NULL;
-    const int is_large = argc > 1 && strcmp(argv[1], "--large") == 0;
+    const char *name, *description, *only = NULL;
+    int is_large = 0, most = 0;
+    for (int i = 1; i < argc; i++)
+        if (strcmp(argv[i], "--large") == 0)
+            is_large = 1;
+        else if (strcmp(argv[i], "--most") == 0 && i + 1 < argc)
+            most = atoi(argv[++i]);
+        else if (strcmp(argv[i], "--from") == 0 && i + 1 < argc)
+            from = atoi(argv[++i]);
+        else
+            only = argv[i];
     if (fdm_device_query(FDM_CUDA, 0, &device)) {
         printf("not covered: %s\n", fdm_last_error());
         return 77;
@@ -213,14 +242,19 @@ int main(int argc, char **argv) {
     int useless = 0;
     for (int32_t k = -1; k < 0 || fdm_gemm_kernel(k, &name, &description) == FDM_OK; k++) {
         const char *kernel = k < 0 ? NULL : name;
-        if (only && (!kernel || strcmp(kernel, only) != 0))
+        if (only && strcmp(name_of(kernel), only) != 0)
             continue;
         memset(counts, 0, sizeof counts);
-        num_choices = 0;
-        check_kernel(kernel, small, sizeof small / sizeof small[0], kernel && !only && !is_large ? BY_NAME_MAX : 1e18);
-        if (is_large)
-            check_kernel(kernel, large, sizeof large / sizeof large[0], 1e18);
-        printf("%s: %d right, %d wrong, %d refused\n", kernel ? kernel : "chosen", counts[1], counts[0], counts[2]);
+        num_choices = met = 0, every = 1;
+        for (counting = most > 0; counting >= 0; counting--) {
+            check_kernel(kernel, small, sizeof small / sizeof small[0],
+                         kernel && !only && !is_large ? BY_NAME_MAX : 1e18);
+            if (is_large)
+                check_kernel(kernel, large, sizeof large / sizeof large[0], 1e18);
+            every = most > 0 ? (met + most - 1) / most | 1 : 1; /* odd: layouts come in fours */
+            met = 0;
+        }
+        printf("%s: %d right, %d wrong, %d refused\n", name_of(kernel), counts[1], counts[0], counts[2]);
         for (int32_t i = 0; i < num_choices; i++)
             printf("  %s\n", choices[i]);
         useless |= counts[0] > 0 || counts[1] == 0;

@@ -34,8 +34,9 @@ static void tiles(void **state) {
     } cases[] = {
         {1, 8192, 8192, 8192, "128x256, 4 stages, cluster 2, 1 split"},
         {1, 3072, 3072, 3072, "128x192, 4 stages, cluster 2, 1 split"},
-        {1, 1024, 1024, 1024, "128x64, 8 stages, cluster 1, 1 split"},
-        {1, 16, 8192, 8192, "64x64, 12 stages, cluster 1, 1 split"},
+        {1, 5120, 5120, 5120, "128x224, 4 stages, cluster 2, 1 split"},
+        {1, 1024, 1024, 1024, "64x128, 8 stages, cluster 2, 1 split"},
+        {1, 64, 8192, 8192, "64x64, 12 stages, cluster 1, 1 split"},
         {1, 128, 65536, 8192, "128x256, 4 stages, cluster 1, 1 split"},
         {64, 512, 512, 512, "128x256, 4 stages, cluster 2, 1 split"},
     };
@@ -47,6 +48,36 @@ static void tiles(void **state) {
         assert_string_equal(plan.choice.kernel, "gemm.hopper");
         assert_string_equal(plan.choice.choice, cases[i].choice);
         assert_int_equal(plan.choice.workspace_bytes, 0);
+    }
+}
+
+/* Few rows: a kernel that reads B once, while it is laid out in whole loads. */
+static void few_rows(void **state) {
+    (void)state;
+    static const struct {
+        int64_t m, n, k;
+        int of_a, of_b;
+        const char *device, *kernel, *choice;
+    } cases[] = {
+        {1, 8192, 8192, 1, 0, "sm_90", "gemm.skinny", "8x64, 24 loads of B a thread in flight, 1 split"},
+        {16, 8192, 8192, 1, 1, "sm_80", "gemm.skinny", "16x64, 24 loads of B a thread in flight, 1 split"},
+        {32, 1000, 65536, 1, 0, "sm_90", "gemm.skinny", "32x64, 16 loads of B a thread in flight, 4 splits"},
+        {33, 8192, 8192, 1, 0, "sm_90", "gemm.hopper", NULL},
+        {16, 8192, 8192, 0, 1, "sm_90", "gemm.hopper", NULL},
+        {16, 8192, 8196, 1, 0, "sm_90", "gemm.hopper", NULL},
+        {16, 8196, 8192, 1, 1, "sm_80", "gemm.mma", NULL},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const fdm_device device = device_of(cases[i].device);
+        fdm_gemm_problem p = problem_of(1, cases[i].m, cases[i].n, cases[i].k);
+        struct cuda_kernel_request requests[COMPANION_REQUESTS_MAX];
+        fdm_gemm_plan plan;
+        p.a_rows_contiguous = cases[i].of_a, p.b_rows_contiguous = cases[i].of_b;
+        assert_int_equal(fdm_plan_gemm(&device, &p, NULL, &plan), FDM_OK);
+        assert_string_equal(plan.choice.kernel, cases[i].kernel);
+        assert_true(gemm_requests(&plan, requests) == 1 + (plan.choice.workspace_bytes > 0));
+        if (cases[i].choice)
+            assert_string_equal(plan.choice.choice, cases[i].choice);
     }
 }
 
@@ -148,8 +179,11 @@ static void descriptions(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(tiles), cmocka_unit_test(splits),
-                                       cmocka_unit_test(every_size_fits), cmocka_unit_test(refusals_of_plans),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(tiles),
+                                       cmocka_unit_test(splits),
+                                       cmocka_unit_test(few_rows),
+                                       cmocka_unit_test(every_size_fits),
+                                       cmocka_unit_test(refusals_of_plans),
                                        cmocka_unit_test(descriptions)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

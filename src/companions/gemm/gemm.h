@@ -25,7 +25,7 @@ struct gemm_matrix {
 /* What every kernel receives. */
 struct gemm_params {
     struct gemm_matrix a, b, c, out; /* c is read where beta is not 0; may be out */
-    float *partials;                 /* gemm_hopper with splits: [split][batch][m][n] */
+    float *partials;                 /* with splits: [split][batch][m][n] */
     int32_t m, n, k, batch;
     int32_t splits;
     float alpha, beta;
@@ -78,6 +78,26 @@ static inline
     return GEMM_MMA_BLOCK * (GEMM_MMA_BLOCK_K * 2 + (layout == GEMM_ROWS_PADDED ? 16 : 0));
 }
 
+/* ---- gemm_skinny ---- */
+
+#define GEMM_SKINNY_CONSTANTS(X)                                           \
+    X(DTYPE)     /* GEMM_FLOAT16 or GEMM_BFLOAT16 */                       \
+    X(B_N_MAJOR) /* 0: B's columns are contiguous, along k; 1: its rows */ \
+    X(HAS_C)     /* 1: beta is not 0 */                                    \
+    X(ROWS)      /* of A at most: a multiple of 8 */                       \
+    X(DEPTH)     /* steps of 32 of k in registers */                       \
+    X(PARTIAL)   /* 1: sums of a part of k, in float32, for gemm_combine */
+
+enum { GEMM_SKINNY_ROWS_MAX = 32, GEMM_SKINNY_COLUMNS = 64, GEMM_SKINNY_WARPS = 8, GEMM_SKINNY_PITCH = 68 };
+static inline
+#ifdef __CUDACC__
+    __host__ __device__ constexpr
+#endif
+    int32_t
+    gemm_skinny_shared_bytes(int32_t rows) {
+    return GEMM_SKINNY_WARPS * rows * GEMM_SKINNY_PITCH * 4;
+}
+
 /* ---- gemm_hopper ---- */
 
 #define GEMM_HOPPER_CONSTANTS(X)                                                     \
@@ -86,7 +106,7 @@ static inline
     X(B_N_MAJOR)  /* 0: B's columns are contiguous, along k; 1: its rows */          \
     X(HAS_C)      /* 1: beta is not 0 */                                             \
     X(WARPGROUPS) /* that compute: 64 rows each */                                   \
-    X(BLOCK_N)    /* columns of a tile, a multiple of 64 to 256 */                   \
+    X(BLOCK_N)    /* columns of a tile, a multiple of 32 to 256 */                   \
     X(STAGES)     /* tiles of A, and of B, in flight */                              \
     X(CLUSTER)    /* blocks, 1 or 2, whose tiles lie below each other and share B */ \
     X(PARTIAL)    /* 1: sums of a part of k, in float32, for gemm_combine */
@@ -95,7 +115,7 @@ enum { GEMM_HOPPER_BLOCK_K = 64, GEMM_HOPPER_GROUP = 16 };
 
 struct gemm_hopper_params {
     struct gemm_params in;
-    struct cuda_tensor_map a_map, b_map, out_map; /* [batch, rows, columns]: tiles of 64 columns */
+    struct cuda_tensor_map a_map, b_map, out_map; /* [batch, rows, columns] */
     int32_t a_batched, b_batched;                 /* 0: all batches share it, and its map has one */
     int32_t row_tiles, column_tiles;              /* of a cluster's height; of BLOCK_N */
     int32_t items;                                /* row_tiles * column_tiles * splits * batch */
@@ -109,7 +129,16 @@ static inline
 #endif
     int32_t
     gemm_hopper_stage_bytes(int32_t warpgroups, int32_t block_n) {
-    return (64 * warpgroups + block_n) * GEMM_HOPPER_BLOCK_K * 2;
+    return (64 * warpgroups + (block_n + 63) / 64 * 64) * GEMM_HOPPER_BLOCK_K * 2;
+}
+/* Columns of C that are written at a time: tiles that are no multiple of 64 would write beside themselves. */
+static inline
+#ifdef __CUDACC__
+    __host__ __device__ constexpr
+#endif
+    int32_t
+    gemm_hopper_panel_columns(int32_t block_n) {
+    return block_n % 64 ? 32 : 64;
 }
 static inline
 #ifdef __CUDACC__

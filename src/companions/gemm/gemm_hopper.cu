@@ -11,8 +11,8 @@
  *
  * Shared memory, in panels of 128 bytes a row with the 128-byte swizzle:
  *   A [STAGES], k-major [64 WARPGROUPS rows][64 of k], m-major [WARPGROUPS][64 of k][64 rows];
- *   B [STAGES], k-major [BLOCK_N][64 of k], n-major [BLOCK_N / 64][64 of k][64 columns];
- *   C [WARPGROUPS][2][64 rows][64 columns]; barriers.
+ *   B [STAGES], k-major [BLOCK_N][64 of k], n-major [BLOCK_N / 64, rounded up][64 of k][64 columns];
+ *   C [WARPGROUPS][2][64 rows][64 columns], or 32 with the 64-byte swizzle; barriers.
  *
  * Barriers: of each stage a full one (an arrival of the block's own producer, and the bytes of both) and an empty one
  * (an arrival of each consumer warp of the cluster, as the producer writes into both blocks). The named barrier 1 + w
@@ -23,6 +23,7 @@
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/cluster.cuh"
 #include "cuda/ptx/copy.cuh"
+#include "cuda/ptx/launch.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/mma.cuh"
 #include "cuda/ptx/tma.cuh"
@@ -35,10 +36,13 @@ GEMM_HOPPER_CONSTANTS(GPU_CONSTANT_GIVEN)
 constexpr int BLOCK_M = 64 * WARPGROUPS, BLOCK_K = GEMM_HOPPER_BLOCK_K, PANEL = 64 * 128;
 constexpr int THREADS = 128 * (WARPGROUPS + 1);
 constexpr int A_BYTES = BLOCK_M * BLOCK_K * 2, STAGE_BYTES = gemm_hopper_stage_bytes(WARPGROUPS, BLOCK_N);
+constexpr int B_PANELS = (BLOCK_N + 63) / 64; /* n-major; of the last, all of which arrives, half may be used */
+constexpr int B_BYTES = (B_N_MAJOR ? B_PANELS * 64 : BLOCK_N) * BLOCK_K * 2;
+constexpr int C_COLUMNS = gemm_hopper_panel_columns(BLOCK_N);
 constexpr int C_OFFSET = STAGES * STAGE_BYTES, FULL = C_OFFSET + (PARTIAL ? 0 : WARPGROUPS * 2 * PANEL);
 constexpr int EMPTY = FULL + 8 * STAGES;
 constexpr bool F16 = DTYPE == GEMM_FLOAT16;
-static_assert(STAGES <= 16 && (BLOCK_N % 64 == 0) && CLUSTER <= 2, "barriers, panels");
+static_assert(STAGES <= 16 && (BLOCK_N % 32 == 0) && CLUSTER <= 2, "barriers, panels");
 static_assert(EMPTY + 8 * STAGES + 1024 <= gemm_hopper_shared_bytes(WARPGROUPS, BLOCK_N, STAGES, PARTIAL), "shared");
 
 /* ---- items ---- */
@@ -79,7 +83,7 @@ __device__ __forceinline__ void load_stage(const struct gemm_hopper_params &a, c
                                            int stage, int k) {
     const uint32_t to = base + stage * STAGE_BYTES, full = base + FULL + 8 * stage;
     const int a_batch = a.a_batched ? item.batch : 0, b_batch = a.b_batched ? item.batch : 0;
-    mbarrier_arrive_expect_tx(full, STAGE_BYTES);
+    mbarrier_arrive_expect_tx(full, A_BYTES + B_BYTES);
     if (!A_M_MAJOR)
         cp_async_bulk_tensor_3d(to, &a.a_map, full, k, item.row, a_batch);
 #pragma unroll
@@ -89,7 +93,7 @@ __device__ __forceinline__ void load_stage(const struct gemm_hopper_params &a, c
     /* Of B the block's part, for all blocks: rows of its panels, which are columns or of k. */
     const uint32_t rank = CLUSTER > 1 ? cluster_ctarank() : 0, part = (B_N_MAJOR ? BLOCK_K : BLOCK_N) / CLUSTER;
 #pragma unroll
-    for (int panel = 0; panel < (B_N_MAJOR ? BLOCK_N / 64 : 1); panel++) {
+    for (int panel = 0; panel < (B_N_MAJOR ? B_PANELS : 1); panel++) {
         const uint32_t there = to + A_BYTES + panel * PANEL + rank * part * 128;
         const int x = B_N_MAJOR ? item.column + 64 * panel : k, y = (B_N_MAJOR ? k : item.column) + (int)(rank * part);
         if (CLUSTER > 1)
@@ -160,33 +164,34 @@ __device__ __forceinline__ uint32_t pair_of(const struct gemm_params &a, float x
     return narrowed(x, y);
 }
 
-/* Panels of 64 columns by way of two buffers in turn, across tiles, each written by TMA while the next is filled. */
+/* Panels of C_COLUMNS by way of two buffers in turn, across tiles, each written by TMA while the next is filled. */
 __device__ __forceinline__ void store_tile(const struct gemm_hopper_params &a, const struct item &item,
                                            const float (&sums)[BLOCK_N / 2], uint32_t buffers, int warpgroup,
                                            uint32_t &turn) {
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, own = warp * 16 + lane % 16;
+    const uint32_t mix = C_COLUMNS == 64 ? own & 7 : own >> 1 & 3; /* the 128-byte and the 64-byte swizzle */
     const int first = item.row + 64 * warpgroup, row = first + (int)(warp * 16 + lane / 4);
 #pragma unroll
-    for (int panel = 0; panel < BLOCK_N / 64; panel++, turn ^= 1) {
+    for (int panel = 0; panel < BLOCK_N / C_COLUMNS; panel++, turn ^= 1) {
         const uint32_t buffer = buffers + turn * PANEL;
         if (threadIdx.x % 128 == 0)
             cp_async_bulk_wait_read<1>();
         barrier_sync(1 + warpgroup, 128);
 #pragma unroll
-        for (int i = 0; i < 8; i += 2) { /* of eight columns */
+        for (int i = 0; i < C_COLUMNS / 8; i += 2) { /* of eight columns */
             uint32_t word[4];
 #pragma unroll
             for (int n = 0; n < 4; n++) {
-                const int at = panel * 32 + (i + n / 2) * 4 + n % 2 * 2;
-                const int column = item.column + panel * 64 + (i + n / 2) * 8 + (int)(lane % 4) * 2;
+                const int at = panel * C_COLUMNS / 2 + (i + n / 2) * 4 + n % 2 * 2;
+                const int column = item.column + panel * C_COLUMNS + (i + n / 2) * 8 + (int)(lane % 4) * 2;
                 word[n] = pair_of(a.in, sums[at], sums[at + 1], item.batch, row + n % 2 * 8, column);
             }
-            stmatrix_x4(buffer + own * 128 + (((i + lane / 16) ^ (own & 7)) << 4), word);
+            stmatrix_x4(buffer + own * (2 * C_COLUMNS) + (((i + lane / 16) ^ mix) << 4), word);
         }
         fence_proxy_async();
         barrier_sync(1 + warpgroup, 128);
         if (threadIdx.x % 128 == 0) {
-            cp_async_bulk_tensor_3d_store(&a.out_map, buffer, item.column + panel * 64, first, item.batch);
+            cp_async_bulk_tensor_3d_store(&a.out_map, buffer, item.column + panel * C_COLUMNS, first, item.batch);
             cp_async_bulk_commit();
         }
     }
@@ -226,6 +231,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     gemm_hopper(const __grid_constant__ struct gemm_hopper_params a) {
     extern __shared__ char shared[];
     const uint32_t base = (shared_address(shared) + 1023) / 1024 * 1024;
+    griddepcontrol_launch_dependents(); /* a grid behind this one waits for its end by itself */
+    if (threadIdx.x == 32) {
+        prefetch_tensormap(&a.a_map);
+        prefetch_tensormap(&a.b_map);
+        prefetch_tensormap(&a.out_map);
+    }
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < STAGES; stage++) {
             mbarrier_init(base + FULL + 8 * stage, 1);
@@ -238,15 +249,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         barrier_cluster_arrive();
         barrier_cluster_wait();
     }
+    griddepcontrol_wait(); /* all before this may run beside the kernel ahead; what it wrote is read from here on */
     if (threadIdx.x < 128) {
         if (WARPGROUPS > 1)
             setmaxnreg_dec<40>();
-        if (threadIdx.x == 0) {
-            prefetch_tensormap(&a.a_map);
-            prefetch_tensormap(&a.b_map);
-            prefetch_tensormap(&a.out_map);
+        if (threadIdx.x == 0)
             produce(a, base);
-        }
         __syncwarp();
     } else {
         if (WARPGROUPS > 1)

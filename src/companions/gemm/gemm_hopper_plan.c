@@ -60,16 +60,20 @@ static double cycles_of(const fdm_device *device, const fdm_gemm_problem *p, con
 }
 
 static struct tile tile_of(const fdm_device *device, const fdm_gemm_problem *p) {
-    static const struct tile tiles[] = {{2, 256, 2, 1}, {2, 256, 1, 1}, {2, 192, 2, 1}, {2, 192, 1, 1},
-                                        {2, 128, 2, 1}, {2, 128, 1, 1}, {1, 64, 1, 1},  {2, 64, 1, 1}};
+    static const struct tile tiles[] = {{2, 256, 2, 1}, {2, 256, 1, 1}, {2, 224, 2, 1}, {2, 192, 2, 1},
+                                        {2, 192, 1, 1}, {2, 160, 2, 1}, {2, 128, 2, 1}, {2, 128, 1, 1},
+                                        {1, 128, 2, 1}, {1, 64, 1, 1},  {2, 64, 1, 1}};
+    const double NARROWER = 0.98;
     struct tile best = tiles[0];
     double least = 0;
     for (size_t i = 0; i < sizeof tiles / sizeof tiles[0]; i++)
         for (int32_t splits = 1; splits <= 16 && (splits == 1 || steps_of(p) / splits >= 8); splits *= 2) {
             struct tile t = tiles[i];
             t.splits = splits;
+            if (t.cluster > 1 && p->m <= 64 * t.warpgroups) /* the lower block would have nothing */
+                continue;
             const double cycles = cycles_of(device, p, &t);
-            if (least > 0 && cycles >= least)
+            if (least > 0 && cycles >= NARROWER * least) /* wide ones cost less power, which the estimate leaves out */
                 continue;
             least = cycles;
             best = t;
@@ -111,17 +115,18 @@ int gemm_hopper_request(const fdm_gemm_plan *plan, struct cuda_kernel_request *r
                gemm_hopper_shared_bytes(at[P_WARPGROUPS], at[P_BLOCK_N], at[P_STAGES], partial);
 }
 
-/* A matrix of rows x columns whose `contiguous` axis is the inner one, in boxes of 64 of it. */
+/* A matrix of rows x columns whose contiguous axis is the inner one, in boxes of `width` of it by `box`. */
 static struct cuda_tensor_layout layout_of(const fdm_gemm_problem *p, const struct gemm_matrix *x, int64_t inner,
-                                           int64_t outer, int64_t outer_stride, int32_t box, int batched) {
+                                           int64_t outer, int64_t outer_stride, int32_t width, int32_t box,
+                                           int batched) {
     return (struct cuda_tensor_layout){
         .type = p->dtype == FDM_FLOAT16 ? CUDA_MAP_FLOAT16 : CUDA_MAP_BFLOAT16,
         .rank = 3,
         .address = x->data,
         .extents = {inner, outer, batched ? p->batch : 1},
         .stride_bytes = {2, outer > 1 ? outer_stride * 2 : 16, batched ? x->batch * 2 : 16},
-        .box = {64, box, 1},
-        .swizzle_bytes = 128,
+        .box = {width, box, 1},
+        .swizzle_bytes = 2 * width,
         .l2_bytes = 256};
 }
 
@@ -139,14 +144,14 @@ fdm_status gemm_hopper_launch(const fdm_gemm_plan *plan, const struct cuda_kerne
                                    .items = (int32_t)items_of(p, &t),
                                    .steps = (int32_t)steps_of(p)};
     a.steps_per_split = (int32_t)ceil_div(a.steps, t.splits);
-    const int32_t rows = 64 * t.warpgroups, k = GEMM_HOPPER_BLOCK_K;
+    const int32_t rows = 64 * t.warpgroups, k = GEMM_HOPPER_BLOCK_K, panel = gemm_hopper_panel_columns(t.block_n);
     const struct cuda_tensor_layout layouts[3] = {
-        p->a_rows_contiguous ? layout_of(p, &params->a, p->k, p->m, params->a.row, rows, a.a_batched)
-                             : layout_of(p, &params->a, p->m, p->k, params->a.column, k, a.a_batched),
+        p->a_rows_contiguous ? layout_of(p, &params->a, p->k, p->m, params->a.row, 64, rows, a.a_batched)
+                             : layout_of(p, &params->a, p->m, p->k, params->a.column, 64, k, a.a_batched),
         p->b_rows_contiguous
-            ? layout_of(p, &params->b, p->n, p->k, params->b.row, k / t.cluster, a.b_batched)
-            : layout_of(p, &params->b, p->k, p->n, params->b.column, t.block_n / t.cluster, a.b_batched),
-        layout_of(p, &params->out, p->n, p->m, params->out.row, 64, p->batch > 1)};
+            ? layout_of(p, &params->b, p->n, p->k, params->b.row, 64, k / t.cluster, a.b_batched)
+            : layout_of(p, &params->b, p->k, p->n, params->b.column, 64, t.block_n / t.cluster, a.b_batched),
+        layout_of(p, &params->out, p->n, p->m, params->out.row, panel, 64, p->batch > 1)};
     const fdm_status status = cuda_tensor_maps_make(plan->choice.device.index, layouts, 3, maps);
     if (status)
         return status;
@@ -155,6 +160,7 @@ fdm_status gemm_hopper_launch(const fdm_gemm_plan *plan, const struct cuda_kerne
                                        .grid = {(uint32_t)at[P_BLOCKS], 1, 1},
                                        .threads = 128 * (uint32_t)(t.warpgroups + 1),
                                        .cluster = (uint32_t)t.cluster,
+                                       .programmatic_launch = 1,
                                        .stream = stream,
                                        .arguments = &a,
                                        .arguments_bytes = sizeof a};

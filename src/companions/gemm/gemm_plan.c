@@ -9,6 +9,7 @@
 /* The kernels in the order of the list. Those from MMA_AHEAD to MMA_STAGE2 are gemm_mma.cu with one idea more or less.
  */
 enum {
+    SKINNY,
     HOPPER,
     MMA,
     MMA_AHEAD,
@@ -35,11 +36,13 @@ static const char *float32_refusal(const fdm_device *device, const void *problem
 
 static int64_t tiles_of(int64_t extent, int64_t tile) { return (extent + tile - 1) / tile; }
 
+/* early: it may begin before the kernel ahead of it has ended, for which it waits by itself. */
 static fdm_status launch(const struct cuda_kernel_request *request, const struct cuda_kernel *kernel, int64_t blocks,
-                         const struct gemm_params *params, void *stream) {
+                         int early, const struct gemm_params *params, void *stream) {
     const struct cuda_launch l = {.kernel = kernel,
                                   .grid = {(uint32_t)blocks, 1, 1},
                                   .threads = (uint32_t)request->threads,
+                                  .programmatic_launch = early,
                                   .stream = stream,
                                   .arguments = params,
                                   .arguments_bytes = sizeof *params};
@@ -112,6 +115,8 @@ static void element_request(const fdm_gemm_problem *p, const char *entry, int32_
 
 #define MMA_RUNG(index, name, description) [index] = {name, description, 0, float16_refusal, NULL, mma_fill}
 static const struct companion_kernel kernels[NUM_KERNELS] = {
+    [SKINNY] = {"gemm.skinny", "few rows of A: B from memory straight to registers and mma.sync, k split over warps", 1,
+                gemm_skinny_refusal, NULL, gemm_skinny_fill},
     [HOPPER] = {"gemm.hopper", "wgmma and TMA, persistent, specialised warpgroups, clusters, k split over blocks", 1,
                 gemm_hopper_refusal, NULL, gemm_hopper_fill},
     [MMA] = {"gemm.mma", "mma.sync, a ring of stages by cp.async, swizzled shared memory, tiles ordered for L2", 1,
@@ -131,16 +136,25 @@ static const struct companion_kernel kernels[NUM_KERNELS] = {
 };
 const struct companion_operation gemm_operation = {"gemm", NUM_KERNELS, kernels};
 
+/* Parts of k, whose sums gemm_combine adds where there are several. */
+static int32_t splits_of(const fdm_companion_choice *c) {
+    return c->kernel_index == HOPPER   ? c->parameters[P_SPLITS]
+           : c->kernel_index == SKINNY ? c->parameters[SKINNY_SPLITS]
+                                       : 1;
+}
+
 int32_t gemm_requests(const fdm_gemm_plan *plan, struct cuda_kernel_request *requests) {
     const fdm_companion_choice *c = &plan->choice;
     const fdm_gemm_problem *p = &plan->problem;
     if (c->kernel_index < 0 || c->kernel_index >= NUM_KERNELS || strcmp(c->kernel, kernels[c->kernel_index].name) != 0)
         return 0;
     switch (c->kernel_index) {
+    case SKINNY:
     case HOPPER:
-        if (!gemm_hopper_request(plan, &requests[0]))
+        if (c->kernel_index == HOPPER ? !gemm_hopper_request(plan, &requests[0])
+                                      : !gemm_skinny_request(plan, &requests[0]))
             return 0;
-        if (c->parameters[P_SPLITS] == 1)
+        if (splits_of(c) == 1)
             return 1;
         element_request(p, "gemm_combine", 0, &requests[1]);
         return 2;
@@ -151,13 +165,18 @@ int32_t gemm_requests(const fdm_gemm_plan *plan, struct cuda_kernel_request *req
     }
 }
 
-/* Blocks of the kernel that makes the results' last form: of a list's kernel but gemm.hopper, or of gemm_combine. */
-static int64_t blocks_of(int32_t kernel_index, const fdm_gemm_problem *p) {
-    switch (kernel_index) {
+static int64_t element_blocks_of(const fdm_gemm_problem *p) {
+    return tiles_of(p->batch * p->m * p->n, GEMM_ELEMENT_THREADS);
+}
+
+/* Of the list's kernels but gemm.hopper. */
+static int64_t blocks_of(const fdm_gemm_plan *plan) {
+    const fdm_gemm_problem *p = &plan->problem;
+    switch (plan->choice.kernel_index) {
+    case SKINNY: return gemm_skinny_blocks(plan);
     case MMA_WARP: return p->batch * tiles_of(p->m, GEMM_WARP_ROWS) * tiles_of(p->n, GEMM_WARPS * GEMM_WARP_COLUMNS);
     case SLICED_K: return p->batch * tiles_of(p->m, GEMM_SLICED_BLOCK) * tiles_of(p->n, GEMM_SLICED_BLOCK);
-    case HOPPER:
-    case NAIVE: return tiles_of(p->batch * p->m * p->n, GEMM_ELEMENT_THREADS);
+    case NAIVE: return element_blocks_of(p);
     default: return p->batch * tiles_of(p->m, GEMM_MMA_BLOCK) * tiles_of(p->n, GEMM_MMA_BLOCK);
     }
 }
@@ -165,15 +184,17 @@ static int64_t blocks_of(int32_t kernel_index, const fdm_gemm_problem *p) {
 fdm_status gemm_launch(const fdm_gemm_plan *plan, struct gemm_params *params, void *workspace, void *stream) {
     struct cuda_kernel_request requests[COMPANION_REQUESTS_MAX];
     const struct cuda_kernel *loaded[COMPANION_REQUESTS_MAX];
-    const int32_t count = gemm_requests(plan, requests), index = plan->choice.kernel_index, hopper = index == HOPPER;
+    const int32_t count = gemm_requests(plan, requests), index = plan->choice.kernel_index;
+    const int early = index == SKINNY && plan->choice.parameters[SKINNY_EARLY];
     if (count == 0)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile is not its kernel's");
     params->partials = workspace;
-    params->splits = hopper ? plan->choice.parameters[P_SPLITS] : 1;
+    params->splits = splits_of(&plan->choice);
     fdm_status status = cuda_kernels_get(plan->choice.device.index, requests, count, loaded);
-    if (!status && hopper)
-        status = gemm_hopper_launch(plan, loaded[0], params, stream);
-    if (!status && (!hopper || count > 1))
-        status = launch(&requests[count - 1], loaded[count - 1], blocks_of(index, &plan->problem), params, stream);
+    if (!status)
+        status = index == HOPPER ? gemm_hopper_launch(plan, loaded[0], params, stream)
+                                 : launch(&requests[0], loaded[0], blocks_of(plan), early, params, stream);
+    if (!status && count > 1)
+        status = launch(&requests[1], loaded[1], element_blocks_of(&plan->problem), 0, params, stream);
     return status;
 }

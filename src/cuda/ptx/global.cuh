@@ -1,4 +1,5 @@
-/* global.cuh: additions and hand-overs in global memory (PTX ISA, "red", "ld.acquire", "st.release"). */
+/* global.cuh: additions, hand-overs and wide loads in global memory (PTX ISA, "red", "ld.acquire", "st.release",
+ * "ld.global.nc"). */
 #ifndef FDM_PTX_GLOBAL_CUH
 #define FDM_PTX_GLOBAL_CUH
 
@@ -16,6 +17,20 @@ __device__ __forceinline__ void red_add_4(float *at, float a, float b, float c, 
                  : "memory");
 }
 #endif
+/* 16 bytes from an address that is a multiple of 16, or zeros where `take` is 0, and nothing is read; `once`: they are
+ * not read again, and L1 does not keep them. */
+__device__ __forceinline__ void ld_global_16(uint32_t (&r)[4], const void *from, int take) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\nmov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\n"
+                 "mov.b32 %3, 0;\n@p ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];\n}"
+                 : "=&r"(r[0]), "=&r"(r[1]), "=&r"(r[2]), "=&r"(r[3])
+                 : "l"(from), "r"(take));
+}
+__device__ __forceinline__ void ld_global_16_once(uint32_t (&r)[4], const void *from, int take) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\nmov.b32 %0, 0;\nmov.b32 %1, 0;\nmov.b32 %2, 0;\n"
+                 "mov.b32 %3, 0;\n@p ld.global.nc.L1::no_allocate.L2::128B.v4.b32 {%0, %1, %2, %3}, [%4];\n}"
+                 : "=&r"(r[0]), "=&r"(r[1]), "=&r"(r[2]), "=&r"(r[3])
+                 : "l"(from), "r"(take));
+}
 __device__ __forceinline__ int ld_acquire(const int *at) {
     int x;
     asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(at) : "memory");

@@ -1,0 +1,66 @@
+/* gemm_skinny_plan.c: which problems gemm.skinny takes, its rows, loads in flight and split of k. */
+#include <stdio.h>
+
+#include "companions/gemm/gemm_plan.h"
+
+enum { K_OF_A_ROUND = 32 * GEMM_SKINNY_WARPS };
+
+static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+const char *gemm_skinny_refusal(const fdm_device *device, const void *problem) {
+    const fdm_gemm_problem *p = problem;
+    if (p->m > GEMM_SKINNY_ROWS_MAX)
+        return "it is for 32 rows of A at most";
+    if (p->k == 0)
+        return "there is nothing to multiply";
+    if (p->accumulate_float16)
+        return "it sums in float32";
+    if (!p->a_rows_contiguous)
+        return "rows of A must be contiguous";
+    if (!p->mappable || p->k % 8 || (p->b_rows_contiguous && p->n % 8))
+        return "rows of A and what is contiguous of B must be whole loads of 16 bytes";
+    return NULL;
+}
+
+/* A block can draw some 90 GB/s, so that 48 reach the bandwidth of the largest device; k is split where there are fewer
+ * of them, into parts that are worth a sum in memory. */
+static int32_t splits_of(const fdm_device *device, const fdm_gemm_problem *p) {
+    enum { BLOCKS_MIN = 48, ROUNDS_MIN = 8 };
+    const int64_t blocks = ceil_div(p->n, GEMM_SKINNY_COLUMNS) * p->batch, rounds = ceil_div(p->k, K_OF_A_ROUND);
+    int32_t splits = 1;
+    while (blocks * splits < BLOCKS_MIN && rounds / (2 * splits) >= ROUNDS_MIN)
+        splits *= 2;
+    return splits;
+}
+
+void gemm_skinny_fill(const fdm_device *device, const void *problem, fdm_companion_choice *choice) {
+    const fdm_gemm_problem *p = problem;
+    const int32_t rows = p->m <= 8 ? 8 : p->m <= 16 ? 16 : GEMM_SKINNY_ROWS_MAX, splits = splits_of(device, p);
+    choice->parameters[SKINNY_ROWS] = rows;
+    choice->parameters[SKINNY_DEPTH] = rows > 16 ? 2 : 3;
+    choice->parameters[SKINNY_SPLITS] = splits;
+    choice->parameters[SKINNY_EARLY] = device->compute_major >= 9;
+    choice->shared_bytes = gemm_skinny_shared_bytes(rows);
+    choice->workspace_bytes = splits > 1 ? (p->batch * p->m * p->n * 4 * splits + 63) / 64 * 64 : 0;
+    snprintf(choice->choice, sizeof choice->choice, "%dx%d, %d loads of B a thread in flight, %d split%s", rows,
+             GEMM_SKINNY_COLUMNS, 8 * choice->parameters[SKINNY_DEPTH], splits, splits > 1 ? "s" : "");
+}
+
+int gemm_skinny_request(const fdm_gemm_plan *plan, struct cuda_kernel_request *request) {
+    const fdm_gemm_problem *p = &plan->problem;
+    const int32_t *at = plan->choice.parameters, partial = at[SKINNY_SPLITS] > 1;
+    *request = (struct cuda_kernel_request){.file = "companions/gemm/gemm_skinny.cu",
+                                            .entry = "gemm_skinny",
+                                            .shared_bytes = (int32_t)plan->choice.shared_bytes,
+                                            .threads = 32 * GEMM_SKINNY_WARPS};
+    GPU_SET_CONSTANTS(request, GEMM_SKINNY_CONSTANTS, .DTYPE = p->dtype, .B_N_MAJOR = p->b_rows_contiguous,
+                      .HAS_C = p->has_c && !partial, .ROWS = at[SKINNY_ROWS], .DEPTH = at[SKINNY_DEPTH],
+                      .PARTIAL = partial);
+    return at[SKINNY_ROWS] >= p->m && at[SKINNY_DEPTH] > 1 && at[SKINNY_SPLITS] >= 1 &&
+           plan->choice.shared_bytes == gemm_skinny_shared_bytes(at[SKINNY_ROWS]);
+}
+
+int64_t gemm_skinny_blocks(const fdm_gemm_plan *plan) {
+    const fdm_gemm_problem *p = &plan->problem;
+    return ceil_div(p->n, GEMM_SKINNY_COLUMNS) * plan->choice.parameters[SKINNY_SPLITS] * p->batch;
+}
