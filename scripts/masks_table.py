@@ -22,7 +22,7 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 
 
 def source(data: dict, file: pathlib.Path) -> str:
-    return f"\n{data['device']}, torch {data['torch']}, `{data['command']}`, commit {data['commit']} (`{file.name}`).\n"
+    return f"{data['device']}, torch {data['torch']}, `{data['command']}`, commit {data['commit']} (`{file.name}`).\n"
 
 
 def microseconds(part: dict) -> str:
@@ -46,11 +46,15 @@ def windows(rows: list[dict]) -> str:
 def generation(rows: list[dict]) -> str:
     whole, *others = rows
     head = ["W", "intervals that are there, us", "append", "attention to the slots", "both in one graph", "all keys over it", "with their bias"]
-    text = table(head, [[str(r["window"]), *(microseconds(r[n]) for n in ("intervals", "append", "attend", "slots_step")),
-                         f"{whole['dense']['us'] / r['slots_step']['us']:.1f}x",
-                         f"{whole['dense_with_bias']['us'] / r['slots_step']['us']:.1f}x"] for r in others])
-    return text + (f"\nAll {whole['keys']} keys, {whole['heads']} query heads on {whole['heads_kv']}: {microseconds(whole['dense'])} us, "
-                   f"{microseconds(whole['dense_with_bias'])} with a bias.\n")
+    text = ""
+    for lead, of in ((f"All {whole['keys']} keys, {whole['heads']} query heads on {whole['heads_kv']}; a graph of one call", lambda part: part),
+                     ("Eight calls in a row in one graph", lambda part: part["in_a_row"])):
+        dense, biased = of(whole["dense"]), of(whole["dense_with_bias"])
+        text += f"{lead}: {microseconds(dense)} us, {microseconds(biased)} with a bias.\n\n"
+        text += table(head, [[str(r["window"]), *(microseconds(of(r[n])) for n in ("intervals", "append", "attend", "slots_step")),
+                              f"{dense['us'] / of(r['slots_step'])['us']:.1f}x",
+                              f"{biased['us'] / of(r['slots_step'])['us']:.1f}x"] for r in others]) + "\n"
+    return text
 
 
 def training(results: list[dict]) -> str:
@@ -83,7 +87,7 @@ def main(arguments: list[str]) -> int:
                 text = page.read_text()
                 if begin in text:
                     before, _, rest = text.partition(begin)
-                    page.write_text(before + begin + MAKERS[part](found) + source(data, file) + end + rest.partition(end)[2])
+                    page.write_text(before + begin + MAKERS[part](found).rstrip("\n") + "\n\n" + source(data, file) + end + rest.partition(end)[2])
                     replaced += 1
             if not replaced:
                 print(f"masks_table: no page has a place for {part}", file=sys.stderr)
