@@ -82,23 +82,33 @@ def builds(samples: int) -> list:
 
 
 def steps(samples: int) -> list:
-    """Bias to intervals, forward and backward in one graph, and its parts."""
+    """What dt_proj gives, to its bias and intervals, forward and backward in one graph, and its parts. The names of the step's
+    kernels say whether one of PyTorch's is among them."""
     rows = []
     for batch, heads, dim, keys, window in STEPS:
         q, k, v = (torch.randn(batch, keys, heads, dim, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
-        bias = torch.randn(batch, heads, keys, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        dt = torch.randn(batch, keys, heads, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        a = torch.ones(heads, device="cuda", dtype=torch.bfloat16, requires_grad=True)
         dout = torch.randn_like(q)
-        pair = masks.topk_intervals(bias, window)
+        leaf = masks.key_bias(dt, a).detach().requires_grad_()
+        dbias = torch.randn_like(leaf)
+        pair = masks.topk_intervals(leaf, window)
 
-        def attend(intervals):
-            out = flash_dmattn_func(q, k, v, attn_bias=bias[:, :, None], is_causal=True, key_intervals=intervals)
-            return torch.autograd.grad(out, (q, k, v, bias), dout)
+        def attend(bias, intervals, inputs):
+            out = flash_dmattn_func(q, k, v, attn_bias=bias, is_causal=True, key_intervals=intervals)
+            return torch.autograd.grad(out, (q, k, v, *inputs), dout)
 
-        parts = {"build": lambda: masks.topk_intervals(bias, window), "attention": lambda: attend(pair),
-                 "step": lambda: attend(masks.topk_intervals(bias, window))}
+        def step():
+            bias = masks.key_bias(dt, a)
+            return attend(bias, masks.topk_intervals(bias, window), (dt, a))
+
+        parts = {"bias": lambda: masks.key_bias(dt, a), "intervals": lambda: masks.topk_intervals(leaf, window),
+                 "bias_and_gradients": lambda: torch.autograd.grad(masks.key_bias(dt, a), (dt, a), dbias),
+                 "attention": lambda: attend(leaf, pair, (leaf,)), "step": step}
         times = {name: timed(call, samples, 5) for name, call in parts.items()}
+        attention = times["attention"]["us"]
         row = {"heads": heads, "head_dim": dim, "keys": keys, "window": window, **times,
-               "share_of_building": round(times["build"]["us"] / times["attention"]["us"], 4)}
+               "share_of_building": round((times["step"]["us"] - attention) / attention, 4), "kernels": kernels_of(step)}
         print(row, flush=True)
         rows.append(row)
     return rows

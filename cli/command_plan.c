@@ -240,7 +240,8 @@ static void print_plan(const fdm_plan *plan, const char *device, const struct re
         printf("  because    %s\n", plan->reason);
 }
 
-/* A line for each kernel that takes the problem on this device: its name and its choice codes; as JSON, an object of lists. */
+/* A line for each kernel that takes the problem on this device: its name and its choice codes; as JSON, an object of
+ * lists. */
 static int print_variants(const fdm_device *device, const struct request *r) {
     char codes[VARIANTS_MAX][KERNEL_CODE_MAX];
     struct json_writer writer = {stdout, 0};

@@ -8,7 +8,6 @@ import argparse
 import torch
 from flash_dmattn import flash_dmattn_func, masks
 from torch import nn
-from torch.nn.functional import softplus
 
 
 class DynamicMaskAttention(nn.Module):
@@ -30,7 +29,7 @@ class DynamicMaskAttention(nn.Module):
         q = self.q_proj(x).view(batch, seqlen, self.heads, self.head_dim)
         k = self.k_proj(x).view(batch, seqlen, self.heads_kv, self.head_dim)
         v = self.v_proj(x)
-        bias = (self.A * softplus(self.dt_proj(v))).transpose(1, 2)
+        bias = masks.key_bias(self.dt_proj(v), self.A)  # A softplus(dt)
         return q, k, v.view(batch, seqlen, self.heads_kv, self.head_dim), bias
 
     def forward(self, x):

@@ -24,7 +24,7 @@ from typing import Iterator, Optional
 import torch
 import torch.nn.functional as F
 from flash_dmattn import flash_dmattn_func
-from flash_dmattn.masks import topk_intervals
+from flash_dmattn.masks import key_bias, topk_intervals
 from torch import Tensor, nn
 
 TRAIN_FILES = """argparse ast bdb calendar cmd codecs configparser contextlib copy csv dataclasses difflib dis doctest enum
@@ -80,7 +80,7 @@ class DynamicMaskAttention(DenseAttention):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         dt = F.linear(v.flatten(2), self.dt_weight)  # [B, S, H]
-        bias = (self.A * F.softplus(dt)).transpose(1, 2)  # [B, H, S], one per key
+        bias = key_bias(dt, self.A)  # A softplus(dt), [B, H, S], one per key
         start, end = topk_intervals(bias, window_size=self.window)
         self.last_bias = bias.detach()
         with torch.no_grad():

@@ -417,6 +417,23 @@ FDM_API void fdm_timer_release(fdm_timer *timer);
 
 /* ---- 10. Masks as key intervals -------------------------------------------------------------------------------- */
 
+/* The bias of a dynamic mask, a number a key and head of what a projection gives for them: a softplus(dt), or
+ * exp(a softplus(dt)) where exponential is not 0.
+ *
+ *     dt        [B, S, h]              floating, each of its own dtype; float64 on the CPU only
+ *     a         [h]
+ *     padding   [B, S] or NULL         bool, true = a real key; the bias of others is -inf: no row sees them
+ *     bias      [B, h, S]              written
+ *
+ * On one device, with any strides; one kernel on CUDA devices, where they compute in float32. */
+FDM_API fdm_status fdm_key_bias(const fdm_tensor *dt, const fdm_tensor *a, const fdm_tensor *padding,
+                                int32_t exponential, fdm_tensor *bias, void *stream);
+/* Its gradients ddt [B, S, h] and da [h], written, each NULL where it is not wanted, of dbias [B, h, S]. da is summed
+ * in one order. Where dbias is 0, as of keys that no row sees, dt has no part in it, not even NaN. One kernel. */
+FDM_API fdm_status fdm_key_bias_backward(const fdm_tensor *dt, const fdm_tensor *a, const fdm_tensor *padding,
+                                         int32_t exponential, const fdm_tensor *dbias, fdm_tensor *ddt, fdm_tensor *da,
+                                         void *stream);
+
 /* Exact causal top-W of a bias of the key alone. Row i sees the `window` keys j <= i of largest bias; of equals the
  * smaller index wins, and NaN ranks lowest. Key j gets the rows start_j <= i < end_j that see it.
  *

@@ -92,7 +92,7 @@ def _as_tuple(tensor: Optional[torch.Tensor]) -> Optional[Tuple[Any, ...]]:
 
 
 def run_as(device: Optional[str], kernel: Optional[str], tensors: Sequence[Optional[torch.Tensor]], causal: bool = False,
-           softcap: float = 0.0) -> Dict[str, Any]:
+           softcap: float = 0.0, deterministic: bool = False) -> Dict[str, Any]:
     """Runs a pass by the plan for the device of that name (None: the tensors' own) and kernel (None: chosen); the plan.
 
     tensors: q, k, v, mask, bias, interval_start, interval_end, cu_seqlens_q, cu_seqlens_k, out, lse, and for a backward dout,
@@ -107,7 +107,7 @@ def run_as(device: Optional[str], kernel: Optional[str], tensors: Sequence[Optio
             return workspace.data_ptr(), workspace
 
     given = tuple(_as_tuple(tensor) for tensor in tensors) + (None,) * (17 - len(tensors))
-    return json.loads(_native.run_as(device, kernel, given, causal, softcap, stream, allocate))
+    return json.loads(_native.run_as(device, kernel, given, causal, softcap, stream, allocate, deterministic))
 
 
 class Runner:

@@ -184,6 +184,55 @@ _define(
 )(_create, _create_output)
 
 
+# ---- biases ----------------------------------------------------------------------------------------------------------
+
+
+def _key_bias(dt: Tensor, a: Tensor, padding: Optional[Tensor], exponential: bool, bias: Tensor) -> None:
+    views = (None if each is None else native_view(each) for each in (dt, a, padding, bias))
+    _native.key_bias(*views, exponential, _stream_of(dt))
+
+
+def _key_bias_output(dt: Tensor, a: Tensor, padding: Optional[Tensor], exponential: bool) -> Tensor:
+    batch, seqlen, heads = dt.shape
+    return dt.new_empty((batch, heads, seqlen), dtype=torch.promote_types(dt.dtype, a.dtype))
+
+
+_define("key_bias", "Tensor dt, Tensor a, Tensor? padding, bool exponential", "CPU", "CUDA")(
+    _key_bias, _key_bias_output
+)
+
+
+def _key_bias_backward(
+    dt: Tensor, a: Tensor, padding: Optional[Tensor], exponential: bool, dbias: Tensor, pair: Pair
+) -> None:
+    views = (None if each is None else native_view(each) for each in (dt, a, padding, dbias, *pair))
+    _native.key_bias_backward(*views, exponential, _stream_of(dt))
+
+
+def _key_bias_gradients(dt: Tensor, a: Tensor, padding: Optional[Tensor], exponential: bool, dbias: Tensor) -> Pair:
+    return dt.new_empty(dt.shape), a.new_empty(a.shape)
+
+
+_define("key_bias_backward", "Tensor dt, Tensor a, Tensor? padding, bool exponential, Tensor dbias", "CPU", "CUDA")(
+    _key_bias_backward, _key_bias_gradients
+)
+
+
+def _save_key_bias(ctx: Any, inputs: Tuple[Any, ...], output: Tensor) -> None:
+    dt, a, padding, ctx.exponential = inputs
+    ctx.save_for_backward(dt, a, padding)
+
+
+def _key_bias_autograd(ctx: Any, dbias: Tensor) -> Tuple[Optional[Tensor], ...]:
+    ddt, da = torch.ops.flash_dmattn.key_bias_backward(*ctx.saved_tensors, ctx.exponential, dbias)
+    return ddt, da, None, None
+
+
+torch.library.register_autograd(
+    "flash_dmattn::key_bias", _key_bias_autograd, setup_context=_save_key_bias, lib=_library
+)
+
+
 # ---- slots -----------------------------------------------------------------------------------------------------------
 
 _library.define(

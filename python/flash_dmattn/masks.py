@@ -26,6 +26,7 @@ __all__ = [
     "document_intervals",
     "intervals_from_mask",
     "intervals_to_mask",
+    "key_bias",
     "mask_blocks",
     "prefix_intervals",
     "topk_intervals",
@@ -278,6 +279,45 @@ def _last_offset(cu_seqlens: Any, seqlen: Optional[int]) -> int:
     if seqlen is not None and seqlen != keys:
         raise ValueError(f"seqlen is {seqlen}, but cu_seqlens ends with {keys}")
     return keys
+
+
+# ---- biases ----------------------------------------------------------------------------------------------------------
+
+
+def key_bias(dt: Any, a: Any, exponential: bool = False, key_padding_mask: Any = None) -> Any:
+    """The bias of a dynamic mask, of what a projection gives for each key and head: a softplus(dt), [B, h, S].
+
+    Differentiable in dt and a for torch tensors; one kernel forward and one backward on CUDA devices.
+
+    Args:
+        dt: [B, S, h], floating; what `dt_proj` gives.
+        a: [h], floating.
+        exponential: exp(a softplus(dt)) instead, as Doge has it.
+        key_padding_mask: bool [B, S], True = a real key; the bias of others is -inf, so that no row sees them.
+
+    Returns:
+        [B, h, S], of the dtype that dt and a have together: float32 of float32 and a smaller one.
+    """
+    if _is_torch(dt):
+        import torch
+
+        _library_of(dt, "dt")
+        _on_torch()  # defines the operator
+        if dt.ndim != 3:
+            raise ValueError(f"dt has {dt.ndim} axes; it must be [batch, seqlen, heads]")
+        return torch.ops.flash_dmattn.key_bias(dt, a, key_padding_mask, bool(exponential))
+    beside = _Beside(dt, "dt")
+    arrays = beside.borrow(dt, "dt"), beside.borrow(a, "a"), beside.borrow(key_padding_mask, "key_padding_mask")
+    if len(arrays[0].shape) != 3:
+        raise ValueError(f"dt has {len(arrays[0].shape)} axes; it must be [batch, seqlen, heads]")
+    batch, seqlen, heads = arrays[0].shape
+    dtypes = {arrays[0].dtype, arrays[1].dtype}
+    bias = beside.lender.empty(
+        (batch, heads, seqlen), dtypes.pop() if len(dtypes) == 1 else "float64" if "float64" in dtypes else "float32"
+    )
+    views = [None if each is None else each.arguments() for each in arrays]
+    _native.key_bias(*views, beside.written(bias).arguments(), bool(exponential), beside.lender.stream)
+    return beside.lender.hand_over(bias)
 
 
 # ---- dense masks -----------------------------------------------------------------------------------------------------

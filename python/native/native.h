@@ -109,6 +109,8 @@ PyObject *native_intervals_from_mask(PyObject *module, PyObject *const *argument
 PyObject *native_intervals_to_mask(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_mask_blocks(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_create_mask(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *native_key_bias(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *native_key_bias_backward(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_topk_append(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_topk_fill(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 /* METH_VARARGS */

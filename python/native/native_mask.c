@@ -119,6 +119,31 @@ PyObject *native_create_mask(PyObject *module, PyObject *const *arguments, Py_ss
     NATIVE_RUN_AND_RETURN(failed, fdm_create_mask(t[0], t[1], window, min_value, block_size, t[2], stream), storage, 3);
 }
 
+/* ---- biases ---- */
+
+/* key_bias(dt, a, padding or None, bias, exponential, stream's address) */
+PyObject *native_key_bias(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    if (native_expect(count, 6))
+        return NULL;
+    struct tensor_argument storage[4] = {0};
+    fdm_tensor *t[4];
+    const int failed = native_tensors(arguments, storage, t, 4), exponential = PyObject_IsTrue(arguments[4]) == 1;
+    void *stream = address_of(arguments[5]);
+    NATIVE_RUN_AND_RETURN(failed, fdm_key_bias(t[0], t[1], t[2], exponential, t[3], stream), storage, 4);
+}
+
+/* key_bias_backward(dt, a, padding or None, dbias, ddt or None, da or None, exponential, stream's address) */
+PyObject *native_key_bias_backward(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    if (native_expect(count, 8))
+        return NULL;
+    struct tensor_argument storage[6] = {0};
+    fdm_tensor *t[6];
+    const int failed = native_tensors(arguments, storage, t, 6), exponential = PyObject_IsTrue(arguments[6]) == 1;
+    void *stream = address_of(arguments[7]);
+    NATIVE_RUN_AND_RETURN(failed, fdm_key_bias_backward(t[0], t[1], t[2], exponential, t[3], t[4], t[5], stream),
+                          storage, 6);
+}
+
 /* ---- slots ---- */
 
 /* What the arguments of both functions of slots begin with: bias, k or None, v or None, and the slots' key, bias,

@@ -82,6 +82,8 @@ static PyMethodDef methods[] = {
     {"synchronize", native_synchronize, METH_O, "Waits for all work on a CUDA device."},
     {"topk_workspace", FASTCALL(native_topk_workspace), "Bytes of workspace that topk_intervals takes."},
     {"topk_intervals", FASTCALL(native_topk_intervals), "Causal top-W of a bias."},
+    {"key_bias", FASTCALL(native_key_bias), "The bias of a dynamic mask."},
+    {"key_bias_backward", FASTCALL(native_key_bias_backward), "Its gradients."},
     {"topk_append", FASTCALL(native_topk_append), "A token of each head takes a slot of a top-W mask."},
     {"topk_fill", FASTCALL(native_topk_fill), "The slots of a top-W mask after a prompt."},
     {"document_intervals", FASTCALL(native_document_intervals), "Attention inside documents."},

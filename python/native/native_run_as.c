@@ -73,23 +73,25 @@ static PyObject *run(const fdm_plan *plan, const fdm_tensors *tensors, void *str
     return status ? native_result(status) : PyUnicode_FromString(json);
 }
 
-/* run_as(device or None, kernel or None, tensors, causal, softcap, stream, allocate or None) -> the plan as JSON */
+/* run_as(device or None, kernel or None, tensors, causal, softcap, stream, allocate or None, deterministic = False) ->
+ * the plan as JSON */
 PyObject *native_run_as(PyObject *module, PyObject *arguments) {
     struct tensor_argument storage[NUM_TENSORS] = {0};
     fdm_tensor *given[NUM_TENSORS];
     fdm_options options = fdm_options_default();
     const char *device;
     unsigned long long stream;
-    int causal, failed = 0;
+    int causal, deterministic = 0, failed = 0;
     PyObject *listed, *allocate, *result = NULL;
-    if (!PyArg_ParseTuple(arguments, "zzO!pdKO", &device, &options.kernel, &PyTuple_Type, &listed, &causal,
-                          &options.softcap, &stream, &allocate))
+    if (!PyArg_ParseTuple(arguments, "zzO!pdKO|p", &device, &options.kernel, &PyTuple_Type, &listed, &causal,
+                          &options.softcap, &stream, &allocate, &deterministic))
         return NULL;
     if (PyTuple_Size(listed) != NUM_TENSORS) {
         PyErr_Format(PyExc_TypeError, "%d tensors are needed, %zd were given", NUM_TENSORS, PyTuple_Size(listed));
         return NULL;
     }
     options.causal = causal;
+    options.deterministic = deterministic;
     for (int i = 0; i < NUM_TENSORS; i++)
         given[i] = native_tensor(PyTuple_GetItem(listed, i), &storage[i], &failed);
     if (!failed) {

@@ -94,6 +94,13 @@ void key_sort_request(struct cuda_kernel_request *request);
 fdm_status key_sort_launch(const struct cuda_kernel *kernel, const fdm_problem *problem,
                            const struct gpu_forward_params *params, int32_t *order, void *stream);
 
+/* Copies to other strides (copy_rows.h): the kernel, and the launch for at most COPY_ROWS_MATRICES matrices, of which
+ * the caller gives strides and extents. */
+struct copy_rows_matrix;
+void copy_rows_request(struct cuda_kernel_request *request);
+fdm_status copy_rows_launch(const struct cuda_kernel *kernel, const struct copy_rows_matrix *matrices, int32_t count,
+                            void *stream);
+
 /* A call's tensors as the kernels' parameters. */
 void gpu_fill_forward(const struct attention *attention, struct gpu_forward_params *params);
 

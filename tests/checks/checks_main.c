@@ -182,7 +182,7 @@ static void *snapshot(const struct trial *t, fdm_pass pass) {
     return copy;
 }
 
-/* The same bits on one and on three threads. */
+/* The same bits on one and on three threads; of the emulated device at two orders of what is asynchronous. */
 static int deterministic(struct trial *t, struct tally *k) {
     void *bits[2];
     size_t bytes = 1;
@@ -190,6 +190,7 @@ static int deterministic(struct trial *t, struct tally *k) {
         bytes += guarded_bytes(&t->g[i]);
     t->options.deterministic = 1;
     for (int run = 0; run < 2; run++) {
+        emulated_round(t, run);
         trial_run(t, k->pass, k->name, family_of(k), run ? 3 : 1, NULL, NULL);
         bits[run] = snapshot(t, k->pass);
     }
@@ -292,9 +293,11 @@ static struct range elements_of(const struct trial *t, enum role role, int64_t b
     return (struct range){(int64_t)guarded_get(cu, b) * of_row, (int64_t)guarded_get(cu, b + 1) * of_row};
 }
 
-/* With NaN in all of a packed sequence the others' outputs are as they were, bit by bit. */
+/* With NaN in all of a packed sequence the others' outputs are as they were, bit by bit; on 9.0, where rows of a warp
+ * decide together when maxima are raised, up to a rounding. */
 static int keeps_sequences_apart(struct trial *t, fdm_pass pass, const char *kernel) {
     static const enum role inputs[] = {Q, K, V, DOUT}, outputs[2][3] = {{OUT, OUT, OUT}, {DQ, DK, DV}};
+    const double rounding = strncmp(kernel, "SM90", 4) == 0 ? 0x1p-6 : 0;
     const int64_t b = 1 + (int64_t)(t->seed % (uint64_t)(t->batch - 1));
     double *before[3];
     int same = 1;
@@ -316,7 +319,8 @@ static int keeps_sequences_apart(struct trial *t, fdm_pass pass, const char *ker
         const struct guarded *g = &t->g[outputs[pass][i]];
         const struct range r = elements_of(t, outputs[pass][i], b);
         for (int64_t n = 0; n < guarded_elements(g) && same; n++)
-            same = (n >= r.first && n < r.last) || guarded_get(g, n) == before[i][n];
+            same = (n >= r.first && n < r.last) ||
+                   fabs(guarded_get(g, n) - before[i][n]) <= rounding * (fabs(before[i][n]) + 0.1);
         if (!same)
             printf("WRONG %s: NaN in sequence %lld reach another's %s\n  %s\n  replay: %s --seed %llu\n", kernel,
                    (long long)b, role_names[outputs[pass][i]], t->text, checks_program(), (unsigned long long)t->seed);

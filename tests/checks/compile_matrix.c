@@ -30,6 +30,7 @@
 #include "families/family.h"
 #include "gpu/masks/dense_on_device.h"
 #include "gpu/masks/intervals_on_device.h"
+#include "gpu/masks/key_bias_on_device.h"
 #include "gpu/masks/slots_on_device.h"
 #include "gpu/masks/topk_on_device.h"
 #include "gpu/merge_on_device.h"
@@ -439,6 +440,10 @@ static void add_masks(const char *arch) {
     add_job(arch, &request);
     intervals_from_mask_request(&request);
     add_job(arch, &request);
+    for (int32_t backward = 0; backward < 2; backward++) {
+        key_bias_request(backward, &request);
+        add_job(arch, &request);
+    }
     intervals_to_mask_request(&request);
     add_job(arch, &request);
     for (int32_t i = 0; i < 6; i++) {

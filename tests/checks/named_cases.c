@@ -191,6 +191,27 @@ static void add_idle_warpgroups(void) {
         }
 }
 
+/* Keys whose rows begin in the middle of a memory sector, as they lie and copied. */
+static void add_copies(void) {
+    static const int64_t dims[][2] = {{72, 72}, {104, 104}, {200, 200}, {248, 96}, {64, 24}};
+    FOR_EACH(dims, n)
+    for (int32_t variant = 0; variant < 2; variant++)
+        for (int kind = 0; kind < 4; kind++) {
+            begin("hopper.forward", FDM_FORWARD, dims[n][0], dtypes[n % 2]);
+            next.head_dim_v = dims[n][1];
+            next.variant = variant;
+            next.batch = 2;
+            next.heads = 3;
+            next.heads_kv = kind % 2 ? 1 : 3;
+            next.seqlen_q = 200;
+            next.seqlen_k = 304;
+            next.causal = kind % 2;
+            next.varlen = kind == 2;
+            next.mask = kind == 3;
+            add("copies");
+        }
+}
+
 static void list_cases(void) {
     static const struct {
         const char *name;
@@ -211,6 +232,7 @@ static void list_cases(void) {
         add_variants(kernel, pass, kernels[k].variants);
     }
     add_idle_warpgroups();
+    add_copies();
 }
 
 const struct named_case *named_case(int64_t number) {

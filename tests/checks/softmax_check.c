@@ -1,7 +1,8 @@
 /* softmax_check.c: every softmax kernel on a CUDA device, or on the emulated one, against float64 row by row: both
  * passes, dtypes, lengths around what a shape holds, strides and addresses off 16 bytes, masks, scales, rows of -inf.
  *
- * Usage: softmax-check [--long] [KERNEL]. --long: rows up to 2^20, for a device. Exit code 77: there is no device. */
+ * Usage: softmax-check [--long] [--share K/N] [KERNEL]. --long: rows up to 2^20, for a device. --share: of every N
+ * problems the K-th, so that N processes do all. Exit code 77: there is no device. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -209,8 +210,11 @@ static int run(const struct trial *t) {
 }
 
 static int counts[3]; /* wrong, right, refused */
+static int share = 0, shares = 1, number = 0;
 
 static void check(const struct trial *t) {
+    if (number++ % shares != share)
+        return;
     const int right = run(t);
     counts[right < 0 ? 2 : right]++;
     if (right == 0)
@@ -251,18 +255,26 @@ int main(int argc, char **argv) {
     static const int64_t cluster_rows[] = {9000, 33000, 70000, 135000};
     static const int64_t ring_rows[] = {17000, 36001}; /* several of each group of blocks */
     fdm_device device;
-    const char *name, *description, *only = argc > 1 && argv[argc - 1][0] != '-' ? argv[argc - 1] : NULL;
-    const int is_long = argc > 1 && strcmp(argv[1], "--long") == 0;
+    const char *name, *description, *only = NULL;
+    int is_long = 0;
+    for (int i = 1; i < argc; i++)
+        if (strcmp(argv[i], "--long") == 0)
+            is_long = 1;
+        else if (strcmp(argv[i], "--share") == 0 && i + 1 < argc && sscanf(argv[i + 1], "%d/%d", &share, &shares) == 2)
+            i++;
+        else
+            only = argv[i];
     if (fdm_device_query(FDM_CUDA, 0, &device)) {
         printf("not covered: %s\n", fdm_last_error());
         return 77;
     }
-    int useless = 0;
+    int useless = 0, tried = 0;
     for (int32_t k = -1; k < 0 || fdm_softmax_kernel(k, &name, &description) == FDM_OK; k++) {
         const char *kernel = k < 0 ? NULL : name;
         if (only && (!kernel || strcmp(kernel, only) != 0))
             continue;
         memset(counts, 0, sizeof counts);
+        tried = 1;
         check_kernel(kernel, short_rows, sizeof short_rows / sizeof short_rows[0], 0);
         if (is_long)
             check_kernel(kernel, long_rows, sizeof long_rows / sizeof long_rows[0], 2);
@@ -273,5 +285,5 @@ int main(int argc, char **argv) {
         printf("%s: %d right, %d wrong, %d refused\n", kernel ? kernel : "chosen", counts[1], counts[0], counts[2]);
         useless |= counts[0] > 0 || counts[1] == 0;
     }
-    return useless;
+    return useless || !tried;
 }

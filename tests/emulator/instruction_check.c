@@ -79,9 +79,18 @@ static const struct instruction {
      0,
      {0},
      0},
-    {"exit_if tid_x_reread griddepcontrol_wait griddepcontrol_launch_dependents", "", TRY_CONTROL, BITS, 0, 0, {0}, 0},
+    {"exit_if tid_x_reread griddepcontrol_wait griddepcontrol_wait_after "
+     "griddepcontrol_launch_dependents",
+     "",
+     TRY_CONTROL,
+     BITS,
+     0,
+     0,
+     {0},
+     0},
     {"opaque opaque_pair opaque_memory", "any", TRY_OPAQUE, BITS, 0, 0, {0}, 0},
-    {"cluster_ctarank mapa_shared st_cluster_4 ld_cluster_4 ld_cluster_8 barrier_cluster_arrive barrier_cluster_wait "
+    {"cluster_ctarank mapa_shared st_cluster_4 st_cluster_8 ld_cluster_4 barrier_cluster_arrive "
+     "barrier_cluster_arrive_relaxed barrier_cluster_wait "
      "mbarrier_arrive_cluster mbarrier_arrive_remote mbarrier_wait_cluster",
      "two blocks",
      TRY_CLUSTER,
@@ -107,8 +116,8 @@ static const struct instruction {
     {"cp_async_bulk_tensor_3d_store", "swizzle 128", TRY_TILE_STORE, BITS, 0, 3, {64, 32, 2}, 128},
     {"cp_async_bulk_tensor_3d_store", "no swizzle", TRY_TILE_STORE, BITS, 0, 3, {32, 16, 2}, 0},
     {"cp_async_bulk", "2048 bytes", TRY_BULK, BITS, 0, 0, {0}, 0},
-    {"wgmma_m64k16 wgmma_descriptor wgmma_fence wgmma_commit_group wgmma_wait_group fence_proxy_async setmaxnreg_dec "
-     "setmaxnreg_inc",
+    {"wgmma_m64k16 wgmma_descriptor wgmma_fence wgmma_commit_group wgmma_wait_group fence_proxy_async "
+     "fence_proxy_async_global setmaxnreg_dec setmaxnreg_inc",
      "n 16, a shared, b K-major",
      TRY_WGMMA_SHARED,
      BF16,

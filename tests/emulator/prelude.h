@@ -97,6 +97,7 @@ inline float ceilf(float x) { return __builtin_ceilf(x); }
 inline float expf(float x) { return __builtin_expf(x); }
 inline float exp2f(float x) { return __builtin_exp2f(x); }
 inline float logf(float x) { return __builtin_logf(x); }
+inline float log1pf(float x) { return __builtin_log1pf(x); }
 inline float log2f(float x) { return __builtin_log2f(x); }
 inline float tanhf(float x) { return __builtin_tanhf(x); }
 inline float __expf(float x) { return emu_ex2(x * 1.4426950408889634f); }

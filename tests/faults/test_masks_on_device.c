@@ -18,7 +18,7 @@ static const fdm_device_id device = {FDM_CUDA, 0};
 /* Nothing is read: all tensors lie at the beginning of one allocation. */
 struct masks {
     void *memory;
-    int64_t pair[3], dense[4], rows[4], blocks[4], slots[3], token[3], offsets, keys;
+    int64_t pair[3], by_key[3], dense[4], rows[4], blocks[4], slots[3], token[3], offsets, keys;
     fdm_tensor bias, start, end, mask, cu_seqlens, key, slot_bias, length;
 };
 
@@ -29,6 +29,7 @@ static fdm_tensor tensor_of(struct masks *m, int32_t ndim, int64_t *shape, fdm_d
 
 static fdm_status make(struct masks *m, int64_t keys) {
     *m = (struct masks){.pair = {2, 3, keys},
+                        .by_key = {2, keys, 3},
                         .dense = {2, 3, 50, keys},
                         .rows = {2, 3, 1, keys},
                         .blocks = {2, 3, 4, (keys + 31) / 32},
@@ -53,12 +54,27 @@ static void done(struct masks *m) {
     assert_int_equal(fake_driver()->depth(), 0);
 }
 
-enum builder { TOPK, WINDOW, PREFIX, DOCUMENTS, TO_MASK, CREATE, BLOCKS, FROM_MASK, FILL, APPEND, NUM_BUILDERS };
+enum builder {
+    TOPK,
+    WINDOW,
+    PREFIX,
+    DOCUMENTS,
+    TO_MASK,
+    CREATE,
+    BLOCKS,
+    FROM_MASK,
+    FILL,
+    APPEND,
+    KEY_BIAS,
+    KEY_BIAS_BACKWARD,
+    NUM_BUILDERS
+};
 
 static fdm_status run(struct masks *m, enum builder builder, void *stream) {
     const fdm_topk_slots slots = {&m->key, &m->slot_bias, &m->length, NULL, NULL};
     fdm_tensor token = tensor_of(m, 2, m->token, FDM_FLOAT32), rows = tensor_of(m, 4, m->rows, FDM_FLOAT32);
     fdm_tensor blocks = tensor_of(m, 4, m->blocks, FDM_BOOL);
+    fdm_tensor dt = tensor_of(m, 3, m->by_key, FDM_BFLOAT16), a = tensor_of(m, 1, &m->pair[1], FDM_FLOAT32), da = a;
     switch (builder) {
     case TOPK: return fdm_topk_intervals(&m->bias, NULL, SLOTS, m->keys, &m->start, &m->end, m->memory, MEMORY, stream);
     case WINDOW: return fdm_window_intervals(50, 1, 8, -1, &m->start, &m->end, stream);
@@ -69,6 +85,8 @@ static fdm_status run(struct masks *m, enum builder builder, void *stream) {
     case BLOCKS: return fdm_mask_blocks(&m->mask, 16, 32, &blocks, stream);
     case FROM_MASK: return fdm_intervals_from_mask(&m->mask, &m->start, &m->end, m->memory, stream);
     case FILL: return fdm_topk_fill(&m->bias, &m->end, NULL, NULL, NULL, &slots, stream);
+    case KEY_BIAS: return fdm_key_bias(&dt, &a, NULL, 1, &m->bias, stream);
+    case KEY_BIAS_BACKWARD: return fdm_key_bias_backward(&dt, &a, NULL, 1, &m->bias, &dt, &da, stream);
     default: return fdm_topk_append(&token, NULL, NULL, NULL, &slots, NULL, stream);
     }
 }
@@ -93,6 +111,7 @@ static void launches(void) {
     static const char *const few[] = {"topk_threshold", "topk_resolve"};
     static const char *const rules[] = {"interval_rules"}, *const runs[] = {"intervals_from_mask"};
     static const char *const dense[][1] = {{"intervals_to_mask"}, {"create_mask"}, {"block_mask"}};
+    static const char *const key_bias[] = {"key_bias"}, *const backward[] = {"key_bias_backward"};
     static const char *const fill[] = {"topk_fill"}, *const append[] = {"topk_append"};
     struct masks m;
     use_fake_compiler();
@@ -112,6 +131,8 @@ static void launches(void) {
     assert_launched(&m, FROM_MASK, 1, runs, (int64_t[]){32 * HEADS});
     assert_launched(&m, FILL, 1, fill, (int64_t[]){HEADS});
     assert_launched(&m, APPEND, 1, append, (int64_t[]){HEADS});
+    assert_launched(&m, KEY_BIAS, 1, key_bias, (int64_t[]){32 * HEADS / 8}); /* 32 keys of a head a warp */
+    assert_launched(&m, KEY_BIAS_BACKWARD, 1, backward, (int64_t[]){3});
     done(&m);
 }
 
@@ -121,7 +142,10 @@ static void nothing_to_do(void) {
     assert_int_equal(make(&m, 0), FDM_OK);
     for (enum builder n = TOPK; n <= BLOCKS; n++)
         assert_int_equal(run(&m, n, NULL), FDM_OK);
+    assert_int_equal(run(&m, KEY_BIAS, NULL), FDM_OK);
     assert_int_equal(fake_driver()->num_launches(), 0);
+    assert_int_equal(run(&m, KEY_BIAS_BACKWARD, NULL), FDM_OK); /* no keys: da is 0, which is written */
+    assert_int_equal(fake_driver()->num_launches(), 1);
     done(&m);
 }
 

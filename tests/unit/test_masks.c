@@ -165,6 +165,62 @@ static void slots_refuse_bad_input(void **state) {
     assert_non_null(strstr(fdm_last_error(), "block_table has 1 pages of 1 tokens a sequence, but bias has 2 tokens"));
 }
 
+/* dt [1, 3, 2], of which the axes are exchanged in the bias [1, 2, 3]; numbers by hand. */
+static void key_biases(void **state) {
+    (void)state;
+    const float plus = 0.6931472f; /* softplus(0) */
+    float dt[6] = {0, 0, 30, -1, 0, NAN}, a[2] = {2, -1}, bias[6], flow[6] = {1, 2, 3, 4, 5, 0}, ddt[6], da[2];
+    uint8_t real[3] = {1, 1, 0};
+    int64_t by_key[3] = {1, 3, 2}, by_head[3] = {1, 2, 3}, heads = 2;
+    fdm_tensor d = tensor_of(dt, 3, by_key, FDM_FLOAT32), h = tensor_of(a, 1, &heads, FDM_FLOAT32);
+    fdm_tensor b = tensor_of(bias, 3, by_head, FDM_FLOAT32), db = tensor_of(flow, 3, by_head, FDM_FLOAT32);
+    fdm_tensor p = tensor_of(real, 2, (int64_t[]){1, 3}, FDM_BOOL), dd = tensor_of(ddt, 3, by_key, FDM_FLOAT32);
+    fdm_tensor dh = tensor_of(da, 1, &heads, FDM_FLOAT32);
+    assert_int_equal(fdm_key_bias(&d, &h, NULL, 0, &b, NULL), FDM_OK);
+    const float want[5] = {2 * plus, 60, 2 * plus, -plus, -0.3132617f};
+    for (int n = 0; n < 5; n++)
+        assert_float_equal(bias[n], want[n], 1e-6);
+    assert_true(isnan(bias[5]));
+    assert_int_equal(fdm_key_bias(&d, &h, &p, 1, &b, NULL), FDM_OK);
+    assert_float_equal(bias[0], 4, 1e-6);
+    assert_true(isinf(bias[2]) && bias[2] < 0 && isinf(bias[5]) && bias[5] < 0);
+    assert_int_equal(fdm_key_bias_backward(&d, &h, NULL, 0, &db, &dd, &dh, NULL), FDM_OK);
+    const float gradient[6] = {2 * 0.5f, -4 * 0.5f, 2 * 2, -5 * 0.2689414f, 2 * 3 * 0.5f, 0};
+    for (int n = 0; n < 6; n++)
+        assert_float_equal(ddt[n], gradient[n], 1e-6); /* nobody saw the last: its NaN stays where it is */
+    assert_float_equal(da[0], plus + 2 * 30 + 3 * plus, 1e-5);
+    assert_float_equal(da[1], 4 * plus + 5 * 0.3132617f, 1e-5);
+    assert_int_equal(fdm_key_bias_backward(&d, &h, &p, 1, &db, &dd, NULL, NULL), FDM_OK);
+    assert_float_equal(ddt[0], 2 * 4 * 0.5f, 1e-5);
+    assert_float_equal(ddt[4], 0, 0);
+}
+
+static void key_biases_refuse_bad_input(void **state) {
+    (void)state;
+    float dt[6] = {0}, a[2] = {0}, bias[6];
+    int64_t by_key[3] = {1, 3, 2}, by_head[3] = {1, 2, 3}, heads = 2;
+    fdm_tensor d = tensor_of(dt, 3, by_key, FDM_FLOAT32), h = tensor_of(a, 1, &heads, FDM_FLOAT32);
+    fdm_tensor b = tensor_of(bias, 3, by_head, FDM_FLOAT32), same = tensor_of(bias, 3, by_key, FDM_FLOAT32);
+    assert_int_equal(fdm_key_bias(NULL, &h, NULL, 0, &b, NULL), FDM_ERROR_INVALID_ARGUMENT);
+    assert_non_null(strstr(fdm_last_error(), "dt is NULL"));
+    assert_int_equal(fdm_key_bias(&d, &h, NULL, 0, &same, NULL), FDM_ERROR_INVALID_ARGUMENT);
+    assert_non_null(strstr(fdm_last_error(), "bias has shape [1, 3, 2]; it must be [1, 2, 3]"));
+    assert_int_equal(fdm_key_bias(&d, &d, NULL, 0, &b, NULL), FDM_ERROR_INVALID_ARGUMENT);
+    assert_non_null(strstr(fdm_last_error(), "a has 3 axes; it needs 1"));
+    assert_int_equal(fdm_key_bias(&d, &h, &d, 0, &b, NULL), FDM_ERROR_INVALID_ARGUMENT);
+    assert_int_equal(fdm_key_bias_backward(&d, &h, NULL, 0, &same, NULL, NULL, NULL), FDM_ERROR_INVALID_ARGUMENT);
+    assert_non_null(strstr(fdm_last_error(), "dbias has shape"));
+    assert_int_equal(fdm_key_bias_backward(&d, &h, NULL, 0, &b, &b, NULL, NULL), FDM_ERROR_INVALID_ARGUMENT);
+    assert_non_null(strstr(fdm_last_error(), "ddt has shape"));
+    d.dtype = fdm_data_type_of(FDM_INT32);
+    assert_int_equal(fdm_key_bias(&d, &h, NULL, 0, &b, NULL), FDM_ERROR_INVALID_ARGUMENT);
+    assert_non_null(strstr(fdm_last_error(), "dt is int32; it must be floating"));
+    d.dtype = fdm_data_type_of(FDM_FLOAT64);
+    d.device.type = FDM_CUDA;
+    assert_int_equal(fdm_key_bias(&d, &h, NULL, 0, &b, NULL), FDM_ERROR_UNSUPPORTED);
+    assert_non_null(strstr(fdm_last_error(), "dt is float64; CUDA devices take"));
+}
+
 static void windows_are_exact(void **state) {
     (void)state;
     int32_t start[6], end[6];
@@ -294,6 +350,8 @@ int main(void) {
         cmocka_unit_test(topk_refuses_bad_input),
         cmocka_unit_test(device_tensors_are_checked_first),
         cmocka_unit_test(slots_refuse_bad_input),
+        cmocka_unit_test(key_biases),
+        cmocka_unit_test(key_biases_refuse_bad_input),
         cmocka_unit_test(windows_are_exact),
         cmocka_unit_test(documents_and_prefixes),
         cmocka_unit_test(dense_masks_are_detected_exactly),

@@ -15,7 +15,6 @@ from typing import Any, Optional, Tuple
 import torch
 import transformers
 from torch import Tensor
-from torch.nn.functional import softplus
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.models.doge.modeling_doge import DogeAttention, apply_rotary_pos_emb
 
@@ -64,8 +63,7 @@ class DogeIntervalAttention(DogeAttention):
 
         offset, attention_mask = self._place(attention_mask, rows, k.shape[1], past_key_values)
         k, v = k[:, : rows + offset], v[:, : rows + offset]  # nobody may see the rest of a static cache
-        bias = self.A * softplus(self.dt_proj(v.flatten(2)))
-        bias = (bias.exp() if self.exponential else bias).transpose(1, 2)  # [B, Hkv, Sk]
+        bias = masks.key_bias(self.dt_proj(v.flatten(2)), self.A, self.exponential)  # [B, Hkv, Sk]
         if attention_mask is not None:
             attention_mask = attention_mask[..., : k.shape[1]]
         real = None if attention_mask is None else attention_mask[:, 0].any(-2)

@@ -98,5 +98,7 @@ template <int pending> __device__ __forceinline__ void cp_async_bulk_wait() {
 }
 /* Orders this thread's accesses to shared memory before later ones of TMA. */
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" : : : "memory"); }
+/* Its accesses to global memory. */
+__device__ __forceinline__ void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" : : : "memory"); }
 
 #endif

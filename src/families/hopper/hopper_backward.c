@@ -72,8 +72,13 @@ static struct hopper_division division_of(const fdm_plan *plan) {
     return (struct hopper_division){plan->parameters[PARTS], plan->parameters[IN_TURN]};
 }
 
+/* Blocks add to dQ in a fixed order. */
+static int is_ordered(const fdm_problem *p) { return p->deterministic && p->needs_dq; }
+
 static struct gpu_backward_needs needs_of(const fdm_plan *plan, const fdm_problem *p) {
     struct gpu_backward_needs needs = hopper_backward_needs(p, BLOCK_M, p->needs_dq, plan->parameters[PARTS]);
+    needs.semaphores = is_ordered(p);
+    needs.early = 1;
     needs.may_order_keys = needs.orders_keys = gathers(p);
     needs.block_m = BLOCK_M;
     needs.block_n = 128; /* of tiles beside masks */
@@ -98,6 +103,10 @@ static const char *refusal_of_scores(const fdm_problem *p, char *text, size_t si
         return "a bias with query rows has q's dtype";
     if (p->has_bias && p->softcap > 0)
         return "there is no softcap beside a bias";
+    if (is_ordered(p) && (gpu_lists_keys(p) || mask_rows))
+        return "where masks or intervals say which blocks come to a row, they add to dQ in any order";
+    if (gpu_dbias_in_turns(p))
+        return "blocks add to the gradient of a shared bias in any order";
     if ((gpu_lists_keys(p) || mask_rows) && p->seqlen_q > BLOCK_M * HOPPER_BACKWARD_TILES_MAX) {
         snprintf(text, size, "beside intervals, masks or biases of keys there are at most %d query rows",
                  BLOCK_M * HOPPER_BACKWARD_TILES_MAX);
@@ -114,6 +123,8 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
 }
 
 static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
+    if (is_ordered(p))
+        return "its fixed order was not yet timed";
     const int32_t block_n = 64 * find_tile(device, p, 0)->warpgroups;
     const int64_t blocks = (p->seqlen_k + block_n - 1) / block_n * p->heads_kv * p->batch;
     return gpu_lists_keys(p) && p->heads > p->heads_kv && 2 * blocks < device->num_sms
@@ -135,6 +146,14 @@ static int32_t l2_mb(const fdm_problem *p, int32_t walk) {
     return gathers(p) && bytes >> 20 <= SORTED_L2_MB ? SORTED_L2_MB : HOPPER_BACKWARD_L2_MB;
 }
 
+/* Where blocks add in a fixed order, so many heads (parts of groups) take turns that few blocks of one begin at a time:
+ * each comes to a tile of rows a step and a half after the one before it. Turns are equally large. */
+static int32_t heads_in_order(const fdm_device *device, int64_t heads) {
+    enum { TOGETHER = 8 };
+    const int64_t least = (device->num_sms + TOGETHER - 1) / TOGETHER, turns = least < heads ? heads / least : 1;
+    return (int32_t)((heads + turns - 1) / turns);
+}
+
 /* First the tiles, then the other divisions of the first tile's heads. */
 static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, fdm_plan *plan) {
     const double flops = (double)(6 * p->head_dim + 4 * p->head_dim_v);
@@ -150,8 +169,10 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
         return 0;
     plan->parameters[TILE] = (int32_t)(t - tiles);
     plan->parameters[PARTS] = division.parts;
-    plan->parameters[IN_TURN] = division.in_turn;
-    plan->parameters[DESCENDS] = walk != UP;
+    plan->parameters[IN_TURN] = is_ordered(p) && walk == UP
+                                    ? heads_in_order(device, p->heads_kv * p->batch * division.parts)
+                                    : division.in_turn;
+    plan->parameters[DESCENDS] = is_ordered(p) || walk != UP;
     static const char *const walk_codes[NUM_WALKS] = {"", "_DownAll", "_Down"};
     const struct gpu_backward_needs needs = needs_of(plan, p);
     plan->block_m = BLOCK_M;
@@ -164,11 +185,12 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
              t->kind == SPACIOUS ? "_Spacious" : "", walk_codes[walk]);
     snprintf(plan->reason, sizeof plan->reason,
              "head dim %lld on compute capability 9.0: %d warpgroups of 64 keys (%d registers a thread) and one that "
-             "loads and makes dQ (%d), %d rows a step, %d stages of Q, %d of dO, %d of dS (%lld KB): %s%s",
+             "loads and makes dQ (%d), %d rows a step, %d stages of Q, %d of dO, %d of dS (%lld KB): %s%s%s",
              (long long)(p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v), t->warpgroups,
              HOPPER_BACKWARD_KEY_REGISTERS(t->warpgroups), HOPPER_BACKWARD_SERVICE_REGISTERS(t->warpgroups), BLOCK_M,
              t->stages, t->dout_stages, t->ds_stages, (long long)(plan->shared_bytes + 1023) >> 10, t->reason,
-             gathers(p) ? "; keys in the order of the last row that sees them" : "");
+             gathers(p) ? "; keys in the order of the last row that sees them" : "",
+             is_ordered(p) ? "; blocks add to a row's dQ in the order of their keys" : "");
     hopper_backward_name_parts(p, division, plan);
     return 1;
 }
@@ -177,16 +199,16 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
 
 static void main_request(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *request) {
     const struct tile *t = &tiles[plan->parameters[TILE]];
-    GPU_SET_CONSTANTS(request, HOPPER_BACKWARD_CONSTANTS, .DTYPE = gpu_dtype(p->dtype),
-                      .HEAD_DIM = hopper_backward_padded(p->head_dim),
-                      .HEAD_DIM_V = hopper_backward_padded(p->head_dim_v), .WARPGROUPS = t->warpgroups,
-                      .STAGES = t->stages, .DOUT_STAGES = t->dout_stages, .DS_STAGES = t->ds_stages,
-                      .DS_REGISTERS = t->ds_registers, .WINDOW = gpu_bounded(p), .MASK = p->has_mask,
-                      .MASK_ROWS = gpu_mask_rows(p), .BIAS = gpu_bias_constant(p), .BIAS_ROWS = gpu_bias_rows(p),
-                      .DBIAS = gpu_dbias_constant(p), .VARLEN = p->varlen, .INTERVALS = p->has_intervals,
-                      .GATHER = gathers(p), .DESCENDS = plan->parameters[DESCENDS], .SOFTCAP = p->softcap > 0, .EXACT = is_exact(t, p),
-                      .EMPTY_ROWS = gpu_empty_rows(p) || p->varlen || p->has_mask || p->has_bias || p->has_intervals,
-                      .PARTS = plan->parameters[PARTS] > 1, .NEEDS_DQ = p->needs_dq);
+    GPU_SET_CONSTANTS(
+        request, HOPPER_BACKWARD_CONSTANTS, .DTYPE = gpu_dtype(p->dtype),
+        .HEAD_DIM = hopper_backward_padded(p->head_dim), .HEAD_DIM_V = hopper_backward_padded(p->head_dim_v),
+        .WARPGROUPS = t->warpgroups, .STAGES = t->stages, .DOUT_STAGES = t->dout_stages, .DS_STAGES = t->ds_stages,
+        .DS_REGISTERS = t->ds_registers, .WINDOW = gpu_bounded(p), .MASK = p->has_mask, .MASK_ROWS = gpu_mask_rows(p),
+        .BIAS = gpu_bias_constant(p), .BIAS_ROWS = gpu_bias_rows(p), .DBIAS = gpu_dbias_constant(p),
+        .VARLEN = p->varlen, .INTERVALS = p->has_intervals, .GATHER = gathers(p),
+        .DESCENDS = plan->parameters[DESCENDS], .SOFTCAP = p->softcap > 0, .EXACT = is_exact(t, p),
+        .EMPTY_ROWS = gpu_empty_rows(p) || p->varlen || p->has_mask || p->has_bias || p->has_intervals,
+        .PARTS = plan->parameters[PARTS] > 1, .NEEDS_DQ = p->needs_dq, .ORDERED = is_ordered(p));
     request->file = "families/hopper/hopper_backward.cu";
     request->entry = "hopper_backward";
     request->shared_bytes = shared_bytes(t, p);
@@ -199,8 +221,9 @@ static int valid(const fdm_plan *plan, const fdm_problem *p) {
         return 0;
     const struct tile *t = &tiles[tile];
     const struct gpu_backward_needs needs = needs_of(plan, p);
-    return suits(t, p) && plan->block_m == BLOCK_M && plan->block_n == 64 * t->warpgroups &&
-           plan->shared_bytes == shared_bytes(t, p) && plan->workspace_bytes >= gpu_backward_workspace_bytes(p, &needs);
+    return suits(t, p) && (!is_ordered(p) || plan->parameters[DESCENDS]) && plan->block_m == BLOCK_M &&
+           plan->block_n == 64 * t->warpgroups && plan->shared_bytes == shared_bytes(t, p) &&
+           plan->workspace_bytes >= gpu_backward_workspace_bytes(p, &needs);
 }
 
 /* The kernels before, the main one, those after; `before`: how many the first are. */
@@ -238,6 +261,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     const struct cuda_launch launch = {.kernel = kernels[before],
                                        .grid = {gpu_grid(blocks), 1, 1},
                                        .threads = (uint32_t)list[before].threads,
+                                       .programmatic_launch = 1,
                                        .stream = stream,
                                        .arguments = &params,
                                        .arguments_bytes = sizeof params};
@@ -250,8 +274,8 @@ const struct gpu_algorithm hopper_backward_algorithm = {
     .info = {"hopper.backward", "FlashAttention-2's backward on wgmma and TMA, a warpgroup for dQ", FDM_BACKWARD},
     .features = GPU_FEATURE_CAUSAL | GPU_FEATURE_WINDOW | GPU_FEATURE_MASK_ROWS | GPU_FEATURE_MASK_KEYS |
                 GPU_FEATURE_BIAS_ROWS | GPU_FEATURE_BIAS_KEYS | GPU_FEATURE_INTERVALS | GPU_FEATURE_VARLEN |
-                GPU_FEATURE_SOFTCAP | GPU_FEATURE_DBIAS | GPU_FEATURE_DLSE |
-                GPU_FEATURE_EMPTY_ROWS, /* blocks add to dQ in any order */
+                GPU_FEATURE_SOFTCAP | GPU_FEATURE_DBIAS | GPU_FEATURE_DLSE | GPU_FEATURE_EMPTY_ROWS |
+                GPU_FEATURE_DETERMINISTIC,
     .chosen_freely = 1,
     .refusal = refusal,
     .passed_over = passed_over,

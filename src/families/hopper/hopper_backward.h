@@ -30,7 +30,8 @@
     X(EXACT)      /* dS is made of P in float32: what its rounding leaves waits where dS will lie */                  \
     X(EMPTY_ROWS) /* rows may see no key */                                                                           \
     X(PARTS)      /* 1: a block takes a part of a group of heads, and leaves sums of dK and dV in float32 */          \
-    X(NEEDS_DQ)
+    X(NEEDS_DQ)                                                                                                       \
+    X(ORDERED) /* blocks add to rows of dQ in a fixed order: by their keys */
 
 struct hopper_backward_params {
     struct gpu_backward_params in;

@@ -4,6 +4,7 @@
 #include <stdio.h>
 
 #include "base/error.h"
+#include "families/hopper/hopper_copies.h"
 #include "families/hopper/hopper_family.h"
 #include "families/hopper/hopper_items.h"
 #include "gpu/tile_maps.h"
@@ -46,7 +47,7 @@ enum { NUM_TILES = sizeof tiles / sizeof tiles[0], STAGES = 2, NUM_SCHEDULERS = 
 /* A way to run a problem: a tile, who hands out items, and how many of exp2's results are made on the FMA pipe. */
 struct variant {
     const struct tile *tile;
-    int32_t scheduler, exp2_frequency, exp2_residue;
+    int32_t scheduler, exp2_frequency, exp2_residue, copies;
 };
 /* What variants of the first tile emulate: 1 of 8, 1 of 4, 1 of 2. */
 static const int32_t exp2_frequencies[] = {8, 4, 2};
@@ -68,11 +69,14 @@ static int fits(const struct tile *t, const fdm_device *device, const fdm_proble
            (t->scored || !scored(p)) && shared_bytes(t, p) <= device->shared_bytes;
 }
 
-/* Workspace: the count of items that were begun, then the block mask. */
-static int64_t workspace_bytes(const struct tile *t, int32_t scheduler, const fdm_problem *p) {
+/* Workspace: the count of items that were begun, the block mask, copies. */
+static int64_t copies_offset(const struct tile *t, int32_t scheduler, const fdm_problem *p) {
     if (p->has_mask)
         return HOPPER_COUNT_BYTES + block_mask_bytes(p, 64 * t->warpgroups, t->block_n);
     return hopper_count_bytes(scheduler);
+}
+static int64_t workspace_bytes(const struct tile *t, int32_t scheduler, int32_t copies, const fdm_problem *p) {
+    return copies_offset(t, scheduler, p) + hopper_copies_bytes(p, copies);
 }
 
 /* Whether the rules prefer a tile that fits. */
@@ -94,31 +98,51 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
         return "it takes float16 and bfloat16";
     if (p->head_dim > 256 || p->head_dim_v > 256)
         return "head dims are at most 256";
-    if (!p->q_mappable || !p->keys_mappable)
-        return "TMA needs strides above 0 and below 2^40 bytes";
     if (scored(p) && (!p->scores_mappable || p->varlen || (p->has_mask && p->mask_shape[3] != p->seqlen_k) ||
                       (p->has_bias && p->bias_shape[3] != p->seqlen_k)))
         return "rows of mask and bias must be contiguous and begin at multiples of 16 bytes, for TMA";
     if (gpu_loads_nothing(p))
         return "there is nothing to load";
+    if (hopper_copies_needed(p) && p->varlen)
+        return "TMA reads packed sequences whose strides are multiples of 16 bytes";
     return preferred(device, p) ? NULL : gpu_no_tile_fits(device, text, size);
+}
+
+/* Copies of all matrices take longer than they gain: 4 us and 3.5 TB/s for what is done at 300 TFLOPS more. */
+static int copies_cost_more(const fdm_problem *p) {
+    const int64_t rows_q = p->varlen ? p->total_q : p->seqlen_q * p->batch;
+    const double pairs = (double)rows_q * (double)p->seqlen_k * (double)p->heads * (gpu_bounded(p) ? 0.5 : 1);
+    return hopper_copies_needed(p) && 2 * pairs * (double)(p->head_dim + p->head_dim_v) / 600e12 <
+                                          4e-6 + 2 * (double)hopper_copies_bytes(p, HOPPER_COPY_ALL) / 3.5e12;
 }
 
 static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
     (void)device;
-    return p->seqlen_q <= FEW_ROWS ? "few query rows leave most of a block tile of 128 rows empty" : NULL;
+    return p->seqlen_q <= FEW_ROWS ? "few query rows leave most of a block tile of 128 rows empty"
+           : copies_cost_more(p)   ? "copies that TMA can read take longer than they gain"
+                                   : NULL;
 }
 
-/* Variant 0 is the rules'; then every tile that fits with every scheduler; then the first with exp2 on the FMA pipe. */
+static int32_t copies_of(const struct tile *t, const fdm_problem *p) {
+    const int32_t needed = hopper_copies_needed(p);
+    return needed ? needed : hopper_copies_that_pay(p, 64 * t->warpgroups);
+}
+
+/* Variant 0 is the rules'; then the same with or without copies, where both can be; then every tile that fits with
+ * every scheduler; then the first with exp2 on the FMA pipe. */
 static int find_variant(const fdm_device *device, const fdm_problem *p, int32_t number, struct variant *v) {
     const struct tile *first = preferred(device, p);
-    *v = (struct variant){first, first ? first->scheduler : 0, 1, 0};
+    *v = (struct variant){first, first ? first->scheduler : 0, 1, 0, first ? copies_of(first, p) : 0};
     if (!first || number == 0)
         return first != NULL;
+    if (!hopper_copies_needed(p) && hopper_copies_possible(p) && --number == 0) {
+        v->copies ^= hopper_copies_possible(p);
+        return 1;
+    }
     for (int32_t i = 0; i < NUM_TILES; i++)
         for (int32_t scheduler = 0; fits(&tiles[i], device, p) && scheduler < NUM_SCHEDULERS; scheduler++)
             if ((&tiles[i] != first || scheduler != first->scheduler) && --number == 0) {
-                *v = (struct variant){&tiles[i], scheduler, 1, 0};
+                *v = (struct variant){&tiles[i], scheduler, 1, 0, copies_of(&tiles[i], p)};
                 return 1;
             }
     /* a cubic beside masks or biases leaves the widest heads short of registers */
@@ -131,12 +155,14 @@ static int find_variant(const fdm_device *device, const fdm_problem *p, int32_t 
 
 static void name_choice(const struct variant *v, const fdm_problem *p, char *code, size_t size) {
     char scores[8] = "", emulated[24] = "";
+    const char *copies = v->copies == HOPPER_COPY_ALL ? "_Copied" : v->copies ? "_CopiedKeys" : "";
     if (scored(p))
         snprintf(scores, sizeof scores, "_S%d", v->tile->score_stages);
     if (v->exp2_residue)
         snprintf(emulated, sizeof emulated, "_Exp%dof%d", v->exp2_residue, v->exp2_frequency);
-    snprintf(code, size, "SM90_Wgmma_%dx%d_Q%d%s%s%s_%s", 64 * v->tile->warpgroups, v->tile->block_n, v->tile->q_stages,
-             scores, v->tile->turns ? "_Turns" : "", emulated, items_order_names[v->scheduler]);
+    snprintf(code, size, "SM90_Wgmma_%dx%d_Q%d%s%s%s%s_%s", 64 * v->tile->warpgroups, v->tile->block_n,
+             v->tile->q_stages, scores, v->tile->turns ? "_Turns" : "", emulated, copies,
+             items_order_names[v->scheduler]);
 }
 
 static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, fdm_plan *plan) {
@@ -148,20 +174,24 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
     plan->parameters[EXP2_FREQUENCY] = v.exp2_frequency;
     plan->parameters[EXP2_RESIDUE] = v.exp2_residue;
     plan->parameters[NUM_SMS] = device->num_sms;
+    plan->parameters[COPIES] = v.copies;
     plan->block_m = 64 * v.tile->warpgroups;
     plan->block_n = v.tile->block_n;
     plan->stages = STAGES;
     plan->shared_bytes = shared_bytes(v.tile, p);
-    plan->workspace_bytes = workspace_bytes(v.tile, v.scheduler, p);
+    plan->workspace_bytes = workspace_bytes(v.tile, v.scheduler, v.copies, p);
     name_choice(&v, p, plan->choice, sizeof plan->choice);
     snprintf(
         plan->reason, sizeof plan->reason,
         "head dim %lld on compute capability 9.0: a producer and %d warpgroups of 64 query rows (%d and %d registers "
-        "a thread), %d keys a step, %d stages of K and V, %d of Q (%lld KB): %s; %s order",
+        "a thread), %d keys a step, %d stages of K and V, %d of Q (%lld KB): %s; %s order%s",
         (long long)(p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v), v.tile->warpgroups,
         HOPPER_PRODUCER_REGISTERS(v.tile->warpgroups, scored(p)),
         HOPPER_CONSUMER_REGISTERS(v.tile->warpgroups, scored(p)), plan->block_n, STAGES, v.tile->q_stages,
-        (long long)(plan->shared_bytes + 1023) >> 10, v.tile->reason, scheduler_names[v.scheduler]);
+        (long long)(plan->shared_bytes + 1023) >> 10, v.tile->reason, scheduler_names[v.scheduler],
+        v.copies == HOPPER_COPY_ALL ? "; TMA reads copies of q, k and v"
+        : v.copies                  ? "; TMA reads copies whose rows begin at memory sectors"
+                                    : "");
     return 1;
 }
 
@@ -186,22 +216,26 @@ static void make_request(const fdm_plan *plan, const fdm_problem *p, struct cuda
 static int valid(const fdm_plan *plan, const fdm_problem *p) {
     const int32_t *x = plan->parameters;
     if (x[TILE] < 0 || x[TILE] >= NUM_TILES || x[SCHEDULER] < 0 || x[SCHEDULER] >= NUM_SCHEDULERS || x[NUM_SMS] < 1 ||
-        x[EXP2_FREQUENCY] < 1 || x[EXP2_FREQUENCY] > 8 || x[EXP2_RESIDUE] < 0 || x[EXP2_RESIDUE] > x[EXP2_FREQUENCY])
+        x[EXP2_FREQUENCY] < 1 || x[EXP2_FREQUENCY] > 8 || x[EXP2_RESIDUE] < 0 || x[EXP2_RESIDUE] > x[EXP2_FREQUENCY] ||
+        x[COPIES] < 0 || x[COPIES] > HOPPER_COPY_ALL || (hopper_copies_needed(p) && x[COPIES] != HOPPER_COPY_ALL))
         return 0;
     const struct tile *t = &tiles[x[TILE]];
     return padded(p->head_dim) <= t->head_dim_max && padded(p->head_dim_v) <= t->head_dim_max &&
            (t->scored || !scored(p)) && plan->block_m == 64 * t->warpgroups && plan->block_n == t->block_n &&
-           plan->shared_bytes == shared_bytes(t, p) && plan->workspace_bytes >= workspace_bytes(t, x[SCHEDULER], p);
+           plan->shared_bytes == shared_bytes(t, p) &&
+           plan->workspace_bytes >= workspace_bytes(t, x[SCHEDULER], x[COPIES], p);
 }
 
-/* The forward's kernel, and the block mask's where there is a mask. */
-enum { FORWARD, BLOCK_MASK, NUM_KERNELS };
+/* The forward's kernel, the block mask's where there is a mask, and that of copies. */
+enum { FORWARD, OTHERS, NUM_KERNELS = 3 };
 static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *list) {
+    int32_t count = OTHERS;
     make_request(plan, p, &list[FORWARD]);
-    if (!p->has_mask)
-        return 1;
-    block_mask_request(&list[BLOCK_MASK]);
-    return NUM_KERNELS;
+    if (p->has_mask)
+        block_mask_request(&list[count++]);
+    if (plan->parameters[COPIES])
+        copy_rows_request(&list[count++]);
+    return count;
 }
 
 static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *list) {
@@ -239,9 +273,13 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile %d or workspace is not its kernel's",
                          plan->parameters[TILE]);
     struct cuda_kernel_request list[NUM_KERNELS];
-    const struct cuda_kernel *kernels[NUM_KERNELS];
-    fdm_status status = cuda_kernels_get(plan->device.index, list, make_requests(plan, p, list), kernels);
-    if (status)
+    const struct cuda_kernel *kernels[NUM_KERNELS], **last = kernels + make_requests(plan, p, list) - 1;
+    const int32_t *x = plan->parameters, copies = x[COPIES];
+    struct attention own;
+    fdm_status status = cuda_kernels_get(plan->device.index, list, (int32_t)(last - kernels) + 1, kernels);
+    if (status || (status = hopper_copies_before(*last, attention, copies,
+                                                 (char *)workspace + copies_offset(&tiles[x[TILE]], x[SCHEDULER], p),
+                                                 stream, &own)))
         return status;
     const int64_t row_blocks = (p->seqlen_q + plan->block_m - 1) / plan->block_m;
     struct hopper_forward_params params = {.items_begun = workspace,
@@ -251,14 +289,15 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
                                            .bias_batches = (int32_t)p->bias_shape[0],
                                            .mask_group = (int32_t)attention->mask.group,
                                            .bias_group = (int32_t)attention->bias.group};
-    gpu_fill_forward(attention, &params.in);
-    if ((status = make_maps(plan, attention, &params)))
+    gpu_fill_forward(&own, &params.in);
+    if ((status = make_maps(plan, &own, &params)))
         return status;
-    if (p->has_mask && (status = block_mask_launch(kernels[BLOCK_MASK], p, plan->block_m, plan->block_n,
+    if (p->has_mask && (status = block_mask_launch(kernels[OTHERS], p, plan->block_m, plan->block_n,
                                                    (uint8_t *)workspace + HOPPER_COUNT_BYTES, stream, &params.in)))
         return status;
-    return hopper_launch_items(plan, kernels[FORWARD], list[FORWARD].threads, plan->parameters[SCHEDULER],
-                               plan->parameters[NUM_SMS], params.items, workspace, &params, sizeof params, stream);
+    status = hopper_launch_items(plan, kernels[FORWARD], list[FORWARD].threads, x[SCHEDULER], x[NUM_SMS], params.items,
+                                 workspace, &params, sizeof params, stream);
+    return status ? status : hopper_copies_after(*last, attention, copies, &own, stream);
 }
 
 static int32_t scheduler(const fdm_plan *plan) { return plan->parameters[SCHEDULER]; }
@@ -267,7 +306,7 @@ const struct gpu_algorithm hopper_forward_algorithm = {
     .info = {"hopper.forward", "FlashAttention-3's plan on wgmma and TMA, with stale maxima", FDM_FORWARD},
     .parameters = PLAN_PARAMETERS(HOPPER_FORWARD_PARAMETERS),
     .features = GPU_FEATURE_CAUSAL | GPU_FEATURE_WINDOW | GPU_FEATURE_MASK_ROWS | GPU_FEATURE_BIAS_ROWS |
-                GPU_FEATURE_VARLEN | GPU_FEATURE_SOFTCAP,
+                GPU_FEATURE_VARLEN | GPU_FEATURE_SOFTCAP | GPU_FEATURE_UNALIGNED,
     .chosen_freely = 1,
     .writes_lse_low = 1,
     .refusal = refusal,

@@ -30,12 +30,13 @@
     X(POSITIVE_SCALE) /* 1: softmax_scale > 0, so the maximum may be taken of the bare products */
 
 /* What a plan holds for it (families/family.h). */
-#define HOPPER_FORWARD_PARAMETERS(X)              \
-    X(TILE) /* of the list in hopper_forward.c */ \
-    X(SCHEDULER)                                  \
-    X(EXP2_FREQUENCY)                             \
-    X(EXP2_RESIDUE)                               \
-    X(NUM_SMS) /* blocks of a grid whose order is not static */
+#define HOPPER_FORWARD_PARAMETERS(X)                            \
+    X(TILE) /* of the list in hopper_forward.c */               \
+    X(SCHEDULER)                                                \
+    X(EXP2_FREQUENCY)                                           \
+    X(EXP2_RESIDUE)                                             \
+    X(NUM_SMS) /* blocks of a grid whose order is not static */ \
+    X(COPIES)  /* HOPPER_COPY_*: matrices of which the kernel reads copies */
 
 struct hopper_forward_params {
     struct gpu_forward_params in;

@@ -56,24 +56,24 @@ struct key_block {
 #endif
     }
 };
-/* Key blocks of a head (PARTS: of a part of a group) lie next to each other; under a causal mask or window those of
- * several take turns, the first keys, which many rows see, first. GATHER: so do they, the first of each sorted group of
- * keys first. */
-__device__ __forceinline__ struct key_block find_block(const struct hopper_backward_params &a) {
+/* Key blocks of a head (PARTS: of a part of a group) lie next to each other; under a causal mask or window, and where
+ * blocks add in a fixed order, those of several take turns, the first keys, which many rows see, first. GATHER: so do
+ * they, the first of each sorted group of keys first. `place`: in that order. */
+__device__ __forceinline__ struct key_block find_block(const struct hopper_backward_params &a, int place) {
     struct key_block k;
     const int parts = PARTS ? a.in.group_parts : 1, part_heads = PARTS ? a.in.part_heads : a.in.in.group;
 #if GATHER
     constexpr int ranks = KEY_SORT_KEYS / BLOCK_N;
     const int of_head = (a.key_blocks + ranks - 1) / ranks * ranks, groups = of_head / ranks;
-    const int first_head = (int)blockIdx.x / of_head / a.heads_in_turn * a.heads_in_turn;
+    const int first_head = place / of_head / a.heads_in_turn * a.heads_in_turn;
     const int heads = min(a.heads_in_turn, a.in.in.heads_kv * a.in.in.batch - first_head);
-    const int place = (int)blockIdx.x - first_head * of_head;
-    const int head = first_head + place / groups % heads, block = place % groups * ranks + place / (groups * heads);
+    const int rest = place - first_head * of_head;
+    const int head = first_head + rest / groups % heads, block = rest % groups * ranks + rest / (groups * heads);
 #else
-    int head = (int)blockIdx.x / a.key_blocks, block = (int)blockIdx.x % a.key_blocks;
-    if (WINDOW) {
+    int head = place / a.key_blocks, block = place % a.key_blocks;
+    if (WINDOW || ORDERED) {
         const int first = head / a.heads_in_turn * a.heads_in_turn;
-        const int rest = (int)blockIdx.x - first * a.key_blocks;
+        const int rest = place - first * a.key_blocks;
         const int heads = min(a.heads_in_turn, a.in.in.heads_kv * a.in.in.batch * parts - first);
         head = first + rest % heads;
         block = rest / heads;
@@ -93,6 +93,13 @@ __device__ __forceinline__ struct key_block find_block(const struct hopper_backw
     k.tiles = first < last && (!VARLEN || k.first_key < s.seqlen_k) ? (last + BLOCK_M - 1) / BLOCK_M - k.first_tile : 0;
     k.steps = k.tiles * part_heads;
     return k;
+}
+
+/* How many blocks of keys have a tile of rows in their walk before this one, which has. */
+__device__ __forceinline__ int blocks_before(const struct hopper_backward_params &a, const struct key_block &k,
+                                             int tile) {
+    const int first = first_key(a.in.in, find_sequence(a.in.in, k.batch), tile * BLOCK_M);
+    return (k.first_key - first / BLOCK_N * BLOCK_N) / BLOCK_N;
 }
 
 /* The rows of a step: those of a tile of a query head, the block's heads one after the other. */

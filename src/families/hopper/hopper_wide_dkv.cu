@@ -30,6 +30,7 @@ HOPPER_WIDE_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define INTERVALS      0
 #define GATHER         0
 #define DESCENDS       0
+#define ORDERED        0
 #define SOFTCAP        0
 #define VARLEN         0
 #define SCORES_ALIGNED 0
@@ -282,12 +283,12 @@ extern "C" __global__ void __launch_bounds__(HOPPER_WIDE_THREADS, 1)
     if (warpgroup == 0) {
         setmaxnreg_dec<HOPPER_WIDE_PRODUCER_REGISTERS>();
         if (threadIdx.x == 0)
-            producer{a, find_block(a), base}.run();
+            producer{a, find_block(a, (int)blockIdx.x), base}.run();
     } else {
         setmaxnreg_inc<HOPPER_WIDE_CONSUMER_REGISTERS>();
         if (warpgroup == 1)
-            dv_maker{a, find_block(a), base}.run();
+            dv_maker{a, find_block(a, (int)blockIdx.x), base}.run();
         else
-            dk_maker{a, find_block(a), base}.run();
+            dk_maker{a, find_block(a, (int)blockIdx.x), base}.run();
     }
 }

@@ -27,6 +27,7 @@ HOPPER_WIDE_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define INTERVALS      0
 #define GATHER         0
 #define DESCENDS       0
+#define ORDERED        0
 #define SOFTCAP        0
 #define VARLEN         0
 #define SCORES_ALIGNED 0

@@ -12,5 +12,6 @@ inline void griddepcontrol_wait(EMU_AT) {
     emu_grid_wait(EMU_HERE);
 #endif
 }
+inline void griddepcontrol_wait_after(uint32_t, EMU_AT) { griddepcontrol_wait(EMU_HERE); }
 
 #endif

@@ -69,5 +69,6 @@ inline void cp_async_bulk_commit(EMU_AT) { emu_bulk_commit(EMU_HERE); }
 template <int pending> inline void cp_async_bulk_wait(EMU_AT) { emu_bulk_wait(pending, 0, EMU_HERE); }
 template <int pending> inline void cp_async_bulk_wait_read(EMU_AT) { emu_bulk_wait(pending, 1, EMU_HERE); }
 inline void fence_proxy_async(EMU_AT) { emu_fence(EMU_FENCE_PROXY_ASYNC, EMU_HERE); }
+inline void fence_proxy_async_global(EMU_AT) { emu_fence(EMU_FENCE_MEMORY, EMU_HERE); }
 
 #endif

@@ -1,0 +1,27 @@
+/* hopper_copies.h: copies of q, k, v and out whose rows TMA reads well, where those of the caller are not. */
+#ifndef FDM_HOPPER_COPIES_H
+#define FDM_HOPPER_COPIES_H
+
+#include "gpu/gpu_family.h"
+
+/* What a plan copies: bits. */
+enum { HOPPER_COPY_K = 1, HOPPER_COPY_V = 2, HOPPER_COPY_Q = 4, HOPPER_COPY_ALL = 7 };
+
+/* Everything, out too, where TMA cannot read the tensors; else nothing. */
+int32_t hopper_copies_needed(const fdm_problem *problem);
+/* K and V whose rows begin in the middle of a memory sector, if each is read by so many blocks of block_m rows that a
+ * copy takes less time. */
+int32_t hopper_copies_that_pay(const fdm_problem *problem, int32_t block_m);
+/* K and V that lie so, if their heads and rows follow each other. */
+int32_t hopper_copies_possible(const fdm_problem *problem);
+
+int64_t hopper_copies_bytes(const fdm_problem *problem, int32_t copies);
+/* `attention` with its matrices replaced by those in `workspace` that `copies` names, after the launch that fills them;
+ * matrices that already begin at memory sectors stay, but where all are copied. */
+fdm_status hopper_copies_before(const struct cuda_kernel *kernel, const struct attention *attention, int32_t copies,
+                                void *workspace, void *stream, struct attention *replaced);
+/* The output, where it was copied, to the caller's. */
+fdm_status hopper_copies_after(const struct cuda_kernel *kernel, const struct attention *attention, int32_t copies,
+                               const struct attention *replaced, void *stream);
+
+#endif

@@ -1,0 +1,36 @@
+/* copy_rows.c: copies of matrices on the host: the kernel and its launch. */
+#include "gpu/copy_rows.h"
+#include "gpu/gpu_family.h"
+
+void copy_rows_request(struct cuda_kernel_request *request) {
+    *request =
+        (struct cuda_kernel_request){.file = "gpu/copy_rows.cu", .entry = "copy_rows", .threads = COPY_ROWS_THREADS};
+}
+
+static int aligned(const struct gpu_matrix *m) {
+    return ((uintptr_t)m->data | (uintptr_t)(2 * m->batch) | (uintptr_t)(2 * m->row) | (uintptr_t)(2 * m->head)) % 16 ==
+           0;
+}
+
+fdm_status copy_rows_launch(const struct cuda_kernel *kernel, const struct copy_rows_matrix *matrices, int32_t count,
+                            void *stream) {
+    struct copy_rows_params params = {0};
+    int64_t blocks = 0;
+    for (int32_t n = 0; n < count; n++) {
+        struct copy_rows_matrix *m = &params.matrices[n];
+        *m = matrices[n];
+        m->from_aligned = aligned(&m->from);
+        m->to_aligned = aligned(&m->to);
+        m->row_blocks = (m->rows + COPY_ROWS_ROWS - 1) / COPY_ROWS_ROWS;
+        m->first_block = blocks;
+        blocks += (int64_t)m->row_blocks * m->heads * m->batches;
+        m->past_block = blocks;
+    }
+    const struct cuda_launch launch = {.kernel = kernel,
+                                       .grid = {(uint32_t)blocks, 1, 1},
+                                       .threads = COPY_ROWS_THREADS,
+                                       .stream = stream,
+                                       .arguments = &params,
+                                       .arguments_bytes = sizeof params};
+    return blocks > 0 ? cuda_launch(&launch) : FDM_OK;
+}

@@ -1,0 +1,23 @@
+/* copy_rows.h: the contract of copy_rows.cu. */
+#ifndef FDM_COPY_ROWS_H
+#define FDM_COPY_ROWS_H
+
+#include "gpu/forward_params.h"
+
+#define COPY_ROWS_THREADS  256
+#define COPY_ROWS_ROWS     64 /* of a block */
+#define COPY_ROWS_MATRICES 3  /* of a launch */
+
+/* Matrices of 16-bit elements [batches, rows, heads, columns]; strides in elements. */
+struct copy_rows_matrix {
+    struct gpu_matrix from, to; /* of `from` nothing is written */
+    int32_t rows, heads, batches, columns;
+    int32_t from_aligned, to_aligned; /* 1: rows begin at multiples of 16 bytes */
+    int32_t row_blocks, reserved;     /* of a head */
+    int64_t first_block, past_block;  /* of the grid */
+};
+struct copy_rows_params {
+    struct copy_rows_matrix matrices[COPY_ROWS_MATRICES]; /* those of no block are not there */
+};
+
+#endif

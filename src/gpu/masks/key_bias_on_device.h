@@ -1,0 +1,12 @@
+/* key_bias_on_device.h: fdm_key_bias() and its backward on a CUDA device: their kernels and launches. */
+#ifndef FDM_KEY_BIAS_ON_DEVICE_H
+#define FDM_KEY_BIAS_ON_DEVICE_H
+
+#include "cuda/cuda.h"
+#include "problem/key_bias.h"
+
+void key_bias_request(int backward, struct cuda_kernel_request *request);
+/* Tensors that were checked, on one CUDA device, none float64. Enqueues on `stream`. */
+fdm_status key_bias_on_device(int backward, const struct key_bias_call *call, int32_t device, void *stream);
+
+#endif
