@@ -167,17 +167,38 @@ __device__ __forceinline__ void multiply_fragments(struct sums (&s)[4][WARP_N / 
         }
 }
 
-extern "C" __global__ void __launch_bounds__(GEMM_MMA_THREADS, AHEAD ? 1 : 2)
-    gemm_mma(const __grid_constant__ struct gemm_params a) {
-    extern __shared__ char shared[];
-    const uint32_t base = (shared_address(shared) + 127) / 128 * 128;
+/* From (row, column) on. */
+__device__ __forceinline__ void store_sums(const struct gemm_params &a, const struct sums (&s)[4][WARP_N / 8],
+                                           int batch, int row, int column) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+#pragma unroll
+        for (int j = 0; j < WARP_N / 8; j++)
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+                store_pair(a, s[i][j], half, batch, row + 16 * i + half * 8 + lane / 4, column + 8 * j + lane % 4 * 2);
+}
+
+/* The block's tile of C. */
+struct tile {
+    int batch, row, column;
+};
+__device__ __forceinline__ struct tile tile_of_block(const struct gemm_params &a) {
     const int row_tiles = (a.m + BLOCK_M - 1) / BLOCK_M, column_tiles = (a.n + BLOCK_N - 1) / BLOCK_N;
     const int tile = blockIdx.x % (row_tiles * column_tiles), batch = blockIdx.x / (row_tiles * column_tiles);
     const int first = tile / (16 * column_tiles) * 16, height = min(16, row_tiles - first);
     const int within = tile - first * column_tiles;
-    const int row = (L2_ORDER ? first + within % height : tile / column_tiles) * BLOCK_M;
-    const int column = (L2_ORDER ? within / height : tile % column_tiles) * BLOCK_N;
+    return {batch, (L2_ORDER ? first + within % height : tile / column_tiles) * BLOCK_M,
+            (L2_ORDER ? within / height : tile % column_tiles) * BLOCK_N};
+}
 
+extern "C" __global__ void __launch_bounds__(GEMM_MMA_THREADS, AHEAD ? 1 : 2)
+    gemm_mma(const __grid_constant__ struct gemm_params a) {
+    extern __shared__ char shared[];
+    const uint32_t base = (shared_address(shared) + 127) / 128 * 128;
+    const struct tile at = tile_of_block(a);
+    const int batch = at.batch, row = at.row, column = at.column;
     operand<A_M_MAJOR, BLOCK_M> left(element_of(a.a, batch, row, 0), A_M_MAJOR ? a.a.column : a.a.row, a.m - row, a.k);
     operand<B_N_MAJOR, BLOCK_N> right(element_of(a.b, batch, 0, column), B_N_MAJOR ? a.b.row : a.b.column, a.n - column,
                                       a.k);
@@ -237,13 +258,5 @@ extern "C" __global__ void __launch_bounds__(GEMM_MMA_THREADS, AHEAD ? 1 : 2)
     }
     cp_async_wait<0>();
 
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int i = 0; i < 4; i++)
-#pragma unroll
-        for (int j = 0; j < WARP_N / 8; j++)
-#pragma unroll
-            for (int half = 0; half < 2; half++)
-                store_pair(a, s[i][j], half, batch, row + warp_row + 16 * i + half * 8 + lane / 4,
-                           column + warp_column + 8 * j + lane % 4 * 2);
+    store_sums(a, s, batch, row + warp_row, column + warp_column);
 }

@@ -126,6 +126,25 @@ __device__ __forceinline__ void multiply_k_major(float (&sums)[4][ROW_TILES][4],
     }
 }
 
+/* The warps' sums in their order, finished or as parts. */
+__device__ __forceinline__ void store_sums(const struct gemm_params &a, const float *of_warps, int column, int split,
+                                           int batch) {
+    for (int n = threadIdx.x; n < ROWS * COLUMNS; n += 32 * WARPS) {
+        const int row = n / COLUMNS, x = n % COLUMNS;
+        if (row >= a.m || column + x >= a.n)
+            continue;
+        float sum = 0.0f;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++)
+            sum += of_warps[(w * ROWS + row) * PITCH + x];
+        if (PARTIAL)
+            a.partials[(((int64_t)split * a.batch + batch) * a.m + row) * a.n + column + x] = sum;
+        else
+            *element_of(a.out, batch, row, column + x) =
+                (uint16_t)narrowed(finished(a, sum, batch, row, column + x), 0.0f);
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(32 * GEMM_SKINNY_WARPS, 1)
     gemm_skinny(const __grid_constant__ struct gemm_params a) {
     extern __shared__ char shared[];
@@ -183,18 +202,5 @@ extern "C" __global__ void __launch_bounds__(32 * GEMM_SKINNY_WARPS, 1)
                 of_warps[(warp * ROWS + 8 * i + 2 * t + n % 2) * PITCH + x] = sums[tile][i][n];
             }
     __syncthreads();
-    for (int n = threadIdx.x; n < ROWS * COLUMNS; n += 32 * WARPS) {
-        const int row = n / COLUMNS, x = n % COLUMNS;
-        if (row >= a.m || column + x >= a.n)
-            continue;
-        float sum = 0.0f;
-#pragma unroll
-        for (int w = 0; w < WARPS; w++)
-            sum += of_warps[(w * ROWS + row) * PITCH + x];
-        if (PARTIAL)
-            a.partials[(((int64_t)split * a.batch + batch) * a.m + row) * a.n + column + x] = sum;
-        else
-            *element_of(a.out, batch, row, column + x) =
-                (uint16_t)narrowed(finished(a, sum, batch, row, column + x), 0.0f);
-    }
+    store_sums(a, of_warps, column, split, batch);
 }
