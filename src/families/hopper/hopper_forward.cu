@@ -127,20 +127,22 @@ struct producer {
         write_facts(base + WORK + stage_of<2>(item) * ITEM_BYTES, f);
         mbarrier_arrive(base + WORK_FULL + 8 * stage_of<2>(item));
     }
+    /* Its map has heads before rows. */
+    __device__ __forceinline__ void load_packed(uint32_t to, uint32_t full, const struct item_facts &f) {
+        mbarrier_arrive_expect_tx(full, Q_PANELS * BLOCK_M * 128);
+#pragma unroll
+        for (int panel = 0; panel < Q_PANELS; panel++)
+            cp_async_bulk_tensor_4d(to + panel * BLOCK_M * 128, &a.q_map, full, panel * 64, f.head * PACKED_HEADS,
+                                    f.q_begin + f.first_row / PACKED_HEADS, batch_of(f));
+    }
     __device__ __forceinline__ void load_q(const struct item_facts &f) {
         const uint32_t stage = stage_of<Q_STAGES>(item);
         wait_empty<Q_STAGES>(base + Q_EMPTY, item);
-        const uint32_t to = base + stage * Q_BYTES, full = base + Q_FULL + 8 * stage;
-        const int row = f.q_begin + f.first_row / PACKED_HEADS, batch = batch_of(f);
-        if (PACKED_HEADS == 1) {
-            load<Q_PANELS, BLOCK_M>(to, &a.q_map, full, row, f.head, batch);
-            return;
-        }
-        mbarrier_arrive_expect_tx(full, Q_PANELS * BLOCK_M * 128);
-#pragma unroll
-        for (int panel = 0; panel < Q_PANELS; panel++) /* the map has heads before rows */
-            cp_async_bulk_tensor_4d(to + panel * BLOCK_M * 128, &a.q_map, full, panel * 64, f.head * PACKED_HEADS, row,
-                                    batch);
+        if constexpr (PACKED_HEADS == 1)
+            load<Q_PANELS, BLOCK_M>(base + stage * Q_BYTES, &a.q_map, base + Q_FULL + 8 * stage,
+                                    f.q_begin + f.first_row, f.head, batch_of(f));
+        else
+            load_packed(base + stage * Q_BYTES, base + Q_FULL + 8 * stage, f);
     }
     __device__ __forceinline__ void load_k(int row, int head, int batch) {
         const uint32_t stage = stage_of<STAGES>(step);
@@ -284,10 +286,11 @@ struct consumer : row_owner {
     __device__ __forceinline__ void hide(int tile) {
         const struct item_facts f = facts();
         const struct sequence at = sequence_of(f);
-        const int packed = f.first_row + local_row(), key = tile * BLOCK_N;
-        const int row = packed / PACKED_HEADS, row_below = (packed + 8) / PACKED_HEADS;
-        const int first[2] = {first_key(a.in, at, row) - key, first_key(a.in, at, row_below) - key};
-        const int last[2] = {last_key(a.in, at, row) + 1 - key, last_key(a.in, at, row_below) + 1 - key};
+        const int row = f.first_row + local_row(), key = tile * BLOCK_N;
+        const int first[2] = {first_key(a.in, at, row / PACKED_HEADS) - key,
+                              first_key(a.in, at, (row + 8) / PACKED_HEADS) - key};
+        const int last[2] = {last_key(a.in, at, row / PACKED_HEADS) + 1 - key,
+                             last_key(a.in, at, (row + 8) / PACKED_HEADS) + 1 - key};
         hide_keys(s, first, last);
     }
 

@@ -48,9 +48,9 @@ __device__ __forceinline__ void store_rows(const struct gpu_forward_params &a, c
     }
     __syncwarp();
     constexpr int chunks = HEAD_DIM_V / 8;
-    const int first_row = PACKED_HEADS == 1 ? f.first_row + warp_row : 0; /* that `to` points at */
+    constexpr bool packed = PACKED_HEADS > 1; /* then `to` is the sequence's first row */
     char *to = a.out.data + ((VARLEN ? 0 : f.batch) * a.out.batch + f.head * PACKED_HEADS * a.out.head +
-                             (int64_t)(f.q_begin + first_row) * a.out.row) *
+                             (int64_t)(packed ? f.q_begin : f.q_begin + f.first_row + warp_row) * a.out.row) *
                                 2;
     const int count = min(f.seqlen_q * PACKED_HEADS - f.first_row - warp_row, 16);
 #pragma unroll 4
@@ -58,11 +58,10 @@ __device__ __forceinline__ void store_rows(const struct gpu_forward_params &a, c
         const int r = n / chunks, chunk = n % chunks, columns = a.head_dim_v - chunk * 8;
         uint32_t word[4];
         ld_shared_16(word, tile + chunk / 8 * BLOCK_M * 128 + (warp_row + r) * 128 + ((chunk % 8 ^ (r & 7)) << 4));
-        const int packed = f.first_row + warp_row + r;
-        char *at = to + chunk * 16 +
-                   (PACKED_HEADS == 1 ? r * a.out.row
-                                      : packed / PACKED_HEADS * a.out.row + packed % PACKED_HEADS * a.out.head) *
-                       2;
+        const int at_row = f.first_row + warp_row + r;
+        const int64_t offset =
+            packed ? at_row / PACKED_HEADS * a.out.row + at_row % PACKED_HEADS * a.out.head : r * a.out.row;
+        char *at = to + offset * 2 + chunk * 16;
         if (r < count && columns >= 8)
             *(uint4 *)at = make_uint4(word[0], word[1], word[2], word[3]);
         else if (r < count)
