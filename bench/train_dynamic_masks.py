@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
-"""train_dynamic_masks.py: trains the language model of examples/train_bytes.py on real text in four ways, step by step beside
-each other: with key intervals, with the same choice in FlexAttention's block masks, with the same choice as a dense mask
-(as flash-dmattn 1.2 has it), and densely without a choice (PyTorch's SDPA).
+"""train_dynamic_masks.py: trains the language model of examples/train_bytes.py on real text in four ways: with key
+intervals, densely without a choice (PyTorch's SDPA), with the same choice in FlexAttention's block masks, and with the same
+choice as a dense mask (as flash-dmattn 1.2 has it).
 
     python bench/train_dynamic_masks.py --device cuda --out DIR              S 8192 and 32768, W = S / 16
     python bench/train_dynamic_masks.py --seq 256 --steps 30 --out DIR       on a CPU: that it runs, no more
 
-All start from the same weights and see the same batches. Writes DIR/train_dynamic_masks.json and .png, and prints a table:
-tokens a second of the median step, the most device memory that a step took, bits per byte in training (the last tenth of the
-steps) and in validation. A way that does not fit in memory, or does not run on the device, is named so.
+The text is the source of Python's own standard library, so nothing is fetched. All ways start from the same weights and see
+the same batches, one way after the other. Writes DIR/train_dynamic_masks.json and .png, after each way anew, and prints a
+table: tokens a second of the median step, the most device memory that a step took, bits per byte in training (the last tenth of
+the steps) and in validation (the masked ways all by key intervals: it is the same function). A way that does not fit in memory,
+or fails otherwise, is named so, and the others go on. With --seconds no way trains longer than its share of what is left; its
+first step, which compiles, is not cut short.
 """
 
 from __future__ import annotations
@@ -18,12 +21,13 @@ import gc
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, Iterator, List, Optional
 
 import torch
 import torch.nn.functional as F
-from flash_dmattn import masks
+from flash_dmattn import flash_dmattn_func, masks
 from torch import Tensor
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -62,6 +66,15 @@ def flex(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, start: Tensor, end: Tens
 _compiled: Dict[Any, Callable[..., Tensor]] = {}
 
 
+class IntervalAttention(train_bytes.DynamicMaskAttention, Bias):
+    """What a model would do, without the example's count of visible pairs."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        bias = self.bias_of(v)
+        pair = masks.topk_intervals(bias, self.window)
+        return flash_dmattn_func(q, k, v, attn_bias=bias, is_causal=True, key_intervals=pair)
+
+
 class FlexAttention(train_bytes.DynamicMaskAttention, Bias):
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         bias = self.bias_of(v)
@@ -91,10 +104,10 @@ class DenseMaskAttention(train_bytes.DynamicMaskAttention, Bias):
 
 
 WAYS: Dict[str, Optional[type]] = {
-    "flash-dmattn, key intervals": train_bytes.DynamicMaskAttention,
+    "flash-dmattn, key intervals": IntervalAttention,
+    "no choice, torch SDPA": None,
     "FlexAttention, block mask of the same choice": FlexAttention,
     "dense mask of the same choice, as in 1.2": DenseMaskAttention,
-    "no choice, torch SDPA": None,
 }
 
 
@@ -108,59 +121,60 @@ def model_of(way: Optional[type], options: argparse.Namespace) -> train_bytes.By
 # ---- training --------------------------------------------------------------------------------------------------------
 
 
-class Way:
-    """One way in training; `failed` says why it ended."""
-
-    def __init__(self, name: str, options: argparse.Namespace) -> None:
-        self.name, self.failed, self.peak_bytes = name, None, 0
-        self.run: Optional[train_bytes.Run] = train_bytes.Run(name, model_of(WAYS[name], options), options)
-        self.seconds, self.bits = self.run.seconds, self.run.bits
-        self.validation: Optional[float] = None
-
-    def call(self, what: Callable[[train_bytes.Run], Any]) -> Any:
-        """what(run); the way ends where memory is short, or PyTorch has no such pass (FlexAttention's backward on the CPU)."""
-        if self.run is None:
-            return None
-        on_cuda = self.run.device.type == "cuda"
-        try:
-            if on_cuda:
-                torch.cuda.reset_peak_memory_stats()
-            result = what(self.run)
-            self.peak_bytes = max(self.peak_bytes, torch.cuda.max_memory_allocated() if on_cuda else 0)
-            return result
-        except torch.OutOfMemoryError:
-            self.failed, self.run = "does not fit in memory", None
-        except NotImplementedError as error:
-            self.failed, self.run = str(error).partition(".")[0], None
-        gc.collect()
-        torch.cuda.empty_cache()
-        return None
-
-    def report(self, options: argparse.Namespace) -> Dict[str, Any]:
-        done = {"name": self.name, "failed": self.failed, "seconds": self.seconds, "training_bits_per_byte": self.bits}
-        if self.failed is None:
-            median = sorted(self.seconds)[len(self.seconds) // 2]
-            last = self.bits[-max(1, len(self.bits) // 10) :]
-            done |= {
-                "tokens_per_second": options.batch * options.seq / median,
-                "peak_bytes": self.peak_bytes or None,
-                "training_bits_at_the_end": sum(last) / len(last),
-                "validation_bits_per_byte": self.validation,
-            }
-        return done
-
-
-def train(options: argparse.Namespace, text: Tensor, validation: Tensor) -> Dict[str, Any]:
-    ways = [Way(name, options) for name in options.ways]
+def batches(options: argparse.Namespace, text: Tensor) -> Iterator[Tensor]:
     generator = torch.Generator().manual_seed(options.seed)
-    for step in train_bytes.progress(options.steps):
+    while True:
         places = torch.randint(len(text) - options.seq, (options.batch,), generator=generator)
-        batch = text[places[:, None] + torch.arange(options.seq + 1)].to(options.device)
-        for way in ways if step % 2 else reversed(ways):  # none is always the first to touch the batch
-            way.call(lambda run: run.step(batch))
-    for way in ways:
-        way.validation = way.call(lambda run: run.validate(validation, options, batches=4))
-    return {"seq": options.seq, "window": options.window, "steps": options.steps, "ways": [w.report(options) for w in ways]}
+        yield text[places[:, None] + torch.arange(options.seq + 1)].to(options.device)
+
+
+def train(run: train_bytes.Run, options: argparse.Namespace, text: Tensor, seconds: float) -> None:
+    """All steps, or those that begin within `seconds` of the end of the first one."""
+    source, began = batches(options, text), None
+    for _ in range(options.steps):
+        if began is not None and time.monotonic() - began > seconds:
+            return
+        run.step(next(source))
+        began = time.monotonic() if began is None else began
+
+
+def validate(run: train_bytes.Run, options: argparse.Namespace, text: Tensor) -> float:
+    for block in run.model.blocks:
+        if isinstance(block.attention, train_bytes.DynamicMaskAttention):
+            block.attention.__class__ = IntervalAttention
+    return run.validate(text, options, batches=4)
+
+
+def one_way(name: str, options: argparse.Namespace, text: Tensor, validation: Tensor, seconds: float) -> Dict[str, Any]:
+    """Trains and validates; an exception becomes the result's `failed`."""
+    done: Dict[str, Any] = {"name": name, "failed": None, "seconds": [], "training_bits_per_byte": []}
+    on_cuda = options.device != "cpu"
+    try:
+        if on_cuda:
+            torch.cuda.reset_peak_memory_stats()
+        run = train_bytes.Run(name, model_of(WAYS[name], options), options)
+        done |= {"seconds": run.seconds, "training_bits_per_byte": run.bits}
+        train(run, options, text, seconds)
+        last, median = run.bits[-max(1, len(run.bits) // 10) :], sorted(run.seconds)[len(run.seconds) // 2]
+        done |= {
+            "tokens_per_second": options.batch * options.seq / median,
+            "peak_bytes": torch.cuda.max_memory_allocated() if on_cuda else None,
+            "training_bits_at_the_end": sum(last) / len(last),
+            "validation_bits_per_byte": validate(run, options, validation),
+        }
+    except torch.OutOfMemoryError:
+        done["failed"] = "does not fit in memory"
+    except Exception as error:  # whatever it is, the other ways are worth their time
+        done["failed"] = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0].partition('. ')[0][:160]}"
+    return done
+
+
+def clear() -> None:
+    """What a way leaves behind: its frames are gone."""
+    _compiled.clear()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 # ---- the report ------------------------------------------------------------------------------------------------------
@@ -168,14 +182,14 @@ def train(options: argparse.Namespace, text: Tensor, validation: Tensor) -> Dict
 
 def print_table(result: Dict[str, Any]) -> None:
     print(f"\nS {result['seq']}, W {result['window']}, {result['steps']} steps\n")
-    print("| way | tokens/s | memory | training, bits a byte | validation |\n|---|---|---|---|---|")
+    print("| way | steps | tokens/s | memory | training, bits a byte | validation |\n|---|---|---|---|---|---|")
     for way in result["ways"]:
         if way["failed"]:
-            print(f"| {way['name']} | {way['failed']} | | | |")
+            print(f"| {way['name']} | {way['failed']} | | | | |")
             continue
         memory = f"{way['peak_bytes'] / 2**30:.1f} GiB" if way["peak_bytes"] else "not measured"
         print(
-            f"| {way['name']} | {way['tokens_per_second']:,.0f} | {memory} | {way['training_bits_at_the_end']:.3f} | "
+            f"| {way['name']} | {len(way['seconds'])} | {way['tokens_per_second']:,.0f} | {memory} | {way['training_bits_at_the_end']:.3f} | "
             f"{way['validation_bits_per_byte']:.3f} |"
         )
 
@@ -190,11 +204,11 @@ def plot(report: Dict[str, Any], path: Path) -> bool:
     from matplotlib import pyplot
     from matplotlib.ticker import NullFormatter
 
-    results = report["results"]
+    results = [each for each in report["results"] if each["ways"]]
     figure, panels = pyplot.subplots(1, len(results), figsize=(6 * len(results), 4), squeeze=False)
     for axes, result in zip(panels[0], results):
         over = max(1, result["steps"] // 20)
-        for way, colour in zip(result["ways"], ("#1f6f8b", "#e08e45", "#8b3a62", "#777777")):
+        for way, colour in zip(result["ways"], ("#1f6f8b", "#777777", "#e08e45", "#8b3a62")):
             if len(way["training_bits_per_byte"]) <= over:
                 continue
             means = torch.tensor(way["training_bits_per_byte"]).unfold(0, over, 1).mean(-1)
@@ -207,7 +221,8 @@ def plot(report: Dict[str, Any], path: Path) -> bool:
         axes.set_ylabel(f"training bits per byte (mean of {over})")
         axes.set_title(f"S {result['seq']}, W {result['window']}: {report['device']}", fontsize=10)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False, fontsize=8)
+        if axes.lines:
+            axes.legend(frameon=False, fontsize=8)
     figure.savefig(path, dpi=130, bbox_inches="tight")
     pyplot.close(figure)
     return True
@@ -230,6 +245,7 @@ def parse(arguments: Optional[List[str]]) -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=int, default=default, help=f"({default})")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:1 (cpu)")
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="float32 on the CPU, bfloat16 on CUDA devices")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="of the whole command, about (no limit)")
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=list(WAYS), metavar="WAY", help="by name (all)")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     options = parser.parse_args(arguments)
@@ -257,16 +273,24 @@ def main(arguments: Optional[List[str]] = None) -> int:
         "results": [],
     }  # fmt: skip
     options.out.mkdir(parents=True, exist_ok=True)
+    began, left = time.monotonic(), len(options.seq) * len(options.ways)
     for n, seq in enumerate(options.seq):
         if min(len(text), len(validation)) <= seq + 1:
             raise SystemExit(f"train_dynamic_masks: --seq is {seq}; the texts have only {len(validation)} bytes")
         steps = options.steps[min(n, len(options.steps) - 1)]
         one = argparse.Namespace(**{**vars(options), "seq": seq, "steps": steps, "window": options.window or max(1, seq // 16)})
-        report["results"].append(train(one, text, validation))
-        print_table(report["results"][-1])
-        (options.out / "train_dynamic_masks.json").write_text(json.dumps(report, indent=1) + "\n")
-        gc.collect()
-    if not plot(report, options.out / "train_dynamic_masks.png"):
+        result: Dict[str, Any] = {"seq": seq, "window": one.window, "steps": steps, "ways": []}
+        report["results"].append(result)
+        for name in options.ways:
+            share = (options.seconds - (time.monotonic() - began)) / left
+            result["ways"].append(one_way(name, one, text, validation, share))
+            left -= 1
+            clear()
+            (options.out / "train_dynamic_masks.json").write_text(json.dumps(report, indent=1) + "\n")
+            plotted = plot(report, options.out / "train_dynamic_masks.png")
+        print_table(result)
+        sys.stdout.flush()
+    if not plotted:
         print("no plot: matplotlib is not installed", file=sys.stderr)
     return 0
 

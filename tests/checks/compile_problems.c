@@ -2,10 +2,11 @@
 #include "compile_problems.h"
 
 const struct feature features[NUM_FEATURES] = {
-    {"dtype", 2}, {"head_dim", 12}, {"head_dim_v", 3}, {"length", 3},  {"window", 2},  {"mask", 3},
+    {"dtype", 2}, {"head_dim", 12}, {"head_dim_v", 3}, {"length", 4},  {"window", 2},  {"mask", 3},
     {"bias", 5},  {"intervals", 2}, {"varlen", 2},     {"softcap", 2}, {"aligned", 2}, {"scores_aligned", 2}};
 static const int64_t head_dims[12] = {64, 128, 256, 16, 40, 96, 176, 192, 224, 240, 512, 1024};
-static const int64_t lengths[3] = {4096, 512, 16};
+/* Two of one query row: many keys and few. */
+static const int64_t lengths[4] = {4096, 512, 16, 8};
 
 fdm_problem problem_of(const int32_t *choice) {
     fdm_problem p = fdm_problem_default();
@@ -15,8 +16,9 @@ fdm_problem problem_of(const int32_t *choice) {
     p.heads_kv = 2;
     p.head_dim = head_dims[choice[HEAD_DIM]];
     p.head_dim_v = choice[HEAD_DIM_V] == 0 ? p.head_dim : choice[HEAD_DIM_V] == 1 ? 64 : 128;
-    p.seqlen_q = lengths[choice[LENGTH]] == 16 ? 1 : lengths[choice[LENGTH]];
-    p.seqlen_k = lengths[choice[LENGTH]] == 16 ? 4096 : lengths[choice[LENGTH]];
+    const int64_t length = lengths[choice[LENGTH]];
+    p.seqlen_q = length <= 16 ? 1 : length;
+    p.seqlen_k = length == 16 ? 4096 : length == 8 ? 2048 : length;
     p.causal = choice[WINDOW];
     p.has_mask = choice[MASK] > 0;
     p.mask_shape[2] = choice[MASK] == 2 ? p.seqlen_q : 1;

@@ -79,9 +79,18 @@ static const struct instruction {
      0,
      {0},
      0},
-    {"exit_if tid_x_reread griddepcontrol_wait griddepcontrol_launch_dependents", "", TRY_CONTROL, BITS, 0, 0, {0}, 0},
+    {"exit_if tid_x_reread griddepcontrol_wait griddepcontrol_wait_after "
+     "griddepcontrol_launch_dependents",
+     "",
+     TRY_CONTROL,
+     BITS,
+     0,
+     0,
+     {0},
+     0},
     {"opaque opaque_pair opaque_memory", "any", TRY_OPAQUE, BITS, 0, 0, {0}, 0},
-    {"cluster_ctarank mapa_shared st_cluster_4 ld_cluster_4 ld_cluster_8 barrier_cluster_arrive barrier_cluster_wait "
+    {"cluster_ctarank mapa_shared st_cluster_4 st_cluster_8 ld_cluster_4 barrier_cluster_arrive "
+     "barrier_cluster_arrive_relaxed barrier_cluster_wait "
      "mbarrier_arrive_cluster mbarrier_arrive_remote mbarrier_wait_cluster",
      "two blocks",
      TRY_CLUSTER,

@@ -223,6 +223,7 @@ static int64_t expected(enum cuda_call_kind kind, const fdm_plan *plan, const st
         return 1;
     want[0].grid[0] = (unsigned)(plan->parameters[SPLITS] * p->batch * p->heads_kv);
     want[0].block[0] = (unsigned)(32 * plan->parameters[WARPS]); /* warps */
+    want[0].programmatic = plan->parameters[EARLY];
     snprintf(other.entry, sizeof other.entry, "combine_splits");
     other.grid[0] = (unsigned)rows;
     other.block[0] = 32 * COMBINE_SPLITS_WARPS;
@@ -284,7 +285,7 @@ static void decode_in_a_cluster(void) {
         assert_int_equal(fdm_describe(FDM_FORWARD, &call.tensors, &call.options, &problem), FDM_OK);
         assert_int_equal(fdm_plan_attention(&facts, &problem, &call.options, &plan), FDM_OK);
         const int32_t splits = plan.parameters[SPLITS];
-        assert_true(splits > 1 && splits <= MMA_MERGE_CLUSTER_MAX);
+        assert_true(splits > 1 && splits <= MMA_DECODE_CLUSTER_MAX(plan.stages));
         const int clustered = plan.parameters[MERGE] == MMA_MERGE_CLUSTER;
         assert_int_equal(clustered, facts.compute_major == 9);
         assert_int_equal(plan.workspace_bytes == 0, clustered);
@@ -294,7 +295,7 @@ static void decode_in_a_cluster(void) {
             assert_string_equal(have.entry, "mma_decode");
             assert_int_equal(have.cluster, splits);
             assert_int_equal(have.grid[0], splits * problem.batch * problem.heads_kv);
-            plan.parameters[SPLITS] = MMA_MERGE_CLUSTER_MAX + 1;
+            plan.parameters[SPLITS] = MMA_DECODE_CLUSTER_MAX(plan.stages) + 1;
             assert_refused(fdm_execute(&plan, &call.tensors, NULL, 0, NULL), FDM_ERROR_INVALID_ARGUMENT, "splits");
         }
         cuda_call_release(&call);
@@ -354,7 +355,7 @@ static void launches_are_the_plans(void) {
         early += launch.programmatic;
         assert_true(launch.device == 0 || (!launch.programmatic && !launch.cluster)); /* which only 9.0 has */
     }
-    assert_int_equal(early, 2);
+    assert_int_equal(early, 4); /* twice two launches */
 }
 
 /* The launch itself, with everything that it can have. */

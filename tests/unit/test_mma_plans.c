@@ -44,14 +44,21 @@ static void splits(void **state) {
         /* eight splits are a cluster, more are not; short sequences have few */
         {"sm_90", 1, 8, 131072, 128, 16, 3, MMA_MERGE_WORKSPACE},
         {"sm_90", 2, 8, 131072, 128, 8, 3, MMA_MERGE_CLUSTER},
-        {"sm_90", 2, 1, 512, 128, 2, 3, MMA_MERGE_CLUSTER},
+        {"sm_90", 2, 1, 2560, 128, 10, 3, MMA_MERGE_WORKSPACE},
         /* 64 splits have 32 tiles of 64 keys each; with 63 some would have 33 */
         {"sm_90", 1, 2, 131072, 128, 64, 3, MMA_MERGE_WORKSPACE},
         /* in waves there is no cluster */
         {"sm_90", 20, 8, 16384, 128, 8, 2, MMA_MERGE_WORKSPACE},
+        /* of at most 2048 keys a split is one tile of 64 or 128, where all are on the device at once */
+        {"sm_90", 1, 8, 2048, 128, 16, 1, MMA_MERGE_CLUSTER},
+        {"sm_90", 1, 8, 512, 128, 8, 1, MMA_MERGE_CLUSTER},
+        {"sm_90", 2, 8, 2048, 128, 16, 1, MMA_MERGE_CLUSTER},
+        {"sm_90", 3, 8, 2048, 128, 5, 3, MMA_MERGE_CLUSTER},
+        {"sm_90", 1, 8, 2112, 128, 7, 3, MMA_MERGE_CLUSTER},
+        {"sm_90", 1, 8, 2048, 256, 8, 2, MMA_MERGE_CLUSTER},
         /* no clusters */
-        {"sm_80", 2, 1, 512, 128, 2, 3, MMA_MERGE_WORKSPACE},
-        {"sm_120", 2, 1, 512, 128, 2, 2, MMA_MERGE_WORKSPACE},
+        {"sm_80", 2, 1, 512, 128, 8, 1, MMA_MERGE_WORKSPACE},
+        {"sm_120", 2, 1, 2560, 128, 10, 2, MMA_MERGE_WORKSPACE},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const int64_t heads_kv = cases[i].heads_kv;

@@ -27,17 +27,21 @@ __device__ __forceinline__ uint32_t mapa_shared(uint32_t shared, uint32_t rank) 
 __device__ __forceinline__ void st_cluster_4(uint32_t address, uint32_t a) {
     asm volatile("st.shared::cluster.b32 [%0], %1;" : : "r"(address), "r"(a) : "memory");
 }
+__device__ __forceinline__ void st_cluster_8(uint32_t address, uint32_t a, uint32_t b) {
+    asm volatile("st.shared::cluster.v2.b32 [%0], {%1, %2};" : : "r"(address), "r"(a), "r"(b) : "memory");
+}
 __device__ __forceinline__ uint32_t ld_cluster_4(uint32_t address) {
     uint32_t a;
     asm volatile("ld.shared::cluster.b32 %0, [%1];" : "=r"(a) : "r"(address) : "memory");
     return a;
 }
-__device__ __forceinline__ void ld_cluster_8(uint32_t &a, uint32_t &b, uint32_t address) {
-    asm volatile("ld.shared::cluster.v2.b32 {%0, %1}, [%2];" : "=r"(a), "=r"(b) : "r"(address) : "memory");
-}
 /* All threads of all blocks of the cluster; what was written before arrive is seen after wait. */
 __device__ __forceinline__ void barrier_cluster_arrive() {
     asm volatile("barrier.cluster.arrive.release.aligned;" : : : "memory");
+}
+/* The same without releasing writes, which waits for all of them in global memory too: for who has read only. */
+__device__ __forceinline__ void barrier_cluster_arrive_relaxed() {
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" : : : "memory");
 }
 __device__ __forceinline__ void barrier_cluster_wait() {
     asm volatile("barrier.cluster.wait.acquire.aligned;" : : : "memory");

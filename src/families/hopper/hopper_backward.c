@@ -78,6 +78,7 @@ static int is_ordered(const fdm_problem *p) { return p->deterministic && p->need
 static struct gpu_backward_needs needs_of(const fdm_plan *plan, const fdm_problem *p) {
     struct gpu_backward_needs needs = hopper_backward_needs(p, BLOCK_M, p->needs_dq, plan->parameters[PARTS]);
     needs.semaphores = is_ordered(p);
+    needs.early = 1;
     needs.may_order_keys = needs.orders_keys = gathers(p);
     needs.block_m = BLOCK_M;
     needs.block_n = 128; /* of tiles beside masks */
@@ -260,6 +261,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     const struct cuda_launch launch = {.kernel = kernels[before],
                                        .grid = {gpu_grid(blocks), 1, 1},
                                        .threads = (uint32_t)list[before].threads,
+                                       .programmatic_launch = 1,
                                        .stream = stream,
                                        .arguments = &params,
                                        .arguments_bytes = sizeof params};

@@ -16,13 +16,12 @@ __device__ __forceinline__ void try_cluster(const struct instruction_arguments &
     const uint32_t *in = a.in + thread * 4;
     st_cluster_4(there + thread * 16, in[0] + rank);
     st_cluster_4(there + thread * 16 + 4, in[1]);
-    st_shared_4(shared + thread * 16 + 8, in[2] ^ rank);
-    st_shared_4(shared + thread * 16 + 12, in[3]);
+    st_cluster_8(there + thread * 16 + 8, in[2] ^ rank, in[3]);
     barrier_cluster_arrive();
     barrier_cluster_wait();
     out[0] = ld_shared_4(shared + (thread ^ 5) * 16);
     out[1] = ld_cluster_4(there + (thread ^ 9) * 16 + 8);
-    ld_cluster_8(out[2], out[3], there + (thread ^ 3) * 16 + 8);
+    ld_shared_8(out[2], out[3], shared + (thread ^ 3) * 16 + 8);
     for (int n = 0; n < 4; n++) { /* each thread arrives in the other block */
         if (n < 2)
             mbarrier_arrive_cluster(mapa_shared(shared + BARRIER_OFFSET + 8, rank ^ 1));
@@ -30,7 +29,7 @@ __device__ __forceinline__ void try_cluster(const struct instruction_arguments &
             mbarrier_arrive_remote(mapa_shared(shared + BARRIER_OFFSET + 8, rank ^ 1));
         mbarrier_wait_cluster(shared + BARRIER_OFFSET + 8, n % 2);
         out[4 + n] = n;
-        barrier_cluster_arrive();
+        barrier_cluster_arrive_relaxed();
         barrier_cluster_wait();
     }
 }

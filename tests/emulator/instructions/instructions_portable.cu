@@ -170,6 +170,7 @@ __device__ __forceinline__ void try_global(const struct task &t, const struct in
 
 __device__ __forceinline__ void try_control(const struct task &t) {
     griddepcontrol_wait();
+    griddepcontrol_wait_after(t.in[t.thread]);
     griddepcontrol_launch_dependents();
     t.out[0] = tid_x_reread();
     exit_if(t.in[t.thread] % 3 == 0);

@@ -32,24 +32,25 @@ static int lists_keys(const fdm_problem *p) { return p->has_mask || p->has_bias 
 
 /* Whether the query heads of a KV head share a tensor's heads. */
 static int shared_heads(const fdm_problem *p, int64_t heads) { return heads == 1 || heads == p->heads_kv; }
-static int32_t mask_constant(const fdm_problem *p) {
+/* Of a single tile no keys are listed: each row looks at all. */
+static int32_t mask_constant(const fdm_problem *p, int32_t stages) {
     if (!p->has_mask)
         return MMA_DECODE_NONE;
-    return !gpu_mask_rows(p) && shared_heads(p, p->mask_shape[1]) ? MMA_DECODE_ALIKE : MMA_DECODE_EACH;
+    return stages > 1 && !gpu_mask_rows(p) && shared_heads(p, p->mask_shape[1]) ? MMA_DECODE_ALIKE : MMA_DECODE_EACH;
 }
-static int32_t intervals_constant(const fdm_problem *p) {
+static int32_t intervals_constant(const fdm_problem *p, int32_t stages) {
     if (!p->has_intervals)
         return MMA_DECODE_NONE;
-    return p->seqlen_q == 1 && shared_heads(p, p->interval_heads) ? MMA_DECODE_ALIKE : MMA_DECODE_EACH;
+    return stages > 1 && p->seqlen_q == 1 && shared_heads(p, p->interval_heads) ? MMA_DECODE_ALIKE : MMA_DECODE_EACH;
 }
 
 struct tile {
     int32_t block_n, warps, row_groups;
 };
 
-static int32_t shared_bytes(const fdm_problem *p, struct tile t, int32_t stages) {
+static int32_t shared_bytes(const fdm_problem *p, struct tile t, int32_t stages, int32_t merge) {
     return mma_decode_shared_bytes(element_bytes(p), padded(p), padded_v(p), t.block_n, t.row_groups,
-                                   t.warps / share_of(p), stages, lists_keys(p));
+                                   t.warps / share_of(p), stages, merge, lists_keys(p) && stages > 1);
 }
 
 /* Warps that work on the same keys leave at least 16 keys of a tile to each of the others. */
@@ -59,11 +60,22 @@ static int is_tile(const fdm_problem *p, struct tile t) {
            mates <= 4 && (t.block_n == 64 || t.block_n == 32) && t.block_n * mates >= 16 * t.warps;
 }
 
-static int32_t blocks_max(struct tile t) { return MMA_DECODE_WARPS_MAX / t.warps; }
+/* Splits of a single tile: 16 keys a warp. */
+static int is_single(const fdm_problem *p, struct tile t) {
+    return !is_float32(p) && padded(p) <= 128 && padded_v(p) <= 128 && packed_rows(p) <= 16 && t.row_groups == 1 &&
+           (t.warps == 4 || t.warps == 8) && t.block_n == 16 * t.warps;
+}
 
-/* Each block's reserve is the driver's. */
+static int32_t blocks_max(struct tile t, int32_t stages) { return stages == 1 ? 2 : MMA_DECODE_WARPS_MAX / t.warps; }
+
+/* 9.0 and 10.0; 12.0 is not built for them. */
+static int has_clusters(const fdm_device *device) { return device->compute_major == 9 || device->compute_major == 10; }
+
+/* However its splits are merged. Each block's reserve is the driver's. */
 static int blocks_fit(const fdm_device *device, const fdm_problem *p, struct tile t, int32_t stages, int32_t blocks) {
-    return blocks <= blocks_max(t) && blocks * (shared_bytes(p, t, stages) + RESERVE) <= device->shared_bytes + RESERVE;
+    const int32_t merge = has_clusters(device) ? MMA_MERGE_CLUSTER : MMA_MERGE_WORKSPACE;
+    return blocks <= blocks_max(t, stages) &&
+           blocks * (shared_bytes(p, t, stages, merge) + RESERVE) <= device->shared_bytes + RESERVE;
 }
 
 /* As many row groups as there are rows for, fewer where Q would leave no room; 64 keys, or 32 where those do not fit;
@@ -109,8 +121,8 @@ static int32_t stages_of(const fdm_device *device, const fdm_problem *p, struct 
 /* Blocks of a multiprocessor: one where it has enough under way by itself. */
 static int32_t blocks_of(const fdm_device *device, const fdm_problem *p, struct tile t) {
     return (stages_of(device, p, t, 1) - 1) * tile_bytes(p, t) < FLIGHT_BYTES &&
-                   blocks_fit(device, p, t, 2, blocks_max(t))
-               ? blocks_max(t)
+                   blocks_fit(device, p, t, 2, blocks_max(t, 2))
+               ? blocks_max(t, 2)
                : 1;
 }
 
@@ -126,7 +138,7 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
     const struct tile t = tile_of(device, p);
     if (!blocks_fit(device, p, t, 2, 1)) {
         snprintf(text, size, "its ring needs %d KB of shared memory, the device has %lld KB",
-                 (shared_bytes(p, t, 2) + 1023) >> 10, (long long)device->shared_bytes >> 10);
+                 (shared_bytes(p, t, 2, MMA_MERGE_WORKSPACE) + 1023) >> 10, (long long)device->shared_bytes >> 10);
         return text;
     }
     if ((double)splits_rows(p) >= INT32_MAX || (double)blocks_of_keys(p, t) * GPU_SPLITS_MAX >= INT32_MAX)
@@ -152,8 +164,26 @@ static int64_t visible_keys(const fdm_problem *p) {
     return keys < p->seqlen_k ? keys : p->seqlen_k;
 }
 
-static int64_t blocks_at_once(const fdm_device *device, const fdm_problem *p, struct tile t) {
-    return (int64_t)device->num_sms * (blocks_fit(device, p, t, 2, blocks_max(t)) ? blocks_max(t) : 1);
+static int64_t blocks_at_once(const fdm_device *device, const fdm_problem *p, struct tile t, int32_t stages) {
+    const int32_t most = blocks_max(t, stages), least = stages == 1 ? 1 : 2;
+    return (int64_t)device->num_sms * (blocks_fit(device, p, t, least, most) ? most : 1);
+}
+
+/* Splits of one tile each, whose loads all begin at once and where no key is looked for: what has few keys waits for
+ * steps that follow each other, not for bytes. The smallest tile with which all blocks are on the device at once and a
+ * cluster merges them; 0: none. */
+static int32_t single_splits(const fdm_problem *p, struct tile t) {
+    return (int32_t)((visible_keys(p) + t.block_n - 1) / t.block_n);
+}
+static int single_tile_of(const fdm_device *device, const fdm_problem *p, struct tile *t) {
+    for (int32_t warps = 4; warps <= 8; warps *= 2) {
+        *t = (struct tile){16 * warps, warps, 1};
+        if (is_single(p, *t) && visible_keys(p) <= (int64_t)t->block_n * MMA_DECODE_CLUSTER_MAX(1) &&
+            blocks_fit(device, p, *t, 1, 2) &&
+            blocks_of_keys(p, *t) * single_splits(p, *t) <= blocks_at_once(device, p, *t, 1))
+            return visible_keys(p) > 0;
+    }
+    return 0;
 }
 
 /* How much of the device is at work from begin to end: waves of as many blocks as are resident, of `tiles` / `splits`
@@ -167,7 +197,7 @@ static double filling(int64_t pairs, int64_t splits, int64_t tiles, int64_t resi
  * multiprocessor, or waves of as many as fit. Each split has a few times 64 keys. */
 static int32_t splits_of(const fdm_device *device, const fdm_problem *p, struct tile t) {
     const int64_t wanted = (int64_t)device->num_sms * blocks_of(device, p, t);
-    const int64_t fit = blocks_at_once(device, p, t);
+    const int64_t fit = blocks_at_once(device, p, t, 2);
     const int64_t pairs = blocks_of_keys(p, t), tiles = (visible_keys(p) + 63) / 64;
     int64_t most = tiles / TILES_OF_A_SPLIT_MIN;
     most = most < 1 ? 1 : most > GPU_SPLITS_MAX ? GPU_SPLITS_MAX : most;
@@ -187,14 +217,13 @@ static int64_t workspace_bytes(const fdm_problem *p, int32_t splits, int32_t mer
     return merge == MMA_MERGE_WORKSPACE ? splits_workspace_bytes(p, splits) : 0;
 }
 
-/* Clusters: 9.0 and 10.0; 12.0 is not built for them. Where blocks come in waves, one would wait for room for all of
- * it. */
-static int32_t merge_of(const fdm_device *device, const fdm_problem *p, struct tile t, int32_t splits) {
-    const int has_clusters = device->compute_major == 9 || device->compute_major == 10;
-    const int at_once = blocks_of_keys(p, t) * splits <= blocks_at_once(device, p, t);
+/* Where blocks come in waves, a cluster would wait for room for all of it. */
+static int32_t merge_of(const fdm_device *device, const fdm_problem *p, struct tile t, int32_t stages, int32_t splits) {
+    const int at_once = blocks_of_keys(p, t) * splits <= blocks_at_once(device, p, t, stages);
     if (splits == 1)
         return MMA_MERGE_NONE;
-    return has_clusters && at_once && splits <= MMA_MERGE_CLUSTER_MAX ? MMA_MERGE_CLUSTER : MMA_MERGE_WORKSPACE;
+    return has_clusters(device) && at_once && splits <= MMA_DECODE_CLUSTER_MAX(stages) ? MMA_MERGE_CLUSTER
+                                                                                       : MMA_MERGE_WORKSPACE;
 }
 
 enum { MMA_DECODE_PARAMETERS(PLAN_PARAMETER) };
@@ -213,10 +242,12 @@ static void explain(const fdm_device *device, const fdm_problem *p, struct tile 
                            (long long)blocks, plan->block_m);
     used +=
         snprintf(plan->reason + used, sizeof plan->reason - (size_t)used,
-                 "; %d splits of the keys fill %d multiprocessors with %lld KV heads; %d stages of %d keys (%lld KB)",
+                 "; %d splits of the keys fill %d multiprocessors with %lld KV heads; %d stage%s of %d keys (%lld KB)",
                  plan->parameters[SPLITS], device->num_sms, (long long)(p->batch * p->heads_kv), plan->stages,
-                 plan->block_n, (long long)(plan->shared_bytes + 1023) >> 10);
-    if (lists_keys(p))
+                 plan->stages == 1 ? "" : "s", plan->block_n, (long long)(plan->shared_bytes + 1023) >> 10);
+    if (plan->stages == 1)
+        snprintf(plan->reason + used, sizeof plan->reason - (size_t)used, ": all that a split reads, at once");
+    else if (lists_keys(p))
         snprintf(plan->reason + used, sizeof plan->reason - (size_t)used,
                  "; keys are listed first by %s, and what no row sees is not read",
                  p->has_mask && p->has_intervals ? "mask and intervals"
@@ -243,16 +274,16 @@ static int32_t times_of(const fdm_problem *p, int32_t splits) {
 }
 
 static int32_t splits_of_way(const fdm_device *device, const fdm_problem *p, const struct way *way) {
-    return splits_of(device, p, way->tile) * way->times;
+    return way->stages == 1 ? single_splits(p, way->tile) : splits_of(device, p, way->tile) * way->times;
 }
 
-/* The rules' way. A listed block has nothing under way while it looks for its first keys: the other of the
+/* The rules' way with a ring. A listed block has nothing under way while it looks for its first keys: the other of the
  * multiprocessor then has enough by itself. */
 static struct way way_of(const fdm_device *device, const fdm_problem *p) {
     struct way way = {.tile = tile_of(device, p)};
     way.times = times_of(p, splits_of(device, p, way.tile));
     const int64_t blocks = blocks_of_keys(p, way.tile) * splits_of_way(device, p, &way);
-    const int32_t most = blocks_max(way.tile), alone = stages_of(device, p, way.tile, 1);
+    const int32_t most = blocks_max(way.tile, 2), alone = stages_of(device, p, way.tile, 1);
     const int shared = blocks > device->num_sms && blocks_fit(device, p, way.tile, 2, most);
     const int listed = lists_keys(p) && blocks_fit(device, p, way.tile, alone, most);
     way.stages = listed ? alone : stages_of(device, p, way.tile, shared ? most : 1);
@@ -260,6 +291,9 @@ static struct way way_of(const fdm_device *device, const fdm_problem *p) {
 }
 
 static int can_have(const fdm_device *device, const fdm_problem *p, const struct way *way) {
+    struct tile single;
+    if (way->stages == 1)
+        return single_tile_of(device, p, &single);
     return is_tile(p, way->tile) && blocks_fit(device, p, way->tile, way->stages, 1) &&
            splits_of_way(device, p, way) <= GPU_SPLITS_MAX &&
            (way->times == 1 || visible_keys(p) / splits_of_way(device, p, way) >= 64 * TILES_OF_A_SPLIT_MIN);
@@ -270,14 +304,14 @@ static void fill_way(const fdm_device *device, const fdm_problem *p, const struc
     const int32_t splits = splits_of_way(device, p, way);
     plan->parameters[SPLITS] = splits;
     plan->parameters[STAGES] = way->stages;
-    plan->parameters[MERGE] = merge_of(device, p, t, splits);
+    plan->parameters[MERGE] = merge_of(device, p, t, way->stages, splits);
     plan->parameters[EARLY] = device->compute_major >= 9;
     plan->parameters[WARPS] = t.warps;
     plan->parameters[ROW_GROUPS] = t.row_groups;
     plan->block_m = 16 * t.row_groups;
     plan->block_n = t.block_n;
     plan->stages = way->stages;
-    plan->shared_bytes = shared_bytes(p, t, way->stages);
+    plan->shared_bytes = shared_bytes(p, t, way->stages, plan->parameters[MERGE]);
     plan->workspace_bytes = workspace_bytes(p, splits, plan->parameters[MERGE]);
     char times[16] = "";
     if (way->times > 1)
@@ -289,14 +323,21 @@ static void fill_way(const fdm_device *device, const fdm_problem *p, const struc
 
 /* The variant-th way: the rules', then those with other stages, then those with other splits. */
 static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant, fdm_plan *plan) {
-    enum { DEPTHS = STAGES_MAX - 1, TIMES = 5 }; /* 2, 3, 4 stages; 1, 2, 4, 8, 16 times the splits */
-    const struct way rules = way_of(device, p);
+    enum { DEPTHS = STAGES_MAX, TIMES = 5 }; /* 1 to 4 stages; 1, 2, 4, 8, 16 times the splits */
+    const struct way ring = way_of(device, p);
+    struct way single = {.stages = 1, .times = 1}, rules = ring;
+    if (single_tile_of(device, p, &single.tile))
+        rules = single;
     struct way way = rules;
     int32_t count = 0;
     for (int32_t n = 0; count < variant && n < DEPTHS + TIMES; n++) {
-        way.stages = n < DEPTHS ? 2 + n : rules.stages;
-        way.times = n < DEPTHS ? rules.times : 1 << (n - DEPTHS);
-        count += memcmp(&way, &rules, sizeof way) != 0 && can_have(device, p, &way);
+        way = n == 0 ? single : ring;
+        if (n < DEPTHS)
+            way.stages = 1 + n;
+        else
+            way.times = 1 << (n - DEPTHS);
+        count += memcmp(&way, &rules, sizeof way) != 0 && can_have(device, p, &way) &&
+                 (n < DEPTHS || memcmp(&way, &ring, sizeof way) != 0);
     }
     if (count < variant)
         return 0;
@@ -308,10 +349,11 @@ static int validate(const fdm_plan *plan, const fdm_problem *p) {
     const int32_t splits = plan->parameters[SPLITS], stages = plan->parameters[STAGES], merge = plan->parameters[MERGE];
     const struct tile t = tile_of_plan(plan);
     const int32_t splits_max = merge == MMA_MERGE_NONE      ? 1
-                               : merge == MMA_MERGE_CLUSTER ? MMA_MERGE_CLUSTER_MAX
+                               : merge == MMA_MERGE_CLUSTER ? MMA_DECODE_CLUSTER_MAX(stages)
                                                             : GPU_SPLITS_MAX;
-    return merge >= MMA_MERGE_NONE && merge <= MMA_MERGE_CLUSTER && splits >= 1 && splits <= splits_max &&
-           is_tile(p, t) && plan->block_m == 16 * t.row_groups && stages >= 2 && stages <= STAGES_MAX &&
+    const int tile_fits = stages == 1 ? is_single(p, t) && splits >= single_splits(p, t) : is_tile(p, t);
+    return merge >= MMA_MERGE_NONE && merge <= MMA_MERGE_CLUSTER && splits >= 1 && splits <= splits_max && tile_fits &&
+           plan->block_m == 16 * t.row_groups && stages >= 1 && stages <= STAGES_MAX &&
            workspace_bytes(p, splits, merge) <= plan->workspace_bytes;
 }
 
@@ -321,13 +363,14 @@ static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct 
     const struct tile t = tile_of_plan(plan);
     GPU_SET_CONSTANTS(&requests[DECODE], MMA_DECODE_CONSTANTS, .DTYPE = gpu_dtype(p->dtype), .HEAD_DIM = padded(p),
                       .HEAD_DIM_V = padded_v(p), .BLOCK_N = t.block_n, .WARPS = t.warps, .ROW_GROUPS = t.row_groups,
-                      .STAGES = stages, .WINDOW = gpu_bounded(p), .MASK = mask_constant(p),
-                      .BIAS = gpu_bias_constant(p), .INTERVALS = intervals_constant(p), .SOFTCAP = p->softcap > 0,
-                      .VARLEN = p->varlen, .MERGE = merge);
+                      .STAGES = stages, .WINDOW = gpu_bounded(p), .MASK = mask_constant(p, stages),
+                      .BIAS = gpu_bias_constant(p), .INTERVALS = intervals_constant(p, stages),
+                      .SOFTCAP = p->softcap > 0, .VARLEN = p->varlen, .MERGE = merge);
     requests[DECODE].file = "families/mma/forward/mma_decode.cu";
     requests[DECODE].entry = "mma_decode";
-    requests[DECODE].shared_bytes = shared_bytes(p, t, stages);
+    requests[DECODE].shared_bytes = shared_bytes(p, t, stages, merge);
     requests[DECODE].threads = 32 * t.warps;
+    requests[DECODE].cluster = merge == MMA_MERGE_CLUSTER ? MMA_DECODE_CLUSTER_MAX(stages) : 0;
     if (merge != MMA_MERGE_WORKSPACE)
         return 1;
     combine_splits_request(p, &requests[COMBINE]);
@@ -360,6 +403,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
                                  .grid = {gpu_grid(blocks_of_keys(p, tile_of_plan(plan)) * splits), 1, 1},
                                  .threads = (uint32_t)wanted[DECODE].threads,
                                  .cluster = merge == MMA_MERGE_CLUSTER ? (uint32_t)splits : 1,
+                                 .programmatic_launch = plan->parameters[EARLY],
                                  .stream = stream,
                                  .arguments = &arguments,
                                  .arguments_bytes = sizeof arguments};

@@ -46,34 +46,40 @@ MMA_DECODE_CONSTANTS(GPU_CONSTANT_GIVEN)
 #    include "families/mma/mma_tile.cuh"
 #endif
 
-#define ROWS       (16 * ROW_GROUPS)
-#define SHARE      mma_decode_share(DTYPE == GPU_FLOAT32, HEAD_DIM_V)
-#define MATES      (ROW_GROUPS * SHARE) /* warps that work on the same keys */
-#define KEY_GROUPS (WARPS / MATES)
-#define GROUP_KEYS (BLOCK_N / KEY_GROUPS) /* of a tile, that a warp works on */
-#define WARP_KEYS  (BLOCK_N / WARPS)      /* that it copies */
-#define PARTS      (KEY_GROUPS * ROWS)    /* rows of O that the warps hold in the end */
-#define PART_WIDTH (HEAD_DIM_V + MMA_DECODE_PART_PAD)
-#define STEPS      (GROUP_KEYS / 16)
-#define OUT_TILES  (HEAD_DIM_V / 8 / SHARE)
-#define K_CHUNKS   (HEAD_DIM / CHUNK_ELEMENTS)
-#define V_CHUNKS   (HEAD_DIM_V / CHUNK_ELEMENTS)
-#define K_BYTES    (BLOCK_N * HEAD_DIM * ELEMENT_BYTES)
-#define V_BYTES    (BLOCK_N * HEAD_DIM_V * ELEMENT_BYTES)
-#define RING_BYTES mma_decode_ring_bytes(ELEMENT_BYTES, HEAD_DIM, HEAD_DIM_V, BLOCK_N, WARPS / SHARE, STAGES)
-#define LISTED     (MASK || BIAS || INTERVALS)
+#define ROWS        (16 * ROW_GROUPS)
+#define SHARE       mma_decode_share(DTYPE == GPU_FLOAT32, HEAD_DIM_V)
+#define MATES       (ROW_GROUPS * SHARE) /* warps that work on the same keys */
+#define KEY_GROUPS  (WARPS / MATES)
+#define GROUP_KEYS  (BLOCK_N / KEY_GROUPS) /* of a tile, that a warp works on */
+#define WARP_KEYS   (BLOCK_N / WARPS)      /* that it copies */
+#define PARTS       (KEY_GROUPS * ROWS)    /* rows of O that the warps hold in the end */
+#define CLUSTER_MAX MMA_DECODE_CLUSTER_MAX(STAGES)
+#define PART_WIDTH  (HEAD_DIM_V + MMA_DECODE_PART_PAD)
+#define STEPS       (GROUP_KEYS / 16)
+#define OUT_TILES   (HEAD_DIM_V / 8 / SHARE)
+#define K_CHUNKS    (HEAD_DIM / CHUNK_ELEMENTS)
+#define V_CHUNKS    (HEAD_DIM_V / CHUNK_ELEMENTS)
+#define K_BYTES     (BLOCK_N * HEAD_DIM * ELEMENT_BYTES)
+#define V_BYTES     (BLOCK_N * HEAD_DIM_V * ELEMENT_BYTES)
+#define RING_BYTES \
+    mma_decode_ring_bytes(ELEMENT_BYTES, HEAD_DIM, HEAD_DIM_V, BLOCK_N, ROW_GROUPS, WARPS / SHARE, STAGES, MERGE)
+#define ONE_TILE (STAGES == 1)
+#define LISTED   ((MASK || BIAS || INTERVALS) && !ONE_TILE)
 /* Scores are kept in units of log2, where no bias could make that overflow; else as they are. */
 #define PLAIN   (!BIAS && !SOFTCAP && DTYPE != GPU_FLOAT32)
 #define TO_LOG2 (PLAIN ? 1.0f : LOG2_E)
 /* Q in registers; else read anew, so that nothing spills. */
-#define KEEP_Q (DTYPE != GPU_FLOAT32 && HEAD_DIM + HEAD_DIM_V <= (LISTED || SOFTCAP ? 256 : 320))
+#define KEEP_Q (DTYPE != GPU_FLOAT32 && !ONE_TILE && HEAD_DIM + HEAD_DIM_V <= (LISTED || SOFTCAP ? 256 : 320))
 /* What else a lane keeps: what its rows see one step ahead; where they begin. Without, they are found anew. */
 #define KEEP_ROWS  (HEAD_DIM_V <= 128 && DTYPE != GPU_FLOAT32)
+#define Q_COPIES   ((ROWS * K_CHUNKS + THREADS - 1) / THREADS)   /* of a thread */
+#define BLOCKS_MIN (ONE_TILE ? 2 : MMA_DECODE_WARPS_MAX / WARPS) /* of a multiprocessor */
 #define BIAS_BYTES (BIAS == GPU_BIAS_FLOAT32 || DTYPE == GPU_FLOAT32 ? 4 : 2)
 
 static_assert(GROUP_KEYS % 16 == 0 && KEY_GROUPS * MATES == WARPS, "whole steps");
 static_assert((WARP_KEYS & (WARP_KEYS - 1)) == 0, "load_rows() takes it so");
 static_assert(SHARE == 1 || HEAD_DIM_V % 64 == 0, "each warp's columns are whole groups of chunks");
+static_assert(!ONE_TILE || (MATES == 1 && STEPS == 1), "a warp works on the 16 keys that it copies");
 
 #include "families/mma/forward/mma_decode_list.cuh"
 
@@ -181,12 +187,44 @@ __device__ __forceinline__ struct seen_keys look(const struct gpu_forward_params
 #endif
 #if BIAS
             f.bias[half][n] = seen ? bias_value(rows.view[half].bias + j * a.bias.key * BIAS_BYTES) : 0.0f;
+            seen = seen && (!ONE_TILE || f.bias[half][n] != MINUS_INF);
 #endif
             f.seen |= (uint32_t)seen << (half * 4 + n);
         }
     }
     return f;
 }
+
+/* Of Q, packed row r is row r / group of head r % group of the group. */
+struct q_copy {
+    const char *from;
+    uint32_t to, bytes;
+};
+__device__ __forceinline__ struct q_copy find_q(const struct gpu_forward_params &a, const struct place &at,
+                                                const char *q, uint32_t q_tile, int index) {
+    const int row = index / K_CHUNKS, chunk = index % K_CHUNKS, r = at.first_row + row;
+    const int count = row < at.num_rows ? min(max(a.head_dim - chunk * CHUNK_ELEMENTS, 0), CHUNK_ELEMENTS) : 0;
+    const char *from = q + (r / a.group * a.q.row + r % a.group * a.q.head) * ELEMENT_BYTES + chunk * 16;
+    return {count ? from : q, q_tile + chunk_offset<K_CHUNKS>(row, chunk), (uint32_t)(count * ELEMENT_BYTES)};
+}
+
+#if ONE_TILE && !VARLEN
+/* A number that follows from all that is made before the wait for the grid before this one. */
+__device__ __forceinline__ uint32_t made_of(const struct lane_rows &rows, const struct q_copy (&copies)[Q_COPIES],
+                                            const char *k, const char *v) {
+    uint64_t made = (uint64_t)k ^ (uint64_t)v;
+#    pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const struct head_view &view = rows.view[half];
+        made ^= (uint32_t)(rows.i[half] ^ rows.first_key[half] ^ rows.last_key[half]);
+        made ^= (uint64_t)view.mask ^ (uint64_t)view.bias ^ (uint64_t)view.start ^ (uint64_t)view.end;
+    }
+#    pragma unroll
+    for (int n = 0; n < Q_COPIES; n++)
+        made ^= (uint64_t)copies[n].from ^ copies[n].to ^ copies[n].bytes;
+    return (uint32_t)(made ^ made >> 32);
+}
+#endif
 
 struct warp_state {
     float o[1][OUT_TILES][4];
@@ -217,6 +255,44 @@ __device__ __forceinline__ void multiply(float (&s)[1][2][4], [[maybe_unused]] c
 #endif
 }
 
+#if ONE_TILE
+/* Rows of V that no row of Q sees become zero: they were not listed, and may hold anything. */
+__device__ __forceinline__ void clear_unseen(const struct seen_keys &f, uint32_t v_tile, int key_row) {
+    const int lane = threadIdx.x % 32;
+    uint32_t seen = (f.seen | f.seen >> 4) & 15; /* bit n: key n / 2 * 8 + lane % 4 * 2 + n % 2 */
+    if (__all_sync(0xffffffff, seen == 15))
+        return;
+#    pragma unroll
+    for (int step = 4; step < 32; step *= 2)
+        seen |= __shfl_xor_sync(0xffffffff, seen, step);
+#    pragma unroll 1
+    for (int key = 0; key < 16; key++) {
+        const uint32_t is_seen = __shfl_sync(0xffffffff, seen, key % 8 / 2) >> (key / 8 * 2 + key % 2) & 1;
+        for (int chunk = lane; !is_seen && chunk < V_CHUNKS; chunk += 32)
+            st_shared_16(v_tile + chunk_offset<V_CHUNKS>(key_row + key, chunk), 0, 0, 0, 0);
+    }
+    __syncwarp();
+}
+#endif
+
+/* Where a row's maximum grew, what was summed with the old one shrinks. */
+__device__ __forceinline__ void raise_maxima(struct warp_state &w, const float (&next)[2]) {
+    if (__any_sync(0xffffffff, next[0] > w.row_max[0] || next[1] > w.row_max[1])) {
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const float factor =
+                next[half] == w.row_max[half] ? 1.0f : ex2_approx((w.row_max[half] - next[half]) * TO_LOG2);
+            w.row_max[half] = next[half];
+            w.row_sum[half] *= factor;
+#pragma unroll
+            for (int n = 0; n < OUT_TILES; n++) {
+                w.o[0][n][half * 2] *= factor;
+                w.o[0][n][half * 2 + 1] *= factor;
+            }
+        }
+    }
+}
+
 /* One step: the scores of 16 keys, their P, and what they add to the output. */
 __device__ __forceinline__ void take_keys(struct warp_state &w, const struct gpu_forward_params &a,
                                           const uint32_t (&kept)[HEAD_DIM / 16][4], uint32_t q_tile, uint32_t k_tile,
@@ -244,20 +320,7 @@ __device__ __forceinline__ void take_keys(struct warp_state &w, const struct gpu
         }
         next[half] = quad_max(m);
     }
-    if (__any_sync(0xffffffff, next[0] > w.row_max[0] || next[1] > w.row_max[1])) {
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const float factor =
-                next[half] == w.row_max[half] ? 1.0f : ex2_approx((w.row_max[half] - next[half]) * TO_LOG2);
-            w.row_max[half] = next[half];
-            w.row_sum[half] *= factor;
-#pragma unroll
-            for (int n = 0; n < OUT_TILES; n++) {
-                w.o[0][n][half * 2] *= factor;
-                w.o[0][n][half * 2 + 1] *= factor;
-            }
-        }
-    }
+    raise_maxima(w, next);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const float shift = w.row_max[half] == MINUS_INF ? 0.0f : w.row_max[half];
@@ -268,6 +331,11 @@ __device__ __forceinline__ void take_keys(struct warp_state &w, const struct gpu
             w.row_sum[half] += x;
         }
     }
+#if ONE_TILE
+    cp_async_wait<0>(); /* V */
+    __syncwarp();
+    clear_unseen(f, v_tile, key_row);
+#endif
 #if DTYPE == GPU_FLOAT32
     add_product<V_CHUNKS>(w.o, s, v_tile + key_row * HEAD_DIM_V * 4, share * OUT_TILES * 8);
 #else
@@ -286,6 +354,28 @@ __device__ __forceinline__ void take_keys(struct warp_state &w, const struct gpu
         mma_16x8x16(w.o[0][n + 1], p, b[2], b[3]);
     }
 #endif
+}
+
+/* The warp's rows beside those of the others: [KEY_GROUPS][ROWS]. */
+__device__ __forceinline__ void leave_parts(const struct warp_state &w, float *outs, float *maxima, float *sums,
+                                            int num_rows, int key_group, int warp_row, int share) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int row = warp_row + lane / 4 + half * 8, part = key_group * ROWS + row;
+        float sum = w.row_sum[half];
+        sum = quad_sum(sum);
+        if (row >= num_rows)
+            continue;
+        if (lane % 4 == 0 && share == 0) {
+            maxima[part] = w.row_max[half] * (PLAIN ? LN_2 : 1.0f);
+            sums[part] = sum;
+        }
+#pragma unroll
+        for (int n = 0; n < OUT_TILES; n++)
+            *(float2 *)&outs[part * PART_WIDTH + (share * OUT_TILES + n) * 8 + lane % 4 * 2] =
+                make_float2(w.o[0][n][half * 2], w.o[0][n][half * 2 + 1]);
+    }
 }
 
 /* Four neighbouring columns of a packed row of the output, and with the first its lse. */
@@ -328,6 +418,42 @@ __device__ __forceinline__ float4 times(float factor, float4 x) {
     return make_float4(factor * x.x, factor * x.y, factor * x.z, factor * x.w);
 }
 
+#if MERGE == MMA_MERGE_CLUSTER
+/* This block's share of the pieces from all blocks of the cluster. */
+__device__ __forceinline__ void merge_blocks(const struct gpu_forward_params &a, const struct place &at, uint32_t inbox,
+                                             uint32_t inbox_rows, int fair, int pieces) {
+    for (int n = threadIdx.x; n < fair && at.split * fair + n < pieces; n += THREADS) {
+        const int index = at.split * fair + n, row = index / (HEAD_DIM_V / 4), column = index % (HEAD_DIM_V / 4) * 4;
+        float maximum[CLUSTER_MAX], part[CLUSTER_MAX], most = MINUS_INF, sum = 0;
+        float4 x = make_float4(0, 0, 0, 0);
+#    pragma unroll
+        for (int block = 0; block < CLUSTER_MAX; block++) {
+            uint32_t low = __float_as_uint(MINUS_INF), high = 0;
+            if (block < a.num_splits)
+                ld_shared_8(low, high, inbox_rows + (block * fair + n) * 8);
+            maximum[block] = __uint_as_float(low);
+            part[block] = __uint_as_float(high);
+            most = fmaxf(most, maximum[block]);
+        }
+        const bool empty = most == MINUS_INF;
+#    pragma unroll
+        for (int block = 0; block < CLUSTER_MAX; block++)
+            if (block < a.num_splits) {
+                uint32_t o[4];
+                ld_shared_16(o, inbox + (block * fair + n) * 16);
+                const float weight = empty ? 0.0f : ex2_approx((maximum[block] - most) * LOG2_E);
+                sum += weight * part[block];
+                add_weighted(x, weight,
+                             make_float4(__uint_as_float(o[0]), __uint_as_float(o[1]), __uint_as_float(o[2]),
+                                         __uint_as_float(o[3])));
+            }
+        if (column < a.head_dim_v)
+            store_columns(a, at, row, column, times(empty ? 0.0f : 1.0f / sum, x),
+                          empty ? MINUS_INF : most + logf(sum));
+    }
+}
+#endif
+
 /* The warps of a key group: what they have copied is seen by all of them, and none is a tile behind. */
 __device__ __forceinline__ void wait_for_group(int warp) {
     if (MATES == 1)
@@ -338,16 +464,36 @@ __device__ __forceinline__ void wait_for_group(int warp) {
         barrier_sync(1 + warp / MATES, 32 * MATES);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, MMA_DECODE_WARPS_MAX / WARPS)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_MIN)
     mma_decode(const __grid_constant__ struct gpu_forward_params a) {
     extern __shared__ __align__(128) char shared[];
     constexpr int q_bytes = ROWS * HEAD_DIM * ELEMENT_BYTES;
     const uint32_t q_tile = shared_address(shared), ring = q_tile + q_bytes;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int key_group = warp / MATES, warp_row = warp % ROW_GROUPS * 16, share = warp % MATES / ROW_GROUPS;
+    griddepcontrol_launch_dependents(); /* what follows waits for this grid's end by itself */
+#if VARLEN
+    griddepcontrol_wait();
+#endif
     struct place at = find_place(a, blockIdx.x);
-#if MERGE == MMA_MERGE_WORKSPACE
-    griddepcontrol_launch_dependents(); /* combine_splits waits for this grid's end by itself */
+    const char *k = a.k.data + (at.batch * a.k.batch + at.k_begin * a.k.row + at.head_kv * a.k.head) * ELEMENT_BYTES;
+    const char *v = a.v.data + (at.batch * a.v.batch + at.k_begin * a.v.row + at.head_kv * a.v.head) * ELEMENT_BYTES;
+    const char *q =
+        a.q.data +
+        (at.batch * a.q.batch + at.q_begin * a.q.row + (int64_t)at.head_kv * a.group * a.q.head) * ELEMENT_BYTES;
+#if ONE_TILE
+    const struct lane_rows rows = find_rows(a, at, 0);
+    struct q_copy q_copies[Q_COPIES];
+#    pragma unroll
+    for (int n = 0; n < Q_COPIES; n++)
+        q_copies[n] = find_q(a, at, q, q_tile, threadIdx.x + n * THREADS);
+#endif
+#if !VARLEN /* nothing of the caller's is read before it, or written */
+#    if ONE_TILE
+    griddepcontrol_wait_after(made_of(rows, q_copies, k, v));
+#    else
+    griddepcontrol_wait();
+#    endif
 #endif
     if (at.num_rows <= 0)
         return;
@@ -370,174 +516,156 @@ extern "C" __global__ void __launch_bounds__(THREADS, MMA_DECODE_WARPS_MAX / WAR
         return;
     }
 #    endif
+#elif ONE_TILE
+    first_key = at.low + at.split * BLOCK_N;
+    count = max(min(at.high - first_key, BLOCK_N), 0);
 #else
     const int low_tile = at.low / BLOCK_N, tiles = max((at.high + BLOCK_N - 1) / BLOCK_N - low_tile, 0);
     const int each = tiles / a.num_splits, more = tiles % a.num_splits; /* the first `more` splits have one more */
     first_key = (low_tile + at.split * each + min(at.split, more)) * BLOCK_N;
     count = (each + (at.split < more)) * BLOCK_N;
 #endif
-    const char *k = a.k.data + (at.batch * a.k.batch + at.k_begin * a.k.row + at.head_kv * a.k.head) * ELEMENT_BYTES;
-    const char *v = a.v.data + (at.batch * a.v.batch + at.k_begin * a.v.row + at.head_kv * a.v.head) * ELEMENT_BYTES;
-    auto fetch = [&](int t) {
-        if (t * BLOCK_N < (LISTED ? l.listed : count)) {
-            const uint32_t stage = ring + t % STAGES * (K_BYTES + V_BYTES);
-            load_rows<K_CHUNKS>(stage, warp * WARP_KEYS, k, a.k.row * ELEMENT_BYTES, l, at, first_key, t * BLOCK_N,
-                                a.head_dim);
-            load_rows<V_CHUNKS>(stage + K_BYTES, warp * WARP_KEYS, v, a.v.row * ELEMENT_BYTES, l, at, first_key,
-                                t * BLOCK_N, a.head_dim_v);
-        }
+    auto fetch_k = [&](int t) {
+        if (t * BLOCK_N < (LISTED ? l.listed : count))
+            load_rows<K_CHUNKS>(ring + t % STAGES * (K_BYTES + V_BYTES), warp * WARP_KEYS, k, a.k.row * ELEMENT_BYTES,
+                                l, at, first_key, t * BLOCK_N, a.head_dim);
     };
-    fetch(0);
-    /* Q: packed row r is row r / group of head r % group of the group. */
-    const char *q =
-        a.q.data +
-        (at.batch * a.q.batch + at.q_begin * a.q.row + (int64_t)at.head_kv * a.group * a.q.head) * ELEMENT_BYTES;
+    auto fetch_v = [&](int t) {
+        if (t * BLOCK_N < (LISTED ? l.listed : count))
+            load_rows<V_CHUNKS>(ring + t % STAGES * (K_BYTES + V_BYTES) + K_BYTES, warp * WARP_KEYS, v,
+                                a.v.row * ELEMENT_BYTES, l, at, first_key, t * BLOCK_N, a.head_dim_v);
+    };
+    uint32_t q_fragments[HEAD_DIM / 16][4];
+    struct warp_state w = {};
+    w.row_max[0] = w.row_max[1] = MINUS_INF;
+#if ONE_TILE
+    fetch_k(0);
+#    pragma unroll
+    for (int n = 0; n < Q_COPIES; n++)
+        if (ROWS * K_CHUNKS % THREADS == 0 || threadIdx.x + n * THREADS < ROWS * K_CHUNKS)
+            cp_async_16_fill(q_copies[n].to, q_copies[n].from, q_copies[n].bytes);
+    cp_async_commit();
+    fetch_v(0);
+    cp_async_commit();
+    const struct seen_keys now = look(a, at, l, rows, first_key, warp * GROUP_KEYS);
+    const bool is_seen = __any_sync(0xffffffff, now.seen);
+    if (is_seen) /* a branch, so that what look() reads is under way before the wait */
+        cp_async_wait<1>();
+    else
+        cp_async_wait<0>();
+    __syncthreads();
+    if (is_seen)
+        take_keys(w, a, q_fragments, q_tile, ring, ring + K_BYTES, 0, warp * GROUP_KEYS, 0, now);
+#else
+    fetch_k(0);
+    fetch_v(0);
     for (int index = threadIdx.x; index < ROWS * K_CHUNKS; index += THREADS) {
-        const int row = index / K_CHUNKS, chunk = index % K_CHUNKS, r = at.first_row + row;
-        const int count = row < at.num_rows ? min(max(a.head_dim - chunk * CHUNK_ELEMENTS, 0), CHUNK_ELEMENTS) : 0;
-        const char *from = q + (r / a.group * a.q.row + r % a.group * a.q.head) * ELEMENT_BYTES + chunk * 16;
-        cp_async_16_fill(q_tile + chunk_offset<K_CHUNKS>(row, chunk), count ? from : q, count * ELEMENT_BYTES);
+        const struct q_copy copy = find_q(a, at, q, q_tile, index);
+        cp_async_16_fill(copy.to, copy.from, copy.bytes);
     }
     cp_async_commit(); /* the first tile's group */
-#pragma unroll
+#    pragma unroll
     for (int t = 1; t < STAGES - 1; t++) {
-        fetch(t);
+        fetch_k(t);
+        fetch_v(t);
         cp_async_commit();
     }
     cp_async_wait<STAGES - 2>();
     __syncthreads();
-    uint32_t q_fragments[HEAD_DIM / 16][4];
-#if KEEP_Q
-#    pragma unroll
+#    if KEEP_Q
+#        pragma unroll
     for (int step = 0; step < HEAD_DIM / 16; step++)
         ldmatrix_x4(q_fragments[step], q_tile + chunk_offset<K_CHUNKS>(warp_row + lane % 16, 2 * step + lane / 16));
-#endif
+#    endif
 
-    struct warp_state w = {};
-    w.row_max[0] = w.row_max[1] = MINUS_INF;
-#if KEEP_ROWS
+#    if KEEP_ROWS
     const struct lane_rows rows = find_rows(a, at, warp_row);
     struct seen_keys ahead = look(a, at, l, rows, first_key, key_group * GROUP_KEYS);
-#endif
-#pragma unroll 1
+#    endif
+#    pragma unroll 1
     for (int t = 0; t * BLOCK_N < (LISTED ? l.listed : count); t++) {
         cp_async_wait<STAGES - 2>();
         wait_for_group(warp);
-#if LISTED
+#    if LISTED
         list_up_to(l, a, at, (t + STAGES) * BLOCK_N);
-#endif
-        fetch(t + STAGES - 1); /* into the stage of tile t - 1, which the group has left */
+#    endif
+        fetch_k(t + STAGES - 1); /* into the stage of tile t - 1, which the group has left */
+        fetch_v(t + STAGES - 1);
         cp_async_commit();
         const uint32_t stage = ring + t % STAGES * (K_BYTES + V_BYTES);
-#pragma unroll 1
+#    pragma unroll 1
         for (int step = 0; step < STEPS; step++) {
-#if KEEP_ROWS
+#    if KEEP_ROWS
             const struct seen_keys now = ahead;
             const int next = step + 1 < STEPS ? t * BLOCK_N + (step + 1) * 16 : (t + 1) * BLOCK_N;
             ahead = look(a, at, l, rows, first_key, next + key_group * GROUP_KEYS);
-#else
+#    else
             int row = warp_row;
             row = opaque(row);
             const struct seen_keys now =
                 look(a, at, l, find_rows(a, at, row), first_key, t * BLOCK_N + step * 16 + key_group * GROUP_KEYS);
-#endif
+#    endif
             if (warp_row < at.num_rows)
                 take_keys(w, a, q_fragments, q_tile, stage, stage + K_BYTES, warp_row,
                           key_group * GROUP_KEYS + step * 16, share, now);
         }
     }
-    cp_async_wait<0>();
-    __syncthreads();
     uint32_t block = blockIdx.x;
     block = opaque(block);
     at = find_place(a, block); /* not kept through the loop */
+#endif
+    cp_async_wait<0>();
+    __syncthreads();
+#if MERGE == MMA_MERGE_CLUSTER
+    barrier_cluster_arrive_relaxed(); /* this block has read its ring, which may be written */
+#endif
 
     /* The warps' results side by side, then merged: [KEY_GROUPS][ROWS]. */
     float *outs = (float *)(shared + q_bytes), *maxima = outs + PARTS * PART_WIDTH, *sums = maxima + PARTS;
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const int row = key_group * ROWS + warp_row + lane / 4 + half * 8;
-        float sum = w.row_sum[half];
-        sum = quad_sum(sum);
-        if (lane % 4 == 0 && share == 0) {
-            maxima[row] = w.row_max[half] * (PLAIN ? LN_2 : 1.0f);
-            sums[row] = sum;
-        }
-#pragma unroll
-        for (int n = 0; n < OUT_TILES; n++)
-            *(float2 *)&outs[row * PART_WIDTH + (share * OUT_TILES + n) * 8 + lane % 4 * 2] =
-                make_float2(w.o[0][n][half * 2], w.o[0][n][half * 2 + 1]);
-    }
+    leave_parts(w, outs, maxima, sums, at.num_rows, key_group, warp_row, share);
     __syncthreads();
+    const int pieces = at.num_rows * (HEAD_DIM_V / 4); /* of four columns */
 #if MERGE == MMA_MERGE_CLUSTER
-    float *block_rows = sums + PARTS; /* maximum and sum of each row */
+    /* Each block of the cluster merges its share of the pieces: [num_splits][fair] of them, and of their rows' maximum
+     * and sum. */
+    const int fair = (pieces + a.num_splits - 1) / a.num_splits;
+    const uint32_t inbox = shared_address(sums + PARTS), inbox_rows = inbox + a.num_splits * fair * 16;
+    barrier_cluster_wait();
 #endif
-    for (int index = threadIdx.x; index < at.num_rows * (HEAD_DIM_V / 4); index += THREADS) {
+    for (int index = threadIdx.x; index < pieces; index += THREADS) {
         const int row = index / (HEAD_DIM_V / 4), column = index % (HEAD_DIM_V / 4) * 4;
         float most = MINUS_INF, sum = 0;
         float4 x = make_float4(0, 0, 0, 0);
 #pragma unroll
         for (int n = 0; n < KEY_GROUPS; n++)
             most = fmaxf(most, maxima[n * ROWS + row]);
-        const bool empty = most == MINUS_INF;
+        [[maybe_unused]] const bool empty = most == MINUS_INF;
 #pragma unroll
         for (int n = 0; n < KEY_GROUPS; n++) {
             const float weight = empty ? 0.0f : ex2_approx((maxima[n * ROWS + row] - most) * LOG2_E);
             sum += weight * sums[n * ROWS + row];
             add_weighted(x, weight, *(const float4 *)&outs[(n * ROWS + row) * PART_WIDTH + column]);
         }
+#if MERGE == MMA_MERGE_CLUSTER
+        const int to = index / fair, place = at.split * fair + index % fair;
+        const uint32_t theirs = mapa_shared(inbox, to) + place * 16;
+        st_cluster_8(theirs, __float_as_uint(x.x), __float_as_uint(x.y));
+        st_cluster_8(theirs + 8, __float_as_uint(x.z), __float_as_uint(x.w));
+        st_cluster_8(mapa_shared(inbox_rows, to) + place * 8, __float_as_uint(most), __float_as_uint(sum));
+#else
         if (column >= a.head_dim_v)
             continue;
-#if MERGE == MMA_MERGE_CLUSTER
-        *(float4 *)&outs[row * PART_WIDTH + column] = x; /* only this thread reads it */
-        if (column == 0)
-            *(float2 *)&block_rows[2 * row] = make_float2(most, sum);
-#elif MERGE == MMA_MERGE_WORKSPACE
+#    if MERGE == MMA_MERGE_WORKSPACE
         leave_columns(a, at, row, column, x, most, sum);
-#else
+#    else
         store_columns(a, at, row, column, times(empty ? 0.0f : 1.0f / sum, x), empty ? MINUS_INF : most + logf(sum));
+#    endif
 #endif
     }
 #if MERGE == MMA_MERGE_CLUSTER
-    /* Each block of the cluster merges its share of the columns. */
     __syncwarp();
     barrier_cluster_arrive();
     barrier_cluster_wait();
-    const uint32_t their_rows = shared_address(block_rows), their_outs = shared_address(outs);
-    for (int index = at.split * THREADS + threadIdx.x; index < at.num_rows * (HEAD_DIM_V / 4);
-         index += a.num_splits * THREADS) {
-        const int row = index / (HEAD_DIM_V / 4), column = index % (HEAD_DIM_V / 4) * 4;
-        float maximum[MMA_MERGE_CLUSTER_MAX], part[MMA_MERGE_CLUSTER_MAX], most = MINUS_INF, sum = 0;
-        float4 x = make_float4(0, 0, 0, 0);
-#    pragma unroll
-        for (int n = 0; n < MMA_MERGE_CLUSTER_MAX; n++) {
-            uint32_t low = __float_as_uint(MINUS_INF), high = 0;
-            if (n < a.num_splits)
-                ld_cluster_8(low, high, mapa_shared(their_rows, n) + row * 8);
-            maximum[n] = __uint_as_float(low);
-            part[n] = __uint_as_float(high);
-            most = fmaxf(most, maximum[n]);
-        }
-        const bool empty = most == MINUS_INF;
-#    pragma unroll
-        for (int n = 0; n < MMA_MERGE_CLUSTER_MAX; n++)
-            if (n < a.num_splits && column < a.head_dim_v) {
-                uint32_t o[4];
-                const uint32_t from = mapa_shared(their_outs, n) + (row * PART_WIDTH + column) * 4;
-                ld_cluster_8(o[0], o[1], from);
-                ld_cluster_8(o[2], o[3], from + 8);
-                const float weight = empty ? 0.0f : ex2_approx((maximum[n] - most) * LOG2_E);
-                sum += weight * part[n];
-                add_weighted(x, weight,
-                             make_float4(__uint_as_float(o[0]), __uint_as_float(o[1]), __uint_as_float(o[2]),
-                                         __uint_as_float(o[3])));
-            }
-        if (column < a.head_dim_v)
-            store_columns(a, at, row, column, times(empty ? 0.0f : 1.0f / sum, x),
-                          empty ? MINUS_INF : most + logf(sum));
-    }
-    __syncwarp();
-    barrier_cluster_arrive(); /* others may still read this block's */
-    barrier_cluster_wait();
+    merge_blocks(a, at, inbox, inbox_rows, fair, pieces);
 #endif
 }

@@ -11,29 +11,29 @@
 #    define MMA_DECODE_INLINE static inline
 #endif
 
-#define MMA_DECODE_CONSTANTS(X)                                                             \
-    X(DTYPE)      /* GPU_FLOAT32, GPU_FLOAT16 or GPU_BFLOAT16 */                            \
-    X(HEAD_DIM)   /* D rounded up to 16 */                                                  \
-    X(HEAD_DIM_V) /* Dv rounded up to 16, where warps share columns to 64 */                \
-    X(BLOCK_N)    /* keys of a tile: 64, or 32 where two warps and more work on the same */ \
-    X(WARPS)      /* 4 or 8 */                                                              \
-    X(ROW_GROUPS) /* 1, 2 or 4: warps with 16 rows each that work on the same keys */       \
-    X(STAGES)     /* tiles of K and V in flight */                                          \
-    X(WINDOW)     /* causal or window */                                                    \
-    X(MASK)       /* MMA_DECODE_*: whether rows of a KV head see the same keys */           \
-    X(BIAS)       /* GPU_BIAS_* */                                                          \
-    X(INTERVALS)  /* MMA_DECODE_* */                                                        \
-    X(SOFTCAP)                                                                              \
-    X(VARLEN)                                                                               \
+#define MMA_DECODE_CONSTANTS(X)                                                                                      \
+    X(DTYPE)      /* GPU_FLOAT32, GPU_FLOAT16 or GPU_BFLOAT16 */                                                     \
+    X(HEAD_DIM)   /* D rounded up to 16 */                                                                           \
+    X(HEAD_DIM_V) /* Dv rounded up to 16, where warps share columns to 64 */                                         \
+    X(BLOCK_N)    /* keys of a tile: 64, or 32 where two warps and more work on the same, or 128 of a single tile */ \
+    X(WARPS)      /* 4 or 8 */                                                                                       \
+    X(ROW_GROUPS) /* 1, 2 or 4: warps with 16 rows each that work on the same keys */                                \
+    X(STAGES)     /* tiles of K and V in flight; 1: a split is one tile */                                           \
+    X(WINDOW)     /* causal or window */                                                                             \
+    X(MASK)       /* MMA_DECODE_*: whether rows of a KV head see the same keys */                                    \
+    X(BIAS)       /* GPU_BIAS_* */                                                                                   \
+    X(INTERVALS)  /* MMA_DECODE_* */                                                                                 \
+    X(SOFTCAP)                                                                                                       \
+    X(VARLEN)                                                                                                        \
     X(MERGE) /* MMA_MERGE_*: what becomes of the splits' results */
 
 /* What a plan holds for it (families/family.h). */
-#define MMA_DECODE_PARAMETERS(X)                                   \
-    X(SPLITS) /* of the keys */                                    \
-    X(STAGES)                                                      \
-    X(MERGE)                                                       \
-    X(EARLY) /* combine_splits may begin before they have ended */ \
-    X(WARPS)                                                       \
+#define MMA_DECODE_PARAMETERS(X)                                                           \
+    X(SPLITS) /* of the keys */                                                            \
+    X(STAGES)                                                                              \
+    X(MERGE)                                                                               \
+    X(EARLY) /* launches may begin before what is ahead of them in the stream has ended */ \
+    X(WARPS)                                                                               \
     X(ROW_GROUPS)
 
 /* MASK and INTERVALS. */
@@ -42,10 +42,13 @@
 #define MMA_DECODE_EACH  2 /* rows differ: each looks at the keys listed for any */
 
 /* How the results of splits are merged. */
-#define MMA_MERGE_NONE        0 /* there is one split */
-#define MMA_MERGE_WORKSPACE   1 /* by combine_splits.cu */
-#define MMA_MERGE_CLUSTER     2 /* the splits are a cluster, and its blocks read each other's shared memory */
-#define MMA_MERGE_CLUSTER_MAX 8 /* blocks of a cluster */
+#define MMA_MERGE_NONE      0 /* there is one split */
+#define MMA_MERGE_WORKSPACE 1 /* by combine_splits.cu */
+#define MMA_MERGE_CLUSTER   2 /* the splits are a cluster, and its blocks write to each other's shared memory */
+
+/* Blocks of a cluster; 16 of single tiles, of which two fit on a multiprocessor: fewer than 16 may be free side by
+ * side. */
+#define MMA_DECODE_CLUSTER_MAX(stages) ((stages) == 1 ? 16 : 8)
 
 #define MMA_DECODE_WARPS_MAX 8 /* on a multiprocessor too: so many have 255 registers each */
 
@@ -65,17 +68,27 @@ MMA_DECODE_INLINE int32_t mma_decode_share(int32_t float32, int32_t head_dim_v) 
 MMA_DECODE_INLINE int32_t mma_decode_unit(int32_t warps) { return 32 * warps; }
 
 /* Dynamic shared memory: Q, the ring of K and V, the list; the ring later holds each warp's output, maxima and sums,
- * and the block's rows' maxima and sums. `bytes`: of an element; `outputs`: warps with different rows or keys. */
+ * and what the blocks of a cluster leave for this one to merge. `bytes`: of an element; `outputs`: warps with different
+ * rows or keys. */
+MMA_DECODE_INLINE int32_t mma_decode_parts_bytes(int32_t head_dim_v, int32_t outputs) {
+    return outputs * 16 * (head_dim_v + MMA_DECODE_PART_PAD + 2) * 4;
+}
+/* Of 16 rows: four columns, a maximum and a sum from each block; a share of a cluster's blocks is rounded up. */
+MMA_DECODE_INLINE int32_t mma_decode_inbox_bytes(int32_t head_dim_v, int32_t row_groups, int32_t stages) {
+    return (16 * row_groups * (head_dim_v / 4) + MMA_DECODE_CLUSTER_MAX(stages)) * 24;
+}
 MMA_DECODE_INLINE int32_t mma_decode_ring_bytes(int32_t bytes, int32_t head_dim, int32_t head_dim_v, int32_t block_n,
-                                                int32_t outputs, int32_t stages) {
+                                                int32_t row_groups, int32_t outputs, int32_t stages, int32_t merge) {
     const int32_t ring = stages * block_n * (head_dim + head_dim_v) * bytes;
-    const int32_t merge = outputs * 16 * (head_dim_v + MMA_DECODE_PART_PAD + 4) * 4;
-    return ring > merge ? ring : merge;
+    const int32_t after = mma_decode_parts_bytes(head_dim_v, outputs) +
+                          (merge == MMA_MERGE_CLUSTER ? mma_decode_inbox_bytes(head_dim_v, row_groups, stages) : 0);
+    return ring > after ? ring : after;
 }
 MMA_DECODE_INLINE int32_t mma_decode_shared_bytes(int32_t bytes, int32_t head_dim, int32_t head_dim_v, int32_t block_n,
-                                                  int32_t row_groups, int32_t outputs, int32_t stages, int32_t listed) {
+                                                  int32_t row_groups, int32_t outputs, int32_t stages, int32_t merge,
+                                                  int32_t listed) {
     return 16 * row_groups * head_dim * bytes +
-           mma_decode_ring_bytes(bytes, head_dim, head_dim_v, block_n, outputs, stages) +
+           mma_decode_ring_bytes(bytes, head_dim, head_dim_v, block_n, row_groups, outputs, stages, merge) +
            (listed ? MMA_DECODE_LIST_BYTES : 0);
 }
 
