@@ -11,7 +11,7 @@ mkdir -p "$folder"
 rm -f "$folder"/*.jsonl "$folder"/*.log
 [ -e build-device/build.ninja ] || meson setup build-device --buildtype=release >"$folder/setup.log" 2>&1 || exit 1
 ninja -C build-device >"$folder/build.log" 2>&1 || { tail -5 "$folder/build.log"; exit 1; }
-checks=build-device/tests/fdm-checks probe=build-device/tests/hopper-probe merge=build-device/tests/merge-check masks="build-device/tests/topk-check build-device/tests/interval-check build-device/tests/dense-check build-device/tests/slots-check"
+checks=build-device/tests/fdm-checks probe=build-device/tests/hopper-probe merge=build-device/tests/merge-check masks="build-device/tests/topk-check build-device/tests/interval-check build-device/tests/dense-check build-device/tests/slots-check build-device/tests/key-bias-check"
 cores=$(nproc) failed=0
 
 # Half of the problems are drawn freely; then of few kinds, so that each specialisation, once compiled, runs many, until every kernel has

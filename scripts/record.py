@@ -102,7 +102,7 @@ def of_folder(folder: pathlib.Path) -> list:
             new = [run | {"findings": found} for run in new if found is not None]
         runs += new
     architecture = runs[0]["architecture"] if runs else ""
-    for subject, right in (("hopper-probe", "exact"), ("merge-check", "right"), ("topk-check", "right"), ("interval-check", "right"), ("dense-check", "right"), ("slots-check", "right"),
+    for subject, right in (("hopper-probe", "exact"), ("merge-check", "right"), ("topk-check", "right"), ("interval-check", "right"), ("dense-check", "right"), ("slots-check", "right"), ("key-bias-check", "right"),
                            ("instruction-check", "agrees")):
         runs += of_program(folder / f"{subject}.log", subject, "problems", architecture, right)
         for tool in SANITIZERS:
