@@ -4,9 +4,7 @@
 
 #include "gpu/constants.h"
 
-#define KEY_BIAS_CONSTANTS(X)                                                              \
-    X(PARTS) /* of a head's keys in the backward, each a block of a cluster; 1: no cluster \
-              */
+#define KEY_BIAS_CONSTANTS(X) X(PARTS) /* blocks that share a head's keys in the backward, a cluster where above 1 */
 
 #define KEY_BIAS_WARPS          8 /* forward: each 32 keys of a head */
 #define KEY_BIAS_PARTS          8 /* where there are clusters */
