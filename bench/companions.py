@@ -9,7 +9,9 @@ inputs and one output. torch's product is cuBLAS.
 from __future__ import annotations
 
 import json
+import pathlib
 import statistics
+import subprocess
 import sys
 import time
 
@@ -28,8 +30,8 @@ def seconds_of(call, count: int) -> float:
     return begin.elapsed_time(end) * 1e-3 / count
 
 
-def measure(calls: dict, rounds: int = 9) -> dict:
-    """Medians of each; a contender that fails is a sentence."""
+def measure(calls: dict, rounds: int = 9) -> tuple:
+    """Medians of each, and all samples; a contender that fails is a sentence."""
     samples: dict = {name: [] for name in calls}
     failed, counts = {}, {}
     for name, call in calls.items():
@@ -42,7 +44,7 @@ def measure(calls: dict, rounds: int = 9) -> dict:
         for name, call in calls.items():
             if name not in failed:
                 samples[name].append(seconds_of(call, counts[name]))
-    return {name: failed.get(name) or statistics.median(samples[name]) for name in calls}
+    return {name: failed.get(name) or statistics.median(samples[name]) for name in calls}, {n: s for n, s in samples.items() if s}
 
 
 def softmax_case(dtype: torch.dtype, columns: int, megabytes: int) -> dict:
@@ -57,9 +59,9 @@ def softmax_case(dtype: torch.dtype, columns: int, megabytes: int) -> dict:
         calls[name] = lambda name=name: softmax(x, kernel=f"softmax.{name}")
     calls["torch backward"] = lambda: torch.ops.aten._softmax_backward_data(x, y, -1, dtype)
     calls["ours backward"] = lambda: torch.ops.flash_dmattn.softmax_backward(y, x, 1.0, False, None)
-    seconds = measure(calls)
+    seconds, samples = measure(calls)
     moved = 2 * x.numel() * x.itemsize
-    result = {"dtype": str(dtype)[6:], "rows": rows, "columns": columns, "bytes": moved // 2, "seconds": seconds}
+    result = {"dtype": str(dtype)[6:], "rows": rows, "columns": columns, "bytes": moved // 2, "seconds": seconds, "samples": samples}
     result["copy_gb_per_second"] = moved / seconds["copy"] * 1e-9
     for name in ("torch", "ours"):
         result[f"{name}_of_copy"] = seconds["copy"] / seconds[name] if isinstance(seconds[name], float) else None
@@ -70,7 +72,8 @@ def softmax_case(dtype: torch.dtype, columns: int, megabytes: int) -> dict:
 
 # From the slowest on, without gemm.naive; in the form of their names.
 LADDER = ("gemm.sliced-k", "gemm.mma-warp", "gemm.mma+stage2", "gemm.mma+stage2+pad", "gemm.mma+stage2+swizzle",
-          "gemm.mma+stage3", "gemm.mma+stage4", "gemm.mma+stage5", "gemm.mma+ahead", "gemm.mma", "gemm.hopper")
+          "gemm.mma+stage3", "gemm.mma+stage4", "gemm.mma+stage5", "gemm.mma+order", "gemm.mma+ahead", "gemm.mma+wide", "gemm.mma",
+          "gemm.hopper")
 
 
 def gemm_case(dtype: torch.dtype, m: int, n: int, k: int, kernels: tuple = ()) -> dict:
@@ -86,9 +89,9 @@ def gemm_case(dtype: torch.dtype, m: int, n: int, k: int, kernels: tuple = ()) -
     copy = torch.empty_like(rows)
     if m <= 64:
         calls["copy"] = lambda: copy.copy_(rows)
-    seconds = measure(calls)
+    seconds, samples = measure(calls)
     error = (gemm(a, b).float() - torch.matmul(a, b).float()).abs().max().item()
-    result = {"dtype": str(dtype)[6:], "m": m, "n": n, "k": k, "seconds": seconds, "largest_difference": error}
+    result = {"dtype": str(dtype)[6:], "m": m, "n": n, "k": k, "seconds": seconds, "samples": samples, "largest_difference": error}
     for name in ("torch", "ours", "ours NN"):
         result[f"{name}_tflops"] = 2e-12 * m * n * k / seconds[name] if isinstance(seconds[name], float) else None
     for name in ("", " NN"):
@@ -118,6 +121,9 @@ def cases(name: str, named: list[str]):
             for dtype in (torch.bfloat16, torch.float32, torch.float16):
                 if dtype is not torch.float16 or columns in (256, 4096, 131072, 1048576):
                     yield lambda dtype=dtype, columns=columns: softmax_case(dtype, columns, 256)
+        for columns in (256, 4096, 65536, 1048576):
+            for dtype in (torch.bfloat16, torch.float32):
+                yield lambda dtype=dtype, columns=columns: softmax_case(dtype, columns, 64)
         return
     for m in (1, 16, 64):
         yield lambda m=m: gemm_case(torch.bfloat16, m, 8192, 8192)
@@ -127,16 +133,23 @@ def cases(name: str, named: list[str]):
         yield lambda size=size: gemm_case(torch.float16, size, size, size)
 
 
+def commit() -> str:
+    command = ["git", "-C", str(pathlib.Path(__file__).parent), "rev-parse", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
+
+
 def main(arguments: list[str]) -> None:
     until = time.time() + (float(arguments[2]) if len(arguments) > 2 else 1e9)
     results = []
+    facts = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "version": _native.version(), "commit": commit(),
+             "command": " ".join(["bench/companions.py", *arguments])}
     for case in cases(arguments[0], arguments[3:]):
         if time.time() > until:
             break
         results.append(case())
-        print({key: value for key, value in results[-1].items() if key != "seconds"}, flush=True)
+        print({key: value for key, value in results[-1].items() if key not in ("seconds", "samples")}, flush=True)
         with open(arguments[1], "w") as file:
-            json.dump({"device": torch.cuda.get_device_name(), "version": _native.version(), "cases": results}, file)
+            json.dump({**facts, "cases": results}, file)
     ratios = [each["of_torch"] for each in results if each.get("of_torch") and each["m"] > 64]
     if ratios:
         print(f"of torch, geometric mean of {len(ratios)}: {statistics.geometric_mean(ratios):.4f}, least {min(ratios):.4f}")

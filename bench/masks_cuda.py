@@ -26,7 +26,7 @@ STEPS = ((1, 16, 128, 8192, 512), (1, 16, 128, 32768, 2048))
 WINDOWS = (16, 128, (8192, 32768), (64, 32, 16, 8, 4, 2))
 
 
-def captured(call) -> torch.cuda.CUDAGraph:
+def captured(call, times: int = 1) -> torch.cuda.CUDAGraph:
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -35,12 +35,14 @@ def captured(call) -> torch.cuda.CUDAGraph:
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        call()
+        for _ in range(times):
+            call()
     return graph
 
 
-def timed(call, samples: int, replays: int = 20) -> dict:
-    graph, times = captured(call), []
+def timed(call, samples: int, replays: int = 20, in_a_row: int = 1) -> dict:
+    """A call of which a graph holds `in_a_row`, one after the other."""
+    graph, times = captured(call, in_a_row), []
     for _ in range(samples + 3):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         begin.record()
@@ -48,7 +50,7 @@ def timed(call, samples: int, replays: int = 20) -> dict:
             graph.replay()
         end.record()
         end.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3 / replays)
+        times.append(begin.elapsed_time(end) * 1e3 / replays / in_a_row)
     low, median, high = statistics.quantiles(times[3:], n=4)
     return {"us": round(median, 2), "quartiles": [round(low, 2), round(high, 2)], "samples": [round(each, 2) for each in times[3:]]}
 
@@ -142,15 +144,18 @@ def windows(samples: int) -> list:
 
 
 def generation(samples: int) -> list:
-    """One row of a long sequence: all keys, the intervals of top-W, and its slots; one graph each. What is small stays in
-    the second-level cache from replay to replay."""
+    """One row of a long sequence: all keys, the intervals of top-W, and its slots; one graph each, and eight in a row in one
+    graph, as the layers of a model are, where the host does not count. What is small stays in the second-level cache."""
+    def both(call) -> dict:
+        return {**timed(call, samples), "in_a_row": timed(call, samples, 20, 8)}
+
     heads, heads_kv, dim, keys, windows = GENERATION
     k, v = (torch.randn(1, keys, heads_kv, dim, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     bias = torch.randn(1, heads_kv, keys, device="cuda", dtype=torch.bfloat16)
     q = torch.randn(1, 1, heads, dim, device="cuda", dtype=torch.bfloat16)
     one_bias, one_k, one_v = bias[..., -1].clone(), k[:, -1:].clone(), v[:, -1:].clone()
-    dense = timed(lambda: flash_dmattn_func(q, k, v), samples)
-    biased = timed(lambda: flash_dmattn_func(q, k, v, attn_bias=bias), samples)
+    dense = both(lambda: flash_dmattn_func(q, k, v))
+    biased = both(lambda: flash_dmattn_func(q, k, v, attn_bias=bias))
     rows = [{"keys": keys, "heads": heads, "heads_kv": heads_kv, "dense": dense, "dense_with_bias": biased}]
     print(rows[0], flush=True)
     for window in windows:
@@ -166,8 +171,10 @@ def generation(samples: int) -> list:
         calls = {"intervals": lambda pair=pair: flash_dmattn_func(q, k, v, attn_bias=bias, key_intervals=pair), "slots_step": step,
                  "append": lambda state=state: state.append(one_bias, one_k, one_v),
                  "attend": lambda state=state: flash_dmattn_func(q, state.k, state.v, attn_bias=state.bias)}
-        row = {"window": window, "difference": error, **{name: timed(call, samples) for name, call in calls.items()}}
+        row = {"window": window, "difference": error, **{name: both(call) for name, call in calls.items()}}
         row["times_dense"] = round(dense["us"] / row["slots_step"]["us"], 2)
+        row["kernels"] = kernels_of(step)
+        row["times_dense_in_a_row"] = round(dense["in_a_row"]["us"] / row["slots_step"]["in_a_row"]["us"], 2)
         print(row, flush=True)
         rows.append(row)
     return rows

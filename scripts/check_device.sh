@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # check_device.sh: what a machine with a CUDA device proves: every CUDA kernel on random problems against float64, the
-# Hopper probe, merging, intervals, and all of them under the tools of compute-sanitizer; each instruction against its stand-in. Needs
+# Hopper probe, merging, intervals, products and softmax, and all of them under the tools of compute-sanitizer; each instruction against its stand-in. Needs
 # Meson, Ninja, a C compiler, g++ and python3.
 # Usage: scripts/check_device.sh FOLDER [PROBLEMS] [SEED] [RESULTS]; logs go to FOLDER, a summary to stdout. RESULTS is a file like
 # bench/results/nvidia-h200/checks.json: what was found is recorded there; then scripts/verified.py writes docs/verified.md.
@@ -11,7 +11,7 @@ mkdir -p "$folder"
 rm -f "$folder"/*.jsonl "$folder"/*.log
 [ -e build-device/build.ninja ] || meson setup build-device --buildtype=release >"$folder/setup.log" 2>&1 || exit 1
 ninja -C build-device >"$folder/build.log" 2>&1 || { tail -5 "$folder/build.log"; exit 1; }
-checks=build-device/tests/fdm-checks probe=build-device/tests/hopper-probe merge=build-device/tests/merge-check masks="build-device/tests/topk-check build-device/tests/interval-check build-device/tests/dense-check build-device/tests/slots-check"
+checks=build-device/tests/fdm-checks probe=build-device/tests/hopper-probe merge=build-device/tests/merge-check masks="build-device/tests/topk-check build-device/tests/interval-check build-device/tests/dense-check build-device/tests/slots-check build-device/tests/key-bias-check"
 cores=$(nproc) failed=0
 
 # Half of the problems are drawn freely; then of few kinds, so that each specialisation, once compiled, runs many, until every kernel has
@@ -39,6 +39,15 @@ for program in $probe $merge $masks; do
     grep -E "^(WRONG|skipped|not covered)" "$log" || printf '%-24s %6d right\n' "$(basename "$program")" "$(grep -cE "^(exact|right) " "$log")"
 done
 
+build-device/tests/gemm-check --large >"$folder/gemm-check.log" 2>&1 &
+for ((n = 0; n < cores; n++)); do
+    build-device/tests/softmax-check --long --share $n/$cores >"$folder/softmax-check-$n.log" 2>&1 &
+done
+wait
+grep -hE "^WRONG" "$folder"/{gemm,softmax}-check*.log && failed=1
+awk '/ right, /{right[$1] += $2; wrong[$1] += $4} END {for (k in right) printf "%-24s %6d right, %d wrong\n", k, right[k], wrong[k]}' \
+    "$folder"/softmax-check-*.log "$folder/gemm-check.log" | sort
+
 log="$folder/instruction-check.log"
 scripts/check_instructions.sh "$log" build-device >/dev/null 2>"$folder/instruction-check.err" || failed=1
 printf '%-24s %6d agree, %d wrong\n' instruction-check "$(grep -c '^| agrees' "$log")" "$(grep -c '^| WRONG' "$log")"
@@ -59,6 +68,8 @@ if command -v compute-sanitizer >/dev/null; then
     for name in memcheck racecheck synccheck; do
         tool $name "$folder/hopper-probe-$name.log" $probe --serial
         tool $name "$folder/merge-check-$name.log" $merge
+        tool $name "$folder/softmax-check-$name.log" build-device/tests/softmax-check --share 17/40
+        tool $name "$folder/gemm-check-$name.log" build-device/tests/gemm-check --most 12
         for check in $masks; do tool $name "$folder/$(basename "$check")-$name.log" $check 40; done
     done
     wait

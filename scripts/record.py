@@ -102,7 +102,7 @@ def of_folder(folder: pathlib.Path) -> list:
             new = [run | {"findings": found} for run in new if found is not None]
         runs += new
     architecture = runs[0]["architecture"] if runs else ""
-    for subject, right in (("hopper-probe", "exact"), ("merge-check", "right"), ("topk-check", "right"), ("interval-check", "right"), ("dense-check", "right"), ("slots-check", "right"),
+    for subject, right in (("hopper-probe", "exact"), ("merge-check", "right"), ("topk-check", "right"), ("interval-check", "right"), ("dense-check", "right"), ("slots-check", "right"), ("key-bias-check", "right"),
                            ("instruction-check", "agrees")):
         runs += of_program(folder / f"{subject}.log", subject, "problems", architecture, right)
         for tool in SANITIZERS:
@@ -110,6 +110,25 @@ def of_folder(folder: pathlib.Path) -> list:
             if found is not None:
                 runs += [run | {"findings": found} for run in
                          of_program(folder / f"{subject}-{tool}.log", subject, tool, architecture, right)]
+    return runs + of_companions(folder, architecture)
+
+
+def of_kernels(log: pathlib.Path, check: str, architecture: str) -> list:
+    """A program that prints a line for each kernel: NAME: R right, W wrong, ...; "chosen" is the kernel that the plan takes."""
+    lines = re.findall(r"^(\S+): (\d+) right, (\d+) wrong", log.read_text(errors="replace"), flags=re.MULTILINE)
+    operation = log.name.split("-")[0]
+    runs = [{"subject": f"{operation}, the kernel that is chosen" if name == "chosen" else name, "architecture": architecture, "check": check,
+             "right": int(right), "wrong": int(wrong)} for name, right, wrong in lines]
+    return [run for run in runs if run["right"] + run["wrong"]]
+
+
+def of_companions(folder: pathlib.Path, architecture: str) -> list:
+    runs: list = []
+    for log in sorted([*folder.glob("softmax-check*.log"), *folder.glob("gemm-check*.log")]):
+        tool = next((tool for tool in SANITIZERS if log.stem.endswith("-" + tool)), None)
+        found = findings(log) if tool else None
+        if not tool or found is not None:
+            runs += [run | ({"findings": found} if tool else {}) for run in of_kernels(log, tool or "problems", architecture)]
     return runs
 
 

@@ -257,7 +257,10 @@ static fdm_status load_new(const struct cuda_driver *driver, int32_t device, str
     cu_result result = driver->module_load(&kernel->module, work->image);
     if (!result)
         result = driver->module_function(&kernel->function, kernel->module, work->request.entry);
-    if (!result && shared_bytes > 48 << 10)
+    if (!result)
+        result = driver->function_get(&kernel->resources.static_shared_bytes, CU_FUNCTION_STATIC_SHARED_BYTES,
+                                      kernel->function);
+    if (!result && shared_bytes + kernel->resources.static_shared_bytes > 48 << 10)
         result = driver->function_set(kernel->function, CU_FUNCTION_MAX_DYNAMIC_SHARED_BYTES, shared_bytes);
     if (!result && shared_bytes > 0)
         result = driver->function_set(kernel->function, CU_FUNCTION_SHARED_CARVEOUT, 100);
@@ -265,9 +268,6 @@ static fdm_status load_new(const struct cuda_driver *driver, int32_t device, str
         result = driver->function_set(kernel->function, CU_FUNCTION_NON_PORTABLE_CLUSTER, 1);
     if (!result)
         result = driver->function_get(&kernel->resources.max_threads, CU_FUNCTION_MAX_THREADS, kernel->function);
-    if (!result)
-        result = driver->function_get(&kernel->resources.static_shared_bytes, CU_FUNCTION_STATIC_SHARED_BYTES,
-                                      kernel->function);
     if (result) {
         if (kernel->module)
             driver->module_unload(kernel->module);

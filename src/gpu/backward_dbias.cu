@@ -3,6 +3,7 @@
  * gradient of lse.
  *
  * One thread an element; one warp where keys are added. Bound by memory. */
+#include "cuda/ptx/launch.cuh"
 #include "gpu/backward_params.h"
 #include "gpu/convert.cuh"
 
@@ -48,6 +49,7 @@ __device__ __forceinline__ float sum_of_rows(const struct gpu_backward_params &a
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     backward_dbias(const __grid_constant__ struct gpu_backward_params a) {
+    griddepcontrol_wait();
     const bool keys = a.dbias_shares > 0, adds_keys = keys && a.dbias_keys == 1;
     const int64_t thread = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     const int64_t n = adds_keys ? thread / 32 : thread;

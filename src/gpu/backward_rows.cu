@@ -6,6 +6,7 @@
  * read and dQ written once.
  *
  * Grid: x groups of 16 WARPS rows, y heads, z batches; FOLDED: in one dimension. */
+#include "cuda/ptx/launch.cuh"
 #include "cuda/ptx/opaque.cuh"
 #include "gpu/backward_params.h"
 #include "gpu/numbers.h"
@@ -128,6 +129,7 @@ __device__ __forceinline__ void add_chunks(float (&sums)[ROUNDS], const char *x,
 #endif
 
 extern "C" __global__ void PREPARE_BOUNDS backward_prepare(const __grid_constant__ struct gpu_backward_params a) {
+    griddepcontrol_launch_dependents(); /* those that may begin wait for this one's end by themselves */
     clear_sums(a);
     if (blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0 && threadIdx.x == 0)
         *a.ticket = 0;
@@ -207,6 +209,7 @@ extern "C" __global__ void PREPARE_BOUNDS backward_prepare(const __grid_constant
 extern "C" __global__ void __launch_bounds__(THREADS)
     backward_finish(const __grid_constant__ struct gpu_backward_params a) {
     __shared__ __align__(128) char shared[WARPS * 16 * HEAD_DIM * 2];
+    griddepcontrol_wait();
     const struct rows at = find_rows(a);
     const int lane = threadIdx.x % 32;
     if (at.first >= at.seqlen_q)
@@ -246,6 +249,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
  * of them. Grid: x keys times columns, y KV heads. */
 extern "C" __global__ void __launch_bounds__(THREADS)
     backward_combine(const __grid_constant__ struct gpu_backward_params a) {
+    griddepcontrol_wait();
     constexpr int chunks_k = HEAD_DIM / 8, chunks_v = HEAD_DIM_V / 8, chunks = chunks_k + chunks_v;
     const int64_t n = (int64_t)GRID_X * THREADS + threadIdx.x, row = n / chunks;
     const bool of_k = n % chunks < chunks_k;

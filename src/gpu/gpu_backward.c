@@ -161,19 +161,24 @@ void gpu_backward_fill(const struct attention *attention, const struct gpu_backw
 
 /* ---- launches ---- */
 
-fdm_status gpu_backward_launch(const struct cuda_kernel *kernel, int64_t x, int64_t y, int64_t z, uint32_t threads,
-                               struct gpu_backward_params *a, size_t bytes, void *stream) {
+static fdm_status launch_grid(const struct cuda_kernel *kernel, int64_t x, int64_t y, int64_t z, uint32_t threads,
+                              int early, struct gpu_backward_params *a, size_t bytes, void *stream) {
     a->grid_x = (uint32_t)x;
     a->grid_y = (uint32_t)y;
     struct cuda_launch launch = {.kernel = kernel,
                                  .grid = {gpu_grid(x * y * z), 1, 1},
                                  .threads = threads,
+                                 .programmatic_launch = early,
                                  .stream = stream,
                                  .arguments = a,
                                  .arguments_bytes = bytes};
     if (!gpu_folds_grids(&(fdm_problem){.batch = a->in.batch, .heads = a->in.heads}))
         launch.grid[0] = a->grid_x, launch.grid[1] = a->grid_y, launch.grid[2] = (uint32_t)z;
     return x > 0 && y > 0 && z > 0 ? cuda_launch(&launch) : FDM_OK;
+}
+fdm_status gpu_backward_launch(const struct cuda_kernel *kernel, int64_t x, int64_t y, int64_t z, uint32_t threads,
+                               struct gpu_backward_params *a, size_t bytes, void *stream) {
+    return launch_grid(kernel, x, y, z, threads, 0, a, bytes, stream);
 }
 
 /* The kernels around a family's, in the order of their launches; those from COMBINE on run after it. */
@@ -263,7 +268,8 @@ static fdm_status launch_around(int32_t which, const struct cuda_kernel *kernel,
         break;
     default: break;
     }
-    return gpu_backward_launch(kernel, x, y, z, which == DBIAS ? DBIAS_THREADS : ROWS_THREADS, a, sizeof *a, stream);
+    return launch_grid(kernel, x, y, z, which == DBIAS ? DBIAS_THREADS : ROWS_THREADS, needs->early && which >= COMBINE,
+                       a, sizeof *a, stream);
 }
 
 fdm_status gpu_backward_launches(enum gpu_backward_side side, const struct cuda_kernel *const *kernels,

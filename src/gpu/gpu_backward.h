@@ -21,6 +21,7 @@ struct gpu_backward_needs {
     int32_t group_parts;          /* of a group of heads, each with its own sums of dK and dV; below 2: none */
     int32_t may_order_keys;       /* 1: the workspace has room for the order of the keys */
     int32_t orders_keys;          /* 1: keys are put in order */
+    int32_t early;                /* 1: the family's kernel and those after are launched behind beginnings (9.0) */
     float lse_factor;             /* lse is kept times this */
 };
 

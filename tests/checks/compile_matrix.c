@@ -431,6 +431,9 @@ static void add_merge(const char *arch) {
 static void add_masks(const char *arch) {
     static const fdm_dtype dtypes[] = {FDM_FLOAT32, FDM_FLOAT16, FDM_BFLOAT16};
     struct cuda_kernel_request request;
+    fdm_device device;
+    if (fdm_device_from_name(arch, &device))
+        exit(2);
     for (int32_t i = 0; i < 6 * TOPK_NUM_KERNELS; i++) {
         topk_request((enum topk_kernel)(i / 6), dtypes[i / 2 % 3], topk_cut_of(i % 2 ? TOPK_KEYS_MAX : 1).chunk,
                      &request);
@@ -441,7 +444,7 @@ static void add_masks(const char *arch) {
     intervals_from_mask_request(&request);
     add_job(arch, &request);
     for (int32_t backward = 0; backward < 2; backward++) {
-        key_bias_request(backward, &request);
+        key_bias_request(backward, key_bias_parts(backward, device.compute_major), &request);
         add_job(arch, &request);
     }
     intervals_to_mask_request(&request);

@@ -171,9 +171,8 @@ int main(int argc, char **argv) {
     for (int64_t n = 0; n < cases; n++) {
         state = (seed + (uint64_t)n) * 0x9e3779b97f4a7c15u;
         const char *fault = check();
-        if (fault)
-            printf("WRONG %s; replay: key-bias-check 1 %llu\n", fault,
-                   (unsigned long long)seed + (unsigned long long)n);
+        printf("%s%s; replay: key-bias-check 1 %llu\n", fault ? "WRONG " : "right", fault ? fault : "",
+               (unsigned long long)seed + (unsigned long long)n);
         wrong += fault != NULL;
         for (int i = 0; i < NUM_TENSORS; i++) {
             fdm_memory_release(cuda, t[i].there);

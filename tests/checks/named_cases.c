@@ -212,6 +212,26 @@ static void add_copies(void) {
         }
 }
 
+/* Few query rows of groups of heads: heads packed in a tile, keys split, both and neither. */
+static void add_short(void) {
+    static const int64_t groups[] = {2, 4, 8, 12}, rows[] = {5, 17, 33, 100}, dims[] = {64, 128, 256};
+    FOR_EACH(dims, d)
+    FOR_EACH(rows, n)
+    for (int32_t variant = 0; variant < 4; variant++)
+        for (int kind = 0; kind < 3; kind++) {
+            begin("hopper.forward", FDM_FORWARD, dims[d], dtypes[n % 2]);
+            next.variant = variant;
+            next.batch = kind == 2 ? 2 : 1;
+            next.heads = groups[(n + d) % 4];
+            next.seqlen_q = rows[n];
+            next.seqlen_k = 600 + 100 * (int64_t)n;
+            next.causal = kind > 0;
+            next.window_left = kind == 1 && n % 2 ? 300 : -1;
+            next.varlen = kind == 2;
+            add("few rows");
+        }
+}
+
 static void list_cases(void) {
     static const struct {
         const char *name;
@@ -233,6 +253,7 @@ static void list_cases(void) {
     }
     add_idle_warpgroups();
     add_copies();
+    add_short();
 }
 
 const struct named_case *named_case(int64_t number) {

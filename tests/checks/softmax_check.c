@@ -252,7 +252,7 @@ int main(int argc, char **argv) {
     static const int64_t short_rows[] = {0,   1,   2,    7,    8,    9,    31,   64,   65,    100,  128,
                                          255, 257, 1000, 1024, 2040, 2300, 4099, 8200, 17000, 36001};
     static const int64_t long_rows[] = {65537, 70000, 131072, 140000, 270000, 400003, 530000, 1048576, 1100000};
-    static const int64_t cluster_rows[] = {9000, 33000, 70000, 135000};
+    static const int64_t longer_rows[] = {9000, 33000, 70000, 135000};
     static const int64_t ring_rows[] = {17000, 36001}; /* several of each group of blocks */
     fdm_device device;
     const char *name, *description, *only = NULL;
@@ -279,7 +279,7 @@ int main(int argc, char **argv) {
         if (is_long)
             check_kernel(kernel, long_rows, sizeof long_rows / sizeof long_rows[0], 2);
         else if (!kernel || strcmp(kernel, "softmax.resident") == 0)
-            check_kernel(kernel, cluster_rows, sizeof cluster_rows / sizeof cluster_rows[0], 2);
+            check_kernel(kernel, longer_rows, sizeof longer_rows / sizeof longer_rows[0], 2);
         if (kernel && strcmp(kernel, "softmax.ring") == 0)
             check_kernel(kernel, ring_rows, sizeof ring_rows / sizeof ring_rows[0], 11);
         printf("%s: %d right, %d wrong, %d refused\n", kernel ? kernel : "chosen", counts[1], counts[0], counts[2]);

@@ -132,7 +132,7 @@ static void launches(void) {
     assert_launched(&m, FILL, 1, fill, (int64_t[]){HEADS});
     assert_launched(&m, APPEND, 1, append, (int64_t[]){HEADS});
     assert_launched(&m, KEY_BIAS, 1, key_bias, (int64_t[]){32 * HEADS / 8}); /* 32 keys of a head a warp */
-    assert_launched(&m, KEY_BIAS_BACKWARD, 1, backward, (int64_t[]){3});
+    assert_launched(&m, KEY_BIAS_BACKWARD, 1, backward, (int64_t[]){8 * 3}); /* eight blocks a head */
     done(&m);
 }
 

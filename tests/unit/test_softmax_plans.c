@@ -29,11 +29,11 @@ static void shapes(void **state) {
         int32_t aligned;
         const char *kernel, *choice;
     } cases[] = {
-        {"sm_90", FDM_FORWARD, FDM_BFLOAT16, 4096, 8, 2, "softmax.resident", "1-lanes x 1+0-chunks, 1-block"},
-        {"sm_90", FDM_FORWARD, FDM_BFLOAT16, 4096, 256, 2, "softmax.resident", "16-lanes x 2+0-chunks, 1-block"},
-        {"sm_90", FDM_FORWARD, FDM_BFLOAT16, 4096, 256, 1, "softmax.resident", "32-lanes x 2+0-chunks, 1-block"},
-        {"sm_90", FDM_BACKWARD, FDM_BFLOAT16, 4096, 256, 2, "softmax.resident", "16-lanes x 2+0-chunks, 1-block"},
-        {"sm_90", FDM_FORWARD, FDM_FLOAT32, 4096, 16384, 2, "softmax.resident", "512-lanes x 8+0-chunks, 1-block"},
+        {"sm_90", FDM_FORWARD, FDM_BFLOAT16, 4096, 8, 2, "softmax.resident", "1-lanes x 1-chunks"},
+        {"sm_90", FDM_FORWARD, FDM_BFLOAT16, 4096, 256, 2, "softmax.resident", "16-lanes x 2-chunks"},
+        {"sm_90", FDM_FORWARD, FDM_BFLOAT16, 4096, 256, 1, "softmax.resident", "32-lanes x 2-chunks"},
+        {"sm_90", FDM_BACKWARD, FDM_BFLOAT16, 4096, 256, 2, "softmax.resident", "16-lanes x 2-chunks"},
+        {"sm_90", FDM_FORWARD, FDM_FLOAT32, 4096, 16384, 2, "softmax.resident", "512-lanes x 8-chunks"},
         {"sm_90", FDM_FORWARD, FDM_FLOAT32, 4096, 16385, 2, "softmax.ring",
          "3-pieces of 3-chunks, 88-groups, ring of 4"},
         {"sm_90", FDM_FORWARD, FDM_FLOAT32, 64, 1 << 20, 2, "softmax.ring",
@@ -74,14 +74,14 @@ static void every_length_fits(void **state) {
             const int32_t count = softmax_requests(&plan, requests);
             assert_int_equal(count, strcmp(plan.choice.kernel, "softmax.split") == 0 ? 2 : 1);
             assert_true(plan.choice.shared_bytes + 1024 <= device.shared_bytes);
-            const int32_t *at = plan.choice.parameters; /* vector, threads, lanes, chunks, shared chunks, -, pieces */
+            const int32_t *at = plan.choice.parameters; /* vector, threads, lanes, chunks, ring, pieces, groups, lag */
             const int64_t needed = softmax_chunks(columns, fdm_dtype_bytes(p.dtype), p.aligned != 1);
             if (strcmp(plan.choice.kernel, "softmax.resident") == 0)
                 assert_true((int64_t)at[2] * at[3] >= needed);
             if (strcmp(plan.choice.kernel, "softmax.ring") == 0) { /* pieces that cover the row, and fit */
-                const int64_t share = softmax_share((int32_t)needed, at[6], at[0]);
-                assert_true(share * at[6] >= needed && share <= (int64_t)at[1] * at[3]);
-                assert_true(at[4] >= 3 * at[3] && at[6] * at[7] <= 2 * device.num_sms);
+                const int64_t share = softmax_share((int32_t)needed, at[5], at[0]);
+                assert_true(share * at[5] >= needed && share <= (int64_t)at[2] * at[3]);
+                assert_true(at[4] > at[7] && at[7] > 0 && at[5] * at[6] <= 2 * device.num_sms);
                 assert_true(2 * (plan.choice.shared_bytes + 2048) <= device.shared_bytes + 1024);
             }
         }

@@ -21,18 +21,18 @@
 #define SOFTMAX_FULL     3 /* the same, and softmax_resident's threads all have as many of them as they can */
 
 /* The constants that specialise every kernel, in the order of the cache's listing. */
-#define SOFTMAX_CONSTANTS(X)                                                                                     \
-    X(DTYPE)         /* of x, out, dout and dx */                                                                \
-    X(BACKWARD)      /* 0: out from x; 1: dx from out and dout */                                                \
-    X(LOG)           /* 1: log-softmax */                                                                        \
-    X(MASK)          /* forward: 1: a mask hides elements */                                                     \
-    X(FLIP)          /* forward: 1: scale < 0, so that the largest score is the smallest element's */            \
-    X(VECTOR)        /* SOFTMAX_* */                                                                             \
-    X(THREADS)       /* of a block */                                                                            \
-    X(LANES)         /* threads of one row in a block: all, or a power of two below 32 */                        \
-    X(CHUNKS)        /* runs of 16 bytes that a thread has in registers at a time; softmax_resident: of a row */ \
-    X(SHARED_CHUNKS) /* and in shared memory: softmax_resident: besides; softmax_ring: of all rows under way */  \
-    X(CLUSTER)       /* softmax_resident: blocks that share a row */
+#define SOFTMAX_CONSTANTS(X)                                                                                \
+    X(DTYPE)    /* of x, out, dout and dx */                                                                \
+    X(BACKWARD) /* 0: out from x; 1: dx from out and dout */                                                \
+    X(LOG)      /* 1: log-softmax */                                                                        \
+    X(MASK)     /* forward: 1: a mask hides elements */                                                     \
+    X(FLIP)     /* forward: 1: scale < 0, so that the largest score is the smallest element's */            \
+    X(VECTOR)   /* SOFTMAX_* */                                                                             \
+    X(THREADS)  /* of a block */                                                                            \
+    X(LANES)    /* threads of one row in a block: all, or a power of two below 32 */                        \
+    X(CHUNKS)   /* runs of 16 bytes that a thread has in registers at a time; softmax_resident: of a row */ \
+    X(RING)     /* softmax_ring: pieces of rows that a block has in shared memory; else 0 */                \
+    X(LAG)      /* softmax_ring: turns from a piece's sums to its results */
 
 enum { SOFTMAX_ROW_AXES = 3, SOFTMAX_MAX_LANES = 512, SOFTMAX_PIECES_MAX = 1024 };
 
@@ -80,8 +80,8 @@ static inline
     __host__ __device__ constexpr
 #endif
     int32_t
-    softmax_shared_bytes(int32_t threads, int32_t shared_chunks, int32_t backward) {
-    return threads * shared_chunks * 16 * (backward ? 2 : 1);
+    softmax_shared_bytes(int32_t chunks, int32_t backward) {
+    return SOFTMAX_MAX_LANES * chunks * 16 * (backward ? 2 : 1);
 }
 
 #endif

@@ -6,9 +6,9 @@
 
 #include "base/error.h"
 
-/* What the numbers of a choice are: constants, pieces of a row, and whether the second launch may
- * begin early. */
-enum { P_VECTOR, P_THREADS, P_LANES, P_CHUNKS, P_SHARED_CHUNKS, P_CLUSTER, P_PIECES, P_EARLY, P_GROUPS = P_EARLY };
+/* What the numbers of a choice are: constants, pieces of a row, groups of blocks; softmax.split: whether the second
+ * launch may begin early. */
+enum { P_VECTOR, P_THREADS, P_LANES, P_CHUNKS, P_RING, P_PIECES, P_GROUPS, P_LAG, P_EARLY = P_LAG };
 
 static const fdm_softmax_problem *problem_of(const void *problem) { return problem; }
 
@@ -20,50 +20,41 @@ static int32_t vector_of(const fdm_softmax_problem *p) {
     const int whole = p->aligned == 2 && p->columns * fdm_dtype_bytes(p->dtype) % 16 == 0;
     return whole ? SOFTMAX_WHOLE : p->aligned ? SOFTMAX_SHIFTED : SOFTMAX_ELEMENTS;
 }
+static int32_t shared_bytes_of(const fdm_softmax_problem *p, const int32_t *at) {
+    return softmax_shared_bytes(at[P_CHUNKS] * at[P_RING], p->pass == FDM_BACKWARD);
+}
 static int64_t at_least_1(int64_t x) { return x < 1 ? 1 : x; }
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-/* ---- softmax.resident: threads, registers, shared memory and blocks that hold a row ---- */
+/* ---- softmax.resident: threads and registers that hold a row ---- */
 
 struct shape {
-    int32_t lanes, chunks, shared_chunks, cluster;
+    int32_t lanes, chunks;
 };
 
-/* Four or eight loads under way for each thread, then more threads, then more blocks, then shared memory: what is small
- * leaves room for other rows on the multiprocessor, whose loads hide this one's arithmetic. Half as many of the
- * backward, which has two inputs, and of 16-bit dtypes, whose elements are held as floats. 0: the row is too long for
- * the device.
- */
-static int shape_of(const fdm_device *device, const fdm_softmax_problem *p, struct shape *s) {
+/* Few loads of each thread and many threads; what is small leaves room for other rows on the multiprocessor, whose
+ * loads hide this one's arithmetic. Half as many chunks of the backward, which has two inputs, and of 16-bit dtypes,
+ * whose elements are held as floats. 0: the row is longer than a block's registers. */
+static int shape_of(const fdm_softmax_problem *p, struct shape *s) {
     const int64_t n = at_least_1(chunks_of(p, p->aligned > 0));
-    const int32_t inputs = p->pass == FDM_BACKWARD ? 2 : 1, halved = inputs == 2 || p->dtype != FDM_FLOAT32;
-    const int32_t most = halved ? 4 : 8;
-    const int32_t cluster_max = device->compute_major >= 9 ? 16 : 1;
-    static const int32_t shared_sizes[] = {8, 16, 24, 28};
-    *s = (struct shape){1, 1, 0, 1};
+    const int32_t backward = p->pass == FDM_BACKWARD, most = backward || p->dtype != FDM_FLOAT32 ? 4 : 8;
+    *s = (struct shape){1, 1};
     while (s->lanes < 8 && s->lanes < n)
         s->lanes *= 2;
-    while (s->chunks < most / 2 && (int64_t)s->lanes * s->chunks < n)
+    while (s->chunks < 2 && (int64_t)s->lanes * s->chunks < n)
         s->chunks *= 2;
-    while (s->lanes < 32 && (int64_t)s->lanes * s->chunks < n)
+    while (s->lanes < (backward ? 32 : SOFTMAX_MAX_LANES) && (int64_t)s->lanes * s->chunks < n)
         s->lanes *= 2;
     while (s->chunks < most && (int64_t)s->lanes * s->chunks < n)
         s->chunks *= 2;
     while (s->lanes < SOFTMAX_MAX_LANES && (int64_t)s->lanes * s->chunks < n)
         s->lanes *= 2;
-    while (s->cluster < cluster_max && (int64_t)s->lanes * s->chunks * s->cluster < n)
-        s->cluster *= 2;
-    const int64_t tiles = ceil_div(ceil_div(n, s->lanes), s->cluster);
-    for (int32_t i = 0; i < 4 && s->chunks + s->shared_chunks < tiles; i++)
-        s->shared_chunks = shared_sizes[i] / inputs;
-    return s->chunks + s->shared_chunks >= tiles &&
-           softmax_shared_bytes(s->lanes, s->shared_chunks, inputs == 2) + 2048 <= device->shared_bytes;
+    return (int64_t)s->lanes * s->chunks >= n;
 }
 
 static const char *resident_refusal(const fdm_device *device, const void *problem) {
     struct shape s;
-    return shape_of(device, problem_of(problem), &s) ? NULL
-                                                     : "a row is longer than the multiprocessors of a cluster hold";
+    return shape_of(problem_of(problem), &s) ? NULL : "a row is longer than the registers of a block hold";
 }
 
 static const char few_rows[] = "so few rows leave most multiprocessors idle";
@@ -71,33 +62,25 @@ static const char few_rows[] = "so few rows leave most multiprocessors idle";
 static const char *resident_passed_over(const fdm_device *device, const void *problem) {
     struct shape s;
     const fdm_softmax_problem *p = problem;
-    shape_of(device, p, &s);
-    if (s.cluster > 1 || s.shared_chunks > 0)
-        return "a row is longer than the registers of a block hold";
-    if (s.lanes == SOFTMAX_MAX_LANES && p->rows < device->num_sms / 2)
-        return few_rows;
-    return NULL;
+    shape_of(p, &s);
+    return s.lanes == SOFTMAX_MAX_LANES && p->rows < device->num_sms / 2 ? few_rows : NULL;
 }
 
 static void resident_fill(const fdm_device *device, const void *problem, fdm_companion_choice *choice) {
     const fdm_softmax_problem *p = problem;
     struct shape s;
-    shape_of(device, p, &s);
+    shape_of(p, &s);
     const int32_t threads = s.lanes <= 32 ? 128 : s.lanes;
-    const int64_t held = (int64_t)s.lanes * (s.chunks + s.shared_chunks) * s.cluster;
-    const int full = vector_of(p) == SOFTMAX_WHOLE && held == chunks_of(p, 1);
-    const int32_t parameters[] = {
-        full ? SOFTMAX_FULL : vector_of(p), threads, s.lanes, s.chunks, s.shared_chunks, s.cluster, 1};
+    const int full = vector_of(p) == SOFTMAX_WHOLE && (int64_t)s.lanes * s.chunks == chunks_of(p, 1);
+    const int32_t parameters[] = {full ? SOFTMAX_FULL : vector_of(p), threads, s.lanes, s.chunks, 0, 1};
     memcpy(choice->parameters, parameters, sizeof parameters);
-    choice->shared_bytes = softmax_shared_bytes(threads, s.shared_chunks, p->pass == FDM_BACKWARD);
-    snprintf(choice->choice, sizeof choice->choice, "%d-lanes x %d+%d-chunks, %d-block%s", s.lanes, s.chunks,
-             s.shared_chunks, s.cluster, s.cluster > 1 ? "s" : "");
+    snprintf(choice->choice, sizeof choice->choice, "%d-lanes x %d-chunks", s.lanes, s.chunks);
 }
 
 /* ---- softmax.ring: blocks that share a row, and what of it each has ---- */
 
 struct ring {
-    int32_t pieces, groups, chunks, ring;
+    int32_t pieces, groups, chunks, ring, lag;
 };
 
 /* Two blocks on each multiprocessor. A row's pieces are as few as fit three of them in a block's ring, or as many as
@@ -105,7 +88,7 @@ struct ring {
  * for the device. */
 static int ring_of(const fdm_device *device, const fdm_softmax_problem *p, struct ring *s) {
     enum { LEAST = 3, MOST = 6, STATIC_BYTES = 1024, CANDIDATES = 16, OVERHEAD = 256 };
-    const int32_t vector = vector_of(p), unit = softmax_shared_bytes(SOFTMAX_MAX_LANES, 1, p->pass == FDM_BACKWARD);
+    const int32_t vector = vector_of(p), unit = softmax_shared_bytes(1, p->pass == FDM_BACKWARD);
     const int32_t held = (int32_t)((device->shared_bytes + 1024) / 2 - 1024 - STATIC_BYTES) / unit;
     const int32_t blocks = device->num_sms * 2 < SOFTMAX_MAX_LANES ? device->num_sms * 2 : SOFTMAX_MAX_LANES;
     const int64_t n = at_least_1(chunks_of(p, vector)), rows = at_least_1(p->rows);
@@ -123,8 +106,9 @@ static int ring_of(const fdm_device *device, const fdm_softmax_problem *p, struc
         if (cost >= best || chunks * LEAST > held)
             continue;
         best = cost;
-        *s = (struct ring){pieces, rows < groups ? (int32_t)rows : groups, chunks,
-                           held / chunks < MOST ? held / chunks : MOST};
+        *s = (struct ring){.pieces = pieces, .groups = rows < groups ? (int32_t)rows : groups, .chunks = chunks};
+        s->ring = held / chunks < MOST ? held / chunks : MOST;
+        s->lag = s->ring > LEAST ? 2 : 1;
     }
     return best < INT64_MAX;
 }
@@ -143,10 +127,10 @@ static void ring_fill(const fdm_device *device, const void *problem, fdm_compani
     const fdm_softmax_problem *p = problem;
     struct ring s;
     ring_of(device, p, &s);
-    const int32_t parameters[] = {vector_of(p), SOFTMAX_MAX_LANES, SOFTMAX_MAX_LANES, s.chunks, s.chunks * s.ring, 1,
-                                  s.pieces,     s.groups};
+    const int32_t parameters[] = {
+        vector_of(p), SOFTMAX_MAX_LANES + 32, SOFTMAX_MAX_LANES, s.chunks, s.ring, s.pieces, s.groups, s.lag};
     memcpy(choice->parameters, parameters, sizeof parameters);
-    choice->shared_bytes = softmax_shared_bytes(SOFTMAX_MAX_LANES, s.chunks * s.ring, p->pass == FDM_BACKWARD);
+    choice->shared_bytes = shared_bytes_of(p, parameters);
     choice->workspace_bytes = (p->rows * s.pieces * 8 + 63) / 64 * 64;
     snprintf(choice->choice, sizeof choice->choice, "%d-pieces of %d-chunks, %d-groups, ring of %d", s.pieces, s.chunks,
              s.groups, s.ring);
@@ -164,7 +148,7 @@ static void split_fill(const fdm_device *device, const void *problem, fdm_compan
     int64_t pieces = ceil_div((int64_t)device->num_sms * BLOCKS_PER_SM, at_least_1(p->rows));
     pieces = pieces > batches ? batches : pieces;
     pieces = pieces > SOFTMAX_PIECES_MAX ? SOFTMAX_PIECES_MAX : at_least_1(pieces);
-    const int32_t parameters[] = {vector, THREADS, THREADS, chunks, 0, 1, (int32_t)pieces, device->compute_major >= 9};
+    const int32_t parameters[] = {vector, THREADS, THREADS, chunks, 0, (int32_t)pieces, 0, device->compute_major >= 9};
     memcpy(choice->parameters, parameters, sizeof parameters);
     choice->workspace_bytes = (p->rows * pieces * 8 + 63) / 64 * 64;
     snprintf(choice->choice, sizeof choice->choice, "%d-pieces", (int32_t)pieces);
@@ -180,7 +164,7 @@ static const char *naive_refusal(const fdm_device *device, const void *problem) 
 }
 
 static void fill_block_a_row(fdm_companion_choice *choice, int32_t vector) {
-    const int32_t parameters[] = {vector, 256, 256, 1, 0, 1, 1};
+    const int32_t parameters[] = {vector, 256, 256, 1, 0, 1};
     memcpy(choice->parameters, parameters, sizeof parameters);
     snprintf(choice->choice, sizeof choice->choice, "256-threads");
 }
@@ -225,8 +209,7 @@ int32_t softmax_requests(const fdm_softmax_plan *plan, struct cuda_kernel_reques
     const fdm_companion_choice *c = &plan->choice;
     const int32_t *at = c->parameters, backward = p->pass == FDM_BACKWARD;
     if (c->kernel_index < 0 || c->kernel_index >= NUM_KERNELS ||
-        strcmp(c->kernel, kernels[c->kernel_index].name) != 0 ||
-        c->shared_bytes != softmax_shared_bytes(at[P_THREADS], at[P_SHARED_CHUNKS], backward))
+        strcmp(c->kernel, kernels[c->kernel_index].name) != 0 || c->shared_bytes != shared_bytes_of(p, at))
         return 0;
     int32_t count = 0;
     for (; count < COMPANION_REQUESTS_MAX && programs[c->kernel_index].entries[count]; count++) {
@@ -237,9 +220,8 @@ int32_t softmax_requests(const fdm_softmax_plan *plan, struct cuda_kernel_reques
                                           .threads = at[P_THREADS]};
         GPU_SET_CONSTANTS(r, SOFTMAX_CONSTANTS, .DTYPE = p->dtype, .BACKWARD = backward, .LOG = p->log,
                           .MASK = p->has_mask, .FLIP = p->negative_scale, .VECTOR = at[P_VECTOR],
-                          .THREADS = at[P_THREADS], .LANES = at[P_LANES], .CHUNKS = at[P_CHUNKS],
-                          .SHARED_CHUNKS = at[P_SHARED_CHUNKS], .CLUSTER = at[P_CLUSTER]);
-        r->cluster = at[P_CLUSTER];
+                          .THREADS = at[P_THREADS], .LANES = at[P_LANES], .CHUNKS = at[P_CHUNKS], .RING = at[P_RING],
+                          .LAG = at[P_RING] ? at[P_LAG] : 0);
     }
     return count;
 }
@@ -257,7 +239,7 @@ fdm_status softmax_launch(const fdm_softmax_plan *plan, struct softmax_params *p
     params->partials = workspace;
     const int64_t rows_per_block = at[P_THREADS] / at[P_LANES];
     const int is_ring = plan->choice.kernel_index == RING;
-    const int64_t groups = is_ring ? at[P_GROUPS] : ceil_div(plan->problem.rows, rows_per_block) * at[P_CLUSTER];
+    const int64_t groups = is_ring ? at[P_GROUPS] : ceil_div(plan->problem.rows, rows_per_block);
     const int64_t blocks = groups * at[P_PIECES];
     if (!status && is_ring) /* no sums are there yet */
         status = cuda_memory_fill_async(plan->choice.device.index, workspace, 0xff,
@@ -266,7 +248,6 @@ fdm_status softmax_launch(const fdm_softmax_plan *plan, struct softmax_params *p
         const struct cuda_launch launch = {.kernel = loaded[i],
                                            .grid = {(uint32_t)blocks, 1, 1},
                                            .threads = (uint32_t)at[P_THREADS],
-                                           .cluster = (uint32_t)at[P_CLUSTER],
                                            .programmatic_launch = i > 0 && at[P_EARLY],
                                            .cooperative = is_ring,
                                            .stream = stream,

@@ -1,31 +1,29 @@
 /* softmax_ring.cu: softmax of long rows, each shared by many multiprocessors and read once.
  *
  * Idea: blocks live as long as the grid, and each passes its pieces of row after row through a ring in shared memory.
- * While one row's piece waits for the sums of the other pieces, the next row's is summed and those after it are on
- * their way (cp.async), so the memory is never idle for a barrier. A row's blocks are any blocks, not those of a
- * cluster: what they tell each other, largest element and sum of a piece, is eight bytes of the workspace, which were
- * EMPTY before and are read until they are not. All blocks run at once (a cooperative launch), so that everyone waits
- * for blocks that live. Sums are added in a fixed order.
+ * While a piece waits for the sums of its row's other pieces, the next row's are summed and those after it are on
+ * their way (cp.async), so the memory is never idle for a row. A row's blocks are any blocks, not those of a cluster:
+ * what they tell each other, largest element and sum of a piece, is eight bytes of the workspace, which were EMPTY
+ * before and are read until they are not. A warp besides does that, so that the others do not wait for memory. All
+ * blocks run at once (a cooperative launch), so that everyone waits for blocks that live. Sums are added in a fixed
+ * order.
  *
- * Tile: a piece is CHUNKS runs of 16 bytes of each thread; SHARED_CHUNKS / CHUNKS pieces fit in the ring. Grid: groups
- * x pieces; group g takes rows g, g + groups and so on. Bound by memory: one read and one write of each element.
+ * Tile: a piece is CHUNKS runs of 16 bytes of each of LANES threads; RING pieces are in shared memory. Grid: groups x
+ * pieces; group g takes rows g, g + groups and so on. Bound by memory: one read and one write of each element.
  *
- * Shared memory: the ring, of the backward in and dout of each piece; 4 floats a warp, twice. A thread reads only what
- * it has fetched, so the ring needs no barrier; a row costs one, for its sums. Registers: two blocks on a
- * multiprocessor, 64 a thread. */
+ * Shared memory: the ring, of the backward in and dout of each piece; 2 floats a warp and a row, twice. A thread reads
+ * only what it has fetched, so the ring needs no barrier. Registers: two blocks on a multiprocessor, 56 a thread. */
 #include "companions/softmax/softmax_rows.cuh"
+#include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/global.cuh"
 
-static_assert(LANES == THREADS && SHARED_CHUNKS % CHUNKS == 0, "a block a piece; whole pieces in the ring");
-static_assert(THREADS == SOFTMAX_MAX_LANES, "softmax_share()");
+static_assert(THREADS == LANES + 32 && LANES == SOFTMAX_MAX_LANES, "a block a piece, and a warp; softmax_share()");
 
-constexpr int RING = SHARED_CHUNKS / CHUNKS; /* pieces */
-constexpr int LAG = RING > 4 ? 2 : 1;        /* from a piece's sums to its results */
-constexpr int WARPS = THREADS / 32;
+constexpr int WARPS = LANES / 32;
 constexpr int INPUTS = BACKWARD ? 2 : 1;
 constexpr uint64_t EMPTY = ~0ull; /* no sums: the largest element is never this NaN */
-static_assert(RING > LAG && WARPS <= 32, "one piece at least is on its way");
+static_assert(LAG > 0 && RING > LAG && WARPS <= 32, "one piece at least is on its way");
 
 /* ---- this thread's chunks of a piece ---- */
 
@@ -34,13 +32,13 @@ struct part {
     uint32_t ring;         /* address of this thread's first chunk */
 };
 __device__ __forceinline__ struct place place_in(const struct part &part, const struct row &r, int i) {
-    return place_of(r, part.first + i * THREADS, threadIdx.x);
+    return place_of(r, part.first + i * LANES, threadIdx.x);
 }
 __device__ __forceinline__ bool has(const struct part &part, const struct place &p, int i, uint32_t columns) {
-    return i * THREADS + threadIdx.x < part.share && begins(p, columns);
+    return i * LANES + threadIdx.x < part.share && begins(p, columns);
 }
 __device__ __forceinline__ uint32_t slot_of(const struct part &part, uint32_t piece, int i, int input) {
-    return part.ring + ((piece % RING * INPUTS + input) * CHUNKS + i) * (THREADS * 16);
+    return part.ring + ((piece % RING * INPUTS + input) * CHUNKS + i) * (LANES * 16);
 }
 __device__ __forceinline__ struct chunk read_slot(uint32_t slot) {
     struct chunk c;
@@ -118,72 +116,115 @@ __device__ __forceinline__ void finish_piece(const struct softmax_params &a, con
     }
 }
 
-/* ---- sums of a row ---- */
-
-/* Of this thread's warp into its place. */
-__device__ __forceinline__ void note_sums(float2 *scratch, struct sums s) {
-    sums_over_lanes<32>(s);
-    if (threadIdx.x % 32 == 0)
-        scratch[threadIdx.x / 32] = make_float2(s.n, s.sum);
-}
-/* Of all warps, the same bits in each. */
-__device__ __forceinline__ struct sums noted_sums(const float2 *scratch) {
-    struct sums s = no_sums();
-    if (threadIdx.x % 32 < WARPS)
-        s = {scratch[threadIdx.x % 32].x, scratch[threadIdx.x % 32].y};
-    sums_over_lanes<32>(s);
-    return s;
-}
-__device__ __forceinline__ uint64_t packed(const struct sums &s) {
-    return (uint64_t)__float_as_uint(s.n) << 32 | __float_as_uint(s.sum);
-}
-__device__ __forceinline__ struct sums unpacked(uint64_t x) {
-    return {__uint_as_float((uint32_t)(x >> 32)), __uint_as_float((uint32_t)x)};
-}
-
 /* ---- the kernel ---- */
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) softmax_ring(const __grid_constant__ struct softmax_params a) {
-    extern __shared__ uint4 dynamic[];
-    __shared__ float2 scratch[2][2][WARPS]; /* of pieces and of rows, in turns */
-    const uint32_t groups = gridDim.x / a.pieces, own = blockIdx.x % a.pieces;
-    const uint32_t share = softmax_share(a.chunks, a.pieces, VECTOR);
-    const struct part part = {own * share, share, shared_address(dynamic) + threadIdx.x * 16};
-    const float scale2 = a.scale * LOG2_E;
-    uint64_t *partials = (uint64_t *)a.partials;
+/* What the block's warps tell each other; of two turns, as the warps are not all in the same one. */
+struct told {
+    float2 sums[2][WARPS]; /* of a piece: largest element, sum */
+    float2 totals[2];      /* of a row */
+};
+enum { SUMMED = 1, TOTALLED = 3 }; /* barriers, each of two turns as well: who arrives does not wait */
 
-    /* Row k of the group is summed in turn k and written in turn k + LAG, when row k + RING takes its place. */
-    const uint32_t first = blockIdx.x / a.pieces;
+/* Row k of the group is summed in turn k and written in turn k + LAG, when row k + RING takes its place. A turn but the
+ * last ends for the sharing warp when all have SUMMED; a turn but the first needs its totals. */
+__device__ __forceinline__ uint32_t turns_of(const struct softmax_params &a, uint32_t first, uint32_t groups) {
+    return (a.rows - first + groups - 1) / groups + LAG;
+}
+
+__device__ __forceinline__ void move_pieces(const struct softmax_params &a, const struct part &part, uint32_t first,
+                                            uint32_t groups, struct told &told) {
+    const float scale2 = a.scale * LOG2_E;
     for (int k = 0; k < RING - LAG; k++)
         fetch_piece(a, part, first + k * groups, k);
-    for (uint32_t k = 0, number = first; number < a.rows + LAG * groups; k++, number += groups) {
-        const bool sums = number < a.rows, finishes = k >= LAG;
-        const uint32_t late = number - LAG * groups;
-        const uint64_t *others = partials + (uint64_t)late * a.pieces + threadIdx.x;
-        const bool asks = finishes && threadIdx.x < a.pieces;
-        uint64_t other = EMPTY; /* most often there already, while this thread sums */
-        if (asks)
-            other = ld_relaxed_8(others);
-        cp_async_wait<RING - LAG - 1>();
-        if (sums)
-            note_sums(scratch[k % 2][0], sums_of_piece(a, part, number, k, scale2));
-        struct sums s = no_sums();
-        if (asks) {
-            while (other == EMPTY)
-                other = ld_relaxed_8(others);
-            s = unpacked(other);
+    const uint32_t turns = turns_of(a, first, groups);
+    for (uint32_t k = 0, number = first; k < turns; k++, number += groups) {
+        if (number < a.rows) {
+            cp_async_wait<RING - LAG - 1>();
+            struct sums s = sums_of_piece(a, part, number, k, scale2);
+            sums_over_lanes<32>(s);
+            if (threadIdx.x % 32 == 0)
+                told.sums[k % 2][threadIdx.x / 32] = make_float2(s.n, s.sum);
         }
         __syncwarp();
-        note_sums(scratch[k % 2][1], s);
-        __syncthreads();
-        if (sums && threadIdx.x < 32) {
-            s = noted_sums(scratch[k % 2][0]);
-            if (threadIdx.x == 0)
-                st_relaxed_8(partials + (uint64_t)number * a.pieces + own, packed(s));
+        if (k + 1 < turns)
+            barrier_arrive(SUMMED + k % 2, THREADS);
+        if (k > 0)
+            barrier_sync(TOTALLED + k % 2, THREADS);
+        if (k >= LAG) {
+            const float2 t = told.totals[k % 2];
+            finish_piece(a, part, number - LAG * groups, k - LAG, {t.x, t.y}, scale2);
         }
-        if (finishes)
-            finish_piece(a, part, late, k - LAG, totals_of(noted_sums(scratch[k % 2][1])), scale2);
         fetch_piece(a, part, number + (RING - LAG) * groups, k + RING - LAG);
     }
     cp_async_wait<0>();
+}
+
+__device__ __forceinline__ uint64_t packed(const struct sums &s) {
+    return (uint64_t)__float_as_uint(s.n) << 32 | __float_as_uint(s.sum);
+}
+__device__ __forceinline__ void add_packed(struct sums &s, uint64_t x) {
+    const struct sums more = {__uint_as_float((uint32_t)(x >> 32)), __uint_as_float((uint32_t)x)};
+    const float n = fmaxf(s.n, more.n);
+    s.sum = BACKWARD ? s.sum + more.sum : rescaled(s, n) + rescaled(more, n);
+    s.n = n;
+}
+
+/* Of a row's pieces, of which all will be there; the same bits in each lane. */
+__device__ __forceinline__ struct sums sums_of_row(const uint64_t *pieces, uint32_t count, uint32_t lane) {
+    enum { BATCH = 8 }; /* loads under way at once */
+    struct sums s = no_sums();
+    for (uint32_t from = lane; from < count; from += 32 * BATCH) {
+        uint64_t x[BATCH];
+#pragma unroll
+        for (int j = 0; j < BATCH; j++)
+            x[j] = from + j * 32 < count ? ld_relaxed_8(pieces + from + j * 32) : packed(no_sums());
+#pragma unroll
+        for (int j = 0; j < BATCH; j++) {
+            while (x[j] == EMPTY)
+                x[j] = ld_relaxed_8(pieces + from + j * 32);
+            add_packed(s, x[j]);
+        }
+    }
+    __syncwarp();
+    sums_over_lanes<32>(s);
+    return s;
+}
+
+/* The last warp: what the block's piece of row k is tells others, and what row k + 1 - LAG is tells this block. */
+__device__ __forceinline__ void share_sums(const struct softmax_params &a, uint32_t first, uint32_t groups,
+                                           uint32_t own, struct told &told) {
+    uint64_t *const partials = (uint64_t *)a.partials;
+    const uint32_t lane = threadIdx.x % 32;
+    const uint32_t turns = turns_of(a, first, groups);
+    for (uint32_t k = 0, number = first; k + 1 < turns; k++, number += groups) {
+        barrier_sync(SUMMED + k % 2, THREADS);
+        if (number < a.rows) {
+            struct sums s = no_sums();
+            if (lane < WARPS)
+                s = {told.sums[k % 2][lane].x, told.sums[k % 2][lane].y};
+            sums_over_lanes<32>(s);
+            if (lane == 0)
+                st_relaxed_8(partials + (uint64_t)number * a.pieces + own, packed(s));
+        }
+        if (k + 1 >= LAG) {
+            const uint32_t row = number - (LAG - 1) * groups;
+            const struct totals t = totals_of(sums_of_row(partials + (uint64_t)row * a.pieces, a.pieces, lane));
+            if (lane == 0)
+                told.totals[(k + 1) % 2] = make_float2(t.n, t.factor);
+        }
+        __syncwarp();
+        barrier_arrive(TOTALLED + (k + 1) % 2, THREADS);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2) softmax_ring(const __grid_constant__ struct softmax_params a) {
+    extern __shared__ uint4 dynamic[];
+    __shared__ struct told told;
+    const uint32_t groups = gridDim.x / a.pieces, first = blockIdx.x / a.pieces, own = blockIdx.x % a.pieces;
+    if (threadIdx.x >= LANES) {
+        share_sums(a, first, groups, own, told);
+        return;
+    }
+    const uint32_t share = softmax_share(a.chunks, a.pieces, VECTOR);
+    move_pieces(a, {own * share, share, shared_address(dynamic) + threadIdx.x * 16}, first, groups, told);
 }

@@ -25,6 +25,7 @@
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/global.cuh"
+#include "cuda/ptx/launch.cuh"
 #include "cuda/ptx/mma.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/wgmma.cuh"
@@ -40,6 +41,7 @@ HOPPER_BACKWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define BLOCK_M        64
 #define BLOCK_N        (64 * WARPGROUPS)
 #define THREADS        (128 * (WARPGROUPS + 1))
+#include "families/hopper/hopper_exact.cuh"
 #include "families/hopper/hopper_keys.cuh"
 
 #define F16      (DTYPE == GPU_FLOAT16)
@@ -48,6 +50,8 @@ HOPPER_BACKWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 /* The gradient of a bias is written from dS in shared memory; or added by those that make dS. */
 #define DBIAS_TILE (DBIAS == GPU_DBIAS_DIRECT)
 #define DBIAS_ADDS (DBIAS == GPU_DBIAS_KEYS || DBIAS == GPU_DBIAS_SUMS)
+/* A warpgroup leaves out steps at which none of its keys is seen: where no step needs all warpgroups. */
+#define SKIPS (!LISTED && !SCORED && !DBIAS_ADDS && !EMPTY_ROWS && !VARLEN)
 
 /* ---- shared memory ---- */
 
@@ -127,6 +131,7 @@ struct server {
     struct step_rows scored;        /* SCORED: of the next tile of bias and mask */
     uint32_t scores;                /* tiles that were loaded */
     int *turns, turn;               /* ORDERED: of the warp's rows of the step before, to be handed on */
+    int seen;                       /* what its turn was when the warp last looked: one that is coming */
 
     __device__ __forceinline__ void load_keys() {
         mbarrier_arrive_expect_tx(base + KV_FULL, BLOCK_N * 128 * (PANELS + PANELS_V));
@@ -228,11 +233,10 @@ struct server {
         const int64_t rows = added.place(a, k.batch) + warp * 16;
         int *const own_turns = a.in.semaphores + rows / 16;
         const int own_turn = ORDERED ? blocks_before(a, k, added.tile) : 0;
-        int seen = own_turn;
-        if (ORDERED && first == 0 && lane == 0)
-            seen = ld_acquire(own_turns);
-        if (ORDERED && first > 0)
-            hand_on<1>(step);
+        if (ORDERED && first == 0 && lane == 0 && seen != own_turn)
+            seen = ld_relaxed(own_turns);
+        if (ORDERED && first + columns == HEAD_DIM)
+            hand_on<HEAD_DIM / columns - 1>(step);
         wgmma_wait_group<0>(dq);
         if (first + columns == HEAD_DIM)
             release<DS_STAGES>(base + DS_EMPTY, step);
@@ -249,15 +253,13 @@ struct server {
         if (lane == 0) {
             if (ORDERED && first == 0) {
                 while (seen != own_turn)
-                    seen = ld_acquire(own_turns);
+                    seen = ld_relaxed(own_turns);
                 fence_proxy_async_global();
             }
             cp_reduce_async_bulk_add(a.in.dq_sums + rows * HEAD_DIM + first * 16, part, columns * 64);
             cp_async_bulk_commit();
         }
         if (ORDERED && first + columns == HEAD_DIM) {
-            if (columns == HEAD_DIM)
-                hand_on<1>(step);
             turns = own_turns;
             turn = own_turn;
         }
@@ -267,7 +269,10 @@ struct server {
     template <int pending> __device__ __forceinline__ void hand_on(int step) {
         if (threadIdx.x % 32 == 0 && step > 0) {
             cp_async_bulk_wait<pending>();
-            hand_on_turn(turns, turn);
+            if (ORDERED == 2)
+                st_relaxed(turns, turn + 1);
+            else
+                hand_on_turn(turns, turn);
         }
     }
 
@@ -295,6 +300,8 @@ struct server {
                     load_scores(); /* when those of this step are read */
                 __syncwarp();
             }
+            if (ORDERED && threadIdx.x % 32 == 0) /* on its way while the warp waits */
+                seen = ld_relaxed(a.in.semaphores + added.place(a, k.batch) / 16 + threadIdx.x / 32 % 4);
             wait_full<DS_STAGES>(base + DS_FULL, step);
             if (threadIdx.x % 128 == 0 && step > 0 && step - 1 + STAGES < k.steps + DOUT_LAG)
                 load_step(step - 1 + STAGES);
@@ -319,36 +326,6 @@ struct server {
 };
 
 /* ---- the warpgroups that own keys ---- */
-
-/* Two floats above or at 0 to their 16-bit `high`, and in `rest` what the rounding leaves; and back. bfloat16: the
- * lower halves of the numbers, to be added to the others with their sign; the lowest bit is set, so that none lies in
- * the middle of two neighbours, where the sign would not be known. float16: 4096 times the difference. */
-__device__ __forceinline__ void split_pair(uint32_t &high, uint32_t &rest, float x, float y) {
-#if DTYPE == GPU_BFLOAT16
-    const uint32_t i = __float_as_uint(x) | min(__float_as_uint(x), 1u),
-                   j = __float_as_uint(y) | min(__float_as_uint(y), 1u);
-    high = pack(__uint_as_float(i), __uint_as_float(j));
-    rest = (i & 0xffff) | j << 16;
-#else
-    high = pack(x, y);
-    rest = pack((x - unpack((uint16_t)high)) * 4096, (y - unpack((uint16_t)(high >> 16))) * 4096);
-#endif
-}
-__device__ __forceinline__ void join_pair(float (&x)[2], uint32_t high, uint32_t rest) {
-#if DTYPE == GPU_BFLOAT16
-    x[0] = __uint_as_float((high << 16) + (uint32_t)((int)(rest << 16) >> 16));
-    x[1] = __uint_as_float((high & 0xffff0000u) + (uint32_t)((int)rest >> 16));
-#else
-    x[0] = __fmaf_rn(unpack((uint16_t)rest), 1.0f / 4096, unpack((uint16_t)high));
-    x[1] = __fmaf_rn(unpack((uint16_t)(rest >> 16)), 1.0f / 4096, unpack((uint16_t)(high >> 16)));
-#endif
-}
-
-/* The derivative of the cap at a score, which P = exp(score - lse) tells; of no matter where P is 0. */
-__device__ __forceinline__ float slope_of_cap(float p, float lse, float softcap_inverse) {
-    const float t = fmaxf(__fmaf_rn(lg2_approx(p), 1 / LOG2_E, lse) * softcap_inverse, -1.0f);
-    return __fmaf_rn(-t, t, 1.0f);
-}
 
 struct owner {
     const struct hopper_backward_params &a;
@@ -567,28 +544,56 @@ struct owner {
         head++;
     }
 
+    /* SKIPS: steps in which no key of the warpgroup is seen: of a walk up those at its beginning, of a walk down those
+     * at its end; of a group of heads the first's or the last's. */
+    __device__ __forceinline__ int skipped_steps() const {
+        const struct sequence at = find_sequence(a.in.in, k.batch);
+        const int key = k.first_key + warpgroup * 64, tiles = first_row(a.in.in, at, key) / BLOCK_M - k.first_tile;
+        return key >= at.seqlen_k || tiles >= k.tiles ? k.steps : tiles;
+    }
+    /* dS of such a step is 0: a quarter of the warpgroup's part is a warp's. */
+    __device__ __forceinline__ void leave_nothing(int step) const {
+        const int thread = (int)tid_x_reread();
+        wait_empty<DS_STAGES>(base + DS_EMPTY, step);
+        const uint32_t to =
+            base + DS_OFFSET + stage_of<DS_STAGES>(step) * DS_BYTES + thread / 32 * (BLOCK_M * 32) + thread % 32 * 16;
+#pragma unroll
+        for (int i = 0; i < BLOCK_M * 32; i += 512)
+            st_shared_16(to + i, 0, 0, 0, 0);
+        fence_proxy_async();
+        __syncwarp();
+        release<DS_STAGES>(base + DS_FULL, step);
+    }
+
     __device__ __forceinline__ void run() {
         set_zero(dk);
         set_zero(dv);
         if (!LISTED || k.steps > 0)
             wait_full<1>(base + KV_FULL, 0);
-        if (k.steps > 0) {
+        const int skipped = SKIPS ? skipped_steps() : 0, end = DESCENDS ? k.steps - skipped : k.steps;
+        int step = 0;
+        if (SKIPS && !DESCENDS)
+#pragma unroll 1
+            for (; step < skipped; step++) {
+                leave_nothing(step);
+                tile = k.tile_after(tile);
+            }
+        if (step < end) {
             if (GATHER)
                 fence_proxy_async();
-            int step = 0;
             if (VARLEN)
                 clear_keys();
-            wait_full<STAGES>(base + Q_FULL, 0);
+            wait_full<STAGES>(base + Q_FULL, step);
             if (VARLEN)
                 clear_q(0);
             wgmma_fence();
-            multiply_kq(0);
+            multiply_kq(step);
             wgmma_commit_group();
             wgmma_wait_group<0>(s);
-            make_p(0);
+            make_p(step);
 #pragma unroll 1
             do {
-                const bool more = step + 1 < k.steps;
+                const bool more = step + 1 < end;
                 wait_full<DOUT_STAGES>(base + DOUT_FULL, step);
                 if (EMPTY_ROWS)
                     clear_spoiled(step);
@@ -616,9 +621,13 @@ struct owner {
                 wgmma_wait_group<DS_REGISTERS ? 0 : 1>(dv);
                 if (more)
                     make_p(step + 1);
-            } while (++step < k.steps);
+            } while (++step < end);
             wgmma_wait_group<0>(dk);
         }
+        if (SKIPS && DESCENDS)
+#pragma unroll 1
+            for (; step < k.steps; step++)
+                leave_nothing(step);
         barrier_sync(OWN_BARRIER + warpgroup, 128); /* all products with V are complete */
         const int warp_key = (int)threadIdx.x / 32 * 16;
         store_keys<HEAD_DIM_V>(a, k, a.in.dv, a.in.dv_parts, a.in.in.head_dim_v, base + V_OFFSET, warp_key, dv, 1.0f);
@@ -647,11 +656,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     extern __shared__ char shared[];
 #endif
     const uint32_t base = (shared_address(shared) + 1023) / 1024 * 1024;
-    if (threadIdx.x == 0) {
+    if (threadIdx.x == 0)
         init_barriers(base);
-        if (ORDERED) /* a block waits for those that began before it, which run or have ended */
-            st_shared_4(base + PLACE, (uint32_t)atomicAdd(a.in.ticket, 1));
-    }
+    griddepcontrol_launch_dependents();
+    griddepcontrol_wait();           /* what kernels before have made */
+    if (ORDERED && threadIdx.x == 0) /* a block waits for those that began before it, which run or have ended */
+        st_shared_4(base + PLACE, (uint32_t)atomicAdd(a.in.ticket, 1));
 #if KEYED
     list_keys(a, find_own_block(a, base), base + KEYS_OFFSET);
     __syncthreads();
@@ -665,7 +675,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         setmaxnreg_dec<HOPPER_BACKWARD_SERVICE_REGISTERS(WARPGROUPS)>();
         const struct key_block k = find_steps(a, base);
         const struct step_rows first = {k.first_head, k.begin_tile()};
-        server{a, k, base, first, first, first, first, 0, nullptr, 0}.run();
+        server{a, k, base, first, first, first, first, 0, nullptr, 0, 0}.run();
     } else {
         setmaxnreg_inc<HOPPER_BACKWARD_KEY_REGISTERS(WARPGROUPS)>();
         const struct key_block k = find_steps(a, base);

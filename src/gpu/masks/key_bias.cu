@@ -2,14 +2,20 @@
  *
  * Idea: forward, a warp takes 32 keys of a head, and neighbouring warps neighbouring heads of the same keys: what is
  * read of dt [B, S, h] is in the first-level cache for the next head, and what is written of the bias [B, h, S] lies in
- * a line. Backward, a block a head walks all its keys, so that the gradient of a is a sum in one order and needs no
- * memory. Both are bound by the latency of memory: 0.5 MB for 16 heads of 8192 keys. Dtypes are parameters, for a
- * branch that all threads take costs less than 27 specialisations. */
+ * a line. Backward, a cluster of blocks a head, each a part of its keys, so that the gradient of a is a sum in one
+ * order and needs no memory. Both are bound by latency, and the backward by its reads and writes of dt, which lie
+ * apart. Dtypes are parameters: a branch that all threads take costs less than 27 specialisations. Constant: PARTS. */
+#include "cuda/ptx/cluster.cuh"
+#include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/math.cuh"
 #include "gpu/forward_params.h"
 #include "gpu/masks/key_bias_threads.h"
 #include "gpu/numbers.h"
 #include "problem/key_bias.h"
+
+KEY_BIAS_CONSTANTS(GPU_CONSTANT_GIVEN)
+
+#define THREADS (32 * KEY_BIAS_BACKWARD_WARPS) /* of the backward */
 
 __device__ __forceinline__ int64_t element_of(const struct key_bias_tensor &t, int32_t b, int32_t s, int32_t h) {
     return b * t.batch + s * t.key + h * t.head;
@@ -69,26 +75,27 @@ __device__ __forceinline__ float sum_of_warp(float x) {
     return x;
 }
 
-extern "C" __global__ void __launch_bounds__(KEY_BIAS_BACKWARD_THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS)
     key_bias_backward(const __grid_constant__ struct key_bias_call c) {
-    __shared__ float sums[KEY_BIAS_BACKWARD_THREADS / 32];
-    static_assert(KEY_BIAS_BACKWARD_THREADS == 32 * 32, "one warp sums the warps");
-    const int32_t h = (int32_t)blockIdx.x;
+    __shared__ float sums[KEY_BIAS_BACKWARD_WARPS], parts[PARTS];
+    const int32_t h = (int32_t)(blockIdx.x / PARTS), part = (int32_t)(blockIdx.x % PARTS);
     const uint32_t count = (uint32_t)c.batch * (uint32_t)c.num_keys;
     const float a = value_at(c.a, 0, 0, h);
     float sum = 0;
-    for (uint32_t begin = threadIdx.x; begin < count; begin += KEY_BIAS_BACKWARD_THREADS * KEY_BIAS_AT_ONCE) {
+    if (PARTS > 1)
+        barrier_cluster_arrive(); /* this block has begun */
+    for (uint32_t begin = part * THREADS + threadIdx.x; begin < count; begin += PARTS * THREADS * KEY_BIAS_AT_ONCE) {
         float x[KEY_BIAS_AT_ONCE], dz[KEY_BIAS_AT_ONCE];
 #pragma unroll
         for (int i = 0; i < KEY_BIAS_AT_ONCE; i++) {
-            const struct place at = place_of(c, begin + i * KEY_BIAS_BACKWARD_THREADS, count);
+            const struct place at = place_of(c, begin + i * PARTS * THREADS, count);
             x[i] = value_at(c.dt, at.b, at.s, h);
             dz[i] = value_at(c.bias, at.b, at.s, h);
             dz[i] = at.counts ? dz[i] : 0;
         }
 #pragma unroll
         for (int i = 0; i < KEY_BIAS_AT_ONCE; i++) {
-            const struct place at = place_of(c, begin + i * KEY_BIAS_BACKWARD_THREADS, count);
+            const struct place at = place_of(c, begin + i * PARTS * THREADS, count);
             const float e = expf(-fabsf(x[i])), plus = softplus(x[i], e);
             if (c.exponential && dz[i] != 0)
                 dz[i] *= expf(a * plus);
@@ -101,7 +108,17 @@ extern "C" __global__ void __launch_bounds__(KEY_BIAS_BACKWARD_THREADS)
     if (threadIdx.x % 32 == 0)
         sums[threadIdx.x / 32] = sum;
     __syncthreads();
-    sum = sum_of_warp(sums[threadIdx.x % 32]);
-    if (threadIdx.x == 0 && c.da.data)
+    sum = sum_of_warp(threadIdx.x % 32 < KEY_BIAS_BACKWARD_WARPS ? sums[threadIdx.x % 32] : 0);
+    if (PARTS > 1) {
+        barrier_cluster_wait();
+        if (threadIdx.x == 0)
+            st_cluster_4(mapa_shared(shared_address(&parts[part]), 0), __float_as_uint(sum));
+        barrier_cluster_arrive();
+        barrier_cluster_wait();
+        sum = 0;
+        for (int n = 0; n < PARTS && part == 0; n++)
+            sum += parts[n];
+    }
+    if (threadIdx.x == 0 && part == 0 && c.da.data)
         set_value(c.da, 0, 0, h, sum);
 }

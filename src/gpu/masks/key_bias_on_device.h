@@ -5,7 +5,9 @@
 #include "cuda/cuda.h"
 #include "problem/key_bias.h"
 
-void key_bias_request(int backward, struct cuda_kernel_request *request);
+/* How many blocks share the keys of a head. */
+int32_t key_bias_parts(int backward, int32_t compute_major);
+void key_bias_request(int backward, int32_t parts, struct cuda_kernel_request *request);
 /* Tensors that were checked, on one CUDA device, none float64. Enqueues on `stream`. */
 fdm_status key_bias_on_device(int backward, const struct key_bias_call *call, int32_t device, void *stream);
 

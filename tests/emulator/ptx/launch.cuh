@@ -2,6 +2,8 @@
 #ifndef FDM_PTX_LAUNCH_CUH
 #define FDM_PTX_LAUNCH_CUH
 
+#include "cuda/ptx/types.cuh"
+
 inline void griddepcontrol_launch_dependents(EMU_AT) {
 #if __CUDA_ARCH__ >= 900
     emu_launch_dependents(EMU_HERE);

@@ -1,0 +1,40 @@
+/* hopper_exact.cuh: P in float32 between the products of hopper_backward.cu (EXACT), as its 16 bits and what rounding
+ * leaves; and the slope of a cap, which is found from it. */
+#ifndef FDM_HOPPER_EXACT_CUH
+#define FDM_HOPPER_EXACT_CUH
+
+#include "cuda/ptx/special.cuh"
+#include "gpu/convert.cuh"
+#include "gpu/numbers.h"
+
+/* Two floats above or at 0 to their 16-bit `high`, and in `rest` what the rounding leaves; and back. bfloat16: the
+ * lower halves of the numbers, to be added to the others with their sign; the lowest bit is set, so that none lies in
+ * the middle of two neighbours, where the sign would not be known. float16: 4096 times the difference. */
+__device__ __forceinline__ void split_pair(uint32_t &high, uint32_t &rest, float x, float y) {
+#if DTYPE == GPU_BFLOAT16
+    const uint32_t i = __float_as_uint(x) | min(__float_as_uint(x), 1u),
+                   j = __float_as_uint(y) | min(__float_as_uint(y), 1u);
+    high = pack(__uint_as_float(i), __uint_as_float(j));
+    rest = (i & 0xffff) | j << 16;
+#else
+    high = pack(x, y);
+    rest = pack((x - unpack((uint16_t)high)) * 4096, (y - unpack((uint16_t)(high >> 16))) * 4096);
+#endif
+}
+__device__ __forceinline__ void join_pair(float (&x)[2], uint32_t high, uint32_t rest) {
+#if DTYPE == GPU_BFLOAT16
+    x[0] = __uint_as_float((high << 16) + (uint32_t)((int)(rest << 16) >> 16));
+    x[1] = __uint_as_float((high & 0xffff0000u) + (uint32_t)((int)rest >> 16));
+#else
+    x[0] = __fmaf_rn(unpack((uint16_t)rest), 1.0f / 4096, unpack((uint16_t)high));
+    x[1] = __fmaf_rn(unpack((uint16_t)(rest >> 16)), 1.0f / 4096, unpack((uint16_t)(high >> 16)));
+#endif
+}
+
+/* The derivative of the cap at a score, which P = exp(score - lse) tells; of no matter where P is 0. */
+__device__ __forceinline__ float slope_of_cap(float p, float lse, float softcap_inverse) {
+    const float t = fmaxf(__fmaf_rn(lg2_approx(p), 1 / LOG2_E, lse) * softcap_inverse, -1.0f);
+    return __fmaf_rn(-t, t, 1.0f);
+}
+
+#endif
