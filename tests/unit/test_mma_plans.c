@@ -110,8 +110,6 @@ static void decode_takes_every_feature(void **state) {
         {0, FDM_BFLOAT16, 64, 1, 1, 128, "MMA_Decode_64x64_W8_S3", "fit in one tile of 64", 0, 0, 4},
         {0, FDM_BFLOAT16, 64, 2, 4, 128, "MMA_Decode_128x64_W8_S3",
          "128 query rows of a KV head fit in one tile of 128", 0, 0, 8},
-        {0, FDM_BFLOAT16, 64, 2, 8, 128, "MMA_Decode_128x64_W8_S3", "256 query rows of a KV head fit in 2 tiles of 128",
-         0, 0, 8},
         {0, FDM_FLOAT32, 32, 8, 1, 128, "MMA_Decode_TF32x3_16x64_W4_S2", "2 stages of 64 keys", 0, 0, 1},
         {MASK, FDM_FLOAT32, 32, 8, 1, 256, "MMA_Decode_TF32x3_16x32_W4_S2_X8", "2 stages of 32 keys", 1, 0, 1},
         {0, FDM_FLOAT32, 64, 2, 1, 256, "MMA_Decode_TF32x3_32x32_W8_S2", "fit in one tile of 32", 0, 0, 2},

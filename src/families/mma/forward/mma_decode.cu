@@ -507,12 +507,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_MIN)
     for (int n = 0; n < Q_COPIES; n++)
         q_copies[n] = find_q(a, at, q, q_tile, threadIdx.x + n * THREADS);
 #endif
-#if !VARLEN /* nothing of the caller's is read before it, or written */
-#    if ONE_TILE
+#if ONE_TILE && !VARLEN /* nothing of the caller's is read before it, or written */
     griddepcontrol_wait_after(made_of(rows, q_copies, k, v));
-#    else
+#elif !VARLEN
     griddepcontrol_wait();
-#    endif
 #endif
     if (at.num_rows <= 0)
         return;
@@ -637,8 +635,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_MIN)
     __syncthreads();
     const int pieces = at.num_rows * (HEAD_DIM_V / 4); /* of four columns */
 #if MERGE == MMA_MERGE_CLUSTER
-    /* Each block of the cluster merges a fair share of the pieces, which all blocks write to it: [num_splits][fair] of
-     * them, and of their rows' maximum and sum. */
+    /* Each block of the cluster merges a fair share, which all write to it: [num_splits][fair], and of their rows. */
     const int fair = (pieces + a.num_splits - 1) / a.num_splits, mine = min(max(pieces - at.split * fair, 0), fair);
     const uint32_t come = q_tile; /* an mbarrier where Q was */
     if (threadIdx.x == 0) {
