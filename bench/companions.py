@@ -72,7 +72,8 @@ def softmax_case(dtype: torch.dtype, columns: int, megabytes: int) -> dict:
 
 # From the slowest on, without gemm.naive; in the form of their names.
 LADDER = ("gemm.sliced-k", "gemm.mma-warp", "gemm.mma+stage2", "gemm.mma+stage2+pad", "gemm.mma+stage2+swizzle",
-          "gemm.mma+stage3", "gemm.mma+stage4", "gemm.mma+stage5", "gemm.mma+ahead", "gemm.mma", "gemm.hopper")
+          "gemm.mma+stage3", "gemm.mma+stage4", "gemm.mma+stage5", "gemm.mma+order", "gemm.mma+ahead", "gemm.mma+wide", "gemm.mma",
+          "gemm.hopper")
 
 
 def gemm_case(dtype: torch.dtype, m: int, n: int, k: int, kernels: tuple = ()) -> dict:

@@ -59,8 +59,8 @@ static void few_rows(void **state) {
         int of_a, of_b;
         const char *device, *kernel, *choice;
     } cases[] = {
-        {1, 8192, 8192, 1, 0, "sm_90", "gemm.skinny", "8x64, 24 loads of B a thread in flight, 1 split"},
-        {16, 8192, 8192, 1, 1, "sm_80", "gemm.skinny", "16x64, 24 loads of B a thread in flight, 1 split"},
+        {1, 8192, 8192, 1, 0, "sm_90", "gemm.skinny", "8x64, 32 loads of B a thread in flight, 1 split"},
+        {16, 8192, 8192, 1, 1, "sm_80", "gemm.skinny", "16x64, 32 loads of B a thread in flight, 1 split"},
         {32, 1000, 65536, 1, 0, "sm_90", "gemm.skinny", "32x64, 16 loads of B a thread in flight, 4 splits"},
         {33, 8192, 8192, 1, 0, "sm_90", "gemm.hopper", NULL},
         {16, 8192, 8192, 0, 1, "sm_90", "gemm.hopper", NULL},
@@ -78,6 +78,37 @@ static void few_rows(void **state) {
         assert_true(gemm_requests(&plan, requests) == 1 + (plan.choice.workspace_bytes > 0));
         if (cases[i].choice)
             assert_string_equal(plan.choice.choice, cases[i].choice);
+    }
+}
+
+/* Which tile the portable kernel takes: what fits in a block's shared memory, and smaller ones for few tiles. */
+static void portable_tiles(void **state) {
+    (void)state;
+    static const struct {
+        const char *device, *kernel;
+        int64_t size;
+        int32_t mappable;
+        const char *choice;
+    } cases[] = {
+        {"sm_90", "gemm.mma", 4096, 1, "128x256, 64 of k, 4 stages, 16-byte copies"},
+        {"sm_80", "gemm.mma", 4096, 1, "128x256, 64 of k, 3 stages, 16-byte copies"},
+        {"sm_86", "gemm.mma", 4096, 1, "128x256, 32 of k, 4 stages, 16-byte copies"},
+        {"sm_120", "gemm.mma", 4096, 1, "128x256, 32 of k, 4 stages, 16-byte copies"},
+        {"sm_90", "gemm.mma", 1024, 1, "128x128, 32 of k, 4 stages, 16-byte copies"},
+        {"sm_90", "gemm.mma", 4096, 0, "128x128, 32 of k, 4 stages, copies of elements"},
+        {"sm_90", "gemm.mma+wide", 1024, 1, "128x256, 32 of k, 4 stages, 16-byte copies"},
+        {"sm_90", "gemm.mma+stage2", 4096, 1, "128x128, 32 of k, 2 stages, 16-byte copies"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const fdm_device device = device_of(cases[i].device);
+        fdm_gemm_problem p = problem_of(1, cases[i].size, cases[i].size, cases[i].size);
+        struct cuda_kernel_request request[COMPANION_REQUESTS_MAX];
+        fdm_gemm_plan plan;
+        p.mappable = cases[i].mappable;
+        assert_int_equal(fdm_plan_gemm(&device, &p, cases[i].kernel, &plan), FDM_OK);
+        assert_string_equal(plan.choice.choice, cases[i].choice);
+        assert_true(plan.choice.shared_bytes <= device.shared_bytes);
+        assert_int_equal(gemm_requests(&plan, request), 1);
     }
 }
 
@@ -179,11 +210,9 @@ static void descriptions(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(tiles),
-                                       cmocka_unit_test(splits),
-                                       cmocka_unit_test(few_rows),
-                                       cmocka_unit_test(every_size_fits),
-                                       cmocka_unit_test(refusals_of_plans),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(tiles),           cmocka_unit_test(splits),
+                                       cmocka_unit_test(few_rows),        cmocka_unit_test(portable_tiles),
+                                       cmocka_unit_test(every_size_fits), cmocka_unit_test(refusals_of_plans),
                                        cmocka_unit_test(descriptions)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

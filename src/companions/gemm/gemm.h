@@ -55,27 +55,29 @@ enum { GEMM_SLICED_BLOCK = 64, GEMM_SLICED_K = 16, GEMM_WARP_ROWS = 16, GEMM_WAR
 #define GEMM_ROWS_PADDED  1 /* 16 bytes between them */
 #define GEMM_ROWS_SWIZZLE 2 /* chunks of 16 bytes permuted within a row */
 
-#define GEMM_MMA_CONSTANTS(X)                                                    \
-    X(DTYPE)        /* GEMM_FLOAT16 or GEMM_BFLOAT16 */                          \
-    X(A_M_MAJOR)    /* 0: A's rows are contiguous, along k; 1: its columns */    \
-    X(B_N_MAJOR)    /* 0: B's columns are contiguous, along k; 1: its rows */    \
-    X(HAS_C)        /* 1: beta is not 0 */                                       \
-    X(ACCUMULATE16) /* 1: sums in float16 */                                     \
-    X(ALIGNED)      /* 1: rows of A, B and out begin at multiples of 16 bytes */ \
-    X(STAGES)       /* tiles of A, and of B, in flight: 2 or more */             \
-    X(LAYOUT)       /* GEMM_ROWS_* */                                            \
-    X(L2_ORDER)     /* 1: blocks take tiles in groups of rows; 0: row by row */  \
+#define GEMM_MMA_CONSTANTS(X)                                                      \
+    X(DTYPE)        /* GEMM_FLOAT16 or GEMM_BFLOAT16 */                            \
+    X(A_M_MAJOR)    /* 0: A's rows are contiguous, along k; 1: its columns */      \
+    X(B_N_MAJOR)    /* 0: B's columns are contiguous, along k; 1: its rows */      \
+    X(HAS_C)        /* 1: beta is not 0 */                                         \
+    X(ACCUMULATE16) /* 1: sums in float16 */                                       \
+    X(ALIGNED)      /* 1: rows of A, B and out begin at multiples of 16 bytes */   \
+    X(BLOCK_N)      /* columns of a tile, 128 or 256: 64 x 32 or 64 x 64 a warp */ \
+    X(BLOCK_K)      /* of k a step: 32 or 64 */                                    \
+    X(STAGES)       /* tiles of A, and of B, in flight: 2 or more */               \
+    X(LAYOUT)       /* GEMM_ROWS_* */                                              \
+    X(L2_ORDER)     /* 1: blocks take tiles in groups of rows; 0: row by row */    \
     X(AHEAD)        /* 1: registers of the next 16 of k are loaded under this product */
 
-enum { GEMM_MMA_BLOCK = 128, GEMM_MMA_BLOCK_K = 32, GEMM_MMA_THREADS = 256 };
-/* Of A or B; with padding the most that either order of rows takes. */
+enum { GEMM_MMA_BLOCK_M = 128, GEMM_MMA_THREADS = 256 };
+/* Of A or B, `outer` by block_k; with padding the most that either order of rows takes. */
 static inline
 #ifdef __CUDACC__
     __host__ __device__ constexpr
 #endif
     int32_t
-    gemm_mma_operand_bytes(int32_t layout) {
-    return GEMM_MMA_BLOCK * (GEMM_MMA_BLOCK_K * 2 + (layout == GEMM_ROWS_PADDED ? 16 : 0));
+    gemm_mma_operand_bytes(int32_t outer, int32_t block_k, int32_t layout) {
+    return outer * (block_k * 2 + (layout == GEMM_ROWS_PADDED ? 16 : 0));
 }
 
 /* ---- gemm_skinny ---- */
@@ -85,17 +87,23 @@ static inline
     X(B_N_MAJOR) /* 0: B's columns are contiguous, along k; 1: its rows */ \
     X(HAS_C)     /* 1: beta is not 0 */                                    \
     X(ROWS)      /* of A at most: a multiple of 8 */                       \
-    X(DEPTH)     /* steps of 32 of k in registers */                       \
+    X(DEPTH)     /* steps of B in registers: even */                       \
     X(PARTIAL)   /* 1: sums of a part of k, in float32, for gemm_combine */
 
-enum { GEMM_SKINNY_ROWS_MAX = 32, GEMM_SKINNY_COLUMNS = 64, GEMM_SKINNY_WARPS = 8, GEMM_SKINNY_PITCH = 68 };
+enum {
+    GEMM_SKINNY_ROWS_MAX = 32,
+    GEMM_SKINNY_COLUMNS = 64,
+    GEMM_SKINNY_WARPS = 8,
+    GEMM_SKINNY_PITCH = 68,
+    GEMM_SKINNY_A_PAIRS = 3
+};
 static inline
 #ifdef __CUDACC__
     __host__ __device__ constexpr
 #endif
     int32_t
     gemm_skinny_shared_bytes(int32_t rows) {
-    return GEMM_SKINNY_WARPS * rows * GEMM_SKINNY_PITCH * 4;
+    return GEMM_SKINNY_WARPS * rows * GEMM_SKINNY_A_PAIRS * 128; /* the sums need less */
 }
 
 /* ---- gemm_hopper ---- */
@@ -116,10 +124,11 @@ enum { GEMM_HOPPER_BLOCK_K = 64, GEMM_HOPPER_GROUP = 16 };
 struct gemm_hopper_params {
     struct gemm_params in;
     struct cuda_tensor_map a_map, b_map, out_map; /* [batch, rows, columns] */
-    int32_t a_batched, b_batched;                 /* 0: all batches share it, and its map has one */
-    int32_t row_tiles, column_tiles;              /* of a cluster's height; of BLOCK_N */
-    int32_t items;                                /* row_tiles * column_tiles * splits * batch */
-    int32_t steps, steps_per_split;               /* of 64 of k */
+    int32_t a_rows; /* that a copy of A brings: fewer than the tile's where there are no more, as zeros take longer */
+    int32_t a_batched, b_batched;    /* 0: all batches share it, and its map has one */
+    int32_t row_tiles, column_tiles; /* of a cluster's height; of BLOCK_N */
+    int32_t items;                   /* row_tiles * column_tiles * splits * batch */
+    int32_t steps, steps_per_split;  /* of 64 of k */
 };
 
 /* Bytes of a stage, of the staging of results, and barriers; 1024 are for alignment: the swizzle counts addresses. */

@@ -83,7 +83,7 @@ __device__ __forceinline__ void load_stage(const struct gemm_hopper_params &a, c
                                            int stage, int k) {
     const uint32_t to = base + stage * STAGE_BYTES, full = base + FULL + 8 * stage;
     const int a_batch = a.a_batched ? item.batch : 0, b_batch = a.b_batched ? item.batch : 0;
-    mbarrier_arrive_expect_tx(full, A_BYTES + B_BYTES);
+    mbarrier_arrive_expect_tx(full, a.a_rows * BLOCK_K * 2 + B_BYTES);
     if (!A_M_MAJOR)
         cp_async_bulk_tensor_3d(to, &a.a_map, full, k, item.row, a_batch);
 #pragma unroll
@@ -224,7 +224,7 @@ __device__ __forceinline__ void consume(const struct gemm_hopper_params &a, uint
             store_tile(a, item, sums, buffers, warpgroup, turn);
     }
     if (threadIdx.x % 128 == 0)
-        cp_async_bulk_wait<0>(); /* shared memory is there until it has been read */
+        cp_async_bulk_wait_read<0>(); /* shared memory is there until it has been read */
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -243,6 +243,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             mbarrier_init(base + EMPTY + 8 * stage, 4 * WARPGROUPS * CLUSTER);
         }
         fence_mbarrier_init();
+    }
+    if (a.a_rows < BLOCK_M) { /* rows of A that never arrive */
+        for (int stage = 0; stage < STAGES; stage++)
+            for (int at = a.a_rows * 128 + threadIdx.x * 16; at < A_BYTES; at += THREADS * 16)
+                st_shared_16(base + stage * STAGE_BYTES + at, 0, 0, 0, 0);
+        fence_proxy_async();
     }
     __syncthreads();
     if (CLUSTER > 1) { /* nobody writes into a block whose barriers are not there */

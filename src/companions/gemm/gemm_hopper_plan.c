@@ -91,6 +91,7 @@ void gemm_hopper_fill(const fdm_device *device, const void *problem, fdm_compani
     at[P_STAGES] = stages_of(device, &t);
     at[P_CLUSTER] = t.cluster;
     at[P_SPLITS] = t.splits;
+    at[P_EARLY] = 1;
     at[P_BLOCKS] = (int32_t)(items < clusters ? items : clusters) * t.cluster;
     choice->shared_bytes = gemm_hopper_shared_bytes(t.warpgroups, t.block_n, at[P_STAGES], t.splits > 1);
     choice->workspace_bytes = t.splits > 1 ? (p->batch * p->m * p->n * 4 * t.splits + 63) / 64 * 64 : 0;
@@ -144,9 +145,11 @@ fdm_status gemm_hopper_launch(const fdm_gemm_plan *plan, const struct cuda_kerne
                                    .items = (int32_t)items_of(p, &t),
                                    .steps = (int32_t)steps_of(p)};
     a.steps_per_split = (int32_t)ceil_div(a.steps, t.splits);
-    const int32_t rows = 64 * t.warpgroups, k = GEMM_HOPPER_BLOCK_K, panel = gemm_hopper_panel_columns(t.block_n);
+    const int32_t rows = 64 * t.warpgroups;
+    a.a_rows = p->a_rows_contiguous && p->m < rows ? ((int32_t)p->m + 7) / 8 * 8 : rows;
+    const int32_t k = GEMM_HOPPER_BLOCK_K, panel = gemm_hopper_panel_columns(t.block_n);
     const struct cuda_tensor_layout layouts[3] = {
-        p->a_rows_contiguous ? layout_of(p, &params->a, p->k, p->m, params->a.row, 64, rows, a.a_batched)
+        p->a_rows_contiguous ? layout_of(p, &params->a, p->k, p->m, params->a.row, 64, a.a_rows, a.a_batched)
                              : layout_of(p, &params->a, p->m, p->k, params->a.column, 64, k, a.a_batched),
         p->b_rows_contiguous
             ? layout_of(p, &params->b, p->n, p->k, params->b.row, 64, k / t.cluster, a.b_batched)
@@ -160,7 +163,7 @@ fdm_status gemm_hopper_launch(const fdm_gemm_plan *plan, const struct cuda_kerne
                                        .grid = {(uint32_t)at[P_BLOCKS], 1, 1},
                                        .threads = 128 * (uint32_t)(t.warpgroups + 1),
                                        .cluster = (uint32_t)t.cluster,
-                                       .programmatic_launch = 1,
+                                       .programmatic_launch = at[P_EARLY],
                                        .stream = stream,
                                        .arguments = &a,
                                        .arguments_bytes = sizeof a};

@@ -6,13 +6,15 @@
 
 #include "base/error.h"
 
-/* The kernels in the order of the list. Those from MMA_AHEAD to MMA_STAGE2 are gemm_mma.cu with one idea more or less.
+/* The kernels in the order of the list. Those from MMA_WIDE to MMA_STAGE2 are gemm_mma.cu with one idea more or less.
  */
 enum {
     SKINNY,
     HOPPER,
     MMA,
+    MMA_WIDE,
     MMA_AHEAD,
+    MMA_ORDER,
     MMA_STAGE5,
     MMA_STAGE4,
     MMA_STAGE3,
@@ -52,36 +54,77 @@ static fdm_status launch(const struct cuda_kernel_request *request, const struct
 /* ---- gemm.mma and the rungs below it ---- */
 
 static const struct rung {
-    int32_t stages, layout, l2_order, ahead;
+    int32_t block_n, block_k, stages, layout, l2_order, ahead;
 } rungs[NUM_KERNELS] = {
-    [MMA] = {4, GEMM_ROWS_SWIZZLE, 1, 0},        [MMA_AHEAD] = {4, GEMM_ROWS_SWIZZLE, 1, 1},
-    [MMA_STAGE5] = {5, GEMM_ROWS_SWIZZLE, 0, 0}, [MMA_STAGE4] = {4, GEMM_ROWS_SWIZZLE, 0, 0},
-    [MMA_STAGE3] = {3, GEMM_ROWS_SWIZZLE, 0, 0}, [MMA_SWIZZLE] = {2, GEMM_ROWS_SWIZZLE, 0, 0},
-    [MMA_PADDED] = {2, GEMM_ROWS_PADDED, 0, 0},  [MMA_STAGE2] = {2, GEMM_ROWS_DENSE, 0, 0},
+    [MMA] = {256, 64, 4, GEMM_ROWS_SWIZZLE, 1, 1},        [MMA_WIDE] = {256, 32, 4, GEMM_ROWS_SWIZZLE, 1, 1},
+    [MMA_AHEAD] = {128, 32, 4, GEMM_ROWS_SWIZZLE, 1, 1},  [MMA_ORDER] = {128, 32, 4, GEMM_ROWS_SWIZZLE, 1, 0},
+    [MMA_STAGE5] = {128, 32, 5, GEMM_ROWS_SWIZZLE, 0, 0}, [MMA_STAGE4] = {128, 32, 4, GEMM_ROWS_SWIZZLE, 0, 0},
+    [MMA_STAGE3] = {128, 32, 3, GEMM_ROWS_SWIZZLE, 0, 0}, [MMA_SWIZZLE] = {128, 32, 2, GEMM_ROWS_SWIZZLE, 0, 0},
+    [MMA_PADDED] = {128, 32, 2, GEMM_ROWS_PADDED, 0, 0},  [MMA_STAGE2] = {128, 32, 2, GEMM_ROWS_DENSE, 0, 0},
 };
 
 static int32_t mma_shared_bytes(const struct rung *r) {
     enum { ALIGNMENT = 128 };
-    return r->stages * 2 * gemm_mma_operand_bytes(r->layout) + ALIGNMENT;
+    return r->stages * (gemm_mma_operand_bytes(GEMM_MMA_BLOCK_M, r->block_k, r->layout) +
+                        gemm_mma_operand_bytes(r->block_n, r->block_k, r->layout)) +
+           ALIGNMENT;
 }
+
+static int64_t mma_tiles(const fdm_gemm_problem *p, int32_t block_n) {
+    return p->batch * tiles_of(p->m, GEMM_MMA_BLOCK_M) * tiles_of(p->n, block_n);
+}
+
+/* Whether tiles of 128 columns end earlier than those of 256: cycles of 16 of k, of a block that has a multiprocessor
+ * to itself, and of two that share it (766 were measured for the two on an H200; the others are estimates). */
+static int narrow_is_faster(const fdm_device *device, const fdm_gemm_problem *p) {
+    const int64_t of_256 = 460, alone = 300, of_two = 766, sms = device->num_sms > 0 ? device->num_sms : 1;
+    const int64_t tiles = mma_tiles(p, 128);
+    return (tiles <= sms ? alone : tiles_of(tiles, 2 * sms) * of_two) < tiles_of(mma_tiles(p, 256), sms) * of_256;
+}
+
+/* A rung by name is as the table has it; gemm.mma takes the stages that fit, and smaller tiles for few or unaligned. */
+static struct rung rung_of(const fdm_device *device, const fdm_gemm_problem *p, int32_t index) {
+    struct rung r = rungs[index];
+    if (index != MMA)
+        return r;
+    if (!p->mappable || narrow_is_faster(device, p))
+        return rungs[MMA_ORDER];
+    if (mma_shared_bytes(&r) > device->shared_bytes)
+        r.stages--;
+    return mma_shared_bytes(&r) > device->shared_bytes ? rungs[MMA_WIDE] : r;
+}
+
+/* The numbers of a choice of gemm.mma or of a rung below it. */
+enum { MMA_BLOCK_N, MMA_BLOCK_K, MMA_STAGES, MMA_AHEAD_TOO };
 
 static void mma_fill(const fdm_device *device, const void *problem, fdm_companion_choice *choice) {
     const fdm_gemm_problem *p = problem;
-    const struct rung *r = &rungs[choice->kernel_index];
-    choice->shared_bytes = mma_shared_bytes(r);
-    snprintf(choice->choice, sizeof choice->choice, "%dx%d, %d stages, %s", GEMM_MMA_BLOCK, GEMM_MMA_BLOCK, r->stages,
-             p->mappable ? "16-byte copies" : "copies of elements");
+    const struct rung r = rung_of(device, p, choice->kernel_index);
+    choice->parameters[MMA_BLOCK_N] = r.block_n;
+    choice->parameters[MMA_BLOCK_K] = r.block_k;
+    choice->parameters[MMA_STAGES] = r.stages;
+    choice->parameters[MMA_AHEAD_TOO] = r.ahead;
+    choice->shared_bytes = mma_shared_bytes(&r);
+    snprintf(choice->choice, sizeof choice->choice, "%dx%d, %d of k, %d stages, %s", GEMM_MMA_BLOCK_M, r.block_n,
+             r.block_k, r.stages, p->mappable ? "16-byte copies" : "copies of elements");
 }
 
-static void mma_request(const fdm_gemm_problem *p, const struct rung *r, struct cuda_kernel_request *request) {
+/* 0: the numbers are none that mma_fill() can have made. */
+static int mma_request(const fdm_gemm_plan *plan, struct cuda_kernel_request *request) {
+    const fdm_gemm_problem *p = &plan->problem;
+    const int32_t *at = plan->choice.parameters;
+    const struct rung *named = &rungs[plan->choice.kernel_index];
+    const struct rung r = {at[MMA_BLOCK_N], at[MMA_BLOCK_K], at[MMA_STAGES],
+                           named->layout,   named->l2_order, at[MMA_AHEAD_TOO]};
     *request = (struct cuda_kernel_request){.file = "companions/gemm/gemm_mma.cu",
                                             .entry = "gemm_mma",
-                                            .shared_bytes = mma_shared_bytes(r),
+                                            .shared_bytes = mma_shared_bytes(&r),
                                             .threads = GEMM_MMA_THREADS};
     GPU_SET_CONSTANTS(request, GEMM_MMA_CONSTANTS, .DTYPE = p->dtype, .A_M_MAJOR = !p->a_rows_contiguous,
                       .B_N_MAJOR = p->b_rows_contiguous, .HAS_C = p->has_c, .ACCUMULATE16 = p->accumulate_float16,
-                      .ALIGNED = p->mappable, .STAGES = r->stages, .LAYOUT = r->layout, .L2_ORDER = r->l2_order,
-                      .AHEAD = r->ahead);
+                      .ALIGNED = p->mappable, .BLOCK_N = r.block_n, .BLOCK_K = r.block_k, .STAGES = r.stages,
+                      .LAYOUT = r.layout, .L2_ORDER = r.l2_order, .AHEAD = r.ahead);
+    return r.block_n > 0 && r.stages > 1 && plan->choice.shared_bytes == request->shared_bytes;
 }
 
 /* ---- the rungs without ring or tensor cores ---- */
@@ -119,11 +162,13 @@ static const struct companion_kernel kernels[NUM_KERNELS] = {
                 gemm_skinny_refusal, NULL, gemm_skinny_fill},
     [HOPPER] = {"gemm.hopper", "wgmma and TMA, persistent, specialised warpgroups, clusters, k split over blocks", 1,
                 gemm_hopper_refusal, NULL, gemm_hopper_fill},
-    [MMA] = {"gemm.mma", "mma.sync, a ring of stages by cp.async, swizzled shared memory, tiles ordered for L2", 1,
-             float16_refusal, NULL, mma_fill},
-    MMA_RUNG(MMA_AHEAD, "gemm.mma+ahead", "gemm.mma with registers loaded one product ahead"),
-    MMA_RUNG(MMA_STAGE5, "gemm.mma+stage5", "gemm.mma+stage4 with five stages"),
-    MMA_RUNG(MMA_STAGE4, "gemm.mma+stage4", "gemm.mma without its order of tiles"),
+    [MMA] = {"gemm.mma", "mma.sync, 64x64 a warp, 64 of k a stage, a ring of stages by cp.async", 1, float16_refusal,
+             NULL, mma_fill},
+    MMA_RUNG(MMA_WIDE, "gemm.mma+wide", "gemm.mma+ahead with 64x64 a warp"),
+    MMA_RUNG(MMA_AHEAD, "gemm.mma+ahead", "gemm.mma+order with registers loaded one product ahead"),
+    MMA_RUNG(MMA_ORDER, "gemm.mma+order", "gemm.mma+stage4 with tiles ordered for L2"),
+    MMA_RUNG(MMA_STAGE5, "gemm.mma+stage5", "the same with five stages"),
+    MMA_RUNG(MMA_STAGE4, "gemm.mma+stage4", "the same with four stages"),
     MMA_RUNG(MMA_STAGE3, "gemm.mma+stage3", "the same with three stages"),
     MMA_RUNG(MMA_SWIZZLE, "gemm.mma+stage2+swizzle", "two stages, chunks of rows permuted"),
     MMA_RUNG(MMA_PADDED, "gemm.mma+stage2+pad", "two stages, 16 bytes between rows"),
@@ -161,7 +206,7 @@ int32_t gemm_requests(const fdm_gemm_plan *plan, struct cuda_kernel_request *req
     case MMA_WARP: rung_request(p, "gemm_mma_warp", 32 * GEMM_WARPS, &requests[0]); return 1;
     case SLICED_K: rung_request(p, "gemm_sliced_k", GEMM_ELEMENT_THREADS, &requests[0]); return 1;
     case NAIVE: element_request(p, "gemm_naive", p->accumulate_float16, &requests[0]); return 1;
-    default: mma_request(p, &rungs[c->kernel_index], &requests[0]); return c->shared_bytes == requests[0].shared_bytes;
+    default: return mma_request(plan, &requests[0]);
     }
 }
 
@@ -177,7 +222,7 @@ static int64_t blocks_of(const fdm_gemm_plan *plan) {
     case MMA_WARP: return p->batch * tiles_of(p->m, GEMM_WARP_ROWS) * tiles_of(p->n, GEMM_WARPS * GEMM_WARP_COLUMNS);
     case SLICED_K: return p->batch * tiles_of(p->m, GEMM_SLICED_BLOCK) * tiles_of(p->n, GEMM_SLICED_BLOCK);
     case NAIVE: return element_blocks_of(p);
-    default: return p->batch * tiles_of(p->m, GEMM_MMA_BLOCK) * tiles_of(p->n, GEMM_MMA_BLOCK);
+    default: return mma_tiles(p, plan->choice.parameters[MMA_BLOCK_N]);
     }
 }
 

@@ -25,7 +25,7 @@ int64_t gemm_skinny_blocks(const struct fdm_gemm_plan *plan);
 /* ---- gemm_hopper_plan.c ---- */
 
 /* The numbers of a choice of gemm.hopper. */
-enum gemm_hopper_parameter { P_WARPGROUPS, P_BLOCK_N, P_STAGES, P_CLUSTER, P_SPLITS, P_BLOCKS };
+enum gemm_hopper_parameter { P_WARPGROUPS, P_BLOCK_N, P_STAGES, P_CLUSTER, P_SPLITS, P_BLOCKS, P_EARLY };
 const char *gemm_hopper_refusal(const fdm_device *device, const void *problem);
 void gemm_hopper_fill(const fdm_device *device, const void *problem, fdm_companion_choice *choice);
 /* 0: the numbers are none that gemm_hopper_fill() can have made. */

@@ -3,7 +3,7 @@
 
 #include "companions/gemm/gemm_plan.h"
 
-enum { K_OF_A_ROUND = 32 * GEMM_SKINNY_WARPS };
+enum { K_OF_A_ROUND = 64 * GEMM_SKINNY_WARPS };
 
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -25,7 +25,7 @@ const char *gemm_skinny_refusal(const fdm_device *device, const void *problem) {
 /* A block can draw some 90 GB/s, so that 48 reach the bandwidth of the largest device; k is split where there are fewer
  * of them, into parts that are worth a sum in memory. */
 static int32_t splits_of(const fdm_device *device, const fdm_gemm_problem *p) {
-    enum { BLOCKS_MIN = 48, ROUNDS_MIN = 8 };
+    enum { BLOCKS_MIN = 48, ROUNDS_MIN = 4 };
     const int64_t blocks = ceil_div(p->n, GEMM_SKINNY_COLUMNS) * p->batch, rounds = ceil_div(p->k, K_OF_A_ROUND);
     int32_t splits = 1;
     while (blocks * splits < BLOCKS_MIN && rounds / (2 * splits) >= ROUNDS_MIN)
@@ -37,7 +37,7 @@ void gemm_skinny_fill(const fdm_device *device, const void *problem, fdm_compani
     const fdm_gemm_problem *p = problem;
     const int32_t rows = p->m <= 8 ? 8 : p->m <= 16 ? 16 : GEMM_SKINNY_ROWS_MAX, splits = splits_of(device, p);
     choice->parameters[SKINNY_ROWS] = rows;
-    choice->parameters[SKINNY_DEPTH] = rows > 16 ? 2 : 3;
+    choice->parameters[SKINNY_DEPTH] = rows > 16 ? 2 : 4; /* what 255 registers hold */
     choice->parameters[SKINNY_SPLITS] = splits;
     choice->parameters[SKINNY_EARLY] = device->compute_major >= 9;
     choice->shared_bytes = gemm_skinny_shared_bytes(rows);
