@@ -54,7 +54,7 @@ struct named_case {
     int32_t variant;
     fdm_dtype dtype;
     int64_t batch, heads, heads_kv, seqlen_q, seqlen_k, head_dim, head_dim_v, window_left, window_right;
-    int causal, varlen, dlse, mask, bias; /* mask, bias: 1 with rows, 2 one for all rows */
+    int causal, varlen, dlse, deterministic, mask, bias; /* mask, bias: 1 with rows, 2 one for all rows */
     double softcap;
 };
 /* NULL past the last. */
