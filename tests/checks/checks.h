@@ -42,7 +42,8 @@ struct trial {
     struct guarded g[NUM_ROLES];
     double *truth[NUM_ROLES];     /* outputs of the reference, dense in the tensor's shape */
     double *baseline[NUM_ROLES];  /* outputs of the straightforward float32 computation */
-    double *magnitude[NUM_ROLES]; /* gradients: error that rounding may leave in each element however small it is */
+    double *magnitude[NUM_ROLES]; /* gradients: error that rounding may leave in each element however small it is; LSE:
+                                   * the row's largest weight */
     char text[512];               /* the problem in one line */
 };
 

@@ -89,7 +89,7 @@ static const struct instruction {
      {0},
      0},
     {"opaque opaque_pair opaque_memory", "any", TRY_OPAQUE, BITS, 0, 0, {0}, 0},
-    {"cluster_ctarank mapa_shared st_cluster_4 st_cluster_8 ld_cluster_4 barrier_cluster_arrive "
+    {"cluster_ctarank mapa_shared st_cluster_4 st_async_8 st_async_16 ld_cluster_4 barrier_cluster_arrive "
      "barrier_cluster_arrive_relaxed barrier_cluster_wait "
      "mbarrier_arrive_cluster mbarrier_arrive_remote mbarrier_wait_cluster",
      "two blocks",
