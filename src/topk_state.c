@@ -81,8 +81,8 @@ static struct slot_rows rows_of(const fdm_tensor *t) {
     struct slot_rows r = {0};
     if (t) {
         const int64_t bytes = fdm_dtype_bytes(fdm_dtype_of(t));
-        r = (struct slot_rows){tensor_data(t),      tensor_stride(t, 0), tensor_stride(t, 1),
-                               tensor_stride(t, 2), t->shape[3] * bytes, bytes};
+        r = (struct slot_rows){tensor_data(t), tensor_stride(t, 0) * bytes, tensor_stride(t, 1) * bytes,
+                               tensor_stride(t, 2) * bytes, t->shape[3] * bytes};
     }
     return r;
 }

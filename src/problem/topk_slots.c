@@ -63,9 +63,8 @@ static void copy_row(const struct slot_call *c, const struct slot_rows *to, cons
     const int64_t batch = c->block_table && from->data ? page_of(c, b, token) : b;
     const int64_t row = c->block_table ? token % c->page_size : token;
     if (from->data)
-        memcpy(to->data + (b * to->batch + slot * to->row + h * to->head) * to->element_bytes,
-               from->data + (batch * from->batch + row * from->row + h * from->head) * from->element_bytes,
-               (size_t)from->row_bytes);
+        memcpy(to->data + b * to->batch + slot * to->row + h * to->head,
+               from->data + batch * from->batch + row * from->row + h * from->head, (size_t)from->row_bytes);
 }
 
 static void take_slot(const struct slot_call *c, int64_t b, int64_t h, int64_t slot, int32_t key, int64_t token) {

@@ -11,11 +11,10 @@ struct slot_scores { /* [B, h, S]: biases, or int32; step: along the last axis *
     char *data;
     int64_t batch, head, step;
 };
-struct slot_rows { /* [B, S, h, D]: keys or values, the last axis contiguous; data NULL: there are none */
-    char *data;
-    int64_t batch, row, head;
-    int64_t row_bytes; /* D times an element's bytes, a multiple of 2 */
-    int64_t element_bytes;
+struct slot_rows {            /* [B, S, h, D]: keys or values, the last axis contiguous */
+    char *data;               /* NULL: there are none */
+    int64_t batch, row, head; /* strides in bytes */
+    int64_t row_bytes;        /* D times an element's bytes, a multiple of 2 */
 };
 
 struct slot_call {

@@ -1,4 +1,5 @@
-/* copies.c: cp.async: a thread's copies of 4 to 16 bytes from global to shared memory, in groups. */
+/* copies.c: cp.async: a thread's copies of 4 to 16 bytes from global to shared memory, in groups; st.async: writes to
+ * shared memory of a cluster that an mbarrier counts. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -122,4 +123,46 @@ void copies_thread_ended(struct thread *t) {
     for (uint32_t i = 0; i < t->num_copies; i++)
         land(t, &t->copies[i], t->clock);
     t->num_copies = 0;
+}
+
+/* ---- writes that an mbarrier counts ---- */
+
+struct late_store {
+    struct block *block;
+    uint32_t offset, bytes, mbarrier, words[4];
+};
+
+static void store_now(struct event *e) {
+    struct late_store *s = e->data;
+    struct mbarrier *m = mbarrier_at(s->block, s->mbarrier, "st.async", e->at);
+    memcpy(s->block->window + s->offset, s->words, s->bytes);
+    shadow_land(s->block, s->offset, s->bytes, m->component, m->ticks, 0, e->at);
+    mbarrier_bytes_came(s->block, m, s->bytes, e->at);
+}
+
+void emu_store_async(unsigned address, const void *from, unsigned bytes, unsigned barrier, EMU_PLACE) {
+    struct thread *t = CURRENT;
+    struct block *b, *of_barrier;
+    uint32_t offset, barrier_offset;
+    const place at = HERE;
+    shadow_settle(t);
+    if (!shared_range(address, bytes, bytes, "st.async", &b, &offset, at) ||
+        !shared_range(barrier, 8, 8, "st.async's mbarrier", &of_barrier, &barrier_offset, at))
+        thread_fail();
+    if (b != of_barrier)
+        finding("wrong mbarrier", at, "st.async to another block than its mbarrier's");
+    if (b->live == 0) {
+        finding("block has ended", at, "st.async to block %u of the cluster, which has ended", b->rank);
+        return;
+    }
+    mbarrier_check_use(mbarrier_at(of_barrier, barrier_offset, "st.async", at), "st.async", at);
+    const struct actor a = actor_of(t);
+    shadow_flight(b, offset, bytes, &a, 0, at);
+    struct event *e = event_add(b->cluster, store_now, sizeof(struct late_store), at);
+    struct late_store *s = e->data;
+    *s = (struct late_store){.block = of_barrier, .offset = offset, .bytes = bytes, .mbarrier = barrier_offset};
+    memcpy(s->words, from, bytes);
+    e->block = of_barrier;
+    e->loss = "a write to its shared memory is under way";
+    event_now_or_later(e);
 }

@@ -77,6 +77,7 @@ void emu_tma_load(int rank, unsigned shared, const void *map, unsigned barrier, 
                   EMU_PLACE);
 void emu_tma_store(int kind, int rank, const void *map, unsigned shared, const int *at, EMU_PLACE);
 void emu_bulk_load(unsigned shared, const void *global, unsigned bytes, unsigned barrier, unsigned blocks, EMU_PLACE);
+void emu_store_async(unsigned address, const void *from, unsigned bytes, unsigned barrier, EMU_PLACE);
 void emu_bulk_store(int kind, void *global, unsigned shared, unsigned bytes, EMU_PLACE);
 void emu_bulk_commit(EMU_PLACE);
 void emu_bulk_wait(int pending, int read, EMU_PLACE);
@@ -109,6 +110,8 @@ unsigned emu_atomic_add(unsigned *at, unsigned x, EMU_PLACE);
 float emu_atomic_add_float(float *at, float x, EMU_PLACE);
 unsigned emu_load_acquire(const unsigned *at, EMU_PLACE);
 void emu_store_release(unsigned *at, unsigned x, EMU_PLACE);
+unsigned emu_load_relaxed(const unsigned *at, EMU_PLACE);
+void emu_store_relaxed(unsigned *at, unsigned x, EMU_PLACE);
 unsigned long long emu_load_relaxed_8(const unsigned long long *at, EMU_PLACE);
 void emu_store_relaxed_8(unsigned long long *at, unsigned long long x, EMU_PLACE);
 void emu_launch_dependents(EMU_PLACE);

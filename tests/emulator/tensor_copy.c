@@ -290,6 +290,11 @@ void emu_tma_store(int kind, int rank, const void *map, unsigned shared, const i
     const place here = HERE;
     if (!read_map(&t, rank, map, at, here))
         thread_fail();
+    for (int i = 0; i < rank; i++)
+        if (at[i] < 0) { /* seen on an H200: CUDA_ERROR_ILLEGAL_INSTRUCTION, for stores alone */
+            finding("wrong copy", here, "a store of a tile that begins %d elements before axis %d", -at[i], i);
+            thread_fail();
+        }
     t.kind = kind;
     ask_for_store(&t, shared, 128, here);
 }

@@ -392,6 +392,7 @@ static const struct planted {
     {run_ring, "more registers than the block has", 17, {"deadlock"}},
     {run_ring, "the last cluster barrier left out", 18, {"block has ended"}},
     {run_ring, "a tile that begins in the middle of 16 bytes", 19, {"misaligned"}},
+    {run_ring, "a store that begins before the tensor", 20, {"wrong copy"}},
     {run_tensor,
      "scores read in the wrong phase",
      1,

@@ -27,13 +27,25 @@ __device__ __forceinline__ uint32_t mapa_shared(uint32_t shared, uint32_t rank) 
 __device__ __forceinline__ void st_cluster_4(uint32_t address, uint32_t a) {
     asm volatile("st.shared::cluster.b32 [%0], %1;" : : "r"(address), "r"(a) : "memory");
 }
-__device__ __forceinline__ void st_cluster_8(uint32_t address, uint32_t a, uint32_t b) {
-    asm volatile("st.shared::cluster.v2.b32 [%0], {%1, %2};" : : "r"(address), "r"(a), "r"(b) : "memory");
-}
 __device__ __forceinline__ uint32_t ld_cluster_4(uint32_t address) {
     uint32_t a;
     asm volatile("ld.shared::cluster.b32 %0, [%1];" : "=r"(a) : "r"(address) : "memory");
     return a;
+}
+/* Writes that come later, as bytes of the phase of an mbarrier of the same block; who waits for that sees them. No
+ * fence is needed, which would wait for everything else that was written. */
+__device__ __forceinline__ void st_async_8(uint32_t address, uint32_t a, uint32_t b, uint32_t barrier) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];"
+                 :
+                 : "r"(address), "r"(a), "r"(b), "r"(barrier)
+                 : "memory");
+}
+__device__ __forceinline__ void st_async_16(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d,
+                                            uint32_t barrier) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];"
+                 :
+                 : "r"(address), "r"(a), "r"(b), "r"(c), "r"(d), "r"(barrier)
+                 : "memory");
 }
 /* All threads of all blocks of the cluster; what was written before arrive is seen after wait. */
 __device__ __forceinline__ void barrier_cluster_arrive() {

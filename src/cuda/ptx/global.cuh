@@ -39,7 +39,15 @@ __device__ __forceinline__ int ld_acquire(const int *at) {
 __device__ __forceinline__ void st_release(int *at, int x) {
     asm volatile("st.release.gpu.global.s32 [%0], %1;" : : "l"(at), "r"(x) : "memory");
 }
-/* Eight bytes that other blocks see whole or not at all; nothing else is ordered by them. */
+/* What other blocks see whole or not at all; nothing else is ordered by it. A load is under way until x is used. */
+__device__ __forceinline__ int ld_relaxed(const int *at) {
+    int x;
+    asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(at) : "memory");
+    return x;
+}
+__device__ __forceinline__ void st_relaxed(int *at, int x) {
+    asm volatile("st.relaxed.gpu.global.s32 [%0], %1;" : : "l"(at), "r"(x) : "memory");
+}
 __device__ __forceinline__ uint64_t ld_relaxed_8(const uint64_t *at) {
     uint64_t x;
     asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];" : "=l"(x) : "l"(at) : "memory");

@@ -2,7 +2,8 @@
  * "cp.reduce.async.bulk", "prefetch.tensormap"); compute capability 9.0 and above.
  *
  * A tile's bytes count at an mbarrier: what lies outside of the tensor too. Coordinates are elements, innermost first,
- * and may be negative; the innermost is a multiple of 16 bytes (an H200 reports an illegal instruction otherwise). */
+ * and may be negative where a tile is loaded; the innermost is a multiple of 16 bytes (an H200 reports an illegal
+ * instruction otherwise, for both). */
 #ifndef FDM_PTX_TMA_CUH
 #define FDM_PTX_TMA_CUH
 

@@ -28,7 +28,7 @@ static const struct tile tiles[] = {
 };
 enum { NUM_TILES = sizeof tiles / sizeof tiles[0], BLOCK_M = 64 };
 
-enum { TILE, PARTS, IN_TURN, DESCENDS }; /* the plan's parameters */
+enum { TILE, PARTS, IN_TURN, ORDER }; /* the plan's parameters */
 
 static int32_t shared_bytes(const struct tile *t, const fdm_problem *p) {
     const struct hopper_backward_asks asks = {gpu_lists_keys(p), gpu_mask_rows(p), p->has_bias, gpu_bias_rows(p)};
@@ -132,48 +132,40 @@ static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
                : NULL;
 }
 
-/* Rows from the first to the last; the other way, and all heads take turns; the other way alone. */
-enum { UP, DOWN_ALL, DOWN, NUM_WALKS };
+/* MB of L2 that rows and sums of dQ of heads in turn should stay in. Where keys are sorted all heads take turns: the
+ * longest walks begin first and the last then end sooner; as they go from the last rows to the first, those of a head
+ * stay together. */
+enum { ALL_HEADS_MB = 1 << 20 };
+static int32_t l2_mb(const fdm_problem *p) { return gathers(p) ? ALL_HEADS_MB : HOPPER_BACKWARD_L2_MB; }
 
-/* MB of L2 that rows and sums of dQ of heads in turn should stay in. Where keys are sorted all heads take turns up to
- * 192 MB, as the longest walks begin first and the last then end sooner: 0.50 instead of 0.62 ms at 134 MB (S 8192),
- * but 5.6 instead of 5.4 at 537 (S 32768). */
-enum { SORTED_L2_MB = 192, ALL_HEADS_MB = 1 << 20 };
-static int32_t l2_mb(const fdm_problem *p, int32_t walk) {
-    if (walk == DOWN_ALL)
-        return ALL_HEADS_MB;
-    const int64_t bytes = p->batch * p->heads * p->seqlen_q * (6 * p->head_dim + 2 * p->head_dim_v);
-    return gathers(p) && bytes >> 20 <= SORTED_L2_MB ? SORTED_L2_MB : HOPPER_BACKWARD_L2_MB;
-}
-
+enum { NEAR8, NEAR4, NEAR4_RELAXED, NUM_ORDERS };
 /* Where blocks add in a fixed order, so many heads (parts of groups) take turns that few blocks of one begin at a time:
  * each comes to a tile of rows a step and a half after the one before it. Turns are equally large. */
-static int32_t heads_in_order(const fdm_device *device, int64_t heads) {
-    enum { TOGETHER = 8 };
-    const int64_t least = (device->num_sms + TOGETHER - 1) / TOGETHER, turns = least < heads ? heads / least : 1;
+static int32_t heads_in_order(const fdm_device *device, int64_t heads, int32_t together) {
+    const int64_t least = (device->num_sms + together - 1) / together, turns = least < heads ? heads / least : 1;
     return (int32_t)((heads + turns - 1) / turns);
 }
 
 /* First the tiles, then the other divisions of the first tile's heads. */
 static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, fdm_plan *plan) {
     const double flops = (double)(6 * p->head_dim + 4 * p->head_dim_v);
-    const int32_t walk = number % NUM_WALKS;
-    number /= NUM_WALKS;
+    const int32_t order = is_ordered(p) ? number % NUM_ORDERS : 0;
+    number /= is_ordered(p) ? NUM_ORDERS : 1;
     const struct tile *t = find_tile(device, p, number);
     struct hopper_division division;
     int32_t other = 0;
     if (!t && (t = find_tile(device, p, 0)))
         for (other = number + 1; find_tile(device, p, number + 1 - other); other--)
             ;
-    if (!t || !hopper_backward_divide(device, p, 64 * t->warpgroups, flops, l2_mb(p, walk), other, &division))
+    if (!t || !hopper_backward_divide(device, p, 64 * t->warpgroups, flops, l2_mb(p), other, &division))
         return 0;
     plan->parameters[TILE] = (int32_t)(t - tiles);
     plan->parameters[PARTS] = division.parts;
-    plan->parameters[IN_TURN] = is_ordered(p) && walk == UP
-                                    ? heads_in_order(device, p->heads_kv * p->batch * division.parts)
-                                    : division.in_turn;
-    plan->parameters[DESCENDS] = is_ordered(p) || walk != UP;
-    static const char *const walk_codes[NUM_WALKS] = {"", "_DownAll", "_Down"};
+    plan->parameters[IN_TURN] =
+        is_ordered(p) ? heads_in_order(device, p->heads_kv * p->batch * division.parts, order == NEAR8 ? 8 : 4)
+                      : division.in_turn;
+    plan->parameters[ORDER] = is_ordered(p) ? 1 + (order == NEAR4_RELAXED) : 0;
+    static const char *const order_codes[NUM_ORDERS] = {"", "_Near4", "_Near4Relaxed"};
     const struct gpu_backward_needs needs = needs_of(plan, p);
     plan->block_m = BLOCK_M;
     plan->block_n = 64 * t->warpgroups;
@@ -182,7 +174,7 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
     plan->workspace_bytes = gpu_backward_workspace_bytes(p, &needs);
     snprintf(plan->choice, sizeof plan->choice, "SM90_Wgmma_%dx%d_R%d%s_DS%d%s%s%s", plan->block_m, plan->block_n,
              t->stages, t->dout_stages < t->stages ? "_DO2" : "", t->ds_stages, t->ds_registers ? "_RS" : "",
-             t->kind == SPACIOUS ? "_Spacious" : "", walk_codes[walk]);
+             t->kind == SPACIOUS ? "_Spacious" : "", order_codes[order]);
     snprintf(plan->reason, sizeof plan->reason,
              "head dim %lld on compute capability 9.0: %d warpgroups of 64 keys (%d registers a thread) and one that "
              "loads and makes dQ (%d), %d rows a step, %d stages of Q, %d of dO, %d of dS (%lld KB): %s%s%s",
@@ -206,9 +198,9 @@ static void main_request(const fdm_plan *plan, const fdm_problem *p, struct cuda
         .DS_REGISTERS = t->ds_registers, .WINDOW = gpu_bounded(p), .MASK = p->has_mask, .MASK_ROWS = gpu_mask_rows(p),
         .BIAS = gpu_bias_constant(p), .BIAS_ROWS = gpu_bias_rows(p), .DBIAS = gpu_dbias_constant(p),
         .VARLEN = p->varlen, .INTERVALS = p->has_intervals, .GATHER = gathers(p),
-        .DESCENDS = plan->parameters[DESCENDS], .SOFTCAP = p->softcap > 0, .EXACT = is_exact(t, p),
+        .DESCENDS = gathers(p) || is_ordered(p), .SOFTCAP = p->softcap > 0, .EXACT = is_exact(t, p),
         .EMPTY_ROWS = gpu_empty_rows(p) || p->varlen || p->has_mask || p->has_bias || p->has_intervals,
-        .PARTS = plan->parameters[PARTS] > 1, .NEEDS_DQ = p->needs_dq, .ORDERED = is_ordered(p));
+        .PARTS = plan->parameters[PARTS] > 1, .NEEDS_DQ = p->needs_dq, .ORDERED = plan->parameters[ORDER]);
     request->file = "families/hopper/hopper_backward.cu";
     request->entry = "hopper_backward";
     request->shared_bytes = shared_bytes(t, p);
@@ -221,7 +213,7 @@ static int valid(const fdm_plan *plan, const fdm_problem *p) {
         return 0;
     const struct tile *t = &tiles[tile];
     const struct gpu_backward_needs needs = needs_of(plan, p);
-    return suits(t, p) && (!is_ordered(p) || plan->parameters[DESCENDS]) && plan->block_m == BLOCK_M &&
+    return suits(t, p) && is_ordered(p) == (plan->parameters[ORDER] > 0) && plan->block_m == BLOCK_M &&
            plan->block_n == 64 * t->warpgroups && plan->shared_bytes == shared_bytes(t, p) &&
            plan->workspace_bytes >= gpu_backward_workspace_bytes(p, &needs);
 }

@@ -131,6 +131,7 @@ struct server {
     struct step_rows scored;        /* SCORED: of the next tile of bias and mask */
     uint32_t scores;                /* tiles that were loaded */
     int *turns, turn;               /* ORDERED: of the warp's rows of the step before, to be handed on */
+    int seen;                       /* what its turn was when the warp last looked: one that is coming */
 
     __device__ __forceinline__ void load_keys() {
         mbarrier_arrive_expect_tx(base + KV_FULL, BLOCK_N * 128 * (PANELS + PANELS_V));
@@ -232,11 +233,10 @@ struct server {
         const int64_t rows = added.place(a, k.batch) + warp * 16;
         int *const own_turns = a.in.semaphores + rows / 16;
         const int own_turn = ORDERED ? blocks_before(a, k, added.tile) : 0;
-        int seen = own_turn;
-        if (ORDERED && first == 0 && lane == 0)
-            seen = ld_acquire(own_turns);
-        if (ORDERED && first > 0)
-            hand_on<1>(step);
+        if (ORDERED && first == 0 && lane == 0 && seen != own_turn)
+            seen = ld_relaxed(own_turns);
+        if (ORDERED && first + columns == HEAD_DIM)
+            hand_on<HEAD_DIM / columns - 1>(step);
         wgmma_wait_group<0>(dq);
         if (first + columns == HEAD_DIM)
             release<DS_STAGES>(base + DS_EMPTY, step);
@@ -253,15 +253,13 @@ struct server {
         if (lane == 0) {
             if (ORDERED && first == 0) {
                 while (seen != own_turn)
-                    seen = ld_acquire(own_turns);
+                    seen = ld_relaxed(own_turns);
                 fence_proxy_async_global();
             }
             cp_reduce_async_bulk_add(a.in.dq_sums + rows * HEAD_DIM + first * 16, part, columns * 64);
             cp_async_bulk_commit();
         }
         if (ORDERED && first + columns == HEAD_DIM) {
-            if (columns == HEAD_DIM)
-                hand_on<1>(step);
             turns = own_turns;
             turn = own_turn;
         }
@@ -271,7 +269,10 @@ struct server {
     template <int pending> __device__ __forceinline__ void hand_on(int step) {
         if (threadIdx.x % 32 == 0 && step > 0) {
             cp_async_bulk_wait<pending>();
-            hand_on_turn(turns, turn);
+            if (ORDERED == 2)
+                st_relaxed(turns, turn + 1);
+            else
+                hand_on_turn(turns, turn);
         }
     }
 
@@ -299,6 +300,8 @@ struct server {
                     load_scores(); /* when those of this step are read */
                 __syncwarp();
             }
+            if (ORDERED && threadIdx.x % 32 == 0) /* on its way while the warp waits */
+                seen = ld_relaxed(a.in.semaphores + added.place(a, k.batch) / 16 + threadIdx.x / 32 % 4);
             wait_full<DS_STAGES>(base + DS_FULL, step);
             if (threadIdx.x % 128 == 0 && step > 0 && step - 1 + STAGES < k.steps + DOUT_LAG)
                 load_step(step - 1 + STAGES);
@@ -672,7 +675,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         setmaxnreg_dec<HOPPER_BACKWARD_SERVICE_REGISTERS(WARPGROUPS)>();
         const struct key_block k = find_steps(a, base);
         const struct step_rows first = {k.first_head, k.begin_tile()};
-        server{a, k, base, first, first, first, first, 0, nullptr, 0}.run();
+        server{a, k, base, first, first, first, first, 0, nullptr, 0, 0}.run();
     } else {
         setmaxnreg_inc<HOPPER_BACKWARD_KEY_REGISTERS(WARPGROUPS)>();
         const struct key_block k = find_steps(a, base);

@@ -7,6 +7,8 @@
 #include "families/hopper/hopper_copies.h"
 #include "families/hopper/hopper_family.h"
 #include "families/hopper/hopper_items.h"
+#include "families/hopper/hopper_ways.h"
+#include "gpu/splits.h"
 #include "gpu/tile_maps.h"
 
 /* ---- tiles ---- */
@@ -42,12 +44,19 @@ static const struct tile tiles[] = {
     {128, 1, -1, 0, 2, 64, 2, 2, 1, ITEMS_DYNAMIC, "two stages of scores fit"},
     {256, 1, -1, 0, 2, 64, 1, 1, 0, ITEMS_DYNAMIC, "one stage of scores fits"},
 };
-enum { NUM_TILES = sizeof tiles / sizeof tiles[0], STAGES = 2, NUM_SCHEDULERS = 3, FEW_ROWS = 16 };
+enum {
+    NUM_TILES = sizeof tiles / sizeof tiles[0],
+    STAGES = 2,
+    NUM_SCHEDULERS = 3,
+    FEW_ROWS = 16,
+    FEW_PACKED_ROWS = 32
+};
 
 /* A way to run a problem: a tile, who hands out items, and how many of exp2's results are made on the FMA pipe. */
 struct variant {
     const struct tile *tile;
     int32_t scheduler, exp2_frequency, exp2_residue, copies;
+    struct hopper_way way;
 };
 /* What variants of the first tile emulate: 1 of 8, 1 of 4, 1 of 2. */
 static const int32_t exp2_frequencies[] = {8, 4, 2};
@@ -69,14 +78,18 @@ static int fits(const struct tile *t, const fdm_device *device, const fdm_proble
            (t->scored || !scored(p)) && shared_bytes(t, p) <= device->shared_bytes;
 }
 
-/* Workspace: the count of items that were begun, the block mask, copies. */
+/* Workspace: the count of items that were begun, the block mask, copies, parts of splits. */
 static int64_t copies_offset(const struct tile *t, int32_t scheduler, const fdm_problem *p) {
     if (p->has_mask)
         return HOPPER_COUNT_BYTES + block_mask_bytes(p, 64 * t->warpgroups, t->block_n);
     return hopper_count_bytes(scheduler);
 }
-static int64_t workspace_bytes(const struct tile *t, int32_t scheduler, int32_t copies, const fdm_problem *p) {
+static int64_t parts_offset(const struct tile *t, int32_t scheduler, int32_t copies, const fdm_problem *p) {
     return copies_offset(t, scheduler, p) + hopper_copies_bytes(p, copies);
+}
+static int64_t workspace_bytes(const struct tile *t, int32_t scheduler, int32_t copies, int32_t splits,
+                               const fdm_problem *p) {
+    return parts_offset(t, scheduler, copies, p) + (splits > 1 ? splits_workspace_bytes(p, splits) : 0);
 }
 
 /* Whether the rules prefer a tile that fits. */
@@ -116,11 +129,19 @@ static int copies_cost_more(const fdm_problem *p) {
                                           4e-6 + 2 * (double)hopper_copies_bytes(p, HOPPER_COPY_ALL) / 3.5e12;
 }
 
+/* Rows of a tile at most, where heads are packed as the rules do it. */
+static int64_t rows_of_a_tile(const fdm_device *device, const fdm_problem *p) {
+    const struct tile *t = preferred(device, p);
+    struct hopper_way ways[HOPPER_WAYS];
+    hopper_ways(device, p, 64 * t->warpgroups, t->block_n, ways);
+    return p->seqlen_q * ways[0].packed;
+}
+
 static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
-    (void)device;
-    return p->seqlen_q <= FEW_ROWS ? "few query rows leave most of a block tile of 128 rows empty"
-           : copies_cost_more(p)   ? "copies that TMA can read take longer than they gain"
-                                   : NULL;
+    return p->seqlen_q <= FEW_ROWS && rows_of_a_tile(device, p) <= FEW_PACKED_ROWS
+               ? "few query rows leave most of a block tile of 128 rows empty"
+           : copies_cost_more(p) ? "copies that TMA can read take longer than they gain"
+                                 : NULL;
 }
 
 static int32_t copies_of(const struct tile *t, const fdm_problem *p) {
@@ -128,13 +149,20 @@ static int32_t copies_of(const struct tile *t, const fdm_problem *p) {
     return needed ? needed : hopper_copies_that_pay(p, 64 * t->warpgroups);
 }
 
-/* Variant 0 is the rules'; then the same with or without copies, where both can be; then every tile that fits with
- * every scheduler; then the first with exp2 on the FMA pipe. */
+/* Variant 0 is the rules'; then the same by other ways; then with or without copies, where both can be; then every tile
+ * that fits with every scheduler; then the first with exp2 on the FMA pipe. */
 static int find_variant(const fdm_device *device, const fdm_problem *p, int32_t number, struct variant *v) {
     const struct tile *first = preferred(device, p);
-    *v = (struct variant){first, first ? first->scheduler : 0, 1, 0, first ? copies_of(first, p) : 0};
-    if (!first || number == 0)
-        return first != NULL;
+    struct hopper_way ways[HOPPER_WAYS];
+    if (!first)
+        return 0;
+    const int32_t num_ways = hopper_ways(device, p, 64 * first->warpgroups, first->block_n, ways);
+    *v = (struct variant){first, first->scheduler, 1, 0, copies_of(first, p), ways[0]};
+    if (number < num_ways) {
+        v->way = ways[number];
+        return 1;
+    }
+    number -= num_ways - 1;
     if (!hopper_copies_needed(p) && hopper_copies_possible(p) && --number == 0) {
         v->copies ^= hopper_copies_possible(p);
         return 1;
@@ -142,7 +170,7 @@ static int find_variant(const fdm_device *device, const fdm_problem *p, int32_t 
     for (int32_t i = 0; i < NUM_TILES; i++)
         for (int32_t scheduler = 0; fits(&tiles[i], device, p) && scheduler < NUM_SCHEDULERS; scheduler++)
             if ((&tiles[i] != first || scheduler != first->scheduler) && --number == 0) {
-                *v = (struct variant){&tiles[i], scheduler, 1, 0, copies_of(&tiles[i], p)};
+                *v = (struct variant){&tiles[i], scheduler, 1, 0, copies_of(&tiles[i], p), {1, 1}};
                 return 1;
             }
     /* a cubic beside masks or biases leaves the widest heads short of registers */
@@ -154,14 +182,17 @@ static int find_variant(const fdm_device *device, const fdm_problem *p, int32_t 
 }
 
 static void name_choice(const struct variant *v, const fdm_problem *p, char *code, size_t size) {
-    char scores[8] = "", emulated[24] = "";
+    char scores[8] = "", emulated[24] = "", packed[24] = "";
+    const char *split = v->way.splits > 1 ? "_Split" : "";
     const char *copies = v->copies == HOPPER_COPY_ALL ? "_Copied" : v->copies ? "_CopiedKeys" : "";
     if (scored(p))
         snprintf(scores, sizeof scores, "_S%d", v->tile->score_stages);
     if (v->exp2_residue)
         snprintf(emulated, sizeof emulated, "_Exp%dof%d", v->exp2_residue, v->exp2_frequency);
-    snprintf(code, size, "SM90_Wgmma_%dx%d_Q%d%s%s%s%s_%s", 64 * v->tile->warpgroups, v->tile->block_n,
-             v->tile->q_stages, scores, v->tile->turns ? "_Turns" : "", emulated, copies,
+    if (v->way.packed > 1)
+        snprintf(packed, sizeof packed, "_Packed%d", v->way.packed);
+    snprintf(code, size, "SM90_Wgmma_%dx%d_Q%d%s%s%s%s%s%s_%s", 64 * v->tile->warpgroups, v->tile->block_n,
+             v->tile->q_stages, scores, v->tile->turns ? "_Turns" : "", emulated, packed, split, copies,
              items_order_names[v->scheduler]);
 }
 
@@ -174,24 +205,32 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
     plan->parameters[EXP2_FREQUENCY] = v.exp2_frequency;
     plan->parameters[EXP2_RESIDUE] = v.exp2_residue;
     plan->parameters[NUM_SMS] = device->num_sms;
+    plan->parameters[PACKED_HEADS] = v.way.packed;
+    plan->parameters[NUM_SPLITS] = v.way.splits;
     plan->parameters[COPIES] = v.copies;
     plan->block_m = 64 * v.tile->warpgroups;
     plan->block_n = v.tile->block_n;
     plan->stages = STAGES;
     plan->shared_bytes = shared_bytes(v.tile, p);
-    plan->workspace_bytes = workspace_bytes(v.tile, v.scheduler, v.copies, p);
+    plan->workspace_bytes = workspace_bytes(v.tile, v.scheduler, v.copies, v.way.splits, p);
     name_choice(&v, p, plan->choice, sizeof plan->choice);
+    char packed[64] = "", split[64] = "";
+    if (v.way.packed > 1)
+        snprintf(packed, sizeof packed, "; rows of %d query heads in a tile", v.way.packed);
+    if (v.way.splits > 1)
+        snprintf(split, sizeof split, "; %d splits of the keys", v.way.splits);
     snprintf(
         plan->reason, sizeof plan->reason,
         "head dim %lld on compute capability 9.0: a producer and %d warpgroups of 64 query rows (%d and %d registers "
-        "a thread), %d keys a step, %d stages of K and V, %d of Q (%lld KB): %s; %s order%s",
+        "a thread), %d keys a step, %d stages of K and V, %d of Q (%lld KB): %s; %s order%s%s%s",
         (long long)(p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v), v.tile->warpgroups,
         HOPPER_PRODUCER_REGISTERS(v.tile->warpgroups, scored(p)),
         HOPPER_CONSUMER_REGISTERS(v.tile->warpgroups, scored(p)), plan->block_n, STAGES, v.tile->q_stages,
         (long long)(plan->shared_bytes + 1023) >> 10, v.tile->reason, scheduler_names[v.scheduler],
         v.copies == HOPPER_COPY_ALL ? "; TMA reads copies of q, k and v"
         : v.copies                  ? "; TMA reads copies whose rows begin at memory sectors"
-                                    : "");
+                                    : "",
+        packed, split);
     return 1;
 }
 
@@ -206,7 +245,8 @@ static void make_request(const fdm_plan *plan, const fdm_problem *p, struct cuda
                       .EXP2_FREQUENCY = plan->parameters[EXP2_FREQUENCY],
                       .EXP2_RESIDUE = plan->parameters[EXP2_RESIDUE], .WINDOW = gpu_bounded(p), .MASK = p->has_mask,
                       .BIAS = gpu_bias_constant(p), .VARLEN = p->varlen, .SOFTCAP = p->softcap > 0,
-                      .POSITIVE_SCALE = (float)p->softmax_scale > 0);
+                      .POSITIVE_SCALE = (float)p->softmax_scale > 0, .PACKED_HEADS = plan->parameters[PACKED_HEADS],
+                      .SPLITS = plan->parameters[NUM_SPLITS] > 1);
     request->file = "families/hopper/hopper_forward.cu";
     request->entry = "hopper_forward";
     request->shared_bytes = shared_bytes(t, p);
@@ -217,22 +257,25 @@ static int valid(const fdm_plan *plan, const fdm_problem *p) {
     const int32_t *x = plan->parameters;
     if (x[TILE] < 0 || x[TILE] >= NUM_TILES || x[SCHEDULER] < 0 || x[SCHEDULER] >= NUM_SCHEDULERS || x[NUM_SMS] < 1 ||
         x[EXP2_FREQUENCY] < 1 || x[EXP2_FREQUENCY] > 8 || x[EXP2_RESIDUE] < 0 || x[EXP2_RESIDUE] > x[EXP2_FREQUENCY] ||
-        x[COPIES] < 0 || x[COPIES] > HOPPER_COPY_ALL || (hopper_copies_needed(p) && x[COPIES] != HOPPER_COPY_ALL))
+        !hopper_way_possible(p, (struct hopper_way){x[PACKED_HEADS], x[NUM_SPLITS]}) || x[COPIES] < 0 ||
+        x[COPIES] > HOPPER_COPY_ALL || (hopper_copies_needed(p) && x[COPIES] != HOPPER_COPY_ALL))
         return 0;
     const struct tile *t = &tiles[x[TILE]];
     return padded(p->head_dim) <= t->head_dim_max && padded(p->head_dim_v) <= t->head_dim_max &&
            (t->scored || !scored(p)) && plan->block_m == 64 * t->warpgroups && plan->block_n == t->block_n &&
            plan->shared_bytes == shared_bytes(t, p) &&
-           plan->workspace_bytes >= workspace_bytes(t, x[SCHEDULER], x[COPIES], p);
+           plan->workspace_bytes >= workspace_bytes(t, x[SCHEDULER], x[COPIES], x[NUM_SPLITS], p);
 }
 
-/* The forward's kernel, the block mask's where there is a mask, and that of copies. */
+/* The forward's kernel, the block mask's where there is a mask, or that which combines splits, and that of copies. */
 enum { FORWARD, OTHERS, NUM_KERNELS = 3 };
 static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *list) {
     int32_t count = OTHERS;
     make_request(plan, p, &list[FORWARD]);
     if (p->has_mask)
         block_mask_request(&list[count++]);
+    else if (plan->parameters[NUM_SPLITS] > 1)
+        combine_splits_request(p, &list[count++]);
     if (plan->parameters[COPIES])
         copy_rows_request(&list[count++]);
     return count;
@@ -240,6 +283,17 @@ static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct 
 
 static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *list) {
     return valid(plan, &plan->problem) ? make_requests(plan, &plan->problem, list) : 0;
+}
+
+/* Heads before rows: a tile has the rows of `packed` heads in turn. */
+static void pack_heads(struct cuda_tensor_layout *l, int32_t packed) {
+    const int64_t rows = l->extents[1], row_bytes = l->stride_bytes[1];
+    l->extents[1] = l->extents[2];
+    l->extents[2] = rows;
+    l->stride_bytes[1] = l->stride_bytes[2];
+    l->stride_bytes[2] = row_bytes;
+    l->box[2] = l->box[1] / packed;
+    l->box[1] = packed;
 }
 
 static fdm_status make_maps(const fdm_plan *plan, const struct attention *attention,
@@ -250,6 +304,8 @@ static fdm_status make_maps(const fdm_plan *plan, const struct attention *attent
     const int64_t rows_q = p->varlen ? p->total_q : p->seqlen_q, rows_k = p->varlen ? p->total_k : p->seqlen_k;
     int32_t count = 3;
     layouts[0] = tile_rows_layout(p, &attention->q, p->head_dim, rows_q, p->heads, plan->block_m);
+    if (plan->parameters[PACKED_HEADS] > 1)
+        pack_heads(&layouts[0], plan->parameters[PACKED_HEADS]);
     layouts[1] = tile_rows_layout(p, &attention->k, p->head_dim, rows_k, p->heads_kv, plan->block_n);
     layouts[2] = tile_rows_layout(p, &attention->v, p->head_dim_v, rows_k, p->heads_kv, plan->block_n);
     if (p->has_mask)
@@ -281,15 +337,22 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
                                                  (char *)workspace + copies_offset(&tiles[x[TILE]], x[SCHEDULER], p),
                                                  stream, &own)))
         return status;
-    const int64_t row_blocks = (p->seqlen_q + plan->block_m - 1) / plan->block_m;
-    struct hopper_forward_params params = {.items_begun = workspace,
-                                           .row_blocks = (int32_t)row_blocks,
-                                           .items = (int32_t)(row_blocks * p->heads * p->batch),
-                                           .mask_batches = (int32_t)p->mask_shape[0],
-                                           .bias_batches = (int32_t)p->bias_shape[0],
-                                           .mask_group = (int32_t)attention->mask.group,
-                                           .bias_group = (int32_t)attention->bias.group};
+    const int64_t row_blocks = (p->seqlen_q * x[PACKED_HEADS] + plan->block_m - 1) / plan->block_m;
+    struct hopper_forward_params params = {
+        .items_begun = workspace,
+        .row_blocks = (int32_t)row_blocks,
+        .items = (int32_t)(row_blocks * (p->heads / x[PACKED_HEADS]) * p->batch * x[NUM_SPLITS]),
+        .mask_batches = (int32_t)p->mask_shape[0],
+        .bias_batches = (int32_t)p->bias_shape[0],
+        .mask_group = (int32_t)attention->mask.group,
+        .bias_group = (int32_t)attention->bias.group};
     gpu_fill_forward(&own, &params.in);
+    if (x[NUM_SPLITS] > 1)
+        splits_fill(p, x[NUM_SPLITS], (char *)workspace + parts_offset(&tiles[x[TILE]], x[SCHEDULER], copies, p),
+                    &params.in);
+    const struct gpu_forward_params combined = params.in;
+    params.in.heads /= x[PACKED_HEADS];
+    params.in.group /= x[PACKED_HEADS];
     if ((status = make_maps(plan, &own, &params)))
         return status;
     if (p->has_mask && (status = block_mask_launch(kernels[OTHERS], p, plan->block_m, plan->block_n,
@@ -297,6 +360,8 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
         return status;
     status = hopper_launch_items(plan, kernels[FORWARD], list[FORWARD].threads, x[SCHEDULER], x[NUM_SMS], params.items,
                                  workspace, &params, sizeof params, stream);
+    if (!status && x[NUM_SPLITS] > 1)
+        status = combine_splits_launch(kernels[OTHERS], p, 0, &combined, stream);
     return status ? status : hopper_copies_after(*last, attention, copies, &own, stream);
 }
 

@@ -111,6 +111,10 @@ struct producer {
     __device__ __forceinline__ producer(const struct hopper_forward_params &params, uint32_t shared)
         : a(params), base(shared), item(0), step(0), score_step(0) {}
 
+    __device__ __forceinline__ int batch_of(const struct item_facts &f) const {
+        return VARLEN ? 0 : SPLITS ? f.batch / a.in.num_splits : f.batch;
+    }
+
     /* `panels` boxes of 64 columns and `rows` rows from row `row` of a head to `to`. */
     template <int panels, int rows>
     __device__ __forceinline__ void load(uint32_t to, const struct cuda_tensor_map *map, uint32_t barrier, int row,
@@ -123,11 +127,22 @@ struct producer {
         write_facts(base + WORK + stage_of<2>(item) * ITEM_BYTES, f);
         mbarrier_arrive(base + WORK_FULL + 8 * stage_of<2>(item));
     }
+    /* Its map has heads before rows. */
+    __device__ __forceinline__ void load_packed(uint32_t to, uint32_t full, const struct item_facts &f) {
+        mbarrier_arrive_expect_tx(full, Q_PANELS * BLOCK_M * 128);
+#pragma unroll
+        for (int panel = 0; panel < Q_PANELS; panel++)
+            cp_async_bulk_tensor_4d(to + panel * BLOCK_M * 128, &a.q_map, full, panel * 64, f.head * PACKED_HEADS,
+                                    f.q_begin + f.first_row / PACKED_HEADS, batch_of(f));
+    }
     __device__ __forceinline__ void load_q(const struct item_facts &f) {
         const uint32_t stage = stage_of<Q_STAGES>(item);
         wait_empty<Q_STAGES>(base + Q_EMPTY, item);
-        load<Q_PANELS, BLOCK_M>(base + stage * Q_BYTES, &a.q_map, base + Q_FULL + 8 * stage, f.q_begin + f.first_row,
-                                f.head, VARLEN ? 0 : f.batch);
+        if constexpr (PACKED_HEADS == 1)
+            load<Q_PANELS, BLOCK_M>(base + stage * Q_BYTES, &a.q_map, base + Q_FULL + 8 * stage,
+                                    f.q_begin + f.first_row, f.head, batch_of(f));
+        else
+            load_packed(base + stage * Q_BYTES, base + Q_FULL + 8 * stage, f);
     }
     __device__ __forceinline__ void load_k(int row, int head, int batch) {
         const uint32_t stage = stage_of<STAGES>(step);
@@ -201,7 +216,7 @@ struct producer {
 
     /* K of a step is needed before V of the step before it, and is loaded first. */
     __device__ __forceinline__ void load_item(const struct item_facts &f, int k_begin) {
-        const int head = f.head / a.in.group, batch = VARLEN ? 0 : f.batch;
+        const int head = f.head / a.in.group, batch = batch_of(f);
         load_q(f);
 #pragma unroll 1
         for (int tile = f.last_tile - 1; tile >= f.first_tile; tile--, step++) {
@@ -215,6 +230,13 @@ struct producer {
             load_v(step - 1, k_begin + f.first_tile * BLOCK_N, head, batch);
     }
 
+    /* Of the tiles those of the item's split: its batch counts splits, too. */
+    static __device__ __forceinline__ void keep_part(struct item_facts &f, int splits) {
+        const int each = (f.last_tile - f.first_tile + splits - 1) / splits;
+        f.first_tile = min(f.first_tile + f.batch % splits * each, f.last_tile);
+        f.last_tile = min(f.first_tile + each, f.last_tile);
+    }
+
     __device__ __forceinline__ void run() {
         struct tile_scheduler scheduler;
         scheduler.initial();
@@ -222,11 +244,13 @@ struct producer {
             const struct work_item work = item_at(a, scheduler.place);
             scheduler.prefetch(a);
             if (work.batch >= 0) {
-                const struct sequence s = find_sequence(a.in, work.batch);
+                const struct sequence s = find_sequence(a.in, work.batch); /* splits: of equal lengths */
                 struct item_facts f = {
                     work.row_block * BLOCK_M, work.head, work.batch, 0, 0, s.seqlen_q, s.seqlen_k, s.q_begin};
-                if (f.first_row < s.seqlen_q) {
+                if (f.first_row < s.seqlen_q * PACKED_HEADS) {
                     find_tiles(a.in, s, BLOCK_M, f);
+                    if (SPLITS)
+                        keep_part(f, a.in.num_splits);
                     if (MASK)
                         f.last_tile = visible_tile(block_mask_of(f), f.last_tile - 1, f.first_tile) + 1;
                     publish(f);
@@ -263,8 +287,10 @@ struct consumer : row_owner {
         const struct item_facts f = facts();
         const struct sequence at = sequence_of(f);
         const int row = f.first_row + local_row(), key = tile * BLOCK_N;
-        const int first[2] = {first_key(a.in, at, row) - key, first_key(a.in, at, row + 8) - key};
-        const int last[2] = {last_key(a.in, at, row) + 1 - key, last_key(a.in, at, row + 8) + 1 - key};
+        const int first[2] = {first_key(a.in, at, row / PACKED_HEADS) - key,
+                              first_key(a.in, at, (row + 8) / PACKED_HEADS) - key};
+        const int last[2] = {last_key(a.in, at, row / PACKED_HEADS) + 1 - key,
+                             last_key(a.in, at, (row + 8) / PACKED_HEADS) + 1 - key};
         hide_keys(s, first, last);
     }
 
@@ -348,15 +374,19 @@ struct consumer : row_owner {
             struct item_facts own = f;
             own.first_row += warpgroup * 64;
             if (PASSES) {
-                if (own.first_row < f.seqlen_q)
+                if (own.first_row < f.seqlen_q * PACKED_HEADS)
                     find_tiles(a.in, at, 64, own);
                 else
                     own.last_tile = own.first_tile;
+                if (SPLITS) {
+                    own.first_tile = min(max(own.first_tile, f.first_tile), f.last_tile);
+                    own.last_tile = min(max(own.last_tile, own.first_tile), f.last_tile);
+                }
                 own.first_tile = uniform(own.first_tile);
                 own.last_tile = uniform(own.last_tile);
             }
-            full_first = (first_key(a.in, at, own.first_row + 63) + BLOCK_N - 1) / BLOCK_N;
-            full_last = (last_key(a.in, at, own.first_row) + 1) / BLOCK_N;
+            full_first = (first_key(a.in, at, (own.first_row + 63) / PACKED_HEADS) + BLOCK_N - 1) / BLOCK_N;
+            full_last = (last_key(a.in, at, own.first_row / PACKED_HEADS) + 1) / BLOCK_N;
             if (f.first_tile >= f.last_tile)
                 return false;
             clear_tail(f.last_tile);
@@ -423,6 +453,12 @@ struct consumer : row_owner {
             const struct item_facts f = facts();
             __syncwarp();
             release<2>(base + WORK_EMPTY, item);
+            if constexpr (SPLITS) {
+                store_part(a.in, f, rows, o, computed, local_row());
+                __syncwarp();
+                release<Q_STAGES>(base + Q_EMPTY, item);
+                continue;
+            }
             float inverse[2];
             finish_rows(a.in, f, rows, local_row(), inverse);
             barrier_sync(WARPGROUP_BARRIER + warpgroup, 128); /* all warps' products with Q are complete */

@@ -9,25 +9,27 @@
 #include "gpu/items.h"
 
 /* The constants that specialise the kernel, in the order of the cache's listing. */
-#define HOPPER_FORWARD_CONSTANTS(X)                                                                 \
-    X(DTYPE)          /* GPU_FLOAT16 or GPU_BFLOAT16 */                                             \
-    X(HEAD_DIM)       /* D rounded up to 16 */                                                      \
-    X(HEAD_DIM_V)     /* Dv rounded up to 16 */                                                     \
-    X(WARPGROUPS)     /* that compute: 64 query rows each */                                        \
-    X(BLOCK_N)        /* keys of a step */                                                          \
-    X(STAGES)         /* tiles of K, and of V, in flight */                                         \
-    X(Q_STAGES)       /* tiles of Q: with 2, the next item's is loaded under this one */            \
-    X(SCORE_STAGES)   /* tiles of mask and bias in flight */                                        \
-    X(TURNS)          /* 1: one warpgroup issues products at a time, the others make P meanwhile */ \
-    X(SCHEDULER)      /* ITEMS_* */                                                                 \
-    X(EXP2_FREQUENCY) /* of so many exponentials, */                                                \
-    X(EXP2_RESIDUE)   /* so many are made on the FMA pipe */                                        \
-    X(WINDOW)         /* causal or window */                                                        \
-    X(MASK)           /* a mask with rows */                                                        \
-    X(BIAS)           /* GPU_BIAS_*, with rows */                                                   \
-    X(VARLEN)                                                                                       \
-    X(SOFTCAP)                                                                                      \
-    X(POSITIVE_SCALE) /* 1: softmax_scale > 0, so the maximum may be taken of the bare products */
+#define HOPPER_FORWARD_CONSTANTS(X)                                                                          \
+    X(DTYPE)          /* GPU_FLOAT16 or GPU_BFLOAT16 */                                                      \
+    X(HEAD_DIM)       /* D rounded up to 16 */                                                               \
+    X(HEAD_DIM_V)     /* Dv rounded up to 16 */                                                              \
+    X(WARPGROUPS)     /* that compute: 64 query rows each */                                                 \
+    X(BLOCK_N)        /* keys of a step */                                                                   \
+    X(STAGES)         /* tiles of K, and of V, in flight */                                                  \
+    X(Q_STAGES)       /* tiles of Q: with 2, the next item's is loaded under this one */                     \
+    X(SCORE_STAGES)   /* tiles of mask and bias in flight */                                                 \
+    X(TURNS)          /* 1: one warpgroup issues products at a time, the others make P meanwhile */          \
+    X(SCHEDULER)      /* ITEMS_* */                                                                          \
+    X(EXP2_FREQUENCY) /* of so many exponentials, */                                                         \
+    X(EXP2_RESIDUE)   /* so many are made on the FMA pipe */                                                 \
+    X(WINDOW)         /* causal or window */                                                                 \
+    X(MASK)           /* a mask with rows */                                                                 \
+    X(BIAS)           /* GPU_BIAS_*, with rows */                                                            \
+    X(VARLEN)                                                                                                \
+    X(SOFTCAP)                                                                                               \
+    X(POSITIVE_SCALE) /* 1: softmax_scale > 0, so the maximum may be taken of the bare products */           \
+    X(PACKED_HEADS)   /* query heads of a KV head whose rows take turns in a tile; 1: a tile has one head */ \
+    X(SPLITS)         /* 1: the keys are split over items, and leave parts for combine_splits.cu */
 
 /* What a plan holds for it (families/family.h). */
 #define HOPPER_FORWARD_PARAMETERS(X)                            \
@@ -36,7 +38,9 @@
     X(EXP2_FREQUENCY)                                           \
     X(EXP2_RESIDUE)                                             \
     X(NUM_SMS) /* blocks of a grid whose order is not static */ \
-    X(COPIES)  /* HOPPER_COPY_*: matrices of which the kernel reads copies */
+    X(PACKED_HEADS)                                             \
+    X(NUM_SPLITS) /* of the keys; 1: none */                    \
+    X(COPIES)     /* HOPPER_COPY_*: matrices of which the kernel reads copies */
 
 struct hopper_forward_params {
     struct gpu_forward_params in;

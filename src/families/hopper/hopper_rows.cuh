@@ -22,10 +22,10 @@ __device__ __forceinline__ void finish_rows(const struct gpu_forward_params &a, 
         const bool empty = rows.max[half] == MINUS_INF;
         const int row = f.first_row + local_row + 8 * half;
         inverse[half] = empty ? 0.0f : 1.0f / sum;
-        if (a.lse.data && threadIdx.x % 4 == 0 && row < f.seqlen_q)
+        if (a.lse.data && threadIdx.x % 4 == 0 && row < f.seqlen_q * PACKED_HEADS)
             store_lse<BIAS != GPU_BIAS_NONE>(
-                a, VARLEN ? 0 : f.batch, f.head, f.q_begin + row, empty,
-                [&] { return PLAIN ? rows.max[half] * unit * LN_2 : rows.max[half]; },
+                a, VARLEN ? 0 : f.batch, f.head * PACKED_HEADS + row % PACKED_HEADS, f.q_begin + row / PACKED_HEADS,
+                empty, [&] { return PLAIN ? rows.max[half] * unit * LN_2 : rows.max[half]; },
                 [&] { return lg2_approx(sum) * LN_2; });
     }
 }
@@ -48,16 +48,20 @@ __device__ __forceinline__ void store_rows(const struct gpu_forward_params &a, c
     }
     __syncwarp();
     constexpr int chunks = HEAD_DIM_V / 8;
-    char *to = a.out.data + ((VARLEN ? 0 : f.batch) * a.out.batch + f.head * a.out.head +
-                             (int64_t)(f.q_begin + f.first_row + warp_row) * a.out.row) *
+    constexpr bool packed = PACKED_HEADS > 1; /* then `to` is the sequence's first row */
+    char *to = a.out.data + ((VARLEN ? 0 : f.batch) * a.out.batch + f.head * PACKED_HEADS * a.out.head +
+                             (int64_t)(packed ? f.q_begin : f.q_begin + f.first_row + warp_row) * a.out.row) *
                                 2;
-    const int count = min(f.seqlen_q - f.first_row - warp_row, 16);
+    const int count = min(f.seqlen_q * PACKED_HEADS - f.first_row - warp_row, 16);
 #pragma unroll 4
     for (int n = lane; n < 16 * chunks; n += 32) {
         const int r = n / chunks, chunk = n % chunks, columns = a.head_dim_v - chunk * 8;
         uint32_t word[4];
         ld_shared_16(word, tile + chunk / 8 * BLOCK_M * 128 + (warp_row + r) * 128 + ((chunk % 8 ^ (r & 7)) << 4));
-        char *at = to + r * a.out.row * 2 + chunk * 16;
+        const int at_row = f.first_row + warp_row + r;
+        const int64_t offset =
+            packed ? at_row / PACKED_HEADS * a.out.row + at_row % PACKED_HEADS * a.out.head : r * a.out.row;
+        char *at = to + offset * 2 + chunk * 16;
         if (r < count && columns >= 8)
             *(uint4 *)at = make_uint4(word[0], word[1], word[2], word[3]);
         else if (r < count)
@@ -65,6 +69,33 @@ __device__ __forceinline__ void store_rows(const struct gpu_forward_params &a, c
             for (int e = 0; e < 8; e++)
                 if (e < columns)
                     ((uint16_t *)at)[e] = (uint16_t)(word[e / 2] >> (e % 2 * 16));
+    }
+}
+
+/* Of an item of a split: the rows' maxima and sums, and the sums of P V that are relative to them. f.batch: of the
+ * split, too. */
+__device__ __forceinline__ void store_part(const struct gpu_forward_params &a, const struct item_facts &f,
+                                           const struct softmax_rows &rows, const float (&o)[HEAD_DIM_V / 2],
+                                           bool computed, int local_row) {
+    const int batches = a.batch, splits = a.num_splits, heads = a.heads * PACKED_HEADS;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const float sum = quad_sum(rows.sum[half]);
+        const int packed = f.first_row + local_row + 8 * half, row = packed / PACKED_HEADS;
+        const int head = f.head * PACKED_HEADS + packed % PACKED_HEADS;
+        if (row >= f.seqlen_q)
+            continue;
+        const int64_t slot =
+            (((int64_t)(f.batch % splits) * batches + f.batch / splits) * heads + head) * f.seqlen_q + row;
+        if (threadIdx.x % 4 == 0)
+            *(float2 *)&a.partial_rows[2 * slot] =
+                make_float2(PLAIN ? rows.max[half] * a.scale : rows.max[half], computed ? sum : 0.0f);
+        float *to = a.partial_out + slot * a.head_dim_v + threadIdx.x % 4 * 2;
+#pragma unroll
+        for (int i = 0; i < HEAD_DIM_V / 8; i++)
+            if (i * 8 + (int)threadIdx.x % 4 * 2 < a.head_dim_v)
+                *(float2 *)(to + i * 8) =
+                    computed ? make_float2(o[4 * i + 2 * half], o[4 * i + 2 * half + 1]) : make_float2(0, 0);
     }
 }
 

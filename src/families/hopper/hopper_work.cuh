@@ -29,6 +29,11 @@ struct tile_scheduler {
     __device__ __forceinline__ void advance() { place = next; }
 };
 
+/* Query heads whose rows take turns in a tile: row r of it is row r / PACKED_HEADS of head r % PACKED_HEADS. */
+#ifndef PACKED_HEADS
+#    define PACKED_HEADS 1
+#endif
+
 /* What the producer tells the consumers of an item; tiles are walked from last - 1 down to first. */
 struct item_facts {
     int first_row, head, batch, first_tile, last_tile; /* first_row -1: there are no more items */
@@ -50,8 +55,8 @@ __device__ __forceinline__ struct item_facts read_facts(uint32_t slot) {
 /* The tiles that some row of `first_row` .. + rows - 1 sees. */
 __device__ __forceinline__ void find_tiles(const struct gpu_forward_params &a, const struct sequence &s, int rows,
                                            struct item_facts &f) {
-    const int last_row = min(f.first_row + rows, s.seqlen_q) - 1;
-    const int first = first_key(a, s, f.first_row), last = last_key(a, s, last_row) + 1;
+    const int last_row = min(f.first_row + rows, s.seqlen_q * PACKED_HEADS) - 1;
+    const int first = first_key(a, s, f.first_row / PACKED_HEADS), last = last_key(a, s, last_row / PACKED_HEADS) + 1;
     f.first_tile = first / BLOCK_N;
     f.last_tile = first < last ? (last + BLOCK_N - 1) / BLOCK_N : f.first_tile;
 }

@@ -9,7 +9,7 @@
     X(THREADS) /* of a block: a multiple of 32, at most 1024 */
 
 #define FILL_THREADS       1024
-#define APPEND_SLOTS       8 /* that a thread reads together */
+#define APPEND_SLOTS       4 /* that a thread reads together */
 #define APPEND_THREADS_MIN 256
 #define APPEND_THREADS_MAX 1024
 

@@ -32,7 +32,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) topk_append(const __grid_c
     __shared__ uint64_t orders[NUM_WARPS];
     __shared__ int32_t slots[NUM_WARPS];
     const int64_t b = blockIdx.x / (uint32_t)a.heads, h = blockIdx.x % (uint32_t)a.heads;
-    const int32_t thread = (int32_t)threadIdx.x, warp = thread / 32;
+    const int32_t thread = (int32_t)threadIdx.x, in_warp = (int32_t)(threadIdx.x % 32),
+                  warp = (int32_t)(threadIdx.x / 32);
     const int32_t pieces = (int32_t)((a.k.row_bytes + a.v.row_bytes) / 2); /* without K and V 0 */
     griddepcontrol_launch_dependents();
 
@@ -44,31 +45,34 @@ extern "C" __global__ void __launch_bounds__(THREADS) topk_append(const __grid_c
     int32_t slot = -1;
 #pragma unroll 1
     for (int32_t begin = thread; begin < a.window; begin += THREADS * APPEND_SLOTS) {
-        uint32_t kept_bits[APPEND_SLOTS];
+        const int32_t *kept_at = number_at(a.slot_key, b, h, begin);
+        const char *bias_at = score_at(a.slot_bias, b, h, begin);
         int32_t kept[APPEND_SLOTS];
+        uint32_t kept_bits[APPEND_SLOTS];
 #pragma unroll
-        for (int i = 0; i < APPEND_SLOTS; i++) { /* past the end: the first slot, which is not looked at again */
-            const int32_t n = begin + i * THREADS < a.window ? begin + i * THREADS : 0;
-            kept[i] = *number_at(a.slot_key, b, h, n);
-            kept_bits[i] = bits_at(a.slot_bias, b, h, n);
+        for (int i = 0; i < APPEND_SLOTS; i++) {
+            kept[i] = begin + i * THREADS < a.window ? kept_at[i * THREADS * a.slot_key.step] : 0;
+            kept_bits[i] =
+                begin + i * THREADS < a.window ? bits_of(bias_at + i * THREADS * a.slot_bias.step * VALUE_BYTES) : 0;
         }
 #pragma unroll
         for (int i = 0; i < APPEND_SLOTS; i++) {
             const int32_t n = begin + i * THREADS;
-            const uint64_t order = kept[i] < 0 ? (uint64_t)n : order_of(kept_bits[i], kept[i]);
-            if (n < a.window && order < worst) {
-                worst = order;
-                slot = n;
-            }
+            const uint32_t empty = (uint32_t)(kept[i] >> 31); /* all bits of an empty slot, whose key is -1 */
+            const uint32_t high = ordered(kept_bits[i]) & ~empty, low = ~(uint32_t)kept[i] | ((uint32_t)n & empty);
+            const uint64_t order = (uint64_t)high << 32 | low;
+            const bool is_worst = (n < a.window) & (order < worst);
+            worst = is_worst ? order : worst;
+            slot = is_worst ? n : slot;
         }
     }
     const int lane = least_lane(worst);
-    if (thread % 32 == lane) {
+    if (in_warp == lane) {
         orders[warp] = worst;
         slots[warp] = slot;
     }
     __syncthreads();
-    const uint64_t of_warp = thread % 32 < NUM_WARPS ? orders[thread % 32] : ~(uint64_t)0;
+    const uint64_t of_warp = in_warp < NUM_WARPS ? orders[in_warp] : ~(uint64_t)0;
     const int least = least_lane(of_warp);
     slot = is_real && orders[least] < order_of(bits, key) ? slots[least] : -1;
 
@@ -85,6 +89,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) topk_append(const __grid_c
         return;
     if (thread < pieces)
         *either_piece(a.slot_k, a.slot_v, b, h, slot, thread) = first_piece;
+#pragma unroll 1
     for (int32_t n = thread + THREADS; n < pieces; n += THREADS)
         *either_piece(a.slot_k, a.slot_v, b, h, slot, n) = *either_piece(a.k, a.v, b, h, 0, n);
 }

@@ -16,7 +16,8 @@ __device__ __forceinline__ void try_cluster(const struct instruction_arguments &
     const uint32_t *in = a.in + thread * 4;
     st_cluster_4(there + thread * 16, in[0] + rank);
     st_cluster_4(there + thread * 16 + 4, in[1]);
-    st_cluster_8(there + thread * 16 + 8, in[2] ^ rank, in[3]);
+    st_shared_4(shared + thread * 16 + 8, in[2] ^ rank);
+    st_shared_4(shared + thread * 16 + 12, in[3]);
     barrier_cluster_arrive();
     barrier_cluster_wait();
     out[0] = ld_shared_4(shared + (thread ^ 5) * 16);
@@ -32,6 +33,17 @@ __device__ __forceinline__ void try_cluster(const struct instruction_arguments &
         barrier_cluster_arrive_relaxed();
         barrier_cluster_wait();
     }
+    const uint32_t written = INSTRUCTION_THREADS * 16, come = BARRIER_OFFSET;
+    if (thread == 0)
+        mbarrier_arrive_expect_tx(shared + come, INSTRUCTION_THREADS * 24);
+    st_async_16(there + written + thread * 16, in[0], in[1], in[2] + rank, in[3], there + come);
+    st_async_8(there + 2 * written + thread * 8, in[3] ^ rank, in[2], there + come);
+    mbarrier_wait_cluster(shared + come, 0);
+    for (int n = 0; n < 4; n++)
+        out[8 + n] = ld_shared_4(shared + written + (thread ^ 6) * 16 + n * 4);
+    ld_shared_8(out[12], out[13], shared + 2 * written + (thread ^ 10) * 8);
+    barrier_cluster_arrive(); /* the other block's barrier is there until all has come */
+    barrier_cluster_wait();
 }
 
 __device__ __forceinline__ void dump(const struct instruction_arguments &a, uint32_t *out, uint32_t shared) {

@@ -74,7 +74,7 @@ __device__ __forceinline__ void store(const struct planted_arguments &a, const f
     if (FAULT != 12)
         barrier_sync(1, 128);
     if (thread == 0) {
-        cp_async_bulk_tensor_3d_store(&a.c, out, 0, 0, blockIdx.x);
+        cp_async_bulk_tensor_3d_store(&a.c, out, 0, FAULT == 20 ? -4 : 0, blockIdx.x);
         cp_async_bulk_commit();
         if (FAULT != 13)
             cp_async_bulk_wait_read<0>();

@@ -4,6 +4,8 @@
 
 #include "cuda/ptx/types.cuh"
 
+#include "cuda/ptx/types.cuh"
+
 inline void griddepcontrol_launch_dependents(EMU_AT) {
 #if __CUDA_ARCH__ >= 900
     emu_launch_dependents(EMU_HERE);

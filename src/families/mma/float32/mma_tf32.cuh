@@ -22,8 +22,10 @@ __device__ __forceinline__ void split_tf32(uint32_t &big, uint32_t &small, float
     small = __float_as_uint(x - __uint_as_float(big));
 }
 
-/* c = A B^T for 16 `row_tiles` rows of A and 8 `tiles` rows of B. */
-template <int depth, int row_tiles, int tiles>
+/* c = A B^T for 16 `row_tiles` rows of A and 8 `tiles` rows of B. Products of 16 elements of the head dim wait for each
+ * other in `chains` (1 or 2) sums, and those of `steps` such sixteens are under way together: what fits in registers.
+ */
+template <int depth, int steps = depth <= 128 ? 2 : 1, int chains = 1, int row_tiles, int tiles>
 __device__ __forceinline__ void multiply_scores(float (&c)[row_tiles][tiles][4], const lane_address<depth / 4> &left,
                                                 const lane_address<depth / 4> &right) {
 #pragma unroll
@@ -33,7 +35,6 @@ __device__ __forceinline__ void multiply_scores(float (&c)[row_tiles][tiles][4],
 #pragma unroll
             for (int e = 0; e < 4; e++)
                 c[r][n][e] = 0;
-    constexpr int steps = depth <= 128 ? 2 : 1;
 #pragma unroll steps
     for (int k = 0; k < depth / 16; k++) {
         uint32_t big[2][row_tiles][4], small[2][row_tiles][4];
@@ -50,7 +51,7 @@ __device__ __forceinline__ void multiply_scores(float (&c)[row_tiles][tiles][4],
 #pragma unroll
         for (int n = 0; n < tiles; n += 2) {
             uint32_t b_big[2][4], b_small[2][4];
-            float sum[row_tiles][2][4] = {};
+            float sum[chains][row_tiles][2][4] = {};
 #pragma unroll
             for (int s = 0; s < 2; s++) {
                 uint32_t x[4];
@@ -69,7 +70,8 @@ __device__ __forceinline__ void multiply_scores(float (&c)[row_tiles][tiles][4],
 #pragma unroll
                         for (int j = 0; j < 2; j++) {
                             const uint32_t(&b)[4] = product == 1 ? b_small[s] : b_big[s];
-                            mma_m16n8k8_tf32(sum[r][j], product == 0 ? small[s][r] : big[s][r], b[2 * j], b[2 * j + 1]);
+                            mma_m16n8k8_tf32(sum[s % chains][r][j], product == 0 ? small[s][r] : big[s][r], b[2 * j],
+                                             b[2 * j + 1]);
                         }
 #pragma unroll
             for (int r = 0; r < row_tiles; r++)
@@ -77,7 +79,7 @@ __device__ __forceinline__ void multiply_scores(float (&c)[row_tiles][tiles][4],
                 for (int j = 0; j < 2; j++)
 #pragma unroll
                     for (int e = 0; e < 4; e++)
-                        c[r][n + j][e] += sum[r][j][e];
+                        c[r][n + j][e] += chains == 1 ? sum[0][r][j][e] : sum[0][r][j][e] + sum[chains - 1][r][j][e];
         }
     }
 }

@@ -56,8 +56,9 @@ static int32_t shared_bytes(const fdm_problem *p, struct tile t, int32_t stages,
 /* Warps that work on the same keys leave at least 16 keys of a tile to each of the others. */
 static int is_tile(const fdm_problem *p, struct tile t) {
     const int32_t mates = t.row_groups * share_of(p);
-    return (t.warps == 4 || t.warps == 8) && (t.row_groups == 1 || t.row_groups == 2 || t.row_groups == 4) &&
-           mates <= 4 && (t.block_n == 64 || t.block_n == 32) && t.block_n * mates >= 16 * t.warps;
+    const int is_power = t.row_groups > 0 && (t.row_groups & (t.row_groups - 1)) == 0;
+    return (t.warps == 4 || t.warps == 8) && is_power && mates <= t.warps && (t.block_n == 64 || t.block_n == 32) &&
+           t.block_n * mates >= 16 * t.warps;
 }
 
 /* Splits of a single tile: 16 keys a warp. */
@@ -71,11 +72,14 @@ static int32_t blocks_max(struct tile t, int32_t stages) { return stages == 1 ? 
 /* 9.0 and 10.0; 12.0 is not built for them. */
 static int has_clusters(const fdm_device *device) { return device->compute_major == 9 || device->compute_major == 10; }
 
-/* However its splits are merged. Each block's reserve is the driver's. */
-static int blocks_fit(const fdm_device *device, const fdm_problem *p, struct tile t, int32_t stages, int32_t blocks) {
-    const int32_t merge = has_clusters(device) ? MMA_MERGE_CLUSTER : MMA_MERGE_WORKSPACE;
+/* Each block's reserve is the driver's. */
+static int merged_blocks_fit(const fdm_device *device, const fdm_problem *p, struct tile t, int32_t stages,
+                             int32_t merge, int64_t blocks) {
     return blocks <= blocks_max(t, stages) &&
            blocks * (shared_bytes(p, t, stages, merge) + RESERVE) <= device->shared_bytes + RESERVE;
+}
+static int blocks_fit(const fdm_device *device, const fdm_problem *p, struct tile t, int32_t stages, int64_t blocks) {
+    return merged_blocks_fit(device, p, t, stages, MMA_MERGE_WORKSPACE, blocks);
 }
 
 /* As many row groups as there are rows for, fewer where Q would leave no room; 64 keys, or 32 where those do not fit;
@@ -85,7 +89,7 @@ static struct tile tile_of(const fdm_device *device, const fdm_problem *p) {
     for (t.block_n = 64; t.block_n >= 32; t.block_n /= 2) {
         const int32_t least = t.block_n == 32 && share_of(p) == 1 ? 2 : 1;
         t.row_groups = least;
-        while (t.row_groups * share_of(p) < 4 && t.row_groups * 16 < packed_rows(p))
+        while (t.row_groups * share_of(p) < 8 && t.row_groups * 16 < packed_rows(p))
             t.row_groups *= 2;
         while (t.row_groups > least && !blocks_fit(device, p, t, 2, 1))
             t.row_groups /= 2;
@@ -94,8 +98,11 @@ static struct tile tile_of(const fdm_device *device, const fdm_problem *p) {
     }
     if (t.row_groups * share_of(p) > 1) {
         t.warps = 8;
-        if (!is_tile(p, t) || !blocks_fit(device, p, t, 2, 1))
+        if (!is_tile(p, t) || !blocks_fit(device, p, t, 2, 1)) {
             t.warps = 4;
+            while (t.row_groups * share_of(p) > t.warps)
+                t.row_groups /= 2;
+        }
     }
     return t;
 }
@@ -219,11 +226,13 @@ static int64_t workspace_bytes(const fdm_problem *p, int32_t splits, int32_t mer
 
 /* Where blocks come in waves, a cluster would wait for room for all of it. */
 static int32_t merge_of(const fdm_device *device, const fdm_problem *p, struct tile t, int32_t stages, int32_t splits) {
-    const int at_once = blocks_of_keys(p, t) * splits <= blocks_at_once(device, p, t, stages);
+    const int64_t blocks = blocks_of_keys(p, t) * splits, of_one = (blocks + device->num_sms - 1) / device->num_sms;
     if (splits == 1)
         return MMA_MERGE_NONE;
-    return has_clusters(device) && at_once && splits <= MMA_DECODE_CLUSTER_MAX(stages) ? MMA_MERGE_CLUSTER
-                                                                                       : MMA_MERGE_WORKSPACE;
+    return has_clusters(device) && splits <= MMA_DECODE_CLUSTER_MAX(stages) &&
+                   merged_blocks_fit(device, p, t, stages, MMA_MERGE_CLUSTER, of_one)
+               ? MMA_MERGE_CLUSTER
+               : MMA_MERGE_WORKSPACE;
 }
 
 enum { MMA_DECODE_PARAMETERS(PLAN_PARAMETER) };

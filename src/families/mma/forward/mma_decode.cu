@@ -30,6 +30,7 @@
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/launch.cuh"
 #include "cuda/ptx/math.cuh"
+#include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/mma.cuh"
 #include "cuda/ptx/opaque.cuh"
 #include "families/mma/forward/mma_decode.h"
@@ -55,7 +56,7 @@ MMA_DECODE_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define PARTS       (KEY_GROUPS * ROWS)    /* rows of O that the warps hold in the end */
 #define CLUSTER_MAX MMA_DECODE_CLUSTER_MAX(STAGES)
 #define PART_WIDTH  (HEAD_DIM_V + MMA_DECODE_PART_PAD)
-#define STEPS       (GROUP_KEYS / 16)
+#define STEPS       (GROUP_KEYS / STEP_KEYS)
 #define OUT_TILES   (HEAD_DIM_V / 8 / SHARE)
 #define K_CHUNKS    (HEAD_DIM / CHUNK_ELEMENTS)
 #define V_CHUNKS    (HEAD_DIM_V / CHUNK_ELEMENTS)
@@ -70,16 +71,25 @@ MMA_DECODE_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define TO_LOG2 (PLAIN ? 1.0f : LOG2_E)
 /* Q in registers; else read anew, so that nothing spills. */
 #define KEEP_Q (DTYPE != GPU_FLOAT32 && !ONE_TILE && HEAD_DIM + HEAD_DIM_V <= (LISTED || SOFTCAP ? 256 : 320))
+#define Q_STEPS \
+    (KEEP_Q || HEAD_DIM <= 128 ? HEAD_DIM / 16 : 4) /* of Q K^T whose reads may be ahead: more would spill */
 /* What else a lane keeps: what its rows see one step ahead; where they begin. Without, they are found anew. */
 #define KEEP_ROWS  (HEAD_DIM_V <= 128 && DTYPE != GPU_FLOAT32)
 #define Q_COPIES   ((ROWS * K_CHUNKS + THREADS - 1) / THREADS)   /* of a thread */
 #define BLOCKS_MIN (ONE_TILE ? 2 : MMA_DECODE_WARPS_MAX / WARPS) /* of a multiprocessor */
+
+/* Keys that a warp multiplies with at a time, and those of a lane. Products, maxima and shuffles of one step wait for
+ * each other; of more keys more of them go side by side: as many as registers hold. */
+#define FEW_KEYS   (DTYPE == GPU_FLOAT32 || BIAS || HEAD_DIM > 128 || HEAD_DIM_V > 128)
+#define STEP_MOST  (FEW_KEYS ? 16 : LISTED || SOFTCAP ? 32 : 64)
+#define STEP_KEYS  (GROUP_KEYS < STEP_MOST ? GROUP_KEYS : STEP_MOST)
+#define LANE_KEYS  (STEP_KEYS / 4)
 #define BIAS_BYTES (BIAS == GPU_BIAS_FLOAT32 || DTYPE == GPU_FLOAT32 ? 4 : 2)
 
-static_assert(GROUP_KEYS % 16 == 0 && KEY_GROUPS * MATES == WARPS, "whole steps");
+static_assert(GROUP_KEYS % STEP_KEYS == 0 && STEP_KEYS % 16 == 0 && KEY_GROUPS * MATES == WARPS, "whole steps");
 static_assert((WARP_KEYS & (WARP_KEYS - 1)) == 0, "load_rows() takes it so");
 static_assert(SHARE == 1 || HEAD_DIM_V % 64 == 0, "each warp's columns are whole groups of chunks");
-static_assert(!ONE_TILE || (MATES == 1 && STEPS == 1), "a warp works on the 16 keys that it copies");
+static_assert(!ONE_TILE || (MATES == 1 && GROUP_KEYS == 16), "a warp works on the 16 keys that it copies");
 
 #include "families/mma/forward/mma_decode_list.cuh"
 
@@ -161,17 +171,17 @@ __device__ __forceinline__ struct lane_rows find_rows(const struct gpu_forward_p
     return rows;
 }
 
-/* What the lane's rows see of its four keys of a step, and their biases: read one step ahead. */
+/* What the lane's rows see of its keys of a step, and their biases: read one step ahead. */
 struct seen_keys {
-    uint32_t seen; /* bit half * 4 + key */
-    float bias[BIAS ? 2 : 1][BIAS ? 4 : 1];
+    uint32_t seen; /* bit half * LANE_KEYS + key */
+    float bias[BIAS ? 2 : 1][BIAS ? LANE_KEYS : 1];
 };
 __device__ __forceinline__ struct seen_keys look(const struct gpu_forward_params &a, const struct place &at,
                                                  const struct list &l, const struct lane_rows &rows, int first_key,
                                                  int slot) {
     struct seen_keys f = {};
 #pragma unroll
-    for (int n = 0; n < 4; n++) {
+    for (int n = 0; n < LANE_KEYS; n++) {
         const int j = key_at(l, at, first_key, slot + n / 2 * 8 + threadIdx.x % 4 * 2 + n % 2);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
@@ -189,7 +199,7 @@ __device__ __forceinline__ struct seen_keys look(const struct gpu_forward_params
             f.bias[half][n] = seen ? bias_value(rows.view[half].bias + j * a.bias.key * BIAS_BYTES) : 0.0f;
             seen = seen && (!ONE_TILE || f.bias[half][n] != MINUS_INF);
 #endif
-            f.seen |= (uint32_t)seen << (half * 4 + n);
+            f.seen |= (uint32_t)seen << (half * LANE_KEYS + n);
         }
     }
     return f;
@@ -231,26 +241,30 @@ struct warp_state {
     float row_max[2], row_sum[2]; /* maxima of scores, where PLAIN in units of log2 */
 };
 
-/* Scores of 16 keys from the warp's rows of Q. */
-__device__ __forceinline__ void multiply(float (&s)[1][2][4], [[maybe_unused]] const uint32_t (&kept)[HEAD_DIM / 16][4],
-                                         uint32_t q_tile, uint32_t k_tile, int warp_row, int key_row) {
+/* Scores of a step's keys from the warp's rows of Q. */
+__device__ __forceinline__ void multiply(float (&s)[1][STEP_KEYS / 8][4],
+                                         [[maybe_unused]] const uint32_t (&kept)[HEAD_DIM / 16][4], uint32_t q_tile,
+                                         uint32_t k_tile, int warp_row, int key_row) {
 #if DTYPE == GPU_FLOAT32
-    multiply_scores<HEAD_DIM>(s, left_of<K_CHUNKS>(q_tile, warp_row), right_of<K_CHUNKS>(k_tile, key_row));
+    multiply_scores<HEAD_DIM, 2, 2>(s, left_of<K_CHUNKS>(q_tile, warp_row), right_of<K_CHUNKS>(k_tile, key_row));
 #else
     const int lane = threadIdx.x % 32;
-#    pragma unroll
+#    pragma unroll Q_STEPS
     for (int k = 0; k < HEAD_DIM / 16; k++) {
-        uint32_t b[4];
-        ldmatrix_x4(b, k_tile + chunk_offset<K_CHUNKS>(key_row + lane % 8 + lane / 16 * 8, 2 * k + lane / 8 % 2));
 #    if KEEP_Q
-        mma_16x8x16(s[0][0], kept[k], b[0], b[1]);
-        mma_16x8x16(s[0][1], kept[k], b[2], b[3]);
+        const uint32_t(&q)[4] = kept[k];
 #    else
         uint32_t q[4];
         ldmatrix_x4(q, q_tile + chunk_offset<K_CHUNKS>(warp_row + lane % 16, 2 * k + lane / 16));
-        mma_16x8x16(s[0][0], q, b[0], b[1]);
-        mma_16x8x16(s[0][1], q, b[2], b[3]);
 #    endif
+#    pragma unroll
+        for (int n = 0; n < STEP_KEYS / 8; n += 2) {
+            uint32_t b[4];
+            ldmatrix_x4(
+                b, k_tile + chunk_offset<K_CHUNKS>(key_row + n * 8 + lane % 8 + lane / 16 * 8, 2 * k + lane / 8 % 2));
+            mma_16x8x16(s[0][n], q, b[0], b[1]);
+            mma_16x8x16(s[0][n + 1], q, b[2], b[3]);
+        }
     }
 #endif
 }
@@ -293,12 +307,12 @@ __device__ __forceinline__ void raise_maxima(struct warp_state &w, const float (
     }
 }
 
-/* One step: the scores of 16 keys, their P, and what they add to the output. */
+/* One step: the scores of its keys, their P, and what they add to the output. */
 __device__ __forceinline__ void take_keys(struct warp_state &w, const struct gpu_forward_params &a,
                                           const uint32_t (&kept)[HEAD_DIM / 16][4], uint32_t q_tile, uint32_t k_tile,
                                           uint32_t v_tile, int warp_row, int key_row, [[maybe_unused]] int share,
                                           const struct seen_keys &f) {
-    float s[1][2][4] = {};
+    float s[1][STEP_KEYS / 8][4] = {};
     multiply(s, kept, q_tile, k_tile, warp_row, key_row);
     [[maybe_unused]] const float unit = a.scale * (PLAIN ? LOG2_E : 1.0f);
     float next[2];
@@ -306,7 +320,7 @@ __device__ __forceinline__ void take_keys(struct warp_state &w, const struct gpu
     for (int half = 0; half < 2; half++) {
         float m = w.row_max[half];
 #pragma unroll
-        for (int n = 0; n < 4; n++) {
+        for (int n = 0; n < LANE_KEYS; n++) {
             float &x = s[0][n / 2][half * 2 + n % 2];
             x *= unit;
 #if SOFTCAP
@@ -315,7 +329,7 @@ __device__ __forceinline__ void take_keys(struct warp_state &w, const struct gpu
 #if BIAS
             x += f.bias[half][n];
 #endif
-            x = f.seen >> (half * 4 + n) & 1 ? x : MINUS_INF;
+            x = f.seen >> (half * LANE_KEYS + n) & 1 ? x : MINUS_INF;
             m = fmaxf(m, x);
         }
         next[half] = quad_max(m);
@@ -325,7 +339,7 @@ __device__ __forceinline__ void take_keys(struct warp_state &w, const struct gpu
     for (int half = 0; half < 2; half++) {
         const float shift = w.row_max[half] == MINUS_INF ? 0.0f : w.row_max[half];
 #pragma unroll
-        for (int n = 0; n < 4; n++) {
+        for (int n = 0; n < LANE_KEYS; n++) {
             float &x = s[0][n / 2][half * 2 + n % 2];
             x = ex2_approx((x - shift) * TO_LOG2);
             w.row_sum[half] += x;
@@ -340,18 +354,23 @@ __device__ __forceinline__ void take_keys(struct warp_state &w, const struct gpu
     add_product<V_CHUNKS>(w.o, s, v_tile + key_row * HEAD_DIM_V * 4, share * OUT_TILES * 8);
 #else
     const int lane = threadIdx.x % 32;
-    uint32_t p[4];
 #    pragma unroll
-    for (int n = 0; n < 2; n++)
+    for (int sixteen = 0; sixteen < STEP_KEYS / 16; sixteen++) {
+        uint32_t p[4];
 #    pragma unroll
-        for (int half = 0; half < 2; half++)
-            p[n * 2 + half] = pack(s[0][n][half * 2], s[0][n][half * 2 + 1]);
+        for (int n = 0; n < 2; n++)
 #    pragma unroll
-    for (int n = 0; n < OUT_TILES; n += 2) {
-        uint32_t b[4];
-        ldmatrix_x4_trans(b, v_tile + chunk_offset<V_CHUNKS>(key_row + lane % 16, n + lane / 16));
-        mma_16x8x16(w.o[0][n], p, b[0], b[1]);
-        mma_16x8x16(w.o[0][n + 1], p, b[2], b[3]);
+            for (int half = 0; half < 2; half++) {
+                const float(&x)[4] = s[0][sixteen * 2 + n];
+                p[n * 2 + half] = pack(x[half * 2], x[half * 2 + 1]);
+            }
+#    pragma unroll
+        for (int n = 0; n < OUT_TILES; n += 2) {
+            uint32_t b[4];
+            ldmatrix_x4_trans(b, v_tile + chunk_offset<V_CHUNKS>(key_row + sixteen * 16 + lane % 16, n + lane / 16));
+            mma_16x8x16(w.o[0][n], p, b[0], b[1]);
+            mma_16x8x16(w.o[0][n + 1], p, b[2], b[3]);
+        }
     }
 #endif
 }
@@ -421,8 +440,8 @@ __device__ __forceinline__ float4 times(float factor, float4 x) {
 #if MERGE == MMA_MERGE_CLUSTER
 /* This block's share of the pieces from all blocks of the cluster. */
 __device__ __forceinline__ void merge_blocks(const struct gpu_forward_params &a, const struct place &at, uint32_t inbox,
-                                             uint32_t inbox_rows, int fair, int pieces) {
-    for (int n = threadIdx.x; n < fair && at.split * fair + n < pieces; n += THREADS) {
+                                             uint32_t inbox_rows, int fair, int mine) {
+    for (int n = threadIdx.x; n < mine; n += THREADS) {
         const int index = at.split * fair + n, row = index / (HEAD_DIM_V / 4), column = index % (HEAD_DIM_V / 4) * 4;
         float maximum[CLUSTER_MAX], part[CLUSTER_MAX], most = MINUS_INF, sum = 0;
         float4 x = make_float4(0, 0, 0, 0);
@@ -488,12 +507,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_MIN)
     for (int n = 0; n < Q_COPIES; n++)
         q_copies[n] = find_q(a, at, q, q_tile, threadIdx.x + n * THREADS);
 #endif
-#if !VARLEN /* nothing of the caller's is read before it, or written */
-#    if ONE_TILE
+#if ONE_TILE && !VARLEN /* nothing of the caller's is read before it, or written */
     griddepcontrol_wait_after(made_of(rows, q_copies, k, v));
-#    else
+#elif !VARLEN
     griddepcontrol_wait();
-#    endif
 #endif
     if (at.num_rows <= 0)
         return;
@@ -597,17 +614,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_MIN)
         for (int step = 0; step < STEPS; step++) {
 #    if KEEP_ROWS
             const struct seen_keys now = ahead;
-            const int next = step + 1 < STEPS ? t * BLOCK_N + (step + 1) * 16 : (t + 1) * BLOCK_N;
+            const int next = step + 1 < STEPS ? t * BLOCK_N + (step + 1) * STEP_KEYS : (t + 1) * BLOCK_N;
             ahead = look(a, at, l, rows, first_key, next + key_group * GROUP_KEYS);
 #    else
             int row = warp_row;
             row = opaque(row);
-            const struct seen_keys now =
-                look(a, at, l, find_rows(a, at, row), first_key, t * BLOCK_N + step * 16 + key_group * GROUP_KEYS);
+            const struct seen_keys now = look(a, at, l, find_rows(a, at, row), first_key,
+                                              t * BLOCK_N + step * STEP_KEYS + key_group * GROUP_KEYS);
 #    endif
             if (warp_row < at.num_rows)
                 take_keys(w, a, q_fragments, q_tile, stage, stage + K_BYTES, warp_row,
-                          key_group * GROUP_KEYS + step * 16, share, now);
+                          key_group * GROUP_KEYS + step * STEP_KEYS, share, now);
         }
     }
     uint32_t block = blockIdx.x;
@@ -616,19 +633,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_MIN)
 #endif
     cp_async_wait<0>();
     __syncthreads();
+    const int pieces = at.num_rows * (HEAD_DIM_V / 4); /* of four columns */
 #if MERGE == MMA_MERGE_CLUSTER
-    barrier_cluster_arrive_relaxed(); /* this block has read its ring, which may be written */
+    /* Each block of the cluster merges a fair share, which all write to it: [num_splits][fair], and of their rows. */
+    const int fair = (pieces + a.num_splits - 1) / a.num_splits, mine = min(max(pieces - at.split * fair, 0), fair);
+    const uint32_t come = q_tile; /* an mbarrier where Q was */
+    if (threadIdx.x == 0) {
+        mbarrier_init(come, 1);
+        fence_mbarrier_init();
+        mbarrier_arrive_expect_tx(come, a.num_splits * mine * 24);
+    }
+    __syncwarp();
+    barrier_cluster_arrive_relaxed(); /* nothing reads this block's ring any more */
 #endif
 
     /* The warps' results side by side, then merged: [KEY_GROUPS][ROWS]. */
     float *outs = (float *)(shared + q_bytes), *maxima = outs + PARTS * PART_WIDTH, *sums = maxima + PARTS;
     leave_parts(w, outs, maxima, sums, at.num_rows, key_group, warp_row, share);
     __syncthreads();
-    const int pieces = at.num_rows * (HEAD_DIM_V / 4); /* of four columns */
 #if MERGE == MMA_MERGE_CLUSTER
-    /* Each block of the cluster merges its share of the pieces: [num_splits][fair] of them, and of their rows' maximum
-     * and sum. */
-    const int fair = (pieces + a.num_splits - 1) / a.num_splits;
     const uint32_t inbox = shared_address(sums + PARTS), inbox_rows = inbox + a.num_splits * fair * 16;
     barrier_cluster_wait();
 #endif
@@ -648,10 +671,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_MIN)
         }
 #if MERGE == MMA_MERGE_CLUSTER
         const int to = index / fair, place = at.split * fair + index % fair;
-        const uint32_t theirs = mapa_shared(inbox, to) + place * 16;
-        st_cluster_8(theirs, __float_as_uint(x.x), __float_as_uint(x.y));
-        st_cluster_8(theirs + 8, __float_as_uint(x.z), __float_as_uint(x.w));
-        st_cluster_8(mapa_shared(inbox_rows, to) + place * 8, __float_as_uint(most), __float_as_uint(sum));
+        const uint32_t theirs = mapa_shared(come, to);
+        st_async_16(mapa_shared(inbox, to) + place * 16, __float_as_uint(x.x), __float_as_uint(x.y),
+                    __float_as_uint(x.z), __float_as_uint(x.w), theirs);
+        st_async_8(mapa_shared(inbox_rows, to) + place * 8, __float_as_uint(most), __float_as_uint(sum), theirs);
 #else
         if (column >= a.head_dim_v)
             continue;
@@ -663,9 +686,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_MIN)
 #endif
     }
 #if MERGE == MMA_MERGE_CLUSTER
-    __syncwarp();
-    barrier_cluster_arrive();
-    barrier_cluster_wait();
-    merge_blocks(a, at, inbox, inbox_rows, fair, pieces);
+    if (threadIdx.x < mine) {
+        mbarrier_wait_cluster(come, 0);
+        merge_blocks(a, at, inbox, inbox_rows, fair, mine);
+    }
 #endif
 }

@@ -17,7 +17,7 @@
     X(HEAD_DIM_V) /* Dv rounded up to 16, where warps share columns to 64 */                                         \
     X(BLOCK_N)    /* keys of a tile: 64, or 32 where two warps and more work on the same, or 128 of a single tile */ \
     X(WARPS)      /* 4 or 8 */                                                                                       \
-    X(ROW_GROUPS) /* 1, 2 or 4: warps with 16 rows each that work on the same keys */                                \
+    X(ROW_GROUPS) /* 1, 2, 4 or 8: warps with 16 rows each that work on the same keys */                             \
     X(STAGES)     /* tiles of K and V in flight; 1: a split is one tile */                                           \
     X(WINDOW)     /* causal or window */                                                                             \
     X(MASK)       /* MMA_DECODE_*: whether rows of a KV head see the same keys */                                    \

@@ -1,0 +1,21 @@
+/* hopper_ways.h: how few query rows fill the multiprocessors: heads that share keys packed into tiles of rows, keys
+ * split over items. */
+#ifndef FDM_HOPPER_WAYS_H
+#define FDM_HOPPER_WAYS_H
+
+#include "flash_dmattn.h"
+
+struct hopper_way {
+    int32_t packed; /* query heads whose rows take turns in a tile */
+    int32_t splits; /* of the keys */
+};
+enum { HOPPER_WAYS = 4, HOPPER_PACKED_MAX = 64 };
+
+/* Ways to run a problem by a tile: as it is, packed, split, both; the fastest by estimate first, the others in that
+ * order, each once. Returns how many. */
+int32_t hopper_ways(const fdm_device *device, const fdm_problem *problem, int32_t block_m, int32_t block_n,
+                    struct hopper_way ways[HOPPER_WAYS]);
+/* Whether the kernel can run the problem so. */
+int hopper_way_possible(const fdm_problem *problem, struct hopper_way way);
+
+#endif
