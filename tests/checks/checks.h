@@ -42,7 +42,8 @@ struct trial {
     struct guarded g[NUM_ROLES];
     double *truth[NUM_ROLES];     /* outputs of the reference, dense in the tensor's shape */
     double *baseline[NUM_ROLES];  /* outputs of the straightforward float32 computation */
-    double *magnitude[NUM_ROLES]; /* gradients: error that rounding may leave in each element however small it is */
+    double *magnitude[NUM_ROLES]; /* gradients: error that rounding may leave in each element however small it is; LSE:
+                                   * the row's largest weight */
     char text[512];               /* the problem in one line */
 };
 
@@ -53,7 +54,7 @@ struct named_case {
     int32_t variant;
     fdm_dtype dtype;
     int64_t batch, heads, heads_kv, seqlen_q, seqlen_k, head_dim, head_dim_v, window_left, window_right;
-    int causal, varlen, dlse, mask, bias; /* mask, bias: 1 with rows, 2 one for all rows */
+    int causal, varlen, dlse, deterministic, mask, bias; /* mask, bias: 1 with rows, 2 one for all rows */
     double softcap;
 };
 /* NULL past the last. */

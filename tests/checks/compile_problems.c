@@ -2,11 +2,11 @@
 #include "compile_problems.h"
 
 const struct feature features[NUM_FEATURES] = {
-    {"dtype", 2}, {"head_dim", 12}, {"head_dim_v", 3}, {"length", 4},  {"window", 2},  {"mask", 3},
+    {"dtype", 2}, {"head_dim", 12}, {"head_dim_v", 3}, {"length", 5},  {"window", 2},  {"mask", 3},
     {"bias", 5},  {"intervals", 2}, {"varlen", 2},     {"softcap", 2}, {"aligned", 2}, {"scores_aligned", 2}};
 static const int64_t head_dims[12] = {64, 128, 256, 16, 40, 96, 176, 192, 224, 240, 512, 1024};
-/* Two of one query row: many keys and few. */
-static const int64_t lengths[4] = {4096, 512, 16, 8};
+/* Two of one query row: many keys and few; the last of 32 query rows and many keys. */
+static const int64_t lengths[5] = {4096, 512, 16, 8, 32};
 
 fdm_problem problem_of(const int32_t *choice) {
     fdm_problem p = fdm_problem_default();
@@ -18,7 +18,7 @@ fdm_problem problem_of(const int32_t *choice) {
     p.head_dim_v = choice[HEAD_DIM_V] == 0 ? p.head_dim : choice[HEAD_DIM_V] == 1 ? 64 : 128;
     const int64_t length = lengths[choice[LENGTH]];
     p.seqlen_q = length <= 16 ? 1 : length;
-    p.seqlen_k = length == 16 ? 4096 : length == 8 ? 2048 : length;
+    p.seqlen_k = length == 16 ? 4096 : length == 8 ? 2048 : length == 32 ? 8192 : length;
     p.causal = choice[WINDOW];
     p.has_mask = choice[MASK] > 0;
     p.mask_shape[2] = choice[MASK] == 2 ? p.seqlen_q : 1;

@@ -413,6 +413,7 @@ void trial_of_case(struct trial *t, const struct named_case *c, uint64_t number)
     t->options.window_left = c->window_left;
     t->options.window_right = c->window_right;
     t->options.softcap = c->softcap;
+    t->options.deterministic = c->deterministic;
     if (t->varlen)
         draw_packing(t);
     draw_operands(t, FILL_NORMAL);

@@ -232,6 +232,29 @@ static void add_short(void) {
         }
 }
 
+/* Several blocks of keys that add to the same rows, in any order and in a fixed one, and whose warpgroups see few or no
+ * rows of a step. */
+static void add_orders(void) {
+    static const int64_t lengths[][2] = {{150, 650}, {330, 330}, {260, 700}}, dims[] = {64, 128};
+    FOR_EACH(lengths, n)
+    FOR_EACH(dims, d)
+    for (int deterministic = 0; deterministic < 2; deterministic++)
+        for (int window = 0; window < 3; window++) {
+            begin("hopper.backward", FDM_BACKWARD, dims[d], dtypes[n % 2]);
+            next.batch = n == 2 ? 2 : 1;
+            next.heads = 2;
+            next.heads_kv = n == 1 ? 1 : 2;
+            next.seqlen_q = lengths[n][0];
+            next.seqlen_k = lengths[n][1];
+            next.causal = window == 1;
+            next.window_left = window == 2 ? 150 : -1;
+            next.window_right = window == 2 ? 20 : -1;
+            next.varlen = n == 2;
+            next.deterministic = deterministic;
+            add("orders of additions");
+        }
+}
+
 static void list_cases(void) {
     static const struct {
         const char *name;
@@ -254,6 +277,7 @@ static void list_cases(void) {
     add_idle_warpgroups();
     add_copies();
     add_short();
+    add_orders();
 }
 
 const struct named_case *named_case(int64_t number) {

@@ -229,6 +229,7 @@ static void baseline_row(const struct head *x, struct buffers *w, int64_t i) {
     t->baseline[LSE][lse_at] = lse;
     t->baseline[LSE_LOW][lse_at] = low;
     t->magnitude[LSE_LOW][lse_at] = row_error;
+    t->magnitude[LSE][lse_at] = sum > 0 ? 1 / sum : 0;
     for (int64_t e = 0; e < dv; e++) {
         w->out[e] = round_to(t->dtype, sum > 0 ? w->out[e] / sum : 0);
         t->baseline[OUT][dense_row(x, t->heads, rows, row, x->h, dv) + e] = w->out[e];

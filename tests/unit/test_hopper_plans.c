@@ -125,6 +125,54 @@ static void backward_takes_what_it_names(void **state) {
     }
 }
 
+/* Heads are packed and keys split where query rows are few; K and V are copied where many blocks of rows read them. */
+static void forward_takes_the_shortest_way(void **state) {
+    (void)state;
+    static const struct {
+        int features;
+        int64_t batch, rows, heads, heads_kv, head_dim;
+        const char *kernel, *way; /* way: what the choice code has after the tile; NULL: none of these words */
+    } cases[] = {
+        {CAUSAL, 1, 32, 32, 4, 128, "hopper.forward", "_Packed4_Split_"},
+        {CAUSAL, 32, 32, 32, 4, 128, "hopper.forward", "_Packed4_Dynamic"},
+        {0, 32, 96, 48, 4, 128, "hopper.forward", "_Packed4"}, /* of twelve */
+        {0, 32, 32, 15, 5, 128, "hopper.forward", NULL},       /* three heads: no power of two */
+        {CAUSAL, 1, 32, 16, 16, 128, "hopper.forward", "_Turns_Split_"},
+        {0, 4, 128, 64, 8, 64, "hopper.forward", "_Packed"},
+        {0, 64, 128, 64, 8, 128, "hopper.forward", NULL},
+        {MASK | ROWS, 32, 32, 32, 4, 128, "hopper.forward", NULL},
+        {CAUSAL | PACKED, 32, 32, 32, 4, 128, "hopper.forward", "_Packed4_Dynamic"},
+        {CAUSAL | PACKED, 1, 32, 32, 4, 128, "hopper.forward", NULL},
+        {0, 8, 1, 32, 4, 128, "mma.decode", NULL},
+        {0, 8, 4, 64, 2, 128, "hopper.forward", "_Packed32_Split_"},
+        {0, 1, 4096, 16, 16, 200, "hopper.forward", "_CopiedKeys_"},
+        {0, 1, 4096, 16, 16, 208, "hopper.forward", NULL},
+        {CAUSAL, 1, 512, 16, 16, 200, "hopper.forward", "Q1_Split_"}, /* too few blocks for copies */
+        {UNALIGNED, 4, 4096, 16, 16, 100, "hopper.forward", "_Copied_"},
+        {UNALIGNED, 1, 128, 2, 2, 100, "mma.forward", NULL},
+        {UNALIGNED | PACKED, 4, 4096, 16, 16, 100, "mma.forward", NULL},
+    };
+    fdm_device device;
+    assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fdm_problem p = problem_of(cases[i].features, cases[i].rows, cases[i].head_dim);
+        fdm_plan plan;
+        p.batch = cases[i].batch;
+        p.heads = cases[i].heads;
+        p.heads_kv = cases[i].heads_kv;
+        p.varlen = (cases[i].features & PACKED) != 0;
+        p.total_q = p.varlen ? p.batch * p.seqlen_q : 0;
+        p.total_k = p.varlen ? p.batch * p.seqlen_k : 0;
+        assert_int_equal(fdm_plan_attention(&device, &p, NULL, &plan), FDM_OK);
+        assert_string_equal(plan.kernel, cases[i].kernel);
+        if (cases[i].way)
+            assert_non_null(strstr(plan.choice, cases[i].way));
+        else
+            assert_true(!strstr(plan.choice, "_Packed") && !strstr(plan.choice, "_Split") &&
+                        !strstr(plan.choice, "_Copied"));
+    }
+}
+
 /* The registers of all threads are the multiprocessor's: more would wait for ever, at setmaxnreg. */
 static void registers_fit(void **state) {
     (void)state;
@@ -221,6 +269,7 @@ static void groups_are_divided(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(takes_what_is_seen_key_by_key),
                                        cmocka_unit_test(backward_takes_what_it_names), cmocka_unit_test(registers_fit),
+                                       cmocka_unit_test(forward_takes_the_shortest_way),
                                        cmocka_unit_test(groups_are_divided)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -123,8 +123,6 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
 }
 
 static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
-    if (is_ordered(p))
-        return "its fixed order was not yet timed";
     const int32_t block_n = 64 * find_tile(device, p, 0)->warpgroups;
     const int64_t blocks = (p->seqlen_k + block_n - 1) / block_n * p->heads_kv * p->batch;
     return gpu_lists_keys(p) && p->heads > p->heads_kv && 2 * blocks < device->num_sms
