@@ -114,6 +114,8 @@ static void decode_takes_every_feature(void **state) {
         {MASK, FDM_FLOAT32, 32, 8, 1, 256, "MMA_Decode_TF32x3_16x32_W4_S2_X8", "2 stages of 32 keys", 1, 0, 1},
         {0, FDM_FLOAT32, 64, 2, 1, 256, "MMA_Decode_TF32x3_32x32_W8_S2", "fit in one tile of 32", 0, 0, 2},
     };
+    fdm_options by_name = fdm_options_default();
+    by_name.kernel = "mma.decode";
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const int f = cases[i].features;
         fdm_problem p = problem_of(1, cases[i].heads, cases[i].heads_kv, cases[i].rows, 131072, cases[i].head_dim);
@@ -131,8 +133,7 @@ static void decode_takes_every_feature(void **state) {
         fdm_plan plan;
         struct cuda_kernel_request requests[GPU_REQUESTS_MAX];
         assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
-        assert_int_equal(fdm_plan_attention(&device, &p, NULL, &plan), FDM_OK);
-        assert_string_equal(plan.kernel, "mma.decode");
+        assert_int_equal(fdm_plan_attention(&device, &p, &by_name, &plan), FDM_OK);
         assert_string_equal(plan.choice, cases[i].choice);
         assert_non_null(strstr(plan.reason, cases[i].words));
         assert_true(plan.parameters[SPLITS] > 1 && plan.shared_bytes <= device.shared_bytes);

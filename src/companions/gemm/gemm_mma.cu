@@ -45,7 +45,6 @@ template <bool across, int OUTER> __device__ __forceinline__ uint32_t chunk_at(i
 template <bool across, int OUTER> struct operand {
     static constexpr int WIDTH = (across ? OUTER : BLOCK_K) / 8; /* chunks of a row */
     static constexpr int STEP = THREADS / WIDTH, CHUNKS = OUTER * BLOCK_K / 8 / THREADS;
-    static constexpr int UNROLL = ALIGNED ? CHUNKS / PARTS : 1; /* elements of several would not fit in registers */
     static_assert(STEP % 8 == 0 && (!across || BLOCK_K % STEP == 0) && CHUNKS % PARTS == 0,
                   "a row's mix is that of the row STEP below");
     const char *from;    /* the thread's first chunk of the next step */
@@ -64,7 +63,7 @@ template <bool across, int OUTER> struct operand {
     /* The chunks of part `part` to the stage at `stage`; those outside of the matrix are 0. */
     __device__ __forceinline__ void copy(uint32_t stage, int part) const {
         constexpr int ROW_BYTES = (across ? OUTER : BLOCK_K) * 2 + (LAYOUT == GEMM_ROWS_PADDED ? 16 : 0);
-#pragma unroll UNROLL
+#pragma unroll
         for (int n = 0; n < CHUNKS / PARTS; n++) {
             const int i = part * (CHUNKS / PARTS) + n;
             const int count = i * STEP < left ? max(0, min(inside, 8)) : 0;
@@ -193,7 +192,7 @@ __device__ __forceinline__ struct tile tile_of_block(const struct gemm_params &a
             (L2_ORDER ? within / height : tile % column_tiles) * BLOCK_N};
 }
 
-extern "C" __global__ void __launch_bounds__(GEMM_MMA_THREADS, AHEAD ? 1 : 2)
+extern "C" __global__ void __launch_bounds__(GEMM_MMA_THREADS, AHEAD || !ALIGNED ? 1 : 2)
     gemm_mma(const __grid_constant__ struct gemm_params a) {
     extern __shared__ char shared[];
     const uint32_t base = (shared_address(shared) + 127) / 128 * 128;

@@ -80,11 +80,14 @@ MMA_DECODE_CONSTANTS(GPU_CONSTANT_GIVEN)
 
 /* Keys that a warp multiplies with at a time, and those of a lane. Products, maxima and shuffles of one step wait for
  * each other; of more keys more of them go side by side: as many as registers hold. */
-#define FEW_KEYS   (DTYPE == GPU_FLOAT32 || BIAS || HEAD_DIM > 128 || HEAD_DIM_V > 128)
-#define STEP_MOST  (FEW_KEYS ? 16 : LISTED || SOFTCAP ? 32 : 64)
-#define STEP_KEYS  (GROUP_KEYS < STEP_MOST ? GROUP_KEYS : STEP_MOST)
-#define LANE_KEYS  (STEP_KEYS / 4)
-#define BIAS_BYTES (BIAS == GPU_BIAS_FLOAT32 || DTYPE == GPU_FLOAT32 ? 4 : 2)
+#define FEW_KEYS  (DTYPE == GPU_FLOAT32 || BIAS || HEAD_DIM > 128 || HEAD_DIM_V > 128)
+#define STEP_MOST (FEW_KEYS ? 16 : LISTED || SOFTCAP ? 32 : 64)
+#define STEP_KEYS (GROUP_KEYS < STEP_MOST ? GROUP_KEYS : STEP_MOST)
+#define LANE_KEYS (STEP_KEYS / 4)
+#define ALL_SEEN  (0xffffffffu >> (32 - 2 * LANE_KEYS))
+/* Of the keys that are there, or listed, rows may see some and not others. */
+#define KEYS_DIFFER (WINDOW || BIAS || MASK == MMA_DECODE_EACH || INTERVALS == MMA_DECODE_EACH)
+#define BIAS_BYTES  (BIAS == GPU_BIAS_FLOAT32 || DTYPE == GPU_FLOAT32 ? 4 : 2)
 
 static_assert(GROUP_KEYS % STEP_KEYS == 0 && STEP_KEYS % 16 == 0 && KEY_GROUPS * MATES == WARPS, "whole steps");
 static_assert((WARP_KEYS & (WARP_KEYS - 1)) == 0, "load_rows() takes it so");
@@ -180,6 +183,13 @@ __device__ __forceinline__ struct seen_keys look(const struct gpu_forward_params
                                                  const struct list &l, const struct lane_rows &rows, int first_key,
                                                  int slot) {
     struct seen_keys f = {};
+    if (!KEYS_DIFFER) {
+        const int left = (LISTED ? l.listed : at.seqlen_k - first_key) - slot - (int)threadIdx.x % 4 * 2;
+#pragma unroll
+        for (int n = 0; n < LANE_KEYS; n++)
+            f.seen |= n / 2 * 8 + n % 2 < left ? (1u | 1u << LANE_KEYS) << n : 0;
+        return f;
+    }
 #pragma unroll
     for (int n = 0; n < LANE_KEYS; n++) {
         const int j = key_at(l, at, first_key, slot + n / 2 * 8 + threadIdx.x % 4 * 2 + n % 2);
@@ -307,18 +317,12 @@ __device__ __forceinline__ void raise_maxima(struct warp_state &w, const float (
     }
 }
 
-/* One step: the scores of its keys, their P, and what they add to the output. */
-__device__ __forceinline__ void take_keys(struct warp_state &w, const struct gpu_forward_params &a,
-                                          const uint32_t (&kept)[HEAD_DIM / 16][4], uint32_t q_tile, uint32_t k_tile,
-                                          uint32_t v_tile, int warp_row, int key_row, [[maybe_unused]] int share,
-                                          const struct seen_keys &f) {
-    float s[1][STEP_KEYS / 8][4] = {};
-    multiply(s, kept, q_tile, k_tile, warp_row, key_row);
-    [[maybe_unused]] const float unit = a.scale * (PLAIN ? LOG2_E : 1.0f);
-    float next[2];
+/* Products become scores: scaled, capped, biased, hidden. */
+__device__ __forceinline__ void finish_scores(float (&s)[1][STEP_KEYS / 8][4], const struct gpu_forward_params &a,
+                                              const struct seen_keys &f) {
+    const float unit = a.scale * (PLAIN ? LOG2_E : 1.0f);
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        float m = w.row_max[half];
+    for (int half = 0; half < 2; half++)
 #pragma unroll
         for (int n = 0; n < LANE_KEYS; n++) {
             float &x = s[0][n / 2][half * 2 + n % 2];
@@ -329,9 +333,33 @@ __device__ __forceinline__ void take_keys(struct warp_state &w, const struct gpu
 #if BIAS
             x += f.bias[half][n];
 #endif
-            x = f.seen >> (half * LANE_KEYS + n) & 1 ? x : MINUS_INF;
-            m = fmaxf(m, x);
         }
+    if (f.seen != ALL_SEEN) {
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+#pragma unroll
+            for (int n = 0; n < LANE_KEYS; n++) {
+                float &x = s[0][n / 2][half * 2 + n % 2];
+                x = f.seen >> (half * LANE_KEYS + n) & 1 ? x : MINUS_INF;
+            }
+    }
+}
+
+/* One step: the scores of its keys, their P, and what they add to the output. */
+__device__ __forceinline__ void take_keys(struct warp_state &w, const struct gpu_forward_params &a,
+                                          const uint32_t (&kept)[HEAD_DIM / 16][4], uint32_t q_tile, uint32_t k_tile,
+                                          uint32_t v_tile, int warp_row, int key_row, [[maybe_unused]] int share,
+                                          const struct seen_keys &f) {
+    float s[1][STEP_KEYS / 8][4] = {};
+    multiply(s, kept, q_tile, k_tile, warp_row, key_row);
+    finish_scores(s, a, f);
+    float next[2];
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float m = w.row_max[half];
+#pragma unroll
+        for (int n = 0; n < LANE_KEYS; n++)
+            m = fmaxf(m, s[0][n / 2][half * 2 + n % 2]);
         next[half] = quad_max(m);
     }
     raise_maxima(w, next);
@@ -375,103 +403,7 @@ __device__ __forceinline__ void take_keys(struct warp_state &w, const struct gpu
 #endif
 }
 
-/* The warp's rows beside those of the others: [KEY_GROUPS][ROWS]. */
-__device__ __forceinline__ void leave_parts(const struct warp_state &w, float *outs, float *maxima, float *sums,
-                                            int num_rows, int key_group, int warp_row, int share) {
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const int row = warp_row + lane / 4 + half * 8, part = key_group * ROWS + row;
-        float sum = w.row_sum[half];
-        sum = quad_sum(sum);
-        if (row >= num_rows)
-            continue;
-        if (lane % 4 == 0 && share == 0) {
-            maxima[part] = w.row_max[half] * (PLAIN ? LN_2 : 1.0f);
-            sums[part] = sum;
-        }
-#pragma unroll
-        for (int n = 0; n < OUT_TILES; n++)
-            *(float2 *)&outs[part * PART_WIDTH + (share * OUT_TILES + n) * 8 + lane % 4 * 2] =
-                make_float2(w.o[0][n][half * 2], w.o[0][n][half * 2 + 1]);
-    }
-}
-
-/* Four neighbouring columns of a packed row of the output, and with the first its lse. */
-__device__ __forceinline__ void store_columns(const struct gpu_forward_params &a, const struct place &at, int row,
-                                              int column, float4 x, float lse) {
-    const int packed = at.first_row + row, head = at.head_kv * a.group + packed % a.group;
-    const int64_t i = at.q_begin + packed / a.group;
-    char *to = a.out.data + (at.batch * a.out.batch + i * a.out.row + head * a.out.head + column) * ELEMENT_BYTES;
-#if DTYPE == GPU_FLOAT32
-    *(float4 *)to = x;
-#else
-    *(uint2 *)to = make_uint2(pack(x.x, x.y), pack(x.z, x.w));
-#endif
-    if (column == 0 && a.lse.data)
-        a.lse.data[at.batch * a.lse.batch + head * a.lse.head + i * a.lse.row] = lse == MINUS_INF ? -MINUS_INF : lse;
-}
-
-#if MERGE == MMA_MERGE_WORKSPACE
-/* The same of the split's result, not divided by the sum, and with the first its maximum and sum. */
-__device__ __forceinline__ void leave_columns(const struct gpu_forward_params &a, const struct place &at, int row,
-                                              int column, float4 x, float most, float sum) {
-    const int64_t all_rows = VARLEN ? (int64_t)a.heads * a.total_q : (int64_t)a.batch * a.heads * a.seqlen_q;
-    const int packed = at.first_row + row, i = packed / a.group, head = at.head_kv * a.group + packed % a.group;
-    const int64_t place =
-        VARLEN ? head * (int64_t)a.total_q + at.q_begin + i : ((int64_t)at.batch * a.heads + head) * a.seqlen_q + i;
-    const int64_t slot = at.split * all_rows + place;
-    *(float4 *)&a.partial_out[slot * a.head_dim_v + column] = x;
-    if (column == 0)
-        *(float2 *)&a.partial_rows[2 * slot] = make_float2(most, sum);
-}
-#endif
-
-__device__ __forceinline__ void add_weighted(float4 &sum, float weight, float4 x) {
-    sum.x += weight * x.x;
-    sum.y += weight * x.y;
-    sum.z += weight * x.z;
-    sum.w += weight * x.w;
-}
-__device__ __forceinline__ float4 times(float factor, float4 x) {
-    return make_float4(factor * x.x, factor * x.y, factor * x.z, factor * x.w);
-}
-
-#if MERGE == MMA_MERGE_CLUSTER
-/* This block's share of the pieces from all blocks of the cluster. */
-__device__ __forceinline__ void merge_blocks(const struct gpu_forward_params &a, const struct place &at, uint32_t inbox,
-                                             uint32_t inbox_rows, int fair, int mine) {
-    for (int n = threadIdx.x; n < mine; n += THREADS) {
-        const int index = at.split * fair + n, row = index / (HEAD_DIM_V / 4), column = index % (HEAD_DIM_V / 4) * 4;
-        float maximum[CLUSTER_MAX], part[CLUSTER_MAX], most = MINUS_INF, sum = 0;
-        float4 x = make_float4(0, 0, 0, 0);
-#    pragma unroll
-        for (int block = 0; block < CLUSTER_MAX; block++) {
-            uint32_t low = __float_as_uint(MINUS_INF), high = 0;
-            if (block < a.num_splits)
-                ld_shared_8(low, high, inbox_rows + (block * fair + n) * 8);
-            maximum[block] = __uint_as_float(low);
-            part[block] = __uint_as_float(high);
-            most = fmaxf(most, maximum[block]);
-        }
-        const bool empty = most == MINUS_INF;
-#    pragma unroll
-        for (int block = 0; block < CLUSTER_MAX; block++)
-            if (block < a.num_splits) {
-                uint32_t o[4];
-                ld_shared_16(o, inbox + (block * fair + n) * 16);
-                const float weight = empty ? 0.0f : ex2_approx((maximum[block] - most) * LOG2_E);
-                sum += weight * part[block];
-                add_weighted(x, weight,
-                             make_float4(__uint_as_float(o[0]), __uint_as_float(o[1]), __uint_as_float(o[2]),
-                                         __uint_as_float(o[3])));
-            }
-        if (column < a.head_dim_v)
-            store_columns(a, at, row, column, times(empty ? 0.0f : 1.0f / sum, x),
-                          empty ? MINUS_INF : most + logf(sum));
-    }
-}
-#endif
+#include "families/mma/forward/mma_decode_merge.cuh"
 
 /* The warps of a key group: what they have copied is seen by all of them, and none is a tile behind. */
 __device__ __forceinline__ void wait_for_group(int warp) {
