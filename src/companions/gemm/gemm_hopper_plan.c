@@ -60,9 +60,8 @@ static double cycles_of(const fdm_device *device, const fdm_gemm_problem *p, con
 }
 
 static struct tile tile_of(const fdm_device *device, const fdm_gemm_problem *p) {
-    static const struct tile tiles[] = {{2, 256, 2, 1}, {2, 256, 1, 1}, {2, 224, 2, 1}, {2, 192, 2, 1},
-                                        {2, 192, 1, 1}, {2, 160, 2, 1}, {2, 128, 2, 1}, {2, 128, 1, 1},
-                                        {1, 128, 2, 1}, {1, 64, 1, 1},  {2, 64, 1, 1}};
+    static const struct tile tiles[] = {{2, 256, 2, 1}, {2, 256, 1, 1}, {2, 224, 2, 1}, {2, 192, 2, 1}, {2, 192, 1, 1},
+                                        {2, 160, 2, 1}, {2, 128, 2, 1}, {2, 128, 1, 1}, {1, 64, 1, 1},  {2, 64, 1, 1}};
     const double NARROWER = 0.98;
     struct tile best = tiles[0];
     double least = 0;
@@ -70,7 +69,8 @@ static struct tile tile_of(const fdm_device *device, const fdm_gemm_problem *p) 
         for (int32_t splits = 1; splits <= 16 && (splits == 1 || steps_of(p) / splits >= 8); splits *= 2) {
             struct tile t = tiles[i];
             t.splits = splits;
-            if (t.cluster > 1 && p->m <= 64 * t.warpgroups) /* the lower block would have nothing */
+            /* The lower block would have nothing; or a launch of clusters costs more than sharing saves (H200). */
+            if (t.cluster > 1 && (p->m <= 64 * t.warpgroups || items_of(p, &t) * t.cluster <= device->num_sms))
                 continue;
             const double cycles = cycles_of(device, p, &t);
             if (least > 0 && cycles >= NARROWER * least) /* wide ones cost less power, which the estimate leaves out */
