@@ -169,34 +169,36 @@ __device__ __forceinline__ void add_packed(struct sums &s, uint64_t x) {
     s.n = n;
 }
 
-/* Of a row's pieces, of which all will be there; the same bits in each lane. */
-__device__ __forceinline__ struct sums sums_of_row(const uint64_t *pieces, uint32_t count, uint32_t lane) {
-    enum { BATCH = 8 }; /* loads under way at once */
-    struct sums s = no_sums();
-    for (uint32_t from = lane; from < count; from += 32 * BATCH) {
-        uint64_t x[BATCH];
+/* The sums of a row's pieces as far as they are there; of each lane every 32nd, all asked for at once. */
+enum { ASKED = SOFTMAX_RING_PIECES_MAX / 32 };
+__device__ __forceinline__ void ask(uint64_t (&x)[ASKED], const uint64_t *pieces, uint32_t count, uint32_t lane) {
 #pragma unroll
-        for (int j = 0; j < BATCH; j++)
-            x[j] = from + j * 32 < count ? ld_relaxed_8(pieces + from + j * 32) : packed(no_sums());
+    for (int j = 0; j < ASKED; j++)
+        if (lane + j * 32 < count && x[j] == EMPTY)
+            x[j] = ld_relaxed_8(pieces + lane + j * 32);
+}
+__device__ __forceinline__ bool is_missing(const uint64_t (&x)[ASKED], uint32_t count, uint32_t lane) {
+    bool missing = false;
 #pragma unroll
-        for (int j = 0; j < BATCH; j++) {
-            while (x[j] == EMPTY)
-                x[j] = ld_relaxed_8(pieces + from + j * 32);
-            add_packed(s, x[j]);
-        }
-    }
-    __syncwarp();
-    sums_over_lanes<32>(s);
-    return s;
+    for (int j = 0; j < ASKED; j++)
+        missing |= lane + j * 32 < count && x[j] == EMPTY;
+    return missing;
 }
 
-/* The last warp: what the block's piece of row k is tells others, and what row k + 1 - LAG is tells this block. */
+/* The last warp: what the block's piece of row k is tells others, and what row k + 1 - LAG is tells this block. It
+ * asks for the latter before it waits for the former. */
 __device__ __forceinline__ void share_sums(const struct softmax_params &a, uint32_t first, uint32_t groups,
                                            uint32_t own, struct told &told) {
     uint64_t *const partials = (uint64_t *)a.partials;
-    const uint32_t lane = threadIdx.x % 32;
-    const uint32_t turns = turns_of(a, first, groups);
+    const uint32_t lane = threadIdx.x % 32, turns = turns_of(a, first, groups);
     for (uint32_t k = 0, number = first; k + 1 < turns; k++, number += groups) {
+        const uint64_t *pieces = partials + (uint64_t)(number - (LAG - 1) * groups) * a.pieces;
+        uint64_t x[ASKED];
+#pragma unroll
+        for (int j = 0; j < ASKED; j++)
+            x[j] = EMPTY;
+        if (LAG > 1 && k + 1 >= LAG)
+            ask(x, pieces, a.pieces, lane);
         barrier_sync(SUMMED + k % 2, THREADS);
         if (number < a.rows) {
             struct sums s = no_sums();
@@ -207,8 +209,16 @@ __device__ __forceinline__ void share_sums(const struct softmax_params &a, uint3
                 st_relaxed_8(partials + (uint64_t)number * a.pieces + own, packed(s));
         }
         if (k + 1 >= LAG) {
-            const uint32_t row = number - (LAG - 1) * groups;
-            const struct totals t = totals_of(sums_of_row(partials + (uint64_t)row * a.pieces, a.pieces, lane));
+            struct sums s = no_sums();
+            while (is_missing(x, a.pieces, lane))
+                ask(x, pieces, a.pieces, lane);
+#pragma unroll
+            for (int j = 0; j < ASKED; j++)
+                if (lane + j * 32 < a.pieces)
+                    add_packed(s, x[j]);
+            __syncwarp();
+            sums_over_lanes<32>(s);
+            const struct totals t = totals_of(s);
             if (lane == 0)
                 told.totals[(k + 1) % 2] = make_float2(t.n, t.factor);
         }
