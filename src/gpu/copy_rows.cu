@@ -13,28 +13,40 @@ enum { IN_FLIGHT = 4 };
 
 /* Elements column .. + 7 of a row; 0 past its end. */
 __device__ __forceinline__ uint4 load_chunk(const struct copy_rows_matrix &m, const uint16_t *row, int column) {
-    if (m.from_aligned && column + 8 <= m.columns)
+    if (m.from_bytes == 16 && column + 8 <= m.columns)
         return *(const uint4 *)(row + column);
     uint32_t word[4];
 #pragma unroll
     for (int n = 0; n < 4; n++) {
         const int at = column + 2 * n;
-        const uint32_t low = at < m.columns ? row[at] : 0, high = at + 1 < m.columns ? row[at + 1] : 0;
-        word[n] = low | high << 16;
+        if (m.from_bytes >= 4 && at + 1 < m.columns) {
+            word[n] = *(const uint32_t *)(row + at);
+        } else {
+            const uint32_t low = at < m.columns ? row[at] : 0, high = at + 1 < m.columns ? row[at + 1] : 0;
+            word[n] = low | high << 16;
+        }
     }
     return make_uint4(word[0], word[1], word[2], word[3]);
 }
 
 __device__ __forceinline__ void store_chunk(const struct copy_rows_matrix &m, uint16_t *row, int column, uint4 x) {
-    if (m.to_aligned && column + 8 <= m.to_columns) {
+    if (m.to_bytes == 16 && column + 8 <= m.to_columns) {
         *(uint4 *)(row + column) = x;
         return;
     }
     const uint32_t word[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
-    for (int n = 0; n < 8; n++)
-        if (column + n < m.to_columns)
-            row[column + n] = (uint16_t)(word[n / 2] >> (n % 2 * 16));
+    for (int n = 0; n < 4; n++) {
+        const int at = column + 2 * n;
+        if (m.to_bytes >= 4 && at + 1 < m.to_columns) {
+            *(uint32_t *)(row + at) = word[n];
+        } else {
+            if (at < m.to_columns)
+                row[at] = (uint16_t)word[n];
+            if (at + 1 < m.to_columns)
+                row[at + 1] = (uint16_t)(word[n] >> 16);
+        }
+    }
 }
 
 __device__ __forceinline__ void copy_block(const struct copy_rows_matrix &m, int64_t block) {
