@@ -1,27 +1,31 @@
 /* mma_decode.cu: few query rows, many keys: split along the keys.
  *
  * Idea: FlashDecoding (Dao et al., 2023): each block walks a range of the keys and leaves a partial result. Up to eight
- * of them are merged by their own blocks, which are a cluster and read each other's shared memory (9.0): that saves a
- * launch. More go by way of global memory to combine_splits.cu. The heads of a group are packed as rows (row i * group
- * + g), so that K and V are read once for each KV head. Bound by memory: the least time is that of reading K and V
- * once.
+ * of them (of single tiles 16) are merged by their own blocks, which are a cluster and write to each other's shared
+ * memory (9.0): that saves a launch. More go by way of global memory to combine_splits.cu. The heads of a group are
+ * packed as rows (row i * group + g), so that K and V are read once for each KV head. Bound by memory: the least time
+ * is that of reading K and V once.
  *
  * What hides keys (mask, intervals, a bias of -inf) is looked at first, 2048 keys at a time, while copies are under
  * way: the keys that some row sees are listed, in their order, and only those are copied. Splits take units of 128 or
  * 256 keys in turn, so that hidden stretches are shared by all. Where rows differ in what they see, each looks at the
  * listed keys itself.
  *
+ * Few keys (ONE_TILE) are bound by steps that follow each other: a split is one tile, nothing is listed, and what needs
+ * nothing of the caller's is done before the kernel ahead in the stream has ended.
+ *
  * Tile: 64 keys, 16 for each of four warps, which work on all 16 rows and never wait for each other: each has its own
- * maxima, sums and output, merged at the end. Lane l holds rows l / 4 and l / 4 + 8. With more rows, two or four of
- * eight warps (ROW_GROUPS) take 16 rows each of the same keys and wait for each other once a tile. More rows than 64
+ * maxima, sums and output, merged at the end. Lane l holds rows l / 4 and l / 4 + 8. With more rows, two to eight of
+ * eight warps (ROW_GROUPS) take 16 rows each of the same keys and wait for each other once a tile. More rows than 128
  * are more blocks, which find K and V in the second-level cache. float32: three products of tf32 numbers
- * (mma_tf32.cuh); above head dim 128 two warps share the columns of O (SHARE).
+ * (mma_tf32.cuh); above head dim 128 two warps share the columns of O and the keys' scores (SHARE).
  *
  * Issue slots: a warp has few others beside it to hide its waits, so what a tile takes besides its products counts. A
  * lane's copies of a whole tile lie in one column: an address and two additions each.
  *
  * Shared memory: Q [ROWS][HEAD_DIM], then [STAGES] x (K [BLOCK_N][HEAD_DIM], V [BLOCK_N][HEAD_DIM_V]), all swizzled,
- * then the list; at the end the ring holds [KEY_GROUPS][ROWS][PART_WIDTH] floats and the warps' maxima and sums.
+ * then the list, and scores of warps that share columns; at the end the ring holds [KEY_GROUPS][ROWS][PART_WIDTH]
+ * floats, the warps' maxima and sums, and what a cluster's blocks leave here; an mbarrier for that is where Q was.
  *
  * Grid, in one dimension: splits, of blocks of rows, of KV heads, of batches. Registers: O takes HEAD_DIM_V / 2 /
  * SHARE. */
