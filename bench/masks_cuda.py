@@ -133,7 +133,7 @@ def windows(samples: int) -> list:
         for part in parts:
             window = keys // part
             pair = masks.topk_intervals(bias, window)
-            options = {"attn_bias": bias[:, :, None], "key_intervals": pair}
+            options = {"attn_bias": bias, "key_intervals": pair}
             row = {"keys": keys, "window": window, "build": timed(lambda: masks.topk_intervals(bias, window), samples),
                    "attention": timed(lambda: attend((q, k, v, bias), **options), samples, 5)}
             both = row["build"]["us"] + row["attention"]["us"]

@@ -4,7 +4,8 @@
  * begins in the middle of 16 bytes. Keys and values are read once for each block of query rows, so that one copy of
  * them costs less than the slow reads where these are many. Bound by memory: each element is read and written once.
  *
- * A block copies COPY_ROWS_ROWS rows of one head, a thread 16 bytes at a time, four of them in flight. */
+ * A block copies COPY_ROWS_ROWS rows of one head, a thread 16 bytes at a time, four of them in flight. Blocks of all
+ * heads of the same rows follow each other, since they lie side by side; sectors are written whole. */
 #include "cuda/ptx/types.cuh"
 #include "gpu/copy_rows.h"
 
@@ -25,23 +26,23 @@ __device__ __forceinline__ uint4 load_chunk(const struct copy_rows_matrix &m, co
 }
 
 __device__ __forceinline__ void store_chunk(const struct copy_rows_matrix &m, uint16_t *row, int column, uint4 x) {
-    if (m.to_aligned && column + 8 <= m.columns) {
+    if (m.to_aligned && column + 8 <= m.to_columns) {
         *(uint4 *)(row + column) = x;
         return;
     }
     const uint32_t word[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
     for (int n = 0; n < 8; n++)
-        if (column + n < m.columns)
+        if (column + n < m.to_columns)
             row[column + n] = (uint16_t)(word[n / 2] >> (n % 2 * 16));
 }
 
 __device__ __forceinline__ void copy_block(const struct copy_rows_matrix &m, int64_t block) {
-    const int64_t head = block / m.row_blocks % m.heads, batch = block / m.row_blocks / m.heads;
-    const int64_t first_row = block % m.row_blocks * COPY_ROWS_ROWS;
+    const int64_t head = block % m.heads, batch = block / m.heads / m.row_blocks;
+    const int64_t first_row = block / m.heads % m.row_blocks * COPY_ROWS_ROWS;
     const uint16_t *from = (const uint16_t *)m.from.data + batch * m.from.batch + head * m.from.head;
     uint16_t *to = (uint16_t *)m.to.data + batch * m.to.batch + head * m.to.head;
-    const int rows = (int)min((int64_t)COPY_ROWS_ROWS, m.rows - first_row), chunks = (m.columns + 7) / 8;
+    const int rows = (int)min((int64_t)COPY_ROWS_ROWS, m.rows - first_row), chunks = (m.to_columns + 7) / 8;
     for (int begin = threadIdx.x; begin < rows * chunks; begin += IN_FLIGHT * COPY_ROWS_THREADS) {
         uint4 held[IN_FLIGHT];
 #pragma unroll

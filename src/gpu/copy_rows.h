@@ -12,8 +12,9 @@
 struct copy_rows_matrix {
     struct gpu_matrix from, to; /* of `from` nothing is written */
     int32_t rows, heads, batches, columns;
+    int32_t to_columns;               /* that are written: zeros from `columns` on */
     int32_t from_aligned, to_aligned; /* 1: rows begin at multiples of 16 bytes */
-    int32_t row_blocks, reserved;     /* of a head */
+    int32_t row_blocks;               /* of a head */
     int64_t first_block, past_block;  /* of the grid */
 };
 struct copy_rows_params {

@@ -94,7 +94,7 @@ static int check(const struct form *f) {
     struct memory want = {.bytes = (1 + LINKS) * q_bytes + 2 * k_bytes, .k_at = (1 + LINKS) * q_bytes};
     want.v_at = want.k_at + k_bytes;
     struct memory there = want, have = want;
-    void *memory;
+    void *memory = NULL;
     want.data = malloc(want.bytes);
     have.data = malloc(want.bytes);
     if (!want.data || !have.data || fdm_memory_allocate(cuda, want.bytes, &memory))

@@ -111,7 +111,6 @@ float emu_atomic_add_float(float *at, float x, EMU_PLACE);
 unsigned emu_load_acquire(const unsigned *at, EMU_PLACE);
 void emu_store_release(unsigned *at, unsigned x, EMU_PLACE);
 unsigned emu_load_relaxed(const unsigned *at, EMU_PLACE);
-void emu_store_relaxed(unsigned *at, unsigned x, EMU_PLACE);
 unsigned long long emu_load_relaxed_8(const unsigned long long *at, EMU_PLACE);
 void emu_store_relaxed_8(unsigned long long *at, unsigned long long x, EMU_PLACE);
 void emu_launch_dependents(EMU_PLACE);

@@ -140,13 +140,6 @@ unsigned emu_load_relaxed(const unsigned *at, EMU_PLACE) {
     poll(HERE);
     return *at;
 }
-void emu_store_relaxed(unsigned *at, unsigned x, EMU_PLACE) {
-    if (!global_range(at, 4, "st.relaxed", HERE))
-        return;
-    *at = x;
-    progress();
-    yield_warp();
-}
 unsigned long long emu_load_relaxed_8(const unsigned long long *at, EMU_PLACE) {
     if ((uintptr_t)at % 8)
         finding("misaligned", HERE, "ld.relaxed of 8 bytes at %p", (const void *)at);

@@ -71,7 +71,7 @@ static const struct instruction {
      0,
      {0},
      0},
-    {"red_add ld_acquire st_release ld_relaxed st_relaxed ld_relaxed_8 st_relaxed_8 ld_global_16 ld_global_16_once",
+    {"red_add ld_acquire st_release ld_relaxed ld_relaxed_8 st_relaxed_8 ld_global_16 ld_global_16_once",
      "two blocks in turn",
      TRY_GLOBAL,
      BITS,

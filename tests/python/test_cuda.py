@@ -299,19 +299,26 @@ def test_backward_of_groups_of_heads_that_are_split(head_dim, deterministic):
     check_gradients(q, k, v, key_intervals=intervals, is_causal=True, deterministic=deterministic)
 
 
+@pytest.mark.parametrize("kind", ["strides", "causal", "window", "part", "intervals", "mask"])  # each compiles kernels of its own
 @pytest.mark.parametrize("head_dim, head_dim_v", [(32, 64), (64, 64), (72, 72), (96, 96), (128, 96), (128, 128), (192, 256)])
-def test_backward_of_many_units_of_rows(head_dim, head_dim_v):
+def test_backward_of_many_units_of_rows(head_dim, head_dim_v, kind):
     """The ring of staged rows turns several times, over heads of a group; tensor maps of views whose strides are 0 or unlike."""
     q, k, v = tensors(rows=420, keys=300, heads=6, head_dim=head_dim, head_dim_v=head_dim_v)
-    for options in ({}, {"is_causal": True}, {"window_size": (130, 70)}):
-        check_gradients(q, k, v, **options)
-    check_gradients(q[:1].expand(2, -1, -1, -1), k, v, is_causal=True)
-    check_gradients(q[:, :, :1].expand(-1, -1, 6, -1), k, v)
-    check_gradients(q.transpose(1, 2).contiguous().transpose(1, 2), k, v)
-    check_gradients(q[:, 5:410, ::3], k[:, 1:], v[:, 1:], window_size=(-1, 3))
-    intervals = masks.topk_intervals(torch.randn(2, 2, 300, device="cuda"), 60, seqlen_q=420)
-    check_gradients(q, k, v, key_intervals=intervals, is_causal=True)
-    check_gradients(q, k, v, attn_mask=torch.rand(2, 1, 1, 300, device="cuda") < 0.5)
+    if kind == "strides":
+        for each in (q, q[:, :, :1].expand(-1, -1, 6, -1), q.transpose(1, 2).contiguous().transpose(1, 2)):
+            check_gradients(each, k, v)
+    elif kind == "causal":
+        for each in (q, q[:1].expand(2, -1, -1, -1)):
+            check_gradients(each, k, v, is_causal=True)
+    elif kind == "window":
+        check_gradients(q, k, v, window_size=(130, 70))
+    elif kind == "part":
+        check_gradients(q[:, 5:410, ::3], k[:, 1:], v[:, 1:], window_size=(-1, 3))
+    elif kind == "intervals":
+        intervals = masks.topk_intervals(torch.randn(2, 2, 300, device="cuda"), 60, seqlen_q=420)
+        check_gradients(q, k, v, key_intervals=intervals, is_causal=True)
+    else:
+        check_gradients(q, k, v, attn_mask=torch.rand(2, 1, 1, 300, device="cuda") < 0.5)
 
 
 def test_backward_of_no_batches():

@@ -45,9 +45,6 @@ __device__ __forceinline__ int ld_relaxed(const int *at) {
     asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(at) : "memory");
     return x;
 }
-__device__ __forceinline__ void st_relaxed(int *at, int x) {
-    asm volatile("st.relaxed.gpu.global.s32 [%0], %1;" : : "l"(at), "r"(x) : "memory");
-}
 __device__ __forceinline__ uint64_t ld_relaxed_8(const uint64_t *at) {
     uint64_t x;
     asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];" : "=l"(x) : "l"(at) : "memory");

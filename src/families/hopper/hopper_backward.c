@@ -28,7 +28,7 @@ static const struct tile tiles[] = {
 };
 enum { NUM_TILES = sizeof tiles / sizeof tiles[0], BLOCK_M = 64 };
 
-enum { TILE, PARTS, IN_TURN, ORDER }; /* the plan's parameters */
+enum { TILE, PARTS, IN_TURN }; /* the plan's parameters */
 
 static int32_t shared_bytes(const struct tile *t, const fdm_problem *p) {
     const struct hopper_backward_asks asks = {gpu_lists_keys(p), gpu_mask_rows(p), p->has_bias, gpu_bias_rows(p)};
@@ -136,19 +136,19 @@ static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
 enum { ALL_HEADS_MB = 1 << 20 };
 static int32_t l2_mb(const fdm_problem *p) { return gathers(p) ? ALL_HEADS_MB : HOPPER_BACKWARD_L2_MB; }
 
-enum { NEAR8, NEAR4, NEAR4_RELAXED, NUM_ORDERS };
 /* Where blocks add in a fixed order, so many heads (parts of groups) take turns that few blocks of one begin at a time:
- * each comes to a tile of rows a step and a half after the one before it. Turns are equally large. */
-static int32_t heads_in_order(const fdm_device *device, int64_t heads, int32_t together) {
-    const int64_t least = (device->num_sms + together - 1) / together, turns = least < heads ? heads / least : 1;
+ * each comes to a tile of rows a step and a third after the one before it. Under a causal mask or window walks differ,
+ * and more begin anew. Turns are equally large. */
+static int32_t heads_in_order(const fdm_device *device, const fdm_problem *p, int32_t parts) {
+    const int32_t together = gpu_bounded(p) ? 4 : 8;
+    const int64_t heads = p->heads_kv * p->batch * parts, least = (device->num_sms + together - 1) / together;
+    const int64_t turns = least < heads ? heads / least : 1;
     return (int32_t)((heads + turns - 1) / turns);
 }
 
 /* First the tiles, then the other divisions of the first tile's heads. */
 static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, fdm_plan *plan) {
     const double flops = (double)(6 * p->head_dim + 4 * p->head_dim_v);
-    const int32_t order = is_ordered(p) ? number % NUM_ORDERS : 0;
-    number /= is_ordered(p) ? NUM_ORDERS : 1;
     const struct tile *t = find_tile(device, p, number);
     struct hopper_division division;
     int32_t other = 0;
@@ -159,20 +159,16 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
         return 0;
     plan->parameters[TILE] = (int32_t)(t - tiles);
     plan->parameters[PARTS] = division.parts;
-    plan->parameters[IN_TURN] =
-        is_ordered(p) ? heads_in_order(device, p->heads_kv * p->batch * division.parts, order == NEAR8 ? 8 : 4)
-                      : division.in_turn;
-    plan->parameters[ORDER] = is_ordered(p) ? 1 + (order == NEAR4_RELAXED) : 0;
-    static const char *const order_codes[NUM_ORDERS] = {"", "_Near4", "_Near4Relaxed"};
+    plan->parameters[IN_TURN] = is_ordered(p) ? heads_in_order(device, p, division.parts) : division.in_turn;
     const struct gpu_backward_needs needs = needs_of(plan, p);
     plan->block_m = BLOCK_M;
     plan->block_n = 64 * t->warpgroups;
     plan->stages = t->stages;
     plan->shared_bytes = shared_bytes(t, p);
     plan->workspace_bytes = gpu_backward_workspace_bytes(p, &needs);
-    snprintf(plan->choice, sizeof plan->choice, "SM90_Wgmma_%dx%d_R%d%s_DS%d%s%s%s", plan->block_m, plan->block_n,
+    snprintf(plan->choice, sizeof plan->choice, "SM90_Wgmma_%dx%d_R%d%s_DS%d%s%s", plan->block_m, plan->block_n,
              t->stages, t->dout_stages < t->stages ? "_DO2" : "", t->ds_stages, t->ds_registers ? "_RS" : "",
-             t->kind == SPACIOUS ? "_Spacious" : "", order_codes[order]);
+             t->kind == SPACIOUS ? "_Spacious" : "");
     snprintf(plan->reason, sizeof plan->reason,
              "head dim %lld on compute capability 9.0: %d warpgroups of 64 keys (%d registers a thread) and one that "
              "loads and makes dQ (%d), %d rows a step, %d stages of Q, %d of dO, %d of dS (%lld KB): %s%s%s",
@@ -198,7 +194,7 @@ static void main_request(const fdm_plan *plan, const fdm_problem *p, struct cuda
         .VARLEN = p->varlen, .INTERVALS = p->has_intervals, .GATHER = gathers(p),
         .DESCENDS = gathers(p) || is_ordered(p), .SOFTCAP = p->softcap > 0, .EXACT = is_exact(t, p),
         .EMPTY_ROWS = gpu_empty_rows(p) || p->varlen || p->has_mask || p->has_bias || p->has_intervals,
-        .PARTS = plan->parameters[PARTS] > 1, .NEEDS_DQ = p->needs_dq, .ORDERED = plan->parameters[ORDER]);
+        .PARTS = plan->parameters[PARTS] > 1, .NEEDS_DQ = p->needs_dq, .ORDERED = is_ordered(p));
     request->file = "families/hopper/hopper_backward.cu";
     request->entry = "hopper_backward";
     request->shared_bytes = shared_bytes(t, p);
@@ -211,9 +207,8 @@ static int valid(const fdm_plan *plan, const fdm_problem *p) {
         return 0;
     const struct tile *t = &tiles[tile];
     const struct gpu_backward_needs needs = needs_of(plan, p);
-    return suits(t, p) && is_ordered(p) == (plan->parameters[ORDER] > 0) && plan->block_m == BLOCK_M &&
-           plan->block_n == 64 * t->warpgroups && plan->shared_bytes == shared_bytes(t, p) &&
-           plan->workspace_bytes >= gpu_backward_workspace_bytes(p, &needs);
+    return suits(t, p) && plan->block_m == BLOCK_M && plan->block_n == 64 * t->warpgroups &&
+           plan->shared_bytes == shared_bytes(t, p) && plan->workspace_bytes >= gpu_backward_workspace_bytes(p, &needs);
 }
 
 /* The kernels before, the main one, those after; `before`: how many the first are. */

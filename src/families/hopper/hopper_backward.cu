@@ -235,8 +235,8 @@ struct server {
         const int own_turn = ORDERED ? blocks_before(a, k, added.tile) : 0;
         if (ORDERED && first == 0 && lane == 0 && seen != own_turn)
             seen = ld_relaxed(own_turns);
-        if (ORDERED && first + columns == HEAD_DIM)
-            hand_on<HEAD_DIM / columns - 1>(step);
+        if (ORDERED && first == 0)
+            hand_on(step);
         wgmma_wait_group<0>(dq);
         if (first + columns == HEAD_DIM)
             release<DS_STAGES>(base + DS_EMPTY, step);
@@ -264,15 +264,12 @@ struct server {
             turn = own_turn;
         }
     }
-    /* ORDERED: when all but the warp's last `pending` additions are complete, the next block may add to the rows of the
-     * step before `step`. */
-    template <int pending> __device__ __forceinline__ void hand_on(int step) {
+    /* ORDERED: when the warp's additions of the step before `step` are complete, the next block may add to the same
+     * rows. None is under way at the fence: it would wait for that too. */
+    __device__ __forceinline__ void hand_on(int step) {
         if (threadIdx.x % 32 == 0 && step > 0) {
-            cp_async_bulk_wait<pending>();
-            if (ORDERED == 2)
-                st_relaxed(turns, turn + 1);
-            else
-                hand_on_turn(turns, turn);
+            cp_async_bulk_wait<0>();
+            hand_on_turn(turns, turn);
         }
     }
 
@@ -319,7 +316,7 @@ struct server {
             added.advance(k);
         }
         if (ORDERED)
-            hand_on<0>(k.steps);
+            hand_on(k.steps);
         else if (NEEDS_DQ && threadIdx.x % 32 == 0)
             cp_async_bulk_wait_read<0>();
     }

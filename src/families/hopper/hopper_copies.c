@@ -28,21 +28,21 @@ static int64_t rows_of_key(const fdm_problem *p) {
 }
 
 /* By clocks of a multiprocessor, for a key and a head of it (docs/lab/hopper_forward.md): TMA takes 4 for a row of 128
- * bytes, and 6 where every other row begins in the middle of a sector; products of block_m rows D / 6.6 (three
- * warpgroups) or D / 6.6 * 2 / 3; a copy one for each 17 bytes; another launch 4 us on all of them. */
+ * bytes, and 6 where every other row begins in the middle of a sector; products of block_m rows 2 D block_m / 1500,
+ * wider heads / 1680; a copy one for each 15 bytes; another launch 4 us on all of them. */
 int32_t hopper_copies_that_pay(const fdm_problem *p, int32_t block_m) {
-    enum { DIRECT = 4, SPLIT = 2, PRODUCTS_A_CLOCK = 1680, PRODUCTS_A_CLOCK_OF_192 = 1500, BYTES_A_CLOCK = 17 };
+    enum { DIRECT = 4, SPLIT = 2, PRODUCTS_A_CLOCK = 1500, PRODUCTS_A_CLOCK_OF_WIDE = 1680, BYTES_A_CLOCK = 15 };
     const double launch = 132 * 7000.0;
     const int32_t copies = hopper_copies_possible(p);
     const int64_t d = row_elements(p->head_dim), dv = row_elements(p->head_dim_v), panels = (d + 63) / 64;
     const int64_t panels_v = (dv + 63) / 64, keys = k_rows(p) * batches(p) * p->heads_kv;
     const double loads = (double)(DIRECT * (panels + panels_v) + (copies & HOPPER_COPY_K ? SPLIT * panels : 0) +
                                   (copies & HOPPER_COPY_V ? SPLIT * panels_v : 0));
-    const double products = (double)(block_m * (d + dv)) / (block_m > 128 ? PRODUCTS_A_CLOCK_OF_192 : PRODUCTS_A_CLOCK);
-    const double bytes = 4.0 * (double)((copies & HOPPER_COPY_K ? d : 0) + (copies & HOPPER_COPY_V ? dv : 0));
+    const double products = (double)(block_m * (d + dv)) / (d + dv > 384 ? PRODUCTS_A_CLOCK_OF_WIDE : PRODUCTS_A_CLOCK);
+    const double bytes =
+        4.0 * (double)((copies & HOPPER_COPY_K ? d : 0) + (copies & HOPPER_COPY_V ? dv : 0)) / BYTES_A_CLOCK;
     const double blocks = (double)((rows_of_key(p) + block_m - 1) / block_m * (p->heads / p->heads_kv));
-    const double gain = blocks * (loads - products) - 1.25 * bytes / BYTES_A_CLOCK;
-    return loads > 1.2 * products && (double)keys * gain > launch ? copies : 0;
+    return (double)keys * (blocks * (loads - products) - bytes) > launch && loads > 1.2 * products ? copies : 0;
 }
 
 /* ---- the copies ---- */
@@ -83,13 +83,14 @@ static int begins_at_sectors(const struct matrix_view *v) {
 }
 
 static struct copy_rows_matrix matrix_of(const fdm_problem *p, const struct copied *c, const struct matrix_view *from,
-                                         const struct matrix_view *to) {
+                                         const struct matrix_view *to, int64_t to_columns) {
     return (struct copy_rows_matrix){.from = {from->data, from->batch, from->row, from->head},
                                      .to = {to->data, to->batch, to->row, to->head},
                                      .rows = (int32_t)c->rows,
                                      .heads = (int32_t)c->heads,
                                      .batches = (int32_t)batches(p),
-                                     .columns = (int32_t)c->columns};
+                                     .columns = (int32_t)c->columns,
+                                     .to_columns = (int32_t)to_columns};
 }
 
 fdm_status hopper_copies_before(const struct cuda_kernel *kernel, const struct attention *attention, int32_t copies,
@@ -108,7 +109,7 @@ fdm_status hopper_copies_before(const struct cuda_kernel *kernel, const struct a
         const int64_t row = row_elements(of[n].columns), head = of[n].rows * row;
         *of[n].view = (struct matrix_view){to, of[n].heads * head, row, head};
         if (n != COPY_OUT)
-            matrices[count++] = matrix_of(p, &of[n], &own, of[n].view);
+            matrices[count++] = matrix_of(p, &of[n], &own, of[n].view, row);
         to += bytes_of(p, &of[n]);
     }
     return count ? copy_rows_launch(kernel, matrices, count, stream) : FDM_OK;
@@ -119,6 +120,7 @@ fdm_status hopper_copies_after(const struct cuda_kernel *kernel, const struct at
     struct attention own = *attention;
     struct copied of[NUM_COPIED];
     list(attention->problem, &own, of);
-    const struct copy_rows_matrix out = matrix_of(attention->problem, &of[COPY_OUT], &replaced->out, &attention->out);
+    const struct copy_rows_matrix out =
+        matrix_of(attention->problem, &of[COPY_OUT], &replaced->out, &attention->out, attention->problem->head_dim_v);
     return copies & HOPPER_COPY_Q ? copy_rows_launch(kernel, &out, 1, stream) : FDM_OK;
 }

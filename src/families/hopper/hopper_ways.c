@@ -7,7 +7,7 @@
 /* An item's first and last products, which nothing overlaps, take about a step; the launch that combines splits about
  * three (4 us), and one for each 5 MB of parts. */
 enum { ITEM_STEPS = 1, COMBINE_STEPS = 3, STEP_BYTES = 5 << 20 };
-enum { SPLITS_MAX = 64, TILES_OF_A_SPLIT_MIN = 2, FEW_BLOCKS = 4 };
+enum { SPLITS_MAX = 64, TILES_OF_A_SPLIT_MIN = 2, FEW_BLOCKS = 4, FEW_WAVES = 4 };
 
 static int64_t divided(int64_t x, int64_t by) { return (x + by - 1) / by; }
 static int scored(const fdm_problem *p) { return p->has_mask || p->has_bias; }
@@ -41,45 +41,64 @@ static int64_t visible_keys(const fdm_problem *p) {
     return keys < p->seqlen_k ? keys : p->seqlen_k;
 }
 
-static double steps_of(const fdm_device *device, const fdm_problem *p, int32_t block_m, int32_t block_n,
-                       struct hopper_way way) {
-    const int64_t items = blocks_of(p, way.packed, block_m) * way.splits;
-    const int64_t tiles = divided(divided(visible_keys(p), block_n), way.splits);
-    const double steps = (double)divided(items, device->num_sms) * (double)(tiles + ITEM_STEPS);
-    const double bytes = 8.0 * (double)(p->batch * p->heads * p->seqlen_q * p->head_dim_v) * way.splits;
-    return way.splits == 1 ? steps : steps + COMBINE_STEPS + bytes / STEP_BYTES;
+/* What does not depend on the number of splits. */
+struct load {
+    int64_t blocks, tiles, num_sms;
+    double steps_of_parts; /* of one split */
+};
+static struct load load_of(const fdm_device *device, const fdm_problem *p, int32_t block_m, int32_t block_n,
+                           int32_t packed) {
+    return (struct load){blocks_of(p, packed, block_m), divided(visible_keys(p), block_n), device->num_sms,
+                         8.0 * (double)(p->batch * p->heads * p->seqlen_q * p->head_dim_v) / STEP_BYTES};
 }
 
-static int32_t splits_of(const fdm_device *device, const fdm_problem *p, int32_t block_m, int32_t block_n,
-                         int32_t packed) {
-    const int64_t tiles = divided(visible_keys(p), block_n);
-    struct hopper_way best = {packed, 1}, way = {packed, 2};
-    for (; way.splits <= SPLITS_MAX && way.splits * TILES_OF_A_SPLIT_MIN <= tiles && hopper_way_possible(p, way);
-         way.splits++)
-        if (steps_of(device, p, block_m, block_n, way) < 0.97 * steps_of(device, p, block_m, block_n, best))
-            best = way;
-    return best.splits;
+static double steps_of(const struct load *l, int32_t splits) {
+    const double steps =
+        (double)divided(l->blocks * splits, l->num_sms) * (double)(divided(l->tiles, splits) + ITEM_STEPS);
+    return splits == 1 ? steps : steps + COMBINE_STEPS + l->steps_of_parts * splits;
+}
+
+/* More splits than fill the multiprocessors once with a few blocks each do not pay. */
+static int32_t splits_of(const fdm_problem *p, const struct load *l, int32_t packed) {
+    int32_t best = 1;
+    double least = steps_of(l, 1);
+    if (l->blocks > FEW_WAVES * l->num_sms || !hopper_way_possible(p, (struct hopper_way){packed, 2}))
+        return 1;
+    for (int32_t splits = 2; splits <= SPLITS_MAX && splits * TILES_OF_A_SPLIT_MIN <= l->tiles; splits++) {
+        const double steps = steps_of(l, splits);
+        if (steps < 0.97 * least) {
+            best = splits;
+            least = steps;
+        }
+    }
+    return best;
 }
 
 int32_t hopper_ways(const fdm_device *device, const fdm_problem *p, int32_t block_m, int32_t block_n,
                     struct hopper_way ways[HOPPER_WAYS]) {
     const int32_t packed = packed_of(p, block_m);
+    const struct load loads[2] = {load_of(device, p, block_m, block_n, 1),
+                                  load_of(device, p, block_m, block_n, packed)};
+    double steps[HOPPER_WAYS];
     int32_t count = 0, fastest = 0;
     for (int n = 0; n < HOPPER_WAYS; n++) {
+        const struct load *l = &loads[n & 1];
         struct hopper_way way = {n & 1 ? packed : 1, 1};
-        way.splits = n & 2 ? splits_of(device, p, block_m, block_n, way.packed) : 1;
+        if (n & 2)
+            way.splits = splits_of(p, l, way.packed);
         if ((n & 1 && packed == 1) || (n & 2 && way.splits == 1))
             continue;
+        steps[count] = steps_of(l, way.splits);
         ways[count++] = way;
     }
     /* many blocks have unequal work that an order evens out: the estimate is of few */
     if (divided(p->seqlen_q, block_m) > FEW_BLOCKS)
         return count;
-    double least = 0.9 * steps_of(device, p, block_m, block_n, ways[0]);
+    double least = 0.9 * steps[0];
     for (int32_t n = 1; n < count; n++)
-        if (steps_of(device, p, block_m, block_n, ways[n]) < least) {
+        if (steps[n] < least) {
             fastest = n;
-            least = steps_of(device, p, block_m, block_n, ways[n]);
+            least = steps[n];
         }
     const struct hopper_way first = ways[fastest];
     for (int32_t n = fastest; n > 0; n--)

@@ -163,9 +163,7 @@ __device__ __forceinline__ void try_global(const struct task &t, const struct in
         t.out[1] = (uint32_t)seen, t.out[2] = (uint32_t)(seen >> 32);
         while (ld_acquire(a.flags) != (int)blockIdx.x)
             ;
-        if (blockIdx.x == 0)
-            st_relaxed(a.flags + 1, (int)t.in[3] | 1);
-        t.out[4] = (uint32_t)ld_relaxed(a.flags + 1);
+        t.out[4] = (uint32_t)ld_relaxed(a.flags);
         t.out[0] = blockIdx.x ? a.out[(int64_t)(blockIdx.x - 1) * INSTRUCTION_THREADS * INSTRUCTION_OUT] + 3 : t.in[0];
         st_release(a.flags, (int)blockIdx.x + 1);
     }

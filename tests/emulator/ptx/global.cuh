@@ -23,7 +23,6 @@ inline void ld_global_16_once(uint32_t (&r)[4], const void *from, int take, EMU_
 inline int ld_acquire(const int *at, EMU_AT) { return (int)emu_load_acquire((const unsigned *)at, EMU_HERE); }
 inline void st_release(int *at, int x, EMU_AT) { emu_store_release((unsigned *)at, (unsigned)x, EMU_HERE); }
 inline int ld_relaxed(const int *at, EMU_AT) { return (int)emu_load_relaxed((const unsigned *)at, EMU_HERE); }
-inline void st_relaxed(int *at, int x, EMU_AT) { emu_store_relaxed((unsigned *)at, (unsigned)x, EMU_HERE); }
 inline uint64_t ld_relaxed_8(const uint64_t *at, EMU_AT) { return emu_load_relaxed_8(at, EMU_HERE); }
 inline void st_relaxed_8(uint64_t *at, uint64_t x, EMU_AT) { emu_store_relaxed_8(at, x, EMU_HERE); }
 
