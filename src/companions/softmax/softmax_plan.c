@@ -39,18 +39,21 @@ struct shape {
 static int shape_of(const fdm_device *device, const fdm_softmax_problem *p, struct shape *s) {
     const int64_t n = at_least_1(chunks_of(p, p->aligned > 0));
     const int32_t backward = p->pass == FDM_BACKWARD, most = backward ? 4 : 8;
+    const int32_t wide = backward ? 32 : p->dtype != FDM_FLOAT32 ? 64 : SOFTMAX_MAX_LANES; /* of 2 chunks each */
     const int32_t cluster_max = device->compute_major < 9 ? 1 : backward ? 16 : 8;
     *s = (struct shape){1, 1, 1};
     while (s->lanes < 8 && s->lanes < n)
         s->lanes *= 2;
     while (s->chunks < 2 && (int64_t)s->lanes * s->chunks < n)
         s->chunks *= 2;
-    while (s->lanes < (backward ? 32 : SOFTMAX_MAX_LANES) && (int64_t)s->lanes * s->chunks < n)
+    while (s->lanes < wide && (int64_t)s->lanes * s->chunks < n)
         s->lanes *= 2;
-    while (s->chunks < most && (int64_t)s->lanes * s->chunks < n)
+    while (s->chunks < (wide < SOFTMAX_MAX_LANES ? 4 : most) && (int64_t)s->lanes * s->chunks < n)
         s->chunks *= 2;
     while (s->lanes < SOFTMAX_MAX_LANES && (int64_t)s->lanes * s->chunks < n)
         s->lanes *= 2;
+    while (s->chunks < most && (int64_t)s->lanes * s->chunks < n)
+        s->chunks *= 2;
     while (s->cluster < cluster_max && (int64_t)s->lanes * s->chunks * s->cluster < n)
         s->cluster *= 2;
     return (int64_t)s->lanes * s->chunks * s->cluster >= n;
