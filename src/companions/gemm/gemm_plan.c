@@ -159,7 +159,7 @@ static void element_request(const fdm_gemm_problem *p, const char *entry, int32_
 #define MMA_RUNG(index, name, description) [index] = {name, description, 0, float16_refusal, NULL, mma_fill}
 static const struct companion_kernel kernels[NUM_KERNELS] = {
     [SKINNY] = {"gemm.skinny", "few rows of A: B from memory straight to registers and mma.sync, k split over warps", 1,
-                gemm_skinny_refusal, NULL, gemm_skinny_fill},
+                gemm_skinny_refusal, gemm_skinny_passed_over, gemm_skinny_fill},
     [HOPPER] = {"gemm.hopper", "wgmma and TMA, persistent, specialised warpgroups, clusters, k split over blocks", 1,
                 gemm_hopper_refusal, NULL, gemm_hopper_fill},
     [MMA] = {"gemm.mma", "mma.sync, 64x64 a warp, 64 of k a stage, a ring of stages by cp.async", 1, float16_refusal,

@@ -17,6 +17,7 @@ fdm_status gemm_launch(const struct fdm_gemm_plan *plan, struct gemm_params *par
 /* The numbers of a choice of gemm.skinny. */
 enum gemm_skinny_parameter { SKINNY_ROWS, SKINNY_DEPTH, SKINNY_SPLITS, SKINNY_EARLY };
 const char *gemm_skinny_refusal(const fdm_device *device, const void *problem);
+const char *gemm_skinny_passed_over(const fdm_device *device, const void *problem);
 void gemm_skinny_fill(const fdm_device *device, const void *problem, fdm_companion_choice *choice);
 /* 0: the numbers are none that gemm_skinny_fill() can have made. */
 int gemm_skinny_request(const struct fdm_gemm_plan *plan, struct cuda_kernel_request *request);

@@ -22,6 +22,12 @@ const char *gemm_skinny_refusal(const fdm_device *device, const void *problem) {
     return NULL;
 }
 
+const char *gemm_skinny_passed_over(const fdm_device *device, const void *problem) {
+    enum { ROWS = 16 };
+    const fdm_gemm_problem *p = problem;
+    return p->m > ROWS && !gemm_hopper_refusal(device, p) ? "wgmma takes more than 16 rows faster" : NULL;
+}
+
 /* A block can draw some 90 GB/s, so that 48 reach the bandwidth of the largest device; k is split where there are fewer
  * of them, into parts that are worth a sum in memory. */
 static int32_t splits_of(const fdm_device *device, const fdm_gemm_problem *p) {
