@@ -51,7 +51,7 @@ def softmax_case(dtype: torch.dtype, columns: int, megabytes: int) -> dict:
     rows = max(1, (megabytes << 20) // columns // dtype.itemsize)
     x = torch.randn(rows, columns, device="cuda", dtype=dtype)
     out, dx, y = torch.empty_like(x), torch.empty_like(x), torch.softmax(x, -1)
-    kernels = ("naive", "online", "vector", "resident", "ring", "split") if columns == 4096 else ("resident", "ring")
+    kernels = ("naive", "online", "vector", "resident", "ring", "split") if columns == 4096 else ()
     calls = {"copy": lambda: out.copy_(x), "torch": lambda: torch.softmax(x, -1, out=out), "ours": lambda: softmax(x)}
     calls["torch log"] = lambda: torch.log_softmax(x, -1)
     calls["ours log"] = lambda: softmax(x, log=True)

@@ -3,7 +3,7 @@
 `bench/masks_cuda.py --json FILE` and `bench/train_dynamic_masks.py --out DIR`.
 
 Replaces what stands between "<!-- NAME measured -->" and "<!-- end of NAME measured -->", where NAME is a part that the result
-has: steps, windows, generation, or training. Usage: masks_table.py FILE...
+has: steps, windows, generation; of training "training", or "training in batches". Usage: masks_table.py FILE...
 """
 
 from __future__ import annotations
@@ -72,15 +72,20 @@ def training(results: list[dict]) -> str:
     return table(head, rows)
 
 
-MAKERS = {"steps": steps, "windows": windows, "generation": generation, "training": training}
+MAKERS = {"steps": steps, "windows": windows, "generation": generation, "training": training, "training in batches": training}
+
+
+def parts_of(data: dict) -> dict:
+    if "results" in data:
+        return {"training" if data["model"]["batch"] == 1 else "training in batches": data["results"]}
+    return {name: data[name] for name in MAKERS if name in data}
 
 
 def main(arguments: list[str]) -> int:
     for name in arguments:
         file = pathlib.Path(name)
         data = json.loads(file.read_text())
-        parts = {"training": data["results"]} if "results" in data else {n: data[n] for n in MAKERS if n in data}
-        for part, found in parts.items():
+        for part, found in parts_of(data).items():
             replaced = 0
             for page in (ROOT / each for each in PAGES):
                 begin, end = f"<!-- {part} measured -->\n", f"<!-- end of {part} measured -->"

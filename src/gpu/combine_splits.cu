@@ -15,7 +15,7 @@
 COMBINE_SPLITS_CONSTANTS(GPU_CONSTANT_GIVEN)
 
 #define THREADS (32 * COMBINE_SPLITS_WARPS)
-#define AT_ONCE 8 /* splits whose parts a warp reads together */
+#define AT_ONCE 16 /* splits whose parts a warp reads together */
 
 static_assert(GPU_SPLITS_MAX <= THREADS, "a thread for each split");
 

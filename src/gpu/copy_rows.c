@@ -7,9 +7,11 @@ void copy_rows_request(struct cuda_kernel_request *request) {
         (struct cuda_kernel_request){.file = "gpu/copy_rows.cu", .entry = "copy_rows", .threads = COPY_ROWS_THREADS};
 }
 
-static int aligned(const struct gpu_matrix *m) {
-    return ((uintptr_t)m->data | (uintptr_t)(2 * m->batch) | (uintptr_t)(2 * m->row) | (uintptr_t)(2 * m->head)) % 16 ==
-           0;
+/* At multiples of how many bytes its rows begin and end. */
+static int32_t alignment(const struct gpu_matrix *m, int32_t columns) {
+    const uintptr_t all = (uintptr_t)m->data | (uintptr_t)(2 * m->batch) | (uintptr_t)(2 * m->row) |
+                          (uintptr_t)(2 * m->head) | (uintptr_t)(2 * columns);
+    return all % 16 == 0 ? 16 : all % 4 == 0 ? 4 : 2;
 }
 
 fdm_status copy_rows_launch(const struct cuda_kernel *kernel, const struct copy_rows_matrix *matrices, int32_t count,
@@ -19,8 +21,8 @@ fdm_status copy_rows_launch(const struct cuda_kernel *kernel, const struct copy_
     for (int32_t n = 0; n < count; n++) {
         struct copy_rows_matrix *m = &params.matrices[n];
         *m = matrices[n];
-        m->from_aligned = aligned(&m->from);
-        m->to_aligned = aligned(&m->to);
+        m->from_bytes = alignment(&m->from, m->columns);
+        m->to_bytes = alignment(&m->to, m->to_columns);
         m->row_blocks = (m->rows + COPY_ROWS_ROWS - 1) / COPY_ROWS_ROWS;
         m->first_block = blocks;
         blocks += (int64_t)m->row_blocks * m->heads * m->batches;

@@ -29,24 +29,26 @@ static void shapes(void **state) {
         int32_t aligned;
         const char *kernel, *choice;
     } cases[] = {
-        {"sm_90", FDM_FORWARD, FDM_BFLOAT16, 4096, 8, 2, "softmax.resident", "1-lanes x 1-chunks"},
-        {"sm_90", FDM_FORWARD, FDM_BFLOAT16, 4096, 256, 2, "softmax.resident", "16-lanes x 2-chunks"},
-        {"sm_90", FDM_FORWARD, FDM_BFLOAT16, 4096, 256, 1, "softmax.resident", "32-lanes x 2-chunks"},
-        {"sm_90", FDM_BACKWARD, FDM_BFLOAT16, 4096, 256, 2, "softmax.resident", "16-lanes x 2-chunks"},
-        {"sm_90", FDM_FORWARD, FDM_FLOAT32, 4096, 16384, 2, "softmax.resident", "512-lanes x 8-chunks"},
-        {"sm_90", FDM_FORWARD, FDM_FLOAT32, 4096, 16385, 2, "softmax.ring",
-         "3-pieces of 3-chunks, 88-groups, ring of 4"},
+        {"sm_90", FDM_FORWARD, FDM_BFLOAT16, 4096, 8, 2, "softmax.resident", "1-lanes x 1-chunks, 1-block"},
+        {"sm_90", FDM_FORWARD, FDM_BFLOAT16, 4096, 256, 2, "softmax.resident", "16-lanes x 2-chunks, 1-block"},
+        {"sm_90", FDM_FORWARD, FDM_BFLOAT16, 4096, 256, 1, "softmax.resident", "32-lanes x 2-chunks, 1-block"},
+        {"sm_90", FDM_BACKWARD, FDM_BFLOAT16, 4096, 256, 2, "softmax.resident", "16-lanes x 2-chunks, 1-block"},
+        {"sm_90", FDM_FORWARD, FDM_FLOAT32, 4096, 16384, 2, "softmax.resident", "512-lanes x 8-chunks, 1-block"},
+        {"sm_90", FDM_FORWARD, FDM_FLOAT32, 4096, 16385, 2, "softmax.resident", "512-lanes x 8-chunks, 2-blocks"},
+        {"sm_90", FDM_FORWARD, FDM_BFLOAT16, 4096, 32768, 2, "softmax.resident", "512-lanes x 8-chunks, 1-block"},
+        {"sm_90", FDM_FORWARD, FDM_FLOAT32, 512, 131072, 2, "softmax.resident", "512-lanes x 8-chunks, 8-blocks"},
         {"sm_90", FDM_FORWARD, FDM_FLOAT32, 64, 1 << 20, 2, "softmax.ring",
-         "132-pieces of 4-chunks, 2-groups, ring of 3"},
+         "263-pieces of 2-chunks, 1-groups, ring of 6"},
         {"sm_90", FDM_FORWARD, FDM_BFLOAT16, 64, 1 << 20, 0, "softmax.ring",
-         "64-pieces of 4-chunks, 4-groups, ring of 3"},
+         "128-pieces of 2-chunks, 2-groups, ring of 6"},
+        {"sm_90", FDM_BACKWARD, FDM_FLOAT32, 512, 131072, 2, "softmax.resident", "512-lanes x 4-chunks, 16-blocks"},
         {"sm_90", FDM_BACKWARD, FDM_FLOAT32, 64, 1 << 20, 2, "softmax.ring",
          "263-pieces of 2-chunks, 1-groups, ring of 3"},
         {"sm_90", FDM_FORWARD, FDM_FLOAT32, 1, 1 << 20, 2, "softmax.ring",
          "264-pieces of 2-chunks, 1-groups, ring of 6"},
         {"sm_90", FDM_FORWARD, FDM_FLOAT32, 1, 1 << 23, 2, "softmax.split", "1024-pieces"},
         {"sm_80", FDM_FORWARD, FDM_FLOAT32, 4096, 16385, 2, "softmax.ring",
-         "3-pieces of 3-chunks, 72-groups, ring of 3"},
+         "9-pieces of 1-chunks, 24-groups, ring of 6"},
         {"sm_80", FDM_BACKWARD, FDM_FLOAT32, 4096, 1 << 22, 2, "softmax.split", "1-pieces"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -74,10 +76,11 @@ static void every_length_fits(void **state) {
             const int32_t count = softmax_requests(&plan, requests);
             assert_int_equal(count, strcmp(plan.choice.kernel, "softmax.split") == 0 ? 2 : 1);
             assert_true(plan.choice.shared_bytes + 1024 <= device.shared_bytes);
-            const int32_t *at = plan.choice.parameters; /* vector, threads, lanes, chunks, ring, pieces, groups, lag */
+            const int32_t *at = plan.choice.parameters; /* vector, threads, lanes, chunks, ring, pieces or cluster,
+                                                         * groups, lag */
             const int64_t needed = softmax_chunks(columns, fdm_dtype_bytes(p.dtype), p.aligned != 1);
             if (strcmp(plan.choice.kernel, "softmax.resident") == 0)
-                assert_true((int64_t)at[2] * at[3] >= needed);
+                assert_true((int64_t)at[2] * at[3] * at[5] >= needed);
             if (strcmp(plan.choice.kernel, "softmax.ring") == 0) { /* pieces that cover the row, and fit */
                 const int64_t share = softmax_share((int32_t)needed, at[5], at[0]);
                 assert_true(share * at[5] >= needed && share <= (int64_t)at[2] * at[3]);

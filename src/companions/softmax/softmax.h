@@ -31,10 +31,11 @@
     X(THREADS)  /* of a block */                                                                            \
     X(LANES)    /* threads of one row in a block: all, or a power of two below 32 */                        \
     X(CHUNKS)   /* runs of 16 bytes that a thread has in registers at a time; softmax_resident: of a row */ \
+    X(CLUSTER)  /* softmax_resident: blocks that share a row */                                             \
     X(RING)     /* softmax_ring: pieces of rows that a block has in shared memory; else 0 */                \
     X(LAG)      /* softmax_ring: turns from a piece's sums to its results */
 
-enum { SOFTMAX_ROW_AXES = 3, SOFTMAX_MAX_LANES = 512, SOFTMAX_PIECES_MAX = 1024 };
+enum { SOFTMAX_ROW_AXES = 3, SOFTMAX_MAX_LANES = 512, SOFTMAX_PIECES_MAX = 1024, SOFTMAX_RING_PIECES_MAX = 288 };
 
 /* Rows are numbered over three axes; strides in elements, 0 on axes that are broadcast. */
 struct softmax_rows {

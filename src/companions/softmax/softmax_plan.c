@@ -29,32 +29,39 @@ static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 /* ---- softmax.resident: threads and registers that hold a row ---- */
 
 struct shape {
-    int32_t lanes, chunks;
+    int32_t lanes, chunks, cluster;
 };
 
-/* Few loads of each thread and many threads; what is small leaves room for other rows on the multiprocessor, whose
- * loads hide this one's arithmetic. Half as many chunks of the backward, which has two inputs, and of 16-bit dtypes,
- * whose elements are held as floats. 0: the row is longer than a block's registers. */
-static int shape_of(const fdm_softmax_problem *p, struct shape *s) {
+/* Few loads of each thread and many threads, then more loads, then more blocks: what is small leaves room for other
+ * rows on the multiprocessor, whose loads hide this one's arithmetic. The backward has two inputs, so half as many
+ * chunks of each, and takes them sooner. 0: the row is longer than the registers of a cluster of blocks, of which only
+ * the backward wants more than 8. */
+static int shape_of(const fdm_device *device, const fdm_softmax_problem *p, struct shape *s) {
     const int64_t n = at_least_1(chunks_of(p, p->aligned > 0));
-    const int32_t backward = p->pass == FDM_BACKWARD, most = backward || p->dtype != FDM_FLOAT32 ? 4 : 8;
-    *s = (struct shape){1, 1};
+    const int32_t backward = p->pass == FDM_BACKWARD, most = backward ? 4 : 8;
+    const int32_t wide = backward ? 32 : p->dtype != FDM_FLOAT32 ? 64 : SOFTMAX_MAX_LANES; /* of 2 chunks each */
+    const int32_t cluster_max = device->compute_major < 9 ? 1 : backward ? 16 : 8;
+    *s = (struct shape){1, 1, 1};
     while (s->lanes < 8 && s->lanes < n)
         s->lanes *= 2;
     while (s->chunks < 2 && (int64_t)s->lanes * s->chunks < n)
         s->chunks *= 2;
-    while (s->lanes < (backward ? 32 : SOFTMAX_MAX_LANES) && (int64_t)s->lanes * s->chunks < n)
+    while (s->lanes < wide && (int64_t)s->lanes * s->chunks < n)
         s->lanes *= 2;
-    while (s->chunks < most && (int64_t)s->lanes * s->chunks < n)
+    while (s->chunks < (wide < SOFTMAX_MAX_LANES ? 4 : most) && (int64_t)s->lanes * s->chunks < n)
         s->chunks *= 2;
     while (s->lanes < SOFTMAX_MAX_LANES && (int64_t)s->lanes * s->chunks < n)
         s->lanes *= 2;
-    return (int64_t)s->lanes * s->chunks >= n;
+    while (s->chunks < most && (int64_t)s->lanes * s->chunks < n)
+        s->chunks *= 2;
+    while (s->cluster < cluster_max && (int64_t)s->lanes * s->chunks * s->cluster < n)
+        s->cluster *= 2;
+    return (int64_t)s->lanes * s->chunks * s->cluster >= n;
 }
 
 static const char *resident_refusal(const fdm_device *device, const void *problem) {
     struct shape s;
-    return shape_of(problem_of(problem), &s) ? NULL : "a row is longer than the registers of a block hold";
+    return shape_of(device, problem_of(problem), &s) ? NULL : "a row is longer than the registers of a cluster hold";
 }
 
 static const char few_rows[] = "so few rows leave most multiprocessors idle";
@@ -62,19 +69,20 @@ static const char few_rows[] = "so few rows leave most multiprocessors idle";
 static const char *resident_passed_over(const fdm_device *device, const void *problem) {
     struct shape s;
     const fdm_softmax_problem *p = problem;
-    shape_of(p, &s);
-    return s.lanes == SOFTMAX_MAX_LANES && p->rows < device->num_sms / 2 ? few_rows : NULL;
+    shape_of(device, p, &s);
+    return s.lanes == SOFTMAX_MAX_LANES && p->rows * s.cluster < device->num_sms / 2 ? few_rows : NULL;
 }
 
 static void resident_fill(const fdm_device *device, const void *problem, fdm_companion_choice *choice) {
     const fdm_softmax_problem *p = problem;
     struct shape s;
-    shape_of(p, &s);
+    shape_of(device, p, &s);
     const int32_t threads = s.lanes <= 32 ? 128 : s.lanes;
-    const int full = vector_of(p) == SOFTMAX_WHOLE && (int64_t)s.lanes * s.chunks == chunks_of(p, 1);
-    const int32_t parameters[] = {full ? SOFTMAX_FULL : vector_of(p), threads, s.lanes, s.chunks, 0, 1};
+    const int full = vector_of(p) == SOFTMAX_WHOLE && (int64_t)s.lanes * s.chunks * s.cluster == chunks_of(p, 1);
+    const int32_t parameters[] = {full ? SOFTMAX_FULL : vector_of(p), threads, s.lanes, s.chunks, 0, s.cluster};
     memcpy(choice->parameters, parameters, sizeof parameters);
-    snprintf(choice->choice, sizeof choice->choice, "%d-lanes x %d-chunks", s.lanes, s.chunks);
+    snprintf(choice->choice, sizeof choice->choice, "%d-lanes x %d-chunks, %d-block%s", s.lanes, s.chunks, s.cluster,
+             s.cluster > 1 ? "s" : "");
 }
 
 /* ---- softmax.ring: blocks that share a row, and what of it each has ---- */
@@ -83,34 +91,36 @@ struct ring {
     int32_t pieces, groups, chunks, ring, lag;
 };
 
-/* Two blocks on each multiprocessor. A row's pieces are as few as fit three of them in a block's ring, or as many as
- * give every block some, and then those with which the last turn of the groups wastes the least. 0: the row is too long
- * for the device. */
-static int ring_of(const fdm_device *device, const fdm_softmax_problem *p, struct ring *s) {
-    enum { LEAST = 3, MOST = 6, STATIC_BYTES = 1024, CANDIDATES = 16, OVERHEAD = 256 };
+/* With `ring` pieces in a block's shared memory. A row's pieces are as few as fit, or as many as give every block some,
+ * and then those with which the last turn of the groups wastes the least. 0: the row is too long. */
+static int ring_with(const fdm_device *device, const fdm_softmax_problem *p, int32_t ring, struct ring *s) {
+    enum { BLOCKS_PER_SM = 2, STATIC_BYTES = 1024, CANDIDATES = 16, OVERHEAD = 256 };
     const int32_t vector = vector_of(p), unit = softmax_shared_bytes(1, p->pass == FDM_BACKWARD);
-    const int32_t held = (int32_t)((device->shared_bytes + 1024) / 2 - 1024 - STATIC_BYTES) / unit;
-    const int32_t blocks = device->num_sms * 2 < SOFTMAX_MAX_LANES ? device->num_sms * 2 : SOFTMAX_MAX_LANES;
+    const int64_t shared_bytes = (device->shared_bytes + 1024) / BLOCKS_PER_SM - 1024 - STATIC_BYTES;
+    const int32_t chunks_max = (int32_t)shared_bytes / unit / ring, blocks = device->num_sms * BLOCKS_PER_SM;
+    const int32_t pieces_max = blocks < SOFTMAX_RING_PIECES_MAX ? blocks : SOFTMAX_RING_PIECES_MAX;
     const int64_t n = at_least_1(chunks_of(p, vector)), rows = at_least_1(p->rows);
-    const int64_t to_fit = ceil_div(n, held / LEAST * SOFTMAX_MAX_LANES),
-                  to_fill = rows * to_fit < blocks ? blocks / rows : 0, tiles = ceil_div(n, SOFTMAX_MAX_LANES),
-                  least = to_fill > tiles ? tiles : to_fill;
+    if (chunks_max < 1 || ceil_div(n, chunks_max * SOFTMAX_MAX_LANES) > pieces_max)
+        return 0;
+    const int64_t to_fit = ceil_div(n, chunks_max * SOFTMAX_MAX_LANES), tiles = ceil_div(n, SOFTMAX_MAX_LANES);
+    const int64_t to_fill = rows * to_fit < blocks ? pieces_max / rows : 0, least = to_fill > tiles ? tiles : to_fill;
     const int32_t first = (int32_t)(least > to_fit ? least : to_fit);
     int64_t best = INT64_MAX;
-    if (held < LEAST || to_fit > blocks)
-        return 0;
-    for (int32_t pieces = first; pieces <= blocks && pieces < first + CANDIDATES; pieces++) {
+    for (int32_t pieces = first; pieces <= pieces_max && pieces < first + CANDIDATES; pieces++) {
         const int32_t share = softmax_share((int32_t)n, pieces, vector), groups = blocks / pieces;
-        const int64_t cost = ceil_div(rows, groups) * (share + OVERHEAD);
         const int32_t chunks = (int32_t)ceil_div(share, SOFTMAX_MAX_LANES);
-        if (cost >= best || chunks * LEAST > held)
+        const int64_t cost = ceil_div(rows, groups) * (share + OVERHEAD);
+        if (cost >= best || chunks > chunks_max)
             continue;
         best = cost;
-        *s = (struct ring){.pieces = pieces, .groups = rows < groups ? (int32_t)rows : groups, .chunks = chunks};
-        s->ring = held / chunks < MOST ? held / chunks : MOST;
-        s->lag = s->ring > LEAST ? 2 : 1;
+        *s = (struct ring){pieces, rows < groups ? (int32_t)rows : groups, chunks, ring, ring / 2};
     }
     return best < INT64_MAX;
+}
+
+/* Many small pieces, so that a row's sums have three turns to meet; else few large ones. */
+static int ring_of(const fdm_device *device, const fdm_softmax_problem *p, struct ring *s) {
+    return ring_with(device, p, 6, s) || ring_with(device, p, 3, s);
 }
 
 static const char *ring_refusal(const fdm_device *device, const void *problem) {
@@ -220,8 +230,10 @@ int32_t softmax_requests(const fdm_softmax_plan *plan, struct cuda_kernel_reques
                                           .threads = at[P_THREADS]};
         GPU_SET_CONSTANTS(r, SOFTMAX_CONSTANTS, .DTYPE = p->dtype, .BACKWARD = backward, .LOG = p->log,
                           .MASK = p->has_mask, .FLIP = p->negative_scale, .VECTOR = at[P_VECTOR],
-                          .THREADS = at[P_THREADS], .LANES = at[P_LANES], .CHUNKS = at[P_CHUNKS], .RING = at[P_RING],
+                          .THREADS = at[P_THREADS], .LANES = at[P_LANES], .CHUNKS = at[P_CHUNKS],
+                          .CLUSTER = c->kernel_index == RESIDENT ? at[P_PIECES] : 1, .RING = at[P_RING],
                           .LAG = at[P_RING] ? at[P_LAG] : 0);
+        r->cluster = c->kernel_index == RESIDENT ? at[P_PIECES] : 1;
     }
     return count;
 }
@@ -248,6 +260,7 @@ fdm_status softmax_launch(const fdm_softmax_plan *plan, struct softmax_params *p
         const struct cuda_launch launch = {.kernel = loaded[i],
                                            .grid = {(uint32_t)blocks, 1, 1},
                                            .threads = (uint32_t)at[P_THREADS],
+                                           .cluster = (uint32_t)requests[i].cluster,
                                            .programmatic_launch = i > 0 && at[P_EARLY],
                                            .cooperative = is_ring,
                                            .stream = stream,

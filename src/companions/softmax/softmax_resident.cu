@@ -2,19 +2,31 @@
  *
  * Idea: a row is loaded into registers with every load under way at once; its largest element and sum are found there,
  * and the results are made from the same registers: one read and one write of each element, which is what a copy does.
- * Exponentials are made once, relative to the thread's own largest element. Longer rows are softmax_ring's.
+ * Exponentials are made once, relative to the thread's own largest element, or twice, where 16-bit elements are too
+ * many to be floats. Longer rows are shared by the blocks of a cluster, whose sums meet in each block's shared memory,
+ * and those longer still are softmax_ring's.
  *
  * Tile: LANES threads a row, THREADS / LANES rows a block; of a row each thread has CHUNKS runs of 16 bytes in
- * registers. Grid: blocks of rows. Shared memory: two floats for each warp.
+ * registers. Grid: blocks of rows; with CLUSTER, that many blocks a row. Shared memory: two floats for each warp, and
+ * for each block of the cluster.
  *
- * Registers: of a thread the elements as floats (of the backward 4 a chunk, twice) and some 30 besides; of the forward
- * on whole chunks at most 64, so that a multiprocessor holds 1024 threads. */
+ * Registers: on whole chunks at most 64 a thread, so that a multiprocessor holds 1024 threads, and one block loads
+ * while the other computes. */
 #include "companions/softmax/softmax_rows.cuh"
+#include "cuda/ptx/cluster.cuh"
+#include "cuda/ptx/copy.cuh"
+#include "cuda/ptx/opaque.cuh"
 
 static_assert(LANES == THREADS || LANES <= 32, "a row is a part of a warp, or a block's");
 
-/* Where a row's ends, or two inputs, take more registers, as many blocks as they leave. */
-#define BLOCKS_PER_SM (BACKWARD || VECTOR < SOFTMAX_WHOLE ? 1 : 1024 / THREADS)
+static_assert(CLUSTER == 1 || LANES == THREADS, "a cluster shares one row");
+
+/* Where a row's ends take more registers, as many blocks as they leave. */
+#define BLOCKS_PER_SM (VECTOR < SOFTMAX_WHOLE ? 1 : 1024 / THREADS)
+
+/* Elements become floats once, and then their exponentials, where the registers hold as many; else they stay as they
+ * came, and become floats twice. */
+constexpr bool WIDENED = !BACKWARD && (DTYPE == SOFTMAX_FLOAT32 || CHUNKS <= 4);
 
 /* ---- chunks in registers, forward ---- */
 
@@ -46,17 +58,37 @@ __device__ __forceinline__ struct chunk scaled_chunk(const float (&x)[PER_CHUNK]
     return chunk_of(y);
 }
 
+/* ---- sums of a cluster ---- */
+
+/* Each block's sums go to every block. The others have begun: `barrier_cluster_arrive` opened the kernel. */
+__device__ __forceinline__ void sums_over_cluster(struct sums &s, float *scratch) {
+    const uint32_t rank = cluster_ctarank(), lane = threadIdx.x % 32;
+    barrier_cluster_wait();
+    if (threadIdx.x < CLUSTER) {
+        const uint32_t there = mapa_shared(shared_address(scratch + 2 * rank), threadIdx.x);
+        st_cluster_4(there, __float_as_uint(s.n));
+        st_cluster_4(there + 4, __float_as_uint(s.sum));
+    }
+    barrier_cluster_arrive();
+    barrier_cluster_wait();
+    s = no_sums();
+    if (lane < CLUSTER)
+        s = {scratch[2 * lane], scratch[2 * lane + 1]};
+    sums_over_lanes<32>(s);
+}
+
 /* ---- the kernel ---- */
 
-/* This thread's part of its row: chunk i of it, and whether there is one. */
+/* This thread's part of its row: chunk i of it, and whether there is one. Blocks of a cluster have equal shares, whole
+ * tiles of LANES chunks. */
 struct part {
-    uint32_t lane, columns;
+    uint32_t first, share, lane, columns;
 };
 __device__ __forceinline__ struct place place_in(const struct part &p, const struct row &r, int i) {
-    return place_of(r, i * LANES, p.lane);
+    return place_of(r, (p.first + i) * LANES, p.lane);
 }
 __device__ __forceinline__ bool has(const struct part &p, const struct row &r, int i) {
-    return VECTOR == SOFTMAX_FULL || begins(place_in(p, r, i), p.columns);
+    return VECTOR == SOFTMAX_FULL || ((CLUSTER == 1 || i < (int)p.share) && begins(place_in(p, r, i), p.columns));
 }
 /* So that what uses it needs no branch. */
 __device__ __forceinline__ struct chunk load_or_hidden(const struct part &part, const struct row &r, const char *row,
@@ -64,14 +96,26 @@ __device__ __forceinline__ struct chunk load_or_hidden(const struct part &part, 
     return has(part, r, i) ? load_chunk(row, place_in(part, r, i), part.columns) : hidden_chunk();
 }
 
+/* Makes the compiler widen the elements again, instead of keeping the floats in registers; `zero` is 0, which it does
+ * not know. */
+__device__ __forceinline__ void forget(struct chunk &c, uint32_t zero) {
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        c.word[i] = opaque(c.word[i] + zero);
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     softmax_resident(const __grid_constant__ struct softmax_params a) {
-    __shared__ float scratch[THREADS / 32 * 2];
-    const uint32_t number = blockIdx.x * (THREADS / LANES) + threadIdx.x / LANES;
+    __shared__ float scratch[THREADS / 32 * 2], cluster_scratch[2 * CLUSTER];
+    const uint32_t number = blockIdx.x / CLUSTER * (THREADS / LANES) + threadIdx.x / LANES;
     const bool active = number < a.rows;
     const struct row r = row_of(a, active ? number : 0);
     const float scale2 = a.scale * LOG2_E;
-    const struct part part = {threadIdx.x % LANES, active ? a.columns : 0};
+    const uint32_t zero = a.rows >> 31;
+    if (CLUSTER > 1)
+        barrier_cluster_arrive();
+    const uint32_t share = ((a.chunks + LANES - 1) / LANES + CLUSTER - 1) / CLUSTER;
+    const struct part part = {blockIdx.x % CLUSTER * share, share, threadIdx.x % LANES, active ? a.columns : 0};
 
     /* Everything is asked for at once. */
     struct chunk in[CHUNKS], dout[BACKWARD ? CHUNKS : 1] = {};
@@ -83,36 +127,47 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     }
 
     struct sums s = no_sums();
-    float x[BACKWARD ? 1 : CHUNKS][PER_CHUNK];
+    float x[WIDENED ? CHUNKS : 1][PER_CHUNK];
 #pragma unroll
     for (int i = 0; i < CHUNKS; i++) {
         if (has(part, r, i))
             apply_mask(in[i], a, r, place_in(part, r, i));
         if (BACKWARD)
             s.sum += chunk_product(in[i], dout[BACKWARD ? i : 0]);
+        else if (WIDENED)
+            s.n = widen_chunk(x[WIDENED ? i : 0], in[i], scale2, s.n);
         else
-            s.n = widen_chunk(x[BACKWARD ? 0 : i], in[i], scale2, s.n);
+            s.n = chunk_largest(in[i], scale2, s.n);
     }
     const float own = s.n; /* what the exponentials in registers are relative to */
 #pragma unroll
     for (int i = 0; i < CHUNKS; i++)
-        if (!BACKWARD)
-            s.sum += exponentials(x[BACKWARD ? 0 : i], scale2, finite(own));
+        if (WIDENED)
+            s.sum += exponentials(x[WIDENED ? i : 0], scale2, finite(own));
+        else if (!BACKWARD) {
+            forget(in[i], zero);
+            s.sum += chunk_sum(in[i], scale2, own);
+        }
     if (LANES <= 32)
         sums_over_lanes<(LANES <= 32 ? LANES : 32)>(s);
     else
         sums_over_block(s, scratch);
+    if (CLUSTER > 1)
+        sums_over_cluster(s, cluster_scratch);
 
     const struct totals t = totals_of(s);
     const float weight = (own == MINUS_INF ? 0.0f : ex2_approx(own - t.n)) * t.factor;
     if (!active)
-        return;
+        return; /* of no cluster: its blocks all have the same row */
 #pragma unroll
     for (int i = 0; i < CHUNKS; i++)
         if (has(part, r, i)) {
-            const struct chunk result = BACKWARD
-                                            ? results_of(in[i], dout[BACKWARD ? i : 0], t, a.scale, scale2)
-                                            : scaled_chunk(x[BACKWARD ? 0 : i], finite(own) - t.n, t.factor, weight);
+            if (!WIDENED && DTYPE != SOFTMAX_FLOAT32)
+                forget(in[i], zero);
+            if (BACKWARD && DTYPE != SOFTMAX_FLOAT32)
+                forget(dout[BACKWARD ? i : 0], zero);
+            const struct chunk result = WIDENED ? scaled_chunk(x[WIDENED ? i : 0], finite(own) - t.n, t.factor, weight)
+                                                : results_of(in[i], dout[BACKWARD ? i : 0], t, a.scale, scale2);
             store_chunk(r.out, place_in(part, r, i), part.columns, result);
         }
 }

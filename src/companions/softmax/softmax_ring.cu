@@ -14,9 +14,9 @@
  * Shared memory: the ring, of the backward in and dout of each piece; 2 floats a warp and a row, twice. A thread reads
  * only what it has fetched, so the ring needs no barrier. Registers: two blocks on a multiprocessor, 56 a thread. */
 #include "companions/softmax/softmax_rows.cuh"
-#include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/global.cuh"
+#include "cuda/ptx/mbarrier.cuh"
 
 static_assert(THREADS == LANES + 32 && LANES == SOFTMAX_MAX_LANES, "a block a piece, and a warp; softmax_share()");
 
@@ -122,11 +122,20 @@ __device__ __forceinline__ void finish_piece(const struct softmax_params &a, con
 struct told {
     float2 sums[2][WARPS]; /* of a piece: largest element, sum */
     float2 totals[2];      /* of a row */
+    uint64_t summed[2];    /* barriers: all warps have told their sums of the turn; */
+    uint64_t totalled[2];  /* and the totals that the turn needs are there */
 };
-enum { SUMMED = 1, TOTALLED = 3 }; /* barriers, each of two turns as well: who arrives does not wait */
+__device__ __forceinline__ void arrive(uint64_t (&barriers)[2], uint32_t turn) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0)
+        mbarrier_arrive(shared_address(&barriers[turn % 2]));
+}
+__device__ __forceinline__ void wait(uint64_t (&barriers)[2], uint32_t turn) {
+    mbarrier_wait(shared_address(&barriers[turn % 2]), turn / 2 % 2);
+}
 
 /* Row k of the group is summed in turn k and written in turn k + LAG, when row k + RING takes its place. A turn but the
- * last ends for the sharing warp when all have SUMMED; a turn but the first needs its totals. */
+ * last ends for the sharing warp when all have summed; a turn but the first waits for what it found. */
 __device__ __forceinline__ uint32_t turns_of(const struct softmax_params &a, uint32_t first, uint32_t groups) {
     return (a.rows - first + groups - 1) / groups + LAG;
 }
@@ -145,11 +154,10 @@ __device__ __forceinline__ void move_pieces(const struct softmax_params &a, cons
             if (threadIdx.x % 32 == 0)
                 told.sums[k % 2][threadIdx.x / 32] = make_float2(s.n, s.sum);
         }
-        __syncwarp();
         if (k + 1 < turns)
-            barrier_arrive(SUMMED + k % 2, THREADS);
+            arrive(told.summed, k);
         if (k > 0)
-            barrier_sync(TOTALLED + k % 2, THREADS);
+            wait(told.totalled, k - 1);
         if (k >= LAG) {
             const float2 t = told.totals[k % 2];
             finish_piece(a, part, number - LAG * groups, k - LAG, {t.x, t.y}, scale2);
@@ -169,35 +177,37 @@ __device__ __forceinline__ void add_packed(struct sums &s, uint64_t x) {
     s.n = n;
 }
 
-/* Of a row's pieces, of which all will be there; the same bits in each lane. */
-__device__ __forceinline__ struct sums sums_of_row(const uint64_t *pieces, uint32_t count, uint32_t lane) {
-    enum { BATCH = 8 }; /* loads under way at once */
-    struct sums s = no_sums();
-    for (uint32_t from = lane; from < count; from += 32 * BATCH) {
-        uint64_t x[BATCH];
+/* The sums of a row's pieces as far as they are there; of each lane every 32nd, all asked for at once. */
+enum { ASKED = SOFTMAX_RING_PIECES_MAX / 32 };
+__device__ __forceinline__ void ask(uint64_t (&x)[ASKED], const uint64_t *pieces, uint32_t count, uint32_t lane) {
 #pragma unroll
-        for (int j = 0; j < BATCH; j++)
-            x[j] = from + j * 32 < count ? ld_relaxed_8(pieces + from + j * 32) : packed(no_sums());
+    for (int j = 0; j < ASKED; j++)
+        if (lane + j * 32 < count && x[j] == EMPTY)
+            x[j] = ld_relaxed_8(pieces + lane + j * 32);
+}
+__device__ __forceinline__ bool is_missing(const uint64_t (&x)[ASKED], uint32_t count, uint32_t lane) {
+    bool missing = false;
 #pragma unroll
-        for (int j = 0; j < BATCH; j++) {
-            while (x[j] == EMPTY)
-                x[j] = ld_relaxed_8(pieces + from + j * 32);
-            add_packed(s, x[j]);
-        }
-    }
-    __syncwarp();
-    sums_over_lanes<32>(s);
-    return s;
+    for (int j = 0; j < ASKED; j++)
+        missing |= lane + j * 32 < count && x[j] == EMPTY;
+    return missing;
 }
 
-/* The last warp: what the block's piece of row k is tells others, and what row k + 1 - LAG is tells this block. */
+/* The last warp: what the block's piece of row k is tells others, and what row k + 1 - LAG is tells this block. It
+ * asks for the latter before it waits for the former. */
 __device__ __forceinline__ void share_sums(const struct softmax_params &a, uint32_t first, uint32_t groups,
                                            uint32_t own, struct told &told) {
     uint64_t *const partials = (uint64_t *)a.partials;
-    const uint32_t lane = threadIdx.x % 32;
-    const uint32_t turns = turns_of(a, first, groups);
+    const uint32_t lane = threadIdx.x % 32, turns = turns_of(a, first, groups);
     for (uint32_t k = 0, number = first; k + 1 < turns; k++, number += groups) {
-        barrier_sync(SUMMED + k % 2, THREADS);
+        const uint64_t *pieces = partials + (uint64_t)(number - (LAG - 1) * groups) * a.pieces;
+        uint64_t x[ASKED];
+#pragma unroll
+        for (int j = 0; j < ASKED; j++)
+            x[j] = EMPTY;
+        if (LAG > 1 && k + 1 >= LAG)
+            ask(x, pieces, a.pieces, lane);
+        wait(told.summed, k);
         if (number < a.rows) {
             struct sums s = no_sums();
             if (lane < WARPS)
@@ -207,13 +217,20 @@ __device__ __forceinline__ void share_sums(const struct softmax_params &a, uint3
                 st_relaxed_8(partials + (uint64_t)number * a.pieces + own, packed(s));
         }
         if (k + 1 >= LAG) {
-            const uint32_t row = number - (LAG - 1) * groups;
-            const struct totals t = totals_of(sums_of_row(partials + (uint64_t)row * a.pieces, a.pieces, lane));
+            struct sums s = no_sums();
+            while (is_missing(x, a.pieces, lane))
+                ask(x, pieces, a.pieces, lane);
+#pragma unroll
+            for (int j = 0; j < ASKED; j++)
+                if (lane + j * 32 < a.pieces)
+                    add_packed(s, x[j]);
+            __syncwarp();
+            sums_over_lanes<32>(s);
+            const struct totals t = totals_of(s);
             if (lane == 0)
                 told.totals[(k + 1) % 2] = make_float2(t.n, t.factor);
         }
-        __syncwarp();
-        barrier_arrive(TOTALLED + (k + 1) % 2, THREADS);
+        arrive(told.totalled, k);
     }
 }
 
@@ -221,6 +238,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) softmax_ring(const __gr
     extern __shared__ uint4 dynamic[];
     __shared__ struct told told;
     const uint32_t groups = gridDim.x / a.pieces, first = blockIdx.x / a.pieces, own = blockIdx.x % a.pieces;
+    if (threadIdx.x == 0)
+        for (int i = 0; i < 2; i++) {
+            mbarrier_init(shared_address(&told.summed[i]), WARPS);
+            mbarrier_init(shared_address(&told.totalled[i]), 1);
+        }
+    __syncthreads();
     if (threadIdx.x >= LANES) {
         share_sums(a, first, groups, own, told);
         return;

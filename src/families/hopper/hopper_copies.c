@@ -42,7 +42,7 @@ int32_t hopper_copies_that_pay(const fdm_problem *p, int32_t block_m) {
     const double bytes =
         4.0 * (double)((copies & HOPPER_COPY_K ? d : 0) + (copies & HOPPER_COPY_V ? dv : 0)) / BYTES_A_CLOCK;
     const double blocks = (double)((rows_of_key(p) + block_m - 1) / block_m * (p->heads / p->heads_kv));
-    return (double)keys * (blocks * (loads - products) - bytes) > launch && loads > 1.2 * products ? copies : 0;
+    return (double)keys * (blocks * (loads - products) - bytes) > launch && loads > 1.25 * products ? copies : 0;
 }
 
 /* ---- the copies ---- */
@@ -120,7 +120,8 @@ fdm_status hopper_copies_after(const struct cuda_kernel *kernel, const struct at
     struct attention own = *attention;
     struct copied of[NUM_COPIED];
     list(attention->problem, &own, of);
-    const struct copy_rows_matrix out =
+    struct copy_rows_matrix out =
         matrix_of(attention->problem, &of[COPY_OUT], &replaced->out, &attention->out, attention->problem->head_dim_v);
+    out.columns = (int32_t)row_elements(out.columns); /* rows of the workspace end with whole chunks */
     return copies & HOPPER_COPY_Q ? copy_rows_launch(kernel, &out, 1, stream) : FDM_OK;
 }

@@ -49,7 +49,7 @@ struct tile {
 };
 
 static int32_t shared_bytes(const fdm_problem *p, struct tile t, int32_t stages, int32_t merge) {
-    return mma_decode_shared_bytes(element_bytes(p), padded(p), padded_v(p), t.block_n, t.row_groups,
+    return mma_decode_shared_bytes(element_bytes(p), padded(p), padded_v(p), t.block_n, t.row_groups, t.warps,
                                    t.warps / share_of(p), stages, merge, lists_keys(p) && stages > 1);
 }
 

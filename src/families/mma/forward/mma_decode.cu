@@ -1,27 +1,31 @@
 /* mma_decode.cu: few query rows, many keys: split along the keys.
  *
  * Idea: FlashDecoding (Dao et al., 2023): each block walks a range of the keys and leaves a partial result. Up to eight
- * of them are merged by their own blocks, which are a cluster and read each other's shared memory (9.0): that saves a
- * launch. More go by way of global memory to combine_splits.cu. The heads of a group are packed as rows (row i * group
- * + g), so that K and V are read once for each KV head. Bound by memory: the least time is that of reading K and V
- * once.
+ * of them (of single tiles 16) are merged by their own blocks, which are a cluster and write to each other's shared
+ * memory (9.0): that saves a launch. More go by way of global memory to combine_splits.cu. The heads of a group are
+ * packed as rows (row i * group + g), so that K and V are read once for each KV head. Bound by memory: the least time
+ * is that of reading K and V once.
  *
  * What hides keys (mask, intervals, a bias of -inf) is looked at first, 2048 keys at a time, while copies are under
  * way: the keys that some row sees are listed, in their order, and only those are copied. Splits take units of 128 or
  * 256 keys in turn, so that hidden stretches are shared by all. Where rows differ in what they see, each looks at the
  * listed keys itself.
  *
+ * Few keys (ONE_TILE) are bound by steps that follow each other: a split is one tile, nothing is listed, and what needs
+ * nothing of the caller's is done before the kernel ahead in the stream has ended.
+ *
  * Tile: 64 keys, 16 for each of four warps, which work on all 16 rows and never wait for each other: each has its own
- * maxima, sums and output, merged at the end. Lane l holds rows l / 4 and l / 4 + 8. With more rows, two or four of
- * eight warps (ROW_GROUPS) take 16 rows each of the same keys and wait for each other once a tile. More rows than 64
+ * maxima, sums and output, merged at the end. Lane l holds rows l / 4 and l / 4 + 8. With more rows, two to eight of
+ * eight warps (ROW_GROUPS) take 16 rows each of the same keys and wait for each other once a tile. More rows than 128
  * are more blocks, which find K and V in the second-level cache. float32: three products of tf32 numbers
- * (mma_tf32.cuh); above head dim 128 two warps share the columns of O (SHARE).
+ * (mma_tf32.cuh); above head dim 128 two warps share the columns of O and the keys' scores (SHARE).
  *
  * Issue slots: a warp has few others beside it to hide its waits, so what a tile takes besides its products counts. A
  * lane's copies of a whole tile lie in one column: an address and two additions each.
  *
  * Shared memory: Q [ROWS][HEAD_DIM], then [STAGES] x (K [BLOCK_N][HEAD_DIM], V [BLOCK_N][HEAD_DIM_V]), all swizzled,
- * then the list; at the end the ring holds [KEY_GROUPS][ROWS][PART_WIDTH] floats and the warps' maxima and sums.
+ * then the list, and scores of warps that share columns; at the end the ring holds [KEY_GROUPS][ROWS][PART_WIDTH]
+ * floats, the warps' maxima and sums, and what a cluster's blocks leave here; an mbarrier for that is where Q was.
  *
  * Grid, in one dimension: splits, of blocks of rows, of KV heads, of batches. Registers: O takes HEAD_DIM_V / 2 /
  * SHARE. */
@@ -49,7 +53,8 @@ MMA_DECODE_CONSTANTS(GPU_CONSTANT_GIVEN)
 
 #define ROWS        (16 * ROW_GROUPS)
 #define SHARE       mma_decode_share(DTYPE == GPU_FLOAT32, HEAD_DIM_V)
-#define MATES       (ROW_GROUPS * SHARE) /* warps that work on the same keys */
+#define SHARED      (DTYPE == GPU_FLOAT32 && HEAD_DIM_V > 128) /* SHARE > 1 */
+#define MATES       (ROW_GROUPS * SHARE)                       /* warps that work on the same keys */
 #define KEY_GROUPS  (WARPS / MATES)
 #define GROUP_KEYS  (BLOCK_N / KEY_GROUPS) /* of a tile, that a warp works on */
 #define WARP_KEYS   (BLOCK_N / WARPS)      /* that it copies */
@@ -71,8 +76,10 @@ MMA_DECODE_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define TO_LOG2 (PLAIN ? 1.0f : LOG2_E)
 /* Q in registers; else read anew, so that nothing spills. */
 #define KEEP_Q (DTYPE != GPU_FLOAT32 && !ONE_TILE && HEAD_DIM + HEAD_DIM_V <= (LISTED || SOFTCAP ? 256 : 320))
-#define Q_STEPS \
-    (KEEP_Q || HEAD_DIM <= 128 ? HEAD_DIM / 16 : 4) /* of Q K^T whose reads may be ahead: more would spill */
+#define Q_STEPS                                \
+    (KEEP_Q || HEAD_DIM <= 128 ? HEAD_DIM / 16 \
+     : LISTED || SOFTCAP       ? 2             \
+                               : 4) /* of Q K^T whose reads may be ahead: more would spill */
 /* What else a lane keeps: what its rows see one step ahead; where they begin. Without, they are found anew. */
 #define KEEP_ROWS  (HEAD_DIM_V <= 128 && DTYPE != GPU_FLOAT32)
 #define Q_COPIES   ((ROWS * K_CHUNKS + THREADS - 1) / THREADS)   /* of a thread */
@@ -91,6 +98,7 @@ MMA_DECODE_CONSTANTS(GPU_CONSTANT_GIVEN)
 
 static_assert(GROUP_KEYS % STEP_KEYS == 0 && STEP_KEYS % 16 == 0 && KEY_GROUPS * MATES == WARPS, "whole steps");
 static_assert((WARP_KEYS & (WARP_KEYS - 1)) == 0, "load_rows() takes it so");
+static_assert(SHARE == (SHARED ? 2 : 1), "multiply_eight() takes half of the keys");
 static_assert(SHARE == 1 || HEAD_DIM_V % 64 == 0, "each warp's columns are whole groups of chunks");
 static_assert(!ONE_TILE || (MATES == 1 && GROUP_KEYS == 16), "a warp works on the 16 keys that it copies");
 
@@ -251,6 +259,58 @@ struct warp_state {
     float row_max[2], row_sum[2]; /* maxima of scores, where PLAIN in units of log2 */
 };
 
+#if SHARED
+/* Scores of 8 keys of 16: the warp that shares the columns of O makes those of the others. */
+__device__ __forceinline__ void multiply_eight(float (&c)[4], uint32_t q_tile, uint32_t k_tile, int warp_row,
+                                               int key_row) {
+    const int lane = threadIdx.x % 32;
+    const lane_address<K_CHUNKS> left = left_of<K_CHUNKS>(q_tile, warp_row);
+#    pragma unroll 2
+    for (int k = 0; k < HEAD_DIM / 16; k++) {
+        uint32_t x[4], q_big[2][4], q_small[2][4], k_big[4], k_small[4];
+#    pragma unroll
+        for (int s = 0; s < 2; s++) {
+            ldmatrix_x4(x, left.at_step(0, 4 * k + 2 * s));
+#    pragma unroll
+            for (int e = 0; e < 4; e++)
+                split_tf32(q_big[s][e], q_small[s][e], __uint_as_float(x[e]));
+        }
+        ldmatrix_x4(x, k_tile + chunk_offset<K_CHUNKS>(key_row + lane % 8, 4 * k + lane / 8));
+#    pragma unroll
+        for (int e = 0; e < 4; e++)
+            split_tf32(k_big[e], k_small[e], __uint_as_float(x[e]));
+        float sum[2][4] = {}; /* as in multiply_scores(): the smallest products first, two sums side by side */
+#    pragma unroll
+        for (int product = 0; product < 3; product++)
+#    pragma unroll
+            for (int s = 0; s < 2; s++) {
+                const uint32_t(&b)[4] = product == 1 ? k_small : k_big;
+                mma_m16n8k8_tf32(sum[s], product == 0 ? q_small[s] : q_big[s], b[2 * s], b[2 * s + 1]);
+            }
+#    pragma unroll
+        for (int e = 0; e < 4; e++)
+            c[e] += sum[0][e] + sum[1][e];
+    }
+}
+
+/* This warp's scores of 8 keys beside those of the warp that shares its columns, by two places in turn. */
+__device__ __forceinline__ void exchange_scores(float (&s)[1][2][4], const float (&mine)[4], uint32_t places,
+                                                int turn) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, share = warp % MATES / ROW_GROUPS;
+    const uint32_t place = places + turn % 2 * WARPS * 512 + lane * 16;
+    uint32_t theirs[4];
+    st_shared_16(place + warp * 512, __float_as_uint(mine[0]), __float_as_uint(mine[1]), __float_as_uint(mine[2]),
+                 __float_as_uint(mine[3]));
+    barrier_sync(1 + KEY_GROUPS + warp / MATES * ROW_GROUPS + warp % ROW_GROUPS, 64);
+    ld_shared_16(theirs, place + (warp ^ ROW_GROUPS) * 512);
+#    pragma unroll
+    for (int e = 0; e < 4; e++) {
+        s[0][0][e] = share ? __uint_as_float(theirs[e]) : mine[e];
+        s[0][1][e] = share ? mine[e] : __uint_as_float(theirs[e]);
+    }
+}
+#endif
+
 /* Scores of a step's keys from the warp's rows of Q. */
 __device__ __forceinline__ void multiply(float (&s)[1][STEP_KEYS / 8][4],
                                          [[maybe_unused]] const uint32_t (&kept)[HEAD_DIM / 16][4], uint32_t q_tile,
@@ -349,9 +409,16 @@ __device__ __forceinline__ void finish_scores(float (&s)[1][STEP_KEYS / 8][4], c
 __device__ __forceinline__ void take_keys(struct warp_state &w, const struct gpu_forward_params &a,
                                           const uint32_t (&kept)[HEAD_DIM / 16][4], uint32_t q_tile, uint32_t k_tile,
                                           uint32_t v_tile, int warp_row, int key_row, [[maybe_unused]] int share,
+                                          [[maybe_unused]] uint32_t places, [[maybe_unused]] int turn,
                                           const struct seen_keys &f) {
     float s[1][STEP_KEYS / 8][4] = {};
+#if SHARED
+    float mine[4] = {};
+    multiply_eight(mine, q_tile, k_tile, warp_row, key_row + share * 8);
+    exchange_scores(s, mine, places, turn);
+#else
     multiply(s, kept, q_tile, k_tile, warp_row, key_row);
+#endif
     finish_scores(s, a, f);
     float next[2];
 #pragma unroll
@@ -504,7 +571,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_MIN)
         cp_async_wait<0>();
     __syncthreads();
     if (is_seen)
-        take_keys(w, a, q_fragments, q_tile, ring, ring + K_BYTES, 0, warp * GROUP_KEYS, 0, now);
+        take_keys(w, a, q_fragments, q_tile, ring, ring + K_BYTES, 0, warp * GROUP_KEYS, 0, 0, 0, now);
 #else
     fetch_k(0);
     fetch_v(0);
@@ -556,7 +623,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_MIN)
 #    endif
             if (warp_row < at.num_rows)
                 take_keys(w, a, q_fragments, q_tile, stage, stage + K_BYTES, warp_row,
-                          key_group * GROUP_KEYS + step * STEP_KEYS, share, now);
+                          key_group * GROUP_KEYS + step * STEP_KEYS, share,
+                          ring + RING_BYTES + (LISTED ? MMA_DECODE_LIST_BYTES : 0), t * STEPS + step, now);
         }
     }
     uint32_t block = blockIdx.x;

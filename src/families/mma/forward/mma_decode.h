@@ -67,9 +67,9 @@ MMA_DECODE_INLINE int32_t mma_decode_share(int32_t float32, int32_t head_dim_v) 
 #define MMA_DECODE_LIST_BYTES (MMA_DECODE_LIST * 4 + 64 * 4)
 MMA_DECODE_INLINE int32_t mma_decode_unit(int32_t warps) { return 32 * warps; }
 
-/* Dynamic shared memory: Q, the ring of K and V, the list; the ring later holds each warp's output, maxima and sums,
- * and what the blocks of a cluster leave for this one to merge. `bytes`: of an element; `outputs`: warps with different
- * rows or keys. */
+/* Dynamic shared memory: Q, the ring of K and V, the list, scores of warps that share columns; the ring later holds
+ * each warp's output, maxima and sums, and what the blocks of a cluster leave for this one to merge. `bytes`: of an
+ * element; `outputs`: warps with different rows or keys. */
 MMA_DECODE_INLINE int32_t mma_decode_parts_bytes(int32_t head_dim_v, int32_t outputs) {
     return outputs * 16 * (head_dim_v + MMA_DECODE_PART_PAD + 2) * 4;
 }
@@ -85,11 +85,11 @@ MMA_DECODE_INLINE int32_t mma_decode_ring_bytes(int32_t bytes, int32_t head_dim,
     return ring > after ? ring : after;
 }
 MMA_DECODE_INLINE int32_t mma_decode_shared_bytes(int32_t bytes, int32_t head_dim, int32_t head_dim_v, int32_t block_n,
-                                                  int32_t row_groups, int32_t outputs, int32_t stages, int32_t merge,
-                                                  int32_t listed) {
+                                                  int32_t row_groups, int32_t warps, int32_t outputs, int32_t stages,
+                                                  int32_t merge, int32_t listed) {
     return 16 * row_groups * head_dim * bytes +
            mma_decode_ring_bytes(bytes, head_dim, head_dim_v, block_n, row_groups, outputs, stages, merge) +
-           (listed ? MMA_DECODE_LIST_BYTES : 0);
+           (listed ? MMA_DECODE_LIST_BYTES : 0) + (outputs < warps ? warps * 1024 : 0);
 }
 
 #endif
