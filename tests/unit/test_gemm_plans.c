@@ -37,10 +37,6 @@ static void tiles(void **state) {
         {1, 2048, 2048, 2048, "128x256, 4 stages, cluster 1, 1 split"},
         {1, 5120, 5120, 5120, "128x224, 4 stages, cluster 2, 1 split"},
         {1, 1024, 1024, 1024, "128x64, 8 stages, cluster 1, 1 split"},
-<<<<<<< HEAD
-=======
-        {1, 2048, 2048, 2048, "128x256, 4 stages, cluster 1, 1 split"},
->>>>>>> main
         {1, 64, 8192, 8192, "64x64, 12 stages, cluster 1, 1 split"},
         {1, 128, 65536, 8192, "128x256, 4 stages, cluster 1, 1 split"},
         {64, 512, 512, 512, "128x256, 4 stages, cluster 2, 1 split"},
@@ -64,18 +60,11 @@ static void few_rows(void **state) {
         int of_a, of_b;
         const char *device, *kernel, *choice;
     } cases[] = {
-<<<<<<< HEAD
         {1, 8192, 8192, 1, 0, "sm_90", "gemm.skinny", "8x64, 16 loads of B a thread in flight, 1 split"},
         {16, 8192, 8192, 1, 1, "sm_80", "gemm.skinny", "16x64, 16 loads of B a thread in flight, 1 split"},
         {32, 1000, 65536, 1, 0, "sm_80", "gemm.skinny", "32x64, 16 loads of B a thread in flight, 4 splits"},
         {9, 8192, 8192, 1, 0, "sm_90", "gemm.hopper", NULL},
-=======
-        {1, 8192, 8192, 1, 0, "sm_90", "gemm.skinny", "8x64, 32 loads of B a thread in flight, 1 split"},
-        {16, 8192, 8192, 1, 1, "sm_80", "gemm.skinny", "16x64, 32 loads of B a thread in flight, 1 split"},
-        {32, 1000, 65536, 1, 0, "sm_80", "gemm.skinny", "32x64, 16 loads of B a thread in flight, 4 splits"},
-        {17, 8192, 8192, 1, 0, "sm_90", "gemm.hopper", NULL},
         {32, 8196, 8192, 1, 0, "sm_90", "gemm.skinny", NULL},
->>>>>>> main
         {33, 8192, 8192, 1, 0, "sm_90", "gemm.hopper", NULL},
         {16, 8192, 8192, 0, 1, "sm_90", "gemm.hopper", NULL},
         {16, 8192, 8196, 1, 0, "sm_90", "gemm.hopper", NULL},

@@ -44,7 +44,7 @@ static int64_t items_of(const fdm_gemm_problem *p, const struct tile *t) {
 /* Cycles, as far as they tell tiles apart: waves of items over the device, each the larger of its products, at 2048
  * multiply-adds a cycle, and of its bytes from L2, at 50 a cycle (37 were measured for tiles that no neighbour shares,
  * 65 for shared ones), then its results; no less than device memory takes for everything once. Parts of k are written
- * and read again. Clusters begin and end together, which costs 1 us where every block has one tile alone. */
+ * and read again. */
 static double cycles_of(const fdm_device *device, const fdm_gemm_problem *p, const struct tile *t) {
     const double clock = 1.7e9, m = (double)p->m, n = (double)p->n, k = (double)p->k, batch = (double)p->batch;
     const double rows = 64.0 * t->warpgroups, steps = (double)ceil_div(steps_of(p), t->splits);
@@ -52,8 +52,7 @@ static double cycles_of(const fdm_device *device, const fdm_gemm_problem *p, con
     const double bytes = ((m < rows ? m : rows) + (double)t->block_n / t->cluster) * 128;
     const double step = products > bytes / 50 ? products : bytes / 50;
     const double waves = (double)ceil_div(items_of(p, t), device->num_sms / t->cluster);
-    const double together = t->cluster > 1 && waves == 1 ? 4000 : 0;
-    const double items = waves * (steps * step + 300 + 3 * t->block_n) + together;
+    const double items = waves * (steps * step + 300 + 3 * t->block_n);
     const double memory =
         device->bandwidth ? 2 * batch * (m * k + k * n + m * n) * clock / (double)device->bandwidth : 0;
     const double parts = t->splits > 1 ? 5000 + batch * m * n * 8 * t->splits / (30.0 * device->num_sms) : 0;

@@ -23,17 +23,11 @@ const char *gemm_skinny_refusal(const fdm_device *device, const void *problem) {
 }
 
 const char *gemm_skinny_passed_over(const fdm_device *device, const void *problem) {
-<<<<<<< HEAD
     enum { ROWS_BESIDE_HOPPER = 8 };
     const fdm_gemm_problem *p = problem;
     return p->m > ROWS_BESIDE_HOPPER && !gemm_hopper_refusal(device, problem)
                ? "from 9 rows on gemm.hopper reads B as fast"
                : NULL;
-=======
-    enum { ROWS = 16 };
-    const fdm_gemm_problem *p = problem;
-    return p->m > ROWS && !gemm_hopper_refusal(device, p) ? "wgmma takes more than 16 rows faster" : NULL;
->>>>>>> main
 }
 
 /* A block can draw some 90 GB/s, so that 48 reach the bandwidth of the largest device; k is split where there are fewer
