@@ -451,10 +451,13 @@ static int run_checks(const char *only, const struct order *o, const char *json)
     while (n < o->repeat && !stopped && (o->seconds <= 0 || now() - begin < o->seconds) &&
            try_seed(o, o->seed + n, kernels, count)) {
         n++;
-        for (int32_t i = 0; now() - reported > REPORT_SECONDS; reported += i == count ? REPORT_SECONDS : 0, i++)
-            if (i < count)
-                printf("so far: %s %lld, %lld wrong\n", kernels[i].name, (long long)kernels[i].accepted,
-                       (long long)kernels[i].wrong);
+        if (now() - reported < REPORT_SECONDS)
+            continue;
+        for (int32_t i = 0; i < count; i++)
+            printf("so far: %s %lld, %lld wrong\n", kernels[i].name, (long long)kernels[i].accepted,
+                   (long long)kernels[i].wrong);
+        fflush(stdout);
+        reported = now();
     }
     for (int32_t i = 0; i < count; i++) {
         struct tally *k = &kernels[i];
