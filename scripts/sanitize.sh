@@ -4,6 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PWD/.venv/bin:$PATH"
+export TSAN_OPTIONS="suppressions=$PWD/tests/faults/thread_sanitizer.supp"
 seeds=${1:-300}
 
 build() { # build FOLDER SANITIZERS
