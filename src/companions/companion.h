@@ -8,6 +8,8 @@
 
 enum { COMPANION_REQUESTS_MAX = 2 }; /* kernels that a plan launches */
 
+static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
 /* One kernel of an operation. `problem` is the operation's own struct. */
 struct companion_kernel {
     const char *name, *description;

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/half.h"
+#include "device_check.h"
 #include "flash_dmattn.h"
 
 enum { LINKS = 4, HEADS_KV = 2 };
@@ -22,19 +23,6 @@ static const struct form {
     {2, 2600, 64, "a ring and a cluster"},
     {2, 9000, 64, "a ring and a second kernel"},
 };
-
-static const fdm_device_id cuda = {FDM_CUDA, 0}, host = {FDM_CPU, 0};
-static uint64_t state = 1;
-
-static double random_number(void) {
-    state = state * 6364136223846793005ull + 1442695040888963407ull;
-    return (double)(state >> 40) / (1 << 23) - 1;
-}
-
-static void fail(const char *what) {
-    fprintf(stderr, "%s: %s\n", what, fdm_last_error());
-    exit(1);
-}
 
 /* The first queries, then room for the results, last one first, then K, then V. */
 struct memory {
@@ -129,12 +117,9 @@ static int check(const struct form *f) {
 
 int main(int argc, char **argv) {
     const int repeat = argc > 1 ? atoi(argv[1]) : 1;
-    fdm_device device;
     int wrong = 0;
-    if (fdm_device_query(FDM_CUDA, 0, &device)) {
-        printf("no device: %s\n", fdm_last_error());
-        return 77;
-    }
+    if (!has_device())
+        return EXIT_NO_DEVICE;
     for (int n = 0; n < repeat; n++)
         for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++)
             wrong += check(&forms[i]);

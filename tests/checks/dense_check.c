@@ -9,22 +9,11 @@
 #include <string.h>
 
 #include "base/half.h"
+#include "device_check.h"
 #include "flash_dmattn.h"
 
 enum { BYTES = 1 << 20, ROOM = 4 };
 enum { BIAS, SHOWN, START, END, MASK, NUM_BUFFERS };
-static const fdm_device_id cuda = {FDM_CUDA, 0}, host = {FDM_CPU, 0};
-static uint64_t state;
-
-static int64_t below(int64_t n) {
-    state = state * 6364136223846793005ull + 1442695040888963407ull;
-    return (int64_t)((state >> 33) % (uint64_t)n);
-}
-
-static void fail(const char *what) {
-    fprintf(stderr, "%s: %s\n", what, fdm_last_error());
-    exit(1);
-}
 
 static _Alignas(16) char here[NUM_BUFFERS][BYTES], back[BYTES];
 static void *there[NUM_BUFFERS];
@@ -164,17 +153,14 @@ int main(int argc, char **argv) {
     const uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
     static const char *const names[] = {"intervals to mask", "mask to blocks", "creating a mask"};
     static int (*const kinds[])(void) = {to_mask, mask_blocks, create, create};
-    fdm_device device;
-    if (fdm_device_query(FDM_CUDA, 0, &device)) {
-        printf("not covered: %s\n", fdm_last_error());
-        return 77;
-    }
+    if (!has_device())
+        return EXIT_NO_DEVICE;
     for (int n = 0; n < NUM_BUFFERS; n++)
         if (fdm_memory_allocate(cuda, BYTES, &there[n]))
             fail("allocating");
     int64_t wrong = 0;
     for (int64_t n = 0; n < cases; n++) {
-        state = (seed + (uint64_t)n) * 0x9e3779b97f4a7c15u;
+        begin_case(seed + (uint64_t)n);
         const int kind = (int)below(4), right = kinds[kind]();
         printf("%s %s; replay: dense-check 1 %llu\n", right ? "right" : "WRONG", names[kind < 2 ? kind : 2],
                (unsigned long long)seed + (unsigned long long)n);

@@ -7,21 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "device_check.h"
 #include "flash_dmattn.h"
 
 enum { KEYS_MAX = 700, ROWS_MAX = 300, HEADS_MAX = 2, ROOM = 4 };
-static const fdm_device_id cuda = {FDM_CUDA, 0}, host = {FDM_CPU, 0};
-static uint64_t state;
-
-static int64_t below(int64_t n) {
-    state = state * 6364136223846793005ull + 1442695040888963407ull;
-    return (int64_t)((state >> 33) % (uint64_t)n);
-}
-
-static void fail(const char *what) {
-    fprintf(stderr, "%s: %s\n", what, fdm_last_error());
-    exit(1);
-}
 
 /* start and end, on the host and on the device, for two heads and batches and their strides. */
 enum { ELEMENTS = HEADS_MAX * HEADS_MAX * (KEYS_MAX + ROOM) * 2 };
@@ -148,12 +137,9 @@ int main(int argc, char **argv) {
     const int64_t cases = argc > 1 ? atoll(argv[1]) : 400;
     const uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
     static const char *const names[] = {"window or prefix", "documents", "dense mask"};
-    fdm_device device;
     void *mask, *numbers;
-    if (fdm_device_query(FDM_CUDA, 0, &device)) {
-        printf("not covered: %s\n", fdm_last_error());
-        return 77;
-    }
+    if (!has_device())
+        return EXIT_NO_DEVICE;
     if (fdm_memory_allocate(cuda, sizeof pair.here[0], (void **)&pair.there[0]) ||
         fdm_memory_allocate(cuda, sizeof pair.here[1], (void **)&pair.there[1]) ||
         fdm_memory_allocate(cuda, HEADS_MAX * ROWS_MAX * (KEYS_MAX + ROOM), &mask) ||
@@ -161,7 +147,7 @@ int main(int argc, char **argv) {
         fail("allocating");
     int64_t wrong = 0;
     for (int64_t n = 0; n < cases; n++) {
-        state = (seed + (uint64_t)n) * 0x9e3779b97f4a7c15u;
+        begin_case(seed + (uint64_t)n);
         const int kind = (int)below(3);
         const int right = kind == 0 ? window_or_prefix() : kind == 1 ? documents(numbers) : dense_mask(numbers, mask);
         printf("%s %s; replay: interval-check 1 %llu\n", right ? "right" : "WRONG", names[kind],

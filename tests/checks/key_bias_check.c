@@ -9,21 +9,10 @@
 #include <string.h>
 
 #include "base/half.h"
+#include "device_check.h"
 #include "flash_dmattn.h"
 
 enum { DT, A, PADDING, BIAS, DDT, DA, NUM_TENSORS };
-static const fdm_device_id cuda = {FDM_CUDA, 0}, host = {FDM_CPU, 0};
-static uint64_t state;
-
-static int64_t below(int64_t n) {
-    state = state * 6364136223846793005ull + 1442695040888963407ull;
-    return (int64_t)((state >> 33) % (uint64_t)n);
-}
-
-static void fail(const char *what) {
-    fprintf(stderr, "%s: %s\n", what, fdm_last_error());
-    exit(1);
-}
 
 /* A tensor on the host, on the device, and what came back from there; `bytes` with what lies between its rows. */
 struct both {
@@ -162,14 +151,11 @@ static const char *check(void) {
 int main(int argc, char **argv) {
     const int64_t cases = argc > 1 ? atoll(argv[1]) : 300;
     const uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
-    fdm_device device;
-    if (fdm_device_query(FDM_CUDA, 0, &device)) {
-        printf("not covered: %s\n", fdm_last_error());
-        return 77;
-    }
+    if (!has_device())
+        return EXIT_NO_DEVICE;
     int64_t wrong = 0;
     for (int64_t n = 0; n < cases; n++) {
-        state = (seed + (uint64_t)n) * 0x9e3779b97f4a7c15u;
+        begin_case(seed + (uint64_t)n);
         const char *fault = check();
         printf("%s%s; replay: key-bias-check 1 %llu\n", fault ? "WRONG " : "right", fault ? fault : "",
                (unsigned long long)seed + (unsigned long long)n);

@@ -8,19 +8,12 @@
 #include <string.h>
 
 #include "base/half.h"
+#include "device_check.h"
 #include "flash_dmattn.h"
 
 enum { BATCH = 2, SEQLEN = 19, HEADS = 3, ROWS = BATCH * SEQLEN * HEADS, GUARD = 64 };
 /* Rows one after the other; apart and off 16 bytes; apart by 16 bytes; heads before rows; a last axis of steps of 2. */
 enum layout { DENSE, ODD, APART, HEADS_FIRST, STEPS, NUM_LAYOUTS };
-
-static const fdm_device_id cuda = {FDM_CUDA, 0}, host = {FDM_CPU, 0};
-static uint64_t state = 1;
-
-static double random_number(void) {
-    state = state * 6364136223846793005ull + 1442695040888963407ull;
-    return (double)(state >> 40) / (1 << 23) - 1;
-}
 
 /* A part or the result: its bytes on the host, and where the device has them. */
 struct part {
@@ -50,11 +43,6 @@ static int64_t offset_of(const struct part *p, int64_t row, int64_t d) {
 }
 static int64_t lse_offset_of(int64_t row) {
     return (row / (SEQLEN * HEADS) * HEADS + row % HEADS) * SEQLEN + row / HEADS % SEQLEN;
-}
-
-static void fail(const char *what) {
-    fprintf(stderr, "%s: %s\n", what, fdm_last_error());
-    exit(1);
 }
 
 static void make(struct part *p, fdm_dtype dtype, int64_t dim, enum layout layout) {
@@ -171,11 +159,8 @@ static int check(fdm_dtype dtype, int64_t dim, enum layout layout, int place) {
 int main(void) {
     static const fdm_dtype dtypes[] = {FDM_FLOAT32, FDM_FLOAT16, FDM_BFLOAT16};
     static const int64_t dims[] = {1, 5, 8, 64, 100, 130, 255, 256, 1024, 2048, 2064};
-    fdm_device device;
-    if (fdm_device_query(FDM_CUDA, 0, &device)) {
-        printf("not covered: %s\n", fdm_last_error());
-        return 77;
-    }
+    if (!has_device())
+        return EXIT_NO_DEVICE;
     int wrong = 0;
     for (int i = 0; i < 3; i++)
         for (size_t d = 0; d < sizeof dims / sizeof dims[0]; d++)

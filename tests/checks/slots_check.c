@@ -9,23 +9,11 @@
 #include <string.h>
 
 #include "base/half.h"
+#include "device_check.h"
 #include "flash_dmattn.h"
 
 enum { BATCH = 2, HEADS = 2, TOKENS = 10000, WINDOW = 300, WINDOW_MAX = 9000, DIM = 6 };
 enum { KEY, SLOT_BIAS, LENGTH, SLOT_K, SLOT_V, SLOT, BIAS, END, REAL, K, V, TABLE, NUM_TENSORS };
-
-static const fdm_device_id cuda = {FDM_CUDA, 0}, host = {FDM_CPU, 0};
-static uint64_t state;
-
-static int64_t below(int64_t n) {
-    state = state * 6364136223846793005ull + 1442695040888963407ull;
-    return (int64_t)((state >> 33) % (uint64_t)n);
-}
-
-static void fail(const char *what) {
-    fprintf(stderr, "%s: %s\n", what, fdm_last_error());
-    exit(1);
-}
 
 /* A tensor on the host and on the device, contiguous. */
 struct both {
@@ -212,14 +200,11 @@ int main(int argc, char **argv) {
     const int64_t cases = argc > 1 ? atoll(argv[1]) : 60;
     const uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
     static const fdm_dtype dtypes[] = {FDM_FLOAT32, FDM_FLOAT16, FDM_BFLOAT16};
-    fdm_device device;
-    if (fdm_device_query(FDM_CUDA, 0, &device)) {
-        printf("not covered: %s\n", fdm_last_error());
-        return 77;
-    }
+    if (!has_device())
+        return EXIT_NO_DEVICE;
     int64_t wrong = 0;
     for (int64_t n = 0; n < cases; n++) {
-        state = (seed + (uint64_t)n) * 0x9e3779b97f4a7c15u;
+        begin_case(seed + (uint64_t)n);
         const int many = below(12) == 0; /* slots: more than threads read in one go, and nearly all of them taken */
         const int64_t window = many ? WINDOW_MAX - below(900) : 1 + below(below(2) ? 12 : WINDOW);
         const int64_t prompt = many ? WINDOW_MAX - 400 + below(900) : 1 + below(below(2) ? 30 : 600);

@@ -11,21 +11,9 @@
 #include <string.h>
 
 #include "base/half.h"
+#include "device_check.h"
 #include "flash_dmattn.h"
 #include "gpu/masks/topk_on_device.h"
-
-static const fdm_device_id cuda = {FDM_CUDA, 0}, host = {FDM_CPU, 0};
-static uint64_t state;
-
-static int64_t below(int64_t n) {
-    state = state * 6364136223846793005ull + 1442695040888963407ull;
-    return (int64_t)((state >> 33) % (uint64_t)n);
-}
-
-static void fail(const char *what) {
-    fprintf(stderr, "%s: %s\n", what, fdm_last_error());
-    exit(1);
-}
 
 /* Memory on the host, and the same bytes on the device. */
 struct buffer {
@@ -244,15 +232,12 @@ static const char *fault_of(struct topk_case *c) {
 int main(int argc, char **argv) {
     const int64_t cases = argc > 1 ? atoll(argv[1]) : 300, keys_max = argc > 3 ? atoll(argv[3]) : 3000;
     const uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
-    fdm_device device;
-    if (fdm_device_query(FDM_CUDA, 0, &device)) {
-        printf("not covered: %s\n", fdm_last_error());
-        return 77;
-    }
+    if (!has_device())
+        return EXIT_NO_DEVICE;
     int64_t wrong = 0;
     for (int64_t n = 0; n < cases; n++) {
         struct topk_case c;
-        state = (seed + (uint64_t)n) * 0x9e3779b97f4a7c15u;
+        begin_case(seed + (uint64_t)n);
         draw_case(&c, keys_max);
         const char *fault = fault_of(&c);
         wrong += fault != NULL;

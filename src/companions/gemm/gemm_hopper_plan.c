@@ -3,8 +3,6 @@
 
 #include "companions/gemm/gemm_plan.h"
 
-static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 const char *gemm_hopper_refusal(const fdm_device *device, const void *problem) {
     const fdm_gemm_problem *p = problem;
     if (device->compute_major != 9)

@@ -5,8 +5,6 @@
 
 enum { K_OF_A_ROUND = 64 * GEMM_SKINNY_WARPS };
 
-static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 const char *gemm_skinny_refusal(const fdm_device *device, const void *problem) {
     const fdm_gemm_problem *p = problem;
     if (p->m > GEMM_SKINNY_ROWS_MAX)

@@ -24,7 +24,6 @@ static int32_t shared_bytes_of(const fdm_softmax_problem *p, const int32_t *at) 
     return softmax_shared_bytes(at[P_CHUNKS] * at[P_RING], p->pass == FDM_BACKWARD);
 }
 static int64_t at_least_1(int64_t x) { return x < 1 ? 1 : x; }
-static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 /* ---- softmax.resident: threads and registers that hold a row ---- */
 
@@ -187,7 +186,7 @@ static void elements_fill(const fdm_device *device, const void *problem, fdm_com
 
 enum { RESIDENT, RING, SPLIT, VECTOR, ONLINE, NAIVE, NUM_KERNELS };
 static const struct companion_kernel kernels[NUM_KERNELS] = {
-    [RESIDENT] = {"softmax.resident", "a row read once, held in registers, shared memory and a cluster", 1,
+    [RESIDENT] = {"softmax.resident", "a row read once, held in the registers of a block or a cluster", 1,
                   resident_refusal, resident_passed_over, resident_fill},
     [RING] = {"softmax.ring", "a row read once, in pieces that pass through the shared memory of many blocks", 1,
               ring_refusal, ring_passed_over, ring_fill},
