@@ -3,10 +3,6 @@
  * PyTorch that are called are handed over by _torch.py. */
 #include "native.h"
 
-#ifdef __linux__
-#    include <sys/mman.h>
-#endif
-
 enum {
     NUM_INPUTS = NATIVE_NUM_INPUTS,
     NUM_FORWARD = NUM_INPUTS + 3,
@@ -147,22 +143,6 @@ static int is_contiguous(const fdm_tensor *tensor) {
     return 1;
 }
 
-/* A tensor of this size is mapped anew by the C library, and faulted in page by page as it is written: for the gradient
- * of a bias of every pair that took a third of the backward's time. Linux gives large pages where it is asked. */
-static void ask_for_large_pages(const struct tensor_argument *argument) {
-#ifdef MADV_HUGEPAGE
-    enum { MAPPED_ANEW = 32 << 20, PAGE = 4096 }; /* glibc's largest threshold */
-    const fdm_tensor *tensor = &argument->tensor;
-    int64_t bytes = fdm_dtype_bytes(fdm_dtype_of(tensor));
-    for (int32_t i = 0; i < tensor->ndim; i++)
-        bytes *= tensor->shape[i];
-    if (tensor->device.type != FDM_CPU || bytes < MAPPED_ANEW)
-        return;
-    const uintptr_t first = (uintptr_t)tensor->data + tensor->byte_offset, begin = (first + PAGE - 1) / PAGE * PAGE;
-    madvise((void *)begin, (first + (uintptr_t)bytes - begin) / PAGE * PAGE, MADV_HUGEPAGE);
-#endif
-}
-
 /* A new contiguous tensor where `like` is. The quick functions allocate on the current device; a tensor on another one
  * is made again the general way. */
 static PyObject *new_tensor(PyObject *like, fdm_device_id device, PyObject *dtype, int32_t ndim, const int64_t *shape,
@@ -195,7 +175,7 @@ static PyObject *new_tensor(PyObject *like, fdm_device_id device, PyObject *dtyp
     if (failed)
         Py_CLEAR(tensor);
     if (tensor)
-        ask_for_large_pages(argument);
+        native_ask_for_large_pages(&argument->tensor);
     return tensor;
 }
 
