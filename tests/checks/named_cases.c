@@ -255,6 +255,26 @@ static void add_orders(void) {
         }
 }
 
+/* The backward in two kernels: what it takes besides causal masks and windows, several blocks of rows and keys, with
+ * another dtype, lengths and head dims each. */
+static void add_two_kernels(void) {
+    static const int64_t lengths[][2] = {{200, 200}, {70, 330}}, dims[][2] = {{256, 256}, {136, 160}, {256, 64}};
+    FOR_EACH(dims, d)
+    FOR_EACH(lengths, n)
+    for (int causal = 0; causal < 2; causal++) {
+        begin("hopper.wide", FDM_BACKWARD, dims[d][0], dtypes[(n + d) % 2]);
+        next.head_dim_v = dims[d][1];
+        next.heads = 2;
+        next.heads_kv = n == 1 ? 1 : 2;
+        next.seqlen_q = lengths[n][0];
+        next.seqlen_k = lengths[n][1];
+        next.causal = causal;
+        next.softcap = 7;
+        next.dlse = n == 1;
+        add("softcap, two kernels");
+    }
+}
+
 static void list_cases(void) {
     static const struct {
         const char *name;
@@ -278,6 +298,7 @@ static void list_cases(void) {
     add_copies();
     add_short();
     add_orders();
+    add_two_kernels();
 }
 
 const struct named_case *named_case(int64_t number) {

@@ -175,12 +175,32 @@ __device__ __forceinline__ void hide_rows(float (&s)[BLOCK_M / 2], int lane, con
     }
 }
 
+/* The exponent of P, to base 2, from a product of Q and K. unit: score_unit(); lse: as the row's is kept, +inf of a row
+ * that sees no key; low: what it has rounded away. */
+__device__ __forceinline__ float score_unit(const struct gpu_forward_params &a) {
+    return PLAIN ? a.scale * LOG2_E : a.scale;
+}
+__device__ __forceinline__ float exponent_of(float x, [[maybe_unused]] const struct gpu_forward_params &a, float unit,
+                                             [[maybe_unused]] float bias, float lse, [[maybe_unused]] float low) {
+#if PLAIN
+    return __fmaf_rn(x, unit, -lse);
+#else
+    x *= unit;
+    if (SOFTCAP)
+        x = a.softcap * tanh_accurate(x * a.softcap_inverse);
+    if (BIAS)
+        x += bias;
+    x -= lse;
+    return BIAS ? __fmaf_rn(x, LOG2_E, low) : x * LOG2_E;
+#endif
+}
+
 /* Scores S^T of 64 keys from key `first_key` on and BLOCK_M rows from row `row` on to P^T, in place. Beyond the
  * sequence's last key there are zeros, which would have weight. */
 __device__ __forceinline__ void scores_to_p(float (&s)[BLOCK_M / 2], const struct hopper_backward_params &a, int batch,
                                             int first_key, int row, const struct score_sources &from) {
     const int lane = (int)tid_x_reread() % 32;
-    const float unit = PLAIN ? a.in.in.scale * LOG2_E : a.in.in.scale;
+    const float unit = score_unit(a.in.in);
 #if KEYED
     const uint32_t keys = from.keys + (tid_x_reread() / 32 % 4 * 16 + lane / 4) * 4;
 #else
@@ -197,7 +217,7 @@ __device__ __forceinline__ void scores_to_p(float (&s)[BLOCK_M / 2], const struc
 #endif
 #pragma unroll
     for (int i = 0; i < BLOCK_M / 8; i++) {
-        uint32_t words[2], low[2];
+        uint32_t words[2], low[2] = {};
         ld_shared_8(words[0], words[1], from.lse + lane % 4 * 8 + i * 32);
         if (BIAS)
             ld_shared_8(low[0], low[1], from.low + lane % 4 * 8 + i * 32);
@@ -207,21 +227,14 @@ __device__ __forceinline__ void scores_to_p(float (&s)[BLOCK_M / 2], const struc
 #endif
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            float &x = s[4 * i + e];
-#if PLAIN
-            x = __fmaf_rn(x, unit, -__uint_as_float(words[e % 2]));
-#else
-            x *= unit;
-            if (SOFTCAP)
-                x = a.in.in.softcap * tanh_accurate(x * a.in.in.softcap_inverse);
-#    if BIAS_TILE
-            x += unpack((uint16_t)(bias[i % 2 * 2 + e / 2] >> e % 2 * 16));
-#    elif BIAS
-            x += bias[e / 2];
-#    endif
-            x -= __uint_as_float(words[e % 2]);
-            x = BIAS ? __fmaf_rn(x, LOG2_E, __uint_as_float(low[e % 2])) : x * LOG2_E;
+            float of_pair = 0;
+#if BIAS_TILE
+            of_pair = unpack((uint16_t)(bias[i % 2 * 2 + e / 2] >> e % 2 * 16));
+#elif BIAS
+            of_pair = bias[e / 2];
 #endif
+            s[4 * i + e] = exponent_of(s[4 * i + e], a.in.in, unit, of_pair, __uint_as_float(words[e % 2]),
+                                       __uint_as_float(low[e % 2]));
         }
     }
     int first[2], last[2];

@@ -22,7 +22,9 @@ static struct hopper_division division_of(const fdm_plan *plan) {
 }
 
 static struct gpu_backward_needs needs_of(const fdm_plan *plan, const fdm_problem *p) {
-    return hopper_backward_needs(p, HOPPER_WIDE_DQ_ROWS, 0, plan->parameters[PARTS]);
+    struct gpu_backward_needs needs = hopper_backward_needs(p, HOPPER_WIDE_DQ_ROWS, 0, plan->parameters[PARTS]);
+    needs.lse_factor = p->softcap > 0 ? 1.0f : needs.lse_factor;
+    return needs;
 }
 
 /* ---- choice ---- */
@@ -31,6 +33,12 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
     const char *clause = hopper_backward_refusal(p, 256, text, size);
     const int fits = dq_bytes(p, 1) <= device->shared_bytes && dkv_bytes(p, 1) <= device->shared_bytes;
     return clause || fits ? clause : gpu_no_tile_fits(device, text, size);
+}
+
+/* What has not run on hardware is computed where this kernel is named, and not chosen before it has. */
+static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
+    (void)device;
+    return p->softcap > 0 ? "with softcap it has not run on hardware yet" : NULL;
 }
 
 /* One tile; the ways are the divisions of the heads in the kernel of dK and dV. */
@@ -78,7 +86,7 @@ static void make_request(const fdm_plan *plan, const fdm_problem *p, int32_t ker
     GPU_SET_CONSTANTS(request, HOPPER_WIDE_CONSTANTS, .DTYPE = gpu_dtype(p->dtype),
                       .HEAD_DIM = hopper_backward_padded(p->head_dim),
                       .HEAD_DIM_V = hopper_backward_padded(p->head_dim_v), .V_STAGES = v_stages, .P_STAGES = p_stages,
-                      .WINDOW = gpu_bounded(p), .PARTS = kernel == DKV && plan->parameters[PARTS] > 1);
+                      .WINDOW = gpu_bounded(p), .SOFTCAP = p->softcap > 0, .PARTS = kernel == DKV && plan->parameters[PARTS] > 1);
     request->file = kernel == DQ ? "families/hopper/hopper_wide_dq.cu" : "families/hopper/hopper_wide_dkv.cu";
     request->entry = kernel == DQ ? "hopper_wide_dq" : "hopper_wide_dkv";
     request->shared_bytes = kernel == DQ ? dq_bytes(p, v_stages) : dkv_bytes(p, p_stages);
@@ -148,9 +156,11 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
 
 const struct gpu_algorithm hopper_wide_algorithm = {
     .info = {"hopper.wide", "the backward on wgmma and TMA by two kernels, without additions to dQ", FDM_BACKWARD},
-    .features = GPU_FEATURE_CAUSAL | GPU_FEATURE_WINDOW | GPU_FEATURE_DETERMINISTIC | GPU_FEATURE_DLSE,
+    .features = GPU_FEATURE_CAUSAL | GPU_FEATURE_WINDOW | GPU_FEATURE_SOFTCAP | GPU_FEATURE_DETERMINISTIC |
+                GPU_FEATURE_DLSE,
     .chosen_freely = 1,
     .refusal = refusal,
+    .passed_over = passed_over,
     .fill = fill,
     .requests = requests,
     .execute = execute,

@@ -31,12 +31,12 @@ HOPPER_WIDE_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define GATHER         0
 #define DESCENDS       0
 #define ORDERED        0
-#define SOFTCAP        0
 #define VARLEN         0
 #define SCORES_ALIGNED 0
 #define BLOCK_M        64
 #define BLOCK_N        HOPPER_WIDE_KEYS
 #define STAGES         HOPPER_WIDE_STAGES
+#include "families/hopper/hopper_exact.cuh"
 #include "families/hopper/hopper_gradients.cuh"
 
 #define F16 (DTYPE == GPU_FLOAT16)
@@ -204,16 +204,26 @@ struct dk_maker {
     __device__ __forceinline__ void make_ds(int step) {
         const uint32_t thread = tid_x_reread();
         const uint32_t p = base + P_OFFSET + stage_of<P_STAGES>(step) * P_BYTES + thread % 128 * 16;
-        const uint32_t delta = base + ROWS_OFFSET + stage_of<STAGES>(step) * BLOCK_M * 8 + BLOCK_M * 4 + thread % 4 * 8;
+        const uint32_t lse = base + ROWS_OFFSET + stage_of<STAGES>(step) * BLOCK_M * 8 + thread % 4 * 8;
+        const uint32_t delta = lse + BLOCK_M * 4;
         wait_full<P_STAGES>(base + P_FULL, step);
+        if (SOFTCAP) /* lse is there, which P was made with */
+            wait_full<STAGES>(base + Q_FULL, step);
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            uint32_t weights[4], words[2];
+            uint32_t weights[4], words[2], lse_words[2];
             ld_shared_16(weights, p + i * 2048);
             ld_shared_8(words[0], words[1], delta + i * 32);
+            if (SOFTCAP)
+                ld_shared_8(lse_words[0], lse_words[1], lse + i * 32);
 #pragma unroll
-            for (int e = 0; e < 4; e++)
-                dp[4 * i + e] = __uint_as_float(weights[e]) * (dp[4 * i + e] - __uint_as_float(words[e % 2]));
+            for (int e = 0; e < 4; e++) {
+                float &x = dp[4 * i + e];
+                x = __uint_as_float(weights[e]) * (x - __uint_as_float(words[e % 2]));
+                if (SOFTCAP)
+                    x *= slope_of_cap(__uint_as_float(weights[e]), __uint_as_float(lse_words[e % 2]),
+                                      a.in.in.softcap_inverse);
+            }
         }
         __syncwarp();
         release<P_STAGES>(base + P_EMPTY, step);

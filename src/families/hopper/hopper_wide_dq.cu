@@ -28,12 +28,12 @@ HOPPER_WIDE_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define GATHER         0
 #define DESCENDS       0
 #define ORDERED        0
-#define SOFTCAP        0
 #define VARLEN         0
 #define SCORES_ALIGNED 0
 #define BLOCK_M        HOPPER_WIDE_DQ_ROWS
 #define BLOCK_N        HOPPER_WIDE_KEYS
 #define STAGES         HOPPER_WIDE_STAGES
+#include "families/hopper/hopper_exact.cuh"
 #include "families/hopper/hopper_gradients.cuh"
 
 #define F16 (DTYPE == GPU_FLOAT16)
@@ -148,10 +148,10 @@ struct consumer {
     __device__ __forceinline__ void make_p(int step) {
         const struct sequence at = find_sequence(a.in.in, r.batch);
         const int key = (r.first_tile + step) * BLOCK_N, row = r.first_row + warpgroup * 64;
-        const float unit = a.in.in.scale * LOG2_E;
+        const float unit = score_unit(a.in.in);
 #pragma unroll
         for (int i = 0; i < BLOCK_N / 2; i++)
-            s[i] = __fmaf_rn(s[i], unit, -lse[i / 2 % 2]);
+            s[i] = exponent_of(s[i], a.in.in, unit, 0, lse[i / 2 % 2], 0);
         if (key + BLOCK_N > last_key(a.in.in, at, row) + 1 || key < first_key(a.in.in, at, row + 63)) {
             const int own = r.first_row + local_row(), column = (int)tid_x_reread() % 4 * 2 + key;
 #pragma unroll
@@ -172,9 +172,12 @@ struct consumer {
     }
     __device__ __forceinline__ void make_ds() {
 #pragma unroll
-        for (int i = 0; i < BLOCK_N / 4; i++)
-            ds[i / 4][i % 4] =
-                pack(s[2 * i] * (dp[2 * i] - delta[i % 2]), s[2 * i + 1] * (dp[2 * i + 1] - delta[i % 2]));
+        for (int i = 0; i < BLOCK_N / 4; i++) {
+            float pair[2] = {s[2 * i] * (dp[2 * i] - delta[i % 2]), s[2 * i + 1] * (dp[2 * i + 1] - delta[i % 2])};
+            for (int c = 0; SOFTCAP && c < 2; c++)
+                pair[c] *= slope_of_cap(s[2 * i + c], lse[i % 2], a.in.in.softcap_inverse);
+            ds[i / 4][i % 4] = pack(pair[0], pair[1]);
+        }
     }
 
     __device__ __forceinline__ void run() {
