@@ -272,6 +272,15 @@ static void add_two_kernels(void) {
         next.softcap = 7;
         next.dlse = n == 1;
         add("softcap, two kernels");
+        next.varlen = 1; /* some sequences are empty */
+        next.batch = 4;
+        next.softcap = causal ? 7 : 0;
+        add("packed, two kernels");
+        next.varlen = next.softcap = 0;
+        next.batch = 1;
+        next.seqlen_k = 66 * (1 + (int64_t)d); /* the first rows see no key */
+        next.window_right = causal ? -1 : 3;
+        add("empty rows, two kernels");
     }
 }
 

@@ -20,6 +20,9 @@
 #define MASK_TILE (MASK && MASK_ROWS)
 #define BIAS_TILE (BIAS && BIAS_ROWS)
 #define LISTED    (KEYED || MASK_TILE) /* tiles of rows are listed, and those that no key is seen by left out */
+#ifndef ROW_STEP
+#    define ROW_STEP BLOCK_M /* rows of a sequence that the workspace's arrays round up to */
+#endif
 
 /* The keys of a block, and the tiles of query rows that some of them are seen by: first_tile .. first_tile + tiles - 1
  * of each query head of the group, or (PARTS) of a part of it. A step is one of those tiles. */
@@ -112,7 +115,7 @@ struct step_rows {
     /* Where their sums, lse and delta begin in the workspace. */
     __device__ __forceinline__ int64_t place(const struct hopper_backward_params &a, int batch) const {
         if (VARLEN)
-            return backward_begin(find_packed_q(a.in.in, batch).begin, batch, BLOCK_M) + head * a.in.rows +
+            return backward_begin(find_packed_q(a.in.in, batch).begin, batch, ROW_STEP) + head * a.in.rows +
                    tile * BLOCK_M;
         return ((int64_t)batch * a.in.in.heads + head) * a.in.rows + tile * BLOCK_M;
     }
@@ -258,6 +261,17 @@ __device__ __forceinline__ void scores_to_p(float (&s)[BLOCK_M / 2], const struc
 #pragma unroll
     for (int i = 0; i < BLOCK_M / 2; i++)
         s[i] = ex2_approx(s[i]);
+}
+
+/* Rows of a tile in panels of `rows` rows that are `gone` become 0, by `threads` threads, which meet before products
+ * read it. */
+template <int panels, int rows, int threads, class predicate>
+__device__ __forceinline__ void clear_tile(uint32_t tile, int thread, predicate gone) {
+#pragma unroll 1
+    for (int n = thread; n < rows * 8 * panels; n += threads)
+        if (gone(n / 8 % rows))
+            st_shared_16(tile + n * 16, 0, 0, 0, 0);
+    fence_proxy_async();
 }
 
 /* Sums that products are added to: they are set before a loop whose last product is in flight at its end, or the

@@ -38,7 +38,9 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
 /* What has not run on hardware is computed where this kernel is named, and not chosen before it has. */
 static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
     (void)device;
-    return p->softcap > 0 ? "with softcap it has not run on hardware yet" : NULL;
+    return p->softcap > 0 || p->varlen || gpu_empty_rows(p)
+               ? "with softcap, packed sequences or rows that see no key it has not run on hardware yet"
+               : NULL;
 }
 
 /* One tile; the ways are the divisions of the heads in the kernel of dK and dV. */
@@ -83,10 +85,11 @@ static int wanted(const fdm_problem *p, int32_t kernel) {
 static void make_request(const fdm_plan *plan, const fdm_problem *p, int32_t kernel,
                          struct cuda_kernel_request *request) {
     const int32_t v_stages = plan->parameters[V_STAGES], p_stages = plan->parameters[P_STAGES];
-    GPU_SET_CONSTANTS(request, HOPPER_WIDE_CONSTANTS, .DTYPE = gpu_dtype(p->dtype),
-                      .HEAD_DIM = hopper_backward_padded(p->head_dim),
-                      .HEAD_DIM_V = hopper_backward_padded(p->head_dim_v), .V_STAGES = v_stages, .P_STAGES = p_stages,
-                      .WINDOW = gpu_bounded(p), .SOFTCAP = p->softcap > 0, .PARTS = kernel == DKV && plan->parameters[PARTS] > 1);
+    GPU_SET_CONSTANTS(
+        request, HOPPER_WIDE_CONSTANTS, .DTYPE = gpu_dtype(p->dtype), .HEAD_DIM = hopper_backward_padded(p->head_dim),
+        .HEAD_DIM_V = hopper_backward_padded(p->head_dim_v), .V_STAGES = v_stages, .P_STAGES = p_stages,
+        .WINDOW = gpu_bounded(p), .SOFTCAP = p->softcap > 0, .VARLEN = p->varlen,
+        .EMPTY_ROWS = gpu_empty_rows(p) || p->varlen, .PARTS = kernel == DKV && plan->parameters[PARTS] > 1);
     request->file = kernel == DQ ? "families/hopper/hopper_wide_dq.cu" : "families/hopper/hopper_wide_dkv.cu";
     request->entry = kernel == DQ ? "hopper_wide_dq" : "hopper_wide_dkv";
     request->shared_bytes = kernel == DQ ? dq_bytes(p, v_stages) : dkv_bytes(p, p_stages);
@@ -156,8 +159,8 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
 
 const struct gpu_algorithm hopper_wide_algorithm = {
     .info = {"hopper.wide", "the backward on wgmma and TMA by two kernels, without additions to dQ", FDM_BACKWARD},
-    .features = GPU_FEATURE_CAUSAL | GPU_FEATURE_WINDOW | GPU_FEATURE_SOFTCAP | GPU_FEATURE_DETERMINISTIC |
-                GPU_FEATURE_DLSE,
+    .features = GPU_FEATURE_CAUSAL | GPU_FEATURE_WINDOW | GPU_FEATURE_VARLEN | GPU_FEATURE_SOFTCAP | GPU_FEATURE_DLSE |
+                GPU_FEATURE_EMPTY_ROWS | GPU_FEATURE_DETERMINISTIC,
     .chosen_freely = 1,
     .refusal = refusal,
     .passed_over = passed_over,

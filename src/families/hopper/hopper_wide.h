@@ -15,6 +15,8 @@
     X(P_STAGES)   /* dkv: tiles of P between the warpgroups */       \
     X(WINDOW)     /* causal or window */                             \
     X(SOFTCAP)                                                       \
+    X(VARLEN)                                                        \
+    X(EMPTY_ROWS) /* rows may see no key */                          \
     X(PARTS)      /* dkv: 1: a block takes a part of a group of heads, and leaves sums in float32 */
 
 #define HOPPER_WIDE_DQ_ROWS 128 /* query rows of a block of the first kernel */

@@ -12,9 +12,11 @@
  * lse and delta [2][2][64]; barriers.
  *
  * Barriers: K and V full; K and V read (an arrival of each consumer warp); of each stage of Q (with lse) and dO (with
- * delta) full, and empty (of each consumer warp); of each P^T full and empty (of each warp of a warpgroup).
+ * delta) full, and empty (of each consumer warp); of each P^T full and empty (of each warp of a warpgroup). EMPTY_ROWS:
+ * of each stage of Q and dO cleared, by each warp of the warpgroup that reads it first.
  *
  * Registers of a consumer: dV or dK HEAD_DIM / 2, scores 32, an operand 16, of 240. */
+#include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "families/hopper/hopper_load.cuh"
@@ -31,11 +33,11 @@ HOPPER_WIDE_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define GATHER         0
 #define DESCENDS       0
 #define ORDERED        0
-#define VARLEN         0
 #define SCORES_ALIGNED 0
 #define BLOCK_M        64
 #define BLOCK_N        HOPPER_WIDE_KEYS
 #define STAGES         HOPPER_WIDE_STAGES
+#define ROW_STEP       HOPPER_WIDE_DQ_ROWS
 #include "families/hopper/hopper_exact.cuh"
 #include "families/hopper/hopper_gradients.cuh"
 
@@ -57,12 +59,14 @@ enum {
     DOUT_EMPTY = DOUT_FULL + 8 * STAGES,
     P_FULL = DOUT_EMPTY + 8 * STAGES,
     P_EMPTY = P_FULL + 8 * P_STAGES,
-    END = P_EMPTY + 8 * P_STAGES
+    Q_CLEAR = P_EMPTY + 8 * P_STAGES,
+    DOUT_CLEAR = Q_CLEAR + 8 * STAGES,
+    END = DOUT_CLEAR + 8 * STAGES
 };
 static_assert(END - CONTROL <= HOPPER_WIDE_CONTROL_BYTES, "barriers fit");
 static_assert(CONTROL + HOPPER_WIDE_CONTROL_BYTES + 1024 == hopper_wide_dkv_bytes(HEAD_DIM, HEAD_DIM_V, P_STAGES),
               "the plan knows the bytes");
-enum { CONSUMER_WARPS = 8 };
+enum { CONSUMER_WARPS = 8, DV_BARRIER = 1, DK_BARRIER };
 
 /* ---- producer ---- */
 
@@ -73,23 +77,24 @@ struct producer {
 
     __device__ __forceinline__ void run() {
         mbarrier_arrive_expect_tx(base + KV_FULL, K_BYTES + V_BYTES);
-        load_panels<PANELS, 64>(base, &a.k_map, base + KV_FULL, k.first_key, k.kv_head, k.batch);
-        load_panels<PANELS_V, 64>(base + V_OFFSET, &a.v_map, base + KV_FULL, k.first_key, k.kv_head, k.batch);
+        const int key = k.k_begin + k.first_key, batch = VARLEN ? 0 : k.batch;
+        load_panels<PANELS, 64>(base, &a.k_map, base + KV_FULL, key, k.kv_head, batch);
+        load_panels<PANELS_V, 64>(base + V_OFFSET, &a.v_map, base + KV_FULL, key, k.kv_head, batch);
         struct step_rows rows = {k.first_head, k.first_tile};
 #pragma unroll 1
         for (int step = 0; step < k.steps; step++) {
             const uint32_t stage = stage_of<STAGES>(step), to = base + ROWS_OFFSET + stage * BLOCK_M * 8;
             const uint32_t q_full = base + Q_FULL + 8 * stage, dout_full = base + DOUT_FULL + 8 * stage;
             const int64_t place = rows.place(a, k.batch);
+            const int row = k.q_begin + rows.tile * BLOCK_M;
             wait_empty<STAGES>(base + Q_EMPTY, step);
             mbarrier_arrive_expect_tx(q_full, Q_BYTES + BLOCK_M * 4);
-            load_panels<PANELS, 64>(base + Q_OFFSET + stage * Q_BYTES, &a.q_map, q_full, rows.tile * BLOCK_M, rows.head,
-                                    k.batch);
+            load_panels<PANELS, 64>(base + Q_OFFSET + stage * Q_BYTES, &a.q_map, q_full, row, rows.head, batch);
             cp_async_bulk(to, a.in.lse_rows + place, BLOCK_M * 4, q_full);
             wait_empty<STAGES>(base + DOUT_EMPTY, step);
             mbarrier_arrive_expect_tx(dout_full, DOUT_BYTES + BLOCK_M * 4);
-            load_panels<PANELS_V, 64>(base + DOUT_OFFSET + stage * DOUT_BYTES, &a.dout_map, dout_full,
-                                      rows.tile * BLOCK_M, rows.head, k.batch);
+            load_panels<PANELS_V, 64>(base + DOUT_OFFSET + stage * DOUT_BYTES, &a.dout_map, dout_full, row, rows.head,
+                                      batch);
             cp_async_bulk(to + BLOCK_M * 4, a.in.delta_rows + place, BLOCK_M * 4, dout_full);
             rows.advance(k);
         }
@@ -105,6 +110,40 @@ __device__ __forceinline__ uint32_t q_of(uint32_t base, int step) {
 __device__ __forceinline__ uint32_t dout_of(uint32_t base, int step) {
     return base + DOUT_OFFSET + stage_of<STAGES>(step) * DOUT_BYTES;
 }
+__device__ __forceinline__ uint32_t lse_of(uint32_t base, int step) {
+    return base + ROWS_OFFSET + stage_of<STAGES>(step) * BLOCK_M * 8;
+}
+
+/* Rows that see no key, and in packed tensors those after the sequence's last, which are another's and may be NaN:
+ * they become 0 in Q (VARLEN) and in dO (where its delta says that it is not finite, too), by the warpgroup that reads
+ * the tile first; it tells the other one. A tile of rows holds such of another sequence if its last is one. */
+__device__ __forceinline__ bool is_empty_row(uint32_t lse, int row) { return ld_shared_4(lse + row * 4) == 0x7f800000; }
+__device__ __forceinline__ void clear_q(uint32_t base, int step) {
+    const uint32_t lse = lse_of(base, step);
+    if (!VARLEN)
+        return;
+    if (is_empty_row(lse, BLOCK_M - 1)) {
+        clear_tile<PANELS, BLOCK_M, 128>(q_of(base, step), (int)tid_x_reread() % 128,
+                                         [lse](int row) { return is_empty_row(lse, row); });
+        barrier_sync(DV_BARRIER, 128);
+    }
+    release<STAGES>(base + Q_CLEAR, step);
+}
+__device__ __forceinline__ void clear_dout(uint32_t base, int step) {
+    const uint32_t lse = lse_of(base, step), delta = lse + (BLOCK_M + tid_x_reread() % 32) * 4;
+    if (!EMPTY_ROWS)
+        return;
+    wait_full<STAGES>(base + Q_FULL, step); /* lse is there */
+    const bool spoiled = ld_shared_4(delta) == BACKWARD_SPOILED_ROW || ld_shared_4(delta + 128) == BACKWARD_SPOILED_ROW;
+    if (__any_sync(0xffffffff, spoiled || (VARLEN && is_empty_row(lse, BLOCK_M - 1)))) {
+        clear_tile<PANELS_V, BLOCK_M, 128>(dout_of(base, step), (int)tid_x_reread() % 128,
+                                           [lse](int row) { return is_empty_row(lse, row); });
+        barrier_sync(DK_BARRIER, 128);
+    }
+    __syncwarp();
+    release<STAGES>(base + DOUT_CLEAR, step);
+}
+
 /* scores = x y^T: 64 keys of x, 64 rows of y. */
 template <int columns> __device__ __forceinline__ void multiply_keys(float (&scores)[32], uint32_t x, uint32_t y) {
 #pragma unroll
@@ -156,6 +195,7 @@ struct dv_maker {
         if (k.steps > 0) {
             int step = 0, tile = k.first_tile;
             wait_full<STAGES>(base + Q_FULL, 0);
+            clear_q(base, 0);
             wgmma_fence();
             multiply_keys<HEAD_DIM>(s, base, q_of(base, 0));
             wgmma_commit_group();
@@ -163,8 +203,7 @@ struct dv_maker {
 #pragma unroll 1
             do {
                 const bool more = step + 1 < k.steps;
-                scores_to_p(s, a, k.batch, k.first_key, tile * BLOCK_M,
-                            {base + ROWS_OFFSET + stage_of<STAGES>(step) * BLOCK_M * 8});
+                scores_to_p(s, a, k.batch, k.first_key, tile * BLOCK_M, {lse_of(base, step)});
                 tile = tile + 1 < k.first_tile + k.tiles ? tile + 1 : k.first_tile;
                 __syncwarp();
                 release<STAGES>(base + Q_EMPTY, step);
@@ -175,11 +214,15 @@ struct dv_maker {
                 make_operand(p, s);
                 if (more)
                     wait_full<STAGES>(base + Q_FULL, step + 1);
+                if (more)
+                    clear_q(base, step + 1);
                 wgmma_fence();
                 if (more)
                     multiply_keys<HEAD_DIM>(s, base, q_of(base, step + 1));
                 wgmma_commit_group();
                 wait_full<STAGES>(base + DOUT_FULL, step);
+                if (EMPTY_ROWS)
+                    wait_full<STAGES>(base + DOUT_CLEAR, step);
                 add_product<HEAD_DIM_V>(dv, p, dout_of(base, step));
                 wgmma_commit_group();
                 wgmma_wait_group<1>(s);
@@ -204,7 +247,7 @@ struct dk_maker {
     __device__ __forceinline__ void make_ds(int step) {
         const uint32_t thread = tid_x_reread();
         const uint32_t p = base + P_OFFSET + stage_of<P_STAGES>(step) * P_BYTES + thread % 128 * 16;
-        const uint32_t lse = base + ROWS_OFFSET + stage_of<STAGES>(step) * BLOCK_M * 8 + thread % 4 * 8;
+        const uint32_t lse = lse_of(base, step) + thread % 4 * 8;
         const uint32_t delta = lse + BLOCK_M * 4;
         wait_full<P_STAGES>(base + P_FULL, step);
         if (SOFTCAP) /* lse is there, which P was made with */
@@ -236,6 +279,7 @@ struct dk_maker {
         if (k.steps > 0) {
             int step = 0;
             wait_full<STAGES>(base + DOUT_FULL, 0);
+            clear_dout(base, 0);
             wgmma_fence();
             multiply_keys<HEAD_DIM_V>(dp, base + V_OFFSET, dout_of(base, 0));
             wgmma_commit_group();
@@ -252,11 +296,15 @@ struct dk_maker {
                 make_operand(ds, dp);
                 if (more)
                     wait_full<STAGES>(base + DOUT_FULL, step + 1);
+                if (more)
+                    clear_dout(base, step + 1);
                 wgmma_fence();
                 if (more)
                     multiply_keys<HEAD_DIM_V>(dp, base + V_OFFSET, dout_of(base, step + 1));
                 wgmma_commit_group();
                 wait_full<STAGES>(base + Q_FULL, step);
+                if (VARLEN)
+                    wait_full<STAGES>(base + Q_CLEAR, step);
                 add_product<HEAD_DIM>(dk, ds, q_of(base, step));
                 wgmma_commit_group();
                 wgmma_wait_group<1>(dp);
@@ -281,6 +329,10 @@ extern "C" __global__ void __launch_bounds__(HOPPER_WIDE_THREADS, 1)
             mbarrier_init(base + Q_EMPTY + 8 * i, CONSUMER_WARPS);
             mbarrier_init(base + DOUT_FULL + 8 * i, 1);
             mbarrier_init(base + DOUT_EMPTY + 8 * i, CONSUMER_WARPS);
+            if (VARLEN)
+                mbarrier_init(base + Q_CLEAR + 8 * i, 4);
+            if (EMPTY_ROWS)
+                mbarrier_init(base + DOUT_CLEAR + 8 * i, 4);
         }
         for (int i = 0; i < P_STAGES; i++) {
             mbarrier_init(base + P_FULL + 8 * i, 4);

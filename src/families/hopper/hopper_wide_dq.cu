@@ -28,11 +28,11 @@ HOPPER_WIDE_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define GATHER         0
 #define DESCENDS       0
 #define ORDERED        0
-#define VARLEN         0
 #define SCORES_ALIGNED 0
 #define BLOCK_M        HOPPER_WIDE_DQ_ROWS
 #define BLOCK_N        HOPPER_WIDE_KEYS
 #define STAGES         HOPPER_WIDE_STAGES
+#define ROW_STEP       HOPPER_WIDE_DQ_ROWS
 #include "families/hopper/hopper_exact.cuh"
 #include "families/hopper/hopper_gradients.cuh"
 
@@ -54,11 +54,12 @@ enum {
 static_assert(END - CONTROL <= HOPPER_WIDE_CONTROL_BYTES, "barriers fit");
 static_assert(CONTROL + HOPPER_WIDE_CONTROL_BYTES + 1024 == hopper_wide_dq_bytes(HEAD_DIM, HEAD_DIM_V, V_STAGES),
               "the plan knows the bytes");
-enum { CONSUMER_WARPS = 8, OWN_BARRIER = 1 };
+enum { CONSUMER_WARPS = 8, OWN_BARRIER = 1, CONSUMERS_BARRIER = 3 };
 
 /* The rows of a block, and the tiles of keys that some of them see: first_tile .. last_tile - 1. */
 struct row_block {
     int first_row, head, batch, first_tile, last_tile;
+    int q_begin, k_begin; /* of the sequence, in packed tensors */
 };
 /* Row blocks of a head lie next to each other; under a causal mask or window those of several heads take turns, the
  * last rows, which see many keys, first. */
@@ -79,30 +80,37 @@ __device__ __forceinline__ struct row_block find_rows(const struct hopper_backwa
     const struct sequence s = find_sequence(a.in.in, r.batch);
     const int first = first_key(a.in.in, s, r.first_row);
     const int last = last_key(a.in.in, s, min(r.first_row + BLOCK_M, s.seqlen_q) - 1) + 1;
+    r.q_begin = s.q_begin;
+    r.k_begin = s.k_begin;
     r.first_tile = first / BLOCK_N;
     r.last_tile = first < last ? (last + BLOCK_N - 1) / BLOCK_N : r.first_tile;
     return r;
+}
+
+/* Of a packed sequence that is shorter than the longest. */
+__device__ __forceinline__ bool is_past_end(const struct hopper_backward_params &a, const struct row_block &r) {
+    return r.first_row >= find_sequence(a.in.in, r.batch).seqlen_q;
 }
 
 /* ---- producer ---- */
 
 __device__ __forceinline__ void produce(const struct hopper_backward_params &a, uint32_t base) {
     const struct row_block r = find_rows(a);
-    const int kv_head = r.head / a.in.in.group;
+    const int kv_head = r.head / a.in.in.group, row = r.q_begin + r.first_row, batch = VARLEN ? 0 : r.batch;
     mbarrier_arrive_expect_tx(base + ROWS_FULL, Q_BYTES + DOUT_BYTES);
-    load_panels<PANELS, BLOCK_M, 64>(base, &a.q_map, base + ROWS_FULL, r.first_row, r.head, r.batch);
-    load_panels<PANELS_V, BLOCK_M, 64>(base + Q_BYTES, &a.dout_map, base + ROWS_FULL, r.first_row, r.head, r.batch);
+    load_panels<PANELS, BLOCK_M, 64>(base, &a.q_map, base + ROWS_FULL, row, r.head, batch);
+    load_panels<PANELS_V, BLOCK_M, 64>(base + Q_BYTES, &a.dout_map, base + ROWS_FULL, row, r.head, batch);
 #pragma unroll 1
     for (int tile = r.first_tile; tile < r.last_tile; tile++) {
         const uint32_t step = tile - r.first_tile, k = stage_of<STAGES>(step), v = stage_of<V_STAGES>(step);
         wait_empty<STAGES>(base + K_EMPTY, step);
         mbarrier_arrive_expect_tx(base + K_FULL + 8 * k, K_BYTES);
-        load_panels<PANELS, BLOCK_N>(base + K_OFFSET + k * K_BYTES, &a.k_map, base + K_FULL + 8 * k, tile * BLOCK_N,
-                                     kv_head, r.batch);
+        load_panels<PANELS, BLOCK_N>(base + K_OFFSET + k * K_BYTES, &a.k_map, base + K_FULL + 8 * k,
+                                     r.k_begin + tile * BLOCK_N, kv_head, batch);
         wait_empty<V_STAGES>(base + V_EMPTY, step);
         mbarrier_arrive_expect_tx(base + V_FULL + 8 * v, V_BYTES);
-        load_panels<PANELS_V, BLOCK_N>(base + V_OFFSET + v * V_BYTES, &a.v_map, base + V_FULL + 8 * v, tile * BLOCK_N,
-                                       kv_head, r.batch);
+        load_panels<PANELS_V, BLOCK_N>(base + V_OFFSET + v * V_BYTES, &a.v_map, base + V_FULL + 8 * v,
+                                       r.k_begin + tile * BLOCK_N, kv_head, batch);
     }
 }
 
@@ -144,6 +152,19 @@ struct consumer {
             wgmma_m64k16<F16, 1>(dq, ds[n], wgmma_descriptor(k + n * 2048, BLOCK_N * 128), true);
     }
 
+    /* VARLEN: what follows the sequence's last key is another's, and may be NaN. Both warpgroups clear it. */
+    __device__ __forceinline__ void clear_keys(int step) const {
+        const int count = find_sequence(a.in.in, r.batch).seqlen_k - (r.first_tile + step) * BLOCK_N;
+        const int thread = (int)tid_x_reread() - 128;
+        const auto gone = [count](int key) { return key >= count; };
+        if (count >= BLOCK_N)
+            return;
+        wait_full<V_STAGES>(base + V_FULL, step);
+        clear_tile<PANELS, BLOCK_N, 256>(base + K_OFFSET + stage_of<STAGES>(step) * K_BYTES, thread, gone);
+        clear_tile<PANELS_V, BLOCK_N, 256>(base + V_OFFSET + stage_of<V_STAGES>(step) * V_BYTES, thread, gone);
+        barrier_sync(CONSUMERS_BARRIER, 256);
+    }
+
     /* S to P. Beyond the sequence's last key there are zeros, which would have weight. */
     __device__ __forceinline__ void make_p(int step) {
         const struct sequence at = find_sequence(a.in.in, r.batch);
@@ -183,7 +204,7 @@ struct consumer {
     __device__ __forceinline__ void run() {
         const int steps = r.last_tile - r.first_tile;
         {
-            const int64_t row = ((int64_t)r.batch * a.in.in.heads + r.head) * a.in.rows + r.first_row + local_row();
+            const int64_t row = step_rows{r.head, r.first_row / BLOCK_M}.place(a, r.batch) + local_row();
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 lse[half] = a.in.lse_rows[row + 8 * half];
@@ -197,6 +218,8 @@ struct consumer {
 #pragma unroll 1
             do {
                 wait_full<STAGES>(base + K_FULL, step);
+                if (VARLEN)
+                    clear_keys(step);
                 wgmma_fence();
                 multiply_qk(step);
                 wgmma_commit_group();
@@ -220,11 +243,15 @@ struct consumer {
             } while (++step < steps);
             wgmma_wait_group<0>(dq);
         }
+        /* A row that sees no key has no gradient, whatever comes in: its P is 0, but 0 times NaN is not. */
+#pragma unroll
+        for (int i = 0; EMPTY_ROWS && i < HEAD_DIM / 2; i++)
+            dq[i] = lse[i / 2 % 2] == __int_as_float(0x7f800000) ? 0 : dq[i];
         barrier_sync(OWN_BARRIER + warpgroup, 128); /* all products with Q are complete */
         const int warp_row = warpgroup * 64 + (int)threadIdx.x / 32 % 4 * 16, first = r.first_row + warp_row;
-        store_accumulator<HEAD_DIM, BLOCK_M>(row_address(a.in.dq, r.batch, r.head, first), a.in.dq.row * 2,
-                                             a.in.in.seqlen_q - first, a.in.in.head_dim, base, warp_row, dq,
-                                             a.in.in.scale, steps > 0);
+        store_accumulator<HEAD_DIM, BLOCK_M>(row_address(a.in.dq, r.batch, r.head, r.q_begin + first), a.in.dq.row * 2,
+                                             find_sequence(a.in.in, r.batch).seqlen_q - first, a.in.in.head_dim, base,
+                                             warp_row, dq, a.in.in.scale, steps > 0);
     }
 };
 
@@ -232,6 +259,8 @@ extern "C" __global__ void __launch_bounds__(HOPPER_WIDE_THREADS, 1)
     hopper_wide_dq(const __grid_constant__ struct hopper_backward_params a) {
     extern __shared__ char shared[];
     const uint32_t base = (shared_address(shared) + 1023) / 1024 * 1024;
+    if (VARLEN && is_past_end(a, find_rows(a)))
+        return;
     if (threadIdx.x == 0) {
         mbarrier_init(base + ROWS_FULL, 1);
         for (int i = 0; i < STAGES; i++) {
