@@ -141,7 +141,7 @@ __device__ __forceinline__ void list_more(struct list &l, const struct gpu_forwa
     const int64_t first =
         (int64_t)at.low / UNIT * UNIT + ((int64_t)l.unit * a.num_splits + at.split) * UNIT + threadIdx.x;
     const int stride = a.num_splits * UNIT; /* from a unit to the next */
-    constexpr bool few = MASK ? false : INTERVALS ? HEAD_DIM_V > 128 : BIAS != 0;
+    constexpr bool few = MASK ? INTERVALS != 0 : INTERVALS ? HEAD_DIM_V > 128 : BIAS != 0;
     constexpr int units_together = few ? 8 : UNITS; /* as many as registers hold */
     uint32_t seen = 0, inside = 0;                  /* bit n: of the n-th unit's key */
 #    pragma unroll

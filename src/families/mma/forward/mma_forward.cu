@@ -398,10 +398,9 @@ __device__ __forceinline__ void finish_scores(float (&s)[ROW_TILES][KEY_TILES][4
 #    elif BIAS && !BIAS_ROWS
                     x += keys.bias[j];
 #    elif BIAS
-                    if (j < keys.count) {
-                        const int key = KEY_LIST ? keys.index[j] : keys.first + j;
-                        x += bias_value(bias + (int64_t)key * a.bias.key * BIAS_BYTES);
-                    }
+                    /* without a branch, so that few registers wait for reads; columns past the last key are hidden */
+                    const int key = KEY_LIST ? keys.index[j] : min(keys.first + j, at.seqlen_k - 1);
+                    x += bias_value(bias + (int64_t)key * a.bias.key * BIAS_BYTES);
 #    endif
                     s[r][n][half * 2 + c] = x;
                 }
