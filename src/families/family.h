@@ -28,6 +28,7 @@ struct plan_request {
     const fdm_device *device;
     const fdm_problem *problem;
     const char *kernel; /* forced name or choice code, NULL = free choice */
+    int names_kernel;   /* `kernel` is the name of one, in this family or another, and no choice code */
     int family_forced;  /* the caller named this family */
     int32_t num_threads;
     enum scheduler scheduler;

@@ -10,10 +10,7 @@
 #include "gpu/forward_params.h"
 
 #ifdef __CUDACC__
-#    define BACKWARD_INLINE __host__ __device__ constexpr
-#    define BIAS_BYTES      (BIAS == GPU_BIAS_FLOAT32 ? 4 : 2)
-#else
-#    define BACKWARD_INLINE static inline
+#    define BIAS_BYTES (BIAS == GPU_BIAS_FLOAT32 ? 4 : 2)
 #endif
 
 /* DBIAS: how the gradient of the bias is made. */
@@ -84,10 +81,10 @@ struct gpu_backward_params {
 };
 
 /* Turns of a key block at the gradient of a bias: for at least 32 rows each. */
-BACKWARD_INLINE int64_t backward_semaphores(int64_t rows) { return (rows + 31) / 32; }
+GPU_INLINE int64_t backward_semaphores(int64_t rows) { return (rows + 31) / 32; }
 
 /* Where the rows of a varlen sequence begin that starts at row cu_seqlens_q[b] of the packed tensor. */
-BACKWARD_INLINE int64_t backward_begin(int64_t packed_begin, int64_t b, int32_t row_step) {
+GPU_INLINE int64_t backward_begin(int64_t packed_begin, int64_t b, int32_t row_step) {
     return ((packed_begin + row_step - 1) / row_step + b) * row_step;
 }
 

@@ -11,4 +11,11 @@
 #define GPU_CONSTANT_NAME(name)  #name,
 #define GPU_CONSTANT_VALUE(name) int64_t name;
 
+/* A function of a contract, which the host calls and the kernel in constant expressions. */
+#ifdef __CUDACC__
+#    define GPU_INLINE __host__ __device__ constexpr
+#else
+#    define GPU_INLINE static inline
+#endif
+
 #endif

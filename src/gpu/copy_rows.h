@@ -10,15 +10,15 @@
 
 /* Matrices of 16-bit elements [batches, rows, heads, columns]; strides in elements. */
 struct copy_rows_matrix {
-    struct gpu_matrix from, to; /* of `from` nothing is written */
+    struct gpu_matrix from, to; /* `from` is only read */
     int32_t rows, heads, batches, columns;
     int32_t to_columns;              /* that are written: zeros from `columns` on */
-    int32_t from_bytes, to_bytes;    /* at multiples of which rows begin and end: 16, 4 or 2 */
+    int32_t from_bytes, to_bytes;    /* rows begin and end at multiples of so many: 16, 4 or 2 */
     int32_t row_blocks;              /* of a head */
     int64_t first_block, past_block; /* of the grid */
 };
 struct copy_rows_params {
-    struct copy_rows_matrix matrices[COPY_ROWS_MATRICES]; /* those of no block are not there */
+    struct copy_rows_matrix matrices[COPY_ROWS_MATRICES]; /* unused ones have no blocks */
 };
 
 #endif

@@ -125,13 +125,20 @@ static int fill_forced(const struct gpu_algorithm *a, const struct plan_request 
     return 0;
 }
 
+/* Codes are not compared with what names a kernel: that takes every way of every kernel. */
 static int choose_forced(const struct family *family, const struct plan_request *request, fdm_plan *plan) {
     char why[200] = "is not a kernel of this family for this pass";
-    for (int32_t i = 0; i < family->num_kernels; i++)
+    const fdm_plan empty = *plan; /* a kernel's parameters are not another's */
+    const int32_t named = family_find_kernel(family, request->kernel);
+    for (int32_t i = 0; i < family->num_kernels; i++) {
+        if (request->names_kernel && i != named)
+            continue;
+        *plan = empty;
         if (fill_forced(algorithm_of(family, i), request, plan, why, sizeof why)) {
             name_plan(family, i, plan);
             return 1;
         }
+    }
     snprintf(plan->reason, sizeof plan->reason, "kernel '%s' %s", request->kernel, why);
     return 0;
 }

@@ -86,12 +86,21 @@ static fdm_status wishes_of(const fdm_problem *problem, int32_t device_type, con
     return status;
 }
 
+/* The family that has the kernel of this name, NULL if none. */
+static const struct family *family_of_kernel(const char *name) {
+    int32_t i = 0;
+    while (families[i] && family_find_kernel(families[i], name) < 0)
+        i++;
+    return families[i];
+}
+
 static fdm_status choose(const fdm_device *device, const fdm_problem *problem, const struct wishes *wishes,
                          fdm_plan *plan) {
     const char *wanted_family = wishes->family;
     const struct plan_request request = {.device = device,
                                          .problem = problem,
                                          .kernel = wishes->kernel,
+                                         .names_kernel = wishes->kernel && family_of_kernel(wishes->kernel),
                                          .family_forced = wanted_family != NULL,
                                          .num_threads = wishes->num_threads,
                                          .scheduler = wishes->scheduler};
@@ -170,15 +179,13 @@ fdm_status fdm_plan_variant(const fdm_device *device, const fdm_problem *problem
     const struct plan_request request = {.device = device,
                                          .problem = problem,
                                          .kernel = kernel,
+                                         .names_kernel = 1,
                                          .family_forced = 1,
                                          .num_threads = wishes.num_threads,
                                          .scheduler = SCHEDULER_ANY};
-    for (int32_t i = 0; families[i]; i++) {
-        const int32_t index = family_find_kernel(families[i], kernel);
-        if (index >= 0)
-            return variant_of(families[i], &request, index, variant, plan);
-    }
-    return error_set(FDM_ERROR_INVALID_ARGUMENT, "there is no kernel '%.60s'", kernel);
+    const struct family *family = family_of_kernel(kernel);
+    return family ? variant_of(family, &request, family_find_kernel(family, kernel), variant, plan)
+                  : error_set(FDM_ERROR_INVALID_ARGUMENT, "there is no kernel '%.60s'", kernel);
 }
 
 /* A thread's last plan of a pass, and what it was made from. Planning looks at every kernel and words its reasons,

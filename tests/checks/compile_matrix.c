@@ -48,6 +48,7 @@ struct job {
     char sentence[256];
 };
 static struct job *jobs;
+static uint64_t *keys; /* of each job while they are listed: those of equal requests are equal */
 static int32_t num_jobs, max_jobs, next_job;
 static const char *entry_text = ""; /* only kernels whose entry holds it */
 static const char *demands[16];     /* only where each of these constants is not 0, or NAME=V is V */
@@ -61,6 +62,18 @@ static int same_request(const struct cuda_kernel_request *a, const struct cuda_k
         if (a->constants[i].value != b->constants[i].value)
             return 0;
     return 1;
+}
+
+static uint64_t key_of(const char *arch, const struct cuda_kernel_request *request) {
+    const uint64_t factor = 0x100000001b3ull;
+    uint64_t key = 0xcbf29ce484222325ull;
+    for (; *arch; arch++)
+        key = (key ^ (unsigned char)*arch) * factor;
+    for (const char *entry = request->entry; *entry; entry++)
+        key = (key ^ (unsigned char)*entry) * factor;
+    for (int32_t i = 0; i < request->num_constants; i++)
+        key = (key ^ (uint64_t)request->constants[i].value) * factor;
+    return key;
 }
 
 static int meets(const struct cuda_kernel_request *request, const char *demand) {
@@ -79,15 +92,18 @@ static void add_job(const char *arch, const struct cuda_kernel_request *request)
     for (int32_t i = 0; i < num_demands; i++)
         if (!meets(request, demands[i]))
             return;
+    const uint64_t key = key_of(arch, request);
     for (int32_t i = 0; i < num_jobs; i++)
-        if (strcmp(jobs[i].arch, arch) == 0 && same_request(&jobs[i].request, request))
+        if (keys[i] == key && strcmp(jobs[i].arch, arch) == 0 && same_request(&jobs[i].request, request))
             return;
     if (num_jobs == max_jobs) {
         max_jobs = max_jobs ? 2 * max_jobs : 256;
         jobs = realloc(jobs, (size_t)max_jobs * sizeof *jobs);
-        if (!jobs)
+        keys = realloc(keys, (size_t)max_jobs * sizeof *keys);
+        if (!jobs || !keys)
             exit(2);
     }
+    keys[num_jobs] = key;
     jobs[num_jobs] = (struct job){.request = *request};
     snprintf(jobs[num_jobs++].arch, sizeof jobs[0].arch, "%s", arch);
 }

@@ -6,14 +6,19 @@
 #include <string.h>
 
 #include "base/half.h"
+#include "device_check.h"
 
 enum { GUARD = 512 };
-static const fdm_device_id cuda = {FDM_CUDA, 0}, host = {FDM_CPU, 0};
 
-static void fail(const char *what) {
-    fprintf(stderr, "%s: %s\n", what, fdm_last_error());
-    exit(1);
+static void *allocate(void *context, size_t bytes) {
+    void *memory = NULL;
+    return fdm_memory_allocate(cuda, bytes, &memory) ? NULL : memory;
 }
+static void release(void *context, void *memory) {
+    fdm_synchronize(cuda);
+    fdm_memory_release(cuda, memory);
+}
+const fdm_allocator device_allocator = {NULL, allocate, release};
 
 int64_t array_elements(const struct device_array *a) {
     int64_t elements = 1;
@@ -108,10 +113,4 @@ int array_download(struct device_array *a) {
         intact &= a->element_bytes[i] || a->host[i] == before[i];
     free(before);
     return intact;
-}
-
-double array_random(void) {
-    static uint64_t state = 1;
-    state = state * 6364136223846793005ull + 1442695040888963407ull;
-    return (double)(state >> 40) / (1 << 23) - 1;
 }

@@ -29,8 +29,9 @@ void array_upload(const struct device_array *a);
 /* The device's bytes; 0 when one that is no element has changed. */
 int array_download(struct device_array *a);
 
-/* Uniform in -1 .. 1, from a fixed sequence. */
-double array_random(void);
+/* Device memory for one call, which has ended when it is given back. */
+extern const fdm_allocator device_allocator;
+
 /* As the dtype holds it. */
 double array_rounded(fdm_dtype dtype, double value);
 

@@ -11,6 +11,7 @@
 #include <time.h>
 
 #include "device_array.h"
+#include "device_check.h"
 
 struct trial {
     const char *kernel;
@@ -38,7 +39,7 @@ static void make(struct device_array *x, const struct trial *t, int64_t batch, i
  * rounding; sums in float16 stay small. */
 static void fill(struct device_array *x, int small) {
     for (int64_t i = 0; i < array_elements(x); i++)
-        array_set(x, i, small ? floor(3 * array_random()) / 8 : floor(8 * array_random()) / 4);
+        array_set(x, i, small ? floor(3 * random_number()) / 8 : floor(8 * random_number()) / 4);
 }
 
 static double truth_of(const struct trial *t, const struct device_array *a, const struct device_array *b,
@@ -75,15 +76,6 @@ static int is_right(const struct trial *t, const struct device_array *a, const s
     return 1;
 }
 
-static void *allocate(void *context, size_t bytes) {
-    void *memory = NULL;
-    return fdm_memory_allocate((fdm_device_id){FDM_CUDA, 0}, bytes, &memory) ? NULL : memory;
-}
-static void release(void *context, void *memory) {
-    fdm_synchronize((fdm_device_id){FDM_CUDA, 0});
-    fdm_memory_release((fdm_device_id){FDM_CUDA, 0}, memory);
-}
-
 /* The tiles that were met: what a rule chooses is what is checked. */
 enum { CHOICES_MAX = 64 };
 static char choices[CHOICES_MAX][64];
@@ -104,7 +96,6 @@ static void note_choice(const fdm_gemm_tensors *tensors, const fdm_gemm_options 
 
 /* 1 right, 0 wrong, -1 the kernel refuses. */
 static int run(const struct trial *t) {
-    static const fdm_allocator allocator = {NULL, allocate, release};
     struct device_array a, b, c, out;
     make(&a, t, t->batch, t->m, t->k, t->a_columns);
     make(&b, t, t->shared_b ? 1 : t->batch, t->k, t->n, t->b_columns);
@@ -121,9 +112,9 @@ static int run(const struct trial *t) {
     const fdm_gemm_tensors tensors = {&a.tensor, &b.tensor, &c.tensor, t->in_place ? &c.tensor : &out.tensor};
     const fdm_gemm_options options = {
         .alpha = t->alpha, .beta = t->beta, .accumulate_float16 = t->accumulate16, .kernel = t->kernel};
-    const fdm_status status = fdm_gemm(&tensors, &options, &allocator);
+    const fdm_status status = fdm_gemm(&tensors, &options, &device_allocator);
     note_choice(&tensors, &options);
-    int right = status == FDM_ERROR_UNSUPPORTED ? -1 : !status && fdm_synchronize((fdm_device_id){FDM_CUDA, 0}) == 0;
+    int right = status == FDM_ERROR_UNSUPPORTED ? -1 : !status && fdm_synchronize(cuda) == 0;
     if (right == 0)
         printf("WRONG %s\n", fdm_last_error());
     if (right > 0) {
@@ -223,7 +214,6 @@ int main(int argc, char **argv) {
                                        {16, 8192, 8192, 1},   {64, 512, 16384, 1},  {4096, 4096, 256, 1},
                                        {5120, 640, 1000, 2},  {128, 192, 8192, 3},  {5120, 5120, 256, 1},
                                        {1, 8192, 8192, 1},    {32, 4096, 1024, 2},  {8, 512, 16384, 1}};
-    fdm_device device;
     const char *name, *description, *only = NULL;
     int is_large = 0, most = 0;
     for (int i = 1; i < argc; i++)
@@ -235,17 +225,15 @@ int main(int argc, char **argv) {
             from = atoi(argv[++i]);
         else
             only = argv[i];
-    if (fdm_device_query(FDM_CUDA, 0, &device)) {
-        printf("not covered: %s\n", fdm_last_error());
-        return 77;
-    }
-    int useless = 0;
+    if (!has_device())
+        return EXIT_NO_DEVICE;
+    int useless = 0, tried = 0;
     for (int32_t k = -1; k < 0 || fdm_gemm_kernel(k, &name, &description) == FDM_OK; k++) {
         const char *kernel = k < 0 ? NULL : name;
         if (only && strcmp(name_of(kernel), only) != 0)
             continue;
         memset(counts, 0, sizeof counts);
-        num_choices = met = 0, every = 1;
+        num_choices = met = 0, every = tried = 1;
         for (counting = most > 0; counting >= 0; counting--) {
             check_kernel(kernel, small, sizeof small / sizeof small[0],
                          kernel && !only && !is_large ? BY_NAME_MAX : 1e18);
@@ -259,5 +247,5 @@ int main(int argc, char **argv) {
             printf("  %s\n", choices[i]);
         useless |= counts[0] > 0 || counts[1] == 0;
     }
-    return useless;
+    return useless || !tried;
 }

@@ -255,6 +255,89 @@ static void add_orders(void) {
         }
 }
 
+/* The backward in two kernels: what it takes besides causal masks and windows, several blocks of rows and keys, with
+ * another dtype, lengths and head dims each. */
+static void add_two_kernels(void) {
+    static const int64_t lengths[][2] = {{200, 200}, {70, 330}}, dims[][2] = {{256, 256}, {136, 160}, {256, 64}};
+    FOR_EACH(dims, d)
+    FOR_EACH(lengths, n)
+    for (int causal = 0; causal < 2; causal++) {
+        begin("hopper.wide", FDM_BACKWARD, dims[d][0], dtypes[(n + d) % 2]);
+        next.head_dim_v = dims[d][1];
+        next.heads = 2;
+        next.heads_kv = n == 1 ? 1 : 2;
+        next.seqlen_q = lengths[n][0];
+        next.seqlen_k = lengths[n][1];
+        next.causal = causal;
+        next.softcap = 7;
+        next.dlse = n == 1;
+        add("softcap, two kernels");
+        next.varlen = 1; /* some sequences are empty */
+        next.batch = 4;
+        next.softcap = causal ? 7 : 0;
+        add("packed, two kernels");
+        next.varlen = next.softcap = 0;
+        next.batch = 1;
+        next.seqlen_k = 66 * (1 + (int64_t)d); /* the first rows see no key */
+        next.window_right = causal ? -1 : 3;
+        add("empty rows, two kernels");
+    }
+    FOR_EACH(dims, d)
+    FOR_EACH(lengths, n)
+    for (int causal = 0; causal < 2; causal++)
+        for (int kind = 1; kind < 5; kind++) { /* mask, bias, both; the gradient of a bias */
+            begin("hopper.wide", FDM_BACKWARD, dims[d][0], dtypes[(n + d) % 2]);
+            next.head_dim_v = dims[d][1];
+            next.batch = kind == 4 ? 1 : 2;
+            next.heads = next.heads_kv = kind == 4 ? 1 : 2;
+            next.heads *= kind == 2 && n ? 2 : 1;
+            next.seqlen_q = lengths[n][0];
+            next.seqlen_k = (lengths[n][1] + 15) / 16 * 16;
+            next.causal = causal;
+            next.mask = kind % 2;
+            next.bias = kind > 1;
+            next.dbias = kind == 4;
+            next.dlse = n == 1;
+            add("scores, two kernels");
+        }
+}
+
+/* A fixed order where masks or intervals say which blocks of keys come to which rows, and where several heads or
+ * batches add to one bias' gradient: more blocks than live at a time, and lists of more than 32 of them. */
+static void add_listed_orders(void) {
+    static const int64_t dims[] = {64, 128};
+    static const struct {
+        int64_t batch, heads, heads_kv, seqlen_q, seqlen_k;
+        int causal, varlen, mask, bias, intervals, shares;
+    } rows[] = {
+        {1, 2, 2, 260, 1104, 0, 0, 0, 0, 1, 0}, {1, 2, 2, 600, 600, 1, 0, 0, 0, 1, 0},
+        {2, 1, 1, 150, 656, 0, 1, 2, 0, 1, 0},  {1, 1, 1, 70, 4400, 0, 0, 0, 0, 1, 0},
+        {1, 2, 2, 200, 656, 0, 0, 1, 0, 0, 0},  {1, 2, 2, 400, 400, 1, 0, 1, 0, 0, 0},
+        {1, 1, 1, 66, 4240, 0, 0, 1, 0, 0, 0},  {2, 3, 3, 200, 400, 0, 0, 0, 1, 0, 1},
+        {3, 2, 1, 200, 272, 0, 0, 0, 1, 0, 2},  {2, 2, 2, 300, 304, 1, 0, 0, 1, 0, 3},
+        {2, 2, 2, 200, 400, 0, 0, 1, 1, 0, 3},  {2, 3, 3, 200, 304, 1, 0, 1, 1, 0, 1},
+        {2, 3, 3, 200, 400, 0, 0, 0, 1, 1, 3},  {3, 2, 2, 200, 272, 0, 0, 1, 1, 1, 2},
+    };
+    FOR_EACH(rows, n)
+    FOR_EACH(dims, d) {
+        begin("hopper.backward", FDM_BACKWARD, dims[d], dtypes[n % 2]);
+        next.batch = rows[n].batch;
+        next.heads = rows[n].heads;
+        next.heads_kv = rows[n].heads_kv;
+        next.seqlen_q = rows[n].seqlen_q;
+        next.seqlen_k = rows[n].seqlen_k;
+        next.causal = rows[n].causal;
+        next.varlen = rows[n].varlen;
+        next.mask = rows[n].mask;
+        next.bias = rows[n].bias;
+        next.intervals = rows[n].intervals;
+        next.shares = rows[n].shares;
+        next.dbias = rows[n].bias;
+        next.deterministic = 1;
+        add("orders of listed blocks");
+    }
+}
+
 static void list_cases(void) {
     static const struct {
         const char *name;
@@ -278,6 +361,8 @@ static void list_cases(void) {
     add_copies();
     add_short();
     add_orders();
+    add_two_kernels();
+    add_listed_orders();
 }
 
 const struct named_case *named_case(int64_t number) {

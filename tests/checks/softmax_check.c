@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "device_array.h"
+#include "device_check.h"
 
 /* Rows one after the other; apart by 16 bytes; off 16 bytes alike; off 16 bytes in one tensor; four axes, permuted. */
 enum layout { DENSE, APART, ODD, UNLIKE, PERMUTED, NUM_LAYOUTS };
@@ -46,7 +47,7 @@ static void make_mask(struct device_array *a, const struct trial *t) {
                   four[4] = {t->mask == BY_COLUMN ? 1 : 2, 1, t->mask == BY_COLUMN ? 1 : half, columns};
     array_make(a, FDM_BOOL, t->layout == PERMUTED ? 4 : 2, t->layout == PERMUTED ? four : flat, NULL, 0);
     for (int64_t i = 0; i < array_elements(a); i++)
-        array_set(a, i, array_random() < 0.4);
+        array_set(a, i, random_number() < 0.4);
     if (t->mask == FULL) /* a row without elements */
         for (int64_t j = 0; j < columns; j++)
             array_set(a, (rows - 1) * columns + j, 0);
@@ -68,7 +69,7 @@ static double score(const struct trial *t, const struct device_array *x, const s
 
 static void row_of_x(struct device_array *x, const struct trial *t, int64_t row) {
     for (int64_t j = 0; j < t->columns; j++) {
-        double value = 4 * array_random();
+        double value = 4 * random_number();
         switch (row % 6) {
         case 1: value = j == t->columns / 2 ? 30 : value; break; /* one of all the weight */
         case 2: value = 60 + value; break;                       /* far from 0 */
@@ -150,18 +151,8 @@ static int backward_is_right(const struct trial *t, const struct device_array *o
     return 1;
 }
 
-static void *allocate(void *context, size_t bytes) {
-    void *memory = NULL;
-    return fdm_memory_allocate((fdm_device_id){FDM_CUDA, 0}, bytes, &memory) ? NULL : memory;
-}
-static void release(void *context, void *memory) {
-    fdm_synchronize((fdm_device_id){FDM_CUDA, 0});
-    fdm_memory_release((fdm_device_id){FDM_CUDA, 0}, memory);
-}
-
 /* 1 right, 0 wrong, -1 the kernel refuses. */
 static int run(const struct trial *t) {
-    static const fdm_allocator allocator = {NULL, allocate, release};
     const int backward = t->pass == FDM_BACKWARD;
     struct device_array x, mask, out, dout;
     double *want = malloc((size_t)t->columns * sizeof *want + 1);
@@ -176,7 +167,7 @@ static int run(const struct trial *t) {
         forward_row(t, &x, &mask, row, want);
         for (int64_t j = 0; j < t->columns; j++) {
             array_set(&out, row * t->columns + j, want[j]);
-            array_set(&dout, row * t->columns + j, 2 * array_random());
+            array_set(&dout, row * t->columns + j, 2 * random_number());
             array_set(&x, row * t->columns + j, NAN);
         }
     }
@@ -190,8 +181,8 @@ static int run(const struct trial *t) {
                                          .dout = &dout.tensor,
                                          .dx = &x.tensor};
     const fdm_softmax_options options = {.scale = t->scale, .log = t->log, .kernel = t->kernel};
-    const fdm_status status = fdm_softmax(t->pass, &tensors, &options, &allocator);
-    int right = status == FDM_ERROR_UNSUPPORTED ? -1 : !status && fdm_synchronize((fdm_device_id){FDM_CUDA, 0}) == 0;
+    const fdm_status status = fdm_softmax(t->pass, &tensors, &options, &device_allocator);
+    int right = status == FDM_ERROR_UNSUPPORTED ? -1 : !status && fdm_synchronize(cuda) == 0;
     if (right == 0)
         printf("WRONG %s\n", fdm_last_error());
     if (right > 0) {
@@ -254,7 +245,6 @@ int main(int argc, char **argv) {
     static const int64_t long_rows[] = {65537, 70000, 131072, 140000, 270000, 400003, 530000, 1048576, 1100000};
     static const int64_t longer_rows[] = {9000, 33000, 70000, 135000};
     static const int64_t ring_rows[] = {17000, 36001}; /* several of each group of blocks */
-    fdm_device device;
     const char *name, *description, *only = NULL;
     int is_long = 0;
     for (int i = 1; i < argc; i++)
@@ -264,10 +254,8 @@ int main(int argc, char **argv) {
             i++;
         else
             only = argv[i];
-    if (fdm_device_query(FDM_CUDA, 0, &device)) {
-        printf("not covered: %s\n", fdm_last_error());
-        return 77;
-    }
+    if (!has_device())
+        return EXIT_NO_DEVICE;
     int useless = 0, tried = 0;
     for (int32_t k = -1; k < 0 || fdm_softmax_kernel(k, &name, &description) == FDM_OK; k++) {
         const char *kernel = k < 0 ? NULL : name;

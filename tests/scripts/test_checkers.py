@@ -19,12 +19,17 @@ SOUND = {
     "src/gpu/visible.cuh": '/* visible.cuh: who sees whom. */\n#include "cuda/ptx/math.cuh"\n',
 }
 KERNEL = "src/families/mma/mma.cu"
+HOST = "src/base/error.c"
 HEAD = 'extern "C" __global__ void __launch_bounds__(THREADS, 1)\n    long_kernel(int n) {\n'
 LONG_FUNCTION = HEAD + "    n++;\n" * 68 + "}\n"
 
 
 def first_line(text: str) -> str:
     return "/* mma.cu: a kernel. */\n" + text
+
+
+def host_text(text: str) -> str:
+    return "/* error.c: what went wrong. */\n" + text
 
 
 # What stands in a file instead, the checker, and what it says.
@@ -52,6 +57,38 @@ VIOLATIONS = {
         first_line('void f() { asm volatile(""); }\n'),
         "check_style.py",
         "mma.cu:2: asm; only src/cuda/ptx",
+    ),
+    "first line of a script": (
+        "scripts/run.sh",
+        "#!/bin/sh\nexit 0\n",
+        "check_style.py",
+        'must start with "# run.sh: "',
+    ),
+    "first line of Python": ("scripts/run.py", "import sys\n", "check_style.py", "must start with a docstring"),
+    "function length in C": (
+        HOST,
+        host_text("int f(int n) {\n" + "    n++;\n" * 69 + "}\n"),
+        "check_style.py",
+        "error.c:2: f() has 71 lines; at most 70",
+    ),
+    "file length in C": (HOST, host_text("int x;\n" * 600), "check_style.py", "error.c: 601 lines; at most 600"),
+    "environment": (
+        HOST,
+        host_text('const char *f(void) { return getenv("F"); }\n'),
+        "check_style.py",
+        "error.c: reads the environment; only src/base/settings.c may",
+    ),
+    "printing": (
+        HOST,
+        host_text('void f(void) { puts("f"); }\n'),
+        "check_style.py",
+        "error.c: prints in 1 places; the library prints in 0 there",
+    ),
+    "end of the process": (
+        HOST,
+        host_text("void f(void) { abort(); }\n"),
+        "check_style.py",
+        "error.c: ends the process",
     ),
     "file name": (
         "src/gpu/tile.cuh",
@@ -82,6 +119,12 @@ VIOLATIONS = {
         first_line('#include "tile.cuh"\n'),
         "check_includes.py",
         "includes tile.cuh: it is no path from src/",
+    ),
+    "a tool below the public header": (
+        "cli/main.c",
+        '/* main.c: a tool. */\n#include "base/error.h"\n',
+        "check_includes.py",
+        "cli/main.c: includes base/error.h; outside src/ only the public header may be included",
     ),
     "folder without a row": (
         "src/novel/novel.cuh",

@@ -1,59 +1,13 @@
 /* test_blackwell_backward.c: which problems blackwell.backward takes on 10.0, in which launches and orders, and what it
  * leaves to others. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-
-#include <cmocka.h>
+#include "plan_cases.h"
 
 #include "families/blackwell/blackwell_backward.h"
 #include "gpu/gpu_family.h"
 
-enum { CAUSAL = 1, WINDOW = 2, PACKED = 4, SOFTCAP = 8, DLSE = 16, MASK = 32, BIAS = 64, INTERVALS = 128, FAR = 256 };
-
-static fdm_problem problem_of(int features, int64_t rows, int64_t head_dim, int64_t head_dim_v) {
-    fdm_problem p = fdm_problem_default();
-    p.pass = FDM_BACKWARD;
-    p.dtype = p.bias_dtype = FDM_BFLOAT16;
-    p.needs_dq = p.needs_dk = p.needs_dv = 1;
-    p.heads = 16;
-    p.heads_kv = 4;
-    p.seqlen_q = rows;
-    p.seqlen_k = 8192;
-    p.head_dim = head_dim;
-    p.head_dim_v = head_dim_v;
-    p.softmax_scale = 0.1;
-    p.causal = (features & CAUSAL) != 0;
-    p.window_left = features & WINDOW ? 100 : -1;
-    p.varlen = (features & PACKED) != 0;
-    p.total_q = p.varlen ? rows : 0;
-    p.total_k = p.varlen ? p.seqlen_k : 0;
-    p.softcap = features & SOFTCAP ? 30 : 0;
-    p.has_dlse = (features & DLSE) != 0;
-    p.has_mask = (features & MASK) != 0;
-    p.has_bias = (features & BIAS) != 0;
-    p.has_intervals = (features & INTERVALS) != 0;
-    p.mask_shape[3] = p.has_mask ? p.seqlen_k : 1;
-    p.bias_shape[3] = p.has_bias ? p.seqlen_k : 1;
-    p.aligned = p.scores_aligned = !(features & FAR);
-    return p;
-}
-
-static fdm_device device_of(const char *name) {
-    fdm_device device;
-    assert_int_equal(fdm_device_from_name(name, &device), FDM_OK);
-    return device;
-}
-
 static void takes_what_it_names(void **state) {
     (void)state;
-    static const struct {
-        int features;
-        int64_t rows, head_dim, head_dim_v;
-        const char *choice, *words; /* of its plan; choice NULL: of why it cannot, where it is asked for */
-    } cases[] = {
+    static const struct plan_case cases[] = {
         {0, 8192, 256, 256, "SM100_Pair_256x128_D256_Static", "a kernel each for dQ, dK and dV"},
         {0, 8192, 128, 128, "SM100_Pair_256x128_D128_Static", "a kernel for dQ, one for dK and dV"},
         {0, 8192, 192, 128, "SM100_Pair_256x128_D256_Static", "6 slots"},
@@ -69,29 +23,14 @@ static void takes_what_it_names(void **state) {
         {FAR, 8192, 128, 128, NULL, "no multiples of 16 bytes"},
     };
     const fdm_device device = device_of("sm_100");
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        const fdm_problem p = problem_of(cases[i].features, cases[i].rows, cases[i].head_dim, cases[i].head_dim_v);
-        fdm_plan plan;
-        fdm_options options = fdm_options_default();
-        options.kernel = cases[i].choice ? NULL : "blackwell.backward";
-        const fdm_status status = fdm_plan_attention(&device, &p, &options, &plan);
-        if (!cases[i].choice) {
-            assert_int_not_equal(status, FDM_OK);
-            assert_non_null(strstr(fdm_last_error(), cases[i].words));
-            continue;
-        }
-        assert_int_equal(status, FDM_OK);
-        assert_string_equal(plan.kernel, "blackwell.backward");
-        assert_string_equal(plan.choice, cases[i].choice);
-        assert_non_null(strstr(plan.reason, cases[i].words));
-    }
+    check_plans("blackwell.backward", FDM_BACKWARD, &device, cases, sizeof cases / sizeof cases[0]);
 }
 
 /* Head dims that leave its tiles empty: only where it is asked for. */
 static void is_passed_over_for_narrow_heads(void **state) {
     (void)state;
     const fdm_device device = device_of("sm_100");
-    const fdm_problem p = problem_of(CAUSAL, 8192, 64, 64);
+    const fdm_problem p = problem_of(FDM_BACKWARD, CAUSAL, 8192, 64, 64);
     fdm_options options = fdm_options_default();
     fdm_plan plan;
     assert_int_equal(fdm_plan_attention(&device, &p, &options, &plan), FDM_OK);
@@ -105,7 +44,7 @@ static void leaves_other_devices_and_dtypes(void **state) {
     (void)state;
     static const char *const names[] = {"sm_90", "sm_120", "sm_100:smem=160K"};
     fdm_options options = fdm_options_default();
-    fdm_problem p = problem_of(0, 8192, 128, 128);
+    fdm_problem p = problem_of(FDM_BACKWARD, 0, 8192, 128, 128);
     fdm_plan plan;
     options.kernel = "blackwell.backward";
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
@@ -133,7 +72,7 @@ static void divides_groups_where_keys_are_few(void **state) {
                  {256, 16, 0, ""}};
     const fdm_device device = device_of("sm_100");
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        fdm_problem p = problem_of(cases[i].features, 2048, 128, 128);
+        fdm_problem p = problem_of(FDM_BACKWARD, cases[i].features, 2048, 128, 128);
         struct cuda_kernel_request request[GPU_REQUESTS_MAX];
         fdm_plan plan;
         const int divided = *cases[i].words != 0;
@@ -165,7 +104,7 @@ static void makes_each_gradient_once(void **state) {
     const fdm_device device = device_of("sm_100");
     for (int wanted = 1; wanted < 8; wanted++)
         for (int d = 0; d < 2; d++) {
-            fdm_problem p = problem_of(CAUSAL, 8192, head_dims[d], head_dims[d]);
+            fdm_problem p = problem_of(FDM_BACKWARD, CAUSAL, 8192, head_dims[d], head_dims[d]);
             struct cuda_kernel_request request[GPU_REQUESTS_MAX];
             fdm_plan plan;
             int made = 0, launches = 0;
@@ -203,7 +142,7 @@ static void has_three_orders(void **state) {
         {"SM100_Pair_256x128_D256_Dynamic", "SM100_Pair_256x128_D256_Static", "SM100_Pair_256x128_D256_Longest"}};
     const fdm_device device = device_of("sm_100");
     for (int causal = 0; causal < 2; causal++) {
-        const fdm_problem p = problem_of(causal ? CAUSAL : 0, 8192, 256, 256);
+        const fdm_problem p = problem_of(FDM_BACKWARD, causal ? CAUSAL : 0, 8192, 256, 256);
         fdm_plan plan;
         for (int32_t n = 0; n < 3; n++) {
             assert_int_equal(fdm_plan_variant(&device, &p, "blackwell.backward", n, &plan), FDM_OK);

@@ -54,8 +54,12 @@ static int32_t compare(const fdm_kernel_info *kernel, const fdm_device *device, 
     options.kernel = kernel->name;
     options.family = kernel->family;
     assert_int_equal(fdm_plan_attention(device, p, &options, &plan) == FDM_OK, count > 0);
-    if (count > 0)
+    if (count > 0) {
+        fdm_plan first;
         assert_string_equal(found[0], plan.choice);
+        assert_int_equal(fdm_plan_variant(device, p, kernel->name, 0, &first), FDM_OK);
+        assert_memory_equal(first.parameters, plan.parameters, sizeof plan.parameters); /* nothing of other kernels */
+    }
     assert_int_equal(kernel_variants(device, p, kernel, 1, found), count > 0);
     return count;
 }

@@ -71,12 +71,7 @@ enum { GEMM_SLICED_BLOCK = 64, GEMM_SLICED_K = 16, GEMM_WARP_ROWS = 16, GEMM_WAR
 
 enum { GEMM_MMA_BLOCK_M = 128, GEMM_MMA_THREADS = 256 };
 /* Of A or B, `outer` by block_k; with padding the most that either order of rows takes. */
-static inline
-#ifdef __CUDACC__
-    __host__ __device__ constexpr
-#endif
-    int32_t
-    gemm_mma_operand_bytes(int32_t outer, int32_t block_k, int32_t layout) {
+GPU_INLINE int32_t gemm_mma_operand_bytes(int32_t outer, int32_t block_k, int32_t layout) {
     return outer * (block_k * 2 + (layout == GEMM_ROWS_PADDED ? 16 : 0));
 }
 
@@ -91,18 +86,13 @@ static inline
     X(PARTIAL)   /* 1: sums of a part of k, in float32, for gemm_combine */
 
 enum {
-    GEMM_SKINNY_ROWS_MAX = 32,
-    GEMM_SKINNY_COLUMNS = 64,
+    GEMM_SKINNY_ROWS_MAX = 32, /* of A */
+    GEMM_SKINNY_COLUMNS = 64,  /* of C that a block owns */
     GEMM_SKINNY_WARPS = 8,
-    GEMM_SKINNY_PITCH = 68,
-    GEMM_SKINNY_A_PAIRS = 3
+    GEMM_SKINNY_PITCH = 68, /* floats from one row of a warp's sums to the next: other banks */
+    GEMM_SKINNY_A_PAIRS = 3 /* of a warp's pairs of steps whose part of A is in shared memory */
 };
-static inline
-#ifdef __CUDACC__
-    __host__ __device__ constexpr
-#endif
-    int32_t
-    gemm_skinny_shared_bytes(int32_t rows) {
+GPU_INLINE int32_t gemm_skinny_shared_bytes(int32_t rows) {
     return GEMM_SKINNY_WARPS * rows * GEMM_SKINNY_A_PAIRS * 128; /* the sums need less */
 }
 
@@ -132,29 +122,12 @@ struct gemm_hopper_params {
 };
 
 /* Bytes of a stage, of the staging of results, and barriers; 1024 are for alignment: the swizzle counts addresses. */
-static inline
-#ifdef __CUDACC__
-    __host__ __device__ constexpr
-#endif
-    int32_t
-    gemm_hopper_stage_bytes(int32_t warpgroups, int32_t block_n) {
+GPU_INLINE int32_t gemm_hopper_stage_bytes(int32_t warpgroups, int32_t block_n) {
     return (64 * warpgroups + (block_n + 63) / 64 * 64) * GEMM_HOPPER_BLOCK_K * 2;
 }
 /* Columns of C that are written at a time: tiles that are no multiple of 64 would write beside themselves. */
-static inline
-#ifdef __CUDACC__
-    __host__ __device__ constexpr
-#endif
-    int32_t
-    gemm_hopper_panel_columns(int32_t block_n) {
-    return block_n % 64 ? 32 : 64;
-}
-static inline
-#ifdef __CUDACC__
-    __host__ __device__ constexpr
-#endif
-    int32_t
-    gemm_hopper_shared_bytes(int32_t warpgroups, int32_t block_n, int32_t stages, int32_t partial) {
+GPU_INLINE int32_t gemm_hopper_panel_columns(int32_t block_n) { return block_n % 64 ? 32 : 64; }
+GPU_INLINE int32_t gemm_hopper_shared_bytes(int32_t warpgroups, int32_t block_n, int32_t stages, int32_t partial) {
     return stages * gemm_hopper_stage_bytes(warpgroups, block_n) + (partial ? 0 : warpgroups * 2 * 64 * 128) + 256 +
            1024;
 }

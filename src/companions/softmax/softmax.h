@@ -58,30 +58,15 @@ struct softmax_params {
 };
 
 /* Chunks of 16 bytes that a row may touch: one more than its bytes fill where it may begin off a multiple of 16. */
-static inline
-#ifdef __CUDACC__
-    __host__ __device__ constexpr
-#endif
-    int64_t
-    softmax_chunks(int64_t columns, int64_t element_bytes, int32_t aligned) {
+GPU_INLINE int64_t softmax_chunks(int64_t columns, int64_t element_bytes, int32_t aligned) {
     return (columns * element_bytes + (aligned ? 0 : 16 - element_bytes) + 15) / 16;
 }
 /* softmax_ring: chunks of a piece; the last pieces may have fewer, or none. */
-static inline
-#ifdef __CUDACC__
-    __host__ __device__ constexpr
-#endif
-    int32_t
-    softmax_share(int32_t chunks, int32_t pieces, int32_t vector) {
+GPU_INLINE int32_t softmax_share(int32_t chunks, int32_t pieces, int32_t vector) {
     const int32_t unit = vector ? 8 : SOFTMAX_MAX_LANES; /* a cache line; a tile, whose elements are not neighbours */
     return ((chunks + pieces - 1) / pieces + unit - 1) / unit * unit;
 }
-static inline
-#ifdef __CUDACC__
-    __host__ __device__ constexpr
-#endif
-    int32_t
-    softmax_shared_bytes(int32_t chunks, int32_t backward) {
+GPU_INLINE int32_t softmax_shared_bytes(int32_t chunks, int32_t backward) {
     return SOFTMAX_MAX_LANES * chunks * 16 * (backward ? 2 : 1);
 }
 

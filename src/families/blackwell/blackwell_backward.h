@@ -44,33 +44,27 @@ struct blackwell_backward_params {
 #define BLACKWELL_BACKWARD_SLOT_BYTES    16384 /* two boxes of 64 rows and 64 columns */
 #define BLACKWELL_BACKWARD_CONTROL_BYTES 512
 
-#ifdef __CUDACC__
-#    define BLACKWELL_BACKWARD_INLINE __host__ __device__ constexpr
-#else
-#    define BLACKWELL_BACKWARD_INLINE static inline
-#endif
-
 /* The own operands: K or Q, and beside dS V or dO. */
-BLACKWELL_BACKWARD_INLINE int32_t blackwell_backward_operand_bytes(int32_t head_dim, int32_t makes_ds) {
+GPU_INLINE int32_t blackwell_backward_operand_bytes(int32_t head_dim, int32_t makes_ds) {
     return (makes_ds ? 2 : 1) * BLACKWELL_BACKWARD_TILE * head_dim * 2;
 }
 /* Of the ring: what the own operands leave of 224 KB. */
-BLACKWELL_BACKWARD_INLINE int32_t blackwell_backward_slots(int32_t head_dim, int32_t makes_ds) {
+GPU_INLINE int32_t blackwell_backward_slots(int32_t head_dim, int32_t makes_ds) {
     return (224 * 1024 - blackwell_backward_operand_bytes(head_dim, makes_ds)) / BLACKWELL_BACKWARD_SLOT_BYTES;
 }
 /* lse, and beside dS delta, of the rows that are walked: stages of them. */
-BLACKWELL_BACKWARD_INLINE int32_t blackwell_backward_row_stages(int32_t makes_ds) { return makes_ds ? 2 : 4; }
-BLACKWELL_BACKWARD_INLINE int32_t blackwell_backward_row_bytes(int32_t makes_ds) {
+GPU_INLINE int32_t blackwell_backward_row_stages(int32_t makes_ds) { return makes_ds ? 2 : 4; }
+GPU_INLINE int32_t blackwell_backward_row_bytes(int32_t makes_ds) {
     return (makes_ds ? 2 : 1) * BLACKWELL_BACKWARD_TILE * 4;
 }
 /* Shared memory begins at a multiple of 1024, which the swizzle of TMA counts from. */
-BLACKWELL_BACKWARD_INLINE int32_t blackwell_backward_shared_bytes(int32_t head_dim, int32_t makes_ds) {
+GPU_INLINE int32_t blackwell_backward_shared_bytes(int32_t head_dim, int32_t makes_ds) {
     return blackwell_backward_operand_bytes(head_dim, makes_ds) +
            blackwell_backward_slots(head_dim, makes_ds) * BLACKWELL_BACKWARD_SLOT_BYTES +
            blackwell_backward_row_stages(makes_ds) * blackwell_backward_row_bytes(makes_ds) +
            BLACKWELL_BACKWARD_CONTROL_BYTES;
 }
 /* Tiles of scores in tensor memory: two where dS takes no columns. */
-BLACKWELL_BACKWARD_INLINE int32_t blackwell_backward_score_stages(int32_t makes_ds) { return makes_ds ? 1 : 2; }
+GPU_INLINE int32_t blackwell_backward_score_stages(int32_t makes_ds) { return makes_ds ? 1 : 2; }
 
 #endif

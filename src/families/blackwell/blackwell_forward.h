@@ -54,20 +54,14 @@ struct blackwell_forward_params {
 #define BLACKWELL_CORRECTION_REGISTERS(q_tiles) ((q_tiles) == 1 ? 152 : 80)
 #define BLACKWELL_OTHER_REGISTERS(q_tiles)      ((q_tiles) == 1 ? 96 : 80)
 
-#ifdef __CUDACC__
-#    define BLACKWELL_INLINE __host__ __device__ constexpr
-#else
-#    define BLACKWELL_INLINE static inline
-#endif
 /* Slots of the ring of K and V: what Q leaves of 224 KB. */
-BLACKWELL_INLINE int32_t blackwell_forward_slots(int32_t q_tiles, int32_t head_dim) {
+GPU_INLINE int32_t blackwell_forward_slots(int32_t q_tiles, int32_t head_dim) {
     return (224 * 1024 - q_tiles * BLACKWELL_TILE * head_dim * 2) / BLACKWELL_SLOT_BYTES;
 }
 /* Shared memory begins at a multiple of 1024, which the swizzle of TMA counts from. */
-BLACKWELL_INLINE int32_t blackwell_forward_shared_bytes(int32_t q_tiles, int32_t head_dim) {
+GPU_INLINE int32_t blackwell_forward_shared_bytes(int32_t q_tiles, int32_t head_dim) {
     return q_tiles * BLACKWELL_TILE * head_dim * 2 + blackwell_forward_slots(q_tiles, head_dim) * BLACKWELL_SLOT_BYTES +
            BLACKWELL_CONTROL_BYTES;
 }
-#undef BLACKWELL_INLINE
 
 #endif

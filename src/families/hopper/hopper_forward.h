@@ -62,14 +62,9 @@ struct hopper_forward_params {
 /* Barriers and work items, at the end. */
 #define HOPPER_CONTROL_BYTES 512
 /* The 1024 bytes are for alignment: the swizzle of TMA counts addresses. */
-static inline
-#ifdef __CUDACC__
-    __host__ __device__ constexpr
-#endif
-    int32_t
-    hopper_forward_shared_bytes(int32_t warpgroups, int32_t block_n, int32_t stages, int32_t q_stages,
-                                int32_t score_stages, int32_t head_dim, int32_t head_dim_v, int32_t mask,
-                                int32_t bias_bytes) {
+GPU_INLINE int32_t hopper_forward_shared_bytes(int32_t warpgroups, int32_t block_n, int32_t stages, int32_t q_stages,
+                                               int32_t score_stages, int32_t head_dim, int32_t head_dim_v, int32_t mask,
+                                               int32_t bias_bytes) {
     const int32_t d = HOPPER_PANELS(head_dim, 2), dv = HOPPER_PANELS(head_dim_v, 2), block_m = 64 * warpgroups;
     const int32_t scores = (mask ? HOPPER_PANELS(block_n, 1) : 0) + HOPPER_PANELS(block_n, bias_bytes);
     return 128 * (q_stages * block_m * (d > dv ? d : dv) + stages * block_n * (d + dv) +

@@ -49,13 +49,8 @@ struct hopper_gather_params {
 #define HOPPER_GATHER_CONTROL_BYTES 512
 /* Lists: two of key numbers, the rows that see those of one of them, both with biases; of a tile its numbers; of each
  * stage its rows and biases. The 1024 bytes are for alignment: the swizzle of TMA counts addresses. */
-static inline
-#ifdef __CUDACC__
-    __host__ __device__ constexpr
-#endif
-    int32_t
-    hopper_gather_shared_bytes(int32_t warpgroups, int32_t block_n, int32_t stages, int32_t q_stages, int32_t look,
-                               int32_t head_dim, int32_t head_dim_v, int32_t has_bias) {
+GPU_INLINE int32_t hopper_gather_shared_bytes(int32_t warpgroups, int32_t block_n, int32_t stages, int32_t q_stages,
+                                              int32_t look, int32_t head_dim, int32_t head_dim_v, int32_t has_bias) {
     const int32_t d = HOPPER_PANELS(head_dim, 2), dv = HOPPER_PANELS(head_dim_v, 2), block_m = 64 * warpgroups;
     return 128 * (q_stages * block_m * (d > dv ? d : dv) + stages * block_n * (d + dv)) +
            4 * HOPPER_GATHER_LIST(look) * (has_bias ? 5 : 3) + 4 * block_n * (1 + stages * (has_bias ? 2 : 1)) +

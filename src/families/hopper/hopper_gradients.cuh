@@ -10,6 +10,7 @@
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/mma.cuh"
 #include "cuda/ptx/special.cuh"
+#include "cuda/ptx/tma.cuh"
 #include "families/hopper/hopper_backward.h"
 #include "gpu/convert.cuh"
 #include "gpu/key_sort.h"
@@ -20,6 +21,17 @@
 #define MASK_TILE (MASK && MASK_ROWS)
 #define BIAS_TILE (BIAS && BIAS_ROWS)
 #define LISTED    (KEYED || MASK_TILE) /* tiles of rows are listed, and those that no key is seen by left out */
+#ifndef ROW_STEP
+#    define ROW_STEP BLOCK_M /* rows of a sequence that the workspace's arrays round up to */
+#endif
+
+/* LISTED: the next tile whose bit is set in the words at `seen`; there is one. */
+__device__ __forceinline__ int listed_after(uint32_t seen, int tile) {
+    uint32_t at = seen + ++tile / 32 * 4, bits = ld_shared_4(at) >> tile % 32 << tile % 32;
+    while (!bits)
+        bits = ld_shared_4(at += 4);
+    return (int)(at - seen) * 8 + __ffs(bits) - 1;
+}
 
 /* The keys of a block, and the tiles of query rows that some of them are seen by: first_tile .. first_tile + tiles - 1
  * of each query head of the group, or (PARTS) of a part of it. A step is one of those tiles. */
@@ -27,6 +39,9 @@ struct key_block {
     int first_key, kv_head, batch, part, first_head, first_tile, tiles, steps;
     int q_begin, k_begin; /* of the sequence, in packed tensors */
 #if LISTED
+#    if ORDERED
+    int turn; /* which of its head's begins */
+#    endif
     int last_tile;
     uint32_t seen; /* address of a bit for each tile; the others of first_tile .. last_tile have no step */
     __device__ __forceinline__ int highest_tile() const { return last_tile; }
@@ -49,13 +64,22 @@ struct key_block {
                 bits = ld_shared_4(at -= 4);
             return (int)(at - seen) * 8 + 31 - __clz(bits);
         }
-        uint32_t at = seen + ++tile / 32 * 4, bits = ld_shared_4(at) >> tile % 32 << tile % 32;
-        while (!bits)
-            bits = ld_shared_4(at += 4);
-        return (int)(at - seen) * 8 + __ffs(bits) - 1;
+        return listed_after(seen, tile);
 #endif
     }
 };
+
+#if GATHER
+constexpr int SORT_RANKS = KEY_SORT_KEYS / BLOCK_N; /* blocks of a sorted group of keys */
+#endif
+__device__ __forceinline__ int blocks_of_head(const struct hopper_backward_params &a) {
+#if GATHER
+    return (a.key_blocks + SORT_RANKS - 1) / SORT_RANKS * SORT_RANKS;
+#else
+    return a.key_blocks;
+#endif
+}
+
 /* Key blocks of a head (PARTS: of a part of a group) lie next to each other; under a causal mask or window, and where
  * blocks add in a fixed order, those of several take turns, the first keys, which many rows see, first. GATHER: so do
  * they, the first of each sorted group of keys first. `place`: in that order. */
@@ -63,12 +87,16 @@ __device__ __forceinline__ struct key_block find_block(const struct hopper_backw
     struct key_block k;
     const int parts = PARTS ? a.in.group_parts : 1, part_heads = PARTS ? a.in.part_heads : a.in.in.group;
 #if GATHER
-    constexpr int ranks = KEY_SORT_KEYS / BLOCK_N;
-    const int of_head = (a.key_blocks + ranks - 1) / ranks * ranks, groups = of_head / ranks;
+    const int of_head = blocks_of_head(a), groups = of_head / SORT_RANKS;
     const int first_head = place / of_head / a.heads_in_turn * a.heads_in_turn;
     const int heads = min(a.heads_in_turn, a.in.in.heads_kv * a.in.in.batch - first_head);
     const int rest = place - first_head * of_head;
-    const int head = first_head + rest / groups % heads, block = rest % groups * ranks + rest / (groups * heads);
+#    if ORDERED
+    const int head = first_head + rest % heads, n = rest / heads;
+    const int block = n % groups * SORT_RANKS + n / groups;
+#    else
+    const int head = first_head + rest / groups % heads, block = rest % groups * SORT_RANKS + rest / (groups * heads);
+#    endif
 #else
     int head = place / a.key_blocks, block = place % a.key_blocks;
     if (WINDOW || ORDERED) {
@@ -78,6 +106,11 @@ __device__ __forceinline__ struct key_block find_block(const struct hopper_backw
         head = first + rest % heads;
         block = rest / heads;
     }
+#endif
+#if ORDERED && GATHER
+    k.turn = n;
+#elif ORDERED && LISTED
+    k.turn = block;
 #endif
     k.first_key = block * BLOCK_N;
     k.part = head % parts;
@@ -95,6 +128,22 @@ __device__ __forceinline__ struct key_block find_block(const struct hopper_backw
     return k;
 }
 
+#if ORDERED && LISTED
+/* Where the turn-th block of a head (of all batches) is. */
+__device__ __forceinline__ int place_of(const struct hopper_backward_params &a, int head, int turn) {
+    const int first = head / a.heads_in_turn * a.heads_in_turn;
+    const int heads = min(a.heads_in_turn, a.in.in.heads_kv * a.in.in.batch - first);
+    return first * blocks_of_head(a) + turn * heads + head - first;
+}
+/* A word of hopper_visits.cu: of a tile of a head (of all batches) and the n-th 32 of its blocks. */
+__device__ __forceinline__ uint64_t *visits_of(const struct hopper_backward_params &a, int head, int tile, int n) {
+    return a.visits + ((int64_t)head * a.row_tiles + tile) * a.visit_words + n;
+}
+/* How many blocks have the tile in their walk before the turn-th. */
+__device__ __forceinline__ int visits_before(uint64_t word, int turn) {
+    return (int)(word >> 32) + __popc((uint32_t)word & ((1u << turn % 32) - 1));
+}
+#endif
 /* How many blocks of keys have a tile of rows in their walk before this one, which has. */
 __device__ __forceinline__ int blocks_before(const struct hopper_backward_params &a, const struct key_block &k,
                                              int tile) {
@@ -112,7 +161,7 @@ struct step_rows {
     /* Where their sums, lse and delta begin in the workspace. */
     __device__ __forceinline__ int64_t place(const struct hopper_backward_params &a, int batch) const {
         if (VARLEN)
-            return backward_begin(find_packed_q(a.in.in, batch).begin, batch, BLOCK_M) + head * a.in.rows +
+            return backward_begin(find_packed_q(a.in.in, batch).begin, batch, ROW_STEP) + head * a.in.rows +
                    tile * BLOCK_M;
         return ((int64_t)batch * a.in.in.heads + head) * a.in.rows + tile * BLOCK_M;
     }
@@ -122,7 +171,8 @@ struct step_rows {
  * warpgroup's keys BLOCK_N words of first rows, of last ones, of numbers and of biases, and tiles of bias and mask. */
 struct score_sources {
     uint32_t lse, low, keys, bias, mask;
-    bool masked; /* the mask may hide something */
+    bool masked;  /* the mask may hide something */
+    int mask_key; /* of the tile of mask, what is added to the key that a thread has by its number */
 };
 
 /* Of the thread's two keys and of row 2 (lane % 4) + c of each group of eight rows: where the mask's bytes are. */
@@ -132,8 +182,8 @@ __device__ __forceinline__ uint32_t mask_address(uint32_t tile, int key, int c) 
 }
 
 /* What the mask of a tile hides becomes -inf. */
-__device__ __forceinline__ void hide_masked(float (&s)[BLOCK_M / 2], uint32_t tile) {
-    const int thread = (int)tid_x_reread(), key = thread / 32 * 16 + thread % 32 / 4; /* of the block */
+__device__ __forceinline__ void hide_masked(float (&s)[BLOCK_M / 2], uint32_t tile, int mask_key) {
+    const int thread = (int)tid_x_reread(), key = thread / 32 * 16 + thread % 32 / 4 + mask_key;
     const uint32_t byte = 0xff << key % 2 * 8;
 #pragma unroll
     for (int half = 0; half < 2; half++)
@@ -175,12 +225,32 @@ __device__ __forceinline__ void hide_rows(float (&s)[BLOCK_M / 2], int lane, con
     }
 }
 
+/* The exponent of P, to base 2, from a product of Q and K. unit: score_unit(); lse: as the row's is kept, +inf of a row
+ * that sees no key; low: what it has rounded away. */
+__device__ __forceinline__ float score_unit(const struct gpu_forward_params &a) {
+    return PLAIN ? a.scale * LOG2_E : a.scale;
+}
+__device__ __forceinline__ float exponent_of(float x, [[maybe_unused]] const struct gpu_forward_params &a, float unit,
+                                             [[maybe_unused]] float bias, float lse, [[maybe_unused]] float low) {
+#if PLAIN
+    return __fmaf_rn(x, unit, -lse);
+#else
+    x *= unit;
+    if (SOFTCAP)
+        x = a.softcap * tanh_accurate(x * a.softcap_inverse);
+    if (BIAS)
+        x += bias;
+    x -= lse;
+    return BIAS ? __fmaf_rn(x, LOG2_E, low) : x * LOG2_E;
+#endif
+}
+
 /* Scores S^T of 64 keys from key `first_key` on and BLOCK_M rows from row `row` on to P^T, in place. Beyond the
  * sequence's last key there are zeros, which would have weight. */
 __device__ __forceinline__ void scores_to_p(float (&s)[BLOCK_M / 2], const struct hopper_backward_params &a, int batch,
                                             int first_key, int row, const struct score_sources &from) {
     const int lane = (int)tid_x_reread() % 32;
-    const float unit = PLAIN ? a.in.in.scale * LOG2_E : a.in.in.scale;
+    const float unit = score_unit(a.in.in);
 #if KEYED
     const uint32_t keys = from.keys + (tid_x_reread() / 32 % 4 * 16 + lane / 4) * 4;
 #else
@@ -197,7 +267,7 @@ __device__ __forceinline__ void scores_to_p(float (&s)[BLOCK_M / 2], const struc
 #endif
 #pragma unroll
     for (int i = 0; i < BLOCK_M / 8; i++) {
-        uint32_t words[2], low[2];
+        uint32_t words[2], low[2] = {};
         ld_shared_8(words[0], words[1], from.lse + lane % 4 * 8 + i * 32);
         if (BIAS)
             ld_shared_8(low[0], low[1], from.low + lane % 4 * 8 + i * 32);
@@ -207,21 +277,14 @@ __device__ __forceinline__ void scores_to_p(float (&s)[BLOCK_M / 2], const struc
 #endif
 #pragma unroll
         for (int e = 0; e < 4; e++) {
-            float &x = s[4 * i + e];
-#if PLAIN
-            x = __fmaf_rn(x, unit, -__uint_as_float(words[e % 2]));
-#else
-            x *= unit;
-            if (SOFTCAP)
-                x = a.in.in.softcap * tanh_accurate(x * a.in.in.softcap_inverse);
-#    if BIAS_TILE
-            x += unpack((uint16_t)(bias[i % 2 * 2 + e / 2] >> e % 2 * 16));
-#    elif BIAS
-            x += bias[e / 2];
-#    endif
-            x -= __uint_as_float(words[e % 2]);
-            x = BIAS ? __fmaf_rn(x, LOG2_E, __uint_as_float(low[e % 2])) : x * LOG2_E;
+            float of_pair = 0;
+#if BIAS_TILE
+            of_pair = unpack((uint16_t)(bias[i % 2 * 2 + e / 2] >> e % 2 * 16));
+#elif BIAS
+            of_pair = bias[e / 2];
 #endif
+            s[4 * i + e] = exponent_of(s[4 * i + e], a.in.in, unit, of_pair, __uint_as_float(words[e % 2]),
+                                       __uint_as_float(low[e % 2]));
         }
     }
     int first[2], last[2];
@@ -240,11 +303,22 @@ __device__ __forceinline__ void scores_to_p(float (&s)[BLOCK_M / 2], const struc
         hide_rows(s, lane, first, last);
 #if MASK_TILE
     if (from.masked)
-        hide_masked(s, from.mask);
+        hide_masked(s, from.mask, from.mask_key);
 #endif
 #pragma unroll
     for (int i = 0; i < BLOCK_M / 2; i++)
         s[i] = ex2_approx(s[i]);
+}
+
+/* Rows of a tile in panels of `rows` rows that are `gone` become 0, by `threads` threads, which meet before products
+ * read it. */
+template <int panels, int rows, int threads, class predicate>
+__device__ __forceinline__ void clear_tile(uint32_t tile, int thread, predicate gone) {
+#pragma unroll 1
+    for (int n = thread; n < rows * 8 * panels; n += threads)
+        if (gone(n / 8 % rows))
+            st_shared_16(tile + n * 16, 0, 0, 0, 0);
+    fence_proxy_async();
 }
 
 /* Sums that products are added to: they are set before a loop whose last product is in flight at its end, or the

@@ -6,8 +6,8 @@
 #include "flash_dmattn.h"
 
 struct hopper_way {
-    int32_t packed; /* query heads whose rows take turns in a tile */
-    int32_t splits; /* of the keys */
+    int32_t packed; /* query heads whose rows take turns in a tile; 1: a tile has one head */
+    int32_t splits; /* of the keys; 1: none */
 };
 enum { HOPPER_WAYS = 4, HOPPER_PACKED_MAX = 64 };
 

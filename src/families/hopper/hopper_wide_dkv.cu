@@ -9,12 +9,16 @@
  *
  * Shared memory, in panels of 128 bytes a row with the 128-byte swizzle: K [panels][64] (at the end dK),
  * V [panels][64] (at the end dV), Q [2][panels][64], dO [2][panels][64]; P^T [P_STAGES][8][128 threads] of 16 bytes;
- * lse and delta [2][2][64]; barriers.
+ * SCORED: a tile of bias [64] and one of mask, [64] rows of 128 bytes, of which the block's keys are one half; lse and
+ * delta [2][2][64], what lse has rounded away [2][64], lists of tiles (hopper_keys.cuh); barriers.
  *
  * Barriers: K and V full; K and V read (an arrival of each consumer warp); of each stage of Q (with lse) and dO (with
- * delta) full, and empty (of each consumer warp); of each P^T full and empty (of each warp of a warpgroup).
+ * delta) full, and empty (of each consumer warp); of each P^T full and empty (of each warp of a warpgroup). EMPTY_ROWS:
+ * of each stage of Q and dO cleared, by each warp of the warpgroup that reads it first. SCORED:
+ * the tiles of bias and mask full, and empty (of each warp that makes P).
  *
  * Registers of a consumer: dV or dK HEAD_DIM / 2, scores 32, an operand 16, of 240. */
+#include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "families/hopper/hopper_load.cuh"
@@ -23,31 +27,36 @@
 
 HOPPER_WIDE_CONSTANTS(GPU_CONSTANT_GIVEN)
 
-#define MASK           0
-#define MASK_ROWS      0
-#define BIAS           0
-#define BIAS_ROWS      0
+#define MASK_ROWS      MASK
+#define BIAS_ROWS      BIAS
 #define INTERVALS      0
 #define GATHER         0
 #define DESCENDS       0
 #define ORDERED        0
-#define SOFTCAP        0
-#define VARLEN         0
 #define SCORES_ALIGNED 0
 #define BLOCK_M        64
 #define BLOCK_N        HOPPER_WIDE_KEYS
 #define STAGES         HOPPER_WIDE_STAGES
-#include "families/hopper/hopper_gradients.cuh"
+#define ROW_STEP       HOPPER_WIDE_DQ_ROWS
+#define THREADS        HOPPER_WIDE_THREADS
+#include "families/hopper/hopper_exact.cuh"
+#include "families/hopper/hopper_keys.cuh"
 
-#define F16 (DTYPE == GPU_FLOAT16)
+#define F16    (DTYPE == GPU_FLOAT16)
+#define SCORED (MASK || BIAS)
 
 constexpr int PANELS = (HEAD_DIM + 63) / 64, PANELS_V = (HEAD_DIM_V + 63) / 64;
 constexpr int K_BYTES = BLOCK_N * 128 * PANELS, V_BYTES = BLOCK_N * 128 * PANELS_V;
 constexpr int Q_BYTES = BLOCK_M * 128 * PANELS, DOUT_BYTES = BLOCK_M * 128 * PANELS_V;
 constexpr int P_BYTES = BLOCK_M * BLOCK_N * 4;
 constexpr int V_OFFSET = K_BYTES, Q_OFFSET = V_OFFSET + V_BYTES, DOUT_OFFSET = Q_OFFSET + STAGES * Q_BYTES;
-constexpr int P_OFFSET = DOUT_OFFSET + STAGES * DOUT_BYTES, ROWS_OFFSET = P_OFFSET + P_STAGES * P_BYTES;
-constexpr int CONTROL = ROWS_OFFSET + STAGES * BLOCK_M * 8;
+constexpr int P_OFFSET = DOUT_OFFSET + STAGES * DOUT_BYTES, BIAS_OFFSET = P_OFFSET + P_STAGES * P_BYTES;
+constexpr int BIAS_BYTES_LOADED = BIAS ? BLOCK_M * BLOCK_N * 2 : 0, MASK_BYTES_LOADED = MASK ? BLOCK_M * 128 : 0;
+constexpr int MASK_OFFSET = BIAS_OFFSET + BIAS_BYTES_LOADED, ROWS_OFFSET = MASK_OFFSET + MASK_BYTES_LOADED;
+constexpr int LOW_OFFSET = ROWS_OFFSET + STAGES * BLOCK_M * 8;
+constexpr int SEEN_OFFSET = LOW_OFFSET + (BIAS ? STAGES * BLOCK_M * 4 : 0);
+constexpr int CONTROL = SEEN_OFFSET + (MASK ? 2 * SEEN_WORDS * 4 : 0);
+constexpr struct hopper_backward_asks ASKS = {0, MASK, BIAS != 0, BIAS != 0};
 enum {
     KV_FULL = CONTROL,
     KV_READ = KV_FULL + 8,
@@ -57,39 +66,65 @@ enum {
     DOUT_EMPTY = DOUT_FULL + 8 * STAGES,
     P_FULL = DOUT_EMPTY + 8 * STAGES,
     P_EMPTY = P_FULL + 8 * P_STAGES,
-    END = P_EMPTY + 8 * P_STAGES
+    Q_CLEAR = P_EMPTY + 8 * P_STAGES,
+    DOUT_CLEAR = Q_CLEAR + 8 * STAGES,
+    SCORE_FULL = DOUT_CLEAR + 8 * STAGES,
+    SCORE_EMPTY = SCORE_FULL + 8,
+    END = SCORE_EMPTY + 8
 };
 static_assert(END - CONTROL <= HOPPER_WIDE_CONTROL_BYTES, "barriers fit");
-static_assert(CONTROL + HOPPER_WIDE_CONTROL_BYTES + 1024 == hopper_wide_dkv_bytes(HEAD_DIM, HEAD_DIM_V, P_STAGES),
+static_assert(CONTROL + HOPPER_WIDE_CONTROL_BYTES + hopper_backward_spare_bytes(ASKS) ==
+                  hopper_wide_dkv_bytes(HEAD_DIM, HEAD_DIM_V, P_STAGES, ASKS),
               "the plan knows the bytes");
-enum { CONSUMER_WARPS = 8 };
+enum { CONSUMER_WARPS = 8, DV_BARRIER = 1, DK_BARRIER };
 
 /* ---- producer ---- */
 
 struct producer {
     const struct hopper_backward_params &a;
     const struct key_block k;
-    uint32_t base;
+    uint32_t base, scores; /* SCORED: tiles that were loaded */
+
+    /* The bias of a step, and its mask where that hides something. */
+    __device__ __forceinline__ void load_scores(const struct step_rows &rows) {
+        const struct gpu_forward_params &in = a.in.in;
+        const bool masked = MASK && hides_part(base + SEEN_OFFSET, rows.tile);
+        if (BIAS || masked) {
+            wait_empty<1>(base + SCORE_EMPTY, scores++);
+            mbarrier_arrive_expect_tx(base + SCORE_FULL, BIAS_BYTES_LOADED + (masked ? MASK_BYTES_LOADED : 0));
+        }
+        if (BIAS)
+            cp_async_bulk_tensor_4d(base + BIAS_OFFSET, &a.bias_map, base + SCORE_FULL, k.first_key,
+                                    rows.tile * BLOCK_M, rows.head / in.bias.group, in.bias.batch ? k.batch : 0);
+        if (masked)
+            cp_async_bulk_tensor_4d(base + MASK_OFFSET, &a.mask_map, base + SCORE_FULL, k.first_key / 128 * 128,
+                                    rows.tile * BLOCK_M, rows.head / in.mask.group, in.mask.batch ? k.batch : 0);
+    }
 
     __device__ __forceinline__ void run() {
         mbarrier_arrive_expect_tx(base + KV_FULL, K_BYTES + V_BYTES);
-        load_panels<PANELS, 64>(base, &a.k_map, base + KV_FULL, k.first_key, k.kv_head, k.batch);
-        load_panels<PANELS_V, 64>(base + V_OFFSET, &a.v_map, base + KV_FULL, k.first_key, k.kv_head, k.batch);
+        const int key = k.k_begin + k.first_key, batch = VARLEN ? 0 : k.batch;
+        load_panels<PANELS, 64>(base, &a.k_map, base + KV_FULL, key, k.kv_head, batch);
+        load_panels<PANELS_V, 64>(base + V_OFFSET, &a.v_map, base + KV_FULL, key, k.kv_head, batch);
         struct step_rows rows = {k.first_head, k.first_tile};
 #pragma unroll 1
         for (int step = 0; step < k.steps; step++) {
             const uint32_t stage = stage_of<STAGES>(step), to = base + ROWS_OFFSET + stage * BLOCK_M * 8;
             const uint32_t q_full = base + Q_FULL + 8 * stage, dout_full = base + DOUT_FULL + 8 * stage;
             const int64_t place = rows.place(a, k.batch);
+            const int row = k.q_begin + rows.tile * BLOCK_M;
             wait_empty<STAGES>(base + Q_EMPTY, step);
-            mbarrier_arrive_expect_tx(q_full, Q_BYTES + BLOCK_M * 4);
-            load_panels<PANELS, 64>(base + Q_OFFSET + stage * Q_BYTES, &a.q_map, q_full, rows.tile * BLOCK_M, rows.head,
-                                    k.batch);
+            mbarrier_arrive_expect_tx(q_full, Q_BYTES + BLOCK_M * (BIAS ? 8 : 4));
+            load_panels<PANELS, 64>(base + Q_OFFSET + stage * Q_BYTES, &a.q_map, q_full, row, rows.head, batch);
             cp_async_bulk(to, a.in.lse_rows + place, BLOCK_M * 4, q_full);
+            if (BIAS)
+                cp_async_bulk(base + LOW_OFFSET + stage * BLOCK_M * 4, a.in.low_rows + place, BLOCK_M * 4, q_full);
+            if (SCORED)
+                load_scores(rows);
             wait_empty<STAGES>(base + DOUT_EMPTY, step);
             mbarrier_arrive_expect_tx(dout_full, DOUT_BYTES + BLOCK_M * 4);
-            load_panels<PANELS_V, 64>(base + DOUT_OFFSET + stage * DOUT_BYTES, &a.dout_map, dout_full,
-                                      rows.tile * BLOCK_M, rows.head, k.batch);
+            load_panels<PANELS_V, 64>(base + DOUT_OFFSET + stage * DOUT_BYTES, &a.dout_map, dout_full, row, rows.head,
+                                      batch);
             cp_async_bulk(to + BLOCK_M * 4, a.in.delta_rows + place, BLOCK_M * 4, dout_full);
             rows.advance(k);
         }
@@ -105,6 +140,40 @@ __device__ __forceinline__ uint32_t q_of(uint32_t base, int step) {
 __device__ __forceinline__ uint32_t dout_of(uint32_t base, int step) {
     return base + DOUT_OFFSET + stage_of<STAGES>(step) * DOUT_BYTES;
 }
+__device__ __forceinline__ uint32_t lse_of(uint32_t base, int step) {
+    return base + ROWS_OFFSET + stage_of<STAGES>(step) * BLOCK_M * 8;
+}
+
+/* Rows that see no key, and in packed tensors those after the sequence's last, which are another's and may be NaN:
+ * they become 0 in Q (VARLEN) and in dO (where its delta says that it is not finite, too), by the warpgroup that reads
+ * the tile first; it tells the other one. A tile of rows holds such of another sequence if its last is one. */
+__device__ __forceinline__ bool is_empty_row(uint32_t lse, int row) { return ld_shared_4(lse + row * 4) == 0x7f800000; }
+__device__ __forceinline__ void clear_q(uint32_t base, int step) {
+    const uint32_t lse = lse_of(base, step);
+    if (!VARLEN)
+        return;
+    if (is_empty_row(lse, BLOCK_M - 1)) {
+        clear_tile<PANELS, BLOCK_M, 128>(q_of(base, step), (int)tid_x_reread() % 128,
+                                         [lse](int row) { return is_empty_row(lse, row); });
+        barrier_sync(DV_BARRIER, 128);
+    }
+    release<STAGES>(base + Q_CLEAR, step);
+}
+__device__ __forceinline__ void clear_dout(uint32_t base, int step) {
+    const uint32_t lse = lse_of(base, step), delta = lse + (BLOCK_M + tid_x_reread() % 32) * 4;
+    if (!EMPTY_ROWS)
+        return;
+    wait_full<STAGES>(base + Q_FULL, step); /* lse is there */
+    const bool spoiled = ld_shared_4(delta) == BACKWARD_SPOILED_ROW || ld_shared_4(delta + 128) == BACKWARD_SPOILED_ROW;
+    if (__any_sync(0xffffffff, spoiled || (VARLEN && is_empty_row(lse, BLOCK_M - 1)))) {
+        clear_tile<PANELS_V, BLOCK_M, 128>(dout_of(base, step), (int)tid_x_reread() % 128,
+                                           [lse](int row) { return is_empty_row(lse, row); });
+        barrier_sync(DK_BARRIER, 128);
+    }
+    __syncwarp();
+    release<STAGES>(base + DOUT_CLEAR, step);
+}
+
 /* scores = x y^T: 64 keys of x, 64 rows of y. */
 template <int columns> __device__ __forceinline__ void multiply_keys(float (&scores)[32], uint32_t x, uint32_t y) {
 #pragma unroll
@@ -135,9 +204,22 @@ __device__ __forceinline__ void make_operand(uint32_t (&operand)[4][4], const fl
 struct dv_maker {
     const struct hopper_backward_params &a;
     const struct key_block k;
-    uint32_t base;
+    uint32_t base, scores; /* SCORED: tiles that were read */
     float s[32], dv[HEAD_DIM_V / 2];
     uint32_t p[4][4];
+
+    __device__ __forceinline__ void make_p(int step, int tile) {
+        const bool masked = MASK && hides_part(base + SEEN_OFFSET, tile), scored = BIAS || masked;
+        if (scored)
+            wait_full<1>(base + SCORE_FULL, scores);
+        scores_to_p(s, a, k.batch, k.first_key, tile * BLOCK_M,
+                    {lse_of(base, step), base + LOW_OFFSET + stage_of<STAGES>(step) * BLOCK_M * 4, 0,
+                     base + BIAS_OFFSET, base + MASK_OFFSET, masked, k.first_key % 128 - 64});
+        if (scored) {
+            __syncwarp();
+            release<1>(base + SCORE_EMPTY, scores++);
+        }
+    }
 
     __device__ __forceinline__ void pass_p(int step) {
         const uint32_t to = base + P_OFFSET + stage_of<P_STAGES>(step) * P_BYTES + tid_x_reread() % 128 * 16;
@@ -156,6 +238,7 @@ struct dv_maker {
         if (k.steps > 0) {
             int step = 0, tile = k.first_tile;
             wait_full<STAGES>(base + Q_FULL, 0);
+            clear_q(base, 0);
             wgmma_fence();
             multiply_keys<HEAD_DIM>(s, base, q_of(base, 0));
             wgmma_commit_group();
@@ -163,9 +246,10 @@ struct dv_maker {
 #pragma unroll 1
             do {
                 const bool more = step + 1 < k.steps;
-                scores_to_p(s, a, k.batch, k.first_key, tile * BLOCK_M,
-                            {base + ROWS_OFFSET + stage_of<STAGES>(step) * BLOCK_M * 8});
-                tile = tile + 1 < k.first_tile + k.tiles ? tile + 1 : k.first_tile;
+                make_p(step, tile);
+                tile = MASK                                ? k.tile_after(tile)
+                       : tile + 1 < k.first_tile + k.tiles ? tile + 1
+                                                           : k.first_tile; /* the code that was measured */
                 __syncwarp();
                 release<STAGES>(base + Q_EMPTY, step);
                 pass_p(step);
@@ -175,11 +259,15 @@ struct dv_maker {
                 make_operand(p, s);
                 if (more)
                     wait_full<STAGES>(base + Q_FULL, step + 1);
+                if (more)
+                    clear_q(base, step + 1);
                 wgmma_fence();
                 if (more)
                     multiply_keys<HEAD_DIM>(s, base, q_of(base, step + 1));
                 wgmma_commit_group();
                 wait_full<STAGES>(base + DOUT_FULL, step);
+                if (EMPTY_ROWS)
+                    wait_full<STAGES>(base + DOUT_CLEAR, step);
                 add_product<HEAD_DIM_V>(dv, p, dout_of(base, step));
                 wgmma_commit_group();
                 wgmma_wait_group<1>(s);
@@ -204,16 +292,26 @@ struct dk_maker {
     __device__ __forceinline__ void make_ds(int step) {
         const uint32_t thread = tid_x_reread();
         const uint32_t p = base + P_OFFSET + stage_of<P_STAGES>(step) * P_BYTES + thread % 128 * 16;
-        const uint32_t delta = base + ROWS_OFFSET + stage_of<STAGES>(step) * BLOCK_M * 8 + BLOCK_M * 4 + thread % 4 * 8;
+        const uint32_t lse = lse_of(base, step) + thread % 4 * 8;
+        const uint32_t delta = lse + BLOCK_M * 4;
         wait_full<P_STAGES>(base + P_FULL, step);
+        if (SOFTCAP) /* lse is there, which P was made with */
+            wait_full<STAGES>(base + Q_FULL, step);
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            uint32_t weights[4], words[2];
+            uint32_t weights[4], words[2], lse_words[2];
             ld_shared_16(weights, p + i * 2048);
             ld_shared_8(words[0], words[1], delta + i * 32);
+            if (SOFTCAP)
+                ld_shared_8(lse_words[0], lse_words[1], lse + i * 32);
 #pragma unroll
-            for (int e = 0; e < 4; e++)
-                dp[4 * i + e] = __uint_as_float(weights[e]) * (dp[4 * i + e] - __uint_as_float(words[e % 2]));
+            for (int e = 0; e < 4; e++) {
+                float &x = dp[4 * i + e];
+                x = __uint_as_float(weights[e]) * (x - __uint_as_float(words[e % 2]));
+                if (SOFTCAP)
+                    x *= slope_of_cap(__uint_as_float(weights[e]), __uint_as_float(lse_words[e % 2]),
+                                      a.in.in.softcap_inverse);
+            }
         }
         __syncwarp();
         release<P_STAGES>(base + P_EMPTY, step);
@@ -226,6 +324,7 @@ struct dk_maker {
         if (k.steps > 0) {
             int step = 0;
             wait_full<STAGES>(base + DOUT_FULL, 0);
+            clear_dout(base, 0);
             wgmma_fence();
             multiply_keys<HEAD_DIM_V>(dp, base + V_OFFSET, dout_of(base, 0));
             wgmma_commit_group();
@@ -242,11 +341,15 @@ struct dk_maker {
                 make_operand(ds, dp);
                 if (more)
                     wait_full<STAGES>(base + DOUT_FULL, step + 1);
+                if (more)
+                    clear_dout(base, step + 1);
                 wgmma_fence();
                 if (more)
                     multiply_keys<HEAD_DIM_V>(dp, base + V_OFFSET, dout_of(base, step + 1));
                 wgmma_commit_group();
                 wait_full<STAGES>(base + Q_FULL, step);
+                if (VARLEN)
+                    wait_full<STAGES>(base + Q_CLEAR, step);
                 add_product<HEAD_DIM>(dk, ds, q_of(base, step));
                 wgmma_commit_group();
                 wgmma_wait_group<1>(dp);
@@ -259,9 +362,24 @@ struct dk_maker {
     }
 };
 
+/* The keys of this block; MASK: when its tiles are listed, by whole warps. */
+__device__ __forceinline__ struct key_block find_steps(const struct hopper_backward_params &a,
+                                                       [[maybe_unused]] uint32_t base) {
+    const struct key_block k = find_block(a, (int)blockIdx.x);
+#if MASK
+    return count_tiles(k, PARTS ? a.in.part_heads : a.in.in.group, base + SEEN_OFFSET);
+#else
+    return k;
+#endif
+}
+
 extern "C" __global__ void __launch_bounds__(HOPPER_WIDE_THREADS, 1)
     hopper_wide_dkv(const __grid_constant__ struct hopper_backward_params a) {
+#if BIAS
+    extern __shared__ __align__(1024) char shared[];
+#else
     extern __shared__ char shared[];
+#endif
     const uint32_t base = (shared_address(shared) + 1023) / 1024 * 1024;
     if (threadIdx.x == 0) {
         mbarrier_init(base + KV_FULL, 1);
@@ -271,24 +389,38 @@ extern "C" __global__ void __launch_bounds__(HOPPER_WIDE_THREADS, 1)
             mbarrier_init(base + Q_EMPTY + 8 * i, CONSUMER_WARPS);
             mbarrier_init(base + DOUT_FULL + 8 * i, 1);
             mbarrier_init(base + DOUT_EMPTY + 8 * i, CONSUMER_WARPS);
+            if (VARLEN)
+                mbarrier_init(base + Q_CLEAR + 8 * i, 4);
+            if (EMPTY_ROWS)
+                mbarrier_init(base + DOUT_CLEAR + 8 * i, 4);
         }
         for (int i = 0; i < P_STAGES; i++) {
             mbarrier_init(base + P_FULL + 8 * i, 4);
             mbarrier_init(base + P_EMPTY + 8 * i, 4);
         }
+        if (SCORED) {
+            mbarrier_init(base + SCORE_FULL, 1);
+            mbarrier_init(base + SCORE_EMPTY, 4);
+        }
         fence_mbarrier_init();
     }
+#if MASK
+    list_tiles(a, find_block(a, (int)blockIdx.x), 0, base + SEEN_OFFSET);
+#endif
     __syncthreads();
     const int warpgroup = __shfl_sync(0xffffffff, (int)threadIdx.x / 128, 0);
     if (warpgroup == 0) {
         setmaxnreg_dec<HOPPER_WIDE_PRODUCER_REGISTERS>();
-        if (threadIdx.x == 0)
-            producer{a, find_block(a, (int)blockIdx.x), base}.run();
+        if (MASK || threadIdx.x == 0) {
+            const struct key_block k = find_steps(a, base);
+            if (threadIdx.x == 0)
+                producer{a, k, base, 0}.run();
+        }
     } else {
         setmaxnreg_inc<HOPPER_WIDE_CONSUMER_REGISTERS>();
         if (warpgroup == 1)
-            dv_maker{a, find_block(a, (int)blockIdx.x), base}.run();
+            dv_maker{a, find_steps(a, base), base, 0}.run();
         else
-            dk_maker{a, find_block(a, (int)blockIdx.x), base}.run();
+            dk_maker{a, find_steps(a, base), base}.run();
     }
 }

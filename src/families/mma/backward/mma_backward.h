@@ -27,46 +27,46 @@
  * counted (docs/verified.md), and at most so many bytes. */
 #define MMA_BACKWARD_SPILL_BYTES_MAX 192
 
-BACKWARD_INLINE int32_t mma_backward_widest(int32_t head_dim, int32_t head_dim_v) {
+GPU_INLINE int32_t mma_backward_widest(int32_t head_dim, int32_t head_dim_v) {
     return head_dim > head_dim_v ? head_dim : head_dim_v;
 }
 
 /* The kernel's head dim: each warp's share of the columns is a multiple of 16. */
-BACKWARD_INLINE int32_t mma_backward_padded(int32_t head_dim, int32_t block_n, int32_t widest) {
+GPU_INLINE int32_t mma_backward_padded(int32_t head_dim, int32_t block_n, int32_t widest) {
     const int32_t step = (block_n == 128 && widest > 96) || (block_n == 32 && widest > 128) ? 64 : 32;
     return (head_dim + step - 1) / step * step;
 }
 
 /* Rows whose scores are in registers at a time. */
-BACKWARD_INLINE int32_t mma_backward_sub_rows(int32_t block_n, int32_t widest) {
+GPU_INLINE int32_t mma_backward_sub_rows(int32_t block_n, int32_t widest) {
     return block_n == 128 && widest > 96 ? 32 : 64;
 }
 
 /* 16-key tiles of a warp. With two, a fragment of Q or dO feeds two products. Up to head dim 64 the registers hold
  * their sums: the block has half the warps, and two blocks share a multiprocessor. Beyond, where the device has room
  * for P beside dS, two or four warps share the keys by columns ("paired"). */
-BACKWARD_INLINE int32_t mma_backward_can_pair(int32_t block_n, int32_t head_dim, int32_t head_dim_v,
-                                              int32_t v_in_registers) {
+GPU_INLINE int32_t mma_backward_can_pair(int32_t block_n, int32_t head_dim, int32_t head_dim_v,
+                                         int32_t v_in_registers) {
     const int32_t widest = mma_backward_widest(head_dim, head_dim_v);
     if (block_n == 64 && widest > 128)
         return !v_in_registers && mma_backward_padded(head_dim, block_n, widest) % 64 == 0 &&
                mma_backward_padded(head_dim_v, block_n, widest) % 64 == 0;
     return block_n == 128 && widest > 64 && widest <= 128 && !v_in_registers;
 }
-BACKWARD_INLINE int32_t mma_backward_warps(int32_t block_n, int32_t widest, int32_t v_in_registers) {
+GPU_INLINE int32_t mma_backward_warps(int32_t block_n, int32_t widest, int32_t v_in_registers) {
     return block_n == 128 && widest <= 64 && !v_in_registers ? MMA_BACKWARD_WARPS / 2 : MMA_BACKWARD_WARPS;
 }
 
 /* With fewer than 128 keys two or four warps hold the same 16 keys. Up to head dim 128 each takes part of the rows, and
  * the sums of dK and dV are added at the end. Above there are no registers for whole sums: each takes part of the
  * columns of all rows, and P passes through shared memory beside dS. */
-BACKWARD_INLINE int32_t mma_backward_shares_columns(int32_t block_n, int32_t widest) {
+GPU_INLINE int32_t mma_backward_shares_columns(int32_t block_n, int32_t widest) {
     return block_n < 128 && widest > 128;
 }
 
 /* MS: 64, or 32 above head dim 96 with 128 keys, where 64 would spill. Fewer keys: 64 of P and 64 of dS (up to head dim
  * 128 only half of that is used). */
-BACKWARD_INLINE int32_t mma_backward_staged_rows(int32_t block_n, int32_t head_dim, int32_t head_dim_v) {
+GPU_INLINE int32_t mma_backward_staged_rows(int32_t block_n, int32_t head_dim, int32_t head_dim_v) {
     if (block_n < 128)
         return 128;
     return mma_backward_widest(head_dim, head_dim_v) > 96 ? 32 : 64;
@@ -74,15 +74,15 @@ BACKWARD_INLINE int32_t mma_backward_staged_rows(int32_t block_n, int32_t head_d
 
 /* 128x64 and 64x128 above head dim 96, single-buffered with V in shared memory, lay what passes over rows of dO that
  * are already consumed, 64 and 32 at a time, where those are wide enough; with that they fit 99 KB. */
-BACKWARD_INLINE int32_t mma_backward_overlays(int32_t block_m, int32_t block_n, int32_t stages, int32_t v_in_registers,
-                                              int32_t head_dim, int32_t head_dim_v) {
+GPU_INLINE int32_t mma_backward_overlays(int32_t block_m, int32_t block_n, int32_t stages, int32_t v_in_registers,
+                                         int32_t head_dim, int32_t head_dim_v) {
     const int32_t widest = mma_backward_widest(head_dim, head_dim_v);
     return block_m * block_n == 128 * 64 && stages == 1 && !v_in_registers && widest > 96 && widest <= 128 &&
            mma_backward_padded(head_dim_v, block_n, widest) == 128;
 }
 
-BACKWARD_INLINE int32_t mma_backward_shared_bytes(int32_t block_m, int32_t block_n, int32_t stages,
-                                                  int32_t v_in_registers, int32_t head_dim, int32_t head_dim_v) {
+GPU_INLINE int32_t mma_backward_shared_bytes(int32_t block_m, int32_t block_n, int32_t stages, int32_t v_in_registers,
+                                             int32_t head_dim, int32_t head_dim_v) {
     const int32_t widest = mma_backward_widest(head_dim, head_dim_v);
     const int32_t d = mma_backward_padded(head_dim, block_n, widest);
     const int32_t dv = mma_backward_padded(head_dim_v, block_n, widest);
@@ -102,9 +102,8 @@ BACKWARD_INLINE int32_t mma_backward_shared_bytes(int32_t block_m, int32_t block
 struct mma_backward_extras {
     int32_t paired, buffers, ring;
 };
-BACKWARD_INLINE int32_t mma_backward_bytes_with(int32_t block_m, int32_t block_n, int32_t stages,
-                                                int32_t v_in_registers, int32_t head_dim, int32_t head_dim_v,
-                                                struct mma_backward_extras with) {
+GPU_INLINE int32_t mma_backward_bytes_with(int32_t block_m, int32_t block_n, int32_t stages, int32_t v_in_registers,
+                                           int32_t head_dim, int32_t head_dim_v, struct mma_backward_extras with) {
     const int32_t widest = mma_backward_widest(head_dim, head_dim_v);
     const int32_t d = mma_backward_padded(head_dim, block_n, widest);
     const int32_t dv = mma_backward_padded(head_dim_v, block_n, widest);
@@ -121,19 +120,19 @@ BACKWARD_INLINE int32_t mma_backward_bytes_with(int32_t block_m, int32_t block_n
 
 /* Besides, where intervals, or a mask or bias without rows, say for each key which rows see it: two words, or three
  * with the bias of the key. */
-BACKWARD_INLINE int32_t mma_backward_keys_bytes(int32_t block_n, int32_t key_words) { return 4 * key_words * block_n; }
+GPU_INLINE int32_t mma_backward_keys_bytes(int32_t block_n, int32_t key_words) { return 4 * key_words * block_n; }
 
 /* And beside a bias, what lse has rounded away of each staged row; but where a ring of three and the keys' words leave
  * no room for it (head dims above 64): there it is read from global memory. */
-BACKWARD_INLINE int32_t mma_backward_stages_low(int32_t ring, int32_t widest, int32_t key_words) {
+GPU_INLINE int32_t mma_backward_stages_low(int32_t ring, int32_t widest, int32_t key_words) {
     return ring < 3 || widest <= 64 || !key_words;
 }
 
 /* Columns that TMA brings at a time, of a padded head dim: rows of 128 or 64 bytes. */
-BACKWARD_INLINE int32_t mma_backward_panel(int32_t padded) { return padded % 64 ? 32 : 64; }
+GPU_INLINE int32_t mma_backward_panel(int32_t padded) { return padded % 64 ? 32 : 64; }
 
 /* fp32 accumulators of dK and dV a thread. */
-BACKWARD_INLINE int32_t mma_backward_accumulators(int32_t block_n, int32_t head_dim, int32_t head_dim_v) {
+GPU_INLINE int32_t mma_backward_accumulators(int32_t block_n, int32_t head_dim, int32_t head_dim_v) {
     const int32_t widest = mma_backward_widest(head_dim, head_dim_v);
     const int32_t columns =
         mma_backward_padded(head_dim, block_n, widest) + mma_backward_padded(head_dim_v, block_n, widest);
@@ -144,7 +143,7 @@ BACKWARD_INLINE int32_t mma_backward_accumulators(int32_t block_n, int32_t head_
 }
 
 /* Registers of V a thread: each warp holds its 16 keys, two elements a register. */
-BACKWARD_INLINE int32_t mma_backward_v_registers(int32_t block_n, int32_t head_dim, int32_t head_dim_v) {
+GPU_INLINE int32_t mma_backward_v_registers(int32_t block_n, int32_t head_dim, int32_t head_dim_v) {
     return mma_backward_padded(head_dim_v, block_n, mma_backward_widest(head_dim, head_dim_v)) / 4;
 }
 

@@ -265,10 +265,10 @@ static void explain(const fdm_device *device, const fdm_problem *p, struct tile 
                                                  : "a bias of -inf");
 }
 
-/* Ways to run a problem. Splits are in units of what fills the device. */
+/* A way to run a problem, with `times` as many splits as fill the device. */
 struct way {
     struct tile tile;
-    int32_t stages, times;
+    int32_t stages, splits, times;
 };
 
 /* Where keys are hidden, splits have unequal work, and looking for keys has to be spread: as many splits as leave each
@@ -282,16 +282,15 @@ static int32_t times_of(const fdm_problem *p, int32_t splits) {
     return times;
 }
 
-static int32_t splits_of_way(const fdm_device *device, const fdm_problem *p, const struct way *way) {
-    return way->stages == 1 ? single_splits(p, way->tile) : splits_of(device, p, way->tile) * way->times;
-}
+static int32_t splits_of_way(const struct way *way) { return way->splits * way->times; }
 
 /* The rules' way with a ring. A listed block has nothing under way while it looks for its first keys: the other of the
  * multiprocessor then has enough by itself. */
 static struct way way_of(const fdm_device *device, const fdm_problem *p) {
     struct way way = {.tile = tile_of(device, p)};
-    way.times = times_of(p, splits_of(device, p, way.tile));
-    const int64_t blocks = blocks_of_keys(p, way.tile) * splits_of_way(device, p, &way);
+    way.splits = splits_of(device, p, way.tile);
+    way.times = times_of(p, way.splits);
+    const int64_t blocks = blocks_of_keys(p, way.tile) * splits_of_way(&way);
     const int32_t most = blocks_max(way.tile, 2), alone = stages_of(device, p, way.tile, 1);
     const int shared = blocks > device->num_sms && blocks_fit(device, p, way.tile, 2, most);
     const int listed = lists_keys(p) && blocks_fit(device, p, way.tile, alone, most);
@@ -304,13 +303,13 @@ static int can_have(const fdm_device *device, const fdm_problem *p, const struct
     if (way->stages == 1)
         return single_tile_of(device, p, &single);
     return is_tile(p, way->tile) && blocks_fit(device, p, way->tile, way->stages, 1) &&
-           splits_of_way(device, p, way) <= GPU_SPLITS_MAX &&
-           (way->times == 1 || visible_keys(p) / splits_of_way(device, p, way) >= 64 * TILES_OF_A_SPLIT_MIN);
+           splits_of_way(way) <= GPU_SPLITS_MAX &&
+           (way->times == 1 || visible_keys(p) / splits_of_way(way) >= 64 * TILES_OF_A_SPLIT_MIN);
 }
 
 static void fill_way(const fdm_device *device, const fdm_problem *p, const struct way *way, fdm_plan *plan) {
     const struct tile t = way->tile;
-    const int32_t splits = splits_of_way(device, p, way);
+    const int32_t splits = splits_of_way(way);
     plan->parameters[SPLITS] = splits;
     plan->parameters[STAGES] = way->stages;
     plan->parameters[MERGE] = merge_of(device, p, t, way->stages, splits);
@@ -335,8 +334,10 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant,
     enum { DEPTHS = STAGES_MAX, TIMES = 5 }; /* 1 to 4 stages; 1, 2, 4, 8, 16 times the splits */
     const struct way ring = way_of(device, p);
     struct way single = {.stages = 1, .times = 1}, rules = ring;
-    if (single_tile_of(device, p, &single.tile))
+    if (single_tile_of(device, p, &single.tile)) {
+        single.splits = single_splits(p, single.tile);
         rules = single;
+    }
     struct way way = rules;
     int32_t count = 0;
     for (int32_t n = 0; count < variant && n < DEPTHS + TIMES; n++) {

@@ -5,12 +5,6 @@
 #include "gpu/constants.h"
 #include "gpu/forward_params.h"
 
-#ifdef __CUDACC__
-#    define MMA_DECODE_INLINE __host__ __device__ constexpr
-#else
-#    define MMA_DECODE_INLINE static inline
-#endif
-
 #define MMA_DECODE_CONSTANTS(X)                                                                                      \
     X(DTYPE)      /* GPU_FLOAT32, GPU_FLOAT16 or GPU_BFLOAT16 */                                                     \
     X(HEAD_DIM)   /* D rounded up to 16 */                                                                           \
@@ -53,9 +47,7 @@
 #define MMA_DECODE_WARPS_MAX 8 /* on a multiprocessor too: so many have 255 registers each */
 
 /* Warps that share the columns of O, whose sums one could not hold beside both parts of tf32 products. */
-MMA_DECODE_INLINE int32_t mma_decode_share(int32_t float32, int32_t head_dim_v) {
-    return float32 && head_dim_v > 128 ? 2 : 1;
-}
+GPU_INLINE int32_t mma_decode_share(int32_t float32, int32_t head_dim_v) { return float32 && head_dim_v > 128 ? 2 : 1; }
 
 /* Floats between the rows of the warps' outputs, so that eight rows lie in different banks. */
 #define MMA_DECODE_PART_PAD 8
@@ -65,28 +57,28 @@ MMA_DECODE_INLINE int32_t mma_decode_share(int32_t float32, int32_t head_dim_v) 
 #define MMA_DECODE_SCAN       2048
 #define MMA_DECODE_LIST       2560
 #define MMA_DECODE_LIST_BYTES (MMA_DECODE_LIST * 4 + 64 * 4)
-MMA_DECODE_INLINE int32_t mma_decode_unit(int32_t warps) { return 32 * warps; }
+GPU_INLINE int32_t mma_decode_unit(int32_t warps) { return 32 * warps; }
 
 /* Dynamic shared memory: Q, the ring of K and V, the list, scores of warps that share columns; the ring later holds
  * each warp's output, maxima and sums, and what the blocks of a cluster leave for this one to merge. `bytes`: of an
  * element; `outputs`: warps with different rows or keys. */
-MMA_DECODE_INLINE int32_t mma_decode_parts_bytes(int32_t head_dim_v, int32_t outputs) {
+GPU_INLINE int32_t mma_decode_parts_bytes(int32_t head_dim_v, int32_t outputs) {
     return outputs * 16 * (head_dim_v + MMA_DECODE_PART_PAD + 2) * 4;
 }
 /* Of 16 rows: four columns, a maximum and a sum from each block; a share of a cluster's blocks is rounded up. */
-MMA_DECODE_INLINE int32_t mma_decode_inbox_bytes(int32_t head_dim_v, int32_t row_groups, int32_t stages) {
+GPU_INLINE int32_t mma_decode_inbox_bytes(int32_t head_dim_v, int32_t row_groups, int32_t stages) {
     return (16 * row_groups * (head_dim_v / 4) + MMA_DECODE_CLUSTER_MAX(stages)) * 24;
 }
-MMA_DECODE_INLINE int32_t mma_decode_ring_bytes(int32_t bytes, int32_t head_dim, int32_t head_dim_v, int32_t block_n,
-                                                int32_t row_groups, int32_t outputs, int32_t stages, int32_t merge) {
+GPU_INLINE int32_t mma_decode_ring_bytes(int32_t bytes, int32_t head_dim, int32_t head_dim_v, int32_t block_n,
+                                         int32_t row_groups, int32_t outputs, int32_t stages, int32_t merge) {
     const int32_t ring = stages * block_n * (head_dim + head_dim_v) * bytes;
     const int32_t after = mma_decode_parts_bytes(head_dim_v, outputs) +
                           (merge == MMA_MERGE_CLUSTER ? mma_decode_inbox_bytes(head_dim_v, row_groups, stages) : 0);
     return ring > after ? ring : after;
 }
-MMA_DECODE_INLINE int32_t mma_decode_shared_bytes(int32_t bytes, int32_t head_dim, int32_t head_dim_v, int32_t block_n,
-                                                  int32_t row_groups, int32_t warps, int32_t outputs, int32_t stages,
-                                                  int32_t merge, int32_t listed) {
+GPU_INLINE int32_t mma_decode_shared_bytes(int32_t bytes, int32_t head_dim, int32_t head_dim_v, int32_t block_n,
+                                           int32_t row_groups, int32_t warps, int32_t outputs, int32_t stages,
+                                           int32_t merge, int32_t listed) {
     return 16 * row_groups * head_dim * bytes +
            mma_decode_ring_bytes(bytes, head_dim, head_dim_v, block_n, row_groups, outputs, stages, merge) +
            (listed ? MMA_DECODE_LIST_BYTES : 0) + (outputs < warps ? warps * 1024 : 0);
