@@ -70,11 +70,11 @@ INLINE const char *row_ahead(const struct decode_step *step, int32_t index, cons
     return next + step->keys[smaller_of(index - last - 1, last)] * next_stride;
 }
 
-/* The line of a slot, for one use: the outer caches do not get it. */
-INLINE void prefetch_slot(const char *row, int32_t slot, fdm_dtype dtype) {
+/* The line of a slot, slots `stride` slots apart, for one use: the outer caches do not get it. */
+INLINE void prefetch_slot(const char *row, int32_t slot, int32_t stride, fdm_dtype dtype) {
     const int32_t bytes = VECTOR_WIDTH * element_bytes(dtype);
     if (bytes >= CACHE_LINE_BYTES || slot % (CACHE_LINE_BYTES / bytes) == 0)
-        __builtin_prefetch(row + slot * bytes, 0, 0);
+        __builtin_prefetch(row + slot * stride * bytes, 0, 0);
 }
 
 /* ---- scores ---- */
@@ -92,6 +92,12 @@ INLINE vec score_tile(const struct decode_step *step, int32_t first, int rows, f
         row[t] = readable_row(&copies[t], step->k + step->keys[key] * step->k_row, depth, dtype);
         ahead[t] = row_ahead(step, first + t + distance, step->k, step->k_row, step->v, step->v_row);
     }
+    /* Rows without a gap are asked for in the order of memory, others side by side. */
+    const int32_t row_bytes = depth * element_bytes(dtype);
+    const int dense = ahead[keys - 1] - ahead[0] == (keys - 1) * (int64_t)row_bytes;
+    for (int t = keys - 1; dense && t > 0; t--)
+        ahead[t] = ahead[0] + t * CACHE_LINE_BYTES;
+    const int32_t stride = dense ? keys : 1;
 #pragma GCC unroll 16
     for (int t = 0; t < VECTOR_WIDTH; t++)
         acc[t] = vec_set(0);
@@ -105,7 +111,7 @@ INLINE vec score_tile(const struct decode_step *step, int32_t first, int rows, f
 #pragma GCC unroll 16
         for (int t = 0; t < keys; t++) {
             vec k = load_elements(row[t], element, dtype);
-            prefetch_slot(ahead[t], slot, dtype);
+            prefetch_slot(ahead[t], slot, stride, dtype);
 #pragma GCC unroll 8
             for (int r = 0; r < rows; r++)
                 acc[t * rows + r] = vec_fma(k, queries[r], acc[t * rows + r]);
@@ -187,7 +193,7 @@ INLINE void accumulate_slots(const struct decode_step *step, const float *s, con
         ahead += slot * VECTOR_WIDTH * element_bytes(dtype);
 #pragma GCC unroll 8
         for (int n = 0; n < num_slots; n++) {
-            prefetch_slot(ahead, n, dtype);
+            prefetch_slot(ahead, n, 1, dtype);
             v[n] = load_elements(row, element + n * VECTOR_WIDTH, dtype);
         }
 #pragma GCC unroll 8
