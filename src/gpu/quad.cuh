@@ -1,4 +1,5 @@
-/* quad.cuh: reductions over the four lanes of a warp that hold one row of a product's accumulators. */
+/* quad.cuh: reductions over the four lanes of a warp that hold one row of a product's accumulators, and their words
+ * transposed. */
 #ifndef FDM_QUAD_CUH
 #define FDM_QUAD_CUH
 
@@ -9,6 +10,20 @@ __device__ __forceinline__ float quad_max(float x) {
 __device__ __forceinline__ float quad_sum(float x) {
     x += __shfl_xor_sync(0xffffffff, x, 1);
     return x + __shfl_xor_sync(0xffffffff, x, 2);
+}
+/* Word j of the i-th lane becomes word i of the j-th: each lane's four neighbours of a row are those that lie in one
+ * place of four tiles of accumulators, and the reverse. */
+__device__ __forceinline__ void quad_transpose(uint32_t (&x)[4]) {
+#pragma unroll
+    for (int step = 1; step < 4; step *= 2)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const bool upper = threadIdx.x & step;
+            if (i & step)
+                continue;
+            const uint32_t other = __shfl_xor_sync(0xffffffff, upper ? x[i] : x[i + step], step);
+            (upper ? x[i] : x[i + step]) = other;
+        }
 }
 
 #endif

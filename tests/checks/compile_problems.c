@@ -61,7 +61,9 @@ static const struct backward_set sets[] = {
     {.window = 1, .unmapped = 1},
     {.window = 1, .bias = 2, .intervals = 1, .unmapped = 1},
     {.window = 1, .mask = 2, .bias = 2, .intervals = 1, .varlen = 1, .softcap = 1, .unaligned = 1},
-    {.window = 1, .mask = 2, .bias = 4, .intervals = 1, .softcap = 1, .heads_of_bias = 8}};
+    {.window = 1, .mask = 2, .bias = 4, .intervals = 1, .softcap = 1, .heads_of_bias = 8},
+    {.varlen = 1, .softcap = 1},
+    {.window = 1, .mask = 2, .bias = 2, .heads_of_bias = 8}};
 int32_t backward_sets(void) { return sizeof sets / sizeof sets[0]; }
 
 int32_t backward_head_dims(void) {

@@ -247,7 +247,8 @@ static void draw_mask(struct trial *t) {
 static void draw_bias(struct trial *t) {
     int64_t shape[4];
     draw_score_shape(t, shape, 0);
-    guarded_make(&t->g[BIAS], t, way_below(t, t->scored ? 4 : 2) ? t->dtype : FDM_FLOAT32, 4, shape, t->named ? 2 : 3);
+    const fdm_dtype dtype = way_below(t, t->scored ? 4 : 2) || t->alike ? t->dtype : FDM_FLOAT32;
+    guarded_make(&t->g[BIAS], t, dtype, 4, shape, t->named ? 2 : 3);
     enum {
         LOWEST,
         INFINITE,
@@ -406,6 +407,7 @@ void trial_of_case(struct trial *t, const struct named_case *c, uint64_t number)
                         .neat = 1,
                         .mild = 1,
                         .named = 1,
+                        .alike = c->pass == FDM_BACKWARD,
                         .scored = c->mask == 1 || c->bias == 1,
                         .keyed = c->mask == 2 || c->bias == 2,
                         .options = fdm_options_default()};
@@ -427,6 +429,8 @@ void trial_of_case(struct trial *t, const struct named_case *c, uint64_t number)
     draw_output(t, DQ, Q);
     draw_output(t, DK, K);
     draw_output(t, DV, V);
+    if (c->dbias)
+        draw_output(t, DBIAS, BIAS);
     describe(t, FILL_NORMAL);
 }
 

@@ -282,6 +282,24 @@ static void add_two_kernels(void) {
         next.window_right = causal ? -1 : 3;
         add("empty rows, two kernels");
     }
+    FOR_EACH(dims, d)
+    FOR_EACH(lengths, n)
+    for (int causal = 0; causal < 2; causal++)
+        for (int kind = 1; kind < 5; kind++) { /* mask, bias, both; the gradient of a bias */
+            begin("hopper.wide", FDM_BACKWARD, dims[d][0], dtypes[(n + d) % 2]);
+            next.head_dim_v = dims[d][1];
+            next.batch = kind == 4 ? 1 : 2;
+            next.heads = next.heads_kv = kind == 4 ? 1 : 2;
+            next.heads *= kind == 2 && n ? 2 : 1;
+            next.seqlen_q = lengths[n][0];
+            next.seqlen_k = (lengths[n][1] + 15) / 16 * 16;
+            next.causal = causal;
+            next.mask = kind % 2;
+            next.bias = kind > 1;
+            next.dbias = kind == 4;
+            next.dlse = n == 1;
+            add("scores, two kernels");
+        }
 }
 
 static void list_cases(void) {

@@ -125,6 +125,50 @@ static void backward_takes_what_it_names(void **state) {
     }
 }
 
+/* What hopper.wide takes and has not run with on hardware is its own by name, and else mma.backward's. */
+static void wide_takes_by_name_what_has_not_run(void **state) {
+    (void)state;
+    static const struct {
+        int features;
+        int64_t head_dim;
+        const char *tile, *words; /* words: of the refusal; NULL: it runs */
+    } cases[] = {
+        {CAUSAL, 256, "V1_P2", NULL},
+        {SOFTCAP | CAUSAL, 256, "V1_P2", NULL},
+        {PACKED, 192, "V2_P2", NULL},
+        {MASK | ROWS, 256, "V1_P1", NULL},
+        {BIAS | ROWS, 256, "V1_P1", NULL},
+        {MASK | BIAS | ROWS | CAUSAL, 256, "V1_P1", NULL},
+        {MASK | BIAS | ROWS, 136, "V2_P2", NULL},
+        {MASK, 256, NULL, "masks that query rows share"},
+        {BIAS | ROWS | SOFTCAP, 256, NULL, "no softcap beside a bias"},
+        {PACKED | MASK | ROWS, 256, NULL, "rows of mask and bias"},
+    };
+    fdm_device device;
+    assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fdm_problem p = problem_of(cases[i].features, 8192, cases[i].head_dim);
+        fdm_options options = fdm_options_default();
+        fdm_plan plan;
+        p.pass = FDM_BACKWARD;
+        p.needs_dq = p.needs_dk = p.needs_dv = 1;
+        p.varlen = (cases[i].features & PACKED) != 0;
+        p.total_q = p.total_k = p.varlen ? 8192 : 0;
+        p.softcap = cases[i].features & SOFTCAP ? 30 : 0;
+        assert_int_equal(fdm_plan_attention(&device, &p, NULL, &plan), FDM_OK);
+        assert_string_equal(plan.kernel, cases[i].features == CAUSAL ? "hopper.wide" : "mma.backward");
+        options.kernel = "hopper.wide";
+        if (cases[i].words) {
+            assert_int_not_equal(fdm_plan_attention(&device, &p, &options, &plan), FDM_OK);
+            assert_non_null(strstr(fdm_last_error(), cases[i].words));
+            continue;
+        }
+        assert_int_equal(fdm_plan_attention(&device, &p, &options, &plan), FDM_OK);
+        assert_non_null(strstr(plan.choice, cases[i].tile));
+        assert_true(plan.shared_bytes <= device.shared_bytes);
+    }
+}
+
 /* Heads are packed and keys split where query rows are few; K and V are copied where many blocks of rows read them. */
 static void forward_takes_the_shortest_way(void **state) {
     (void)state;
@@ -267,9 +311,9 @@ static void groups_are_divided(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(takes_what_is_seen_key_by_key),
-                                       cmocka_unit_test(backward_takes_what_it_names), cmocka_unit_test(registers_fit),
-                                       cmocka_unit_test(forward_takes_the_shortest_way),
-                                       cmocka_unit_test(groups_are_divided)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(takes_what_is_seen_key_by_key),       cmocka_unit_test(backward_takes_what_it_names),
+        cmocka_unit_test(wide_takes_by_name_what_has_not_run), cmocka_unit_test(registers_fit),
+        cmocka_unit_test(forward_takes_the_shortest_way),      cmocka_unit_test(groups_are_divided)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

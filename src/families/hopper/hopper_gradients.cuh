@@ -24,6 +24,14 @@
 #    define ROW_STEP BLOCK_M /* rows of a sequence that the workspace's arrays round up to */
 #endif
 
+/* LISTED: the next tile whose bit is set in the words at `seen`; there is one. */
+__device__ __forceinline__ int listed_after(uint32_t seen, int tile) {
+    uint32_t at = seen + ++tile / 32 * 4, bits = ld_shared_4(at) >> tile % 32 << tile % 32;
+    while (!bits)
+        bits = ld_shared_4(at += 4);
+    return (int)(at - seen) * 8 + __ffs(bits) - 1;
+}
+
 /* The keys of a block, and the tiles of query rows that some of them are seen by: first_tile .. first_tile + tiles - 1
  * of each query head of the group, or (PARTS) of a part of it. A step is one of those tiles. */
 struct key_block {
@@ -52,10 +60,7 @@ struct key_block {
                 bits = ld_shared_4(at -= 4);
             return (int)(at - seen) * 8 + 31 - __clz(bits);
         }
-        uint32_t at = seen + ++tile / 32 * 4, bits = ld_shared_4(at) >> tile % 32 << tile % 32;
-        while (!bits)
-            bits = ld_shared_4(at += 4);
-        return (int)(at - seen) * 8 + __ffs(bits) - 1;
+        return listed_after(seen, tile);
 #endif
     }
 };
@@ -125,7 +130,8 @@ struct step_rows {
  * warpgroup's keys BLOCK_N words of first rows, of last ones, of numbers and of biases, and tiles of bias and mask. */
 struct score_sources {
     uint32_t lse, low, keys, bias, mask;
-    bool masked; /* the mask may hide something */
+    bool masked;  /* the mask may hide something */
+    int mask_key; /* of the tile of mask, what is added to the key that a thread has by its number */
 };
 
 /* Of the thread's two keys and of row 2 (lane % 4) + c of each group of eight rows: where the mask's bytes are. */
@@ -135,8 +141,8 @@ __device__ __forceinline__ uint32_t mask_address(uint32_t tile, int key, int c) 
 }
 
 /* What the mask of a tile hides becomes -inf. */
-__device__ __forceinline__ void hide_masked(float (&s)[BLOCK_M / 2], uint32_t tile) {
-    const int thread = (int)tid_x_reread(), key = thread / 32 * 16 + thread % 32 / 4; /* of the block */
+__device__ __forceinline__ void hide_masked(float (&s)[BLOCK_M / 2], uint32_t tile, int mask_key) {
+    const int thread = (int)tid_x_reread(), key = thread / 32 * 16 + thread % 32 / 4 + mask_key;
     const uint32_t byte = 0xff << key % 2 * 8;
 #pragma unroll
     for (int half = 0; half < 2; half++)
@@ -256,7 +262,7 @@ __device__ __forceinline__ void scores_to_p(float (&s)[BLOCK_M / 2], const struc
         hide_rows(s, lane, first, last);
 #if MASK_TILE
     if (from.masked)
-        hide_masked(s, from.mask);
+        hide_masked(s, from.mask, from.mask_key);
 #endif
 #pragma unroll
     for (int i = 0; i < BLOCK_M / 2; i++)

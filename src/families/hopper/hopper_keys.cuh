@@ -1,4 +1,4 @@
-/* hopper_keys.cuh: what a block of hopper_backward.cu lists in shared memory before its steps: its keys, where
+/* hopper_keys.cuh: what a block that owns keys lists in shared memory before its steps: its keys, where
  * something says key by key which rows see them (KEYED), and which tiles of query rows have a step (LISTED), as some
  * key is seen by them.
  *
@@ -73,8 +73,11 @@ __device__ __forceinline__ void list_tiles(const struct hopper_backward_params &
     }
 }
 
-/* The block's steps, of those tiles alone. Every warp counts for itself. */
-__device__ __forceinline__ struct key_block count_tiles(struct key_block k, int heads, uint32_t seen) {
+/* Tiles whose bits are set: how many, the first and the last. Every warp counts for itself. */
+struct listed_tiles {
+    int count, first, last;
+};
+__device__ __forceinline__ struct listed_tiles count_listed(uint32_t seen) {
     const int lane = threadIdx.x % 32;
     int tiles = 0, first = HOPPER_BACKWARD_TILES_MAX, last = 0;
 #    pragma unroll
@@ -84,9 +87,15 @@ __device__ __forceinline__ struct key_block count_tiles(struct key_block k, int 
         first = bits ? min(first, word * 32 + __ffs(bits) - 1) : first;
         last = bits ? word * 32 + 31 - __clz(bits) : last;
     }
-    k.tiles = __reduce_add_sync(0xffffffff, tiles);
-    k.first_tile = __reduce_min_sync(0xffffffff, first);
-    k.last_tile = __reduce_max_sync(0xffffffff, last);
+    return {(int)__reduce_add_sync(0xffffffff, tiles), __reduce_min_sync(0xffffffff, first),
+            __reduce_max_sync(0xffffffff, last)};
+}
+/* The block's steps, of those tiles alone. */
+__device__ __forceinline__ struct key_block count_tiles(struct key_block k, int heads, uint32_t seen) {
+    const struct listed_tiles listed = count_listed(seen);
+    k.tiles = listed.count;
+    k.first_tile = listed.first;
+    k.last_tile = listed.last;
     k.steps = k.tiles * heads;
     k.seen = seen;
     return k;

@@ -10,11 +10,16 @@
 
 enum { V_STAGES, P_STAGES, PARTS, IN_TURN }; /* the plan's parameters */
 
+static struct hopper_backward_asks asks_of(const fdm_problem *p) {
+    return (struct hopper_backward_asks){0, gpu_mask_rows(p), p->has_bias, gpu_bias_rows(p)};
+}
 static int32_t dq_bytes(const fdm_problem *p, int32_t v_stages) {
-    return hopper_wide_dq_bytes(hopper_backward_padded(p->head_dim), hopper_backward_padded(p->head_dim_v), v_stages);
+    return hopper_wide_dq_bytes(hopper_backward_padded(p->head_dim), hopper_backward_padded(p->head_dim_v), v_stages,
+                                asks_of(p));
 }
 static int32_t dkv_bytes(const fdm_problem *p, int32_t p_stages) {
-    return hopper_wide_dkv_bytes(hopper_backward_padded(p->head_dim), hopper_backward_padded(p->head_dim_v), p_stages);
+    return hopper_wide_dkv_bytes(hopper_backward_padded(p->head_dim), hopper_backward_padded(p->head_dim_v), p_stages,
+                                 asks_of(p));
 }
 
 static struct hopper_division division_of(const fdm_plan *plan) {
@@ -23,14 +28,41 @@ static struct hopper_division division_of(const fdm_plan *plan) {
 
 static struct gpu_backward_needs needs_of(const fdm_plan *plan, const fdm_problem *p) {
     struct gpu_backward_needs needs = hopper_backward_needs(p, HOPPER_WIDE_DQ_ROWS, 0, plan->parameters[PARTS]);
-    needs.lse_factor = p->softcap > 0 ? 1.0f : needs.lse_factor;
+    needs.block_m = needs.block_n = HOPPER_WIDE_MASK;
+    needs.lse_factor = p->has_bias || p->softcap > 0 ? 1.0f : needs.lse_factor;
     return needs;
 }
 
 /* ---- choice ---- */
 
+/* Of masks and biases with query rows. */
+static const char *refusal_of_scores(const fdm_problem *p, char *text, size_t size) {
+    if (!p->has_mask && !p->has_bias)
+        return NULL;
+    if (p->has_mask && p->mask_shape[1] > p->heads_kv)
+        return "query heads that share keys have masks of their own";
+    if (!p->scores_mappable || p->varlen || (p->has_mask && p->mask_shape[3] != p->seqlen_k) ||
+        (p->has_bias && p->bias_shape[3] != p->seqlen_k) || p->seqlen_k % (p->has_mask ? 16 : 8))
+        return "rows of mask and bias must be contiguous, and multiples of 16 bytes";
+    if (p->has_bias && p->bias_dtype != p->dtype)
+        return "a bias has q's dtype";
+    if (p->has_bias && p->softcap > 0)
+        return "there is no softcap beside a bias";
+    if (gpu_dbias_constant(p) == GPU_DBIAS_SUMS)
+        return "the gradient of a bias that heads or batches share is a sum over blocks";
+    if (p->has_mask && (p->seqlen_q > HOPPER_WIDE_MASK * HOPPER_BACKWARD_TILES_MAX ||
+                        p->seqlen_k > HOPPER_WIDE_MASK * HOPPER_BACKWARD_TILES_MAX)) {
+        snprintf(text, size, "beside masks there are at most %d query rows and keys",
+                 HOPPER_WIDE_MASK * HOPPER_BACKWARD_TILES_MAX);
+        return text;
+    }
+    return NULL;
+}
+
 static const char *refusal(const fdm_device *device, const fdm_problem *p, char *text, size_t size) {
     const char *clause = hopper_backward_refusal(p, 256, text, size);
+    if (!clause)
+        clause = refusal_of_scores(p, text, size);
     const int fits = dq_bytes(p, 1) <= device->shared_bytes && dkv_bytes(p, 1) <= device->shared_bytes;
     return clause || fits ? clause : gpu_no_tile_fits(device, text, size);
 }
@@ -38,8 +70,8 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
 /* What has not run on hardware is computed where this kernel is named, and not chosen before it has. */
 static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
     (void)device;
-    return p->softcap > 0 || p->varlen || gpu_empty_rows(p)
-               ? "with softcap, packed sequences or rows that see no key it has not run on hardware yet"
+    return p->softcap > 0 || p->varlen || gpu_empty_rows(p) || p->has_mask || p->has_bias
+               ? "with softcap, packed sequences, rows that see no key, masks or biases it has not run on hardware yet"
                : NULL;
 }
 
@@ -79,17 +111,19 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
 enum { DQ, DKV, NUM_KERNELS };
 
 static int wanted(const fdm_problem *p, int32_t kernel) {
-    return kernel == DQ ? p->needs_dq : p->needs_dk || p->needs_dv;
+    return kernel == DQ ? p->needs_dq || gpu_dbias_constant(p) : p->needs_dk || p->needs_dv;
 }
 
 static void make_request(const fdm_plan *plan, const fdm_problem *p, int32_t kernel,
                          struct cuda_kernel_request *request) {
     const int32_t v_stages = plan->parameters[V_STAGES], p_stages = plan->parameters[P_STAGES];
-    GPU_SET_CONSTANTS(
-        request, HOPPER_WIDE_CONSTANTS, .DTYPE = gpu_dtype(p->dtype), .HEAD_DIM = hopper_backward_padded(p->head_dim),
-        .HEAD_DIM_V = hopper_backward_padded(p->head_dim_v), .V_STAGES = v_stages, .P_STAGES = p_stages,
-        .WINDOW = gpu_bounded(p), .SOFTCAP = p->softcap > 0, .VARLEN = p->varlen,
-        .EMPTY_ROWS = gpu_empty_rows(p) || p->varlen, .PARTS = kernel == DKV && plan->parameters[PARTS] > 1);
+    GPU_SET_CONSTANTS(request, HOPPER_WIDE_CONSTANTS, .DTYPE = gpu_dtype(p->dtype),
+                      .HEAD_DIM = hopper_backward_padded(p->head_dim),
+                      .HEAD_DIM_V = hopper_backward_padded(p->head_dim_v), .V_STAGES = v_stages, .P_STAGES = p_stages,
+                      .WINDOW = gpu_bounded(p), .MASK = p->has_mask, .BIAS = gpu_bias_constant(p),
+                      .DBIAS = kernel == DQ ? gpu_dbias_constant(p) : 0, .SOFTCAP = p->softcap > 0, .VARLEN = p->varlen,
+                      .EMPTY_ROWS = gpu_empty_rows(p) || p->varlen || p->has_mask || p->has_bias,
+                      .PARTS = kernel == DKV && plan->parameters[PARTS] > 1);
     request->file = kernel == DQ ? "families/hopper/hopper_wide_dq.cu" : "families/hopper/hopper_wide_dkv.cu";
     request->entry = kernel == DQ ? "hopper_wide_dq" : "hopper_wide_dkv";
     request->shared_bytes = kernel == DQ ? dq_bytes(p, v_stages) : dkv_bytes(p, p_stages);
@@ -159,7 +193,8 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
 
 const struct gpu_algorithm hopper_wide_algorithm = {
     .info = {"hopper.wide", "the backward on wgmma and TMA by two kernels, without additions to dQ", FDM_BACKWARD},
-    .features = GPU_FEATURE_CAUSAL | GPU_FEATURE_WINDOW | GPU_FEATURE_VARLEN | GPU_FEATURE_SOFTCAP | GPU_FEATURE_DLSE |
+    .features = GPU_FEATURE_CAUSAL | GPU_FEATURE_WINDOW | GPU_FEATURE_MASK_ROWS | GPU_FEATURE_BIAS_ROWS |
+                GPU_FEATURE_DBIAS | GPU_FEATURE_VARLEN | GPU_FEATURE_SOFTCAP | GPU_FEATURE_DLSE |
                 GPU_FEATURE_EMPTY_ROWS | GPU_FEATURE_DETERMINISTIC,
     .chosen_freely = 1,
     .refusal = refusal,

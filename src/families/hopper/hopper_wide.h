@@ -14,6 +14,9 @@
     X(V_STAGES)   /* dq: tiles of V in flight; of K there are two */ \
     X(P_STAGES)   /* dkv: tiles of P between the warpgroups */       \
     X(WINDOW)     /* causal or window */                             \
+    X(MASK)                                                          \
+    X(BIAS)  /* GPU_BIAS_*; both have query rows */                  \
+    X(DBIAS) /* dq: GPU_DBIAS_DIRECT or none */                      \
     X(SOFTCAP)                                                       \
     X(VARLEN)                                                        \
     X(EMPTY_ROWS) /* rows may see no key */                          \
@@ -23,6 +26,7 @@
 #define HOPPER_WIDE_KEYS    64  /* keys of its step, and of a block of the second, whose steps are of 64 rows */
 #define HOPPER_WIDE_STAGES  2   /* of K in the first, of Q and dO in the second */
 #define HOPPER_WIDE_THREADS 384
+#define HOPPER_WIDE_MASK    64 /* rows and keys of a tile of the block mask */
 
 /* Registers of a thread of the warpgroup that loads, and of the two others. */
 #define HOPPER_WIDE_PRODUCER_REGISTERS 24
@@ -36,17 +40,21 @@
 
 #define HOPPER_WIDE_CONTROL_BYTES 256
 HOPPER_WIDE_INLINE int32_t hopper_wide_row_bytes(int32_t head_dim) { return (head_dim + 63) / 64 * 128; }
-/* The 1024 bytes are for alignment: the swizzle of TMA counts addresses. */
-HOPPER_WIDE_INLINE int32_t hopper_wide_dq_bytes(int32_t head_dim, int32_t head_dim_v, int32_t v_stages) {
+/* The 1024 bytes are for alignment: the swizzle of TMA counts addresses. What is asked: see hopper_backward.h. */
+HOPPER_WIDE_INLINE int32_t hopper_wide_dq_bytes(int32_t head_dim, int32_t head_dim_v, int32_t v_stages,
+                                                struct hopper_backward_asks asks) {
     return hopper_wide_row_bytes(head_dim) * (HOPPER_WIDE_DQ_ROWS + HOPPER_WIDE_STAGES * HOPPER_WIDE_KEYS) +
            hopper_wide_row_bytes(head_dim_v) * (HOPPER_WIDE_DQ_ROWS + v_stages * HOPPER_WIDE_KEYS) +
-           HOPPER_WIDE_CONTROL_BYTES + 1024;
+           (asks.mask_rows ? 3 * HOPPER_BACKWARD_TILES_MAX / 8 : 0) + HOPPER_WIDE_CONTROL_BYTES + 1024;
 }
-HOPPER_WIDE_INLINE int32_t hopper_wide_dkv_bytes(int32_t head_dim, int32_t head_dim_v, int32_t p_stages) {
+/* A tile of mask is of 128 keys, those of the block and of the one beside it. */
+HOPPER_WIDE_INLINE int32_t hopper_wide_dkv_bytes(int32_t head_dim, int32_t head_dim_v, int32_t p_stages,
+                                                 struct hopper_backward_asks asks) {
     return (hopper_wide_row_bytes(head_dim) + hopper_wide_row_bytes(head_dim_v)) * HOPPER_WIDE_KEYS *
                (1 + HOPPER_WIDE_STAGES) +
            p_stages * HOPPER_WIDE_KEYS * HOPPER_WIDE_KEYS * 4 + HOPPER_WIDE_STAGES * HOPPER_WIDE_KEYS * 8 +
-           HOPPER_WIDE_CONTROL_BYTES + 1024;
+           hopper_backward_asked_bytes(asks, HOPPER_WIDE_STAGES, HOPPER_WIDE_KEYS) +
+           (asks.mask_rows ? HOPPER_WIDE_KEYS * 64 : 0) + HOPPER_WIDE_CONTROL_BYTES + hopper_backward_spare_bytes(asks);
 }
 
 #endif

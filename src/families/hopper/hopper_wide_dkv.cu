@@ -9,11 +9,13 @@
  *
  * Shared memory, in panels of 128 bytes a row with the 128-byte swizzle: K [panels][64] (at the end dK),
  * V [panels][64] (at the end dV), Q [2][panels][64], dO [2][panels][64]; P^T [P_STAGES][8][128 threads] of 16 bytes;
- * lse and delta [2][2][64]; barriers.
+ * SCORED: a tile of bias [64] and one of mask, [64] rows of 128 bytes, of which the block's keys are one half; lse and
+ * delta [2][2][64], what lse has rounded away [2][64], lists of tiles (hopper_keys.cuh); barriers.
  *
  * Barriers: K and V full; K and V read (an arrival of each consumer warp); of each stage of Q (with lse) and dO (with
  * delta) full, and empty (of each consumer warp); of each P^T full and empty (of each warp of a warpgroup). EMPTY_ROWS:
- * of each stage of Q and dO cleared, by each warp of the warpgroup that reads it first.
+ * of each stage of Q and dO cleared, by each warp of the warpgroup that reads it first. SCORED:
+ * the tiles of bias and mask full, and empty (of each warp that makes P).
  *
  * Registers of a consumer: dV or dK HEAD_DIM / 2, scores 32, an operand 16, of 240. */
 #include "cuda/ptx/barrier.cuh"
@@ -25,10 +27,8 @@
 
 HOPPER_WIDE_CONSTANTS(GPU_CONSTANT_GIVEN)
 
-#define MASK           0
-#define MASK_ROWS      0
-#define BIAS           0
-#define BIAS_ROWS      0
+#define MASK_ROWS      MASK
+#define BIAS_ROWS      BIAS
 #define INTERVALS      0
 #define GATHER         0
 #define DESCENDS       0
@@ -38,18 +38,25 @@ HOPPER_WIDE_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define BLOCK_N        HOPPER_WIDE_KEYS
 #define STAGES         HOPPER_WIDE_STAGES
 #define ROW_STEP       HOPPER_WIDE_DQ_ROWS
+#define THREADS        HOPPER_WIDE_THREADS
 #include "families/hopper/hopper_exact.cuh"
-#include "families/hopper/hopper_gradients.cuh"
+#include "families/hopper/hopper_keys.cuh"
 
-#define F16 (DTYPE == GPU_FLOAT16)
+#define F16    (DTYPE == GPU_FLOAT16)
+#define SCORED (MASK || BIAS)
 
 constexpr int PANELS = (HEAD_DIM + 63) / 64, PANELS_V = (HEAD_DIM_V + 63) / 64;
 constexpr int K_BYTES = BLOCK_N * 128 * PANELS, V_BYTES = BLOCK_N * 128 * PANELS_V;
 constexpr int Q_BYTES = BLOCK_M * 128 * PANELS, DOUT_BYTES = BLOCK_M * 128 * PANELS_V;
 constexpr int P_BYTES = BLOCK_M * BLOCK_N * 4;
 constexpr int V_OFFSET = K_BYTES, Q_OFFSET = V_OFFSET + V_BYTES, DOUT_OFFSET = Q_OFFSET + STAGES * Q_BYTES;
-constexpr int P_OFFSET = DOUT_OFFSET + STAGES * DOUT_BYTES, ROWS_OFFSET = P_OFFSET + P_STAGES * P_BYTES;
-constexpr int CONTROL = ROWS_OFFSET + STAGES * BLOCK_M * 8;
+constexpr int P_OFFSET = DOUT_OFFSET + STAGES * DOUT_BYTES, BIAS_OFFSET = P_OFFSET + P_STAGES * P_BYTES;
+constexpr int BIAS_BYTES_LOADED = BIAS ? BLOCK_M * BLOCK_N * 2 : 0, MASK_BYTES_LOADED = MASK ? BLOCK_M * 128 : 0;
+constexpr int MASK_OFFSET = BIAS_OFFSET + BIAS_BYTES_LOADED, ROWS_OFFSET = MASK_OFFSET + MASK_BYTES_LOADED;
+constexpr int LOW_OFFSET = ROWS_OFFSET + STAGES * BLOCK_M * 8;
+constexpr int SEEN_OFFSET = LOW_OFFSET + (BIAS ? STAGES * BLOCK_M * 4 : 0);
+constexpr int CONTROL = SEEN_OFFSET + (MASK ? 2 * SEEN_WORDS * 4 : 0);
+constexpr struct hopper_backward_asks ASKS = {0, MASK, BIAS != 0, BIAS != 0};
 enum {
     KV_FULL = CONTROL,
     KV_READ = KV_FULL + 8,
@@ -61,10 +68,13 @@ enum {
     P_EMPTY = P_FULL + 8 * P_STAGES,
     Q_CLEAR = P_EMPTY + 8 * P_STAGES,
     DOUT_CLEAR = Q_CLEAR + 8 * STAGES,
-    END = DOUT_CLEAR + 8 * STAGES
+    SCORE_FULL = DOUT_CLEAR + 8 * STAGES,
+    SCORE_EMPTY = SCORE_FULL + 8,
+    END = SCORE_EMPTY + 8
 };
 static_assert(END - CONTROL <= HOPPER_WIDE_CONTROL_BYTES, "barriers fit");
-static_assert(CONTROL + HOPPER_WIDE_CONTROL_BYTES + 1024 == hopper_wide_dkv_bytes(HEAD_DIM, HEAD_DIM_V, P_STAGES),
+static_assert(CONTROL + HOPPER_WIDE_CONTROL_BYTES + hopper_backward_spare_bytes(ASKS) ==
+                  hopper_wide_dkv_bytes(HEAD_DIM, HEAD_DIM_V, P_STAGES, ASKS),
               "the plan knows the bytes");
 enum { CONSUMER_WARPS = 8, DV_BARRIER = 1, DK_BARRIER };
 
@@ -73,7 +83,23 @@ enum { CONSUMER_WARPS = 8, DV_BARRIER = 1, DK_BARRIER };
 struct producer {
     const struct hopper_backward_params &a;
     const struct key_block k;
-    uint32_t base;
+    uint32_t base, scores; /* SCORED: tiles that were loaded */
+
+    /* The bias of a step, and its mask where that hides something. */
+    __device__ __forceinline__ void load_scores(const struct step_rows &rows) {
+        const struct gpu_forward_params &in = a.in.in;
+        const bool masked = MASK && hides_part(base + SEEN_OFFSET, rows.tile);
+        if (BIAS || masked) {
+            wait_empty<1>(base + SCORE_EMPTY, scores++);
+            mbarrier_arrive_expect_tx(base + SCORE_FULL, BIAS_BYTES_LOADED + (masked ? MASK_BYTES_LOADED : 0));
+        }
+        if (BIAS)
+            cp_async_bulk_tensor_4d(base + BIAS_OFFSET, &a.bias_map, base + SCORE_FULL, k.first_key,
+                                    rows.tile * BLOCK_M, rows.head / in.bias.group, in.bias.batch ? k.batch : 0);
+        if (masked)
+            cp_async_bulk_tensor_4d(base + MASK_OFFSET, &a.mask_map, base + SCORE_FULL, k.first_key / 128 * 128,
+                                    rows.tile * BLOCK_M, rows.head / in.mask.group, in.mask.batch ? k.batch : 0);
+    }
 
     __device__ __forceinline__ void run() {
         mbarrier_arrive_expect_tx(base + KV_FULL, K_BYTES + V_BYTES);
@@ -88,9 +114,13 @@ struct producer {
             const int64_t place = rows.place(a, k.batch);
             const int row = k.q_begin + rows.tile * BLOCK_M;
             wait_empty<STAGES>(base + Q_EMPTY, step);
-            mbarrier_arrive_expect_tx(q_full, Q_BYTES + BLOCK_M * 4);
+            mbarrier_arrive_expect_tx(q_full, Q_BYTES + BLOCK_M * (BIAS ? 8 : 4));
             load_panels<PANELS, 64>(base + Q_OFFSET + stage * Q_BYTES, &a.q_map, q_full, row, rows.head, batch);
             cp_async_bulk(to, a.in.lse_rows + place, BLOCK_M * 4, q_full);
+            if (BIAS)
+                cp_async_bulk(base + LOW_OFFSET + stage * BLOCK_M * 4, a.in.low_rows + place, BLOCK_M * 4, q_full);
+            if (SCORED)
+                load_scores(rows);
             wait_empty<STAGES>(base + DOUT_EMPTY, step);
             mbarrier_arrive_expect_tx(dout_full, DOUT_BYTES + BLOCK_M * 4);
             load_panels<PANELS_V, 64>(base + DOUT_OFFSET + stage * DOUT_BYTES, &a.dout_map, dout_full, row, rows.head,
@@ -174,9 +204,22 @@ __device__ __forceinline__ void make_operand(uint32_t (&operand)[4][4], const fl
 struct dv_maker {
     const struct hopper_backward_params &a;
     const struct key_block k;
-    uint32_t base;
+    uint32_t base, scores; /* SCORED: tiles that were read */
     float s[32], dv[HEAD_DIM_V / 2];
     uint32_t p[4][4];
+
+    __device__ __forceinline__ void make_p(int step, int tile) {
+        const bool masked = MASK && hides_part(base + SEEN_OFFSET, tile), scored = BIAS || masked;
+        if (scored)
+            wait_full<1>(base + SCORE_FULL, scores);
+        scores_to_p(s, a, k.batch, k.first_key, tile * BLOCK_M,
+                    {lse_of(base, step), base + LOW_OFFSET + stage_of<STAGES>(step) * BLOCK_M * 4, 0,
+                     base + BIAS_OFFSET, base + MASK_OFFSET, masked, k.first_key % 128 - 64});
+        if (scored) {
+            __syncwarp();
+            release<1>(base + SCORE_EMPTY, scores++);
+        }
+    }
 
     __device__ __forceinline__ void pass_p(int step) {
         const uint32_t to = base + P_OFFSET + stage_of<P_STAGES>(step) * P_BYTES + tid_x_reread() % 128 * 16;
@@ -203,8 +246,10 @@ struct dv_maker {
 #pragma unroll 1
             do {
                 const bool more = step + 1 < k.steps;
-                scores_to_p(s, a, k.batch, k.first_key, tile * BLOCK_M, {lse_of(base, step)});
-                tile = tile + 1 < k.first_tile + k.tiles ? tile + 1 : k.first_tile;
+                make_p(step, tile);
+                tile = MASK                                ? k.tile_after(tile)
+                       : tile + 1 < k.first_tile + k.tiles ? tile + 1
+                                                           : k.first_tile; /* the code that was measured */
                 __syncwarp();
                 release<STAGES>(base + Q_EMPTY, step);
                 pass_p(step);
@@ -317,9 +362,24 @@ struct dk_maker {
     }
 };
 
+/* The keys of this block; MASK: when its tiles are listed, by whole warps. */
+__device__ __forceinline__ struct key_block find_steps(const struct hopper_backward_params &a,
+                                                       [[maybe_unused]] uint32_t base) {
+    const struct key_block k = find_block(a, (int)blockIdx.x);
+#if MASK
+    return count_tiles(k, PARTS ? a.in.part_heads : a.in.in.group, base + SEEN_OFFSET);
+#else
+    return k;
+#endif
+}
+
 extern "C" __global__ void __launch_bounds__(HOPPER_WIDE_THREADS, 1)
     hopper_wide_dkv(const __grid_constant__ struct hopper_backward_params a) {
+#if BIAS
+    extern __shared__ __align__(1024) char shared[];
+#else
     extern __shared__ char shared[];
+#endif
     const uint32_t base = (shared_address(shared) + 1023) / 1024 * 1024;
     if (threadIdx.x == 0) {
         mbarrier_init(base + KV_FULL, 1);
@@ -338,19 +398,29 @@ extern "C" __global__ void __launch_bounds__(HOPPER_WIDE_THREADS, 1)
             mbarrier_init(base + P_FULL + 8 * i, 4);
             mbarrier_init(base + P_EMPTY + 8 * i, 4);
         }
+        if (SCORED) {
+            mbarrier_init(base + SCORE_FULL, 1);
+            mbarrier_init(base + SCORE_EMPTY, 4);
+        }
         fence_mbarrier_init();
     }
+#if MASK
+    list_tiles(a, find_block(a, (int)blockIdx.x), 0, base + SEEN_OFFSET);
+#endif
     __syncthreads();
     const int warpgroup = __shfl_sync(0xffffffff, (int)threadIdx.x / 128, 0);
     if (warpgroup == 0) {
         setmaxnreg_dec<HOPPER_WIDE_PRODUCER_REGISTERS>();
-        if (threadIdx.x == 0)
-            producer{a, find_block(a, (int)blockIdx.x), base}.run();
+        if (MASK || threadIdx.x == 0) {
+            const struct key_block k = find_steps(a, base);
+            if (threadIdx.x == 0)
+                producer{a, k, base, 0}.run();
+        }
     } else {
         setmaxnreg_inc<HOPPER_WIDE_CONSUMER_REGISTERS>();
         if (warpgroup == 1)
-            dv_maker{a, find_block(a, (int)blockIdx.x), base}.run();
+            dv_maker{a, find_steps(a, base), base, 0}.run();
         else
-            dk_maker{a, find_block(a, (int)blockIdx.x), base}.run();
+            dk_maker{a, find_steps(a, base), base}.run();
     }
 }

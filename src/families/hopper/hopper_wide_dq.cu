@@ -6,24 +6,28 @@
  * issued behind dQ's of the step before.
  *
  * Shared memory, in panels of 128 bytes a row with the 128-byte swizzle: Q [panels][128] (at the end dQ),
- * dO [panels][128], K [2][panels][64], V [V_STAGES][panels][64], barriers.
+ * dO [panels][128], K [2][panels][64], V [V_STAGES][panels][64], MASK: bits of the walk, barriers.
  *
  * Barriers: Q and dO full; of each stage of K and V full, and empty (an arrival of each consumer warp).
  *
+ * Masks and biases leave no room for their tiles beside the widest heads: a quad of lanes reads the 64 keys of a row
+ * from global memory, where dS of the step before was, 16 bytes a lane, and transposes them. Keys that the block mask
+ * hides from all rows have no step. The gradient of a bias leaves in the same way.
+ *
  * Registers of a consumer: dQ HEAD_DIM / 2, S and dP 32 each, dS 16, of 240. */
 #include "cuda/ptx/barrier.cuh"
+#include "cuda/ptx/global.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "families/hopper/hopper_load.cuh"
 #include "families/hopper/hopper_ring.cuh"
 #include "families/hopper/hopper_wide.h"
+#include "gpu/quad.cuh"
 
 HOPPER_WIDE_CONSTANTS(GPU_CONSTANT_GIVEN)
 
-#define MASK           0
-#define MASK_ROWS      0
-#define BIAS           0
-#define BIAS_ROWS      0
+#define MASK_ROWS      MASK
+#define BIAS_ROWS      BIAS
 #define INTERVALS      0
 #define GATHER         0
 #define DESCENDS       0
@@ -33,8 +37,9 @@ HOPPER_WIDE_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define BLOCK_N        HOPPER_WIDE_KEYS
 #define STAGES         HOPPER_WIDE_STAGES
 #define ROW_STEP       HOPPER_WIDE_DQ_ROWS
+#define THREADS        HOPPER_WIDE_THREADS
 #include "families/hopper/hopper_exact.cuh"
-#include "families/hopper/hopper_gradients.cuh"
+#include "families/hopper/hopper_keys.cuh"
 
 #define F16 (DTYPE == GPU_FLOAT16)
 
@@ -42,7 +47,7 @@ constexpr int PANELS = (HEAD_DIM + 63) / 64, PANELS_V = (HEAD_DIM_V + 63) / 64;
 constexpr int Q_BYTES = BLOCK_M * 128 * PANELS, DOUT_BYTES = BLOCK_M * 128 * PANELS_V;
 constexpr int K_BYTES = BLOCK_N * 128 * PANELS, V_BYTES = BLOCK_N * 128 * PANELS_V;
 constexpr int K_OFFSET = Q_BYTES + DOUT_BYTES, V_OFFSET = K_OFFSET + STAGES * K_BYTES;
-constexpr int CONTROL = V_OFFSET + V_STAGES * V_BYTES;
+constexpr int SEEN_OFFSET = V_OFFSET + V_STAGES * V_BYTES, CONTROL = SEEN_OFFSET + (MASK ? 3 * SEEN_WORDS * 4 : 0);
 enum {
     ROWS_FULL = CONTROL,
     K_FULL = ROWS_FULL + 8,
@@ -52,7 +57,8 @@ enum {
     END = V_EMPTY + 8 * V_STAGES
 };
 static_assert(END - CONTROL <= HOPPER_WIDE_CONTROL_BYTES, "barriers fit");
-static_assert(CONTROL + HOPPER_WIDE_CONTROL_BYTES + 1024 == hopper_wide_dq_bytes(HEAD_DIM, HEAD_DIM_V, V_STAGES),
+static_assert(CONTROL + HOPPER_WIDE_CONTROL_BYTES + 1024 ==
+                  hopper_wide_dq_bytes(HEAD_DIM, HEAD_DIM_V, V_STAGES, {0, MASK, BIAS != 0, BIAS != 0}),
               "the plan knows the bytes");
 enum { CONSUMER_WARPS = 8, OWN_BARRIER = 1, CONSUMERS_BARRIER = 3 };
 
@@ -60,6 +66,7 @@ enum { CONSUMER_WARPS = 8, OWN_BARRIER = 1, CONSUMERS_BARRIER = 3 };
 struct row_block {
     int first_row, head, batch, first_tile, last_tile;
     int q_begin, k_begin; /* of the sequence, in packed tensors */
+    int steps;
 };
 /* Row blocks of a head lie next to each other; under a causal mask or window those of several heads take turns, the
  * last rows, which see many keys, first. */
@@ -84,6 +91,7 @@ __device__ __forceinline__ struct row_block find_rows(const struct hopper_backwa
     r.k_begin = s.k_begin;
     r.first_tile = first / BLOCK_N;
     r.last_tile = first < last ? (last + BLOCK_N - 1) / BLOCK_N : r.first_tile;
+    r.steps = r.last_tile - r.first_tile;
     return r;
 }
 
@@ -92,17 +100,59 @@ __device__ __forceinline__ bool is_past_end(const struct hopper_backward_params 
     return r.first_row >= find_sequence(a.in.in, r.batch).seqlen_q;
 }
 
+#if MASK
+/* Bits of tiles of keys at `seen`: of those that some row of the block sees, then for each warpgroup of those that the
+ * mask hides from some of its rows. A warp a word. */
+__device__ __forceinline__ void list_key_tiles(const struct hopper_backward_params &a, const struct row_block &r,
+                                               uint32_t seen) {
+    const struct gpu_forward_params &in = a.in.in;
+    const int lane = threadIdx.x % 32;
+    const uint8_t *kinds = in.block_mask + r.batch * in.block_mask_batch + r.head / in.mask.group * in.block_mask_head +
+                           r.first_row / HOPPER_WIDE_MASK * in.block_mask_row;
+#    pragma unroll 1
+    for (int word = threadIdx.x / 32; word < SEEN_WORDS; word += THREADS / 32) {
+        const int tile = word * 32 + lane;
+        uint32_t bits = 0;
+#    pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const bool walked =
+                tile >= r.first_tile && tile < r.last_tile && r.first_row + half * HOPPER_WIDE_MASK < in.seqlen_q;
+            const int kind = walked ? (int)kinds[half * in.block_mask_row + tile] : GPU_BLOCK_HIDDEN;
+            const uint32_t parts = __ballot_sync(0xffffffff, kind != GPU_BLOCK_FULL);
+            bits |= __ballot_sync(0xffffffff, kind != GPU_BLOCK_HIDDEN);
+            if (lane == 0)
+                st_shared_4(seen + ((1 + half) * SEEN_WORDS + word) * 4, parts);
+        }
+        if (lane == 0)
+            st_shared_4(seen + word * 4, bits);
+    }
+}
+#endif
+/* The rows of this block; MASK: when its tiles are listed, by whole warps. */
+__device__ __forceinline__ struct row_block find_steps(const struct hopper_backward_params &a,
+                                                       [[maybe_unused]] uint32_t base) {
+    struct row_block r = find_rows(a);
+#if MASK
+    const struct listed_tiles listed = count_listed(base + SEEN_OFFSET);
+    r.first_tile = listed.first;
+    r.steps = listed.count;
+#endif
+    return r;
+}
+
 /* ---- producer ---- */
 
-__device__ __forceinline__ void produce(const struct hopper_backward_params &a, uint32_t base) {
-    const struct row_block r = find_rows(a);
+__device__ __forceinline__ void produce(const struct hopper_backward_params &a, const struct row_block &r,
+                                        uint32_t base) {
     const int kv_head = r.head / a.in.in.group, row = r.q_begin + r.first_row, batch = VARLEN ? 0 : r.batch;
     mbarrier_arrive_expect_tx(base + ROWS_FULL, Q_BYTES + DOUT_BYTES);
     load_panels<PANELS, BLOCK_M, 64>(base, &a.q_map, base + ROWS_FULL, row, r.head, batch);
     load_panels<PANELS_V, BLOCK_M, 64>(base + Q_BYTES, &a.dout_map, base + ROWS_FULL, row, r.head, batch);
 #pragma unroll 1
-    for (int tile = r.first_tile; tile < r.last_tile; tile++) {
-        const uint32_t step = tile - r.first_tile, k = stage_of<STAGES>(step), v = stage_of<V_STAGES>(step);
+    for (int tile = r.first_tile, n = 0; MASK ? n < r.steps : tile < r.last_tile; tile++, n++) {
+        if (MASK && n > 0)
+            tile = listed_after(base + SEEN_OFFSET, tile - 1);
+        const uint32_t step = MASK ? n : tile - r.first_tile, k = stage_of<STAGES>(step), v = stage_of<V_STAGES>(step);
         wait_empty<STAGES>(base + K_EMPTY, step);
         mbarrier_arrive_expect_tx(base + K_FULL + 8 * k, K_BYTES);
         load_panels<PANELS, BLOCK_N>(base + K_OFFSET + k * K_BYTES, &a.k_map, base + K_FULL + 8 * k,
@@ -120,13 +170,20 @@ struct consumer {
     const struct hopper_backward_params &a;
     const struct row_block r;
     uint32_t base;
-    int warpgroup;
-    float s[BLOCK_N / 2], dp[BLOCK_N / 2], dq[HEAD_DIM / 2], lse[2], delta[2];
+    int warpgroup, tile; /* MASK: of the step's keys */
+    float s[BLOCK_N / 2], dp[BLOCK_N / 2], dq[HEAD_DIM / 2], lse[2], delta[2], low[2];
     uint32_t ds[BLOCK_N / 16][4];
 
     __device__ __forceinline__ int local_row() const {
         const int thread = (int)tid_x_reread() - 128;
         return thread / 32 * 16 + thread % 32 / 4;
+    }
+    __device__ __forceinline__ int first_key_of(int step) const {
+        return (MASK ? tile : r.first_tile + step) * BLOCK_N;
+    }
+    /* The thread's row, of a half; one of the sequence. */
+    __device__ __forceinline__ int64_t row_of(int half) const {
+        return min(r.first_row + local_row() + 8 * half, a.in.in.seqlen_q - 1);
     }
     /* S = Q K^T, dP = dO V^T */
     __device__ __forceinline__ void multiply_qk(int step) {
@@ -154,7 +211,7 @@ struct consumer {
 
     /* VARLEN: what follows the sequence's last key is another's, and may be NaN. Both warpgroups clear it. */
     __device__ __forceinline__ void clear_keys(int step) const {
-        const int count = find_sequence(a.in.in, r.batch).seqlen_k - (r.first_tile + step) * BLOCK_N;
+        const int count = find_sequence(a.in.in, r.batch).seqlen_k - first_key_of(step);
         const int thread = (int)tid_x_reread() - 128;
         const auto gone = [count](int key) { return key >= count; };
         if (count >= BLOCK_N)
@@ -165,14 +222,62 @@ struct consumer {
         barrier_sync(CONSUMERS_BARRIER, 256);
     }
 
+    /* The bias of the thread's two rows from key `key` on: word j of bias[half][m] holds the pair of the accumulators'
+     * group 4 m + j. */
+    __device__ __forceinline__ void load_bias(uint32_t (&bias)[2][2][4], int key) const {
+        const struct gpu_scores &b = a.in.in.bias;
+        const int head = opaque(r.head); /* what follows from it is not kept from step to step, here and below */
+        const char *from = b.data + (r.batch * b.batch + head / b.group * b.head) * 2;
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            const int first = key + (n % 2 * 4 + (int)tid_x_reread() % 4) * 8;
+            ld_global_16(bias[n / 2][n % 2], from + (row_of(n / 2) * b.row + first) * 2, first < a.in.in.seqlen_k);
+        }
+#pragma unroll
+        for (int n = 0; n < 4; n++)
+            quad_transpose(bias[n / 2][n % 2]);
+    }
+    /* What the mask hides of the keys from `key` on becomes -inf. A lane reads 16 bytes of each row; a bit for each is
+     * sent to the quad. */
+    __device__ __forceinline__ void hide_masked_keys(int key) {
+        const struct gpu_scores &m = a.in.in.mask;
+        const char *from = m.data + r.batch * m.batch + opaque(r.head) / m.group * m.head;
+        const int lane = (int)tid_x_reread() % 32, first = key + lane % 4 * 16;
+        uint32_t bits = 0;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            uint32_t bytes[4];
+            ld_global_16(bytes, from + row_of(half) * m.row + first, first < a.in.in.seqlen_k);
+#pragma unroll
+            for (int i = 0; i < 4; i++) { /* 1 in each byte that is not 0, then together */
+                const uint32_t ones = (((bytes[i] & 0x7f7f7f7f) + 0x7f7f7f7f) | bytes[i]) >> 7 & 0x01010101;
+                bits |= ones * 0x10204080 >> 28 << (half * 16 + i * 4);
+            }
+        }
+#pragma unroll
+        for (int chunk = 0; chunk < 4; chunk++) {
+            const uint32_t of_keys = __shfl_sync(0xffffffff, bits, lane / 4 * 4 + chunk) >> lane % 4 * 2;
+#pragma unroll
+            for (int i = 0; i < 8; i++) /* of two groups of the accumulators */
+                if (!(of_keys >> (i / 2 % 2 * 16 + i / 4 * 8 + i % 2) & 1))
+                    s[8 * chunk + i] = MINUS_INF;
+        }
+    }
+
     /* S to P. Beyond the sequence's last key there are zeros, which would have weight. */
     __device__ __forceinline__ void make_p(int step) {
         const struct sequence at = find_sequence(a.in.in, r.batch);
-        const int key = (r.first_tile + step) * BLOCK_N, row = r.first_row + warpgroup * 64;
+        const int key = first_key_of(step), row = r.first_row + warpgroup * 64;
         const float unit = score_unit(a.in.in);
+        [[maybe_unused]] uint32_t bias[2][2][4];
+        if (BIAS)
+            load_bias(bias, key);
 #pragma unroll
-        for (int i = 0; i < BLOCK_N / 2; i++)
-            s[i] = exponent_of(s[i], a.in.in, unit, 0, lse[i / 2 % 2], 0);
+        for (int i = 0; i < BLOCK_N / 2; i++) {
+            const int half = i / 2 % 2;
+            const float of_pair = BIAS ? unpack((uint16_t)(bias[half][i / 16][i / 4 % 4] >> i % 2 * 16)) : 0;
+            s[i] = exponent_of(s[i], a.in.in, unit, of_pair, lse[half], BIAS ? low[half] : 0);
+        }
         if (key + BLOCK_N > last_key(a.in.in, at, row) + 1 || key < first_key(a.in.in, at, row + 63)) {
             const int own = r.first_row + local_row(), column = (int)tid_x_reread() % 4 * 2 + key;
 #pragma unroll
@@ -187,6 +292,8 @@ struct consumer {
                 }
             }
         }
+        if (MASK && hides_part(base + SEEN_OFFSET + warpgroup * SEEN_WORDS * 4, tile))
+            hide_masked_keys(key);
 #pragma unroll
         for (int i = 0; i < BLOCK_N / 2; i++)
             s[i] = ex2_approx(s[i]);
@@ -201,14 +308,44 @@ struct consumer {
         }
     }
 
+    /* BIAS: at each step, as registers are short when P is made. */
+    __device__ __forceinline__ void read_delta() {
+        const int64_t row = step_rows{opaque(r.head), r.first_row / BLOCK_M}.place(a, r.batch) + local_row();
+#pragma unroll
+        for (int half = 0; half < 2; half++)
+            delta[half] = a.in.delta_rows[row + 8 * half];
+    }
+
+    /* The gradient of the bias: dS of the thread's two rows. A row that sees no key has none. */
+    __device__ __forceinline__ void store_dbias(int key) const {
+        const struct gpu_scores &to = a.in.dbias;
+        char *head = (char *)to.data + (r.batch * to.batch + opaque(r.head) / to.group * to.head) * 2;
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            const int half = n / 2, first = key + (n % 2 * 4 + (int)tid_x_reread() % 4) * 8;
+            uint32_t x[4];
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const int i = 2 * (n % 2 * 4 + j) + half;
+                x[j] = lse[half] == __int_as_float(0x7f800000) ? 0 : ds[i / 4][i % 4];
+            }
+            quad_transpose(x);
+            if (r.first_row + local_row() + 8 * half < a.in.in.seqlen_q && first < a.in.in.seqlen_k)
+                *(uint4 *)(head + (row_of(half) * to.row + first) * 2) = make_uint4(x[0], x[1], x[2], x[3]);
+        }
+    }
+
     __device__ __forceinline__ void run() {
-        const int steps = r.last_tile - r.first_tile;
+        const int steps = r.steps;
         {
             const int64_t row = step_rows{r.head, r.first_row / BLOCK_M}.place(a, r.batch) + local_row();
 #pragma unroll
             for (int half = 0; half < 2; half++) {
                 lse[half] = a.in.lse_rows[row + 8 * half];
-                delta[half] = a.in.delta_rows[row + 8 * half];
+                if (BIAS)
+                    low[half] = a.in.low_rows[row + 8 * half];
+                else
+                    delta[half] = a.in.delta_rows[row + 8 * half];
             }
         }
         set_zero(dq);
@@ -233,17 +370,25 @@ struct consumer {
                     release<STAGES>(base + K_EMPTY, step - 1);
                 }
                 make_p(step);
+                if (BIAS)
+                    read_delta();
                 wgmma_wait_group<0>(dp);
                 __syncwarp();
                 release<V_STAGES>(base + V_EMPTY, step);
                 make_ds();
+                if (DBIAS)
+                    store_dbias(first_key_of(step));
                 wgmma_fence();
                 multiply_dsk(step);
                 wgmma_commit_group();
+                if (MASK && step + 1 < steps)
+                    tile = listed_after(base + SEEN_OFFSET, tile);
             } while (++step < steps);
             wgmma_wait_group<0>(dq);
         }
-        /* A row that sees no key has no gradient, whatever comes in: its P is 0, but 0 times NaN is not. */
+        if (DBIAS && !a.in.dq.data)
+            return;
+            /* A row that sees no key has no gradient, whatever comes in: its P is 0, but 0 times NaN is not. */
 #pragma unroll
         for (int i = 0; EMPTY_ROWS && i < HEAD_DIM / 2; i++)
             dq[i] = lse[i / 2 % 2] == __int_as_float(0x7f800000) ? 0 : dq[i];
@@ -261,6 +406,9 @@ extern "C" __global__ void __launch_bounds__(HOPPER_WIDE_THREADS, 1)
     const uint32_t base = (shared_address(shared) + 1023) / 1024 * 1024;
     if (VARLEN && is_past_end(a, find_rows(a)))
         return;
+#if MASK
+    list_key_tiles(a, find_rows(a), base + SEEN_OFFSET);
+#endif
     if (threadIdx.x == 0) {
         mbarrier_init(base + ROWS_FULL, 1);
         for (int i = 0; i < STAGES; i++) {
@@ -276,10 +424,14 @@ extern "C" __global__ void __launch_bounds__(HOPPER_WIDE_THREADS, 1)
     __syncthreads();
     if (threadIdx.x < 128) {
         setmaxnreg_dec<HOPPER_WIDE_PRODUCER_REGISTERS>();
-        if (threadIdx.x == 0)
-            produce(a, base);
+        if (MASK || threadIdx.x == 0) {
+            const struct row_block r = find_steps(a, base);
+            if (threadIdx.x == 0)
+                produce(a, r, base);
+        }
     } else {
         setmaxnreg_inc<HOPPER_WIDE_CONSUMER_REGISTERS>();
-        consumer{a, find_rows(a), base, __shfl_sync(0xffffffff, (int)threadIdx.x / 128 - 1, 0)}.run();
+        const struct row_block r = find_steps(a, base);
+        consumer{a, r, base, __shfl_sync(0xffffffff, (int)threadIdx.x / 128 - 1, 0), r.first_tile}.run();
     }
 }
