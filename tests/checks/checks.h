@@ -39,6 +39,7 @@ struct trial {
     int far;    /* 1: some tensors are far; not on devices, which have no room */
     int named;  /* 1: of named_case(): no axis is shared by a stride of 0 */
     int alike;  /* 1: a bias has q's dtype */
+    int shares; /* named: heads (1) or batches (2) or both (3) share the bias */
     int contradicts; /* varlen, 1: devices get cu_seqlens that leave the tensors, the CPU refuses them first */
     struct guarded g[NUM_ROLES];
     double *truth[NUM_ROLES];     /* outputs of the reference, dense in the tensor's shape */
@@ -56,6 +57,7 @@ struct named_case {
     fdm_dtype dtype;
     int64_t batch, heads, heads_kv, seqlen_q, seqlen_k, head_dim, head_dim_v, window_left, window_right;
     int causal, varlen, dlse, deterministic, dbias, mask, bias; /* mask, bias: 1 with rows, 2 one for all rows */
+    int intervals, shares;                                      /* shares: of a bias, as in struct trial */
     double softcap;
 };
 /* NULL past the last. */

@@ -62,6 +62,12 @@ static const struct backward_set sets[] = {
     {.window = 1, .bias = 2, .intervals = 1, .unmapped = 1},
     {.window = 1, .mask = 2, .bias = 2, .intervals = 1, .varlen = 1, .softcap = 1, .unaligned = 1},
     {.window = 1, .mask = 2, .bias = 4, .intervals = 1, .softcap = 1, .heads_of_bias = 8},
+    {.window = 1, .bias = 2},
+    {.window = 1, .mask = 2, .bias = 2},
+    {.window = 1, .intervals = 1, .deterministic = 1},
+    {.mask = 1, .bias = 1, .intervals = 1, .varlen = 1, .deterministic = 1},
+    {.window = 1, .mask = 2, .bias = 2, .deterministic = 1},
+    {.mask = 2, .bias = 2, .intervals = 1, .deterministic = 1},
     {.varlen = 1, .softcap = 1},
     {.window = 1, .mask = 2, .bias = 2, .heads_of_bias = 8}};
 int32_t backward_sets(void) { return sizeof sets / sizeof sets[0]; }

@@ -247,6 +247,10 @@ static void draw_mask(struct trial *t) {
 static void draw_bias(struct trial *t) {
     int64_t shape[4];
     draw_score_shape(t, shape, 0);
+    if (t->shares) {
+        shape[0] = t->shares & 2 ? 1 : t->batch;
+        shape[1] = t->shares & 1 ? 1 : t->heads;
+    }
     const fdm_dtype dtype = way_below(t, t->scored ? 4 : 2) || t->alike ? t->dtype : FDM_FLOAT32;
     guarded_make(&t->g[BIAS], t, dtype, 4, shape, t->named ? 2 : 3);
     enum {
@@ -387,7 +391,8 @@ void trial_draw(struct trial *t, uint64_t seed, uint64_t ways) {
         draw_bias(t);
     if (!t->plain && (way_below(t, 4) == 0 || (t->keyed && way_below(t, 4))))
         draw_intervals(t);
-    t->options.deterministic = way % 4 == 3 && way % 32 != 19; /* of those seen key by key every other one */
+    t->options.deterministic =
+        (way % 4 == 3 && way % 32 != 19) || way % 32 == 17; /* of those seen key by key, or scored, every other one */
     draw_outputs(t);
     describe(t, fill);
 }
@@ -410,6 +415,7 @@ void trial_of_case(struct trial *t, const struct named_case *c, uint64_t number)
                         .alike = c->pass == FDM_BACKWARD,
                         .scored = c->mask == 1 || c->bias == 1,
                         .keyed = c->mask == 2 || c->bias == 2,
+                        .shares = c->shares,
                         .options = fdm_options_default()};
     t->options.causal = c->causal;
     t->options.window_left = c->window_left;
@@ -423,6 +429,8 @@ void trial_of_case(struct trial *t, const struct named_case *c, uint64_t number)
         draw_mask(t);
     if (c->bias)
         draw_bias(t);
+    if (c->intervals)
+        draw_intervals(t);
     draw_results(t);
     if (c->dlse)
         draw_rows(t, DLSE, 1);

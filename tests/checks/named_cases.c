@@ -302,6 +302,42 @@ static void add_two_kernels(void) {
         }
 }
 
+/* A fixed order where masks or intervals say which blocks of keys come to which rows, and where several heads or
+ * batches add to one bias' gradient: more blocks than live at a time, and lists of more than 32 of them. */
+static void add_listed_orders(void) {
+    static const int64_t dims[] = {64, 128};
+    static const struct {
+        int64_t batch, heads, heads_kv, seqlen_q, seqlen_k;
+        int causal, varlen, mask, bias, intervals, shares;
+    } rows[] = {
+        {1, 2, 2, 260, 1104, 0, 0, 0, 0, 1, 0}, {1, 2, 2, 600, 600, 1, 0, 0, 0, 1, 0},
+        {2, 1, 1, 150, 656, 0, 1, 2, 0, 1, 0},  {1, 1, 1, 70, 4400, 0, 0, 0, 0, 1, 0},
+        {1, 2, 2, 200, 656, 0, 0, 1, 0, 0, 0},  {1, 2, 2, 400, 400, 1, 0, 1, 0, 0, 0},
+        {1, 1, 1, 66, 4240, 0, 0, 1, 0, 0, 0},  {2, 3, 3, 200, 400, 0, 0, 0, 1, 0, 1},
+        {3, 2, 1, 200, 272, 0, 0, 0, 1, 0, 2},  {2, 2, 2, 300, 304, 1, 0, 0, 1, 0, 3},
+        {2, 2, 2, 200, 400, 0, 0, 1, 1, 0, 3},  {2, 3, 3, 200, 304, 1, 0, 1, 1, 0, 1},
+        {2, 3, 3, 200, 400, 0, 0, 0, 1, 1, 3},  {3, 2, 2, 200, 272, 0, 0, 1, 1, 1, 2},
+    };
+    FOR_EACH(rows, n)
+    FOR_EACH(dims, d) {
+        begin("hopper.backward", FDM_BACKWARD, dims[d], dtypes[n % 2]);
+        next.batch = rows[n].batch;
+        next.heads = rows[n].heads;
+        next.heads_kv = rows[n].heads_kv;
+        next.seqlen_q = rows[n].seqlen_q;
+        next.seqlen_k = rows[n].seqlen_k;
+        next.causal = rows[n].causal;
+        next.varlen = rows[n].varlen;
+        next.mask = rows[n].mask;
+        next.bias = rows[n].bias;
+        next.intervals = rows[n].intervals;
+        next.shares = rows[n].shares;
+        next.dbias = rows[n].bias;
+        next.deterministic = 1;
+        add("orders of listed blocks");
+    }
+}
+
 static void list_cases(void) {
     static const struct {
         const char *name;
@@ -326,6 +362,7 @@ static void list_cases(void) {
     add_short();
     add_orders();
     add_two_kernels();
+    add_listed_orders();
 }
 
 const struct named_case *named_case(int64_t number) {

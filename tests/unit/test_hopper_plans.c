@@ -169,6 +169,66 @@ static void wide_takes_by_name_what_has_not_run(void **state) {
     }
 }
 
+/* The constant of that name of the kernel that a plan launches by `entry`; -1: it launches none. */
+static int64_t constant_of(const fdm_plan *plan, const char *entry, const char *name) {
+    struct cuda_kernel_request requests[GPU_REQUESTS_MAX];
+    const int32_t count = family_hopper.launches(&family_hopper, plan, requests);
+    for (int32_t i = 0; i < count; i++)
+        for (int32_t c = 0; c < requests[i].num_constants && strcmp(requests[i].entry, entry) == 0; c++)
+            if (strcmp(requests[i].constants[c].name, name) == 0)
+                return requests[i].constants[c].value;
+    return -1;
+}
+
+/* A fixed order beside masks, intervals and shared biases is taken by name, and then a kernel finds the turns where
+ * these say which blocks come to which rows. */
+static void backward_keeps_an_order_by_name(void **state) {
+    (void)state;
+    static const struct {
+        int features, heads_kv, deterministic;
+        const char *chosen;
+        int visits;        /* a kernel finds turns */
+        const char *words; /* of the refusal by name, or NULL */
+    } cases[] = {
+        {CAUSAL, 16, 1, "hopper.backward", 0, NULL},
+        {INTERVALS | CAUSAL, 16, 0, "hopper.backward", 0, NULL},
+        {INTERVALS | CAUSAL, 16, 1, "mma.backward", 1, NULL},
+        {INTERVALS, 4, 1, "mma.backward", 1, NULL},
+        {MASK | ROWS, 16, 1, "mma.backward", 1, NULL},
+        {BIAS, 16, 1, "mma.backward", 1, NULL},
+        {BIAS | ROWS, 16, 0, "hopper.backward", 0, NULL},
+        {BIAS | ROWS, 16, 1, "mma.backward", 0, NULL},
+        {BIAS | MASK | ROWS, 16, 1, "mma.backward", 1, NULL},
+        {BIAS | ROWS, 4, 1, "mma.backward", 0, "do not share the gradient of a bias"},
+    };
+    fdm_device device;
+    assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fdm_problem p = problem_of(cases[i].features, 8192, 128);
+        fdm_options options = fdm_options_default();
+        fdm_plan plan, unordered;
+        p.pass = FDM_BACKWARD;
+        p.needs_dq = p.needs_dk = p.needs_dv = 1;
+        p.needs_dbias = p.has_bias;
+        p.heads_kv = cases[i].heads_kv;
+        p.deterministic = cases[i].deterministic;
+        assert_int_equal(fdm_plan_attention(&device, &p, NULL, &plan), FDM_OK);
+        assert_string_equal(plan.kernel, cases[i].chosen);
+        options.kernel = "hopper.backward";
+        if (cases[i].words) {
+            assert_int_not_equal(fdm_plan_attention(&device, &p, &options, &plan), FDM_OK);
+            assert_non_null(strstr(fdm_last_error(), cases[i].words));
+            continue;
+        }
+        assert_int_equal(fdm_plan_attention(&device, &p, &options, &plan), FDM_OK);
+        assert_int_equal(constant_of(&plan, "hopper_backward", "ORDERED"), p.deterministic);
+        assert_int_equal(constant_of(&plan, "hopper_visits", "INTERVALS"), cases[i].visits ? p.has_intervals : -1);
+        p.deterministic = 0; /* words for turns: a thousandth of what is there without them */
+        assert_int_equal(fdm_plan_attention(&device, &p, &options, &unordered), FDM_OK);
+        assert_true(plan.workspace_bytes - unordered.workspace_bytes <= unordered.workspace_bytes / 1000);
+    }
+}
+
 /* Heads are packed and keys split where query rows are few; K and V are copied where many blocks of rows read them. */
 static void forward_takes_the_shortest_way(void **state) {
     (void)state;
@@ -311,9 +371,12 @@ static void groups_are_divided(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(takes_what_is_seen_key_by_key),       cmocka_unit_test(backward_takes_what_it_names),
-        cmocka_unit_test(wide_takes_by_name_what_has_not_run), cmocka_unit_test(registers_fit),
-        cmocka_unit_test(forward_takes_the_shortest_way),      cmocka_unit_test(groups_are_divided)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(takes_what_is_seen_key_by_key),
+                                       cmocka_unit_test(backward_takes_what_it_names),
+                                       cmocka_unit_test(backward_keeps_an_order_by_name),
+                                       cmocka_unit_test(wide_takes_by_name_what_has_not_run),
+                                       cmocka_unit_test(registers_fit),
+                                       cmocka_unit_test(forward_takes_the_shortest_way),
+                                       cmocka_unit_test(groups_are_divided)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -6,6 +6,8 @@
 #include "base/error.h"
 #include "families/hopper/hopper_family.h"
 #include "families/hopper/hopper_gradients.h"
+#include "families/hopper/hopper_visits.h"
+#include "gpu/key_sort.h"
 
 /* ---- tiles ---- */
 
@@ -72,19 +74,39 @@ static struct hopper_division division_of(const fdm_plan *plan) {
     return (struct hopper_division){plan->parameters[PARTS], plan->parameters[IN_TURN]};
 }
 
-/* Blocks add to dQ in a fixed order. */
-static int is_ordered(const fdm_problem *p) { return p->deterministic && p->needs_dq; }
+/* Blocks add to dQ in a fixed order; they add anything in one. */
+static int orders_dq(const fdm_problem *p) { return p->deterministic && p->needs_dq; }
+static int is_ordered(const fdm_problem *p) { return orders_dq(p) || gpu_dbias_in_turns(p); }
+
+/* Masks or intervals say which blocks come to a tile of rows, so that a kernel before finds their turns. */
+static int finds_visits(const fdm_problem *p) { return is_ordered(p) && (gpu_lists_keys(p) || gpu_mask_rows(p)); }
+enum { BLOCK_N_LISTED = 128 };
+static int64_t key_blocks_of(const fdm_problem *p) { return gpu_ceil_div(p->seqlen_k, BLOCK_N_LISTED); }
+static int64_t row_tiles(const fdm_problem *p) { return gpu_ceil_div(p->seqlen_q, BLOCK_M); }
+static int64_t visit_words(const fdm_problem *p) {
+    const int64_t keys = gathers(p) ? gpu_round_up(p->seqlen_k, KEY_SORT_KEYS) : p->seqlen_k;
+    return gpu_ceil_div(keys, BLOCK_N_LISTED * HOPPER_VISITS_BLOCKS);
+}
+static int64_t visits_bytes(const fdm_problem *p) {
+    return finds_visits(p) ? p->batch * p->heads_kv * row_tiles(p) * visit_words(p) * 8 : 0;
+}
 
 static struct gpu_backward_needs needs_of(const fdm_plan *plan, const fdm_problem *p) {
     struct gpu_backward_needs needs = hopper_backward_needs(p, BLOCK_M, p->needs_dq, plan->parameters[PARTS]);
-    needs.semaphores = is_ordered(p);
+    needs.semaphores = orders_dq(p);
     needs.early = 1;
     needs.may_order_keys = needs.orders_keys = gathers(p);
     needs.block_m = BLOCK_M;
-    needs.block_n = 128; /* of tiles beside masks */
+    needs.block_n = BLOCK_N_LISTED;
     needs.dbias_shares = 1;
+    needs.dbias_blocks = gpu_dbias_in_turns(p) ? (int32_t)key_blocks_of(p) : 0;
     needs.lse_factor = p->has_bias || p->softcap > 0 ? 1.0f : needs.lse_factor;
     return needs;
+}
+
+static int64_t workspace_bytes(const fdm_plan *plan, const fdm_problem *p) {
+    const struct gpu_backward_needs needs = needs_of(plan, p);
+    return gpu_backward_workspace_bytes(p, &needs) + visits_bytes(p);
 }
 
 /* ---- choice ---- */
@@ -103,10 +125,8 @@ static const char *refusal_of_scores(const fdm_problem *p, char *text, size_t si
         return "a bias with query rows has q's dtype";
     if (p->has_bias && p->softcap > 0)
         return "there is no softcap beside a bias";
-    if (is_ordered(p) && (gpu_lists_keys(p) || mask_rows))
-        return "where masks or intervals say which blocks come to a row, they add to dQ in any order";
-    if (gpu_dbias_in_turns(p))
-        return "blocks add to the gradient of a shared bias in any order";
+    if (gpu_dbias_in_turns(p) && p->bias_shape[1] < p->heads && p->heads > p->heads_kv)
+        return "in a fixed order, query heads that share keys do not share the gradient of a bias";
     if ((gpu_lists_keys(p) || mask_rows) && p->seqlen_q > BLOCK_M * HOPPER_BACKWARD_TILES_MAX) {
         snprintf(text, size, "beside intervals, masks or biases of keys there are at most %d query rows",
                  BLOCK_M * HOPPER_BACKWARD_TILES_MAX);
@@ -122,7 +142,12 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
     return clause || find_tile(device, p, 0) ? clause : gpu_no_tile_fits(device, text, size);
 }
 
+/* What has not run on hardware is computed where this kernel is named, and not chosen before it has. */
+static int has_not_run(const fdm_problem *p) { return finds_visits(p) || gpu_dbias_in_turns(p); }
+
 static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
+    if (has_not_run(p))
+        return "in a fixed order beside masks, intervals or shared biases it has not run on hardware yet";
     const int32_t block_n = 64 * find_tile(device, p, 0)->warpgroups;
     const int64_t blocks = (p->seqlen_k + block_n - 1) / block_n * p->heads_kv * p->batch;
     return gpu_lists_keys(p) && p->heads > p->heads_kv && 2 * blocks < device->num_sms
@@ -160,12 +185,11 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
     plan->parameters[TILE] = (int32_t)(t - tiles);
     plan->parameters[PARTS] = division.parts;
     plan->parameters[IN_TURN] = is_ordered(p) ? heads_in_order(device, p, division.parts) : division.in_turn;
-    const struct gpu_backward_needs needs = needs_of(plan, p);
     plan->block_m = BLOCK_M;
     plan->block_n = 64 * t->warpgroups;
     plan->stages = t->stages;
     plan->shared_bytes = shared_bytes(t, p);
-    plan->workspace_bytes = gpu_backward_workspace_bytes(p, &needs);
+    plan->workspace_bytes = workspace_bytes(plan, p);
     snprintf(plan->choice, sizeof plan->choice, "SM90_Wgmma_%dx%d_R%d%s_DS%d%s%s", plan->block_m, plan->block_n,
              t->stages, t->dout_stages < t->stages ? "_DO2" : "", t->ds_stages, t->ds_registers ? "_RS" : "",
              t->kind == SPACIOUS ? "_Spacious" : "");
@@ -176,7 +200,9 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
              HOPPER_BACKWARD_KEY_REGISTERS(t->warpgroups), HOPPER_BACKWARD_SERVICE_REGISTERS(t->warpgroups), BLOCK_M,
              t->stages, t->dout_stages, t->ds_stages, (long long)(plan->shared_bytes + 1023) >> 10, t->reason,
              gathers(p) ? "; keys in the order of the last row that sees them" : "",
-             is_ordered(p) ? "; blocks add to a row's dQ in the order of their keys" : "");
+             orders_dq(p)    ? "; blocks add to a row's dQ in the order of their keys"
+             : is_ordered(p) ? "; blocks add to the bias' gradient in the order of their heads"
+                             : "");
     hopper_backward_name_parts(p, division, plan);
     return 1;
 }
@@ -201,21 +227,34 @@ static void main_request(const fdm_plan *plan, const fdm_problem *p, struct cuda
     request->threads = 128 * (t->warpgroups + 1);
 }
 
+static void visits_request(const fdm_problem *p, struct cuda_kernel_request *request) {
+    GPU_SET_CONSTANTS(request, HOPPER_VISITS_CONSTANTS, .DTYPE = gpu_dtype(p->dtype), .WINDOW = gpu_bounded(p),
+                      .MASK = p->has_mask, .MASK_ROWS = gpu_mask_rows(p), .BIAS = gpu_bias_constant(p),
+                      .BIAS_ROWS = gpu_bias_rows(p), .VARLEN = p->varlen, .INTERVALS = p->has_intervals,
+                      .GATHER = gathers(p));
+    request->file = "families/hopper/hopper_visits.cu";
+    request->entry = "hopper_visits";
+    request->shared_bytes = 0;
+    request->threads = 32 * HOPPER_VISITS_BLOCKS;
+}
+
 static int valid(const fdm_plan *plan, const fdm_problem *p) {
     const int32_t tile = plan->parameters[TILE];
     if (tile < 0 || tile >= NUM_TILES || !hopper_backward_divides(p, division_of(plan)))
         return 0;
     const struct tile *t = &tiles[tile];
-    const struct gpu_backward_needs needs = needs_of(plan, p);
     return suits(t, p) && plan->block_m == BLOCK_M && plan->block_n == 64 * t->warpgroups &&
-           plan->shared_bytes == shared_bytes(t, p) && plan->workspace_bytes >= gpu_backward_workspace_bytes(p, &needs);
+           plan->shared_bytes == shared_bytes(t, p) && plan->workspace_bytes >= workspace_bytes(plan, p);
 }
 
-/* The kernels before, the main one, those after; `before`: how many the first are. */
+/* The kernels before, of which the last may be that of the visits, the main one, those after; `before`: how many the
+ * first are. */
 static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *list,
                              int32_t *before) {
     const struct gpu_backward_needs needs = needs_of(plan, p);
     *before = gpu_backward_requests(GPU_BACKWARD_BEFORE, p, &needs, list);
+    if (finds_visits(p))
+        visits_request(p, &list[(*before)++]);
     main_request(plan, p, &list[*before]);
     return *before + 1 + gpu_backward_requests(GPU_BACKWARD_AFTER, p, &needs, list + *before + 1);
 }
@@ -223,6 +262,18 @@ static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct 
 static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *list) {
     int32_t before;
     return valid(plan, &plan->problem) ? make_requests(plan, &plan->problem, list, &before) : 0;
+}
+
+static fdm_status launch_visits(const struct cuda_kernel *kernel, const fdm_problem *p,
+                                const struct hopper_backward_params *params, void *stream) {
+    const struct cuda_launch launch = {
+        .kernel = kernel,
+        .grid = {gpu_grid(p->batch * p->heads_kv * gpu_ceil_div(row_tiles(p), 32)), 1, 1},
+        .threads = 32 * HOPPER_VISITS_BLOCKS,
+        .stream = stream,
+        .arguments = params,
+        .arguments_bytes = sizeof *params};
+    return cuda_launch(&launch);
 }
 
 static fdm_status execute(const fdm_plan *plan, const struct attention *attention, void *workspace, void *stream) {
@@ -239,9 +290,13 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     const struct gpu_backward_needs needs = needs_of(plan, p);
     struct hopper_backward_params params;
     gpu_backward_fill(attention, &needs, workspace, &params.in);
+    params.visits = (uint64_t *)(void *)((char *)workspace + gpu_backward_workspace_bytes(p, &needs));
+    params.row_tiles = (int32_t)row_tiles(p);
+    params.visit_words = (int32_t)visit_words(p);
     const int64_t blocks = hopper_backward_order(plan, p, division_of(plan), gathers(p), &params);
     if ((status = hopper_backward_maps(plan, attention, &params)) ||
-        (status = gpu_backward_launches(GPU_BACKWARD_BEFORE, kernels, p, &needs, &params.in, stream)))
+        (status = gpu_backward_launches(GPU_BACKWARD_BEFORE, kernels, p, &needs, &params.in, stream)) ||
+        (finds_visits(p) && (status = launch_visits(kernels[before - 1], p, &params, stream))))
         return status;
     const struct cuda_launch launch = {.kernel = kernels[before],
                                        .grid = {gpu_grid(blocks), 1, 1},

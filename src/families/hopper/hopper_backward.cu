@@ -50,6 +50,9 @@ HOPPER_BACKWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 /* The gradient of a bias is written from dS in shared memory; or added by those that make dS. */
 #define DBIAS_TILE (DBIAS == GPU_DBIAS_DIRECT)
 #define DBIAS_ADDS (DBIAS == GPU_DBIAS_KEYS || DBIAS == GPU_DBIAS_SUMS)
+/* In a fixed order: rows of dQ, by the keys of blocks; the gradient of a bias that heads or batches share, by these. */
+#define DQ_TURNS    (ORDERED && NEEDS_DQ)
+#define DBIAS_TURNS (ORDERED && DBIAS == GPU_DBIAS_SUMS)
 /* A warpgroup leaves out steps at which none of its keys is seen: where no step needs all warpgroups. */
 #define SKIPS (!LISTED && !SCORED && !DBIAS_ADDS && !EMPTY_ROWS && !VARLEN)
 
@@ -78,7 +81,8 @@ enum {
     SCORE_FULL = DS_EMPTY + 8 * DS_STAGES,
     SCORE_EMPTY = SCORE_FULL + (SCORED ? 8 : 0),
     PLACE = SCORE_EMPTY + (SCORED ? 8 : 0), /* ORDERED: of the block, in the order of tickets */
-    END = PLACE + (ORDERED ? 8 : 0)
+    TURN_FULL = PLACE + (ORDERED ? 8 : 0),  /* DBIAS_TURNS: the step's turn has come */
+    END = TURN_FULL + (DBIAS_TURNS ? 8 : 0)
 };
 static_assert(DOUT_LAG == 0 || DOUT_LAG == 1, "dO of a step is loaded when Q of the next is");
 static_assert(DS_REGISTERS || DS_STAGES > 1, "who leaves dS knows that the product two steps before is complete");
@@ -89,7 +93,6 @@ static_assert(CONTROL + HOPPER_BACKWARD_CONTROL_BYTES + hopper_backward_spare_by
 static_assert(!EXACT || DS_STAGES > 1, "the tile of dS is empty when P is made");
 static_assert(!SOFTCAP || (EXACT && !BIAS), "its slope is found from P");
 static_assert(!MASK_TILE || BLOCK_N == 128, "a row of mask is one of TMA's");
-static_assert(!ORDERED || !LISTED, "who comes to a tile of rows follows from the tile");
 enum { OWN_BARRIER = 1, OWNERS_BARRIER = OWN_BARRIER + WARPGROUPS };
 
 __device__ __forceinline__ void init_barriers(uint32_t base) {
@@ -107,220 +110,12 @@ __device__ __forceinline__ void init_barriers(uint32_t base) {
         mbarrier_init(base + SCORE_FULL, 1);
         mbarrier_init(base + SCORE_EMPTY, 4 * WARPGROUPS);
     }
+    if (DBIAS_TURNS)
+        mbarrier_init(base + TURN_FULL, 1);
     fence_mbarrier_init();
 }
 
-/* ---- the warpgroup that serves ---- */
-
-/* The first `count` of eight elements to global memory; at a multiple of 16 bytes. */
-__device__ __forceinline__ void store_words(char *at, const uint32_t (&word)[4], int count) {
-    if (count == 8)
-        *(uint4 *)at = make_uint4(word[0], word[1], word[2], word[3]);
-    else
-#pragma unroll
-        for (int e = 0; e < 8; e++)
-            if (e < count)
-                ((uint16_t *)at)[e] = (uint16_t)(word[e / 2] >> (e % 2 * 16));
-}
-struct server {
-    const struct hopper_backward_params &a;
-    const struct key_block k;
-    uint32_t base;
-    struct step_rows loaded, added; /* of the next step to load, and to add to dQ */
-    struct step_rows dout_loaded;   /* of dO, where that comes later */
-    struct step_rows scored;        /* SCORED: of the next tile of bias and mask */
-    uint32_t scores;                /* tiles that were loaded */
-    int *turns, turn;               /* ORDERED: of the warp's rows of the step before, to be handed on */
-    int seen;                       /* what its turn was when the warp last looked: one that is coming */
-
-    __device__ __forceinline__ void load_keys() {
-        mbarrier_arrive_expect_tx(base + KV_FULL, BLOCK_N * 128 * (PANELS + PANELS_V));
-        const int row = k.k_begin + k.first_key, batch = VARLEN ? 0 : k.batch;
-        load_panels<PANELS, BLOCK_N>(base, &a.k_map, base + KV_FULL, row, k.kv_head, batch);
-        load_panels<PANELS_V, BLOCK_N>(base + V_OFFSET, &a.v_map, base + KV_FULL, row, k.kv_head, batch);
-    }
-    /* The keys lie scattered: by all threads, each of which arrives. */
-    __device__ __forceinline__ void gather_keys() {
-        const struct gpu_forward_params &in = a.in.in;
-        gather_rows<HEAD_DIM / 8>(base, in.k, in.head_dim, a, k);
-        gather_rows<HEAD_DIM_V / 8>(base + V_OFFSET, in.v, in.head_dim_v, a, k);
-        cp_async_mbarrier_arrive_noinc(base + KV_FULL);
-    }
-    /* Q of a step, and dO of the same or, where that has a stage less, of the step before. */
-    __device__ __forceinline__ void load_step(int step) {
-        const uint32_t stage = stage_of<STAGES>(step), rows = base + ROWS_OFFSET + stage * BLOCK_M * 8;
-        const uint32_t dout_stage = stage_of<DOUT_STAGES>(step - DOUT_LAG);
-        const uint32_t dout_rows = base + ROWS_OFFSET + dout_stage * BLOCK_M * 8;
-        const uint32_t q_full = base + Q_FULL + 8 * stage, dout_full = base + DOUT_FULL + 8 * dout_stage;
-        const struct step_rows of_dout = DOUT_LAG ? dout_loaded : loaded;
-        const int64_t place = loaded.place(a, k.batch), dout_place = of_dout.place(a, k.batch);
-        if (DOUT_LAG == 0 || step < k.steps) {
-            mbarrier_arrive_expect_tx(q_full, Q_BYTES + BLOCK_M * (BIAS ? 8 : 4));
-            load_panels<PANELS, BLOCK_M>(base + Q_OFFSET + stage * Q_BYTES, &a.q_map, q_full,
-                                         k.q_begin + loaded.tile * BLOCK_M, loaded.head, VARLEN ? 0 : k.batch);
-            cp_async_bulk(rows, a.in.lse_rows + place, BLOCK_M * 4, q_full);
-            if (BIAS)
-                cp_async_bulk(base + LOW_OFFSET + stage * BLOCK_M * 4, a.in.low_rows + place, BLOCK_M * 4, q_full);
-        }
-        if (step >= DOUT_LAG) {
-            mbarrier_arrive_expect_tx(dout_full, DOUT_BYTES + BLOCK_M * 4);
-            load_panels<PANELS_V, BLOCK_M>(base + DOUT_OFFSET + dout_stage * DOUT_BYTES, &a.dout_map, dout_full,
-                                           k.q_begin + of_dout.tile * BLOCK_M, of_dout.head, VARLEN ? 0 : k.batch);
-            cp_async_bulk(dout_rows + BLOCK_M * 4, a.in.delta_rows + dout_place, BLOCK_M * 4, dout_full);
-            if (DOUT_LAG)
-                dout_loaded.advance(k);
-        }
-        loaded.advance(k);
-    }
-
-    /* The bias of a step, and its mask where that hides something. */
-    __device__ __forceinline__ void load_scores() {
-        const struct gpu_forward_params &in = a.in.in;
-        const bool masked = MASK_TILE && hides_part(base + SEEN_OFFSET, scored.tile);
-        if (BIAS_TILE || masked) {
-            wait_empty<1>(base + SCORE_EMPTY, scores++);
-            mbarrier_arrive_expect_tx(base + SCORE_FULL, BIAS_TILE_BYTES + (masked ? MASK_TILE_BYTES : 0));
-        }
-        if (BIAS_TILE)
-#pragma unroll
-            for (int panel = 0; panel < WARPGROUPS; panel++)
-                cp_async_bulk_tensor_4d(base + BIAS_OFFSET + panel * BLOCK_M * 128, &a.bias_map, base + SCORE_FULL,
-                                        k.first_key + panel * 64, scored.tile * BLOCK_M, scored.head / in.bias.group,
-                                        in.bias.batch ? k.batch : 0);
-        if (masked)
-            cp_async_bulk_tensor_4d(base + MASK_OFFSET, &a.mask_map, base + SCORE_FULL, k.first_key,
-                                    scored.tile * BLOCK_M, scored.head / in.mask.group, in.mask.batch ? k.batch : 0);
-        scored.advance(k);
-    }
-
-    /* The gradient of the bias from dS of a step: eight keys of a row at a time. */
-    __device__ __forceinline__ void add_dbias(int step) {
-        const struct gpu_forward_params &in = a.in.in;
-        const uint32_t ds = base + DS_OFFSET + stage_of<DS_STAGES>(step) * DS_BYTES;
-        const int chunk = threadIdx.x % (BLOCK_N / 8), key = k.first_key + chunk * 8, count = min(in.seqlen_k - key, 8);
-        const int64_t head = added.head / in.bias.group;
-        const int first = added.tile * BLOCK_M;
-        const uint32_t from = ds + chunk / 8 * BLOCK_M * 128;
-        char *direct = (char *)a.in.dbias.data + (k.batch * a.in.dbias.batch + head * a.in.dbias.head + key) * 2;
-#pragma unroll 2
-        for (int row = threadIdx.x % 128 / (BLOCK_N / 8); row < BLOCK_M; row += 128 / (BLOCK_N / 8)) {
-            uint32_t word[4];
-            if (first + row >= in.seqlen_q || count <= 0)
-                break;
-            ld_shared_16(word, from + row * 128 + ((chunk % 8 ^ (row & 7)) << 4));
-            store_words(direct + (first + row) * a.in.dbias.row * 2, word, count);
-        }
-        __syncwarp(); /* all lanes have read */
-    }
-
-    /* Adds dS K of a step to its rows of dQ, COLUMNS columns at a time. A warp's part lies together, in shared memory
-     * and in the sums: 16 rows, in tiles of 16 x 8 in the order of the accumulators. */
-    template <int columns, int first> __device__ __forceinline__ void add_columns(int step) {
-        const uint32_t ds = base + DS_OFFSET + stage_of<DS_STAGES>(step) * DS_BYTES;
-        constexpr bool under_product = DBIAS_TILE && columns <= 64; /* else registers are short */
-        if (DBIAS_TILE && !under_product && first == 0)
-            add_dbias(step);
-        float dq[columns / 2];
-        wgmma_fence();
-#pragma unroll
-        for (int n = 0; n < BLOCK_N / 16; n++)
-            wgmma_m64k16<F16, 1>(dq, wgmma_descriptor(ds + n / 4 * BLOCK_M * 128 + n % 4 * 32, 0),
-                                 wgmma_descriptor(base + first / 64 * BLOCK_N * 128 + n * 2048, BLOCK_N * 128), n > 0);
-        wgmma_commit_group();
-        if (under_product && first + columns == HEAD_DIM)
-            add_dbias(step);
-        const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-        const int64_t rows = added.place(a, k.batch) + warp * 16;
-        int *const own_turns = a.in.semaphores + rows / 16;
-        const int own_turn = ORDERED ? blocks_before(a, k, added.tile) : 0;
-        if (ORDERED && first == 0 && lane == 0 && seen != own_turn)
-            seen = ld_relaxed(own_turns);
-        if (ORDERED && first == 0)
-            hand_on(step);
-        wgmma_wait_group<0>(dq);
-        if (first + columns == HEAD_DIM)
-            release<DS_STAGES>(base + DS_EMPTY, step);
-        const uint32_t part = base + DQ_OFFSET + warp * 16 * HEAD_DIM * 4 + first * 64;
-        if (lane == 0) /* the step before has added what lies there */
-            cp_async_bulk_wait_read<HEAD_DIM == columns ? 0 : HEAD_DIM / columns - 1>();
-        __syncwarp();
-#pragma unroll
-        for (int n = 0; n < columns / 8; n++)
-            st_shared_16(part + n * 512 + lane * 16, __float_as_uint(dq[4 * n]), __float_as_uint(dq[4 * n + 1]),
-                         __float_as_uint(dq[4 * n + 2]), __float_as_uint(dq[4 * n + 3]));
-        fence_proxy_async();
-        __syncwarp();
-        if (lane == 0) {
-            if (ORDERED && first == 0) {
-                while (seen != own_turn)
-                    seen = ld_relaxed(own_turns);
-                fence_proxy_async_global();
-            }
-            cp_reduce_async_bulk_add(a.in.dq_sums + rows * HEAD_DIM + first * 16, part, columns * 64);
-            cp_async_bulk_commit();
-        }
-        if (ORDERED && first + columns == HEAD_DIM) {
-            turns = own_turns;
-            turn = own_turn;
-        }
-    }
-    /* ORDERED: when the warp's additions of the step before `step` are complete, the next block may add to the same
-     * rows. None is under way at the fence: it would wait for that too. */
-    __device__ __forceinline__ void hand_on(int step) {
-        if (threadIdx.x % 32 == 0 && step > 0) {
-            cp_async_bulk_wait<0>();
-            hand_on_turn(turns, turn);
-        }
-    }
-
-    __device__ __forceinline__ void run() {
-        if (LISTED && k.steps == 0)
-            return;
-        if (threadIdx.x % 128 == 0) {
-            if (!GATHER)
-                load_keys();
-            for (int step = 0; step < STAGES && step < k.steps + DOUT_LAG; step++)
-                load_step(step);
-            if (SCORED && k.steps > 0)
-                load_scores();
-        }
-        __syncwarp();
-        if (GATHER)
-            gather_keys();
-        wait_full<1>(base + KV_FULL, 0);
-        if (GATHER)
-            fence_proxy_async();
-#pragma unroll 1
-        for (int step = 0; step < k.steps; step++) {
-            if (SCORED) {
-                if (threadIdx.x % 128 == 0 && step + 1 < k.steps)
-                    load_scores(); /* when those of this step are read */
-                __syncwarp();
-            }
-            if (ORDERED && threadIdx.x % 32 == 0) /* on its way while the warp waits */
-                seen = ld_relaxed(a.in.semaphores + added.place(a, k.batch) / 16 + threadIdx.x / 32 % 4);
-            wait_full<DS_STAGES>(base + DS_FULL, step);
-            if (threadIdx.x % 128 == 0 && step > 0 && step - 1 + STAGES < k.steps + DOUT_LAG)
-                load_step(step - 1 + STAGES);
-            __syncwarp();
-            if (!NEEDS_DQ) {
-                if (DBIAS_TILE)
-                    add_dbias(step);
-                release<DS_STAGES>(base + DS_EMPTY, step);
-            } else if (HEAD_DIM == 128) {
-                add_columns<64, 0>(step);
-                add_columns<64, 64>(step);
-            } else {
-                add_columns<HEAD_DIM, 0>(step);
-            }
-            added.advance(k);
-        }
-        if (ORDERED)
-            hand_on(k.steps);
-        else if (NEEDS_DQ && threadIdx.x % 32 == 0)
-            cp_async_bulk_wait_read<0>();
-    }
-};
+#include "families/hopper/hopper_server.cuh"
 
 /* ---- the warpgroups that own keys ---- */
 
@@ -469,6 +264,8 @@ struct owner {
         if (!EXACT)
             wait_empty<DS_STAGES>(base + DS_EMPTY, step);
         const uint32_t lse_of_step = base + ROWS_OFFSET + stage_of<STAGES>(step) * BLOCK_M * 8 + thread % 4 * 8;
+        if (DBIAS_TURNS && !MASK_TILE)
+            wait_full<1>(base + TURN_FULL, step);
 #pragma unroll
         for (int n = 0; n < BLOCK_M / 16; n++) {
             uint32_t ds[4], rest[4];
@@ -592,6 +389,8 @@ struct owner {
             do {
                 const bool more = step + 1 < end;
                 wait_full<DOUT_STAGES>(base + DOUT_FULL, step);
+                if (DBIAS_TURNS && MASK_TILE) /* later, in leave_ds(), registers are short */
+                    wait_full<1>(base + TURN_FULL, step);
                 if (EMPTY_ROWS)
                     clear_spoiled(step);
                 wgmma_fence();
@@ -659,6 +458,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     griddepcontrol_wait();           /* what kernels before have made */
     if (ORDERED && threadIdx.x == 0) /* a block waits for those that began before it, which run or have ended */
         st_shared_4(base + PLACE, (uint32_t)atomicAdd(a.in.ticket, 1));
+#if ORDERED && LISTED
+    __syncthreads();
+#endif
 #if KEYED
     list_keys(a, find_own_block(a, base), base + KEYS_OFFSET);
     __syncthreads();

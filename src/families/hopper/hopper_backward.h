@@ -31,7 +31,7 @@
     X(EMPTY_ROWS) /* rows may see no key */                                                                           \
     X(PARTS)      /* 1: a block takes a part of a group of heads, and leaves sums of dK and dV in float32 */          \
     X(NEEDS_DQ)                                                                                                       \
-    X(ORDERED) /* blocks add to rows of dQ in a fixed order: by their keys */
+    X(ORDERED) /* blocks add to rows of dQ by their keys, to the gradient of a shared bias by their heads */
 
 struct hopper_backward_params {
     struct gpu_backward_params in;
@@ -39,6 +39,8 @@ struct hopper_backward_params {
     int32_t key_blocks;                                   /* of a KV head */
     int32_t heads_in_turn;                     /* KV heads, or parts of groups, whose key blocks take turns */
     struct cuda_tensor_map mask_map, bias_map; /* with rows: [B, heads, Sq, Sk], tiles of 128 bytes */
+    uint64_t *visits;                          /* ORDERED, where tiles of rows are listed: hopper_visits.h */
+    int32_t row_tiles, visit_words;            /* of a head; of a tile */
 };
 
 /* Registers of a thread of the warpgroup that loads and makes dQ, and of the others: they fill the register file. */

@@ -10,6 +10,7 @@
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/mma.cuh"
 #include "cuda/ptx/special.cuh"
+#include "cuda/ptx/tma.cuh"
 #include "families/hopper/hopper_backward.h"
 #include "gpu/convert.cuh"
 #include "gpu/key_sort.h"
@@ -38,6 +39,9 @@ struct key_block {
     int first_key, kv_head, batch, part, first_head, first_tile, tiles, steps;
     int q_begin, k_begin; /* of the sequence, in packed tensors */
 #if LISTED
+#    if ORDERED
+    int turn; /* which of its head's begins */
+#    endif
     int last_tile;
     uint32_t seen; /* address of a bit for each tile; the others of first_tile .. last_tile have no step */
     __device__ __forceinline__ int highest_tile() const { return last_tile; }
@@ -64,6 +68,18 @@ struct key_block {
 #endif
     }
 };
+
+#if GATHER
+constexpr int SORT_RANKS = KEY_SORT_KEYS / BLOCK_N; /* blocks of a sorted group of keys */
+#endif
+__device__ __forceinline__ int blocks_of_head(const struct hopper_backward_params &a) {
+#if GATHER
+    return (a.key_blocks + SORT_RANKS - 1) / SORT_RANKS * SORT_RANKS;
+#else
+    return a.key_blocks;
+#endif
+}
+
 /* Key blocks of a head (PARTS: of a part of a group) lie next to each other; under a causal mask or window, and where
  * blocks add in a fixed order, those of several take turns, the first keys, which many rows see, first. GATHER: so do
  * they, the first of each sorted group of keys first. `place`: in that order. */
@@ -71,12 +87,16 @@ __device__ __forceinline__ struct key_block find_block(const struct hopper_backw
     struct key_block k;
     const int parts = PARTS ? a.in.group_parts : 1, part_heads = PARTS ? a.in.part_heads : a.in.in.group;
 #if GATHER
-    constexpr int ranks = KEY_SORT_KEYS / BLOCK_N;
-    const int of_head = (a.key_blocks + ranks - 1) / ranks * ranks, groups = of_head / ranks;
+    const int of_head = blocks_of_head(a), groups = of_head / SORT_RANKS;
     const int first_head = place / of_head / a.heads_in_turn * a.heads_in_turn;
     const int heads = min(a.heads_in_turn, a.in.in.heads_kv * a.in.in.batch - first_head);
     const int rest = place - first_head * of_head;
-    const int head = first_head + rest / groups % heads, block = rest % groups * ranks + rest / (groups * heads);
+#    if ORDERED
+    const int head = first_head + rest % heads, n = rest / heads;
+    const int block = n % groups * SORT_RANKS + n / groups;
+#    else
+    const int head = first_head + rest / groups % heads, block = rest % groups * SORT_RANKS + rest / (groups * heads);
+#    endif
 #else
     int head = place / a.key_blocks, block = place % a.key_blocks;
     if (WINDOW || ORDERED) {
@@ -86,6 +106,11 @@ __device__ __forceinline__ struct key_block find_block(const struct hopper_backw
         head = first + rest % heads;
         block = rest / heads;
     }
+#endif
+#if ORDERED && GATHER
+    k.turn = n;
+#elif ORDERED && LISTED
+    k.turn = block;
 #endif
     k.first_key = block * BLOCK_N;
     k.part = head % parts;
@@ -103,6 +128,22 @@ __device__ __forceinline__ struct key_block find_block(const struct hopper_backw
     return k;
 }
 
+#if ORDERED && LISTED
+/* Where the turn-th block of a head (of all batches) is. */
+__device__ __forceinline__ int place_of(const struct hopper_backward_params &a, int head, int turn) {
+    const int first = head / a.heads_in_turn * a.heads_in_turn;
+    const int heads = min(a.heads_in_turn, a.in.in.heads_kv * a.in.in.batch - first);
+    return first * blocks_of_head(a) + turn * heads + head - first;
+}
+/* A word of hopper_visits.cu: of a tile of a head (of all batches) and the n-th 32 of its blocks. */
+__device__ __forceinline__ uint64_t *visits_of(const struct hopper_backward_params &a, int head, int tile, int n) {
+    return a.visits + ((int64_t)head * a.row_tiles + tile) * a.visit_words + n;
+}
+/* How many blocks have the tile in their walk before the turn-th. */
+__device__ __forceinline__ int visits_before(uint64_t word, int turn) {
+    return (int)(word >> 32) + __popc((uint32_t)word & ((1u << turn % 32) - 1));
+}
+#endif
 /* How many blocks of keys have a tile of rows in their walk before this one, which has. */
 __device__ __forceinline__ int blocks_before(const struct hopper_backward_params &a, const struct key_block &k,
                                              int tile) {

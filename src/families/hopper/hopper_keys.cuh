@@ -18,18 +18,25 @@ __device__ __forceinline__ int key_number(const struct hopper_backward_params &a
     return GATHER ? *sorted_keys(a, k, n) : k.first_key + n;
 }
 
+/* Rows first .. last - 1 see the block's n-th key: none where that is empty. */
+__device__ __forceinline__ struct key_bounds find_key(const struct hopper_backward_params &a, const struct key_block &k,
+                                                      const struct sequence &s, int n) {
+    const int j = key_number(a, k, n);
+    struct key_bounds key = look_at_key(a.in.in, s, k.kv_head * a.in.in.group, j);
+    key.first = max(key.first, first_row(a.in.in, s, j));
+    key.last = min(key.last, last_row(a.in.in, s, j));
+    return key;
+}
+
 /* A thread a key. */
 __device__ __forceinline__ void list_keys(const struct hopper_backward_params &a, const struct key_block &k,
                                           uint32_t keys) {
     const int n = threadIdx.x;
     if (n >= BLOCK_N)
         return;
-    const struct sequence s = find_sequence(a.in.in, k.batch);
-    const int j = key_number(a, k, n);
-    const struct key_bounds key = look_at_key(a.in.in, s, k.kv_head * a.in.in.group, j);
-    const int first = max(key.first, first_row(a.in.in, s, j)), last = min(key.last, last_row(a.in.in, s, j));
-    st_shared_4(keys + n * 4, first < last ? (uint32_t)first : 0);
-    st_shared_4(keys + (BLOCK_N + n) * 4, first < last ? (uint32_t)last : 0);
+    const struct key_bounds key = find_key(a, k, find_sequence(a.in.in, k.batch), n);
+    st_shared_4(keys + n * 4, key.first < key.last ? (uint32_t)key.first : 0);
+    st_shared_4(keys + (BLOCK_N + n) * 4, key.first < key.last ? (uint32_t)key.last : 0);
     if (BIAS && !BIAS_ROWS)
         st_shared_4(keys + (2 * BLOCK_N + n) * 4, __float_as_uint(key.bias));
 }
@@ -39,6 +46,18 @@ __device__ __forceinline__ uint32_t tiles_of_rows(int word, int first, int last)
     const int from = max(first / BLOCK_M - word * 32, 0), to = min((last - 1) / BLOCK_M - word * 32, 31);
     return first < last && from <= to ? 0xffffffffu << from & 0xffffffffu >> (31 - to) : 0;
 }
+
+#if MASK_TILE
+/* What the mask does to the lane-th tile of the word-th 32, where it is one of `bits`: GPU_BLOCK_*. */
+__device__ __forceinline__ int kind_of_tile(const struct hopper_backward_params &a, const struct key_block &k, int word,
+                                            uint32_t bits) {
+    const struct gpu_forward_params &in = a.in.in;
+    const int lane = threadIdx.x % 32, tile = word * 32 + lane;
+    const uint8_t *kinds = in.block_mask + k.batch * in.block_mask_batch +
+                           k.kv_head * in.group / in.mask.group * in.block_mask_head + k.first_key / BLOCK_N;
+    return bits >> lane & 1 ? (int)kinds[(int64_t)tile * in.block_mask_row] : GPU_BLOCK_HIDDEN;
+}
+#endif
 
 #if LISTED
 /* A warp a word. */
@@ -58,11 +77,7 @@ __device__ __forceinline__ void list_tiles(const struct hopper_backward_params &
         bits = tiles_of_rows(word, k.first_tile * BLOCK_M, (k.first_tile + k.tiles) * BLOCK_M);
 #    endif
 #    if MASK_TILE
-        const struct gpu_forward_params &in = a.in.in;
-        const int tile = word * 32 + lane;
-        const uint8_t *kinds = in.block_mask + k.batch * in.block_mask_batch +
-                               k.kv_head * in.group / in.mask.group * in.block_mask_head + k.first_key / BLOCK_N;
-        const int kind = bits >> lane & 1 ? (int)kinds[(int64_t)tile * in.block_mask_row] : GPU_BLOCK_HIDDEN;
+        const int kind = kind_of_tile(a, k, word, bits);
         bits = __ballot_sync(0xffffffff, kind != GPU_BLOCK_HIDDEN);
         const uint32_t parts = __ballot_sync(0xffffffff, kind == GPU_BLOCK_PARTIAL);
         if (lane == 0)

@@ -10,9 +10,9 @@
  *
  * Barriers: Q and dO full; of each stage of K and V full, and empty (an arrival of each consumer warp).
  *
- * Masks and biases leave no room for their tiles beside the widest heads: a quad of lanes reads the 64 keys of a row
- * from global memory, where dS of the step before was, 16 bytes a lane, and transposes them. Keys that the block mask
- * hides from all rows have no step. The gradient of a bias leaves in the same way.
+ * Beside the widest heads there is no room for tiles of masks and biases: a quad of lanes reads the 64 keys of a row
+ * from global memory, 16 bytes a lane, to the registers where dS of the step before was, and transposes them. Tiles of
+ * keys that the block mask hides from all rows have no step. The gradient of a bias leaves in the same way.
  *
  * Registers of a consumer: dQ HEAD_DIM / 2, S and dP 32 each, dS 16, of 240. */
 #include "cuda/ptx/barrier.cuh"
@@ -226,8 +226,7 @@ struct consumer {
      * group 4 m + j. */
     __device__ __forceinline__ void load_bias(uint32_t (&bias)[2][2][4], int key) const {
         const struct gpu_scores &b = a.in.in.bias;
-        const int head = opaque(r.head); /* what follows from it is not kept from step to step, here and below */
-        const char *from = b.data + (r.batch * b.batch + head / b.group * b.head) * 2;
+        const char *from = b.data + (r.batch * b.batch + r.head / b.group * b.head) * 2;
 #pragma unroll
         for (int n = 0; n < 4; n++) {
             const int first = key + (n % 2 * 4 + (int)tid_x_reread() % 4) * 8;
@@ -241,7 +240,7 @@ struct consumer {
      * sent to the quad. */
     __device__ __forceinline__ void hide_masked_keys(int key) {
         const struct gpu_scores &m = a.in.in.mask;
-        const char *from = m.data + r.batch * m.batch + opaque(r.head) / m.group * m.head;
+        const char *from = m.data + r.batch * m.batch + r.head / m.group * m.head;
         const int lane = (int)tid_x_reread() % 32, first = key + lane % 4 * 16;
         uint32_t bits = 0;
 #pragma unroll
@@ -310,7 +309,7 @@ struct consumer {
 
     /* BIAS: at each step, as registers are short when P is made. */
     __device__ __forceinline__ void read_delta() {
-        const int64_t row = step_rows{opaque(r.head), r.first_row / BLOCK_M}.place(a, r.batch) + local_row();
+        const int64_t row = step_rows{r.head, r.first_row / BLOCK_M}.place(a, r.batch) + local_row();
 #pragma unroll
         for (int half = 0; half < 2; half++)
             delta[half] = a.in.delta_rows[row + 8 * half];
@@ -319,7 +318,7 @@ struct consumer {
     /* The gradient of the bias: dS of the thread's two rows. A row that sees no key has none. */
     __device__ __forceinline__ void store_dbias(int key) const {
         const struct gpu_scores &to = a.in.dbias;
-        char *head = (char *)to.data + (r.batch * to.batch + opaque(r.head) / to.group * to.head) * 2;
+        char *head = (char *)to.data + (r.batch * to.batch + r.head / to.group * to.head) * 2;
 #pragma unroll
         for (int n = 0; n < 4; n++) {
             const int half = n / 2, first = key + (n % 2 * 4 + (int)tid_x_reread() % 4) * 8;
@@ -386,12 +385,12 @@ struct consumer {
             } while (++step < steps);
             wgmma_wait_group<0>(dq);
         }
-        if (DBIAS && !a.in.dq.data)
-            return;
-            /* A row that sees no key has no gradient, whatever comes in: its P is 0, but 0 times NaN is not. */
+        /* A row that sees no key has no gradient, whatever comes in: its P is 0, but 0 times NaN is not. */
 #pragma unroll
         for (int i = 0; EMPTY_ROWS && i < HEAD_DIM / 2; i++)
             dq[i] = lse[i / 2 % 2] == __int_as_float(0x7f800000) ? 0 : dq[i];
+        if (DBIAS && !a.in.dq.data) /* the bias' gradient alone is wanted */
+            return;
         barrier_sync(OWN_BARRIER + warpgroup, 128); /* all products with Q are complete */
         const int warp_row = warpgroup * 64 + (int)threadIdx.x / 32 % 4 * 16, first = r.first_row + warp_row;
         store_accumulator<HEAD_DIM, BLOCK_M>(row_address(a.in.dq, r.batch, r.head, r.q_begin + first), a.in.dq.row * 2,
