@@ -1,23 +1,29 @@
 #!/usr/bin/env bash
-# compile_all.sh: compiles every specialisation of the CUDA kernels that fdm-compile lists, for every architecture, without a
-# device, and records the result in bench/results/compile/matrix.json: date, commit, and for each architecture and kernel entry
-# how many were compiled, failed and spilled. CI compiles mostly what has changed since (scripts/compile_changed.sh).
-# Usage: scripts/compile_all.sh [SHARES, default one for every 16 cores: each is a process of up to 16 threads]
+# compile_all.sh: compiles every specialisation of the CUDA kernels that fdm-compile lists, for every architecture, without a device, and
+# records the result in bench/results/compile/matrix.json: for each architecture and kernel entry date, commit, a key, and how many were
+# compiled and spilled. What is recorded there with the same key (same text, constants and compiler) is not compiled again, so a
+# run that was interrupted goes on where it stopped, and a changed kernel costs its own compilations alone.
+# Usage: scripts/compile_all.sh [MINUTES after which no other entry is begun]
 set -euo pipefail
 cd "$(dirname "$0")/.."
-shares=${1:-$((($(nproc) + 15) / 16))}
+end=$((SECONDS + 60 * ${1:-100000}))
 export PATH="$PWD/.venv/bin:$PATH" VIRTUAL_ENV="$PWD/.venv"
 [ -e build/build.ninja ] || meson setup build
 ninja -C build --quiet tests/fdm-compile fdm
 [ -z "$(git status --porcelain -- src)" ] || { echo "src/ differs from the commit: nothing could be recorded" >&2; exit 2; }
-commit=$(git rev-parse --short=7 HEAD) folder=$(mktemp -d)
+folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-failed=0 processes=()
-for ((n = 0; n < shares; n++)); do
-    build/tests/fdm-compile --share "$n/$shares" --json "$folder/$n.jsonl" >"$folder/$n.log" 2>&1 &
-    processes+=($!)
+failed=0
+build/tests/fdm-compile --list >"$folder/list"
+python3 scripts/record.py known >"$folder/known"
+for entry in $(grep -vxFf "$folder/known" "$folder/list" | cut -d' ' -f2 | sort -u); do
+    [ $SECONDS -lt $end ] || break
+    rm -f "$folder/lines"
+    build/tests/fdm-compile --entry "$entry" --known "$folder/known" --json "$folder/lines" >"$folder/log" 2>&1 || failed=1
+    echo "$entry: $(grep -A1 -E '^WRONG|specialisations compiled' "$folder/log" | grep -v '^--')"
+    [ ! -e "$folder/lines" ] || python3 scripts/record.py compile "$folder/list" "$folder/lines" || failed=1
+    python3 scripts/record.py known >"$folder/known"
 done
-for process in "${processes[@]}"; do wait "$process" || failed=1; done
-grep -h -A1 "^WRONG" "$folder"/*.log || true
-python3 scripts/record.py compile "$commit" "$folder"/*.jsonl || failed=1
-exit $failed
+left=$(grep -vxFf "$folder/known" "$folder/list" | awk '{sum += $3} END {print sum + 0}')
+echo "$left specialisations of $(awk '{sum += $3} END {print sum}' "$folder/list") are not recorded"
+[ $failed = 0 ] && [ "$left" = 0 ]

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """record.py: writes what check programs found into bench/results/, from which scripts/verified.py makes docs/verified.md.
 
-Usage: record.py compile COMMIT FILE...   lines of fdm-compile --json: all shares of one run of scripts/compile_all.sh
-       record.py commit                   the commit at which all specialisations were compiled last; nothing when there is none
+Usage: record.py compile LIST FILE...     lines of fdm-compile --json, beside what fdm-compile --list says; for scripts/compile_all.sh
+       record.py known                    what is recorded of them, in the form of that list
        record.py checks RESULTS FOLDER    a run of scripts/check_device.sh in FOLDER, or of fdm-checks --json, for the file RESULTS
 
+The record of compilations is a list of groups, one for each architecture and kernel entry, with the key of fdm-compile --list.
 A file of checks is {"device", "kind": "hardware", "cpu" or "emulated", "runs"}. A run is one subject (a kernel, or what else was checked) under one check:
 {"subject", "architecture", "check", "date", "commit", "right", "wrong", "findings", "command", "note"}; "findings" are the errors and
 hazards that a sanitizer reports; the last two may be missing. A newer run of a subject, architecture and check replaces the older.
@@ -50,22 +51,36 @@ def write(path: pathlib.Path, data: dict) -> None:
 # ---- compilations ----------------------------------------------------------------------------------------------------
 
 
-def record_compile(commit: str, files: list) -> int:
-    """Adds the shares up. 1 when something failed, and then nothing is recorded."""
-    architectures: dict = {}
+def groups() -> list:
+    return json.loads(MATRIX.read_text())["groups"] if MATRIX.is_file() else []
+
+
+def place(group: dict) -> tuple:
+    return group["architecture"], group["entry"]
+
+
+def record_compile(listed: str, files: list) -> int:
+    """Adds shares up, and replaces what is recorded of the same groups; groups that LIST does not name are gone. 1 when something failed: a
+    group that failed, or of which some are missing, is not recorded."""
+    new: dict = {}
     for line in (line for file in files for line in lines_of(pathlib.Path(file))):
-        entry = architectures.setdefault(line["architecture"], {}).setdefault(line["entry"], dict.fromkeys(COUNTS + PEAKS, 0))
+        group = new.setdefault(place(line), line | dict.fromkeys(COUNTS + PEAKS, 0))
         for name in COUNTS:
-            entry[name] += line[name]
+            group[name] += line[name]
         for name in PEAKS:
-            entry[name] = max(entry[name], line[name])
-    total = {name: sum(entry[name] for entries in architectures.values() for entry in entries.values()) for name in COUNTS}
-    print(f"{total['compiled']} specialisations compiled, {total['failed']} failed, {total['spilled']} spill within their bounds")
-    if total["failed"] or not total["compiled"]:
-        return 1
+            group[name] = max(group[name], line[name])
     compiler = re.search(r"libnvrtc\S*", said_by("build/fdm", "info"))
-    write(MATRIX, stamp(commit) | {"compiler": compiler[0] if compiler else "", **total, "architectures": architectures})
-    return 0
+    origin = stamp(said_by("git", "rev-parse", "--short=7", "HEAD")) | {"compiler": compiler[0] if compiler else ""}
+    whole = {where: {name: value for name, value in group.items() if name not in ("listed", "failed")} | origin
+             for where, group in new.items() if group["compiled"] == group["listed"] and not group["failed"]}
+    there = {tuple(line.split()[:2]) for line in pathlib.Path(listed).read_text().splitlines()}
+    kept = {place(group): group for group in groups()} | whole
+    write(MATRIX, {"groups": [kept[where] for where in sorted(kept) if where in there]})
+    return int(any(group["failed"] for group in new.values()))
+
+
+def known() -> str:
+    return "".join(f"{group['architecture']} {group['entry']} {group['compiled']} {group['key']}\n" for group in groups())
 
 
 # ---- checks ----------------------------------------------------------------------------------------------------------
@@ -155,11 +170,11 @@ def record_checks(results: pathlib.Path, folder: pathlib.Path) -> int:
 
 def main(arguments: list) -> int:
     match arguments:
-        case ["commit"]:
-            print(json.loads(MATRIX.read_text())["commit"] if MATRIX.is_file() else "")
+        case ["known"]:
+            print(known(), end="")
             return 0
-        case ["compile", commit, *files] if files:
-            return record_compile(commit, files)
+        case ["compile", listed, *files] if files:
+            return record_compile(listed, files)
         case ["checks", results, folder]:
             return record_checks(pathlib.Path(results), pathlib.Path(folder))
     print(__doc__, file=sys.stderr)

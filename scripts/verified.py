@@ -78,19 +78,19 @@ def listed(devices: list) -> str:
     return text.rstrip("\n") + "\n"
 
 
-def compiled(data: dict) -> str:
-    entries = sorted({entry for each in data["architectures"].values() for entry in each})
-    text = (f"{data['date']}, commit {data['commit']}, `{data['compiler']}`: {data['compiled']:,} specialisations, {data['failed']} failed, "
-            f"{data['spilled']} spill within their bounds.\n\n")
-    text += f"| kernel entry | {' | '.join(ARCHITECTURES[each] for each in data['architectures'])} |\n"
-    text += f"|{'---|' * (len(data['architectures']) + 1)}\n"
-    for entry in entries:
-        cells = []
-        for each in data["architectures"].values():
-            found = each.get(entry)
-            spill = f", {found['spilled']} spill (most {found['spill_bytes_max']} bytes)" if found and found["spilled"] else ""
-            cells.append(f"{found['compiled']}{spill}" if found else "")
-        text += f"| `{entry}` | {' | '.join(cells)} |\n"
+def compiled(groups: list) -> str:
+    """A row for each kernel entry, with the commits at which it was compiled."""
+    architectures = [name for name in ARCHITECTURES if any(group["architecture"] == name for group in groups)]
+    total, spilled = (sum(group[name] for group in groups) for name in ("compiled", "spilled"))
+    compilers = ", ".join(f"`{name}`" for name in sorted({group["compiler"] for group in groups}))
+    text = f"{total:,} specialisations by {compilers}; {spilled} spill within their bounds.\n\n"
+    text += f"| kernel entry | {' | '.join(ARCHITECTURES[each] for each in architectures)} | commit, date |\n|{'---|' * (len(architectures) + 2)}\n"
+    for entry in sorted({group["entry"] for group in groups}):
+        found = {group["architecture"]: group for group in groups if group["entry"] == entry}
+        cells = [f"{group['compiled']}" + (f", {group['spilled']} spill (most {group['spill_bytes_max']} bytes)" if group["spilled"] else "")
+                 if (group := found.get(each)) else "" for each in architectures]
+        origins = "; ".join(sorted({f"{group['commit']}, {group['date']}" for group in found.values()}))
+        text += f"| `{entry}` | {' | '.join(cells)} | {origins} |\n"
     return text
 
 
@@ -112,7 +112,7 @@ def tables() -> dict:
         made[kind] = text.rstrip("\n") + "\n"
     made["other"] = listed(devices)
     path = ROOT / "bench/results/compile/matrix.json"
-    made["compiled"] = compiled(json.loads(path.read_text())) if path.is_file() else "The whole matrix has not been recorded yet.\n"
+    made["compiled"] = compiled(json.loads(path.read_text())["groups"]) if path.is_file() else "Nothing has been recorded yet.\n"
     return made
 
 

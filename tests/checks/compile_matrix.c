@@ -3,17 +3,18 @@
  * C75xx.
  *
  * Usage: fdm-compile [--full] [--arch sm_90] [--seed N] [--kernel NAME] [--variants] [--entry TEXT] [--with
- *        CONSTANT[=V]]... [--share K/N] [--changed FILE] [--seconds N] [--json FILE] [--verbose]
+ *        CONSTANT[=V]]... [--share K/N] [--known FILE] [--seconds N] [--list] [--json FILE] [--verbose]
  * Without --full, problems are drawn so that values of each feature meet in pairs; with it, every combination is
  * compiled. Without --kernel, each problem is compiled for the kernel that is chosen freely, for those that run only by
  * name, and for ways to run it that no rule chooses: of each problem and kernel one of them, the next each time, with
  * --full each. --variants: those ways alone. --entry: only compilations whose entry holds TEXT; --with: only those in
  * which a constant is V or, without V, not 0; --share: of each architecture and entry the first compilation, and the
- * K-th of N parts of all (K counts from 0 and may be N or more). --changed: a list of files, one a line; only
- * compilations of a kernel whose source is one of them or includes one, or whose host code may be different for one of
- * them. --seconds: in a mixed order, as many as begin in N seconds. --json: appends a line of JSON for each
- * architecture and entry. --verbose: every compilation, with a hash of its machine code, by which two trees are
- * compared. A cache of what compiled before (FLASH_DMATTN_CACHE_DIR) is not used: each run stands for itself. */
+ * K-th of N parts of all (K counts from 0 and may be N or more). --seconds: in a mixed order, as many as begin in N
+ * seconds. --verbose: every compilation, with a hash of its machine code, by which two trees are compared.
+ * The compilations of one architecture and entry are a group. Its key changes with the kernel's text, the compiler and
+ * each constant of each of them. --list: the groups, a line each, as ARCHITECTURE ENTRY COUNT KEY; compiles nothing.
+ * --known: a file of such lines; leaves out groups whose key is there. --json: appends a line of JSON for each group.
+ * A cache of what compiled before (FLASH_DMATTN_CACHE_DIR) is not used: each run stands for itself. */
 #include <elf.h>
 #include <getopt.h>
 #include <pthread.h>
@@ -43,12 +44,13 @@ struct job {
     struct cuda_resources resources;
     uint64_t hash; /* of the machine code */
     fdm_status status;
+    int32_t group;  /* index of groups[] */
     int32_t forced; /* only a choice code or number leads there, no rule */
     int32_t extra;  /* of another share: the first of its architecture and entry */
     char sentence[256];
 };
 static struct job *jobs;
-static uint64_t *keys; /* of each job while they are listed: those of equal requests are equal */
+static uint64_t *keys; /* of each job as it was listed: those of equal requests are equal */
 static int32_t num_jobs, max_jobs, next_job;
 static const char *entry_text = ""; /* only kernels whose entry holds it */
 static const char *demands[16];     /* only where each of these constants is not 0, or NAME=V is V */
@@ -180,17 +182,87 @@ static void add_problem(const char *arch, const fdm_problem *problem, const char
         jobs[i].forced = listing_variants;
 }
 
+/* ---- groups: compilations of one architecture and entry ---- */
+
+struct group {
+    char arch[16];
+    const char *entry;
+    uint64_t key;
+    int32_t listed; /* how many */
+    int32_t known;  /* compiled before, with the same key */
+    int32_t begun;  /* the share has one of them */
+};
+static struct group *groups;
+static int32_t num_groups;
+
+static uint64_t mixed_in(uint64_t key, uint64_t value) { return (key ^ value) * 0x100000001b3ull; }
+
+static int32_t group_of(const struct job *job) {
+    for (int32_t g = 0; g < num_groups; g++)
+        if (strcmp(groups[g].arch, job->arch) == 0 && strcmp(groups[g].entry, job->request.entry) == 0)
+            return g;
+    return num_groups;
+}
+
+static void find_groups(void) {
+    groups = calloc((size_t)num_jobs + 1, sizeof *groups);
+    if (!groups)
+        exit(2);
+    for (int32_t i = 0; i < num_jobs; i++) {
+        const struct cuda_kernel_request *request = &jobs[i].request;
+        const struct cuda_source *text = cuda_source_find(request->file);
+        const int32_t g = jobs[i].group = group_of(&jobs[i]);
+        if (g == num_groups) {
+            const uint64_t begin = mixed_in(0xcbf29ce484222325ull, (uint64_t)cuda_compiler_version(0));
+            snprintf(groups[g].arch, sizeof groups[g].arch, "%s", jobs[i].arch);
+            groups[g].entry = request->entry;
+            groups[g].key = text ? mixed_in(mixed_in(begin, text->closure[0]), text->closure[1]) : begin;
+            num_groups++;
+        }
+        groups[g].listed++;
+        groups[g].key = mixed_in(mixed_in(groups[g].key, keys[i]), (uint64_t)request->spill_bytes_max);
+    }
+}
+
+static void print_groups(void) {
+    for (int32_t g = 0; g < num_groups; g++)
+        printf("%s %s %d %016llx\n", groups[g].arch, groups[g].entry, groups[g].listed,
+               (unsigned long long)groups[g].key);
+}
+
+/* Leaves of the list what the file of --known does not name; 0 when it cannot be read. */
+static int leave_out_known(const char *path) {
+    FILE *file = fopen(path, "r");
+    char arch[16], entry[64];
+    unsigned long long key;
+    if (!file)
+        return 0;
+    while (fscanf(file, "%15s %63s %*d %llx", arch, entry, &key) == 3)
+        for (int32_t g = 0; g < num_groups; g++)
+            groups[g].known |=
+                key == groups[g].key && strcmp(arch, groups[g].arch) == 0 && strcmp(entry, groups[g].entry) == 0;
+    const int unread = ferror(file);
+    fclose(file);
+    if (unread)
+        return 0;
+    int32_t kept = 0;
+    for (int32_t i = 0; i < num_jobs; i++)
+        if (!groups[jobs[i].group].known)
+            jobs[kept++] = jobs[i];
+    num_jobs = kept;
+    return 1;
+}
+
 /* Leaves of the list what --share says. A compilation's part depends on its place alone; neighbours, which differ in
  * one feature, are spread over all parts. */
 static void keep_share(int64_t part, int64_t parts) {
     uint64_t state = 1;
     int32_t kept = 0;
     for (int32_t i = 0; i < num_jobs; i++) {
-        int first = 1;
-        for (int32_t j = 0; j < kept && first; j++)
-            first = strcmp(jobs[j].arch, jobs[i].arch) || strcmp(jobs[j].request.entry, jobs[i].request.entry);
+        const int first = !groups[jobs[i].group].begun;
         state = state * 6364136223846793005ull + 1442695040888963407ull;
         const int own = (int64_t)((state >> 33) % (uint64_t)parts) == part % parts;
+        groups[jobs[i].group].begun = 1;
         if (first || own) {
             jobs[kept] = jobs[i];
             jobs[kept++].extra = !own;
@@ -249,57 +321,6 @@ static fdm_status compile(struct job *job) {
     return FDM_OK;
 }
 
-/* ---- what a change concerns ---- */
-
-static int ends_with(const char *text, const char *end) {
-    const size_t length = strlen(text), tail = strlen(end);
-    return length >= tail && strcmp(text + length - tail, end) == 0;
-}
-
-/* Whether a program's text would be different for another text of `path`, a path below src/. */
-static int includes(const struct cuda_source *program, const char *path) {
-    int found = program && strcmp(program->name, path) == 0;
-    for (int32_t i = 0; program && i < program->num_includes && !found; i++)
-        found = strcmp(cuda_sources[program->includes[i]].name, path) == 0;
-    return found;
-}
-
-/* Host code decides with which constants a kernel is compiled: that of a family for its own kernels and those of gpu/,
- * that of gpu/ for all. */
-static int may_decide(const char *path, const char *program) {
-    if (!ends_with(path, ".c") && !ends_with(path, ".h"))
-        return 0;
-    const char *family = strncmp(path, "families/", 9) == 0 ? strchr(path + 9, '/') : NULL;
-    if (!family)
-        return strncmp(path, "gpu/", 4) == 0;
-    return strncmp(program, "gpu/", 4) == 0 || strncmp(path, program, (size_t)(family - path) + 1) == 0;
-}
-
-/* Leaves of the list what the files that `list` names concern; 0 when it cannot be read. */
-static int keep_changed(const char *list) {
-    FILE *file = fopen(list, "r");
-    char line[512];
-    if (!file)
-        return 0;
-    char *concerned = calloc((size_t)num_jobs + 1, 1);
-    while (concerned && fgets(line, sizeof line, file)) {
-        line[strcspn(line, "\r\n")] = 0;
-        const char *path = strncmp(line, "src/", 4) == 0 ? line + 4 : line;
-        for (int32_t i = 0; i < num_jobs; i++) {
-            const char *program = jobs[i].request.file;
-            concerned[i] |= includes(cuda_source_find(program), path) || may_decide(path, program);
-        }
-    }
-    int32_t kept = 0;
-    for (int32_t i = 0; concerned && i < num_jobs; i++)
-        if (concerned[i])
-            jobs[kept++] = jobs[i];
-    num_jobs = kept;
-    free(concerned);
-    fclose(file);
-    return 1;
-}
-
 static time_t last_begin; /* no compilation begins later; 0: there is no such time */
 
 static void *work(void *unused) {
@@ -340,30 +361,31 @@ static int is_bad(const struct job *job) {
     return job->status || job->resources.spill_bytes > job->request.spill_bytes_max || job->resources.remarks > 0;
 }
 
-/* A line for each architecture and entry: how many were compiled, of them failed or spilled more than is allowed, and
- * spilled at all; and the most registers and spilled bytes. Shares add up to the whole. */
+/* A line for each group: how many were listed, compiled, failed or spilled more than is allowed, and spilled at all;
+ * and the most registers and spilled bytes. Shares add up to the whole. */
 static int write_json(const char *path) {
     FILE *file = fopen(path, "a");
     if (!file)
         return 0;
-    for (int32_t i = 0; i < num_jobs; i++) {
-        int32_t compiled = 0, failed = 0, spilled = 0, spill_max = 0, registers_max = 0, first = 1;
-        for (int32_t j = 0; j < num_jobs && first; j++) {
-            const struct cuda_resources *r = &jobs[j].resources;
-            if (strcmp(jobs[i].arch, jobs[j].arch) || strcmp(jobs[i].request.entry, jobs[j].request.entry))
+    for (int32_t g = 0; g < num_groups; g++) {
+        int32_t compiled = 0, failed = 0, spilled = 0, spill_max = 0, registers_max = 0;
+        for (int32_t i = 0; i < num_jobs; i++) {
+            const struct cuda_resources *r = &jobs[i].resources;
+            if (jobs[i].group != g)
                 continue;
-            first = j >= i;
-            compiled += !jobs[j].extra;
-            failed += !jobs[j].extra && is_bad(&jobs[j]);
-            spilled += !jobs[j].extra && r->spill_bytes > 0;
+            compiled += !jobs[i].extra;
+            failed += !jobs[i].extra && is_bad(&jobs[i]);
+            spilled += !jobs[i].extra && r->spill_bytes > 0;
             spill_max = r->spill_bytes > spill_max ? r->spill_bytes : spill_max;
             registers_max = r->registers > registers_max ? r->registers : registers_max;
         }
-        if (first)
+        if (compiled > 0)
             fprintf(file,
-                    "{\"architecture\": \"%s\", \"entry\": \"%s\", \"compiled\": %d, \"failed\": %d, \"spilled\": %d, "
-                    "\"spill_bytes_max\": %d, \"registers_max\": %d}\n",
-                    jobs[i].arch, jobs[i].request.entry, compiled, failed, spilled, spill_max, registers_max);
+                    "{\"architecture\": \"%s\", \"entry\": \"%s\", \"key\": \"%016llx\", \"listed\": %d, "
+                    "\"compiled\": %d, \"failed\": %d, \"spilled\": %d, \"spill_bytes_max\": %d, "
+                    "\"registers_max\": %d}\n",
+                    groups[g].arch, groups[g].entry, (unsigned long long)groups[g].key, groups[g].listed, compiled,
+                    failed, spilled, spill_max, registers_max);
     }
     return fclose(file) == 0;
 }
@@ -504,24 +526,19 @@ static void add_kernels(const char *arch, uint64_t seed, const char *kernel, int
 }
 
 int main(int argc, char **argv) {
-    static const struct option options[] = {{"full", no_argument, 0, 'f'},
-                                            {"arch", required_argument, 0, 'a'},
-                                            {"seed", required_argument, 0, 's'},
-                                            {"kernel", required_argument, 0, 'k'},
-                                            {"variants", no_argument, 0, 'n'},
-                                            {"entry", required_argument, 0, 'e'},
-                                            {"with", required_argument, 0, 'w'},
-                                            {"share", required_argument, 0, 'p'},
-                                            {"verbose", no_argument, 0, 'v'},
-                                            {"json", required_argument, 0, 'j'},
-                                            {"changed", required_argument, 0, 'c'},
-                                            {"seconds", required_argument, 0, 'm'},
-                                            {0}};
+    static const struct option options[] = {
+        {"full", no_argument, 0, 'f'},          {"arch", required_argument, 0, 'a'},
+        {"seed", required_argument, 0, 's'},    {"kernel", required_argument, 0, 'k'},
+        {"variants", no_argument, 0, 'n'},      {"entry", required_argument, 0, 'e'},
+        {"with", required_argument, 0, 'w'},    {"share", required_argument, 0, 'p'},
+        {"verbose", no_argument, 0, 'v'},       {"json", required_argument, 0, 'j'},
+        {"known", required_argument, 0, 'c'},   {"list", no_argument, 0, 'l'},
+        {"seconds", required_argument, 0, 'm'}, {0}};
     static const char *const archs[] = {"sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"};
-    const char *only = NULL, *kernel = NULL, *changed = NULL, *json = NULL;
+    const char *only = NULL, *kernel = NULL, *known = NULL, *json = NULL;
     uint64_t seed = 1;
     long long part = 0, parts = 1, seconds = 0;
-    int option, variants = 0, verbose = 0;
+    int option, variants = 0, verbose = 0, list = 0;
     while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
         switch (option) {
         case 'f': every_variant = wide_step = negative_step = 1; break;
@@ -537,29 +554,36 @@ int main(int argc, char **argv) {
             break;
         case 'v': verbose = 1; break;
         case 'j': json = optarg; break;
-        case 'c': changed = optarg; break;
+        case 'c': known = optarg; break;
+        case 'l': list = 1; break;
         case 'm': seconds = atoll(optarg); break;
         case 'p':
             if (sscanf(optarg, "%lld/%lld", &part, &parts) == 2 && part >= 0 && parts > 0)
                 break; /* fall through */
         default:
             printf("usage: fdm-compile [--full] [--arch NAME] [--seed N] [--kernel NAME] [--variants] [--entry TEXT] "
-                   "[--with CONSTANT[=V]]... [--share K/N] [--changed FILE] [--seconds N] [--json FILE] [--verbose]\n");
+                   "[--with CONSTANT[=V]]... [--share K/N] [--known FILE] [--seconds N] [--list] [--json FILE] "
+                   "[--verbose]\n");
             return 2;
         }
     }
     for (size_t i = 0; i < sizeof archs / sizeof archs[0]; i++)
         if (!only || strcmp(only, archs[i]) == 0)
             add_kernels(archs[i], seed, kernel, variants);
-    if (changed && !keep_changed(changed)) {
-        fprintf(stderr, "fdm-compile: %s cannot be read\n", changed);
-        return 2;
+    find_groups();
+    if (list) {
+        print_groups();
+        return 0;
     }
     const int32_t listed = num_jobs;
+    if (known && !leave_out_known(known)) {
+        fprintf(stderr, "fdm-compile: %s cannot be read\n", known);
+        return 2;
+    }
     keep_share(part, parts);
     printf("%d of %d specialisations\n", num_jobs, listed);
-    if (changed && num_jobs == 0)
-        return 0; /* nothing that was compiled before is different now */
+    if (known && num_jobs == 0)
+        return 0; /* all was compiled before as it is now */
     if (seconds > 0) {
         mix();
         last_begin = time(NULL) + seconds;

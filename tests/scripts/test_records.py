@@ -82,25 +82,35 @@ def test_a_tool_that_did_not_come_to_its_end_proves_nothing(root):
     assert not results.exists()
 
 
-def compiled(folder, number, failed=0):
+def compiled(folder, number, failed=0, listed=20, key="0123456789abcdef"):
     path = folder / f"{number}.jsonl"
-    line = {"architecture": "sm_80", "entry": "mma_backward", "compiled": 10, "failed": failed, "spilled": 2, "spill_bytes_max": 8 + number,
-            "registers_max": 255}
+    line = {"architecture": "sm_80", "entry": "mma_backward", "key": key, "listed": listed, "compiled": 10, "failed": failed, "spilled": 2,
+            "spill_bytes_max": 8 + number, "registers_max": 255}
     path.write_text(json.dumps(line) + "\n")
     return path
 
 
-def test_shares_of_the_matrix_add_up(root):
-    files = [compiled(root, number) for number in range(2)]
-    assert run(root, "record.py", "compile", "abc1234", *files).returncode == 0
-    assert run(root, "record.py", "commit").stdout == "abc1234\n"
+def record(root, *files, listed="sm_80 mma_backward 20 0123456789abcdef\n"):
+    (root / "list").write_text(listed)
+    done = run(root, "record.py", "compile", root / "list", *files)
+    return done.returncode, run(root, "record.py", "known").stdout
+
+
+def test_shares_of_a_group_add_up(root):
+    assert record(root, *(compiled(root, number) for number in range(2))) == (0, "sm_80 mma_backward 20 0123456789abcdef\n")
     assert run(root, "verified.py").returncode == 0
     assert "| `mma_backward` | 20, 4 spill (most 9 bytes) |" in (root / "docs/verified.md").read_text()
 
 
-def test_a_failed_matrix_is_not_recorded(root):
-    assert run(root, "record.py", "compile", "abc1234", compiled(root, 0, failed=1)).returncode == 1
-    assert run(root, "record.py", "commit").stdout == "\n"
+def test_a_group_that_failed_or_is_not_whole_is_not_recorded(root):
+    assert record(root, compiled(root, 0, failed=1), compiled(root, 1)) == (1, "")
+    assert record(root, compiled(root, 0)) == (0, "")
+
+
+def test_a_newer_key_replaces_the_older_and_what_is_not_listed_goes(root):
+    record(root, compiled(root, 0, listed=10))
+    assert record(root, compiled(root, 0, listed=10, key="00000000000000ff"))[1] == "sm_80 mma_backward 10 00000000000000ff\n"
+    assert record(root, compiled(root, 0), listed="sm_80 mma_wide 3 1\n")[1] == ""
 
 
 FAULTS = {
