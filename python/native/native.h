@@ -25,6 +25,9 @@ fdm_tensor *native_tensor(PyObject *object, struct tensor_argument *argument, in
 int native_tensors(PyObject *const *objects, struct tensor_argument *arguments, fdm_tensor **tensors, int count);
 PyObject *native_extents(const int64_t *values, int32_t count); /* as a tuple */
 void native_release(struct tensor_argument *arguments, Py_ssize_t count);
+/* A tensor of this size is mapped anew by the C library, and faulted in page by page as it is written: for the gradient
+ * of a bias of every pair that took a third of the backward's time. Linux gives large pages where it is asked. */
+void native_ask_for_large_pages(const fdm_tensor *tensor);
 
 /* FDM_OK: None. Otherwise NULL with the library's sentence as the exception that suits the status. */
 PyObject *native_result(fdm_status status);

@@ -1,7 +1,12 @@
-/* native_memory.c: device memory for callers whose array library lends none, and arrays of ours as DLPack capsules. */
+/* native_memory.c: device memory for callers whose array library lends none, arrays of ours as DLPack capsules, and
+ * large pages for tensors of the CPU. */
 #include "native.h"
 
 #include <stdlib.h>
+
+#ifdef __linux__
+#    include <sys/mman.h>
+#endif
 
 /* DLPack's managed tensor (versions 0.x), which a capsule named "dltensor" points to. */
 struct managed_tensor {
@@ -101,4 +106,17 @@ PyObject *native_synchronize(PyObject *module, PyObject *index) {
     status = fdm_synchronize(device);
     Py_END_ALLOW_THREADS;
     return native_result(status);
+}
+
+void native_ask_for_large_pages(const fdm_tensor *tensor) {
+#ifdef MADV_HUGEPAGE
+    enum { MAPPED_ANEW = 32 << 20, PAGE = 4096 }; /* glibc's largest threshold */
+    int64_t bytes = fdm_dtype_bytes(fdm_dtype_of(tensor));
+    for (int32_t i = 0; i < tensor->ndim; i++)
+        bytes *= tensor->shape[i];
+    if (tensor->device.type != FDM_CPU || bytes < MAPPED_ANEW)
+        return;
+    const uintptr_t first = (uintptr_t)tensor->data + tensor->byte_offset, begin = (first + PAGE - 1) / PAGE * PAGE;
+    madvise((void *)begin, (first + (uintptr_t)bytes - begin) / PAGE * PAGE, MADV_HUGEPAGE);
+#endif
 }

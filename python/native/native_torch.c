@@ -174,6 +174,8 @@ static PyObject *new_tensor(PyObject *like, fdm_device_id device, PyObject *dtyp
     Py_XDECREF(strides);
     if (failed)
         Py_CLEAR(tensor);
+    if (tensor)
+        native_ask_for_large_pages(&argument->tensor);
     return tensor;
 }
 

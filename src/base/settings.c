@@ -15,7 +15,7 @@ static const struct {
                                   "1: print one line to stderr for each backward call"},
     [SETTING_KERNEL] = {"FLASH_DMATTN_KERNEL", "force one kernel, by name or choice code"},
     [SETTING_SCHEDULER] = {"FLASH_DMATTN_SCHEDULER",
-                           "static, longest or dynamic: who hands out tiles (hopper, blackwell)"},
+                           "static, longest or dynamic: who hands out tiles, where a kernel leaves it open"},
     [SETTING_CACHE_DIR] = {"FLASH_DMATTN_CACHE_DIR", "folder of compiled kernels (default: the XDG cache folder)"},
     [SETTING_CACHE_SIZE] = {"FLASH_DMATTN_CACHE_SIZE", "bytes of that folder at most, e.g. 512M (default: 1G)"},
     [SETTING_NUM_THREADS] = {"FLASH_DMATTN_NUM_THREADS", "CPU threads (default: what affinity and cgroup allow)"},

@@ -105,17 +105,20 @@ static void pack_keys(const struct forward_call *call, struct forward_thread *th
         thread->packed_values, thread->rows, thread->keys.num_keys, (int32_t)p->head_dim_v, p->dtype);
 }
 
-/* Asks for the rows that the next block will pack, a share before each panel: rows are far apart, where the hardware's
- * own prefetching does not follow. Only neighbouring keys can be foreseen. */
-static void prefetch_next(const struct forward_call *call, const struct forward_thread *thread, int32_t panel) {
+/* Asks for the rows that the next block will pack, a share at each of the PREFETCH_SHARES steps of each panel: rows are
+ * far apart, where the hardware's own prefetching does not follow, and more requests at a time than the core can have
+ * open hold it up. Only neighbouring keys can be foreseen. */
+enum { PREFETCH_SHARES = 4 };
+static inline __attribute__((always_inline)) void
+prefetch_next(const struct forward_call *call, const struct forward_thread *thread, int32_t panel, int32_t share) {
     const struct matrix_view *views[2] = {&call->attention->k, &call->attention->v};
     const int64_t depths[2] = {call->attention->problem->head_dim, call->attention->problem->head_dim_v};
     const int64_t bytes = fdm_dtype_bytes(call->attention->problem->dtype);
     const struct key_walk *walk = &thread->walk;
     const struct lane_block *block = &thread->block;
-    int64_t count = walk->last - walk->next < walk->block_keys ? walk->last - walk->next : walk->block_keys;
-    int64_t first = walk->next + count * panel / block->num_panels;
-    int64_t last = walk->next + count * (panel + 1) / block->num_panels;
+    const int64_t count = walk->last - walk->next < walk->block_keys ? walk->last - walk->next : walk->block_keys;
+    const int64_t place = panel * PREFETCH_SHARES + share, places = block->num_panels * PREFETCH_SHARES;
+    const int64_t first = walk->next + count * place / places, last = walk->next + count * (place + 1) / places;
     for (int i = 0; thread->keys.contiguous && i < 2; i++)
         for (int64_t key = first; key < last; key++) {
             const char *row = matrix_row(views[i], bytes, block->batch, block->sequence.k_begin + key, block->kv_head);
@@ -162,9 +165,7 @@ static void find_bias_rows(const struct forward_call *call, struct forward_threa
                 bias_bytes(call);
 }
 
-/* Asks for the bias of the panel that comes after this one, as far as can be foreseen, a share at each of the
- * PREFETCH_SHARES steps of a panel: more requests at a time than the core can have open would hold it up. */
-enum { PREFETCH_SHARES = 4 };
+/* Asks for the bias of the panel that comes after this one, as far as can be foreseen, in the same shares. */
 static inline __attribute__((always_inline)) void
 prefetch_bias(const struct forward_call *call, const struct forward_thread *thread, int32_t panel, int32_t share) {
     const struct lane_block *block = &thread->block;
@@ -183,6 +184,12 @@ prefetch_bias(const struct forward_call *call, const struct forward_thread *thre
         for (int64_t at = first * bytes; at < last * bytes; at += 64)
             __builtin_prefetch(row + at, 0, 2);
     }
+}
+
+static inline __attribute__((always_inline)) void
+prefetch_share(const struct forward_call *call, const struct forward_thread *thread, int32_t panel, int32_t share) {
+    prefetch_next(call, thread, panel, share);
+    prefetch_bias(call, thread, panel, share);
 }
 
 /* ---- the loop ---- */
@@ -253,9 +260,9 @@ static void run_panel(const struct forward_call *call, struct forward_thread *th
     float *acc = thread->acc + (size_t)panel * (size_t)p->head_dim_v * CPU_LANES;
     struct strip strips[STRIPS_MAX];
     const int32_t count = cut_strips(call, thread, panel, strips);
-    prefetch_bias(call, thread, panel, 0);
+    prefetch_share(call, thread, panel, 0);
     score_strips(call, thread, panel, strips, count);
-    prefetch_bias(call, thread, panel, 1);
+    prefetch_share(call, thread, panel, 1);
     struct cpu_softmax_step step = {
         .s = thread->s,
         .weights = thread->weights ? (void *)thread->weights : (void *)thread->s,
@@ -273,10 +280,10 @@ static void run_panel(const struct forward_call *call, struct forward_thread *th
         .sum = thread->sum + panel * CPU_LANES,
         .shrink = thread->shrink};
     call->kernels->softmax(&step);
-    prefetch_bias(call, thread, panel, 2);
+    prefetch_share(call, thread, panel, 2);
     call->kernels->shrink(acc, thread->shrink, lanes, (int32_t)p->head_dim_v);
     accumulate_strips(call, thread, acc, step.weights, strips, count);
-    prefetch_bias(call, thread, panel, 3);
+    prefetch_share(call, thread, panel, 3);
 }
 
 void cpu_store_lse(const struct attention *a, int64_t batch, int64_t head, int64_t i, float max, float sum) {
@@ -325,10 +332,12 @@ static void run_block(const struct forward_call *call, struct forward_thread *th
         if (call->bias_kind == BIAS_KEYS)
             load_bias_keys(call, thread);
         for (int32_t panel = 0; panel < block->num_panels; panel++) {
-            prefetch_next(call, thread, panel);
             key_walk_ahead(&thread->walk);
             if (thread->keys.state[panel] != PANEL_SKIP)
                 run_panel(call, thread, panel);
+            else
+                for (int32_t share = 0; share < PREFETCH_SHARES; share++)
+                    prefetch_next(call, thread, panel, share);
         }
     }
     finish(call, thread);

@@ -60,14 +60,8 @@ struct hopper_backward_params {
 struct hopper_backward_asks {
     int32_t keyed, mask_rows, bias, bias_rows;
 };
-#ifdef __CUDACC__
-#    define HOPPER_BACKWARD_INLINE __host__ __device__ constexpr
-#else
-#    define HOPPER_BACKWARD_INLINE static inline
-#endif
 /* Beside Q, K, V, dO, dS and dQ: a tile of mask and bias, and words. */
-HOPPER_BACKWARD_INLINE int32_t hopper_backward_asked_bytes(struct hopper_backward_asks asks, int32_t stages,
-                                                           int32_t block_n) {
+GPU_INLINE int32_t hopper_backward_asked_bytes(struct hopper_backward_asks asks, int32_t stages, int32_t block_n) {
     return 4 * HOPPER_BACKWARD_KEY_WORDS(asks.keyed, asks.bias) * block_n + (asks.bias ? stages * 64 * 4 : 0) +
            (asks.keyed || asks.mask_rows ? HOPPER_BACKWARD_TILES_MAX / 8 : 0) +
            (asks.mask_rows ? HOPPER_BACKWARD_TILES_MAX / 8 + 64 * block_n : 0) +
@@ -75,12 +69,12 @@ HOPPER_BACKWARD_INLINE int32_t hopper_backward_asked_bytes(struct hopper_backwar
 }
 /* Bytes that may be lost where shared memory does not begin at a multiple of 1024: the swizzle of TMA counts addresses.
  * What is asked leaves none: there the kernel wants such a beginning. */
-HOPPER_BACKWARD_INLINE int32_t hopper_backward_spare_bytes(struct hopper_backward_asks asks) {
+GPU_INLINE int32_t hopper_backward_spare_bytes(struct hopper_backward_asks asks) {
     return asks.bias_rows || asks.keyed ? 0 : 1024;
 }
-HOPPER_BACKWARD_INLINE int32_t hopper_backward_shared_bytes(int32_t warpgroups, int32_t stages, int32_t dout_stages,
-                                                            int32_t ds_stages, int32_t head_dim, int32_t head_dim_v,
-                                                            struct hopper_backward_asks asks) {
+GPU_INLINE int32_t hopper_backward_shared_bytes(int32_t warpgroups, int32_t stages, int32_t dout_stages,
+                                                int32_t ds_stages, int32_t head_dim, int32_t head_dim_v,
+                                                struct hopper_backward_asks asks) {
     const int32_t block_m = 64, block_n = 64 * warpgroups, d = 128 * ((head_dim + 63) / 64),
                   dv = 128 * ((head_dim_v + 63) / 64);
     return block_n * (d + (d > dv ? d : dv)) + block_m * (stages * (d + 8) + dout_stages * dv) +

@@ -32,24 +32,18 @@
 #define HOPPER_WIDE_PRODUCER_REGISTERS 24
 #define HOPPER_WIDE_CONSUMER_REGISTERS 240
 
-#ifdef __CUDACC__
-#    define HOPPER_WIDE_INLINE __host__ __device__ constexpr
-#else
-#    define HOPPER_WIDE_INLINE static inline
-#endif
-
 #define HOPPER_WIDE_CONTROL_BYTES 256
-HOPPER_WIDE_INLINE int32_t hopper_wide_row_bytes(int32_t head_dim) { return (head_dim + 63) / 64 * 128; }
+GPU_INLINE int32_t hopper_wide_row_bytes(int32_t head_dim) { return (head_dim + 63) / 64 * 128; }
 /* The 1024 bytes are for alignment: the swizzle of TMA counts addresses. What is asked: see hopper_backward.h. */
-HOPPER_WIDE_INLINE int32_t hopper_wide_dq_bytes(int32_t head_dim, int32_t head_dim_v, int32_t v_stages,
-                                                struct hopper_backward_asks asks) {
+GPU_INLINE int32_t hopper_wide_dq_bytes(int32_t head_dim, int32_t head_dim_v, int32_t v_stages,
+                                        struct hopper_backward_asks asks) {
     return hopper_wide_row_bytes(head_dim) * (HOPPER_WIDE_DQ_ROWS + HOPPER_WIDE_STAGES * HOPPER_WIDE_KEYS) +
            hopper_wide_row_bytes(head_dim_v) * (HOPPER_WIDE_DQ_ROWS + v_stages * HOPPER_WIDE_KEYS) +
            (asks.mask_rows ? 3 * HOPPER_BACKWARD_TILES_MAX / 8 : 0) + HOPPER_WIDE_CONTROL_BYTES + 1024;
 }
 /* A tile of mask is of 128 keys, those of the block and of the one beside it. */
-HOPPER_WIDE_INLINE int32_t hopper_wide_dkv_bytes(int32_t head_dim, int32_t head_dim_v, int32_t p_stages,
-                                                 struct hopper_backward_asks asks) {
+GPU_INLINE int32_t hopper_wide_dkv_bytes(int32_t head_dim, int32_t head_dim_v, int32_t p_stages,
+                                         struct hopper_backward_asks asks) {
     return (hopper_wide_row_bytes(head_dim) + hopper_wide_row_bytes(head_dim_v)) * HOPPER_WIDE_KEYS *
                (1 + HOPPER_WIDE_STAGES) +
            p_stages * HOPPER_WIDE_KEYS * HOPPER_WIDE_KEYS * 4 + HOPPER_WIDE_STAGES * HOPPER_WIDE_KEYS * 8 +

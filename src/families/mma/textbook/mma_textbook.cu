@@ -39,12 +39,6 @@
 
 MMA_TEXTBOOK_CONSTANTS(GPU_CONSTANT_GIVEN)
 
-#if !defined(ALGORITHM) || !defined(DTYPE) || !defined(HEAD_DIM) || !defined(SLICE) || !defined(OUT_COLUMNS) ||   \
-    !defined(OUT_SLICE) || !defined(OUT_BLOCKS) || !defined(BLOCK_N) || !defined(STAGES) || !defined(SWIZZLED) || \
-    !defined(F16_ACCUMULATION) || !defined(CAUSAL)
-#    error "mma_textbook.cu needs every constant of MMA_TEXTBOOK_CONSTANTS"
-#endif
-
 #define THREADS  (32 * MMA_TEXTBOOK_WARPS)
 #define BLOCK_M  MMA_TEXTBOOK_BLOCK_M
 #define SPLIT_KV (ALGORITHM == MMA_SPLIT_KV)
