@@ -20,7 +20,7 @@ static int has(char (*codes)[KERNEL_CODE_MAX], int32_t count, const char *code) 
     return 0;
 }
 
-/* What the code alone gives is this variant: the same kernel and tile. */
+/* What the code alone gives is this variant: the same kernel, tile and parameters. */
 static void check_code(const fdm_device *device, const fdm_plan *variant) {
     fdm_options options = fdm_options_default();
     fdm_plan plan;
@@ -33,6 +33,7 @@ static void check_code(const fdm_device *device, const fdm_plan *variant) {
     assert_int_equal(plan.block_n, variant->block_n);
     assert_true(plan.shared_bytes == variant->shared_bytes);
     assert_true(plan.workspace_bytes == variant->workspace_bytes);
+    assert_memory_equal(plan.parameters, variant->parameters, sizeof plan.parameters);
 }
 
 /* The tool's codes are those of the variants, each once; the first is what the name alone gets. Returns how many. */
@@ -48,7 +49,7 @@ static int32_t compare(const fdm_kernel_info *kernel, const fdm_device *device, 
         assert_true(has(found, count, plan.choice));
         check_code(device, &plan);
     }
-    assert_true(number >= count);
+    assert_int_equal(number, count);
     for (int32_t i = 0; i < count; i++)
         assert_false(has(found, i, found[i]));
     options.kernel = kernel->name;

@@ -23,8 +23,7 @@ static const struct tile tiles[] = {
     {PLAIN, 128, 2, 3, 3, 2, 0, "dK and dV of 64 keys fill a warpgroup's registers; dS is made under dV's product"},
     {PLAIN, 64, 3, 3, 3, 2, 0, "dK from shared memory"},
     {PLAIN, 128, 2, 3, 3, 1, 1, "dK from registers"},
-    {SPACIOUS, 64, 2, 3, 3, 2, 0, "fewer keys a block, fewer rows that only some of them are seen by"},
-    {SPACIOUS, 128, 2, 3, 3, 2, 0, "what is known of each key takes the last bytes"},
+    {SPACIOUS, 128, 2, 3, 3, 2, 0, "few rows are seen by some of 128 keys alone, and what is known of each key fits"},
     {SPACIOUS, 128, 2, 3, 2, 2, 0, "two stages of dO leave room for masks and biases"},
     {SPACIOUS, 128, 2, 2, 2, 2, 0, "two stages leave room for masks beside biases"},
 };

@@ -149,8 +149,20 @@ static int32_t copies_of(const struct tile *t, const fdm_problem *p) {
     return needed ? needed : hopper_copies_that_pay(p, 64 * t->warpgroups);
 }
 
+/* Rows that differ in what they are preferred for alone give the same kernel. */
+static int same_kernel(const struct tile *a, const struct tile *b, const fdm_problem *p) {
+    return a->warpgroups == b->warpgroups && a->block_n == b->block_n && a->q_stages == b->q_stages &&
+           a->turns == b->turns && (a->score_stages == b->score_stages || !scored(p));
+}
+static int is_repeated(const fdm_device *device, const fdm_problem *p, int32_t i) {
+    for (int32_t j = 0; j < i; j++)
+        if (fits(&tiles[j], device, p) && same_kernel(&tiles[j], &tiles[i], p))
+            return 1;
+    return 0;
+}
+
 /* Variant 0 is the rules'; then the same by other ways; then with or without copies, where both can be; then every tile
- * that fits with every scheduler; then the first with exp2 on the FMA pipe. */
+ * that fits with every scheduler, each kernel once; then the first with exp2 on the FMA pipe. */
 static int find_variant(const fdm_device *device, const fdm_problem *p, int32_t number, struct variant *v) {
     const struct tile *first = preferred(device, p);
     struct hopper_way ways[HOPPER_WAYS];
@@ -167,12 +179,14 @@ static int find_variant(const fdm_device *device, const fdm_problem *p, int32_t 
         v->copies ^= hopper_copies_possible(p);
         return 1;
     }
-    for (int32_t i = 0; i < NUM_TILES; i++)
-        for (int32_t scheduler = 0; fits(&tiles[i], device, p) && scheduler < NUM_SCHEDULERS; scheduler++)
-            if ((&tiles[i] != first || scheduler != first->scheduler) && --number == 0) {
+    for (int32_t i = 0; i < NUM_TILES; i++) {
+        const int other = fits(&tiles[i], device, p) && !is_repeated(device, p, i);
+        for (int32_t scheduler = 0; other && scheduler < NUM_SCHEDULERS; scheduler++)
+            if ((!same_kernel(&tiles[i], first, p) || scheduler != first->scheduler) && --number == 0) {
                 *v = (struct variant){&tiles[i], scheduler, 1, 0, copies_of(&tiles[i], p), {1, 1}};
                 return 1;
             }
+    }
     /* a cubic beside masks or biases leaves the widest heads short of registers */
     if (number > NUM_EXP2 || (scored(p) && padded(p->head_dim_v) > 192))
         return 0;

@@ -118,10 +118,32 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
     return gpu_no_tile_fits(device, text, size);
 }
 
+static int same_shape(const struct tile *a, const struct tile *b) {
+    return block_m(a) == block_m(b) && a->block_n == b->block_n && a->stages == b->stages &&
+           a->q_in_registers == b->q_in_registers;
+}
+static int same_kernel(const struct tile *a, const struct tile *b) {
+    return same_shape(a, b) && a->warps == b->warps && a->blocks == b->blocks && a->optimistic == b->optimistic;
+}
+
+/* Of the tiles before the i-th that fit: whether one is the same kernel; else how many have the same shape. */
+static int is_repeated(const fdm_device *device, const fdm_problem *p, int32_t i, int32_t *alike) {
+    *alike = 0;
+    for (int32_t j = 0; j < i; j++) {
+        if (!fits(&tiles[j], device, p))
+            continue;
+        if (same_kernel(&tiles[j], &tiles[i]))
+            return 1;
+        *alike += same_shape(&tiles[j], &tiles[i]);
+    }
+    return 0;
+}
+
 static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant, fdm_plan *plan) {
     for (int32_t i = 0; i < NUM_TILES; i++) {
         const struct tile *t = &tiles[i];
-        if (!fits(t, device, p) || variant-- > 0)
+        int32_t alike;
+        if (!fits(t, device, p) || is_repeated(device, p, i, &alike) || variant-- > 0)
             continue;
         plan->parameters[TILE] = i;
         plan->block_m = block_m(t);
@@ -129,8 +151,11 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant,
         plan->stages = t->stages;
         plan->shared_bytes = shared_bytes(t, p);
         plan->workspace_bytes = mask_bytes(t, p);
-        snprintf(plan->choice, sizeof plan->choice, "MMA_Forward_%dx%d_S%d%s", plan->block_m, plan->block_n,
-                 plan->stages, t->q_in_registers ? "_QRegs" : "");
+        char other[24] = "";
+        if (alike > 0)
+            snprintf(other, sizeof other, "_W%d_B%d", t->warps, t->blocks);
+        snprintf(plan->choice, sizeof plan->choice, "MMA_Forward_%dx%d_S%d%s%s", plan->block_m, plan->block_n,
+                 plan->stages, t->q_in_registers ? "_QRegs" : "", other);
         snprintf(
             plan->reason, sizeof plan->reason,
             "head dim %lld: the first tile that fits %lld KB of shared memory is %dx%d with %d stages (%lld KB): %s",
