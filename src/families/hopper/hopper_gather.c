@@ -30,10 +30,11 @@ enum { HOPPER_GATHER_PARAMETERS(PLAN_PARAMETER) };
 
 static int32_t padded(int64_t head_dim) { return (int32_t)gpu_round_up(head_dim, 16); }
 
-/* A producer loads what is known of keys a step ahead: fewer of them where there is more of each, and beside softcap,
- * where it would spill. */
+/* A producer loads what is known of keys a step ahead: fewer of them where there is more of each, and where it would
+ * spill: beside softcap, and in packed sequences with wider rows of V than of K. */
 static int32_t look_of(const struct tile *t, const fdm_problem *p) {
-    return t->look > 256 && (p->has_mask || p->has_bias || p->softcap > 0) ? t->look / 2 : t->look;
+    const int spills = p->softcap > 0 || (p->varlen && p->head_dim_v > p->head_dim);
+    return t->look > 256 && (p->has_mask || p->has_bias || spills) ? t->look / 2 : t->look;
 }
 
 static int32_t shared_bytes(const struct tile *t, const fdm_problem *p) {
