@@ -66,15 +66,18 @@ static int same_request(const struct cuda_kernel_request *a, const struct cuda_k
     return 1;
 }
 
+/* FNV-1a, of whole values too. */
+static const uint64_t EMPTY_HASH = 0xcbf29ce484222325ull;
+static uint64_t mixed_in(uint64_t hash, uint64_t value) { return (hash ^ value) * 0x100000001b3ull; }
+
 static uint64_t key_of(const char *arch, const struct cuda_kernel_request *request) {
-    const uint64_t factor = 0x100000001b3ull;
-    uint64_t key = 0xcbf29ce484222325ull;
+    uint64_t key = EMPTY_HASH;
     for (; *arch; arch++)
-        key = (key ^ (unsigned char)*arch) * factor;
+        key = mixed_in(key, (unsigned char)*arch);
     for (const char *entry = request->entry; *entry; entry++)
-        key = (key ^ (unsigned char)*entry) * factor;
+        key = mixed_in(key, (unsigned char)*entry);
     for (int32_t i = 0; i < request->num_constants; i++)
-        key = (key ^ (uint64_t)request->constants[i].value) * factor;
+        key = mixed_in(key, (uint64_t)request->constants[i].value);
     return key;
 }
 
@@ -195,8 +198,6 @@ struct group {
 static struct group *groups;
 static int32_t num_groups;
 
-static uint64_t mixed_in(uint64_t key, uint64_t value) { return (key ^ value) * 0x100000001b3ull; }
-
 static int32_t group_of(const struct job *job) {
     for (int32_t g = 0; g < num_groups; g++)
         if (strcmp(groups[g].arch, job->arch) == 0 && strcmp(groups[g].entry, job->request.entry) == 0)
@@ -213,7 +214,7 @@ static void find_groups(void) {
         const struct cuda_source *text = cuda_source_find(request->file);
         const int32_t g = jobs[i].group = group_of(&jobs[i]);
         if (g == num_groups) {
-            const uint64_t begin = mixed_in(0xcbf29ce484222325ull, (uint64_t)cuda_compiler_version(0));
+            const uint64_t begin = mixed_in(EMPTY_HASH, (uint64_t)cuda_compiler_version(0));
             snprintf(groups[g].arch, sizeof groups[g].arch, "%s", jobs[i].arch);
             groups[g].entry = request->entry;
             groups[g].key = text ? mixed_in(mixed_in(begin, text->closure[0]), text->closure[1]) : begin;
@@ -285,7 +286,7 @@ static void mix(void) {
 
 /* Of the instructions that an ELF file holds, wherever they lie in it and whatever they are called; FNV-1a. */
 static uint64_t hash_of_code(const unsigned char *file, size_t bytes) {
-    uint64_t hash = 0xcbf29ce484222325ull;
+    uint64_t hash = EMPTY_HASH;
     Elf64_Ehdr head;
     Elf64_Shdr section;
     if (bytes < sizeof head)
@@ -300,7 +301,7 @@ static uint64_t hash_of_code(const unsigned char *file, size_t bytes) {
             section.sh_offset + section.sh_size > bytes)
             continue;
         for (size_t n = 0; n < section.sh_size; n++)
-            hash = (hash ^ file[section.sh_offset + n]) * 0x100000001b3ull;
+            hash = mixed_in(hash, file[section.sh_offset + n]);
     }
     return hash;
 }

@@ -1,35 +1,12 @@
 /* test_hopper_plans.c: which problems hopper.gather and hopper.backward take on 9.0, by which tile, and what they leave
  * to others; how the backwards divide groups of heads. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <string.h>
-
-#include <cmocka.h>
-
 #include "gpu/gpu_family.h"
+#include "plan_cases.h"
 
-/* ROWS: of mask or bias */
-enum { INTERVALS = 1, MASK = 2, BIAS = 4, ROWS = 8, CAUSAL = 16, UNALIGNED = 32, PACKED = 64, SOFTCAP = 128 };
-
-static fdm_problem problem_of(int features, int64_t rows, int64_t head_dim) {
-    fdm_problem p = fdm_problem_default();
-    p.dtype = p.bias_dtype = FDM_BFLOAT16;
-    p.heads = p.heads_kv = 16;
-    p.seqlen_q = rows;
-    p.seqlen_k = 8192;
-    p.head_dim = p.head_dim_v = head_dim;
-    p.softmax_scale = 0.1;
-    p.has_intervals = (features & INTERVALS) != 0;
-    p.has_mask = (features & MASK) != 0;
-    p.has_bias = (features & BIAS) != 0;
-    p.causal = (features & CAUSAL) != 0;
-    p.mask_shape[2] = p.has_mask && features & ROWS ? rows : 1;
-    p.bias_shape[2] = p.has_bias && features & ROWS ? rows : 1;
-    p.mask_shape[3] = p.has_mask ? p.seqlen_k : 1;
-    p.bias_shape[3] = p.has_bias ? p.seqlen_k : 1;
-    p.aligned = p.scores_aligned = !(features & UNALIGNED);
+/* Each query head has keys of its own. */
+static fdm_problem hopper_problem(int features, int64_t rows, int64_t head_dim) {
+    fdm_problem p = problem_of(FDM_FORWARD, features, rows, head_dim, head_dim);
+    p.heads_kv = p.heads;
     return p;
 }
 
@@ -50,14 +27,14 @@ static void takes_what_is_seen_key_by_key(void **state) {
         {MASK | ROWS, 8192, 128, "hopper.forward", "SM90_Wgmma_"},
         {INTERVALS | MASK | ROWS, 8192, 128, "mma.forward", "MMA_Forward_"},
         {INTERVALS | BIAS | ROWS, 8192, 128, "mma.forward", "MMA_Forward_"},
-        {INTERVALS | UNALIGNED, 8192, 128, "mma.forward", "MMA_Forward_"},
+        {INTERVALS | FAR, 8192, 128, "mma.forward", "MMA_Forward_"},
         {INTERVALS, 8192, 264, "mma.wide", ""},
         {INTERVALS, 1, 128, "mma.decode", "MMA_Decode_"},
     };
     fdm_device device;
     assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        const fdm_problem p = problem_of(cases[i].features, cases[i].rows, cases[i].head_dim);
+        const fdm_problem p = hopper_problem(cases[i].features, cases[i].rows, cases[i].head_dim);
         fdm_plan plan;
         assert_int_equal(fdm_plan_attention(&device, &p, NULL, &plan), FDM_OK);
         assert_string_equal(plan.kernel, cases[i].kernel);
@@ -100,14 +77,11 @@ static void backward_takes_what_it_names(void **state) {
     fdm_device device;
     assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        fdm_problem p = problem_of(cases[i].features, cases[i].rows, cases[i].head_dim);
+        fdm_problem p = hopper_problem(cases[i].features, cases[i].rows, cases[i].head_dim);
         fdm_plan plan;
         p.pass = FDM_BACKWARD;
         p.needs_dq = p.needs_dk = p.needs_dv = 1;
         p.heads_kv = cases[i].heads_kv;
-        p.varlen = (cases[i].features & PACKED) != 0;
-        p.total_q = p.total_k = p.varlen ? cases[i].rows : 0;
-        p.softcap = cases[i].features & SOFTCAP ? 30 : 0;
         p.interval_heads = p.mask_shape[1] = cases[i].heads_of_keys;
         assert_int_equal(fdm_plan_attention(&device, &p, NULL, &plan), FDM_OK);
         assert_string_equal(plan.kernel, cases[i].kernel);
@@ -147,14 +121,11 @@ static void wide_takes_by_name_what_has_not_run(void **state) {
     fdm_device device;
     assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        fdm_problem p = problem_of(cases[i].features, 8192, cases[i].head_dim);
+        fdm_problem p = hopper_problem(cases[i].features, 8192, cases[i].head_dim);
         fdm_options options = fdm_options_default();
         fdm_plan plan;
         p.pass = FDM_BACKWARD;
         p.needs_dq = p.needs_dk = p.needs_dv = 1;
-        p.varlen = (cases[i].features & PACKED) != 0;
-        p.total_q = p.total_k = p.varlen ? 8192 : 0;
-        p.softcap = cases[i].features & SOFTCAP ? 30 : 0;
         assert_int_equal(fdm_plan_attention(&device, &p, NULL, &plan), FDM_OK);
         assert_string_equal(plan.kernel, cases[i].features == CAUSAL ? "hopper.wide" : "mma.backward");
         options.kernel = "hopper.wide";
@@ -204,7 +175,7 @@ static void backward_keeps_an_order_by_name(void **state) {
     fdm_device device;
     assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        fdm_problem p = problem_of(cases[i].features, 8192, 128);
+        fdm_problem p = hopper_problem(cases[i].features, 8192, 128);
         fdm_options options = fdm_options_default();
         fdm_plan plan, unordered;
         p.pass = FDM_BACKWARD;
@@ -252,19 +223,18 @@ static void forward_takes_the_shortest_way(void **state) {
         {0, 1, 4096, 16, 16, 200, "hopper.forward", "_CopiedKeys_"},
         {0, 1, 4096, 16, 16, 208, "hopper.forward", NULL},
         {CAUSAL, 1, 512, 16, 16, 200, "hopper.forward", "Q1_Split_"}, /* too few blocks for copies */
-        {UNALIGNED, 4, 4096, 16, 16, 100, "hopper.forward", "_Copied_"},
-        {UNALIGNED, 1, 128, 2, 2, 100, "mma.forward", NULL},
-        {UNALIGNED | PACKED, 4, 4096, 16, 16, 100, "mma.forward", NULL},
+        {FAR, 4, 4096, 16, 16, 100, "hopper.forward", "_Copied_"},
+        {FAR, 1, 128, 2, 2, 100, "mma.forward", NULL},
+        {FAR | PACKED, 4, 4096, 16, 16, 100, "mma.forward", NULL},
     };
     fdm_device device;
     assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        fdm_problem p = problem_of(cases[i].features, cases[i].rows, cases[i].head_dim);
+        fdm_problem p = hopper_problem(cases[i].features, cases[i].rows, cases[i].head_dim);
         fdm_plan plan;
         p.batch = cases[i].batch;
         p.heads = cases[i].heads;
         p.heads_kv = cases[i].heads_kv;
-        p.varlen = (cases[i].features & PACKED) != 0;
         p.total_q = p.varlen ? p.batch * p.seqlen_q : 0;
         p.total_k = p.varlen ? p.batch * p.seqlen_k : 0;
         assert_int_equal(fdm_plan_attention(&device, &p, NULL, &plan), FDM_OK);
@@ -284,7 +254,7 @@ static void registers_fit(void **state) {
     fdm_device device;
     assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
     for (size_t i = 0; i < sizeof head_dims / sizeof head_dims[0]; i++) {
-        const fdm_problem p = problem_of(INTERVALS, 8192, head_dims[i]);
+        const fdm_problem p = hopper_problem(INTERVALS, 8192, head_dims[i]);
         fdm_plan plan;
         for (int32_t n = 0; !fdm_plan_variant(&device, &p, "hopper.gather", n, &plan); n++) {
             struct cuda_kernel_request request[GPU_REQUESTS_MAX];
@@ -335,7 +305,7 @@ static void groups_are_divided(void **state) {
     fdm_device device;
     assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        fdm_problem p = problem_of(cases[i].causal ? CAUSAL : 0, cases[i].seqlen, cases[i].head_dim);
+        fdm_problem p = hopper_problem(cases[i].causal ? CAUSAL : 0, cases[i].seqlen, cases[i].head_dim);
         fdm_plan plan, whole;
         int64_t constant;
         int combines;
