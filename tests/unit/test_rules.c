@@ -383,6 +383,35 @@ static void test_forced(void **state) {
     assert_int_equal(choice.stages, 2);
 }
 
+/* ---- the gradient of a shared bias in a fixed order ---- */
+
+/* Its turns take registers: 64 keys with V in registers leave too few at head dim 192, and the tile shrinks to 32. */
+static void test_turns(void **state) {
+    (void)state;
+    static const int32_t small[] = {86, 89, 120};
+    for (int i = 0; i < 3; i++) {
+        fdm_device device = device_of(small[i], 99 << 10);
+        fdm_problem problem = problem_of(2, 4096, 192);
+        struct mma_backward_choice choice;
+        char text[512], keys64[64];
+        const char *column = small[i] == 86 ? "SM86" : small[i] == 89 ? "SM89" : "SM80";
+        problem.has_bias = problem.needs_dbias = 1;
+        problem.bias_dtype = problem.dtype;
+        const int64_t shared[4] = {1, problem.heads, problem.seqlen_q, problem.seqlen_k};
+        memcpy(problem.bias_shape, shared, sizeof shared);
+        snprintf(keys64, sizeof keys64, "%s_LowMem_64x64_VinRegs", column);
+        assert_true(mma_backward_choose(&device, &problem, NULL, &choice, text, sizeof text));
+        assert_string_equal(choice.code, keys64);
+        problem.deterministic = 1;
+        assert_true(mma_backward_choose(&device, &problem, NULL, &choice, text, sizeof text));
+        assert_int_equal(choice.block_n, 32);
+        assert_int_equal(choice.v_in_registers, 1);
+        assert_int_equal(strncmp(choice.code, column, 4), 0);
+        assert_non_null(strstr(text, "needs 168 registers a thread for accumulators, turns for the bias' gradient"));
+        assert_false(mma_backward_choose(&device, &problem, keys64, &choice, text, sizeof text));
+    }
+}
+
 /* ---- the way through the public interface ---- */
 
 static void test_plan(void **state) {
@@ -495,11 +524,17 @@ static void test_textbook_devices(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_cells),         cmocka_unit_test(test_figures),
-        cmocka_unit_test(test_everywhere),    cmocka_unit_test(test_unequal_head_dims),
-        cmocka_unit_test(test_codes),         cmocka_unit_test(test_forced),
-        cmocka_unit_test(test_plan),          cmocka_unit_test(test_too_old),
-        cmocka_unit_test(test_architectures), cmocka_unit_test(test_textbook_devices),
+        cmocka_unit_test(test_cells),
+        cmocka_unit_test(test_figures),
+        cmocka_unit_test(test_everywhere),
+        cmocka_unit_test(test_unequal_head_dims),
+        cmocka_unit_test(test_codes),
+        cmocka_unit_test(test_forced),
+        cmocka_unit_test(test_turns),
+        cmocka_unit_test(test_plan),
+        cmocka_unit_test(test_too_old),
+        cmocka_unit_test(test_architectures),
+        cmocka_unit_test(test_textbook_devices),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

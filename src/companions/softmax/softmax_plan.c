@@ -33,13 +33,15 @@ struct shape {
 
 /* Few loads of each thread and many threads, then more loads, then more blocks: what is small leaves room for other
  * rows on the multiprocessor, whose loads hide this one's arithmetic. The backward has two inputs, so half as many
- * chunks of each, and takes them sooner. 0: the row is longer than the registers of a cluster of blocks, of which only
- * the backward wants more than 8. */
+ * chunks of each, and takes them sooner. Of half as many chunks, a cluster has more than 8 blocks: in the backward, and
+ * in 16 bits on 10.x, where 8 chunks beside the cluster's sums spill. 0: the row is longer than the registers of a
+ * cluster. */
 static int shape_of(const fdm_device *device, const fdm_softmax_problem *p, struct shape *s) {
     const int64_t n = at_least_1(chunks_of(p, p->aligned > 0));
     const int32_t backward = p->pass == FDM_BACKWARD, most = backward ? 4 : 8;
     const int32_t wide = backward ? 32 : p->dtype != FDM_FLOAT32 ? 64 : SOFTMAX_MAX_LANES; /* of 2 chunks each */
-    const int32_t cluster_max = device->compute_major < 9 ? 1 : backward ? 16 : 8;
+    const int32_t halves = backward || (device->compute_major == 10 && p->dtype != FDM_FLOAT32);
+    const int32_t cluster_max = device->compute_major < 9 ? 1 : halves ? 16 : 8;
     *s = (struct shape){1, 1, 1};
     while (s->lanes < 8 && s->lanes < n)
         s->lanes *= 2;
@@ -53,6 +55,8 @@ static int shape_of(const fdm_device *device, const fdm_softmax_problem *p, stru
         s->lanes *= 2;
     while (s->chunks < most && (int64_t)s->lanes * s->chunks < n)
         s->chunks *= 2;
+    if (halves && (int64_t)s->lanes * s->chunks < n)
+        s->chunks = 4;
     while (s->cluster < cluster_max && (int64_t)s->lanes * s->chunks * s->cluster < n)
         s->cluster *= 2;
     return (int64_t)s->lanes * s->chunks * s->cluster >= n;

@@ -60,7 +60,8 @@ __device__ __forceinline__ struct chunk scaled_chunk(const float (&x)[PER_CHUNK]
 
 /* ---- sums of a cluster ---- */
 
-/* Each block's sums go to every block. The others have begun: `barrier_cluster_arrive` opened the kernel. */
+/* Each block's sums go to every block. The others have begun: each has arrived at the cluster's barrier at its start.
+ */
 __device__ __forceinline__ void sums_over_cluster(struct sums &s, float *scratch) {
     const uint32_t rank = cluster_ctarank(), lane = threadIdx.x % 32;
     barrier_cluster_wait();
@@ -113,7 +114,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     const float scale2 = a.scale * LOG2_E;
     const uint32_t zero = a.rows >> 31;
     if (CLUSTER > 1)
-        barrier_cluster_arrive();
+        barrier_cluster_arrive_relaxed();
     const uint32_t share = ((a.chunks + LANES - 1) / LANES + CLUSTER - 1) / CLUSTER;
     const struct part part = {blockIdx.x % CLUSTER * share, share, threadIdx.x % LANES, active ? a.columns : 0};
 

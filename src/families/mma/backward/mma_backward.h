@@ -23,6 +23,9 @@
 #define MMA_BACKWARD_ACCUMULATORS_MAX 128
 #define MMA_BACKWARD_REGISTERS_MAX    160
 
+/* What of these the turns take where the gradient of a shared bias is added in a fixed order. */
+#define MMA_BACKWARD_TURN_REGISTERS 24
+
 /* Beside 128 accumulators, rare features that meet make the assembler put a few registers of a thread aside: known,
  * counted (docs/verified.md), and at most so many bytes. */
 #define MMA_BACKWARD_SPILL_BYTES_MAX 192

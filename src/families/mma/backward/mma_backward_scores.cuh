@@ -75,6 +75,8 @@ __device__ __forceinline__ void add_product(float (&sum)[lefts][tiles][4], const
     }
 }
 
+/* Half blocks without a ring await the turn for the bias' gradient when its scores are made: fewer registers. */
+#define LATE_TURN (HALF_BLOCK && !RING)
 #if DBIAS == GPU_DBIAS_DIRECT || DBIAS == GPU_DBIAS_SUMS
 /* Row 0 of one key of the bias' gradient, or of its sums; and bytes from row to row. */
 #    define DBIAS_BYTES (DBIAS == GPU_DBIAS_SUMS ? 4 : BIAS_BYTES)
@@ -304,7 +306,7 @@ __device__ __forceinline__ void make_ds(score_fragments &left, struct sums &sums
     [[maybe_unused]] const int block_row = rows.row;
     const bool partial = rows.partial;
     const int lane = (RING && !BARE) || VARLEN || (V_IN_REGISTERS && DETERMINISTIC) ? fresh_lane() : threadIdx.x % 32;
-#if TURNS_DBIAS
+#if TURNS_DBIAS && !LATE_TURN
     await_turn(dbias_semaphore_of(a, at, h, block_row + sub_row), my_dbias_turn(a, at, h));
 #endif
     float dp[KEY_TILES][ROW_TILES][4];
@@ -335,6 +337,9 @@ __device__ __forceinline__ void make_ds(score_fragments &left, struct sums &sums
 #pragma unroll
                 for (int e = 0; e < 4; e++)
                     dp[t][n][e] = w.p[t][n][e] == 0.0f ? 0.0f : dp[t][n][e];
+#if TURNS_DBIAS && LATE_TURN
+    await_turn(dbias_semaphore_of(a, at, h, block_row + sub_row), my_dbias_turn(a, at, h));
+#endif
 #if (DBIAS && !DBIAS_FROM_DS) || SOFTCAP
 #    pragma unroll
     for (int n = 0; n < ROW_TILES; n++)

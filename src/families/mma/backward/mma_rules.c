@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "families/mma/mma_family.h"
+#include "gpu/gpu_backward.h"
 
 /* ---- the table ---- */
 
@@ -140,11 +141,14 @@ static double kilobytes(int64_t bytes) { return (double)bytes / 1024; }
 struct placement {
     int64_t limit;
     int32_t head_dim, head_dim_v, key_words, has_bias;
+    int32_t turn_registers; /* that a thread has less for accumulators and V */
 };
 
 static struct placement place(const fdm_device *device, const fdm_problem *problem) {
-    return (struct placement){device->shared_bytes, (int32_t)problem->head_dim, (int32_t)problem->head_dim_v,
-                              gpu_key_words(problem), problem->has_bias};
+    const int in_turns = gpu_dbias_in_turns(problem);
+    return (struct placement){
+        device->shared_bytes,   (int32_t)problem->head_dim, (int32_t)problem->head_dim_v,
+        gpu_key_words(problem), problem->has_bias,          in_turns ? MMA_BACKWARD_TURN_REGISTERS : 0};
 }
 
 static struct mma_backward_choice tile(const struct placement *p, int32_t block_m, int32_t block_n, int32_t stages,
@@ -170,7 +174,8 @@ static const char *variant_of(const struct mma_backward_choice *c) {
 static int fits(const struct placement *p, const struct mma_backward_choice *c, struct explanation *e) {
     const int32_t accumulators = mma_backward_accumulators(c->block_n, p->head_dim, p->head_dim_v);
     const int32_t registers =
-        accumulators + (c->v_in_registers ? mma_backward_v_registers(c->block_n, p->head_dim, p->head_dim_v) : 0);
+        accumulators + p->turn_registers +
+        (c->v_in_registers ? mma_backward_v_registers(c->block_n, p->head_dim, p->head_dim_v) : 0);
     if (accumulators > MMA_BACKWARD_ACCUMULATORS_MAX) {
         tell(e, "%dx%d at head dim %d needs %d accumulator registers a thread, more than %d spill", c->block_m,
              c->block_n, p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v, accumulators,
@@ -178,8 +183,9 @@ static int fits(const struct placement *p, const struct mma_backward_choice *c, 
         return 0;
     }
     if (registers > MMA_BACKWARD_REGISTERS_MAX) {
-        tell(e, "%dx%d%s needs %d registers a thread for accumulators and V, more than %d spill", c->block_m,
-             c->block_n, variant_of(c), registers, MMA_BACKWARD_REGISTERS_MAX);
+        tell(e, "%dx%d%s needs %d registers a thread for accumulators%s and V, more than %d spill", c->block_m,
+             c->block_n, variant_of(c), registers, p->turn_registers ? ", turns for the bias' gradient" : "",
+             MMA_BACKWARD_REGISTERS_MAX);
         return 0;
     }
     const int taken = c->shared_bytes <= p->limit;
@@ -245,12 +251,14 @@ static int32_t find_row(enum mma_column column, int32_t lengths, int64_t head_di
 
 /* ---- fall-back ---- */
 
-/* The next smaller tile; 0 when there is none. (64x32 is a row of its own.) */
-static int shrink(int32_t *block_m, int32_t *block_n) {
+/* The next smaller tile; 0 when there is none. */
+static int shrink(const struct placement *p, int32_t *block_m, int32_t *block_n) {
     if (*block_m == 128)
         *block_m = 64;
     else if (*block_n == 128)
         *block_n = 64;
+    else if (*block_n == 64 && p->turn_registers) /* else 64x32 is a row of its own */
+        *block_n = 32;
     else
         return 0;
     return 1;
@@ -263,13 +271,13 @@ static int fall_back(const struct placement *p, const struct mma_backward_row *r
     enum { DOUBLE, SINGLE, REGISTERS, STEPS };
     int first = row->variant == MMA_V_IN_REGISTERS ? REGISTERS : row->variant == MMA_SINGLE_BUFFERED ? SINGLE : DOUBLE;
     do {
-        for (int step = first; step < STEPS; step++) {
+        for (int step = block_n == 32 ? REGISTERS : first; step < STEPS; step++) {
             *choice = tile(p, block_m, block_n, step == DOUBLE ? 2 : 1, step == REGISTERS);
             if (fits(p, choice, e))
                 return 1;
         }
         first = row->variant == MMA_DOUBLE_IF_IT_FITS ? DOUBLE : SINGLE;
-    } while (shrink(&block_m, &block_n));
+    } while (shrink(p, &block_m, &block_n));
     return 0;
 }
 
