@@ -75,8 +75,16 @@ __device__ __forceinline__ void add_product(float (&sum)[lefts][tiles][4], const
     }
 }
 
-/* Half blocks without a ring await the turn for the bias' gradient when its scores are made: fewer registers. */
+/* Half blocks without a ring await the turn for the bias' gradient when dS is made, not before: fewer registers. */
 #define LATE_TURN (HALF_BLOCK && !RING)
+__device__ __forceinline__ void await_dbias_turn(bool here, const struct gpu_backward_params &a, const struct place &at,
+                                                 int h, int row) {
+#if TURNS_DBIAS
+    if (here)
+        await_turn(dbias_semaphore_of(a, at, h, row), my_dbias_turn(a, at, h));
+#endif
+}
+
 #if DBIAS == GPU_DBIAS_DIRECT || DBIAS == GPU_DBIAS_SUMS
 /* Row 0 of one key of the bias' gradient, or of its sums; and bytes from row to row. */
 #    define DBIAS_BYTES (DBIAS == GPU_DBIAS_SUMS ? 4 : BIAS_BYTES)
@@ -306,9 +314,7 @@ __device__ __forceinline__ void make_ds(score_fragments &left, struct sums &sums
     [[maybe_unused]] const int block_row = rows.row;
     const bool partial = rows.partial;
     const int lane = (RING && !BARE) || VARLEN || (V_IN_REGISTERS && DETERMINISTIC) ? fresh_lane() : threadIdx.x % 32;
-#if TURNS_DBIAS && !LATE_TURN
-    await_turn(dbias_semaphore_of(a, at, h, block_row + sub_row), my_dbias_turn(a, at, h));
-#endif
+    await_dbias_turn(!LATE_TURN, a, at, h, block_row + sub_row);
     float dp[KEY_TILES][ROW_TILES][4];
 #if (DBIAS == GPU_DBIAS_DIRECT && !DBIAS_FROM_DS) || DBIAS == GPU_DBIAS_SUMS
     char *dbias[SCORES_ALIGNED ? 1 : 2 * KEY_TILES]; /* aligned: the other keys' lie at known distances */
@@ -337,9 +343,7 @@ __device__ __forceinline__ void make_ds(score_fragments &left, struct sums &sums
 #pragma unroll
                 for (int e = 0; e < 4; e++)
                     dp[t][n][e] = w.p[t][n][e] == 0.0f ? 0.0f : dp[t][n][e];
-#if TURNS_DBIAS && LATE_TURN
-    await_turn(dbias_semaphore_of(a, at, h, block_row + sub_row), my_dbias_turn(a, at, h));
-#endif
+    await_dbias_turn(LATE_TURN, a, at, h, block_row + sub_row);
 #if (DBIAS && !DBIAS_FROM_DS) || SOFTCAP
 #    pragma unroll
     for (int n = 0; n < ROW_TILES; n++)
