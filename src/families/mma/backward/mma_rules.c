@@ -145,10 +145,14 @@ struct placement {
 };
 
 static struct placement place(const fdm_device *device, const fdm_problem *problem) {
-    const int in_turns = gpu_dbias_in_turns(problem);
     return (struct placement){
-        device->shared_bytes,   (int32_t)problem->head_dim, (int32_t)problem->head_dim_v,
-        gpu_key_words(problem), problem->has_bias,          in_turns ? MMA_BACKWARD_TURN_REGISTERS : 0};
+        .limit = device->shared_bytes,
+        .head_dim = (int32_t)problem->head_dim,
+        .head_dim_v = (int32_t)problem->head_dim_v,
+        .key_words = gpu_key_words(problem),
+        .has_bias = problem->has_bias,
+        .turn_registers = gpu_dbias_in_turns(problem) ? MMA_BACKWARD_TURN_REGISTERS : 0,
+    };
 }
 
 static struct mma_backward_choice tile(const struct placement *p, int32_t block_m, int32_t block_n, int32_t stages,
@@ -271,6 +275,7 @@ static int fall_back(const struct placement *p, const struct mma_backward_row *r
     enum { DOUBLE, SINGLE, REGISTERS, STEPS };
     int first = row->variant == MMA_V_IN_REGISTERS ? REGISTERS : row->variant == MMA_SINGLE_BUFFERED ? SINGLE : DOUBLE;
     do {
+        /* 32 keys are with V in registers alone */
         for (int step = block_n == 32 ? REGISTERS : first; step < STEPS; step++) {
             *choice = tile(p, block_m, block_n, step == DOUBLE ? 2 : 1, step == REGISTERS);
             if (fits(p, choice, e))
