@@ -99,8 +99,8 @@ static void backward_takes_what_it_names(void **state) {
     }
 }
 
-/* What hopper.wide takes and has not run with on hardware is its own by name, and else mma.backward's. */
-static void wide_takes_by_name_what_has_not_run(void **state) {
+/* hopper.wide takes what it does not refuse above head dim 128; below, where it is named. */
+static void wide_takes_wide_heads(void **state) {
     (void)state;
     static const struct {
         int features;
@@ -114,6 +114,7 @@ static void wide_takes_by_name_what_has_not_run(void **state) {
         {BIAS | ROWS, 256, "V1_P1", NULL},
         {MASK | BIAS | ROWS | CAUSAL, 256, "V1_P1", NULL},
         {MASK | BIAS | ROWS, 136, "V2_P2", NULL},
+        {SOFTCAP | MASK | ROWS, 128, "V2_P2", NULL},
         {MASK, 256, NULL, "masks that query rows share"},
         {BIAS | ROWS | SOFTCAP, 256, NULL, "no softcap beside a bias"},
         {PACKED | MASK | ROWS, 256, NULL, "rows of mask and bias"},
@@ -127,7 +128,9 @@ static void wide_takes_by_name_what_has_not_run(void **state) {
         p.pass = FDM_BACKWARD;
         p.needs_dq = p.needs_dk = p.needs_dv = 1;
         assert_int_equal(fdm_plan_attention(&device, &p, NULL, &plan), FDM_OK);
-        assert_string_equal(plan.kernel, cases[i].features == CAUSAL ? "hopper.wide" : "mma.backward");
+        assert_string_equal(plan.kernel, cases[i].head_dim <= 128 ? "hopper.backward"
+                                         : cases[i].words         ? "mma.backward"
+                                                                  : "hopper.wide");
         options.kernel = "hopper.wide";
         if (cases[i].words) {
             assert_int_not_equal(fdm_plan_attention(&device, &p, &options, &plan), FDM_OK);
@@ -151,9 +154,9 @@ static int64_t constant_of(const fdm_plan *plan, const char *entry, const char *
     return -1;
 }
 
-/* A fixed order beside masks, intervals and shared biases is taken by name, and then a kernel finds the turns where
- * these say which blocks come to which rows. */
-static void backward_keeps_an_order_by_name(void **state) {
+/* A fixed order beside masks, intervals and shared biases is kept too; a kernel finds the turns where these say
+ * which blocks come to which rows. */
+static void backward_keeps_an_order(void **state) {
     (void)state;
     static const struct {
         int features, heads_kv, deterministic;
@@ -163,13 +166,13 @@ static void backward_keeps_an_order_by_name(void **state) {
     } cases[] = {
         {CAUSAL, 16, 1, "hopper.backward", 0, NULL},
         {INTERVALS | CAUSAL, 16, 0, "hopper.backward", 0, NULL},
-        {INTERVALS | CAUSAL, 16, 1, "mma.backward", 1, NULL},
-        {INTERVALS, 4, 1, "mma.backward", 1, NULL},
-        {MASK | ROWS, 16, 1, "mma.backward", 1, NULL},
-        {BIAS, 16, 1, "mma.backward", 1, NULL},
+        {INTERVALS | CAUSAL, 16, 1, "hopper.backward", 1, NULL},
+        {INTERVALS, 4, 1, "hopper.backward", 1, NULL},
+        {MASK | ROWS, 16, 1, "hopper.backward", 1, NULL},
+        {BIAS, 16, 1, "hopper.backward", 1, NULL},
         {BIAS | ROWS, 16, 0, "hopper.backward", 0, NULL},
-        {BIAS | ROWS, 16, 1, "mma.backward", 0, NULL},
-        {BIAS | MASK | ROWS, 16, 1, "mma.backward", 1, NULL},
+        {BIAS | ROWS, 16, 1, "hopper.backward", 0, NULL},
+        {BIAS | MASK | ROWS, 16, 1, "hopper.backward", 1, NULL},
         {BIAS | ROWS, 4, 1, "mma.backward", 0, "do not share the gradient of a bias"},
     };
     fdm_device device;
@@ -343,8 +346,8 @@ static void groups_are_divided(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(takes_what_is_seen_key_by_key),
                                        cmocka_unit_test(backward_takes_what_it_names),
-                                       cmocka_unit_test(backward_keeps_an_order_by_name),
-                                       cmocka_unit_test(wide_takes_by_name_what_has_not_run),
+                                       cmocka_unit_test(backward_keeps_an_order),
+                                       cmocka_unit_test(wide_takes_wide_heads),
                                        cmocka_unit_test(registers_fit),
                                        cmocka_unit_test(forward_takes_the_shortest_way),
                                        cmocka_unit_test(groups_are_divided)};

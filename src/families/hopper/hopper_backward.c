@@ -141,12 +141,7 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
     return clause || find_tile(device, p, 0) ? clause : gpu_no_tile_fits(device, text, size);
 }
 
-/* What has not run on hardware is computed where this kernel is named, and not chosen before it has. */
-static int has_not_run(const fdm_problem *p) { return finds_visits(p) || gpu_dbias_in_turns(p); }
-
 static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
-    if (has_not_run(p))
-        return "in a fixed order beside masks, intervals or shared biases it has not run on hardware yet";
     const int32_t block_n = 64 * find_tile(device, p, 0)->warpgroups;
     const int64_t blocks = (p->seqlen_k + block_n - 1) / block_n * p->heads_kv * p->batch;
     return gpu_lists_keys(p) && p->heads > p->heads_kv && 2 * blocks < device->num_sms
