@@ -40,7 +40,8 @@ HOPPER_BACKWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define SCORES_ALIGNED 0
 #define BLOCK_M        64
 #define BLOCK_N        (64 * WARPGROUPS)
-#define THREADS        (128 * (WARPGROUPS + 1))
+#define TURNS_APART    (ORDERED && NEEDS_DQ && APART) /* a warpgroup more takes the turns at dQ */
+#define THREADS        (128 * (WARPGROUPS + 1 + TURNS_APART))
 #include "families/hopper/hopper_exact.cuh"
 #include "families/hopper/hopper_keys.cuh"
 
@@ -51,13 +52,15 @@ HOPPER_BACKWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define DBIAS_TILE (DBIAS == GPU_DBIAS_DIRECT)
 #define DBIAS_ADDS (DBIAS == GPU_DBIAS_KEYS || DBIAS == GPU_DBIAS_SUMS)
 /* In a fixed order: rows of dQ, by the keys of blocks; the gradient of a bias that heads or batches share, by these. */
-#define DQ_TURNS    (ORDERED && NEEDS_DQ)
+#define SERVER_TURNS (ORDERED && NEEDS_DQ && !TURNS_APART)
 #define DBIAS_TURNS (ORDERED && DBIAS == GPU_DBIAS_SUMS)
 /* A warpgroup leaves out steps at which none of its keys is seen: where no step needs all warpgroups. */
 #define SKIPS (!LISTED && !SCORED && !DBIAS_ADDS && !EMPTY_ROWS && !VARLEN)
 
 /* ---- shared memory ---- */
 
+constexpr int HALVES = HEAD_DIM == 128 ? 2 : 1; /* in which dQ's columns are made */
+constexpr int TURN_STEPS = 4 / HALVES;          /* TURNS_APART: a warp takes every so many-th step of a half */
 constexpr int PANELS = (HEAD_DIM + 63) / 64, PANELS_V = (HEAD_DIM_V + 63) / 64;
 constexpr int K_BYTES = BLOCK_N * 128 * PANELS;
 constexpr int V_BYTES = BLOCK_N * 128 * (PANELS > PANELS_V ? PANELS : PANELS_V);
@@ -82,7 +85,9 @@ enum {
     SCORE_EMPTY = SCORE_FULL + (SCORED ? 8 : 0),
     PLACE = SCORE_EMPTY + (SCORED ? 8 : 0), /* ORDERED: of the block, in the order of tickets */
     TURN_FULL = PLACE + (ORDERED ? 8 : 0),  /* DBIAS_TURNS: the step's turn has come */
-    END = TURN_FULL + (DBIAS_TURNS ? 8 : 0)
+    DQ_FULL = TURN_FULL + (DBIAS_TURNS ? 8 : 0), /* TURNS_APART: of each half of dQ's columns, for TURN_STEPS steps */
+    DQ_EMPTY = DQ_FULL + (TURNS_APART ? HALVES * TURN_STEPS * 8 : 0), /* of each half */
+    END = DQ_EMPTY + (TURNS_APART ? HALVES * 8 : 0)
 };
 static_assert(DOUT_LAG == 0 || DOUT_LAG == 1, "dO of a step is loaded when Q of the next is");
 static_assert(DS_REGISTERS || DS_STAGES > 1, "who leaves dS knows that the product two steps before is complete");
@@ -112,10 +117,17 @@ __device__ __forceinline__ void init_barriers(uint32_t base) {
     }
     if (DBIAS_TURNS)
         mbarrier_init(base + TURN_FULL, 1);
+    if (TURNS_APART)
+        for (int i = 0; i < HALVES; i++) {
+            for (int n = 0; n < TURN_STEPS; n++)
+                mbarrier_init(base + DQ_FULL + (i * TURN_STEPS + n) * 8, 4);
+            mbarrier_init(base + DQ_EMPTY + i * 8, 1);
+        }
     fence_mbarrier_init();
 }
 
 #include "families/hopper/hopper_server.cuh"
+#include "families/hopper/hopper_turns.cuh"
 
 /* ---- the warpgroups that own keys ---- */
 
@@ -471,12 +483,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();
     const int warpgroup = __shfl_sync(0xffffffff, (int)threadIdx.x / 128, 0);
     if (warpgroup == WARPGROUPS) {
-        setmaxnreg_dec<HOPPER_BACKWARD_SERVICE_REGISTERS(WARPGROUPS)>();
+        setmaxnreg_dec<HOPPER_BACKWARD_SERVICE_REGISTERS(WARPGROUPS, TURNS_APART, HALVES == 2)>();
         const struct key_block k = find_steps(a, base);
         const struct step_rows first = {k.first_head, k.begin_tile()};
         server{a, k, base, first, first, first, first, 0, nullptr, 0, 0}.run();
+#if TURNS_APART
+    } else if (warpgroup == WARPGROUPS + 1) {
+        setmaxnreg_dec<HOPPER_BACKWARD_TURN_REGISTERS(HALVES == 2)>();
+        const struct key_block k = find_steps(a, base);
+        turn_taker{a, k, base, {k.first_head, k.begin_tile()}}.run();
+#endif
     } else {
-        setmaxnreg_inc<HOPPER_BACKWARD_KEY_REGISTERS(WARPGROUPS)>();
+        setmaxnreg_inc<HOPPER_BACKWARD_KEY_REGISTERS(WARPGROUPS, TURNS_APART, HALVES == 2)>();
         const struct key_block k = find_steps(a, base);
         owner{a, k, base, warpgroup, k.begin_tile(), 0, k.first_head, 0, {0, 0}}.run();
     }
