@@ -161,7 +161,7 @@ struct server {
         if (first + columns == HEAD_DIM)
             release<DS_STAGES>(base + DS_EMPTY, step);
         const uint32_t part = base + DQ_OFFSET + warp * 16 * HEAD_DIM * 4 + first * 64;
-        if (TURNS_APART) /* the step before has added what lies there */
+        if (APART) /* the step before has added what lies there */
             wait_empty<1>(base + DQ_EMPTY + first / columns * 8, step);
         else if (lane == 0)
             cp_async_bulk_wait_read<HEAD_DIM == columns ? 0 : HEAD_DIM / columns - 1>();
@@ -172,8 +172,8 @@ struct server {
                          __float_as_uint(dq[4 * n + 2]), __float_as_uint(dq[4 * n + 3]));
         fence_proxy_async();
         __syncwarp();
-        if (TURNS_APART) {
-            release<TURN_STEPS>(base + DQ_FULL + first / columns * TURN_STEPS * 8, step);
+        if (APART) {
+            release<ADDER_STEPS>(base + DQ_FULL + first / columns * ADDER_STEPS * 8, step);
         } else if (lane == 0) {
             if (SERVER_TURNS && first == 0) {
                 while (seen != own_turn)
@@ -232,8 +232,8 @@ struct server {
             hand_on_turn(dbias_semaphore(), dbias_turn);
     }
 #endif
-    /* SERVER_TURNS: when the warp's additions of the step before `step` are complete, the next block may add to the same
-     * rows. None is under way at the fence: it would wait for that too. */
+    /* SERVER_TURNS: when the warp's additions of the step before `step` are complete, the next block may add to the
+     * same rows. None is under way at the fence: it would wait for that too. */
     __device__ __forceinline__ void hand_on(int step) {
         if (threadIdx.x % 32 == 0 && step > 0) {
             cp_async_bulk_wait<0>();
@@ -294,7 +294,7 @@ struct server {
         }
         if (SERVER_TURNS)
             hand_on(k.steps);
-        else if (NEEDS_DQ && !TURNS_APART && threadIdx.x % 32 == 0)
+        else if (NEEDS_DQ && !APART && threadIdx.x % 32 == 0)
             cp_async_bulk_wait_read<0>();
     }
 };
