@@ -49,15 +49,19 @@ struct adder {
                 continue;
             const int64_t rows = added.place(a, k.batch);
             int *const semaphore = a.in.semaphores + rows / 16 + half;
-            const int turn = find_turn();
-            await_turn(semaphore, turn);
+            const int turn = ORDERED ? find_turn() : 0;
+            if (ORDERED)
+                await_turn(semaphore, turn);
             wait_full<ADDER_STEPS>(base + DQ_FULL + half * ADDER_STEPS * 8, step);
-            fence_proxy_async_global(); /* what blocks before have added comes before */
+            if (ORDERED)
+                fence_proxy_async_global(); /* what blocks before have added comes before */
             add(rows, half);
             cp_async_bulk_wait_read<0>();
             mbarrier_arrive(base + DQ_EMPTY + half * 8);
-            cp_async_bulk_wait<0>();
-            hand_on_turn(semaphore, turn);
+            if (ORDERED) {
+                cp_async_bulk_wait<0>();
+                hand_on_turn(semaphore, turn);
+            }
         }
     }
 };

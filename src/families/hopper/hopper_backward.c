@@ -17,15 +17,18 @@ enum { PLAIN, SPACIOUS }; /* SPACIOUS: leaves room for what masks, biases and in
 struct tile {
     int32_t kind, head_dim_max, warpgroups, stages, dout_stages, ds_stages, ds_registers;
     const char *reason;
+    int32_t apart; /* hidden */
 };
 static const struct tile tiles[] = {
-    {PLAIN, 64, 3, 3, 3, 2, 1, "192 keys a block add less to dQ than 128: 9 to 24 % faster from 2048 rows on"},
-    {PLAIN, 128, 2, 3, 3, 2, 0, "dK and dV of 64 keys fill a warpgroup's registers; dS is made under dV's product"},
-    {PLAIN, 64, 3, 3, 3, 2, 0, "dK from shared memory"},
-    {PLAIN, 128, 2, 3, 3, 1, 1, "dK from registers"},
-    {SPACIOUS, 128, 2, 3, 3, 2, 0, "few rows are seen by some of 128 keys alone, and what is known of each key fits"},
-    {SPACIOUS, 128, 2, 3, 2, 2, 0, "two stages of dO leave room for masks and biases"},
-    {SPACIOUS, 128, 2, 2, 2, 2, 0, "two stages leave room for masks beside biases"},
+    {PLAIN, 64, 3, 3, 3, 2, 1, "192 keys a block add less to dQ than 128: 9 to 24 % faster from 2048 rows on", 0},
+    {PLAIN, 128, 2, 3, 3, 2, 0, "dK and dV of 64 keys fill a warpgroup's registers; dS is made under dV's product", 0},
+    {PLAIN, 128, 2, 3, 3, 2, 0, "a warpgroup adds", 1},
+    {PLAIN, 128, 2, 3, 3, 2, 0, "a warpgroup adds, down", 2},
+    {PLAIN, 64, 3, 3, 3, 2, 0, "dK from shared memory", 0},
+    {PLAIN, 128, 2, 3, 3, 1, 1, "dK from registers", 0},
+    {SPACIOUS, 128, 2, 3, 3, 2, 0, "few rows are seen by some of 128 keys alone, and what is known of each key fits", 0},
+    {SPACIOUS, 128, 2, 3, 2, 2, 0, "two stages of dO leave room for masks and biases", 0},
+    {SPACIOUS, 128, 2, 2, 2, 2, 0, "two stages leave room for masks beside biases", 0},
 };
 enum { NUM_TILES = sizeof tiles / sizeof tiles[0], BLOCK_M = 64 };
 
@@ -47,7 +50,7 @@ static int is_exact(const struct tile *t, const fdm_problem *p) {
 }
 
 static int suits(const struct tile *t, const fdm_problem *p) {
-    return (t->kind == SPACIOUS) == (p->has_intervals || p->has_mask || p->has_bias) &&
+    return !(t->apart && p->deterministic) && (t->kind == SPACIOUS) == (p->has_intervals || p->has_mask || p->has_bias) &&
            (t->ds_stages > 1 || !must_be_exact(p)) && hopper_backward_padded(p->head_dim) <= t->head_dim_max &&
            hopper_backward_padded(p->head_dim_v) <= t->head_dim_max;
 }
@@ -80,7 +83,7 @@ static int is_ordered(const fdm_problem *p) { return orders_dq(p) || gpu_dbias_i
 /* One warpgroup more adds to dQ, and takes the turns there: where registers are left beside three others, and none must
  * keep turns at the gradient of a bias too. */
 static int adds_apart(const struct tile *t, const fdm_problem *p) {
-    return orders_dq(p) && t->warpgroups == 2 && !gpu_dbias_in_turns(p);
+    return p->needs_dq && (orders_dq(p) || t->apart) && t->warpgroups == 2 && !gpu_dbias_in_turns(p);
 }
 static int32_t block_threads(const struct tile *t, const fdm_problem *p) {
     return 128 * (t->warpgroups + 1 + adds_apart(t, p));
@@ -187,7 +190,7 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
         return 0;
     plan->parameters[TILE] = (int32_t)(t - tiles);
     plan->parameters[PARTS] = division.parts;
-    plan->parameters[IN_TURN] = is_ordered(p) ? heads_in_order(device, p, division.parts, t) : division.in_turn;
+    plan->parameters[IN_TURN] = is_ordered(p) || t->apart == 2 ? heads_in_order(device, p, division.parts, t) : division.in_turn;
     plan->block_m = BLOCK_M;
     plan->block_n = 64 * t->warpgroups;
     plan->stages = t->stages;
@@ -195,7 +198,7 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
     plan->workspace_bytes = workspace_bytes(plan, p);
     snprintf(plan->choice, sizeof plan->choice, "SM90_Wgmma_%dx%d_R%d%s_DS%d%s%s", plan->block_m, plan->block_n,
              t->stages, t->dout_stages < t->stages ? "_DO2" : "", t->ds_stages, t->ds_registers ? "_RS" : "",
-             t->kind == SPACIOUS ? "_Spacious" : "");
+             t->kind == SPACIOUS ? "_Spacious" : t->apart == 1 ? "_Apart" : t->apart ? "_ApartDown" : "");
     const int apart = adds_apart(t, p), wide = hopper_backward_padded(p->head_dim) == 128;
     char adder[64] = "";
     if (apart)
@@ -226,7 +229,7 @@ static void main_request(const fdm_plan *plan, const fdm_problem *p, struct cuda
         .DS_REGISTERS = t->ds_registers, .WINDOW = gpu_bounded(p), .MASK = p->has_mask, .MASK_ROWS = gpu_mask_rows(p),
         .BIAS = gpu_bias_constant(p), .BIAS_ROWS = gpu_bias_rows(p), .DBIAS = gpu_dbias_constant(p),
         .VARLEN = p->varlen, .INTERVALS = p->has_intervals, .GATHER = gathers(p),
-        .DESCENDS = gathers(p) || is_ordered(p), .SOFTCAP = p->softcap > 0, .EXACT = is_exact(t, p),
+        .DESCENDS = gathers(p) || is_ordered(p) || t->apart == 2, .SOFTCAP = p->softcap > 0, .EXACT = is_exact(t, p),
         .EMPTY_ROWS = gpu_empty_rows(p) || p->varlen || p->has_mask || p->has_bias || p->has_intervals,
         .PARTS = plan->parameters[PARTS] > 1, .NEEDS_DQ = p->needs_dq, .APART = adds_apart(t, p),
         .ORDERED = is_ordered(p));

@@ -102,7 +102,7 @@ static_assert(CONTROL + HOPPER_BACKWARD_CONTROL_BYTES + hopper_backward_spare_by
 static_assert(!EXACT || DS_STAGES > 1, "the tile of dS is empty when P is made");
 static_assert(!SOFTCAP || (EXACT && !BIAS), "its slope is found from P");
 static_assert(!MASK_TILE || BLOCK_N == 128, "a row of mask is one of TMA's");
-static_assert(!APART || (ORDERED && NEEDS_DQ && WARPGROUPS == 2), "there are registers for one warpgroup more");
+static_assert(!APART || (NEEDS_DQ && WARPGROUPS == 2), "there are registers for one warpgroup more");
 enum { OWN_BARRIER = 1, OWNERS_BARRIER = OWN_BARRIER + WARPGROUPS };
 
 __device__ __forceinline__ void init_barriers(uint32_t base) {
