@@ -31,6 +31,7 @@
     X(ALIGNED)    /* addresses and strides are multiples of 16 bytes */                \
     X(VARLEN)                                                                          \
     X(NEEDS_DQ) /* 1: dQ is summed in the workspace */                                 \
+    X(NO_ZEROS) /* 1: the first that adds to a row of dQ stores */                     \
     X(BIAS)     /* GPU_BIAS_* */                                                       \
     X(FOLDED)   /* the grid has one dimension: there are more heads or batches than 65535 */
 

@@ -145,10 +145,12 @@ extern "C" __global__ void PREPARE_BOUNDS backward_prepare(const __grid_constant
         a.in.out.data + (b * a.in.out.batch + at.packed * a.in.out.row + h * a.in.out.head) * ELEMENT_BYTES;
     const char *dout = a.dout.data + (b * a.dout.batch + at.packed * a.dout.row + h * a.dout.head) * ELEMENT_BYTES;
 #if NEEDS_DQ /* stores wait for nothing: they go first */
+#    if !NO_ZEROS
     float4 *dq = (float4 *)(a.dq_sums + (at.begin + at.first) * HEAD_DIM);
-#    pragma unroll 8
+#        pragma unroll 8
     for (int n = lane; n < 16 * HEAD_DIM / 4; n += 32)
         dq[n] = make_float4(0, 0, 0, 0);
+#    endif
     if (a.semaphores && lane == 0)
         a.semaphores[(at.begin + at.first) / 16] = 0;
 #endif

@@ -16,6 +16,7 @@ struct gpu_backward_needs {
     int32_t head_dim, head_dim_v; /* as the kernel pads them */
     int32_t sums_dq;              /* 1: dQ is summed in the workspace, and rounded after */
     int32_t semaphores;           /* 1: blocks add to dQ in order */
+    int32_t stores_first;         /* 1: and the first stores, of every row */
     int32_t dbias_blocks;         /* blocks of keys that add to the bias' gradient in order; 0: in any */
     int32_t dbias_shares;         /* partial sums of each key's bias */
     int32_t group_parts;          /* of a group of heads, each with its own sums of dK and dV; below 2: none */

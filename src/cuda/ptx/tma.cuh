@@ -80,6 +80,13 @@ __device__ __forceinline__ void cp_async_bulk(uint32_t shared, const void *globa
                  : "r"(shared), "l"(global), "r"(bytes), "r"(barrier)
                  : "memory");
 }
+/* `bytes`, a multiple of 16, from `shared` to an address that is one; belongs to the thread's next group. */
+__device__ __forceinline__ void cp_async_bulk_store(void *global, uint32_t shared, uint32_t bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;"
+                 :
+                 : "l"(global), "r"(shared), "r"(bytes)
+                 : "memory");
+}
 /* Adds `bytes`, a multiple of 16, of floats in `shared` to those at an address that is one; belongs to the thread's
  * next group. */
 __device__ __forceinline__ void cp_reduce_async_bulk_add(float *global, uint32_t shared, uint32_t bytes) {

@@ -13,6 +13,14 @@
 #include "families/hopper/hopper_ring.cuh"
 #include "gpu/turns.cuh"
 
+/* Adds `bytes` of sums to those of dQ; STORES_FIRST: what is the first for its rows is stored. */
+__device__ __forceinline__ void add_sums(float *to, uint32_t from, uint32_t bytes, bool first) {
+    if (STORES_FIRST && first)
+        cp_async_bulk_store(to, from, bytes);
+    else
+        cp_reduce_async_bulk_add(to, from, bytes);
+}
+
 struct adder {
     const struct hopper_backward_params &a;
     const struct key_block k;
@@ -29,12 +37,12 @@ struct adder {
     }
 
     /* 16 rows at a time, which lie together in shared memory and in the sums, as add_columns() leaves them. */
-    __device__ __forceinline__ void add(int64_t rows, int half) const {
+    __device__ __forceinline__ void add(int64_t rows, int half, bool first) const {
         constexpr int columns = HEAD_DIM / HALVES;
 #pragma unroll
         for (int row = 0; row < BLOCK_M; row += 16)
-            cp_reduce_async_bulk_add(a.in.dq_sums + (rows + row) * HEAD_DIM + half * columns * 16,
-                                     base + DQ_OFFSET + row * HEAD_DIM * 4 + half * columns * 64, columns * 64);
+            add_sums(a.in.dq_sums + (rows + row) * HEAD_DIM + half * columns * 16,
+                     base + DQ_OFFSET + row * HEAD_DIM * 4 + half * columns * 64, columns * 64, first);
         cp_async_bulk_commit();
     }
 
@@ -55,7 +63,7 @@ struct adder {
             wait_full<ADDER_STEPS>(base + DQ_FULL + half * ADDER_STEPS * 8, step);
             if (ORDERED)
                 fence_proxy_async_global(); /* what blocks before have added comes before */
-            add(rows, half);
+            add(rows, half, turn == 0);
             cp_async_bulk_wait_read<0>();
             mbarrier_arrive(base + DQ_EMPTY + half * 8);
             if (ORDERED) {

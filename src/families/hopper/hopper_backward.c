@@ -24,9 +24,12 @@ static const struct tile tiles[] = {
     {PLAIN, 128, 2, 3, 3, 2, 0, "dK and dV of 64 keys fill a warpgroup's registers; dS is made under dV's product", 0},
     {PLAIN, 128, 2, 3, 3, 2, 0, "a warpgroup adds", 1},
     {PLAIN, 128, 2, 3, 3, 2, 0, "a warpgroup adds, down", 2},
+    {PLAIN, 128, 2, 3, 3, 2, 0, "stores first", 3},
+    {PLAIN, 64, 3, 3, 3, 2, 1, "stores first", 3},
     {PLAIN, 64, 3, 3, 3, 2, 0, "dK from shared memory", 0},
     {PLAIN, 128, 2, 3, 3, 1, 1, "dK from registers", 0},
-    {SPACIOUS, 128, 2, 3, 3, 2, 0, "few rows are seen by some of 128 keys alone, and what is known of each key fits", 0},
+    {SPACIOUS, 128, 2, 3, 3, 2, 0, "few rows are seen by some of 128 keys alone, and what is known of each key fits",
+     0},
     {SPACIOUS, 128, 2, 3, 2, 2, 0, "two stages of dO leave room for masks and biases", 0},
     {SPACIOUS, 128, 2, 2, 2, 2, 0, "two stages leave room for masks beside biases", 0},
 };
@@ -50,7 +53,8 @@ static int is_exact(const struct tile *t, const fdm_problem *p) {
 }
 
 static int suits(const struct tile *t, const fdm_problem *p) {
-    return !(t->apart && p->deterministic) && (t->kind == SPACIOUS) == (p->has_intervals || p->has_mask || p->has_bias) &&
+    return (!t->apart || (t->apart == 3) == p->deterministic) &&
+           (t->kind == SPACIOUS) == (p->has_intervals || p->has_mask || p->has_bias) &&
            (t->ds_stages > 1 || !must_be_exact(p)) && hopper_backward_padded(p->head_dim) <= t->head_dim_max &&
            hopper_backward_padded(p->head_dim_v) <= t->head_dim_max;
 }
@@ -102,9 +106,17 @@ static int64_t visits_bytes(const fdm_problem *p) {
     return finds_visits(p) ? p->batch * p->heads_kv * row_tiles(p) * visit_words(p) * 8 : 0;
 }
 
+static int empty_rows(const fdm_problem *p) {
+    return gpu_empty_rows(p) || p->varlen || p->has_mask || p->has_bias || p->has_intervals;
+}
+static int stores_first(const struct tile *t, const fdm_problem *p) {
+    return orders_dq(p) && !empty_rows(p) && t->apart == 3;
+}
+
 static struct gpu_backward_needs needs_of(const fdm_plan *plan, const fdm_problem *p) {
     struct gpu_backward_needs needs = hopper_backward_needs(p, BLOCK_M, p->needs_dq, plan->parameters[PARTS]);
     needs.semaphores = orders_dq(p);
+    needs.stores_first = stores_first(&tiles[plan->parameters[TILE]], p);
     needs.early = 1;
     needs.may_order_keys = needs.orders_keys = gathers(p);
     needs.block_m = BLOCK_M;
@@ -190,7 +202,8 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
         return 0;
     plan->parameters[TILE] = (int32_t)(t - tiles);
     plan->parameters[PARTS] = division.parts;
-    plan->parameters[IN_TURN] = is_ordered(p) || t->apart == 2 ? heads_in_order(device, p, division.parts, t) : division.in_turn;
+    plan->parameters[IN_TURN] =
+        is_ordered(p) || t->apart == 2 ? heads_in_order(device, p, division.parts, t) : division.in_turn;
     plan->block_m = BLOCK_M;
     plan->block_n = 64 * t->warpgroups;
     plan->stages = t->stages;
@@ -198,7 +211,11 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
     plan->workspace_bytes = workspace_bytes(plan, p);
     snprintf(plan->choice, sizeof plan->choice, "SM90_Wgmma_%dx%d_R%d%s_DS%d%s%s", plan->block_m, plan->block_n,
              t->stages, t->dout_stages < t->stages ? "_DO2" : "", t->ds_stages, t->ds_registers ? "_RS" : "",
-             t->kind == SPACIOUS ? "_Spacious" : t->apart == 1 ? "_Apart" : t->apart ? "_ApartDown" : "");
+             t->kind == SPACIOUS ? "_Spacious"
+             : t->apart == 1     ? "_Apart"
+             : t->apart == 2     ? "_ApartDown"
+             : t->apart          ? "_Stores"
+                                 : "");
     const int apart = adds_apart(t, p), wide = hopper_backward_padded(p->head_dim) == 128;
     char adder[64] = "";
     if (apart)
@@ -230,9 +247,8 @@ static void main_request(const fdm_plan *plan, const fdm_problem *p, struct cuda
         .BIAS = gpu_bias_constant(p), .BIAS_ROWS = gpu_bias_rows(p), .DBIAS = gpu_dbias_constant(p),
         .VARLEN = p->varlen, .INTERVALS = p->has_intervals, .GATHER = gathers(p),
         .DESCENDS = gathers(p) || is_ordered(p) || t->apart == 2, .SOFTCAP = p->softcap > 0, .EXACT = is_exact(t, p),
-        .EMPTY_ROWS = gpu_empty_rows(p) || p->varlen || p->has_mask || p->has_bias || p->has_intervals,
-        .PARTS = plan->parameters[PARTS] > 1, .NEEDS_DQ = p->needs_dq, .APART = adds_apart(t, p),
-        .ORDERED = is_ordered(p));
+        .EMPTY_ROWS = empty_rows(p), .STORES_FIRST = stores_first(t, p), .PARTS = plan->parameters[PARTS] > 1,
+        .NEEDS_DQ = p->needs_dq, .APART = adds_apart(t, p), .ORDERED = is_ordered(p));
     request->file = "families/hopper/hopper_backward.cu";
     request->entry = "hopper_backward";
     request->shared_bytes = shared_bytes(t, p);
