@@ -152,7 +152,7 @@ static const struct instruction {
     {"stmatrix_x4", "any rows", TRY_STMATRIX, BITS, 0, 0, {0}, 0},
     {"stmatrix_x4_trans", "any rows", TRY_STMATRIX_TRANS, BITS, 0, 0, {0}, 0},
     {"red_add_4", "two blocks", TRY_RED_ADD_4, BITS, 0, 0, {0}, 0},
-    {"cp_reduce_async_bulk_add cp_async_bulk_commit cp_async_bulk_wait_read cp_async_bulk_wait",
+    {"cp_reduce_async_bulk_add cp_async_bulk_store cp_async_bulk_commit cp_async_bulk_wait_read cp_async_bulk_wait",
      "two blocks",
      TRY_BULK_ADD,
      BITS,

@@ -121,8 +121,8 @@ __device__ __forceinline__ void try_stmatrix(const struct instruction_arguments 
         out[i] = ld_shared_4(shared + threadIdx.x * 16 + i * 4);
 }
 
-/* Both blocks add whole numbers, in two groups, to the same sums. */
-__device__ __forceinline__ void try_bulk_add(const struct instruction_arguments &a, uint32_t shared) {
+/* Both blocks add whole numbers, in two groups, to the same sums; and store them, each for itself. */
+__device__ __forceinline__ void try_bulk_add(const struct instruction_arguments &a, uint32_t *out, uint32_t shared) {
     const uint32_t number = __float_as_uint((float)(a.in[threadIdx.x] % 64));
     if (threadIdx.x < 64)
         st_shared_4(shared + threadIdx.x * 4, number);
@@ -130,6 +130,7 @@ __device__ __forceinline__ void try_bulk_add(const struct instruction_arguments 
     __syncthreads();
     if (threadIdx.x == 0) {
         cp_reduce_async_bulk_add(a.sums, shared, 256);
+        cp_async_bulk_store(out, shared, 256);
         cp_async_bulk_commit();
         cp_reduce_async_bulk_add(a.sums, shared + 128, 128);
         cp_async_bulk_commit();
@@ -181,7 +182,7 @@ extern "C" __global__ void __launch_bounds__(INSTRUCTION_THREADS, 3) __cluster_d
     else if (INSTRUCTION == TRY_STMATRIX || INSTRUCTION == TRY_STMATRIX_TRANS)
         try_stmatrix(a, out, shared);
     else if (INSTRUCTION == TRY_BULK_ADD)
-        try_bulk_add(a, shared);
+        try_bulk_add(a, out, shared);
     else if (INSTRUCTION == TRY_TILE_STORE)
         try_store(a, out, shared);
     else
