@@ -96,7 +96,8 @@ struct ring {
 
 /* With `ring` pieces in a block's shared memory. A row's pieces are as few as fit, or as many as give every block some,
  * and then those with which the last turn of the groups wastes the least. 0: the row is too long. */
-static int ring_with(const fdm_device *device, const fdm_softmax_problem *p, int32_t ring, struct ring *s) {
+static int ring_with(const fdm_device *device, const fdm_softmax_problem *p, int32_t ring, int32_t lag,
+                     struct ring *s) {
     enum { BLOCKS_PER_SM = 2, STATIC_BYTES = 1024, CANDIDATES = 16, OVERHEAD = 256 };
     const int32_t vector = vector_of(p), unit = softmax_shared_bytes(1, p->pass == FDM_BACKWARD);
     const int64_t shared_bytes = (device->shared_bytes + 1024) / BLOCKS_PER_SM - 1024 - STATIC_BYTES;
@@ -116,14 +117,14 @@ static int ring_with(const fdm_device *device, const fdm_softmax_problem *p, int
         if (cost >= best || chunks > chunks_max)
             continue;
         best = cost;
-        *s = (struct ring){pieces, rows < groups ? (int32_t)rows : groups, chunks, ring, ring / 2};
+        *s = (struct ring){pieces, rows < groups ? (int32_t)rows : groups, chunks, ring, lag};
     }
     return best < INT64_MAX;
 }
 
 /* Many small pieces, so that a row's sums have three turns to meet; else few large ones. */
 static int ring_of(const fdm_device *device, const fdm_softmax_problem *p, struct ring *s) {
-    return ring_with(device, p, 6, s) || ring_with(device, p, 3, s);
+    return ring_with(device, p, 7, 5, s) || ring_with(device, p, 3, 2, s);
 }
 
 static const char *ring_refusal(const fdm_device *device, const void *problem) {
@@ -140,8 +141,9 @@ static void ring_fill(const fdm_device *device, const void *problem, fdm_compani
     const fdm_softmax_problem *p = problem;
     struct ring s;
     ring_of(device, p, &s);
+    enum { SHARERS = 64 };
     const int32_t parameters[] = {
-        vector_of(p), SOFTMAX_MAX_LANES + 32, SOFTMAX_MAX_LANES, s.chunks, s.ring, s.pieces, s.groups, s.lag};
+        vector_of(p), SOFTMAX_MAX_LANES + SHARERS, SOFTMAX_MAX_LANES, s.chunks, s.ring, s.pieces, s.groups, s.lag};
     memcpy(choice->parameters, parameters, sizeof parameters);
     choice->shared_bytes = shared_bytes_of(p, parameters);
     choice->workspace_bytes = (p->rows * s.pieces * 8 + 63) / 64 * 64;

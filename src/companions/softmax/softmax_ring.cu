@@ -18,11 +18,10 @@
 #include "cuda/ptx/global.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 
-static_assert(THREADS == LANES + 32 && LANES == SOFTMAX_MAX_LANES, "a block a piece, and a warp; softmax_share()");
-
-constexpr int WARPS = LANES / 32;
+constexpr int WARPS = LANES / 32, SHARERS = (THREADS - LANES) / 32;
 constexpr int INPUTS = BACKWARD ? 2 : 1;
 constexpr uint64_t EMPTY = ~0ull; /* no sums: the largest element is never this NaN */
+static_assert(LANES == SOFTMAX_MAX_LANES && SHARERS > 0, "a block a piece, and warps besides; softmax_share()");
 static_assert(LAG > 0 && RING > LAG && WARPS <= 32, "one piece at least is on its way");
 
 /* ---- this thread's chunks of a piece ---- */
@@ -170,43 +169,51 @@ __device__ __forceinline__ void move_pieces(const struct softmax_params &a, cons
 __device__ __forceinline__ uint64_t packed(const struct sums &s) {
     return (uint64_t)__float_as_uint(s.n) << 32 | __float_as_uint(s.sum);
 }
-__device__ __forceinline__ void add_packed(struct sums &s, uint64_t x) {
-    const struct sums more = {__uint_as_float((uint32_t)(x >> 32)), __uint_as_float((uint32_t)x)};
-    const float n = fmaxf(s.n, more.n);
-    s.sum = BACKWARD ? s.sum + more.sum : rescaled(s, n) + rescaled(more, n);
-    s.n = n;
+__device__ __forceinline__ struct sums unpacked(uint64_t x) {
+    return {__uint_as_float((uint32_t)(x >> 32)), __uint_as_float((uint32_t)x)};
 }
 
-/* The sums of a row's pieces as far as they are there; of each lane every 32nd, all asked for at once. */
+/* The sums of a row's pieces, of each lane every 32nd; EMPTY is asked for, all at once. */
 enum { ASKED = SOFTMAX_RING_PIECES_MAX / 32 };
-__device__ __forceinline__ void ask(uint64_t (&x)[ASKED], const uint64_t *pieces, uint32_t count, uint32_t lane) {
+__device__ __forceinline__ void ask(uint64_t (&x)[ASKED], const uint64_t *pieces, uint32_t lane) {
 #pragma unroll
     for (int j = 0; j < ASKED; j++)
-        if (lane + j * 32 < count && x[j] == EMPTY)
+        if (x[j] == EMPTY)
             x[j] = ld_relaxed_8(pieces + lane + j * 32);
 }
-__device__ __forceinline__ bool is_missing(const uint64_t (&x)[ASKED], uint32_t count, uint32_t lane) {
+__device__ __forceinline__ bool is_missing(const uint64_t (&x)[ASKED]) {
     bool missing = false;
 #pragma unroll
     for (int j = 0; j < ASKED; j++)
-        missing |= lane + j * 32 < count && x[j] == EMPTY;
+        missing |= x[j] == EMPTY;
     return missing;
 }
+__device__ __forceinline__ struct sums sum_of(const uint64_t (&x)[ASKED]) {
+    struct sums s = no_sums();
+#pragma unroll
+    for (int j = 0; j < ASKED && !BACKWARD; j++)
+        s.n = fmaxf(s.n, unpacked(x[j]).n);
+#pragma unroll
+    for (int j = 0; j < ASKED; j++)
+        s.sum += BACKWARD ? unpacked(x[j]).sum : rescaled(unpacked(x[j]), s.n);
+    return s;
+}
 
-/* The last warp: what the block's piece of row k is tells others, and what row k + 1 - LAG is tells this block. It
- * asks for the latter before it waits for the former. */
+/* A warp besides has every turn of SHARERS: what the block's piece of row k is tells others, and what row k + 1 - LAG
+ * is tells this block. It asks for the latter before it waits for the former. */
 __device__ __forceinline__ void share_sums(const struct softmax_params &a, uint32_t first, uint32_t groups,
-                                           uint32_t own, struct told &told) {
+                                           uint32_t own, uint32_t sharer, struct told &told) {
     uint64_t *const partials = (uint64_t *)a.partials;
     const uint32_t lane = threadIdx.x % 32, turns = turns_of(a, first, groups);
-    for (uint32_t k = 0, number = first; k + 1 < turns; k++, number += groups) {
+    for (uint32_t k = sharer, number = first + sharer * groups; k + 1 < turns;
+         k += SHARERS, number += SHARERS * groups) {
         const uint64_t *pieces = partials + (uint64_t)(number - (LAG - 1) * groups) * a.pieces;
         uint64_t x[ASKED];
 #pragma unroll
         for (int j = 0; j < ASKED; j++)
-            x[j] = EMPTY;
+            x[j] = lane + j * 32 < a.pieces ? EMPTY : packed(no_sums());
         if (LAG > 1 && k + 1 >= LAG)
-            ask(x, pieces, a.pieces, lane);
+            ask(x, pieces, lane);
         wait(told.summed, k);
         if (number < a.rows) {
             struct sums s = no_sums();
@@ -217,14 +224,10 @@ __device__ __forceinline__ void share_sums(const struct softmax_params &a, uint3
                 st_relaxed_8(partials + (uint64_t)number * a.pieces + own, packed(s));
         }
         if (k + 1 >= LAG) {
-            struct sums s = no_sums();
-            while (is_missing(x, a.pieces, lane))
-                ask(x, pieces, a.pieces, lane);
-#pragma unroll
-            for (int j = 0; j < ASKED; j++)
-                if (lane + j * 32 < a.pieces)
-                    add_packed(s, x[j]);
+            while (is_missing(x))
+                ask(x, pieces, lane);
             __syncwarp();
+            struct sums s = sum_of(x);
             sums_over_lanes<32>(s);
             const struct totals t = totals_of(s);
             if (lane == 0)
@@ -245,7 +248,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) softmax_ring(const __gr
         }
     __syncthreads();
     if (threadIdx.x >= LANES) {
-        share_sums(a, first, groups, own, told);
+        share_sums(a, first, groups, own, (threadIdx.x - LANES) / 32, told);
         return;
     }
     const uint32_t share = softmax_share(a.chunks, a.pieces, VECTOR);
