@@ -141,7 +141,7 @@ static void ring_fill(const fdm_device *device, const void *problem, fdm_compani
     const fdm_softmax_problem *p = problem;
     struct ring s;
     ring_of(device, p, &s);
-    enum { SHARERS = 64 };
+    enum { SHARERS = 96 };
     const int32_t parameters[] = {
         vector_of(p), SOFTMAX_MAX_LANES + SHARERS, SOFTMAX_MAX_LANES, s.chunks, s.ring, s.pieces, s.groups, s.lag};
     memcpy(choice->parameters, parameters, sizeof parameters);

@@ -17,8 +17,14 @@
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/global.cuh"
 #include "cuda/ptx/mbarrier.cuh"
+#if THREADS - LANES == 96 && VECTOR == 2 && __CUDA_ARCH__ >= 900
+#    define BULK 1
+#    include "cuda/ptx/tma.cuh"
+#else
+#    define BULK 0
+#endif
 
-constexpr int WARPS = LANES / 32, SHARERS = (THREADS - LANES) / 32;
+constexpr int WARPS = LANES / 32, SHARERS = THREADS - LANES > 32 ? 2 : 1;
 constexpr int INPUTS = BACKWARD ? 2 : 1;
 constexpr uint64_t EMPTY = ~0ull; /* no sums: the largest element is never this NaN */
 static_assert(LANES == SOFTMAX_MAX_LANES && SHARERS > 0, "a block a piece, and warps besides; softmax_share()");
@@ -123,6 +129,9 @@ struct told {
     float2 totals[2];      /* of a row */
     uint64_t summed[2];    /* barriers: all warps have told their sums of the turn; */
     uint64_t totalled[2];  /* and the totals that the turn needs are there */
+#if BULK
+    uint64_t full[RING], empty[RING];
+#endif
 };
 __device__ __forceinline__ void arrive(uint64_t (&barriers)[2], uint32_t turn) {
     __syncwarp();
@@ -142,12 +151,16 @@ __device__ __forceinline__ uint32_t turns_of(const struct softmax_params &a, uin
 __device__ __forceinline__ void move_pieces(const struct softmax_params &a, const struct part &part, uint32_t first,
                                             uint32_t groups, struct told &told) {
     const float scale2 = a.scale * LOG2_E;
-    for (int k = 0; k < RING - LAG; k++)
+    for (int k = 0; k < RING - LAG && !BULK; k++)
         fetch_piece(a, part, first + k * groups, k);
     const uint32_t turns = turns_of(a, first, groups);
     for (uint32_t k = 0, number = first; k < turns; k++, number += groups) {
         if (number < a.rows) {
+#if BULK
+            mbarrier_wait(shared_address(&told.full[k % RING]), k / RING % 2);
+#else
             cp_async_wait<RING - LAG - 1>();
+#endif
             struct sums s = sums_of_piece(a, part, number, k, scale2);
             sums_over_lanes<32>(s);
             if (threadIdx.x % 32 == 0)
@@ -160,11 +173,40 @@ __device__ __forceinline__ void move_pieces(const struct softmax_params &a, cons
         if (k >= LAG) {
             const float2 t = told.totals[k % 2];
             finish_piece(a, part, number - LAG * groups, k - LAG, {t.x, t.y}, scale2);
+#if BULK
+            if (MASK)
+                fence_proxy_async();
+            __syncwarp();
+            if (threadIdx.x % 32 == 0)
+                mbarrier_arrive(shared_address(&told.empty[(k - LAG) % RING]));
+#endif
         }
-        fetch_piece(a, part, number + (RING - LAG) * groups, k + RING - LAG);
+        if (!BULK)
+            fetch_piece(a, part, number + (RING - LAG) * groups, k + RING - LAG);
     }
     cp_async_wait<0>();
 }
+
+#if BULK
+__device__ __forceinline__ void fetch_pieces(const struct softmax_params &a, const struct part &part, uint32_t first,
+                                             uint32_t groups, uint32_t ring, struct told &told) {
+    const uint32_t bytes = part.first < a.chunks ? min(part.share, a.chunks - part.first) * 16 : 0;
+    for (uint32_t k = 0, number = first; number < a.rows; k++, number += groups) {
+        const uint32_t full = shared_address(&told.full[k % RING]), to = ring + k % RING * INPUTS * CHUNKS * LANES * 16;
+        if (k >= RING)
+            mbarrier_wait(shared_address(&told.empty[k % RING]), (k / RING - 1) % 2);
+        const struct row r = row_of(a, number);
+        if (bytes == 0) {
+            mbarrier_arrive(full);
+            continue;
+        }
+        mbarrier_arrive_expect_tx(full, bytes * INPUTS);
+        cp_async_bulk(to, r.in + (int64_t)part.first * 16, bytes, full);
+        if (BACKWARD)
+            cp_async_bulk(to + CHUNKS * LANES * 16, r.dout + (int64_t)part.first * 16, bytes, full);
+    }
+}
+#endif
 
 __device__ __forceinline__ uint64_t packed(const struct sums &s) {
     return (uint64_t)__float_as_uint(s.n) << 32 | __float_as_uint(s.sum);
@@ -246,7 +288,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) softmax_ring(const __gr
             mbarrier_init(shared_address(&told.summed[i]), WARPS);
             mbarrier_init(shared_address(&told.totalled[i]), 1);
         }
+#if BULK
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < RING; i++) {
+            mbarrier_init(shared_address(&told.full[i]), 1);
+            mbarrier_init(shared_address(&told.empty[i]), WARPS);
+        }
+        fence_mbarrier_init();
+    }
+#endif
     __syncthreads();
+    if (threadIdx.x >= LANES + 64) {
+#if BULK
+        const uint32_t share = softmax_share(a.chunks, a.pieces, VECTOR);
+        if (threadIdx.x == LANES + 64)
+            fetch_pieces(a, {own * share, share, 0}, first, groups, shared_address(dynamic), told);
+#endif
+        return;
+    }
     if (threadIdx.x >= LANES) {
         share_sums(a, first, groups, own, (threadIdx.x - LANES) / 32, told);
         return;
