@@ -99,7 +99,7 @@ static void backward_takes_what_it_names(void **state) {
     }
 }
 
-/* hopper.wide takes what it does not refuse above head dim 128; below, where it is named. */
+/* hopper.wide takes what it does not refuse above head dim 128; below, or beside a softcap, where it is named. */
 static void wide_takes_wide_heads(void **state) {
     (void)state;
     static const struct {
@@ -128,9 +128,9 @@ static void wide_takes_wide_heads(void **state) {
         p.pass = FDM_BACKWARD;
         p.needs_dq = p.needs_dk = p.needs_dv = 1;
         assert_int_equal(fdm_plan_attention(&device, &p, NULL, &plan), FDM_OK);
-        assert_string_equal(plan.kernel, cases[i].head_dim <= 128 ? "hopper.backward"
-                                         : cases[i].words         ? "mma.backward"
-                                                                  : "hopper.wide");
+        assert_string_equal(plan.kernel, cases[i].head_dim <= 128                        ? "hopper.backward"
+                                         : cases[i].words || cases[i].features & SOFTCAP ? "mma.backward"
+                                                                                         : "hopper.wide");
         options.kernel = "hopper.wide";
         if (cases[i].words) {
             assert_int_not_equal(fdm_plan_attention(&device, &p, &options, &plan), FDM_OK);

@@ -41,6 +41,9 @@ HOPPER_BACKWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define BLOCK_M        64
 #define BLOCK_N        (64 * WARPGROUPS)
 #define THREADS        (128 * (WARPGROUPS + 1))
+/* Groups of eight rows of which lse and delta are read under products: as there are registers for them, measured. */
+#define EARLY_GROUPS \
+    (MASK || BIAS || INTERVALS || VARLEN || SOFTCAP || EXACT ? 0 : WARPGROUPS == 3 ? 4 : WINDOW ? 2 : 0)
 #include "families/hopper/hopper_exact.cuh"
 #include "families/hopper/hopper_keys.cuh"
 
@@ -129,6 +132,7 @@ struct owner {
     float dbias[2];                                             /* DBIAS KEYS: sums of a head's dS */
     float s[BLOCK_M / 2], dk[HEAD_DIM / 2], dv[HEAD_DIM_V / 2]; /* s: S^T, then dP^T */
     uint32_t p[BLOCK_M / 16][4];
+    float early[EARLY_ROWS]; /* of a tile's lse, then of its delta */
 
     /* S^T = K Q^T */
     __device__ __forceinline__ void multiply_kq(int step) {
@@ -169,15 +173,22 @@ struct owner {
         }
     }
 
+    __device__ __forceinline__ uint32_t lse_of(int step) const {
+        return base + ROWS_OFFSET + stage_of<STAGES>(step) * BLOCK_M * 8;
+    }
+    __device__ __forceinline__ uint32_t delta_of(int step) const {
+        return base + ROWS_OFFSET + stage_of<DOUT_STAGES>(step) * BLOCK_M * 8 + BLOCK_M * 4;
+    }
+
     __device__ __forceinline__ void make_p(int step) {
-        const uint32_t lse = base + ROWS_OFFSET + stage_of<STAGES>(step) * BLOCK_M * 8;
         const int first = (int)tid_x_reread() / 128 * 64;
         const bool masked = MASK_TILE && hides_part(base + SEEN_OFFSET, tile), scored = BIAS_TILE || masked;
         if (scored)
             wait_full<1>(base + SCORE_FULL, scores);
-        scores_to_p(s, a, k.batch, k.first_key + first, tile * BLOCK_M,
-                    {lse, base + LOW_OFFSET + stage_of<STAGES>(step) * BLOCK_M * 4, base + KEYS_OFFSET + first * 4,
-                     base + BIAS_OFFSET + first * BLOCK_M * 2, base + MASK_OFFSET, masked});
+        scores_to_p(s, early, a, k.batch, k.first_key + first, tile * BLOCK_M,
+                    {lse_of(step), base + LOW_OFFSET + stage_of<STAGES>(step) * BLOCK_M * 4,
+                     base + KEYS_OFFSET + first * 4, base + BIAS_OFFSET + first * BLOCK_M * 2, base + MASK_OFFSET,
+                     masked});
         if (scored) {
             __syncwarp();
             release<1>(base + SCORE_EMPTY, scores++);
@@ -255,8 +266,7 @@ struct owner {
     /* From P^T and dP^T dS of the warp's 16 keys, to shared memory, a row for each query row. */
     __device__ __forceinline__ void leave_ds(int step) {
         const int thread = (int)tid_x_reread(), lane = thread % 32, warp = thread / 32 % 4;
-        const uint32_t delta =
-            base + ROWS_OFFSET + stage_of<DOUT_STAGES>(step) * BLOCK_M * 8 + BLOCK_M * 4 + thread % 4 * 8;
+        const uint32_t delta = own_rows(delta_of(step), thread);
         const uint32_t panel = base + DS_OFFSET + stage_of<DS_STAGES>(step) * DS_BYTES + thread / 128 * BLOCK_M * 128;
         /* a lane's row of matrices: keys 0-7, rows 0-7; keys 8-15, rows 0-7; keys 0-7, rows 8-15; keys 8-15, rows 8-15
          */
@@ -273,8 +283,9 @@ struct owner {
                 ld_shared_16(rest, panel + (n * 16 + row) * 128 + ((chunk ^ (row & 7)) << 4));
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                uint32_t words[2], lse[2];
-                ld_shared_8(words[0], words[1], delta + (2 * n + i) * 32);
+                uint32_t lse[2];
+                float rows[2];
+                find_group(rows, early, delta, 2 * n + i);
                 if (SOFTCAP)
                     ld_shared_8(lse[0], lse[1], lse_of_step + (2 * n + i) * 32);
 #pragma unroll
@@ -284,9 +295,8 @@ struct owner {
                     float whole[2];
                     if (EXACT)
                         join_pair(whole, x, rest[2 * i + half]);
-                    float low = (EXACT ? whole[0] : unpack((uint16_t)x)) * (s[at] - __uint_as_float(words[0]));
-                    float high =
-                        (EXACT ? whole[1] : unpack((uint16_t)(x >> 16))) * (s[at + 1] - __uint_as_float(words[1]));
+                    float low = (EXACT ? whole[0] : unpack((uint16_t)x)) * (s[at] - rows[0]);
+                    float high = (EXACT ? whole[1] : unpack((uint16_t)(x >> 16))) * (s[at + 1] - rows[1]);
                     if (DBIAS == GPU_DBIAS_KEYS)
                         dbias[half] += low + high;
                     if (DBIAS == GPU_DBIAS_SUMS)
@@ -383,6 +393,7 @@ struct owner {
             wgmma_fence();
             multiply_kq(step);
             wgmma_commit_group();
+            load_rows(early, lse_of(step)); /* while products are under way that end before it is wanted */
             wgmma_wait_group<0>(s);
             make_p(step);
 #pragma unroll 1
@@ -398,6 +409,7 @@ struct owner {
                 wgmma_commit_group();
                 multiply_pdo(step);
                 wgmma_commit_group();
+                load_rows(early, delta_of(step));
                 wgmma_wait_group<DS_REGISTERS ? 0 : 1>(s);  /* P is read until then, */
                 wgmma_wait_group<DS_REGISTERS ? 0 : 1>(dk); /* and Q and dS of the step before */
                 leave_ds(step);
@@ -413,6 +425,8 @@ struct owner {
                 wgmma_commit_group();
                 multiply_dsq(step);
                 wgmma_commit_group();
+                if (more)
+                    load_rows(early, lse_of(step + 1));
                 wgmma_wait_group<DS_REGISTERS ? 0 : 1>(s);
                 wgmma_wait_group<DS_REGISTERS ? 0 : 1>(dv);
                 if (more)

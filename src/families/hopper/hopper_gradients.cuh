@@ -245,10 +245,36 @@ __device__ __forceinline__ float exponent_of(float x, [[maybe_unused]] const str
 #endif
 }
 
+/* Lse or delta of the thread's two rows of each of some groups of eight, of a tile in shared memory. Where some are
+ * read before, to `early`, no register keeps the thread's place from one use to the next. */
+#ifndef EARLY_GROUPS
+#    define EARLY_GROUPS 0
+#endif
+#define EARLY_ROWS (EARLY_GROUPS ? 2 * EARLY_GROUPS : 1)
+__device__ __forceinline__ uint32_t own_rows(uint32_t rows, int thread) {
+    return EARLY_GROUPS ? rows : rows + thread % 4 * 8;
+}
+template <int count> __device__ __forceinline__ void load_rows(float (&x)[count], uint32_t own) {
+#pragma unroll
+    for (int i = 0; i + 1 < count; i += 2) {
+        uint32_t words[2];
+        ld_shared_8(words[0], words[1], own + (EARLY_GROUPS ? tid_x_reread() % 4 * 8 : 0) + i * 16);
+        x[i] = __uint_as_float(words[0]);
+        x[i + 1] = __uint_as_float(words[1]);
+    }
+}
+__device__ __forceinline__ void find_group(float (&x)[2], const float (&early)[EARLY_ROWS], uint32_t own, int group) {
+    if (group < EARLY_GROUPS)
+        x[0] = early[2 * group], x[1] = early[2 * group + 1];
+    else
+        load_rows(x, own + group * 32);
+}
+
 /* Scores S^T of 64 keys from key `first_key` on and BLOCK_M rows from row `row` on to P^T, in place. Beyond the
  * sequence's last key there are zeros, which would have weight. */
-__device__ __forceinline__ void scores_to_p(float (&s)[BLOCK_M / 2], const struct hopper_backward_params &a, int batch,
-                                            int first_key, int row, const struct score_sources &from) {
+__device__ __forceinline__ void scores_to_p(float (&s)[BLOCK_M / 2], const float (&early)[EARLY_ROWS],
+                                            const struct hopper_backward_params &a, int batch, int first_key, int row,
+                                            const struct score_sources &from) {
     const int lane = (int)tid_x_reread() % 32;
     const float unit = score_unit(a.in.in);
 #if KEYED
@@ -267,8 +293,9 @@ __device__ __forceinline__ void scores_to_p(float (&s)[BLOCK_M / 2], const struc
 #endif
 #pragma unroll
     for (int i = 0; i < BLOCK_M / 8; i++) {
-        uint32_t words[2], low[2] = {};
-        ld_shared_8(words[0], words[1], from.lse + lane % 4 * 8 + i * 32);
+        uint32_t low[2] = {};
+        float lse[2];
+        find_group(lse, early, own_rows(from.lse, lane), i);
         if (BIAS)
             ld_shared_8(low[0], low[1], from.low + lane % 4 * 8 + i * 32);
 #if BIAS_TILE
@@ -283,8 +310,7 @@ __device__ __forceinline__ void scores_to_p(float (&s)[BLOCK_M / 2], const struc
 #elif BIAS
             of_pair = bias[e / 2];
 #endif
-            s[4 * i + e] = exponent_of(s[4 * i + e], a.in.in, unit, of_pair, __uint_as_float(words[e % 2]),
-                                       __uint_as_float(low[e % 2]));
+            s[4 * i + e] = exponent_of(s[4 * i + e], a.in.in, unit, of_pair, lse[e % 2], __uint_as_float(low[e % 2]));
         }
     }
     int first[2], last[2];

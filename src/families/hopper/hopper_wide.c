@@ -68,11 +68,12 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
 }
 
 /* Up to here hopper.backward computes five products a tile where this kernel has seven, and mma.backward is faster too.
- */
+ * tanh stands between its products, but mma.backward pays for a fixed order (docs/lab/hopper_backward.md). */
 enum { NARROW = 128 };
 static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
     (void)device;
     return p->head_dim <= NARROW && p->head_dim_v <= NARROW ? "at head dims up to 128 it is the slowest on tensor cores"
+           : p->softcap > 0 && !p->deterministic            ? "mma.backward is faster beside a softcap"
                                                             : NULL;
 }
 

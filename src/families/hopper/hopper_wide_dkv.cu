@@ -212,7 +212,8 @@ struct dv_maker {
         const bool masked = MASK && hides_part(base + SEEN_OFFSET, tile), scored = BIAS || masked;
         if (scored)
             wait_full<1>(base + SCORE_FULL, scores);
-        scores_to_p(s, a, k.batch, k.first_key, tile * BLOCK_M,
+        const float early[EARLY_ROWS] = {};
+        scores_to_p(s, early, a, k.batch, k.first_key, tile * BLOCK_M,
                     {lse_of(base, step), base + LOW_OFFSET + stage_of<STAGES>(step) * BLOCK_M * 4, 0,
                      base + BIAS_OFFSET, base + MASK_OFFSET, masked, k.first_key % 128 - 64});
         if (scored) {
