@@ -17,17 +17,18 @@
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/global.cuh"
 #include "cuda/ptx/mbarrier.cuh"
-#if THREADS - LANES == 96 && VECTOR == 2 && __CUDA_ARCH__ >= 900
-#    define BULK 1
+
+/* Whole pieces come by one copy each, which a warp besides asks for; else each thread fetches what it reads. */
+#define BULK (THREADS == LANES + SOFTMAX_RING_SHARERS + 32)
+#if BULK
 #    include "cuda/ptx/tma.cuh"
-#else
-#    define BULK 0
 #endif
 
-constexpr int WARPS = LANES / 32, SHARERS = THREADS - LANES > 32 ? 2 : 1;
+constexpr int WARPS = LANES / 32, SHARERS = SOFTMAX_RING_SHARERS / 32;
 constexpr int INPUTS = BACKWARD ? 2 : 1;
 constexpr uint64_t EMPTY = ~0ull; /* no sums: the largest element is never this NaN */
-static_assert(LANES == SOFTMAX_MAX_LANES && SHARERS > 0, "a block a piece, and warps besides; softmax_share()");
+static_assert(LANES == SOFTMAX_MAX_LANES && (BULK ? VECTOR == SOFTMAX_WHOLE : THREADS == LANES + SOFTMAX_RING_SHARERS),
+              "a block a piece, and warps besides; softmax_share()");
 static_assert(LAG > 0 && RING > LAG && WARPS <= 32, "one piece at least is on its way");
 
 /* ---- this thread's chunks of a piece ---- */
@@ -130,7 +131,7 @@ struct told {
     uint64_t summed[2];    /* barriers: all warps have told their sums of the turn; */
     uint64_t totalled[2];  /* and the totals that the turn needs are there */
 #if BULK
-    uint64_t full[RING], empty[RING];
+    uint64_t full[RING], empty[RING]; /* a piece has come; all warps have written its results */
 #endif
 };
 __device__ __forceinline__ void arrive(uint64_t (&barriers)[2], uint32_t turn) {
@@ -148,6 +149,44 @@ __device__ __forceinline__ uint32_t turns_of(const struct softmax_params &a, uin
     return (a.rows - first + groups - 1) / groups + LAG;
 }
 
+#if BULK
+/* One thread's: as many pieces ahead as there is room for. */
+__device__ __forceinline__ void fetch_pieces(const struct softmax_params &a, const struct part &part, uint32_t first,
+                                             uint32_t groups, struct told &told) {
+    const uint32_t bytes = part.first < a.chunks ? min(part.share, a.chunks - part.first) * 16 : 0;
+    for (uint32_t k = 0, number = first; number < a.rows; k++, number += groups) {
+        const struct row r = row_of(a, number);
+        const uint32_t full = shared_address(&told.full[k % RING]);
+        if (k >= RING)
+            mbarrier_wait(shared_address(&told.empty[k % RING]), (k / RING - 1) % 2);
+        mbarrier_arrive_expect_tx(full, bytes * INPUTS);
+        if (bytes)
+            cp_async_bulk(slot_of(part, k, 0, 0), r.in + (int64_t)part.first * 16, bytes, full);
+        if (bytes && BACKWARD)
+            cp_async_bulk(slot_of(part, k, 0, 1), r.dout + (int64_t)part.first * 16, bytes, full);
+    }
+}
+#endif
+
+/* Piece k has come; every thread reads what it has fetched itself, or what a copy has brought. */
+__device__ __forceinline__ void wait_for_piece(uint32_t k, struct told &told) {
+#if BULK
+    mbarrier_wait(shared_address(&told.full[k % RING]), k / RING % 2);
+#else
+    cp_async_wait<RING - LAG - 1>();
+#endif
+}
+/* The warp needs piece k no more. */
+__device__ __forceinline__ void leave_piece(uint32_t k, struct told &told) {
+#if BULK
+    if (MASK)
+        fence_proxy_async(); /* what it hides was written */
+    __syncwarp();
+    if (threadIdx.x % 32 == 0)
+        mbarrier_arrive(shared_address(&told.empty[k % RING]));
+#endif
+}
+
 __device__ __forceinline__ void move_pieces(const struct softmax_params &a, const struct part &part, uint32_t first,
                                             uint32_t groups, struct told &told) {
     const float scale2 = a.scale * LOG2_E;
@@ -156,11 +195,7 @@ __device__ __forceinline__ void move_pieces(const struct softmax_params &a, cons
     const uint32_t turns = turns_of(a, first, groups);
     for (uint32_t k = 0, number = first; k < turns; k++, number += groups) {
         if (number < a.rows) {
-#if BULK
-            mbarrier_wait(shared_address(&told.full[k % RING]), k / RING % 2);
-#else
-            cp_async_wait<RING - LAG - 1>();
-#endif
+            wait_for_piece(k, told);
             struct sums s = sums_of_piece(a, part, number, k, scale2);
             sums_over_lanes<32>(s);
             if (threadIdx.x % 32 == 0)
@@ -173,40 +208,14 @@ __device__ __forceinline__ void move_pieces(const struct softmax_params &a, cons
         if (k >= LAG) {
             const float2 t = told.totals[k % 2];
             finish_piece(a, part, number - LAG * groups, k - LAG, {t.x, t.y}, scale2);
-#if BULK
-            if (MASK)
-                fence_proxy_async();
-            __syncwarp();
-            if (threadIdx.x % 32 == 0)
-                mbarrier_arrive(shared_address(&told.empty[(k - LAG) % RING]));
-#endif
+            leave_piece(k - LAG, told);
         }
         if (!BULK)
             fetch_piece(a, part, number + (RING - LAG) * groups, k + RING - LAG);
     }
-    cp_async_wait<0>();
+    if (!BULK)
+        cp_async_wait<0>();
 }
-
-#if BULK
-__device__ __forceinline__ void fetch_pieces(const struct softmax_params &a, const struct part &part, uint32_t first,
-                                             uint32_t groups, uint32_t ring, struct told &told) {
-    const uint32_t bytes = part.first < a.chunks ? min(part.share, a.chunks - part.first) * 16 : 0;
-    for (uint32_t k = 0, number = first; number < a.rows; k++, number += groups) {
-        const uint32_t full = shared_address(&told.full[k % RING]), to = ring + k % RING * INPUTS * CHUNKS * LANES * 16;
-        if (k >= RING)
-            mbarrier_wait(shared_address(&told.empty[k % RING]), (k / RING - 1) % 2);
-        const struct row r = row_of(a, number);
-        if (bytes == 0) {
-            mbarrier_arrive(full);
-            continue;
-        }
-        mbarrier_arrive_expect_tx(full, bytes * INPUTS);
-        cp_async_bulk(to, r.in + (int64_t)part.first * 16, bytes, full);
-        if (BACKWARD)
-            cp_async_bulk(to + CHUNKS * LANES * 16, r.dout + (int64_t)part.first * 16, bytes, full);
-    }
-}
-#endif
 
 __device__ __forceinline__ uint64_t packed(const struct sums &s) {
     return (uint64_t)__float_as_uint(s.n) << 32 | __float_as_uint(s.sum);
@@ -279,37 +288,35 @@ __device__ __forceinline__ void share_sums(const struct softmax_params &a, uint3
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) softmax_ring(const __grid_constant__ struct softmax_params a) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) softmax_ring(const __grid_constant__ struct softmax_params a) {
     extern __shared__ uint4 dynamic[];
     __shared__ struct told told;
     const uint32_t groups = gridDim.x / a.pieces, first = blockIdx.x / a.pieces, own = blockIdx.x % a.pieces;
-    if (threadIdx.x == 0)
+    if (threadIdx.x == 0) {
         for (int i = 0; i < 2; i++) {
             mbarrier_init(shared_address(&told.summed[i]), WARPS);
             mbarrier_init(shared_address(&told.totalled[i]), 1);
         }
 #if BULK
-    if (threadIdx.x == 0) {
         for (int i = 0; i < RING; i++) {
             mbarrier_init(shared_address(&told.full[i]), 1);
             mbarrier_init(shared_address(&told.empty[i]), WARPS);
         }
         fence_mbarrier_init();
-    }
 #endif
+    }
     __syncthreads();
-    if (threadIdx.x >= LANES + 64) {
+    const uint32_t share = softmax_share(a.chunks, a.pieces, VECTOR), warp = threadIdx.x / 32;
+    struct part part = {own * share, share, shared_address(dynamic)};
+    if (warp < WARPS) {
+        part.ring += threadIdx.x * 16;
+        move_pieces(a, part, first, groups, told);
+    } else if (warp < WARPS + SHARERS) {
+        share_sums(a, first, groups, own, warp - WARPS, told);
+    }
 #if BULK
-        const uint32_t share = softmax_share(a.chunks, a.pieces, VECTOR);
-        if (threadIdx.x == LANES + 64)
-            fetch_pieces(a, {own * share, share, 0}, first, groups, shared_address(dynamic), told);
+    else if (threadIdx.x % 32 == 0) {
+        fetch_pieces(a, part, first, groups, told);
+    }
 #endif
-        return;
-    }
-    if (threadIdx.x >= LANES) {
-        share_sums(a, first, groups, own, (threadIdx.x - LANES) / 32, told);
-        return;
-    }
-    const uint32_t share = softmax_share(a.chunks, a.pieces, VECTOR);
-    move_pieces(a, {own * share, share, shared_address(dynamic) + threadIdx.x * 16}, first, groups, told);
 }
