@@ -133,7 +133,7 @@ static const char *ring_refusal(const fdm_device *device, const void *problem) {
 
 static const char *ring_passed_over(const fdm_device *device, const void *problem) {
     struct ring s;
-    return ring_of(device, problem_of(problem), &s) && s.groups * s.pieces < device->num_sms ? few_rows : NULL;
+    return ring_of(device, problem_of(problem), &s) && s.groups * s.pieces < device->num_sms / 2 ? few_rows : NULL;
 }
 
 static void ring_fill(const fdm_device *device, const void *problem, fdm_companion_choice *choice) {
@@ -244,6 +244,8 @@ int32_t softmax_requests(const fdm_softmax_plan *plan, struct cuda_kernel_reques
                           .CLUSTER = c->kernel_index == RESIDENT ? at[P_PIECES] : 1, .RING = at[P_RING],
                           .LAG = at[P_RING] ? at[P_LAG] : 0);
         r->cluster = c->kernel_index == RESIDENT ? at[P_PIECES] : 1;
+        /* two to eight numbers of a thread beside 8 chunks and a cluster's sums; with fewer threads it is slower */
+        r->spill_bytes_max = r->cluster > 1 && !backward && p->dtype != FDM_FLOAT32 ? 32 : 0;
     }
     return count;
 }
