@@ -235,7 +235,7 @@ static void add_short(void) {
 /* Several blocks of keys that add to the same rows, in any order and in a fixed one, and whose warpgroups see few or no
  * rows of a step. */
 static void add_orders(void) {
-    static const int64_t lengths[][2] = {{150, 650}, {330, 330}, {260, 700}}, dims[] = {64, 128};
+    static const int64_t lengths[][2] = {{150, 650}, {330, 330}, {260, 700}}, dims[] = {64, 96, 128};
     FOR_EACH(lengths, n)
     FOR_EACH(dims, d)
     for (int deterministic = 0; deterministic < 2; deterministic++)

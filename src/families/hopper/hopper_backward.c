@@ -77,6 +77,15 @@ static struct hopper_division division_of(const fdm_plan *plan) {
 static int orders_dq(const fdm_problem *p) { return p->deterministic && p->needs_dq; }
 static int is_ordered(const fdm_problem *p) { return orders_dq(p) || gpu_dbias_in_turns(p); }
 
+/* One warpgroup more adds to dQ, and takes the turns there: where registers are left beside three others, and none must
+ * keep turns at the gradient of a bias too. */
+static int adds_apart(const struct tile *t, const fdm_problem *p) {
+    return orders_dq(p) && t->warpgroups == 2 && !gpu_dbias_in_turns(p);
+}
+static int32_t block_threads(const struct tile *t, const fdm_problem *p) {
+    return 128 * (t->warpgroups + 1 + adds_apart(t, p));
+}
+
 /* Masks or intervals say which blocks come to a tile of rows, so that a kernel before finds their turns. */
 static int finds_visits(const fdm_problem *p) { return is_ordered(p) && (gpu_lists_keys(p) || gpu_mask_rows(p)); }
 enum { BLOCK_N_LISTED = 128 };
@@ -156,10 +165,10 @@ enum { ALL_HEADS_MB = 1 << 20 };
 static int32_t l2_mb(const fdm_problem *p) { return gathers(p) ? ALL_HEADS_MB : HOPPER_BACKWARD_L2_MB; }
 
 /* Where blocks add in a fixed order, so many heads (parts of groups) take turns that few blocks of one begin at a time:
- * each comes to a tile of rows a step and a third after the one before it. Under a causal mask or window walks differ,
- * and more begin anew. Turns are equally large. */
-static int32_t heads_in_order(const fdm_device *device, const fdm_problem *p, int32_t parts) {
-    const int32_t together = gpu_bounded(p) ? 4 : 8;
+ * each comes to a tile of rows after the one before it: a step and a third after it where who makes dQ takes the turns
+ * too. There walks differ under a causal mask or window, and more begin anew. Turns are equally large. */
+static int32_t heads_in_order(const fdm_device *device, const fdm_problem *p, int32_t parts, const struct tile *t) {
+    const int32_t together = gpu_bounded(p) && !adds_apart(t, p) ? 4 : 8;
     const int64_t heads = p->heads_kv * p->batch * parts, least = (device->num_sms + together - 1) / together;
     const int64_t turns = least < heads ? heads / least : 1;
     return (int32_t)((heads + turns - 1) / turns);
@@ -178,7 +187,7 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
         return 0;
     plan->parameters[TILE] = (int32_t)(t - tiles);
     plan->parameters[PARTS] = division.parts;
-    plan->parameters[IN_TURN] = is_ordered(p) ? heads_in_order(device, p, division.parts) : division.in_turn;
+    plan->parameters[IN_TURN] = is_ordered(p) ? heads_in_order(device, p, division.parts, t) : division.in_turn;
     plan->block_m = BLOCK_M;
     plan->block_n = 64 * t->warpgroups;
     plan->stages = t->stages;
@@ -187,12 +196,17 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
     snprintf(plan->choice, sizeof plan->choice, "SM90_Wgmma_%dx%d_R%d%s_DS%d%s%s", plan->block_m, plan->block_n,
              t->stages, t->dout_stages < t->stages ? "_DO2" : "", t->ds_stages, t->ds_registers ? "_RS" : "",
              t->kind == SPACIOUS ? "_Spacious" : "");
+    const int apart = adds_apart(t, p), wide = hopper_backward_padded(p->head_dim) == 128;
+    char adder[64] = "";
+    if (apart)
+        snprintf(adder, sizeof adder, ", one that adds it in order (%d)", HOPPER_BACKWARD_ADDER_REGISTERS(wide));
     snprintf(plan->reason, sizeof plan->reason,
              "head dim %lld on compute capability 9.0: %d warpgroups of 64 keys (%d registers a thread) and one that "
-             "loads and makes dQ (%d), %d rows a step, %d stages of Q, %d of dO, %d of dS (%lld KB): %s%s%s",
+             "loads and makes dQ (%d)%s, %d rows a step, %d stages of Q, %d of dO, %d of dS (%lld KB): %s%s%s",
              (long long)(p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v), t->warpgroups,
-             HOPPER_BACKWARD_KEY_REGISTERS(t->warpgroups), HOPPER_BACKWARD_SERVICE_REGISTERS(t->warpgroups), BLOCK_M,
-             t->stages, t->dout_stages, t->ds_stages, (long long)(plan->shared_bytes + 1023) >> 10, t->reason,
+             HOPPER_BACKWARD_KEY_REGISTERS(t->warpgroups, apart, wide),
+             HOPPER_BACKWARD_SERVICE_REGISTERS(t->warpgroups, apart, wide), adder, BLOCK_M, t->stages, t->dout_stages,
+             t->ds_stages, (long long)(plan->shared_bytes + 1023) >> 10, t->reason,
              gathers(p) ? "; keys in the order of the last row that sees them" : "",
              orders_dq(p)    ? "; blocks add to a row's dQ in the order of their keys"
              : is_ordered(p) ? "; blocks add to the bias' gradient in the order of their heads"
@@ -214,11 +228,12 @@ static void main_request(const fdm_plan *plan, const fdm_problem *p, struct cuda
         .VARLEN = p->varlen, .INTERVALS = p->has_intervals, .GATHER = gathers(p),
         .DESCENDS = gathers(p) || is_ordered(p), .SOFTCAP = p->softcap > 0, .EXACT = is_exact(t, p),
         .EMPTY_ROWS = gpu_empty_rows(p) || p->varlen || p->has_mask || p->has_bias || p->has_intervals,
-        .PARTS = plan->parameters[PARTS] > 1, .NEEDS_DQ = p->needs_dq, .ORDERED = is_ordered(p));
+        .PARTS = plan->parameters[PARTS] > 1, .NEEDS_DQ = p->needs_dq, .APART = adds_apart(t, p),
+        .ORDERED = is_ordered(p));
     request->file = "families/hopper/hopper_backward.cu";
     request->entry = "hopper_backward";
     request->shared_bytes = shared_bytes(t, p);
-    request->threads = 128 * (t->warpgroups + 1);
+    request->threads = block_threads(t, p);
 }
 
 static void visits_request(const fdm_problem *p, struct cuda_kernel_request *request) {

@@ -6,7 +6,7 @@
  * owns 64 keys: it makes S^T = K Q^T, from that P^T, the operand of dV += P^T dO, then dP^T = V dO^T in place of S^T,
  * and dS^T, which it leaves in shared memory, and takes from there or from registers for dK += dS^T Q. The last
  * warpgroup serves: it brings Q, dO, lse and delta by TMA, multiplies dS by K, and adds the sums to dQ in global memory
- * by bulk reductions.
+ * by bulk reductions. APART: it leaves the sums in shared memory, and one warpgroup more adds them (hopper_adder.cuh).
  *
  * Shared memory, each matrix in panels of 128 bytes a row with the 128-byte swizzle:
  *   K [panels][BLOCK_N], V [panels][BLOCK_N] (at the end dV, then dK), Q [STAGES][panels][BLOCK_M],
@@ -15,13 +15,14 @@
  *   what lse has rounded away [STAGES][BLOCK_M], lists of keys and tiles (hopper_keys.cuh), barriers. SCORED: before
  * the rows a tile of bias, laid out like dS, and one of mask, [BLOCK_M] rows of BLOCK_N bytes.
  *
- * Barriers: KV full; of each stage Q full (with lse) and dO full (with delta); of each tile of dS full (an arrival of
- * each key warp) and empty (of each serving warp). There is none for empty stages of Q and dO: a warpgroup that leaves
- * dS of a step has completed its products of the step before. SCORED: the tile of bias and mask full, and empty (of
- * each key warp). The named barrier 1 + w is warpgroup w's own.
+ * Barriers: K full and V full; of each stage Q full (with lse) and dO full (with delta); of each tile of dS full (an
+ * arrival of each key warp) and empty (of each serving warp). There is none for empty stages of Q and dO: a warpgroup
+ * that leaves dS of a step has completed its products of the step before. APART: of dQ's sums full (of each serving
+ * warp) and empty (of the adding one). SCORED: the tile of bias and mask full, and empty (of each key warp). The named
+ * barrier 1 + w is warpgroup w's own.
  *
- * Registers of a key thread: dK HEAD_DIM / 2, dV HEAD_DIM_V / 2, S and then dP BLOCK_M / 2, P BLOCK_M / 4, of 208 or
- * 144. */
+ * Registers of a key thread: dK HEAD_DIM / 2, dV HEAD_DIM_V / 2, S and then dP BLOCK_M / 2, P BLOCK_M / 4, of 208, 192
+ * or 144. */
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/global.cuh"
@@ -40,7 +41,7 @@ HOPPER_BACKWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define SCORES_ALIGNED 0
 #define BLOCK_M        64
 #define BLOCK_N        (64 * WARPGROUPS)
-#define THREADS        (128 * (WARPGROUPS + 1))
+#define THREADS        (128 * (WARPGROUPS + 1 + APART))
 /* Groups of eight rows of which lse and delta are read under products: as there are registers for them, measured. */
 #define EARLY_GROUPS \
     (MASK || BIAS || INTERVALS || VARLEN || SOFTCAP || EXACT ? 0 : WARPGROUPS == 3 ? 4 : WINDOW ? 2 : 0)
@@ -53,14 +54,17 @@ HOPPER_BACKWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 /* The gradient of a bias is written from dS in shared memory; or added by those that make dS. */
 #define DBIAS_TILE (DBIAS == GPU_DBIAS_DIRECT)
 #define DBIAS_ADDS (DBIAS == GPU_DBIAS_KEYS || DBIAS == GPU_DBIAS_SUMS)
-/* In a fixed order: rows of dQ, by the keys of blocks; the gradient of a bias that heads or batches share, by these. */
-#define DQ_TURNS    (ORDERED && NEEDS_DQ)
-#define DBIAS_TURNS (ORDERED && DBIAS == GPU_DBIAS_SUMS)
+/* In a fixed order: rows of dQ, by the keys of blocks, unless another warpgroup than the serving one adds them; the
+ * gradient of a bias that heads or batches share, by these. */
+#define SERVER_TURNS (ORDERED && NEEDS_DQ && !APART)
+#define DBIAS_TURNS  (ORDERED && DBIAS == GPU_DBIAS_SUMS)
 /* A warpgroup leaves out steps at which none of its keys is seen: where no step needs all warpgroups. */
 #define SKIPS (!LISTED && !SCORED && !DBIAS_ADDS && !EMPTY_ROWS && !VARLEN)
 
 /* ---- shared memory ---- */
 
+constexpr int HALVES = HEAD_DIM == 128 ? 2 : 1; /* in which the columns of dQ are made */
+constexpr int ADDER_STEPS = 4 / HALVES;         /* APART: a warp adds one half of every so many-th step */
 constexpr int PANELS = (HEAD_DIM + 63) / 64, PANELS_V = (HEAD_DIM_V + 63) / 64;
 constexpr int K_BYTES = BLOCK_N * 128 * PANELS;
 constexpr int V_BYTES = BLOCK_N * 128 * (PANELS > PANELS_V ? PANELS : PANELS_V);
@@ -76,16 +80,19 @@ constexpr int SEEN_OFFSET = KEYS_OFFSET + 4 * HOPPER_BACKWARD_KEY_WORDS(KEYED, B
 constexpr int CONTROL = SEEN_OFFSET + (LISTED ? SEEN_WORDS * 4 : 0) + (MASK_TILE ? SEEN_WORDS * 4 : 0);
 constexpr struct hopper_backward_asks ASKS = {KEYED, MASK_TILE, BIAS != 0, BIAS_TILE};
 enum {
-    KV_FULL = CONTROL,
-    Q_FULL = KV_FULL + 8,
+    K_FULL = CONTROL,
+    V_FULL = K_FULL + 8,
+    Q_FULL = V_FULL + 8,
     DOUT_FULL = Q_FULL + 8 * STAGES,
     DS_FULL = DOUT_FULL + 8 * DOUT_STAGES,
     DS_EMPTY = DS_FULL + 8 * DS_STAGES,
     SCORE_FULL = DS_EMPTY + 8 * DS_STAGES,
     SCORE_EMPTY = SCORE_FULL + (SCORED ? 8 : 0),
-    PLACE = SCORE_EMPTY + (SCORED ? 8 : 0), /* ORDERED: of the block, in the order of tickets */
-    TURN_FULL = PLACE + (ORDERED ? 8 : 0),  /* DBIAS_TURNS: the step's turn has come */
-    END = TURN_FULL + (DBIAS_TURNS ? 8 : 0)
+    PLACE = SCORE_EMPTY + (SCORED ? 8 : 0),      /* ORDERED: of the block, in the order of tickets */
+    TURN_FULL = PLACE + (ORDERED ? 8 : 0),       /* DBIAS_TURNS: the step's turn has come */
+    DQ_FULL = TURN_FULL + (DBIAS_TURNS ? 8 : 0), /* APART: of each half, of ADDER_STEPS steps: each has its warp */
+    DQ_EMPTY = DQ_FULL + (APART ? HALVES * ADDER_STEPS * 8 : 0), /* of each half */
+    END = DQ_EMPTY + (APART ? HALVES * 8 : 0)
 };
 static_assert(DOUT_LAG == 0 || DOUT_LAG == 1, "dO of a step is loaded when Q of the next is");
 static_assert(DS_REGISTERS || DS_STAGES > 1, "who leaves dS knows that the product two steps before is complete");
@@ -96,10 +103,12 @@ static_assert(CONTROL + HOPPER_BACKWARD_CONTROL_BYTES + hopper_backward_spare_by
 static_assert(!EXACT || DS_STAGES > 1, "the tile of dS is empty when P is made");
 static_assert(!SOFTCAP || (EXACT && !BIAS), "its slope is found from P");
 static_assert(!MASK_TILE || BLOCK_N == 128, "a row of mask is one of TMA's");
+static_assert(!APART || (ORDERED && NEEDS_DQ && WARPGROUPS == 2), "there are registers for one warpgroup more");
 enum { OWN_BARRIER = 1, OWNERS_BARRIER = OWN_BARRIER + WARPGROUPS };
 
 __device__ __forceinline__ void init_barriers(uint32_t base) {
-    mbarrier_init(base + KV_FULL, GATHER ? 128 : 1);
+    mbarrier_init(base + K_FULL, GATHER ? 128 : 1);
+    mbarrier_init(base + V_FULL, GATHER ? 128 : 1);
     for (int i = 0; i < STAGES; i++) {
         mbarrier_init(base + Q_FULL + 8 * i, 1);
         if (i < DOUT_STAGES)
@@ -115,9 +124,16 @@ __device__ __forceinline__ void init_barriers(uint32_t base) {
     }
     if (DBIAS_TURNS)
         mbarrier_init(base + TURN_FULL, 1);
+    if (APART)
+        for (int i = 0; i < HALVES; i++) {
+            for (int n = 0; n < ADDER_STEPS; n++)
+                mbarrier_init(base + DQ_FULL + (i * ADDER_STEPS + n) * 8, 4);
+            mbarrier_init(base + DQ_EMPTY + i * 8, 1);
+        }
     fence_mbarrier_init();
 }
 
+#include "families/hopper/hopper_adder.cuh"
 #include "families/hopper/hopper_server.cuh"
 
 /* ---- the warpgroups that own keys ---- */
@@ -373,7 +389,7 @@ struct owner {
         set_zero(dk);
         set_zero(dv);
         if (!LISTED || k.steps > 0)
-            wait_full<1>(base + KV_FULL, 0);
+            wait_full<1>(base + K_FULL, 0);
         const int skipped = SKIPS ? skipped_steps() : 0, end = DESCENDS ? k.steps - skipped : k.steps;
         int step = 0;
         if (SKIPS && !DESCENDS)
@@ -382,7 +398,11 @@ struct owner {
                 leave_nothing(step);
                 tile = k.tile_after(tile);
             }
+        if (step >= end && (!LISTED || k.steps > 0))
+            wait_full<1>(base + V_FULL, 0); /* where dV and dK will lie */
         if (step < end) {
+            if (VARLEN)
+                wait_full<1>(base + V_FULL, 0);
             if (GATHER)
                 fence_proxy_async();
             if (VARLEN)
@@ -396,6 +416,10 @@ struct owner {
             load_rows(early, lse_of(step)); /* while products are under way that end before it is wanted */
             wgmma_wait_group<0>(s);
             make_p(step);
+            if (!VARLEN)
+                wait_full<1>(base + V_FULL, 0);
+            if (GATHER && !VARLEN)
+                fence_proxy_async();
 #pragma unroll 1
             do {
                 const bool more = step + 1 < end;
@@ -485,12 +509,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();
     const int warpgroup = __shfl_sync(0xffffffff, (int)threadIdx.x / 128, 0);
     if (warpgroup == WARPGROUPS) {
-        setmaxnreg_dec<HOPPER_BACKWARD_SERVICE_REGISTERS(WARPGROUPS)>();
+        setmaxnreg_dec<HOPPER_BACKWARD_SERVICE_REGISTERS(WARPGROUPS, APART, HALVES == 2)>();
         const struct key_block k = find_steps(a, base);
         const struct step_rows first = {k.first_head, k.begin_tile()};
         server{a, k, base, first, first, first, first, 0, nullptr, 0, 0}.run();
+#if APART
+    } else if (warpgroup == WARPGROUPS + 1) {
+        setmaxnreg_dec<HOPPER_BACKWARD_ADDER_REGISTERS(HALVES == 2)>();
+        const struct key_block k = find_steps(a, base);
+        adder{a, k, base, {k.first_head, k.begin_tile()}}.run();
+#endif
     } else {
-        setmaxnreg_inc<HOPPER_BACKWARD_KEY_REGISTERS(WARPGROUPS)>();
+        setmaxnreg_inc<HOPPER_BACKWARD_KEY_REGISTERS(WARPGROUPS, APART, HALVES == 2)>();
         const struct key_block k = find_steps(a, base);
         owner{a, k, base, warpgroup, k.begin_tile(), 0, k.first_head, 0, {0, 0}}.run();
     }

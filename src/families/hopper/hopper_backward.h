@@ -31,6 +31,7 @@
     X(EMPTY_ROWS) /* rows may see no key */                                                                           \
     X(PARTS)      /* 1: a block takes a part of a group of heads, and leaves sums of dK and dV in float32 */          \
     X(NEEDS_DQ)                                                                                                       \
+    X(APART)   /* one warpgroup more adds to dQ what the serving one has left in shared memory, in order */           \
     X(ORDERED) /* blocks add to rows of dQ by their keys, to the gradient of a shared bias by their heads */
 
 struct hopper_backward_params {
@@ -43,9 +44,13 @@ struct hopper_backward_params {
     int32_t row_tiles, visit_words;            /* of a head; of a tile */
 };
 
-/* Registers of a thread of the warpgroup that loads and makes dQ, and of the others: they fill the register file. */
-#define HOPPER_BACKWARD_SERVICE_REGISTERS(warpgroups) ((warpgroups) == 3 ? 80 : 88)
-#define HOPPER_BACKWARD_KEY_REGISTERS(warpgroups)     ((warpgroups) == 3 ? 144 : 208)
+/* Registers of a thread of the warpgroup that loads and makes dQ, of those that own keys, and, `apart`, of the one that
+ * adds dQ: they fill the register file. `wide`: of a head dim above 96, where dQ is made in two halves. */
+#define HOPPER_BACKWARD_SERVICE_REGISTERS(warpgroups, apart, wide) \
+    ((warpgroups) == 3 ? 80 : !(apart) ? 88 : (wide) ? 72 : 96)
+#define HOPPER_BACKWARD_KEY_REGISTERS(warpgroups, apart, wide) \
+    ((warpgroups) == 3 ? 144 : (apart) && !(wide) ? 192 : 208)
+#define HOPPER_BACKWARD_ADDER_REGISTERS(wide) ((wide) ? 24 : 32)
 
 /* Words of each key where something says key by key which rows see it: the first row, the row past the last, and its
  * bias. */
@@ -54,7 +59,7 @@ struct hopper_backward_params {
 #define HOPPER_BACKWARD_TILES_MAX 2048
 
 /* Barriers, at the end. */
-#define HOPPER_BACKWARD_CONTROL_BYTES 128
+#define HOPPER_BACKWARD_CONTROL_BYTES 192
 
 /* What a problem asks of shared memory: 0 or 1 each. */
 struct hopper_backward_asks {

@@ -6,6 +6,8 @@
 enum { SECTOR_BYTES = 32, WORKSPACE_ALIGNMENT = 256 };
 
 static int64_t row_elements(int64_t columns) { return gpu_round_up(columns, 16); }
+/* From row to row of a copy: TMA is slow where rows of 128 bytes lie across lines of L2. */
+static int64_t row_step(int64_t columns) { return gpu_round_up(columns, 64); }
 static int64_t q_rows(const fdm_problem *p) { return p->varlen ? p->total_q : p->seqlen_q; }
 static int64_t k_rows(const fdm_problem *p) { return p->varlen ? p->total_k : p->seqlen_k; }
 static int64_t batches(const fdm_problem *p) { return p->varlen ? 1 : p->batch; }
@@ -63,7 +65,7 @@ static void list(const fdm_problem *p, struct attention *a, struct copied *of) {
 }
 
 static int64_t bytes_of(const fdm_problem *p, const struct copied *c) {
-    return gpu_round_up(2 * batches(p) * c->heads * c->rows * row_elements(c->columns), WORKSPACE_ALIGNMENT);
+    return gpu_round_up(2 * batches(p) * c->heads * c->rows * row_step(c->columns), WORKSPACE_ALIGNMENT);
 }
 
 int64_t hopper_copies_bytes(const fdm_problem *p, int32_t copies) {
@@ -106,10 +108,10 @@ fdm_status hopper_copies_before(const struct cuda_kernel *kernel, const struct a
         const struct matrix_view own = *of[n].view;
         if (!(copies & of[n].bit) || (copies != HOPPER_COPY_ALL && begins_at_sectors(&own)))
             continue;
-        const int64_t row = row_elements(of[n].columns), head = of[n].rows * row;
+        const int64_t row = row_step(of[n].columns), head = of[n].rows * row;
         *of[n].view = (struct matrix_view){to, of[n].heads * head, row, head};
         if (n != COPY_OUT)
-            matrices[count++] = matrix_of(p, &of[n], &own, of[n].view, row);
+            matrices[count++] = matrix_of(p, &of[n], &own, of[n].view, row_elements(of[n].columns));
         to += bytes_of(p, &of[n]);
     }
     return count ? copy_rows_launch(kernel, matrices, count, stream) : FDM_OK;

@@ -31,27 +31,27 @@ struct server {
     struct step_rows dout_loaded;   /* of dO, where that comes later */
     struct step_rows scored;        /* SCORED: of the next tile of bias and mask */
     uint32_t scores;                /* tiles that were loaded */
-    int *turns, turn;               /* DQ_TURNS: of the warp's rows of the step before, to be handed on */
+    int *turns, turn;               /* SERVER_TURNS: of the warp's rows of the step before, to be handed on */
     int seen;                       /* what its turn was when the warp last looked: one that is coming */
-#if DQ_TURNS && LISTED
+#if SERVER_TURNS && LISTED
     uint64_t visits = 0; /* who comes to the step's rows */
 #endif
 #if DBIAS_TURNS
     int dbias_turn = 0; /* of the step */
 #endif
 
-    __device__ __forceinline__ void load_keys() {
-        mbarrier_arrive_expect_tx(base + KV_FULL, BLOCK_N * 128 * (PANELS + PANELS_V));
-        const int row = k.k_begin + k.first_key, batch = VARLEN ? 0 : k.batch;
-        load_panels<PANELS, BLOCK_N>(base, &a.k_map, base + KV_FULL, row, k.kv_head, batch);
-        load_panels<PANELS_V, BLOCK_N>(base + V_OFFSET, &a.v_map, base + KV_FULL, row, k.kv_head, batch);
+    template <int panels>
+    __device__ __forceinline__ void load_keys(uint32_t to, const struct cuda_tensor_map &map, uint32_t full) const {
+        mbarrier_arrive_expect_tx(full, BLOCK_N * 128 * panels);
+        load_panels<panels, BLOCK_N>(to, &map, full, k.k_begin + k.first_key, k.kv_head, VARLEN ? 0 : k.batch);
     }
     /* The keys lie scattered: by all threads, each of which arrives. */
     __device__ __forceinline__ void gather_keys() {
         const struct gpu_forward_params &in = a.in.in;
         gather_rows<HEAD_DIM / 8>(base, in.k, in.head_dim, a, k);
+        cp_async_mbarrier_arrive_noinc(base + K_FULL);
         gather_rows<HEAD_DIM_V / 8>(base + V_OFFSET, in.v, in.head_dim_v, a, k);
-        cp_async_mbarrier_arrive_noinc(base + KV_FULL);
+        cp_async_mbarrier_arrive_noinc(base + V_FULL);
     }
     /* Q of a step, and dO of the same or, where that has a stage less, of the step before. */
     __device__ __forceinline__ void load_step(int step) {
@@ -120,12 +120,12 @@ struct server {
         __syncwarp(); /* all lanes have read */
     }
 
-    /* DQ_TURNS: how many blocks add to the step's rows before this one. */
+    /* SERVER_TURNS: how many blocks add to the step's rows before this one. */
     __device__ __forceinline__ int find_turn() const {
-#if DQ_TURNS && LISTED
+#if SERVER_TURNS && LISTED
         return visits_before(visits, k.turn);
 #else
-        return DQ_TURNS ? blocks_before(a, k, added.tile) : 0;
+        return SERVER_TURNS ? blocks_before(a, k, added.tile) : 0;
 #endif
     }
 
@@ -149,9 +149,9 @@ struct server {
         const int64_t rows = added.place(a, k.batch) + warp * 16;
         int *const own_turns = a.in.semaphores + rows / 16;
         const int own_turn = find_turn();
-        if (DQ_TURNS && first == 0 && lane == 0 && seen != own_turn)
+        if (SERVER_TURNS && first == 0 && lane == 0 && seen != own_turn)
             seen = ld_relaxed(own_turns);
-        if (DQ_TURNS && first == 0)
+        if (SERVER_TURNS && first == 0)
             hand_on(step);
 #if DBIAS_TURNS
         if (first == 0)
@@ -161,7 +161,9 @@ struct server {
         if (first + columns == HEAD_DIM)
             release<DS_STAGES>(base + DS_EMPTY, step);
         const uint32_t part = base + DQ_OFFSET + warp * 16 * HEAD_DIM * 4 + first * 64;
-        if (lane == 0) /* the step before has added what lies there */
+        if (APART) /* the step before has added what lies there */
+            wait_empty<1>(base + DQ_EMPTY + first / columns * 8, step);
+        else if (lane == 0)
             cp_async_bulk_wait_read<HEAD_DIM == columns ? 0 : HEAD_DIM / columns - 1>();
         __syncwarp();
 #pragma unroll
@@ -170,8 +172,10 @@ struct server {
                          __float_as_uint(dq[4 * n + 2]), __float_as_uint(dq[4 * n + 3]));
         fence_proxy_async();
         __syncwarp();
-        if (lane == 0) {
-            if (DQ_TURNS && first == 0) {
+        if (APART) {
+            release<ADDER_STEPS>(base + DQ_FULL + first / columns * ADDER_STEPS * 8, step);
+        } else if (lane == 0) {
+            if (SERVER_TURNS && first == 0) {
                 while (seen != own_turn)
                     seen = ld_relaxed(own_turns);
                 fence_proxy_async_global();
@@ -179,7 +183,7 @@ struct server {
             cp_reduce_async_bulk_add(a.in.dq_sums + rows * HEAD_DIM + first * 16, part, columns * 64);
             cp_async_bulk_commit();
         }
-        if (DQ_TURNS && first + columns == HEAD_DIM) {
+        if (SERVER_TURNS && first + columns == HEAD_DIM) {
             turns = own_turns;
             turn = own_turn;
         }
@@ -228,8 +232,8 @@ struct server {
             hand_on_turn(dbias_semaphore(), dbias_turn);
     }
 #endif
-    /* DQ_TURNS: when the warp's additions of the step before `step` are complete, the next block may add to the same
-     * rows. None is under way at the fence: it would wait for that too. */
+    /* SERVER_TURNS: when the warp's additions of the step before `step` are complete, the next block may add to the
+     * same rows. None is under way at the fence: it would wait for that too. */
     __device__ __forceinline__ void hand_on(int step) {
         if (threadIdx.x % 32 == 0 && step > 0) {
             cp_async_bulk_wait<0>();
@@ -241,9 +245,14 @@ struct server {
         if (LISTED && k.steps == 0)
             return;
         if (threadIdx.x % 128 == 0) {
+            int step = 0;
             if (!GATHER)
-                load_keys();
-            for (int step = 0; step < STAGES && step < k.steps + DOUT_LAG; step++)
+                load_keys<PANELS>(base, a.k_map, base + K_FULL);
+            if (k.steps > 0) /* what the first product reads comes first */
+                load_step(step++);
+            if (!GATHER)
+                load_keys<PANELS_V>(base + V_OFFSET, a.v_map, base + V_FULL);
+            for (; step < STAGES && step < k.steps + DOUT_LAG; step++)
                 load_step(step);
             if (SCORED && k.steps > 0)
                 load_scores();
@@ -251,7 +260,7 @@ struct server {
         __syncwarp();
         if (GATHER)
             gather_keys();
-        wait_full<1>(base + KV_FULL, 0);
+        wait_full<1>(base + K_FULL, 0);
         if (GATHER)
             fence_proxy_async();
 #pragma unroll 1
@@ -264,9 +273,9 @@ struct server {
 #if DBIAS_TURNS
             await_dbias_turn();
 #endif
-            if (DQ_TURNS && threadIdx.x % 32 == 0) /* on its way while the warp waits */
+            if (SERVER_TURNS && threadIdx.x % 32 == 0) /* on its way while the warp waits */
                 seen = ld_relaxed(a.in.semaphores + added.place(a, k.batch) / 16 + threadIdx.x / 32 % 4);
-#if DQ_TURNS && LISTED
+#if SERVER_TURNS && LISTED
             visits = *visits_of(a, k.batch * a.in.in.heads_kv + k.kv_head, added.tile, k.turn / 32);
 #endif
             wait_full<DS_STAGES>(base + DS_FULL, step);
@@ -280,7 +289,7 @@ struct server {
                 hand_on_dbias();
 #endif
                 release<DS_STAGES>(base + DS_EMPTY, step);
-            } else if (HEAD_DIM == 128) {
+            } else if (HALVES == 2) {
                 add_columns<64, 0>(step);
                 add_columns<64, 64>(step);
             } else {
@@ -288,9 +297,9 @@ struct server {
             }
             added.advance(k);
         }
-        if (DQ_TURNS)
+        if (SERVER_TURNS)
             hand_on(k.steps);
-        else if (NEEDS_DQ && threadIdx.x % 32 == 0)
+        else if (NEEDS_DQ && !APART && threadIdx.x % 32 == 0)
             cp_async_bulk_wait_read<0>();
     }
 };

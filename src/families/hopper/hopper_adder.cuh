@@ -1,0 +1,65 @@
+/* hopper_adder.cuh: the warpgroup of hopper_backward.cu that adds to dQ (APART), in a fixed order: it awaits the turn
+ * at the rows of a step, adds what the serving warpgroup has left in shared memory, and hands the turn on. So nothing
+ * of a turn stands between products. It stands on the places in shared memory that are named there.
+ *
+ * A turn, with its fence, is under way for about as long as a step. Therefore a warp adds one half of the columns of
+ * every ADDER_STEPS-th step; a semaphore counts the blocks that have added to it, by 64 rows. */
+#ifndef FDM_HOPPER_ADDER_CUH
+#define FDM_HOPPER_ADDER_CUH
+
+#include "cuda/ptx/global.cuh"
+#include "cuda/ptx/tma.cuh"
+#include "families/hopper/hopper_keys.cuh"
+#include "families/hopper/hopper_ring.cuh"
+#include "gpu/turns.cuh"
+
+struct adder {
+    const struct hopper_backward_params &a;
+    const struct key_block k;
+    uint32_t base;
+    struct step_rows added; /* of the step */
+
+    /* How many blocks add to the step's rows before this one. */
+    __device__ __forceinline__ int find_turn() const {
+#if ORDERED && LISTED
+        return visits_before(*visits_of(a, k.batch * a.in.in.heads_kv + k.kv_head, added.tile, k.turn / 32), k.turn);
+#else
+        return blocks_before(a, k, added.tile);
+#endif
+    }
+
+    /* 16 rows at a time, which lie together in shared memory and in the sums, as add_columns() leaves them. */
+    __device__ __forceinline__ void add(int64_t rows, int half) const {
+        constexpr int columns = HEAD_DIM / HALVES;
+#pragma unroll
+        for (int row = 0; row < BLOCK_M; row += 16)
+            cp_reduce_async_bulk_add(a.in.dq_sums + (rows + row) * HEAD_DIM + half * columns * 16,
+                                     base + DQ_OFFSET + row * HEAD_DIM * 4 + half * columns * 64, columns * 64);
+        cp_async_bulk_commit();
+    }
+
+    /* One thread of each warp. */
+    __device__ __forceinline__ void run() {
+        const int warp = threadIdx.x / 32 % 4, half = warp % HALVES, first = warp / HALVES;
+        if (threadIdx.x % 32 != 0)
+            return;
+#pragma unroll 1
+        for (int step = 0; step < k.steps; step++, added.advance(k)) {
+            if (step % ADDER_STEPS != first)
+                continue;
+            const int64_t rows = added.place(a, k.batch);
+            int *const semaphore = a.in.semaphores + rows / 16 + half;
+            const int turn = find_turn();
+            await_turn(semaphore, turn);
+            wait_full<ADDER_STEPS>(base + DQ_FULL + half * ADDER_STEPS * 8, step);
+            fence_proxy_async_global(); /* what blocks before have added comes before */
+            add(rows, half);
+            cp_async_bulk_wait_read<0>();
+            mbarrier_arrive(base + DQ_EMPTY + half * 8);
+            cp_async_bulk_wait<0>();
+            hand_on_turn(semaphore, turn);
+        }
+    }
+};
+
+#endif
