@@ -1,5 +1,5 @@
-/* test_cuda_limits.c: more heads, batches and groups of rows than the second and third dimension of a grid may have
- * (65535), on the pretended driver, which refuses such grids as devices do. */
+/* test_cuda_limits.c: more heads and batches than the second and third dimension of a grid may have (65535), on the
+ * pretended driver, which refuses such grids as devices do. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -57,21 +57,6 @@ static const struct limits_call calls[] = {
     {FDM_FORWARD, FDM_BFLOAT16, 70000, 2, 1, 8, 2048, {0}, {0}, {0}, 0, 0, 0, "mma.decode", "mma_decode"},
     {FDM_FORWARD, FDM_BFLOAT16, 70000, 2, 1, 8, 16, {0}, {0}, {0}, 0, 0, 0, "mma.wide", "mma_wide"},
     {FDM_FORWARD, FDM_BFLOAT16, 70000, 2, 1, 8, 16, {0}, {0}, {0}, 0, 0, 0, "mma.split-q", "mma_textbook"},
-    {FDM_BACKWARD,
-     FDM_BFLOAT16,
-     1,
-     1,
-     1,
-     5000000,
-     16,
-     {0},
-     {0},
-     {0},
-     0,
-     0,
-     0,
-     "mma.backward",
-     "backward_prepare mma_backward backward_finish"},
     {FDM_BACKWARD,
      FDM_BFLOAT16,
      70000,
