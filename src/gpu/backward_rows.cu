@@ -5,8 +5,7 @@
  * One warp for 16 rows of one head. Bound by memory: out and dout are read and the sums zeroed once; then the sums are
  * read and dQ written once.
  *
- * Grid: x heads, whose rows lie side by side in out, dout and dQ, y groups of 16 WARPS rows, z batches; FOLDED: in one
- * dimension. */
+ * Grid: x groups of 16 WARPS rows, y heads, z batches; FOLDED: in one dimension. */
 #include "cuda/ptx/launch.cuh"
 #include "cuda/ptx/opaque.cuh"
 #include "gpu/backward_params.h"
@@ -28,16 +27,14 @@ BACKWARD_ROWS_CONSTANTS(GPU_CONSTANT_GIVEN)
 
 /* Where the block is in the grid. */
 #if FOLDED
-#    define GRID_X (blockIdx.x % a.grid_x)
-#    define GRID_Y (blockIdx.x / a.grid_x % a.grid_y)
-#    define GRID_Z (blockIdx.x / a.grid_x / a.grid_y)
+#    define GRID_X     (blockIdx.x % a.grid_x)
+#    define GRID_HEAD  ((int)(blockIdx.x / a.grid_x % a.grid_y))
+#    define GRID_BATCH ((int)(blockIdx.x / a.grid_x / a.grid_y))
 #else
-#    define GRID_X blockIdx.x
-#    define GRID_Y blockIdx.y
-#    define GRID_Z blockIdx.z
+#    define GRID_X     blockIdx.x
+#    define GRID_HEAD  ((int)blockIdx.y)
+#    define GRID_BATCH ((int)blockIdx.z)
 #endif
-#define HEAD  ((int)GRID_X)
-#define BATCH ((int)GRID_Z)
 
 struct rows {
     int first, seqlen_q;
@@ -45,17 +42,17 @@ struct rows {
 };
 __device__ __forceinline__ struct rows find_rows(const struct gpu_backward_params &a) {
     struct rows at;
-    at.first = (GRID_Y * WARPS + threadIdx.x / 32) * 16;
+    at.first = (GRID_X * WARPS + threadIdx.x / 32) * 16;
     at.seqlen_q = a.in.seqlen_q;
     at.packed = 0;
-    at.begin = (int64_t)BATCH * a.in.heads * a.rows;
+    at.begin = (int64_t)GRID_BATCH * a.in.heads * a.rows;
 #if VARLEN
-    const struct packed q = find_packed_q(a.in, BATCH);
+    const struct packed q = find_packed_q(a.in, GRID_BATCH);
     at.packed = q.begin;
     at.seqlen_q = q.length;
-    at.begin = backward_begin(at.packed, BATCH, ROW_STEP);
+    at.begin = backward_begin(at.packed, GRID_BATCH, ROW_STEP);
 #endif
-    at.begin += HEAD * a.rows;
+    at.begin += GRID_HEAD * a.rows;
     return at;
 }
 
@@ -71,7 +68,8 @@ __device__ __forceinline__ void clear_sums(const struct gpu_backward_params &a) 
 __device__ __forceinline__ void clear_dbias(const struct gpu_backward_params &a, int first_row) {
 #if BIAS
     for (int i = first_row; i < min(first_row + 16, a.dbias_rows); i++) {
-        char *to = (char *)a.dbias.data + (BATCH * a.dbias.batch + HEAD * a.dbias.head + i * a.dbias.row) * BIAS_BYTES;
+        char *to = (char *)a.dbias.data +
+                   (GRID_BATCH * a.dbias.batch + GRID_HEAD * a.dbias.head + i * a.dbias.row) * BIAS_BYTES;
         for (int j = threadIdx.x % 32; j < a.dbias_keys; j += 32)
             if (BIAS == GPU_BIAS_FLOAT32)
                 *(float *)(to + j * a.dbias.key * 4) = 0;
@@ -140,7 +138,7 @@ extern "C" __global__ void PREPARE_BOUNDS backward_prepare(const __grid_constant
     const struct rows at = find_rows(a);
     if (a.zero_dbias)
         clear_dbias(a, at.first);
-    const int lane = threadIdx.x % 32, h = HEAD, b = BATCH;
+    const int lane = threadIdx.x % 32, h = GRID_HEAD, b = GRID_BATCH;
     if (at.first >= (at.seqlen_q + ROW_STEP - 1) / ROW_STEP * ROW_STEP)
         return;
     const char *out =
@@ -240,9 +238,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         }
     }
     __syncwarp();
-    store_tile<HEAD_DIM / 8>(a.dq.data +
-                                 (BATCH * a.dq.batch + (at.packed + at.first) * a.dq.row + HEAD * a.dq.head) * 2,
-                             a.dq.row * 2, tile, min(16, at.seqlen_q - at.first), a.in.head_dim, lane, 32);
+    store_tile<HEAD_DIM / 8>(
+        a.dq.data + (GRID_BATCH * a.dq.batch + (at.packed + at.first) * a.dq.row + GRID_HEAD * a.dq.head) * 2,
+        a.dq.row * 2, tile, min(16, at.seqlen_q - at.first), a.in.head_dim, lane, 32);
 }
 #endif
 
@@ -268,7 +266,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #    endif
     const int columns = of_k ? HEAD_DIM : HEAD_DIM_V;
     const int64_t step = a.key_rows * columns;
-    const float *from = (of_k ? a.dk_parts : a.dv_parts) + GRID_Y * a.group_parts * step + row * columns + chunk * 8;
+    const float *from = (of_k ? a.dk_parts : a.dv_parts) + GRID_HEAD * a.group_parts * step + row * columns + chunk * 8;
     float sum[8] = {};
 #    pragma unroll 4
     for (int part = 0; part < a.group_parts; part++, from += step) {
@@ -281,6 +279,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #    pragma unroll
     for (int e = 0; e < 4; e++)
         word[e] = pack(sum[2 * e] * factor, sum[2 * e + 1] * factor);
-    store_words(to.data + (batch * to.batch + key * to.row + GRID_Y * to.head) * 2 + chunk * 16, word, count);
+    store_words(to.data + (batch * to.batch + key * to.row + GRID_HEAD * to.head) * 2 + chunk * 16, word, count);
 }
 #endif

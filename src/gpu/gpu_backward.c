@@ -25,11 +25,7 @@ static int64_t bias_bytes(const fdm_problem *p) { return p->has_bias ? (int64_t)
 
 /* ---- limits ---- */
 
-static int folds(int64_t batch, int64_t heads, int64_t rows) {
-    enum { MOST = 65535, GROUP = 16 * BACKWARD_ROWS_WARPS };
-    return batch > MOST || heads > MOST || rows > (int64_t)GROUP * (MOST - 16); /* rows are rounded up to a step */
-}
-int gpu_folds_grids(const fdm_problem *p) { return folds(p->batch, p->heads, p->seqlen_q); }
+int gpu_folds_grids(const fdm_problem *p) { return p->batch > 65535 || p->heads > 65535; }
 
 /* Bounds of what the launches have: backward_prepare takes 64 rows a block, the main kernels 32 keys or rows at
  * least, backward_combine a row of dK and dV of up to 512 columns, backward_dbias a warp for each element. */
@@ -176,7 +172,7 @@ static fdm_status launch_grid(const struct cuda_kernel *kernel, int64_t x, int64
                                  .stream = stream,
                                  .arguments = a,
                                  .arguments_bytes = bytes};
-    if (!folds(a->in.batch, a->in.heads, a->in.seqlen_q))
+    if (!gpu_folds_grids(&(fdm_problem){.batch = a->in.batch, .heads = a->in.heads}))
         launch.grid[0] = a->grid_x, launch.grid[1] = a->grid_y, launch.grid[2] = (uint32_t)z;
     return x > 0 && y > 0 && z > 0 ? cuda_launch(&launch) : FDM_OK;
 }
@@ -250,14 +246,14 @@ static int64_t at_least_1(int64_t n) { return n > 1 ? n : 1; }
 static fdm_status launch_around(int32_t which, const struct cuda_kernel *kernel, const fdm_problem *p,
                                 const struct gpu_backward_needs *needs, struct gpu_backward_params *a, void *stream) {
     const int64_t rows = which == PREPARE ? gpu_round_up(p->seqlen_q, needs->row_step) : p->seqlen_q;
-    int64_t x = p->heads, y = blocks_of(rows, 16 * BACKWARD_ROWS_WARPS), z = p->batch;
+    int64_t x = blocks_of(rows, 16 * BACKWARD_ROWS_WARPS), y = p->heads, z = p->batch;
     switch (which) {
     case BLOCK_MASK:
         return block_mask_launch(kernel, p, needs->block_m, needs->block_n, (uint8_t *)(uintptr_t)a->in.block_mask,
                                  stream, &a->in);
     case ORDER: return key_sort_launch(kernel, p, &a->in, (int32_t *)(uintptr_t)a->order, stream);
     case PREPARE: /* also where there are no rows: it clears what is summed */
-        y = at_least_1(y);
+        x = at_least_1(x);
         z = at_least_1(z);
         break;
     case COMBINE:

@@ -31,9 +31,10 @@ static int64_t rows_of_key(const fdm_problem *p) {
 
 /* By clocks of a multiprocessor, for a key and a head of it (docs/lab/hopper_forward.md): TMA takes 4 for a row of 128
  * bytes, and 6 where every other row begins in the middle of a sector; products of block_m rows 2 D block_m / 1500,
- * wider heads / 1680; a copy one for each 15 bytes; another launch 4 us on all of them. */
+ * wider heads / 1680; a copy one for each 10 bytes, what it leaves in L2 to be written back included; another launch 4
+ * us on all of them. */
 int32_t hopper_copies_that_pay(const fdm_problem *p, int32_t block_m) {
-    enum { DIRECT = 4, SPLIT = 2, PRODUCTS_A_CLOCK = 1500, PRODUCTS_A_CLOCK_OF_WIDE = 1680, BYTES_A_CLOCK = 15 };
+    enum { DIRECT = 4, SPLIT = 2, PRODUCTS_A_CLOCK = 1500, PRODUCTS_A_CLOCK_OF_WIDE = 1680, BYTES_A_CLOCK = 10 };
     const double launch = 132 * 7000.0;
     const int32_t copies = hopper_copies_possible(p);
     const int64_t d = row_elements(p->head_dim), dv = row_elements(p->head_dim_v), panels = (d + 63) / 64;
@@ -44,7 +45,7 @@ int32_t hopper_copies_that_pay(const fdm_problem *p, int32_t block_m) {
     const double bytes =
         4.0 * (double)((copies & HOPPER_COPY_K ? d : 0) + (copies & HOPPER_COPY_V ? dv : 0)) / BYTES_A_CLOCK;
     const double blocks = (double)((rows_of_key(p) + block_m - 1) / block_m * (p->heads / p->heads_kv));
-    return (double)keys * (blocks * (loads - products) - bytes) > launch && loads > 1.25 * products ? copies : 0;
+    return (double)keys * (blocks * (loads - products) - bytes) > launch && loads > 1.2 * products ? copies : 0;
 }
 
 /* ---- the copies ---- */
