@@ -34,21 +34,21 @@ static void shapes(void **state) {
         {"sm_90", FDM_FORWARD, FDM_BFLOAT16, 4096, 256, 1, "softmax.resident", "32-lanes x 2-chunks, 1-block"},
         {"sm_90", FDM_BACKWARD, FDM_BFLOAT16, 4096, 256, 2, "softmax.resident", "16-lanes x 2-chunks, 1-block"},
         {"sm_90", FDM_FORWARD, FDM_FLOAT32, 4096, 16384, 2, "softmax.resident", "512-lanes x 8-chunks, 1-block"},
-        {"sm_90", FDM_FORWARD, FDM_FLOAT32, 4096, 16385, 2, "softmax.resident", "512-lanes x 8-chunks, 2-blocks"},
+        {"sm_90", FDM_FORWARD, FDM_FLOAT32, 4096, 16385, 2, "softmax.resident", "256-lanes x 8-chunks, 4-blocks"},
         {"sm_90", FDM_FORWARD, FDM_BFLOAT16, 4096, 32768, 2, "softmax.resident", "512-lanes x 8-chunks, 1-block"},
-        {"sm_90", FDM_FORWARD, FDM_FLOAT32, 512, 131072, 2, "softmax.resident", "512-lanes x 8-chunks, 8-blocks"},
+        {"sm_90", FDM_FORWARD, FDM_FLOAT32, 512, 131072, 2, "softmax.resident", "256-lanes x 8-chunks, 16-blocks"},
         {"sm_90", FDM_FORWARD, FDM_FLOAT32, 64, 1 << 20, 2, "softmax.ring",
-         "263-pieces of 2-chunks, 1-groups, ring of 6"},
+         "132-pieces of 4-chunks, 1-groups, ring of 7"},
         {"sm_90", FDM_FORWARD, FDM_BFLOAT16, 64, 1 << 20, 0, "softmax.ring",
-         "128-pieces of 2-chunks, 2-groups, ring of 6"},
+         "64-pieces of 4-chunks, 2-groups, ring of 7"},
         {"sm_90", FDM_BACKWARD, FDM_FLOAT32, 512, 131072, 2, "softmax.resident", "512-lanes x 4-chunks, 16-blocks"},
         {"sm_90", FDM_BACKWARD, FDM_FLOAT32, 64, 1 << 20, 2, "softmax.ring",
-         "263-pieces of 2-chunks, 1-groups, ring of 3"},
+         "132-pieces of 4-chunks, 1-groups, ring of 3"},
         {"sm_90", FDM_FORWARD, FDM_FLOAT32, 1, 1 << 20, 2, "softmax.ring",
-         "264-pieces of 2-chunks, 1-groups, ring of 6"},
+         "132-pieces of 4-chunks, 1-groups, ring of 7"},
         {"sm_90", FDM_FORWARD, FDM_FLOAT32, 1, 1 << 23, 2, "softmax.split", "1024-pieces"},
         {"sm_80", FDM_FORWARD, FDM_FLOAT32, 4096, 16385, 2, "softmax.ring",
-         "9-pieces of 1-chunks, 24-groups, ring of 6"},
+         "5-pieces of 2-chunks, 21-groups, ring of 7"},
         {"sm_80", FDM_BACKWARD, FDM_FLOAT32, 4096, 1 << 22, 2, "softmax.split", "1-pieces"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -84,8 +84,7 @@ static void every_length_fits(void **state) {
             if (strcmp(plan.choice.kernel, "softmax.ring") == 0) { /* pieces that cover the row, and fit */
                 const int64_t share = softmax_share((int32_t)needed, at[5], at[0]);
                 assert_true(share * at[5] >= needed && share <= (int64_t)at[2] * at[3]);
-                assert_true(at[4] > at[7] && at[7] > 0 && at[5] * at[6] <= 2 * device.num_sms);
-                assert_true(2 * (plan.choice.shared_bytes + 2048) <= device.shared_bytes + 1024);
+                assert_true(at[4] > at[7] && at[7] > 0 && at[5] * at[6] <= device.num_sms);
             }
         }
 }

@@ -20,6 +20,8 @@
 #define SOFTMAX_WHOLE    2 /* at once: rows begin at multiples of 16 bytes, and are */
 #define SOFTMAX_FULL     3 /* the same, and softmax_resident's threads all have as many of them as they can */
 
+#define SOFTMAX_RING_SHARERS 64 /* softmax_ring: threads besides, of two warps */
+
 /* The constants that specialise every kernel, in the order of the cache's listing. */
 #define SOFTMAX_CONSTANTS(X)                                                                                \
     X(DTYPE)    /* of x, out, dout and dx */                                                                \
@@ -35,7 +37,7 @@
     X(RING)     /* softmax_ring: pieces of rows that a block has in shared memory; else 0 */                \
     X(LAG)      /* softmax_ring: turns from a piece's sums to its results */
 
-enum { SOFTMAX_ROW_AXES = 3, SOFTMAX_MAX_LANES = 512, SOFTMAX_PIECES_MAX = 1024, SOFTMAX_RING_PIECES_MAX = 288 };
+enum { SOFTMAX_ROW_AXES = 3, SOFTMAX_MAX_LANES = 512, SOFTMAX_PIECES_MAX = 1024, SOFTMAX_RING_PIECES_MAX = 192 };
 
 /* Rows are numbered over three axes; strides in elements, 0 on axes that are broadcast. */
 struct softmax_rows {

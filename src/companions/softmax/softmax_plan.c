@@ -33,15 +33,13 @@ struct shape {
 
 /* Few loads of each thread and many threads, then more loads, then more blocks: what is small leaves room for other
  * rows on the multiprocessor, whose loads hide this one's arithmetic. The backward has two inputs, so half as many
- * chunks of each, and takes them sooner. Of half as many chunks, a cluster has more than 8 blocks: in the backward, and
- * in 16 bits on 10.x, where 8 chunks beside the cluster's sums spill. 0: the row is longer than the registers of a
- * cluster. */
+ * chunks of each, and takes them sooner. Blocks of a cluster are half as large where 16 hold the row, so that four on a
+ * multiprocessor hide each other. 0: the row is longer than the registers of a cluster. */
 static int shape_of(const fdm_device *device, const fdm_softmax_problem *p, struct shape *s) {
     const int64_t n = at_least_1(chunks_of(p, p->aligned > 0));
     const int32_t backward = p->pass == FDM_BACKWARD, most = backward ? 4 : 8;
     const int32_t wide = backward ? 32 : p->dtype != FDM_FLOAT32 ? 64 : SOFTMAX_MAX_LANES; /* of 2 chunks each */
-    const int32_t halves = backward || (device->compute_major == 10 && p->dtype != FDM_FLOAT32);
-    const int32_t cluster_max = device->compute_major < 9 ? 1 : halves ? 16 : 8;
+    const int32_t cluster_max = device->compute_major < 9 ? 1 : 16;
     *s = (struct shape){1, 1, 1};
     while (s->lanes < 8 && s->lanes < n)
         s->lanes *= 2;
@@ -55,8 +53,9 @@ static int shape_of(const fdm_device *device, const fdm_softmax_problem *p, stru
         s->lanes *= 2;
     while (s->chunks < most && (int64_t)s->lanes * s->chunks < n)
         s->chunks *= 2;
-    if (halves && (int64_t)s->lanes * s->chunks < n)
-        s->chunks = 4;
+    const int64_t halves = (int64_t)(SOFTMAX_MAX_LANES / 2) * most * cluster_max;
+    if (cluster_max > 1 && (int64_t)s->lanes * s->chunks < n && n <= halves)
+        s->lanes = SOFTMAX_MAX_LANES / 2;
     while (s->cluster < cluster_max && (int64_t)s->lanes * s->chunks * s->cluster < n)
         s->cluster *= 2;
     return (int64_t)s->lanes * s->chunks * s->cluster >= n;
@@ -73,7 +72,8 @@ static const char *resident_passed_over(const fdm_device *device, const void *pr
     struct shape s;
     const fdm_softmax_problem *p = problem;
     shape_of(device, p, &s);
-    return s.lanes == SOFTMAX_MAX_LANES && p->rows * s.cluster < device->num_sms / 2 ? few_rows : NULL;
+    const int large = s.lanes == SOFTMAX_MAX_LANES || s.cluster > 1;
+    return large && p->rows * s.cluster * s.lanes < device->num_sms / 2 * SOFTMAX_MAX_LANES ? few_rows : NULL;
 }
 
 static void resident_fill(const fdm_device *device, const void *problem, fdm_companion_choice *choice) {
@@ -96,11 +96,11 @@ struct ring {
 
 /* With `ring` pieces in a block's shared memory. A row's pieces are as few as fit, or as many as give every block some,
  * and then those with which the last turn of the groups wastes the least. 0: the row is too long. */
-static int ring_with(const fdm_device *device, const fdm_softmax_problem *p, int32_t ring, struct ring *s) {
-    enum { BLOCKS_PER_SM = 2, STATIC_BYTES = 1024, CANDIDATES = 16, OVERHEAD = 256 };
+static int ring_with(const fdm_device *device, const fdm_softmax_problem *p, int32_t ring, int32_t lag,
+                     struct ring *s) {
+    enum { STATIC_BYTES = 1024, CANDIDATES = 16, OVERHEAD = 256 };
     const int32_t vector = vector_of(p), unit = softmax_shared_bytes(1, p->pass == FDM_BACKWARD);
-    const int64_t shared_bytes = (device->shared_bytes + 1024) / BLOCKS_PER_SM - 1024 - STATIC_BYTES;
-    const int32_t chunks_max = (int32_t)shared_bytes / unit / ring, blocks = device->num_sms * BLOCKS_PER_SM;
+    const int32_t chunks_max = (int32_t)(device->shared_bytes - STATIC_BYTES) / unit / ring, blocks = device->num_sms;
     const int32_t pieces_max = blocks < SOFTMAX_RING_PIECES_MAX ? blocks : SOFTMAX_RING_PIECES_MAX;
     const int64_t n = at_least_1(chunks_of(p, vector)), rows = at_least_1(p->rows);
     if (chunks_max < 1 || ceil_div(n, chunks_max * SOFTMAX_MAX_LANES) > pieces_max)
@@ -116,14 +116,14 @@ static int ring_with(const fdm_device *device, const fdm_softmax_problem *p, int
         if (cost >= best || chunks > chunks_max)
             continue;
         best = cost;
-        *s = (struct ring){pieces, rows < groups ? (int32_t)rows : groups, chunks, ring, ring / 2};
+        *s = (struct ring){pieces, rows < groups ? (int32_t)rows : groups, chunks, ring, lag};
     }
     return best < INT64_MAX;
 }
 
-/* Many small pieces, so that a row's sums have three turns to meet; else few large ones. */
+/* Many small pieces, so that a row's sums have five turns to meet; else few large ones. */
 static int ring_of(const fdm_device *device, const fdm_softmax_problem *p, struct ring *s) {
-    return ring_with(device, p, 6, s) || ring_with(device, p, 3, s);
+    return ring_with(device, p, 7, 5, s) || ring_with(device, p, 3, 2, s);
 }
 
 static const char *ring_refusal(const fdm_device *device, const void *problem) {
@@ -133,15 +133,22 @@ static const char *ring_refusal(const fdm_device *device, const void *problem) {
 
 static const char *ring_passed_over(const fdm_device *device, const void *problem) {
     struct ring s;
-    return ring_of(device, problem_of(problem), &s) && s.groups * s.pieces < device->num_sms ? few_rows : NULL;
+    return ring_of(device, problem_of(problem), &s) && s.groups * s.pieces < device->num_sms / 2 ? few_rows : NULL;
 }
 
 static void ring_fill(const fdm_device *device, const void *problem, fdm_companion_choice *choice) {
     const fdm_softmax_problem *p = problem;
     struct ring s;
     ring_of(device, p, &s);
-    const int32_t parameters[] = {
-        vector_of(p), SOFTMAX_MAX_LANES + 32, SOFTMAX_MAX_LANES, s.chunks, s.ring, s.pieces, s.groups, s.lag};
+    const int bulk = device->compute_major >= 9 && vector_of(p) == SOFTMAX_WHOLE; /* a warp that copies */
+    const int32_t parameters[] = {vector_of(p),
+                                  SOFTMAX_MAX_LANES + SOFTMAX_RING_SHARERS + (bulk ? 32 : 0),
+                                  SOFTMAX_MAX_LANES,
+                                  s.chunks,
+                                  s.ring,
+                                  s.pieces,
+                                  s.groups,
+                                  s.lag};
     memcpy(choice->parameters, parameters, sizeof parameters);
     choice->shared_bytes = shared_bytes_of(p, parameters);
     choice->workspace_bytes = (p->rows * s.pieces * 8 + 63) / 64 * 64;
@@ -237,6 +244,8 @@ int32_t softmax_requests(const fdm_softmax_plan *plan, struct cuda_kernel_reques
                           .CLUSTER = c->kernel_index == RESIDENT ? at[P_PIECES] : 1, .RING = at[P_RING],
                           .LAG = at[P_RING] ? at[P_LAG] : 0);
         r->cluster = c->kernel_index == RESIDENT ? at[P_PIECES] : 1;
+        /* two to eight numbers of a thread beside 8 chunks and a cluster's sums; with fewer threads it is slower */
+        r->spill_bytes_max = r->cluster > 1 && !backward && p->dtype != FDM_FLOAT32 ? 32 : 0;
     }
     return count;
 }

@@ -15,6 +15,7 @@
 #include "companions/softmax/softmax_rows.cuh"
 #include "cuda/ptx/cluster.cuh"
 #include "cuda/ptx/copy.cuh"
+#include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/opaque.cuh"
 
 static_assert(LANES == THREADS || LANES <= 32, "a row is a part of a warp, or a block's");
@@ -58,25 +59,39 @@ __device__ __forceinline__ struct chunk scaled_chunk(const float (&x)[PER_CHUNK]
     return chunk_of(y);
 }
 
+#if CLUSTER > 1
 /* ---- sums of a cluster ---- */
 
-/* Each block's sums go to every block. The others have begun: each has arrived at the cluster's barrier at its start.
- */
-__device__ __forceinline__ void sums_over_cluster(struct sums &s, float *scratch) {
-    const uint32_t rank = cluster_ctarank(), lane = threadIdx.x % 32;
-    barrier_cluster_wait();
-    if (threadIdx.x < CLUSTER) {
-        const uint32_t there = mapa_shared(shared_address(scratch + 2 * rank), threadIdx.x);
-        st_cluster_4(there, __float_as_uint(s.n));
-        st_cluster_4(there + 4, __float_as_uint(s.sum));
+/* What each of the cluster's blocks leaves in every one, and a barrier that counts its bytes. */
+struct inbox {
+    float2 sums[CLUSTER];
+    uint64_t come;
+};
+__device__ __forceinline__ void open_inbox(struct inbox &inbox) {
+    const uint32_t come = shared_address(&inbox.come);
+    if (threadIdx.x == 0) {
+        mbarrier_init(come, 1);
+        fence_mbarrier_init();
+        mbarrier_arrive_expect_tx(come, sizeof inbox.sums);
     }
-    barrier_cluster_arrive();
+    __syncwarp();
+    barrier_cluster_arrive_relaxed();
+}
+/* No barrier that releases: it would wait for all that the block has under way. A block ends after all have written to
+ * it. */
+__device__ __forceinline__ void sums_over_cluster(struct sums &s, struct inbox &inbox) {
+    const uint32_t lane = threadIdx.x % 32, come = shared_address(&inbox.come);
     barrier_cluster_wait();
+    if (threadIdx.x < CLUSTER)
+        st_async_8(mapa_shared(shared_address(&inbox.sums[cluster_ctarank()]), threadIdx.x), __float_as_uint(s.n),
+                   __float_as_uint(s.sum), mapa_shared(come, threadIdx.x));
+    mbarrier_wait_cluster(come, 0);
     s = no_sums();
     if (lane < CLUSTER)
-        s = {scratch[2 * lane], scratch[2 * lane + 1]};
+        s = {inbox.sums[lane].x, inbox.sums[lane].y};
     sums_over_lanes<32>(s);
 }
+#endif
 
 /* ---- the kernel ---- */
 
@@ -107,14 +122,16 @@ __device__ __forceinline__ void forget(struct chunk &c, uint32_t zero) {
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     softmax_resident(const __grid_constant__ struct softmax_params a) {
-    __shared__ float scratch[THREADS / 32 * 2], cluster_scratch[2 * CLUSTER];
+    __shared__ float scratch[THREADS / 32 * 2];
     const uint32_t number = blockIdx.x / CLUSTER * (THREADS / LANES) + threadIdx.x / LANES;
     const bool active = number < a.rows;
     const struct row r = row_of(a, active ? number : 0);
     const float scale2 = a.scale * LOG2_E;
     const uint32_t zero = a.rows >> 31;
-    if (CLUSTER > 1)
-        barrier_cluster_arrive_relaxed();
+#if CLUSTER > 1
+    __shared__ struct inbox inbox;
+    open_inbox(inbox);
+#endif
     const uint32_t share = ((a.chunks + LANES - 1) / LANES + CLUSTER - 1) / CLUSTER;
     const struct part part = {blockIdx.x % CLUSTER * share, share, threadIdx.x % LANES, active ? a.columns : 0};
 
@@ -153,8 +170,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         sums_over_lanes<(LANES <= 32 ? LANES : 32)>(s);
     else
         sums_over_block(s, scratch);
-    if (CLUSTER > 1)
-        sums_over_cluster(s, cluster_scratch);
+#if CLUSTER > 1
+    sums_over_cluster(s, inbox);
+#endif
 
     const struct totals t = totals_of(s);
     const float weight = (own == MINUS_INF ? 0.0f : ex2_approx(own - t.n)) * t.factor;

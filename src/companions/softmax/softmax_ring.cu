@@ -18,11 +18,17 @@
 #include "cuda/ptx/global.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 
-static_assert(THREADS == LANES + 32 && LANES == SOFTMAX_MAX_LANES, "a block a piece, and a warp; softmax_share()");
+/* Whole pieces come by one copy each, which a warp besides asks for; else each thread fetches what it reads. */
+#define BULK (THREADS == LANES + SOFTMAX_RING_SHARERS + 32)
+#if BULK
+#    include "cuda/ptx/tma.cuh"
+#endif
 
-constexpr int WARPS = LANES / 32;
+constexpr int WARPS = LANES / 32, SHARERS = SOFTMAX_RING_SHARERS / 32;
 constexpr int INPUTS = BACKWARD ? 2 : 1;
 constexpr uint64_t EMPTY = ~0ull; /* no sums: the largest element is never this NaN */
+static_assert(LANES == SOFTMAX_MAX_LANES && (BULK ? VECTOR == SOFTMAX_WHOLE : THREADS == LANES + SOFTMAX_RING_SHARERS),
+              "a block a piece, and warps besides; softmax_share()");
 static_assert(LAG > 0 && RING > LAG && WARPS <= 32, "one piece at least is on its way");
 
 /* ---- this thread's chunks of a piece ---- */
@@ -124,6 +130,9 @@ struct told {
     float2 totals[2];      /* of a row */
     uint64_t summed[2];    /* barriers: all warps have told their sums of the turn; */
     uint64_t totalled[2];  /* and the totals that the turn needs are there */
+#if BULK
+    uint64_t full[RING], empty[RING]; /* a piece has come; all warps have written its results */
+#endif
 };
 __device__ __forceinline__ void arrive(uint64_t (&barriers)[2], uint32_t turn) {
     __syncwarp();
@@ -140,15 +149,53 @@ __device__ __forceinline__ uint32_t turns_of(const struct softmax_params &a, uin
     return (a.rows - first + groups - 1) / groups + LAG;
 }
 
+#if BULK
+/* One thread's: as many pieces ahead as there is room for. */
+__device__ __forceinline__ void fetch_pieces(const struct softmax_params &a, const struct part &part, uint32_t first,
+                                             uint32_t groups, struct told &told) {
+    const uint32_t bytes = part.first < a.chunks ? min(part.share, a.chunks - part.first) * 16 : 0;
+    for (uint32_t k = 0, number = first; number < a.rows; k++, number += groups) {
+        const struct row r = row_of(a, number);
+        const uint32_t full = shared_address(&told.full[k % RING]);
+        if (k >= RING)
+            mbarrier_wait(shared_address(&told.empty[k % RING]), (k / RING - 1) % 2);
+        mbarrier_arrive_expect_tx(full, bytes * INPUTS);
+        if (bytes)
+            cp_async_bulk(slot_of(part, k, 0, 0), r.in + (int64_t)part.first * 16, bytes, full);
+        if (bytes && BACKWARD)
+            cp_async_bulk(slot_of(part, k, 0, 1), r.dout + (int64_t)part.first * 16, bytes, full);
+    }
+}
+#endif
+
+/* Piece k has come; every thread reads what it has fetched itself, or what a copy has brought. */
+__device__ __forceinline__ void wait_for_piece(uint32_t k, struct told &told) {
+#if BULK
+    mbarrier_wait(shared_address(&told.full[k % RING]), k / RING % 2);
+#else
+    cp_async_wait<RING - LAG - 1>();
+#endif
+}
+/* The warp needs piece k no more. */
+__device__ __forceinline__ void leave_piece(uint32_t k, struct told &told) {
+#if BULK
+    if (MASK)
+        fence_proxy_async(); /* what it hides was written */
+    __syncwarp();
+    if (threadIdx.x % 32 == 0)
+        mbarrier_arrive(shared_address(&told.empty[k % RING]));
+#endif
+}
+
 __device__ __forceinline__ void move_pieces(const struct softmax_params &a, const struct part &part, uint32_t first,
                                             uint32_t groups, struct told &told) {
     const float scale2 = a.scale * LOG2_E;
-    for (int k = 0; k < RING - LAG; k++)
+    for (int k = 0; k < RING - LAG && !BULK; k++)
         fetch_piece(a, part, first + k * groups, k);
     const uint32_t turns = turns_of(a, first, groups);
     for (uint32_t k = 0, number = first; k < turns; k++, number += groups) {
         if (number < a.rows) {
-            cp_async_wait<RING - LAG - 1>();
+            wait_for_piece(k, told);
             struct sums s = sums_of_piece(a, part, number, k, scale2);
             sums_over_lanes<32>(s);
             if (threadIdx.x % 32 == 0)
@@ -161,52 +208,63 @@ __device__ __forceinline__ void move_pieces(const struct softmax_params &a, cons
         if (k >= LAG) {
             const float2 t = told.totals[k % 2];
             finish_piece(a, part, number - LAG * groups, k - LAG, {t.x, t.y}, scale2);
+            leave_piece(k - LAG, told);
         }
-        fetch_piece(a, part, number + (RING - LAG) * groups, k + RING - LAG);
+        if (!BULK)
+            fetch_piece(a, part, number + (RING - LAG) * groups, k + RING - LAG);
     }
-    cp_async_wait<0>();
+    if (!BULK)
+        cp_async_wait<0>();
 }
 
 __device__ __forceinline__ uint64_t packed(const struct sums &s) {
     return (uint64_t)__float_as_uint(s.n) << 32 | __float_as_uint(s.sum);
 }
-__device__ __forceinline__ void add_packed(struct sums &s, uint64_t x) {
-    const struct sums more = {__uint_as_float((uint32_t)(x >> 32)), __uint_as_float((uint32_t)x)};
-    const float n = fmaxf(s.n, more.n);
-    s.sum = BACKWARD ? s.sum + more.sum : rescaled(s, n) + rescaled(more, n);
-    s.n = n;
+__device__ __forceinline__ struct sums unpacked(uint64_t x) {
+    return {__uint_as_float((uint32_t)(x >> 32)), __uint_as_float((uint32_t)x)};
 }
 
-/* The sums of a row's pieces as far as they are there; of each lane every 32nd, all asked for at once. */
+/* The sums of a row's pieces, of each lane every 32nd; EMPTY is asked for, all at once. */
 enum { ASKED = SOFTMAX_RING_PIECES_MAX / 32 };
-__device__ __forceinline__ void ask(uint64_t (&x)[ASKED], const uint64_t *pieces, uint32_t count, uint32_t lane) {
+__device__ __forceinline__ void ask(uint64_t (&x)[ASKED], const uint64_t *pieces, uint32_t lane) {
 #pragma unroll
     for (int j = 0; j < ASKED; j++)
-        if (lane + j * 32 < count && x[j] == EMPTY)
+        if (x[j] == EMPTY)
             x[j] = ld_relaxed_8(pieces + lane + j * 32);
 }
-__device__ __forceinline__ bool is_missing(const uint64_t (&x)[ASKED], uint32_t count, uint32_t lane) {
+__device__ __forceinline__ bool is_missing(const uint64_t (&x)[ASKED]) {
     bool missing = false;
 #pragma unroll
     for (int j = 0; j < ASKED; j++)
-        missing |= lane + j * 32 < count && x[j] == EMPTY;
+        missing |= x[j] == EMPTY;
     return missing;
 }
+__device__ __forceinline__ struct sums sum_of(const uint64_t (&x)[ASKED]) {
+    struct sums s = no_sums();
+#pragma unroll
+    for (int j = 0; j < ASKED && !BACKWARD; j++)
+        s.n = fmaxf(s.n, unpacked(x[j]).n);
+#pragma unroll
+    for (int j = 0; j < ASKED; j++)
+        s.sum += BACKWARD ? unpacked(x[j]).sum : rescaled(unpacked(x[j]), s.n);
+    return s;
+}
 
-/* The last warp: what the block's piece of row k is tells others, and what row k + 1 - LAG is tells this block. It
- * asks for the latter before it waits for the former. */
+/* A warp besides has every turn of SHARERS: what the block's piece of row k is tells others, and what row k + 1 - LAG
+ * is tells this block. It asks for the latter before it waits for the former. */
 __device__ __forceinline__ void share_sums(const struct softmax_params &a, uint32_t first, uint32_t groups,
-                                           uint32_t own, struct told &told) {
+                                           uint32_t own, uint32_t sharer, struct told &told) {
     uint64_t *const partials = (uint64_t *)a.partials;
     const uint32_t lane = threadIdx.x % 32, turns = turns_of(a, first, groups);
-    for (uint32_t k = 0, number = first; k + 1 < turns; k++, number += groups) {
+    for (uint32_t k = sharer, number = first + sharer * groups; k + 1 < turns;
+         k += SHARERS, number += SHARERS * groups) {
         const uint64_t *pieces = partials + (uint64_t)(number - (LAG - 1) * groups) * a.pieces;
         uint64_t x[ASKED];
 #pragma unroll
         for (int j = 0; j < ASKED; j++)
-            x[j] = EMPTY;
+            x[j] = lane + j * 32 < a.pieces ? EMPTY : packed(no_sums());
         if (LAG > 1 && k + 1 >= LAG)
-            ask(x, pieces, a.pieces, lane);
+            ask(x, pieces, lane);
         wait(told.summed, k);
         if (number < a.rows) {
             struct sums s = no_sums();
@@ -217,14 +275,10 @@ __device__ __forceinline__ void share_sums(const struct softmax_params &a, uint3
                 st_relaxed_8(partials + (uint64_t)number * a.pieces + own, packed(s));
         }
         if (k + 1 >= LAG) {
-            struct sums s = no_sums();
-            while (is_missing(x, a.pieces, lane))
-                ask(x, pieces, a.pieces, lane);
-#pragma unroll
-            for (int j = 0; j < ASKED; j++)
-                if (lane + j * 32 < a.pieces)
-                    add_packed(s, x[j]);
+            while (is_missing(x))
+                ask(x, pieces, lane);
             __syncwarp();
+            struct sums s = sum_of(x);
             sums_over_lanes<32>(s);
             const struct totals t = totals_of(s);
             if (lane == 0)
@@ -234,20 +288,35 @@ __device__ __forceinline__ void share_sums(const struct softmax_params &a, uint3
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) softmax_ring(const __grid_constant__ struct softmax_params a) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) softmax_ring(const __grid_constant__ struct softmax_params a) {
     extern __shared__ uint4 dynamic[];
     __shared__ struct told told;
     const uint32_t groups = gridDim.x / a.pieces, first = blockIdx.x / a.pieces, own = blockIdx.x % a.pieces;
-    if (threadIdx.x == 0)
+    if (threadIdx.x == 0) {
         for (int i = 0; i < 2; i++) {
             mbarrier_init(shared_address(&told.summed[i]), WARPS);
             mbarrier_init(shared_address(&told.totalled[i]), 1);
         }
-    __syncthreads();
-    if (threadIdx.x >= LANES) {
-        share_sums(a, first, groups, own, told);
-        return;
+#if BULK
+        for (int i = 0; i < RING; i++) {
+            mbarrier_init(shared_address(&told.full[i]), 1);
+            mbarrier_init(shared_address(&told.empty[i]), WARPS);
+        }
+        fence_mbarrier_init();
+#endif
     }
-    const uint32_t share = softmax_share(a.chunks, a.pieces, VECTOR);
-    move_pieces(a, {own * share, share, shared_address(dynamic) + threadIdx.x * 16}, first, groups, told);
+    __syncthreads();
+    const uint32_t share = softmax_share(a.chunks, a.pieces, VECTOR), warp = threadIdx.x / 32;
+    struct part part = {own * share, share, shared_address(dynamic)};
+    if (warp < WARPS) {
+        part.ring += threadIdx.x * 16;
+        move_pieces(a, part, first, groups, told);
+    } else if (warp < WARPS + SHARERS) {
+        share_sums(a, first, groups, own, warp - WARPS, told);
+    }
+#if BULK
+    else if (threadIdx.x % 32 == 0) {
+        fetch_pieces(a, part, first, groups, told);
+    }
+#endif
 }

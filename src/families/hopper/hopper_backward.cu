@@ -15,11 +15,11 @@
  *   what lse has rounded away [STAGES][BLOCK_M], lists of keys and tiles (hopper_keys.cuh), barriers. SCORED: before
  * the rows a tile of bias, laid out like dS, and one of mask, [BLOCK_M] rows of BLOCK_N bytes.
  *
- * Barriers: KV full; of each stage Q full (with lse) and dO full (with delta); of each tile of dS full (an arrival of
- * each key warp) and empty (of each serving warp). There is none for empty stages of Q and dO: a warpgroup that leaves
- * dS of a step has completed its products of the step before. APART: of dQ's sums full (of each serving warp) and empty
- * (of the adding one). SCORED: the tile of bias and mask full, and empty (of
- * each key warp). The named barrier 1 + w is warpgroup w's own.
+ * Barriers: K full and V full; of each stage Q full (with lse) and dO full (with delta); of each tile of dS full (an
+ * arrival of each key warp) and empty (of each serving warp). There is none for empty stages of Q and dO: a warpgroup
+ * that leaves dS of a step has completed its products of the step before. APART: of dQ's sums full (of each serving
+ * warp) and empty (of the adding one). SCORED: the tile of bias and mask full, and empty (of each key warp). The named
+ * barrier 1 + w is warpgroup w's own.
  *
  * Registers of a key thread: dK HEAD_DIM / 2, dV HEAD_DIM_V / 2, S and then dP BLOCK_M / 2, P BLOCK_M / 4, of 208, 192
  * or 144. */
@@ -80,8 +80,9 @@ constexpr int SEEN_OFFSET = KEYS_OFFSET + 4 * HOPPER_BACKWARD_KEY_WORDS(KEYED, B
 constexpr int CONTROL = SEEN_OFFSET + (LISTED ? SEEN_WORDS * 4 : 0) + (MASK_TILE ? SEEN_WORDS * 4 : 0);
 constexpr struct hopper_backward_asks ASKS = {KEYED, MASK_TILE, BIAS != 0, BIAS_TILE};
 enum {
-    KV_FULL = CONTROL,
-    Q_FULL = KV_FULL + 8,
+    K_FULL = CONTROL,
+    V_FULL = K_FULL + 8,
+    Q_FULL = V_FULL + 8,
     DOUT_FULL = Q_FULL + 8 * STAGES,
     DS_FULL = DOUT_FULL + 8 * DOUT_STAGES,
     DS_EMPTY = DS_FULL + 8 * DS_STAGES,
@@ -106,7 +107,8 @@ static_assert(!APART || (NEEDS_DQ && WARPGROUPS == 2), "there are registers for 
 enum { OWN_BARRIER = 1, OWNERS_BARRIER = OWN_BARRIER + WARPGROUPS };
 
 __device__ __forceinline__ void init_barriers(uint32_t base) {
-    mbarrier_init(base + KV_FULL, GATHER ? 128 : 1);
+    mbarrier_init(base + K_FULL, GATHER ? 128 : 1);
+    mbarrier_init(base + V_FULL, GATHER ? 128 : 1);
     for (int i = 0; i < STAGES; i++) {
         mbarrier_init(base + Q_FULL + 8 * i, 1);
         if (i < DOUT_STAGES)
@@ -387,7 +389,7 @@ struct owner {
         set_zero(dk);
         set_zero(dv);
         if (!LISTED || k.steps > 0)
-            wait_full<1>(base + KV_FULL, 0);
+            wait_full<1>(base + K_FULL, 0);
         const int skipped = SKIPS ? skipped_steps() : 0, end = DESCENDS ? k.steps - skipped : k.steps;
         int step = 0;
         if (SKIPS && !DESCENDS)
@@ -396,7 +398,11 @@ struct owner {
                 leave_nothing(step);
                 tile = k.tile_after(tile);
             }
+        if (step >= end && (!LISTED || k.steps > 0))
+            wait_full<1>(base + V_FULL, 0); /* where dV and dK will lie */
         if (step < end) {
+            if (VARLEN)
+                wait_full<1>(base + V_FULL, 0);
             if (GATHER)
                 fence_proxy_async();
             if (VARLEN)
@@ -410,6 +416,10 @@ struct owner {
             load_rows(early, lse_of(step)); /* while products are under way that end before it is wanted */
             wgmma_wait_group<0>(s);
             make_p(step);
+            if (!VARLEN)
+                wait_full<1>(base + V_FULL, 0);
+            if (GATHER && !VARLEN)
+                fence_proxy_async();
 #pragma unroll 1
             do {
                 const bool more = step + 1 < end;

@@ -6,6 +6,8 @@
 enum { SECTOR_BYTES = 32, WORKSPACE_ALIGNMENT = 256 };
 
 static int64_t row_elements(int64_t columns) { return gpu_round_up(columns, 16); }
+/* From row to row of a copy: TMA is slow where rows of 128 bytes lie across lines of L2. */
+static int64_t row_step(int64_t columns) { return gpu_round_up(columns, 64); }
 static int64_t q_rows(const fdm_problem *p) { return p->varlen ? p->total_q : p->seqlen_q; }
 static int64_t k_rows(const fdm_problem *p) { return p->varlen ? p->total_k : p->seqlen_k; }
 static int64_t batches(const fdm_problem *p) { return p->varlen ? 1 : p->batch; }
@@ -29,9 +31,10 @@ static int64_t rows_of_key(const fdm_problem *p) {
 
 /* By clocks of a multiprocessor, for a key and a head of it (docs/lab/hopper_forward.md): TMA takes 4 for a row of 128
  * bytes, and 6 where every other row begins in the middle of a sector; products of block_m rows 2 D block_m / 1500,
- * wider heads / 1680; a copy one for each 15 bytes; another launch 4 us on all of them. */
+ * wider heads / 1680; a copy one for each 10 bytes, what it leaves in L2 to be written back included; another launch 4
+ * us on all of them. */
 int32_t hopper_copies_that_pay(const fdm_problem *p, int32_t block_m) {
-    enum { DIRECT = 4, SPLIT = 2, PRODUCTS_A_CLOCK = 1500, PRODUCTS_A_CLOCK_OF_WIDE = 1680, BYTES_A_CLOCK = 15 };
+    enum { DIRECT = 4, SPLIT = 2, PRODUCTS_A_CLOCK = 1500, PRODUCTS_A_CLOCK_OF_WIDE = 1680, BYTES_A_CLOCK = 10 };
     const double launch = 132 * 7000.0;
     const int32_t copies = hopper_copies_possible(p);
     const int64_t d = row_elements(p->head_dim), dv = row_elements(p->head_dim_v), panels = (d + 63) / 64;
@@ -42,7 +45,7 @@ int32_t hopper_copies_that_pay(const fdm_problem *p, int32_t block_m) {
     const double bytes =
         4.0 * (double)((copies & HOPPER_COPY_K ? d : 0) + (copies & HOPPER_COPY_V ? dv : 0)) / BYTES_A_CLOCK;
     const double blocks = (double)((rows_of_key(p) + block_m - 1) / block_m * (p->heads / p->heads_kv));
-    return (double)keys * (blocks * (loads - products) - bytes) > launch && loads > 1.25 * products ? copies : 0;
+    return (double)keys * (blocks * (loads - products) - bytes) > launch && loads > 1.2 * products ? copies : 0;
 }
 
 /* ---- the copies ---- */
@@ -63,7 +66,7 @@ static void list(const fdm_problem *p, struct attention *a, struct copied *of) {
 }
 
 static int64_t bytes_of(const fdm_problem *p, const struct copied *c) {
-    return gpu_round_up(2 * batches(p) * c->heads * c->rows * row_elements(c->columns), WORKSPACE_ALIGNMENT);
+    return gpu_round_up(2 * batches(p) * c->heads * c->rows * row_step(c->columns), WORKSPACE_ALIGNMENT);
 }
 
 int64_t hopper_copies_bytes(const fdm_problem *p, int32_t copies) {
@@ -106,10 +109,10 @@ fdm_status hopper_copies_before(const struct cuda_kernel *kernel, const struct a
         const struct matrix_view own = *of[n].view;
         if (!(copies & of[n].bit) || (copies != HOPPER_COPY_ALL && begins_at_sectors(&own)))
             continue;
-        const int64_t row = row_elements(of[n].columns), head = of[n].rows * row;
+        const int64_t row = row_step(of[n].columns), head = of[n].rows * row;
         *of[n].view = (struct matrix_view){to, of[n].heads * head, row, head};
         if (n != COPY_OUT)
-            matrices[count++] = matrix_of(p, &of[n], &own, of[n].view, row);
+            matrices[count++] = matrix_of(p, &of[n], &own, of[n].view, row_elements(of[n].columns));
         to += bytes_of(p, &of[n]);
     }
     return count ? copy_rows_launch(kernel, matrices, count, stream) : FDM_OK;

@@ -40,18 +40,18 @@ struct server {
     int dbias_turn = 0; /* of the step */
 #endif
 
-    __device__ __forceinline__ void load_keys() {
-        mbarrier_arrive_expect_tx(base + KV_FULL, BLOCK_N * 128 * (PANELS + PANELS_V));
-        const int row = k.k_begin + k.first_key, batch = VARLEN ? 0 : k.batch;
-        load_panels<PANELS, BLOCK_N>(base, &a.k_map, base + KV_FULL, row, k.kv_head, batch);
-        load_panels<PANELS_V, BLOCK_N>(base + V_OFFSET, &a.v_map, base + KV_FULL, row, k.kv_head, batch);
+    template <int panels>
+    __device__ __forceinline__ void load_keys(uint32_t to, const struct cuda_tensor_map &map, uint32_t full) const {
+        mbarrier_arrive_expect_tx(full, BLOCK_N * 128 * panels);
+        load_panels<panels, BLOCK_N>(to, &map, full, k.k_begin + k.first_key, k.kv_head, VARLEN ? 0 : k.batch);
     }
     /* The keys lie scattered: by all threads, each of which arrives. */
     __device__ __forceinline__ void gather_keys() {
         const struct gpu_forward_params &in = a.in.in;
         gather_rows<HEAD_DIM / 8>(base, in.k, in.head_dim, a, k);
+        cp_async_mbarrier_arrive_noinc(base + K_FULL);
         gather_rows<HEAD_DIM_V / 8>(base + V_OFFSET, in.v, in.head_dim_v, a, k);
-        cp_async_mbarrier_arrive_noinc(base + KV_FULL);
+        cp_async_mbarrier_arrive_noinc(base + V_FULL);
     }
     /* Q of a step, and dO of the same or, where that has a stage less, of the step before. */
     __device__ __forceinline__ void load_step(int step) {
@@ -245,9 +245,14 @@ struct server {
         if (LISTED && k.steps == 0)
             return;
         if (threadIdx.x % 128 == 0) {
+            int step = 0;
             if (!GATHER)
-                load_keys();
-            for (int step = 0; step < STAGES && step < k.steps + DOUT_LAG; step++)
+                load_keys<PANELS>(base, a.k_map, base + K_FULL);
+            if (k.steps > 0) /* what the first product reads comes first */
+                load_step(step++);
+            if (!GATHER)
+                load_keys<PANELS_V>(base + V_OFFSET, a.v_map, base + V_FULL);
+            for (; step < STAGES && step < k.steps + DOUT_LAG; step++)
                 load_step(step);
             if (SCORED && k.steps > 0)
                 load_scores();
@@ -255,7 +260,7 @@ struct server {
         __syncwarp();
         if (GATHER)
             gather_keys();
-        wait_full<1>(base + KV_FULL, 0);
+        wait_full<1>(base + K_FULL, 0);
         if (GATHER)
             fence_proxy_async();
 #pragma unroll 1
