@@ -17,16 +17,13 @@ enum { PLAIN, SPACIOUS }; /* SPACIOUS: leaves room for what masks, biases and in
 struct tile {
     int32_t kind, head_dim_max, warpgroups, stages, dout_stages, ds_stages, ds_registers;
     const char *reason;
-    int32_t apart; /* hidden */
+    int32_t served; /* 1: who makes dQ adds it too, though one warpgroup more could */
 };
 static const struct tile tiles[] = {
     {PLAIN, 64, 3, 3, 3, 2, 1, "192 keys a block add less to dQ than 128: 9 to 24 % faster from 2048 rows on", 0},
     {PLAIN, 128, 2, 3, 3, 2, 0, "dK and dV of 64 keys fill a warpgroup's registers; dS is made under dV's product", 0},
-    {PLAIN, 128, 2, 3, 3, 2, 0, "a warpgroup adds", 1},
-    {PLAIN, 128, 2, 3, 3, 2, 0, "a warpgroup adds, down", 2},
-    {PLAIN, 128, 2, 3, 3, 2, 0, "stores first", 3},
-    {PLAIN, 64, 3, 3, 3, 2, 1, "stores first", 3},
     {PLAIN, 64, 3, 3, 3, 2, 0, "dK from shared memory", 0},
+    {PLAIN, 128, 2, 3, 3, 2, 0, "who makes dQ adds it", 1},
     {PLAIN, 128, 2, 3, 3, 1, 1, "dK from registers", 0},
     {SPACIOUS, 128, 2, 3, 3, 2, 0, "few rows are seen by some of 128 keys alone, and what is known of each key fits",
      0},
@@ -52,8 +49,12 @@ static int is_exact(const struct tile *t, const fdm_problem *p) {
     return t->ds_stages > 1 && (must_be_exact(p) || p->seqlen_q <= FEW_ROWS);
 }
 
+/* Blocks add to dQ in a fixed order. */
+static int orders_dq(const fdm_problem *p) { return p->deterministic && p->needs_dq; }
+static int is_wide(const fdm_problem *p) { return hopper_backward_padded(p->head_dim) == 128; }
+
 static int suits(const struct tile *t, const fdm_problem *p) {
-    return (!t->apart || (t->apart == 3) == p->deterministic) &&
+    return (!t->served || (is_wide(p) && !orders_dq(p))) &&
            (t->kind == SPACIOUS) == (p->has_intervals || p->has_mask || p->has_bias) &&
            (t->ds_stages > 1 || !must_be_exact(p)) && hopper_backward_padded(p->head_dim) <= t->head_dim_max &&
            hopper_backward_padded(p->head_dim_v) <= t->head_dim_max;
@@ -80,14 +81,14 @@ static struct hopper_division division_of(const fdm_plan *plan) {
     return (struct hopper_division){plan->parameters[PARTS], plan->parameters[IN_TURN]};
 }
 
-/* Blocks add to dQ in a fixed order; they add anything in one. */
-static int orders_dq(const fdm_problem *p) { return p->deterministic && p->needs_dq; }
+/* Blocks add anything in a fixed order. */
 static int is_ordered(const fdm_problem *p) { return orders_dq(p) || gpu_dbias_in_turns(p); }
 
 /* One warpgroup more adds to dQ, and takes the turns there: where registers are left beside three others, and none must
- * keep turns at the gradient of a bias too. */
+ * keep turns at the gradient of a bias too. Without turns it gains 1 to 4 % at D 128, nothing below (measured). */
 static int adds_apart(const struct tile *t, const fdm_problem *p) {
-    return p->needs_dq && (orders_dq(p) || t->apart) && t->warpgroups == 2 && !gpu_dbias_in_turns(p);
+    const int gains = orders_dq(p) || (is_wide(p) && t->kind == PLAIN && !t->served);
+    return p->needs_dq && gains && t->warpgroups == 2 && !gpu_dbias_in_turns(p);
 }
 static int32_t block_threads(const struct tile *t, const fdm_problem *p) {
     return 128 * (t->warpgroups + 1 + adds_apart(t, p));
@@ -109,14 +110,13 @@ static int64_t visits_bytes(const fdm_problem *p) {
 static int empty_rows(const fdm_problem *p) {
     return gpu_empty_rows(p) || p->varlen || p->has_mask || p->has_bias || p->has_intervals;
 }
-static int stores_first(const struct tile *t, const fdm_problem *p) {
-    return orders_dq(p) && !empty_rows(p) && t->apart == 3;
-}
+/* In order the first that adds to rows of dQ stores, where some block comes to every row. */
+static int stores_first(const fdm_problem *p) { return orders_dq(p) && !empty_rows(p); }
 
 static struct gpu_backward_needs needs_of(const fdm_plan *plan, const fdm_problem *p) {
     struct gpu_backward_needs needs = hopper_backward_needs(p, BLOCK_M, p->needs_dq, plan->parameters[PARTS]);
     needs.semaphores = orders_dq(p);
-    needs.stores_first = stores_first(&tiles[plan->parameters[TILE]], p);
+    needs.stores_first = stores_first(p);
     needs.early = 1;
     needs.may_order_keys = needs.orders_keys = gathers(p);
     needs.block_m = BLOCK_M;
@@ -202,8 +202,7 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
         return 0;
     plan->parameters[TILE] = (int32_t)(t - tiles);
     plan->parameters[PARTS] = division.parts;
-    plan->parameters[IN_TURN] =
-        is_ordered(p) || t->apart == 2 ? heads_in_order(device, p, division.parts, t) : division.in_turn;
+    plan->parameters[IN_TURN] = is_ordered(p) ? heads_in_order(device, p, division.parts, t) : division.in_turn;
     plan->block_m = BLOCK_M;
     plan->block_n = 64 * t->warpgroups;
     plan->stages = t->stages;
@@ -212,14 +211,13 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
     snprintf(plan->choice, sizeof plan->choice, "SM90_Wgmma_%dx%d_R%d%s_DS%d%s%s", plan->block_m, plan->block_n,
              t->stages, t->dout_stages < t->stages ? "_DO2" : "", t->ds_stages, t->ds_registers ? "_RS" : "",
              t->kind == SPACIOUS ? "_Spacious"
-             : t->apart == 1     ? "_Apart"
-             : t->apart == 2     ? "_ApartDown"
-             : t->apart          ? "_Stores"
+             : t->served         ? "_Served"
                                  : "");
-    const int apart = adds_apart(t, p), wide = hopper_backward_padded(p->head_dim) == 128;
+    const int apart = adds_apart(t, p), wide = is_wide(p);
     char adder[64] = "";
     if (apart)
-        snprintf(adder, sizeof adder, ", one that adds it in order (%d)", HOPPER_BACKWARD_ADDER_REGISTERS(wide));
+        snprintf(adder, sizeof adder, ", one that adds it%s (%d)", orders_dq(p) ? " in order" : "",
+                 HOPPER_BACKWARD_ADDER_REGISTERS(wide));
     snprintf(plan->reason, sizeof plan->reason,
              "head dim %lld on compute capability 9.0: %d warpgroups of 64 keys (%d registers a thread) and one that "
              "loads and makes dQ (%d)%s, %d rows a step, %d stages of Q, %d of dO, %d of dS (%lld KB): %s%s%s",
@@ -246,8 +244,8 @@ static void main_request(const fdm_plan *plan, const fdm_problem *p, struct cuda
         .DS_REGISTERS = t->ds_registers, .WINDOW = gpu_bounded(p), .MASK = p->has_mask, .MASK_ROWS = gpu_mask_rows(p),
         .BIAS = gpu_bias_constant(p), .BIAS_ROWS = gpu_bias_rows(p), .DBIAS = gpu_dbias_constant(p),
         .VARLEN = p->varlen, .INTERVALS = p->has_intervals, .GATHER = gathers(p),
-        .DESCENDS = gathers(p) || is_ordered(p) || t->apart == 2, .SOFTCAP = p->softcap > 0, .EXACT = is_exact(t, p),
-        .EMPTY_ROWS = empty_rows(p), .STORES_FIRST = stores_first(t, p), .PARTS = plan->parameters[PARTS] > 1,
+        .DESCENDS = gathers(p) || is_ordered(p), .SOFTCAP = p->softcap > 0, .EXACT = is_exact(t, p),
+        .EMPTY_ROWS = empty_rows(p), .STORES_FIRST = stores_first(p), .PARTS = plan->parameters[PARTS] > 1,
         .NEEDS_DQ = p->needs_dq, .APART = adds_apart(t, p), .ORDERED = is_ordered(p));
     request->file = "families/hopper/hopper_backward.cu";
     request->entry = "hopper_backward";

@@ -31,7 +31,7 @@
     X(EMPTY_ROWS) /* rows may see no key */                                                                           \
     X(PARTS)      /* 1: a block takes a part of a group of heads, and leaves sums of dK and dV in float32 */          \
     X(NEEDS_DQ)                                                                                                       \
-    X(APART)        /* one warpgroup more adds to dQ what the serving one has left in shared memory, in order */      \
+    X(APART)        /* one warpgroup more adds to dQ what the serving one has left in shared memory */                \
     X(STORES_FIRST) /* ORDERED: the first that adds to rows of dQ stores, as some block comes to every row */         \
     X(ORDERED)      /* blocks add to rows of dQ by their keys, to the gradient of a shared bias by their heads */
 
