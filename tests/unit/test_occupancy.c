@@ -194,7 +194,7 @@ static void kernels_of_plans(void **state) {
         {"sm_86", {"mma_forward"}, FDM_FORWARD, 4096, {128}},
         {"sm_90", {"mma_decode", "combine_splits"}, FDM_FORWARD, 1, {128, 128}},
         {"sm_80", {"backward_prepare", "mma_backward", "backward_finish"}, FDM_BACKWARD, 4096, {128, 256, 128}},
-        {"sm_90", {"backward_prepare", "hopper_backward", "backward_finish"}, FDM_BACKWARD, 4096, {128, 384, 128}}};
+        {"sm_90", {"backward_prepare", "hopper_backward", "backward_finish"}, FDM_BACKWARD, 4096, {128, 512, 128}}};
     for (size_t i = 0; i < sizeof plans / sizeof plans[0]; i++) {
         const fdm_problem problem = problem_of(plans[i].pass, plans[i].rows);
         fdm_device device;

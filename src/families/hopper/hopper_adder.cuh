@@ -1,6 +1,6 @@
-/* hopper_adder.cuh: the warpgroup of hopper_backward.cu that adds to dQ (APART), in a fixed order: it awaits the turn
- * at the rows of a step, adds what the serving warpgroup has left in shared memory, and hands the turn on. So nothing
- * of a turn stands between products. It stands on the places in shared memory that are named there.
+/* hopper_adder.cuh: the warpgroup of hopper_backward.cu that adds to dQ (APART) what the serving one has left in shared
+ * memory, so that none of it stands between products. ORDERED: it awaits the turn at the rows of a step, adds, and
+ * hands the turn on. It stands on the places in shared memory that are named there.
  *
  * A turn, with its fence, is under way for about as long as a step. Therefore a warp adds one half of the columns of
  * every ADDER_STEPS-th step; a semaphore counts the blocks that have added to it, by 64 rows. */
@@ -12,14 +12,6 @@
 #include "families/hopper/hopper_keys.cuh"
 #include "families/hopper/hopper_ring.cuh"
 #include "gpu/turns.cuh"
-
-/* Adds `bytes` of sums to those of dQ; STORES_FIRST: what is the first for its rows is stored. */
-__device__ __forceinline__ void add_sums(float *to, uint32_t from, uint32_t bytes, bool first) {
-    if (STORES_FIRST && first)
-        cp_async_bulk_store(to, from, bytes);
-    else
-        cp_reduce_async_bulk_add(to, from, bytes);
-}
 
 struct adder {
     const struct hopper_backward_params &a;
@@ -36,13 +28,19 @@ struct adder {
 #endif
     }
 
-    /* 16 rows at a time, which lie together in shared memory and in the sums, as add_columns() leaves them. */
+    /* 16 rows at a time, which lie together in shared memory and in the sums, as add_columns() leaves them.
+     * STORES_FIRST: what is the first there is stored. */
     __device__ __forceinline__ void add(int64_t rows, int half, bool first) const {
         constexpr int columns = HEAD_DIM / HALVES;
 #pragma unroll
-        for (int row = 0; row < BLOCK_M; row += 16)
-            add_sums(a.in.dq_sums + (rows + row) * HEAD_DIM + half * columns * 16,
-                     base + DQ_OFFSET + row * HEAD_DIM * 4 + half * columns * 64, columns * 64, first);
+        for (int row = 0; row < BLOCK_M; row += 16) {
+            float *to = a.in.dq_sums + (rows + row) * HEAD_DIM + half * columns * 16;
+            const uint32_t from = base + DQ_OFFSET + row * HEAD_DIM * 4 + half * columns * 64;
+            if (STORES_FIRST && first)
+                cp_async_bulk_store(to, from, columns * 64);
+            else
+                cp_reduce_async_bulk_add(to, from, columns * 64);
+        }
         cp_async_bulk_commit();
     }
 

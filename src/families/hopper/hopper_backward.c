@@ -110,13 +110,16 @@ static int64_t visits_bytes(const fdm_problem *p) {
 static int empty_rows(const fdm_problem *p) {
     return gpu_empty_rows(p) || p->varlen || p->has_mask || p->has_bias || p->has_intervals;
 }
-/* In order the first that adds to rows of dQ stores, where some block comes to every row. */
-static int stores_first(const fdm_problem *p) { return orders_dq(p) && !empty_rows(p); }
+/* In order the first that adds to rows of dQ stores, where some block comes to every row. Additions after it must be
+ * ordered by an acquire, for which who makes dQ has no time. */
+static int stores_first(const struct tile *t, const fdm_problem *p) {
+    return orders_dq(p) && adds_apart(t, p) && !empty_rows(p);
+}
 
 static struct gpu_backward_needs needs_of(const fdm_plan *plan, const fdm_problem *p) {
     struct gpu_backward_needs needs = hopper_backward_needs(p, BLOCK_M, p->needs_dq, plan->parameters[PARTS]);
     needs.semaphores = orders_dq(p);
-    needs.stores_first = stores_first(p);
+    needs.stores_first = stores_first(&tiles[plan->parameters[TILE]], p);
     needs.early = 1;
     needs.may_order_keys = needs.orders_keys = gathers(p);
     needs.block_m = BLOCK_M;
@@ -245,7 +248,7 @@ static void main_request(const fdm_plan *plan, const fdm_problem *p, struct cuda
         .BIAS = gpu_bias_constant(p), .BIAS_ROWS = gpu_bias_rows(p), .DBIAS = gpu_dbias_constant(p),
         .VARLEN = p->varlen, .INTERVALS = p->has_intervals, .GATHER = gathers(p),
         .DESCENDS = gathers(p) || is_ordered(p), .SOFTCAP = p->softcap > 0, .EXACT = is_exact(t, p),
-        .EMPTY_ROWS = empty_rows(p), .STORES_FIRST = stores_first(p), .PARTS = plan->parameters[PARTS] > 1,
+        .EMPTY_ROWS = empty_rows(p), .STORES_FIRST = stores_first(t, p), .PARTS = plan->parameters[PARTS] > 1,
         .NEEDS_DQ = p->needs_dq, .APART = adds_apart(t, p), .ORDERED = is_ordered(p));
     request->file = "families/hopper/hopper_backward.cu";
     request->entry = "hopper_backward";

@@ -180,7 +180,7 @@ struct server {
                     seen = ld_relaxed(own_turns);
                 fence_proxy_async_global();
             }
-            add_sums(a.in.dq_sums + rows * HEAD_DIM + first * 16, part, columns * 64, own_turn == 0);
+            cp_reduce_async_bulk_add(a.in.dq_sums + rows * HEAD_DIM + first * 16, part, columns * 64);
             cp_async_bulk_commit();
         }
         if (SERVER_TURNS && first + columns == HEAD_DIM) {
