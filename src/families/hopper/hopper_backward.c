@@ -17,18 +17,15 @@ enum { PLAIN, SPACIOUS }; /* SPACIOUS: leaves room for what masks, biases and in
 struct tile {
     int32_t kind, head_dim_max, warpgroups, stages, dout_stages, ds_stages, ds_registers;
     const char *reason;
-    int32_t served; /* 1: who makes dQ adds it too, though one warpgroup more could */
 };
 static const struct tile tiles[] = {
-    {PLAIN, 64, 3, 3, 3, 2, 1, "192 keys a block add less to dQ than 128: 9 to 24 % faster from 2048 rows on", 0},
-    {PLAIN, 128, 2, 3, 3, 2, 0, "dK and dV of 64 keys fill a warpgroup's registers; dS is made under dV's product", 0},
-    {PLAIN, 64, 3, 3, 3, 2, 0, "dK from shared memory", 0},
-    {PLAIN, 128, 2, 3, 3, 2, 0, "who makes dQ adds it", 1},
-    {PLAIN, 128, 2, 3, 3, 1, 1, "dK from registers", 0},
-    {SPACIOUS, 128, 2, 3, 3, 2, 0, "few rows are seen by some of 128 keys alone, and what is known of each key fits",
-     0},
-    {SPACIOUS, 128, 2, 3, 2, 2, 0, "two stages of dO leave room for masks and biases", 0},
-    {SPACIOUS, 128, 2, 2, 2, 2, 0, "two stages leave room for masks beside biases", 0},
+    {PLAIN, 64, 3, 3, 3, 2, 1, "192 keys a block add less to dQ than 128: 9 to 24 % faster from 2048 rows on"},
+    {PLAIN, 128, 2, 3, 3, 2, 0, "dK and dV of 64 keys fill a warpgroup's registers; dS is made under dV's product"},
+    {PLAIN, 64, 3, 3, 3, 2, 0, "dK from shared memory"},
+    {PLAIN, 128, 2, 3, 3, 1, 1, "dK from registers"},
+    {SPACIOUS, 128, 2, 3, 3, 2, 0, "few rows are seen by some of 128 keys alone, and what is known of each key fits"},
+    {SPACIOUS, 128, 2, 3, 2, 2, 0, "two stages of dO leave room for masks and biases"},
+    {SPACIOUS, 128, 2, 2, 2, 2, 0, "two stages leave room for masks beside biases"},
 };
 enum { NUM_TILES = sizeof tiles / sizeof tiles[0], BLOCK_M = 64 };
 
@@ -54,8 +51,7 @@ static int orders_dq(const fdm_problem *p) { return p->deterministic && p->needs
 static int is_wide(const fdm_problem *p) { return hopper_backward_padded(p->head_dim) == 128; }
 
 static int suits(const struct tile *t, const fdm_problem *p) {
-    return (!t->served || (is_wide(p) && !orders_dq(p))) &&
-           (t->kind == SPACIOUS) == (p->has_intervals || p->has_mask || p->has_bias) &&
+    return (t->kind == SPACIOUS) == (p->has_intervals || p->has_mask || p->has_bias) &&
            (t->ds_stages > 1 || !must_be_exact(p)) && hopper_backward_padded(p->head_dim) <= t->head_dim_max &&
            hopper_backward_padded(p->head_dim_v) <= t->head_dim_max;
 }
@@ -85,9 +81,9 @@ static struct hopper_division division_of(const fdm_plan *plan) {
 static int is_ordered(const fdm_problem *p) { return orders_dq(p) || gpu_dbias_in_turns(p); }
 
 /* One warpgroup more adds to dQ, and takes the turns there: where registers are left beside three others, and none must
- * keep turns at the gradient of a bias too. Without turns it gains 1 to 4 % at D 128, nothing below (measured). */
+ * keep turns at the gradient of a bias too. Without turns it gains up to 5 % at D 128, nothing below (measured). */
 static int adds_apart(const struct tile *t, const fdm_problem *p) {
-    const int gains = orders_dq(p) || (is_wide(p) && t->kind == PLAIN && !t->served);
+    const int gains = orders_dq(p) || (is_wide(p) && t->kind == PLAIN);
     return p->needs_dq && gains && t->warpgroups == 2 && !gpu_dbias_in_turns(p);
 }
 static int32_t block_threads(const struct tile *t, const fdm_problem *p) {
@@ -213,9 +209,7 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
     plan->workspace_bytes = workspace_bytes(plan, p);
     snprintf(plan->choice, sizeof plan->choice, "SM90_Wgmma_%dx%d_R%d%s_DS%d%s%s", plan->block_m, plan->block_n,
              t->stages, t->dout_stages < t->stages ? "_DO2" : "", t->ds_stages, t->ds_registers ? "_RS" : "",
-             t->kind == SPACIOUS ? "_Spacious"
-             : t->served         ? "_Served"
-                                 : "");
+             t->kind == SPACIOUS ? "_Spacious" : "");
     const int apart = adds_apart(t, p), wide = is_wide(p);
     char adder[64] = "";
     if (apart)
