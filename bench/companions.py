@@ -73,7 +73,9 @@ def softmax_case(dtype: torch.dtype, columns: int, megabytes: int) -> dict:
 # From the slowest on, without gemm.naive; in the form of their names.
 LADDER = ("gemm.sliced-k", "gemm.mma-warp", "gemm.mma+stage2", "gemm.mma+stage2+pad", "gemm.mma+stage2+swizzle",
           "gemm.mma+stage3", "gemm.mma+stage4", "gemm.mma+stage5", "gemm.mma+order", "gemm.mma+ahead", "gemm.mma+wide", "gemm.mma",
-          "gemm.hopper")
+          "gemm.mma-tma", "gemm.hopper")
+# Without wgmma; of every square beside gemm.hopper.
+PORTABLE = "gemm.mma-tma"
 
 
 def gemm_case(dtype: torch.dtype, m: int, n: int, k: int, kernels: tuple = ()) -> dict:
@@ -86,6 +88,8 @@ def gemm_case(dtype: torch.dtype, m: int, n: int, k: int, kernels: tuple = ()) -
     if not kernels and (m, n, k) == (4096, 4096, 4096):
         kernels = LADDER
     calls |= {name: lambda name=name: gemm(a, b, kernel=name) for name in kernels}
+    if m == n == k:
+        calls |= {PORTABLE: lambda: gemm(a, b, kernel=PORTABLE), f"{PORTABLE} NN": lambda: gemm(a, rows, kernel=PORTABLE)}
     copy = torch.empty_like(rows)
     if m <= 64:
         calls["copy"] = lambda: copy.copy_(rows)
@@ -97,6 +101,8 @@ def gemm_case(dtype: torch.dtype, m: int, n: int, k: int, kernels: tuple = ()) -
     for name in ("", " NN"):
         if isinstance(seconds[f"ours{name}"], float):
             result[f"of_torch{name}"] = seconds[f"torch{name}"] / seconds[f"ours{name}"]
+        if isinstance(seconds.get(f"{PORTABLE}{name}"), float):
+            result[f"portable_of_ours{name}"] = seconds[f"ours{name}"] / seconds[f"{PORTABLE}{name}"]
     if m <= 64 and isinstance(seconds["ours"], float):
         result["of_copy"] = seconds["copy"] / 2 / seconds["ours"]
     return result
@@ -153,6 +159,10 @@ def main(arguments: list[str]) -> None:
     ratios = [each["of_torch"] for each in results if each.get("of_torch") and each["m"] > 64]
     if ratios:
         print(f"of torch, geometric mean of {len(ratios)}: {statistics.geometric_mean(ratios):.4f}, least {min(ratios):.4f}")
+    for name in ("", " NN"):
+        ratios = [each[f"portable_of_ours{name}"] for each in results if f"portable_of_ours{name}" in each]
+        if ratios:
+            print(f"{PORTABLE}{name} of ours, geometric mean of {len(ratios)}: {statistics.geometric_mean(ratios):.4f}, least {min(ratios):.4f}")
 
 
 if __name__ == "__main__":

@@ -74,7 +74,8 @@ static void list_gemm(const fdm_device *device, const char *kernel, int every, a
     for (int32_t k = 0; fdm_gemm_kernel(k, &name, &description) == FDM_OK; k++)
         for (int32_t i = 0; i < NUM_SIZES * (every ? 32 : 4) && (!kernel || strcmp(kernel, name) == 0); i++) {
             const int64_t *size = sizes[i % NUM_SIZES];
-            const int32_t f = every ? i / NUM_SIZES : turn, skinny = strcmp(name, "gemm.skinny") == 0;
+            const int32_t f = every ? i / NUM_SIZES : turn, skinny = strcmp(name, "gemm.skinny") == 0,
+                          by_tma = strcmp(name, "gemm.hopper") == 0 || strcmp(name, "gemm.mma-tma") == 0;
             const fdm_gemm_problem problem = {.dtype = f & 8 ? FDM_FLOAT16 : FDM_BFLOAT16,
                                               .m = size[0],
                                               .n = size[1],
@@ -83,7 +84,7 @@ static void list_gemm(const fdm_device *device, const char *kernel, int every, a
                                               .a_rows_contiguous = f & 1 || skinny,
                                               .b_rows_contiguous = f >> 1 & 1,
                                               .has_c = f >> 2 & 1,
-                                              .mappable = skinny || strcmp(name, "gemm.hopper") == 0 || !(f & 16)};
+                                              .mappable = skinny || by_tma || !(f & 16)};
             fdm_gemm_plan plan;
             struct cuda_kernel_request requests[COMPANION_REQUESTS_MAX];
             turn = (turn + 5) % 32;

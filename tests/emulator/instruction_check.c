@@ -115,7 +115,7 @@ static const struct instruction {
     {"cp_async_bulk_tensor_3d_multicast", "two blocks, swizzle 128", TRY_MULTICAST, BITS, 0, 3, {64, 32, 1}, 128},
     {"cp_async_bulk_tensor_3d_store", "swizzle 128", TRY_TILE_STORE, BITS, 0, 3, {64, 32, 2}, 128},
     {"cp_async_bulk_tensor_3d_store", "no swizzle", TRY_TILE_STORE, BITS, 0, 3, {32, 16, 2}, 0},
-    {"cp_async_bulk", "2048 bytes", TRY_BULK, BITS, 0, 0, {0}, 0},
+    {"cp_async_bulk cp_async_bulk_prefetch", "2048 bytes", TRY_BULK, BITS, 0, 0, {0}, 0},
     {"wgmma_m64k16 wgmma_descriptor wgmma_fence wgmma_commit_group wgmma_wait_group fence_proxy_async "
      "fence_proxy_async_global setmaxnreg_dec setmaxnreg_inc",
      "n 16, a shared, b K-major",

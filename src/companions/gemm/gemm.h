@@ -96,6 +96,43 @@ GPU_INLINE int32_t gemm_skinny_shared_bytes(int32_t rows) {
     return GEMM_SKINNY_WARPS * rows * GEMM_SKINNY_A_PAIRS * 128; /* the sums need less */
 }
 
+/* ---- gemm_mma_tma, gemm_hopper: tiles by TMA ---- */
+
+enum { GEMM_TMA_BLOCK_K = 64, GEMM_GROUP = 16 }; /* of k a step; tiles of rows that are taken together */
+
+struct gemm_tma_params {
+    struct gemm_params in;
+    struct cuda_tensor_map a_map, b_map, out_map; /* [batch, rows, columns] */
+    int32_t a_rows; /* that a copy of A brings: fewer than the tile's where there are no more, as zeros take longer */
+    int32_t a_batched, b_batched;    /* 0: all batches share it, and its map has one */
+    int32_t row_tiles, column_tiles; /* of a cluster's height; of BLOCK_N */
+    int32_t items;                   /* row_tiles * column_tiles * splits * batch */
+    int32_t steps, steps_per_split;  /* of 64 of k */
+};
+
+/* Bytes of a stage of block_m rows of A and block_n columns of B, which come in panels of 64. */
+GPU_INLINE int32_t gemm_tma_stage_bytes(int32_t block_m, int32_t block_n) {
+    return (block_m + (block_n + 63) / 64 * 64) * GEMM_TMA_BLOCK_K * 2;
+}
+
+/* ---- gemm_mma_tma ---- */
+
+#define GEMM_MMA_TMA_CONSTANTS(X)                                                   \
+    X(DTYPE)     /* GEMM_FLOAT16 or GEMM_BFLOAT16 */                                \
+    X(A_M_MAJOR) /* 0: A's rows are contiguous, along k; 1: its columns */          \
+    X(B_N_MAJOR) /* 0: B's columns are contiguous, along k; 1: its rows */          \
+    X(HAS_C)     /* 1: beta is not 0 */                                             \
+    X(BLOCK_N)   /* columns of a tile, a multiple of 64: 64 x BLOCK_N / 4 a warp */ \
+    X(STAGES)    /* tiles of A, and of B, in flight: 2 or more */
+
+enum { GEMM_MMA_TMA_THREADS = 384 }; /* two warpgroups that compute, and one that copies */
+/* Rows of a copy of k-major B: TMA takes 256 at most. */
+GPU_INLINE int32_t gemm_mma_tma_box(int32_t block_n) { return block_n > 256 ? block_n / 2 : block_n; }
+/* Stages and barriers; 1024 are for alignment: the swizzle counts addresses. */
+GPU_INLINE int32_t gemm_mma_tma_shared_bytes(int32_t block_n, int32_t stages) {
+    return stages * gemm_tma_stage_bytes(GEMM_MMA_BLOCK_M, block_n) + 256 + 1024;
+}
+
 /* ---- gemm_hopper ---- */
 
 #define GEMM_HOPPER_CONSTANTS(X)                                                     \
@@ -109,26 +146,11 @@ GPU_INLINE int32_t gemm_skinny_shared_bytes(int32_t rows) {
     X(CLUSTER)    /* blocks, 1 or 2, whose tiles lie below each other and share B */ \
     X(PARTIAL)    /* 1: sums of a part of k, in float32, for gemm_combine */
 
-enum { GEMM_HOPPER_BLOCK_K = 64, GEMM_HOPPER_GROUP = 16 };
-
-struct gemm_hopper_params {
-    struct gemm_params in;
-    struct cuda_tensor_map a_map, b_map, out_map; /* [batch, rows, columns] */
-    int32_t a_rows; /* that a copy of A brings: fewer than the tile's where there are no more, as zeros take longer */
-    int32_t a_batched, b_batched;    /* 0: all batches share it, and its map has one */
-    int32_t row_tiles, column_tiles; /* of a cluster's height; of BLOCK_N */
-    int32_t items;                   /* row_tiles * column_tiles * splits * batch */
-    int32_t steps, steps_per_split;  /* of 64 of k */
-};
-
-/* Bytes of a stage, of the staging of results, and barriers; 1024 are for alignment: the swizzle counts addresses. */
-GPU_INLINE int32_t gemm_hopper_stage_bytes(int32_t warpgroups, int32_t block_n) {
-    return (64 * warpgroups + (block_n + 63) / 64 * 64) * GEMM_HOPPER_BLOCK_K * 2;
-}
 /* Columns of C that are written at a time: tiles that are no multiple of 64 would write beside themselves. */
 GPU_INLINE int32_t gemm_hopper_panel_columns(int32_t block_n) { return block_n % 64 ? 32 : 64; }
+/* Stages, the staging of results, and barriers; 1024 are for alignment: the swizzle counts addresses. */
 GPU_INLINE int32_t gemm_hopper_shared_bytes(int32_t warpgroups, int32_t block_n, int32_t stages, int32_t partial) {
-    return stages * gemm_hopper_stage_bytes(warpgroups, block_n) + (partial ? 0 : warpgroups * 2 * 64 * 128) + 256 +
+    return stages * gemm_tma_stage_bytes(64 * warpgroups, block_n) + (partial ? 0 : warpgroups * 2 * 64 * 128) + 256 +
            1024;
 }
 

@@ -30,12 +30,13 @@
 #include "cuda/ptx/wgmma.cuh"
 
 #include "companions/gemm/gemm_elements.cuh"
+#include "companions/gemm/gemm_items.cuh"
 
 GEMM_HOPPER_CONSTANTS(GPU_CONSTANT_GIVEN)
 
-constexpr int BLOCK_M = 64 * WARPGROUPS, BLOCK_K = GEMM_HOPPER_BLOCK_K, PANEL = 64 * 128;
+constexpr int BLOCK_M = 64 * WARPGROUPS, BLOCK_K = GEMM_TMA_BLOCK_K, PANEL = 64 * 128;
 constexpr int THREADS = 128 * (WARPGROUPS + 1);
-constexpr int A_BYTES = BLOCK_M * BLOCK_K * 2, STAGE_BYTES = gemm_hopper_stage_bytes(WARPGROUPS, BLOCK_N);
+constexpr int A_BYTES = BLOCK_M * BLOCK_K * 2, STAGE_BYTES = gemm_tma_stage_bytes(BLOCK_M, BLOCK_N);
 constexpr int B_PANELS = (BLOCK_N + 63) / 64; /* n-major; of the last, all of which arrives, half may be used */
 constexpr int B_BYTES = (B_N_MAJOR ? B_PANELS * 64 : BLOCK_N) * BLOCK_K * 2;
 constexpr int C_COLUMNS = gemm_hopper_panel_columns(BLOCK_N);
@@ -45,41 +46,9 @@ constexpr bool F16 = DTYPE == GEMM_FLOAT16;
 static_assert(STAGES <= 16 && (BLOCK_N % 32 == 0) && CLUSTER <= 2, "barriers, panels");
 static_assert(EMPTY + 8 * STAGES + 1024 <= gemm_hopper_shared_bytes(WARPGROUPS, BLOCK_N, STAGES, PARTIAL), "shared");
 
-/* ---- items ---- */
-
-/* A tile of C: its first row in this block and column, the steps of k, its batch and split. */
-struct item {
-    int row, column, first_step, last_step, batch, split;
-};
-__device__ __forceinline__ struct item item_of(const struct gemm_hopper_params &a, int number) {
-    const int tiles = a.row_tiles * a.column_tiles, tile = number % tiles, rest = number / tiles;
-    constexpr int GROUP = GEMM_HOPPER_GROUP / CLUSTER;
-    const int group = tile / (GROUP * a.column_tiles), first = group * GROUP, height = min(GROUP, a.row_tiles - first);
-    const int within = tile - first * a.column_tiles, split = rest % a.in.splits;
-    const int row = (first + within % height) * CLUSTER + (CLUSTER > 1 ? (int)cluster_ctarank() : 0);
-    return {row * BLOCK_M,
-            within / height * BLOCK_N,
-            split * a.steps_per_split,
-            min((split + 1) * a.steps_per_split, a.steps),
-            rest / a.in.splits,
-            split};
-}
-
-/* A stage of the ring, and the parity of the phase in which it is full. */
-struct position {
-    int stage;
-    uint32_t parity;
-};
-__device__ __forceinline__ void advance(struct position &p) {
-    if (++p.stage == STAGES) {
-        p.stage = 0;
-        p.parity ^= 1;
-    }
-}
-
 /* ---- the producer: one thread ---- */
 
-__device__ __forceinline__ void load_stage(const struct gemm_hopper_params &a, const struct item &item, uint32_t base,
+__device__ __forceinline__ void load_stage(const struct gemm_tma_params &a, const struct item &item, uint32_t base,
                                            int stage, int k) {
     const uint32_t to = base + stage * STAGE_BYTES, full = base + FULL + 8 * stage;
     const int a_batch = a.a_batched ? item.batch : 0, b_batch = a.b_batched ? item.batch : 0;
@@ -103,11 +72,11 @@ __device__ __forceinline__ void load_stage(const struct gemm_hopper_params &a, c
     }
 }
 
-__device__ __forceinline__ void produce(const struct gemm_hopper_params &a, uint32_t base) {
+__device__ __forceinline__ void produce(const struct gemm_tma_params &a, uint32_t base) {
     struct position at = {0, 0};
     for (int number = blockIdx.x / CLUSTER; number < a.items; number += gridDim.x / CLUSTER) {
-        const struct item item = item_of(a, number);
-        for (int step = item.first_step; step < item.last_step; step++, advance(at)) {
+        const struct item item = item_of<BLOCK_M, BLOCK_N, CLUSTER>(a, number);
+        for (int step = item.first_step; step < item.last_step; step++, advance<STAGES>(at)) {
             mbarrier_wait(base + EMPTY + 8 * at.stage, at.parity ^ 1);
             load_stage(a, item, base, at.stage, step * BLOCK_K);
         }
@@ -145,7 +114,7 @@ __device__ __forceinline__ void multiply(float (&sums)[BLOCK_N / 2], uint32_t ba
         if (step > 0)
             release(base, before);
         before = at.stage;
-        advance(at);
+        advance<STAGES>(at);
     }
     wgmma_wait_group<0>(sums);
     release(base, before);
@@ -165,7 +134,7 @@ __device__ __forceinline__ uint32_t pair_of(const struct gemm_params &a, float x
 }
 
 /* Panels of C_COLUMNS by way of two buffers in turn, across tiles, each written by TMA while the next is filled. */
-__device__ __forceinline__ void store_tile(const struct gemm_hopper_params &a, const struct item &item,
+__device__ __forceinline__ void store_tile(const struct gemm_tma_params &a, const struct item &item,
                                            const float (&sums)[BLOCK_N / 2], uint32_t buffers, int warpgroup,
                                            uint32_t &turn) {
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, own = warp * 16 + lane % 16;
@@ -198,7 +167,7 @@ __device__ __forceinline__ void store_tile(const struct gemm_hopper_params &a, c
 }
 
 /* Of a part of k. */
-__device__ __forceinline__ void store_partial(const struct gemm_hopper_params &a, const struct item &item,
+__device__ __forceinline__ void store_partial(const struct gemm_tma_params &a, const struct item &item,
                                               const float (&sums)[BLOCK_N / 2], int warpgroup) {
     const int lane = threadIdx.x % 32, row = item.row + 64 * warpgroup + (int)(threadIdx.x / 32 % 4) * 16 + lane / 4;
     float *part = a.in.partials + ((int64_t)item.split * a.in.batch + item.batch) * a.in.m * a.in.n;
@@ -210,13 +179,13 @@ __device__ __forceinline__ void store_partial(const struct gemm_hopper_params &a
     }
 }
 
-__device__ __forceinline__ void consume(const struct gemm_hopper_params &a, uint32_t base, int warpgroup) {
+__device__ __forceinline__ void consume(const struct gemm_tma_params &a, uint32_t base, int warpgroup) {
     struct position at = {0, 0};
     const uint32_t buffers = base + C_OFFSET + warpgroup * 2 * PANEL;
     uint32_t turn = 0;
     float sums[BLOCK_N / 2];
     for (int number = blockIdx.x / CLUSTER; number < a.items; number += gridDim.x / CLUSTER) {
-        const struct item item = item_of(a, number);
+        const struct item item = item_of<BLOCK_M, BLOCK_N, CLUSTER>(a, number);
         multiply(sums, base, warpgroup, item.last_step - item.first_step, at);
         if (PARTIAL)
             store_partial(a, item, sums, warpgroup);
@@ -228,7 +197,7 @@ __device__ __forceinline__ void consume(const struct gemm_hopper_params &a, uint
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    gemm_hopper(const __grid_constant__ struct gemm_hopper_params a) {
+    gemm_hopper(const __grid_constant__ struct gemm_tma_params a) {
     extern __shared__ char shared[];
     const uint32_t base = (shared_address(shared) + 1023) / 1024 * 1024;
     griddepcontrol_launch_dependents(); /* a grid behind this one waits for its end by itself */

@@ -1,4 +1,4 @@
-/* gemm_hopper_plan.c: which problems gemm.hopper takes, by which tile, cluster and split of k; its maps and launch. */
+/* gemm_hopper_plan.c: which problems gemm.hopper takes, by which tile, cluster and split of k. */
 #include <stdio.h>
 
 #include "companions/gemm/gemm_plan.h"
@@ -23,20 +23,26 @@ const char *gemm_hopper_refusal(const fdm_device *device, const void *problem) {
 struct tile {
     int32_t warpgroups, block_n, cluster, splits;
 };
+static struct gemm_tma_tile tma_tile_of(const fdm_gemm_problem *p, const struct tile *t) {
+    const int32_t rows = 64 * t->warpgroups, few = p->a_rows_contiguous && p->m < rows;
+    return (struct gemm_tma_tile){.block_m = rows,
+                                  .block_n = t->block_n,
+                                  .cluster = t->cluster,
+                                  .splits = t->splits,
+                                  .a_rows = few ? ((int32_t)p->m + 7) / 8 * 8 : rows,
+                                  .b_columns = t->block_n / t->cluster,
+                                  .out_columns = gemm_hopper_panel_columns(t->block_n)};
+}
+static int64_t items_of(const fdm_gemm_problem *p, const struct tile *t) {
+    const struct gemm_tma_tile tile = tma_tile_of(p, t);
+    return gemm_tma_items(p, &tile);
+}
 
 static int32_t stages_of(const fdm_device *device, const struct tile *t) {
     enum { STAGES_MAX = 12 };
-    const int32_t bytes = gemm_hopper_stage_bytes(t->warpgroups, t->block_n);
+    const int32_t bytes = gemm_tma_stage_bytes(64 * t->warpgroups, t->block_n);
     const int64_t left = device->shared_bytes - gemm_hopper_shared_bytes(t->warpgroups, t->block_n, 0, t->splits > 1);
     return left / bytes > STAGES_MAX ? STAGES_MAX : (int32_t)(left / bytes);
-}
-
-static int64_t row_tiles_of(const fdm_gemm_problem *p, const struct tile *t) {
-    return ceil_div(p->m, (int64_t)64 * t->warpgroups * t->cluster);
-}
-static int64_t steps_of(const fdm_gemm_problem *p) { return ceil_div(p->k, GEMM_HOPPER_BLOCK_K); }
-static int64_t items_of(const fdm_gemm_problem *p, const struct tile *t) {
-    return row_tiles_of(p, t) * ceil_div(p->n, t->block_n) * t->splits * p->batch;
 }
 
 /* Cycles, as far as they tell tiles apart: waves of items over the device, each the larger of its products, at 2048
@@ -45,7 +51,7 @@ static int64_t items_of(const fdm_gemm_problem *p, const struct tile *t) {
  * and read again. */
 static double cycles_of(const fdm_device *device, const fdm_gemm_problem *p, const struct tile *t) {
     const double clock = 1.7e9, m = (double)p->m, n = (double)p->n, k = (double)p->k, batch = (double)p->batch;
-    const double rows = 64.0 * t->warpgroups, steps = (double)ceil_div(steps_of(p), t->splits);
+    const double rows = 64.0 * t->warpgroups, steps = (double)ceil_div(gemm_tma_steps(p), t->splits);
     const double products = rows * (t->block_n + 16) * 64 / 2048; /* narrow ones read A more often */
     const double bytes = ((m < rows ? m : rows) + (double)t->block_n / t->cluster) * 128;
     const double step = products > bytes / 50 ? products : bytes / 50;
@@ -64,7 +70,7 @@ static struct tile tile_of(const fdm_device *device, const fdm_gemm_problem *p) 
     struct tile best = tiles[0];
     double least = 0;
     for (size_t i = 0; i < sizeof tiles / sizeof tiles[0]; i++)
-        for (int32_t splits = 1; splits <= 16 && (splits == 1 || steps_of(p) / splits >= 8); splits *= 2) {
+        for (int32_t splits = 1; splits <= 16 && (splits == 1 || gemm_tma_steps(p) / splits >= 8); splits *= 2) {
             struct tile t = tiles[i];
             t.splits = splits;
             /* The lower block would have nothing; or a launch of clusters costs more than sharing saves (H200). */
@@ -114,56 +120,11 @@ int gemm_hopper_request(const fdm_gemm_plan *plan, struct cuda_kernel_request *r
                gemm_hopper_shared_bytes(at[P_WARPGROUPS], at[P_BLOCK_N], at[P_STAGES], partial);
 }
 
-/* A matrix of rows x columns whose contiguous axis is the inner one, in boxes of `width` of it by `box`. */
-static struct cuda_tensor_layout layout_of(const fdm_gemm_problem *p, const struct gemm_matrix *x, int64_t inner,
-                                           int64_t outer, int64_t outer_stride, int32_t width, int32_t box,
-                                           int batched) {
-    return (struct cuda_tensor_layout){
-        .type = p->dtype == FDM_FLOAT16 ? CUDA_MAP_FLOAT16 : CUDA_MAP_BFLOAT16,
-        .rank = 3,
-        .address = x->data,
-        .extents = {inner, outer, batched ? p->batch : 1},
-        .stride_bytes = {2, outer > 1 ? outer_stride * 2 : 16, batched ? x->batch * 2 : 16},
-        .box = {width, box, 1},
-        .swizzle_bytes = 2 * width,
-        .l2_bytes = 256};
-}
-
 fdm_status gemm_hopper_launch(const fdm_gemm_plan *plan, const struct cuda_kernel *kernel,
                               const struct gemm_params *params, void *stream) {
-    const fdm_gemm_problem *p = &plan->problem;
     const int32_t *at = plan->choice.parameters;
     const struct tile t = {at[P_WARPGROUPS], at[P_BLOCK_N], at[P_CLUSTER], at[P_SPLITS]};
-    struct cuda_tensor_map maps[3];
-    struct gemm_hopper_params a = {.in = *params,
-                                   .a_batched = p->batch > 1 && params->a.batch != 0,
-                                   .b_batched = p->batch > 1 && params->b.batch != 0,
-                                   .row_tiles = (int32_t)row_tiles_of(p, &t),
-                                   .column_tiles = (int32_t)ceil_div(p->n, t.block_n),
-                                   .items = (int32_t)items_of(p, &t),
-                                   .steps = (int32_t)steps_of(p)};
-    a.steps_per_split = (int32_t)ceil_div(a.steps, t.splits);
-    const int32_t rows = 64 * t.warpgroups;
-    a.a_rows = p->a_rows_contiguous && p->m < rows ? ((int32_t)p->m + 7) / 8 * 8 : rows;
-    const int32_t k = GEMM_HOPPER_BLOCK_K, panel = gemm_hopper_panel_columns(t.block_n);
-    const struct cuda_tensor_layout layouts[3] = {
-        p->a_rows_contiguous ? layout_of(p, &params->a, p->k, p->m, params->a.row, 64, a.a_rows, a.a_batched)
-                             : layout_of(p, &params->a, p->m, p->k, params->a.column, 64, k, a.a_batched),
-        p->b_rows_contiguous
-            ? layout_of(p, &params->b, p->n, p->k, params->b.row, 64, k / t.cluster, a.b_batched)
-            : layout_of(p, &params->b, p->k, p->n, params->b.column, 64, t.block_n / t.cluster, a.b_batched),
-        layout_of(p, &params->out, p->n, p->m, params->out.row, panel, 64, p->batch > 1)};
-    const fdm_status status = cuda_tensor_maps_make(plan->choice.device.index, layouts, 3, maps);
-    if (status)
-        return status;
-    a.a_map = maps[0], a.b_map = maps[1], a.out_map = maps[2];
-    const struct cuda_launch launch = {.kernel = kernel,
-                                       .grid = {(uint32_t)at[P_BLOCKS], 1, 1},
-                                       .threads = 128 * (uint32_t)(t.warpgroups + 1),
-                                       .cluster = (uint32_t)t.cluster,
-                                       .programmatic_launch = at[P_EARLY],
-                                       .stream = stream,
-                                       .arguments = &a,
-                                       .arguments_bytes = sizeof a};
-    return cuda_launch(&launch);
+    const struct gemm_tma_tile tile = tma_tile_of(&plan->problem, &t);
+    const struct gemm_tma_grid grid = {at[P_BLOCKS], 128 * (t.warpgroups + 1), at[P_EARLY]};
+    return gemm_tma_launch(plan, kernel, &tile, &grid, params, stream);
 }

@@ -11,6 +11,7 @@
 enum {
     SKINNY,
     HOPPER,
+    MMA_TMA,
     MMA,
     MMA_WIDE,
     MMA_AHEAD,
@@ -162,6 +163,8 @@ static const struct companion_kernel kernels[NUM_KERNELS] = {
                 gemm_skinny_refusal, gemm_skinny_passed_over, gemm_skinny_fill},
     [HOPPER] = {"gemm.hopper", "wgmma and TMA, persistent, specialised warpgroups, clusters, k split over blocks", 1,
                 gemm_hopper_refusal, NULL, gemm_hopper_fill},
+    [MMA_TMA] = {"gemm.mma-tma", "mma.sync, up to 64x96 a warp, persistent, a ring of stages by TMA, a barrier each", 1,
+                 gemm_mma_tma_refusal, NULL, gemm_mma_tma_fill},
     [MMA] = {"gemm.mma", "mma.sync, 64x64 a warp, 64 of k a stage, a ring of stages by cp.async", 1, float16_refusal,
              NULL, mma_fill},
     MMA_RUNG(MMA_WIDE, "gemm.mma+wide", "gemm.mma+ahead with 64x64 a warp"),
@@ -203,6 +206,7 @@ int32_t gemm_requests(const fdm_gemm_plan *plan, struct cuda_kernel_request *req
             return 1;
         element_request(p, "gemm_combine", 0, &requests[1]);
         return 2;
+    case MMA_TMA: return gemm_mma_tma_request(plan, &requests[0]);
     case MMA_WARP: rung_request(p, "gemm_mma_warp", 32 * GEMM_WARPS, &requests[0]); return 1;
     case SLICED_K: rung_request(p, "gemm_sliced_k", GEMM_ELEMENT_THREADS, &requests[0]); return 1;
     case NAIVE: element_request(p, "gemm_naive", p->accumulate_float16, &requests[0]); return 1;
@@ -214,7 +218,7 @@ static int64_t element_blocks_of(const fdm_gemm_problem *p) {
     return tiles_of(p->batch * p->m * p->n, GEMM_ELEMENT_THREADS);
 }
 
-/* Of the list's kernels but gemm.hopper. */
+/* Of the list's kernels but those by TMA. */
 static int64_t blocks_of(const fdm_gemm_plan *plan) {
     const fdm_gemm_problem *p = &plan->problem;
     switch (plan->choice.kernel_index) {
@@ -237,8 +241,9 @@ fdm_status gemm_launch(const fdm_gemm_plan *plan, struct gemm_params *params, vo
     params->splits = splits_of(&plan->choice);
     fdm_status status = cuda_kernels_get(plan->choice.device.index, requests, count, loaded);
     if (!status)
-        status = index == HOPPER ? gemm_hopper_launch(plan, loaded[0], params, stream)
-                                 : launch(&requests[0], loaded[0], blocks_of(plan), early, params, stream);
+        status = index == HOPPER    ? gemm_hopper_launch(plan, loaded[0], params, stream)
+                 : index == MMA_TMA ? gemm_mma_tma_launch(plan, loaded[0], params, stream)
+                                    : launch(&requests[0], loaded[0], blocks_of(plan), early, params, stream);
     if (!status && count > 1)
         status = launch(&requests[1], loaded[1], element_blocks_of(&plan->problem), 0, params, stream);
     return status;

@@ -23,6 +23,25 @@ void gemm_skinny_fill(const fdm_device *device, const void *problem, fdm_compani
 int gemm_skinny_request(const struct fdm_gemm_plan *plan, struct cuda_kernel_request *request);
 int64_t gemm_skinny_blocks(const struct fdm_gemm_plan *plan);
 
+/* ---- gemm_tma.c: what kernels share whose tiles come by TMA ---- */
+
+struct gemm_tma_tile {
+    int32_t block_m, block_n, cluster, splits; /* cluster: blocks below each other */
+    int32_t a_rows;      /* of a copy of A whose rows are contiguous */
+    int32_t b_columns;   /* of a copy of B whose columns are contiguous */
+    int32_t out_columns; /* of a copy to C; 0: the kernel writes C itself */
+};
+struct gemm_tma_grid {
+    int32_t blocks, threads;
+    int32_t early; /* it may begin before the kernel ahead of it has ended, for which it waits by itself */
+};
+int64_t gemm_tma_row_tiles(const struct fdm_gemm_problem *p, const struct gemm_tma_tile *t); /* of a cluster's height */
+int64_t gemm_tma_steps(const struct fdm_gemm_problem *p);                                    /* of k */
+int64_t gemm_tma_items(const struct fdm_gemm_problem *p, const struct gemm_tma_tile *t); /* tiles, splits, batches */
+fdm_status gemm_tma_launch(const struct fdm_gemm_plan *plan, const struct cuda_kernel *kernel,
+                           const struct gemm_tma_tile *t, const struct gemm_tma_grid *grid,
+                           const struct gemm_params *params, void *stream);
+
 /* ---- gemm_hopper_plan.c ---- */
 
 /* The numbers of a choice of gemm.hopper. */
@@ -33,5 +52,16 @@ void gemm_hopper_fill(const fdm_device *device, const void *problem, fdm_compani
 int gemm_hopper_request(const struct fdm_gemm_plan *plan, struct cuda_kernel_request *request);
 fdm_status gemm_hopper_launch(const struct fdm_gemm_plan *plan, const struct cuda_kernel *kernel,
                               const struct gemm_params *params, void *stream);
+
+/* ---- gemm_mma_tma_plan.c ---- */
+
+/* The numbers of a choice of gemm.mma-tma. */
+enum gemm_mma_tma_parameter { TMA_BLOCK_N, TMA_STAGES, TMA_BLOCKS, TMA_EARLY };
+const char *gemm_mma_tma_refusal(const fdm_device *device, const void *problem);
+void gemm_mma_tma_fill(const fdm_device *device, const void *problem, fdm_companion_choice *choice);
+/* 0: the numbers are none that gemm_mma_tma_fill() can have made. */
+int gemm_mma_tma_request(const struct fdm_gemm_plan *plan, struct cuda_kernel_request *request);
+fdm_status gemm_mma_tma_launch(const struct fdm_gemm_plan *plan, const struct cuda_kernel *kernel,
+                               const struct gemm_params *params, void *stream);
 
 #endif

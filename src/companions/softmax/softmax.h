@@ -20,7 +20,7 @@
 #define SOFTMAX_WHOLE    2 /* at once: rows begin at multiples of 16 bytes, and are */
 #define SOFTMAX_FULL     3 /* the same, and softmax_resident's threads all have as many of them as they can */
 
-#define SOFTMAX_RING_SHARERS 64 /* softmax_ring: threads besides, of two warps */
+#define SOFTMAX_RING_SHARERS 32 /* softmax_ring: threads besides, of a warp */
 
 /* The constants that specialise every kernel, in the order of the cache's listing. */
 #define SOFTMAX_CONSTANTS(X)                                                                                \

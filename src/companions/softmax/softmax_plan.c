@@ -121,9 +121,9 @@ static int ring_with(const fdm_device *device, const fdm_softmax_problem *p, int
     return best < INT64_MAX;
 }
 
-/* Many small pieces, so that a row's sums have five turns to meet; else few large ones. */
+/* Many small pieces, so that a row's sums have four or five turns to meet; else few large ones. */
 static int ring_of(const fdm_device *device, const fdm_softmax_problem *p, struct ring *s) {
-    return ring_with(device, p, 7, 5, s) || ring_with(device, p, 3, 2, s);
+    return ring_with(device, p, 7, p->pass == FDM_BACKWARD ? 5 : 4, s) || ring_with(device, p, 3, 2, s);
 }
 
 static const char *ring_refusal(const fdm_device *device, const void *problem) {

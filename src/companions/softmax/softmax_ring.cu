@@ -21,10 +21,11 @@
 /* Whole pieces come by one copy each, which a warp besides asks for; else each thread fetches what it reads. */
 #define BULK (THREADS == LANES + SOFTMAX_RING_SHARERS + 32)
 #if BULK
+#    include "cuda/ptx/prefetch.cuh"
 #    include "cuda/ptx/tma.cuh"
 #endif
 
-constexpr int WARPS = LANES / 32, SHARERS = SOFTMAX_RING_SHARERS / 32;
+constexpr int WARPS = LANES / 32;
 constexpr int INPUTS = BACKWARD ? 2 : 1;
 constexpr uint64_t EMPTY = ~0ull; /* no sums: the largest element is never this NaN */
 static_assert(LANES == SOFTMAX_MAX_LANES && (BULK ? VECTOR == SOFTMAX_WHOLE : THREADS == LANES + SOFTMAX_RING_SHARERS),
@@ -150,13 +151,19 @@ __device__ __forceinline__ uint32_t turns_of(const struct softmax_params &a, uin
 }
 
 #if BULK
-/* One thread's: as many pieces ahead as there is room for. */
+/* One thread's: as many pieces ahead as there is room for, and one more to the second-level cache, so that memory has
+ * work while the block waits for a row. */
 __device__ __forceinline__ void fetch_pieces(const struct softmax_params &a, const struct part &part, uint32_t first,
                                              uint32_t groups, struct told &told) {
     const uint32_t bytes = part.first < a.chunks ? min(part.share, a.chunks - part.first) * 16 : 0;
     for (uint32_t k = 0, number = first; number < a.rows; k++, number += groups) {
         const struct row r = row_of(a, number);
         const uint32_t full = shared_address(&told.full[k % RING]);
+        if (k >= RING && bytes) {
+            cp_async_bulk_prefetch(r.in + (int64_t)part.first * 16, bytes);
+            if (BACKWARD)
+                cp_async_bulk_prefetch(r.dout + (int64_t)part.first * 16, bytes);
+        }
         if (k >= RING)
             mbarrier_wait(shared_address(&told.empty[k % RING]), (k / RING - 1) % 2);
         mbarrier_arrive_expect_tx(full, bytes * INPUTS);
@@ -250,14 +257,13 @@ __device__ __forceinline__ struct sums sum_of(const uint64_t (&x)[ASKED]) {
     return s;
 }
 
-/* A warp besides has every turn of SHARERS: what the block's piece of row k is tells others, and what row k + 1 - LAG
- * is tells this block. It asks for the latter before it waits for the former. */
+/* A warp besides tells others in every turn what the block's piece of row k is, and this block what row k + 1 - LAG is.
+ * It asks for the latter before it waits for the former. */
 __device__ __forceinline__ void share_sums(const struct softmax_params &a, uint32_t first, uint32_t groups,
-                                           uint32_t own, uint32_t sharer, struct told &told) {
+                                           uint32_t own, struct told &told) {
     uint64_t *const partials = (uint64_t *)a.partials;
     const uint32_t lane = threadIdx.x % 32, turns = turns_of(a, first, groups);
-    for (uint32_t k = sharer, number = first + sharer * groups; k + 1 < turns;
-         k += SHARERS, number += SHARERS * groups) {
+    for (uint32_t k = 0, number = first; k + 1 < turns; k++, number += groups) {
         const uint64_t *pieces = partials + (uint64_t)(number - (LAG - 1) * groups) * a.pieces;
         uint64_t x[ASKED];
 #pragma unroll
@@ -311,8 +317,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) softmax_ring(const __gr
     if (warp < WARPS) {
         part.ring += threadIdx.x * 16;
         move_pieces(a, part, first, groups, told);
-    } else if (warp < WARPS + SHARERS) {
-        share_sums(a, first, groups, own, warp - WARPS, told);
+    } else if (warp == WARPS) {
+        share_sums(a, first, groups, own, told);
     }
 #if BULK
     else if (threadIdx.x % 32 == 0) {

@@ -5,6 +5,7 @@
 #include "cuda/ptx/global.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/mma.cuh"
+#include "cuda/ptx/prefetch.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "instructions/instructions.h"
@@ -62,6 +63,8 @@ __device__ __forceinline__ void try_copies(const struct instruction_arguments &a
         if (!bulk)
             prefetch_tensormap(&a.map);
         mbarrier_arrive_expect_tx(full, a.tile_bytes);
+        if (bulk)
+            cp_async_bulk_prefetch(a.in + rank * 64, a.tile_bytes);
         if (bulk)
             cp_async_bulk(shared, a.in + rank * 64, a.tile_bytes, full);
         if (INSTRUCTION == TRY_TILE)
