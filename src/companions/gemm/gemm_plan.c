@@ -163,7 +163,7 @@ static const struct companion_kernel kernels[NUM_KERNELS] = {
                 gemm_skinny_refusal, gemm_skinny_passed_over, gemm_skinny_fill},
     [HOPPER] = {"gemm.hopper", "wgmma and TMA, persistent, specialised warpgroups, clusters, k split over blocks", 1,
                 gemm_hopper_refusal, NULL, gemm_hopper_fill},
-    [MMA_TMA] = {"gemm.mma-tma", "mma.sync, up to 64x96 a warp, persistent, a ring of stages by TMA, a barrier each", 1,
+    [MMA_TMA] = {"gemm.mma-tma", "mma.sync, 64x64 a warp, persistent, a ring of stages by TMA, barriers of each", 1,
                  gemm_mma_tma_refusal, NULL, gemm_mma_tma_fill},
     [MMA] = {"gemm.mma", "mma.sync, 64x64 a warp, 64 of k a stage, a ring of stages by cp.async", 1, float16_refusal,
              NULL, mma_fill},
