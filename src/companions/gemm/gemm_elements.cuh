@@ -22,17 +22,5 @@ __device__ __forceinline__ float finished(const struct gemm_params &a, float sum
     const float product = a.alpha * sum;
     return HAS_C ? fmaf(a.beta, widened(*element_of(a.c, batch, row, column)), product) : product;
 }
-/* Of two neighbours of a row whose sums are x and y; those outside of C are any number. */
-__device__ __forceinline__ uint32_t finished_pair(const struct gemm_params &a, float x, float y, int batch, int row,
-                                                  int column) {
-    x *= a.alpha, y *= a.alpha;
-    if (HAS_C && row < a.m) {
-        if (column < a.n)
-            x = fmaf(a.beta, widened(*element_of(a.c, batch, row, column)), x);
-        if (column + 1 < a.n)
-            y = fmaf(a.beta, widened(*element_of(a.c, batch, row, column + 1)), y);
-    }
-    return narrowed(x, y);
-}
 
 #endif

@@ -120,6 +120,19 @@ __device__ __forceinline__ void multiply(float (&sums)[BLOCK_N / 2], uint32_t ba
     release(base, before);
 }
 
+/* Two neighbours of the row, alpha and beta applied. */
+__device__ __forceinline__ uint32_t pair_of(const struct gemm_params &a, float x, float y, int batch, int row,
+                                            int column) {
+    x *= a.alpha, y *= a.alpha;
+    if (HAS_C && row < a.m) {
+        if (column < a.n)
+            x = fmaf(a.beta, widened(*element_of(a.c, batch, row, column)), x);
+        if (column + 1 < a.n)
+            y = fmaf(a.beta, widened(*element_of(a.c, batch, row, column + 1)), y);
+    }
+    return narrowed(x, y);
+}
+
 /* Panels of C_COLUMNS by way of two buffers in turn, across tiles, each written by TMA while the next is filled. */
 __device__ __forceinline__ void store_tile(const struct gemm_tma_params &a, const struct item &item,
                                            const float (&sums)[BLOCK_N / 2], uint32_t buffers, int warpgroup,
@@ -140,7 +153,7 @@ __device__ __forceinline__ void store_tile(const struct gemm_tma_params &a, cons
             for (int n = 0; n < 4; n++) {
                 const int at = panel * C_COLUMNS / 2 + (i + n / 2) * 4 + n % 2 * 2;
                 const int column = item.column + panel * C_COLUMNS + (i + n / 2) * 8 + (int)(lane % 4) * 2;
-                word[n] = finished_pair(a.in, sums[at], sums[at + 1], item.batch, row + n % 2 * 8, column);
+                word[n] = pair_of(a.in, sums[at], sums[at + 1], item.batch, row + n % 2 * 8, column);
             }
             stmatrix_x4(buffer + own * (2 * C_COLUMNS) + (((i + lane / 16) ^ mix) << 4), word);
         }

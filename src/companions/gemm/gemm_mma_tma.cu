@@ -3,8 +3,7 @@
  * Idea: gemm_mma.cu spends a third of its instructions on copies, and a barrier of the block every 64 of k. Here a
  * producer keeps a ring of stages full by TMA, across tiles, and each warp waits for stages and frees them by itself at
  * mbarriers, so that warps drift apart and one's loads of registers hide under another's products. As many blocks as
- * multiprocessors walk tiles of C. A finished tile is staged in shared memory and written by TMA while the next tile's
- * products run.
+ * multiprocessors walk tiles of C.
  *
  * Tile: 128 x BLOCK_N of C, 64 of k a step. Eight warps, two down and four across, own 64 x BLOCK_N / 4 each, in groups
  * of 16: of rows every second one, of columns every fourth, so that a group's address is an immediate beside the
@@ -12,18 +11,16 @@
  *
  * Shared memory, in panels of 128 bytes a row with the 128-byte swizzle, as in gemm_hopper.cu:
  *   A [STAGES], k-major [128 rows][64 of k], m-major [2][64 of k][64 rows];
- *   B [STAGES], k-major [BLOCK_N][64 of k], n-major [BLOCK_N / 64][64 of k][64 columns];
- *   C [2][128 rows][64 columns]; barriers.
+ *   B [STAGES], k-major [BLOCK_N][64 of k], n-major [BLOCK_N / 64][64 of k][64 columns]; barriers.
  *
  * Barriers: of each stage a full one (an arrival of the producer, and the bytes of all copies) and an empty one (an
- * arrival of each warp). The named barrier 1 is the consumers'.
+ * arrival of each warp).
  *
  * Registers: BLOCK_N / 2 sums; of 64 x 64 a warp 64 of A and B besides, which are loaded 16 of k ahead; of wider ones A
  * and 32 columns of B, loaded 16 columns ahead. Bound by mma.sync: of 128 x 256 and 16 of k 412 cycles, beside 352 of
  * shared memory. */
 #include "companions/gemm/gemm_elements.cuh"
 #include "companions/gemm/gemm_items.cuh"
-#include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/launch.cuh"
 #include "cuda/ptx/mbarrier.cuh"
@@ -37,8 +34,7 @@ constexpr int BLOCK_M = GEMM_MMA_BLOCK_M, BLOCK_K = GEMM_TMA_BLOCK_K, PANEL = 64
 constexpr int WARPS_M = 2, WARPS_N = 4, CONSUMERS = 32 * WARPS_M * WARPS_N;
 constexpr int THREADS = GEMM_MMA_TMA_THREADS;
 constexpr int A_BYTES = BLOCK_M * BLOCK_K * 2, STAGE_BYTES = gemm_tma_stage_bytes(BLOCK_M, BLOCK_N);
-constexpr int STAGING = STAGES * STAGE_BYTES, OUT_BYTES = BLOCK_M * 128;
-constexpr int FULL = STAGING + 2 * OUT_BYTES, EMPTY = FULL + 8 * STAGES;
+constexpr int FULL = STAGES * STAGE_BYTES, EMPTY = FULL + 8 * STAGES;
 constexpr int PARTS = BLOCK_K / 16;                              /* of a step: 16 of k each */
 constexpr int GROUPS_M = 4, GROUPS_N = BLOCK_N / (16 * WARPS_N); /* of 16 rows and columns, a warp's */
 constexpr bool AHEAD = GROUPS_N <= 4;                            /* registers hold the next 16 of k too */
@@ -116,6 +112,32 @@ __device__ __forceinline__ void multiply_columns(struct sums &c, const uint32_t 
 
 /* ---- the kernel ---- */
 
+/* Two neighbours of a row. */
+__device__ __forceinline__ void store_pair(const struct gemm_params &a, float low, float high, int batch, int row,
+                                           int column) {
+    if (row >= a.m || column >= a.n)
+        return;
+    uint16_t *to = element_of(a.out, batch, row, column);
+    low = finished(a, low, batch, row, column);
+    if (column + 1 == a.n)
+        *to = (uint16_t)narrowed(low, 0.0f);
+    else
+        *(uint32_t *)to = narrowed(low, finished(a, high, batch, row, column + 1));
+}
+__device__ __forceinline__ void store_sums(const struct gemm_params &a, const struct sums &c, const struct item &item,
+                                           int warp_m, int warp_n) {
+    const int lane = threadIdx.x % 32, row = item.row + 16 * warp_m + lane / 4;
+    const int column = item.column + 16 * warp_n + lane % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < GROUPS_M; i++)
+#pragma unroll
+        for (int j = 0; j < 2 * GROUPS_N; j++)
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+                store_pair(a, c.s[i][j][2 * half], c.s[i][j][2 * half + 1], item.batch,
+                           row + 16 * WARPS_M * i + 8 * half, column + 16 * WARPS_N * (j / 2) + 8 * (j % 2));
+}
+
 /* The warp has read the stage. */
 __device__ __forceinline__ void release(uint32_t base, int stage) {
     __syncwarp();
@@ -191,54 +213,19 @@ __device__ __forceinline__ void multiply_by_columns(struct sums &c, uint32_t bas
     }
 }
 
-/* Panels of 64 columns by way of two buffers in turn, across tiles, each written by TMA while the next is filled. */
-__device__ __forceinline__ void store_tile(const struct gemm_tma_params &a, const struct sums &c,
-                                           const struct item &item, uint32_t base, int warp_m, int warp_n,
-                                           uint32_t &turn) {
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int j = 0; j < GROUPS_N; j++, turn ^= 1) {
-        const uint32_t buffer = base + STAGING + turn * OUT_BYTES;
-        if (threadIdx.x == 0)
-            cp_async_bulk_wait_read<1>();
-        barrier_sync(1, CONSUMERS);
-#pragma unroll
-        for (int i = 0; i < GROUPS_M; i++) {
-            const int group = 16 * (WARPS_M * i + warp_m), row = group + lane % 16;
-            uint32_t word[4];
-#pragma unroll
-            for (int n = 0; n < 4; n++) {
-                const float *s = &c.s[i][2 * j + n / 2][n % 2 * 2];
-                word[n] = finished_pair(a.in, s[0], s[1], item.batch, item.row + group + n % 2 * 8 + lane / 4,
-                                        item.column + 64 * j + 16 * warp_n + n / 2 * 8 + lane % 4 * 2);
-            }
-            stmatrix_x4(buffer + row * 128 + (((2 * warp_n + lane / 16) ^ (row & 7)) << 4), word);
-        }
-        fence_proxy_async();
-        barrier_sync(1, CONSUMERS);
-        if (threadIdx.x == 0) {
-            cp_async_bulk_tensor_3d_store(&a.out_map, buffer, item.column + 64 * j, item.row, item.batch);
-            cp_async_bulk_commit();
-        }
-    }
-}
-
 __device__ __forceinline__ void consume(const struct gemm_tma_params &a, uint32_t base) {
     const int warp_m = threadIdx.x / 32 % WARPS_M, warp_n = threadIdx.x / 32 / WARPS_M;
     const uint32_t left = base + lane_offset<A_M_MAJOR, false>(warp_m);
     const uint32_t right = base + A_BYTES + lane_offset<B_N_MAJOR, true>(warp_n);
     struct position at = {0, 0};
-    uint32_t turn = 0;
     for (int number = blockIdx.x; number < a.items; number += gridDim.x) {
         struct sums c = {};
         if (AHEAD)
             multiply_ahead(c, base, left, right, a.steps, at);
         else
             multiply_by_columns(c, base, left, right, a.steps, at);
-        store_tile(a, c, item_of<BLOCK_M, BLOCK_N, 1>(a, number), base, warp_m, warp_n, turn);
+        store_sums(a.in, c, item_of<BLOCK_M, BLOCK_N, 1>(a, number), warp_m, warp_n);
     }
-    if (threadIdx.x == 0)
-        cp_async_bulk_wait_read<0>(); /* shared memory is there until it has been read */
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)

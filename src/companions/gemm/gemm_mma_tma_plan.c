@@ -18,9 +18,7 @@ static struct gemm_tma_tile tile_with(int32_t block_n) {
                                   .cluster = 1,
                                   .splits = 1,
                                   .a_rows = GEMM_MMA_BLOCK_M,
-                                  .b_columns = gemm_mma_tma_box(block_n),
-                                  .out_rows = GEMM_MMA_BLOCK_M,
-                                  .out_columns = 64};
+                                  .b_columns = gemm_mma_tma_box(block_n)};
 }
 
 static int32_t stages_of(const fdm_device *device, int32_t block_n) {

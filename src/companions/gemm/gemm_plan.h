@@ -27,9 +27,9 @@ int64_t gemm_skinny_blocks(const struct fdm_gemm_plan *plan);
 
 struct gemm_tma_tile {
     int32_t block_m, block_n, cluster, splits; /* cluster: blocks below each other */
-    int32_t a_rows;                /* of a copy of A whose rows are contiguous */
-    int32_t b_columns;             /* of a copy of B whose columns are contiguous */
-    int32_t out_rows, out_columns; /* of a copy to C */
+    int32_t a_rows;      /* of a copy of A whose rows are contiguous */
+    int32_t b_columns;   /* of a copy of B whose columns are contiguous */
+    int32_t out_columns; /* of a copy to C; 0: the kernel writes C itself */
 };
 struct gemm_tma_grid {
     int32_t blocks, threads;
@@ -38,7 +38,7 @@ struct gemm_tma_grid {
 int64_t gemm_tma_row_tiles(const struct fdm_gemm_problem *p, const struct gemm_tma_tile *t); /* of a cluster's height */
 int64_t gemm_tma_steps(const struct fdm_gemm_problem *p);                                    /* of k */
 int64_t gemm_tma_items(const struct fdm_gemm_problem *p, const struct gemm_tma_tile *t); /* tiles, splits, batches */
-/* NULL, or why TMA does not bring the operands or write C. */
+/* NULL, or why its operands do not come by TMA. */
 const char *gemm_tma_refusal(const struct fdm_gemm_problem *p);
 fdm_status gemm_tma_launch(const struct fdm_gemm_plan *plan, const struct cuda_kernel *kernel,
                            const struct gemm_tma_tile *t, const struct gemm_tma_grid *grid,
