@@ -106,6 +106,7 @@ static void portable_tiles(void **state) {
         {"sm_90", "gemm.mma-tma", 3072, 1, "128x192, 5 stages"},
         {"sm_90", "gemm.mma-tma", 4096, 1, "128x256, 4 stages"},
         {"sm_90", "gemm.mma-tma", 5120, 1, "128x320, 4 stages"},
+        {"sm_90", "gemm.mma-tma", 8192, 1, "128x384, 3 stages"},
         {"sm_90", "gemm.mma+wide", 1024, 1, "128x256, 32 of k, 4 stages, 16-byte copies"},
         {"sm_90", "gemm.mma+stage2", 4096, 1, "128x128, 32 of k, 2 stages, 16-byte copies"},
     };
