@@ -17,11 +17,12 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "bench/results/nvidia-h200"
+LADDER = 5  # kernels of a case that is one
 SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
 def result(name: str) -> tuple:
-    path = max(FOLDER.glob(f"*-{name}.json"))
+    path = max(FOLDER.glob(f"????-??-??-{name}.json"))
     return json.loads(path.read_text()), path
 
 
@@ -56,11 +57,11 @@ def is_square(case: dict) -> bool:
 
 def rungs(case: dict) -> list:
     """Names of the ladder in the order of the file, cuBLAS last."""
-    return [*(name for name in case["seconds"] if name.startswith("gemm.") and seconds(case, name)), "torch"]
+    return [*(name for name in case["seconds"] if name.startswith("gemm.") and " " not in name and seconds(case, name)), "torch"]
 
 
 def gemm_ladder(cases: list) -> str:
-    here = [case for case in cases if len(rungs(case)) > 1]
+    here = [case for case in cases if len(rungs(case)) > LADDER]
     rows, last = [], {}
     for name in rungs(here[0]) if here else []:
         row = ["cuBLAS" if name == "torch" else f"`{name}`"]
@@ -93,8 +94,32 @@ def gemm_few_rows(cases: list) -> str:
     return table(["rows", "n, k", "us", "cuBLAS", "share", "of a copy's bytes a second"], rows) if rows else ""
 
 
+def gemm_portable(cases: list) -> str:
+    """Of every square gemm.mma-tma, and its share of gemm.hopper's speed in the same run, which each run alone where the file says so."""
+    name = "gemm.mma-tma"
+    squares = {(case["dtype"], case["m"]): case for case in cases if is_square(case)}
+    kinds = [(dtype, layout) for dtype in ("bfloat16", "float16") for layout in ("", " NN")]
+
+    def cells(case: dict, layout: str) -> tuple:
+        alone = f"{name}{layout} alone" in case["seconds"]
+        own, hopper = (f"{name}{layout} alone", f"gemm.hopper{layout} alone") if alone else (f"{name}{layout}", f"ours{layout}")
+        return tflops(case, own), case["seconds"][hopper] / case["seconds"][own]
+
+    found = {(dtype, size, layout): cells(squares[dtype, size], layout) for dtype, size in squares for layout in ("", " NN")}
+    rows = [[size, *(each for dtype, layout in kinds for each in (f"{found[dtype, size, layout][0]:.0f}", f"{found[dtype, size, layout][1]:.3f}"))]
+            for size in sorted({size for _, size in squares})]
+    titles = [f"{SHORT[dtype]}{layout}{what}" for dtype, layout in kinds for what in (" TFLOPS", " share")]
+    text = table(["square", *titles], rows)
+    for layout, title in (("", "B's columns contiguous"), (" NN", "B's rows contiguous (NN)")):
+        shares = [share for (_, _, own), (_, share) in found.items() if own == layout]
+        text += f"{title}: geometric mean {statistics.geometric_mean(shares):.3f}, least {min(shares):.3f}. "
+    return text.rstrip() + "\n\n"
+
+
 def gemm_page(data: dict) -> str:
-    return gemm_ladder(data["cases"]) + gemm_sizes(data["cases"]) + gemm_few_rows(data["cases"])
+    ladder, path = result("gemm-portable")
+    return (gemm_sizes(data["cases"]) + gemm_few_rows(data["cases"]) + "The ladder, and `gemm.mma-tma` beside `gemm.hopper`. " +
+            origin(ladder, path) + gemm_ladder(ladder["cases"]) + gemm_portable(ladder["cases"]))
 
 
 # ---- softmax ---------------------------------------------------------------------------------------------------------
@@ -141,7 +166,8 @@ def finish(figure, path: pathlib.Path) -> None:
 
 def plot_gemm(pyplot, data: dict, path: pathlib.Path) -> None:
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4))
-    case = next(case for case in data["cases"] if len(rungs(case)) > 1 and case["dtype"] == "bfloat16")
+    cases, _ = result("gemm-portable")
+    case = next(case for case in cases["cases"] if len(rungs(case)) > LADDER and case["dtype"] == "bfloat16")
     names = rungs(case)
     left.barh([name.replace("torch", "cuBLAS") for name in names], [tflops(case, name) for name in names], color="#1f6f8b",
               label=f"{case['m']}, bf16")

@@ -196,8 +196,7 @@ __device__ __forceinline__ void consume(const struct gemm_tma_params &a, uint32_
         cp_async_bulk_wait_read<0>(); /* shared memory is there until it has been read */
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    gemm_hopper(const __grid_constant__ struct gemm_tma_params a) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) gemm_hopper(const __grid_constant__ struct gemm_tma_params a) {
     extern __shared__ char shared[];
     const uint32_t base = (shared_address(shared) + 1023) / 1024 * 1024;
     griddepcontrol_launch_dependents(); /* a grid behind this one waits for its end by itself */

@@ -146,11 +146,8 @@ __device__ __forceinline__ void release(uint32_t base, int stage) {
 }
 
 /* A warp's 16 of k of A, and of B^T as many groups as are held at one time. */
-template <int groups> struct fragments {
-    uint32_t rows[GROUPS_M][4], columns[groups][4];
-};
-template <int groups>
-__device__ __forceinline__ void load_rows(struct fragments<groups> &f, uint32_t left, int part) {
+template <int groups> struct fragments { uint32_t rows[GROUPS_M][4], columns[groups][4]; };
+template <int groups> __device__ __forceinline__ void load_rows(struct fragments<groups> &f, uint32_t left, int part) {
 #pragma unroll
     for (int i = 0; i < GROUPS_M; i++)
         load_group<A_M_MAJOR, WARPS_M>(f.rows[i], left, i, part);

@@ -29,8 +29,8 @@ static int32_t stages_of(const fdm_device *device, int32_t block_n) {
 }
 
 /* Cycles, as far as they tell tiles apart: waves of tiles over the device, each of steps of 64 of k. A step takes its
- * products, at 1270 multiply-adds a cycle, and of what shared memory takes meanwhile 0.29 (fitted to 128 x 256 and 128 x
- * 384 on an H200). */
+ * products, at 1270 multiply-adds a cycle, and of what shared memory takes meanwhile 0.29 (fitted to 128 x 256 and 128
+ * x 384 on an H200). */
 static double cycles_of(const fdm_device *device, const fdm_gemm_problem *p, int32_t block_n) {
     const struct gemm_tma_tile t = tile_with(block_n);
     const double products = (double)block_n * GEMM_MMA_BLOCK_M * GEMM_TMA_BLOCK_K / 1270;

@@ -54,8 +54,7 @@ fdm_status gemm_tma_launch(const fdm_gemm_plan *plan, const struct cuda_kernel *
         p->b_rows_contiguous ? layout_of(p, &params->b, p->n, p->k, params->b.row, 64, k / t->cluster, a.b_batched)
                              : layout_of(p, &params->b, p->k, p->n, params->b.column, 64, t->b_columns, a.b_batched),
         layout_of(p, &params->out, p->n, p->m, params->out.row, t->out_columns, 64, p->batch > 1)};
-    const fdm_status status =
-        cuda_tensor_maps_make(plan->choice.device.index, layouts, t->out_columns ? 3 : 2, maps);
+    const fdm_status status = cuda_tensor_maps_make(plan->choice.device.index, layouts, t->out_columns ? 3 : 2, maps);
     if (status)
         return status;
     a.a_map = maps[0], a.b_map = maps[1];
