@@ -2,10 +2,10 @@
 # compile_changed.sh: compiles a part of the CUDA kernels, and demands that nothing spills: of every architecture and kernel
 # entry at least one specialisation, a sixty-fourth of all, which changes with the commit, and within a time all that
 # bench/results/compile/matrix.json does not record with the same text, constants and compiler (scripts/compile_all.sh).
-# Usage: scripts/compile_changed.sh [SECONDS for what is not recorded, default 300]
+# Usage: scripts/compile_changed.sh [SECONDS for what is not recorded, default 240]
 set -euo pipefail
 cd "$(dirname "$0")/.."
-seconds=${1:-300}
+seconds=${1:-240}
 export PATH="$PWD/.venv/bin:$PATH" VIRTUAL_ENV="$PWD/.venv"
 known=$(mktemp)
 trap 'rm -f "$known"' EXIT
