@@ -2,17 +2,18 @@
  *
  * Idea: blocks live as long as the grid, and each passes its pieces of row after row through a ring in shared memory.
  * While a piece waits for the sums of its row's other pieces, the next row's are summed and those after it are on
- * their way (cp.async), so the memory is never idle for a row. A row's blocks are any blocks, not those of a cluster:
- * what they tell each other, largest element and sum of a piece, is eight bytes of the workspace, which were EMPTY
- * before and are read until they are not. A warp besides does that, so that the others do not wait for memory. All
- * blocks run at once (a cooperative launch), so that everyone waits for blocks that live. Sums are added in a fixed
+ * their way, the last of them to L2, so the memory is never idle for a row. A row's blocks are any blocks, not those of
+ * a cluster: what they tell each other, largest element and sum of a piece, is eight bytes of the workspace, which were
+ * EMPTY before and are read until they are not. A warp besides does that, so that the others do not wait for memory.
+ * All blocks run at once (a cooperative launch), so that everyone waits for blocks that live. Sums are added in a fixed
  * order.
  *
  * Tile: a piece is CHUNKS runs of 16 bytes of each of LANES threads; RING pieces are in shared memory. Grid: groups x
  * pieces; group g takes rows g, g + groups and so on. Bound by memory: one read and one write of each element.
  *
- * Shared memory: the ring, of the backward in and dout of each piece; 2 floats a warp and a row, twice. A thread reads
- * only what it has fetched, so the ring needs no barrier. Registers: two blocks on a multiprocessor, 56 a thread. */
+ * Shared memory: the ring, of the backward in and dout of each piece; 2 floats a warp and a row, twice; barriers.
+ * Without bulk copies a thread reads only what it has fetched, so that its ring needs none. Registers: at most 95 a
+ * thread; a block has a multiprocessor to itself. */
 #include "companions/softmax/softmax_rows.cuh"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/global.cuh"
