@@ -95,8 +95,9 @@ def gemm_case(dtype: torch.dtype, m: int, n: int, k: int, kernels: tuple = ()) -
     if m == n == k:  # each alone: what runs before another takes power that the other lacks
         alone = {"gemm.hopper": b, PORTABLE: b, "gemm.hopper NN": rows, f"{PORTABLE} NN": rows}
         for name, right in alone.items():
-            call = {f"{name} alone": lambda name=name, right=right: gemm(a, right, kernel=name.split()[0])}
-            seconds, samples = ({**old, **new} for old, new in zip((seconds, samples), measure(call), strict=True))
+            medians, all_samples = measure({f"{name} alone": lambda name=name, right=right: gemm(a, right, kernel=name.split()[0])})
+            seconds |= medians
+            samples |= all_samples
     error = (gemm(a, b).float() - torch.matmul(a, b).float()).abs().max().item()
     result = {"dtype": str(dtype)[6:], "m": m, "n": n, "k": k, "seconds": seconds, "samples": samples, "largest_difference": error}
     for name in ("torch", "ours", "ours NN"):

@@ -206,11 +206,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gemm_hopper(const __gri
         prefetch_tensormap(&a.out_map);
     }
     if (threadIdx.x == 0) {
-        for (int stage = 0; stage < STAGES; stage++) {
-            mbarrier_init(base + FULL + 8 * stage, 1);
-            mbarrier_init(base + EMPTY + 8 * stage, 4 * WARPGROUPS * CLUSTER);
-        }
-        fence_mbarrier_init();
+        init_ring<STAGES>(base + FULL, base + EMPTY, 4 * WARPGROUPS * CLUSTER);
     }
     if (a.a_rows < BLOCK_M) { /* rows of A that never arrive */
         for (int stage = 0; stage < STAGES; stage++)

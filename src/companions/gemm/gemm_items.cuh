@@ -4,6 +4,7 @@
 
 #include "companions/gemm/gemm.h"
 #include "cuda/ptx/cluster.cuh"
+#include "cuda/ptx/mbarrier.cuh"
 
 /* A tile of C: its first row in this block and column, the steps of k, its batch and split. */
 struct item {
@@ -36,6 +37,15 @@ template <int stages> __device__ __forceinline__ void advance(struct position &p
         p.stage = 0;
         p.parity ^= 1;
     }
+}
+
+/* One thread's: the barriers of stages, 8 bytes each. Full: an arrival of the producer; empty: so many as are given. */
+template <int stages> __device__ __forceinline__ void init_ring(uint32_t full, uint32_t empty, uint32_t arrivals) {
+    for (int stage = 0; stage < stages; stage++) {
+        mbarrier_init(full + 8 * stage, 1);
+        mbarrier_init(empty + 8 * stage, arrivals);
+    }
+    fence_mbarrier_init();
 }
 
 #endif

@@ -233,11 +233,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (threadIdx.x == 0) {
         prefetch_tensormap(&a.a_map);
         prefetch_tensormap(&a.b_map);
-        for (int stage = 0; stage < STAGES; stage++) {
-            mbarrier_init(base + FULL + 8 * stage, 1);
-            mbarrier_init(base + EMPTY + 8 * stage, CONSUMERS / 32);
-        }
-        fence_mbarrier_init();
+        init_ring<STAGES>(base + FULL, base + EMPTY, CONSUMERS / 32);
     }
     __syncthreads();
     griddepcontrol_wait(); /* all before this may run beside the kernel ahead; what it wrote is read from here on */

@@ -35,8 +35,7 @@ struct gemm_tma_grid {
     int32_t blocks, threads;
     int32_t early; /* it may begin before the kernel ahead of it has ended, for which it waits by itself */
 };
-int64_t gemm_tma_row_tiles(const struct fdm_gemm_problem *p, const struct gemm_tma_tile *t); /* of a cluster's height */
-int64_t gemm_tma_steps(const struct fdm_gemm_problem *p);                                    /* of k */
+int64_t gemm_tma_steps(const struct fdm_gemm_problem *p);                                /* of k */
 int64_t gemm_tma_items(const struct fdm_gemm_problem *p, const struct gemm_tma_tile *t); /* tiles, splits, batches */
 /* NULL, or why its operands do not come by TMA. */
 const char *gemm_tma_refusal(const struct fdm_gemm_problem *p);

@@ -11,12 +11,13 @@ const char *gemm_tma_refusal(const fdm_gemm_problem *p) {
     return NULL;
 }
 
-int64_t gemm_tma_row_tiles(const fdm_gemm_problem *p, const struct gemm_tma_tile *t) {
+/* Of a cluster's height. */
+static int64_t row_tiles_of(const fdm_gemm_problem *p, const struct gemm_tma_tile *t) {
     return ceil_div(p->m, (int64_t)t->block_m * t->cluster);
 }
 int64_t gemm_tma_steps(const fdm_gemm_problem *p) { return ceil_div(p->k, GEMM_TMA_BLOCK_K); }
 int64_t gemm_tma_items(const fdm_gemm_problem *p, const struct gemm_tma_tile *t) {
-    return gemm_tma_row_tiles(p, t) * ceil_div(p->n, t->block_n) * t->splits * p->batch;
+    return row_tiles_of(p, t) * ceil_div(p->n, t->block_n) * t->splits * p->batch;
 }
 
 /* A matrix whose contiguous axis is the inner one, in boxes of `width` of it by `box`. */
@@ -42,7 +43,7 @@ fdm_status gemm_tma_launch(const fdm_gemm_plan *plan, const struct cuda_kernel *
                                 .a_rows = t->a_rows,
                                 .a_batched = p->batch > 1 && params->a.batch != 0,
                                 .b_batched = p->batch > 1 && params->b.batch != 0,
-                                .row_tiles = (int32_t)gemm_tma_row_tiles(p, t),
+                                .row_tiles = (int32_t)row_tiles_of(p, t),
                                 .column_tiles = (int32_t)ceil_div(p->n, t->block_n),
                                 .items = (int32_t)gemm_tma_items(p, t),
                                 .steps = (int32_t)gemm_tma_steps(p)};
