@@ -70,7 +70,7 @@ static void few_rows(void **state) {
         {16, 8192, 8196, 1, 0, "sm_90", "gemm.hopper", NULL},
         {16, 8196, 8192, 1, 1, "sm_80", "gemm.mma", NULL},
         {33, 8192, 8192, 1, 0, "sm_100", "gemm.mma-tma", NULL},
-        {33, 8196, 8192, 1, 0, "sm_100", "gemm.mma-tma", NULL},
+        {33, 8196, 8192, 1, 0, "sm_100", "gemm.mma", NULL},
         {33, 8192, 8192, 1, 0, "sm_120", "gemm.mma", NULL},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -103,10 +103,10 @@ static void portable_tiles(void **state) {
         {"sm_90", "gemm.mma", 1024, 1, "128x128, 32 of k, 4 stages, 16-byte copies"},
         {"sm_90", "gemm.mma", 4096, 0, "128x128, 32 of k, 4 stages, copies of elements"},
         {"sm_90", "gemm.mma-tma", 1024, 1, "128x64, 8 stages"},
-        {"sm_90", "gemm.mma-tma", 3072, 1, "128x192, 5 stages"},
+        {"sm_90", "gemm.mma-tma", 3072, 1, "128x192, 4 stages"},
         {"sm_90", "gemm.mma-tma", 4096, 1, "128x256, 4 stages"},
-        {"sm_90", "gemm.mma-tma", 5120, 1, "128x320, 4 stages"},
-        {"sm_90", "gemm.mma-tma", 8192, 1, "128x384, 3 stages"},
+        {"sm_90", "gemm.mma-tma", 5120, 1, "128x320, 3 stages"},
+        {"sm_90", "gemm.mma-tma", 8192, 1, "128x256, 4 stages"},
         {"sm_90", "gemm.mma+wide", 1024, 1, "128x256, 32 of k, 4 stages, 16-byte copies"},
         {"sm_90", "gemm.mma+stage2", 4096, 1, "128x128, 32 of k, 2 stages, 16-byte copies"},
     };

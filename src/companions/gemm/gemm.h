@@ -128,9 +128,9 @@ GPU_INLINE int32_t gemm_tma_stage_bytes(int32_t block_m, int32_t block_n) {
 enum { GEMM_MMA_TMA_THREADS = 384 }; /* two warpgroups that compute, and one that copies */
 /* Rows of a copy of k-major B: TMA takes 256 at most. */
 GPU_INLINE int32_t gemm_mma_tma_box(int32_t block_n) { return block_n > 256 ? block_n / 2 : block_n; }
-/* Stages and barriers; 1024 are for alignment: the swizzle counts addresses. */
+/* Stages, the staging of results, and barriers; 1024 are for alignment: the swizzle counts addresses. */
 GPU_INLINE int32_t gemm_mma_tma_shared_bytes(int32_t block_n, int32_t stages) {
-    return stages * gemm_tma_stage_bytes(GEMM_MMA_BLOCK_M, block_n) + 256 + 1024;
+    return stages * gemm_tma_stage_bytes(GEMM_MMA_BLOCK_M, block_n) + 2 * GEMM_MMA_BLOCK_M * 128 + 256 + 1024;
 }
 
 /* ---- gemm_hopper ---- */

@@ -20,68 +20,25 @@
  *
  * Registers: of a consumer BLOCK_N / 2 sums and some 40 besides; of 232 with two consumer warpgroups. Bound by the
  * tensor cores: of wgmma with 128x256 tiles, 1024 cycles a step for 48 KB, of which 32 KB come from L2. */
-#include "cuda/ptx/barrier.cuh"
-#include "cuda/ptx/cluster.cuh"
-#include "cuda/ptx/copy.cuh"
-#include "cuda/ptx/launch.cuh"
-#include "cuda/ptx/mbarrier.cuh"
-#include "cuda/ptx/mma.cuh"
-#include "cuda/ptx/tma.cuh"
-#include "cuda/ptx/wgmma.cuh"
-
-#include "companions/gemm/gemm_elements.cuh"
-#include "companions/gemm/gemm_items.cuh"
+#include "companions/gemm/gemm.h"
 
 GEMM_HOPPER_CONSTANTS(GPU_CONSTANT_GIVEN)
 
-constexpr int BLOCK_M = 64 * WARPGROUPS, BLOCK_K = GEMM_TMA_BLOCK_K, PANEL = 64 * 128;
-constexpr int THREADS = 128 * (WARPGROUPS + 1);
-constexpr int A_BYTES = BLOCK_M * BLOCK_K * 2, STAGE_BYTES = gemm_tma_stage_bytes(BLOCK_M, BLOCK_N);
-constexpr int B_PANELS = (BLOCK_N + 63) / 64; /* n-major; of the last, all of which arrives, half may be used */
-constexpr int B_BYTES = (B_N_MAJOR ? B_PANELS * 64 : BLOCK_N) * BLOCK_K * 2;
-constexpr int C_COLUMNS = gemm_hopper_panel_columns(BLOCK_N);
-constexpr int C_OFFSET = STAGES * STAGE_BYTES, FULL = C_OFFSET + (PARTIAL ? 0 : WARPGROUPS * 2 * PANEL);
-constexpr int EMPTY = FULL + 8 * STAGES;
+constexpr int BLOCK_M = 64 * WARPGROUPS, THREADS = 128 * (WARPGROUPS + 1), B_BOX = BLOCK_N / CLUSTER;
+constexpr int A_BYTES = BLOCK_M * 128, STAGE_BYTES = gemm_tma_stage_bytes(BLOCK_M, BLOCK_N);
+constexpr int C_COLUMNS = gemm_hopper_panel_columns(BLOCK_N), C_OFFSET = STAGES * STAGE_BYTES;
+constexpr int C_PANEL = 64 * 128, FULL = C_OFFSET + (PARTIAL ? 0 : WARPGROUPS * 2 * C_PANEL), EMPTY = FULL + 8 * STAGES;
+
+#include "companions/gemm/gemm_tma.cuh"
+#include "cuda/ptx/barrier.cuh"
+#include "cuda/ptx/copy.cuh"
+#include "cuda/ptx/launch.cuh"
+#include "cuda/ptx/mma.cuh"
+#include "cuda/ptx/wgmma.cuh"
+
 constexpr bool F16 = DTYPE == GEMM_FLOAT16;
 static_assert(STAGES <= 16 && (BLOCK_N % 32 == 0) && CLUSTER <= 2, "barriers, panels");
 static_assert(EMPTY + 8 * STAGES + 1024 <= gemm_hopper_shared_bytes(WARPGROUPS, BLOCK_N, STAGES, PARTIAL), "shared");
-
-/* ---- the producer: one thread ---- */
-
-__device__ __forceinline__ void load_stage(const struct gemm_tma_params &a, const struct item &item, uint32_t base,
-                                           int stage, int k) {
-    const uint32_t to = base + stage * STAGE_BYTES, full = base + FULL + 8 * stage;
-    const int a_batch = a.a_batched ? item.batch : 0, b_batch = a.b_batched ? item.batch : 0;
-    mbarrier_arrive_expect_tx(full, a.a_rows * BLOCK_K * 2 + B_BYTES);
-    if (!A_M_MAJOR)
-        cp_async_bulk_tensor_3d(to, &a.a_map, full, k, item.row, a_batch);
-#pragma unroll
-    for (int panel = 0; panel < WARPGROUPS && A_M_MAJOR; panel++)
-        cp_async_bulk_tensor_3d(to + panel * PANEL, &a.a_map, full, item.row + 64 * panel, k, a_batch);
-
-    /* Of B the block's part, for all blocks: rows of its panels, which are columns or of k. */
-    const uint32_t rank = CLUSTER > 1 ? cluster_ctarank() : 0, part = (B_N_MAJOR ? BLOCK_K : BLOCK_N) / CLUSTER;
-#pragma unroll
-    for (int panel = 0; panel < (B_N_MAJOR ? B_PANELS : 1); panel++) {
-        const uint32_t there = to + A_BYTES + panel * PANEL + rank * part * 128;
-        const int x = B_N_MAJOR ? item.column + 64 * panel : k, y = (B_N_MAJOR ? k : item.column) + (int)(rank * part);
-        if (CLUSTER > 1)
-            cp_async_bulk_tensor_3d_multicast(there, &a.b_map, full, x, y, b_batch, (1 << CLUSTER) - 1);
-        else
-            cp_async_bulk_tensor_3d(there, &a.b_map, full, x, y, b_batch);
-    }
-}
-
-__device__ __forceinline__ void produce(const struct gemm_tma_params &a, uint32_t base) {
-    struct position at = {0, 0};
-    for (int number = blockIdx.x / CLUSTER; number < a.items; number += gridDim.x / CLUSTER) {
-        const struct item item = item_of<BLOCK_M, BLOCK_N, CLUSTER>(a, number);
-        for (int step = item.first_step; step < item.last_step; step++, advance<STAGES>(at)) {
-            mbarrier_wait(base + EMPTY + 8 * at.stage, at.parity ^ 1);
-            load_stage(a, item, base, at.stage, step * BLOCK_K);
-        }
-    }
-}
 
 /* ---- consumers ---- */
 
@@ -114,23 +71,10 @@ __device__ __forceinline__ void multiply(float (&sums)[BLOCK_N / 2], uint32_t ba
         if (step > 0)
             release(base, before);
         before = at.stage;
-        advance<STAGES>(at);
+        advance(at);
     }
     wgmma_wait_group<0>(sums);
     release(base, before);
-}
-
-/* Two neighbours of the row, alpha and beta applied. */
-__device__ __forceinline__ uint32_t pair_of(const struct gemm_params &a, float x, float y, int batch, int row,
-                                            int column) {
-    x *= a.alpha, y *= a.alpha;
-    if (HAS_C && row < a.m) {
-        if (column < a.n)
-            x = fmaf(a.beta, widened(*element_of(a.c, batch, row, column)), x);
-        if (column + 1 < a.n)
-            y = fmaf(a.beta, widened(*element_of(a.c, batch, row, column + 1)), y);
-    }
-    return narrowed(x, y);
 }
 
 /* Panels of C_COLUMNS by way of two buffers in turn, across tiles, each written by TMA while the next is filled. */
@@ -142,7 +86,7 @@ __device__ __forceinline__ void store_tile(const struct gemm_tma_params &a, cons
     const int first = item.row + 64 * warpgroup, row = first + (int)(warp * 16 + lane / 4);
 #pragma unroll
     for (int panel = 0; panel < BLOCK_N / C_COLUMNS; panel++, turn ^= 1) {
-        const uint32_t buffer = buffers + turn * PANEL;
+        const uint32_t buffer = buffers + turn * C_PANEL;
         if (threadIdx.x % 128 == 0)
             cp_async_bulk_wait_read<1>();
         barrier_sync(1 + warpgroup, 128);
@@ -153,7 +97,7 @@ __device__ __forceinline__ void store_tile(const struct gemm_tma_params &a, cons
             for (int n = 0; n < 4; n++) {
                 const int at = panel * C_COLUMNS / 2 + (i + n / 2) * 4 + n % 2 * 2;
                 const int column = item.column + panel * C_COLUMNS + (i + n / 2) * 8 + (int)(lane % 4) * 2;
-                word[n] = pair_of(a.in, sums[at], sums[at + 1], item.batch, row + n % 2 * 8, column);
+                word[n] = finished_pair(a.in, sums[at], sums[at + 1], item.batch, row + n % 2 * 8, column);
             }
             stmatrix_x4(buffer + own * (2 * C_COLUMNS) + (((i + lane / 16) ^ mix) << 4), word);
         }
@@ -181,11 +125,11 @@ __device__ __forceinline__ void store_partial(const struct gemm_tma_params &a, c
 
 __device__ __forceinline__ void consume(const struct gemm_tma_params &a, uint32_t base, int warpgroup) {
     struct position at = {0, 0};
-    const uint32_t buffers = base + C_OFFSET + warpgroup * 2 * PANEL;
+    const uint32_t buffers = base + C_OFFSET + warpgroup * 2 * C_PANEL;
     uint32_t turn = 0;
     float sums[BLOCK_N / 2];
     for (int number = blockIdx.x / CLUSTER; number < a.items; number += gridDim.x / CLUSTER) {
-        const struct item item = item_of<BLOCK_M, BLOCK_N, CLUSTER>(a, number);
+        const struct item item = item_of(a, number);
         multiply(sums, base, warpgroup, item.last_step - item.first_step, at);
         if (PARTIAL)
             store_partial(a, item, sums, warpgroup);
@@ -205,9 +149,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gemm_hopper(const __gri
         prefetch_tensormap(&a.b_map);
         prefetch_tensormap(&a.out_map);
     }
-    if (threadIdx.x == 0) {
-        init_ring<STAGES>(base + FULL, base + EMPTY, 4 * WARPGROUPS * CLUSTER);
-    }
+    if (threadIdx.x == 0)
+        init_ring(base, 4 * WARPGROUPS * CLUSTER);
     if (a.a_rows < BLOCK_M) { /* rows of A that never arrive */
         for (int stage = 0; stage < STAGES; stage++)
             for (int at = a.a_rows * 128 + threadIdx.x * 16; at < A_BYTES; at += THREADS * 16)

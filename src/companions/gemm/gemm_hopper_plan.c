@@ -7,8 +7,6 @@ const char *gemm_hopper_refusal(const fdm_device *device, const void *problem) {
     const fdm_gemm_problem *p = problem;
     if (device->compute_major != 9)
         return "it is for compute capability 9.0";
-    if (p->n % 8) /* on an H200 TMA wrote beside a row of one element */
-        return "rows of C must be multiples of 16 bytes, as TMA writes whole ones";
     return gemm_tma_refusal(p);
 }
 
@@ -25,6 +23,7 @@ static struct gemm_tma_tile tma_tile_of(const fdm_gemm_problem *p, const struct 
                                   .splits = t->splits,
                                   .a_rows = few ? ((int32_t)p->m + 7) / 8 * 8 : rows,
                                   .b_columns = t->block_n / t->cluster,
+                                  .out_rows = 64,
                                   .out_columns = gemm_hopper_panel_columns(t->block_n)};
 }
 static int64_t items_of(const fdm_gemm_problem *p, const struct tile *t) {

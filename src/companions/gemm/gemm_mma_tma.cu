@@ -3,7 +3,8 @@
  * Idea: gemm_mma.cu spends a third of its instructions on copies, and a barrier of the block every 64 of k. Here a
  * producer keeps a ring of stages full by TMA, across tiles, and each warp waits for stages and frees them by itself at
  * mbarriers, so that warps drift apart and one's loads of registers hide under another's products. As many blocks as
- * multiprocessors walk tiles of C.
+ * multiprocessors walk tiles of C. A finished tile is staged in shared memory and written by TMA while the next tile's
+ * products run.
  *
  * Tile: 128 x BLOCK_N of C, 64 of k a step. Eight warps, two down and four across, own 64 x BLOCK_N / 4 each, in groups
  * of 16: of rows every second one, of columns every fourth, so that a group's address is an immediate beside the
@@ -11,67 +12,37 @@
  *
  * Shared memory, in panels of 128 bytes a row with the 128-byte swizzle, as in gemm_hopper.cu:
  *   A [STAGES], k-major [128 rows][64 of k], m-major [2][64 of k][64 rows];
- *   B [STAGES], k-major [BLOCK_N][64 of k], n-major [BLOCK_N / 64][64 of k][64 columns]; barriers.
+ *   B [STAGES], k-major [BLOCK_N][64 of k], n-major [BLOCK_N / 64][64 of k][64 columns];
+ *   C [2][128 rows][64 columns]; barriers.
  *
  * Barriers: of each stage a full one (an arrival of the producer, and the bytes of all copies) and an empty one (an
- * arrival of each warp).
+ * arrival of each warp). The named barrier 1 is the consumers'.
  *
  * Registers: BLOCK_N / 2 sums; of 64 x 64 a warp 64 of A and B besides, which are loaded 16 of k ahead; of wider ones A
  * and 32 columns of B, loaded 16 columns ahead. Bound by mma.sync: of 128 x 256 and 16 of k 412 cycles, beside 352 of
  * shared memory. */
-#include "companions/gemm/gemm_elements.cuh"
-#include "companions/gemm/gemm_items.cuh"
-#include "cuda/ptx/copy.cuh"
-#include "cuda/ptx/launch.cuh"
-#include "cuda/ptx/mbarrier.cuh"
-#include "cuda/ptx/mma.cuh"
-#include "cuda/ptx/setmaxnreg.cuh"
-#include "cuda/ptx/tma.cuh"
+#include "companions/gemm/gemm.h"
 
 GEMM_MMA_TMA_CONSTANTS(GPU_CONSTANT_GIVEN)
 
-constexpr int BLOCK_M = GEMM_MMA_BLOCK_M, BLOCK_K = GEMM_TMA_BLOCK_K, PANEL = 64 * 128;
-constexpr int WARPS_M = 2, WARPS_N = 4, CONSUMERS = 32 * WARPS_M * WARPS_N;
-constexpr int THREADS = GEMM_MMA_TMA_THREADS;
-constexpr int A_BYTES = BLOCK_M * BLOCK_K * 2, STAGE_BYTES = gemm_tma_stage_bytes(BLOCK_M, BLOCK_N);
-constexpr int FULL = STAGES * STAGE_BYTES, EMPTY = FULL + 8 * STAGES;
+constexpr int BLOCK_M = GEMM_MMA_BLOCK_M, CLUSTER = 1, B_BOX = gemm_mma_tma_box(BLOCK_N);
+constexpr int A_BYTES = BLOCK_M * 128, STAGE_BYTES = gemm_tma_stage_bytes(BLOCK_M, BLOCK_N);
+constexpr int C_OFFSET = STAGES * STAGE_BYTES, C_PANEL = BLOCK_M * 128;
+constexpr int FULL = C_OFFSET + 2 * C_PANEL, EMPTY = FULL + 8 * STAGES;
+
+#include "companions/gemm/gemm_tma.cuh"
+#include "cuda/ptx/barrier.cuh"
+#include "cuda/ptx/copy.cuh"
+#include "cuda/ptx/launch.cuh"
+#include "cuda/ptx/mma.cuh"
+#include "cuda/ptx/setmaxnreg.cuh"
+
+constexpr int WARPS_M = 2, WARPS_N = 4, CONSUMERS = 32 * WARPS_M * WARPS_N, THREADS = GEMM_MMA_TMA_THREADS;
 constexpr int PARTS = BLOCK_K / 16;                              /* of a step: 16 of k each */
 constexpr int GROUPS_M = 4, GROUPS_N = BLOCK_N / (16 * WARPS_N); /* of 16 rows and columns, a warp's */
 constexpr bool AHEAD = GROUPS_N <= 4;                            /* registers hold the next 16 of k too */
 static_assert(BLOCK_N % 64 == 0 && STAGES >= 2 && CONSUMERS + 128 == THREADS, "panels, barriers, warps");
 static_assert(EMPTY + 8 * STAGES + 1024 <= gemm_mma_tma_shared_bytes(BLOCK_N, STAGES), "shared");
-
-/* ---- the producer: one thread ---- */
-
-__device__ __forceinline__ void load_stage(const struct gemm_tma_params &a, const struct item &item, uint32_t base,
-                                           int stage, int k) {
-    const uint32_t to = base + stage * STAGE_BYTES, full = base + FULL + 8 * stage;
-    const int a_batch = a.a_batched ? item.batch : 0, b_batch = a.b_batched ? item.batch : 0;
-    mbarrier_arrive_expect_tx(full, STAGE_BYTES);
-    if (!A_M_MAJOR)
-        cp_async_bulk_tensor_3d(to, &a.a_map, full, k, item.row, a_batch);
-#pragma unroll
-    for (int i = 0; i < BLOCK_M / 64 && A_M_MAJOR; i++)
-        cp_async_bulk_tensor_3d(to + i * PANEL, &a.a_map, full, item.row + 64 * i, k, a_batch);
-    constexpr int BOX = gemm_mma_tma_box(BLOCK_N);
-#pragma unroll
-    for (int i = 0; i < BLOCK_N / BOX && !B_N_MAJOR; i++)
-        cp_async_bulk_tensor_3d(to + A_BYTES + i * BOX * 128, &a.b_map, full, k, item.column + i * BOX, b_batch);
-#pragma unroll
-    for (int i = 0; i < BLOCK_N / 64 && B_N_MAJOR; i++)
-        cp_async_bulk_tensor_3d(to + A_BYTES + i * PANEL, &a.b_map, full, item.column + 64 * i, k, b_batch);
-}
-
-__device__ __forceinline__ void produce(const struct gemm_tma_params &a, uint32_t base) {
-    struct position at = {0, 0};
-    for (int number = blockIdx.x; number < a.items; number += gridDim.x) {
-        const struct item item = item_of<BLOCK_M, BLOCK_N, 1>(a, number);
-        for (int step = 0; step < a.steps; step++, advance<STAGES>(at)) {
-            mbarrier_wait(base + EMPTY + 8 * at.stage, at.parity ^ 1);
-            load_stage(a, item, base, at.stage, step * BLOCK_K);
-        }
-    }
-}
 
 /* ---- fragments ---- */
 
@@ -112,32 +83,6 @@ __device__ __forceinline__ void multiply_columns(struct sums &c, const uint32_t 
 
 /* ---- the kernel ---- */
 
-/* Two neighbours of a row. */
-__device__ __forceinline__ void store_pair(const struct gemm_params &a, float low, float high, int batch, int row,
-                                           int column) {
-    if (row >= a.m || column >= a.n)
-        return;
-    uint16_t *to = element_of(a.out, batch, row, column);
-    low = finished(a, low, batch, row, column);
-    if (column + 1 == a.n)
-        *to = (uint16_t)narrowed(low, 0.0f);
-    else
-        *(uint32_t *)to = narrowed(low, finished(a, high, batch, row, column + 1));
-}
-__device__ __forceinline__ void store_sums(const struct gemm_params &a, const struct sums &c, const struct item &item,
-                                           int warp_m, int warp_n) {
-    const int lane = threadIdx.x % 32, row = item.row + 16 * warp_m + lane / 4;
-    const int column = item.column + 16 * warp_n + lane % 4 * 2;
-#pragma unroll
-    for (int i = 0; i < GROUPS_M; i++)
-#pragma unroll
-        for (int j = 0; j < 2 * GROUPS_N; j++)
-#pragma unroll
-            for (int half = 0; half < 2; half++)
-                store_pair(a, c.s[i][j][2 * half], c.s[i][j][2 * half + 1], item.batch,
-                           row + 16 * WARPS_M * i + 8 * half, column + 16 * WARPS_N * (j / 2) + 8 * (j % 2));
-}
-
 /* The warp has read the stage. */
 __device__ __forceinline__ void release(uint32_t base, int stage) {
     __syncwarp();
@@ -169,7 +114,7 @@ __device__ __forceinline__ void multiply_ahead(struct sums &c, uint32_t base, ui
 #pragma unroll 1
     for (int step = 0; step < steps; step++) {
         const int stage = at.stage;
-        advance<STAGES>(at);
+        advance(at);
 #pragma unroll
         for (int part = 0; part < PARTS; part++) {
             if (part + 1 < PARTS)
@@ -191,7 +136,7 @@ __device__ __forceinline__ void multiply_by_columns(struct sums &c, uint32_t bas
                                                     int steps, struct position &at) {
     struct fragments<2> f;
 #pragma unroll 1
-    for (int step = 0; step < steps; step++, advance<STAGES>(at)) {
+    for (int step = 0; step < steps; step++, advance(at)) {
         const uint32_t stage = at.stage * STAGE_BYTES;
         mbarrier_wait(base + FULL + 8 * at.stage, at.parity);
         load_rows(f, left + stage, 0);
@@ -210,19 +155,54 @@ __device__ __forceinline__ void multiply_by_columns(struct sums &c, uint32_t bas
     }
 }
 
+/* Panels of 64 columns by way of two buffers in turn, across tiles, each written by TMA while the next is filled. */
+__device__ __forceinline__ void store_tile(const struct gemm_tma_params &a, const struct sums &c,
+                                           const struct item &item, uint32_t base, int warp_m, int warp_n,
+                                           uint32_t &turn) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int j = 0; j < GROUPS_N; j++, turn ^= 1) {
+        const uint32_t buffer = base + C_OFFSET + turn * C_PANEL;
+        if (threadIdx.x == 0)
+            cp_async_bulk_wait_read<1>();
+        barrier_sync(1, CONSUMERS);
+#pragma unroll
+        for (int i = 0; i < GROUPS_M; i++) {
+            const int group = 16 * (WARPS_M * i + warp_m), row = group + lane % 16;
+            uint32_t word[4];
+#pragma unroll
+            for (int n = 0; n < 4; n++) {
+                const float *s = &c.s[i][2 * j + n / 2][n % 2 * 2];
+                word[n] = finished_pair(a.in, s[0], s[1], item.batch, item.row + group + n % 2 * 8 + lane / 4,
+                                        item.column + 64 * j + 16 * warp_n + n / 2 * 8 + lane % 4 * 2);
+            }
+            stmatrix_x4(buffer + row * 128 + (((2 * warp_n + lane / 16) ^ (row & 7)) << 4), word);
+        }
+        fence_proxy_async();
+        barrier_sync(1, CONSUMERS);
+        if (threadIdx.x == 0) {
+            cp_async_bulk_tensor_3d_store(&a.out_map, buffer, item.column + 64 * j, item.row, item.batch);
+            cp_async_bulk_commit();
+        }
+    }
+}
+
 __device__ __forceinline__ void consume(const struct gemm_tma_params &a, uint32_t base) {
     const int warp_m = threadIdx.x / 32 % WARPS_M, warp_n = threadIdx.x / 32 / WARPS_M;
     const uint32_t left = base + lane_offset<A_M_MAJOR, false>(warp_m);
     const uint32_t right = base + A_BYTES + lane_offset<B_N_MAJOR, true>(warp_n);
     struct position at = {0, 0};
+    uint32_t turn = 0;
     for (int number = blockIdx.x; number < a.items; number += gridDim.x) {
         struct sums c = {};
         if (AHEAD)
             multiply_ahead(c, base, left, right, a.steps, at);
         else
             multiply_by_columns(c, base, left, right, a.steps, at);
-        store_sums(a.in, c, item_of<BLOCK_M, BLOCK_N, 1>(a, number), warp_m, warp_n);
+        store_tile(a, c, item_of(a, number), base, warp_m, warp_n, turn);
     }
+    if (threadIdx.x == 0)
+        cp_async_bulk_wait_read<0>(); /* shared memory is there until it has been read */
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -233,7 +213,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (threadIdx.x == 0) {
         prefetch_tensormap(&a.a_map);
         prefetch_tensormap(&a.b_map);
-        init_ring<STAGES>(base + FULL, base + EMPTY, CONSUMERS / 32);
+        prefetch_tensormap(&a.out_map);
+        init_ring(base, CONSUMERS / 32);
     }
     __syncthreads();
     griddepcontrol_wait(); /* all before this may run beside the kernel ahead; what it wrote is read from here on */

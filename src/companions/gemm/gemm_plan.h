@@ -29,7 +29,7 @@ struct gemm_tma_tile {
     int32_t block_m, block_n, cluster, splits; /* cluster: blocks below each other */
     int32_t a_rows;                            /* of a copy of A whose rows are contiguous */
     int32_t b_columns;                         /* of a copy of B whose columns are contiguous */
-    int32_t out_columns;                       /* of a copy to C; 0: the kernel writes C itself */
+    int32_t out_rows, out_columns;             /* of a copy to C */
 };
 struct gemm_tma_grid {
     int32_t blocks, threads;

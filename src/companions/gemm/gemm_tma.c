@@ -8,6 +8,8 @@ const char *gemm_tma_refusal(const fdm_gemm_problem *p) {
         return "it sums in float32";
     if (!p->mappable)
         return "addresses and strides of A, B and C must be multiples of 16 bytes for TMA";
+    if (p->n % 8) /* on an H200 TMA wrote beside a row of one element */
+        return "rows of C must be multiples of 16 bytes, as TMA writes whole ones";
     return NULL;
 }
 
@@ -54,13 +56,11 @@ fdm_status gemm_tma_launch(const fdm_gemm_plan *plan, const struct cuda_kernel *
                              : layout_of(p, &params->a, p->m, p->k, params->a.column, 64, k, a.a_batched),
         p->b_rows_contiguous ? layout_of(p, &params->b, p->n, p->k, params->b.row, 64, k / t->cluster, a.b_batched)
                              : layout_of(p, &params->b, p->k, p->n, params->b.column, 64, t->b_columns, a.b_batched),
-        layout_of(p, &params->out, p->n, p->m, params->out.row, t->out_columns, 64, p->batch > 1)};
-    const fdm_status status = cuda_tensor_maps_make(plan->choice.device.index, layouts, t->out_columns ? 3 : 2, maps);
+        layout_of(p, &params->out, p->n, p->m, params->out.row, t->out_columns, t->out_rows, p->batch > 1)};
+    const fdm_status status = cuda_tensor_maps_make(plan->choice.device.index, layouts, 3, maps);
     if (status)
         return status;
-    a.a_map = maps[0], a.b_map = maps[1];
-    if (t->out_columns)
-        a.out_map = maps[2];
+    a.a_map = maps[0], a.b_map = maps[1], a.out_map = maps[2];
     const struct cuda_launch launch = {.kernel = kernel,
                                        .grid = {(uint32_t)grid->blocks, 1, 1},
                                        .threads = (uint32_t)grid->threads,
