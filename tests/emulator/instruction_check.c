@@ -63,7 +63,7 @@ static const struct instruction {
      {0},
      0},
     {"barrier_sync barrier_arrive barrier_red_or", "two warps, all", TRY_BARRIERS, BITS, 0, 0, {0}, 0},
-    {"mbarrier_init mbarrier_arrive cp_async_mbarrier_arrive_noinc mbarrier_wait",
+    {"mbarrier_init mbarrier_arrive cp_async_mbarrier_arrive_noinc mbarrier_wait mbarrier_test",
      "8 phases",
      TRY_MBARRIERS,
      BITS,

@@ -152,7 +152,11 @@ void poll(place at) {
         deadlock_report();
         thread_fail();
     }
-    switch_from(t, NULL);
+    const unsigned later = t->warp->runnable & ~((2u << t->lane) - 1); /* what they do may be what it waits for */
+    if (later)
+        go_to(&t->stack_pointer, &t->warp->threads[__builtin_ctz(later)]);
+    else
+        switch_from(t, NULL);
 }
 
 /* ---- threads ---- */

@@ -6,6 +6,7 @@
 #include "cuda/ptx/launch.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/mbarrier_test.cuh"
 #include "cuda/ptx/mma.cuh"
 #include "cuda/ptx/opaque.cuh"
 #include "cuda/ptx/special.cuh"
@@ -141,6 +142,8 @@ __device__ __forceinline__ void try_mbarriers(const struct task &t) {
             mbarrier_wait(empty, (n - 1) % 2);
         cp_async_16(data + t.thread * 16, t.in + n * 512 + t.thread * 4);
         cp_async_mbarrier_arrive_noinc(full);
+        while (n % 2 && !mbarrier_test(full, 1))
+            ;
         mbarrier_wait(full, n % 2);
         t.out[n] = ld_shared_4(data + (t.thread + 77) % INSTRUCTION_THREADS * 16 + t.in[n] % 4 * 4);
         mbarrier_arrive(empty);

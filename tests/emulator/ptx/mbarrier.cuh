@@ -12,9 +12,6 @@ inline void cp_async_mbarrier_arrive_noinc(uint32_t barrier, EMU_AT) { emu_cp_as
 inline void mbarrier_wait(uint32_t barrier, uint32_t parity, EMU_AT) { emu_mbarrier_wait(barrier, parity, EMU_HERE); }
 
 #if __CUDA_ARCH__ >= 900
-inline bool mbarrier_test(uint32_t barrier, uint32_t parity, EMU_AT) {
-    return emu_mbarrier_test(barrier, parity, EMU_HERE);
-}
 inline void fence_mbarrier_init(EMU_AT) { emu_fence(EMU_FENCE_MBARRIER_INIT, EMU_HERE); }
 inline void mbarrier_arrive_expect_tx(uint32_t barrier, uint32_t bytes, EMU_AT) {
     emu_mbarrier_arrive(barrier, 1, bytes, EMU_HERE);
