@@ -20,7 +20,7 @@
 #define SOFTMAX_WHOLE    2 /* at once: rows begin at multiples of 16 bytes, and are */
 #define SOFTMAX_FULL     3 /* the same, and softmax_resident's threads all have as many of them as they can */
 
-#define SOFTMAX_RING_SHARERS 32 /* softmax_ring: threads besides, of a warp */
+#define SOFTMAX_RING_SHARERS 64 /* softmax_ring: threads besides, of two warps */
 
 /* The constants that specialise every kernel, in the order of the cache's listing. */
 #define SOFTMAX_CONSTANTS(X)                                                                                \
@@ -31,13 +31,19 @@
     X(FLIP)     /* forward: 1: scale < 0, so that the largest score is the smallest element's */            \
     X(VECTOR)   /* SOFTMAX_* */                                                                             \
     X(THREADS)  /* of a block */                                                                            \
-    X(LANES)    /* threads of one row in a block: all, or a power of two below 32 */                        \
+    X(LANES)    /* threads of one row in a block: all, or a power of two up to 32 */                        \
     X(CHUNKS)   /* runs of 16 bytes that a thread has in registers at a time; softmax_resident: of a row */ \
-    X(CLUSTER)  /* softmax_resident: blocks that share a row */                                             \
+    X(CLUSTER)  /* softmax_resident: 1: the blocks of a cluster share a row */                              \
     X(RING)     /* softmax_ring: pieces of rows that a block has in shared memory; else 0 */                \
-    X(LAG)      /* softmax_ring: turns from a piece's sums to its results */
+    X(LAG)      /* softmax_ring: pieces summed and not written from which on writing comes first */
 
-enum { SOFTMAX_ROW_AXES = 3, SOFTMAX_MAX_LANES = 512, SOFTMAX_PIECES_MAX = 1024, SOFTMAX_RING_PIECES_MAX = 192 };
+enum {
+    SOFTMAX_ROW_AXES = 3,
+    SOFTMAX_MAX_LANES = 512,
+    SOFTMAX_CLUSTER_MAX = 16,
+    SOFTMAX_PIECES_MAX = 1024,
+    SOFTMAX_RING_PIECES_MAX = 192
+};
 
 /* Rows are numbered over three axes; strides in elements, 0 on axes that are broadcast. */
 struct softmax_rows {

@@ -33,15 +33,10 @@ struct shape {
 
 /* Few loads of each thread and many threads, then more loads, then more blocks: what is small leaves room for other
  * rows on the multiprocessor, whose loads hide this one's arithmetic. The backward has two inputs, so half as many
- * chunks of each, and takes them sooner. Blocks of a cluster are half as large where 16 hold the row, so that four on a
- * multiprocessor hide each other. 0: the row is longer than the registers of such a cluster, of the backward of whole
- * blocks. */
-static int shape_of(const fdm_device *device, const fdm_softmax_problem *p, struct shape *s) {
-    const int64_t n = at_least_1(chunks_of(p, p->aligned > 0));
+ * chunks of each, and takes them sooner. */
+static void double_until_it_fits(const fdm_softmax_problem *p, int64_t n, struct shape *s) {
     const int32_t backward = p->pass == FDM_BACKWARD, most = backward ? 4 : 8;
     const int32_t wide = backward ? 32 : p->dtype != FDM_FLOAT32 ? 64 : SOFTMAX_MAX_LANES; /* of 2 chunks each */
-    const int32_t cluster_max = device->compute_major < 9 ? 1 : 16;
-    *s = (struct shape){1, 1, 1};
     while (s->lanes < 8 && s->lanes < n)
         s->lanes *= 2;
     while (s->chunks < 2 && (int64_t)s->lanes * s->chunks < n)
@@ -54,13 +49,39 @@ static int shape_of(const fdm_device *device, const fdm_softmax_problem *p, stru
         s->lanes *= 2;
     while (s->chunks < most && (int64_t)s->lanes * s->chunks < n)
         s->chunks *= 2;
-    const int64_t halves = (int64_t)(SOFTMAX_MAX_LANES / 2) * most * cluster_max;
-    if (cluster_max > 1 && !backward && n > halves)
-        return 0; /* softmax.ring takes 0.92 of the time that clusters of 16 whole blocks do (an H200, 16 bits) */
-    if (cluster_max > 1 && (int64_t)s->lanes * s->chunks < n && n <= halves)
-        s->lanes = SOFTMAX_MAX_LANES / 2;
-    while (s->cluster < cluster_max && (int64_t)s->lanes * s->chunks * s->cluster < n)
-        s->cluster *= 2;
+}
+/* Threads without chunks keep others from the multiprocessor, so that less is under way: of a row that fills three
+ * quarters or less, three chunks a thread (forward), or fewer warps. */
+static void drop_idle_threads(int backward, int64_t n, struct shape *s) {
+    const int32_t quarter = s->lanes * s->chunks / 4;
+    if (!backward && s->lanes <= 64 && quarter > 0 && quarter * 3 >= n)
+        *s = (struct shape){quarter, 3, 1};
+    for (int32_t eighths = 5; eighths <= 6; eighths++) {
+        const int32_t fewer = s->lanes / 8 * eighths;
+        if (fewer > 32 && fewer % 32 == 0 && (int64_t)fewer * s->chunks >= n) {
+            s->lanes = fewer;
+            return;
+        }
+    }
+}
+/* Blocks of a cluster are half as large where 16 hold the row, so that four on a multiprocessor hide each other. 0: the
+ * row is longer than the registers of such a cluster, of the backward of whole blocks. */
+static int shape_of(const fdm_device *device, const fdm_softmax_problem *p, struct shape *s) {
+    const int64_t n = at_least_1(chunks_of(p, p->aligned > 0));
+    const int32_t backward = p->pass == FDM_BACKWARD, cluster_max = device->compute_major < 9 ? 1 : SOFTMAX_CLUSTER_MAX;
+    *s = (struct shape){1, 1, 1};
+    double_until_it_fits(p, n, s);
+    if (cluster_max > 1 && (int64_t)s->lanes * s->chunks < n) {
+        const int64_t halves = (int64_t)(SOFTMAX_MAX_LANES / 2) * s->chunks * cluster_max;
+        if (!backward && n > halves)
+            return 0; /* softmax.ring takes 0.92 of the time that clusters of 16 whole blocks do (an H200, 16 bits) */
+        if (n <= halves)
+            s->lanes = SOFTMAX_MAX_LANES / 2;
+        const int64_t blocks = ceil_div(n, s->lanes * s->chunks);
+        s->cluster = blocks < cluster_max ? (int32_t)blocks : cluster_max;
+    } else {
+        drop_idle_threads(backward, n, s);
+    }
     return (int64_t)s->lanes * s->chunks * s->cluster >= n;
 }
 
@@ -75,7 +96,7 @@ static const char *resident_passed_over(const fdm_device *device, const void *pr
     struct shape s;
     const fdm_softmax_problem *p = problem;
     shape_of(device, p, &s);
-    const int large = s.lanes == SOFTMAX_MAX_LANES || s.cluster > 1;
+    const int large = s.lanes > SOFTMAX_MAX_LANES / 2 || s.cluster > 1;
     return large && p->rows * s.cluster * s.lanes < device->num_sms / 2 * SOFTMAX_MAX_LANES ? few_rows : NULL;
 }
 
@@ -101,7 +122,7 @@ struct ring {
  * and then those with which the last turn of the groups wastes the least. 0: the row is too long. */
 static int ring_with(const fdm_device *device, const fdm_softmax_problem *p, int32_t ring, int32_t lag,
                      struct ring *s) {
-    enum { STATIC_BYTES = 1024, CANDIDATES = 16, OVERHEAD = 256 };
+    enum { STATIC_BYTES = 2048, CANDIDATES = 16, OVERHEAD = 256 };
     const int32_t vector = vector_of(p), unit = softmax_shared_bytes(1, p->pass == FDM_BACKWARD);
     const int32_t chunks_max = (int32_t)(device->shared_bytes - STATIC_BYTES) / unit / ring, blocks = device->num_sms;
     const int32_t pieces_max = blocks < SOFTMAX_RING_PIECES_MAX ? blocks : SOFTMAX_RING_PIECES_MAX;
@@ -234,6 +255,7 @@ int32_t softmax_requests(const fdm_softmax_plan *plan, struct cuda_kernel_reques
     if (c->kernel_index < 0 || c->kernel_index >= NUM_KERNELS ||
         strcmp(c->kernel, kernels[c->kernel_index].name) != 0 || c->shared_bytes != shared_bytes_of(p, at))
         return 0;
+    const int clustered = c->kernel_index == RESIDENT && at[P_PIECES] > 1;
     int32_t count = 0;
     for (; count < COMPANION_REQUESTS_MAX && programs[c->kernel_index].entries[count]; count++) {
         struct cuda_kernel_request *r = &requests[count];
@@ -243,12 +265,11 @@ int32_t softmax_requests(const fdm_softmax_plan *plan, struct cuda_kernel_reques
                                           .threads = at[P_THREADS]};
         GPU_SET_CONSTANTS(r, SOFTMAX_CONSTANTS, .DTYPE = p->dtype, .BACKWARD = backward, .LOG = p->log,
                           .MASK = p->has_mask, .FLIP = p->negative_scale, .VECTOR = at[P_VECTOR],
-                          .THREADS = at[P_THREADS], .LANES = at[P_LANES], .CHUNKS = at[P_CHUNKS],
-                          .CLUSTER = c->kernel_index == RESIDENT ? at[P_PIECES] : 1, .RING = at[P_RING],
-                          .LAG = at[P_RING] ? at[P_LAG] : 0);
-        r->cluster = c->kernel_index == RESIDENT ? at[P_PIECES] : 1;
+                          .THREADS = at[P_THREADS], .LANES = at[P_LANES], .CHUNKS = at[P_CHUNKS], .CLUSTER = clustered,
+                          .RING = at[P_RING], .LAG = at[P_RING] ? at[P_LAG] : 0);
+        r->cluster = clustered ? SOFTMAX_CLUSTER_MAX : 1;
         /* two to eight numbers of a thread beside 8 chunks and a cluster's sums; with fewer threads it is slower */
-        r->spill_bytes_max = r->cluster > 1 && !backward && p->dtype != FDM_FLOAT32 ? 32 : 0;
+        r->spill_bytes_max = clustered && !backward && p->dtype != FDM_FLOAT32 ? 32 : 0;
     }
     return count;
 }
@@ -265,7 +286,7 @@ fdm_status softmax_launch(const fdm_softmax_plan *plan, struct softmax_params *p
     params->pieces = (uint32_t)at[P_PIECES];
     params->partials = workspace;
     const int64_t rows_per_block = at[P_THREADS] / at[P_LANES];
-    const int is_ring = plan->choice.kernel_index == RING;
+    const int is_ring = plan->choice.kernel_index == RING, is_resident = plan->choice.kernel_index == RESIDENT;
     const int64_t groups = is_ring ? at[P_GROUPS] : ceil_div(plan->problem.rows, rows_per_block);
     const int64_t blocks = groups * at[P_PIECES];
     if (!status && is_ring) /* no sums are there yet */
@@ -275,7 +296,7 @@ fdm_status softmax_launch(const fdm_softmax_plan *plan, struct softmax_params *p
         const struct cuda_launch launch = {.kernel = loaded[i],
                                            .grid = {(uint32_t)blocks, 1, 1},
                                            .threads = (uint32_t)at[P_THREADS],
-                                           .cluster = (uint32_t)requests[i].cluster,
+                                           .cluster = is_resident ? (uint32_t)at[P_PIECES] : 1,
                                            .programmatic_launch = i > 0 && at[P_EARLY],
                                            .cooperative = is_ring,
                                            .stream = stream,

@@ -3,12 +3,12 @@
  * Idea: a row is loaded into registers with every load under way at once; its largest element and sum are found there,
  * and the results are made from the same registers: one read and one write of each element, which is what a copy does.
  * Exponentials are made once, relative to the thread's own largest element, or twice, where 16-bit elements are too
- * many to be floats. Longer rows are shared by the blocks of a cluster, whose sums meet in each block's shared memory,
- * and those longer still are softmax_ring's.
+ * many to be floats. Longer rows are shared by the blocks of a cluster, as few as hold the row, whose sums meet in each
+ * block's shared memory, and those longer still are softmax_ring's.
  *
  * Tile: LANES threads a row, THREADS / LANES rows a block; of a row each thread has CHUNKS runs of 16 bytes in
- * registers. Grid: blocks of rows; with CLUSTER, that many blocks a row. Shared memory: two floats for each warp, and
- * for each block of the cluster.
+ * registers. Grid: blocks of rows; with CLUSTER, a cluster a row. Shared memory: two floats for each warp, and for each
+ * block of the cluster.
  *
  * Registers: on whole chunks at most 64 a thread, so that a multiprocessor holds 1024 threads, and one block loads
  * while the other computes. */
@@ -20,7 +20,7 @@
 
 static_assert(LANES == THREADS || LANES <= 32, "a row is a part of a warp, or a block's");
 
-static_assert(CLUSTER == 1 || LANES == THREADS, "a cluster shares one row");
+static_assert(!CLUSTER || LANES == THREADS, "a cluster shares one row");
 
 /* Where a row's ends take more registers, as many blocks as they leave. */
 #define BLOCKS_PER_SM (VECTOR < SOFTMAX_WHOLE ? 1 : 1024 / THREADS)
@@ -59,35 +59,35 @@ __device__ __forceinline__ struct chunk scaled_chunk(const float (&x)[PER_CHUNK]
     return chunk_of(y);
 }
 
-#if CLUSTER > 1
+#if CLUSTER
 /* ---- sums of a cluster ---- */
 
 /* What each of the cluster's blocks leaves in every one, and a barrier that counts its bytes. */
 struct inbox {
-    float2 sums[CLUSTER];
+    float2 sums[SOFTMAX_CLUSTER_MAX];
     uint64_t come;
 };
-__device__ __forceinline__ void open_inbox(struct inbox &inbox) {
+__device__ __forceinline__ void open_inbox(struct inbox &inbox, uint32_t blocks) {
     const uint32_t come = shared_address(&inbox.come);
     if (threadIdx.x == 0) {
         mbarrier_init(come, 1);
         fence_mbarrier_init();
-        mbarrier_arrive_expect_tx(come, sizeof inbox.sums);
+        mbarrier_arrive_expect_tx(come, blocks * sizeof inbox.sums[0]);
     }
     __syncwarp();
     barrier_cluster_arrive_relaxed();
 }
 /* No barrier that releases: it would wait for all that the block has under way. A block ends after all have written to
  * it. */
-__device__ __forceinline__ void sums_over_cluster(struct sums &s, struct inbox &inbox) {
+__device__ __forceinline__ void sums_over_cluster(struct sums &s, struct inbox &inbox, uint32_t blocks) {
     const uint32_t lane = threadIdx.x % 32, come = shared_address(&inbox.come);
     barrier_cluster_wait();
-    if (threadIdx.x < CLUSTER)
+    if (threadIdx.x < blocks)
         st_async_8(mapa_shared(shared_address(&inbox.sums[cluster_ctarank()]), threadIdx.x), __float_as_uint(s.n),
                    __float_as_uint(s.sum), mapa_shared(come, threadIdx.x));
     mbarrier_wait_cluster(come, 0);
     s = no_sums();
-    if (lane < CLUSTER)
+    if (lane < blocks)
         s = {inbox.sums[lane].x, inbox.sums[lane].y};
     sums_over_lanes<32>(s);
 }
@@ -104,7 +104,7 @@ __device__ __forceinline__ struct place place_in(const struct part &p, const str
     return place_of(r, (p.first + i) * LANES, p.lane);
 }
 __device__ __forceinline__ bool has(const struct part &p, const struct row &r, int i) {
-    return VECTOR == SOFTMAX_FULL || ((CLUSTER == 1 || i < (int)p.share) && begins(place_in(p, r, i), p.columns));
+    return VECTOR == SOFTMAX_FULL || ((!CLUSTER || i < (int)p.share) && begins(place_in(p, r, i), p.columns));
 }
 /* So that what uses it needs no branch. */
 __device__ __forceinline__ struct chunk load_or_hidden(const struct part &part, const struct row &r, const char *row,
@@ -123,17 +123,18 @@ __device__ __forceinline__ void forget(struct chunk &c, uint32_t zero) {
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     softmax_resident(const __grid_constant__ struct softmax_params a) {
     __shared__ float scratch[THREADS / 32 * 2];
-    const uint32_t number = blockIdx.x / CLUSTER * (THREADS / LANES) + threadIdx.x / LANES;
+    const uint32_t blocks = CLUSTER ? cluster_nctarank() : 1, rank = CLUSTER ? cluster_ctarank() : 0;
+    const uint32_t number = blockIdx.x / blocks * (THREADS / LANES) + threadIdx.x / LANES;
     const bool active = number < a.rows;
     const struct row r = row_of(a, active ? number : 0);
     const float scale2 = a.scale * LOG2_E;
     const uint32_t zero = a.rows >> 31;
-#if CLUSTER > 1
+#if CLUSTER
     __shared__ struct inbox inbox;
-    open_inbox(inbox);
+    open_inbox(inbox, blocks);
 #endif
-    const uint32_t share = ((a.chunks + LANES - 1) / LANES + CLUSTER - 1) / CLUSTER;
-    const struct part part = {blockIdx.x % CLUSTER * share, share, threadIdx.x % LANES, active ? a.columns : 0};
+    const uint32_t share = ((a.chunks + LANES - 1) / LANES + blocks - 1) / blocks;
+    const struct part part = {rank * share, share, threadIdx.x % LANES, active ? a.columns : 0};
 
     /* Everything is asked for at once. */
     struct chunk in[CHUNKS], dout[BACKWARD ? CHUNKS : 1] = {};
@@ -170,8 +171,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         sums_over_lanes<(LANES <= 32 ? LANES : 32)>(s);
     else
         sums_over_block(s, scratch);
-#if CLUSTER > 1
-    sums_over_cluster(s, inbox);
+#if CLUSTER
+    sums_over_cluster(s, inbox, blocks);
 #endif
 
     const struct totals t = totals_of(s);

@@ -1,17 +1,17 @@
 /* softmax_ring.cu: softmax of long rows, each shared by many multiprocessors and read once.
  *
  * Idea: blocks live as long as the grid, and each passes its pieces of row after row through a ring in shared memory.
- * While a piece waits for the sums of its row's other pieces, the next row's are summed and those after it are on
+ * While a piece waits for the sums of its row's other pieces, the next rows' are summed and those after them are on
  * their way, the last of them to L2, so the memory is never idle for a row. A row's blocks are any blocks, not those of
  * a cluster: what they tell each other, largest element and sum of a piece, is eight bytes of the workspace, which were
- * EMPTY before and are read until they are not. A warp besides does that, so that the others do not wait for memory.
- * All blocks run at once (a cooperative launch), so that everyone waits for blocks that live. Sums are added in a fixed
- * order.
+ * EMPTY before and are read until they are not. One warp besides writes them and another reads them, so that the others
+ * do not wait for memory: each of those sums a piece or writes one, whichever can be done. All blocks run at once (a
+ * cooperative launch), so that everyone waits for blocks that live. Sums are added in a fixed order.
  *
  * Tile: a piece is CHUNKS runs of 16 bytes of each of LANES threads; RING pieces are in shared memory. Grid: groups x
  * pieces; group g takes rows g, g + groups and so on. Bound by memory: one read and one write of each element.
  *
- * Shared memory: the ring, of the backward in and dout of each piece; 2 floats a warp and a row, twice; barriers.
+ * Shared memory: the ring, of the backward in and dout of each piece; of each piece 2 floats a warp, and barriers.
  * Without bulk copies a thread reads only what it has fetched, so that its ring needs none. Registers: at most 95 a
  * thread; a block has a multiprocessor to itself. */
 #include "companions/softmax/softmax_rows.cuh"
@@ -22,6 +22,7 @@
 /* Whole pieces come by one copy each, which a warp besides asks for; else each thread fetches what it reads. */
 #define BULK (THREADS == LANES + SOFTMAX_RING_SHARERS + 32)
 #if BULK
+#    include "cuda/ptx/mbarrier_test.cuh"
 #    include "cuda/ptx/prefetch.cuh"
 #    include "cuda/ptx/tma.cuh"
 #endif
@@ -126,104 +127,124 @@ __device__ __forceinline__ void finish_piece(const struct softmax_params &a, con
 
 /* ---- the kernel ---- */
 
-/* What the block's warps tell each other; of two turns, as the warps are not all in the same one. */
+/* What the block's warps tell each other of a piece, in its place of the ring. */
 struct told {
-    float2 sums[2][WARPS]; /* of a piece: largest element, sum */
-    float2 totals[2];      /* of a row */
-    uint64_t summed[2];    /* barriers: all warps have told their sums of the turn; */
-    uint64_t totalled[2];  /* and the totals that the turn needs are there */
+    float2 sums[RING][WARPS]; /* of each warp: largest element, sum */
+    float2 totals[RING];      /* of the row */
+    uint64_t summed[RING];    /* barriers: all warps have told their sums; */
+    uint64_t totalled[RING];  /* the totals are there */
 #if BULK
     uint64_t full[RING], empty[RING]; /* a piece has come; all warps have written its results */
 #endif
 };
-__device__ __forceinline__ void arrive(uint64_t (&barriers)[2], uint32_t turn) {
+__device__ __forceinline__ void arrive(uint64_t (&barriers)[RING], uint32_t piece) {
     __syncwarp();
     if (threadIdx.x % 32 == 0)
-        mbarrier_arrive(shared_address(&barriers[turn % 2]));
+        mbarrier_arrive(shared_address(&barriers[piece % RING]));
 }
-__device__ __forceinline__ void wait(uint64_t (&barriers)[2], uint32_t turn) {
-    mbarrier_wait(shared_address(&barriers[turn % 2]), turn / 2 % 2);
+__device__ __forceinline__ void wait(uint64_t (&barriers)[RING], uint32_t piece) {
+    mbarrier_wait(shared_address(&barriers[piece % RING]), piece / RING % 2);
 }
 
-/* Row k of the group is summed in turn k and written in turn k + LAG, when row k + RING takes its place. A turn but the
- * last ends for the sharing warp when all have summed; a turn but the first waits for what it found. */
-__device__ __forceinline__ uint32_t turns_of(const struct softmax_params &a, uint32_t first, uint32_t groups) {
-    return (a.rows - first + groups - 1) / groups + LAG;
+/* Rows of a group: first, first + groups and so on. */
+__device__ __forceinline__ uint32_t rows_of(const struct softmax_params &a, uint32_t first, uint32_t groups) {
+    return (a.rows - first + groups - 1) / groups;
 }
 
 #if BULK
-/* One thread's: as many pieces ahead as there is room for, and one more to the second-level cache, so that memory has
- * work while the block waits for a row. */
+/* Pieces that are under way to the ring at a time. A multiprocessor gets what it asks for in the order in which it
+ * asked, roughly: what else is under way delays the sums of rows. */
+constexpr uint32_t UNDER_WAY = INPUTS * CHUNKS * LANES * 16 > 32 << 10 ? 1 : 2;
+
+__device__ __forceinline__ void prefetch_piece(const struct row &r, const struct part &part, uint32_t bytes) {
+    cp_async_bulk_prefetch(r.in + (int64_t)part.first * 16, bytes);
+    if (BACKWARD)
+        cp_async_bulk_prefetch(r.dout + (int64_t)part.first * 16, bytes);
+}
+/* One thread's: pieces as there is room for them; the one after those under way comes to the second-level cache. */
 __device__ __forceinline__ void fetch_pieces(const struct softmax_params &a, const struct part &part, uint32_t first,
                                              uint32_t groups, struct told &told) {
+    const uint32_t rows = rows_of(a, first, groups);
     const uint32_t bytes = part.first < a.chunks ? min(part.share, a.chunks - part.first) * 16 : 0;
-    for (uint32_t k = 0, number = first; number < a.rows; k++, number += groups) {
-        const struct row r = row_of(a, number);
+    for (uint32_t k = 0; k < rows; k++) {
+        const struct row r = row_of(a, first + k * groups);
         const uint32_t full = shared_address(&told.full[k % RING]);
-        if (k >= RING && bytes) {
-            cp_async_bulk_prefetch(r.in + (int64_t)part.first * 16, bytes);
-            if (BACKWARD)
-                cp_async_bulk_prefetch(r.dout + (int64_t)part.first * 16, bytes);
-        }
         if (k >= RING)
-            mbarrier_wait(shared_address(&told.empty[k % RING]), (k / RING - 1) % 2);
+            wait(told.empty, k - RING);
+        if (k >= UNDER_WAY)
+            wait(told.full, k - UNDER_WAY);
         mbarrier_arrive_expect_tx(full, bytes * INPUTS);
-        if (bytes)
-            cp_async_bulk(slot_of(part, k, 0, 0), r.in + (int64_t)part.first * 16, bytes, full);
-        if (bytes && BACKWARD)
+        if (bytes == 0)
+            continue;
+        cp_async_bulk(slot_of(part, k, 0, 0), r.in + (int64_t)part.first * 16, bytes, full);
+        if (BACKWARD)
             cp_async_bulk(slot_of(part, k, 0, 1), r.dout + (int64_t)part.first * 16, bytes, full);
+        if (k + 1 >= UNDER_WAY && k + 1 < rows)
+            prefetch_piece(row_of(a, first + (k + 1) * groups), part, bytes);
     }
 }
 #endif
 
-/* Piece k has come; every thread reads what it has fetched itself, or what a copy has brought. */
-__device__ __forceinline__ void wait_for_piece(uint32_t k, struct told &told) {
-#if BULK
-    mbarrier_wait(shared_address(&told.full[k % RING]), k / RING % 2);
-#else
-    cp_async_wait<RING - LAG - 1>();
-#endif
-}
-/* The warp needs piece k no more. */
-__device__ __forceinline__ void leave_piece(uint32_t k, struct told &told) {
-#if BULK
-    if (MASK)
-        fence_proxy_async(); /* what it hides was written */
-    __syncwarp();
+/* Piece k, whose row is `number`: the warp tells its sums. */
+__device__ __forceinline__ void sum_piece(const struct softmax_params &a, const struct part &part, uint32_t number,
+                                          uint32_t k, struct told &told) {
+    struct sums s = sums_of_piece(a, part, number, k, a.scale * LOG2_E);
+    sums_over_lanes<32>(s);
     if (threadIdx.x % 32 == 0)
-        mbarrier_arrive(shared_address(&told.empty[k % RING]));
-#endif
+        told.sums[k % RING][threadIdx.x / 32] = make_float2(s.n, s.sum);
+    arrive(told.summed, k);
+}
+__device__ __forceinline__ void write_piece(const struct softmax_params &a, const struct part &part, uint32_t number,
+                                            uint32_t k, struct told &told) {
+    const float2 t = told.totals[k % RING];
+    finish_piece(a, part, number, k, {t.x, t.y}, a.scale * LOG2_E);
 }
 
+#if BULK
+__device__ __forceinline__ bool is_over(uint64_t (&barriers)[RING], uint32_t piece) {
+    return __all_sync(0xffffffff, mbarrier_test(shared_address(&barriers[piece % RING]), piece / RING % 2));
+}
+
+/* A warp sums a piece when it has come and writes one when the row's totals are there, whichever can be done: sums
+ * first, as other blocks wait for them, but for LAG pieces whose results are not written. */
 __device__ __forceinline__ void move_pieces(const struct softmax_params &a, const struct part &part, uint32_t first,
                                             uint32_t groups, struct told &told) {
-    const float scale2 = a.scale * LOG2_E;
-    for (int k = 0; k < RING - LAG && !BULK; k++)
-        fetch_piece(a, part, first + k * groups, k);
-    const uint32_t turns = turns_of(a, first, groups);
-    for (uint32_t k = 0, number = first; k < turns; k++, number += groups) {
-        if (number < a.rows) {
-            wait_for_piece(k, told);
-            struct sums s = sums_of_piece(a, part, number, k, scale2);
-            sums_over_lanes<32>(s);
-            if (threadIdx.x % 32 == 0)
-                told.sums[k % 2][threadIdx.x / 32] = make_float2(s.n, s.sum);
+    const uint32_t rows = rows_of(a, first, groups);
+    for (uint32_t summed = 0, written = 0; written < rows;) {
+        const bool can_write = written < summed && is_over(told.totalled, written);
+        if (summed < rows && !(can_write && summed - written >= LAG) && is_over(told.full, summed)) {
+            sum_piece(a, part, first + summed * groups, summed, told);
+            summed++;
+        } else if (can_write) {
+            write_piece(a, part, first + written * groups, written, told);
+            if (MASK)
+                fence_proxy_async(); /* what it hides was written */
+            arrive(told.empty, written);
+            written++;
         }
-        if (k + 1 < turns)
-            arrive(told.summed, k);
-        if (k > 0)
-            wait(told.totalled, k - 1);
-        if (k >= LAG) {
-            const float2 t = told.totals[k % 2];
-            finish_piece(a, part, number - LAG * groups, k - LAG, {t.x, t.y}, scale2);
-            leave_piece(k - LAG, told);
-        }
-        if (!BULK)
-            fetch_piece(a, part, number + (RING - LAG) * groups, k + RING - LAG);
     }
-    if (!BULK)
-        cp_async_wait<0>();
 }
+#else
+/* Row k of the group is summed in turn k and written in turn k + LAG, when row k + RING takes its place. */
+__device__ __forceinline__ void move_pieces(const struct softmax_params &a, const struct part &part, uint32_t first,
+                                            uint32_t groups, struct told &told) {
+    for (int k = 0; k < RING - LAG; k++)
+        fetch_piece(a, part, first + k * groups, k);
+    const uint32_t rows = rows_of(a, first, groups);
+    for (uint32_t k = 0, number = first; k < rows + LAG; k++, number += groups) {
+        if (k < rows) {
+            cp_async_wait<RING - LAG - 1>();
+            sum_piece(a, part, number, k, told);
+        }
+        if (k >= LAG) {
+            wait(told.totalled, k - LAG);
+            write_piece(a, part, number - LAG * groups, k - LAG, told);
+        }
+        fetch_piece(a, part, number + (RING - LAG) * groups, k + RING - LAG);
+    }
+    cp_async_wait<0>();
+}
+#endif
 
 __device__ __forceinline__ uint64_t packed(const struct sums &s) {
     return (uint64_t)__float_as_uint(s.n) << 32 | __float_as_uint(s.sum);
@@ -234,6 +255,11 @@ __device__ __forceinline__ struct sums unpacked(uint64_t x) {
 
 /* The sums of a row's pieces, of each lane every 32nd; EMPTY is asked for, all at once. */
 enum { ASKED = SOFTMAX_RING_PIECES_MAX / 32 };
+__device__ __forceinline__ void ask_for_all(uint64_t (&x)[ASKED], uint32_t pieces, uint32_t lane) {
+#pragma unroll
+    for (int j = 0; j < ASKED; j++)
+        x[j] = lane + j * 32 < pieces ? EMPTY : packed(no_sums());
+}
 __device__ __forceinline__ void ask(uint64_t (&x)[ASKED], const uint64_t *pieces, uint32_t lane) {
 #pragma unroll
     for (int j = 0; j < ASKED; j++)
@@ -258,39 +284,36 @@ __device__ __forceinline__ struct sums sum_of(const uint64_t (&x)[ASKED]) {
     return s;
 }
 
-/* A warp besides tells others in every turn what the block's piece of row k is, and this block what row k + 1 - LAG is.
- * It asks for the latter before it waits for the former. */
-__device__ __forceinline__ void share_sums(const struct softmax_params &a, uint32_t first, uint32_t groups,
-                                           uint32_t own, struct told &told) {
-    uint64_t *const partials = (uint64_t *)a.partials;
-    const uint32_t lane = threadIdx.x % 32, turns = turns_of(a, first, groups);
-    for (uint32_t k = 0, number = first; k + 1 < turns; k++, number += groups) {
-        const uint64_t *pieces = partials + (uint64_t)(number - (LAG - 1) * groups) * a.pieces;
-        uint64_t x[ASKED];
-#pragma unroll
-        for (int j = 0; j < ASKED; j++)
-            x[j] = lane + j * 32 < a.pieces ? EMPTY : packed(no_sums());
-        if (LAG > 1 && k + 1 >= LAG)
-            ask(x, pieces, lane);
+/* A warp besides tells others what the block's pieces are. */
+__device__ __forceinline__ void tell_sums(const struct softmax_params &a, uint32_t first, uint32_t groups, uint32_t own,
+                                          struct told &told) {
+    const uint32_t lane = threadIdx.x % 32, rows = rows_of(a, first, groups);
+    for (uint32_t k = 0; k < rows; k++) {
         wait(told.summed, k);
-        if (number < a.rows) {
-            struct sums s = no_sums();
-            if (lane < WARPS)
-                s = {told.sums[k % 2][lane].x, told.sums[k % 2][lane].y};
-            sums_over_lanes<32>(s);
-            if (lane == 0)
-                st_relaxed_8(partials + (uint64_t)number * a.pieces + own, packed(s));
-        }
-        if (k + 1 >= LAG) {
-            while (is_missing(x))
-                ask(x, pieces, lane);
-            __syncwarp();
-            struct sums s = sum_of(x);
-            sums_over_lanes<32>(s);
-            const struct totals t = totals_of(s);
-            if (lane == 0)
-                told.totals[(k + 1) % 2] = make_float2(t.n, t.factor);
-        }
+        struct sums s = no_sums();
+        if (lane < WARPS)
+            s = {told.sums[k % RING][lane].x, told.sums[k % RING][lane].y};
+        sums_over_lanes<32>(s);
+        if (lane == 0)
+            st_relaxed_8((uint64_t *)a.partials + (uint64_t)(first + k * groups) * a.pieces + own, packed(s));
+        arrive(told.totalled, k); /* the warps' sums are read */
+    }
+}
+/* Another tells this block what its rows are. */
+__device__ __forceinline__ void find_totals(const struct softmax_params &a, uint32_t first, uint32_t groups,
+                                            struct told &told) {
+    const uint32_t lane = threadIdx.x % 32, rows = rows_of(a, first, groups);
+    for (uint32_t k = 0; k < rows; k++) {
+        uint64_t x[ASKED];
+        ask_for_all(x, a.pieces, lane);
+        wait(told.summed, k);
+        while (__any_sync(0xffffffff, is_missing(x)))
+            ask(x, (uint64_t *)a.partials + (uint64_t)(first + k * groups) * a.pieces, lane);
+        struct sums s = sum_of(x);
+        sums_over_lanes<32>(s);
+        const struct totals t = totals_of(s);
+        if (lane == 0)
+            told.totals[k % RING] = make_float2(t.n, t.factor);
         arrive(told.totalled, k);
     }
 }
@@ -300,15 +323,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) softmax_ring(const __gr
     __shared__ struct told told;
     const uint32_t groups = gridDim.x / a.pieces, first = blockIdx.x / a.pieces, own = blockIdx.x % a.pieces;
     if (threadIdx.x == 0) {
-        for (int i = 0; i < 2; i++) {
-            mbarrier_init(shared_address(&told.summed[i]), WARPS);
-            mbarrier_init(shared_address(&told.totalled[i]), 1);
-        }
-#if BULK
         for (int i = 0; i < RING; i++) {
+            mbarrier_init(shared_address(&told.summed[i]), WARPS);
+            mbarrier_init(shared_address(&told.totalled[i]), 2);
+#if BULK
             mbarrier_init(shared_address(&told.full[i]), 1);
             mbarrier_init(shared_address(&told.empty[i]), WARPS);
+#endif
         }
+#if BULK
         fence_mbarrier_init();
 #endif
     }
@@ -319,7 +342,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) softmax_ring(const __gr
         part.ring += threadIdx.x * 16;
         move_pieces(a, part, first, groups, told);
     } else if (warp == WARPS) {
-        share_sums(a, first, groups, own, told);
+        tell_sums(a, first, groups, own, told);
+    } else if (warp == WARPS + 1) {
+        find_totals(a, first, groups, told);
     }
 #if BULK
     else if (threadIdx.x % 32 == 0) {
