@@ -145,9 +145,15 @@ static int ring_with(const fdm_device *device, const fdm_softmax_problem *p, int
     return best < INT64_MAX;
 }
 
-/* Many small pieces, so that a row's sums have four or five turns to meet; else few large ones. */
+static int has_bulk_copies(const fdm_device *device, const fdm_softmax_problem *p) {
+    return device->compute_major >= 9 && vector_of(p) == SOFTMAX_WHOLE;
+}
+
+/* Many small pieces, so that a row's sums have four or five turns to meet; else few large ones, with bulk copies one
+ * more of them in registers. */
 static int ring_of(const fdm_device *device, const fdm_softmax_problem *p, struct ring *s) {
-    return ring_with(device, p, 7, p->pass == FDM_BACKWARD ? 5 : 4, s) || ring_with(device, p, 3, 2, s);
+    return ring_with(device, p, 7, p->pass == FDM_BACKWARD ? 5 : 4, s) ||
+           ring_with(device, p, 3, has_bulk_copies(device, p) ? 3 : 2, s);
 }
 
 static const char *ring_refusal(const fdm_device *device, const void *problem) {
@@ -164,7 +170,7 @@ static void ring_fill(const fdm_device *device, const void *problem, fdm_compani
     const fdm_softmax_problem *p = problem;
     struct ring s;
     ring_of(device, p, &s);
-    const int bulk = device->compute_major >= 9 && vector_of(p) == SOFTMAX_WHOLE; /* a warp that copies */
+    const int bulk = has_bulk_copies(device, p); /* by a warp besides */
     const int32_t parameters[] = {vector_of(p),
                                   SOFTMAX_MAX_LANES + SOFTMAX_RING_SHARERS + (bulk ? 32 : 0),
                                   SOFTMAX_MAX_LANES,

@@ -32,7 +32,7 @@ constexpr int INPUTS = BACKWARD ? 2 : 1;
 constexpr uint64_t EMPTY = ~0ull; /* no sums: the largest element is never this NaN */
 static_assert(LANES == SOFTMAX_MAX_LANES && (BULK ? VECTOR == SOFTMAX_WHOLE : THREADS == LANES + SOFTMAX_RING_SHARERS),
               "a block a piece, and warps besides; softmax_share()");
-static_assert(LAG > 0 && RING > LAG && WARPS <= 32, "one piece at least is on its way");
+static_assert(LAG > 0 && (RING > LAG || BULK && RING == LAG) && WARPS <= 32, "one piece at least is on its way");
 
 /* ---- this thread's chunks of a piece ---- */
 
@@ -111,39 +111,60 @@ __device__ __forceinline__ struct sums sums_of_piece(const struct softmax_params
     return s;
 }
 
+/* The piece that is written next waits in registers, and another has its place in the ring. */
+constexpr bool IS_TAKEN_EARLY = LAG == RING;
+struct taken {
+    struct chunk in[IS_TAKEN_EARLY ? CHUNKS : 1], dout[IS_TAKEN_EARLY && BACKWARD ? CHUNKS : 1];
+};
+__device__ __forceinline__ void take_piece(const struct softmax_params &a, const struct part &part, uint32_t number,
+                                           uint32_t piece, struct taken &x) {
+    const struct row r = row_of(a, number);
+#pragma unroll
+    for (int i = 0; i < (IS_TAKEN_EARLY ? CHUNKS : 0); i++)
+        if (has(part, place_in(part, r, i), i, a.columns)) {
+            x.in[i] = read_slot(slot_of(part, piece, i, 0));
+            if (BACKWARD)
+                x.dout[i] = read_slot(slot_of(part, piece, i, 1));
+        }
+}
+
 __device__ __forceinline__ void finish_piece(const struct softmax_params &a, const struct part &part, uint32_t number,
-                                             uint32_t piece, const struct totals &t, float scale2) {
+                                             uint32_t piece, const struct taken &x, const struct totals &t) {
     const struct row r = row_of(a, number);
 #pragma unroll
     for (int i = 0; i < CHUNKS; i++) {
         const struct place p = place_in(part, r, i);
-        if (has(part, p, i, a.columns)) {
-            const struct chunk y = read_slot(slot_of(part, piece, i, 0)),
-                               d = BACKWARD ? read_slot(slot_of(part, piece, i, 1)) : y;
-            store_chunk(r.out, p, a.columns, results_of(y, d, t, a.scale, scale2));
-        }
+        if (!has(part, p, i, a.columns))
+            continue;
+        const int at = IS_TAKEN_EARLY ? i : 0;
+        const struct chunk y = IS_TAKEN_EARLY ? x.in[at] : read_slot(slot_of(part, piece, i, 0)),
+                           d = !BACKWARD        ? y
+                               : IS_TAKEN_EARLY ? x.dout[BACKWARD ? at : 0]
+                                                : read_slot(slot_of(part, piece, i, 1));
+        store_chunk(r.out, p, a.columns, results_of(y, d, t, a.scale, a.scale * LOG2_E));
     }
 }
 
 /* ---- the kernel ---- */
 
-/* What the block's warps tell each other of a piece, in its place of the ring. */
+/* What the block's warps tell each other of a piece. */
+constexpr int TOLD = RING + IS_TAKEN_EARLY;
 struct told {
-    float2 sums[RING][WARPS]; /* of each warp: largest element, sum */
-    float2 totals[RING];      /* of the row */
-    uint64_t summed[RING];    /* barriers: all warps have told their sums; */
-    uint64_t totalled[RING];  /* the totals are there */
+    float2 sums[TOLD][WARPS]; /* of each warp: largest element, sum */
+    float2 totals[TOLD];      /* of the row */
+    uint64_t summed[TOLD];    /* barriers: all warps have told their sums; */
+    uint64_t totalled[TOLD];  /* the totals are there */
 #if BULK
-    uint64_t full[RING], empty[RING]; /* a piece has come; all warps have written its results */
+    uint64_t full[RING], empty[RING]; /* a piece has come; all warps have taken it */
 #endif
 };
-__device__ __forceinline__ void arrive(uint64_t (&barriers)[RING], uint32_t piece) {
+template <int N> __device__ __forceinline__ void arrive(uint64_t (&barriers)[N], uint32_t piece) {
     __syncwarp();
     if (threadIdx.x % 32 == 0)
-        mbarrier_arrive(shared_address(&barriers[piece % RING]));
+        mbarrier_arrive(shared_address(&barriers[piece % N]));
 }
-__device__ __forceinline__ void wait(uint64_t (&barriers)[RING], uint32_t piece) {
-    mbarrier_wait(shared_address(&barriers[piece % RING]), piece / RING % 2);
+template <int N> __device__ __forceinline__ void wait(uint64_t (&barriers)[N], uint32_t piece) {
+    mbarrier_wait(shared_address(&barriers[piece % N]), piece / N % 2);
 }
 
 /* Rows of a group: first, first + groups and so on. */
@@ -191,18 +212,18 @@ __device__ __forceinline__ void sum_piece(const struct softmax_params &a, const 
     struct sums s = sums_of_piece(a, part, number, k, a.scale * LOG2_E);
     sums_over_lanes<32>(s);
     if (threadIdx.x % 32 == 0)
-        told.sums[k % RING][threadIdx.x / 32] = make_float2(s.n, s.sum);
+        told.sums[k % TOLD][threadIdx.x / 32] = make_float2(s.n, s.sum);
     arrive(told.summed, k);
 }
 __device__ __forceinline__ void write_piece(const struct softmax_params &a, const struct part &part, uint32_t number,
-                                            uint32_t k, struct told &told) {
-    const float2 t = told.totals[k % RING];
-    finish_piece(a, part, number, k, {t.x, t.y}, a.scale * LOG2_E);
+                                            uint32_t k, const struct taken &x, const struct told &told) {
+    const float2 t = told.totals[k % TOLD];
+    finish_piece(a, part, number, k, x, {t.x, t.y});
 }
 
 #if BULK
-__device__ __forceinline__ bool is_over(uint64_t (&barriers)[RING], uint32_t piece) {
-    return __all_sync(0xffffffff, mbarrier_test(shared_address(&barriers[piece % RING]), piece / RING % 2));
+template <int N> __device__ __forceinline__ bool is_over(uint64_t (&barriers)[N], uint32_t piece) {
+    return __all_sync(0xffffffff, mbarrier_test(shared_address(&barriers[piece % N]), piece / N % 2));
 }
 
 /* A warp sums a piece when it has come and writes one when the row's totals are there, whichever can be done: sums
@@ -210,16 +231,25 @@ __device__ __forceinline__ bool is_over(uint64_t (&barriers)[RING], uint32_t pie
 __device__ __forceinline__ void move_pieces(const struct softmax_params &a, const struct part &part, uint32_t first,
                                             uint32_t groups, struct told &told) {
     const uint32_t rows = rows_of(a, first, groups);
-    for (uint32_t summed = 0, written = 0; written < rows;) {
-        const bool can_write = written < summed && is_over(told.totalled, written);
+    const auto leave = [&](uint32_t k) { /* the piece's place in the ring */
+                                         if (MASK)
+                                             fence_proxy_async(); /* what it hides was written */
+                                         arrive(told.empty, k);
+    };
+    struct taken next;
+    for (uint32_t summed = 0, taken = 0, written = 0; written < rows;) {
+        if (IS_TAKEN_EARLY && taken == written && taken < summed) {
+            take_piece(a, part, first + taken * groups, taken, next);
+            leave(taken++);
+        }
+        const bool can_write = written < (IS_TAKEN_EARLY ? taken : summed) && is_over(told.totalled, written);
         if (summed < rows && !(can_write && summed - written >= LAG) && is_over(told.full, summed)) {
             sum_piece(a, part, first + summed * groups, summed, told);
             summed++;
         } else if (can_write) {
-            write_piece(a, part, first + written * groups, written, told);
-            if (MASK)
-                fence_proxy_async(); /* what it hides was written */
-            arrive(told.empty, written);
+            write_piece(a, part, first + written * groups, written, next, told);
+            if (!IS_TAKEN_EARLY)
+                leave(written);
             written++;
         }
     }
@@ -238,7 +268,7 @@ __device__ __forceinline__ void move_pieces(const struct softmax_params &a, cons
         }
         if (k >= LAG) {
             wait(told.totalled, k - LAG);
-            write_piece(a, part, number - LAG * groups, k - LAG, told);
+            write_piece(a, part, number - LAG * groups, k - LAG, {}, told);
         }
         fetch_piece(a, part, number + (RING - LAG) * groups, k + RING - LAG);
     }
@@ -292,7 +322,7 @@ __device__ __forceinline__ void tell_sums(const struct softmax_params &a, uint32
         wait(told.summed, k);
         struct sums s = no_sums();
         if (lane < WARPS)
-            s = {told.sums[k % RING][lane].x, told.sums[k % RING][lane].y};
+            s = {told.sums[k % TOLD][lane].x, told.sums[k % TOLD][lane].y};
         sums_over_lanes<32>(s);
         if (lane == 0)
             st_relaxed_8((uint64_t *)a.partials + (uint64_t)(first + k * groups) * a.pieces + own, packed(s));
@@ -313,7 +343,7 @@ __device__ __forceinline__ void find_totals(const struct softmax_params &a, uint
         sums_over_lanes<32>(s);
         const struct totals t = totals_of(s);
         if (lane == 0)
-            told.totals[k % RING] = make_float2(t.n, t.factor);
+            told.totals[k % TOLD] = make_float2(t.n, t.factor);
         arrive(told.totalled, k);
     }
 }
@@ -323,15 +353,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) softmax_ring(const __gr
     __shared__ struct told told;
     const uint32_t groups = gridDim.x / a.pieces, first = blockIdx.x / a.pieces, own = blockIdx.x % a.pieces;
     if (threadIdx.x == 0) {
-        for (int i = 0; i < RING; i++) {
+        for (int i = 0; i < TOLD; i++) {
             mbarrier_init(shared_address(&told.summed[i]), WARPS);
             mbarrier_init(shared_address(&told.totalled[i]), 2);
-#if BULK
-            mbarrier_init(shared_address(&told.full[i]), 1);
-            mbarrier_init(shared_address(&told.empty[i]), WARPS);
-#endif
         }
 #if BULK
+        for (int i = 0; i < RING; i++) {
+            mbarrier_init(shared_address(&told.full[i]), 1);
+            mbarrier_init(shared_address(&told.empty[i]), WARPS);
+        }
         fence_mbarrier_init();
 #endif
     }
