@@ -126,12 +126,13 @@ def cases(name: str, named: list[str]):
     if named:
         return
     if name == "softmax":
-        sizes = (256, 512, 1000, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072, 262144, 524288, 1048576)
+        sizes = (256, 264, 512, 520, 1000, 1024, 1040, 2048, 2056, 4096, 4104, 8192, 8704, 16384, 17408, 32768, 33792, 65536, 66560, 131072,
+                 135168, 262144, 266240, 524288, 1048576)
         for columns in sizes:
             for dtype in (torch.bfloat16, torch.float32, torch.float16):
                 if dtype is not torch.float16 or columns in (256, 4096, 131072, 1048576):
                     yield lambda dtype=dtype, columns=columns: softmax_case(dtype, columns, 256)
-        for columns in (256, 4096, 65536, 1048576):
+        for columns in (256, 4096, 33792, 65536, 131072, 262144, 1048576):
             for dtype in (torch.bfloat16, torch.float32):
                 yield lambda dtype=dtype, columns=columns: softmax_case(dtype, columns, 64)
         return

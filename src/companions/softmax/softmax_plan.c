@@ -6,8 +6,8 @@
 
 #include "base/error.h"
 
-/* What the numbers of a choice are: constants, pieces of a row, groups of blocks; softmax.split: whether the second
- * launch may begin early. */
+/* What the numbers of a choice are: constants, pieces of a row, groups of blocks; softmax.resident, and softmax.split's
+ * second launch: whether it may begin early. */
 enum { P_VECTOR, P_THREADS, P_LANES, P_CHUNKS, P_RING, P_PIECES, P_GROUPS, P_LAG, P_EARLY = P_LAG };
 
 static const fdm_softmax_problem *problem_of(const void *problem) { return problem; }
@@ -64,8 +64,9 @@ static void drop_idle_threads(int backward, int64_t n, struct shape *s) {
         }
     }
 }
-/* Blocks of a cluster are half as large where 16 hold the row, so that four on a multiprocessor hide each other. 0: the
- * row is longer than the registers of such a cluster, of the backward of whole blocks. */
+/* Blocks of a cluster are half as large where 16 hold the row, so that four on a multiprocessor hide each other; two of
+ * 320 threads are better than three of 256. 0: the row is longer than the registers of such a cluster, of the backward
+ * of whole blocks. */
 static int shape_of(const fdm_device *device, const fdm_softmax_problem *p, struct shape *s) {
     const int64_t n = at_least_1(chunks_of(p, p->aligned > 0));
     const int32_t backward = p->pass == FDM_BACKWARD, cluster_max = device->compute_major < 9 ? 1 : SOFTMAX_CLUSTER_MAX;
@@ -76,7 +77,7 @@ static int shape_of(const fdm_device *device, const fdm_softmax_problem *p, stru
         if (!backward && n > halves)
             return 0; /* softmax.ring takes 0.92 of the time that clusters of 16 whole blocks do (an H200, 16 bits) */
         if (n <= halves)
-            s->lanes = SOFTMAX_MAX_LANES / 2;
+            s->lanes = n <= 2 * 320 * s->chunks ? 320 : SOFTMAX_MAX_LANES / 2;
         const int64_t blocks = ceil_div(n, s->lanes * s->chunks);
         s->cluster = blocks < cluster_max ? (int32_t)blocks : cluster_max;
     } else {
@@ -106,7 +107,9 @@ static void resident_fill(const fdm_device *device, const void *problem, fdm_com
     shape_of(device, p, &s);
     const int32_t threads = s.lanes <= 32 ? 128 : s.lanes;
     const int full = vector_of(p) == SOFTMAX_WHOLE && (int64_t)s.lanes * s.chunks * s.cluster == chunks_of(p, 1);
-    const int32_t parameters[] = {full ? SOFTMAX_FULL : vector_of(p), threads, s.lanes, s.chunks, 0, s.cluster};
+    const int early = device->compute_major >= 9 && threads >= 128; /* what it costs a block is much of a small one */
+    const int32_t parameters[] = {
+        full ? SOFTMAX_FULL : vector_of(p), threads, s.lanes, s.chunks, 0, s.cluster, 0, early};
     memcpy(choice->parameters, parameters, sizeof parameters);
     snprintf(choice->choice, sizeof choice->choice, "%d-lanes x %d-chunks, %d-block%s", s.lanes, s.chunks, s.cluster,
              s.cluster > 1 ? "s" : "");
@@ -254,6 +257,16 @@ static const struct {
     [NAIVE] = {"companions/softmax/softmax_naive.cu", {"softmax_naive"}},
 };
 
+/* softmax.ring: no sums are there yet. */
+enum { EMPTY_THREADS = 128 };
+static struct cuda_kernel_request empty_request(void) {
+    struct cuda_kernel_request r = {
+        .file = "companions/softmax/softmax_empty.cu", .entry = "softmax_empty", .threads = EMPTY_THREADS};
+    GPU_SET_CONSTANTS(&r, SOFTMAX_CONSTANTS, .DTYPE = 0, .BACKWARD = 0, .LOG = 0, .MASK = 0, .FLIP = 0, .VECTOR = 0,
+                      .THREADS = EMPTY_THREADS, .LANES = 0, .CHUNKS = 0, .CLUSTER = 0, .RING = 0, .LAG = 0);
+    return r;
+}
+
 int32_t softmax_requests(const fdm_softmax_plan *plan, struct cuda_kernel_request *requests) {
     const fdm_softmax_problem *p = &plan->problem;
     const fdm_companion_choice *c = &plan->choice;
@@ -277,6 +290,8 @@ int32_t softmax_requests(const fdm_softmax_plan *plan, struct cuda_kernel_reques
         /* two to eight numbers of a thread beside 8 chunks and a cluster's sums; with fewer threads it is slower */
         r->spill_bytes_max = clustered && !backward && p->dtype != FDM_FLOAT32 ? 32 : 0;
     }
+    if (c->kernel_index == RING)
+        requests[count++] = empty_request();
     return count;
 }
 
@@ -284,7 +299,7 @@ fdm_status softmax_launch(const fdm_softmax_plan *plan, struct softmax_params *p
     const int32_t *at = plan->choice.parameters;
     struct cuda_kernel_request requests[COMPANION_REQUESTS_MAX];
     const struct cuda_kernel *loaded[COMPANION_REQUESTS_MAX];
-    const int32_t count = softmax_requests(plan, requests);
+    int32_t count = softmax_requests(plan, requests);
     if (count == 0)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's shape is not its kernel's");
     fdm_status status = cuda_kernels_get(plan->choice.device.index, requests, count, loaded);
@@ -295,15 +310,25 @@ fdm_status softmax_launch(const fdm_softmax_plan *plan, struct softmax_params *p
     const int is_ring = plan->choice.kernel_index == RING, is_resident = plan->choice.kernel_index == RESIDENT;
     const int64_t groups = is_ring ? at[P_GROUPS] : ceil_div(plan->problem.rows, rows_per_block);
     const int64_t blocks = groups * at[P_PIECES];
-    if (!status && is_ring) /* no sums are there yet */
-        status = cuda_memory_fill_async(plan->choice.device.index, workspace, 0xff,
-                                        plan->problem.rows * at[P_PIECES] * 8, stream);
+    const int has_copier = at[P_THREADS] > SOFTMAX_MAX_LANES + SOFTMAX_RING_SHARERS; /* from 9.0 on */
+    const int early = is_ring ? has_copier : at[P_EARLY];
+    if (!status && is_ring) {
+        const int64_t words = (plan->problem.rows * at[P_PIECES] + 1) / 2;
+        const struct cuda_launch launch = {.kernel = loaded[--count],
+                                           .grid = {(uint32_t)ceil_div(words, EMPTY_THREADS), 1, 1},
+                                           .threads = EMPTY_THREADS,
+                                           .programmatic_launch = early,
+                                           .stream = stream,
+                                           .arguments = params,
+                                           .arguments_bytes = sizeof *params};
+        status = cuda_launch(&launch);
+    }
     for (int32_t i = 0; !status && i < count; i++) {
         const struct cuda_launch launch = {.kernel = loaded[i],
                                            .grid = {(uint32_t)blocks, 1, 1},
                                            .threads = (uint32_t)at[P_THREADS],
                                            .cluster = is_resident ? (uint32_t)at[P_PIECES] : 1,
-                                           .programmatic_launch = i > 0 && at[P_EARLY],
+                                           .programmatic_launch = early && (is_ring || is_resident || i > 0),
                                            .cooperative = is_ring,
                                            .stream = stream,
                                            .arguments = params,

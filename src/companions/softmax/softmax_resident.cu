@@ -15,6 +15,7 @@
 #include "companions/softmax/softmax_rows.cuh"
 #include "cuda/ptx/cluster.cuh"
 #include "cuda/ptx/copy.cuh"
+#include "cuda/ptx/launch.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/opaque.cuh"
 
@@ -22,8 +23,8 @@ static_assert(LANES == THREADS || LANES <= 32, "a row is a part of a warp, or a 
 
 static_assert(!CLUSTER || LANES == THREADS, "a cluster shares one row");
 
-/* Where a row's ends take more registers, as many blocks as they leave. */
-#define BLOCKS_PER_SM (VECTOR < SOFTMAX_WHOLE ? 1 : 1024 / THREADS)
+/* Where a row's ends take more registers, as many blocks as they leave; where three blocks of 320 would spill, two. */
+#define BLOCKS_PER_SM (VECTOR < SOFTMAX_WHOLE ? 1 : 1024 / THREADS - (FLIP && THREADS == 320))
 
 /* Elements become floats once, and then their exponentials, where the registers hold as many; else they stay as they
  * came, and become floats twice. */
@@ -135,6 +136,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 #endif
     const uint32_t share = ((a.chunks + LANES - 1) / LANES + blocks - 1) / blocks;
     const struct part part = {rank * share, share, threadIdx.x % LANES, active ? a.columns : 0};
+    griddepcontrol_launch_dependents(); /* a grid behind this one waits for its end by itself */
+    griddepcontrol_wait();              /* all before this may run beside the kernel ahead */
 
     /* Everything is asked for at once. */
     struct chunk in[CHUNKS], dout[BACKWARD ? CHUNKS : 1] = {};

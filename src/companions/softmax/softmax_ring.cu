@@ -8,8 +8,11 @@
  * do not wait for memory: each of those sums a piece or writes one, whichever can be done. All blocks run at once (a
  * cooperative launch), so that everyone waits for blocks that live. Sums are added in a fixed order.
  *
- * Tile: a piece is CHUNKS runs of 16 bytes of each of LANES threads; RING pieces are in shared memory. Grid: groups x
- * pieces; group g takes rows g, g + groups and so on. Bound by memory: one read and one write of each element.
+ * The workspace is emptied by softmax_empty.cu, beside which the blocks begin.
+ *
+ * Tile: a piece is CHUNKS runs of 16 bytes of each of LANES threads; RING pieces are in shared memory, and with LAG ==
+ * RING one more in registers. Grid: groups x pieces; group g takes rows g, g + groups and so on. Bound by memory: one
+ * read and one write of each element.
  *
  * Shared memory: the ring, of the backward in and dout of each piece; of each piece 2 floats a warp, and barriers.
  * Without bulk copies a thread reads only what it has fetched, so that its ring needs none. Registers: at most 95 a
@@ -17,6 +20,7 @@
 #include "companions/softmax/softmax_rows.cuh"
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/global.cuh"
+#include "cuda/ptx/launch.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 
 /* Whole pieces come by one copy each, which a warp besides asks for; else each thread fetches what it reads. */
@@ -182,11 +186,21 @@ __device__ __forceinline__ void prefetch_piece(const struct row &r, const struct
     if (BACKWARD)
         cp_async_bulk_prefetch(r.dout + (int64_t)part.first * 16, bytes);
 }
+__device__ __forceinline__ uint32_t bytes_of(const struct softmax_params &a, const struct part &part) {
+    return part.first < a.chunks ? min(part.share, a.chunks - part.first) * 16 : 0;
+}
+/* What needs no result of kernels that may still run. */
+__device__ __forceinline__ void prefetch_first(const struct softmax_params &a, const struct part &part, uint32_t first,
+                                               uint32_t groups) {
+    const uint32_t bytes = bytes_of(a, part);
+    for (uint32_t k = 0; k < UNDER_WAY && first + k * groups < a.rows && bytes > 0; k++)
+        prefetch_piece(row_of(a, first + k * groups), part, bytes);
+}
 /* One thread's: pieces as there is room for them; the one after those under way comes to the second-level cache. */
 __device__ __forceinline__ void fetch_pieces(const struct softmax_params &a, const struct part &part, uint32_t first,
                                              uint32_t groups, struct told &told) {
     const uint32_t rows = rows_of(a, first, groups);
-    const uint32_t bytes = part.first < a.chunks ? min(part.share, a.chunks - part.first) * 16 : 0;
+    const uint32_t bytes = bytes_of(a, part);
     for (uint32_t k = 0; k < rows; k++) {
         const struct row r = row_of(a, first + k * groups);
         const uint32_t full = shared_address(&told.full[k % RING]);
@@ -365,9 +379,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) softmax_ring(const __gr
         fence_mbarrier_init();
 #endif
     }
-    __syncthreads();
     const uint32_t share = softmax_share(a.chunks, a.pieces, VECTOR), warp = threadIdx.x / 32;
     struct part part = {own * share, share, shared_address(dynamic)};
+    griddepcontrol_launch_dependents(); /* a grid behind this one waits for its end by itself */
+#if BULK
+    if (threadIdx.x == LANES + SOFTMAX_RING_SHARERS)
+        prefetch_first(a, part, first, groups);
+#endif
+    griddepcontrol_wait();
+    __syncthreads();
     if (warp < WARPS) {
         part.ring += threadIdx.x * 16;
         move_pieces(a, part, first, groups, told);
