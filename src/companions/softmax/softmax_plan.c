@@ -107,7 +107,7 @@ static void resident_fill(const fdm_device *device, const void *problem, fdm_com
     shape_of(device, p, &s);
     const int32_t threads = s.lanes <= 32 ? 128 : s.lanes;
     const int full = vector_of(p) == SOFTMAX_WHOLE && (int64_t)s.lanes * s.chunks * s.cluster == chunks_of(p, 1);
-    const int early = device->compute_major >= 9 && threads >= 128; /* what it costs a block is much of a small one */
+    const int early = device->compute_major >= 9 && threads >= SOFTMAX_EARLY_THREADS;
     const int32_t parameters[] = {
         full ? SOFTMAX_FULL : vector_of(p), threads, s.lanes, s.chunks, 0, s.cluster, 0, early};
     memcpy(choice->parameters, parameters, sizeof parameters);

@@ -136,8 +136,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 #endif
     const uint32_t share = ((a.chunks + LANES - 1) / LANES + blocks - 1) / blocks;
     const struct part part = {rank * share, share, threadIdx.x % LANES, active ? a.columns : 0};
-    griddepcontrol_launch_dependents(); /* a grid behind this one waits for its end by itself */
-    griddepcontrol_wait();              /* all before this may run beside the kernel ahead */
+    if (THREADS >= SOFTMAX_EARLY_THREADS) {
+        griddepcontrol_launch_dependents(); /* a grid behind this one waits for its end by itself */
+        griddepcontrol_wait();              /* all before this may run beside the kernel ahead */
+    }
 
     /* Everything is asked for at once. */
     struct chunk in[CHUNKS], dout[BACKWARD ? CHUNKS : 1] = {};
