@@ -95,31 +95,24 @@ def gemm_few_rows(cases: list) -> str:
 
 
 def gemm_portable(cases: list) -> str:
-    """Of every square gemm.mma-tma, and its share of gemm.hopper's speed in the same run, which each run alone where the file says so."""
-    name = "gemm.mma-tma"
+    """Of every square gemm.mma-tma, and its share of gemm.hopper's speed, each run alone."""
     squares = {(case["dtype"], case["m"]): case for case in cases if is_square(case)}
     kinds = [(dtype, layout) for dtype in ("bfloat16", "float16") for layout in ("", " NN")]
-
-    def cells(case: dict, layout: str) -> tuple:
-        alone = f"{name}{layout} alone" in case["seconds"]
-        own, hopper = (f"{name}{layout} alone", f"gemm.hopper{layout} alone") if alone else (f"{name}{layout}", f"ours{layout}")
-        return tflops(case, own), case["seconds"][hopper] / case["seconds"][own]
-
-    found = {(dtype, size, layout): cells(squares[dtype, size], layout) for dtype, size in squares for layout in ("", " NN")}
-    rows = [[size, *(each for dtype, layout in kinds for each in (f"{found[dtype, size, layout][0]:.0f}", f"{found[dtype, size, layout][1]:.3f}"))]
+    rows = [[size, *(each for dtype, layout in kinds for each in (f"{tflops(squares[dtype, size], f'gemm.mma-tma{layout} alone'):.0f}",
+                                                                  f"{squares[dtype, size][f'portable_of_hopper{layout}']:.3f}"))]
             for size in sorted({size for _, size in squares})]
     titles = [f"{SHORT[dtype]}{layout}{what}" for dtype, layout in kinds for what in (" TFLOPS", " share")]
     text = table(["square", *titles], rows)
     for layout, title in (("", "B's columns contiguous"), (" NN", "B's rows contiguous (NN)")):
-        shares = [share for (_, _, own), (_, share) in found.items() if own == layout]
+        shares = [case[f"portable_of_hopper{layout}"] for case in squares.values()]
         text += f"{title}: geometric mean {statistics.geometric_mean(shares):.3f}, least {min(shares):.3f}. "
     return text.rstrip() + "\n\n"
 
 
 def gemm_page(data: dict) -> str:
-    ladder, path = result("gemm-portable")
-    return (gemm_sizes(data["cases"]) + gemm_few_rows(data["cases"]) + "The ladder, and `gemm.mma-tma` beside `gemm.hopper`. " +
-            origin(ladder, path) + gemm_ladder(ladder["cases"]) + gemm_portable(ladder["cases"]))
+    cases = data["cases"]
+    return (gemm_sizes(cases) + gemm_few_rows(cases) + gemm_ladder(cases) +
+            "`gemm.mma-tma` beside `gemm.hopper`, each alone:\n\n" + gemm_portable(cases))
 
 
 # ---- softmax ---------------------------------------------------------------------------------------------------------
@@ -166,8 +159,7 @@ def finish(figure, path: pathlib.Path) -> None:
 
 def plot_gemm(pyplot, data: dict, path: pathlib.Path) -> None:
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4))
-    cases, _ = result("gemm-portable")
-    case = next(case for case in cases["cases"] if len(rungs(case)) > LADDER and case["dtype"] == "bfloat16")
+    case = next(case for case in data["cases"] if len(rungs(case)) > LADDER and case["dtype"] == "bfloat16")
     names = rungs(case)
     left.barh([name.replace("torch", "cuBLAS") for name in names], [tflops(case, name) for name in names], color="#1f6f8b",
               label=f"{case['m']}, bf16")
