@@ -113,6 +113,17 @@ __device__ __forceinline__ struct chunk load_or_hidden(const struct part &part, 
     return has(part, r, i) ? load_chunk(row, place_in(part, r, i), part.columns) : hidden_chunk();
 }
 
+/* Everything is asked for at once. */
+__device__ __forceinline__ void load_part(struct chunk (&in)[CHUNKS], struct chunk (&dout)[BACKWARD ? CHUNKS : 1],
+                                          const struct part &part, const struct row &r) {
+#pragma unroll
+    for (int i = 0; i < CHUNKS; i++) {
+        in[i] = load_or_hidden(part, r, r.in, i);
+        if (BACKWARD)
+            dout[i] = load_or_hidden(part, r, r.dout, i);
+    }
+}
+
 /* Makes the compiler widen the elements again, instead of keeping the floats in registers; `zero` is 0, which it does
  * not know. */
 __device__ __forceinline__ void forget(struct chunk &c, uint32_t zero) {
@@ -141,14 +152,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
         griddepcontrol_wait();              /* all before this may run beside the kernel ahead */
     }
 
-    /* Everything is asked for at once. */
     struct chunk in[CHUNKS], dout[BACKWARD ? CHUNKS : 1] = {};
-#pragma unroll
-    for (int i = 0; i < CHUNKS; i++) {
-        in[i] = load_or_hidden(part, r, r.in, i);
-        if (BACKWARD)
-            dout[i] = load_or_hidden(part, r, r.dout, i);
-    }
+    load_part(in, dout, part, r);
 
     struct sums s = no_sums();
     float x[WIDENED ? CHUNKS : 1][PER_CHUNK];
