@@ -3,7 +3,7 @@
 `python -m flash_dmattn.bench --device cuda --json FILE`.
 
 Replaces what stands between "<!-- cuda measured -->" and "<!-- end of cuda measured -->"; for a result of the backward's
-sets alone, "cuda backward measured"; with --portable, of docs/measured.md alone, "portable measured" and "portable backward
+sets alone, "cuda backward measured"; for the set "decode" alone, of docs/measured.md, "decode measured"; with --portable, of docs/measured.md alone, "portable measured" and "portable backward
 measured" (the mma family); for the sets "selection" and "tiles", "selection measured" and "tiles measured" of docs/lab/backward_choice.md. A result of
 `fdm bench --show-all` at several head dims (a list "rows") goes between "<!-- textbook measured -->" and its end in
 docs/lab/textbook.md. Usage: cuda_table.py FILE [--portable]
@@ -11,6 +11,7 @@ docs/lab/textbook.md. Usage: cuda_table.py FILE [--portable]
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import pathlib
@@ -19,7 +20,10 @@ import statistics
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-OURS = "flash_dmattn"
+SPEC = importlib.util.spec_from_file_location("bench_report", ROOT / "python" / "flash_dmattn" / "_bench_report.py")
+bench_report = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(bench_report)
+OURS, COPY = bench_report.OURS, bench_report.COPY
 
 
 def milliseconds(result: dict, name: str) -> float:
@@ -56,10 +60,10 @@ def summary(data: dict) -> str:
     text = f"| {'backward' if of_backward(data) else 'forward'} | the best of them, case by case | {' | '.join(peers)} |\n"
     text += f"|{'---|' * (len(peers) + 2)}\n"
     for name, title in names.items():
-        here = [r for r in data["results"] if r["set"] == name and len(r["seconds"]) > 1]
+        here = [r for r in data["results"] if r["set"] == name and set(r["seconds"]) - {OURS, COPY}]
         if not here:
             continue
-        best = [min(milliseconds(r, peer) for peer in r["seconds"] if peer != OURS) / milliseconds(r, OURS) for r in here]
+        best = [min(milliseconds(r, peer) for peer in r["seconds"] if peer not in (OURS, COPY)) / milliseconds(r, OURS) for r in here]
         of_peers = [[milliseconds(r, peer) / milliseconds(r, OURS) for r in here if peer in r["seconds"]] for peer in peers]
         text += f"| {title} | {shown(best, '**')} | {' | '.join(map(shown, of_peers))} |\n"
     return text
@@ -72,6 +76,21 @@ def cells(data: dict) -> str:
         speed = f"{r['flops'] / ours / 1e9:.0f}" if r["set"] not in ("decode", "intervals", "backward-intervals") else ""
         text += (f"| {r['title']} | {ours:.3f} | {speed} | {ratio(r, 'torch flash')} | {ratio(r, 'torch efficient')} "
                  f"| {ratio(r, 'torch cudnn')} | {ratio(r, 'flash-attn 4')} |\n")
+    return text
+
+
+def decode(data: dict) -> str:
+    """Of one query row the speed of what it moves, beside a copy of as many bytes and one of 2 GiB."""
+    text = ("| case | us | TB/s | of a copy of as many bytes | of a copy of 2 GiB | torch flash | torch efficient | torch cudnn |\n"
+            f"|{'---|' * 8}\n")
+    ours = [row for row in bench_report.rows(data) if row["contender"] == OURS]
+    for r, row in zip(data["results"], ours):
+        speed = ["", "", ""]
+        if row["tb_per_s"]:
+            of_large = row["tb_per_s"] * 1e12 / data["ceilings"]["copy_bytes_per_second"]
+            speed = [f"{row['tb_per_s']:.2f}", f"**{row['share_of_copy']:.2f}**", f"{of_large:.2f}"]
+        peers = [ratio(r, peer) for peer in ("torch flash", "torch efficient", "torch cudnn")]
+        text += f"| {r['title']} | {row['median_ms'] * 1e3:.1f} | {' | '.join(speed + peers)} |\n"
     return text
 
 
@@ -190,6 +209,9 @@ def main() -> None:
         name = sets.pop()
         body = origin.replace("Peer time over ours, geometric mean and in brackets the least: above 1 we are faster", "Ratios are their time over ours")
         replace(ROOT / "docs/lab/backward_choice.md", f"{name} measured", body + (selection if name == "selection" else tiles)(data))
+        return
+    if sets == {"decode"}:
+        replace(ROOT / "docs/measured.md", "decode measured", origin + decode(data))
         return
     if "--portable" in sys.argv[2:]:
         name = "portable backward measured" if of_backward(data) else "portable measured"

@@ -4,7 +4,7 @@ Each case times every contender in turn, round after round, with CUDA events and
 reading, before each sample; a ratio is the median of one contender over the median of another in the same case. FLOPs are
 4 B H Sq Sk D, halved when causal, 2.5 times that for a backward; a mask or intervals do not reduce them, so that times
 can be compared with dense ones. "Of visible pairs" counts what they leave. One query row is told in bytes of the K and V
-that it sees, and of what hides the others.
+that it sees, and of what hides the others, beside a copy that moves as many bytes, half of them read and half written.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 
 from . import _bench_report, _bench_selection, flash_dmattn_func, masks
 from ._bench_peers import PEERS, Problem, installed
-from ._bench_report import OURS
+from ._bench_report import COPY, OURS
 
 SETS = ("forward,shapes,odd,fp16,wide,scores,intervals,decode,backward,backward-shapes,backward-scores,backward-intervals,"
         "backward-groups,backward-order")
@@ -131,10 +131,12 @@ def cases(names: List[str]) -> Iterator[Case]:
         for batch, keys in ((16, 32768), (1, 131072)):
             yield Case("decode", batch, 32, keys, 128, heads_kv=8, rows=1, peers=("torch flash", "torch cudnn"))
         masked = ("torch cudnn", "torch efficient")
-        yield Case("decode", 1, 64, 131072, 128, heads_kv=2, rows=1, peers=("torch flash", "torch cudnn"))
+        for heads in (16, 64):
+            yield Case("decode", 1, heads, 131072, 128, heads_kv=2, rows=1, peers=("torch flash", "torch cudnn"))
         yield Case("decode", 1, 64, 131072, 128, heads_kv=2, rows=4, peers=("torch flash", "torch cudnn"))
         yield Case("decode", 8, 32, 16384, 256, heads_kv=8, rows=1, peers=("torch flash", "torch cudnn"))
-        yield Case("decode", 8, 32, 16384, 128, heads_kv=8, rows=1, dtype=torch.float32, peers=("torch efficient",))
+        for head_dim in (128, 256):
+            yield Case("decode", 8, 32, 16384, head_dim, heads_kv=8, rows=1, dtype=torch.float32, peers=("torch efficient",))
         yield Case("decode", 8, 32, 16384, 128, heads_kv=8, rows=1, extra="padded", peers=masked)
         for window in (2048, 8192, 32768):
             yield Case("decode", 1, 32, 131072, 128, causal=True, heads_kv=8, rows=1, extra=f"top-{window}", peers=masked)
@@ -210,6 +212,23 @@ def padded_call(case: Case) -> Callable[[], torch.Tensor]:
     return lambda: run_ours(padded)
 
 
+def visible_pairs(case: Case, problem: Problem) -> Optional[float]:
+    """None where nothing hides keys in a way that has to be counted."""
+    pairs = _bench_report.visible_pairs(_bench_report.cell_of(case.title))
+    if pairs is None and problem.mask is not None:
+        scores = case.batch * case.heads * case.rows * case.keys
+        pairs = float(problem.mask.sum().item()) / problem.mask.numel() * scores
+    return pairs
+
+
+def copy_call(case: Case, problem: Problem) -> Callable[[], torch.Tensor]:
+    """A copy on the device that reads and writes, in all, as many bytes as the case has to."""
+    moved = _bench_report.moved_bytes(_bench_report.cell_of(case.title), visible_pairs(case, problem))
+    source = torch.zeros(int(moved) // 2, dtype=torch.uint8, device=problem.q.device)
+    target = torch.empty_like(source)
+    return lambda: target.copy_(source)
+
+
 def runners(case: Case, problem: Problem, wanted: Optional[List[str]] = None) -> Dict[str, Callable[[], Any]]:
     """Calls of the pass that the case measures."""
     if case.name in OWN_SETS.split(","):
@@ -217,6 +236,8 @@ def runners(case: Case, problem: Problem, wanted: Optional[List[str]] = None) ->
     calls = forwards(case, problem, wanted)
     if case.name == "odd":
         calls["padded shape"] = padded_call(case)
+    if case.name == "decode":
+        calls[COPY] = copy_call(case, problem)
     if not case.backward:
         return calls
     leaves = [problem.q, problem.k, problem.v]
@@ -319,14 +340,11 @@ def measure(case: Case, options: argparse.Namespace) -> Optional[Dict[str, Any]]
         return None
     result = {"set": case.name, "title": case.title, "flops": case.flops, "seconds": seconds}
     cell = _bench_report.cell_of(case.title)
-    pairs = _bench_report.visible_pairs(cell)
-    if pairs is None and problem.mask is not None:
-        pairs = float(problem.mask.sum().item()) * case.batch * case.heads
-    result["useful_flops"] = _bench_report.useful_flops(cell, pairs or 0.0)
+    result["useful_flops"] = _bench_report.useful_flops(cell, visible_pairs(case, problem) or 0.0)
     if case.name in OWN_SETS.split(","):
         result["plans"] = {name: calls[name].plan for name in seconds}  # type: ignore[attr-defined]
     if options.check:
-        result["difference_from_ours"] = differences({name: calls[name] for name in seconds})
+        result["difference_from_ours"] = differences({name: calls[name] for name in seconds if name != COPY})
     return result
 
 

@@ -11,6 +11,7 @@ import statistics
 from typing import Any, Dict, List, Optional
 
 OURS = "flash_dmattn"
+COPY = "copy"  # of as many bytes as the case has to move
 COLUMNS = (
     "set", "pass", "B", "H", "Hkv", "Sq", "Sk", "D", "dtype", "causal", "extra", "contender", "median_ms",
     "quartile_low_ms", "quartile_high_ms", "tflops", "useful_tflops", "tb_per_s", "share_of_copy", "time_over_ours",
@@ -66,7 +67,8 @@ def quartiles(samples: List[float]) -> List[float]:
 
 
 def rows(report: Dict[str, Any]) -> List[Dict[str, Any]]:
-    """One dict of COLUMNS a contender and case; None where a column does not apply."""
+    """One dict of COLUMNS a contender and case; None where a column does not apply. A share of a copy is that of one with
+    as many bytes, where the case has it; else of a copy of 2 GiB."""
     copy = report["ceilings"]["copy_bytes_per_second"]
     table = []
     for result in report["results"]:
@@ -75,13 +77,14 @@ def rows(report: Dict[str, Any]) -> List[Dict[str, Any]]:
         useful = result.get("useful_flops") if pairs is None else useful_flops(cell, pairs)
         seen = pairs if pairs is not None else useful and useful / useful_flops(cell, 1.0)
         ours = statistics.median(result["seconds"][OURS])
+        copied = statistics.median(result["seconds"].get(COPY, [0.0]))
         for name, samples in result["seconds"].items():
             low, median, high = quartiles(samples)
             speed = moved_bytes(cell, seen) / median if cell["Sq"] == 1 else None
             row = {"set": result["set"], **cell, "contender": name, "median_ms": median * 1e3}
             row |= {"quartile_low_ms": low * 1e3, "quartile_high_ms": high * 1e3}
             row |= {"tflops": result["flops"] / median * 1e-12, "useful_tflops": useful and useful / median * 1e-12}
-            row |= {"tb_per_s": speed and speed * 1e-12, "share_of_copy": speed and speed / copy}
+            row |= {"tb_per_s": speed and speed * 1e-12, "share_of_copy": speed and (copied / median if copied else speed / copy)}
             table.append(row | {"time_over_ours": median / ours})
     return table
 

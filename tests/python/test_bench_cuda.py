@@ -87,7 +87,10 @@ def test_flops_follow_the_conventions():
 
 
 def test_one_query_row_sees_what_its_title_says():
-    padded = _bench_cuda.make_problem(_bench_cuda.Case("decode", 4, 8, 40, 16, heads_kv=2, rows=1, extra="padded"), "cpu")
+    case = _bench_cuda.Case("decode", 4, 8, 40, 16, heads_kv=2, rows=1, extra="padded")
+    padded = _bench_cuda.make_problem(case, "cpu")
+    assert _bench_cuda.visible_pairs(case, padded) == 8 * 100
+    assert _bench_cuda.runners(case, padded, [])["copy"]().numel() * 2 == 2 * 2 * 100 * 16 * 2 + 4 * 40
     assert padded.mask.shape == (4, 1, 1, 40) and padded.mask.sum(dim=(1, 2, 3)).tolist() == [10, 20, 30, 40]
     case = _bench_cuda.Case("decode", 1, 8, 40, 16, causal=True, heads_kv=2, rows=1, extra="top-5")
     start, end = _bench_cuda.make_problem(case, "cpu").intervals
@@ -306,6 +309,17 @@ def test_a_counted_mask_has_useful_flops():
     ours, flex = _bench_report.rows(report)
     assert (ours["tflops"], ours["useful_tflops"], ours["median_ms"]) == (2000, 1000, 2)
     assert (flex["time_over_ours"], flex["quartile_low_ms"], flex["contender"]) == (2, 4, "flex")
+
+
+def test_one_query_row_is_told_beside_a_copy():
+    seconds = {"flash_dmattn": [2e-6] * 3, "torch cudnn": [4e-6] * 3}
+    result = {"set": "decode", "title": "B1 H8/2 Sq1 Sk1000 D128 bfloat16", "flops": 1e6}
+    report = {"ceilings": {"copy_bytes_per_second": 1e12}, "results": [result | {"seconds": seconds}]}
+    assert _bench_report.rows(report)[0]["share_of_copy"] == pytest.approx(1.024e6 / 2e-6 / 1e12)
+    report["results"].append(result | {"seconds": seconds | {"copy": [1e-6] * 3}})
+    assert [row["share_of_copy"] for row in _bench_report.rows(report)[2:]] == [0.5, 0.25, 1.0]
+    table = script("cuda_table").decode(report).splitlines()
+    assert table[-1].split(" | ")[1:5] == ["2.0", "0.51", "**0.50**", "0.51"] and "2.00x" in table[-1]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a CUDA device is here: nothing to be refused")
