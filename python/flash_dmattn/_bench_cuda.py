@@ -29,6 +29,10 @@ SETS = ("forward,shapes,odd,fp16,wide,scores,intervals,decode,backward,backward-
 OWN_SETS = "selection,tiles"  # plans of this library beside each other; only by name
 
 
+# The device waits before each sample, so that no contender's time is that of the host which launches it.
+QUEUE_CYCLES = 500_000
+
+
 class Case:
     """One problem: tensors are made when it is run."""
 
@@ -224,7 +228,7 @@ def visible_pairs(case: Case, problem: Problem) -> Optional[float]:
 def copy_call(case: Case, problem: Problem) -> Callable[[], torch.Tensor]:
     """A copy on the device that reads and writes, in all, as many bytes as the case has to."""
     moved = _bench_report.moved_bytes(_bench_report.cell_of(case.title), visible_pairs(case, problem))
-    source = torch.zeros(int(moved) // 2, dtype=torch.uint8, device=problem.q.device)
+    source = torch.randint(0, 255, (int(moved) // 2,), dtype=torch.uint8, device=problem.q.device)
     target = torch.empty_like(source)
     return lambda: target.copy_(source)
 
@@ -290,6 +294,7 @@ def time_interleaved(calls: Dict[str, Callable[[], Any]], rounds: int) -> Dict[s
     events: Dict[str, List[Any]] = {name: [] for name in usable}
     for _ in range(rounds):
         for name, call in usable.items():
+            torch.cuda._sleep(QUEUE_CYCLES)
             torch.amax(flush)
             pair = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
             pair[0].record()

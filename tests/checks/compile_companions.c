@@ -13,12 +13,13 @@ typedef void (*add_request)(const char *arch, const struct cuda_kernel_request *
 /* ---- softmax ---- */
 
 /* Columns on both sides of each shape's border are not needed: a shape has one text, but for rows that fill it. In
- * float32, from a thread a row to what a cluster of 16 holds in registers and shared memory; and rows that fill three
- * quarters or five eighths of such a shape. */
+ * float32, from a thread a row to what a cluster of 16 holds in registers and shared memory; rows that fill three
+ * quarters or five eighths of such a shape; and rows of whole 16 bytes that fill none. */
 static const int64_t columns[] = {
-    1,     8,    16,    32,    64,     128,    256,    512,    1024,    2048,    4096,    8192,    16384,  32768,
-    65536, 12,   24,    48,    96,     192,    384,    768,    1536,    3072,    6144,    12288,   24576,  1280,
-    2560,  5120, 10240, 20480, 131072, 262144, 393216, 786432, 1048576, 1200000, 1600000, 4194304, 1 << 24};
+    1,     8,    16,    32,    64,     128,    256,    512,    1024,    2048,    4096,    8192,    16384,   32768,
+    65536, 12,   24,    48,    96,     192,    384,    768,    1536,    3072,    6144,    12288,   24576,   1280,
+    2560,  5120, 10240, 20480, 131072, 262144, 393216, 786432, 1048576, 1200000, 1600000, 4194304, 1 << 24, 40,
+    88,    136,  264,   520,   1000,   1040,   2000,   2056,   4040,    4104,    8104,    8200,    16200,   16904};
 enum { NUM_COLUMNS = sizeof columns / sizeof columns[0] };
 
 /* feature: a bit each for log, mask, negative scale; then rows that begin anywhere, alike, or aligned. */

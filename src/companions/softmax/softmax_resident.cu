@@ -23,8 +23,10 @@ static_assert(LANES == THREADS || LANES <= 32, "a row is a part of a warp, or a 
 
 static_assert(!CLUSTER || LANES == THREADS, "a cluster shares one row");
 
-/* Where a row's ends take more registers, as many blocks as they leave; where three blocks of 320 would spill, two. */
-#define BLOCKS_PER_SM (VECTOR < SOFTMAX_WHOLE ? 1 : 1024 / THREADS - (FLIP && THREADS == 320))
+/* Where a row's ends take more registers, as many blocks as they leave; where three blocks of 320 would spill, two. Of
+ * log-softmax (forward) with few chunks more, or the compiler spends registers that rows under way need. */
+#define THREADS_PER_SM (LOG && !BACKWARD && !CLUSTER && CHUNKS <= 4 ? CHUNKS == 4 ? 1152 : 1280 : 1024)
+#define BLOCKS_PER_SM  (VECTOR < SOFTMAX_WHOLE ? 1 : THREADS_PER_SM / THREADS - (FLIP && THREADS == 320))
 
 /* Elements become floats once, and then their exponentials, where the registers hold as many; else they stay as they
  * came, and become floats twice. */
@@ -50,13 +52,19 @@ __device__ __forceinline__ float exponentials(float (&x)[PER_CHUNK], float scale
     }
     return sum;
 }
-/* The results; `weight` is what an exponential relative to the thread's own n becomes. */
-__device__ __forceinline__ struct chunk scaled_chunk(const float (&x)[PER_CHUNK], float n_less, float factor,
-                                                     float weight) {
+/* What an exponential relative to the thread's own n is multiplied by; of log-softmax what is added to z - n in units
+ * of e, and as neither is above 0, nothing cancels. */
+__device__ __forceinline__ float last_of(float own, const struct totals &t) {
+    if (LOG)
+        return fmaf(finite(own) - t.n, LN_2, -t.factor);
+    return (own == MINUS_INF ? 0.0f : ex2_approx(own - t.n)) * t.factor;
+}
+/* The results. */
+__device__ __forceinline__ struct chunk finished_chunk(const float (&x)[PER_CHUNK], float last) {
     float y[PER_CHUNK];
 #pragma unroll
     for (int j = 0; j < PER_CHUNK; j++)
-        y[j] = LOG ? fmaf(x[j] + n_less, LN_2, -factor) : x[j] * weight;
+        y[j] = LOG ? fmaf(x[j], LN_2, last) : x[j] * last;
     return chunk_of(y);
 }
 
@@ -124,9 +132,11 @@ __device__ __forceinline__ void load_part(struct chunk (&in)[CHUNKS], struct chu
     }
 }
 
-/* Makes the compiler widen the elements again, instead of keeping the floats in registers; `zero` is 0, which it does
- * not know. */
+/* Makes the compiler widen 16-bit elements again, instead of keeping the floats in registers; `zero` is 0, which it
+ * does not know. */
 __device__ __forceinline__ void forget(struct chunk &c, uint32_t zero) {
+    if (DTYPE == SOFTMAX_FLOAT32)
+        return;
 #pragma unroll
     for (int i = 0; i < 4; i++)
         c.word[i] = opaque(c.word[i] + zero);
@@ -186,17 +196,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
 #endif
 
     const struct totals t = totals_of(s);
-    const float weight = (own == MINUS_INF ? 0.0f : ex2_approx(own - t.n)) * t.factor;
+    const float last = last_of(own, t);
     if (!active)
         return; /* of no cluster: its blocks all have the same row */
 #pragma unroll
     for (int i = 0; i < CHUNKS; i++)
         if (has(part, r, i)) {
-            if (!WIDENED && DTYPE != SOFTMAX_FLOAT32)
+            if (!WIDENED)
                 forget(in[i], zero);
-            if (BACKWARD && DTYPE != SOFTMAX_FLOAT32)
+            if (BACKWARD)
                 forget(dout[BACKWARD ? i : 0], zero);
-            const struct chunk result = WIDENED ? scaled_chunk(x[WIDENED ? i : 0], finite(own) - t.n, t.factor, weight)
+            const struct chunk result = WIDENED ? finished_chunk(x[WIDENED ? i : 0], last)
                                                 : results_of(in[i], dout[BACKWARD ? i : 0], t, a.scale, scale2);
             store_chunk(r.out, place_in(part, r, i), part.columns, result);
         }
