@@ -23,10 +23,11 @@ static_assert(LANES == THREADS || LANES <= 32, "a row is a part of a warp, or a 
 
 static_assert(!CLUSTER || LANES == THREADS, "a cluster shares one row");
 
-/* Where a row's ends take more registers, as many blocks as they leave; where three blocks of 320 would spill, two. Of
- * log-softmax (forward) with few chunks more, or the compiler spends registers that rows under way need. */
+/* Where a row's ends take more registers, as many blocks as they leave; where those of a cluster would spill, one less.
+ * Of log-softmax (forward) with few chunks more, or the compiler spends registers that rows under way need. */
 #define THREADS_PER_SM (LOG && !BACKWARD && !CLUSTER && CHUNKS <= 4 ? CHUNKS == 4 ? 1152 : 1280 : 1024)
-#define BLOCKS_PER_SM  (VECTOR < SOFTMAX_WHOLE ? 1 : THREADS_PER_SM / THREADS - (FLIP && THREADS == 320))
+#define BLOCKS_PER_SM \
+    (VECTOR < SOFTMAX_WHOLE ? 1 : THREADS_PER_SM / THREADS - (FLIP && THREADS == 320 || MASK && LOG && CLUSTER))
 
 /* Elements become floats once, and then their exponentials, where the registers hold as many; else they stay as they
  * came, and become floats twice. */

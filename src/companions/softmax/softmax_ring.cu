@@ -86,37 +86,44 @@ __device__ __forceinline__ void fetch_piece(const struct softmax_params &a, cons
     cp_async_commit();
 }
 
+/* The piece that is written next waits in registers, and another has its place in the ring. */
+constexpr bool IS_TAKEN_EARLY = LAG == RING;
+/* The chunks are summed one after the other, where registers hold those of a piece that waits. */
+constexpr bool ONLINE = IS_TAKEN_EARLY && !BACKWARD;
+
 /* Of this thread's chunks. What a mask hides is hidden in the ring as well. */
 __device__ __forceinline__ struct sums sums_of_piece(const struct softmax_params &a, const struct part &part,
                                                      uint32_t number, uint32_t piece, float scale2) {
     const struct row r = row_of(a, number);
     struct sums s = no_sums();
-    struct chunk in[CHUNKS];
-#pragma unroll
+    struct chunk in[ONLINE ? 1 : CHUNKS];
+    constexpr int together = ONLINE ? 2 : CHUNKS;
+#pragma unroll together
     for (int i = 0; i < CHUNKS; i++) {
         const struct place p = place_in(part, r, i);
-        in[i] = hidden_chunk();
+        struct chunk &c = in[ONLINE ? 0 : i];
+        c = hidden_chunk();
         if (has(part, p, i, a.columns)) {
-            in[i] = read_slot(slot_of(part, piece, i, 0));
+            c = read_slot(slot_of(part, piece, i, 0));
             if (MASK) {
-                apply_mask(in[i], a, r, p);
-                st_shared_16(slot_of(part, piece, i, 0), in[i].word[0], in[i].word[1], in[i].word[2], in[i].word[3]);
+                apply_mask(c, a, r, p);
+                st_shared_16(slot_of(part, piece, i, 0), c.word[0], c.word[1], c.word[2], c.word[3]);
             }
             if (BACKWARD)
-                s.sum += chunk_product(in[i], read_slot(slot_of(part, piece, i, 1)));
+                s.sum += chunk_product(c, read_slot(slot_of(part, piece, i, 1)));
         }
-        if (!BACKWARD)
-            s.n = chunk_largest(in[i], scale2, s.n);
+        if (ONLINE)
+            add_chunk(s, c, c, scale2);
+        else if (!BACKWARD)
+            s.n = chunk_largest(c, scale2, s.n);
     }
 #pragma unroll
     for (int i = 0; i < CHUNKS; i++)
-        if (!BACKWARD)
-            s.sum += chunk_sum(in[i], scale2, s.n);
+        if (!BACKWARD && !ONLINE)
+            s.sum += chunk_sum(in[ONLINE ? 0 : i], scale2, s.n);
     return s;
 }
 
-/* The piece that is written next waits in registers, and another has its place in the ring. */
-constexpr bool IS_TAKEN_EARLY = LAG == RING;
 struct taken {
     struct chunk in[IS_TAKEN_EARLY ? CHUNKS : 1], dout[IS_TAKEN_EARLY && BACKWARD ? CHUNKS : 1];
 };
