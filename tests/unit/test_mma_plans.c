@@ -97,13 +97,13 @@ static void decode_takes_every_feature(void **state) {
         const char *choice, *words;
         int64_t mask, intervals, row_groups;
     } cases[] = {
-        {MASK, FDM_BFLOAT16, 32, 8, 1, 128, "MMA_Decode_16x64_W4_S3_X8", "listed first by the mask", 1, 0, 1},
-        {MASK | OF_HEADS, FDM_BFLOAT16, 32, 8, 1, 128, "MMA_Decode_16x64_W4_S3_X8", "by the mask", 2, 0, 1},
-        {MASK | OF_ROWS, FDM_FLOAT16, 32, 8, 4, 128, "MMA_Decode_16x64_W4_S3_X8", "by the mask", 2, 0, 1},
+        {MASK, FDM_BFLOAT16, 32, 8, 1, 128, "MMA_Decode_16x64_W4_S3_X4", "listed first by the mask", 1, 0, 1},
+        {MASK | OF_HEADS, FDM_BFLOAT16, 32, 8, 1, 128, "MMA_Decode_16x64_W4_S3_X4", "by the mask", 2, 0, 1},
+        {MASK | OF_ROWS, FDM_FLOAT16, 32, 8, 4, 128, "MMA_Decode_16x64_W4_S3_X4", "by the mask", 2, 0, 1},
         {INTERVALS, FDM_BFLOAT16, 32, 8, 1, 128, "MMA_Decode_16x64_W4_S3_X2", "by intervals", 0, 1, 1},
         {INTERVALS, FDM_BFLOAT16, 32, 8, 2, 128, "MMA_Decode_16x64_W4_S3_X2", "by intervals", 0, 2, 1},
         {MASK | INTERVALS, FDM_BFLOAT16, 32, 8, 1, 64, "MMA_Decode_16x64_W4_S4", "by mask and intervals", 1, 1, 1},
-        {BIAS, FDM_BFLOAT16, 32, 8, 1, 128, "MMA_Decode_16x64_W4_S3_X8", "a bias of -inf", 0, 0, 1},
+        {BIAS, FDM_BFLOAT16, 32, 8, 1, 128, "MMA_Decode_16x64_W4_S3_X4", "a bias of -inf", 0, 0, 1},
         {SOFTCAP | WINDOW, FDM_BFLOAT16, 32, 8, 1, 256, "MMA_Decode_16x64_W4_S2", "fit in one tile of 16", 0, 0, 1},
         {0, FDM_BFLOAT16, 64, 2, 1, 128, "MMA_Decode_32x64_W8_S3", "32 query rows of a KV head fit in one tile of 32",
          0, 0, 2},
@@ -111,7 +111,7 @@ static void decode_takes_every_feature(void **state) {
         {0, FDM_BFLOAT16, 64, 2, 4, 128, "MMA_Decode_128x64_W8_S3",
          "128 query rows of a KV head fit in one tile of 128", 0, 0, 8},
         {0, FDM_FLOAT32, 32, 8, 1, 128, "MMA_Decode_TF32x3_16x64_W4_S2", "2 stages of 64 keys", 0, 0, 1},
-        {MASK, FDM_FLOAT32, 32, 8, 1, 256, "MMA_Decode_TF32x3_16x32_W4_S2_X8", "2 stages of 32 keys", 1, 0, 1},
+        {MASK, FDM_FLOAT32, 32, 8, 1, 256, "MMA_Decode_TF32x3_16x32_W4_S2_X4", "2 stages of 32 keys", 1, 0, 1},
         {0, FDM_FLOAT32, 64, 2, 1, 256, "MMA_Decode_TF32x3_32x32_W8_S2", "fit in one tile of 32", 0, 0, 2},
     };
     fdm_options by_name = fdm_options_default();
@@ -157,16 +157,16 @@ static void splits_where_keys_hide(void **state) {
     fdm_plan plan;
     assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
     assert_int_equal(fdm_plan_attention(&device, &p, NULL, &plan), FDM_OK);
-    assert_string_equal(plan.choice, "MMA_Decode_16x64_W4_S3_X8");
-    assert_int_equal(plan.parameters[SPLITS], 16);
+    assert_string_equal(plan.choice, "MMA_Decode_16x64_W4_S3_X4");
+    assert_int_equal(plan.parameters[SPLITS], 8);
     assert_int_equal(plan.parameters[MERGE], MMA_MERGE_WORKSPACE);
     static const struct {
         const char *choice;
         int32_t stages, splits;
     } others[] = {
-        {"MMA_Decode_16x64_W4_S2_X8", 2, 16}, {"MMA_Decode_16x64_W4_S4_X8", 4, 16},
+        {"MMA_Decode_16x64_W4_S2_X4", 2, 8},  {"MMA_Decode_16x64_W4_S4_X4", 4, 8},
         {"MMA_Decode_16x64_W4_S3", 3, 2},     {"MMA_Decode_16x64_W4_S3_X2", 3, 4},
-        {"MMA_Decode_16x64_W4_S3_X4", 3, 8},  {"MMA_Decode_16x64_W4_S3_X16", 3, 32},
+        {"MMA_Decode_16x64_W4_S3_X8", 3, 16}, {"MMA_Decode_16x64_W4_S3_X16", 3, 32},
     };
     int32_t number = 1;
     for (; !fdm_plan_variant(&device, &p, "mma.decode", number, &plan); number++) {
@@ -174,6 +174,9 @@ static void splits_where_keys_hide(void **state) {
         assert_string_equal(plan.choice, others[number - 1].choice);
         assert_int_equal(plan.stages, others[number - 1].stages);
         assert_int_equal(plan.parameters[SPLITS], others[number - 1].splits);
+        /* two blocks of a multiprocessor, or more, are no clusters where they look for keys */
+        const int is_alone = p.batch * p.heads_kv * others[number - 1].splits <= device.num_sms;
+        assert_int_equal(plan.parameters[MERGE], is_alone ? MMA_MERGE_CLUSTER : MMA_MERGE_WORKSPACE);
     }
     assert_int_equal(number, 1 + sizeof others / sizeof others[0]);
 }
