@@ -160,6 +160,20 @@ static void splits_where_keys_hide(void **state) {
     assert_string_equal(plan.choice, "MMA_Decode_16x64_W4_S3_X4");
     assert_int_equal(plan.parameters[SPLITS], 8);
     assert_int_equal(plan.parameters[MERGE], MMA_MERGE_WORKSPACE);
+    assert_non_null(strstr(plan.reason, "see most begin first"));
+    struct cuda_kernel_request requests[GPU_REQUESTS_MAX];
+    assert_int_equal(family_mma.launches(&family_mma, &plan, requests), 2);
+    assert_int_equal(constant_of(&requests[0], "ORDERED"), 1);
+    static const int64_t one_order[][2] = {{1, 1}, {8, 1}, {33, 33}}; /* batch, masks: no order, or too long a one */
+    for (size_t i = 0; i < sizeof one_order / sizeof one_order[0]; i++) {
+        fdm_problem other = problem_of(one_order[i][0], 32, 8, 1, 131072, 128);
+        other.has_mask = 1;
+        other.mask_shape[0] = one_order[i][1];
+        other.mask_shape[3] = other.seqlen_k;
+        assert_int_equal(fdm_plan_attention(&device, &other, NULL, &plan), FDM_OK);
+        assert_int_equal(family_mma.launches(&family_mma, &plan, requests), 2);
+        assert_int_equal(constant_of(&requests[0], "ORDERED"), 0);
+    }
     static const struct {
         const char *choice;
         int32_t stages, splits;

@@ -243,6 +243,12 @@ static struct tile tile_of_plan(const fdm_plan *plan) {
     return (struct tile){plan->block_n, plan->parameters[WARPS], plan->parameters[ROW_GROUPS]};
 }
 
+/* Whether the order of sequences matters, and the kernel can find it. */
+static int is_ordered(const fdm_device *device, const fdm_problem *p, struct tile t, int32_t stages, int32_t splits) {
+    return p->has_mask && !p->varlen && stages > 1 && p->batch > 1 && p->batch <= MMA_DECODE_ORDERED_MAX &&
+           p->mask_shape[0] > 1 && blocks_of_keys(p, t) * splits > blocks_at_once(device, p, t, stages);
+}
+
 static void explain(const fdm_device *device, const fdm_problem *p, struct tile t, fdm_plan *plan) {
     const int64_t blocks = row_blocks(p, t);
     int used =
@@ -260,11 +266,14 @@ static void explain(const fdm_device *device, const fdm_problem *p, struct tile 
         snprintf(plan->reason + used, sizeof plan->reason - (size_t)used, ": all that a split reads, at once");
     else if (lists_keys(p))
         snprintf(plan->reason + used, sizeof plan->reason - (size_t)used,
-                 "; keys are listed first by %s, and what no row sees is not read",
+                 "; keys are listed first by %s, and what no row sees is not read%s",
                  p->has_mask && p->has_intervals ? "mask and intervals"
                  : p->has_mask                   ? "the mask"
                  : p->has_intervals              ? "intervals"
-                                                 : "a bias of -inf");
+                                                 : "a bias of -inf",
+                 is_ordered(device, p, t, plan->stages, plan->parameters[SPLITS])
+                     ? "; sequences that seem to see most begin first"
+                     : "");
 }
 
 /* A way to run a problem, with `times` as many splits as fill the device. */
@@ -380,7 +389,8 @@ static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct 
                       .HEAD_DIM_V = padded_v(p), .BLOCK_N = t.block_n, .WARPS = t.warps, .ROW_GROUPS = t.row_groups,
                       .STAGES = stages, .WINDOW = gpu_bounded(p), .MASK = mask_constant(p, stages),
                       .BIAS = gpu_bias_constant(p), .INTERVALS = intervals_constant(p, stages),
-                      .SOFTCAP = p->softcap > 0, .VARLEN = p->varlen, .MERGE = merge);
+                      .SOFTCAP = p->softcap > 0, .VARLEN = p->varlen,
+                      .ORDERED = is_ordered(&plan->device, p, t, stages, plan->parameters[SPLITS]), .MERGE = merge);
     requests[DECODE].file = "families/mma/forward/mma_decode.cu";
     requests[DECODE].entry = "mma_decode";
     requests[DECODE].shared_bytes = shared_bytes(p, t, stages, merge);

@@ -9,7 +9,8 @@
  * What hides keys (mask, intervals, a bias of -inf) is looked at first, 2048 keys at a time, while copies are under
  * way: the keys that some row sees are listed, in their order, and only those are copied. Splits take units of 128 or
  * 256 keys in turn, so that hidden stretches are shared by all. Where rows differ in what they see, each looks at the
- * listed keys itself.
+ * listed keys itself. Where not all blocks run at once and sequences have masks of their own, those that seem to see
+ * most come first (ORDERED), so that the last blocks are short.
  *
  * Few keys (ONE_TILE) are bound by steps that follow each other: a split is one tile, nothing is listed, and what needs
  * nothing of the caller's is done before the kernel ahead in the stream has ended.
@@ -100,6 +101,7 @@ static_assert(GROUP_KEYS % STEP_KEYS == 0 && STEP_KEYS % 16 == 0 && KEY_GROUPS *
 static_assert((WARP_KEYS & (WARP_KEYS - 1)) == 0, "load_rows() takes it so");
 static_assert(SHARE == (SHARED ? 2 : 1), "multiply_eight() takes half of the keys");
 static_assert(SHARE == 1 || HEAD_DIM_V % 64 == 0, "each warp's columns are whole groups of chunks");
+static_assert(!ORDERED || (MASK && LISTED && !VARLEN), "only a mask is looked at, whose keys are from 0 on");
 static_assert(!ONE_TILE || (MATES == 1 && GROUP_KEYS == 16), "a warp works on the 16 keys that it copies");
 
 #include "families/mma/forward/mma_decode_list.cuh"
@@ -490,10 +492,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_MIN)
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int key_group = warp / MATES, warp_row = warp % ROW_GROUPS * 16, share = warp % MATES / ROW_GROUPS;
     griddepcontrol_launch_dependents(); /* what follows waits for this grid's end by itself */
-#if VARLEN
+#if VARLEN || ORDERED
     griddepcontrol_wait();
 #endif
     struct place at = find_place(a, blockIdx.x);
+#if ORDERED
+    const int batch = at.batch = batch_in_place(a, at.batch);
+#endif
     const char *k = a.k.data + (at.batch * a.k.batch + at.k_begin * a.k.row + at.head_kv * a.k.head) * ELEMENT_BYTES;
     const char *v = a.v.data + (at.batch * a.v.batch + at.k_begin * a.v.row + at.head_kv * a.v.head) * ELEMENT_BYTES;
     const char *q =
@@ -508,7 +513,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_MIN)
 #endif
 #if ONE_TILE && !VARLEN /* nothing of the caller's is read before it, or written */
     griddepcontrol_wait_after(made_of(rows, q_copies, k, v));
-#elif !VARLEN
+#elif !VARLEN && !ORDERED
     griddepcontrol_wait();
 #endif
     if (at.num_rows <= 0)
@@ -630,6 +635,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_MIN)
     uint32_t block = blockIdx.x;
     block = opaque(block);
     at = find_place(a, block); /* not kept through the loop */
+#    if ORDERED
+    at.batch = batch;
+#    endif
 #endif
     cp_async_wait<0>();
     __syncthreads();

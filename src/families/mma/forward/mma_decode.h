@@ -19,7 +19,8 @@
     X(INTERVALS)  /* MMA_DECODE_* */                                                                                 \
     X(SOFTCAP)                                                                                                       \
     X(VARLEN)                                                                                                        \
-    X(MERGE) /* MMA_MERGE_*: what becomes of the splits' results */
+    X(ORDERED) /* sequences whose masks seem to show more keys come first */                                         \
+    X(MERGE)   /* MMA_MERGE_*: what becomes of the splits' results */
 
 /* What a plan holds for it (families/family.h). */
 #define MMA_DECODE_PARAMETERS(X)                                                           \
@@ -34,6 +35,8 @@
 #define MMA_DECODE_NONE  0
 #define MMA_DECODE_ALIKE 1 /* every row of a KV head sees the same keys: to be listed is to be seen */
 #define MMA_DECODE_EACH  2 /* rows differ: each looks at the keys listed for any */
+
+#define MMA_DECODE_ORDERED_MAX 32 /* sequences that ORDERED takes */
 
 /* How the results of splits are merged. */
 #define MMA_MERGE_NONE      0 /* there is one split */
