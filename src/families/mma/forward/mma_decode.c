@@ -271,9 +271,7 @@ static void explain(const fdm_device *device, const fdm_problem *p, struct tile 
                  : p->has_mask                   ? "the mask"
                  : p->has_intervals              ? "intervals"
                                                  : "a bias of -inf",
-                 is_ordered(device, p, t, plan->stages, plan->parameters[SPLITS])
-                     ? "; sequences that seem to see most begin first"
-                     : "");
+                 plan->parameters[ORDERED] ? "; sequences that seem to see most begin first" : "");
 }
 
 /* A way to run a problem, with `times` as many splits as fill the device. */
@@ -330,6 +328,7 @@ static void fill_way(const fdm_device *device, const fdm_problem *p, const struc
     plan->parameters[EARLY] = device->compute_major >= 9;
     plan->parameters[WARPS] = t.warps;
     plan->parameters[ROW_GROUPS] = t.row_groups;
+    plan->parameters[ORDERED] = is_ordered(device, p, t, way->stages, splits);
     plan->block_m = 16 * t.row_groups;
     plan->block_n = t.block_n;
     plan->stages = way->stages;
@@ -375,8 +374,10 @@ static int validate(const fdm_plan *plan, const fdm_problem *p) {
     const int32_t splits_max = merge == MMA_MERGE_NONE      ? 1
                                : merge == MMA_MERGE_CLUSTER ? MMA_DECODE_CLUSTER_MAX(stages)
                                                             : GPU_SPLITS_MAX;
+    const int can_order = p->has_mask && !p->varlen && stages > 1 && p->batch <= MMA_DECODE_ORDERED_MAX;
     const int tile_fits = stages == 1 ? is_single(p, t) && splits >= single_splits(p, t) : is_tile(p, t);
     return merge >= MMA_MERGE_NONE && merge <= MMA_MERGE_CLUSTER && splits >= 1 && splits <= splits_max && tile_fits &&
+           (!plan->parameters[ORDERED] || (plan->parameters[ORDERED] == 1 && can_order)) &&
            plan->block_m == 16 * t.row_groups && stages >= 1 && stages <= STAGES_MAX &&
            workspace_bytes(p, splits, merge) <= plan->workspace_bytes;
 }
@@ -389,8 +390,8 @@ static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct 
                       .HEAD_DIM_V = padded_v(p), .BLOCK_N = t.block_n, .WARPS = t.warps, .ROW_GROUPS = t.row_groups,
                       .STAGES = stages, .WINDOW = gpu_bounded(p), .MASK = mask_constant(p, stages),
                       .BIAS = gpu_bias_constant(p), .INTERVALS = intervals_constant(p, stages),
-                      .SOFTCAP = p->softcap > 0, .VARLEN = p->varlen,
-                      .ORDERED = is_ordered(&plan->device, p, t, stages, plan->parameters[SPLITS]), .MERGE = merge);
+                      .SOFTCAP = p->softcap > 0, .VARLEN = p->varlen, .ORDERED = plan->parameters[ORDERED],
+                      .MERGE = merge);
     requests[DECODE].file = "families/mma/forward/mma_decode.cu";
     requests[DECODE].entry = "mma_decode";
     requests[DECODE].shared_bytes = shared_bytes(p, t, stages, merge);

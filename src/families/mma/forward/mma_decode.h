@@ -29,7 +29,8 @@
     X(MERGE)                                                                               \
     X(EARLY) /* launches may begin before what is ahead of them in the stream has ended */ \
     X(WARPS)                                                                               \
-    X(ROW_GROUPS)
+    X(ROW_GROUPS)                                                                          \
+    X(ORDERED) /* the constant */
 
 /* MASK and INTERVALS. */
 #define MMA_DECODE_NONE  0
