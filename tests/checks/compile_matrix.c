@@ -447,34 +447,6 @@ static void add_backward(const char *arch, const char *kernel) {
             }
 }
 
-/* Few query rows of many sequences, each with a mask of its own: each head dim with each other feature. */
-static void add_decode(const char *arch, const char *kernel) {
-    enum { FEATURES = 6 };
-    int32_t choice[NUM_FEATURES] = {0};
-    for (int32_t i = 0; i < backward_head_dims() * FEATURES * 3; i++) {
-        const int32_t feature = i % FEATURES;
-        choice[DTYPE] = i / FEATURES % 3 == 1;
-        choice[HEAD_DIM] = i / FEATURES / 3;
-        fdm_problem p = problem_of(choice);
-        p.dtype = p.bias_dtype = i / FEATURES % 3 == 2 ? FDM_FLOAT32 : p.dtype;
-        p.batch = 32;
-        p.heads_kv = 8;
-        p.heads = 32;
-        p.seqlen_q = 1 + (feature > 3);
-        p.has_mask = 1;
-        p.mask_shape[0] = p.batch;
-        p.mask_shape[2] = p.seqlen_q;
-        p.mask_shape[3] = p.seqlen_k;
-        p.has_bias = feature == 1;
-        p.bias_shape[3] = p.has_bias ? p.seqlen_k : 1;
-        p.has_intervals = feature == 2;
-        p.softcap = feature == 3 ? 30 : 0;
-        p.causal = feature == 5;
-        if (!kernel || strcmp(kernel, "mma.decode") == 0)
-            add_plan(arch, &p, "mma.decode");
-    }
-}
-
 static void add_all(const char *arch, const char *kernel) {
     int32_t choice[NUM_FEATURES] = {0};
     for (int32_t f = 0; f < NUM_FEATURES;) {
@@ -544,10 +516,10 @@ static void add_kernels(const char *arch, uint64_t seed, const char *kernel, int
          listing_variants++) {
         add_backward(arch, kernel);
         add_forward(arch, seed, kernel);
-        if (!listing_variants) {
-            add_decode(arch, kernel);
+        for (int32_t i = 0; !listing_variants && i < decode_problems(kernel); i++)
+            add_plan(arch, &(const fdm_problem[]){decode_problem(i)}[0], "mma.decode");
+        if (!listing_variants)
             list_companions(arch, kernel, every_variant, add_job);
-        }
         if (!kernel && !listing_variants) {
             add_merge(arch);
             add_masks(arch);

@@ -1,6 +1,8 @@
 /* compile_problems.c: problems for the compile matrix. */
 #include "compile_problems.h"
 
+#include <string.h>
+
 const struct feature features[NUM_FEATURES] = {
     {"dtype", 2}, {"head_dim", 12}, {"head_dim_v", 3}, {"length", 5},  {"window", 2},  {"mask", 3},
     {"bias", 5},  {"intervals", 2}, {"varlen", 2},     {"softcap", 2}, {"aligned", 2}, {"scores_aligned", 2}};
@@ -102,5 +104,31 @@ fdm_problem backward_problem(int32_t set, int32_t head_dim, int32_t length) {
         p.bias_shape[0] = p.batch;
         p.bias_shape[1] = p.heads;
     }
+    return p;
+}
+
+enum { DECODE_FEATURES = 6 };
+int32_t decode_problems(const char *kernel) {
+    return kernel && strcmp(kernel, "mma.decode") != 0 ? 0 : backward_head_dims() * DECODE_FEATURES * 3;
+}
+fdm_problem decode_problem(int32_t number) {
+    const int32_t feature = number % DECODE_FEATURES, dtype = number / DECODE_FEATURES % 3;
+    int32_t choice[NUM_FEATURES] = {0};
+    choice[DTYPE] = dtype == 1;
+    choice[HEAD_DIM] = number / DECODE_FEATURES / 3;
+    fdm_problem p = problem_of(choice);
+    p.dtype = p.bias_dtype = dtype == 2 ? FDM_FLOAT32 : p.dtype;
+    p.batch = p.heads = 32;
+    p.heads_kv = 8;
+    p.seqlen_q = 1 + (feature > 3);
+    p.has_mask = 1;
+    p.mask_shape[0] = p.batch;
+    p.mask_shape[2] = p.seqlen_q;
+    p.mask_shape[3] = p.seqlen_k;
+    p.has_bias = feature == 1;
+    p.bias_shape[3] = p.has_bias ? p.seqlen_k : 1;
+    p.has_intervals = feature == 2;
+    p.softcap = feature == 3 ? 30 : 0;
+    p.causal = feature == 5;
     return p;
 }

@@ -36,4 +36,9 @@ int32_t backward_head_dims(void);
 int32_t backward_sets(void);
 fdm_problem backward_problem(int32_t set, int32_t head_dim, int32_t length);
 
+/* Few query rows of many sequences, each with a mask of its own: each head dim with each other feature. `kernel`: the
+ * one asked for, NULL for all. */
+int32_t decode_problems(const char *kernel);
+fdm_problem decode_problem(int32_t number);
+
 #endif

@@ -496,9 +496,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_MIN)
     griddepcontrol_wait();
 #endif
     struct place at = find_place(a, blockIdx.x);
-#if ORDERED
-    const int batch = at.batch = batch_in_place(a, at.batch);
-#endif
     const char *k = a.k.data + (at.batch * a.k.batch + at.k_begin * a.k.row + at.head_kv * a.k.head) * ELEMENT_BYTES;
     const char *v = a.v.data + (at.batch * a.v.batch + at.k_begin * a.v.row + at.head_kv * a.v.head) * ELEMENT_BYTES;
     const char *q =
@@ -634,10 +631,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_MIN)
     }
     uint32_t block = blockIdx.x;
     block = opaque(block);
-    at = find_place(a, block); /* not kept through the loop */
-#    if ORDERED
-    at.batch = batch;
-#    endif
+    at = find_place(a, block, at.batch); /* the rest is not kept through the loop */
 #endif
     cp_async_wait<0>();
     __syncthreads();

@@ -15,19 +15,41 @@ static_assert(MMA_DECODE_LIST >= (STAGES + 1) * BLOCK_N + MMA_DECODE_SCAN, "a sc
 static_assert(MMA_DECODE_LIST % BLOCK_N == 0, "a tile's keys lie side by side in the list");
 static_assert(UNITS * WARPS == 64 && UNITS * UNIT == MMA_DECODE_SCAN, "a lane has two counts of a scan");
 
+/* The sequence in a place of an order that begins with those which see most keys, as far as eight looks at each mask
+ * tell: what takes longest begins first. The same in every block. */
+__device__ __forceinline__ int batch_in_place(const struct gpu_forward_params &a, int place) {
+    constexpr int looks = 8;
+    const int lane = threadIdx.x % 32; /* its sequence */
+    const char *mask = a.mask.data + min(lane, a.batch - 1) * a.mask.batch;
+    int seen = 0, before = 0;
+#pragma unroll
+    for (int n = 0; n < looks; n++)
+        seen += mask[a.seqlen_k / (2 * looks) * (2 * n + 1) * a.mask.key] != 0;
+    seen = lane < a.batch ? seen : -1;
+#pragma unroll
+    for (int n = 0; n <= looks; n++) {
+        const uint32_t votes = __ballot_sync(0xffffffff, seen == n);
+        before += __popc(n > seen ? votes : n == seen ? votes & ((1u << lane) - 1) : 0);
+    }
+    return __ffs(__ballot_sync(0xffffffff, before == place)) - 1;
+}
+
 /* The rows of a KV head that the block takes, and the keys that some of them may see. */
 struct place {
     int split, batch, head_kv, first_row, num_rows;
     int seqlen_q, seqlen_k, diagonal, low, high;
     int64_t q_begin, k_begin;
 };
-__device__ __forceinline__ struct place find_place(const struct gpu_forward_params &a, uint32_t block) {
+/* `batch`: the block's sequence where that is known. */
+__device__ __forceinline__ struct place find_place(const struct gpu_forward_params &a, uint32_t block, int batch = -1) {
     struct place at;
     const int row_blocks = (a.seqlen_q * a.group + ROWS - 1) / ROWS;
     const uint32_t pair = block / a.num_splits, of_heads = pair / row_blocks;
     at.split = (int)(block % a.num_splits);
     at.first_row = (int)(pair % row_blocks) * ROWS;
     at.batch = (int)(of_heads / a.heads_kv);
+    if (ORDERED)
+        at.batch = batch < 0 ? batch_in_place(a, at.batch) : batch;
     at.head_kv = (int)(of_heads % a.heads_kv);
     at.seqlen_q = a.seqlen_q;
     at.seqlen_k = a.seqlen_k;
@@ -51,27 +73,6 @@ __device__ __forceinline__ struct place find_place(const struct gpu_forward_para
 #endif
     return at;
 }
-
-#if ORDERED
-/* The sequence in a place of an order that begins with those which see most keys, as far as eight looks at each mask
- * tell: what takes longest begins first. The same in every block. */
-__device__ __forceinline__ int batch_in_place(const struct gpu_forward_params &a, int place) {
-    constexpr int looks = 8;
-    const int lane = threadIdx.x % 32; /* its sequence */
-    const char *mask = a.mask.data + min(lane, a.batch - 1) * a.mask.batch;
-    int seen = 0, before = 0;
-#    pragma unroll
-    for (int n = 0; n < looks; n++)
-        seen += mask[a.seqlen_k / (2 * looks) * (2 * n + 1) * a.mask.key] != 0;
-    seen = lane < a.batch ? seen : -1;
-#    pragma unroll
-    for (int n = 0; n <= looks; n++) {
-        const uint32_t votes = __ballot_sync(0xffffffff, seen == n);
-        before += __popc(n > seen ? votes : n == seen ? votes & ((1u << lane) - 1) : 0);
-    }
-    return __ffs(__ballot_sync(0xffffffff, before == place)) - 1;
-}
-#endif
 
 #if BIAS
 __device__ __forceinline__ float bias_value(const char *at) {
