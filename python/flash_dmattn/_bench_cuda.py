@@ -301,7 +301,7 @@ def time_interleaved(calls: Dict[str, Callable[[], Any]], rounds: int) -> Dict[s
             call()
             pair[1].record()
             events[name].append(pair)
-    torch.cuda.synchronize()
+            torch.cuda.synchronize()  # what is queued behind a sample takes 0.5 to 1.5 us of its time on an H200
     return {name: [a.elapsed_time(b) * 1e-3 for a, b in pairs] for name, pairs in events.items()}
 
 
