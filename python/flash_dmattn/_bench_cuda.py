@@ -291,18 +291,18 @@ def time_interleaved(calls: Dict[str, Callable[[], Any]], rounds: int) -> Dict[s
             usable[name] = call
         except Exception as error:
             print(f"    {name}: {first_line(error)}", file=sys.stderr)
-    events: Dict[str, List[Any]] = {name: [] for name in usable}
+    seconds: Dict[str, List[float]] = {name: [] for name in usable}
     for _ in range(rounds):
         for name, call in usable.items():
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             torch.cuda._sleep(QUEUE_CYCLES)
             torch.amax(flush)
-            pair = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
-            pair[0].record()
+            start.record()
             call()
-            pair[1].record()
-            events[name].append(pair)
+            end.record()
             torch.cuda.synchronize()  # what is queued behind a sample takes 0.5 to 1.5 us of its time on an H200
-    return {name: [a.elapsed_time(b) * 1e-3 for a, b in pairs] for name, pairs in events.items()}
+            seconds[name].append(start.elapsed_time(end) * 1e-3)
+    return seconds
 
 
 def ceilings() -> Dict[str, float]:
