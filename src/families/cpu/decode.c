@@ -19,6 +19,8 @@ enum {
     ROWS_MAX = 16,         /* query rows per KV head that this pass takes; above, packing pays */
     VARIED_KEYS = 256,     /* keys of one head before the next head's turn, where visibility varies */
     CHUNK_KEYS_MAX = 4096, /* a multiple of VARIED_KEYS, as is every chunk */
+    AHEAD_BYTES = 256 << 10, /* of K and V, read while the block before is computed: a quarter of a second cache */
+    BLOCK_KEYS_MIN = 16,
     PARTIALS_WANTED = 256, /* (KV head, chunk) pairs that keep any machine busy */
     CACHE_LINE_FLOATS = 16,
 };
@@ -45,6 +47,7 @@ struct decode_job {
     char *workspace;
     int64_t group;          /* query heads per KV head */
     int64_t heads_per_item; /* KV heads */
+    int64_t block_keys;     /* of one head before the next head's turn, where all rows see the same keys */
     int64_t num_items;
     atomic_llong next_item;
 };
@@ -225,13 +228,18 @@ static void take_key(struct decode_keys *keys, const struct decode_head *head, i
 
 /* ---- partial results ---- */
 
-/* next_bytes: from this step's keys to those of the next step, 0 = not known. */
+/* K and V of the block after the present one. */
+struct read_ahead {
+    struct decode_stream k, v;
+};
+
 static void run_steps(const struct decode_head *head, const struct decode_keys *keys, int with_bias, float *partial,
-                      const float *q, int64_t next_bytes) {
+                      const float *q, struct read_ahead *ahead) {
     const struct decode_job *job = head->job;
     const struct attention *a = job->attention;
     const fdm_problem *p = job->problem;
     int64_t bytes = fdm_dtype_bytes(p->dtype), k_begin = head->sequence.k_begin;
+    struct read_ahead none = {{0}, {0}};
     struct decode_step step = {
         .k = a->k.data + (head->batch * a->k.batch + k_begin * a->k.row + head->kv_head * a->k.head) * bytes,
         .v = a->v.data + (head->batch * a->v.batch + k_begin * a->v.row + head->kv_head * a->v.head) * bytes,
@@ -248,7 +256,8 @@ static void run_steps(const struct decode_head *head, const struct decode_keys *
     for (int32_t first = 0; first < head->num_rows; first += step.num_rows) {
         step.num_rows = step_rows(head->num_rows - first, job->kernels->max_rows);
         step.q = q + first * DECODE_ROW_MAX;
-        step.next_k = next_bytes && first + step.num_rows >= head->num_rows ? step.k + next_bytes : NULL;
+        step.k_ahead = first == 0 ? &ahead->k : &none.k; /* later rows find K and V in a cache */
+        step.v_ahead = first == 0 ? &ahead->v : &none.v;
         step.bias = with_bias ? keys->bias + first * DECODE_KEYS : NULL;
         step.max = partial + first;
         step.sum = partial + job->layout.rows + first;
@@ -276,20 +285,20 @@ static int sees_none(const struct decode_head *head, int64_t first, int64_t last
 
 /* Adds keys first .. last-1 to the partial result. */
 static void add_block(const struct decode_head *head, int64_t first, int64_t last, float *partial, const float *q,
-                      int64_t next_bytes) {
+                      struct read_ahead *ahead) {
     struct decode_keys keys = {.num_keys = 0};
     if (sees_none(head, first, last))
         return;
     if (last - first <= DECODE_KEYS && sees_all(head, first, last)) {
         for (; first < last; first++)
             keys.key[keys.num_keys++] = (int32_t)first;
-        run_steps(head, &keys, 0, partial, q, next_bytes);
+        run_steps(head, &keys, 0, partial, q, ahead);
         return;
     }
     for (int64_t j = first; j < last; j++) {
         take_key(&keys, head, j);
         if (keys.num_keys == DECODE_KEYS || (j + 1 == last && keys.num_keys > 0)) {
-            run_steps(head, &keys, 1, partial, q, 0);
+            run_steps(head, &keys, 1, partial, q, ahead);
             keys.num_keys = 0;
         }
     }
@@ -369,66 +378,122 @@ static void finish_chunk(const struct decode_head *head) {
         combine_row(head, r);
 }
 
-/* Blocks of keys outside, heads inside: see the top. `head` is any of them, and is left as any of them. */
-static void run_blocks(struct decode_head *head, int64_t first_head, int64_t last_head, int64_t chunk, float *queries) {
-    const struct decode_job *job = head->job;
-    const fdm_problem *p = job->problem;
-    int64_t begin = chunk * job->layout.chunk_keys,
-            end = smaller(begin + job->layout.chunk_keys, head->sequence.seqlen_k);
-    int64_t block = p->has_mask || p->has_bias || p->has_intervals ? VARIED_KEYS : DECODE_KEYS;
-    int64_t bytes = fdm_dtype_bytes(p->dtype), num_heads = last_head - first_head;
-    int64_t next_head = job->attention->k.head * bytes;
-    int64_t next_block = (block * job->attention->k.row - (num_heads - 1) * job->attention->k.head) * bytes;
-    for (int64_t j = begin; j < end; j += block)
-        for (int64_t h = first_head; h < last_head; h++) {
-            if (num_heads > 1)
-                init_head(head, job, head->batch, h);
-            add_block(head, j, smaller(j + block, end), partial_of(job, head->batch, h, chunk),
-                      queries + h * job->layout.rows * DECODE_ROW_MAX, h + 1 < last_head ? next_head : next_block);
-        }
-}
+/* One chunk of keys of some neighbouring KV heads. */
+struct decode_item {
+    int64_t batch, chunk, first_head, last_head;
+    struct sequence sequence;
+    int64_t first_key, last_key; /* the same where the sequence has fewer chunks */
+};
 
-static void run_item(const struct decode_job *job, int64_t item, float *queries) {
+static struct decode_item item_of(const struct decode_job *job, int64_t index) {
     const struct decode_layout *layout = &job->layout;
     int64_t groups = (job->problem->heads_kv + job->heads_per_item - 1) / job->heads_per_item;
-    int64_t first_head = item % groups * job->heads_per_item, chunk = item / groups % layout->num_chunks;
-    int64_t batch = item / groups / layout->num_chunks;
-    int64_t last_head = smaller(first_head + job->heads_per_item, job->problem->heads_kv);
-    int64_t per_head = layout->rows * DECODE_ROW_MAX;
-    struct decode_head head;
-    init_head(&head, job, batch, first_head);
-    if (head.num_rows == 0 || chunk >= chunks_of(job, &head.sequence))
-        return;
-    for (int64_t h = first_head; h < last_head; h++) {
-        init_head(&head, job, batch, h);
-        load_queries(&head, queries + h * per_head);
-        clear_partial(layout, partial_of(job, batch, h, chunk));
+    struct decode_item item = {.batch = index / groups / layout->num_chunks,
+                               .chunk = index / groups % layout->num_chunks,
+                               .first_head = index % groups * job->heads_per_item};
+    item.last_head = smaller(item.first_head + job->heads_per_item, job->problem->heads_kv);
+    item.sequence = attention_sequence(job->attention, item.batch);
+    item.first_key = smaller(item.chunk * layout->chunk_keys, item.sequence.seqlen_k);
+    item.last_key = smaller(item.first_key + layout->chunk_keys, item.sequence.seqlen_k);
+    return item;
+}
+
+/* Rows from `key` on of the item's heads; nothing where these do not lie side by side. */
+static struct decode_stream rows_from(const struct decode_item *item, int64_t key, const struct matrix_view *view,
+                                      int64_t depth, int64_t bytes) {
+    struct decode_stream stream = {0};
+    int64_t heads = item->last_head - item->first_head;
+    if (heads > 1 && view->head != depth)
+        return stream;
+    int64_t row = item->sequence.k_begin + key;
+    stream.next = view->data + (item->batch * view->batch + row * view->row + item->first_head * view->head) * bytes;
+    stream.left = stream.run = heads * depth * bytes;
+    stream.skip = view->row * bytes - stream.run;
+    return stream;
+}
+
+static struct read_ahead ahead_from(const struct decode_job *job, const struct decode_item *item, int64_t key) {
+    const fdm_problem *p = job->problem;
+    struct read_ahead ahead = {{0}, {0}};
+    if (key < item->last_key) {
+        int64_t bytes = fdm_dtype_bytes(p->dtype);
+        ahead.k = rows_from(item, key, &job->attention->k, p->head_dim, bytes);
+        ahead.v = rows_from(item, key, &job->attention->v, p->head_dim_v, bytes);
     }
-    run_blocks(&head, first_head, last_head, chunk, queries);
-    for (int64_t h = first_head; h < last_head; h++) {
-        init_head(&head, job, batch, h);
+    return ahead;
+}
+
+/* Blocks of keys outside, heads inside: see the top. While a block is computed, the next one is read into a cache in
+ * the order of memory; after the last block that is the first one of the item `after`. */
+static void run_blocks(const struct decode_job *job, const struct decode_item *item, const struct decode_item *after,
+                       float *queries) {
+    const fdm_problem *p = job->problem;
+    int varied = p->has_mask || p->has_bias || p->has_intervals;
+    int64_t block = varied ? VARIED_KEYS : job->block_keys;
+    struct decode_head head;
+    for (int64_t j = item->first_key; j < item->last_key; j += block) {
+        int64_t next = j + block;
+        struct read_ahead ahead = {{0}, {0}};
+        if (!varied)
+            ahead = next < item->last_key ? ahead_from(job, item, next) : ahead_from(job, after, after->first_key);
+        for (int64_t h = item->first_head; h < item->last_head; h++) {
+            init_head(&head, job, item->batch, h);
+            add_block(&head, j, smaller(next, item->last_key), partial_of(job, item->batch, h, item->chunk),
+                      queries + h * job->layout.rows * DECODE_ROW_MAX, &ahead);
+        }
+    }
+}
+
+static void run_item(const struct decode_job *job, const struct decode_item *item, const struct decode_item *after,
+                     float *queries) {
+    if (item->sequence.seqlen_q == 0 || item->chunk >= chunks_of(job, &item->sequence))
+        return;
+    struct decode_head head;
+    for (int64_t h = item->first_head; h < item->last_head; h++) {
+        init_head(&head, job, item->batch, h);
+        load_queries(&head, queries + h * job->layout.rows * DECODE_ROW_MAX);
+        clear_partial(&job->layout, partial_of(job, item->batch, h, item->chunk));
+    }
+    run_blocks(job, item, after, queries);
+    for (int64_t h = item->first_head; h < item->last_head; h++) {
+        init_head(&head, job, item->batch, h);
         finish_chunk(&head);
     }
 }
 
+static int64_t take_item(struct decode_job *job) { return atomic_fetch_add(&job->next_item, 1); }
+
 static void work(void *argument, int32_t index) {
     struct decode_job *job = argument;
     float *queries = (float *)(void *)(job->workspace + job->layout.queries) + index * job->layout.queries_floats;
-    for (;;) {
-        int64_t item = atomic_fetch_add(&job->next_item, 1);
-        if (item >= job->num_items)
-            return;
-        run_item(job, item, queries);
+    for (int64_t i = take_item(job), next; i < job->num_items; i = next) {
+        next = take_item(job);
+        struct decode_item item = item_of(job, i), after = {0};
+        if (next < job->num_items)
+            after = item_of(job, next);
+        run_item(job, &item, &after, queries);
     }
 }
+
+static int heads_are_interleaved(const struct attention *attention) { return attention->k.head < attention->k.row; }
 
 /* KV heads of an item: all where they are interleaved in memory, fewer when the threads would go without. */
 static int64_t choose_heads_per_item(const struct decode_job *job, int32_t num_threads) {
     int64_t units = job->problem->batch * job->layout.num_chunks, all = job->problem->heads_kv;
-    int64_t heads = job->attention->k.head < job->attention->k.row ? all : 1;
+    int64_t heads = heads_are_interleaved(job->attention) ? all : 1;
     while (heads > 1 && units * ((all + heads - 1) / heads) < 4 * (int64_t)num_threads)
         heads = (heads + 1) / 2;
     return heads;
+}
+
+/* A power of two. It decides the result's last bits, so it does not depend on threads. */
+static int64_t choose_block_keys(const struct attention *attention) {
+    const fdm_problem *p = attention->problem;
+    int64_t heads = heads_are_interleaved(attention) ? p->heads_kv : 1, keys = DECODE_KEYS;
+    int64_t key_bytes = heads * (p->head_dim + p->head_dim_v) * fdm_dtype_bytes(p->dtype);
+    while (keys > BLOCK_KEYS_MIN && keys * key_bytes > AHEAD_BYTES)
+        keys /= 2;
+    return keys;
 }
 
 fdm_status cpu_decode(const fdm_plan *plan, const struct attention *attention, void *workspace,
@@ -443,6 +508,7 @@ fdm_status cpu_decode(const fdm_plan *plan, const struct attention *attention, v
                              .workspace = workspace,
                              .group = problem->heads / problem->heads_kv};
     job.layout = make_layout(problem, job.kernels, plan->num_threads);
+    job.block_keys = choose_block_keys(attention);
     job.heads_per_item = choose_heads_per_item(&job, plan->num_threads);
     int64_t groups = (problem->heads_kv + job.heads_per_item - 1) / job.heads_per_item;
     job.num_items = problem->batch * job.layout.num_chunks * groups;

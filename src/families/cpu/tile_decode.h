@@ -52,28 +52,39 @@ enum { CACHE_LINE_BYTES = 64 };
 INLINE int32_t element_bytes(fdm_dtype dtype) { return dtype == FDM_FLOAT32 ? 4 : 2; }
 INLINE int32_t smaller_of(int32_t a, int32_t b) { return a < b ? a : b; }
 
-/* Rows are asked for in the order in which they are read, K, then V, then K of the next step, each while the row this
- * many before it is read: memory always has requests, and never so many at once that some are dropped. Measured: 8 KB
- * ahead in float32, 12 KB otherwise. */
+/* What a step asks for while it reads a row: the next bytes of its stream, or, without one, the row this many before
+ * that row is read. Either way memory always has requests, and never so many at once that some are dropped. */
 INLINE int32_t rows_ahead(int32_t depth, fdm_dtype dtype) {
     const int32_t rows = (dtype == FDM_FLOAT32 ? 8192 : 12288) / (depth * element_bytes(dtype));
     return rows > 0 ? rows : 1;
 }
 
-/* Row `index` of rows that lie `stride` bytes apart; from num_keys on, of the next ones, or the last where there are
- * none. */
-INLINE const char *row_ahead(const struct decode_step *step, int32_t index, const char *rows, int64_t stride,
-                             const char *next, int64_t next_stride) {
-    const int32_t last = step->num_keys - 1;
-    if (index <= last || !next)
-        return rows + step->keys[smaller_of(index, last)] * stride;
-    return next + step->keys[smaller_of(index - last - 1, last)] * next_stride;
+INLINE const char *stream_take(struct decode_stream *stream, int32_t bytes) {
+    const char *taken = stream->next;
+    stream->next += bytes;
+    stream->left -= bytes;
+    if (stream->left <= 0) {
+        stream->next += stream->left + stream->skip;
+        stream->left = stream->run;
+    }
+    return taken;
 }
 
-/* The line of a slot, slots `stride` slots apart, for one use: the outer caches do not get it. */
-INLINE void prefetch_slot(const char *row, int32_t slot, int32_t stride, fdm_dtype dtype) {
+/* Row `index` of this step's, or its last one. */
+INLINE const char *row_ahead(const struct decode_step *step, int32_t index, const char *rows, int64_t stride) {
+    return rows + step->keys[smaller_of(index, step->num_keys - 1)] * stride;
+}
+
+/* The line of a slot, slots `stride` slots apart. What is far ahead goes to the second cache: requests for the first
+ * wait in its few miss buffers and hold up what is read from it. Rows soon to be read are for one use: the outer caches
+ * do not get them. */
+INLINE void prefetch_slot(const char *row, int32_t slot, int32_t stride, fdm_dtype dtype, int far) {
     const int32_t bytes = VECTOR_WIDTH * element_bytes(dtype);
-    if (bytes >= CACHE_LINE_BYTES || slot % (CACHE_LINE_BYTES / bytes) == 0)
+    if (bytes < CACHE_LINE_BYTES && slot % (CACHE_LINE_BYTES / bytes) != 0)
+        return;
+    if (far)
+        __builtin_prefetch(row + slot * stride * bytes, 0, 2);
+    else
         __builtin_prefetch(row + slot * stride * bytes, 0, 0);
 }
 
@@ -86,14 +97,16 @@ INLINE vec score_tile(const struct decode_step *step, int32_t first, int rows, f
     struct short_row copies[VECTOR_WIDTH];
     vec acc[VECTOR_WIDTH];
     const int32_t depth = step->head_dim, slots = slots_of(depth), distance = rows_ahead(depth, dtype);
+    const int32_t row_bytes = depth * element_bytes(dtype);
+    const int far = step->k_ahead->next != NULL;
 #pragma GCC unroll 16
     for (int t = 0; t < keys; t++) {
         int32_t key = first + t < step->num_keys ? first + t : step->num_keys - 1;
         row[t] = readable_row(&copies[t], step->k + step->keys[key] * step->k_row, depth, dtype);
-        ahead[t] = row_ahead(step, first + t + distance, step->k, step->k_row, step->v, step->v_row);
+        ahead[t] = far ? stream_take(step->k_ahead, row_bytes)
+                       : row_ahead(step, first + t + distance, step->k, step->k_row);
     }
     /* Rows without a gap are asked for in the order of memory, others side by side. */
-    const int32_t row_bytes = depth * element_bytes(dtype);
     const int dense = ahead[keys - 1] - ahead[0] == (keys - 1) * (int64_t)row_bytes;
     for (int t = keys - 1; dense && t > 0; t--)
         ahead[t] = ahead[0] + t * CACHE_LINE_BYTES;
@@ -111,7 +124,7 @@ INLINE vec score_tile(const struct decode_step *step, int32_t first, int rows, f
 #pragma GCC unroll 16
         for (int t = 0; t < keys; t++) {
             vec k = load_elements(row[t], element, dtype);
-            prefetch_slot(ahead[t], slot, stride, dtype);
+            prefetch_slot(ahead[t], slot, stride, dtype, far);
 #pragma GCC unroll 8
             for (int r = 0; r < rows; r++)
                 acc[t * rows + r] = vec_fma(k, queries[r], acc[t * rows + r]);
@@ -176,6 +189,8 @@ INLINE void accumulate_slots(const struct decode_step *step, const float *s, con
                              int32_t last, int32_t slot, int num_slots, int rows, fdm_dtype dtype) {
     const int32_t distance = rows_ahead(step->head_dim_v, dtype);
     const int32_t element = num_slots > 1 ? slot * VECTOR_WIDTH : slot_first(slot, step->head_dim_v);
+    const int32_t slot_bytes = VECTOR_WIDTH * element_bytes(dtype);
+    const int far = step->v_ahead->next != NULL;
     float *sums = step->acc + slot * VECTOR_WIDTH;
     vec acc[ACCUMULATORS];
 #pragma GCC unroll 8
@@ -188,12 +203,12 @@ INLINE void accumulate_slots(const struct decode_step *step, const float *s, con
     for (int32_t key = first; key < last; key++) {
         struct short_row copy;
         const char *row = readable_row(&copy, step->v + step->keys[key] * step->v_row, step->head_dim_v, dtype);
-        const char *ahead = row_ahead(step, key + distance, step->v, step->v_row, step->next_k, step->k_row);
+        const char *ahead = far ? stream_take(step->v_ahead, num_slots * slot_bytes)
+                                : row_ahead(step, key + distance, step->v, step->v_row) + slot * slot_bytes;
         vec v[ACCUMULATORS];
-        ahead += slot * VECTOR_WIDTH * element_bytes(dtype);
 #pragma GCC unroll 8
         for (int n = 0; n < num_slots; n++) {
-            prefetch_slot(ahead, n, 1, dtype);
+            prefetch_slot(ahead, n, 1, dtype, far);
             v[n] = load_elements(row, element + n * VECTOR_WIDTH, dtype);
         }
 #pragma GCC unroll 8
