@@ -16,10 +16,10 @@
 #include "families/cpu/decode.h"
 
 enum {
-    ROWS_MAX = 16,         /* query rows per KV head that this pass takes; above, packing pays */
-    VARIED_KEYS = 256,     /* keys of one head before the next head's turn, where visibility varies */
-    CHUNK_KEYS_MAX = 4096, /* a multiple of VARIED_KEYS, as is every chunk */
-    AHEAD_BYTES = 256 << 10, /* of K and V, read while the block before is computed: a quarter of a second cache */
+    ROWS_MAX = 16,           /* query rows per KV head that this pass takes; above, packing pays */
+    VARIED_KEYS = 256,       /* keys of one head before the next head's turn, where visibility varies */
+    CHUNK_KEYS_MAX = 4096,   /* a multiple of VARIED_KEYS, as is every chunk */
+    AHEAD_BYTES = 128 << 10, /* of K and V, read while the block before is computed; both fit half of a second cache */
     BLOCK_KEYS_MIN = 16,
     PARTIALS_WANTED = 256, /* (KV head, chunk) pairs that keep any machine busy */
     CACHE_LINE_FLOATS = 16,

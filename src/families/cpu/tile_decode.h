@@ -45,97 +45,103 @@ static void load_row(float *slots, const void *row, int32_t depth, fdm_dtype dty
     memset(slots + (count - 1) * VECTOR_WIDTH, 0, (size_t)overlap * sizeof(float));
 }
 
-/* ---- reading ahead ---- */
+/* ---- the rows of a step, and reading ahead ---- */
 
 enum { CACHE_LINE_BYTES = 64 };
 
 INLINE int32_t element_bytes(fdm_dtype dtype) { return dtype == FDM_FLOAT32 ? 4 : 2; }
 INLINE int32_t smaller_of(int32_t a, int32_t b) { return a < b ? a : b; }
 
-/* What a step asks for while it reads a row: the next bytes of its stream, or, without one, the row this many before
- * that row is read. Either way memory always has requests, and never so many at once that some are dropped. */
-INLINE int32_t rows_ahead(int32_t depth, fdm_dtype dtype) {
-    const int32_t rows = (dtype == FDM_FLOAT32 ? 8192 : 12288) / (depth * element_bytes(dtype));
-    return rows > 0 ? rows : 1;
+/* K or V of a step: the address of each key's row, and the last one again for tiles that go past it. Without a stream
+ * to ask for, a row is asked for while the one `distance` before it is read. */
+struct key_rows {
+    const char *row[DECODE_KEYS + VECTOR_WIDTH];
+    struct short_row copies[DECODE_KEYS];
+    int32_t last, distance;
+};
+
+INLINE void find_rows(struct key_rows *rows, const struct decode_step *step, const char *base, int64_t stride,
+                      int32_t depth, fdm_dtype dtype) {
+    for (int32_t key = 0; key < step->num_keys; key++)
+        rows->row[key] = readable_row(&rows->copies[key], base + step->keys[key] * stride, depth, dtype);
+    rows->last = step->num_keys - 1;
+    for (int key = 0; key < VECTOR_WIDTH; key++)
+        rows->row[step->num_keys + key] = rows->row[rows->last];
+    rows->distance = (dtype == FDM_FLOAT32 ? 8192 : 12288) / (depth * element_bytes(dtype)); /* measured; at least 8 */
 }
 
-INLINE const char *stream_take(struct decode_stream *stream, int32_t bytes) {
-    const char *taken = stream->next;
-    stream->next += bytes;
-    stream->left -= bytes;
-    if (stream->left <= 0) {
-        stream->next += stream->left + stream->skip;
-        stream->left = stream->run;
+/* Asks for the next lines of the stream, few at a time: of long bursts the core drops a part. They go to the second
+ * cache: requests for the first wait in its few miss buffers and hold up what is read from it. */
+INLINE void ask_stream(struct decode_stream *stream, int count) {
+    for (int i = 0; i < count; i++) {
+        __builtin_prefetch(stream->next, 0, 2);
+        stream->next += CACHE_LINE_BYTES;
+        stream->left -= CACHE_LINE_BYTES;
+        if (stream->left <= 0) {
+            stream->next += stream->left + stream->skip;
+            stream->left = stream->run;
+        }
     }
-    return taken;
 }
 
-/* Row `index` of this step's, or its last one. */
-INLINE const char *row_ahead(const struct decode_step *step, int32_t index, const char *rows, int64_t stride) {
-    return rows + step->keys[smaller_of(index, step->num_keys - 1)] * stride;
-}
-
-/* The line of a slot, slots `stride` slots apart. What is far ahead goes to the second cache: requests for the first
- * wait in its few miss buffers and hold up what is read from it. Rows soon to be read are for one use: the outer caches
- * do not get them. */
-INLINE void prefetch_slot(const char *row, int32_t slot, int32_t stride, fdm_dtype dtype, int far) {
-    const int32_t bytes = VECTOR_WIDTH * element_bytes(dtype);
-    if (bytes < CACHE_LINE_BYTES && slot % (CACHE_LINE_BYTES / bytes) != 0)
-        return;
-    if (far)
-        __builtin_prefetch(row + slot * stride * bytes, 0, 2);
-    else
-        __builtin_prefetch(row + slot * stride * bytes, 0, 0);
+/* While keys first .. first + count - 1 are read at byte `at` of their rows: asks for that line of the rows that are
+ * `distance` further. They are for one use: the outer caches do not get them. */
+INLINE void ask_rows(const struct key_rows *rows, int32_t first, int count, int64_t at) {
+    for (int t = 0; t < count; t++)
+        __builtin_prefetch(rows->row[smaller_of(first + t + rows->distance, rows->last)] + at, 0, 0);
 }
 
 /* ---- scores ---- */
 
-/* VECTOR_WIDTH / rows keys, from the first-th on; past the last key the last one is read again. */
-INLINE vec score_tile(const struct decode_step *step, int32_t first, int rows, fdm_dtype dtype) {
-    const int keys = VECTOR_WIDTH / rows;
-    const char *row[VECTOR_WIDTH], *ahead[VECTOR_WIDTH];
-    struct short_row copies[VECTOR_WIDTH];
-    vec acc[VECTOR_WIDTH];
-    const int32_t depth = step->head_dim, slots = slots_of(depth), distance = rows_ahead(depth, dtype);
-    const int32_t row_bytes = depth * element_bytes(dtype);
-    const int far = step->k_ahead->next != NULL;
+/* acc[t * rows + r] += one slot of key t times that of query row r. */
+INLINE void score_slot(vec acc[VECTOR_WIDTH], const char *const *row, const float *q, int32_t element, int rows,
+                       fdm_dtype dtype) {
+    vec queries[VECTOR_WIDTH];
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++)
+        queries[r] = vec_load(q + r * DECODE_ROW_MAX);
 #pragma GCC unroll 16
-    for (int t = 0; t < keys; t++) {
-        int32_t key = first + t < step->num_keys ? first + t : step->num_keys - 1;
-        row[t] = readable_row(&copies[t], step->k + step->keys[key] * step->k_row, depth, dtype);
-        ahead[t] = far ? stream_take(step->k_ahead, row_bytes)
-                       : row_ahead(step, first + t + distance, step->k, step->k_row);
+    for (int t = 0; t < VECTOR_WIDTH / rows; t++) {
+        vec k = load_elements(row[t], element, dtype);
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++)
+            acc[t * rows + r] = vec_fma(k, queries[r], acc[t * rows + r]);
     }
-    /* Rows without a gap are asked for in the order of memory, others side by side. */
-    const int dense = ahead[keys - 1] - ahead[0] == (keys - 1) * (int64_t)row_bytes;
-    for (int t = keys - 1; dense && t > 0; t--)
-        ahead[t] = ahead[0] + t * CACHE_LINE_BYTES;
-    const int32_t stride = dense ? keys : 1;
+}
+
+/* VECTOR_WIDTH / rows keys, from the first-th on. */
+INLINE vec score_tile(const struct decode_step *step, const struct key_rows *k, struct decode_stream *ahead,
+                      int32_t first, int rows, fdm_dtype dtype) {
+    const int keys = VECTOR_WIDTH / rows, per_line = CACHE_LINE_BYTES / (VECTOR_WIDTH * element_bytes(dtype));
+    const int32_t depth = step->head_dim, slots = slots_of(depth), whole = depth / VECTOR_WIDTH / per_line * per_line;
+    const char *row[VECTOR_WIDTH];
+    vec acc[VECTOR_WIDTH];
+#pragma GCC unroll 16
+    for (int t = 0; t < keys; t++)
+        row[t] = k->row[first + t];
 #pragma GCC unroll 16
     for (int t = 0; t < VECTOR_WIDTH; t++)
         acc[t] = vec_set(0);
-    for (int32_t slot = 0; slot < slots; slot++) {
-        const float *q = step->q + slot * VECTOR_WIDTH;
-        int32_t element = slot_first(slot, depth);
-        vec queries[VECTOR_WIDTH];
-#pragma GCC unroll 8
-        for (int r = 0; r < rows; r++)
-            queries[r] = vec_load(q + r * DECODE_ROW_MAX);
-#pragma GCC unroll 16
-        for (int t = 0; t < keys; t++) {
-            vec k = load_elements(row[t], element, dtype);
-            prefetch_slot(ahead[t], slot, stride, dtype, far);
-#pragma GCC unroll 8
-            for (int r = 0; r < rows; r++)
-                acc[t * rows + r] = vec_fma(k, queries[r], acc[t * rows + r]);
-        }
+    for (int32_t slot = 0; slot < whole; slot += per_line) {
+        if (ahead->next)
+            ask_stream(ahead, keys);
+        else
+            ask_rows(k, first, keys, (int64_t)slot * VECTOR_WIDTH * element_bytes(dtype));
+#pragma GCC unroll 4
+        for (int n = 0; n < per_line; n++)
+            score_slot(acc, row, step->q + (slot + n) * VECTOR_WIDTH, (slot + n) * VECTOR_WIDTH, rows, dtype);
     }
+    for (int32_t slot = whole; slot < slots; slot++)
+        score_slot(acc, row, step->q + slot * VECTOR_WIDTH, slot_first(slot, depth), rows, dtype);
     return vec_sum_each(acc);
 }
 
 INLINE void score_all(const struct decode_step *step, float *s, int rows, fdm_dtype dtype) {
+    struct key_rows k;
+    struct decode_stream ahead = *step->k_ahead;
+    find_rows(&k, step, step->k, step->k_row, step->head_dim, dtype);
     for (int32_t key = 0; key < step->num_keys; key += VECTOR_WIDTH / rows) {
-        vec score = vec_mul(score_tile(step, key, rows, dtype), vec_set(step->scale));
+        vec score = vec_mul(score_tile(step, &k, &ahead, key, rows, dtype), vec_set(step->scale));
         if (step->softcap > 0)
             score = vec_mul(vec_tanh(vec_mul(score, vec_set(1.0f / step->softcap))), vec_set(step->softcap));
         if (step->bias)
@@ -144,6 +150,7 @@ INLINE void score_all(const struct decode_step *step, float *s, int rows, fdm_dt
     }
     for (int32_t i = step->num_keys * rows; i % VECTOR_WIDTH; i++)
         s[i] = -INFINITY;
+    *step->k_ahead = ahead;
 }
 
 /* ---- softmax ---- */
@@ -184,62 +191,72 @@ INLINE void softmax(const struct decode_step *step, float *s, float *shrink, int
 
 /* ---- weighted sums of V ---- */
 
-/* Adds keys first .. last-1 to num_slots slots of every row. More slots than one do not overlap. */
-INLINE void accumulate_slots(const struct decode_step *step, const float *s, const float *shrink, int32_t first,
-                             int32_t last, int32_t slot, int num_slots, int rows, fdm_dtype dtype) {
-    const int32_t distance = rows_ahead(step->head_dim_v, dtype);
-    const int32_t element = num_slots > 1 ? slot * VECTOR_WIDTH : slot_first(slot, step->head_dim_v);
-    const int32_t slot_bytes = VECTOR_WIDTH * element_bytes(dtype);
-    const int far = step->v_ahead->next != NULL;
-    float *sums = step->acc + slot * VECTOR_WIDTH;
+/* acc[r * num_slots + n] += the weight of row r times slot n. What there is less of, weights or slots, is held in
+ * registers. */
+INLINE void add_key(vec acc[ACCUMULATORS], const char *row, const float *weights, int32_t element, int num_slots,
+                    int rows, fdm_dtype dtype) {
+    vec held[ACCUMULATORS];
+    const int hold_weights = rows < num_slots, outer = hold_weights ? num_slots : rows,
+              inner = hold_weights ? rows : num_slots;
+#pragma GCC unroll 8
+    for (int i = 0; i < inner; i++)
+        held[i] = hold_weights ? vec_set(weights[i]) : load_elements(row, element + i * VECTOR_WIDTH, dtype);
+#pragma GCC unroll 8
+    for (int o = 0; o < outer; o++) {
+        vec other = hold_weights ? load_elements(row, element + o * VECTOR_WIDTH, dtype) : vec_set(weights[o]);
+#pragma GCC unroll 8
+        for (int i = 0; i < inner; i++) {
+            vec *sum = hold_weights ? &acc[i * num_slots + o] : &acc[o * num_slots + i];
+            *sum = vec_fma(held[i], other, *sum);
+        }
+    }
+}
+
+/* Adds the step's keys, whose weights are s [num_keys][rows], to num_slots slots of every row, the first of which holds
+ * elements element .. of V. */
+INLINE void accumulate_slots(float *sums, int64_t acc_row, const struct key_rows *v, struct decode_stream *ahead,
+                             const float *s, const float *shrink, int32_t element, int num_slots, int rows,
+                             fdm_dtype dtype) {
+    enum { LINES = 8 };
+    const int bytes = num_slots * VECTOR_WIDTH * element_bytes(dtype), keys = LINES * CACHE_LINE_BYTES / bytes;
     vec acc[ACCUMULATORS];
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 8
-        for (int n = 0; n < num_slots; n++) {
-            vec sum = vec_load(sums + r * step->acc_row + n * VECTOR_WIDTH);
-            acc[r * num_slots + n] = first == 0 ? vec_mul(sum, vec_set(shrink[r])) : sum;
-        }
-    for (int32_t key = first; key < last; key++) {
-        struct short_row copy;
-        const char *row = readable_row(&copy, step->v + step->keys[key] * step->v_row, step->head_dim_v, dtype);
-        const char *ahead = far ? stream_take(step->v_ahead, num_slots * slot_bytes)
-                                : row_ahead(step, key + distance, step->v, step->v_row) + slot * slot_bytes;
-        vec v[ACCUMULATORS];
-#pragma GCC unroll 8
-        for (int n = 0; n < num_slots; n++) {
-            prefetch_slot(ahead, n, 1, dtype, far);
-            v[n] = load_elements(row, element + n * VECTOR_WIDTH, dtype);
-        }
-#pragma GCC unroll 8
-        for (int r = 0; r < rows; r++) {
-            vec weight = vec_set(s[key * rows + r]);
-#pragma GCC unroll 8
-            for (int n = 0; n < num_slots; n++)
-                acc[r * num_slots + n] = vec_fma(weight, v[n], acc[r * num_slots + n]);
-        }
+        for (int n = 0; n < num_slots; n++)
+            acc[r * num_slots + n] = vec_mul(vec_load(sums + r * acc_row + n * VECTOR_WIDTH), vec_set(shrink[r]));
+    for (int32_t first = 0; first <= v->last; first += keys) {
+        const int32_t end = smaller_of(first + keys, v->last + 1);
+        if (ahead->next)
+            ask_stream(ahead, LINES);
+        else
+            ask_rows(v, first, keys, (int64_t)element * element_bytes(dtype));
+        for (int32_t key = first; key < end; key++)
+            add_key(acc, v->row[key], s + key * rows, element, num_slots, rows, dtype);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 8
         for (int n = 0; n < num_slots; n++)
-            vec_store(sums + r * step->acc_row + n * VECTOR_WIDTH, acc[r * num_slots + n]);
+            vec_store(sums + r * acc_row + n * VECTOR_WIDTH, acc[r * num_slots + n]);
 }
 
-/* Some keys at a time, so that the slots of a row of V are read soon after one another. */
+/* Slots that are taken together do not overlap. */
 INLINE void accumulate_all(const struct decode_step *step, const float *s, const float *shrink, int rows,
                            fdm_dtype dtype) {
-    enum { KEYS = 16 };
     const int most = ACCUMULATORS / rows < 8 ? ACCUMULATORS / rows : 8;
-    const int32_t slots = slots_of(step->head_dim_v), whole = step->head_dim_v / VECTOR_WIDTH;
-    for (int32_t first = 0; first < step->num_keys; first += KEYS) {
-        const int32_t last = smaller_of(first + KEYS, step->num_keys);
-        int32_t slot = 0;
-        for (; slot + most <= whole; slot += most)
-            accumulate_slots(step, s, shrink, first, last, slot, most, rows, dtype);
-        for (; slot < slots; slot++)
-            accumulate_slots(step, s, shrink, first, last, slot, 1, rows, dtype);
-    }
+    const int32_t depth = step->head_dim_v, slots = slots_of(depth), whole = depth / VECTOR_WIDTH;
+    struct key_rows v;
+    struct decode_stream ahead = *step->v_ahead;
+    find_rows(&v, step, step->v, step->v_row, depth, dtype);
+    int32_t slot = 0;
+    for (; slot + most <= whole; slot += most)
+        accumulate_slots(step->acc + slot * VECTOR_WIDTH, step->acc_row, &v, &ahead, s, shrink, slot * VECTOR_WIDTH,
+                         most, rows, dtype);
+    for (; slot < slots; slot++)
+        accumulate_slots(step->acc + slot * VECTOR_WIDTH, step->acc_row, &v, &ahead, s, shrink, slot_first(slot, depth),
+                         1, rows, dtype);
+    *step->v_ahead = ahead;
 }
 
 /* ---- the step, specialised by rows and dtype ---- */
