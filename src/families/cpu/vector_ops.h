@@ -11,8 +11,9 @@
  *     vec_add, vec_sub, vec_mul, vec_div    of (a, b)
  *     vec_fma(a, b, c)                      a * b + c
  *     vec_max(a, b), vec_min(a, b)          b where either is NaN
- *     vec_round(a)                          to the nearest whole number, ties to even
- *     vec_ldexp(a, n)                       a * 2^n for whole n <= 128; 0 for n = -inf
+ *     vec_split(x, &rest)                   x <= 128 as a whole number, to the nearest, and a rest; gives the former in
+ *                                           the form in which
+ *     vec_scale(a, whole)                   takes it: a * 2^whole; 0 where x was -inf. NaN goes into the rest
  *     vec_less(a, b)                        a < b; false where either is NaN
  *     vec_bits(bits, first)                 bits first .. first + VECTOR_WIDTH - 1 of an uint64_t
  *     vec_select(mask, a, b)                a where true, else b
@@ -42,17 +43,16 @@
 
 /* 2^x; -inf gives 0, NaN stays. Degree 6 on [-1/2, 1/2], fitted for the least largest relative error (2e-9) with the
  * constant held at 1, so that 2^0 is 1; in float32 the rounding leaves about 1 ulp. Without vscalefps, results below
- * 2^-126 are 0. */
+ * 2^-126.5 are 0. */
 INLINE vec vec_exp2(vec x) {
-    vec whole = vec_round(x);
-    vec f = vec_sub(x, whole);
+    vec f, whole = vec_split(x, &f);
     vec p = vec_fma(vec_set(0.00015353362f), f, vec_set(0.0013398875f));
     p = vec_fma(p, f, vec_set(0.009618437f));
     p = vec_fma(p, f, vec_set(0.055503324f));
     p = vec_fma(p, f, vec_set(0.24022648f));
     p = vec_fma(p, f, vec_set(0.6931472f));
     p = vec_fma(p, f, vec_set(1.0f));
-    return vec_ldexp(p, whole);
+    return vec_scale(p, whole);
 }
 
 /* tanh: below 0.625 an odd polynomial (relative fit 4e-9), above 1 - 2 / (e^2|x| + 1); NaN stays. */

@@ -28,7 +28,6 @@ static inline vec vec_div(vec a, vec b) { return _mm256_div_ps(a, b); }
 static inline vec vec_fma(vec a, vec b, vec c) { return _mm256_fmadd_ps(a, b, c); }
 static inline vec vec_max(vec a, vec b) { return _mm256_max_ps(a, b); }
 static inline vec vec_min(vec a, vec b) { return _mm256_min_ps(a, b); }
-static inline vec vec_round(vec a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 
 static inline vec_mask vec_less(vec a, vec b) { return _mm256_cmp_ps(a, b, _CMP_LT_OQ); }
 static inline vec_mask vec_bits(uint64_t bits, int32_t first) {
@@ -39,13 +38,16 @@ static inline vec_mask vec_bits(uint64_t bits, int32_t first) {
 static inline vec vec_select(vec_mask m, vec a, vec b) { return _mm256_blendv_ps(b, a, m); }
 static inline int vec_any(vec_mask m) { return _mm256_movemask_ps(m) != 0; }
 
-/* n + 127 becomes the exponent field; 0 below -126, where n may be -inf. */
-static inline vec vec_ldexp(vec a, vec n) {
-    const vec lowest = _mm256_set1_ps(-126.0f);
-    __m256i whole = _mm256_cvtps_epi32(_mm256_max_ps(lowest, n));
-    vec power = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(whole, _mm256_set1_epi32(127)), 23));
-    return _mm256_andnot_ps(vec_less(n, lowest), _mm256_mul_ps(a, power));
+/* Adding 1.5 * 2^23 leaves no fraction bits; with 127 more the low bits are the exponent field of 2^whole, 0 of what is
+ * below -126.5. */
+static inline vec vec_split(vec x, vec *rest) {
+    const vec magic = _mm256_set1_ps(12582912.0f + 127.0f);
+    x = _mm256_max_ps(_mm256_set1_ps(-127.0f), x);
+    vec moved = _mm256_add_ps(x, magic);
+    *rest = _mm256_sub_ps(x, _mm256_sub_ps(moved, magic));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(moved), 23));
 }
+static inline vec vec_scale(vec a, vec power) { return _mm256_mul_ps(a, power); }
 
 static inline float vec_sum(vec a) {
     __m128 half = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));

@@ -28,8 +28,12 @@ static inline vec vec_div(vec a, vec b) { return _mm512_div_ps(a, b); }
 static inline vec vec_fma(vec a, vec b, vec c) { return _mm512_fmadd_ps(a, b, c); }
 static inline vec vec_max(vec a, vec b) { return _mm512_max_ps(a, b); }
 static inline vec vec_min(vec a, vec b) { return _mm512_min_ps(a, b); }
-static inline vec vec_round(vec a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-static inline vec vec_ldexp(vec a, vec n) { return _mm512_scalef_ps(a, n); }
+static inline vec vec_split(vec x, vec *rest) {
+    vec whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    *rest = _mm512_sub_ps(x, whole);
+    return whole;
+}
+static inline vec vec_scale(vec a, vec whole) { return _mm512_scalef_ps(a, whole); }
 
 static inline vec_mask vec_less(vec a, vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
 static inline vec_mask vec_bits(uint64_t bits, int32_t first) { return (__mmask16)(bits >> first); }

@@ -40,14 +40,15 @@ static inline vec vec_select(vec_mask m, vec a, vec b) { return vbslq_f32(m, a, 
 static inline int vec_any(vec_mask m) { return vmaxvq_u32(m) != 0; }
 static inline vec vec_max(vec a, vec b) { return vec_select(vcgtq_f32(a, b), a, b); }
 static inline vec vec_min(vec a, vec b) { return vec_select(vcltq_f32(a, b), a, b); }
-static inline vec vec_round(vec a) { return vrndnq_f32(a); }
-/* n + 127 becomes the exponent field; 0 below -126, where n may be -inf. */
-static inline vec vec_ldexp(vec a, vec n) {
-    const vec lowest = vdupq_n_f32(-126.0f);
-    int32x4_t whole = vcvtq_s32_f32(vmaxq_f32(lowest, n));
-    vec power = vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(whole, vdupq_n_s32(127)), 23));
-    return vec_select(vec_less(n, lowest), vdupq_n_f32(0.0f), vmulq_f32(a, power));
+/* As in avx2_ops.h: the low bits of x + 1.5 * 2^23 + 127 are the exponent field of 2^whole. */
+static inline vec vec_split(vec x, vec *rest) {
+    const vec magic = vdupq_n_f32(12582912.0f + 127.0f);
+    x = vec_max(vdupq_n_f32(-127.0f), x);
+    vec moved = vaddq_f32(x, magic);
+    *rest = vsubq_f32(x, vsubq_f32(moved, magic));
+    return vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_f32(moved), 23));
 }
+static inline vec vec_scale(vec a, vec power) { return vmulq_f32(a, power); }
 
 static inline float vec_sum(vec a) { return vaddvq_f32(a); }
 

@@ -48,22 +48,15 @@ static inline vec vec_div(vec a, vec b) { return a / b; }
 static inline vec vec_fma(vec a, vec b, vec c) { return a * b + c; } /* rounds twice: no FMA is assumed */
 static inline vec vec_max(vec a, vec b) { return vec_select(b < a, a, b); }
 static inline vec vec_min(vec a, vec b) { return vec_select(a < b, a, b); }
-/* Adding 1.5 * 2^23 leaves no fraction bits; larger arguments are whole already. */
-static inline vec vec_round(vec a) {
-    const vec magic = vec_set(12582912.0f), limit = vec_set(4194304.0f);
-    vec rounded = (a + magic) - magic;
-    return vec_select((a < limit) & (-limit < a), rounded, a);
+/* As in avx2_ops.h: the low bits of x + 1.5 * 2^23 + 127 are the exponent field of 2^whole. */
+static inline vec vec_split(vec x, vec *rest) {
+    const vec magic = vec_set(12582912.0f + 127.0f);
+    x = vec_max(vec_set(-127.0f), x);
+    vec moved = x + magic;
+    *rest = x - (moved - magic);
+    return (vec)((vec_mask)((vec_unsigned)(vec_mask)moved << 23));
 }
-/* n + 127 becomes the exponent field; 0 below -126, where n may be -inf. */
-static inline vec vec_ldexp(vec a, vec n) {
-    const vec lowest = vec_set(-126.0f), highest = vec_set(127.0f);
-    vec whole = vec_min(highest, vec_max(lowest, n));
-    vec_mask exponent;
-    for (int i = 0; i < VECTOR_WIDTH; i++)
-        exponent[i] = whole[i] == whole[i] ? (int32_t)whole[i] + 127 : 127;
-    vec power = (vec)(exponent << 23);
-    return vec_select(n < lowest, vec_set(0.0f), a * power);
-}
+static inline vec vec_scale(vec a, vec power) { return a * power; }
 
 static inline float vec_sum(vec a) { return (a[0] + a[2]) + (a[1] + a[3]); }
 
