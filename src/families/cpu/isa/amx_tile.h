@@ -216,8 +216,4 @@ static void amx_outer(float *const *acc_rows, const void *weights, const void *r
     }
 }
 
-#define AMX_ENTRIES                                                                                     \
-    .isa = "amx", .begin = amx_begin, .end = amx_end, .score = amx_score, .accumulate = amx_accumulate, \
-    .outer = amx_outer, OPERAND_ENTRIES
-
 #endif
