@@ -21,9 +21,9 @@ INLINE float *tile_of(float *c, size_t stride, int tile) {
 
 /* The intrinsics want a literal: `tile` is known when compiled. */
 INLINE void store_held(struct cpu_overlap *t, int tile) {
-    float *at = tile_of(t->held, t->held_stride, tile);
     if (!(t->held_tiles >> tile & 1))
         return;
+    float *at = tile_of(t->held, t->held_stride, tile);
     switch (tile) {
     case 0: _tile_stored(0, at, t->held_stride); break;
     case 1: _tile_stored(1, at, t->held_stride); break;
