@@ -269,11 +269,11 @@ struct softmax_state {
 };
 
 static struct cpu_softmax_step stage_step(const struct scene *c, const uint64_t *bits, void *s, void *weights,
-                                          struct softmax_state *state) {
+                                          struct softmax_state *rows) {
     for (int32_t lane = 0; lane < CPU_LANES; lane++) {
-        state->max[lane] = lane % 3 ? -INFINITY : 1;
-        state->sum[lane] = lane % 3 ? 0 : 2;
-        state->shrink[lane] = 0;
+        rows->max[lane] = lane % 3 ? -INFINITY : 1;
+        rows->sum[lane] = lane % 3 ? 0 : 2;
+        rows->shrink[lane] = 0;
     }
     return (struct cpu_softmax_step){.s = s,
                                      .weights = weights,
@@ -281,9 +281,9 @@ static struct cpu_softmax_step stage_step(const struct scene *c, const uint64_t 
                                      .num_keys = c->num_keys,
                                      .num_lanes = c->num_lanes,
                                      .scale = 0.75f,
-                                     .max = state->max,
-                                     .sum = state->sum,
-                                     .shrink = state->shrink};
+                                     .max = rows->max,
+                                     .sum = rows->sum,
+                                     .shrink = rows->shrink};
 }
 
 static void run_turns(const struct scene *c, const void *keys, const void *panel, const void *values,
