@@ -262,6 +262,101 @@ static void check_softmax(const struct scene *c) {
     guarded_check_and_free(&weights);
 }
 
+/* Three panels through the overlapped turns and one after another: the same bits. They differ in what is visible. */
+enum { STAGES = 3 };
+struct softmax_state {
+    float max[CPU_LANES], sum[CPU_LANES], shrink[CPU_LANES];
+};
+
+static struct cpu_softmax_step stage_step(const struct scene *c, const uint64_t *bits, void *s, void *weights,
+                                          struct softmax_state *rows) {
+    for (int32_t lane = 0; lane < CPU_LANES; lane++) {
+        rows->max[lane] = lane % 3 ? -INFINITY : 1;
+        rows->sum[lane] = lane % 3 ? 0 : 2;
+        rows->shrink[lane] = 0;
+    }
+    return (struct cpu_softmax_step){.s = s,
+                                     .weights = weights,
+                                     .visible = bits,
+                                     .num_keys = c->num_keys,
+                                     .num_lanes = c->num_lanes,
+                                     .scale = 0.75f,
+                                     .max = rows->max,
+                                     .sum = rows->sum,
+                                     .shrink = rows->shrink};
+}
+
+static void run_turns(const struct scene *c, const void *keys, const void *panel, const void *values,
+                      const struct cpu_softmax_step *steps, float *const *acc) {
+    static struct cpu_overlap turn;
+    for (int n = 0; n < STAGES + 2; n++) {
+        const int now = n - 1, before = n - 2;
+        turn.next = n < STAGES ? &steps[n] : NULL;
+        turn.now = now >= 0 && now < STAGES ? &steps[now] : NULL;
+        turn.acc = before >= 0 ? acc[before] : NULL;
+        turn.keys = keys;
+        turn.panel = panel;
+        turn.values = values;
+        turn.weights = before >= 0 ? steps[before].weights : NULL;
+        turn.depth = turn.acc_depth = c->depth;
+        turn.acc_keys = c->num_keys;
+        turn.acc_lanes = c->num_lanes;
+        for (int32_t share = 0; share < CPU_OVERLAP_SHARES; share++)
+            c->kernels->overlap(&turn, share);
+    }
+}
+
+static void check_overlap(const struct scene *c) {
+    const struct cpu_kernels *k = c->kernels;
+    if (!k->overlap)
+        return;
+    static uint64_t bits[STAGES][KEYS_MAX];
+    static struct softmax_state states[2][STAGES];
+    const size_t acc_bytes = (size_t)c->depth * CPU_LANES * sizeof(float);
+    struct guarded keys = guarded_new(k->keys_bytes(c->num_keys, c->depth));
+    struct guarded panel = guarded_new(k->panel_bytes(c->depth)), s = guarded_new(tile_bytes(c));
+    struct guarded values = guarded_new(k->values_bytes(c->num_keys, c->depth)), acc[2][STAGES];
+    struct guarded weights[2] = {weights_new(c), weights_new(c)};
+    struct cpu_softmax_step steps[STAGES];
+    float *sums[STAGES];
+    k->pack_keys(guarded_at(&keys), c->keys.rows, c->num_keys, c->depth, c->dtype);
+    k->pack_panel(guarded_at(&panel), c->lanes.rows, c->num_lanes, c->depth, c->dtype);
+    k->pack_values(guarded_at(&values), c->keys.rows, c->num_keys, c->depth, c->dtype);
+    cpu_kernels_begin(k);
+    for (int i = 0; i < STAGES; i++) {
+        for (int way = 0; way < 2; way++) {
+            acc[way][i] = guarded_new(acc_bytes);
+            for (size_t at = 0; at < acc_bytes / sizeof(float); at++)
+                ((float *)guarded_at(&acc[way][i]))[at] = (float)at;
+        }
+        draw_visible(c->num_keys);
+        memcpy(bits[i], visible, sizeof visible);
+        const uint64_t *seen = draw(3) ? bits[i] : NULL;
+        steps[i] = stage_step(c, seen, guarded_at(&s), guarded_at(&weights[0]), &states[0][i]);
+        k->score(guarded_at(&s), guarded_at(&keys), guarded_at(&panel), c->num_keys, c->num_lanes, c->depth);
+        k->softmax(&steps[i]);
+        k->accumulate(guarded_at(&acc[0][i]), guarded_at(&values), steps[i].weights, c->num_keys, c->num_lanes,
+                      c->depth);
+        steps[i] = stage_step(c, seen, guarded_at(&s), guarded_at(&weights[i % 2]), &states[1][i]);
+        sums[i] = guarded_at(&acc[1][i]);
+    }
+    run_turns(c, guarded_at(&keys), guarded_at(&panel), guarded_at(&values), steps, sums);
+    cpu_kernels_end(k);
+    for (int i = 0; i < STAGES; i++) {
+        if (memcmp(&states[0][i], &states[1][i], sizeof states[0][i]) ||
+            memcmp(guarded_at(&acc[0][i]), sums[i], acc_bytes))
+            fail_msg("%s: panel %d has other bits than one after another", where(c, "overlap"), i);
+        guarded_check_and_free(&acc[0][i]);
+        guarded_check_and_free(&acc[1][i]);
+    }
+    guarded_check_and_free(&keys);
+    guarded_check_and_free(&panel);
+    guarded_check_and_free(&s);
+    guarded_check_and_free(&values);
+    guarded_check_and_free(&weights[0]);
+    guarded_check_and_free(&weights[1]);
+}
+
 static void check_gradient(const struct scene *c) {
     struct guarded s = guarded_new(tile_bytes(c)), dp = guarded_new(tile_bytes(c));
     struct guarded p = weights_new(c), ds = weights_new(c), ds_values = weights_new(c);
@@ -325,6 +420,7 @@ static void check_table(const struct cpu_kernels *kernels, fdm_dtype dtype) {
         matrix_draw(&c.lanes, c.num_lanes, c.depth, dtype);
         check_score(&c);
         check_softmax(&c);
+        check_overlap(&c);
         check_gradient(&c);
         free(c.keys.memory);
         free(c.lanes.memory);

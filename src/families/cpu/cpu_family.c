@@ -9,10 +9,11 @@
 #include "device/isa.h"
 #include "families/cpu/visible.h"
 
-/* One algorithm: a kernel for each instruction set, in the order of enum cpu_isa. */
+/* One algorithm: a kernel for each instruction set, in the order of enum cpu_isa; the last, for AMX alone. */
 struct algorithm {
     fdm_pass pass;
     const char *tag; /* in choice codes, "" or "DECODE_", so that one pass' codes are unique */
+    int many_blocks; /* whether blocks of any number of query lanes may be asked for */
     int (*takes_tables)(const struct cpu_kernels *kernels); /* whether the table has what it calls */
     int (*suits)(const fdm_problem *problem);               /* preferred to the ones after it */
     void (*blocks)(const fdm_problem *problem, const struct cpu_kernels *kernels, int32_t *block_m, int32_t *block_n);
@@ -24,6 +25,7 @@ struct algorithm {
 static int has_forward(const struct cpu_kernels *k) { return k->score && k->softmax && k->accumulate; }
 static int has_backward(const struct cpu_kernels *k) { return k->score && k->gradient && k->outer && k->accumulate; }
 static int has_decode(const struct cpu_kernels *k) { return k->decode && k->round_row; }
+static int has_overlap(const struct cpu_kernels *k) { return has_forward(k) && k->overlap; }
 static int suits_all(const fdm_problem *problem) {
     (void)problem;
     return 1;
@@ -47,13 +49,25 @@ static void forward_blocks(const fdm_problem *p, const struct cpu_kernels *kerne
 }
 
 static const struct algorithm algorithms[] = {
-    {FDM_FORWARD, "DECODE_", has_decode, cpu_decode_suits, cpu_decode_blocks, cpu_decode_workspace, cpu_decode},
-    {FDM_FORWARD, "", has_forward, suits_all, forward_blocks, cpu_forward_workspace, cpu_forward},
-    {FDM_BACKWARD, "", has_backward, suits_all, cpu_backward_blocks, cpu_backward_workspace, cpu_backward},
+    {FDM_FORWARD, "DECODE_", 0, has_decode, cpu_decode_suits, cpu_decode_blocks, cpu_decode_workspace, cpu_decode},
+    {FDM_FORWARD, "", 1, has_forward, suits_all, forward_blocks, cpu_forward_workspace, cpu_forward},
+    {FDM_BACKWARD, "", 1, has_backward, suits_all, cpu_backward_blocks, cpu_backward_workspace, cpu_backward},
+    {FDM_FORWARD, "OVERLAP_", 1, has_overlap, suits_all, forward_blocks, cpu_forward_overlap_workspace,
+     cpu_forward_overlap},
 };
-enum { NUM_ALGORITHMS = sizeof algorithms / sizeof algorithms[0] };
+enum {
+    NUM_ALGORITHMS = sizeof algorithms / sizeof algorithms[0],
+    NUM_CHOSEN_FREELY = NUM_ALGORITHMS - 1, /* the last runs only by name */
+    NUM_KERNELS = NUM_CHOSEN_FREELY * CPU_ISA_COUNT + 1
+};
 
-static const struct kernel_info infos[NUM_ALGORITHMS * CPU_ISA_COUNT] = {
+static const struct algorithm *algorithm_of(int32_t index) { return &algorithms[index / CPU_ISA_COUNT]; }
+static enum cpu_isa isa_of(int32_t index) {
+    return index == NUM_KERNELS - 1 ? CPU_ISA_AMX : (enum cpu_isa)(index % CPU_ISA_COUNT);
+}
+enum cpu_isa cpu_plan_isa(const fdm_plan *plan) { return isa_of(plan->kernel_index); }
+
+static const struct kernel_info infos[NUM_KERNELS] = {
     {"cpu.decode.scalar", "few query rows, keys in chunks, plain C", FDM_FORWARD},
     {"cpu.decode.neon", "few query rows, keys in chunks, Advanced SIMD", FDM_FORWARD},
     {"cpu.decode.avx2", "few query rows, keys in chunks, AVX2 and FMA", FDM_FORWARD},
@@ -72,12 +86,13 @@ static const struct kernel_info infos[NUM_ALGORITHMS * CPU_ISA_COUNT] = {
     {"cpu.backward.avx512", "five products by query blocks, float32 on AVX-512", FDM_BACKWARD},
     {"cpu.backward.avx512_bf16", "five products by query blocks, bfloat16 dot products of AVX-512", FDM_BACKWARD},
     {"cpu.backward.amx", "five products by query blocks, bfloat16 tiles of AMX", FDM_BACKWARD},
+    {"cpu.forward.amx_overlap", "by name: softmax between tile products; never run on hardware", FDM_FORWARD},
 };
 
 static int available(const struct family *family, int32_t index) {
     (void)family;
-    enum cpu_isa isa = (enum cpu_isa)(index % CPU_ISA_COUNT);
-    return cpu_isa_present(isa) && algorithms[index / CPU_ISA_COUNT].takes_tables(cpu_isa_kernels(isa, FDM_FLOAT32));
+    const enum cpu_isa isa = isa_of(index);
+    return cpu_isa_present(isa) && algorithm_of(index)->takes_tables(cpu_isa_kernels(isa, FDM_FLOAT32));
 }
 
 /* ---- choice ---- */
@@ -114,14 +129,14 @@ static void choice_code(char *code, size_t size, const struct algorithm *a, enum
     snprintf(code, size, "CPU_%s_%s%dx%d", upper, a->tag, block_m, block_n);
 }
 
-static void fill(const struct plan_request *request, int32_t algorithm, enum cpu_isa isa, int32_t block_m,
-                 fdm_plan *plan) {
-    const struct algorithm *a = &algorithms[algorithm];
+static void fill(const struct plan_request *request, int32_t index, int32_t block_m, fdm_plan *plan) {
+    const struct algorithm *a = algorithm_of(index);
+    const enum cpu_isa isa = isa_of(index);
     a->blocks(request->problem, cpu_isa_kernels(isa, request->problem->dtype), &plan->block_m, &plan->block_n);
     if (block_m > 0)
         plan->block_m = block_m;
-    plan->kernel_index = algorithm * CPU_ISA_COUNT + (int32_t)isa;
-    snprintf(plan->kernel, sizeof plan->kernel, "%s", infos[plan->kernel_index].name);
+    plan->kernel_index = index;
+    snprintf(plan->kernel, sizeof plan->kernel, "%s", infos[index].name);
     choice_code(plan->choice, sizeof plan->choice, a, isa, plan->block_m, plan->block_n);
     plan->workspace_bytes = a->workspace(request->problem, plan);
 }
@@ -129,9 +144,9 @@ static void fill(const struct plan_request *request, int32_t algorithm, enum cpu
 /* A forced kernel: a kernel's name, or a choice code with any of the block sizes there are. */
 static int choose_forced(const struct plan_request *request, enum cpu_isa best, fdm_plan *plan) {
     const char *why = "is not a kernel of this family for this pass";
-    for (int32_t i = 0; i < NUM_ALGORITHMS * CPU_ISA_COUNT; i++) {
-        const struct algorithm *a = &algorithms[i / CPU_ISA_COUNT];
-        enum cpu_isa isa = (enum cpu_isa)(i % CPU_ISA_COUNT);
+    for (int32_t i = 0; i < NUM_KERNELS; i++) {
+        const struct algorithm *a = algorithm_of(i);
+        const enum cpu_isa isa = isa_of(i);
         int named = strcmp(infos[i].name, request->kernel) == 0;
         if (named && a->pass != request->problem->pass)
             why = "is for the other pass";
@@ -139,10 +154,10 @@ static int choose_forced(const struct plan_request *request, enum cpu_isa best, 
             why = "uses an instruction set that this build does not have";
         if (a->pass != request->problem->pass || !cpu_isa_kernels(isa, request->problem->dtype))
             continue;
-        int32_t most = *a->tag ? 0 : CPU_BLOCK_LANES_MAX; /* decode's step is what it is */
+        int32_t most = a->many_blocks ? CPU_BLOCK_LANES_MAX : 0; /* decode's step is what it is */
         for (int32_t block_m = 0; block_m <= most; block_m = block_m ? 2 * block_m : CPU_LANES) {
             if (!refusal(a, isa, request->problem))
-                fill(request, i / CPU_ISA_COUNT, isa, block_m, plan);
+                fill(request, i, block_m, plan);
             if (!named && strcmp(plan->choice, request->kernel) != 0)
                 continue;
             why = isa > best ? "needs an instruction set above the device's" : refusal(a, isa, request->problem);
@@ -167,7 +182,7 @@ static int worth_trying(enum cpu_isa isa, enum cpu_isa best, const fdm_problem *
 }
 
 static void explain(const struct plan_request *request, enum cpu_isa isa, fdm_plan *plan) {
-    int decode = *algorithms[plan->kernel_index / CPU_ISA_COUNT].tag != 0;
+    int decode = *algorithm_of(plan->kernel_index)->tag != 0;
     snprintf(
         plan->reason, sizeof plan->reason,
         decode ? "%s is the best instruction set for %s with few query rows on this device (%s); steps of %d query "
@@ -188,14 +203,14 @@ static int choose(const struct family *family, const struct plan_request *reques
     }
     if (request->kernel)
         return choose_forced(request, (enum cpu_isa)best, plan);
-    for (int32_t i = 0; i < NUM_ALGORITHMS; i++) {
+    for (int32_t i = 0; i < NUM_CHOSEN_FREELY; i++) {
         if (algorithms[i].pass != p->pass || !algorithms[i].suits(p))
             continue;
         for (int isa = best; isa >= 0; isa--) {
             if (refusal(&algorithms[i], (enum cpu_isa)isa, p) ||
                 !worth_trying((enum cpu_isa)isa, (enum cpu_isa)best, p))
                 continue;
-            fill(request, i, (enum cpu_isa)isa, 0, plan);
+            fill(request, i * CPU_ISA_COUNT + isa, 0, plan);
             explain(request, (enum cpu_isa)isa, plan);
             return 1;
         }
@@ -209,7 +224,7 @@ static int choose(const struct family *family, const struct plan_request *reques
 static fdm_status execute(const struct family *family, const fdm_plan *plan, const struct attention *attention,
                           void *workspace, const fdm_launch *launch) {
     (void)family;
-    const struct algorithm *a = &algorithms[plan->kernel_index / CPU_ISA_COUNT];
+    const struct algorithm *a = algorithm_of(plan->kernel_index);
     const enum cpu_isa isa = cpu_plan_isa(plan);
     if (plan->num_threads < 1 || plan->block_m < 1 || plan->block_m > CPU_BLOCK_LANES_MAX || plan->block_n < 1 ||
         plan->block_n > CPU_BLOCK_KEYS_MAX || a->pass != attention->problem->pass ||
@@ -227,7 +242,7 @@ static const struct kernel_info *kernel(const struct family *family, int32_t ind
 
 const struct family family_cpu = {.name = "cpu",
                                   .device_type = FDM_CPU,
-                                  .num_kernels = NUM_ALGORITHMS * CPU_ISA_COUNT,
+                                  .num_kernels = NUM_KERNELS,
                                   .kernel = kernel,
                                   .available = available,
                                   .choose = choose,

@@ -5,10 +5,8 @@
 #include "families/cpu/kernels.h"
 #include "families/family.h"
 
-/* The instruction set of the plan's kernel: of each pass there is one for each. */
-static inline enum cpu_isa cpu_plan_isa(const fdm_plan *plan) {
-    return (enum cpu_isa)(plan->kernel_index % CPU_ISA_COUNT);
-}
+/* The instruction set of the plan's kernel. */
+enum cpu_isa cpu_plan_isa(const fdm_plan *plan);
 
 /* The next bytes of a workspace that is being laid out, in steps of 64; base NULL only counts. */
 static inline void *cpu_take(char *base, size_t *used, size_t bytes) {
@@ -21,6 +19,10 @@ static inline void *cpu_take(char *base, size_t *used, size_t bytes) {
 int64_t cpu_forward_workspace(const fdm_problem *problem, const fdm_plan *plan);
 fdm_status cpu_forward(const fdm_plan *plan, const struct attention *attention, void *workspace,
                        const fdm_launch *launch);
+/* The same results with the softmax of one panel beside the products of others, where the table has `overlap`. */
+int64_t cpu_forward_overlap_workspace(const fdm_problem *problem, const fdm_plan *plan);
+fdm_status cpu_forward_overlap(const fdm_plan *plan, const struct attention *attention, void *workspace,
+                               const fdm_launch *launch);
 /* Stores lse = max + log(sum), and what its rounding leaves, of row i (packed: of the packed tensor); where they are
  * wanted. sum 0: a row without keys. */
 void cpu_store_lse(const struct attention *attention, int64_t batch, int64_t head, int64_t i, float max, float sum);

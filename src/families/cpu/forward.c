@@ -5,7 +5,6 @@
  * come from one counter, the last rows first, since causal gives those the most keys. Block sizes depend on the problem
  * alone, so the result does not depend on the number of threads. */
 #include <math.h>
-#include <stdatomic.h>
 #include <string.h>
 
 #include "base/error.h"
@@ -13,40 +12,13 @@
 #include "device/isa.h"
 #include "device/threads.h"
 #include "families/cpu/cpu_family.h"
-#include "families/cpu/visible.h"
+#include "families/cpu/forward_call.h"
 
 _Static_assert((int)CPU_BLOCK_LANES_MAX >= (int)CPU_BLOCK_KEYS_MAX, "rows[] holds lanes or keys");
 
-/* What a thread works on. The buffers lie behind it in its share of the workspace. */
-struct forward_thread {
-    struct lane_block block;
-    struct key_walk walk;
-    struct key_block keys;
-    const void *rows[CPU_BLOCK_LANES_MAX]; /* addresses for packing, of lanes or keys */
-    const void *bias_rows[CPU_BLOCK_LANES_MAX];
-    float bias_keys[CPU_BLOCK_KEYS_MAX];
-    float max[CPU_BLOCK_LANES_MAX], sum[CPU_BLOCK_LANES_MAX], shrink[CPU_LANES];
-    char *panels, *packed_keys, *packed_values, *weights; /* weights NULL: the score tile serves */
-    float *s, *acc;
-    size_t panel_bytes;
-};
-
-enum bias_kind { BIAS_NONE, BIAS_KEYS, BIAS_ROWS };
-
-struct forward_call {
-    const struct attention *attention;
-    const struct cpu_kernels *kernels;
-    char *workspace;
-    size_t thread_bytes;
-    int32_t block_m, block_n;
-    int64_t lane_blocks, num_items; /* lane blocks of the longest sequence */
-    enum bias_kind bias_kind;
-    atomic_llong next_item;
-};
-
 /* Lays out a thread's share at base and returns its bytes; with base NULL, the bytes alone. */
 static size_t thread_layout(char *base, const struct cpu_kernels *k, const fdm_problem *p, int32_t block_m,
-                            int32_t block_n) {
+                            int32_t block_n, int overlapped) {
     struct forward_thread unused, *thread = base ? (struct forward_thread *)(void *)base : &unused;
     const int32_t d = (int32_t)p->head_dim, dv = (int32_t)p->head_dim_v, panels = block_m / CPU_LANES;
     const int32_t packed = (block_n + k->key_multiple - 1) / k->key_multiple * k->key_multiple;
@@ -61,12 +33,20 @@ static size_t thread_layout(char *base, const struct cpu_kernels *k, const fdm_p
     thread->s = cpu_take(base, &used, tile);
     thread->weights = k->weights_bytes(block_n) ? cpu_take(base, &used, k->weights_bytes(block_n)) : NULL;
     thread->acc = cpu_take(base, &used, (size_t)panels * (size_t)dv * CPU_LANES * sizeof(float));
+    thread->pipeline = NULL;
+    if (overlapped)
+        used += forward_pipeline_layout(base ? base + used : NULL, thread, k, p, block_n);
     return used;
 }
 
 int64_t cpu_forward_workspace(const fdm_problem *problem, const fdm_plan *plan) {
     const struct cpu_kernels *kernels = cpu_isa_kernels(cpu_plan_isa(plan), problem->dtype);
-    return (int64_t)thread_layout(NULL, kernels, problem, plan->block_m, plan->block_n) * plan->num_threads;
+    return (int64_t)thread_layout(NULL, kernels, problem, plan->block_m, plan->block_n, 0) * plan->num_threads;
+}
+
+int64_t cpu_forward_overlap_workspace(const fdm_problem *problem, const fdm_plan *plan) {
+    const struct cpu_kernels *kernels = cpu_isa_kernels(cpu_plan_isa(plan), problem->dtype);
+    return (int64_t)thread_layout(NULL, kernels, problem, plan->block_m, plan->block_n, 1) * plan->num_threads;
 }
 
 /* ---- operands ---- */
@@ -95,7 +75,7 @@ static void key_rows(struct forward_thread *thread, const struct matrix_view *vi
         thread->rows[k] = base + thread->keys.key[k] * view->row * bytes;
 }
 
-static void pack_keys(const struct forward_call *call, struct forward_thread *thread) {
+void forward_pack_keys(const struct forward_call *call, struct forward_thread *thread) {
     const fdm_problem *p = call->attention->problem;
     const int64_t bytes = fdm_dtype_bytes(p->dtype);
     key_rows(thread, &call->attention->k, bytes);
@@ -105,10 +85,7 @@ static void pack_keys(const struct forward_call *call, struct forward_thread *th
         thread->packed_values, thread->rows, thread->keys.num_keys, (int32_t)p->head_dim_v, p->dtype);
 }
 
-/* Asks for the rows that the next block will pack, a share at each of the PREFETCH_SHARES steps of each panel: rows are
- * far apart, where the hardware's own prefetching does not follow, and more requests at a time than the core can have
- * open hold it up. Only neighbouring keys can be foreseen. */
-enum { PREFETCH_SHARES = 4 };
+/* Asks for a share of the rows that the next block will pack. */
 static inline __attribute__((always_inline)) void
 prefetch_next(const struct forward_call *call, const struct forward_thread *thread, int32_t panel, int32_t share) {
     const struct matrix_view *views[2] = {&call->attention->k, &call->attention->v};
@@ -117,7 +94,7 @@ prefetch_next(const struct forward_call *call, const struct forward_thread *thre
     const struct key_walk *walk = &thread->walk;
     const struct lane_block *block = &thread->block;
     const int64_t count = walk->last - walk->next < walk->block_keys ? walk->last - walk->next : walk->block_keys;
-    const int64_t place = panel * PREFETCH_SHARES + share, places = block->num_panels * PREFETCH_SHARES;
+    const int64_t place = panel * FORWARD_SHARES + share, places = block->num_panels * FORWARD_SHARES;
     const int64_t first = walk->next + count * place / places, last = walk->next + count * (place + 1) / places;
     for (int i = 0; thread->keys.contiguous && i < 2; i++)
         for (int64_t key = first; key < last; key++) {
@@ -179,7 +156,7 @@ prefetch_bias(const struct forward_call *call, const struct forward_thread *thre
         return;
     const int32_t lanes = lane_block_panel_lanes(block, next);
     const int64_t bytes = bias_bytes(call);
-    for (int32_t l = lanes * share / PREFETCH_SHARES; l < lanes * (share + 1) / PREFETCH_SHARES; l++) {
+    for (int32_t l = lanes * share / FORWARD_SHARES; l < lanes * (share + 1) / FORWARD_SHARES; l++) {
         const char *row = thread->bias_rows[next * CPU_LANES + l];
         for (int64_t at = first * bytes; at < last * bytes; at += 64)
             __builtin_prefetch(row + at, 0, 2);
@@ -190,6 +167,11 @@ static inline __attribute__((always_inline)) void
 prefetch_share(const struct forward_call *call, const struct forward_thread *thread, int32_t panel, int32_t share) {
     prefetch_next(call, thread, panel, share);
     prefetch_bias(call, thread, panel, share);
+}
+
+void forward_prefetch(const struct forward_call *call, const struct forward_thread *thread, int32_t panel,
+                      int32_t share) {
+    prefetch_next(call, thread, panel, share);
 }
 
 /* ---- the loop ---- */
@@ -254,34 +236,39 @@ static void accumulate_strips(const struct forward_call *call, const struct forw
     }
 }
 
+struct cpu_softmax_step forward_softmax_step(const struct forward_call *call, struct forward_thread *thread,
+                                             int32_t panel) {
+    const fdm_problem *p = call->attention->problem;
+    return (struct cpu_softmax_step){.s = thread->s,
+                                     .weights = thread->weights ? (void *)thread->weights : (void *)thread->s,
+                                     .visible = thread->keys.state[panel] == PANEL_PARTIAL ? thread->keys.visible[panel]
+                                                                                           : NULL,
+                                     .num_keys = thread->keys.num_keys,
+                                     .num_lanes = lane_block_panel_lanes(&thread->block, panel),
+                                     .scale = (float)p->softmax_scale,
+                                     .softcap = (float)p->softcap,
+                                     .max = thread->max + panel * CPU_LANES,
+                                     .sum = thread->sum + panel * CPU_LANES,
+                                     .shrink = thread->shrink};
+}
+
 static void run_panel(const struct forward_call *call, struct forward_thread *thread, int32_t panel) {
     const fdm_problem *p = call->attention->problem;
-    const int32_t lanes = lane_block_panel_lanes(&thread->block, panel);
     float *acc = thread->acc + (size_t)panel * (size_t)p->head_dim_v * CPU_LANES;
     struct strip strips[STRIPS_MAX];
     const int32_t count = cut_strips(call, thread, panel, strips);
     prefetch_share(call, thread, panel, 0);
     score_strips(call, thread, panel, strips, count);
     prefetch_share(call, thread, panel, 1);
-    struct cpu_softmax_step step = {
-        .s = thread->s,
-        .weights = thread->weights ? (void *)thread->weights : (void *)thread->s,
-        .visible = thread->keys.state[panel] == PANEL_PARTIAL ? thread->keys.visible[panel] : NULL,
-        .bias_keys = call->bias_kind == BIAS_KEYS ? thread->bias_keys : NULL,
-        .bias_rows = call->bias_kind == BIAS_ROWS ? thread->bias_rows + panel * CPU_LANES : NULL,
-        .keys = thread->keys.key,
-        .bias_key_stride = call->attention->bias.key,
-        .bias_dtype = p->bias_dtype,
-        .num_keys = thread->keys.num_keys,
-        .num_lanes = lanes,
-        .scale = (float)p->softmax_scale,
-        .softcap = (float)p->softcap,
-        .max = thread->max + panel * CPU_LANES,
-        .sum = thread->sum + panel * CPU_LANES,
-        .shrink = thread->shrink};
+    struct cpu_softmax_step step = forward_softmax_step(call, thread, panel);
+    step.bias_keys = call->bias_kind == BIAS_KEYS ? thread->bias_keys : NULL;
+    step.bias_rows = call->bias_kind == BIAS_ROWS ? thread->bias_rows + panel * CPU_LANES : NULL;
+    step.keys = thread->keys.key;
+    step.bias_key_stride = call->attention->bias.key;
+    step.bias_dtype = p->bias_dtype;
     call->kernels->softmax(&step);
     prefetch_share(call, thread, panel, 2);
-    call->kernels->shrink(acc, thread->shrink, lanes, (int32_t)p->head_dim_v);
+    call->kernels->shrink(acc, thread->shrink, step.num_lanes, (int32_t)p->head_dim_v);
     accumulate_strips(call, thread, acc, step.weights, strips, count);
     prefetch_share(call, thread, panel, 3);
 }
@@ -315,6 +302,25 @@ static void finish(const struct forward_call *call, struct forward_thread *threa
             thread->sum + panel * CPU_LANES, lane_block_panel_lanes(block, panel), dv, a->problem->dtype);
 }
 
+static void walk_keys(const struct forward_call *call, struct forward_thread *thread) {
+    const struct lane_block *block = &thread->block;
+    if (call->bias_kind == BIAS_ROWS)
+        find_bias_rows(call, thread);
+    while (key_walk_next(&thread->walk, &thread->keys)) {
+        forward_pack_keys(call, thread);
+        if (call->bias_kind == BIAS_KEYS)
+            load_bias_keys(call, thread);
+        for (int32_t panel = 0; panel < block->num_panels; panel++) {
+            key_walk_ahead(&thread->walk);
+            if (thread->keys.state[panel] != PANEL_SKIP)
+                run_panel(call, thread, panel);
+            else
+                for (int32_t share = 0; share < FORWARD_SHARES; share++)
+                    prefetch_next(call, thread, panel, share);
+        }
+    }
+}
+
 static void run_block(const struct forward_call *call, struct forward_thread *thread) {
     const struct lane_block *block = &thread->block;
     for (int32_t lane = 0; lane < block->num_panels * CPU_LANES; lane++) {
@@ -324,22 +330,11 @@ static void run_block(const struct forward_call *call, struct forward_thread *th
     memset(thread->acc, 0,
            (size_t)block->num_panels * (size_t)call->attention->problem->head_dim_v * CPU_LANES * sizeof(float));
     pack_panels(call, thread);
-    if (call->bias_kind == BIAS_ROWS)
-        find_bias_rows(call, thread);
     key_walk_init(&thread->walk, block, call->block_n);
-    while (key_walk_next(&thread->walk, &thread->keys)) {
-        pack_keys(call, thread);
-        if (call->bias_kind == BIAS_KEYS)
-            load_bias_keys(call, thread);
-        for (int32_t panel = 0; panel < block->num_panels; panel++) {
-            key_walk_ahead(&thread->walk);
-            if (thread->keys.state[panel] != PANEL_SKIP)
-                run_panel(call, thread, panel);
-            else
-                for (int32_t share = 0; share < PREFETCH_SHARES; share++)
-                    prefetch_next(call, thread, panel, share);
-        }
-    }
+    if (call->overlapped)
+        forward_walk_overlapped(call, thread);
+    else
+        walk_keys(call, thread);
     finish(call, thread);
 }
 
@@ -361,7 +356,7 @@ static void run_thread(void *argument, int32_t index) {
     struct forward_call *call = argument;
     char *base = call->workspace + (size_t)index * call->thread_bytes;
     struct forward_thread *thread = (struct forward_thread *)(void *)base;
-    thread_layout(base, call->kernels, call->attention->problem, call->block_m, call->block_n);
+    thread_layout(base, call->kernels, call->attention->problem, call->block_m, call->block_n, call->overlapped);
     cpu_kernels_begin(call->kernels);
     for (;;) {
         int64_t item = atomic_fetch_add_explicit(&call->next_item, 1, memory_order_relaxed);
@@ -372,8 +367,8 @@ static void run_thread(void *argument, int32_t index) {
     cpu_kernels_end(call->kernels);
 }
 
-fdm_status cpu_forward(const fdm_plan *plan, const struct attention *attention, void *workspace,
-                       const fdm_launch *launch) {
+static fdm_status run_forward(const fdm_plan *plan, const struct attention *attention, void *workspace,
+                              const fdm_launch *launch, int overlapped) {
     const fdm_problem *p = attention->problem;
     const int64_t lanes = p->seqlen_q * (p->heads / p->heads_kv);
     if (plan->block_m % CPU_LANES)
@@ -385,10 +380,24 @@ fdm_status cpu_forward(const fdm_plan *plan, const struct attention *attention, 
                                 .block_m = plan->block_m,
                                 .block_n = plan->block_n,
                                 .lane_blocks = (lanes + plan->block_m - 1) / plan->block_m,
-                                .bias_kind = bias_kind(attention)};
-    call.thread_bytes = thread_layout(NULL, call.kernels, p, call.block_m, call.block_n);
+                                .bias_kind = bias_kind(attention),
+                                .overlapped = overlapped};
+    call.thread_bytes = thread_layout(NULL, call.kernels, p, call.block_m, call.block_n, call.overlapped);
     call.num_items = call.lane_blocks * p->batch * p->heads_kv;
     atomic_init(&call.next_item, 0);
     threads_run(launch ? launch->executor : NULL, plan->num_threads, run_thread, &call);
     return FDM_OK;
+}
+
+fdm_status cpu_forward(const fdm_plan *plan, const struct attention *attention, void *workspace,
+                       const fdm_launch *launch) {
+    return run_forward(plan, attention, workspace, launch, 0);
+}
+
+/* A bias, a softcap or a negative scale changes scores before their maximum is taken: those run one after another. */
+fdm_status cpu_forward_overlap(const fdm_plan *plan, const struct attention *attention, void *workspace,
+                               const fdm_launch *launch) {
+    const fdm_problem *p = attention->problem;
+    return run_forward(plan, attention, workspace, launch,
+                       !attention->bias.data && p->softcap == 0 && p->softmax_scale >= 0);
 }

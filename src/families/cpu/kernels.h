@@ -56,6 +56,30 @@ struct cpu_softmax_step {
     float *shrink; /* [CPU_LANES] out: exp(old max - new max), 1 where the lane has seen no key */
 };
 
+/* One turn of the overlapped forward (forward_overlap.c): what three panels need that does not depend on each other.
+ * The panel `now` has its scores and their maxima and gets its weights; the scores of `next` are computed, with their
+ * maxima; the values of the panel before are added to its accumulators. Neither step has a bias or a softcap. */
+struct cpu_overlap {
+    const struct cpu_softmax_step *now, *next; /* NULL = no such panel; next->s may be now->s */
+    const void *keys, *panel;                  /* operands of the scores of next */
+    int32_t depth;
+    float *acc; /* the arguments of `accumulate` for the panel before; NULL = no such panel */
+    const void *values, *weights;
+    int32_t acc_keys, acc_lanes, acc_depth;
+    /* The table's own, kept from share to share, and `top` from turn to turn. */
+    float top[CPU_LANES]; /* largest raw scores: of now before the first share, then of next so far */
+    float max[CPU_LANES], base[CPU_LANES], sum[CPU_LANES];
+    int32_t weighed;       /* keys of now whose weights are made */
+    int32_t scored;        /* keys of next whose scores may be read */
+    int32_t raised;        /* keys of next that top knows */
+    int32_t places, units; /* places between products, and units of vector work for them */
+    int32_t due;           /* units due at this place, times places */
+    float *held;           /* where sums belong that still lie in the unit, rows held_stride bytes apart */
+    size_t held_stride;
+    uint32_t held_tiles; /* bit t: tile t of them is to be stored */
+};
+enum { CPU_OVERLAP_SHARES = 4 };
+
 /* Scores back to probabilities with the known lse, and dS from dP. */
 struct cpu_gradient_step {
     float *s; /* [keys][CPU_LANES] in: raw scores; out: P (fp32 math: weights of dV) */
@@ -113,6 +137,9 @@ struct cpu_kernels {
     /* Vector steps. */
     void (*softmax)(const struct cpu_softmax_step *step);
     void (*gradient)(const struct cpu_gradient_step *step);
+    /* A share of a turn; all shares in order make a turn. Every sum is formed in the order in which score, softmax and
+     * accumulate form it, so the bits are theirs. NULL = there is none. */
+    void (*overlap)(struct cpu_overlap *turn, int32_t share);
     void (*shrink)(float *acc, const float *shrink, int32_t num_lanes,
                    int32_t depth); /* acc[d][lane] *= shrink[lane] */
     /* out[lane][d] = acc[d][lane] * factor[lane], rounded to dtype: rows[lane] is the address of lane's output row. */

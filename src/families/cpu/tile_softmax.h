@@ -35,6 +35,20 @@ INLINE enum softmax_mode softmax_mode(const struct cpu_softmax_step *step) {
     return step->visible ? SOFTMAX_MASKED : SOFTMAX_PLAIN;
 }
 
+/* The larger of x and the largest so far, where the key is visible. */
+INLINE vec softmax_higher(const struct cpu_softmax_step *step, int32_t key, int32_t lane, vec x, vec top,
+                          enum softmax_mode mode) {
+    vec higher = vec_max(x, top);
+    return mode == SOFTMAX_MASKED ? vec_select(vec_bits(step->visible[key], lane), higher, top) : higher;
+}
+
+/* What exp() is relative to from now on: the largest score of the tile where that is far above what it was. */
+INLINE vec softmax_raised(const struct cpu_softmax_step *step, int32_t lane, vec top, enum softmax_mode mode) {
+    vec natural = mode == SOFTMAX_ANY ? top : vec_mul(top, vec_set(step->scale));
+    vec old = vec_load(step->max + lane);
+    return vec_select(vec_less(vec_add(old, vec_set(SOFTMAX_SLACK)), natural), natural, old);
+}
+
 /* max = the running maximum, raised to the tile's where that is far above, for the strip that starts at lane. In
  * SOFTMAX_ANY, s holds natural scores after. */
 INLINE void softmax_raise_max(const struct cpu_softmax_step *step, int32_t lane, int vectors, enum softmax_mode mode,
@@ -52,15 +66,11 @@ INLINE void softmax_raise_max(const struct cpu_softmax_step *step, int32_t lane,
             vec x = mode == SOFTMAX_ANY ? softmax_score(step, key, column) : vec_load(s + v * VECTOR_WIDTH);
             if (mode == SOFTMAX_ANY)
                 vec_store(s + v * VECTOR_WIDTH, x);
-            vec higher = vec_max(x, top[v]);
-            top[v] = mode == SOFTMAX_MASKED ? vec_select(vec_bits(step->visible[key], column), higher, top[v]) : higher;
+            top[v] = softmax_higher(step, key, column, x, top[v], mode);
         }
     }
-    for (int v = 0; v < vectors; v++) {
-        vec natural = mode == SOFTMAX_ANY ? top[v] : vec_mul(top[v], vec_set(step->scale));
-        vec old = vec_load(step->max + lane + v * VECTOR_WIDTH);
-        max[v] = vec_select(vec_less(vec_add(old, vec_set(SOFTMAX_SLACK)), natural), natural, old);
-    }
+    for (int v = 0; v < vectors; v++)
+        max[v] = softmax_raised(step, lane + v * VECTOR_WIDTH, top[v], mode);
 }
 
 /* What to subtract: the maximum, or 0 in a lane that has seen no key, whose scores are all -inf. */
@@ -74,6 +84,12 @@ INLINE vec softmax_shrink(const struct cpu_softmax_step *step, int32_t lane, vec
     vec_store(step->shrink + lane, shrink);
     vec_store(step->max + lane, max);
     return shrink;
+}
+
+/* The sum of all weights so far, those before the tile shrunk to the new maximum. */
+INLINE void softmax_finish(const struct cpu_softmax_step *step, int32_t lane, vec max, vec sum) {
+    vec shrink = softmax_shrink(step, lane, max);
+    vec_store(step->sum + lane, vec_fma(vec_load(step->sum + lane), shrink, sum));
 }
 
 /* (score - origin) log2(e). One FMA takes a raw score there; factor = scale log2(e), base = -origin log2(e). Of a
@@ -108,11 +124,8 @@ INLINE void softmax_strip(const struct cpu_softmax_step *step, int32_t lane, int
             sum[v] = vec_add(sum[v], weight);
         }
     }
-    for (int v = 0; v < vectors; v++) {
-        int32_t at = lane + v * VECTOR_WIDTH;
-        vec shrink = softmax_shrink(step, at, max[v]);
-        vec_store(step->sum + at, vec_fma(vec_load(step->sum + at), shrink, sum[v]));
-    }
+    for (int v = 0; v < vectors; v++)
+        softmax_finish(step, lane + v * VECTOR_WIDTH, max[v], sum[v]);
 }
 
 INLINE void softmax_lanes(const struct cpu_softmax_step *step, enum softmax_mode mode) {

@@ -40,6 +40,9 @@ struct multiplication {
     int exact;     /* every partial product of float16 */
 };
 
+/* Part pa of A is multiplied by this part of B, then by the larger ones. */
+INLINE int least_part(const struct multiplication *m, int pa) { return PARTS == 2 && m->exact ? 1 : PARTS - 1 - pa; }
+
 /* C += A B for up to 32 x 32 of C. Partial products with the smaller factors come first. */
 INLINE void multiply(const struct multiplication *m, const char *a, const char *b, int two_rows, int two_columns) {
     for (int pa = PARTS - 1; pa >= 0; pa--)
@@ -48,7 +51,7 @@ INLINE void multiply(const struct multiplication *m, const char *a, const char *
             _tile_loadd(4, a_at, m->a_stride);
             if (two_rows)
                 _tile_loadd(5, a_at + TILE_SIDE * m->a_stride, m->a_stride);
-            for (int pb = PARTS == 2 && m->exact ? 1 : PARTS - 1 - pa; pb >= 0; pb--) {
+            for (int pb = least_part(m, pa); pb >= 0; pb--) {
                 const char *b_at = b + (size_t)pb * m->b_plane + (size_t)step * TILE_SIDE * m->b_stride;
                 _tile_loadd(6, b_at, m->b_stride);
                 _tile_dpbf16ps(0, 4, 6);
@@ -129,20 +132,29 @@ INLINE void blocks_of(const struct multiplication *m, float *c, size_t c_stride,
 
 INLINE int32_t tiles_of(int32_t n) { return (n + TILE_SIDE - 1) / TILE_SIDE; }
 
+INLINE struct multiplication score_multiplication(int32_t num_keys, int32_t depth) {
+    const int32_t padded = round_up(depth, TILE_STEP);
+    return (struct multiplication){(size_t)padded * 2, CPU_LANES * 4,      keys_plane(num_keys, depth),
+                                   panel_plane(depth), padded / TILE_STEP, 1};
+}
+
+INLINE struct multiplication accumulate_multiplication(int32_t num_keys, int32_t depth) {
+    const int32_t padded = round_up(num_keys, TILE_STEP);
+    return (struct multiplication){(size_t)padded * 2,      CPU_LANES * 4,      values_plane(num_keys, depth),
+                                   weights_plane(num_keys), padded / TILE_STEP, 0};
+}
+
 static void amx_score(float *s, const void *keys, const void *panel, int32_t num_keys, int32_t num_lanes,
                       int32_t depth) {
-    const int32_t padded = round_up(depth, TILE_STEP);
-    const struct multiplication m = {(size_t)padded * 2, CPU_LANES * 4,      keys_plane(num_keys, depth),
-                                     panel_plane(depth), padded / TILE_STEP, 1};
+    const struct multiplication m = score_multiplication(num_keys, depth);
     blocks_of(&m, s, CPU_LANES * sizeof(float), keys, panel, 0, tiles_of(num_keys), tiles_of(num_lanes));
 }
 
 static void amx_accumulate(float *acc, const void *values, const void *weights, int32_t num_keys, int32_t num_lanes,
                            int32_t depth) {
-    const int32_t padded = round_up(num_keys, TILE_STEP), whole = depth / TILE_SIDE, left = depth % TILE_SIDE;
+    const int32_t whole = depth / TILE_SIDE, left = depth % TILE_SIDE;
     const size_t stride = CPU_LANES * sizeof(float);
-    const struct multiplication m = {(size_t)padded * 2,      CPU_LANES * 4,      values_plane(num_keys, depth),
-                                     weights_plane(num_keys), padded / TILE_STEP, 0};
+    const struct multiplication m = accumulate_multiplication(num_keys, depth);
     blocks_of(&m, acc, stride, values, weights, 1, whole, tiles_of(num_lanes));
     if (left > 0) { /* the last rows of acc go through a whole tile, so that nothing past acc is touched */
         float tail[TILE_SIDE * CPU_LANES] __attribute__((aligned(64))) = {0};
@@ -203,9 +215,5 @@ static void amx_outer(float *const *acc_rows, const void *weights, const void *r
         }
     }
 }
-
-#define AMX_ENTRIES                                                                                     \
-    .isa = "amx", .begin = amx_begin, .end = amx_end, .score = amx_score, .accumulate = amx_accumulate, \
-    .outer = amx_outer, OPERAND_ENTRIES
 
 #endif

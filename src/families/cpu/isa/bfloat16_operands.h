@@ -226,11 +226,8 @@ INLINE void operand_softmax_strip(const struct cpu_softmax_step *step, int32_t l
         softmax_pair(step, key, 1, lane, vectors, mode, origin, base, sum);
     if (key < step->num_keys)
         softmax_pair(step, key, 0, lane, vectors, mode, origin, base, sum);
-    for (int v = 0; v < vectors; v++) {
-        int32_t at = lane + v * VECTOR_WIDTH;
-        vec shrink = softmax_shrink(step, at, max[v]);
-        vec_store(step->sum + at, vec_fma(vec_load(step->sum + at), shrink, sum[v]));
-    }
+    for (int v = 0; v < vectors; v++)
+        softmax_finish(step, lane + v * VECTOR_WIDTH, max[v], sum[v]);
 }
 
 INLINE void operand_softmax_lanes(const struct cpu_softmax_step *step, enum softmax_mode mode) {
@@ -241,16 +238,21 @@ INLINE void operand_softmax_lanes(const struct cpu_softmax_step *step, enum soft
         operand_softmax_strip(step, lane, 1, mode);
 }
 
+/* Zeros for the keys that round the weights up to whole steps of a contraction. */
+INLINE void clear_weights_padding(const struct cpu_softmax_step *step) {
+    const int32_t last = (step->num_keys + 1) / 2, padded = round_up(step->num_keys, TILE_STEP) / 2;
+    for (int p = 0; p < PARTS; p++)
+        memset((char *)step->weights + (size_t)p * weights_plane(step->num_keys) + (size_t)last * CPU_LANES * 4, 0,
+               (size_t)(padded - last) * CPU_LANES * 4);
+}
+
 static void operand_softmax(const struct cpu_softmax_step *step) {
     switch (softmax_mode(step)) {
     case SOFTMAX_PLAIN: operand_softmax_lanes(step, SOFTMAX_PLAIN); break;
     case SOFTMAX_MASKED: operand_softmax_lanes(step, SOFTMAX_MASKED); break;
     case SOFTMAX_ANY: operand_softmax_lanes(step, SOFTMAX_ANY); break;
     }
-    const int32_t last = (step->num_keys + 1) / 2, padded = round_up(step->num_keys, TILE_STEP) / 2;
-    for (int p = 0; p < PARTS; p++)
-        memset((char *)step->weights + (size_t)p * weights_plane(step->num_keys) + (size_t)last * CPU_LANES * 4, 0,
-               (size_t)(padded - last) * CPU_LANES * 4);
+    clear_weights_padding(step);
 }
 
 /* P and dS of two keys, stored as all three operands; the second key is 0 when there is none. */
