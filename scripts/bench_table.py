@@ -109,7 +109,7 @@ def peak_table(folder: pathlib.Path) -> str:
     peaks = load(folder, "peaks.json")
     text = "\nfloat32 forward on one thread at S 4096, beside the peak of one core's multiply-adds (`bench/cpu_ceilings.c`):\n\n"
     text += "| instruction set | D | GFLOP/s | peak | share |\n|---|---|---|---|---|\n"
-    for isa, peak in peaks.items():
+    for isa, peak in ((isa, peak) for isa, peak in peaks.items() if peak):
         for cell, direction, speed, _, _ in cells(load(folder, f"isa_{isa}.json")):
             text += f"| `{isa}` | {cell['D']} | {speed:.0f} | {peak:.0f} | {speed / peak:.0%} |\n"
     return text
@@ -118,7 +118,7 @@ def peak_table(folder: pathlib.Path) -> str:
 def replace(path: pathlib.Path, device: str, text: str) -> None:
     begin, end = f"<!-- measured {device} -->", f"<!-- end of measured {device} -->"
     page = path.read_text()
-    if begin not in page:
+    if begin not in page and path.name != "README.md":  # which shows one device alone
         sys.exit(f"{path.name} has no place for {device}: {begin} and {end}")
     page = re.sub(re.escape(begin) + ".*?" + re.escape(end), lambda _: f"{begin}\n{text}{end}", page, flags=re.S)
     path.write_text(page)
@@ -134,7 +134,7 @@ def main() -> None:
              f"commit `{grid['commit'][:10]}`; raw samples in `{folder.relative_to(ROOT)}`, where each file names its own commit.\n\n")
     replace(ROOT / "README.md", folder.name, "Ratio to torch SDPA, more is faster. " + where + means_table(rows) +
             "\nEvery cell, masks, decode and what bounds them: [docs/cpu.md](docs/cpu.md).\n")
-    replace(ROOT / "docs/cpu.md", folder.name, f"## Measured: {device['cpu']}\n\nGFLOP/s (4 B H S S D, halved when causal, backward x 2.5) and ratio to torch. " + where +
+    replace(ROOT / "docs/cpu.md", folder.name, f"## Measured: {device['cpu']}, `{device['isa']}`\n\nGFLOP/s (4 B H S S D, halved when causal, backward x 2.5) and ratio to torch. " + where +
             grid_table(rows, "forward") + "\n" + grid_table(rows, "backward") + "\n" + extra_table(folder) +
             short_table(folder) + decode_table(folder) + peak_table(folder))
 
