@@ -12,6 +12,7 @@
 
 #include <cmocka.h>
 
+#include "base/half.h"
 #include "families/cpu/kernels.h"
 
 enum { KEYS_MAX = 140, DEPTH_MAX = 256, ROWS_MAX = KEYS_MAX, GUARD = 256, DRAWS = 60 };
@@ -30,17 +31,21 @@ struct guarded {
     size_t bytes;
 };
 
+/* Every float and half of it is NaN. As a float it signals: what is read, computed with and written back is quiet. */
+static unsigned char pattern(size_t at) { return at % 4 == 2 ? 0xbf : 0xff; }
+
 static void *guarded_at(const struct guarded *g) { return g->memory + GUARD; }
 static struct guarded guarded_new(size_t bytes) {
     struct guarded g = {aligned_alloc(64, (bytes + 2 * GUARD + 63) / 64 * 64), bytes};
     assert_non_null(g.memory);
-    memset(g.memory, 0xff, bytes + 2 * GUARD); /* every float and half in it is NaN */
+    for (size_t i = 0; i < bytes + 2 * GUARD; i++)
+        g.memory[i] = pattern(i);
     return g;
 }
 static void guarded_check_and_free(struct guarded *g) {
     for (size_t i = 0; i < GUARD; i++) {
-        assert_int_equal(g->memory[i], 0xff);
-        assert_int_equal(g->memory[GUARD + g->bytes + i], 0xff);
+        assert_int_equal(g->memory[i], pattern(i));
+        assert_int_equal(g->memory[GUARD + g->bytes + i], pattern(GUARD + g->bytes + i));
     }
     free(g->memory);
 }
@@ -357,6 +362,33 @@ static void check_overlap(const struct scene *c) {
     guarded_check_and_free(&weights[1]);
 }
 
+static int is_nan_in(uint16_t half, fdm_dtype dtype) {
+    return (half & 0x7fff) > (dtype == FDM_FLOAT16 ? 0x7c00 : 0x7f80);
+}
+
+/* Any bits, many of them halfway between two numbers of the dtype, as gradients are stored: to nearest even. */
+static void check_round_row(const struct scene *c) {
+    float in[DEPTH_MAX];
+    struct guarded out = guarded_new((size_t)c->depth * 2);
+    if (c->dtype == FDM_FLOAT32)
+        return guarded_check_and_free(&out);
+    for (int32_t d = 0; d < c->depth; d++) {
+        const uint32_t bits = draw(1u << 16) << 16 | draw(1u << 16), tie = c->dtype == FDM_FLOAT16 ? 0x1000 : 0x8000;
+        in[d] = bits_to_float(draw(2) ? bits : (bits & ~(tie - 1)) | tie);
+        if (draw(2)) /* float16 has few exponents */
+            in[d] = bits_to_float((float_to_bits(in[d]) & 0x807fffff) | (96 + draw(50)) << 23);
+    }
+    in[draw((uint32_t)c->depth)] = bits_to_float(0x7fffffff); /* NaN from which a carry would make -0 */
+    c->kernels->round_row(guarded_at(&out), in, c->depth, c->dtype);
+    for (int32_t d = 0; d < c->depth; d++) {
+        const uint16_t got = ((uint16_t *)guarded_at(&out))[d];
+        const uint16_t wanted = c->dtype == FDM_FLOAT16 ? float_to_float16(in[d]) : float_to_bfloat16(in[d]);
+        if (got != wanted && !(is_nan_in(got, c->dtype) && is_nan_in(wanted, c->dtype)))
+            fail_msg("%s: %a becomes %04x instead of %04x", where(c, "round_row"), (double)in[d], got, wanted);
+    }
+    guarded_check_and_free(&out);
+}
+
 static void check_gradient(const struct scene *c) {
     struct guarded s = guarded_new(tile_bytes(c)), dp = guarded_new(tile_bytes(c));
     struct guarded p = weights_new(c), ds = weights_new(c), ds_values = weights_new(c);
@@ -422,6 +454,7 @@ static void check_table(const struct cpu_kernels *kernels, fdm_dtype dtype) {
         check_softmax(&c);
         check_overlap(&c);
         check_gradient(&c);
+        check_round_row(&c);
         free(c.keys.memory);
         free(c.lanes.memory);
     }
