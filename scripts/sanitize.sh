@@ -19,7 +19,9 @@ for folder in build-asan build-tsan; do
     meson test -C $folder --no-rebuild --quiet --print-errorlogs --timeout-multiplier 10 --suite unit --suite faults
 done
 # Side by side: the float64 reference, which most of the time goes to, has one thread.
-build-asan/tests/fdm-checks --seed 3000000 --repeat "$seeds" &
+emulated=build-asan/tests/emulator/x86/fdm-checks-x86 # on x86-64
+build-asan/tests/fdm-checks --seed 3000000 --repeat "$seeds" &&
+    { [ ! -e $emulated ] || $emulated --kernel cpu. --seed 8000000 --repeat $((seeds / 3)); } &
 checks=$!
 failed=0
 build-tsan/tests/fdm-checks --seed 4000000 --repeat "$seeds" --threads 3 || failed=1

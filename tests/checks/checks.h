@@ -123,7 +123,7 @@ int broken_main(uint64_t seeds);
  */
 int emulate_device(const char *name);
 int is_emulated(void);
-/* "fdm-checks", or with the emulated device: how a report says what to run. */
+/* "fdm-checks" or "fdm-checks-x86", or with the emulated device: how a report says what to run. */
 const char *checks_program(void);
 /* From now on problems are named cases: a report's seed is a case's number. */
 void checks_named(void);

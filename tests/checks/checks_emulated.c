@@ -10,7 +10,10 @@
 #include "checks.h"
 
 static struct emulated *emulated;
-static char program[64] = "fdm-checks";
+#ifndef CHECKS_PROGRAM /* fdm-checks-x86 has its own */
+#    define CHECKS_PROGRAM "fdm-checks"
+#endif
+static char program[64] = CHECKS_PROGRAM;
 static int one_mode, own_seed; /* named by the environment */
 
 int emulate_device(const char *name) {
@@ -22,7 +25,7 @@ int emulate_device(const char *name) {
     one_mode = getenv("EMULATED_MODE") != NULL;
     own_seed = getenv("EMULATED_SEED") != NULL;
     setenv("EMULATED_DEVICES", name, 1);
-    snprintf(program, sizeof program, "fdm-checks --emulate %.20s", name);
+    snprintf(program, sizeof program, CHECKS_PROGRAM " --emulate %.20s", name);
     if (!getenv("FLASH_DMATTN_CACHE_DIR")) { /* the host's shared objects are not mixed with a device's kernels */
         strcpy(slash, "/emulator/cache");
         setenv("FLASH_DMATTN_CACHE_DIR", path, 1);

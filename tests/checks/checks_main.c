@@ -77,9 +77,9 @@ static int refuses_contradiction(struct trial *t, fdm_pass pass, const fdm_tenso
     const fdm_status status = fdm_describe(pass, tensors, &t->options, &problem);
     trial_contradict(t, 0);
     if (status != FDM_ERROR_INVALID_ARGUMENT)
-        printf("WRONG cu_seqlens that contradict the tensors are not refused\n  %s\n  replay: fdm-checks --kernel %s "
+        printf("WRONG cu_seqlens that contradict the tensors are not refused\n  %s\n  replay: %s --kernel %s "
                "--seed %llu\n",
-               t->text, kernel, (unsigned long long)t->seed);
+               t->text, checks_program(), kernel, (unsigned long long)t->seed);
     return status == FDM_ERROR_INVALID_ARGUMENT;
 }
 
