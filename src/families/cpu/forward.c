@@ -39,14 +39,17 @@ static size_t thread_layout(char *base, const struct cpu_kernels *k, const fdm_p
     return used;
 }
 
-int64_t cpu_forward_workspace(const fdm_problem *problem, const fdm_plan *plan) {
+static int64_t workspace_bytes(const fdm_problem *problem, const fdm_plan *plan, int overlapped) {
     const struct cpu_kernels *kernels = cpu_isa_kernels(cpu_plan_isa(plan), problem->dtype);
-    return (int64_t)thread_layout(NULL, kernels, problem, plan->block_m, plan->block_n, 0) * plan->num_threads;
+    return (int64_t)thread_layout(NULL, kernels, problem, plan->block_m, plan->block_n, overlapped) * plan->num_threads;
+}
+
+int64_t cpu_forward_workspace(const fdm_problem *problem, const fdm_plan *plan) {
+    return workspace_bytes(problem, plan, 0);
 }
 
 int64_t cpu_forward_overlap_workspace(const fdm_problem *problem, const fdm_plan *plan) {
-    const struct cpu_kernels *kernels = cpu_isa_kernels(cpu_plan_isa(plan), problem->dtype);
-    return (int64_t)thread_layout(NULL, kernels, problem, plan->block_m, plan->block_n, 1) * plan->num_threads;
+    return workspace_bytes(problem, plan, 1);
 }
 
 /* ---- operands ---- */

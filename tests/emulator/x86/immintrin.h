@@ -268,13 +268,6 @@ EMU __m512i emu_permutexvar_epi16(__m512i index, __m512i a) {
         out.u16[i] = from.u16[at.u16[i] % 32];
     return out.i;
 }
-EMU __m512 emu_permutexvar_ps(__m512i index, __m512 a) {
-    const union emu_wide from = {.f = a}, at = {.i = index};
-    union emu_wide out;
-    for (int i = 0; i < 16; i++)
-        out.u32[i] = from.u32[at.u32[i] % 16];
-    return out.f;
-}
 /* Two quarters of a, two of b. */
 EMU __m512 emu_shuffle_f32x4(__m512 a, __m512 b, int immediate) {
     const union emu_wide x = {.f = a}, y = {.f = b};
@@ -306,7 +299,6 @@ EMU __m512d emu_unpackhi_pd(__m512d a, __m512d b) {
 #define _mm512_mask_mov_epi32    emu_mask_mov_epi32
 #define _mm512_mask_blend_epi16  emu_mask_blend_epi16
 #define _mm512_permutexvar_epi16 emu_permutexvar_epi16
-#define _mm512_permutexvar_ps    emu_permutexvar_ps
 #define _mm512_unpacklo_ps       emu_unpacklo_ps
 #define _mm512_unpackhi_ps       emu_unpackhi_ps
 #define _mm512_unpacklo_pd       emu_unpacklo_pd

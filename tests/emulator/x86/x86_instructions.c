@@ -51,7 +51,6 @@ static struct x86_result *elements(const struct x86_operands *in, struct x86_res
     out = put_ps(out, "unpackhi_pd", _mm512_castpd_ps(_mm512_unpackhi_pd(p, q)));
     out = put_ps(out, "shuffle_f32x4 44", _mm512_shuffle_f32x4(a, b, 0x44));
     out = put_ps(out, "shuffle_f32x4 8d", _mm512_shuffle_f32x4(a, b, 0x8d));
-    out = put_ps(out, "permutexvar_ps", _mm512_permutexvar_ps(y, a));
     out = put_si512(out, "permutexvar_epi16", _mm512_permutexvar_epi16(y, x));
     out = put_ps(out, "mask_blend_ps", _mm512_mask_blend_ps(mask, a, b));
     out = put_si512(out, "mask_mov_epi32", _mm512_mask_mov_epi32(x, mask, y));
