@@ -320,11 +320,21 @@ static void load_queries(const struct decode_head *head, float *q) {
 
 /* ---- combining the chunks of one KV head ---- */
 
-/* Slots to elements, in place: the last slot overlaps the one before it. */
-static void slots_to_row(float *slots, int64_t depth, int32_t lanes) {
+/* Slots to elements, in place: pairs of bfloat16 slots are merged, and the last slot overlaps the one before it. */
+static void slots_to_row(float *slots, int64_t depth, int32_t lanes, fdm_dtype dtype) {
     int64_t tail = depth % lanes;
     if (depth > lanes && tail)
         memmove(slots + depth - tail, slots + depth - tail + lanes - tail, (size_t)tail * sizeof *slots);
+    if (dtype != FDM_BFLOAT16)
+        return;
+    for (float *pair = slots; pair + 2 * lanes <= slots + depth; pair += 2 * lanes) {
+        float even_odd[2 * DECODE_LANES_MAX];
+        memcpy(even_odd, pair, 2 * (size_t)lanes * sizeof *pair);
+        for (int32_t i = 0; i < lanes; i++) {
+            pair[2 * i] = even_odd[i];
+            pair[2 * i + 1] = even_odd[lanes + i];
+        }
+    }
 }
 
 static void store_row(const struct decode_head *head, const struct decode_row *row, float *slots, float max,
@@ -333,7 +343,7 @@ static void store_row(const struct decode_head *head, const struct decode_row *r
     const struct attention *a = job->attention;
     int64_t i = head->sequence.q_begin + row->i, depth = job->problem->head_dim_v;
     int64_t offset = head->batch * a->out.batch + i * a->out.row + row->head * a->out.head;
-    slots_to_row(slots, depth, job->kernels->lanes);
+    slots_to_row(slots, depth, job->kernels->lanes, job->problem->dtype);
     job->store->round_row(a->out.data + offset * fdm_dtype_bytes(job->problem->dtype), slots, (int32_t)depth,
                           job->problem->dtype);
     cpu_store_lse(a, head->batch, row->head, i, max, sum);

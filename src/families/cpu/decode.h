@@ -5,7 +5,8 @@
  *
  * A "slot" is one vector of a row. A row of `depth` elements has ceil(depth / lanes) of them; where depth is not a
  * multiple of lanes the last slot holds the row's last `lanes` elements, so that it overlaps the one before it and
- * nothing past the row is read. */
+ * nothing past the row is read. A bfloat16 row is read by pairs of slots, 2 * lanes elements in one vector, as long as
+ * a whole pair is left: a shift gives the even elements, a mask the odd ones, and these are the pair's two slots. */
 #ifndef FDM_CPU_DECODE_H
 #define FDM_CPU_DECODE_H
 

@@ -1,7 +1,8 @@
 /* tile_decode.h: one step of decode over the vector operations of an instruction set; included by isa/decode_*.c.
  *
- * The includer defines ACCUMULATORS, the vectors of sums that stay in registers, and vec_sum_each(a), whose lane l is
- * the sum over the lanes of a[l].
+ * The includer defines ACCUMULATORS, the vectors of sums that stay in registers; MAX_ROWS, at most half as many;
+ * vec_sum_each(a), whose lane l is the sum over the lanes of a[l]; and vec_keep(a), which is a, kept in a register
+ * where the compiler would rather load it again for every use.
  *
  * Scores of VECTOR_WIDTH (key, row) pairs are accumulated at once, one vector each, and summed across lanes together by
  * transposing additions. They lie as [key][row], so with rows a divisor of VECTOR_WIDTH every vector of scores has the
@@ -19,10 +20,21 @@ INLINE vec load_elements(const char *row, int32_t first, fdm_dtype dtype) {
 
 INLINE int32_t slots_of(int32_t depth) { return (depth + VECTOR_WIDTH - 1) / VECTOR_WIDTH; }
 
-/* The first element of a slot. */
+/* Slots that are taken by twos: those of whole pairs. */
+INLINE int32_t slots_of_pairs(int32_t depth) { return depth / (2 * VECTOR_WIDTH) * 2; }
+
+/* The first element of a slot that is no half of a pair. */
 INLINE int32_t slot_first(int32_t slot, int32_t depth) {
     int32_t first = slot * VECTOR_WIDTH;
     return first + VECTOR_WIDTH <= depth || depth < VECTOR_WIDTH ? first : depth - VECTOR_WIDTH;
+}
+
+/* Slot n of num_slots that begin with element `first`: one, or whole pairs. */
+INLINE vec load_slot(const char *row, int32_t first, int n, int num_slots, fdm_dtype dtype) {
+    if (dtype != FDM_BFLOAT16 || num_slots == 1)
+        return load_elements(row, first + n * VECTOR_WIDTH, dtype);
+    vec pairs = vec_load_pairs(row + (first + n / 2 * 2 * VECTOR_WIDTH) * 2);
+    return n % 2 == 0 ? vec_low_bf16(pairs) : vec_high_bf16(pairs);
 }
 
 /* A row shorter than a slot is read from a copy with zeros behind it. */
@@ -39,9 +51,11 @@ INLINE const char *readable_row(struct short_row *copy, const char *row, int32_t
 static void load_row(float *slots, const void *row, int32_t depth, fdm_dtype dtype) {
     struct short_row copy;
     const char *readable = readable_row(&copy, row, depth, dtype);
-    int32_t count = slots_of(depth), overlap = depth < VECTOR_WIDTH ? 0 : count * VECTOR_WIDTH - depth;
-    for (int32_t slot = 0; slot < count; slot++)
-        vec_store(slots + slot * VECTOR_WIDTH, load_elements(readable, slot_first(slot, depth), dtype));
+    int32_t count = slots_of(depth), overlap = depth < VECTOR_WIDTH ? 0 : count * VECTOR_WIDTH - depth, slot = 0;
+    for (; slot < slots_of_pairs(depth); slot++)
+        vec_store(slots + slot * VECTOR_WIDTH, load_slot(readable, slot / 2 * 2 * VECTOR_WIDTH, slot % 2, 2, dtype));
+    for (; slot < count; slot++)
+        vec_store(slots + slot * VECTOR_WIDTH, load_slot(readable, slot_first(slot, depth), 0, 1, dtype));
     memset(slots + (count - 1) * VECTOR_WIDTH, 0, (size_t)overlap * sizeof(float));
 }
 
@@ -70,17 +84,31 @@ INLINE void find_rows(struct key_rows *rows, const struct decode_step *step, con
     rows->distance = (dtype == FDM_FLOAT32 ? 8192 : 12288) / (depth * element_bytes(dtype)); /* measured; at least 8 */
 }
 
+INLINE void next_run(struct decode_stream *stream) {
+    stream->next += stream->left + stream->skip; /* what is left is 0, or less where runs are no whole lines */
+    stream->left = stream->run;
+}
+
 /* Asks for the next lines of the stream, few at a time: of long bursts the core drops a part. They go to the second
  * cache: requests for the first wait in its few miss buffers and hold up what is read from it. */
 INLINE void ask_stream(struct decode_stream *stream, int count) {
+    if (stream->left >= count * CACHE_LINE_BYTES) { /* nearly always: no run ends before the last of them */
+#pragma GCC unroll 16
+        for (int i = 0; i < count; i++)
+            __builtin_prefetch(stream->next + i * CACHE_LINE_BYTES, 0, 2);
+        stream->next += count * CACHE_LINE_BYTES;
+        stream->left -= count * CACHE_LINE_BYTES;
+        if (stream->left == 0)
+            next_run(stream);
+        return;
+    }
+#pragma GCC unroll 1
     for (int i = 0; i < count; i++) {
         __builtin_prefetch(stream->next, 0, 2);
         stream->next += CACHE_LINE_BYTES;
         stream->left -= CACHE_LINE_BYTES;
-        if (stream->left <= 0) {
-            stream->next += stream->left + stream->skip;
-            stream->left = stream->run;
-        }
+        if (stream->left <= 0)
+            next_run(stream);
     }
 }
 
@@ -93,27 +121,33 @@ INLINE void ask_rows(const struct key_rows *rows, int32_t first, int count, int6
 
 /* ---- scores ---- */
 
-/* acc[t * rows + r] += one slot of key t times that of query row r. */
-INLINE void score_slot(vec acc[VECTOR_WIDTH], const char *const *row, const float *q, int32_t element, int rows,
-                       fdm_dtype dtype) {
-    vec queries[VECTOR_WIDTH];
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; r++)
-        queries[r] = vec_load(q + r * DECODE_ROW_MAX);
-#pragma GCC unroll 16
-    for (int t = 0; t < VECTOR_WIDTH / rows; t++) {
-        vec k = load_elements(row[t], element, dtype);
+/* acc[t * rows + r] += num_slots slots of key t, from `element` on, times those of query row r. Queries stay in
+ * registers while there are registers for them. */
+INLINE void score_slots(vec acc[VECTOR_WIDTH], const char *const *row, const float *q, int32_t element, int num_slots,
+                        int rows, fdm_dtype dtype) {
+#pragma GCC unroll 2
+    for (int n = 0; n < num_slots; n++) {
+        vec queries[VECTOR_WIDTH];
 #pragma GCC unroll 8
         for (int r = 0; r < rows; r++)
-            acc[t * rows + r] = vec_fma(k, queries[r], acc[t * rows + r]);
+            queries[r] = vec_keep(vec_load(q + n * VECTOR_WIDTH + r * DECODE_ROW_MAX));
+#pragma GCC unroll 16
+        for (int t = 0; t < VECTOR_WIDTH / rows; t++) {
+            vec k = load_slot(row[t], element, n, num_slots, dtype);
+#pragma GCC unroll 8
+            for (int r = 0; r < rows; r++)
+                acc[t * rows + r] = vec_fma(k, queries[r], acc[t * rows + r]);
+        }
     }
 }
 
 /* VECTOR_WIDTH / rows keys, from the first-th on. */
 INLINE vec score_tile(const struct decode_step *step, const struct key_rows *k, struct decode_stream *ahead,
                       int32_t first, int rows, fdm_dtype dtype) {
-    const int keys = VECTOR_WIDTH / rows, per_line = CACHE_LINE_BYTES / (VECTOR_WIDTH * element_bytes(dtype));
-    const int32_t depth = step->head_dim, slots = slots_of(depth), whole = depth / VECTOR_WIDTH / per_line * per_line;
+    const int keys = VECTOR_WIDTH / rows, per_line = CACHE_LINE_BYTES / (VECTOR_WIDTH * element_bytes(dtype)),
+              slots_at_once = per_line < 2 ? per_line : 2;
+    const int32_t depth = step->head_dim, slots = slots_of(depth), pairs = slots_of_pairs(depth);
+    const int32_t lines = depth / VECTOR_WIDTH / per_line * per_line; /* slots of whole lines */
     const char *row[VECTOR_WIDTH];
     vec acc[VECTOR_WIDTH];
 #pragma GCC unroll 16
@@ -122,17 +156,21 @@ INLINE vec score_tile(const struct decode_step *step, const struct key_rows *k, 
 #pragma GCC unroll 16
     for (int t = 0; t < VECTOR_WIDTH; t++)
         acc[t] = vec_set(0);
-    for (int32_t slot = 0; slot < whole; slot += per_line) {
+    int32_t slot = 0;
+    for (; slot < lines; slot += per_line) {
         if (ahead->next)
             ask_stream(ahead, keys);
         else
             ask_rows(k, first, keys, (int64_t)slot * VECTOR_WIDTH * element_bytes(dtype));
-#pragma GCC unroll 4
-        for (int n = 0; n < per_line; n++)
-            score_slot(acc, row, step->q + (slot + n) * VECTOR_WIDTH, (slot + n) * VECTOR_WIDTH, rows, dtype);
+#pragma GCC unroll 2
+        for (int n = 0; n < per_line; n += slots_at_once)
+            score_slots(acc, row, step->q + (slot + n) * VECTOR_WIDTH, (slot + n) * VECTOR_WIDTH, slots_at_once, rows,
+                        dtype);
     }
-    for (int32_t slot = whole; slot < slots; slot++)
-        score_slot(acc, row, step->q + slot * VECTOR_WIDTH, slot_first(slot, depth), rows, dtype);
+    for (; slot < pairs; slot += 2)
+        score_slots(acc, row, step->q + slot * VECTOR_WIDTH, slot * VECTOR_WIDTH, 2, rows, dtype);
+    for (; slot < slots; slot++)
+        score_slots(acc, row, step->q + slot * VECTOR_WIDTH, slot_first(slot, depth), 1, rows, dtype);
     return vec_sum_each(acc);
 }
 
@@ -200,10 +238,10 @@ INLINE void add_key(vec acc[ACCUMULATORS], const char *row, const float *weights
               inner = hold_weights ? rows : num_slots;
 #pragma GCC unroll 8
     for (int i = 0; i < inner; i++)
-        held[i] = hold_weights ? vec_set(weights[i]) : load_elements(row, element + i * VECTOR_WIDTH, dtype);
+        held[i] = hold_weights ? vec_set(weights[i]) : load_slot(row, element, i, num_slots, dtype);
 #pragma GCC unroll 8
     for (int o = 0; o < outer; o++) {
-        vec other = hold_weights ? load_elements(row, element + o * VECTOR_WIDTH, dtype) : vec_set(weights[o]);
+        vec other = hold_weights ? load_slot(row, element, o, num_slots, dtype) : vec_set(weights[o]);
 #pragma GCC unroll 8
         for (int i = 0; i < inner; i++) {
             vec *sum = hold_weights ? &acc[i * num_slots + o] : &acc[o * num_slots + i];
@@ -217,8 +255,9 @@ INLINE void add_key(vec acc[ACCUMULATORS], const char *row, const float *weights
 INLINE void accumulate_slots(float *sums, int64_t acc_row, const struct key_rows *v, struct decode_stream *ahead,
                              const float *s, const float *shrink, int32_t element, int num_slots, int rows,
                              fdm_dtype dtype) {
-    enum { LINES = 8 };
-    const int bytes = num_slots * VECTOR_WIDTH * element_bytes(dtype), keys = LINES * CACHE_LINE_BYTES / bytes;
+    enum { LINES = 2 }; /* to a request; with 4 and 8, float32 waited more for memory */
+    const int bytes = num_slots * VECTOR_WIDTH * element_bytes(dtype);
+    const int keys = bytes < LINES * CACHE_LINE_BYTES ? LINES * CACHE_LINE_BYTES / bytes : 1;
     vec acc[ACCUMULATORS];
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++)
@@ -228,7 +267,7 @@ INLINE void accumulate_slots(float *sums, int64_t acc_row, const struct key_rows
     for (int32_t first = 0; first <= v->last; first += keys) {
         const int32_t end = smaller_of(first + keys, v->last + 1);
         if (ahead->next)
-            ask_stream(ahead, LINES);
+            ask_stream(ahead, keys * bytes / CACHE_LINE_BYTES);
         else
             ask_rows(v, first, keys, (int64_t)element * element_bytes(dtype));
         for (int32_t key = first; key < end; key++)
@@ -245,14 +284,17 @@ INLINE void accumulate_slots(float *sums, int64_t acc_row, const struct key_rows
 INLINE void accumulate_all(const struct decode_step *step, const float *s, const float *shrink, int rows,
                            fdm_dtype dtype) {
     const int most = ACCUMULATORS / rows < 8 ? ACCUMULATORS / rows : 8;
-    const int32_t depth = step->head_dim_v, slots = slots_of(depth), whole = depth / VECTOR_WIDTH;
+    const int32_t depth = step->head_dim_v, slots = slots_of(depth), pairs = slots_of_pairs(depth);
     struct key_rows v;
     struct decode_stream ahead = *step->v_ahead;
     find_rows(&v, step, step->v, step->v_row, depth, dtype);
     int32_t slot = 0;
-    for (; slot + most <= whole; slot += most)
+    for (; slot + most <= pairs; slot += most)
         accumulate_slots(step->acc + slot * VECTOR_WIDTH, step->acc_row, &v, &ahead, s, shrink, slot * VECTOR_WIDTH,
                          most, rows, dtype);
+    for (; slot < pairs; slot += 2)
+        accumulate_slots(step->acc + slot * VECTOR_WIDTH, step->acc_row, &v, &ahead, s, shrink, slot * VECTOR_WIDTH, 2,
+                         rows, dtype);
     for (; slot < slots; slot++)
         accumulate_slots(step->acc + slot * VECTOR_WIDTH, step->acc_row, &v, &ahead, s, shrink, slot_first(slot, depth),
                          1, rows, dtype);
@@ -274,7 +316,10 @@ INLINE void step_dtype(const struct decode_step *step, fdm_dtype dtype) {
     case 1: step_rows(step, 1, dtype); break;
     case 2: step_rows(step, 2, dtype); break;
     case 4: step_rows(step, 4, dtype); break;
-    case 8: step_rows(step, VECTOR_WIDTH < 8 ? VECTOR_WIDTH : 8, dtype); break; /* only where 8 divides the width */
+    case 8:
+        if (MAX_ROWS >= 8)
+            step_rows(step, MAX_ROWS, dtype);
+        break;
     }
 }
 

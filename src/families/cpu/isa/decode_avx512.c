@@ -1,7 +1,7 @@
 /* decode_avx512.c: decode over avx512_ops.h. */
 #include "families/cpu/isa/avx512_ops.h"
 
-enum { ACCUMULATORS = 16 };
+enum { ACCUMULATORS = 16, MAX_ROWS = 8 };
 
 /* Transposing additions: each halves the vectors, 30 shuffles where a transposition needs 64. */
 static inline vec vec_sum_each(const vec a[VECTOR_WIDTH]) {
@@ -25,6 +25,8 @@ static inline vec vec_sum_each(const vec a[VECTOR_WIDTH]) {
     return _mm512_add_ps(_mm512_shuffle_f32x4(low, high, 0x88), _mm512_shuffle_f32x4(low, high, 0xdd));
 }
 
+static inline vec vec_keep(vec a) { return a; }
+
 #include "families/cpu/tile_decode.h"
 
-const struct decode_kernels decode_kernels_avx512 = {VECTOR_WIDTH, DECODE_ROWS, step, load_row};
+const struct decode_kernels decode_kernels_avx512 = {VECTOR_WIDTH, MAX_ROWS, step, load_row};
