@@ -11,9 +11,7 @@
  *     vec_add, vec_sub, vec_mul, vec_div    of (a, b)
  *     vec_fma(a, b, c)                      a * b + c
  *     vec_max(a, b), vec_min(a, b)          b where either is NaN
- *     vec_split(x, &rest)                   x <= 128 as a whole number, to the nearest, and a rest; gives the former in
- *                                           the form in which
- *     vec_scale(a, whole)                   takes it: a * 2^whole; 0 where x was -inf. NaN goes into the rest
+ *     vec_shift_left(a, count)              the bits of each element, count a constant
  *     vec_less(a, b)                        a < b; false where either is NaN
  *     vec_bits(bits, first)                 bits first .. first + VECTOR_WIDTH - 1 of an uint64_t
  *     vec_select(mask, a, b)                a where true, else b
@@ -21,10 +19,11 @@
  *     vec_sum(a)                            the sum of the elements, a float
  *     vec_load_f16(p), vec_load_bf16(p)     VECTOR_WIDTH 16-bit values to float; and vec_store_*(p, a), nearest even
  *     vec_load_pairs(p)                     2 * VECTOR_WIDTH 16-bit values as they are; of bfloat16, to float:
- *     vec_low_bf16(a), vec_high_bf16(a)     the even and the odd ones
+ *     vec_high_bf16(a)                      the odd ones, as vec_low_bf16() gives the even ones
  *     vec_transpose(rows)                   rows[VECTOR_WIDTH] of vec, in place
  *     bytes_nonzero(p)                      bit i = p[i] != 0, for 64 bytes
  *     TILE_VECTORS, TILE_ACCUMULATORS       vectors of lanes in a register tile, and registers for sums
+ *     VECTOR_SCALES                         only with vec_split() and vec_scale() of its own, see below
  */
 #ifndef FDM_CPU_VECTOR_OPS_H
 #define FDM_CPU_VECTOR_OPS_H
@@ -40,6 +39,23 @@
 
 #define LOG2_E 1.44269504088896340736f
 #define LN_2   0.69314718055994530942f
+
+/* The even ones of bfloat16 pairs: the first of a pair is the low half, little-endian, as every target here is. */
+INLINE vec vec_low_bf16(vec pairs) { return vec_shift_left(pairs, 16); }
+
+/* vec_split: x <= 128 as a whole number, to the nearest, and a rest, which takes NaN; gives the former in the form in
+ * which vec_scale takes it: a * 2^whole, 0 where x was -inf. Here that form is 2^whole: adding 1.5 * 2^23 leaves no
+ * fraction bits; with 127 more the low bits are its exponent field, 0 of what is below -126.5. */
+#ifndef VECTOR_SCALES
+INLINE vec vec_split(vec x, vec *rest) {
+    const vec magic = vec_set(12582912.0f + 127.0f);
+    x = vec_max(vec_set(-127.0f), x);
+    vec moved = vec_add(x, magic);
+    *rest = vec_sub(x, vec_sub(moved, magic));
+    return vec_shift_left(moved, 23);
+}
+INLINE vec vec_scale(vec a, vec power) { return vec_mul(a, power); }
+#endif
 
 /* 2^x; -inf gives 0, NaN stays. Degree 6 on [-1/2, 1/2], fitted for the least largest relative error (2e-9) with the
  * constant held at 1, so that 2^0 is 1; in float32 the rounding leaves about 1 ulp. Without vscalefps, results below

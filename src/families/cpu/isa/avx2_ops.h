@@ -38,16 +38,7 @@ static inline vec_mask vec_bits(uint64_t bits, int32_t first) {
 static inline vec vec_select(vec_mask m, vec a, vec b) { return _mm256_blendv_ps(b, a, m); }
 static inline int vec_any(vec_mask m) { return _mm256_movemask_ps(m) != 0; }
 
-/* Adding 1.5 * 2^23 leaves no fraction bits; with 127 more the low bits are the exponent field of 2^whole, 0 of what is
- * below -126.5. */
-static inline vec vec_split(vec x, vec *rest) {
-    const vec magic = _mm256_set1_ps(12582912.0f + 127.0f);
-    x = _mm256_max_ps(_mm256_set1_ps(-127.0f), x);
-    vec moved = _mm256_add_ps(x, magic);
-    *rest = _mm256_sub_ps(x, _mm256_sub_ps(moved, magic));
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(moved), 23));
-}
-static inline vec vec_scale(vec a, vec power) { return _mm256_mul_ps(a, power); }
+#define vec_shift_left(a, count) _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(a), count))
 
 static inline float vec_sum(vec a) {
     __m128 half = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
@@ -66,7 +57,6 @@ static inline vec vec_load_bf16(const uint16_t *p) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
 }
 static inline vec vec_load_pairs(const void *p) { return _mm256_loadu_ps(p); }
-static inline vec vec_low_bf16(vec a) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(a), 16)); }
 static inline vec vec_high_bf16(vec a) {
     return _mm256_castsi256_ps(_mm256_and_si256(_mm256_castps_si256(a), _mm256_set1_epi32((int)0xffff0000u)));
 }

@@ -28,12 +28,14 @@ static inline vec vec_div(vec a, vec b) { return _mm512_div_ps(a, b); }
 static inline vec vec_fma(vec a, vec b, vec c) { return _mm512_fmadd_ps(a, b, c); }
 static inline vec vec_max(vec a, vec b) { return _mm512_max_ps(a, b); }
 static inline vec vec_min(vec a, vec b) { return _mm512_min_ps(a, b); }
+#define VECTOR_SCALES /* these two take the place of vector_ops.h's */
 static inline vec vec_split(vec x, vec *rest) {
     vec whole = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     *rest = _mm512_sub_ps(x, whole);
     return whole;
 }
 static inline vec vec_scale(vec a, vec whole) { return _mm512_scalef_ps(a, whole); }
+#define vec_shift_left(a, count) _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(a), count))
 
 static inline vec_mask vec_less(vec a, vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
 static inline vec_mask vec_bits(uint64_t bits, int32_t first) { return (__mmask16)(bits >> first); }
@@ -53,7 +55,6 @@ static inline vec vec_load_bf16(const uint16_t *p) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
 }
 static inline vec vec_load_pairs(const void *p) { return _mm512_loadu_ps(p); }
-static inline vec vec_low_bf16(vec a) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(a), 16)); }
 static inline vec vec_high_bf16(vec a) {
     return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(a), _mm512_set1_epi32((int)0xffff0000u)));
 }

@@ -40,15 +40,7 @@ static inline vec vec_select(vec_mask m, vec a, vec b) { return vbslq_f32(m, a, 
 static inline int vec_any(vec_mask m) { return vmaxvq_u32(m) != 0; }
 static inline vec vec_max(vec a, vec b) { return vec_select(vcgtq_f32(a, b), a, b); }
 static inline vec vec_min(vec a, vec b) { return vec_select(vcltq_f32(a, b), a, b); }
-/* As in avx2_ops.h: the low bits of x + 1.5 * 2^23 + 127 are the exponent field of 2^whole. */
-static inline vec vec_split(vec x, vec *rest) {
-    const vec magic = vdupq_n_f32(12582912.0f + 127.0f);
-    x = vec_max(vdupq_n_f32(-127.0f), x);
-    vec moved = vaddq_f32(x, magic);
-    *rest = vsubq_f32(x, vsubq_f32(moved, magic));
-    return vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_f32(moved), 23));
-}
-static inline vec vec_scale(vec a, vec power) { return vmulq_f32(a, power); }
+#define vec_shift_left(a, count) vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_f32(a), count))
 
 static inline float vec_sum(vec a) { return vaddvq_f32(a); }
 
@@ -56,7 +48,6 @@ static inline vec vec_load_f16(const uint16_t *p) { return vcvt_f32_f16(vreinter
 static inline void vec_store_f16(uint16_t *p, vec a) { vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(a))); }
 static inline vec vec_load_bf16(const uint16_t *p) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16)); }
 static inline vec vec_load_pairs(const void *p) { return vreinterpretq_f32_u16(vld1q_u16(p)); }
-static inline vec vec_low_bf16(vec a) { return vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_f32(a), 16)); }
 static inline vec vec_high_bf16(vec a) {
     return vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(a), vdupq_n_u32(0xffff0000u)));
 }

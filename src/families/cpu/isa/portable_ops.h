@@ -48,15 +48,7 @@ static inline vec vec_div(vec a, vec b) { return a / b; }
 static inline vec vec_fma(vec a, vec b, vec c) { return a * b + c; } /* rounds twice: no FMA is assumed */
 static inline vec vec_max(vec a, vec b) { return vec_select(b < a, a, b); }
 static inline vec vec_min(vec a, vec b) { return vec_select(a < b, a, b); }
-/* As in avx2_ops.h: the low bits of x + 1.5 * 2^23 + 127 are the exponent field of 2^whole. */
-static inline vec vec_split(vec x, vec *rest) {
-    const vec magic = vec_set(12582912.0f + 127.0f);
-    x = vec_max(vec_set(-127.0f), x);
-    vec moved = x + magic;
-    *rest = x - (moved - magic);
-    return (vec)((vec_mask)((vec_unsigned)(vec_mask)moved << 23));
-}
-static inline vec vec_scale(vec a, vec power) { return a * power; }
+#define vec_shift_left(a, count) ((vec)((vec_mask)((vec_unsigned)(vec_mask)(a) << (count))))
 
 static inline float vec_sum(vec a) { return (a[0] + a[2]) + (a[1] + a[3]); }
 
@@ -70,9 +62,7 @@ static inline void vec_store_f16(uint16_t *p, vec a) {
 static inline vec vec_load_bf16(const uint16_t *p) {
     return (vec){bfloat16_to_float(p[0]), bfloat16_to_float(p[1]), bfloat16_to_float(p[2]), bfloat16_to_float(p[3])};
 }
-/* Little-endian, as every target of this library is: the first of a pair is the low half. */
 static inline vec vec_load_pairs(const void *p) { return vec_load(p); }
-static inline vec vec_low_bf16(vec a) { return (vec)((vec_mask)((vec_unsigned)(vec_mask)a << 16)); }
 static inline vec vec_high_bf16(vec a) { return (vec)((vec_mask)a & (vec_mask){-65536, -65536, -65536, -65536}); }
 static inline void vec_store_bf16(uint16_t *p, vec a) {
     for (int i = 0; i < VECTOR_WIDTH; i++)
