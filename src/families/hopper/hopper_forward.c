@@ -13,41 +13,45 @@
 
 /* ---- tiles ---- */
 
-/* A row is taken when head dims, scores, window and length fit it; the first that fits is chosen, with its scheduler.
- * Registers of S, P and O are block_n / 2 + block_n / 4 + head_dim_v / 2 of 240 (two warpgroups) or 160 (three). Times
- * are of one H200, bfloat16, 16384 tokens (bench/results/nvidia-h200). */
+/* A row suits when head dims, scores, window and length fit it; of those the one whose items take the least time in all
+ * is chosen, the first of equals. Registers of S, P and O are block_n / 2 + block_n / 4 + head_dim_v / 2 of 240 (two
+ * warpgroups) or 160 (three). Times are of one H200, bfloat16, 16384 tokens (bench/results/nvidia-h200). */
 struct tile {
     int32_t head_dim_max;
     int32_t scored;  /* 1: with a mask or bias; those tiles take problems without, too */
     int32_t bounded; /* 1: chosen under causal or window alone; 0: without; -1: both */
     int32_t seqlen_k_min;
-    int32_t warpgroups, block_n, q_stages, score_stages, turns, scheduler;
+    int32_t warpgroups, block_n;
+    int32_t stages, q_stages; /* of K, and of V; of Q */
+    int32_t score_stages, turns, scheduler;
+    double item; /* time of an item, of one with 128 rows 1 */
     const char *reason;
 };
 static const struct tile tiles[] = {
-    {64, 0, 0, 0, 3, 128, 2, 0, 1, ITEMS_STATIC, "192 rows a load; 18 to 26 % faster than 128 from 2048 keys on"},
-    {64, 0, 1, 1024, 3, 128, 2, 0, 1, ITEMS_DYNAMIC, "192 rows a load; 14 to 22 % faster than 128"},
-    {64, 0, 1, 0, 2, 128, 2, 0, 1, ITEMS_DYNAMIC,
-     "128 rows waste less of the diagonal, and wider steps win over 64 or 96"},
-    {96, 0, -1, 0, 3, 96, 1, 0, 1, ITEMS_STATIC, "192 rows a load; 2 to 5 % faster than 128x128"},
-    {128, 0, 0, 0, 2, 128, 2, 0, 1, ITEMS_STATIC,
+    {64, 0, 0, 0, 3, 128, 2, 2, 0, 1, ITEMS_STATIC, 1.25, "192 rows a load; 20 % faster than 128 where they are full"},
+    {64, 0, 1, 0, 3, 128, 4, 2, 0, 1, ITEMS_DYNAMIC, 1.25,
+     "192 rows a load; 14 to 22 % faster than 128. Four stages: up to 9 % faster than two where the last item has "
+     "fewer rows"},
+    {96, 0, -1, 1536, 3, 96, 2, 1, 0, 1, ITEMS_STATIC, 1.44, "192 rows a load; 2 to 5 % faster than 128x128"},
+    {128, 0, 0, 0, 2, 128, 2, 2, 0, 1, ITEMS_STATIC, 1,
      "the next item's Q is there; 176 keys with one Q are slower at every length"},
-    {128, 0, 1, 1024, 2, 128, 2, 0, 1, ITEMS_DYNAMIC, "1 to 3 % faster than in a static order"},
-    {128, 0, 1, 0, 2, 128, 2, 0, 1, ITEMS_STATIC, "short items: pairs of equal work need no count"},
-    {192, 0, -1, 0, 2, 96, 1, 0, 1, ITEMS_STATIC, "two stages of K and V fit; 4 % faster than 112 keys"},
-    {256, 0, 0, 4096, 2, 80, 1, 0, 0, ITEMS_STATIC, "the widest step whose shared memory fits; level with 64 keys"},
-    {256, 0, 1, 4096, 2, 64, 1, 0, 0, ITEMS_LONGEST, "1 to 5 % faster than any other order and step"},
-    {256, 0, -1, 0, 2, 64, 1, 0, 0, ITEMS_STATIC,
+    {128, 0, 1, 513, 2, 128, 2, 2, 0, 1, ITEMS_DYNAMIC, 1, "1 to 4 % faster than in a static order"},
+    {128, 0, 1, 0, 2, 128, 2, 2, 0, 1, ITEMS_STATIC, 1, "short items: pairs of equal work need no count"},
+    {192, 0, -1, 0, 2, 96, 2, 1, 0, 1, ITEMS_STATIC, 1, "two stages of K and V fit; 4 % faster than 112 keys"},
+    {256, 0, 0, 4096, 2, 80, 2, 1, 0, 0, ITEMS_STATIC, 1,
+     "the widest step whose shared memory fits; level with 64 keys"},
+    {256, 0, 1, 4096, 2, 64, 2, 1, 0, 0, ITEMS_LONGEST, 1, "1 to 5 % faster than any other order and step"},
+    {256, 0, -1, 0, 2, 64, 2, 1, 0, 0, ITEMS_STATIC, 1,
      "short rows waste less of the last step; 2 to 6 % faster than 80 keys"},
-    {64, 1, -1, 0, 2, 128, 2, 2, 1, ITEMS_DYNAMIC, "two stages of scores fit"},
-    {128, 1, -1, 0, 2, 128, 1, 1, 1, ITEMS_DYNAMIC, "one stage of scores fits"},
-    {128, 1, -1, 0, 2, 64, 2, 2, 1, ITEMS_DYNAMIC, "two stages of scores fit"},
-    {256, 1, -1, 0, 2, 64, 1, 1, 0, ITEMS_DYNAMIC, "one stage of scores fits"},
+    {64, 1, -1, 0, 2, 128, 2, 2, 2, 1, ITEMS_DYNAMIC, 1, "two stages of scores fit"},
+    {128, 1, -1, 0, 2, 128, 2, 1, 1, 1, ITEMS_DYNAMIC, 1, "one stage of scores fits"},
+    {128, 1, -1, 0, 2, 64, 2, 2, 2, 1, ITEMS_DYNAMIC, 1, "two stages of scores fit"},
+    {256, 1, -1, 0, 2, 64, 2, 1, 1, 0, ITEMS_DYNAMIC, 1, "one stage of scores fits"},
 };
 enum {
     NUM_TILES = sizeof tiles / sizeof tiles[0],
-    STAGES = 2,
     NUM_SCHEDULERS = 3,
+    FEW_WAVES = 4,
     FEW_ROWS = 16,
     FEW_PACKED_ROWS = 32
 };
@@ -69,8 +73,9 @@ static int32_t bias_bytes(const fdm_problem *p) { return p->has_bias ? (int32_t)
 static int scored(const fdm_problem *p) { return p->has_mask || p->has_bias; }
 
 static int32_t shared_bytes(const struct tile *t, const fdm_problem *p) {
-    return hopper_forward_shared_bytes(t->warpgroups, t->block_n, STAGES, t->q_stages, scored(p) ? t->score_stages : 0,
-                                       padded(p->head_dim), padded(p->head_dim_v), p->has_mask, bias_bytes(p));
+    return hopper_forward_shared_bytes(t->warpgroups, t->block_n, t->stages, t->q_stages,
+                                       scored(p) ? t->score_stages : 0, padded(p->head_dim), padded(p->head_dim_v),
+                                       p->has_mask, bias_bytes(p));
 }
 
 static int fits(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
@@ -97,11 +102,37 @@ static int suits(const struct tile *t, const fdm_problem *p) {
     return t->scored == scored(p) && (t->bounded < 0 || t->bounded == gpu_bounded(p)) && p->seqlen_k >= t->seqlen_k_min;
 }
 
+static int64_t blocks_of(const struct tile *t, const fdm_problem *p) {
+    return (p->seqlen_q + 64 * t->warpgroups - 1) / (64 * t->warpgroups);
+}
+static int64_t items_of(const struct tile *t, const fdm_problem *p) { return p->heads * p->batch * blocks_of(t, p); }
+
+/* A static order pairs a head's first block of rows with its last, so that pairs see as many keys. Of an odd number one
+ * is left over: 13 to 24 % slower than a dynamic order; and where each item can have a multiprocessor, pairs do not. */
+static int32_t scheduler_of(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
+    const int64_t blocks = blocks_of(t, p);
+    const int unequal = gpu_bounded(p) && blocks > 1 && (blocks % 2 || items_of(t, p) <= device->num_sms);
+    return t->scheduler == ITEMS_STATIC && unequal ? ITEMS_DYNAMIC : t->scheduler;
+}
+
+/* Time of all items on the device. Few waves are counted whole; a last item of at most 128 rows has warpgroups without
+ * any, and takes hardly longer than a tile of 128 rows would. */
+static double time_of_items(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
+    const int64_t block_m = 64 * t->warpgroups, whole = p->seqlen_q / block_m, rest = p->seqlen_q % block_m;
+    const int64_t waves = (items_of(t, p) + device->num_sms - 1) / device->num_sms;
+    if (waves <= FEW_WAVES)
+        return (double)waves * t->item;
+    const double last = rest == 0 ? 0 : rest <= 128 && t->item > 1.05 ? 1.05 : t->item;
+    return (double)(p->heads * p->batch) * ((double)whole * t->item + last) / device->num_sms;
+}
+
 static const struct tile *preferred(const fdm_device *device, const fdm_problem *p) {
+    const struct tile *best = NULL;
     for (int32_t i = 0; i < NUM_TILES; i++)
-        if (suits(&tiles[i], p) && fits(&tiles[i], device, p))
-            return &tiles[i];
-    return NULL;
+        if (suits(&tiles[i], p) && fits(&tiles[i], device, p) &&
+            (!best || time_of_items(&tiles[i], device, p) < time_of_items(best, device, p)))
+            best = &tiles[i];
+    return best;
 }
 
 /* ---- choice ---- */
@@ -151,8 +182,8 @@ static int32_t copies_of(const struct tile *t, const fdm_problem *p) {
 
 /* Rows that differ in what they are preferred for alone give the same kernel. */
 static int same_kernel(const struct tile *a, const struct tile *b, const fdm_problem *p) {
-    return a->warpgroups == b->warpgroups && a->block_n == b->block_n && a->q_stages == b->q_stages &&
-           a->turns == b->turns && (a->score_stages == b->score_stages || !scored(p));
+    return a->warpgroups == b->warpgroups && a->block_n == b->block_n && a->stages == b->stages &&
+           a->q_stages == b->q_stages && a->turns == b->turns && (a->score_stages == b->score_stages || !scored(p));
 }
 static int is_repeated(const fdm_device *device, const fdm_problem *p, int32_t i) {
     for (int32_t j = 0; j < i; j++)
@@ -169,7 +200,7 @@ static int find_variant(const fdm_device *device, const fdm_problem *p, int32_t 
     if (!first)
         return 0;
     const int32_t num_ways = hopper_ways(device, p, 64 * first->warpgroups, first->block_n, ways);
-    *v = (struct variant){first, first->scheduler, 1, 0, copies_of(first, p), ways[0]};
+    *v = (struct variant){first, scheduler_of(first, device, p), 1, 0, copies_of(first, p), ways[0]};
     if (number < num_ways) {
         v->way = ways[number];
         return 1;
@@ -182,7 +213,7 @@ static int find_variant(const fdm_device *device, const fdm_problem *p, int32_t 
     for (int32_t i = 0; i < NUM_TILES; i++) {
         const int other = fits(&tiles[i], device, p) && !is_repeated(device, p, i);
         for (int32_t scheduler = 0; other && scheduler < NUM_SCHEDULERS; scheduler++)
-            if ((!same_kernel(&tiles[i], first, p) || scheduler != first->scheduler) && --number == 0) {
+            if ((!same_kernel(&tiles[i], first, p) || scheduler != scheduler_of(first, device, p)) && --number == 0) {
                 *v = (struct variant){&tiles[i], scheduler, 1, 0, copies_of(&tiles[i], p), {1, 1}};
                 return 1;
             }
@@ -196,16 +227,18 @@ static int find_variant(const fdm_device *device, const fdm_problem *p, int32_t 
 }
 
 static void name_choice(const struct variant *v, const fdm_problem *p, char *code, size_t size) {
-    char scores[8] = "", emulated[24] = "", packed[24] = "";
+    char stages[8] = "", scores[8] = "", emulated[24] = "", packed[24] = "";
     const char *split = v->way.splits > 1 ? "_Split" : "";
-    const char *copies = v->copies == HOPPER_COPY_ALL ? "_Copied" : v->copies ? "_CopiedKeys" : "";
+    const char *copies = v->copies == HOPPER_COPY_ALL ? "_Copied" : v->copies ? "_CopiedKV" : "";
+    if (v->tile->stages != 2)
+        snprintf(stages, sizeof stages, "_K%d", v->tile->stages);
     if (scored(p))
         snprintf(scores, sizeof scores, "_S%d", v->tile->score_stages);
     if (v->exp2_residue)
         snprintf(emulated, sizeof emulated, "_Exp%dof%d", v->exp2_residue, v->exp2_frequency);
     if (v->way.packed > 1)
         snprintf(packed, sizeof packed, "_Packed%d", v->way.packed);
-    snprintf(code, size, "SM90_Wgmma_%dx%d_Q%d%s%s%s%s%s%s_%s", 64 * v->tile->warpgroups, v->tile->block_n,
+    snprintf(code, size, "SM90_Wgmma_%dx%d%s_Q%d%s%s%s%s%s%s_%s", 64 * v->tile->warpgroups, v->tile->block_n, stages,
              v->tile->q_stages, scores, v->tile->turns ? "_Turns" : "", emulated, packed, split, copies,
              items_order_names[v->scheduler]);
 }
@@ -224,7 +257,7 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
     plan->parameters[COPIES] = v.copies;
     plan->block_m = 64 * v.tile->warpgroups;
     plan->block_n = v.tile->block_n;
-    plan->stages = STAGES;
+    plan->stages = v.tile->stages;
     plan->shared_bytes = shared_bytes(v.tile, p);
     plan->workspace_bytes = workspace_bytes(v.tile, v.scheduler, v.copies, v.way.splits, p);
     name_choice(&v, p, plan->choice, sizeof plan->choice);
@@ -239,7 +272,7 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
         "a thread), %d keys a step, %d stages of K and V, %d of Q (%lld KB): %s; %s order%s%s%s",
         (long long)(p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v), v.tile->warpgroups,
         HOPPER_PRODUCER_REGISTERS(v.tile->warpgroups, scored(p)),
-        HOPPER_CONSUMER_REGISTERS(v.tile->warpgroups, scored(p)), plan->block_n, STAGES, v.tile->q_stages,
+        HOPPER_CONSUMER_REGISTERS(v.tile->warpgroups, scored(p)), plan->block_n, v.tile->stages, v.tile->q_stages,
         (long long)(plan->shared_bytes + 1023) >> 10, v.tile->reason, scheduler_names[v.scheduler],
         v.copies == HOPPER_COPY_ALL ? "; TMA reads copies of q, k and v"
         : v.copies                  ? "; TMA reads copies whose rows begin at memory sectors"
@@ -254,7 +287,7 @@ static void make_request(const fdm_plan *plan, const fdm_problem *p, struct cuda
     const struct tile *t = &tiles[plan->parameters[TILE]];
     GPU_SET_CONSTANTS(request, HOPPER_FORWARD_CONSTANTS, .DTYPE = gpu_dtype(p->dtype), .HEAD_DIM = padded(p->head_dim),
                       .HEAD_DIM_V = padded(p->head_dim_v), .WARPGROUPS = t->warpgroups, .BLOCK_N = t->block_n,
-                      .STAGES = STAGES, .Q_STAGES = t->q_stages, .SCORE_STAGES = scored(p) ? t->score_stages : 0,
+                      .STAGES = t->stages, .Q_STAGES = t->q_stages, .SCORE_STAGES = scored(p) ? t->score_stages : 0,
                       .TURNS = t->turns, .SCHEDULER = plan->parameters[SCHEDULER],
                       .EXP2_FREQUENCY = plan->parameters[EXP2_FREQUENCY],
                       .EXP2_RESIDUE = plan->parameters[EXP2_RESIDUE], .WINDOW = gpu_bounded(p), .MASK = p->has_mask,
