@@ -250,6 +250,43 @@ static void forward_takes_the_shortest_way(void **state) {
     }
 }
 
+/* Rows of a tile by what all items take on 132 multiprocessors; a static order where pairs of blocks are equal. */
+static void forward_takes_the_items_that_end_first(void **state) {
+    (void)state;
+    static const struct {
+        int features;
+        int64_t batch, length, heads, head_dim;
+        const char *choice;
+    } cases[] = {
+        {0, 1, 1024, 4, 64, "_128x128_Q2_Turns_Static"}, /* few: the shorter item */
+        {CAUSAL, 1, 1024, 4, 64, "_128x128_Q2_Turns_Dynamic"},
+        {0, 2, 640, 16, 64, "_192x128_Q2_Turns_Static"},  /* 128 items instead of 160 */
+        {0, 64, 256, 32, 64, "_128x128_Q2_Turns_Static"}, /* 256 rows are two tiles of either */
+        {0, 32, 512, 32, 64, "_192x128_Q2_Turns_Static"},
+        {CAUSAL, 32, 512, 32, 64, "_192x128_K4_Q2_Turns_Dynamic"},
+        {CAUSAL, 1, 16384, 32, 64, "_192x128_K4_Q2_Turns_Dynamic"},
+        {0, 26, 640, 32, 96, "_128x128_Q2_Turns_Static"},
+        {0, 8, 1536, 16, 96, "_192x96_Q1_Turns_Static"},
+        {CAUSAL, 32, 512, 16, 128, "_128x128_Q2_Turns_Static"},  /* two pairs a head */
+        {CAUSAL, 42, 384, 16, 128, "_128x128_Q2_Turns_Dynamic"}, /* three blocks */
+        {CAUSAL, 1, 512, 4, 128, "_128x128_Q2_Turns_Dynamic"},   /* pairs would leave multiprocessors without */
+        {CAUSAL, 24, 640, 8, 256, "_128x64_Q1_Dynamic"},
+        {CAUSAL, 24, 128, 8, 256, "_128x64_Q1_Static"}, /* one block a head: nothing to pair */
+    };
+    fdm_device device;
+    assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        fdm_problem p = hopper_problem(cases[i].features, cases[i].length, cases[i].head_dim);
+        fdm_plan plan;
+        p.batch = cases[i].batch;
+        p.heads = p.heads_kv = cases[i].heads;
+        p.seqlen_k = cases[i].length;
+        assert_int_equal(fdm_plan_attention(&device, &p, NULL, &plan), FDM_OK);
+        assert_string_equal(plan.kernel, "hopper.forward");
+        assert_non_null(strstr(plan.choice, cases[i].choice));
+    }
+}
+
 /* The registers of all threads are the multiprocessor's: more would wait for ever, at setmaxnreg. */
 static void registers_fit(void **state) {
     (void)state;
@@ -350,6 +387,7 @@ int main(void) {
                                        cmocka_unit_test(wide_takes_wide_heads),
                                        cmocka_unit_test(registers_fit),
                                        cmocka_unit_test(forward_takes_the_shortest_way),
+                                       cmocka_unit_test(forward_takes_the_items_that_end_first),
                                        cmocka_unit_test(groups_are_divided)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
