@@ -1,6 +1,7 @@
 /* hopper_forward.c: the wgmma forward on the host: which tile and scheduler for which problem, tensor maps, launch. */
 #include "families/hopper/hopper_forward.h"
 
+#include <math.h>
 #include <stdio.h>
 
 #include "base/error.h"
@@ -33,6 +34,7 @@ static const struct tile tiles[] = {
      "192 rows a load; 14 to 22 % faster than 128. Four stages: up to 9 % faster than two where the last item has "
      "fewer rows"},
     {96, 0, -1, 1536, 3, 96, 2, 1, 0, 1, ITEMS_STATIC, 1.44, "192 rows a load; 2 to 5 % faster than 128x128"},
+    {96, 0, -1, 0, 3, 96, 2, 1, 0, 1, ITEMS_STATIC, 1.6, "192 rows save a wave; each waits for its Q"},
     {128, 0, 0, 0, 2, 128, 2, 2, 0, 1, ITEMS_STATIC, 1,
      "the next item's Q is there; 176 keys with one Q are slower at every length"},
     {128, 0, 1, 513, 2, 128, 2, 2, 0, 1, ITEMS_DYNAMIC, 1, "1 to 4 % faster than in a static order"},
@@ -105,13 +107,16 @@ static int suits(const struct tile *t, const fdm_problem *p) {
 static int64_t blocks_of(const struct tile *t, const fdm_problem *p) {
     return (p->seqlen_q + 64 * t->warpgroups - 1) / (64 * t->warpgroups);
 }
-static int64_t items_of(const struct tile *t, const fdm_problem *p) { return p->heads * p->batch * blocks_of(t, p); }
+/* Items over multiprocessors. */
+static double waves_of(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
+    return (double)blocks_of(t, p) * (double)p->heads * (double)p->batch / (device->num_sms > 0 ? device->num_sms : 1);
+}
 
 /* A static order pairs a head's first block of rows with its last, so that pairs see as many keys. Of an odd number one
- * is left over: 13 to 24 % slower than a dynamic order; and where each item can have a multiprocessor, pairs do not. */
+ * is left over: 13 to 29 % slower than a dynamic order; and where each item can have a multiprocessor, pairs do not. */
 static int32_t scheduler_of(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
     const int64_t blocks = blocks_of(t, p);
-    const int unequal = gpu_bounded(p) && blocks > 1 && (blocks % 2 || items_of(t, p) <= device->num_sms);
+    const int unequal = gpu_bounded(p) && blocks > 1 && (blocks % 2 || waves_of(t, device, p) <= 1);
     return t->scheduler == ITEMS_STATIC && unequal ? ITEMS_DYNAMIC : t->scheduler;
 }
 
@@ -119,11 +124,10 @@ static int32_t scheduler_of(const struct tile *t, const fdm_device *device, cons
  * any, and takes hardly longer than a tile of 128 rows would. */
 static double time_of_items(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
     const int64_t block_m = 64 * t->warpgroups, whole = p->seqlen_q / block_m, rest = p->seqlen_q % block_m;
-    const int64_t waves = (items_of(t, p) + device->num_sms - 1) / device->num_sms;
+    const double waves = waves_of(t, device, p), last = rest > 0 && rest <= 128 && t->item > 1.05 ? 1.05 : t->item;
     if (waves <= FEW_WAVES)
-        return (double)waves * t->item;
-    const double last = rest == 0 ? 0 : rest <= 128 && t->item > 1.05 ? 1.05 : t->item;
-    return (double)(p->heads * p->batch) * ((double)whole * t->item + last) / device->num_sms;
+        return ceil(waves) * t->item;
+    return waves * ((double)whole * t->item + (rest > 0 ? last : 0)) / (double)(whole + (rest > 0));
 }
 
 static const struct tile *preferred(const fdm_device *device, const fdm_problem *p) {
