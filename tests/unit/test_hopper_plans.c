@@ -267,7 +267,7 @@ static void forward_takes_the_items_that_end_first(void **state) {
         {CAUSAL, 1, 16384, 32, 64, "_192x128_K4_Q2_Turns_Dynamic"},
         {0, 26, 640, 32, 96, "_128x128_Q2_Turns_Static"},
         {0, 8, 1536, 16, 96, "_192x96_Q1_Turns_Static"},
-        {0, 2, 640, 16, 96, "_192x96_Q1_Turns_Static"}, /* one wave instead of two */
+        {0, 2, 640, 16, 96, "_192x96_Q1_Turns_Static"},          /* one wave instead of two */
         {CAUSAL, 32, 512, 16, 128, "_128x128_Q2_Turns_Static"},  /* two pairs a head */
         {CAUSAL, 42, 384, 16, 128, "_128x128_Q2_Turns_Dynamic"}, /* three blocks */
         {CAUSAL, 1, 512, 4, 128, "_128x128_Q2_Turns_Dynamic"},   /* pairs would leave multiprocessors without */
