@@ -104,18 +104,15 @@ static int suits(const struct tile *t, const fdm_problem *p) {
     return t->scored == scored(p) && (t->bounded < 0 || t->bounded == gpu_bounded(p)) && p->seqlen_k >= t->seqlen_k_min;
 }
 
-static int64_t blocks_of(const struct tile *t, const fdm_problem *p) {
-    return (p->seqlen_q + 64 * t->warpgroups - 1) / (64 * t->warpgroups);
-}
 /* Items over multiprocessors. */
 static double waves_of(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
-    return (double)blocks_of(t, p) * (double)p->heads * (double)p->batch / (device->num_sms > 0 ? device->num_sms : 1);
+    return (double)hopper_all_blocks(p, 1, 64 * t->warpgroups) / (device->num_sms > 0 ? device->num_sms : 1);
 }
 
 /* A static order pairs a head's first block of rows with its last, so that pairs see as many keys. Of an odd number one
  * is left over: 13 to 29 % slower than a dynamic order; and where each item can have a multiprocessor, pairs do not. */
 static int32_t scheduler_of(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
-    const int64_t blocks = blocks_of(t, p);
+    const int64_t blocks = hopper_row_blocks(p, 1, 64 * t->warpgroups);
     const int unequal = gpu_bounded(p) && blocks > 1 && (blocks % 2 || waves_of(t, device, p) <= 1);
     return t->scheduler == ITEMS_STATIC && unequal ? ITEMS_DYNAMIC : t->scheduler;
 }
@@ -124,18 +121,23 @@ static int32_t scheduler_of(const struct tile *t, const fdm_device *device, cons
  * any, and takes hardly longer than a tile of 128 rows would. */
 static double time_of_items(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
     const int64_t block_m = 64 * t->warpgroups, whole = p->seqlen_q / block_m, rest = p->seqlen_q % block_m;
-    const double waves = waves_of(t, device, p), last = rest > 0 && rest <= 128 && t->item > 1.05 ? 1.05 : t->item;
+    const double waves = waves_of(t, device, p);
+    const double last = rest == 0 ? 0 : rest <= 128 ? fmin(t->item, 1.05) : t->item;
     if (waves <= FEW_WAVES)
         return ceil(waves) * t->item;
-    return waves * ((double)whole * t->item + (rest > 0 ? last : 0)) / (double)(whole + (rest > 0));
+    return waves * ((double)whole * t->item + last) / (double)(whole + (rest > 0));
 }
 
 static const struct tile *preferred(const fdm_device *device, const fdm_problem *p) {
     const struct tile *best = NULL;
-    for (int32_t i = 0; i < NUM_TILES; i++)
-        if (suits(&tiles[i], p) && fits(&tiles[i], device, p) &&
-            (!best || time_of_items(&tiles[i], device, p) < time_of_items(best, device, p)))
+    double least = INFINITY;
+    for (int32_t i = 0; i < NUM_TILES; i++) {
+        const double time = time_of_items(&tiles[i], device, p);
+        if (suits(&tiles[i], p) && fits(&tiles[i], device, p) && time < least) {
             best = &tiles[i];
+            least = time;
+        }
+    }
     return best;
 }
 
@@ -217,7 +219,7 @@ static int find_variant(const fdm_device *device, const fdm_problem *p, int32_t 
     for (int32_t i = 0; i < NUM_TILES; i++) {
         const int other = fits(&tiles[i], device, p) && !is_repeated(device, p, i);
         for (int32_t scheduler = 0; other && scheduler < NUM_SCHEDULERS; scheduler++)
-            if ((!same_kernel(&tiles[i], first, p) || scheduler != scheduler_of(first, device, p)) && --number == 0) {
+            if ((!same_kernel(&tiles[i], first, p) || scheduler != v->scheduler) && --number == 0) {
                 *v = (struct variant){&tiles[i], scheduler, 1, 0, copies_of(&tiles[i], p), {1, 1}};
                 return 1;
             }
@@ -388,11 +390,10 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
                                                  (char *)workspace + copies_offset(&tiles[x[TILE]], x[SCHEDULER], p),
                                                  stream, &own)))
         return status;
-    const int64_t row_blocks = (p->seqlen_q * x[PACKED_HEADS] + plan->block_m - 1) / plan->block_m;
     struct hopper_forward_params params = {
         .items_begun = workspace,
-        .row_blocks = (int32_t)row_blocks,
-        .items = (int32_t)(row_blocks * (p->heads / x[PACKED_HEADS]) * p->batch * x[NUM_SPLITS]),
+        .row_blocks = (int32_t)hopper_row_blocks(p, x[PACKED_HEADS], plan->block_m),
+        .items = (int32_t)(hopper_all_blocks(p, x[PACKED_HEADS], plan->block_m) * x[NUM_SPLITS]),
         .mask_batches = (int32_t)p->mask_shape[0],
         .bias_batches = (int32_t)p->bias_shape[0],
         .mask_group = (int32_t)attention->mask.group,

@@ -164,12 +164,11 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     fdm_status status = cuda_kernels_get(plan->device.index, &request, 1, &kernel);
     if (status)
         return status;
-    const int64_t row_blocks = (p->seqlen_q + plan->block_m - 1) / plan->block_m;
     const struct cuda_tensor_layout layout =
         tile_rows_layout(p, &attention->q, p->head_dim, p->varlen ? p->total_q : p->seqlen_q, p->heads, plan->block_m);
     struct hopper_gather_params params = {.items_begun = workspace,
-                                          .row_blocks = (int32_t)row_blocks,
-                                          .items = (int32_t)(row_blocks * p->heads * p->batch)};
+                                          .row_blocks = (int32_t)hopper_row_blocks(p, 1, plan->block_m),
+                                          .items = (int32_t)hopper_all_blocks(p, 1, plan->block_m)};
     gpu_fill_forward(attention, &params.in);
     if ((status = cuda_tensor_maps_make(plan->device.index, &layout, 1, &params.q_map)))
         return status;

@@ -1,5 +1,13 @@
-/* hopper_items.c: the launch of items. */
+/* hopper_items.c: how many items a problem has, and their launch. */
 #include "families/hopper/hopper_items.h"
+
+int64_t hopper_row_blocks(const fdm_problem *problem, int32_t packed, int32_t block_m) {
+    return (problem->seqlen_q * packed + block_m - 1) / block_m;
+}
+
+int64_t hopper_all_blocks(const fdm_problem *problem, int32_t packed, int32_t block_m) {
+    return hopper_row_blocks(problem, packed, block_m) * (problem->heads / packed) * problem->batch;
+}
 
 int64_t hopper_count_bytes(int32_t order) { return order == ITEMS_DYNAMIC ? HOPPER_COUNT_BYTES : 0; }
 

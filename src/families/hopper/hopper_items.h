@@ -1,9 +1,13 @@
-/* hopper_items.h: what the family's forwards share on the host: the launch of items. */
+/* hopper_items.h: what the family shares on the host: how many items a problem has, and their launch. */
 #ifndef FDM_HOPPER_ITEMS_H
 #define FDM_HOPPER_ITEMS_H
 
 #include "gpu/gpu_family.h"
 #include "gpu/items.h"
+
+/* Blocks of block_m rows of a head, or of `packed` heads whose rows take turns; and of all heads. */
+int64_t hopper_row_blocks(const fdm_problem *problem, int32_t packed, int32_t block_m);
+int64_t hopper_all_blocks(const fdm_problem *problem, int32_t packed, int32_t block_m);
 
 /* Workspace of the count of items that were begun. */
 enum { HOPPER_COUNT_BYTES = 64 };

@@ -1,6 +1,7 @@
 /* hopper_ways.c: packing of heads and splits of keys, by an estimate in steps of a block's tile of keys. */
 #include "families/hopper/hopper_ways.h"
 
+#include "families/hopper/hopper_items.h"
 #include "gpu/features.h"
 #include "gpu/splits.h"
 
@@ -20,16 +21,11 @@ int hopper_way_possible(const fdm_problem *p, struct hopper_way way) {
     return (way.packed == 1 || !scored(p)) && (way.splits == 1 || (!scored(p) && !p->varlen && p->head_dim_v % 8 == 0));
 }
 
-/* Blocks of rows of all heads. */
-static int64_t blocks_of(const fdm_problem *p, int32_t packed, int32_t block_m) {
-    return divided(p->seqlen_q * packed, block_m) * (p->heads / packed) * p->batch;
-}
-
 /* The fewest heads that leave the fewest blocks. */
 static int32_t packed_of(const fdm_problem *p, int32_t block_m) {
     int32_t best = 1;
     for (struct hopper_way way = {2, 1}; hopper_way_possible(p, way); way.packed *= 2)
-        if (blocks_of(p, way.packed, block_m) < blocks_of(p, best, block_m))
+        if (hopper_all_blocks(p, way.packed, block_m) < hopper_all_blocks(p, best, block_m))
             best = way.packed;
     return best;
 }
@@ -48,7 +44,7 @@ struct load {
 };
 static struct load load_of(const fdm_device *device, const fdm_problem *p, int32_t block_m, int32_t block_n,
                            int32_t packed) {
-    return (struct load){blocks_of(p, packed, block_m), divided(visible_keys(p), block_n), device->num_sms,
+    return (struct load){hopper_all_blocks(p, packed, block_m), divided(visible_keys(p), block_n), device->num_sms,
                          8.0 * (double)(p->batch * p->heads * p->seqlen_q * p->head_dim_v) / STEP_BYTES};
 }
 
@@ -92,7 +88,7 @@ int32_t hopper_ways(const fdm_device *device, const fdm_problem *p, int32_t bloc
         ways[count++] = way;
     }
     /* many blocks have unequal work that an order evens out: the estimate is of few */
-    if (divided(p->seqlen_q, block_m) > FEW_BLOCKS)
+    if (hopper_row_blocks(p, 1, block_m) > FEW_BLOCKS)
         return count;
     double least = 0.9 * steps[0];
     for (int32_t n = 1; n < count; n++)

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "families/hopper/hopper_family.h"
 #include "families/hopper/hopper_gradients.h"
+#include "families/hopper/hopper_items.h"
 
 enum { V_STAGES, P_STAGES, PARTS, IN_TURN }; /* the plan's parameters */
 
@@ -175,7 +176,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     struct hopper_backward_params params;
     gpu_backward_fill(attention, &needs, workspace, &params.in);
     const int64_t key_blocks = hopper_backward_order(plan, p, division_of(plan), 0, &params);
-    const int64_t row_blocks = (p->seqlen_q + plan->block_m - 1) / plan->block_m * p->heads * p->batch;
+    const int64_t row_blocks = hopper_all_blocks(p, 1, plan->block_m);
     if ((status = hopper_backward_maps(plan, attention, &params)))
         return status;
     status = gpu_backward_launches(GPU_BACKWARD_BEFORE, kernels, p, &needs, &params.in, stream);
