@@ -1,14 +1,21 @@
 /* tile_decode.h: one step of decode over the vector operations of an instruction set; included by isa/decode_*.c.
  *
- * The includer defines ACCUMULATORS, the vectors of sums that stay in registers; MAX_ROWS, at most half as many;
- * vec_sum_each(a), whose lane l is the sum over the lanes of a[l]; and vec_keep(a), which is a, kept in a register
- * where the compiler would rather load it again for every use.
+ * The includer defines ACCUMULATORS, the vectors of sums that stay in registers; vec_sum_each(a), whose lane l is the
+ * sum over the lanes of a[l]; and where it helps the macro vec_keep(a), which is a, kept in a register where the
+ * compiler would rather load it again for every use.
  *
  * Scores of VECTOR_WIDTH (key, row) pairs are accumulated at once, one vector each, and summed across lanes together by
  * transposing additions. They lie as [key][row], so with rows a divisor of VECTOR_WIDTH every vector of scores has the
  * same pattern of rows in its lanes and softmax needs lanes folded only once per step. */
 #include "families/cpu/decode.h"
 #include "families/cpu/vector_ops.h"
+
+#ifndef vec_keep
+#    define vec_keep(a) (a)
+#endif
+
+/* Rows of a step, at most: each has sums of two slots of V, and a vector of scores has whole keys. */
+enum { MAX_ROWS = ACCUMULATORS / 2 < VECTOR_WIDTH ? ACCUMULATORS / 2 : VECTOR_WIDTH };
 
 /* ---- loading rows ---- */
 
@@ -55,7 +62,7 @@ static void load_row(float *slots, const void *row, int32_t depth, fdm_dtype dty
     for (; slot < slots_of_pairs(depth); slot++)
         vec_store(slots + slot * VECTOR_WIDTH, load_slot(readable, slot / 2 * 2 * VECTOR_WIDTH, slot % 2, 2, dtype));
     for (; slot < count; slot++)
-        vec_store(slots + slot * VECTOR_WIDTH, load_slot(readable, slot_first(slot, depth), 0, 1, dtype));
+        vec_store(slots + slot * VECTOR_WIDTH, load_elements(readable, slot_first(slot, depth), dtype));
     memset(slots + (count - 1) * VECTOR_WIDTH, 0, (size_t)overlap * sizeof(float));
 }
 

@@ -1,7 +1,7 @@
 /* decode_avx2.c: decode over avx2_ops.h. */
 #include "families/cpu/isa/avx2_ops.h"
 
-enum { ACCUMULATORS = 8, MAX_ROWS = 4 }; /* sums and queries of eight rows would not fit in 16 registers */
+enum { ACCUMULATORS = 8 };
 
 static inline vec vec_sum_each(const vec a[VECTOR_WIDTH]) {
     vec fours[4], twos[2];
@@ -20,6 +20,7 @@ static inline vec vec_keep(vec a) {
     __asm__("" : "+x"(a));
     return a;
 }
+#define vec_keep vec_keep
 
 #include "families/cpu/tile_decode.h"
 

@@ -1,7 +1,7 @@
 /* decode_avx512.c: decode over avx512_ops.h. */
 #include "families/cpu/isa/avx512_ops.h"
 
-enum { ACCUMULATORS = 16, MAX_ROWS = 8 };
+enum { ACCUMULATORS = 16 };
 
 /* Transposing additions: each halves the vectors, 30 shuffles where a transposition needs 64. */
 static inline vec vec_sum_each(const vec a[VECTOR_WIDTH]) {
@@ -24,8 +24,6 @@ static inline vec vec_sum_each(const vec a[VECTOR_WIDTH]) {
         _mm512_add_ps(_mm512_shuffle_f32x4(fours[2], fours[3], 0x88), _mm512_shuffle_f32x4(fours[2], fours[3], 0xdd));
     return _mm512_add_ps(_mm512_shuffle_f32x4(low, high, 0x88), _mm512_shuffle_f32x4(low, high, 0xdd));
 }
-
-static inline vec vec_keep(vec a) { return a; }
 
 #include "families/cpu/tile_decode.h"
 

@@ -1,13 +1,11 @@
 /* decode_neon.c: decode over neon_ops.h. */
 #include "families/cpu/isa/neon_ops.h"
 
-enum { ACCUMULATORS = 16, MAX_ROWS = VECTOR_WIDTH };
+enum { ACCUMULATORS = 16 };
 
 static inline vec vec_sum_each(const vec a[VECTOR_WIDTH]) {
     return vpaddq_f32(vpaddq_f32(a[0], a[1]), vpaddq_f32(a[2], a[3]));
 }
-
-static inline vec vec_keep(vec a) { return a; }
 
 #include "families/cpu/tile_decode.h"
 

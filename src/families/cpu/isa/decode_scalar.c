@@ -1,13 +1,11 @@
 /* decode_scalar.c: decode over portable_ops.h. */
 #include "families/cpu/isa/portable_ops.h"
 
-enum { ACCUMULATORS = 8, MAX_ROWS = VECTOR_WIDTH };
+enum { ACCUMULATORS = 8 };
 
 static inline vec vec_sum_each(const vec a[VECTOR_WIDTH]) {
     return (vec){vec_sum(a[0]), vec_sum(a[1]), vec_sum(a[2]), vec_sum(a[3])};
 }
-
-static inline vec vec_keep(vec a) { return a; }
 
 #include "families/cpu/tile_decode.h"
 
