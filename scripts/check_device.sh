@@ -23,7 +23,6 @@ for ((n = 0; n < cores; n++)); do
         $checks --cuda --seed $((seed + 500000 + n * 1000000)) --ways 509 --right "$part" --seconds 600 --json "$folder/checks-$n.jsonl"
     } >"$folder/checks-$n.log" 2>&1 &
 done
-wait
 # Small problems seldom get the tiles of 192 query rows: by choice code.
 for code in 192x128_K4_Q2_Turns_Dynamic 192x128_Q2_Turns_Static 192x96_Q1_Turns_Static; do
     $checks --cuda --kernel "SM90_Wgmma_$code" --seed "$seed" --repeat "$problems" >"$folder/checks-$code.log" 2>&1 &

@@ -15,20 +15,11 @@
 #include <cmocka.h>
 #include <immintrin.h>
 
+#include "base/half.h"
 #include "device/isa.h"
 #include "x86_instructions.h"
 
 static const float QUIET = NAN;
-static uint32_t bits_of(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, 4);
-    return bits;
-}
-static float float_of(uint32_t bits) {
-    float x;
-    memcpy(&x, &bits, 4);
-    return x;
-}
 static float first(__m512 a) {
     float x[16];
     _mm512_storeu_ps(x, a);
@@ -36,13 +27,13 @@ static float first(__m512 a) {
 }
 /* The same bits, or both NaN. */
 static void expect(const char *what, float got, float wanted) {
-    if (bits_of(got) != bits_of(wanted) && !(isnan(got) && isnan(wanted)))
+    if (float_to_bits(got) != float_to_bits(wanted) && !(isnan(got) && isnan(wanted)))
         fail_msg("%s: %a instead of %a", what, (double)got, (double)wanted);
 }
 
 static void test_scalef(void **unused) {
     (void)unused;
-    const float inf = INFINITY, least = 0x1p-149f, signals = float_of(0x7f800001);
+    const float inf = INFINITY, least = 0x1p-149f, signals = bits_to_float(0x7f800001);
     const float cases[][3] = {
         /* a, b, a 2^floor(b) */
         {1.5f, 3.0f, 12.0f},
@@ -205,7 +196,9 @@ static void test_bfloat16(void **unused) {
 }
 
 /* A pair of bfloat16, of numbers that are. */
-static uint32_t pair_of(float even, float odd) { return bits_of(even) >> 16 | (bits_of(odd) & 0xffff0000u); }
+static uint32_t pair_of(float even, float odd) {
+    return float_to_bits(even) >> 16 | (float_to_bits(odd) & 0xffff0000u);
+}
 
 static void test_dot(void **unused) {
     (void)unused;
@@ -274,8 +267,8 @@ static void check_product(int m, int n, int k) {
         for (int j = 0; j < n; j++) {
             float even = 0, odd = 0;
             for (int p = 0; p < k; p++) {
-                even = fmaf(float_of(a[i][p] << 16), float_of(b[p][j] << 16), even);
-                odd = fmaf(float_of(a[i][p] & 0xffff0000), float_of(b[p][j] & 0xffff0000), odd);
+                even = fmaf(bits_to_float(a[i][p] << 16), bits_to_float(b[p][j] << 16), even);
+                odd = fmaf(bits_to_float(a[i][p] & 0xffff0000), bits_to_float(b[p][j] & 0xffff0000), odd);
             }
             wanted[i][j] += even + odd;
         }
@@ -357,23 +350,24 @@ static void reserved_byte(void) {
     shapes.reserved[3] = 1;
     _tile_loadconfig(&shapes);
 }
+static void multiply(struct shapes shapes) {
+    _tile_loadconfig(&shapes);
+    _tile_dpbf16ps(0, 1, 2);
+}
 static void wrong_rows(void) {
     struct shapes shapes = shapes_of(4, 4, 4);
     shapes.rows[1] = 5;
-    _tile_loadconfig(&shapes);
-    _tile_dpbf16ps(0, 1, 2);
+    multiply(shapes);
 }
 static void wrong_columns(void) {
     struct shapes shapes = shapes_of(4, 4, 4);
     shapes.row_bytes[2] = 20;
-    _tile_loadconfig(&shapes);
-    _tile_dpbf16ps(0, 1, 2);
+    multiply(shapes);
 }
 static void wrong_depth(void) {
     struct shapes shapes = shapes_of(4, 4, 4);
     shapes.rows[2] = 3;
-    _tile_loadconfig(&shapes);
-    _tile_dpbf16ps(0, 1, 2);
+    multiply(shapes);
 }
 static void same_tile_twice(void) {
     const struct shapes shapes = shapes_of(4, 4, 4);
@@ -435,9 +429,9 @@ static uint32_t draw_float(void) {
                                        0xc3160000, 0x43000000, 0x3f808000, 0x3f818000, 0xb3800000};
     switch (draw() % 4) {
     case 0: return draw() << 16 ^ draw();
-    case 1: return bits_of(ldexpf((float)(draw() % 4001) - 2000, (int)(draw() % 12) - 8));
+    case 1: return float_to_bits(ldexpf((float)(draw() % 4001) - 2000, (int)(draw() % 12) - 8));
     case 2: return special[draw() % (sizeof special / sizeof special[0])];
-    default: return bits_of(((float)draw() - 8388608.0f) / 2097152.0f);
+    default: return float_to_bits(((float)draw() - 8388608.0f) / 2097152.0f);
     }
 }
 
@@ -450,7 +444,7 @@ static void draw_vector(union x86_vector *v, int tame) {
 static int same(const struct x86_result *x, const struct x86_result *y) {
     for (int i = 0; i < 16; i++)
         if (x->bits.u32[i] != y->bits.u32[i] &&
-            !(x->floats && isnan(float_of(x->bits.u32[i])) && isnan(float_of(y->bits.u32[i]))))
+            !(x->floats && isnan(bits_to_float(x->bits.u32[i])) && isnan(bits_to_float(y->bits.u32[i]))))
             return 0;
     return 1;
 }
