@@ -17,6 +17,8 @@ int command_cache(int argc, char **argv);
 
 /* "fdm: ..." on one line of stderr; returns `code`. */
 int complain(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* The library's sentence about a call that failed, and its exit code: EXIT_USAGE for what is wrong on every machine. */
+int fail(fdm_status status);
 /* Whole-number and real options: 1, or 0 after a complaint that names the option. */
 int parse_integer(const char *option, const char *text, int64_t least, int64_t most, int64_t *value);
 int parse_real(const char *option, const char *text, double *value);

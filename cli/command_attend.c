@@ -162,8 +162,9 @@ static fdm_status plan_passes(struct attend *a) {
 static fdm_status choose_device(struct attend *a) {
     const fdm_device_id id = a->device.id;
     if (a->device.automatic && !fdm_device_query(FDM_CUDA, 0, &a->run.device)) {
-        if (!plan_passes(a))
-            return FDM_OK;
+        const fdm_status on_cuda = plan_passes(a);
+        if (!on_cuda || on_cuda == FDM_ERROR_INVALID_ARGUMENT) /* which would be one on the CPU too, or a setting's */
+            return on_cuda;
         snprintf(a->passed_over, sizeof a->passed_over, "%s", fdm_last_error());
     }
     fdm_status status = fdm_device_query(id.type, id.index, &a->run.device);
@@ -293,14 +294,14 @@ int command_attend(int argc, char **argv) {
             return EXIT_USAGE;
     if (!take_tensors(&a))
         return EXIT_USAGE;
-    if (a.topk && run_make_topk(&a.run, a.topk))
-        return complain(EXIT_USAGE, "%s", fdm_last_error());
+    fdm_status status = a.topk ? run_make_topk(&a.run, a.topk) : FDM_OK;
     run_allocate_outputs(&a.run, a.backward);
-    fdm_status status = choose_device(&a);
+    if (!status)
+        status = choose_device(&a);
     if (!status)
         status = run_passes(&a);
     if (status)
-        return complain(status == FDM_ERROR_INVALID_ARGUMENT ? EXIT_USAGE : EXIT_WRONG, "%s", fdm_last_error());
+        return fail(status);
     if ((a.check && !check_results(&a)) || (a.out && !write_results(&a)))
         return EXIT_WRONG;
     a.json ? print_json(&a) : print_text(&a);

@@ -419,10 +419,6 @@ static void print_table(const struct bench *b) {
         printf("  %s: %s\n", b->left_out[i].label, b->left_out[i].reason);
 }
 
-static int fail(fdm_status status) {
-    return complain(status == FDM_ERROR_INVALID_ARGUMENT ? EXIT_USAGE : EXIT_WRONG, "%s", fdm_last_error());
-}
-
 static int report(struct bench *b) {
     if (b->num_rows == 0 && b->num_left_out == 0)
         return complain(EXIT_WRONG, "no kernel that takes the problem has '%s' in its name%s", b->only ? b->only : "",

@@ -62,8 +62,9 @@ int command_cache(int argc, char **argv) {
     if (optind + 1 < argc || (!clear && strcmp(action, "list") != 0))
         return complain(EXIT_USAGE, "cache takes 'list' or 'clear', not '%s'", argv[argc - 1]);
     fdm_cache_info info;
-    if (fdm_cache_query(&info))
-        return complain(EXIT_WRONG, "%s", fdm_last_error());
+    const fdm_status status = fdm_cache_query(&info);
+    if (status)
+        return fail(status);
     struct json_writer w = {stdout, 0};
     if (json) {
         json_open(&w, NULL, '{');

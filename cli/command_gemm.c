@@ -129,8 +129,9 @@ int plan_gemm(int argc, char **argv) {
                                       .accumulate_float16 = r.float16_sums,
                                       .mappable = (rows_a ? r.k : r.m) % 8 == 0 && (rows_b ? r.n : r.k) % 8 == 0 &&
                                                   r.n % 8 == 0};
-    if (fdm_plan_gemm(&device, &problem, r.kernel, &plan))
-        return complain(EXIT_WRONG, "%s", fdm_last_error());
+    const fdm_status status = fdm_plan_gemm(&device, &problem, r.kernel, &plan);
+    if (status)
+        return fail(status);
     companion_print_choice(device.name, &plan.choice, r.explain, r.json);
     return EXIT_FINE;
 }

@@ -28,35 +28,75 @@ static void print_cuda(void) {
         printf("cache: %s\n", cache.ignored);
 }
 
-static void print_text(const fdm_device *device) {
-    fdm_kernel_info kernel;
+/* Every variable with what is wrong with it. */
+static void print_settings(void) {
     fdm_setting_info setting;
+    printf("\nsettings\n");
+    for (int32_t i = 0; fdm_setting_list(i, &setting) == FDM_OK; i++) {
+        printf("  %-32s %-12s ", setting.name, setting.value ? setting.value : "(unset)");
+        if (!setting.description)
+            printf("UNKNOWN: the library reads no such variable\n");
+        else if (!setting.valid)
+            printf("INVALID: it must be %s\n", setting.allowed);
+        else
+            printf("%s\n", setting.description);
+    }
+}
+
+static void print_text(void) {
+    fdm_device device;
+    fdm_kernel_info kernel;
     printf("flash-dmattn %s\n\n", fdm_version());
-    printf("CPU: best instruction set %s, %d threads for this process, caches L1 %lld KiB, L2 %lld KiB, L3 %lld KiB\n",
-           device->isa, device->num_threads, (long long)device->l1_bytes >> 10, (long long)device->l2_bytes >> 10,
-           (long long)device->l3_bytes >> 10);
+    if (fdm_device_query(FDM_CPU, 0, &device))
+        printf("CPU: %s\n", fdm_last_error());
+    else
+        printf("CPU: best instruction set %s, %d threads for this process, caches L1 %lld KiB, L2 %lld KiB, L3 %lld "
+               "KiB\n",
+               device.isa, device.num_threads, (long long)device.l1_bytes >> 10, (long long)device.l2_bytes >> 10,
+               (long long)device.l3_bytes >> 10);
     print_cuda();
     printf("\nkernels\n");
     for (int32_t i = 0; fdm_kernel_list(i, &kernel) == FDM_OK; i++)
         printf("  %-28s %-11s %s\n", kernel.name, kernel.available ? "available" : "-", kernel.description);
-    printf("\nsettings\n");
-    for (int32_t i = 0; fdm_setting_list(i, &setting) == FDM_OK; i++)
-        printf("  %-32s %-12s %s\n", setting.name, setting.value ? setting.value : "(unset)", setting.description);
+    print_settings();
 }
 
-static void print_json(const fdm_device *device) {
+/* null where a setting stands against it. */
+static void put_cpu(struct json_writer *w) {
+    fdm_device device;
+    if (fdm_device_query(FDM_CPU, 0, &device)) {
+        json_put_text(w, "cpu", NULL);
+        return;
+    }
+    json_open(w, "cpu", '{');
+    json_put_text(w, "isa", device.isa);
+    json_put_integer(w, "num_threads", device.num_threads);
+    json_put_integer(w, "l1_bytes", device.l1_bytes);
+    json_put_integer(w, "l2_bytes", device.l2_bytes);
+    json_put_integer(w, "l3_bytes", device.l3_bytes);
+    json_close(w, '}');
+}
+
+static void put_settings(struct json_writer *w) {
+    fdm_setting_info setting;
+    json_open(w, "settings", '{');
+    for (int32_t i = 0; fdm_setting_list(i, &setting) == FDM_OK; i++) {
+        json_open(w, setting.name, '{');
+        json_put_text(w, "value", setting.value);
+        json_put_raw(w, "known", setting.description ? "true" : "false");
+        json_put_raw(w, "valid", setting.valid ? "true" : "false");
+        json_put_text(w, "allowed", setting.allowed);
+        json_close(w, '}');
+    }
+    json_close(w, '}');
+}
+
+static void print_json(void) {
     struct json_writer w = {stdout, 0};
     fdm_kernel_info kernel;
-    fdm_setting_info setting;
     json_open(&w, NULL, '{');
     json_put_text(&w, "version", fdm_version());
-    json_open(&w, "cpu", '{');
-    json_put_text(&w, "isa", device->isa);
-    json_put_integer(&w, "num_threads", device->num_threads);
-    json_put_integer(&w, "l1_bytes", device->l1_bytes);
-    json_put_integer(&w, "l2_bytes", device->l2_bytes);
-    json_put_integer(&w, "l3_bytes", device->l3_bytes);
-    json_close(&w, '}');
+    put_cpu(&w);
     json_open(&w, "cuda", '[');
     fdm_device cuda;
     char path[1024];
@@ -85,10 +125,7 @@ static void print_json(const fdm_device *device) {
         json_close(&w, '}');
     }
     json_close(&w, ']');
-    json_open(&w, "settings", '{');
-    for (int32_t i = 0; fdm_setting_list(i, &setting) == FDM_OK; i++)
-        json_put_text(&w, setting.name, setting.value);
-    json_close(&w, '}');
+    put_settings(&w);
     json_close(&w, '}');
     printf("\n");
 }
@@ -99,8 +136,8 @@ int command_info(int argc, char **argv) {
     while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
         if (option == 'h') {
             puts("usage: fdm info [--json]\n\nPrints the CPU's instruction set and caches, CUDA devices, the compiler "
-                 "and "
-                 "the cache of their kernels, all kernels, and settings.\n\n"
+                 "and the cache of their\nkernels, all kernels, and every environment variable FLASH_DMATTN_* with its "
+                 "value and what is wrong with it.\n\n"
                  "example: FLASH_DMATTN_CPU_ISA=avx2 fdm info");
             return EXIT_FINE;
         }
@@ -110,9 +147,6 @@ int command_info(int argc, char **argv) {
     }
     if (optind < argc)
         return complain(EXIT_USAGE, "info takes no argument '%s'", argv[optind]);
-    fdm_device device;
-    if (fdm_device_query(FDM_CPU, 0, &device))
-        return complain(EXIT_WRONG, "%s", fdm_last_error());
-    json ? print_json(&device) : print_text(&device);
+    json ? print_json() : print_text();
     return EXIT_FINE;
 }

@@ -367,7 +367,7 @@ int command_mask(int argc, char **argv) {
         return EXIT_USAGE;
     const fdm_status status = run(&r);
     if (status)
-        return complain(status == FDM_ERROR_INVALID_ARGUMENT ? EXIT_USAGE : EXIT_WRONG, "%s", fdm_last_error());
+        return fail(status);
     if (r.kind == INTERVALS && !r.exact)
         return complain_about_runs(&r);
     if (r.kind == OF_BLOCKS)

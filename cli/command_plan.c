@@ -290,16 +290,17 @@ int command_plan(int argc, char **argv) {
     fill_defaults(&r);
     fdm_device device;
     fdm_plan plan;
-    if (fdm_device_from_name(r.device, &device) || fdm_problem_validate(&r.problem))
-        return complain(EXIT_USAGE, "%s", fdm_last_error());
+    fdm_status status = fdm_device_from_name(r.device, &device);
+    if (status || (status = fdm_problem_validate(&r.problem)))
+        return fail(status);
     if (r.variants)
         return print_variants(&device, &r);
-    fdm_status status = fdm_plan_attention(&device, &r.problem, &r.options, &plan);
-    if (status)
-        return complain(status == FDM_ERROR_UNSUPPORTED ? EXIT_WRONG : EXIT_USAGE, "%s", fdm_last_error());
     struct resources resources = {.count = 0};
-    if (r.resources && fdm_plan_resources(&plan, &device, resources.kernels, KERNELS_MAX, &resources.count))
-        return complain(EXIT_WRONG, "%s", fdm_last_error());
+    status = fdm_plan_attention(&device, &r.problem, &r.options, &plan);
+    if (!status && r.resources)
+        status = fdm_plan_resources(&plan, &device, resources.kernels, KERNELS_MAX, &resources.count);
+    if (status)
+        return fail(status);
     if (r.json) {
         print_json(&plan, &r, &resources);
     } else {

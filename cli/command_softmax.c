@@ -117,8 +117,9 @@ int plan_softmax(int argc, char **argv) {
                                          .has_mask = r.mask && r.pass == FDM_FORWARD,
                                          .negative_scale = r.scale < 0 && r.pass == FDM_FORWARD,
                                          .aligned = r.columns * fdm_dtype_bytes(r.dtype) % 16 ? 1 : 2};
-    if (fdm_plan_softmax(&device, &problem, r.kernel, &plan))
-        return complain(EXIT_WRONG, "%s", fdm_last_error());
+    const fdm_status status = fdm_plan_softmax(&device, &problem, r.kernel, &plan);
+    if (status)
+        return fail(status);
     companion_print_choice(device.name, &plan.choice, r.explain, r.json);
     return EXIT_FINE;
 }

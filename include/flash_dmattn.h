@@ -523,9 +523,17 @@ FDM_API fdm_status fdm_count_visible(const fdm_problem *problem, const fdm_tenso
 
 /* ---- 11. Settings ---------------------------------------------------------------------------------------------- */
 
-/* The environment variables the library reads, by index from 0: name, meaning, and value now (NULL when unset). */
+/* A call that reads an environment variable of a value that is not allowed fails with FDM_ERROR_INVALID_ARGUMENT, and
+ * the sentence names the variable, the value and what is allowed. An empty variable counts as unset.
+ *
+ * By index from 0: the variables that the library reads; then those of the environment that begin with FLASH_DMATTN_
+ * and that it does not read, misspelt ones as a rule. FDM_ERROR_INVALID_ARGUMENT past the last. */
 typedef struct fdm_setting_info {
-    const char *name, *description, *value;
+    char name[64];           /* cut where it is longer */
+    const char *description; /* what it is for; NULL: the library does not read it */
+    const char *allowed;     /* "a whole number from 1 to 2147483647"; NULL: the library does not read it */
+    const char *value;       /* now; NULL when unset or empty. The environment's. */
+    int32_t valid;           /* 1: unset or allowed. A choice code of the right form may still be none of a problem's */
 } fdm_setting_info;
 FDM_API fdm_status fdm_setting_list(int32_t index, fdm_setting_info *info);
 

@@ -12,7 +12,6 @@ mkdir -p "$out" docs/images
 root=$PWD
 cd "$(mktemp -d)" # away from the source tree, so that the installed package is measured
 bench() { python -m flash_dmattn.bench --peer sdpa-flash "$@"; }
-export FLASH_DMATTN_BENCH_ROOT=$root
 
 bench --dtype fp32 bf16 fp16 --iters 5 --check --json "$out/grid.json" --csv "$out/grid.csv" --plot "$root/docs/images"
 bench --S 512 2048 --D 64 --dtype fp32 bf16 --iters 5 --mode after-torch --json "$out/after_torch.json"

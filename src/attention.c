@@ -9,23 +9,31 @@
 #include "plan/plan.h"
 #include "problem/problem.h"
 
-/* The line of spec 6.2: to stderr, once per backward call, only when asked for. */
+/* The line of spec 6.2. */
 static void print_profile(const fdm_plan *plan) {
     const fdm_problem *p = &plan->problem;
-    const char *wanted = p->pass == FDM_BACKWARD ? setting_get(SETTING_PROFILE_BACKWARD) : NULL;
-    if (wanted && strcmp(wanted, "1") == 0) {
-        char arch[16] = "CPU";
-        fdm_device device;
-        if (plan->device.type == FDM_CUDA && !fdm_device_query(FDM_CUDA, plan->device.index, &device))
-            snprintf(arch, sizeof arch, "SM%d.%d", device.compute_major, device.compute_minor);
-        fprintf(stderr, "FLASH_DMATTN_PROFILE: HeadDim=%lld, Arch=%s, SeqQ=%lld, SeqK=%lld, Batch=%lld, Choice=%s\n",
-                (long long)p->head_dim, arch, (long long)p->seqlen_q, (long long)p->seqlen_k, (long long)p->batch,
-                plan->choice);
-    }
-    const char *log = setting_get(SETTING_LOG);
-    if (log && strcmp(log, "1") == 0)
+    char arch[16] = "CPU";
+    fdm_device device;
+    if (plan->device.type == FDM_CUDA && !fdm_device_query(FDM_CUDA, plan->device.index, &device))
+        snprintf(arch, sizeof arch, "SM%d.%d", device.compute_major, device.compute_minor);
+    fprintf(stderr, "FLASH_DMATTN_PROFILE: HeadDim=%lld, Arch=%s, SeqQ=%lld, SeqK=%lld, Batch=%lld, Choice=%s\n",
+            (long long)p->head_dim, arch, (long long)p->seqlen_q, (long long)p->seqlen_k, (long long)p->batch,
+            plan->choice);
+}
+
+/* To stderr, what the settings ask for. */
+static fdm_status report_plan(const fdm_plan *plan) {
+    int profile = 0, log;
+    fdm_status status =
+        plan->problem.pass == FDM_BACKWARD ? setting_read_flag(SETTING_PROFILE_BACKWARD, &profile) : FDM_OK;
+    if (status || (status = setting_read_flag(SETTING_LOG, &log)))
+        return status;
+    if (profile)
+        print_profile(plan);
+    if (log)
         fprintf(stderr, "flash_dmattn: %s, choice %s, %d threads: %s\n", plan->kernel, plan->choice, plan->num_threads,
                 plan->reason);
+    return FDM_OK;
 }
 
 /* Everything a kernel's choice and workspace depend on must be as planned; where tensors lie may only be better. */
@@ -92,8 +100,8 @@ static fdm_status run_plan(const fdm_plan *plan, const struct attention *attenti
                          workspace ? workspace_bytes : 0, (long long)plan->workspace_bytes);
     if ((uintptr_t)workspace % 64)
         return error_set(FDM_ERROR_WORKSPACE, "workspace starts at an address that is not a multiple of 64");
-    print_profile(plan);
-    return family->execute(family, plan, attention, workspace, launch);
+    status = report_plan(plan);
+    return status ? status : family->execute(family, plan, attention, workspace, launch);
 }
 
 fdm_status fdm_execute(const fdm_plan *plan, const fdm_tensors *tensors, void *workspace, size_t workspace_bytes,

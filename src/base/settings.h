@@ -4,26 +4,44 @@
 
 #include <stdint.h>
 
+#include "flash_dmattn.h"
+
 enum setting {
-    SETTING_PROFILE_BACKWARD, /* "1": one line on stderr for each backward call */
+    SETTING_PROFILE_BACKWARD, /* a flag: one line on stderr for each backward call */
     SETTING_KERNEL,           /* force a kernel by name or choice code */
     SETTING_SCHEDULER,
     SETTING_CACHE_DIR,
-    SETTING_CACHE_SIZE, /* bytes, with K, M or G */
+    SETTING_CACHE_SIZE, /* bytes */
     SETTING_NUM_THREADS,
     SETTING_CPU_ISA, /* best instruction set to use */
-    SETTING_AUTOTUNE,
-    SETTING_LOG,
+    SETTING_LOG,     /* a flag */
     SETTING_COUNT
 };
+enum { SETTING_PATH_BYTES = 512 }; /* of a path that a variable may hold, with its end */
 
-/* The value now, NULL when unset or empty. Owned by the environment. */
+/* The variable, what it is for, and what it may be, for a sentence that begins with "it must be". */
+struct setting_facts {
+    const char *name, *description, *allowed;
+};
+const struct setting_facts *setting_facts(enum setting setting);
+
+/* Whether a value that is not empty is allowed; of SETTING_KERNEL any is: who plans knows the kernels. */
+int setting_allows(enum setting setting, const char *value);
+
+/* A call that depends on a setting reads or checks it first, and returns the status: FDM_ERROR_INVALID_ARGUMENT with a
+ * sentence where the variable holds what is not allowed. An empty variable counts as unset. */
+fdm_status setting_check(enum setting setting);
+fdm_status setting_read(enum setting setting, const char **value);    /* NULL when unset */
+fdm_status setting_read_flag(enum setting setting, int *on);          /* 0 when unset */
+fdm_status setting_read_number(enum setting setting, int64_t *value); /* -1 when unset */
+fdm_status setting_refuse(enum setting setting, const char *value);   /* the sentence about a value */
+
+/* The value as it stands, for functions below such a call. NULL when unset or empty. Owned by the environment. */
 const char *setting_get(enum setting setting);
 /* A variable of the system or of other programs (HOME, VIRTUAL_ENV, ...), NULL when unset or empty. */
 const char *setting_get_foreign(const char *name);
-/* A positive integer setting; 0 when unset. A malformed value is 0 too (fdm info shows it). */
-int setting_get_positive(enum setting setting);
-/* A number of bytes, 0 and up, that may end in K, M or G for 2^10, 2^20, 2^30; -1 when unset or malformed. */
-int64_t setting_get_bytes(enum setting setting);
+
+/* The index-th variable FLASH_DMATTN_* that is no setting, as "NAME=value"; NULL past the last. */
+const char *setting_unknown(int32_t index);
 
 #endif

@@ -16,8 +16,10 @@
 #include "base/settings.h"
 
 fdm_status fdm_cache_folder(char *path, size_t size) {
-    const char *own = setting_get(SETTING_CACHE_DIR), *xdg = setting_get_foreign("XDG_CACHE_HOME"),
-               *home = setting_get_foreign("HOME");
+    const char *own, *xdg = setting_get_foreign("XDG_CACHE_HOME"), *home = setting_get_foreign("HOME");
+    const fdm_status status = setting_read(SETTING_CACHE_DIR, &own);
+    if (status)
+        return status;
     int written = own    ? snprintf(path, size, "%s", own)
                   : xdg  ? snprintf(path, size, "%s/flash_dmattn", xdg)
                   : home ? snprintf(path, size, "%s/.cache/flash_dmattn", home)
@@ -28,6 +30,14 @@ fdm_status fdm_cache_folder(char *path, size_t size) {
     return (size_t)written < size
                ? FDM_OK
                : error_set(FDM_ERROR_INVALID_ARGUMENT, "the path has %d bytes; size is %zu", written, size);
+}
+
+fdm_status cache_check_settings(void) {
+    static const enum setting read[] = {SETTING_CACHE_DIR, SETTING_CACHE_SIZE, SETTING_LOG};
+    fdm_status status = FDM_OK;
+    for (size_t i = 0; i < sizeof read / sizeof read[0] && !status; i++)
+        status = setting_check(read[i]);
+    return status;
 }
 
 /* ---- whose it is ---- */
@@ -41,8 +51,8 @@ static const char *objection(const struct stat *facts) {
 
 static void log_once(const char *name, const char *why) {
     static atomic_int said;
-    const char *log = setting_get(SETTING_LOG);
-    if (log && strcmp(log, "1") == 0 && !atomic_exchange(&said, 1))
+    int log;
+    if (!setting_read_flag(SETTING_LOG, &log) && log && !atomic_exchange(&said, 1))
         fprintf(stderr, "flash_dmattn: compiled kernels are not taken from %s: it %s\n", name, why);
 }
 
@@ -104,8 +114,8 @@ void cache_walk_end(struct cache_walk *walk) { closedir(walk->directory); }
 /* ---- how large it may be ---- */
 
 int64_t cache_limit(void) {
-    const int64_t bytes = setting_get_bytes(SETTING_CACHE_SIZE);
-    return bytes >= 0 ? bytes : 1ll << 30;
+    int64_t bytes;
+    return setting_read_number(SETTING_CACHE_SIZE, &bytes) || bytes < 0 ? 1ll << 30 : bytes;
 }
 
 struct aged {
@@ -178,9 +188,11 @@ fdm_status fdm_cache_query(fdm_cache_info *info) {
     struct stat facts;
     if (!info)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "info is NULL");
-    fdm_cache_info told = {.limit_bytes = cache_limit()};
-    const fdm_status status = fdm_cache_folder(told.folder, sizeof told.folder);
+    fdm_status status = cache_check_settings();
     if (status)
+        return status;
+    fdm_cache_info told = {.limit_bytes = cache_limit()};
+    if ((status = fdm_cache_folder(told.folder, sizeof told.folder)))
         return status;
     const int folder = open(told.folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (folder >= 0 && fstat(folder, &facts) == 0) {

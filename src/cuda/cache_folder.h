@@ -4,9 +4,12 @@
 
 #include <sys/stat.h>
 
-#include "flash_dmattn.h"
+#include "base/settings.h"
 
-enum { CACHE_FOLDER_BYTES = 512, CACHE_NAME_BYTES = 96 };
+enum { CACHE_FOLDER_BYTES = SETTING_PATH_BYTES, CACHE_NAME_BYTES = 96 };
+
+/* The settings that the functions below read: those have no status to return, so who calls them asks first. */
+fdm_status cache_check_settings(void);
 
 /* A descriptor of the folder, to be closed; -1 when it is not there or not to be trusted. `path` receives
  * CACHE_FOLDER_BYTES. make: 1: it and those above it are made where they are missing, for the user alone. */

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "cuda/cache.h"
+#include "cuda/cache_folder.h"
 #include "cuda/cuda.h"
 #include "cuda/driver.h"
 #include "cuda/loaded_kernels.h"
@@ -316,7 +317,7 @@ static fdm_status load_missing(const struct cuda_driver *driver, int32_t device,
     char arch[16];
     fdm_device facts;
     fdm_status status = cuda_device_facts(device, &facts);
-    if (status || (status = check_device(&facts, requests, count)))
+    if (status || (status = check_device(&facts, requests, count)) || (status = cache_check_settings()))
         return status;
     snprintf(arch, sizeof arch, "sm_%d%d", facts.compute_major, facts.compute_minor);
     pthread_mutex_lock(&lock);
@@ -385,6 +386,9 @@ fdm_status cuda_compile_only(const char *arch, const struct cuda_kernel_request 
 fdm_status cuda_resources_for(const char *arch, const struct cuda_kernel_request *request,
                               struct cuda_resources *resources) {
     struct work work = work_of(NULL, arch, request), *const works[1] = {&work};
+    const fdm_status status = cache_check_settings();
+    if (status)
+        return status;
     do_work(works, 1);
     *resources = work.binary.resources;
     memory_release(work.binary.code);

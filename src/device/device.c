@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/settings.h"
 #include "cuda/cuda.h"
 #include "device/isa.h"
 #include "device/threads.h"
@@ -32,8 +33,10 @@ fdm_status fdm_device_query(int32_t type, int32_t index, fdm_device *device) {
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "device type is %d; it must be FDM_CPU (1) or FDM_CUDA (2)", type);
     if (index != 0)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "CPU index is %d; there is one CPU device, index 0", index);
-    describe_cpu(device, cpu_isa_best());
-    return FDM_OK;
+    const fdm_status status = setting_check(SETTING_CPU_ISA);
+    if (!status)
+        describe_cpu(device, cpu_isa_best());
+    return status;
 }
 
 /* ":smem=160K" after an architecture name; text starts at the colon. */

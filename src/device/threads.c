@@ -10,7 +10,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/settings.h"
 #include "device/pool.h"
 #include "device/quota.h"
 
@@ -146,11 +145,9 @@ static void limit(int32_t *count, int32_t most) {
 }
 
 int32_t threads_for(int32_t wanted, const fdm_executor *executor) {
-    int32_t count = threads_available(), setting = setting_get_positive(SETTING_NUM_THREADS);
+    int32_t count = threads_available();
     if (wanted > 0)
         limit(&count, wanted);
-    if (setting > 0)
-        limit(&count, setting);
     if (executor)
         limit(&count, executor->num_threads);
     else if (count > 1 && openmp_usable())

@@ -1,6 +1,7 @@
 /* plan.c: walks the families in order and keeps the first that takes the problem, or every reason why none does. */
 #include "plan/plan.h"
 
+#include <ctype.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -45,43 +46,54 @@ static void append_passed(char *passed, size_t size, const char *family, const c
 /* What the caller and the environment ask for; the caller's wish comes first. */
 struct wishes {
     const char *kernel, *family; /* NULL = free choice */
+    int kernel_is_set;           /* by FLASH_DMATTN_KERNEL */
     int32_t num_threads;
     enum scheduler scheduler;
 };
 
-/* FLASH_DMATTN_SCHEDULER; a word that is none of them is an error. */
 static fdm_status scheduler_wish(enum scheduler *scheduler) {
-    const char *name = setting_get(SETTING_SCHEDULER);
+    const char *name;
+    const fdm_status status = setting_read(SETTING_SCHEDULER, &name);
     *scheduler = SCHEDULER_ANY;
     for (int32_t i = 0; name && i < SCHEDULER_COUNT; i++)
         if (strcmp(name, scheduler_names[i]) == 0)
             *scheduler = (enum scheduler)i;
-    if (name && *scheduler == SCHEDULER_ANY)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT,
-                         "FLASH_DMATTN_SCHEDULER is '%.40s'; it must be static, longest or dynamic", name);
-    return FDM_OK;
+    return status;
+}
+
+/* The fewer of what the caller and FLASH_DMATTN_NUM_THREADS allow; 0: neither says. */
+static fdm_status thread_wish(const fdm_options *options, int32_t *most) {
+    int64_t set;
+    const fdm_status status = setting_read_number(SETTING_NUM_THREADS, &set);
+    *most = options ? options->num_threads : 0;
+    if (set > 0 && (*most <= 0 || set < *most))
+        *most = (int32_t)set;
+    return status;
 }
 
 /* A thread is worth waking for 2^20 multiply-adds, some 10 us of one core: a parallel region of OpenMP costs 1 to 2 us,
  * waking the own pool's threads 10 us and more. */
-static int32_t worthwhile_threads(const fdm_problem *p, const fdm_options *options) {
+static int32_t worthwhile_threads(const fdm_problem *p, int32_t wanted, const fdm_executor *executor) {
     double rows = p->varlen ? (double)p->total_q : (double)p->batch * (double)p->seqlen_q;
     double work = rows * (double)p->heads * (double)p->seqlen_k * (double)(p->head_dim + p->head_dim_v);
     double most = work / (1 << 20);
     if (most < 2) /* one: the system need not be asked how many there are */
         return 1;
-    int32_t available = threads_for(options ? options->num_threads : 0, options ? options->executor : NULL);
+    int32_t available = threads_for(wanted, executor);
     return most >= available ? available : (int32_t)most;
 }
 
 static fdm_status wishes_of(const fdm_problem *problem, int32_t device_type, const fdm_options *options,
                             struct wishes *out) {
-    struct wishes wishes = {options ? options->kernel : NULL, options ? options->family : NULL, 1, SCHEDULER_ANY};
+    struct wishes wishes = {options ? options->kernel : NULL, options ? options->family : NULL, 0, 1, SCHEDULER_ANY};
     fdm_status status = scheduler_wish(&wishes.scheduler);
     if (!wishes.kernel && !wishes.family)
-        wishes.kernel = setting_get(SETTING_KERNEL);
-    if (device_type == FDM_CPU)
-        wishes.num_threads = worthwhile_threads(problem, options);
+        wishes.kernel_is_set = (wishes.kernel = setting_get(SETTING_KERNEL)) != NULL;
+    if (!status && device_type == FDM_CPU) {
+        int32_t most;
+        status = thread_wish(options, &most);
+        wishes.num_threads = worthwhile_threads(problem, most, options ? options->executor : NULL);
+    }
     *out = wishes;
     return status;
 }
@@ -93,6 +105,23 @@ static const struct family *family_of_kernel(const char *name) {
         i++;
     return families[i];
 }
+
+/* Codes begin with a family's name in capitals, or with an architecture's; which there are is the problem's matter. */
+static int may_be_code(const char *name) {
+    char word[16];
+    const size_t length = strcspn(name, "_");
+    for (int32_t i = 0; families[i]; i++) {
+        size_t same = 0;
+        while (same < length && name[same] == toupper((unsigned char)families[i]->name[same]))
+            same++;
+        if (same == length && !families[i]->name[same])
+            return 1;
+    }
+    snprintf(word, sizeof word, "%.*s", (int)(length < sizeof word ? length : 0), name);
+    return strncmp(word, "SM", 2) == 0 && word[2] && word[2 + strspn(word + 2, "0123456789")] == 0;
+}
+
+int plan_knows_kernel(const char *name) { return family_of_kernel(name) || may_be_code(name); }
 
 static fdm_status choose(const fdm_device *device, const fdm_problem *problem, const struct wishes *wishes,
                          fdm_plan *plan) {
@@ -124,7 +153,10 @@ static fdm_status choose(const fdm_device *device, const fdm_problem *problem, c
     }
     if (!known)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "family '%s' is unknown", wanted_family);
-    return error_set(FDM_ERROR_UNSUPPORTED, "no kernel takes this problem on %s: %s", device->name, reasons);
+    if (wishes->kernel_is_set && !plan_knows_kernel(wishes->kernel))
+        return setting_refuse(SETTING_KERNEL, wishes->kernel);
+    return error_set(FDM_ERROR_UNSUPPORTED, "no kernel takes this problem on %s%s: %s", device->name,
+                     wishes->kernel_is_set ? " under FLASH_DMATTN_KERNEL" : "", reasons);
 }
 
 fdm_status fdm_plan_attention(const fdm_device *device, const fdm_problem *problem, const fdm_options *options,
@@ -209,8 +241,10 @@ fdm_status plan_call(fdm_device_id id, const fdm_problem *problem, const fdm_opt
     fdm_device device;
     struct kept_plan *kept = &kept_plans[problem->pass == FDM_BACKWARD];
     struct wishes wishes;
+    fdm_status status = id.type == FDM_CPU ? setting_check(SETTING_CPU_ISA) : FDM_OK;
     const enum cpu_isa isa = id.type == FDM_CPU ? cpu_isa_best() : CPU_ISA_SCALAR;
-    fdm_status status = wishes_of(problem, id.type, options, &wishes);
+    if (!status)
+        status = wishes_of(problem, id.type, options, &wishes);
     if (status || (id.type != FDM_CPU && (status = fdm_device_query(id.type, id.index, &device))))
         return status;
     if (!kept->made || kept->plan.device.type != id.type || kept->plan.device.index != id.index || kept->isa != isa ||

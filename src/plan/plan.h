@@ -11,5 +11,7 @@ fdm_status plan_call(fdm_device_id id, const fdm_problem *problem, const fdm_opt
 const struct family *plan_family(const fdm_plan *plan);
 /* 1 when the family has the kernel that the plan names, at the index that the plan names. */
 int plan_names_row(const fdm_plan *plan, const struct family *family);
+/* Whether it is the name of a kernel, or has the form of a choice code. */
+int plan_knows_kernel(const char *name);
 
 #endif

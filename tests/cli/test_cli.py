@@ -168,6 +168,42 @@ def test_contenders_of_the_benchmark_exist(name, head_dim):
     assert found > 3
 
 
+# ---- settings ----
+
+GARBAGE = {"FLASH_DMATTN_NUM_THREADS": "abc", "FLASH_DMATTN_CPU_ISA": "sse9", "FLASH_DMATTN_CACHE_SIZE": "lots",
+           "FLASH_DMATTN_SCHEDULER": "xx", "FLASH_DMATTN_KERNEL": "no.such", "FLASH_DMATTN_LOG": "yes",
+           "FLASH_DMATTN_PROFILE_BACKWARD": "on", "FLASH_DMATTN_CACHE_DIR": "/" + 600 * "x"}
+
+
+@pytest.mark.parametrize("name", sorted(set(GARBAGE) - {"FLASH_DMATTN_CACHE_SIZE", "FLASH_DMATTN_CACHE_DIR"}))
+def test_garbage_in_a_setting_is_an_error(name):
+    result = run("attend", EXAMPLE, "--backward", "--iters", 1, **{name: GARBAGE[name]})
+    assert result.returncode == 2 and result.stdout == ""
+    assert result.stderr.startswith(f"fdm: {name} is '{GARBAGE[name]}'; it must be ") and result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["FLASH_DMATTN_CACHE_SIZE", "FLASH_DMATTN_CACHE_DIR"])
+def test_garbage_in_a_setting_of_the_cache_is_an_error(name):
+    result = run("cache", **{name: GARBAGE[name]})
+    assert result.returncode == 2 and result.stdout == ""
+    assert result.stderr.startswith(f"fdm: {name} is '{GARBAGE[name][:100]}'; it must be ")
+
+
+def test_info_lists_what_is_wrong_with_settings():
+    """However wrong they are: this is where one looks."""
+    strange = GARBAGE | {"FLASH_DMATTN_NUM_THREAD": "4"}
+    text = run("info", **strange)
+    assert text.returncode == 0, text.stderr
+    settings = json.loads(run("info", "--json", **strange).stdout)["settings"]
+    for name, value in strange.items():
+        words = "INVALID: it must be " if name in GARBAGE else "UNKNOWN: the library reads no such variable"
+        assert re.search(rf"(?m)^  {name} +{re.escape(value)} +{words}", text.stdout)
+        assert settings[name]["value"] == value and not settings[name]["valid"]
+        assert settings[name]["known"] == (name in GARBAGE) == (settings[name]["allowed"] is not None)
+    settings = json.loads(run("info", "--json").stdout)["settings"]
+    assert set(settings) == set(GARBAGE) and all(row["known"] and row["valid"] for row in settings.values())
+
+
 # ---- files ----
 
 

@@ -62,9 +62,13 @@ def test_every_call_looks_at_the_environment(monkeypatch, capfd):
     q = torch.randn(1, 8, 2, 16, requires_grad=True)
     want = flash_dmattn_func(q, q, q)
     monkeypatch.setenv("FLASH_DMATTN_KERNEL", "no.such")
-    with pytest.raises(NotImplementedError, match="no.such"):
+    with pytest.raises(ValueError, match="FLASH_DMATTN_KERNEL is 'no.such'; it must be the name of a kernel"):
         flash_dmattn_func(q, q, q)
     monkeypatch.setenv("FLASH_DMATTN_KERNEL", "")
+    for name, value in {"NUM_THREADS": "abc", "CPU_ISA": "sse9", "LOG": "yes", "SCHEDULER": "xx"}.items():
+        with monkeypatch.context() as patch, pytest.raises(ValueError, match=f"FLASH_DMATTN_{name} is '{value}'; it must be "):
+            patch.setenv(f"FLASH_DMATTN_{name}", value)
+            flash_dmattn_func(q, q, q)
     assert torch.equal(flash_dmattn_func(q, q, q), want)
     monkeypatch.setattr(_arguments, "forced_family", "no family")
     with pytest.raises(ValueError, match="family 'no family' is unknown"):

@@ -1,4 +1,4 @@
-/* test_describe.c: problems, devices, settings and plans, without any kernel running. */
+/* test_describe.c: problems, devices and plans, without any kernel running. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -124,21 +124,6 @@ static void cuda_devices_are_planned_for(void **state) {
     assert_non_null(strstr(fdm_last_error(), "sm_90"));
 }
 
-static void settings_are_listed(void **state) {
-    (void)state;
-    fdm_setting_info info;
-    int32_t count = 0;
-    setenv("FLASH_DMATTN_NUM_THREADS", "3", 1);
-    while (fdm_setting_list(count, &info) == FDM_OK) {
-        assert_int_equal(strncmp(info.name, "FLASH_DMATTN_", 13), 0);
-        if (strcmp(info.name, "FLASH_DMATTN_NUM_THREADS") == 0)
-            assert_string_equal(info.value, "3");
-        count++;
-    }
-    unsetenv("FLASH_DMATTN_NUM_THREADS");
-    assert_int_equal(count, 9);
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(key_range_matches_definition),
@@ -147,7 +132,6 @@ int main(void) {
         cmocka_unit_test(devices_by_name),
         cmocka_unit_test(strides_of_empty_tensors_may_be_anything),
         cmocka_unit_test(cuda_devices_are_planned_for),
-        cmocka_unit_test(settings_are_listed),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

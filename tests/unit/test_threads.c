@@ -173,9 +173,6 @@ static void test_counts(void **state) {
     assert_int_equal(threads_for(0, &none), 1);
     assert_int_equal(threads_for(0, &many), available);
     assert_int_equal(threads_for(100000, &many), available);
-    setenv("FLASH_DMATTN_NUM_THREADS", "1", 1);
-    assert_int_equal(threads_for(0, &many), 1);
-    unsetenv("FLASH_DMATTN_NUM_THREADS");
 }
 
 static void test_affinity(void **state) {
