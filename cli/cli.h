@@ -6,7 +6,7 @@
 
 #include "flash_dmattn.h"
 
-enum { EXIT_FINE = 0, EXIT_WRONG = 1, EXIT_USAGE = 2 };
+enum { EXIT_FINE = 0, EXIT_WRONG = 1, EXIT_USAGE = 2, EXIT_WRITE = 3 };
 
 int command_info(int argc, char **argv);
 int command_plan(int argc, char **argv);

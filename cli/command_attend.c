@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "json_writer.h"
+#include "output_file.h"
 #include "run.h"
 
 static const char help[] =
@@ -23,7 +24,7 @@ static const char help[] =
     "  --device DEVICE    cpu, cuda, cuda:N, or auto: CUDA where its kernels take the problem, else the CPU (auto);\n"
     "                     emulated:sm_90: CUDA kernels on this machine's processor, checked as they run (slow)\n"
     "  --threads N  --family NAME  --kernel CODE  --iters N\n"
-    "  --out FILE.safetensors   write the results\n"
+    "  --out FILE         write the results, as .safetensors; exit code 3 when they cannot be written\n"
     "  --json\n"
     "\n"
     "example: fdm attend examples/minilm/qkv.safetensors --causal --topk 64 --backward --check\n";
@@ -289,6 +290,8 @@ int command_attend(int argc, char **argv) {
         if (option == '?' || !set_option(&a, option, optarg))
             return EXIT_USAGE;
     }
+    if (a.out && !output_check(a.out))
+        return EXIT_WRITE;
     for (; optind < argc; optind++)
         if (!tensor_file_read(argv[optind], "", &a.file))
             return EXIT_USAGE;
@@ -302,8 +305,10 @@ int command_attend(int argc, char **argv) {
         status = run_passes(&a);
     if (status)
         return fail(status);
-    if ((a.check && !check_results(&a)) || (a.out && !write_results(&a)))
+    if (a.check && !check_results(&a))
         return EXIT_WRONG;
+    if (a.out && !write_results(&a))
+        return EXIT_WRITE;
     a.json ? print_json(&a) : print_text(&a);
     for (int32_t i = 0; i < a.num_errors; i++)
         if (a.errors[i].failed)

@@ -1,5 +1,6 @@
 /* command_cache.c: fdm cache: the kernels compiled at run time. */
 #include <dirent.h>
+#include <errno.h>
 #include <getopt.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -16,19 +17,27 @@ static const char help[] =
 
 struct totals {
     int64_t entries, bytes;
+    int code; /* of the command */
 };
 
 /* Looks at, or removes, the folder's entries; a folder that is not there is empty. */
 static struct totals walk(const char *folder, int clear, struct json_writer *json, int print) {
-    struct totals totals = {0, 0};
+    struct totals totals = {0, 0, EXIT_FINE};
     DIR *directory = opendir(folder);
+    if (!directory && errno != ENOENT && errno != ENOTDIR)
+        totals.code = complain(EXIT_USAGE, "%s cannot be read: %s", folder, strerror(errno));
     for (struct dirent *entry; directory && (entry = readdir(directory));) {
         char path[2048];
         struct stat facts;
         const char *extension = strstr(entry->d_name, ".cubin");
         if (!extension || snprintf(path, sizeof path, "%s/%s", folder, entry->d_name) >= (int)sizeof path ||
-            stat(path, &facts) || (clear && unlink(path)))
+            lstat(path, &facts) || !S_ISREG(facts.st_mode))
             continue;
+        if (clear && unlink(path)) {
+            if (!totals.code) /* one line is enough */
+                totals.code = complain(EXIT_WRITE, "%s cannot be removed: %s", path, strerror(errno));
+            continue;
+        }
         totals.entries++;
         totals.bytes += facts.st_size;
         if (json) {
@@ -87,5 +96,5 @@ int command_cache(int argc, char **argv) {
         if (!clear && *info.ignored)
             printf("%lld entries are ignored: %s\n", (long long)info.num_ignored, info.ignored);
     }
-    return EXIT_FINE;
+    return totals.code;
 }

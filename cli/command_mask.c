@@ -5,6 +5,7 @@
 
 #include "cli.h"
 #include "json_writer.h"
+#include "output_file.h"
 #include "tensor_file.h"
 
 static const char help[] =
@@ -27,7 +28,7 @@ static const char help[] =
     "  --smooth N         create: keep or drop blocks of N keys together\n"
     "  --block-q N --block-k N   blocks: rows and keys of one (128, 128)\n"
     "  --device DEVICE    cpu, cuda, cuda:N, emulated:sm_90   (cpu)\n"
-    "  --out FILE.safetensors    write it\n"
+    "  --out FILE         write it, as .safetensors; exit code 3 when it cannot be written\n"
     "  --json\n"
     "\n"
     "example: fdm mask topk --bias bias.npy --window 512 --out intervals.safetensors\n";
@@ -358,6 +359,8 @@ int command_mask(int argc, char **argv) {
         if (option == '?' || !set_option(&r, option, optarg))
             return EXIT_USAGE;
     }
+    if (r.out && !output_check(r.out))
+        return EXIT_WRITE;
     for (; optind < argc; optind++, has_kind = 1)
         if (has_kind ? !tensor_file_read(argv[optind], "", &r.file) : !parse_kind(argv[optind], &r.kind))
             return EXIT_USAGE;
@@ -373,7 +376,7 @@ int command_mask(int argc, char **argv) {
     if (r.kind == OF_BLOCKS)
         widen_blocks(&r);
     if (r.out && !write_results(&r))
-        return EXIT_WRONG;
+        return EXIT_WRITE;
     print_results(&r);
     return EXIT_FINE;
 }

@@ -1,7 +1,9 @@
 /* main.c: the command line tool: picks the subcommand. */
+#include <signal.h>
 #include <string.h>
 
 #include "cli.h"
+#include "output_file.h"
 
 static const struct {
     const char *name;
@@ -22,7 +24,8 @@ static void print_help(FILE *stream) {
     for (int i = 0; i < NUM_COMMANDS; i++)
         fprintf(stream, "  %-8s %s\n", commands[i].name, commands[i].summary);
     fputs(
-        "\nfdm COMMAND --help explains one. Exit code: 0 fine, 1 wrong result, failed check or no plan, 2 bad usage.\n",
+        "\nfdm COMMAND --help explains one. Exit code: 0 fine, 1 wrong result, failed check or no plan, 2 bad usage,\n"
+        "3 results that cannot be written.\n",
         stream);
 }
 
@@ -33,7 +36,7 @@ static int run_command(int index, int argc, char **argv) {
     return commands[index].run(argc, argv);
 }
 
-int main(int argc, char **argv) {
+static int run(int argc, char **argv) {
     if (argc < 2)
         return complain(EXIT_USAGE, "no command; fdm --help lists them");
     if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0) {
@@ -48,4 +51,9 @@ int main(int argc, char **argv) {
         if (strcmp(argv[1], commands[i].name) == 0)
             return run_command(i, argc - 1, argv + 1);
     return complain(EXIT_USAGE, "'%s' is no command; fdm --help lists them", argv[1]);
+}
+
+int main(int argc, char **argv) {
+    signal(SIGXFSZ, SIG_IGN); /* a limit on files makes writing fail, and does not end the process */
+    return output_finish(run(argc, argv));
 }

@@ -6,6 +6,7 @@
 #include "base/json_reader.h"
 #include "cli.h"
 #include "json_writer.h"
+#include "output_file.h"
 #include "tensor_file.h"
 
 enum { HEADER_MAX = 100 << 20 };
@@ -181,28 +182,18 @@ static char *make_header(const struct tensor_file *file, size_t *length) {
     return NULL;
 }
 
-static int write_all(FILE *stream, const struct tensor_file *file, const char *header, size_t length) {
+static int write_all(FILE *stream, const void *tensors) {
+    const struct tensor_file *file = tensors;
+    size_t length = 0;
     uint8_t prefix[8];
+    char *header = make_header(file, &length);
     for (int i = 0; i < 8; i++)
         prefix[i] = (uint8_t)(length >> 8 * i);
-    int fine = fwrite(prefix, 1, 8, stream) == 8 && fwrite(header, 1, length, stream) == length;
+    int fine = header && fwrite(prefix, 1, 8, stream) == 8 && fwrite(header, 1, length, stream) == length;
     for (int32_t i = 0; i < file->count && fine; i++)
         fine = fwrite(file->tensors[i].data, 1, file->tensors[i].bytes, stream) == file->tensors[i].bytes;
+    free(header);
     return fine;
 }
 
-int safetensors_write(const char *path, const struct tensor_file *file) {
-    char temporary[4096];
-    size_t length = 0;
-    if (snprintf(temporary, sizeof temporary, "%s.part", path) >= (int)sizeof temporary)
-        return complain(0, "%.100s...: the path is too long", path);
-    char *header = make_header(file, &length);
-    FILE *stream = header ? fopen(temporary, "wb") : NULL;
-    int fine = stream && write_all(stream, file, header, length);
-    fine = stream && fclose(stream) == 0 && fine;
-    fine = fine && rename(temporary, path) == 0;
-    if (stream && !fine)
-        remove(temporary);
-    free(header);
-    return fine || complain(0, "%s: cannot be written", path);
-}
+int safetensors_write(const char *path, const struct tensor_file *file) { return output_write(path, write_all, file); }

@@ -33,7 +33,7 @@ int64_t file_tensor_elements(const struct file_tensor *tensor);
 /* Reads a whole file by its extension; data is copied to aligned memory of the tool. 1, or 0 after a complaint that
  * names the file. .npy: one tensor, named `name`. Tensors are added to those already in `file`. */
 int tensor_file_read(const char *path, const char *name, struct tensor_file *file);
-/* Writes all tensors as .safetensors: a temporary file beside path, then rename. 1, or 0 after a complaint. */
+/* Writes all tensors as .safetensors. 1, or 0 after a complaint. */
 int safetensors_write(const char *path, const struct tensor_file *file);
 
 struct file_tensor *tensor_file_find(struct tensor_file *file, const char *name);
