@@ -15,7 +15,7 @@ static const char help[] =
     "Runs attention on tensors q, k, v [B, S, H, D] and, where the file holds them, mask, bias, interval_start,\n"
     "interval_end, dout (else made up) and dlse.\n"
     "\n"
-    "  --q --k --v --mask --bias --interval-start --interval-end --dout --dlse FILE.npy\n"
+    "  --q --k --v --mask --bias --interval-start --interval-end --dout --dlse FILE.npy, or a pipe\n"
     "  --causal  --window L,R  --softcap X  --scale X\n"
     "  --topk W           each row keeps the W largest biases of its visible prefix (bias [B|1, h, 1, Sk])\n"
     "  --forward          the forward pass only (default)\n"
@@ -114,7 +114,7 @@ static int set_option(struct attend *a, int option, const char *text) {
     case OPT_FAMILY: o->family = text; return 1;
     case OPT_KERNEL: o->kernel = text; return 1;
     case OPT_ITERS: return parse_integer("--iters", text, 1, 10000, &a->iters);
-    case OPT_OUT: a->out = text; return 1;
+    case OPT_OUT: return safetensors_may_be(a->out = text);
     default: return a->json = 1;
     }
 }

@@ -21,7 +21,7 @@ static const char help[] =
     "it\n"
     "  blocks     mask                   -> blocks, int32: of each block the mask shows 0 nothing, 1 a part, 2 all\n"
     "\n"
-    "  --bias --padding --attention-mask --mask --interval-start --interval-end FILE.npy\n"
+    "  --bias --padding --attention-mask --mask --interval-start --interval-end FILE.npy, or a pipe\n"
     "  --window W         keys of a row; create: 0 = those with a bias above 0\n"
     "  --rows N           topk, dense: rows of the query      (as many as there are keys)\n"
     "  --min X            create: the bias of a hidden key    (float32's lowest)\n"
@@ -103,7 +103,7 @@ static int set_option(struct request *r, int option, const char *text) {
     case OPT_BLOCK_K: return parse_integer("--block-k", text, 1, INT32_MAX, &r->block_k);
     case OPT_MIN: return parse_real("--min", text, &r->min_value);
     case OPT_DEVICE: return parse_device(text, &r->device);
-    case OPT_OUT: r->out = text; return 1;
+    case OPT_OUT: return safetensors_may_be(r->out = text);
     case OPT_JSON: return r->json = 1;
     default: return tensor_file_read(text, names[option - OPT_FILE], &r->file);
     }

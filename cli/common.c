@@ -78,8 +78,10 @@ double median_of(double *samples, int32_t count) {
     return count % 2 ? samples[count / 2] : 0.5 * (samples[count / 2 - 1] + samples[count / 2]);
 }
 
+void *allocate(size_t bytes) { return bytes > SIZE_MAX - 64 ? NULL : aligned_alloc(64, (bytes + 64) / 64 * 64); }
+
 void *allocate_or_exit(size_t bytes) {
-    void *memory = bytes > SIZE_MAX - 64 ? NULL : aligned_alloc(64, (bytes + 64) / 64 * 64);
+    void *memory = allocate(bytes);
     if (!memory)
         exit(complain(EXIT_WRONG, "no memory for %zu bytes", bytes));
     return memory;

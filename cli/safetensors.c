@@ -17,129 +17,161 @@ static const struct {
 } dtypes[] = {{"F32", FDM_FLOAT32}, {"F16", FDM_FLOAT16}, {"BF16", FDM_BFLOAT16}, {"F64", FDM_FLOAT64},
               {"BOOL", FDM_BOOL},   {"U8", FDM_BOOL},     {"I32", FDM_INT32}};
 
-static int fault_set(char *fault, size_t size, const char *text) {
-    snprintf(fault, size, "%s", text);
+static int fault_set(char fault[FAULT_BYTES], const char *text) {
+    snprintf(fault, FAULT_BYTES, "%s", text);
     return 0;
 }
 
-static fdm_dtype read_dtype(struct json_reader *r) {
-    char name[16] = "";
-    json_string(r, name, sizeof name);
-    for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0]; i++)
-        if (strcmp(name, dtypes[i].name) == 0)
-            return dtypes[i].dtype;
-    if (!r->fault)
-        r->fault = "a tensor has a dtype other than F64, F32, F16, BF16, I32, U8, BOOL";
-    return FDM_NO_DTYPE;
+/* A reader that stops with a fault of its own words, which lie in `fault`. */
+struct parser {
+    struct json_reader json;
+    char *fault;
+    uint64_t data_bytes; /* behind the header; INT64_MAX where the file's end is unknown */
+};
+
+static void tensor_fault(struct parser *p, const struct file_tensor *tensor, const char *text) {
+    snprintf(p->fault, FAULT_BYTES, "tensor '%s' %s", tensor->name, text);
+    p->json.fault = p->fault;
 }
 
-static void read_shape(struct json_reader *r, struct file_tensor *tensor) {
+static void read_dtype(struct parser *p, struct file_tensor *tensor) {
+    char name[16] = "", text[96];
+    if (!json_string(&p->json, name, sizeof name))
+        return;
+    for (size_t i = 0; i < sizeof dtypes / sizeof dtypes[0]; i++)
+        if (strcmp(name, dtypes[i].name) == 0) {
+            tensor->dtype = dtypes[i].dtype;
+            return;
+        }
+    snprintf(text, sizeof text, "has dtype %s; it must be F64, F32, F16, BF16, I32, U8 or BOOL", name);
+    tensor_fault(p, tensor, text);
+}
+
+static void read_shape(struct parser *p, struct file_tensor *tensor) {
     int first = 1;
     tensor->ndim = 0;
-    json_array_begin(r);
-    while (!r->fault && json_array_next(r, &first)) {
+    json_array_begin(&p->json);
+    while (!p->json.fault && json_array_next(&p->json, &first)) {
         if (tensor->ndim == TENSOR_AXES_MAX)
-            r->fault = "a tensor has more than 8 axes";
-        else if (json_integer(r, &tensor->shape[tensor->ndim]) && tensor->shape[tensor->ndim++] < 0)
-            r->fault = "a tensor has a negative extent";
+            tensor_fault(p, tensor, "has more than 8 axes");
+        else if (json_integer(&p->json, &tensor->shape[tensor->ndim]) && tensor->shape[tensor->ndim++] < 0)
+            tensor_fault(p, tensor, "has a negative extent");
     }
 }
 
-static void read_offsets(struct json_reader *r, int64_t offsets[2]) {
+static void read_offsets(struct parser *p, const struct file_tensor *tensor, int64_t offsets[2]) {
+    struct json_reader *r = &p->json;
     int first = 1;
     json_array_begin(r);
     for (int i = 0; i < 2; i++)
-        if (!json_array_next(r, &first) || !json_integer(r, &offsets[i]))
-            r->fault = r->fault ? r->fault : "data_offsets has fewer than two numbers";
+        if (!r->fault && (!json_array_next(r, &first) || !json_integer(r, &offsets[i])) && !r->fault)
+            tensor_fault(p, tensor, "has data_offsets of fewer than two numbers");
     if (!r->fault && json_array_next(r, &first))
-        r->fault = "data_offsets has more than two numbers";
+        tensor_fault(p, tensor, "has data_offsets of more than two numbers");
 }
 
-/* The description of one tensor; data becomes its offset range within the data area. */
-static void read_tensor(struct json_reader *r, const uint8_t *data, size_t data_size, struct file_tensor *tensor) {
+static const char *extent_fault(const struct parser *p, const struct file_tensor *tensor, const int64_t offsets[2]) {
+    const int64_t elements = file_tensor_elements(tensor);
+    if (elements < 0)
+        return "has more elements than fit";
+    if (offsets[0] < 0 || offsets[1] < offsets[0] || (uint64_t)offsets[1] > p->data_bytes)
+        return "has data_offsets that leave the file";
+    return offsets[1] - offsets[0] != elements * fdm_dtype_bytes(tensor->dtype)
+               ? "has data_offsets that do not match its shape"
+               : NULL;
+}
+
+/* The description of one tensor; its offset is that in the data area. */
+static void read_tensor(struct parser *p, struct file_tensor *tensor) {
     char key[24];
     int first = 1, seen = 0;
     int64_t offsets[2] = {0, 0};
-    json_object_begin(r);
-    while (!r->fault && json_object_next(r, &first, key, sizeof key)) {
+    json_object_begin(&p->json);
+    while (!p->json.fault && json_object_next(&p->json, &first, key, sizeof key)) {
         int bit = strcmp(key, "dtype") == 0          ? 1
                   : strcmp(key, "shape") == 0        ? 2
                   : strcmp(key, "data_offsets") == 0 ? 4
                                                      : 0;
         if (!bit || seen & bit) {
-            r->fault = bit ? "a tensor repeats a key" : "a tensor has an unknown key";
+            tensor_fault(p, tensor, bit ? "repeats a key" : "has an unknown key");
             return;
         }
         seen |= bit;
         if (bit == 1)
-            tensor->dtype = read_dtype(r);
+            read_dtype(p, tensor);
         else if (bit == 2)
-            read_shape(r, tensor);
+            read_shape(p, tensor);
         else
-            read_offsets(r, offsets);
+            read_offsets(p, tensor, offsets);
     }
-    if (r->fault)
+    if (p->json.fault)
         return;
-    int64_t elements = seen == 7 ? file_tensor_elements(tensor) : -1;
-    if (seen != 7)
-        r->fault = "a tensor lacks dtype, shape or data_offsets";
-    else if (elements < 0)
-        r->fault = "a tensor has more elements than fit";
-    else if (offsets[0] < 0 || offsets[1] < offsets[0] || (uint64_t)offsets[1] > data_size)
-        r->fault = "a tensor's data_offsets leave the file";
-    else if (offsets[1] - offsets[0] != elements * fdm_dtype_bytes(tensor->dtype))
-        r->fault = "a tensor's data_offsets do not match its shape";
-    tensor->data = r->fault ? NULL : (void *)(uintptr_t)(data + offsets[0]);
-    tensor->bytes = r->fault ? 0 : (size_t)(offsets[1] - offsets[0]);
+    const char *wrong = seen == 7 ? extent_fault(p, tensor, offsets) : "lacks dtype, shape or data_offsets";
+    if (wrong)
+        tensor_fault(p, tensor, wrong);
+    tensor->offset = (uint64_t)offsets[0];
+    tensor->bytes = (size_t)(offsets[1] - offsets[0]);
 }
 
 static int overlaps(const struct file_tensor *a, const struct file_tensor *b) {
-    const char *a_begin = a->data, *b_begin = b->data;
-    return a->bytes && b->bytes && a_begin < b_begin + b->bytes && b_begin < a_begin + a->bytes;
+    return a->bytes && b->bytes && a->offset < b->offset + b->bytes && b->offset < a->offset + a->bytes;
 }
 
-static int check_distinct(const struct tensor_file *file, char *fault, size_t fault_size) {
+static int check_distinct(const struct tensor_file *file, char fault[FAULT_BYTES]) {
     for (int32_t i = 0; i < file->count; i++)
         for (int32_t j = 0; j < i; j++) {
-            if (strcmp(file->tensors[i].name, file->tensors[j].name) == 0)
-                return fault_set(fault, fault_size, "two tensors have one name");
-            if (overlaps(&file->tensors[i], &file->tensors[j]))
-                return fault_set(fault, fault_size, "two tensors overlap");
+            const struct file_tensor *a = &file->tensors[j], *b = &file->tensors[i];
+            const int same = strcmp(a->name, b->name) == 0;
+            if (!same && !overlaps(a, b))
+                continue;
+            snprintf(fault, FAULT_BYTES, same ? "two tensors have the name '%s'" : "tensors '%s' and '%s' overlap",
+                     a->name, b->name);
+            return 0;
         }
     return 1;
 }
 
-int safetensors_parse(const uint8_t *bytes, size_t size, struct tensor_file *file, char *fault, size_t fault_size) {
+size_t safetensors_needs(const uint8_t *bytes, size_t size) {
     uint64_t length = 0;
-    file->count = 0;
     if (size < 8)
-        return fault_set(fault, fault_size, "it is shorter than its header length");
+        return 8;
     for (int i = 0; i < 8; i++)
         length |= (uint64_t)bytes[i] << 8 * i;
-    if (length > HEADER_MAX || length > size - 8)
-        return fault_set(fault, fault_size, "its header is longer than the file or 100 MiB");
-    struct json_reader r = json_reader_of((const char *)bytes + 8, (size_t)length);
-    const uint8_t *data = bytes + 8 + length;
+    return length > HEADER_MAX ? 0 : 8 + (size_t)length;
+}
+
+int safetensors_parse(const uint8_t *bytes, size_t size, uint64_t file_bytes, struct tensor_file *file,
+                      char fault[FAULT_BYTES]) {
+    const size_t header = safetensors_needs(bytes, size);
+    file->count = 0;
+    if (size < 8)
+        return fault_set(fault, "it is shorter than its header length");
+    if (!header || header > size)
+        return fault_set(fault, "its header is longer than the file or 100 MiB");
+    struct parser p = {.json = json_reader_of((const char *)bytes + 8, header - 8),
+                       .fault = fault,
+                       .data_bytes = file_bytes == FILE_BYTES_UNKNOWN ? INT64_MAX : file_bytes - header};
     char name[TENSOR_NAME_MAX];
     int first = 1;
-    json_object_begin(&r);
-    while (!r.fault && json_object_next(&r, &first, name, sizeof name)) {
+    json_object_begin(&p.json);
+    while (!p.json.fault && json_object_next(&p.json, &first, name, sizeof name)) {
         if (strcmp(name, "__metadata__") == 0) {
-            json_skip(&r);
+            json_skip(&p.json);
             continue;
         }
         if (file->count == TENSORS_MAX)
-            return fault_set(fault, fault_size, "it holds more than 64 tensors");
+            return fault_set(fault, "it holds more than 64 tensors");
         struct file_tensor *tensor = &file->tensors[file->count++];
         memset(tensor, 0, sizeof *tensor);
         snprintf(tensor->name, sizeof tensor->name, "%s", name);
-        read_tensor(&r, data, size - 8 - (size_t)length, tensor);
+        read_tensor(&p, tensor);
+        tensor->offset += header;
     }
-    if (!r.fault)
-        json_end(&r);
-    if (r.fault)
-        return fault_set(fault, fault_size, r.fault);
-    return check_distinct(file, fault, fault_size);
+    if (!p.json.fault)
+        json_end(&p.json);
+    if (p.json.fault)
+        return p.json.fault == fault ? 0 : fault_set(fault, p.json.fault);
+    return check_distinct(file, fault);
 }
 
 static const char *dtype_code(fdm_dtype dtype) {

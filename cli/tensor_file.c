@@ -1,11 +1,14 @@
-/* tensor_file.c: whole files of tensors, read by extension. */
+/* tensor_file.c: tensors from files and pipes: the header first, then the data that it speaks of. */
 #include "tensor_file.h"
 
 #include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "cli.h"
 
@@ -24,60 +27,184 @@ struct file_tensor *tensor_file_find(struct tensor_file *file, const char *name)
     return NULL;
 }
 
-static uint8_t *read_bytes(const char *path, size_t *size) {
-    FILE *stream = fopen(path, "rb");
-    struct stat facts;
-    if (!stream || fstat(fileno(stream), &facts) != 0 || !S_ISREG(facts.st_mode)) {
-        complain(0, "%s: %s", path, stream ? "it is not a regular file" : strerror(errno));
-        if (stream)
-            fclose(stream);
-        return NULL;
-    }
-    *size = (size_t)facts.st_size;
-    uint8_t *bytes = allocate_or_exit(*size);
-    int fine = fread(bytes, 1, *size, stream) == *size;
-    fclose(stream);
-    if (fine)
-        return bytes;
-    complain(0, "%s: it cannot be read to its end", path);
-    free(bytes);
-    return NULL;
-}
-
 static int ends_with(const char *path, const char *extension) {
     size_t length = strlen(path), tail = strlen(extension);
     return length >= tail && strcmp(path + length - tail, extension) == 0;
 }
 
-static int add_tensor(const char *path, const struct file_tensor *tensor, struct tensor_file *file) {
-    if (file->count == TENSORS_MAX || tensor_file_find(file, tensor->name))
-        return complain(0, "%s: tensor '%s' is given twice", path, tensor->name);
-    struct file_tensor *copy = &file->tensors[file->count++];
-    *copy = *tensor;
-    copy->data = allocate_or_exit(tensor->bytes);
-    memcpy(copy->data, tensor->data, tensor->bytes);
+int safetensors_may_be(const char *path) {
+    return !ends_with(path, ".npy") ||
+           complain(0, "--out is '%s'; results are written as .safetensors, not as .npy", path);
+}
+
+/* ---- bytes ---- */
+
+struct source {
+    const char *path;
+    int file, is_pipe;
+    uint64_t bytes; /* of the file; unknown of a pipe */
+};
+
+/* Opened before its type is known, so the open must not wait for another process. 1, or 0 after a complaint. */
+static int open_source(const char *path, struct source *source) {
+    struct stat facts;
+    const int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+    if (file < 0)
+        return complain(0, "%s: %s", path, strerror(errno));
+    if (fstat(file, &facts) == 0 && (S_ISREG(facts.st_mode) || S_ISFIFO(facts.st_mode))) {
+        const int is_pipe = S_ISFIFO(facts.st_mode);
+        *source = (struct source){path, file, is_pipe, is_pipe ? FILE_BYTES_UNKNOWN : (uint64_t)facts.st_size};
+        return 1;
+    }
+    close(file);
+    return complain(0, "%s: it is neither a regular file nor a pipe", path);
+}
+
+/* How many came: fewer than `size` at the end alone; -1 with errno. Where a pipe's writer has nothing yet, from then on
+ * a read waits for it. */
+static ssize_t read_all(const struct source *source, void *data, size_t size) {
+    enum { PART = 1 << 30 };
+    size_t have = 0;
+    while (have < size) {
+        const ssize_t come = read(source->file, (char *)data + have, size - have < PART ? size - have : PART);
+        if (come == 0)
+            break;
+        if (come > 0)
+            have += (size_t)come;
+        else if (errno == EAGAIN ? fcntl(source->file, F_SETFL, 0) != 0 : errno != EINTR)
+            return -1;
+    }
+    return (ssize_t)have;
+}
+
+/* A FIFO may wait for a writer without end. One that is there, or comes within seconds, is waited for. */
+static void wait_for_writer(const struct source *source) {
+    enum { PATIENCE_MS = 3000 };
+    progress("waiting for a writer of %s", source->path);
+    poll(&(struct pollfd){.fd = source->file, .events = POLLIN}, 1, PATIENCE_MS);
+    progress(NULL);
+}
+
+/* ---- headers ---- */
+
+struct header {
+    uint8_t *bytes;
+    size_t size;
+    int npy;
+};
+
+/* As much as the format asks for and the file has. 1, or 0 after a complaint. */
+static int read_header(const struct source *source, struct header *header) {
+    size_t needed = 8;
+    while (header->size < needed && needed <= source->bytes) {
+        uint8_t *bytes = realloc(header->bytes, needed);
+        if (!bytes)
+            return complain(0, "%s: no memory for its header of %zu bytes", source->path, needed);
+        header->bytes = bytes;
+        const ssize_t come = read_all(source, bytes + header->size, needed - header->size);
+        if (come < 0)
+            return complain(0, "%s: %s", source->path, strerror(errno));
+        if (come == 0 && header->size == 0 && source->is_pipe)
+            return complain(0, "%s: nobody writes to this pipe", source->path);
+        header->size += (size_t)come;
+        if (header->size < needed)
+            break;
+        if (source->is_pipe && needed == 8)
+            header->npy = memcmp(bytes, "\x93NUMPY", 6) == 0;
+        needed = header->npy ? npy_needs(bytes, header->size) : safetensors_needs(bytes, header->size);
+    }
     return 1;
+}
+
+static int parse(const struct source *source, const struct header *header, const char *name,
+                 struct tensor_file *parsed) {
+    char fault[FAULT_BYTES];
+    int fine;
+    if (header->npy) {
+        fine = npy_parse(header->bytes, header->size, source->bytes, &parsed->tensors[0], fault);
+        parsed->count = 1;
+        snprintf(parsed->tensors[0].name, sizeof parsed->tensors[0].name, "%s", name);
+    } else {
+        fine = safetensors_parse(header->bytes, header->size, source->bytes, parsed, fault);
+    }
+    return fine || complain(0, "%s: %s", source->path, fault);
+}
+
+/* ---- data ---- */
+
+static void swap_bytes(struct file_tensor *tensor) {
+    const size_t width = (size_t)fdm_dtype_bytes(tensor->dtype);
+    uint8_t *bytes = tensor->data;
+    for (size_t at = 0; at < tensor->bytes; at += width)
+        for (size_t i = 0; i < width / 2; i++) {
+            const uint8_t low = bytes[at + i];
+            bytes[at + i] = bytes[at + width - 1 - i];
+            bytes[at + width - 1 - i] = low;
+        }
+}
+
+/* From place `*at` of the file on. */
+static int read_data(const struct source *source, uint64_t *at, struct file_tensor *tensor) {
+    char unused[4096];
+    ssize_t come = 1;
+    for (; *at < tensor->offset && come > 0; *at += (uint64_t)come) {
+        const uint64_t gap = tensor->offset - *at;
+        come = read_all(source, unused, gap < sizeof unused ? (size_t)gap : sizeof unused);
+    }
+    tensor->data = allocate(tensor->bytes);
+    if (!tensor->data)
+        return complain(0, "%s: tensor '%s' has %zu bytes, more than there is memory", source->path, tensor->name,
+                        tensor->bytes);
+    if (come > 0)
+        come = read_all(source, tensor->data, tensor->bytes);
+    if (come < 0)
+        return complain(0, "%s: %s", source->path, strerror(errno));
+    if (*at < tensor->offset || (size_t)come < tensor->bytes)
+        return complain(0, "%s: it ends before tensor '%s' does", source->path, tensor->name);
+    *at += tensor->bytes;
+    if (tensor->swapped)
+        swap_bytes(tensor);
+    return 1;
+}
+
+static int compare_offsets(const void *a, const void *b) {
+    const uint64_t x = ((const struct file_tensor *)a)->offset, y = ((const struct file_tensor *)b)->offset;
+    return (x > y) - (x < y);
+}
+
+/* In the order in which they lie, since a pipe cannot go back. */
+static int read_tensors(const struct source *source, const struct header *header, struct tensor_file *parsed,
+                        struct tensor_file *file) {
+    uint64_t at = header->size;
+    char more;
+    qsort(parsed->tensors, (size_t)parsed->count, sizeof parsed->tensors[0], compare_offsets);
+    for (int32_t i = 0; i < parsed->count; i++) {
+        struct file_tensor *tensor = &parsed->tensors[i];
+        if (tensor_file_find(file, tensor->name))
+            return complain(0, "%s: tensor '%s' is given twice", source->path, tensor->name);
+        if (file->count == TENSORS_MAX)
+            return complain(0, "%s: with it there are more than %d tensors", source->path, TENSORS_MAX);
+        if (!read_data(source, &at, tensor))
+            return 0;
+        file->tensors[file->count++] = *tensor;
+    }
+    return !header->npy || read_all(source, &more, 1) == 0 ||
+           complain(0, "%s: its shape does not match the bytes that follow the header", source->path);
 }
 
 int tensor_file_read(const char *path, const char *name, struct tensor_file *file) {
     static struct tensor_file parsed;
-    char fault[160];
-    size_t size;
-    int npy = ends_with(path, ".npy");
-    if (!npy && !ends_with(path, ".safetensors"))
-        return complain(0, "%s: the extension must be .npy or .safetensors", path);
-    uint8_t *bytes = read_bytes(path, &size);
-    if (!bytes)
+    struct header header = {.npy = ends_with(path, ".npy")};
+    struct source source = {.file = -1};
+    if (!open_source(path, &source))
         return 0;
-    parsed.count = 1;
-    int fine = npy ? npy_parse(bytes, size, &parsed.tensors[0], fault, sizeof fault)
-                   : safetensors_parse(bytes, size, &parsed, fault, sizeof fault);
-    if (npy)
-        snprintf(parsed.tensors[0].name, sizeof parsed.tensors[0].name, "%s", name);
-    if (!fine)
-        complain(0, "%s: %s", path, fault);
-    for (int32_t i = 0; i < parsed.count && fine; i++)
-        fine = add_tensor(path, &parsed.tensors[i], file);
-    free(bytes);
+    int fine = source.is_pipe || header.npy || ends_with(path, ".safetensors") ||
+               complain(0, "%s: the extension must be .npy or .safetensors", path);
+    if (fine && source.is_pipe)
+        wait_for_writer(&source);
+    fine = fine && read_header(&source, &header) && parse(&source, &header, name, &parsed) &&
+           read_tensors(&source, &header, &parsed, file);
+    close(source.file);
+    free(header.bytes);
     return fine;
 }

@@ -79,6 +79,7 @@ def problems() -> Iterator[bytes]:
 # ---- fuzz_files: the first byte says which format --------------------------------------------------------------------
 
 SAFETENSORS, NPY, PLAN = 0, 1, 2
+SAFETENSORS_PIPE, NPY_PIPE = 66, 64  # whose end is not known
 
 
 def npy(descr: str, shape: Tuple[int, ...], data: bytes, version: int = 1, fortran: bool = False) -> bytes:
@@ -131,6 +132,8 @@ def files() -> Iterator[bytes]:
     yield bytes([NPY]) + npy("<f4", (2, 3), bytes(24), version=3)
     yield bytes([NPY]) + npy("<f4", (2, 3), bytes(24), fortran=True)
     yield bytes([NPY]) + npy(">f4", (2, 3), bytes(24))
+    yield bytes([NPY_PIPE]) + npy("<f4", (2, 3), b"")
+    yield bytes([SAFETENSORS_PIPE]) + safetensors({"q": ("F32", [2, 3], 24)})
     yield bytes([NPY]) + npy("<f4", (2, 3), bytes(23))
     for dtype, size in {"F32": 4, "F16": 2, "BF16": 2, "F64": 8, "BOOL": 1, "U8": 1, "I32": 4}.items():
         yield bytes([SAFETENSORS]) + safetensors({"q": (dtype, [2, 3], 6 * size)})
