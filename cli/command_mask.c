@@ -22,7 +22,7 @@ static const char help[] =
     "  blocks     mask                   -> blocks, int32: of each block the mask shows 0 nothing, 1 a part, 2 all\n"
     "\n"
     "  --bias --padding --attention-mask --mask --interval-start --interval-end FILE.npy, or a pipe\n"
-    "  --window W         keys of a row; create: 0 = those with a bias above 0\n"
+    "  --topk W           keys of a row; create: 0 = those with a bias above 0. --window W is the same\n"
     "  --rows N           topk, dense: rows of the query      (as many as there are keys)\n"
     "  --min X            create: the bias of a hidden key    (float32's lowest)\n"
     "  --smooth N         create: keep or drop blocks of N keys together\n"
@@ -31,7 +31,7 @@ static const char help[] =
     "  --out FILE         write it, as .safetensors; exit code 3 when it cannot be written\n"
     "  --json\n"
     "\n"
-    "example: fdm mask topk --bias bias.npy --window 512 --out intervals.safetensors\n";
+    "example: fdm mask topk --bias bias.npy --topk 512 --out intervals.safetensors\n";
 
 enum role { BIAS, PADDING, SHOWN, MASK, START, END, BLOCKS, NUM_ROLES };
 static const char *const names[NUM_ROLES] = {"bias",           "padding",      "attention_mask", "mask",
@@ -52,7 +52,7 @@ struct request {
     struct file_tensor tensors[NUM_ROLES]; /* data NULL: there is none */
     fdm_tensor views[NUM_ROLES];           /* on the device */
     struct device_choice device;
-    int64_t window, rows, smooth, block_q, block_k;
+    int64_t topk, rows, smooth, block_q, block_k;
     double min_value;
     int json;
     int32_t exact; /* of intervals */
@@ -60,7 +60,7 @@ struct request {
 };
 
 enum {
-    OPT_WINDOW = 256,
+    OPT_TOPK = 256,
     OPT_ROWS,
     OPT_SMOOTH,
     OPT_BLOCK_Q,
@@ -73,7 +73,8 @@ enum {
     OPT_FILE
 };
 
-static const struct option options[] = {{"window", required_argument, 0, OPT_WINDOW},
+static const struct option options[] = {{"topk", required_argument, 0, OPT_TOPK},
+                                        {"window", required_argument, 0, OPT_TOPK}, /* its old name */
                                         {"rows", required_argument, 0, OPT_ROWS},
                                         {"smooth", required_argument, 0, OPT_SMOOTH},
                                         {"block-q", required_argument, 0, OPT_BLOCK_Q},
@@ -96,7 +97,7 @@ static const struct option options[] = {{"window", required_argument, 0, OPT_WIN
 /* 1, or 0 after a complaint. */
 static int set_option(struct request *r, int option, const char *text) {
     switch (option) {
-    case OPT_WINDOW: return parse_integer("--window", text, 0, INT32_MAX, &r->window);
+    case OPT_TOPK: return parse_integer("--topk", text, 0, INT32_MAX, &r->topk);
     case OPT_ROWS: return parse_integer("--rows", text, 0, INT32_MAX, &r->rows);
     case OPT_SMOOTH: return parse_integer("--smooth", text, 1, INT32_MAX, &r->smooth);
     case OPT_BLOCK_Q: return parse_integer("--block-q", text, 1, INT32_MAX, &r->block_q);
@@ -126,8 +127,8 @@ static int take_tensors(struct request *r) {
         if (!r->tensors[i].data && kinds[r->kind].needs >> i & 1)
             return complain(0, "%s is missing; fdm mask %s needs it", names[i], kinds[r->kind].name);
     }
-    if (r->window < 0 && (r->kind == TOPK || r->kind == CREATE))
-        return complain(0, "fdm mask %s needs --window", kinds[r->kind].name);
+    if (r->topk < 0 && (r->kind == TOPK || r->kind == CREATE))
+        return complain(0, "mask %s needs --topk W", kinds[r->kind].name);
     return 1;
 }
 
@@ -217,7 +218,7 @@ static fdm_status topk(struct request *r) {
     void *workspace = NULL;
     fdm_status status = r->device.id.type == FDM_CPU ? FDM_OK : fdm_memory_allocate(r->device.id, bytes, &workspace);
     return status ? status
-                  : fdm_topk_intervals(&r->views[BIAS], padding, r->window, r->rows, &r->views[START], &r->views[END],
+                  : fdm_topk_intervals(&r->views[BIAS], padding, r->topk, r->rows, &r->views[START], &r->views[END],
                                        workspace, bytes, NULL);
 }
 
@@ -234,7 +235,7 @@ static fdm_status call(struct request *r) {
     switch (r->kind) {
     case TOPK: return topk(r);
     case CREATE:
-        return fdm_create_mask(&v[BIAS], r->tensors[SHOWN].data ? &v[SHOWN] : NULL, r->window, r->min_value, r->smooth,
+        return fdm_create_mask(&v[BIAS], r->tensors[SHOWN].data ? &v[SHOWN] : NULL, r->topk, r->min_value, r->smooth,
                                &v[MASK], NULL);
     case DENSE: return fdm_intervals_to_mask(&v[START], &v[END], &v[MASK], NULL);
     case INTERVALS: return intervals(r);
@@ -343,7 +344,7 @@ static int write_results(const struct request *r) {
 }
 
 int command_mask(int argc, char **argv) {
-    static struct request r = {.window = -1,
+    static struct request r = {.topk = -1,
                                .rows = -1,
                                .smooth = 1,
                                .block_q = 128,

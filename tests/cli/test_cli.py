@@ -61,7 +61,7 @@ GOLDEN_COMMANDS = {
     "mask_help": "mask --help",
     "mask_nothing": "mask",
     "mask_kind": "mask sideways",
-    "mask_no_bias": "mask topk --window 3",
+    "mask_no_bias": "mask topk --topk 3",
     "bench": "bench attention --B 1 --H 2 --N 96 --D 16 --causal --iters 1 --show-all --check --kernel cpu.forward.scalar",
     "bench_bad_device": "bench --device sm_90",
     "bench_help": "bench --help",
@@ -297,10 +297,12 @@ def test_masks_are_what_they_say(tmp_path):
     bias = generator.integers(-4, 5, (2, 3, 1, 12)).astype(np.float32)
     np.save(tmp_path / "bias.npy", bias)
     np.save(tmp_path / "causal.npy", np.tril(np.ones((12, 12), bool))[None, None])
-    made(tmp_path, "topk", "--bias", tmp_path / "bias.npy", "--window", 4)
+    made(tmp_path, "topk", "--bias", tmp_path / "bias.npy", "--topk", 4)
     (tmp_path / "out.safetensors").rename(tmp_path / "intervals.safetensors")
+    made(tmp_path, "topk", "--bias", tmp_path / "bias.npy", "--window", 4)  # the option's old name
+    assert (tmp_path / "out.safetensors").read_bytes() == (tmp_path / "intervals.safetensors").read_bytes()
     dense = made(tmp_path, "dense", tmp_path / "intervals.safetensors")["mask"]
-    given = ["--bias", tmp_path / "bias.npy", "--attention-mask", tmp_path / "causal.npy", "--window", 4]
+    given = ["--bias", tmp_path / "bias.npy", "--attention-mask", tmp_path / "causal.npy", "--topk", 4]
     np.testing.assert_array_equal(made(tmp_path, "create", *given)["mask"], dense)
     assert dense.shape == (2, 3, 12, 12) and dense.sum() == 6 * (1 + 2 + 3 + 9 * 4)
     (tmp_path / "out.safetensors").rename(tmp_path / "mask.safetensors")
@@ -532,3 +534,12 @@ def test_damaged_safetensors(tmp_path, name):
 def test_damaged_npy(tmp_path, name):
     path = tmp_path / "bad.npy"
     refuse(tmp_path, path, *DAMAGED_NPY[name], ["--q", path])
+
+
+@pytest.mark.parametrize("kind", ["topk", "create"])
+def test_masks_of_the_largest_biases_need_their_number(tmp_path, kind):
+    np.save(tmp_path / "bias.npy", np.zeros((1, 1, 1, 4), np.float32))
+    result = run("mask", kind, "--bias", tmp_path / "bias.npy")
+    assert result.returncode == 2 and result.stderr == f"fdm: mask {kind} needs --topk W\n"
+    result = run("mask", kind, "--bias", tmp_path / "bias.npy", "--topk", "-1")
+    assert result.returncode == 2 and result.stderr.startswith("fdm: --topk is '-1'; it must be a whole number in 0..")
