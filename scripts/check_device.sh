@@ -9,7 +9,7 @@ cd "$(dirname "$0")/.."
 folder=${1:?usage: scripts/check_device.sh FOLDER [PROBLEMS] [SEED] [RESULTS]} problems=${2:-2000} seed=${3:-1} results=${4:-}
 mkdir -p "$folder"
 rm -f "$folder"/*.jsonl "$folder"/*.log
-[ -e build-device/build.ninja ] || meson setup build-device --buildtype=release >"$folder/setup.log" 2>&1 || exit 1
+[ -e build-device/build.ninja ] || meson setup build-device --buildtype=release -Dtests=true -Dcmocka=disabled >"$folder/setup.log" 2>&1 || exit 1
 ninja -C build-device >"$folder/build.log" 2>&1 || { tail -5 "$folder/build.log"; exit 1; }
 checks=build-device/tests/fdm-checks probe=build-device/tests/hopper-probe merge=build-device/tests/merge-check masks="build-device/tests/topk-check build-device/tests/interval-check build-device/tests/dense-check build-device/tests/slots-check build-device/tests/key-bias-check"
 cores=$(nproc) failed=0

@@ -6,6 +6,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 seeds=${1:-100000}
 export PATH="$PWD/.venv/bin:$PATH"
+scripts/configure.sh -Dtests=true
 ninja -C build --quiet
 # Two processes, each with seeds of its own, so that two cores are busy whatever the number of threads of a problem.
 build/tests/fdm-checks --seed 20000000 --repeat $((seeds / 2)) --threads 1 >build/check-long-1.log &

@@ -8,7 +8,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 end=$((SECONDS + 60 * ${1:-100000}))
 export PATH="$PWD/.venv/bin:$PATH" VIRTUAL_ENV="$PWD/.venv"
-[ -e build/build.ninja ] || meson setup build
+scripts/configure.sh -Dtests=true
 ninja -C build --quiet tests/fdm-compile fdm
 [ -z "$(git status --porcelain -- src)" ] || { echo "src/ differs from the commit: nothing could be recorded" >&2; exit 2; }
 folder=$(mktemp -d)

@@ -30,7 +30,7 @@ run git log -1 --format='commit %H of %cd'
 if command -v nvidia-smi >/dev/null; then run nvidia-smi -q -d CLOCK,POWER,MEMORY; fi
 
 section "build"
-[ -e $build/build.ninja ] || run meson setup $build --buildtype=release -Dtests=true
+[ -e $build/build.ninja ] || run meson setup $build --buildtype=release -Dtests=true -Dcmocka=disabled
 run ninja -C $build
 run $fdm info
 run $fdm plan --device sm_100 --head-dim 256 --dtype bf16 --seqlen-q 8192 --explain --resources

@@ -5,7 +5,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PWD/.venv/bin:$PATH"
 
-[ -e build/build.ninja ] || meson setup build -Dstrict=true >/dev/null || exit 1
+scripts/configure.sh -Dtests=true || exit 1
 ninja -C build --quiet || exit 1
 
 failed=0
@@ -28,7 +28,7 @@ check "tables of the companions" python3 scripts/companions_table.py --check
 check "docs" python3 scripts/check_docs.py
 check "shell syntax" bash -c 'for script in scripts/*.sh .ci/run; do bash -n "$script" || exit 1; done'
 build_with_clang() {
-    [ -e build-clang/build.ninja ] || CC=clang meson setup build-clang -Dstrict=true >/dev/null || return 1
+    [ -e build-clang/build.ninja ] || CC=clang meson setup build-clang -Dstrict=true -Dtests=true >/dev/null || return 1
     ninja -C build-clang --quiet
 }
 check "clang" build_with_clang

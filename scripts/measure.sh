@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # measure.sh: runs the benchmarks behind the tables of README.md and docs/cpu.md and writes the results under
-# bench/results/DEVICE/. About twenty minutes on two quiet cores, after `ninja -C build`. Usage: scripts/measure.sh DEVICE
+# bench/results/DEVICE/. About twenty minutes on two quiet cores. Usage: scripts/measure.sh DEVICE
 set -euo pipefail
 cd "$(dirname "$0")/.."
 device=${1:?usage: scripts/measure.sh DEVICE, the name of a folder for the results}
 scripts/setup.sh test
 export PATH="$PWD/.venv/bin:$PATH"
+scripts/configure.sh -Dtests=true
+ninja -C build --quiet
 pip install -q --disable-pip-version-check --no-deps --no-build-isolation -Cbuild-dir=build-wheel .
 out=$PWD/bench/results/$device
 mkdir -p "$out" docs/images

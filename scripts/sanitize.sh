@@ -8,7 +8,7 @@ export TSAN_OPTIONS="suppressions=$PWD/tests/faults/thread_sanitizer.supp"
 seeds=${1:-300}
 
 build() { # build FOLDER SANITIZERS
-    [ -e "$1/build.ninja" ] || meson setup "$1" -Dcli=false -Db_lundef=false -Db_sanitize="$2" \
+    [ -e "$1/build.ninja" ] || meson setup "$1" -Dcli=false -Dtests=true -Db_lundef=false -Db_sanitize="$2" \
         -Dc_args=-fno-sanitize-recover=all
     ninja -C "$1" --quiet
 }

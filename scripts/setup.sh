@@ -16,6 +16,7 @@ python3 -c 'import ensurepip, venv' 2>/dev/null || packages+=(python3-venv)
 case $level in
 test | ci)
     need /usr/include/cmocka.h libcmocka-dev
+    need pkg-config pkg-config # finds it, and the installed library
     header=$(python3 -c 'import sysconfig; print(sysconfig.get_paths()["include"] + "/Python.h")' 2>/dev/null || echo none)
     need "$header" python3-dev
     ;;

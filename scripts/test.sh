@@ -1,22 +1,34 @@
 #!/usr/bin/env bash
-# test.sh: builds everything and runs every test, C and Python. `make test` calls it after the set-up.
-set -euo pipefail
+# test.sh: sets up, builds everything and runs every test, C and Python, whatever failed before; says at the end what failed, what was
+# not covered and how long each stage took. `make test` calls it.
+set -uo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PWD/.venv/bin:$PATH" VIRTUAL_ENV="$PWD/.venv"
+. scripts/stages.sh
+[ -t 1 ] && quiet=() || quiet=(--quiet)
+logs=build/meson-logs
 
-[ -e build/build.ninja ] || meson setup build -Dstrict=true
-meson configure build -Dstrict=true -Dtests=true
-ninja -C build --quiet
-meson test -C build --print-errorlogs --timeout-multiplier 4
-pip install -q --disable-pip-version-check --no-deps --no-build-isolation -Cbuild-dir=build-wheel .
+build() { scripts/configure.sh -Dtests=true && ninja -C build "${quiet[@]}"; }
+install_package() { pip install -q --disable-pip-version-check --no-deps --no-build-isolation -Cbuild-dir=build-wheel .; }
+tests_of() { # tests_of REPORT FOLDER...
+    python -m pytest -q --junitxml="$@"
+}
+
+stage "set-up" - scripts/setup.sh test
+stage "build" - build
+mkdir -p "$logs"
+rm -f "$logs"/testlog.json "$logs"/pytest-*.xml
+stage "C tests" "$logs/testlog.json" meson test -C build --no-rebuild --print-errorlogs --timeout-multiplier 4
+stage "package" - install_package
 # Side by side: for most of their time both have one thread.
-python -m pytest -q tests/cli tests/scripts >build/pytest.log 2>&1 &
-tools=$! failed=0
-python -m pytest -q tests/python || failed=1
-wait $tools || failed=1
+start=$SECONDS
+(tests_of "$logs/pytest-tools.xml" tests/cli tests/scripts >build/pytest.log 2>&1; code=$?; echo $SECONDS >build/pytest.end; exit $code) &
+tools=$!
+stage "Python tests" "$logs/pytest-python.xml" tests_of "$logs/pytest-python.xml" tests/python
+wait $tools
+code=$?
 cat build/pytest.log
-[ $failed = 0 ]
-scripts/test_install.sh
-ls /dev/nvidia0 >/dev/null 2>&1 ||
-    echo "not covered here: CUDA devices (scripts/check_device.sh and tests/python/test_cuda.py run on a machine with one)"
-echo "not covered here: AArch64 hardware (run under qemu by .ci/run)"
+stage_ends "tool and script tests" "$logs/pytest-tools.xml" $code $(($(cat build/pytest.end) - start))
+stage "install test" - scripts/test_install.sh
+
+python3 scripts/test_summary.py "$stages" $SECONDS

@@ -1,0 +1,17 @@
+# stages.sh: named stages that run one after the other, each with its seconds; one that fails does not end the script. To be sourced.
+stages=$(mktemp) # a line a stage: name, exit code, seconds, report (scripts/test_summary.py reads them)
+trap 'rm -f "$stages"' EXIT
+
+stage() { # stage NAME REPORT COMMAND...: its exit code. REPORT: a file that the command writes about its tests, or -
+    local name=$1 report=$2 start=$SECONDS code=0
+    shift 2
+    echo "== $name ..."
+    "$@" || code=$?
+    stage_ends "$name" "$report" $code $((SECONDS - start))
+}
+
+stage_ends() { # stage_ends NAME REPORT CODE SECONDS: for a stage that ran in the background
+    printf '%s\t%d\t%d\t%s\n' "$1" "$3" "$4" "$2" >>"$stages"
+    if [ "$3" = 0 ]; then echo "== $1: $4 s"; else echo "== $1: failed after $4 s"; fi
+    return "$3"
+}

@@ -1,0 +1,189 @@
+"""scripts/test.sh runs every stage whatever failed before, and says at the end what failed, what was not covered and how long it took."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "scripts"
+ROOT = SCRIPTS.parent
+PROGRAMS = pathlib.Path(sys.executable).parent
+
+MESON_LOG = [
+    {"name": "checks - flash-dmattn:checks-1", "result": "OK", "stdout": "x\nnot covered on this machine: cpu.forward.amx\n"},
+    {"name": "checks - flash-dmattn:checks-2", "result": "FAIL", "stdout": "not covered on this machine: cpu.forward.amx\n"},
+    {"name": "device - flash-dmattn:hopper-probe", "result": "SKIP", "stdout": "begin\nnot covered: no CUDA driver can be opened\n"},
+    {"name": "device - flash-dmattn:gemm-check", "result": "SKIP", "stdout": "not covered: no CUDA driver can be opened\n"},
+    {"name": "flash-dmattn:slow", "result": "TIMEOUT", "stdout": "", "stderr": ""},
+    {"name": "flash-dmattn:silent", "result": "SKIP"},
+]
+CASE = '<testcase classname="tests.python.test_{0}" name="test_{1}">{2}</testcase>'
+SKIPPED = '<skipped type="pytest.skip" message="no CUDA device">x</skipped>'
+PYTEST_REPORT = "<testsuites><testsuite>{}</testsuite></testsuites>".format(
+    CASE.format("cuda", "a", SKIPPED) + CASE.format("cuda", "b", SKIPPED) + CASE.format("forward", "c", "<failure/>")
+    + CASE.format("forward", "d", '<skipped type="pytest.xfail" message="known"/>') + CASE.format("forward", "e", ""))
+QUIET_REPORT = "<testsuites><testsuite>{}</testsuite></testsuites>".format(CASE.format("cli", "a", ""))
+
+STUB = """#!/usr/bin/env bash
+# {name}
+echo "{name} $*" >>calls
+case "{name} $*" in
+{cases}
+esac
+"""
+
+
+def executable(path: pathlib.Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """The scripts among programs that only say that they were called, of which `failing` fail."""
+
+    def make(*failing: str) -> pathlib.Path:
+        for name in ("test.sh", "run.sh", "stages.sh", "configure.sh", "test_summary.py"):
+            (tmp_path / "scripts").mkdir(exist_ok=True)
+            shutil.copy(SCRIPTS / name, tmp_path / "scripts" / name)
+        (tmp_path / "log.json").write_text("".join(json.dumps(row) + "\n" for row in MESON_LOG))
+        (tmp_path / "python.xml").write_text(PYTEST_REPORT)
+        (tmp_path / "tools.xml").write_text(QUIET_REPORT)
+        cases = "".join(f'    *"{words}"*) exit 3 ;;\n' for words in failing)
+        made = {"meson": "    *setup*) mkdir -p build; touch build/build.ninja ;;\n    *test*) cp log.json build/meson-logs/testlog.json ;;\n",
+                "python": "    *tests/python) cp python.xml build/meson-logs/pytest-python.xml ;;\n"
+                          "    *tests/cli*) cp tools.xml build/meson-logs/pytest-tools.xml ;;\n"}
+        for name in ("meson", "ninja", "pip", "python"):
+            executable(tmp_path / ".venv" / "bin" / name, STUB.format(name=name, cases=cases + made.get(name, "")))
+        for name in ("scripts/setup.sh", "scripts/test_install.sh", "build/fdm"):
+            executable(tmp_path / name, STUB.format(name=name, cases=cases))
+        return tmp_path
+
+    return make
+
+
+def run(tree: pathlib.Path, script: str):
+    done = subprocess.run(["bash", f"scripts/{script}"], cwd=tree, capture_output=True, text=True, timeout=60,
+                          env={"PATH": os.environ["PATH"], "TMPDIR": str(tree)})
+    return done, (tree / "calls").read_text()
+
+
+STAGES = {"set-up": "setup.sh test", "build": "ninja -C build", "C tests": "meson test", "package": "pip install",
+          "Python tests": "tests/python", "tool and script tests": "tests/cli tests/scripts", "install test": "test_install.sh"}
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_one_stage_that_fails_ends_nothing(tree, name):
+    """The reports say nothing of failures here."""
+    folder = tree(STAGES[name])
+    (folder / "log.json").write_text("")
+    (folder / "python.xml").write_text(QUIET_REPORT)
+    done, calls = run(folder, "test.sh")
+    assert done.returncode == 1
+    assert all(words in calls for words in STAGES.values())
+    reported = name in ("C tests", "Python tests", "tool and script tests")
+    assert done.stdout.splitlines()[-1] == f"failed: {name}" + (" (there is no report)" if reported else "")
+    assert f"== {name}: failed after " in done.stdout
+    assert all(f"{each} " in done.stdout.splitlines()[-2] for each in STAGES) and " s in all" in done.stdout
+
+
+def test_the_summary_counts_and_names(tree):
+    done, _ = run(tree(), "test.sh")
+    assert done.returncode == 1
+    lines = done.stdout[done.stdout.index("not covered") :].splitlines()
+    expected = ["not covered: 2 skipped of the C tests: no CUDA driver can be opened (hopper-probe, gemm-check)",
+                "not covered: 1 skipped of the C tests: no reason is given (silent)",
+                "not covered: a part of checks-1, checks-2: cpu.forward.amx",
+                "not covered: 2 skipped of the Python tests: no CUDA device (test_cuda)"]
+    assert lines[:4] == expected
+    assert lines[-1] == "failed: C tests (checks-2, slow); Python tests (tests/python/test_forward.py::test_c)"
+    assert lines[-2].startswith("took: set-up 0 s, build ")
+
+
+def test_nothing_failed(tree):
+    folder = tree()
+    (folder / "log.json").write_text(json.dumps(MESON_LOG[0]))
+    (folder / "python.xml").write_text(QUIET_REPORT)
+    done, _ = run(folder, "test.sh")
+    assert done.returncode == 0 and done.stdout.splitlines()[-1] == "nothing failed"
+    assert not [path for path in folder.iterdir() if path.name.startswith("tmp.")], "temporary files are removed"
+
+
+def test_old_reports_do_not_count(tree):
+    folder = tree("meson test")
+    (folder / "build" / "meson-logs").mkdir()
+    shutil.copy(folder / "log.json", folder / "build" / "meson-logs" / "testlog.json")
+    done, _ = run(folder, "test.sh")
+    assert "failed: C tests (there is no report); Python tests" in done.stdout
+
+
+def test_run_builds_the_tool_alone_and_says_each_step(tree):
+    folder = tree()
+    done, calls = run(folder, "run.sh")
+    assert done.returncode == 0, done.stderr
+    assert calls.splitlines() == ["scripts/setup.sh build", "meson setup build", "ninja -C build --quiet fdm",
+                                  "build/fdm attend examples/minilm/qkv.safetensors --causal --topk 64 --backward --check"]
+    steps = [line.split(":")[0] for line in done.stdout.splitlines() if line.endswith(" s")]
+    assert steps == ["== set-up", "== configure", "== build", "== run"]
+    (folder / "calls").unlink()
+    assert run(folder, "run.sh")[1].splitlines()[:2] == ["scripts/setup.sh build", "ninja -C build --quiet fdm"], "it is set up once"
+
+
+def test_run_ends_where_a_step_fails(tree):
+    done, calls = run(tree("ninja -C build"), "run.sh")
+    assert done.returncode == 3 and "attend" not in calls and "== build: failed after" in done.stdout
+
+
+# ---- options of the build ----
+
+
+@pytest.fixture
+def configure(tmp_path):
+    """Meson on a project that demands cmocka as the tree does, by a PATH of a compiler and Ninja, without pkg-config and CMake."""
+    for name in ("cc", "as", "ld", "ar", "ninja"):
+        where = shutil.which(name, path=f"{PROGRAMS}:{os.environ['PATH']}")
+        executable(tmp_path / "bin" / name, f'#!/bin/sh\n# {name}\nexec {where} "$@"\n')
+    text = (ROOT / "tests" / "meson.build").read_text()
+    demand = text[text.index("# Without it more than half") : text.index("if get_option('tests') and cmocka_dep.found()")]
+    shutil.copy(ROOT / "meson.options", tmp_path / "meson.options")
+
+    def run_meson(*options: str, library: str = "cmocka"):
+        named = demand
+        for call in ("dependency", "find_library"):
+            assert f"{call}('cmocka'" in demand
+            named = named.replace(f"{call}('cmocka'", f"{call}('{library}'")
+        (tmp_path / "meson.build").write_text(f"project('part', 'c')\ncc = meson.get_compiler('c')\n{named}")
+        return subprocess.run([sys.executable, PROGRAMS / "meson", "setup", tmp_path / "build", tmp_path, *options],
+                              capture_output=True, text=True, timeout=120, env={"PATH": str(tmp_path / "bin")})
+
+    return run_meson
+
+
+@pytest.mark.skipif(not pathlib.Path("/usr/include/cmocka.h").exists(), reason="cmocka is not installed")
+def test_cmocka_is_found_without_pkg_config(configure):
+    done = configure("-Dtests=true")
+    assert done.returncode == 0 and "Library cmocka found: YES" in done.stdout, done.stdout
+
+
+def test_tests_without_cmocka_are_an_error(configure):
+    done = configure("-Dtests=true", library="in_no_folder")
+    assert done.returncode != 0
+    assert "tests need cmocka, which is not found: install it (Debian: libcmocka-dev" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("options", [[], ["-Dtests=false"], ["-Dtests=true", "-Dcmocka=disabled"]])
+def test_who_builds_no_tests_needs_no_cmocka(configure, options):
+    done = configure(*options, library="in_no_folder")
+    assert done.returncode == 0 and "cmocka found" not in done.stdout, done.stdout
+
+
+def test_wheels_are_built_without_tests():
+    assert '"-Dtests=false"' in (ROOT / "pyproject.toml").read_text()
+    assert "need pkg-config" in (SCRIPTS / "setup.sh").read_text()
