@@ -14,10 +14,12 @@ tests_of() { # tests_of REPORT FOLDER...
     python -m pytest -q --junitxml="$@"
 }
 
+install_test() { scripts/test_install.sh | tee "$logs/install.txt"; }
+
 stage "set-up" - scripts/setup.sh test
 stage "build" - build
 mkdir -p "$logs"
-rm -f "$logs"/testlog.json "$logs"/pytest-*.xml
+rm -f "$logs"/testlog.json "$logs"/pytest-*.xml "$logs"/install.txt
 stage "C tests" "$logs/testlog.json" meson test -C build --no-rebuild --print-errorlogs --timeout-multiplier 4
 stage "package" - install_package
 # Side by side: for most of their time both have one thread.
@@ -29,6 +31,6 @@ wait $tools
 code=$?
 cat build/pytest.log
 stage_ends "tool and script tests" "$logs/pytest-tools.xml" $code $(($(cat build/pytest.end) - start))
-stage "install test" - scripts/test_install.sh
+stage "install test" "$logs/install.txt" install_test
 
 python3 scripts/test_summary.py "$stages" $SECONDS

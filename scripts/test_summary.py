@@ -1,7 +1,7 @@
 """Says in one line each what failed in a test run, what was not covered and why, and how long each stage took.
 
 Usage: test_summary.py STAGES SECONDS. STAGES is what scripts/stages.sh has written: a line a stage, of its name, exit code, seconds and
-the report of its tests, a .json of Meson or a .xml of pytest, or -. SECONDS is the time of all. The exit code is 1 when a stage failed.
+the report of its tests, a .json of Meson, a .xml of pytest, or a .txt of what was printed, or -. SECONDS is the time of all. The exit code is 1 when a stage failed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Dict, List, Tuple
 
 GONE_WRONG = {"FAIL", "ERROR", "TIMEOUT", "INTERRUPT", "UNEXPECTEDPASS"}
-LESS = re.compile(r"(?m)^not covered(?: on this machine)?: (.+)$")  # what tests that pass say of a part of theirs
+LESS = re.compile(r"(?m)^(?:skipped|not covered|not covered on this machine): (.+)$")  # what tests that pass say of a part of theirs
 NAMES_MAX = 6
 
 Found = Tuple[List[str], Dict[str, List[str]], Dict[str, List[str]]]  # who failed; who was skipped, and passed in part, by reason
@@ -52,6 +52,13 @@ def of_pytest(report: Path) -> Found:
     return failed, skipped, {}
 
 
+def of_text(report: Path) -> Found:
+    return [], {}, {reason: [] for reason in LESS.findall(report.read_text())}
+
+
+READERS = {".json": of_meson, ".xml": of_pytest, ".txt": of_text}
+
+
 def shortened(names: List[str]) -> str:
     once = list(dict.fromkeys(names))
     more = len(once) - NAMES_MAX
@@ -63,9 +70,9 @@ def summary(stages: List[List[str]], seconds: int) -> Tuple[List[str], bool]:
     for name, code, _, report in stages:
         wrong: List[str] = []
         if report != "-" and Path(report).exists():
-            wrong, skipped, partly = (of_pytest if report.endswith(".xml") else of_meson)(Path(report))
+            wrong, skipped, partly = READERS[Path(report).suffix](Path(report))
             less += [f"not covered: {len(who)} skipped of the {name}: {why} ({shortened(who)})" for why, who in skipped.items()]
-            less += [f"not covered: a part of {shortened(who)}: {why}" for why, who in partly.items()]
+            less += [f"not covered: a part of {shortened(who) or 'the ' + name}: {why}" for why, who in partly.items()]
         elif report != "-":
             wrong = ["there is no report"]
         if int(code) or wrong:

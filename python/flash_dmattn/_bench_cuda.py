@@ -387,6 +387,7 @@ def parse(arguments: List[str]) -> argparse.Namespace:
     parser.add_argument("--from", type=pathlib.Path, metavar="FILE", dest="recorded",
                         help="report what a JSON file holds, without measuring; needs no device")
     options = parser.parse_args(arguments)
+    _bench_report.check_writable(parser, options.json, options.csv)
     for name in options.cases.split(","):
         if name not in f"{SETS},{OWN_SETS}".split(","):
             parser.error(f"--cases has {name!r}; the sets are {SETS},{OWN_SETS}")
@@ -413,7 +414,6 @@ def main(arguments: List[str]) -> int:
         return 1
     _bench_report.summarise(_bench_report.rows(report))
     if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(report, indent=1) + "\n")
     if options.csv:
         _bench_report.write_csv(options.csv, report)

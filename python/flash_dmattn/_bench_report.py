@@ -3,8 +3,10 @@ values, and text. Needs no device and no PyTorch."""
 
 from __future__ import annotations
 
+import argparse
 import csv
 import math
+import os
 import pathlib
 import re
 import statistics
@@ -89,8 +91,18 @@ def rows(report: Dict[str, Any]) -> List[Dict[str, Any]]:
     return table
 
 
+def check_writable(parser: argparse.ArgumentParser, *paths: Optional[pathlib.Path]) -> None:
+    """Before the work: makes the files' folders; what cannot be written is an error of the options."""
+    for path in filter(None, paths):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            parser.error(f"{path} cannot be written: {error.strerror}")
+        if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+            parser.error(f"{path} cannot be written: {'it is a folder' if path.is_dir() else 'permission denied'}")
+
+
 def write_csv(path: pathlib.Path, report: Dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()

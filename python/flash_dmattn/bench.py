@@ -27,6 +27,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from . import _native, flash_dmattn_func, masks
+from ._bench_report import check_writable
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 PEERS = {
@@ -510,6 +511,7 @@ def parse(arguments: Optional[List[str]]) -> argparse.Namespace:
     parser.add_argument("--csv", type=Path, metavar="FILE")
     parser.add_argument("--plot", type=Path, metavar="DIR", help="write plots (needs matplotlib)")
     options = parser.parse_args(arguments)
+    check_writable(parser, options.json, options.csv)
     if options.bias_gradient and not options.pair_bias:
         parser.error("--bias-gradient needs --pair-bias: it is that bias whose gradient is wanted")
     if options.cpu_time and options.threads != [1]:

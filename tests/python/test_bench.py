@@ -24,6 +24,18 @@ def test_grid(extra, tmp_path, capsys):
     assert "geometric mean, forward over sdpa-flash" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("option", ["--json", "--csv"])
+def test_files_that_cannot_be_written_are_known_before_the_work(device, option, tmp_path, capsys):
+    (tmp_path / "file").write_text("old")
+    for path in (tmp_path / "file" / "report", tmp_path):
+        with pytest.raises(SystemExit) as ended:
+            bench.main(["--device", device, option, str(path)])
+        printed = capsys.readouterr()
+        assert ended.value.code == 2 and printed.out == "" and f"error: {path} cannot be written: " in printed.err
+    assert (tmp_path / "file").read_text() == "old"
+
+
 def test_visible_pairs_are_counted(tmp_path):
     path = tmp_path / "report.json"
     bench.main([*TINY, "--causal", "--topk", "5", "--direction", "forward", "--json", str(path)])
