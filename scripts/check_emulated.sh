@@ -4,7 +4,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 minutes=${1:-10} seed=${2:-$(date +%s)000}
 checks=$PWD/build/tests/fdm-checks
-[ -x "$checks" ] || { echo "build the tests first: ninja -C build" >&2; exit 2; }
+[ -x "$checks" ] || { echo "build the tests first: scripts/configure.sh -Dtests=true && ninja -C build" >&2; exit 2; }
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 end=$((SECONDS + 60 * minutes)) cores=$(nproc) devices=(sm_80 sm_89 sm_90 sm_100)

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# configure.sh: sets up the build folder build/, or gives it other options; what is built stays. STRICT=true makes warnings errors.
+# configure.sh: sets up the build folder build/, or gives it other options; what is built stays.
+# STRICT=true in the environment makes warnings errors.
 # Usage: scripts/configure.sh [-DOPTION=VALUE ...]
 set -euo pipefail
 cd "$(dirname "$0")/.."

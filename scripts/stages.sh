@@ -1,4 +1,5 @@
-# stages.sh: named stages that run one after the other, each with its seconds; one that fails does not end the script. To be sourced.
+# stages.sh: named stages that run one after the other, each with its seconds; one that fails does not end the script.
+# To be sourced.
 stages=$(mktemp) # a line a stage: name, exit code, seconds, report (scripts/test_summary.py reads them)
 trap 'rm -f "$stages"' EXIT
 

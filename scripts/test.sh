@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# test.sh: sets up, builds everything and runs every test, C and Python, whatever failed before; says at the end what failed, what was
-# not covered and how long each stage took. `make test` calls it.
+# test.sh: sets up, builds everything and runs every test, C and Python, whatever failed before; says at the end what
+# failed, what was not covered and how long each stage took. `make test` calls it.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PWD/.venv/bin:$PATH" VIRTUAL_ENV="$PWD/.venv"
@@ -22,9 +22,15 @@ mkdir -p "$logs"
 rm -f "$logs"/testlog.json "$logs"/pytest-*.xml "$logs"/install.txt
 stage "C tests" "$logs/testlog.json" meson test -C build --no-rebuild --print-errorlogs --timeout-multiplier 4
 stage "package" - install_package
+tool_tests() {
+    tests_of "$logs/pytest-tools.xml" tests/cli tests/scripts
+    code=$?
+    echo $SECONDS >build/pytest.end
+    return $code
+}
 # Side by side: for most of their time both have one thread.
 start=$SECONDS
-(tests_of "$logs/pytest-tools.xml" tests/cli tests/scripts >build/pytest.log 2>&1; code=$?; echo $SECONDS >build/pytest.end; exit $code) &
+tool_tests >build/pytest.log 2>&1 &
 tools=$!
 stage "Python tests" "$logs/pytest-python.xml" tests_of "$logs/pytest-python.xml" tests/python
 wait $tools

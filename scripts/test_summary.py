@@ -1,7 +1,8 @@
 """Says in one line each what failed in a test run, what was not covered and why, and how long each stage took.
 
-Usage: test_summary.py STAGES SECONDS. STAGES is what scripts/stages.sh has written: a line a stage, of its name, exit code, seconds and
-the report of its tests, a .json of Meson, a .xml of pytest, or a .txt of what was printed, or -. SECONDS is the time of all. The exit code is 1 when a stage failed.
+Usage: test_summary.py STAGES SECONDS. STAGES is what scripts/stages.sh has written: a line a stage, of its name, exit
+code, seconds and the report of its tests, a .json of Meson, a .xml of pytest, a .txt of what was printed, or -. SECONDS
+is the time of all. The exit code is 1 when a stage failed.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from pathlib import Path
 from typing import Dict, List, Tuple
 
 GONE_WRONG = {"FAIL", "ERROR", "TIMEOUT", "INTERRUPT", "UNEXPECTEDPASS"}
-LESS = re.compile(r"(?m)^(?:skipped|not covered|not covered on this machine): (.+)$")  # what tests that pass say of a part of theirs
+# What tests that pass say of a part of theirs, too.
+LESS = re.compile(r"(?m)^(?:skipped|not covered|not covered on this machine): (.+)$")
 NAMES_MAX = 6
 
-Found = Tuple[List[str], Dict[str, List[str]], Dict[str, List[str]]]  # who failed; who was skipped, and passed in part, by reason
+# Who failed; who was skipped, by reason; who passed in part, by reason.
+Found = Tuple[List[str], Dict[str, List[str]], Dict[str, List[str]]]
 
 
 def of_meson(report: Path) -> Found:
@@ -71,8 +74,10 @@ def summary(stages: List[List[str]], seconds: int) -> Tuple[List[str], bool]:
         wrong: List[str] = []
         if report != "-" and Path(report).exists():
             wrong, skipped, partly = READERS[Path(report).suffix](Path(report))
-            less += [f"not covered: {len(who)} skipped of the {name}: {why} ({shortened(who)})" for why, who in skipped.items()]
-            less += [f"not covered: a part of {shortened(who) or 'the ' + name}: {why}" for why, who in partly.items()]
+            for why, who in skipped.items():
+                less.append(f"not covered: {len(who)} skipped of the {name}: {why} ({shortened(who)})")
+            for why, who in partly.items():
+                less.append(f"not covered: a part of {shortened(who) or 'the ' + name}: {why}")
         elif report != "-":
             wrong = ["there is no report"]
         if int(code) or wrong:
@@ -86,7 +91,7 @@ def main() -> int:
     stages = [line.split("\t") for line in Path(sys.argv[1]).read_text().splitlines()]
     lines, failed = summary(stages, int(sys.argv[2]))
     if not list(Path("/dev").glob("nvidia[0-9]*")):
-        lines.insert(-2, "not covered: CUDA devices (scripts/check_device.sh and tests/python/test_cuda.py run on a machine with one)")
+        lines.insert(-2, "not covered: CUDA devices (scripts/check_device.sh and tests/python run on a machine with one)")
     lines.insert(-2, "not covered: AArch64 hardware (run under qemu by .ci/run)")
     print("", *lines, sep="\n")
     return int(failed)

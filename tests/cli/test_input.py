@@ -1,4 +1,4 @@
-"""test_input.py: tensors from pipes, in the other byte order, and from files that are larger than memory or no files."""
+"""test_input.py: tensors from pipes, in the other byte order, and from files larger than memory or that are no files."""
 
 import io
 import os

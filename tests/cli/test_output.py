@@ -1,4 +1,4 @@
-"""test_output.py: where the tool writes: through devices, FIFOs and links, whole files or none, and errors with a reason."""
+"""test_output.py: where the tool writes: through devices, FIFOs and links, whole files or none, and errors with reasons."""
 
 import os
 import resource

@@ -1,4 +1,5 @@
-"""scripts/test.sh runs every stage whatever failed before, and says at the end what failed, what was not covered and how long it took."""
+"""scripts/test.sh runs every stage whatever failed before, and its last lines say what failed, what was not covered and how
+long each stage took; scripts/run.sh builds the tool alone; tests are built with cmocka or not at all."""
 
 from __future__ import annotations
 
@@ -148,7 +149,7 @@ def test_run_ends_where_a_step_fails(tree):
 
 @pytest.fixture
 def configure(tmp_path):
-    """Meson on a project that demands cmocka as the tree does, by a PATH of a compiler and Ninja, without pkg-config and CMake."""
+    """Meson on a project that demands cmocka as the tree does. Its PATH has a compiler and Ninja, no pkg-config or CMake."""
     for name in ("cc", "as", "ld", "ar", "ninja"):
         where = shutil.which(name, path=f"{PROGRAMS}:{os.environ['PATH']}")
         executable(tmp_path / "bin" / name, f'#!/bin/sh\n# {name}\nexec {where} "$@"\n')
