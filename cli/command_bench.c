@@ -193,6 +193,14 @@ static fdm_status choose_device(struct bench *b) {
     return fdm_device_query(id.type, id.index, &b->run.device);
 }
 
+/* What stands against every kernel, a setting as a rule, is no reason to leave one out after the other. */
+static fdm_status check_problem(const struct bench *b) {
+    const fdm_problem problem = problem_of(b, b->dtype);
+    fdm_plan plan;
+    const fdm_status status = fdm_plan_attention(&b->run.device, &problem, NULL, &plan);
+    return status == FDM_ERROR_INVALID_ARGUMENT ? status : FDM_OK;
+}
+
 /* ---- the problem ---- */
 
 static fdm_status make_tensors(struct bench *b) {
@@ -234,6 +242,8 @@ static fdm_status run_forward(struct bench *b) {
 
 static fdm_status prepare(struct bench *b) {
     fdm_status status = choose_device(b);
+    if (!status)
+        status = check_problem(b);
     if (!status)
         status = make_tensors(b);
     if (!status)

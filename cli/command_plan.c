@@ -258,8 +258,13 @@ static int print_variants(const fdm_device *device, const struct request *r) {
         if (count)
             r->json ? json_close(&writer, ']') : (void)puts("");
     }
-    if (!kernels)
+    if (!kernels) {
+        fdm_plan plan;
+        const fdm_status status = fdm_plan_attention(device, &r->problem, &r->options, &plan);
+        if (status == FDM_ERROR_INVALID_ARGUMENT) /* a setting's */
+            return fail(status);
         return complain(EXIT_WRONG, "no kernel takes this problem on %s: fdm plan says why", device->name);
+    }
     if (r->json)
         puts("}");
     return EXIT_FINE;

@@ -200,7 +200,7 @@ int companion_bench(const struct companion_bench *b) {
         if (status == FDM_ERROR_UNSUPPORTED)
             continue;
         if (status)
-            return complain(EXIT_WRONG, "%s: %s", name, fdm_last_error());
+            return fail(status);
         wrong |= b->check && !(rows[count].worst_error <= b->limit);
         if (!b->json)
             print_row(&rows[count], b->unit, &best);

@@ -5,9 +5,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PWD/.venv/bin:$PATH"
 . scripts/stages.sh
-[ -t 1 ] && quiet=() || quiet=(--quiet)
 
 stage "set-up" - scripts/setup.sh build
 stage "configure" - scripts/configure.sh
-stage "build" - ninja -C build "${quiet[@]}" fdm
+stage "build" - compile fdm
 stage "run" - build/fdm attend examples/minilm/qkv.safetensors --causal --topk 64 --backward --check

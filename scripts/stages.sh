@@ -3,6 +3,10 @@
 stages=$(mktemp) # a line a stage: name, exit code, seconds, report (scripts/test_summary.py reads them)
 trap 'rm -f "$stages"' EXIT
 
+compile() { # compile [TARGET...]: by Ninja, with its progress on a terminal
+    if [ -t 1 ]; then ninja -C build "$@"; else ninja -C build --quiet "$@"; fi
+}
+
 stage() { # stage NAME REPORT COMMAND...: its exit code. REPORT: a file that the command writes about its tests, or -
     local name=$1 report=$2 start=$SECONDS code=0
     shift 2

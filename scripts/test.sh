@@ -5,10 +5,9 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PWD/.venv/bin:$PATH" VIRTUAL_ENV="$PWD/.venv"
 . scripts/stages.sh
-[ -t 1 ] && quiet=() || quiet=(--quiet)
 logs=build/meson-logs
 
-build() { scripts/configure.sh -Dtests=true && ninja -C build "${quiet[@]}"; }
+build() { scripts/configure.sh -Dtests=true && compile; }
 install_package() { pip install -q --disable-pip-version-check --no-deps --no-build-isolation -Cbuild-dir=build-wheel .; }
 tests_of() { # tests_of REPORT FOLDER...
     python -m pytest -q --junitxml="$@"

@@ -182,6 +182,14 @@ def test_garbage_in_a_setting_is_an_error(name):
     assert result.stderr.startswith(f"fdm: {name} is '{GARBAGE[name]}'; it must be ") and result.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("name", ["FLASH_DMATTN_SCHEDULER", "FLASH_DMATTN_NUM_THREADS"])
+@pytest.mark.parametrize("command", ["plan", "plan --variants", "bench --N 64"])
+def test_garbage_in_a_setting_is_no_lack_of_kernels(command, name):
+    result = run(*command.split(), **{name: GARBAGE[name]})
+    assert result.returncode == 2 and result.stdout == ""
+    assert result.stderr.startswith(f"fdm: {name} is '{GARBAGE[name]}'; it must be ")
+
+
 @pytest.mark.parametrize("name", ["FLASH_DMATTN_CACHE_SIZE", "FLASH_DMATTN_CACHE_DIR"])
 def test_garbage_in_a_setting_of_the_cache_is_an_error(name):
     result = run("cache", **{name: GARBAGE[name]})

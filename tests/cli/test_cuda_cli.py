@@ -47,6 +47,14 @@ def test_info_lists_the_devices():
     assert available()["mma.forward"]
 
 
+def test_garbage_in_a_setting_is_no_reason_for_the_cpu(tmp_path):
+    """The device is chosen automatically; its kernels would be looked for in the cache."""
+    settings = {"FLASH_DMATTN_CACHE_DIR": str(tmp_path), "FLASH_DMATTN_CACHE_SIZE": "lots"}
+    result = run("attend", EXAMPLE, "--iters", "1", **settings)
+    assert result.returncode == 2 and result.stdout == ""
+    assert result.stderr.startswith("fdm: FLASH_DMATTN_CACHE_SIZE is 'lots'; it must be ")
+
+
 @pytest.mark.parametrize(("environment", "words"), [
     ({"LD_LIBRARY_PATH": str(ROOT)}, "no CUDA driver can be opened: libcuda.so.1"),
     ({"FAKE_CUDA_VERSION": "11040"}, "the CUDA driver is for CUDA 11.4; 12.0 or later is needed"),
