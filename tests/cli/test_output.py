@@ -93,10 +93,10 @@ def test_a_fifo_is_written_to(tmp_path, writes, command):
     fifo, file = tmp_path / "fifo", tmp_path / "file"
     os.mkfifo(fifo)
     read = []
-    reader = threading.Thread(target=lambda: read.append(fifo.read_bytes()))
+    reader = threading.Thread(target=lambda: read.append(fifo.read_bytes()), daemon=True)
     reader.start()
     result = run(*writes[command], "--out", fifo)
-    reader.join()
+    reader.join(timeout=30)  # a tool that replaces the FIFO leaves it waiting
     assert result.returncode == 0, result.stderr
     assert stat.S_ISFIFO(fifo.lstat().st_mode)
     assert run(*writes[command], "--out", file).returncode == 0
@@ -107,10 +107,10 @@ def test_a_fifo_is_written_to(tmp_path, writes, command):
 def test_a_reader_that_leaves(tmp_path):
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    reader = threading.Thread(target=lambda: fifo.open("rb").close())
+    reader = threading.Thread(target=lambda: fifo.open("rb").close(), daemon=True)
     reader.start()
     result = run("attend", EXAMPLE, "--iters", 1, "--backward", "--out", fifo)
-    reader.join()
+    reader.join(timeout=30)  # a tool that replaces the FIFO leaves it waiting
     assert_no_result(result, fifo, "Broken pipe")
 
 
