@@ -29,7 +29,7 @@
 
 static struct {
     atomic_int ready;  /* the functions below are set */
-    atomic_int forked; /* this process is a child: libgomp's team is gone and it would hang (GCC PR 60035) */
+    atomic_int forked; /* this process is a child: its team may be gone, and it would hang (GCC PR 60035) */
     atomic_ullong libraries_loaded; /* the loader's count when we looked last */
     void (*parallel)(void (*body)(void *), void *argument, unsigned num_threads, unsigned flags); /* GOMP_parallel */
     int (*max_threads)(void), (*in_parallel)(void), (*thread_num)(void), (*num_threads)(void);
@@ -118,8 +118,27 @@ static void in_child(void) {
     pool_forget();
 }
 
-/* When the library is loaded, since the host may have used its OpenMP runtime before our first call. */
-__attribute__((constructor)) static void register_fork(void) { pthread_atfork(NULL, NULL, in_child); }
+/* Whether this process was forked and has not called exec since. What its parent did with an OpenMP runtime before the
+ * fork is not known here, so the runtime is left alone. Linux says it in the flags of /proc/self/stat. */
+static int is_forked_child(void) {
+    enum { FORKED_WITHOUT_EXEC = 0x40 }; /* PF_FORKNOEXEC of the kernel */
+    char line[512] = "";
+    unsigned flags = 0;
+    FILE *file = fopen("/proc/self/stat", "re");
+    if (!file)
+        return 0;
+    const char *name_end = fgets(line, sizeof line, file) ? strrchr(line, ')') : NULL;
+    fclose(file);
+    return name_end && sscanf(name_end + 1, " %*c %*d %*d %*d %*d %*d %u", &flags) == 1 &&
+           (flags & FORKED_WITHOUT_EXEC) != 0;
+}
+
+/* When the library is loaded, since the host may have used its OpenMP runtime before our first call, and may have
+ * forked. */
+__attribute__((constructor)) static void register_fork(void) {
+    atomic_store(&openmp.forked, is_forked_child());
+    pthread_atfork(NULL, NULL, in_child);
+}
 
 /* ---- counting ---- */
 
