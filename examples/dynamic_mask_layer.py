@@ -36,7 +36,7 @@ class DynamicMaskAttention(nn.Module):
         """All rows at once: training, and the prompt."""
         q, k, v, bias = self.project(x)
         intervals = masks.topk_intervals(bias, self.window)  # no gradient through the choice
-        out = flash_dmattn_func(q, k, v, attn_bias=bias, is_causal=True, key_intervals=intervals)
+        out = flash_dmattn_func(q, k, v, attn_bias=bias[:, :, None], is_causal=True, key_intervals=intervals)
         return self.o_proj(out.flatten(2))
 
     @torch.no_grad()

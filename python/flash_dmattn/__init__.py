@@ -17,7 +17,7 @@ import sys
 from typing import Any
 
 from . import _native
-from ._arrays import attention
+from ._arrays import attention, attention_backward
 from ._gemm import gemm
 from ._merge import merge
 from ._softmax import softmax
@@ -25,16 +25,22 @@ from ._softmax import softmax
 __version__: str = _native.version()
 __all__ = [
     "attention",
+    "attention_backward",
     "flash_dmattn_func",
     "flash_dmattn_func_auto",
     "flash_dmattn_varlen_func",
     "gemm",
     "get_available_backends",
+    "masks",
     "merge",
     "softmax",
 ]
 
-_TORCH_NAMES = ("flash_dmattn_func", "flash_dmattn_varlen_func", "flash_dmattn_func_auto")
+_TORCH_NAMES = {
+    "flash_dmattn_func": "._torch",
+    "flash_dmattn_varlen_func": "._torch",
+    "flash_dmattn_func_auto": "._torch",
+}
 
 
 def get_available_backends() -> list[str]:
@@ -55,14 +61,15 @@ def __getattr__(name: str) -> Any:
 
 
 def _load_torch(name: str) -> Any:
-    module = importlib.import_module("._torch", __name__)
-    importlib.import_module("._merge_torch", __name__)
-    importlib.import_module("._masks_torch", __name__)
-    importlib.import_module("._softmax_torch", __name__)
-    importlib.import_module("._gemm_torch", __name__)
-    for each in _TORCH_NAMES:
-        globals()[each] = getattr(module, each)
+    for module in ("._torch", "._merge_torch", "._masks_torch", "._softmax_torch", "._gemm_torch"):
+        importlib.import_module(module, __name__)
+    for each, module in _TORCH_NAMES.items():
+        globals()[each] = getattr(importlib.import_module(module, __name__), each)
     return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 # Programs that were exported or compiled with the operators need them; torch is never imported for that alone.

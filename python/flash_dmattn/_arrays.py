@@ -5,19 +5,28 @@ Needs neither PyTorch nor, for PyTorch, NumPy.
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from typing import Any, Optional, Sequence, Tuple
 
 from . import _arguments, _native
 from ._arguments import (
     NO_WINDOW,
+    Settings,
     bias_with_four_axes,
     check_axes,
+    check_layout,
+    dense_extents,
+    flag_of,
+    integer_of,
     interval_pair,
     mask_with_four_axes,
+    packed_extents,
+    refuse_keywords,
     settings_of,
+    with_layout_hint,
 )
-from ._device_arrays import CPU, CUDA, Device, device_of, dlpack_stream, handle_of, lender_for, say
+from ._device_arrays import CPU, CUDA, Device, device_of, dlpack_stream, handle_of, lender_of, say
 
 _DTYPE_NAMES = ("float32", "float16", "bfloat16", "float64", "bool", "int32")
 
@@ -54,7 +63,21 @@ class Borrowed:
         return (self.address, self.dtype, self.shape, self.strides, *self.device)
 
 
+def check_byte_order(array: Any, name: str) -> None:
+    """NumPy alone has arrays whose numbers have their bytes in the other order, and names them as any other."""
+    if not getattr(getattr(array, "dtype", None), "isnative", True):
+        raise TypeError(
+            f"{name} is {array.dtype.str}, whose bytes are in the other order than this machine's: give "
+            f"{name}.astype({array.dtype.name!r})"
+        )
+
+
 def _borrow_numpy(array: Any, name: str, written: bool) -> Borrowed:
+    if not hasattr(array, "flags"):
+        import numpy
+
+        array = numpy.asarray(array)  # shares its memory
+    check_byte_order(array, name)
     dtype = array.dtype
     if any(step % dtype.itemsize for step in array.strides):
         raise ValueError(f"{name} has byte strides {array.strides}, which are not multiples of its element")
@@ -64,18 +87,16 @@ def _borrow_numpy(array: Any, name: str, written: bool) -> Borrowed:
     return Borrowed(array.__array_interface__["data"][0], dtype.name, array.shape, strides, (CPU, 0), array)
 
 
-def _capsule(array: Any, stream: Optional[int], written: bool) -> Any:
+def _capsule(array: Any, stream: Optional[int]) -> Any:
     """A DLPack capsule. On a CUDA device the producer makes `stream` wait for the work that writes the array."""
     if is_torch(array):
         array = array.detach()
     options = {} if stream is None else {"stream": stream}
-    if written:
+    try:
         # Only capsules since DLPack 1.0 say that they are read-only, and not every library makes them.
-        try:
-            return array.__dlpack__(max_version=(1, 0), **options)
-        except TypeError:
-            pass
-    return array.__dlpack__(**options)
+        return array.__dlpack__(max_version=(1, 0), **options)
+    except TypeError:
+        return array.__dlpack__(**options)
 
 
 def borrow(
@@ -92,6 +113,8 @@ def borrow(
     """
     if array is None:
         return None
+    if is_torch(array):
+        check_layout(array, name)
     where = device_of(array, name)
     if where != (device or (CPU, 0)):
         if device is None:
@@ -103,7 +126,7 @@ def borrow(
         borrowed = _borrow_numpy(array, name, written)
     else:
         has_table = where[0] == CPU and hasattr(type(array), "__dlpack_c_exchange_api__")
-        owner = array if has_table else _capsule(array, dlpack_stream(stream) if where[0] == CUDA else None, written)
+        owner = array if has_table else _capsule(array, dlpack_stream(stream) if where[0] == CUDA else None)
         address, dtype, shape, strides, _, _, read_only = _native.inspect(owner)
         if written and read_only:
             raise ValueError(f"{name} is read-only; it is written to")
@@ -119,33 +142,88 @@ def describe(array: Any, name: str) -> Any:
     return None if borrowed is None else borrowed.arguments()
 
 
-class _NumPyLender:
-    """Outputs of arrays on the CPU."""
-
-    stream = 0
-
-    def empty(self, shape: Tuple[int, ...], dtype: str) -> Any:
-        import numpy
-
-        try:
-            return numpy.empty(shape, dtype)
-        except TypeError:
-            raise TypeError(
-                f"NumPy has no {dtype} here (ml_dtypes adds it): give out= an array of your library"
-            ) from None
-
-    def hand_over(self, array: Any) -> Any:
-        return array
-
-
-def lender_of(array: Any, device: Device, handle: Optional[int]) -> Any:
-    """Who lends outputs where `array` is; `.stream` is the handle to run on."""
-    return _NumPyLender() if device[0] == CPU else lender_for(array, device[1], handle)
+def is_array(thing: Any) -> bool:
+    """Whether it can be borrowed."""
+    return any(hasattr(thing, name) for name in ("__array_interface__", "__dlpack__", "__cuda_array_interface__"))
 
 
 def is_torch(array: Any) -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(array, torch.Tensor)
+
+
+# ---- attention -------------------------------------------------------------------------------------------------------
+
+
+def _longest(offsets: Optional[Borrowed]) -> int:
+    """The longest of packed sequences, where the host can read their offsets; else 0."""
+    if offsets is None or offsets.device[0] != CPU or offsets.ndim != 1 or offsets.dtype != "int32":
+        return 0
+    values = (ctypes.c_int32 * offsets.shape[0]).from_address(offsets.address)
+    return max((last - first for first, last in zip(values[:-1], values[1:])), default=0)
+
+
+class _Call:
+    """A call on arrays: where they are, who makes others beside them, and what was given, in the library's order."""
+
+    def __init__(self, q: Any, stream: Any) -> None:
+        handle = handle_of(stream)
+        self.device = device_of(q, "q")
+        if handle is not None and self.device[0] == CPU:
+            raise ValueError("stream is given, but q is on the CPU; streams are for arrays on a CUDA device")
+        self.lender = lender_of(q, self.device, handle)
+
+    def borrow(self, array: Any, name: str, written: bool = False) -> Optional[Borrowed]:
+        return borrow(array, name, self.device, self.lender.stream, written)
+
+    def required(self, array: Any, name: str) -> Borrowed:
+        if array is None:
+            raise TypeError(f"{name} is None; it must be an array")
+        return self.borrow(array, name)  # type: ignore[return-value]
+
+    def take(
+        self, tensors: Sequence[Any], mask: Any, bias: Any, intervals: Any, offsets: Sequence[Any], settings: Settings
+    ) -> None:
+        """Borrows all that both passes read: q, k, v, mask, bias, start, end, cu_seqlens_q, cu_seqlens_k."""
+        q, k, v = (self.required(array, name) for array, name in zip(tensors, ("q", "k", "v")))
+        cu_q, cu_k = (self.borrow(each, name) for each, name in zip(offsets, ("cu_seqlens_q", "cu_seqlens_k")))
+        check_axes((q, k, v), ("q", "k", "v"), 4 if cu_q is None else 3)
+        if cu_q is None:
+            extents = dense_extents(q.shape, k.shape)
+        else:
+            longest = [most or _longest(offsets) for most, offsets in zip(settings, (cu_q, cu_k))]
+            extents = packed_extents(q.shape, k.shape, cu_q.shape, longest)
+        mask, bias = (
+            self.borrow(each, name) if is_array(each) else each
+            for each, name in ((mask, "attn_mask"), (bias, "attn_bias"))
+        )
+        mask = None if mask is None else mask_with_four_axes(mask, extents)
+        bias = None if bias is None else bias_with_four_axes(bias, extents)
+        pair = (None, None) if intervals is None else interval_pair(intervals, q, settings[0])
+        start, end = self.borrow(pair[0], "key_intervals start"), self.borrow(pair[1], "key_intervals end")
+        self.given = (q, k, v, mask, bias, start, end, cu_q, cu_k)
+
+    def output(self, array: Any, name: str, shape: Tuple[int, ...], dtype: str) -> Tuple[Any, Optional[Borrowed]]:
+        """The caller's array, or a new one; as it is, and borrowed."""
+        if array is None:
+            array = self.lender.empty(shape, dtype)
+        return array, self.borrow(array, name, True)
+
+    def rows(self) -> Tuple[Tuple[int, ...], str]:
+        """Shape and dtype of lse."""
+        q = self.given[0]
+        shape = (q.shape[1], q.shape[0]) if q.ndim == 3 else (q.shape[0], q.shape[2], q.shape[1])
+        return shape, "float64" if q.dtype == "float64" else "float32"
+
+    def run(self, function: Any, others: Sequence[Optional[Borrowed]], settings: Settings) -> None:
+        arrays = (each and each.arguments() for each in (*self.given, *others))
+        on_device = () if self.device[0] == CPU else (self.lender.stream, self.lender.allocate)
+        # 0 threads: what FLASH_DMATTN_NUM_THREADS and the machine allow.
+        function(*arrays, *settings, 0, _arguments.forced_family, *on_device)
+
+    def hand_over(self, array: Any, given: Any) -> Any:
+        """What the caller receives: his own array, or a new one in the form of his library."""
+        return self.lender.hand_over(array) if given is None else given
 
 
 def attention(
@@ -166,15 +244,19 @@ def attention(
     max_seqlen_q: int = 0,
     max_seqlen_k: int = 0,
     return_lse: bool = False,
+    return_lse_low: bool = False,
     out: Any = None,
     scale: Optional[float] = None,
     stream: Any = None,
+    **others: Any,
 ) -> Any:
     """Attention forward on NumPy arrays or DLPack producers; the arguments mean what they mean in flash_dmattn_func.
 
     Args:
         q: [B, Sq, H, D]; k, v: [B, Sk, Hkv, D], [B, Sk, Hkv, Dv]. With cu_seqlens_q and cu_seqlens_k (int32 [B + 1]):
             [total_q, H, D], [total_k, Hkv, D], [total_k, Hkv, Dv], as in flash_dmattn_varlen_func.
+        return_lse_low: also return lse and what it has rounded away, which `attention_backward` needs beside biases of
+            -1e4 and below; None without a bias.
         out: written and returned when given: an array of out's shape and q's dtype with a contiguous last axis.
         stream: for arrays on a CUDA device: the stream to run on, as the driver's handle (0 = the legacy default
             stream) or an object with __cuda_stream__. It waits for the work that writes the arrays, as far as their
@@ -183,53 +265,119 @@ def attention(
 
     Returns:
         out [B, Sq, H, Dv], or (out, lse) with return_lse; lse [B, H, Sq] float32 (float64 for float64 arrays).
-        On the CPU NumPy arrays; on a CUDA device arrays of q's library, or, where it has neither an allocator known
-        here nor from_dlpack, an array that only speaks DLPack. torch tensors give torch tensors (with autograd).
+        Arrays of q's library: JAX's give JAX's. Where it has no `__array_namespace__` with a from_dlpack, they are NumPy
+        arrays on the CPU, and on a CUDA device arrays that only speak DLPack. torch tensors give torch tensors, with
+        autograd unless out or return_lse_low is given.
     """
-    handle = handle_of(stream)
-    if is_torch(q) and out is None:
+    if others:
+        refuse_keywords("attention", others)
+    return_lse, return_lse_low = flag_of(return_lse, "return_lse"), flag_of(return_lse_low, "return_lse_low")
+    packing = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
+    if is_torch(q) and out is None and not return_lse_low:
         return _attention_on_torch(
             (q, k, v, attn_mask, attn_bias, softmax_scale, is_causal, softcap, deterministic),
-            (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k),
+            packing,
             {"window_size": window_size, "key_intervals": key_intervals, "return_lse": return_lse, "scale": scale},
-            handle,
+            handle_of(stream),
         )
-    settings = settings_of(
-        softmax_scale, scale, is_causal, softcap, deterministic, window_size, max_seqlen_q, max_seqlen_k
-    )
-    device = device_of(q, "q")
-    if handle is not None and device[0] == CPU:
-        raise ValueError("stream is given, but q is on the CPU; streams are for arrays on a CUDA device")
-    lender = lender_of(q, device, handle)
+    longest = integer_of(max_seqlen_q, "max_seqlen_q"), integer_of(max_seqlen_k, "max_seqlen_k")
+    settings = settings_of(softmax_scale, scale, is_causal, softcap, deterministic, window_size, *longest)
+    call = _Call(q, stream)
+    lse = lse_low = low = rows = None
+    try:
+        call.take((q, k, v), attn_mask, attn_bias, key_intervals, packing[:2], settings)
+        query, _, value, _, bias, *_ = call.given
+        result, written = call.output(out, "out", query.shape[:-1] + value.shape[-1:], query.dtype)
+        if return_lse or return_lse_low:
+            lse, rows = call.output(None, "lse", *call.rows())
+        if return_lse_low and bias is not None:
+            lse_low, low = call.output(None, "lse_low", *call.rows())
+        call.run(_native.forward, (written, rows, low), settings)
+    except ValueError as error:
+        raise with_layout_hint(error, q, k) from None
+    result = call.hand_over(result, out)
+    if not (return_lse or return_lse_low):
+        return result
+    lse = call.hand_over(lse, None)
+    if not return_lse_low:
+        return result, lse
+    return result, lse, None if lse_low is None else call.hand_over(lse_low, None)
 
-    def borrowed(array: Any, name: str, written: bool = False) -> Optional[Borrowed]:
-        return borrow(array, name, device, lender.stream, written)
 
-    packed = cu_seqlens_q is not None
-    start, end = interval_pair(key_intervals) if key_intervals is not None else (None, None)
-    q, k, v = borrowed(q, "q"), borrowed(k, "k"), borrowed(v, "v")
-    check_axes((q, k, v), ("q", "k", "v"), 3 if packed else 4)
-    mask, bias = (
-        each if isinstance(each, (int, float)) else borrowed(each, name)
-        for each, name in ((attn_mask, "attn_mask"), (attn_bias, "attn_bias"))
-    )
-    cu_seqlens_q, cu_seqlens_k = borrowed(cu_seqlens_q, "cu_seqlens_q"), borrowed(cu_seqlens_k, "cu_seqlens_k")
-    if mask is not None:
-        batch, seqlen_k = (cu_seqlens_q.shape[0] - 1, max_seqlen_k) if packed else (q.shape[0], k.shape[1])
-        mask = mask_with_four_axes(mask, batch, seqlen_k)
-    if bias is not None:
-        bias = bias_with_four_axes(bias)
-    result = lender.empty(q.shape[:-1] + v.shape[-1:], q.dtype) if out is None else out
-    rows = (q.shape[1], q.shape[0]) if packed else (q.shape[0], q.shape[2], q.shape[1])
-    lse = lender.empty(rows, "float64" if q.dtype == "float64" else "float32") if return_lse else None
-    intervals = borrowed(start, "key_intervals start"), borrowed(end, "key_intervals end")
-    outputs = borrowed(result, "out", True), borrowed(lse, "lse")
-    given = (q, k, v, mask, bias, *intervals, cu_seqlens_q, cu_seqlens_k, *outputs)
-    on_device = () if device[0] == CPU else (lender.stream, lender.allocate)
-    # 0 threads: what FLASH_DMATTN_NUM_THREADS and the machine allow.
-    _native.forward(*(each and each.arguments() for each in given), *settings, 0, _arguments.forced_family, *on_device)
-    result = lender.hand_over(result) if out is None else out
-    return (result, lender.hand_over(lse)) if return_lse else result
+def attention_backward(
+    dout: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    lse: Any,
+    attn_mask: Any = None,
+    attn_bias: Any = None,
+    softmax_scale: Optional[float] = None,
+    is_causal: Optional[bool] = None,
+    softcap: Optional[float] = None,
+    deterministic: Optional[bool] = None,
+    *,
+    window_size: Sequence[Optional[int]] = NO_WINDOW,
+    key_intervals: Optional[Tuple[Any, Any]] = None,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_k: Any = None,
+    max_seqlen_q: int = 0,
+    max_seqlen_k: int = 0,
+    dlse: Any = None,
+    lse_low: Any = None,
+    return_dbias: bool = False,
+    dq: Any = None,
+    dk: Any = None,
+    dv: Any = None,
+    dbias: Any = None,
+    scale: Optional[float] = None,
+    stream: Any = None,
+    **others: Any,
+) -> Tuple[Any, ...]:
+    """The gradients of `attention`, on NumPy arrays or DLPack producers; the settings are those of the forward call.
+
+    Args:
+        dout: the gradient that flows into out, of its shape. dlse: the one that flows into lse; None = none.
+        out, lse, lse_low: what `attention` returned; lse_low may be None (the weights of rows whose biases are all -1e4
+            or below are then wrong).
+        return_dbias: also the gradient of attn_bias, in its shape and dtype.
+        dq, dk, dv, dbias: written and returned when given: arrays like q, k, v, attn_bias with a contiguous last axis.
+        stream: as in `attention`.
+
+    Returns:
+        (dq, dk, dv), or (dq, dk, dv, dbias), in the dtypes and the library of q. torch tensors count as arrays here.
+    """
+    if others:
+        refuse_keywords("attention_backward", others)
+    longest = integer_of(max_seqlen_q, "max_seqlen_q"), integer_of(max_seqlen_k, "max_seqlen_k")
+    settings = settings_of(softmax_scale, scale, is_causal, softcap, deterministic, window_size, *longest)
+    call = _Call(q, stream)
+    call.take((q, k, v), attn_mask, attn_bias, key_intervals, (cu_seqlens_q, cu_seqlens_k), settings)
+    known = [call.required(each, name) for each, name in ((out, "out"), (lse, "lse"))]
+    flowing = [call.required(dout, "dout"), call.borrow(dlse, "dlse")]
+    given = (dq, dk, dv, dbias)
+    made = [
+        call.output(array, name, source.shape, source.dtype)
+        for array, name, source in zip(given, ("dq", "dk", "dv"), call.given)
+    ]
+    if flag_of(return_dbias, "return_dbias") or dbias is not None:
+        made.append(_dbias(call, attn_bias, dbias))
+    written = [borrowed for _, borrowed in made] + [None] * (4 - len(made))
+    call.run(_native.backward, (*known, call.borrow(lse_low, "lse_low"), *flowing, *written), settings)
+    return tuple(call.hand_over(array, own) for (array, _), own in zip(made, given))
+
+
+def _dbias(call: _Call, attn_bias: Any, dbias: Any) -> Tuple[Any, Borrowed]:
+    """The gradient of a bias: in the caller's shape, and borrowed with four axes."""
+    bias = call.given[4]
+    if bias is None:
+        raise ValueError("dbias is wanted, but attn_bias is None")
+    shape = call.required(attn_bias, "attn_bias").shape
+    array, borrowed = call.output(dbias, "dbias", shape, bias.dtype)
+    if borrowed.shape != shape:
+        raise ValueError(f"dbias has shape {list(borrowed.shape)}; it must be {list(shape)}, as attn_bias")
+    return array, borrowed.reshape(*bias.shape)
 
 
 def _attention_on_torch(
@@ -241,4 +389,7 @@ def _attention_on_torch(
     with _torch.on_stream(q.device, handle):
         if packing[0] is None:
             return _torch.flash_dmattn_func(*positional, **options)
-        return _torch.flash_dmattn_varlen_func(q, k, v, *packing, *rest, attn_mask=mask, attn_bias=bias, **options)
+        return _torch.flash_dmattn_varlen_func(
+            q, k, v, *packing, softmax_scale=rest[0], is_causal=rest[1], softcap=rest[2], deterministic=rest[3],
+            attn_mask=mask, attn_bias=bias, **options,
+        )

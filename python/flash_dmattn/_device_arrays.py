@@ -1,12 +1,14 @@
-"""Arrays on CUDA devices without PyTorch's operators: whose allocator lends outputs and workspace, and on which stream.
+"""Arrays without PyTorch's operators: where they are, whose memory outputs and workspace get, and on which stream.
 
-CuPy and PyTorch lend from their own pools, which reuse memory in the order of the stream. For every other library the
-memory is the C library's, and outputs are handed to the caller's library through DLPack where it has from_dlpack.
+NumPy, CuPy and PyTorch make their own outputs; on CUDA devices the last two lend from pools that reuse memory in the
+order of the stream. For every other library the memory is ours (on CUDA devices the C library's), and outputs are handed
+to the caller's library through DLPack where it has from_dlpack.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import sys
 from typing import Any, Iterator, Optional, Tuple
 
@@ -54,7 +56,7 @@ def handle_of(stream: Any) -> Optional[int]:
     if hasattr(stream, "__cuda_stream__"):
         return int(stream.__cuda_stream__()[1])
     if isinstance(stream, int) and not isinstance(stream, bool):
-        if stream >= 0:
+        if 0 <= stream < 2**64:
             return stream
         raise ValueError(f"stream is {stream}; a CUDA stream's handle is >= 0 (0 is the legacy default stream)")
     raise TypeError(
@@ -68,6 +70,16 @@ def dlpack_stream(handle: int) -> int:
 
 
 # ---- arrays of ours --------------------------------------------------------------------------------------------------
+
+
+class HostMemory:
+    """Memory of the host, aligned to 64 bytes, which libraries want that share it."""
+
+    index = 0
+
+    def __init__(self, num_bytes: int) -> None:
+        self._buffer = ctypes.create_string_buffer(num_bytes + 63)
+        self.address = (ctypes.addressof(self._buffer) + 63) // 64 * 64
 
 
 class DeviceMemory:
@@ -88,27 +100,28 @@ _ITEM_BYTES = {"bool": 1, "int32": 4, "float16": 2, "bfloat16": 2, "float32": 4,
 
 
 class DeviceArray:
-    """A contiguous array on a CUDA device that other libraries take through DLPack (`from_dlpack`)."""
+    """A contiguous array that other libraries take through DLPack (`from_dlpack`)."""
 
-    def __init__(self, shape: Tuple[int, ...], dtype: str, index: int, stream: int) -> None:
+    def __init__(self, shape: Tuple[int, ...], dtype: str, device: Device, stream: int) -> None:
         self.shape, self.dtype, self.stream = tuple(shape), dtype, stream
         elements = 1
         strides = []
         for extent in reversed(self.shape):
             strides.insert(0, elements)
             elements *= extent
-        self._memory = DeviceMemory(index, elements * _ITEM_BYTES[dtype])
-        self._tensor = (self._memory.address, dtype, self.shape, tuple(strides), CUDA, index)
+        num_bytes = elements * _ITEM_BYTES[dtype]
+        self._memory = HostMemory(num_bytes) if device[0] == CPU else DeviceMemory(device[1], num_bytes)
+        self._tensor = (self._memory.address, dtype, self.shape, tuple(strides), *device)
 
     @property
     def ndim(self) -> int:
         return len(self.shape)
 
     def __repr__(self) -> str:
-        return f"DeviceArray(shape={self.shape}, dtype={self.dtype}, device=cuda:{self._memory.index})"
+        return f"DeviceArray(shape={self.shape}, dtype={self.dtype}, on {say(self.__dlpack_device__())})"
 
     def __dlpack_device__(self) -> Device:
-        return CUDA, self._memory.index
+        return self._tensor[4:]
 
     def __dlpack__(
         self,
@@ -120,10 +133,11 @@ class DeviceArray:
     ) -> Any:
         """A capsule. Waits for the device where the consumer's stream is not the one that wrote the array."""
         if dl_device is not None and tuple(int(each) for each in dl_device) != self.__dlpack_device__():
-            raise BufferError(f"the array is on CUDA device {self._memory.index}; it is not copied to another device")
+            raise BufferError(f"the array is on {say(self.__dlpack_device__())}; it is not copied to another device")
         if copy:
             raise BufferError("the array shares its memory; it is not copied")
-        if stream != -1 and dlpack_stream(1 if stream is None else stream) != dlpack_stream(self.stream):
+        on_cuda = self.__dlpack_device__()[0] == CUDA
+        if on_cuda and stream != -1 and dlpack_stream(1 if stream is None else stream) != dlpack_stream(self.stream):
             _native.synchronize(self._memory.index)
         return _native.export(self._tensor, self._memory)
 
@@ -173,12 +187,14 @@ class _Cupy:
 
 
 class _Torch:
-    def __init__(self, like: Any, index: int, stream: Optional[int]) -> None:
+    def __init__(self, like: Any, device: Device, stream: Optional[int]) -> None:
         import torch
 
-        self.torch, self.device = torch, torch.device("cuda", index)
-        self.context = on_torch_stream(self.device, stream)
-        self.stream = torch.cuda.current_stream(self.device).cuda_stream if stream is None else stream
+        self.torch, self.context, self.stream = torch, None, 0
+        self.device = torch.device("cuda", device[1]) if device[0] == CUDA else torch.device("cpu")
+        if device[0] == CUDA:
+            self.context = on_torch_stream(self.device, stream)
+            self.stream = torch.cuda.current_stream(self.device).cuda_stream if stream is None else stream
 
     def empty(self, shape: Tuple[int, ...], dtype: str) -> Any:
         with self.torch.cuda.stream(self.context):
@@ -201,29 +217,56 @@ def on_torch_stream(device: Any, handle: Optional[int]) -> Any:
     return torch.cuda.default_stream(device) if handle in _LEGACY else torch.cuda.ExternalStream(handle, device=device)
 
 
-class _Own:
-    def __init__(self, like: Any, index: int, stream: Optional[int]) -> None:
-        self.like, self.index, self.stream = like, index, stream or 0
+class _NumPy:
+    """For NumPy arrays, and on the CPU for those whose library takes nothing in."""
+
+    stream = 0
 
     def empty(self, shape: Tuple[int, ...], dtype: str) -> Any:
-        return DeviceArray(shape, dtype, self.index, self.stream)
+        import numpy
+
+        try:
+            return numpy.empty(shape, dtype)
+        except TypeError:
+            raise TypeError(
+                f"NumPy has no {dtype} here (ml_dtypes adds it): give out= an array of your library"
+            ) from None
+
+    def hand_over(self, array: Any) -> Any:
+        return array
+
+
+class _Own:
+    def __init__(self, like: Any, device: Device, stream: Optional[int]) -> None:
+        self.like, self.device, self.stream = like, device, stream or 0
+
+    def empty(self, shape: Tuple[int, ...], dtype: str) -> Any:
+        return DeviceArray(shape, dtype, self.device, self.stream)
 
     def allocate(self, num_bytes: int) -> Tuple[int, Any]:
-        memory = DeviceMemory(self.index, num_bytes)
+        memory = DeviceMemory(self.device[1], num_bytes)
         return memory.address, memory
 
     def hand_over(self, array: Any) -> Any:
-        namespace = getattr(self.like, "__array_namespace__", None)
-        convert = getattr(namespace(), "from_dlpack", None) if namespace is not None else None
-        return array if convert is None or not isinstance(array, DeviceArray) else convert(array)
+        convert = _taker(self.like)
+        return array if convert is None else convert(array)
 
 
-def lender_for(array: Any, index: int, stream: Optional[int]) -> Any:
-    """Who lends memory beside `array` on CUDA device `index`: `.stream` is the handle to run on (the library's current
-    stream when none is given), `.empty(shape, dtype)` an array, `.allocate(bytes)` (address, owner), and
+def _taker(array: Any) -> Any:
+    """from_dlpack of the array's library, or None."""
+    namespace = getattr(array, "__array_namespace__", None)
+    return None if namespace is None else getattr(namespace(), "from_dlpack", None)
+
+
+def lender_of(array: Any, device: Device, stream: Optional[int]) -> Any:
+    """Who makes arrays beside `array`: `.stream` is the handle to run on (the library's current stream when none is
+    given), `.empty(shape, dtype)` an array, `.allocate(bytes)`, on CUDA devices, (address, owner), and
     `.hand_over(array)` what the caller receives."""
-    for module, kind, lender in (("cupy", "ndarray", _Cupy), ("torch", "Tensor", _Torch)):
-        loaded = sys.modules.get(module)
-        if loaded is not None and isinstance(array, getattr(loaded, kind, ())):
-            return lender(array, index, stream)
-    return _Own(array, index, stream)
+    torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
+    if torch is not None and isinstance(array, getattr(torch, "Tensor", ())):
+        return _Torch(array, device, stream)
+    if device[0] == CPU:
+        return _NumPy() if hasattr(array, "__array_interface__") or _taker(array) is None else _Own(array, device, None)
+    if cupy is not None and isinstance(array, getattr(cupy, "ndarray", ())):
+        return _Cupy(array, device[1], stream)
+    return _Own(array, device, stream)

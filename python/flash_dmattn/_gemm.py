@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any, Optional
 
 from . import _native
-from ._arrays import Borrowed, borrow, is_torch, lender_of
-from ._device_arrays import CPU, device_of, handle_of
+from ._arguments import flag_of, number_of
+from ._arrays import Borrowed, borrow, is_torch
+from ._device_arrays import CPU, device_of, handle_of, lender_of
 
 
 def gemm(
@@ -41,7 +42,8 @@ def gemm(
     """
     if beta is None:
         beta = 0.0 if c is None else 1.0
-    settings = (float(alpha), float(beta), bool(accumulate_float16), kernel)
+    numbers = (float(number_of(each, name)) for each, name in ((alpha, "alpha"), (beta, "beta")))
+    settings = (*numbers, flag_of(accumulate_float16, "accumulate_float16"), kernel)
     handle = handle_of(stream)
     if is_torch(a):
         from . import _gemm_torch, _torch

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from . import _native, _torch
+from ._arguments import check_layout
 from ._softmax_torch import allocator_of, is_plain, stream_of
 
 _library = torch.library.Library("flash_dmattn", "FRAGMENT")
@@ -82,12 +83,8 @@ def _backward(ctx: Any, dout: Tensor) -> Tuple[Optional[Tensor], ...]:
     return tuple(grads)
 
 
-def _refuse_vmap(*arguments: Any) -> Any:
-    raise RuntimeError(_torch.NO_VMAP)
-
-
 torch.library.register_autograd("flash_dmattn::gemm", _backward, setup_context=_save, lib=_library)
-torch.library.register_vmap("flash_dmattn::gemm", _refuse_vmap, lib=_library)
+torch.library.register_vmap("flash_dmattn::gemm", _torch.refuse_vmap, lib=_library)
 
 
 def gemm(
@@ -99,9 +96,11 @@ def gemm(
             continue
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name} is a {type(tensor).__name__}; it must be a torch.Tensor, as a is")
+        check_layout(tensor, name)
         if tensor.device != a.device:
             raise ValueError(f"{name} is on {tensor.device}, but a is on {a.device}")
         if tensor.dim() not in (2, 3):
             raise ValueError(f"{name} has {tensor.dim()} axes; it needs 2, or 3 with a batch")
+    _torch.refuse_transforms((a, b, c))
     run = _gemm if is_plain(a, b, c) else torch.ops.flash_dmattn.gemm
     return run(a, b, c, alpha, beta, accumulate_float16, kernel)

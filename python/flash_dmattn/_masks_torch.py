@@ -12,7 +12,7 @@ from torch import Tensor
 
 from . import _native
 from ._arguments import shape_with
-from ._torch import native_view
+from ._torch import native_view, refuse_second_order, refuse_transforms, refuse_vmap  # noqa: F401
 
 Pair = Tuple[Tensor, Tensor]
 
@@ -231,6 +231,8 @@ def _key_bias_autograd(ctx: Any, dbias: Tensor) -> Tuple[Optional[Tensor], ...]:
 torch.library.register_autograd(
     "flash_dmattn::key_bias", _key_bias_autograd, setup_context=_save_key_bias, lib=_library
 )
+torch.library.register_autograd("flash_dmattn::key_bias_backward", refuse_second_order, lib=_library)
+torch.library.register_vmap("flash_dmattn::key_bias", refuse_vmap, lib=_library)
 
 
 # ---- slots -----------------------------------------------------------------------------------------------------------

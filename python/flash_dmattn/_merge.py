@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Optional, Tuple
 
 from . import _native
-from ._arrays import Borrowed, borrow, is_torch, lender_of
-from ._device_arrays import CPU, device_of, handle_of
+from ._arrays import Borrowed, borrow, is_torch
+from ._device_arrays import CPU, device_of, handle_of, lender_of
 
 
 def check_merge(arrays: Tuple[Any, ...]) -> bool:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from . import _native, _torch
+from ._arguments import check_layout
 from ._merge import check_merge
 
 _library = torch.library.Library("flash_dmattn", "FRAGMENT")
@@ -76,12 +77,8 @@ def _backward(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor]) -> Tuple
     return tuple(grads)
 
 
-def _refuse_vmap(*arguments: Any) -> Any:
-    raise RuntimeError(_torch.NO_VMAP)
-
-
 torch.library.register_autograd("flash_dmattn::merge", _backward, setup_context=_save, lib=_library)
-torch.library.register_vmap("flash_dmattn::merge", _refuse_vmap, lib=_library)
+torch.library.register_vmap("flash_dmattn::merge", _torch.refuse_vmap, lib=_library)
 
 
 def merge(out1: Tensor, lse1: Tensor, out2: Tensor, lse2: Tensor) -> Tuple[Tensor, Tensor]:
@@ -90,7 +87,9 @@ def merge(out1: Tensor, lse1: Tensor, out2: Tensor, lse2: Tensor) -> Tuple[Tenso
     for tensor, name in zip(tensors, ("out1", "lse1", "out2", "lse2")):
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name} is a {type(tensor).__name__}; it must be a torch.Tensor, as out1 is")
+        check_layout(tensor, name)
         if tensor.device != out1.device:
             raise ValueError(f"{name} is on {tensor.device}, but out1 is on {out1.device}")
     check_merge(tensors)
+    _torch.refuse_transforms(tensors)
     return torch.ops.flash_dmattn.merge(*tensors)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any, Optional
 
 from . import _native
-from ._arrays import Borrowed, borrow, is_torch, lender_of
-from ._device_arrays import CPU, device_of, handle_of
+from ._arguments import flag_of, number_of
+from ._arrays import Borrowed, borrow, is_torch
+from ._device_arrays import CPU, device_of, handle_of, lender_of
 
 
 def softmax(
@@ -32,12 +33,13 @@ def softmax(
         ValueError, TypeError: shapes, dtypes or devices do not match. NotImplementedError: x is on the CPU, or of
             another dtype.
     """
+    scale, log = float(number_of(scale, "scale")), flag_of(log, "log")
     handle = handle_of(stream)
     if is_torch(x):
         from . import _softmax_torch, _torch
 
         with _torch.on_stream(x.device, handle):
-            return _softmax_torch.softmax(x, mask, float(scale), bool(log), kernel)
+            return _softmax_torch.softmax(x, mask, scale, log, kernel)
     device = device_of(x, "x")
     if device[0] == CPU:
         raise NotImplementedError("x is on the CPU; softmax is for arrays on a CUDA device (scipy.special.softmax)")
@@ -51,5 +53,5 @@ def softmax(
     out = borrowed(result, "out", True)
     tensors = (given, hidden, out, None, None)
     views = (each and each.arguments() for each in tensors)
-    _native.softmax(False, *views, float(scale), bool(log), kernel, lender.stream, lender.allocate)
+    _native.softmax(False, *views, scale, log, kernel, lender.stream, lender.allocate)
     return lender.hand_over(result)

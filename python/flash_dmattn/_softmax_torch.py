@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from . import _native, _torch
+from ._arguments import check_layout
 
 _library = torch.library.Library("flash_dmattn", "FRAGMENT")
 _library.define(
@@ -139,28 +140,27 @@ def _double_backward(ctx: Any, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
     return by_out.to(out.dtype), by_dout.to(dout.dtype), None, None, None
 
 
-def _refuse_vmap(*arguments: Any) -> Any:
-    raise RuntimeError(_torch.NO_VMAP)
-
-
 torch.library.register_autograd("flash_dmattn::softmax", _backward, setup_context=_save, lib=_library)
 torch.library.register_autograd(
     "flash_dmattn::softmax_backward", _double_backward, setup_context=_save_backward, lib=_library
 )
-torch.library.register_vmap("flash_dmattn::softmax", _refuse_vmap, lib=_library)
-torch.library.register_vmap("flash_dmattn::softmax_backward", _refuse_vmap, lib=_library)
+torch.library.register_vmap("flash_dmattn::softmax", _torch.refuse_vmap, lib=_library)
+torch.library.register_vmap("flash_dmattn::softmax_backward", _torch.refuse_vmap, lib=_library)
 
 
 def softmax(x: Tensor, mask: Any, scale: float, log: bool, kernel: Optional[str]) -> Tensor:
     """flash_dmattn.softmax() of a tensor."""
+    check_layout(x, "x")
     if x.dim() == 0:
         raise ValueError("x has 0 axes; softmax is along the last one")
     if mask is not None:
         if not isinstance(mask, Tensor):
             raise TypeError(f"mask is a {type(mask).__name__}; it must be a torch.Tensor, as x is")
+        check_layout(mask, "mask")
         if mask.device != x.device:
             raise ValueError(f"mask is on {mask.device}, but x is on {x.device}")
         if mask.dim() > x.dim():
             raise ValueError(f"mask has {mask.dim()} axes, but x has {x.dim()}")
+    _torch.refuse_transforms((x, mask))
     run = _softmax if is_plain(x, mask) else torch.ops.flash_dmattn.softmax
     return run(x, mask, scale, log, kernel)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any
 
 from . import _native
+from ._arguments import at_least
 from ._arrays import describe, is_torch
 
 
@@ -56,8 +57,7 @@ class TopKState:
 
         if bias.ndim != 3:
             raise ValueError(f"bias has shape {list(bias.shape)}; it must be [batch, heads, seqlen]")
-        if window_size < 1:
-            raise ValueError(f"window_size is {window_size}; it must be at least 1")
+        window_size = at_least(1, window_size, "window_size")
         bias = bias.detach() if is_torch(bias) else bias
         _, end = topk_intervals(bias, window_size, key_padding_mask=key_padding_mask)
         batch, heads, _ = bias.shape

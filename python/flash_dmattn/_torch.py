@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
+import sys
 from typing import Any, Callable, Iterator, Optional, Sequence, Tuple
 
 import torch
@@ -18,12 +20,22 @@ from torch.autograd import forward_ad
 from . import _arguments, _native
 from ._arguments import (
     NO_WINDOW,
+    Extents,
     Settings,
     bias_with_four_axes,
     check_axes,
+    check_layout,
+    dense_extents,
+    flag_of,
+    integer_of,
     interval_pair,
     mask_with_four_axes,
+    packed_extents,
+    refuse_dropout_by_position,
+    refuse_keywords,
+    said,
     settings_of,
+    with_layout_hint,
 )
 from ._device_arrays import on_torch_stream
 
@@ -171,36 +183,50 @@ _SETTINGS = (
     "SymInt max_seqlen_q, SymInt max_seqlen_k, float? softmax_scale, bool causal, float softcap, SymInt window_left, "
     "SymInt window_right, bool deterministic"
 )
-_library.define(f"forward({_INPUTS}, {_SETTINGS}) -> (Tensor, Tensor)", tags=(torch.Tag.pt2_compliant_tag,))
+# Numbers that compiled code computes, in place of those among the settings: a float would be a part of the code.
+_TRACED = "Tensor? traced_scale=None, Tensor? traced_softcap=None"
+_library.define(f"forward({_INPUTS}, {_SETTINGS}, {_TRACED}) -> (Tensor, Tensor)", tags=(torch.Tag.pt2_compliant_tag,))
 # The same, and what lse has rounded away, without which the backward is wrong beside huge negative biases.
 _library.define(
-    f"forward_beside_bias({_INPUTS}, {_SETTINGS}) -> (Tensor, Tensor, Tensor)", tags=(torch.Tag.pt2_compliant_tag,)
+    f"forward_beside_bias({_INPUTS}, {_SETTINGS}, {_TRACED}) -> (Tensor, Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
 )
 # A gradient that is not wanted comes back empty.
 _library.define(
     f"backward({_INPUTS}, Tensor out, Tensor lse, Tensor? dout, Tensor? dlse, bool needs_dq, bool needs_dk, "
-    f"bool needs_dv, bool needs_dbias, {_SETTINGS}, Tensor? lse_low=None) -> (Tensor, Tensor, Tensor, Tensor)",
+    f"bool needs_dv, bool needs_dbias, {_SETTINGS}, Tensor? lse_low=None, {_TRACED}) "
+    "-> (Tensor, Tensor, Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
+
+
+def _settings_from(arguments: Tuple[Any, ...], traced: Tuple[Any, ...]) -> Settings:
+    """An operator's settings, with traced numbers in their places."""
+    max_q, max_k, scale, causal, softcap, *rest = arguments
+    scale, softcap = (
+        number if tensor is None else tensor.item()
+        for number, tensor in zip((scale, softcap), (*traced, None, None))
+    )
+    return (max_q, max_k, scale, causal, softcap, *rest)
 
 
 @torch.library.impl(_library, "forward", "CUDA")
 @torch.library.impl(_library, "forward", "CPU")
 def _forward_operator(*arguments: Any) -> Tuple[Tensor, Tensor]:
-    return _native.operator_forward(*arguments[:9], arguments[9:], False)
+    return _native.operator_forward(*arguments[:9], _settings_from(arguments[9:17], arguments[17:]), False)
 
 
 @torch.library.impl(_library, "forward_beside_bias", "CUDA")
 @torch.library.impl(_library, "forward_beside_bias", "CPU")
 def _forward_beside_bias_operator(*arguments: Any) -> Tuple[Tensor, Tensor, Tensor]:
-    return _native.operator_forward(*arguments[:9], arguments[9:], True)
+    return _native.operator_forward(*arguments[:9], _settings_from(arguments[9:17], arguments[17:]), True)
 
 
 @torch.library.impl(_library, "backward", "CUDA")
 @torch.library.impl(_library, "backward", "CPU")
 def _backward_operator(*arguments: Any) -> Tuple[Tensor, ...]:
     lse_low = arguments[25] if len(arguments) > 25 else None
-    grads = _native.operator_backward(*arguments[:17], arguments[17:25], lse_low)
+    grads = _native.operator_backward(*arguments[:17], _settings_from(arguments[17:25], arguments[26:]), lse_low)
     return tuple(arguments[9].new_empty(0) if grad is None else grad for grad in grads)
 
 
@@ -225,29 +251,30 @@ def _backward_fake(*arguments: Any) -> Tuple[Tensor, ...]:
 
 
 def _save_for_operator(ctx: Any, inputs: Tuple[Any, ...], output: Tuple[Tensor, ...]) -> None:
-    ctx.save_for_backward(*inputs[:9], *output)
-    ctx.mark_non_differentiable(*output[2:])
-    ctx.settings = inputs[9:]
+    out, lse, *low = output
+    ctx.save_for_backward(*inputs[:9], out, lse, low[0] if low else None, *inputs[17:])
+    ctx.mark_non_differentiable(*low)
+    ctx.settings = inputs[9:17]
     ctx.set_materialize_grads(False)
 
 
 def _backward_of_operator(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor], *of_lse_low: Any) -> Any:
-    if dout is None and dlse is None:
-        return (None,) * 17
-    saved = ctx.saved_tensors
     wanted = ctx.needs_input_grad
-    needs = (wanted[0], wanted[1], wanted[2], wanted[4])
-    lse_low = saved[11] if len(saved) > 11 else None
-    grads = torch.ops.flash_dmattn.backward(*saved[:11], dout, dlse, *needs, *ctx.settings, lse_low)
-    dq, dk, dv, dbias = (grad if need else None for grad, need in zip(grads, needs))
-    return (dq, dk, dv, None, dbias) + (None,) * 12
+    grads: list[Any] = [None] * len(wanted)
+    if dout is not None or dlse is not None:
+        saved, sources = ctx.saved_tensors, (0, 1, 2, 4)
+        needs = [wanted[source] for source in sources]
+        computed = torch.ops.flash_dmattn.backward(*saved[:11], dout, dlse, *needs, *ctx.settings, *saved[11:])
+        for source, need, grad in zip(sources, needs, computed):
+            grads[source] = grad if need else None
+    return tuple(grads)
 
 
-def _refuse_second_order(ctx: Any, *grads: Any) -> Any:
+def refuse_second_order(ctx: Any, *grads: Any) -> Any:
     raise RuntimeError(NO_SECOND_ORDER)
 
 
-def _refuse_vmap(*arguments: Any) -> Any:
+def refuse_vmap(*arguments: Any) -> Any:
     raise RuntimeError(NO_VMAP)
 
 
@@ -257,17 +284,19 @@ torch.library.register_autograd(
 torch.library.register_autograd(
     "flash_dmattn::forward_beside_bias", _backward_of_operator, setup_context=_save_for_operator, lib=_library
 )
-torch.library.register_autograd("flash_dmattn::backward", _refuse_second_order, lib=_library)
-torch.library.register_vmap("flash_dmattn::forward", _refuse_vmap, lib=_library)
-torch.library.register_vmap("flash_dmattn::forward_beside_bias", _refuse_vmap, lib=_library)
-torch.library.register_vmap("flash_dmattn::backward", _refuse_vmap, lib=_library)
+torch.library.register_autograd("flash_dmattn::backward", refuse_second_order, lib=_library)
+torch.library.register_vmap("flash_dmattn::forward", refuse_vmap, lib=_library)
+torch.library.register_vmap("flash_dmattn::forward_beside_bias", refuse_vmap, lib=_library)
+torch.library.register_vmap("flash_dmattn::backward", refuse_vmap, lib=_library)
 
 
 # ---- which way -------------------------------------------------------------------------------------------------------
 
 
-def _refuse_transforms(tensors: Sequence[Optional[Tensor]]) -> None:
-    """vmap, forward mode and torch.func end here, with one sentence."""
+def refuse_transforms(tensors: Sequence[Any]) -> None:
+    """vmap, forward mode and torch.func end here, with one sentence; compiled code meets them in the operators."""
+    if torch.compiler.is_compiling():
+        return
     if torch._C._are_functorch_transforms_active():
         for interpreter in torch._C._functorch.get_interpreter_stack():
             if interpreter.key() == torch._C._functorch.TransformType.Vmap:
@@ -277,7 +306,7 @@ def _refuse_transforms(tensors: Sequence[Optional[Tensor]]) -> None:
         raise RuntimeError(NO_FUNCTORCH)
     elif forward_ad._current_level >= 0:
         for tensor in tensors:
-            if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None:
+            if isinstance(tensor, Tensor) and forward_ad.unpack_dual(tensor).tangent is not None:
                 raise RuntimeError(NO_FORWARD_MODE)
 
 
@@ -288,13 +317,33 @@ def _keeps_lse_low(inputs: Tuple[Optional[Tensor], ...]) -> bool:
     return any(tensor is not None and tensor.requires_grad for tensor in (*inputs[:3], inputs[4]))
 
 
-def _attend(inputs: Tuple[Optional[Tensor], ...], settings: Settings, want_lse: bool) -> Any:
-    """out or (out, lse) of arguments that were checked, in the form the library takes."""
+def _traced_apart(settings: Settings) -> Tuple[Any, ...]:
+    """While code is compiled: the settings, and behind them a scale and softcap that are not constants, as tensors."""
+    from torch.fx.experimental import symbolic_shapes
+
+    is_static = getattr(symbolic_shapes, "has_static_value", lambda number: True)
+
+    def tensor_of(number: Any) -> Optional[Tensor]:
+        if isinstance(number, Tensor):
+            return number.detach().reshape(()).to("cpu", torch.float64)
+        # A product, since PyTorch turns scalars into tensors inside of arithmetic alone.
+        return None if number is None or is_static(number) else torch.ones((), dtype=torch.float64) * number
+
+    max_q, max_k, scale, causal, softcap, *rest = settings
+    traced_scale, traced_softcap = tensor_of(scale), tensor_of(softcap)
+    scale, softcap = scale if traced_scale is None else None, softcap if traced_softcap is None else 0.0
+    return (max_q, max_k, scale, causal, softcap, *rest, traced_scale, traced_softcap)
+
+
+def _attend(inputs: Tuple[Optional[Tensor], ...], settings: Tuple[Any, ...], want_lse: bool) -> Any:
+    """out or (out, lse) of arguments in the form the library takes."""
     if not torch.compiler.is_compiling():
         result = _native.attend(*inputs, settings, want_lse, True)
         if result is not None:
             return result
-        _refuse_transforms(inputs)
+    _check_for_operators(inputs)
+    if torch.compiler.is_compiling() and _is_plain(inputs[0]):
+        settings = _traced_apart(settings)
     if _keeps_lse_low(inputs):
         out, lse, _ = torch.ops.flash_dmattn.forward_beside_bias(*inputs, *settings)
     else:
@@ -302,19 +351,78 @@ def _attend(inputs: Tuple[Optional[Tensor], ...], settings: Settings, want_lse: 
     return (out, lse) if want_lse else out
 
 
-def _check_tensors(tensors: Sequence[Any], axes: int) -> None:
-    for tensor, name in zip(tensors, ("query", "key", "value")):
+_NAMES = (
+    "query",
+    "key",
+    "value",
+    "attn_mask",
+    "attn_bias",
+    "key_intervals start",
+    "key_intervals end",
+    "cu_seqlens_q",
+    "cu_seqlens_k",
+)
+
+
+def _check_kinds(tensors: Sequence[Any], axes: int) -> None:
+    """query, key and value are tensors of so many axes, or a sentence."""
+    for tensor, name in zip(tensors, _NAMES):
         if not isinstance(tensor, Tensor):
             raise TypeError(
-                f"{name} is a {type(tensor).__name__}; it must be a torch.Tensor (flash_dmattn.attention takes arrays)"
+                f"{name} is {said(tensor)}; it must be a torch.Tensor (flash_dmattn.attention takes arrays)"
             )
-        if not (tensor.is_cpu or tensor.is_cuda or tensor.is_meta):
+        check_layout(tensor, name)
+    check_axes(tensors, _NAMES, axes)
+
+
+def _check_for_operators(inputs: Sequence[Any]) -> None:
+    """Dense tensors on a device that operators run on, or a sentence."""
+    device = inputs[0].device
+    for tensor, name in zip(inputs, _NAMES):
+        if tensor is None:
+            continue
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} is {said(tensor)}; it must be a torch.Tensor, as query is")
+        check_layout(tensor, name)
+        if tensor.device.type not in ("cpu", "cuda", "meta"):
             raise NotImplementedError(
                 f"{name} is on {tensor.device}; this version of flash_dmattn runs on the CPU and on CUDA devices"
             )
-        if tensor.device.type != tensors[0].device.type:
-            raise ValueError(f"{name} is on {tensor.device}, but query is on {tensors[0].device}")
-    check_axes(tensors, ("query", "key", "value"), axes)
+        if tensor.device.type != device.type:
+            raise ValueError(f"{name} is on {tensor.device}, but query is on {device}")
+        if not _is_plain(tensor):
+            _meet_subclass()
+
+
+def _is_plain(tensor: Any) -> bool:
+    return type(tensor) in (Tensor, torch.nn.Parameter)
+
+
+def _meet_subclass() -> None:
+    """Brings what shards the operators where a DTensor may have come; nothing else imports torch.distributed.tensor."""
+    if "torch.distributed.tensor" in sys.modules:
+        importlib.import_module("._distributed", __package__)
+
+
+# torch.compiler.assume_constant_result, which would import the compiler: it is called while code is compiled.
+_meet_subclass._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _inputs(
+    tensors: Tuple[Any, ...],
+    mask: Any,
+    bias: Any,
+    intervals: Tuple[Any, Any],
+    offsets: Tuple[Any, Any],
+    extents: Extents,
+) -> Tuple[Optional[Tensor], ...]:
+    """Everything that was given, checked, in the order and form that the library takes."""
+    for each, name in ((mask, "attn_mask"), (bias, "attn_bias")):
+        if isinstance(each, Tensor):
+            check_layout(each, name)
+    mask = None if mask is None else mask_with_four_axes(mask, extents)
+    bias = None if bias is None else bias_with_four_axes(bias, extents)
+    return _autocast((*tensors, mask, bias, *intervals, *offsets))
 
 
 def _autocast(inputs: Tuple[Optional[Tensor], ...]) -> Tuple[Optional[Tensor], ...]:
@@ -349,6 +457,7 @@ def flash_dmattn_func(
     key_intervals: Optional[Tuple[Tensor, Tensor]] = None,
     return_lse: bool = False,
     scale: Optional[float] = None,
+    **others: Any,
 ) -> Any:
     """Attention with any mask and bias: softmax(softcap(softmax_scale * Q K^T) + bias, visible keys only) V.
 
@@ -358,15 +467,18 @@ def flash_dmattn_func(
             with a contiguous last axis, so `x.transpose(1, 2)` of a [B, H, S, D] tensor works and copies nothing.
         key, value: [B, Sk, Hkv, D] and [B, Sk, Hkv, Dv], query's dtype; H is a multiple of Hkv.
         attn_mask: bool, True = visible; [B|1, H|Hkv|1, Sq|1, Sk|1], [B, h, Sk] (no query axis), or [B|1, Sk] (padding).
-        attn_bias: added to the scores after softcap; [B|1, H|Hkv|1, Sq|1, Sk|1] or [B, h, Sk]; query's dtype or
-            float32. -inf makes a key invisible. Its gradient has its own shape.
-        softmax_scale: default D ** -0.5; any finite number, 0 and negative too. `scale` is an alias.
+            Where the axes of a shorter shape may also be [B, Sq, Sk] or [Sq, Sk], write four: mask[:, :, None].
+        attn_bias: added to the scores after softcap; [B|1, H|Hkv|1, Sq|1, Sk|1] or [B, h, Sk], as the mask; query's
+            dtype or float32. -inf makes a key invisible. Its gradient has its own shape.
+        softmax_scale: default D ** -0.5; any finite number, 0 and negative too; no gradient flows into it. `scale` is
+            an alias.
         is_causal: key j is visible to row i when j <= i + Sk - Sq. Default False.
         softcap: scores become softcap * tanh(score / softcap); default 0 = none.
         deterministic: the same bits for the same inputs whatever the thread count; always so on the CPU.
         return_attn_probs: also return lse and the probabilities [B, H, Sq, Sk] (allocates them; no gradient).
         window_size: (left, right): i + Sk - Sq - left <= j <= i + Sk - Sq + right; -1 or None = unbounded.
-        key_intervals: (start, end), int32 [B|1, H|Hkv|1, Sk]: key j is visible to rows start <= i < end.
+        key_intervals: (start, end), int32 [B|1, H|Hkv|1, Sk]: key j is visible to rows start <= i < end. A
+            masks.KeyIntervals that was made for another number of rows is refused.
         return_lse: also return lse.
 
     Returns:
@@ -376,29 +488,52 @@ def flash_dmattn_func(
     Raises:
         TypeError, ValueError: an argument is wrong; the sentence says what is allowed.
         NotImplementedError: a problem that no kernel of the tensors' device takes. CUDA devices take float16 and
-            bfloat16 (head dims to 1024 forward, to 256 backward).
+            bfloat16 (head dims to 1024 forward, to 256 backward) and float32 (head dims to 256).
     """
+    if others:
+        refuse_keywords("flash_dmattn_func", others)
+    if return_lse is not False:
+        return_lse = flag_of(return_lse, "return_lse")
+    if return_attn_probs is not None:
+        return_attn_probs = flag_of(return_attn_probs, "return_attn_probs")
     settings = settings_of(softmax_scale, scale, is_causal, softcap, deterministic, window_size)
-    start, end = (None, None) if key_intervals is None else interval_pair(key_intervals)
-    if not return_attn_probs and not torch.compiler.is_compiling():
-        result = _native.attend(
-            query, key, value, attn_mask, attn_bias, start, end, None, None, settings, return_lse, False
-        )
-        if result is not None:
-            return result
-    _check_tensors((query, key, value), 4)
-    if attn_mask is not None:
-        attn_mask = mask_with_four_axes(attn_mask, query.shape[0], key.shape[1])
-    if attn_bias is not None:
-        attn_bias = bias_with_four_axes(attn_bias)
-    inputs = _autocast((query, key, value, attn_mask, attn_bias, start, end, None, None))
-    if not return_attn_probs:
-        return _attend(inputs, settings, return_lse)
-    out, lse = _attend(inputs, settings, True)
+    pair = (None, None) if key_intervals is None else interval_pair(key_intervals, query)
+    tensors = (query, key, value)
+    try:
+        if not return_attn_probs and not torch.compiler.is_compiling():
+            result = _native.attend(*tensors, attn_mask, attn_bias, *pair, None, None, settings, return_lse, False)
+            if result is not None:
+                return result
+        refuse_transforms((*tensors, attn_mask, attn_bias, *pair))
+        if getattr(query, "is_nested", False) and query.layout is torch.jagged and not return_attn_probs:
+            from ._nested import attend_jagged
+
+            return attend_jagged(tensors, attn_mask, attn_bias, pair, settings, return_lse)
+        _check_kinds(tensors, 4)
+        extents = dense_extents(query.shape, key.shape)
+        inputs = _inputs(tensors, attn_mask, attn_bias, pair, (None, None), extents)
+        if not return_attn_probs:
+            return _attend(inputs, settings, return_lse)
+        out, lse = _attend(inputs, settings, True)
+    except ValueError as error:
+        raise with_layout_hint(error, query, key) from None
     with torch.no_grad():
         return out, lse, _probabilities(inputs, settings, lse.dtype)
 
 
+def _without_dropout(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Of a packed function: an argument of 0 after max_seqlen_k, given by position, is flash-attn's dropout_p."""
+
+    @functools.wraps(function)
+    def checked(*arguments: Any, **keywords: Any) -> Any:
+        if len(arguments) > 7:
+            refuse_dropout_by_position(arguments[7])
+        return function(*arguments, **keywords)
+
+    return checked
+
+
+@_without_dropout
 def flash_dmattn_varlen_func(
     query: Tensor,
     key: Tensor,
@@ -420,6 +555,7 @@ def flash_dmattn_varlen_func(
     key_intervals: Optional[Tuple[Tensor, Tensor]] = None,
     return_lse: bool = False,
     scale: Optional[float] = None,
+    **others: Any,
 ) -> Any:
     """Attention over sequences of different lengths, packed one after the other.
 
@@ -436,27 +572,41 @@ def flash_dmattn_varlen_func(
     Returns:
         out [total_q, H, Dv], or (out, lse) with lse [H, total_q].
     """
+    if others:
+        refuse_keywords("flash_dmattn_varlen_func", others)
     if block_table is not None:
         raise NotImplementedError("block_table is given, but this version of flash_dmattn has no paged key-value cache")
-    if return_attn_probs:
+    if flag_of(return_attn_probs, "return_attn_probs"):
         raise ValueError("return_attn_probs is for flash_dmattn_func; packed sequences have no probabilities tensor")
-    settings = settings_of(
-        softmax_scale, scale, is_causal, softcap, deterministic, window_size, max_seqlen_q, max_seqlen_k
-    )
-    _check_tensors((query, key, value), 3)
-    for offsets, name in ((cu_seqlens_q, "cu_seqlens_q"), (cu_seqlens_k, "cu_seqlens_k")):
-        if not isinstance(offsets, Tensor) or offsets.dtype is not torch.int32:
-            kind = offsets.dtype if isinstance(offsets, Tensor) else type(offsets).__name__
+    longest = integer_of(max_seqlen_q, "max_seqlen_q"), integer_of(max_seqlen_k, "max_seqlen_k")
+    settings = settings_of(softmax_scale, scale, is_causal, softcap, deterministic, window_size, *longest)
+    tensors = (query, key, value)
+    refuse_transforms((*tensors, attn_mask, attn_bias))
+    for each, name in ((cu_seqlens_q, "cu_seqlens_q"), (cu_seqlens_k, "cu_seqlens_k")):
+        if not isinstance(each, Tensor) or each.dtype is not torch.int32 or each.dim() != 1:
+            kind = f"{each.dtype}, of shape {list(each.shape)}" if isinstance(each, Tensor) else said(each)
             raise TypeError(f"{name} is {kind}; it must be a torch.int32 tensor of batch + 1 elements")
-    start = end = None
-    if attn_mask is not None:
-        attn_mask = mask_with_four_axes(attn_mask, cu_seqlens_q.shape[0] - 1, max_seqlen_k)
-    if attn_bias is not None:
-        attn_bias = bias_with_four_axes(attn_bias)
-    if key_intervals is not None:
-        start, end = interval_pair(key_intervals)
-    inputs = _autocast((query, key, value, attn_mask, attn_bias, start, end, cu_seqlens_q, cu_seqlens_k))
-    return _attend(inputs, settings, return_lse)
+    pair = (None, None) if key_intervals is None else interval_pair(key_intervals, query, longest[0])
+    offsets = cu_seqlens_q, cu_seqlens_k
+    return attend_packed(tensors, attn_mask, attn_bias, pair, offsets, settings, flag_of(return_lse, "return_lse"))
+
+
+def attend_packed(
+    tensors: Tuple[Any, ...],
+    mask: Any,
+    bias: Any,
+    intervals: Tuple[Any, Any],
+    offsets: Tuple[Tensor, Tensor],
+    settings: Settings,
+    want_lse: bool,
+) -> Any:
+    """flash_dmattn_varlen_func(), its settings checked."""
+    _check_kinds(tensors, 3)
+    longest = settings[:2]
+    if 0 in longest and offsets[0].is_cpu and any(getattr(each, "ndim", 4) != 4 for each in (mask, bias)):
+        longest = [most or max(each.diff().tolist(), default=0) for most, each in zip(longest, offsets)]
+    extents = packed_extents(tensors[0].shape, tensors[1].shape, offsets[0].shape, longest)
+    return _attend(_inputs(tensors, mask, bias, intervals, offsets, extents), settings, want_lse)
 
 
 def flash_dmattn_func_auto(backend: Optional[str] = None, **kwargs: Any) -> Callable[..., Any]:
@@ -497,7 +647,9 @@ def _probabilities(inputs: Sequence[Any], settings: Settings, dtype: torch.dtype
     _, _, scale, _, softcap, _, _, _ = settings
     scores = q.to(dtype).transpose(1, 2) @ _per_query_head(k.to(dtype).permute(0, 2, 3, 1), heads)
     scores = scores * (q.shape[-1] ** -0.5 if scale is None else scale)
-    if softcap > 0:
+    if isinstance(softcap, Tensor):
+        scores = torch.where(softcap > 0, softcap * torch.tanh(scores / softcap), scores)
+    elif softcap > 0:
         scores = softcap * torch.tanh(scores / softcap)
     visible = _visible_pairs(seqlen_q, seqlen_k, settings, q.device)
     if bias is not None:

@@ -1,25 +1,38 @@
 """Masks: as key intervals, O(Sk) memory, where they can express it, and as dense bool tensors.
 
 Key intervals are a pair (start, end) of int32 arrays [B, h, Sk]: key j is visible to the query's raw rows
-start[j] <= i < end[j]. They go to `key_intervals=` of every attention function. NumPy arrays in give NumPy arrays out,
-torch tensors give torch tensors on the same device, CPU or CUDA, with the same numbers; so do CuPy's and what else
-speaks DLPack, as far as outputs go (see `attention`). Functions that get no array return torch tensors where torch is
+start[j] <= i < end[j]. They go to `key_intervals=` of every attention function, which refuses a pair that was made here
+for another number of rows (`KeyIntervals`). NumPy arrays in give NumPy arrays out, torch tensors give torch tensors on
+the same device, CPU or CUDA, with the same numbers; so do JAX's, CuPy's and what else speaks DLPack, as far as outputs
+go (see `attention`). Functions that get no array return torch tensors where torch is
 loaded, NumPy arrays otherwise; `library="numpy"` or `"torch"` decides it, and `device=` makes torch tensors there. On
 CUDA devices work runs on the current stream and nothing waits for it unless a function says so.
 """
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from typing import Any, Optional, Tuple
 
 from . import _native
-from ._arguments import shape_with, window_of
-from ._arrays import Borrowed, borrow, describe, lender_of
-from ._device_arrays import CPU, device_of
+from ._arguments import (
+    KeyIntervals,
+    at_least,
+    check_layout,
+    flag_of,
+    integer_of,
+    number_of,
+    said,
+    shape_with,
+    window_of,
+)
+from ._arrays import Borrowed, borrow, check_byte_order, describe
+from ._device_arrays import CPU, device_of, lender_of
 from ._topk_state import TopKState
 
 __all__ = [
+    "KeyIntervals",
     "TopKState",
     "causal_intervals",
     "create_mask",
@@ -33,8 +46,6 @@ __all__ = [
     "window_intervals",
 ]
 
-Intervals = Tuple[Any, Any]
-
 
 # ---- two array libraries ---------------------------------------------------------------------------------------------
 
@@ -44,15 +55,19 @@ def _is_torch(array: Any) -> bool:
     return torch is not None and isinstance(array, torch.Tensor)
 
 
-def _library_of(array: Any, name: str) -> str:
-    """"torch" for tensors on the CPU, "cuda" for those on CUDA devices, "numpy"."""
-    if _is_torch(array):
-        if array.device.type not in ("cpu", "cuda"):
-            raise NotImplementedError(f"{name} is on {array.device}; masks are made on the CPU and on CUDA devices")
-        return "cuda" if array.device.type == "cuda" else "torch"
-    if hasattr(array, "__array_interface__"):
-        return "numpy"
-    raise TypeError(f"{name} is a {type(array).__name__}; it must be a torch tensor or a NumPy array")
+def _on_device(tensor: Any, name: str) -> str:
+    """"cpu" or "cuda", of a torch tensor."""
+    check_layout(tensor, name)
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise NotImplementedError(f"{name} is on {tensor.device}; masks are made on the CPU and on CUDA devices")
+    return tensor.device.type
+
+
+def _check_torch(tensor: Any, name: str, beside: str) -> None:
+    if tensor is not None and not _is_torch(tensor):
+        raise TypeError(f"{name} is {said(tensor)}; it must be a torch tensor, as {beside} is")
+    if tensor is not None:
+        check_layout(tensor, name)
 
 
 def _torch_device(device: Any, library: Optional[str]) -> Any:
@@ -76,7 +91,7 @@ def _makes_torch(device: Any, library: Optional[str]) -> bool:
     return library == "torch" or device is not None or (library is None and sys.modules.get("torch") is not None)
 
 
-def _numpy_pair(shape: Tuple[int, ...]) -> Tuple[Intervals, Tuple[Any, Any]]:
+def _numpy_pair(shape: Tuple[int, ...]) -> Tuple[Tuple[Any, Any], Tuple[Any, Any]]:
     """Two uninitialised int32 arrays, as they are and as the extension takes them."""
     import numpy
 
@@ -94,7 +109,7 @@ class _Beside:
     def borrow(self, array: Any, name: str) -> Optional[Borrowed]:
         return borrow(array, name, self.device, self.lender.stream, False, self.name)
 
-    def pair(self, shape: Tuple[int, ...]) -> Tuple[Intervals, Tuple[Any, ...]]:
+    def pair(self, shape: Tuple[int, ...]) -> Tuple[Tuple[Any, Any], Tuple[Any, ...]]:
         """As _numpy_pair()."""
         pair = self.lender.empty(shape, "int32"), self.lender.empty(shape, "int32")
         return pair, (self.written(pair[0]).arguments(), self.written(pair[1]).arguments())
@@ -102,14 +117,8 @@ class _Beside:
     def written(self, output: Any) -> Borrowed:
         return borrow(output, "the output", self.device, self.lender.stream, True, self.name)
 
-    def hand_over(self, pair: Intervals) -> Intervals:
-        return self.lender.hand_over(pair[0]), self.lender.hand_over(pair[1])
-
-
-def _length(value: int, name: str) -> int:
-    if value < 0:
-        raise ValueError(f"{name} is {value}; it must be >= 0")
-    return int(value)
+    def hand_over(self, pair: Tuple[Any, Any], seqlen_q: int) -> KeyIntervals:
+        return KeyIntervals(self.lender.hand_over(pair[0]), self.lender.hand_over(pair[1]), seqlen_q)
 
 
 def _on_torch() -> Any:
@@ -138,24 +147,26 @@ def _ranks(bias: Any) -> Any:
 
 def topk_intervals(
     bias: Any, window_size: int, seqlen_q: Optional[int] = None, key_padding_mask: Any = None
-) -> Intervals:
+) -> KeyIntervals:
     """The exact causal top-W mask of a per-key bias: row i keeps the W largest biases among the keys it may see.
 
     Such a bias does not depend on the query: a key that was dropped stays dropped, so the mask is one interval per key.
 
     Args:
-        bias: [B|1, h, Sk] or [B|1, h, 1, Sk], floating; larger wins, of equals the smaller index, NaN ranks lowest. No
-            gradient flows through the choice.
+        bias: [B|1, h, Sk] or [B|1, h, 1, Sk], floating, never with an axis of rows; larger wins, of equals the smaller
+            index, NaN ranks lowest. No gradient flows through the choice.
         window_size: W >= 1 keys per row; W >= Sk is plain causal.
         seqlen_q: rows of the query; default Sk. Row i may see the keys j <= i + Sk - seqlen_q.
         key_padding_mask: bool [B, Sk], True = a real key; others are never visible and do not count.
 
     Returns:
-        (start, end), int32 [B, h, Sk], in raw rows; end is 2**31 - 1 for a key that is never dropped.
+        KeyIntervals (start, end), int32 [B, h, Sk], in raw rows; end is 2**31 - 1 for a key that is never dropped.
     """
+    window_size = at_least(1, window_size, "window_size")
     if _is_torch(bias):
         return _topk_on_torch(bias, window_size, seqlen_q, key_padding_mask)
     beside = _Beside(bias, "bias")
+    check_byte_order(bias, "bias")
     if hasattr(bias, "__array_interface__") and str(bias.dtype) == "float64":
         bias = _ranks(bias)
     given, padding = beside.borrow(bias, "bias"), beside.borrow(key_padding_mask, "key_padding_mask")
@@ -166,33 +177,35 @@ def topk_intervals(
     batch = given.shape[0] if padding is None or given.shape[0] != 1 else padding.shape[0]
     pair, outputs = beside.pair((batch, given.shape[1], given.shape[-1]))
     views = given.arguments(), None if padding is None else padding.arguments()
-    rows = _length(given.shape[-1] if seqlen_q is None else seqlen_q, "seqlen_q")
+    rows = at_least(0, given.shape[-1] if seqlen_q is None else seqlen_q, "seqlen_q")
     num_bytes = 0 if beside.device[0] == CPU else _native.topk_workspace(*views)
     address, memory = (0, None) if num_bytes == 0 else beside.lender.allocate(num_bytes)
     _native.topk_intervals(*views, *outputs, window_size, rows, address, num_bytes, beside.lender.stream)
     del memory  # lent until here; what lent it uses it again in the order of the stream
-    return beside.hand_over(pair)
+    return beside.hand_over(pair, rows)
 
 
 _BIAS_SHAPE = "bias has shape {}; it must be [batch, heads, seqlen_k], or have a 1 before seqlen_k"
 _PADDING_SHAPE = "key_padding_mask must be a bool array [batch, seqlen_k] of the same library as bias"
 
 
-def _topk_on_torch(bias: Any, window_size: int, seqlen_q: Optional[int], key_padding_mask: Any) -> Intervals:
+def _topk_on_torch(bias: Any, window_size: int, seqlen_q: Optional[int], key_padding_mask: Any) -> KeyIntervals:
     import torch
 
-    _library_of(bias, "bias")
+    _on_device(bias, "bias")
+    shape = list(bias.shape)
     if bias.ndim == 4 and bias.shape[2] == 1:
         bias = bias.reshape(bias.shape[0], bias.shape[1], bias.shape[3])
     if bias.ndim != 3:
-        raise ValueError(_BIAS_SHAPE.format(list(bias.shape)))
+        raise ValueError(_BIAS_SHAPE.format(shape))
     if key_padding_mask is not None and (not _is_torch(key_padding_mask) or key_padding_mask.ndim != 2):
         raise ValueError(_PADDING_SHAPE)
     if bias.dtype is torch.float64:
         bias = _ranks(bias)
-    rows = _length(bias.shape[-1] if seqlen_q is None else seqlen_q, "seqlen_q")
+    rows = at_least(0, bias.shape[-1] if seqlen_q is None else seqlen_q, "seqlen_q")
     _on_torch()  # defines the operator
-    return torch.ops.flash_dmattn.topk_intervals(bias.detach(), key_padding_mask, window_size, rows)
+    pair = torch.ops.flash_dmattn.topk_intervals(bias.detach(), key_padding_mask, window_size, rows)
+    return KeyIntervals(*pair, rows)
 
 
 def window_intervals(
@@ -202,45 +215,46 @@ def window_intervals(
     causal: bool = False,
     library: Optional[str] = None,
     device: Any = None,
-) -> Intervals:
+) -> KeyIntervals:
     """Sliding window (left, right), -1 or None = unbounded, and causal, bottom-right aligned: (start, end) [1, 1, Sk]."""
-    rows, keys = _length(seqlen_q, "seqlen_q"), _length(seqlen_k, "seqlen_k")
-    left, right = window_of(window_size)
+    rows, keys = at_least(0, seqlen_q, "seqlen_q"), at_least(0, seqlen_k, "seqlen_k")
+    (left, right), causal = window_of(window_size), flag_of(causal, "causal")
     there = _torch_device(device, library)
     if not _makes_torch(device, library):
         pair, outputs = _numpy_pair((1, 1, keys))
         _native.window_intervals(*outputs, rows, int(causal), left, right, 0)
-        return pair
+        return KeyIntervals(*pair, rows)
     import torch
 
     make = _on_torch().window
     make = torch.ops.flash_dmattn.window_intervals if torch.compiler.is_compiling() else make
-    return make(rows, keys, bool(causal), left, right, there or torch.device("cpu"))
+    return KeyIntervals(*make(rows, keys, causal, left, right, there or torch.device("cpu")), rows)
 
 
-def causal_intervals(seqlen_q: int, seqlen_k: int, library: Optional[str] = None, device: Any = None) -> Intervals:
+def causal_intervals(seqlen_q: int, seqlen_k: int, library: Optional[str] = None, device: Any = None) -> KeyIntervals:
     """Plain causal: key j is visible to the rows i >= j - (Sk - Sq). (start, end) [1, 1, Sk]."""
     return window_intervals(seqlen_q, seqlen_k, causal=True, library=library, device=device)
 
 
 def prefix_intervals(
     seqlen_q: int, seqlen_k: int, prefix: int, library: Optional[str] = None, device: Any = None
-) -> Intervals:
+) -> KeyIntervals:
     """Prefix LM: keys below `prefix` are visible to every row, the others causally. (start, end) [1, 1, Sk]."""
-    rows, keys = _length(seqlen_q, "seqlen_q"), _length(seqlen_k, "seqlen_k")
+    rows, keys = at_least(0, seqlen_q, "seqlen_q"), at_least(0, seqlen_k, "seqlen_k")
+    prefix = integer_of(prefix, "prefix")
     there = _torch_device(device, library)
     if not _makes_torch(device, library):
         pair, outputs = _numpy_pair((1, 1, keys))
         _native.prefix_intervals(*outputs, rows, prefix, 0)
-        return pair
+        return KeyIntervals(*pair, rows)
     import torch
 
     make = _on_torch().prefix
     make = torch.ops.flash_dmattn.prefix_intervals if torch.compiler.is_compiling() else make
-    return make(rows, keys, prefix, there or torch.device("cpu"))
+    return KeyIntervals(*make(rows, keys, prefix, there or torch.device("cpu")), rows)
 
 
-def document_intervals(cu_seqlens: Any, causal: bool = True, seqlen: Optional[int] = None) -> Intervals:
+def document_intervals(cu_seqlens: Any, causal: bool = True, seqlen: Optional[int] = None) -> KeyIntervals:
     """Attention inside documents only: cu_seqlens int32 [n + 1] from 0 to S; Sq == Sk == S. (start, end) [1, 1, S].
 
     seqlen: S, where the caller knows it. Without it the offsets of a CUDA tensor are read and checked, which waits for
@@ -248,26 +262,28 @@ def document_intervals(cu_seqlens: Any, causal: bool = True, seqlen: Optional[in
     devices that are not PyTorch's need it.
     """
     on_torch, on_host = _is_torch(cu_seqlens), hasattr(cu_seqlens, "__array_interface__")
+    causal = flag_of(causal, "causal")
+    check_byte_order(cu_seqlens, "cu_seqlens")
     if on_torch:
-        on_host = _library_of(cu_seqlens, "cu_seqlens") == "torch"
+        on_host = _on_device(cu_seqlens, "cu_seqlens") == "cpu"
     if on_torch or on_host:
         if cu_seqlens.ndim != 1 or not str(cu_seqlens.dtype).endswith("int32") or len(cu_seqlens) < 1:
             raise ValueError("cu_seqlens must be an int32 array [number of documents + 1]")
         if on_host or seqlen is None:
             seqlen = _last_offset(cu_seqlens, seqlen)
-    elif seqlen is None:
+    elif device_of(cu_seqlens, "cu_seqlens") and seqlen is None:
         raise ValueError("seqlen is None; without NumPy and PyTorch the offsets are not read, so it must be given")
-    keys = _length(seqlen, "seqlen")
+    keys = at_least(0, seqlen, "seqlen")
     if on_torch:
         import torch
 
         _on_torch()  # defines the operator
-        return torch.ops.flash_dmattn.document_intervals(cu_seqlens, bool(causal), keys)
+        return KeyIntervals(*torch.ops.flash_dmattn.document_intervals(cu_seqlens, causal, keys), keys)
     beside = _Beside(cu_seqlens, "cu_seqlens")
     pair, outputs = beside.pair((1, 1, keys))
     given = beside.borrow(cu_seqlens, "cu_seqlens").arguments()
     _native.document_intervals(given, *outputs, int(causal), beside.lender.stream)
-    return beside.hand_over(pair)
+    return beside.hand_over(pair, keys)
 
 
 def _last_offset(cu_seqlens: Any, seqlen: Optional[int]) -> int:
@@ -296,16 +312,22 @@ def key_bias(dt: Any, a: Any, exponential: bool = False, key_padding_mask: Any =
         key_padding_mask: bool [B, S], True = a real key; the bias of others is -inf, so that no row sees them.
 
     Returns:
-        [B, h, S], of the dtype that dt and a have together: float32 of float32 and a smaller one.
+        [B, h, S], of the dtype that dt and a have together: float32 of float32 and a smaller one. As attn_bias write it
+        bias[:, :, None], which says whatever h and Sq are that there is no axis of rows.
     """
+    exponential = flag_of(exponential, "exponential")
+    if a is None:
+        raise TypeError("a is None; it must be an array [heads]")
     if _is_torch(dt):
         import torch
 
-        _library_of(dt, "dt")
-        _on_torch()  # defines the operator
+        _on_device(dt, "dt")
+        _check_torch(a, "a", "dt")
+        _check_torch(key_padding_mask, "key_padding_mask", "dt")
+        _on_torch().refuse_transforms((dt, a))
         if dt.ndim != 3:
             raise ValueError(f"dt has {dt.ndim} axes; it must be [batch, seqlen, heads]")
-        return torch.ops.flash_dmattn.key_bias(dt, a, key_padding_mask, bool(exponential))
+        return torch.ops.flash_dmattn.key_bias(dt, a, key_padding_mask, exponential)
     beside = _Beside(dt, "dt")
     arrays = beside.borrow(dt, "dt"), beside.borrow(a, "a"), beside.borrow(key_padding_mask, "key_padding_mask")
     if len(arrays[0].shape) != 3:
@@ -316,7 +338,7 @@ def key_bias(dt: Any, a: Any, exponential: bool = False, key_padding_mask: Any =
         (batch, heads, seqlen), dtypes.pop() if len(dtypes) == 1 else "float64" if "float64" in dtypes else "float32"
     )
     views = [None if each is None else each.arguments() for each in arrays]
-    _native.key_bias(*views, beside.written(bias).arguments(), bool(exponential), beside.lender.stream)
+    _native.key_bias(*views, beside.written(bias).arguments(), exponential, beside.lender.stream)
     return beside.lender.hand_over(bias)
 
 
@@ -334,28 +356,38 @@ def _planes(mask: Any) -> Any:
     return mask.reshape(1, 1, *mask.shape) if mask.ndim == 2 else mask
 
 
-def intervals_from_mask(mask: Any) -> Optional[Intervals]:
+def _beside_mask(mask: Any) -> Tuple[_Beside, Borrowed]:
+    """For a mask that is not a torch tensor, on the CPU: what makes outputs, and the mask, borrowed."""
+    beside = _Beside(mask, "mask")
+    if beside.device[0] != CPU:
+        kind = type(mask).__name__
+        raise NotImplementedError(f"mask is a {kind} on a CUDA device; there only torch tensors are taken")
+    return beside, beside.borrow(mask, "mask")  # type: ignore[return-value]
+
+
+def intervals_from_mask(mask: Any) -> Optional[KeyIntervals]:
     """A dense bool mask [Sq, Sk] or [B, h, Sq, Sk] as (start, end) [B, h, Sk]; None when it is not one per key.
 
     Of a CUDA tensor it waits for the device once, to know which.
     """
-    library = _library_of(mask, "mask")
-    planes = _planes(mask)
-    if library != "numpy":
-        return _on_torch().from_mask(planes)
-    import numpy
-
-    pair, outputs = _numpy_pair((*planes.shape[:2], planes.shape[3]))
-    exact = numpy.empty(1, numpy.int32)
-    _native.intervals_from_mask(describe(planes, "mask"), *outputs, exact.ctypes.data, 0)
-    return pair if exact[0] else None
+    if _is_torch(mask):
+        _on_device(mask, "mask")
+        planes = _planes(mask)
+        pair = _on_torch().from_mask(planes)
+        return None if pair is None else KeyIntervals(*pair, planes.shape[2])
+    beside, given = _beside_mask(mask)
+    planes = _planes(given)
+    pair, outputs = beside.pair((*planes.shape[:2], planes.shape[3]))
+    exact = ctypes.c_int32()
+    _native.intervals_from_mask(planes.arguments(), *outputs, ctypes.addressof(exact), 0)
+    return beside.hand_over(pair, planes.shape[2]) if exact.value else None
 
 
 def intervals_to_mask(start: Any, end: Any, seqlen_q: int) -> Any:
     """The dense bool mask [.., Sq, Sk] of key intervals int32 [.., Sk], of one to three axes; allocates all of it."""
-    rows, on_torch = _length(seqlen_q, "seqlen_q"), _is_torch(start)
+    rows, on_torch = at_least(0, seqlen_q, "seqlen_q"), _is_torch(start)
     if on_torch:
-        _library_of(start, "start")
+        _on_device(start, "start")
     else:
         beside = _Beside(start, "start")
         start, end = beside.borrow(start, "start"), beside.borrow(end, "end")
@@ -385,22 +417,23 @@ def mask_blocks(mask: Any, block_q: int = 128, block_k: int = 128) -> Any:
         uint8 [.., ceil(Sq / block_q), ceil(Sk / block_k)]: 0 nothing, 1 a part, 2 all. Without a 1 the blocks alone say
         what the mask says.
     """
-    library = _library_of(mask, "mask")
-    planes = _planes(mask)
-    if block_q < 1 or block_k < 1:
-        raise ValueError(f"blocks are {block_q} x {block_k}; each side must be at least 1")
-    if library != "numpy":
+    block_q, block_k = at_least(1, block_q, "block_q"), at_least(1, block_k, "block_k")
+    if _is_torch(mask):
         import torch
 
+        _on_device(mask, "mask")
         _on_torch()  # defines the operator
-        blocks = torch.ops.flash_dmattn.mask_blocks(planes, block_q, block_k)
-    else:
-        import numpy
+        blocks = torch.ops.flash_dmattn.mask_blocks(_planes(mask), block_q, block_k)
+        return blocks[0, 0] if mask.ndim == 2 else blocks
+    import numpy
 
-        blocks = numpy.empty((*planes.shape[:2], -(-planes.shape[2] // block_q), -(-planes.shape[3] // block_k)), bool)
-        _native.mask_blocks(describe(planes, "mask"), describe(blocks, "blocks"), block_q, block_k, 0)
-        blocks = blocks.view(numpy.uint8)
-    return blocks[0, 0] if mask.ndim == 2 else blocks
+    beside, given = _beside_mask(mask)
+    planes = _planes(given)
+    tiles = -(-planes.shape[2] // block_q), -(-planes.shape[3] // block_k)
+    blocks = numpy.empty((*planes.shape[:2], *tiles), bool)  # as the library sees bytes
+    _native.mask_blocks(planes.arguments(), describe(blocks, "blocks"), block_q, block_k, 0)
+    blocks = blocks.view(numpy.uint8)
+    return beside.lender.hand_over(blocks[0, 0] if given.ndim == 2 else blocks)
 
 
 def create_mask(
@@ -431,13 +464,16 @@ def create_mask(
     """
     if type not in ("topk", "relu"):
         raise ValueError(f"type is {type!r}; it must be 'topk' or 'relu'")
-    if block_size is not None and block_size <= 0:
-        raise ValueError(f"block_size is {block_size}; it must be positive")
-    if type == "topk" and window_size < 1:
-        raise ValueError(f"window_size is {window_size}; it must be at least 1")
+    block_size = 1 if block_size is None else at_least(1, block_size, "block_size")
+    window_size = at_least(1, window_size, "window_size") if type == "topk" else 0
+    batch_size, query_len, key_len = (
+        at_least(0, each, name)
+        for each, name in ((batch_size, "batch_size"), (query_len, "query_len"), (key_len, "key_len"))
+    )
     on_torch = _is_torch(attention_bias)
     if on_torch:
-        _library_of(attention_bias, "attention_bias")
+        _on_device(attention_bias, "attention_bias")
+        _check_torch(attention_mask, "attention_mask", "attention_bias")
         bias, shown = attention_bias.detach(), attention_mask
     else:
         beside = _Beside(attention_bias, "attention_bias")
@@ -455,8 +491,9 @@ def create_mask(
                 f"attention_mask has shape {list(shown.shape)}; it must be [{batch_size}, {key_len}], "
                 f"[{batch_size}, {query_len}] or have 4 axes"
             )
+    _refuse_ambiguous(bias.shape, None if shown is None else shown.shape, query_len)
     bias = bias.reshape(*bias.shape[:2], 1, key_len) if bias.ndim == 3 else bias
-    choice = 0 if type == "relu" else window_size, float(min_dtype), block_size or 1
+    choice = window_size, number_of(min_dtype, "min_dtype"), block_size
     if on_torch:
         import torch
 
@@ -466,6 +503,21 @@ def create_mask(
     views = bias.arguments(), None if shown is None else shown.arguments(), beside.written(mask).arguments()
     _native.create_mask(*views, *choice, beside.lender.stream)
     return beside.lender.hand_over(mask)
+
+
+def _refuse_ambiguous(bias: Any, shown: Any, query_len: int) -> None:
+    """Shapes of create_mask that can be read in two ways."""
+    if len(bias) == 3 and bias[1] > 1 and bias[1] == query_len:
+        raise ValueError(
+            f"attention_bias has shape {list(bias)}, and its middle axis may count heads or rows of the query: write "
+            "attention_bias[:, :, None] for [batch, heads, key_len], attention_bias[:, None] for one of "
+            "[batch, query_len, key_len]"
+        )
+    if shown is not None and len(shown) == 2 and shown[0] > 1 and shown[0] == shown[1] == query_len:
+        raise ValueError(
+            f"attention_mask has shape {list(shown)}, and its first axis may count sequences or rows of the query: "
+            "write attention_mask[:, None, None] for [batch, key_len], attention_mask[None, None] for [query_len, key_len]"
+        )
 
 
 if __name__ == "__main__":

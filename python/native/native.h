@@ -90,6 +90,7 @@ PyObject *native_inspect(PyObject *module, PyObject *object);
 PyObject *native_synchronize(PyObject *module, PyObject *index);
 /* METH_FASTCALL */
 PyObject *native_forward(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
+PyObject *native_backward(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_attend(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_node_forward(PyObject *module, PyObject *const *arguments, Py_ssize_t count);
 PyObject *native_node_backward(PyObject *module, PyObject *const *arguments, Py_ssize_t count);

@@ -3,8 +3,8 @@
 
 #include <string.h>
 
-/* The tensors of a forward, in the order of the Python call; then the settings, and on CUDA two more. */
-enum { NUM_FORWARD = NATIVE_NUM_INPUTS + 2, NUM_CUDA = 2 };
+/* The tensors of a pass, in the order of the Python call; then the settings, and on CUDA two more. */
+enum { NUM_FORWARD = NATIVE_NUM_INPUTS + 3, NUM_BACKWARD = NUM_FORWARD + 6, NUM_CUDA = 2 };
 
 void native_inputs(fdm_tensor *const *given, fdm_tensors *tensors) {
     *tensors = (fdm_tensors){.q = given[0],
@@ -36,27 +36,45 @@ int native_options(PyObject *const *setting, PyObject *num_threads, PyObject *fa
     return PyErr_Occurred() ? -1 : 0;
 }
 
-/* The tensors of a forward, the settings, the number of threads, family or None; for CUDA tensors also the stream's
- * address and what allocates. Returns -1 with an exception set. */
-static int parse(PyObject *const *arguments, Py_ssize_t count, struct tensor_argument *storage, fdm_tensor **given,
-                 fdm_options *options, PyObject **allocate) {
+/* Everything that a call of a pass was given. */
+struct call {
+    struct tensor_argument storage[NUM_BACKWARD];
+    int num_tensors;
+    fdm_tensors tensors;
+    fdm_options options;
+    PyObject *allocate; /* NULL: host memory */
+};
+
+/* The tensors of a forward or backward, the settings, the number of threads, family or None; for CUDA tensors also the
+ * stream's address and what allocates. Returns -1 with an exception set; release() is needed either way. */
+static int parse(PyObject *const *arguments, Py_ssize_t count, int num_tensors, struct call *call) {
     enum { NUM_SETTINGS = NATIVE_NUM_SETTINGS + 2 };
-    const int on_cuda = count == NUM_FORWARD + NUM_SETTINGS + NUM_CUDA;
-    *allocate = NULL;
-    if (count != NUM_FORWARD + NUM_SETTINGS && !on_cuda) {
-        PyErr_Format(PyExc_TypeError, "%d arguments are needed, %zd were given", NUM_FORWARD + NUM_SETTINGS, count);
+    const int on_cuda = count == num_tensors + NUM_SETTINGS + NUM_CUDA;
+    *call = (struct call){.num_tensors = num_tensors};
+    if (count != num_tensors + NUM_SETTINGS && !on_cuda) {
+        PyErr_Format(PyExc_TypeError, "%d arguments are needed, %zd were given", num_tensors + NUM_SETTINGS, count);
         return -1;
     }
-    const int failed = native_tensors(arguments, storage, given, NUM_FORWARD);
-    PyObject *const *setting = arguments + NUM_FORWARD;
-    if (failed || native_options(setting, setting[NATIVE_NUM_SETTINGS], setting[NATIVE_NUM_SETTINGS + 1], options))
+    fdm_tensor *given[NUM_BACKWARD] = {NULL};
+    const int failed = native_tensors(arguments, call->storage, given, num_tensors);
+    PyObject *const *setting = arguments + num_tensors;
+    if (failed ||
+        native_options(setting, setting[NATIVE_NUM_SETTINGS], setting[NATIVE_NUM_SETTINGS + 1], &call->options))
         return -1;
+    native_inputs(given, &call->tensors);
+    fdm_tensor *const *own = given + NATIVE_NUM_INPUTS;
+    fdm_tensors *t = &call->tensors;
+    t->out = own[0], t->lse = own[1], t->lse_low = own[2];
+    t->dout = own[3], t->dlse = own[4];
+    t->dq = own[5], t->dk = own[6], t->dv = own[7], t->dbias = own[8];
     if (on_cuda) {
-        options->stream = (void *)(uintptr_t)PyLong_AsUnsignedLongLong(setting[NUM_SETTINGS]);
-        *allocate = setting[NUM_SETTINGS + 1];
+        call->options.stream = (void *)(uintptr_t)PyLong_AsUnsignedLongLong(setting[NUM_SETTINGS]);
+        call->allocate = setting[NUM_SETTINGS + 1];
     }
     return PyErr_Occurred() ? -1 : 0;
 }
+
+static void release(struct call *call) { native_release(call->storage, call->num_tensors); }
 
 static void *allocate_on_device(void *context, size_t bytes) {
     struct native_device_workspace *workspace = context;
@@ -92,74 +110,63 @@ PyObject *native_run(native_call call, const fdm_tensors *tensors, const fdm_opt
     return PyErr_Occurred() ? NULL : native_result(status);
 }
 
-/* forward(q, k, v, mask, bias, start, end, cu_seqlens_q, cu_seqlens_k, out, lse, *settings) */
-PyObject *native_forward(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
-    struct tensor_argument storage[NUM_FORWARD] = {0};
-    fdm_tensor *given[NUM_FORWARD];
-    fdm_options options;
-    PyObject *allocate, *result = NULL;
-    if (!parse(arguments, count, storage, given, &options, &allocate)) {
-        fdm_tensors tensors;
-        native_inputs(given, &tensors);
-        tensors.out = given[NATIVE_NUM_INPUTS];
-        tensors.lse = given[NATIVE_NUM_INPUTS + 1];
-        struct native_device_workspace workspace = {allocate, NULL};
+static PyObject *pass(PyObject *const *arguments, Py_ssize_t count, int num_tensors, native_call function) {
+    struct call call;
+    PyObject *result = NULL;
+    if (!parse(arguments, count, num_tensors, &call)) {
+        struct native_device_workspace workspace = {call.allocate, NULL};
         fdm_allocator allocator = native_device_allocator(&workspace);
-        result = native_run(fdm_attention_forward, &tensors, &options, allocate ? &allocator : NULL);
+        result = native_run(function, &call.tensors, &call.options, call.allocate ? &allocator : NULL);
         Py_XDECREF(workspace.kept);
     }
-    native_release(storage, NUM_FORWARD);
+    release(&call);
     return result;
+}
+
+/* forward(q, k, v, mask, bias, start, end, cu_seqlens_q, cu_seqlens_k, out, lse, lse_low, *settings) */
+PyObject *native_forward(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    return pass(arguments, count, NUM_FORWARD, fdm_attention_forward);
+}
+
+/* backward(q, k, v, mask, bias, start, end, cu_seqlens_q, cu_seqlens_k, out, lse, lse_low, dout, dlse, dq, dk, dv,
+ * dbias, *settings) */
+PyObject *native_backward(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    return pass(arguments, count, NUM_BACKWARD, fdm_attention_backward);
 }
 
 /* forward()'s arguments -> the number of visible pairs. */
 PyObject *native_count_visible(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
-    struct tensor_argument storage[NUM_FORWARD] = {0};
-    fdm_tensor *given[NUM_FORWARD];
-    fdm_options options;
-    PyObject *allocate, *result = NULL;
-    if (!parse(arguments, count, storage, given, &options, &allocate)) {
-        fdm_tensors tensors;
+    struct call call;
+    PyObject *result = NULL;
+    if (!parse(arguments, count, NUM_FORWARD, &call)) {
         fdm_problem problem;
         int64_t pairs = 0;
-        native_inputs(given, &tensors);
-        tensors.out = given[NATIVE_NUM_INPUTS];
-        tensors.lse = given[NATIVE_NUM_INPUTS + 1];
-        fdm_status status = fdm_describe(FDM_FORWARD, &tensors, &options, &problem);
+        fdm_status status = fdm_describe(FDM_FORWARD, &call.tensors, &call.options, &problem);
         if (!status)
-            status = fdm_count_visible(&problem, &tensors, &pairs);
-        result = native_result(status);
-        if (result) {
-            Py_DECREF(result);
-            result = PyLong_FromLongLong(pairs);
-        }
+            status = fdm_count_visible(&problem, &call.tensors, &pairs);
+        result = status ? native_result(status) : PyLong_FromLongLong(pairs);
     }
-    native_release(storage, NUM_FORWARD);
+    release(&call);
     return result;
 }
 
 /* forward()'s arguments -> the kernel that would run: (family, kernel, choice, reason). */
 PyObject *native_plan(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
-    struct tensor_argument storage[NUM_FORWARD] = {0};
-    fdm_tensor *given[NUM_FORWARD];
-    fdm_options options;
-    PyObject *allocate, *result = NULL;
-    if (!parse(arguments, count, storage, given, &options, &allocate)) {
-        fdm_tensors tensors;
+    struct call call;
+    PyObject *result = NULL;
+    if (!parse(arguments, count, NUM_FORWARD, &call)) {
         fdm_problem problem;
         fdm_device device;
         fdm_plan plan;
-        native_inputs(given, &tensors);
-        tensors.out = given[NATIVE_NUM_INPUTS];
-        tensors.lse = given[NATIVE_NUM_INPUTS + 1];
-        fdm_status status = fdm_describe(FDM_FORWARD, &tensors, &options, &problem);
+        const fdm_device_id where = call.tensors.q ? call.tensors.q->device : (fdm_device_id){FDM_CPU, 0};
+        fdm_status status = fdm_describe(FDM_FORWARD, &call.tensors, &call.options, &problem);
         if (!status)
-            status = fdm_device_query(tensors.q->device.type, tensors.q->device.index, &device);
+            status = fdm_device_query(where.type, where.index, &device);
         if (!status)
-            status = fdm_plan_attention(&device, &problem, &options, &plan);
+            status = fdm_plan_attention(&device, &problem, &call.options, &plan);
         result = status ? native_result(status)
                         : Py_BuildValue("(ssss)", plan.family, plan.kernel, plan.choice, plan.reason);
     }
-    native_release(storage, NUM_FORWARD);
+    release(&call);
     return result;
 }

@@ -369,14 +369,13 @@ static int is_plain(PyObject *object, int32_t axes) {
     int failed = 0, plain = 0;
     if (type != torch[TENSOR] && type != torch[PARAMETER])
         return 0;
-    if (axes == 0)
-        return 1;
     const fdm_tensor *tensor = view(object, &argument, &failed);
     if (tensor)
-        plain = tensor->ndim == axes && (tensor->device.type == FDM_CPU || tensor->device.type == FDM_CUDA);
+        plain =
+            (axes == 0 || tensor->ndim == axes) && (tensor->device.type == FDM_CPU || tensor->device.type == FDM_CUDA);
     else
         PyErr_Clear(); /* what it is, the dispatcher will say */
-    if (plain) {
+    if (plain && axes > 0) {
         PyObject *negated = PyObject_CallFunctionObjArgs(torch[IS_NEG], object, NULL);
         plain = negated ? negated == Py_False : -1;
         Py_XDECREF(negated);

@@ -8,9 +8,9 @@ import types
 import numpy as np
 import pytest
 import torch
-from flash_dmattn import _arrays, _device_arrays, _native, attention
+from flash_dmattn import _arrays, _device_arrays, _native, attention, attention_backward
 
-NUM_TENSORS = 11  # of _native.forward
+NUM_TENSORS = {"forward": 12, "backward": 18}  # of functions of the extension
 
 
 class Pretended:
@@ -45,15 +45,18 @@ class Device:
 
 @pytest.fixture
 def device(monkeypatch):
-    state, forward = Device(), _native.forward
+    state = Device()
 
-    def run(*arguments):
-        if not callable(arguments[-1]):
-            return forward(*arguments)
-        tensors, settings, (stream, allocate) = arguments[:NUM_TENSORS], arguments[NUM_TENSORS:-2], arguments[-2:]
-        assert all(tensor is None or tensor[4:] == (2, 0) for tensor in tensors)
-        state.calls.append((stream, allocate))
-        forward(*(tensor and tensor[:4] for tensor in tensors), *settings)
+    def pretend(function, count):
+        def run(*arguments):
+            if not callable(arguments[-1]):
+                return function(*arguments)
+            tensors, settings, (stream, allocate) = arguments[:count], arguments[count:-2], arguments[-2:]
+            assert all(tensor is None or tensor[4:] == (2, 0) for tensor in tensors)
+            state.calls.append((stream, allocate))
+            function(*(tensor and tensor[:4] for tensor in tensors), *settings)
+
+        return run
 
     def take(index, num_bytes):
         memory = np.full(max(1, num_bytes), 0xFF, np.uint8)
@@ -63,7 +66,8 @@ def device(monkeypatch):
     def wait(index):
         state.waits += 1
 
-    monkeypatch.setattr(_native, "forward", run)
+    for name, count in NUM_TENSORS.items():
+        monkeypatch.setattr(_native, name, pretend(getattr(_native, name), count))
     monkeypatch.setattr(_native, "allocate", take)
     monkeypatch.setattr(_native, "release", lambda index, address: state.memory.pop(address))
     monkeypatch.setattr(_native, "synchronize", wait)
@@ -176,6 +180,21 @@ def test_out_packed_and_intervals(device):
     plain = attention(*(each[0] for each in (q, k, v)), cu_seqlens_q=offsets[0], cu_seqlens_k=offsets[1])
     np.testing.assert_array_equal(have, plain)
     assert len(device.calls) == 2
+
+
+def test_backward(device):
+    q, k, v = arrays()
+    dout, bias = np.ones((2, 5, 4, 3), "float32"), np.zeros((1, 1, 1, 7), "float32")
+    out, lse = attention(q, k, v, attn_bias=bias, return_lse=True)
+    there = [Pretended(each) for each in (dout, q, k, v, out, lse)]
+    dq = Pretended(np.full_like(q, np.nan))
+    have = attention_backward(*there, attn_bias=Pretended(bias), return_dbias=True, dq=dq, stream=48)
+    assert have[0] is dq and device.calls[0][0] == 48 and all(each.streams == [48] for each in there)
+    found = [dq.array, *(device.memory[each._tensor[0]].view("float32").reshape(each.shape) for each in have[1:])]
+    for ours, plain in zip(found, attention_backward(dout, q, k, v, out, lse, attn_bias=bias, return_dbias=True)):
+        np.testing.assert_array_equal(ours, plain)
+    with pytest.raises(ValueError, match="^dout is on the CPU, but q is on CUDA device 0"):
+        attention_backward(dout, *there[1:])
 
 
 def test_managed_and_pinned_memory(device):

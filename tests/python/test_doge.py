@@ -159,6 +159,20 @@ def test_no_mask_is_stored_without_padding(pair, monkeypatch):
     assert not stored
 
 
+@pytest.mark.parametrize("rows", [2, 4])
+def test_a_prompt_of_as_many_tokens_as_heads(pair, rows):
+    """A bias of three axes [B, Hkv, rows] could then be one of rows and keys."""
+    tokens, _ = padded("none", rows=rows)
+    with torch.no_grad():
+        eager, ours = (model(tokens).logits for model in pair)
+    torch.testing.assert_close(ours, eager, **TOLERANCE)
+
+
+def test_probabilities_are_refused(pair):
+    with pytest.raises(NotImplementedError, match="output_attentions is True"):
+        pair[1](padded("none")[0], output_attentions=True)
+
+
 def test_refused(pair):
     with pytest.raises(ValueError, match="LlamaForCausalLM has no DogeAttention"):
         doge.use_key_intervals(transformers.LlamaForCausalLM(transformers.LlamaConfig(

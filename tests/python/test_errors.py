@@ -68,12 +68,19 @@ def test_foreign_dtypes():
 def test_the_argument_order_of_flash_attn():
     """Its functions take dropout_p where these take something else."""
     refuse(TypeError, "attn_mask is the number 0.0; .*no dropout", Q, Q, Q, 0.0)
-    refuse(TypeError, "attn_mask is the number 0.0", Q, Q, Q, 0.0, 0.125, True)
+    refuse(TypeError, "attn_mask is the number 0.0", Q, Q, Q, 0.0, 0.125)
+    refuse(TypeError, "softmax_scale is True, which is not a number; .*no dropout", Q, Q, Q, 0.0, 0.125, True)
     refuse(TypeError, "attn_bias is the number 0.1", attn_bias=0.1)
     with pytest.raises(TypeError, match="attn_mask is the number 0.0; .*no dropout"):
         attention(Q.numpy(), Q.numpy(), Q.numpy(), 0.0)
     packed = [Q.flatten(0, 1)] * 3 + [torch.tensor([0, 5, 10], dtype=torch.int32)] * 2 + [5, 5]
-    for rest, sentence in (((0.0, 0.125), "is_causal is 0.125, which is not a bool"), ((0.0, None, True), "softcap is True")):
+    for rest, sentence in (
+        ((0.1, 0.125), "is_causal is 0.125, which is not a bool"),
+        ((0.1, None, True), "softcap is True"),
+        ((0.0,), "softmax_scale is 0.0 by position"),
+        ((0.0, 0.125), "softmax_scale is 0.0 by position"),
+        ((0, None, True), "softmax_scale is 0 by position"),
+    ):
         with pytest.raises(TypeError, match=sentence + ".*no dropout"):
             flash_dmattn_varlen_func(*packed, *rest)
 
@@ -87,7 +94,7 @@ def test_windows():
         assert all(torch.equal(a, b) for a, b in zip(*pairs))
     for window in (None, 3, (1, 2, 3)):
         refuse(ValueError, "window_size is .*; it must be a pair", window_size=window)
-    refuse(TypeError, "its bounds must be integers", window_size=(3.0, 0))
+    refuse(TypeError, r"window_size\[0\] is 3.0; it must be an integer", window_size=(3.0, 0))
 
 
 def test_intervals():
@@ -114,7 +121,8 @@ def test_varlen():
     refuse_varlen(
         ValueError, "return_attn_probs is for flash_dmattn_func", OFFSETS, OFFSETS, 3, 3, return_attn_probs=True
     )
-    refuse_varlen(TypeError, "cu_seqlens_q is torch.int64; it must be a torch.int32", OFFSETS.long(), OFFSETS, 3, 3)
+    words = r"cu_seqlens_q is torch.int64, of shape \[3\]; it must be a torch.int32"
+    refuse_varlen(TypeError, words, OFFSETS.long(), OFFSETS, 3, 3)
     refuse_varlen(
         ValueError, "cu_seqlens_k ends with 5; the packed tensors have 5|max_seqlen_q is 2", OFFSETS, OFFSETS, 2, 3
     )

@@ -142,7 +142,7 @@ def test_blocks_say_what_a_mask_shows(rows, keys, block_q, block_k):
             assert torch.equal(blocks[:, :, i, j], part.any(-1).to(torch.uint8) + part.all(-1).to(torch.uint8))
     assert np.array_equal(masks.mask_blocks(mask.numpy(), block_q, block_k), blocks)
     assert torch.equal(masks.mask_blocks(mask[0, 0], block_q, block_k), blocks[0, 0])
-    with pytest.raises(ValueError, match="blocks are 0 x 2"):
+    with pytest.raises(ValueError, match="block_q is 0; it must be at least 1"):
         masks.mask_blocks(mask, 0, 2)
 
 

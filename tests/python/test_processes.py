@@ -1,5 +1,7 @@
 """test_processes.py: threads, fork after use, and concurrent calls."""
 
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -8,22 +10,27 @@ import pytest
 import torch
 from flash_dmattn import _arguments, flash_dmattn_func
 
+# Compared as bytes: PyTorch's own parallel operations hang in such a child (GCC PR 60035).
 FORK = """
 import multiprocessing, os, torch
 from flash_dmattn import _arguments, flash_dmattn_func
 _arguments.forced_family = os.environ.get("FDM_TEST_FAMILY")
 torch.manual_seed(0)
 torch.set_num_threads(2)
-q = torch.randn(2, 200, 4, 32)
+q, k, v = (torch.randn(2, 200, 4, 32, requires_grad=True) for _ in range(3))
+dout = torch.randn(2, 200, 4, 32)
 
 def attend():
-    # Compared as bytes: PyTorch's own parallel operations hang in a child (GCC PR 60035).
-    return flash_dmattn_func(q, q, q, is_causal=True).numpy().tobytes()
+    out = flash_dmattn_func(q, k, v, is_causal=True)
+    return [each.detach().numpy().tobytes() for each in (out, *torch.autograd.grad(out, (q, k, v), dout))]
 
 def child(before):
     assert attend() == before
+    torch.set_num_threads(1)  # what docs/api.md says makes the rest of PyTorch work
+    assert torch.allclose(torch.autograd.grad(flash_dmattn_func(q, q, q), q, dout)[0].sum(), whole)
 
 before = attend()
+whole = torch.autograd.grad(flash_dmattn_func(q, q, q), q, dout)[0].sum()
 worker = multiprocessing.get_context("fork").Process(target=child, args=(before,))
 worker.start()
 worker.join()
@@ -31,9 +38,49 @@ assert worker.exitcode == 0, worker.exitcode
 assert attend() == before
 """
 
+FORK_NUMPY = """
+import os, numpy
+from flash_dmattn import _arguments, attention, attention_backward
+_arguments.forced_family = os.environ.get("FDM_TEST_FAMILY")
+q, k, v, dout = numpy.random.default_rng(0).standard_normal((4, 2, 200, 4, 32), dtype="float32")
 
-def test_fork_after_use():
-    subprocess.run([sys.executable, "-c", FORK], check=True, timeout=120)
+def attend():
+    out, lse = attention(q, k, v, is_causal=True, return_lse=True)
+    return [each.tobytes() for each in (out, *attention_backward(dout, q, k, v, out, lse, is_causal=True))]
+
+before = attend()
+child = os.fork()
+if child == 0:
+    os._exit(0 if attend() == before else 1)
+assert os.waitpid(child, 0)[1] == 0
+assert attend() == before
+"""
+
+# The parent used PyTorch's threads; the library is loaded by the child.
+FORK_BEFORE_IMPORT = """
+import os, torch
+torch.set_num_threads(2)
+torch.randn(1 << 20).exp_().sum()
+q = torch.randn(2, 200, 4, 32)
+child = os.fork()
+if child == 0:
+    from flash_dmattn import _arguments, flash_dmattn_func
+    _arguments.forced_family = os.environ.get("FDM_TEST_FAMILY")
+    before = flash_dmattn_func(q, q, q).numpy().tobytes()
+    os._exit(0 if flash_dmattn_func(q, q, q).numpy().tobytes() == before else 1)
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+@pytest.mark.parametrize("program", [FORK, FORK_NUMPY, FORK_BEFORE_IMPORT])
+def test_fork_after_use(program):
+    # A child that hangs goes with its parent's session.
+    process = subprocess.Popen([sys.executable, "-c", program], start_new_session=True)
+    try:
+        assert process.wait(timeout=60) == 0
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
 
 
 def test_concurrent_calls_agree():

@@ -25,8 +25,7 @@ class Array:
     """Numbers on the device, by DLPack alone."""
     def __init__(self, values):
         import ctypes
-        self.array = DeviceArray(values.shape, {"bool": "uint8"}.get(values.dtype.name, values.dtype.name), 0, 0) \\
-            if values.dtype != bool else None
+        self.array = None if values.dtype == bool else DeviceArray(values.shape, values.dtype.name, (2, 0), 0)
         if self.array is None:
             from flash_dmattn._device_arrays import DeviceMemory
             self.memory = DeviceMemory(0, values.size)

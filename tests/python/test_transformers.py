@@ -7,6 +7,7 @@ import torch
 
 transformers = pytest.importorskip("transformers")
 
+import flash_dmattn  # noqa: E402
 import flash_dmattn.integrations.transformers as integration  # noqa: E402
 from flash_dmattn.integrations.transformers import CausalMask, dmattn_mask  # noqa: E402
 
@@ -297,6 +298,30 @@ def test_a_model_with_attention_of_its_own_is_refused():
     config = transformers.BloomConfig(vocab_size=97, hidden_size=32, n_layer=1, n_head=4)
     with pytest.raises(ValueError, match="BloomForCausalLM computes attention itself"):
         transformers.AutoModelForCausalLM.from_config(config, attn_implementation="dmattn")
+
+
+@pytest.mark.parametrize("name", ["Llama", "Doge"])
+def test_probabilities_are_refused(name):
+    """transformers asks for them by an argument, or by the model's configuration."""
+    _, model = pair_of(name, DECODERS[name])
+    tokens = torch.randint(3, 97, (1, 5))
+    with pytest.raises(NotImplementedError, match='output_attentions is True.*use "eager"'):
+        model(tokens, output_attentions=True)
+    assert model(tokens, output_attentions=False).logits.shape == (1, 5, 97)
+    config = getattr(transformers, name + "Config")(**{**SMALL, **DECODERS[name]}, output_attentions=True)
+    model = getattr(transformers, name + "ForCausalLM")._from_config(config, attn_implementation="dmattn")
+    with pytest.raises(NotImplementedError, match="output_attentions is True"):
+        model(tokens)
+
+
+def test_key_intervals_of_another_length_are_refused():
+    q = torch.randn(1, 2, 4, 8)
+    attend = lambda pair: integration.flash_dmattn_attention_forward(
+        torch.nn.Module(), q, q, q, None, key_intervals=pair, is_causal=True
+    )
+    attend(flash_dmattn.masks.causal_intervals(4, 4, "torch"))
+    with pytest.raises(ValueError, match="made for 3 rows, but the query has 4"):
+        attend(flash_dmattn.masks.causal_intervals(3, 4, "torch"))
 
 
 def test_dropout_is_refused():

@@ -20,7 +20,9 @@ from transformers.models.doge.modeling_doge import DogeAttention, apply_rotary_p
 
 from .. import masks
 from .._torch import flash_dmattn_func
-from .transformers import CausalMask, dmattn_mask, flash_dmattn_attention_forward
+from .transformers import CausalMask, dmattn_mask, flash_dmattn_attention_forward, refuse_probabilities
+
+__all__ = ["DogeIntervalAttention", "use_key_intervals"]
 
 NAME = "dmattn_intervals"
 
@@ -45,12 +47,14 @@ class DogeIntervalAttention(DogeAttention):
         position_embeddings: Tuple[Tensor, Tensor],
         attention_mask: Optional[Tensor] = None,
         past_key_values: Any = None,
+        output_attentions: Optional[bool] = None,
         **unused: Any,
     ) -> Tuple[Tensor, None]:
         if self.training and self.attention_dropout:
             raise NotImplementedError(
                 f"attention_dropout is {self.attention_dropout}; flash_dmattn has no dropout: set it to 0"
             )
+        refuse_probabilities(self, output_attentions)
         batch, rows, _ = hidden_states.shape
         shape = (batch, rows, -1, self.head_dim)
         q = self.q_norm(self.q_proj(hidden_states).view(shape)).transpose(1, 2)
@@ -68,6 +72,7 @@ class DogeIntervalAttention(DogeAttention):
             attention_mask = attention_mask[..., : k.shape[1]]
         real = None if attention_mask is None else attention_mask[:, 0].any(-2)
         intervals = masks.topk_intervals(bias, self.keep_window_size, rows, real)
+        bias = bias[:, :, None]
         out = flash_dmattn_func(q, k, v, attention_mask, bias, self.scaling, is_causal=True, key_intervals=intervals)
         return self.o_proj(out.flatten(2)), None
 

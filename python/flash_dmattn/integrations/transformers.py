@@ -26,7 +26,10 @@ from torch.utils._pytree import tree_map_only
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
+from .._arguments import interval_pair
 from .._torch import flash_dmattn_func, flash_dmattn_varlen_func
+
+__all__ = ["CausalMask", "dmattn_mask", "flash_dmattn_attention_forward"]
 
 NAMES = ("dmattn", "flash_dmattn")
 
@@ -153,6 +156,16 @@ def _first_keys(tensor: Optional[Tensor], axis: int, keys: int, count: int) -> O
     return tensor if tensor is None or tensor.shape[axis] != keys else tensor.narrow(axis, 0, count)
 
 
+def refuse_probabilities(module: torch.nn.Module, output_attentions: Optional[bool]) -> None:
+    """transformers asks for them by an argument or in a model's configuration, and would take nothing for an answer."""
+    if output_attentions is None:
+        output_attentions = getattr(getattr(module, "config", None), "output_attentions", False)
+    if output_attentions:
+        raise NotImplementedError(
+            'output_attentions is True, but attn_implementation="dmattn" makes no tensor of probabilities: use "eager"'
+        )
+
+
 def flash_dmattn_attention_forward(
     module: torch.nn.Module,
     query: Tensor,
@@ -172,6 +185,7 @@ def flash_dmattn_attention_forward(
     cu_seq_lens_k: Optional[Tensor] = None,
     max_length_q: int = 0,
     max_length_k: int = 0,
+    output_attentions: Optional[bool] = None,
     **unused: Any,
 ) -> Tuple[Tensor, None]:
     """The attention function transformers calls: query, key, value [B, H|Hkv, S, D] -> ([B, Sq, H, D], None).
@@ -186,6 +200,7 @@ def flash_dmattn_attention_forward(
         raise NotImplementedError(
             f"dropout is {dropout}; flash_dmattn has no dropout: set the model's attention_dropout to 0"
         )
+    refuse_probabilities(module, output_attentions)
     if cache is not None:
         raise NotImplementedError(
             "a paged cache is given, but this version of flash_dmattn has no paged key-value cache"
@@ -203,7 +218,8 @@ def flash_dmattn_attention_forward(
     q, k, v = (tensor.transpose(1, 2) for tensor in (query, key, value))
     if attention_mask is None and cu_seq_lens_q is not None and bias is None and key_intervals is None:
         packed = (q[0], k[0], v[0], cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k)
-        out, lse = flash_dmattn_varlen_func(*packed, scaling, causal, softcap, return_lse=True)
+        options = {"softmax_scale": scaling, "is_causal": causal, "softcap": softcap}
+        out, lse = flash_dmattn_varlen_func(*packed, **options, return_lse=True)
         out, lse = out[None], lse[None]
     else:
         if causal and keys > rows + offset:
@@ -211,7 +227,7 @@ def flash_dmattn_attention_forward(
             count = rows + offset
             k, v, bias = k[:, :count], v[:, :count], _first_keys(bias, -1, keys, count)
             if key_intervals is not None:
-                key_intervals = tuple(_first_keys(each, -1, keys, count) for each in key_intervals)
+                key_intervals = tuple(_first_keys(each, -1, keys, count) for each in interval_pair(key_intervals, q))
         out, lse = flash_dmattn_func(
             q, k, v, visible, bias, scaling, causal, softcap, key_intervals=key_intervals, return_lse=True
         )
