@@ -6,7 +6,8 @@
     from flash_dmattn import attention                  # NumPy, CuPy and anything with DLPack; needs no torch
     out = attention(q, k, v, is_causal=True)
 
-Tensors are [batch, seqlen, heads, head_dim]; `bhsd` tensors work as views (`x.transpose(1, 2)`), without a copy.
+Tensors are [batch, seqlen, heads, head_dim]; `bhsd` tensors work as views (`x.transpose(1, 2)`), without a copy, and
+`scaled_dot_product_attention` takes them as PyTorch's function of that name does.
 `flash_dmattn.masks` builds masks, `python -m flash_dmattn.bench` measures against PyTorch's own attention.
 """
 
@@ -33,6 +34,7 @@ __all__ = [
     "get_available_backends",
     "masks",
     "merge",
+    "scaled_dot_product_attention",
     "softmax",
 ]
 
@@ -40,6 +42,7 @@ _TORCH_NAMES = {
     "flash_dmattn_func": "._torch",
     "flash_dmattn_varlen_func": "._torch",
     "flash_dmattn_func_auto": "._torch",
+    "scaled_dot_product_attention": "._sdpa",
 }
 
 
