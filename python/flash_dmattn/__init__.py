@@ -64,7 +64,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _load_torch(name: str) -> Any:
-    for module in ("._torch", "._merge_torch", "._masks_torch", "._softmax_torch", "._gemm_torch"):
+    for module in ("._torch", "._merge_torch", "._masks_torch", "._softmax_torch", "._gemm_torch", "._flops"):
         importlib.import_module(module, __name__)
     for each, module in _TORCH_NAMES.items():
         globals()[each] = getattr(importlib.import_module(module, __name__), each)

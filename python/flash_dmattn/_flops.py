@@ -1,0 +1,50 @@
+"""What torch.utils.flop_counter.FlopCounterMode counts for the operators: matrix products, a causal mask as a half."""
+
+from __future__ import annotations
+
+from typing import Any, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+BACKWARD = 2.5  # forward passes: five products of the forward's two
+
+
+def _lengths(offsets: Tensor, longest: int) -> Sequence[int]:
+    """Of packed sequences; as long as they may be where the offsets cannot be read."""
+    if type(offsets) is Tensor and not offsets.is_meta:
+        return offsets.diff().tolist()
+    return [longest] * (offsets.shape[0] - 1)
+
+
+def _pairs(q: Tensor, k: Tensor, offsets: Tuple[Optional[Tensor], Optional[Tensor]], longest: Tuple[int, int]) -> int:
+    """Rows times keys of all sequences."""
+    if offsets[0] is None or offsets[1] is None:
+        return q.shape[0] * q.shape[1] * k.shape[1]
+    return sum(rows * keys for rows, keys in zip(_lengths(offsets[0], longest[0]), _lengths(offsets[1], longest[1])))
+
+
+def _attention(inputs: Sequence[Any], settings: Sequence[Any]) -> int:
+    q, k, v, _, _, _, _, *offsets = inputs
+    pairs = _pairs(q, k, tuple(offsets), (settings[0], settings[1]))
+    flops = 2 * pairs * q.shape[-2] * (q.shape[-1] + v.shape[-1])
+    return flops // 2 if settings[3] else flops
+
+
+_operators = torch.ops.flash_dmattn
+
+
+@register_flop_formula([_operators.forward, _operators.forward_beside_bias], get_raw=True)
+def _forward(*arguments: Any, out_val: Any = None, **keywords: Any) -> int:
+    return _attention(arguments[:9], arguments[9:])
+
+
+@register_flop_formula(_operators.backward, get_raw=True)
+def _backward(*arguments: Any, out_val: Any = None, **keywords: Any) -> int:
+    return int(BACKWARD * _attention(arguments[:9], arguments[17:]))
+
+
+@register_flop_formula(_operators.gemm, get_raw=True)
+def _gemm(a: Tensor, b: Tensor, *arguments: Any, out_val: Tensor, **keywords: Any) -> int:
+    return 2 * out_val.numel() * a.shape[-1]
