@@ -72,10 +72,11 @@ FDM_API const char *fdm_version(void);
 /* ---- 2. Tensors ------------------------------------------------------------------------------------------------ */
 
 /* The layout of these three structs is DLPack's DLDevice, DLDataType and DLTensor (v0.2 to v1.x): a DLTensor * may be
- * passed as fdm_tensor *. Nothing is owned: data, shape and strides stay the caller's. */
+ * passed as fdm_tensor *. Nothing is owned: data, shape and strides stay the caller's. Of the members one struct has
+ * other names: `type` and `index` of a device are DLPack's `device_type` and `device_id`. */
 typedef struct fdm_device_id {
-    int32_t type; /* FDM_CPU or FDM_CUDA */
-    int32_t index;
+    int32_t type;  /* DLPack's device_type: FDM_CPU or FDM_CUDA */
+    int32_t index; /* DLPack's device_id */
 } fdm_device_id;
 
 enum { FDM_CPU = 1, FDM_CUDA = 2 };
