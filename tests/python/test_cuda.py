@@ -9,7 +9,14 @@ import pytest
 import torch
 
 import flash_dmattn
-from flash_dmattn import attention, flash_dmattn_func, flash_dmattn_varlen_func, masks
+from flash_dmattn import (
+    attention,
+    attention_backward,
+    flash_dmattn_func,
+    flash_dmattn_varlen_func,
+    masks,
+    scaled_dot_product_attention,
+)
 from flash_dmattn._arrays import borrow
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device: CUDA tensors are not covered")
@@ -467,7 +474,7 @@ def test_top_w_is_that_of_the_cpu(dtype, keys, rows, window):
 def test_top_w_refuses_on_cuda_what_it_refuses_on_the_cpu():
     bias = torch.randn(2, 1, 8, device="cuda")
     for window, options, sentence in (
-        (0, {}, "window is 0"),
+        (0, {}, "window_size is 0"),
         (3, {"key_padding_mask": torch.ones(2, 8, dtype=torch.bool)}, "padding is on DLPack device 1:0, but bias is on 2:0"),
         (3, {"key_padding_mask": torch.ones(2, 7, dtype=torch.bool, device="cuda")}, "padding has shape"),
     ):
@@ -617,6 +624,28 @@ def test_cupy_arrays():
         attention(*arrays[:2], arrays[2].get())
     with pytest.raises(NotImplementedError, match="^v is on CUDA device 0; this function takes arrays on the CPU only"):
         borrow(arrays[2], "v")
+
+
+def test_other_ways_in():
+    """PyTorch's signature, jagged nested tensors, the backward pass on arrays, a scale that compiled code computes."""
+    q, k, v = tensors(torch.float16, rows=300, keys=300)
+    options = {"is_causal": True, "deterministic": True}
+    leaves = [each.clone().requires_grad_() for each in (q, k, v)]
+    want, want_lse = flash_dmattn_func(*leaves, return_lse=True, **options)
+    dout = torch.randn_like(want)
+    gradients = torch.autograd.grad(want, leaves, dout)
+    out, lse, _ = attention(q, k, v, return_lse_low=True, **options)
+    assert torch.equal(out, want) and torch.equal(lse, want_lse)
+    assert all(map(torch.equal, attention_backward(dout, q, k, v, out, lse, **options), gradients))
+    bhsd = [each.transpose(1, 2) for each in (q, k, v)]
+    assert error(scaled_dot_product_attention(*bhsd, is_causal=True, enable_gqa=True).transpose(1, 2), want) < 1e-3
+    offsets = torch.tensor([0, 300, 600], device="cuda")
+    jagged = [torch.nested.nested_tensor_from_jagged(each.flatten(0, 1), offsets) for each in (q, k, v)]
+    assert error(flash_dmattn_func(*jagged, is_causal=True).values(), want.flatten(0, 1)) < 1e-3
+    torch._dynamo.reset()
+    fast = torch.compile(lambda q, scale: flash_dmattn_func(q, k, v, scale=scale), dynamic=True, backend="aot_eager")
+    for scale in (0.5, 0.25, torch.tensor(0.3, device="cuda")):
+        assert error(fast(q, scale), flash_dmattn_func(q, k, v, scale=scale)) < 1e-3
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
