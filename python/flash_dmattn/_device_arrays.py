@@ -197,7 +197,8 @@ class _Torch:
             self.stream = torch.cuda.current_stream(self.device).cuda_stream if stream is None else stream
 
     def empty(self, shape: Tuple[int, ...], dtype: str) -> Any:
-        with self.torch.cuda.stream(self.context):
+        on_stream = contextlib.nullcontext() if self.context is None else self.torch.cuda.stream(self.context)
+        with on_stream:
             return self.torch.empty(shape, dtype=getattr(self.torch, dtype), device=self.device)
 
     def allocate(self, num_bytes: int) -> Tuple[int, Any]:

@@ -1,5 +1,6 @@
 """test_errors.py: what is refused, and that the sentence says what to write instead."""
 
+import flash_dmattn
 import pytest
 import torch
 from flash_dmattn import (
@@ -134,6 +135,14 @@ def test_varlen():
 def test_error_leaves_the_library_usable():
     refuse(ValueError, "softcap", softcap=-1.0)
     assert flash_dmattn_func(Q, Q, Q).shape == Q.shape
+
+
+def test_public_names():
+    for module in (flash_dmattn, masks):
+        assert set(module.__all__) <= set(dir(module)) and all(getattr(module, name) is not None for name in module.__all__)
+    assert {"masks", "attention_backward", "scaled_dot_product_attention"} <= set(flash_dmattn.__all__)
+    assert "KeyIntervals" in masks.__all__
+    assert "float32 (head dims to 256)" in flash_dmattn_func.__doc__
 
 
 def test_backends():
