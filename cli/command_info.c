@@ -44,7 +44,7 @@ static void print_settings(void) {
 }
 
 static void print_text(void) {
-    fdm_device device;
+    fdm_device device = {0};
     fdm_kernel_info kernel;
     printf("flash-dmattn %s\n\n", fdm_version());
     if (fdm_device_query(FDM_CPU, 0, &device))
@@ -54,6 +54,8 @@ static void print_text(void) {
                "KiB\n",
                device.isa, device.num_threads, (long long)device.l1_bytes >> 10, (long long)device.l2_bytes >> 10,
                (long long)device.l3_bytes >> 10);
+    if (*device.isa_by_name)
+        printf("CPU: %s is slower here than %s and runs by name only\n", device.isa_by_name, device.isa);
     print_cuda();
     printf("\nkernels\n");
     for (int32_t i = 0; fdm_kernel_list(i, &kernel) == FDM_OK; i++)
@@ -70,6 +72,7 @@ static void put_cpu(struct json_writer *w) {
     }
     json_open(w, "cpu", '{');
     json_put_text(w, "isa", device.isa);
+    json_put_text(w, "isa_by_name", *device.isa_by_name ? device.isa_by_name : NULL);
     json_put_integer(w, "num_threads", device.num_threads);
     json_put_integer(w, "l1_bytes", device.l1_bytes);
     json_put_integer(w, "l2_bytes", device.l2_bytes);

@@ -286,6 +286,9 @@ typedef struct fdm_device {
     int64_t bandwidth;                        /* CUDA: peak of device memory, bytes a second; 0 = unknown */
     int32_t registers_per_sm, threads_per_sm; /* CUDA */
     int32_t nvrtc_version; /* CUDA, 10.x, present: of the NVRTC that would compile, 12080 for 12.8; 0 = unknown */
+    /* CPU: the highest instruction set that a kernel's name may ask for, where it is above isa: "avx512_bf16" beside
+     * "avx512" on Intel's processors without AMX, where it is slower. "" = isa. */
+    char isa_by_name[32];
 } fdm_device;
 
 /* type FDM_CPU (index 0) or FDM_CUDA. */
@@ -356,7 +359,7 @@ FDM_API fdm_status fdm_plan_from_json(const char *json, size_t length, fdm_plan 
 typedef struct fdm_kernel_info {
     const char *family, *name, *description;
     fdm_pass pass;
-    int32_t available;   /* 1: this machine can run it */
+    int32_t available;   /* 1: this machine can run it, and FLASH_DMATTN_CPU_ISA allows it; its name is enough */
     int32_t device_type; /* FDM_CPU or FDM_CUDA */
 } fdm_kernel_info;
 FDM_API fdm_status fdm_kernel_list(int32_t index, fdm_kernel_info *info);

@@ -11,16 +11,19 @@
 #include "device/isa.h"
 #include "device/threads.h"
 
-static void describe_cpu(fdm_device *device, enum cpu_isa isa) {
+/* The CPU with this instruction set as its best one; by its name a kernel may ask for those up to `highest`. */
+static void describe_cpu(fdm_device *device, enum cpu_isa isa, enum cpu_isa highest) {
     int64_t caches[3];
     cpu_cache_bytes(caches);
     *device = (fdm_device){.id = {FDM_CPU, 0},
-                           .present = cpu_isa_present(isa),
+                           .present = cpu_isa_refusal(isa) == NULL,
                            .num_threads = threads_available(),
                            .l1_bytes = caches[0],
                            .l2_bytes = caches[1],
                            .l3_bytes = caches[2]};
     snprintf(device->isa, sizeof device->isa, "%s", cpu_isa_name(isa));
+    if (highest > isa)
+        snprintf(device->isa_by_name, sizeof device->isa_by_name, "%s", cpu_isa_name(highest));
     snprintf(device->name, sizeof device->name, "cpu:%s", cpu_isa_name(isa));
 }
 
@@ -34,9 +37,11 @@ fdm_status fdm_device_query(int32_t type, int32_t index, fdm_device *device) {
     if (index != 0)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "CPU index is %d; there is one CPU device, index 0", index);
     const fdm_status status = setting_check(SETTING_CPU_ISA);
-    if (!status)
-        describe_cpu(device, cpu_isa_best());
-    return status;
+    if (status)
+        return status;
+    const struct cpu_isas isas = cpu_isas();
+    describe_cpu(device, isas.best, isas.highest);
+    return FDM_OK;
 }
 
 /* ":smem=160K" after an architecture name; text starts at the colon. */
@@ -61,7 +66,7 @@ fdm_status fdm_device_from_name(const char *name, fdm_device *device) {
             return error_set(
                 FDM_ERROR_INVALID_ARGUMENT,
                 "device '%s' names no instruction set; known are scalar, neon, avx2, avx512, avx512_bf16, amx", name);
-        describe_cpu(device, (enum cpu_isa)isa);
+        describe_cpu(device, (enum cpu_isa)isa, (enum cpu_isa)isa);
         return FDM_OK;
     }
     size_t length = strcspn(name, ":");

@@ -1,17 +1,10 @@
-/* isa.c: asks the processor and the operating system which instruction sets can run. */
-#define _GNU_SOURCE
+/* isa.c: which instruction sets run on a processor, in this build, with this setting. */
 #include "device/isa.h"
 
-#include <pthread.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "base/settings.h"
-
-#if defined(__x86_64__)
-#    include <cpuid.h>
-#    include <sys/syscall.h>
-#endif
 
 static const char *const names[CPU_ISA_COUNT] = {"scalar", "neon", "avx2", "avx512", "avx512_bf16", "amx"};
 
@@ -48,80 +41,66 @@ int cpu_isa_built(enum cpu_isa isa) {
     }
 }
 
-static struct {
-    pthread_once_t once;
-    int present[CPU_ISA_COUNT];
-    int bf16_dot_slow; /* vdpbf16ps at half the rate of FMA: no gain over float32 */
-} processor = {.once = PTHREAD_ONCE_INIT};
-
-#if defined(__x86_64__)
-/* Register state the operating system saves; only to be asked where OSXSAVE is set. */
-static uint64_t enabled_state(void) {
-    uint32_t low, high;
-    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-    return (uint64_t)high << 32 | low;
-}
-
-/* Linux gives a process the 8 KiB of tile state on request only (Documentation/arch/x86/xstate.rst). */
-static int request_tiles(void) {
-    enum { ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18 };
-    return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
-}
-
-static int has_all(uint32_t bits, uint32_t wanted) { return (bits & wanted) == wanted; }
+static int has_all(uint64_t bits, uint64_t wanted) { return (bits & wanted) == wanted; }
 
 /* Intel's manual, volume 2, CPUID leaves 1 and 7; bits of XCR0: 1, 2 SSE and AVX, 5 to 7 AVX-512, 17 and 18 tiles. */
-static void look_at_processor(void) {
-    uint32_t a, b, c, d, b7, d7, a71 = 0;
-    int intel = __get_cpuid(0, &a, &b, &c, &d) && b == signature_INTEL_ebx;
-    if (!__get_cpuid(1, &a, &b, &c, &d) || !has_all(c, bit_OSXSAVE | bit_AVX | bit_FMA | bit_F16C))
-        return;
-    if (!__get_cpuid_count(7, 0, &a, &b7, &c, &d7))
-        return;
-    if (a >= 1) {
-        uint32_t unused[3];
-        __get_cpuid_count(7, 1, &a71, &unused[0], &unused[1], &unused[2]);
+static int runs_on(const struct processor *p, enum cpu_isa isa) {
+    switch (isa) {
+    case CPU_ISA_SCALAR: return 1;
+    case CPU_ISA_NEON: return p->arm64;
+    case CPU_ISA_AVX2:
+        return has_all(p->leaf1_ecx, 1u << 12 | 1u << 27 | 1u << 28 | 1u << 29) && /* FMA, OSXSAVE, AVX, F16C */
+               has_all(p->leaf7_ebx, 1u << 5) && has_all(p->enabled_states, 0x6);
+    case CPU_ISA_AVX512:
+        return runs_on(p, CPU_ISA_AVX2) && has_all(p->enabled_states, 0xe6) &&
+               has_all(p->leaf7_ebx, 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31); /* F, DQ, BW, VL */
+    case CPU_ISA_AVX512_BF16: return runs_on(p, CPU_ISA_AVX512) && has_all(p->leaf7_1_eax, 1u << 5);
+    case CPU_ISA_AMX:
+        return runs_on(p, CPU_ISA_AVX512_BF16) && has_all(p->leaf7_edx, 1u << 22 | 1u << 24) && /* AMX-BF16, AMX-TILE */
+               has_all(p->enabled_states, 0x60000) && p->tiles_granted;
+    case CPU_ISA_COUNT: break;
     }
-    uint64_t state = enabled_state();
-    int *present = processor.present;
-    present[CPU_ISA_AVX2] = has_all(b7, 1u << 5) && (state & 0x6) == 0x6;
-    present[CPU_ISA_AVX512] = present[CPU_ISA_AVX2] && (state & 0xe6) == 0xe6 &&
-                              has_all(b7, 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31); /* F, DQ, BW, VL */
-    present[CPU_ISA_AVX512_BF16] = present[CPU_ISA_AVX512] && has_all(a71, 1u << 5);
-    present[CPU_ISA_AMX] = present[CPU_ISA_AVX512_BF16] && (state & 0x60000) == 0x60000 &&
-                           has_all(d7, 1u << 22 | 1u << 24) && request_tiles(); /* AMX-BF16, AMX-TILE */
-    processor.bf16_dot_slow = intel;
-}
-#else
-static void look_at_processor(void) { processor.present[CPU_ISA_NEON] = 1; }
-#endif
-
-static void look(void) {
-    look_at_processor();
-    processor.present[CPU_ISA_SCALAR] = 1;
-    for (int i = 0; i < CPU_ISA_COUNT; i++)
-        if (!cpu_isa_built((enum cpu_isa)i))
-            processor.present[i] = 0;
+    return 0;
 }
 
-int cpu_isa_present(enum cpu_isa isa) {
-    pthread_once(&processor.once, look);
-    return processor.present[isa];
+/* vdpbf16ps runs at twice the rate of FMA on AMD's processors and at half of it on Intel's, where it gains nothing over
+ * float32: there it is chosen only where the setting names it. */
+enum cpu_isa_use cpu_isa_use_on(const struct processor *processor, int limit, enum cpu_isa isa) {
+    if (!cpu_isa_built(isa))
+        return CPU_ISA_NOT_BUILT;
+    if (!runs_on(processor, isa))
+        return CPU_ISA_ABSENT;
+    if (limit >= 0 && (int)isa > limit)
+        return CPU_ISA_FORBIDDEN;
+    return isa == CPU_ISA_AVX512_BF16 && processor->intel && limit != CPU_ISA_AVX512_BF16 ? CPU_ISA_BY_NAME
+                                                                                          : CPU_ISA_FREE;
 }
 
-/* avx512_bf16 is the best where its dot product is faster than FMA (AMD), or where the setting names it. */
-enum cpu_isa cpu_isa_best(void) {
+static int limit_set(void) {
     const char *setting = setting_get(SETTING_CPU_ISA);
-    int limit = setting ? cpu_isa_from_name(setting) : -1;
-    int named = limit >= 0;
-    for (int i = named ? limit : CPU_ISA_COUNT - 1; i > CPU_ISA_SCALAR; i--) {
-        if (!cpu_isa_present((enum cpu_isa)i))
-            continue;
-        if (i == CPU_ISA_AVX512_BF16 && processor.bf16_dot_slow && !(named && limit == i))
-            continue;
-        return (enum cpu_isa)i;
+    return setting ? cpu_isa_from_name(setting) : -1;
+}
+
+const char *cpu_isa_refusal(enum cpu_isa isa) {
+    switch (cpu_isa_use_on(processor_here(), limit_set(), isa)) {
+    case CPU_ISA_NOT_BUILT: return "this build has no kernels for its instruction set";
+    case CPU_ISA_ABSENT: return "the processor or the operating system does not have its instruction set";
+    case CPU_ISA_FORBIDDEN: return "FLASH_DMATTN_CPU_ISA allows lower instruction sets only";
+    default: return NULL;
     }
-    return CPU_ISA_SCALAR;
+}
+
+struct cpu_isas cpu_isas(void) {
+    const int limit = limit_set();
+    struct cpu_isas isas = {CPU_ISA_SCALAR, CPU_ISA_SCALAR};
+    for (int i = 0; i < CPU_ISA_COUNT; i++) {
+        const enum cpu_isa_use use = cpu_isa_use_on(processor_here(), limit, (enum cpu_isa)i);
+        if (use >= CPU_ISA_BY_NAME)
+            isas.highest = (enum cpu_isa)i;
+        if (use == CPU_ISA_FREE)
+            isas.best = (enum cpu_isa)i;
+    }
+    return isas;
 }
 
 void cpu_cache_bytes(int64_t bytes[3]) {

@@ -1,8 +1,11 @@
-/* isa.h: which of the CPU's instruction sets this machine, this build and FLASH_DMATTN_CPU_ISA allow. */
+/* isa.h: which of the CPU's instruction sets this machine, this build and FLASH_DMATTN_CPU_ISA allow. Whoever wants to
+ * know whether a kernel runs here asks this file: families, checks, tools and tests. */
 #ifndef FDM_ISA_H
 #define FDM_ISA_H
 
 #include <stdint.h>
+
+#include "device/processor.h"
 
 /* From lowest to highest; the order of the family's preference. */
 enum cpu_isa {
@@ -20,10 +23,26 @@ const char *cpu_isa_name(enum cpu_isa isa);
 int cpu_isa_from_name(const char *name);
 /* Whether this build has kernels for it (none of NEON on x86). */
 int cpu_isa_built(enum cpu_isa isa);
-/* Whether it is built, and the processor and the operating system can run it. Cached. */
-int cpu_isa_present(enum cpu_isa isa);
-/* The best one present, at most FLASH_DMATTN_CPU_ISA. */
-enum cpu_isa cpu_isa_best(void);
+
+/* What a machine does with an instruction set. */
+enum cpu_isa_use {
+    CPU_ISA_NOT_BUILT,
+    CPU_ISA_ABSENT,    /* the processor does not have it, or the operating system does not save its registers */
+    CPU_ISA_FORBIDDEN, /* above FLASH_DMATTN_CPU_ISA */
+    CPU_ISA_BY_NAME,   /* it runs where it is named; where nothing is, a lower one that is as fast runs */
+    CPU_ISA_FREE       /* it runs, and may be chosen */
+};
+/* Pure: of a processor, with the setting's instruction set as the limit, or -1 where nothing is set. */
+enum cpu_isa_use cpu_isa_use_on(const struct processor *processor, int limit, enum cpu_isa isa);
+/* On this machine with this environment: a clause that says why it does not run; NULL where it does. */
+const char *cpu_isa_refusal(enum cpu_isa isa);
+
+/* On this machine with this environment: the best that may be chosen, and the highest that runs by name. */
+struct cpu_isas {
+    enum cpu_isa best, highest;
+};
+struct cpu_isas cpu_isas(void);
+
 /* Bytes of L1d, L2, L3 of one core; 0 where unknown. */
 void cpu_cache_bytes(int64_t bytes[3]);
 

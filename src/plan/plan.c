@@ -222,10 +222,10 @@ fdm_status fdm_plan_variant(const fdm_device *device, const fdm_problem *problem
 
 /* A thread's last plan of a pass, and what it was made from. Planning looks at every kernel and words its reasons,
  * which costs the host a microsecond that the same call again need not spend. Families are pure, so that the same
- * request gives the same plan; of the facts of a device only the CPU's instruction set can change. */
+ * request gives the same plan; of the facts of a device only the CPU's instruction sets can change. */
 static _Thread_local struct kept_plan {
     int made;
-    enum cpu_isa isa;
+    struct cpu_isas isas;
     int32_t num_threads;
     enum scheduler scheduler;
     char kernel[64], family[16]; /* "" = free choice */
@@ -242,22 +242,22 @@ fdm_status plan_call(fdm_device_id id, const fdm_problem *problem, const fdm_opt
     struct kept_plan *kept = &kept_plans[problem->pass == FDM_BACKWARD];
     struct wishes wishes;
     fdm_status status = id.type == FDM_CPU ? setting_check(SETTING_CPU_ISA) : FDM_OK;
-    const enum cpu_isa isa = id.type == FDM_CPU ? cpu_isa_best() : CPU_ISA_SCALAR;
+    const struct cpu_isas isas = id.type == FDM_CPU ? cpu_isas() : (struct cpu_isas){CPU_ISA_SCALAR, CPU_ISA_SCALAR};
     if (!status)
         status = wishes_of(problem, id.type, options, &wishes);
     if (status || (id.type != FDM_CPU && (status = fdm_device_query(id.type, id.index, &device))))
         return status;
-    if (!kept->made || kept->plan.device.type != id.type || kept->plan.device.index != id.index || kept->isa != isa ||
-        kept->num_threads != wishes.num_threads || kept->scheduler != wishes.scheduler ||
-        !same_wish(wishes.kernel, kept->kernel) || !same_wish(wishes.family, kept->family) ||
-        memcmp(&kept->plan.problem, problem, sizeof *problem)) {
+    if (!kept->made || kept->plan.device.type != id.type || kept->plan.device.index != id.index ||
+        kept->isas.best != isas.best || kept->isas.highest != isas.highest || kept->num_threads != wishes.num_threads ||
+        kept->scheduler != wishes.scheduler || !same_wish(wishes.kernel, kept->kernel) ||
+        !same_wish(wishes.family, kept->family) || memcmp(&kept->plan.problem, problem, sizeof *problem)) {
         kept->made = 0;
         if ((id.type == FDM_CPU && (status = fdm_device_query(id.type, id.index, &device))) ||
             (status = choose(&device, problem, &wishes, &kept->plan)))
             return status;
         keep_wish(wishes.kernel, kept->kernel, sizeof kept->kernel);
         keep_wish(wishes.family, kept->family, sizeof kept->family);
-        kept->isa = isa;
+        kept->isas = isas;
         kept->num_threads = wishes.num_threads;
         kept->scheduler = wishes.scheduler;
         kept->made = 1;

@@ -92,7 +92,7 @@ static const struct kernel_info infos[NUM_KERNELS] = {
 static int available(const struct family *family, int32_t index) {
     (void)family;
     const enum cpu_isa isa = isa_of(index);
-    return cpu_isa_present(isa) && algorithm_of(index)->takes_tables(cpu_isa_kernels(isa, FDM_FLOAT32));
+    return !cpu_isa_refusal(isa) && algorithm_of(index)->takes_tables(cpu_isa_kernels(isa, FDM_FLOAT32));
 }
 
 /* ---- choice ---- */
@@ -142,7 +142,7 @@ static void fill(const struct plan_request *request, int32_t index, int32_t bloc
 }
 
 /* A forced kernel: a kernel's name, or a choice code with any of the block sizes there are. */
-static int choose_forced(const struct plan_request *request, enum cpu_isa best, fdm_plan *plan) {
+static int choose_forced(const struct plan_request *request, enum cpu_isa highest, fdm_plan *plan) {
     const char *why = "is not a kernel of this family for this pass";
     for (int32_t i = 0; i < NUM_KERNELS; i++) {
         const struct algorithm *a = algorithm_of(i);
@@ -160,7 +160,7 @@ static int choose_forced(const struct plan_request *request, enum cpu_isa best, 
                 fill(request, i, block_m, plan);
             if (!named && strcmp(plan->choice, request->kernel) != 0)
                 continue;
-            why = isa > best ? "needs an instruction set above the device's" : refusal(a, isa, request->problem);
+            why = isa > highest ? "needs an instruction set above the device's" : refusal(a, isa, request->problem);
             if (!why) {
                 snprintf(plan->reason, sizeof plan->reason, "kernel '%s' was asked for", request->kernel);
                 return 1;
@@ -182,7 +182,8 @@ static int worth_trying(enum cpu_isa isa, enum cpu_isa best, const fdm_problem *
 }
 
 static void explain(const struct plan_request *request, enum cpu_isa isa, fdm_plan *plan) {
-    int decode = *algorithm_of(plan->kernel_index)->tag != 0;
+    const int decode = *algorithm_of(plan->kernel_index)->tag != 0;
+    const char *by_name = request->device->isa_by_name;
     snprintf(
         plan->reason, sizeof plan->reason,
         decode ? "%s is the best instruction set for %s with few query rows on this device (%s); steps of %d query "
@@ -190,6 +191,14 @@ static void explain(const struct plan_request *request, enum cpu_isa isa, fdm_pl
                : "%s is the best instruction set for %s of this size on this device (%s); blocks of %d query "
                  "lanes share packed keys, %d at a time",
         cpu_isa_name(isa), fdm_dtype_name(request->problem->dtype), request->device->isa, plan->block_m, plan->block_n);
+    const size_t used = strlen(plan->reason);
+    if (*by_name && request->problem->dtype == FDM_BFLOAT16)
+        snprintf(plan->reason + used, sizeof plan->reason - used, "; %s is slower here and runs by name only", by_name);
+}
+
+static enum cpu_isa highest_of(const fdm_device *device, enum cpu_isa best) {
+    const int by_name = cpu_isa_from_name(device->isa_by_name);
+    return by_name > (int)best ? (enum cpu_isa)by_name : best;
 }
 
 static int choose(const struct family *family, const struct plan_request *request, fdm_plan *plan) {
@@ -202,7 +211,7 @@ static int choose(const struct family *family, const struct plan_request *reques
         return 0;
     }
     if (request->kernel)
-        return choose_forced(request, (enum cpu_isa)best, plan);
+        return choose_forced(request, highest_of(request->device, (enum cpu_isa)best), plan);
     for (int32_t i = 0; i < NUM_CHOSEN_FREELY; i++) {
         if (algorithms[i].pass != p->pass || !algorithms[i].suits(p))
             continue;
@@ -235,6 +244,13 @@ static fdm_status execute(const struct family *family, const fdm_plan *plan, con
     return a->execute(plan, attention, workspace, launch);
 }
 
+/* Nothing is made: it says why the kernel does not run here. */
+static fdm_status prepare(const struct family *family, const fdm_plan *plan) {
+    (void)family;
+    const char *why = cpu_isa_refusal(cpu_plan_isa(plan));
+    return why ? error_set(FDM_ERROR_UNSUPPORTED, "kernel '%s' does not run here: %s", plan->kernel, why) : FDM_OK;
+}
+
 static const struct kernel_info *kernel(const struct family *family, int32_t index) {
     (void)family;
     return &infos[index];
@@ -246,4 +262,5 @@ const struct family family_cpu = {.name = "cpu",
                                   .kernel = kernel,
                                   .available = available,
                                   .choose = choose,
+                                  .prepare = prepare,
                                   .execute = execute};
