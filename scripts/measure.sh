@@ -32,7 +32,7 @@ bench --decode --H 32 --Hkv 8 --D 128 --S 32768 --dtype fp32 bf16 fp16 --directi
 bench --B 1 8 --H 4 16 --S 64 128 256 512 --dtype fp32 bf16 fp16 --iters 3 --json "$out/short.json"
 "$root/build/bench/cpu-ceilings" >"$out/peaks.json"
 for isa in avx2 avx512; do # those that this machine has
-    ! grep -q "\"$isa\": 0.0" "$out/peaks.json" || continue
+    grep -q "\"$isa\"" "$out/peaks.json" || continue
     FLASH_DMATTN_CPU_ISA=$isa one_thread --S 4096 --dtype fp32 --no-causal --iters 3 --json "$out/isa_$isa.json"
 done
 bench --sweep threads S visible --dtype fp32 --D 64 --iters 3 --json "$out/sweeps.json" --plot "$root/docs/images"
