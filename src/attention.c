@@ -36,14 +36,28 @@ static fdm_status report_plan(const fdm_plan *plan) {
     return FDM_OK;
 }
 
+/* What the plan takes tensors for and these are not, by where they lie; NULL: they lie as well as planned, or better.
+ */
+static const char *lost_fact(const fdm_plan *plan, const fdm_problem *now) {
+#define MAPPABLE " that a tensor map can describe (no stride of 0, none of 2^40 bytes or more)"
+    const fdm_problem *p = &plan->problem;
+    if (p->aligned && !now->aligned)
+        return "16-byte aligned tensors";
+    if (plan->device.type != FDM_CUDA)
+        return NULL;
+    return p->scores_aligned && !now->scores_aligned     ? "a mask and bias of contiguous, 16-byte aligned rows"
+           : p->q_mappable && !now->q_mappable           ? "q and dout" MAPPABLE
+           : p->keys_mappable && !now->keys_mappable     ? "k and v" MAPPABLE
+           : p->scores_mappable && !now->scores_mappable ? "a mask and bias" MAPPABLE
+                                                         : NULL;
+}
+
 /* Everything a kernel's choice and workspace depend on must be as planned; where tensors lie may only be better. */
 static fdm_status check_same_problem(const fdm_plan *plan, const fdm_problem *now) {
-    if (plan->problem.aligned && !now->aligned)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan is for 16-byte aligned tensors, but these are not");
-    if (plan->device.type == FDM_CUDA && plan->problem.scores_aligned && !now->scores_aligned)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT,
-                         "the plan is for a mask and bias of contiguous, 16-byte aligned rows, but these are not");
     const fdm_problem *p = &plan->problem;
+    const char *lost = lost_fact(plan, now);
+    if (lost)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan is for %s, but these are not", lost);
     int same = p->pass == now->pass && p->dtype == now->dtype && p->batch == now->batch && p->heads == now->heads &&
                p->heads_kv == now->heads_kv && p->seqlen_q == now->seqlen_q && p->seqlen_k == now->seqlen_k &&
                p->head_dim == now->head_dim && p->head_dim_v == now->head_dim_v && p->varlen == now->varlen &&
@@ -83,24 +97,22 @@ static const struct family *family_of(const fdm_plan *plan, fdm_status *status) 
         *status = error_set(FDM_ERROR_INVALID_ARGUMENT,
                             "the plan names kernel '%s' of family '%s', which this library does not have", plan->kernel,
                             plan->family);
+    else if (family->kernel(family, plan->kernel_index)->pass != plan->problem.pass)
+        *status = error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's kernel '%s' is for the other pass", plan->kernel);
     else if (!family->available(family, plan->kernel_index) &&
              !(*status = family->prepare ? family->prepare(family, plan) : FDM_OK)) /* which says why, where it can */
         *status = error_set(FDM_ERROR_UNSUPPORTED, "this machine cannot run kernel '%s'", plan->kernel);
     return *status ? NULL : family;
 }
 
-static fdm_status run_plan(const fdm_plan *plan, const struct attention *attention, void *workspace,
-                           size_t workspace_bytes, const fdm_launch *launch) {
-    fdm_status status;
-    const struct family *family = family_of(plan, &status);
-    if (!family)
-        return status;
+static fdm_status run_plan(const struct family *family, const fdm_plan *plan, const struct attention *attention,
+                           void *workspace, size_t workspace_bytes, const fdm_launch *launch) {
     if (plan->workspace_bytes > 0 && (!workspace || workspace_bytes < (size_t)plan->workspace_bytes))
         return error_set(FDM_ERROR_WORKSPACE, "workspace has %zu bytes; the plan needs %lld",
                          workspace ? workspace_bytes : 0, (long long)plan->workspace_bytes);
     if ((uintptr_t)workspace % 64)
         return error_set(FDM_ERROR_WORKSPACE, "workspace starts at an address that is not a multiple of 64");
-    status = report_plan(plan);
+    const fdm_status status = report_plan(plan);
     return status ? status : family->execute(family, plan, attention, workspace, launch);
 }
 
@@ -118,7 +130,10 @@ fdm_status fdm_execute(const fdm_plan *plan, const fdm_tensors *tensors, void *w
     if (status || (status = check_same_problem(plan, &problem)))
         return status;
     keep_to_plan(&plan->problem, &problem);
-    return run_plan(plan, &attention, workspace, workspace_bytes, launch);
+    const struct family *family = family_of(plan, &status);
+    if (family && family->check)
+        status = family->check(family, plan, &problem);
+    return status ? status : run_plan(family, plan, &attention, workspace, workspace_bytes, launch);
 }
 
 fdm_status fdm_prepare(const fdm_plan *plan) {
@@ -126,7 +141,9 @@ fdm_status fdm_prepare(const fdm_plan *plan) {
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "plan is NULL");
     fdm_status status;
     const struct family *family = family_of(plan, &status);
-    return family && family->prepare ? family->prepare(family, plan) : status;
+    if (family && family->check)
+        status = family->check(family, plan, &plan->problem);
+    return !status && family->prepare ? family->prepare(family, plan) : status;
 }
 
 static void *allocate_default(void *context, size_t bytes) {
@@ -148,6 +165,9 @@ static fdm_status attention_once(fdm_pass pass, const fdm_tensors *tensors, cons
     fdm_status status = problem_from_tensors(pass, tensors, options, &problem, &attention);
     if (status || (status = plan_call(tensors->q->device, &problem, options, &plan)))
         return status;
+    const struct family *family = family_of(&plan, &status);
+    if (!family)
+        return status;
     if (!allocator && plan.workspace_bytes > 0 && plan.device.type == FDM_CUDA)
         return error_set(FDM_ERROR_INVALID_ARGUMENT,
                          "allocator is NULL, but this call needs %lld bytes of workspace on the CUDA device",
@@ -160,7 +180,7 @@ static fdm_status attention_once(fdm_pass pass, const fdm_tensors *tensors, cons
         return error_set(FDM_ERROR_OUT_OF_MEMORY, "no memory for a workspace of %lld bytes",
                          (long long)plan.workspace_bytes);
     fdm_launch launch = {options ? options->stream : NULL, options ? options->executor : NULL};
-    status = run_plan(&plan, &attention, workspace, (size_t)plan.workspace_bytes, &launch);
+    status = run_plan(family, &plan, &attention, workspace, (size_t)plan.workspace_bytes, &launch);
     if (workspace)
         allocator->release(allocator->context, workspace);
     return status;

@@ -4,12 +4,19 @@
 #include "cuda/driver.h"
 #include "cuda/loaded_kernels.h"
 
-/* Why a launch failed. A stream of a context that the caller made is no stream of the primary one, in which kernels are
- * loaded; the driver says only that some handle is invalid. */
+/* Why a launch failed. A plan may have been made for another device. A stream of a context that the caller made is no
+ * stream of the primary one, in which kernels are loaded; the driver says only that some handle is invalid. */
 static fdm_status refuse(const struct cuda_driver *driver, const struct cuda_launch *launch, cu_result result) {
     struct cuda_context_scope scope;
     cu_context of_stream = NULL, primary = NULL;
     cu_result asked = 1;
+    fdm_device facts;
+    if ((launch->cluster > 1 || launch->programmatic_launch) && !cuda_device_facts(launch->kernel->device, &facts) &&
+        facts.compute_major < 9)
+        return error_set(FDM_ERROR_UNSUPPORTED,
+                         "the launch has clusters or begins early, for compute capability 9.0 and above; the CUDA "
+                         "device has %d.%d",
+                         facts.compute_major, facts.compute_minor);
     if (result != CU_ERROR_INVALID_HANDLE && result != CU_ERROR_INVALID_CONTEXT)
         return cuda_driver_error(driver, result, "launching a kernel");
     if (launch->stream && !cuda_context_enter_relaxed(driver, launch->kernel->device, &scope)) {

@@ -249,6 +249,17 @@ static void add_to_chain(struct cuda_kernel *kernel, struct work *work) {
     pthread_mutex_unlock(&lock);
 }
 
+/* Why a kernel is not loaded. A plan may have been made for a device with more shared memory. */
+static fdm_status refuse_to_load(const struct cuda_driver *driver, int32_t device,
+                                 const struct cuda_kernel_request *request, int32_t shared_bytes, cu_result result) {
+    fdm_device facts;
+    if (!cuda_device_facts(device, &facts) && shared_bytes > facts.shared_bytes)
+        return error_set(FDM_ERROR_UNSUPPORTED,
+                         "kernel %s takes %d bytes of shared memory for a block; the CUDA device has %lld",
+                         request->entry, shared_bytes, (long long)facts.shared_bytes);
+    return cuda_driver_error(driver, result, "loading a kernel");
+}
+
 static fdm_status load_new(const struct cuda_driver *driver, int32_t device, struct work *work,
                            const struct cuda_kernel **loaded) {
     const int32_t shared_bytes = work->request.shared_bytes;
@@ -270,10 +281,11 @@ static fdm_status load_new(const struct cuda_driver *driver, int32_t device, str
     if (!result)
         result = driver->function_get(&kernel->resources.max_threads, CU_FUNCTION_MAX_THREADS, kernel->function);
     if (result) {
+        const int32_t needed = shared_bytes + kernel->resources.static_shared_bytes;
         if (kernel->module)
             driver->module_unload(kernel->module);
         memory_release(kernel);
-        return cuda_driver_error(driver, result, "loading a kernel");
+        return refuse_to_load(driver, device, &work->request, needed, result);
     }
     add_to_chain(kernel, work);
     *loaded = kernel;

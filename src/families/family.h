@@ -57,6 +57,9 @@ struct family {
      * plan->reason, or an empty one where there are no more ways. NULL: a kernel runs a problem in one way. */
     int (*variant)(const struct family *family, const struct plan_request *request, int32_t index, int32_t number,
                    fdm_plan *plan);
+    /* Of a plan that may come from a file, so that choose() may not have made it: whether its kernel can run the
+     * problem on the device. NULL: execute() finds out. */
+    fdm_status (*check)(const struct family *family, const fdm_plan *plan, const fdm_problem *problem);
     /* Makes what the plan launches ready; NULL when there is nothing to make. */
     fdm_status (*prepare)(const struct family *family, const fdm_plan *plan);
     /* CUDA: the kernels that the plan launches, at most FAMILY_LAUNCHES_MAX; returns how many, 0 when the plan is not

@@ -234,6 +234,21 @@ int gpu_family_variant(const struct family *family, const struct plan_request *r
     return 0;
 }
 
+fdm_status gpu_family_check(const struct family *family, const fdm_plan *plan, const fdm_problem *p) {
+    char text[160];
+    fdm_device device;
+    fdm_status status = cuda_device_facts(plan->device.index, &device);
+    if (status)
+        return status;
+    const char *why = family_refusal(list_of(family), &device, p, text, sizeof text);
+    if (why)
+        return error_set(FDM_ERROR_UNSUPPORTED, "kernel '%s' does not run on this device: %s", plan->kernel, why);
+    why = refusal_of(algorithm_of(family, plan->kernel_index), &device, p, text, sizeof text);
+    return why ? error_set(FDM_ERROR_INVALID_ARGUMENT, "kernel '%s' cannot run the plan's problem: %s", plan->kernel,
+                           why)
+               : FDM_OK;
+}
+
 fdm_status gpu_family_execute(const struct family *family, const fdm_plan *plan, const struct attention *attention,
                               void *workspace, const fdm_launch *launch) {
     return algorithm_of(family, plan->kernel_index)

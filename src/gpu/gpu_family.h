@@ -52,6 +52,7 @@ int gpu_family_chosen_freely(const struct family *family, int32_t index);
 int gpu_family_choose(const struct family *family, const struct plan_request *request, fdm_plan *plan);
 int gpu_family_variant(const struct family *family, const struct plan_request *request, int32_t index, int32_t number,
                        fdm_plan *plan);
+fdm_status gpu_family_check(const struct family *family, const fdm_plan *plan, const fdm_problem *problem);
 fdm_status gpu_family_prepare(const struct family *family, const fdm_plan *plan);
 int32_t gpu_family_launches(const struct family *family, const fdm_plan *plan, struct cuda_kernel_request *requests);
 fdm_status gpu_family_execute(const struct family *family, const fdm_plan *plan, const struct attention *attention,
@@ -65,8 +66,8 @@ static inline uint32_t gpu_grid(int64_t blocks) { return blocks < INT32_MAX ? (u
 #define GPU_FAMILY_ENTRIES                                                                                     \
     .device_type = FDM_CUDA, .kernel = gpu_family_kernel, .parameters = gpu_family_parameters,                 \
     .available = gpu_family_available, .chosen_freely = gpu_family_chosen_freely, .choose = gpu_family_choose, \
-    .variant = gpu_family_variant, .prepare = gpu_family_prepare, .launches = gpu_family_launches,             \
-    .execute = gpu_family_execute
+    .variant = gpu_family_variant, .check = gpu_family_check, .prepare = gpu_family_prepare,                   \
+    .launches = gpu_family_launches, .execute = gpu_family_execute
 
 /* The clause of a refusal, written to `text`. */
 const char *gpu_no_tile_fits(const fdm_device *device, char *text, size_t size);

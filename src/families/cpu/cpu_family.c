@@ -229,16 +229,25 @@ static int choose(const struct family *family, const struct plan_request *reques
     return 0;
 }
 
+/* Whether fill() can have given these. */
+static int has_blocks(const struct algorithm *a, enum cpu_isa isa, const fdm_problem *p, const fdm_plan *plan) {
+    int32_t block_m, block_n;
+    a->blocks(p, cpu_isa_kernels(isa, p->dtype), &block_m, &block_n);
+    const int is_power = (plan->block_m & (plan->block_m - 1)) == 0;
+    return plan->block_n == block_n &&
+           (plan->block_m == block_m ||
+            (a->many_blocks && is_power && plan->block_m >= CPU_LANES && plan->block_m <= CPU_BLOCK_LANES_MAX));
+}
+
 /* A plan may come from a file: what it says must be something choose() could have said. */
 static fdm_status execute(const struct family *family, const fdm_plan *plan, const struct attention *attention,
                           void *workspace, const fdm_launch *launch) {
     (void)family;
     const struct algorithm *a = algorithm_of(plan->kernel_index);
     const enum cpu_isa isa = cpu_plan_isa(plan);
-    if (plan->num_threads < 1 || plan->block_m < 1 || plan->block_m > CPU_BLOCK_LANES_MAX || plan->block_n < 1 ||
-        plan->block_n > CPU_BLOCK_KEYS_MAX || a->pass != attention->problem->pass ||
-        problem_refusal(attention->problem) || refusal(a, isa, attention->problem) ||
-        a->workspace(attention->problem, plan) > plan->workspace_bytes)
+    const fdm_problem *p = attention->problem;
+    if (plan->num_threads < 1 || problem_refusal(p) || refusal(a, isa, p) || !has_blocks(a, isa, p, plan) ||
+        a->workspace(p, plan) > plan->workspace_bytes)
         return error_set(FDM_ERROR_INVALID_ARGUMENT,
                          "the plan's block sizes, threads or workspace are not its kernel's");
     return a->execute(plan, attention, workspace, launch);

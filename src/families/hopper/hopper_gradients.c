@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/error.h"
 #include "gpu/key_sort.h"
 #include "gpu/numbers.h"
 #include "gpu/tile_maps.h"
@@ -144,11 +143,6 @@ fdm_status hopper_backward_maps(const fdm_plan *plan, const struct attention *at
         layouts[count++] = tile_scores_layout(&attention->mask, p->mask_shape, FDM_BOOL, ROWS_OF_A_STEP);
     if (gpu_bias_rows(p))
         layouts[count++] = tile_scores_layout(&attention->bias, p->bias_shape, p->bias_dtype, ROWS_OF_A_STEP);
-    if (!p->aligned || !p->q_mappable || !p->keys_mappable || (count > 4 && !p->scores_mappable))
-        return error_set(
-            FDM_ERROR_INVALID_ARGUMENT,
-            "the plan is for tensors at multiples of 16 bytes that a tensor map can describe (no stride of "
-            "0, none of 2^40 bytes or more), but these are not");
     const fdm_status status = cuda_tensor_maps_make(plan->device.index, layouts, count, maps);
     if (status)
         return status;

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/error.h"
 #include "base/half.h"
 #include "families/family.h"
 
@@ -291,6 +292,8 @@ static fdm_status execute(const struct family *family, const fdm_plan *plan, con
     (void)family;
     (void)launch;
     const fdm_problem *p = attention->problem;
+    if (workspace_doubles(p) * (int64_t)sizeof(double) > plan->workspace_bytes)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's workspace is smaller than its kernel's");
     if (p->pass == FDM_FORWARD) {
         for_each_head(attention, workspace, forward_head);
         return FDM_OK;

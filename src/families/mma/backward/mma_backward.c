@@ -278,7 +278,8 @@ static int validate(const fdm_plan *plan, const fdm_problem *p) {
         if (strcmp(code->code, plan->choice) == 0)
             return plan->block_m == code->block_m && plan->block_n == code->block_n &&
                    v_in_registers == code->v_in_registers && (plan->stages == 1 || plan->stages == 2) &&
-                   (!with.paired || may_pair(plan, p)) && (with.buffers == 1 || with.buffers == 2) &&
+                   plan->parameters[PAIRED] == with.paired && (!with.paired || may_pair(plan, p)) &&
+                   (with.buffers == 1 || with.buffers == 2) &&
                    (!with.ring ||
                     ((with.paired || is_half(plan, p)) && with.buffers == 2 && (with.ring == 2 || with.ring == 3))) &&
                    (!plan->parameters[TMA] || (plan->parameters[TMA] == 1 && may_use_tma(plan, p))) &&
@@ -329,11 +330,6 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     struct cuda_kernel_request list[GPU_REQUESTS_MAX];
     const struct cuda_kernel *kernels[GPU_REQUESTS_MAX];
     struct mma_backward_params params;
-    if (plan->parameters[TMA] && !p->q_mappable)
-        return error_set(
-            FDM_ERROR_INVALID_ARGUMENT,
-            "the plan is for q and dout that a tensor map can describe (no stride of 0, none of 2^40 bytes "
-            "or more), but these are not");
     if (!validate(plan, p))
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile or workspace is not its kernel's");
     fdm_status status = cuda_kernels_get(plan->device.index, list, make_requests(plan, p, list), kernels);

@@ -154,6 +154,7 @@ static int validate(const fdm_plan *plan, const fdm_problem *p) {
         return 0;
     const struct gpu_backward_needs needs = needs_of(&tiles[tile], p);
     return plan->block_m == own_of(&tiles[tile]) && plan->block_n == tiles[tile].block &&
+           plan->shared_bytes == shared_bytes(&tiles[tile], p) &&
            plan->workspace_bytes >= gpu_backward_workspace_bytes(p, &needs);
 }
 

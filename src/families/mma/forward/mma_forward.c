@@ -191,7 +191,8 @@ static void forward_request(const struct tile *t, const fdm_problem *p, struct c
 static int validate(const fdm_plan *plan, const fdm_problem *p) {
     const int32_t tile = plan->parameters[TILE];
     return tile >= 0 && tile < NUM_TILES && plan->block_m == block_m(&tiles[tile]) &&
-           plan->block_n == tiles[tile].block_n && mask_bytes(&tiles[tile], p) <= plan->workspace_bytes;
+           plan->block_n == tiles[tile].block_n && plan->shared_bytes == shared_bytes(&tiles[tile], p) &&
+           mask_bytes(&tiles[tile], p) <= plan->workspace_bytes;
 }
 
 /* The forward's kernel, and the block mask's where the mask has rows. */

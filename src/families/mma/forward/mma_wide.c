@@ -174,14 +174,18 @@ static void request_of(const fdm_plan *plan, const fdm_problem *p, struct cuda_k
     request->threads = 32 * t->warps;
 }
 
-static int valid(const fdm_plan *plan) {
-    const int32_t tile = plan->parameters[TILE];
-    return tile >= 0 && tile < NUM_TILES && plan->stages >= tiles[tile].stages_min &&
-           plan->stages <= tiles[tile].stages_max;
+static int valid(const fdm_plan *plan, const fdm_problem *p) {
+    if (plan->parameters[TILE] < 0 || plan->parameters[TILE] >= NUM_TILES)
+        return 0;
+    const struct tile *t = &tiles[plan->parameters[TILE]];
+    const struct fitted f = fit(t, p);
+    return p->head_dim <= t->head_dim_max && p->head_dim_v <= t->head_dim_max && features_of(p) <= t->features_max &&
+           plan->stages >= t->stages_min && plan->stages <= t->stages_max && plan->block_m == t->block_m &&
+           plan->block_n == t->block_n && plan->shared_bytes == shared_bytes(t, &f, plan->stages);
 }
 
 static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *requests) {
-    if (!valid(plan))
+    if (!valid(plan, &plan->problem))
         return 0;
     request_of(plan, &plan->problem, requests);
     return 1;
@@ -189,7 +193,7 @@ static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *reques
 
 static fdm_status execute(const fdm_plan *plan, const struct attention *attention, void *workspace, void *stream) {
     struct cuda_kernel_request request;
-    if (!valid(plan))
+    if (!valid(plan, attention->problem))
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile %d or its %d stages are not its kernel's",
                          plan->parameters[TILE], plan->stages);
     const struct tile *t = &tiles[plan->parameters[TILE]];

@@ -168,9 +168,16 @@ static int fill_code(const fdm_device *device, const fdm_problem *p, const char 
 
 /* ---- execution ---- */
 
-static int validate(const fdm_plan *plan) {
-    return plan->parameters[ALGORITHM] >= 0 && plan->parameters[ALGORITHM] < NUM_ALGORITHMS &&
-           plan->parameters[VARIANT] >= 0 && plan->parameters[VARIANT] < NUM_VARIANTS;
+static int validate(const fdm_plan *plan, const fdm_problem *p) {
+    const int32_t algorithm = plan->parameters[ALGORITHM], variant = plan->parameters[VARIANT];
+    if (algorithm < 0 || algorithm >= NUM_ALGORITHMS || variant < 0 || variant >= NUM_VARIANTS ||
+        strcmp(plan->kernel + strlen("mma."), algorithms[algorithm].name) != 0)
+        return 0;
+    const struct variant *v = &variants[variant];
+    const struct shape s = shape_of(algorithm, v, p);
+    return (!v->f16_accumulation || p->dtype == FDM_FLOAT16) && plan->block_m == MMA_TEXTBOOK_BLOCK_M &&
+           plan->block_n == s.block_n && plan->stages == v->stages &&
+           plan->shared_bytes == shared_bytes(algorithm, &s, v);
 }
 
 static void request_of(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *request) {
@@ -188,7 +195,7 @@ static void request_of(const fdm_plan *plan, const fdm_problem *p, struct cuda_k
 }
 
 static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *requests) {
-    if (!validate(plan))
+    if (!validate(plan, &plan->problem))
         return 0;
     request_of(plan, &plan->problem, requests);
     return 1;
@@ -196,7 +203,7 @@ static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *reques
 
 static fdm_status execute(const fdm_plan *plan, const struct attention *attention, void *workspace, void *stream) {
     const fdm_problem *p = attention->problem;
-    if (!validate(plan))
+    if (!validate(plan, p))
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's parameters are not those of a textbook kernel");
     const struct shape s = shape_of(plan->parameters[ALGORITHM], &variants[plan->parameters[VARIANT]], p);
     struct cuda_kernel_request request;
