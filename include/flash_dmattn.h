@@ -447,10 +447,10 @@ FDM_API fdm_status fdm_key_bias_backward(const fdm_tensor *dt, const fdm_tensor 
  *
  * Rows are 0 .. seqlen_q - 1. A key that no row sees gets a start past every row; one that is never dropped an end of
  * INT32_MAX. All tensors are on one device, with any strides; the CPU and CUDA devices give the same numbers.
- * fdm_topk_intervals_workspace() says how many bytes of workspace a bias takes on its device (0 for one that is not
- * legal). On the CPU, where the time is O(Sk log W) a head, workspace NULL allocates them. On CUDA devices the
- * workspace is device memory at a multiple of 16; the work is enqueued on `stream` (a CUstream, NULL = the default
- * stream), can be captured, and nothing waits for it.
+ * fdm_topk_intervals_workspace() says how many bytes of workspace, at a multiple of 16, a bias takes on its device (0
+ * for one that is not legal). On the CPU, where the time is O(Sk log W) a head, workspace NULL allocates them. On CUDA
+ * devices the workspace is device memory; the work is enqueued on `stream` (a CUstream, NULL = the default stream), can
+ * be captured, and nothing waits for it.
  */
 FDM_API fdm_status fdm_topk_intervals(const fdm_tensor *bias, const fdm_tensor *padding, int64_t window,
                                       int64_t seqlen_q, fdm_tensor *start, fdm_tensor *end, void *workspace,

@@ -201,9 +201,7 @@ size_t fdm_topk_intervals_workspace(const fdm_tensor *bias, const fdm_tensor *pa
 static fdm_status check_workspace(const fdm_tensor *bias, const void *workspace, size_t bytes, size_t needed) {
     if (workspace && bytes < needed)
         return error_set(FDM_ERROR_WORKSPACE, "workspace has %zu bytes; %zu are needed", bytes, needed);
-    if (bias->device.type != FDM_CUDA)
-        return FDM_OK;
-    if (!workspace && needed > 0)
+    if (!workspace && needed > 0 && bias->device.type == FDM_CUDA)
         return error_set(FDM_ERROR_WORKSPACE, "workspace is NULL; on CUDA devices %zu bytes are needed", needed);
     if ((uintptr_t)workspace % 16)
         return error_set(FDM_ERROR_WORKSPACE, "workspace is at %p; it must be a multiple of 16", workspace);

@@ -202,7 +202,7 @@ fdm_status fdm_plan_gemm(const fdm_device *device, const fdm_gemm_problem *probl
 fdm_status fdm_prepare_gemm(const fdm_gemm_plan *plan) {
     struct cuda_kernel_request requests[COMPANION_REQUESTS_MAX];
     const int32_t count = plan ? gemm_requests(plan, requests) : 0;
-    return companion_prepare(plan ? &plan->choice : NULL, requests, count, "tile");
+    return companion_prepare(plan ? &plan->choice : NULL, requests, count, "tile or workspace");
 }
 
 fdm_status fdm_gemm_kernel(int32_t index, const char **name, const char **description) {

@@ -91,7 +91,7 @@ void gemm_hopper_fill(const fdm_device *device, const void *problem, fdm_compani
     at[P_EARLY] = 1;
     at[P_BLOCKS] = (int32_t)(items < clusters ? items : clusters) * t.cluster;
     choice->shared_bytes = gemm_hopper_shared_bytes(t.warpgroups, t.block_n, at[P_STAGES], t.splits > 1);
-    choice->workspace_bytes = t.splits > 1 ? (p->batch * p->m * p->n * 4 * t.splits + 63) / 64 * 64 : 0;
+    choice->workspace_bytes = gemm_splits_bytes(p, t.splits);
     snprintf(choice->choice, sizeof choice->choice, "%dx%d, %d stages, cluster %d, %d split%s", 64 * t.warpgroups,
              t.block_n, at[P_STAGES], t.cluster, t.splits, t.splits > 1 ? "s" : "");
 }

@@ -202,6 +202,8 @@ int32_t gemm_requests(const fdm_gemm_plan *plan, struct cuda_kernel_request *req
         if (c->kernel_index == HOPPER ? !gemm_hopper_request(plan, &requests[0])
                                       : !gemm_skinny_request(plan, &requests[0]))
             return 0;
+        if (c->workspace_bytes < gemm_splits_bytes(p, splits_of(c)))
+            return 0;
         if (splits_of(c) == 1)
             return 1;
         element_request(p, "gemm_combine", 0, &requests[1]);
@@ -236,7 +238,7 @@ fdm_status gemm_launch(const fdm_gemm_plan *plan, struct gemm_params *params, vo
     const int32_t count = gemm_requests(plan, requests), index = plan->choice.kernel_index;
     const int early = index == SKINNY && plan->choice.parameters[SKINNY_EARLY];
     if (count == 0)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile is not its kernel's");
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile or workspace is not its kernel's");
     params->partials = workspace;
     params->splits = splits_of(&plan->choice);
     fdm_status status = cuda_kernels_get(plan->choice.device.index, requests, count, loaded);

@@ -7,6 +7,11 @@
 
 extern const struct companion_operation gemm_operation;
 
+/* What the sums of `splits` parts of k take. */
+static inline int64_t gemm_splits_bytes(const struct fdm_gemm_problem *p, int32_t splits) {
+    return splits > 1 ? (p->batch * p->m * p->n * 4 * splits + 63) / 64 * 64 : 0;
+}
+
 /* The kernels that the plan launches; 0 for a plan that companion_choose() cannot have made. */
 int32_t gemm_requests(const struct fdm_gemm_plan *plan, struct cuda_kernel_request *requests);
 /* Fills what of the parameters depends on the plan, and enqueues. */

@@ -48,7 +48,7 @@ void gemm_skinny_fill(const fdm_device *device, const void *problem, fdm_compani
     choice->parameters[SKINNY_SPLITS] = splits;
     choice->parameters[SKINNY_EARLY] = device->compute_major >= 9;
     choice->shared_bytes = gemm_skinny_shared_bytes(rows);
-    choice->workspace_bytes = splits > 1 ? (p->batch * p->m * p->n * 4 * splits + 63) / 64 * 64 : 0;
+    choice->workspace_bytes = gemm_splits_bytes(p, splits);
     snprintf(choice->choice, sizeof choice->choice, "%dx%d, %d loads of B a thread in flight, %d split%s", rows,
              GEMM_SKINNY_COLUMNS, 8 * choice->parameters[SKINNY_DEPTH], splits, splits > 1 ? "s" : "");
 }

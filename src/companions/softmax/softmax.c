@@ -139,7 +139,7 @@ fdm_status fdm_plan_softmax(const fdm_device *device, const fdm_softmax_problem 
 fdm_status fdm_prepare_softmax(const fdm_softmax_plan *plan) {
     struct cuda_kernel_request requests[COMPANION_REQUESTS_MAX];
     const int32_t count = plan ? softmax_requests(plan, requests) : 0;
-    return companion_prepare(plan ? &plan->choice : NULL, requests, count, "shape");
+    return companion_prepare(plan ? &plan->choice : NULL, requests, count, "shape or workspace");
 }
 
 fdm_status fdm_softmax_kernel(int32_t index, const char **name, const char **description) {

@@ -23,6 +23,10 @@ static int32_t vector_of(const fdm_softmax_problem *p) {
 static int32_t shared_bytes_of(const fdm_softmax_problem *p, const int32_t *at) {
     return softmax_shared_bytes(at[P_CHUNKS] * at[P_RING], p->pass == FDM_BACKWARD);
 }
+/* A maximum and a sum of each piece of a row. */
+static int64_t sums_bytes(const fdm_softmax_problem *p, int32_t pieces) {
+    return (p->rows * pieces * 8 + 63) / 64 * 64;
+}
 static int64_t at_least_1(int64_t x) { return x < 1 ? 1 : x; }
 
 /* ---- softmax.resident: threads and registers that hold a row ---- */
@@ -184,7 +188,7 @@ static void ring_fill(const fdm_device *device, const void *problem, fdm_compani
                                   s.lag};
     memcpy(choice->parameters, parameters, sizeof parameters);
     choice->shared_bytes = shared_bytes_of(p, parameters);
-    choice->workspace_bytes = (p->rows * s.pieces * 8 + 63) / 64 * 64;
+    choice->workspace_bytes = sums_bytes(p, s.pieces);
     snprintf(choice->choice, sizeof choice->choice, "%d-pieces of %d-chunks, %d-groups, ring of %d", s.pieces, s.chunks,
              s.groups, s.ring);
 }
@@ -203,7 +207,7 @@ static void split_fill(const fdm_device *device, const void *problem, fdm_compan
     pieces = pieces > SOFTMAX_PIECES_MAX ? SOFTMAX_PIECES_MAX : at_least_1(pieces);
     const int32_t parameters[] = {vector, THREADS, THREADS, chunks, 0, (int32_t)pieces, 0, device->compute_major >= 9};
     memcpy(choice->parameters, parameters, sizeof parameters);
-    choice->workspace_bytes = (p->rows * pieces * 8 + 63) / 64 * 64;
+    choice->workspace_bytes = sums_bytes(p, (int32_t)pieces);
     snprintf(choice->choice, sizeof choice->choice, "%d-pieces", (int32_t)pieces);
 }
 
@@ -274,6 +278,9 @@ int32_t softmax_requests(const fdm_softmax_plan *plan, struct cuda_kernel_reques
     if (c->kernel_index < 0 || c->kernel_index >= NUM_KERNELS ||
         strcmp(c->kernel, kernels[c->kernel_index].name) != 0 || c->shared_bytes != shared_bytes_of(p, at))
         return 0;
+    const int in_pieces = c->kernel_index == RING || c->kernel_index == SPLIT;
+    if (in_pieces && c->workspace_bytes < sums_bytes(p, at[P_PIECES]))
+        return 0;
     const int clustered = c->kernel_index == RESIDENT && at[P_PIECES] > 1;
     int32_t count = 0;
     for (; count < COMPANION_REQUESTS_MAX && programs[c->kernel_index].entries[count]; count++) {
@@ -301,7 +308,7 @@ fdm_status softmax_launch(const fdm_softmax_plan *plan, struct softmax_params *p
     const struct cuda_kernel *loaded[COMPANION_REQUESTS_MAX];
     int32_t count = softmax_requests(plan, requests);
     if (count == 0)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's shape is not its kernel's");
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's shape or workspace is not its kernel's");
     fdm_status status = cuda_kernels_get(plan->choice.device.index, requests, count, loaded);
     params->chunks = (uint32_t)chunks_of(&plan->problem, at[P_VECTOR]);
     params->pieces = (uint32_t)at[P_PIECES];
