@@ -402,6 +402,75 @@ static void garbage_in_settings(void) {
     assert_int_equal(fake_compiler()->num_compiled(), 2);
 }
 
+/* ---- what a kernel in memory is known by ---- */
+
+static struct cuda_kernel_request many_constants(void) {
+    static char names[CUDA_CONSTANTS_MAX][16];
+    struct cuda_kernel_request request = {
+        .file = "gpu/combine_splits.cu", .entry = "combine_splits", .num_constants = CUDA_CONSTANTS_MAX};
+    for (int32_t n = 0; n < CUDA_CONSTANTS_MAX; n++) {
+        snprintf(names[n], sizeof names[n], "CONSTANT_%d", n);
+        request.constants[n] = (struct cuda_constant){names[n], 2};
+    }
+    return request;
+}
+
+static const struct cuda_kernel *kernel_of(int32_t device, const struct cuda_kernel_request *request) {
+    const struct cuda_kernel *kernel;
+    assert_int_equal(cuda_kernels_get(device, request, 1, &kernel), FDM_OK);
+    return kernel;
+}
+
+/* In memory, and as work in flight: each pair is asked for in one call. */
+static void kernels_are_known_by_each_constant(void) {
+    struct cuda_kernel_request pair[2] = {many_constants(), many_constants()};
+    const struct cuda_kernel *both[2];
+    use_fake_compiler();
+    const struct cuda_kernel *first = kernel_of(0, &pair[0]);
+    for (int32_t n = 0; n < CUDA_CONSTANTS_MAX; n++)
+        for (int high = 0; high < 2; high++) {
+            const int64_t before = fake_compiler()->num_compiled(), distinct = fake_compiler()->num_distinct();
+            pair[0] = pair[1] = many_constants();
+            pair[0].constants[(n + 1) % CUDA_CONSTANTS_MAX].value = 1000 + n; /* two that are new */
+            pair[1] = pair[0];
+            pair[1].constants[n].value += high ? 1ll << 32 : 1;
+            assert_int_equal(cuda_kernels_get(0, pair, 2, both), FDM_OK);
+            if (both[0] == both[1] || both[0] == first || both[1] == first ||
+                fake_compiler()->num_distinct() != distinct + (high ? 1 : 2))
+                fail_msg("constant %d is not looked at", n);
+            assert_ptr_equal(kernel_of(0, &pair[0]), both[0]);
+            assert_ptr_equal(kernel_of(0, &pair[1]), both[1]);
+            assert_int_equal(fake_compiler()->num_compiled(), before + (high ? 1 : 2));
+        }
+}
+
+static void kernels_are_known_by_everything_else(void) {
+    const struct cuda_kernel_request request = many_constants();
+    struct cuda_kernel_request other;
+    use_fake_compiler();
+    const struct cuda_kernel *first = kernel_of(0, &request);
+    for (int what = 0; what < 4; what++) {
+        const int64_t before = fake_compiler()->num_compiled();
+        other = request;
+        switch (what) {
+        case 0: other.shared_bytes = 1024; break; /* set once, when a kernel is loaded: the same code */
+        case 1: other.entry = "combine"; break;
+        case 2:
+            other.file = "gpu/merge.cu";
+            other.entry = "merge";
+            break;
+        default: other.num_constants--; break;
+        }
+        if (kernel_of(0, &other) == first)
+            fail_msg("change %d is not looked at", what);
+        assert_ptr_equal(kernel_of(0, &request), first);
+        assert_int_equal(fake_compiler()->num_compiled(), before + (what > 0));
+    }
+    const int64_t before = fake_compiler()->num_compiled();
+    assert_ptr_not_equal(kernel_of(1, &request), first); /* loaded on each device, of one code */
+    assert_int_equal(fake_compiler()->num_compiled(), before);
+}
+
 #define TWO  "FAKE_CUDA_DEVICES=9.0:232448,9.0:232448"
 #define MANY "FAKE_CUDA_DEVICES=9.0:1,9.0:1,9.0:1,9.0:1,9.0:1,9.0:1,9.0:1,9.0:1"
 #define NONE "VIRTUAL_ENV= CUDA_HOME= PYTHONPATH="
@@ -420,6 +489,8 @@ static const struct scenario scenarios[] = {
     {"old_temporary_files_go", old_temporary_files_go, NULL, 0},
     {"limits_are_read", limits_are_read, NULL, 0},
     {"garbage_in_settings", garbage_in_settings, NULL, 0},
+    {"kernels_are_known_by_each_constant", kernels_are_known_by_each_constant, TWO, 0},
+    {"kernels_are_known_by_everything_else", kernels_are_known_by_everything_else, TWO, 0},
 };
 
 int main(int argc, char **argv) {

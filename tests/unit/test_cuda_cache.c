@@ -148,34 +148,139 @@ static void a_folder_that_cannot_be_written(void **state) {
     set_up(NULL);
 }
 
-/* What the machine code depends on is in the key. */
-static void keys_tell_kernels_apart(void **state) {
+/* ---- keys ---- */
+
+enum { KEYS_MAX = 256, OPTIONS_MAX = 8 };
+
+/* Everything that machine code depends on. */
+struct ingredients {
+    struct cuda_compiler compiler;
+    char arch[16], names[CUDA_CONSTANTS_MAX][24];
+    struct cuda_source source;
+    struct cuda_kernel_request request;
+    const char *options[OPTIONS_MAX];
+};
+
+static void gather(struct ingredients *i) {
+    memset(i, 0, sizeof *i);
+    snprintf(i->compiler.path, sizeof i->compiler.path, "/lib/libnvrtc.so.13");
+    snprintf(i->compiler.identity, sizeof i->compiler.identity, "/lib/libnvrtc.so.13 1000 2000");
+    snprintf(i->arch, sizeof i->arch, "sm_90");
+    i->source = *cuda_source_find("families/mma/forward/mma_forward.cu");
+    i->request = (struct cuda_kernel_request){
+        .file = i->source.name, .entry = "mma_forward", .num_constants = CUDA_CONSTANTS_MAX};
+    for (int32_t n = 0; n < CUDA_CONSTANTS_MAX; n++) {
+        snprintf(i->names[n], sizeof i->names[n], "CONSTANT_%d", n);
+        i->request.constants[n] = (struct cuda_constant){i->names[n], 64};
+    }
+    memcpy(i->options, cuda_compile_options, 4 * sizeof *i->options);
+    assert_null(i->options[3]);
+}
+
+static struct cache_key keys[KEYS_MAX];
+static int32_t num_keys;
+
+/* One more key, which differs from all before it, in each half and not by the other alone. `by_compiler`: in the
+ * compiler's part instead. */
+static void expect_new(const struct ingredients *i, int by_compiler, const char *what, int32_t number) {
+    const struct cache_key made = cache_key_of(&i->compiler, i->arch, &i->source, &i->request, i->options);
+    for (int32_t n = 0; n < num_keys; n++) {
+        const int same_half = made.half[0] == keys[n].half[0] || made.half[1] == keys[n].half[1];
+        if (by_compiler ? made.compiler == keys[n].compiler : same_half)
+            fail_msg("%s %d is not in the key", what, number);
+    }
+    assert_true(num_keys < KEYS_MAX);
+    if (!by_compiler)
+        keys[num_keys++] = made;
+}
+
+static void keys_have_each_constant(void **state) {
     (void)state;
-    struct cuda_compiler compiler = {"/a", "/a 1 2", 13};
-    const struct cuda_source *source = cuda_source_find("families/mma/forward/mma_forward.cu");
-    assert_non_null(source);
-    assert_true(source->num_includes >= 5);
+    struct ingredients i;
+    num_keys = 0;
+    gather(&i);
+    expect_new(&i, 0, "nothing", 0);
+    for (int32_t n = 0; n < CUDA_CONSTANTS_MAX; n++) {
+        i.request.constants[n].value = 65;
+        expect_new(&i, 0, "the value of constant", n);
+        i.request.constants[n].value = 64 + (1ll << 32);
+        expect_new(&i, 0, "the upper half of constant", n);
+        i.request.constants[n].value = 64;
+        i.names[n][0] = 'X';
+        expect_new(&i, 0, "the name of constant", n);
+        i.names[n][0] = 'C';
+    }
+    i.request.num_constants--;
+    expect_new(&i, 0, "the number of constants", 0);
+}
+
+static void keys_have_everything_else(void **state) {
+    (void)state;
+    struct ingredients i;
+    num_keys = 0;
+    gather(&i);
+    expect_new(&i, 0, "nothing", 0);
+    i.request.entry = "mma_forwards";
+    expect_new(&i, 0, "the entry", 0);
+    gather(&i);
+    i.request.file = "families/mma/forward/mma_wide.cu";
+    expect_new(&i, 0, "the file", 0);
+    for (int32_t half = 0; half < 2; half++) {
+        gather(&i);
+        i.source.closure[half] ^= 1ull << 63;
+        const struct cache_key made = cache_key_of(&i.compiler, i.arch, &i.source, &i.request, i.options);
+        assert_true(made.half[half] != keys[0].half[half]); /* which has this half of the closure */
+    }
+    static const char *const arches[] = {"sm_80", "sm_90a", "sm_100", "sm_9"};
+    for (int32_t n = 0; n < 4; n++) {
+        gather(&i);
+        snprintf(i.arch, sizeof i.arch, "%s", arches[n]);
+        expect_new(&i, 0, "the architecture", n);
+    }
+    for (int32_t n = 0; n < 3; n++) {
+        gather(&i);
+        i.options[n] = "--fmad=false";
+        expect_new(&i, 0, "option", n);
+        gather(&i);
+        memmove(&i.options[n], &i.options[n + 1], (size_t)(3 - n) * sizeof *i.options);
+        expect_new(&i, 0, "lacking option", n);
+    }
+    gather(&i);
+    i.options[3] = "--maxrregcount=32";
+    expect_new(&i, 0, "one more option", 0);
+}
+
+/* The compiler's part is its own: without a compiler the rest is looked for alone. */
+static void keys_have_the_compiler(void **state) {
+    (void)state;
+    static const char *const identities[] = {"/lib/libnvrtc.so.12 1000 2000", "/lib/libnvrtc.so.13 1001 2000",
+                                             "/lib/libnvrtc.so.13 1000 2001"};
+    struct ingredients i;
+    num_keys = 0;
+    gather(&i);
+    expect_new(&i, 0, "nothing", 0);
+    for (int32_t n = 0; n < 3; n++) {
+        snprintf(i.compiler.identity, sizeof i.compiler.identity, "%s", identities[n]);
+        expect_new(&i, 1, "the compiler's path, size or time", n);
+        const struct cache_key made = cache_key_of(&i.compiler, i.arch, &i.source, &i.request, i.options);
+        assert_memory_equal(made.half, keys[0].half, sizeof made.half);
+    }
+    const struct cache_key any = cache_key_of(NULL, i.arch, &i.source, &i.request, i.options);
+    assert_memory_equal(any.half, keys[0].half, sizeof any.half);
+    assert_true(any.compiler == 0 && keys[0].compiler != 0);
+}
+
+/* What a launch needs is no part of the code. */
+static void keys_have_nothing_more(void **state) {
+    (void)state;
+    struct ingredients i;
+    gather(&i);
+    const struct cache_key before = cache_key_of(&i.compiler, i.arch, &i.source, &i.request, i.options);
+    i.request.shared_bytes = i.request.cluster = i.request.threads = i.request.spill_bytes_max = 77;
+    const struct cache_key after = cache_key_of(&i.compiler, i.arch, &i.source, &i.request, i.options);
+    assert_memory_equal(&before, &after, sizeof before);
+    assert_true(i.source.num_includes >= 5);
     assert_null(cuda_source_find("families/mma/nothing.cu"));
-    struct cuda_kernel_request request = {
-        .file = source->name, .entry = "mma_forward", .num_constants = 1, .constants = {{"HEAD_DIM", 64}}};
-    static const char *const more_options[] = {"--std=c++17", "--fmad=false", NULL};
-    struct cache_key keys[8];
-    keys[0] = cache_key_of(&compiler, "sm_90", source, &request, cuda_compile_options);
-    keys[1] = cache_key_of(&compiler, "sm_80", source, &request, cuda_compile_options);
-    keys[6] = cache_key_of(&compiler, "sm_90", source, &request, more_options);
-    keys[7] = cache_key_of(NULL, "sm_90", source, &request, cuda_compile_options);
-    assert_memory_equal(keys[7].half, keys[0].half, sizeof keys[0].half); /* of any compiler */
-    assert_memory_not_equal(keys[6].half, keys[0].half, sizeof keys[0].half);
-    request.constants[0].value = 128;
-    keys[2] = cache_key_of(&compiler, "sm_90", source, &request, cuda_compile_options);
-    request.entry = "other";
-    keys[3] = cache_key_of(&compiler, "sm_90", source, &request, cuda_compile_options);
-    snprintf(compiler.identity, sizeof compiler.identity, "/a 1 3");
-    keys[4] = cache_key_of(&compiler, "sm_90", source, &request, cuda_compile_options);
-    keys[5] = cache_key_of(&compiler, "sm_90a", source, &request, cuda_compile_options);
-    for (int a = 0; a < 8; a++)
-        for (int b = 0; b < a; b++)
-            assert_memory_not_equal(&keys[a], &keys[b], sizeof keys[a]);
 }
 
 /* Where NVRTC is installed, a kernel compiles for a device that is not there, and a wrong constant is a sentence. */
@@ -213,10 +318,11 @@ int main(void) {
     if (!mkdtemp(folder))
         return 2;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(an_entry_comes_back_whole),          cmocka_unit_test(damage_is_not_used),
-        cmocka_unit_test(any_compilers_entry_will_do),        cmocka_unit_test(processes_may_race),
-        cmocka_unit_test(a_folder_that_cannot_be_written),    cmocka_unit_test(keys_tell_kernels_apart),
-        cmocka_unit_test(a_kernel_compiles_without_a_device),
+        cmocka_unit_test(an_entry_comes_back_whole),       cmocka_unit_test(damage_is_not_used),
+        cmocka_unit_test(any_compilers_entry_will_do),     cmocka_unit_test(processes_may_race),
+        cmocka_unit_test(a_folder_that_cannot_be_written), cmocka_unit_test(keys_have_each_constant),
+        cmocka_unit_test(keys_have_everything_else),       cmocka_unit_test(keys_have_the_compiler),
+        cmocka_unit_test(keys_have_nothing_more),          cmocka_unit_test(a_kernel_compiles_without_a_device),
     };
     return cmocka_run_group_tests(tests, set_up, NULL);
 }
