@@ -280,6 +280,7 @@ static void wrong_options(void **state) {
         {"softcap", 1, NAN, -1, -1, 0, 0, NULL, NULL},
         {"softcap", 1, INFINITY, -1, -1, 0, 0, NULL, NULL},
         {"window", 1, 0, -2, -1, 0, 0, NULL, NULL},
+        {"window", 1, 0, -1, -2, 0, 0, NULL, NULL},
         {"window", 1, 0, -1, INT64_MIN, 0, 0, NULL, NULL},
         {"max_seqlen_q", 1, 0, -1, -1, SQ - 1, 0, NULL, NULL},
         {"max_seqlen_k", 1, 0, -1, -1, 0, SK - 1, NULL, NULL},

@@ -444,6 +444,28 @@ static void kernels_are_known_by_each_constant(void) {
         }
 }
 
+/* Chains of kernels in memory are chosen by constants too. Of 150 values some share a chain, where the constant alone
+ * tells them apart. */
+static void kernels_of_a_chain_are_told_apart(void) {
+    enum { VALUES = 150 };
+    static const int32_t places[] = {0, 1, 20, CUDA_CONSTANTS_MAX - 1};
+    static const struct cuda_kernel *made[VALUES];
+    use_fake_compiler();
+    setenv("FLASH_DMATTN_CACHE_SIZE", "0", 1); /* memory is enough here */
+    for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
+        struct cuda_kernel_request request = many_constants();
+        for (int64_t n = 0; n < VALUES; n++) {
+            request.constants[places[i]].value = 10 + n;
+            made[n] = kernel_of(0, &request);
+            for (int64_t before = 0; before < n; before++)
+                if (made[before] == made[n])
+                    fail_msg("values %lld and %lld of constant %d give one kernel", (long long)before, (long long)n,
+                             places[i]);
+        }
+        assert_int_equal(fake_compiler()->num_distinct(), (int64_t)(i + 1) * VALUES);
+    }
+}
+
 static void kernels_are_known_by_everything_else(void) {
     const struct cuda_kernel_request request = many_constants();
     struct cuda_kernel_request other;
@@ -490,6 +512,7 @@ static const struct scenario scenarios[] = {
     {"limits_are_read", limits_are_read, NULL, 0},
     {"garbage_in_settings", garbage_in_settings, NULL, 0},
     {"kernels_are_known_by_each_constant", kernels_are_known_by_each_constant, TWO, 0},
+    {"kernels_of_a_chain_are_told_apart", kernels_of_a_chain_are_told_apart, TWO, 0},
     {"kernels_are_known_by_everything_else", kernels_are_known_by_everything_else, TWO, 0},
 };
 

@@ -9,7 +9,7 @@
 
 #include <cmocka.h>
 
-#include "flash_dmattn.h"
+#include "../faults/problem_tensors.h"
 
 enum { JSON_MAX = 8192 };
 
@@ -72,6 +72,25 @@ static void round_trip_keeps_every_field(void **state) {
     assert_true(plan.problem.total_k == read.problem.total_k && plan.workspace_bytes == read.workspace_bytes);
     /* Padding aside, all bytes: both were zeroed before their fields were set. */
     assert_memory_equal(&plan, &read, sizeof plan);
+}
+
+/* Each field of the problem by itself: its text changes, and comes back where it was. */
+static void json_carries_every_field_of_the_problem(void **state) {
+    (void)state;
+    static char first[JSON_MAX], second[JSON_MAX];
+    const fdm_plan plan = full_plan();
+    write_plan(&plan, first);
+    for (int32_t i = 0; i < num_problem_fields; i++)
+        for (int32_t element = 0; element < problem_field_elements(&problem_fields[i]); element++) {
+            const struct problem_field *field = &problem_fields[i];
+            fdm_plan changed = plan, read;
+            problem_field_change(field, element, &changed.problem);
+            write_plan(&changed, second);
+            if (strcmp(first, second) == 0)
+                fail_msg("JSON does not carry %s", field->name);
+            if (!fdm_plan_from_json(second, strlen(second), &read)) /* a problem that there can be */
+                assert_memory_equal(&read.problem, &changed.problem, sizeof read.problem);
+        }
 }
 
 static void null_means_does_not_apply(void **state) {
@@ -279,6 +298,7 @@ static void every_truncation_is_refused(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(round_trip_keeps_every_field),
+        cmocka_unit_test(json_carries_every_field_of_the_problem),
         cmocka_unit_test(null_means_does_not_apply),
         cmocka_unit_test(a_plan_of_this_machine_executes_after_json),
         cmocka_unit_test(short_buffers_are_terminated_and_told),

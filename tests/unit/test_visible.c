@@ -164,7 +164,33 @@ static void test_compaction(void **unused) {
     assert_false(key_walk_next(&walk, &keys));
 }
 
+/* Causal and windows of a row, and the bounds of a sequence, against the definition: i' = i + Sk - Sq. */
+static void test_key_ranges(void **unused) {
+    (void)unused;
+    static const int64_t sides[] = {-1, 0, 1, 2, 3, 7, INT64_MAX};
+    enum { SIDES = sizeof sides / sizeof sides[0], LONGEST = 5 };
+    fdm_problem p = fdm_problem_default();
+    for (int64_t n = 0; n < 2 * SIDES * SIDES * LONGEST * LONGEST; n++) {
+        p.causal = (int32_t)(n % 2);
+        p.window_left = sides[n / 2 % SIDES];
+        p.window_right = sides[n / 2 / SIDES % SIDES];
+        const int64_t lengths = n / 2 / SIDES / SIDES;
+        const struct sequence s = {1 + lengths % LONGEST, 1 + lengths / LONGEST, 0, 0};
+        for (int64_t i = 0; i < s.seqlen_q; i++) {
+            const struct key_range range = problem_key_range(&p, &s, i);
+            const int64_t row = i + s.seqlen_k - s.seqlen_q;
+            for (int64_t j = 0; j < s.seqlen_k; j++) {
+                const int sees = (!p.causal || j <= row) && (p.window_left < 0 || row - j <= p.window_left) &&
+                                 (p.window_right < 0 || j - row <= p.window_right);
+                assert_int_equal(j >= range.first && j < range.last, sees);
+            }
+            assert_true(range.last <= s.seqlen_k);
+        }
+    }
+}
+
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_against_definition), cmocka_unit_test(test_compaction)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_against_definition), cmocka_unit_test(test_compaction),
+                                       cmocka_unit_test(test_key_ranges)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,261 @@
+"""mutations.py: one-line changes of host code, each with the test that must fail for it; scripts/mutate.py makes them.
+
+A line stands here without its indentation, and exactly once in its file: whoever changes such a line changes it here too.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Mutation(NamedTuple):
+    kind: str
+    file: str
+    old: str
+    new: str
+    test: str
+
+
+MUTATIONS = [
+    # workspaces
+    Mutation(
+        "a workspace a byte short", "src/attention.c",
+        "if (plan->workspace_bytes > 0 && (!workspace || workspace_bytes < (size_t)plan->workspace_bytes))",
+        "if (plan->workspace_bytes > 0 && (!workspace || workspace_bytes + 1 < (size_t)plan->workspace_bytes))",
+        "test_plans"),
+    Mutation(
+        "a misaligned workspace", "src/attention.c",
+        "if ((uintptr_t)workspace % 64)",
+        "if ((uintptr_t)workspace % 32)",
+        "test_plans"),
+    Mutation(
+        "a plan's workspace too small", "src/families/hopper/hopper_backward.c",
+        "plan->shared_bytes == shared_bytes(t, p) && plan->workspace_bytes >= workspace_bytes(plan, p);",
+        "plan->shared_bytes == shared_bytes(t, p) && plan->workspace_bytes + 64 >= workspace_bytes(plan, p);",
+        "test_plans"),
+    Mutation(
+        "a companion's workspace a byte short", "src/companions/companion.c",
+        "if (choice->workspace_bytes > 0 && (!workspace || bytes < (size_t)choice->workspace_bytes))",
+        "if (choice->workspace_bytes > 0 && (!workspace || bytes + 1 < (size_t)choice->workspace_bytes))",
+        "test_companions"),
+    Mutation(
+        "top-W's workspace a byte short", "src/masks.c",
+        "if (workspace && bytes < needed)",
+        "if (workspace && bytes + 1 < needed)",
+        "test_companions"),
+    # keys of the cache, and of kernels in memory
+    Mutation(
+        "half of the constants not in the key", "src/cuda/cache.c",
+        "for (int32_t i = 0; i < request->num_constants; i++) {",
+        "for (int32_t i = 0; i < request->num_constants; i += 2) {",
+        "test_cuda_cache"),
+    Mutation(
+        "half of a constant not in the key", "src/cuda/cache.c",
+        "hash = hash_bytes(hash, &request->constants[i].value, sizeof request->constants[i].value);",
+        "hash = hash_bytes(hash, &request->constants[i].value, 4);",
+        "test_cuda_cache"),
+    Mutation(
+        "the architecture not in the key", "src/cuda/cache.c",
+        "hash = hash_text(hash, arch);",
+        "(void)arch;",
+        "test_cuda_cache"),
+    Mutation(
+        "the compiler's size and time not in the key", "src/cuda/cache.c",
+        "key.compiler = compiler ? hash_end(hash_text(0xcbf29ce484222325ull, compiler->identity)) | 1 : 0;",
+        "key.compiler = compiler ? hash_end(hash_text(0xcbf29ce484222325ull, compiler->path)) | 1 : 0;",
+        "test_cuda_cache"),
+    Mutation(
+        "a constant that kernels in memory are not known by", "src/cuda/loaded_kernels.c",
+        "if (kernel->values[i] != request->constants[i].value)",
+        "if (i != 20 && kernel->values[i] != request->constants[i].value)",
+        "test_cuda_reuse"),
+    Mutation(
+        "a constant that kernels in flight are not known by", "src/cuda/loaded_kernels.c",
+        "if (a->constants[i].value != b->constants[i].value)",
+        "if (i != 0 && a->constants[i].value != b->constants[i].value)",
+        "test_cuda_reuse"),
+    # plans and tensors
+    Mutation(
+        "a field missing in the comparison", "src/attention.c",
+        "p->head_dim == now->head_dim && p->head_dim_v == now->head_dim_v && p->varlen == now->varlen &&",
+        "p->head_dim == now->head_dim && p->varlen == now->varlen &&",
+        "test_plans"),
+    Mutation(
+        "a field missing in the comparison", "src/attention.c",
+        "p->has_lse_low == now->has_lse_low;",
+        "1;",
+        "test_plans"),
+    Mutation(
+        "a field missing in gemm's comparison", "src/companions/gemm/gemm.c",
+        "planned->accumulate_float16 == now->accumulate_float16 && planned->mappable <= now->mappable;",
+        "planned->accumulate_float16 == now->accumulate_float16;",
+        "test_companions"),
+    Mutation(
+        "a field missing in softmax's comparison", "src/companions/softmax/softmax.c",
+        "planned->negative_scale == now->negative_scale && planned->aligned <= now->aligned;",
+        "planned->aligned <= now->aligned;",
+        "test_companions"),
+    Mutation(
+        "a kernel that is not asked whether it can", "src/gpu/gpu_family.c",
+        "why = refusal_of(algorithm_of(family, plan->kernel_index), &device, p, text, sizeof text);",
+        "why = NULL;",
+        "test_plans"),
+    # grids
+    Mutation(
+        "grids fold one too late", "src/gpu/gpu_backward.c",
+        "int gpu_folds_grids(const fdm_problem *p) { return p->batch > 65535 || p->heads > 65535; }",
+        "int gpu_folds_grids(const fdm_problem *p) { return p->batch > 65536 || p->heads > 65536; }",
+        "test_cuda_limits"),
+    Mutation(
+        "a folded grid's second extent", "src/gpu/gpu_backward.c",
+        "a->grid_y = (uint32_t)y;",
+        "a->grid_y = (uint32_t)z;",
+        "test_cuda_limits"),
+    # where tensors lie
+    Mutation(
+        "aligned to 8 bytes", "src/problem/tensor.c",
+        "if ((uintptr_t)tensor_data(tensor) % 16)",
+        "if ((uintptr_t)tensor_data(tensor) % 8)",
+        "test_places"),
+    Mutation(
+        "rows of a mask 2^31 bytes apart", "src/problem/problem.c",
+        "return view->key == 1 && view->row * bytes <= INT32_MAX &&",
+        "return view->key == 1 &&",
+        "test_places"),
+    Mutation(
+        "v not looked at for tensor maps", "src/problem/problem.c",
+        "p.keys_mappable = tensor_mappable(t->k) && tensor_mappable(t->v);",
+        "p.keys_mappable = tensor_mappable(t->k);",
+        "test_places"),
+    Mutation(
+        "a plan for tensor maps with tensors of none", "src/attention.c",
+        ": p->keys_mappable && !now->keys_mappable     ? \"k and v\" MAPPABLE",
+        ": 0 ? \"k and v\" MAPPABLE",
+        "test_plans"),
+    # statuses of errors
+    Mutation(
+        "the status of a full device", "src/cuda/driver.c",
+        "fdm_status status = result == CU_ERROR_OUT_OF_MEMORY ? FDM_ERROR_OUT_OF_MEMORY : FDM_ERROR_SYSTEM;",
+        "fdm_status status = FDM_ERROR_SYSTEM;",
+        "test_cuda_faults"),
+    Mutation(
+        "the status of a misaligned workspace", "src/companions/companion.c",
+        "return error_set(FDM_ERROR_WORKSPACE, \"workspace starts at an address that is not a multiple of 64\");",
+        "return error_set(FDM_ERROR_INVALID_ARGUMENT, \"workspace starts at an address that is not a multiple of 64\");",
+        "test_companions"),
+    # problems
+    Mutation(
+        "a head dim of 0", "src/problem/problem.c",
+        "{\"head_dim of q\", p->head_dim, 1, 65536},",
+        "{\"head_dim of q\", p->head_dim, 0, 65536},",
+        "test_bad_input"),
+    Mutation(
+        "a packed length of 2^31", "src/problem/problem.c",
+        "{\"packed length of k\", p->total_k, 0, INT32_MAX},",
+        "{\"packed length of k\", p->total_k, 0, INT64_MAX},",
+        "test_bad_input"),
+    Mutation(
+        "a window below -1", "src/problem/problem.c",
+        "if (p->window_left < -1 || p->window_right < -1)",
+        "if (p->window_left < -1 || p->window_right < -2)",
+        "test_bad_input"),
+    Mutation(
+        "a window one key too long", "src/problem/problem.c",
+        "range.first = row - problem->window_left;",
+        "range.first = row - problem->window_left - 1;",
+        "test_visible"),
+    Mutation(
+        "cu_seqlens that fall", "src/problem/problem.c",
+        "if (cu[b + 1] < cu[b])",
+        "if (cu[b + 1] < 0)",
+        "test_bad_input"),
+    # JSON of plans
+    Mutation(
+        "a field that JSON does not carry", "src/plan/plan_json.c",
+        "OF_PROBLEM(has_lse_low, FIELD_INT32),",
+        "",
+        "test_plan_json"),
+    Mutation(
+        "an integer above 32 bits", "src/plan/plan_json.c",
+        "if (*value < least || *value > most)",
+        "if (*value < least)",
+        "test_plan_json"),
+    Mutation(
+        "a key that stands twice", "src/plan/plan_json.c",
+        "if (seen[index]++)",
+        "if (seen[index]++ > 1)",
+        "test_plan_json"),
+    # settings, instruction sets, threads
+    Mutation(
+        "the unit of a size", "src/base/settings.c",
+        "const int shift = unit ? 10 * (int)(unit - units + 1) : 0;",
+        "const int shift = unit ? 10 * (int)(unit - units) : 0;",
+        "test_cuda_reuse"),
+    Mutation(
+        "a set above the setting", "src/device/isa.c",
+        "if (limit >= 0 && (int)isa > limit)",
+        "if (limit >= 0 && (int)isa > limit + 1)",
+        "test_isa"),
+    Mutation(
+        "a kernel that its name does not run", "src/families/cpu/cpu_family.c",
+        "return by_name > (int)best ? (enum cpu_isa)by_name : best;",
+        "return best;",
+        "checks-emulated-intel"),
+    Mutation(
+        "a quota of CPUs rounded down", "src/device/quota.c",
+        "return whole + (whole * period < quota);",
+        "return whole;",
+        "test_threads"),
+    Mutation(
+        "a plan kept for another kernel", "src/plan/plan.c",
+        "kept->scheduler != wishes.scheduler || !same_wish(wishes.kernel, kept->kernel) ||",
+        "kept->scheduler != wishes.scheduler ||",
+        "test_kept_plans"),
+    Mutation(
+        "more threads than are asked for", "src/device/threads.c",
+        "limit(&count, wanted);",
+        "limit(&count, wanted + 1);",
+        "test_threads"),
+    # rules, masks, merge
+    Mutation(
+        "a rule's bound of shared memory", "src/families/mma/backward/mma_rules.c",
+        "{MMA_SM90, 128, MMA_ANY_LENGTH, KB(176), 128, 128, MMA_SINGLE_BUFFERED, \"the largest tile without a spill\",",
+        "{MMA_SM90, 128, MMA_ANY_LENGTH, KB(160), 128, 128, MMA_SINGLE_BUFFERED, \"the largest tile without a spill\",",
+        "test_rules"),
+    Mutation(
+        "which of two equal keys top-W keeps", "src/problem/topk.c",
+        "return a.bias < b.bias || (a.bias == b.bias && a.index > b.index);",
+        "return a.bias < b.bias || (a.bias == b.bias && a.index < b.index);",
+        "test_masks"),
+    Mutation(
+        "a window's last row", "src/problem/intervals.c",
+        "set_ramp(end, 0, num_keys, rule->left + 1 - rule->row_shift);",
+        "set_ramp(end, 0, num_keys, rule->left - rule->row_shift);",
+        "test_masks"),
+    Mutation(
+        "a document's last key", "src/problem/intervals.c",
+        "end.data[j * end.stride] = last;",
+        "end.data[j * end.stride] = last - 1;",
+        "test_masks"),
+    Mutation(
+        "a part without keys in a merge", "src/merge.c",
+        "double part2 = share2 == 0 ? 0 : share2 * load(in2 + d * step2, m->dtype);",
+        "double part2 = share2 * load(in2 + d * step2, m->dtype);",
+        "test_merge"),
+    # whom the cache trusts
+    Mutation(
+        "files that a group may write", "src/cuda/cache_folder.c",
+        "return facts->st_mode & (S_IWGRP | S_IWOTH) ? \"may be written by others than its owner\" : NULL;",
+        "return facts->st_mode & S_IWOTH ? \"may be written by others than its owner\" : NULL;",
+        "test_cuda_reuse"),
+    Mutation(
+        "another user's files", "src/cuda/cache_folder.c",
+        "if (facts->st_uid != geteuid() && facts->st_uid != 0)",
+        "if (facts->st_uid != geteuid() && facts->st_uid == 0)",
+        "test_cuda_reuse"),
+    Mutation(
+        "an entry with more behind it", "src/cuda/cache.c",
+        "if (fread(code, 1, (size_t)header.code_bytes, file) != header.code_bytes || fgetc(file) != EOF ||",
+        "if (fread(code, 1, (size_t)header.code_bytes, file) != header.code_bytes ||",
+        "test_cuda_cache"),
+]
