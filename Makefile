@@ -1,5 +1,5 @@
 # Makefile: a thin front for Meson. `make run` does the main job, `make test` runs every test; both set up what they need.
-.PHONY: all run test lint check-long bench clean
+.PHONY: all run test lint mutate check-long bench clean
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 # The library and the tool; once `make test` has run, the tests too.
@@ -17,6 +17,11 @@ test:
 lint:
 	@scripts/setup.sh ci
 	@scripts/lint.sh
+
+# One line of host code changed at a time, in a copy of the tree: the test that is named beside it in scripts/mutations.py must fail.
+mutate:
+	@scripts/setup.sh test
+	@python3 scripts/mutate.py
 
 # Millions of random problems and long fuzzing; what was run is in docs/verified.md.
 check-long:

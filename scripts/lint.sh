@@ -22,6 +22,7 @@ check "clang-format" clang-format --dry-run -Werror "${sources[@]}"
 check "includes" python3 scripts/check_includes.py
 check "style" python3 scripts/check_style.py build/src/libflash_dmattn.so
 check "wrappers" python3 scripts/check_wrappers.py
+check "mutations" python3 scripts/mutate.py --check
 check "selection tables" python3 scripts/selection_table.py build/tests/selection-table --check
 check "verified" python3 scripts/verified.py --check
 check "tables of the companions" python3 scripts/companions_table.py --check

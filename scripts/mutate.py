@@ -79,7 +79,11 @@ def copy_tree() -> None:
             shutil.copymode(new, old)
 
 
+PATH = f"{ROOT / '.venv/bin'}{os.pathsep}{os.environ.get('PATH', '')}"
+
+
 def run(*command: str | pathlib.Path, **options) -> subprocess.CompletedProcess:
+    options["env"] = options.get("env", os.environ) | {"PATH": PATH}
     return subprocess.run([str(word) for word in command], capture_output=True, text=True, errors="replace", **options)
 
 
@@ -129,6 +133,15 @@ def try_mutation(mutation: Mutation, tests: dict[str, dict]) -> str:
         (TREE / mutation.file).write_bytes(before)
 
 
+def expect_passing(tests: dict[str, dict], names: list[str]) -> None:
+    done = build([tests[name] for name in names])
+    if done.returncode:
+        sys.exit(f"mutate: the copy does not compile:\n{done.stdout[-3000:]}")
+    failing = {name: why for name in names if (why := failure_of(tests[name]))}
+    if failing:
+        sys.exit(f"mutate: without a mutation these fail: {failing}")
+
+
 def run_all(numbers: list[int]) -> tuple[list[dict], float]:
     begin = time.monotonic()
     copy_tree()
@@ -138,12 +151,7 @@ def run_all(numbers: list[int]) -> tuple[list[dict], float]:
     unknown = [name for name in wanted if name not in tests]
     if unknown:
         sys.exit(f"mutate: there is no test {', '.join(unknown)}")
-    done = build([tests[name] for name in wanted])
-    if done.returncode:
-        sys.exit(f"mutate: the copy does not compile:\n{done.stdout[-3000:]}")
-    failing = {name: why for name in wanted if (why := failure_of(tests[name]))}
-    if failing:
-        sys.exit(f"mutate: without a mutation these fail: {failing}")
+    expect_passing(tests, wanted)
     print(f"built and tested without a mutation: {time.monotonic() - begin:.0f} s", flush=True)
     found = []
     for number in numbers:
@@ -152,6 +160,7 @@ def run_all(numbers: list[int]) -> tuple[list[dict], float]:
         found.append({"number": number, "kind": mutation.kind, "file": mutation.file, "old": mutation.old, "new": mutation.new, "test": mutation.test,
                       "result": result, "seconds": round(time.monotonic() - start, 1)})
         print(f"{number:3} {result:10} {found[-1]['seconds']:5.1f} s  {mutation.test}: {mutation.kind}, {mutation.file}", flush=True)
+    expect_passing(tests, wanted)  # else what failed above did not fail by a mutation
     return found, time.monotonic() - begin
 
 
