@@ -18,7 +18,7 @@ lint:
 	@scripts/setup.sh ci
 	@scripts/lint.sh
 
-# One line of host code changed at a time, in a copy of the tree: the test that is named beside it in scripts/mutations.py must fail.
+# Changes one line of host code at a time, in a copy of the tree: the test beside it in scripts/mutations.py must fail.
 mutate:
 	@scripts/setup.sh test
 	@python3 scripts/mutate.py

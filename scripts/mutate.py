@@ -4,8 +4,9 @@
 Usage: mutate.py [--json FILE] [NUMBER...]    all of scripts/mutations.py, or those; in a copy of the tree in build-mutate
        mutate.py --check                      only whether each old line stands exactly once in its file; takes no time
 
-A mutation is caught when its test fails, ends by a signal, or does not end in time. One that does not compile, or whose old line is not there exactly
-once, is an error of the list. The exit code is 0 when all are caught. --json: what was found, with command and commit, for bench/results/mutations.
+A mutation is caught when its test fails, ends by a signal, or does not end in time. One that does not compile, or whose
+old line is not there exactly once, is an error of the list. The exit code is 0 when all are caught. --json: what was
+found, with command and commit, for bench/results/mutations.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def mutate(root: pathlib.Path, mutation: Mutation) -> None:
 
 
 def copy_tree() -> None:
-    """What git knows and does not ignore; a file that is as it was keeps its time, so that it is not compiled again."""
+    """What git knows and does not ignore; a file that is as it was keeps its time and is not compiled again."""
     listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, capture_output=True, check=True)
     names = {name for name in listed.stdout.decode().split("\0") if name and (ROOT / name).is_file()}
     for path in [path for path in TREE.rglob("*") if path.is_file()] if TREE.is_dir() else []:

@@ -1,4 +1,4 @@
-"""embed_sources.py: a program's closure, of which the cache's keys are made, changes with every text that it includes and with no other."""
+"""embed_sources.py: a program's closure, a part of the cache's keys, changes with every text that it includes, alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FILES = {
 
 
 def closures(tmp_path, changed=None):
-    """Of each program: the two halves, and whether it is for one architecture alone; of FILES with some texts changed."""
+    """Of each program the two halves and whether it is for one architecture; of FILES with some texts changed."""
     for name, text in (FILES | (changed or {})).items():
         path = tmp_path / "src" / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""mutate.py finds each line once, changes that line alone, and tells a mutation that escapes from one that is caught."""
+"""mutate.py finds each line once, changes it alone, and tells a mutation that escapes from one that is caught."""
 
 from __future__ import annotations
 
