@@ -141,16 +141,26 @@ FDM_API fdm_data_type fdm_data_type_of(fdm_dtype dtype);  /* the DLPack triple *
  *     mask, bias                     [B|1, H|Hkv|1, max_seqlen_q|1, max_seqlen_k|1]    indices within the sequence
  *     interval_start, interval_end   [H|Hkv|1, total_k]                                rows within the sequence
  *
- * cu_seqlens rise from 0 to total_q and total_k, and no sequence is longer than max_seqlen_q and max_seqlen_k.
+ * cu_seqlens begin with 0 or above, never fall, and end with at most total_q and total_k; no sequence is longer than
+ * max_seqlen_q or max_seqlen_k.
  *
  * - On the CPU cu_seqlens lie in host memory; values that break these rules are an error.
  * - On a CUDA device they lie in device memory, and only the kernels read them. Kernels cut each sequence to the packed
  *   tensor and to max_seqlen, so that nothing outside of tensors and workspace is read or written, whatever cu_seqlens
- *   hold. Rows of no sequence are left as they were. cu_seqlens must not fall: sequences would overlap, results would
- *   be undefined, and a deterministic backward might not end.
+ *   hold. cu_seqlens must not fall: sequences would overlap, results would be undefined, and a deterministic backward
+ *   might not end.
+ *
+ * Rows before the first sequence, after the last one, and those that a cut leaves over belong to no sequence. Their out
+ * is 0, their lse +inf, and their gradients are 0; what q, k, v and dout hold there has no effect.
+ *
+ * NaN and inf. What a key holds has no effect on anything where no row sees it, whatever hides it: NaN and inf in its
+ * rows of k and v included. A row whose scores hold a NaN gets a NaN lse and out, and so do the gradients it touches. A
+ * NaN or inf in a key that some rows see may also reach rows of the same tile that do not see it.
  *
  * q, k, v, out and their gradients need a contiguous last axis. Every other stride is free; those of outputs are
- * positive, and no two elements of an output may overlap. Elements need only their own alignment. */
+ * positive. Elements need only their own alignment. No two elements of an output may be the same memory. What is
+ * written may share no byte with another tensor of the call, or the call is an error that names both; out alone may be
+ * q itself: the same address, shape and strides. */
 typedef struct fdm_tensors {
     const fdm_tensor *q, *k, *v;
     const fdm_tensor *mask, *bias, *interval_start, *interval_end;
