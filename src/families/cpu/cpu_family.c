@@ -233,10 +233,9 @@ static int choose(const struct family *family, const struct plan_request *reques
 static int has_blocks(const struct algorithm *a, enum cpu_isa isa, const fdm_problem *p, const fdm_plan *plan) {
     int32_t block_m, block_n;
     a->blocks(p, cpu_isa_kernels(isa, p->dtype), &block_m, &block_n);
-    const int is_power = (plan->block_m & (plan->block_m - 1)) == 0;
-    return plan->block_n == block_n &&
-           (plan->block_m == block_m ||
-            (a->many_blocks && is_power && plan->block_m >= CPU_LANES && plan->block_m <= CPU_BLOCK_LANES_MAX));
+    for (int32_t m = CPU_LANES; a->many_blocks && m <= CPU_BLOCK_LANES_MAX; m *= 2)
+        block_m = m == plan->block_m ? m : block_m;
+    return plan->block_m == block_m && plan->block_n == block_n;
 }
 
 /* A plan may come from a file: what it says must be something choose() could have said. */

@@ -377,11 +377,10 @@ static int validate(const fdm_plan *plan, const fdm_problem *p) {
     const int can_order = p->has_mask && !p->varlen && stages > 1 && p->batch <= MMA_DECODE_ORDERED_MAX;
     const int tile_fits = stages == 1 ? is_single(p, t) && splits >= single_splits(p, t) : is_tile(p, t);
     return merge >= MMA_MERGE_NONE && merge <= MMA_MERGE_CLUSTER && splits >= 1 && splits <= splits_max && tile_fits &&
-           (plan->parameters[EARLY] == 0 || plan->parameters[EARLY] == 1) &&
-           plan->shared_bytes == shared_bytes(p, t, stages, merge) && plan->stages == stages &&
+           (plan->parameters[EARLY] == 0 || plan->parameters[EARLY] == 1) && stages >= 1 && stages <= STAGES_MAX &&
+           plan->stages == stages && plan->shared_bytes == shared_bytes(p, t, stages, merge) &&
            (!plan->parameters[ORDERED] || (plan->parameters[ORDERED] == 1 && can_order)) &&
-           plan->block_m == 16 * t.row_groups && stages >= 1 && stages <= STAGES_MAX &&
-           workspace_bytes(p, splits, merge) <= plan->workspace_bytes;
+           plan->block_m == 16 * t.row_groups && workspace_bytes(p, splits, merge) <= plan->workspace_bytes;
 }
 
 enum { DECODE, COMBINE, NUM_KERNELS };
