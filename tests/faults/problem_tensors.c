@@ -40,7 +40,7 @@ static fdm_tensor *add(struct problem_tensors *t, fdm_device_id device, fdm_dtyp
                               .dtype = fdm_data_type_of(dtype),
                               .shape = t->shapes[n],
                               .strides = t->strides[n]};
-    t->memory += ((elements + shift) * fdm_dtype_bytes(dtype) + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    t->memory += ((elements + shift) * fdm_dtype_bytes(dtype) / ALIGNMENT + 2) * ALIGNMENT; /* and room to move it */
     return &t->list[n];
 }
 

@@ -95,19 +95,21 @@ static void expect_fields(const struct operation *o, void *plan, fdm_device_id d
     assert_int_equal(fdm_memory_release(device, workspace), FDM_OK);
 }
 
-/* ---- tensors: contiguous but for the order of two axes, at one address, since nothing runs ---- */
+/* ---- tensors: contiguous but for the order of two axes, in memory of their own ---- */
 
-static _Alignas(256) char memory[512];
+enum { ROOM = 32 << 20 };
+static _Alignas(256) char memory[5][ROOM]; /* takes room where it is touched, and nothing runs */
 
-static fdm_tensor tensor_at(fdm_device_id device, fdm_dtype dtype, int32_t ndim, int64_t *shape, int64_t *strides,
-                            int columns_first) {
+static fdm_tensor tensor_at(int place, fdm_device_id device, fdm_dtype dtype, int32_t ndim, int64_t *shape,
+                            int64_t *strides, int columns_first) {
     int64_t elements = 1;
     for (int32_t i = ndim - 1; i >= 0; i--) {
         const int32_t axis = columns_first && i >= ndim - 2 ? 2 * ndim - 3 - i : i;
         strides[axis] = elements;
         elements *= shape[axis];
     }
-    return (fdm_tensor){memory, device, ndim, fdm_data_type_of(dtype), shape, strides, 0};
+    assert_true(elements * fdm_dtype_bytes(dtype) < ROOM);
+    return (fdm_tensor){memory[place], device, ndim, fdm_data_type_of(dtype), shape, strides, 0};
 }
 
 /* ---- gemm ---- */
@@ -149,10 +151,10 @@ static void make_gemm(const fdm_gemm_problem *p, fdm_device_id device) {
     gemm.options = fdm_gemm_options_default();
     gemm.options.beta = p->has_c ? 0.5 : 0;
     gemm.options.accumulate_float16 = p->accumulate_float16;
-    gemm.a = tensor_at(device, p->dtype, 3, gemm.shapes[0], gemm.strides[0], !p->a_rows_contiguous);
-    gemm.b = tensor_at(device, p->dtype, 3, gemm.shapes[1], gemm.strides[1], !p->b_rows_contiguous);
-    gemm.c = tensor_at(device, p->dtype, 3, gemm.shapes[2], gemm.strides[2], 0);
-    gemm.out = tensor_at(device, p->dtype, 3, gemm.shapes[3], gemm.strides[3], 0);
+    gemm.a = tensor_at(0, device, p->dtype, 3, gemm.shapes[0], gemm.strides[0], !p->a_rows_contiguous);
+    gemm.b = tensor_at(1, device, p->dtype, 3, gemm.shapes[1], gemm.strides[1], !p->b_rows_contiguous);
+    gemm.c = tensor_at(2, device, p->dtype, 3, gemm.shapes[2], gemm.strides[2], 0);
+    gemm.out = tensor_at(3, device, p->dtype, 3, gemm.shapes[3], gemm.strides[3], 0);
     gemm.a.byte_offset = p->mappable ? 0 : 2;
     gemm.tensors = (fdm_gemm_tensors){&gemm.a, &gemm.b, p->has_c ? &gemm.c : NULL, &gemm.out};
 }
@@ -256,11 +258,11 @@ static void make_softmax(const fdm_softmax_problem *p, fdm_device_id device) {
     softmax.options = fdm_softmax_options_default();
     softmax.options.log = p->log;
     softmax.options.scale = p->negative_scale ? -1 : 1;
-    softmax.x = tensor_at(device, p->dtype, 2, shape, softmax.strides[0], 0);
-    softmax.mask = tensor_at(device, FDM_BOOL, 2, shape, softmax.strides[1], 0);
-    softmax.out = tensor_at(device, p->dtype, 2, shape, softmax.strides[2], 0);
-    softmax.dout = tensor_at(device, p->dtype, 2, shape, softmax.strides[3], 0);
-    softmax.dx = tensor_at(device, p->dtype, 2, shape, softmax.strides[4], 0);
+    softmax.x = tensor_at(0, device, p->dtype, 2, shape, softmax.strides[0], 0);
+    softmax.mask = tensor_at(1, device, FDM_BOOL, 2, shape, softmax.strides[1], 0);
+    softmax.out = tensor_at(2, device, p->dtype, 2, shape, softmax.strides[2], 0);
+    softmax.dout = tensor_at(3, device, p->dtype, 2, shape, softmax.strides[3], 0);
+    softmax.dx = tensor_at(4, device, p->dtype, 2, shape, softmax.strides[4], 0);
     softmax.out.byte_offset = p->aligned ? 0 : (uint64_t)fdm_dtype_bytes(p->dtype);
     softmax.tensors =
         p->pass == FDM_FORWARD
@@ -334,14 +336,11 @@ static void workspaces_of_topk(void) {
     use_fake_compiler();
     for (int32_t type = FDM_CPU; type <= FDM_CUDA; type++)
         for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
-            static _Alignas(64) float bias_elements[40000];
-            static int32_t starts[40000], ends[40000];
             const fdm_device_id device = {type, 0};
             int64_t shape[3] = {1, 2, lengths[i]}, strides[3][3];
-            fdm_tensor bias = tensor_at(device, FDM_FLOAT32, 3, shape, strides[0], 0);
-            fdm_tensor start = tensor_at(device, FDM_INT32, 3, shape, strides[1], 0);
-            fdm_tensor end = tensor_at(device, FDM_INT32, 3, shape, strides[2], 0);
-            bias.data = bias_elements, start.data = starts, end.data = ends;
+            fdm_tensor bias = tensor_at(0, device, FDM_FLOAT32, 3, shape, strides[0], 0);
+            fdm_tensor start = tensor_at(1, device, FDM_INT32, 3, shape, strides[1], 0);
+            fdm_tensor end = tensor_at(2, device, FDM_INT32, 3, shape, strides[2], 0);
             const size_t bytes = fdm_topk_intervals_workspace(&bias, NULL);
             void *owned;
             assert_true(bytes > 0);

@@ -113,15 +113,13 @@ static fdm_problem problem_of(const struct scene *s) {
 
 /* One way of a kernel to run a scene on a device, and tensors of the scene. */
 struct planned {
-    const fdm_kernel_info *kernel;
     fdm_device device;
-    int32_t variant;
     struct problem_tensors tensors;
     fdm_plan plan;
     char text[256];
 };
-enum { DEVICES = 3, VARIANTS = 12 }; /* at most so many ways of a kernel */
-static int kernels_met[64], kernels_with_workspace[64];
+enum { DEVICES = 3, VARIANTS = 12, KERNELS_MAX = 64 }; /* at most so many ways of a kernel, and kernels */
+static int kernels_met[KERNELS_MAX], kernels_with_workspace[KERNELS_MAX];
 
 static int64_t at_most(int64_t most, int64_t n) { return n < most ? n : most; }
 
@@ -143,14 +141,12 @@ static void visit_scene(const fdm_kernel_info *kernel, int scene, int32_t device
     const struct scene s = scene_of(scene, kernel->device_type);
     const fdm_problem wanted = problem_of(&s);
     fdm_problem problem;
-    x.kernel = kernel;
     assert_int_equal(fdm_device_query(kernel->device_type, device, &x.device), FDM_OK);
     problem_tensors_make(&x.tensors, &wanted, x.device.id);
     assert_int_equal(fdm_describe(s.pass, &x.tensors.all, &x.tensors.options, &problem), FDM_OK);
-    for (x.variant = 0; x.variant < variants; x.variant++) {
-        if (fdm_plan_variant(&x.device, &problem, kernel->name, x.variant, &x.plan))
+    for (int32_t variant = 0; variant < variants; variant++) {
+        if (fdm_plan_variant(&x.device, &problem, kernel->name, variant, &x.plan))
             return;
-        x.plan.device = x.device.id;
         snprintf(x.text, sizeof x.text, "scene %d on %s, %s as %s", scene, x.device.name, x.plan.kernel, x.plan.choice);
         visit(&x);
     }
@@ -207,6 +203,7 @@ static void note_kernel(const struct planned *x) {
     fdm_kernel_info kernel;
     for (int32_t i = 0; !fdm_kernel_list(i, &kernel); i++)
         if (strcmp(kernel.name, x->plan.kernel) == 0) {
+            assert_true(i < KERNELS_MAX);
             kernels_met[i] = 1;
             kernels_with_workspace[i] |= x->plan.workspace_bytes > 0;
         }

@@ -134,6 +134,13 @@ static int lost_facts(const fdm_problem *p) {
            !p->scores_mappable * SCORES_MAP;
 }
 
+/* Each tensor so far from the others that no stride below reaches them; nobody reads any but cu_seqlens. */
+static void scatter(struct problem_tensors *t) {
+    for (int32_t n = 0; n < t->count; n++)
+        if (&t->list[n] != t->all.cu_seqlens_q && &t->list[n] != t->all.cu_seqlens_k)
+            t->list[n].data = (void *)((uintptr_t)(n + 1) << 44);
+}
+
 static void put(fdm_tensor *tensor, const struct place *place) {
     if (place->what == ADDRESS)
         tensor->data = (char *)tensor->data + place->bytes;
@@ -152,6 +159,7 @@ static void try_places(const struct place *places, size_t count, int varlen) {
             fdm_tensor *tensor;
             fdm_problem p;
             problem_tensors_make(&t, &wanted, (fdm_device_id){FDM_CPU, 0});
+            scatter(&t);
             memcpy(&tensor, (const char *)&t.all + place->tensor, sizeof tensor);
             if (pass == FDM_FORWARD && place->tensor >= offsetof(fdm_tensors, dout) &&
                 place->tensor < offsetof(fdm_tensors, lse_low))
