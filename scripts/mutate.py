@@ -44,11 +44,13 @@ def places(root: pathlib.Path, mutation: Mutation) -> list[int]:
 
 
 def faults_of_list(root: pathlib.Path) -> list[str]:
-    faults = []
+    faults, builds = [], "".join(path.read_text(encoding="utf-8") for path in sorted((root / "tests").rglob("meson.build")))
     for number, mutation in enumerate(MUTATIONS, 1):
         found = len(places(root, mutation))
         if found != 1:
             faults.append(f"mutation {number}: {mutation.file} has the line {found} times, not once: {mutation.old}")
+        if f"'{mutation.test}'" not in builds:
+            faults.append(f"mutation {number}: no test is called {mutation.test}")
         if mutation.old == mutation.new:
             faults.append(f"mutation {number}: the new line is the old one: {mutation.old}")
     return faults
@@ -148,10 +150,10 @@ def run_all(numbers: list[int]) -> tuple[list[dict], float]:
     copy_tree()
     set_up()
     tests = tests_of_build()
+    for number in [number for number in numbers if MUTATIONS[number - 1].test not in tests]:
+        print(f"not covered on this machine: mutation {number}, whose test {MUTATIONS[number - 1].test} is not built here")
+    numbers = [number for number in numbers if MUTATIONS[number - 1].test in tests]
     wanted = sorted({MUTATIONS[number - 1].test for number in numbers})
-    unknown = [name for name in wanted if name not in tests]
-    if unknown:
-        sys.exit(f"mutate: there is no test {', '.join(unknown)}")
     expect_passing(tests, wanted)
     print(f"built and tested without a mutation: {time.monotonic() - begin:.0f} s", flush=True)
     found = []
@@ -184,7 +186,7 @@ def main() -> int:
             "command": "scripts/mutate.py", "commit": said_by("git", "rev-parse", "--short=7", "HEAD"),
             "changed": bool(said_by("git", "status", "--porcelain", "-uno")), "date": datetime.date.today().isoformat(),
             "caught": len(found) - len(lost), "of": len(found), "seconds": round(seconds), "mutations": found}, indent=1) + "\n")
-    return bool(lost)
+    return bool(lost) or not found
 
 
 if __name__ == "__main__":

@@ -24,6 +24,8 @@ def mutation(old, new="return 3 * x;", file="a.c"):
 @pytest.fixture
 def tree(tmp_path, monkeypatch):
     (tmp_path / "a.c").write_text(TEXT)
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests/meson.build").write_text("test('test_of_a', executable('test_of_a', 'a.c'))\n")
     monkeypatch.setattr(mutate, "TREE", tmp_path)
     return tmp_path
 
@@ -34,6 +36,7 @@ def tree(tmp_path, monkeypatch):
     (mutation("return x;"), "has the line 2 times"),
     (mutation("return 2 * x;", file="b.c"), "has the line 0 times"),
     (mutation("return 2 * x;", "return 2 * x;"), "the new line is the old one"),
+    (mutation("return 2 * x;")._replace(test="test_of_b"), "no test is called test_of_b"),
 ])
 def test_a_line_that_is_not_there_once_is_an_error(tree, monkeypatch, each, words):
     monkeypatch.setattr(mutate, "MUTATIONS", [each])
