@@ -528,7 +528,7 @@ static void damaged_plans(void) {
     assert_int_equal(failures, 0);
 }
 
-#define DEVICE_LIST "FAKE_CUDA_DEVICES=9.0:232448,8.0:166912,10.0:232448"
+#define DEVICE_LIST "FAKE_CUDA_DEVICES=9.0:232448,8.0:166912,10.0:232448 MALLOC_PERTURB_=0"
 static const struct scenario scenarios[] = {
     {"workspaces_that_are_too_small", workspaces_that_are_too_small, DEVICE_LIST, 0},
     {"every_field_is_listed", every_field_is_listed, NULL, 0},
