@@ -417,28 +417,35 @@ static const char *device_text(fdm_device_id device, char *text, size_t size) {
     return text;
 }
 
-static fdm_status check_devices(const fdm_tensors *t) {
-    const struct {
-        const char *name;
-        const fdm_tensor *tensor;
-    } all[] = {{"k", t->k},
-               {"v", t->v},
-               {"mask", t->mask},
-               {"bias", t->bias},
-               {"interval_start", t->interval_start},
-               {"interval_end", t->interval_end},
-               {"cu_seqlens_q", t->cu_seqlens_q},
-               {"cu_seqlens_k", t->cu_seqlens_k},
-               {"out", t->out},
-               {"lse", t->lse},
-               {"dout", t->dout},
-               {"dlse", t->dlse},
-               {"dq", t->dq},
-               {"dk", t->dk},
-               {"dv", t->dv},
-               {"dbias", t->dbias},
-               {"lse_low", t->lse_low}};
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+/* The tensors of a call by name, those of every pass first. */
+enum { NUM_Q = 0, NUM_OF_FORWARD = 12, NUM_TENSORS = 18 };
+static void name_tensors(const fdm_tensors *t, fdm_pass pass, struct named_tensor all[NUM_TENSORS]) {
+    const int32_t forward = pass == FDM_FORWARD, backward = !forward;
+    const struct named_tensor list[NUM_TENSORS] = {
+        [NUM_Q] = {"q", t->q, 0, 0},
+        {"k", t->k, 0, 0},
+        {"v", t->v, 0, 0},
+        {"mask", t->mask, 0, 0},
+        {"bias", t->bias, 0, 0},
+        {"interval_start", t->interval_start, 0, 0},
+        {"interval_end", t->interval_end, 0, 0},
+        {"cu_seqlens_q", t->cu_seqlens_q, 0, 0},
+        {"cu_seqlens_k", t->cu_seqlens_k, 0, 0},
+        {"out", t->out, forward, 1u << NUM_Q},
+        {"lse", t->lse, forward, 0},
+        {"lse_low", t->lse_low, forward, 0},
+        {"dout", t->dout, 0, 0},
+        {"dlse", t->dlse, 0, 0},
+        {"dq", t->dq, backward, 0},
+        {"dk", t->dk, backward, 0},
+        {"dv", t->dv, backward, 0},
+        {"dbias", t->dbias, backward, 0},
+    };
+    memcpy(all, list, sizeof list);
+}
+
+static fdm_status check_devices(const fdm_tensors *t, const struct named_tensor all[NUM_TENSORS]) {
+    for (int32_t i = 0; i < NUM_TENSORS; i++)
         if (all[i].tensor &&
             (all[i].tensor->device.type != t->q->device.type || all[i].tensor->device.index != t->q->device.index)) {
             char here[40], there[40];
@@ -520,7 +527,9 @@ fdm_status problem_from_tensors(fdm_pass pass, const fdm_tensors *t, const fdm_o
                      .aligned = 1,
                      .scores_aligned = 1};
     *a = (struct attention){.problem = problem};
-    fdm_status status = check_devices(t);
+    struct named_tensor all[NUM_TENSORS];
+    name_tensors(t, pass, all);
+    fdm_status status = check_devices(t, all);
     if (!status)
         status = describe_shapes(t, o, &p, a);
     if (status)
@@ -537,7 +546,8 @@ fdm_status problem_from_tensors(fdm_pass pass, const fdm_tensors *t, const fdm_o
         (status = resolve_matrix(t->v, "v", TENSOR_INPUT, &p, v_shape, &a->v)) ||
         (t->mask && (status = resolve_mask(t, &p, a))) || (t->bias && (status = resolve_bias(t, &p, a))) ||
         ((t->interval_start || t->interval_end) && (status = resolve_intervals(t, &p, a))) ||
-        (status = resolve_outputs(t, &p, a, q_shape, k_shape, v_shape, out_shape)))
+        (status = resolve_outputs(t, &p, a, q_shape, k_shape, v_shape, out_shape)) ||
+        (status = tensors_check_apart(all, pass == FDM_FORWARD ? NUM_OF_FORWARD : NUM_TENSORS)))
         return status;
     p.q_mappable = tensor_mappable(t->q) && (pass != FDM_BACKWARD || tensor_mappable(t->dout));
     p.keys_mappable = tensor_mappable(t->k) && tensor_mappable(t->v);

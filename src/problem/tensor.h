@@ -27,6 +27,20 @@ int tensor_aligned(const fdm_tensor *tensor);
 /* A tensor map of TMA can say where it lies: as above, with strides from 16 to below 2^40 bytes on axes
  * longer than 1. Not every driver takes a stride of 0. */
 int tensor_mappable(const fdm_tensor *tensor);
+/* Whether two well-formed tensors of one device have a byte in common. Strides are looked at, not spans alone: views of
+ * one tensor that lie between each other's rows have none. */
+int tensors_overlap(const fdm_tensor *a, const fdm_tensor *b);
+/* Whether they are the same elements in the same order. */
+int tensors_same(const fdm_tensor *a, const fdm_tensor *b);
+/* A tensor of a call, which has at most 32; NULL where it is absent. */
+struct named_tensor {
+    const char *name;
+    const fdm_tensor *tensor;
+    int32_t written;   /* 1: by the call */
+    uint32_t replaces; /* bit n: it may be the n-th tensor itself */
+};
+/* An error that names both where a written one overlaps another, in another way than by being what it may replace. */
+fdm_status tensors_check_apart(const struct named_tensor *all, int32_t count);
 /* "[2, 3]" in a caller's buffer, which is returned. */
 const char *tensor_shape_text(char *buffer, size_t size, const int64_t *shape, int32_t ndim);
 

@@ -1,0 +1,128 @@
+/* overlap.c: whether two tensors have a byte in common.
+ *
+ * That their spans overlap does not say so: q, k and v may be views of one tensor [B, S, 3, H, D], each between the
+ * rows of the others. A common byte is a pair of elements whose addresses are less than an element apart: a sum of
+ * strides times indices. Strides are walked from the largest to the smallest; what is left must be within reach of the
+ * smaller ones, so that few indices of each come into question. */
+#include "base/error.h"
+#include "problem/tensor.h"
+
+enum {
+    TENSORS_MAX = 32,
+    TERMS_MAX = 16,
+    LOOKS_MAX = 4096
+}; /* beyond so many looks, which no usual layout needs: no overlap is found */
+
+/* stride * n with low <= n <= high, in bytes; equal strides of both tensors are one term. */
+struct term {
+    int64_t stride, low, high;
+};
+struct equation {
+    struct term terms[TERMS_MAX];
+    int32_t num_terms, looks;
+    int64_t below, above; /* the sum must lie between, both excluded */
+};
+
+static int64_t bytes_of(const fdm_tensor *t) { return fdm_dtype_bytes(fdm_dtype_of(t)); }
+
+/* Keeps terms sorted, the largest stride first. */
+static void add_term(struct equation *e, int64_t stride, int64_t low, int64_t high) {
+    int32_t at = 0;
+    while (at < e->num_terms && e->terms[at].stride > stride)
+        at++;
+    if (at < e->num_terms && e->terms[at].stride == stride) {
+        e->terms[at].low += low;
+        e->terms[at].high += high;
+        return;
+    }
+    for (int32_t i = e->num_terms++; i > at; i--)
+        e->terms[i] = e->terms[i - 1];
+    e->terms[at] = (struct term){stride, low, high};
+}
+
+static void add_axes(struct equation *e, const fdm_tensor *t, int sign) {
+    for (int32_t axis = 0; axis < t->ndim; axis++) {
+        const int64_t stride = tensor_stride(t, axis) * bytes_of(t), last = t->shape[axis] - 1;
+        if (stride > 0 && last > 0)
+            add_term(e, stride, sign < 0 ? -last : 0, sign < 0 ? 0 : last);
+    }
+}
+
+/* Least n with stride * n > x. */
+static int64_t above_of(int64_t x, int64_t stride) { return x >= 0 ? x / stride + 1 : -((-x - 1) / stride); }
+
+static int solve(struct equation *e, int32_t term, int64_t sum) {
+    if (term == e->num_terms)
+        return e->below < sum && sum < e->above;
+    int64_t low = 0, high = 0; /* what smaller strides can add */
+    for (int32_t i = term + 1; i < e->num_terms; i++) {
+        low += e->terms[i].stride * e->terms[i].low;
+        high += e->terms[i].stride * e->terms[i].high;
+    }
+    const struct term *t = &e->terms[term];
+    int64_t first = above_of(e->below - sum - high, t->stride),
+            last = above_of(e->above - sum - low - 1, t->stride) - 1;
+    first = first > t->low ? first : t->low;
+    last = last < t->high ? last : t->high;
+    for (int64_t n = first; n <= last && e->looks++ < LOOKS_MAX; n++)
+        if (solve(e, term + 1, sum + t->stride * n))
+            return 1;
+    return 0;
+}
+
+struct span {
+    uintptr_t first, end; /* first == end: no byte */
+};
+static struct span span_of(const fdm_tensor *t) {
+    int64_t bytes = bytes_of(t);
+    for (int32_t axis = 0; axis < t->ndim; axis++) {
+        if (t->shape[axis] == 0)
+            return (struct span){0, 0};
+        bytes += (t->shape[axis] - 1) * tensor_stride(t, axis) * bytes_of(t);
+    }
+    const uintptr_t first = (uintptr_t)tensor_data(t);
+    return (struct span){first, first + (uintptr_t)bytes};
+}
+
+/* Of tensors whose spans overlap. */
+static int shares_a_byte(const fdm_tensor *a, struct span of_a, const fdm_tensor *b, struct span of_b) {
+    if (a->ndim + b->ndim > TERMS_MAX)
+        return 0;
+    struct equation e = {.below = -bytes_of(a), .above = bytes_of(b)};
+    add_axes(&e, a, 1);
+    add_axes(&e, b, -1);
+    return solve(&e, 0, (int64_t)(of_a.first - of_b.first));
+}
+
+static int spans_overlap(struct span a, struct span b) { return a.first < b.end && b.first < a.end; }
+
+int tensors_overlap(const fdm_tensor *a, const fdm_tensor *b) {
+    const struct span of_a = span_of(a), of_b = span_of(b);
+    return spans_overlap(of_a, of_b) && shares_a_byte(a, of_a, b, of_b);
+}
+
+int tensors_same(const fdm_tensor *a, const fdm_tensor *b) {
+    int same = tensor_data(a) == tensor_data(b) && a->ndim == b->ndim && bytes_of(a) == bytes_of(b);
+    for (int32_t axis = 0; same && axis < a->ndim; axis++)
+        same = a->shape[axis] == b->shape[axis] && tensor_stride(a, axis) == tensor_stride(b, axis);
+    return same;
+}
+
+fdm_status tensors_check_apart(const struct named_tensor *all, int32_t count) {
+    struct span spans[TENSORS_MAX];
+    for (int32_t i = 0; i < count; i++)
+        spans[i] = all[i].tensor ? span_of(all[i].tensor) : (struct span){0, 0};
+    for (int32_t i = 0; i < count; i++)
+        for (int32_t j = 0; j < count && all[i].written; j++) {
+            const int seen = all[j].written && j <= i, may_replace = all[i].replaces >> j & 1;
+            if (seen || !spans_overlap(spans[i], spans[j]) ||
+                !shares_a_byte(all[i].tensor, spans[i], all[j].tensor, spans[j]) ||
+                (may_replace && tensors_same(all[i].tensor, all[j].tensor)))
+                continue;
+            return error_set(FDM_ERROR_INVALID_ARGUMENT,
+                             "%s overlaps %s in memory; it is written, and must lie apart from every other tensor%s%s",
+                             all[i].name, all[j].name, may_replace ? ", or be exactly " : "",
+                             may_replace ? all[j].name : "");
+        }
+    return FDM_OK;
+}
