@@ -113,7 +113,11 @@ static fdm_status run_plan(const struct family *family, const fdm_plan *plan, co
     if ((uintptr_t)workspace % 64)
         return error_set(FDM_ERROR_WORKSPACE, "workspace starts at an address that is not a multiple of 64");
     const fdm_status status = report_plan(plan);
-    return status ? status : family->execute(family, plan, attention, workspace, launch);
+    if (status)
+        return status;
+    if (plan->device.type == FDM_CPU)
+        attention_clear_rest(attention);
+    return family->execute(family, plan, attention, workspace, launch);
 }
 
 fdm_status fdm_execute(const fdm_plan *plan, const fdm_tensors *tensors, void *workspace, size_t workspace_bytes,

@@ -322,8 +322,8 @@ static fdm_status resolve_intervals(const fdm_tensors *t, fdm_problem *p, struct
     return FDM_OK;
 }
 
-/* One of cu_seqlens_q, cu_seqlens_k: rises from 0 to `total`; *longest receives the longest sequence. On a CUDA device
- * its values are not looked at: that would wait for the device. */
+/* One of cu_seqlens_q, cu_seqlens_k: never falls, from 0 or above to at most `total`; *longest receives the longest
+ * sequence. On a CUDA device its values are not looked at: that would wait for the device. */
 static fdm_status check_cu_seqlens(const fdm_tensor *tensor, const char *name, int64_t batch, int64_t total,
                                    int64_t *longest) {
     fdm_status status = tensor_check(tensor, name, 1, TENSOR_INPUT, 1);
@@ -335,16 +335,16 @@ static fdm_status check_cu_seqlens(const fdm_tensor *tensor, const char *name, i
     if (status || tensor->device.type == FDM_CUDA)
         return status;
     const int32_t *cu = (const int32_t *)tensor_data(tensor);
-    if (cu[0] != 0)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s starts with %d; it must start with 0", name, cu[0]);
+    if (cu[0] < 0)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s starts with %d; it must start with 0 or above", name, cu[0]);
     for (int64_t b = 0; b < batch; b++) {
         if (cu[b + 1] < cu[b])
             return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s falls from %d to %d at index %lld; it must not fall", name,
                              cu[b], cu[b + 1], (long long)b + 1);
         *longest = cu[b + 1] - cu[b] > *longest ? cu[b + 1] - cu[b] : *longest;
     }
-    if (cu[batch] != total)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s ends with %d; the packed tensors have %lld rows", name,
+    if (cu[batch] > total)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s ends with %d; the packed tensors have only %lld rows", name,
                          cu[batch], (long long)total);
     return FDM_OK;
 }

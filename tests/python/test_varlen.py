@@ -66,3 +66,34 @@ def test_padding_mask_of_two_axes():
         one = q[None, first:last]
         expected = truth(one, one, one, keep[b : b + 1, None, None, : last - first])[0][0]
         assert_close(out[first:last], expected, torch.float32, f"sequence {b}")
+
+
+def in_the_middle(tensor, before, after):
+    """The rows of a packed tensor between rows of no sequence, which are NaN."""
+    bad = [torch.full((rows, *tensor.shape[1:]), float("nan")) for rows in (before, after)]
+    return torch.cat([bad[0], tensor, bad[1]]).requires_grad_()
+
+
+@pytest.mark.parametrize("lengths_q, lengths_k", [([3, 4], [3, 7]), ([0, 5], [4, 0]), ([], [])])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_of_no_sequence(lengths_q, lengths_k, dtype):
+    torch.manual_seed(5)
+    q = torch.randn(sum(lengths_q), 4, 16, dtype=dtype, requires_grad=True)
+    k, v = (torch.randn(sum(lengths_k), 2, 16, dtype=dtype, requires_grad=True) for _ in range(2))
+    dout = torch.randn(sum(lengths_q), 4, 16, dtype=dtype)
+    cu_q, cu_k = offsets(lengths_q), offsets(lengths_k)
+
+    def both(q, k, v, cu_q, cu_k, dout):
+        out, lse = flash_dmattn_varlen_func(q, k, v, cu_q, cu_k, 7, 7, is_causal=True, return_lse=True)
+        return out, lse, *torch.autograd.grad(out, (q, k, v), dout)
+
+    want = both(q, k, v, cu_q, cu_k, dout)
+    wide = [in_the_middle(each.detach(), *rest) for each, rest in zip((q, k, v), ((2, 3), (1, 5), (1, 5)))]
+    got = both(*wide, cu_q + 2, cu_k + 1, in_the_middle(dout, 2, 3).detach())
+    for name, wide, exact, first in zip(("out", "lse", "dq", "dk", "dv"), got, want, (2, 2, 2, 1, 1)):
+        if name == "lse":
+            wide, exact = wide.T, exact.T
+        rows = slice(first, first + exact.shape[0])
+        assert_close(wide[rows], exact.detach().double(), dtype, name)
+        rest = torch.cat([wide[: rows.start], wide[rows.stop :]])
+        assert torch.equal(rest, torch.full_like(rest, float("inf") if name == "lse" else 0)), name
