@@ -79,7 +79,7 @@ static const struct instruction {
      0,
      {0},
      0},
-    {"exit_if tid_x_reread griddepcontrol_wait griddepcontrol_wait_after "
+    {"exit_if tid_x_reread ctaid_x_reread griddepcontrol_wait griddepcontrol_wait_after "
      "griddepcontrol_launch_dependents",
      "",
      TRY_CONTROL,

@@ -10,6 +10,12 @@ __device__ __forceinline__ uint32_t tid_x_reread() {
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
     return x;
 }
+/* The same of blockIdx.x. */
+__device__ __forceinline__ uint32_t ctaid_x_reread() {
+    uint32_t x;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(x));
+    return x;
+}
 
 #if __CUDA_ARCH__ >= 900
 /* True for one lane of a whole warp. */

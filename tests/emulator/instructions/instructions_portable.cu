@@ -178,7 +178,7 @@ __device__ __forceinline__ void try_control(const struct task &t) {
     griddepcontrol_launch_dependents();
     t.out[0] = tid_x_reread();
     exit_if(t.in[t.thread] % 3 == 0);
-    t.out[1] = 1 + tid_x_reread();
+    t.out[1] = 1 + tid_x_reread() + ctaid_x_reread();
 }
 
 /* Opaque values stay what they are. */

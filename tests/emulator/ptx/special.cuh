@@ -5,6 +5,7 @@
 #include "cuda/ptx/types.cuh"
 
 inline uint32_t tid_x_reread() { return emu_thread_index().x; }
+inline uint32_t ctaid_x_reread() { return emu_block_index().x; }
 inline bool elect_one(EMU_AT) { return emu_elect(0xffffffffu, EMU_HERE); }
 
 #endif
