@@ -6,6 +6,7 @@
 #include "cuda/ptx/launch.cuh"
 #include "gpu/backward_params.h"
 #include "gpu/convert.cuh"
+#include "gpu/packed.cuh"
 
 BACKWARD_ROWS_CONSTANTS(GPU_CONSTANT_GIVEN)
 
@@ -34,8 +35,9 @@ __device__ __forceinline__ float sum_of_rows(const struct gpu_backward_params &a
     for (int batch = b_first; batch < b_last; batch++) {
         int64_t packed = 0, begin = (int64_t)batch * a.in.heads * a.rows;
 #if VARLEN
-        packed = a.in.cu_seqlens_q[batch];
-        if (i >= a.in.cu_seqlens_q[batch + 1] - packed)
+        const struct packed q = find_packed_q(a.in, batch);
+        packed = q.begin;
+        if (i >= q.length)
             continue;
         begin = backward_begin(packed, batch, ROW_STEP);
 #endif

@@ -17,6 +17,7 @@ BACKWARD_ROWS_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define WARPS   BACKWARD_ROWS_WARPS
 #define THREADS (32 * WARPS)
 
+#include "gpu/rest.cuh"
 #include "gpu/tile.cuh"
 
 #define CHUNKS       (HEAD_DIM_V / CHUNK_ELEMENTS)
@@ -54,6 +55,29 @@ __device__ __forceinline__ struct rows find_rows(const struct gpu_backward_param
 #endif
     at.begin += GRID_HEAD * a.rows;
     return at;
+}
+
+/* Gradients of rows and keys of no sequence, around the block's: the first block of each head and sequence. */
+__device__ __forceinline__ void clear_rest(const struct gpu_backward_params &a) {
+    const struct gpu_forward_params &in = a.in;
+    const int b = GRID_BATCH, h = GRID_HEAD, h_kv = h / in.group;
+    const auto clear = [&](const struct gpu_matrix &m, struct row_range rows, int head, int columns) {
+        if (m.data)
+            clear_rest_rows(m, rows, head, columns, threadIdx.x, THREADS);
+    };
+    const auto clear_all = [&](struct row_range q, struct row_range k) {
+        clear(a.dq, q, h, in.head_dim);
+        if (h % in.group == 0) {
+            clear(a.dk, k, h_kv, in.head_dim);
+            clear(a.dv, k, h_kv, in.head_dim_v);
+        }
+    };
+    if (in.batch == 0)
+        return clear_all({0, in.total_q}, {0, in.total_k});
+    if (b == 0)
+        clear_all(rest_before_all(in.cu_seqlens_q, in.total_q), rest_before_all(in.cu_seqlens_k, in.total_k));
+    clear_all(rest_after(in.cu_seqlens_q, b, in.batch, in.total_q, in.seqlen_q),
+              rest_after(in.cu_seqlens_k, b, in.batch, in.total_k, in.seqlen_k));
 }
 
 /* Sums of the bias' gradient begin at 0. */
@@ -133,6 +157,8 @@ extern "C" __global__ void PREPARE_BOUNDS backward_prepare(const __grid_constant
     clear_sums(a);
     if (blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0 && threadIdx.x == 0)
         *a.ticket = 0;
+    if (VARLEN && GRID_X == 0)
+        clear_rest(a);
     if (a.in.batch == 0)
         return;
     const struct rows at = find_rows(a);
@@ -263,8 +289,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     int64_t batch = row / a.in.seqlen_k, key = row % a.in.seqlen_k;
 #    if VARLEN
     batch = 0, key = row;
-    if (row >= a.in.cu_seqlens_k[a.in.batch])
-        return;
+    if (is_rest(a.in.cu_seqlens_k, a.in.batch, (int)row, a.in.total_k, a.in.seqlen_k))
+        return; /* no part has written it */
 #    endif
     const int columns = of_k ? HEAD_DIM : HEAD_DIM_V;
     const int64_t step = a.key_rows * columns;

@@ -12,6 +12,9 @@
 #include "gpu/combine_splits.h"
 #include "gpu/numbers.h"
 
+#define ALIGNED 0 /* of rows that no split has written; others are */
+#include "gpu/rest.cuh"
+
 COMBINE_SPLITS_CONSTANTS(GPU_CONSTANT_GIVEN)
 
 #define THREADS (32 * COMBINE_SPLITS_WARPS)
@@ -72,21 +75,22 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int64_t all_rows = VARLEN ? (int64_t)a.heads * a.total_q : (int64_t)a.batch * a.heads * a.seqlen_q;
     const int64_t row = blockIdx.x, rows = VARLEN ? a.total_q : a.seqlen_q;
     const int64_t i = row % rows, head = row / rows % a.heads, batch = row / rows / a.heads;
-#if VARLEN
-    if (i < a.cu_seqlens_q[0] || i >= a.cu_seqlens_q[a.batch])
-        return; /* of no sequence: no split has written it */
-#endif
     griddepcontrol_wait();
+    if (VARLEN && is_rest(a.cu_seqlens_q, a.batch, (int)i, a.total_q, a.seqlen_q)) {
+        clear_rest_results(a, {(int)i, (int)i + 1}, (int)head, threadIdx.x, THREADS); /* no split has written it */
+        return;
+    }
     float4 part[AT_ONCE];
     read_parts(part, a, all_rows, row, warp, lane * 4);
     float2 mine = make_float2(MINUS_INF, 0);
     if (threadIdx.x < a.num_splits)
         mine = *(const float2 *)&a.partial_rows[2 * (threadIdx.x * all_rows + row)];
     const float most = over_block(mine.x, maxima, true);
-    const bool empty = most == MINUS_INF;
-    const float weight = empty ? 0.0f : ex2_approx((mine.x - most) * LOG2_E);
+    /* Where all scores are NaN no split has a maximum, but sums that are NaN. */
+    const float weight = mine.x == most ? 1.0f : ex2_approx((mine.x - most) * LOG2_E);
     weights[threadIdx.x] = weight;
     const float sum = over_block(weight * mine.y, sums, false);
+    const bool empty = sum == 0.0f;
     const float inverse = empty ? 0.0f : 1.0f / sum;
     char *out = a.out.data + (batch * a.out.batch + i * a.out.row + head * a.out.head) * bytes;
     for (int column = lane * 4; column - lane * 4 < a.head_dim_v; column += 128) {

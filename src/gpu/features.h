@@ -19,6 +19,16 @@ static inline int gpu_empty_rows(const fdm_problem *p) {
            (p->window_right >= 0 && p->seqlen_q - p->seqlen_k > p->window_right);
 }
 
+/* Some key may be hidden from every row and yet be multiplied with its tile: by a mask or bias with rows, or left of a
+ * window. What it holds must not count. */
+static inline int gpu_hides_pairs(const fdm_problem *p) {
+    return gpu_mask_rows(p) || gpu_bias_rows(p) ||
+           (p->window_left >= 0 && (p->varlen || p->seqlen_k - p->seqlen_q > p->window_left));
+}
+
+/* The same of kernels that load keys which something hides by itself. */
+static inline int gpu_hides_keys(const fdm_problem *p) { return gpu_hides_pairs(p) || gpu_lists_keys(p); }
+
 /* q or k has no element. */
 static inline int gpu_loads_nothing(const fdm_problem *p) {
     return p->batch < 1 || p->heads < 1 || p->seqlen_q < 1 || p->seqlen_k < 1 ||

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "gpu/splits.h"
 
 static const struct gpu_list *list_of(const struct family *family) { return family->list; }
 static const struct gpu_algorithm *algorithm_of(const struct family *family, int32_t index) {
@@ -249,10 +250,28 @@ fdm_status gpu_family_check(const struct family *family, const fdm_plan *plan, c
                : FDM_OK;
 }
 
+/* Packed tensors without a sequence: no kernel has a block for their rows. Those of a backward have, before its own. */
+static int has_no_sequence(const fdm_problem *p) {
+    return p->pass == FDM_FORWARD && p->varlen && p->batch == 0 && p->total_q > 0;
+}
+
+/* The kernel that combines splits finds rows of no sequence by itself, and clears them. */
+static fdm_status clear_all_rows(const fdm_plan *plan, const struct attention *attention, void *stream) {
+    struct cuda_kernel_request request;
+    const struct cuda_kernel *kernel;
+    struct gpu_forward_params params;
+    combine_splits_request(attention->problem, &request);
+    const fdm_status status = cuda_kernels_get(plan->device.index, &request, 1, &kernel);
+    gpu_fill_forward(attention, &params);
+    return status ? status : combine_splits_launch(kernel, attention->problem, 0, &params, stream);
+}
+
 fdm_status gpu_family_execute(const struct family *family, const fdm_plan *plan, const struct attention *attention,
                               void *workspace, const fdm_launch *launch) {
-    return algorithm_of(family, plan->kernel_index)
-        ->execute(plan, attention, workspace, launch ? launch->stream : NULL);
+    void *stream = launch ? launch->stream : NULL;
+    if (has_no_sequence(attention->problem))
+        return clear_all_rows(plan, attention, stream);
+    return algorithm_of(family, plan->kernel_index)->execute(plan, attention, workspace, stream);
 }
 
 int32_t gpu_family_launches(const struct family *family, const fdm_plan *plan, struct cuda_kernel_request *requests) {
@@ -263,6 +282,10 @@ fdm_status gpu_family_prepare(const struct family *family, const fdm_plan *plan)
     struct cuda_kernel_request requests[GPU_REQUESTS_MAX];
     const struct cuda_kernel *kernels[GPU_REQUESTS_MAX];
     int32_t count = gpu_family_launches(family, plan, requests);
+    if (count && has_no_sequence(&plan->problem)) {
+        combine_splits_request(&plan->problem, requests);
+        count = 1;
+    }
     return count ? cuda_kernels_get(plan->device.index, requests, count, kernels)
                  : error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile or workspace is not its kernel's");
 }

@@ -122,7 +122,7 @@ static void make_request(const fdm_plan *plan, const fdm_problem *p, const struc
     GPU_SET_CONSTANTS(request, BLACKWELL_BACKWARD_CONSTANTS, .DTYPE = gpu_dtype(p->dtype), .HEAD_DIM = padded(p),
                       .OWN_KEYS = l->own_keys, .MAKES_DS = l->makes_ds, .MAKES_DV = l->makes_dv,
                       .SCHEDULER = plan->parameters[SCHEDULER], .WINDOW = gpu_bounded(p), .VARLEN = p->varlen,
-                      .SOFTCAP = p->softcap > 0, .EMPTY_ROWS = gpu_empty_rows(p) || p->varlen,
+                      .SOFTCAP = p->softcap > 0, .EMPTY_ROWS = gpu_empty_rows(p) || gpu_hides_pairs(p) || p->varlen,
                       .PARTS = l->own_keys && plan->parameters[PARTS] > 1);
     request->file = "families/blackwell/blackwell_backward.cu";
     request->entry = "blackwell_backward";

@@ -135,9 +135,9 @@ __device__ __forceinline__ void init_barriers(uint32_t base) {
  * those tiles. */
 struct item {
     struct sequence at;
-    int first_own;                          /* of this block */
-    int head, part, first_head;             /* of what is owned; of the query heads that are walked */
-    int first_tile, tiles, steps, live_row; /* live_row: the first row of the sequence that sees a key */
+    int first_own;                      /* of this block */
+    int head, part, first_head;         /* of what is owned; of the query heads that are walked */
+    int first_tile, tiles, steps, live; /* live: of the other axis the first that sees something or is seen */
     __device__ __forceinline__ int tile(int step) const { return first_tile + (OWN_KEYS ? step % tiles : step); }
     __device__ __forceinline__ int query_head(int step) const { return first_head + (OWN_KEYS ? step / tiles : 0); }
     __device__ __forceinline__ int own_length() const { return OWN_KEYS ? at.seqlen_k : at.seqlen_q; }
@@ -171,7 +171,7 @@ __device__ __forceinline__ struct item find_item(const struct blackwell_backward
     w.first_tile = first / TILE;
     w.tiles = first < end && own < own_end ? (end + TILE - 1) / TILE - w.first_tile : 0;
     w.steps = w.tiles * (OWN_KEYS ? part_heads : 1);
-    w.live_row = first_row(a.in.in, w.at, 0);
+    w.live = OWN_KEYS ? first_row(a.in.in, w.at, 0) : first_key(a.in.in, w.at, 0);
     return w;
 }
 
@@ -250,8 +250,8 @@ struct loader {
 #pragma unroll 1
         for (int part = 0; part < OPERAND_SLOTS; part++, slot.next()) {
             const int first = tile * TILE + part * 64;
-            const int length = OWN_KEYS ? w.at.seqlen_q : w.at.seqlen_k, live = OWN_KEYS ? w.live_row : 0;
-            const bool clear = CLEARS && (first < live || (VARLEN && first + slot_rows > length));
+            const int length = OWN_KEYS ? w.at.seqlen_q : w.at.seqlen_k;
+            const bool clear = CLEARS && (first < w.live || (VARLEN && first + slot_rows > length));
             const uint32_t to = take_slot();
             const uint32_t full = clear ? mapa_shared(base + CLEARED, (uint32_t)rank) : slot.barrier(leader + FULL);
             if (lane == 0) {
@@ -262,11 +262,11 @@ struct loader {
                              head);
             }
             if (clear)
-                clear_rows(to, slot_rows, live - first, length - first);
+                clear_rows(to, slot_rows, w.live - first, length - first);
         }
     }
-    /* Rows before `live` and from `end` on of a slot that is being filled become 0: they are of another sequence, or
-     * see no key. Their P and dS are 0, but 0 times NaN is not. */
+    /* Rows before `live` and from `end` on of a slot that is being filled become 0: they are of another sequence, see
+     * no key or are seen by no row. Their P and dS are 0, but 0 times NaN is not. */
     __device__ __forceinline__ void clear_rows(uint32_t to, int slot_rows, int live, int end) {
         cleared.wait_full(base + CLEARED);
         cleared.next();
@@ -457,7 +457,7 @@ struct computer {
                 y[e] = ex2_approx(__fmaf_rn(t, SOFTCAP ? cap : unit, -lse[e]));
                 if (partial && (j + e < begin || j + e >= end))
                     y[e] = 0;
-                p[j + e] = SOFTCAP && MAKES_DS ? y[e] * (1.0f - t * t) : y[e];
+                p[j + e] = SOFTCAP && MAKES_DS && y[e] != 0 ? y[e] * (1.0f - t * t) : y[e];
             }
             word[j / 2 % 16] = pack(y[0], y[1]);
             word[j / 2 % 16 + 1] = pack(y[2], y[3]);

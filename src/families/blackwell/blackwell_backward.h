@@ -17,7 +17,7 @@
     X(WINDOW)    /* causal or window */                                     \
     X(VARLEN)                                                               \
     X(SOFTCAP)                                                              \
-    X(EMPTY_ROWS) /* rows may see no key */                                 \
+    X(EMPTY_ROWS) /* rows may see no key, or no row see a key */            \
     X(PARTS)      /* 1: a block takes a part of a group of heads, and leaves sums of dK and dV in float32 */
 
 /* What a plan holds for it (families/family.h). */

@@ -141,7 +141,8 @@ static void make_request(const fdm_plan *plan, const fdm_problem *p, struct cuda
                       .SCHEDULER = plan->parameters[SCHEDULER], .EXP2_FREQUENCY = plan->parameters[EXP2_FREQUENCY],
                       .EXP2_RESIDUE = plan->parameters[EXP2_RESIDUE], .EXP2_DEGREE = plan->parameters[EXP2_DEGREE],
                       .WINDOW = gpu_bounded(p), .MASK = p->has_mask, .BIAS = gpu_bias_constant(p), .VARLEN = p->varlen,
-                      .SOFTCAP = p->softcap > 0, .POSITIVE_SCALE = (float)p->softmax_scale > 0);
+                      .SOFTCAP = p->softcap > 0, .POSITIVE_SCALE = (float)p->softmax_scale > 0,
+                      .REDO = gpu_hides_keys(p));
     request->file = "families/blackwell/blackwell_forward.cu";
     request->entry = "blackwell_forward";
     request->shared_bytes = shared_bytes(q_tiles, p);

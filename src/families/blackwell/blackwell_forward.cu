@@ -42,9 +42,12 @@ BLACKWELL_FORWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define MASK_ROWS      1
 #define BIAS_ROWS      1
 #define SCORES_ALIGNED 1
+#define ALIGNED        1 /* rows of out */
 #include "families/blackwell/blackwell_ring.cuh"
 #include "families/blackwell/blackwell_softmax.cuh"
 #include "families/blackwell/blackwell_work.cuh"
+#include "gpu/redo.cuh"
+#include "gpu/rest.cuh"
 
 #define F16 (DTYPE == GPU_FLOAT16)
 /* Registers for two query tiles a block do not hold all of a row's scores beside what makes P of them: the first 32 are
@@ -507,6 +510,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             loader(a, opaque(base), opaque(rank)).run();
         else if (warp == 4 * Q_TILES + 6 && threadIdx.x % 32 == 0)
             schedule(a, opaque(base), opaque(rank));
+        else if (warp == 4 * Q_TILES + 7)
+            clear_rest_of_grid(a.in, a.in.heads, threadIdx.x % 32, 32);
     }
     __syncwarp();
     tcgen05_fence_before_thread_sync();

@@ -166,7 +166,7 @@ struct corrector {
 
     /* Writes the row's log-sum-exp; the reciprocal of its sum. */
     __device__ __forceinline__ float finish(const struct item_facts &f, int row, float sum, float max) {
-        const bool empty = max == MINUS_INF;
+        const bool empty = sum == 0.0f; /* of scores that are all NaN it is NaN */
         if (a.in.lse.data && row < f.seqlen_q)
             store_lse<BIAS != GPU_BIAS_NONE>(
                 a.in, VARLEN ? 0 : f.batch, f.head, f.q_begin + row, empty,
@@ -203,6 +203,29 @@ struct corrector {
                             ((uint16_t *)to)[column + i + e] = (uint16_t)(word[e / 2] >> (e % 2 * 16));
             }
         }
+    }
+
+    /* Of the warp's rows of a query tile, `row` the lane's, those that a key which they do not see has spoiled: done
+     * again and written. Whether the lane's is one. */
+    __device__ __forceinline__ bool redo_rows(const struct item_facts &f, int row, int tile, float sum) const {
+        const struct sequence at = find_sequence(a.in, f.batch);
+        const int lane = threadIdx.x % 32;
+#pragma unroll 1
+        for (int column = 0; column < HEAD_DIM_V; column += CHUNK) {
+            float o[CHUNK];
+            tcgen05_ld_32x32b(o, tensor + tile * HEAD_DIM_V + column);
+            tcgen05_wait_ld(o);
+#pragma unroll
+            for (int i = 0; i < CHUNK; i++)
+                sum += o[i];
+        }
+        const bool bad = sum != sum && row < f.seqlen_q;
+#pragma unroll 1
+        for (uint32_t rows = __ballot_sync(0xffffffff, bad); rows; rows &= rows - 1) {
+            const int i = row - lane + __ffs(rows) - 1;
+            redo_output(a.in, at, f.head, f.head / a.in.group, i, 0, f.seqlen_k);
+        }
+        return bad;
     }
 
     /* A step of a query tile. The sums of the step before are waited for at once where O is rescaled, else a step
@@ -243,7 +266,8 @@ struct corrector {
                     wait_sums(q_tile);
                     tcgen05_fence_after_thread_sync();
                 }
-                store(f, row, q_tile, inverse, has_o);
+                const bool redone = REDO && has_o && redo_rows(f, row, q_tile, sum);
+                store(f, redone ? f.seqlen_q : row, q_tile, inverse, has_o); /* a row past the end is not written */
             }
         }
     }

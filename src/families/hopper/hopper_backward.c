@@ -232,18 +232,23 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
 
 /* ---- launch ---- */
 
+static int32_t hopper_scrub(const fdm_problem *p) {
+    return gpu_hides_pairs(p) ? HOPPER_SCRUB_NUMBERS : gpu_lists_keys(p) ? HOPPER_SCRUB_HIDDEN : HOPPER_SCRUB_NONE;
+}
+
 static void main_request(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *request) {
     const struct tile *t = &tiles[plan->parameters[TILE]];
-    GPU_SET_CONSTANTS(
-        request, HOPPER_BACKWARD_CONSTANTS, .DTYPE = gpu_dtype(p->dtype),
-        .HEAD_DIM = hopper_backward_padded(p->head_dim), .HEAD_DIM_V = hopper_backward_padded(p->head_dim_v),
-        .WARPGROUPS = t->warpgroups, .STAGES = t->stages, .DOUT_STAGES = t->dout_stages, .DS_STAGES = t->ds_stages,
-        .DS_REGISTERS = t->ds_registers, .WINDOW = gpu_bounded(p), .MASK = p->has_mask, .MASK_ROWS = gpu_mask_rows(p),
-        .BIAS = gpu_bias_constant(p), .BIAS_ROWS = gpu_bias_rows(p), .DBIAS = gpu_dbias_constant(p),
-        .VARLEN = p->varlen, .INTERVALS = p->has_intervals, .GATHER = gathers(p),
-        .DESCENDS = gathers(p) || is_ordered(p), .SOFTCAP = p->softcap > 0, .EXACT = is_exact(t, p),
-        .EMPTY_ROWS = empty_rows(p), .STORES_FIRST = stores_first(t, p), .PARTS = plan->parameters[PARTS] > 1,
-        .NEEDS_DQ = p->needs_dq, .APART = adds_apart(t, p), .ORDERED = is_ordered(p));
+    GPU_SET_CONSTANTS(request, HOPPER_BACKWARD_CONSTANTS, .DTYPE = gpu_dtype(p->dtype),
+                      .HEAD_DIM = hopper_backward_padded(p->head_dim),
+                      .HEAD_DIM_V = hopper_backward_padded(p->head_dim_v), .WARPGROUPS = t->warpgroups,
+                      .STAGES = t->stages, .DOUT_STAGES = t->dout_stages, .DS_STAGES = t->ds_stages,
+                      .DS_REGISTERS = t->ds_registers, .WINDOW = gpu_bounded(p), .MASK = p->has_mask,
+                      .MASK_ROWS = gpu_mask_rows(p), .BIAS = gpu_bias_constant(p), .BIAS_ROWS = gpu_bias_rows(p),
+                      .DBIAS = gpu_dbias_constant(p), .VARLEN = p->varlen, .INTERVALS = p->has_intervals,
+                      .GATHER = gathers(p), .DESCENDS = gathers(p) || is_ordered(p), .SOFTCAP = p->softcap > 0,
+                      .EXACT = is_exact(t, p), .EMPTY_ROWS = empty_rows(p), .SCRUB = hopper_scrub(p),
+                      .STORES_FIRST = stores_first(t, p), .PARTS = plan->parameters[PARTS] > 1, .NEEDS_DQ = p->needs_dq,
+                      .APART = adds_apart(t, p), .ORDERED = is_ordered(p));
     request->file = "families/hopper/hopper_backward.cu";
     request->entry = "hopper_backward";
     request->shared_bytes = shared_bytes(t, p);

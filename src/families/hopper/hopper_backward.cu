@@ -47,6 +47,7 @@ HOPPER_BACKWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
     (MASK || BIAS || INTERVALS || VARLEN || SOFTCAP || EXACT ? 0 : WARPGROUPS == 3 ? 4 : WINDOW ? 2 : 0)
 #include "families/hopper/hopper_exact.cuh"
 #include "families/hopper/hopper_keys.cuh"
+#include "families/hopper/hopper_scrub.cuh"
 
 #define F16      (DTYPE == GPU_FLOAT16)
 #define DOUT_LAG (STAGES - DOUT_STAGES) /* steps that dO is loaded after Q */
@@ -149,6 +150,7 @@ struct owner {
     float s[BLOCK_M / 2], dk[HEAD_DIM / 2], dv[HEAD_DIM_V / 2]; /* s: S^T, then dP^T */
     uint32_t p[BLOCK_M / 16][4];
     float early[EARLY_ROWS]; /* of a tile's lse, then of its delta */
+    uint32_t spoiled;        /* SCRUB: keys of the warp that held NaN or inf, as scrub_rows() says it */
 
     /* S^T = K Q^T */
     __device__ __forceinline__ void multiply_kq(int step) {
@@ -205,6 +207,8 @@ struct owner {
                     {lse_of(step), base + LOW_OFFSET + stage_of<STAGES>(step) * BLOCK_M * 4,
                      base + KEYS_OFFSET + first * 4, base + BIAS_OFFSET + first * BLOCK_M * 2, base + MASK_OFFSET,
                      masked});
+        if (SCRUB == HOPPER_SCRUB_NUMBERS)
+            spoil_p(s, spoiled);
         if (scored) {
             __syncwarp();
             release<1>(base + SCORE_EMPTY, scores++);
@@ -247,6 +251,27 @@ struct owner {
         const uint32_t lse = base + ROWS_OFFSET + stage_of<STAGES>(step) * BLOCK_M * 8;
         if (ld_shared_4(lse + (BLOCK_M - 1) * 4) == 0x7f800000)
             clear_rows<PANELS>(base + Q_OFFSET + stage_of<STAGES>(step) * Q_BYTES, lse);
+    }
+    /* Whether the list says of some of the warpgroup's keys that nobody sees them. */
+    __device__ __forceinline__ bool has_hidden() const {
+        const uint32_t last = base + KEYS_OFFSET + (BLOCK_N + warpgroup * 64 + (int)tid_x_reread() % 32) * 4;
+        return __any_sync(0xffffffff, ld_shared_4(last) == 0 || ld_shared_4(last + 128) == 0);
+    }
+    /* K and V are here, or will be: nobody multiplies them before. */
+    __device__ __forceinline__ void scrub_keys() {
+        constexpr bool numbers = SCRUB == HOPPER_SCRUB_NUMBERS;
+        const int first = warpgroup * 64;
+        if (!numbers && !has_hidden())
+            return;
+        const uint32_t last = base + KEYS_OFFSET + (BLOCK_N + first + (int)tid_x_reread() % 128 / 2) * 4;
+        const bool hidden = !numbers && ld_shared_4(last) == 0;
+        wait_full<1>(base + V_FULL, 0);
+        if (GATHER)
+            fence_proxy_async();
+        spoiled = scrub_rows<PANELS, BLOCK_N, numbers>(base, first, hidden);
+        scrub_rows<PANELS_V, BLOCK_N, numbers>(base + V_OFFSET, first, hidden);
+        fence_proxy_async();
+        barrier_sync(OWN_BARRIER + warpgroup, 128);
     }
     __device__ __forceinline__ void clear_keys() const {
         const int count = find_sequence(a.in.in, k.batch).seqlen_k - k.first_key - warpgroup * 64;
@@ -390,6 +415,8 @@ struct owner {
         set_zero(dv);
         if (!LISTED || k.steps > 0)
             wait_full<1>(base + K_FULL, 0);
+        if (SCRUB && k.steps > 0)
+            scrub_keys();
         const int skipped = SKIPS ? skipped_steps() : 0, end = DESCENDS ? k.steps - skipped : k.steps;
         int step = 0;
         if (SKIPS && !DESCENDS)

@@ -29,11 +29,18 @@
     X(SOFTCAP)                                                                                                        \
     X(EXACT)      /* dS is made of P in float32: what its rounding leaves waits where dS will lie */                  \
     X(EMPTY_ROWS) /* rows may see no key */                                                                           \
+    X(SCRUB)      /* HOPPER_SCRUB_* */                                                                                \
     X(PARTS)      /* 1: a block takes a part of a group of heads, and leaves sums of dK and dV in float32 */          \
     X(NEEDS_DQ)                                                                                                       \
     X(APART)        /* one warpgroup more adds to dQ what the serving one has left in shared memory */                \
     X(STORES_FIRST) /* ORDERED: the first that adds to rows of dQ stores, as some block comes to every row */         \
     X(ORDERED)      /* blocks add to rows of dQ by their keys, to the gradient of a shared bias by their heads */
+
+/* SCRUB: which rows of K and V become 0 in shared memory: what keys hold that no row sees must not count, and 0 times
+ * NaN is not 0. */
+#define HOPPER_SCRUB_NONE    0
+#define HOPPER_SCRUB_HIDDEN  1 /* of keys that the block's list says nobody sees */
+#define HOPPER_SCRUB_NUMBERS 2 /* of keys that hold NaN or inf: nothing says key by key who sees them */
 
 struct hopper_backward_params {
     struct gpu_backward_params in;

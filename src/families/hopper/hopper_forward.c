@@ -299,7 +299,7 @@ static void make_request(const fdm_plan *plan, const fdm_problem *p, struct cuda
                       .EXP2_RESIDUE = plan->parameters[EXP2_RESIDUE], .WINDOW = gpu_bounded(p), .MASK = p->has_mask,
                       .BIAS = gpu_bias_constant(p), .VARLEN = p->varlen, .SOFTCAP = p->softcap > 0,
                       .POSITIVE_SCALE = (float)p->softmax_scale > 0, .PACKED_HEADS = plan->parameters[PACKED_HEADS],
-                      .SPLITS = plan->parameters[NUM_SPLITS] > 1);
+                      .SPLITS = plan->parameters[NUM_SPLITS] > 1, .REDO = gpu_hides_pairs(p));
     request->file = "families/hopper/hopper_forward.cu";
     request->entry = "hopper_forward";
     request->shared_bytes = shared_bytes(t, p);

@@ -34,15 +34,31 @@ HOPPER_FORWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define SCORES_ALIGNED 1
 #define BLOCK_M        (64 * WARPGROUPS)
 #define THREADS        (128 * (WARPGROUPS + 1))
+#define ALIGNED        1 /* rows of out */
 #include "families/hopper/hopper_load.cuh"
 #include "families/hopper/hopper_ring.cuh"
 #include "families/hopper/hopper_rows.cuh"
 #include "families/hopper/hopper_softmax.cuh"
 #include "families/hopper/hopper_work.cuh"
+#include "gpu/redo.cuh"
+#include "gpu/rest.cuh"
 
 #define F16        (DTYPE == GPU_FLOAT16)
 #define PASSES     (WINDOW && !MASK) /* a warpgroup passes by steps that only others see */
 #define BIAS_BYTES (BIAS == GPU_BIAS_FLOAT32 ? 4 : 2)
+
+/* A row of a split done again: what store_part() leaves of it. */
+__device__ __forceinline__ void store_redone_part(const struct gpu_forward_params &a, const struct item_facts &f,
+                                                  const struct redone_row<HEAD_DIM_V> &again, int head, int row) {
+    const int64_t slot = part_slot(a, f, head, row);
+    const int lane = threadIdx.x % 32;
+    if (lane == 0)
+        *(float2 *)&a.partial_rows[2 * slot] = make_float2(again.most, again.sum);
+#pragma unroll
+    for (int n = 0; n < again.count; n++)
+        if (lane + 32 * n < a.head_dim_v)
+            a.partial_out[slot * a.head_dim_v + lane + 32 * n] = again.o[n];
+}
 
 /* ---- shared memory ---- */
 
@@ -440,6 +456,23 @@ struct consumer : row_owner {
         return true;
     }
 
+    /* Rows of the warp that a key which they do not see has spoiled: a bit each. */
+    __device__ __forceinline__ void redo_rows(const struct item_facts &f, uint32_t spoiled) {
+        const struct sequence at = find_sequence(a.in, SPLITS ? f.batch / a.in.num_splits : f.batch);
+        const int first = f.first_tile * BLOCK_N, last = min(f.last_tile * BLOCK_N, at.seqlen_k);
+#pragma unroll 1
+        for (; spoiled; spoiled &= spoiled - 1) {
+            const int i = uniform(f.first_row + local_row() + __ffs(spoiled) - 1); /* of the first lane's row on */
+            const int row = i / PACKED_HEADS, head = f.head * PACKED_HEADS + i % PACKED_HEADS;
+            if (row >= f.seqlen_q)
+                continue;
+            if (SPLITS)
+                store_redone_part(a.in, f, redo_row(a.in, at, head, f.head / a.in.group, row, first, last), head, row);
+            else
+                redo_output(a.in, at, head, f.head / a.in.group, row, first, last);
+        }
+    }
+
     __device__ __forceinline__ void run() {
         if (TURNS && warpgroup == WARPGROUPS - 1)
             pass_turn();
@@ -454,15 +487,20 @@ struct consumer : row_owner {
             __syncwarp();
             release<2>(base + WORK_EMPTY, item);
             if constexpr (SPLITS) {
-                store_part(a.in, f, rows, o, computed, local_row());
+                const uint32_t spoiled = store_part<REDO>(a.in, f, rows, o, computed, local_row());
                 __syncwarp();
+                if (REDO)
+                    redo_rows(f, spoiled);
                 release<Q_STAGES>(base + Q_EMPTY, item);
                 continue;
             }
             float inverse[2];
             finish_rows(a.in, f, rows, local_row(), inverse);
             barrier_sync(WARPGROUP_BARRIER + warpgroup, 128); /* all warps' products with Q are complete */
-            store_rows(a.in, f, o, inverse, computed, base + stage_of<Q_STAGES>(item) * Q_BYTES, local_row());
+            const uint32_t spoiled =
+                store_rows<REDO>(a.in, f, o, inverse, computed, base + stage_of<Q_STAGES>(item) * Q_BYTES, local_row());
+            if (REDO)
+                redo_rows(f, spoiled);
             fence_proxy_async(); /* TMA writes there next */
             __syncwarp();
             release<Q_STAGES>(base + Q_EMPTY, item);
@@ -486,6 +524,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             prefetch_tensormap(&a.k_map);
             prefetch_tensormap(&a.v_map);
             producer(a, base).run();
+        } else if (threadIdx.x >= 32) {
+            clear_rest_of_grid(a.in, a.in.heads * PACKED_HEADS, threadIdx.x - 32, 96);
         }
     } else {
         setmaxnreg_inc<HOPPER_CONSUMER_REGISTERS(WARPGROUPS, SCORED)>();

@@ -29,7 +29,8 @@
     X(SOFTCAP)                                                                                               \
     X(POSITIVE_SCALE) /* 1: softmax_scale > 0, so the maximum may be taken of the bare products */           \
     X(PACKED_HEADS)   /* query heads of a KV head whose rows take turns in a tile; 1: a tile has one head */ \
-    X(SPLITS)         /* 1: the keys are split over items, and leave parts for combine_splits.cu */
+    X(SPLITS)         /* 1: the keys are split over items, and leave parts for combine_splits.cu */          \
+    X(REDO)           /* 1: rows whose sums are NaN are done again, by what they see (gpu/redo.cuh) */
 
 /* What a plan holds for it (families/family.h). */
 #define HOPPER_FORWARD_PARAMETERS(X)                            \

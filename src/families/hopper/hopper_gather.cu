@@ -35,6 +35,7 @@ HOPPER_GATHER_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define MASK_ROWS      0
 #define BIAS_ROWS      0
 #define SCORES_ALIGNED 0
+#define ALIGNED        1 /* rows of out */
 #define EXP2_FREQUENCY 1
 #define EXP2_RESIDUE   0
 #define BLOCK_M        (64 * WARPGROUPS)
@@ -44,6 +45,7 @@ HOPPER_GATHER_CONSTANTS(GPU_CONSTANT_GIVEN)
 #include "families/hopper/hopper_rows.cuh"
 #include "families/hopper/hopper_softmax.cuh"
 #include "families/hopper/hopper_work.cuh"
+#include "gpu/rest.cuh"
 
 #define F16                (DTYPE == GPU_FLOAT16)
 #define BIAS_BYTES         (BIAS == GPU_BIAS_FLOAT32 ? 4 : 2)
@@ -450,6 +452,7 @@ struct producer {
     __device__ __forceinline__ void run() {
         struct tile_scheduler scheduler;
         scheduler.initial();
+        clear_rest_of_grid(a.in, a.in.heads, thread, 128);
         for (;; item++) {
             if (thread == 0)
                 next_item(scheduler);

@@ -226,7 +226,10 @@ __device__ __forceinline__ void hide_rows(float (&s)[BLOCK_M / 2], int lane, con
 }
 
 /* The exponent of P, to base 2, from a product of Q and K. unit: score_unit(); lse: as the row's is kept, +inf of a row
- * that sees no key; low: what it has rounded away. */
+ * that sees no key; low: what it has rounded away. BIAS_HIDES: a bias of -inf hides the pair also where K is NaN. */
+#ifndef BIAS_HIDES
+#    define BIAS_HIDES 0
+#endif
 __device__ __forceinline__ float score_unit(const struct gpu_forward_params &a) {
     return PLAIN ? a.scale * LOG2_E : a.scale;
 }
@@ -241,7 +244,8 @@ __device__ __forceinline__ float exponent_of(float x, [[maybe_unused]] const str
     if (BIAS)
         x += bias;
     x -= lse;
-    return BIAS ? __fmaf_rn(x, LOG2_E, low) : x * LOG2_E;
+    x = BIAS ? __fmaf_rn(x, LOG2_E, low) : x * LOG2_E;
+    return BIAS_HIDES && bias == MINUS_INF ? MINUS_INF : x;
 #endif
 }
 
@@ -357,11 +361,13 @@ template <int count> __device__ __forceinline__ void set_zero(float (&x)[count])
 
 /* A warp's 16 rows of an accumulator, times `factor`, to `to` in global memory, by way of rows warp_row .. + 15 of
  * `tile` in shared memory, in panels of `tile_rows` rows. The first `count` rows and head_dim columns are written;
- * zeros where nothing was computed. `numbers`: of the rows, where they lie scattered; `to` is row 0. */
+ * zeros where nothing was computed. `numbers`: of the rows, where they lie scattered; `to` is row 0. Rows whose bit is
+ * set in `spoiled` are not written. */
 template <int columns, int tile_rows, bool scattered = false>
 __device__ __forceinline__ void store_accumulator(char *to, int64_t row_bytes, int count, int head_dim, uint32_t tile,
                                                   int warp_row, const float (&x)[columns / 2], float factor,
-                                                  bool computed, [[maybe_unused]] const int *numbers = nullptr) {
+                                                  bool computed, [[maybe_unused]] const int *numbers = nullptr,
+                                                  uint32_t spoiled = 0) {
     const int lane = threadIdx.x % 32, own_row = warp_row + lane % 16;
 #pragma unroll
     for (int i = 0; i < columns / 8; i += 2) {
@@ -381,7 +387,7 @@ __device__ __forceinline__ void store_accumulator(char *to, int64_t row_bytes, i
         const int r = n / chunks, chunk = n % chunks, rest = head_dim - chunk * 8, row = warp_row + r;
         uint32_t word[4];
         ld_shared_16(word, tile + chunk / 8 * tile_rows * 128 + row * 128 + ((chunk % 8 ^ (row & 7)) << 4));
-        const int place = scattered ? numbers[r] : r;
+        const int place = spoiled >> r & 1 ? count : scattered ? numbers[r] : r;
         char *at = to + place * row_bytes + chunk * 16;
         if (place < count && rest >= 8)
             *(uint4 *)at = make_uint4(word[0], word[1], word[2], word[3]);

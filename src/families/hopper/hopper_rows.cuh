@@ -8,8 +8,10 @@
 #include "cuda/ptx/mma.cuh"
 #include "families/hopper/hopper_softmax.cuh"
 #include "families/hopper/hopper_work.cuh"
+#include "gpu/finite.cuh"
 #include "gpu/lse.cuh"
 #include "gpu/quad.cuh"
+#include "gpu/redo.cuh"
 
 /* Writes the log-sum-exp of the thread's rows; the reciprocals of their sums. */
 __device__ __forceinline__ void finish_rows(const struct gpu_forward_params &a, const struct item_facts &f,
@@ -19,7 +21,7 @@ __device__ __forceinline__ void finish_rows(const struct gpu_forward_params &a, 
     for (int half = 0; half < 2; half++) {
         float sum = rows.sum[half];
         sum = quad_sum(sum);
-        const bool empty = rows.max[half] == MINUS_INF;
+        const bool empty = sum == 0.0f; /* of scores that are all NaN it is NaN */
         const int row = f.first_row + local_row + 8 * half;
         inverse[half] = empty ? 0.0f : 1.0f / sum;
         if (a.lse.data && threadIdx.x % 4 == 0 && row < f.seqlen_q * PACKED_HEADS)
@@ -30,10 +32,12 @@ __device__ __forceinline__ void finish_rows(const struct gpu_forward_params &a, 
     }
 }
 
-/* The output of the warp's 16 rows; `tile` held their Q. computed: there are sums, else the rows are 0. */
-__device__ __forceinline__ void store_rows(const struct gpu_forward_params &a, const struct item_facts &f,
-                                           const float (&o)[HEAD_DIM_V / 2], const float (&inverse)[2], bool computed,
-                                           uint32_t tile, int local_row) {
+/* The output of the warp's 16 rows; `tile` held their Q. computed: there are sums, else the rows are 0. redo: a
+ * bit for each row that holds NaN is returned. */
+template <bool redo = false>
+__device__ __forceinline__ uint32_t store_rows(const struct gpu_forward_params &a, const struct item_facts &f,
+                                               const float (&o)[HEAD_DIM_V / 2], const float (&inverse)[2],
+                                               bool computed, uint32_t tile, int local_row) {
     const int lane = threadIdx.x % 32, warp_row = local_row - lane / 4;
     const int row = warp_row + lane % 16; /* whose chunks this lane addresses: both of a pair, by half warps */
 #pragma unroll
@@ -47,6 +51,7 @@ __device__ __forceinline__ void store_rows(const struct gpu_forward_params &a, c
         stmatrix_x4(tile + i / 8 * BLOCK_M * 128 + row * 128 + (((i % 8 + lane / 16) ^ (row & 7)) << 4), word);
     }
     __syncwarp();
+    uint32_t spoiled = 0;
     constexpr int chunks = HEAD_DIM_V / 8;
     constexpr bool packed = PACKED_HEADS > 1; /* then `to` is the sequence's first row */
     char *to = a.out.data + ((VARLEN ? 0 : f.batch) * a.out.batch + f.head * PACKED_HEADS * a.out.head +
@@ -62,6 +67,8 @@ __device__ __forceinline__ void store_rows(const struct gpu_forward_params &a, c
         const int64_t offset =
             packed ? at_row / PACKED_HEADS * a.out.row + at_row % PACKED_HEADS * a.out.head : r * a.out.row;
         char *at = to + offset * 2 + chunk * 16;
+        if (redo)
+            spoiled |= (uint32_t)(holds_nan(word) != 0) << r;
         if (r < count && columns >= 8)
             *(uint4 *)at = make_uint4(word[0], word[1], word[2], word[3]);
         else if (r < count)
@@ -70,14 +77,23 @@ __device__ __forceinline__ void store_rows(const struct gpu_forward_params &a, c
                 if (e < columns)
                     ((uint16_t *)at)[e] = (uint16_t)(word[e / 2] >> (e % 2 * 16));
     }
+    return redo ? redo_or(spoiled) : 0;
 }
 
-/* Of an item of a split: the rows' maxima and sums, and the sums of P V that are relative to them. f.batch: of the
- * split, too. */
-__device__ __forceinline__ void store_part(const struct gpu_forward_params &a, const struct item_facts &f,
-                                           const struct softmax_rows &rows, const float (&o)[HEAD_DIM_V / 2],
-                                           bool computed, int local_row) {
-    const int batches = a.batch, splits = a.num_splits, heads = a.heads * PACKED_HEADS;
+/* Where a row's part lies, of an item of a split, which f.batch counts too. */
+__device__ __forceinline__ int64_t part_slot(const struct gpu_forward_params &a, const struct item_facts &f, int head,
+                                             int row) {
+    const int splits = a.num_splits;
+    return (((int64_t)(f.batch % splits) * a.batch + f.batch / splits) * (a.heads * PACKED_HEADS) + head) * f.seqlen_q +
+           row;
+}
+/* Of an item of a split: the rows' maxima and sums, and the sums of P V that are relative to them.
+ * redo: a bit for each row whose sums are NaN is returned. */
+template <bool redo = false>
+__device__ __forceinline__ uint32_t store_part(const struct gpu_forward_params &a, const struct item_facts &f,
+                                               const struct softmax_rows &rows, const float (&o)[HEAD_DIM_V / 2],
+                                               bool computed, int local_row) {
+    bool bad[2] = {false, false};
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const float sum = quad_sum(rows.sum[half]);
@@ -85,18 +101,21 @@ __device__ __forceinline__ void store_part(const struct gpu_forward_params &a, c
         const int head = f.head * PACKED_HEADS + packed % PACKED_HEADS;
         if (row >= f.seqlen_q)
             continue;
-        const int64_t slot =
-            (((int64_t)(f.batch % splits) * batches + f.batch / splits) * heads + head) * f.seqlen_q + row;
+        const int64_t slot = part_slot(a, f, head, row);
         if (threadIdx.x % 4 == 0)
             *(float2 *)&a.partial_rows[2 * slot] =
                 make_float2(PLAIN ? rows.max[half] * a.scale : rows.max[half], computed ? sum : 0.0f);
-        float *to = a.partial_out + slot * a.head_dim_v + threadIdx.x % 4 * 2;
+        float *to = a.partial_out + slot * a.head_dim_v + threadIdx.x % 4 * 2, all = 0;
 #pragma unroll
-        for (int i = 0; i < HEAD_DIM_V / 8; i++)
+        for (int i = 0; i < HEAD_DIM_V / 8; i++) {
+            all += o[4 * i + 2 * half] + o[4 * i + 2 * half + 1];
             if (i * 8 + (int)threadIdx.x % 4 * 2 < a.head_dim_v)
                 *(float2 *)(to + i * 8) =
                     computed ? make_float2(o[4 * i + 2 * half], o[4 * i + 2 * half + 1]) : make_float2(0, 0);
+        }
+        bad[half] = computed && all != all;
     }
+    return redo ? redo_mask(bad) : 0;
 }
 
 #endif

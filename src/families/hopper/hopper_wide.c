@@ -126,7 +126,7 @@ static void make_request(const fdm_plan *plan, const fdm_problem *p, int32_t ker
                       .WINDOW = gpu_bounded(p), .MASK = p->has_mask, .BIAS = gpu_bias_constant(p),
                       .DBIAS = kernel == DQ ? gpu_dbias_constant(p) : 0, .SOFTCAP = p->softcap > 0, .VARLEN = p->varlen,
                       .EMPTY_ROWS = gpu_empty_rows(p) || p->varlen || p->has_mask || p->has_bias,
-                      .PARTS = kernel == DKV && plan->parameters[PARTS] > 1);
+                      .SCRUB = gpu_hides_pairs(p), .PARTS = kernel == DKV && plan->parameters[PARTS] > 1);
     request->file = kernel == DQ ? "families/hopper/hopper_wide_dq.cu" : "families/hopper/hopper_wide_dkv.cu";
     request->entry = kernel == DQ ? "hopper_wide_dq" : "hopper_wide_dkv";
     request->shared_bytes = kernel == DQ ? dq_bytes(p, v_stages) : dkv_bytes(p, p_stages);

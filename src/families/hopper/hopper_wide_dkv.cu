@@ -39,8 +39,10 @@ HOPPER_WIDE_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define STAGES         HOPPER_WIDE_STAGES
 #define ROW_STEP       HOPPER_WIDE_DQ_ROWS
 #define THREADS        HOPPER_WIDE_THREADS
+#define BIAS_HIDES     (SCRUB && BIAS)
 #include "families/hopper/hopper_exact.cuh"
 #include "families/hopper/hopper_keys.cuh"
+#include "families/hopper/hopper_scrub.cuh"
 
 #define F16    (DTYPE == GPU_FLOAT16)
 #define SCORED (MASK || BIAS)
@@ -180,6 +182,13 @@ template <int columns> __device__ __forceinline__ void multiply_keys(float (&sco
     for (int n = 0; n < columns / 16; n++)
         wgmma_m64k16<F16, 0>(scores, wgmma_descriptor(x + n / 4 * 64 * 128 + n % 4 * 32, 0),
                              wgmma_descriptor(y + n / 4 * 64 * 128 + n % 4 * 32, 0), n > 0);
+}
+/* Rows of V that hold NaN or inf become 0: where they are seen delta is NaN, which dS takes from it. Those of K stay:
+ * they are multiplied to scores alone, and scores of hidden pairs are replaced. */
+__device__ __forceinline__ void scrub_values(uint32_t base) {
+    scrub_rows<PANELS_V, BLOCK_N, true>(base + V_OFFSET, 0, false);
+    fence_proxy_async();
+    barrier_sync(DK_BARRIER, 128);
 }
 /* Nobody reads K and V any more: dV and dK may take their place. */
 __device__ __forceinline__ void wait_read(uint32_t base) {
@@ -322,6 +331,8 @@ struct dk_maker {
     __device__ __forceinline__ void run() {
         set_zero(dk);
         wait_full<1>(base + KV_FULL, 0);
+        if (SCRUB)
+            scrub_values(base);
         if (k.steps > 0) {
             int step = 0;
             wait_full<STAGES>(base + DOUT_FULL, 0);

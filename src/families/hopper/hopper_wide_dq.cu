@@ -38,8 +38,10 @@ HOPPER_WIDE_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define STAGES         HOPPER_WIDE_STAGES
 #define ROW_STEP       HOPPER_WIDE_DQ_ROWS
 #define THREADS        HOPPER_WIDE_THREADS
+#define BIAS_HIDES     (SCRUB && BIAS)
 #include "families/hopper/hopper_exact.cuh"
 #include "families/hopper/hopper_keys.cuh"
+#include "gpu/redo_dq.cuh"
 
 #define F16 (DTYPE == GPU_FLOAT16)
 
@@ -301,6 +303,8 @@ struct consumer {
 #pragma unroll
         for (int i = 0; i < BLOCK_N / 4; i++) {
             float pair[2] = {s[2 * i] * (dp[2 * i] - delta[i % 2]), s[2 * i + 1] * (dp[2 * i + 1] - delta[i % 2])};
+            for (int c = 0; SCRUB && c < 2; c++) /* also where V is NaN */
+                pair[c] = s[2 * i + c] == 0.0f ? 0.0f : pair[c];
             for (int c = 0; SOFTCAP && c < 2; c++)
                 pair[c] *= slope_of_cap(s[2 * i + c], lse[i % 2], a.in.in.softcap_inverse);
             ds[i / 4][i % 4] = pack(pair[0], pair[1]);
@@ -331,6 +335,30 @@ struct consumer {
             quad_transpose(x);
             if (r.first_row + local_row() + 8 * half < a.in.in.seqlen_q && first < a.in.in.seqlen_k)
                 *(uint4 *)(head + (row_of(half) * to.row + first) * 2) = make_uint4(x[0], x[1], x[2], x[3]);
+        }
+    }
+
+    /* Rows of dQ that a key which they do not see has spoiled: a bit each of the warp's. */
+    __device__ __forceinline__ uint32_t find_spoiled() const {
+        return spoiled_rows<2>([&](int half) {
+            float sum = 0;
+#pragma unroll
+            for (int n = 0; n < HEAD_DIM / 8; n++)
+                sum += dq[4 * n + 2 * half] + dq[4 * n + 2 * half + 1];
+            return sum;
+        });
+    }
+    __device__ __forceinline__ void redo_rows(uint32_t spoiled) {
+        const struct sequence at = find_sequence(a.in.in, r.batch);
+        if (BIAS)
+            read_delta();
+#pragma unroll 1
+        for (; spoiled; spoiled &= spoiled - 1) {
+            const int n = __ffs(spoiled) - 1,
+                      row = redo_uniform(r.first_row + local_row() + n); /* of the first lane's row on */
+            const float of_row = __shfl_sync(0xffffffff, n < 8 ? delta[0] : delta[1], n % 8 * 4);
+            if (row < at.seqlen_q)
+                redo_dq(a.in, at, r.head, r.head / a.in.in.group, row, of_row);
         }
     }
 
@@ -391,11 +419,14 @@ struct consumer {
             dq[i] = lse[i / 2 % 2] == __int_as_float(0x7f800000) ? 0 : dq[i];
         if (DBIAS && !a.in.dq.data) /* the bias' gradient alone is wanted */
             return;
+        const uint32_t spoiled = SCRUB && steps > 0 ? find_spoiled() : 0;
         barrier_sync(OWN_BARRIER + warpgroup, 128); /* all products with Q are complete */
         const int warp_row = warpgroup * 64 + (int)threadIdx.x / 32 % 4 * 16, first = r.first_row + warp_row;
         store_accumulator<HEAD_DIM, BLOCK_M>(row_address(a.in.dq, r.batch, r.head, r.q_begin + first), a.in.dq.row * 2,
                                              find_sequence(a.in.in, r.batch).seqlen_q - first, a.in.in.head_dim, base,
-                                             warp_row, dq, a.in.in.scale, steps > 0);
+                                             warp_row, dq, a.in.in.scale, steps > 0, nullptr, spoiled);
+        if (SCRUB)
+            redo_rows(spoiled);
     }
 };
 

@@ -122,7 +122,8 @@ static struct logarithm score_row(const struct head *x, int64_t i, double *logs)
     for (int64_t j = 0; j < x->sequence.seqlen_k; j++)
         sum += exp(logs[j] - largest);
     for (int64_t j = 0; j < x->sequence.seqlen_k; j++)
-        logs[j] = logs[j] - largest - log(sum);
+        if (logs[j] != -INFINITY) /* hidden keys stay hidden beside a NaN */
+            logs[j] = logs[j] - largest - log(sum);
     return (struct logarithm){largest, log(sum)};
 }
 

@@ -84,7 +84,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
 #if DETERMINISTIC
         carried.turns = first_turns(plan_walk(a, at));
 #endif
-        const struct work on = {params, at, tiles, walk, h};
+        const struct work on = {params, at, tiles, walk, h, carried.spoiled};
 #if RING
         walk_ring(carried, on, values);
 #else

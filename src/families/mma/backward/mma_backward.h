@@ -177,6 +177,7 @@ GPU_INLINE int32_t mma_backward_v_registers(int32_t block_n, int32_t head_dim, i
     X(GATHER) /* keys in the order that key_sort.cu gives them */                            \
     X(VARLEN)                                                                                \
     X(SOFTCAP)                                                                               \
+    X(SCRUB) /* keys may be hidden from every row: what is no number is taken out of K */    \
     X(NEEDS_DQ)                                                                              \
     X(DETERMINISTIC) /* blocks add to dQ and dbias in order */                               \
     X(SPLIT)         /* a block takes a part of a group's heads */                           \

@@ -4,6 +4,7 @@
 
 #include "cuda/ptx/mbarrier.cuh"
 #include "families/mma/backward/mma_backward_place.cuh"
+#include "gpu/finite.cuh"
 
 #if TMA
 #    include "cuda/ptx/tma.cuh"
@@ -143,6 +144,33 @@ __device__ __forceinline__ void copy_scores(const struct gpu_backward_params &a,
     }
 }
 #endif
+
+/* A key that no row sees adds nothing to dQ, but 0 times NaN is not 0: rows of K that hold NaN or inf become 0. Where
+ * rows do see such a key, their P becomes NaN (spoil_p()): bit j of what is returned says it of the lane's j-th key.
+ * All threads call it, when K is there; warps with the same keys look at the same rows. */
+__device__ __forceinline__ uint32_t scrub_keys(const struct tiles &tiles, int warp_key) {
+    constexpr int chunks = HEAD_DIM / 8, lanes = 32 / WARP_KEYS; /* that share a row */
+    const int lane = threadIdx.x % 32, row = warp_key + lane % WARP_KEYS;
+    uint32_t bad = 0;
+#pragma unroll 4
+    for (int chunk = lane / WARP_KEYS; chunk < chunks; chunk += lanes) {
+        uint32_t word[4];
+        ld_shared_16(word, tiles.k + chunk_offset_in<chunks, PANEL_KEYS>(row, chunk));
+        bad |= not_finite(word);
+    }
+    uint32_t votes = __ballot_sync(0xffffffff, bad);
+    votes |= lanes == 2 ? votes >> 16 | votes << 16 : 0; /* bit l: of the lane's row */
+    if (!__syncthreads_or(votes != 0))
+        return 0;
+    for (int chunk = lane / WARP_KEYS; chunk < chunks && (votes >> lane & 1); chunk += lanes)
+        st_shared_16(tiles.k + chunk_offset_in<chunks, PANEL_KEYS>(row, chunk), 0, 0, 0, 0);
+    __syncthreads();
+    uint32_t own = 0;
+#pragma unroll
+    for (int j = 0; j < 2 * KEY_TILES; j++)
+        own |= (votes >> (lane / 4 + 8 * j) & 1) << j;
+    return own;
+}
 
 /* A row that sees no key has no gradient, whatever comes in: its P is 0, but 0 times NaN is not. Where one of a stage's
  * rows says that NaN or inf comes in, dO of those without keys becomes 0 before anybody reads it; all warps look at the

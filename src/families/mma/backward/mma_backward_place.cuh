@@ -314,6 +314,7 @@ struct work {
     const struct tiles &tiles;
     const struct walk &walk;
     int h;
+    const uint32_t &spoiled; /* SCRUB: what scrub_keys() has said */
 };
 
 /* The next active rows to stage from `row` on; NO_ROW when there is none. */

@@ -33,6 +33,7 @@ __device__ __forceinline__ void walk_ring(struct carried &carried, const struct 
     }
     cp_async_wait<0>();
     __syncthreads(); /* K and V are there */
+    scrub_once(carried, tiles);
 #pragma unroll 1
     while (row != NO_ROW) {
         const struct stage stage = stage_at(tiles, carried.ring.slot);

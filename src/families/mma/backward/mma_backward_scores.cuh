@@ -180,6 +180,20 @@ struct sub_tile {
     bool copying;       /* RING 0: copies of its masks or biases are waited for here */
 };
 
+/* What rows see of keys that scrub_keys() has taken out is NaN. */
+__device__ __forceinline__ void spoil_p(struct p_fragments &w, uint32_t spoiled) {
+    if (!spoiled)
+        return;
+#pragma unroll
+    for (int n = 0; n < ROW_TILES; n++)
+#pragma unroll
+        for (int t = 0; t < KEY_TILES; t++)
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                if ((spoiled >> (2 * t + e / 2) & 1) && w.p[t][n][e] != 0.0f)
+                    w.p[t][n][e] = NOT_A_NUMBER;
+}
+
 /* P of the part from row `sub_row` of the stage on. */
 __device__ __forceinline__ void make_p(struct p_fragments &w, const struct work &on, const struct sub_tile &rows,
                                        int warp_key, int sub_row) {
@@ -300,6 +314,8 @@ __device__ __forceinline__ void make_p(struct p_fragments &w, const struct work 
                 }
             }
     }
+    if (SCRUB)
+        spoil_p(w, on.spoiled);
 }
 
 /* dS = P (dP - delta) of the same part, as left operands. */
@@ -335,7 +351,7 @@ __device__ __forceinline__ void make_ds(score_fragments &left, struct sums &sums
             for (int e = 0; e < 4; e++)
                 dp[t][n][e] = w.p[t][n][e] * (dp[t][n][e] - __uint_as_float(delta[e % 2]));
     }
-    if (KEYED || partial) /* nothing of hidden pairs, also where dO is not finite */
+    if (KEYED || (BIAS && BIAS_ROWS) || partial) /* nothing of hidden pairs, also where dO or V is not finite */
 #pragma unroll
         for (int n = 0; n < ROW_TILES; n++)
 #pragma unroll
@@ -364,7 +380,8 @@ __device__ __forceinline__ void make_ds(score_fragments &left, struct sums &sums
                     add_dbias(to + (SCORES_ALIGNED ? j * 8 * DBIAS_BYTES : 0), dp[t][n][e]);
 #    endif
 #    if SOFTCAP
-                dp[t][n][e] *= unpack((uint16_t)(w.slope[n][2 * t + e / 2] >> e % 2 * 16));
+                const float slope = unpack((uint16_t)(w.slope[n][2 * t + e / 2] >> e % 2 * 16));
+                dp[t][n][e] = dp[t][n][e] == 0.0f ? 0.0f : dp[t][n][e] * slope; /* of a hidden NaN, NaN */
 #    endif
             }
 #endif

@@ -19,6 +19,8 @@ __device__ __forceinline__ void add_rows(float (&sum)[KEY_TILES][tiles][4], cons
 struct carried {
     struct sums sums;
     uint32_t ds_buffer; /* bytes to the buffer of dS that comes next */
+    uint32_t spoiled;   /* SCRUB: what scrub_keys() has said, */
+    bool scrubbed;      /* once it was called */
 #if RING
     struct ring ring;
 #endif
@@ -26,6 +28,14 @@ struct carried {
     struct turns turns; /* of a head */
 #endif
 };
+
+/* When K is there for the first time. */
+__device__ __forceinline__ void scrub_once(struct carried &carried, const struct tiles &tiles) {
+    if (!SCRUB || carried.scrubbed)
+        return;
+    carried.spoiled = scrub_keys(tiles, tiles.self.warp % KEY_WARPS * WARP_KEYS);
+    carried.scrubbed = true;
+}
 
 /* Scores of a sub-tile's rows that are the warp's own, what they add to dK and dV, and dS (BY_COLUMNS also P) to shared
  * memory for the other warps. */

@@ -129,6 +129,7 @@ static void main_request(const struct tile *t, const fdm_problem *p, int32_t ker
         .BIAS_ROWS = gpu_bias_rows(p),
         .SCORES_ALIGNED = kernel == OWN_ROWS && p->scores_aligned && (gpu_mask_rows(p) || gpu_bias_rows(p)),
         .DBIAS = dbias_of(p, kernel), .INTERVALS = p->has_intervals, .VARLEN = p->varlen, .SOFTCAP = p->softcap > 0,
+        .REDO = kernel == OWN_ROWS ? gpu_hides_keys(p) : p->has_bias,
         .DETERMINISTIC = dbias_of(p, kernel) == GPU_DBIAS_SUMS && gpu_dbias_in_turns(p), .FOLDED = gpu_folds_grids(p));
     request->file = "families/mma/float32/mma_backward32.cu";
     request->entry = "mma_backward32";

@@ -30,6 +30,7 @@
 #include "families/mma/float32/mma_tf32.cuh"
 #include "gpu/numbers.h"
 #include "gpu/quad.cuh"
+#include "gpu/redo_dq.cuh"
 #include "gpu/turns.cuh"
 #include "gpu/visible.cuh"
 
@@ -350,6 +351,8 @@ __device__ __forceinline__ void make_p(float (&p)[1][TILES][4], [[maybe_unused]]
                 visible = visible && mine >= (int)rows_first[c] && mine < (int)rows_last[c];
 #    endif
 #endif
+                if (BIAS && DBIAS && b[c] == MINUS_INF)
+                    x = 0; /* also where K is NaN; without DBIAS, REDO and hidden_keys() see to that at the end */
                 p[0][n][half * 2 + c] = visible ? x : 0.0f;
             }
         }
@@ -387,32 +390,87 @@ __device__ __forceinline__ void make_ds(float (&ds)[1][TILES][4], const float (&
                 add_dbias(a, at, row, key, x);
 #endif
 #if SOFTCAP
-            x *= slope[n][e];
+            x = weight == 0.0f ? 0.0f : x * slope[n][e];
 #endif
             ds[0][n][e] = x;
         }
     }
 }
 
-/* One gradient of the own rows or keys. */
+/* One gradient of the own rows or keys. The warp's rows whose bit is set in `marked` are not written; keys become 0. */
 template <int columns>
 __device__ __forceinline__ void store_sums(const float (&sum)[1][columns][4], float factor, const struct gpu_matrix &to,
-                                           const struct place &at, int own, int share, int num_columns) {
+                                           const struct place &at, int own, int share, int num_columns,
+                                           uint32_t marked) {
     if (!to.data)
         return;
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         const int mine = own + half * 8;
-        if (mine >= at.own_length)
+        const bool is_marked = marked >> (half * 8 + threadIdx.x % 32 / 4) & 1;
+        if (mine >= at.own_length || (is_marked && !OWNS_KEYS))
             continue;
         float *out = (float *)row_of(to, at.s.batch, (OWNS_KEYS ? at.s.k_begin : at.s.q_begin) + (int64_t)mine,
                                      OWNS_KEYS ? at.head_kv : at.head);
 #pragma unroll
         for (int n = 0; n < columns; n++)
-            store_pair(out, (share * columns + n) * 8 + threadIdx.x % 4 * 2, num_columns, sum[0][n][half * 2] * factor,
-                       sum[0][n][half * 2 + 1] * factor);
+            store_pair(out, (share * columns + n) * 8 + threadIdx.x % 4 * 2, num_columns,
+                       is_marked ? 0.0f : sum[0][n][half * 2] * factor,
+                       is_marked ? 0.0f : sum[0][n][half * 2 + 1] * factor);
     }
 }
+
+/* Which of the warp's rows or keys have NaN among their sums: a bit each. */
+template <int columns> __device__ __forceinline__ uint32_t find_spoiled(const float (&sum)[1][columns][4]) {
+    return spoiled_rows<2>([&](int half) {
+        float all = 0;
+#pragma unroll
+        for (int n = 0; n < columns; n++)
+            all += sum[0][n][2 * half] + sum[0][n][2 * half + 1];
+        return all;
+    });
+}
+
+#if OWNS_KEYS
+/* Of keys whose gradients are NaN those that no row sees: their K is NaN, and a bias of -inf hides them. */
+__device__ __forceinline__ uint32_t hidden_keys(const struct gpu_backward_params &a, const struct place &at,
+                                                int warp_own, uint32_t spoiled) {
+    uint32_t hidden = 0;
+#    pragma unroll 1
+    for (; spoiled; spoiled &= spoiled - 1) {
+        const int n = __ffs(spoiled) - 1, key = at.first + warp_own + n;
+        if (key < at.own_length && !redo_is_seen(a.in, at.s, at.head_kv, key))
+            hidden |= 1u << n;
+    }
+    return hidden;
+}
+#else
+/* Rows of dQ that a key which they do not see has spoiled. Warps that share rows agree on them. */
+template <int columns>
+__device__ __forceinline__ uint32_t spoiled_by_any(const float (&sum)[1][columns][4], uint32_t shared) {
+    uint32_t spoiled = find_spoiled(sum);
+    if (SHARE > 1) {
+        const int warp = threadIdx.x / 32;
+        __syncthreads(); /* nobody reads a tile any more */
+        st_shared_4(shared + warp * 4, spoiled);
+        __syncthreads();
+#    pragma unroll
+        for (int share = 0; share < SHARE; share++)
+            spoiled |= ld_shared_4(shared + (share * GROUPS + warp % GROUPS) * 4);
+    }
+    return spoiled;
+}
+__device__ __forceinline__ void redo_rows(const struct gpu_backward_params &a, const struct place &at,
+                                          const float (&own_delta)[2], int warp_own, uint32_t spoiled) {
+#    pragma unroll 1
+    for (; spoiled; spoiled &= spoiled - 1) {
+        const int n = __ffs(spoiled) - 1, row = at.first + warp_own + n;
+        const float delta = __shfl_sync(0xffffffff, n < 8 ? own_delta[0] : own_delta[1], n % 8 * 4);
+        if (row < at.own_length)
+            redo_dq(a, at.s, at.head, at.head_kv, row, delta);
+    }
+}
+#endif
 
 #if OF_VALUES
 /* A row that sees no key has no gradient, whatever comes in: its P is 0, but 0 times NaN is not. Where one of a step's
@@ -538,10 +596,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #endif
     }
     cp_async_wait<0>();
-#if OF_SCORES
-    store_sums(sum1, a.in.scale, OWNS_KEYS ? a.dk : a.dq, at, own, share, a.in.head_dim);
-#endif
-#if OF_VALUES
-    store_sums(sum2, 1.0f, a.dv, at, own, share, a.in.head_dim_v);
+#if OWNS_KEYS
+    uint32_t hidden = 0;
+    if (REDO)
+        hidden = hidden_keys(a, at, warp_own, find_spoiled(sum1) | find_spoiled(sum2));
+#    if OF_SCORES
+    store_sums(sum1, a.in.scale, a.dk, at, own, share, a.in.head_dim, hidden);
+#    endif
+#    if OF_VALUES
+    store_sums(sum2, 1.0f, a.dv, at, own, share, a.in.head_dim_v, hidden);
+#    endif
+#else
+    const uint32_t spoiled = REDO ? spoiled_by_any(sum1, t.other1) : 0;
+    store_sums(sum1, a.in.scale, a.dq, at, own, share, a.in.head_dim, spoiled);
+    if (REDO && share == 0 && a.dq.data)
+        redo_rows(a, at, own_delta, warp_own, spoiled);
 #endif
 }

@@ -29,6 +29,7 @@
     X(INTERVALS)                                                                                         \
     X(VARLEN)                                                                                            \
     X(SOFTCAP)                                                                                           \
+    X(REDO)          /* 1: what a hidden key made NaN is mended at the end: rows of dQ, own keys' gradients */ \
     X(DETERMINISTIC) /* DBIAS SUMS: blocks that share a bias add to its gradient in order */             \
     X(FOLDED)        /* the grid has one dimension: there are more heads or batches than 65535 */
 

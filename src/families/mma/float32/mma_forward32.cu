@@ -18,11 +18,14 @@
 #define DTYPE   GPU_FLOAT32
 #define THREADS (32 * WARPS)
 
+#include "cuda/ptx/special.cuh"
 #include "families/mma/float32/mma_forward32.h"
 #include "families/mma/float32/mma_tf32.cuh"
 #include "gpu/lse.cuh"
 #include "gpu/numbers.h"
 #include "gpu/quad.cuh"
+#include "gpu/redo.cuh"
+#include "gpu/rest.cuh"
 #include "gpu/visible.cuh"
 
 MMA_FORWARD32_CONSTANTS(GPU_CONSTANT_GIVEN)
@@ -45,9 +48,9 @@ struct place {
     int first_key, last_key;   /* some row sees keys first_key <= j <= last_key */
     int first_full, last_full; /* and every row these */
 };
-__device__ __forceinline__ struct place find_place(const struct gpu_forward_params &a) {
+__device__ __forceinline__ struct place find_place(const struct gpu_forward_params &a, int index) {
     struct place at;
-    const int blocks = (a.seqlen_q + BLOCK_M - 1) / BLOCK_M, block = blockIdx.x % blocks, head = blockIdx.x / blocks;
+    const int blocks = (a.seqlen_q + BLOCK_M - 1) / BLOCK_M, block = index % blocks, head = index / blocks;
     at.s = find_sequence(a, head / a.heads);
     at.head = head % a.heads;
     at.first_row = (WINDOW ? blocks - 1 - block : block) * BLOCK_M; /* causal: the longest first */
@@ -105,7 +108,9 @@ struct fragments {
 __device__ __forceinline__ void finish_scores(float (&s)[ROW_TILES][KEY_TILES][4], const struct gpu_forward_params &a,
                                               const struct place &at, int warp_row, int tile,
                                               [[maybe_unused]] uint32_t bounds, bool partial) {
-    const int lane = threadIdx.x % 32, tile_key = tile * BLOCK_N, first = at.first_row + warp_row + lane / 4;
+    /* Read anew where registers are short: where they are not, it costs time. */
+    const int lane = (MASK && MASK_ROWS) || (BIAS && VARLEN) ? tid_x_reread() % 32 : threadIdx.x % 32;
+    const int tile_key = tile * BLOCK_N, first = at.first_row + warp_row + lane / 4;
     [[maybe_unused]] const int count = at.s.seqlen_k - tile_key;
 #pragma unroll
     for (int n = 0; n < KEY_TILES; n++) {
@@ -192,8 +197,39 @@ __device__ __forceinline__ void weigh(struct fragments &f) {
         }
 }
 
+/* Rows of the warp that a key which they do not see has spoiled: a bit each. Warps that share rows agree on them. */
+__device__ __forceinline__ uint32_t find_spoiled(const struct fragments &f, uint32_t shared) {
+    uint32_t spoiled = spoiled_rows<2 * ROW_TILES>([&](int half) {
+        float sum = f.row_sum[half / 2][half % 2];
+#pragma unroll
+        for (int n = 0; n < OUT_TILES; n++)
+            sum += f.o[half / 2][n][half % 2 * 2] + f.o[half / 2][n][half % 2 * 2 + 1];
+        return sum;
+    });
+    if (SHARE > 1) {
+        const int warp = threadIdx.x / 32;
+        __syncthreads(); /* nobody reads a tile any more */
+        st_shared_4(shared + warp * 4, spoiled);
+        __syncthreads();
+#pragma unroll
+        for (int share = 0; share < SHARE; share++)
+            spoiled |= ld_shared_4(shared + (share * GROUPS + warp % GROUPS) * 4);
+    }
+    return spoiled;
+}
+__device__ __forceinline__ void redo_rows(const struct gpu_forward_params &a, const struct place &at, int warp_row,
+                                          uint32_t spoiled) {
+#pragma unroll 1
+    for (; spoiled; spoiled &= spoiled - 1) {
+        const int row = at.first_row + warp_row + __ffs(spoiled) - 1;
+        if (row < at.s.seqlen_q)
+            redo_output(a, at.s, at.head, at.head / a.group, row, at.first_key, at.last_key + 1);
+    }
+}
+
+/* But for rows whose bit is set in `spoiled`. */
 __device__ __forceinline__ void store_rows(const struct fragments &f, const struct gpu_forward_params &a,
-                                           const struct place &at, int warp_row, int share) {
+                                           const struct place &at, int warp_row, int share, uint32_t spoiled) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int r = 0; r < ROW_TILES; r++)
@@ -202,9 +238,9 @@ __device__ __forceinline__ void store_rows(const struct fragments &f, const stru
             float sum = f.row_sum[r][half];
             sum = quad_sum(sum);
             const int row = at.first_row + warp_row + r * 16 + half * 8 + lane / 4;
-            if (row >= at.s.seqlen_q)
+            if (row >= at.s.seqlen_q || (spoiled >> (r * 16 + half * 8 + lane / 4) & 1))
                 continue;
-            const bool empty = f.row_max[r][half] == MINUS_INF;
+            const bool empty = sum == 0.0f; /* of scores that are all NaN it is NaN */
             const float inverse = empty ? 0.0f : 1.0f / sum;
             const int64_t i = (int64_t)at.s.q_begin + row;
             if (a.lse.data && lane % 4 == 0 && share == 0)
@@ -224,7 +260,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     const uint32_t q_tile = shared_address(shared), k_tile = q_tile + BLOCK_M * HEAD_DIM * 4,
                    v_tile = k_tile + BLOCK_N * HEAD_DIM * 4, bounds = v_tile + BLOCK_N * HEAD_DIM_V * 4;
     const int share = threadIdx.x / 32 / GROUPS, warp_row = threadIdx.x / 32 % GROUPS * ROW_TILES * 16;
-    const struct place at = find_place(a);
+    const struct place at = find_place(a, (int)blockIdx.x);
+    if (at.first_row == 0)
+        clear_rest_of_forward(a, at.s.batch, at.head, threadIdx.x, THREADS);
     if (at.first_row >= at.s.seqlen_q)
         return;
     const int64_t batch = at.s.batch, head_kv = at.head / a.group;
@@ -275,5 +313,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
         tile = next;
     }
     cp_async_wait<0>();
-    store_rows(f, a, at, warp_row, share);
+    const uint32_t spoiled = REDO ? find_spoiled(f, q_tile) : 0;
+    const struct place then = find_place(a, (int)ctaid_x_reread()); /* not kept: registers are short in the loop */
+    store_rows(f, a, then, warp_row, share, spoiled);
+    if (REDO && share == 0)
+        redo_rows(a, then, warp_row, spoiled);
 }

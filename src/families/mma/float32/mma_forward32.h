@@ -22,7 +22,8 @@
     X(SCORES_ALIGNED) /* 1: rows of mask and bias are contiguous and start at multiples of 16 bytes */ \
     X(INTERVALS)                                                                                       \
     X(VARLEN)                                                                                          \
-    X(SOFTCAP)
+    X(SOFTCAP)                                                                                         \
+    X(REDO) /* 1: rows whose sums are NaN are done again, by what they see (gpu/redo.cuh) */
 
 /* What a plan holds for it (families/family.h). */
 #define MMA_FORWARD32_PARAMETERS(X) X(TILE) /* of the list in mma_forward32.c */

@@ -52,6 +52,8 @@ MMA_DECODE_CONSTANTS(GPU_CONSTANT_GIVEN)
 #    include "families/mma/mma_tile.cuh"
 #endif
 
+#include "gpu/rest.cuh"
+
 #define ROWS        (16 * ROW_GROUPS)
 #define SHARE       mma_decode_share(DTYPE == GPU_FLOAT32, HEAD_DIM_V)
 #define SHARED      (DTYPE == GPU_FLOAT32 && HEAD_DIM_V > 128) /* SHARE > 1 */
@@ -513,6 +515,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_MIN)
 #elif !VARLEN && !ORDERED
     griddepcontrol_wait();
 #endif
+    if (MERGE != MMA_MERGE_WORKSPACE && at.split == 0 && at.first_row == 0)
+        for (int g = 0; g < a.group; g++)
+            clear_rest_of_forward(a, at.batch, at.head_kv * a.group + g, threadIdx.x, THREADS);
     if (at.num_rows <= 0)
         return;
 
@@ -538,9 +543,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_MIN)
     first_key = at.low + at.split * BLOCK_N;
     count = max(min(at.high - first_key, BLOCK_N), 0);
 #else
-    const int low_tile = at.low / BLOCK_N, tiles = max((at.high + BLOCK_N - 1) / BLOCK_N - low_tile, 0);
-    const int each = tiles / a.num_splits, more = tiles % a.num_splits; /* the first `more` splits have one more */
-    first_key = (low_tile + at.split * each + min(at.split, more)) * BLOCK_N;
+    const int tiles = (max(at.high - at.low, 0) + BLOCK_N - 1) / BLOCK_N;
+    const int each = tiles / a.num_splits, more = tiles % a.num_splits;     /* the first `more` splits have one more */
+    first_key = at.low + (at.split * each + min(at.split, more)) * BLOCK_N; /* keys before are loaded by none */
     count = (each + (at.split < more)) * BLOCK_N;
 #endif
     auto fetch_k = [&](int t) {
@@ -664,10 +669,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_MIN)
 #pragma unroll
         for (int n = 0; n < KEY_GROUPS; n++)
             most = fmaxf(most, maxima[n * ROWS + row]);
-        [[maybe_unused]] const bool empty = most == MINUS_INF;
 #pragma unroll
         for (int n = 0; n < KEY_GROUPS; n++) {
-            const float weight = empty ? 0.0f : ex2_approx((maxima[n * ROWS + row] - most) * LOG2_E);
+            const float weight = weight_of(maxima[n * ROWS + row], most);
             sum += weight * sums[n * ROWS + row];
             add_weighted(x, weight, *(const float4 *)&outs[(n * ROWS + row) * PART_WIDTH + column]);
         }
@@ -683,7 +687,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_MIN)
 #    if MERGE == MMA_MERGE_WORKSPACE
         leave_columns(a, at, row, column, x, most, sum);
 #    else
-        store_columns(a, at, row, column, times(empty ? 0.0f : 1.0f / sum, x), empty ? MINUS_INF : most + logf(sum));
+        store_columns(a, at, row, column, x, most, sum);
 #    endif
 #endif
     }

@@ -115,30 +115,33 @@ struct list {
 };
 
 #if LISTED
-/* Whether row i of the head may see key j; of intervals, whether some row may. */
+/* Whether mask or bias differ by row. Else rows are asked together: row i stands for all. */
+__device__ __forceinline__ bool rows_differ(const struct gpu_forward_params &a) {
+    return (MASK == MMA_DECODE_EACH && a.mask.row) || (BIAS && a.bias.row);
+}
+
+/* Whether row i of the head, or some row, sees key j: a key that none sees may hold anything, and is not listed. */
 __device__ __forceinline__ bool head_sees(const struct gpu_forward_params &a, const struct place &at,
-                                          const struct head_view &view, [[maybe_unused]] int i, int j) {
-    bool seen = true;
-#    if INTERVALS
-    seen = max(view.start[j * a.intervals.start_key], 0) < min(view.end[j * a.intervals.end_key], at.seqlen_q);
+                                          const struct head_view &view, int i, int j) {
+    int first = rows_differ(a) ? i : 0, last = rows_differ(a) ? i + 1 : at.seqlen_q; /* rows first <= i < last see it */
+#    if WINDOW
+    if (a.window_right != UNBOUNDED)
+        first = (int)max((int64_t)first, min((int64_t)last, (int64_t)j - at.diagonal - a.window_right));
+    if (a.window_left != UNBOUNDED)
+        last = (int)min((int64_t)last, max((int64_t)first, (int64_t)j - at.diagonal + a.window_left + 1));
 #    endif
+#    if INTERVALS
+    first = max(first, view.start[j * a.intervals.start_key]);
+    last = min(last, view.end[j * a.intervals.end_key]);
+#    endif
+    bool seen = first < last;
 #    if MASK
     seen &= view.mask[i * a.mask.row + j * a.mask.key] != 0;
 #    endif
-#    if !INTERVALS && !MASK
-    seen = bias_value(view.bias + (i * a.bias.row + j * a.bias.key) * BIAS_BYTES) != MINUS_INF;
+#    if BIAS
+    seen &= bias_value(view.bias + (i * a.bias.row + j * a.bias.key) * BIAS_BYTES) != MINUS_INF;
 #    endif
     return seen;
-}
-
-/* Query rows that may differ in what they see. */
-__device__ __forceinline__ int different_rows(const struct gpu_forward_params &a, const struct place &at) {
-#    if MASK
-    return MASK == MMA_DECODE_EACH && a.mask.row ? at.seqlen_q : 1;
-#    elif !INTERVALS
-    return a.bias.row ? at.seqlen_q : 1;
-#    endif
-    return 1;
 }
 
 /* Query heads of the group that may differ in what they see. */
@@ -150,8 +153,8 @@ __device__ __forceinline__ int different_heads(const struct gpu_forward_params &
 #    if MASK
     alike = alike && a.mask.group >= a.group;
 #    endif
-#    if !INTERVALS && !MASK
-    alike = a.bias.group >= a.group;
+#    if BIAS
+    alike = alike && a.bias.group >= a.group;
 #    endif
     return alike ? 1 : a.group;
 }
@@ -159,11 +162,11 @@ __device__ __forceinline__ int different_heads(const struct gpu_forward_params &
 /* Looks at the next units of the split; all threads of the block. */
 __device__ __forceinline__ void list_more(struct list &l, const struct gpu_forward_params &a, const struct place &at) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const int heads = different_heads(a), rows = different_rows(a, at);
+    const int heads = different_heads(a), rows = rows_differ(a) ? at.seqlen_q : 1;
     const int64_t first =
         (int64_t)at.low / UNIT * UNIT + ((int64_t)l.unit * a.num_splits + at.split) * UNIT + threadIdx.x;
     const int stride = a.num_splits * UNIT; /* from a unit to the next */
-    constexpr bool few = MASK ? INTERVALS != 0 : INTERVALS ? HEAD_DIM_V > 128 : BIAS != 0;
+    constexpr bool few = MASK ? INTERVALS || BIAS : INTERVALS ? BIAS || HEAD_DIM_V > 128 : BIAS != 0;
     constexpr int units_together = few ? 8 : UNITS; /* as many as registers hold */
     uint32_t seen = 0, inside = 0;                  /* bit n: of the n-th unit's key */
 #    pragma unroll

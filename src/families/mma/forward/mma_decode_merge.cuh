@@ -25,19 +25,32 @@ __device__ __forceinline__ void leave_parts(const struct warp_state &w, float *o
     }
 }
 
-/* Four neighbouring columns of a packed row of the output, and with the first its lse. */
+/* What a part counts whose maximum is `own`. Of scores that are all NaN no part has a maximum, but sums that are NaN:
+ * they must count. */
+__device__ __forceinline__ float weight_of(float own, float most) {
+    return own == most ? 1.0f : ex2_approx((own - most) * LOG2_E);
+}
+
+__device__ __forceinline__ float4 times(float factor, float4 x) {
+    return make_float4(factor * x.x, factor * x.y, factor * x.z, factor * x.w);
+}
+
+/* Four neighbouring columns of a packed row of the output from their sums, and with the first its lse. A row that sees
+ * no key has a sum of 0. */
 __device__ __forceinline__ void store_columns(const struct gpu_forward_params &a, const struct place &at, int row,
-                                              int column, float4 x, float lse) {
+                                              int column, float4 x, float most, float sum) {
     const int packed = at.first_row + row, head = at.head_kv * a.group + packed % a.group;
     const int64_t i = at.q_begin + packed / a.group;
     char *to = a.out.data + (at.batch * a.out.batch + i * a.out.row + head * a.out.head + column) * ELEMENT_BYTES;
+    x = times(sum == 0.0f ? 0.0f : 1.0f / sum, x);
 #if DTYPE == GPU_FLOAT32
     *(float4 *)to = x;
 #else
     *(uint2 *)to = make_uint2(pack(x.x, x.y), pack(x.z, x.w));
 #endif
     if (column == 0 && a.lse.data)
-        a.lse.data[at.batch * a.lse.batch + head * a.lse.head + i * a.lse.row] = lse == MINUS_INF ? -MINUS_INF : lse;
+        a.lse.data[at.batch * a.lse.batch + head * a.lse.head + i * a.lse.row] =
+            sum == 0.0f ? -MINUS_INF : most + logf(sum);
 }
 
 #if MERGE == MMA_MERGE_WORKSPACE
@@ -61,9 +74,6 @@ __device__ __forceinline__ void add_weighted(float4 &sum, float weight, float4 x
     sum.z += weight * x.z;
     sum.w += weight * x.w;
 }
-__device__ __forceinline__ float4 times(float factor, float4 x) {
-    return make_float4(factor * x.x, factor * x.y, factor * x.z, factor * x.w);
-}
 
 #if MERGE == MMA_MERGE_CLUSTER
 /* This block's share of the pieces from all blocks of the cluster. */
@@ -82,21 +92,19 @@ __device__ __forceinline__ void merge_blocks(const struct gpu_forward_params &a,
             part[block] = __uint_as_float(high);
             most = fmaxf(most, maximum[block]);
         }
-        const bool empty = most == MINUS_INF;
 #    pragma unroll
         for (int block = 0; block < CLUSTER_MAX; block++)
             if (block < a.num_splits) {
                 uint32_t o[4];
                 ld_shared_16(o, inbox + (block * fair + n) * 16);
-                const float weight = empty ? 0.0f : ex2_approx((maximum[block] - most) * LOG2_E);
+                const float weight = weight_of(maximum[block], most);
                 sum += weight * part[block];
                 add_weighted(x, weight,
                              make_float4(__uint_as_float(o[0]), __uint_as_float(o[1]), __uint_as_float(o[2]),
                                          __uint_as_float(o[3])));
             }
         if (column < a.head_dim_v)
-            store_columns(a, at, row, column, times(empty ? 0.0f : 1.0f / sum, x),
-                          empty ? MINUS_INF : most + logf(sum));
+            store_columns(a, at, row, column, x, most, sum);
     }
 }
 #endif

@@ -178,7 +178,7 @@ static void forward_request(const struct tile *t, const fdm_problem *p, struct c
         .WINDOW = gpu_bounded(p) || gpu_lists_keys(p), /* in a list it takes fewer registers, and no time */
         .MASK = p->has_mask, .MASK_ROWS = gpu_mask_rows(p), .BIAS = gpu_bias_constant(p), .BIAS_ROWS = gpu_bias_rows(p),
         .SCORES_ALIGNED = stages_scores(p) && t->block_n % 32 == 0, .INTERVALS = p->has_intervals, .VARLEN = p->varlen,
-        .SOFTCAP = p->softcap > 0, .POSITIVE_SCALE = (float)p->softmax_scale > 0);
+        .SOFTCAP = p->softcap > 0, .POSITIVE_SCALE = (float)p->softmax_scale > 0, .REDO = gpu_hides_pairs(p));
     request->file = "families/mma/forward/mma_forward.cu";
     request->entry = "mma_forward";
     request->shared_bytes = shared_bytes(t, p);

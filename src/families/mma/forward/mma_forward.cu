@@ -22,12 +22,16 @@
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/mma.cuh"
+#include "cuda/ptx/special.cuh"
 #include "families/mma/forward/mma_forward.h"
 #include "gpu/convert.cuh"
+#include "gpu/finite.cuh"
 #include "gpu/lse.cuh"
 #include "gpu/numbers.h"
 #include "gpu/packed.cuh"
 #include "gpu/quad.cuh"
+#include "gpu/redo.cuh"
+#include "gpu/rest.cuh"
 
 MMA_FORWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 
@@ -673,11 +677,11 @@ __device__ __forceinline__ int list_tiles(uint16_t *list, const uint8_t *block_m
 
 /* ---- the kernel ---- */
 
-__device__ __forceinline__ struct place find_place(const struct gpu_forward_params &a) {
+__device__ __forceinline__ struct place find_place(const struct gpu_forward_params &a, int place) {
     struct place at;
     /* L2 groups: heads whose K and V fit in the second-level cache; in a group the longest rows first. */
     int blocks = (a.seqlen_q + BLOCK_M - 1) / BLOCK_M, heads = a.heads * a.batch;
-    int l2_group = blockIdx.x / (blocks * a.heads_per_l2_group), index = blockIdx.x % (blocks * a.heads_per_l2_group);
+    int l2_group = place / (blocks * a.heads_per_l2_group), index = place % (blocks * a.heads_per_l2_group);
     int size = min(a.heads_per_l2_group, heads - l2_group * a.heads_per_l2_group);
     int block = index / size, head = l2_group * a.heads_per_l2_group + index % size;
     at.batch = head / a.heads;
@@ -701,10 +705,23 @@ __device__ __forceinline__ struct place find_place(const struct gpu_forward_para
     return at;
 }
 
-/* Rows of the warp from registers to global memory, through its own part of shared memory. */
-__device__ __forceinline__ void store_rows(struct fragments &f, const struct gpu_forward_params &a,
-                                           const struct place &at, uint32_t out_tile, int warp_row, float unit) {
+/* Rows of the warp that a key which they do not see has spoiled: a bit each. */
+__device__ __forceinline__ void redo_rows(const struct gpu_forward_params &a, const struct place &at, int warp_row,
+                                          uint32_t spoiled) {
+#pragma unroll 1
+    for (; spoiled; spoiled &= spoiled - 1) {
+        const int row = at.first_row + warp_row + __ffs(spoiled) - 1;
+        if (row < at.seqlen_q)
+            redo_output(a, find_sequence(a, at.batch), at.head, at.head / a.group, row, at.first_key, at.last_key);
+    }
+}
+
+/* Rows of the warp from registers to global memory, through its own part of shared memory. REDO: a bit for each row that
+ * holds NaN is returned. */
+__device__ __forceinline__ uint32_t store_rows(struct fragments &f, const struct gpu_forward_params &a,
+                                               const struct place &at, uint32_t out_tile, int warp_row, float unit) {
     const int lane = threadIdx.x % 32;
+    uint32_t spoiled = 0;
 #pragma unroll
     for (int r = 0; r < ROW_TILES; r++)
 #pragma unroll
@@ -712,7 +729,7 @@ __device__ __forceinline__ void store_rows(struct fragments &f, const struct gpu
             float sum = f.row_sum[r][half];
             sum = quad_sum(sum);
             int row = warp_row + r * 16 + half * 8 + lane / 4;
-            bool empty = f.row_max[r][half] == MINUS_INF;
+            bool empty = sum == 0.0f; /* of scores that are all NaN it is NaN */
             float inverse = empty ? 0.0f : 1.0f / sum;
             if (a.lse.data && lane % 4 == 0 && at.first_row + row < at.seqlen_q)
                 store_lse<BIAS != 0>(
@@ -733,6 +750,8 @@ __device__ __forceinline__ void store_rows(struct fragments &f, const struct gpu
             continue;
         uint32_t word[4];
         ld_shared_16(word, out_tile + chunk_offset<HEAD_DIM_V / 8>(row, chunk));
+        if (REDO)
+            spoiled |= (uint32_t)(holds_nan(word) != 0) << (row - warp_row);
         char *to = out + row * a.out.row * 2 + chunk * 16;
         if (ALIGNED && count == 8)
             *(uint4 *)to = make_uint4(word[0], word[1], word[2], word[3]);
@@ -742,6 +761,7 @@ __device__ __forceinline__ void store_rows(struct fragments &f, const struct gpu
                 if (e < count)
                     ((uint16_t *)to)[e] = (uint16_t)(word[e / 2] >> (e % 2 * 16));
     }
+    return REDO ? redo_or(spoiled) : 0;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
@@ -751,7 +771,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
                    v_tiles = k_tiles + STAGES * BLOCK_N * HEAD_DIM * 2;
     const int warp_row = threadIdx.x / 32 * ROW_TILES * 16;
     const float unit = exponent_unit(a);
-    const struct place at = find_place(a);
+    const struct place at = find_place(a, (int)blockIdx.x);
+    if (at.first_row == 0)
+        clear_rest_of_forward(a, at.batch, at.head, threadIdx.x, THREADS);
     if (at.first_row >= at.seqlen_q)
         return;
 
@@ -984,5 +1006,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 #endif
     cp_async_wait<0>();
     __syncthreads(); /* Q's place becomes the output's */
-    store_rows(f, a, at, q_tile, warp_row, unit);
+    const uint32_t spoiled = store_rows(f, a, at, q_tile, warp_row, unit);
+    if (REDO) /* what is read anew is not kept: registers are short in the loop */
+        redo_rows(a, find_place(a, (int)ctaid_x_reread()), warp_row, spoiled);
 }

@@ -28,7 +28,8 @@
     X(INTERVALS)                                                                                          \
     X(VARLEN)                                                                                             \
     X(SOFTCAP)                                                                                            \
-    X(POSITIVE_SCALE) /* 1: softmax_scale > 0, so the maximum may be taken of the bare products */
+    X(POSITIVE_SCALE) /* 1: softmax_scale > 0, so the maximum may be taken of the bare products */        \
+    X(REDO)           /* 1: rows whose sums are NaN are done again, by what they see (gpu/redo.cuh) */
 
 /* What a plan holds for it (families/family.h). */
 #define MMA_FORWARD_PARAMETERS(X) X(TILE) /* of the list in mma_forward.c */

@@ -167,7 +167,7 @@ static void request_of(const fdm_plan *plan, const fdm_problem *p, struct cuda_k
                       .SLICE_D = f.slice_d, .SLICE_KEYS = t->slice_keys, .SLICE_PARTS = f.slice_parts,
                       .STAGES = plan->stages, .CLUSTER = t->cluster, .SOFTCAP = p->softcap > 0,
                       .MASK = p->has_mask != 0, .BIAS = gpu_bias_constant(p), .INTERVALS = p->has_intervals != 0,
-                      .VARLEN = p->varlen != 0);
+                      .VARLEN = p->varlen != 0, .REDO = gpu_hides_keys(p));
     request->file = "families/mma/forward/mma_wide.cu";
     request->entry = "mma_wide";
     request->shared_bytes = shared_bytes(t, &f, plan->stages);

@@ -41,6 +41,12 @@
 
 MMA_WIDE_CONSTANTS(GPU_CONSTANT_GIVEN)
 
+#define ALIGNED 1
+#define WINDOW  1 /* always tested */
+#include "gpu/finite.cuh"
+#include "gpu/redo.cuh"
+#include "gpu/rest.cuh"
+
 namespace {
 
 constexpr int THREADS = WARPS * 32;
@@ -419,6 +425,16 @@ __device__ __forceinline__ void group_wait(uint32_t barrier, uint32_t parity) {
 #endif
 }
 
+/* Rows of a row group that a key which they do not see has spoiled, a bit each: the block's columns of them. */
+__device__ __forceinline__ void redo_rows(const gpu_forward_params &a, const work &w, int row_group, int block_column,
+                                          uint32_t spoiled) {
+#pragma unroll 1
+    for (; spoiled; spoiled &= spoiled - 1)
+        redo_columns(a, find_sequence(a, w.batch), w.head, w.head / a.group,
+                     w.row0 + row_group * 32 + __ffs(spoiled) - 1, w.first_tile * BLOCK_N, w.seqlen_k, block_column,
+                     block_column + BLOCK_COLUMNS);
+}
+
 /* Meetings of the warps that share 32 rows: what was published before is seen after. */
 struct group {
     uint32_t shared, peer, index; /* index: row group */
@@ -471,6 +487,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS)
     peer = mapa_shared(shared, rank ^ 1) - shared;
 #endif
     const work w = find_work(a);
+    if (w.row0 == 0 && rank == 0)
+        clear_rest_of_forward(a, w.batch, w.head, threadIdx.x, THREADS);
     if (VARLEN && w.row0 >= w.seqlen_q)
         return;
 
@@ -774,6 +792,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS)
     char *out = a.out.data +
                 (w.batch * a.out.batch + (w.q_begin + w.row0) * a.out.row + w.head * a.out.head + block_column) * 2;
     const int group_thread = (int)threadIdx.x % GROUP_THREADS, chunk = group_thread & 7;
+    uint32_t spoiled = 0;
 #pragma unroll 1
     for (int i = group_thread >> 3; i < 32; i += GROUP_THREADS / 8) {
         const int row = row_group * 32 + i;
@@ -784,10 +803,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS)
             if (panel * 64 + chunk * 8 < a.head_dim_v - block_column) {
                 uint32_t words[4];
                 ld_shared_16(words, shared + row * OUT_PITCH + panel * 128 + ((chunk ^ (row & 7)) << 4));
+                if (REDO)
+                    spoiled |= (uint32_t)(holds_nan(words) != 0) << i;
                 *(uint4 *)(out + row * a.out.row * 2 + panel * 128 + chunk * 16) =
                     make_uint4(words[0], words[1], words[2], words[3]);
             }
     }
+    if (REDO)
+        redo_rows(a, w, row_group, block_column, redo_or(spoiled));
 #if CLUSTER == 2
     barrier_cluster_arrive(); /* the other block may still write here */
     barrier_cluster_wait();

@@ -32,7 +32,8 @@
     X(MASK)                   \
     X(BIAS)                   \
     X(INTERVALS)              \
-    X(VARLEN)
+    X(VARLEN)                 \
+    X(REDO) /* 1: rows whose sums are NaN are done again, by what they see (gpu/redo.cuh) */
 
 /* What a plan holds for it (families/family.h). */
 #define MMA_WIDE_PARAMETERS(X) X(TILE) /* of the list in mma_wide.c */

@@ -432,7 +432,7 @@ __device__ __forceinline__ void store_rows(struct row_state &state, float (&o)[R
     for (int r = 0; r < ROW_TILES; r++) {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const bool empty = state.max[r][half] == MINUS_INF;
+            const bool empty = state.sum[r][half] == 0.0f; /* of scores that are all NaN it is NaN */
             const float inverse = empty ? 0.0f : 1.0f / state.sum[r][half];
             const int row = w.row + r * 16 + half * 8 + MMA_TEXTBOOK_SUM_ROW(w.lane);
             const bool first_of_row = at.first_column == 0 && w.column == 0 && MMA_TEXTBOOK_SUM_COLUMN(w.lane) == 0;

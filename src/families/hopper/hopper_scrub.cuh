@@ -1,0 +1,43 @@
+/* hopper_scrub.cuh: rows of K and V in shared memory that must not count, taken out once a block: for kernels that own
+ * keys, a warpgroup 64 of them. A matrix lies in panels of 128 bytes a row; a warp looks at its own 16 rows, two lanes
+ * a row. */
+#ifndef FDM_HOPPER_SCRUB_CUH
+#define FDM_HOPPER_SCRUB_CUH
+
+#include "cuda/ptx/copy.cuh"
+#include "cuda/ptx/special.cuh"
+#include "gpu/finite.cuh"
+
+/* Of a matrix whose panels have `rows` rows: row first + thread / 2 becomes 0 if it is `hidden` or, with `numbers`,
+ * holds NaN or inf. Bit 2 n of what is returned: the warp's n-th row did hold such. */
+template <int panels, int rows, bool numbers>
+__device__ __forceinline__ uint32_t scrub_rows(uint32_t tile, int first, bool hidden) {
+    const int thread = (int)tid_x_reread() % 128;
+    const uint32_t row = tile + (first + thread / 2) * 128 + thread % 2 * 64;
+    uint32_t bad = 0;
+#pragma unroll 2
+    for (int n = 0; numbers && n < 4 * panels; n++) {
+        uint32_t word[4];
+        ld_shared_16(word, row + n / 4 * rows * 128 + (n ^ thread / 2 % 4) % 4 * 16); /* lanes in different banks */
+        bad |= not_finite(word);
+    }
+    uint32_t votes = __ballot_sync(0xffffffff, bad);
+    votes |= (votes & 0xaaaaaaaau) >> 1 | (votes & 0x55555555u) << 1;
+    if (hidden || (votes >> thread % 32 & 1))
+#pragma unroll 1
+        for (int n = 0; n < 4 * panels; n++)
+            st_shared_16(row + n / 4 * rows * 128 + n % 4 * 16, 0, 0, 0, 0);
+    return votes;
+}
+
+/* P of pairs whose key held NaN or inf, and is seen: bits as above. */
+template <int count> __device__ __forceinline__ void spoil_p(float (&p)[count], uint32_t votes) {
+    if (!votes)
+        return;
+#pragma unroll
+    for (int i = 0; i < count; i++)
+        if ((votes >> (2 * ((int)tid_x_reread() % 32 / 4 + i / 2 % 2 * 8)) & 1) && p[i] != 0.0f)
+            p[i] = NOT_A_NUMBER;
+}
+
+#endif

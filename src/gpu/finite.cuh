@@ -1,0 +1,29 @@
+/* finite.cuh: which 16-bit numbers are NaN or inf; for kernels that define DTYPE. */
+#ifndef FDM_FINITE_CUH
+#define FDM_FINITE_CUH
+
+#include "cuda/ptx/types.cuh"
+#include "gpu/forward_params.h"
+
+#define NOT_A_NUMBER (__int_as_float(0x7fffffff))
+
+/* Of a word of two: not 0 where one of them is not finite, whose exponent has all its bits set: the complement of these
+ * is 0, and borrows the bit above. */
+__device__ __forceinline__ uint32_t not_finite(uint32_t word) {
+    constexpr uint32_t exponents = DTYPE == GPU_BFLOAT16 ? 0x7f807f80u : 0x7c007c00u;
+    return ((~word & exponents) - 0x00010001u) & 0x80008000u;
+}
+/* Not 0 where one is NaN: above inf, but for its sign. */
+__device__ __forceinline__ uint32_t holds_nan(const uint32_t (&word)[4]) {
+    constexpr uint32_t above_inf = DTYPE == GPU_BFLOAT16 ? 0x007f007fu : 0x03ff03ffu; /* carries past the highest bit */
+    uint32_t nan = 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        nan |= (word[i] & 0x7fff7fffu) + above_inf;
+    return nan & 0x80008000u;
+}
+__device__ __forceinline__ uint32_t not_finite(const uint32_t (&word)[4]) {
+    return not_finite(word[0]) | not_finite(word[1]) | not_finite(word[2]) | not_finite(word[3]);
+}
+
+#endif

@@ -1,0 +1,212 @@
+/* redo.cuh: a query row done again by a warp, of the keys that it sees alone.
+ *
+ * Kernels multiply whole tiles: a key that a row does not see has weight 0 there, and 0 times NaN is NaN. Where a row's
+ * sums have become NaN its warp makes them anew, key by key, in float32. A key that no row sees has no effect then,
+ * whatever it holds, and nothing is paid where all is finite; a row that does see a NaN stays NaN. It is slow: every
+ * key is read for one row, and all 32 lanes make one score.
+ *
+ * For kernels that define DTYPE, HEAD_DIM_V, WINDOW, MASK, BIAS, INTERVALS, VARLEN and SOFTCAP. Columns of a head are
+ * dealt to lanes: lane l has columns l, l + 32, and so on. */
+#ifndef FDM_REDO_CUH
+#define FDM_REDO_CUH
+
+#include "cuda/ptx/math.cuh"
+#include "gpu/convert.cuh"
+#include "gpu/forward_params.h"
+#include "gpu/lse.cuh"
+#include "gpu/numbers.h"
+#include "gpu/packed.cuh"
+
+__device__ __forceinline__ float redo_number(const char *data, int64_t index) {
+#if DTYPE == GPU_FLOAT32
+    return ((const float *)data)[index];
+#else
+    return unpack(((const uint16_t *)data)[index]);
+#endif
+}
+
+/* Whether row `row` of a query head sees key j of its sequence, and the pair's bias. */
+__device__ __forceinline__ bool redo_sees(const struct gpu_forward_params &a, const struct sequence &s, int head,
+                                          int row, int j, float &bias) {
+    const int64_t apart = (int64_t)j - row - s.diagonal;
+    bool seen = !WINDOW || ((a.window_left == UNBOUNDED || apart >= -(int64_t)a.window_left) &&
+                            (a.window_right == UNBOUNDED || apart <= a.window_right));
+#if INTERVALS
+    const struct gpu_intervals &i = a.intervals;
+    const int64_t h = head / i.group, key = (int64_t)s.k_begin + j;
+    seen = seen && row >= i.start[s.batch * i.start_batch + h * i.start_head + key * i.start_key] &&
+           row < i.end[s.batch * i.end_batch + h * i.end_head + key * i.end_key];
+#endif
+#if MASK
+    seen = seen &&
+           a.mask.data[s.batch * a.mask.batch + head / a.mask.group * a.mask.head + row * a.mask.row + j * a.mask.key];
+#endif
+#if BIAS
+    const int64_t at = s.batch * a.bias.batch + head / a.bias.group * a.bias.head + row * a.bias.row + j * a.bias.key;
+    if (BIAS == GPU_BIAS_FLOAT32 || DTYPE == GPU_FLOAT32)
+        bias = ((const float *)a.bias.data)[at];
+    else
+        bias = redo_number(a.bias.data, at);
+    seen = seen && bias != MINUS_INF;
+#endif
+    return seen;
+}
+
+/* Whether some row of some head that reads it sees key j. */
+__device__ __forceinline__ bool redo_is_seen(const struct gpu_forward_params &a, const struct sequence &s, int head_kv,
+                                             int j) {
+    float bias;
+#pragma unroll 1
+    for (int head = head_kv * a.group; head < (head_kv + 1) * a.group; head++)
+#pragma unroll 1
+        for (int begin = 0; begin < s.seqlen_q; begin += 32) {
+            const int row = begin + threadIdx.x % 32;
+            if (__any_sync(0xffffffff, row < s.seqlen_q && redo_sees(a, s, head, row, j, bias)))
+                return true;
+        }
+    return false;
+}
+
+/* By way of a shuffle, so that the compiler knows that whole warps take one way: wgmma suffers no other. */
+__device__ __forceinline__ int redo_uniform(int x) { return __shfl_sync(0xffffffff, x, 0); }
+
+__device__ __forceinline__ float redo_sum(float x) {
+#pragma unroll
+    for (int step = 16; step; step /= 2)
+        x += __shfl_xor_sync(0xffffffff, x, step);
+    return x;
+}
+
+/* Rows that lanes have found, in every lane; what they wrote before comes before what any lane writes after. */
+__device__ __forceinline__ uint32_t redo_or(uint32_t rows) {
+#pragma unroll
+    for (int step = 16; step; step /= 2)
+        rows |= __shfl_xor_sync(0xffffffff, rows, step);
+    __syncwarp();
+    return (uint32_t)redo_uniform((int)rows);
+}
+
+/* Calls visit(key, score, slope) for each key from `first` up to `last` that the row sees; slope: that of the cap. */
+template <class visitor>
+__device__ __forceinline__ void redo_keys(const struct gpu_forward_params &a, const struct sequence &s, int head,
+                                          int head_kv, int row, int first, int last, visitor visit) {
+    const int lane = threadIdx.x % 32;
+    first = redo_uniform(first);
+    last = redo_uniform(last);
+    const int64_t q = s.batch * a.q.batch + ((int64_t)s.q_begin + row) * a.q.row + head * a.q.head;
+#pragma unroll 1
+    for (int begin = first; begin < last; begin += 32) {
+        float bias = 0;
+        const int j = begin + lane;
+        uint32_t seen = __ballot_sync(0xffffffff, j < last && redo_sees(a, s, head, row, j, bias));
+#pragma unroll 1
+        for (; seen; seen &= seen - 1) {
+            const int n = __ffs(seen) - 1;
+            const int64_t k = s.batch * a.k.batch + ((int64_t)s.k_begin + begin + n) * a.k.row + head_kv * a.k.head;
+            float x = 0, slope = 1;
+#pragma unroll 1
+            for (int c = 0; c < a.head_dim; c += 32)
+                if (c + lane < a.head_dim)
+                    x += redo_number(a.q.data, q + c + lane) * redo_number(a.k.data, k + c + lane);
+            x = redo_sum(x) * a.scale;
+            if (SOFTCAP) {
+                const float t = tanh_accurate(x * a.softcap_inverse);
+                x = a.softcap * t;
+                slope = 1 - t * t;
+            }
+            visit(begin + n, x + __shfl_sync(0xffffffff, bias, n), slope);
+        }
+    }
+}
+
+/* A row of `columns`: the lane's; of a forward's row in every lane the maximum of its scores, and relative to it the
+ * sum of P. */
+template <int columns> struct redone_row {
+    static constexpr int count = (columns + 31) / 32;
+    float most, sum, o[count];
+};
+/* P V. */
+__device__ __forceinline__ struct redone_row<HEAD_DIM_V> redo_row(const struct gpu_forward_params &a,
+                                                                  const struct sequence &s, int head, int head_kv,
+                                                                  int row, int first, int last) {
+    struct redone_row<HEAD_DIM_V> r = {
+        MINUS_INF, 0, {}
+    };
+    redo_keys(a, s, head, head_kv, row, first, last, [&](int key, float x, float) {
+        const float most = fmaxf(r.most, x), shift = most == MINUS_INF ? 0.0f : most;
+        const float factor = r.most == most ? 1.0f : ex2_approx((r.most - shift) * LOG2_E);
+        const float p = ex2_approx((x - shift) * LOG2_E);
+        const int64_t v = s.batch * a.v.batch + ((int64_t)s.k_begin + key) * a.v.row + head_kv * a.v.head;
+        r.most = most;
+        r.sum = r.sum * factor + p;
+#pragma unroll
+        for (int i = 0; i < r.count; i++) {
+            const int c = threadIdx.x % 32 + 32 * i;
+            r.o[i] = r.o[i] * factor + (c < a.head_dim_v ? p * redo_number(a.v.data, v + c) : 0.0f);
+        }
+    });
+    return r;
+}
+
+/* The lane's columns from `first` up to `end`, times `factor` to a row in global memory that begins at element `index`.
+ */
+template <int columns>
+__device__ __forceinline__ void store_redone(char *data, int64_t index, const struct redone_row<columns> &again,
+                                             float factor, int first, int end) {
+#pragma unroll
+    for (int n = 0; n < again.count; n++) {
+        const int c = threadIdx.x % 32 + 32 * n;
+        if (c < first || c >= end)
+            continue;
+#if DTYPE == GPU_FLOAT32
+        ((float *)data)[index + c] = again.o[n] * factor;
+#else
+        ((uint16_t *)data)[index + c] = (uint16_t)pack(again.o[n] * factor, 0);
+#endif
+    }
+}
+
+/* Rows that four lanes each hold, eight of them a half: bit 8 half + lane / 4 where one of the four says `bad`. */
+template <int halves> __device__ __forceinline__ uint32_t redo_mask(const bool (&bad)[halves]) {
+    uint32_t rows = 0;
+#pragma unroll
+    for (int half = 0; half < halves; half++) {
+        uint32_t votes = __ballot_sync(0xffffffff, bad[half]);
+        votes |= votes >> 1;
+        votes |= votes >> 2;
+#pragma unroll
+        for (int quad = 0; quad < 8; quad++)
+            rows |= (votes >> 4 * quad & 1) << (8 * half + quad);
+    }
+    return (uint32_t)redo_uniform((int)rows);
+}
+
+/* The same of rows whose sums, made by `sum(half)` of what a lane has of a row, are NaN. */
+template <int halves, class summation> __device__ __forceinline__ uint32_t spoiled_rows(const summation &sum) {
+    bool bad[halves];
+#pragma unroll
+    for (int half = 0; half < halves; half++) {
+        const float x = sum(half);
+        bad[half] = x != x;
+    }
+    return redo_mask(bad);
+}
+
+/* Does a row again and writes its output, of columns first .. end - 1, and its lse beside column 0. */
+__device__ __forceinline__ void redo_columns(const struct gpu_forward_params &a, const struct sequence &s, int head,
+                                             int head_kv, int row, int first_key, int last_key, int first, int end) {
+    const struct redone_row<HEAD_DIM_V> again = redo_row(a, s, head, head_kv, row, first_key, last_key);
+    const bool empty = again.sum == 0.0f;
+    const float inverse = empty ? 0.0f : 1.0f / again.sum;
+    const int64_t i = (int64_t)s.q_begin + row, out = s.batch * a.out.batch + i * a.out.row + head * a.out.head;
+    store_redone(a.out.data, out, again, inverse, first, min(end, a.head_dim_v));
+    if (a.lse.data && first == 0 && threadIdx.x % 32 == 0)
+        store_lse<BIAS != 0>(
+            a, s.batch, head, i, empty, [&] { return again.most; }, [&] { return logf(again.sum); });
+}
+__device__ __forceinline__ void redo_output(const struct gpu_forward_params &a, const struct sequence &s, int head,
+                                            int head_kv, int row, int first_key, int last_key) {
+    redo_columns(a, s, head, head_kv, row, first_key, last_key, 0, HEAD_DIM_V);
+}
+
+#endif

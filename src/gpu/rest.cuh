@@ -1,0 +1,88 @@
+/* rest.cuh: rows of packed tensors that belong to no sequence: before the first, after the last, and what max_seqlen
+ * cuts off. For kernels that define DTYPE, ALIGNED and VARLEN. */
+#ifndef FDM_REST_CUH
+#define FDM_REST_CUH
+
+#include "gpu/forward_params.h"
+#include "gpu/packed.cuh"
+
+/* first <= row < last. */
+struct row_range {
+    int first, last;
+};
+/* From the end of a sequence to the beginning of the next. */
+__device__ __forceinline__ struct row_range rest_after(const int32_t *cu_seqlens, int batch, int batches, int total,
+                                                       int longest) {
+    const struct packed own = find_packed(cu_seqlens, batch, total, longest);
+    return {own.begin + own.length, batch + 1 < batches ? min(max(cu_seqlens[batch + 1], 0), total) : total};
+}
+__device__ __forceinline__ struct row_range rest_before_all(const int32_t *cu_seqlens, int total) {
+    return {0, min(max(cu_seqlens[0], 0), total)};
+}
+
+/* Whether a row belongs to no sequence. */
+__device__ __forceinline__ bool is_rest(const int32_t *cu_seqlens, int batches, int row, int total, int longest) {
+    int low = 0, high = batches; /* the first sequence that ends behind the row */
+    while (low < high) {
+        const int middle = (low + high) / 2;
+        if (cu_seqlens[middle + 1] > row)
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    if (low == batches)
+        return true;
+    const struct packed own = find_packed(cu_seqlens, low, total, longest);
+    return row < own.begin || row >= own.begin + own.length;
+}
+
+/* Columns of rows of one head become 0, by `threads` threads of which this is `thread`. */
+__device__ __forceinline__ void clear_rest_rows(const struct gpu_matrix &m, struct row_range rows, int head,
+                                                int columns, int thread, int threads) {
+    constexpr int element_bytes = DTYPE == GPU_FLOAT32 ? 4 : 2;
+    const bool wide = ALIGNED && columns * element_bytes % 16 == 0;
+    const int step = wide ? 16 : element_bytes, pieces = columns * element_bytes / step;
+    char *const data = m.data + head * m.head * element_bytes;
+#pragma unroll 1
+    for (int64_t n = thread; n < (int64_t)(rows.last - rows.first) * pieces; n += threads) {
+        char *to = data + (rows.first + n / pieces) * m.row * element_bytes + n % pieces * step;
+        if (wide)
+            *(uint4 *)to = make_uint4(0, 0, 0, 0);
+        else if (element_bytes == 4)
+            *(uint32_t *)to = 0;
+        else
+            *(uint16_t *)to = 0;
+    }
+}
+
+/* Rows of a forward's results. */
+__device__ __forceinline__ void clear_rest_results(const struct gpu_forward_params &a, struct row_range rows, int head,
+                                                   int thread, int threads) {
+    clear_rest_rows(a.out, rows, head, a.head_dim_v, thread, threads);
+#pragma unroll 1
+    for (int64_t row = rows.first + thread; row < rows.last; row += threads) {
+        if (a.lse.data)
+            a.lse.data[head * a.lse.head + row * a.lse.row] = __int_as_float(0x7f800000);
+        if (a.lse_low.data)
+            a.lse_low.data[head * a.lse_low.head + row * a.lse_low.row] = 0;
+    }
+}
+/* Those around a sequence, for a query head: some threads of one block call it for each head and sequence. */
+__device__ __forceinline__ void clear_rest_of_forward(const struct gpu_forward_params &a, int batch, int head,
+                                                      int thread, int threads) {
+    if (!VARLEN)
+        return;
+    if (batch == 0)
+        clear_rest_results(a, rest_before_all(a.cu_seqlens_q, a.total_q), head, thread, threads);
+    clear_rest_results(a, rest_after(a.cu_seqlens_q, batch, a.batch, a.total_q, a.seqlen_q), head, thread, threads);
+}
+
+/* The same for all heads and sequences, dealt to the blocks of the grid. */
+__device__ __forceinline__ void clear_rest_of_grid(const struct gpu_forward_params &a, int heads, int thread,
+                                                   int threads) {
+#pragma unroll 1
+    for (int n = blockIdx.x; VARLEN && n < a.batch * heads; n += gridDim.x)
+        clear_rest_of_forward(a, n / heads, n % heads, thread, threads);
+}
+
+#endif
