@@ -22,6 +22,10 @@ struct guarded {
     size_t num_pieces, piece_bytes, piece_step;
 };
 
+/* What a head's elements of an output are like: the largest error of the baseline, and the sum of squares. */
+struct head_facts {
+    double worst_baseline, square, count;
+};
 struct trial {
     uint64_t seed;
     uint64_t random;
@@ -40,12 +44,15 @@ struct trial {
     int named;  /* 1: of named_case(): no axis is shared by a stride of 0 */
     int alike;  /* 1: a bias has q's dtype */
     int shares; /* named: heads (1) or batches (2) or both (3) share the bias */
+    int nan_row, nan_key;           /* 1: a query row, a key that rows may see, holds NaN: spoil.c */
+    int64_t nan_batch, nan_head_kv; /* which */
     int contradicts; /* varlen, 1: devices get cu_seqlens that leave the tensors, the CPU refuses them first */
     struct guarded g[NUM_ROLES];
     double *truth[NUM_ROLES];     /* outputs of the reference, dense in the tensor's shape */
     double *baseline[NUM_ROLES];  /* outputs of the straightforward float32 computation */
     double *magnitude[NUM_ROLES]; /* gradients: error that rounding may leave in each element however small it is; LSE:
                                    * the row's largest weight */
+    struct head_facts *clean[NUM_ROLES]; /* beside a NaN: of each head where the NaN is not there; else NULL */
     char text[512];               /* the problem in one line */
 };
 
@@ -63,8 +70,9 @@ struct named_case {
 /* NULL past the last. */
 const struct named_case *named_case(int64_t number);
 
-/* draw.c: 1: cu_seqlens that contradict the tensors, in what the library must cut off; 0: as they were. */
-void trial_contradict(struct trial *trial, int on);
+/* draw.c: 1: cu_seqlens that contradict the tensors, in what the library must cut off; 0: as they were. Whether any do.
+ */
+int trial_contradict(struct trial *trial, int on);
 uint64_t random_bits(struct trial *trial);
 int64_t random_below(struct trial *trial, int64_t n);
 /* The problem of a seed. ways: 0, or of how many kinds problems are, so that few specialisations run many of them. */
@@ -96,6 +104,22 @@ void trial_baseline(struct trial *trial, int backward);
 /* What the backward reads: the truth, rounded; the baseline's where biases are huge. */
 void trial_set_forward_results(struct trial *trial);
 fdm_tensors trial_tensors(struct trial *trial, fdm_pass pass);
+
+struct attention;
+/* Whether row i of a head sees key j of its sequence; attention: of the trial's tensors. */
+int trial_visible(const struct trial *trial, const struct attention *attention, int64_t b, int64_t h, int64_t i,
+                  int64_t j);
+
+void trial_free_truth(struct trial *trial);
+/* compare.c: keeps the facts of each head. */
+void trial_keep_facts(struct trial *trial);
+
+/* spoil.c: before the truth is made: NaN in a row or key, and whether there is one; after it: NaN and inf in what nobody
+ * sees. */
+int trial_spoil_seen(struct trial *trial);
+void trial_spoil_hidden(struct trial *trial);
+/* Whether NaN is right beside the truth in an element of an output. */
+int trial_may_be_nan(const struct trial *trial, enum role role, int64_t n);
 
 /* checks_device.c: one trial on a CUDA device: tensors, canary zones and workspace in one block of its memory. */
 struct device_copy {

@@ -165,6 +165,13 @@ static void spoil_empty_rows(struct trial *t, enum role role, int64_t row_elemen
 static void compute_truth(struct trial *t, int backward) {
     trial_reference(t, backward);
     trial_baseline(t, backward);
+    if (trial_spoil_seen(t)) { /* rows that become NaN tell nothing of what rounding does in their head */
+        trial_keep_facts(t);
+        trial_free_truth(t);
+        trial_reference(t, backward);
+        trial_baseline(t, backward);
+    }
+    trial_spoil_hidden(t);
     spoil_empty_rows(t, DLSE, 1);
     spoil_empty_rows(t, DOUT, t->head_dim_v);
 }
@@ -230,7 +237,7 @@ static void check_kernel(struct trial *t, struct tally *k, int threads) {
         return;
     }
     k->accepted++;
-    if (right && t->seed % 20 == 0)
+    if (right && t->seed % 20 == 0 && !t->nan_row && !t->nan_key)
         right = deterministic(t, k);
     k->wrong += !right;
 }

@@ -107,8 +107,10 @@ static void draw_sizes(struct trial *t) {
     }
     if (way_below(t, 30) == 0) /* only kernels for wide heads take these */
         t->head_dim = t->head_dim_v = PICK_WAY(t, 264, 320, 512, 648, 1024);
-    if (random_below(t, 60) == 0)
+    if (random_below(t, 60) == 0) {
         t->batch = 0;
+        t->varlen |= (int)way_below(t, 2);
+    }
     if (t->plain) {
         t->dtype = way_below(t, 2) ? FDM_FLOAT16 : FDM_BFLOAT16;
         t->varlen = 0;
@@ -163,13 +165,16 @@ static void draw_options(struct trial *t) {
 
 static void draw_cu_seqlens(struct trial *t, enum role role, int64_t longest, int64_t *total) {
     guarded_make(&t->g[role], t, FDM_INT32, 1, (int64_t[]){t->batch + 1}, 0);
-    *total = 0;
-    guarded_set(&t->g[role], 0, 0);
+    const int rest = !t->named && (t->batch == 0 || random_below(t, 3) == 0); /* rows of no sequence */
+    *total = rest ? random_below(t, 40) : 0;
+    guarded_set(&t->g[role], 0, (double)*total);
     for (int64_t b = 0; b < t->batch; b++)
         guarded_set(&t->g[role], b + 1,
-                    (double)(*total += t->named && b == 0        ? longest
+                    (double)(*total += (t->named && b == 0) || (rest && b == t->batch - 1 && random_below(t, 2))
+                                           ? longest
                                        : random_below(t, 5) == 0 ? 0
                                                                  : random_below(t, longest + 1)));
+    *total += rest ? random_below(t, 40) : 0;
 }
 
 static void draw_packing(struct trial *t) {
@@ -179,17 +184,31 @@ static void draw_packing(struct trial *t) {
     t->options.max_seqlen_k = t->seqlen_k;
 }
 
-/* Ends at the packed tensor's end are moved past it, beginnings at 0 before it: cut off, they mean the same. */
-void trial_contradict(struct trial *t, int on) {
-    const int64_t totals[2] = {t->total_q, t->total_k};
+/* Ends at the packed tensor's end are moved past it, beginnings at 0 before it, and a last sequence of max_seqlen rows
+ * swallows the rows of no sequence behind it: cut off, they mean the same. */
+int trial_contradict(struct trial *t, int on) {
+    const int64_t totals[2] = {t->total_q, t->total_k}, longest[2] = {t->seqlen_q, t->seqlen_k};
+    int changed = 0;
     for (int n = 0; n < 2 && t->g[CU_Q + n].map; n++) {
         struct guarded *cu = &t->g[CU_Q + n];
+        const int starts_at_0 = guarded_get(cu, 0) <= 0;
+        if (starts_at_0)
+            guarded_set(cu, 0, 0); /* the first sequence's cut is found from there */
         const double past = t->seed % 4 ? (double)totals[n] + 1 : INT32_MAX;
-        for (int64_t b = t->batch; b > 0 && guarded_get(cu, b) >= (double)totals[n]; b--)
-            guarded_set(cu, b, on ? past : (double)totals[n]);
-        if (guarded_get(cu, 0) <= 0)
+        const double cut = t->batch ? guarded_get(cu, t->batch - 1) + (double)longest[n] : INFINITY;
+        const int swallows = cut < (double)totals[n] && guarded_get(cu, t->batch) >= cut;
+        for (int64_t b = t->batch; b > 0 && (guarded_get(cu, b) >= (double)totals[n] || swallows); b--) {
+            const double end = swallows ? cut : (double)totals[n];
+            guarded_set(cu, b, on ? past : end);
+            changed = 1;
+            if (swallows)
+                break;
+        }
+        if (starts_at_0)
             guarded_set(cu, 0, on ? -5 : 0);
+        changed |= starts_at_0;
     }
+    return changed;
 }
 
 /* How the numbers of q, k, v and dout are made. */
@@ -373,10 +392,11 @@ void trial_draw(struct trial *t, uint64_t seed, uint64_t ways) {
     draw_sizes(t);
     if (t->keyed || t->scored)
         draw_keyed_sizes(t);
-    t->contradicts = t->varlen && seed % 2 == 0;
     draw_options(t);
-    if (t->varlen)
+    if (t->varlen) {
         draw_packing(t);
+        t->contradicts = seed % 2 == 0 && trial_contradict(t, 1) && trial_contradict(t, 0);
+    }
     if (t->varlen &&
         (t->seqlen_q == 0 || t->seqlen_k == 0)) { /* 0 asks the library to find the maxima: all sequences are empty */
         t->options.max_seqlen_q = t->seqlen_q;
@@ -443,10 +463,9 @@ void trial_of_case(struct trial *t, const struct named_case *c, uint64_t number)
 }
 
 void trial_free(struct trial *t) {
+    trial_free_truth(t);
     for (int i = 0; i < NUM_ROLES; i++) {
         guarded_free(&t->g[i]);
-        free(t->truth[i]);
-        free(t->baseline[i]);
-        free(t->magnitude[i]);
+        free(t->clean[i]);
     }
 }

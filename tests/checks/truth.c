@@ -84,6 +84,15 @@ void trial_reference(struct trial *t, int backward) {
     }
 }
 
+void trial_free_truth(struct trial *t) {
+    for (int i = 0; i < NUM_ROLES; i++) {
+        free(t->truth[i]);
+        free(t->baseline[i]);
+        free(t->magnitude[i]);
+        t->truth[i] = t->baseline[i] = t->magnitude[i] = NULL;
+    }
+}
+
 /* ---- the baseline: float32 arithmetic, P and dS rounded to the dtype before they are multiplied again ---- */
 
 static float round_to(fdm_dtype dtype, float x) {
@@ -144,6 +153,11 @@ static int visible(const struct head *x, int64_t i, int64_t j) {
            i < v->end[x->b * v->end_batch + h * v->end_head + key * v->end_key];
 }
 
+int trial_visible(const struct trial *t, const struct attention *a, int64_t b, int64_t h, int64_t i, int64_t j) {
+    const struct head head = {(struct trial *)t, a, attention_sequence(a, b), b, h, 0};
+    return visible(&head, i, j);
+}
+
 static float dot(const float *a, const float *b, int64_t n) {
     float sum = 0;
     for (int64_t d = 0; d < n; d++)
@@ -194,7 +208,11 @@ static float baseline_scores(const struct head *x, struct buffers *w, int64_t i)
         float raw = dot(w->q, w->k + j * d, d) * scale, bend = cap > 0 ? tanhf(raw / cap) : 0;
         w->slope[j] = 1 - bend * bend;
         const float score = cap > 0 ? cap * bend : raw, bias = bias_value(x, i, j);
-        w->s[j] = visible(x, i, j) ? score + bias : -INFINITY;
+        w->s[j] = -INFINITY;
+        w->error[j] = 0;
+        if (!visible(x, i, j))
+            continue; /* it may hold NaN */
+        w->s[j] = score + bias;
         w->error[j] =
             sum_doubt(d) * score_size(w->q, w->k + j * d, d, scale) + doubt * fabsf(score) + bias_error(score, bias);
         largest = w->s[j] > largest ? w->s[j] : largest;
@@ -217,6 +235,8 @@ static void baseline_row(const struct head *x, struct buffers *w, int64_t i) {
         w->out[e] = 0;
     float row_error = 0; /* of the logarithm of the sum */
     for (int64_t j = 0; j < sk && largest > -INFINITY; j++) {
+        if (w->s[j] == -INFINITY)
+            continue; /* its value may be NaN */
         float p = expf(w->s[j] - largest), rounded = round_to(t->dtype, p);
         row_error = p > 1e-6f && w->error[j] > row_error ? w->error[j] : row_error;
         sum += p;
@@ -318,6 +338,8 @@ void trial_baseline(struct trial *t, int backward) {
         t->baseline[role] = calloc((size_t)sizes[role] + 1, sizeof(double));
         t->magnitude[role] = calloc((size_t)sizes[role] + 1, sizeof(double));
         w.sums[role] = calloc((size_t)sizes[role] + 1, sizeof(float));
+        for (int64_t n = 0; role == LSE && n < sizes[role]; n++)
+            t->baseline[LSE][n] = INFINITY; /* of rows of no sequence it stays */
         w.sizes[role] = calloc((size_t)sizes[role] + 1, sizeof(float));
     }
     size_t floats = (size_t)((t->seqlen_k + 2) * (t->head_dim + t->head_dim_v + 4) + 2 * (t->head_dim + t->head_dim_v));
