@@ -210,20 +210,8 @@ static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *reques
     return validate(plan, p) ? make_requests(plan, p, requests) : 0;
 }
 
-/* The kernel counts bytes from one row to the next in 32 bits. */
-static int row_strides_fit(const struct attention *a) {
-    const int64_t rows[] = {a->q.row, a->k.row, a->v.row};
-    for (int i = 0; i < 3; i++)
-        if (rows[i] >= 1 << 30 || rows[i] <= -(1 << 30))
-            return 0;
-    return 1;
-}
-
 static fdm_status execute(const fdm_plan *plan, const struct attention *attention, void *workspace, void *stream) {
     const fdm_problem *p = attention->problem;
-    if (!row_strides_fit(attention))
-        return error_set(FDM_ERROR_UNSUPPORTED,
-                         "a row stride of q, k or v is 2^30 elements or more; mma.forward takes less");
     if (!validate(plan, p))
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's tile %d or workspace is not its kernel's",
                          plan->parameters[TILE]);
