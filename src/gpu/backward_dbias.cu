@@ -36,9 +36,9 @@ __device__ __forceinline__ float sum_of_rows(const struct gpu_backward_params &a
         int64_t packed = 0, begin = (int64_t)batch * a.in.heads * a.rows;
 #if VARLEN
         const struct packed q = find_packed_q(a.in, batch);
-        packed = q.begin;
         if (i >= q.length)
             continue;
+        packed = q.begin;
         begin = backward_begin(packed, batch, ROW_STEP);
 #endif
         for (int64_t head = h * group; head < (h + 1) * group; head++)
