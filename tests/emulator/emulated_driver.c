@@ -95,7 +95,7 @@ static cu_result launch(const struct fake_launch *l, cu_function f, void **param
 
 /* ---- memory: its end is the end of a page, as far as an alignment of 256 allows; unreadable pages around it ---- */
 
-enum { PAGE = 4096, ALIGNMENT = 256 };
+enum { PAGE = 4096, ALIGNMENT = 256, FILLED = 1 << 30 }; /* larger memory is left to be made where it is touched */
 
 static size_t mapped(size_t bytes) { return (bytes + PAGE - 1) / PAGE * PAGE + 2 * PAGE; }
 
@@ -104,9 +104,13 @@ static void *allocate(size_t bytes) {
     unsigned char *pages = mmap(NULL, all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (pages == MAP_FAILED)
         return NULL;
-    mprotect(pages + PAGE, all - 2 * PAGE, PROT_READ | PROT_WRITE);
+    if (mprotect(pages + PAGE, all - 2 * PAGE, PROT_READ | PROT_WRITE)) {
+        munmap(pages, all);
+        return NULL;
+    }
     unsigned char *memory = pages + all - PAGE - rounded;
-    memset(memory, 0xff, rounded);
+    if (bytes <= FILLED)
+        memset(memory, 0xff, rounded);
     global_add(memory, bytes);
     return memory;
 }

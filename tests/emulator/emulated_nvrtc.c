@@ -2,7 +2,8 @@
  * is its "machine code".
  *
  * EMULATED_CXX names the compiler (g++); EMULATED_KEEP=1 leaves its folder. Where a text includes what lies in a folder
- * ptx/, it gets the stand-in of that name. */
+ * ptx/, it gets the stand-in of that name. EMULATED_PLANT plants a fault: a file, some words of it and what stands there
+ * instead, with "=>" between them. */
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -78,6 +79,28 @@ static char *read_whole(const char *path, size_t *bytes) {
     return data;
 }
 
+/* The text of a file as it is to be compiled, with the planted fault where it is this file's; an #error where the words
+ * are not there, so that no planted fault gets lost when a kernel changes. */
+static char *text_of(const char *name, const char *text) {
+    char fault[1024], *words, *instead;
+    snprintf(fault, sizeof fault, "%s", getenv("EMULATED_PLANT") ? getenv("EMULATED_PLANT") : "");
+    if (!(words = strstr(fault, "=>")) || !(instead = strstr(words + 2, "=>")))
+        return text_rewrite(text);
+    *words = *instead = 0;
+    words += 2;
+    instead += 2;
+    if (strcmp(fault, name) != 0)
+        return text_rewrite(text);
+    const char *at = strstr(text, words);
+    if (!at)
+        return strdup("#error EMULATED_PLANT: these words are not in the file\n");
+    char *planted = malloc(strlen(text) + strlen(instead) + 1);
+    sprintf(planted, "%.*s%s%s", (int)(at - text), text, instead, at + strlen(words));
+    char *rewritten = text_rewrite(planted);
+    free(planted);
+    return rewritten;
+}
+
 /* The stand-in for ".../ptx/NAME"; NULL: it is no such file. */
 static const char *stand_in(const char *name) {
     const char *ptx = strstr(name, "ptx/");
@@ -97,7 +120,7 @@ static int write_header(const program_handle program, const char *folder, int i)
         snprintf(text, sizeof text, "#error tests/emulator/ptx has no stand-in for %s\n", name);
         return write_file(folder, name, text);
     }
-    char *text = text_rewrite(instead ? instead : program->headers[i]);
+    char *text = text_of(name, instead ? instead : program->headers[i]);
     const int written = write_file(folder, name, text);
     free(text);
     return written;
@@ -110,7 +133,7 @@ static int write_all(const program_handle program, const char *folder) {
     for (int i = 0; i < num_embedded_texts; i++)
         if (!strchr(embedded_texts[i].name, '/'))
             written = written && write_file(folder, embedded_texts[i].name, embedded_texts[i].text);
-    char *text = text_rewrite(program->text);
+    char *text = text_of(program->name, program->text);
     written = written && write_file(folder, program->name, text);
     free(text);
     return written;

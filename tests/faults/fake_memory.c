@@ -22,6 +22,10 @@ static cu_result memory_allocate(cu_address *memory, size_t bytes) {
     if (made) {
         unsigned char *own = fake_hooks ? fake_hooks->allocate(bytes) : aligned_alloc(256, (bytes + 255) / 256 * 256);
         *made = (struct allocation){fake_state.allocations, fake_current(), own, bytes};
+        if (!own) {
+            free(made);
+            return fake_end(CU_ERROR_OUT_OF_MEMORY);
+        }
         fake_state.allocations = made;
         fake_current()->memory_used += bytes;
         fake_state.live.allocations++;
