@@ -37,20 +37,20 @@ static inline int gpu_loads_nothing(const fdm_problem *p) {
 
 /* What a problem may ask beyond rows, keys and head dims: name, words, and whether `p` asks it. An algorithm names the
  * features that it takes (struct gpu_algorithm); what it does not name is refused. */
-#define GPU_FEATURES(X)                                                                         \
-    X(CAUSAL, "causal masks", p->causal)                                                        \
-    X(WINDOW, "windows", p->window_left >= 0 || p->window_right >= 0)                           \
-    X(MASK_ROWS, "masks with query rows", gpu_mask_rows(p))                                     \
-    X(MASK_KEYS, "masks that query rows share", p->has_mask && !gpu_mask_rows(p))               \
-    X(BIAS_ROWS, "biases with query rows", gpu_bias_rows(p))                                    \
-    X(BIAS_KEYS, "biases that query rows share", p->has_bias && !gpu_bias_rows(p))              \
-    X(INTERVALS, "key intervals", p->has_intervals)                                             \
-    X(VARLEN, "packed sequences", p->varlen)                                                    \
-    X(SOFTCAP, "softcap", p->softcap > 0)                                                       \
-    X(UNALIGNED, "addresses or strides that are no multiples of 16 bytes", !p->aligned)         \
-    X(DETERMINISTIC, "a fixed order of additions", p->deterministic && p->pass == FDM_BACKWARD) \
-    X(DBIAS, "the gradient of a bias", p->needs_dbias && p->pass == FDM_BACKWARD)               \
-    X(DLSE, "a gradient of lse", p->has_dlse && p->pass == FDM_BACKWARD)                        \
+#define GPU_FEATURES(X)                                                                                           \
+    X(CAUSAL, "causal masks", p->causal)                                                                          \
+    X(WINDOW, "windows", p->window_left >= 0 || p->window_right >= 0)                                             \
+    X(MASK_ROWS, "masks with query rows", gpu_mask_rows(p))                                                       \
+    X(MASK_KEYS, "masks that query rows share", p->has_mask && !gpu_mask_rows(p))                                 \
+    X(BIAS_ROWS, "biases with query rows", gpu_bias_rows(p))                                                      \
+    X(BIAS_KEYS, "biases that query rows share", p->has_bias && !gpu_bias_rows(p))                                \
+    X(INTERVALS, "key intervals", p->has_intervals)                                                               \
+    X(VARLEN, "packed sequences", p->varlen)                                                                      \
+    X(SOFTCAP, "softcap", p->softcap > 0)                                                                         \
+    X(UNALIGNED, "addresses or strides that are no multiples of 16 bytes, or rows 2^31 bytes apart", !p->aligned) \
+    X(DETERMINISTIC, "a fixed order of additions", p->deterministic && p->pass == FDM_BACKWARD)                   \
+    X(DBIAS, "the gradient of a bias", p->needs_dbias && p->pass == FDM_BACKWARD)                                 \
+    X(DLSE, "a gradient of lse", p->has_dlse && p->pass == FDM_BACKWARD)                                          \
     X(EMPTY_ROWS, "gradients of rows that see no key", gpu_empty_rows(p) && p->pass == FDM_BACKWARD)
 
 enum {
