@@ -348,6 +348,7 @@ struct consumer : row_owner {
         wait_full<STAGES>(base + K_FULL, step);
         if (MASK) {
             const int word = uniform((int)ld_shared_4(base + STEP_WORDS + 4 * stage_of<STAGES>(step)));
+            __syncwarp(); /* one lane releases what all have read */
             tile = word & STEP_TILE;
             look = word & STEP_LOOK;
             more = word & STEP_MORE;
