@@ -123,5 +123,5 @@ int main(int argc, char **argv) {
     for (int n = 0; n < repeat; n++)
         for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++)
             wrong += check(&forms[i]);
-    return wrong > 0;
+    return exit_code(repeat, wrong);
 }

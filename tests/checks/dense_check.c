@@ -2,7 +2,8 @@
  * intervals to masks, what masks show of blocks, and the W largest biases of a row, with ties, NaN, hidden keys,
  * strides and broadcast axes. Nothing is written beside the masks.
  *
- * Usage: dense-check [CASES, default 400] [SEED, default 1]. Exit code 77: there is no device. */
+ * Usage: dense-check [CASES, default 400] [SEED, default 1, or commit: rotation.h]. Exit code 77: there is no device.
+ */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -150,7 +151,7 @@ static int create(void) {
 
 int main(int argc, char **argv) {
     const int64_t cases = argc > 1 ? atoll(argv[1]) : 400;
-    const uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
+    const uint64_t seed = first_case(argc > 2 ? argv[2] : NULL);
     static const char *const names[] = {"intervals to mask", "mask to blocks", "creating a mask"};
     static int (*const kinds[])(void) = {to_mask, mask_blocks, create, create};
     if (!has_device())
@@ -168,5 +169,5 @@ int main(int argc, char **argv) {
     }
     for (int n = 0; n < NUM_BUFFERS; n++)
         fdm_memory_release(cuda, there[n]);
-    return wrong > 0;
+    return exit_code(cases, wrong);
 }

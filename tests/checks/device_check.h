@@ -6,8 +6,10 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "flash_dmattn.h"
+#include "rotation.h"
 
 enum { EXIT_NO_DEVICE = 77 };
 static const fdm_device_id cuda = {FDM_CUDA, 0}, host = {FDM_CPU, 0};
@@ -33,6 +35,24 @@ static inline int has_device(void) {
         return 1;
     printf("not covered: %s\n", fdm_last_error());
     return 0;
+}
+
+/* The number of the first case: that of the command line, 1 where there is none, or for "commit" what FDM_CHECK_SEED
+ * names, which is said. */
+static inline uint64_t first_case(const char *text) {
+    if (!text || strcmp(text, "commit") != 0)
+        return text ? strtoull(text, NULL, 10) : 1;
+    const uint64_t first = rotated_seed(1);
+    printf("cases from %llu on\n", (unsigned long long)first);
+    return first;
+}
+
+/* The end of a program that ran so many cases: its exit code. One that ran none has found nothing right. */
+static inline int exit_code(int64_t cases, int64_t wrong) {
+    printf("%lld cases, %lld wrong\n", (long long)cases, (long long)wrong);
+    if (cases < 1)
+        printf("WRONG no case was run\n");
+    return wrong > 0 || cases < 1;
 }
 
 #endif

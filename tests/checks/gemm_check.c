@@ -245,7 +245,11 @@ int main(int argc, char **argv) {
         printf("%s: %d right, %d wrong, %d refused\n", name_of(kernel), counts[1], counts[0], counts[2]);
         for (int32_t i = 0; i < num_choices; i++)
             printf("  %s\n", choices[i]);
+        if (counts[0] + counts[1] == 0)
+            printf("WRONG %s took no problem of this run\n", name_of(kernel));
         useless |= counts[0] > 0 || counts[1] == 0;
     }
+    if (!tried)
+        printf("WRONG no kernel is named %s\n", only);
     return useless || !tried;
 }

@@ -2,7 +2,8 @@
  * CPU, bit for bit: windows, prefixes, documents, and dense masks with strides, broadcast axes and holes. Nothing is
  * written beside the intervals.
  *
- * Usage: interval-check [CASES, default 400] [SEED, default 1]. Exit code 77: there is no device. */
+ * Usage: interval-check [CASES, default 400] [SEED, default 1, or commit: rotation.h]. Exit code 77: there is no
+ * device. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -135,7 +136,7 @@ static int dense_mask(int32_t *exact_there, uint8_t *there) {
 
 int main(int argc, char **argv) {
     const int64_t cases = argc > 1 ? atoll(argv[1]) : 400;
-    const uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
+    const uint64_t seed = first_case(argc > 2 ? argv[2] : NULL);
     static const char *const names[] = {"window or prefix", "documents", "dense mask"};
     void *mask, *numbers;
     if (!has_device())
@@ -158,5 +159,5 @@ int main(int argc, char **argv) {
     fdm_memory_release(cuda, pair.there[1]);
     fdm_memory_release(cuda, mask);
     fdm_memory_release(cuda, numbers);
-    return wrong > 0;
+    return exit_code(cases, wrong);
 }

@@ -2,7 +2,7 @@
  * for bit, prompts in pages too, and the CPU's slots after each token against fdm_topk_intervals() of all tokens so
  * far: the same keys.
  *
- * Usage: slots-check [CASES, default 60] [SEED, default 1]. Exit code 77: there is no device. */
+ * Usage: slots-check [CASES, default 60] [SEED, default 1, or commit: rotation.h]. Exit code 77: there is no device. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -198,7 +198,7 @@ static const char *check(fdm_dtype dtype, int64_t window, int64_t prompt, int64_
 
 int main(int argc, char **argv) {
     const int64_t cases = argc > 1 ? atoll(argv[1]) : 60;
-    const uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
+    const uint64_t seed = first_case(argc > 2 ? argv[2] : NULL);
     static const fdm_dtype dtypes[] = {FDM_FLOAT32, FDM_FLOAT16, FDM_BFLOAT16};
     if (!has_device())
         return EXIT_NO_DEVICE;
@@ -214,5 +214,5 @@ int main(int argc, char **argv) {
                (unsigned long long)seed + (unsigned long long)n);
         wrong += fault != NULL;
     }
-    return wrong > 0;
+    return exit_code(cases, wrong);
 }

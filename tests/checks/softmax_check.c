@@ -271,7 +271,11 @@ int main(int argc, char **argv) {
         if (kernel && strcmp(kernel, "softmax.ring") == 0)
             check_kernel(kernel, ring_rows, sizeof ring_rows / sizeof ring_rows[0], 11);
         printf("%s: %d right, %d wrong, %d refused\n", kernel ? kernel : "chosen", counts[1], counts[0], counts[2]);
+        if (counts[0] + counts[1] == 0)
+            printf("WRONG %s took no problem of this run\n", kernel ? kernel : "chosen");
         useless |= counts[0] > 0 || counts[1] == 0;
     }
+    if (!tried)
+        printf("WRONG no kernel is named %s\n", only);
     return useless || !tried;
 }

@@ -3,8 +3,8 @@
  * and below the number of keys, Sq != Sk, and heads cut into chunks and spans of all sizes. Nothing is written beside
  * the intervals, and the inputs stay as they were.
  *
- * Usage: topk-check [CASES, default 300] [SEED, default 1] [KEYS at the most, default 3000]. Exit code 77: there is no
- * device. */
+ * Usage: topk-check [CASES, default 300] [SEED, default 1, or commit: rotation.h] [KEYS at the most, default 3000].
+ * Exit code 77: there is no device. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -231,7 +231,7 @@ static const char *fault_of(struct topk_case *c) {
 
 int main(int argc, char **argv) {
     const int64_t cases = argc > 1 ? atoll(argv[1]) : 300, keys_max = argc > 3 ? atoll(argv[3]) : 3000;
-    const uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
+    const uint64_t seed = first_case(argc > 2 ? argv[2] : NULL);
     if (!has_device())
         return EXIT_NO_DEVICE;
     int64_t wrong = 0;
@@ -250,6 +250,5 @@ int main(int argc, char **argv) {
             (unsigned long long)seed + (unsigned long long)n, (long long)keys_max);
         release_case(&c);
     }
-    printf("%lld cases, %lld wrong\n", (long long)cases, (long long)wrong);
-    return wrong > 0;
+    return exit_code(cases, wrong);
 }
