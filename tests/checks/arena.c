@@ -23,18 +23,46 @@ size_t guarded_offset(const struct guarded *g, int64_t n) {
     return (size_t)(offset * fdm_dtype_bytes(fdm_dtype_of(&g->tensor)));
 }
 
+/* In which order axes lie in memory, the outermost first; returns whether nothing lies between them. A named case's far
+ * axis is the outermost. */
+static int draw_order(const struct guarded *g, struct trial *trial, int loose, int32_t order[4]) {
+    const int32_t ndim = g->tensor.ndim;
+    const int32_t movable = loose & 2 && !trial->neat && random_below(trial, 4) == 0 ? ndim : ndim - 1;
+    const int tight = random_below(trial, 3) == 0;
+    for (int32_t i = movable - 1; i > 0 && !tight; i--) {
+        const int32_t j = (int32_t)random_below(trial, i + 1), swap = order[i];
+        order[i] = order[j];
+        order[j] = swap;
+    }
+    for (int32_t i = 1; i < ndim - 1 && trial->apart; i++)
+        if (g->shape[order[i]] == trial->apart) {
+            const int32_t axis = order[i];
+            order[i] = order[0];
+            order[0] = axis;
+        }
+    return tight;
+}
+
+/* The outermost axis' elements far from each other: beyond what 32 bits can say, in elements or in bytes. Of far 2
+ * there are so few that a device has room for them. */
+static void draw_pieces(struct guarded *g, struct trial *trial, int32_t axis, int64_t bytes) {
+    enum { FEW_PIECES = 3 };
+    static const int64_t steps[] = {(1ll << 31) + 64, 1ll << 27, 1ll << 30, 1ll << 32};
+    const int64_t step = steps[trial->far > 1 ? 0 : random_below(trial, 4)], pieces = g->shape[axis];
+    const int drawn = trial->apart ? pieces == trial->apart : random_below(trial, 2) != 0;
+    if (!drawn || pieces < 2 || (trial->far > 1 && pieces > FEW_PIECES) || g->strides[axis] == 0)
+        return;
+    g->num_pieces = (size_t)pieces;
+    g->piece_step = (size_t)step;
+    g->strides[axis] = step / bytes;
+}
+
 /* Axes in a random order of memory, gaps between rows. loose, bit 0: some axes have stride 0; bit 1: the last axis may
  * move too. Neat trials keep the last axis and have strides of 16 bytes, which other paths of some kernels want. */
 static int64_t draw_strides(struct guarded *g, struct trial *trial, int64_t bytes, int loose) {
     int32_t ndim = g->tensor.ndim, order[4] = {0, 1, 2, 3};
-    int32_t movable = loose & 2 && !trial->neat && random_below(trial, 4) == 0 ? ndim : ndim - 1;
-    int tight = random_below(trial, 3) == 0;
-    for (int32_t i = movable - 1; i > 0 && !tight; i--) {
-        int32_t j = (int32_t)random_below(trial, i + 1), swap = order[i];
-        order[i] = order[j];
-        order[j] = swap;
-    }
-    int64_t span = 1;
+    const int tight = draw_order(g, trial, loose, order);
+    int64_t span = 1, last = 0;
     for (int32_t i = ndim - 1; i >= 0; i--) {
         int32_t axis = order[i];
         g->strides[axis] = span;
@@ -47,14 +75,9 @@ static int64_t draw_strides(struct guarded *g, struct trial *trial, int64_t byte
         if (trial->neat)
             span = (span * bytes + 15) / 16 * 16 / bytes;
     }
-    int64_t last = 0;
     g->num_pieces = 1;
-    if (trial->far && ndim > 1 && g->shape[order[0]] > 1 && g->strides[order[0]] > 0 && random_below(trial, 2)) {
-        static const int64_t steps[] = {1ll << 27, 1ll << 30, (1ll << 31) + 64, 1ll << 32};
-        g->num_pieces = (size_t)g->shape[order[0]];
-        g->piece_step = (size_t)steps[random_below(trial, 4)];
-        g->strides[order[0]] = (int64_t)g->piece_step / bytes;
-    }
+    if (trial->far && ndim > 1)
+        draw_pieces(g, trial, order[0], bytes);
     for (int32_t i = 0; i < ndim; i++)
         last += (g->shape[i] > 0 ? g->shape[i] - 1 : 0) * g->strides[i];
     return last + 1;

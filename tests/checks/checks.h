@@ -26,24 +26,35 @@ struct guarded {
 struct head_facts {
     double worst_baseline, square, count;
 };
+/* Of how many kinds problems are, and the first kind's number, so that few specialisations run many problems; count 0:
+ * each seed is of its own kind. */
+struct ways {
+    uint64_t count, first;
+};
+
 struct trial {
     uint64_t seed;
     uint64_t random;
-    uint64_t ways, way_random; /* ways > 0: what decides about specialisations comes from seed % ways alone */
+    uint64_t way, way_random; /* what decides about specialisations comes from the way alone */
+    int of_ways;              /* 1: there are few ways (struct ways) */
     fdm_dtype dtype;
     fdm_options options;
     int64_t batch, heads, heads_kv, seqlen_q, seqlen_k, head_dim, head_dim_v, total_q, total_k;
     int varlen;
-    int neat;   /* 1: addresses and strides are multiples of 16 bytes */
-    int plain;  /* 1: 16-bit, neat, causal at most: every forward kernel takes it where its head dims fit */
-    int keyed;  /* 1: 16-bit, neat, and intervals, masks and biases without rows over several tiles */
-    int scored; /* 1: the same, but masks and biases have rows, which are neat too */
-    int mild;   /* 1: scores are of ordinary size */
-    int huge;   /* 1: some biases are so low that a float32 beside them has few digits left for the scores, or none */
-    int far;    /* 1: some tensors are far; not on devices, which have no room */
-    int named;  /* 1: of named_case(): no axis is shared by a stride of 0 */
-    int alike;  /* 1: a bias has q's dtype */
-    int shares; /* named: heads (1) or batches (2) or both (3) share the bias */
+    int neat;    /* 1: addresses and strides are multiples of 16 bytes */
+    int plain;   /* 1: 16-bit, neat, causal at most: every forward kernel takes it where its head dims fit */
+    int keyed;   /* 1: 16-bit, neat, and intervals, masks and biases without rows over several tiles */
+    int scored;  /* 1: the same, but masks and biases have rows, which are neat too */
+    int lengthy; /* 1: many keys and few rows, or many rows and few keys */
+    int mild;    /* 1: scores are of ordinary size */
+    int huge;    /* 1: some biases are so low that a float32 beside them has few digits left for the scores, or none */
+    int far;     /* some tensors are far: 1 by any number of pieces, which seldom fit on a device; 2 by a few */
+    int named;   /* 1: of named_case(): no axis is shared by a stride of 0 */
+    int many;    /* named: a mask for each head, which hides all keys but from the first ones, the last ones, and those
+                  * around 65536 */
+    int64_t apart;                  /* named: axes of so many elements are far; 0: none is */
+    int alike;                      /* 1: a bias has q's dtype */
+    int shares;                     /* named: heads (1) or batches (2) or both (3) share the bias */
     int nan_row, nan_key;           /* 1: a query row, a key that rows may see, holds NaN: spoil.c */
     int64_t nan_batch, nan_head_kv; /* which */
     int contradicts; /* varlen, 1: devices get cu_seqlens that leave the tensors, the CPU refuses them first */
@@ -53,6 +64,7 @@ struct trial {
     double *magnitude[NUM_ROLES]; /* gradients: error that rounding may leave in each element however small it is; LSE:
                                    * the row's largest weight */
     struct head_facts *clean[NUM_ROLES]; /* beside a NaN: of each head where the NaN is not there; else NULL */
+    char forms[3][56];                   /* of mask, bias and intervals, where they have one (structure.h) */
     char text[512];               /* the problem in one line */
 };
 
@@ -65,18 +77,30 @@ struct named_case {
     int64_t batch, heads, heads_kv, seqlen_q, seqlen_k, head_dim, head_dim_v, window_left, window_right;
     int causal, varlen, dlse, deterministic, dbias, mask, bias; /* mask, bias: 1 with rows, 2 one for all rows */
     int intervals, shares;                                      /* shares: of a bias, as in struct trial */
+    int many, apart;                                            /* as in struct trial */
+    int refused;                                                /* for its strides: no kernel of the name takes it */
     double softcap;
 };
 /* NULL past the last. */
 const struct named_case *named_case(int64_t number);
+
+/* run_cases.c: the cases from number `first` on whose kernel and group have these texts in their names (NULL: any), of
+ * them the part-th of `parts`. The exit code of the program. */
+struct case_choice {
+    const char *kernel, *group;
+    uint64_t first, repeat, part, parts;
+    int cuda_alone, until_wrong,
+        alone; /* alone, 1: the first one alone, whatever its kernel: a report names the choice code */
+};
+int cases_main(const struct case_choice *choice);
 
 /* draw.c: 1: cu_seqlens that contradict the tensors, in what the library must cut off; 0: as they were. Whether any do.
  */
 int trial_contradict(struct trial *trial, int on);
 uint64_t random_bits(struct trial *trial);
 int64_t random_below(struct trial *trial, int64_t n);
-/* The problem of a seed. ways: 0, or of how many kinds problems are, so that few specialisations run many of them. */
-void trial_draw(struct trial *trial, uint64_t seed, uint64_t ways);
+/* The problem of a seed. */
+void trial_draw(struct trial *trial, uint64_t seed, struct ways ways);
 /* The number-th of the named cases. */
 void trial_of_case(struct trial *trial, const struct named_case *named, uint64_t number);
 void trial_free(struct trial *trial);
@@ -97,6 +121,9 @@ void guarded_copy(char *to, const struct guarded *g);
 size_t guarded_offset(const struct guarded *g, int64_t n);
 double guarded_get(const struct guarded *g, int64_t n);
 void guarded_set(struct guarded *g, int64_t n, double value);
+
+/* variants.c: after the rules' plan the choice code of the way to run the trial; "" for the rules' own. */
+void trial_variant(const struct trial *trial, const fdm_plan *rules, char *code, size_t size);
 
 /* truth.c: both fill outputs of the forward, and of the backward where it is asked for. */
 void trial_reference(struct trial *trial, int backward);
@@ -127,7 +154,7 @@ struct device_copy {
     size_t offsets[NUM_ROLES];     /* of the data in the block */
     size_t bytes;                  /* without workspace */
 };
-/* Lays the trial's tensors out; 0 with a message when there is no memory. */
+/* Lays the trial's tensors out; 0 when there is no memory, with a message unless they are far. */
 int device_layout(const struct trial *trial, struct device_copy *copy);
 fdm_tensors device_tensors(struct device_copy *copy, const fdm_tensors *host);
 /* Uploads, executes, downloads into the trial's tensors. 1 when nothing between the tensors was written. */
@@ -142,6 +169,8 @@ int trial_compare(const struct trial *trial, fdm_pass pass, const char *kernel);
 
 /* broken_kernels.c: 0 when every planted fault was caught. */
 int broken_main(uint64_t seeds);
+/* broken_texts.c: the same of faults in texts of CUDA kernels whose names have `only` in them (NULL: all). */
+int broken_texts_main(const char *only);
 
 /* checks_emulated.c: the emulated device of this name ("sm_90") instead of a driver; 0 with a message: there is none.
  */
@@ -151,8 +180,8 @@ int is_emulated(void);
 const char *checks_program(void);
 /* From now on problems are named cases: a report's seed is a case's number. */
 void checks_named(void);
-/* From now on problems are of so many ways. */
-void checks_of_ways(unsigned long long ways);
+/* From now on problems are of these ways. */
+void checks_of_ways(struct ways ways);
 /* Prepares one of the rounds that a trial is run in; 0: it has no more. There is one without an emulated device. */
 int emulated_round(const struct trial *trial, int round);
 
@@ -162,5 +191,9 @@ typedef void tamper_function(struct trial *trial, fdm_pass pass);
 int trial_run(struct trial *trial, fdm_pass pass, const char *kernel, const char *family, int threads,
               tamper_function *before, tamper_function *after);
 extern int checks_quiet;
+/* Fills truth and baseline, and spoils what flows back into rows without keys. */
+void trial_truth(struct trial *trial, int backward);
+/* A copy of the outputs of a pass, and its size. */
+void *trial_bits(const struct trial *trial, fdm_pass pass, size_t *bytes);
 
 #endif

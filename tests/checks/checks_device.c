@@ -1,5 +1,6 @@
 /* checks_device.c: runs a trial on a CUDA device. Everything of a trial lies in one block, so that one copy brings it
- * there and one copy brings it back; before and after each tensor is a zone that must come back as it went. */
+ * there and one copy brings it back; before and after each tensor is a zone that must come back as it went. Of a far
+ * trial each piece goes by itself, with its zones. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,24 +9,29 @@
 enum { ZONE = 256, ZONE_BYTE = 0xa5 };
 static const fdm_device_id cuda = {FDM_CUDA, 0}, host = {FDM_CPU, 0};
 
-/* Kept between trials and grown when one needs more. */
+/* Kept between trials and grown when one needs more; the image on the host has what goes in one copy. */
 static char *block, *image;
-static size_t block_bytes;
+static size_t block_bytes, image_bytes;
 
-static int reserve(size_t bytes) {
-    if (bytes <= block_bytes)
-        return 1;
-    fdm_memory_release(cuda, block);
-    free(image);
-    block_bytes = bytes + bytes / 2;
-    image = malloc(block_bytes);
+/* A far trial may need more than a device has, and is none for it then. */
+static int reserve(const struct trial *t, size_t bytes) {
+    const size_t room = t->far ? bytes : bytes + bytes / 2;
     void *memory = NULL;
-    if (!image || fdm_memory_allocate(cuda, block_bytes, &memory)) {
-        printf("WRONG no memory for a trial on the device: %s\n", fdm_last_error());
-        block_bytes = 0;
+    if (bytes > image_bytes && !t->far) {
+        free(image);
+        image = malloc(room);
+        image_bytes = image ? room : 0;
+    }
+    if (bytes > block_bytes) {
+        fdm_memory_release(cuda, block);
+        block_bytes = fdm_memory_allocate(cuda, room, &memory) ? 0 : room;
+        block = memory;
+    }
+    if (bytes > block_bytes || (bytes > image_bytes && !t->far)) {
+        if (!t->far)
+            printf("WRONG no memory for a trial on the device: %s\n", fdm_last_error());
         return 0;
     }
-    block = memory;
     return 1;
 }
 
@@ -40,7 +46,7 @@ int device_layout(const struct trial *t, struct device_copy *copy) {
         at += t->g[i].data_bytes;
     }
     copy->bytes = (at + ZONE + 255) / 256 * 256;
-    if (!reserve(copy->bytes + (1 << 20)))
+    if (!reserve(t, copy->bytes + (1 << 20)))
         return 0;
     for (int i = 0; i < NUM_ROLES; i++) {
         copy->tensors[i] = t->g[i].tensor;
@@ -102,18 +108,72 @@ static int zones_intact(const struct trial *t, const struct device_copy *copy, s
     return 1;
 }
 
+/* Where the block has moved, a plan is still right: it is for the alignment of addresses, which has not changed. */
+static int make_room(const struct trial *t, struct device_copy *copy, size_t bytes) {
+    if (!reserve(t, bytes))
+        return 0;
+    for (int i = 0; i < NUM_ROLES; i++)
+        copy->tensors[i].data = block + copy->offsets[i];
+    return 1;
+}
+
+/* ---- a far trial: piece by piece, each with zones of its own ---- */
+
+static fdm_status bring(char *there, const char *here, size_t bytes) {
+    char *with_zones = malloc(bytes + 2 * ZONE);
+    memset(with_zones, ZONE_BYTE, bytes + 2 * ZONE);
+    memcpy(with_zones + ZONE, here, bytes);
+    const fdm_status status = fdm_memory_copy(there - ZONE, cuda, with_zones, host, bytes + 2 * ZONE);
+    free(with_zones);
+    return status;
+}
+
+static fdm_status take_back(char *here, char *there, size_t bytes, int *intact) {
+    char *with_zones = malloc(bytes + 2 * ZONE);
+    const fdm_status status = fdm_memory_copy(with_zones, host, there - ZONE, cuda, bytes + 2 * ZONE);
+    memcpy(here, with_zones + ZONE, bytes);
+    for (size_t n = 0; n < ZONE && !status; n++)
+        *intact &=
+            (unsigned char)with_zones[n] == ZONE_BYTE && (unsigned char)with_zones[ZONE + bytes + n] == ZONE_BYTE;
+    free(with_zones);
+    return status;
+}
+
+static fdm_status transfer_pieces(const struct trial *t, const struct device_copy *copy, int to_device, int *intact) {
+    fdm_status status = FDM_OK;
+    for (int i = 0; i < NUM_ROLES; i++)
+        for (size_t n = 0; t->g[i].map && n < t->g[i].num_pieces && !status; n++) {
+            const size_t at = n * t->g[i].piece_step, bytes = t->g[i].piece_bytes;
+            char *here = t->g[i].data + at, *there = block + copy->offsets[i] + at;
+            status = to_device ? bring(there, here, bytes) : take_back(here, there, bytes, intact);
+        }
+    return status;
+}
+
+static int execute_far(struct trial *t, struct device_copy *copy, const fdm_plan *plan, const fdm_tensors *tensors,
+                       fdm_status *status) {
+    const size_t bytes = (size_t)plan->workspace_bytes;
+    int intact = 1;
+    if (!make_room(t, copy, copy->bytes + bytes + 2 * ZONE))
+        return 1;
+    char *workspace = malloc(bytes + 1), *there = block + copy->bytes + ZONE;
+    memset(workspace, 0xff, bytes + 1);
+    if (!(*status = transfer_pieces(t, copy, 1, &intact)) && !(*status = bring(there, workspace, bytes)) &&
+        !(*status = fdm_execute(plan, tensors, there, bytes, NULL)) && !(*status = fdm_synchronize(cuda)) &&
+        !(*status = transfer_pieces(t, copy, 0, &intact)))
+        *status = take_back(workspace, there, bytes, &intact);
+    free(workspace);
+    return intact;
+}
+
 int device_execute(struct trial *t, struct device_copy *copy, const fdm_plan *plan, const fdm_tensors *tensors,
                    fdm_status *status) {
     const size_t workspace = copy->bytes, end = workspace + (size_t)plan->workspace_bytes, all = end + ZONE;
-    char *const before = block;
     *status = FDM_ERROR_OUT_OF_MEMORY;
-    if (!reserve(all) || block != before) {
-        /* the block moved: the plan is for the alignment of addresses, which is the same in the new one */
-        if (!block_bytes)
-            return 1;
-        for (int i = 0; i < NUM_ROLES; i++)
-            copy->tensors[i].data = block + copy->offsets[i];
-    }
+    if (t->far)
+        return execute_far(t, copy, plan, tensors, status);
+    if (!make_room(t, copy, all))
+        return 1;
     memset(image, ZONE_BYTE, all);
     memset(image + workspace, 0xff, (size_t)plan->workspace_bytes);
     transfer(t, copy, 1);

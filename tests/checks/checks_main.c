@@ -1,5 +1,6 @@
 /* checks_main.c: every kernel of every family on random problems, against the float64 reference. */
 #include <getopt.h>
+#include <inttypes.h>
 #include <math.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -9,6 +10,9 @@
 #include <unistd.h>
 
 #include "checks.h"
+#include "launches.h"
+#include "rotation.h"
+#include "structure.h"
 
 int checks_quiet;
 static char crash_line[256];
@@ -29,6 +33,12 @@ static int on_device(const char *family) {
             return info.device_type == FDM_CUDA;
     return family == NULL;
 }
+
+static int cuda_alone;    /* --cuda: no kernel of the CPU */
+static int far_on_device; /* --far */
+
+/* Far tensors would take the memory of a real device from other programs. */
+static int has_room_for(const struct trial *t) { return !t->far || t->named || far_on_device || is_emulated(); }
 
 static fdm_status plan_trial(struct trial *t, fdm_pass pass, const fdm_tensors *tensors, const char *kernel,
                              const char *family, int threads, fdm_plan *plan) {
@@ -70,6 +80,18 @@ static int outputs_right(const struct trial *t, fdm_pass pass, const char *kerne
     return trial_compare(t, pass, kernel);
 }
 
+/* Masks are drawn around the tiles of every kernel; below 16 rows there is one of all rows. */
+static int knows_tiles(const struct trial *t, const fdm_plan *plan) {
+    const int known = (plan->block_m < 16 || structure_knows_tile(plan->block_m)) &&
+                      (!plan->block_n || structure_knows_tile(plan->block_n));
+    if (!known)
+        printf("WRONG structure.c does not know the tiles of %s, %d rows and %d keys\n  replay: %s --kernel %s "
+               "--seed %llu\n",
+               plan->kernel, (int)plan->block_m, (int)plan->block_n, checks_program(), plan->kernel,
+               (unsigned long long)t->seed);
+    return known;
+}
+
 /* On the CPU cu_seqlens that leave the tensors are an error. */
 static int refuses_contradiction(struct trial *t, fdm_pass pass, const fdm_tensors *tensors, const char *kernel) {
     fdm_problem problem;
@@ -87,8 +109,9 @@ int trial_run(struct trial *t, fdm_pass pass, const char *kernel, const char *fa
               tamper_function *before, tamper_function *after) {
     fdm_plan plan;
     struct guarded workspace;
-    snprintf(crash_line, sizeof crash_line, "WRONG %s crashed\n  replay: %s --kernel %s --seed %llu\n", kernel,
-             checks_program(), kernel, (unsigned long long)t->seed);
+    const char *name = kernel ? kernel : family;
+    snprintf(crash_line, sizeof crash_line, "WRONG %s crashed\n  replay: %s --kernel %s --seed %llu\n", name,
+             checks_program(), name, (unsigned long long)t->seed);
     for (int i = 0; i < NUM_ROLES; i++) {
         int is_output = pass == FDM_FORWARD ? i >= OUT && i <= LSE_LOW : i >= DQ;
         is_output ? guarded_poison(&t->g[i]) : guarded_save(&t->g[i]);
@@ -99,10 +122,8 @@ int trial_run(struct trial *t, fdm_pass pass, const char *kernel, const char *fa
     fdm_status status;
     if (on_device(family)) {
         static struct device_copy copy;
-        if (t->far)
-            return -1;
-        if (!device_layout(t, &copy))
-            return 0;
+        if (!has_room_for(t) || !device_layout(t, &copy))
+            return t->far ? -1 : 0;
         tensors = device_tensors(&copy, &tensors);
         if (plan_trial(t, pass, &tensors, kernel, family, threads, &plan))
             return -1;
@@ -110,12 +131,14 @@ int trial_run(struct trial *t, fdm_pass pass, const char *kernel, const char *fa
         const int zones = device_execute(t, &copy, &plan, &tensors, &status);
         trial_contradict(t, 0);
         if (!zones) {
-            printf("WRONG %s wrote between the tensors %s\n  replay: %s --kernel %s --seed %llu\n", kernel, t->text,
-                   checks_program(), kernel, (unsigned long long)t->seed);
+            printf("WRONG %s wrote between the tensors %s\n  replay: %s --kernel %s --seed %llu\n", name, t->text,
+                   checks_program(), name, (unsigned long long)t->seed);
             return 0;
         }
+        if (!status)
+            launches_count(&plan);
     } else {
-        if (t->contradicts && !refuses_contradiction(t, pass, &tensors, kernel))
+        if (t->contradicts && !refuses_contradiction(t, pass, &tensors, name))
             return 0;
         if (plan_trial(t, pass, &tensors, kernel, family, threads, &plan))
             return -1;
@@ -124,13 +147,13 @@ int trial_run(struct trial *t, fdm_pass pass, const char *kernel, const char *fa
         guarded_free(&workspace);
     }
     if (status) {
-        printf("WRONG %s refused its own plan: %s\n  %s\n  replay: %s --kernel %s --seed %llu\n", kernel,
-               fdm_last_error(), t->text, checks_program(), kernel, (unsigned long long)t->seed);
+        printf("WRONG %s refused its own plan: %s\n  %s\n  replay: %s --kernel %s --seed %llu\n", name,
+               fdm_last_error(), t->text, checks_program(), name, (unsigned long long)t->seed);
         return 0;
     }
     if (after)
         after(t, pass);
-    return outputs_right(t, pass, kernel);
+    return knows_tiles(t, &plan) && outputs_right(t, pass, name);
 }
 
 /* ---- the loop ---- */
@@ -138,11 +161,14 @@ int trial_run(struct trial *t, fdm_pass pass, const char *kernel, const char *fa
 struct tally {
     char name[64];
     char family[16]; /* "" with a choice code */
+    char code[64];   /* this problem's way to run it; "": the rules' */
     fdm_pass pass;
-    int64_t accepted, refused, wrong;
+    int64_t accepted, refused, wrong, by_code;
 };
 enum { KERNELS_MAX = 64 };
 
+/* What this problem is run by. */
+static const char *runner_of(const struct tally *k) { return *k->code ? k->code : k->name; }
 static const char *family_of(const struct tally *k) { return *k->family ? k->family : NULL; }
 
 /* What flows into a row without keys may be anything: on every other trial NaN or inf. Not where rows share elements.
@@ -162,7 +188,7 @@ static void spoil_empty_rows(struct trial *t, enum role role, int64_t row_elemen
     }
 }
 
-static void compute_truth(struct trial *t, int backward) {
+void trial_truth(struct trial *t, int backward) {
     trial_reference(t, backward);
     trial_baseline(t, backward);
     if (trial_spoil_seen(t)) { /* rows that become NaN tell nothing of what rounding does in their head */
@@ -176,11 +202,12 @@ static void compute_truth(struct trial *t, int backward) {
     spoil_empty_rows(t, DOUT, t->head_dim_v);
 }
 
-static void *snapshot(const struct trial *t, fdm_pass pass) {
+void *trial_bits(const struct trial *t, fdm_pass pass, size_t *all) {
     size_t bytes = 0;
     for (int i = 0; i < NUM_ROLES; i++)
         bytes += guarded_bytes(&t->g[i]);
     char *copy = calloc(1, bytes + 1), *to = copy;
+    *all = bytes;
     for (int i = pass == FDM_FORWARD ? OUT : DQ; i <= (pass == FDM_FORWARD ? (int)LSE_LOW : (int)DBIAS); i++)
         if (t->g[i].map) {
             guarded_copy(to, &t->g[i]);
@@ -192,38 +219,41 @@ static void *snapshot(const struct trial *t, fdm_pass pass) {
 /* The same bits on one and on three threads; of the emulated device at two orders of what is asynchronous. */
 static int deterministic(struct trial *t, struct tally *k) {
     void *bits[2];
-    size_t bytes = 1;
-    for (int i = 0; i < NUM_ROLES; i++)
-        bytes += guarded_bytes(&t->g[i]);
+    size_t bytes;
     t->options.deterministic = 1;
     for (int run = 0; run < 2; run++) {
         emulated_round(t, run);
-        trial_run(t, k->pass, k->name, family_of(k), run ? 3 : 1, NULL, NULL);
-        bits[run] = snapshot(t, k->pass);
+        trial_run(t, k->pass, runner_of(k), family_of(k), run ? 3 : 1, NULL, NULL);
+        bits[run] = trial_bits(t, k->pass, &bytes);
     }
     int same = memcmp(bits[0], bits[1], bytes) == 0;
     if (!same)
         printf("WRONG %s differs between two runs (on the CPU with 1 and 3 threads)\n  %s\n  replay: %s "
                "--kernel %s --seed %llu\n",
-               k->name, t->text, checks_program(), k->name, (unsigned long long)t->seed);
+               runner_of(k), t->text, checks_program(), runner_of(k), (unsigned long long)t->seed);
     free(bits[0]);
     free(bits[1]);
     return same;
 }
 
-/* Whether the kernel takes the problem; known before anything of it is computed. */
-static int accepts(struct trial *t, const struct tally *k, int threads) {
+/* Whether the kernel takes the problem, and by which way; known before anything of it is computed. */
+static int accepts(struct trial *t, struct tally *k, int threads) {
     static struct device_copy copy;
     fdm_plan plan;
     fdm_tensors tensors = trial_tensors(t, k->pass);
     if (sums_in_float16(k->name) && !t->mild)
         return 0;
     if (on_device(family_of(k))) {
-        if (t->far || !device_layout(t, &copy))
+        if (!has_room_for(t) || !device_layout(t, &copy))
             return 0;
         tensors = device_tensors(&copy, &tensors);
     }
-    return plan_trial(t, k->pass, &tensors, k->name, family_of(k), threads, &plan) == FDM_OK;
+    if (plan_trial(t, k->pass, &tensors, k->name, family_of(k), threads, &plan))
+        return 0;
+    *k->code = 0;
+    if (*k->family)
+        trial_variant(t, &plan, k->code, sizeof k->code);
+    return 1;
 }
 
 static void check_kernel(struct trial *t, struct tally *k, int threads) {
@@ -231,18 +261,17 @@ static void check_kernel(struct trial *t, struct tally *k, int threads) {
         trial_set_forward_results(t);
     int right = 1;
     for (int round = 0; right > 0 && emulated_round(t, round); round++)
-        right = trial_run(t, k->pass, k->name, family_of(k), threads, NULL, NULL);
+        right = trial_run(t, k->pass, runner_of(k), family_of(k), threads, NULL, NULL);
     if (right < 0) {
         k->refused++;
         return;
     }
     k->accepted++;
+    k->by_code += *k->code != 0;
     if (right && t->seed % 20 == 0 && !t->nan_row && !t->nan_key)
         right = deterministic(t, k);
     k->wrong += !right;
 }
-
-static int cuda_alone; /* --cuda: no kernel of the CPU */
 
 static int32_t list_kernels(struct tally *kernels, const char *only) {
     fdm_kernel_info info;
@@ -259,6 +288,8 @@ static int32_t list_kernels(struct tally *kernels, const char *only) {
         *k = (struct tally){.pass = info.pass};
         snprintf(k->name, sizeof k->name, "%s", info.name);
         snprintf(k->family, sizeof k->family, "%s", info.family);
+        if (on_device(info.family))
+            launches_expect(info.name, info.pass);
     }
     printf(missing ? "\n" : "");
     fdm_device device;
@@ -288,124 +319,14 @@ static int write_json(const char *path, const struct tally *kernels, int32_t cou
     return file && fclose(file) == 0;
 }
 
-static int is_of_keys(enum role role) { return role == K || role == V || role == DK || role == DV; }
-
-/* Elements first .. last - 1 of a packed matrix are of sequence b. */
-struct range {
-    int64_t first, last;
-};
-static struct range elements_of(const struct trial *t, enum role role, int64_t b) {
-    const struct guarded *cu = &t->g[is_of_keys(role) ? CU_K : CU_Q];
-    const int64_t of_row = t->g[role].shape[1] * t->g[role].shape[2];
-    return (struct range){(int64_t)guarded_get(cu, b) * of_row, (int64_t)guarded_get(cu, b + 1) * of_row};
-}
-
-/* With NaN in all of a packed sequence the others' outputs are as they were, bit by bit; on 9.0, where rows of a warp
- * decide together when maxima are raised, up to a rounding. */
-static int keeps_sequences_apart(struct trial *t, fdm_pass pass, const char *kernel) {
-    static const enum role inputs[] = {Q, K, V, DOUT}, outputs[2][3] = {{OUT, OUT, OUT}, {DQ, DK, DV}};
-    const double rounding = strncmp(kernel, "SM90", 4) == 0 ? 0x1p-6 : 0;
-    const int64_t b = 1 + (int64_t)(t->seed % (uint64_t)(t->batch - 1));
-    double *before[3];
-    int same = 1;
-    for (int i = 0; i < 3; i++) {
-        const struct guarded *g = &t->g[outputs[pass][i]];
-        before[i] = malloc((size_t)guarded_elements(g) * sizeof(double));
-        for (int64_t n = 0; n < guarded_elements(g); n++)
-            before[i][n] = guarded_get(g, n);
-    }
-    for (int i = 0; i < 4; i++) {
-        const struct range r = elements_of(t, inputs[i], b);
-        for (int64_t n = r.first; n < r.last; n++)
-            guarded_set(&t->g[inputs[i]], n, NAN);
-    }
-    checks_quiet = 1;
-    trial_run(t, pass, kernel, NULL, 1, NULL, NULL);
-    checks_quiet = 0;
-    for (int i = 0; i < 3; i++) {
-        const struct guarded *g = &t->g[outputs[pass][i]];
-        const struct range r = elements_of(t, outputs[pass][i], b);
-        for (int64_t n = 0; n < guarded_elements(g) && same; n++)
-            same = (n >= r.first && n < r.last) ||
-                   fabs(guarded_get(g, n) - before[i][n]) <= rounding * (fabs(before[i][n]) + 0.1);
-        if (!same)
-            printf("WRONG %s: NaN in sequence %lld reach another's %s\n  %s\n  replay: %s --seed %llu\n", kernel,
-                   (long long)b, role_names[outputs[pass][i]], t->text, checks_program(), (unsigned long long)t->seed);
-        free(before[i]);
-    }
-    return same;
-}
-
-/* Where the same bits are asked for: whether they are those of the round before, which `bits` holds. */
-static int same_bits(const struct trial *t, fdm_pass pass, void **bits) {
-    size_t bytes = 1;
-    for (int i = 0; i < NUM_ROLES; i++)
-        bytes += guarded_bytes(&t->g[i]);
-    void *now = snapshot(t, pass);
-    const int same = !*bits || memcmp(*bits, now, bytes) == 0;
-    free(*bits);
-    *bits = now;
-    return same;
-}
-
-/* A named case, as the kernel that has its name or the way that the case asks: none may be refused. */
-static int check_case(struct trial *t, const struct named_case *c) {
-    struct device_copy copy;
-    fdm_device device;
-    fdm_problem problem;
-    fdm_plan plan;
-    if (c->pass == FDM_BACKWARD)
-        trial_set_forward_results(t);
-    fdm_tensors tensors = trial_tensors(t, c->pass);
-    if (!device_layout(t, &copy))
-        return 0;
-    tensors = device_tensors(&copy, &tensors);
-    if (fdm_device_query(FDM_CUDA, 0, &device) || fdm_describe(c->pass, &tensors, &t->options, &problem) ||
-        fdm_plan_variant(&device, &problem, c->kernel, c->variant, &plan)) {
-        printf("WRONG %s refused case %llu, %s: %s\n  %s\n", c->kernel, (unsigned long long)t->seed, c->group,
-               fdm_last_error(), t->text);
-        return 0;
-    }
-    int right = 1;
-    void *bits = NULL;
-    for (int round = 0; right == 1 && emulated_round(t, round); round++) {
-        right = trial_run(t, c->pass, plan.choice, NULL, 1, NULL, NULL);
-        if (right == 1 && c->deterministic && !same_bits(t, c->pass, &bits)) {
-            printf("WRONG %s: other bits than in the round before\n  %s\n", plan.choice, t->text);
-            right = 0;
-        }
-    }
-    free(bits);
-    if (right < 0)
-        printf("WRONG %s is refused by its choice code\n", plan.choice);
-    return right == 1 && (!t->varlen || keeps_sequences_apart(t, c->pass, plan.choice));
-}
-
-/* The named cases of kernels whose names have `only` in them, from number `first` on; of them the part-th of `parts`.
- */
-static int run_cases(const char *only, uint64_t first, uint64_t repeat, uint64_t part, uint64_t parts) {
-    const struct named_case *c;
-    int64_t right = 0, wrong = 0;
-    for (uint64_t n = first; n - first < repeat && (c = named_case((int64_t)n)); n++) {
-        struct trial trial;
-        if ((only && !strstr(c->kernel, only)) || n % parts != part)
-            continue;
-        trial_of_case(&trial, c, n);
-        compute_truth(&trial, c->pass == FDM_BACKWARD);
-        check_case(&trial, c) ? right++ : wrong++;
-        trial_free(&trial);
-    }
-    printf("%lld passed, %lld failed\n", (long long)right, (long long)wrong);
-    return wrong > 0 || right == 0;
-}
-
 /* Which problems are tried. They end with `repeat` seeds, when each kernel has done `right` of them, after `seconds`,
  * or by SIGTERM. */
 struct order {
-    uint64_t seed, repeat, ways;
+    uint64_t seed, repeat;
+    struct ways ways;
     int64_t right; /* 0: any number */
     double seconds;
-    int threads;
+    int threads, until_wrong;
 };
 
 static volatile sig_atomic_t stopped;
@@ -438,7 +359,7 @@ static int try_seed(const struct order *o, uint64_t seed, struct tally *kernels,
         backward |= taken[i] && kernels[i].pass == FDM_BACKWARD;
     }
     if (any)
-        compute_truth(&trial, backward);
+        trial_truth(&trial, backward);
     for (int32_t i = 0; i < count; i++)
         if (taken[i])
             check_kernel(&trial, &kernels[i], threads);
@@ -446,11 +367,42 @@ static int try_seed(const struct order *o, uint64_t seed, struct tally *kernels,
     return wanted;
 }
 
+static int is_any_wrong(const struct tally *kernels, int32_t count) {
+    for (int32_t i = 0; i < count; i++)
+        if (kernels[i].wrong)
+            return 1;
+    return 0;
+}
+
+/* A line for each kernel; how many problems were wrong. A kernel that took none of more than a few fails. */
+static int64_t report(struct tally *kernels, int32_t count, uint64_t problems, int64_t *accepted) {
+    enum { FEW_PROBLEMS = 50 };
+    int64_t wrong = 0;
+    for (int32_t i = 0; i < count; i++) {
+        struct tally *k = &kernels[i];
+        if (!*k->family && k->accepted == 0 && kernels[count - 1 - i].accepted > 0)
+            continue; /* the choice code is of the other pass */
+        printf("%-28s %8lld right, %lld wrong, %lld refused", k->name, (long long)(k->accepted - k->wrong),
+               (long long)k->wrong, (long long)k->refused);
+        printf(k->by_code ? ", %lld by choice code\n" : "\n", (long long)k->by_code);
+        if (k->accepted == 0 && problems > FEW_PROBLEMS) {
+            printf("WRONG %s accepted no problem\n", k->name);
+            k->wrong = 1;
+        }
+        *accepted += k->accepted;
+        wrong += k->wrong;
+    }
+    if (problems > 1)
+        launches_report();
+    printf("%lld passed, %lld failed\n", (long long)(*accepted - wrong), (long long)wrong);
+    return wrong;
+}
+
 static int run_checks(const char *only, const struct order *o, const char *json) {
     enum { REPORT_SECONDS = 20 };
     static struct tally kernels[KERNELS_MAX];
     int32_t count = list_kernels(kernels, only);
-    int64_t accepted = 0, wrong = 0;
+    int64_t accepted = 0;
     const double begin = now();
     double reported = begin;
     uint64_t n = 0;
@@ -458,6 +410,8 @@ static int run_checks(const char *only, const struct order *o, const char *json)
     while (n < o->repeat && !stopped && (o->seconds <= 0 || now() - begin < o->seconds) &&
            try_seed(o, o->seed + n, kernels, count)) {
         n++;
+        if (o->until_wrong && is_any_wrong(kernels, count))
+            break;
         if (now() - reported < REPORT_SECONDS)
             continue;
         for (int32_t i = 0; i < count; i++)
@@ -466,25 +420,16 @@ static int run_checks(const char *only, const struct order *o, const char *json)
         fflush(stdout);
         reported = now();
     }
-    for (int32_t i = 0; i < count; i++) {
-        struct tally *k = &kernels[i];
-        if (!*k->family && k->accepted == 0 && kernels[count - 1 - i].accepted > 0)
-            continue; /* the choice code is of the other pass */
-        printf("%-28s %8lld right, %lld wrong, %lld refused\n", k->name, (long long)(k->accepted - k->wrong),
-               (long long)k->wrong, (long long)k->refused);
-        if (k->accepted == 0 && n > 50) {
-            printf("WRONG %s accepted no problem\n", k->name);
-            k->wrong = 1;
-        }
-        accepted += k->accepted;
-        wrong += k->wrong;
-    }
-    printf("%lld passed, %lld failed\n", (long long)(accepted - wrong), (long long)wrong);
+    const int64_t wrong = report(kernels, count, n, &accepted);
+    if (accepted == 0)
+        printf(count ? "WRONG no kernel accepted a problem; %llu were drawn\n"
+                     : "WRONG no kernel of this run has such a name; %llu problems were drawn\n",
+               (unsigned long long)n);
     if (json && !write_json(json, kernels, count, o->seed, n)) {
         printf("WRONG %s cannot be written\n", json);
         return 2;
     }
-    return wrong > 0 || count == 0;
+    return wrong > 0 || accepted == 0;
 }
 
 static uint64_t default_repeat(const struct order *o, int seeded) {
@@ -493,73 +438,126 @@ static uint64_t default_repeat(const struct order *o, int seeded) {
     return o->seconds > 0 ? UINT64_MAX : seeded ? 1 : 200;
 }
 
-int main(int argc, char **argv) {
-    static const struct option options[] = {{"kernel", required_argument, 0, 'k'},
-                                            {"seed", required_argument, 0, 's'},
-                                            {"repeat", required_argument, 0, 'r'},
-                                            {"threads", required_argument, 0, 't'},
-                                            {"broken", no_argument, 0, 'b'},
-                                            {"emulate", required_argument, 0, 'e'},
-                                            {"cases", no_argument, 0, 'n'},
-                                            {"share", required_argument, 0, 'p'},
-                                            {"json", required_argument, 0, 'j'},
-                                            {"cuda", no_argument, 0, 'c'},
-                                            {"right", required_argument, 0, 'g'},
-                                            {"ways", required_argument, 0, 'w'},
-                                            {"seconds", required_argument, 0, 'x'},
-                                            {"help", no_argument, 0, 'h'},
-                                            {0}};
-    const char *kernel = NULL, *device = NULL, *json = NULL;
-    struct order order = {.seed = 1};
-    unsigned long long part = 0, parts = 1;
-    int option, broken = 0, seeded = 0, cases = 0;
-    while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
-        switch (option) {
-        case 'k': kernel = optarg; break;
-        case 's': order.seed = strtoull(optarg, NULL, 10), seeded = 1; break;
-        case 'r': order.repeat = strtoull(optarg, NULL, 10); break;
-        case 't': order.threads = atoi(optarg); break;
-        case 'g': order.right = atoll(optarg); break;
-        case 'w': order.ways = strtoull(optarg, NULL, 10); break;
-        case 'x': order.seconds = atof(optarg); break;
-        case 'b': broken = 1; break;
-        case 'e': device = optarg; break;
-        case 'j': json = optarg; break;
-        case 'c': cuda_alone = 1; break;
-        case 'n': cases = 1; break;
-        case 'p':
-            if (sscanf(optarg, "%llu/%llu", &part, &parts) == 2 && part < parts)
-                break; /* fall through */
-        default:
-            printf("usage: fdm-checks [--kernel TEXT] [--cuda] [--seed N] [--repeat N] [--threads N] [--broken] "
-                   "[--emulate sm_90] [--cases [--share K/N]] [--json FILE]\n"
-                   "                  [--right N] [--seconds N] [--ways N]\n"
-                   "--right: until each kernel has done N problems; --ways: of N kinds, so that few specialisations "
-                   "run many\n");
-            return option == 'h' ? 0 : 2;
-        }
+/* What the command line asks for. */
+struct request {
+    struct order order;
+    struct case_choice cases;
+    const char *device, *json, *demand;
+    int broken, named, seeded, rotates;
+};
+
+static int usage(int code) {
+    printf("usage: fdm-checks [--kernel TEXT] [--emulate sm_90 | --cuda] [--seed N] [--repeat N] [--right N] "
+           "[--seconds N]\n"
+           "                  [--ways N[+M]] [--threads N] [--far] [--rotate] [--until-wrong] [--launches LIST] "
+           "[--json FILE]\n"
+           "       fdm-checks --cases [--kernel TEXT] [--group TEXT] [--share K/N] [--seed N] [--rotate] ...\n"
+           "       fdm-checks --broken [--repeat N]\n"
+           "--right: until each kernel has done N problems; --ways: of N kinds, from number M on, so that few "
+           "specialisations run many;\n"
+           "--far: on a device that is not emulated, tensors that lie 2^31 bytes apart too, where its memory has "
+           "room;\n"
+           "--rotate: the seeds, ways and share that FDM_CHECK_SEED names; --launches: fails unless what the list "
+           "names was "
+           "launched:\n"
+           "kernels of the device, or constants of theirs: combine_splits,hopper_forward.SPLITS=1\n");
+    return code;
+}
+
+/* 0: it cannot be read. */
+static int read_option(struct request *r, int option) {
+    char *end;
+    switch (option) {
+    case 'k': r->cases.kernel = optarg; break;
+    case 's': r->order.seed = strtoull(optarg, NULL, 10), r->seeded = 1; break;
+    case 'r': r->order.repeat = strtoull(optarg, NULL, 10); break;
+    case 't': r->order.threads = atoi(optarg); break;
+    case 'g': r->order.right = atoll(optarg); break;
+    case 'w':
+        r->order.ways.count = strtoull(optarg, &end, 10);
+        r->order.ways.first = *end == '+' ? strtoull(end + 1, NULL, 10) : 0;
+        break;
+    case 'x': r->order.seconds = atof(optarg); break;
+    case 'b': r->broken = 1; break;
+    case 'e': r->device = optarg; break;
+    case 'j': r->json = optarg; break;
+    case 'c': cuda_alone = 1; break;
+    case 'n': r->named = 1; break;
+    case 'u': r->cases.group = optarg; break;
+    case 'o': r->rotates = 1; break;
+    case 'f': far_on_device = 1; break;
+    case 'i': r->order.until_wrong = 1; break;
+    case 'l': r->demand = optarg; break;
+    case 'p':
+        return sscanf(optarg, "%" SCNu64 "/%" SCNu64, &r->cases.part, &r->cases.parts) == 2 &&
+               r->cases.part < r->cases.parts;
+    default: return 0;
     }
+    return 1;
+}
+
+/* What FDM_CHECK_SEED names; said, so that a run can be repeated without it. */
+static void rotate(struct request *r) {
+    r->order.seed = rotated_seed(r->order.seed);
+    r->order.ways.first += r->order.ways.count * (rotation() % 1000);
+    r->cases.part = (r->cases.part + rotation()) % r->cases.parts;
+    printf("the same again, without FDM_CHECK_SEED and --rotate: ");
+    if (r->named)
+        printf("--share %llu/%llu\n", (unsigned long long)r->cases.part, (unsigned long long)r->cases.parts);
+    else if (r->order.ways.count)
+        printf("--seed %llu --ways %llu+%llu\n", (unsigned long long)r->order.seed,
+               (unsigned long long)r->order.ways.count, (unsigned long long)r->order.ways.first);
+    else
+        printf("--seed %llu\n", (unsigned long long)r->order.seed);
+}
+
+static int run_request(struct request *r) {
+    struct order *o = &r->order;
+    if (r->broken)
+        return r->device ? broken_texts_main(r->cases.kernel) : broken_main(o->repeat ? o->repeat : 60);
+    if (r->rotates)
+        rotate(r);
+    if (r->named) {
+        checks_named();
+        r->cases.first = r->seeded ? o->seed : 0;
+        r->cases.repeat = o->repeat ? o->repeat : r->seeded ? 1 : UINT64_MAX;
+        r->cases.until_wrong = o->until_wrong;
+        r->cases.cuda_alone = cuda_alone || is_emulated();
+        r->cases.alone = r->seeded && r->cases.repeat == 1;
+        return cases_main(&r->cases);
+    }
+    if (o->ways.count)
+        checks_of_ways(o->ways);
+    if (!o->repeat)
+        o->repeat = default_repeat(o, r->seeded);
+    return run_checks(r->cases.kernel, o, r->json);
+}
+
+int main(int argc, char **argv) {
+    static const struct option options[] = {
+        {"kernel", required_argument, 0, 'k'},   {"seed", required_argument, 0, 's'},
+        {"repeat", required_argument, 0, 'r'},   {"threads", required_argument, 0, 't'},
+        {"broken", no_argument, 0, 'b'},         {"emulate", required_argument, 0, 'e'},
+        {"cases", no_argument, 0, 'n'},          {"share", required_argument, 0, 'p'},
+        {"json", required_argument, 0, 'j'},     {"cuda", no_argument, 0, 'c'},
+        {"group", required_argument, 0, 'u'},    {"right", required_argument, 0, 'g'},
+        {"ways", required_argument, 0, 'w'},     {"seconds", required_argument, 0, 'x'},
+        {"rotate", no_argument, 0, 'o'},         {"until-wrong", no_argument, 0, 'i'},
+        {"launches", required_argument, 0, 'l'}, {"far", no_argument, 0, 'f'},
+        {"help", no_argument, 0, 'h'},           {0}};
+    struct request request = {.order.seed = 1, .cases.parts = 1};
+    int option;
+    while ((option = getopt_long(argc, argv, "", options, NULL)) != -1)
+        if (option == 'h' || !read_option(&request, option))
+            return usage(option == 'h' ? 0 : 2);
     setvbuf(stdout, NULL, _IOLBF, 0);
-    if (device && !emulate_device(device))
+    if (request.device && !emulate_device(request.device))
         return 2;
 #if !defined(__SANITIZE_ADDRESS__)
     signal(SIGSEGV, on_crash);
     signal(SIGBUS, on_crash);
     signal(SIGILL, on_crash);
 #endif
-    if (broken)
-        return broken_main(order.repeat ? order.repeat : 60);
-    if (cases) {
-        checks_named();
-        return run_cases(kernel, seeded ? order.seed : 0,
-                         order.repeat ? order.repeat
-                         : seeded     ? 1
-                                      : UINT64_MAX,
-                         part, parts);
-    }
-    if (order.ways)
-        checks_of_ways(order.ways);
-    if (!order.repeat)
-        order.repeat = default_repeat(&order, seeded);
-    return run_checks(kernel, &order, json);
+    const int result = run_request(&request);
+    return request.demand && !launches_include(request.demand) ? 1 : result;
 }

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "checks.h"
+#include "structure.h"
 
 const char *const role_names[NUM_ROLES] = {"q",
                                            "k",
@@ -37,7 +38,7 @@ int64_t random_below(struct trial *trial, int64_t n) { return (int64_t)(random_b
 /* What decides how a kernel is specialised comes from the trial's way where there are so many, else from its seed. */
 static int64_t way_below(struct trial *trial, int64_t n) {
     const uint64_t own = trial->random;
-    if (!trial->ways)
+    if (!trial->of_ways)
         return random_below(trial, n);
     trial->random = trial->way_random;
     const int64_t number = random_below(trial, n);
@@ -85,11 +86,11 @@ static void draw_sizes(struct trial *t) {
     t->batch = large ? 1 : 1 + random_below(t, 3);
     t->heads_kv = large ? 1 : PICK(t, 1, 1, 2, 3);
     t->heads = t->heads_kv * PICK(t, 1, 1, 1, 2, 3, 4);
-    t->head_dim = large && !t->ways ? PICK(t, 32, 64, 40) : draw_head_dim(t);
+    t->head_dim = large && !t->of_ways ? PICK(t, 32, 64, 40) : draw_head_dim(t);
     t->head_dim_v = way_below(t, 3) ? t->head_dim : draw_head_dim(t);
     t->seqlen_q = random_below(t, 8) == 0 ? PICK(t, 1, 1, 2, 4) : draw_length(t, large);
     t->seqlen_k = random_below(t, 3) == 0 ? t->seqlen_q : draw_length(t, large);
-    if (t->ways && random_below(t, 3) == 0) { /* several tiles both ways */
+    if (t->of_ways && random_below(t, 3) == 0) { /* several tiles both ways */
         t->batch = 1;
         t->heads = t->heads_kv * PICK(t, 1, 2);
         t->seqlen_q = 100 + random_below(t, 250);
@@ -141,6 +142,33 @@ static void draw_keyed_sizes(struct trial *t) {
     }
 }
 
+/* More tiles than a ring has stages, more listed keys than a list has places, and now and then more than 64 splits:
+ * many keys and few rows, or many rows and few keys. Small otherwise, for the sake of the float64 reference. */
+static void draw_lengthy_sizes(struct trial *t) {
+    enum { KEYS, MORE_KEYS = 2, ROWS, KINDS };
+    const int64_t kind = way_below(t, KINDS);
+    t->dtype = way_below(t, 4) == 0 ? FDM_FLOAT32 : way_below(t, 2) ? FDM_FLOAT16 : FDM_BFLOAT16;
+    t->batch = t->heads_kv = t->neat = 1;
+    t->head_dim = t->head_dim_v = PICK_WAY(t, 16, 32, 64);
+    t->seqlen_k = 5000 + random_below(t, 5001);
+    t->seqlen_q = 1 + random_below(t, random_below(t, 2) ? 4 : 70);
+    t->heads = t->seqlen_q > 4 ? 1 : PICK(t, 1, 2, 4);
+    t->varlen = way_below(t, 6) == 0;
+    if (kind == MORE_KEYS) {
+        t->seqlen_k = 22000 + random_below(t, 8000);
+        t->seqlen_q = t->heads = 1;
+        t->head_dim = t->head_dim_v = 16;
+    } else if (kind == ROWS) {
+        t->seqlen_q = t->seqlen_k / 2;
+        t->seqlen_k = 1 + random_below(t, 70);
+        t->heads = 1;
+    }
+    if (t->scored) {
+        t->varlen = 0;
+        t->seqlen_k = (t->seqlen_k + 15) / 16 * 16;
+    }
+}
+
 static void draw_options(struct trial *t) {
     fdm_options *o = &t->options;
     *o = fdm_options_default();
@@ -152,7 +180,7 @@ static void draw_options(struct trial *t) {
     if (way_below(t, 5) == 0) {
         o->has_softmax_scale = 1;
         o->softmax_scale = random_below(t, 4) == 0 ? 0 : normal(t) * 0.3;
-        if (t->ways)
+        if (t->of_ways)
             o->softmax_scale = fabs(o->softmax_scale) * (way_below(t, 2) ? 1 : -1);
     }
     if (way_below(t, 6) == 0)
@@ -161,6 +189,8 @@ static void draw_options(struct trial *t) {
         o->window_left = o->window_right = -1;
         o->softcap = 0;
     }
+    if (t->lengthy && o->window_left >= 0) /* few keys seen are few tiles */
+        o->window_left += 3000;
 }
 
 static void draw_cu_seqlens(struct trial *t, enum role role, int64_t longest, int64_t *total) {
@@ -242,84 +272,160 @@ static void draw_operands(struct trial *t, enum fill fill) {
     draw_matrix(t, V, t->varlen ? t->total_k : t->seqlen_k, t->heads_kv, t->head_dim_v, fill);
 }
 
-static void draw_score_shape(struct trial *t, int64_t shape[4], int full_rows) {
-    shape[0] = random_below(t, 2) ? t->batch : 1;
-    shape[1] = PICK(t, 1, t->heads_kv, t->heads);
-    shape[2] = !t->keyed && (full_rows || t->scored || way_below(t, 2)) ? t->seqlen_q : 1;
+static void draw_score_shape(struct trial *t, int64_t shape[4]) {
+    shape[0] = t->many || random_below(t, 2) ? t->batch : 1;
+    shape[1] = t->many ? t->heads : PICK(t, 1, t->heads_kv, t->heads);
+    shape[2] = !t->keyed && (t->scored || way_below(t, 3)) ? t->seqlen_q : 1;
     shape[3] = t->scored || t->named || way_below(t, 8) ? t->seqlen_k : 1;
+}
+
+/* Of a sequence, or of the longest where all of them share what is drawn. */
+static int64_t length_of(const struct trial *t, enum role cu, int64_t b, int is_shared) {
+    const struct guarded *g = &t->g[cu];
+    if (!t->varlen || is_shared)
+        return cu == CU_Q ? t->seqlen_q : t->seqlen_k;
+    return (int64_t)(guarded_get(g, b + 1) - guarded_get(g, b));
+}
+
+/* A long stretch of hidden keys. */
+static int hides_many(const struct trial *t) { return t->lengthy && t->seqlen_k > t->seqlen_q; }
+
+/* Where element n of a mask or bias begins a head, its form is placed anew. */
+static void place_in_head(struct trial *t, struct structure *s, const int64_t shape[4], int64_t n) {
+    const int64_t b = n / (shape[1] * shape[2] * shape[3]);
+    if (n % (shape[2] * shape[3]) == 0)
+        structure_place(s, t, shape[2] > 1 ? length_of(t, CU_Q, b, shape[0] == 1) : 1,
+                        shape[3] > 1 ? length_of(t, CU_K, b, shape[0] == 1) : 1);
+}
+static int is_seen(const struct structure *s, const int64_t shape[4], int64_t n) {
+    return structure_sees(s, n / shape[3] % shape[2], n % shape[3]);
+}
+
+/* Whether a head of so many is one of those that see keys. */
+static int is_of_few(int64_t head, int64_t heads) {
+    enum { FEW = 3, BOUND = 65536 };
+    return head < FEW || head >= heads - FEW || llabs(head - BOUND) < FEW;
 }
 
 static void draw_mask(struct trial *t) {
     int64_t shape[4];
-    draw_score_shape(t, shape, 0);
+    struct structure form;
+    draw_score_shape(t, shape);
     guarded_make(&t->g[MASK], t, FDM_BOOL, 4, shape, t->named ? 2 : 3);
-    double density = (double)PICK(t, 0, 10, 50, 90, 100) / 100;
-    int blocky = random_below(t, 2) == 0;
-    int64_t elements = guarded_elements(&t->g[MASK]);
+    const double density = (double)PICK(t, 0, 10, 50, 90, 100) / 100;
+    const int blocky = random_below(t, 2) == 0, formed = hides_many(t) || random_below(t, 4);
+    structure_draw(&form, t, hides_many(t));
+    if (formed)
+        structure_name(&form, t->forms[0], sizeof t->forms[0]);
+    const int64_t elements = guarded_elements(&t->g[MASK]);
     for (int64_t n = 0; n < elements; n++) {
-        int64_t j = shape[3] ? n % shape[3] : 0, i = shape[3] && shape[2] ? n / shape[3] % shape[2] : 0;
-        uint64_t block = (uint64_t)(j / 64 * 31 + i / 64 * 17) * 0x9e3779b97f4a7c15u >> 40;
-        guarded_set(&t->g[MASK], n, blocky ? (double)(block % 100) < 100 * density : uniform(t) < density);
+        const int64_t j = n % shape[3], i = n / shape[3] % shape[2];
+        const uint64_t block = (uint64_t)(j / 64 * 31 + i / 64 * 17) * 0x9e3779b97f4a7c15u >> 40;
+        place_in_head(t, &form, shape, n);
+        guarded_set(&t->g[MASK], n,
+                    t->many  ? is_of_few(n / shape[3] / shape[2], shape[0] * shape[1])
+                    : formed ? is_seen(&form, shape, n)
+                    : blocky ? (double)(block % 100) < 100 * density
+                             : uniform(t) < density);
+    }
+}
+
+/* How the numbers of a bias are made; what comes after: ordinary ones. */
+enum bias_kind { LOWEST, INFINITE, ALL_HUGE, SOME_HUGE, ROWS_HUGE, RISING, FALLING, FORMED, NUM_BIAS_KINDS = 18 };
+enum { FORMED_KINDS = 5 };
+
+static double lowest_of(fdm_dtype dtype) {
+    return dtype == FDM_FLOAT16 ? -65504 : dtype == FDM_BFLOAT16 ? -3.3895313892515355e38 : -FLT_MAX;
+}
+
+static void fill_bias(struct trial *t, const int64_t shape[4]) {
+    struct structure form;
+    const int64_t elements = guarded_elements(&t->g[BIAS]), kind = random_below(t, NUM_BIAS_KINDS);
+    const int formed = hides_many(t) || (kind >= FORMED && kind < FORMED + FORMED_KINDS);
+    const double lowest = lowest_of(fdm_dtype_of(&t->g[BIAS].tensor));
+    const double huge = kind == LOWEST ? lowest : fmax((double)PICK(t, -65504, -1000000, -1000000000), lowest);
+    const double slope = kind == RISING ? 0.5 : kind == FALLING ? -0.5 : 0; /* 32 in a tile of 64 keys */
+    structure_draw(&form, t, hides_many(t));
+    if (formed)
+        structure_name(&form, t->forms[1], sizeof t->forms[1]);
+    t->huge = kind == LOWEST || (kind >= ALL_HUGE && kind <= ROWS_HUGE);
+    int row_is_huge = 0;
+    for (int64_t n = 0; n < elements; n++) {
+        const double x = kind == LOWEST ? 0 : normal(t) + slope * (double)(n % shape[3]);
+        place_in_head(t, &form, shape, n);
+        if (n % shape[3] == 0)
+            row_is_huge = random_below(t, 2) == 0;
+        const int is_huge = kind == LOWEST || kind == ALL_HUGE || (kind == SOME_HUGE && random_below(t, 3) == 0) ||
+                            (kind == ROWS_HUGE && row_is_huge);
+        const int is_hidden = formed ? !is_seen(&form, shape, n) : kind == INFINITE && random_below(t, 3) == 0;
+        guarded_set(&t->g[BIAS], n, is_hidden ? -INFINITY : is_huge ? fmax(huge + x, lowest) : x);
     }
 }
 
 static void draw_bias(struct trial *t) {
     int64_t shape[4];
-    draw_score_shape(t, shape, 0);
+    draw_score_shape(t, shape);
     if (t->shares) {
         shape[0] = t->shares & 2 ? 1 : t->batch;
         shape[1] = t->shares & 1 ? 1 : t->heads;
     }
     const fdm_dtype dtype = way_below(t, t->scored ? 4 : 2) || t->alike ? t->dtype : FDM_FLOAT32;
     guarded_make(&t->g[BIAS], t, dtype, 4, shape, t->named ? 2 : 3);
-    enum {
-        LOWEST,
-        INFINITE,
-        ALL_HUGE,
-        SOME_HUGE,
-        ROWS_HUGE,
-        RISING,
-        FALLING,
-        KINDS = 14
-    }; /* others: ordinary numbers */
-    int64_t elements = guarded_elements(&t->g[BIAS]), kind = random_below(t, KINDS);
-    double lowest = fdm_dtype_of(&t->g[BIAS].tensor) == FDM_FLOAT16    ? -65504
-                    : fdm_dtype_of(&t->g[BIAS].tensor) == FDM_BFLOAT16 ? -3.3895313892515355e38
-                                                                       : -FLT_MAX;
-    const double huge = kind == LOWEST ? lowest : fmax((double)PICK(t, -65504, -1000000, -1000000000), lowest);
-    t->huge = kind == LOWEST || (kind >= ALL_HUGE && kind <= ROWS_HUGE);
-    int row_is_huge = 0;
-    for (int64_t n = 0; n < elements; n++) {
-        const double slope = kind == RISING ? 0.5 : kind == FALLING ? -0.5 : 0; /* 32 in a tile of 64 keys */
-        const double x = kind == LOWEST ? 0 : normal(t) + slope * (double)(n % (shape[3] ? shape[3] : 1));
-        if (n % (shape[3] ? shape[3] : 1) == 0)
-            row_is_huge = random_below(t, 2) == 0;
-        const int is_huge = kind == LOWEST || kind == ALL_HUGE || (kind == SOME_HUGE && random_below(t, 3) == 0) ||
-                            (kind == ROWS_HUGE && row_is_huge);
-        guarded_set(&t->g[BIAS], n,
-                    kind == INFINITE && random_below(t, 3) == 0 ? -INFINITY
-                    : is_huge                                   ? fmax(huge + x, lowest)
-                                                                : x);
-    }
+    fill_bias(t, shape);
+}
+
+/* Any rows, from the diagonal on, and those of the W best keys. */
+static void draw_interval(struct trial *t, int64_t kind, int64_t key, int64_t *start, int64_t *end) {
+    enum { CAUSAL, TOP_W = 3 };
+    *start = kind == CAUSAL || kind == TOP_W ? key : random_below(t, t->seqlen_q + 4) - 2;
+    *end = kind == CAUSAL  ? key + 1 + random_below(t, 40)
+           : kind == TOP_W ? key + random_below(t, PICK(t, 1, 1, 8, 100, 1000))
+                           : *start + random_below(t, t->seqlen_q + 2) - 1;
+    *start = random_below(t, 20) == 0 ? INT32_MIN : *start;
+    *end = random_below(t, 4) == 0 ? INT32_MAX : *end;
+}
+
+/* The rows of a form that see a key, from the first to the last of them. */
+static void interval_of(struct trial *t, const struct structure *s, int64_t rows, int64_t key, int64_t *start,
+                        int64_t *end) {
+    *start = 0;
+    *end = rows;
+    while (*start < rows && !structure_sees(s, *start, key))
+        ++*start;
+    while (*end > *start && !structure_sees(s, *end - 1, key))
+        --*end;
+    if (*start < *end && *start == 0 && random_below(t, 2))
+        *start = INT32_MIN;
+    if (*start < *end && *end == rows && random_below(t, 2))
+        *end = INT32_MAX;
 }
 
 static void draw_intervals(struct trial *t) {
     const int64_t shape[3] = {random_below(t, 2) ? t->batch : 1, PICK(t, 1, t->heads_kv, t->heads),
                               t->varlen ? t->total_k : t->seqlen_k};
-    int packed = t->varlen;
+    const int packed = t->varlen;
+    struct structure form;
     for (int i = 0; i < 2; i++)
         guarded_make(&t->g[START + i], t, FDM_INT32, 3 - packed, shape + packed, 3);
-    enum { CAUSAL, TOP_W = 3 }; /* the other kinds: any rows */
-    int64_t elements = guarded_elements(&t->g[START]), kind = random_below(t, t->keyed ? 4 : 3);
-    for (int64_t n = 0; n < elements; n++) {
-        int64_t key = n % (shape[2] ? shape[2] : 1);
-        int64_t start = kind == CAUSAL || kind == TOP_W ? key : random_below(t, t->seqlen_q + 4) - 2;
-        int64_t end = kind == CAUSAL  ? key + 1 + random_below(t, 40)
-                      : kind == TOP_W ? key + random_below(t, PICK(t, 1, 1, 8, 100, 1000))
-                                      : start + random_below(t, t->seqlen_q + 2) - 1;
-        guarded_set(&t->g[START], n, (double)(random_below(t, 20) == 0 ? INT32_MIN : start));
-        guarded_set(&t->g[END], n, (double)(random_below(t, 4) == 0 ? INT32_MAX : end));
-    }
+    const int64_t heads = (packed ? 1 : shape[0]) * shape[1], kind = random_below(t, t->keyed ? 4 : 3);
+    const int formed = hides_many(t) || random_below(t, 3) == 0;
+    int64_t n = 0, start, end;
+    structure_draw(&form, t, hides_many(t));
+    if (formed)
+        structure_name(&form, t->forms[2], sizeof t->forms[2]);
+    for (int64_t h = 0; h < heads; h++)
+        for (int64_t b = 0; b < (packed ? t->batch : 1); b++) {
+            const int64_t rows = length_of(t, CU_Q, b, !packed), keys = length_of(t, CU_K, b, !packed);
+            structure_place(&form, t, rows, keys);
+            for (int64_t key = 0; key < keys; key++, n++) {
+                if (formed)
+                    interval_of(t, &form, rows, key, &start, &end);
+                else
+                    draw_interval(t, kind, key, &start, &end);
+                guarded_set(&t->g[START], n, (double)start);
+                guarded_set(&t->g[END], n, (double)end);
+            }
+        }
 }
 
 static void draw_rows(struct trial *t, enum role role, int fill) {
@@ -361,7 +467,15 @@ static void draw_outputs(struct trial *t) {
         draw_output(t, DBIAS, BIAS);
 }
 
+/* " mask", with its form in brackets where it has one. */
+static const char *described(const struct trial *t, enum role role, const char *word, const char *form, char *text,
+                             size_t size) {
+    snprintf(text, size, t->g[role].map ? *form ? " %s (%s)" : " %s" : "", word, form);
+    return text;
+}
+
 static void describe(struct trial *t, enum fill fill) {
+    char mask[80], bias[80], intervals[80];
     snprintf(t->text, sizeof t->text,
              "%s B %lld H %lld/%lld Sq %lld Sk %lld D %lld/%lld%s%s window %lld,%lld scale %g softcap %g%s%s%s%s%s%s "
              "fill %d",
@@ -372,25 +486,28 @@ static void describe(struct trial *t, enum fill fill) {
                        : "",
              t->options.causal ? " causal" : "", (long long)t->options.window_left, (long long)t->options.window_right,
              t->options.has_softmax_scale ? t->options.softmax_scale : NAN, t->options.softcap, t->far ? " far" : "",
-             t->contradicts ? " contradicted" : "", t->g[MASK].map ? " mask" : "",
-             t->huge          ? " huge bias"
-             : t->g[BIAS].map ? " bias"
-                              : "",
-             t->g[START].map ? " intervals" : "", t->g[DLSE].map ? " dlse" : "", (int)fill);
+             t->contradicts ? " contradicted" : "", described(t, MASK, "mask", t->forms[0], mask, sizeof mask),
+             described(t, BIAS, t->huge ? "huge bias" : "bias", t->forms[1], bias, sizeof bias),
+             described(t, START, "intervals", t->forms[2], intervals, sizeof intervals), t->g[DLSE].map ? " dlse" : "",
+             (int)fill);
 }
 
-void trial_draw(struct trial *t, uint64_t seed, uint64_t ways) {
-    const uint64_t way = ways ? seed % ways : seed;
+void trial_draw(struct trial *t, uint64_t seed, struct ways ways) {
+    const uint64_t way = ways.count ? seed % ways.count + ways.first : seed;
     *t = (struct trial){.seed = seed,
                         .random = seed * 0x2545f4914f6cdd1du + 77,
-                        .ways = ways,
+                        .way = way,
+                        .of_ways = ways.count > 0,
                         .way_random = way * 0x2545f4914f6cdd1du + 770077,
                         .plain = way % 8 == 5,
-                        .far = !ways && seed % 16 == 9,
-                        .keyed = way % 16 == 3,
-                        .scored = way % 16 == 1};
+                        .far = !ways.count && seed % 16 == 9 ? 1 + (seed / 16) % 2 : 0,
+                        .keyed = way % 16 == 3 || way % 64 == 22,
+                        .scored = way % 16 == 1 || way % 64 == 55,
+                        .lengthy = way % 64 == 22 || way % 64 == 55};
     draw_sizes(t);
-    if (t->keyed || t->scored)
+    if (t->lengthy)
+        draw_lengthy_sizes(t);
+    else if (t->keyed || t->scored)
         draw_keyed_sizes(t);
     draw_options(t);
     if (t->varlen) {
@@ -405,7 +522,7 @@ void trial_draw(struct trial *t, uint64_t seed, uint64_t ways) {
     enum fill fill = random_below(t, 2) ? FILL_NORMAL : (enum fill)random_below(t, NUM_FILLS);
     t->mild = (fill == FILL_NORMAL || fill == FILL_EQUAL || fill == FILL_SMALL) && !t->options.has_softmax_scale;
     draw_operands(t, fill);
-    if (!t->plain && way_below(t, t->scored ? 2 : 4) == 0)
+    if (!t->plain && way_below(t, t->scored ? 2 : 3) == 0)
         draw_mask(t);
     if (!t->plain && (way_below(t, 3) == 0 || (t->scored && !t->g[MASK].map)))
         draw_bias(t);
@@ -436,6 +553,10 @@ void trial_of_case(struct trial *t, const struct named_case *c, uint64_t number)
                         .scored = c->mask == 1 || c->bias == 1,
                         .keyed = c->mask == 2 || c->bias == 2,
                         .shares = c->shares,
+                        .many = c->many,
+                        .contradicts = c->varlen && number % 2 == 0,
+                        .apart = c->apart,
+                        .far = c->apart ? 2 : 0,
                         .options = fdm_options_default()};
     t->options.causal = c->causal;
     t->options.window_left = c->window_left;

@@ -228,8 +228,25 @@ static void add_short(void) {
             next.causal = kind > 0;
             next.window_left = kind == 1 && n % 2 ? 300 : -1;
             next.varlen = kind == 2;
-            add("few rows");
+            add("few rows, splits");
         }
+}
+
+/* More splits than a warp has lanes, and where there are enough multiprocessors than two warps have. */
+static void add_many_splits(void) {
+    static const int64_t lengths[] = {24000, 30001}, dims[] = {16, 64};
+    FOR_EACH(lengths, n)
+    FOR_EACH(dims, d) {
+        begin("mma.decode", FDM_FORWARD, dims[d], dtypes[n]);
+        next.seqlen_q = 1;
+        next.seqlen_k = lengths[n];
+        add("many splits");
+        begin("hopper.forward", FDM_FORWARD, dims[d], dtypes[n]);
+        next.seqlen_q = 100;
+        next.seqlen_k = lengths[n] / 2;
+        next.causal = (int)d;
+        add("many splits");
+    }
 }
 
 /* Several blocks of keys that add to the same rows, in any order and in a fixed one, and whose warpgroups see few or no
@@ -338,6 +355,70 @@ static void add_listed_orders(void) {
     }
 }
 
+/* A kernel of any family, and what says there which pairs are seen: masks and biases with rows (1), without (2), or
+ * none (0). rows_apart: whether it takes rows that are 2^31 bytes apart. */
+struct any_kernel {
+    const char *name;
+    fdm_pass pass;
+    fdm_dtype dtype;
+    int scores, rows_apart, only_scored;
+};
+static const struct any_kernel any_kernels[] = {
+    {"cpu.forward", FDM_FORWARD, FDM_FLOAT32, 2, 1, 0},
+    {"cpu.decode", FDM_FORWARD, FDM_FLOAT32, 2, 1, 0},
+    {"cpu.backward", FDM_BACKWARD, FDM_FLOAT32, 2, 1, 0},
+    {"mma.forward", FDM_FORWARD, FDM_FLOAT16, 2, 1, 0},
+    {"mma.decode", FDM_FORWARD, FDM_FLOAT16, 2, 0, 0},
+    {"mma.wide", FDM_FORWARD, FDM_FLOAT16, 2, 0, 0},
+    {"mma.forward32", FDM_FORWARD, FDM_FLOAT32, 2, 1, 0},
+    {"mma.split-q", FDM_FORWARD, FDM_FLOAT16, 0, 0, 0},
+    {"mma.backward", FDM_BACKWARD, FDM_FLOAT16, 2, 1, 0},
+    {"mma.backward32", FDM_BACKWARD, FDM_FLOAT32, 2, 1, 0},
+    {"hopper.forward", FDM_FORWARD, FDM_FLOAT16, 1, 1, 0},
+    {"hopper.gather", FDM_FORWARD, FDM_FLOAT16, 2, 0, 1},
+    {"hopper.backward", FDM_BACKWARD, FDM_FLOAT16, 2, 0, 0},
+    {"hopper.wide", FDM_BACKWARD, FDM_FLOAT16, 1, 0, 0},
+    {"blackwell.forward", FDM_FORWARD, FDM_FLOAT16, 1, 0, 0},
+    {"blackwell.backward", FDM_BACKWARD, FDM_FLOAT16, 0, 0, 0},
+};
+
+/* More batches or heads than a grid has blocks along its second and third axis, which is 65535, of kernels that take
+ * masks: all keys are hidden from most of them, which takes a block little time. */
+static void add_many(const struct any_kernel *kernel) {
+    enum { MANY = 65537 };
+    for (int axis = 0; axis < 3 && kernel->scores; axis++) {
+        begin(kernel->name, kernel->pass, 8, kernel->dtype);
+        next.seqlen_q = kernel->scores == 1 ? 2 : 1;
+        next.seqlen_k = 16;
+        next.batch = axis == 0 ? MANY : 1;
+        next.heads = axis > 0 ? MANY : 1;
+        next.heads_kv = axis > 1 ? MANY : 1;
+        next.mask = kernel->scores;
+        next.many = 1;
+        if (axis != 1 || !strstr(kernel->name, "decode")) /* so many heads of a group are no few rows */
+            add("more than 65535");
+    }
+}
+
+/* Batches, heads and rows that lie 2^31 bytes apart. */
+static void add_apart(const struct any_kernel *kernel) {
+    enum { BATCHES, HEADS, ROWS, AXES };
+    for (int axis = 0; axis < AXES; axis++)
+        for (int scored = kernel->only_scored; scored < (kernel->scores ? 2 : 1); scored++) {
+            begin(kernel->name, kernel->pass, 64, kernel->dtype);
+            next.batch = axis == BATCHES ? 2 : 1;
+            next.heads = next.heads_kv = axis == HEADS ? 3 : 1;
+            next.seqlen_q = axis == ROWS ? 3 : strstr(kernel->name, "decode") ? 4 : 70;
+            next.seqlen_k = axis == ROWS ? 3 : 112;
+            next.apart = axis == BATCHES ? 2 : 3;
+            next.causal = scored;
+            next.mask = next.bias = scored * kernel->scores;
+            next.refused = axis == ROWS && !kernel->rows_apart;
+            if (axis != ROWS || kernel->scores == 2 || !scored) /* a mask of three keys has no rows of 16 bytes */
+                add("2^31 bytes apart");
+        }
+}
+
 static void list_cases(void) {
     static const struct {
         const char *name;
@@ -360,9 +441,14 @@ static void list_cases(void) {
     add_idle_warpgroups();
     add_copies();
     add_short();
+    add_many_splits();
     add_orders();
     add_two_kernels();
     add_listed_orders();
+    FOR_EACH(any_kernels, n) {
+        add_apart(&any_kernels[n]);
+        add_many(&any_kernels[n]);
+    }
 }
 
 const struct named_case *named_case(int64_t number) {

@@ -1,0 +1,122 @@
+/* broken_texts.c: the checker's own test on kernels of CUDA devices: the emulated device compiles each with one fault
+ * in its text (EMULATED_PLANT), and the problems that are drawn or listed have to find it. What the faults need is what
+ * small problems with shapeless masks do not have: each is of another kind. */
+#define _GNU_SOURCE /* mkdtemp */
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "checks.h"
+
+enum { ARGUMENTS_MAX = 16 };
+
+static const struct fault {
+    const char *name;
+    const char *file, *words, *instead; /* what stands there, and the fault */
+    const char *arguments[ARGUMENTS_MAX];
+} faults[] = {
+    {"a tile's last row of a mask ignored",
+     "gpu/block_mask.cu",
+     "min(a.block_m, a.seqlen_q - first_row)",
+     "min(a.block_m - 1, a.seqlen_q - first_row)",
+     {"--kernel", "mma.forward", "--ways", "1+152", "--repeat", "300"}},
+    {"a list of keys that wraps too late",
+     "families/hopper/hopper_gather.cu",
+     "(whole_taken + thread) % LIST",
+     "(whole_taken + thread) % (2 * LIST)",
+     {"--kernel", "hopper.gather", "--ways", "1+726", "--repeat", "60"}},
+    {"a split's last part lost",
+     "families/hopper/hopper_forward.cu",
+     "f.last_tile = min(f.first_tile + each, f.last_tile)",
+     "f.last_tile = f.batch % splits == splits - 1 ? f.first_tile : min(f.first_tile + each, f.last_tile)",
+     {"--cases", "--group", "few rows", "--share", "0/13"}},
+    {"splits from the 65th on lost",
+     "gpu/combine_splits.cu",
+     "weights[threadIdx.x] = weight",
+     "weights[threadIdx.x] = threadIdx.x < 64 ? weight : 0.0f",
+     {"--cases", "--group", "many splits", "--kernel", "mma.decode"}},
+    {"a stride in 32 bits",
+     "families/mma/forward/mma_forward.cu",
+     "typedef int64_t row_distance",
+     "typedef int row_distance",
+     {"--cases", "--group", "apart", "--kernel", "mma.forward"}},
+    {"exponentials wrong on the FMA pipe",
+     "cuda/exp2.cuh",
+     "0.24221076f",
+     "0.28221076f",
+     {"--kernel", "hopper.forward", "--ways", "1+189", "--repeat", "60"}},
+};
+
+/* The program itself with the fault's arguments, its output in the folder; returns its exit code. */
+static int run(const struct fault *fault, const char *folder, const char *log) {
+    const pid_t child = fork();
+    if (child == 0) {
+        char plant[1024];
+        const char *arguments[ARGUMENTS_MAX + 8] = {"fdm-checks", "--emulate", "sm_90", "--until-wrong"};
+        memcpy(&arguments[4], fault->arguments, sizeof fault->arguments);
+        snprintf(plant, sizeof plant, "%s=>%s=>%s", fault->file, fault->words, fault->instead);
+        setenv("EMULATED_PLANT", plant, 1);
+        setenv("EMULATED_MODE", "early", 1); /* these faults show in results */
+        setenv("EMULATED_CHECK", "0", 1);
+        setenv("FLASH_DMATTN_CACHE_DIR", folder, 1);
+        const int out = open(log, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+        dup2(out, STDOUT_FILENO);
+        dup2(out, STDERR_FILENO);
+        execv("/proc/self/exe", (char *const *)(uintptr_t)arguments);
+        _exit(3);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 2;
+}
+
+/* The first line that says what was wrong. */
+static int find_line(const char *log, const char *begin, char *line, int size) {
+    FILE *file = fopen(log, "r");
+    int found = 0;
+    while (file && !found && fgets(line, size, file))
+        found = strncmp(line, begin, strlen(begin)) == 0;
+    if (file)
+        fclose(file);
+    return found;
+}
+
+/* A text that does not hold the words any more, or does not compile, is no fault that was caught. */
+static int is_caught(const struct fault *fault, const char *folder) {
+    char log[64], line[300] = "";
+    snprintf(log, sizeof log, "%s/log", folder);
+    const int code = run(fault, folder, log);
+    const int found = find_line(log, "WRONG", line, sizeof line);
+    const int caught = code == 1 && found && (strstr(line, " at element ") || strstr(line, "LAUNCH_FAILED"));
+    line[strcspn(line, "\n")] = 0;
+    printf("%-40s %s%.160s\n", fault->name, caught ? "caught: " : "MISSED: ", line);
+    return caught;
+}
+
+static void remove_folder(const char *folder) {
+    char command[96];
+    snprintf(command, sizeof command, "rm -rf '%s'", folder);
+    if (system(command))
+        printf("%s is left\n", folder);
+}
+
+int broken_texts_main(const char *only) {
+    const int count = sizeof faults / sizeof faults[0];
+    int missed = 0, tried = 0;
+    for (int i = 0; i < count; i++) {
+        char folder[] = "/tmp/fdm-broken-XXXXXX";
+        if (only && !strstr(faults[i].name, only))
+            continue;
+        if (!mkdtemp(folder)) {
+            perror("fdm-checks: a folder for kernels");
+            return 2;
+        }
+        tried++;
+        missed += !is_caught(&faults[i], folder);
+        remove_folder(folder);
+    }
+    printf("%d passed, %d failed\n", tried - missed, missed);
+    return missed > 0 || tried == 0;
+}
