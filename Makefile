@@ -1,5 +1,5 @@
 # Makefile: a thin front for Meson. `make run` does the main job, `make test` runs every test; both set up what they need.
-.PHONY: all run test lint mutate check-long bench clean
+.PHONY: all run test test-long lint mutate check-long bench clean
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 # The library and the tool; once `make test` has run, the tests too.
@@ -13,6 +13,11 @@ run:
 
 test:
 	@scripts/test.sh
+
+# What CI runs beside the tests: more than 65535 batches and heads on emulated devices.
+test-long:
+	@scripts/setup.sh test
+	@scripts/test_long.sh
 
 lint:
 	@scripts/setup.sh ci

@@ -27,8 +27,15 @@ done
 for code in 192x128_K4_Q2_Turns_Dynamic 192x128_Q2_Turns_Static 192x96_Q1_Turns_Static; do
     $checks --cuda --kernel "SM90_Wgmma_$code" --seed "$seed" --repeat "$problems" >"$folder/checks-$code.log" 2>&1 &
 done
+# Tensors whose rows, heads or batches lie 2^31 bytes apart, and more than 65535 batches and heads.
+for group in apart 65535; do
+    $checks --cuda --cases --group $group >"$folder/checks-cases-$group.log" 2>&1
+done &
 wait
 cat "$folder"/checks-*.log >"$folder/checks.log" && rm "$folder"/checks-[0-9]*.log
+for group in apart 65535; do
+    printf '%-24s %s\n' "cases, $group" "$(grep -hE ' passed, |^not covered' "$folder/checks-cases-$group.log" | paste -sd ' ')"
+done
 grep -A3 "^WRONG" "$folder/checks.log" && failed=1
 awk '/ right, /{right[$1] += $2; wrong[$1] += $4} END {for (k in right) printf "%-24s %6d right, %d wrong\n", k, right[k], wrong[k]}' \
     "$folder/checks.log" | sort

@@ -62,7 +62,7 @@ void trial_spoil_hidden(struct trial *t) {
     fdm_problem problem;
     struct attention attention;
     const fdm_tensors tensors = trial_tensors(t, FDM_FORWARD);
-    if (t->seed % 2 || problem_from_tensors(FDM_FORWARD, &tensors, &t->options, &problem, &attention))
+    if (t->seed % 2 || t->many || problem_from_tensors(FDM_FORWARD, &tensors, &t->options, &problem, &attention))
         return;
     if (t->varlen) {
         spoil_rest(t, Q, CU_Q, t->total_q);

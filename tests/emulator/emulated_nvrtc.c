@@ -2,8 +2,8 @@
  * is its "machine code".
  *
  * EMULATED_CXX names the compiler (g++); EMULATED_KEEP=1 leaves its folder. Where a text includes what lies in a folder
- * ptx/, it gets the stand-in of that name. EMULATED_PLANT plants a fault: a file, some words of it and what stands there
- * instead, with "=>" between them. */
+ * ptx/, it gets the stand-in of that name. EMULATED_PLANT plants a fault: a file, some words of it and what stands
+ * there instead, with "=>" between them. */
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
