@@ -108,13 +108,16 @@ static void check_block(const struct scene *s, int64_t kv_head, int64_t first, i
         for (int32_t k = 0; k < keys.num_keys; k++) {
             assert_true(keys.key[k] > before);
             before = keys.key[k];
+            int any = 0;
             for (int32_t lane = 0; lane < count; lane++) {
                 int32_t panel = lane / CPU_LANES;
                 uint64_t bits = keys.state[panel] == PANEL_FULL   ? ~UINT64_C(0)
                                 : keys.state[panel] == PANEL_SKIP ? 0
                                                                   : keys.visible[panel][k];
                 seen[lane][before] = bits >> lane % CPU_LANES & 1;
+                any |= seen[lane][before];
             }
+            assert_true(any); /* a key that no lane sees is not listed */
         }
     }
     for (int32_t lane = 0; lane < count; lane++) {

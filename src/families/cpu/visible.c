@@ -325,14 +325,29 @@ static void take_range(struct key_walk *walk, struct key_block *keys) {
     }
 }
 
-static void take_by_intervals(struct key_walk *walk, struct key_block *keys, const struct interval_reader *intervals) {
-    const struct lane_block *block = walk->block;
-    collect_keys(walk, keys, intervals);
-    for (int32_t k = 0; k < keys->num_keys; k++) {
-        uint64_t bits[CPU_PANELS_MAX];
+/* Keeps those of the block's keys that a lane sees by interval, causal and window together; those before `first` stay.
+ */
+static void keep_seen(const struct lane_block *block, struct key_block *keys, const struct interval_reader *intervals,
+                      int32_t first) {
+    int32_t n = first;
+    for (int32_t k = first; k < keys->num_keys; k++) {
+        uint64_t bits[CPU_PANELS_MAX], any = 0;
         key_bits(block, intervals, keys->key[k], bits);
-        for (int32_t panel = 0; panel < block->num_panels; panel++)
-            keys->visible[panel][k] = bits[panel];
+        for (int32_t panel = 0; panel < block->num_panels; panel++) {
+            keys->visible[panel][n] = bits[panel];
+            any |= bits[panel];
+        }
+        keys->key[n] = keys->key[k];
+        n += any != 0;
+    }
+    keys->num_keys = n;
+}
+
+static void take_by_intervals(struct key_walk *walk, struct key_block *keys, const struct interval_reader *intervals) {
+    while (walk->next < walk->last && keys->num_keys < walk->block_keys) {
+        const int32_t first = keys->num_keys;
+        collect_keys(walk, keys, intervals);
+        keep_seen(walk->block, keys, intervals, first);
     }
 }
 
