@@ -129,25 +129,37 @@ static float row_value(const struct row_view *view, const struct lane_block *blo
                 view->data)[block->batch * view->batch + block->head[lane] * view->head + row * view->row];
 }
 
-/* lse, and delta = rowsum(dO O) - dlse, of lanes whose addresses are those of dO. Lanes past the last, and rows without
- * keys, get lse +inf: P is 0 there. Rows without keys read dO as 0: 0 times a NaN would be one. */
-static void load_rows(const struct attention *a, const struct cpu_kernels *k, struct backward_thread *thread) {
-    static const float no_gradient[CPU_HEAD_DIM_MAX];
+/* Lanes past the last have lse +inf: P is 0 there. */
+static void load_lse(const struct attention *a, struct backward_thread *thread) {
     const struct lane_block *block = &thread->block;
-    const fdm_dtype dtype = a->problem->dtype;
-    const int64_t bytes = fdm_dtype_bytes(dtype);
     for (int32_t lane = 0; lane < block->num_panels * CPU_LANES; lane++) {
-        thread->lse[lane] = INFINITY;
+        thread->lse[lane] = lane < block->num_lanes ? row_value(&a->lse, block, lane) : INFINITY;
         thread->lse_low[lane] = 0;
         thread->delta[lane] = 0;
         thread->dbias_rows[lane] = 0;
     }
+}
+
+/* Rows without keys have lse +inf, and P 0. Rows whose scores hold NaN have lse NaN, and P NaN where they see a key. */
+static int has_finite_lse(const struct backward_thread *thread, int32_t lane) { return thread->lse[lane] < INFINITY; }
+
+/* Addresses of the lanes' q or dO. The others read zeros: P times the NaN that they may hold would be NaN in keys
+ * that they do not see. */
+static void input_rows(struct backward_thread *thread, const struct matrix_view *view, int64_t bytes) {
+    lane_rows(thread, view, bytes);
+    for (int32_t lane = 0; lane < thread->block.num_lanes; lane++)
+        if (!has_finite_lse(thread, lane))
+            thread->rows[lane] = cpu_zero_row;
+}
+
+/* delta = rowsum(dO O) - dlse, of lanes whose addresses are those of dO, and what lse has rounded away. */
+static void load_delta(const struct attention *a, const struct cpu_kernels *k, struct backward_thread *thread) {
+    const struct lane_block *block = &thread->block;
+    const fdm_dtype dtype = a->problem->dtype;
+    const int64_t bytes = fdm_dtype_bytes(dtype);
     for (int32_t lane = 0; lane < block->num_lanes; lane++) {
-        thread->lse[lane] = row_value(&a->lse, block, lane);
-        if (thread->lse[lane] == INFINITY) {
-            thread->rows[lane] = no_gradient;
+        if (!has_finite_lse(thread, lane))
             continue;
-        }
         if (a->lse_low.data)
             thread->lse_low[lane] = row_value(&a->lse_low, block, lane);
         const void *out =
@@ -163,7 +175,8 @@ void backward_pack_lanes(const struct backward_call *call, const struct attentio
     const fdm_problem *p = call->attention->problem;
     const int64_t bytes = fdm_dtype_bytes(p->dtype);
     const int32_t d = (int32_t)p->head_dim, dv = (int32_t)p->head_dim_v;
-    lane_rows(thread, &a->q, bytes);
+    load_lse(a, thread);
+    input_rows(thread, &a->q, bytes);
     for (int32_t panel = 0; panel < thread->block.num_panels; panel++) {
         const void *const *rows = thread->rows + panel * CPU_LANES;
         int32_t lanes = lane_block_panel_lanes(&thread->block, panel);
@@ -171,8 +184,8 @@ void backward_pack_lanes(const struct backward_call *call, const struct attentio
         if (thread->q_rows_bytes)
             k->pack_rows(thread->q_rows + (size_t)panel * thread->q_rows_bytes, rows, lanes, d, p->dtype);
     }
-    lane_rows(thread, &a->dout, bytes);
-    load_rows(a, k, thread);
+    input_rows(thread, &a->dout, bytes);
+    load_delta(a, k, thread);
     for (int32_t panel = 0; panel < thread->block.num_panels; panel++) {
         const void *const *rows = thread->rows + panel * CPU_LANES;
         int32_t lanes = lane_block_panel_lanes(&thread->block, panel);

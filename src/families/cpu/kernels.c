@@ -1,6 +1,8 @@
 /* kernels.c: the table of each instruction set that this build has. */
 #include "families/cpu/kernels.h"
 
+const float cpu_zero_row[CPU_HEAD_DIM_MAX];
+
 const struct cpu_kernels *cpu_isa_kernels(enum cpu_isa isa, fdm_dtype dtype) {
     (void)dtype;
     switch (isa) {

@@ -169,6 +169,9 @@ static inline void cpu_kernels_end(const struct cpu_kernels *kernels) {
         kernels->end();
 }
 
+/* A row that is read in the place of one that must have no effect. */
+extern const float cpu_zero_row[CPU_HEAD_DIM_MAX];
+
 /* The table for a dtype, NULL when this build has none (NEON on x86). AMX has one for each dtype. */
 const struct cpu_kernels *cpu_isa_kernels(enum cpu_isa isa, fdm_dtype dtype);
 

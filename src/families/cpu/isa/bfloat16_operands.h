@@ -268,9 +268,13 @@ INLINE void gradient_pair(const struct cpu_gradient_step *step, int32_t key, int
         for (int i = 0; i < 1 + two; i++) {
             const size_t at = (size_t)(key + i) * CPU_LANES + (size_t)column;
             vec p = weight_exp2(vec_fma(vec_load(step->s + at), factor, base[v]));
-            if (masked)
-                p = vec_select(vec_bits(step->visible[key + i], column), p, zero);
-            ds[i] = vec_mul(p, vec_sub(vec_load(step->dp + at), delta[v]));
+            vec difference = vec_sub(vec_load(step->dp + at), delta[v]);
+            if (masked) {
+                vec_mask seen = vec_bits(step->visible[key + i], column);
+                p = vec_select(seen, p, zero);
+                difference = vec_select(seen, difference, zero);
+            }
+            ds[i] = vec_mul(p, difference);
             store_single((char *)step->p_weights + at * 2, plane, p);
             store_single((char *)step->ds_weights + at * 2, plane, vec_mul(ds[i], vec_set(step->ds_factor)));
         }
