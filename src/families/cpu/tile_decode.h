@@ -189,8 +189,10 @@ INLINE void score_all(const struct decode_step *step, float *s, int rows, fdm_dt
         vec score = vec_mul(score_tile(step, &k, &ahead, key, rows, dtype), vec_set(step->scale));
         if (step->softcap > 0)
             score = vec_mul(vec_tanh(vec_mul(score, vec_set(1.0f / step->softcap))), vec_set(step->softcap));
-        if (step->bias)
-            score = vec_add(score, vec_load(step->bias + key * rows));
+        if (step->bias) {
+            const vec bias = vec_load(step->bias + key * rows);
+            score = vec_select(vec_barred(bias), bias, vec_add(score, bias));
+        }
         vec_store(s + key * rows, score);
     }
     for (int32_t i = step->num_keys * rows; i % VECTOR_WIDTH; i++)

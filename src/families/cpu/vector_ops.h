@@ -28,6 +28,7 @@
 #ifndef FDM_CPU_VECTOR_OPS_H
 #define FDM_CPU_VECTOR_OPS_H
 
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -85,6 +86,9 @@ INLINE vec vec_tanh(vec x) {
     large = vec_select(vec_less(x, zero), vec_sub(zero, large), large);
     return vec_select(vec_less(magnitude, vec_set(0.625f)), small, large);
 }
+
+/* Where a bias is -inf: it hides a key whatever the score is, a NaN too. */
+INLINE vec_mask vec_barred(vec bias) { return vec_less(bias, vec_set(-FLT_MAX)); }
 
 /* count elements (1 .. VECTOR_WIDTH) of dtype (float32, float16, bfloat16) as float32, the others 0. */
 INLINE vec vec_load_as(const void *p, int32_t count, fdm_dtype dtype) {
