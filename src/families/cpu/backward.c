@@ -143,8 +143,8 @@ static void load_lse(const struct attention *a, struct backward_thread *thread) 
 /* Rows without keys have lse +inf, and P 0. Rows whose scores hold NaN have lse NaN, and P NaN where they see a key. */
 static int has_finite_lse(const struct backward_thread *thread, int32_t lane) { return thread->lse[lane] < INFINITY; }
 
-/* Addresses of the lanes' q or dO. The others read zeros: P times the NaN that they may hold would be NaN in keys
- * that they do not see. */
+/* Addresses of the lanes' q or dO. The others read zeros: P times the NaN that they may hold would be NaN in keys that
+ * they do not see. */
 static void input_rows(struct backward_thread *thread, const struct matrix_view *view, int64_t bytes) {
     lane_rows(thread, view, bytes);
     for (int32_t lane = 0; lane < thread->block.num_lanes; lane++)
@@ -157,7 +157,9 @@ static void load_delta(const struct attention *a, const struct cpu_kernels *k, s
     const struct lane_block *block = &thread->block;
     const fdm_dtype dtype = a->problem->dtype;
     const int64_t bytes = fdm_dtype_bytes(dtype);
+    memset(thread->careful, 0, sizeof thread->careful);
     for (int32_t lane = 0; lane < block->num_lanes; lane++) {
+        thread->careful[lane / CPU_LANES] |= isnan(thread->lse[lane]);
         if (!has_finite_lse(thread, lane))
             continue;
         if (a->lse_low.data)
@@ -167,6 +169,7 @@ static void load_delta(const struct attention *a, const struct cpu_kernels *k, s
         thread->delta[lane] = k->dot(thread->rows[lane], out, (int32_t)a->problem->head_dim_v, dtype);
         if (a->dlse.data)
             thread->delta[lane] -= row_value(&a->dlse, block, lane);
+        thread->careful[lane / CPU_LANES] |= !isfinite(thread->delta[lane]);
     }
 }
 
@@ -195,26 +198,30 @@ void backward_pack_lanes(const struct backward_call *call, const struct attentio
     }
 }
 
-static void key_addresses(struct backward_thread *thread, const struct matrix_view *view, int64_t bytes,
-                          int64_t kv_head) {
+/* K or V as the keys operand of scores; leaves the addresses of what was packed in rows. */
+static void pack_keys(const struct backward_call *call, struct backward_thread *thread, const struct matrix_view *view,
+                      int64_t kv_head, int32_t depth, char *keys) {
     const struct lane_block *block = &thread->block;
+    const fdm_dtype dtype = call->attention->problem->dtype;
+    const int64_t bytes = fdm_dtype_bytes(dtype);
     const char *base = matrix_row(view, bytes, block->batch, block->sequence.k_begin, kv_head);
     for (int32_t k = 0; k < thread->keys.num_keys; k++)
         thread->rows[k] = base + thread->keys.key[k] * view->row * bytes;
+    do
+        call->kernels->pack_keys(keys, thread->rows, thread->keys.num_keys, depth, dtype);
+    while (key_block_hide(&thread->keys, block, thread->rows, depth));
 }
 
 void backward_pack_keys(const struct backward_call *call, const struct attention *a, struct backward_thread *thread,
                         int64_t kv_head) {
-    const struct cpu_kernels *k = call->kernels;
     const fdm_problem *p = call->attention->problem;
-    const int64_t bytes = fdm_dtype_bytes(p->dtype);
-    const int32_t num_keys = thread->keys.num_keys;
-    key_addresses(thread, &a->k, bytes, kv_head);
-    k->pack_keys(thread->k_keys, thread->rows, num_keys, (int32_t)p->head_dim, p->dtype);
+    const int32_t d = (int32_t)p->head_dim, dv = (int32_t)p->head_dim_v;
+    if (bias_has_rows(a))
+        key_block_doubt(&thread->keys, &thread->block);
+    pack_keys(call, thread, &a->k, kv_head, d, thread->k_keys);
     if (p->needs_dq && thread->k_values != thread->k_keys)
-        k->pack_values(thread->k_values, thread->rows, num_keys, (int32_t)p->head_dim, p->dtype);
-    key_addresses(thread, &a->v, bytes, kv_head);
-    k->pack_keys(thread->v_keys, thread->rows, num_keys, (int32_t)p->head_dim_v, p->dtype);
+        call->kernels->pack_values(thread->k_values, thread->rows, thread->keys.num_keys, d, p->dtype);
+    pack_keys(call, thread, &a->v, kv_head, dv, thread->v_keys);
 }
 
 /* Groups of keys of a panel's tile, each with the groups of lanes that see any of them; none where nobody does: half of
@@ -309,6 +316,7 @@ void backward_scores(const struct backward_call *call, const struct attention *a
                                      .lse = thread->lse + panel * CPU_LANES,
                                      .lse_low = thread->lse_low + panel * CPU_LANES,
                                      .delta = thread->delta + panel * CPU_LANES,
+                                     .careful = thread->careful[panel],
                                      .num_keys = keys,
                                      .num_lanes = lanes,
                                      .scale = (float)p->softmax_scale,

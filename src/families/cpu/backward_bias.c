@@ -34,7 +34,7 @@ void backward_load_bias(const struct attention *a, struct backward_thread *threa
     const struct lane_block *block = &thread->block;
     const struct key_block *keys = &thread->keys;
     const fdm_dtype dtype = a->problem->bias_dtype;
-    if (view->row == 0 && (view->group >= block->group || view->head == 0)) {
+    if (!bias_has_rows(a)) {
         for (int32_t k = 0; k < keys->num_keys; k++)
             thread->bias_keys[k] = load_value(view, dtype, lane_offset(view, block, 0) + keys->key[k] * view->key);
         step->bias_keys = thread->bias_keys;

@@ -57,7 +57,8 @@ struct backward_thread {
     float bias_keys[CPU_BLOCK_KEYS_MAX];
     float lse[CPU_BLOCK_LANES_MAX], lse_low[CPU_BLOCK_LANES_MAX]; /* natural log, and what it has rounded away */
     float delta[CPU_BLOCK_LANES_MAX], dbias_rows[CPU_BLOCK_LANES_MAX];
-    int32_t num_strips; /* of the tile at hand */
+    int32_t careful[CPU_PANELS_MAX]; /* of the steps of each panel */
+    int32_t num_strips;              /* of the tile at hand */
     struct strip strips[CPU_BLOCK_KEYS_MAX / 16];
     int64_t known; /* items of the chain before this one are complete */
     /* Packed operands, one after another per panel. */

@@ -79,13 +79,21 @@ static void key_rows(struct forward_thread *thread, const struct matrix_view *vi
 }
 
 void forward_pack_keys(const struct forward_call *call, struct forward_thread *thread) {
+    const struct cpu_kernels *k = call->kernels;
     const fdm_problem *p = call->attention->problem;
     const int64_t bytes = fdm_dtype_bytes(p->dtype);
+    const int32_t num_keys = thread->keys.num_keys, d = (int32_t)p->head_dim, dv = (int32_t)p->head_dim_v;
+    if (thread->careful)
+        key_block_doubt(&thread->keys, &thread->block);
     key_rows(thread, &call->attention->k, bytes);
-    call->kernels->pack_keys(thread->packed_keys, thread->rows, thread->keys.num_keys, (int32_t)p->head_dim, p->dtype);
+    do
+        k->pack_keys(thread->packed_keys, thread->rows, num_keys, d, p->dtype);
+    while (key_block_hide(&thread->keys, &thread->block, thread->rows, d));
     key_rows(thread, &call->attention->v, bytes);
-    (call->kernels->values_bytes(1, 1) ? call->kernels->pack_values : call->kernels->pack_keys)(
-        thread->packed_values, thread->rows, thread->keys.num_keys, (int32_t)p->head_dim_v, p->dtype);
+    do
+        (k->values_bytes(1, 1) ? k->pack_values : k->pack_keys)(thread->packed_values, thread->rows, num_keys, dv,
+                                                                p->dtype);
+    while (key_block_hide(&thread->keys, &thread->block, thread->rows, dv));
 }
 
 /* Asks for a share of the rows that the next block will pack. */
@@ -112,8 +120,7 @@ prefetch_next(const struct forward_call *call, const struct forward_thread *thre
 static enum bias_kind bias_kind(const struct attention *a) {
     if (!a->bias.data)
         return BIAS_NONE;
-    int one_head = a->bias.group >= a->problem->heads / a->problem->heads_kv || a->bias.head == 0;
-    return a->bias.row == 0 && one_head ? BIAS_KEYS : BIAS_ROWS;
+    return bias_has_rows(a) ? BIAS_ROWS : BIAS_KEYS;
 }
 
 /* The bias that lane 0 of the block sees, key by key. */
@@ -246,6 +253,7 @@ struct cpu_softmax_step forward_softmax_step(const struct forward_call *call, st
                                      .weights = thread->weights ? (void *)thread->weights : (void *)thread->s,
                                      .visible = thread->keys.state[panel] == PANEL_PARTIAL ? thread->keys.visible[panel]
                                                                                            : NULL,
+                                     .careful = thread->careful,
                                      .num_keys = thread->keys.num_keys,
                                      .num_lanes = lane_block_panel_lanes(&thread->block, panel),
                                      .scale = (float)p->softmax_scale,
@@ -324,7 +332,7 @@ static void walk_keys(const struct forward_call *call, struct forward_thread *th
     }
 }
 
-static void run_block(const struct forward_call *call, struct forward_thread *thread) {
+static void walk_block(const struct forward_call *call, struct forward_thread *thread) {
     const struct lane_block *block = &thread->block;
     for (int32_t lane = 0; lane < block->num_panels * CPU_LANES; lane++) {
         thread->max[lane] = -INFINITY;
@@ -332,12 +340,35 @@ static void run_block(const struct forward_call *call, struct forward_thread *th
     }
     memset(thread->acc, 0,
            (size_t)block->num_panels * (size_t)call->attention->problem->head_dim_v * CPU_LANES * sizeof(float));
-    pack_panels(call, thread);
     key_walk_init(&thread->walk, block, call->block_n);
     if (call->overlapped)
         forward_walk_overlapped(call, thread);
     else
         walk_keys(call, thread);
+}
+
+static int is_finite(const struct forward_call *call, struct forward_thread *thread) {
+    const int32_t rows = (int32_t)call->attention->problem->head_dim_v;
+    const void *lanes[1] = {thread->sum};
+    int finite = call->kernels->all_finite(lanes, 1, thread->block.num_lanes, FDM_FLOAT32);
+    for (int32_t panel = 0; panel < thread->block.num_panels && finite; panel++) {
+        for (int32_t d = 0; d < rows; d++)
+            thread->rows[d] = thread->acc + ((size_t)panel * (size_t)rows + (size_t)d) * CPU_LANES;
+        finite = call->kernels->all_finite(thread->rows, rows, CPU_LANES, FDM_FLOAT32);
+    }
+    return finite;
+}
+
+/* Under a bias of every row, NaN and inf come into a result from keys that the row does not see, too: such an item is
+ * done again, with care for what the bias hides. */
+static void run_block(const struct forward_call *call, struct forward_thread *thread) {
+    pack_panels(call, thread);
+    thread->careful = 0;
+    walk_block(call, thread);
+    if (call->bias_kind == BIAS_ROWS && !is_finite(call, thread)) {
+        thread->careful = 1;
+        walk_block(call, thread);
+    }
     finish(call, thread);
 }
 

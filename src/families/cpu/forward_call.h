@@ -21,6 +21,7 @@ struct forward_thread {
     char *panels, *packed_keys, *packed_values, *weights; /* weights NULL: the score tile serves */
     float *s, *acc;
     size_t panel_bytes;
+    int32_t careful;                   /* 1: the item is done again, see run_block() in forward.c */
     struct forward_pipeline *pipeline; /* of the overlapped way; NULL = panels run one after another */
 };
 

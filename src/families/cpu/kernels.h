@@ -47,6 +47,7 @@ struct cpu_softmax_step {
     const int32_t *keys;          /* [keys] which keys they are, rising; for bias_rows */
     int64_t bias_key_stride;      /* elements from key to key */
     fdm_dtype bias_dtype;
+    int32_t careful; /* 1: scores may be NaN where bias_rows hold -inf */
     int32_t num_keys, num_lanes;
     float scale;   /* softmax_scale */
     float softcap; /* 0 = none */
@@ -94,6 +95,7 @@ struct cpu_gradient_step {
     const float *lse;     /* [CPU_LANES] natural log; +inf = a row without keys: P = 0 */
     const float *lse_low; /* [CPU_LANES] what lse has rounded away; read where there is a bias */
     const float *delta;   /* [CPU_LANES] rowsum(dO O) - dlse */
+    int32_t careful; /* 1: some lse is NaN or some delta not finite, and P and dS may be NaN where the bias is -inf */
     int32_t num_keys, num_lanes;
     float scale, softcap;
     float ds_factor; /* ds_weights hold dS times this; 1 where they are dp itself (fp32 math) */
@@ -125,6 +127,8 @@ struct cpu_kernels {
     void (*pack_keys)(void *keys, const void *const *rows, int32_t num_keys, int32_t depth, fdm_dtype dtype);
     void (*pack_values)(void *values, const void *const *rows, int32_t num_keys, int32_t depth, fdm_dtype dtype);
     void (*pack_rows)(void *out, const void *const *rows, int32_t num_rows, int32_t depth, fdm_dtype dtype);
+    /* Whether rows, as above but not packed, hold neither NaN nor inf. */
+    int (*all_finite)(const void *const *rows, int32_t num_rows, int32_t depth, fdm_dtype dtype);
 
     /* Contractions (see above). scratch-free; num_lanes is rounded up to lane_multiple. */
     void (*score)(float *s, const void *keys, const void *panel, int32_t num_keys, int32_t num_lanes, int32_t depth);

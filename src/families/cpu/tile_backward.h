@@ -222,6 +222,11 @@ INLINE void gradient_strip(const struct cpu_gradient_step *step, int32_t lane, i
                 p = vec_select(seen, p, zero);
                 ds = vec_select(seen, ds, zero);
             }
+            if (form == GRADIENT_FULL && step->bias && step->careful) {
+                const vec_mask barred = vec_barred(vec_load(step->bias + at + v * VECTOR_WIDTH));
+                p = vec_select(barred, zero, p);
+                ds = vec_select(barred, zero, ds);
+            }
             ds = vec_mul(p, ds);
             if (form == GRADIENT_FULL && step->dbias)
                 vec_store(step->dbias + at + v * VECTOR_WIDTH, ds);

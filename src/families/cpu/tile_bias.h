@@ -19,6 +19,8 @@ INLINE vec bias_score(const struct cpu_softmax_step *step, int32_t key, int32_t 
     } else {
         x = vec_fma(x, vec_set(step->scale), bias);
     }
+    if (mode == BIAS_ANY)
+        x = vec_select(vec_barred(bias), bias, x);
     if (mode == BIAS_MASKED || (mode == BIAS_ANY && step->visible))
         x = vec_select(vec_bits(step->visible[key], lane), x, vec_set(-INFINITY));
     vec_store(s, x);
@@ -102,7 +104,7 @@ INLINE vec bias_raise_as(const struct cpu_softmax_step *step, int32_t lane, enum
 }
 
 static __attribute__((noinline)) vec tile_bias_raise(const struct cpu_softmax_step *step, int32_t lane) {
-    if (step->softcap > 0)
+    if (step->softcap > 0 || step->careful)
         return bias_raise_as(step, lane, BIAS_ANY);
     return step->visible ? bias_raise_as(step, lane, BIAS_MASKED) : bias_raise_as(step, lane, BIAS_PLAIN);
 }

@@ -71,6 +71,33 @@ TILE_ENTRY void tile_pack_keys(void *keys, const void *const *rows, int32_t num_
             pack_row_as(out, rows[key], depth, FDM_BFLOAT16);
 }
 
+/* 0 where all elements of the row are finite, else NaN. */
+INLINE vec row_times_zero(const char *row, int32_t depth, fdm_dtype dtype) {
+    const int32_t bytes = dtype == FDM_FLOAT32 ? 4 : 2;
+    const vec zero = vec_set(0.0f);
+    vec sum = zero;
+    int32_t d = 0;
+    for (; d + VECTOR_WIDTH <= depth; d += VECTOR_WIDTH)
+        sum = vec_fma(vec_load_as(row + (size_t)d * (size_t)bytes, VECTOR_WIDTH, dtype), zero, sum);
+    if (d < depth)
+        sum = vec_fma(vec_load_as(row + (size_t)d * (size_t)bytes, depth - d, dtype), zero, sum);
+    return sum;
+}
+
+INLINE int all_finite_as(const void *const *rows, int32_t num_rows, int32_t depth, fdm_dtype dtype) {
+    vec sum = vec_set(0.0f);
+    for (int32_t row = 0; row < num_rows; row++)
+        sum = vec_add(sum, row_times_zero(rows[row], depth, dtype));
+    return vec_sum(sum) == 0.0f;
+}
+
+TILE_ENTRY int tile_all_finite(const void *const *rows, int32_t num_rows, int32_t depth, fdm_dtype dtype) {
+    if (dtype == FDM_FLOAT32)
+        return all_finite_as(rows, num_rows, depth, FDM_FLOAT32);
+    return dtype == FDM_FLOAT16 ? all_finite_as(rows, num_rows, depth, FDM_FLOAT16)
+                                : all_finite_as(rows, num_rows, depth, FDM_BFLOAT16);
+}
+
 TILE_ENTRY void tile_store_panel(void *const *rows, const float *acc, const float *factor, int32_t num_lanes,
                                  int32_t depth, fdm_dtype dtype) {
     const size_t bytes = dtype == FDM_FLOAT32 ? 4 : 2;

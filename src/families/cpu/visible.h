@@ -40,6 +40,8 @@ struct key_block {
     int32_t num_keys;
     int32_t contiguous;              /* keys are key[0], key[0]+1, ... */
     int32_t key[CPU_BLOCK_KEYS_MAX]; /* index within the sequence, rising */
+    int32_t num_doubtful;            /* 0 before key_block_doubt() */
+    int32_t doubtful[CPU_BLOCK_KEYS_MAX];
     enum panel_state state[CPU_PANELS_MAX];
     uint64_t visible[CPU_PANELS_MAX][CPU_BLOCK_KEYS_MAX]; /* where state is PANEL_PARTIAL */
 };
@@ -75,5 +77,15 @@ int key_walk_next(struct key_walk *walk, struct key_block *keys);
 /* A share of the work for later blocks, to be called now and then while one is computed: mask bytes are asked for, and
  * turned into bits when they are there. Nothing depends on it but time. */
 void key_walk_ahead(struct key_walk *walk);
+
+/* Whether there is a bias that differs among the query rows, or query heads, of a KV head. */
+int bias_has_rows(const struct attention *attention);
+/* The walk does not look at such a bias: a key that it hides from all lanes stays in the block, where it has no effect
+ * as long as its K and V are finite. This lists the keys that may be such: the last lane does not see them. */
+void key_block_doubt(struct key_block *keys, const struct lane_block *block);
+/* rows: addresses of K or V of all keys of the block. Of doubtful keys that no lane sees and that are not finite they
+ * become those of zeros; 1 where there was one. To be called when the rows have been packed, which has brought them
+ * into a cache; then they are to be packed again. */
+int key_block_hide(const struct key_block *keys, const struct lane_block *block, const void **rows, int32_t depth);
 
 #endif

@@ -338,12 +338,13 @@ static void operand_gradient(const struct cpu_gradient_step *step) {
 }
 
 /* A table's entries but for isa, unit state and contractions. */
-#define OPERAND_ENTRIES                                                                                         \
-    .dtypes = 1u << OPERAND_DTYPE, .key_multiple = TILE_STEP, .lane_multiple = TILE_SIDE,                       \
-    .panel_bytes = operand_panel_bytes, .keys_bytes = operand_keys_bytes, .values_bytes = operand_values_bytes, \
-    .rows_bytes = operand_rows_bytes, .weights_bytes = operand_weights_bytes, .pack_panel = operand_pack_panel, \
-    .pack_keys = operand_pack_keys, .pack_values = operand_pack_values, .pack_rows = operand_pack_rows,         \
-    .softmax = operand_softmax, .gradient = operand_gradient, .dot = tile_dot, .round_row = tile_round_row,     \
-    .shrink = tile_shrink, .store_panel = tile_store_panel, .mask_bits = tile_mask_bits, .load_bias = tile_load_bias
+#define OPERAND_ENTRIES                                                                                               \
+    .dtypes = 1u << OPERAND_DTYPE, .key_multiple = TILE_STEP, .lane_multiple = TILE_SIDE,                             \
+    .panel_bytes = operand_panel_bytes, .keys_bytes = operand_keys_bytes, .values_bytes = operand_values_bytes,       \
+    .rows_bytes = operand_rows_bytes, .weights_bytes = operand_weights_bytes, .pack_panel = operand_pack_panel,       \
+    .pack_keys = operand_pack_keys, .pack_values = operand_pack_values, .pack_rows = operand_pack_rows,               \
+    .all_finite = tile_all_finite, .softmax = operand_softmax, .gradient = operand_gradient, .dot = tile_dot,         \
+    .round_row = tile_round_row, .shrink = tile_shrink, .store_panel = tile_store_panel, .mask_bits = tile_mask_bits, \
+    .load_bias = tile_load_bias
 
 #endif
