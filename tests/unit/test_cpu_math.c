@@ -433,6 +433,22 @@ static void check_gradient(const struct scene *c) {
     guarded_check_and_free(&ds_values);
 }
 
+/* NaN lies behind each row; in a row it is found wherever it is, and so is inf. */
+static void check_all_finite(const struct scene *c) {
+    const int32_t bytes = c->dtype == FDM_FLOAT32 ? 4 : 2, d = (int32_t)draw((uint32_t)c->depth);
+    const void *const *rows = c->keys.rows;
+    char *element = (char *)rows[draw((uint32_t)c->num_keys)] + d * bytes, kept[4];
+    const uint32_t inf = c->dtype == FDM_FLOAT32 ? 0x7f800000 : c->dtype == FDM_FLOAT16 ? 0x7c00 : 0x7f80;
+    const uint32_t bad = draw(2) ? UINT32_MAX : inf;
+    memcpy(kept, element, (size_t)bytes);
+    int finite = c->kernels->all_finite(rows, c->num_keys, c->depth, c->dtype);
+    memcpy(element, &bad, (size_t)bytes); /* little-endian */
+    finite += 2 * c->kernels->all_finite(rows, c->num_keys, c->depth, c->dtype);
+    memcpy(element, kept, (size_t)bytes);
+    if (finite != 1)
+        fail_msg("%s: %d instead of 1", where(c, "all_finite"), finite);
+}
+
 static void check_table(const struct cpu_kernels *kernels, fdm_dtype dtype) {
     static const int32_t sizes[] = {1, 2, 15, 16, 17, 31, 32, 33, 64, 65, 100, 128, 129, KEYS_MAX};
     static const int32_t depths[] = {1, 2, 15, 16, 17, 32, 33, 64, 80, 96, 127, 128, 192, 255, 256};
@@ -455,6 +471,7 @@ static void check_table(const struct cpu_kernels *kernels, fdm_dtype dtype) {
         check_overlap(&c);
         check_gradient(&c);
         check_round_row(&c);
+        check_all_finite(&c);
         free(c.keys.memory);
         free(c.lanes.memory);
     }
