@@ -16,6 +16,7 @@ enum {
 /* stride * n with low <= n <= high, in bytes; equal strides of both tensors are one term. */
 struct term {
     int64_t stride, low, high;
+    int64_t least_after, most_after; /* what the terms behind it add up to */
 };
 struct equation {
     struct term terms[TERMS_MAX];
@@ -23,7 +24,14 @@ struct equation {
     int64_t below, above; /* the sum must lie between, both excluded */
 };
 
-static int64_t bytes_of(const fdm_tensor *t) { return fdm_dtype_bytes(fdm_dtype_of(t)); }
+static int64_t bytes_of(const fdm_tensor *t) { return t->dtype.bits / 8; }
+
+/* Of an axis, asked from the last to the first of a tensor that is not empty; *inner: 1 at first. */
+static int64_t stride_of(const fdm_tensor *t, int32_t axis, int64_t *inner) {
+    const int64_t contiguous = *inner;
+    *inner *= t->shape[axis];
+    return t->strides ? t->strides[axis] : contiguous;
+}
 
 /* Keeps terms sorted, the largest stride first. */
 static void add_term(struct equation *e, int64_t stride, int64_t low, int64_t high) {
@@ -37,14 +45,15 @@ static void add_term(struct equation *e, int64_t stride, int64_t low, int64_t hi
     }
     for (int32_t i = e->num_terms++; i > at; i--)
         e->terms[i] = e->terms[i - 1];
-    e->terms[at] = (struct term){stride, low, high};
+    e->terms[at] = (struct term){stride, low, high, 0, 0};
 }
 
 static void add_axes(struct equation *e, const fdm_tensor *t, int sign) {
-    for (int32_t axis = 0; axis < t->ndim; axis++) {
-        const int64_t stride = tensor_stride(t, axis) * bytes_of(t), last = t->shape[axis] - 1;
+    int64_t inner = 1;
+    for (int32_t axis = t->ndim - 1; axis >= 0; axis--) {
+        const int64_t stride = stride_of(t, axis, &inner), last = t->shape[axis] - 1;
         if (stride > 0 && last > 0)
-            add_term(e, stride, sign < 0 ? -last : 0, sign < 0 ? 0 : last);
+            add_term(e, stride * bytes_of(t), sign < 0 ? -last : 0, sign < 0 ? 0 : last);
     }
 }
 
@@ -54,14 +63,9 @@ static int64_t above_of(int64_t x, int64_t stride) { return x >= 0 ? x / stride 
 static int solve(struct equation *e, int32_t term, int64_t sum) {
     if (term == e->num_terms)
         return e->below < sum && sum < e->above;
-    int64_t low = 0, high = 0; /* what smaller strides can add */
-    for (int32_t i = term + 1; i < e->num_terms; i++) {
-        low += e->terms[i].stride * e->terms[i].low;
-        high += e->terms[i].stride * e->terms[i].high;
-    }
     const struct term *t = &e->terms[term];
-    int64_t first = above_of(e->below - sum - high, t->stride),
-            last = above_of(e->above - sum - low - 1, t->stride) - 1;
+    int64_t first = above_of(e->below - sum - t->most_after, t->stride),
+            last = above_of(e->above - sum - t->least_after - 1, t->stride) - 1;
     first = first > t->low ? first : t->low;
     last = last < t->high ? last : t->high;
     for (int64_t n = first; n <= last && e->looks++ < LOOKS_MAX; n++)
@@ -74,23 +78,30 @@ struct span {
     uintptr_t first, end; /* first == end: no byte */
 };
 static struct span span_of(const fdm_tensor *t) {
-    int64_t bytes = bytes_of(t);
-    for (int32_t axis = 0; axis < t->ndim; axis++) {
+    int64_t last = 0, inner = 1;
+    for (int32_t axis = 0; axis < t->ndim; axis++)
         if (t->shape[axis] == 0)
             return (struct span){0, 0};
-        bytes += (t->shape[axis] - 1) * tensor_stride(t, axis) * bytes_of(t);
-    }
+    for (int32_t axis = t->ndim - 1; axis >= 0; axis--)
+        last += (t->shape[axis] - 1) * stride_of(t, axis, &inner);
     const uintptr_t first = (uintptr_t)tensor_data(t);
-    return (struct span){first, first + (uintptr_t)bytes};
+    return (struct span){first, first + (uintptr_t)((last + 1) * bytes_of(t))};
 }
 
 /* Of tensors whose spans overlap. */
 static int shares_a_byte(const fdm_tensor *a, struct span of_a, const fdm_tensor *b, struct span of_b) {
     if (a->ndim + b->ndim > TERMS_MAX)
         return 0;
-    struct equation e = {.below = -bytes_of(a), .above = bytes_of(b)};
+    struct equation e;
+    e.num_terms = e.looks = 0;
+    e.below = -bytes_of(a), e.above = bytes_of(b);
     add_axes(&e, a, 1);
     add_axes(&e, b, -1);
+    for (int32_t i = e.num_terms - 2; i >= 0; i--) {
+        const struct term *next = &e.terms[i + 1];
+        e.terms[i].least_after = next->least_after + next->stride * next->low;
+        e.terms[i].most_after = next->most_after + next->stride * next->high;
+    }
     return solve(&e, 0, (int64_t)(of_a.first - of_b.first));
 }
 
