@@ -91,6 +91,9 @@ static size_t lay_out(struct cuda_call *c, int masked) {
     c->out = tensor(c->device, FDM_BFLOAT16, 4, c->q_shape, c->memory, &used);
     c->lse = tensor(c->device, FDM_FLOAT32, 3, c->lse_shape, c->memory, &used);
     c->mask = tensor(c->device, FDM_BOOL, 4, c->mask_shape, c->memory, &used);
+    c->dq = tensor(c->device, FDM_BFLOAT16, 4, c->q_shape, c->memory, &used);
+    c->dk = tensor(c->device, FDM_BFLOAT16, 4, c->k_shape, c->memory, &used);
+    c->dv = tensor(c->device, FDM_BFLOAT16, 4, c->k_shape, c->memory, &used);
     c->tensors = (fdm_tensors){.q = &c->q, .k = &c->k, .v = &c->v, .out = &c->out, .lse = &c->lse};
     c->tensors.mask = masked ? &c->mask : NULL;
     return used;
@@ -142,9 +145,9 @@ fdm_status cuda_call_run_backward(struct cuda_call *call, fdm_plan *plan) {
     fdm_problem problem;
     fdm_tensors t = call->tensors;
     t.dout = t.out;
-    t.dq = &call->q;
-    t.dk = &call->k;
-    t.dv = &call->v;
+    t.dq = &call->dq;
+    t.dk = &call->dk;
+    t.dv = &call->dv;
     fdm_status status = fdm_device_query(FDM_CUDA, call->device.index, &facts);
     if (!status && !(status = fdm_describe(FDM_BACKWARD, &t, NULL, &problem)) &&
         !(status = fdm_plan_attention(&facts, &problem, NULL, plan))) {

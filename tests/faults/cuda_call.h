@@ -22,14 +22,14 @@ struct cuda_call {
     void *memory; /* of all tensors */
     size_t bytes;
     int64_t q_shape[4], k_shape[4], lse_shape[3], mask_shape[4];
-    fdm_tensor q, k, v, out, lse, mask;
+    fdm_tensor q, k, v, out, lse, mask, dq, dk, dv;
     fdm_tensors tensors;
     fdm_options options;
 };
 /* Allocates the tensors on the device; to be released in any case. */
 fdm_status cuda_call_make(struct cuda_call *call, enum cuda_call_kind kind, int32_t device);
 fdm_status cuda_call_run(struct cuda_call *call, void *stream);
-/* The backward of the call's tensors: gradients go where the tensors are, since no kernel runs. */
+/* The backward of the call's tensors; what flows in is out. */
 fdm_status cuda_call_run_backward(struct cuda_call *call, fdm_plan *plan);
 /* Of the workspace that the last run was lent; a status that the call itself does not see. */
 fdm_status cuda_call_workspace_status(void);

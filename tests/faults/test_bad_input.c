@@ -303,8 +303,8 @@ static void wrong_options(void **state) {
 
 static void wrong_cu_seqlens(void **state) {
     (void)state;
-    const int32_t rows[][3] = {{1, SQ, TQ},     {0, -1, TQ},        {0, TQ + 1, TQ},   {0, SQ, TQ - 1},
-                               {0, SQ, TQ + 1}, {0, INT32_MIN, TQ}, {0, INT32_MAX, TQ}};
+    const int32_t rows[][3] = {{-1, SQ, TQ},    {0, -1, TQ},        {0, TQ + 1, TQ},   {TQ, SQ, TQ},
+                               {0, SQ, TK + 1}, {0, INT32_MIN, TQ}, {0, INT32_MAX, TQ}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         for (int n = CU_Q; n <= CU_K; n++) {
             struct subject *s = make(1, FDM_BACKWARD);

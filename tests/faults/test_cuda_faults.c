@@ -20,6 +20,8 @@ static const fdm_device_id cuda = {FDM_CUDA, 0}, host = {FDM_CPU, 0};
 
 /* ---- opening the driver ---- */
 
+static char never_looked_at[3][1 << 20];
+
 /* Every entry that needs the driver says the same, nothing is available, and everything else works. */
 static void assert_no_cuda(fdm_status wanted, const char *words) {
     fdm_device device;
@@ -32,7 +34,8 @@ static void assert_no_cuda(fdm_status wanted, const char *words) {
         assert_refused(fdm_synchronize(cuda), wanted, words);
         assert_refused(fdm_timer_create(cuda, &timer), wanted, words);
         assert_refused(cuda_call_make(&call, CALL_FORWARD, 0), wanted, words);
-        call.q.data = call.k.data = call.v.data = call.out.data = call.lse.data = &call; /* never looked at */
+        call.q.data = call.k.data = call.v.data = never_looked_at[0];
+        call.out.data = never_looked_at[1], call.lse.data = never_looked_at[2];
         assert_refused(cuda_call_run(&call, NULL), wanted, words);
     }
     assert_ptr_equal(memory, &device);
@@ -234,12 +237,12 @@ static void device_memory_runs_out(void) {
     struct cuda_call call;
     void *memory = &call;
     use_fake_compiler();
-    assert_refused(fdm_memory_allocate(cuda, 9 << 20, &memory), FDM_ERROR_OUT_OF_MEMORY,
-                   "allocating 9437184 bytes of device memory failed: out of memory");
+    assert_refused(fdm_memory_allocate(cuda, 33 << 20, &memory), FDM_ERROR_OUT_OF_MEMORY,
+                   "allocating 34603008 bytes of device memory failed: out of memory");
     assert_ptr_equal(memory, &call);
     assert_refused(fdm_memory_allocate(cuda, SIZE_MAX, &memory), FDM_ERROR_OUT_OF_MEMORY, "out of memory");
     assert_int_equal(cuda_call_make(&call, CALL_DECODE, 0), FDM_OK);
-    assert_int_equal(fdm_memory_allocate(cuda, (8 << 20) - call.bytes - 1024, &memory), FDM_OK);
+    assert_int_equal(fdm_memory_allocate(cuda, (32 << 20) - call.bytes - 1024, &memory), FDM_OK);
     assert_refused(cuda_call_run(&call, NULL), FDM_ERROR_OUT_OF_MEMORY, "no memory for a workspace of");
     assert_int_equal(fake_driver()->num_launches(), 0);
     assert_int_equal(fdm_memory_release(cuda, memory), FDM_OK);
@@ -413,7 +416,7 @@ static const struct scenario scenarios[] = {
     {"facts_fail_once", facts_fail_once, NULL, 0},
     {"launch_fails", launch_fails, NULL, 0},
     {"sticky_error", sticky_error, "FAKE_CUDA_DEVICES=9.0:232448,9.0:232448", 0},
-    {"device_memory_runs_out", device_memory_runs_out, "FAKE_CUDA_MEMORY=8388608", 0},
+    {"device_memory_runs_out", device_memory_runs_out, "FAKE_CUDA_MEMORY=33554432", 0},
     {"forked_processes", forked_processes, NULL, 0},
     {"every_call_fails", every_call_fails, "FAKE_CUDA_FAIL=*:1:%", 1},
     {"every_call_is_the_last", every_call_is_the_last, "FAKE_CUDA_FAIL=*:700:%", 1},

@@ -26,11 +26,10 @@ static int one_in(int64_t n) { return draw(n) == 0; }
 
 enum layout { CONTIGUOUS, HEADS_FIRST, GAPS, ODD_GAPS, FAR_APART, BROADCAST, ODD_ADDRESS, NUM_LAYOUTS };
 struct place {
+    char *memory; /* of no device: nothing looks there */
     int64_t shape[4], strides[4];
     fdm_tensor tensor;
 };
-
-static _Alignas(256) char memory[4096];
 
 /* last: the last axis' stride is 1. An output is no broadcast. */
 static fdm_tensor *lay_out(struct place *p, fdm_dtype dtype, int32_t ndim, enum layout layout, int output) {
@@ -47,7 +46,7 @@ static fdm_tensor *lay_out(struct place *p, fdm_dtype dtype, int32_t ndim, enum 
     }
     if (layout == BROADCAST && !output)
         p->strides[draw(ndim - 1)] = 0;
-    p->tensor = (fdm_tensor){.data = memory + (layout == ODD_ADDRESS ? fdm_dtype_bytes(dtype) : 0),
+    p->tensor = (fdm_tensor){.data = p->memory + (layout == ODD_ADDRESS ? fdm_dtype_bytes(dtype) : 0),
                              .device = {FDM_CUDA, 0},
                              .ndim = ndim,
                              .dtype = fdm_data_type_of(dtype),
@@ -67,36 +66,43 @@ struct call {
     fdm_pass pass;
 };
 
+/* Apart from all others, however far its strides reach. */
+static struct place *next_place(struct call *c) {
+    struct place *p = &c->places[c->used++];
+    p->memory = (char *)((uintptr_t)c->used << 56);
+    return p;
+}
+
 static enum layout draw_layout(const struct call *c) {
     return c->plain || one_in(2) ? CONTIGUOUS : (enum layout)draw(NUM_LAYOUTS);
 }
 
 static fdm_tensor *matrix(struct call *c, int64_t rows, int64_t heads, int64_t columns, int output) {
-    struct place *p = &c->places[c->used++];
+    struct place *p = next_place(c);
     const int64_t dense[4] = {c->batch, rows, heads, columns}, packed[4] = {c->batch * rows, heads, columns};
     memcpy(p->shape, c->varlen ? packed : dense, sizeof p->shape);
     return lay_out(p, c->dtype, 4 - c->varlen, draw_layout(c), output);
 }
 static fdm_tensor *rows(struct call *c) {
-    struct place *p = &c->places[c->used++];
+    struct place *p = next_place(c);
     const int64_t dense[4] = {c->batch, c->heads, c->seqlen_q}, packed[4] = {c->heads, c->batch * c->seqlen_q};
     memcpy(p->shape, c->varlen ? packed : dense, sizeof p->shape);
     return lay_out(p, FDM_FLOAT32, 3 - c->varlen, CONTIGUOUS, 1);
 }
 static fdm_tensor *scores(struct call *c, fdm_dtype dtype, const int64_t *shape, int output) {
-    struct place *p = &c->places[c->used++];
+    struct place *p = next_place(c);
     memcpy(p->shape, shape, sizeof p->shape);
     const enum layout layout = draw_layout(c);
     return lay_out(p, dtype, 4, layout == FAR_APART ? GAPS : layout, output);
 }
 static fdm_tensor *ends(struct call *c) {
-    struct place *p = &c->places[c->used++];
+    struct place *p = next_place(c);
     const int64_t dense[4] = {c->batch, c->heads_kv, c->seqlen_k}, packed[4] = {c->heads_kv, c->batch * c->seqlen_k};
     memcpy(p->shape, c->varlen ? packed : dense, sizeof p->shape);
     return lay_out(p, FDM_INT32, 3 - c->varlen, CONTIGUOUS, 1);
 }
 static fdm_tensor *cu_seqlens(struct call *c) {
-    struct place *p = &c->places[c->used++];
+    struct place *p = next_place(c);
     p->shape[0] = c->batch + 1;
     return lay_out(p, FDM_INT32, 1, CONTIGUOUS, 1);
 }

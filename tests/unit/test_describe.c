@@ -9,7 +9,7 @@
 
 #include "problem/problem.h"
 
-static float storage[4096];
+static float storage[4096], storage_of_out[4096];
 
 static fdm_tensor tensor_of(int64_t *shape, int32_t ndim, fdm_dtype dtype) {
     return (fdm_tensor){
@@ -47,6 +47,7 @@ static void describe_fills_the_problem(void **state) {
     fdm_tensor q = tensor_of(qs, 4, FDM_BFLOAT16), k = tensor_of(ks, 4, FDM_BFLOAT16),
                v = tensor_of(vs, 4, FDM_BFLOAT16);
     fdm_tensor out = tensor_of(os, 4, FDM_BFLOAT16), bias = tensor_of(bs, 4, FDM_FLOAT32);
+    out.data = storage_of_out;
     fdm_tensors t = {.q = &q, .k = &k, .v = &v, .out = &out, .bias = &bias};
     fdm_problem p;
     assert_int_equal(fdm_describe(FDM_FORWARD, &t, NULL, &p), FDM_OK);

@@ -304,7 +304,7 @@ static int pair_visible(const fdm_problem *p, const uint8_t *mask, const int32_t
 
 static void visible_pairs_are_counted(void **state) {
     (void)state;
-    static float storage[512];
+    static float storage[512], storage_of_out[512];
     for (int round = 0; round < 500; round++) {
         int sq = random_below(8), sk = random_below(round % 8 ? 8 : 80), one_row = random_below(3) == 0;
         uint8_t mask[2 * 8 * 80];
@@ -320,6 +320,7 @@ static void visible_pairs_are_counted(void **state) {
         }
         fdm_tensor q = tensor_of(storage, 4, (int64_t[]){1, sq, 2, 4}, FDM_FLOAT32), out = q;
         fdm_tensor k = tensor_of(storage, 4, (int64_t[]){1, sk, 1, 4}, FDM_FLOAT32);
+        out.data = storage_of_out;
         fdm_tensor m = tensor_of(mask, 4, (int64_t[]){1, 2, one_row ? 1 : sq, sk}, FDM_BOOL);
         m.strides = (int64_t[]){2 * sq * sk, sq * sk, sk, 1};
         fdm_tensor s = tensor_of(start, 3, (int64_t[]){1, 1, sk}, FDM_INT32), e = s;
