@@ -356,6 +356,16 @@ def check_layout(tensor: Any, name: str) -> None:
         raise TypeError(f"{name} is {kind}; it must be dense")
 
 
+def num_results_of(return_lse: Any, return_lse_low: Any, return_attn_probs: Any) -> int:
+    """1: out; 2: also lse; 3: also lse_low or the probabilities."""
+    if return_lse is return_lse_low is False and return_attn_probs is None:
+        return 1
+    low, probs = flag_of(return_lse_low, "return_lse_low"), flag_of(return_attn_probs, "return_attn_probs")
+    if low and probs:
+        raise ValueError("return_lse_low and return_attn_probs are both given; the third result can be one of them")
+    return 3 if low or probs else 2 if flag_of(return_lse, "return_lse") else 1
+
+
 def check_axes(arrays: Sequence[Any], names: Sequence[str], axes: int) -> None:
     """Every array has `axes` axes, or a sentence."""
     layout = "[batch, seqlen, heads, head_dim]" if axes == 4 else "[total tokens, heads, head_dim]"

@@ -267,17 +267,23 @@ def attention(
         out [B, Sq, H, Dv], or (out, lse) with return_lse; lse [B, H, Sq] float32 (float64 for float64 arrays).
         Arrays of q's library: JAX's give JAX's. Where it has no `__array_namespace__` with a from_dlpack, they are NumPy
         arrays on the CPU, and on a CUDA device arrays that only speak DLPack. torch tensors give torch tensors, with
-        autograd unless out or return_lse_low is given.
+        autograd unless out is given.
     """
     if others:
         refuse_keywords("attention", others)
     return_lse, return_lse_low = flag_of(return_lse, "return_lse"), flag_of(return_lse_low, "return_lse_low")
     packing = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
-    if is_torch(q) and out is None and not return_lse_low:
+    if is_torch(q) and out is None:
         return _attention_on_torch(
             (q, k, v, attn_mask, attn_bias, softmax_scale, is_causal, softcap, deterministic),
             packing,
-            {"window_size": window_size, "key_intervals": key_intervals, "return_lse": return_lse, "scale": scale},
+            {
+                "window_size": window_size,
+                "key_intervals": key_intervals,
+                "return_lse": return_lse,
+                "return_lse_low": return_lse_low,
+                "scale": scale,
+            },
             handle_of(stream),
         )
     longest = integer_of(max_seqlen_q, "max_seqlen_q"), integer_of(max_seqlen_k, "max_seqlen_k")

@@ -41,7 +41,7 @@ def attend_jagged(
     bias: Optional[Tensor],
     intervals: Tuple[Any, Any],
     settings: Settings,
-    want_lse: bool,
+    num_results: int,
 ) -> Any:
     """flash_dmattn_func() of query, key, value [B, ragged, H, D]: out like query, lse [B, H, ragged].
 
@@ -52,11 +52,12 @@ def attend_jagged(
     longest = _longest(query), _longest(key)
     offsets = query.offsets().to(torch.int32), key.offsets().to(torch.int32)
     packed = tuple(nested.values() for nested in tensors)
-    result = _torch.attend_packed(packed, mask, bias, intervals, offsets, (*longest, *settings[2:]), want_lse)
+    result = _torch.attend_packed(packed, mask, bias, intervals, offsets, (*longest, *settings[2:]), num_results)
 
     def nested_like_query(values: Tensor, ragged: int) -> Tensor:
         return torch.nested.nested_tensor_from_jagged(values, query.offsets(), jagged_dim=ragged, max_seqlen=longest[0])
 
-    if not want_lse:
+    if num_results == 1:
         return nested_like_query(result, 1)
-    return nested_like_query(result[0], 1), nested_like_query(result[1], 2)
+    rows = (each if each is None else nested_like_query(each, 2) for each in result[1:])
+    return (nested_like_query(result[0], 1), *rows)

@@ -30,6 +30,7 @@ from ._arguments import (
     integer_of,
     interval_pair,
     mask_with_four_axes,
+    num_results_of,
     packed_extents,
     refuse_dropout_by_position,
     refuse_keywords,
@@ -335,20 +336,21 @@ def _traced_apart(settings: Settings) -> Tuple[Any, ...]:
     return (max_q, max_k, scale, causal, softcap, *rest, traced_scale, traced_softcap)
 
 
-def _attend(inputs: Tuple[Optional[Tensor], ...], settings: Tuple[Any, ...], want_lse: bool) -> Any:
-    """out or (out, lse) of arguments in the form the library takes."""
-    if not torch.compiler.is_compiling():
-        result = _native.attend(*inputs, settings, want_lse, True)
+def _attend(inputs: Tuple[Optional[Tensor], ...], settings: Tuple[Any, ...], num_results: int) -> Any:
+    """out, (out, lse) or (out, lse, lse_low) of arguments in the form the library takes."""
+    lse_low = None
+    if num_results < 3 and not torch.compiler.is_compiling():
+        result = _native.attend(*inputs, settings, num_results == 2, True)
         if result is not None:
             return result
     _check_for_operators(inputs)
     if torch.compiler.is_compiling() and _is_plain(inputs[0]):
         settings = _traced_apart(settings)
-    if _keeps_lse_low(inputs):
-        out, lse, _ = torch.ops.flash_dmattn.forward_beside_bias(*inputs, *settings)
+    if _keeps_lse_low(inputs) or (num_results == 3 and inputs[4] is not None):
+        out, lse, lse_low = torch.ops.flash_dmattn.forward_beside_bias(*inputs, *settings)
     else:
         out, lse = torch.ops.flash_dmattn.forward(*inputs, *settings)
-    return (out, lse) if want_lse else out
+    return out if num_results == 1 else (out, lse, lse_low)[:num_results]
 
 
 _NAMES = (
@@ -456,6 +458,7 @@ def flash_dmattn_func(
     window_size: Sequence[Optional[int]] = NO_WINDOW,
     key_intervals: Optional[Tuple[Tensor, Tensor]] = None,
     return_lse: bool = False,
+    return_lse_low: bool = False,
     scale: Optional[float] = None,
     **others: Any,
 ) -> Any:
@@ -480,10 +483,12 @@ def flash_dmattn_func(
         key_intervals: (start, end), int32 [B|1, H|Hkv|1, Sk]: key j is visible to rows start <= i < end. A
             masks.KeyIntervals that was made for another number of rows is refused.
         return_lse: also return lse.
+        return_lse_low: also return lse, and behind it what lse has rounded away, or None without a bias. `merge` needs
+            it where every bias of a row may be -1e4 or below. No gradient flows into it.
 
     Returns:
         out [B, Sq, H, Dv]; (out, lse) with return_lse, lse [B, H, Sq] float32 natural log, differentiable; (out, lse,
-        probs) with return_attn_probs. A row without a visible key gives out 0, lse +inf and zero gradients.
+        lse_low) with return_lse_low, lse_low like lse; (out, lse, probs) with return_attn_probs. A row without a visible key gives out 0, lse +inf and zero gradients.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the sentence says what is allowed.
@@ -492,29 +497,27 @@ def flash_dmattn_func(
     """
     if others:
         refuse_keywords("flash_dmattn_func", others)
-    if return_lse is not False:
-        return_lse = flag_of(return_lse, "return_lse")
-    if return_attn_probs is not None:
-        return_attn_probs = flag_of(return_attn_probs, "return_attn_probs")
+    num_results = num_results_of(return_lse, return_lse_low, return_attn_probs)
     settings = settings_of(softmax_scale, scale, is_causal, softcap, deterministic, window_size)
     pair = (None, None) if key_intervals is None else interval_pair(key_intervals, query)
     tensors = (query, key, value)
     try:
-        if not return_attn_probs and not torch.compiler.is_compiling():
-            result = _native.attend(*tensors, attn_mask, attn_bias, *pair, None, None, settings, return_lse, False)
+        if num_results < 3 and not torch.compiler.is_compiling():
+            wanted = num_results == 2, False
+            result = _native.attend(*tensors, attn_mask, attn_bias, *pair, None, None, settings, *wanted)
             if result is not None:
                 return result
         refuse_transforms((*tensors, attn_mask, attn_bias, *pair))
         if getattr(query, "is_nested", False) and query.layout is torch.jagged and not return_attn_probs:
             from ._nested import attend_jagged
 
-            return attend_jagged(tensors, attn_mask, attn_bias, pair, settings, return_lse)
+            return attend_jagged(tensors, attn_mask, attn_bias, pair, settings, num_results)
         _check_kinds(tensors, 4)
         extents = dense_extents(query.shape, key.shape)
         inputs = _inputs(tensors, attn_mask, attn_bias, pair, (None, None), extents)
         if not return_attn_probs:
-            return _attend(inputs, settings, return_lse)
-        out, lse = _attend(inputs, settings, True)
+            return _attend(inputs, settings, num_results)
+        out, lse = _attend(inputs, settings, 2)
     except ValueError as error:
         raise with_layout_hint(error, query, key) from None
     with torch.no_grad():
@@ -554,6 +557,7 @@ def flash_dmattn_varlen_func(
     window_size: Sequence[Optional[int]] = NO_WINDOW,
     key_intervals: Optional[Tuple[Tensor, Tensor]] = None,
     return_lse: bool = False,
+    return_lse_low: bool = False,
     scale: Optional[float] = None,
     **others: Any,
 ) -> Any:
@@ -570,12 +574,13 @@ def flash_dmattn_varlen_func(
         Everything else as in flash_dmattn_func; causal and window align per sequence.
 
     Returns:
-        out [total_q, H, Dv], or (out, lse) with lse [H, total_q].
+        out [total_q, H, Dv], or (out, lse) with lse [H, total_q], or (out, lse, lse_low).
     """
     if others:
         refuse_keywords("flash_dmattn_varlen_func", others)
     if block_table is not None:
         raise NotImplementedError("block_table is given, but this version of flash_dmattn has no paged key-value cache")
+    num_results = num_results_of(return_lse, return_lse_low, None)
     if flag_of(return_attn_probs, "return_attn_probs"):
         raise ValueError("return_attn_probs is for flash_dmattn_func; packed sequences have no probabilities tensor")
     longest = integer_of(max_seqlen_q, "max_seqlen_q"), integer_of(max_seqlen_k, "max_seqlen_k")
@@ -588,7 +593,7 @@ def flash_dmattn_varlen_func(
             raise TypeError(f"{name} is {kind}; it must be a torch.int32 tensor of batch + 1 elements")
     pair = (None, None) if key_intervals is None else interval_pair(key_intervals, query, longest[0])
     offsets = cu_seqlens_q, cu_seqlens_k
-    return attend_packed(tensors, attn_mask, attn_bias, pair, offsets, settings, flag_of(return_lse, "return_lse"))
+    return attend_packed(tensors, attn_mask, attn_bias, pair, offsets, settings, num_results)
 
 
 def attend_packed(
@@ -598,7 +603,7 @@ def attend_packed(
     intervals: Tuple[Any, Any],
     offsets: Tuple[Tensor, Tensor],
     settings: Settings,
-    want_lse: bool,
+    num_results: int,
 ) -> Any:
     """flash_dmattn_varlen_func(), its settings checked."""
     _check_kinds(tensors, 3)
@@ -606,7 +611,7 @@ def attend_packed(
     if 0 in longest and offsets[0].is_cpu and any(getattr(each, "ndim", 4) != 4 for each in (mask, bias)):
         longest = [most or max(each.diff().tolist(), default=0) for most, each in zip(longest, offsets)]
     extents = packed_extents(tensors[0].shape, tensors[1].shape, offsets[0].shape, longest)
-    return _attend(_inputs(tensors, mask, bias, intervals, offsets, extents), settings, want_lse)
+    return _attend(_inputs(tensors, mask, bias, intervals, offsets, extents), settings, num_results)
 
 
 def flash_dmattn_func_auto(backend: Optional[str] = None, **kwargs: Any) -> Callable[..., Any]:
