@@ -225,14 +225,28 @@ FDM_API fdm_status fdm_attention_backward(const fdm_tensors *tensors, const fdm_
 
 /* Combines two results for the same queries over disjoint sets of keys.
  *
- *     out1, out2, out   [B, S, H, Dv]
- *     lse1, lse2, lse   [B, H, S]       float32 (float64 beside float64); +inf: the row saw no key
+ *     out1, out2, out               [B, S, H, Dv]
+ *     lse1, lse2, lse               [B, H, S]        float32 (float64 beside float64)
+ *     lse_low1, lse_low2, lse_low   [B, H, S], dtype of lse, or NULL
  *
- * out and lse may be the first pair or the second; every stride is free; all six tensors are on one device. On a CUDA
- * device: float32, float16 and bfloat16, enqueued on `stream` (NULL: the legacy default stream); the first call of a
- * dtype compiles or loads a kernel. On the CPU `stream` is ignored. */
-FDM_API fdm_status fdm_merge(const fdm_tensor *out1, const fdm_tensor *lse1, const fdm_tensor *out2,
-                             const fdm_tensor *lse2, fdm_tensor *out, fdm_tensor *lse, void *stream);
+ * An infinite lse1 or lse2, of either sign, says that the part saw no key: what else the part holds in that row does
+ * not count, not even NaN. Where both are infinite, out is 0 and lse +inf. Otherwise a NaN in a part makes NaN: in
+ * lse1, lse2 and their low parts in the whole row and in lse, in out1 and out2 in that element.
+ *
+ * lse + lse_low is the logarithm of a sum to twice the digits. Without lse_low1 and lse_low2, which fdm_tensors
+ * describes, parts whose every key has a bias of -1e4 or below get wrong shares: 1000 and 3000 equal keys beside -1e9
+ * count alike. lse_low NULL: not wanted. It is 0 where lse is infinite.
+ *
+ * out may be exactly out1 or out2, lse exactly lse1 or lse2, and lse_low exactly lse_low1 or lse_low2; otherwise what
+ * is written lies apart from every other tensor. Every stride is free; all tensors are on one device. On a CUDA device:
+ * float32, float16 and bfloat16, enqueued on `stream` (NULL: the legacy default stream); the first call of a dtype
+ * compiles or loads a kernel. On the CPU `stream` is ignored. */
+typedef struct fdm_merge_tensors {
+    const fdm_tensor *out1, *lse1, *lse_low1;
+    const fdm_tensor *out2, *lse2, *lse_low2;
+    fdm_tensor *out, *lse, *lse_low;
+} fdm_merge_tensors;
+FDM_API fdm_status fdm_merge(const fdm_merge_tensors *tensors, void *stream);
 
 /* ---- 5. Describe ----------------------------------------------------------------------------------------------- */
 

@@ -8,40 +8,58 @@
 #include "problem/tensor.h"
 
 struct merge {
-    const fdm_tensor *out1, *lse1, *out2, *lse2;
-    fdm_tensor *out, *lse;
+    const fdm_merge_tensors *tensors;
     fdm_dtype dtype, lse_dtype;
 };
 
 /* ---- checks ---- */
 
-static fdm_status check_one(const fdm_tensor *tensor, const char *name, int32_t ndim, enum tensor_role role,
-                            fdm_dtype dtype, const int64_t *shape, const fdm_tensor *out1) {
-    return tensor_check_as(tensor, name, ndim, role, dtype, shape, out1, "out1");
+enum { OUT1, LSE1, LSE_LOW1, OUT2, LSE2, LSE_LOW2, OUT, LSE, LSE_LOW, NUM_TENSORS };
+
+/* Shapes, dtypes and devices beside out1, which is well formed. */
+static fdm_status check_each(struct merge *m, const struct named_tensor all[NUM_TENSORS]) {
+    const fdm_tensor *out1 = m->tensors->out1;
+    const int64_t *shape = out1->shape, rows[3] = {shape[0], shape[2], shape[1]};
+    for (int32_t i = 0; i < NUM_TENSORS; i++) {
+        const int of_rows = i % 3 != OUT1, may_be_absent = i % 3 == LSE_LOW1;
+        if (may_be_absent && !all[i].tensor)
+            continue;
+        const fdm_status status =
+            tensor_check_as(all[i].tensor, all[i].name, of_rows ? 3 : 4, all[i].written ? TENSOR_OUTPUT : TENSOR_INPUT,
+                            of_rows ? m->lse_dtype : m->dtype, of_rows ? rows : shape, out1, "out1");
+        if (status)
+            return status;
+    }
+    return FDM_OK;
 }
 
 static fdm_status check_all(struct merge *m) {
-    if (!m->out1)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "out1 is NULL");
-    fdm_status status = tensor_check(m->out1, "out1", 4, TENSOR_INPUT, 0);
+    const fdm_merge_tensors *t = m->tensors;
+    if (!t || !t->out1)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is NULL", t ? "out1" : "tensors");
+    fdm_status status = tensor_check(t->out1, "out1", 4, TENSOR_INPUT, 0);
     if (status)
         return status;
-    m->dtype = fdm_dtype_of(m->out1);
+    m->dtype = fdm_dtype_of(t->out1);
     if (m->dtype != FDM_FLOAT32 && m->dtype != FDM_FLOAT16 && m->dtype != FDM_BFLOAT16 && m->dtype != FDM_FLOAT64)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "out1 is %s; it must be float32, float16, bfloat16 or float64",
                          fdm_dtype_name(m->dtype));
-    if ((status = tensor_check_device_type(m->out1, "out1")))
+    if ((status = tensor_check_device_type(t->out1, "out1")))
         return status;
     m->lse_dtype = m->dtype == FDM_FLOAT64 ? FDM_FLOAT64 : FDM_FLOAT32;
-    const int64_t *shape = m->out1->shape, rows[3] = {shape[0], shape[2], shape[1]};
-    if ((status = check_one(m->out1, "out1", 4, TENSOR_INPUT, m->dtype, shape, m->out1)) ||
-        (status = check_one(m->lse1, "lse1", 3, TENSOR_INPUT, m->lse_dtype, rows, m->out1)) ||
-        (status = check_one(m->out2, "out2", 4, TENSOR_INPUT, m->dtype, shape, m->out1)) ||
-        (status = check_one(m->lse2, "lse2", 3, TENSOR_INPUT, m->lse_dtype, rows, m->out1)) ||
-        (status = check_one(m->out, "out", 4, TENSOR_OUTPUT, m->dtype, shape, m->out1)) ||
-        (status = check_one(m->lse, "lse", 3, TENSOR_OUTPUT, m->lse_dtype, rows, m->out1)))
-        return status;
-    return FDM_OK;
+    const struct named_tensor all[NUM_TENSORS] = {
+        [OUT1] = {"out1", t->out1, 0, 0},
+        [LSE1] = {"lse1", t->lse1, 0, 0},
+        [LSE_LOW1] = {"lse_low1", t->lse_low1, 0, 0},
+        [OUT2] = {"out2", t->out2, 0, 0},
+        [LSE2] = {"lse2", t->lse2, 0, 0},
+        [LSE_LOW2] = {"lse_low2", t->lse_low2, 0, 0},
+        [OUT] = {"out", t->out, 1, 1u << OUT1 | 1u << OUT2},
+        [LSE] = {"lse", t->lse, 1, 1u << LSE1 | 1u << LSE2},
+        [LSE_LOW] = {"lse_low", t->lse_low, 1, 1u << LSE_LOW1 | 1u << LSE_LOW2},
+    };
+    status = check_each(m, all);
+    return status ? status : tensors_check_apart(all, NUM_TENSORS);
 }
 
 /* ---- one row ---- */
@@ -70,45 +88,81 @@ static void store(char *p, double value, fdm_dtype dtype) {
     }
 }
 
-/* The shares of both parts in the sum of exponentials, and its logarithm; a part without keys has share 0. */
-static double shares(double lse1, double lse2, double *share1, double *share2) {
-    int empty1 = isinf(lse1), empty2 = isinf(lse2);
-    *share1 = empty1 ? 0 : 1;
-    *share2 = empty2 ? 0 : 1;
-    if (empty1 || empty2)
-        return !empty1 ? lse1 : !empty2 ? lse2 : (double)INFINITY;
-    double max = fmax(lse1, lse2), e1 = exp(lse1 - max), e2 = exp(lse2 - max);
-    *share1 = e1 / (e1 + e2);
-    *share2 = e2 / (e1 + e2);
-    return max + log(e1 + e2);
+/* Of a tensor of rows, 0 where there is none. */
+static double load_row(const struct merge *m, const fdm_tensor *rows, int64_t b, int64_t h, int64_t i) {
+    return rows ? load(element(rows, b, h, i), m->lse_dtype) : 0;
+}
+
+/* A logarithm in two numbers, the second of which is small beside the first. */
+struct logarithm {
+    double high, low;
+};
+
+/* high + low, rounded to lse's dtype, and what that rounds away; both may be as large. */
+static struct logarithm rounded(double high, double low, fdm_dtype dtype) {
+    const double sum = dtype == FDM_FLOAT32 ? (double)(float)(high + low) : high + low;
+    if (isinf(sum))
+        return (struct logarithm){sum, 0};
+    const double of_low = sum - high; /* Knuth 1969, 4.2.2, theorem B */
+    return (struct logarithm){sum, (high - (sum - of_low)) + (low - of_low)};
+}
+
+/* A part of a row: the logarithm of its sum of exponentials, and its share in both. */
+struct part {
+    struct logarithm lse;
+    double share;
+    int is_empty; /* infinite: without keys, and without a share */
+};
+
+/* Fills in the shares; returns the logarithm of the sum. NaN in a part with keys makes both shares NaN, and the sum. */
+static struct logarithm combine(struct part *one, struct part *two, fdm_dtype dtype) {
+    one->is_empty = isinf(one->lse.high), two->is_empty = isinf(two->lse.high);
+    one->share = two->share = 0;
+    if (one->is_empty && two->is_empty)
+        return (struct logarithm){INFINITY, 0};
+    double difference = 0, less = 0; /* of the smaller part's sum to the larger's */
+    if (!one->is_empty && !two->is_empty) {
+        /* Numbers of one size first: what cancels there is exact, and the low ones are not lost beside them. */
+        difference = (one->lse.high - two->lse.high) + (one->lse.low - two->lse.low);
+        less = exp(-fabs(difference));
+    }
+    const int first =
+        !one->is_empty && (two->is_empty || difference > 0 || (!(difference < 0) && one->lse.high >= two->lse.high));
+    struct part *more = first ? one : two;
+    const double is_nan = 0 * (more->lse.high + more->lse.low);
+    more->share = 1 / (1 + less) + is_nan;
+    (first ? two : one)->share = less / (1 + less) + is_nan;
+    return rounded(more->lse.high, more->lse.low + log1p(less), dtype);
 }
 
 static void merge_row(const struct merge *m, int64_t b, int64_t i, int64_t h) {
-    double share1, share2;
-    double lse = shares(load(element(m->lse1, b, h, i), m->lse_dtype), load(element(m->lse2, b, h, i), m->lse_dtype),
-                        &share1, &share2);
-    const char *in1 = element(m->out1, b, i, h), *in2 = element(m->out2, b, i, h);
-    char *out = element(m->out, b, i, h);
-    int64_t bytes = fdm_dtype_bytes(m->dtype);
-    int64_t step1 = tensor_stride(m->out1, 3) * bytes, step2 = tensor_stride(m->out2, 3) * bytes;
-    int64_t step = tensor_stride(m->out, 3) * bytes;
-    for (int64_t d = 0; d < m->out->shape[3]; d++) {
-        /* What a part without keys holds does not count, not even NaN. */
-        double part1 = share1 == 0 ? 0 : share1 * load(in1 + d * step1, m->dtype);
-        double part2 = share2 == 0 ? 0 : share2 * load(in2 + d * step2, m->dtype);
+    const fdm_merge_tensors *t = m->tensors;
+    struct part one = {.lse = {load_row(m, t->lse1, b, h, i), load_row(m, t->lse_low1, b, h, i)}};
+    struct part two = {.lse = {load_row(m, t->lse2, b, h, i), load_row(m, t->lse_low2, b, h, i)}};
+    const struct logarithm lse = combine(&one, &two, m->lse_dtype);
+    const char *in1 = element(t->out1, b, i, h), *in2 = element(t->out2, b, i, h);
+    char *out = element(t->out, b, i, h);
+    const int64_t bytes = fdm_dtype_bytes(m->dtype), step = tensor_stride(t->out, 3) * bytes;
+    const int64_t step1 = tensor_stride(t->out1, 3) * bytes, step2 = tensor_stride(t->out2, 3) * bytes;
+    for (int64_t d = 0; d < t->out->shape[3]; d++) {
+        /* What a part without keys holds does not count, not even NaN; that of one with keys does, however small. */
+        const double part1 = one.is_empty ? 0 : one.share * load(in1 + d * step1, m->dtype);
+        const double part2 = two.is_empty ? 0 : two.share * load(in2 + d * step2, m->dtype);
         store(out + d * step, part1 + part2, m->dtype);
     }
-    store(element(m->lse, b, h, i), lse, m->lse_dtype);
+    store(element(t->lse, b, h, i), lse.high, m->lse_dtype);
+    if (t->lse_low)
+        store(element(t->lse_low, b, h, i), lse.low, m->lse_dtype);
 }
 
-fdm_status fdm_merge(const fdm_tensor *out1, const fdm_tensor *lse1, const fdm_tensor *out2, const fdm_tensor *lse2,
-                     fdm_tensor *out, fdm_tensor *lse, void *stream) {
-    struct merge m = {.out1 = out1, .lse1 = lse1, .out2 = out2, .lse2 = lse2, .out = out, .lse = lse};
-    fdm_status status = check_all(&m);
+fdm_status fdm_merge(const fdm_merge_tensors *tensors, void *stream) {
+    struct merge m = {.tensors = tensors};
+    const fdm_status status = check_all(&m);
     if (status)
         return status;
+    const fdm_tensor *out = tensors->out;
     if (out->device.type == FDM_CUDA)
-        return merge_on_device(out1, lse1, out2, lse2, out, lse, stream);
+        return merge_on_device(tensors, stream);
     for (int64_t b = 0; b < out->shape[0]; b++)
         for (int64_t i = 0; i < out->shape[1]; i++)
             for (int64_t h = 0; h < out->shape[2]; h++)

@@ -2,47 +2,52 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional, Tuple
+from typing import Any, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
 
 from . import _native, _torch
 from ._arguments import check_layout
-from ._merge import check_merge
+from ._merge import NAMES, check_merge
 
 _library = torch.library.Library("flash_dmattn", "FRAGMENT")
 _library.define(
-    "merge(Tensor out1, Tensor lse1, Tensor out2, Tensor lse2) -> (Tensor, Tensor)", tags=(torch.Tag.pt2_compliant_tag,)
+    "merge(Tensor out1, Tensor lse1, Tensor? lse_low1, Tensor out2, Tensor lse2, Tensor? lse_low2) "
+    "-> (Tensor, Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
 )
+Results = Tuple[Tensor, Tensor, Tensor]
 
 
-def _new_outputs(out1: Tensor, lse1: Tensor) -> Tuple[Tensor, Tensor]:
-    return out1.new_empty(out1.shape), lse1.new_empty(lse1.shape)
+def _new_outputs(out1: Tensor, lse1: Tensor) -> Results:
+    return out1.new_empty(out1.shape), lse1.new_empty(lse1.shape), lse1.new_empty(lse1.shape)
 
 
 @torch.library.impl(_library, "merge", "CUDA")
 @torch.library.impl(_library, "merge", "CPU")
-def _merge(out1: Tensor, lse1: Tensor, out2: Tensor, lse2: Tensor) -> Tuple[Tensor, Tensor]:
-    out, lse = _new_outputs(out1, lse1)
-    tensors = [out1, lse1, out2, lse2, out, lse]
+def _merge(*parts: Optional[Tensor]) -> Results:
+    out1, lse1 = parts[:2]
+    outputs = _new_outputs(out1, lse1)
+    tensors = [*parts, *outputs]
     if out1.dim() == 3:
-        tensors = [each[None] for each in tensors]
+        tensors = [None if each is None else each[None] for each in tensors]
     stream = torch._C._cuda_getCurrentRawStream(out1.device.index) if out1.is_cuda else 0
-    _native.merge(*map(_torch.native_view, tensors), stream)
-    return out, lse
+    _native.merge(*(None if each is None else _torch.native_view(each) for each in tensors), stream)
+    return outputs
 
 
 @torch.library.register_fake("flash_dmattn::merge", lib=_library)
-def _merge_fake(out1: Tensor, lse1: Tensor, out2: Tensor, lse2: Tensor) -> Tuple[Tensor, Tensor]:
-    return _new_outputs(out1, lse1)
+def _merge_fake(*parts: Optional[Tensor]) -> Results:
+    return _new_outputs(*parts[:2])
 
 
 # ---- gradient --------------------------------------------------------------------------------------------------------
 
 
-def _save(ctx: Any, inputs: Tuple[Tensor, ...], output: Tuple[Tensor, Tensor]) -> None:
+def _save(ctx: Any, inputs: Tuple[Optional[Tensor], ...], output: Results) -> None:
     ctx.save_for_backward(*inputs, *output)
+    ctx.mark_non_differentiable(output[2])
     ctx.set_materialize_grads(False)
 
 
@@ -51,27 +56,31 @@ def _row(rows: Tensor) -> Tensor:
     return rows.transpose(-1, -2)[..., None]
 
 
-def _backward(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor]) -> Tuple[Optional[Tensor], ...]:
-    """With the share w = exp(lse_i - lse) of a part: dout_i = w dout, dlse_i = w (dlse + dout . (out_i - out))."""
-    out1, lse1, out2, lse2, out, lse = ctx.saved_tensors
-    grads: list[Optional[Tensor]] = [None] * 4
+def _backward(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor], _: Any) -> Tuple[Optional[Tensor], ...]:
+    """With the share w = exp(lse_i - lse) of a part: dout_i = w dout, dlse_i = w (dlse + dout . (out_i - out)).
+
+    Both logarithms are what they have rounded away longer."""
+    *parts, out, lse, lse_low = ctx.saved_tensors
+    grads: list[Optional[Tensor]] = [None] * 6
     if dout is None and dlse is None:
         return tuple(grads)
     needs = ctx.needs_input_grad
     wide = lse.dtype
-    for index, part, rows in ((0, out1, lse1), (2, out2, lse2)):
+    for index in (0, 3):
+        part, rows, low = parts[index : index + 3]
         if not (needs[index] or needs[index + 1]):
             continue
         has_keys = ~rows.isinf()
         # The inner choice keeps inf - inf out of the gradient's own gradient.
-        share = torch.where(has_keys, torch.exp(torch.where(has_keys, rows - lse, 0.0)), 0.0)
+        apart = (rows - lse) + ((0.0 if low is None else low) - lse_low)
+        share = torch.where(has_keys, torch.exp(torch.where(has_keys, apart, 0.0)), 0.0)
         if needs[index] and dout is not None:
             grads[index] = (_row(share) * dout.to(wide)).to(part.dtype)
         if needs[index + 1]:
             inner = dlse if dlse is not None else torch.zeros_like(lse)
             if dout is not None:
-                apart = torch.where(_row(has_keys), part.to(wide) - out.to(wide), 0.0)
-                inner = inner + (dout.to(wide) * apart).sum(-1).transpose(-1, -2)
+                moved = torch.where(_row(has_keys), part.to(wide) - out.to(wide), 0.0)
+                inner = inner + (dout.to(wide) * moved).sum(-1).transpose(-1, -2)
             # A row without keys has no gradient, whatever flows in.
             grads[index + 1] = torch.where(has_keys, share * inner, 0.0)
     return tuple(grads)
@@ -81,15 +90,17 @@ torch.library.register_autograd("flash_dmattn::merge", _backward, setup_context=
 torch.library.register_vmap("flash_dmattn::merge", _torch.refuse_vmap, lib=_library)
 
 
-def merge(out1: Tensor, lse1: Tensor, out2: Tensor, lse2: Tensor) -> Tuple[Tensor, Tensor]:
-    """flash_dmattn.merge() of tensors."""
-    tensors = (out1, lse1, out2, lse2)
-    for tensor, name in zip(tensors, ("out1", "lse1", "out2", "lse2")):
+def merge(parts: Sequence[Optional[Tensor]]) -> Results:
+    """flash_dmattn.merge() of tensors in the order of NAMES: (out, lse, lse_low)."""
+    out1 = parts[0]
+    for tensor, name in zip(parts, NAMES):
+        if tensor is None and name in ("lse_low1", "lse_low2"):
+            continue
         if not isinstance(tensor, Tensor):
             raise TypeError(f"{name} is a {type(tensor).__name__}; it must be a torch.Tensor, as out1 is")
         check_layout(tensor, name)
         if tensor.device != out1.device:
             raise ValueError(f"{name} is on {tensor.device}, but out1 is on {out1.device}")
-    check_merge(tensors)
-    _torch.refuse_transforms(tensors)
-    return torch.ops.flash_dmattn.merge(*tensors)
+    check_merge(parts)
+    _torch.refuse_transforms(parts)
+    return torch.ops.flash_dmattn.merge(*parts)

@@ -17,11 +17,12 @@ struct merge_out {
     int64_t batch, row, head, element;
 };
 struct merge_params {
-    struct merge_out out1, out2, out; /* out may be out1 or out2 */
-    struct gpu_rows lse1, lse2, lse;  /* [B, H, S]; lse may be lse1 or lse2 */
-    uint32_t num_rows, seqlen, heads; /* num_rows = B * S * H */
-    uint32_t chunks, rows_per_block;  /* threads of a row; rows of a block, that many times chunks <= threads, or 1 */
-    uint32_t pieces;                  /* of a row, each a thread's; = chunks, but 0 where rows have no elements */
+    struct merge_out out1, out2, out;            /* out may be out1 or out2 */
+    struct gpu_rows lse1, lse2, lse;             /* [B, H, S]; lse may be lse1 or lse2 */
+    struct gpu_rows lse_low1, lse_low2, lse_low; /* what those round away; likewise, or data NULL */
+    uint32_t num_rows, seqlen, heads;            /* num_rows = B * S * H */
+    uint32_t chunks, rows_per_block; /* threads of a row; rows of a block, that many times chunks <= threads, or 1 */
+    uint32_t pieces;                 /* of a row, each a thread's; = chunks, but 0 where rows have no elements */
 };
 
 #endif

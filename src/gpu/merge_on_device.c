@@ -18,6 +18,8 @@ static struct merge_out out_of(const fdm_tensor *t) {
 }
 
 static struct gpu_rows rows_of(const fdm_tensor *t) {
+    if (!t)
+        return (struct gpu_rows){0};
     return (struct gpu_rows){(float *)(void *)tensor_data(t), tensor_stride(t, 0), tensor_stride(t, 1),
                              tensor_stride(t, 2)};
 }
@@ -27,8 +29,8 @@ static int is_vector(const fdm_tensor *t) {
     return (t->shape[3] == 1 || tensor_stride(t, 3) == 1) && tensor_aligned(t);
 }
 
-fdm_status merge_on_device(const fdm_tensor *out1, const fdm_tensor *lse1, const fdm_tensor *out2,
-                           const fdm_tensor *lse2, const fdm_tensor *out, const fdm_tensor *lse, void *stream) {
+fdm_status merge_on_device(const fdm_merge_tensors *t, void *stream) {
+    const fdm_tensor *out = t->out;
     const fdm_dtype dtype = fdm_dtype_of(out);
     const int64_t *shape = out->shape, row_bytes = shape[3] * fdm_dtype_bytes(dtype);
     if (dtype == FDM_FLOAT64)
@@ -42,16 +44,19 @@ fdm_status merge_on_device(const fdm_tensor *out1, const fdm_tensor *lse1, const
     if (rows == 0)
         return FDM_OK;
     const int vector =
-        row_bytes > 0 && row_bytes % VECTOR_BYTES == 0 && is_vector(out1) && is_vector(out2) && is_vector(out);
+        row_bytes > 0 && row_bytes % VECTOR_BYTES == 0 && is_vector(t->out1) && is_vector(t->out2) && is_vector(out);
     const int64_t pieces = vector ? row_bytes / VECTOR_BYTES : shape[3];
     const uint32_t chunks = pieces > 0 ? (uint32_t)pieces : 1,
                    per_block = chunks < MERGE_THREADS ? MERGE_THREADS / chunks : 1;
-    const struct merge_params arguments = {.out1 = out_of(out1),
-                                           .out2 = out_of(out2),
+    const struct merge_params arguments = {.out1 = out_of(t->out1),
+                                           .out2 = out_of(t->out2),
                                            .out = out_of(out),
-                                           .lse1 = rows_of(lse1),
-                                           .lse2 = rows_of(lse2),
-                                           .lse = rows_of(lse),
+                                           .lse1 = rows_of(t->lse1),
+                                           .lse2 = rows_of(t->lse2),
+                                           .lse = rows_of(t->lse),
+                                           .lse_low1 = rows_of(t->lse_low1),
+                                           .lse_low2 = rows_of(t->lse_low2),
+                                           .lse_low = rows_of(t->lse_low),
                                            .num_rows = (uint32_t)rows,
                                            .seqlen = (uint32_t)shape[1],
                                            .heads = (uint32_t)shape[2],

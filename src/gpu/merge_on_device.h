@@ -9,7 +9,6 @@
 void merge_request(fdm_dtype dtype, int vector, struct cuda_kernel_request *request);
 
 /* Tensors that fdm_merge() has checked, on one CUDA device. Enqueues on `stream`. */
-fdm_status merge_on_device(const fdm_tensor *out1, const fdm_tensor *lse1, const fdm_tensor *out2,
-                           const fdm_tensor *lse2, const fdm_tensor *out, const fdm_tensor *lse, void *stream);
+fdm_status merge_on_device(const fdm_merge_tensors *tensors, void *stream);
 
 #endif

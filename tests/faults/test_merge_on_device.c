@@ -11,9 +11,10 @@
 #include "cuda_call.h"
 #include "scenario.h"
 
-enum { B = 3, S = 100, H = 7, ROWS = B * S * H, THREADS = 256, HEAD_DIM_MAX = 4096, NUM_TENSORS = 6 };
+enum { B = 3, S = 100, H = 7, ROWS = B * S * H, THREADS = 256, NUM_TENSORS = 9, HEAD_DIM_MAX = 4096 };
+enum { OUT1, LSE1, LSE_LOW1, OUT2, LSE2, LSE_LOW2, OUT, LSE, LSE_LOW }; /* as in fdm_merge_tensors */
 
-/* out1, lse1, out2, lse2, out, lse on device 0. */
+/* All tensors on device 0. */
 struct merge_call {
     int64_t out_shape[4], lse_shape[3], out_strides[4];
     fdm_tensor t[NUM_TENSORS];
@@ -22,23 +23,28 @@ struct merge_call {
 
 static fdm_status make(struct merge_call *c, fdm_dtype dtype, int64_t head_dim) {
     const fdm_device_id device = {FDM_CUDA, 0};
-    const size_t part = (size_t)ROWS * HEAD_DIM_MAX * 8;
     *c = (struct merge_call){.out_shape = {B, S, H, head_dim},
                              .lse_shape = {B, H, S},
                              .out_strides = {S * H * head_dim, H * head_dim, head_dim, 1}};
-    const fdm_status status = fdm_memory_allocate(device, part, &c->memory);
-    for (int i = 0; i < NUM_TENSORS; i++) { /* nothing is read: they may lie where they like in it */
-        c->t[i] = (fdm_tensor){.data = c->memory, .device = device, .ndim = 4 - i % 2};
-        c->t[i].dtype = fdm_data_type_of(i % 2 == 0 ? dtype : dtype == FDM_FLOAT64 ? FDM_FLOAT64 : FDM_FLOAT32);
-        c->t[i].shape = i % 2 ? c->lse_shape : c->out_shape;
-        c->t[i].strides = i % 2 ? NULL : c->out_strides;
-        c->t[i].byte_offset = (uint64_t)i * 256;
+    const fdm_status status = fdm_memory_allocate(device, 256, &c->memory);
+    for (int i = 0; i < NUM_TENSORS; i++) { /* nothing is read: they may lie where they like, apart */
+        const int of_rows = i % 3 != OUT1;
+        c->t[i] = (fdm_tensor){.data = c->memory, .device = device, .ndim = of_rows ? 3 : 4};
+        c->t[i].dtype = fdm_data_type_of(!of_rows ? dtype : dtype == FDM_FLOAT64 ? FDM_FLOAT64 : FDM_FLOAT32);
+        c->t[i].shape = of_rows ? c->lse_shape : c->out_shape;
+        c->t[i].strides = of_rows ? NULL : c->out_strides;
+        c->t[i].byte_offset = (uint64_t)i << 44;
     }
     return status;
 }
 
 static fdm_status run(struct merge_call *c, void *stream) {
-    return fdm_merge(&c->t[0], &c->t[1], &c->t[2], &c->t[3], &c->t[4], &c->t[5], stream);
+    fdm_merge_tensors tensors;
+    fdm_tensor *all[NUM_TENSORS];
+    for (int i = 0; i < NUM_TENSORS; i++)
+        all[i] = c->t[i].data ? &c->t[i] : NULL;
+    memcpy(&tensors, all, sizeof tensors);
+    return fdm_merge(&tensors, stream);
 }
 
 static void done(struct merge_call *c) {
@@ -52,7 +58,7 @@ static void assert_launched(fdm_dtype dtype, int64_t head_dim, uint64_t odd_byte
     struct merge_call c;
     const int64_t before = fake_driver()->num_launches(), rows = chunks >= THREADS ? 1 : THREADS / chunks;
     assert_int_equal(make(&c, dtype, head_dim), FDM_OK);
-    c.t[2].byte_offset += odd_bytes;
+    c.t[OUT2].byte_offset += odd_bytes;
     assert_int_equal(run(&c, &c), FDM_OK);
     assert_int_equal(fake_driver()->num_launches(), before + 1);
     const struct fake_launch launch = fake_driver()->launch(before);
@@ -102,21 +108,65 @@ static void refusals(void) {
     done(&c);
     assert_int_equal(make(&c, FDM_FLOAT32, 8), FDM_OK);
     for (int i = 1; i < NUM_TENSORS; i++) {
-        static const char *const words[] = {
-            "", "lse1 is on DLPack device 1:0, but out1 is on 2:0", "out2 is", "lse2 is", "out is", "lse is"};
+        static const char *const words[] = {"",
+                                            "lse1 is on DLPack device 1:0, but out1 is on 2:0",
+                                            "lse_low1 is",
+                                            "out2 is",
+                                            "lse2 is",
+                                            "lse_low2 is",
+                                            "out is",
+                                            "lse is",
+                                            "lse_low is"};
         c.t[i].device.type = FDM_CPU;
         assert_refused(run(&c, NULL), FDM_ERROR_INVALID_ARGUMENT, words[i]);
         c.t[i].device.type = FDM_CUDA;
     }
-    c.t[3].device.index = 1;
+    c.t[LSE2].device.index = 1;
     assert_refused(run(&c, NULL), FDM_ERROR_INVALID_ARGUMENT, "lse2 is on DLPack device 2:1, but out1 is on 2:0");
-    c.t[3].device.index = 0;
+    c.t[LSE2].device.index = 0;
     c.out_shape[0] = c.lse_shape[0] = (int64_t)1 << 24; /* reserved nowhere: nothing is launched */
     assert_refused(run(&c, NULL), FDM_ERROR_UNSUPPORTED, "merge on CUDA devices takes fewer than 2^31 of both");
     c.out_shape[0] = c.lse_shape[0] = 0;
     assert_int_equal(run(&c, NULL), FDM_OK);
     assert_int_equal(fake_driver()->num_launches(), 0);
     done(&c);
+}
+
+/* Any of the low parts may be absent; one kernel does without. */
+static void low_parts(void) {
+    struct merge_call c;
+    use_fake_compiler();
+    for (int given = 0; given < 8; given++) {
+        assert_int_equal(make(&c, FDM_FLOAT16, 64), FDM_OK);
+        for (int i = 0; i < 3; i++)
+            if (!(given >> i & 1))
+                c.t[LSE_LOW1 + 3 * i].data = NULL;
+        assert_int_equal(run(&c, NULL), FDM_OK);
+        done(&c);
+    }
+    assert_int_equal(fake_driver()->num_launches(), 8);
+    assert_int_equal(fake_compiler()->num_compiled(), 1);
+}
+
+/* The result may take the place of a part; anything else is not enqueued. */
+static void places(void) {
+    struct merge_call c;
+    use_fake_compiler();
+    for (int part = OUT1; part <= OUT2; part += 3) {
+        assert_int_equal(make(&c, FDM_BFLOAT16, 64), FDM_OK);
+        for (int i = 0; i < 3; i++)
+            c.t[OUT + i].byte_offset = c.t[part + i].byte_offset;
+        assert_int_equal(run(&c, NULL), FDM_OK);
+        c.t[OUT].byte_offset += 128;
+        assert_refused(run(&c, NULL), FDM_ERROR_INVALID_ARGUMENT,
+                       part == OUT1 ? "out overlaps out1 in memory" : "out overlaps out2 in memory");
+        done(&c);
+    }
+    assert_int_equal(make(&c, FDM_BFLOAT16, 64), FDM_OK);
+    c.t[LSE_LOW].byte_offset = c.t[LSE1].byte_offset;
+    assert_refused(run(&c, NULL), FDM_ERROR_INVALID_ARGUMENT, "lse_low overlaps lse1 in memory");
+    done(&c);
+    assert_int_equal(fake_driver()->num_launches(), 2);
 }
 
 static void device_is_too_old(void) {
@@ -170,6 +220,8 @@ static const struct scenario scenarios[] = {
     {"launches", launches, NULL, 0},
     {"any_strides", any_strides, NULL, 0},
     {"refusals", refusals, "FAKE_CUDA_DEVICES=9.0:232448,9.0:232448", 0},
+    {"low_parts", low_parts, NULL, 0},
+    {"places", places, NULL, 0},
     {"device_is_too_old", device_is_too_old, "FAKE_CUDA_DEVICES=7.5:65536", 0},
     {"every_call_fails", every_call_fails, "FAKE_CUDA_FAIL=*:1:%", 1},
     {"compiler_fails", compiler_fails, NULL, 0},

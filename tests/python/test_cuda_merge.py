@@ -76,6 +76,40 @@ def test_extremes():
     assert merge(parts[0], torch.full_like(parts[1], float("nan")), *parts[2:])[0].isnan()[:, 10].all()
 
 
+@pytest.mark.parametrize("bias", [-1e4, -1e6, -1e9, -3e38])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_parts_beside_a_low_bias_count_their_keys(dtype, bias):
+    q, k = torch.randn(1, 3, 2, 64, device="cuda").to(dtype), torch.zeros(1, 4000, 2, 64, device="cuda", dtype=dtype)
+    v = torch.zeros_like(k)
+    v[:, 1000:] = 1
+    biases = torch.full((1, 1, 1, 4000), bias, device="cuda")
+    parts = [
+        flash_dmattn_func(q, k[:, keys], v[:, keys], attn_bias=biases[..., keys], return_lse=True, return_lse_low=True)
+        for keys in (slice(0, 1000), slice(1000, 4000))
+    ]
+    whole = flash_dmattn_func(q, k, v, attn_bias=biases, return_lse=True, return_lse_low=True)
+    out, lse, lse_low = merge(*parts[0][:2], *parts[1][:2], lse_low1=parts[0][2], lse_low2=parts[1][2])
+    torch.testing.assert_close(out, torch.full_like(out, 0.75), atol=4e-3, rtol=0)
+    assert ((lse.double() - whole[1].double()) + (lse_low.double() - whole[2].double())).abs().max() < 1e-5
+    wide = [each.cpu().double() for each in (*parts[0], *parts[1])]
+    want = merge(*wide[:2], *wide[3:5], lse_low1=wide[2], lse_low2=wide[5])
+    torch.testing.assert_close(out.cpu().double(), want[0], atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("other", [0.0, 1000.0, -1000.0, INF, -INF])
+@pytest.mark.parametrize("where", ["out", "lse", "lse_low"])
+def test_nan_stays_nan(where, other):
+    parts = [torch.randn(1, 3, 2, 64, device="cuda"), torch.zeros(1, 2, 3, device="cuda")]
+    parts += [torch.randn(1, 3, 2, 64, device="cuda"), torch.full((1, 2, 3), other, device="cuda")]
+    lows = [torch.zeros(1, 2, 3, device="cuda"), torch.zeros(1, 2, 3, device="cuda")]
+    {"out": parts[0][0, 1, 1], "lse": parts[1][0, 1, 1], "lse_low": lows[0][0, 1, 1]}[where].fill_(float("nan"))
+    for turned in (False, True):
+        order = parts[2:] + parts[:2] if turned else parts
+        out, lse, _ = merge(*order, lse_low1=lows[turned], lse_low2=lows[not turned])
+        assert out[0, 1, 1].isnan().all() and lse[0, 1, 1].isnan() == (where != "out")
+        assert out[0, 0].isfinite().all() and out[0, 2].isfinite().all()
+
+
 def test_attention_in_two_parts():
     q, k, v = (torch.randn(2, 300, heads, 64, device="cuda", dtype=torch.float32) for heads in (4, 2, 2))
     leaves = [each.requires_grad_() for each in (q, k, v)]
@@ -150,7 +184,8 @@ def test_in_place():
                 expected = merge(*parts)
                 results = parts[place : place + 2]
                 stream = torch.cuda.current_stream().cuda_stream
-                _native.merge(*map(native_view, [*parts, *results]), stream)
+                out1, lse1, out2, lse2, out, lse = map(native_view, [*parts, *results])
+                _native.merge(out1, lse1, None, out2, lse2, None, out, lse, None, stream)
                 assert all(torch.equal(a, b) for a, b in zip(results, expected))
 
 
@@ -158,7 +193,8 @@ def test_operator_and_compile():
     parts = parts_of(torch.float32)
     for part in parts[::2]:
         part.nan_to_num_(0.0)
-    torch.library.opcheck(torch.ops.flash_dmattn.merge, tuple(each.requires_grad_() for each in parts))
+    out1, lse1, out2, lse2 = (each.requires_grad_() for each in parts)
+    torch.library.opcheck(torch.ops.flash_dmattn.merge, (out1, lse1, None, out2, lse2, 1e-7 * torch.randn_like(lse2)))
     compiled = torch.compile(merge, fullgraph=True)
     for found, expected in zip(compiled(*parts), merge(*parts)):
         torch.testing.assert_close(found, expected)

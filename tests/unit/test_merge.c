@@ -1,9 +1,11 @@
-/* test_merge.c: combining partial results: every dtype, strides, rows without keys, in place, and bad arguments. */
+/* test_merge.c: combining partial results: every dtype, strides, rows without keys, what lse rounds away, NaN, in
+ * place, and bad arguments. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -16,9 +18,9 @@ enum { B = 2, S = 3, H = 2, DV = 5, GAP = 2, ROWS = B * S * H, OUT_SIZE = B * S 
 /* A pair as values, and as tensors whose rows of out are apart by GAP and whose lse is transposed, [S][H][B]. */
 struct pair {
     double out[ROWS][DV], lse[ROWS]; /* row (b, i, h) in this order */
-    double out_bytes[OUT_SIZE], lse_bytes[ROWS];
+    double out_bytes[OUT_SIZE], lse_bytes[ROWS], low_bytes[ROWS];
     int64_t out_shape[4], out_strides[4], lse_shape[3], lse_strides[3];
-    fdm_tensor out_tensor, lse_tensor;
+    fdm_tensor out_tensor, lse_tensor, low_tensor;
 };
 
 static void set(void *data, int64_t index, double value, fdm_dtype dtype) {
@@ -53,6 +55,7 @@ static void make_pair(struct pair *p, fdm_dtype dtype, int seed) {
                        .lse_strides = {1, B, H * B}};
     memset(p->out_bytes, 0xff, sizeof p->out_bytes); /* NaN in every dtype */
     memset(p->lse_bytes, 0xff, sizeof p->lse_bytes);
+    memset(p->low_bytes, 0xff, sizeof p->low_bytes);
     for (int row = 0; row < ROWS; row++) {
         p->lse[row] = (row * 7 + seed * 5) % 11 - 5.25 + seed;
         if ((row + seed) % 4 == 0)
@@ -69,6 +72,43 @@ static void make_pair(struct pair *p, fdm_dtype dtype, int seed) {
         (fdm_tensor){p->out_bytes, {FDM_CPU, 0}, 4, fdm_data_type_of(dtype), p->out_shape, p->out_strides, 0};
     p->lse_tensor = (fdm_tensor){p->lse_bytes, {FDM_CPU, 0},   3, fdm_data_type_of(lse_dtype(dtype)),
                                  p->lse_shape, p->lse_strides, 0};
+    p->low_tensor = p->lse_tensor;
+    p->low_tensor.data = p->low_bytes;
+}
+
+/* One row for all: out is `out` everywhere, and the logarithm lse + low. */
+static void make_rows(struct pair *p, fdm_dtype dtype, double out, double lse, double low) {
+    make_pair(p, dtype, 0);
+    for (int row = 0; row < ROWS; row++) {
+        set(p->lse_bytes, lse_index(row), lse, lse_dtype(dtype));
+        set(p->low_bytes, lse_index(row), low, lse_dtype(dtype));
+        for (int d = 0; d < DV; d++)
+            set(p->out_bytes, out_index(row, d), out, dtype);
+    }
+}
+
+/* The tensors of two parts and a result, without and with low parts. */
+static fdm_merge_tensors tensors_of(struct pair *a, struct pair *b, struct pair *result) {
+    return (fdm_merge_tensors){.out1 = &a->out_tensor,
+                               .lse1 = &a->lse_tensor,
+                               .out2 = &b->out_tensor,
+                               .lse2 = &b->lse_tensor,
+                               .out = &result->out_tensor,
+                               .lse = &result->lse_tensor};
+}
+static fdm_merge_tensors with_low(struct pair *a, struct pair *b, struct pair *result) {
+    fdm_merge_tensors t = tensors_of(a, b, result);
+    t.lse_low1 = &a->low_tensor, t.lse_low2 = &b->low_tensor, t.lse_low = &result->low_tensor;
+    return t;
+}
+
+static void merge_pairs(struct pair *a, struct pair *b, struct pair *result) {
+    const fdm_merge_tensors t = tensors_of(a, b, result);
+    assert_int_equal(fdm_merge(&t, NULL), FDM_OK);
+}
+static void merge_with_low(struct pair *a, struct pair *b, struct pair *result) {
+    const fdm_merge_tensors t = with_low(a, b, result);
+    assert_int_equal(fdm_merge(&t, NULL), FDM_OK);
 }
 
 static void assert_close(double have, double want, double tolerance) {
@@ -105,9 +145,7 @@ static void merges_every_dtype(void **state) {
         make_pair(&a, dtypes[i], 1);
         make_pair(&b, dtypes[i], 2);
         make_pair(&result, dtypes[i], 3);
-        assert_int_equal(fdm_merge(&a.out_tensor, &a.lse_tensor, &b.out_tensor, &b.lse_tensor, &result.out_tensor,
-                                   &result.lse_tensor, NULL),
-                         FDM_OK);
+        merge_pairs(&a, &b, &result);
         assert_merged(&a, &b, &result, dtypes[i]);
     }
 }
@@ -119,9 +157,7 @@ static void merges_in_place(void **state) {
         struct pair a, b, *result = i & 1 ? &b : &a;
         make_pair(&a, dtypes[i / 2], 1);
         make_pair(&b, dtypes[i / 2], 2);
-        assert_int_equal(fdm_merge(&a.out_tensor, &a.lse_tensor, &b.out_tensor, &b.lse_tensor, &result->out_tensor,
-                                   &result->lse_tensor, NULL),
-                         FDM_OK);
+        merge_pairs(&a, &b, result);
         assert_merged(&a, &b, result, dtypes[i / 2]);
     }
 }
@@ -130,30 +166,150 @@ static void merges_in_place(void **state) {
 static void extreme_lse(void **state) {
     (void)state;
     struct pair a, b;
-    make_pair(&a, FDM_FLOAT32, 1);
-    make_pair(&b, FDM_FLOAT32, 2);
-    for (int row = 0; row < ROWS; row++) {
-        set(a.lse_bytes, lse_index(row), 3e38, FDM_FLOAT32);
-        set(b.lse_bytes, lse_index(row), -3e38, FDM_FLOAT32);
-        for (int d = 0; d < DV; d++)
-            set(a.out_bytes, out_index(row, d), row + d, FDM_FLOAT32);
-    }
-    assert_int_equal(
-        fdm_merge(&a.out_tensor, &a.lse_tensor, &b.out_tensor, &b.lse_tensor, &b.out_tensor, &b.lse_tensor, NULL),
-        FDM_OK);
+    make_rows(&a, FDM_FLOAT32, 2, 3e38, 0);
+    make_rows(&b, FDM_FLOAT32, 5, -3e38, 0);
+    merge_pairs(&a, &b, &b);
     for (int row = 0; row < ROWS; row++) {
         assert_true(get(b.lse_bytes, lse_index(row), FDM_FLOAT32) == (double)3e38f);
         for (int d = 0; d < DV; d++)
-            assert_true(get(b.out_bytes, out_index(row, d), FDM_FLOAT32) == row + d);
+            assert_true(get(b.out_bytes, out_index(row, d), FDM_FLOAT32) == 2);
     }
 }
 
-static void assert_refused(struct pair *p, fdm_status status, const char *word) {
-    assert_int_equal(
-        fdm_merge(&p->out_tensor, &p->lse_tensor, &p->out_tensor, &p->lse_tensor, &p->out_tensor, &p->lse_tensor, NULL),
-        status);
-    if (!strstr(fdm_last_error(), word))
-        fail_msg("\"%s\" does not say %s", fdm_last_error(), word);
+/* ---- what lse rounds away ---- */
+
+/* n keys of one bias: lse and lse_low as a forward gives them. */
+static void make_keys(struct pair *p, fdm_dtype dtype, double out, double bias, double n) {
+    const double lse = lse_dtype(dtype) == FDM_FLOAT32 ? (double)(float)(bias + log(n)) : bias + log(n);
+    make_rows(p, dtype, out, lse, bias - lse + log(n));
+}
+
+static void assert_rows(const struct pair *p, fdm_dtype dtype, double out, double bias, double n) {
+    for (int row = 0; row < ROWS; row++) {
+        const double lse = get(p->lse_bytes, lse_index(row), lse_dtype(dtype)),
+                     low = get(p->low_bytes, lse_index(row), lse_dtype(dtype));
+        assert_close(lse - bias + low, log(n), 1e-6);
+        assert_close(get(p->out_bytes, out_index(row, DV - 1), dtype), out, 4e-3); /* of bfloat16 */
+    }
+}
+
+/* Beside a low bias the number of keys is in lse_low alone. */
+static void counts_keys_beside_low_biases(void **state) {
+    (void)state;
+    static const double biases[] = {0, -1e4, -1e6, -1e9, -3e38, 1e9};
+    for (int i = 0; i < 24; i++) {
+        struct pair a, b, c, result, again;
+        const fdm_dtype dtype = dtypes[i / 6];
+        const double bias = (double)(float)biases[i % 6];
+        make_keys(&a, dtype, 0, bias, 1000);
+        make_keys(&b, dtype, 1, bias, 3000);
+        make_keys(&c, dtype, 0, bias, 4000);
+        make_pair(&result, dtype, 1);
+        merge_with_low(&a, &b, &result);
+        assert_rows(&result, dtype, 0.75, bias, 4000);
+        make_pair(&again, dtype, 2);
+        merge_with_low(&b, &a, &again);
+        assert_memory_equal(result.lse_bytes, again.lse_bytes, sizeof again.lse_bytes);
+        assert_memory_equal(result.low_bytes, again.low_bytes, sizeof again.low_bytes);
+        assert_memory_equal(result.out_bytes, again.out_bytes, sizeof again.out_bytes);
+        merge_with_low(&result, &c, &result); /* in place, of a result */
+        assert_rows(&result, dtype, 0.375, bias, 8000);
+        merge_with_low(&c, &again, &again);
+        assert_rows(&again, dtype, 0.375, bias, 8000);
+    }
+}
+
+/* A low part that is not given is 0; the result's may be wanted all the same. */
+static void low_parts_may_be_absent(void **state) {
+    (void)state;
+    struct pair a, b, result;
+    make_keys(&a, FDM_FLOAT32, 0, -1e9, 1000);
+    make_rows(&b, FDM_FLOAT32, 1, -1e9, NAN);
+    make_pair(&result, FDM_FLOAT32, 1);
+    fdm_merge_tensors t = with_low(&a, &b, &result);
+    t.lse_low2 = NULL; /* one key, then */
+    assert_int_equal(fdm_merge(&t, NULL), FDM_OK);
+    assert_rows(&result, FDM_FLOAT32, 1 / 1001.0, -1e9, 1001);
+    t = with_low(&b, &a, &result);
+    t.lse_low1 = NULL;
+    assert_int_equal(fdm_merge(&t, NULL), FDM_OK);
+    assert_rows(&result, FDM_FLOAT32, 1 / 1001.0, -1e9, 1001);
+    make_rows(&a, FDM_FLOAT32, 0, -1e9, NAN);
+    t = with_low(&a, &b, &result);
+    t.lse_low1 = t.lse_low2 = NULL;
+    assert_int_equal(fdm_merge(&t, NULL), FDM_OK);
+    assert_rows(&result, FDM_FLOAT32, 0.5, -1e9, 2);
+    t.lse_low1 = &a.low_tensor, t.lse_low = NULL;
+    make_keys(&a, FDM_FLOAT32, 0, -1e9, 3);
+    assert_int_equal(fdm_merge(&t, NULL), FDM_OK);
+    assert_close(get(result.out_bytes, out_index(3, 2), FDM_FLOAT32), 0.25, 1e-6);
+}
+
+/* Without keys a part's low number is nothing, and the result's is 0. */
+static void low_parts_of_rows_without_keys(void **state) {
+    (void)state;
+    struct pair none, some, result;
+    for (int minus = 0; minus < 2; minus++) {
+        make_rows(&none, FDM_FLOAT32, NAN, minus ? -INFINITY : INFINITY, NAN);
+        make_keys(&some, FDM_FLOAT32, 7, -1e6, 100);
+        make_pair(&result, FDM_FLOAT32, 1);
+        merge_with_low(&none, &some, &result);
+        assert_rows(&result, FDM_FLOAT32, 7, -1e6, 100);
+        merge_with_low(&some, &none, &result);
+        assert_rows(&result, FDM_FLOAT32, 7, -1e6, 100);
+        merge_with_low(&none, &none, &result);
+        for (int row = 0; row < ROWS; row++) {
+            assert_true(get(result.lse_bytes, lse_index(row), FDM_FLOAT32) == (double)INFINITY);
+            assert_true(get(result.low_bytes, lse_index(row), FDM_FLOAT32) == 0);
+            assert_true(get(result.out_bytes, out_index(row, 1), FDM_FLOAT32) == 0);
+        }
+    }
+}
+
+/* ---- NaN ---- */
+
+/* Whether all of the result's out and of its lse are NaN. */
+static void assert_nan(const struct pair *p, fdm_dtype dtype, int out, int lse) {
+    for (int row = 0; row < ROWS; row++) {
+        assert_int_equal(isnan(get(p->lse_bytes, lse_index(row), lse_dtype(dtype))) != 0, lse);
+        for (int d = 0; d < DV; d++)
+            assert_int_equal(isnan(get(p->out_bytes, out_index(row, d), dtype)) != 0, out);
+    }
+}
+
+static void nan_stays_nan(void **state) {
+    (void)state;
+    static const double others[] = {0, 5, -1000, 1000, -3e38, 3e38, INFINITY, -INFINITY, NAN};
+    for (int i = 0; i < 36; i++) {
+        const fdm_dtype dtype = dtypes[i / 9];
+        const double other = others[i % 9];
+        const int alone = isinf(other) != 0, any = isnan(other) != 0;
+        for (int second = 0; second < 2; second++) {
+            struct pair part, beside, result, *one = second ? &beside : &part, *two = second ? &part : &beside;
+            make_rows(&beside, dtype, 2, other, 0);
+            make_pair(&result, dtype, 1);
+            make_rows(&part, dtype, 1, NAN, 0); /* the number of its keys is NaN, its row is not */
+            merge_pairs(one, two, &result);
+            assert_nan(&result, dtype, 1, 1);
+            make_rows(&part, dtype, 1, 0, NAN);
+            merge_with_low(one, two, &result);
+            assert_nan(&result, dtype, 1, 1);
+            make_rows(&part, dtype, NAN, 0, 0); /* its row is, however small its share */
+            merge_with_low(one, two, &result);
+            assert_nan(&result, dtype, 1, any);
+            make_rows(&part, dtype, NAN, INFINITY, NAN); /* it has no keys */
+            merge_with_low(one, two, &result);
+            assert_nan(&result, dtype, any && !alone, any && !alone);
+        }
+    }
+}
+
+/* ---- bad arguments ---- */
+
+static void assert_refused(const fdm_merge_tensors *t, fdm_status status, const char *words) {
+    assert_int_equal(fdm_merge(t, NULL), status);
+    if (!strstr(fdm_last_error(), words))
+        fail_msg("\"%s\" does not say %s", fdm_last_error(), words);
 }
 
 static void refuses(void **state) {
@@ -161,37 +317,76 @@ static void refuses(void **state) {
     struct pair p, q;
     make_pair(&p, FDM_FLOAT32, 1);
     make_pair(&q, FDM_FLOAT32, 2);
-    const fdm_tensor *all[6] = {&p.out_tensor, &p.lse_tensor, &q.out_tensor,
-                                &q.lse_tensor, &p.out_tensor, &p.lse_tensor};
-    const char *names[6] = {"out1 is NULL", "lse1 is NULL", "out2 is NULL",
-                            "lse2 is NULL", "out is NULL",  "lse is NULL"};
-    for (int i = 0; i < 6; i++) {
-        const fdm_tensor *t[6];
-        memcpy(t, all, sizeof t);
-        t[i] = NULL;
-        assert_int_equal(fdm_merge(t[0], t[1], t[2], t[3], (fdm_tensor *)t[4], (fdm_tensor *)t[5], NULL),
-                         FDM_ERROR_INVALID_ARGUMENT);
-        assert_string_equal(fdm_last_error(), names[i]);
+    fdm_merge_tensors t = tensors_of(&p, &q, &p);
+    const fdm_tensor **const given[4] = {&t.out1, &t.lse1, &t.out2, &t.lse2};
+    const char *const missing[4] = {"out1 is NULL", "lse1 is NULL", "out2 is NULL", "lse2 is NULL"};
+    for (int i = 0; i < 4; i++) {
+        const fdm_tensor *before = *given[i];
+        *given[i] = NULL;
+        assert_refused(&t, FDM_ERROR_INVALID_ARGUMENT, missing[i]);
+        *given[i] = before;
     }
+    t.out = NULL;
+    assert_refused(&t, FDM_ERROR_INVALID_ARGUMENT, "out is NULL");
+    t = tensors_of(&p, &q, &p);
+    t.lse = NULL;
+    assert_refused(&t, FDM_ERROR_INVALID_ARGUMENT, "lse is NULL");
+    assert_refused(NULL, FDM_ERROR_INVALID_ARGUMENT, "tensors is NULL");
+    t = with_low(&p, &q, &p);
     q.out_shape[3] = DV - 1;
-    assert_int_equal(
-        fdm_merge(&p.out_tensor, &p.lse_tensor, &q.out_tensor, &q.lse_tensor, &p.out_tensor, &p.lse_tensor, NULL),
-        FDM_ERROR_INVALID_ARGUMENT);
-    assert_non_null(strstr(fdm_last_error(), "out2 has shape [2, 3, 2, 4]; it must be [2, 3, 2, 5]"));
+    assert_refused(&t, FDM_ERROR_INVALID_ARGUMENT, "out2 has shape [2, 3, 2, 4]; it must be [2, 3, 2, 5]");
+    make_pair(&q, FDM_FLOAT32, 2);
     p.lse_tensor.dtype = fdm_data_type_of(FDM_FLOAT64);
-    assert_refused(&p, FDM_ERROR_INVALID_ARGUMENT, "lse1 is float64; it must be float32");
+    assert_refused(&t, FDM_ERROR_INVALID_ARGUMENT, "lse1 is float64; it must be float32");
     make_pair(&p, FDM_FLOAT32, 1);
+    q.low_tensor.dtype = fdm_data_type_of(FDM_FLOAT64);
+    assert_refused(&t, FDM_ERROR_INVALID_ARGUMENT, "lse_low2 is float64; it must be float32");
+    make_pair(&q, FDM_FLOAT32, 2);
+    q.low_tensor.ndim = 2;
+    assert_refused(&t, FDM_ERROR_INVALID_ARGUMENT, "lse_low2 has 2 axes; it needs 3");
+    make_pair(&q, FDM_FLOAT32, 2);
     p.out_tensor.dtype = fdm_data_type_of(FDM_INT32);
-    assert_refused(&p, FDM_ERROR_INVALID_ARGUMENT, "out1 is int32");
+    assert_refused(&t, FDM_ERROR_INVALID_ARGUMENT, "out1 is int32");
     make_pair(&p, FDM_FLOAT32, 1);
     p.out_strides[1] = 0;
-    assert_refused(&p, FDM_ERROR_INVALID_ARGUMENT, "out is written");
+    assert_refused(&t, FDM_ERROR_INVALID_ARGUMENT, "out is written");
     make_pair(&p, FDM_FLOAT32, 1);
     p.lse_tensor.device.type = FDM_CUDA;
-    assert_refused(&p, FDM_ERROR_INVALID_ARGUMENT, "lse1 is on DLPack device 2:0, but out1 is on 1:0");
+    assert_refused(&t, FDM_ERROR_INVALID_ARGUMENT, "lse1 is on DLPack device 2:0, but out1 is on 1:0");
     make_pair(&p, FDM_FLOAT32, 1);
     p.out_tensor.device.type = 8;
-    assert_refused(&p, FDM_ERROR_UNSUPPORTED, "out1 is on DLPack device type 8");
+    assert_refused(&t, FDM_ERROR_UNSUPPORTED, "out1 is on DLPack device type 8");
+}
+
+/* What is written lies apart, but for the places that it may take. */
+static void refuses_overlaps(void **state) {
+    (void)state;
+    static const char *const names[9] = {"out1",     "lse1", "lse_low1", "out2",   "lse2",
+                                         "lse_low2", "out",  "lse",      "lse_low"};
+    char words[64];
+    for (int written = 6; written < 9; written++)
+        for (int other = 0; other < 9; other++)
+            for (int shift = 0; shift < 2; shift++) {
+                struct pair a, b, result;
+                if (other == written || (!shift && other < 6 && other % 3 == written % 3))
+                    continue; /* the place that it may take */
+                make_pair(&a, FDM_FLOAT64, 1);
+                make_pair(&b, FDM_FLOAT64, 2);
+                make_pair(&result, FDM_FLOAT64, 3);
+                fdm_merge_tensors t = with_low(&a, &b, &result);
+                const fdm_tensor *all[9];
+                memcpy(all, &t, sizeof t);
+                double *const memory = all[other]->data, before[2] = {memory[0], memory[1]};
+                fdm_tensor moved = *all[written];
+                moved.data = memory + shift;
+                all[written] = &moved;
+                memcpy(&t, all, sizeof t);
+                const int first = written < other || other < 6 ? written : other; /* whoever is written first */
+                snprintf(words, sizeof words, "%s overlaps %s in memory; it is written", names[first],
+                         names[written + other - first]);
+                assert_refused(&t, FDM_ERROR_INVALID_ARGUMENT, words);
+                assert_memory_equal(memory, before, sizeof before);
+            }
 }
 
 int main(void) {
@@ -199,7 +394,12 @@ int main(void) {
         cmocka_unit_test(merges_every_dtype),
         cmocka_unit_test(merges_in_place),
         cmocka_unit_test(extreme_lse),
+        cmocka_unit_test(counts_keys_beside_low_biases),
+        cmocka_unit_test(low_parts_may_be_absent),
+        cmocka_unit_test(low_parts_of_rows_without_keys),
+        cmocka_unit_test(nan_stays_nan),
         cmocka_unit_test(refuses),
+        cmocka_unit_test(refuses_overlaps),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
