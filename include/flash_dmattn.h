@@ -73,7 +73,12 @@ FDM_API const char *fdm_version(void);
 
 /* The layout of these three structs is DLPack's DLDevice, DLDataType and DLTensor (v0.2 to v1.x): a DLTensor * may be
  * passed as fdm_tensor *. Nothing is owned: data, shape and strides stay the caller's. Of the members one struct has
- * other names: `type` and `index` of a device are DLPack's `device_type` and `device_id`. */
+ * other names: `type` and `index` of a device are DLPack's `device_type` and `device_id`.
+ *
+ * A tensor that a function writes has no byte in common with any other tensor of the call, or the call is an error that
+ * names both. Views of one tensor are apart where they lie between each other's rows, as dq, dk and dv of
+ * dqkv [B, S, 3, H, D] do. A comment says where a result may take the place of an input: same address, shape and
+ * strides. */
 typedef struct fdm_device_id {
     int32_t type;  /* DLPack's device_type: FDM_CPU or FDM_CUDA */
     int32_t index; /* DLPack's device_id */
@@ -158,9 +163,8 @@ FDM_API fdm_data_type fdm_data_type_of(fdm_dtype dtype);  /* the DLPack triple *
  * NaN or inf in a key that some rows see may also reach rows of the same tile that do not see it.
  *
  * q, k, v, out and their gradients need a contiguous last axis. Every other stride is free; those of outputs are
- * positive. Elements need only their own alignment. No two elements of an output may be the same memory. What is
- * written may share no byte with another tensor of the call, or the call is an error that names both; out alone may be
- * q itself: the same address, shape and strides. */
+ * positive, and no two elements of an output may overlap. out may take the place of q. Elements need only their own
+ * alignment. */
 typedef struct fdm_tensors {
     const fdm_tensor *q, *k, *v;
     const fdm_tensor *mask, *bias, *interval_start, *interval_end;
@@ -237,10 +241,9 @@ FDM_API fdm_status fdm_attention_backward(const fdm_tensors *tensors, const fdm_
  * describes, parts whose every key has a bias of -1e4 or below get wrong shares: 1000 and 3000 equal keys beside -1e9
  * count alike. lse_low NULL: not wanted. It is 0 where lse is infinite.
  *
- * out may be exactly out1 or out2, lse exactly lse1 or lse2, and lse_low exactly lse_low1 or lse_low2; otherwise what
- * is written lies apart from every other tensor. Every stride is free; all tensors are on one device. On a CUDA device:
- * float32, float16 and bfloat16, enqueued on `stream` (NULL: the legacy default stream); the first call of a dtype
- * compiles or loads a kernel. On the CPU `stream` is ignored. */
+ * out may take the place of out1 or out2, lse of lse1 or lse2, lse_low of lse_low1 or lse_low2. Every stride is free;
+ * all tensors are on one device. On a CUDA device: float32, float16 and bfloat16, enqueued on `stream` (NULL: the
+ * legacy default stream); the first call of a dtype compiles or loads a kernel. On the CPU `stream` is ignored. */
 typedef struct fdm_merge_tensors {
     const fdm_tensor *out1, *lse1, *lse_low1;
     const fdm_tensor *out2, *lse2, *lse_low2;
@@ -668,8 +671,8 @@ FDM_API fdm_status fdm_softmax_kernel(int32_t index, const char **name, const ch
  *
  *     a        [m, k] or [batch|1, m, k]
  *     b        [k, n] or [batch|1, k, n]
- *     c        [m, n] or [batch|1, m, n]    may be out
- *     out      [m, n] or [batch, m, n] */
+ *     c        [m, n] or [batch|1, m, n]
+ *     out      [m, n] or [batch, m, n]      may take the place of c */
 typedef struct fdm_gemm_tensors {
     const fdm_tensor *a, *b, *c; /* c may be NULL where beta is 0 */
     fdm_tensor *out;

@@ -73,6 +73,13 @@ static fdm_status check_shown(const fdm_tensor *shown, const fdm_tensor *mask) {
     return FDM_OK;
 }
 
+/* What is written lies apart from what is read; the second may be NULL. */
+static fdm_status check_apart(const fdm_tensor *written, const char *name, const fdm_tensor *first,
+                              const char *first_name, const fdm_tensor *second, const char *second_name) {
+    const struct named_tensor all[] = {{first_name, first, 0, 0}, {second_name, second, 0, 0}, {name, written, 1, 0}};
+    return tensors_check_apart(all, 3);
+}
+
 static int is_contiguous(const fdm_tensor *t) {
     int64_t stride = 1;
     int is = 1, is_empty = 0;
@@ -91,7 +98,8 @@ fdm_status fdm_intervals_to_mask(const fdm_tensor *start, const fdm_tensor *end,
         return status;
     const int64_t shape[3] = {mask->shape[0], mask->shape[1], mask->shape[3]};
     if ((status = tensor_check_as(start, "start", 3, TENSOR_INPUT, FDM_INT32, shape, mask, "mask")) ||
-        (status = tensor_check_as(end, "end", 3, TENSOR_INPUT, FDM_INT32, shape, mask, "mask")))
+        (status = tensor_check_as(end, "end", 3, TENSOR_INPUT, FDM_INT32, shape, mask, "mask")) ||
+        (status = check_apart(mask, "mask", start, "start", end, "end")))
         return status;
     if (mask->device.type == FDM_CUDA)
         return intervals_to_mask_on_device(start, end, mask, stream);
@@ -108,7 +116,8 @@ fdm_status fdm_mask_blocks(const fdm_tensor *mask, int64_t block_q, int64_t bloc
                          (long long)block_q, (long long)block_k);
     const int64_t shape[4] = {mask->shape[0], mask->shape[1], (mask->shape[2] + block_q - 1) / block_q,
                               (mask->shape[3] + block_k - 1) / block_k};
-    if ((status = tensor_check_as(blocks, "blocks", 4, TENSOR_OUTPUT, FDM_BOOL, shape, mask, "mask")))
+    if ((status = tensor_check_as(blocks, "blocks", 4, TENSOR_OUTPUT, FDM_BOOL, shape, mask, "mask")) ||
+        (status = check_apart(blocks, "blocks", mask, "mask", NULL, NULL)))
         return status;
     if (!is_contiguous(blocks))
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "blocks is not contiguous; it must be");
@@ -148,7 +157,9 @@ static struct mask_source source_of(const fdm_tensor *bias, const fdm_tensor *sh
 fdm_status fdm_create_mask(const fdm_tensor *bias, const fdm_tensor *attention_mask, int64_t window, double min_value,
                            int64_t block_size, fdm_tensor *mask, void *stream) {
     fdm_status status = check_mask(mask, TENSOR_OUTPUT);
-    if (status || (status = check_bias(bias, mask)) || (attention_mask && (status = check_shown(attention_mask, mask))))
+    if (status || (status = check_bias(bias, mask)) ||
+        (attention_mask && (status = check_shown(attention_mask, mask))) ||
+        (status = check_apart(mask, "mask", bias, "bias", attention_mask, "attention_mask")))
         return status;
     if (window < 0)
         return error_set(FDM_ERROR_INVALID_ARGUMENT,

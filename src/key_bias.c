@@ -63,7 +63,9 @@ fdm_status fdm_key_bias(const fdm_tensor *dt, const fdm_tensor *a, const fdm_ten
                         fdm_tensor *bias, void *stream) {
     struct key_bias_call call;
     fdm_status status = fill(dt, a, padding, exponential, bias, "bias", TENSOR_OUTPUT, &call);
-    if (status)
+    const struct named_tensor all[] = {
+        {"dt", dt, 0, 0}, {"a", a, 0, 0}, {"padding", padding, 0, 0}, {"bias", bias, 1, 0}};
+    if (status || (status = tensors_check_apart(all, 4)))
         return status;
     if (dt->device.type == FDM_CUDA)
         return key_bias_on_device(0, &call, dt->device.index, stream);
@@ -76,8 +78,10 @@ fdm_status fdm_key_bias_backward(const fdm_tensor *dt, const fdm_tensor *a, cons
                                  void *stream) {
     struct key_bias_call call;
     fdm_status status = fill(dt, a, padding, exponential, dbias, "dbias", TENSOR_INPUT, &call);
+    const struct named_tensor all[] = {{"dt", dt, 0, 0},       {"a", a, 0, 0},     {"padding", padding, 0, 0},
+                                       {"dbias", dbias, 0, 0}, {"ddt", ddt, 1, 0}, {"da", da, 1, 0}};
     if (status || (ddt && (status = check(ddt, "ddt", 3, TENSOR_OUTPUT, dt->shape, dt))) ||
-        (da && (status = check(da, "da", 1, TENSOR_OUTPUT, a->shape, dt))))
+        (da && (status = check(da, "da", 1, TENSOR_OUTPUT, a->shape, dt))) || (status = tensors_check_apart(all, 6)))
         return status;
     call.ddt = ddt ? tensor_of(ddt, 0, 1, 2) : (struct key_bias_tensor){0};
     call.da = da ? of_heads(da) : (struct key_bias_tensor){0};

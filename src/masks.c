@@ -75,10 +75,21 @@ static fdm_status check_pair(const fdm_tensor *start, const fdm_tensor *end) {
     return FDM_OK;
 }
 
+/* start and end are written: they lie apart from each other and from what is read, NULL where there is none. */
+static fdm_status check_apart(const fdm_tensor *start, const fdm_tensor *end, const fdm_tensor *read,
+                              const char *read_name, const fdm_tensor *padding) {
+    const struct named_tensor all[] = {
+        {read_name, read, 0, 0}, {"padding", padding, 0, 0}, {"start", start, 1, 0}, {"end", end, 1, 0}};
+    return tensors_check_apart(all, 4);
+}
+
 /* ---- windows, prefixes ---- */
 
 static fdm_status make_by_rule(const struct interval_rule *rule, const fdm_tensor *start, const fdm_tensor *end,
                                void *stream) {
+    const fdm_status status = check_apart(start, end, NULL, NULL, NULL);
+    if (status)
+        return status;
     if (start->device.type == FDM_CUDA)
         return rule_on_device(rule, start, end, stream);
     intervals_by_rule(rule, start, end);
@@ -142,7 +153,8 @@ fdm_status fdm_document_intervals(const fdm_tensor *cu_seqlens, int32_t causal, 
                          "cu_seqlens is %s with %lld elements; it must be int32 with one at "
                          "least",
                          fdm_dtype_name(fdm_dtype_of(cu_seqlens)), (long long)cu_seqlens->shape[0]);
-    if ((status = check_pair(start, end)) || (status = tensor_check_device(cu_seqlens, "cu_seqlens", start, "start")))
+    if ((status = check_pair(start, end)) || (status = tensor_check_device(cu_seqlens, "cu_seqlens", start, "start")) ||
+        (status = check_apart(start, end, cu_seqlens, "cu_seqlens", NULL)))
         return status;
     if (start->device.type == FDM_CUDA)
         return documents_on_device(cu_seqlens, causal, start, end, stream);
@@ -167,7 +179,13 @@ fdm_status fdm_intervals_from_mask(const fdm_tensor *mask, fdm_tensor *start, fd
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "mask is %s; it must be bool", fdm_dtype_name(fdm_dtype_of(mask)));
     const int64_t shape[3] = {mask->shape[0], mask->shape[1], mask->shape[3]};
     if ((status = check_output(start, "start", shape)) || (status = check_pair(start, end)) ||
-        (status = tensor_check_device(mask, "mask", start, "start")) || (status = check_seqlen_q(mask->shape[2])))
+        (status = tensor_check_device(mask, "mask", start, "start")) || (status = check_seqlen_q(mask->shape[2])) ||
+        (status = check_apart(start, end, mask, "mask", NULL)))
+        return status;
+    const fdm_tensor number = {.data = exact, .dtype = fdm_data_type_of(FDM_INT32)}; /* of no axes */
+    const struct named_tensor beside[] = {
+        {"mask", mask, 0, 0}, {"start", start, 0, 0}, {"end", end, 0, 0}, {"exact", &number, 1, 0}};
+    if ((status = tensors_check_apart(beside, 4)))
         return status;
     if (start->device.type == FDM_CUDA)
         return runs_on_device(mask, start, end, exact, stream);
@@ -224,6 +242,7 @@ fdm_status fdm_topk_intervals(const fdm_tensor *bias, const fdm_tensor *padding,
     if ((status = check_output(start, "start", shape)) || (status = check_output(end, "end", shape)) ||
         (status = tensor_check_device(start, "start", bias, "bias")) ||
         (status = tensor_check_device(end, "end", bias, "bias")) ||
+        (status = check_apart(start, end, bias, "bias", padding)) ||
         (status = check_workspace(bias, workspace, workspace_bytes, needed)))
         return status;
     if (bias->device.type == FDM_CUDA)

@@ -69,6 +69,25 @@ static fdm_status check_rows(const fdm_tensor *from, const fdm_tensor *to, const
     return status ? status : check(to, slots_name, 4, TENSOR_OUTPUT, dtype, kept, bias);
 }
 
+/* Slots, and slot where it is wanted, are written: apart from each other and from what is read. `beside`: real or end.
+ */
+static fdm_status check_apart(const fdm_tensor *bias, const fdm_tensor *beside, const char *beside_name,
+                              const fdm_tensor *k, const fdm_tensor *v, const fdm_tensor *block_table,
+                              const fdm_topk_slots *s, const fdm_tensor *slot) {
+    const struct named_tensor all[] = {{"bias", bias, 0, 0},
+                                       {beside_name, beside, 0, 0},
+                                       {"k", k, 0, 0},
+                                       {"v", v, 0, 0},
+                                       {"block_table", block_table, 0, 0},
+                                       {"slots.key", s->key, 1, 0},
+                                       {"slots.bias", s->bias, 1, 0},
+                                       {"slots.length", s->length, 1, 0},
+                                       {"slots.k", s->k, 1, 0},
+                                       {"slots.v", s->v, 1, 0},
+                                       {"slot", slot, 1, 0}};
+    return tensors_check_apart(all, sizeof all / sizeof all[0]);
+}
+
 static struct slot_scores scores_of(const fdm_tensor *t) {
     struct slot_scores s = {0};
     if (t)
@@ -121,7 +140,8 @@ fdm_status fdm_topk_append(const fdm_tensor *bias, const fdm_tensor *real, const
         return status;
     if (real && (status = check(real, "real", 1, TENSOR_INPUT, FDM_BOOL, bias->shape, bias)))
         return status;
-    if (slot && (status = check(slot, "slot", 2, TENSOR_OUTPUT, FDM_INT32, bias->shape, bias)))
+    if ((slot && (status = check(slot, "slot", 2, TENSOR_OUTPUT, FDM_INT32, bias->shape, bias))) ||
+        (status = check_apart(bias, real, "real", k, v, NULL, slots, slot)))
         return status;
     call.real = real ? (const uint8_t *)tensor_data(real) : NULL;
     call.real_batch = real ? tensor_stride(real, 0) : 0;
@@ -157,7 +177,8 @@ fdm_status fdm_topk_fill(const fdm_tensor *bias, const fdm_tensor *end, const fd
     fdm_status status = check_bias(bias, 3);
     if (status || (block_table && (status = check_table(block_table, k ? k : v, bias))) ||
         (status = fill_call(bias, bias->shape[2], k, v, block_table, slots, &call)) ||
-        (status = check(end, "end", 3, TENSOR_INPUT, FDM_INT32, bias->shape, bias)))
+        (status = check(end, "end", 3, TENSOR_INPUT, FDM_INT32, bias->shape, bias)) ||
+        (status = check_apart(bias, end, "end", k, v, block_table, slots, NULL)))
         return status;
     call.end = scores_of(end);
     if (block_table) {

@@ -112,11 +112,23 @@ int tensors_overlap(const fdm_tensor *a, const fdm_tensor *b) {
     return spans_overlap(of_a, of_b) && shares_a_byte(a, of_a, b, of_b);
 }
 
+/* The first axis from `axis` on that is longer than 1, or ndim. */
+static int32_t long_axis(const fdm_tensor *t, int32_t axis) {
+    while (axis < t->ndim && t->shape[axis] == 1)
+        axis++;
+    return axis;
+}
+
 int tensors_same(const fdm_tensor *a, const fdm_tensor *b) {
-    int same = tensor_data(a) == tensor_data(b) && a->ndim == b->ndim && bytes_of(a) == bytes_of(b);
-    for (int32_t axis = 0; same && axis < a->ndim; axis++)
-        same = a->shape[axis] == b->shape[axis] && tensor_stride(a, axis) == tensor_stride(b, axis);
-    return same;
+    if (tensor_data(a) != tensor_data(b) || bytes_of(a) != bytes_of(b))
+        return 0;
+    int32_t i = long_axis(a, 0), j = long_axis(b, 0);
+    while (i < a->ndim && j < b->ndim) {
+        if (a->shape[i] != b->shape[j] || tensor_stride(a, i) != tensor_stride(b, j))
+            return 0;
+        i = long_axis(a, i + 1), j = long_axis(b, j + 1);
+    }
+    return i == a->ndim && j == b->ndim;
 }
 
 fdm_status tensors_check_apart(const struct named_tensor *all, int32_t count) {

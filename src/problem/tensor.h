@@ -30,7 +30,7 @@ int tensor_mappable(const fdm_tensor *tensor);
 /* Whether two well-formed tensors of one device have a byte in common. Strides are looked at, not spans alone: views of
  * one tensor that lie between each other's rows have none. */
 int tensors_overlap(const fdm_tensor *a, const fdm_tensor *b);
-/* Whether they are the same elements in the same order. */
+/* Whether they are the same elements in the same order, whatever axes of extent 1 lie between. */
 int tensors_same(const fdm_tensor *a, const fdm_tensor *b);
 /* A tensor of a call, which has at most 32; NULL where it is absent. */
 struct named_tensor {

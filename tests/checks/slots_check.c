@@ -158,7 +158,9 @@ static const char *check(fdm_dtype dtype, int64_t window, int64_t prompt, int64_
                               &t[SLOT_V].tensor};
     draw_biases(dtype);
     place(host);
-    fdm_tensor start = t[END].tensor; /* overwritten by the end */
+    static int32_t starts[BATCH * HEADS * TOKENS];
+    fdm_tensor start = t[END].tensor;
+    start.data = starts;
     if (fdm_topk_intervals(&t[BIAS].tensor, NULL, window, prompt, &start, &t[END].tensor, NULL, 0, NULL))
         fail("intervals of the prompt");
     upload(END);

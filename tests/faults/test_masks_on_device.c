@@ -15,16 +15,21 @@
 enum { HEADS = 6, SLOTS = 40, MEMORY = 1 << 26 };
 static const fdm_device_id device = {FDM_CUDA, 0};
 
-/* Nothing is read: all tensors lie at the beginning of one allocation. */
+/* Nothing is read: tensors lie apart from each other, and their elements beyond the workspace nowhere. */
 struct masks {
     void *memory;
+    int64_t used; /* tensors so far */
     int64_t pair[3], by_key[3], dense[4], rows[4], blocks[4], slots[3], token[3], offsets, keys;
     fdm_tensor bias, start, end, mask, cu_seqlens, key, slot_bias, length;
 };
 
 static fdm_tensor tensor_of(struct masks *m, int32_t ndim, int64_t *shape, fdm_dtype dtype) {
-    return (fdm_tensor){
-        .data = m->memory, .device = device, .ndim = ndim, .dtype = fdm_data_type_of(dtype), .shape = shape};
+    return (fdm_tensor){.data = m->memory,
+                        .device = device,
+                        .ndim = ndim,
+                        .dtype = fdm_data_type_of(dtype),
+                        .shape = shape,
+                        .byte_offset = (uint64_t)++m->used << 40};
 }
 
 static fdm_status make(struct masks *m, int64_t keys) {
@@ -39,7 +44,8 @@ static fdm_status make(struct masks *m, int64_t keys) {
                         .keys = keys};
     const fdm_status status = fdm_memory_allocate(device, MEMORY, &m->memory);
     m->bias = tensor_of(m, 3, m->pair, FDM_FLOAT32);
-    m->start = m->end = tensor_of(m, 3, m->pair, FDM_INT32);
+    m->start = tensor_of(m, 3, m->pair, FDM_INT32);
+    m->end = tensor_of(m, 3, m->pair, FDM_INT32);
     m->mask = tensor_of(m, 4, m->dense, FDM_BOOL);
     m->cu_seqlens = tensor_of(m, 1, &m->offsets, FDM_INT32);
     m->key = tensor_of(m, 3, m->slots, FDM_INT32);
@@ -74,7 +80,8 @@ static fdm_status run(struct masks *m, enum builder builder, void *stream) {
     const fdm_topk_slots slots = {&m->key, &m->slot_bias, &m->length, NULL, NULL};
     fdm_tensor token = tensor_of(m, 2, m->token, FDM_FLOAT32), rows = tensor_of(m, 4, m->rows, FDM_FLOAT32);
     fdm_tensor blocks = tensor_of(m, 4, m->blocks, FDM_BOOL);
-    fdm_tensor dt = tensor_of(m, 3, m->by_key, FDM_BFLOAT16), a = tensor_of(m, 1, &m->pair[1], FDM_FLOAT32), da = a;
+    fdm_tensor dt = tensor_of(m, 3, m->by_key, FDM_BFLOAT16), a = tensor_of(m, 1, &m->pair[1], FDM_FLOAT32);
+    fdm_tensor ddt = tensor_of(m, 3, m->by_key, FDM_BFLOAT16), da = tensor_of(m, 1, &m->pair[1], FDM_FLOAT32);
     switch (builder) {
     case TOPK: return fdm_topk_intervals(&m->bias, NULL, SLOTS, m->keys, &m->start, &m->end, m->memory, MEMORY, stream);
     case WINDOW: return fdm_window_intervals(50, 1, 8, -1, &m->start, &m->end, stream);
@@ -86,7 +93,7 @@ static fdm_status run(struct masks *m, enum builder builder, void *stream) {
     case FROM_MASK: return fdm_intervals_from_mask(&m->mask, &m->start, &m->end, m->memory, stream);
     case FILL: return fdm_topk_fill(&m->bias, &m->end, NULL, NULL, NULL, &slots, stream);
     case KEY_BIAS: return fdm_key_bias(&dt, &a, NULL, 1, &m->bias, stream);
-    case KEY_BIAS_BACKWARD: return fdm_key_bias_backward(&dt, &a, NULL, 1, &m->bias, &dt, &da, stream);
+    case KEY_BIAS_BACKWARD: return fdm_key_bias_backward(&dt, &a, NULL, 1, &m->bias, &ddt, &da, stream);
     default: return fdm_topk_append(&token, NULL, NULL, NULL, &slots, NULL, stream);
     }
 }

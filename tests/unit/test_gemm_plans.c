@@ -189,6 +189,7 @@ static void descriptions(void **state) {
     void *memory = (void *)(uintptr_t)4096;
     fdm_tensor a = {memory, cuda, 2, fdm_data_type_of(FDM_FLOAT16), a_shape, NULL, 0}, b = a, out = a;
     b.ndim = out.ndim = 3;
+    out.data = (void *)(uintptr_t)(1 << 20);
     b.shape = b_shape;
     out.shape = out_shape;
     fdm_gemm_tensors t = {.a = &a, .b = &b, .out = &out};

@@ -120,8 +120,8 @@ static void device_tensors_are_checked_first(void **state) {
 
 static void slots_refuse_bad_input(void **state) {
     (void)state;
-    float bias[4] = {0}, kept[8];
-    int32_t key[8], length[2];
+    float bias[4] = {0}, kept[8], rows[8];
+    int32_t key[8], length[2], end[4] = {0};
     fdm_tensor b = tensor_of(bias, 2, (int64_t[]){1, 2}, FDM_FLOAT32), three = b;
     fdm_tensor keys = tensor_of(key, 3, (int64_t[]){1, 2, 4}, FDM_INT32), none = keys, wrong = keys;
     fdm_tensor biases = tensor_of(kept, 3, (int64_t[]){1, 2, 4}, FDM_FLOAT32);
@@ -148,12 +148,11 @@ static void slots_refuse_bad_input(void **state) {
     assert_int_equal(fdm_topk_fill(&b, &keys, NULL, NULL, NULL, &s, NULL), FDM_ERROR_INVALID_ARGUMENT);
     b.ndim = 3;
     b.shape = (int64_t[]){1, 2, 2};
-    fdm_tensor ends = tensor_of(key, 3, (int64_t[]){1, 2, 2}, FDM_INT32);
+    fdm_tensor ends = tensor_of(end, 3, (int64_t[]){1, 2, 2}, FDM_INT32);
     fdm_tensor pages = tensor_of(bias, 4, (int64_t[]){2, 1, 2, 1}, FDM_FLOAT32);
-    fdm_tensor slot_k = tensor_of(kept, 4, (int64_t[]){1, 4, 2, 1}, FDM_FLOAT32);
-    int32_t page[2] = {1, 2}, *end = (int32_t *)ends.data;
+    fdm_tensor slot_k = tensor_of(rows, 4, (int64_t[]){1, 4, 2, 1}, FDM_FLOAT32);
+    int32_t page[2] = {1, 2};
     fdm_tensor table = tensor_of(page, 2, (int64_t[]){1, 2}, FDM_INT32);
-    end[0] = end[1] = end[2] = 0;
     end[3] = INT32_MAX; /* token 1 of head 1, in the second page */
     assert_int_equal(fdm_topk_fill(&b, &ends, NULL, NULL, &table, &s, NULL), FDM_ERROR_INVALID_ARGUMENT);
     assert_non_null(strstr(fdm_last_error(), "block_table is given, but k and v are NULL"));
@@ -257,8 +256,8 @@ static void documents_and_prefixes(void **state) {
     }
     assert_int_equal(fdm_document_intervals(&bad, 0, &first, &last, NULL), FDM_ERROR_INVALID_ARGUMENT);
     assert_non_null(strstr(fdm_last_error(), "falls from 3 to 2"));
-    fdm_tensor five = pair_of(start, small, 5);
-    assert_int_equal(fdm_document_intervals(&offsets, 0, &five, &five, NULL), FDM_ERROR_INVALID_ARGUMENT);
+    fdm_tensor five = pair_of(start, small, 5), other = pair_of(end, small, 5);
+    assert_int_equal(fdm_document_intervals(&offsets, 0, &five, &other, NULL), FDM_ERROR_INVALID_ARGUMENT);
     assert_non_null(strstr(fdm_last_error(), "cu_seqlens ends with 6, but start has 5 keys"));
     assert_int_equal(fdm_prefix_intervals(4, 3, &first, &last, NULL), FDM_OK);
     for (int i = 0; i < 4; i++)

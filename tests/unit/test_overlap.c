@@ -174,6 +174,10 @@ static void same(void **state) {
     assert_false(tensors_same(lay(&a, FDM_FLOAT16, 0, 3, shape, NULL), lay(&b, FDM_FLOAT32, 0, 3, shape, NULL)));
     const int64_t one[3] = {1, 3, 4}, strange[3] = {99, 4, 1};
     assert_true(tensors_same(lay(&a, FDM_FLOAT16, 0, 3, one, NULL), lay(&b, FDM_FLOAT16, 0, 3, one, strange)));
+    assert_true(tensors_same(&a.tensor, lay(&b, FDM_FLOAT16, 0, 2, one + 1, strange + 1)));
+    assert_true(tensors_same(&b.tensor, &a.tensor));
+    assert_false(tensors_same(&a.tensor, lay(&b, FDM_FLOAT16, 0, 1, one + 1, strange + 1)));
+    assert_false(tensors_same(&b.tensor, &a.tensor));
 }
 
 static void check_apart(void **state) {

@@ -126,6 +126,7 @@ static void descriptions(void **state) {
     int64_t shape[3] = {2, 5, 32}, mask_shape[3] = {1, 5, 1}, steps[3] = {320, 64, 2}, odd[3] = {165, 33, 1};
     fdm_tensor x = {(void *)(uintptr_t)4096, {FDM_CUDA, 0}, 3, fdm_data_type_of(FDM_FLOAT16), shape, NULL, 0};
     fdm_tensor out = x, mask = x;
+    out.data = (void *)(uintptr_t)(1 << 20), mask.data = (void *)(uintptr_t)(2 << 20);
     mask.shape = mask_shape;
     mask.dtype = fdm_data_type_of(FDM_BOOL);
     fdm_softmax_tensors t = {.x = &x, .mask = &mask, .out = &out};

@@ -48,6 +48,13 @@ static fdm_status check_shape(const fdm_tensor *t, const char *name, int64_t row
                      shared ? ", where the first may be 1 or left out" : ", where a first of 1 may be left out");
 }
 
+static fdm_status check_apart(const fdm_gemm_tensors *t, int has_c) {
+    enum { C = 2 };
+    const struct named_tensor all[] = {
+        {"a", t->a, 0, 0}, {"b", t->b, 0, 0}, [C] = {"c", has_c ? t->c : NULL, 0, 0}, {"out", t->out, 1, 1u << C}};
+    return tensors_check_apart(all, 4);
+}
+
 /* Strides in elements, 0 on axes of extent 1. */
 static struct gemm_matrix matrix_of(const fdm_tensor *t, int64_t batch) {
     return (struct gemm_matrix){tensor_data(t), batch > 1 && batch_of(t) > 1 ? tensor_stride(t, 0) : 0,
@@ -135,7 +142,7 @@ static fdm_status describe(const fdm_gemm_tensors *t, const fdm_gemm_options *o,
     const int64_t batch = batch_of(t->a) == 1 ? batch_of(t->b) : batch_of(t->a);
     const int64_t m = extent_of(t->a, 0), k = extent_of(t->a, 1), n = extent_of(t->b, 1);
     if ((status = check_shape(t->b, "b", k, n, batch, 1)) || (status = check_shape(t->out, "out", m, n, batch, 0)) ||
-        (has_c && (status = check_shape(t->c, "c", m, n, batch, 1))))
+        (has_c && (status = check_shape(t->c, "c", m, n, batch, 1))) || (status = check_apart(t, has_c)))
         return status;
     *c = (struct call){.problem = {.dtype = fdm_dtype_of(t->a),
                                    .batch = batch,

@@ -60,6 +60,13 @@ static fdm_status check_limits(const fdm_tensor *t, const char *name, fdm_softma
     return FDM_OK;
 }
 
+/* No place may be taken: threads of softmax.resident that have no row read the first one, whenever its block writes. */
+static fdm_status check_apart(fdm_pass pass, const fdm_softmax_tensors *t) {
+    const struct named_tensor forward[] = {{"x", t->x, 0, 0}, {"mask", t->mask, 0, 0}, {"out", t->out, 1, 0}};
+    const struct named_tensor backward[] = {{"out", t->out, 0, 0}, {"dout", t->dout, 0, 0}, {"dx", t->dx, 1, 0}};
+    return tensors_check_apart(pass == FDM_BACKWARD ? backward : forward, 3);
+}
+
 /* How far elements lie from multiples of 16 bytes, on each axis of rows and at the first. */
 static uint64_t remainder_of(const fdm_tensor *t, int32_t axis) {
     if (axis < 0)
@@ -100,14 +107,15 @@ fdm_status fdm_describe_softmax(fdm_pass pass, const fdm_softmax_tensors *tensor
     if (!backward) {
         const fdm_tensor *const all[] = {first, tensors->out};
         if ((status = check_one(tensors->out, "out", TENSOR_OUTPUT, first, name)) ||
-            (tensors->mask && (status = check_one(tensors->mask, "mask", TENSOR_INPUT, first, name))))
+            (tensors->mask && (status = check_one(tensors->mask, "mask", TENSOR_INPUT, first, name))) ||
+            (status = check_apart(pass, tensors)))
             return status;
         problem->aligned = alignment_of(all, 2);
         return FDM_OK;
     }
     const fdm_tensor *const all[] = {first, tensors->dout, tensors->dx};
     if ((status = check_one(tensors->dout, "dout", TENSOR_INPUT, first, name)) ||
-        (status = check_one(tensors->dx, "dx", TENSOR_OUTPUT, first, name)))
+        (status = check_one(tensors->dx, "dx", TENSOR_OUTPUT, first, name)) || (status = check_apart(pass, tensors)))
         return status;
     problem->aligned = alignment_of(all, 3);
     return FDM_OK;
