@@ -101,6 +101,36 @@ def test_dlpack_bfloat16_into_out():
     assert torch.equal(out, flash_dmattn_func(q, q, q))
 
 
+def test_out_in_place_of_q():
+    for dtype in ("float32", "float16", "float64"):
+        shapes = (2, 9, 4, 8), (2, 7, 2, 8), (2, 7, 2, 8)
+        q, k, v = (np.random.default_rng(0).standard_normal(shape).astype(dtype) for shape in shapes)
+        expected = attention(q, k, v, is_causal=True)
+        assert attention(q, k, v, is_causal=True, out=q) is q
+        assert (q == expected).all()
+
+
+def test_out_between_the_rows_of_its_inputs():
+    both = np.random.default_rng(0).standard_normal((2, 9, 4, 2, 8)).astype("float32")  # q, k, v, out of two heads
+    q, k, v, out = (both[:, :, n] for n in range(4))
+    expected = attention(q.copy(), k.copy(), v.copy())
+    assert attention(q, k, v, out=out) is out
+    assert (out == expected).all()
+
+
+@pytest.mark.parametrize("wrap", [lambda array: array, torch.from_numpy], ids=["numpy", "torch"])
+def test_out_over_its_inputs(wrap):
+    memory = np.random.default_rng(0).standard_normal(4 * 144 + 8).astype("float32")
+    q, k, v = (memory[n * 144 : (n + 1) * 144].reshape(1, 9, 2, 8) for n in range(3))
+    bias = memory[3 * 144 : 3 * 144 + 81].reshape(1, 1, 9, 9)
+    before = memory.copy()
+    for first, name in ((144, "k"), (288, "v"), (8, "q"), (432, "bias"), (150, "k"), (2 * 144 - 8, "k")):
+        out = memory[first : first + 144].reshape(1, 9, 2, 8)
+        with pytest.raises(ValueError, match=f"out overlaps {name} in memory; it is written"):
+            attention(wrap(q), wrap(k), wrap(v), attn_bias=wrap(bias), out=wrap(out))
+        assert (memory == before).all()
+
+
 def test_dtypes_that_are_not_taken_are_named():
     q, k, v = (torch.from_numpy(each) for each in arrays())
     for dtype, name in ((torch.int64, "int64"), (torch.complex64, "complex64"), (torch.uint16, "uint16")):
