@@ -50,8 +50,8 @@ struct trial {
     int huge;    /* 1: some biases are so low that a float32 beside them has few digits left for the scores, or none */
     int far;     /* some tensors are far: 1 by any number of pieces, which seldom fit on a device; 2 by a few */
     int named;   /* 1: of named_case(): no axis is shared by a stride of 0 */
-    int many;    /* named: a mask for each head, which hides all keys but from the first ones, the last ones, and those
-                  * around 65536 */
+    int many;    /* named: all keys are hidden from most heads, or most sequences are empty; not from the first ones, the
+                  * last ones and those around number 65536 */
     int64_t apart;                  /* named: axes of so many elements are far; 0: none is */
     int alike;                      /* 1: a bias has q's dtype */
     int shares;                     /* named: heads (1) or batches (2) or both (3) share the bias */

@@ -193,6 +193,12 @@ static void draw_options(struct trial *t) {
         o->window_left += 3000;
 }
 
+/* Of many heads, or sequences, whether this is one of those that see keys. */
+static int is_of_few(int64_t head, int64_t heads) {
+    enum { FEW = 3, BOUND = 65536 };
+    return head < FEW || head >= heads - FEW || llabs(head - BOUND) < FEW;
+}
+
 static void draw_cu_seqlens(struct trial *t, enum role role, int64_t longest, int64_t *total) {
     guarded_make(&t->g[role], t, FDM_INT32, 1, (int64_t[]){t->batch + 1}, 0);
     const int rest = !t->named && (t->batch == 0 || random_below(t, 3) == 0); /* rows of no sequence */
@@ -200,7 +206,8 @@ static void draw_cu_seqlens(struct trial *t, enum role role, int64_t longest, in
     guarded_set(&t->g[role], 0, (double)*total);
     for (int64_t b = 0; b < t->batch; b++)
         guarded_set(&t->g[role], b + 1,
-                    (double)(*total += (t->named && b == 0) || (rest && b == t->batch - 1 && random_below(t, 2))
+                    (double)(*total += t->many ? is_of_few(b, t->batch) * longest
+                                       : (t->named && b == 0) || (rest && b == t->batch - 1 && random_below(t, 2))
                                            ? longest
                                        : random_below(t, 5) == 0 ? 0
                                                                  : random_below(t, longest + 1)));
@@ -299,12 +306,6 @@ static void place_in_head(struct trial *t, struct structure *s, const int64_t sh
 }
 static int is_seen(const struct structure *s, const int64_t shape[4], int64_t n) {
     return structure_sees(s, n / shape[3] % shape[2], n % shape[3]);
-}
-
-/* Whether a head of so many is one of those that see keys. */
-static int is_of_few(int64_t head, int64_t heads) {
-    enum { FEW = 3, BOUND = 65536 };
-    return head < FEW || head >= heads - FEW || llabs(head - BOUND) < FEW;
 }
 
 static void draw_mask(struct trial *t) {

@@ -28,8 +28,10 @@ static struct counted *counter_of(const char *family, const char *entry, const c
     for (int i = 0; i < num_counted; i++)
         if (counted[i].value == value && same_constant(&counted[i], family, entry, constant))
             return &counted[i];
-    if (num_counted == COUNTED_MAX)
+    if (num_counted == COUNTED_MAX) {
+        printf("WRONG launches.c has no room for more constants than %d\n", num_counted);
         exit(2);
+    }
     struct counted *made = &counted[num_counted++];
     *made = (struct counted){.constant = constant, .value = value};
     snprintf(made->family, sizeof made->family, "%s", family);

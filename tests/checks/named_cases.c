@@ -356,44 +356,46 @@ static void add_listed_orders(void) {
 }
 
 /* A kernel of any family, and what says there which pairs are seen: masks and biases with rows (1), without (2), or
- * none (0). rows_apart: whether it takes rows that are 2^31 bytes apart. */
+ * none (0). rows_apart: whether it takes rows that are 2^31 bytes apart. only_packed: whether hidden keys take it as
+ * long as others, but not the empty sequences of a packed call. */
 struct any_kernel {
     const char *name;
     fdm_pass pass;
     fdm_dtype dtype;
-    int scores, rows_apart, only_scored;
+    int scores, rows_apart, only_scored, only_packed;
 };
 static const struct any_kernel any_kernels[] = {
-    {"cpu.forward", FDM_FORWARD, FDM_FLOAT32, 2, 1, 0},
-    {"cpu.decode", FDM_FORWARD, FDM_FLOAT32, 2, 1, 0},
-    {"cpu.backward", FDM_BACKWARD, FDM_FLOAT32, 2, 1, 0},
-    {"mma.forward", FDM_FORWARD, FDM_FLOAT16, 2, 1, 0},
-    {"mma.decode", FDM_FORWARD, FDM_FLOAT16, 2, 0, 0},
-    {"mma.wide", FDM_FORWARD, FDM_FLOAT16, 2, 0, 0},
-    {"mma.forward32", FDM_FORWARD, FDM_FLOAT32, 2, 1, 0},
-    {"mma.split-q", FDM_FORWARD, FDM_FLOAT16, 0, 0, 0},
-    {"mma.backward", FDM_BACKWARD, FDM_FLOAT16, 2, 1, 0},
-    {"mma.backward32", FDM_BACKWARD, FDM_FLOAT32, 2, 1, 0},
-    {"hopper.forward", FDM_FORWARD, FDM_FLOAT16, 1, 1, 0},
-    {"hopper.gather", FDM_FORWARD, FDM_FLOAT16, 2, 0, 1},
-    {"hopper.backward", FDM_BACKWARD, FDM_FLOAT16, 2, 0, 0},
-    {"hopper.wide", FDM_BACKWARD, FDM_FLOAT16, 1, 0, 0},
-    {"blackwell.forward", FDM_FORWARD, FDM_FLOAT16, 1, 0, 0},
-    {"blackwell.backward", FDM_BACKWARD, FDM_FLOAT16, 0, 0, 0},
+    {"cpu.forward", FDM_FORWARD, FDM_FLOAT32, 2, 1, 0, 0},
+    {"cpu.decode", FDM_FORWARD, FDM_FLOAT32, 2, 1, 0, 0},
+    {"cpu.backward", FDM_BACKWARD, FDM_FLOAT32, 2, 1, 0, 0},
+    {"mma.forward", FDM_FORWARD, FDM_FLOAT16, 2, 1, 0, 0},
+    {"mma.decode", FDM_FORWARD, FDM_FLOAT16, 2, 0, 0, 0},
+    {"mma.wide", FDM_FORWARD, FDM_FLOAT16, 2, 0, 0, 1},
+    {"mma.forward32", FDM_FORWARD, FDM_FLOAT32, 2, 1, 0, 0},
+    {"mma.split-q", FDM_FORWARD, FDM_FLOAT16, 0, 0, 0, 0},
+    {"mma.backward", FDM_BACKWARD, FDM_FLOAT16, 2, 1, 0, 0},
+    {"mma.backward32", FDM_BACKWARD, FDM_FLOAT32, 2, 1, 0, 0},
+    {"hopper.forward", FDM_FORWARD, FDM_FLOAT16, 1, 1, 0, 0},
+    {"hopper.gather", FDM_FORWARD, FDM_FLOAT16, 2, 0, 1, 0},
+    {"hopper.backward", FDM_BACKWARD, FDM_FLOAT16, 2, 0, 0, 0},
+    {"hopper.wide", FDM_BACKWARD, FDM_FLOAT16, 1, 0, 0, 0},
+    {"blackwell.forward", FDM_FORWARD, FDM_FLOAT16, 1, 0, 0, 0},
+    {"blackwell.backward", FDM_BACKWARD, FDM_FLOAT16, 0, 0, 0, 0},
 };
 
 /* More batches or heads than a grid has blocks along its second and third axis, which is 65535, of kernels that take
  * masks: all keys are hidden from most of them, which takes a block little time. */
 static void add_many(const struct any_kernel *kernel) {
     enum { MANY = 65537 };
-    for (int axis = 0; axis < 3 && kernel->scores; axis++) {
+    for (int axis = 0; axis < (kernel->only_packed ? 1 : 3) && kernel->scores; axis++) {
         begin(kernel->name, kernel->pass, 8, kernel->dtype);
         next.seqlen_q = kernel->scores == 1 ? 2 : 1;
         next.seqlen_k = 16;
         next.batch = axis == 0 ? MANY : 1;
         next.heads = axis > 0 ? MANY : 1;
         next.heads_kv = axis > 1 ? MANY : 1;
-        next.mask = kernel->scores;
+        next.mask = kernel->only_packed ? 0 : kernel->scores;
+        next.varlen = kernel->only_packed;
         next.many = 1;
         if (axis != 1 || !strstr(kernel->name, "decode")) /* so many heads of a group are no few rows */
             add("more than 65535");
