@@ -86,6 +86,9 @@ __device__ __forceinline__ uint32_t redo_or(uint32_t rows) {
     return (uint32_t)redo_uniform((int)rows);
 }
 
+/* Whether the output takes the place of q: rows that are done again read q, and are not written before. */
+__device__ __forceinline__ bool out_over_q(const struct gpu_forward_params &a) { return a.out.data == a.q.data; }
+
 /* Calls visit(key, score, slope) for each key from `first` up to `last` that the row sees; slope: that of the cap. */
 template <class visitor>
 __device__ __forceinline__ void redo_keys(const struct gpu_forward_params &a, const struct sequence &s, int head,

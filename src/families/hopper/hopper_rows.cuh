@@ -51,8 +51,20 @@ __device__ __forceinline__ uint32_t store_rows(const struct gpu_forward_params &
         stmatrix_x4(tile + i / 8 * BLOCK_M * 128 + row * 128 + (((i % 8 + lane / 16) ^ (row & 7)) << 4), word);
     }
     __syncwarp();
-    uint32_t spoiled = 0;
     constexpr int chunks = HEAD_DIM_V / 8;
+    const auto load = [&](uint32_t(&word)[4], int r, int chunk) {
+        ld_shared_16(word, tile + chunk / 8 * BLOCK_M * 128 + (warp_row + r) * 128 + ((chunk % 8 ^ (r & 7)) << 4));
+    };
+    uint32_t spoiled = 0;
+    if (redo && out_over_q(a)) {
+#pragma unroll 1
+        for (int n = lane; n < 16 * chunks; n += 32) {
+            uint32_t word[4];
+            load(word, n / chunks, n % chunks);
+            spoiled |= (uint32_t)(holds_nan(word) != 0) << n / chunks;
+        }
+        spoiled = redo_or(spoiled);
+    }
     constexpr bool packed = PACKED_HEADS > 1; /* then `to` is the sequence's first row */
     char *to = a.out.data + ((VARLEN ? 0 : f.batch) * a.out.batch + f.head * PACKED_HEADS * a.out.head +
                              (int64_t)(packed ? f.q_begin : f.q_begin + f.first_row + warp_row) * a.out.row) *
@@ -62,16 +74,17 @@ __device__ __forceinline__ uint32_t store_rows(const struct gpu_forward_params &
     for (int n = lane; n < 16 * chunks; n += 32) {
         const int r = n / chunks, chunk = n % chunks, columns = a.head_dim_v - chunk * 8;
         uint32_t word[4];
-        ld_shared_16(word, tile + chunk / 8 * BLOCK_M * 128 + (warp_row + r) * 128 + ((chunk % 8 ^ (r & 7)) << 4));
+        load(word, r, chunk);
         const int at_row = f.first_row + warp_row + r;
         const int64_t offset =
             packed ? at_row / PACKED_HEADS * a.out.row + at_row % PACKED_HEADS * a.out.head : r * a.out.row;
         char *at = to + offset * 2 + chunk * 16;
         if (redo)
             spoiled |= (uint32_t)(holds_nan(word) != 0) << r;
-        if (r < count && columns >= 8)
+        const bool stored = r < count && !(redo && spoiled >> r & 1);
+        if (stored && columns >= 8)
             *(uint4 *)at = make_uint4(word[0], word[1], word[2], word[3]);
-        else if (r < count)
+        else if (stored)
 #pragma unroll
             for (int e = 0; e < 8; e++)
                 if (e < columns)

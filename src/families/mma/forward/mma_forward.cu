@@ -741,6 +741,16 @@ __device__ __forceinline__ uint32_t store_rows(struct fragments &f, const struct
                             pack(f.o[r][n][half * 2] * inverse, f.o[r][n][half * 2 + 1] * inverse));
         }
     __syncwarp();
+    if (REDO && out_over_q(a)) {
+#pragma unroll 1
+        for (int index = lane; index < ROW_TILES * 16 * (HEAD_DIM_V / 8); index += 32) {
+            const int row = index / (HEAD_DIM_V / 8);
+            uint32_t word[4];
+            ld_shared_16(word, out_tile + chunk_offset<HEAD_DIM_V / 8>(warp_row + row, index % (HEAD_DIM_V / 8)));
+            spoiled |= (uint32_t)(holds_nan(word) != 0) << row;
+        }
+        spoiled = redo_or(spoiled);
+    }
     char *out = a.out.data +
                 (at.batch * a.out.batch + (int64_t)(at.q_begin + at.first_row) * a.out.row + at.head * a.out.head) * 2;
     for (int index = lane; index < ROW_TILES * 16 * (HEAD_DIM_V / 8); index += 32) {
@@ -752,6 +762,8 @@ __device__ __forceinline__ uint32_t store_rows(struct fragments &f, const struct
         ld_shared_16(word, out_tile + chunk_offset<HEAD_DIM_V / 8>(row, chunk));
         if (REDO)
             spoiled |= (uint32_t)(holds_nan(word) != 0) << (row - warp_row);
+        if (REDO && spoiled >> (row - warp_row) & 1)
+            continue;
         char *to = out + row * a.out.row * 2 + chunk * 16;
         if (ALIGNED && count == 8)
             *(uint4 *)to = make_uint4(word[0], word[1], word[2], word[3]);
@@ -1006,7 +1018,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 #endif
     cp_async_wait<0>();
     __syncthreads(); /* Q's place becomes the output's */
-    const uint32_t spoiled = store_rows(f, a, at, q_tile, warp_row, unit);
-    if (REDO) /* what is read anew is not kept: registers are short in the loop */
-        redo_rows(a, find_place(a, (int)ctaid_x_reread()), warp_row, spoiled);
+    /* What is read anew is not kept: registers are short in the loop. */
+    const struct place then = VARLEN ? find_place(a, (int)ctaid_x_reread()) : at;
+    const uint32_t spoiled = store_rows(f, a, then, q_tile, warp_row, unit);
+    if (REDO)
+        redo_rows(a, VARLEN ? then : find_place(a, (int)ctaid_x_reread()), warp_row, spoiled);
 }

@@ -136,12 +136,12 @@ __device__ __forceinline__ int32_t last_key(const gpu_forward_params &a, const w
 
 /* Blocks of one head are neighbours, so that those that run together read the same K and V; where blocks differ in
  * length, the heads of an L2 group take turns, the longest blocks (late rows) first. */
-__device__ __forceinline__ work find_work(const gpu_forward_params &a) {
+__device__ __forceinline__ work find_work(const gpu_forward_params &a, int32_t block) {
     work w;
     const int32_t row_blocks = (a.seqlen_q + BLOCK_M - 1) / BLOCK_M;
     const int32_t l2_group_blocks = row_blocks * a.heads_per_l2_group;
-    const int32_t l2_group = (int32_t)(blockIdx.x / CLUSTER) / l2_group_blocks;
-    const int32_t index = (int32_t)(blockIdx.x / CLUSTER) % l2_group_blocks;
+    const int32_t l2_group = block / CLUSTER / l2_group_blocks;
+    const int32_t index = block / CLUSTER % l2_group_blocks;
     const int32_t left = a.heads * a.batch - l2_group * a.heads_per_l2_group;
     const int32_t l2_group_heads = left < a.heads_per_l2_group ? left : a.heads_per_l2_group;
     const int32_t head = l2_group * a.heads_per_l2_group + index % l2_group_heads;
@@ -425,14 +425,13 @@ __device__ __forceinline__ void group_wait(uint32_t barrier, uint32_t parity) {
 #endif
 }
 
-/* Rows of a row group that a key which they do not see has spoiled, a bit each: the block's columns of them. */
-__device__ __forceinline__ void redo_rows(const gpu_forward_params &a, const work &w, int row_group, int block_column,
-                                          uint32_t spoiled) {
+/* Rows of a row group that a key which they do not see has spoiled, a bit each: columns first .. end - 1 of them. */
+__device__ __forceinline__ void redo_rows(const gpu_forward_params &a, const work &w, int row_group, uint32_t spoiled,
+                                          int first, int end) {
 #pragma unroll 1
     for (; spoiled; spoiled &= spoiled - 1)
         redo_columns(a, find_sequence(a, w.batch), w.head, w.head / a.group,
-                     w.row0 + row_group * 32 + __ffs(spoiled) - 1, w.first_tile * BLOCK_N, w.seqlen_k, block_column,
-                     block_column + BLOCK_COLUMNS);
+                     w.row0 + row_group * 32 + __ffs(spoiled) - 1, w.first_tile * BLOCK_N, w.seqlen_k, first, end);
 }
 
 /* Meetings of the warps that share 32 rows: what was published before is seen after. */
@@ -486,7 +485,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS)
 #if CLUSTER == 2
     peer = mapa_shared(shared, rank ^ 1) - shared;
 #endif
-    const work w = find_work(a);
+    const work w = find_work(a, (int32_t)blockIdx.x);
     if (w.row0 == 0 && rank == 0)
         clear_rest_of_forward(a, w.batch, w.head, threadIdx.x, THREADS);
     if (VARLEN && w.row0 >= w.seqlen_q)
@@ -752,6 +751,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS)
 
     /* Row sums over all warps that see a row. */
     const place at = find_place(rank);
+    const work done = REDO ? find_work(a, (int32_t)ctaid_x_reread()) : w; /* registers are short in the loop */
 #pragma unroll
     for (int m = 0; m < 2; ++m)
 #pragma unroll
@@ -774,9 +774,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS)
             for (int i = 0; i < STATISTICS; ++i)
                 total += of_row[i * BLOCK_M];
             const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
-            if (a.lse.data && rank == 0 && at.column_group == 0 && at.quad_column == 0 && w.row0 + row < w.seqlen_q)
+            if (a.lse.data && rank == 0 && at.column_group == 0 && at.quad_column == 0 && done.row0 + row < done.seqlen_q)
                 store_lse<BIAS != 0>(
-                    a, w.batch, w.head, w.q_begin + w.row0 + row, total == 0.0f,
+                    a, done.batch, done.head, done.q_begin + done.row0 + row, total == 0.0f,
                     [&] { return reference[m][half] * (BIAS ? 1.0f : LN_2); },
                     [&] { return lg2_approx(total) * LN_2; });
 #pragma unroll
@@ -790,13 +790,36 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS)
 
     /* O in 16-byte stores, each row group its own rows: eight neighbouring threads write 128 bytes of a row. */
     char *out = a.out.data +
-                (w.batch * a.out.batch + (w.q_begin + w.row0) * a.out.row + w.head * a.out.head + block_column) * 2;
+                (done.batch * a.out.batch + (done.q_begin + done.row0) * a.out.row + done.head * a.out.head + block_column) * 2;
     const int group_thread = (int)threadIdx.x % GROUP_THREADS, chunk = group_thread & 7;
+    const bool over_q = REDO && out_over_q(a);
     uint32_t spoiled = 0;
+    if (over_q) { /* both blocks of a cluster leave rows that one of them has to do again */
+#pragma unroll 1
+        for (int i = group_thread >> 3; i < 32 && done.row0 + row_group * 32 + i < done.seqlen_q; i += GROUP_THREADS / 8)
+#pragma unroll 1
+            for (int panel = 0; panel < BLOCK_COLUMNS / 64; ++panel) {
+                uint32_t words[4];
+                ld_shared_16(words,
+                             shared + (row_group * 32 + i) * OUT_PITCH + panel * 128 + ((chunk ^ (i & 7)) << 4));
+                spoiled |= (uint32_t)(holds_nan(words) != 0) << i;
+            }
+        spoiled = redo_or(spoiled);
+        group_meet(g); /* all have read the statistics */
+        const uint32_t masks = STATISTICS_OFFSET + row_group * 32 * 4;
+        if (lane == 0)
+            publish(shared + masks + ((int32_t)rank * COLUMN_GROUPS + column_group) * BLOCK_M * 4, peer, spoiled);
+        group_meet(g);
+#pragma unroll
+        for (int i = 0; i < STATISTICS; ++i)
+            spoiled |= ld_shared_4(shared + masks + i * BLOCK_M * 4);
+    }
 #pragma unroll 1
     for (int i = group_thread >> 3; i < 32; i += GROUP_THREADS / 8) {
         const int row = row_group * 32 + i;
-        if (w.row0 + row >= w.seqlen_q)
+        if (over_q && spoiled >> i & 1)
+            continue;
+        if (done.row0 + row >= done.seqlen_q)
             break;
 #pragma unroll 4
         for (int panel = 0; panel < BLOCK_COLUMNS / 64; ++panel)
@@ -809,8 +832,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS)
                     make_uint4(words[0], words[1], words[2], words[3]);
             }
     }
-    if (REDO)
-        redo_rows(a, w, row_group, block_column, redo_or(spoiled));
+    if (REDO && !over_q)
+        redo_rows(a, done, row_group, redo_or(spoiled), block_column, block_column + BLOCK_COLUMNS);
+    else if (REDO && rank == 0 && column_group == 0)
+        redo_rows(a, done, row_group, (uint32_t)redo_uniform((int)spoiled), 0, HEAD_DIM_V);
 #if CLUSTER == 2
     barrier_cluster_arrive(); /* the other block may still write here */
     barrier_cluster_wait();
