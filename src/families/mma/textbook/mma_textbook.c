@@ -206,6 +206,10 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     if (!validate(plan, p))
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's parameters are not those of a textbook kernel");
     const struct shape s = shape_of(plan->parameters[ALGORITHM], &variants[plan->parameters[VARIANT]], p);
+    if (s.out_blocks > 1 && attention->out.data == attention->q.data)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT,
+                         "out takes the place of q, but of these head dims %d blocks of %s share the rows of q",
+                         s.out_blocks, plan->kernel);
     struct cuda_kernel_request request;
     request_of(plan, p, &request);
     return gpu_forward_launch(plan, attention, &request, 1, grid_of(&s, p), 1, workspace, stream);
