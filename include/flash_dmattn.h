@@ -286,7 +286,7 @@ typedef struct fdm_problem {
     /* 1: tensor maps for TMA (compute capability 9.0 and above) can say where these tensors lie: addresses
      * are multiples of 16 bytes, and so are strides of axes longer than 1, which are above 0 and below 2^40 bytes.
      * Empty tensors count as such. */
-    int32_t q_mappable;      /* of q, and in the backward of dout */
+    int32_t q_mappable;      /* of q, and in the backward of dout; 0 where out takes the place of a packed q */
     int32_t keys_mappable;   /* of k and v */
     int32_t scores_mappable; /* of mask and bias, whose keys are contiguous then */
 } fdm_problem;

@@ -549,7 +549,10 @@ fdm_status problem_from_tensors(fdm_pass pass, const fdm_tensors *t, const fdm_o
         (status = resolve_outputs(t, &p, a, q_shape, k_shape, v_shape, out_shape)) ||
         (status = tensors_check_apart(all, pass == FDM_FORWARD ? NUM_OF_FORWARD : NUM_TENSORS)))
         return status;
-    p.q_mappable = tensor_mappable(t->q) && (pass != FDM_BACKWARD || tensor_mappable(t->dout));
+    /* Boxes of a packed q reach into the next sequence, where out must not change meanwhile: whether a warp raises its
+     * maxima depends on all of its rows. */
+    const int in_place = pass == FDM_FORWARD && p.varlen && tensors_overlap(t->out, t->q);
+    p.q_mappable = !in_place && tensor_mappable(t->q) && (pass != FDM_BACKWARD || tensor_mappable(t->dout));
     p.keys_mappable = tensor_mappable(t->k) && tensor_mappable(t->v);
     p.scores_mappable =
         p.scores_aligned && (!t->mask || tensor_mappable(t->mask)) && (!t->bias || tensor_mappable(t->bias));
