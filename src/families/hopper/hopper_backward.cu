@@ -485,11 +485,11 @@ struct owner {
             } while (++step < end);
             wgmma_wait_group<0>(dk);
         }
+        barrier_sync(OWN_BARRIER + warpgroup, 128); /* all warps' products with V and dS are complete */
         if (SKIPS && DESCENDS)
 #pragma unroll 1
             for (; step < k.steps; step++)
                 leave_nothing(step);
-        barrier_sync(OWN_BARRIER + warpgroup, 128); /* all products with V are complete */
         const int warp_key = (int)threadIdx.x / 32 * 16;
         store_keys<HEAD_DIM_V>(a, k, a.in.dv, a.in.dv_parts, a.in.in.head_dim_v, base + V_OFFSET, warp_key, dv, 1.0f);
         store_keys<HEAD_DIM>(a, k, a.in.dk, a.in.dk_parts, a.in.in.head_dim, base + V_OFFSET, warp_key, dk,
