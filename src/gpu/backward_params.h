@@ -39,14 +39,10 @@
 #define BACKWARD_ROWS_WARPS  4
 #define BACKWARD_DBIAS_WARPS 4
 
-/* Delta, as bits, of a row that sees no key and whose dO is not finite: the largest float, where it is else 0. Such a
- * row has no gradient, but 0 times NaN is not 0: a family's kernels take dO of these rows as 0. */
-#define BACKWARD_SPOILED_ROW 0x7f7fffffu
-
 /* Workspace: row i of a sequence (dense: of batch b and head h at (b heads + h) rows; varlen: of head h at h rows, plus
  * the sequence's begin, backward_begin()). The last rows of a sequence's ROW_STEP stand for no row.
  *   lse, delta [rows]: lse times lse_factor, +inf where no key is seen; sum of dO * O minus dlse,
- *              or BACKWARD_SPOILED_ROW
+ *              0 where no key is seen
  *   low        [rows]: beside a bias: what lse has rounded away, times -log2(e); 0 where it is not given
  *   dq         [rows, D]: fp32 sums; 16 rows are D / 8 tiles of 16 x 8, one after the other. A tile is in the order of
  *              the accumulators of mma.sync and of a warp of wgmma: lane l has (l / 4, 2 (l % 4)), its right neighbour,

@@ -215,14 +215,13 @@ extern "C" __global__ void PREPARE_BOUNDS backward_prepare(const __grid_constant
         return;
     const int64_t row = at.first + lane, i = at.packed + row;
     float lse = __int_as_float(0x7f800000);
-    const bool spoiled = !(fabsf(mine) < lse); /* of a row without keys, out of which is 0: dO is not finite */
     if (row < at.seqlen_q) {
         lse = a.in.lse.data[b * a.in.lse.batch + h * a.in.lse.head + i * a.in.lse.row] * a.lse_factor;
         if (a.dlse.data)
             mine -= a.dlse.data[b * a.dlse.batch + h * a.dlse.head + i * a.dlse.row];
     }
     if (lse == __int_as_float(0x7f800000))
-        mine = spoiled ? __uint_as_float(BACKWARD_SPOILED_ROW) : 0; /* also where dlse is not finite */
+        mine = 0; /* also where dO or dlse is not finite */
     a.lse_rows[at.begin + row] = lse;
     a.delta_rows[at.begin + row] = mine;
 #if BIAS

@@ -13,7 +13,7 @@ static inline int gpu_lists_keys(const fdm_problem *p) {
     return p->has_intervals || (p->has_mask && !gpu_mask_rows(p)) || (p->has_bias && !gpu_bias_rows(p));
 }
 /* Rows that see no key whatever masks say: more rows than keys, bounded to the right. What flows into their gradients
- * may be NaN (BACKWARD_SPOILED_ROW). */
+ * may be NaN. */
 static inline int gpu_empty_rows(const fdm_problem *p) {
     return (p->causal && p->seqlen_q > p->seqlen_k) ||
            (p->window_right >= 0 && p->seqlen_q - p->seqlen_k > p->window_right);

@@ -55,7 +55,7 @@ struct trial {
     int64_t apart;                  /* named: axes of so many elements are far; 0: none is */
     int alike;                      /* 1: a bias has q's dtype */
     int shares;                     /* named: heads (1) or batches (2) or both (3) share the bias */
-    int nan_row, nan_key;           /* 1: a query row, a key that rows may see, holds NaN: spoil.c */
+    int nan_row, nan_key;           /* 1: a query row, a key that rows may see, holds NaN; 2: a row that sees none */
     int64_t nan_batch, nan_head_kv; /* which */
     int contradicts; /* varlen, 1: devices get cu_seqlens that leave the tensors, the CPU refuses them first */
     struct guarded g[NUM_ROLES];

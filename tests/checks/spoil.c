@@ -83,10 +83,26 @@ void trial_spoil_hidden(struct trial *t) {
         }
 }
 
+/* A row of the sequence that sees no key. */
+static int sees_nothing(struct trial *t, int64_t b, int64_t h, int64_t row) {
+    fdm_problem problem;
+    struct attention attention;
+    const fdm_tensors tensors = trial_tensors(t, FDM_FORWARD);
+    if (problem_from_tensors(FDM_FORWARD, &tensors, &t->options, &problem, &attention))
+        return 0;
+    const int64_t keys = attention_sequence(&attention, b).seqlen_k;
+    for (int64_t j = 0; j < keys; j++)
+        if (trial_visible(t, &attention, b, h, row, j))
+            return 0;
+    return 1;
+}
+
 int trial_spoil_seen(struct trial *t) {
     t->nan_row = t->seed % 16 == 7;
     t->nan_key = t->seed % 16 == 12 || t->seed % 16 == 3;
-    if ((!t->nan_row && !t->nan_key) || t->named || t->batch == 0 || t->huge)
+    /* The gradient of a bias that all keys share is 0, and not every kernel makes it of its terms. */
+    const int shared = t->g[BIAS].map && t->g[BIAS].shape[3] == 1;
+    if ((!t->nan_row && !t->nan_key) || t->named || t->batch == 0 || t->huge || shared)
         return t->nan_row = t->nan_key = 0;
     const int64_t b = random_below(t, t->batch), h = random_below(t, t->heads);
     const struct guarded *cu = &t->g[t->nan_row ? CU_Q : CU_K];
@@ -96,8 +112,11 @@ int trial_spoil_seen(struct trial *t) {
     t->nan_head_kv = h / (t->heads / t->heads_kv);
     t->nan_row &= length > 0;
     t->nan_key &= length > 0 && !is_shared(&t->g[K]) && !is_shared(&t->g[V]);
-    if (t->nan_row)
-        spoil_row(t, Q, b, begin + random_below(t, length), h, NAN);
+    if (t->nan_row) {
+        const int64_t row = random_below(t, length);
+        spoil_row(t, Q, b, begin + row, h, NAN);
+        t->nan_row = sees_nothing(t, b, h, row) ? 2 : 1;
+    }
     if (t->nan_key) {
         const int64_t row = begin + random_below(t, length);
         if (random_below(t, 2))
@@ -134,5 +153,5 @@ static int is_beside(const struct trial *t, enum role role, int64_t n) {
 int trial_may_be_nan(const struct trial *t, enum role role, int64_t n) {
     if (t->nan_key)
         return is_beside(t, role, n);
-    return t->nan_row && role >= DK && is_beside(t, role, n);
+    return t->nan_row == 1 && role >= DK && is_beside(t, role, n);
 }

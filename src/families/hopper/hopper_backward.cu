@@ -236,7 +236,17 @@ struct owner {
         }
     }
 
-    /* Rows that see no key, and in packed tensors those after the sequence's last, become 0 in a tile of Q or dO. */
+    /* A row that sees no key has no gradient, whatever comes in and whatever it holds: its P and dS are 0, but 0 times
+     * NaN is not. So such rows become 0 in a tile of Q or dO before anybody reads it, and in packed tensors those after
+     * the sequence's last, which are another's. All warps look. */
+    __device__ __forceinline__ bool has_empty(uint32_t lse) const {
+        const int lane = (int)tid_x_reread() % 32;
+        bool empty = false;
+#pragma unroll
+        for (int n = 0; n < BLOCK_M; n += 32)
+            empty = empty || ld_shared_4(lse + (n + lane) * 4) == 0x7f800000;
+        return __any_sync(0xffffffff, empty);
+    }
     template <int panels> __device__ __forceinline__ void clear_rows(uint32_t tile, uint32_t lse) const {
 #pragma unroll 1
         for (int n = (int)tid_x_reread(); n < BLOCK_M * 8 * panels; n += 128 * WARPGROUPS)
@@ -245,12 +255,15 @@ struct owner {
         fence_proxy_async();
         barrier_sync(OWNERS_BARRIER, 128 * WARPGROUPS);
     }
-    /* VARLEN: what follows the sequence's last row or key is another's, and may be NaN. A tile of rows holds such rows
-     * if its last is one. */
     __device__ __forceinline__ void clear_q(int step) const {
         const uint32_t lse = base + ROWS_OFFSET + stage_of<STAGES>(step) * BLOCK_M * 8;
-        if (ld_shared_4(lse + (BLOCK_M - 1) * 4) == 0x7f800000)
+        if (has_empty(lse))
             clear_rows<PANELS>(base + Q_OFFSET + stage_of<STAGES>(step) * Q_BYTES, lse);
+    }
+    __device__ __forceinline__ void clear_dout(int step) const {
+        const uint32_t lse = base + ROWS_OFFSET + stage_of<STAGES>(step) * BLOCK_M * 8;
+        if (has_empty(lse))
+            clear_rows<PANELS_V>(base + DOUT_OFFSET + stage_of<DOUT_STAGES>(step) * DOUT_BYTES, lse);
     }
     /* Whether the list says of some of the warpgroup's keys that nobody sees them. */
     __device__ __forceinline__ bool has_hidden() const {
@@ -273,6 +286,7 @@ struct owner {
         fence_proxy_async();
         barrier_sync(OWN_BARRIER + warpgroup, 128);
     }
+    /* VARLEN: what follows the sequence's last key is another's, and may be NaN. */
     __device__ __forceinline__ void clear_keys() const {
         const int count = find_sequence(a.in.in, k.batch).seqlen_k - k.first_key - warpgroup * 64;
         if (count >= 64)
@@ -287,21 +301,6 @@ struct owner {
         }
         fence_proxy_async();
         barrier_sync(OWN_BARRIER + warpgroup, 128);
-    }
-
-    /* A row that sees no key has no gradient, whatever comes in: its P is 0, but 0 times NaN is not. Where a row's
-     * delta says that NaN or inf comes in, dO of rows without keys becomes 0 before anybody reads it. All warps look.
-     */
-    __device__ __forceinline__ void clear_spoiled(int step) {
-        const int lane = (int)tid_x_reread() % 32;
-        const uint32_t lse = base + ROWS_OFFSET + stage_of<STAGES>(step) * BLOCK_M * 8;
-        const uint32_t delta = base + ROWS_OFFSET + stage_of<DOUT_STAGES>(step) * BLOCK_M * 8 + BLOCK_M * 4;
-        const uint32_t dout = base + DOUT_OFFSET + stage_of<DOUT_STAGES>(step) * DOUT_BYTES;
-        const bool spoiled = ld_shared_4(delta + lane * 4) == BACKWARD_SPOILED_ROW ||
-                             ld_shared_4(delta + 128 + lane * 4) == BACKWARD_SPOILED_ROW;
-        const bool packed = VARLEN && ld_shared_4(lse + (BLOCK_M - 1) * 4) == 0x7f800000;
-        if (__any_sync(0xffffffff, spoiled || packed))
-            clear_rows<PANELS_V>(dout, lse);
     }
 
     /* From P^T and dP^T dS of the warp's 16 keys, to shared memory, a row for each query row. */
@@ -435,7 +434,7 @@ struct owner {
             if (VARLEN)
                 clear_keys();
             wait_full<STAGES>(base + Q_FULL, step);
-            if (VARLEN)
+            if (EMPTY_ROWS)
                 clear_q(0);
             wgmma_fence();
             multiply_kq(step);
@@ -454,7 +453,7 @@ struct owner {
                 if (DBIAS_TURNS && MASK_TILE) /* later, in leave_ds(), registers are short */
                     wait_full<1>(base + TURN_FULL, step);
                 if (EMPTY_ROWS)
-                    clear_spoiled(step);
+                    clear_dout(step);
                 wgmma_fence();
                 multiply_vdo(step);
                 wgmma_commit_group();
@@ -468,7 +467,7 @@ struct owner {
                     end_step();
                 if (more)
                     wait_full<STAGES>(base + Q_FULL, step + 1);
-                if (VARLEN && more)
+                if (EMPTY_ROWS && more)
                     clear_q(step + 1);
                 wgmma_fence();
                 if (more)

@@ -146,34 +146,29 @@ __device__ __forceinline__ uint32_t lse_of(uint32_t base, int step) {
     return base + ROWS_OFFSET + stage_of<STAGES>(step) * BLOCK_M * 8;
 }
 
-/* Rows that see no key, and in packed tensors those after the sequence's last, which are another's and may be NaN:
- * they become 0 in Q (VARLEN) and in dO (where its delta says that it is not finite, too), by the warpgroup that reads
- * the tile first; it tells the other one. A tile of rows holds such of another sequence if its last is one. */
-__device__ __forceinline__ bool is_empty_row(uint32_t lse, int row) { return ld_shared_4(lse + row * 4) == 0x7f800000; }
-__device__ __forceinline__ void clear_q(uint32_t base, int step) {
-    const uint32_t lse = lse_of(base, step);
-    if (!VARLEN)
-        return;
-    if (is_empty_row(lse, BLOCK_M - 1)) {
-        clear_tile<PANELS, BLOCK_M, 128>(q_of(base, step), (int)tid_x_reread() % 128,
-                                         [lse](int row) { return is_empty_row(lse, row); });
-        barrier_sync(DV_BARRIER, 128);
+/* A row that sees no key has no gradient, whatever comes in and whatever it holds: its P and dS are 0, but 0 times NaN
+ * is not. So such rows become 0 in Q and in dO, and in packed tensors those after the sequence's last, which are
+ * another's: by the warpgroup that reads the tile first; it tells the other one. */
+template <int panels>
+__device__ __forceinline__ void clear_rows(uint32_t tile, uint32_t lse, int barrier, uint32_t clear, int step) {
+    const auto is_empty = [lse](int row) { return ld_shared_4(lse + row * 4) == 0x7f800000; };
+    const int lane = (int)tid_x_reread() % 32;
+    if (__any_sync(0xffffffff, is_empty(lane) || is_empty(lane + 32))) {
+        clear_tile<panels, BLOCK_M, 128>(tile, (int)tid_x_reread() % 128, is_empty);
+        barrier_sync(barrier, 128);
     }
-    release<STAGES>(base + Q_CLEAR, step);
+    __syncwarp();
+    release<STAGES>(clear, step);
+}
+__device__ __forceinline__ void clear_q(uint32_t base, int step) {
+    if (EMPTY_ROWS)
+        clear_rows<PANELS>(q_of(base, step), lse_of(base, step), DV_BARRIER, base + Q_CLEAR, step);
 }
 __device__ __forceinline__ void clear_dout(uint32_t base, int step) {
-    const uint32_t lse = lse_of(base, step), delta = lse + (BLOCK_M + tid_x_reread() % 32) * 4;
     if (!EMPTY_ROWS)
         return;
     wait_full<STAGES>(base + Q_FULL, step); /* lse is there */
-    const bool spoiled = ld_shared_4(delta) == BACKWARD_SPOILED_ROW || ld_shared_4(delta + 128) == BACKWARD_SPOILED_ROW;
-    if (__any_sync(0xffffffff, spoiled || (VARLEN && is_empty_row(lse, BLOCK_M - 1)))) {
-        clear_tile<PANELS_V, BLOCK_M, 128>(dout_of(base, step), (int)tid_x_reread() % 128,
-                                           [lse](int row) { return is_empty_row(lse, row); });
-        barrier_sync(DK_BARRIER, 128);
-    }
-    __syncwarp();
-    release<STAGES>(base + DOUT_CLEAR, step);
+    clear_rows<PANELS_V>(dout_of(base, step), lse_of(base, step), DK_BARRIER, base + DOUT_CLEAR, step);
 }
 
 /* scores = x y^T: 64 keys of x, 64 rows of y. */
@@ -360,7 +355,7 @@ struct dk_maker {
                     multiply_keys<HEAD_DIM_V>(dp, base + V_OFFSET, dout_of(base, step + 1));
                 wgmma_commit_group();
                 wait_full<STAGES>(base + Q_FULL, step);
-                if (VARLEN)
+                if (EMPTY_ROWS)
                     wait_full<STAGES>(base + Q_CLEAR, step);
                 add_product<HEAD_DIM>(dk, ds, q_of(base, step));
                 wgmma_commit_group();
@@ -401,10 +396,10 @@ extern "C" __global__ void __launch_bounds__(HOPPER_WIDE_THREADS, 1)
             mbarrier_init(base + Q_EMPTY + 8 * i, CONSUMER_WARPS);
             mbarrier_init(base + DOUT_FULL + 8 * i, 1);
             mbarrier_init(base + DOUT_EMPTY + 8 * i, CONSUMER_WARPS);
-            if (VARLEN)
+            if (EMPTY_ROWS) {
                 mbarrier_init(base + Q_CLEAR + 8 * i, 4);
-            if (EMPTY_ROWS)
                 mbarrier_init(base + DOUT_CLEAR + 8 * i, 4);
+            }
         }
         for (int i = 0; i < P_STAGES; i++) {
             mbarrier_init(base + P_FULL + 8 * i, 4);

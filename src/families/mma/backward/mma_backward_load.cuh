@@ -172,24 +172,27 @@ __device__ __forceinline__ uint32_t scrub_keys(const struct tiles &tiles, int wa
     return own;
 }
 
-/* A row that sees no key has no gradient, whatever comes in: its P is 0, but 0 times NaN is not. Where one of a stage's
- * rows says that NaN or inf comes in, dO of those without keys becomes 0 before anybody reads it; all warps look at the
- * same words. */
-__device__ __forceinline__ void clear_spoiled(const struct walk &walk, const struct stage &stage, int row) {
+/* Rows of a stage's Q or dO that see no key become 0. */
+template <int chunks> __device__ __forceinline__ void clear_empty_rows(uint32_t tile, uint32_t rows) {
+#pragma unroll 1
+    for (int n = threadIdx.x; n < STAGE_ROWS * chunks; n += THREADS)
+        if (__uint_as_float(ld_shared_4(rows + n / chunks * 4)) == -MINUS_INF)
+            st_shared_16(tile + chunk_offset_in<chunks, PANEL_ROWS>(n / chunks, n % chunks), 0, 0, 0, 0);
+}
+/* A row that sees no key has no gradient, whatever comes in and whatever it holds: its P and dS are 0, but 0 times
+ * NaN is not. All warps look at the same words. */
+__device__ __forceinline__ void clear_empty(const struct walk &walk, const struct stage &stage, int row) {
     if (!(MASK || BIAS || INTERVALS) && (!WINDOW || row >= walk.full_first))
         return; /* rows without a key are before those that see one */
     const int lane = fresh_lane();
-    bool spoiled = false;
+    bool empty = false;
 #pragma unroll
     for (int n = 0; n < STAGE_ROWS; n += 32)
-        spoiled = spoiled || ld_shared_4(stage.rows + (STAGE_ROWS + n + lane) * 4) == BACKWARD_SPOILED_ROW;
-    if (!__any_sync(0xffffffff, spoiled))
+        empty = empty || __uint_as_float(ld_shared_4(stage.rows + (n + lane) * 4)) == -MINUS_INF;
+    if (!__any_sync(0xffffffff, empty))
         return;
-    constexpr int chunks = HEAD_DIM_V / 8;
-#pragma unroll 1
-    for (int n = threadIdx.x; n < STAGE_ROWS * chunks; n += THREADS)
-        if (__uint_as_float(ld_shared_4(stage.rows + n / chunks * 4)) == -MINUS_INF)
-            st_shared_16(stage.dout + chunk_offset_in<chunks, PANEL_ROWS>(n / chunks, n % chunks), 0, 0, 0, 0);
+    clear_empty_rows<HEAD_DIM / 8>(stage.q, stage.rows);
+    clear_empty_rows<HEAD_DIM_V / 8>(stage.dout, stage.rows);
 #if TMA
     fence_proxy_async(); /* TMA will write there again */
 #endif

@@ -44,7 +44,7 @@ __device__ __forceinline__ void walk_ring(struct carried &carried, const struct 
 #endif
         carried.ds_buffer ^= SCORES_BYTES * (BY_COLUMNS ? 2 : 1);
         mbarrier_wait(stage.full, carried.ring.parity);
-        clear_spoiled(walk, stage, row);
+        clear_empty(walk, stage, row);
         if (TWO_BODIES && !partial)
             add_own(carried.sums, on, values, {stage, staged, row, 0, false, false});
         else

@@ -35,7 +35,7 @@ __device__ __forceinline__ void walk_staged(struct carried &carried, const struc
         cp_async_wait<STAGES - 1>();
         __syncthreads();
         scrub_once(carried, tiles);
-        clear_spoiled(walk, stage, row);
+        clear_empty(walk, stage, row);
         const int begin = first_sub_tile(walk, row), end = min(BLOCK_M, walk.last - row);
 #pragma unroll 1
         for (int sub = begin; sub < end; sub += SUB_ROWS) {

@@ -472,19 +472,22 @@ __device__ __forceinline__ void redo_rows(const struct gpu_backward_params &a, c
 }
 #endif
 
-#if OF_VALUES
-/* A row that sees no key has no gradient, whatever comes in: its P is 0, but 0 times NaN is not. Where one of a step's
- * rows says that NaN or inf comes in, dO of those without keys becomes 0 before anybody reads it. (dS is 0 where P is.)
- */
-__device__ __forceinline__ void clear_spoiled(const struct tiles &t, uint32_t bounds) {
-    constexpr int chunks = HEAD_DIM_V / 4;
-    const uint32_t delta = ld_shared_4(bounds + (BLOCK + threadIdx.x % BLOCK) * 4);
-    if (!__any_sync(0xffffffff, delta == BACKWARD_SPOILED_ROW))
-        return;
+#if OWNS_KEYS
+/* Rows of a step's tile that see no key become 0 before anybody reads it. */
+template <int chunks> __device__ __forceinline__ void clear_empty_rows(uint32_t tile, uint32_t bounds) {
 #    pragma unroll 1
     for (int n = threadIdx.x; n < BLOCK * chunks; n += THREADS)
         if (__uint_as_float(ld_shared_4(bounds + n / chunks * 4)) == -MINUS_INF)
-            st_shared_16(t.other2 + chunk_offset<chunks>(n / chunks, n % chunks), 0, 0, 0, 0);
+            st_shared_16(tile + chunk_offset<chunks>(n / chunks, n % chunks), 0, 0, 0, 0);
+}
+/* A row that sees no key has no gradient, whatever comes in and whatever it holds: its P and dS are 0, but 0 times NaN
+ * is not. */
+__device__ __forceinline__ void clear_empty(const struct tiles &t, uint32_t bounds) {
+    const float lse = __uint_as_float(ld_shared_4(bounds + threadIdx.x % BLOCK * 4));
+    if (!__any_sync(0xffffffff, lse == -MINUS_INF))
+        return;
+    clear_empty_rows<HEAD_DIM / 4>(t.other1, bounds);
+    clear_empty_rows<HEAD_DIM_V / 4>(t.other2, bounds);
     __syncthreads();
 }
 #endif
@@ -559,8 +562,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             float p[1][TILES][4], slope[TILES][4];
             cp_async_wait<0>();
             __syncthreads();
-#if OF_VALUES
-            clear_spoiled(t, bounds);
+#if OWNS_KEYS
+            clear_empty(t, bounds);
 #endif
             multiply_scores<HEAD_DIM>(p, left_of<HEAD_DIM / 4>(t.own1, warp_own), right_of<HEAD_DIM / 4>(t.other1, 0));
             make_p(p, slope, a, at, keys, own, own_lse, own_low, bounds, step, partial);
