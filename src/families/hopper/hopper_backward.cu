@@ -281,8 +281,8 @@ struct owner {
         wait_full<1>(base + V_FULL, 0);
         if (GATHER)
             fence_proxy_async();
-        spoiled = scrub_rows<PANELS, BLOCK_N, numbers>(base, first, hidden);
-        scrub_rows<PANELS_V, BLOCK_N, numbers>(base + V_OFFSET, first, hidden);
+        spoiled = scrub_rows<HEAD_DIM, BLOCK_N, numbers>(base, first, hidden);
+        scrub_rows<HEAD_DIM_V, BLOCK_N, numbers>(base + V_OFFSET, first, hidden);
         fence_proxy_async();
         barrier_sync(OWN_BARRIER + warpgroup, 128);
     }

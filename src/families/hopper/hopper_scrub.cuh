@@ -8,17 +8,22 @@
 #include "cuda/ptx/special.cuh"
 #include "gpu/finite.cuh"
 
-/* Of a matrix whose panels have `rows` rows: row first + thread / 2 becomes 0 if it is `hidden` or, with `numbers`,
- * holds NaN or inf. Bit 2 n of what is returned: the warp's n-th row did hold such. */
-template <int panels, int rows, bool numbers>
+/* Of a matrix of so many columns whose panels have `rows` rows: row first + thread / 2 becomes 0 if it is `hidden` or,
+ * with `numbers`, holds NaN or inf. Bit 2 n of what is returned: the warp's n-th row did hold such. Nobody may have
+ * written what a last panel holds beyond the columns. */
+template <int columns, int rows, bool numbers>
 __device__ __forceinline__ uint32_t scrub_rows(uint32_t tile, int first, bool hidden) {
     const int thread = (int)tid_x_reread() % 128;
     const uint32_t row = tile + (first + thread / 2) * 128 + thread % 2 * 64;
+    constexpr int panels = (columns + 63) / 64;
     uint32_t bad = 0;
 #pragma unroll 2
     for (int n = 0; numbers && n < 4 * panels; n++) {
+        const int place = (n ^ thread / 2 % 4) % 4; /* lanes in different banks */
         uint32_t word[4];
-        ld_shared_16(word, row + n / 4 * rows * 128 + (n ^ thread / 2 % 4) % 4 * 16); /* lanes in different banks */
+        if (columns % 64 && n / 4 * 64 + ((thread % 2 * 4 + place) ^ thread / 2 % 8) * 8 >= columns)
+            continue;
+        ld_shared_16(word, row + n / 4 * rows * 128 + place * 16);
         bad |= not_finite(word);
     }
     uint32_t votes = __ballot_sync(0xffffffff, bad);

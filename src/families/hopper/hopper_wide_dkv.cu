@@ -181,7 +181,7 @@ template <int columns> __device__ __forceinline__ void multiply_keys(float (&sco
 /* Rows of V that hold NaN or inf become 0: where they are seen delta is NaN, which dS takes from it. Those of K stay:
  * they are multiplied to scores alone, and scores of hidden pairs are replaced. */
 __device__ __forceinline__ void scrub_values(uint32_t base) {
-    scrub_rows<PANELS_V, BLOCK_N, true>(base + V_OFFSET, 0, false);
+    scrub_rows<HEAD_DIM_V, BLOCK_N, true>(base + V_OFFSET, 0, false);
     fence_proxy_async();
     barrier_sync(DK_BARRIER, 128);
 }
