@@ -716,8 +716,8 @@ __device__ __forceinline__ void redo_rows(const struct gpu_forward_params &a, co
     }
 }
 
-/* Rows of the warp from registers to global memory, through its own part of shared memory. REDO: a bit for each row that
- * holds NaN is returned. */
+/* Rows of the warp from registers to global memory, through its own part of shared memory. REDO: a bit for each row
+ * that holds NaN is returned. */
 __device__ __forceinline__ uint32_t store_rows(struct fragments &f, const struct gpu_forward_params &a,
                                                const struct place &at, uint32_t out_tile, int warp_row, float unit) {
     const int lane = threadIdx.x % 32;

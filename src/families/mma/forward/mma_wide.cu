@@ -469,6 +469,73 @@ __device__ __forceinline__ bool group_meet_or(group &g, bool condition) {
 #endif
 }
 
+/* O in 16-byte stores, each row group its own rows: eight neighbouring threads write 128 bytes of a row. */
+struct out_place {
+    uint32_t row; /* in shared memory: the group's first */
+    int32_t first, step, chunk;
+};
+__device__ __forceinline__ out_place find_out(const group &g) {
+    const int32_t thread = (int32_t)threadIdx.x % GROUP_THREADS;
+    return {g.shared + g.index * 32 * OUT_PITCH, thread >> 3, GROUP_THREADS / 8, thread & 7};
+}
+__device__ __forceinline__ void load_out(uint32_t (&words)[4], const out_place &p, int i, int panel) {
+    ld_shared_16(words, p.row + i * OUT_PITCH + panel * 128 + ((p.chunk ^ (i & 7)) << 4));
+}
+
+/* Out is to take the place of q: rows that are done again need theirs, so both blocks of a cluster leave the rows that
+ * one of them has spoiled: a bit each. */
+__device__ __forceinline__ uint32_t agree_on_spoiled(const out_place &p, group &g, int rows, int statistics) {
+    uint32_t spoiled = 0;
+#pragma unroll 1
+    for (int i = p.first; i < rows; i += p.step)
+#pragma unroll 1
+        for (int panel = 0; panel < BLOCK_COLUMNS / 64; ++panel) {
+            uint32_t words[4];
+            load_out(words, p, i, panel);
+            spoiled |= (uint32_t)(holds_nan(words) != 0) << i;
+        }
+    spoiled = redo_or(spoiled);
+    group_meet(g); /* all have read the statistics */
+    const uint32_t masks = g.shared + STATISTICS_OFFSET + g.index * 32 * 4;
+    if (threadIdx.x % 32 == 0)
+        publish(masks + statistics * BLOCK_M * 4, g.peer, spoiled);
+    group_meet(g);
+#pragma unroll
+    for (int i = 0; i < STATISTICS; ++i)
+        spoiled |= ld_shared_4(masks + i * BLOCK_M * 4);
+    return (uint32_t)redo_uniform((int)spoiled);
+}
+
+__device__ __forceinline__ void store_out(const gpu_forward_params &a, const work &w, group &g, int column_group,
+                                          uint32_t rank) {
+    const out_place p = find_out(g);
+    const int block_column = (int)rank * BLOCK_COLUMNS, first_row = w.row0 + (int)g.index * 32;
+    const int rows = min(w.seqlen_q - first_row, 32);
+    char *out = a.out.data +
+                (w.batch * a.out.batch + (w.q_begin + first_row) * a.out.row + w.head * a.out.head + block_column) * 2;
+    const bool over_q = REDO && out_over_q(a);
+    uint32_t spoiled = over_q ? agree_on_spoiled(p, g, rows, (int)rank * COLUMN_GROUPS + column_group) : 0;
+#pragma unroll 1
+    for (int i = p.first; i < rows; i += p.step) {
+        if (over_q && spoiled >> i & 1)
+            continue;
+#pragma unroll 4
+        for (int panel = 0; panel < BLOCK_COLUMNS / 64; ++panel)
+            if (panel * 64 + p.chunk * 8 < a.head_dim_v - block_column) {
+                uint32_t words[4];
+                load_out(words, p, i, panel);
+                if (REDO)
+                    spoiled |= (uint32_t)(holds_nan(words) != 0) << i;
+                *(uint4 *)(out + i * a.out.row * 2 + panel * 128 + p.chunk * 16) =
+                    make_uint4(words[0], words[1], words[2], words[3]);
+            }
+    }
+    if (REDO && !over_q)
+        redo_rows(a, w, (int)g.index, redo_or(spoiled), block_column, block_column + BLOCK_COLUMNS);
+    else if (REDO && rank == 0 && column_group == 0)
+        redo_rows(a, w, (int)g.index, spoiled, 0, HEAD_DIM_V);
+}
+
 } // namespace
 
 extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS)
@@ -774,7 +841,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS)
             for (int i = 0; i < STATISTICS; ++i)
                 total += of_row[i * BLOCK_M];
             const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
-            if (a.lse.data && rank == 0 && at.column_group == 0 && at.quad_column == 0 && done.row0 + row < done.seqlen_q)
+            if (a.lse.data && rank == 0 && at.column_group == 0 && at.quad_column == 0 &&
+                done.row0 + row < done.seqlen_q)
                 store_lse<BIAS != 0>(
                     a, done.batch, done.head, done.q_begin + done.row0 + row, total == 0.0f,
                     [&] { return reference[m][half] * (BIAS ? 1.0f : LN_2); },
@@ -788,54 +856,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS)
         }
     barrier_sync(1 + row_group, GROUP_THREADS);
 
-    /* O in 16-byte stores, each row group its own rows: eight neighbouring threads write 128 bytes of a row. */
-    char *out = a.out.data +
-                (done.batch * a.out.batch + (done.q_begin + done.row0) * a.out.row + done.head * a.out.head + block_column) * 2;
-    const int group_thread = (int)threadIdx.x % GROUP_THREADS, chunk = group_thread & 7;
-    const bool over_q = REDO && out_over_q(a);
-    uint32_t spoiled = 0;
-    if (over_q) { /* both blocks of a cluster leave rows that one of them has to do again */
-#pragma unroll 1
-        for (int i = group_thread >> 3; i < 32 && done.row0 + row_group * 32 + i < done.seqlen_q; i += GROUP_THREADS / 8)
-#pragma unroll 1
-            for (int panel = 0; panel < BLOCK_COLUMNS / 64; ++panel) {
-                uint32_t words[4];
-                ld_shared_16(words,
-                             shared + (row_group * 32 + i) * OUT_PITCH + panel * 128 + ((chunk ^ (i & 7)) << 4));
-                spoiled |= (uint32_t)(holds_nan(words) != 0) << i;
-            }
-        spoiled = redo_or(spoiled);
-        group_meet(g); /* all have read the statistics */
-        const uint32_t masks = STATISTICS_OFFSET + row_group * 32 * 4;
-        if (lane == 0)
-            publish(shared + masks + ((int32_t)rank * COLUMN_GROUPS + column_group) * BLOCK_M * 4, peer, spoiled);
-        group_meet(g);
-#pragma unroll
-        for (int i = 0; i < STATISTICS; ++i)
-            spoiled |= ld_shared_4(shared + masks + i * BLOCK_M * 4);
-    }
-#pragma unroll 1
-    for (int i = group_thread >> 3; i < 32; i += GROUP_THREADS / 8) {
-        const int row = row_group * 32 + i;
-        if (over_q && spoiled >> i & 1)
-            continue;
-        if (done.row0 + row >= done.seqlen_q)
-            break;
-#pragma unroll 4
-        for (int panel = 0; panel < BLOCK_COLUMNS / 64; ++panel)
-            if (panel * 64 + chunk * 8 < a.head_dim_v - block_column) {
-                uint32_t words[4];
-                ld_shared_16(words, shared + row * OUT_PITCH + panel * 128 + ((chunk ^ (row & 7)) << 4));
-                if (REDO)
-                    spoiled |= (uint32_t)(holds_nan(words) != 0) << i;
-                *(uint4 *)(out + row * a.out.row * 2 + panel * 128 + chunk * 16) =
-                    make_uint4(words[0], words[1], words[2], words[3]);
-            }
-    }
-    if (REDO && !over_q)
-        redo_rows(a, done, row_group, redo_or(spoiled), block_column, block_column + BLOCK_COLUMNS);
-    else if (REDO && rank == 0 && column_group == 0)
-        redo_rows(a, done, row_group, (uint32_t)redo_uniform((int)spoiled), 0, HEAD_DIM_V);
+    store_out(a, done, g, column_group, rank);
 #if CLUSTER == 2
     barrier_cluster_arrive(); /* the other block may still write here */
     barrier_cluster_wait();
