@@ -28,18 +28,18 @@ CUDA_FILE_LINES = 700
 LONG_FUNCTIONS = {
     ("src/families/mma/backward/mma_backward.cu", "mma_backward"): 90,
     ("src/families/mma/backward/mma_backward_staged.cuh", "walk_staged"): 85,
-    ("src/families/mma/backward/mma_backward_scores.cuh", "make_p"): 120,
-    ("src/families/mma/float32/mma_backward32.cu", "mma_backward32"): 115,
+    ("src/families/mma/backward/mma_backward_scores.cuh", "make_p"): 125,
+    ("src/families/mma/float32/mma_backward32.cu", "mma_backward32"): 125,
     ("src/families/mma/float32/mma_backward32.cu", "make_p"): 90,
     ("src/gpu/backward_rows.cu", "backward_prepare"): 80,
-    ("src/families/mma/forward/mma_decode.cu", "mma_decode"): 210,
+    ("src/families/mma/forward/mma_decode.cu", "mma_decode"): 215,
     ("src/families/mma/forward/mma_forward.cu", "mma_forward"): 250,
     ("src/families/mma/forward/mma_wide.cu", "mma_wide"): 340,
 }
 LONG_FILES = {
-    "include/flash_dmattn.h": 700,  # the manual of every entry: most of it is comments
+    "include/flash_dmattn.h": 750,  # the manual of every entry: most of it is comments
     "src/families/mma/forward/mma_forward.cu": 1050,  # one text for every feature of the forward, with or without TMA
-    "src/families/mma/forward/mma_wide.cu": 850,  # three ways to split wide heads over the warps
+    "src/families/mma/forward/mma_wide.cu": 870,  # three ways to split wide heads over the warps
 }
 ATTRIBUTE = re.compile(r"__(?:launch_bounds|cluster_dims)__\([^()]*\)")
 ASM = re.compile(r"\b(?:asm|__asm__|__asm)\b")

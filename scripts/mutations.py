@@ -239,8 +239,8 @@ MUTATIONS = [
         "test_masks"),
     Mutation(
         "a part without keys in a merge", "src/merge.c",
-        "double part2 = share2 == 0 ? 0 : share2 * load(in2 + d * step2, m->dtype);",
-        "double part2 = share2 * load(in2 + d * step2, m->dtype);",
+        "const double part2 = two.is_empty ? 0 : two.share * load(in2 + d * step2, m->dtype);",
+        "const double part2 = two.share * load(in2 + d * step2, m->dtype);",
         "test_merge"),
     # whom the cache trusts
     Mutation(

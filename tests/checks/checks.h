@@ -50,8 +50,8 @@ struct trial {
     int huge;    /* 1: some biases are so low that a float32 beside them has few digits left for the scores, or none */
     int far;     /* some tensors are far: 1 by any number of pieces, which seldom fit on a device; 2 by a few */
     int named;   /* 1: of named_case(): no axis is shared by a stride of 0 */
-    int many;    /* named: all keys are hidden from most heads, or most sequences are empty; not from the first ones, the
-                  * last ones and those around number 65536 */
+    int many; /* named: all keys are hidden from most heads, or most sequences are empty; not from the first ones, the
+               * last ones and those around number 65536 */
     int64_t apart;                  /* named: axes of so many elements are far; 0: none is */
     int alike;                      /* 1: a bias has q's dtype */
     int shares;                     /* named: heads (1) or batches (2) or both (3) share the bias */
@@ -65,7 +65,7 @@ struct trial {
                                    * the row's largest weight */
     struct head_facts *clean[NUM_ROLES]; /* beside a NaN: of each head where the NaN is not there; else NULL */
     char forms[3][56];                   /* of mask, bias and intervals, where they have one (structure.h) */
-    char text[512];               /* the problem in one line */
+    char text[512];                      /* the problem in one line */
 };
 
 /* named_cases.c: a problem of a list, and the kernel and the way (fdm_plan_variant) to run it. */
@@ -141,8 +141,8 @@ void trial_free_truth(struct trial *trial);
 /* compare.c: keeps the facts of each head. */
 void trial_keep_facts(struct trial *trial);
 
-/* spoil.c: before the truth is made: NaN in a row or key, and whether there is one; after it: NaN and inf in what nobody
- * sees. */
+/* spoil.c: before the truth is made: NaN in a row or key, and whether there is one; after it: NaN and inf in what
+ * nobody sees. */
 int trial_spoil_seen(struct trial *trial);
 void trial_spoil_hidden(struct trial *trial);
 /* Whether NaN is right beside the truth in an element of an output. */

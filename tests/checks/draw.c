@@ -471,7 +471,10 @@ static void draw_outputs(struct trial *t) {
 /* " mask", with its form in brackets where it has one. */
 static const char *described(const struct trial *t, enum role role, const char *word, const char *form, char *text,
                              size_t size) {
-    snprintf(text, size, t->g[role].map ? *form ? " %s (%s)" : " %s" : "", word, form);
+    const char *there = *form ? " %s (%s)" : " %s";
+    text[0] = 0;
+    if (t->g[role].map)
+        snprintf(text, size, there, word, form);
     return text;
 }
 

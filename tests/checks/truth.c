@@ -231,8 +231,7 @@ static void baseline_row(const struct head *x, struct buffers *w, int64_t i) {
     decode(x, &x->a->q, row, x->h, d, w->q);
     decode(x, &x->a->dout, row, x->h, dv, w->dout);
     const float largest = baseline_scores(x, w, i);
-    for (int64_t e = 0; e < dv; e++)
-        w->out[e] = 0;
+    memset(w->out, 0, (size_t)dv * sizeof *w->out);
     float row_error = 0; /* of the logarithm of the sum */
     for (int64_t j = 0; j < sk && largest > -INFINITY; j++) {
         if (w->s[j] == -INFINITY)

@@ -182,7 +182,7 @@ struct sub_tile {
 
 /* What rows see of keys that scrub_keys() has taken out is NaN. */
 __device__ __forceinline__ void spoil_p(struct p_fragments &w, uint32_t spoiled) {
-    if (!spoiled)
+    if (!SCRUB || !spoiled)
         return;
 #pragma unroll
     for (int n = 0; n < ROW_TILES; n++)
@@ -314,8 +314,7 @@ __device__ __forceinline__ void make_p(struct p_fragments &w, const struct work 
                 }
             }
     }
-    if (SCRUB)
-        spoil_p(w, on.spoiled);
+    spoil_p(w, on.spoiled);
 }
 
 /* dS = P (dP - delta) of the same part, as left operands. */

@@ -10,27 +10,27 @@
 #define MMA_GRADIENT_OF_SCORES 1 /* dQ of own rows, dK of own keys: dS is made */
 #define MMA_GRADIENT_OF_VALUES 2 /* dV of own keys */
 
-#define MMA_BACKWARD32_CONSTANTS(X)                                                                      \
-    X(HEAD_DIM)   /* as mma_padded32() gives it */                                                       \
-    X(HEAD_DIM_V) /* of v and out */                                                                     \
-    X(WARPS)                                                                                             \
-    X(SHARE)     /* warps with the same own rows or keys: each sums its part of the columns */           \
-    X(BLOCK)     /* others of a step */                                                                  \
-    X(OWNS_KEYS) /* 0: a block owns query rows and walks the keys; 1: it owns keys and walks the rows */ \
-    X(GRADIENTS)                                                                                         \
-    X(ALIGNED) /* 1: addresses and strides are multiples of 16 bytes */                                  \
-    X(WINDOW)  /* causal or window */                                                                    \
-    X(MASK)                                                                                              \
-    X(MASK_ROWS)                                                                                         \
-    X(BIAS) /* GPU_BIAS_* */                                                                             \
-    X(BIAS_ROWS)                                                                                         \
-    X(SCORES_ALIGNED) /* 1: rows of mask and bias are contiguous and start at multiples of 16 bytes */   \
-    X(DBIAS)          /* GPU_DBIAS_*: KEYS where keys are owned, DIRECT and SUMS where rows are */       \
-    X(INTERVALS)                                                                                         \
-    X(VARLEN)                                                                                            \
-    X(SOFTCAP)                                                                                           \
+#define MMA_BACKWARD32_CONSTANTS(X)                                                                            \
+    X(HEAD_DIM)   /* as mma_padded32() gives it */                                                             \
+    X(HEAD_DIM_V) /* of v and out */                                                                           \
+    X(WARPS)                                                                                                   \
+    X(SHARE)     /* warps with the same own rows or keys: each sums its part of the columns */                 \
+    X(BLOCK)     /* others of a step */                                                                        \
+    X(OWNS_KEYS) /* 0: a block owns query rows and walks the keys; 1: it owns keys and walks the rows */       \
+    X(GRADIENTS)                                                                                               \
+    X(ALIGNED) /* 1: addresses and strides are multiples of 16 bytes */                                        \
+    X(WINDOW)  /* causal or window */                                                                          \
+    X(MASK)                                                                                                    \
+    X(MASK_ROWS)                                                                                               \
+    X(BIAS) /* GPU_BIAS_* */                                                                                   \
+    X(BIAS_ROWS)                                                                                               \
+    X(SCORES_ALIGNED) /* 1: rows of mask and bias are contiguous and start at multiples of 16 bytes */         \
+    X(DBIAS)          /* GPU_DBIAS_*: KEYS where keys are owned, DIRECT and SUMS where rows are */             \
+    X(INTERVALS)                                                                                               \
+    X(VARLEN)                                                                                                  \
+    X(SOFTCAP)                                                                                                 \
     X(REDO)          /* 1: what a hidden key made NaN is mended at the end: rows of dQ, own keys' gradients */ \
-    X(DETERMINISTIC) /* DBIAS SUMS: blocks that share a bias add to its gradient in order */             \
+    X(DETERMINISTIC) /* DBIAS SUMS: blocks that share a bias add to its gradient in order */                   \
     X(FOLDED)        /* the grid has one dimension: there are more heads or batches than 65535 */
 
 /* What a plan holds for it (families/family.h). */
