@@ -93,7 +93,8 @@ enum {
     TURN_FULL = PLACE + (ORDERED ? 8 : 0),       /* DBIAS_TURNS: the step's turn has come */
     DQ_FULL = TURN_FULL + (DBIAS_TURNS ? 8 : 0), /* APART: of each half, of ADDER_STEPS steps: each has its warp */
     DQ_EMPTY = DQ_FULL + (APART ? HALVES * ADDER_STEPS * 8 : 0), /* of each half */
-    END = DQ_EMPTY + (APART ? HALVES * 8 : 0)
+    SPOILED = DQ_EMPTY + (APART ? HALVES * 8 : 0), /* EXACT: what scrub_rows() says to a warp; registers are short */
+    END = SPOILED + (EXACT && SCRUB == HOPPER_SCRUB_NUMBERS ? 16 * WARPGROUPS : 0)
 };
 static_assert(DOUT_LAG == 0 || DOUT_LAG == 1, "dO of a step is loaded when Q of the next is");
 static_assert(DS_REGISTERS || DS_STAGES > 1, "who leaves dS knows that the product two steps before is complete");
@@ -151,6 +152,7 @@ struct owner {
     uint32_t p[BLOCK_M / 16][4];
     float early[EARLY_ROWS]; /* of a tile's lse, then of its delta */
     uint32_t spoiled;        /* SCRUB: keys of the warp that held NaN or inf, as scrub_rows() says it */
+    bool empty;              /* EMPTY_ROWS: some row of the tile sees no key */
 
     /* S^T = K Q^T */
     __device__ __forceinline__ void multiply_kq(int step) {
@@ -207,8 +209,10 @@ struct owner {
                     {lse_of(step), base + LOW_OFFSET + stage_of<STAGES>(step) * BLOCK_M * 4,
                      base + KEYS_OFFSET + first * 4, base + BIAS_OFFSET + first * BLOCK_M * 2, base + MASK_OFFSET,
                      masked});
+        if ((BIAS || VARLEN) && is_empty(step))
+            drop_empty(step);
         if (SCRUB == HOPPER_SCRUB_NUMBERS)
-            spoil_p(s, spoiled);
+            spoil_p(s, EXACT ? ld_shared_4(base + SPOILED + tid_x_reread() / 32 * 4) : spoiled);
         if (scored) {
             __syncwarp();
             release<1>(base + SCORE_EMPTY, scores++);
@@ -236,34 +240,43 @@ struct owner {
         }
     }
 
-    /* A row that sees no key has no gradient, whatever comes in and whatever it holds: its P and dS are 0, but 0 times
-     * NaN is not. So such rows become 0 in a tile of Q or dO before anybody reads it, and in packed tensors those after
-     * the sequence's last, which are another's. All warps look. */
-    __device__ __forceinline__ bool has_empty(uint32_t lse) const {
-        const int lane = (int)tid_x_reread() % 32;
-        bool empty = false;
+    /* A row that sees no key has no gradient, whatever comes in and whatever it holds; in packed tensors rows after the
+     * sequence's last are another's. Their P and dS are 0, but 0 times NaN is not, and beside a bias P of a NaN is NaN.
+     * So where a tile has such rows P becomes 0 in them, and then the rows of Q and dO. All warps look. */
+    __device__ __forceinline__ bool has_empty(int step) const {
+        const uint32_t lse = lse_of(step) + tid_x_reread() % 32 * 4;
+        bool any = false;
 #pragma unroll
-        for (int n = 0; n < BLOCK_M; n += 32)
-            empty = empty || ld_shared_4(lse + (n + lane) * 4) == 0x7f800000;
-        return __any_sync(0xffffffff, empty);
+        for (int n = 0; n < BLOCK_M * 4; n += 128)
+            any |= ld_shared_4(lse + n) == 0x7f800000;
+        return __any_sync(0xffffffff, any);
+    }
+    /* Before P of the step is made; EXACT: registers are short, and later it is found anew. */
+    __device__ __forceinline__ void find_empty(int step) { empty = EMPTY_ROWS && !EXACT && has_empty(step); }
+    __device__ __forceinline__ bool is_empty(int step) const { return EMPTY_ROWS && (EXACT ? has_empty(step) : empty); }
+    __device__ __forceinline__ void drop_empty(int step) {
+        const uint32_t lse = lse_of(step) + tid_x_reread() % 4 * 8;
+#pragma unroll
+        for (int n = 0; n < BLOCK_M / 8; n++) {
+            uint32_t rows[2];
+            ld_shared_8(rows[0], rows[1], lse + n * 32);
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                s[4 * n + e] = rows[e % 2] == 0x7f800000 ? 0.0f : s[4 * n + e];
+        }
     }
     template <int panels> __device__ __forceinline__ void clear_rows(uint32_t tile, uint32_t lse) const {
 #pragma unroll 1
         for (int n = (int)tid_x_reread(); n < BLOCK_M * 8 * panels; n += 128 * WARPGROUPS)
             if (ld_shared_4(lse + n / 8 % BLOCK_M * 4) == 0x7f800000)
                 st_shared_16(tile + n * 16, 0, 0, 0, 0);
+    }
+    __device__ __forceinline__ void clear_empty(int step) const {
+        barrier_sync(OWNERS_BARRIER, 128 * WARPGROUPS); /* all have made P of it */
+        clear_rows<PANELS>(base + Q_OFFSET + stage_of<STAGES>(step) * Q_BYTES, lse_of(step));
+        clear_rows<PANELS_V>(base + DOUT_OFFSET + stage_of<DOUT_STAGES>(step) * DOUT_BYTES, lse_of(step));
         fence_proxy_async();
         barrier_sync(OWNERS_BARRIER, 128 * WARPGROUPS);
-    }
-    __device__ __forceinline__ void clear_q(int step) const {
-        const uint32_t lse = base + ROWS_OFFSET + stage_of<STAGES>(step) * BLOCK_M * 8;
-        if (has_empty(lse))
-            clear_rows<PANELS>(base + Q_OFFSET + stage_of<STAGES>(step) * Q_BYTES, lse);
-    }
-    __device__ __forceinline__ void clear_dout(int step) const {
-        const uint32_t lse = base + ROWS_OFFSET + stage_of<STAGES>(step) * BLOCK_M * 8;
-        if (has_empty(lse))
-            clear_rows<PANELS_V>(base + DOUT_OFFSET + stage_of<DOUT_STAGES>(step) * DOUT_BYTES, lse);
     }
     /* Whether the list says of some of the warpgroup's keys that nobody sees them. */
     __device__ __forceinline__ bool has_hidden() const {
@@ -283,6 +296,8 @@ struct owner {
             fence_proxy_async();
         spoiled = scrub_rows<HEAD_DIM, BLOCK_N, numbers>(base, first, hidden);
         scrub_rows<HEAD_DIM_V, BLOCK_N, numbers>(base + V_OFFSET, first, hidden);
+        if (EXACT && numbers)
+            st_shared_4(base + SPOILED + tid_x_reread() / 32 * 4, spoiled);
         fence_proxy_async();
         barrier_sync(OWN_BARRIER + warpgroup, 128);
     }
@@ -434,11 +449,10 @@ struct owner {
             if (VARLEN)
                 clear_keys();
             wait_full<STAGES>(base + Q_FULL, step);
-            if (EMPTY_ROWS)
-                clear_q(0);
             wgmma_fence();
             multiply_kq(step);
             wgmma_commit_group();
+            find_empty(step);
             load_rows(early, lse_of(step)); /* while products are under way that end before it is wanted */
             wgmma_wait_group<0>(s);
             make_p(step);
@@ -452,8 +466,8 @@ struct owner {
                 wait_full<DOUT_STAGES>(base + DOUT_FULL, step);
                 if (DBIAS_TURNS && MASK_TILE) /* later, in leave_ds(), registers are short */
                     wait_full<1>(base + TURN_FULL, step);
-                if (EMPTY_ROWS)
-                    clear_dout(step);
+                if (is_empty(step))
+                    clear_empty(step);
                 wgmma_fence();
                 multiply_vdo(step);
                 wgmma_commit_group();
@@ -467,16 +481,16 @@ struct owner {
                     end_step();
                 if (more)
                     wait_full<STAGES>(base + Q_FULL, step + 1);
-                if (EMPTY_ROWS && more)
-                    clear_q(step + 1);
                 wgmma_fence();
                 if (more)
                     multiply_kq(step + 1);
                 wgmma_commit_group();
                 multiply_dsq(step);
                 wgmma_commit_group();
-                if (more)
+                if (more) {
+                    find_empty(step + 1);
                     load_rows(early, lse_of(step + 1));
+                }
                 wgmma_wait_group<DS_REGISTERS ? 0 : 1>(s);
                 wgmma_wait_group<DS_REGISTERS ? 0 : 1>(dv);
                 if (more)

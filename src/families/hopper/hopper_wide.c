@@ -131,6 +131,9 @@ static void make_request(const fdm_plan *plan, const fdm_problem *p, int32_t ker
     request->entry = kernel == DQ ? "hopper_wide_dq" : "hopper_wide_dkv";
     request->shared_bytes = kernel == DQ ? dq_bytes(p, v_stages) : dkv_bytes(p, p_stages);
     request->threads = HOPPER_WIDE_THREADS;
+    /* What a row that is done again needs behind the loop. */
+    if (kernel == DQ && p->has_mask && gpu_dbias_constant(p))
+        request->spill_bytes_max = 8;
 }
 
 static int valid(const fdm_plan *plan, const fdm_problem *p) {

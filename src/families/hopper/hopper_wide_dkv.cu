@@ -14,7 +14,7 @@
  *
  * Barriers: K and V full; K and V read (an arrival of each consumer warp); of each stage of Q (with lse) and dO (with
  * delta) full, and empty (of each consumer warp); of each P^T full and empty (of each warp of a warpgroup). EMPTY_ROWS:
- * of each stage of Q and dO cleared, by each warp of the warpgroup that reads it first. SCORED:
+ * of each stage of dO cleared, by each warp of the warpgroup that reads it first. SCORED:
  * the tiles of bias and mask full, and empty (of each warp that makes P).
  *
  * Registers of a consumer: dV or dK HEAD_DIM / 2, scores 32, an operand 16, of 240. */
@@ -68,8 +68,7 @@ enum {
     DOUT_EMPTY = DOUT_FULL + 8 * STAGES,
     P_FULL = DOUT_EMPTY + 8 * STAGES,
     P_EMPTY = P_FULL + 8 * P_STAGES,
-    Q_CLEAR = P_EMPTY + 8 * P_STAGES,
-    DOUT_CLEAR = Q_CLEAR + 8 * STAGES,
+    DOUT_CLEAR = P_EMPTY + 8 * P_STAGES,
     SCORE_FULL = DOUT_CLEAR + 8 * STAGES,
     SCORE_EMPTY = SCORE_FULL + 8,
     END = SCORE_EMPTY + 8
@@ -146,29 +145,35 @@ __device__ __forceinline__ uint32_t lse_of(uint32_t base, int step) {
     return base + ROWS_OFFSET + stage_of<STAGES>(step) * BLOCK_M * 8;
 }
 
+__device__ __forceinline__ bool is_empty_row(uint32_t lse, int row) { return ld_shared_4(lse + row * 4) == 0x7f800000; }
+template <int panels> __device__ __forceinline__ void clear_rows(uint32_t tile, uint32_t lse, int barrier) {
+    clear_tile<panels, BLOCK_M, 128>(tile, (int)tid_x_reread() % 128,
+                                     [lse](int row) { return is_empty_row(lse, row); });
+    barrier_sync(barrier, 128);
+}
+
+/* VARLEN: rows after the sequence's last are another's, and may be NaN: they become 0 in Q before P is made of them. A
+ * tile holds such rows if its last is one. */
+__device__ __forceinline__ void clear_ends(uint32_t base, int step) {
+    const uint32_t lse = lse_of(base, step);
+    if (VARLEN && is_empty_row(lse, BLOCK_M - 1))
+        clear_rows<PANELS>(q_of(base, step), lse, DV_BARRIER);
+}
 /* A row that sees no key has no gradient, whatever comes in and whatever it holds: its P and dS are 0, but 0 times NaN
- * is not. So such rows become 0 in Q and in dO, and in packed tensors those after the sequence's last, which are
- * another's: by the warpgroup that reads the tile first; it tells the other one. */
-template <int panels>
-__device__ __forceinline__ void clear_rows(uint32_t tile, uint32_t lse, int barrier, uint32_t clear, int step) {
-    const auto is_empty = [lse](int row) { return ld_shared_4(lse + row * 4) == 0x7f800000; };
-    const int lane = (int)tid_x_reread() % 32;
-    if (__any_sync(0xffffffff, is_empty(lane) || is_empty(lane + 32))) {
-        clear_tile<panels, BLOCK_M, 128>(tile, (int)tid_x_reread() % 128, is_empty);
-        barrier_sync(barrier, 128);
-    }
-    __syncwarp();
-    release<STAGES>(clear, step);
-}
-__device__ __forceinline__ void clear_q(uint32_t base, int step) {
-    if (EMPTY_ROWS)
-        clear_rows<PANELS>(q_of(base, step), lse_of(base, step), DV_BARRIER, base + Q_CLEAR, step);
-}
-__device__ __forceinline__ void clear_dout(uint32_t base, int step) {
+ * is not. So where a tile has such rows they become 0 in dO, by the warpgroup that reads it first, which tells the
+ * other one; and in Q, when P has been made of it. Whether the tile has such rows. */
+__device__ __forceinline__ bool clear_dout(uint32_t base, int step) {
     if (!EMPTY_ROWS)
-        return;
+        return false;
     wait_full<STAGES>(base + Q_FULL, step); /* lse is there */
-    clear_rows<PANELS_V>(dout_of(base, step), lse_of(base, step), DK_BARRIER, base + DOUT_CLEAR, step);
+    const uint32_t lse = lse_of(base, step);
+    const int lane = (int)tid_x_reread() % 32;
+    const bool empty = __any_sync(0xffffffff, is_empty_row(lse, lane) | is_empty_row(lse, lane + 32));
+    if (empty)
+        clear_rows<PANELS_V>(dout_of(base, step), lse, DK_BARRIER);
+    __syncwarp();
+    release<STAGES>(base + DOUT_CLEAR, step);
+    return empty;
 }
 
 /* scores = x y^T: 64 keys of x, 64 rows of y. */
@@ -243,7 +248,7 @@ struct dv_maker {
         if (k.steps > 0) {
             int step = 0, tile = k.first_tile;
             wait_full<STAGES>(base + Q_FULL, 0);
-            clear_q(base, 0);
+            clear_ends(base, 0);
             wgmma_fence();
             multiply_keys<HEAD_DIM>(s, base, q_of(base, 0));
             wgmma_commit_group();
@@ -265,7 +270,7 @@ struct dv_maker {
                 if (more)
                     wait_full<STAGES>(base + Q_FULL, step + 1);
                 if (more)
-                    clear_q(base, step + 1);
+                    clear_ends(base, step + 1);
                 wgmma_fence();
                 if (more)
                     multiply_keys<HEAD_DIM>(s, base, q_of(base, step + 1));
@@ -331,7 +336,7 @@ struct dk_maker {
         if (k.steps > 0) {
             int step = 0;
             wait_full<STAGES>(base + DOUT_FULL, 0);
-            clear_dout(base, 0);
+            bool empty = clear_dout(base, 0);
             wgmma_fence();
             multiply_keys<HEAD_DIM_V>(dp, base + V_OFFSET, dout_of(base, 0));
             wgmma_commit_group();
@@ -346,17 +351,17 @@ struct dk_maker {
                     release<STAGES>(base + Q_EMPTY, step - 1);
                 }
                 make_operand(ds, dp);
+                if (empty)
+                    clear_rows<PANELS>(q_of(base, step), lse_of(base, step), DK_BARRIER);
                 if (more)
                     wait_full<STAGES>(base + DOUT_FULL, step + 1);
                 if (more)
-                    clear_dout(base, step + 1);
+                    empty = clear_dout(base, step + 1);
                 wgmma_fence();
                 if (more)
                     multiply_keys<HEAD_DIM_V>(dp, base + V_OFFSET, dout_of(base, step + 1));
                 wgmma_commit_group();
                 wait_full<STAGES>(base + Q_FULL, step);
-                if (EMPTY_ROWS)
-                    wait_full<STAGES>(base + Q_CLEAR, step);
                 add_product<HEAD_DIM>(dk, ds, q_of(base, step));
                 wgmma_commit_group();
                 wgmma_wait_group<1>(dp);
@@ -396,10 +401,8 @@ extern "C" __global__ void __launch_bounds__(HOPPER_WIDE_THREADS, 1)
             mbarrier_init(base + Q_EMPTY + 8 * i, CONSUMER_WARPS);
             mbarrier_init(base + DOUT_FULL + 8 * i, 1);
             mbarrier_init(base + DOUT_EMPTY + 8 * i, CONSUMER_WARPS);
-            if (EMPTY_ROWS) {
-                mbarrier_init(base + Q_CLEAR + 8 * i, 4);
+            if (EMPTY_ROWS)
                 mbarrier_init(base + DOUT_CLEAR + 8 * i, 4);
-            }
         }
         for (int i = 0; i < P_STAGES; i++) {
             mbarrier_init(base + P_FULL + 8 * i, 4);

@@ -72,13 +72,13 @@ struct row_block {
 };
 /* Row blocks of a head lie next to each other; under a causal mask or window those of several heads take turns, the
  * last rows, which see many keys, first. */
-__device__ __forceinline__ struct row_block find_rows(const struct hopper_backward_params &a) {
+__device__ __forceinline__ struct row_block find_rows(const struct hopper_backward_params &a, int block_index) {
     struct row_block r;
     const int row_blocks = (a.in.in.seqlen_q + BLOCK_M - 1) / BLOCK_M;
-    int head = (int)blockIdx.x / row_blocks, block = (int)blockIdx.x % row_blocks;
+    int head = block_index / row_blocks, block = block_index % row_blocks;
     if (WINDOW) {
         const int in_turn = a.in.in.heads_per_l2_group, first = head / in_turn * in_turn;
-        const int rest = (int)blockIdx.x - first * row_blocks;
+        const int rest = block_index - first * row_blocks;
         const int heads = min(in_turn, a.in.in.heads * a.in.in.batch - first);
         head = first + rest % heads;
         block = row_blocks - 1 - rest / heads;
@@ -133,7 +133,7 @@ __device__ __forceinline__ void list_key_tiles(const struct hopper_backward_para
 /* The rows of this block; MASK: when its tiles are listed, by whole warps. */
 __device__ __forceinline__ struct row_block find_steps(const struct hopper_backward_params &a,
                                                        [[maybe_unused]] uint32_t base) {
-    struct row_block r = find_rows(a);
+    struct row_block r = find_rows(a, (int)blockIdx.x);
 #if MASK
     const struct listed_tiles listed = count_listed(base + SEEN_OFFSET);
     r.first_tile = listed.first;
@@ -349,16 +349,14 @@ struct consumer {
         });
     }
     __device__ __forceinline__ void redo_rows(uint32_t spoiled) {
-        const struct sequence at = find_sequence(a.in.in, r.batch);
-        if (BIAS)
-            read_delta();
+        const struct row_block then = find_rows(a, (int)ctaid_x_reread()); /* registers are short in the loop */
+        const struct sequence at = find_sequence(a.in.in, then.batch);
+        const float *delta_rows = a.in.delta_rows + step_rows{then.head, then.first_row / BLOCK_M}.place(a, then.batch);
 #pragma unroll 1
         for (; spoiled; spoiled &= spoiled - 1) {
-            const int n = __ffs(spoiled) - 1,
-                      row = redo_uniform(r.first_row + local_row() + n); /* of the first lane's row on */
-            const float of_row = __shfl_sync(0xffffffff, n < 8 ? delta[0] : delta[1], n % 8 * 4);
-            if (row < at.seqlen_q)
-                redo_dq(a.in, at, r.head, r.head / a.in.in.group, row, of_row);
+            const int row = redo_uniform(local_row() + __ffs(spoiled) - 1); /* of the first lane's row on */
+            if (then.first_row + row < at.seqlen_q)
+                redo_dq(a.in, at, then.head, then.head / a.in.in.group, then.first_row + row, delta_rows[row]);
         }
     }
 
@@ -434,10 +432,10 @@ extern "C" __global__ void __launch_bounds__(HOPPER_WIDE_THREADS, 1)
     hopper_wide_dq(const __grid_constant__ struct hopper_backward_params a) {
     extern __shared__ char shared[];
     const uint32_t base = (shared_address(shared) + 1023) / 1024 * 1024;
-    if (VARLEN && is_past_end(a, find_rows(a)))
+    if (VARLEN && is_past_end(a, find_rows(a, (int)blockIdx.x)))
         return;
 #if MASK
-    list_key_tiles(a, find_rows(a), base + SEEN_OFFSET);
+    list_key_tiles(a, find_rows(a, (int)blockIdx.x), base + SEEN_OFFSET);
 #endif
     if (threadIdx.x == 0) {
         mbarrier_init(base + ROWS_FULL, 1);
