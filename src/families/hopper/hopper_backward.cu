@@ -64,6 +64,8 @@ HOPPER_BACKWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 
 /* ---- shared memory ---- */
 
+/* P of rows that see no key is not 0 by itself where they hold NaN; registers are short beside EXACT. */
+constexpr bool DROPS_EMPTY = EMPTY_ROWS && (BIAS || VARLEN), KEEPS_EMPTY = DROPS_EMPTY && !EXACT;
 constexpr int HALVES = HEAD_DIM == 128 ? 2 : 1; /* in which the columns of dQ are made */
 constexpr int ADDER_STEPS = 4 / HALVES;         /* APART: a warp adds one half of every so many-th step */
 constexpr int PANELS = (HEAD_DIM + 63) / 64, PANELS_V = (HEAD_DIM_V + 63) / 64;
@@ -152,7 +154,7 @@ struct owner {
     uint32_t p[BLOCK_M / 16][4];
     float early[EARLY_ROWS]; /* of a tile's lse, then of its delta */
     uint32_t spoiled;        /* SCRUB: keys of the warp that held NaN or inf, as scrub_rows() says it */
-    bool empty;              /* EMPTY_ROWS: some row of the tile sees no key */
+    bool empty;              /* KEEPS_EMPTY: some row of the tile sees no key */
 
     /* S^T = K Q^T */
     __device__ __forceinline__ void multiply_kq(int step) {
@@ -209,7 +211,7 @@ struct owner {
                     {lse_of(step), base + LOW_OFFSET + stage_of<STAGES>(step) * BLOCK_M * 4,
                      base + KEYS_OFFSET + first * 4, base + BIAS_OFFSET + first * BLOCK_M * 2, base + MASK_OFFSET,
                      masked});
-        if ((BIAS || VARLEN) && is_empty(step))
+        if (DROPS_EMPTY && is_empty(step))
             drop_empty(step);
         if (SCRUB == HOPPER_SCRUB_NUMBERS)
             spoil_p(s, EXACT ? ld_shared_4(base + SPOILED + tid_x_reread() / 32 * 4) : spoiled);
@@ -251,9 +253,11 @@ struct owner {
             any |= ld_shared_4(lse + n) == 0x7f800000;
         return __any_sync(0xffffffff, any);
     }
-    /* Before P of the step is made; EXACT: registers are short, and later it is found anew. */
-    __device__ __forceinline__ void find_empty(int step) { empty = EMPTY_ROWS && !EXACT && has_empty(step); }
-    __device__ __forceinline__ bool is_empty(int step) const { return EMPTY_ROWS && (EXACT ? has_empty(step) : empty); }
+    /* KEEPS_EMPTY: before P of the step is made. Else it is found where rows are cleared. */
+    __device__ __forceinline__ void find_empty(int step) { empty = KEEPS_EMPTY && has_empty(step); }
+    __device__ __forceinline__ bool is_empty(int step) const {
+        return EMPTY_ROWS && (KEEPS_EMPTY ? empty : has_empty(step));
+    }
     __device__ __forceinline__ void drop_empty(int step) {
         const uint32_t lse = lse_of(step) + tid_x_reread() % 4 * 8;
 #pragma unroll
