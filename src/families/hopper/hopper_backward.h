@@ -66,8 +66,8 @@ struct hopper_backward_params {
 /* Tiles of query rows of which a bit says that some key of the block is seen by them. */
 #define HOPPER_BACKWARD_TILES_MAX 2048
 
-/* Barriers, at the end. */
-#define HOPPER_BACKWARD_CONTROL_BYTES 192
+/* Barriers, and what warps keep for themselves, at the end. */
+#define HOPPER_BACKWARD_CONTROL_BYTES 208
 
 /* What a problem asks of shared memory: 0 or 1 each. */
 struct hopper_backward_asks {
