@@ -397,7 +397,9 @@ static void add_many(const struct any_kernel *kernel) {
         next.mask = kernel->only_packed ? 0 : kernel->scores;
         next.varlen = kernel->only_packed;
         next.many = 1;
-        if (axis != 1 || !strstr(kernel->name, "decode")) /* so many heads of a group are no few rows */
+        /* So many heads of a group are no few rows, and most kernels of Hopper take no masks of their own. */
+        if (axis != 1 ||
+            !(strstr(kernel->name, "decode") || strstr("hopper.gather hopper.backward hopper.wide", kernel->name)))
             add("more than 65535");
     }
 }

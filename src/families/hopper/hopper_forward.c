@@ -304,6 +304,9 @@ static void make_request(const fdm_plan *plan, const fdm_problem *p, struct cuda
     request->entry = "hopper_forward";
     request->shared_bytes = shared_bytes(t, p);
     request->threads = 128 * (t->warpgroups + 1);
+    /* Warps beside the producer's clear rows of no sequence with its few registers, once a block. */
+    if (p->varlen && !scored(p))
+        request->spill_bytes_max = 96;
 }
 
 static int valid(const fdm_plan *plan, const fdm_problem *p) {
