@@ -160,8 +160,8 @@ FDM_API fdm_data_type fdm_data_type_of(fdm_dtype dtype);  /* the DLPack triple *
  *
  * NaN and inf. What a key holds has no effect on anything where no row sees it, whatever hides it: NaN and inf in its
  * rows of k and v included; nor has what a row holds that sees no key. A row whose scores hold a NaN gets a NaN lse and
- * out, and so do the gradients it touches. A NaN or inf in a key that some rows see may also reach rows of the same tile
- * that do not see it, and one in a row the gradients of keys there that it does not see.
+ * out, and so do the gradients it touches. A NaN or inf in a key that some rows see may also reach rows of the same
+ * tile that do not see it, and one in a row the gradients of keys there that it does not see.
  *
  * q, k, v, out and their gradients need a contiguous last axis. Every other stride is free; those of outputs are
  * positive, and no two elements of an output may overlap. out may take the place of q. Elements need only their own
