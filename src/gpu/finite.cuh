@@ -22,6 +22,10 @@ __device__ __forceinline__ uint32_t holds_nan(const uint32_t (&word)[4]) {
         nan |= (word[i] & 0x7fff7fffu) + above_inf;
     return nan & 0x80008000u;
 }
+/* Bit n where one of the eight is NaN. */
+__device__ __forceinline__ uint32_t nan_bit(const uint32_t (&word)[4], int n) {
+    return (uint32_t)(holds_nan(word) != 0) << n;
+}
 __device__ __forceinline__ uint32_t not_finite(const uint32_t (&word)[4]) {
     return not_finite(word[0]) | not_finite(word[1]) | not_finite(word[2]) | not_finite(word[3]);
 }

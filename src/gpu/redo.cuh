@@ -18,11 +18,7 @@
 #include "gpu/packed.cuh"
 
 __device__ __forceinline__ float redo_number(const char *data, int64_t index) {
-#if DTYPE == GPU_FLOAT32
-    return ((const float *)data)[index];
-#else
-    return unpack(((const uint16_t *)data)[index]);
-#endif
+    return DTYPE == GPU_FLOAT32 ? ((const float *)data)[index] : unpack(((const uint16_t *)data)[index]);
 }
 
 /* Whether row `row` of a query head sees key j of its sequence, and the pair's bias. */
@@ -31,24 +27,22 @@ __device__ __forceinline__ bool redo_sees(const struct gpu_forward_params &a, co
     const int64_t apart = (int64_t)j - row - s.diagonal;
     bool seen = !WINDOW || ((a.window_left == UNBOUNDED || apart >= -(int64_t)a.window_left) &&
                             (a.window_right == UNBOUNDED || apart <= a.window_right));
-#if INTERVALS
-    const struct gpu_intervals &i = a.intervals;
-    const int64_t h = head / i.group, key = (int64_t)s.k_begin + j;
-    seen = seen && row >= i.start[s.batch * i.start_batch + h * i.start_head + key * i.start_key] &&
-           row < i.end[s.batch * i.end_batch + h * i.end_head + key * i.end_key];
-#endif
-#if MASK
-    seen = seen &&
-           a.mask.data[s.batch * a.mask.batch + head / a.mask.group * a.mask.head + row * a.mask.row + j * a.mask.key];
-#endif
-#if BIAS
-    const int64_t at = s.batch * a.bias.batch + head / a.bias.group * a.bias.head + row * a.bias.row + j * a.bias.key;
-    if (BIAS == GPU_BIAS_FLOAT32 || DTYPE == GPU_FLOAT32)
-        bias = ((const float *)a.bias.data)[at];
-    else
-        bias = redo_number(a.bias.data, at);
-    seen = seen && bias != MINUS_INF;
-#endif
+    if (INTERVALS) {
+        const struct gpu_intervals &i = a.intervals;
+        const int64_t h = head / i.group, key = (int64_t)s.k_begin + j;
+        seen = seen && row >= i.start[s.batch * i.start_batch + h * i.start_head + key * i.start_key] &&
+               row < i.end[s.batch * i.end_batch + h * i.end_head + key * i.end_key];
+    }
+    const auto of_pair = [&](const struct gpu_scores &m) {
+        return s.batch * m.batch + head / m.group * m.head + row * m.row + j * m.key;
+    };
+    if (MASK)
+        seen = seen && a.mask.data[of_pair(a.mask)];
+    if (BIAS) {
+        const int64_t at = of_pair(a.bias);
+        bias = BIAS == GPU_BIAS_FLOAT32 ? ((const float *)a.bias.data)[at] : redo_number(a.bias.data, at);
+        seen = seen && bias != MINUS_INF;
+    }
     return seen;
 }
 
@@ -89,6 +83,13 @@ __device__ __forceinline__ uint32_t redo_or(uint32_t rows) {
 /* Whether the output takes the place of q: rows that are done again read q, and are not written before. */
 __device__ __forceinline__ bool out_over_q(const struct gpu_forward_params &a) { return a.out.data == a.q.data; }
 
+/* Calls visit(n) for each bit n. */
+template <class visitor> __device__ __forceinline__ void for_each_bit(uint32_t bits, visitor visit) {
+#pragma unroll 1
+    for (; bits; bits &= bits - 1)
+        visit(__ffs(bits) - 1);
+}
+
 /* Calls visit(key, score, slope) for each key from `first` up to `last` that the row sees; slope: that of the cap. */
 template <class visitor>
 __device__ __forceinline__ void redo_keys(const struct gpu_forward_params &a, const struct sequence &s, int head,
@@ -101,10 +102,8 @@ __device__ __forceinline__ void redo_keys(const struct gpu_forward_params &a, co
     for (int begin = first; begin < last; begin += 32) {
         float bias = 0;
         const int j = begin + lane;
-        uint32_t seen = __ballot_sync(0xffffffff, j < last && redo_sees(a, s, head, row, j, bias));
-#pragma unroll 1
-        for (; seen; seen &= seen - 1) {
-            const int n = __ffs(seen) - 1;
+        const uint32_t seen = __ballot_sync(0xffffffff, j < last && redo_sees(a, s, head, row, j, bias));
+        for_each_bit(seen, [&](int n) {
             const int64_t k = s.batch * a.k.batch + ((int64_t)s.k_begin + begin + n) * a.k.row + head_kv * a.k.head;
             float x = 0, slope = 1;
 #pragma unroll 1
@@ -118,7 +117,7 @@ __device__ __forceinline__ void redo_keys(const struct gpu_forward_params &a, co
                 slope = 1 - t * t;
             }
             visit(begin + n, x + __shfl_sync(0xffffffff, bias, n), slope);
-        }
+        });
     }
 }
 
@@ -161,11 +160,10 @@ __device__ __forceinline__ void store_redone(char *data, int64_t index, const st
         const int c = threadIdx.x % 32 + 32 * n;
         if (c < first || c >= end)
             continue;
-#if DTYPE == GPU_FLOAT32
-        ((float *)data)[index + c] = again.o[n] * factor;
-#else
-        ((uint16_t *)data)[index + c] = (uint16_t)pack(again.o[n] * factor, 0);
-#endif
+        if (DTYPE == GPU_FLOAT32)
+            ((float *)data)[index + c] = again.o[n] * factor;
+        else
+            ((uint16_t *)data)[index + c] = (uint16_t)pack(again.o[n] * factor, 0);
     }
 }
 

@@ -10,6 +10,7 @@
 #include "cuda/ptx/copy.cuh"
 #include "cuda/ptx/opaque.cuh"
 #include "gpu/convert.cuh"
+#include "gpu/numbers.h"
 
 #define ELEMENT_BYTES  (DTYPE == GPU_FLOAT32 ? 4 : 2)
 #define CHUNK_ELEMENTS (16 / ELEMENT_BYTES)
@@ -27,6 +28,15 @@ template <int chunks, int panel_rows> constexpr int row_chunks = panel_rows ? pa
 template <int chunks, int panel_rows> __device__ __forceinline__ int chunk_offset_in(int row, int chunk) {
     constexpr int wide = row_chunks<chunks, panel_rows>;
     return chunk / wide * (panel_rows * wide * 16) + chunk_offset<wide>(row, chunk % wide);
+}
+
+/* Rows of a tile become 0 whose lse, a word each from `lse` on, is that of a row without keys. */
+template <int chunks, int tile_rows, int panel_rows = 0>
+__device__ __forceinline__ void clear_empty_rows(uint32_t tile, uint32_t lse) {
+#pragma unroll 1
+    for (int n = threadIdx.x; n < tile_rows * chunks; n += THREADS)
+        if (__uint_as_float(ld_shared_4(lse + n / chunks * 4)) == -MINUS_INF)
+            st_shared_16(tile + chunk_offset_in<chunks, panel_rows>(n / chunks, n % chunks), 0, 0, 0, 0);
 }
 
 /* A chunk from global memory: `count` elements, then zeros. */

@@ -220,11 +220,8 @@ struct corrector {
                 sum += o[i];
         }
         const bool bad = sum != sum && row < f.seqlen_q;
-#pragma unroll 1
-        for (uint32_t rows = __ballot_sync(0xffffffff, bad); rows; rows &= rows - 1) {
-            const int i = row - lane + __ffs(rows) - 1;
-            redo_output(a.in, at, f.head, f.head / a.in.group, i, 0, f.seqlen_k);
-        }
+        for_each_bit(__ballot_sync(0xffffffff, bad),
+                     [&](int n) { redo_output(a.in, at, f.head, f.head / a.in.group, row - lane + n, 0, f.seqlen_k); });
         return bad;
     }
 

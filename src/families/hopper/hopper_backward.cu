@@ -269,17 +269,13 @@ struct owner {
                 s[4 * n + e] = rows[e % 2] == 0x7f800000 ? 0.0f : s[4 * n + e];
         }
     }
-    template <int panels> __device__ __forceinline__ void clear_rows(uint32_t tile, uint32_t lse) const {
-#pragma unroll 1
-        for (int n = (int)tid_x_reread(); n < BLOCK_M * 8 * panels; n += 128 * WARPGROUPS)
-            if (ld_shared_4(lse + n / 8 % BLOCK_M * 4) == 0x7f800000)
-                st_shared_16(tile + n * 16, 0, 0, 0, 0);
-    }
     __device__ __forceinline__ void clear_empty(int step) const {
         barrier_sync(OWNERS_BARRIER, 128 * WARPGROUPS); /* all have made P of it */
-        clear_rows<PANELS>(base + Q_OFFSET + stage_of<STAGES>(step) * Q_BYTES, lse_of(step));
-        clear_rows<PANELS_V>(base + DOUT_OFFSET + stage_of<DOUT_STAGES>(step) * DOUT_BYTES, lse_of(step));
-        fence_proxy_async();
+        const int thread = (int)tid_x_reread();
+        clear_empty_rows<PANELS, 128 * WARPGROUPS>(base + Q_OFFSET + stage_of<STAGES>(step) * Q_BYTES, thread,
+                                                   lse_of(step));
+        clear_empty_rows<PANELS_V, 128 * WARPGROUPS>(base + DOUT_OFFSET + stage_of<DOUT_STAGES>(step) * DOUT_BYTES,
+                                                     thread, lse_of(step));
         barrier_sync(OWNERS_BARRIER, 128 * WARPGROUPS);
     }
     /* Whether the list says of some of the warpgroup's keys that nobody sees them. */

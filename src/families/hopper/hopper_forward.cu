@@ -461,17 +461,16 @@ struct consumer : row_owner {
     __device__ __forceinline__ void redo_rows(const struct item_facts &f, uint32_t spoiled) {
         const struct sequence at = find_sequence(a.in, SPLITS ? f.batch / a.in.num_splits : f.batch);
         const int first = f.first_tile * BLOCK_N, last = min(f.last_tile * BLOCK_N, at.seqlen_k);
-#pragma unroll 1
-        for (; spoiled; spoiled &= spoiled - 1) {
-            const int i = uniform(f.first_row + local_row() + __ffs(spoiled) - 1); /* of the first lane's row on */
+        for_each_bit(spoiled, [&](int n) {
+            const int i = uniform(f.first_row + local_row() + n); /* of the first lane's row on */
             const int row = i / PACKED_HEADS, head = f.head * PACKED_HEADS + i % PACKED_HEADS;
             if (row >= f.seqlen_q)
-                continue;
+                return;
             if (SPLITS)
                 store_redone_part(a.in, f, redo_row(a.in, at, head, f.head / a.in.group, row, first, last), head, row);
             else
                 redo_output(a.in, at, head, f.head / a.in.group, row, first, last);
-        }
+        });
     }
 
     __device__ __forceinline__ void run() {

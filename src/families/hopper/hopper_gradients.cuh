@@ -351,6 +351,13 @@ __device__ __forceinline__ void clear_tile(uint32_t tile, int thread, predicate 
     fence_proxy_async();
 }
 
+/* Whether a row of a tile sees no key; lse: that of its first row. */
+__device__ __forceinline__ bool is_empty_row(uint32_t lse, int row) { return ld_shared_4(lse + row * 4) == 0x7f800000; }
+template <int panels, int threads>
+__device__ __forceinline__ void clear_empty_rows(uint32_t tile, int thread, uint32_t lse) {
+    clear_tile<panels, BLOCK_M, threads>(tile, thread, [lse](int row) { return is_empty_row(lse, row); });
+}
+
 /* Sums that products are added to: they are set before a loop whose last product is in flight at its end, or the
  * assembler waits for products one by one. */
 template <int count> __device__ __forceinline__ void set_zero(float (&x)[count]) {

@@ -61,7 +61,7 @@ __device__ __forceinline__ uint32_t store_rows(const struct gpu_forward_params &
         for (int n = lane; n < 16 * chunks; n += 32) {
             uint32_t word[4];
             load(word, n / chunks, n % chunks);
-            spoiled |= (uint32_t)(holds_nan(word) != 0) << n / chunks;
+            spoiled |= nan_bit(word, n / chunks);
         }
         spoiled = redo_or(spoiled);
     }
@@ -80,7 +80,7 @@ __device__ __forceinline__ uint32_t store_rows(const struct gpu_forward_params &
             packed ? at_row / PACKED_HEADS * a.out.row + at_row % PACKED_HEADS * a.out.head : r * a.out.row;
         char *at = to + offset * 2 + chunk * 16;
         if (redo)
-            spoiled |= (uint32_t)(holds_nan(word) != 0) << r;
+            spoiled |= nan_bit(word, r);
         const bool stored = r < count && !(redo && spoiled >> r & 1);
         if (stored && columns >= 8)
             *(uint4 *)at = make_uint4(word[0], word[1], word[2], word[3]);

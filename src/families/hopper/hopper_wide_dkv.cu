@@ -145,10 +145,8 @@ __device__ __forceinline__ uint32_t lse_of(uint32_t base, int step) {
     return base + ROWS_OFFSET + stage_of<STAGES>(step) * BLOCK_M * 8;
 }
 
-__device__ __forceinline__ bool is_empty_row(uint32_t lse, int row) { return ld_shared_4(lse + row * 4) == 0x7f800000; }
 template <int panels> __device__ __forceinline__ void clear_rows(uint32_t tile, uint32_t lse, int barrier) {
-    clear_tile<panels, BLOCK_M, 128>(tile, (int)tid_x_reread() % 128,
-                                     [lse](int row) { return is_empty_row(lse, row); });
+    clear_empty_rows<panels, 128>(tile, (int)tid_x_reread() % 128, lse);
     barrier_sync(barrier, 128);
 }
 

@@ -172,13 +172,6 @@ __device__ __forceinline__ uint32_t scrub_keys(const struct tiles &tiles, int wa
     return own;
 }
 
-/* Rows of a stage's Q or dO that see no key become 0. */
-template <int chunks> __device__ __forceinline__ void clear_empty_rows(uint32_t tile, uint32_t rows) {
-#pragma unroll 1
-    for (int n = threadIdx.x; n < STAGE_ROWS * chunks; n += THREADS)
-        if (__uint_as_float(ld_shared_4(rows + n / chunks * 4)) == -MINUS_INF)
-            st_shared_16(tile + chunk_offset_in<chunks, PANEL_ROWS>(n / chunks, n % chunks), 0, 0, 0, 0);
-}
 /* A row that sees no key has no gradient, whatever comes in and whatever it holds: its P and dS are 0, but 0 times
  * NaN is not. All warps look at the same words. */
 __device__ __forceinline__ void clear_empty(const struct walk &walk, const struct stage &stage, int row) {
@@ -191,8 +184,8 @@ __device__ __forceinline__ void clear_empty(const struct walk &walk, const struc
         empty = empty || __uint_as_float(ld_shared_4(stage.rows + (n + lane) * 4)) == -MINUS_INF;
     if (!__any_sync(0xffffffff, empty))
         return;
-    clear_empty_rows<HEAD_DIM / 8>(stage.q, stage.rows);
-    clear_empty_rows<HEAD_DIM_V / 8>(stage.dout, stage.rows);
+    clear_empty_rows<HEAD_DIM / 8, STAGE_ROWS, PANEL_ROWS>(stage.q, stage.rows);
+    clear_empty_rows<HEAD_DIM_V / 8, STAGE_ROWS, PANEL_ROWS>(stage.dout, stage.rows);
 #if TMA
     fence_proxy_async(); /* TMA will write there again */
 #endif

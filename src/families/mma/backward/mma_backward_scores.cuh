@@ -391,9 +391,8 @@ __device__ __forceinline__ void make_ds(score_fragments &left, struct sums &sums
 __device__ __forceinline__ void store_scores(uint32_t tile, const uint32_t (&left)[ROW_TILES / 2][KEY_TILES][4],
                                              int warp_key, int warp_row) {
     const int lane = BARE ? threadIdx.x % 32 : fresh_lane();
-#if COPIED
-    __syncwarp(); /* other lanes have read the mask or bias that lay here */
-#endif
+    if (COPIED)
+        __syncwarp(); /* other lanes have read the mask or bias that lay here */
 #pragma unroll
     for (int n = 0; n < ROW_TILES; n++)
 #pragma unroll

@@ -431,66 +431,38 @@ template <int columns> __device__ __forceinline__ uint32_t find_spoiled(const fl
     });
 }
 
-#if OWNS_KEYS
 /* Of keys whose gradients are NaN those that no row sees: their K is NaN, and a bias of -inf hides them. */
 __device__ __forceinline__ uint32_t hidden_keys(const struct gpu_backward_params &a, const struct place &at,
                                                 int warp_own, uint32_t spoiled) {
     uint32_t hidden = 0;
-#    pragma unroll 1
-    for (; spoiled; spoiled &= spoiled - 1) {
-        const int n = __ffs(spoiled) - 1, key = at.first + warp_own + n;
+    for_each_bit(spoiled, [&](int n) {
+        const int key = at.first + warp_own + n;
         if (key < at.own_length && !redo_is_seen(a.in, at.s, at.head_kv, key))
             hidden |= 1u << n;
-    }
+    });
     return hidden;
 }
-#else
-/* Rows of dQ that a key which they do not see has spoiled. Warps that share rows agree on them. */
-template <int columns>
-__device__ __forceinline__ uint32_t spoiled_by_any(const float (&sum)[1][columns][4], uint32_t shared) {
-    uint32_t spoiled = find_spoiled(sum);
-    if (SHARE > 1) {
-        const int warp = threadIdx.x / 32;
-        __syncthreads(); /* nobody reads a tile any more */
-        st_shared_4(shared + warp * 4, spoiled);
-        __syncthreads();
-#    pragma unroll
-        for (int share = 0; share < SHARE; share++)
-            spoiled |= ld_shared_4(shared + (share * GROUPS + warp % GROUPS) * 4);
-    }
-    return spoiled;
-}
+/* Rows of dQ that a key which they do not see has spoiled. */
 __device__ __forceinline__ void redo_rows(const struct gpu_backward_params &a, const struct place &at,
                                           const float (&own_delta)[2], int warp_own, uint32_t spoiled) {
-#    pragma unroll 1
-    for (; spoiled; spoiled &= spoiled - 1) {
-        const int n = __ffs(spoiled) - 1, row = at.first + warp_own + n;
+    for_each_bit(spoiled, [&](int n) {
+        const int row = at.first + warp_own + n;
         const float delta = __shfl_sync(0xffffffff, n < 8 ? own_delta[0] : own_delta[1], n % 8 * 4);
         if (row < at.own_length)
             redo_dq(a, at.s, at.head, at.head_kv, row, delta);
-    }
+    });
 }
-#endif
 
-#if OWNS_KEYS
-/* Rows of a step's tile that see no key become 0 before anybody reads it. */
-template <int chunks> __device__ __forceinline__ void clear_empty_rows(uint32_t tile, uint32_t bounds) {
-#    pragma unroll 1
-    for (int n = threadIdx.x; n < BLOCK * chunks; n += THREADS)
-        if (__uint_as_float(ld_shared_4(bounds + n / chunks * 4)) == -MINUS_INF)
-            st_shared_16(tile + chunk_offset<chunks>(n / chunks, n % chunks), 0, 0, 0, 0);
-}
-/* A row that sees no key has no gradient, whatever comes in and whatever it holds: its P and dS are 0, but 0 times NaN
- * is not. */
+/* Of owned keys: a row that sees no key has no gradient, whatever comes in and whatever it holds: its P and dS are 0,
+ * but 0 times NaN is not. */
 __device__ __forceinline__ void clear_empty(const struct tiles &t, uint32_t bounds) {
     const float lse = __uint_as_float(ld_shared_4(bounds + threadIdx.x % BLOCK * 4));
     if (!__any_sync(0xffffffff, lse == -MINUS_INF))
         return;
-    clear_empty_rows<HEAD_DIM / 4>(t.other1, bounds);
-    clear_empty_rows<HEAD_DIM_V / 4>(t.other2, bounds);
+    clear_empty_rows<HEAD_DIM / 4, BLOCK>(t.other1, bounds);
+    clear_empty_rows<HEAD_DIM_V / 4, BLOCK>(t.other2, bounds);
     __syncthreads();
 }
-#endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     mma_backward32(const __grid_constant__ struct gpu_backward_params a) {
@@ -562,9 +534,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             float p[1][TILES][4], slope[TILES][4];
             cp_async_wait<0>();
             __syncthreads();
-#if OWNS_KEYS
-            clear_empty(t, bounds);
-#endif
+            if (OWNS_KEYS)
+                clear_empty(t, bounds);
             multiply_scores<HEAD_DIM>(p, left_of<HEAD_DIM / 4>(t.own1, warp_own), right_of<HEAD_DIM / 4>(t.other1, 0));
             make_p(p, slope, a, at, keys, own, own_lse, own_low, bounds, step, partial);
 #if OF_VALUES
@@ -599,20 +570,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #endif
     }
     cp_async_wait<0>();
-#if OWNS_KEYS
-    uint32_t hidden = 0;
-    if (REDO)
-        hidden = hidden_keys(a, at, warp_own, find_spoiled(sum1) | find_spoiled(sum2));
-#    if OF_SCORES
-    store_sums(sum1, a.in.scale, a.dk, at, own, share, a.in.head_dim, hidden);
-#    endif
-#    if OF_VALUES
-    store_sums(sum2, 1.0f, a.dv, at, own, share, a.in.head_dim_v, hidden);
-#    endif
-#else
-    const uint32_t spoiled = REDO ? spoiled_by_any(sum1, t.other1) : 0;
-    store_sums(sum1, a.in.scale, a.dq, at, own, share, a.in.head_dim, spoiled);
-    if (REDO && share == 0 && a.dq.data)
-        redo_rows(a, at, own_delta, warp_own, spoiled);
-#endif
+    uint32_t marked = 0;
+    if (REDO && OWNS_KEYS)
+        marked = hidden_keys(a, at, warp_own, find_spoiled(sum1) | find_spoiled(sum2));
+    else if (REDO)
+        marked = marked_by_any<SHARE, GROUPS>(find_spoiled(sum1), t.other1);
+    if (OF_SCORES)
+        store_sums(sum1, a.in.scale, OWNS_KEYS ? a.dk : a.dq, at, own, share, a.in.head_dim, marked);
+    if (OF_VALUES)
+        store_sums(sum2, 1.0f, a.dv, at, own, share, a.in.head_dim_v, marked);
+    if (REDO && !OWNS_KEYS && share == 0 && a.dq.data)
+        redo_rows(a, at, own_delta, warp_own, marked);
 }

@@ -199,32 +199,22 @@ __device__ __forceinline__ void weigh(struct fragments &f) {
 
 /* Rows of the warp that a key which they do not see has spoiled: a bit each. Warps that share rows agree on them. */
 __device__ __forceinline__ uint32_t find_spoiled(const struct fragments &f, uint32_t shared) {
-    uint32_t spoiled = spoiled_rows<2 * ROW_TILES>([&](int half) {
+    const uint32_t spoiled = spoiled_rows<2 * ROW_TILES>([&](int half) {
         float sum = f.row_sum[half / 2][half % 2];
 #pragma unroll
         for (int n = 0; n < OUT_TILES; n++)
             sum += f.o[half / 2][n][half % 2 * 2] + f.o[half / 2][n][half % 2 * 2 + 1];
         return sum;
     });
-    if (SHARE > 1) {
-        const int warp = threadIdx.x / 32;
-        __syncthreads(); /* nobody reads a tile any more */
-        st_shared_4(shared + warp * 4, spoiled);
-        __syncthreads();
-#pragma unroll
-        for (int share = 0; share < SHARE; share++)
-            spoiled |= ld_shared_4(shared + (share * GROUPS + warp % GROUPS) * 4);
-    }
-    return spoiled;
+    return marked_by_any<SHARE, GROUPS>(spoiled, shared);
 }
 __device__ __forceinline__ void redo_rows(const struct gpu_forward_params &a, const struct place &at, int warp_row,
                                           uint32_t spoiled) {
-#pragma unroll 1
-    for (; spoiled; spoiled &= spoiled - 1) {
-        const int row = at.first_row + warp_row + __ffs(spoiled) - 1;
+    for_each_bit(spoiled, [&](int n) {
+        const int row = at.first_row + warp_row + n;
         if (row < at.s.seqlen_q)
             redo_output(a, at.s, at.head, at.head / a.group, row, at.first_key, at.last_key + 1);
-    }
+    });
 }
 
 /* But for rows whose bit is set in `spoiled`. */

@@ -22,6 +22,21 @@ __device__ __forceinline__ void split_tf32(uint32_t &big, uint32_t &small, float
     small = __float_as_uint(x - __uint_as_float(big));
 }
 
+/* Rows that one of the warps which share them has marked; of every `groups` warps each has rows of its own. `shared`:
+ * a tile that nobody reads once all threads have come. */
+template <int shares, int groups> __device__ __forceinline__ uint32_t marked_by_any(uint32_t rows, uint32_t shared) {
+    if (shares > 1) {
+        const int warp = threadIdx.x / 32;
+        __syncthreads();
+        st_shared_4(shared + warp * 4, rows);
+        __syncthreads();
+#pragma unroll
+        for (int share = 0; share < shares; share++)
+            rows |= ld_shared_4(shared + (share * groups + warp % groups) * 4);
+    }
+    return rows;
+}
+
 /* c = A B^T for 16 `row_tiles` rows of A and 8 `tiles` rows of B. Products of 16 elements of the head dim wait for each
  * other in `chains` (1 or 2) sums, and those of `steps` such sixteens are under way together: what fits in registers.
  */

@@ -74,15 +74,9 @@ __device__ __forceinline__ struct place find_place(const struct gpu_forward_para
     return at;
 }
 
-#if BIAS
 __device__ __forceinline__ float bias_value(const char *at) {
-#    if BIAS == GPU_BIAS_FLOAT32 || DTYPE == GPU_FLOAT32
-    return *(const float *)at;
-#    else
-    return unpack(*(const uint16_t *)at);
-#    endif
+    return BIAS == GPU_BIAS_FLOAT32 || DTYPE == GPU_FLOAT32 ? *(const float *)at : unpack(*(const uint16_t *)at);
 }
-#endif
 
 /* What mask, bias and intervals hold for one query head, from key 0 of the sequence on. */
 struct head_view {
@@ -92,17 +86,15 @@ struct head_view {
 __device__ __forceinline__ struct head_view view_head(const struct gpu_forward_params &a, const struct place &at,
                                                       int head) {
     struct head_view view = {};
-#if MASK
-    view.mask = a.mask.data + at.batch * a.mask.batch + head / a.mask.group * a.mask.head;
-#endif
-#if BIAS
-    view.bias = a.bias.data + (at.batch * a.bias.batch + head / a.bias.group * a.bias.head) * BIAS_BYTES;
-#endif
-#if INTERVALS
-    const struct gpu_intervals &i = a.intervals;
-    view.start = i.start + at.batch * i.start_batch + head / i.group * i.start_head + at.k_begin * i.start_key;
-    view.end = i.end + at.batch * i.end_batch + head / i.group * i.end_head + at.k_begin * i.end_key;
-#endif
+    if (MASK)
+        view.mask = a.mask.data + at.batch * a.mask.batch + head / a.mask.group * a.mask.head;
+    if (BIAS)
+        view.bias = a.bias.data + (at.batch * a.bias.batch + head / a.bias.group * a.bias.head) * BIAS_BYTES;
+    if (INTERVALS) {
+        const struct gpu_intervals &i = a.intervals;
+        view.start = i.start + at.batch * i.start_batch + head / i.group * i.start_head + at.k_begin * i.start_key;
+        view.end = i.end + at.batch * i.end_batch + head / i.group * i.end_head + at.k_begin * i.end_key;
+    }
     return view;
 }
 
@@ -124,38 +116,26 @@ __device__ __forceinline__ bool rows_differ(const struct gpu_forward_params &a) 
 __device__ __forceinline__ bool head_sees(const struct gpu_forward_params &a, const struct place &at,
                                           const struct head_view &view, int i, int j) {
     int first = rows_differ(a) ? i : 0, last = rows_differ(a) ? i + 1 : at.seqlen_q; /* rows first <= i < last see it */
-#    if WINDOW
-    if (a.window_right != UNBOUNDED)
+    if (WINDOW && a.window_right != UNBOUNDED)
         first = (int)max((int64_t)first, min((int64_t)last, (int64_t)j - at.diagonal - a.window_right));
-    if (a.window_left != UNBOUNDED)
+    if (WINDOW && a.window_left != UNBOUNDED)
         last = (int)min((int64_t)last, max((int64_t)first, (int64_t)j - at.diagonal + a.window_left + 1));
-#    endif
-#    if INTERVALS
-    first = max(first, view.start[j * a.intervals.start_key]);
-    last = min(last, view.end[j * a.intervals.end_key]);
-#    endif
+    if (INTERVALS) {
+        first = max(first, view.start[j * a.intervals.start_key]);
+        last = min(last, view.end[j * a.intervals.end_key]);
+    }
     bool seen = first < last;
-#    if MASK
-    seen &= view.mask[i * a.mask.row + j * a.mask.key] != 0;
-#    endif
-#    if BIAS
-    seen &= bias_value(view.bias + (i * a.bias.row + j * a.bias.key) * BIAS_BYTES) != MINUS_INF;
-#    endif
+    if (MASK)
+        seen &= view.mask[i * a.mask.row + j * a.mask.key] != 0;
+    if (BIAS)
+        seen &= bias_value(view.bias + (i * a.bias.row + j * a.bias.key) * BIAS_BYTES) != MINUS_INF;
     return seen;
 }
 
 /* Query heads of the group that may differ in what they see. */
 __device__ __forceinline__ int different_heads(const struct gpu_forward_params &a) {
-    bool alike = true;
-#    if INTERVALS
-    alike = alike && a.intervals.group >= a.group;
-#    endif
-#    if MASK
-    alike = alike && a.mask.group >= a.group;
-#    endif
-#    if BIAS
-    alike = alike && a.bias.group >= a.group;
-#    endif
+    const bool alike = (!INTERVALS || a.intervals.group >= a.group) && (!MASK || a.mask.group >= a.group) &&
+                       (!BIAS || a.bias.group >= a.group);
     return alike ? 1 : a.group;
 }
 

@@ -708,12 +708,11 @@ __device__ __forceinline__ struct place find_place(const struct gpu_forward_para
 /* Rows of the warp that a key which they do not see has spoiled: a bit each. */
 __device__ __forceinline__ void redo_rows(const struct gpu_forward_params &a, const struct place &at, int warp_row,
                                           uint32_t spoiled) {
-#pragma unroll 1
-    for (; spoiled; spoiled &= spoiled - 1) {
-        const int row = at.first_row + warp_row + __ffs(spoiled) - 1;
+    for_each_bit(spoiled, [&](int n) {
+        const int row = at.first_row + warp_row + n;
         if (row < at.seqlen_q)
             redo_output(a, find_sequence(a, at.batch), at.head, at.head / a.group, row, at.first_key, at.last_key);
-    }
+    });
 }
 
 /* Rows of the warp from registers to global memory, through its own part of shared memory. REDO: a bit for each row
@@ -747,7 +746,7 @@ __device__ __forceinline__ uint32_t store_rows(struct fragments &f, const struct
             const int row = index / (HEAD_DIM_V / 8);
             uint32_t word[4];
             ld_shared_16(word, out_tile + chunk_offset<HEAD_DIM_V / 8>(warp_row + row, index % (HEAD_DIM_V / 8)));
-            spoiled |= (uint32_t)(holds_nan(word) != 0) << row;
+            spoiled |= nan_bit(word, row);
         }
         spoiled = redo_or(spoiled);
     }
@@ -761,7 +760,7 @@ __device__ __forceinline__ uint32_t store_rows(struct fragments &f, const struct
         uint32_t word[4];
         ld_shared_16(word, out_tile + chunk_offset<HEAD_DIM_V / 8>(row, chunk));
         if (REDO)
-            spoiled |= (uint32_t)(holds_nan(word) != 0) << (row - warp_row);
+            spoiled |= nan_bit(word, row - warp_row);
         if (REDO && spoiled >> (row - warp_row) & 1)
             continue;
         char *to = out + row * a.out.row * 2 + chunk * 16;

@@ -428,10 +428,10 @@ __device__ __forceinline__ void group_wait(uint32_t barrier, uint32_t parity) {
 /* Rows of a row group that a key which they do not see has spoiled, a bit each: columns first .. end - 1 of them. */
 __device__ __forceinline__ void redo_rows(const gpu_forward_params &a, const work &w, int row_group, uint32_t spoiled,
                                           int first, int end) {
-#pragma unroll 1
-    for (; spoiled; spoiled &= spoiled - 1)
-        redo_columns(a, find_sequence(a, w.batch), w.head, w.head / a.group,
-                     w.row0 + row_group * 32 + __ffs(spoiled) - 1, w.first_tile * BLOCK_N, w.seqlen_k, first, end);
+    for_each_bit(spoiled, [&](int n) {
+        redo_columns(a, find_sequence(a, w.batch), w.head, w.head / a.group, w.row0 + row_group * 32 + n,
+                     w.first_tile * BLOCK_N, w.seqlen_k, first, end);
+    });
 }
 
 /* Meetings of the warps that share 32 rows: what was published before is seen after. */
@@ -492,7 +492,7 @@ __device__ __forceinline__ uint32_t agree_on_spoiled(const out_place &p, group &
         for (int panel = 0; panel < BLOCK_COLUMNS / 64; ++panel) {
             uint32_t words[4];
             load_out(words, p, i, panel);
-            spoiled |= (uint32_t)(holds_nan(words) != 0) << i;
+            spoiled |= nan_bit(words, i);
         }
     spoiled = redo_or(spoiled);
     group_meet(g); /* all have read the statistics */
@@ -525,7 +525,7 @@ __device__ __forceinline__ void store_out(const gpu_forward_params &a, const wor
                 uint32_t words[4];
                 load_out(words, p, i, panel);
                 if (REDO)
-                    spoiled |= (uint32_t)(holds_nan(words) != 0) << i;
+                    spoiled |= nan_bit(words, i);
                 *(uint4 *)(out + i * a.out.row * 2 + panel * 128 + p.chunk * 16) =
                     make_uint4(words[0], words[1], words[2], words[3]);
             }
