@@ -21,6 +21,7 @@ from ._arguments import (
     integer_of,
     interval_pair,
     mask_with_four_axes,
+    num_results_of,
     packed_extents,
     refuse_keywords,
     settings_of,
@@ -271,7 +272,7 @@ def attention(
     """
     if others:
         refuse_keywords("attention", others)
-    return_lse, return_lse_low = flag_of(return_lse, "return_lse"), flag_of(return_lse_low, "return_lse_low")
+    num_results = num_results_of(return_lse, return_lse_low, None)
     packing = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
     if is_torch(q) and out is None:
         return _attention_on_torch(
@@ -294,20 +295,18 @@ def attention(
         call.take((q, k, v), attn_mask, attn_bias, key_intervals, packing[:2], settings)
         query, _, value, _, bias, *_ = call.given
         result, written = call.output(out, "out", query.shape[:-1] + value.shape[-1:], query.dtype)
-        if return_lse or return_lse_low:
+        if num_results > 1:
             lse, rows = call.output(None, "lse", *call.rows())
-        if return_lse_low and bias is not None:
+        if num_results > 2 and bias is not None:
             lse_low, low = call.output(None, "lse_low", *call.rows())
         call.run(_native.forward, (written, rows, low), settings)
     except ValueError as error:
         raise with_layout_hint(error, q, k) from None
     result = call.hand_over(result, out)
-    if not (return_lse or return_lse_low):
+    if num_results == 1:
         return result
-    lse = call.hand_over(lse, None)
-    if not return_lse_low:
-        return result, lse
-    return result, lse, None if lse_low is None else call.hand_over(lse_low, None)
+    rest = (None if each is None else call.hand_over(each, None) for each in (lse, lse_low)[: num_results - 1])
+    return (result, *rest)
 
 
 def attention_backward(
