@@ -2,7 +2,7 @@
 
     python3 bench/before_after.py BEFORE.so AFTER.so ... [--rounds N] [--cases TEXT] [--share K/N] [--json FILE]
 
-Needs PyTorch. A sample is the time of `CALLS` calls on the device; the contenders alternate from sample to sample, so that
+Needs PyTorch. A sample is the time of `CALLS` calls on the device. The builds alternate from sample to sample, so that
 the clock of the card is the same for all. Ratios are times of the first build over those of the others.
 """
 
@@ -15,7 +15,9 @@ import subprocess
 import torch
 
 CALLS = 4
-CODES = {torch.float32: (2, 32), torch.float16: (2, 16), torch.bfloat16: (4, 16), torch.bool: (6, 8), torch.int32: (0, 32)}
+CODES = {
+    torch.float32: (2, 32), torch.float16: (2, 16), torch.bfloat16: (4, 16), torch.bool: (6, 8), torch.int32: (0, 32),
+}  # fmt: skip
 NAMES = (
     "q k v mask bias interval_start interval_end cu_seqlens_q cu_seqlens_k out lse dout dlse dq dk dv dbias lse_low"
 ).split()
@@ -105,7 +107,8 @@ def cases():
         yield f"packed causal D{D}", (8, H, H, 1024, 1024, D), bf16, {"causal": 1}, "packed"
     for D in (64, 128, 256):
         for hides in ("", "padding", "mask", "bias"):
-            yield f"mma {hides or 'causal'} D{D}", (2, 16, 16, 2048, 2048, D), bf16, {"family": b"mma", "causal": 1}, hides
+            options = {"family": b"mma", "causal": 1}
+            yield f"mma {hides or 'causal'} D{D}", (2, 16, 16, 2048, 2048, D), bf16, options, hides
     for D in (64, 128):
         for hides in ("", "padding", "mask", "bias"):
             yield f"float32 {hides or 'causal'} D{D}", (2, 8, 8, 2048, 2048, D), fp32, {"causal": 1}, hides
@@ -184,18 +187,22 @@ def measure(libraries, name, shape, dtype, options, hides, rounds):
                "hides": hides, "ms": samples}
 
 
+def card():
+    """The card, its driver, clocks and power now."""
+    query = "--query-gpu=name,driver_version,clocks.sm,clocks.mem,power.draw"
+    return subprocess.run(["nvidia-smi", query, "--format=csv,noheader"], capture_output=True, text=True).stdout.strip()
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("libraries", nargs="+", metavar="LIBRARY.so", help="the first is what the others are compared with")
+    parser.add_argument("libraries", nargs="+", metavar="LIBRARY.so", help="the others are compared with the first")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--cases", default="", help="those whose name holds one of these texts, comma separated")
-    parser.add_argument("--share", default="0/1", help="K/N: every N-th case from the K-th on; so several processes compile")
+    parser.add_argument("--share", default="0/1", help="K/N: every N-th case from the K-th on, to compile side by side")
     parser.add_argument("--json")
     chosen = parser.parse_args()
     libraries = [Library(path) for path in chosen.libraries]
-    query = "name,driver_version,clocks.sm,clocks.mem,power.draw"
-    said = lambda: subprocess.run(["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"], capture_output=True, text=True)
-    results, failed, clocks = [], [], [said().stdout.strip()]
+    results, failed, clocks = [], [], [card()]
     first, step = map(int, chosen.share.split("/"))
     for case in list(cases())[first::step]:
         if any(part in case[0] for part in chosen.cases.split(",")):
@@ -204,14 +211,16 @@ def main():
             except RuntimeError as error:
                 failed.append(f"{case[0]}: {error}")
                 print(failed[-1], flush=True)
-    clocks.append(said().stdout.strip())
+    clocks.append(card())
     for n, path in enumerate(chosen.libraries[1:], 1):
         gains = [statistics.median(r["ms"][0]) / statistics.median(r["ms"][n]) for r in results]
-        print(f"{path}: mean {statistics.geometric_mean(gains):.4f}, least {min(gains):.3f}, most {max(gains):.3f} of {len(gains)}")
+        mean, least, most = statistics.geometric_mean(gains), min(gains), max(gains)
+        print(f"{path}: mean {mean:.4f}, least {least:.3f}, most {most:.3f} of {len(gains)}")
     print(*clocks, sep="\n")
     if chosen.json:
+        origin = {"device": clocks, "torch": torch.__version__, "libraries": chosen.libraries}
         with open(chosen.json, "w") as file:
-            json.dump({"device": clocks, "torch": torch.__version__, "libraries": chosen.libraries, "results": results, "failed": failed}, file, indent=1)
+            json.dump(origin | {"results": results, "failed": failed}, file, indent=1)
 
 
 if __name__ == "__main__":

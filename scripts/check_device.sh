@@ -34,7 +34,8 @@ done &
 wait
 cat "$folder"/checks-*.log >"$folder/checks.log" && rm "$folder"/checks-[0-9]*.log
 for group in apart 65535; do
-    printf '%-24s %s\n' "cases, $group" "$(grep -hE ' passed, |^not covered' "$folder/checks-cases-$group.log" | paste -sd ' ')"
+    printf '%-24s %s\n' "cases, $group" \
+        "$(grep -hE ' passed, |^not covered' "$folder/checks-cases-$group.log" | paste -sd ' ')"
 done
 grep -A3 "^WRONG" "$folder/checks.log" && failed=1
 awk '/ right, /{right[$1] += $2; wrong[$1] += $4} END {for (k in right) printf "%-24s %6d right, %d wrong\n", k, right[k], wrong[k]}' \

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# test_long.sh: tests that `make test` has no time for, which CI runs beside it: more than 65535 batches, heads, or heads of K and V, on
-# the emulated devices and on the CPU. Of the three the one that FDM_CHECK_SEED names, which is the commit by itself.
+# test_long.sh: tests that `make test` has no time for, and that CI runs beside it: more than 65535 batches, heads, or
+# heads of K and V, on the emulated devices and on the CPU. FDM_CHECK_SEED, by itself the commit, names one of the three.
 # Usage: scripts/test_long.sh; five minutes on two quiet cores.
 set -euo pipefail
 cd "$(dirname "$0")/.."

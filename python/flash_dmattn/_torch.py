@@ -488,7 +488,8 @@ def flash_dmattn_func(
 
     Returns:
         out [B, Sq, H, Dv]; (out, lse) with return_lse, lse [B, H, Sq] float32 natural log, differentiable; (out, lse,
-        lse_low) with return_lse_low, lse_low like lse; (out, lse, probs) with return_attn_probs. A row without a visible key gives out 0, lse +inf and zero gradients.
+        lse_low) with return_lse_low, lse_low like lse; (out, lse, probs) with return_attn_probs. A row without a
+        visible key gives out 0, lse +inf and zero gradients.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the sentence says what is allowed.

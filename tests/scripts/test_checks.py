@@ -1,4 +1,4 @@
-"""The programs of tests/checks: a run that has tried nothing fails and says so, and seeds and shares move with FDM_CHECK_SEED."""
+"""The programs of tests/checks: a run that has tried nothing fails and says so; FDM_CHECK_SEED moves seeds and shares."""
 
 from __future__ import annotations
 
