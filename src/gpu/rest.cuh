@@ -77,7 +77,7 @@ __device__ __forceinline__ void clear_rest_of_forward(const struct gpu_forward_p
     clear_rest_results(a, rest_after(a.cu_seqlens_q, batch, a.batch, a.total_q, a.seqlen_q), head, thread, threads);
 }
 
-/* The same for all heads and sequences, dealt to the blocks of the grid. */
+/* The same for all heads and sequences, dealt to the blocks of a grid of which every one runs. */
 __device__ __forceinline__ void clear_rest_of_grid(const struct gpu_forward_params &a, int heads, int thread,
                                                    int threads) {
 #pragma unroll 1

@@ -52,6 +52,7 @@ struct trial {
     int named;   /* 1: of named_case(): no axis is shared by a stride of 0 */
     int many; /* named: all keys are hidden from most heads, or most sequences are empty; not from the first ones, the
                * last ones and those around number 65536 */
+    int rest; /* named: rows of no sequence lie before the first one and after the last */
     int64_t apart;                  /* named: axes of so many elements are far; 0: none is */
     int alike;                      /* 1: a bias has q's dtype */
     int shares;                     /* named: heads (1) or batches (2) or both (3) share the bias */
@@ -77,7 +78,7 @@ struct named_case {
     int64_t batch, heads, heads_kv, seqlen_q, seqlen_k, head_dim, head_dim_v, window_left, window_right;
     int causal, varlen, dlse, deterministic, dbias, mask, bias; /* mask, bias: 1 with rows, 2 one for all rows */
     int intervals, shares;                                      /* shares: of a bias, as in struct trial */
-    int many, apart;                                            /* as in struct trial */
+    int many, rest, apart;                                      /* as in struct trial */
     int refused;                                                /* for its strides: no kernel of the name takes it */
     double softcap;
 };

@@ -201,8 +201,9 @@ static int is_of_few(int64_t head, int64_t heads) {
 
 static void draw_cu_seqlens(struct trial *t, enum role role, int64_t longest, int64_t *total) {
     guarded_make(&t->g[role], t, FDM_INT32, 1, (int64_t[]){t->batch + 1}, 0);
-    const int rest = !t->named && (t->batch == 0 || random_below(t, 3) == 0); /* rows of no sequence */
-    *total = rest ? random_below(t, 40) : 0;
+    /* rows of no sequence */
+    const int rest = t->named ? t->rest : t->batch == 0 || random_below(t, 3) == 0;
+    *total = rest ? t->named + random_below(t, 40) : 0;
     guarded_set(&t->g[role], 0, (double)*total);
     for (int64_t b = 0; b < t->batch; b++)
         guarded_set(&t->g[role], b + 1,
@@ -211,7 +212,7 @@ static void draw_cu_seqlens(struct trial *t, enum role role, int64_t longest, in
                                            ? longest
                                        : random_below(t, 5) == 0 ? 0
                                                                  : random_below(t, longest + 1)));
-    *total += rest ? random_below(t, 40) : 0;
+    *total += rest ? t->named + random_below(t, 40) : 0;
 }
 
 static void draw_packing(struct trial *t) {
@@ -558,6 +559,7 @@ void trial_of_case(struct trial *t, const struct named_case *c, uint64_t number)
                         .keyed = c->mask == 2 || c->bias == 2,
                         .shares = c->shares,
                         .many = c->many,
+                        .rest = c->rest,
                         .contradicts = c->varlen && number % 2 == 0,
                         .apart = c->apart,
                         .far = c->apart ? 2 : 0,

@@ -97,7 +97,7 @@ static void add_packed(const char *kernel, fdm_pass pass) {
         next.seqlen_k = lengths[n][1];
         next.batch = 4;
         next.heads = 2;
-        next.varlen = 1;
+        next.varlen = next.rest = 1;
         next.causal = causal;
         next.dlse = n % 2;
         add("packed");

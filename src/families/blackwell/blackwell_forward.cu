@@ -18,7 +18,7 @@
  *
  * Warps: a warpgroup for each query tile makes P, a thread a row; the next one rescales O and writes it; then the first
  * warp of the last warpgroup multiplies (one thread of the leader for both blocks), the second loads, the third
- * schedules.
+ * schedules, the last clears rows of no sequence.
  *
  * Barriers, "leader" where both blocks arrive at the leader's: Q_FULL (leader) and Q_EMPTY; FULL (leader) and EMPTY of
  * each slot; S_FULL of each S, by a commit; P_FULL (leader) of each S, P is written and S was read; O_FULL of each
@@ -114,7 +114,7 @@ __device__ __forceinline__ void init_barriers(uint32_t base, uint32_t rank) {
         mbarrier_init(base + FACTOR_EMPTY + 8 * i, 4);
     }
     pair_scheduler::init_barriers(base + ANSWER);
-    item_board::init_barriers(base + BOARD, 4 * Q_TILES + 4 + 1 + (rank == LEADER));
+    item_board::init_barriers(base + BOARD, 4 * Q_TILES + 4 + 1 + (rank == LEADER) + VARLEN);
     fence_mbarrier_init();
 }
 
@@ -182,6 +182,8 @@ __device__ __forceinline__ void schedule(const struct blackwell_forward_params &
                 f.first_tile = first / TILE;
                 f.last_tile = first < last ? (last + TILE - 1) / TILE : f.first_tile;
                 f.last_tile = visible_tile(a, f, f.last_tile - 1) + 1;
+            }
+            if (f.first_row < s.seqlen_q || (VARLEN && f.first_row == 0)) { /* clear_rest() wants each sequence */
                 board.wait_slot();
                 tell(board, f);
                 board.wait_slot();
@@ -479,6 +481,20 @@ __device__ __forceinline__ void multiply(const struct blackwell_forward_params &
 
 #include "families/blackwell/blackwell_rows.cuh"
 
+/* ---- rows of no sequence: a warp of each block ---- */
+
+/* With the item that begins a sequence go the rows around it. Not dealt to the blocks of the grid: in the dynamic order
+ * a block does not run when another has taken its item. */
+__device__ __forceinline__ void clear_rest(const struct blackwell_forward_params &a, uint32_t base, uint32_t rank) {
+    if (!VARLEN)
+        return;
+    item_board board(base + BOARD);
+    struct item_facts f;
+    while (next_item(board, f))
+        if (f.first_row == 0)
+            clear_rest_of_forward(a.in, f.batch, f.head, (int)rank * 32 + threadIdx.x % 32, PAIR * 32);
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     blackwell_forward(const __grid_constant__ struct blackwell_forward_params a) {
     extern __shared__ __align__(1024) char shared[];
@@ -511,7 +527,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         else if (warp == 4 * Q_TILES + 6 && threadIdx.x % 32 == 0)
             schedule(a, opaque(base), opaque(rank));
         else if (warp == 4 * Q_TILES + 7)
-            clear_rest_of_grid(a.in, a.in.heads, threadIdx.x % 32, 32);
+            clear_rest(a, opaque(base), opaque(rank));
     }
     __syncwarp();
     tcgen05_fence_before_thread_sync();
