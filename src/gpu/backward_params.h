@@ -8,6 +8,7 @@
 
 #include "gpu/constants.h"
 #include "gpu/forward_params.h"
+#include "gpu/problem_constants.h"
 
 #ifdef __CUDACC__
 #    define BIAS_BYTES (BIAS == GPU_BIAS_FLOAT32 ? 4 : 2)
@@ -24,16 +25,12 @@
 
 /* Of backward_rows.cu and backward_dbias.cu. */
 #define BACKWARD_ROWS_CONSTANTS(X)                                                     \
-    X(DTYPE)                                                                           \
     X(HEAD_DIM)   /* of q and k, as the family's kernels pad it */                     \
     X(HEAD_DIM_V) /* of v, out and dout */                                             \
     X(ROW_STEP)   /* rows of the workspace's arrays for a sequence are multiples of */ \
-    X(ALIGNED)    /* addresses and strides are multiples of 16 bytes */                \
-    X(VARLEN)                                                                          \
-    X(NEEDS_DQ) /* 1: dQ is summed in the workspace */                                 \
-    X(NO_ZEROS) /* 1: the first that adds to a row of dQ stores */                     \
-    X(BIAS)     /* GPU_BIAS_* */                                                       \
-    X(FOLDED)   /* the grid has one dimension: there are more heads or batches than 65535 */
+    X(NEEDS_DQ)   /* 1: dQ is summed in the workspace */                               \
+    X(NO_ZEROS)   /* 1: the first that adds to a row of dQ stores */                   \
+    X(FOLDED)     /* the grid has one dimension: there are more heads or batches than 65535 */
 
 /* Warps of a block of backward_rows.cu, with 16 rows each, and of backward_dbias.cu. */
 #define BACKWARD_ROWS_WARPS  4

@@ -12,10 +12,7 @@
 #include "gpu/combine_splits.h"
 #include "gpu/numbers.h"
 
-#define ALIGNED 0 /* of rows that no split has written; others are */
 #include "gpu/rest.cuh"
-
-COMBINE_SPLITS_CONSTANTS(GPU_CONSTANT_GIVEN)
 
 #define THREADS (32 * COMBINE_SPLITS_WARPS)
 #define AT_ONCE 16 /* splits whose parts a warp reads together */

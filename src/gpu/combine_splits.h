@@ -4,10 +4,7 @@
 
 #include "gpu/constants.h"
 #include "gpu/forward_params.h"
-
-#define COMBINE_SPLITS_CONSTANTS(X)                         \
-    X(DTYPE) /* GPU_FLOAT32, GPU_FLOAT16 or GPU_BFLOAT16 */ \
-    X(VARLEN)
+#include "gpu/problem_constants.h"
 
 #define COMBINE_SPLITS_WARPS 4
 #define GPU_SPLITS_MAX       128 /* of the keys: a thread for each */

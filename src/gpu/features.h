@@ -4,6 +4,8 @@
 
 #include "flash_dmattn.h"
 #include "gpu/forward_params.h"
+#include "gpu/problem_constants.h"
+#include "gpu/request_constants.h"
 
 /* Causal or window; a mask or bias with a row axis; something of the key alone. */
 static inline int gpu_bounded(const fdm_problem *p) { return p->causal || p->window_left >= 0 || p->window_right >= 0; }
@@ -11,6 +13,10 @@ static inline int gpu_mask_rows(const fdm_problem *p) { return p->has_mask && p-
 static inline int gpu_bias_rows(const fdm_problem *p) { return p->has_bias && p->bias_shape[2] != 1; }
 static inline int gpu_lists_keys(const fdm_problem *p) {
     return p->has_intervals || (p->has_mask && !gpu_mask_rows(p)) || (p->has_bias && !gpu_bias_rows(p));
+}
+/* Rows of mask and bias are contiguous and begin at multiples of 16 bytes. */
+static inline int gpu_scores_aligned(const fdm_problem *p) {
+    return p->scores_aligned && (gpu_mask_rows(p) || gpu_bias_rows(p));
 }
 /* Rows that see no key whatever masks say: more rows than keys, bounded to the right. What flows into their gradients
  * may be NaN. */
@@ -83,6 +89,10 @@ static inline int gpu_16_bits(fdm_dtype dtype) { return dtype == FDM_FLOAT16 || 
 static inline int32_t gpu_bias_constant(const fdm_problem *p) {
     return !p->has_bias ? GPU_BIAS_NONE : p->bias_dtype == FDM_FLOAT32 ? GPU_BIAS_FLOAT32 : GPU_BIAS_SAME;
 }
+/* A request for a kernel of problem `p`, with the constants of the problem and no other. alike: GPU_ALIKE_* of those
+ * whose values the kernel does not tell apart. */
+void gpu_set_problem_constants(struct cuda_kernel_request *request, const fdm_problem *p, uint32_t alike);
+
 static inline int64_t gpu_ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static inline int64_t gpu_round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 

@@ -1,9 +1,10 @@
-/* finite.cuh: which 16-bit numbers are NaN or inf; for kernels that define DTYPE. */
+/* finite.cuh: which 16-bit numbers are NaN or inf. */
 #ifndef FDM_FINITE_CUH
 #define FDM_FINITE_CUH
 
 #include "cuda/ptx/types.cuh"
 #include "gpu/forward_params.h"
+#include "gpu/problem_constants.h"
 
 #define NOT_A_NUMBER (__int_as_float(0x7fffffff))
 

@@ -206,10 +206,11 @@ static void rows_request(int32_t kernel, const fdm_problem *p, const struct gpu_
                                                      [COMBINE] = "backward_combine",
                                                      [FINISH] = "backward_finish",
                                                      [DBIAS] = "backward_dbias"};
-    GPU_SET_CONSTANTS(request, BACKWARD_ROWS_CONSTANTS, .DTYPE = gpu_dtype(p->dtype), .HEAD_DIM = needs->head_dim,
-                      .HEAD_DIM_V = needs->head_dim_v, .ROW_STEP = needs->row_step, .ALIGNED = p->aligned,
-                      .VARLEN = p->varlen, .NEEDS_DQ = needs->sums_dq, .NO_ZEROS = needs->stores_first,
-                      .BIAS = gpu_bias_constant(p), .FOLDED = gpu_folds_grids(p));
+    gpu_set_problem_constants(
+        request, p, GPU_ALIKE_ALL & ~(GPU_ALIKE_DTYPE | GPU_ALIKE_ALIGNED | GPU_ALIKE_VARLEN | GPU_ALIKE_BIAS));
+    GPU_ADD_CONSTANTS(request, BACKWARD_ROWS_CONSTANTS, .HEAD_DIM = needs->head_dim, .HEAD_DIM_V = needs->head_dim_v,
+                      .ROW_STEP = needs->row_step, .NEEDS_DQ = needs->sums_dq, .NO_ZEROS = needs->stores_first,
+                      .FOLDED = gpu_folds_grids(p));
     request->file = kernel == DBIAS ? "gpu/backward_dbias.cu" : "gpu/backward_rows.cu";
     request->entry = entries[kernel];
     request->shared_bytes = 0;

@@ -1,5 +1,5 @@
-/* items.cuh: the items of a forward and where they lie in its order, for kernels that define SCHEDULER, WINDOW and
- * INTERVALS before including this.
+/* items.cuh: the items of a forward and where they lie in its order, for kernels that define SCHEDULER before
+ * including this.
  *
  * An item is the rows of one block tile of one query head. Its place is a number in the kernel's order: takers begin at
  * first_place() and go on to place_after(). `params` has row_blocks (of a head), items (of all heads) and `in`. */
@@ -7,6 +7,7 @@
 #define FDM_ITEMS_CUH
 
 #include "gpu/items.h"
+#include "gpu/problem_constants.h"
 
 struct work_item {
     int row_block, head, batch; /* batch -1: nothing lies at this place */

@@ -1,4 +1,4 @@
-/* packed.cuh: where a sequence lies in packed tensors, for kernels that define VARLEN before including it.
+/* packed.cuh: where a sequence lies in packed tensors.
  *
  * The host does not see cu_seqlens: they may contradict the tensors. A sequence is cut to the tensor's rows and to the
  * longest that the problem names, so that nothing outside tensors and workspace is read or written. */
@@ -7,6 +7,7 @@
 
 #include "cuda/ptx/opaque.cuh"
 #include "gpu/forward_params.h"
+#include "gpu/problem_constants.h"
 
 struct packed {
     int begin, length;

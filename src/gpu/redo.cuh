@@ -5,8 +5,7 @@
  * whatever it holds, and nothing is paid where all is finite; a row that does see a NaN stays NaN. It is slow: every
  * key is read for one row, and all 32 lanes make one score.
  *
- * For kernels that define DTYPE, HEAD_DIM_V, WINDOW, MASK, BIAS, INTERVALS, VARLEN and SOFTCAP. Columns of a head are
- * dealt to lanes: lane l has columns l, l + 32, and so on. */
+ * For kernels that define HEAD_DIM_V. Columns of a head are dealt to lanes: lane l has columns l, l + 32, and so on. */
 #ifndef FDM_REDO_CUH
 #define FDM_REDO_CUH
 

@@ -5,13 +5,15 @@
 #include "cuda/cuda.h"
 #include "gpu/constants.h"
 
-/* GPU_SET_CONSTANTS(request, LIST, .NAME = value, ...). Cluster and allowed spill become 0. */
-static inline void gpu_set_constants(struct cuda_kernel_request *request, const char *const *names,
+/* No constant, no cluster, no allowed spill. */
+static inline void gpu_clear_request(struct cuda_kernel_request *request) {
+    request->num_constants = request->cluster = request->spill_bytes_max = 0;
+}
+/* GPU_ADD_CONSTANTS(request, LIST, .NAME = value, ...). */
+static inline void gpu_add_constants(struct cuda_kernel_request *request, const char *const *names,
                                      const int64_t *values, int32_t count) {
-    request->num_constants = count;
-    request->cluster = request->spill_bytes_max = 0;
     for (int32_t i = 0; i < count; i++)
-        request->constants[i] = (struct cuda_constant){names[i], values[i]};
+        request->constants[request->num_constants++] = (struct cuda_constant){names[i], values[i]};
 }
 
 /* How many arguments there are, to CUDA_CONSTANTS_MAX. */
@@ -23,7 +25,7 @@ static inline void gpu_set_constants(struct cuda_kernel_request *request, const 
                       n41, n42, n43, n44, n45, n46, n47, n48, count, ...)                                             \
     count
 
-#define GPU_SET_CONSTANTS(request, LIST, ...)                                                  \
+#define GPU_ADD_CONSTANTS(request, LIST, ...)                                                  \
     do {                                                                                       \
         static const char *const names_[] = {LIST(GPU_CONSTANT_NAME)};                         \
         enum { COUNT_ = sizeof names_ / sizeof names_[0] };                                    \
@@ -35,7 +37,13 @@ static inline void gpu_set_constants(struct cuda_kernel_request *request, const 
             };                                                                                 \
             int64_t all[COUNT_];                                                               \
         } values_ = {{__VA_ARGS__}};                                                           \
-        gpu_set_constants(request, names_, values_.all, COUNT_);                               \
+        gpu_add_constants(request, names_, values_.all, COUNT_);                               \
+    } while (0)
+/* The same of a request that is cleared first. */
+#define GPU_SET_CONSTANTS(request, LIST, ...)          \
+    do {                                               \
+        gpu_clear_request(request);                    \
+        GPU_ADD_CONSTANTS(request, LIST, __VA_ARGS__); \
     } while (0)
 
 #endif

@@ -1,5 +1,5 @@
 /* rest.cuh: rows of packed tensors that belong to no sequence: before the first, after the last, and what max_seqlen
- * cuts off. For kernels that define DTYPE, ALIGNED and VARLEN. */
+ * cuts off. */
 #ifndef FDM_REST_CUH
 #define FDM_REST_CUH
 

@@ -1,5 +1,5 @@
-/* tile.cuh: tiles in shared memory, from and to global memory, for kernels that define DTYPE, THREADS and ALIGNED
- * before including it.
+/* tile.cuh: tiles in shared memory, from and to global memory, for kernels that define THREADS before
+ * including it.
  *
  * A tile is rows of `chunks` 16-byte chunks. The chunks of a row are permuted by a number that depends on the row, so
  * that eight rows of the same column lie in different banks: matrix loads, also transposed, and 4-byte stores of
@@ -11,6 +11,7 @@
 #include "cuda/ptx/opaque.cuh"
 #include "gpu/convert.cuh"
 #include "gpu/numbers.h"
+#include "gpu/problem_constants.h"
 
 #define ELEMENT_BYTES  (DTYPE == GPU_FLOAT32 ? 4 : 2)
 #define CHUNK_ELEMENTS (16 / ELEMENT_BYTES)

@@ -1,6 +1,4 @@
-/* visible.cuh: which rows see which keys, for kernels that define the constants of a problem's features (WINDOW,
- * MASK, MASK_ROWS, BIAS, BIAS_ROWS, SCORES_ALIGNED, INTERVALS, VARLEN) before including it. Biases with rows are
- * float32 here. */
+/* visible.cuh: which rows see which keys. Biases with rows are float32 here. */
 #ifndef FDM_VISIBLE_CUH
 #define FDM_VISIBLE_CUH
 

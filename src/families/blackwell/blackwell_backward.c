@@ -119,10 +119,10 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
 
 static void make_request(const fdm_plan *plan, const fdm_problem *p, const struct launch *l,
                          struct cuda_kernel_request *request) {
-    GPU_SET_CONSTANTS(request, BLACKWELL_BACKWARD_CONSTANTS, .DTYPE = gpu_dtype(p->dtype), .HEAD_DIM = padded(p),
-                      .OWN_KEYS = l->own_keys, .MAKES_DS = l->makes_ds, .MAKES_DV = l->makes_dv,
-                      .SCHEDULER = plan->parameters[SCHEDULER], .WINDOW = gpu_bounded(p), .VARLEN = p->varlen,
-                      .SOFTCAP = p->softcap > 0, .EMPTY_ROWS = gpu_empty_rows(p) || gpu_hides_pairs(p) || p->varlen,
+    gpu_set_problem_constants(request, p, GPU_ALIKE_SCORES_ALIGNED | GPU_ALIKE_POSITIVE_SCALE);
+    GPU_ADD_CONSTANTS(request, BLACKWELL_BACKWARD_CONSTANTS, .HEAD_DIM = padded(p), .OWN_KEYS = l->own_keys,
+                      .MAKES_DS = l->makes_ds, .MAKES_DV = l->makes_dv, .SCHEDULER = plan->parameters[SCHEDULER],
+                      .EMPTY_ROWS = gpu_empty_rows(p) || gpu_hides_pairs(p) || p->varlen,
                       .PARTS = l->own_keys && plan->parameters[PARTS] > 1);
     request->file = "families/blackwell/blackwell_backward.cu";
     request->entry = "blackwell_backward";

@@ -36,14 +36,7 @@
 
 BLACKWELL_BACKWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 
-#define MASK           0
-#define MASK_ROWS      0
-#define BIAS           0
-#define BIAS_ROWS      0
-#define INTERVALS      0
-#define SCORES_ALIGNED 0
-#define ALIGNED        1
-#define THREADS        BLACKWELL_BACKWARD_THREADS
+#define THREADS BLACKWELL_BACKWARD_THREADS
 #include "families/blackwell/blackwell_ring.cuh"
 #include "families/blackwell/blackwell_work.cuh"
 #include "gpu/numbers.h"

@@ -5,19 +5,16 @@
 
 #include "cuda/tensor_map.h"
 #include "gpu/backward_params.h"
+#include "gpu/problem_constants.h"
 
 /* The constants that specialise the kernel, in the order of the cache's listing. */
-#define BLACKWELL_BACKWARD_CONSTANTS(X)                                     \
-    X(DTYPE)     /* GPU_FLOAT16 or GPU_BFLOAT16 */                          \
-    X(HEAD_DIM)  /* 128 or 256: D and Dv are at most that */                \
-    X(OWN_KEYS)  /* a block owns 1: keys, and walks rows; 0: the reverse */ \
-    X(MAKES_DS)  /* dS is made: for dQ, or with OWN_KEYS for dK */          \
-    X(MAKES_DV)  /* with OWN_KEYS */                                        \
-    X(SCHEDULER) /* ITEMS_* */                                              \
-    X(WINDOW)    /* causal or window */                                     \
-    X(VARLEN)                                                               \
-    X(SOFTCAP)                                                              \
-    X(EMPTY_ROWS) /* rows may see no key, or no row see a key */            \
+#define BLACKWELL_BACKWARD_CONSTANTS(X)                                      \
+    X(HEAD_DIM)   /* 128 or 256: D and Dv are at most that */                \
+    X(OWN_KEYS)   /* a block owns 1: keys, and walks rows; 0: the reverse */ \
+    X(MAKES_DS)   /* dS is made: for dQ, or with OWN_KEYS for dK */          \
+    X(MAKES_DV)   /* with OWN_KEYS */                                        \
+    X(SCHEDULER)  /* ITEMS_* */                                              \
+    X(EMPTY_ROWS) /* rows may see no key, or no row see a key */             \
     X(PARTS)      /* 1: a block takes a part of a group of heads, and leaves sums of dK and dV in float32 */
 
 /* What a plan holds for it (families/family.h). */

@@ -136,12 +136,11 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
 
 static void make_request(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *request) {
     const int32_t q_tiles = plan->parameters[Q_TILES];
-    GPU_SET_CONSTANTS(request, BLACKWELL_FORWARD_CONSTANTS, .DTYPE = gpu_dtype(p->dtype),
-                      .HEAD_DIM = padded(p->head_dim), .HEAD_DIM_V = padded_v(p->head_dim_v), .Q_TILES = q_tiles,
+    gpu_set_problem_constants(request, p, GPU_ALIKE_MASK_ROWS | GPU_ALIKE_BIAS_ROWS | GPU_ALIKE_SCORES_ALIGNED);
+    GPU_ADD_CONSTANTS(request, BLACKWELL_FORWARD_CONSTANTS, .HEAD_DIM = padded(p->head_dim),
+                      .HEAD_DIM_V = padded_v(p->head_dim_v), .Q_TILES = q_tiles,
                       .SCHEDULER = plan->parameters[SCHEDULER], .EXP2_FREQUENCY = plan->parameters[EXP2_FREQUENCY],
                       .EXP2_RESIDUE = plan->parameters[EXP2_RESIDUE], .EXP2_DEGREE = plan->parameters[EXP2_DEGREE],
-                      .WINDOW = gpu_bounded(p), .MASK = p->has_mask, .BIAS = gpu_bias_constant(p), .VARLEN = p->varlen,
-                      .SOFTCAP = p->softcap > 0, .POSITIVE_SCALE = (float)p->softmax_scale > 0,
                       .REDO = gpu_hides_keys(p));
     request->file = "families/blackwell/blackwell_forward.cu";
     request->entry = "blackwell_forward";

@@ -38,11 +38,6 @@
 
 BLACKWELL_FORWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 
-#define INTERVALS      0
-#define MASK_ROWS      1
-#define BIAS_ROWS      1
-#define SCORES_ALIGNED 1
-#define ALIGNED        1 /* rows of out */
 #include "families/blackwell/blackwell_ring.cuh"
 #include "families/blackwell/blackwell_softmax.cuh"
 #include "families/blackwell/blackwell_work.cuh"

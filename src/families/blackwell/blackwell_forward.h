@@ -7,23 +7,17 @@
 #include "gpu/constants.h"
 #include "gpu/forward_params.h"
 #include "gpu/items.h"
+#include "gpu/problem_constants.h"
 
 /* The constants that specialise the kernel, in the order of the cache's listing. */
-#define BLACKWELL_FORWARD_CONSTANTS(X)                                                             \
-    X(DTYPE)          /* GPU_FLOAT16 or GPU_BFLOAT16 */                                            \
-    X(HEAD_DIM)       /* D rounded up to 64 */                                                     \
-    X(HEAD_DIM_V)     /* 128 or 256: Dv is at most that */                                         \
-    X(Q_TILES)        /* of 128 query rows a block: 1, or with Dv of 128 2 */                      \
-    X(SCHEDULER)      /* ITEMS_* */                                                                \
-    X(EXP2_FREQUENCY) /* of so many pairs of exponentials, */                                      \
-    X(EXP2_RESIDUE)   /* so many are made on the FMA pipe */                                       \
-    X(EXP2_DEGREE)    /* by a polynomial of degree 3 or 4 */                                       \
-    X(WINDOW)         /* causal or window */                                                       \
-    X(MASK)           /* a mask */                                                                 \
-    X(BIAS)           /* GPU_BIAS_* */                                                             \
-    X(VARLEN)                                                                                      \
-    X(SOFTCAP)                                                                                     \
-    X(POSITIVE_SCALE) /* 1: softmax_scale > 0, so the maximum may be taken of the bare products */ \
+#define BLACKWELL_FORWARD_CONSTANTS(X)                                        \
+    X(HEAD_DIM)       /* D rounded up to 64 */                                \
+    X(HEAD_DIM_V)     /* 128 or 256: Dv is at most that */                    \
+    X(Q_TILES)        /* of 128 query rows a block: 1, or with Dv of 128 2 */ \
+    X(SCHEDULER)      /* ITEMS_* */                                           \
+    X(EXP2_FREQUENCY) /* of so many pairs of exponentials, */                 \
+    X(EXP2_RESIDUE)   /* so many are made on the FMA pipe */                  \
+    X(EXP2_DEGREE)    /* by a polynomial of degree 3 or 4 */                  \
     X(REDO)           /* 1: rows whose sums are NaN are done again, by what they see (gpu/redo.cuh) */
 
 /* What a plan holds for it (families/family.h). */

@@ -1,4 +1,4 @@
-/* blackwell_work.cuh: how pairs of blocks take items of work, for kernels that define SCHEDULER, WINDOW and INTERVALS.
+/* blackwell_work.cuh: how pairs of blocks take items of work, for kernels that define SCHEDULER.
  *
  * One thread of each block, the scheduler, walks the places of an order (gpu/items.cuh) by one protocol: initial(),
  * valid() and `place`, prefetch_next(), advance(), finish(). It tells the block's other warps of each item by a ring of

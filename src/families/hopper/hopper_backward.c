@@ -238,17 +238,15 @@ static int32_t hopper_scrub(const fdm_problem *p) {
 
 static void main_request(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *request) {
     const struct tile *t = &tiles[plan->parameters[TILE]];
-    GPU_SET_CONSTANTS(request, HOPPER_BACKWARD_CONSTANTS, .DTYPE = gpu_dtype(p->dtype),
-                      .HEAD_DIM = hopper_backward_padded(p->head_dim),
+    gpu_set_problem_constants(request, p, GPU_ALIKE_SCORES_ALIGNED | GPU_ALIKE_POSITIVE_SCALE);
+    GPU_ADD_CONSTANTS(request, HOPPER_BACKWARD_CONSTANTS, .HEAD_DIM = hopper_backward_padded(p->head_dim),
                       .HEAD_DIM_V = hopper_backward_padded(p->head_dim_v), .WARPGROUPS = t->warpgroups,
                       .STAGES = t->stages, .DOUT_STAGES = t->dout_stages, .DS_STAGES = t->ds_stages,
-                      .DS_REGISTERS = t->ds_registers, .WINDOW = gpu_bounded(p), .MASK = p->has_mask,
-                      .MASK_ROWS = gpu_mask_rows(p), .BIAS = gpu_bias_constant(p), .BIAS_ROWS = gpu_bias_rows(p),
-                      .DBIAS = gpu_dbias_constant(p), .VARLEN = p->varlen, .INTERVALS = p->has_intervals,
-                      .GATHER = gathers(p), .DESCENDS = gathers(p) || is_ordered(p), .SOFTCAP = p->softcap > 0,
-                      .EXACT = is_exact(t, p), .EMPTY_ROWS = empty_rows(p), .SCRUB = hopper_scrub(p),
-                      .STORES_FIRST = stores_first(t, p), .PARTS = plan->parameters[PARTS] > 1, .NEEDS_DQ = p->needs_dq,
-                      .APART = adds_apart(t, p), .ORDERED = is_ordered(p));
+                      .DS_REGISTERS = t->ds_registers, .DBIAS = gpu_dbias_constant(p), .GATHER = gathers(p),
+                      .DESCENDS = gathers(p) || is_ordered(p), .EXACT = is_exact(t, p), .EMPTY_ROWS = empty_rows(p),
+                      .SCRUB = hopper_scrub(p), .STORES_FIRST = stores_first(t, p),
+                      .PARTS = plan->parameters[PARTS] > 1, .NEEDS_DQ = p->needs_dq, .APART = adds_apart(t, p),
+                      .ORDERED = is_ordered(p));
     request->file = "families/hopper/hopper_backward.cu";
     request->entry = "hopper_backward";
     request->shared_bytes = shared_bytes(t, p);
@@ -256,10 +254,8 @@ static void main_request(const fdm_plan *plan, const fdm_problem *p, struct cuda
 }
 
 static void visits_request(const fdm_problem *p, struct cuda_kernel_request *request) {
-    GPU_SET_CONSTANTS(request, HOPPER_VISITS_CONSTANTS, .DTYPE = gpu_dtype(p->dtype), .WINDOW = gpu_bounded(p),
-                      .MASK = p->has_mask, .MASK_ROWS = gpu_mask_rows(p), .BIAS = gpu_bias_constant(p),
-                      .BIAS_ROWS = gpu_bias_rows(p), .VARLEN = p->varlen, .INTERVALS = p->has_intervals,
-                      .GATHER = gathers(p));
+    gpu_set_problem_constants(request, p, GPU_ALIKE_SOFTCAP | GPU_ALIKE_SCORES_ALIGNED | GPU_ALIKE_POSITIVE_SCALE);
+    GPU_ADD_CONSTANTS(request, HOPPER_VISITS_CONSTANTS, .GATHER = gathers(p));
     request->file = "families/hopper/hopper_visits.cu";
     request->entry = "hopper_visits";
     request->shared_bytes = 0;

@@ -38,10 +38,9 @@
 
 HOPPER_BACKWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 
-#define SCORES_ALIGNED 0
-#define BLOCK_M        64
-#define BLOCK_N        (64 * WARPGROUPS)
-#define THREADS        (128 * (WARPGROUPS + 1 + APART))
+#define BLOCK_M 64
+#define BLOCK_N (64 * WARPGROUPS)
+#define THREADS (128 * (WARPGROUPS + 1 + APART))
 /* Groups of eight rows of which lse and delta are read under products: as there are registers for them, measured. */
 #define EARLY_GROUPS \
     (MASK || BIAS || INTERVALS || VARLEN || SOFTCAP || EXACT ? 0 : WARPGROUPS == 3 ? 4 : WINDOW ? 2 : 0)

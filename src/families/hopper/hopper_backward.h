@@ -5,10 +5,10 @@
 
 #include "cuda/tensor_map.h"
 #include "gpu/backward_params.h"
+#include "gpu/problem_constants.h"
 
 /* The constants that specialise the kernel, in the order of the cache's listing. */
 #define HOPPER_BACKWARD_CONSTANTS(X)                                                                                  \
-    X(DTYPE)        /* GPU_FLOAT16 or GPU_BFLOAT16 */                                                                 \
     X(HEAD_DIM)     /* D rounded up to 32 */                                                                          \
     X(HEAD_DIM_V)   /* Dv rounded up to 32 */                                                                         \
     X(WARPGROUPS)   /* that own 64 keys each; one more loads, and makes dQ */                                         \
@@ -16,21 +16,13 @@
     X(DOUT_STAGES)  /* of dO: as many, or one less */                                                                 \
     X(DS_STAGES)    /* tiles of dS in shared memory */                                                                \
     X(DS_REGISTERS) /* 1: dK takes dS from registers; 0: from shared memory, so that it is made under dV's product */ \
-    X(WINDOW)       /* causal or window */                                                                            \
-    X(MASK)                                                                                                           \
-    X(MASK_ROWS)                                                                                                      \
-    X(BIAS) /* GPU_BIAS_* */                                                                                          \
-    X(BIAS_ROWS)                                                                                                      \
-    X(DBIAS) /* GPU_DBIAS_* */                                                                                        \
-    X(VARLEN)                                                                                                         \
-    X(INTERVALS)                                                                                                      \
-    X(GATHER)   /* keys in the order that key_sort.cu gives them */                                                   \
-    X(DESCENDS) /* a block walks from the last rows to the first */                                                   \
-    X(SOFTCAP)                                                                                                        \
-    X(EXACT)      /* dS is made of P in float32: what its rounding leaves waits where dS will lie */                  \
-    X(EMPTY_ROWS) /* rows may see no key */                                                                           \
-    X(SCRUB)      /* HOPPER_SCRUB_* */                                                                                \
-    X(PARTS)      /* 1: a block takes a part of a group of heads, and leaves sums of dK and dV in float32 */          \
+    X(DBIAS)        /* GPU_DBIAS_* */                                                                                 \
+    X(GATHER)       /* keys in the order that key_sort.cu gives them */                                               \
+    X(DESCENDS)     /* a block walks from the last rows to the first */                                               \
+    X(EXACT)        /* dS is made of P in float32: what its rounding leaves waits where dS will lie */                \
+    X(EMPTY_ROWS)   /* rows may see no key */                                                                         \
+    X(SCRUB)        /* HOPPER_SCRUB_* */                                                                              \
+    X(PARTS)        /* 1: a block takes a part of a group of heads, and leaves sums of dK and dV in float32 */        \
     X(NEEDS_DQ)                                                                                                       \
     X(APART)        /* one warpgroup more adds to dQ what the serving one has left in shared memory */                \
     X(STORES_FIRST) /* ORDERED: the first that adds to rows of dQ stores, as some block comes to every row */         \

@@ -291,14 +291,14 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
 
 static void make_request(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *request) {
     const struct tile *t = &tiles[plan->parameters[TILE]];
-    GPU_SET_CONSTANTS(request, HOPPER_FORWARD_CONSTANTS, .DTYPE = gpu_dtype(p->dtype), .HEAD_DIM = padded(p->head_dim),
+    const uint32_t addresses = GPU_ALIKE_SCORES_ALIGNED | (p->varlen ? 0 : GPU_ALIKE_ALIGNED); /* TMA, or copies */
+    gpu_set_problem_constants(request, p, GPU_ALIKE_MASK_ROWS | GPU_ALIKE_BIAS_ROWS | addresses);
+    GPU_ADD_CONSTANTS(request, HOPPER_FORWARD_CONSTANTS, .HEAD_DIM = padded(p->head_dim),
                       .HEAD_DIM_V = padded(p->head_dim_v), .WARPGROUPS = t->warpgroups, .BLOCK_N = t->block_n,
                       .STAGES = t->stages, .Q_STAGES = t->q_stages, .SCORE_STAGES = scored(p) ? t->score_stages : 0,
                       .TURNS = t->turns, .SCHEDULER = plan->parameters[SCHEDULER],
                       .EXP2_FREQUENCY = plan->parameters[EXP2_FREQUENCY],
-                      .EXP2_RESIDUE = plan->parameters[EXP2_RESIDUE], .WINDOW = gpu_bounded(p), .MASK = p->has_mask,
-                      .BIAS = gpu_bias_constant(p), .VARLEN = p->varlen, .SOFTCAP = p->softcap > 0,
-                      .POSITIVE_SCALE = (float)p->softmax_scale > 0, .PACKED_HEADS = plan->parameters[PACKED_HEADS],
+                      .EXP2_RESIDUE = plan->parameters[EXP2_RESIDUE], .PACKED_HEADS = plan->parameters[PACKED_HEADS],
                       .SPLITS = plan->parameters[NUM_SPLITS] > 1, .REDO = gpu_hides_pairs(p));
     request->file = "families/hopper/hopper_forward.cu";
     request->entry = "hopper_forward";

@@ -28,13 +28,8 @@
 
 HOPPER_FORWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 
-#define INTERVALS      0
-#define MASK_ROWS      1
-#define BIAS_ROWS      1
-#define SCORES_ALIGNED 1
-#define BLOCK_M        (64 * WARPGROUPS)
-#define THREADS        (128 * (WARPGROUPS + 1))
-#define ALIGNED        1 /* rows of out */
+#define BLOCK_M (64 * WARPGROUPS)
+#define THREADS (128 * (WARPGROUPS + 1))
 #include "families/hopper/hopper_load.cuh"
 #include "families/hopper/hopper_ring.cuh"
 #include "families/hopper/hopper_rows.cuh"

@@ -7,10 +7,10 @@
 #include "gpu/constants.h"
 #include "gpu/forward_params.h"
 #include "gpu/items.h"
+#include "gpu/problem_constants.h"
 
 /* The constants that specialise the kernel, in the order of the cache's listing. */
 #define HOPPER_FORWARD_CONSTANTS(X)                                                                          \
-    X(DTYPE)          /* GPU_FLOAT16 or GPU_BFLOAT16 */                                                      \
     X(HEAD_DIM)       /* D rounded up to 16 */                                                               \
     X(HEAD_DIM_V)     /* Dv rounded up to 16 */                                                              \
     X(WARPGROUPS)     /* that compute: 64 query rows each */                                                 \
@@ -22,12 +22,6 @@
     X(SCHEDULER)      /* ITEMS_* */                                                                          \
     X(EXP2_FREQUENCY) /* of so many exponentials, */                                                         \
     X(EXP2_RESIDUE)   /* so many are made on the FMA pipe */                                                 \
-    X(WINDOW)         /* causal or window */                                                                 \
-    X(MASK)           /* a mask with rows */                                                                 \
-    X(BIAS)           /* GPU_BIAS_*, with rows */                                                            \
-    X(VARLEN)                                                                                                \
-    X(SOFTCAP)                                                                                               \
-    X(POSITIVE_SCALE) /* 1: softmax_scale > 0, so the maximum may be taken of the bare products */           \
     X(PACKED_HEADS)   /* query heads of a KV head whose rows take turns in a tile; 1: a tile has one head */ \
     X(SPLITS)         /* 1: the keys are split over items, and leave parts for combine_splits.cu */          \
     X(REDO)           /* 1: rows whose sums are NaN are done again, by what they see (gpu/redo.cuh) */

@@ -123,13 +123,12 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
 
 static void make_request(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *request) {
     const struct tile *t = &tiles[plan->parameters[TILE]];
-    GPU_SET_CONSTANTS(request, HOPPER_GATHER_CONSTANTS, .DTYPE = gpu_dtype(p->dtype), .HEAD_DIM = padded(p->head_dim),
+    gpu_set_problem_constants(request, p, GPU_ALIKE_SCORES_ALIGNED);
+    GPU_ADD_CONSTANTS(request, HOPPER_GATHER_CONSTANTS, .HEAD_DIM = padded(p->head_dim),
                       .HEAD_DIM_V = padded(p->head_dim_v), .WARPGROUPS = t->warpgroups, .BLOCK_N = t->block_n,
                       .STAGES = t->stages, .Q_STAGES = t->q_stages, .LOOK = look_of(t, p),
                       .CONSUMER_REGISTERS = t->consumer_registers, .TURNS = t->turns,
-                      .SCHEDULER = plan->parameters[SCHEDULER], .WINDOW = gpu_bounded(p), .MASK = p->has_mask,
-                      .BIAS = gpu_bias_constant(p), .INTERVALS = p->has_intervals, .VARLEN = p->varlen,
-                      .SOFTCAP = p->softcap > 0, .POSITIVE_SCALE = (float)p->softmax_scale > 0);
+                      .SCHEDULER = plan->parameters[SCHEDULER]);
     request->file = "families/hopper/hopper_gather.cu";
     request->entry = "hopper_gather";
     request->shared_bytes = shared_bytes(t, p);

@@ -32,10 +32,6 @@
 
 HOPPER_GATHER_CONSTANTS(GPU_CONSTANT_GIVEN)
 
-#define MASK_ROWS      0
-#define BIAS_ROWS      0
-#define SCORES_ALIGNED 0
-#define ALIGNED        1 /* rows of out */
 #define EXP2_FREQUENCY 1
 #define EXP2_RESIDUE   0
 #define BLOCK_M        (64 * WARPGROUPS)

@@ -6,7 +6,6 @@
 
 /* The constants that specialise the kernel, in the order of the cache's listing. */
 #define HOPPER_GATHER_CONSTANTS(X)                                                             \
-    X(DTYPE)      /* GPU_FLOAT16 or GPU_BFLOAT16 */                                            \
     X(HEAD_DIM)   /* D rounded up to 16 */                                                     \
     X(HEAD_DIM_V) /* Dv rounded up to 16 */                                                    \
     X(WARPGROUPS) /* that compute: 64 query rows each */                                       \
@@ -16,14 +15,7 @@
     X(LOOK)       /* keys that the producers look at in a step */                              \
     X(CONSUMER_REGISTERS)                                                                      \
     X(TURNS)     /* 1: one warpgroup issues products at a time, the others make P meanwhile */ \
-    X(SCHEDULER) /* ITEMS_* */                                                                 \
-    X(WINDOW)    /* causal or window */                                                        \
-    X(MASK)      /* a mask without rows */                                                     \
-    X(BIAS)      /* GPU_BIAS_*, without rows */                                                \
-    X(INTERVALS)                                                                               \
-    X(VARLEN)                                                                                  \
-    X(SOFTCAP)                                                                                 \
-    X(POSITIVE_SCALE) /* 1: softmax_scale > 0, so the maximum may be taken of the bare products */
+    X(SCHEDULER) /* ITEMS_* */
 
 /* What a plan holds for it (families/family.h). */
 #define HOPPER_GATHER_PARAMETERS(X)              \

@@ -1,6 +1,6 @@
 /* hopper_gradients.cuh: what the kernels of the backward share that own keys: which rows a block of keys walks, P^T of
- * a tile, and the way of an accumulator to global memory. For kernels that define BLOCK_M, BLOCK_N, GATHER, SOFTCAP and
- * PARTS besides the constants of visible.cuh.
+ * a tile, and the way of an accumulator to global memory. For kernels that define BLOCK_M, BLOCK_N, GATHER,
+ * DESCENDS, ORDERED and PARTS.
  *
  * Tiles of scores are transposed: a thread holds two keys of its warp's 16, lane / 4 and lane / 4 + 8 ("halves"), and
  * of each group of eight query rows 2 (lane % 4) and the next: s[4 group + 2 half + row]. */

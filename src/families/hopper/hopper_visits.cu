@@ -12,14 +12,12 @@
 
 HOPPER_VISITS_CONSTANTS(GPU_CONSTANT_GIVEN)
 
-#define DESCENDS       1
-#define ORDERED        1
-#define SOFTCAP        0
-#define PARTS          0
-#define SCORES_ALIGNED 0
-#define BLOCK_M        64
-#define BLOCK_N        128
-#define THREADS        (32 * HOPPER_VISITS_BLOCKS)
+#define DESCENDS 1
+#define ORDERED  1
+#define PARTS    0
+#define BLOCK_M  64
+#define BLOCK_N  128
+#define THREADS  (32 * HOPPER_VISITS_BLOCKS)
 #include "families/hopper/hopper_keys.cuh"
 
 /* Those of the word-th 32 tiles that the block walks. */

@@ -4,18 +4,10 @@
 #define FDM_HOPPER_VISITS_H
 
 #include "families/hopper/hopper_backward.h"
+#include "gpu/problem_constants.h"
 
 /* The constants that specialise the kernel: those of hopper_backward.cu that say which keys a row sees. */
-#define HOPPER_VISITS_CONSTANTS(X) \
-    X(DTYPE)                       \
-    X(WINDOW)                      \
-    X(MASK)                        \
-    X(MASK_ROWS)                   \
-    X(BIAS)                        \
-    X(BIAS_ROWS)                   \
-    X(VARLEN)                      \
-    X(INTERVALS)                   \
-    X(GATHER)
+#define HOPPER_VISITS_CONSTANTS(X) X(GATHER)
 
 /* Blocks of keys that a word is about, and warps of a block. */
 #define HOPPER_VISITS_BLOCKS 32

@@ -120,11 +120,10 @@ static int wanted(const fdm_problem *p, int32_t kernel) {
 static void make_request(const fdm_plan *plan, const fdm_problem *p, int32_t kernel,
                          struct cuda_kernel_request *request) {
     const int32_t v_stages = plan->parameters[V_STAGES], p_stages = plan->parameters[P_STAGES];
-    GPU_SET_CONSTANTS(request, HOPPER_WIDE_CONSTANTS, .DTYPE = gpu_dtype(p->dtype),
-                      .HEAD_DIM = hopper_backward_padded(p->head_dim),
+    gpu_set_problem_constants(request, p, GPU_ALIKE_SCORES_ALIGNED | GPU_ALIKE_POSITIVE_SCALE);
+    GPU_ADD_CONSTANTS(request, HOPPER_WIDE_CONSTANTS, .HEAD_DIM = hopper_backward_padded(p->head_dim),
                       .HEAD_DIM_V = hopper_backward_padded(p->head_dim_v), .V_STAGES = v_stages, .P_STAGES = p_stages,
-                      .WINDOW = gpu_bounded(p), .MASK = p->has_mask, .BIAS = gpu_bias_constant(p),
-                      .DBIAS = kernel == DQ ? gpu_dbias_constant(p) : 0, .SOFTCAP = p->softcap > 0, .VARLEN = p->varlen,
+                      .DBIAS = kernel == DQ ? gpu_dbias_constant(p) : 0,
                       .EMPTY_ROWS = gpu_empty_rows(p) || p->varlen || p->has_mask || p->has_bias,
                       .SCRUB = gpu_hides_pairs(p), .PARTS = kernel == DKV && plan->parameters[PARTS] > 1);
     request->file = kernel == DQ ? "families/hopper/hopper_wide_dq.cu" : "families/hopper/hopper_wide_dkv.cu";

@@ -5,20 +5,15 @@
 #define FDM_HOPPER_WIDE_H
 
 #include "families/hopper/hopper_backward.h"
+#include "gpu/problem_constants.h"
 
 /* The constants that specialise both, in the order of the cache's listing. */
 #define HOPPER_WIDE_CONSTANTS(X)                                                                   \
-    X(DTYPE)      /* GPU_FLOAT16 or GPU_BFLOAT16 */                                                \
     X(HEAD_DIM)   /* D rounded up to 32 */                                                         \
     X(HEAD_DIM_V) /* Dv rounded up to 32 */                                                        \
     X(V_STAGES)   /* dq: tiles of V in flight; of K there are two */                               \
     X(P_STAGES)   /* dkv: tiles of P between the warpgroups */                                     \
-    X(WINDOW)     /* causal or window */                                                           \
-    X(MASK)                                                                                        \
-    X(BIAS)  /* GPU_BIAS_*; both have query rows */                                                \
-    X(DBIAS) /* dq: GPU_DBIAS_DIRECT or none */                                                    \
-    X(SOFTCAP)                                                                                     \
-    X(VARLEN)                                                                                      \
+    X(DBIAS)      /* dq: GPU_DBIAS_DIRECT or none */                                               \
     X(EMPTY_ROWS) /* rows may see no key */                                                        \
     X(SCRUB)      /* keys may be hidden from every row, by pairs: what they hold must not count */ \
     X(PARTS)      /* dkv: 1: a block takes a part of a group of heads, and leaves sums in float32 */

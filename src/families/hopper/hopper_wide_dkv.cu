@@ -27,19 +27,15 @@
 
 HOPPER_WIDE_CONSTANTS(GPU_CONSTANT_GIVEN)
 
-#define MASK_ROWS      MASK
-#define BIAS_ROWS      BIAS
-#define INTERVALS      0
-#define GATHER         0
-#define DESCENDS       0
-#define ORDERED        0
-#define SCORES_ALIGNED 0
-#define BLOCK_M        64
-#define BLOCK_N        HOPPER_WIDE_KEYS
-#define STAGES         HOPPER_WIDE_STAGES
-#define ROW_STEP       HOPPER_WIDE_DQ_ROWS
-#define THREADS        HOPPER_WIDE_THREADS
-#define BIAS_HIDES     (SCRUB && BIAS)
+#define GATHER     0
+#define DESCENDS   0
+#define ORDERED    0
+#define BLOCK_M    64
+#define BLOCK_N    HOPPER_WIDE_KEYS
+#define STAGES     HOPPER_WIDE_STAGES
+#define ROW_STEP   HOPPER_WIDE_DQ_ROWS
+#define THREADS    HOPPER_WIDE_THREADS
+#define BIAS_HIDES (SCRUB && BIAS)
 #include "families/hopper/hopper_exact.cuh"
 #include "families/hopper/hopper_keys.cuh"
 #include "families/hopper/hopper_scrub.cuh"

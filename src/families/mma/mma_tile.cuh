@@ -1,5 +1,5 @@
 /* mma_tile.cuh: the products of one warp on tiles of 16-bit elements in shared memory (gpu/tile.cuh), for kernels that
- * define DTYPE, THREADS and ALIGNED before including it. Those of 32-bit elements are in mma_tf32.cuh. */
+ * define THREADS before including it. Those of 32-bit elements are in mma_tf32.cuh. */
 #ifndef FDM_MMA_TILE_CUH
 #define FDM_MMA_TILE_CUH
 

@@ -237,17 +237,15 @@ static int wide_scores(const fdm_problem *p) {
 
 static void main_request(const fdm_plan *plan, const fdm_problem *p, const struct gpu_backward_needs *needs,
                          struct cuda_kernel_request *request) {
-    GPU_SET_CONSTANTS(
-        request, MMA_BACKWARD_CONSTANTS, .DTYPE = gpu_dtype(p->dtype), .HEAD_DIM = needs->head_dim,
-        .HEAD_DIM_V = needs->head_dim_v, .BLOCK_M = plan->block_m, .BLOCK_N = plan->block_n, .STAGES = plan->stages,
-        .V_IN_REGISTERS = plan->v_in_registers, .OVERLAY = plan->parameters[OVERLAY],
-        .DS_BUFFERS = plan->parameters[DS_BUFFERS], .PAIRED = plan->parameters[PAIRED] != 0,
-        .RING = plan->parameters[RING], .TMA = plan->parameters[TMA], .ALIGNED = p->aligned,
-        .SCORES_ALIGNED = wide_scores(p), .WINDOW = gpu_bounded(p), .MASK = p->has_mask, .MASK_ROWS = gpu_mask_rows(p),
-        .BIAS = gpu_bias_constant(p), .BIAS_ROWS = gpu_bias_rows(p), .DBIAS = gpu_dbias_constant(p),
-        .INTERVALS = p->has_intervals, .GATHER = plan->parameters[GATHER], .VARLEN = p->varlen,
-        .SOFTCAP = p->softcap > 0, .SCRUB = gpu_hides_keys(p), .NEEDS_DQ = p->needs_dq, .DETERMINISTIC = in_order(p),
-        .SPLIT = plan->parameters[GROUP_PARTS] > 1, .FOLDED = gpu_folds_grids(p));
+    gpu_set_problem_constants(request, p, GPU_ALIKE_SCORES_ALIGNED | GPU_ALIKE_POSITIVE_SCALE);
+    GPU_ADD_CONSTANTS(request, MMA_BACKWARD_CONSTANTS, .HEAD_DIM = needs->head_dim, .HEAD_DIM_V = needs->head_dim_v,
+                      .BLOCK_M = plan->block_m, .BLOCK_N = plan->block_n, .STAGES = plan->stages,
+                      .V_IN_REGISTERS = plan->v_in_registers, .OVERLAY = plan->parameters[OVERLAY],
+                      .DS_BUFFERS = plan->parameters[DS_BUFFERS], .PAIRED = plan->parameters[PAIRED] != 0,
+                      .RING = plan->parameters[RING], .TMA = plan->parameters[TMA], .WIDE_SCORES = wide_scores(p),
+                      .DBIAS = gpu_dbias_constant(p), .GATHER = plan->parameters[GATHER], .SCRUB = gpu_hides_keys(p),
+                      .NEEDS_DQ = p->needs_dq, .DETERMINISTIC = in_order(p), .SPLIT = plan->parameters[GROUP_PARTS] > 1,
+                      .FOLDED = gpu_folds_grids(p));
     request->file = "families/mma/backward/mma_backward.cu";
     request->entry = "mma_backward";
     request->shared_bytes = plan->shared_bytes;

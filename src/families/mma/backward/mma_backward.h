@@ -15,6 +15,7 @@
 
 #include "cuda/tensor_map.h"
 #include "gpu/backward_params.h"
+#include "gpu/problem_constants.h"
 
 #define MMA_BACKWARD_WARPS 8
 
@@ -152,35 +153,25 @@ GPU_INLINE int32_t mma_backward_v_registers(int32_t block_n, int32_t head_dim, i
 
 /* ---- the kernels ---- */
 
-#define MMA_BACKWARD_CONSTANTS(X)                                                            \
-    X(DTYPE)      /* GPU_FLOAT16 or GPU_BFLOAT16 */                                          \
-    X(HEAD_DIM)   /* of q and k, as mma_backward_padded() gives it */                        \
-    X(HEAD_DIM_V) /* of v, out and dout */                                                   \
-    X(BLOCK_M)                                                                               \
-    X(BLOCK_N)                                                                               \
-    X(STAGES) /* buffers of Q: 1 or 2 */                                                     \
-    X(V_IN_REGISTERS)                                                                        \
-    X(OVERLAY)        /* dS lies over consumed rows of dO */                                 \
-    X(DS_BUFFERS)     /* 2: a warp may make scores while another still reads those before */ \
-    X(PAIRED)         /* two key tiles a warp, two warps to the same keys */                 \
-    X(RING)           /* 2 or 3: buffers of 64 rows of Q and dO, instead of BLOCK_M rows */  \
-    X(TMA)            /* TMA brings them, by tensor maps */                                  \
-    X(ALIGNED)        /* addresses and strides are multiples of 16 bytes */                  \
-    X(SCORES_ALIGNED) /* those of mask, bias and dbias, too, whose rows are contiguous */    \
-    X(WINDOW)         /* causal or window */                                                 \
-    X(MASK)                                                                                  \
-    X(MASK_ROWS)                                                                             \
-    X(BIAS) /* GPU_BIAS_* */                                                                 \
-    X(BIAS_ROWS)                                                                             \
-    X(DBIAS) /* GPU_DBIAS_* */                                                               \
-    X(INTERVALS)                                                                             \
-    X(GATHER) /* keys in the order that key_sort.cu gives them */                            \
-    X(VARLEN)                                                                                \
-    X(SOFTCAP)                                                                               \
-    X(SCRUB) /* keys may be hidden from every row: what is no number is taken out of K */    \
-    X(NEEDS_DQ)                                                                              \
-    X(DETERMINISTIC) /* blocks add to dQ and dbias in order */                               \
-    X(SPLIT)         /* a block takes a part of a group's heads */                           \
+#define MMA_BACKWARD_CONSTANTS(X)                                                               \
+    X(HEAD_DIM)   /* of q and k, as mma_backward_padded() gives it */                           \
+    X(HEAD_DIM_V) /* of v, out and dout */                                                      \
+    X(BLOCK_M)                                                                                  \
+    X(BLOCK_N)                                                                                  \
+    X(STAGES) /* buffers of Q: 1 or 2 */                                                        \
+    X(V_IN_REGISTERS)                                                                           \
+    X(OVERLAY)     /* dS lies over consumed rows of dO */                                       \
+    X(DS_BUFFERS)  /* 2: a warp may make scores while another still reads those before */       \
+    X(PAIRED)      /* two key tiles a warp, two warps to the same keys */                       \
+    X(RING)        /* 2 or 3: buffers of 64 rows of Q and dO, instead of BLOCK_M rows */        \
+    X(TMA)         /* TMA brings them, by tensor maps */                                        \
+    X(WIDE_SCORES) /* those of mask, bias and dbias, too, whose rows are contiguous */          \
+    X(DBIAS)       /* GPU_DBIAS_* */                                                            \
+    X(GATHER)      /* keys in the order that key_sort.cu gives them */                          \
+    X(SCRUB)       /* keys may be hidden from every row: what is no number is taken out of K */ \
+    X(NEEDS_DQ)                                                                                 \
+    X(DETERMINISTIC) /* blocks add to dQ and dbias in order */                                  \
+    X(SPLIT)         /* a block takes a part of a group's heads */                              \
     X(FOLDED)        /* the grid has one dimension: there are more heads or batches than 65535 */
 
 /* What a plan holds for it (families/family.h). */

@@ -110,16 +110,16 @@ __device__ __forceinline__ struct head find_head(const struct gpu_backward_param
 /* Bytes from a row of mask, bias or dbias to the n-th after it. Aligned ones are less than 2^31 apart: registers are
  * scarce. */
 __device__ __forceinline__ int64_t mask_rows(const struct gpu_backward_params &a, int n) {
-    return SCORES_ALIGNED ? (int64_t)n * a.mask_row_bytes : n * a.in.mask.row;
+    return WIDE_SCORES ? (int64_t)n * a.mask_row_bytes : n * a.in.mask.row;
 }
 __device__ __forceinline__ int64_t bias_rows(const struct gpu_backward_params &a, int n) {
-    return SCORES_ALIGNED ? (int64_t)n * a.bias_row_bytes : n * a.in.bias.row * BIAS_BYTES;
+    return WIDE_SCORES ? (int64_t)n * a.bias_row_bytes : n * a.in.bias.row * BIAS_BYTES;
 }
 __device__ __forceinline__ int64_t dbias_rows(const struct gpu_backward_params &a, int n) {
 #if DBIAS == GPU_DBIAS_SUMS
-    return SCORES_ALIGNED ? (int64_t)n * a.dbias_row_bytes : n * a.dbias_row * 4;
+    return WIDE_SCORES ? (int64_t)n * a.dbias_row_bytes : n * a.dbias_row * 4;
 #else
-    return SCORES_ALIGNED ? (int64_t)n * a.dbias_row_bytes : n * a.dbias.row * BIAS_BYTES;
+    return WIDE_SCORES ? (int64_t)n * a.dbias_row_bytes : n * a.dbias.row * BIAS_BYTES;
 #endif
 }
 __device__ __forceinline__ float bias_value(const char *at) {

@@ -332,9 +332,9 @@ __device__ __forceinline__ void make_ds(score_fragments &left, struct sums &sums
     await_dbias_turn(!LATE_TURN, a, at, h, block_row + sub_row);
     float dp[KEY_TILES][ROW_TILES][4];
 #if (DBIAS == GPU_DBIAS_DIRECT && !DBIAS_FROM_DS) || DBIAS == GPU_DBIAS_SUMS
-    char *dbias[SCORES_ALIGNED ? 1 : 2 * KEY_TILES]; /* aligned: the other keys' lie at known distances */
+    char *dbias[WIDE_SCORES ? 1 : 2 * KEY_TILES]; /* aligned: the other keys' lie at known distances */
 #    pragma unroll
-    for (int n = 0; n < (SCORES_ALIGNED ? 1 : 2 * KEY_TILES); n++)
+    for (int n = 0; n < (WIDE_SCORES ? 1 : 2 * KEY_TILES); n++)
         dbias[n] = dbias_of_key(a, at, h, at.first_key + warp_key + lane / 4 + n * 8);
     [[maybe_unused]] const int num_keys = at.seqlen_k - at.first_key - warp_key - lane / 4;
 #endif
@@ -370,13 +370,13 @@ __device__ __forceinline__ void make_ds(score_fragments &left, struct sums &sums
                 sums.dbias[t][e / 2] += dp[t][n][e];
 #    elif DBIAS && !DBIAS_FROM_DS
                 const int row = block_row + sub_row + n * 8 + lane % 4 * 2 + e % 2, j = 2 * t + e / 2;
-                char *to = dbias[SCORES_ALIGNED ? 0 : j] + dbias_rows(a, row);
+                char *to = dbias[WIDE_SCORES ? 0 : j] + dbias_rows(a, row);
                 /* One condition in two forms, each where the assembler spills less with it. */
-                const bool inside = SCORES_ALIGNED || V_IN_REGISTERS
+                const bool inside = WIDE_SCORES || V_IN_REGISTERS
                                         ? j * 8 < num_keys
                                         : at.first_key + warp_key + lane / 4 + j * 8 < at.seqlen_k;
                 if (row < at.seqlen_q && inside)
-                    add_dbias(to + (SCORES_ALIGNED ? j * 8 * DBIAS_BYTES : 0), dp[t][n][e]);
+                    add_dbias(to + (WIDE_SCORES ? j * 8 * DBIAS_BYTES : 0), dp[t][n][e]);
 #    endif
 #    if SOFTCAP
                 const float slope = unpack((uint16_t)(w.slope[n][2 * t + e / 2] >> e % 2 * 16));

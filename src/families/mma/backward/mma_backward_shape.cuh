@@ -53,15 +53,14 @@ MMA_BACKWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define READS \
     (CROWDED || SCARCE ? 1 : 2) /* of right operands at a time: two measured 1 % faster, where registers allow */
 /* A warp's own rows of bias and mask are copied, a sub-tile ahead, to where it will stage dS or P of them. */
-#define CAN_COPY    (SCORES_ALIGNED && DS_BUFFERS == 2 && PART_ROWS <= 32)
+#define CAN_COPY    (WIDE_SCORES && DS_BUFFERS == 2 && PART_ROWS <= 32)
 #define BIAS_COPIED (CAN_COPY && BIAS == GPU_BIAS_SAME && BIAS_ROWS)
 #define MASK_COPIED (CAN_COPY && BLOCK_MASKED && (!BIAS_COPIED || BY_COLUMNS))
 #define COPIED      (BIAS_COPIED || MASK_COPIED)
 /* The gradient of a bias is written from the staged dS, 16 bytes a lane. */
-#define DBIAS_FROM_DS \
-    (DBIAS == GPU_DBIAS_DIRECT && SCORES_ALIGNED && BIAS == GPU_BIAS_SAME && !SOFTCAP && KEY_TILES == 2)
-#define PLAIN  (!BIAS && !SOFTCAP) /* scores stay as the products are, in units of exp2; else in natural units */
-#define NO_ROW 0x7fffffff
+#define DBIAS_FROM_DS (DBIAS == GPU_DBIAS_DIRECT && WIDE_SCORES && BIAS == GPU_BIAS_SAME && !SOFTCAP && KEY_TILES == 2)
+#define PLAIN         (!BIAS && !SOFTCAP) /* scores stay as the products are, in units of exp2; else in natural units */
+#define NO_ROW        0x7fffffff
 
 #include "families/mma/mma_tile.cuh"
 #include "gpu/numbers.h"

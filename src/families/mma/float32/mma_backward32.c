@@ -121,16 +121,14 @@ static int32_t dbias_of(const fdm_problem *p, int32_t kernel) {
 
 static void main_request(const struct tile *t, const fdm_problem *p, int32_t kernel,
                          struct cuda_kernel_request *request) {
-    GPU_SET_CONSTANTS(
-        request, MMA_BACKWARD32_CONSTANTS, .HEAD_DIM = mma_padded32(p->head_dim, p->head_dim_v),
-        .HEAD_DIM_V = mma_padded32(p->head_dim_v, p->head_dim), .WARPS = t->warps, .SHARE = t->share, .BLOCK = t->block,
-        .OWNS_KEYS = kernel != OWN_ROWS, .GRADIENTS = gradients_of(p, kernel), .ALIGNED = p->aligned,
-        .WINDOW = gpu_bounded(p), .MASK = p->has_mask, .MASK_ROWS = gpu_mask_rows(p), .BIAS = gpu_bias_constant(p),
-        .BIAS_ROWS = gpu_bias_rows(p),
-        .SCORES_ALIGNED = kernel == OWN_ROWS && p->scores_aligned && (gpu_mask_rows(p) || gpu_bias_rows(p)),
-        .DBIAS = dbias_of(p, kernel), .INTERVALS = p->has_intervals, .VARLEN = p->varlen, .SOFTCAP = p->softcap > 0,
-        .REDO = kernel == OWN_ROWS ? gpu_hides_keys(p) : p->has_bias,
-        .DETERMINISTIC = dbias_of(p, kernel) == GPU_DBIAS_SUMS && gpu_dbias_in_turns(p), .FOLDED = gpu_folds_grids(p));
+    gpu_set_problem_constants(request, p,
+                              GPU_ALIKE_POSITIVE_SCALE | (kernel == OWN_ROWS ? 0 : GPU_ALIKE_SCORES_ALIGNED));
+    GPU_ADD_CONSTANTS(request, MMA_BACKWARD32_CONSTANTS, .HEAD_DIM = mma_padded32(p->head_dim, p->head_dim_v),
+                      .HEAD_DIM_V = mma_padded32(p->head_dim_v, p->head_dim), .WARPS = t->warps, .SHARE = t->share,
+                      .BLOCK = t->block, .OWNS_KEYS = kernel != OWN_ROWS, .GRADIENTS = gradients_of(p, kernel),
+                      .DBIAS = dbias_of(p, kernel), .REDO = kernel == OWN_ROWS ? gpu_hides_keys(p) : p->has_bias,
+                      .DETERMINISTIC = dbias_of(p, kernel) == GPU_DBIAS_SUMS && gpu_dbias_in_turns(p),
+                      .FOLDED = gpu_folds_grids(p));
     request->file = "families/mma/float32/mma_backward32.cu";
     request->entry = "mma_backward32";
     request->shared_bytes = shared_bytes(t, p);

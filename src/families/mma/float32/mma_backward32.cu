@@ -22,7 +22,6 @@
  *
  * Registers: sums HEAD_DIM / 2 / SHARE and HEAD_DIM_V / 2 / SHARE, P and dS BLOCK / 2 each, and twice that for split
  * operands; beyond 64 sums dK and dV are made by launches of their own. */
-#define DTYPE   GPU_FLOAT32
 #define THREADS (32 * WARPS)
 
 #include "cuda/ptx/global.cuh"

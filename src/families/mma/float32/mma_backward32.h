@@ -5,6 +5,7 @@
 
 #include "families/mma/backward/mma_backward.h"
 #include "families/mma/float32/mma_forward32.h"
+#include "gpu/problem_constants.h"
 
 /* GRADIENTS: a sum of these. */
 #define MMA_GRADIENT_OF_SCORES 1 /* dQ of own rows, dK of own keys: dS is made */
@@ -18,17 +19,7 @@
     X(BLOCK)     /* others of a step */                                                                        \
     X(OWNS_KEYS) /* 0: a block owns query rows and walks the keys; 1: it owns keys and walks the rows */       \
     X(GRADIENTS)                                                                                               \
-    X(ALIGNED) /* 1: addresses and strides are multiples of 16 bytes */                                        \
-    X(WINDOW)  /* causal or window */                                                                          \
-    X(MASK)                                                                                                    \
-    X(MASK_ROWS)                                                                                               \
-    X(BIAS) /* GPU_BIAS_* */                                                                                   \
-    X(BIAS_ROWS)                                                                                               \
-    X(SCORES_ALIGNED) /* 1: rows of mask and bias are contiguous and start at multiples of 16 bytes */         \
-    X(DBIAS)          /* GPU_DBIAS_*: KEYS where keys are owned, DIRECT and SUMS where rows are */             \
-    X(INTERVALS)                                                                                               \
-    X(VARLEN)                                                                                                  \
-    X(SOFTCAP)                                                                                                 \
+    X(DBIAS)         /* GPU_DBIAS_*: KEYS where keys are owned, DIRECT and SUMS where rows are */              \
     X(REDO)          /* 1: what a hidden key made NaN is mended at the end: rows of dQ, own keys' gradients */ \
     X(DETERMINISTIC) /* DBIAS SUMS: blocks that share a bias add to its gradient in order */                   \
     X(FOLDED)        /* the grid has one dimension: there are more heads or batches than 65535 */

@@ -83,13 +83,11 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant,
 /* ---- execution ---- */
 
 static void forward_request(const struct tile *t, const fdm_problem *p, struct cuda_kernel_request *request) {
-    GPU_SET_CONSTANTS(
-        request, MMA_FORWARD32_CONSTANTS, .HEAD_DIM = mma_padded32(p->head_dim, p->head_dim_v),
-        .HEAD_DIM_V = mma_padded32(p->head_dim_v, p->head_dim), .WARPS = t->warps, .SHARE = t->share,
-        .ROW_TILES = t->row_tiles, .BLOCK_N = t->block_n, .MIN_BLOCKS = t->blocks, .ALIGNED = p->aligned,
-        .WINDOW = gpu_bounded(p), .MASK = p->has_mask, .MASK_ROWS = gpu_mask_rows(p), .BIAS = gpu_bias_constant(p),
-        .BIAS_ROWS = gpu_bias_rows(p), .SCORES_ALIGNED = p->scores_aligned && (gpu_mask_rows(p) || gpu_bias_rows(p)),
-        .INTERVALS = p->has_intervals, .VARLEN = p->varlen, .SOFTCAP = p->softcap > 0, .REDO = gpu_hides_keys(p));
+    gpu_set_problem_constants(request, p, GPU_ALIKE_POSITIVE_SCALE);
+    GPU_ADD_CONSTANTS(request, MMA_FORWARD32_CONSTANTS, .HEAD_DIM = mma_padded32(p->head_dim, p->head_dim_v),
+                      .HEAD_DIM_V = mma_padded32(p->head_dim_v, p->head_dim), .WARPS = t->warps, .SHARE = t->share,
+                      .ROW_TILES = t->row_tiles, .BLOCK_N = t->block_n, .MIN_BLOCKS = t->blocks,
+                      .REDO = gpu_hides_keys(p));
     request->file = "families/mma/float32/mma_forward32.cu";
     request->entry = "mma_forward32";
     request->shared_bytes = shared_bytes(t, p);

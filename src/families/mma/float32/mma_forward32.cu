@@ -15,7 +15,6 @@
  * Barriers: three a tile: K is there; S is made and V is there, so the next tile's K may come; O is made, so its V may.
  *
  * Registers: O HEAD_DIM_V / 2 / SHARE * ROW_TILES, S BLOCK_N / 2 * ROW_TILES, and twice S for the split P. */
-#define DTYPE   GPU_FLOAT32
 #define THREADS (32 * WARPS)
 
 #include "cuda/ptx/special.cuh"

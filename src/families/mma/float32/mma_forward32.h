@@ -4,25 +4,16 @@
 #define FDM_MMA_FORWARD32_H
 
 #include "families/mma/forward/mma_forward.h"
+#include "gpu/problem_constants.h"
 
-#define MMA_FORWARD32_CONSTANTS(X)                                                                     \
-    X(HEAD_DIM)   /* as mma_padded32() gives it */                                                     \
-    X(HEAD_DIM_V) /* of v and out */                                                                   \
-    X(WARPS)                                                                                           \
-    X(SHARE)     /* warps with the same rows: each sums its part of the columns */                     \
-    X(ROW_TILES) /* groups of 16 rows of a warp */                                                     \
-    X(BLOCK_N)   /* keys of a step */                                                                  \
-    X(MIN_BLOCKS)                                                                                      \
-    X(ALIGNED) /* 1: addresses and strides are multiples of 16 bytes */                                \
-    X(WINDOW)  /* causal or window */                                                                  \
-    X(MASK)                                                                                            \
-    X(MASK_ROWS) /* 0: the mask is the same for all rows */                                            \
-    X(BIAS)      /* GPU_BIAS_* */                                                                      \
-    X(BIAS_ROWS)                                                                                       \
-    X(SCORES_ALIGNED) /* 1: rows of mask and bias are contiguous and start at multiples of 16 bytes */ \
-    X(INTERVALS)                                                                                       \
-    X(VARLEN)                                                                                          \
-    X(SOFTCAP)                                                                                         \
+#define MMA_FORWARD32_CONSTANTS(X)                                                 \
+    X(HEAD_DIM)   /* as mma_padded32() gives it */                                 \
+    X(HEAD_DIM_V) /* of v and out */                                               \
+    X(WARPS)                                                                       \
+    X(SHARE)     /* warps with the same rows: each sums its part of the columns */ \
+    X(ROW_TILES) /* groups of 16 rows of a warp */                                 \
+    X(BLOCK_N)   /* keys of a step */                                              \
+    X(MIN_BLOCKS)                                                                  \
     X(REDO) /* 1: rows whose sums are NaN are done again, by what they see (gpu/redo.cuh) */
 
 /* What a plan holds for it (families/family.h). */

@@ -387,12 +387,13 @@ enum { DECODE, COMBINE, NUM_KERNELS };
 static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *requests) {
     const int32_t stages = plan->parameters[STAGES], merge = plan->parameters[MERGE];
     const struct tile t = tile_of_plan(plan);
-    GPU_SET_CONSTANTS(&requests[DECODE], MMA_DECODE_CONSTANTS, .DTYPE = gpu_dtype(p->dtype), .HEAD_DIM = padded(p),
-                      .HEAD_DIM_V = padded_v(p), .BLOCK_N = t.block_n, .WARPS = t.warps, .ROW_GROUPS = t.row_groups,
-                      .STAGES = stages, .WINDOW = gpu_bounded(p), .MASK = mask_constant(p, stages),
-                      .BIAS = gpu_bias_constant(p), .INTERVALS = intervals_constant(p, stages),
-                      .SOFTCAP = p->softcap > 0, .VARLEN = p->varlen, .ORDERED = plan->parameters[ORDERED],
-                      .MERGE = merge);
+    gpu_set_problem_constants(&requests[DECODE], p,
+                              GPU_ALIKE_MASK_ROWS | GPU_ALIKE_BIAS_ROWS | GPU_ALIKE_SCORES_ALIGNED |
+                                  GPU_ALIKE_POSITIVE_SCALE);
+    GPU_ADD_CONSTANTS(&requests[DECODE], MMA_DECODE_CONSTANTS, .HEAD_DIM = padded(p), .HEAD_DIM_V = padded_v(p),
+                      .BLOCK_N = t.block_n, .WARPS = t.warps, .ROW_GROUPS = t.row_groups, .STAGES = stages,
+                      .MASK_PER_ROW = mask_constant(p, stages), .INTERVALS_PER_ROW = intervals_constant(p, stages),
+                      .ORDERED = plan->parameters[ORDERED], .MERGE = merge);
     requests[DECODE].file = "families/mma/forward/mma_decode.cu";
     requests[DECODE].entry = "mma_decode";
     requests[DECODE].shared_bytes = shared_bytes(p, t, stages, merge);

@@ -45,7 +45,6 @@
 MMA_DECODE_CONSTANTS(GPU_CONSTANT_GIVEN)
 
 #define THREADS (32 * WARPS)
-#define ALIGNED 1
 #if DTYPE == GPU_FLOAT32
 #    include "families/mma/float32/mma_tf32.cuh"
 #else
@@ -96,7 +95,7 @@ MMA_DECODE_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define LANE_KEYS (STEP_KEYS / 4)
 #define ALL_SEEN  (0xffffffffu >> (32 - 2 * LANE_KEYS))
 /* Of the keys that are there, or listed, rows may see some and not others. */
-#define KEYS_DIFFER (WINDOW || BIAS || MASK == MMA_DECODE_EACH || INTERVALS == MMA_DECODE_EACH)
+#define KEYS_DIFFER (WINDOW || BIAS || MASK_PER_ROW == MMA_DECODE_EACH || INTERVALS_PER_ROW == MMA_DECODE_EACH)
 #define BIAS_BYTES  (BIAS == GPU_BIAS_FLOAT32 || DTYPE == GPU_FLOAT32 ? 4 : 2)
 
 static_assert(GROUP_KEYS % STEP_KEYS == 0 && STEP_KEYS % 16 == 0 && KEY_GROUPS * MATES == WARPS, "whole steps");
@@ -208,12 +207,12 @@ __device__ __forceinline__ struct seen_keys look(const struct gpu_forward_params
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             bool seen = j >= rows.first_key[half] && j <= rows.last_key[half]; /* -1 is below */
-#if INTERVALS == MMA_DECODE_EACH
+#if INTERVALS_PER_ROW == MMA_DECODE_EACH
             if (seen)
                 seen = rows.i[half] >= rows.view[half].start[j * a.intervals.start_key] &&
                        rows.i[half] < rows.view[half].end[j * a.intervals.end_key];
 #endif
-#if MASK == MMA_DECODE_EACH
+#if MASK_PER_ROW == MMA_DECODE_EACH
             if (seen)
                 seen = rows.view[half].mask[j * a.mask.key];
 #endif

@@ -4,23 +4,19 @@
 
 #include "gpu/constants.h"
 #include "gpu/forward_params.h"
+#include "gpu/problem_constants.h"
 
-#define MMA_DECODE_CONSTANTS(X)                                                                                      \
-    X(DTYPE)      /* GPU_FLOAT32, GPU_FLOAT16 or GPU_BFLOAT16 */                                                     \
-    X(HEAD_DIM)   /* D rounded up to 16 */                                                                           \
-    X(HEAD_DIM_V) /* Dv rounded up to 16, where warps share columns to 64 */                                         \
-    X(BLOCK_N)    /* keys of a tile: 64, or 32 where two warps and more work on the same, or 128 of a single tile */ \
-    X(WARPS)      /* 4 or 8 */                                                                                       \
-    X(ROW_GROUPS) /* 1, 2, 4 or 8: warps with 16 rows each that work on the same keys */                             \
-    X(STAGES)     /* tiles of K and V in flight; 1: a split is one tile */                                           \
-    X(WINDOW)     /* causal or window */                                                                             \
-    X(MASK)       /* MMA_DECODE_*: whether rows of a KV head see the same keys */                                    \
-    X(BIAS)       /* GPU_BIAS_* */                                                                                   \
-    X(INTERVALS)  /* MMA_DECODE_* */                                                                                 \
-    X(SOFTCAP)                                                                                                       \
-    X(VARLEN)                                                                                                        \
-    X(ORDERED) /* sequences whose masks seem to show more keys come first */                                         \
-    X(MERGE)   /* MMA_MERGE_*: what becomes of the splits' results */
+#define MMA_DECODE_CONSTANTS(X)                                                                                        \
+    X(HEAD_DIM)     /* D rounded up to 16 */                                                                           \
+    X(HEAD_DIM_V)   /* Dv rounded up to 16, where warps share columns to 64 */                                         \
+    X(BLOCK_N)      /* keys of a tile: 64, or 32 where two warps and more work on the same, or 128 of a single tile */ \
+    X(WARPS)        /* 4 or 8 */                                                                                       \
+    X(ROW_GROUPS)   /* 1, 2, 4 or 8: warps with 16 rows each that work on the same keys */                             \
+    X(STAGES)       /* tiles of K and V in flight; 1: a split is one tile */                                           \
+    X(MASK_PER_ROW) /* MMA_DECODE_*: whether rows of a KV head see the same keys */                                    \
+    X(INTERVALS_PER_ROW) /* MMA_DECODE_* */                                                                            \
+    X(ORDERED)           /* sequences whose masks seem to show more keys come first */                                 \
+    X(MERGE)             /* MMA_MERGE_*: what becomes of the splits' results */
 
 /* What a plan holds for it (families/family.h). */
 #define MMA_DECODE_PARAMETERS(X)                                                           \

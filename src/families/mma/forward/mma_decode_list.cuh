@@ -109,7 +109,7 @@ struct list {
 #if LISTED
 /* Whether mask or bias differ by row. Else rows are asked together: row i stands for all. */
 __device__ __forceinline__ bool rows_differ(const struct gpu_forward_params &a) {
-    return (MASK == MMA_DECODE_EACH && a.mask.row) || (BIAS && a.bias.row);
+    return (MASK_PER_ROW == MMA_DECODE_EACH && a.mask.row) || (BIAS && a.bias.row);
 }
 
 /* Whether row i of the head, or some row, sees key j: a key that none sees may hold anything, and is not listed. */

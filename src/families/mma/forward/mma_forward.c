@@ -170,15 +170,13 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant,
 /* ---- execution ---- */
 
 static void forward_request(const struct tile *t, const fdm_problem *p, struct cuda_kernel_request *request) {
-    GPU_SET_CONSTANTS(
-        request, MMA_FORWARD_CONSTANTS, .DTYPE = gpu_dtype(p->dtype), .HEAD_DIM = padded(p->head_dim),
-        .HEAD_DIM_V = padded(p->head_dim_v), .WARPS = t->warps, .ROW_TILES = t->row_tiles, .BLOCK_N = t->block_n,
-        .STAGES = t->stages, .MIN_BLOCKS = t->blocks, .Q_IN_REGISTERS = t->q_in_registers, .OPTIMISTIC = t->optimistic,
-        .ALIGNED = p->aligned,
-        .WINDOW = gpu_bounded(p) || gpu_lists_keys(p), /* in a list it takes fewer registers, and no time */
-        .MASK = p->has_mask, .MASK_ROWS = gpu_mask_rows(p), .BIAS = gpu_bias_constant(p), .BIAS_ROWS = gpu_bias_rows(p),
-        .SCORES_ALIGNED = stages_scores(p) && t->block_n % 32 == 0, .INTERVALS = p->has_intervals, .VARLEN = p->varlen,
-        .SOFTCAP = p->softcap > 0, .POSITIVE_SCALE = (float)p->softmax_scale > 0, .REDO = gpu_hides_pairs(p));
+    gpu_set_problem_constants(request, p,
+                              (gpu_lists_keys(p) ? GPU_ALIKE_WINDOW : 0) |
+                                  (stages_scores(p) && t->block_n % 32 == 0 ? 0 : GPU_ALIKE_SCORES_ALIGNED));
+    GPU_ADD_CONSTANTS(request, MMA_FORWARD_CONSTANTS, .HEAD_DIM = padded(p->head_dim),
+                      .HEAD_DIM_V = padded(p->head_dim_v), .WARPS = t->warps, .ROW_TILES = t->row_tiles,
+                      .BLOCK_N = t->block_n, .STAGES = t->stages, .MIN_BLOCKS = t->blocks,
+                      .Q_IN_REGISTERS = t->q_in_registers, .OPTIMISTIC = t->optimistic, .REDO = gpu_hides_pairs(p));
     request->file = "families/mma/forward/mma_forward.cu";
     request->entry = "mma_forward";
     request->shared_bytes = shared_bytes(t, p);

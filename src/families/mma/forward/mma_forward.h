@@ -5,10 +5,10 @@
 #include "gpu/block_mask.h"
 #include "gpu/constants.h"
 #include "gpu/forward_params.h"
+#include "gpu/problem_constants.h"
 
 /* The constants that specialise the kernel, in the order of the plan's and the cache's listing. */
 #define MMA_FORWARD_CONSTANTS(X)                                                                          \
-    X(DTYPE)      /* GPU_FLOAT16 or GPU_BFLOAT16 */                                                       \
     X(HEAD_DIM)   /* D rounded up to 16 */                                                                \
     X(HEAD_DIM_V) /* Dv rounded up to 16 */                                                               \
     X(WARPS)                                                                                              \
@@ -18,17 +18,6 @@
     X(MIN_BLOCKS)     /* blocks that must fit on a multiprocessor: bounds the registers */                \
     X(Q_IN_REGISTERS) /* 1: fragments of Q are loaded once */                                             \
     X(OPTIMISTIC)     /* 1: P is made with the maxima of the tiles before, and made again if they grew */ \
-    X(ALIGNED)        /* 1: addresses and strides are multiples of 16 bytes */                            \
-    X(WINDOW)         /* causal or window */                                                              \
-    X(MASK)                                                                                               \
-    X(MASK_ROWS)      /* 0: the mask is the same for all rows */                                          \
-    X(BIAS)           /* GPU_BIAS_* */                                                                    \
-    X(BIAS_ROWS)      /* 0: the bias is the same for all rows */                                          \
-    X(SCORES_ALIGNED) /* 1: rows of mask and bias are contiguous and start at multiples of 16 bytes */    \
-    X(INTERVALS)                                                                                          \
-    X(VARLEN)                                                                                             \
-    X(SOFTCAP)                                                                                            \
-    X(POSITIVE_SCALE) /* 1: softmax_scale > 0, so the maximum may be taken of the bare products */        \
     X(REDO)           /* 1: rows whose sums are NaN are done again, by what they see (gpu/redo.cuh) */
 
 /* What a plan holds for it (families/family.h). */

@@ -162,12 +162,13 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t variant,
 static void request_of(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *request) {
     const struct tile *t = &tiles[plan->parameters[TILE]];
     const struct fitted f = fit(t, p);
-    GPU_SET_CONSTANTS(request, MMA_WIDE_CONSTANTS, .DTYPE = gpu_dtype(p->dtype), .HEAD_DIM = f.head_dim,
-                      .HEAD_DIM_V = f.head_dim_v, .WARPS = t->warps, .BLOCK_M = t->block_m, .BLOCK_N = t->block_n,
-                      .SLICE_D = f.slice_d, .SLICE_KEYS = t->slice_keys, .SLICE_PARTS = f.slice_parts,
-                      .STAGES = plan->stages, .CLUSTER = t->cluster, .SOFTCAP = p->softcap > 0,
-                      .MASK = p->has_mask != 0, .BIAS = gpu_bias_constant(p), .INTERVALS = p->has_intervals != 0,
-                      .VARLEN = p->varlen != 0, .REDO = gpu_hides_keys(p));
+    gpu_set_problem_constants(request, p,
+                              GPU_ALIKE_WINDOW | GPU_ALIKE_MASK_ROWS | GPU_ALIKE_BIAS_ROWS | GPU_ALIKE_SCORES_ALIGNED |
+                                  GPU_ALIKE_POSITIVE_SCALE);
+    GPU_ADD_CONSTANTS(request, MMA_WIDE_CONSTANTS, .HEAD_DIM = f.head_dim, .HEAD_DIM_V = f.head_dim_v,
+                      .WARPS = t->warps, .BLOCK_M = t->block_m, .BLOCK_N = t->block_n, .SLICE_D = f.slice_d,
+                      .SLICE_KEYS = t->slice_keys, .SLICE_PARTS = f.slice_parts, .STAGES = plan->stages,
+                      .CLUSTER = t->cluster, .REDO = gpu_hides_keys(p));
     request->file = "families/mma/forward/mma_wide.cu";
     request->entry = "mma_wide";
     request->shared_bytes = shared_bytes(t, &f, plan->stages);

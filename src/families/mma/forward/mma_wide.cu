@@ -41,8 +41,6 @@
 
 MMA_WIDE_CONSTANTS(GPU_CONSTANT_GIVEN)
 
-#define ALIGNED 1
-#define WINDOW  1 /* always tested */
 #include "gpu/finite.cuh"
 #include "gpu/redo.cuh"
 #include "gpu/rest.cuh"

@@ -7,6 +7,7 @@
 
 #include "gpu/constants.h"
 #include "gpu/forward_params.h"
+#include "gpu/problem_constants.h"
 
 /* Constants of a specialisation.
  * HEAD_DIM, HEAD_DIM_V   padded: multiples of SLICE_D, and of 64 * CLUSTER * SLICE_PARTS
@@ -17,7 +18,6 @@
  * STAGES                 slices in the ring
  * BIAS                   GPU_BIAS_* */
 #define MMA_WIDE_CONSTANTS(X) \
-    X(DTYPE)                  \
     X(HEAD_DIM)               \
     X(HEAD_DIM_V)             \
     X(WARPS)                  \
@@ -28,11 +28,6 @@
     X(SLICE_PARTS)            \
     X(STAGES)                 \
     X(CLUSTER)                \
-    X(SOFTCAP)                \
-    X(MASK)                   \
-    X(BIAS)                   \
-    X(INTERVALS)              \
-    X(VARLEN)                 \
     X(REDO) /* 1: rows whose sums are NaN are done again, by what they see (gpu/redo.cuh) */
 
 /* What a plan holds for it (families/family.h). */

@@ -184,9 +184,10 @@ static void request_of(const fdm_plan *plan, const fdm_problem *p, struct cuda_k
     const int32_t algorithm = plan->parameters[ALGORITHM];
     const struct variant *v = &variants[plan->parameters[VARIANT]];
     const struct shape s = shape_of(algorithm, v, p);
-    GPU_SET_CONSTANTS(request, MMA_TEXTBOOK_CONSTANTS, .ALGORITHM = algorithm, .DTYPE = gpu_dtype(p->dtype),
-                      .HEAD_DIM = s.head_dim, .SLICE = s.slice, .OUT_COLUMNS = s.out_columns, .OUT_SLICE = s.out_slice,
-                      .OUT_BLOCKS = s.out_blocks, .BLOCK_N = s.block_n, .STAGES = v->stages, .SWIZZLED = v->swizzled,
+    gpu_set_problem_constants(request, p, GPU_ALIKE_ALL & ~GPU_ALIKE_DTYPE);
+    GPU_ADD_CONSTANTS(request, MMA_TEXTBOOK_CONSTANTS, .ALGORITHM = algorithm, .HEAD_DIM = s.head_dim, .SLICE = s.slice,
+                      .OUT_COLUMNS = s.out_columns, .OUT_SLICE = s.out_slice, .OUT_BLOCKS = s.out_blocks,
+                      .BLOCK_N = s.block_n, .STAGES = v->stages, .SWIZZLED = v->swizzled,
                       .F16_ACCUMULATION = v->f16_accumulation, .CAUSAL = p->causal != 0);
     request->file = "families/mma/textbook/mma_textbook.cu";
     request->entry = "mma_textbook";

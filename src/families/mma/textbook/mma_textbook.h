@@ -6,6 +6,7 @@
 
 #include "gpu/constants.h"
 #include "gpu/forward_params.h"
+#include "gpu/problem_constants.h"
 
 /* ALGORITHM, by what shared memory holds at a time: each holds less than the one before it. */
 #define MMA_SPLIT_KV   0 /* warps split rows and keys; P goes through shared memory */
@@ -17,7 +18,6 @@
 
 #define MMA_TEXTBOOK_CONSTANTS(X)                                                           \
     X(ALGORITHM)        /* MMA_SPLIT_KV to MMA_TILING_QKV */                                \
-    X(DTYPE)            /* GPU_FLOAT16 or GPU_BFLOAT16 */                                   \
     X(HEAD_DIM)         /* D, rounded up to 16 and to whole slices */                       \
     X(SLICE)            /* columns of Q and K that are fetched at a time */                 \
     X(OUT_COLUMNS)      /* columns of O of a block: Dv, or a part of it, rounded up */      \
