@@ -13,6 +13,7 @@
 #include "gpu/numbers.h"
 
 #include "gpu/rest.cuh"
+#include "gpu/scores.cuh"
 
 #define THREADS (32 * COMBINE_SPLITS_WARPS)
 #define AT_ONCE 16 /* splits whose parts a warp reads together */
@@ -87,8 +88,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const float weight = mine.x == most ? 1.0f : ex2_approx((mine.x - most) * LOG2_E);
     weights[threadIdx.x] = weight;
     const float sum = over_block(weight * mine.y, sums, false);
-    const bool empty = sum == 0.0f;
-    const float inverse = empty ? 0.0f : 1.0f / sum;
+    const float inverse = end_softmax(
+        a, threadIdx.x == 0, (int)batch, (int)head, i, sum, [&] { return most; }, [&] { return logf(sum); });
     char *out = a.out.data + (batch * a.out.batch + i * a.out.row + head * a.out.head) * bytes;
     for (int column = lane * 4; column - lane * 4 < a.head_dim_v; column += 128) {
         float4 x = make_float4(0, 0, 0, 0);
@@ -113,6 +114,4 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         }
         __syncthreads();
     }
-    if (threadIdx.x == 0 && a.lse.data)
-        a.lse.data[batch * a.lse.batch + head * a.lse.head + i * a.lse.row] = empty ? -MINUS_INF : most + logf(sum);
 }

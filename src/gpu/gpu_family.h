@@ -17,7 +17,7 @@ struct gpu_algorithm {
     const char *const *parameters; /* PLAN_PARAMETERS of the list in the kernel's contract */
     uint32_t features;             /* GPU_FEATURE_*: those that it takes; a problem that asks another is refused */
     int chosen_freely;             /* 0: runs only by name */
-    int writes_lse_low;            /* forward: beside a bias it leaves what lse has rounded away, by lse.cuh */
+    int writes_lse_low;            /* forward: beside a bias it leaves what lse has rounded away, by scores.cuh */
     /* NULL when the device and problem can be taken; else a clause that says why not, in `text` or constant. */
     const char *(*refusal)(const fdm_device *device, const fdm_problem *problem, char *text, size_t size);
     /* NULL when it is to be preferred to the kernels and families after it, given that it can; else a clause that says

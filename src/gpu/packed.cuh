@@ -32,10 +32,10 @@ struct sequence {
 };
 __device__ __forceinline__ struct sequence find_sequence(const struct gpu_forward_params &a, int batch) {
     struct sequence s = {batch, a.seqlen_q, a.seqlen_k, 0, 0, 0};
-#if VARLEN
-    const struct packed q = find_packed_q(a, batch), k = find_packed_k(a, batch);
-    s = {batch, q.length, k.length, q.begin, k.begin, 0};
-#endif
+    if (VARLEN) {
+        const struct packed q = find_packed_q(a, batch), k = find_packed_k(a, batch);
+        s = {batch, q.length, k.length, q.begin, k.begin, 0};
+    }
     s.diagonal = s.seqlen_k - s.seqlen_q;
     return s;
 }

@@ -12,9 +12,9 @@
 #include "cuda/ptx/math.cuh"
 #include "gpu/convert.cuh"
 #include "gpu/forward_params.h"
-#include "gpu/lse.cuh"
 #include "gpu/numbers.h"
 #include "gpu/packed.cuh"
+#include "gpu/scores.cuh"
 
 __device__ __forceinline__ float redo_number(const char *data, int64_t index) {
     return DTYPE == GPU_FLOAT32 ? ((const float *)data)[index] : unpack(((const uint16_t *)data)[index]);
@@ -104,17 +104,12 @@ __device__ __forceinline__ void redo_keys(const struct gpu_forward_params &a, co
         const uint32_t seen = __ballot_sync(0xffffffff, j < last && redo_sees(a, s, head, row, j, bias));
         for_each_bit(seen, [&](int n) {
             const int64_t k = s.batch * a.k.batch + ((int64_t)s.k_begin + begin + n) * a.k.row + head_kv * a.k.head;
-            float x = 0, slope = 1;
+            float x = 0, slope;
 #pragma unroll 1
             for (int c = 0; c < a.head_dim; c += 32)
                 if (c + lane < a.head_dim)
                     x += redo_number(a.q.data, q + c + lane) * redo_number(a.k.data, k + c + lane);
-            x = redo_sum(x) * a.scale;
-            if (SOFTCAP) {
-                const float t = tanh_accurate(x * a.softcap_inverse);
-                x = a.softcap * t;
-                slope = 1 - t * t;
-            }
+            x = cap_score(a, redo_sum(x) * a.scale, slope);
             visit(begin + n, x + __shfl_sync(0xffffffff, bias, n), slope);
         });
     }
@@ -196,13 +191,11 @@ template <int halves, class summation> __device__ __forceinline__ uint32_t spoil
 __device__ __forceinline__ void redo_columns(const struct gpu_forward_params &a, const struct sequence &s, int head,
                                              int head_kv, int row, int first_key, int last_key, int first, int end) {
     const struct redone_row<HEAD_DIM_V> again = redo_row(a, s, head, head_kv, row, first_key, last_key);
-    const bool empty = again.sum == 0.0f;
-    const float inverse = empty ? 0.0f : 1.0f / again.sum;
     const int64_t i = (int64_t)s.q_begin + row, out = s.batch * a.out.batch + i * a.out.row + head * a.out.head;
+    const float inverse = end_softmax(
+        a, first == 0 && threadIdx.x % 32 == 0, s.batch, head, i, again.sum, [&] { return again.most; },
+        [&] { return logf(again.sum); });
     store_redone(a.out.data, out, again, inverse, first, min(end, a.head_dim_v));
-    if (a.lse.data && first == 0 && threadIdx.x % 32 == 0)
-        store_lse<BIAS != 0>(
-            a, s.batch, head, i, empty, [&] { return again.most; }, [&] { return logf(again.sum); });
 }
 __device__ __forceinline__ void redo_output(const struct gpu_forward_params &a, const struct sequence &s, int head,
                                             int head_kv, int row, int first_key, int last_key) {

@@ -5,9 +5,7 @@
 #include "gpu/forward_params.h"
 #include "gpu/numbers.h"
 #include "gpu/packed.cuh"
-#if BIAS == GPU_BIAS_SAME
-#    include "gpu/convert.cuh"
-#endif
+#include "gpu/scores.cuh"
 
 #define KEYED (INTERVALS || (MASK && !MASK_ROWS) || (BIAS && !BIAS_ROWS)) /* something depends on the key alone */
 
@@ -51,27 +49,20 @@ __device__ __forceinline__ struct key_bounds look_at_key(const struct gpu_forwar
     struct key_bounds key = {0, s.seqlen_q, 0};
     if (j >= s.seqlen_k)
         return {0, 0, 0};
-#if INTERVALS
-    const struct gpu_intervals &i = a.intervals;
-    const int64_t h = head / i.group, at = (int64_t)s.k_begin + j;
-    key.first = max(key.first, i.start[s.batch * i.start_batch + h * i.start_head + at * i.start_key]);
-    key.last = min(key.last, i.end[s.batch * i.end_batch + h * i.end_head + at * i.end_key]);
-#endif
-#if MASK && !MASK_ROWS
-    if (!mask_of(a, s.batch, head)[(int64_t)j * a.mask.key])
+    if (INTERVALS) {
+        const struct gpu_intervals &i = a.intervals;
+        const int64_t h = head / i.group, at = (int64_t)s.k_begin + j;
+        key.first = max(key.first, i.start[s.batch * i.start_batch + h * i.start_head + at * i.start_key]);
+        key.last = min(key.last, i.end[s.batch * i.end_batch + h * i.end_head + at * i.end_key]);
+    }
+    if (MASK && !MASK_ROWS && !mask_of(a, s.batch, head)[(int64_t)j * a.mask.key])
         key.last = 0;
-#endif
-#if BIAS && !BIAS_ROWS
-#    if BIAS == GPU_BIAS_SAME
-    key.bias =
-        unpack(((const uint16_t *)
-                    a.bias.data)[s.batch * a.bias.batch + head / a.bias.group * a.bias.head + (int64_t)j * a.bias.key]);
-#    else
-    key.bias = bias_of(a, s.batch, head)[(int64_t)j * a.bias.key];
-#    endif
-    if (key.bias == MINUS_INF)
-        key.last = 0;
-#endif
+    if (BIAS && !BIAS_ROWS) {
+        const int64_t of_head = s.batch * a.bias.batch + head / a.bias.group * a.bias.head;
+        key.bias = bias_value(a.bias.data + (of_head + (int64_t)j * a.bias.key) * BIAS_BYTES);
+        if (key.bias == MINUS_INF)
+            key.last = 0;
+    }
     return key;
 }
 

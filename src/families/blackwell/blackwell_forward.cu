@@ -85,7 +85,7 @@ static_assert(END - CONTROL <= BLACKWELL_CONTROL_BYTES, "barriers, items and fac
 static_assert(CONTROL + BLACKWELL_CONTROL_BYTES == blackwell_forward_shared_bytes(Q_TILES, HEAD_DIM),
               "the plan knows the bytes");
 static_assert(O_COLUMN + Q_TILES * HEAD_DIM_V <= BLACKWELL_COLUMNS, "sums fit beside scores");
-static_assert(Q_TILES == 1 || (PLAIN && !MASK), "registers hold rows of two query tiles");
+static_assert(Q_TILES == 1 || (MAXIMA_BARE && !MASK), "registers hold rows of two query tiles");
 static_assert(SLOTS >= 2 * (K_SLOTS + V_SLOTS), "two steps are in flight");
 
 __device__ __forceinline__ void init_barriers(uint32_t base, uint32_t rank) {

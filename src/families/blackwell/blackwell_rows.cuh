@@ -6,7 +6,6 @@
 #include "cuda/ptx/copy.cuh"
 #include "families/blackwell/blackwell_ring.cuh"
 #include "families/blackwell/blackwell_softmax.cuh"
-#include "gpu/lse.cuh"
 
 /* ---- softmax: a warpgroup of each block for each query tile, a thread a row ---- */
 
@@ -87,7 +86,7 @@ struct row_softmax {
             for (int part = 0; part < PARTS; part++)
                 hide_columns(s[part], first - 32 * part, last - 32 * part);
         tell_factor(raise_max(row, s, unit)); /* of the first step nobody asks it */
-        const float shift = row.max == MINUS_INF ? 0.0f : PLAIN ? row.max * unit : row.max;
+        const float shift = row.max == MINUS_INF ? 0.0f : MAXIMA_BARE ? row.max * unit : row.max;
         float2 sum = make_float2(0, 0);
         store_p<1>(sum, s, shift, unit, at);
         store_p<2>(sum, s, shift, unit, at);
@@ -166,12 +165,10 @@ struct corrector {
 
     /* Writes the row's log-sum-exp; the reciprocal of its sum. */
     __device__ __forceinline__ float finish(const struct item_facts &f, int row, float sum, float max) {
-        const bool empty = sum == 0.0f; /* of scores that are all NaN it is NaN */
-        if (a.in.lse.data && row < f.seqlen_q)
-            store_lse<BIAS != GPU_BIAS_NONE>(
-                a.in, VARLEN ? 0 : f.batch, f.head, f.q_begin + row, empty,
-                [&] { return PLAIN ? max * exponent_unit(a.in) * LN_2 : max; }, [&] { return lg2_approx(sum) * LN_2; });
-        return empty ? 0.0f : 1.0f / sum;
+        return end_softmax(
+            a.in, row < f.seqlen_q, VARLEN ? 0 : f.batch, f.head, f.q_begin + row, sum,
+            [&] { return MAXIMA_BARE ? max * exponent_unit(a.in) * LN_2 : max; },
+            [&] { return lg2_approx(sum) * LN_2; });
     }
 
     /* The row's output; computed: there are sums, else it is 0. */

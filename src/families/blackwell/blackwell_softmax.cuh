@@ -11,9 +11,9 @@
 #include "cuda/ptx/math.cuh"
 #include "gpu/convert.cuh"
 #include "gpu/numbers.h"
+#include "gpu/scores.cuh"
 #include "gpu/visible.cuh"
 
-#define PLAIN      (!BIAS && !SOFTCAP && POSITIVE_SCALE) /* scores stay as the products are */
 #define RAISE_BITS 8.0f
 #define PARTS      4 /* of 32 columns: what one load from tensor memory brings */
 
@@ -25,7 +25,7 @@ struct softmax_row {
 
 /* What scores are multiplied by inside of exp2. */
 __device__ __forceinline__ float exponent_unit(const struct gpu_forward_params &a) {
-    return PLAIN ? a.scale * LOG2_E : LOG2_E;
+    return MAXIMA_BARE ? a.scale * LOG2_E : LOG2_E;
 }
 
 /* ---- scores ---- */
@@ -54,18 +54,13 @@ __device__ __forceinline__ uint4 read_own(const char *row, int64_t at, int64_t b
 
 /* Scale and softcap. */
 __device__ __forceinline__ void scale_scores(score_row &s, const struct gpu_forward_params &a) {
-    if (PLAIN)
+    if (MAXIMA_BARE)
         return;
 #pragma unroll
     for (int part = 0; part < PARTS; part++)
 #pragma unroll
-        for (int i = 0; i < 32; i++) {
-            float x = s[part][i] * a.scale;
-#if SOFTCAP
-            x = a.softcap * tanh_accurate(x * a.softcap_inverse);
-#endif
-            s[part][i] = x;
-        }
+        for (int i = 0; i < 32; i++)
+            s[part][i] = cap_score(a, s[part][i] * a.scale);
 }
 
 #if BIAS
@@ -154,7 +149,7 @@ __device__ __forceinline__ void make_p(uint32_t (&p)[16], float2 &sum, const flo
     for (int pair = 0; pair < 16; pair++) {
         float2 x = make_float2(s[2 * pair], s[2 * pair + 1]);
         /* a large bias must not be rounded before its maximum is subtracted */
-        x = PLAIN ? fma_f32x2(x, units, minus) : mul_f32x2(add_f32x2(x, minus), units);
+        x = MAXIMA_BARE ? fma_f32x2(x, units, minus) : mul_f32x2(add_f32x2(x, minus), units);
         if (EXP2_RESIDUE && (16 * part + pair) % EXP2_FREQUENCY < EXP2_RESIDUE)
             x = ex2_pair(x);
         else

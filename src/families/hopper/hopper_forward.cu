@@ -38,9 +38,8 @@ HOPPER_FORWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 #include "gpu/redo.cuh"
 #include "gpu/rest.cuh"
 
-#define F16        (DTYPE == GPU_FLOAT16)
-#define PASSES     (WINDOW && !MASK) /* a warpgroup passes by steps that only others see */
-#define BIAS_BYTES (BIAS == GPU_BIAS_FLOAT32 ? 4 : 2)
+#define F16    (DTYPE == GPU_FLOAT16)
+#define PASSES (WINDOW && !MASK) /* a warpgroup passes by steps that only others see */
 
 /* A row of a split done again: what store_part() leaves of it. */
 __device__ __forceinline__ void store_redone_part(const struct gpu_forward_params &a, const struct item_facts &f,
@@ -313,7 +312,7 @@ struct consumer : row_owner {
             finish_scores<MASK != 0>(s, a.in, bias, bias + BIAS_PANELS * BLOCK_M * 128, local_row());
             __syncwarp();
             release<SCORE_RING>(base + SCORE_EMPTY, score_step++);
-        } else if (!PLAIN && !BIAS) {
+        } else if (!MAXIMA_BARE && !BIAS) {
             finish_scores<false>(s, a.in, 0, 0, 0);
         }
         if (partial)

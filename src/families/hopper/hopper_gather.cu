@@ -44,7 +44,6 @@ HOPPER_GATHER_CONSTANTS(GPU_CONSTANT_GIVEN)
 #include "gpu/rest.cuh"
 
 #define F16                (DTYPE == GPU_FLOAT16)
-#define BIAS_BYTES         (BIAS == GPU_BIAS_FLOAT32 ? 4 : 2)
 #define LIST               HOPPER_GATHER_LIST(LOOK)
 #define PRODUCER_REGISTERS HOPPER_GATHER_PRODUCER_REGISTERS(WARPGROUPS, CONSUMER_REGISTERS)
 
@@ -494,9 +493,7 @@ struct consumer : row_owner {
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 float &x = s[4 * group + e];
-                x *= a.in.scale;
-                if (SOFTCAP)
-                    x = a.in.softcap * tanh_accurate(x * a.in.softcap_inverse);
+                x = cap_score(a.in, x * a.in.scale);
                 if (BIAS)
                     x += __uint_as_float(added[e % 2]);
             }
@@ -522,7 +519,7 @@ struct consumer : row_owner {
 
     /* Scores of a tile to P, and K's stage back to the producer. */
     __device__ __forceinline__ void scores_to_p(int word, bool has_o) {
-        if (!PLAIN)
+        if (!MAXIMA_BARE)
             finish_keyed();
         if (word & STEP_PART)
             hide_unseen();

@@ -15,9 +15,9 @@
 #include "gpu/convert.cuh"
 #include "gpu/key_sort.h"
 #include "gpu/numbers.h"
+#include "gpu/scores.cuh"
 #include "gpu/visible.cuh"
 
-#define PLAIN     (!BIAS && !SOFTCAP) /* scores stay as the products are, in units of exp2; else in natural units */
 #define MASK_TILE (MASK && MASK_ROWS)
 #define BIAS_TILE (BIAS && BIAS_ROWS)
 #define LISTED    (KEYED || MASK_TILE) /* tiles of rows are listed, and those that no key is seen by left out */
@@ -231,22 +231,18 @@ __device__ __forceinline__ void hide_rows(float (&s)[BLOCK_M / 2], int lane, con
 #    define BIAS_HIDES 0
 #endif
 __device__ __forceinline__ float score_unit(const struct gpu_forward_params &a) {
-    return PLAIN ? a.scale * LOG2_E : a.scale;
+    return SCORES_BARE ? a.scale * LOG2_E : a.scale;
 }
 __device__ __forceinline__ float exponent_of(float x, [[maybe_unused]] const struct gpu_forward_params &a, float unit,
                                              [[maybe_unused]] float bias, float lse, [[maybe_unused]] float low) {
-#if PLAIN
-    return __fmaf_rn(x, unit, -lse);
-#else
-    x *= unit;
-    if (SOFTCAP)
-        x = a.softcap * tanh_accurate(x * a.softcap_inverse);
+    if (SCORES_BARE)
+        return __fmaf_rn(x, unit, -lse);
+    x = cap_score(a, x * unit);
     if (BIAS)
         x += bias;
     x -= lse;
     x = BIAS ? __fmaf_rn(x, LOG2_E, low) : x * LOG2_E;
     return BIAS_HIDES && bias == MINUS_INF ? MINUS_INF : x;
-#endif
 }
 
 /* Lse or delta of the thread's two rows of each of some groups of eight, of a tile in shared memory. Where some are

@@ -9,7 +9,6 @@
 #include "families/hopper/hopper_softmax.cuh"
 #include "families/hopper/hopper_work.cuh"
 #include "gpu/finite.cuh"
-#include "gpu/lse.cuh"
 #include "gpu/quad.cuh"
 #include "gpu/redo.cuh"
 
@@ -21,14 +20,12 @@ __device__ __forceinline__ void finish_rows(const struct gpu_forward_params &a, 
     for (int half = 0; half < 2; half++) {
         float sum = rows.sum[half];
         sum = quad_sum(sum);
-        const bool empty = sum == 0.0f; /* of scores that are all NaN it is NaN */
         const int row = f.first_row + local_row + 8 * half;
-        inverse[half] = empty ? 0.0f : 1.0f / sum;
-        if (a.lse.data && threadIdx.x % 4 == 0 && row < f.seqlen_q * PACKED_HEADS)
-            store_lse<BIAS != GPU_BIAS_NONE>(
-                a, VARLEN ? 0 : f.batch, f.head * PACKED_HEADS + row % PACKED_HEADS, f.q_begin + row / PACKED_HEADS,
-                empty, [&] { return PLAIN ? rows.max[half] * unit * LN_2 : rows.max[half]; },
-                [&] { return lg2_approx(sum) * LN_2; });
+        inverse[half] = end_softmax(
+            a, threadIdx.x % 4 == 0 && row < f.seqlen_q * PACKED_HEADS, VARLEN ? 0 : f.batch,
+            f.head * PACKED_HEADS + row % PACKED_HEADS, f.q_begin + row / PACKED_HEADS, sum,
+            [&] { return MAXIMA_BARE ? rows.max[half] * unit * LN_2 : rows.max[half]; },
+            [&] { return lg2_approx(sum) * LN_2; });
     }
 }
 
@@ -117,7 +114,7 @@ __device__ __forceinline__ uint32_t store_part(const struct gpu_forward_params &
         const int64_t slot = part_slot(a, f, head, row);
         if (threadIdx.x % 4 == 0)
             *(float2 *)&a.partial_rows[2 * slot] =
-                make_float2(PLAIN ? rows.max[half] * a.scale : rows.max[half], computed ? sum : 0.0f);
+                make_float2(MAXIMA_BARE ? rows.max[half] * a.scale : rows.max[half], computed ? sum : 0.0f);
         float *to = a.partial_out + slot * a.head_dim_v + threadIdx.x % 4 * 2, all = 0;
 #pragma unroll
         for (int i = 0; i < HEAD_DIM_V / 8; i++) {

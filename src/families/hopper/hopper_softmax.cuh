@@ -15,9 +15,9 @@
 #include "gpu/convert.cuh"
 #include "gpu/numbers.h"
 #include "gpu/quad.cuh"
+#include "gpu/scores.cuh"
 #include "gpu/visible.cuh"
 
-#define PLAIN   (!BIAS && !SOFTCAP && POSITIVE_SCALE) /* scores stay as the products are */
 #define SCORED  (MASK || BIAS)
 #define GROUPS  (BLOCK_N / 8)
 #define SUM_MAX 64.0f
@@ -29,7 +29,7 @@ struct softmax_rows {
 
 /* What scores are multiplied by inside of exp2. */
 __device__ __forceinline__ float exponent_unit(const struct gpu_forward_params &a) {
-    return PLAIN ? a.scale * LOG2_E : LOG2_E;
+    return MAXIMA_BARE ? a.scale * LOG2_E : LOG2_E;
 }
 
 /* 2^x, for one element in turn on the FMA pipe. */
@@ -57,14 +57,10 @@ __device__ __forceinline__ void finish_scores(float (&s)[BLOCK_N / 2], const str
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             float &x = s[4 * group + 2 * half], &y = s[4 * group + 2 * half + 1];
-            if (!PLAIN) {
-                x *= a.scale;
-                y *= a.scale;
+            if (!MAXIMA_BARE) {
+                x = cap_score(a, x * a.scale);
+                y = cap_score(a, y * a.scale);
             }
-#if SOFTCAP
-            x = a.softcap * tanh_accurate(x * a.softcap_inverse);
-            y = a.softcap * tanh_accurate(y * a.softcap_inverse);
-#endif
 #if BIAS == GPU_BIAS_FLOAT32
             uint32_t low, high;
             ld_shared_8(low, high, staged_address<4>(bias_tile, row + 8 * half, group));
@@ -116,9 +112,9 @@ __device__ __forceinline__ void make_group(uint32_t (&p)[BLOCK_N / 16][4], float
         for (int half = 0; half < 2; half++) {
             /* a large bias must not be rounded before its maximum is subtracted */
             const float x = s[4 * group + 2 * half], y = s[4 * group + 2 * half + 1];
-            e[2 * half] = exp2_of<2 * group>(PLAIN ? __fmaf_rn(x, unit, -shift[half]) : (x - shift[half]) * unit);
+            e[2 * half] = exp2_of<2 * group>(MAXIMA_BARE ? __fmaf_rn(x, unit, -shift[half]) : (x - shift[half]) * unit);
             e[2 * half + 1] =
-                exp2_of<2 * group + 1>(PLAIN ? __fmaf_rn(y, unit, -shift[half]) : (y - shift[half]) * unit);
+                exp2_of<2 * group + 1>(MAXIMA_BARE ? __fmaf_rn(y, unit, -shift[half]) : (y - shift[half]) * unit);
             sum[half] += e[2 * half] + e[2 * half + 1];
             p[group / 2][group % 2 * 2 + half] = pack(e[2 * half], e[2 * half + 1]);
         }
@@ -130,7 +126,7 @@ __device__ __forceinline__ bool make_p(uint32_t (&p)[BLOCK_N / 16][4], struct so
     float shift[2], sum[2] = {0, 0};
 #pragma unroll
     for (int half = 0; half < 2; half++)
-        shift[half] = rows.max[half] == MINUS_INF ? 0.0f : PLAIN ? rows.max[half] * unit : rows.max[half];
+        shift[half] = rows.max[half] == MINUS_INF ? 0.0f : MAXIMA_BARE ? rows.max[half] * unit : rows.max[half];
     make_group(p, sum, s, shift, unit);
     if (!always && __any_sync(0xffffffff, !(sum[0] <= SUM_MAX && sum[1] <= SUM_MAX)))
         return false;

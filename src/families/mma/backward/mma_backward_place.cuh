@@ -122,13 +122,6 @@ __device__ __forceinline__ int64_t dbias_rows(const struct gpu_backward_params &
     return WIDE_SCORES ? (int64_t)n * a.dbias_row_bytes : n * a.dbias.row * BIAS_BYTES;
 #endif
 }
-__device__ __forceinline__ float bias_value(const char *at) {
-#if BIAS == GPU_BIAS_FLOAT32
-    return *(const float *)at;
-#else
-    return unpack(*(const uint16_t *)at);
-#endif
-}
 
 /* The key at a place of the block's. */
 __device__ __forceinline__ int key_at(const struct gpu_backward_params &a, const struct place &at, int local) {

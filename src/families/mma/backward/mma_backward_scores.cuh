@@ -232,7 +232,7 @@ __device__ __forceinline__ void make_p(struct p_fragments &w, const struct work 
 #if BIAS
     [[maybe_unused]] const float *low_rows = find_head(a, at, h).low + block_row;
 #endif
-    [[maybe_unused]] const float factor = PLAIN ? a.in.scale * LOG2_E : a.in.scale;
+    [[maybe_unused]] const float factor = SCORES_BARE ? a.in.scale * LOG2_E : a.in.scale;
 #pragma unroll
     for (int n = 0; n < ROW_TILES; n++) {
         const int local = sub_row + n * 8 + lane % 4 * 2;
@@ -279,7 +279,7 @@ __device__ __forceinline__ void make_p(struct p_fragments &w, const struct work 
 #if BIAS
                 x = ex2_approx(x * LOG2_E + __uint_as_float(low[c]));
 #else
-                x = ex2_approx(PLAIN ? x : x * LOG2_E);
+                x = ex2_approx(SCORES_BARE ? x : x * LOG2_E);
 #endif
                 w.p[tile][n][half * 2 + c] = x;
             }

@@ -46,7 +46,7 @@ MMA_BACKWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define KEY_BIAS     (BIAS && !BIAS_ROWS)
 #define KEYED        (INTERVALS || (MASK && !MASK_ROWS) || KEY_BIAS) /* keys may be seen by no row */
 #define BLOCK_MASKED (MASK && MASK_ROWS)
-#define BARE         (PLAIN && !MASK && !INTERVALS && !VARLEN && !DETERMINISTIC)
+#define BARE         (SCORES_BARE && !MASK && !INTERVALS && !VARLEN && !DETERMINISTIC)
 /* Full sub-tiles have code of their own: measured 4 % faster with half blocks, 2 % slower where registers are scarcer.
  */
 #define TWO_BODIES (HALF_BLOCK && BARE)
@@ -59,11 +59,11 @@ MMA_BACKWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define COPIED      (BIAS_COPIED || MASK_COPIED)
 /* The gradient of a bias is written from the staged dS, 16 bytes a lane. */
 #define DBIAS_FROM_DS (DBIAS == GPU_DBIAS_DIRECT && WIDE_SCORES && BIAS == GPU_BIAS_SAME && !SOFTCAP && KEY_TILES == 2)
-#define PLAIN         (!BIAS && !SOFTCAP) /* scores stay as the products are, in units of exp2; else in natural units */
 #define NO_ROW        0x7fffffff
 
 #include "families/mma/mma_tile.cuh"
 #include "gpu/numbers.h"
+#include "gpu/scores.cuh"
 
 static_assert(WARPS == mma_backward_warps(BLOCK_N, WIDEST, V_IN_REGISTERS), "the host launches them");
 static_assert(!PAIRED || mma_backward_can_pair(BLOCK_N, HEAD_DIM, HEAD_DIM_V, V_IN_REGISTERS), "for some head dims");

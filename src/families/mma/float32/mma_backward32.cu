@@ -30,6 +30,7 @@
 #include "gpu/numbers.h"
 #include "gpu/quad.cuh"
 #include "gpu/redo_dq.cuh"
+#include "gpu/scores.cuh"
 #include "gpu/turns.cuh"
 #include "gpu/visible.cuh"
 
@@ -327,14 +328,10 @@ __device__ __forceinline__ void make_p(float (&p)[1][TILES][4], [[maybe_unused]]
 #pragma unroll
             for (int c = 0; c < 2; c++) {
                 float x = p[0][n][half * 2 + c] * a.in.scale;
-#if SOFTCAP
-                const float t = tanh_accurate(x * a.in.softcap_inverse);
-                slope[n][half * 2 + c] = 1.0f - t * t;
-                x = a.in.softcap * t;
-#endif
-#if BIAS
-                x += b[c];
-#endif
+                if (SOFTCAP)
+                    x = cap_score(a.in, x, slope[n][half * 2 + c]);
+                if (BIAS)
+                    x += b[c];
                 x = (x - (OWNS_KEYS ? __uint_as_float(lse[c]) : own_lse[half])) * LOG2_E;
 #if BIAS
                 x += OWNS_KEYS ? __uint_as_float(low[c]) : own_low[half];

@@ -20,11 +20,11 @@
 #include "cuda/ptx/special.cuh"
 #include "families/mma/float32/mma_forward32.h"
 #include "families/mma/float32/mma_tf32.cuh"
-#include "gpu/lse.cuh"
 #include "gpu/numbers.h"
 #include "gpu/quad.cuh"
 #include "gpu/redo.cuh"
 #include "gpu/rest.cuh"
+#include "gpu/scores.cuh"
 #include "gpu/visible.cuh"
 
 MMA_FORWARD32_CONSTANTS(GPU_CONSTANT_GIVEN)
@@ -75,23 +75,20 @@ __device__ __forceinline__ int mask_kind(const struct gpu_forward_params &a, con
 /* The next tile from `tile` down in which some row sees some key, -1 when there is none; what depends on its keys alone
  * is then in `bounds`. */
 __device__ __forceinline__ int next_active(const struct gpu_forward_params &a, const struct place &at, int tile,
-                                           [[maybe_unused]] uint32_t bounds) {
+                                           uint32_t bounds) {
     for (; tile >= at.first_key / BLOCK_N; tile--) {
-        bool any = true;
-#if BLOCK_MASKED
-        any = mask_kind(a, at, tile) != GPU_BLOCK_HIDDEN;
-#endif
-#if KEYED
-        bool mine = false;
-        if (any && threadIdx.x < BLOCK_N) {
-            const struct key_bounds key = look_at_key(a, at.s, at.head, tile * BLOCK_N + (int)threadIdx.x);
-            st_shared_4(bounds + threadIdx.x * 4, (uint32_t)key.first);
-            st_shared_4(bounds + (BLOCK_N + threadIdx.x) * 4, (uint32_t)key.last);
-            st_shared_4(bounds + (2 * BLOCK_N + threadIdx.x) * 4, __float_as_uint(key.bias));
-            mine = max(key.first, at.first_row) < min(key.last, at.first_row + BLOCK_M);
+        bool any = !BLOCK_MASKED || mask_kind(a, at, tile) != GPU_BLOCK_HIDDEN;
+        if (KEYED) {
+            bool mine = false;
+            if (any && threadIdx.x < BLOCK_N) {
+                const struct key_bounds key = look_at_key(a, at.s, at.head, tile * BLOCK_N + (int)threadIdx.x);
+                st_shared_4(bounds + threadIdx.x * 4, (uint32_t)key.first);
+                st_shared_4(bounds + (BLOCK_N + threadIdx.x) * 4, (uint32_t)key.last);
+                st_shared_4(bounds + (2 * BLOCK_N + threadIdx.x) * 4, __float_as_uint(key.bias));
+                mine = max(key.first, at.first_row) < min(key.last, at.first_row + BLOCK_M);
+            }
+            any = __syncthreads_or(mine);
         }
-        any = __syncthreads_or(mine);
-#endif
         if (any)
             return tile;
     }
@@ -105,55 +102,43 @@ struct fragments {
 
 /* From products to scores: scale, softcap, bias, and -inf where a key is not visible. */
 __device__ __forceinline__ void finish_scores(float (&s)[ROW_TILES][KEY_TILES][4], const struct gpu_forward_params &a,
-                                              const struct place &at, int warp_row, int tile,
-                                              [[maybe_unused]] uint32_t bounds, bool partial) {
+                                              const struct place &at, int warp_row, int tile, uint32_t bounds,
+                                              bool partial) {
     /* Read anew where registers are short: where they are not, it costs time. */
     const int lane = (MASK && MASK_ROWS) || (BIAS && VARLEN) ? tid_x_reread() % 32 : threadIdx.x % 32;
     const int tile_key = tile * BLOCK_N, first = at.first_row + warp_row + lane / 4;
-    [[maybe_unused]] const int count = at.s.seqlen_k - tile_key;
+    const int count = at.s.seqlen_k - tile_key;
 #pragma unroll
     for (int n = 0; n < KEY_TILES; n++) {
         const int column = n * 8 + lane % 4 * 2;
-        [[maybe_unused]] uint32_t rows_first[2], rows_last[2], key_bias[2];
-#if KEYED
-        ld_shared_8(rows_first[0], rows_first[1], bounds + column * 4);
-        ld_shared_8(rows_last[0], rows_last[1], bounds + (BLOCK_N + column) * 4);
-#endif
-#if BIAS && !BIAS_ROWS
-        ld_shared_8(key_bias[0], key_bias[1], bounds + (2 * BLOCK_N + column) * 4);
-#endif
+        uint32_t rows_first[2], rows_last[2], key_bias[2] = {0, 0};
+        if (KEYED) {
+            ld_shared_8(rows_first[0], rows_first[1], bounds + column * 4);
+            ld_shared_8(rows_last[0], rows_last[1], bounds + (BLOCK_N + column) * 4);
+        }
+        if (BIAS && !BIAS_ROWS)
+            ld_shared_8(key_bias[0], key_bias[1], bounds + (2 * BLOCK_N + column) * 4);
 #pragma unroll
         for (int half = 0; half < 2 * ROW_TILES; half++) {
             const int row = first + half * 8;
-            [[maybe_unused]] const int64_t inside = min(row, at.s.seqlen_q - 1);
-            [[maybe_unused]] float b[2] = {0, 0};
-            [[maybe_unused]] bool seen[2] = {true, true};
-#if BIAS && BIAS_ROWS
-            read_bias(b, bias_of(a, at.s.batch, at.head) + inside * a.bias.row + tile_key * a.bias.key, a.bias.key,
-                      column, count);
-#elif BIAS
-            b[0] = __uint_as_float(key_bias[0]);
-            b[1] = __uint_as_float(key_bias[1]);
-#endif
-#if MASK && MASK_ROWS
-            if (partial)
+            const int64_t inside = min(row, at.s.seqlen_q - 1);
+            float b[2] = {__uint_as_float(key_bias[0]), __uint_as_float(key_bias[1])};
+            bool seen[2] = {true, true};
+            if (BIAS && BIAS_ROWS)
+                read_bias(b, bias_of(a, at.s.batch, at.head) + inside * a.bias.row + tile_key * a.bias.key, a.bias.key,
+                          column, count);
+            if (BLOCK_MASKED && partial)
                 read_mask(seen, mask_of(a, at.s.batch, at.head) + inside * a.mask.row + tile_key * a.mask.key,
                           a.mask.key, column, count);
-#endif
 #pragma unroll
             for (int c = 0; c < 2; c++) {
                 const int j = tile_key + column + c;
-                float x = s[half / 2][n][half % 2 * 2 + c] * a.scale;
-#if SOFTCAP
-                x = a.softcap * tanh_accurate(x * a.softcap_inverse);
-#endif
-#if BIAS
-                x += b[c];
-#endif
+                float x = cap_score(a, s[half / 2][n][half % 2 * 2 + c] * a.scale);
+                if (BIAS)
+                    x += b[c];
                 bool visible = !partial || (j >= first_key(a, at.s, row) && j <= last_key(a, at.s, row) && seen[c]);
-#if KEYED
-                visible = visible && row >= (int)rows_first[c] && row < (int)rows_last[c];
-#endif
+                if (KEYED)
+                    visible = visible && row >= (int)rows_first[c] && row < (int)rows_last[c];
                 s[half / 2][n][half % 2 * 2 + c] = visible ? x : MINUS_INF;
             }
         }
@@ -229,12 +214,10 @@ __device__ __forceinline__ void store_rows(const struct fragments &f, const stru
             const int row = at.first_row + warp_row + r * 16 + half * 8 + lane / 4;
             if (row >= at.s.seqlen_q || (spoiled >> (r * 16 + half * 8 + lane / 4) & 1))
                 continue;
-            const bool empty = sum == 0.0f; /* of scores that are all NaN it is NaN */
-            const float inverse = empty ? 0.0f : 1.0f / sum;
             const int64_t i = (int64_t)at.s.q_begin + row;
-            if (a.lse.data && lane % 4 == 0 && share == 0)
-                store_lse<BIAS != 0>(
-                    a, at.s.batch, at.head, i, empty, [&] { return f.row_max[r][half]; }, [&] { return logf(sum); });
+            const float inverse = end_softmax(
+                a, lane % 4 == 0 && share == 0, at.s.batch, at.head, i, sum, [&] { return f.row_max[r][half]; },
+                [&] { return logf(sum); });
             float *out = (float *)a.out.data + at.s.batch * a.out.batch + i * a.out.row + at.head * a.out.head;
 #pragma unroll
             for (int n = 0; n < OUT_TILES; n++)
@@ -285,9 +268,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     for (int step = 0; tile >= 0; step++) {
         const int next = next_active(a, at, tile - 1, bounds_of(bounds, step + 1));
         bool partial = tile * BLOCK_N < at.first_full || tile * BLOCK_N + BLOCK_N - 1 > at.last_full;
-#if BLOCK_MASKED
-        partial = partial || mask_kind(a, at, tile) != GPU_BLOCK_FULL;
-#endif
+        if (BLOCK_MASKED)
+            partial = partial || mask_kind(a, at, tile) != GPU_BLOCK_FULL;
         cp_async_wait<1>();
         __syncthreads();
         multiply_scores<HEAD_DIM>(f.s, left_of<HEAD_DIM / 4>(q_tile, warp_row), right_of<HEAD_DIM / 4>(k_tile, 0));

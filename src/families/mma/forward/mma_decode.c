@@ -446,6 +446,7 @@ const struct gpu_algorithm mma_decode_algorithm = {
     .parameters = PLAN_PARAMETERS(MMA_DECODE_PARAMETERS),
     .features = GPU_EVERY_FEATURE & ~GPU_FEATURE_UNALIGNED,
     .chosen_freely = 1,
+    .writes_lse_low = 1,
     .refusal = refusal,
     .passed_over = passed_over,
     .fill = fill,

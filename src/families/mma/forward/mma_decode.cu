@@ -52,6 +52,7 @@ MMA_DECODE_CONSTANTS(GPU_CONSTANT_GIVEN)
 #endif
 
 #include "gpu/rest.cuh"
+#include "gpu/scores.cuh"
 
 #define ROWS        (16 * ROW_GROUPS)
 #define SHARE       mma_decode_share(DTYPE == GPU_FLOAT32, HEAD_DIM_V)
@@ -74,8 +75,8 @@ MMA_DECODE_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define ONE_TILE (STAGES == 1)
 #define LISTED   ((MASK || BIAS || INTERVALS) && !ONE_TILE)
 /* Scores are kept in units of log2, where no bias could make that overflow; else as they are. */
-#define PLAIN   (!BIAS && !SOFTCAP && DTYPE != GPU_FLOAT32)
-#define TO_LOG2 (PLAIN ? 1.0f : LOG2_E)
+#define IN_LOG2 (SCORES_BARE && DTYPE != GPU_FLOAT32)
+#define TO_LOG2 (IN_LOG2 ? 1.0f : LOG2_E)
 /* Q in registers; else read anew, so that nothing spills. */
 #define KEEP_Q (DTYPE != GPU_FLOAT32 && !ONE_TILE && HEAD_DIM + HEAD_DIM_V <= (LISTED || SOFTCAP ? 256 : 320))
 #define Q_STEPS                                \
@@ -96,7 +97,6 @@ MMA_DECODE_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define ALL_SEEN  (0xffffffffu >> (32 - 2 * LANE_KEYS))
 /* Of the keys that are there, or listed, rows may see some and not others. */
 #define KEYS_DIFFER (WINDOW || BIAS || MASK_PER_ROW == MMA_DECODE_EACH || INTERVALS_PER_ROW == MMA_DECODE_EACH)
-#define BIAS_BYTES  (BIAS == GPU_BIAS_FLOAT32 || DTYPE == GPU_FLOAT32 ? 4 : 2)
 
 static_assert(GROUP_KEYS % STEP_KEYS == 0 && STEP_KEYS % 16 == 0 && KEY_GROUPS * MATES == WARPS, "whole steps");
 static_assert((WARP_KEYS & (WARP_KEYS - 1)) == 0, "load_rows() takes it so");
@@ -259,7 +259,7 @@ __device__ __forceinline__ uint32_t made_of(const struct lane_rows &rows, const 
 
 struct warp_state {
     float o[1][OUT_TILES][4];
-    float row_max[2], row_sum[2]; /* maxima of scores, where PLAIN in units of log2 */
+    float row_max[2], row_sum[2]; /* maxima of scores, where IN_LOG2 in units of log2 */
 };
 
 #if SHARED
@@ -383,19 +383,15 @@ __device__ __forceinline__ void raise_maxima(struct warp_state &w, const float (
 /* Products become scores: scaled, capped, biased, hidden. */
 __device__ __forceinline__ void finish_scores(float (&s)[1][STEP_KEYS / 8][4], const struct gpu_forward_params &a,
                                               const struct seen_keys &f) {
-    const float unit = a.scale * (PLAIN ? LOG2_E : 1.0f);
+    const float unit = a.scale * (IN_LOG2 ? LOG2_E : 1.0f);
 #pragma unroll
     for (int half = 0; half < 2; half++)
 #pragma unroll
         for (int n = 0; n < LANE_KEYS; n++) {
             float &x = s[0][n / 2][half * 2 + n % 2];
-            x *= unit;
-#if SOFTCAP
-            x = a.softcap * tanh_accurate(x * a.softcap_inverse);
-#endif
-#if BIAS
-            x += f.bias[half][n];
-#endif
+            x = cap_score(a, x * unit);
+            if (BIAS)
+                x += f.bias[half][n];
         }
     if (f.seen != ALL_SEEN) {
 #pragma unroll

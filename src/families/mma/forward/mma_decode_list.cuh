@@ -74,10 +74,6 @@ __device__ __forceinline__ struct place find_place(const struct gpu_forward_para
     return at;
 }
 
-__device__ __forceinline__ float bias_value(const char *at) {
-    return BIAS == GPU_BIAS_FLOAT32 || DTYPE == GPU_FLOAT32 ? *(const float *)at : unpack(*(const uint16_t *)at);
-}
-
 /* What mask, bias and intervals hold for one query head, from key 0 of the sequence on. */
 struct head_view {
     const char *mask, *bias;

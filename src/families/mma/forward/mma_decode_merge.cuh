@@ -15,7 +15,7 @@ __device__ __forceinline__ void leave_parts(const struct warp_state &w, float *o
         if (row >= num_rows)
             continue;
         if (lane % 4 == 0 && share == 0) {
-            maxima[part] = w.row_max[half] * (PLAIN ? LN_2 : 1.0f);
+            maxima[part] = w.row_max[half] * (IN_LOG2 ? LN_2 : 1.0f);
             sums[part] = sum;
         }
 #pragma unroll
@@ -35,22 +35,20 @@ __device__ __forceinline__ float4 times(float factor, float4 x) {
     return make_float4(factor * x.x, factor * x.y, factor * x.z, factor * x.w);
 }
 
-/* Four neighbouring columns of a packed row of the output from their sums, and with the first its lse. A row that sees
- * no key has a sum of 0. */
+/* Four neighbouring columns of a packed row of the output from their sums, and with the first its lse. */
 __device__ __forceinline__ void store_columns(const struct gpu_forward_params &a, const struct place &at, int row,
                                               int column, float4 x, float most, float sum) {
     const int packed = at.first_row + row, head = at.head_kv * a.group + packed % a.group;
     const int64_t i = at.q_begin + packed / a.group;
     char *to = a.out.data + (at.batch * a.out.batch + i * a.out.row + head * a.out.head + column) * ELEMENT_BYTES;
-    x = times(sum == 0.0f ? 0.0f : 1.0f / sum, x);
+    const float inverse = end_softmax(
+        a, column == 0, at.batch, head, i, sum, [&] { return most; }, [&] { return logf(sum); });
+    x = times(inverse, x);
 #if DTYPE == GPU_FLOAT32
     *(float4 *)to = x;
 #else
     *(uint2 *)to = make_uint2(pack(x.x, x.y), pack(x.z, x.w));
 #endif
-    if (column == 0 && a.lse.data)
-        a.lse.data[at.batch * a.lse.batch + head * a.lse.head + i * a.lse.row] =
-            sum == 0.0f ? -MINUS_INF : most + logf(sum);
 }
 
 #if MERGE == MMA_MERGE_WORKSPACE

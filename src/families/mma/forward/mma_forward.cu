@@ -26,12 +26,12 @@
 #include "families/mma/forward/mma_forward.h"
 #include "gpu/convert.cuh"
 #include "gpu/finite.cuh"
-#include "gpu/lse.cuh"
 #include "gpu/numbers.h"
 #include "gpu/packed.cuh"
 #include "gpu/quad.cuh"
 #include "gpu/redo.cuh"
 #include "gpu/rest.cuh"
+#include "gpu/scores.cuh"
 
 MMA_FORWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 
@@ -45,10 +45,9 @@ MMA_FORWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define TILE_LIST (MASK && MASK_ROWS && !KEY_LIST) /* tiles in which some row sees some key */
 /* Mask or bias with rows whose keys are contiguous: each warp copies those of its own rows, a tile ahead. */
 #define STAGED (SCORES_ALIGNED && !KEY_LIST && ((MASK && MASK_ROWS) || (BIAS && BIAS_ROWS)))
-#define PLAIN  (!BIAS && !SOFTCAP && POSITIVE_SCALE)
 
 /* Nothing is added to the scores, and tiles may be full: those have a path of their own. */
-#define FAST_PATH (OPTIMISTIC && PLAIN && !STAGED && !KEY_LIST)
+#define FAST_PATH (OPTIMISTIC && MAXIMA_BARE && !STAGED && !KEY_LIST)
 #define SUM_MAX   64.0f /* of a thread's P of one row and tile, before the maximum is raised */
 
 static_assert(BLOCK_N % 16 == 0 && HEAD_DIM % 16 == 0 && HEAD_DIM_V % 16 == 0, "tiles are multiples of 16");
@@ -296,16 +295,6 @@ struct tile_keys {
     const float *bias;
 };
 
-__device__ __forceinline__ float bias_value(const char *at) {
-#if BIAS == GPU_BIAS_FLOAT32
-    return *(const float *)at;
-#elif DTYPE == GPU_BFLOAT16
-    return cvt_f32_bf16(*(const uint16_t *)at);
-#else
-    return cvt_f32_f16(*(const uint16_t *)at);
-#endif
-}
-
 #if STAGED
 /* The warp's rows of one tile of mask or bias; past the ends there are zeros. */
 template <int element_bytes>
@@ -367,11 +356,11 @@ __device__ __forceinline__ uint32_t staged_mask(uint32_t tile, int row, int n) {
 }
 #endif
 
-/* Scale, softcap and bias: scores in natural units (where PLAIN, they stay as the products are). */
+/* Scale, softcap and bias: scores in natural units (where MAXIMA_BARE, they stay as the products are). */
 __device__ __forceinline__ void finish_scores(float (&s)[ROW_TILES][KEY_TILES][4], const struct gpu_forward_params &a,
                                               const struct place &at, const struct score_pointers &from, int warp_row,
                                               const struct tile_keys &keys) {
-#if !PLAIN
+#if !MAXIMA_BARE
     const int column = threadIdx.x % 4 * 2;
 #    pragma unroll
     for (int r = 0; r < ROW_TILES; r++)
@@ -393,10 +382,7 @@ __device__ __forceinline__ void finish_scores(float (&s)[ROW_TILES][KEY_TILES][4
 #    pragma unroll
                 for (int c = 0; c < 2; c++) {
                     [[maybe_unused]] const int j = n * 8 + column + c;
-                    float x = s[r][n][half * 2 + c] * a.scale;
-#    if SOFTCAP
-                    x = a.softcap * tanh_accurate(x * a.softcap_inverse);
-#    endif
+                    float x = cap_score(a, s[r][n][half * 2 + c] * a.scale);
 #    if STAGED && BIAS
                     x += b[c];
 #    elif BIAS && !BIAS_ROWS
@@ -469,7 +455,7 @@ __device__ __forceinline__ void hide_keys(float (&s)[ROW_TILES][KEY_TILES][4], c
 /* ---- online softmax ---- */
 
 __device__ __forceinline__ float exponent_unit(const struct gpu_forward_params &a) {
-#if PLAIN
+#if MAXIMA_BARE
     return a.scale * LOG2_E;
 #else
     return LOG2_E;
@@ -513,7 +499,7 @@ __device__ __forceinline__ void raise_maxima(struct fragments &f, float unit) {
 }
 
 /* P of keys 16 step .. + 15 from their scores, packed as left operands; adds to the sums. `shift` is what is
- * subtracted: max * unit where PLAIN, else max. */
+ * subtracted: max * unit where MAXIMA_BARE, else max. */
 __device__ __forceinline__ void make_p(uint32_t (&p)[ROW_TILES][4], float (&sum)[ROW_TILES][2],
                                        const float (&s)[ROW_TILES][KEY_TILES][4], const float (&shift)[ROW_TILES][2],
                                        float unit, int step) {
@@ -525,7 +511,7 @@ __device__ __forceinline__ void make_p(uint32_t (&p)[ROW_TILES][4], float (&sum)
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 float x = s[r][2 * step + n][e];
-#if PLAIN
+#if MAXIMA_BARE
                 w[e] = ex2_approx(__fmaf_rn(x, unit, -shift[r][e / 2]));
 #else
                 w[e] = ex2_approx((x - shift[r][e / 2]) * unit);
@@ -728,12 +714,10 @@ __device__ __forceinline__ uint32_t store_rows(struct fragments &f, const struct
             float sum = f.row_sum[r][half];
             sum = quad_sum(sum);
             int row = warp_row + r * 16 + half * 8 + lane / 4;
-            bool empty = sum == 0.0f; /* of scores that are all NaN it is NaN */
-            float inverse = empty ? 0.0f : 1.0f / sum;
-            if (a.lse.data && lane % 4 == 0 && at.first_row + row < at.seqlen_q)
-                store_lse<BIAS != 0>(
-                    a, at.batch, at.head, (int64_t)(at.q_begin + at.first_row + row), empty,
-                    [&] { return f.row_max[r][half] * (unit * LN_2); }, [&] { return __logf(sum); });
+            const float inverse = end_softmax(
+                a, lane % 4 == 0 && at.first_row + row < at.seqlen_q, at.batch, at.head,
+                (int64_t)(at.q_begin + at.first_row + row), sum, [&] { return f.row_max[r][half] * (unit * LN_2); },
+                [&] { return __logf(sum); });
 #pragma unroll
             for (int n = 0; n < OUT_TILES; n++)
                 st_shared_4(out_tile + chunk_offset<HEAD_DIM_V / 8>(row, n) + lane % 4 * 4,
@@ -913,7 +897,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
                     for (int half = 0; half < 2; half++) {
                         const float m = f.row_max[r][half];
                         seen = seen && m != MINUS_INF;
-                        shift[r][half] = m == MINUS_INF ? 0.0f : PLAIN ? m * unit : m;
+                        shift[r][half] = m == MINUS_INF ? 0.0f : MAXIMA_BARE ? m * unit : m;
                         sum[r][half] = 0;
                     }
                 settled = __all_sync(0xffffffff, seen);

@@ -42,7 +42,6 @@ static inline int32_t mma_forward_shared_bytes(int32_t block_m, int32_t block_n,
 }
 
 #ifdef __CUDACC__
-#    define BIAS_BYTES              (BIAS == GPU_BIAS_FLOAT32 ? 4 : 2)
 #    define MMA_FORWARD_Q_BYTES     (16 * ROW_TILES * WARPS * (HEAD_DIM > HEAD_DIM_V ? HEAD_DIM : HEAD_DIM_V) * 2)
 #    define MMA_FORWARD_LIST_OFFSET (MMA_FORWARD_Q_BYTES + STAGES * BLOCK_N * (HEAD_DIM + HEAD_DIM_V) * 2)
 #endif

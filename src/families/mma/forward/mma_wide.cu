@@ -34,7 +34,6 @@
 #include "cuda/ptx/special.cuh"
 #include "families/mma/forward/mma_wide.h"
 #include "gpu/convert.cuh"
-#include "gpu/lse.cuh"
 #include "gpu/numbers.h"
 #include "gpu/packed.cuh"
 #include "gpu/quad.cuh"
@@ -44,6 +43,7 @@ MMA_WIDE_CONSTANTS(GPU_CONSTANT_GIVEN)
 #include "gpu/finite.cuh"
 #include "gpu/redo.cuh"
 #include "gpu/rest.cuh"
+#include "gpu/scores.cuh"
 
 namespace {
 
@@ -102,9 +102,9 @@ static_assert(PART_COLUMNS % 64 == 0, "rows of a V slice are multiples of 128 by
 
 /* Scores are in log2 units; with a bias in natural ones, where every finite bias stays finite and exact. */
 constexpr float SCORE_UNIT = BIAS ? 1.0f : LOG2_E;
-constexpr bool PLAIN = !BIAS && !MASK && !INTERVALS && !SOFTCAP;
+constexpr bool SCALED = SCORES_BARE && !MASK && !INTERVALS; /* between ends and windows there is only the scale */
 /* Where features need no registers, a thread keeps the addresses of its chunks: 1.1 to 1.2 x the speed at D 512. */
-constexpr bool KEEP_CHUNKS = PLAIN && !VARLEN && CLUSTER == 1;
+constexpr bool KEEP_CHUNKS = SCALED && !VARLEN && CLUSTER == 1;
 constexpr float SUM_MAX = 4096.0f; /* of a lane's P of one row and step: none overflows float16 */
 __device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
 
@@ -333,14 +333,13 @@ __device__ __forceinline__ float finish_scores(const gpu_forward_params &a, cons
                                                float (&s)[2][KEY_TILES][4]) {
     const float factor = SOFTCAP ? a.scale * a.softcap_inverse : a.scale * SCORE_UNIT;
     const bool partial = tile * BLOCK_N < w.full_first || (tile + 1) * BLOCK_N > w.full_last;
-    if (PLAIN && !partial)
+    if (SCALED && !partial)
         return factor;
 
     const char *mask = 0, *bias = 0;
     const int32_t *start = 0, *end = 0;
     if (MASK)
         mask = a.mask.data + w.batch * a.mask.batch + (w.head / a.mask.group) * a.mask.head;
-    constexpr int BIAS_BYTES = BIAS == 2 ? 4 : 2;
     if (BIAS)
         bias = a.bias.data + (w.batch * a.bias.batch + (w.head / a.bias.group) * a.bias.head) * BIAS_BYTES;
     if (INTERVALS) {
@@ -838,13 +837,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS)
 #pragma unroll
             for (int i = 0; i < STATISTICS; ++i)
                 total += of_row[i * BLOCK_M];
-            const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
-            if (a.lse.data && rank == 0 && at.column_group == 0 && at.quad_column == 0 &&
-                done.row0 + row < done.seqlen_q)
-                store_lse<BIAS != 0>(
-                    a, done.batch, done.head, done.q_begin + done.row0 + row, total == 0.0f,
-                    [&] { return reference[m][half] * (BIAS ? 1.0f : LN_2); },
-                    [&] { return lg2_approx(total) * LN_2; });
+            const bool writes =
+                rank == 0 && at.column_group == 0 && at.quad_column == 0 && done.row0 + row < done.seqlen_q;
+            const float inverse = end_softmax(
+                a, writes, done.batch, done.head, done.q_begin + done.row0 + row, total,
+                [&] { return reference[m][half] * (BIAS ? 1.0f : LN_2); }, [&] { return lg2_approx(total) * LN_2; });
 #pragma unroll
             for (int n = 0; n < UNITS * 2; ++n) {
                 const uint32_t chunk = (uint32_t)((n / 2 * COLUMN_GROUPS + at.column_group) * 2 + n % 2);
