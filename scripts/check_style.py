@@ -41,6 +41,8 @@ LONG_FILES = {
     "src/families/mma/forward/mma_forward.cu": 1050,  # one text for every feature of the forward, with or without TMA
     "src/families/mma/forward/mma_wide.cu": 870,  # three ways to split wide heads over the warps
 }
+METHOD = " " * 4  # where methods of a struct begin
+STRUCT = re.compile(r"(?:typedef )?struct\b[^()]*$")
 ATTRIBUTE = re.compile(r"__(?:launch_bounds|cluster_dims)__\([^()]*\)")
 ASM = re.compile(r"\b(?:asm|__asm__|__asm)\b")
 # The profile line and the log line, which the user asks for through the environment.
@@ -100,17 +102,23 @@ def blank_faults(path: str, text: str) -> list[str]:
 
 
 def functions(lines: list[str]):
-    """(name, first line number, number of lines) of each function of a formatted C file."""
-    head = None
+    """(name, first line number, number of lines) of each function of a formatted C file, methods of structs included."""
+    head: dict[str, int | None] = {"": None, METHOD: None}
+    in_struct = False
     for number, line in enumerate(lines, 1):
+        if re.match(r"[A-Za-z_}]", line):
+            in_struct, head[METHOD] = bool(STRUCT.match(line)), None
         if re.match(r"[A-Za-z_]", line):
-            head = number
-        if line == "}" and head is not None:
-            signature = ATTRIBUTE.sub("", " ".join(lines[head - 1 : number]))
-            name = re.search(r"(\w+)\(", signature)
-            if name and not re.match(r"(typedef|struct|enum|union)\b[^()]*\{", signature):
-                yield name.group(1), head, number - head + 1
-            head = None
+            head[""] = number
+        if in_struct and re.match(METHOD + r"[A-Za-z_~]", line):
+            head[METHOD] = number
+        for indent in ("", METHOD):
+            if line == indent + "}" and head[indent] is not None:
+                signature = ATTRIBUTE.sub("", " ".join(part.strip() for part in lines[head[indent] - 1 : number]))
+                name = re.search(r"(\w+)\(", signature)
+                if name and not re.match(r"(typedef|struct|enum|union)\b[^()]*\{", signature):
+                    yield name.group(1), head[indent], number - head[indent] + 1
+                head[indent] = None
 
 
 def cuda_faults(path: str, text: str, columns: int) -> list[str]:

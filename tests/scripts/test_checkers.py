@@ -51,6 +51,12 @@ VIOLATIONS = {
         "check_style.py",
         "mma.cu:2: long_kernel() has 71 lines; at most 70",
     ),
+    "method length": (
+        KERNEL,
+        first_line("struct role : base {\n    int x;\n    __device__ void run() {\n" + "        x++;\n" * 69 + "    }\n};\n"),
+        "check_style.py",
+        "mma.cu:4: run() has 71 lines; at most 70",
+    ),
     "file length": (KERNEL, first_line("int x;\n" * 700), "check_style.py", "mma.cu: 701 lines; at most 700"),
     "asm": (
         KERNEL,

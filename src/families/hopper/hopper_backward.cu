@@ -423,6 +423,64 @@ struct owner {
         release<DS_STAGES>(base + DS_FULL, step);
     }
 
+    /* P of the walk's first step. */
+    __device__ __forceinline__ void begin(int step) {
+        if (VARLEN)
+            wait_full<1>(base + V_FULL, 0);
+        if (GATHER)
+            fence_proxy_async();
+        if (VARLEN)
+            clear_keys();
+        wait_full<STAGES>(base + Q_FULL, step);
+        wgmma_fence();
+        multiply_kq(step);
+        wgmma_commit_group();
+        find_empty(step);
+        load_rows(early, lse_of(step)); /* while products are under way that end before it is wanted */
+        wgmma_wait_group<0>(s);
+        make_p(step);
+        if (!VARLEN)
+            wait_full<1>(base + V_FULL, 0);
+        if (GATHER && !VARLEN)
+            fence_proxy_async();
+    }
+
+    /* From P of a step to its part of dV and dK, and with `more` to P of the next. */
+    __device__ __forceinline__ void take_step(int step, bool more) {
+        wait_full<DOUT_STAGES>(base + DOUT_FULL, step);
+        if (DBIAS_TURNS && MASK_TILE) /* later, in leave_ds(), registers are short */
+            wait_full<1>(base + TURN_FULL, step);
+        if (is_empty(step))
+            clear_empty(step);
+        wgmma_fence();
+        multiply_vdo(step);
+        wgmma_commit_group();
+        multiply_pdo(step);
+        wgmma_commit_group();
+        load_rows(early, delta_of(step));
+        wgmma_wait_group<DS_REGISTERS ? 0 : 1>(s);  /* P is read until then, */
+        wgmma_wait_group<DS_REGISTERS ? 0 : 1>(dk); /* and Q and dS of the step before */
+        leave_ds(step);
+        if (DBIAS_ADDS)
+            end_step();
+        if (more)
+            wait_full<STAGES>(base + Q_FULL, step + 1);
+        wgmma_fence();
+        if (more)
+            multiply_kq(step + 1);
+        wgmma_commit_group();
+        multiply_dsq(step);
+        wgmma_commit_group();
+        if (more) {
+            find_empty(step + 1);
+            load_rows(early, lse_of(step + 1));
+        }
+        wgmma_wait_group<DS_REGISTERS ? 0 : 1>(s);
+        wgmma_wait_group<DS_REGISTERS ? 0 : 1>(dv);
+        if (more)
+            make_p(step + 1);
+    }
+
     __device__ __forceinline__ void run() {
         set_zero(dk);
         set_zero(dv);
@@ -441,60 +499,11 @@ struct owner {
         if (step >= end && (!LISTED || k.steps > 0))
             wait_full<1>(base + V_FULL, 0); /* where dV and dK will lie */
         if (step < end) {
-            if (VARLEN)
-                wait_full<1>(base + V_FULL, 0);
-            if (GATHER)
-                fence_proxy_async();
-            if (VARLEN)
-                clear_keys();
-            wait_full<STAGES>(base + Q_FULL, step);
-            wgmma_fence();
-            multiply_kq(step);
-            wgmma_commit_group();
-            find_empty(step);
-            load_rows(early, lse_of(step)); /* while products are under way that end before it is wanted */
-            wgmma_wait_group<0>(s);
-            make_p(step);
-            if (!VARLEN)
-                wait_full<1>(base + V_FULL, 0);
-            if (GATHER && !VARLEN)
-                fence_proxy_async();
+            begin(step);
 #pragma unroll 1
-            do {
-                const bool more = step + 1 < end;
-                wait_full<DOUT_STAGES>(base + DOUT_FULL, step);
-                if (DBIAS_TURNS && MASK_TILE) /* later, in leave_ds(), registers are short */
-                    wait_full<1>(base + TURN_FULL, step);
-                if (is_empty(step))
-                    clear_empty(step);
-                wgmma_fence();
-                multiply_vdo(step);
-                wgmma_commit_group();
-                multiply_pdo(step);
-                wgmma_commit_group();
-                load_rows(early, delta_of(step));
-                wgmma_wait_group<DS_REGISTERS ? 0 : 1>(s);  /* P is read until then, */
-                wgmma_wait_group<DS_REGISTERS ? 0 : 1>(dk); /* and Q and dS of the step before */
-                leave_ds(step);
-                if (DBIAS_ADDS)
-                    end_step();
-                if (more)
-                    wait_full<STAGES>(base + Q_FULL, step + 1);
-                wgmma_fence();
-                if (more)
-                    multiply_kq(step + 1);
-                wgmma_commit_group();
-                multiply_dsq(step);
-                wgmma_commit_group();
-                if (more) {
-                    find_empty(step + 1);
-                    load_rows(early, lse_of(step + 1));
-                }
-                wgmma_wait_group<DS_REGISTERS ? 0 : 1>(s);
-                wgmma_wait_group<DS_REGISTERS ? 0 : 1>(dv);
-                if (more)
-                    make_p(step + 1);
-            } while (++step < end);
+            do
+                take_step(step, step + 1 < end);
+            while (++step < end);
             wgmma_wait_group<0>(dk);
         }
         barrier_sync(OWN_BARRIER + warpgroup, 128); /* all warps' products with V and dS are complete */

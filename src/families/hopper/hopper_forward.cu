@@ -376,55 +376,66 @@ struct consumer : row_owner {
         step++;
     }
 
+    /* The tiles of keys that rows of the warpgroup see: it walks from `tile` down to `first`, and `rest` tiles below
+     * are other warpgroups'. All rows see the tiles full_first .. full_last - 1 whole. */
+    struct tile_walk {
+        int tile, first, rest, full_first, full_last;
+        __device__ __forceinline__ bool is_full() const { return tile >= full_first && tile < full_last; }
+    };
+    /* Passes the tiles above it; false, and all tiles passed, when no row of the warpgroup sees a key. */
+    __device__ __forceinline__ bool begin_walk(struct tile_walk &w) {
+        const struct item_facts f = facts();
+        const struct sequence at = sequence_of(f);
+        struct item_facts own = f;
+        own.first_row += warpgroup * 64;
+        if (PASSES) {
+            if (own.first_row < f.seqlen_q * PACKED_HEADS)
+                find_tiles(a.in, at, 64, own);
+            else
+                own.last_tile = own.first_tile;
+            if (SPLITS) {
+                own.first_tile = min(max(own.first_tile, f.first_tile), f.last_tile);
+                own.last_tile = min(max(own.last_tile, own.first_tile), f.last_tile);
+            }
+            own.first_tile = uniform(own.first_tile);
+            own.last_tile = uniform(own.last_tile);
+        }
+        w.full_first = (first_key(a.in, at, (own.first_row + 63) / PACKED_HEADS) + BLOCK_N - 1) / BLOCK_N;
+        w.full_last = (last_key(a.in, at, own.first_row / PACKED_HEADS) + 1) / BLOCK_N;
+        if (f.first_tile >= f.last_tile)
+            return false;
+        clear_tail(f.last_tile);
+        if (PASSES && own.first_tile >= own.last_tile) {
+            for (w.tile = f.last_tile - 1; w.tile >= f.first_tile; w.tile--)
+                pass(w.tile > f.first_tile);
+            return false;
+        }
+        for (w.tile = f.last_tile - 1; PASSES && w.tile >= own.last_tile; w.tile--)
+            pass(true);
+        w.first = own.first_tile;
+        w.rest = own.first_tile - f.first_tile;
+        return true;
+    }
+
     /* O of the item; false when no row of the warpgroup sees a key. All warpgroups take as many turns. */
     __device__ __forceinline__ bool compute() {
-        int tile, first_tile, rest, full_first, full_last; /* all rows see tiles full_first .. full_last - 1 whole */
-        {
-            const struct item_facts f = facts();
-            const struct sequence at = sequence_of(f);
-            struct item_facts own = f;
-            own.first_row += warpgroup * 64;
-            if (PASSES) {
-                if (own.first_row < f.seqlen_q * PACKED_HEADS)
-                    find_tiles(a.in, at, 64, own);
-                else
-                    own.last_tile = own.first_tile;
-                if (SPLITS) {
-                    own.first_tile = min(max(own.first_tile, f.first_tile), f.last_tile);
-                    own.last_tile = min(max(own.last_tile, own.first_tile), f.last_tile);
-                }
-                own.first_tile = uniform(own.first_tile);
-                own.last_tile = uniform(own.last_tile);
-            }
-            full_first = (first_key(a.in, at, (own.first_row + 63) / PACKED_HEADS) + BLOCK_N - 1) / BLOCK_N;
-            full_last = (last_key(a.in, at, own.first_row / PACKED_HEADS) + 1) / BLOCK_N;
-            if (f.first_tile >= f.last_tile)
-                return false;
-            clear_tail(f.last_tile);
-            if (PASSES && own.first_tile >= own.last_tile) {
-                for (tile = f.last_tile - 1; tile >= f.first_tile; tile--)
-                    pass(tile > f.first_tile);
-                return false;
-            }
-            for (tile = f.last_tile - 1; PASSES && tile >= own.last_tile; tile--)
-                pass(true);
-            first_tile = own.first_tile;
-            rest = own.first_tile - f.first_tile;
-        }
+        struct tile_walk w;
+        if (!begin_walk(w))
+            return false;
         bool look = true, more;
-        next_step(tile, look, more, first_tile);
+        next_step(w.tile, look, more, w.first);
         wgmma_fence();
         multiply_qk();
         wgmma_commit_group();
         wgmma_wait_group<0>(s);
         release<STAGES>(base + K_EMPTY, step);
-        scores_to_p(tile, look, tile < full_first || tile >= full_last, false);
+        scores_to_p(w.tile, look, !w.is_full(), false);
         step++;
         bool add = false;
 #pragma unroll 1
         while (more) {
-            tile--;
-            next_step(tile, look, more, first_tile);
+            w.tile--;
+            next_step(w.tile, look, more, w.first);
             take_turn();
             wgmma_fence();
             multiply_qk();
@@ -437,7 +448,7 @@ struct consumer : row_owner {
             wgmma_wait_group<0>(o);
             release<STAGES>(base + K_EMPTY, step);
             release<STAGES>(base + V_EMPTY, step - 1);
-            scores_to_p(tile, look, tile < full_first || tile >= full_last, true);
+            scores_to_p(w.tile, look, !w.is_full(), true);
             step++;
         }
         wait_full<STAGES>(base + V_FULL, step - 1);
@@ -446,7 +457,7 @@ struct consumer : row_owner {
         wgmma_commit_group();
         wgmma_wait_group<0>(o);
         release<STAGES>(base + V_EMPTY, step - 1);
-        while (PASSES && rest-- > 0)
+        while (PASSES && w.rest-- > 0)
             pass(true);
         return true;
     }
