@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""bench_table.py: writes the measured tables of README.md and docs/cpu.md from the results of scripts/measure.sh.
+"""bench_table.py: writes the measured tables of docs/measured-cpu.md from the results of scripts/measure.sh.
 
 Replaces what stands between "<!-- measured DEVICE -->" and "<!-- end of measured DEVICE -->". Usage: bench_table.py
 bench/results/DEVICE
@@ -118,7 +118,7 @@ def peak_table(folder: pathlib.Path) -> str:
 def replace(path: pathlib.Path, device: str, text: str) -> None:
     begin, end = f"<!-- measured {device} -->", f"<!-- end of measured {device} -->"
     page = path.read_text()
-    if begin not in page and path.name != "README.md":  # which shows one device alone
+    if begin not in page:
         sys.exit(f"{path.name} has no place for {device}: {begin} and {end}")
     page = re.sub(re.escape(begin) + ".*?" + re.escape(end), lambda _: f"{begin}\n{text}{end}", page, flags=re.S)
     path.write_text(page)
@@ -132,9 +132,7 @@ def main() -> None:
     where = (f"{grid['date'][:10]}, {device['cpu']}, {device['num_threads']} cores, best instruction set `{device['isa']}`, "
              f"torch {grid['versions']['torch']} SDPA (its flash kernel), B 1, H = 512/D, both in one run, interleaved, medians; "
              f"commit `{grid['commit'][:10]}`; raw samples in `{folder.relative_to(ROOT)}`, where each file names its own commit.\n\n")
-    replace(ROOT / "README.md", folder.name, "Ratio to torch SDPA, more is faster. " + where + means_table(rows) +
-            "\nEvery cell, masks, decode and what bounds them: [docs/cpu.md](docs/cpu.md).\n")
-    replace(ROOT / "docs/cpu.md", folder.name, f"## Measured: {device['cpu']}, `{device['isa']}`\n\nGFLOP/s (4 B H S S D, halved when causal, backward x 2.5) and ratio to torch. " + where +
+    replace(ROOT / "docs/measured-cpu.md", folder.name, f"## {device['cpu']}, `{device['isa']}`\n\n{where}" + means_table(rows) + "\n" +
             grid_table(rows, "forward") + "\n" + grid_table(rows, "backward") + "\n" + extra_table(folder) +
             short_table(folder) + decode_table(folder) + peak_table(folder))
 

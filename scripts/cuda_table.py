@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""cuda_table.py: writes the measured CUDA tables of README.md and docs/measured.md from a result of
+"""cuda_table.py: writes the measured tables of docs/measured.md from a result of
 `python -m flash_dmattn.bench --device cuda --json FILE`.
 
-Replaces what stands between "<!-- cuda measured -->" and "<!-- end of cuda measured -->"; for a result of the backward's
-sets alone, "cuda backward measured"; for the set "decode" alone, of docs/measured.md, "decode measured"; with --portable, of docs/measured.md alone, "portable measured" and "portable backward
-measured" (the mma family); for the sets "selection" and "tiles", "selection measured" and "tiles measured" of docs/lab/backward_choice.md. A result of
-`fdm bench --show-all` at several head dims (a list "rows") goes between "<!-- textbook measured -->" and its end in
-docs/lab/textbook.md. Usage: cuda_table.py FILE [--portable]
+Replaces what stands between "<!-- cuda measured -->" and "<!-- end of cuda measured -->"; for a result of the
+backward's sets alone, "cuda backward measured"; for the set "decode" alone, "decode measured"; with --portable,
+"portable measured" and "portable backward measured" (the mma family); for the sets "selection" and "tiles", "selection
+measured" and "tiles measured" of docs/lab/backward_choice.md. A result of `fdm bench --show-all` at several head dims
+(a list "rows") goes between "<!-- textbook measured -->" and its end in docs/lab/textbook.md.
+Usage: cuda_table.py FILE [--portable]
 """
 
 from __future__ import annotations
@@ -213,12 +214,9 @@ def main() -> None:
     if sets == {"decode"}:
         replace(ROOT / "docs/measured.md", "decode measured", origin + decode(data))
         return
-    if "--portable" in sys.argv[2:]:
-        name = "portable backward measured" if of_backward(data) else "portable measured"
-        replace(ROOT / "docs/measured.md", name, origin + summary(data) + "\n" + cells(data))
-        return
-    for name, table in (("README.md", summary(data)), ("docs/measured.md", summary(data) + "\n" + cells(data))):
-        replace(ROOT / name, "cuda backward measured" if of_backward(data) else "cuda measured", origin + table)
+    family = "portable" if "--portable" in sys.argv[2:] else "cuda"
+    name = f"{family} backward measured" if of_backward(data) else f"{family} measured"
+    replace(ROOT / "docs/measured.md", name, origin + summary(data) + "\n" + cells(data))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# measure.sh: runs the benchmarks behind the tables of README.md and docs/cpu.md and writes the results under
+# measure.sh: runs the benchmarks behind the tables of docs/measured-cpu.md and writes the results under
 # bench/results/DEVICE/. About twenty minutes on two quiet cores. Usage: scripts/measure.sh DEVICE
 set -euo pipefail
 cd "$(dirname "$0")/.."
