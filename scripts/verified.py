@@ -13,32 +13,12 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs/verified.md"
-COLUMNS = ("problems", "memcheck", "racecheck", "initcheck", "synccheck")  # checks that are columns; others are rows of their own
+COLUMNS = ("problems", "memcheck", "racecheck", "initcheck", "synccheck")  # of kernels; others have a table of their own
 ARCHITECTURES = {"sm_80": "8.0", "sm_86": "8.6", "sm_89": "8.9", "sm_90": "9.0", "sm_100": "10.0", "sm_120": "12.0"}
 
 
-def letter(number: int) -> str:
-    return chr(ord("a") + number % 26) + (str(number // 26) if number >= 26 else "")
-
-
-class Notes:
-    """Texts that several cells of a table share, told once below it."""
-
-    def __init__(self) -> None:
-        self.texts: list = []
-
-    def mark(self, text: str) -> str:
-        if text not in self.texts:
-            self.texts.append(text)
-        return letter(self.texts.index(text))
-
-    def lines(self) -> str:
-        return "\n" + "".join(f"- {letter(number)}: {text}\n" for number, text in enumerate(self.texts))
-
-
 def origin(run: dict) -> str:
-    return ", ".join(part for part in (run["date"], f"commit {run['commit']}" if run["commit"] else "commit not recorded",
-                                       f"`{run['command']}`" if run.get("command") else "") if part)
+    return f"{run['date']}, " + (f"commit {run['commit']}" if run["commit"] else "commit not recorded")
 
 
 def result(run: dict) -> str:
@@ -50,18 +30,13 @@ def result(run: dict) -> str:
     return ", ".join(words + ([f"{run['findings']} findings"] if run.get("findings") else []))
 
 
-def matrix(runs: list, columns: list, column_of) -> str:
-    """A row for each subject, a column for each of `columns`."""
-    notes = Notes()
-    text = f"| | {' | '.join(columns)} |\n|{'---|' * (len(columns) + 1)}\n"
-    for subject in sorted({run["subject"] for run in runs}):
-        cells = []
-        for column in columns:
-            found = [run for run in runs if run["subject"] == subject and column_of(run) == column]
-            marks = [notes.mark(each) for run in found for each in (origin(run), run.get("note")) if each]
-            cells.append(f"{result(found[0])} ({', '.join(marks)})" if found else "")
-        text += f"| `{subject}` | {' | '.join(cells)} |\n"
-    return text + notes.lines()
+def rows(runs: list, name: str, columns: list, column_of) -> str:
+    """A row for each run, by subject and in the order of `columns`."""
+    text = f"| | {name} | right | when | how | |\n|---|---|---|---|---|---|\n"
+    for run in sorted(runs, key=lambda run: (run["subject"], columns.index(column_of(run)))):
+        how = f"`{run['command']}`" if run.get("command") else ""
+        text += f"| `{run['subject']}` | {column_of(run)} | {result(run)} | {origin(run)} | {how} | {run.get('note', '')} |\n"
+    return text
 
 
 def listed(devices: list) -> str:
@@ -73,7 +48,7 @@ def listed(devices: list) -> str:
         for run in runs:
             how = f"`{run['command']}`" if run.get("command") else run["check"]
             words = ("", result(run)) if "result" in run else (result(run), run.get("note", ""))
-            text += f"| {run['subject']} | {how} | {words[0]} | {words[1]} | {origin({**run, 'command': ''})} |\n"
+            text += f"| {run['subject']} | {how} | {words[0]} | {words[1]} | {origin(run)} |\n"
         text += "\n" if runs else ""
     return text.rstrip("\n") + "\n"
 
@@ -102,13 +77,9 @@ def tables() -> dict:
         for data in (data for data in devices if data["kind"] == kind):
             runs = [run for run in data["runs"] if run["check"] in COLUMNS]
             if kind == "emulated":
-                columns = [ARCHITECTURES[name] for name in ARCHITECTURES if any(run["architecture"] == name for run in runs)]
-                text += matrix(runs, columns, lambda run: ARCHITECTURES[run["architecture"]])
-            else:
-                columns = [name for name in COLUMNS if any(run["check"] == name for run in runs)]
-                if not runs:
-                    continue
-                text += f"{data['device']}:\n\n" + matrix(runs, columns, lambda run: run["check"]) + "\n"
+                text += rows(runs, "device", list(ARCHITECTURES.values()), lambda run: ARCHITECTURES[run["architecture"]])
+            elif runs:
+                text += f"{data['device']}:\n\n" + rows(runs, "check", list(COLUMNS), lambda run: run["check"]) + "\n"
         made[kind] = text.rstrip("\n") + "\n"
     made["other"] = listed(devices)
     path = ROOT / "bench/results/compile/matrix.json"

@@ -57,7 +57,8 @@ def test_a_run_on_a_device_becomes_a_table(root):
     assert run(root, "verified.py").returncode == 0
     assert run(root, "verified.py", "--check").returncode == 0
     page = (root / "docs/verified.md").read_text()
-    assert "| `mma.forward` | 42 (a) | 7, 2 findings (a) |" in page
+    assert "| `mma.forward` | problems | 42 | " in page
+    assert "| `mma.forward` | racecheck | 7, 2 findings | " in page
 
 
 def test_a_newer_run_replaces_the_older_and_a_wrong_result_fails(root):
