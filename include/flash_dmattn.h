@@ -514,12 +514,13 @@ FDM_API fdm_status fdm_mask_blocks(const fdm_tensor *mask, int64_t block_q, int6
  * knows of no order of rows: a causal mask is given as attention_mask.
  *
  *     bias             [B|1, h|1, Sq|1, Sk]                   floating; float64 on the CPU only
- *     attention_mask   [B|1, h|1, Sq|1, Sk|1], or [B|1, n]    bool, or NULL: all keys are visible. [B, n]: of the
- * newest n keys; older ones are visible mask             [B, h, Sq, Sk]                         bool, written
+ *     attention_mask   [B|1, h|1, Sq|1, Sk|1], or [B|1, n]    bool, or NULL: all keys are visible
+ *     mask             [B, h, Sq, Sk]                         bool, written
  *
- * A key that is not visible, or whose bias is NaN, has the bias min_value (rounded to the bias' dtype); keys of that
- * bias are never kept. block_size above 1: a block of so many keys is kept whole where more than half of it is, else
- * dropped whole, whatever attention_mask hides. One kernel on CUDA devices; on the CPU 8 bytes a key are allocated. */
+ * An attention_mask [B|1, n] is of the newest n keys; older keys are visible. A key that is not visible, or whose bias
+ * is NaN, has the bias min_value (rounded to the bias' dtype); keys of that bias are never kept. block_size above 1: a
+ * block of so many keys is kept whole where more than half of it is, else dropped whole, whatever attention_mask hides.
+ * One kernel on CUDA devices; on the CPU 8 bytes a key are allocated. */
 FDM_API fdm_status fdm_create_mask(const fdm_tensor *bias, const fdm_tensor *attention_mask, int64_t window,
                                    double min_value, int64_t block_size, fdm_tensor *mask, void *stream);
 
