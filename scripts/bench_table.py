@@ -10,6 +10,7 @@ import math
 import pathlib
 import re
 import sys
+import textwrap
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PEERS, OURS, READ = ("sdpa-flash", "sdpa-math"), "flash-dmattn", "memory-read"
@@ -131,8 +132,9 @@ def main() -> None:
     device = grid["device"]
     where = (f"{grid['date'][:10]}, {device['cpu']}, {device['num_threads']} cores, best instruction set `{device['isa']}`, "
              f"torch {grid['versions']['torch']} SDPA (its flash kernel), B 1, H = 512/D, both in one run, interleaved, medians; "
-             f"commit `{grid['commit'][:10]}`; raw samples in `{folder.relative_to(ROOT)}`, where each file names its own commit.\n\n")
-    replace(ROOT / "docs/measured-cpu.md", folder.name, f"## {device['cpu']}, `{device['isa']}`\n\n{where}" + means_table(rows) + "\n" +
+             f"commit `{grid['commit'][:10]}`; raw samples in `{folder.relative_to(ROOT)}`, where each file names its own commit.")
+    where = textwrap.fill(where, 120, break_long_words=False, break_on_hyphens=False)
+    replace(ROOT / "docs/measured-cpu.md", folder.name, f"## {device['cpu']}, `{device['isa']}`\n\n{where}\n\n" + means_table(rows) + "\n" +
             grid_table(rows, "forward") + "\n" + grid_table(rows, "backward") + "\n" + extra_table(folder) +
             short_table(folder) + decode_table(folder) + peak_table(folder))
 

@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""check_docs.py: pages name only files that exist, and every measured result is named by one. Usage: check_docs.py [ROOT]
+"""check_docs.py: pages name only files that exist and have no long lines, and a page names every measured result.
+Usage: check_docs.py [ROOT]
 
-Pages are README.md, CONTRIBUTING.md, bench/results/README.md and everything below docs/ (CHANGELOG.md tells of the past). A file is named by a link, or in
-backquotes by its path from the root or from src/. Of a device's results there is one file a question: two that differ in date or number alone are one
-too many.
+Pages are README.md, CONTRIBUTING.md, bench/results/README.md and everything below docs/ (CHANGELOG.md tells of the
+past). A file is named by a link, or in backquotes by its path from the root or from src/. Of a device's results there is
+one file a question: two that differ in date or number alone are one too many. No line of any .md file is longer than
+WIDTH, but for tables, images and the targets of links.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)[^)]*\)")
 NAMED = re.compile(r"`((?:bench|cli|docs|examples|include|python|scripts|src|tests)/[\w./+-]+)")
 PLACEHOLDER = re.compile(r"(^|/)[FK](_family)?(/|\.|$)")  # of docs/adding-a-kernel.md: a family's name, a kernel's stem
+WIDTH = 120
+FOLDERS = ("bench", "cli", "docs", "examples", "include", "python", "scripts", "src", "tests")
 SOURCE = re.compile(r"`([\w/.-]+\.(?:c|h|cu|cuh|py|sh))`")
 
 
@@ -37,6 +41,17 @@ def names_fault(root: pathlib.Path, page: pathlib.Path, base_names: set[str]) ->
     return [f"{page.relative_to(root)}: there is no {name}" for name in sorted(missing) if not PLACEHOLDER.search(name)]
 
 
+def width_faults(root: pathlib.Path) -> list[str]:
+    texts = sorted([*root.glob("*.md"), *(path for folder in FOLDERS for path in (root / folder).rglob("*.md"))])
+    faults = []
+    for path in texts:
+        for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
+            width = 0 if line.lstrip().startswith(("|", "![")) else len(re.sub(r"\]\([^)]*\)", "]", line))
+            if width > WIDTH:
+                faults.append(f"{path.relative_to(root)}:{number}: {width} columns; at most {WIDTH}")
+    return faults
+
+
 def results_faults(root: pathlib.Path) -> list[str]:
     """Results that no page and no script names, and more than one for a question."""
     texts = "".join(path.read_text(encoding="utf-8") for path in [*pages(root), *(root / "scripts").glob("*.*")])
@@ -53,10 +68,11 @@ def results_faults(root: pathlib.Path) -> list[str]:
 
 def main(arguments: list[str]) -> int:
     root = pathlib.Path(arguments[0]).resolve() if arguments else ROOT
-    sources = (path for folder in ("src", "cli", "tests", "scripts", "python", "bench", "examples") for path in (root / folder).rglob("*"))
+    sources = (path for folder in FOLDERS for path in (root / folder).rglob("*"))
     base_names = {path.name for path in sources}
-    faults = [fault for page in pages(root) for fault in names_fault(root, page, base_names)] + results_faults(root)
-    print("\n".join(faults), file=sys.stderr) if faults else print("docs: every file that is named exists")
+    faults = [fault for page in pages(root) for fault in names_fault(root, page, base_names)]
+    faults += width_faults(root) + results_faults(root)
+    print("\n".join(faults), file=sys.stderr) if faults else print("docs: every file that is named exists, no line is long")
     return bool(faults)
 
 

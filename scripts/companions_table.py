@@ -14,6 +14,7 @@ import pathlib
 import re
 import statistics
 import sys
+import textwrap
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "bench/results/nvidia-h200"
@@ -27,8 +28,9 @@ def result(name: str) -> tuple:
 
 
 def origin(data: dict, path: pathlib.Path) -> str:
-    return (f"On an {data['device'].removeprefix('NVIDIA ')}, {path.name[:10]}, commit {data['commit'][:7]}, `{data['command']}`; "
-            f"medians; samples: `{path.relative_to(ROOT)}`.\n\n")
+    text = (f"On an {data['device'].removeprefix('NVIDIA ')}, {path.name[:10]}, commit {data['commit'][:7]}, `{data['command']}`; "
+            f"medians; samples: `{path.relative_to(ROOT)}`.")
+    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False) + "\n\n"
 
 
 def table(head: list, rows: list) -> str:

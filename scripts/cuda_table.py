@@ -19,6 +19,7 @@ import pathlib
 import re
 import statistics
 import sys
+import textwrap
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 SPEC = importlib.util.spec_from_file_location("bench_report", ROOT / "python" / "flash_dmattn" / "_bench_report.py")
@@ -176,6 +177,10 @@ def tiles(data: dict) -> str:
     return text
 
 
+def paragraph(text: str) -> str:
+    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False) + "\n\n"
+
+
 def variant(kernel: str, choice: str) -> str:
     """What a choice code says beyond the kernel's name: "S2 Pad" of MMA_SplitQ_S2_Pad."""
     rest = choice.split("_")
@@ -196,27 +201,28 @@ def main() -> None:
     if "rows" in data:
         facts = data["facts"]
         origin = (f"{facts['device']}, {facts['date']}, `{facts['command']}`, commit {facts['commit'][:7]}; "
-                  f"`{path.resolve().relative_to(ROOT)}` holds every variant.\n\n")
-        replace(ROOT / "docs/lab/textbook.md", "textbook measured", origin + named(data))
+                  f"`{path.resolve().relative_to(ROOT)}` holds every variant.")
+        replace(ROOT / "docs/lab/textbook.md", "textbook measured", paragraph(origin) + named(data))
         return
     facts, limits = data["facts"], data["ceilings"]
     date = re.match(r"[\d-]{10}", path.name)
     origin = (f"{facts['device']}, {date[0] if date else 'date unknown'}, driver {facts['driver']}, torch {facts['torch']}; copy "
               f"{limits['copy_bytes_per_second'] / 1e12:.2f} TB/s and bfloat16 product "
               f"{limits['product_flops'] / 1e12:.0f} TFLOPS in the same run; commit {facts['commit'][:7]}; "
-              f"`{path.resolve().relative_to(ROOT)}`. Peer time over ours, geometric mean and in brackets the least: above 1 we are faster.\n\n")
+              f"`{path.resolve().relative_to(ROOT)}`. ")
+    meaning = paragraph(origin + "Peer time over ours, geometric mean and in brackets the least: above 1 we are faster.")
     sets = {result["set"] for result in data["results"]}
     if sets in ({"selection"}, {"tiles"}):
         name = sets.pop()
-        body = origin.replace("Peer time over ours, geometric mean and in brackets the least: above 1 we are faster", "Ratios are their time over ours")
-        replace(ROOT / "docs/lab/backward_choice.md", f"{name} measured", body + (selection if name == "selection" else tiles)(data))
+        body = paragraph(origin + "Ratios are their time over ours.") + (selection if name == "selection" else tiles)(data)
+        replace(ROOT / "docs/lab/backward_choice.md", f"{name} measured", body)
         return
     if sets == {"decode"}:
-        replace(ROOT / "docs/measured.md", "decode measured", origin + decode(data))
+        replace(ROOT / "docs/measured.md", "decode measured", meaning + decode(data))
         return
     family = "portable" if "--portable" in sys.argv[2:] else "cuda"
     name = f"{family} backward measured" if of_backward(data) else f"{family} measured"
-    replace(ROOT / "docs/measured.md", name, origin + summary(data) + "\n" + cells(data))
+    replace(ROOT / "docs/measured.md", name, meaning + summary(data) + "\n" + cells(data))
 
 
 if __name__ == "__main__":

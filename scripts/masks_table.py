@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import pathlib
 import sys
+import textwrap
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGES = ("docs/masks.md", "docs/lab/masks_on_device.md")
@@ -22,7 +23,8 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 
 
 def source(data: dict, file: pathlib.Path) -> str:
-    return f"{data['device']}, torch {data['torch']}, `{data['command']}`, commit {data['commit']} (`{file.name}`).\n"
+    text = f"{data['device']}, torch {data['torch']}, `{data['command']}`, commit {data['commit']} (`{file.name}`)."
+    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
 def microseconds(part: dict) -> str:

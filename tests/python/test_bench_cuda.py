@@ -264,7 +264,7 @@ def script(name):
 @pytest.mark.parametrize("name", ["selection", "tiles"])
 def test_the_page_of_the_selection_shows_the_recorded_results(name, tmp_path, capsys):
     tables, page = script("cuda_table"), (RECORDED.parents[2] / "docs" / "lab" / "backward_choice.md").read_text()
-    recorded = RECORDED / re.search(rf"<!-- {name} measured -->\n.*/(.*-{name}.*\.json)", page)[1]
+    recorded = RECORDED / re.search(rf"<!-- {name} measured -->.*?/([^/\s]*-{name}[^/\s]*\.json)", page, re.DOTALL)[1]
     data = json.loads(recorded.read_text())
     table = getattr(tables, name)(data)
     assert table in page
