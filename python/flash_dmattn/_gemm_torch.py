@@ -7,18 +7,12 @@ from typing import Any, Optional, Tuple
 import torch
 from torch import Tensor
 
-from . import _native, _torch
+from . import _native
 from ._arguments import check_layout
-from ._softmax_torch import allocator_of, is_plain, stream_of
-
-_library = torch.library.Library("flash_dmattn", "FRAGMENT")
-_library.define(
-    "gemm(Tensor a, Tensor b, Tensor? c, float alpha, float beta, bool accumulate_float16, str? kernel) -> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
+from ._operators import allocator_of, define, differentiate, is_plain, native_view, refuse_transforms, stream_of
 
 
-def _new_out(a: Tensor, b: Tensor) -> Tensor:
+def _new_out(a: Tensor, b: Tensor, *others: Any) -> Tensor:
     shape = (a.shape[-2], b.shape[-1])
     if a.dim() == 2 and b.dim() == 2:
         return a.new_empty(shape)
@@ -31,11 +25,9 @@ def _matrix(tensor: Optional[Tensor]) -> Any:
     if tensor is None:
         return None
     unit = [extent <= 1 or stride == 1 for extent, stride in zip(tensor.shape[-2:], tensor.stride()[-2:])]
-    return _torch.native_view(tensor if any(unit) else tensor.contiguous())
+    return native_view(tensor if any(unit) else tensor.contiguous())
 
 
-@torch.library.impl(_library, "gemm", "CUDA")
-@torch.library.impl(_library, "gemm", "CPU")
 def _gemm(
     a: Tensor, b: Tensor, c: Optional[Tensor], alpha: float, beta: float, accumulate16: bool, kernel: Optional[str]
 ) -> Tensor:
@@ -43,13 +35,6 @@ def _gemm(
     views = (_matrix(each) for each in (a, b, c, out))
     _native.gemm(*views, alpha, beta, accumulate16, kernel, stream_of(a), allocator_of(a))
     return out
-
-
-@torch.library.register_fake("flash_dmattn::gemm", lib=_library)
-def _gemm_fake(
-    a: Tensor, b: Tensor, c: Optional[Tensor], alpha: float, beta: float, accumulate16: bool, kernel: Optional[str]
-) -> Tensor:
-    return _new_out(a, b)
 
 
 # ---- gradient --------------------------------------------------------------------------------------------------------
@@ -71,20 +56,25 @@ def _summed(grad: Tensor, shape: Any) -> Tensor:
 def _backward(ctx: Any, dout: Tensor) -> Tuple[Optional[Tensor], ...]:
     """dA = alpha dC B^T, dB = alpha A^T dC, dC = beta dC."""
     a, b = ctx.saved_tensors
-    grads: list[Optional[Tensor]] = [None] * 7
+    da = db = dc = None
     product = torch.ops.flash_dmattn.gemm
     settings = (ctx.alpha, 0.0, ctx.accumulate16, ctx.kernel)
     if ctx.needs_input_grad[0]:
-        grads[0] = _summed(product(dout, b.mT, None, *settings), a.shape)
+        da = _summed(product(dout, b.mT, None, *settings), a.shape)
     if ctx.needs_input_grad[1]:
-        grads[1] = _summed(product(a.mT, dout, None, *settings), b.shape)
+        db = _summed(product(a.mT, dout, None, *settings), b.shape)
     if ctx.c_shape is not None and ctx.needs_input_grad[2]:
-        grads[2] = _summed(ctx.beta * dout, ctx.c_shape)
-    return tuple(grads)
+        dc = _summed(ctx.beta * dout, ctx.c_shape)
+    return (da, db, dc, *[None] * len(settings))
 
 
-torch.library.register_autograd("flash_dmattn::gemm", _backward, setup_context=_save, lib=_library)
-torch.library.register_vmap("flash_dmattn::gemm", _torch.refuse_vmap, lib=_library)
+define(
+    "gemm",
+    "Tensor a, Tensor b, Tensor? c, float alpha, float beta, bool accumulate_float16, str? kernel",
+    _gemm,
+    _new_out,
+)
+differentiate("gemm", _backward, _save)
 
 
 def gemm(
@@ -101,6 +91,6 @@ def gemm(
             raise ValueError(f"{name} is on {tensor.device}, but a is on {a.device}")
         if tensor.dim() not in (2, 3):
             raise ValueError(f"{name} has {tensor.dim()} axes; it needs 2, or 3 with a batch")
-    _torch.refuse_transforms((a, b, c))
+    refuse_transforms((a, b, c))
     run = _gemm if is_plain(a, b, c) else torch.ops.flash_dmattn.gemm
     return run(a, b, c, alpha, beta, accumulate_float16, kernel)

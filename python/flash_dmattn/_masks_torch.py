@@ -12,11 +12,9 @@ from torch import Tensor
 
 from . import _native
 from ._arguments import shape_with
-from ._torch import native_view, refuse_second_order, refuse_transforms, refuse_vmap  # noqa: F401
+from ._operators import define, differentiate, native_view, refuse_second_order, stream_of
 
 Pair = Tuple[Tensor, Tensor]
-
-_library = torch.library.Library("flash_dmattn", "FRAGMENT")
 
 
 def sortable(values: Tensor) -> Tensor:
@@ -24,32 +22,17 @@ def sortable(values: Tensor) -> Tensor:
     return torch.where(values == 0, 0, values.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf))
 
 
-def _stream_of(tensor: Tensor) -> int:
-    return torch._C._cuda_getCurrentRawStream(tensor.device.index) if tensor.is_cuda else 0
+def _define_filled(name: str, arguments: str, fill: Any, make: Any, *keys: str) -> Any:
+    """Defines an operator of a function that allocates outputs and one that computes them; returns both in one."""
 
+    def run(*given: Any) -> Any:
+        outputs = make(*given)
+        fill(*given, outputs)
+        return outputs
 
-def _define(name: str, arguments: str, *keys: str) -> Any:
-    """Registers a function that fills outputs for the arguments, and one that makes them; returns both in one."""
-
-    def register(fill: Any, make: Any) -> Any:
-        def run(*given: Any) -> Any:
-            outputs = make(*given)
-            fill(*given, outputs)
-            return outputs
-
-        tags = (torch.Tag.pt2_compliant_tag,)
-        returns = "Tensor" if make.__annotations__["return"] == "Tensor" else "(Tensor, Tensor)"
-        _library.define(f"{name}({arguments}) -> {returns}", tags=tags)
-        for key in keys:
-            torch.library.impl(_library, name, key)(run)
-        torch.library.register_fake(f"flash_dmattn::{name}", make, lib=_library)
-        return run
-
-    return register
-
-
-def _views(pair: Pair) -> Tuple[Any, Any]:
-    return native_view(pair[0]), native_view(pair[1])
+    returns = "Tensor" if make.__annotations__["return"] == "Tensor" else "(Tensor, Tensor)"
+    define(name, arguments, run, make, returns, keys or ("CPU", "CUDA"))
+    return run
 
 
 def _beside(tensor: Tensor, shape: Tuple[int, ...]) -> Pair:
@@ -65,13 +48,13 @@ def _on(device: torch.device, seqlen_k: int) -> Pair:
 
 
 def _topk(bias: Tensor, padding: Optional[Tensor], window_size: int, seqlen_q: int, pair: Pair) -> None:
-    given = native_view(bias), None if padding is None else native_view(padding)
+    given = native_view(bias), native_view(padding)
     address = num_bytes = 0
     if bias.is_cuda:
         num_bytes = _native.topk_workspace(*given)
         workspace = bias.new_empty(num_bytes, dtype=torch.uint8)  # used again in the order of the stream
         address = workspace.data_ptr()
-    _native.topk_intervals(*given, *_views(pair), window_size, seqlen_q, address, num_bytes, _stream_of(bias))
+    _native.topk_intervals(*given, *map(native_view, pair), window_size, seqlen_q, address, num_bytes, stream_of(bias))
 
 
 def _topk_outputs(bias: Tensor, padding: Optional[Tensor], window_size: int, seqlen_q: int) -> Pair:
@@ -79,80 +62,87 @@ def _topk_outputs(bias: Tensor, padding: Optional[Tensor], window_size: int, seq
     return _beside(bias, (batch, *bias.shape[1:]))
 
 
-_define(
-    "topk_intervals", "Tensor bias, Tensor? padding, SymInt window_size, SymInt seqlen_q", "CPU", "CUDA"
-)(_topk, _topk_outputs)
+_define_filled(
+    "topk_intervals",
+    "Tensor bias, Tensor? padding, SymInt window_size, SymInt seqlen_q",
+    _topk,
+    _topk_outputs,
+)
 
 
 # ---- windows, prefixes, documents ------------------------------------------------------------------------------------
 
 
 def _window(rows: int, keys: int, causal: bool, left: int, right: int, device: torch.device, pair: Pair) -> None:
-    _native.window_intervals(*_views(pair), rows, causal, left, right, _stream_of(pair[0]))
+    _native.window_intervals(*map(native_view, pair), rows, causal, left, right, stream_of(pair[0]))
 
 
 def _window_outputs(rows: int, keys: int, causal: bool, left: int, right: int, device: torch.device) -> Pair:
     return _on(device, keys)
 
 
-window = _define(
+window = _define_filled(
     "window_intervals",
     "SymInt seqlen_q, SymInt seqlen_k, bool causal, SymInt left, SymInt right, Device device",
+    _window,
+    _window_outputs,
     "CompositeExplicitAutograd",
-)(_window, _window_outputs)
+)
 
 
 def _prefix(rows: int, keys: int, length: int, device: torch.device, pair: Pair) -> None:
-    _native.prefix_intervals(*_views(pair), rows, length, _stream_of(pair[0]))
+    _native.prefix_intervals(*map(native_view, pair), rows, length, stream_of(pair[0]))
 
 
 def _prefix_outputs(rows: int, keys: int, length: int, device: torch.device) -> Pair:
     return _on(device, keys)
 
 
-prefix = _define(
-    "prefix_intervals", "SymInt seqlen_q, SymInt seqlen_k, SymInt prefix, Device device", "CompositeExplicitAutograd"
-)(_prefix, _prefix_outputs)
+prefix = _define_filled(
+    "prefix_intervals",
+    "SymInt seqlen_q, SymInt seqlen_k, SymInt prefix, Device device",
+    _prefix,
+    _prefix_outputs,
+    "CompositeExplicitAutograd",
+)
 
 
 def _documents(cu_seqlens: Tensor, causal: bool, seqlen: int, pair: Pair) -> None:
-    _native.document_intervals(native_view(cu_seqlens), *_views(pair), causal, _stream_of(pair[0]))
+    _native.document_intervals(native_view(cu_seqlens), *map(native_view, pair), causal, stream_of(pair[0]))
 
 
 def _document_outputs(cu_seqlens: Tensor, causal: bool, seqlen: int) -> Pair:
     return _beside(cu_seqlens, (1, 1, seqlen))
 
 
-_define("document_intervals", "Tensor cu_seqlens, bool causal, SymInt seqlen", "CPU", "CUDA")(
-    _documents, _document_outputs
-)
+_define_filled("document_intervals", "Tensor cu_seqlens, bool causal, SymInt seqlen", _documents, _document_outputs)
 
 
 # ---- dense masks -----------------------------------------------------------------------------------------------------
 
 
 def from_mask(planes: Tensor) -> Optional[Pair]:
-    """A dense mask [B, h, Sq, Sk] as intervals, None when it is not one per key; on a CUDA device waits to know that."""
+    """A dense mask [B, h, Sq, Sk] as intervals, or None when it is not one per key. A CUDA device is waited for."""
     batch, heads, _, keys = planes.shape
     pair = _beside(planes, (batch, heads, keys))
     exact = planes.new_empty(1, dtype=torch.int32)
-    _native.intervals_from_mask(native_view(planes), *_views(pair), exact.data_ptr(), _stream_of(planes))
+    _native.intervals_from_mask(native_view(planes), *map(native_view, pair), exact.data_ptr(), stream_of(planes))
     return pair if int(exact) else None
 
 
 def _to_mask(start: Tensor, end: Tensor, seqlen_q: int, mask: Tensor) -> None:
-    _native.intervals_to_mask(native_view(start), native_view(end), native_view(mask), _stream_of(mask))
+    _native.intervals_to_mask(native_view(start), native_view(end), native_view(mask), stream_of(mask))
 
 
 def _to_mask_output(start: Tensor, end: Tensor, seqlen_q: int) -> Tensor:
     return start.new_empty((*start.shape[:2], seqlen_q, start.shape[2]), dtype=torch.bool)
 
 
-_define("intervals_to_mask", "Tensor start, Tensor end, SymInt seqlen_q", "CPU", "CUDA")(_to_mask, _to_mask_output)
+_define_filled("intervals_to_mask", "Tensor start, Tensor end, SymInt seqlen_q", _to_mask, _to_mask_output)
 
 
 def _blocks(mask: Tensor, block_q: int, block_k: int, blocks: Tensor) -> None:
-    _native.mask_blocks(native_view(mask), native_view(blocks.view(torch.bool)), block_q, block_k, _stream_of(mask))
+    _native.mask_blocks(native_view(mask), native_view(blocks.view(torch.bool)), block_q, block_k, stream_of(mask))
 
 
 def _blocks_output(mask: Tensor, block_q: int, block_k: int) -> Tensor:
@@ -160,14 +150,13 @@ def _blocks_output(mask: Tensor, block_q: int, block_k: int) -> Tensor:
     return mask.new_empty((*mask.shape[:2], *tiles), dtype=torch.uint8)
 
 
-_define("mask_blocks", "Tensor mask, SymInt block_q, SymInt block_k", "CPU", "CUDA")(_blocks, _blocks_output)
+_define_filled("mask_blocks", "Tensor mask, SymInt block_q, SymInt block_k", _blocks, _blocks_output)
 
 
 def _create(
     bias: Tensor, shown: Optional[Tensor], window_size: int, min_value: float, block_size: int, mask: Tensor
 ) -> None:
-    given = native_view(bias), None if shown is None else native_view(shown), native_view(mask)
-    _native.create_mask(*given, window_size, min_value, block_size, _stream_of(mask))
+    _native.create_mask(*map(native_view, (bias, shown, mask)), window_size, min_value, block_size, stream_of(mask))
 
 
 def _create_output(
@@ -176,20 +165,19 @@ def _create_output(
     return bias.new_empty(shape_with(bias.shape, None if shown is None else shown.shape), dtype=torch.bool)
 
 
-_define(
+_define_filled(
     "create_mask",
     "Tensor bias, Tensor? attention_mask, SymInt window_size, float min_value, SymInt block_size",
-    "CPU",
-    "CUDA",
-)(_create, _create_output)
+    _create,
+    _create_output,
+)
 
 
 # ---- biases ----------------------------------------------------------------------------------------------------------
 
 
 def _key_bias(dt: Tensor, a: Tensor, padding: Optional[Tensor], exponential: bool, bias: Tensor) -> None:
-    views = (None if each is None else native_view(each) for each in (dt, a, padding, bias))
-    _native.key_bias(*views, exponential, _stream_of(dt))
+    _native.key_bias(*map(native_view, (dt, a, padding, bias)), exponential, stream_of(dt))
 
 
 def _key_bias_output(dt: Tensor, a: Tensor, padding: Optional[Tensor], exponential: bool) -> Tensor:
@@ -197,25 +185,21 @@ def _key_bias_output(dt: Tensor, a: Tensor, padding: Optional[Tensor], exponenti
     return dt.new_empty((batch, heads, seqlen), dtype=torch.promote_types(dt.dtype, a.dtype))
 
 
-_define("key_bias", "Tensor dt, Tensor a, Tensor? padding, bool exponential", "CPU", "CUDA")(
-    _key_bias, _key_bias_output
-)
+_KEY_BIAS = "Tensor dt, Tensor a, Tensor? padding, bool exponential"
+_define_filled("key_bias", _KEY_BIAS, _key_bias, _key_bias_output)
 
 
 def _key_bias_backward(
     dt: Tensor, a: Tensor, padding: Optional[Tensor], exponential: bool, dbias: Tensor, pair: Pair
 ) -> None:
-    views = (None if each is None else native_view(each) for each in (dt, a, padding, dbias, *pair))
-    _native.key_bias_backward(*views, exponential, _stream_of(dt))
+    _native.key_bias_backward(*map(native_view, (dt, a, padding, dbias, *pair)), exponential, stream_of(dt))
 
 
 def _key_bias_gradients(dt: Tensor, a: Tensor, padding: Optional[Tensor], exponential: bool, dbias: Tensor) -> Pair:
     return dt.new_empty(dt.shape), a.new_empty(a.shape)
 
 
-_define("key_bias_backward", "Tensor dt, Tensor a, Tensor? padding, bool exponential, Tensor dbias", "CPU", "CUDA")(
-    _key_bias_backward, _key_bias_gradients
-)
+_define_filled("key_bias_backward", f"{_KEY_BIAS}, Tensor dbias", _key_bias_backward, _key_bias_gradients)
 
 
 def _save_key_bias(ctx: Any, inputs: Tuple[Any, ...], output: Tensor) -> None:
@@ -228,33 +212,28 @@ def _key_bias_autograd(ctx: Any, dbias: Tensor) -> Tuple[Optional[Tensor], ...]:
     return ddt, da, None, None
 
 
-torch.library.register_autograd(
-    "flash_dmattn::key_bias", _key_bias_autograd, setup_context=_save_key_bias, lib=_library
-)
-torch.library.register_autograd("flash_dmattn::key_bias_backward", refuse_second_order, lib=_library)
-torch.library.register_vmap("flash_dmattn::key_bias", refuse_vmap, lib=_library)
+differentiate("key_bias", _key_bias_autograd, _save_key_bias)
+differentiate("key_bias_backward", refuse_second_order)
 
 
 # ---- slots -----------------------------------------------------------------------------------------------------------
 
-_library.define(
-    "topk_append(Tensor bias, Tensor? k, Tensor? v, Tensor(a!) key, Tensor(b!) slot_bias, Tensor(c!) length, "
-    "Tensor(d!)? slot_k, Tensor(e!)? slot_v, Tensor? real) -> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
+
+def _new_slot(bias: Tensor, k: Any, v: Any, key: Tensor, slot_bias: Tensor, length: Tensor, *others: Any) -> Tensor:
+    return length.new_empty(length.shape)
 
 
-@torch.library.impl(_library, "topk_append", "CUDA")
-@torch.library.impl(_library, "topk_append", "CPU")
 def append(*tensors: Optional[Tensor]) -> Tensor:
     """The slot that each head's token got; `tensors` as the operator's."""
-    length = tensors[5]
-    slot = length.new_empty(length.shape)
-    views = [None if each is None else native_view(each) for each in tensors]
-    _native.topk_append(*views[:8], views[8], native_view(slot), _stream_of(slot))
+    slot = _new_slot(*tensors)
+    _native.topk_append(*map(native_view, (*tensors, slot)), stream_of(slot))
     return slot
 
 
-@torch.library.register_fake("flash_dmattn::topk_append", lib=_library)
-def _append_fake(*tensors: Optional[Tensor]) -> Tensor:
-    return tensors[5].new_empty(tensors[5].shape)
+define(
+    "topk_append",
+    "Tensor bias, Tensor? k, Tensor? v, Tensor(a!) key, Tensor(b!) slot_bias, Tensor(c!) length, "
+    "Tensor(d!)? slot_k, Tensor(e!)? slot_v, Tensor? real",
+    append,
+    _new_slot,
+)

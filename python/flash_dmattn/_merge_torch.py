@@ -7,39 +7,25 @@ from typing import Any, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
-from . import _native, _torch
+from . import _native
 from ._arguments import check_layout
 from ._merge import NAMES, check_merge
+from ._operators import define, differentiate, native_view, refuse_transforms, stream_of
 
-_library = torch.library.Library("flash_dmattn", "FRAGMENT")
-_library.define(
-    "merge(Tensor out1, Tensor lse1, Tensor? lse_low1, Tensor out2, Tensor lse2, Tensor? lse_low2) "
-    "-> (Tensor, Tensor, Tensor)",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
 Results = Tuple[Tensor, Tensor, Tensor]
 
 
-def _new_outputs(out1: Tensor, lse1: Tensor) -> Results:
+def _new_results(*parts: Any) -> Results:
+    """out, lse and lse_low, like those of the first part."""
+    out1, lse1 = parts[:2]
     return out1.new_empty(out1.shape), lse1.new_empty(lse1.shape), lse1.new_empty(lse1.shape)
 
 
-@torch.library.impl(_library, "merge", "CUDA")
-@torch.library.impl(_library, "merge", "CPU")
-def _merge(*parts: Optional[Tensor]) -> Results:
-    out1, lse1 = parts[:2]
-    outputs = _new_outputs(out1, lse1)
-    tensors = [*parts, *outputs]
-    if out1.dim() == 3:
-        tensors = [None if each is None else each[None] for each in tensors]
-    stream = torch._C._cuda_getCurrentRawStream(out1.device.index) if out1.is_cuda else 0
-    _native.merge(*(None if each is None else _torch.native_view(each) for each in tensors), stream)
-    return outputs
-
-
-@torch.library.register_fake("flash_dmattn::merge", lib=_library)
-def _merge_fake(*parts: Optional[Tensor]) -> Results:
-    return _new_outputs(*parts[:2])
+def _merge(*parts: Any) -> Results:
+    results, packed = _new_results(*parts), parts[0].dim() == 3
+    tensors = (each[None] if packed and each is not None else each for each in (*parts, *results))
+    _native.merge(*map(native_view, tensors), stream_of(results[0]))
+    return results
 
 
 # ---- gradient --------------------------------------------------------------------------------------------------------
@@ -61,12 +47,12 @@ def _backward(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor], _: Any) 
 
     Both logarithms are what they have rounded away longer."""
     *parts, out, lse, lse_low = ctx.saved_tensors
-    grads: list[Optional[Tensor]] = [None] * 6
+    grads: list[Optional[Tensor]] = [None] * len(NAMES)
     if dout is None and dlse is None:
         return tuple(grads)
     needs = ctx.needs_input_grad
     wide = lse.dtype
-    for index in (0, 3):
+    for index in (NAMES.index("out1"), NAMES.index("out2")):
         part, rows, low = parts[index : index + 3]
         if not (needs[index] or needs[index + 1]):
             continue
@@ -86,8 +72,9 @@ def _backward(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor], _: Any) 
     return tuple(grads)
 
 
-torch.library.register_autograd("flash_dmattn::merge", _backward, setup_context=_save, lib=_library)
-torch.library.register_vmap("flash_dmattn::merge", _torch.refuse_vmap, lib=_library)
+_DECLARED = ", ".join(f"{'Tensor?' if name.startswith('lse_low') else 'Tensor'} {name}" for name in NAMES)
+define("merge", _DECLARED, _merge, _new_results, "(Tensor, Tensor, Tensor)")
+differentiate("merge", _backward, _save)
 
 
 def merge(parts: Sequence[Optional[Tensor]]) -> Results:
@@ -102,5 +89,5 @@ def merge(parts: Sequence[Optional[Tensor]]) -> Results:
         if tensor.device != out1.device:
             raise ValueError(f"{name} is on {tensor.device}, but out1 is on {out1.device}")
     check_merge(parts)
-    _torch.refuse_transforms(parts)
+    refuse_transforms(parts)
     return torch.ops.flash_dmattn.merge(*parts)

@@ -2,54 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Optional, Tuple
+from typing import Any, Optional, Tuple
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
-from . import _native, _torch
+from . import _native
 from ._arguments import check_layout
-
-_library = torch.library.Library("flash_dmattn", "FRAGMENT")
-_library.define(
-    "softmax(Tensor x, Tensor? mask, float scale, bool log, str? kernel) -> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
-_library.define(
-    "softmax_backward(Tensor out, Tensor dout, float scale, bool log, str? kernel) -> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
+from ._operators import allocator_of, define, differentiate, is_plain, native_view, refuse_transforms, stream_of
 
 _AXES = 4  # that the library takes
-
-
-def allocator_of(tensor: Tensor) -> Callable[[int], Tuple[int, Tensor]]:
-    """Workspace beside a tensor, as the extension asks for it."""
-
-    def allocate(num_bytes: int) -> Tuple[int, Tensor]:
-        memory = torch.empty(num_bytes, dtype=torch.uint8, device=tensor.device)
-        return memory.data_ptr(), memory
-
-    return allocate
-
-
-def stream_of(tensor: Tensor) -> int:
-    return torch._C._cuda_getCurrentRawStream(tensor.device.index) if tensor.is_cuda else 0
-
-
-def is_plain(*tensors: Optional[Tensor]) -> bool:
-    """Whether the dispatcher would add nothing but its time: eager mode, no subclass, mode, transform or gradient."""
-    return not (
-        torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack()
-        or torch._C._are_functorch_transforms_active()
-        or torch._C._get_tracing_state()
-        or torch.autograd._profiler_enabled()
-        or forward_ad._current_level >= 0
-        or any(each is not None and type(each) not in (Tensor, torch.nn.Parameter) for each in tensors)
-        or (torch.is_grad_enabled() and any(each is not None and each.requires_grad for each in tensors))
-    )
 
 
 def _rows(tensor: Tensor) -> Tensor:
@@ -70,12 +32,9 @@ def _mask_rows(mask: Tensor, x: Tensor) -> Tensor:
 
 def _run(backward: bool, tensors: Tuple[Optional[Tensor], ...], scale: float, log: bool, kernel: Optional[str]) -> None:
     first = next(each for each in tensors if each is not None)
-    views = (None if each is None else _torch.native_view(each) for each in tensors)
-    _native.softmax(backward, *views, scale, log, kernel, stream_of(first), allocator_of(first))
+    _native.softmax(backward, *map(native_view, tensors), scale, log, kernel, stream_of(first), allocator_of(first))
 
 
-@torch.library.impl(_library, "softmax", "CUDA")
-@torch.library.impl(_library, "softmax", "CPU")
 def _softmax(x: Tensor, mask: Optional[Tensor], scale: float, log: bool, kernel: Optional[str]) -> Tensor:
     out = x.new_empty(x.shape)
     hidden = None if mask is None else _mask_rows(mask, x)
@@ -83,22 +42,14 @@ def _softmax(x: Tensor, mask: Optional[Tensor], scale: float, log: bool, kernel:
     return out
 
 
-@torch.library.impl(_library, "softmax_backward", "CUDA")
-@torch.library.impl(_library, "softmax_backward", "CPU")
 def _softmax_backward(out: Tensor, dout: Tensor, scale: float, log: bool, kernel: Optional[str]) -> Tensor:
     dx = out.new_empty(out.shape)
     _run(True, (None, None, _rows(out), _rows(dout), _rows(dx)), scale, log, kernel)
     return dx
 
 
-@torch.library.register_fake("flash_dmattn::softmax", lib=_library)
-def _softmax_fake(x: Tensor, mask: Optional[Tensor], scale: float, log: bool, kernel: Optional[str]) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-@torch.library.register_fake("flash_dmattn::softmax_backward", lib=_library)
-def _softmax_backward_fake(out: Tensor, dout: Tensor, scale: float, log: bool, kernel: Optional[str]) -> Tensor:
-    return out.new_empty(out.shape)
+def _like_first(first: Tensor, *others: Any) -> Tensor:
+    return first.new_empty(first.shape)
 
 
 # ---- gradients -------------------------------------------------------------------------------------------------------
@@ -140,12 +91,11 @@ def _double_backward(ctx: Any, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
     return by_out.to(out.dtype), by_dout.to(dout.dtype), None, None, None
 
 
-torch.library.register_autograd("flash_dmattn::softmax", _backward, setup_context=_save, lib=_library)
-torch.library.register_autograd(
-    "flash_dmattn::softmax_backward", _double_backward, setup_context=_save_backward, lib=_library
-)
-torch.library.register_vmap("flash_dmattn::softmax", _torch.refuse_vmap, lib=_library)
-torch.library.register_vmap("flash_dmattn::softmax_backward", _torch.refuse_vmap, lib=_library)
+_SETTINGS = "float scale, bool log, str? kernel"
+define("softmax", f"Tensor x, Tensor? mask, {_SETTINGS}", _softmax, _like_first)
+define("softmax_backward", f"Tensor out, Tensor dout, {_SETTINGS}", _softmax_backward, _like_first)
+differentiate("softmax", _backward, _save)
+differentiate("softmax_backward", _double_backward, _save_backward)
 
 
 def softmax(x: Tensor, mask: Any, scale: float, log: bool, kernel: Optional[str]) -> Tensor:
@@ -161,6 +111,6 @@ def softmax(x: Tensor, mask: Any, scale: float, log: bool, kernel: Optional[str]
             raise ValueError(f"mask is on {mask.device}, but x is on {x.device}")
         if mask.dim() > x.dim():
             raise ValueError(f"mask has {mask.dim()} axes, but x has {x.dim()}")
-    _torch.refuse_transforms((x, mask))
+    refuse_transforms((x, mask))
     run = _softmax if is_plain(x, mask) else torch.ops.flash_dmattn.softmax
     return run(x, mask, scale, log, kernel)

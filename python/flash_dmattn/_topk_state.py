@@ -105,7 +105,7 @@ class TopKState:
 
 def _view(array: Any) -> Any:
     if is_torch(array):
-        from ._torch import native_view
+        from ._operators import native_view
 
         return native_view(array.detach())
     return describe(array, "an array of the state")
@@ -120,8 +120,8 @@ def _new(like: Any, shape: Any) -> Any:
 
 
 def _stream(array: Any) -> int:
-    if not is_torch(array) or not array.is_cuda:
+    if not is_torch(array):
         return 0
-    import torch
+    from ._operators import stream_of
 
-    return torch._C._cuda_getCurrentRawStream(array.device.index)
+    return stream_of(array)

@@ -1,7 +1,7 @@
 """PyTorch front end: autograd, torch.library operators, autocast.
 
-Two ways lead to the C library. Plain CPU and CUDA tensors in eager mode call it directly, which costs a few microseconds less
-than the dispatcher. Everything that needs the dispatcher (torch.compile, fake tensors, dispatch modes, functorch,
+Two ways lead to the C library. Plain CPU and CUDA tensors in eager mode call it directly. That costs a few microseconds
+less than the dispatcher. Everything that needs the dispatcher (torch.compile, fake tensors, dispatch modes, functorch,
 the profiler) goes through the operators flash_dmattn::forward and flash_dmattn::backward.
 """
 
@@ -39,16 +39,20 @@ from ._arguments import (
     with_layout_hint,
 )
 from ._device_arrays import on_torch_stream
-
-NO_SECOND_ORDER = "flash_dmattn has no second derivative: its backward pass cannot be differentiated again"
-NO_VMAP = "flash_dmattn cannot run under vmap: put the mapped axis into the batch instead"
-NO_FUNCTORCH = "flash_dmattn does not run under torch.func transforms: use torch.autograd.grad or backward()"
-NO_FORWARD_MODE = "flash_dmattn has no forward-mode derivative: use reverse mode (backward)"
+from ._operators import (
+    NO_FORWARD_MODE,
+    NO_SECOND_ORDER,
+    as_tuple,
+    define,
+    differentiate,
+    refuse_second_order,
+    refuse_transforms,
+)
 
 
 @contextlib.contextmanager
 def on_stream(device: torch.device, handle: Optional[int]) -> Iterator[None]:
-    """Makes a stream, by its handle, the current one of a CUDA device, after the work of the one before. None: nothing."""
+    """Makes a stream, by its handle, the current one of a CUDA device, after the last one's work. None does nothing."""
     if handle is None:
         yield
         return
@@ -60,7 +64,7 @@ def on_stream(device: torch.device, handle: Optional[int]) -> Iterator[None]:
         yield
 
 
-# ---- tensors --------------------------------------------------------------------------------------------------------------
+# ---- tensors ---------------------------------------------------------------------------------------------------------
 
 
 def _new_out(q: Tensor, v: Tensor) -> Tensor:
@@ -83,18 +87,6 @@ def _new_lse(q: Tensor, packed: bool) -> Tensor:
     if dtype is torch.float32 or dtype is torch.float64:
         return q.new_empty(shape)
     return q.new_empty(shape, dtype=torch.float32)
-
-
-def _as_tuple(tensor: Tensor) -> Tuple[Any, ...]:
-    """A tensor for the extension: address, dtype, shape, strides, device."""
-    name = str(tensor.dtype)[len("torch.") :]
-    kind, index = (2, tensor.device.index) if tensor.is_cuda else (1, 0)
-    return tensor.data_ptr(), name, tuple(tensor.shape), tensor.stride(), kind, index
-
-
-def native_view(tensor: Tensor) -> Any:
-    """A tensor as functions of the extension take it that know nothing of PyTorch."""
-    return tensor if hasattr(Tensor, "__dlpack_c_exchange_api__") else _as_tuple(tensor)
 
 
 # ---- eager autograd --------------------------------------------------------------------------------------------------
@@ -144,7 +136,7 @@ def _use_torch() -> None:
         {
             "Tensor": Tensor,
             "Parameter": torch.nn.Parameter,
-            "describe": None if hasattr(Tensor, "__dlpack_c_exchange_api__") else _as_tuple,
+            "describe": None if hasattr(Tensor, "__dlpack_c_exchange_api__") else as_tuple,
             "float32": torch.float32,
             "float64": torch.float64,
             "uint8": torch.uint8,
@@ -175,7 +167,6 @@ _use_torch()
 
 # ---- operators -------------------------------------------------------------------------------------------------------
 
-_library = torch.library.Library("flash_dmattn", "DEF")
 _INPUTS = (
     "Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? bias, Tensor? interval_start, Tensor? interval_end, "
     "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k"
@@ -186,19 +177,6 @@ _SETTINGS = (
 )
 # Numbers that compiled code computes, in place of those among the settings: a float would be a part of the code.
 _TRACED = "Tensor? traced_scale=None, Tensor? traced_softcap=None"
-_library.define(f"forward({_INPUTS}, {_SETTINGS}, {_TRACED}) -> (Tensor, Tensor)", tags=(torch.Tag.pt2_compliant_tag,))
-# The same, and what lse has rounded away, without which the backward is wrong beside huge negative biases.
-_library.define(
-    f"forward_beside_bias({_INPUTS}, {_SETTINGS}, {_TRACED}) -> (Tensor, Tensor, Tensor)",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
-# A gradient that is not wanted comes back empty.
-_library.define(
-    f"backward({_INPUTS}, Tensor out, Tensor lse, Tensor? dout, Tensor? dlse, bool needs_dq, bool needs_dk, "
-    f"bool needs_dv, bool needs_dbias, {_SETTINGS}, Tensor? lse_low=None, {_TRACED}) "
-    "-> (Tensor, Tensor, Tensor, Tensor)",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
 
 
 def _settings_from(arguments: Tuple[Any, ...], traced: Tuple[Any, ...]) -> Settings:
@@ -211,38 +189,29 @@ def _settings_from(arguments: Tuple[Any, ...], traced: Tuple[Any, ...]) -> Setti
     return (max_q, max_k, scale, causal, softcap, *rest)
 
 
-@torch.library.impl(_library, "forward", "CUDA")
-@torch.library.impl(_library, "forward", "CPU")
 def _forward_operator(*arguments: Any) -> Tuple[Tensor, Tensor]:
     return _native.operator_forward(*arguments[:9], _settings_from(arguments[9:17], arguments[17:]), False)
 
 
-@torch.library.impl(_library, "forward_beside_bias", "CUDA")
-@torch.library.impl(_library, "forward_beside_bias", "CPU")
 def _forward_beside_bias_operator(*arguments: Any) -> Tuple[Tensor, Tensor, Tensor]:
     return _native.operator_forward(*arguments[:9], _settings_from(arguments[9:17], arguments[17:]), True)
 
 
-@torch.library.impl(_library, "backward", "CUDA")
-@torch.library.impl(_library, "backward", "CPU")
 def _backward_operator(*arguments: Any) -> Tuple[Tensor, ...]:
     lse_low = arguments[25] if len(arguments) > 25 else None
     grads = _native.operator_backward(*arguments[:17], _settings_from(arguments[17:25], arguments[26:]), lse_low)
     return tuple(arguments[9].new_empty(0) if grad is None else grad for grad in grads)
 
 
-@torch.library.register_fake("flash_dmattn::forward", lib=_library)
 def _forward_fake(*arguments: Any) -> Tuple[Tensor, Tensor]:
     return _new_out(arguments[0], arguments[2]), _new_lse(arguments[0], arguments[7] is not None)
 
 
-@torch.library.register_fake("flash_dmattn::forward_beside_bias", lib=_library)
 def _forward_beside_bias_fake(*arguments: Any) -> Tuple[Tensor, Tensor, Tensor]:
     out, lse = _forward_fake(*arguments)
     return out, lse, torch.empty_like(lse)
 
 
-@torch.library.register_fake("flash_dmattn::backward", lib=_library)
 def _backward_fake(*arguments: Any) -> Tuple[Tensor, ...]:
     sources = (arguments[0], arguments[1], arguments[2], arguments[4])
     return tuple(
@@ -271,44 +240,30 @@ def _backward_of_operator(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tenso
     return tuple(grads)
 
 
-def refuse_second_order(ctx: Any, *grads: Any) -> Any:
-    raise RuntimeError(NO_SECOND_ORDER)
-
-
-def refuse_vmap(*arguments: Any) -> Any:
-    raise RuntimeError(NO_VMAP)
-
-
-torch.library.register_autograd(
-    "flash_dmattn::forward", _backward_of_operator, setup_context=_save_for_operator, lib=_library
+define("forward", f"{_INPUTS}, {_SETTINGS}, {_TRACED}", _forward_operator, _forward_fake, "(Tensor, Tensor)")
+# The same, and what lse has rounded away, without which the backward is wrong beside huge negative biases.
+define(
+    "forward_beside_bias",
+    f"{_INPUTS}, {_SETTINGS}, {_TRACED}",
+    _forward_beside_bias_operator,
+    _forward_beside_bias_fake,
+    "(Tensor, Tensor, Tensor)",
 )
-torch.library.register_autograd(
-    "flash_dmattn::forward_beside_bias", _backward_of_operator, setup_context=_save_for_operator, lib=_library
+# A gradient that is not wanted comes back empty.
+define(
+    "backward",
+    f"{_INPUTS}, Tensor out, Tensor lse, Tensor? dout, Tensor? dlse, bool needs_dq, bool needs_dk, bool needs_dv, "
+    f"bool needs_dbias, {_SETTINGS}, Tensor? lse_low=None, {_TRACED}",
+    _backward_operator,
+    _backward_fake,
+    "(Tensor, Tensor, Tensor, Tensor)",
 )
-torch.library.register_autograd("flash_dmattn::backward", refuse_second_order, lib=_library)
-torch.library.register_vmap("flash_dmattn::forward", refuse_vmap, lib=_library)
-torch.library.register_vmap("flash_dmattn::forward_beside_bias", refuse_vmap, lib=_library)
-torch.library.register_vmap("flash_dmattn::backward", refuse_vmap, lib=_library)
+differentiate("forward", _backward_of_operator, _save_for_operator)
+differentiate("forward_beside_bias", _backward_of_operator, _save_for_operator)
+differentiate("backward", refuse_second_order)
 
 
 # ---- which way -------------------------------------------------------------------------------------------------------
-
-
-def refuse_transforms(tensors: Sequence[Any]) -> None:
-    """vmap, forward mode and torch.func end here, with one sentence; compiled code meets them in the operators."""
-    if torch.compiler.is_compiling():
-        return
-    if torch._C._are_functorch_transforms_active():
-        for interpreter in torch._C._functorch.get_interpreter_stack():
-            if interpreter.key() == torch._C._functorch.TransformType.Vmap:
-                raise RuntimeError(NO_VMAP)
-            if interpreter.key() == torch._C._functorch.TransformType.Jvp:
-                raise RuntimeError(NO_FORWARD_MODE)
-        raise RuntimeError(NO_FUNCTORCH)
-    elif forward_ad._current_level >= 0:
-        for tensor in tensors:
-            if isinstance(tensor, Tensor) and forward_ad.unpack_dual(tensor).tangent is not None:
-                raise RuntimeError(NO_FORWARD_MODE)
 
 
 def _keeps_lse_low(inputs: Tuple[Optional[Tensor], ...]) -> bool:
@@ -616,7 +571,7 @@ def attend_packed(
 
 
 def flash_dmattn_func_auto(backend: Optional[str] = None, **kwargs: Any) -> Callable[..., Any]:
-    """The attention function; kwargs become its defaults. backend: "cpu", "cuda" or None; tensors run where they are."""
+    """The attention function; kwargs become its defaults. backend: "cpu", "cuda", None. Tensors run where they are."""
     if backend not in (None, "cpu") and not (backend == "cuda" and _native.cuda_devices()):
         known = ["cuda", "cpu"] if _native.cuda_devices() else ["cpu"]
         raise ValueError(f"Unknown backend: {backend}. Available backends: {known}")

@@ -321,10 +321,13 @@ def key_bias(dt: Any, a: Any, exponential: bool = False, key_padding_mask: Any =
     if _is_torch(dt):
         import torch
 
+        from ._operators import refuse_transforms
+
         _on_device(dt, "dt")
         _check_torch(a, "a", "dt")
         _check_torch(key_padding_mask, "key_padding_mask", "dt")
-        _on_torch().refuse_transforms((dt, a))
+        _on_torch()  # defines the operator
+        refuse_transforms((dt, a))
         if dt.ndim != 3:
             raise ValueError(f"dt has {dt.ndim} axes; it must be [batch, seqlen, heads]")
         return torch.ops.flash_dmattn.key_bias(dt, a, key_padding_mask, exponential)

@@ -175,7 +175,7 @@ def test_streams_graphs_and_the_same_bits():
 def test_in_place():
     """fdm_merge() lets the result take the place of either part; through the extension, as merge() gives new tensors."""
     from flash_dmattn import _native
-    from flash_dmattn._torch import native_view
+    from flash_dmattn._operators import native_view
 
     for dtype in TOLERANCE:
         for head_dim in (64, 3, 1024):
