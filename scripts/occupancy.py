@@ -125,10 +125,11 @@ def launch(rows: list) -> None:
         softcap = 20.0 if "softcap" in p["features"] else 0.0
         out = torch.empty_like(q)
         lse = torch.empty(p["batch"], p["heads"], p["rows"], device="cuda")
-        tensors = (q, k, v, mask, None, start, end, None, None, out, lse)
+        tensors = dict(q=q, k=k, v=v, mask=mask, interval_start=start, interval_end=end, out=out, lse=lse)
         if p["pass"] == "backward":
             run_as(None, None, tensors, p["causal"], softcap)
-            tensors += (torch.randn_like(out), None, *(torch.empty_like(each) for each in (q, k, v)), None)
+            gradients = {f"d{name}": torch.empty_like(tensors[name]) for name in "qkv"}
+            tensors |= {"dout": torch.randn_like(out), **gradients}
         device = DEVICE + row["memory"] if row["memory"] else None
         for profiled in (False, True):
             torch.cuda.synchronize()

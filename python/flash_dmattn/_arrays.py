@@ -28,6 +28,7 @@ from ._arguments import (
     with_layout_hint,
 )
 from ._device_arrays import CPU, CUDA, Device, device_of, dlpack_stream, handle_of, lender_of, say
+from ._fields import POSITION
 
 _DTYPE_NAMES = ("float32", "float16", "bfloat16", "float64", "bool", "int32")
 
@@ -368,14 +369,14 @@ def attention_backward(
     ]
     if flag_of(return_dbias, "return_dbias") or dbias is not None:
         made.append(_dbias(call, attn_bias, dbias))
-    written = [borrowed for _, borrowed in made] + [None] * (4 - len(made))
+    written = [borrowed for _, borrowed in made] + [None] * (len(given) - len(made))
     call.run(_native.backward, (*known, call.borrow(lse_low, "lse_low"), *flowing, *written), settings)
     return tuple(call.hand_over(array, own) for (array, _), own in zip(made, given))
 
 
 def _dbias(call: _Call, attn_bias: Any, dbias: Any) -> Tuple[Any, Borrowed]:
     """The gradient of a bias: in the caller's shape, and borrowed with four axes."""
-    bias = call.given[4]
+    bias = call.given[POSITION["bias"]]
     if bias is None:
         raise ValueError("dbias is wanted, but attn_bias is None")
     shape = call.required(attn_bias, "attn_bias").shape

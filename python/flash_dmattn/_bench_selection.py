@@ -15,13 +15,15 @@ and, in the set "tiles", every tile of the backward that exists at the head dim,
 from __future__ import annotations
 
 import json
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import torch
 
 from . import _native, flash_dmattn_func
 from ._bench_peers import Problem
 from ._bench_report import OURS
+from ._fields import TENSORS
+from ._operators import allocator_of, native_view, stream_of
 
 HEAD_DIMS = (32, 64, 96, 128, 192, 256)
 EVERY_DEVICE = ":smem=99K"  # what 8.6, 8.9 and 12.0 have; every other device has more
@@ -83,31 +85,17 @@ def shapes(name: str) -> Iterator[Tuple[int, int, int]]:
         yield (16384 // seqlen, 2048, seqlen) if seqlen < 16384 else (2, 1024, seqlen)
 
 
-def _as_tuple(tensor: Optional[torch.Tensor]) -> Optional[Tuple[Any, ...]]:
-    """For the extension: address, dtype, shape, strides, device."""
-    if tensor is None:
-        return None
-    kind, index = (2, tensor.device.index) if tensor.is_cuda else (1, 0)
-    return tensor.data_ptr(), str(tensor.dtype)[6:], tuple(tensor.shape), tensor.stride(), kind, index
-
-
-def run_as(device: Optional[str], kernel: Optional[str], tensors: Sequence[Optional[torch.Tensor]], causal: bool = False,
+def run_as(device: Optional[str], kernel: Optional[str], tensors: Dict[str, Optional[torch.Tensor]], causal: bool = False,
            softcap: float = 0.0, deterministic: bool = False) -> Dict[str, Any]:
     """Runs a pass by the plan for the device of that name (None: the tensors' own) and kernel (None: chosen); the plan.
 
-    tensors: q, k, v, mask, bias, interval_start, interval_end, cu_seqlens_q, cu_seqlens_k, out, lse, and for a backward dout,
-    dlse, dq, dk, dv, dbias; None where there is none."""
-    q = tensors[0]
-    stream, allocate = 0, None
-    if q is not None and q.is_cuda:
-        stream = torch.cuda.current_stream(q.device).cuda_stream
-
-        def allocate(num_bytes: int) -> Tuple[int, torch.Tensor]:
-            workspace = torch.empty(num_bytes, dtype=torch.uint8, device=q.device)
-            return workspace.data_ptr(), workspace
-
-    given = tuple(_as_tuple(tensor) for tensor in tensors) + (None,) * (17 - len(tensors))
-    return json.loads(_native.run_as(device, kernel, given, causal, softcap, stream, allocate, deterministic))
+    tensors: by their names in fdm_tensors; a backward where dout is one of them."""
+    q = tensors.get("q")
+    stream, allocate = (stream_of(q), allocator_of(q)) if q is not None and q.is_cuda else (0, None)
+    given = [None] * len(TENSORS)
+    for name, tensor in tensors.items():
+        given[TENSORS.index(name)] = native_view(tensor)
+    return json.loads(_native.run_as(device, kernel, tuple(given), causal, softcap, stream, allocate, deterministic))
 
 
 class Runner:
@@ -119,12 +107,12 @@ class Runner:
         self._plan: Dict[str, Any] = {}
 
     def __call__(self) -> Tuple[torch.Tensor, ...]:
-        p, none = self.problem, (None,) * 6
-        inputs = [tensor.detach() for tensor in (p.q, p.k, p.v)]
-        gradients = tuple(torch.empty_like(tensor) for tensor in inputs)
-        tensors = (*inputs, *none, *self.saved, None, *gradients, None)
+        p = self.problem
+        inputs = {"q": p.q.detach(), "k": p.k.detach(), "v": p.v.detach()}
+        gradients = {f"d{name}": torch.empty_like(tensor) for name, tensor in inputs.items()}
+        tensors = inputs | dict(zip(("out", "lse", "dout"), self.saved)) | gradients
         self._plan = run_as(self.device, self.choice.kernel, tensors, p.causal)
-        return gradients
+        return tuple(gradients.values())
 
     @property
     def plan(self) -> Dict[str, Any]:

@@ -8,69 +8,64 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Any, List, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.experimental import register_sharding
 
+from ._fields import BACKWARD, FORWARD, INPUTS, POSITION, RESULTS, SOURCES, Signature
+
 WHOLE, BATCH, HEADS = -1, 0, 1
-_NUM_INPUTS = 9
 
 Ways = List[Tuple[List[Any], List[Any]]]
 
 
-def _tokens(way: int) -> Any:
-    """Of q, k, v, out [B, S, H, D] and their gradients."""
-    return Replicate() if way == WHOLE else Shard(0 if way == BATCH else 2)
+def _placed(axes: Optional[str], spec: Any, way: int) -> Any:
+    """Of a tensor whose axes native_fields.h names so; None where there is no tensor."""
+    if axes is None or spec is None:
+        return None
+    if way == WHOLE or axes == "offsets":
+        return Replicate()
+    if axes == "tokens":  # [B, S, H, D]
+        return Shard(0 if way == BATCH else 2)
+    return Replicate() if axes != "rows" and spec.shape[way] == 1 else Shard(way)  # [B|1, h, ..], or [B, H, Sq]
 
 
-def _rows(way: int) -> Any:
-    """Of lse [B, H, Sq] and its kin."""
-    return Replicate() if way == WHOLE else Shard(way)
-
-
-def _scores(spec: Any, way: int) -> Any:
-    """Of a mask, bias or interval, [B|1, h, ..]."""
-    return Replicate() if way == WHOLE or spec.shape[way] == 1 else Shard(way)
-
-
-def _inputs(specs: Tuple[Any, ...], way: int) -> List[Any]:
-    """Of q, k, v, mask, bias, start, end, cu_seqlens_q, cu_seqlens_k."""
-    scores = [spec and _scores(spec, way) for spec in specs[3:7]]
-    return [_tokens(way)] * 3 + scores + [spec and Replicate() for spec in specs[7:_NUM_INPUTS]]
+def _arguments(signature: Signature, specs: Sequence[Any], way: int) -> List[Any]:
+    return [_placed(axes, spec, way) for axes, spec in zip(signature.axes, specs)]
 
 
 def _ways(specs: Tuple[Any, ...]) -> List[int]:
     """The ways along one axis of the mesh. PyTorch combines them along all, so heads need to divide by every product
     of its extents that they are not fewer than: a rank must have whole groups of query heads."""
-    if specs[7] is not None or specs[8] is not None:
+    if any(spec is not None for field, spec in zip(INPUTS, specs) if field.axes == "offsets"):
         return [WHOLE]  # sequences of packed tensors lie anywhere
-    extents, heads_kv = specs[0].mesh.shape, specs[1].shape[2]
+    extents, heads_kv = specs[POSITION["q"]].mesh.shape, specs[POSITION["k"]].shape[2]
     chosen = (each for count in range(1, len(extents) + 1) for each in itertools.combinations(extents, count))
     divide = all(heads_kv % parts == 0 for parts in map(math.prod, chosen) if parts <= heads_kv)
     return [WHOLE, BATCH, HEADS] if divide else [WHOLE, BATCH]
 
 
-def _forward(num_outputs: int) -> Any:
+def _forward(num_results: int) -> Any:
     def shard(*specs: Any) -> Ways:
-        rest = [None] * (len(specs) - _NUM_INPUTS)
-        return [([_tokens(way), *[_rows(way)] * (num_outputs - 1)], _inputs(specs, way) + rest) for way in _ways(specs)]
+        results = RESULTS[:num_results]
+        return [
+            ([_placed(field.axes, specs[0], way) for field in results], _arguments(FORWARD, specs, way))
+            for way in _ways(specs)
+        ]
 
     return shard
 
 
+def _gradient(placed: Any, way: int) -> Any:
+    """Of an input: one that all ranks share, a bias, gets the sum of theirs. Of none, an empty tensor."""
+    return Replicate() if placed is None else Partial() if way != WHOLE and placed == Replicate() else placed
+
+
 def _backward(*specs: Any) -> Ways:
-    dout, dlse, lse_low = specs[11], specs[12], specs[25] if len(specs) > 25 else None
-    ways: Ways = []
-    for way in _ways(specs):
-        bias = specs[4]
-        shared = bias is not None and _scores(bias, way) == Replicate()
-        dbias = Partial() if shared and way != WHOLE else _rows(way) if bias is not None else Replicate()
-        given = [_tokens(way), _rows(way), dout and _tokens(way), dlse and _rows(way)]
-        rest = [None] * 12 + [lse_low and _rows(way)] + [None] * (len(specs) - 26)
-        ways.append(([_tokens(way)] * 3 + [dbias], _inputs(specs, way) + given + rest[: len(specs) - 13]))
-    return ways
+    ways = [(way, _arguments(BACKWARD, specs, way)) for way in _ways(specs)]
+    return [([_gradient(arguments[source], way) for source in SOURCES], arguments) for way, arguments in ways]
 
 
 _operators = torch.ops.flash_dmattn

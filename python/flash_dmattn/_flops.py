@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-BACKWARD = 2.5  # forward passes: five products of the forward's two
+from ._fields import BACKWARD, FORWARD, POSITION, SETTING
+
+BACKWARD_PASSES = 2.5  # forward passes: five products of the forward's two
 
 
 def _lengths(offsets: Tensor, longest: int) -> Sequence[int]:
@@ -26,10 +28,10 @@ def _pairs(q: Tensor, k: Tensor, offsets: Tuple[Optional[Tensor], Optional[Tenso
 
 
 def _attention(inputs: Sequence[Any], settings: Sequence[Any]) -> int:
-    q, k, v, _, _, _, _, *offsets = inputs
-    pairs = _pairs(q, k, tuple(offsets), (settings[0], settings[1]))
+    q, k, v, *offsets = (inputs[POSITION[name]] for name in ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k"))
+    pairs = _pairs(q, k, tuple(offsets), (settings[SETTING["max_seqlen_q"]], settings[SETTING["max_seqlen_k"]]))
     flops = 2 * pairs * q.shape[-2] * (q.shape[-1] + v.shape[-1])
-    return flops // 2 if settings[3] else flops
+    return flops // 2 if settings[SETTING["causal"]] else flops
 
 
 _operators = torch.ops.flash_dmattn
@@ -37,12 +39,14 @@ _operators = torch.ops.flash_dmattn
 
 @register_flop_formula([_operators.forward, _operators.forward_beside_bias], get_raw=True)
 def _forward(*arguments: Any, out_val: Any = None, **keywords: Any) -> int:
-    return _attention(arguments[:9], arguments[9:])
+    inputs, settings, _ = FORWARD.split(arguments)
+    return _attention(inputs, settings)
 
 
 @register_flop_formula(_operators.backward, get_raw=True)
 def _backward(*arguments: Any, out_val: Any = None, **keywords: Any) -> int:
-    return int(BACKWARD * _attention(arguments[:9], arguments[17:]))
+    inputs, _, _, _, settings, *_ = BACKWARD.split(arguments)
+    return int(BACKWARD_PASSES * _attention(inputs, settings))
 
 
 @register_flop_formula(_operators.gemm, get_raw=True)

@@ -39,6 +39,7 @@ from ._arguments import (
     with_layout_hint,
 )
 from ._device_arrays import on_torch_stream
+from ._fields import BACKWARD, FORWARD, INPUTS, POSITION, RESULTS, SAVED, SETTING, SOURCES, TRACED
 from ._operators import (
     NO_FORWARD_MODE,
     NO_SECOND_ORDER,
@@ -106,7 +107,7 @@ class _OnceDifferentiable(torch.autograd.Function):
 
 
 class _Attention(torch.autograd.Function):
-    """apply((settings, want_lse, mask, start, end, cu_seqlens_q, cu_seqlens_k), q, k, v[, bias])"""
+    """apply((*inputs, settings, want_lse), *inputs with a gradient)"""
 
     forward = staticmethod(_native.node_forward)
 
@@ -120,7 +121,7 @@ class _Attention(torch.autograd.Function):
             return _native.node_backward(saved, needs, ctx.settings, dout, dlse)
         with torch.no_grad():
             grads = _native.node_backward(saved, needs, ctx.settings, dout, dlse)
-        sources = [tensor for tensor in (*saved[:3], *saved[5:6], dout, dlse) if tensor is not None]
+        sources = [tensor for tensor in (*saved[len(RESULTS) :], dout, dlse) if tensor is not None]
         return (None, *_OnceDifferentiable.apply(len(grads) - 1, *grads[1:], *sources))
 
     @staticmethod
@@ -167,99 +168,69 @@ _use_torch()
 
 # ---- operators -------------------------------------------------------------------------------------------------------
 
-_INPUTS = (
-    "Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? bias, Tensor? interval_start, Tensor? interval_end, "
-    "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k"
-)
-_SETTINGS = (
-    "SymInt max_seqlen_q, SymInt max_seqlen_k, float? softmax_scale, bool causal, float softcap, SymInt window_left, "
-    "SymInt window_right, bool deterministic"
-)
-# Numbers that compiled code computes, in place of those among the settings: a float would be a part of the code.
-_TRACED = "Tensor? traced_scale=None, Tensor? traced_softcap=None"
 
-
-def _settings_from(arguments: Tuple[Any, ...], traced: Tuple[Any, ...]) -> Settings:
+def _settings_from(settings: Tuple[Any, ...], traced: Tuple[Any, ...]) -> Settings:
     """An operator's settings, with traced numbers in their places."""
-    max_q, max_k, scale, causal, softcap, *rest = arguments
-    scale, softcap = (
-        number if tensor is None else tensor.item()
-        for number, tensor in zip((scale, softcap), (*traced, None, None))
-    )
-    return (max_q, max_k, scale, causal, softcap, *rest)
+    numbers = list(settings)
+    for (name, _, _), tensor in zip(TRACED, traced):
+        if tensor is not None:
+            numbers[SETTING[name]] = tensor.item()
+    return tuple(numbers)  # type: ignore[return-value]
 
 
-def _forward_operator(*arguments: Any) -> Tuple[Tensor, Tensor]:
-    return _native.operator_forward(*arguments[:9], _settings_from(arguments[9:17], arguments[17:]), False)
+def _forward_operator(num_results: int, *arguments: Any) -> Tuple[Tensor, ...]:
+    inputs, settings, traced = FORWARD.split(arguments)
+    return _native.operator_forward(*inputs, _settings_from(settings, traced), num_results)
 
 
-def _forward_beside_bias_operator(*arguments: Any) -> Tuple[Tensor, Tensor, Tensor]:
-    return _native.operator_forward(*arguments[:9], _settings_from(arguments[9:17], arguments[17:]), True)
+def _forward_fake(num_results: int, *arguments: Any) -> Tuple[Tensor, ...]:
+    q, v, packed = arguments[POSITION["q"]], arguments[POSITION["v"]], arguments[POSITION["cu_seqlens_q"]] is not None
+    return (_new_out(q, v), *(_new_lse(q, packed) for _ in range(num_results - 1)))
 
 
 def _backward_operator(*arguments: Any) -> Tuple[Tensor, ...]:
-    lse_low = arguments[25] if len(arguments) > 25 else None
-    grads = _native.operator_backward(*arguments[:17], _settings_from(arguments[17:25], arguments[26:]), lse_low)
-    return tuple(arguments[9].new_empty(0) if grad is None else grad for grad in grads)
-
-
-def _forward_fake(*arguments: Any) -> Tuple[Tensor, Tensor]:
-    return _new_out(arguments[0], arguments[2]), _new_lse(arguments[0], arguments[7] is not None)
-
-
-def _forward_beside_bias_fake(*arguments: Any) -> Tuple[Tensor, Tensor, Tensor]:
-    out, lse = _forward_fake(*arguments)
-    return out, lse, torch.empty_like(lse)
+    inputs, known, flowing, needs, settings, perhaps_known, traced = BACKWARD.split(arguments)
+    settings = _settings_from(settings, traced)
+    grads = _native.operator_backward(*inputs, *known, *perhaps_known, *flowing, needs, settings)
+    return tuple(known[0].new_empty(0) if grad is None else grad for grad in grads)
 
 
 def _backward_fake(*arguments: Any) -> Tuple[Tensor, ...]:
-    sources = (arguments[0], arguments[1], arguments[2], arguments[4])
+    inputs, known, _, needs, *_ = BACKWARD.split(arguments)
     return tuple(
-        torch.empty_like(tensor) if need else arguments[9].new_empty(0)
-        for tensor, need in zip(sources, arguments[13:17])
+        torch.empty_like(inputs[source]) if need else known[0].new_empty(0) for source, need in zip(SOURCES, needs)
     )
 
 
 def _save_for_operator(ctx: Any, inputs: Tuple[Any, ...], output: Tuple[Tensor, ...]) -> None:
-    out, lse, *low = output
-    ctx.save_for_backward(*inputs[:9], out, lse, low[0] if low else None, *inputs[17:])
-    ctx.mark_non_differentiable(*low)
-    ctx.settings = inputs[9:17]
+    tensors, ctx.settings, traced = FORWARD.split(inputs)
+    ctx.save_for_backward(*tensors, *output, *[None] * (len(RESULTS) - len(output)), *traced)
+    ctx.mark_non_differentiable(*(each for each, field in zip(output, RESULTS) if not field.gradient))
     ctx.set_materialize_grads(False)
 
 
-def _backward_of_operator(ctx: Any, dout: Optional[Tensor], dlse: Optional[Tensor], *of_lse_low: Any) -> Any:
+def _backward_of_operator(ctx: Any, *of_results: Optional[Tensor]) -> Any:
     wanted = ctx.needs_input_grad
     grads: list[Any] = [None] * len(wanted)
-    if dout is not None or dlse is not None:
-        saved, sources = ctx.saved_tensors, (0, 1, 2, 4)
-        needs = [wanted[source] for source in sources]
-        computed = torch.ops.flash_dmattn.backward(*saved[:11], dout, dlse, *needs, *ctx.settings, *saved[11:])
-        for source, need, grad in zip(sources, needs, computed):
+    flowing = [grad for grad, field in zip(of_results, RESULTS) if field.gradient]
+    if any(grad is not None for grad in flowing):
+        inputs, known, perhaps_known, traced = SAVED.split(ctx.saved_tensors)
+        needs = [wanted[source] for source in SOURCES]
+        computed = torch.ops.flash_dmattn.backward(
+            *inputs, *known, *flowing, *needs, *ctx.settings, *perhaps_known, *traced
+        )
+        for source, need, grad in zip(SOURCES, needs, computed):
             grads[source] = grad if need else None
     return tuple(grads)
 
 
-define("forward", f"{_INPUTS}, {_SETTINGS}, {_TRACED}", _forward_operator, _forward_fake, "(Tensor, Tensor)")
-# The same, and what lse has rounded away, without which the backward is wrong beside huge negative biases.
-define(
-    "forward_beside_bias",
-    f"{_INPUTS}, {_SETTINGS}, {_TRACED}",
-    _forward_beside_bias_operator,
-    _forward_beside_bias_fake,
-    "(Tensor, Tensor, Tensor)",
-)
+# The second gives also what lse has rounded away, without which the backward is wrong beside huge negative biases.
+for _name, _num_results in (("forward", 2), ("forward_beside_bias", 3)):
+    _run, _fake = (functools.partial(each, _num_results) for each in (_forward_operator, _forward_fake))
+    define(_name, FORWARD.schema, _run, _fake, f"({', '.join(['Tensor'] * _num_results)})")
+    differentiate(_name, _backward_of_operator, _save_for_operator)
 # A gradient that is not wanted comes back empty.
-define(
-    "backward",
-    f"{_INPUTS}, Tensor out, Tensor lse, Tensor? dout, Tensor? dlse, bool needs_dq, bool needs_dk, bool needs_dv, "
-    f"bool needs_dbias, {_SETTINGS}, Tensor? lse_low=None, {_TRACED}",
-    _backward_operator,
-    _backward_fake,
-    "(Tensor, Tensor, Tensor, Tensor)",
-)
-differentiate("forward", _backward_of_operator, _save_for_operator)
-differentiate("forward_beside_bias", _backward_of_operator, _save_for_operator)
+define("backward", BACKWARD.schema, _backward_operator, _backward_fake, f"({', '.join(['Tensor'] * len(SOURCES))})")
 differentiate("backward", refuse_second_order)
 
 
@@ -268,9 +239,9 @@ differentiate("backward", refuse_second_order)
 
 def _keeps_lse_low(inputs: Tuple[Optional[Tensor], ...]) -> bool:
     """Whether a backward may follow beside a bias."""
-    if inputs[4] is None or not torch.is_grad_enabled():
+    if inputs[POSITION["bias"]] is None or not torch.is_grad_enabled():
         return False
-    return any(tensor is not None and tensor.requires_grad for tensor in (*inputs[:3], inputs[4]))
+    return any(tensor is not None and tensor.requires_grad for tensor in (inputs[source] for source in SOURCES))
 
 
 def _traced_apart(settings: Settings) -> Tuple[Any, ...]:
@@ -285,10 +256,11 @@ def _traced_apart(settings: Settings) -> Tuple[Any, ...]:
         # A product, since PyTorch turns scalars into tensors inside of arithmetic alone.
         return None if number is None or is_static(number) else torch.ones((), dtype=torch.float64) * number
 
-    max_q, max_k, scale, causal, softcap, *rest = settings
-    traced_scale, traced_softcap = tensor_of(scale), tensor_of(softcap)
-    scale, softcap = scale if traced_scale is None else None, softcap if traced_softcap is None else 0.0
-    return (max_q, max_k, scale, causal, softcap, *rest, traced_scale, traced_softcap)
+    own, traced = list(settings), [tensor_of(settings[SETTING[name]]) for name, _, _ in TRACED]
+    for (name, _, instead), tensor in zip(TRACED, traced):
+        if tensor is not None:
+            own[SETTING[name]] = instead
+    return (*own, *traced)
 
 
 def _attend(inputs: Tuple[Optional[Tensor], ...], settings: Tuple[Any, ...], num_results: int) -> Any:
@@ -301,24 +273,14 @@ def _attend(inputs: Tuple[Optional[Tensor], ...], settings: Tuple[Any, ...], num
     _check_for_operators(inputs)
     if torch.compiler.is_compiling() and _is_plain(inputs[0]):
         settings = _traced_apart(settings)
-    if _keeps_lse_low(inputs) or (num_results == 3 and inputs[4] is not None):
+    if _keeps_lse_low(inputs) or (num_results == 3 and inputs[POSITION["bias"]] is not None):
         out, lse, lse_low = torch.ops.flash_dmattn.forward_beside_bias(*inputs, *settings)
     else:
         out, lse = torch.ops.flash_dmattn.forward(*inputs, *settings)
     return out if num_results == 1 else (out, lse, lse_low)[:num_results]
 
 
-_NAMES = (
-    "query",
-    "key",
-    "value",
-    "attn_mask",
-    "attn_bias",
-    "key_intervals start",
-    "key_intervals end",
-    "cu_seqlens_q",
-    "cu_seqlens_k",
-)
+_NAMES = tuple(field.argument for field in INPUTS)
 
 
 def _check_kinds(tensors: Sequence[Any], axes: int) -> None:
@@ -420,9 +382,9 @@ def flash_dmattn_func(
     """Attention with any mask and bias: softmax(softcap(softmax_scale * Q K^T) + bias, visible keys only) V.
 
     Args:
-        query: [B, Sq, H, D], float32, float16, bfloat16, or float64 (slow: runs on the reference kernels), on the CPU;
-            float32, float16 and bfloat16 on CUDA devices. Any strides
-            with a contiguous last axis, so `x.transpose(1, 2)` of a [B, H, S, D] tensor works and copies nothing.
+        query: [B, Sq, H, D]. The CPU takes float32, float16, bfloat16 and float64 (slow: the reference kernels run it).
+            CUDA devices take float32, float16 and bfloat16. Strides are any with a contiguous last axis, so
+            `x.transpose(1, 2)` of a [B, H, S, D] tensor works and copies nothing.
         key, value: [B, Sk, Hkv, D] and [B, Sk, Hkv, Dv], query's dtype; H is a multiple of Hkv.
         attn_mask: bool, True = visible; [B|1, H|Hkv|1, Sq|1, Sk|1], [B, h, Sk] (no query axis), or [B|1, Sk] (padding).
             Where the axes of a shorter shape may also be [B, Sq, Sk] or [Sq, Sk], write four: mask[:, :, None].
@@ -588,7 +550,7 @@ def _per_query_head(tensor: Tensor, heads: int) -> Tensor:
 
 def _visible_pairs(seqlen_q: int, seqlen_k: int, settings: Settings, device: torch.device) -> Tensor:
     """[Sq, Sk]: what causal and window leave visible."""
-    _, _, _, causal, _, left, right, _ = settings
+    causal, left, right = (settings[SETTING[name]] for name in ("causal", "window_left", "window_right"))
     row = torch.arange(seqlen_q, device=device)[:, None] + (seqlen_k - seqlen_q)
     key = torch.arange(seqlen_k, device=device)[None, :]
     visible = torch.ones(seqlen_q, seqlen_k, dtype=torch.bool, device=device)
@@ -605,7 +567,7 @@ def _probabilities(inputs: Sequence[Any], settings: Settings, dtype: torch.dtype
     """softmax of the visible scores, [B, H, Sq, Sk], computed in `dtype`, returned in q's; 0 where not visible."""
     q, k, _, mask, bias, start, end, _, _ = inputs
     heads, seqlen_q, seqlen_k = q.shape[2], q.shape[1], k.shape[1]
-    _, _, scale, _, softcap, _, _, _ = settings
+    scale, softcap = settings[SETTING["softmax_scale"]], settings[SETTING["softcap"]]
     scores = q.to(dtype).transpose(1, 2) @ _per_query_head(k.to(dtype).permute(0, 2, 3, 1), heads)
     scores = scores * (q.shape[-1] ** -0.5 if scale is None else scale)
     if isinstance(softcap, Tensor):

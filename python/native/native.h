@@ -61,11 +61,8 @@ struct native_workspace native_workspace_take(void);
 void native_workspace_return(struct native_workspace workspace);
 fdm_allocator native_allocator(struct native_workspace *workspace);
 
-/* The tensors that both passes read, in the order of every call: q, k, v, mask, bias, interval_start, interval_end,
- * cu_seqlens_q, cu_seqlens_k. And the settings: max_seqlen_q, max_seqlen_k, softmax_scale or None, causal, softcap,
- * window_left, window_right, deterministic. */
-enum { NATIVE_NUM_INPUTS = 9, NATIVE_NUM_SETTINGS = 8 };
-void native_inputs(fdm_tensor *const *given, fdm_tensors *tensors);
+/* `given` by position, NUM_TENSORS of native_fields.h, NULL where there is none. */
+void native_bind(fdm_tensor *const *given, fdm_tensors *tensors);
 
 /* num_threads may be NULL: as many as the library likes. `family`, a str or None, must outlive the options. Returns -1
  * with an exception set. */
@@ -84,6 +81,8 @@ struct native_device_workspace {
 };
 fdm_allocator native_device_allocator(struct native_device_workspace *workspace);
 
+/* METH_NOARGS */
+PyObject *native_attention_fields(PyObject *module, PyObject *unused);
 /* METH_O */
 PyObject *native_use_torch(PyObject *module, PyObject *names);
 PyObject *native_inspect(PyObject *module, PyObject *object);

@@ -1,44 +1,64 @@
 /* native_attention.c: attention forward and backward, and the plan, for Python. */
 #include "native.h"
+#include "native_fields.h"
 
-#include <string.h>
+#define DIFFERENTIABLE_FIELD(position, member, argument, axes, needed, gradient, gradient_member) \
+    [position] = {#member, argument, #gradient_member, axes, needed, gradient},
+#define PLAIN_FIELD(position, member, argument, axes, needed) [position] = {#member, argument, NULL, axes, needed, 0},
+const struct native_field native_fields[] = {NATIVE_INPUTS(DIFFERENTIABLE_FIELD, PLAIN_FIELD)
+                                                 NATIVE_RESULTS(DIFFERENTIABLE_FIELD, PLAIN_FIELD)};
 
-/* The tensors of a pass, in the order of the Python call; then the settings, and on CUDA two more. */
-enum { NUM_FORWARD = NATIVE_NUM_INPUTS + 3, NUM_BACKWARD = NUM_FORWARD + 6, NUM_CUDA = 2 };
-
-void native_inputs(fdm_tensor *const *given, fdm_tensors *tensors) {
-    *tensors = (fdm_tensors){.q = given[0],
-                             .k = given[1],
-                             .v = given[2],
-                             .mask = given[3],
-                             .bias = given[4],
-                             .interval_start = given[5],
-                             .interval_end = given[6],
-                             .cu_seqlens_q = given[7],
-                             .cu_seqlens_k = given[8]};
+void native_bind(fdm_tensor *const *given, fdm_tensors *tensors) {
+#define BIND_DIFFERENTIABLE(position, member, argument, axes, needed, gradient, gradient_member) \
+    .member = given[position], .gradient_member = given[gradient],
+#define BIND(position, member, ...) .member = given[position],
+    *tensors = (fdm_tensors){NATIVE_INPUTS(BIND_DIFFERENTIABLE, BIND) NATIVE_RESULTS(BIND_DIFFERENTIABLE, BIND)};
 }
 
+static double number_or_zero(PyObject *object) { return object == Py_None ? 0.0 : PyFloat_AsDouble(object); }
+
+static int truth(PyObject *object) { return PyObject_IsTrue(object) == 1; }
+
 int native_options(PyObject *const *setting, PyObject *num_threads, PyObject *family, fdm_options *options) {
+#define TAKE(position, member, type, read) options->member = read(setting[position]);
     *options = fdm_options_default();
-    options->max_seqlen_q = PyLong_AsLongLong(setting[0]);
-    options->max_seqlen_k = PyLong_AsLongLong(setting[1]);
-    options->has_softmax_scale = setting[2] != Py_None;
-    if (options->has_softmax_scale)
-        options->softmax_scale = PyFloat_AsDouble(setting[2]);
-    options->causal = PyObject_IsTrue(setting[3]) == 1;
-    options->softcap = PyFloat_AsDouble(setting[4]);
-    options->window_left = PyLong_AsLongLong(setting[5]);
-    options->window_right = PyLong_AsLongLong(setting[6]);
-    options->deterministic = PyObject_IsTrue(setting[7]) == 1;
+    NATIVE_SETTINGS(TAKE)
+    options->has_softmax_scale = setting[SETTING_SOFTMAX_SCALE] != Py_None;
     options->num_threads = num_threads ? (int32_t)PyLong_AsLong(num_threads) : 0;
     if (family != Py_None)
         options->family = PyUnicode_AsUTF8AndSize(family, NULL);
     return PyErr_Occurred() ? -1 : 0;
 }
 
+/* ((name, argument of the public functions, axes, whether needed, name of the gradient or None), ..) */
+static PyObject *rows(int first, int last) {
+    static const char *const axes[] = {[AXES_TOKENS] = "tokens",
+                                       [AXES_SCORES] = "scores",
+                                       [AXES_KEYS] = "keys",
+                                       [AXES_ROWS] = "rows",
+                                       [AXES_OFFSETS] = "offsets"};
+    PyObject *list = PyTuple_New(last - first);
+    for (int i = first; list && i < last; i++) {
+        const struct native_field *field = &native_fields[i];
+        PyObject *row = Py_BuildValue("(sssOz)", field->name, field->argument, axes[field->axes],
+                                      field->needed ? Py_True : Py_False, field->gradient_name);
+        if (!row || PyTuple_SetItem(list, i - first, row))
+            Py_CLEAR(list);
+    }
+    return list;
+}
+
+/* attention_fields() -> (rows of the inputs, rows of the results, ((setting, type in a schema), ..)) */
+PyObject *native_attention_fields(PyObject *module, PyObject *unused) {
+#define PAIR(position, member, type, read) #member, type,
+#define PAIR_FORMAT(...)                   "(ss)"
+    PyObject *settings = Py_BuildValue("(" NATIVE_SETTINGS(PAIR_FORMAT) ")", NATIVE_SETTINGS(PAIR) NULL);
+    return Py_BuildValue("(NNN)", rows(0, NUM_INPUTS), rows(NUM_INPUTS, NUM_FORWARD), settings);
+}
+
 /* Everything that a call of a pass was given. */
 struct call {
-    struct tensor_argument storage[NUM_BACKWARD];
+    struct tensor_argument storage[NUM_TENSORS];
     int num_tensors;
     fdm_tensors tensors;
     fdm_options options;
@@ -48,28 +68,20 @@ struct call {
 /* The tensors of a forward or backward, the settings, the number of threads, family or None; for CUDA tensors also the
  * stream's address and what allocates. Returns -1 with an exception set; release() is needed either way. */
 static int parse(PyObject *const *arguments, Py_ssize_t count, int num_tensors, struct call *call) {
-    enum { NUM_SETTINGS = NATIVE_NUM_SETTINGS + 2 };
-    const int on_cuda = count == num_tensors + NUM_SETTINGS + NUM_CUDA;
+    enum { THREADS = NUM_SETTINGS, FAMILY, NUM_ON_CPU, STREAM = NUM_ON_CPU, ALLOCATE, NUM_ON_CUDA };
+    const int on_cuda = count == num_tensors + NUM_ON_CUDA;
     *call = (struct call){.num_tensors = num_tensors};
-    if (count != num_tensors + NUM_SETTINGS && !on_cuda) {
-        PyErr_Format(PyExc_TypeError, "%d arguments are needed, %zd were given", num_tensors + NUM_SETTINGS, count);
+    if (!on_cuda && native_expect(count, num_tensors + NUM_ON_CPU))
         return -1;
-    }
-    fdm_tensor *given[NUM_BACKWARD] = {NULL};
-    const int failed = native_tensors(arguments, call->storage, given, num_tensors);
+    fdm_tensor *given[NUM_TENSORS] = {NULL};
     PyObject *const *setting = arguments + num_tensors;
-    if (failed ||
-        native_options(setting, setting[NATIVE_NUM_SETTINGS], setting[NATIVE_NUM_SETTINGS + 1], &call->options))
+    if (native_tensors(arguments, call->storage, given, num_tensors) ||
+        native_options(setting, setting[THREADS], setting[FAMILY], &call->options))
         return -1;
-    native_inputs(given, &call->tensors);
-    fdm_tensor *const *own = given + NATIVE_NUM_INPUTS;
-    fdm_tensors *t = &call->tensors;
-    t->out = own[0], t->lse = own[1], t->lse_low = own[2];
-    t->dout = own[3], t->dlse = own[4];
-    t->dq = own[5], t->dk = own[6], t->dv = own[7], t->dbias = own[8];
+    native_bind(given, &call->tensors);
     if (on_cuda) {
-        call->options.stream = (void *)(uintptr_t)PyLong_AsUnsignedLongLong(setting[NUM_SETTINGS]);
-        call->allocate = setting[NUM_SETTINGS + 1];
+        call->options.stream = (void *)(uintptr_t)PyLong_AsUnsignedLongLong(setting[STREAM]);
+        call->allocate = setting[ALLOCATE];
     }
     return PyErr_Occurred() ? -1 : 0;
 }
@@ -123,15 +135,14 @@ static PyObject *pass(PyObject *const *arguments, Py_ssize_t count, int num_tens
     return result;
 }
 
-/* forward(q, k, v, mask, bias, start, end, cu_seqlens_q, cu_seqlens_k, out, lse, lse_low, *settings) */
+/* forward(*inputs, *results, *settings) */
 PyObject *native_forward(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
     return pass(arguments, count, NUM_FORWARD, fdm_attention_forward);
 }
 
-/* backward(q, k, v, mask, bias, start, end, cu_seqlens_q, cu_seqlens_k, out, lse, lse_low, dout, dlse, dq, dk, dv,
- * dbias, *settings) */
+/* backward(*inputs, *results, *gradients of results, *gradients of inputs, *settings) */
 PyObject *native_backward(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
-    return pass(arguments, count, NUM_BACKWARD, fdm_attention_backward);
+    return pass(arguments, count, NUM_TENSORS, fdm_attention_backward);
 }
 
 /* forward()'s arguments -> the number of visible pairs. */

@@ -65,6 +65,7 @@ static PyObject *native_version(PyObject *module, PyObject *unused) { return PyU
 static PyMethodDef methods[] = {
     {"forward", FASTCALL(native_forward), "Attention forward on caller-allocated tensors."},
     {"backward", FASTCALL(native_backward), "Attention backward on caller-allocated tensors."},
+    {"attention_fields", native_attention_fields, METH_NOARGS, "Rows of native_fields.h: inputs, results, settings."},
     {"use_torch", native_use_torch, METH_O, "Takes what the functions on PyTorch tensors call, by name."},
     {"attend", FASTCALL(native_attend), "Attention on PyTorch tensors; None when it must go through the dispatcher."},
     {"node_forward", FASTCALL(native_node_forward), "Forward of the autograd node."},

@@ -1,31 +1,6 @@
 /* native_run_as.c: a pass by a plan of one's choice, for benchmarks that compare plans. */
 #include "native.h"
-
-/* In the order of fdm_tensors: a backward where dout is given. */
-enum { NUM_TENSORS = 17, DOUT = 11 };
-
-static void tensors_of(fdm_tensor *const *given, fdm_tensors *t) {
-    fdm_tensor **const to[NUM_TENSORS] = {&t->q,
-                                          &t->k,
-                                          &t->v,
-                                          &t->mask,
-                                          &t->bias,
-                                          &t->interval_start,
-                                          &t->interval_end,
-                                          &t->cu_seqlens_q,
-                                          &t->cu_seqlens_k,
-                                          &t->out,
-                                          &t->lse,
-                                          &t->dout,
-                                          &t->dlse,
-                                          &t->dq,
-                                          &t->dk,
-                                          &t->dv,
-                                          &t->dbias};
-    *t = (fdm_tensors){0};
-    for (int i = 0; i < NUM_TENSORS; i++)
-        *to[i] = given[i];
-}
+#include "native_fields.h"
 
 /* For the device of that name in place of the tensors' own; NULL: for that. */
 static fdm_status plan_for(const char *name, fdm_pass pass, const fdm_tensors *tensors, const fdm_options *options,
@@ -73,8 +48,8 @@ static PyObject *run(const fdm_plan *plan, const fdm_tensors *tensors, void *str
     return status ? native_result(status) : PyUnicode_FromString(json);
 }
 
-/* run_as(device or None, kernel or None, tensors, causal, softcap, stream, allocate or None, deterministic = False) ->
- * the plan as JSON */
+/* run_as(device or None, kernel or None, tensors by position, causal, softcap, stream, allocate or None, deterministic
+ * = False) -> the plan as JSON; a backward where dout is given */
 PyObject *native_run_as(PyObject *module, PyObject *arguments) {
     struct tensor_argument storage[NUM_TENSORS] = {0};
     fdm_tensor *given[NUM_TENSORS];
@@ -97,8 +72,8 @@ PyObject *native_run_as(PyObject *module, PyObject *arguments) {
     if (!failed) {
         fdm_tensors tensors;
         fdm_plan plan;
-        tensors_of(given, &tensors);
-        const fdm_pass pass = given[DOUT] ? FDM_BACKWARD : FDM_FORWARD;
+        native_bind(given, &tensors);
+        const fdm_pass pass = given[ARG_DOUT] ? FDM_BACKWARD : FDM_FORWARD;
         const fdm_status status = plan_for(device, pass, &tensors, &options, &plan);
         result = status ? native_result(status) : run(&plan, &tensors, (void *)(uintptr_t)stream, allocate);
     }

@@ -2,17 +2,7 @@
  * autograd. Nothing is built against PyTorch: tensors are read through DLPack's exchange table, and the functions of
  * PyTorch that are called are handed over by _torch.py. */
 #include "native.h"
-
-enum {
-    NUM_INPUTS = NATIVE_NUM_INPUTS,
-    NUM_FORWARD = NUM_INPUTS + 3,
-    NUM_BACKWARD = NUM_INPUTS + 9,
-    NUM_MADE = 3,      /* out, lse, lse_low */
-    NUM_GRADIENTS = 4, /* of q, k, v and bias */
-    MASK = 3,
-    BIAS = 4,
-    CU_SEQLENS_Q = 7
-};
+#include "native_fields.h"
 
 /* What use_torch() takes. DESCRIBE: makes a tuple of a tensor where PyTorch has no exchange table, else None. EMPTY_CPU
  * and EMPTY_CUDA: (shape, strides, dtype) on the CPU and on the current CUDA device, or None. From TRANSFORMS to
@@ -221,12 +211,12 @@ static void release(void *context, void *memory) {} /* with the workspace, which
 static int run(native_call call, const fdm_tensors *tensors, PyObject *query, PyObject *settings) {
     const fdm_device_id device = tensors->q->device;
     const int on_cuda = device.type == FDM_CUDA;
-    PyObject *setting[NATIVE_NUM_SETTINGS], *family = PyObject_GetAttr(torch[ARGUMENTS], texts[FORCED_FAMILY]);
+    PyObject *setting[NUM_SETTINGS], *family = PyObject_GetAttr(torch[ARGUMENTS], texts[FORCED_FAMILY]);
     PyObject *index = on_cuda ? PyLong_FromLong(device.index) : NULL, *result = NULL;
     PyObject *where = on_cuda ? PyObject_CallFunctionObjArgs(torch[CUDA_STREAM], index, NULL)
                               : PyObject_CallNoArgs(torch[NUM_THREADS]);
     int complete = family && where;
-    for (int i = 0; complete && i < NATIVE_NUM_SETTINGS; i++)
+    for (int i = 0; complete && i < NUM_SETTINGS; i++)
         complete = (setting[i] = PyTuple_GetItem(settings, i)) != NULL;
     fdm_options options;
     if (complete && !native_options(setting, on_cuda ? NULL : where, family, &options)) {
@@ -250,12 +240,16 @@ static void clear(PyObject **objects, int count) {
         Py_CLEAR(objects[i]);
 }
 
-/* made[0] = out [B, Sq, H, Dv], or packed [total_q, H, Dv]; the others are [B, H, Sq] or [H, total_q]: made[1] = lse,
- * if more than one is wanted, and made[2] = lse_low. */
-static int new_outputs(PyObject *query, fdm_tensor *const *given, int wanted, struct tensor_argument *arguments,
-                       PyObject **made) {
-    const fdm_tensor *q = given[0], *v = given[2];
-    const int32_t axes = given[CU_SEQLENS_Q] ? 3 : 4;
+/* Objects of a pass lie by position, NULL where there is none: the inputs, and what the pass makes. */
+static void take_inputs(PyObject *const *inputs, PyObject **objects) {
+    for (int i = 0; i < NUM_TENSORS; i++)
+        objects[i] = i < NUM_INPUTS ? inputs[i] : NULL;
+}
+
+/* The first `wanted` results: out [B, Sq, H, Dv], or packed [total_q, H, Dv]; the others [B, H, Sq] or [H, total_q]. */
+static int new_results(PyObject **objects, fdm_tensor **given, int wanted, struct tensor_argument *arguments) {
+    const fdm_tensor *q = given[ARG_Q], *v = given[ARG_V];
+    const int32_t axes = given[ARG_CU_SEQLENS_Q] ? 3 : 4;
     if (!q || !v || q->ndim != axes || v->ndim != axes) {
         PyErr_Format(PyExc_ValueError, "query and value need %d axes", (int)axes);
         return -1;
@@ -264,39 +258,37 @@ static int new_outputs(PyObject *query, fdm_tensor *const *given, int wanted, st
     shape[axes - 1] = v->shape[axes - 1];
     for (int i = 0; i < axes - 1; i++) /* the last two axes change places */
         rows[i] = q->shape[i < axes - 3 ? i : 2 * axes - 5 - i];
-    PyObject *dtype = PyObject_GetAttr(query, texts[DTYPE]);
-    if (!dtype)
-        return -1;
-    made[0] = new_tensor(query, q->device, dtype, axes, shape, &arguments[0]);
-    for (int i = 1; i < wanted && made[i - 1]; i++)
-        made[i] = new_tensor(query, q->device, torch[fdm_dtype_of(q) == FDM_FLOAT64 ? FLOAT64 : FLOAT32], axes - 1,
-                             rows, &arguments[i]);
-    Py_DECREF(dtype);
-    return made[wanted - 1] ? 0 : -1;
+    PyObject *dtype = PyObject_GetAttr(objects[ARG_Q], texts[DTYPE]);
+    PyObject *of_rows = torch[fdm_dtype_of(q) == FDM_FLOAT64 ? FLOAT64 : FLOAT32];
+    int failed = !dtype;
+    for (int i = ARG_OUT; i < ARG_OUT + wanted && !failed; i++) {
+        objects[i] = i == ARG_OUT ? new_tensor(objects[ARG_Q], q->device, dtype, axes, shape, &arguments[i])
+                                  : new_tensor(objects[ARG_Q], q->device, of_rows, axes - 1, rows, &arguments[i]);
+        given[i] = &arguments[i].tensor;
+        failed = !objects[i];
+    }
+    Py_XDECREF(dtype);
+    return failed ? -1 : 0;
 }
 
-/* made: the first `wanted` of out, lse and lse_low; all NULL with an exception set. */
-static int forward(PyObject *const *inputs, PyObject *settings, int wanted, PyObject **made) {
+/* Makes the first `wanted` results, by position in `objects`; none with an exception set. */
+static int forward(PyObject **objects, PyObject *settings, int wanted) {
     struct tensor_argument arguments[NUM_FORWARD];
-    fdm_tensor *given[NUM_INPUTS];
+    fdm_tensor *given[NUM_TENSORS] = {NULL};
     fdm_tensors tensors;
     int failed = 0;
-    made[0] = made[1] = made[2] = NULL;
     for (int i = 0; i < NUM_FORWARD; i++)
         arguments[i].owner = NULL;
     for (int i = 0; i < NUM_INPUTS; i++)
-        given[i] = view(inputs[i], &arguments[i], &failed);
-    int status = failed ? -1 : new_outputs(inputs[0], given, wanted, arguments + NUM_INPUTS, made);
+        given[i] = view(objects[i], &arguments[i], &failed);
+    int status = failed ? -1 : new_results(objects, given, wanted, arguments);
     if (!status) {
-        native_inputs(given, &tensors);
-        tensors.out = &arguments[NUM_INPUTS].tensor;
-        tensors.lse = wanted > 1 ? &arguments[NUM_INPUTS + 1].tensor : NULL;
-        tensors.lse_low = wanted > 2 ? &arguments[NUM_INPUTS + 2].tensor : NULL;
-        status = run(fdm_attention_forward, &tensors, inputs[0], settings);
+        native_bind(given, &tensors);
+        status = run(fdm_attention_forward, &tensors, objects[ARG_Q], settings);
     }
     native_release(arguments, NUM_FORWARD);
     if (status)
-        clear(made, NUM_MADE);
+        clear(objects + ARG_OUT, NUM_RESULTS);
     return status;
 }
 
@@ -322,41 +314,35 @@ static PyObject *upstream(PyObject *dout, PyObject *out, struct tensor_argument 
     return dout;
 }
 
-/* given: out, lse, dout, dlse, lse_low or None. needs: which gradients are wanted. grads: NULL where not wanted, or on
- * an exception. */
-static int backward(PyObject *const *inputs, PyObject *const *given, const int *needs, PyObject *settings,
-                    PyObject **grads) {
-    static const int sources[NUM_GRADIENTS] = {0, 1, 2, BIAS};
-    struct tensor_argument arguments[NUM_BACKWARD], *own = arguments + NUM_INPUTS;
-    fdm_tensor *tensor[NUM_BACKWARD] = {NULL};
+/* objects: by position, what the backward reads; the gradients of inputs that are wanted are made there, none of them
+ * with an exception set. needs: which gradients of inputs are wanted, in their order. */
+static int backward(PyObject **objects, const int *needs, PyObject *settings) {
+    struct tensor_argument arguments[NUM_TENSORS];
+    fdm_tensor *given[NUM_TENSORS] = {NULL};
     fdm_tensors tensors;
     int failed = 0;
-    for (int i = 0; i < NUM_BACKWARD; i++)
+    for (int i = 0; i < NUM_TENSORS; i++)
         arguments[i].owner = NULL;
-    for (int i = 0; i < NUM_INPUTS; i++)
-        tensor[i] = view(inputs[i], &arguments[i], &failed);
-    native_inputs(tensor, &tensors);
-    tensors.out = view(given[0], &own[0], &failed);
-    tensors.lse = view(given[1], &own[1], &failed);
-    tensors.dlse = view(given[3], &own[3], &failed);
-    tensors.lse_low = view(given[4], &own[8], &failed);
-    PyObject *dout = failed ? NULL : upstream(given[2], given[0], &own[2]);
-    tensors.dout = &own[2].tensor;
+    for (int i = 0; i < NUM_READ; i++)
+        if (i != ARG_DOUT)
+            given[i] = view(objects[i], &arguments[i], &failed);
+    PyObject *dout = failed ? NULL : upstream(objects[ARG_DOUT], objects[ARG_OUT], &arguments[ARG_DOUT]);
+    given[ARG_DOUT] = &arguments[ARG_DOUT].tensor;
     failed = !dout;
-    for (int i = 0; i < NUM_GRADIENTS; i++) {
-        grads[i] = NULL;
-        if (needs[i] && tensor[sources[i]] && !failed)
-            failed = !(grads[i] = new_like(inputs[sources[i]], tensor[sources[i]], &own[4 + i]));
+    for (int i = 0; i < NUM_INPUTS; i++) {
+        const int gradient = native_fields[i].gradient;
+        if (gradient && needs[gradient - NUM_READ] && given[i] && !failed) {
+            objects[gradient] = new_like(objects[i], given[i], &arguments[gradient]);
+            given[gradient] = &arguments[gradient].tensor;
+            failed = !objects[gradient];
+        }
     }
-    tensors.dq = grads[0] ? &own[4].tensor : NULL;
-    tensors.dk = grads[1] ? &own[5].tensor : NULL;
-    tensors.dv = grads[2] ? &own[6].tensor : NULL;
-    tensors.dbias = grads[3] ? &own[7].tensor : NULL;
-    int status = failed ? -1 : run(fdm_attention_backward, &tensors, inputs[0], settings);
-    native_release(arguments, NUM_BACKWARD);
+    native_bind(given, &tensors);
+    int status = failed ? -1 : run(fdm_attention_backward, &tensors, objects[ARG_Q], settings);
+    native_release(arguments, NUM_TENSORS);
     Py_XDECREF(dout);
     if (status)
-        clear(grads, NUM_GRADIENTS);
+        clear(objects + NUM_READ, NUM_GRADIENTS);
     return status;
 }
 
@@ -392,15 +378,17 @@ static int suits(PyObject *object, int bool_wanted) {
 
 /* Whether all tensors are plain, mask and bias in the form the library takes. -1 with an exception set. */
 static int are_plain(PyObject *const *inputs) {
-    const int32_t axes = inputs[CU_SEQLENS_Q] == Py_None ? 4 : 3;
+    const int32_t of_tokens = inputs[ARG_CU_SEQLENS_Q] == Py_None ? 4 : 3;
     int plain = 1;
     for (int i = 0; i < NUM_INPUTS && plain == 1; i++)
-        if (i < MASK || inputs[i] != Py_None)
-            plain = is_plain(inputs[i], i < MASK ? axes : i <= BIAS ? 4 : 0);
-    if (plain == 1 && inputs[MASK] != Py_None)
-        plain = suits(inputs[MASK], 1);
-    if (plain == 1 && inputs[BIAS] != Py_None)
-        plain = suits(inputs[BIAS], 0);
+        if (native_fields[i].needed || inputs[i] != Py_None) {
+            const enum native_axes axes = native_fields[i].axes;
+            plain = is_plain(inputs[i], axes == AXES_TOKENS ? of_tokens : axes == AXES_SCORES ? 4 : 0);
+        }
+    if (plain == 1 && inputs[ARG_MASK] != Py_None)
+        plain = suits(inputs[ARG_MASK], 1);
+    if (plain == 1 && inputs[ARG_BIAS] != Py_None)
+        plain = suits(inputs[ARG_BIAS], 0);
     return plain;
 }
 
@@ -427,14 +415,14 @@ static int autocasts(PyObject *query) {
     return answer ? answer == Py_True : -1;
 }
 
-/* Whether a gradient is wanted of q, k, v or bias. -1 with an exception set. */
+/* Whether the gradient of an input is wanted. -1 with an exception set. */
 static int wants_gradients(PyObject *const *inputs) {
     int wants = ask(GRAD_ENABLED);
     if (wants != 1)
         return wants;
     wants = 0;
-    for (int i = 0; i <= BIAS && wants == 0; i++)
-        if (i != MASK && inputs[i] != Py_None) {
+    for (int i = 0; i < NUM_INPUTS && wants == 0; i++)
+        if (native_fields[i].gradient && inputs[i] != Py_None) {
             PyObject *flag = PyObject_GetAttr(inputs[i], texts[REQUIRES_GRAD]);
             wants = flag ? flag == Py_True : -1;
             Py_XDECREF(flag);
@@ -442,13 +430,28 @@ static int wants_gradients(PyObject *const *inputs) {
     return wants;
 }
 
-/* out, or (out, lse); takes the references. */
-static PyObject *outputs(PyObject **made, int want_lse) {
-    if (!want_lse)
-        return made[0];
-    PyObject *pair = PyTuple_Pack(2, made[0], made[1]);
-    clear(made, 2);
-    return pair;
+/* `count` objects as a tuple, None where there is none. */
+static PyObject *tuple_of(PyObject *const *objects, Py_ssize_t count) {
+    PyObject *tuple = PyTuple_New(count);
+    for (Py_ssize_t i = 0; tuple && i < count; i++)
+        PyTuple_SetItem(tuple, i, Py_NewRef(objects[i] ? objects[i] : Py_None));
+    return tuple;
+}
+
+/* out, or a tuple of so many results. */
+static PyObject *results(PyObject **objects, int wanted) {
+    PyObject *result = wanted == 1 ? Py_NewRef(objects[ARG_OUT]) : tuple_of(objects + ARG_OUT, wanted);
+    clear(objects + ARG_OUT, NUM_RESULTS);
+    return result;
+}
+
+/* What a node is applied to: the arguments of a call, and again the inputs that have a gradient. */
+static PyObject *node_arguments(PyObject *call, PyObject *const *inputs) {
+    PyObject *objects[1 + NUM_GRADIENTS] = {call}, **next = objects + 1;
+    for (int i = 0; i < NUM_INPUTS; i++)
+        if (native_fields[i].gradient)
+            *next++ = inputs[i];
+    return tuple_of(objects, 1 + NUM_GRADIENTS);
 }
 
 /* attend(*inputs, settings, want_lse, autocast applied) -> out or (out, lse); None when the call must go through the
@@ -456,126 +459,116 @@ static PyObject *outputs(PyObject **made, int want_lse) {
 PyObject *native_attend(PyObject *module, PyObject *const *inputs, Py_ssize_t count) {
     if (native_expect(count, NUM_INPUTS + 3))
         return NULL;
-    PyObject *settings = inputs[NUM_INPUTS], *made[NUM_MADE];
-    const int want_lse = PyObject_IsTrue(inputs[NUM_INPUTS + 1]) == 1;
+    PyObject *settings = inputs[NUM_INPUTS], *want_lse = inputs[NUM_INPUTS + 1];
     int way = is_watched();
     if (way == 0)
         way = (way = are_plain(inputs)) == 1 ? 0 : way == 0 ? 1 : -1;
     if (way == 0 && inputs[NUM_INPUTS + 2] != Py_True)
-        way = autocasts(inputs[0]);
+        way = autocasts(inputs[ARG_Q]);
     if (way)
         return way < 0 ? NULL : Py_NewRef(Py_None);
     const int gradients = wants_gradients(inputs);
     if (gradients < 0)
         return NULL;
+    PyObject *objects[NUM_TENSORS];
     if (gradients) {
-        PyObject *rest = PyTuple_Pack(7, settings, want_lse ? Py_True : Py_False, inputs[MASK], inputs[5], inputs[6],
-                                      inputs[7], inputs[8]);
-        PyObject *bias = inputs[BIAS] == Py_None ? NULL : inputs[BIAS];
-        PyObject *result =
-            rest ? PyObject_CallFunctionObjArgs(torch[APPLY], rest, inputs[0], inputs[1], inputs[2], bias, NULL) : NULL;
-        Py_XDECREF(rest);
+        PyObject *call = tuple_of(inputs, NUM_INPUTS + 2);
+        PyObject *arguments = call ? node_arguments(call, inputs) : NULL;
+        PyObject *result = arguments ? PyObject_CallObject(torch[APPLY], arguments) : NULL;
+        Py_XDECREF(call);
+        Py_XDECREF(arguments);
         return result;
     }
-    return forward(inputs, settings, 1 + want_lse, made) ? NULL : outputs(made, want_lse);
+    const int wanted = want_lse == Py_True ? 2 : 1;
+    take_inputs(inputs, objects);
+    return forward(objects, settings, wanted) ? NULL : results(objects, wanted);
 }
 
 /* ---- autograd --------------------------------------------------------------------------------------------------- */
 
-/* What a node saves: q, k, v, out, lse, and only where one of them is given, bias, mask, intervals, cu_seqlens, and
- * with a bias lse_low. */
-enum { NUM_SAVED_ALWAYS = 5, NUM_SAVED = NUM_INPUTS + 3 };
+/* What a node saves: the results, then the inputs up to the last that is given. */
+static int saved_position(int i) { return (i + NUM_INPUTS) % NUM_FORWARD; }
 
-/* node_forward(ctx, (settings, want_lse, mask, start, end, cu_seqlens_q, cu_seqlens_k), q, k, v[, bias]) */
-PyObject *native_node_forward(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
-    if (count != 5 && native_expect(count, 6))
-        return NULL;
-    PyObject *ctx = arguments[0], *rest[7], *made[NUM_MADE];
-    for (int i = 0; i < 7; i++)
-        if (!(rest[i] = PyTuple_GetItem(arguments[1], i)))
-            return NULL;
-    PyObject *bias = count == 6 ? arguments[5] : Py_None;
-    PyObject *inputs[NUM_INPUTS] = {arguments[2], arguments[3], arguments[4], rest[2], bias,
-                                    rest[3],      rest[4],      rest[5],      rest[6]};
-    if (forward(inputs, rest[0], bias == Py_None ? 2 : 3, made))
-        return NULL;
-    int extras = 0;
-    for (int i = MASK; i < NUM_INPUTS; i++)
-        extras |= inputs[i] != Py_None;
-    PyObject *saved =
-        extras ? PyTuple_Pack(NUM_SAVED, inputs[0], inputs[1], inputs[2], made[0], made[1], bias, inputs[MASK],
-                              inputs[5], inputs[6], inputs[7], inputs[8], made[2] ? made[2] : Py_None)
-               : PyTuple_Pack(NUM_SAVED_ALWAYS, inputs[0], inputs[1], inputs[2], made[0], made[1]);
-    const int failed = !saved || PyObject_SetAttr(ctx, texts[TO_SAVE], saved) ||
-                       PyObject_SetAttr(ctx, texts[SETTINGS], rest[0]) ||
-                       PyObject_SetAttr(ctx, texts[MATERIALIZE], Py_False);
-    Py_XDECREF(saved);
-    Py_CLEAR(made[2]);
-    if (failed || rest[1] == Py_True) {
-        PyObject *pair = failed ? NULL : PyTuple_Pack(2, made[0], made[1]);
-        clear(made, 2);
-        return pair;
+static PyObject *saved_of(PyObject *const *objects) {
+    PyObject *saved[NUM_FORWARD];
+    int count = 0;
+    for (int i = 0; i < NUM_FORWARD; i++) {
+        saved[i] = objects[saved_position(i)];
+        if (saved[i] && saved[i] != Py_None)
+            count = i + 1;
     }
-    Py_CLEAR(made[1]);
-    return made[0];
+    return tuple_of(saved, count);
+}
+
+/* node_forward(ctx, (*inputs, settings, want_lse), *inputs with a gradient) -> out or (out, lse) */
+PyObject *native_node_forward(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    PyObject *ctx = arguments[0], *call[NUM_INPUTS + 2], *objects[NUM_TENSORS];
+    if (native_expect(count, 2 + NUM_GRADIENTS))
+        return NULL;
+    for (int i = 0; i < NUM_INPUTS + 2; i++)
+        if (!(call[i] = PyTuple_GetItem(arguments[1], i)))
+            return NULL;
+    PyObject *settings = call[NUM_INPUTS], *want_lse = call[NUM_INPUTS + 1];
+    take_inputs(call, objects);
+    if (forward(objects, settings, objects[ARG_BIAS] == Py_None ? 2 : 3))
+        return NULL;
+    PyObject *saved = saved_of(objects), *result = NULL;
+    if (saved && !PyObject_SetAttr(ctx, texts[TO_SAVE], saved) && !PyObject_SetAttr(ctx, texts[SETTINGS], settings) &&
+        !PyObject_SetAttr(ctx, texts[MATERIALIZE], Py_False))
+        result = results(objects, want_lse == Py_True ? 2 : 1);
+    Py_XDECREF(saved);
+    clear(objects + ARG_OUT, NUM_RESULTS);
+    return result;
 }
 
 /* node_backward(saved tensors, needs_input_grad, settings, dout, dlse) -> gradients of node_forward's arguments */
 PyObject *native_node_backward(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    PyObject *objects[NUM_TENSORS] = {NULL}, *grads[1 + NUM_GRADIENTS] = {NULL};
+    int needs[NUM_GRADIENTS];
     if (native_expect(count, 5))
         return NULL;
-    PyObject *saved[NUM_SAVED], *grads[NUM_GRADIENTS];
-    const Py_ssize_t num_saved = PyTuple_Size(arguments[0]), num_needs = PyTuple_Size(arguments[1]);
-    if (num_saved < 0 || num_needs < 0)
+    const Py_ssize_t num_saved = PyTuple_Size(arguments[0]);
+    for (int i = 0; i < NUM_FORWARD; i++)
+        objects[saved_position(i)] = i < num_saved ? PyTuple_GetItem(arguments[0], i) : Py_None;
+    for (int i = 0; i < NUM_GRADIENTS; i++)
+        needs[i] = PyTuple_GetItem(arguments[1], 1 + i) == Py_True;
+    objects[ARG_DOUT] = arguments[3];
+    objects[ARG_DLSE] = arguments[4];
+    if (PyErr_Occurred() || backward(objects, needs, arguments[2]))
         return NULL;
-    for (Py_ssize_t i = 0; i < NUM_SAVED; i++)
-        saved[i] = i < num_saved ? PyTuple_GetItem(arguments[0], i) : Py_None;
-    int needs[NUM_GRADIENTS] = {0};
-    for (Py_ssize_t i = 1; i < num_needs && i <= NUM_GRADIENTS; i++)
-        needs[i - 1] = PyTuple_GetItem(arguments[1], i) == Py_True;
-    PyObject *const inputs[NUM_INPUTS] = {saved[0], saved[1], saved[2], saved[6], saved[5],
-                                          saved[7], saved[8], saved[9], saved[10]};
-    PyObject *const given[] = {saved[3], saved[4], arguments[3], arguments[4], saved[11]};
-    if (backward(inputs, given, needs, arguments[2], grads))
-        return NULL;
-    PyObject *result = PyTuple_New(num_needs);
-    for (Py_ssize_t i = 0; result && i < num_needs; i++)
-        PyTuple_SetItem(result, i, Py_NewRef(i > 0 && grads[i - 1] ? grads[i - 1] : Py_None));
-    clear(grads, NUM_GRADIENTS);
+    for (int i = 0; i < NUM_GRADIENTS; i++)
+        grads[1 + i] = objects[NUM_READ + i];
+    PyObject *result = tuple_of(grads, 1 + NUM_GRADIENTS);
+    clear(objects + NUM_READ, NUM_GRADIENTS);
     return result;
 }
 
 /* ---- operators -------------------------------------------------------------------------------------------------- */
 
-/* operator_forward(*inputs, settings, with lse_low) -> (out, lse), or (out, lse, lse_low) */
+/* operator_forward(*inputs, settings, number of results) -> so many of out, lse, lse_low */
 PyObject *native_operator_forward(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
-    PyObject *made[NUM_MADE];
+    PyObject *objects[NUM_TENSORS];
     if (native_expect(count, NUM_INPUTS + 2))
         return NULL;
-    const int with_low = arguments[NUM_INPUTS + 1] == Py_True;
-    if (forward(arguments, arguments[NUM_INPUTS], 2 + with_low, made))
-        return NULL;
-    PyObject *result = PyTuple_Pack(2 + with_low, made[0], made[1], made[2]);
-    clear(made, NUM_MADE);
-    return result;
+    const long wanted = PyLong_AsLong(arguments[NUM_INPUTS + 1]);
+    take_inputs(arguments, objects);
+    return forward(objects, arguments[NUM_INPUTS], (int)wanted) ? NULL : results(objects, (int)wanted);
 }
 
-/* operator_backward(*inputs, out, lse, dout, dlse, needs_dq, needs_dk, needs_dv, needs_dbias, settings, lse_low or
- * None)
- * -> gradients, None where not wanted */
+/* operator_backward(*inputs, *results, *gradients of results, which gradients of inputs are wanted, settings) -> those,
+ * None where not wanted */
 PyObject *native_operator_backward(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
-    PyObject *grads[NUM_GRADIENTS], *const *own = arguments + NUM_INPUTS;
-    if (native_expect(count, NUM_INPUTS + 10))
-        return NULL;
-    PyObject *const given[] = {own[0], own[1], own[2], own[3], own[9]};
+    PyObject *objects[NUM_TENSORS] = {NULL};
     int needs[NUM_GRADIENTS];
-    for (int i = 0; i < NUM_GRADIENTS; i++)
-        needs[i] = PyObject_IsTrue(own[4 + i]) == 1;
-    if (backward(arguments, given, needs, own[8], grads))
+    if (native_expect(count, NUM_READ + 2))
         return NULL;
-    PyObject *result = PyTuple_New(NUM_GRADIENTS);
-    for (int i = 0; result && i < NUM_GRADIENTS; i++)
-        PyTuple_SetItem(result, i, Py_NewRef(grads[i] ? grads[i] : Py_None));
-    clear(grads, NUM_GRADIENTS);
+    for (int i = 0; i < NUM_READ; i++)
+        objects[i] = arguments[i];
+    for (int i = 0; i < NUM_GRADIENTS; i++)
+        needs[i] = PyTuple_GetItem(arguments[NUM_READ], i) == Py_True;
+    if (PyErr_Occurred() || backward(objects, needs, arguments[NUM_READ + 1]))
+        return NULL;
+    PyObject *result = tuple_of(objects + NUM_READ, NUM_GRADIENTS);
+    clear(objects + NUM_READ, NUM_GRADIENTS);
     return result;
 }

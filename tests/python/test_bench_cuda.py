@@ -210,17 +210,18 @@ def test_runners_compute_what_the_function_computes(monkeypatch):
 
 def test_plans_for_other_devices_say_what_is_wrong():
     q = torch.zeros(1, 4, 1, 8)
-    tensors = (q, q, q, *(None,) * 6, torch.empty_like(q), torch.empty(1, 1, 4))
+    inputs = {"q": q, "k": q, "v": q}
+    tensors = inputs | {"out": torch.empty_like(q), "lse": torch.empty(1, 1, 4)}
     assert _bench_selection.run_as(None, None, tensors)["pass"] == "forward"
     with pytest.raises(ValueError, match="device 'sm_77' is unknown"):
         _bench_selection.run_as("sm_77", None, tensors)
     with pytest.raises(ValueError, match="plan is for"):
         _bench_selection.run_as("sm_90:smem=99K", None, tensors)
     with pytest.raises(ValueError, match="out is NULL|out"):
-        _bench_selection.run_as(None, None, tensors[:9])
-    with pytest.raises(TypeError, match="17 tensors are needed, 3 were given"):
+        _bench_selection.run_as(None, None, inputs)
+    with pytest.raises(TypeError, match="18 tensors are needed, 3 were given"):
         _native.run_as(None, None, (None,) * 3, False, 0.0, 0, None)
-    for bad in ((), (3, None, (None,) * 17, False, 0.0, 0, None), (None, None, [None] * 17, False, 0.0, 0, None)):
+    for bad in ((), (3, None, (None,) * 18, False, 0.0, 0, None), (None, None, [None] * 18, False, 0.0, 0, None)):
         with pytest.raises(TypeError):
             _native.run_as(*bad)
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from conftest import assert_close, call, random_problem, truth
-from flash_dmattn import flash_dmattn_func, flash_dmattn_varlen_func, masks
+from flash_dmattn import _arguments, _fields, flash_dmattn_func, flash_dmattn_varlen_func, masks
 
 NO_EXTRAS = (None,) * 6
 SETTINGS = (0, 0, None, True, 0.0, -1, -1, False)
@@ -13,6 +13,14 @@ def inputs(**keywords):
     torch.manual_seed(0)
     shapes = ((2, 6, 4, 8), (2, 7, 2, 8), (2, 7, 2, 5))
     return [torch.randn(shape, requires_grad=True, **keywords) for shape in shapes]
+
+
+def test_settings_lie_in_the_order_of_the_extension():
+    settings = _arguments.settings_of(0.5, None, True, 2.0, True, (3, 4), 5, 6)
+    assert dict(zip(_fields.SETTING, settings, strict=True)) == {
+        "max_seqlen_q": 5, "max_seqlen_k": 6, "softmax_scale": 0.5, "causal": True, "softcap": 2.0, "window_left": 3,
+        "window_right": 4, "deterministic": True,
+    }
 
 
 def test_opcheck_forward():
