@@ -66,5 +66,5 @@ def gemm(
     shape = (left.shape[-2], right.shape[-1])
     result = lender.empty((next((n for n in batches if n != 1), 1), *shape) if batches else shape, left.dtype)
     views = (each and each.arguments() for each in (left, right, old, borrowed(result, "out", True)))
-    _native.gemm(*views, *settings, lender.stream, lender.allocate)
+    _native.gemm(*views, *settings, lender.allocate, lender.stream)
     return lender.hand_over(result)

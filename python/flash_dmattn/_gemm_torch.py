@@ -33,7 +33,7 @@ def _gemm(
 ) -> Tensor:
     out = _new_out(a, b)
     views = (_matrix(each) for each in (a, b, c, out))
-    _native.gemm(*views, alpha, beta, accumulate16, kernel, stream_of(a), allocator_of(a))
+    _native.gemm(*views, alpha, beta, accumulate16, kernel, allocator_of(a), stream_of(a))
     return out
 
 

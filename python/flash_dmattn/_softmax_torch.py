@@ -32,7 +32,7 @@ def _mask_rows(mask: Tensor, x: Tensor) -> Tensor:
 
 def _run(backward: bool, tensors: Tuple[Optional[Tensor], ...], scale: float, log: bool, kernel: Optional[str]) -> None:
     first = next(each for each in tensors if each is not None)
-    _native.softmax(backward, *map(native_view, tensors), scale, log, kernel, stream_of(first), allocator_of(first))
+    _native.softmax(*map(native_view, tensors), backward, scale, log, kernel, allocator_of(first), stream_of(first))
 
 
 def _softmax(x: Tensor, mask: Optional[Tensor], scale: float, log: bool, kernel: Optional[str]) -> Tensor:

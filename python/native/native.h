@@ -32,22 +32,6 @@ void native_ask_for_large_pages(const fdm_tensor *tensor);
 /* FDM_OK: None. Otherwise NULL with the library's sentence as the exception that suits the status. */
 PyObject *native_result(fdm_status status);
 
-/* Ends a function: where its arguments were read, makes the call without the GIL. None, or NULL with an exception set.
- */
-#define NATIVE_RUN_AND_RETURN(failed, call, storage, count) \
-    do {                                                    \
-        PyObject *result_ = NULL;                           \
-        if (!(failed) && !PyErr_Occurred()) {               \
-            fdm_status status_;                             \
-            Py_BEGIN_ALLOW_THREADS;                         \
-            status_ = (call);                               \
-            Py_END_ALLOW_THREADS;                           \
-            result_ = native_result(status_);               \
-        }                                                   \
-        native_release(storage, count);                     \
-        return result_;                                     \
-    } while (0)
-
 /* 0, or -1 with an exception set. */
 int native_expect(Py_ssize_t count, Py_ssize_t needed);
 
@@ -80,6 +64,37 @@ struct native_device_workspace {
     PyObject *allocate, *kept;
 };
 fdm_allocator native_device_allocator(struct native_device_workspace *workspace);
+
+/* The arguments of a function that begin with tensors and end with a stream's address; `others` lie between. */
+enum { NATIVE_MAX_TENSORS = 10 };
+struct native_arguments {
+    fdm_tensor *tensors[NATIVE_MAX_TENSORS];
+    struct tensor_argument storage[NATIVE_MAX_TENSORS];
+    int num_tensors;
+    PyObject *const *others;
+    void *stream;
+    struct native_device_workspace workspace; /* the function's own */
+};
+/* 0, or -1 with an exception set and nothing to release. */
+int native_read(struct native_arguments *read, PyObject *const *arguments, Py_ssize_t count, int num_tensors,
+                int num_others);
+void *native_address(PyObject *number);
+
+/* Ends a function: calls without the GIL unless an exception is set. None, or NULL with an exception set. */
+#define NATIVE_RUN_AND_RETURN(read, call)                               \
+    do {                                                                \
+        PyObject *result_ = NULL;                                       \
+        if (!PyErr_Occurred()) {                                        \
+            fdm_status status_;                                         \
+            Py_BEGIN_ALLOW_THREADS;                                     \
+            status_ = (call);                                           \
+            Py_END_ALLOW_THREADS;                                       \
+            result_ = PyErr_Occurred() ? NULL : native_result(status_); \
+        }                                                               \
+        Py_XDECREF((read)->workspace.kept);                             \
+        native_release((read)->storage, (read)->num_tensors);           \
+        return result_;                                                 \
+    } while (0)
 
 /* METH_NOARGS */
 PyObject *native_attention_fields(PyObject *module, PyObject *unused);

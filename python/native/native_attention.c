@@ -80,7 +80,7 @@ static int parse(PyObject *const *arguments, Py_ssize_t count, int num_tensors, 
         return -1;
     native_bind(given, &call->tensors);
     if (on_cuda) {
-        call->options.stream = (void *)(uintptr_t)PyLong_AsUnsignedLongLong(setting[STREAM]);
+        call->options.stream = native_address(setting[STREAM]);
         call->allocate = setting[ALLOCATE];
     }
     return PyErr_Occurred() ? -1 : 0;
@@ -95,7 +95,7 @@ static void *allocate_on_device(void *context, size_t bytes) {
     workspace->kept = PyObject_CallFunction(workspace->allocate, "n", (Py_ssize_t)bytes);
     PyObject *address = workspace->kept ? PyTuple_GetItem(workspace->kept, 0) : NULL;
     if (address)
-        memory = (void *)(uintptr_t)PyLong_AsUnsignedLongLong(address);
+        memory = native_address(address);
     PyGILState_Release(state);
     return memory;
 }

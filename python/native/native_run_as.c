@@ -33,7 +33,7 @@ static PyObject *run(const fdm_plan *plan, const fdm_tensors *tensors, void *str
     } else if (bytes) {
         kept = PyObject_CallFunction(allocate, "n", (Py_ssize_t)bytes);
         PyObject *address = kept ? PyTuple_GetItem(kept, 0) : NULL;
-        workspace = address ? (void *)(uintptr_t)PyLong_AsUnsignedLongLong(address) : NULL;
+        workspace = address ? native_address(address) : NULL;
     }
     fdm_status status = FDM_OK;
     if (!PyErr_Occurred())

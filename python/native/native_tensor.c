@@ -147,6 +147,23 @@ int native_tensors(PyObject *const *objects, struct tensor_argument *arguments, 
     return failed;
 }
 
+void *native_address(PyObject *number) { return (void *)(uintptr_t)PyLong_AsUnsignedLongLong(number); }
+
+int native_read(struct native_arguments *read, PyObject *const *arguments, Py_ssize_t count, int num_tensors,
+                int num_others) {
+    if (native_expect(count, num_tensors + num_others + 1))
+        return -1;
+    read->num_tensors = num_tensors;
+    read->others = arguments + num_tensors;
+    read->workspace = (struct native_device_workspace){NULL, NULL};
+    const int failed = native_tensors(arguments, read->storage, read->tensors, num_tensors);
+    if (failed)
+        native_release(read->storage, num_tensors);
+    else
+        read->stream = native_address(arguments[count - 1]);
+    return failed ? -1 : 0;
+}
+
 PyObject *native_extents(const int64_t *values, int32_t count) {
     PyObject *tuple = PyTuple_New(count);
     for (int32_t i = 0; tuple && i < count; i++) {

@@ -223,7 +223,7 @@ static int run(native_call call, const fdm_tensors *tensors, PyObject *query, Py
         struct workspace workspace = {query, NULL, device};
         const fdm_allocator allocator = {&workspace, allocate, release};
         if (on_cuda)
-            options.stream = (void *)(uintptr_t)PyLong_AsUnsignedLongLong(where);
+            options.stream = native_address(where);
         if (!PyErr_Occurred())
             result = native_run(call, tensors, &options, on_cuda ? &allocator : NULL);
         Py_XDECREF(workspace.tensor);
