@@ -4,86 +4,55 @@
 #include "native.h"
 #include "native_fields.h"
 
-/* What use_torch() takes. DESCRIBE: makes a tuple of a tensor where PyTorch has no exchange table, else None. EMPTY_CPU
- * and EMPTY_CUDA: (shape, strides, dtype) on the CPU and on the current CUDA device, or None. From TRANSFORMS to
- * TRACER: whether somebody watches. */
-enum {
-    TENSOR,
-    PARAMETER,
-    DESCRIBE,
-    FLOAT32,
-    FLOAT64,
-    UINT8,
-    BOOL,
-    IS_NEG,
-    EMPTY_LIKE,
-    ZEROS_LIKE,
-    EMPTY_CPU,
-    EMPTY_CUDA,
-    NUM_THREADS,
-    CUDA_STREAM,
-    GRAD_ENABLED,
-    AUTOCAST_ENABLED,
-    TRANSFORMS,
-    DISPATCH_MODES,
-    PROFILER,
-    TRACER,
-    FORWARD_AD,
-    ARGUMENTS,
-    APPLY,
-    NUM_TORCH
-};
-static const char *const torch_names[NUM_TORCH] = {[TENSOR] = "Tensor",
-                                                   [PARAMETER] = "Parameter",
-                                                   [DESCRIBE] = "describe",
-                                                   [FLOAT32] = "float32",
-                                                   [FLOAT64] = "float64",
-                                                   [UINT8] = "uint8",
-                                                   [BOOL] = "bool",
-                                                   [IS_NEG] = "is_neg",
-                                                   [EMPTY_LIKE] = "empty_like",
-                                                   [ZEROS_LIKE] = "zeros_like",
-                                                   [EMPTY_CPU] = "empty_cpu",
-                                                   [EMPTY_CUDA] = "empty_cuda",
-                                                   [NUM_THREADS] = "num_threads",
-                                                   [CUDA_STREAM] = "cuda_stream",
-                                                   [GRAD_ENABLED] = "grad_enabled",
-                                                   [AUTOCAST_ENABLED] = "autocast_enabled",
-                                                   [TRANSFORMS] = "transforms",
-                                                   [DISPATCH_MODES] = "dispatch_modes",
-                                                   [PROFILER] = "profiler",
-                                                   [TRACER] = "tracer",
-                                                   [FORWARD_AD] = "forward_ad",
-                                                   [ARGUMENTS] = "arguments",
-                                                   [APPLY] = "apply"};
-static PyObject *torch[NUM_TORCH]; /* kept for the life of the process */
+/* What use_torch() takes, by name. DESCRIBE: makes a tuple of a tensor where PyTorch has no exchange table, else None.
+ * EMPTY_CPU and EMPTY_CUDA: (shape, strides, dtype) on the CPU and on the current CUDA device, or None. From TRANSFORMS
+ * to TRACER: whether somebody watches. */
+#define FROM_TORCH(X)                       \
+    X(TENSOR, "Tensor")                     \
+    X(PARAMETER, "Parameter")               \
+    X(DESCRIBE, "describe")                 \
+    X(FLOAT32, "float32")                   \
+    X(FLOAT64, "float64")                   \
+    X(UINT8, "uint8")                       \
+    X(BOOL, "bool")                         \
+    X(IS_NEG, "is_neg")                     \
+    X(EMPTY_LIKE, "empty_like")             \
+    X(ZEROS_LIKE, "zeros_like")             \
+    X(EMPTY_CPU, "empty_cpu")               \
+    X(EMPTY_CUDA, "empty_cuda")             \
+    X(NUM_THREADS, "num_threads")           \
+    X(CUDA_STREAM, "cuda_stream")           \
+    X(GRAD_ENABLED, "grad_enabled")         \
+    X(AUTOCAST_ENABLED, "autocast_enabled") \
+    X(TRANSFORMS, "transforms")             \
+    X(DISPATCH_MODES, "dispatch_modes")     \
+    X(PROFILER, "profiler")                 \
+    X(TRACER, "tracer")                     \
+    X(FORWARD_AD, "forward_ad")             \
+    X(ARGUMENTS, "arguments")               \
+    X(APPLY, "apply")
 
 /* Attributes and names of devices, as Python's strings. */
-enum {
-    DTYPE,
-    REQUIRES_GRAD,
-    CONTIGUOUS,
-    NEW_EMPTY,
-    CURRENT_LEVEL,
-    FORCED_FAMILY,
-    TO_SAVE,
-    SETTINGS,
-    MATERIALIZE,
-    CPU,
-    CUDA,
-    NUM_TEXTS
-};
-static const char *const text_values[NUM_TEXTS] = {[DTYPE] = "dtype",
-                                                   [REQUIRES_GRAD] = "requires_grad",
-                                                   [CONTIGUOUS] = "contiguous",
-                                                   [NEW_EMPTY] = "new_empty",
-                                                   [CURRENT_LEVEL] = "_current_level",
-                                                   [FORCED_FAMILY] = "forced_family",
-                                                   [TO_SAVE] = "to_save",
-                                                   [SETTINGS] = "settings",
-                                                   [MATERIALIZE] = "materialize_grads",
-                                                   [CPU] = "cpu",
-                                                   [CUDA] = "cuda"};
+#define TEXTS(X)                        \
+    X(DTYPE, "dtype")                   \
+    X(REQUIRES_GRAD, "requires_grad")   \
+    X(CONTIGUOUS, "contiguous")         \
+    X(NEW_EMPTY, "new_empty")           \
+    X(CURRENT_LEVEL, "_current_level")  \
+    X(FORCED_FAMILY, "forced_family")   \
+    X(TO_SAVE, "to_save")               \
+    X(SETTINGS, "settings")             \
+    X(MATERIALIZE, "materialize_grads") \
+    X(CPU, "cpu")                       \
+    X(CUDA, "cuda")
+
+#define POSITION(position, text) position,
+#define TEXT(position, text)     text,
+enum { FROM_TORCH(POSITION) NUM_TORCH };
+enum { TEXTS(POSITION) NUM_TEXTS };
+static const char *const torch_names[] = {FROM_TORCH(TEXT)};
+static const char *const text_values[] = {TEXTS(TEXT)};
+static PyObject *torch[NUM_TORCH]; /* kept for the life of the process */
 static PyObject *texts[NUM_TEXTS];
 
 /* use_torch({name: object}) */
