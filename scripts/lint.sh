@@ -28,6 +28,7 @@ check "verified" python3 scripts/verified.py --check
 check "tables of the companions" python3 scripts/companions_table.py --check
 check "table of README.md" python3 scripts/readme_table.py --check
 check "docs" python3 scripts/check_docs.py
+check "subjects" python3 scripts/check_subjects.py
 check "shell syntax" bash -c 'for script in scripts/*.sh .ci/run; do bash -n "$script" || exit 1; done'
 build_with_clang() {
     [ -e build-clang/build.ninja ] || CC=clang meson setup build-clang -Dstrict=true -Dtests=true >/dev/null || return 1
