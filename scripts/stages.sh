@@ -20,3 +20,10 @@ stage_ends() { # stage_ends NAME REPORT CODE SECONDS: for a stage that ran in th
     if [ "$3" = 0 ]; then echo "== $1: $4 s"; else echo "== $1: failed after $4 s"; fi
     return "$3"
 }
+
+stages_table() { # a line a stage, and one for all; its exit code is 1 when a stage failed
+    awk -F '\t' -v all=$SECONDS '
+        BEGIN { format = "%-40s %7s  %s\n"; printf "\n" format, "step", "seconds", "result" }
+        { printf format, $1, $3, $2 ? "failed, exit code " $2 : "passed"; failed += $2 != 0 }
+        END { printf format, "all", all, failed ? failed " failed" : "passed"; exit failed > 0 }' "$stages"
+}

@@ -1,11 +1,12 @@
 """scripts/test.sh runs every stage whatever failed before, and its last lines say what failed, what was not covered and how
-long each stage took; scripts/run.sh builds the tool alone; tests are built with cmocka or not at all."""
+long each stage took; .ci/run ends with a table; scripts/run.sh builds the tool alone; tests are built with cmocka or not at all."""
 
 from __future__ import annotations
 
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -142,6 +143,23 @@ def test_run_builds_the_tool_alone_and_says_each_step(tree):
 def test_run_ends_where_a_step_fails(tree):
     done, calls = run(tree("ninja -C build"), "run.sh")
     assert done.returncode == 3 and "attend" not in calls and "== build: failed after" in done.stdout
+
+
+@pytest.mark.parametrize("failing", ["", "make lint", "fuzz.sh"])
+def test_ci_runs_every_step_and_ends_with_a_table(tree, failing):
+    folder = tree(*[failing] if failing else [])
+    cases = f'    *"{failing}"*) exit 3 ;;\n' if failing else ""
+    for name in ("sanitize.sh", "compile_changed.sh", "fuzz.sh", "qemu-neon.sh"):
+        executable(folder / "scripts" / name, STUB.format(name=name, cases=cases))
+    executable(folder / "bin" / "make", STUB.format(name="make", cases=cases))
+    executable(folder / ".ci" / "run", (ROOT / ".ci" / "run").read_text())
+    done = subprocess.run([folder / ".ci" / "run"], capture_output=True, text=True, timeout=60,
+                          env={"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "TMPDIR": str(folder)})
+    table = done.stdout[done.stdout.index("\nstep ") :].splitlines()[2:]
+    assert len(table) == len((folder / "calls").read_text().splitlines()) + 1 == 9
+    failed = [line for line in table[:-1] if not line.endswith("  passed")]
+    assert len(failed) == done.returncode == bool(failing) and all(line.endswith("  failed, exit code 3") for line in failed)
+    assert re.fullmatch(r"all +\d+  " + ("1 failed" if failing else "passed"), table[-1])
 
 
 # ---- options of the build ----
