@@ -12,7 +12,7 @@ work() { # number of the process
     local n=$1 from
     while [ $SECONDS -lt $end ]; do
         from=$((seed + n * 40))
-        "$checks" --emulate "${devices[n % 4]}" --seed "$from" --repeat 40 >>"$folder/log$1" 2>&1 || echo "WRONG from $from" >>"$folder/log$1"
+        "$checks" attention --emulate "${devices[n % 4]}" --seed "$from" --repeat 40 >>"$folder/log$1" 2>&1 || echo "WRONG from $from" >>"$folder/log$1"
         n=$((n + cores))
     done
 }

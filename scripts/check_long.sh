@@ -9,13 +9,13 @@ export PATH="$PWD/.venv/bin:$PATH"
 scripts/configure.sh -Dtests=true
 ninja -C build --quiet
 # Two processes, each with seeds of its own, so that two cores are busy whatever the number of threads of a problem.
-build/tests/fdm-checks --seed 20000000 --repeat $((seeds / 2)) --threads 1 >build/check-long-1.log &
+build/tests/fdm-checks attention --seed 20000000 --repeat $((seeds / 2)) --threads 1 >build/check-long-1.log &
 first=$!
 failed=0
-build/tests/fdm-checks --seed 30000000 --repeat $((seeds - seeds / 2)) --threads 2 >build/check-long-2.log || failed=1
+build/tests/fdm-checks attention --seed 30000000 --repeat $((seeds - seeds / 2)) --threads 2 >build/check-long-2.log || failed=1
 wait $first || failed=1
 tail -n 1 build/check-long-1.log build/check-long-2.log
 [ $failed = 0 ] || exit 1
-build/tests/fdm-checks --broken --repeat 2000
+build/tests/fdm-checks broken --repeat 2000
 scripts/compile_all.sh
 scripts/fuzz.sh "${2:-600}"

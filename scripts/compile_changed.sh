@@ -14,9 +14,9 @@ failed=0
 head=$(git rev-parse HEAD)
 part=$((16#${head:0:8} % 64))
 echo "part $part of 64 of everything, and of each architecture and kernel one"
-build/tests/fdm-compile --share "$part/64" || failed=1
+build/tests/fdm-checks compile --share "$part/64" || failed=1
 
 python3 scripts/record.py known >"$known"
 echo "$(wc -l <"$known") groups are recorded; of the others, what $seconds s allow"
-build/tests/fdm-compile --known "$known" --seconds "$seconds" || failed=1
+build/tests/fdm-checks compile --known "$known" --seconds "$seconds" || failed=1
 exit $failed

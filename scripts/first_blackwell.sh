@@ -43,13 +43,13 @@ else
 fi
 
 section "named cases, then random problems, against float64"
-run $checks "${emulate[@]}" --cases --share $share --kernel blackwell
-run $checks "${emulate[@]}" --kernel blackwell --seed 9000000 --repeat $problems
+run $checks cases "${emulate[@]}" --share $share --kernel blackwell
+run $checks attention "${emulate[@]}" --kernel blackwell --seed 9000000 --repeat $problems
 
 section "compute-sanitizer"
 if [ "$rehearsal" != emulated ] && command -v compute-sanitizer >/dev/null; then
     for tool in memcheck racecheck initcheck synccheck; do
-        run compute-sanitizer --tool $tool --print-limit 5 $checks --cases --share 0/12 --kernel blackwell
+        run compute-sanitizer --tool $tool --print-limit 5 $checks cases --share 0/12 --kernel blackwell
     done
 else
     printf 'not covered: compute-sanitizer is not on this machine\n\n' >>"$file"

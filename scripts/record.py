@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """record.py: writes what check programs found into bench/results/, from which scripts/verified.py makes docs/verified.md.
 
-Usage: record.py compile LIST FILE...     lines of fdm-compile --json, beside what fdm-compile --list says; for scripts/compile_all.sh
+Usage: record.py compile LIST FILE...     lines of fdm-checks compile --json, beside what --list says; for scripts/compile_all.sh
        record.py known                    what is recorded of them, in the form of that list
        record.py checks RESULTS FOLDER    a run of scripts/check_device.sh in FOLDER, or of fdm-checks --json, for the file RESULTS
 
-The record of compilations is a list of groups, one for each architecture and kernel entry, with the key of fdm-compile --list.
+The record of compilations is a list of groups, one for each architecture and kernel entry, with the key of fdm-checks compile --list.
 A file of checks is {"device", "kind": "hardware", "cpu" or "emulated", "runs"}. A run is one subject (a kernel, or what else was checked) under one check:
 {"subject", "architecture", "check", "date", "commit", "right", "wrong", "findings", "command", "note"}; "findings" are the errors and
 hazards that a sanitizer reports; the last two may be missing. A newer run of a subject, architecture and check replaces the older.

@@ -20,10 +20,10 @@ for folder in build-asan build-tsan; do
 done
 # Side by side: the float64 reference, which most of the time goes to, has one thread.
 emulated=build-asan/tests/emulator/x86/fdm-checks-x86 # on x86-64
-build-asan/tests/fdm-checks --seed 3000000 --repeat "$seeds" &&
-    { [ ! -e $emulated ] || $emulated --kernel cpu. --seed 8000000 --repeat $((seeds / 3)); } &
+build-asan/tests/fdm-checks attention --seed 3000000 --repeat "$seeds" &&
+    { [ ! -e $emulated ] || $emulated attention --kernel cpu. --seed 8000000 --repeat $((seeds / 3)); } &
 checks=$!
 failed=0
-build-tsan/tests/fdm-checks --seed 4000000 --repeat "$seeds" --threads 3 || failed=1
+build-tsan/tests/fdm-checks attention --seed 4000000 --repeat "$seeds" --threads 3 || failed=1
 wait $checks || failed=1
 exit $failed

@@ -10,7 +10,7 @@ export EMULATED_CHECK=0 EMULATED_MODE=early
 scripts/configure.sh -Dtests=true
 ninja -C build --quiet
 checks=build/tests/fdm-checks
-many() { $checks --cases --group 65535 --share 0/3 --rotate "$@"; }
+many() { $checks cases --group 65535 --share 0/3 --rotate "$@"; }
 many --emulate sm_90 --kernel hopper >build/test-long-hopper.log 2>&1 &
 hopper=$! failed=0
 many --emulate sm_90 --kernel mma || failed=1

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "checks.h"
+#include "subjects.h"
 
 enum { ARGUMENTS_MAX = 16 };
 
@@ -31,17 +32,17 @@ static const struct fault {
      "families/hopper/hopper_forward.cu",
      "f.last_tile = min(f.first_tile + each, f.last_tile)",
      "f.last_tile = f.batch % splits == splits - 1 ? f.first_tile : min(f.first_tile + each, f.last_tile)",
-     {"--cases", "--group", "few rows", "--share", "0/13"}},
+     {"cases", "--group", "few rows", "--share", "0/13"}},
     {"splits from the 65th on lost",
      "gpu/combine_splits.cu",
      "weights[threadIdx.x] = weight",
      "weights[threadIdx.x] = threadIdx.x < 64 ? weight : 0.0f",
-     {"--cases", "--group", "many splits", "--kernel", "mma.decode"}},
+     {"cases", "--group", "many splits", "--kernel", "mma.decode"}},
     {"a stride in 32 bits",
      "families/mma/forward/mma_forward.cu",
      "typedef int64_t row_distance",
      "typedef int row_distance",
-     {"--cases", "--group", "apart", "--kernel", "mma.forward"}},
+     {"cases", "--group", "apart", "--kernel", "mma.forward"}},
     {"exponentials wrong on the FMA pipe",
      "cuda/exp2.cuh",
      "0.24221076f",
@@ -94,8 +95,11 @@ static int run(const struct fault *fault, const char *folder, const char *log) {
     const pid_t child = fork();
     if (child == 0) {
         char plant[1024];
-        const char *arguments[ARGUMENTS_MAX + 8] = {"fdm-checks", "--emulate", "sm_90", "--until-wrong"};
-        memcpy(&arguments[4], fault->arguments, sizeof fault->arguments);
+        const char *arguments[ARGUMENTS_MAX + 8] = {"fdm-checks"};
+        int count = 1;
+        for (int i = 0; i < ARGUMENTS_MAX && fault->arguments[i]; i++)
+            arguments[count++] = fault->arguments[i];
+        arguments[count++] = "--emulate", arguments[count++] = "sm_90", arguments[count++] = "--until-wrong";
         snprintf(plant, sizeof plant, "%s=>%s=>%s", fault->file, fault->words, fault->instead);
         setenv("EMULATED_PLANT", plant, 1);
         setenv("EMULATED_MODE", "early", 1); /* these faults show in results */
@@ -142,12 +146,12 @@ static void remove_folder(const char *folder) {
         printf("%s is left\n", folder);
 }
 
-int broken_texts_main(const char *only) {
+int broken_texts(const struct options *o) {
     const int count = sizeof faults / sizeof faults[0];
     int missed = 0, tried = 0;
     for (int i = 0; i < count; i++) {
         char folder[] = "/tmp/fdm-broken-XXXXXX";
-        if (only && !strstr(faults[i].name, only))
+        if (o->group && !strstr(faults[i].name, o->group))
             continue;
         if (!mkdtemp(folder)) {
             perror("fdm-checks: a folder for kernels");

@@ -1,8 +1,6 @@
 /* chain_check.c: attention after attention on one stream of a CUDA device, or of the emulated one, while nobody waits:
  * each takes the result before it as its queries and among its keys, and all share one workspace. A launch that may
- * begin before the one ahead has ended must wait for it before it reads or writes. Compared with the CPU.
- *
- * Exit code 77: there is no device. */
+ * begin before the one ahead has ended must wait for it before it reads or writes. Compared with the CPU. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,6 +9,7 @@
 #include "base/half.h"
 #include "device_check.h"
 #include "flash_dmattn.h"
+#include "subjects.h"
 
 enum { LINKS = 4, HEADS_KV = 2 };
 
@@ -115,12 +114,12 @@ static int check(const struct form *f) {
     return !right;
 }
 
-int main(int argc, char **argv) {
-    const int repeat = argc > 1 ? atoi(argv[1]) : 1;
+int chain_checks(const struct options *o) {
+    const int64_t repeat = (int64_t)given_or(o->repeat, 1);
     int wrong = 0;
     if (!has_device())
         return EXIT_NO_DEVICE;
-    for (int n = 0; n < repeat; n++)
+    for (int64_t n = 0; n < repeat; n++)
         for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++)
             wrong += check(&forms[i]);
     return exit_code(repeat, wrong);

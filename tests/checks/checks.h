@@ -6,6 +6,7 @@
 #include <stdio.h>
 
 #include "flash_dmattn.h"
+#include "options.h"
 
 enum role { Q, K, V, MASK, BIAS, START, END, CU_Q, CU_K, OUT, LSE, LSE_LOW, DOUT, DLSE, DQ, DK, DV, DBIAS, NUM_ROLES };
 extern const char *const role_names[NUM_ROLES];
@@ -25,11 +26,6 @@ struct guarded {
 /* What a head's elements of an output are like: the largest error of the baseline, and the sum of squares. */
 struct head_facts {
     double worst_baseline, square, count;
-};
-/* Of how many kinds problems are, and the first kind's number, so that few specialisations run many problems; count 0:
- * each seed is of its own kind. */
-struct ways {
-    uint64_t count, first;
 };
 
 struct trial {
@@ -84,16 +80,6 @@ struct named_case {
 };
 /* NULL past the last. */
 const struct named_case *named_case(int64_t number);
-
-/* run_cases.c: the cases from number `first` on whose kernel and group have these texts in their names (NULL: any), of
- * them the part-th of `parts`. The exit code of the program. */
-struct case_choice {
-    const char *kernel, *group;
-    uint64_t first, repeat, part, parts;
-    int cuda_alone, until_wrong,
-        alone; /* alone, 1: the first one alone, whatever its kernel: a report names the choice code */
-};
-int cases_main(const struct case_choice *choice);
 
 /* draw.c: 1: cu_seqlens that contradict the tensors, in what the library must cut off; 0: as they were. Whether any do.
  */
@@ -168,33 +154,31 @@ int sums_in_float16(const char *kernel);
 /* compare.c: 1 when all outputs of the pass are right; else prints what is not. */
 int trial_compare(const struct trial *trial, fdm_pass pass, const char *kernel);
 
-/* broken_kernels.c: 0 when every planted fault was caught. */
-int broken_main(uint64_t seeds);
-/* broken_texts.c: the same of faults in texts of CUDA kernels whose names have `only` in them (NULL: all). */
-int broken_texts_main(const char *only);
-
 /* checks_emulated.c: the emulated device of this name ("sm_90") instead of a driver; 0 with a message: there is none.
  */
 int emulate_device(const char *name);
 int is_emulated(void);
-/* "fdm-checks" or "fdm-checks-x86", or with the emulated device: how a report says what to run. */
-const char *checks_program(void);
-/* From now on problems are named cases: a report's seed is a case's number. */
-void checks_named(void);
-/* From now on problems are of these ways. */
-void checks_of_ways(struct ways ways);
 /* Prepares one of the rounds that a trial is run in; 0: it has no more. There is one without an emulated device. */
 int emulated_round(const struct trial *trial, int round);
 
-/* checks_main.c */
+/* run_trial.c */
 /* Runs a kernel on the trial's tensors; returns 1 when right. `tamper` may change what ran (NULL = nothing). */
 typedef void tamper_function(struct trial *trial, fdm_pass pass);
 int trial_run(struct trial *trial, fdm_pass pass, const char *kernel, const char *family, int threads,
               tamper_function *before, tamper_function *after);
-extern int checks_quiet;
+/* Plans what trial_run() runs. */
+fdm_status trial_plan(struct trial *trial, fdm_pass pass, const fdm_tensors *tensors, const char *kernel,
+                      const char *family, int threads, fdm_plan *plan);
 /* Fills truth and baseline, and spoils what flows back into rows without keys. */
 void trial_truth(struct trial *trial, int backward);
 /* A copy of the outputs of a pass, and its size. */
 void *trial_bits(const struct trial *trial, fdm_pass pass, size_t *bytes);
+/* 0: its tensors are far, and the device is a real one, whose memory other programs need too; checks_far takes it. */
+int trial_has_room(const struct trial *trial);
+/* Whether a family's tensors live on a CUDA device; NULL: the family of a choice code, which only those have here. */
+int is_on_device(const char *family);
+/* From now on a crash says which problem to run again. */
+void trial_catch_crashes(void);
+extern int checks_quiet, checks_far;
 
 #endif

@@ -11,21 +11,7 @@
 #include "checks.h"
 
 static struct emulated *emulated;
-#ifndef CHECKS_PROGRAM /* fdm-checks-x86 has its own */
-#    define CHECKS_PROGRAM "fdm-checks"
-#endif
-static char program[256] = CHECKS_PROGRAM;
 static int one_mode, own_seed, own_strict, own_switches; /* named by the environment */
-
-/* A report says how to run the same again: with the settings of the device, too. */
-static void name_program(const char *device) {
-    static const char *const settings[] = {"EMULATED_SMS", "EMULATED_STRICT", "EMULATED_SWITCH", "EMULATED_UNORDERED"};
-    int used = 0;
-    for (size_t i = 0; i < sizeof settings / sizeof settings[0]; i++)
-        if (getenv(settings[i]))
-            used += snprintf(program + used, 120 - (size_t)used, "%s=%.8s ", settings[i], getenv(settings[i]));
-    snprintf(program + used, sizeof program - (size_t)used, CHECKS_PROGRAM " --emulate %.20s", device);
-}
 
 int emulate_device(const char *name) {
     char path[4096];
@@ -38,7 +24,6 @@ int emulate_device(const char *name) {
     setenv("EMULATED_DEVICES", name, 1);
     own_strict = getenv("EMULATED_STRICT") != NULL;
     own_switches = getenv("EMULATED_SWITCH") != NULL;
-    name_program(name);
     if (!getenv("FLASH_DMATTN_CACHE_DIR")) { /* the host's shared objects are not mixed with a device's kernels */
         strcpy(slash, "/emulator/cache");
         setenv("FLASH_DMATTN_CACHE_DIR", path, 1);
@@ -52,12 +37,6 @@ int emulate_device(const char *name) {
 }
 
 int is_emulated(void) { return emulated != NULL; }
-const char *checks_program(void) { return program; }
-void checks_named(void) { strcat(program, " --cases"); }
-void checks_of_ways(struct ways ways) {
-    snprintf(program + strlen(program), sizeof program - strlen(program), " --ways %llu+%llu",
-             (unsigned long long)ways.count, (unsigned long long)ways.first);
-}
 
 int emulated_round(const struct trial *t, int round) {
     static const enum emulated_mode modes[] = {EMULATED_RANDOM, EMULATED_EARLY, EMULATED_LATEST};

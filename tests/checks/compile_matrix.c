@@ -2,8 +2,6 @@
  * device, and demands that nothing spills (beyond what a kernel's request allows) and that the assembler has no remark
  * C75xx.
  *
- * Usage: fdm-compile [--full] [--arch sm_90] [--seed N] [--kernel NAME] [--variants] [--entry TEXT] [--with
- *        CONSTANT[=V]]... [--share K/N] [--known FILE] [--seconds N] [--list] [--json FILE] [--verbose]
  * Without --full, problems are drawn so that values of each feature meet in pairs; with it, every combination is
  * compiled. Without --kernel, each problem is compiled for the kernel that is chosen freely, for those that run only by
  * name, and for ways to run it that no rule chooses: of each problem and kernel one of them, the next each time, with
@@ -16,7 +14,6 @@
  * --known: a file of such lines; leaves out groups whose key is there. --json: appends a line of JSON for each group.
  * A cache of what compiled before (FLASH_DMATTN_CACHE_DIR) is not used: each run stands for itself. */
 #include <elf.h>
-#include <getopt.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,6 +32,7 @@
 #include "gpu/masks/slots_on_device.h"
 #include "gpu/masks/topk_on_device.h"
 #include "gpu/merge_on_device.h"
+#include "subjects.h"
 
 /* ---- the list of distinct compilations ---- */
 
@@ -53,8 +51,7 @@ static struct job *jobs;
 static uint64_t *keys; /* of each job as it was listed: those of equal requests are equal */
 static int32_t num_jobs, max_jobs, next_job;
 static const char *entry_text = ""; /* only kernels whose entry holds it */
-static const char *demands[16];     /* only where each of these constants is not 0, or NAME=V is V */
-static int32_t num_demands;
+static const char *const *demands;  /* only where each of these constants is not 0, or NAME=V is V; WITH_MAX or NULL */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static int same_request(const struct cuda_kernel_request *a, const struct cuda_kernel_request *b) {
@@ -94,7 +91,7 @@ static int meets(const struct cuda_kernel_request *request, const char *demand) 
 static void add_job(const char *arch, const struct cuda_kernel_request *request) {
     if (!strstr(request->entry, entry_text))
         return;
-    for (int32_t i = 0; i < num_demands; i++)
+    for (int32_t i = 0; i < WITH_MAX && demands[i]; i++)
         if (!meets(request, demands[i]))
             return;
     const uint64_t key = key_of(arch, request);
@@ -256,13 +253,13 @@ static int leave_out_known(const char *path) {
 
 /* Leaves of the list what --share says. A compilation's part depends on its place alone; neighbours, which differ in
  * one feature, are spread over all parts. */
-static void keep_share(int64_t part, int64_t parts) {
+static void keep_share(struct share share) {
     uint64_t state = 1;
     int32_t kept = 0;
     for (int32_t i = 0; i < num_jobs; i++) {
         const int first = !groups[jobs[i].group].begun;
         state = state * 6364136223846793005ull + 1442695040888963407ull;
-        const int own = (int64_t)((state >> 33) % (uint64_t)parts) == part % parts;
+        const int own = (state >> 33) % share.parts == share.part;
         groups[jobs[i].group].begun = 1;
         if (first || own) {
             jobs[kept] = jobs[i];
@@ -528,73 +525,37 @@ static void add_kernels(const char *arch, uint64_t seed, const char *kernel, int
     }
 }
 
-int main(int argc, char **argv) {
-    static const struct option options[] = {
-        {"full", no_argument, 0, 'f'},          {"arch", required_argument, 0, 'a'},
-        {"seed", required_argument, 0, 's'},    {"kernel", required_argument, 0, 'k'},
-        {"variants", no_argument, 0, 'n'},      {"entry", required_argument, 0, 'e'},
-        {"with", required_argument, 0, 'w'},    {"share", required_argument, 0, 'p'},
-        {"verbose", no_argument, 0, 'v'},       {"json", required_argument, 0, 'j'},
-        {"known", required_argument, 0, 'c'},   {"list", no_argument, 0, 'l'},
-        {"seconds", required_argument, 0, 'm'}, {0}};
+int compile_checks(const struct options *o) {
     static const char *const archs[] = {"sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"};
-    const char *only = NULL, *kernel = NULL, *known = NULL, *json = NULL;
-    uint64_t seed = 1;
-    long long part = 0, parts = 1, seconds = 0;
-    int option, variants = 0, verbose = 0, list = 0;
-    while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
-        switch (option) {
-        case 'f': every_variant = wide_step = negative_step = 1; break;
-        case 'a': only = optarg; break;
-        case 's': seed = strtoull(optarg, NULL, 10); break;
-        case 'k': kernel = optarg; break;
-        case 'n': variants = 1; break;
-        case 'e': entry_text = optarg; break;
-        case 'w':
-            if (num_demands == sizeof demands / sizeof demands[0])
-                return 2;
-            demands[num_demands++] = optarg;
-            break;
-        case 'v': verbose = 1; break;
-        case 'j': json = optarg; break;
-        case 'c': known = optarg; break;
-        case 'l': list = 1; break;
-        case 'm': seconds = atoll(optarg); break;
-        case 'p':
-            if (sscanf(optarg, "%lld/%lld", &part, &parts) == 2 && part >= 0 && parts > 0)
-                break; /* fall through */
-        default:
-            printf("usage: fdm-compile [--full] [--arch NAME] [--seed N] [--kernel NAME] [--variants] [--entry TEXT] "
-                   "[--with CONSTANT[=V]]... [--share K/N] [--known FILE] [--seconds N] [--list] [--json FILE] "
-                   "[--verbose]\n");
-            return 2;
-        }
-    }
+    if (o->full)
+        every_variant = wide_step = negative_step = 1;
+    entry_text = o->entry ? o->entry : "";
+    demands = o->with;
     for (size_t i = 0; i < sizeof archs / sizeof archs[0]; i++)
-        if (!only || strcmp(only, archs[i]) == 0)
-            add_kernels(archs[i], seed, kernel, variants);
+        if (!o->arch || strcmp(o->arch, archs[i]) == 0)
+            add_kernels(archs[i], given_or(o->seed, 1), o->kernel, o->variants);
     find_groups();
-    if (list) {
+    if (o->list) {
         print_groups();
         return 0;
     }
     const int32_t listed = num_jobs;
-    if (known && !leave_out_known(known)) {
-        fprintf(stderr, "fdm-compile: %s cannot be read\n", known);
+    if (o->known && !leave_out_known(o->known)) {
+        fprintf(stderr, "fdm-checks compile: %s cannot be read\n", o->known);
         return 2;
     }
-    keep_share(part, parts);
+    keep_share(o->share);
     printf("%d of %d specialisations\n", num_jobs, listed);
-    if (known && num_jobs == 0)
+    if (o->known && num_jobs == 0)
         return 0; /* all was compiled before as it is now */
-    if (seconds > 0) {
+    if (o->seconds != NOT_GIVEN) {
         mix();
-        last_begin = time(NULL) + seconds;
+        last_begin = time(NULL) + (time_t)o->seconds;
     }
     compile_jobs();
-    if (json && !write_json(json)) {
-        fprintf(stderr, "fdm-compile: %s cannot be written\n", json);
+    if (o->json && !write_json(o->json)) {
+        fprintf(stderr, "fdm-checks compile: %s cannot be written\n", o->json);
         return 2;
     }
-    return report(verbose);
+    return report(o->verbose);
 }

@@ -1,9 +1,6 @@
 /* dense_check.c: builders of dense masks on a CUDA device, or on the emulated one, against the CPU, byte for byte:
  * intervals to masks, what masks show of blocks, and the W largest biases of a row, with ties, NaN, hidden keys,
- * strides and broadcast axes. Nothing is written beside the masks.
- *
- * Usage: dense-check [CASES, default 400] [SEED, default 1, or commit: rotation.h]. Exit code 77: there is no device.
- */
+ * strides and broadcast axes. Nothing is written beside the masks. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,6 +9,7 @@
 #include "base/half.h"
 #include "device_check.h"
 #include "flash_dmattn.h"
+#include "subjects.h"
 
 enum { BYTES = 1 << 20, ROOM = 4 };
 enum { BIAS, SHOWN, START, END, MASK, NUM_BUFFERS };
@@ -149,25 +147,22 @@ static int create(void) {
     return same(MASK) && same(BIAS) && same(SHOWN);
 }
 
-int main(int argc, char **argv) {
-    const int64_t cases = argc > 1 ? atoll(argv[1]) : 400;
-    const uint64_t seed = first_case(argc > 2 ? argv[2] : NULL);
-    static const char *const names[] = {"intervals to mask", "mask to blocks", "creating a mask"};
+static const char *check(const struct options *o, char *about, size_t bytes) {
+    static const char *const names[] = {"intervals to mask", "mask to blocks", "creating a mask", "creating a mask"};
     static int (*const kinds[])(void) = {to_mask, mask_blocks, create, create};
+    const int64_t kind = below(4);
+    snprintf(about, bytes, "%s", names[kind]);
+    return kinds[kind]() ? NULL : "other bytes than the CPU's";
+}
+
+int dense_checks(const struct options *o) {
     if (!has_device())
         return EXIT_NO_DEVICE;
     for (int n = 0; n < NUM_BUFFERS; n++)
         if (fdm_memory_allocate(cuda, BYTES, &there[n]))
             fail("allocating");
-    int64_t wrong = 0;
-    for (int64_t n = 0; n < cases; n++) {
-        begin_case(seed + (uint64_t)n);
-        const int kind = (int)below(4), right = kinds[kind]();
-        printf("%s %s; replay: dense-check 1 %llu\n", right ? "right" : "WRONG", names[kind < 2 ? kind : 2],
-               (unsigned long long)seed + (unsigned long long)n);
-        wrong += !right;
-    }
+    const int code = run_cases(o, 400, check);
     for (int n = 0; n < NUM_BUFFERS; n++)
         fdm_memory_release(cuda, there[n]);
-    return exit_code(cases, wrong);
+    return code;
 }

@@ -1,5 +1,5 @@
-/* device_check.h: what programs that compare a CUDA device, or the emulated one, with the CPU share: random draws that
- * a seed repeats, the two devices, and how a program ends that cannot go on. */
+/* device_check.h: what checks that compare a CUDA device, or the emulated one, with the CPU share: random draws that
+ * a seed repeats, the two devices, and how a check ends that cannot go on. */
 #ifndef FDM_DEVICE_CHECK_H
 #define FDM_DEVICE_CHECK_H
 
@@ -9,7 +9,7 @@
 #include <string.h>
 
 #include "flash_dmattn.h"
-#include "rotation.h"
+#include "options.h"
 
 enum { EXIT_NO_DEVICE = 77 };
 static const fdm_device_id cuda = {FDM_CUDA, 0}, host = {FDM_CPU, 0};
@@ -37,22 +37,32 @@ static inline int has_device(void) {
     return 0;
 }
 
-/* The number of the first case: that of the command line, 1 where there is none, or for "commit" what FDM_CHECK_SEED
- * names, which is said. */
-static inline uint64_t first_case(const char *text) {
-    if (!text || strcmp(text, "commit") != 0)
-        return text ? strtoull(text, NULL, 10) : 1;
-    const uint64_t first = rotated_seed(1);
-    printf("cases from %llu on\n", (unsigned long long)first);
-    return first;
-}
-
-/* The end of a program that ran so many cases: its exit code. One that ran none has found nothing right. */
+/* The end of a check that ran so many cases: its exit code. One that ran none has found nothing right. */
 static inline int exit_code(int64_t cases, int64_t wrong) {
     printf("%lld cases, %lld wrong\n", (long long)cases, (long long)wrong);
     if (cases < 1)
         printf("WRONG no case was run\n");
     return wrong > 0 || cases < 1;
+}
+
+/* Runs random cases, as many as --repeat says, without it `usual`, and prints a line for each; returns the exit code.
+ * `check` draws and runs one: it describes the case in so many bytes, and returns what was wrong, or NULL. */
+typedef const char *case_function(const struct options *options, char *about, size_t bytes);
+static inline int run_cases(const struct options *o, uint64_t usual, case_function *check) {
+    const uint64_t first = given_or(o->seed, 1), cases = given_or(o->repeat, usual);
+    int64_t wrong = 0;
+    for (uint64_t n = 0; n < cases; n++) {
+        char about[256] = "";
+        begin_case(first + n);
+        const char *fault = check(o, about, sizeof about);
+        printf("%s%s: %s; replay: %s --repeat 1 --seed %llu", fault ? "WRONG, " : "right", fault ? fault : "", about,
+               checks_program(), (unsigned long long)(first + n));
+        if (o->keys != NOT_GIVEN)
+            printf(" --keys %llu", (unsigned long long)o->keys);
+        printf("\n");
+        wrong += fault != NULL;
+    }
+    return exit_code((int64_t)cases, wrong);
 }
 
 #endif

@@ -1,9 +1,5 @@
 /* gemm_check.c: every gemm kernel on a CUDA device, or on the emulated one, against float64: layouts, dtypes, alpha and
- * beta, batches, extents around tiles, nothing written beside C, no NaN taken from beside A, B or C.
- *
- * Usage: gemm-check [--large] [--most N] [--from N] [KERNEL]
- * KERNEL: of the list, or "chosen". --large: sizes for a device. --most: of each kernel N problems, spread over all of
- * its; --from: the first of them. A line is written every ten seconds. Exit code 77: there is no device. */
+ * beta, batches, extents around tiles, nothing written beside C, no NaN taken from beside A, B or C. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,6 +8,7 @@
 
 #include "device_array.h"
 #include "device_check.h"
+#include "subjects.h"
 
 struct trial {
     const char *kernel;
@@ -200,7 +197,7 @@ static void check_kernel(const char *kernel, const int64_t (*sizes)[4], int32_t 
         }
 }
 
-int main(int argc, char **argv) {
+int gemm_checks(const struct options *o) {
     enum { BY_NAME_MAX = 1 << 23 }; /* products of a size that all kernels meet where they may be slow */
     /* m, n, k, batch: around tiles of 64 to 256, several items a block, k split, nothing */
     static const int64_t small[][4] = {{1, 8, 8, 1},       {8, 1, 8, 1},        {8, 8, 1, 2},       {0, 8, 8, 1},
@@ -214,30 +211,22 @@ int main(int argc, char **argv) {
                                        {16, 8192, 8192, 1},   {64, 512, 16384, 1},  {4096, 4096, 256, 1},
                                        {5120, 640, 1000, 2},  {128, 192, 8192, 3},  {5120, 5120, 256, 1},
                                        {1, 8192, 8192, 1},    {32, 4096, 1024, 2},  {8, 512, 16384, 1}};
-    const char *name, *description, *only = NULL;
-    int is_large = 0, most = 0;
-    for (int i = 1; i < argc; i++)
-        if (strcmp(argv[i], "--large") == 0)
-            is_large = 1;
-        else if (strcmp(argv[i], "--most") == 0 && i + 1 < argc)
-            most = atoi(argv[++i]);
-        else if (strcmp(argv[i], "--from") == 0 && i + 1 < argc)
-            from = atoi(argv[++i]);
-        else
-            only = argv[i];
+    const char *name, *description;
+    const int most = (int)given_or(o->most, 0);
+    from = (int)given_or(o->from, 0);
     if (!has_device())
         return EXIT_NO_DEVICE;
     int useless = 0, tried = 0;
     for (int32_t k = -1; k < 0 || fdm_gemm_kernel(k, &name, &description) == FDM_OK; k++) {
         const char *kernel = k < 0 ? NULL : name;
-        if (only && strcmp(name_of(kernel), only) != 0)
+        if (o->kernel && strcmp(name_of(kernel), o->kernel) != 0)
             continue;
         memset(counts, 0, sizeof counts);
         num_choices = met = 0, every = tried = 1;
         for (counting = most > 0; counting >= 0; counting--) {
             check_kernel(kernel, small, sizeof small / sizeof small[0],
-                         kernel && !only && !is_large ? BY_NAME_MAX : 1e18);
-            if (is_large)
+                         kernel && !o->kernel && !o->large ? BY_NAME_MAX : 1e18);
+            if (o->large)
                 check_kernel(kernel, large, sizeof large / sizeof large[0], 1e18);
             every = most > 0 ? (met + most - 1) / most | 1 : 1; /* odd: layouts come in fours */
             met = 0;
@@ -250,6 +239,6 @@ int main(int argc, char **argv) {
         useless |= counts[0] > 0 || counts[1] == 0;
     }
     if (!tried)
-        printf("WRONG no kernel is named %s\n", only);
+        printf("WRONG no kernel is named %s\n", o->kernel);
     return useless || !tried;
 }

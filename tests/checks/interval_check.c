@@ -1,15 +1,13 @@
 /* interval_check.c: builders of key intervals other than top-W on a CUDA device, or on the emulated one, against the
  * CPU, bit for bit: windows, prefixes, documents, and dense masks with strides, broadcast axes and holes. Nothing is
- * written beside the intervals.
- *
- * Usage: interval-check [CASES, default 400] [SEED, default 1, or commit: rotation.h]. Exit code 77: there is no
- * device. */
+ * written beside the intervals. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "device_check.h"
 #include "flash_dmattn.h"
+#include "subjects.h"
 
 enum { KEYS_MAX = 700, ROWS_MAX = 300, HEADS_MAX = 2, ROOM = 4 };
 
@@ -134,11 +132,17 @@ static int dense_mask(int32_t *exact_there, uint8_t *there) {
     return (exact_back != 0) == (exact_here != 0) && (!exact_here || is_right());
 }
 
-int main(int argc, char **argv) {
-    const int64_t cases = argc > 1 ? atoll(argv[1]) : 400;
-    const uint64_t seed = first_case(argc > 2 ? argv[2] : NULL);
+static void *mask, *numbers; /* on the device */
+
+static const char *check(const struct options *o, char *about, size_t bytes) {
     static const char *const names[] = {"window or prefix", "documents", "dense mask"};
-    void *mask, *numbers;
+    const int64_t kind = below(3);
+    snprintf(about, bytes, "%s", names[kind]);
+    const int right = kind == 0 ? window_or_prefix() : kind == 1 ? documents(numbers) : dense_mask(numbers, mask);
+    return right ? NULL : "other intervals than the CPU's";
+}
+
+int interval_checks(const struct options *o) {
     if (!has_device())
         return EXIT_NO_DEVICE;
     if (fdm_memory_allocate(cuda, sizeof pair.here[0], (void **)&pair.there[0]) ||
@@ -146,18 +150,10 @@ int main(int argc, char **argv) {
         fdm_memory_allocate(cuda, HEADS_MAX * ROWS_MAX * (KEYS_MAX + ROOM), &mask) ||
         fdm_memory_allocate(cuda, 100, &numbers))
         fail("allocating");
-    int64_t wrong = 0;
-    for (int64_t n = 0; n < cases; n++) {
-        begin_case(seed + (uint64_t)n);
-        const int kind = (int)below(3);
-        const int right = kind == 0 ? window_or_prefix() : kind == 1 ? documents(numbers) : dense_mask(numbers, mask);
-        printf("%s %s; replay: interval-check 1 %llu\n", right ? "right" : "WRONG", names[kind],
-               (unsigned long long)seed + (unsigned long long)n);
-        wrong += !right;
-    }
+    const int code = run_cases(o, 400, check);
     fdm_memory_release(cuda, pair.there[0]);
     fdm_memory_release(cuda, pair.there[1]);
     fdm_memory_release(cuda, mask);
     fdm_memory_release(cuda, numbers);
-    return exit_code(cases, wrong);
+    return code;
 }

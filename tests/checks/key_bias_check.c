@@ -1,9 +1,6 @@
 /* key_bias_check.c: fdm_key_bias() and its backward on a CUDA device, or on the emulated one, against the CPU: all
  * dtypes, axes in any order, broadcast gradients, padding, odd numbers. Nothing is written beside the outputs, and the
- * same call gives the same bits.
- *
- * Usage: key-bias-check [CASES, default 300] [SEED, default 1, or commit: rotation.h]. Exit code 77: there is no
- * device. */
+ * same call gives the same bits. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,6 +9,7 @@
 #include "base/half.h"
 #include "device_check.h"
 #include "flash_dmattn.h"
+#include "subjects.h"
 
 enum { DT, A, PADDING, BIAS, DDT, DA, NUM_TENSORS };
 
@@ -103,7 +101,7 @@ static int is_close(int n, double more) {
     return 1;
 }
 
-static const char *check(void) {
+static const char *fault_of_case(void) {
     static const fdm_dtype dtypes[] = {FDM_FLOAT32, FDM_FLOAT16, FDM_BFLOAT16};
     const int64_t batch = 1 + below(3), heads = 1 + below(below(2) ? 3 : 20), keys = below(below(2) ? 70 : 900);
     const int64_t dt[3] = {batch, keys, heads}, bias[3] = {batch, heads, keys};
@@ -149,24 +147,16 @@ static const char *check(void) {
     return NULL;
 }
 
-int main(int argc, char **argv) {
-    const int64_t cases = argc > 1 ? atoll(argv[1]) : 300;
-    const uint64_t seed = first_case(argc > 2 ? argv[2] : NULL);
-    if (!has_device())
-        return EXIT_NO_DEVICE;
-    int64_t wrong = 0;
-    for (int64_t n = 0; n < cases; n++) {
-        begin_case(seed + (uint64_t)n);
-        const char *fault = check();
-        printf("%s%s; replay: key-bias-check 1 %llu\n", fault ? "WRONG " : "right", fault ? fault : "",
-               (unsigned long long)seed + (unsigned long long)n);
-        wrong += fault != NULL;
-        for (int i = 0; i < NUM_TENSORS; i++) {
-            fdm_memory_release(cuda, t[i].there);
-            free(t[i].here);
-            free(t[i].back);
-            free(t[i].again);
-        }
+static const char *check(const struct options *o, char *about, size_t bytes) {
+    const char *fault = fault_of_case();
+    snprintf(about, bytes, "%s", fdm_dtype_name(t[DT].dtype));
+    for (int i = 0; i < NUM_TENSORS; i++) {
+        fdm_memory_release(cuda, t[i].there);
+        free(t[i].here);
+        free(t[i].back);
+        free(t[i].again);
     }
-    return exit_code(cases, wrong);
+    return fault;
 }
+
+int key_bias_checks(const struct options *o) { return has_device() ? run_cases(o, 300, check) : EXIT_NO_DEVICE; }

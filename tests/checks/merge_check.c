@@ -1,8 +1,6 @@
 /* merge_check.c: fdm_merge() on a CUDA device, or on the emulated one, against the CPU: dtypes, row lengths around what
  * a block takes, strides, rows without keys, low parts, NaN, the result in either part's place, and nothing written
- * beside it.
- *
- * Exit code 77: there is no device. */
+ * beside it. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,6 +9,7 @@
 #include "base/half.h"
 #include "device_check.h"
 #include "flash_dmattn.h"
+#include "subjects.h"
 
 enum { BATCH = 2, SEQLEN = 19, HEADS = 3, ROWS = BATCH * SEQLEN * HEADS, GUARD = 64 };
 /* Rows one after the other; apart and off 16 bytes; apart by 16 bytes; heads before rows; a last axis of steps of 2. */
@@ -203,7 +202,7 @@ static int check(fdm_dtype dtype, int64_t dim, enum layout layout, int place, in
     return !right;
 }
 
-int main(void) {
+int merge_checks(const struct options *o) {
     static const fdm_dtype dtypes[] = {FDM_FLOAT32, FDM_FLOAT16, FDM_BFLOAT16};
     static const int64_t dims[] = {1, 5, 8, 64, 100, 130, 255, 256, 1024, 2048, 2064};
     if (!has_device())

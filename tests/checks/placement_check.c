@@ -1,10 +1,6 @@
 /* placement_check.c: attention whose results lie where they may: out in the place of q, and dq, dk and dv between each
  * other's rows as views of one tensor. By every kernel of this machine, of a CUDA device or of the emulated one: the
- * same bits as in tensors of their own.
- *
- * Usage: placement-check [--share K/N] [KERNEL]. --share: of every N problems of the list the K-th, from 0 on, moved by
- * what FDM_CHECK_SEED names. Exit code 77: only kernels of CUDA devices are named, and there is no device. */
-#include <inttypes.h>
+ * same bits as in tensors of their own. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,6 +8,7 @@
 
 #include "base/half.h"
 #include "device_check.h"
+#include "subjects.h"
 
 /* The last: dq, dk and dv in one tensor. */
 enum { Q, K, V, MASK, BIAS, START, END, CU_Q, CU_K, OUT, LSE, DOUT, DQ, DK, DV, DQKV, NUM_TENSORS };
@@ -51,8 +48,6 @@ static const struct form {
     {"as many keys as rows, float64", FDM_FLOAT64, 1, 2, 1, 9, 9, 8, 1, 0, 1, 0, 0, 0},
 };
 enum { NUM_FORMS = sizeof forms / sizeof forms[0] };
-
-static uint64_t share, shares = 1;
 
 /* ---- tensors, contiguous, on the host and where the kernel runs ---- */
 
@@ -328,19 +323,12 @@ static int check(const struct form *f, const fdm_kernel_info *kernel, int *count
     return wrong;
 }
 
-int main(int argc, char **argv) {
-    const char *only = NULL;
+int placement_checks(const struct options *o) {
     const int with_device = has_device();
     fdm_kernel_info kernel;
     int wrong = 0, ways = 0, missed = 0;
-    for (int i = 1; i < argc; i++)
-        if (strcmp(argv[i], "--share") != 0)
-            only = argv[i];
-        else if (i + 1 == argc || sscanf(argv[++i], "%" SCNu64 "/%" SCNu64, &share, &shares) != 2 || shares == 0)
-            fail("--share needs K/N");
-    share = (share + rotation()) % shares;
     for (int32_t k = 0; fdm_kernel_list(k, &kernel) == FDM_OK; k++) {
-        if (only && strcmp(only, kernel.name) != 0)
+        if (o->kernel && strcmp(o->kernel, kernel.name) != 0)
             continue;
         const int on_device = kernel.device_type == FDM_CUDA;
         missed += on_device && !with_device;
@@ -348,7 +336,7 @@ int main(int argc, char **argv) {
             continue;
         int count = 0;
         place = on_device ? cuda : host;
-        for (uint64_t n = share; n < NUM_FORMS; n += shares) {
+        for (uint64_t n = o->share.part; n < NUM_FORMS; n += o->share.parts) {
             begin_case(n + 1);
             wrong += check(&forms[n], &kernel, &count);
         }
@@ -356,8 +344,6 @@ int main(int argc, char **argv) {
         fflush(stdout);
         ways += count;
     }
-    if (shares > 1)
-        printf("problems %" PRIu64 ", %" PRIu64 ", ... of %d\n", share, share + shares, (int)NUM_FORMS);
     printf("%d ways, %d wrong\n", ways, wrong);
     return wrong ? 1 : ways ? 0 : missed ? EXIT_NO_DEVICE : 1;
 }

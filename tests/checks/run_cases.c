@@ -6,6 +6,7 @@
 
 #include "checks.h"
 #include "launches.h"
+#include "subjects.h"
 
 static int is_of_keys(enum role role) { return role == K || role == V || role == DK || role == DV; }
 
@@ -131,20 +132,25 @@ static int is_of_this_run(const struct named_case *c, int cuda_alone) {
     return 0;
 }
 
-static int is_asked_for(const struct named_case *c, uint64_t number, const struct case_choice *choice) {
-    return is_of_this_run(c, choice->cuda_alone) &&
-           (choice->alone || ((!choice->kernel || strstr(c->kernel, choice->kernel)) &&
-                              (choice->group ? strstr(c->group, choice->group) != NULL : !c->many) &&
-                              number % choice->parts == choice->part));
+/* A seed alone: that case, whatever its kernel, for reports name a choice code. */
+static int is_alone(const struct options *o) { return o->seed != NOT_GIVEN && given_or(o->repeat, 1) == 1; }
+
+static int is_asked_for(const struct named_case *c, uint64_t number, const struct options *o) {
+    return is_of_this_run(c, o->cuda || is_emulated()) &&
+           (is_alone(o) ||
+            ((!o->kernel || strstr(c->kernel, o->kernel)) &&
+             (o->group ? strstr(c->group, o->group) != NULL : !c->many) && number % o->share.parts == o->share.part));
 }
 
-int cases_main(const struct case_choice *choice) {
+int cases_checks(const struct options *o) {
+    const uint64_t first = given_or(o->seed, 0), repeat = is_alone(o) ? 1 : o->repeat;
     const struct named_case *c;
     const char *expected = "";
     int64_t counts[3] = {0}; /* wrong, right, without room */
-    for (uint64_t n = choice->first; n - choice->first < choice->repeat && (c = named_case((int64_t)n)); n++) {
+    trial_catch_crashes();
+    for (uint64_t n = first; n - first < repeat && (c = named_case((int64_t)n)); n++) {
         struct trial trial;
-        if (!is_asked_for(c, n, choice))
+        if (!is_asked_for(c, n, o))
             continue;
         if (strcmp(expected, c->kernel) != 0)
             launches_expect(c->kernel, c->pass);
@@ -156,10 +162,10 @@ int cases_main(const struct case_choice *choice) {
         const int result = is_on_cpu(c) ? check_on_cpu(&trial, c) : check_on_device(&trial, c);
         counts[result < 0 ? 2 : result]++;
         trial_free(&trial);
-        if (choice->until_wrong && result == 0)
+        if (o->until_wrong && result == 0)
             break;
     }
-    if (!choice->alone)
+    if (!is_alone(o))
         launches_report();
     if (counts[2])
         printf("not covered: %lld cases whose tensors lie further apart than this device has memory\n",

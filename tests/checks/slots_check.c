@@ -1,8 +1,6 @@
 /* slots_check.c: fdm_topk_fill() and fdm_topk_append() on a CUDA device, or on the emulated one, against the CPU, bit
  * for bit, prompts in pages too, and the CPU's slots after each token against fdm_topk_intervals() of all tokens so
- * far: the same keys.
- *
- * Usage: slots-check [CASES, default 60] [SEED, default 1, or commit: rotation.h]. Exit code 77: there is no device. */
+ * far: the same keys. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,6 +9,7 @@
 #include "base/half.h"
 #include "device_check.h"
 #include "flash_dmattn.h"
+#include "subjects.h"
 
 enum { BATCH = 2, HEADS = 2, TOKENS = 10000, WINDOW = 300, WINDOW_MAX = 9000, DIM = 6 };
 enum { KEY, SLOT_BIAS, LENGTH, SLOT_K, SLOT_V, SLOT, BIAS, END, REAL, K, V, TABLE, NUM_TENSORS };
@@ -132,7 +131,7 @@ static fdm_tensor *make_pages(int64_t prompt) {
     return &t[TABLE].tensor;
 }
 
-static const char *check(fdm_dtype dtype, int64_t window, int64_t prompt, int64_t steps) {
+static const char *fault_of(fdm_dtype dtype, int64_t window, int64_t prompt, int64_t steps) {
     const int64_t slots[3] = {BATCH, HEADS, window}, kept[4] = {BATCH, window, HEADS, DIM};
     const int64_t biases[3] = {BATCH, HEADS, prompt}, rows[4] = {BATCH, prompt, HEADS, DIM};
     struct history h = {calloc(BATCH * HEADS * TOKENS, 4), calloc(BATCH, TOKENS), 0, fdm_dtype_bytes(dtype)};
@@ -198,23 +197,13 @@ static const char *check(fdm_dtype dtype, int64_t window, int64_t prompt, int64_
     return fault;
 }
 
-int main(int argc, char **argv) {
-    const int64_t cases = argc > 1 ? atoll(argv[1]) : 60;
-    const uint64_t seed = first_case(argc > 2 ? argv[2] : NULL);
+static const char *check(const struct options *o, char *about, size_t bytes) {
     static const fdm_dtype dtypes[] = {FDM_FLOAT32, FDM_FLOAT16, FDM_BFLOAT16};
-    if (!has_device())
-        return EXIT_NO_DEVICE;
-    int64_t wrong = 0;
-    for (int64_t n = 0; n < cases; n++) {
-        begin_case(seed + (uint64_t)n);
-        const int many = below(12) == 0; /* slots: more than threads read in one go, and nearly all of them taken */
-        const int64_t window = many ? WINDOW_MAX - below(900) : 1 + below(below(2) ? 12 : WINDOW);
-        const int64_t prompt = many ? WINDOW_MAX - 400 + below(900) : 1 + below(below(2) ? 30 : 600);
-        const char *fault = check(dtypes[below(3)], window, prompt, below(many ? 6 : 80));
-        printf("%s%s, %lld slots, a prompt of %lld tokens; replay: slots-check 1 %llu\n", fault ? "WRONG " : "right",
-               fault ? fault : "", (long long)window, (long long)prompt,
-               (unsigned long long)seed + (unsigned long long)n);
-        wrong += fault != NULL;
-    }
-    return exit_code(cases, wrong);
+    const int many = below(12) == 0; /* slots: more than threads read in one go, and nearly all of them taken */
+    const int64_t window = many ? WINDOW_MAX - below(900) : 1 + below(below(2) ? 12 : WINDOW);
+    const int64_t prompt = many ? WINDOW_MAX - 400 + below(900) : 1 + below(below(2) ? 30 : 600);
+    snprintf(about, bytes, "%lld slots, a prompt of %lld tokens", (long long)window, (long long)prompt);
+    return fault_of(dtypes[below(3)], window, prompt, below(many ? 6 : 80));
 }
+
+int slots_checks(const struct options *o) { return has_device() ? run_cases(o, 60, check) : EXIT_NO_DEVICE; }

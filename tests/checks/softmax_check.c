@@ -1,8 +1,6 @@
 /* softmax_check.c: every softmax kernel on a CUDA device, or on the emulated one, against float64 row by row: both
  * passes, dtypes, lengths around what a shape holds, strides and addresses off 16 bytes, masks, scales, rows of -inf.
- *
- * Usage: softmax-check [--long] [--share K/N] [KERNEL]. --long: rows up to 2^20, for a device. --share: of every N
- * problems the K-th, so that N processes do all. Exit code 77: there is no device. */
+ */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,6 +8,7 @@
 
 #include "device_array.h"
 #include "device_check.h"
+#include "subjects.h"
 
 /* Rows one after the other; apart by 16 bytes; off 16 bytes alike; off 16 bytes in one tensor; four axes, permuted. */
 enum layout { DENSE, APART, ODD, UNLIKE, PERMUTED, NUM_LAYOUTS };
@@ -201,10 +200,11 @@ static int run(const struct trial *t) {
 }
 
 static int counts[3]; /* wrong, right, refused */
-static int share = 0, shares = 1, number = 0;
+static struct share share;
+static uint64_t number;
 
 static void check(const struct trial *t) {
-    if (number++ % shares != share)
+    if (number++ % share.parts != share.part)
         return;
     const int right = run(t);
     counts[right < 0 ? 2 : right]++;
@@ -239,32 +239,25 @@ static void check_kernel(const char *kernel, const int64_t *columns, int32_t cou
         }
 }
 
-int main(int argc, char **argv) {
+int softmax_checks(const struct options *o) {
     static const int64_t short_rows[] = {0,   1,   2,    7,    8,    9,    31,   64,   65,    100,  128,
                                          255, 257, 1000, 1024, 2040, 2300, 4099, 8200, 17000, 36001};
     static const int64_t long_rows[] = {65537, 70000, 131072, 140000, 270000, 400003, 530000, 1048576, 1100000};
     static const int64_t longer_rows[] = {9000, 33000, 70000, 135000};
     static const int64_t ring_rows[] = {17000, 36001}; /* several of each group of blocks */
-    const char *name, *description, *only = NULL;
-    int is_long = 0;
-    for (int i = 1; i < argc; i++)
-        if (strcmp(argv[i], "--long") == 0)
-            is_long = 1;
-        else if (strcmp(argv[i], "--share") == 0 && i + 1 < argc && sscanf(argv[i + 1], "%d/%d", &share, &shares) == 2)
-            i++;
-        else
-            only = argv[i];
+    const char *name, *description;
+    share = o->share;
     if (!has_device())
         return EXIT_NO_DEVICE;
     int useless = 0, tried = 0;
     for (int32_t k = -1; k < 0 || fdm_softmax_kernel(k, &name, &description) == FDM_OK; k++) {
         const char *kernel = k < 0 ? NULL : name;
-        if (only && (!kernel || strcmp(kernel, only) != 0))
+        if (o->kernel && (!kernel || strcmp(kernel, o->kernel) != 0))
             continue;
         memset(counts, 0, sizeof counts);
         tried = 1;
         check_kernel(kernel, short_rows, sizeof short_rows / sizeof short_rows[0], 0);
-        if (is_long)
+        if (o->large)
             check_kernel(kernel, long_rows, sizeof long_rows / sizeof long_rows[0], 2);
         else if (!kernel || strcmp(kernel, "softmax.resident") == 0)
             check_kernel(kernel, longer_rows, sizeof longer_rows / sizeof longer_rows[0], 2);
@@ -276,6 +269,6 @@ int main(int argc, char **argv) {
         useless |= counts[0] > 0 || counts[1] == 0;
     }
     if (!tried)
-        printf("WRONG no kernel is named %s\n", only);
+        printf("WRONG no kernel is named %s\n", o->kernel);
     return useless || !tried;
 }

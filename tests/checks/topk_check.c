@@ -1,10 +1,7 @@
 /* topk_check.c: fdm_topk_intervals() on a CUDA device, or on the emulated one, against the CPU, bit for bit, and on few
  * keys against the definition too: dtypes, ties, NaN, infinities, zeros of both signs, padding, strides, windows above
  * and below the number of keys, Sq != Sk, and heads cut into chunks and spans of all sizes. Nothing is written beside
- * the intervals, and the inputs stay as they were.
- *
- * Usage: topk-check [CASES, default 300] [SEED, default 1, or commit: rotation.h] [KEYS at the most, default 10000].
- * Exit code 77: there is no device. */
+ * the intervals, and the inputs stay as they were. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,6 +11,7 @@
 #include "device_check.h"
 #include "flash_dmattn.h"
 #include "gpu/masks/topk_on_device.h"
+#include "subjects.h"
 
 /* Memory on the host, and the same bytes on the device. */
 struct buffer {
@@ -230,26 +228,17 @@ static const char *fault_of(struct topk_case *c) {
     return c->num_keys <= 300 && !is_defined_so(c) ? "the CPU's intervals are not the definition's" : NULL;
 }
 
-int main(int argc, char **argv) {
-    const int64_t cases = argc > 1 ? atoll(argv[1]) : 300, keys_max = argc > 3 ? atoll(argv[3]) : 10000;
-    const uint64_t seed = first_case(argc > 2 ? argv[2] : NULL);
-    if (!has_device())
-        return EXIT_NO_DEVICE;
-    int64_t wrong = 0;
-    for (int64_t n = 0; n < cases; n++) {
-        struct topk_case c;
-        begin_case(seed + (uint64_t)n);
-        draw_case(&c, keys_max);
-        const char *fault = fault_of(&c);
-        wrong += fault != NULL;
-        printf(
-            "%s%s: %s, batch %lld (bias %d), heads %lld, keys %lld, rows %lld, W %lld, %s, chunks of %d, spans of %d; "
-            "replay: topk-check 1 %llu %lld\n",
-            fault ? "WRONG, " : "right", fault ? fault : "", fdm_dtype_name(c.dtype), (long long)c.batch,
-            c.bias_batches, (long long)c.heads, (long long)c.num_keys, (long long)c.seqlen_q, (long long)c.window,
-            c.has_padding ? "padding" : "no padding", c.cut.chunk, c.cut.span,
-            (unsigned long long)seed + (unsigned long long)n, (long long)keys_max);
-        release_case(&c);
-    }
-    return exit_code(cases, wrong);
+static const char *check(const struct options *o, char *about, size_t bytes) {
+    struct topk_case c;
+    draw_case(&c, (int64_t)given_or(o->keys, 10000));
+    snprintf(about, bytes,
+             "%s, batch %lld (bias %d), heads %lld, keys %lld, rows %lld, W %lld, %s, chunks of %d, spans of %d",
+             fdm_dtype_name(c.dtype), (long long)c.batch, c.bias_batches, (long long)c.heads, (long long)c.num_keys,
+             (long long)c.seqlen_q, (long long)c.window, c.has_padding ? "padding" : "no padding", c.cut.chunk,
+             c.cut.span);
+    const char *fault = fault_of(&c);
+    release_case(&c);
+    return fault;
 }
+
+int topk_checks(const struct options *o) { return has_device() ? run_cases(o, 300, check) : EXIT_NO_DEVICE; }

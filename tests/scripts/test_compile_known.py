@@ -1,4 +1,4 @@
-"""fdm-compile --known compiles what is not recorded with the same text, constants and compiler, and nothing else."""
+"""fdm-checks compile --known compiles what is not recorded with the same text, constants and compiler, and nothing else."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import subprocess
 
 import pytest
 
-COMPILE = pathlib.Path(__file__).resolve().parents[2] / "build/tests/fdm-compile"
+CHECKS = pathlib.Path(__file__).resolve().parents[2] / "build/tests/fdm-checks"
+COMPILE = (CHECKS, "compile")
 
 
 def listed(*arguments):
     """Lines of --list: architecture, entry, how many, key."""
-    if not COMPILE.exists():
+    if not CHECKS.exists():
         pytest.skip("the tests are not built")
-    done = subprocess.run([COMPILE, "--list", *arguments], capture_output=True, text=True, check=True)
+    done = subprocess.run([*COMPILE, "--list", *arguments], capture_output=True, text=True, check=True)
     return [line.split() for line in done.stdout.splitlines()]
 
 
@@ -23,7 +24,7 @@ def counts(tmp_path, lines):
     """Of how many specialisations of 9.0 how many are compiled beside what `lines` say is known; of each entry at most one."""
     known = tmp_path / "known"
     known.write_text("".join(" ".join(line) + "\n" for line in lines))
-    done = subprocess.run([COMPILE, "--arch", "sm_90", "--known", known, "--entry", "merge", "--seconds", "1"], capture_output=True, text=True)
+    done = subprocess.run([*COMPILE, "--arch", "sm_90", "--known", known, "--entry", "merge", "--seconds", "1"], capture_output=True, text=True)
     return *map(int, re.match(r"(\d+) of (\d+) specialisations", done.stdout).groups()), done.returncode
 
 
@@ -45,16 +46,16 @@ def test_a_key_holds_for_one_group_whatever_is_listed_beside_it():
 
 
 def test_what_cannot_be_read_is_said(tmp_path):
-    if not COMPILE.exists():
+    if not CHECKS.exists():
         pytest.skip("the tests are not built")
-    done = subprocess.run([COMPILE, "--arch", "sm_90", "--known", tmp_path], capture_output=True, text=True)
+    done = subprocess.run([*COMPILE, "--arch", "sm_90", "--known", tmp_path], capture_output=True, text=True)
     assert done.returncode == 2 and "cannot be read" in done.stderr
 
 
 def test_when_the_time_ends_it_says_what_is_left(tmp_path):
-    if not COMPILE.exists():
+    if not CHECKS.exists():
         pytest.skip("the tests are not built")
-    done = subprocess.run([COMPILE, "--arch", "sm_90", "--entry", "mma_", "--seconds", "1"], capture_output=True, text=True)
+    done = subprocess.run([*COMPILE, "--arch", "sm_90", "--entry", "mma_", "--seconds", "1"], capture_output=True, text=True)
     if "no NVRTC" in done.stdout:
         pytest.skip("there is no NVRTC")
     left, compiled = (int(re.search(pattern, done.stdout)[1]) for pattern in (r"ended before (\d+) of", r"(\d+) specialisations compiled"))

@@ -19,7 +19,7 @@ enum scoring {
 
 /* A row is taken when head dims, scoring, length and device fit it; the first that fits is chosen. Registers of O and S
  * are (head_dim_v + block_n) / 2 * row_tiles, and the assembler needs some 60 for the rest; which features still fit is
- * what fdm-compile finds. Times are of one H200, bfloat16, 16384 tokens (bench/results/nvidia-h200). */
+ * what fdm-checks compile finds. Times are of one H200, bfloat16, 16384 tokens (bench/results/nvidia-h200). */
 struct tile {
     int32_t head_dim_max;
     enum scoring scoring;
