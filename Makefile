@@ -14,7 +14,7 @@ run:
 test:
 	@scripts/test.sh
 
-# What CI runs beside the tests: more than 65535 batches and heads on emulated devices.
+# What CI runs beside the tests: the other half of the random problems, planted faults, very many batches and heads.
 test-long:
 	@scripts/setup.sh test
 	@scripts/test_long.sh

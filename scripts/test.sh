@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# test.sh: sets up, builds everything and runs every test, C and Python, whatever failed before; says at the end what
+# test.sh: sets up, builds everything and runs the tests, C and Python, whatever failed before; says at the end what
 # failed, what was not covered and how long each stage took. `make test` calls it.
+# scripts/test_long.sh has the tests that take longer.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 export PATH="$PWD/.venv/bin:$PATH" VIRTUAL_ENV="$PWD/.venv"
@@ -21,7 +22,7 @@ stage "set-up" - scripts/setup.sh test
 stage "build" - build
 mkdir -p "$logs"
 rm -f "$logs"/testlog.json "$logs"/pytest-*.xml "$logs"/install.txt
-stage "C tests" "$logs/testlog.json" meson test -C build --no-rebuild --print-errorlogs --timeout-multiplier 4
+stage "C tests" "$logs/testlog.json" meson test -C build --no-rebuild --print-errorlogs --timeout-multiplier 4 --no-suite long
 stage "package" - install_package
 tool_tests() {
     tests_of "$logs/pytest-tools.xml" tests/cli tests/scripts
