@@ -52,11 +52,12 @@ static void make_link(struct link *l, const struct form *f, const struct memory 
     l->tensors = (fdm_tensors){.q = &l->q, .k = &l->k, .v = &l->v, .out = &l->out};
 }
 
-static void run_on_device(const struct form *f, const struct memory *m) {
+/* Returns the choice code of the plan. */
+static const char *run_on_device(const struct form *f, const struct memory *m) {
     struct link l;
     fdm_device device;
     fdm_problem problem;
-    fdm_plan plan;
+    static fdm_plan plan;
     void *workspace;
     make_link(&l, f, m, cuda, 0);
     l.options.kernel = "mma.decode";
@@ -72,7 +73,7 @@ static void run_on_device(const struct form *f, const struct memory *m) {
     if (fdm_synchronize(cuda))
         fail("synchronising");
     fdm_memory_release(cuda, workspace);
-    printf("%s: ", plan.choice);
+    return plan.choice;
 }
 
 static int check(const struct form *f) {
@@ -91,7 +92,7 @@ static int check(const struct form *f) {
         ((uint16_t *)(void *)want.data)[n] = float_to_float16((float)random_number());
     if (fdm_memory_copy(there.data, cuda, want.data, host, want.bytes))
         fail("copying");
-    run_on_device(f, &there);
+    const char *choice = run_on_device(f, &there);
     for (int n = 0; n < LINKS; n++) {
         struct link l;
         make_link(&l, f, &want, host, n);
@@ -107,7 +108,7 @@ static int check(const struct form *f) {
         worst = error > worst || isnan(error) ? error : worst;
     }
     const int right = worst < 1e-3;
-    printf("%s %s, %d links, largest error %.1e\n", right ? "right" : "WRONG", f->what, LINKS, worst);
+    printf("%s %s by %s, %d links, largest error %.1e\n", right ? "right" : "WRONG", f->what, choice, LINKS, worst);
     free(want.data);
     free(have.data);
     fdm_memory_release(cuda, memory);

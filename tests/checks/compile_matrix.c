@@ -2,16 +2,13 @@
  * device, and demands that nothing spills (beyond what a kernel's request allows) and that the assembler has no remark
  * C75xx.
  *
- * Without --full, problems are drawn so that values of each feature meet in pairs; with it, every combination is
- * compiled. Without --kernel, each problem is compiled for the kernel that is chosen freely, for those that run only by
- * name, and for ways to run it that no rule chooses: of each problem and kernel one of them, the next each time, with
- * --full each. --variants: those ways alone. --entry: only compilations whose entry holds TEXT; --with: only those in
- * which a constant is V or, without V, not 0; --share: of each architecture and entry the first compilation, and the
- * K-th of N parts of all (K counts from 0 and may be N or more). --seconds: in a mixed order, as many as begin in N
- * seconds. --verbose: every compilation, with a hash of its machine code, by which two trees are compared.
+ * Without --full, problems are drawn so that values of each feature meet in pairs. Without --kernel, each problem is
+ * compiled for the kernel that is chosen freely, for those that run only by name, and for ways to run it that no rule
+ * chooses: of each problem and kernel one of them, the next each time, with --full each. --share leaves the first
+ * compilation of each architecture and entry, beside its part. --seconds mixes the order. --verbose prints a hash of
+ * each compilation's machine code, by which two trees are compared.
  * The compilations of one architecture and entry are a group. Its key changes with the kernel's text, the compiler and
- * each constant of each of them. --list: the groups, a line each, as ARCHITECTURE ENTRY COUNT KEY; compiles nothing.
- * --known: a file of such lines; leaves out groups whose key is there. --json: appends a line of JSON for each group.
+ * each constant of each of them. --list prints a line a group: ARCHITECTURE ENTRY COUNT KEY. --known reads such lines.
  * A cache of what compiled before (FLASH_DMATTN_CACHE_DIR) is not used: each run stands for itself. */
 #include <elf.h>
 #include <pthread.h>
