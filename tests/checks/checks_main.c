@@ -24,7 +24,7 @@ static const struct subject subjects[] = {
     {"masks slots", "top-W slots while tokens come, against the CPU and all tokens so far", MASK_OPTIONS, slots_checks},
     {"masks key-bias", "fdm_key_bias() and its backward on a device, against the CPU", MASK_OPTIONS, key_bias_checks},
     {"softmax", "every softmax kernel, against float64", "kernel emulate share rotate large", softmax_checks},
-    {"gemm", "every gemm kernel, against float64", "kernel emulate most from large", gemm_checks},
+    {"gemm", "every gemm kernel, against float64", "kernel emulate share rotate most from large", gemm_checks},
     {"compile", "CUDA kernels compile for every architecture, and do not spill; needs no device",
      "kernel arch entry with seed share seconds full variants known list json verbose", compile_checks},
     {NULL, NULL, NULL, NULL},

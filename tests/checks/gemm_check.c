@@ -213,7 +213,7 @@ int gemm_checks(const struct options *o) {
                                        {1, 8192, 8192, 1},    {32, 4096, 1024, 2},  {8, 512, 16384, 1}};
     const char *name, *description;
     const int most = (int)given_or(o->most, 0);
-    from = (int)given_or(o->from, 0);
+    from = (int)given_or(o->from, o->share.part);
     if (!has_device())
         return EXIT_NO_DEVICE;
     int useless = 0, tried = 0;
@@ -222,7 +222,7 @@ int gemm_checks(const struct options *o) {
         if (o->kernel && strcmp(name_of(kernel), o->kernel) != 0)
             continue;
         memset(counts, 0, sizeof counts);
-        num_choices = met = 0, every = tried = 1;
+        num_choices = met = 0, every = (int)o->share.parts, tried = 1;
         for (counting = most > 0; counting >= 0; counting--) {
             check_kernel(kernel, small, sizeof small / sizeof small[0],
                          kernel && !o->kernel && !o->large ? BY_NAME_MAX : 1e18);

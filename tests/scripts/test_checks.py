@@ -45,6 +45,7 @@ def run(*arguments, **settings):
         (["softmax", *DEVICE, "--kernel", "softmax.none"], "WRONG no kernel is named softmax.none"),
         (["softmax", *DEVICE, "--kernel", "softmax.naive", "--share", "7000/8000"], "WRONG softmax.naive took no problem of this run"),
         (["gemm", *DEVICE, "--kernel", "gemm.none"], "WRONG no kernel is named gemm.none"),
+        (["gemm", *DEVICE, "--kernel", "gemm.naive", "--share", "69999/70000"], "WRONG gemm.naive took no problem of this run"),
     ],
 )
 def test_a_run_that_tries_nothing_fails(arguments, sentence):
