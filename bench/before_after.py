@@ -3,7 +3,8 @@
     python3 bench/before_after.py BEFORE.so AFTER.so ... [--rounds N] [--cases TEXT] [--share K/N] [--json FILE]
 
 Needs PyTorch. A sample is the time of `CALLS` calls on the device. The builds alternate from sample to sample, so that
-the clock of the card is the same for all. Ratios are times of the first build over those of the others.
+the clock of the card is the same for all. Ratios are times of the first build over those of the others. Each build has
+the structs that begin with struct_bytes.
 """
 
 import argparse
@@ -38,17 +39,17 @@ class Tensor(ctypes.Structure):
 class Tensors(ctypes.Structure):
     """fdm_tensors."""
 
-    _fields_ = [(name, ctypes.POINTER(Tensor)) for name in NAMES]
+    _fields_ = [("struct_bytes", ctypes.c_uint32)] + [(name, ctypes.POINTER(Tensor)) for name in NAMES]
 
 
 class Options(ctypes.Structure):
     """fdm_options."""
 
     _fields_ = [
-        ("has_softmax_scale", ctypes.c_int32), ("causal", ctypes.c_int32), ("softmax_scale", ctypes.c_double),
-        ("softcap", ctypes.c_double), ("window_left", ctypes.c_int64), ("window_right", ctypes.c_int64),
-        ("max_seqlen_q", ctypes.c_int64), ("max_seqlen_k", ctypes.c_int64), ("deterministic", ctypes.c_int32),
-        ("num_threads", ctypes.c_int32), ("kernel", ctypes.c_char_p), ("family", ctypes.c_char_p),
+        ("struct_bytes", ctypes.c_uint32), ("has_softmax_scale", ctypes.c_int32), ("causal", ctypes.c_int32),
+        ("deterministic", ctypes.c_int32), ("softmax_scale", ctypes.c_double), ("softcap", ctypes.c_double),
+        ("window_left", ctypes.c_int64), ("window_right", ctypes.c_int64), ("max_seqlen_q", ctypes.c_int64),
+        ("max_seqlen_k", ctypes.c_int64), ("num_threads", ctypes.c_int32), ("kernel", ctypes.c_char_p), ("family", ctypes.c_char_p),
         ("executor", ctypes.c_void_p), ("stream", ctypes.c_void_p),
     ]  # fmt: skip
 
@@ -69,7 +70,6 @@ class Library:
     def __init__(self, path):
         self.c = ctypes.CDLL(path, mode=getattr(ctypes, "RTLD_LOCAL", 0))
         self.c.fdm_last_error.restype = ctypes.c_char_p
-        self.c.fdm_options_default.restype = Options
         self.memory = None
         self.allocator = Allocator(None, ALLOCATE(self._allocate), RELEASE(lambda context, memory: None))
 
@@ -154,10 +154,10 @@ def measure(libraries, name, shape, dtype, options, hides, rounds):
             t["dout"] = torch.randn_like(t["out"])
             t |= {"d" + each: torch.empty_like(t[each]) for each in ("q", "k", "v")}
         kept = []
-        tensors = Tensors(**{each: describe(tensor, kept) for each, tensor in t.items()})
+        tensors = Tensors(ctypes.sizeof(Tensors), **{each: describe(tensor, kept) for each, tensor in t.items()})
         every = []
-        for library in libraries:
-            o = library.c.fdm_options_default()
+        for _ in libraries:
+            o = Options(ctypes.sizeof(Options), window_left=-1, window_right=-1)
             for key, value in options.items():
                 setattr(o, key, value)
             if hides == "packed":

@@ -50,7 +50,7 @@ static double peak(void (*loop)(void), int lanes) {
 }
 
 static int runs_here(const char *kernel) {
-    fdm_kernel_info info;
+    fdm_kernel_info info = {.struct_bytes = sizeof info};
     for (int32_t i = 0; !fdm_kernel_list(i, &info); i++)
         if (strcmp(info.name, kernel) == 0)
             return info.available;

@@ -67,7 +67,8 @@ static void lay_out_all(struct call *c, fdm_pass pass) {
     for (int i = 0; i < 4; i++)
         lay_out(c, keys[i], FDM_BFLOAT16, 4, c->k_shape);
     lay_out(c, &c->lse, FDM_FLOAT32, 3, c->lse_shape);
-    c->tensors = (fdm_tensors){.q = &c->q, .k = &c->k, .v = &c->v, .out = &c->out, .lse = &c->lse};
+    c->tensors = (fdm_tensors){
+        .struct_bytes = sizeof(fdm_tensors), .q = &c->q, .k = &c->k, .v = &c->v, .out = &c->out, .lse = &c->lse};
     if (pass == FDM_BACKWARD) {
         c->tensors.dout = &c->dout;
         c->tensors.dq = &c->dq;
@@ -78,13 +79,14 @@ static void lay_out_all(struct call *c, fdm_pass pass) {
 
 /* Tensors of zeros, a plan, its workspace, its kernels loaded. */
 static int make(struct call *c, const struct shape *s, int32_t device) {
-    fdm_device facts;
+    fdm_device facts = {.struct_bytes = sizeof facts};
     fdm_problem problem;
     *c = (struct call){.device = {FDM_CUDA, device},
                        .q_shape = {s->batch, s->seqlen_q, s->heads, s->head_dim},
                        .k_shape = {s->batch, s->seqlen_k, s->heads_kv, s->head_dim},
                        .lse_shape = {s->batch, s->heads, s->seqlen_q},
-                       .options = fdm_options_default()};
+                       .options = fdm_options_default(),
+                       .plan = {.struct_bytes = sizeof c->plan}};
     c->options.causal = s->causal;
     lay_out_all(c, s->pass);
     if (fdm_memory_allocate(c->device, c->bytes, &c->memory))

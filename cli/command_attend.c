@@ -162,6 +162,7 @@ static fdm_status plan_passes(struct attend *a) {
 
 static fdm_status choose_device(struct attend *a) {
     const fdm_device_id id = a->device.id;
+    a->run.device.struct_bytes = sizeof a->run.device;
     if (a->device.automatic && !fdm_device_query(FDM_CUDA, 0, &a->run.device)) {
         const fdm_status on_cuda = plan_passes(a);
         if (!on_cuda || on_cuda == FDM_ERROR_INVALID_ARGUMENT) /* which would be one on the CPU too, or a setting's */

@@ -174,7 +174,7 @@ static int32_t rows_of(const struct bench *b, const fdm_problem *problem, const 
 static int cuda_has_rows(const struct bench *b, fdm_dtype dtype) {
     static char codes[VARIANTS_MAX][KERNEL_CODE_MAX];
     const fdm_problem problem = problem_of(b, dtype);
-    fdm_kernel_info kernel;
+    fdm_kernel_info kernel = {.struct_bytes = sizeof kernel};
     for (int32_t i = 0; fdm_kernel_list(i, &kernel) == FDM_OK; i++)
         if (kernel.device_type == FDM_CUDA && kernel.pass == b->pass && kernel.available &&
             rows_of(b, &problem, &kernel, 0, codes) > 0)
@@ -185,6 +185,7 @@ static int cuda_has_rows(const struct bench *b, fdm_dtype dtype) {
 static fdm_status choose_device(struct bench *b) {
     const fdm_dtype cuda_dtype = b->has_dtype ? b->dtype : FDM_FLOAT16;
     fdm_device_id id = b->device.id;
+    b->run.device.struct_bytes = sizeof b->run.device;
     if (b->device.automatic && !b->reference && !fdm_device_query(FDM_CUDA, 0, &b->run.device) &&
         cuda_has_rows(b, cuda_dtype))
         id.type = FDM_CUDA;
@@ -196,7 +197,7 @@ static fdm_status choose_device(struct bench *b) {
 /* What stands against every kernel, a setting as a rule, is no reason to leave one out after the other. */
 static fdm_status check_problem(const struct bench *b) {
     const fdm_problem problem = problem_of(b, b->dtype);
-    fdm_plan plan;
+    fdm_plan plan = {.struct_bytes = sizeof plan};
     const fdm_status status = fdm_plan_attention(&b->run.device, &problem, NULL, &plan);
     return status == FDM_ERROR_INVALID_ARGUMENT ? status : FDM_OK;
 }
@@ -235,7 +236,7 @@ static fdm_status count_useful_flops(struct bench *b) {
 
 /* out and lse for the backward, from the chosen forward. */
 static fdm_status run_forward(struct bench *b) {
-    fdm_plan plan;
+    fdm_plan plan = {.struct_bytes = sizeof plan};
     fdm_status status = run_plan(&b->run, FDM_FORWARD, &plan);
     return status ? status : run_timed(&b->run, &plan, 0, NULL);
 }
@@ -345,7 +346,7 @@ static fdm_status time_kernel(struct bench *b, const fdm_kernel_info *kernel) {
 }
 
 static fdm_status time_kernels(struct bench *b) {
-    fdm_kernel_info kernel;
+    fdm_kernel_info kernel = {.struct_bytes = sizeof kernel};
     fdm_status status = FDM_OK;
     for (int32_t i = 0; !status && fdm_kernel_list(i, &kernel) == FDM_OK; i++) {
         const int asked = strcmp(kernel.family, "reference") != 0 || b->reference || b->only;

@@ -70,7 +70,7 @@ int command_cache(int argc, char **argv) {
     int clear = strcmp(action, "clear") == 0;
     if (optind + 1 < argc || (!clear && strcmp(action, "list") != 0))
         return complain(EXIT_USAGE, "cache takes 'list' or 'clear', not '%s'", argv[argc - 1]);
-    fdm_cache_info info;
+    fdm_cache_info info = {.struct_bytes = sizeof info};
     const fdm_status status = fdm_cache_query(&info);
     if (status)
         return fail(status);

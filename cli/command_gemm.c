@@ -110,8 +110,8 @@ static struct request default_request(const char *device) {
 
 int plan_gemm(int argc, char **argv) {
     struct request r = default_request("sm_90");
-    fdm_device device;
-    fdm_gemm_plan plan;
+    fdm_device device = {.struct_bytes = sizeof device};
+    fdm_gemm_plan plan = {.struct_bytes = sizeof plan};
     const int code = read_options(&r, argc, argv);
     if (code >= 0)
         return code;
@@ -196,14 +196,18 @@ static void make_tensors(struct bench *b) {
     memcpy(b->b_strides, b_strides, sizeof b_strides);
     b->a.tensor.strides = b->a_strides;
     b->b.tensor.strides = b->b_strides;
-    b->tensors = (fdm_gemm_tensors){&b->a.tensor, &b->b.tensor, &b->c.tensor, &b->out.tensor};
-    b->options = (fdm_gemm_options){.alpha = r->alpha, .beta = r->beta, .accumulate_float16 = r->float16_sums};
+    b->tensors = (fdm_gemm_tensors){sizeof(fdm_gemm_tensors), &b->a.tensor, &b->b.tensor, &b->c.tensor, &b->out.tensor};
+    b->options = (fdm_gemm_options){.struct_bytes = sizeof(fdm_gemm_options),
+                                    .alpha = r->alpha,
+                                    .beta = r->beta,
+                                    .accumulate_float16 = r->float16_sums};
 }
 
 static fdm_status time_kernel(void *context, const char *name, struct companion_row *row) {
     struct bench *b = context;
     fdm_gemm_problem problem;
     fdm_status status = fdm_describe_gemm(&b->tensors, &b->options, &problem);
+    b->plan.struct_bytes = sizeof b->plan;
     if (status || (status = fdm_plan_gemm(&b->device, &problem, name, &b->plan)))
         return status;
     status = companion_time_plan(b->device.id, &b->plan.choice, call, b, &b->workspace, (int32_t)b->r.iters, row);

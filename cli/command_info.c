@@ -7,7 +7,7 @@
 
 /* The devices, or the sentence why there is none; then what compiles kernels, and where they are kept. */
 static void print_cuda(void) {
-    fdm_device device;
+    fdm_device device = {.struct_bytes = sizeof device};
     fdm_status status;
     char path[1024];
     int32_t i = 0;
@@ -17,7 +17,7 @@ static void print_cuda(void) {
     if (i == 0 || status != FDM_ERROR_INVALID_ARGUMENT) /* else it was the index after the last */
         printf("CUDA: %s\n", fdm_last_error());
     printf("compiler: %s\n", fdm_compiler_path(path, sizeof path) ? fdm_last_error() : path);
-    fdm_cache_info cache;
+    fdm_cache_info cache = {.struct_bytes = sizeof cache};
     if (fdm_cache_query(&cache)) {
         printf("cache: %s\n", fdm_last_error());
         return;
@@ -30,7 +30,7 @@ static void print_cuda(void) {
 
 /* Every variable with what is wrong with it. */
 static void print_settings(void) {
-    fdm_setting_info setting;
+    fdm_setting_info setting = {.struct_bytes = sizeof setting};
     printf("\nsettings\n");
     for (int32_t i = 0; fdm_setting_list(i, &setting) == FDM_OK; i++) {
         printf("  %-32s %-12s ", setting.name, setting.value ? setting.value : "(unset)");
@@ -44,8 +44,8 @@ static void print_settings(void) {
 }
 
 static void print_text(void) {
-    fdm_device device = {0};
-    fdm_kernel_info kernel;
+    fdm_device device = {.struct_bytes = sizeof device};
+    fdm_kernel_info kernel = {.struct_bytes = sizeof kernel};
     printf("flash-dmattn %s\n\n", fdm_version());
     if (fdm_device_query(FDM_CPU, 0, &device))
         printf("CPU: %s\n", fdm_last_error());
@@ -65,7 +65,7 @@ static void print_text(void) {
 
 /* null where a setting stands against it. */
 static void put_cpu(struct json_writer *w) {
-    fdm_device device;
+    fdm_device device = {.struct_bytes = sizeof device};
     if (fdm_device_query(FDM_CPU, 0, &device)) {
         json_put_text(w, "cpu", NULL);
         return;
@@ -81,7 +81,7 @@ static void put_cpu(struct json_writer *w) {
 }
 
 static void put_settings(struct json_writer *w) {
-    fdm_setting_info setting;
+    fdm_setting_info setting = {.struct_bytes = sizeof setting};
     json_open(w, "settings", '{');
     for (int32_t i = 0; fdm_setting_list(i, &setting) == FDM_OK; i++) {
         json_open(w, setting.name, '{');
@@ -96,12 +96,12 @@ static void put_settings(struct json_writer *w) {
 
 static void print_json(void) {
     struct json_writer w = {stdout, 0};
-    fdm_kernel_info kernel;
+    fdm_kernel_info kernel = {.struct_bytes = sizeof kernel};
     json_open(&w, NULL, '{');
     json_put_text(&w, "version", fdm_version());
     put_cpu(&w);
     json_open(&w, "cuda", '[');
-    fdm_device cuda;
+    fdm_device cuda = {.struct_bytes = sizeof cuda};
     char path[1024];
     for (int32_t i = 0; fdm_device_query(FDM_CUDA, i, &cuda) == FDM_OK; i++) {
         json_open(&w, NULL, '{');
@@ -113,7 +113,7 @@ static void print_json(void) {
     }
     json_close(&w, ']');
     json_put_text(&w, "compiler", fdm_compiler_path(path, sizeof path) ? NULL : path);
-    fdm_cache_info cache;
+    fdm_cache_info cache = {.struct_bytes = sizeof cache};
     const int cached = !fdm_cache_query(&cache);
     json_put_text(&w, "cache", cached ? cache.folder : NULL);
     json_put_text(&w, "cache_ignored", cached && *cache.ignored ? cache.ignored : NULL);

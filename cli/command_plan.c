@@ -245,7 +245,7 @@ static void print_plan(const fdm_plan *plan, const char *device, const struct re
 static int print_variants(const fdm_device *device, const struct request *r) {
     char codes[VARIANTS_MAX][KERNEL_CODE_MAX];
     struct json_writer writer = {stdout, 0};
-    fdm_kernel_info kernel;
+    fdm_kernel_info kernel = {.struct_bytes = sizeof kernel};
     int32_t kernels = 0;
     for (int32_t n = 0; !fdm_kernel_list(n, &kernel); n++) {
         const int32_t count = kernel_variants(device, &r->problem, &kernel, VARIANTS_MAX, codes);
@@ -259,7 +259,7 @@ static int print_variants(const fdm_device *device, const struct request *r) {
             r->json ? json_close(&writer, ']') : (void)puts("");
     }
     if (!kernels) {
-        fdm_plan plan;
+        fdm_plan plan = {.struct_bytes = sizeof plan};
         const fdm_status status = fdm_plan_attention(device, &r->problem, &r->options, &plan);
         if (status == FDM_ERROR_INVALID_ARGUMENT) /* a setting's */
             return fail(status);
@@ -293,14 +293,14 @@ int command_plan(int argc, char **argv) {
     if (optind < argc)
         return complain(EXIT_USAGE, "plan takes no argument '%s'", argv[optind]);
     fill_defaults(&r);
-    fdm_device device;
-    fdm_plan plan;
+    fdm_device device = {.struct_bytes = sizeof device};
+    fdm_plan plan = {.struct_bytes = sizeof plan};
     fdm_status status = fdm_device_from_name(r.device, &device);
     if (status || (status = fdm_problem_validate(&r.problem)))
         return fail(status);
     if (r.variants)
         return print_variants(&device, &r);
-    struct resources resources = {.count = 0};
+    struct resources resources = {.kernels[0].struct_bytes = sizeof resources.kernels[0]};
     status = fdm_plan_attention(&device, &r.problem, &r.options, &plan);
     if (!status && r.resources)
         status = fdm_plan_resources(&plan, &device, resources.kernels, KERNELS_MAX, &resources.count);

@@ -102,8 +102,8 @@ static struct request default_request(const char *device) {
 
 int plan_softmax(int argc, char **argv) {
     struct request r = default_request("sm_90");
-    fdm_device device;
-    fdm_softmax_plan plan;
+    fdm_device device = {.struct_bytes = sizeof device};
+    fdm_softmax_plan plan = {.struct_bytes = sizeof plan};
     const int code = read_options(&r, argc, argv);
     if (code >= 0)
         return code;
@@ -191,18 +191,21 @@ static void make_tensors(struct bench *b) {
     companion_make(&b->dout, b->device.id, b->r.dtype, 2, shape, 1);
     companion_make(&b->dx, b->device.id, b->r.dtype, 2, shape, 0);
     companion_make(&b->mask, b->device.id, FDM_BOOL, 2, shape, 0); /* all bytes 0xff: everything counts */
-    b->tensors = (fdm_softmax_tensors){.x = &b->x.tensor,
+    b->tensors = (fdm_softmax_tensors){.struct_bytes = sizeof(fdm_softmax_tensors),
+                                       .x = &b->x.tensor,
                                        .mask = b->r.mask ? &b->mask.tensor : NULL,
                                        .out = &b->out.tensor,
                                        .dout = &b->dout.tensor,
                                        .dx = &b->dx.tensor};
-    b->options = (fdm_softmax_options){.scale = b->r.scale, .log = b->r.log};
+    b->options =
+        (fdm_softmax_options){.struct_bytes = sizeof(fdm_softmax_options), .scale = b->r.scale, .log = b->r.log};
 }
 
 static fdm_status time_kernel(void *context, const char *name, struct companion_row *row) {
     struct bench *b = context;
     fdm_softmax_problem problem;
     fdm_status status = fdm_describe_softmax(b->r.pass, &b->tensors, &b->options, &problem);
+    b->plan.struct_bytes = sizeof b->plan;
     if (status || (status = fdm_plan_softmax(&b->device, &problem, name, &b->plan)))
         return status;
     status = companion_time_plan(b->device.id, &b->plan.choice, call, b, &b->workspace, (int32_t)b->r.iters, row);

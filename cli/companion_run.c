@@ -23,6 +23,7 @@ int companion_read_options(const struct companion_command *command, void *reques
 }
 
 int companion_device(const char *text, int plan_only, fdm_device *device) {
+    device->struct_bytes = sizeof *device;
     struct device_choice choice;
     if (plan_only && strncmp(text, "cuda", 4) != 0)
         return fdm_device_from_name(text, device) == FDM_OK || complain(0, "%s", fdm_last_error());

@@ -46,7 +46,7 @@ void kernel_label(const fdm_kernel_info *kernel, const char *code, char *label) 
 
 int32_t kernel_variants(const fdm_device *device, const fdm_problem *problem, const fdm_kernel_info *kernel,
                         int32_t most, char (*codes)[KERNEL_CODE_MAX]) {
-    fdm_plan plan;
+    fdm_plan plan = {.struct_bytes = sizeof plan};
     int32_t count = 0;
     for (int32_t n = 0; count < most && !fdm_plan_variant(device, problem, kernel->name, n, &plan); n++) {
         int32_t same = 0;

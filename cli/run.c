@@ -21,7 +21,8 @@ static fdm_tensors view_on(struct run *run, fdm_pass pass, fdm_device_id device)
         run->views[i] = (fdm_tensor){data, device, t->ndim, fdm_data_type_of(t->dtype), t->shape, NULL, 0};
         view[i] = t->data ? &run->views[i] : NULL;
     }
-    fdm_tensors t = {.q = view[RUN_Q],
+    fdm_tensors t = {.struct_bytes = sizeof t,
+                     .q = view[RUN_Q],
                      .k = view[RUN_K],
                      .v = view[RUN_V],
                      .mask = view[RUN_MASK],
@@ -188,6 +189,7 @@ fdm_status run_plan(struct run *run, fdm_pass pass, fdm_plan *plan) {
     fdm_problem problem;
     const fdm_tensors tensors = run_device_view(run, pass);
     fdm_status status = fdm_describe(pass, &tensors, &run->options, &problem);
+    plan->struct_bytes = sizeof *plan;
     if (!status)
         status = fdm_plan_attention(&run->device, &problem, &run->options, plan);
     if (status)
@@ -245,8 +247,9 @@ static fdm_status time_samples(const struct stopwatch *s, int cuda, int32_t iter
 
 fdm_status run_timed(struct run *run, const fdm_plan *plan, int32_t iters, double *seconds) {
     const fdm_pass pass = plan->problem.pass;
-    struct stopwatch s = {
-        .plan = plan, .tensors = run_device_view(run, pass), .launch = {.stream = run->options.stream}};
+    struct stopwatch s = {.plan = plan,
+                          .tensors = run_device_view(run, pass),
+                          .launch = {.struct_bytes = sizeof s.launch, .stream = run->options.stream}};
     progress("%s", plan->kernel);
     fdm_status status = poison_outputs(run, pass);
     if (!status)

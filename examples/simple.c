@@ -28,7 +28,7 @@ int main(void) {
 
     fdm_options options = fdm_options_default();
     options.causal = 1;
-    fdm_tensors tensors = {.q = &q, .k = &k, .v = &v, .out = &out, .lse = &lse};
+    fdm_tensors tensors = {.struct_bytes = sizeof tensors, .q = &q, .k = &k, .v = &v, .out = &out, .lse = &lse};
     fdm_status status = fdm_attention_forward(&tensors, &options, NULL);
     if (status != FDM_OK) {
         fprintf(stderr, "%s: %s\n", fdm_status_name(status), fdm_last_error());

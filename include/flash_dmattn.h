@@ -14,19 +14,35 @@
  *
  *     fdm_options options = fdm_options_default();
  *     options.causal = 1;
- *     fdm_tensors t = {.q = &q, .k = &k, .v = &v, .out = &out, .lse = &lse};
+ *     fdm_tensors t = {.struct_bytes = sizeof t, .q = &q, .k = &k, .v = &v, .out = &out, .lse = &lse};
  *     if (fdm_attention_forward(&t, &options, NULL) != FDM_OK)
  *         fprintf(stderr, "%s\n", fdm_last_error());
  *
  * The long way, which allocates nothing, is describe -> plan -> execute:
  *
- *     fdm_problem problem;  fdm_plan plan;
+ *     fdm_problem problem;
+ *     fdm_plan plan = {.struct_bytes = sizeof plan};
  *     fdm_describe(FDM_FORWARD, &t, &options, &problem);        shapes, dtypes, strides: checked once
  *     fdm_plan_attention(&device, &problem, &options, &plan);   a pure function; a value one can keep and print
  *     fdm_execute(&plan, &t, workspace, plan.workspace_bytes, NULL);
  *
  * Every function is thread-safe; none prints, exits, or throws. A function that fails returns a status other than
  * FDM_OK, leaves its outputs unwritten, and leaves one sentence in fdm_last_error().
+ *
+ * Structs that grow. A later version may add fields at the end of a struct that begins with `struct_bytes`. The caller
+ * sets struct_bytes to the struct's sizeof before the call, in structs that a function writes too:
+ *
+ *     fdm_device device = {.struct_bytes = sizeof device};
+ *
+ * A program works with every later library of the same soname. A field that its struct lacks counts as 0, and a
+ * function writes no byte behind the struct. A program also works with an older library while the fields that the
+ * library lacks are 0: the library writes 0 there, and refuses another value.
+ *
+ * fdm_problem, fdm_softmax_problem, fdm_gemm_problem and fdm_companion_choice are parts of plans. Their size stays: a
+ * field that a later version adds takes the place of `reserved` words. Reserved words are 0.
+ *
+ * fdm_tensor, fdm_data_type and fdm_device_id have DLPack's layout. fdm_executor and fdm_allocator are complete: they
+ * hold what a host lends and no more. None of these five changes.
  */
 #ifndef FLASH_DMATTN_H
 #define FLASH_DMATTN_H
@@ -42,6 +58,14 @@ extern "C" {
 #define FDM_VERSION_MINOR 1
 #define FDM_VERSION_PATCH 0
 #define FDM_VERSION       "0.1.0"
+
+#ifdef __cplusplus
+#    define FDM_ZERO \
+        {}
+#else
+#    define FDM_ZERO \
+        { 0 }
+#endif
 
 #if defined(_WIN32)
 #    define FDM_API __declspec(dllexport)
@@ -167,6 +191,7 @@ FDM_API fdm_data_type fdm_data_type_of(fdm_dtype dtype);  /* the DLPack triple *
  * positive, and no two elements of an output may overlap. out may take the place of q. Elements need only their own
  * alignment. */
 typedef struct fdm_tensors {
+    uint32_t struct_bytes; /* sizeof(fdm_tensors) */
     const fdm_tensor *q, *k, *v;
     const fdm_tensor *mask, *bias, *interval_start, *interval_end;
     const fdm_tensor *cu_seqlens_q, *cu_seqlens_k;
@@ -187,23 +212,30 @@ typedef struct fdm_tensors {
 typedef struct fdm_executor fdm_executor;
 
 typedef struct fdm_options {
+    uint32_t struct_bytes;     /* sizeof(fdm_options); fdm_options_default() sets it */
     int32_t has_softmax_scale; /* 0: softmax_scale = D^-0.5 of q's own D */
     int32_t causal;            /* 0 or 1; bottom-right aligned: j <= i + Sk - Sq */
+    int32_t deterministic;     /* 1: same bits for the same inputs, device and version (the CPU always is) */
     double softmax_scale;      /* finite; 0 and negative are legal */
     double softcap;            /* 0 = none; finite and >= 0 */
     int64_t window_left;       /* -1 = unbounded, >= 0: j >= i + Sk - Sq - left */
     int64_t window_right;      /* -1 = unbounded, >= 0: j <= i + Sk - Sq + right */
     int64_t max_seqlen_q;      /* varlen: an upper bound on every sequence's rows; 0 = found from cu_seqlens */
     int64_t max_seqlen_k;
-    int32_t deterministic; /* 1: same bits for the same inputs, device and version (the CPU always is) */
-    int32_t num_threads;   /* CPU: at most this many; 0 = FLASH_DMATTN_NUM_THREADS, else what the process may use */
-    const char *kernel;    /* force one kernel by name or choice code; NULL = FLASH_DMATTN_KERNEL, else chosen */
-    const char *family;    /* force a family ("cpu", "reference"); NULL = chosen */
+    int32_t num_threads; /* CPU: at most this many; 0 = FLASH_DMATTN_NUM_THREADS, else what the process may use */
+    const char *kernel;  /* force one kernel by name or choice code; NULL = FLASH_DMATTN_KERNEL, else chosen */
+    const char *family;  /* force a family ("cpu", "reference"); NULL = chosen */
     const fdm_executor *executor; /* CPU: threads of the host; NULL = libgomp where loaded, else an own pool */
     void *stream;                 /* CUDA: stream of the one-call form; NULL = the legacy default stream */
 } fdm_options;
 
-FDM_API fdm_options fdm_options_default(void);
+/* No softcap, window, causal mask or forced kernel; the scale is D^-0.5. */
+static inline fdm_options fdm_options_default(void) {
+    fdm_options options = FDM_ZERO;
+    options.struct_bytes = sizeof options;
+    options.window_left = options.window_right = -1;
+    return options;
+}
 
 /* Threads that a host lends. run() calls body(argument, index) for index 0 .. num_threads-1, possibly concurrently (a
  * serial loop is legal), and returns when all have returned. */
@@ -246,6 +278,7 @@ FDM_API fdm_status fdm_attention_backward(const fdm_tensors *tensors, const fdm_
  * all tensors are on one device. On a CUDA device: float32, float16 and bfloat16, enqueued on `stream` (NULL: the
  * legacy default stream); the first call of a dtype compiles or loads a kernel. On the CPU `stream` is ignored. */
 typedef struct fdm_merge_tensors {
+    uint32_t struct_bytes; /* sizeof(fdm_merge_tensors) */
     const fdm_tensor *out1, *lse1, *lse_low1;
     const fdm_tensor *out2, *lse2, *lse_low2;
     fdm_tensor *out, *lse, *lse_low;
@@ -275,12 +308,11 @@ typedef struct fdm_problem {
     int32_t needs_dq, needs_dk, needs_dv; /* backward */
     int32_t needs_dbias, has_dlse;        /* backward */
     int32_t has_lse_low;                  /* beside a bias. forward: lse_low is written; backward: it is read */
-    int32_t has_intervals;
-    int64_t interval_batch, interval_heads; /* extents, 1 = broadcast */
-    int32_t has_mask, has_bias;
-    int64_t mask_shape[4]; /* extents, 1 = broadcast */
-    int64_t bias_shape[4];
+    int32_t has_intervals, has_mask, has_bias;
     fdm_dtype bias_dtype;
+    int64_t interval_batch, interval_heads; /* extents, 1 = broadcast */
+    int64_t mask_shape[4];
+    int64_t bias_shape[4];
     int32_t aligned;        /* 1: every address and stride of q, k, v, out and gradients is a multiple of 16 bytes, and
                                their rows are less than 2^31 bytes apart */
     int32_t scores_aligned; /* 1: keys of mask and bias are contiguous, and the same holds for their other strides */
@@ -290,6 +322,7 @@ typedef struct fdm_problem {
     int32_t q_mappable;      /* of q, and in the backward of dout; 0 where out takes the place of a packed q */
     int32_t keys_mappable;   /* of k and v */
     int32_t scores_mappable; /* of mask and bias, whose keys are contiguous then */
+    int32_t reserved[33];    /* 0 */
 } fdm_problem;
 
 /* Float32, B 1, H 1, D 64, no mask, every gradient wanted, aligned. */
@@ -302,21 +335,22 @@ FDM_API fdm_status fdm_describe(fdm_pass pass, const fdm_tensors *tensors, const
 
 /* Facts a plan may depend on; a value. CPU: isa and caches. CUDA: architecture and limits. */
 typedef struct fdm_device {
+    uint32_t struct_bytes; /* sizeof(fdm_device) */
     fdm_device_id id;
-    char name[64];       /* "cpu:avx512_bf16", "sm_90" */
-    int32_t present;     /* 1: queried on this machine. 0: named, from the table */
-    char isa[32];        /* CPU: the best instruction set kernels may use */
-    int32_t num_threads; /* CPU: what this process may use (affinity and cgroup) */
-    int64_t l1_bytes, l2_bytes, l3_bytes;
-    int32_t compute_major, compute_minor; /* CUDA */
-    int32_t num_sms;
-    int64_t shared_bytes;                     /* CUDA: opt-in shared memory of a block */
-    int64_t bandwidth;                        /* CUDA: peak of device memory, bytes a second; 0 = unknown */
-    int32_t registers_per_sm, threads_per_sm; /* CUDA */
-    int32_t nvrtc_version; /* CUDA, 10.x, present: of the NVRTC that would compile, 12080 for 12.8; 0 = unknown */
+    int32_t present; /* 1: queried on this machine. 0: named, from the table */
+    char name[64];   /* "cpu:avx512_bf16", "sm_90" */
+    char isa[32];    /* CPU: the best instruction set kernels may use */
     /* CPU: the highest instruction set that a kernel's name may ask for, where it is above isa: "avx512_bf16" beside
      * "avx512" on Intel's processors without AMX, where it is slower. "" = isa. */
     char isa_by_name[32];
+    int32_t num_threads;                  /* CPU: what this process may use (affinity and cgroup) */
+    int32_t compute_major, compute_minor; /* CUDA */
+    int32_t num_sms;
+    int32_t registers_per_sm, threads_per_sm; /* CUDA */
+    int32_t nvrtc_version; /* CUDA, 10.x, present: of the NVRTC that would compile, 12080 for 12.8; 0 = unknown */
+    int64_t l1_bytes, l2_bytes, l3_bytes;
+    int64_t shared_bytes; /* CUDA: opt-in shared memory of a block */
+    int64_t bandwidth;    /* CUDA: peak of device memory, bytes a second; 0 = unknown */
 } fdm_device;
 
 /* type FDM_CPU (index 0) or FDM_CUDA. */
@@ -337,13 +371,14 @@ typedef enum fdm_memory_tier {
 
 /* What an architecture offers to kernels, as 0 or 1. */
 typedef struct fdm_arch_config {
+    uint32_t struct_bytes; /* sizeof(fdm_arch_config) */
     fdm_memory_tier tier;
-    int64_t shared_bytes;  /* the device's own opt-in limit */
     int32_t async_copy;    /* cp.async, from 8.0 */
     int32_t float8;        /* 8-bit floating-point matrix products, from 8.9 */
     int32_t bulk_copy;     /* TMA and thread-block clusters, from 9.0 */
     int32_t warpgroup_mma; /* wgmma, 9.0 only */
     int32_t tensor_memory; /* tcgen05, 10.x only */
+    int64_t shared_bytes;  /* the device's own opt-in limit */
 } fdm_arch_config;
 
 /* CUDA devices from 8.0 on; below, FDM_ERROR_UNSUPPORTED. */
@@ -354,6 +389,7 @@ FDM_API fdm_status fdm_arch_optimization_config(const fdm_device *device, fdm_ar
 /* A plan is a value without pointers: copy it, keep it, print it, execute it as often as wanted, from any thread. */
 enum { FDM_PLAN_PARAMETERS = 16 };
 typedef struct fdm_plan {
+    uint32_t struct_bytes; /* sizeof(fdm_plan) */
     fdm_problem problem;
     fdm_device_id device;
     char family[16];                         /* "cpu", "reference" */
@@ -363,9 +399,9 @@ typedef struct fdm_plan {
     int32_t block_m, block_n;                /* query rows x keys of one step; 0 where it does not apply */
     int32_t stages;                          /* 0 where it does not apply */
     int32_t v_in_registers;                  /* -1 where it does not apply */
+    int32_t num_threads;                     /* CPU */
     int64_t shared_bytes;                    /* -1 where it does not apply */
     int64_t workspace_bytes;                 /* what fdm_execute() needs; 64-byte aligned */
-    int32_t num_threads;                     /* CPU */
     int32_t parameters[FDM_PLAN_PARAMETERS]; /* the kernel's own, which its JSON names; 0 beyond them */
     char reason[512];                        /* why this kernel, and why not the ones before it */
 } fdm_plan;
@@ -385,8 +421,9 @@ FDM_API fdm_status fdm_plan_from_json(const char *json, size_t length, fdm_plan 
 
 /* The kernels this library knows, by index from 0; FDM_ERROR_INVALID_ARGUMENT past the end. */
 typedef struct fdm_kernel_info {
-    const char *family, *name, *description;
+    uint32_t struct_bytes; /* sizeof(fdm_kernel_info) */
     fdm_pass pass;
+    const char *family, *name, *description;
     int32_t available;   /* 1: this machine can run it, and FLASH_DMATTN_CPU_ISA allows it; its name is enough */
     int32_t device_type; /* FDM_CPU or FDM_CUDA */
 } fdm_kernel_info;
@@ -395,6 +432,7 @@ FDM_API fdm_status fdm_kernel_list(int32_t index, fdm_kernel_info *info);
 /* ---- 8. Execute ------------------------------------------------------------------------------------------------ */
 
 typedef struct fdm_launch {
+    uint32_t struct_bytes;        /* sizeof(fdm_launch) */
     void *stream;                 /* CUDA stream; ignored on the CPU */
     const fdm_executor *executor; /* CPU threads; NULL = libgomp where loaded, else an own pool */
 } fdm_launch;
@@ -410,20 +448,22 @@ FDM_API fdm_status fdm_prepare(const fdm_plan *plan);
 
 /* What a kernel that a plan launches takes of a CUDA device, and how much of it is resident at once in theory. */
 typedef struct fdm_kernel_resources {
-    char entry[48];        /* "mma_forward" */
+    uint32_t struct_bytes; /* sizeof(fdm_kernel_resources) */
     int32_t threads;       /* of a block */
     int32_t registers;     /* of a thread */
     int32_t spill_bytes;   /* written to and read from local memory because registers were short */
-    int64_t shared_bytes;  /* of a block, dynamic and static */
     int32_t blocks_per_sm; /* resident on one multiprocessor; 0: the device cannot run such a block */
     int32_t warps_per_sm;  /* the same in warps */
     int32_t max_warps;     /* what a multiprocessor has room for */
+    char entry[48];        /* "mma_forward" */
     char bound[32];        /* what allows no more: "registers", "shared memory", "warps", "blocks", or two of them */
+    int64_t shared_bytes;  /* of a block, dynamic and static */
 } fdm_kernel_resources;
 
 /* Of each kernel that the plan launches on `device`, which need not be present: compiled by NVRTC where the cache does
- * not have it, which takes seconds. kernels has room for `size`; 8 are always enough. *count receives their number, 0
- * for plans of the CPU. FDM_ERROR_UNSUPPORTED when there is no NVRTC. */
+ * not have it, which takes seconds. kernels has room for `size`; 8 are always enough. The first one's struct_bytes
+ * counts for all. *count receives their number, 0 for plans of the CPU. FDM_ERROR_UNSUPPORTED when there is no NVRTC.
+ */
 FDM_API fdm_status fdm_plan_resources(const fdm_plan *plan, const fdm_device *device, fdm_kernel_resources *kernels,
                                       int32_t size, int32_t *count);
 
@@ -535,6 +575,7 @@ FDM_API fdm_status fdm_create_mask(const fdm_tensor *bias, const fdm_tensor *att
  *     k, v     [B, W, h, D|Dv]             their rows, last axis contiguous; both may be NULL
  */
 typedef struct fdm_topk_slots {
+    uint32_t struct_bytes; /* sizeof(fdm_topk_slots) */
     fdm_tensor *key, *bias, *length, *k, *v;
 } fdm_topk_slots;
 /* The slots after a prompt of S tokens: bias [B, h, S], and end [B, h, S] of its intervals by fdm_topk_intervals() with
@@ -562,11 +603,12 @@ FDM_API fdm_status fdm_count_visible(const fdm_problem *problem, const fdm_tenso
  * By index from 0: the variables that the library reads; then those of the environment that begin with FLASH_DMATTN_
  * and that it does not read, misspelt ones as a rule. FDM_ERROR_INVALID_ARGUMENT past the last. */
 typedef struct fdm_setting_info {
+    uint32_t struct_bytes;   /* sizeof(fdm_setting_info) */
+    int32_t valid;           /* 1: unset or allowed. A choice code of the right form may still be none of a problem's */
     char name[64];           /* cut where it is longer */
     const char *description; /* what it is for; NULL: the library does not read it */
     const char *allowed;     /* "a whole number from 1 to 2147483647"; NULL: the library does not read it */
     const char *value;       /* now; NULL when unset or empty. The environment's. */
-    int32_t valid;           /* 1: unset or allowed. A choice code of the right form may still be none of a problem's */
 } fdm_setting_info;
 FDM_API fdm_status fdm_setting_list(int32_t index, fdm_setting_info *info);
 
@@ -579,10 +621,11 @@ FDM_API fdm_status fdm_compiler_path(char *path, size_t size);
 /* That folder: what it holds, and what of it is not used. Entries that were not used for longest are removed where they
  * pass the limit. FDM_ERROR_UNSUPPORTED when there is none; one that has not been made yet is empty. */
 typedef struct fdm_cache_info {
+    uint32_t struct_bytes; /* sizeof(fdm_cache_info) */
+    int32_t num_ignored;   /* entries that others than the user and root own or may write, or whose folder is so */
     char folder[512];
     int64_t num_entries, bytes; /* of all, ignored ones too */
     int64_t limit_bytes;        /* FLASH_DMATTN_CACHE_SIZE, else 2^30 */
-    int32_t num_ignored;        /* entries that others than the user and root own or may write, or whose folder is so */
     char ignored[256];          /* one sentence that names the folder or such an entry; "" when there is none */
 } fdm_cache_info;
 FDM_API fdm_status fdm_cache_query(fdm_cache_info *info);
@@ -603,6 +646,7 @@ typedef struct fdm_companion_choice {
     int64_t shared_bytes;    /* of a block, dynamic */
     int64_t workspace_bytes; /* what executing needs; 64-byte aligned */
     char reason[512];        /* why this kernel, and why not the ones before it */
+    int64_t reserved[8];     /* 0 */
 } fdm_companion_choice;
 
 /* ---- 13. Softmax along rows ------------------------------------------------------------------------------------ */
@@ -616,6 +660,7 @@ typedef struct fdm_companion_choice {
  * nothing but -inf gives 0 (log-softmax: -inf) and a dx of 0. The last axis is contiguous, every other stride free;
  * rows and columns are fewer than 2^30. mask: bool, its shape that of x, or 1 on any axis. */
 typedef struct fdm_softmax_tensors {
+    uint32_t struct_bytes;      /* sizeof(fdm_softmax_tensors) */
     const fdm_tensor *x, *mask; /* forward; mask may be NULL */
     fdm_tensor *out;            /* forward: written. backward: read */
     const fdm_tensor *dout;     /* backward */
@@ -623,13 +668,19 @@ typedef struct fdm_softmax_tensors {
 } fdm_softmax_tensors;
 
 typedef struct fdm_softmax_options {
-    double scale;       /* finite; 0 counts as the smallest positive number, so that -inf stays hidden */
-    int32_t log;        /* 1: log-softmax */
-    const char *kernel; /* force one kernel by name; NULL = chosen */
-    void *stream;       /* of fdm_softmax(); NULL = the legacy default stream */
+    uint32_t struct_bytes; /* sizeof(fdm_softmax_options); fdm_softmax_options_default() sets it */
+    int32_t log;           /* 1: log-softmax */
+    double scale;          /* finite; 0 counts as the smallest positive number, so that -inf stays hidden */
+    const char *kernel;    /* force one kernel by name; NULL = chosen */
+    void *stream;          /* of fdm_softmax(); NULL = the legacy default stream */
 } fdm_softmax_options;
 /* scale 1, softmax, chosen. */
-FDM_API fdm_softmax_options fdm_softmax_options_default(void);
+static inline fdm_softmax_options fdm_softmax_options_default(void) {
+    fdm_softmax_options options = FDM_ZERO;
+    options.struct_bytes = sizeof options;
+    options.scale = 1;
+    return options;
+}
 
 /* What to compute, without data. Filled by fdm_describe_softmax(), or by hand to plan for shapes alone. */
 typedef struct fdm_softmax_problem {
@@ -640,9 +691,11 @@ typedef struct fdm_softmax_problem {
     int32_t negative_scale;
     /* 2: addresses and row strides are multiples of 16 bytes; 1: those of all tensors leave the same remainder; 0 */
     int32_t aligned;
+    int64_t reserved[8]; /* 0 */
 } fdm_softmax_problem;
 
 typedef struct fdm_softmax_plan {
+    uint32_t struct_bytes; /* sizeof(fdm_softmax_plan) */
     fdm_softmax_problem problem;
     fdm_companion_choice choice;
 } fdm_softmax_plan;
@@ -676,18 +729,25 @@ FDM_API fdm_status fdm_softmax_kernel(int32_t index, const char **name, const ch
  *     c        [m, n] or [batch|1, m, n]
  *     out      [m, n] or [batch, m, n]      may take the place of c */
 typedef struct fdm_gemm_tensors {
+    uint32_t struct_bytes;       /* sizeof(fdm_gemm_tensors) */
     const fdm_tensor *a, *b, *c; /* c may be NULL where beta is 0 */
     fdm_tensor *out;
 } fdm_gemm_tensors;
 
 typedef struct fdm_gemm_options {
-    double alpha, beta;         /* finite */
+    uint32_t struct_bytes;      /* sizeof(fdm_gemm_options); fdm_gemm_options_default() sets it */
     int32_t accumulate_float16; /* 1: sums in float16, of float16 operands: faster on some devices, and less exact */
+    double alpha, beta;         /* finite */
     const char *kernel;         /* force one kernel by name; NULL = chosen */
     void *stream;               /* of fdm_gemm(); NULL = the legacy default stream */
 } fdm_gemm_options;
 /* alpha 1, beta 0, sums in float32, chosen. */
-FDM_API fdm_gemm_options fdm_gemm_options_default(void);
+static inline fdm_gemm_options fdm_gemm_options_default(void) {
+    fdm_gemm_options options = FDM_ZERO;
+    options.struct_bytes = sizeof options;
+    options.alpha = 1;
+    return options;
+}
 
 /* What to compute, without data. Where out's columns are contiguous, it is the transposed product: m and n change
  * places, and so do a and b. */
@@ -696,10 +756,12 @@ typedef struct fdm_gemm_problem {
     int64_t batch, m, n, k;
     int32_t a_rows_contiguous, b_rows_contiguous; /* 0: columns are */
     int32_t has_c, accumulate_float16;
-    int32_t mappable; /* 1: addresses and strides of a, b and out are multiples of 16 bytes */
+    int32_t mappable;    /* 1: addresses and strides of a, b and out are multiples of 16 bytes */
+    int64_t reserved[8]; /* 0 */
 } fdm_gemm_problem;
 
 typedef struct fdm_gemm_plan {
+    uint32_t struct_bytes; /* sizeof(fdm_gemm_plan) */
     fdm_gemm_problem problem;
     fdm_companion_choice choice;
 } fdm_gemm_plan;

@@ -37,7 +37,7 @@ LONG_FUNCTIONS = {
     ("src/families/mma/forward/mma_wide.cu", "mma_wide"): 340,
 }
 LONG_FILES = {
-    "include/flash_dmattn.h": 750,  # the manual of every entry: most of it is comments
+    "include/flash_dmattn.h": 800,  # the manual of every entry: most of it is comments
     "src/families/mma/forward/mma_forward.cu": 1050,  # one text for every feature of the forward, with or without TMA
     "src/families/mma/forward/mma_wide.cu": 870,  # three ways to split wide heads over the warps
 }

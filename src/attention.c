@@ -5,6 +5,8 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "base/settings.h"
+#include "base/struct_bytes.h"
+#include "device/device.h"
 #include "device/threads.h"
 #include "plan/plan.h"
 #include "problem/problem.h"
@@ -14,7 +16,7 @@ static void print_profile(const fdm_plan *plan) {
     const fdm_problem *p = &plan->problem;
     char arch[16] = "CPU";
     fdm_device device;
-    if (plan->device.type == FDM_CUDA && !fdm_device_query(FDM_CUDA, plan->device.index, &device))
+    if (plan->device.type == FDM_CUDA && !device_facts(FDM_CUDA, plan->device.index, &device))
         snprintf(arch, sizeof arch, "SM%d.%d", device.compute_major, device.compute_minor);
     fprintf(stderr, "FLASH_DMATTN_PROFILE: HeadDim=%lld, Arch=%s, SeqQ=%lld, SeqK=%lld, Batch=%lld, Choice=%s\n",
             (long long)p->head_dim, arch, (long long)p->seqlen_q, (long long)p->seqlen_k, (long long)p->batch,
@@ -122,8 +124,12 @@ static fdm_status run_plan(const struct family *family, const fdm_plan *plan, co
 
 fdm_status fdm_execute(const fdm_plan *plan, const fdm_tensors *tensors, void *workspace, size_t workspace_bytes,
                        const fdm_launch *launch) {
-    if (!plan)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "plan is NULL");
+    fdm_plan plan_room;
+    fdm_tensors tensors_room;
+    fdm_launch launch_room;
+    if (!(plan = plan_read(plan, &plan_room)) || !(tensors = STRUCT_READ(fdm_tensors, tensors, &tensors_room)) ||
+        (launch && !(launch = STRUCT_READ(fdm_launch, launch, &launch_room))))
+        return FDM_ERROR_INVALID_ARGUMENT;
     fdm_problem problem;
     struct attention attention;
     fdm_options options = problem_options(&plan->problem);
@@ -141,8 +147,9 @@ fdm_status fdm_execute(const fdm_plan *plan, const fdm_tensors *tensors, void *w
 }
 
 fdm_status fdm_prepare(const fdm_plan *plan) {
-    if (!plan)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "plan is NULL");
+    fdm_plan room;
+    if (!(plan = plan_read(plan, &room)))
+        return FDM_ERROR_INVALID_ARGUMENT;
     fdm_status status;
     const struct family *family = family_of(plan, &status);
     if (family && family->check)
@@ -163,6 +170,11 @@ static void release_default(void *context, void *memory) {
 static fdm_status attention_once(fdm_pass pass, const fdm_tensors *tensors, const fdm_options *options,
                                  const fdm_allocator *allocator) {
     static const fdm_allocator standard = {NULL, allocate_default, release_default};
+    fdm_tensors tensors_room;
+    fdm_options options_room;
+    if (!(tensors = STRUCT_READ(fdm_tensors, tensors, &tensors_room)) ||
+        (options && !(options = STRUCT_READ(fdm_options, options, &options_room))))
+        return FDM_ERROR_INVALID_ARGUMENT;
     fdm_problem problem;
     struct attention attention;
     fdm_plan plan;
@@ -183,7 +195,8 @@ static fdm_status attention_once(fdm_pass pass, const fdm_tensors *tensors, cons
         !(workspace = allocator->allocate(allocator->context, (size_t)plan.workspace_bytes)))
         return error_set(FDM_ERROR_OUT_OF_MEMORY, "no memory for a workspace of %lld bytes",
                          (long long)plan.workspace_bytes);
-    fdm_launch launch = {options ? options->stream : NULL, options ? options->executor : NULL};
+    const fdm_launch launch = {.stream = options ? options->stream : NULL,
+                               .executor = options ? options->executor : NULL};
     status = run_plan(family, &plan, &attention, workspace, (size_t)plan.workspace_bytes, &launch);
     if (workspace)
         allocator->release(allocator->context, workspace);

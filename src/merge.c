@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/half.h"
+#include "base/struct_bytes.h"
 #include "gpu/merge_on_device.h"
 #include "problem/tensor.h"
 
@@ -35,8 +36,8 @@ static fdm_status check_each(struct merge *m, const struct named_tensor all[NUM_
 
 static fdm_status check_all(struct merge *m) {
     const fdm_merge_tensors *t = m->tensors;
-    if (!t || !t->out1)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is NULL", t ? "out1" : "tensors");
+    if (!t->out1)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "out1 is NULL");
     fdm_status status = tensor_check(t->out1, "out1", 4, TENSOR_INPUT, 0);
     if (status)
         return status;
@@ -156,6 +157,9 @@ static void merge_row(const struct merge *m, int64_t b, int64_t i, int64_t h) {
 }
 
 fdm_status fdm_merge(const fdm_merge_tensors *tensors, void *stream) {
+    fdm_merge_tensors room;
+    if (!(tensors = STRUCT_READ(fdm_merge_tensors, tensors, &room)))
+        return FDM_ERROR_INVALID_ARGUMENT;
     struct merge m = {.tensors = tensors};
     const fdm_status status = check_all(&m);
     if (status)

@@ -4,6 +4,7 @@
 
 #include "base/error.h"
 #include "base/settings.h"
+#include "base/struct_bytes.h"
 #include "plan/plan.h"
 
 /* The sentence is for calls that need the value; a list has the facts. */
@@ -29,10 +30,8 @@ static fdm_setting_info info_of_unknown(const char *variable) {
 
 fdm_status fdm_setting_list(int32_t index, fdm_setting_info *info) {
     const char *unknown = index < SETTING_COUNT ? NULL : setting_unknown(index - SETTING_COUNT);
-    if (!info)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "info is NULL");
     if (index < 0 || (index >= SETTING_COUNT && !unknown))
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "setting index is %d; the list has none of this index", index);
-    *info = unknown ? info_of_unknown(unknown) : info_of((enum setting)index);
-    return FDM_OK;
+    const fdm_setting_info found = unknown ? info_of_unknown(unknown) : info_of((enum setting)index);
+    return STRUCT_WRITE(fdm_setting_info, info, &found);
 }

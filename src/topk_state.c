@@ -1,6 +1,7 @@
 /* topk_state.c: fdm_topk_append() and fdm_topk_fill(): the slots of a top-W mask, checked here; problem/ keeps them on
  * the CPU, gpu/masks/ on CUDA devices. */
 #include "base/error.h"
+#include "base/struct_bytes.h"
 #include "gpu/masks/slots_on_device.h"
 #include "problem/tensor.h"
 
@@ -30,11 +31,9 @@ static fdm_status check_bias(const fdm_tensor *bias, int32_t ndim) {
 }
 
 static fdm_status check_slots(const fdm_topk_slots *s, const fdm_tensor *bias) {
-    if (!s || !s->key || s->key->ndim != 3 || !s->key->shape)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s; slots.key needs 3 axes",
-                         !s        ? "slots is NULL"
-                         : !s->key ? "slots.key is NULL"
-                                   : "slots.key has no shape of 3 axes");
+    if (!s->key || s->key->ndim != 3 || !s->key->shape)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "slots.key %s; it needs 3 axes",
+                         s->key ? "has no shape of 3 axes" : "is NULL");
     const int64_t shape[3] = {bias->shape[0], bias->shape[1], s->key->shape[2]};
     if (shape[2] < 1 || shape[2] > INT32_MAX)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "slots.key has %lld slots; it must be in 1..%d",
@@ -135,6 +134,9 @@ static fdm_status fill_call(const fdm_tensor *bias, int64_t tokens, const fdm_te
 fdm_status fdm_topk_append(const fdm_tensor *bias, const fdm_tensor *real, const fdm_tensor *k, const fdm_tensor *v,
                            const fdm_topk_slots *slots, fdm_tensor *slot, void *stream) {
     struct slot_call call;
+    fdm_topk_slots room;
+    if (!(slots = STRUCT_READ(fdm_topk_slots, slots, &room)))
+        return FDM_ERROR_INVALID_ARGUMENT;
     fdm_status status = check_bias(bias, 2);
     if (status || (status = fill_call(bias, 1, k, v, NULL, slots, &call)))
         return status;
@@ -174,6 +176,9 @@ static fdm_status check_table(const fdm_tensor *table, const fdm_tensor *pages, 
 fdm_status fdm_topk_fill(const fdm_tensor *bias, const fdm_tensor *end, const fdm_tensor *k, const fdm_tensor *v,
                          const fdm_tensor *block_table, const fdm_topk_slots *slots, void *stream) {
     struct slot_call call;
+    fdm_topk_slots room;
+    if (!(slots = STRUCT_READ(fdm_topk_slots, slots, &room)))
+        return FDM_ERROR_INVALID_ARGUMENT;
     fdm_status status = check_bias(bias, 3);
     if (status || (block_table && (status = check_table(block_table, k ? k : v, bias))) ||
         (status = fill_call(bias, bias->shape[2], k, v, block_table, slots, &call)) ||

@@ -12,7 +12,8 @@ void native_bind(fdm_tensor *const *given, fdm_tensors *tensors) {
 #define BIND_DIFFERENTIABLE(position, member, argument, axes, needed, gradient, gradient_member) \
     .member = given[position], .gradient_member = given[gradient],
 #define BIND(position, member, ...) .member = given[position],
-    *tensors = (fdm_tensors){NATIVE_INPUTS(BIND_DIFFERENTIABLE, BIND) NATIVE_RESULTS(BIND_DIFFERENTIABLE, BIND)};
+    *tensors = (fdm_tensors){.struct_bytes = sizeof(fdm_tensors),
+                             NATIVE_INPUTS(BIND_DIFFERENTIABLE, BIND) NATIVE_RESULTS(BIND_DIFFERENTIABLE, BIND)};
 }
 
 static double number_or_zero(PyObject *object) { return object == Py_None ? 0.0 : PyFloat_AsDouble(object); }
@@ -167,8 +168,8 @@ PyObject *native_plan(PyObject *module, PyObject *const *arguments, Py_ssize_t c
     PyObject *result = NULL;
     if (!parse(arguments, count, NUM_FORWARD, &call)) {
         fdm_problem problem;
-        fdm_device device;
-        fdm_plan plan;
+        fdm_device device = {.struct_bytes = sizeof device};
+        fdm_plan plan = {.struct_bytes = sizeof plan};
         const fdm_device_id where = call.tensors.q ? call.tensors.q->device : (fdm_device_id){FDM_CPU, 0};
         fdm_status status = fdm_describe(FDM_FORWARD, &call.tensors, &call.options, &problem);
         if (!status)

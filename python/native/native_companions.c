@@ -13,9 +13,10 @@ PyObject *native_softmax(PyObject *module, PyObject *const *arguments, Py_ssize_
     if (native_read(&read, arguments, count, 5, 5))
         return NULL;
     PyObject *const *others = read.others;
-    const fdm_softmax_tensors tensors = {t[0], t[1], t[2], t[3], t[4]};
+    const fdm_softmax_tensors tensors = {sizeof tensors, t[0], t[1], t[2], t[3], t[4]};
     const fdm_pass pass = PyObject_IsTrue(others[0]) == 1 ? FDM_BACKWARD : FDM_FORWARD;
-    const fdm_softmax_options options = {.scale = PyFloat_AsDouble(others[1]),
+    const fdm_softmax_options options = {.struct_bytes = sizeof options,
+                                         .scale = PyFloat_AsDouble(others[1]),
                                          .log = PyObject_IsTrue(others[2]) == 1,
                                          .kernel = name_or_null(others[3]),
                                          .stream = read.stream};
@@ -31,8 +32,9 @@ PyObject *native_gemm(PyObject *module, PyObject *const *arguments, Py_ssize_t c
     if (native_read(&read, arguments, count, 4, 5))
         return NULL;
     PyObject *const *others = read.others;
-    const fdm_gemm_tensors tensors = {t[0], t[1], t[2], t[3]};
-    const fdm_gemm_options options = {.alpha = PyFloat_AsDouble(others[0]),
+    const fdm_gemm_tensors tensors = {sizeof tensors, t[0], t[1], t[2], t[3]};
+    const fdm_gemm_options options = {.struct_bytes = sizeof options,
+                                      .alpha = PyFloat_AsDouble(others[0]),
                                       .beta = PyFloat_AsDouble(others[1]),
                                       .accumulate_float16 = PyObject_IsTrue(others[2]) == 1,
                                       .kernel = name_or_null(others[3]),

@@ -131,7 +131,9 @@ PyObject *native_key_bias_backward(PyObject *module, PyObject *const *arguments,
  * None; two tensors follow. */
 enum { NUM_SLOT_TENSORS = 10 };
 
-static fdm_topk_slots slots_of(fdm_tensor *const *t) { return (fdm_topk_slots){t[3], t[4], t[5], t[6], t[7]}; }
+static fdm_topk_slots slots_of(fdm_tensor *const *t) {
+    return (fdm_topk_slots){sizeof(fdm_topk_slots), t[3], t[4], t[5], t[6], t[7]};
+}
 
 /* topk_append(the tensors above, real or None, slot or None, stream's address) */
 PyObject *native_topk_append(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {

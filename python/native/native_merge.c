@@ -7,6 +7,6 @@ PyObject *native_merge(PyObject *module, PyObject *const *arguments, Py_ssize_t 
     fdm_tensor **t = read.tensors;
     if (native_read(&read, arguments, count, 9, 0))
         return NULL;
-    const fdm_merge_tensors tensors = {t[0], t[1], t[2], t[3], t[4], t[5], t[6], t[7], t[8]};
+    const fdm_merge_tensors tensors = {sizeof tensors, t[0], t[1], t[2], t[3], t[4], t[5], t[6], t[7], t[8]};
     NATIVE_RUN_AND_RETURN(&read, fdm_merge(&tensors, read.stream));
 }

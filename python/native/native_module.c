@@ -27,7 +27,7 @@ int native_expect(Py_ssize_t count, Py_ssize_t needed) {
 
 /* device() -> facts of the CPU */
 static PyObject *native_device(PyObject *module, PyObject *unused) {
-    fdm_device device;
+    fdm_device device = {.struct_bytes = sizeof device};
     fdm_status status = fdm_device_query(FDM_CPU, 0, &device);
     if (status)
         return native_result(status);
@@ -38,7 +38,7 @@ static PyObject *native_device(PyObject *module, PyObject *unused) {
 
 /* cuda_devices() -> how many CUDA devices can be used; starts the driver */
 static PyObject *native_cuda_devices(PyObject *module, PyObject *unused) {
-    fdm_device device;
+    fdm_device device = {.struct_bytes = sizeof device};
     int32_t count = 0;
     while (fdm_device_query(FDM_CUDA, count, &device) == FDM_OK)
         count++;
@@ -48,7 +48,7 @@ static PyObject *native_cuda_devices(PyObject *module, PyObject *unused) {
 /* settings() -> [(name, description, value or None)] */
 static PyObject *native_settings(PyObject *module, PyObject *unused) {
     PyObject *list = PyList_New(0);
-    fdm_setting_info info;
+    fdm_setting_info info = {.struct_bytes = sizeof info};
     for (int32_t i = 0; list && fdm_setting_list(i, &info) == FDM_OK; i++) {
         PyObject *row = Py_BuildValue("(ssz)", info.name, info.description, info.value);
         if (!row || PyList_Append(list, row))

@@ -6,7 +6,7 @@
 static fdm_status plan_for(const char *name, fdm_pass pass, const fdm_tensors *tensors, const fdm_options *options,
                            fdm_plan *plan) {
     fdm_problem problem;
-    fdm_device device;
+    fdm_device device = {.struct_bytes = sizeof device};
     fdm_status status = fdm_describe(pass, tensors, options, &problem);
     if (!status)
         status = name ? fdm_device_from_name(name, &device)
@@ -21,7 +21,7 @@ static fdm_status plan_for(const char *name, fdm_pass pass, const fdm_tensors *t
 static PyObject *run(const fdm_plan *plan, const fdm_tensors *tensors, void *stream, PyObject *allocate) {
     char json[4096];
     size_t needed;
-    const fdm_launch launch = {stream, NULL};
+    const fdm_launch launch = {sizeof launch, stream, NULL};
     const size_t bytes = (size_t)plan->workspace_bytes;
     struct native_workspace on_host = {NULL, 0};
     PyObject *kept = NULL;
@@ -71,7 +71,7 @@ PyObject *native_run_as(PyObject *module, PyObject *arguments) {
         given[i] = native_tensor(PyTuple_GetItem(listed, i), &storage[i], &failed);
     if (!failed) {
         fdm_tensors tensors;
-        fdm_plan plan;
+        fdm_plan plan = {.struct_bytes = sizeof plan};
         native_bind(given, &tensors);
         const fdm_pass pass = given[ARG_DOUT] ? FDM_BACKWARD : FDM_FORWARD;
         const fdm_status status = plan_for(device, pass, &tensors, &options, &plan);

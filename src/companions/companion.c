@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/struct_bytes.h"
 
 /* "a: why; b: why", as much as there is room for. */
 static void add_reason(char *reasons, size_t size, const char *name, const char *why) {
@@ -78,7 +79,15 @@ fdm_status companion_prepare(const struct fdm_companion_choice *choice, const st
                              int32_t count, const char *part) {
     const struct cuda_kernel *loaded[COMPANION_REQUESTS_MAX];
     return count ? cuda_kernels_get(choice->device.index, requests, count, loaded)
-                 : error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan is NULL, or its %s is not its kernel's", part);
+                 : error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's %s is not its kernel's", part);
+}
+
+fdm_status companion_check_reserved(const int64_t problem[8], const fdm_companion_choice *choice) {
+    return struct_is_zero(problem, 8 * sizeof *problem) &&
+                   (!choice || struct_is_zero(choice->reserved, sizeof choice->reserved))
+               ? FDM_OK
+               : error_set(FDM_ERROR_INVALID_ARGUMENT, "reserved words of the %s are not 0; " FDM_NEWER_FIELD,
+                           choice ? "plan" : "problem");
 }
 
 fdm_status companion_check_workspace(const struct fdm_companion_choice *choice, const void *workspace, size_t bytes) {

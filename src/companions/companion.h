@@ -35,9 +35,12 @@ fdm_status companion_choose(const struct companion_operation *operation, const f
 /* Name and description of the index-th kernel; an error past the last. */
 fdm_status companion_kernel_at(const struct companion_operation *operation, int32_t index, const char **name,
                                const char **description);
-/* Compiles and loads what a plan launches. count 0: the plan is NULL, or its `part` is not its kernel's. */
+/* Compiles and loads what a plan launches. count 0: the plan's `part` is not its kernel's. */
 fdm_status companion_prepare(const struct fdm_companion_choice *choice, const struct cuda_kernel_request *requests,
                              int32_t count, const char *part);
+
+/* Reserved words of a problem, and of a plan's choice, which may be NULL, are 0. */
+fdm_status companion_check_reserved(const int64_t problem[8], const fdm_companion_choice *choice);
 
 /* The workspace is large enough and aligned. */
 fdm_status companion_check_workspace(const struct fdm_companion_choice *choice, const void *workspace, size_t bytes);

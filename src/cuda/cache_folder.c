@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "base/settings.h"
+#include "base/struct_bytes.h"
 
 fdm_status fdm_cache_folder(char *path, size_t size) {
     const char *own, *xdg = setting_get_foreign("XDG_CACHE_HOME"), *home = setting_get_foreign("HOME");
@@ -186,8 +187,6 @@ static void complain(fdm_cache_info *info, const char *name, const char *why) {
 fdm_status fdm_cache_query(fdm_cache_info *info) {
     struct cache_walk walk;
     struct stat facts;
-    if (!info)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "info is NULL");
     fdm_status status = cache_check_settings();
     if (status)
         return status;
@@ -213,6 +212,5 @@ fdm_status fdm_cache_query(fdm_cache_info *info) {
     }
     if (folder >= 0)
         close(folder);
-    *info = told;
-    return FDM_OK;
+    return STRUCT_WRITE(fdm_cache_info, info, &told);
 }

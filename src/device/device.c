@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/settings.h"
+#include "base/struct_bytes.h"
 #include "cuda/cuda.h"
 #include "device/isa.h"
 #include "device/threads.h"
@@ -27,9 +28,7 @@ static void describe_cpu(fdm_device *device, enum cpu_isa isa, enum cpu_isa high
     snprintf(device->name, sizeof device->name, "cpu:%s", cpu_isa_name(isa));
 }
 
-fdm_status fdm_device_query(int32_t type, int32_t index, fdm_device *device) {
-    if (!device)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "device is NULL");
+fdm_status device_facts(int32_t type, int32_t index, fdm_device *device) {
     if (type == FDM_CUDA)
         return cuda_device_facts(index, device);
     if (type != FDM_CPU)
@@ -44,6 +43,12 @@ fdm_status fdm_device_query(int32_t type, int32_t index, fdm_device *device) {
     return FDM_OK;
 }
 
+fdm_status fdm_device_query(int32_t type, int32_t index, fdm_device *device) {
+    fdm_device facts;
+    const fdm_status status = device_facts(type, index, &facts);
+    return status ? status : STRUCT_WRITE(fdm_device, device, &facts);
+}
+
 /* ":smem=160K" after an architecture name; text starts at the colon. */
 static fdm_status parse_shared(const char *name, const char *text, fdm_device *device) {
     char *end;
@@ -55,11 +60,9 @@ static fdm_status parse_shared(const char *name, const char *text, fdm_device *d
     return FDM_OK;
 }
 
-fdm_status fdm_device_from_name(const char *name, fdm_device *device) {
-    if (!name || !device)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is NULL", name ? "device" : "name");
+static fdm_status named_device(const char *name, fdm_device *device) {
     if (strcmp(name, "cpu") == 0)
-        return fdm_device_query(FDM_CPU, 0, device);
+        return device_facts(FDM_CPU, 0, device);
     if (strncmp(name, "cpu:", 4) == 0) {
         int isa = cpu_isa_from_name(name + 4);
         if (isa < 0)
@@ -74,21 +77,24 @@ fdm_status fdm_device_from_name(const char *name, fdm_device *device) {
         const struct device_row *row = &device_table[i];
         if (strlen(row->name) != length || strncmp(row->name, name, length) != 0)
             continue;
-        fdm_device named = {.id = {FDM_CUDA, 0},
-                            .compute_major = row->compute_major,
-                            .compute_minor = row->compute_minor,
-                            .num_sms = row->num_sms,
-                            .shared_bytes = row->shared_bytes,
-                            .l2_bytes = row->l2_bytes,
-                            .bandwidth = row->bandwidth,
-                            .registers_per_sm = row->registers_per_sm,
-                            .threads_per_sm = row->threads_per_sm};
-        snprintf(named.name, sizeof named.name, "%s", name);
-        fdm_status status = name[length] ? parse_shared(name, name + length, &named) : FDM_OK;
-        if (!status)
-            *device = named;
-        return status;
+        *device = (fdm_device){.id = {FDM_CUDA, 0},
+                               .compute_major = row->compute_major,
+                               .compute_minor = row->compute_minor,
+                               .num_sms = row->num_sms,
+                               .shared_bytes = row->shared_bytes,
+                               .l2_bytes = row->l2_bytes,
+                               .bandwidth = row->bandwidth,
+                               .registers_per_sm = row->registers_per_sm,
+                               .threads_per_sm = row->threads_per_sm};
+        snprintf(device->name, sizeof device->name, "%s", name);
+        return name[length] ? parse_shared(name, name + length, device) : FDM_OK;
     }
     return error_set(FDM_ERROR_INVALID_ARGUMENT,
                      "device '%s' is unknown; known are cpu[:isa], sm_80, sm_86, sm_89, sm_90, sm_100, sm_120", name);
+}
+
+fdm_status fdm_device_from_name(const char *name, fdm_device *device) {
+    fdm_device named;
+    const fdm_status status = name ? named_device(name, &named) : error_set(FDM_ERROR_INVALID_ARGUMENT, "name is NULL");
+    return status ? status : STRUCT_WRITE(fdm_device, device, &named);
 }

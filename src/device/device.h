@@ -1,8 +1,11 @@
-/* device.h: facts about named CUDA devices. */
+/* device.h: facts of a device, queried, and of CUDA devices by name. */
 #ifndef FDM_DEVICE_H
 #define FDM_DEVICE_H
 
-#include <stdint.h>
+#include "flash_dmattn.h"
+
+/* fdm_device_query() without the caller's struct_bytes. */
+fdm_status device_facts(int32_t type, int32_t index, fdm_device *device);
 
 struct device_row {
     const char *name;

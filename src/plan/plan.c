@@ -7,8 +7,18 @@
 
 #include "base/error.h"
 #include "base/settings.h"
+#include "base/struct_bytes.h"
+#include "device/device.h"
 #include "device/isa.h"
 #include "device/threads.h"
+
+const fdm_plan *plan_read(const fdm_plan *plan, fdm_plan *room) {
+    plan = STRUCT_READ(fdm_plan, plan, room);
+    if (!plan || struct_is_zero(plan->problem.reserved, sizeof plan->problem.reserved))
+        return plan;
+    error_set(FDM_ERROR_INVALID_ARGUMENT, "reserved words of the plan's problem are not 0; " FDM_NEWER_FIELD);
+    return NULL;
+}
 
 const struct family *plan_family(const fdm_plan *plan) {
     for (int32_t i = 0; families[i]; i++)
@@ -23,8 +33,12 @@ int plan_names_row(const fdm_plan *plan, const struct family *family) {
 }
 
 static fdm_plan empty_plan(const fdm_device *device, const fdm_problem *problem) {
-    return (fdm_plan){
-        .problem = *problem, .device = device->id, .v_in_registers = -1, .shared_bytes = -1, .num_threads = 1};
+    return (fdm_plan){.struct_bytes = sizeof(fdm_plan),
+                      .problem = *problem,
+                      .device = device->id,
+                      .v_in_registers = -1,
+                      .shared_bytes = -1,
+                      .num_threads = 1};
 }
 
 /* Appends "family: why; " to the reasons collected so far. */
@@ -161,14 +175,20 @@ static fdm_status choose(const fdm_device *device, const fdm_problem *problem, c
 
 fdm_status fdm_plan_attention(const fdm_device *device, const fdm_problem *problem, const fdm_options *options,
                               fdm_plan *plan) {
-    if (!device || !plan)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is NULL", device ? "plan" : "device");
-    fdm_status status = fdm_problem_validate(problem);
-    if (status)
+    fdm_device device_room;
+    fdm_options options_room;
+    if (!(device = STRUCT_READ(fdm_device, device, &device_room)) ||
+        (options && !(options = STRUCT_READ(fdm_options, options, &options_room))))
+        return FDM_ERROR_INVALID_ARGUMENT;
+    fdm_status status = STRUCT_CHECK(fdm_plan, plan);
+    if (status || (status = fdm_problem_validate(problem)))
         return status;
     struct wishes wishes;
-    status = wishes_of(problem, device->id.type, options, &wishes);
-    return status ? status : choose(device, problem, &wishes, plan);
+    fdm_plan made;
+    if ((status = wishes_of(problem, device->id.type, options, &wishes)) ||
+        (status = choose(device, problem, &wishes, &made)))
+        return status;
+    return STRUCT_WRITE(fdm_plan, plan, &made);
 }
 
 /* A family's clause without its words for a kernel that was asked for by name: the sentence here names it. */
@@ -196,14 +216,14 @@ static fdm_status variant_of(const struct family *family, const struct plan_requ
 
 fdm_status fdm_plan_variant(const fdm_device *device, const fdm_problem *problem, const char *kernel, int32_t variant,
                             fdm_plan *plan) {
-    if (!device || !kernel || !plan || variant < 0)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s",
-                         !device   ? "device is NULL"
-                         : !kernel ? "kernel is NULL"
-                         : !plan   ? "plan is NULL"
-                                   : "variant is below 0");
-    fdm_status status = fdm_problem_validate(problem);
-    if (status)
+    fdm_device room;
+    fdm_plan made;
+    if (!kernel || variant < 0)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s", kernel ? "variant is below 0" : "kernel is NULL");
+    if (!(device = STRUCT_READ(fdm_device, device, &room)))
+        return FDM_ERROR_INVALID_ARGUMENT;
+    fdm_status status = STRUCT_CHECK(fdm_plan, plan);
+    if (status || (status = fdm_problem_validate(problem)))
         return status;
     struct wishes wishes;
     if ((status = wishes_of(problem, device->id.type, NULL, &wishes)))
@@ -216,8 +236,10 @@ fdm_status fdm_plan_variant(const fdm_device *device, const fdm_problem *problem
                                          .num_threads = wishes.num_threads,
                                          .scheduler = SCHEDULER_ANY};
     const struct family *family = family_of_kernel(kernel);
-    return family ? variant_of(family, &request, family_find_kernel(family, kernel), variant, plan)
-                  : error_set(FDM_ERROR_INVALID_ARGUMENT, "there is no kernel '%.60s'", kernel);
+    if (!family)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "there is no kernel '%.60s'", kernel);
+    status = variant_of(family, &request, family_find_kernel(family, kernel), variant, &made);
+    return status ? status : STRUCT_WRITE(fdm_plan, plan, &made);
 }
 
 /* A thread's last plan of a pass, and what it was made from. Planning looks at every kernel and words its reasons,
@@ -245,14 +267,14 @@ fdm_status plan_call(fdm_device_id id, const fdm_problem *problem, const fdm_opt
     const struct cpu_isas isas = id.type == FDM_CPU ? cpu_isas() : (struct cpu_isas){CPU_ISA_SCALAR, CPU_ISA_SCALAR};
     if (!status)
         status = wishes_of(problem, id.type, options, &wishes);
-    if (status || (id.type != FDM_CPU && (status = fdm_device_query(id.type, id.index, &device))))
+    if (status || (id.type != FDM_CPU && (status = device_facts(id.type, id.index, &device))))
         return status;
     if (!kept->made || kept->plan.device.type != id.type || kept->plan.device.index != id.index ||
         kept->isas.best != isas.best || kept->isas.highest != isas.highest || kept->num_threads != wishes.num_threads ||
         kept->scheduler != wishes.scheduler || !same_wish(wishes.kernel, kept->kernel) ||
         !same_wish(wishes.family, kept->family) || memcmp(&kept->plan.problem, problem, sizeof *problem)) {
         kept->made = 0;
-        if ((id.type == FDM_CPU && (status = fdm_device_query(id.type, id.index, &device))) ||
+        if ((id.type == FDM_CPU && (status = device_facts(id.type, id.index, &device))) ||
             (status = choose(&device, problem, &wishes, &kept->plan)))
             return status;
         keep_wish(wishes.kernel, kept->kernel, sizeof kept->kernel);
@@ -267,20 +289,18 @@ fdm_status plan_call(fdm_device_id id, const fdm_problem *problem, const fdm_opt
 }
 
 fdm_status fdm_kernel_list(int32_t index, fdm_kernel_info *info) {
-    if (!info)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "info is NULL");
     int32_t left = index;
     for (int32_t i = 0; left >= 0 && families[i]; left -= families[i++]->num_kernels) {
         if (left >= families[i]->num_kernels)
             continue;
         const struct kernel_info *known = families[i]->kernel(families[i], left);
-        *info = (fdm_kernel_info){families[i]->name,
-                                  known->name,
-                                  known->description,
-                                  known->pass,
-                                  families[i]->available(families[i], left),
-                                  families[i]->device_type};
-        return FDM_OK;
+        const fdm_kernel_info found = {.pass = known->pass,
+                                       .family = families[i]->name,
+                                       .name = known->name,
+                                       .description = known->description,
+                                       .available = families[i]->available(families[i], left),
+                                       .device_type = families[i]->device_type};
+        return STRUCT_WRITE(fdm_kernel_info, info, &found);
     }
     return error_set(FDM_ERROR_INVALID_ARGUMENT, "kernel index %d is past the end of the list", index);
 }

@@ -7,6 +7,8 @@
 /* The plan of the one-call form on this machine's device: fdm_plan_attention()'s, made again only when it can differ
  * from that of the thread's last call. `problem` comes from tensors on the device. */
 fdm_status plan_call(fdm_device_id id, const fdm_problem *problem, const fdm_options *options, fdm_plan *plan);
+/* A caller's plan, whole: itself or `*room`. NULL with a sentence: it is none, or of a newer version. */
+const fdm_plan *plan_read(const fdm_plan *plan, fdm_plan *room);
 /* The family a plan names, NULL when there is none (a plan from JSON may be foreign). */
 const struct family *plan_family(const fdm_plan *plan);
 /* 1 when the family has the kernel that the plan names, at the index that the plan names. */

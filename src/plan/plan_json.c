@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/json_reader.h"
+#include "base/struct_bytes.h"
 #include "plan/plan.h"
 
 enum field_kind {
@@ -172,8 +173,11 @@ static void append_value(struct text *t, const struct field *field, const fdm_pl
 }
 
 fdm_status fdm_plan_to_json(const fdm_plan *plan, char *buffer, size_t size, size_t *needed) {
-    if (!plan || (!buffer && size > 0))
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is NULL", plan ? "buffer" : "plan");
+    fdm_plan room;
+    if (!buffer && size > 0)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "buffer is NULL");
+    if (!(plan = plan_read(plan, &room)))
+        return FDM_ERROR_INVALID_ARGUMENT;
     struct text t = {buffer, size, 0};
     for (size_t i = 0; i < NUM_FIELDS; i++) {
         append(&t, "%s\"%s\": ", i ? ", " : "{", plan_fields[i].name);
@@ -313,11 +317,12 @@ static int find_field(const char *name) {
 }
 
 fdm_status fdm_plan_from_json(const char *json, size_t length, fdm_plan *plan) {
-    if (!json || !plan)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is NULL", json ? "plan" : "json");
+    if (!json)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "json is NULL");
     fdm_plan read;
     struct parameters parameters = {0};
     memset(&read, 0, sizeof read);
+    read.struct_bytes = sizeof read;
     struct json_reader r = json_reader_of(json, length);
     char key[32] = "";
     char seen[NUM_FIELDS] = {0};
@@ -344,7 +349,5 @@ fdm_status fdm_plan_from_json(const char *json, size_t length, fdm_plan *plan) {
     if (!status && read.workspace_bytes < 0)
         status = error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan's JSON has workspace_bytes %lld",
                            (long long)read.workspace_bytes);
-    if (!status)
-        *plan = read;
-    return status;
+    return status ? status : STRUCT_WRITE(fdm_plan, plan, &read);
 }

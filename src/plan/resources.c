@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/struct_bytes.h"
 #include "cuda/cuda.h"
 #include "device/occupancy.h"
 #include "plan/plan.h"
@@ -33,12 +34,15 @@ static fdm_status resources_of(const fdm_device *device, const struct cuda_kerne
 fdm_status fdm_plan_resources(const fdm_plan *plan, const fdm_device *device, fdm_kernel_resources *kernels,
                               int32_t size, int32_t *count) {
     struct cuda_kernel_request requests[FAMILY_LAUNCHES_MAX];
-    if (!plan || !device || !kernels || !count)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is NULL",
-                         !plan     ? "plan"
-                         : !device ? "device"
-                         : kernels ? "count"
-                                   : "kernels");
+    fdm_plan plan_room;
+    fdm_device device_room;
+    if (!(plan = plan_read(plan, &plan_room)) || !(device = STRUCT_READ(fdm_device, device, &device_room)))
+        return FDM_ERROR_INVALID_ARGUMENT;
+    fdm_status status = STRUCT_CHECK(fdm_kernel_resources, kernels);
+    if (status)
+        return status;
+    if (!count)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "count is NULL");
     const struct family *family = plan_family(plan);
     if (!family || !plan_names_row(plan, family))
         return error_set(FDM_ERROR_INVALID_ARGUMENT,
@@ -53,9 +57,14 @@ fdm_status fdm_plan_resources(const fdm_plan *plan, const fdm_device *device, fd
     if (launched > size)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan launches %d kernels; there is room for %d", launched,
                          size);
-    fdm_status status = FDM_OK;
-    for (int32_t i = 0; i < launched && !status; i++)
-        status = resources_of(device, &requests[i], &kernels[i]);
+    const uint32_t bytes = kernels->struct_bytes; /* from one to the next, in an array of the caller's */
+    for (int32_t i = 0; i < launched && !status; i++) {
+        fdm_kernel_resources found, *to = (fdm_kernel_resources *)(void *)((char *)kernels + (size_t)i * bytes);
+        if (!(status = resources_of(device, &requests[i], &found))) {
+            to->struct_bytes = bytes;
+            status = STRUCT_WRITE(fdm_kernel_resources, to, &found);
+        }
+    }
     if (!status)
         *count = launched;
     return status;

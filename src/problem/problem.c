@@ -6,12 +6,12 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/struct_bytes.h"
 #include "problem/tensor.h"
 
-fdm_options fdm_options_default(void) { return (fdm_options){.window_left = -1, .window_right = -1}; }
-
 fdm_options problem_options(const fdm_problem *p) {
-    return (fdm_options){.has_softmax_scale = 1,
+    return (fdm_options){.struct_bytes = sizeof(fdm_options),
+                         .has_softmax_scale = 1,
                          .softmax_scale = p->softmax_scale,
                          .softcap = p->softcap,
                          .causal = p->causal,
@@ -133,6 +133,8 @@ static fdm_status check_extents(const fdm_problem *p) {
 fdm_status fdm_problem_validate(const fdm_problem *p) {
     if (!p)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "problem is NULL");
+    if (!struct_is_zero(p->reserved, sizeof p->reserved))
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "reserved words of the problem are not 0; " FDM_NEWER_FIELD);
     if (p->pass != FDM_FORWARD && p->pass != FDM_BACKWARD)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "pass is %d; it must be FDM_FORWARD or FDM_BACKWARD",
                          (int)p->pass);
@@ -513,10 +515,9 @@ static void apply_options(const fdm_options *o, fdm_problem *p) {
 
 fdm_status problem_from_tensors(fdm_pass pass, const fdm_tensors *t, const fdm_options *options, fdm_problem *problem,
                                 struct attention *attention) {
-    fdm_options defaults = fdm_options_default();
-    const fdm_options *o = options ? options : &defaults;
-    if (!t || !t->q || !t->k || !t->v)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is NULL", !t ? "tensors" : !t->q ? "q" : !t->k ? "k" : "v");
+    const fdm_options defaults = fdm_options_default(), *o = options ? options : &defaults;
+    if (!t->q || !t->k || !t->v)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is NULL", !t->q ? "q" : !t->k ? "k" : "v");
     struct attention scratch, *a = attention ? attention : &scratch;
     fdm_problem p = {.pass = pass,
                      .interval_batch = 1,
@@ -561,7 +562,12 @@ fdm_status problem_from_tensors(fdm_pass pass, const fdm_tensors *t, const fdm_o
 }
 
 fdm_status fdm_describe(fdm_pass pass, const fdm_tensors *tensors, const fdm_options *options, fdm_problem *problem) {
+    fdm_tensors tensors_room;
+    fdm_options options_room;
     if (!problem)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "problem is NULL");
+    if (!(tensors = STRUCT_READ(fdm_tensors, tensors, &tensors_room)) ||
+        (options && !(options = STRUCT_READ(fdm_options, options, &options_room))))
+        return FDM_ERROR_INVALID_ARGUMENT;
     return problem_from_tensors(pass, tensors, options, problem, NULL);
 }

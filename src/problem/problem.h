@@ -51,8 +51,8 @@ struct sequence attention_sequence(const struct attention *attention, int64_t b)
 /* On the CPU: rows of packed tensors that belong to no sequence get out 0, lse +inf and gradients of 0. */
 void attention_clear_rest(const struct attention *attention);
 
-/* Checks tensors and options against each other, fills problem and, unless NULL, attention (whose problem points to
- * `problem`). */
+/* Checks tensors and options (NULL: the defaults) against each other, fills problem and, unless NULL, attention (whose
+ * problem points to `problem`). */
 fdm_status problem_from_tensors(fdm_pass pass, const fdm_tensors *tensors, const fdm_options *options,
                                 fdm_problem *problem, struct attention *attention);
 

@@ -1,5 +1,6 @@
 /* visible_pairs.c: visible pairs of a call, from intervals and ranges where there is no dense mask. */
 #include "base/error.h"
+#include "base/struct_bytes.h"
 #include "problem/problem.h"
 
 enum { BLOCK_KEYS = 64 };
@@ -80,6 +81,9 @@ static int64_t count_head(const struct attention *a, int64_t b, int64_t h) {
 fdm_status fdm_count_visible(const fdm_problem *problem, const fdm_tensors *tensors, int64_t *pairs) {
     if (!problem || !pairs)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is NULL", problem ? "pairs" : "problem");
+    fdm_tensors room;
+    if (!(tensors = STRUCT_READ(fdm_tensors, tensors, &room)))
+        return FDM_ERROR_INVALID_ARGUMENT;
     fdm_options options = problem_options(problem);
     fdm_problem described;
     struct attention attention;

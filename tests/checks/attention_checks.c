@@ -31,7 +31,7 @@ static int deterministic(struct trial *t, struct tally *k) {
 /* Whether the kernel takes the problem, and by which way; known before anything of it is computed. */
 static int accepts(struct trial *t, struct tally *k, int threads) {
     static struct device_copy copy;
-    fdm_plan plan;
+    fdm_plan plan = {.struct_bytes = sizeof plan};
     fdm_tensors tensors = trial_tensors(t, k->pass);
     if (sums_in_float16(k->name) && !t->mild)
         return 0;

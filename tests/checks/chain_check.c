@@ -49,15 +49,15 @@ static void make_link(struct link *l, const struct form *f, const struct memory 
     l->v.byte_offset = m->v_at;
     l->out.byte_offset = l->k.byte_offset - row_bytes;
     l->q.byte_offset = number ? l->k.byte_offset : 0;
-    l->tensors = (fdm_tensors){.q = &l->q, .k = &l->k, .v = &l->v, .out = &l->out};
+    l->tensors = (fdm_tensors){.struct_bytes = sizeof(fdm_tensors), .q = &l->q, .k = &l->k, .v = &l->v, .out = &l->out};
 }
 
 /* Returns the choice code of the plan. */
 static const char *run_on_device(const struct form *f, const struct memory *m) {
     struct link l;
-    fdm_device device;
+    fdm_device device = {.struct_bytes = sizeof device};
     fdm_problem problem;
-    static fdm_plan plan;
+    static fdm_plan plan = {.struct_bytes = sizeof plan};
     void *workspace;
     make_link(&l, f, m, cuda, 0);
     l.options.kernel = "mma.decode";

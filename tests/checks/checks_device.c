@@ -60,7 +60,8 @@ int device_layout(const struct trial *t, struct device_copy *copy) {
 fdm_tensors device_tensors(struct device_copy *copy, const fdm_tensors *h) {
     fdm_tensor *d = copy->tensors;
 #define ON_DEVICE(member, role) .member = h->member ? &d[role] : NULL
-    return (fdm_tensors){ON_DEVICE(q, Q),
+    return (fdm_tensors){sizeof(fdm_tensors),
+                         ON_DEVICE(q, Q),
                          ON_DEVICE(k, K),
                          ON_DEVICE(v, V),
                          ON_DEVICE(mask, MASK),

@@ -37,7 +37,7 @@ static fdm_softmax_problem softmax_problem(fdm_pass pass, fdm_dtype dtype, int32
 
 static void add_softmax(const fdm_device *device, const fdm_softmax_problem *problem, const char *kernel,
                         add_request add) {
-    fdm_softmax_plan plan;
+    fdm_softmax_plan plan = {.struct_bytes = sizeof plan};
     struct cuda_kernel_request requests[COMPANION_REQUESTS_MAX];
     if (fdm_plan_softmax(device, problem, kernel, &plan))
         return;
@@ -88,7 +88,7 @@ static void list_gemm(const fdm_device *device, const char *kernel, int every, a
                                               .b_rows_contiguous = f >> 1 & 1,
                                               .has_c = f >> 2 & 1,
                                               .mappable = skinny || by_tma || !(f & 16)};
-            fdm_gemm_plan plan;
+            fdm_gemm_plan plan = {.struct_bytes = sizeof plan};
             struct cuda_kernel_request requests[COMPANION_REQUESTS_MAX];
             turn = (turn + 5) % 32;
             if (fdm_plan_gemm(device, &problem, name, &plan))
@@ -100,7 +100,7 @@ static void list_gemm(const fdm_device *device, const char *kernel, int every, a
 }
 
 void list_companions(const char *arch, const char *kernel, int every, add_request add) {
-    fdm_device device;
+    fdm_device device = {.struct_bytes = sizeof device};
     if (fdm_device_from_name(arch, &device))
         abort();
     list_softmax(&device, kernel, every, add);

@@ -116,8 +116,8 @@ static void add_launches(const char *arch, const struct family *family, const fd
 
 /* What each CUDA family launches when it is asked. */
 static void add_plan(const char *arch, const fdm_problem *problem, const char *kernel) {
-    fdm_device device;
-    fdm_plan plan;
+    fdm_device device = {.struct_bytes = sizeof device};
+    fdm_plan plan = {.struct_bytes = sizeof plan};
     fdm_options options = fdm_options_default();
     options.kernel = kernel;
     for (int32_t i = 0; families[i] && !fdm_device_from_name(arch, &device); i++) {
@@ -137,8 +137,8 @@ static int32_t negative_step = 8;
 /* A way in which a kernel runs the problem, or each. */
 static void add_ways(const char *arch, const struct family *family, const char *kernel, const fdm_problem *problem,
                      int32_t turn) {
-    fdm_device device;
-    fdm_plan plan;
+    fdm_device device = {.struct_bytes = sizeof device};
+    fdm_plan plan = {.struct_bytes = sizeof plan};
     int32_t count = 0;
     if (fdm_device_from_name(arch, &device))
         return;
@@ -464,7 +464,7 @@ static void add_merge(const char *arch) {
 static void add_masks(const char *arch) {
     static const fdm_dtype dtypes[] = {FDM_FLOAT32, FDM_FLOAT16, FDM_BFLOAT16};
     struct cuda_kernel_request request;
-    fdm_device device;
+    fdm_device device = {.struct_bytes = sizeof device};
     if (fdm_device_from_name(arch, &device))
         exit(2);
     for (int32_t i = 0; i < 6 * TOPK_NUM_KERNELS; i++) {

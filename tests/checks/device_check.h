@@ -30,7 +30,7 @@ static inline void fail(const char *what) {
 
 /* 0 after a line that says why nothing can be checked. */
 static inline int has_device(void) {
-    fdm_device device;
+    fdm_device device = {.struct_bytes = sizeof device};
     if (!fdm_device_query(FDM_CUDA, 0, &device))
         return 1;
     printf("not covered: %s\n", fdm_last_error());

@@ -79,8 +79,8 @@ static char choices[CHOICES_MAX][64];
 static int32_t num_choices;
 static void note_choice(const fdm_gemm_tensors *tensors, const fdm_gemm_options *options) {
     fdm_gemm_problem problem;
-    fdm_gemm_plan plan;
-    fdm_device device;
+    fdm_gemm_plan plan = {.struct_bytes = sizeof plan};
+    fdm_device device = {.struct_bytes = sizeof device};
     if (fdm_describe_gemm(tensors, options, &problem) || fdm_device_query(FDM_CUDA, 0, &device) ||
         fdm_plan_gemm(&device, &problem, options->kernel, &plan))
         return;
@@ -106,9 +106,13 @@ static int run(const struct trial *t) {
     array_upload(&b);
     array_upload(&c);
     array_upload(&out);
-    const fdm_gemm_tensors tensors = {&a.tensor, &b.tensor, &c.tensor, t->in_place ? &c.tensor : &out.tensor};
-    const fdm_gemm_options options = {
-        .alpha = t->alpha, .beta = t->beta, .accumulate_float16 = t->accumulate16, .kernel = t->kernel};
+    const fdm_gemm_tensors tensors = {sizeof tensors, &a.tensor, &b.tensor, &c.tensor,
+                                      t->in_place ? &c.tensor : &out.tensor};
+    const fdm_gemm_options options = {.struct_bytes = sizeof options,
+                                      .alpha = t->alpha,
+                                      .beta = t->beta,
+                                      .accumulate_float16 = t->accumulate16,
+                                      .kernel = t->kernel};
     const fdm_status status = fdm_gemm(&tensors, &options, &device_allocator);
     note_choice(&tensors, &options);
     int right = status == FDM_ERROR_UNSUPPORTED ? -1 : !status && fdm_synchronize(cuda) == 0;

@@ -104,8 +104,8 @@ static fdm_problem draw_problem(fdm_pass pass) {
 }
 
 void launches_expect(const char *kernel, fdm_pass pass) {
-    fdm_device device;
-    fdm_plan plan;
+    fdm_device device = {.struct_bytes = sizeof device};
+    fdm_plan plan = {.struct_bytes = sizeof plan};
     if (fdm_device_query(FDM_CUDA, 0, &device))
         return;
     if (device.num_sms < MULTIPROCESSORS) /* an emulated device that has few shall not hide what needs many */

@@ -125,7 +125,8 @@ static fdm_status merge(struct part *const *parts, fdm_dtype dtype, int lows, fd
                                              .strides = n == OUT ? p->strides : NULL,
                                              .byte_offset = GUARD};
     }
-    const fdm_merge_tensors tensors = {.out1 = &t[0][OUT],
+    const fdm_merge_tensors tensors = {.struct_bytes = sizeof tensors,
+                                       .out1 = &t[0][OUT],
                                        .lse1 = &t[0][LSE],
                                        .lse_low1 = lows & 1 ? &t[0][LSE_LOW] : NULL,
                                        .out2 = &t[1][OUT],

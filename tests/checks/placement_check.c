@@ -152,7 +152,8 @@ static void fill_tensors(const struct form *f) {
 
 static fdm_tensors tensors_of(const struct form *f, fdm_pass pass) {
     const int backward = pass == FDM_BACKWARD;
-    return (fdm_tensors){.q = &t[Q].tensor,
+    return (fdm_tensors){.struct_bytes = sizeof(fdm_tensors),
+                         .q = &t[Q].tensor,
                          .k = &t[K].tensor,
                          .v = &t[V].tensor,
                          .mask = f->mask ? &t[MASK].tensor : NULL,
@@ -295,9 +296,9 @@ static int is_left_out(const fdm_kernel_info *kernel, const struct form *f) {
 
 /* Every way of the kernel that this share has, counted in *count; returns how many are wrong. */
 static int check(const struct form *f, const fdm_kernel_info *kernel, int *count) {
-    fdm_device device;
+    fdm_device device = {.struct_bytes = sizeof device};
     fdm_problem problem;
-    fdm_plan plan;
+    fdm_plan plan = {.struct_bytes = sizeof plan};
     int wrong = 0;
     if (is_left_out(kernel, f))
         return 0;
@@ -325,7 +326,7 @@ static int check(const struct form *f, const fdm_kernel_info *kernel, int *count
 
 int placement_checks(const struct options *o) {
     const int with_device = has_device();
-    fdm_kernel_info kernel;
+    fdm_kernel_info kernel = {.struct_bytes = sizeof kernel};
     int wrong = 0, ways = 0, missed = 0;
     for (int32_t k = 0; fdm_kernel_list(k, &kernel) == FDM_OK; k++) {
         if (o->kernel && strcmp(o->kernel, kernel.name) != 0)

@@ -86,9 +86,9 @@ static int check_variant(struct trial *t, const struct named_case *c, const char
 /* -1: the device has no room for tensors so far apart. */
 static int check_on_device(struct trial *t, const struct named_case *c) {
     struct device_copy copy;
-    fdm_device device;
+    fdm_device device = {.struct_bytes = sizeof device};
     fdm_problem problem;
-    fdm_plan plan;
+    fdm_plan plan = {.struct_bytes = sizeof plan};
     if (!device_layout(t, &copy))
         return t->far ? -1 : 0;
     fdm_tensors tensors = trial_tensors(t, c->pass);
@@ -107,7 +107,7 @@ static int check_on_device(struct trial *t, const struct named_case *c) {
 
 /* By each kernel of this machine whose name begins as the case's does; one of them has to take it. */
 static int check_on_cpu(struct trial *t, const struct named_case *c) {
-    fdm_kernel_info info;
+    fdm_kernel_info info = {.struct_bytes = sizeof info};
     int right = -1;
     for (int32_t i = 0; right && fdm_kernel_list(i, &info) == FDM_OK; i++)
         if (info.available && info.pass == c->pass && strncmp(info.name, c->kernel, strlen(c->kernel)) == 0) {
@@ -124,8 +124,8 @@ static int is_on_cpu(const struct named_case *c) { return strncmp(c->kernel, "cp
 
 /* Whether this run has the device of a case's kernel. */
 static int is_of_this_run(const struct named_case *c, int cuda_alone) {
-    fdm_device device;
-    fdm_kernel_info info;
+    fdm_device device = {.struct_bytes = sizeof device};
+    fdm_kernel_info info = {.struct_bytes = sizeof info};
     for (int32_t i = 0; fdm_kernel_list(i, &info) == FDM_OK; i++)
         if (strncmp(info.name, c->kernel, strlen(c->kernel)) == 0)
             return is_on_cpu(c) ? !cuda_alone : info.available && !fdm_device_query(FDM_CUDA, 0, &device);

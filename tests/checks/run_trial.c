@@ -30,7 +30,7 @@ void trial_catch_crashes(void) {
 
 /* Whether a family's tensors live on a CUDA device; NULL: the family of a choice code, which only those have here. */
 int is_on_device(const char *family) {
-    fdm_kernel_info info;
+    fdm_kernel_info info = {.struct_bytes = sizeof info};
     for (int32_t i = 0; family && fdm_kernel_list(i, &info) == FDM_OK; i++)
         if (strcmp(info.family, family) == 0)
             return info.device_type == FDM_CUDA;
@@ -42,7 +42,7 @@ int trial_has_room(const struct trial *t) { return !t->far || t->named || checks
 
 fdm_status trial_plan(struct trial *t, fdm_pass pass, const fdm_tensors *tensors, const char *kernel,
                       const char *family, int threads, fdm_plan *plan) {
-    fdm_device device;
+    fdm_device device = {.struct_bytes = sizeof device};
     fdm_problem problem;
     fdm_options options = t->options;
     options.kernel = kernel;
@@ -107,7 +107,7 @@ static int refuses_contradiction(struct trial *t, fdm_pass pass, const fdm_tenso
 
 int trial_run(struct trial *t, fdm_pass pass, const char *kernel, const char *family, int threads,
               tamper_function *before, tamper_function *after) {
-    fdm_plan plan;
+    fdm_plan plan = {.struct_bytes = sizeof plan};
     struct guarded workspace;
     const char *name = kernel ? kernel : family;
     snprintf(crash_line, sizeof crash_line, "WRONG %s crashed\n  replay: %s --kernel %s --seed %llu\n", name,

@@ -153,8 +153,8 @@ static const char *fault_of(fdm_dtype dtype, int64_t window, int64_t prompt, int
     }
     for (int n = KEY; n <= SLOT; n++)
         upload(n);
-    const fdm_topk_slots s = {&t[KEY].tensor, &t[SLOT_BIAS].tensor, &t[LENGTH].tensor, &t[SLOT_K].tensor,
-                              &t[SLOT_V].tensor};
+    const fdm_topk_slots s = {sizeof s,          &t[KEY].tensor,    &t[SLOT_BIAS].tensor,
+                              &t[LENGTH].tensor, &t[SLOT_K].tensor, &t[SLOT_V].tensor};
     draw_biases(dtype);
     place(host);
     static int32_t starts[BATCH * HEADS * TOKENS];

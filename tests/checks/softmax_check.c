@@ -174,12 +174,14 @@ static int run(const struct trial *t) {
     array_upload(&mask);
     array_upload(&out);
     array_upload(&dout);
-    const fdm_softmax_tensors tensors = {.x = &x.tensor,
+    const fdm_softmax_tensors tensors = {.struct_bytes = sizeof tensors,
+                                         .x = &x.tensor,
                                          .mask = t->mask ? &mask.tensor : NULL,
                                          .out = &out.tensor,
                                          .dout = &dout.tensor,
                                          .dx = &x.tensor};
-    const fdm_softmax_options options = {.scale = t->scale, .log = t->log, .kernel = t->kernel};
+    const fdm_softmax_options options = {
+        .struct_bytes = sizeof options, .scale = t->scale, .log = t->log, .kernel = t->kernel};
     const fdm_status status = fdm_softmax(t->pass, &tensors, &options, &device_allocator);
     int right = status == FDM_ERROR_UNSUPPORTED ? -1 : !status && fdm_synchronize(cuda) == 0;
     if (right == 0)

@@ -11,7 +11,7 @@ const char *tally_runner(const struct tally *k) { return *k->code ? k->code : k-
 const char *tally_family(const struct tally *k) { return *k->family ? k->family : NULL; }
 
 int32_t tally_kernels(struct tally *kernels, const char *only, int cuda) {
-    fdm_kernel_info info;
+    fdm_kernel_info info = {.struct_bytes = sizeof info};
     int32_t count = 0, missing = 0;
     for (int32_t i = 0; fdm_kernel_list(i, &info) == FDM_OK; i++) {
         if (strcmp(info.family, "reference") == 0 || (only && !strstr(info.name, only)) ||
@@ -29,7 +29,7 @@ int32_t tally_kernels(struct tally *kernels, const char *only, int cuda) {
             launches_expect(info.name, info.pass);
     }
     printf(missing ? "\n" : "");
-    fdm_device device;
+    fdm_device device = {.struct_bytes = sizeof device};
     if (count == 0 && only && !fdm_device_query(FDM_CUDA, 0, &device)) /* a choice code: one variant of a kernel */
         for (int pass = FDM_FORWARD; pass <= FDM_BACKWARD; pass++) {
             kernels[count] = (struct tally){.pass = (fdm_pass)pass};
@@ -42,7 +42,7 @@ int tally_write(const char *path, const struct tally *kernels, int32_t count, ui
     FILE *file = fopen(path, "a");
     for (int32_t i = 0; file && i < count; i++) {
         const struct tally *k = &kernels[i];
-        fdm_device device;
+        fdm_device device = {.struct_bytes = sizeof device};
         if (fdm_device_query(is_on_device(tally_family(k)) ? FDM_CUDA : FDM_CPU, 0, &device))
             continue;
         fprintf(

@@ -74,7 +74,7 @@ static int run(struct scene *s, fdm_pass pass, const char *family, const char *k
     fdm_tensor start = {s->start, {FDM_CPU, 0}, 3, fdm_data_type_of(FDM_INT32), (int64_t[]){1, 1, keys}, NULL, 0};
     fdm_tensor end = start;
     end.data = s->end;
-    fdm_tensors all = {.q = &t[Q], .k = &t[K], .v = &t[V], .out = &t[OUT], .lse = &t[LSE]};
+    fdm_tensors all = {.struct_bytes = sizeof all, .q = &t[Q], .k = &t[K], .v = &t[V], .out = &t[OUT], .lse = &t[LSE]};
     all.bias = t[BIAS].data ? &t[BIAS] : NULL;
     all.lse_low = t[LSE_LOW].data ? &t[LSE_LOW] : NULL;
     all.mask = t[MASK].data ? &t[MASK] : NULL;
@@ -134,7 +134,7 @@ static void check_against_reference(struct scene *s) {
             want[n] = test_malloc(bytes + 1);
             memcpy(want[n], s->tensor[n].data, bytes);
         }
-    fdm_kernel_info info;
+    fdm_kernel_info info = {.struct_bytes = sizeof info};
     int ran[2] = {0, 0};
     for (int32_t i = 0; fdm_kernel_list(i, &info) == FDM_OK; i++) {
         if (strcmp(info.family, "reference") == 0 || !info.available)
@@ -214,7 +214,7 @@ static void rows_without_any_key(void **state) {
     for (int64_t i = 0; i < 192; i++)
         memset((char *)s->tensor[MASK].data + i * 128, i < 64 || i >= 128, 128);
     check_against_reference(s);
-    fdm_kernel_info info;
+    fdm_kernel_info info = {.struct_bytes = sizeof info};
     for (int32_t n = 0; fdm_kernel_list(n, &info) == FDM_OK; n++) {
         if (!info.available || info.pass != FDM_FORWARD)
             continue;

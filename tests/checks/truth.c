@@ -12,7 +12,8 @@ static fdm_tensor *present(struct guarded *g) { return g->map ? &g->tensor : NUL
 
 fdm_tensors trial_tensors(struct trial *t, fdm_pass pass) {
     struct guarded *g = t->g;
-    fdm_tensors s = {.q = &g[Q].tensor,
+    fdm_tensors s = {.struct_bytes = sizeof s,
+                     .q = &g[Q].tensor,
                      .k = &g[K].tensor,
                      .v = &g[V].tensor,
                      .mask = present(&g[MASK]),

@@ -14,8 +14,8 @@ static uint64_t number_of(const struct trial *t, const char *kernel) {
 
 void trial_variant(const struct trial *t, const fdm_plan *rules, char *code, size_t size) {
     const uint64_t number = number_of(t, rules->kernel);
-    fdm_device device;
-    fdm_plan plan;
+    fdm_device device = {.struct_bytes = sizeof device};
+    fdm_plan plan = {.struct_bytes = sizeof plan};
     int32_t ways = 0;
     *code = 0;
     if (number % 2 || fdm_device_query(rules->device.type, rules->device.index, &device))

@@ -10,7 +10,7 @@
 #include "hopper_probe_run.h"
 
 static int32_t first_hopper(void) {
-    fdm_device d;
+    fdm_device d = {.struct_bytes = sizeof d};
     for (int32_t i = 0; i < cuda_device_count(); i++)
         if (cuda_device_facts(i, &d) == FDM_OK && d.compute_major == 9 && d.compute_minor == 0)
             return i;

@@ -431,7 +431,7 @@ int main(int argc, char **argv) {
     struct header header = {.seeds = 4, .words = WORDS};
     const char *path = NULL, *emulate = NULL;
     int option, comparing = 0;
-    fdm_device device;
+    fdm_device device = {.struct_bytes = sizeof device};
     while ((option = getopt_long(argc, argv, "", options, NULL)) != -1) {
         if (option == 'w' || option == 'c')
             path = optarg, comparing = option == 'c';

@@ -94,7 +94,8 @@ static size_t lay_out(struct cuda_call *c, int masked) {
     c->dq = tensor(c->device, FDM_BFLOAT16, 4, c->q_shape, c->memory, &used);
     c->dk = tensor(c->device, FDM_BFLOAT16, 4, c->k_shape, c->memory, &used);
     c->dv = tensor(c->device, FDM_BFLOAT16, 4, c->k_shape, c->memory, &used);
-    c->tensors = (fdm_tensors){.q = &c->q, .k = &c->k, .v = &c->v, .out = &c->out, .lse = &c->lse};
+    c->tensors = (fdm_tensors){
+        .struct_bytes = sizeof(fdm_tensors), .q = &c->q, .k = &c->k, .v = &c->v, .out = &c->out, .lse = &c->lse};
     c->tensors.mask = masked ? &c->mask : NULL;
     return used;
 }
@@ -141,7 +142,7 @@ fdm_status cuda_call_run(struct cuda_call *c, void *stream) {
 }
 
 fdm_status cuda_call_run_backward(struct cuda_call *call, fdm_plan *plan) {
-    fdm_device facts;
+    fdm_device facts = {.struct_bytes = sizeof facts};
     fdm_problem problem;
     fdm_tensors t = call->tensors;
     t.dout = t.out;
@@ -242,7 +243,7 @@ void assert_cpu_works(void) {
                             .ndim = i < 4 ? 4 : 3,
                             .dtype = fdm_data_type_of(FDM_FLOAT32),
                             .shape = i < 4 ? shape : lse_shape};
-    fdm_tensors all = {.q = &t[0], .k = &t[1], .v = &t[2], .out = &t[3], .lse = &t[4]};
+    fdm_tensors all = {.struct_bytes = sizeof all, .q = &t[0], .k = &t[1], .v = &t[2], .out = &t[3], .lse = &t[4]};
     assert_int_equal(fdm_attention_forward(&all, NULL, NULL), FDM_OK);
     assert_memory_equal(out, v, sizeof v);
     assert_true(fabsf(lse[0]) < 1e-6f);

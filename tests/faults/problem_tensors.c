@@ -87,7 +87,8 @@ void problem_tensors_make(struct problem_tensors *t, const fdm_problem *p, fdm_d
     t->options.window_left = p->window_left;
     t->options.window_right = p->window_right;
     t->options.deterministic = p->deterministic;
-    t->all = (fdm_tensors){.q = matrix(t, p, device, 0, p->head_dim),
+    t->all = (fdm_tensors){.struct_bytes = sizeof(fdm_tensors),
+                           .q = matrix(t, p, device, 0, p->head_dim),
                            .k = matrix(t, p, device, 1, p->head_dim),
                            .v = matrix(t, p, device, 1, p->head_dim_v),
                            .out = matrix(t, p, device, 0, p->head_dim_v)};
@@ -137,12 +138,13 @@ const struct problem_field problem_fields[] = {
     FIELD(needs_dk, FIELD_OF_TENSORS),       FIELD(needs_dv, FIELD_OF_TENSORS),
     FIELD(needs_dbias, FIELD_OF_TENSORS),    FIELD(has_dlse, FIELD_OF_TENSORS),
     FIELD(has_lse_low, FIELD_OF_TENSORS),    FIELD(has_intervals, FIELD_OF_TENSORS),
-    FIELD(interval_batch, FIELD_OF_TENSORS), FIELD(interval_heads, FIELD_OF_TENSORS),
     FIELD(has_mask, FIELD_OF_TENSORS),       FIELD(has_bias, FIELD_OF_TENSORS),
-    FIELD(mask_shape, FIELD_OF_TENSORS),     FIELD(bias_shape, FIELD_OF_TENSORS),
-    FIELD(bias_dtype, FIELD_OF_TENSORS),     FIELD(aligned, FIELD_FACT),
+    FIELD(bias_dtype, FIELD_OF_TENSORS),     FIELD(interval_batch, FIELD_OF_TENSORS),
+    FIELD(interval_heads, FIELD_OF_TENSORS), FIELD(mask_shape, FIELD_OF_TENSORS),
+    FIELD(bias_shape, FIELD_OF_TENSORS),     FIELD(aligned, FIELD_FACT),
     FIELD(scores_aligned, FIELD_FACT),       FIELD(q_mappable, FIELD_FACT),
     FIELD(keys_mappable, FIELD_FACT),        FIELD(scores_mappable, FIELD_FACT),
+    FIELD(reserved, FIELD_OF_TENSORS),
 };
 const int32_t num_problem_fields = sizeof problem_fields / sizeof problem_fields[0];
 

@@ -90,8 +90,13 @@ static void gather(struct subject *s) {
     fdm_tensor *t[ARGUMENTS];
     for (int n = 0; n < ARGUMENTS; n++)
         t[n] = s->present[n] ? &s->tensor[n] : NULL;
-    s->all =
-        (fdm_tensors){.q = t[Q], .k = t[K], .v = t[V], .mask = t[MASK], .bias = t[BIAS], .interval_start = t[START]};
+    s->all = (fdm_tensors){.struct_bytes = sizeof(fdm_tensors),
+                           .q = t[Q],
+                           .k = t[K],
+                           .v = t[V],
+                           .mask = t[MASK],
+                           .bias = t[BIAS],
+                           .interval_start = t[START]};
     s->all.interval_end = t[END], s->all.cu_seqlens_q = t[CU_Q], s->all.cu_seqlens_k = t[CU_K];
     s->all.out = t[OUT], s->all.lse = t[LSE], s->all.dout = t[DOUT], s->all.dlse = t[DLSE];
     s->all.dq = t[DQ], s->all.dk = t[DK], s->all.dv = t[DV], s->all.dbias = t[DBIAS];
@@ -325,7 +330,7 @@ static void impossible_kernels(void **state) {
 }
 
 static void plan_for(struct subject *s, fdm_pass pass, fdm_plan *plan) {
-    fdm_device device;
+    fdm_device device = {.struct_bytes = sizeof device};
     fdm_problem problem;
     gather(s);
     assert_int_equal(fdm_device_query(FDM_CPU, 0, &device), FDM_OK);
@@ -338,7 +343,7 @@ static void wrong_workspaces(void **state) {
     const char *const families[] = {"cpu", "reference"};
     for (int f = 0; f < 2; f++) {
         struct subject *s = make(0, FDM_BACKWARD);
-        fdm_plan plan;
+        fdm_plan plan = {.struct_bytes = sizeof plan};
         s->options.family = families[f];
         plan_for(s, FDM_BACKWARD, &plan);
         assert_true(plan.workspace_bytes > 0);
@@ -390,7 +395,7 @@ static void problems_by_hand(void **state) {
 static void foreign_plans(void **state) {
     (void)state;
     struct subject *s = make(0, FDM_FORWARD);
-    fdm_plan plan, changed;
+    fdm_plan plan = {.struct_bytes = sizeof plan}, changed = {.struct_bytes = sizeof changed};
     plan_for(s, FDM_FORWARD, &plan);
     char *workspace = aligned_alloc(64, ((size_t)plan.workspace_bytes + 64) / 64 * 64);
     assert_non_null(workspace);

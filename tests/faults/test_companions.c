@@ -67,7 +67,8 @@ struct field {
 static void expect_all_listed(const char *name, const struct field *fields, int32_t count, size_t size) {
     size_t end = 0;
     for (int32_t i = 0; i < count; i++) {
-        assert_int_equal(fields[i].offset, (end + fields[i].bytes - 1) / fields[i].bytes * fields[i].bytes);
+        const size_t alignment = fields[i].bytes >= 8 ? 8 : 4;
+        assert_int_equal(fields[i].offset, (end + alignment - 1) / alignment * alignment);
         end = fields[i].offset + fields[i].bytes;
         if (!header_names(FDM_HEADER, name, fields[i].name))
             fail_msg("%s has no %s", name, fields[i].name);
@@ -85,12 +86,13 @@ static void expect_fields(const struct operation *o, void *plan, fdm_device_id d
     for (int32_t i = 0; i < count; i++) {
         char *at = (char *)o->problem(plan) + fields[i].offset;
         int64_t number = 0, other;
-        memcpy(&number, at, fields[i].bytes);
-        other = fields[i].bytes == 4 ? number ^ 1 : number + 1;
-        memcpy(at, &other, fields[i].bytes);
+        const size_t size = fields[i].bytes == 4 ? 4 : 8;
+        memcpy(&number, at, size);
+        other = size == 4 ? number ^ 1 : number + 1;
+        memcpy(at, &other, size);
         if (!fields[i].is_fact)
             expect_of(o, plan, workspace, bytes, FDM_ERROR_INVALID_ARGUMENT, fields[i].name);
-        memcpy(at, &number, fields[i].bytes);
+        memcpy(at, &number, size);
     }
     assert_int_equal(fdm_memory_release(device, workspace), FDM_OK);
 }
@@ -127,6 +129,7 @@ static const struct field gemm_fields[] = {
     FIELD(fdm_gemm_problem, has_c, 0),
     FIELD(fdm_gemm_problem, accumulate_float16, 0),
     FIELD(fdm_gemm_problem, mappable, 1),
+    FIELD(fdm_gemm_problem, reserved, 0),
 };
 enum { NUM_GEMM_FIELDS = sizeof gemm_fields / sizeof gemm_fields[0] };
 
@@ -156,13 +159,13 @@ static void make_gemm(const fdm_gemm_problem *p, fdm_device_id device) {
     gemm.c = tensor_at(2, device, p->dtype, 3, gemm.shapes[2], gemm.strides[2], 0);
     gemm.out = tensor_at(3, device, p->dtype, 3, gemm.shapes[3], gemm.strides[3], 0);
     gemm.a.byte_offset = p->mappable ? 0 : 2;
-    gemm.tensors = (fdm_gemm_tensors){&gemm.a, &gemm.b, p->has_c ? &gemm.c : NULL, &gemm.out};
+    gemm.tensors = (fdm_gemm_tensors){sizeof(fdm_gemm_tensors), &gemm.a, &gemm.b, p->has_c ? &gemm.c : NULL, &gemm.out};
 }
 
 static const fdm_gemm_problem gemm_problems[] = {
-    {FDM_FLOAT16, 2, 256, 384, 512, 1, 1, 0, 0, 1}, {FDM_BFLOAT16, 1, 128, 64, 8192, 1, 0, 1, 0, 1},
-    {FDM_BFLOAT16, 1, 4, 64, 16384, 1, 1, 0, 0, 1}, {FDM_FLOAT16, 1, 104, 104, 80, 0, 1, 0, 1, 1},
-    {FDM_FLOAT16, 3, 100, 100, 50, 1, 1, 1, 0, 0},
+    {FDM_FLOAT16, 2, 256, 384, 512, 1, 1, 0, 0, 1, {0}}, {FDM_BFLOAT16, 1, 128, 64, 8192, 1, 0, 1, 0, 1, {0}},
+    {FDM_BFLOAT16, 1, 4, 64, 16384, 1, 1, 0, 0, 1, {0}}, {FDM_FLOAT16, 1, 104, 104, 80, 0, 1, 0, 1, 1, {0}},
+    {FDM_FLOAT16, 3, 100, 100, 50, 1, 1, 1, 0, 0, {0}},
 };
 
 static void plan_gemms(void (*visit)(fdm_gemm_plan *plan, fdm_device_id device, int32_t kernel)) {
@@ -171,9 +174,9 @@ static void plan_gemms(void (*visit)(fdm_gemm_plan *plan, fdm_device_id device, 
     for (int32_t device = 0; device < DEVICES; device++)
         for (size_t n = 0; n < sizeof gemm_problems / sizeof gemm_problems[0]; n++)
             for (int32_t kernel = 0; !fdm_gemm_kernel(kernel, &name, &description); kernel++) {
-                fdm_device facts;
+                fdm_device facts = {.struct_bytes = sizeof facts};
                 fdm_gemm_problem problem;
-                fdm_gemm_plan plan;
+                fdm_gemm_plan plan = {.struct_bytes = sizeof plan};
                 assert_int_equal(fdm_device_query(FDM_CUDA, device, &facts), FDM_OK);
                 make_gemm(&gemm_problems[n], facts.id);
                 assert_int_equal(fdm_describe_gemm(&gemm.tensors, &gemm.options, &problem), FDM_OK);
@@ -234,6 +237,7 @@ static const struct field softmax_fields[] = {
     FIELD(fdm_softmax_problem, has_mask, 0),
     FIELD(fdm_softmax_problem, negative_scale, 0),
     FIELD(fdm_softmax_problem, aligned, 1),
+    FIELD(fdm_softmax_problem, reserved, 0),
 };
 enum { NUM_SOFTMAX_FIELDS = sizeof softmax_fields / sizeof softmax_fields[0] };
 
@@ -264,16 +268,20 @@ static void make_softmax(const fdm_softmax_problem *p, fdm_device_id device) {
     softmax.dout = tensor_at(3, device, p->dtype, 2, shape, softmax.strides[3], 0);
     softmax.dx = tensor_at(4, device, p->dtype, 2, shape, softmax.strides[4], 0);
     softmax.out.byte_offset = p->aligned ? 0 : (uint64_t)fdm_dtype_bytes(p->dtype);
-    softmax.tensors =
-        p->pass == FDM_FORWARD
-            ? (fdm_softmax_tensors){.x = &softmax.x, .mask = p->has_mask ? &softmax.mask : NULL, .out = &softmax.out}
-            : (fdm_softmax_tensors){.out = &softmax.out, .dout = &softmax.dout, .dx = &softmax.dx};
+    softmax.tensors = p->pass == FDM_FORWARD ? (fdm_softmax_tensors){.struct_bytes = sizeof(fdm_softmax_tensors),
+                                                                     .x = &softmax.x,
+                                                                     .mask = p->has_mask ? &softmax.mask : NULL,
+                                                                     .out = &softmax.out}
+                                             : (fdm_softmax_tensors){.struct_bytes = sizeof(fdm_softmax_tensors),
+                                                                     .out = &softmax.out,
+                                                                     .dout = &softmax.dout,
+                                                                     .dx = &softmax.dx};
 }
 
 static const fdm_softmax_problem softmax_problems[] = {
-    {FDM_FORWARD, FDM_FLOAT16, 700, 1024, 0, 1, 0, 2},   {FDM_FORWARD, FDM_FLOAT32, 3, 200000, 1, 0, 1, 2},
-    {FDM_BACKWARD, FDM_BFLOAT16, 64, 65536, 0, 0, 0, 2}, {FDM_BACKWARD, FDM_FLOAT32, 5, 24, 1, 0, 0, 0},
-    {FDM_FORWARD, FDM_FLOAT16, 2, 1 << 22, 0, 0, 0, 2},
+    {FDM_FORWARD, FDM_FLOAT16, 700, 1024, 0, 1, 0, 2, {0}},   {FDM_FORWARD, FDM_FLOAT32, 3, 200000, 1, 0, 1, 2, {0}},
+    {FDM_BACKWARD, FDM_BFLOAT16, 64, 65536, 0, 0, 0, 2, {0}}, {FDM_BACKWARD, FDM_FLOAT32, 5, 24, 1, 0, 0, 0, {0}},
+    {FDM_FORWARD, FDM_FLOAT16, 2, 1 << 22, 0, 0, 0, 2, {0}},
 };
 
 static void plan_softmaxes(void (*visit)(fdm_softmax_plan *plan, fdm_device_id device, int32_t kernel)) {
@@ -283,9 +291,9 @@ static void plan_softmaxes(void (*visit)(fdm_softmax_plan *plan, fdm_device_id d
         for (size_t n = 0; n < sizeof softmax_problems / sizeof softmax_problems[0]; n++)
             for (int32_t kernel = 0; !fdm_softmax_kernel(kernel, &name, &description); kernel++) {
                 const fdm_softmax_problem *wanted = &softmax_problems[n];
-                fdm_device facts;
+                fdm_device facts = {.struct_bytes = sizeof facts};
                 fdm_softmax_problem problem;
-                fdm_softmax_plan plan;
+                fdm_softmax_plan plan = {.struct_bytes = sizeof plan};
                 assert_int_equal(fdm_device_query(FDM_CUDA, device, &facts), FDM_OK);
                 make_softmax(wanted, facts.id);
                 assert_int_equal(fdm_describe_softmax(wanted->pass, &softmax.tensors, &softmax.options, &problem),

@@ -55,7 +55,7 @@ static void first_use_in_a_capture(void) {
     for (int mode = GLOBAL; mode < NUM_MODES; mode++)
         for (int kind = 0; kind < NUM_CALL_KINDS; kind++) {
             struct cuda_call call;
-            fdm_plan plan;
+            fdm_plan plan = {.struct_bytes = sizeof plan};
             fake_driver()->begin_capture(mode);
             assert_int_equal(cuda_call_make(&call, (enum cuda_call_kind)kind, mode), FDM_OK);
             assert_int_equal(cuda_call_run(&call, NULL), FDM_OK);
@@ -75,9 +75,9 @@ static void first_use_in_a_capture(void) {
 /* fdm_prepare, and what callers without a toolkit use. */
 static void everything_else_in_a_capture(void) {
     struct cuda_call call;
-    fdm_device facts;
+    fdm_device facts = {.struct_bytes = sizeof facts};
     fdm_problem problem;
-    fdm_plan plan;
+    fdm_plan plan = {.struct_bytes = sizeof plan};
     fdm_timer *timer;
     char bytes[64];
     use_fake_compiler();

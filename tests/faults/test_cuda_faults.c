@@ -24,7 +24,7 @@ static char never_looked_at[3][1 << 20];
 
 /* Every entry that needs the driver says the same, nothing is available, and everything else works. */
 static void assert_no_cuda(fdm_status wanted, const char *words) {
-    fdm_device device;
+    fdm_device device = {.struct_bytes = sizeof device};
     struct cuda_call call;
     void *memory = &device;
     fdm_timer *timer = NULL;
@@ -40,12 +40,12 @@ static void assert_no_cuda(fdm_status wanted, const char *words) {
     }
     assert_ptr_equal(memory, &device);
     assert_int_equal(cuda_device_count(), 0);
-    fdm_kernel_info info;
+    fdm_kernel_info info = {.struct_bytes = sizeof info};
     for (int32_t i = 0; fdm_kernel_list(i, &info) == FDM_OK; i++)
         if (info.device_type == FDM_CUDA)
             assert_int_equal(info.available, 0);
     fdm_problem problem = fdm_problem_default();
-    fdm_plan plan;
+    fdm_plan plan = {.struct_bytes = sizeof plan};
     problem.dtype = FDM_FLOAT16;
     assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
     assert_int_equal(fdm_plan_attention(&device, &problem, NULL, &plan), FDM_OK);
@@ -117,8 +117,8 @@ static void no_device(void) { assert_no_cuda(FDM_ERROR_SYSTEM, "no CUDA-capable 
 /* ---- devices ---- */
 
 static void facts_of_devices(void) {
-    fdm_device d;
-    fdm_arch_config config;
+    fdm_device d = {.struct_bytes = sizeof d};
+    fdm_arch_config config = {.struct_bytes = sizeof config};
     assert_int_equal(cuda_device_count(), 3);
     assert_int_equal(fdm_device_query(FDM_CUDA, 0, &d), FDM_OK);
     assert_string_equal(d.name, "sm_90");
@@ -146,8 +146,8 @@ static void facts_of_devices(void) {
 
 /* Device 2 has compute capability 7.5: its memory can be used, no kernel runs, and its neighbours are not bothered. */
 static void device_is_too_old(void) {
-    fdm_device d;
-    fdm_arch_config config;
+    fdm_device d = {.struct_bytes = sizeof d};
+    fdm_arch_config config = {.struct_bytes = sizeof config};
     const struct cuda_kernel *kernel;
     const struct cuda_kernel_request request = {.file = "gpu/combine_splits.cu", .entry = "combine_splits"};
     use_fake_compiler();
@@ -164,7 +164,7 @@ static void device_is_too_old(void) {
 
 /* A first question that fails is asked again by the next call. */
 static void facts_fail_once(void) {
-    fdm_device d = {.num_sms = -1};
+    fdm_device d = {.struct_bytes = sizeof d, .num_sms = -1};
     for (int64_t n = 1; n <= 7; n++) {
         fake_driver()->inject("cuDeviceGetAttribute", 999, n);
         assert_refused(fdm_device_query(FDM_CUDA, 0, &d), FDM_ERROR_SYSTEM, "asking for the CUDA device's attributes");
@@ -226,7 +226,7 @@ static void sticky_error(void) {
     assert_refused(cuda_call_once(CALL_WIDE, 0, NULL), FDM_ERROR_SYSTEM, words);
     assert_refused(fdm_memory_release(cuda, call.memory), FDM_ERROR_SYSTEM, words);
     fdm_timer_release(timer);
-    fdm_device d;
+    fdm_device d = {.struct_bytes = sizeof d};
     assert_int_equal(fdm_device_query(FDM_CUDA, 0, &d), FDM_OK);
     assert_int_equal(cuda_call_once(CALL_FORWARD, 1, NULL), FDM_OK);
     assert_int_equal(fake_driver()->depth(), 0);
@@ -255,7 +255,7 @@ static void device_memory_runs_out(void) {
 
 static void child_of_an_open_driver(void) {
     assert_refused(cuda_call_once(CALL_FORWARD, 0, NULL), FDM_ERROR_SYSTEM, "before this process was forked");
-    fdm_device d;
+    fdm_device d = {.struct_bytes = sizeof d};
     assert_refused(fdm_device_query(FDM_CUDA, 0, &d), FDM_ERROR_SYSTEM, "start workers with spawn");
     assert_refused(fdm_synchronize(cuda), FDM_ERROR_SYSTEM, "before this process was forked");
     assert_int_equal(cuda_device_count(), 0);
@@ -285,7 +285,7 @@ static int timer_release_failed; /* which has no status of its own */
 /* A bit of everything, on device 0; what was made is given back in any case. */
 static fdm_status everything(void) {
     struct cuda_call call = {.memory = NULL};
-    fdm_device d;
+    fdm_device d = {.struct_bytes = sizeof d};
     fdm_timer *timer = NULL;
     double seconds;
     char bytes[64];

@@ -274,9 +274,9 @@ fdm_status __wrap_cuda_launch(const struct cuda_launch *launch) {
 static int32_t run_folding(const struct limits_call *c, int32_t *folded) {
     struct problem_tensors *t = test_malloc(sizeof *t);
     struct cuda_kernel_request requests[FAMILY_LAUNCHES_MAX];
-    fdm_device facts;
+    fdm_device facts = {.struct_bytes = sizeof facts};
     fdm_problem problem;
-    fdm_plan plan;
+    fdm_plan plan = {.struct_bytes = sizeof plan};
     void *workspace = NULL;
     const fdm_problem wanted = problem_of(c);
     assert_int_equal(fdm_device_query(FDM_CUDA, 0, &facts), FDM_OK);
@@ -364,13 +364,13 @@ static void limits_are_in_the_plan(void) {
         {FDM_BACKWARD, 1 << 18, 1 << 10, 1, 1 << 12, "keys are fewer than"},
         {FDM_BACKWARD, 1 << 20, 1 << 9, 1, 1, "query rows of all heads"},
     };
-    fdm_device h200;
+    fdm_device h200 = {.struct_bytes = sizeof h200};
     fdm_options options = fdm_options_default();
     options.family = "mma";
     assert_int_equal(fdm_device_from_name("sm_90", &h200), FDM_OK);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         fdm_problem p = fdm_problem_default();
-        fdm_plan plan;
+        fdm_plan plan = {.struct_bytes = sizeof plan};
         p.pass = cases[i].pass;
         p.dtype = FDM_BFLOAT16;
         p.batch = cases[i].batch;

@@ -131,7 +131,8 @@ static void draw_scores(struct call *c) {
 static void draw_tensors(struct call *c) {
     fdm_tensors *t = &c->tensors;
     c->used = 0;
-    *t = (fdm_tensors){.q = matrix(c, c->seqlen_q, c->heads, c->head_dim, 0),
+    *t = (fdm_tensors){.struct_bytes = sizeof(fdm_tensors),
+                       .q = matrix(c, c->seqlen_q, c->heads, c->head_dim, 0),
                        .k = matrix(c, c->seqlen_k, c->heads_kv, c->head_dim, 0),
                        .v = matrix(c, c->seqlen_k, c->heads_kv, c->head_dim_v, 0),
                        .out = matrix(c, c->seqlen_q, c->heads, c->head_dim_v, c->pass == FDM_FORWARD)};
@@ -198,9 +199,9 @@ static fdm_status run(const fdm_plan *plan, const fdm_tensors *tensors) {
 /* 0 where it holds; *planned counts what some kernel takes. */
 static int check(uint64_t seed, int64_t *planned, int64_t *mapped) {
     static struct call c;
-    fdm_device device;
+    fdm_device device = {.struct_bytes = sizeof device};
     fdm_problem problem;
-    fdm_plan plan;
+    fdm_plan plan = {.struct_bytes = sizeof plan};
     draw_call(&c, seed);
     assert_int_equal(fdm_device_query(FDM_CUDA, (int32_t)(seed % 3), &device), FDM_OK);
     for (int32_t i = 0; i < c.used; i++)
@@ -251,9 +252,9 @@ static void prepared_is_what_is_launched(void) {
 static void run_without_maps(const char *kernel, int64_t num_maps) {
     const int of_hopper = strncmp(kernel, "hopper", 6) == 0;
     static struct call c;
-    fdm_device device;
+    fdm_device device = {.struct_bytes = sizeof device};
     fdm_problem problem;
-    fdm_plan plan, other;
+    fdm_plan plan = {.struct_bytes = sizeof plan}, other = {.struct_bytes = sizeof other};
     fdm_options by_mma = fdm_options_default();
     c = (struct call){.pass = FDM_BACKWARD, .dtype = FDM_BFLOAT16, .batch = 2, .heads = 4, .heads_kv = 4, .plain = 1};
     c.seqlen_q = c.seqlen_k = 1024;

@@ -205,7 +205,7 @@ static void compiler_known_to_the_linker(void) {
 /* ---- whom the cache trusts ---- */
 
 static void assert_ignored(int32_t num_ignored, const char *words) {
-    fdm_cache_info info;
+    fdm_cache_info info = {.struct_bytes = sizeof info};
     assert_int_equal(fdm_cache_query(&info), FDM_OK);
     assert_int_equal(info.num_ignored, num_ignored);
     if (!strstr(info.ignored, words))
@@ -307,7 +307,7 @@ static void the_log_says_so(void) {
 static void least_recently_used_go_first(void) {
     enum { ENTRIES = 8 };
     char limit[32];
-    fdm_cache_info info;
+    fdm_cache_info info = {.struct_bytes = sizeof info};
     use_fake_compiler();
     for (int64_t number = 1; number <= ENTRIES; number++) {
         assert_int_equal(get_kernel(0, number), FDM_OK);
@@ -365,7 +365,7 @@ static void limits_are_read(void) {
         int64_t bytes;
     } cases[] = {{"0", 0},          {"12", 12},    {"3K", 3 << 10},  {"512M", 512 << 20},
                  {"5G", 5ll << 30}, {"", 1 << 30}, {"8G", 8ll << 30}};
-    fdm_cache_info info;
+    fdm_cache_info info = {.struct_bytes = sizeof info};
     use_fresh_cache();
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         setenv("FLASH_DMATTN_CACHE_SIZE", cases[i].text, 1);
@@ -394,7 +394,8 @@ static void garbage_in_settings(void) {
         snprintf(before, sizeof before, "%s", old ? old : "");
         setenv(cases[i][0], cases[i][1] ? cases[i][1] : path, 1);
         assert_refused(get_kernel(0, 2), FDM_ERROR_INVALID_ARGUMENT, cases[i][2]);
-        assert_refused(fdm_cache_query(&(fdm_cache_info){.bytes = 0}), FDM_ERROR_INVALID_ARGUMENT, cases[i][2]);
+        assert_refused(fdm_cache_query(&(fdm_cache_info){.struct_bytes = sizeof(fdm_cache_info), .bytes = 0}),
+                       FDM_ERROR_INVALID_ARGUMENT, cases[i][2]);
         assert_int_equal(get_kernel(0, 1), FDM_OK);
         setenv(cases[i][0], before, 1);
     }

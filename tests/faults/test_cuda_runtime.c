@@ -237,12 +237,12 @@ static void launches_of(enum cuda_call_kind kind, int32_t device, void *stream) 
     static const char *const quiet[] = {"cuModuleLoadData", "cuFuncSetAttribute", "cuFuncGetAttribute",
                                         "cuMemAlloc",       "cuCtxSynchronize",   "cuDeviceGetAttribute"};
     struct cuda_call call;
-    fdm_device facts;
+    fdm_device facts = {.struct_bytes = sizeof facts};
     fdm_problem problem;
-    fdm_plan plan;
+    fdm_plan plan = {.struct_bytes = sizeof plan};
     struct fake_launch want[2];
     void *workspace;
-    fdm_launch launch = {stream, NULL};
+    fdm_launch launch = {sizeof launch, stream, NULL};
     assert_int_equal(cuda_call_make(&call, kind, device), FDM_OK);
     assert_int_equal(fdm_device_query(FDM_CUDA, device, &facts), FDM_OK);
     assert_int_equal(fdm_describe(FDM_FORWARD, &call.tensors, &call.options, &problem), FDM_OK);
@@ -276,9 +276,9 @@ static void decode_in_a_cluster(void) {
     use_fake_compiler();
     for (int32_t device = 0; device < 2; device++) {
         struct cuda_call call;
-        fdm_device facts;
+        fdm_device facts = {.struct_bytes = sizeof facts};
         fdm_problem problem;
-        fdm_plan plan;
+        fdm_plan plan = {.struct_bytes = sizeof plan};
         assert_int_equal(cuda_call_make(&call, CALL_DECODE, device), FDM_OK);
         call.k_shape[1] = 512;
         assert_int_equal(fdm_device_query(FDM_CUDA, device, &facts), FDM_OK);
@@ -308,8 +308,8 @@ static void blocks_are_reported(void) {
     for (int32_t device = 0; device < 3; device++)
         for (int kind = 0; kind < NUM_CALL_KINDS + 2; kind++) {
             struct cuda_call call;
-            fdm_plan plan;
-            fdm_device facts;
+            fdm_plan plan = {.struct_bytes = sizeof plan};
+            fdm_device facts = {.struct_bytes = sizeof facts};
             fdm_problem problem;
             struct cuda_kernel_request requests[FAMILY_LAUNCHES_MAX];
             const int backward = kind >= NUM_CALL_KINDS;
@@ -401,9 +401,9 @@ static void launch_attributes(void) {
 
 static void calls_that_do_not_fit(void) {
     struct cuda_call call, other;
-    fdm_device facts;
+    fdm_device facts = {.struct_bytes = sizeof facts};
     fdm_problem problem;
-    fdm_plan plan;
+    fdm_plan plan = {.struct_bytes = sizeof plan};
     use_fake_compiler();
     assert_int_equal(cuda_call_make(&call, CALL_DECODE, 0), FDM_OK);
     assert_int_equal(cuda_call_make(&other, CALL_DECODE, 1), FDM_OK);

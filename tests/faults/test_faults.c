@@ -38,7 +38,9 @@ static struct call *make_call(void) {
     memset(c->out, 0xa5, sizeof c->out);
     memset(c->lse, 0xa5, sizeof c->lse);
     memset(c->dq, 0xa5, 4 * sizeof c->dq); /* dq, dk, dv and dbias follow each other */
-    c->all = (fdm_tensors){.q = describe(c, 0, c->q, 4, c->q_shape), .k = describe(c, 1, c->k, 4, c->k_shape)};
+    c->all = (fdm_tensors){.struct_bytes = sizeof(fdm_tensors),
+                           .q = describe(c, 0, c->q, 4, c->q_shape),
+                           .k = describe(c, 1, c->k, 4, c->k_shape)};
     c->all.v = describe(c, 2, c->v, 4, c->k_shape);
     c->all.bias = describe(c, 3, c->bias, 4, c->bias_shape);
     c->all.out = describe(c, 4, c->out, 4, c->q_shape);
@@ -155,9 +157,9 @@ static void execute_does_not_allocate(void **state) {
     (void)state;
     for (int pass = FDM_FORWARD; pass <= FDM_BACKWARD; pass++) {
         struct call *c = make_call();
-        fdm_device device;
+        fdm_device device = {.struct_bytes = sizeof device};
         fdm_problem problem;
-        fdm_plan plan;
+        fdm_plan plan = {.struct_bytes = sizeof plan};
         memory_fail_at(1);
         assert_int_equal(fdm_device_query(FDM_CPU, 0, &device), FDM_OK);
         assert_int_equal(fdm_describe((fdm_pass)pass, &c->all, NULL, &problem), FDM_OK);

@@ -24,8 +24,8 @@ static const char *text_of(const fdm_plan *plan, char text[JSON_MAX]) {
 /* What plan_call() answers is what planning anew does: the same plan, or the same refusal. */
 static void expect_fresh(fdm_device_id id, const fdm_problem *problem, const fdm_options *options, const char *what) {
     static char kept_text[JSON_MAX], fresh_text[JSON_MAX];
-    fdm_device device;
-    fdm_plan kept, fresh;
+    fdm_device device = {.struct_bytes = sizeof device};
+    fdm_plan kept = {.struct_bytes = sizeof kept}, fresh = {.struct_bytes = sizeof fresh};
     assert_int_equal(fdm_device_query(id.type, id.index, &device), FDM_OK);
     const fdm_status of_call = plan_call(id, problem, options, &kept);
     const fdm_status of_plan = fdm_plan_attention(&device, problem, options, &fresh);

@@ -77,7 +77,7 @@ enum builder {
 };
 
 static fdm_status run(struct masks *m, enum builder builder, void *stream) {
-    const fdm_topk_slots slots = {&m->key, &m->slot_bias, &m->length, NULL, NULL};
+    const fdm_topk_slots slots = {sizeof slots, &m->key, &m->slot_bias, &m->length, NULL, NULL};
     fdm_tensor token = tensor_of(m, 2, m->token, FDM_FLOAT32), rows = tensor_of(m, 4, m->rows, FDM_FLOAT32);
     fdm_tensor blocks = tensor_of(m, 4, m->blocks, FDM_BOOL);
     fdm_tensor dt = tensor_of(m, 3, m->by_key, FDM_BFLOAT16), a = tensor_of(m, 1, &m->pair[1], FDM_FLOAT32);

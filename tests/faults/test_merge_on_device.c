@@ -39,11 +39,10 @@ static fdm_status make(struct merge_call *c, fdm_dtype dtype, int64_t head_dim) 
 }
 
 static fdm_status run(struct merge_call *c, void *stream) {
-    fdm_merge_tensors tensors;
-    fdm_tensor *all[NUM_TENSORS];
+    fdm_tensor *t[NUM_TENSORS];
     for (int i = 0; i < NUM_TENSORS; i++)
-        all[i] = c->t[i].data ? &c->t[i] : NULL;
-    memcpy(&tensors, all, sizeof tensors);
+        t[i] = c->t[i].data ? &c->t[i] : NULL;
+    const fdm_merge_tensors tensors = {sizeof tensors, t[0], t[1], t[2], t[3], t[4], t[5], t[6], t[7], t[8]};
     return fdm_merge(&tensors, stream);
 }
 

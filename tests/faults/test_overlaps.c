@@ -113,36 +113,37 @@ static fdm_status run_key_bias_backward(fdm_tensor *const *t) {
     return fdm_key_bias_backward(t[0], t[1], t[2], 0, t[3], t[4], t[5], NULL);
 }
 static fdm_status run_fill(fdm_tensor *const *t) {
-    const fdm_topk_slots slots = {t[5], t[6], t[7], t[8], t[9]};
+    const fdm_topk_slots slots = {sizeof slots, t[5], t[6], t[7], t[8], t[9]};
     return fdm_topk_fill(t[0], t[1], t[2], t[3], t[4], &slots, NULL);
 }
 static fdm_status run_append(fdm_tensor *const *t) {
-    const fdm_topk_slots slots = {t[4], t[5], t[6], t[7], t[8]};
+    const fdm_topk_slots slots = {sizeof slots, t[4], t[5], t[6], t[7], t[8]};
     return fdm_topk_append(t[0], t[1], t[2], t[3], &slots, t[9], NULL);
 }
 static fdm_status run_merge(fdm_tensor *const *t) {
-    const fdm_merge_tensors all = {t[0], t[1], t[2], t[3], t[4], t[5], t[6], t[7], t[8]};
+    const fdm_merge_tensors all = {sizeof all, t[0], t[1], t[2], t[3], t[4], t[5], t[6], t[7], t[8]};
     return fdm_merge(&all, NULL);
 }
 /* Of the companions, which want a device, the checks. */
 static fdm_status run_softmax(fdm_tensor *const *t) {
-    const fdm_softmax_tensors all = {.x = t[0], .mask = t[1], .out = t[2]};
+    const fdm_softmax_tensors all = {.struct_bytes = sizeof all, .x = t[0], .mask = t[1], .out = t[2]};
     fdm_softmax_problem problem;
     return fdm_describe_softmax(FDM_FORWARD, &all, NULL, &problem);
 }
 static fdm_status run_softmax_backward(fdm_tensor *const *t) {
-    const fdm_softmax_tensors all = {.out = t[0], .dout = t[1], .dx = t[2]};
+    const fdm_softmax_tensors all = {.struct_bytes = sizeof all, .out = t[0], .dout = t[1], .dx = t[2]};
     fdm_softmax_problem problem;
     return fdm_describe_softmax(FDM_BACKWARD, &all, NULL, &problem);
 }
 static fdm_status run_gemm(fdm_tensor *const *t) {
-    const fdm_gemm_tensors all = {t[0], t[1], t[2], t[3]};
-    const fdm_gemm_options options = {.alpha = 1, .beta = 1};
+    const fdm_gemm_tensors all = {sizeof all, t[0], t[1], t[2], t[3]};
+    const fdm_gemm_options options = {.struct_bytes = sizeof options, .alpha = 1, .beta = 1};
     fdm_gemm_problem problem;
     return fdm_describe_gemm(&all, &options, &problem);
 }
 static fdm_status run_forward(fdm_tensor *const *t) {
-    const fdm_tensors all = {.q = t[0],
+    const fdm_tensors all = {.struct_bytes = sizeof all,
+                             .q = t[0],
                              .k = t[1],
                              .v = t[2],
                              .mask = t[3],
@@ -157,7 +158,8 @@ static fdm_status run_forward(fdm_tensor *const *t) {
     return fdm_attention_forward(&all, NULL, NULL);
 }
 static fdm_status run_backward(fdm_tensor *const *t) {
-    const fdm_tensors all = {.q = t[0],
+    const fdm_tensors all = {.struct_bytes = sizeof all,
+                             .q = t[0],
                              .k = t[1],
                              .v = t[2],
                              .mask = t[3],

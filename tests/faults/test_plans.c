@@ -141,6 +141,8 @@ static void visit_scene(const fdm_kernel_info *kernel, int scene, int32_t device
     const struct scene s = scene_of(scene, kernel->device_type);
     const fdm_problem wanted = problem_of(&s);
     fdm_problem problem;
+    x.device.struct_bytes = sizeof x.device;
+    x.plan.struct_bytes = sizeof x.plan;
     assert_int_equal(fdm_device_query(kernel->device_type, device, &x.device), FDM_OK);
     problem_tensors_make(&x.tensors, &wanted, x.device.id);
     assert_int_equal(fdm_describe(s.pass, &x.tensors.all, &x.tensors.options, &problem), FDM_OK);
@@ -153,7 +155,7 @@ static void visit_scene(const fdm_kernel_info *kernel, int scene, int32_t device
 }
 
 static void visit_all(int32_t variants, void (*visit)(struct planned *x)) {
-    fdm_kernel_info kernel;
+    fdm_kernel_info kernel = {.struct_bytes = sizeof kernel};
     use_fake_compiler();
     setenv("FLASH_DMATTN_CACHE_SIZE", "0", 1); /* memory is enough here */
     for (int32_t i = 0; !fdm_kernel_list(i, &kernel); i++)
@@ -200,7 +202,7 @@ static void expect(const struct planned *x, fdm_status status, fdm_status wanted
 /* ---- workspaces ---- */
 
 static void note_kernel(const struct planned *x) {
-    fdm_kernel_info kernel;
+    fdm_kernel_info kernel = {.struct_bytes = sizeof kernel};
     for (int32_t i = 0; !fdm_kernel_list(i, &kernel); i++)
         if (strcmp(kernel.name, x->plan.kernel) == 0) {
             assert_true(i < KERNELS_MAX);
@@ -239,7 +241,7 @@ static int needs_no_workspace(const char *kernel) {
 }
 
 static void workspaces_that_are_too_small(void) {
-    fdm_kernel_info kernel;
+    fdm_kernel_info kernel = {.struct_bytes = sizeof kernel};
     visit_all(VARIANTS, expect_workspace);
     for (int32_t i = 0; !fdm_kernel_list(i, &kernel); i++) {
         if (kernel.available && !kernels_met[i])
@@ -253,7 +255,7 @@ static void workspaces_that_are_too_small(void) {
 /* ---- plans of another problem ---- */
 
 static int kernel_takes(const struct planned *x, const fdm_problem *problem) {
-    fdm_plan plan;
+    fdm_plan plan = {.struct_bytes = sizeof plan};
     return fdm_plan_variant(&x->device, problem, x->plan.kernel, 0, &plan) == FDM_OK;
 }
 
@@ -290,12 +292,11 @@ static void expect_fields(struct planned *x) {
     expect(x, fdm_memory_release(x->device.id, workspace), FDM_OK, "giving it back");
 }
 
-/* In the order of the struct, without a gap but that in front of 8 bytes, and no member of the header missing. */
+/* In the order of the struct, without a gap, and no member of the header missing. */
 static void every_field_is_listed(void) {
     size_t end = 0;
     for (int32_t i = 0; i < num_problem_fields; i++) {
-        const size_t alignment = problem_fields[i].bytes >= 8 ? 8 : 4;
-        assert_int_equal(problem_fields[i].offset, (end + alignment - 1) / alignment * alignment);
+        assert_int_equal(problem_fields[i].offset, end);
         end = problem_fields[i].offset + problem_fields[i].bytes;
         if (!header_names(FDM_HEADER, "fdm_problem", problem_fields[i].name))
             fail_msg("fdm_problem has no %s", problem_fields[i].name);
@@ -473,7 +474,7 @@ static void damage_number(const struct planned *x, const char *json, const char 
     const int64_t others[] = {value - 1, value + 1, 0, -1, INT32_MAX, INT32_MIN};
     const struct free_number *rule = find_free(x->plan.kernel, name);
     for (size_t i = 0; i < sizeof others / sizeof others[0]; i++) {
-        fdm_plan plan;
+        fdm_plan plan = {.struct_bytes = sizeof plan};
         if (others[i] == value || read_damaged(json, name, others[i], &plan))
             continue;
         const int64_t first = fake_driver()->num_launches(), other = others[i];

@@ -68,7 +68,7 @@ static void fit_header(uint8_t *bytes, size_t size, int kind) {
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 int LLVMFuzzerTestOneInput(const uint8_t *input, size_t size) {
-    fdm_plan plan;
+    fdm_plan plan = {.struct_bytes = sizeof plan};
     if (size == 0)
         return 0;
     const int kind = input[0] % 3, fitted = input[0] >> 7 && kind < 2;

@@ -139,7 +139,8 @@ static fdm_tensors tensors_from(struct subject *s, struct bytes *b, fdm_pass pas
     const int64_t ms[] = {features & 2 ? 1 : batch, features & 4 ? hkv : h, features & 8 ? 1 : sq,
                           features & 16 ? 1 : sk};
     const int p = packed;
-    fdm_tensors t = {.q = add(s, b, dtype, 4 - p, qs + p), .k = add(s, b, dtype, 4 - p, ks + p)};
+    fdm_tensors t = {
+        .struct_bytes = sizeof t, .q = add(s, b, dtype, 4 - p, qs + p), .k = add(s, b, dtype, 4 - p, ks + p)};
     t.v = add(s, b, dtype, 4 - p, vs + p);
     t.out = (fdm_tensor *)add(s, b, dtype, 4 - p, os + p);
     t.lse = (fdm_tensor *)add(s, b, row_dtype, 3 - p, ls + p);
@@ -173,7 +174,7 @@ static fdm_tensors tensors_from(struct subject *s, struct bytes *b, fdm_pass pas
 static void run_plan(const struct subject *s, const fdm_plan *plan, const fdm_tensors *t) {
     char json[4096];
     size_t needed;
-    fdm_plan again;
+    fdm_plan again = {.struct_bytes = sizeof again};
     if (fdm_plan_to_json(plan, json, sizeof json, &needed) || needed > sizeof json ||
         fdm_plan_from_json(json, needed - 1, &again))
         abort();
@@ -195,9 +196,9 @@ static void fuzz_tensors(struct bytes *b) {
     fdm_pass pass = take(b) % 2 ? FDM_BACKWARD : FDM_FORWARD;
     fdm_options options = options_from(b);
     fdm_tensors tensors = tensors_from(&subject, b, pass);
-    fdm_device device;
+    fdm_device device = {.struct_bytes = sizeof device};
     fdm_problem problem;
-    fdm_plan plan;
+    fdm_plan plan = {.struct_bytes = sizeof plan};
     /* cu_seqlens are read while describing: the caller owes memory for them. */
     int readable = 1;
     for (int n = 0; n < subject.used; n++)
@@ -215,8 +216,8 @@ static void fuzz_tensors(struct bytes *b) {
 /* A problem filled by hand: validated and planned for without tensors. */
 static void fuzz_problem(struct bytes *b) {
     fdm_problem p = fdm_problem_default();
-    fdm_device device;
-    fdm_plan plan;
+    fdm_device device = {.struct_bytes = sizeof device};
+    fdm_plan plan = {.struct_bytes = sizeof plan};
     int64_t *numbers[] = {&p.batch,         &p.heads,          &p.heads_kv,       &p.seqlen_q,      &p.seqlen_k,
                           &p.head_dim,      &p.head_dim_v,     &p.total_q,        &p.total_k,       &p.window_left,
                           &p.window_right,  &p.interval_batch, &p.interval_heads, &p.mask_shape[0], &p.mask_shape[1],

@@ -14,7 +14,7 @@
 #include "flash_dmattn.h"
 
 static inline fdm_device device_of(const char *name) {
-    fdm_device device;
+    fdm_device device = {.struct_bytes = sizeof device};
     assert_int_equal(fdm_device_from_name(name, &device), FDM_OK);
     return device;
 }
@@ -78,7 +78,7 @@ static inline void check_plans(const char *kernel, fdm_pass pass, const fdm_devi
         const struct plan_case *c = &cases[i];
         const fdm_problem p = problem_of(pass, c->features, c->rows, c->head_dim, c->head_dim_v);
         fdm_options options = fdm_options_default();
-        fdm_plan plan;
+        fdm_plan plan = {.struct_bytes = sizeof plan};
         options.kernel = c->choice ? NULL : kernel;
         const fdm_status status = fdm_plan_attention(device, &p, &options, &plan);
         if (!c->choice) {

@@ -27,8 +27,8 @@ static fdm_problem problem_of(int64_t batch, int64_t heads, int64_t heads_kv, in
 }
 
 static fdm_plan plan_of(const char *name, const fdm_problem *p) {
-    fdm_device device;
-    fdm_plan plan;
+    fdm_device device = {.struct_bytes = sizeof device};
+    fdm_plan plan = {.struct_bytes = sizeof plan};
     fdm_options options = fdm_options_default();
     options.kernel = "mma.backward"; /* hopper.backward comes before it */
     assert_int_equal(fdm_device_from_name(name, &device), FDM_OK);

@@ -32,7 +32,7 @@ static void is_passed_over_for_narrow_heads(void **state) {
     const fdm_device device = device_of("sm_100");
     const fdm_problem p = problem_of(FDM_BACKWARD, CAUSAL, 8192, 64, 64);
     fdm_options options = fdm_options_default();
-    fdm_plan plan;
+    fdm_plan plan = {.struct_bytes = sizeof plan};
     assert_int_equal(fdm_plan_attention(&device, &p, &options, &plan), FDM_OK);
     assert_string_equal(plan.kernel, "mma.backward");
     options.kernel = "blackwell.backward";
@@ -45,7 +45,7 @@ static void leaves_other_devices_and_dtypes(void **state) {
     static const char *const names[] = {"sm_90", "sm_120", "sm_100:smem=160K"};
     fdm_options options = fdm_options_default();
     fdm_problem p = problem_of(FDM_BACKWARD, 0, 8192, 128, 128);
-    fdm_plan plan;
+    fdm_plan plan = {.struct_bytes = sizeof plan};
     options.kernel = "blackwell.backward";
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         const fdm_device device = device_of(names[i]);
@@ -74,7 +74,7 @@ static void divides_groups_where_keys_are_few(void **state) {
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         fdm_problem p = problem_of(FDM_BACKWARD, cases[i].features, 2048, 128, 128);
         struct cuda_kernel_request request[GPU_REQUESTS_MAX];
-        fdm_plan plan;
+        fdm_plan plan = {.struct_bytes = sizeof plan};
         const int divided = *cases[i].words != 0;
         p.seqlen_k = cases[i].seqlen_k;
         p.total_k = p.varlen ? p.seqlen_k : 0;
@@ -106,7 +106,7 @@ static void makes_each_gradient_once(void **state) {
         for (int d = 0; d < 2; d++) {
             fdm_problem p = problem_of(FDM_BACKWARD, CAUSAL, 8192, head_dims[d], head_dims[d]);
             struct cuda_kernel_request request[GPU_REQUESTS_MAX];
-            fdm_plan plan;
+            fdm_plan plan = {.struct_bytes = sizeof plan};
             int made = 0, launches = 0;
             p.needs_dq = wanted & 1;
             p.needs_dk = (wanted & 2) != 0;
@@ -143,7 +143,7 @@ static void has_three_orders(void **state) {
     const fdm_device device = device_of("sm_100");
     for (int causal = 0; causal < 2; causal++) {
         const fdm_problem p = problem_of(FDM_BACKWARD, causal ? CAUSAL : 0, 8192, 256, 256);
-        fdm_plan plan;
+        fdm_plan plan = {.struct_bytes = sizeof plan};
         for (int32_t n = 0; n < 3; n++) {
             assert_int_equal(fdm_plan_variant(&device, &p, "blackwell.backward", n, &plan), FDM_OK);
             assert_string_equal(plan.choice, choices[causal][n]);

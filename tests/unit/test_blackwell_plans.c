@@ -40,7 +40,7 @@ static void takes_what_it_names(void **state) {
     for (size_t i = 0; i < count; i++) {
         const struct plan_case *c = &cases[i];
         const fdm_problem p = problem_of(FDM_FORWARD, c->features, c->rows, c->head_dim, c->head_dim_v);
-        fdm_plan plan;
+        fdm_plan plan = {.struct_bytes = sizeof plan};
         assert_int_equal(fdm_plan_attention(&device, &p, NULL, &plan), FDM_OK);
         assert_string_equal(plan.family, c->choice ? "blackwell" : "mma");
     }
@@ -60,7 +60,7 @@ static void leaves_to_others(void **state) {
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const fdm_device device = device_of(cases[i].device);
         const fdm_problem p = problem_of(FDM_FORWARD, 0, cases[i].rows, 128, 128);
-        fdm_plan plan;
+        fdm_plan plan = {.struct_bytes = sizeof plan};
         assert_int_equal(fdm_plan_attention(&device, &p, NULL, &plan), FDM_OK);
         assert_string_equal(plan.family, cases[i].family);
     }
@@ -82,7 +82,7 @@ static void wants_its_target(void **state) {
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         fdm_device device = device_of("sm_100");
         const fdm_problem p = problem_of(FDM_FORWARD, 0, 4096, 256, 256);
-        fdm_plan plan;
+        fdm_plan plan = {.struct_bytes = sizeof plan};
         fdm_options options = fdm_options_default();
         device.compute_minor = cases[i].minor;
         device.nvrtc_version = cases[i].nvrtc_version;
@@ -142,7 +142,7 @@ static void shares_of_exponentials(void **state) {
                  {MASK | ROWS, FDM_BFLOAT16, 3, 4}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         fdm_problem p = problem_of(FDM_FORWARD, cases[i].features, 4096, 128, 128);
-        fdm_plan plan;
+        fdm_plan plan = {.struct_bytes = sizeof plan};
         char codes[16][64];
         int32_t count = 0;
         p.dtype = p.bias_dtype = cases[i].dtype;
@@ -166,7 +166,7 @@ static void the_environment_chooses_the_order(void **state) {
     const fdm_device device = device_of("sm_100");
     const fdm_problem p = problem_of(FDM_FORWARD, CAUSAL, 4096, 256, 256);
     for (size_t i = 0; i < 3; i++) {
-        fdm_plan plan;
+        fdm_plan plan = {.struct_bytes = sizeof plan};
         setenv("FLASH_DMATTN_SCHEDULER", orders[i][0], 1);
         assert_int_equal(fdm_plan_attention(&device, &p, NULL, &plan), FDM_OK);
         assert_non_null(strstr(plan.choice, orders[i][1]));

@@ -48,7 +48,7 @@ static void describe_fills_the_problem(void **state) {
                v = tensor_of(vs, 4, FDM_BFLOAT16);
     fdm_tensor out = tensor_of(os, 4, FDM_BFLOAT16), bias = tensor_of(bs, 4, FDM_FLOAT32);
     out.data = storage_of_out;
-    fdm_tensors t = {.q = &q, .k = &k, .v = &v, .out = &out, .bias = &bias};
+    fdm_tensors t = {.struct_bytes = sizeof t, .q = &q, .k = &k, .v = &v, .out = &out, .bias = &bias};
     fdm_problem p;
     assert_int_equal(fdm_describe(FDM_FORWARD, &t, NULL, &p), FDM_OK);
     assert_int_equal(p.batch, 2);
@@ -72,7 +72,7 @@ static void strides_of_empty_tensors_may_be_anything(void **state) {
                bias = tensor_of(ms, 4, FDM_FLOAT64);
     fdm_tensor mask = tensor_of(ms, 4, FDM_BOOL), out = tensor_of(qs, 4, FDM_FLOAT64);
     k.strides = mask.strides = bias.strides = far;
-    fdm_tensors t = {.q = &q, .k = &k, .v = &k, .out = &out, .mask = &mask, .bias = &bias};
+    fdm_tensors t = {.struct_bytes = sizeof t, .q = &q, .k = &k, .v = &k, .out = &out, .mask = &mask, .bias = &bias};
     fdm_problem p;
     assert_int_equal(fdm_describe(FDM_FORWARD, &t, NULL, &p), FDM_OK);
     assert_true(p.aligned);
@@ -82,7 +82,7 @@ static void a_refused_problem_is_not_written(void **state) {
     (void)state;
     int64_t qs[] = {1, 5, 3, 16}, ks[] = {1, 7, 2, 16};
     fdm_tensor q = tensor_of(qs, 4, FDM_FLOAT32), k = tensor_of(ks, 4, FDM_FLOAT32), out = q;
-    fdm_tensors t = {.q = &q, .k = &k, .v = &k, .out = &out};
+    fdm_tensors t = {.struct_bytes = sizeof t, .q = &q, .k = &k, .v = &k, .out = &out};
     fdm_problem p, before;
     memset(&p, 0x5a, sizeof p);
     before = p;
@@ -93,7 +93,7 @@ static void a_refused_problem_is_not_written(void **state) {
 
 static void devices_by_name(void **state) {
     (void)state;
-    fdm_device device;
+    fdm_device device = {.struct_bytes = sizeof device};
     assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
     assert_int_equal(device.shared_bytes, 227 << 10);
     assert_int_equal(fdm_device_from_name("sm_90:smem=160K", &device), FDM_OK);
@@ -110,9 +110,9 @@ static void devices_by_name(void **state) {
 /* A plan for a CUDA device needs none: float16 goes to the hopper or mma family, float64 to nobody. */
 static void cuda_devices_are_planned_for(void **state) {
     (void)state;
-    fdm_device device;
+    fdm_device device = {.struct_bytes = sizeof device};
     fdm_problem p = fdm_problem_default();
-    fdm_plan plan;
+    fdm_plan plan = {.struct_bytes = sizeof plan};
     p.seqlen_q = p.seqlen_k = 128;
     p.dtype = FDM_FLOAT16;
     for (int hopper = 0; hopper < 2; hopper++) {

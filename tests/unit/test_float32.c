@@ -32,7 +32,7 @@ static fdm_problem problem_of(fdm_pass pass, int64_t head_dim, int64_t head_dim_
 }
 
 static fdm_status plan_of(const char *arch, const fdm_problem *p, const char *kernel, fdm_plan *plan) {
-    fdm_device device;
+    fdm_device device = {.struct_bytes = sizeof device};
     fdm_options options = fdm_options_default();
     options.kernel = kernel;
     assert_int_equal(fdm_device_from_name(arch, &device), FDM_OK);
@@ -49,7 +49,7 @@ static int64_t constant(const struct cuda_kernel_request *r, const char *name) {
 /* The gradients that the launches of one side make together; 0 where there are none. */
 static int64_t gradients_of(const fdm_problem *p, int owns_keys, int32_t *launches) {
     struct cuda_kernel_request requests[GPU_REQUESTS_MAX];
-    fdm_plan plan;
+    fdm_plan plan = {.struct_bytes = sizeof plan};
     int64_t gradients = 0;
     assert_int_equal(plan_of("sm_90", p, NULL, &plan), FDM_OK);
     const int32_t count = family_mma.launches(&family_mma, &plan, requests);
@@ -72,8 +72,8 @@ static void every_head_dim_has_a_tile_on_every_architecture(void **state) {
         for (int32_t a = 0; a < NUM_ARCHS; a++)
             for (int64_t d = 1; d <= 280; d += 9)
                 for (int64_t dv = d; dv > 0; dv -= 61) {
-                    fdm_device device;
-                    fdm_plan plan;
+                    fdm_device device = {.struct_bytes = sizeof device};
+                    fdm_plan plan = {.struct_bytes = sizeof plan};
                     char tile[32];
                     const fdm_problem p = problem_of((fdm_pass)pass, d, dv);
                     const fdm_status status = plan_of(archs[a], &p, NULL, &plan);
@@ -99,7 +99,7 @@ static void sixteen_bits_never_get_them(void **state) {
     (void)state;
     for (int pass = FDM_FORWARD; pass <= FDM_BACKWARD; pass++)
         for (int64_t d = 16; d <= 256; d += 48) {
-            fdm_plan plan;
+            fdm_plan plan = {.struct_bytes = sizeof plan};
             fdm_problem p = problem_of((fdm_pass)pass, d, d);
             p.dtype = FDM_BFLOAT16;
             assert_int_equal(plan_of("sm_90", &p, NULL, &plan), FDM_OK);
@@ -111,7 +111,7 @@ static void sixteen_bits_never_get_them(void **state) {
 
 static void codes_force_tiles(void **state) {
     (void)state;
-    fdm_plan plan;
+    fdm_plan plan = {.struct_bytes = sizeof plan};
     fdm_problem p = problem_of(FDM_FORWARD, 64, 64);
     assert_int_equal(plan_of("sm_90", &p, NULL, &plan), FDM_OK);
     assert_string_equal(plan.choice, "MMA_Forward_TF32x3_128x32");
@@ -156,7 +156,7 @@ static void launches_make_what_is_asked_for(void **state) {
     p.bias_shape[2] = p.seqlen_q;
     assert_int_equal(gradients_of(&p, 1, &launches), 0);
     assert_int_equal(gradients_of(&p, 0, &launches), MMA_GRADIENT_OF_SCORES);
-    fdm_plan plan;
+    fdm_plan plan = {.struct_bytes = sizeof plan};
     p.deterministic = 1;
     assert_int_equal(plan_of("sm_90", &p, NULL, &plan), FDM_OK);
     const int64_t in_turns = plan.workspace_bytes;
@@ -174,7 +174,7 @@ static void foreign_plans_launch_nothing(void **state) {
     for (int pass = FDM_FORWARD; pass <= FDM_BACKWARD; pass++) {
         struct cuda_kernel_request requests[GPU_REQUESTS_MAX];
         fdm_problem p = problem_of((fdm_pass)pass, 128, 128);
-        fdm_plan plan, changed;
+        fdm_plan plan = {.struct_bytes = sizeof plan}, changed = {.struct_bytes = sizeof changed};
         p.has_mask = 1;
         p.mask_shape[2] = p.seqlen_q;
         p.mask_shape[3] = p.seqlen_k;

@@ -10,7 +10,7 @@
 #include "companions/gemm/gemm_plan.h"
 
 static fdm_device device_of(const char *name) {
-    fdm_device device;
+    fdm_device device = {.struct_bytes = sizeof device};
     assert_int_equal(fdm_device_from_name(name, &device), FDM_OK);
     return device;
 }
@@ -44,7 +44,7 @@ static void tiles(void **state) {
     const fdm_device device = device_of("sm_90");
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const fdm_gemm_problem p = problem_of(cases[i].batch, cases[i].m, cases[i].n, cases[i].k);
-        fdm_gemm_plan plan;
+        fdm_gemm_plan plan = {.struct_bytes = sizeof plan};
         assert_int_equal(fdm_plan_gemm(&device, &p, NULL, &plan), FDM_OK);
         assert_string_equal(plan.choice.kernel, "gemm.hopper");
         assert_string_equal(plan.choice.choice, cases[i].choice);
@@ -77,7 +77,7 @@ static void few_rows(void **state) {
         const fdm_device device = device_of(cases[i].device);
         fdm_gemm_problem p = problem_of(1, cases[i].m, cases[i].n, cases[i].k);
         struct cuda_kernel_request requests[COMPANION_REQUESTS_MAX];
-        fdm_gemm_plan plan;
+        fdm_gemm_plan plan = {.struct_bytes = sizeof plan};
         p.a_rows_contiguous = cases[i].of_a, p.b_rows_contiguous = cases[i].of_b;
         assert_int_equal(fdm_plan_gemm(&device, &p, NULL, &plan), FDM_OK);
         assert_string_equal(plan.choice.kernel, cases[i].kernel);
@@ -114,7 +114,7 @@ static void portable_tiles(void **state) {
         const fdm_device device = device_of(cases[i].device);
         fdm_gemm_problem p = problem_of(1, cases[i].size, cases[i].size, cases[i].size);
         struct cuda_kernel_request request[COMPANION_REQUESTS_MAX];
-        fdm_gemm_plan plan;
+        fdm_gemm_plan plan = {.struct_bytes = sizeof plan};
         p.mappable = cases[i].mappable;
         assert_int_equal(fdm_plan_gemm(&device, &p, cases[i].kernel, &plan), FDM_OK);
         assert_string_equal(plan.choice.choice, cases[i].choice);
@@ -129,7 +129,7 @@ static void splits(void **state) {
     const fdm_device device = device_of("sm_90");
     const fdm_gemm_problem p = problem_of(1, 256, 256, 65536);
     struct cuda_kernel_request requests[COMPANION_REQUESTS_MAX];
-    fdm_gemm_plan plan;
+    fdm_gemm_plan plan = {.struct_bytes = sizeof plan};
     assert_int_equal(fdm_plan_gemm(&device, &p, NULL, &plan), FDM_OK);
     const int32_t count = plan.choice.parameters[P_SPLITS];
     assert_true(count > 1 && plan.choice.workspace_bytes == (int64_t)256 * 256 * 4 * count);
@@ -149,7 +149,7 @@ static void every_size_fits(void **state) {
         const fdm_gemm_problem p =
             problem_of(1 + i % 3, extents[i % COUNT], extents[i / COUNT % COUNT], extents[i / COUNT / COUNT]);
         struct cuda_kernel_request requests[COMPANION_REQUESTS_MAX];
-        fdm_gemm_plan plan;
+        fdm_gemm_plan plan = {.struct_bytes = sizeof plan};
         assert_int_equal(fdm_plan_gemm(&device, &p, NULL, &plan), FDM_OK);
         assert_true(plan.choice.shared_bytes <= device.shared_bytes);
         assert_true(p.m == 0 || p.n == 0 || gemm_requests(&plan, requests) >= 1);
@@ -166,7 +166,7 @@ static void refusals_of_plans(void **state) {
     (void)state;
     const fdm_device device = device_of("sm_90"), older = device_of("sm_80"), cpu = device_of("cpu");
     fdm_gemm_problem p = problem_of(1, 64, 64, 64);
-    fdm_gemm_plan plan;
+    fdm_gemm_plan plan = {.struct_bytes = sizeof plan};
     assert_says(fdm_plan_gemm(&cpu, &p, NULL, &plan), FDM_ERROR_UNSUPPORTED, "gemm runs on CUDA devices only");
     assert_says(fdm_plan_gemm(&older, &p, "gemm.hopper", &plan), FDM_ERROR_UNSUPPORTED,
                 "kernel 'gemm.hopper' cannot run it: it is for compute capability 9.0");
@@ -192,7 +192,7 @@ static void descriptions(void **state) {
     out.data = (void *)(uintptr_t)(1 << 20);
     b.shape = b_shape;
     out.shape = out_shape;
-    fdm_gemm_tensors t = {.a = &a, .b = &b, .out = &out};
+    fdm_gemm_tensors t = {.struct_bytes = sizeof t, .a = &a, .b = &b, .out = &out};
     fdm_gemm_options options = fdm_gemm_options_default();
     fdm_gemm_problem p;
     assert_int_equal(fdm_describe_gemm(&t, &options, &p), FDM_OK);

@@ -31,11 +31,11 @@ static void takes_what_is_seen_key_by_key(void **state) {
         {INTERVALS, 8192, 264, "mma.wide", ""},
         {INTERVALS, 1, 128, "mma.decode", "MMA_Decode_"},
     };
-    fdm_device device;
+    fdm_device device = {.struct_bytes = sizeof device};
     assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const fdm_problem p = hopper_problem(cases[i].features, cases[i].rows, cases[i].head_dim);
-        fdm_plan plan;
+        fdm_plan plan = {.struct_bytes = sizeof plan};
         assert_int_equal(fdm_plan_attention(&device, &p, NULL, &plan), FDM_OK);
         assert_string_equal(plan.kernel, cases[i].kernel);
         assert_memory_equal(plan.choice, cases[i].tile, strlen(cases[i].tile));
@@ -74,11 +74,11 @@ static void backward_takes_what_it_names(void **state) {
         {PACKED | CAUSAL, 8192, 64, 16, 1, "hopper.backward", "SM90_Wgmma_64x192_R3_DS2_RS", ""},
         {PACKED | MASK | ROWS, 8192, 128, 16, 1, "mma.backward", "", "rows of mask and bias"},
     };
-    fdm_device device;
+    fdm_device device = {.struct_bytes = sizeof device};
     assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         fdm_problem p = hopper_problem(cases[i].features, cases[i].rows, cases[i].head_dim);
-        fdm_plan plan;
+        fdm_plan plan = {.struct_bytes = sizeof plan};
         p.pass = FDM_BACKWARD;
         p.needs_dq = p.needs_dk = p.needs_dv = 1;
         p.heads_kv = cases[i].heads_kv;
@@ -119,12 +119,12 @@ static void wide_takes_wide_heads(void **state) {
         {BIAS | ROWS | SOFTCAP, 256, NULL, "no softcap beside a bias"},
         {PACKED | MASK | ROWS, 256, NULL, "rows of mask and bias"},
     };
-    fdm_device device;
+    fdm_device device = {.struct_bytes = sizeof device};
     assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         fdm_problem p = hopper_problem(cases[i].features, 8192, cases[i].head_dim);
         fdm_options options = fdm_options_default();
-        fdm_plan plan;
+        fdm_plan plan = {.struct_bytes = sizeof plan};
         p.pass = FDM_BACKWARD;
         p.needs_dq = p.needs_dk = p.needs_dv = 1;
         assert_int_equal(fdm_plan_attention(&device, &p, NULL, &plan), FDM_OK);
@@ -175,12 +175,12 @@ static void backward_keeps_an_order(void **state) {
         {BIAS | MASK | ROWS, 16, 1, "hopper.backward", 1, NULL},
         {BIAS | ROWS, 4, 1, "mma.backward", 0, "do not share the gradient of a bias"},
     };
-    fdm_device device;
+    fdm_device device = {.struct_bytes = sizeof device};
     assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         fdm_problem p = hopper_problem(cases[i].features, 8192, 128);
         fdm_options options = fdm_options_default();
-        fdm_plan plan, unordered;
+        fdm_plan plan = {.struct_bytes = sizeof plan}, unordered = {.struct_bytes = sizeof unordered};
         p.pass = FDM_BACKWARD;
         p.needs_dq = p.needs_dk = p.needs_dv = 1;
         p.needs_dbias = p.has_bias;
@@ -230,11 +230,11 @@ static void forward_takes_the_shortest_way(void **state) {
         {FAR, 1, 128, 2, 2, 100, "mma.forward", NULL},
         {FAR | PACKED, 4, 4096, 16, 16, 100, "mma.forward", NULL},
     };
-    fdm_device device;
+    fdm_device device = {.struct_bytes = sizeof device};
     assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         fdm_problem p = hopper_problem(cases[i].features, cases[i].rows, cases[i].head_dim);
-        fdm_plan plan;
+        fdm_plan plan = {.struct_bytes = sizeof plan};
         p.batch = cases[i].batch;
         p.heads = cases[i].heads;
         p.heads_kv = cases[i].heads_kv;
@@ -274,11 +274,11 @@ static void forward_takes_the_items_that_end_first(void **state) {
         {CAUSAL, 24, 640, 8, 256, "_128x64_Q1_Dynamic"},
         {CAUSAL, 24, 128, 8, 256, "_128x64_Q1_Static"}, /* one block a head: nothing to pair */
     };
-    fdm_device device;
+    fdm_device device = {.struct_bytes = sizeof device};
     assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         fdm_problem p = hopper_problem(cases[i].features, cases[i].length, cases[i].head_dim);
-        fdm_plan plan;
+        fdm_plan plan = {.struct_bytes = sizeof plan};
         p.batch = cases[i].batch;
         p.heads = p.heads_kv = cases[i].heads;
         p.seqlen_k = cases[i].length;
@@ -292,11 +292,11 @@ static void forward_takes_the_items_that_end_first(void **state) {
 static void registers_fit(void **state) {
     (void)state;
     static const int64_t head_dims[] = {16, 64, 96, 128, 192, 256};
-    fdm_device device;
+    fdm_device device = {.struct_bytes = sizeof device};
     assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
     for (size_t i = 0; i < sizeof head_dims / sizeof head_dims[0]; i++) {
         const fdm_problem p = hopper_problem(INTERVALS, 8192, head_dims[i]);
-        fdm_plan plan;
+        fdm_plan plan = {.struct_bytes = sizeof plan};
         for (int32_t n = 0; !fdm_plan_variant(&device, &p, "hopper.gather", n, &plan); n++) {
             struct cuda_kernel_request request[GPU_REQUESTS_MAX];
             int64_t warpgroups = 0, consumer_registers = 0;
@@ -343,11 +343,11 @@ static void groups_are_divided(void **state) {
         {1, 32, 8, 16, 64, 1, 1},    /* too little work for one more launch */
         {1, 16, 2, 2048, 256, 0, 2},
     };
-    fdm_device device;
+    fdm_device device = {.struct_bytes = sizeof device};
     assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         fdm_problem p = hopper_problem(cases[i].causal ? CAUSAL : 0, cases[i].seqlen, cases[i].head_dim);
-        fdm_plan plan, whole;
+        fdm_plan plan = {.struct_bytes = sizeof plan}, whole = {.struct_bytes = sizeof whole};
         int64_t constant;
         int combines;
         p.pass = FDM_BACKWARD;

@@ -115,9 +115,9 @@ static fdm_status plan_by_name(const fdm_device *device, const fdm_kernel_info *
 /* The list says available exactly where the kernel runs, and its name is enough there; elsewhere a plan made for such a
  * processor is refused by a sentence. */
 static void expect_kernels(const struct machine *m, int runs) {
-    fdm_device device;
-    fdm_kernel_info kernel;
-    fdm_plan plan;
+    fdm_device device = {.struct_bytes = sizeof device};
+    fdm_kernel_info kernel = {.struct_bytes = sizeof kernel};
+    fdm_plan plan = {.struct_bytes = sizeof plan};
     assert_int_equal(fdm_device_query(FDM_CPU, 0, &device), FDM_OK);
     for (int32_t i = 0; !fdm_kernel_list(i, &kernel); i++) {
         int exists;
@@ -155,8 +155,8 @@ static enum cpu_isa best_of(const char *device_name, fdm_device *device) {
 static void best_of_each_machine(void **state) {
     (void)state;
     fdm_problem problem = fdm_problem_default();
-    fdm_device device;
-    fdm_plan plan;
+    fdm_device device = {.struct_bytes = sizeof device};
+    fdm_plan plan = {.struct_bytes = sizeof plan};
     problem.dtype = FDM_BFLOAT16;
     problem.needs_lse = 1;
     problem.seqlen_q = problem.seqlen_k = 1024;
@@ -180,8 +180,8 @@ static void best_of_each_machine(void **state) {
 static void a_name_is_enough(void **state) {
     (void)state;
     fdm_problem problem = fdm_problem_default();
-    fdm_device device;
-    fdm_plan plan;
+    fdm_device device = {.struct_bytes = sizeof device};
+    fdm_plan plan = {.struct_bytes = sizeof plan};
     problem.dtype = FDM_BFLOAT16;
     problem.needs_lse = 1;
     problem.seqlen_q = problem.seqlen_k = 1024;
@@ -208,8 +208,8 @@ static void a_name_is_enough(void **state) {
 /* Above the setting nothing runs, and the sentence names the setting. */
 static void the_setting_holds(void **state) {
     (void)state;
-    fdm_device device;
-    fdm_plan plan;
+    fdm_device device = {.struct_bytes = sizeof device};
+    fdm_plan plan = {.struct_bytes = sizeof plan};
     const fdm_problem problem = fdm_problem_default();
     here = &machines[NUM_MACHINES - 1].processor;
     for (int n = 0; n < NUM_MACHINES; n++)

@@ -126,7 +126,7 @@ static void slots_refuse_bad_input(void **state) {
     fdm_tensor keys = tensor_of(key, 3, (int64_t[]){1, 2, 4}, FDM_INT32), none = keys, wrong = keys;
     fdm_tensor biases = tensor_of(kept, 3, (int64_t[]){1, 2, 4}, FDM_FLOAT32);
     fdm_tensor lengths = tensor_of(length, 2, (int64_t[]){1, 2}, FDM_INT32);
-    fdm_topk_slots s = {&keys, &biases, &lengths, NULL, NULL}, other = s;
+    fdm_topk_slots s = {sizeof s, &keys, &biases, &lengths, NULL, NULL}, other = s;
     three.ndim = 3;
     none.shape = (int64_t[]){1, 2, 0};
     wrong.shape = (int64_t[]){1, 3, 4};
@@ -324,7 +324,7 @@ static void visible_pairs_are_counted(void **state) {
         m.strides = (int64_t[]){2 * sq * sk, sq * sk, sk, 1};
         fdm_tensor s = tensor_of(start, 3, (int64_t[]){1, 1, sk}, FDM_INT32), e = s;
         e.data = end;
-        fdm_tensors t = {.q = &q, .k = &k, .v = &k, .out = &out};
+        fdm_tensors t = {.struct_bytes = sizeof t, .q = &q, .k = &k, .v = &k, .out = &out};
         if (random_below(2))
             t.mask = &m;
         if (random_below(2))

@@ -89,7 +89,8 @@ static void make_rows(struct pair *p, fdm_dtype dtype, double out, double lse, d
 
 /* The tensors of two parts and a result, without and with low parts. */
 static fdm_merge_tensors tensors_of(struct pair *a, struct pair *b, struct pair *result) {
-    return (fdm_merge_tensors){.out1 = &a->out_tensor,
+    return (fdm_merge_tensors){.struct_bytes = sizeof(fdm_merge_tensors),
+                               .out1 = &a->out_tensor,
                                .lse1 = &a->lse_tensor,
                                .out2 = &b->out_tensor,
                                .lse2 = &b->lse_tensor,
@@ -375,12 +376,12 @@ static void refuses_overlaps(void **state) {
                 make_pair(&result, FDM_FLOAT64, 3);
                 fdm_merge_tensors t = with_low(&a, &b, &result);
                 const fdm_tensor *all[9];
-                memcpy(all, &t, sizeof t);
+                memcpy(all, &t.out1, sizeof all);
                 double *const memory = all[other]->data, before[2] = {memory[0], memory[1]};
                 fdm_tensor moved = *all[written];
                 moved.data = memory + shift;
                 all[written] = &moved;
-                memcpy(&t, all, sizeof t);
+                memcpy(&t.out1, all, sizeof all);
                 const int first = written < other || other < 6 ? written : other; /* whoever is written first */
                 snprintf(words, sizeof words, "%s overlaps %s in memory; it is written", names[first],
                          names[written + other - first]);

@@ -63,8 +63,8 @@ static void splits(void **state) {
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const int64_t heads_kv = cases[i].heads_kv;
         const fdm_problem p = problem_of(cases[i].batch, 4 * heads_kv, heads_kv, 1, cases[i].keys, cases[i].head_dim);
-        fdm_device device;
-        fdm_plan plan;
+        fdm_device device = {.struct_bytes = sizeof device};
+        fdm_plan plan = {.struct_bytes = sizeof plan};
         assert_int_equal(fdm_device_from_name(cases[i].device, &device), FDM_OK);
         assert_int_equal(fdm_plan_attention(&device, &p, NULL, &plan), FDM_OK);
         assert_string_equal(plan.kernel, "mma.decode");
@@ -129,8 +129,8 @@ static void decode_takes_every_feature(void **state) {
         p.interval_heads = p.has_intervals ? p.heads_kv : 1;
         p.softcap = f & SOFTCAP ? 30 : 0;
         p.window_left = f & WINDOW ? 70000 : -1;
-        fdm_device device;
-        fdm_plan plan;
+        fdm_device device = {.struct_bytes = sizeof device};
+        fdm_plan plan = {.struct_bytes = sizeof plan};
         struct cuda_kernel_request requests[GPU_REQUESTS_MAX];
         assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
         assert_int_equal(fdm_plan_attention(&device, &p, &by_name, &plan), FDM_OK);
@@ -153,8 +153,8 @@ static void splits_where_keys_hide(void **state) {
     p.has_mask = 1;
     p.mask_shape[0] = p.batch;
     p.mask_shape[3] = p.seqlen_k;
-    fdm_device device;
-    fdm_plan plan;
+    fdm_device device = {.struct_bytes = sizeof device};
+    fdm_plan plan = {.struct_bytes = sizeof plan};
     assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
     assert_int_equal(fdm_plan_attention(&device, &p, NULL, &plan), FDM_OK);
     assert_string_equal(plan.choice, "MMA_Decode_16x64_W4_S3_X4");
@@ -209,8 +209,8 @@ static void decode_leaves_to_others(void **state) {
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const fdm_problem p =
             problem_of(1, cases[i].heads, cases[i].heads_kv, cases[i].rows, cases[i].keys, cases[i].head_dim);
-        fdm_device device;
-        fdm_plan plan;
+        fdm_device device = {.struct_bytes = sizeof device};
+        fdm_plan plan = {.struct_bytes = sizeof plan};
         assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
         assert_int_equal(fdm_plan_attention(&device, &p, NULL, &plan), FDM_OK);
         assert_string_not_equal(plan.kernel, "mma.decode");
@@ -279,7 +279,7 @@ static int chosen_with(uint32_t features, const fdm_problem *p, fdm_plan *plan) 
     const struct gpu_algorithm *const algorithms[] = {&algorithm};
     const struct gpu_list list = {.arch_min = 80, .algorithms = algorithms};
     const struct family family = {.name = "test", .num_kernels = 1, .list = &list, GPU_FAMILY_ENTRIES};
-    fdm_device device;
+    fdm_device device = {.struct_bytes = sizeof device};
     assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
     const struct plan_request request = {.device = &device, .problem = p, .kernel = "test.forward"};
     memset(plan, 0, sizeof *plan);
@@ -288,7 +288,7 @@ static int chosen_with(uint32_t features, const fdm_problem *p, fdm_plan *plan) 
 
 static void unnamed_features_are_refused(void **state) {
     (void)state;
-    fdm_plan plan;
+    fdm_plan plan = {.struct_bytes = sizeof plan};
     fdm_problem p = fdm_problem_default();
     p.batch = 1, p.heads = p.heads_kv = 1, p.seqlen_q = p.seqlen_k = 128, p.head_dim = p.head_dim_v = 64;
     p.aligned = 1;

@@ -156,7 +156,8 @@ static int run(struct scene *s, fdm_pass pass, const char *kernel) {
     options.kernel = kernel;
     options.family = kernel ? "cpu" : "reference";
     options.num_threads = 1;
-    fdm_tensors t = {.q = tensor(s, Q), .k = tensor(s, K), .v = tensor(s, V), .mask = tensor(s, MASK)};
+    fdm_tensors t = {
+        .struct_bytes = sizeof t, .q = tensor(s, Q), .k = tensor(s, K), .v = tensor(s, V), .mask = tensor(s, MASK)};
     t.bias = tensor(s, BIAS), t.interval_start = tensor(s, START), t.interval_end = tensor(s, END);
     t.out = tensor(s, OUT), t.lse = tensor(s, LSE);
     if (pass == FDM_BACKWARD) {
@@ -298,7 +299,7 @@ static void check_hidden(const struct scene *ordinary, const fdm_kernel_info *in
 
 static void hidden_keys_have_no_effect(void **unused) {
     static struct scene s;
-    fdm_kernel_info info;
+    fdm_kernel_info info = {.struct_bytes = sizeof info};
     (void)unused;
     for (size_t w = 0; w < sizeof hiding / sizeof hiding[0]; w++)
         for (int n = 0; n < 3; n++) {
@@ -378,7 +379,7 @@ static void check_empty_row(const struct scene *ordinary, enum name hides, const
 
 static void rows_that_hold_nan_spoil_themselves_alone(void **unused) {
     static struct scene s;
-    fdm_kernel_info info;
+    fdm_kernel_info info = {.struct_bytes = sizeof info};
     (void)unused;
     for (size_t w = 0; w < sizeof showing / sizeof showing[0]; w++)
         for (int n = 0; n < 3; n++) {
@@ -417,7 +418,7 @@ static void check_key(const struct scene *ordinary, enum name spoiled, const fdm
 
 static void keys_that_hold_nan_spoil_the_rows_that_see_them(void **unused) {
     static struct scene s;
-    fdm_kernel_info info;
+    fdm_kernel_info info = {.struct_bytes = sizeof info};
     (void)unused;
     for (size_t w = 0; w < sizeof showing / sizeof showing[0]; w++)
         for (int n = 0; n < 3; n++) {

@@ -72,7 +72,7 @@ static const struct {
 static void hand_worked_cases(void **state) {
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        fdm_device device;
+        fdm_device device = {.struct_bytes = sizeof device};
         assert_int_equal(fdm_device_from_name(cases[i].device, &device), FDM_OK);
         const struct block_needs needs = {cases[i].threads, cases[i].registers, cases[i].shared_bytes};
         const struct occupancy have = occupancy_of(&device, &needs);
@@ -91,7 +91,7 @@ static void hand_worked_cases(void **state) {
 /* An architecture between two of the table has the blocks of the one before it. */
 static void unknown_architectures(void **state) {
     (void)state;
-    fdm_device device;
+    fdm_device device = {.struct_bytes = sizeof device};
     const struct block_needs small = {32, 16, 0};
     assert_int_equal(fdm_device_from_name("sm_86", &device), FDM_OK);
     device.compute_minor = 7;
@@ -127,9 +127,9 @@ static void refused(fdm_status status, const char *words) {
 
 static void bad_arguments(void **state) {
     (void)state;
-    fdm_device device, cpu;
-    fdm_plan plan, foreign;
-    fdm_kernel_resources kernels[8];
+    fdm_device device = {.struct_bytes = sizeof device}, cpu = {.struct_bytes = sizeof cpu};
+    fdm_plan plan = {.struct_bytes = sizeof plan}, foreign = {.struct_bytes = sizeof foreign};
+    fdm_kernel_resources kernels[8] = {{.struct_bytes = sizeof kernels[0]}};
     int32_t count = -1;
     const fdm_problem problem = problem_of(FDM_BACKWARD, 4096);
     assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
@@ -162,8 +162,8 @@ static void every_launch_has_threads(void **state) {
     fdm_problem problem = problem_of(FDM_BACKWARD, 4096);
     problem.has_intervals = problem.causal = 1;
     struct cuda_kernel_request requests[GPU_REQUESTS_MAX];
-    fdm_device device;
-    fdm_plan plan;
+    fdm_device device = {.struct_bytes = sizeof device};
+    fdm_plan plan = {.struct_bytes = sizeof plan};
     int32_t ordered = 0;
     assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
     assert_int_equal(fdm_plan_attention(&device, &problem, NULL, &plan), FDM_OK);
@@ -197,9 +197,9 @@ static void kernels_of_plans(void **state) {
         {"sm_90", {"backward_prepare", "hopper_backward", "backward_finish"}, FDM_BACKWARD, 4096, {128, 512, 128}}};
     for (size_t i = 0; i < sizeof plans / sizeof plans[0]; i++) {
         const fdm_problem problem = problem_of(plans[i].pass, plans[i].rows);
-        fdm_device device;
-        fdm_plan plan;
-        fdm_kernel_resources kernels[8];
+        fdm_device device = {.struct_bytes = sizeof device};
+        fdm_plan plan = {.struct_bytes = sizeof plan};
+        fdm_kernel_resources kernels[8] = {{.struct_bytes = sizeof kernels[0]}};
         int32_t count = 0, largest = 0;
         assert_int_equal(fdm_device_from_name(plans[i].device, &device), FDM_OK);
         assert_int_equal(fdm_plan_attention(&device, &problem, NULL, &plan), FDM_OK);

@@ -13,7 +13,8 @@
 #include "flash_dmattn.h"
 
 static fdm_device device_of(int32_t capability, int64_t shared_bytes) {
-    fdm_device device = {.id = {FDM_CUDA, 0},
+    fdm_device device = {.struct_bytes = sizeof device,
+                         .id = {FDM_CUDA, 0},
                          .compute_major = capability / 10,
                          .compute_minor = capability % 10,
                          .num_sms = 100,
@@ -416,8 +417,8 @@ static void test_turns(void **state) {
 
 static void test_plan(void **state) {
     (void)state;
-    fdm_device device;
-    fdm_plan plan;
+    fdm_device device = {.struct_bytes = sizeof device};
+    fdm_plan plan = {.struct_bytes = sizeof plan};
     fdm_options options = fdm_options_default();
     fdm_problem problem = problem_of(2, 8192, 128);
     options.kernel = "mma.backward"; /* hopper.backward comes before it */
@@ -472,7 +473,7 @@ static void test_architectures(void **state) {
         int32_t capability, sm89, sm90, wgmma, tensor_memory;
     } rows[] = {{80, 0, 0, 0, 0}, {86, 0, 0, 0, 0},  {89, 1, 0, 0, 0},
                 {90, 1, 1, 1, 0}, {100, 1, 1, 0, 1}, {120, 1, 1, 0, 0}};
-    fdm_arch_config config;
+    fdm_arch_config config = {.struct_bytes = sizeof config};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         fdm_device device = device_of(rows[i].capability, 100 << 10);
         assert_int_equal(fdm_supports_sm89_features(&device), rows[i].sm89);
@@ -496,7 +497,7 @@ static void test_architectures(void **state) {
         assert_int_equal(config.tier, tiers[i].tier);
         assert_int_equal(config.shared_bytes, tiers[i].bytes);
     }
-    fdm_device old = device_of(75, 64 << 10), cpu;
+    fdm_device old = device_of(75, 64 << 10), cpu = {.struct_bytes = sizeof cpu};
     assert_int_equal(fdm_device_from_name("cpu", &cpu), FDM_OK);
     assert_int_equal(fdm_arch_optimization_config(&old, &config), FDM_ERROR_UNSUPPORTED);
     assert_int_equal(fdm_arch_optimization_config(&cpu, &config), FDM_ERROR_INVALID_ARGUMENT);
@@ -512,7 +513,7 @@ static void test_textbook_devices(void **state) {
     } rows[] = {{"sm_80", 80, 163},   {"sm_86", 86, 99},   {"sm_89", 89, 99},           {"sm_90", 90, 227},
                 {"sm_100", 100, 227}, {"sm_120", 120, 99}, {"sm_90:smem=160K", 90, 160}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        fdm_device device;
+        fdm_device device = {.struct_bytes = sizeof device};
         assert_int_equal(fdm_device_from_name(rows[i].name, &device), FDM_OK);
         assert_int_equal(device.compute_major * 10 + device.compute_minor, rows[i].capability);
         assert_int_equal(device.shared_bytes, rows[i].kilobytes << 10);

@@ -24,24 +24,25 @@ static fdm_tensor tensor_of(float *data, int64_t *extents, int32_t ndim) {
 static fdm_status attend(fdm_pass pass) {
     fdm_tensor q = tensor_of(q_data, shape, 4), out = tensor_of(out_data, shape, 4), dq = tensor_of(dq_data, shape, 4),
                lse = tensor_of(lse_data, lse_shape, 3);
-    fdm_tensors t = {.q = &q, .k = &q, .v = &q, .out = &out, .lse = &lse, .dout = &q, .dq = &dq};
+    fdm_tensors t = {
+        .struct_bytes = sizeof t, .q = &q, .k = &q, .v = &q, .out = &out, .lse = &lse, .dout = &q, .dq = &dq};
     return pass == FDM_BACKWARD ? fdm_attention_backward(&t, NULL, NULL) : fdm_attention_forward(&t, NULL, NULL);
 }
 static fdm_status forward(void) { return attend(FDM_FORWARD); }
 static fdm_status backward(void) { return attend(FDM_BACKWARD); }
 static fdm_status plan(void) {
     const fdm_problem problem = fdm_problem_default();
-    fdm_device device;
-    fdm_plan made;
+    fdm_device device = {.struct_bytes = sizeof device};
+    fdm_plan made = {.struct_bytes = sizeof made};
     assert_int_equal(fdm_device_from_name("cpu:scalar", &device), FDM_OK);
     return fdm_plan_attention(&device, &problem, NULL, &made);
 }
 static fdm_status query(void) {
-    fdm_device device;
+    fdm_device device = {.struct_bytes = sizeof device};
     return fdm_device_query(FDM_CPU, 0, &device);
 }
 static fdm_status cache(void) {
-    fdm_cache_info info;
+    fdm_cache_info info = {.struct_bytes = sizeof info};
     return fdm_cache_query(&info);
 }
 static fdm_status folder(void) {
@@ -129,8 +130,8 @@ static void a_code_of_another_problem(void **state) {
 static void the_fewest_threads_hold(void **state) {
     (void)state;
     fdm_problem problem = fdm_problem_default();
-    fdm_device device;
-    fdm_plan made;
+    fdm_device device = {.struct_bytes = sizeof device};
+    fdm_plan made = {.struct_bytes = sizeof made};
     fdm_options options = fdm_options_default();
     problem.heads = problem.heads_kv = 16;
     problem.seqlen_q = problem.seqlen_k = 4096;
@@ -157,7 +158,7 @@ static void words_are_those_of_the_library(void **state) {
 /* ---- the list ---- */
 
 static fdm_setting_info listed(const char *name) {
-    fdm_setting_info info;
+    fdm_setting_info info = {.struct_bytes = sizeof info};
     for (int32_t i = 0; fdm_setting_list(i, &info) == FDM_OK; i++)
         if (strcmp(info.name, name) == 0)
             return info;
@@ -167,7 +168,7 @@ static fdm_setting_info listed(const char *name) {
 
 static void every_setting_is_listed_and_tested(void **state) {
     (void)state;
-    fdm_setting_info info;
+    fdm_setting_info info = {.struct_bytes = sizeof info};
     int32_t count = 0;
     for (; fdm_setting_list(count, &info) == FDM_OK && info.description; count++) {
         int tested = 0;

@@ -10,7 +10,7 @@
 #include "companions/softmax/softmax_plan.h"
 
 static fdm_device device_of(const char *name) {
-    fdm_device device;
+    fdm_device device = {.struct_bytes = sizeof device};
     assert_int_equal(fdm_device_from_name(name, &device), FDM_OK);
     return device;
 }
@@ -62,7 +62,7 @@ static void shapes(void **state) {
         const fdm_device device = device_of(cases[i].device);
         const fdm_softmax_problem p =
             problem_of(cases[i].pass, cases[i].dtype, cases[i].rows, cases[i].columns, cases[i].aligned);
-        fdm_softmax_plan plan;
+        fdm_softmax_plan plan = {.struct_bytes = sizeof plan};
         assert_int_equal(fdm_plan_softmax(&device, &p, NULL, &plan), FDM_OK);
         assert_string_equal(plan.choice.kernel, cases[i].kernel);
         assert_string_equal(plan.choice.choice, cases[i].choice);
@@ -77,7 +77,7 @@ static void every_length_fits(void **state) {
         for (int32_t i = 0; i < 12; i++) {
             const fdm_softmax_problem p =
                 problem_of((fdm_pass)(i % 2), i / 2 % 2 ? FDM_FLOAT32 : FDM_FLOAT16, 1000, columns, i / 4);
-            fdm_softmax_plan plan;
+            fdm_softmax_plan plan = {.struct_bytes = sizeof plan};
             struct cuda_kernel_request requests[COMPANION_REQUESTS_MAX];
             assert_int_equal(fdm_plan_softmax(&device, &p, NULL, &plan), FDM_OK);
             const int32_t count = softmax_requests(&plan, requests);
@@ -106,7 +106,7 @@ static void refusals_of_plans(void **state) {
     (void)state;
     const fdm_device device = device_of("sm_90"), cpu = device_of("cpu");
     fdm_softmax_problem p = problem_of(FDM_BACKWARD, FDM_FLOAT32, 3, 4, 0);
-    fdm_softmax_plan plan;
+    fdm_softmax_plan plan = {.struct_bytes = sizeof plan};
     assert_says(fdm_plan_softmax(&cpu, &p, NULL, &plan), FDM_ERROR_UNSUPPORTED, "softmax runs on CUDA devices only");
     assert_says(fdm_plan_softmax(&device, &p, "softmax.naive", &plan), FDM_ERROR_UNSUPPORTED,
                 "kernel 'softmax.naive' cannot run it: it is for the forward");
@@ -129,7 +129,7 @@ static void descriptions(void **state) {
     out.data = (void *)(uintptr_t)(1 << 20), mask.data = (void *)(uintptr_t)(2 << 20);
     mask.shape = mask_shape;
     mask.dtype = fdm_data_type_of(FDM_BOOL);
-    fdm_softmax_tensors t = {.x = &x, .mask = &mask, .out = &out};
+    fdm_softmax_tensors t = {.struct_bytes = sizeof t, .x = &x, .mask = &mask, .out = &out};
     fdm_softmax_options options = fdm_softmax_options_default();
     fdm_softmax_problem p;
     options.scale = -2;

@@ -43,7 +43,7 @@ static fdm_problem problem_of(int64_t head_dim, int64_t head_dim_v) {
 }
 
 static fdm_status plan_of(const char *arch, const fdm_problem *p, const char *kernel, fdm_plan *plan) {
-    fdm_device device;
+    fdm_device device = {.struct_bytes = sizeof device};
     fdm_options options = fdm_options_default();
     options.kernel = kernel;
     assert_int_equal(fdm_device_from_name(arch, &device), FDM_OK);
@@ -51,7 +51,7 @@ static fdm_status plan_of(const char *arch, const fdm_problem *p, const char *ke
 }
 
 static int64_t shared_of(const char *code, int64_t head_dim) {
-    fdm_plan plan;
+    fdm_plan plan = {.struct_bytes = sizeof plan};
     const fdm_problem p = problem_of(head_dim, head_dim);
     assert_int_equal(plan_of("sm_90", &p, code, &plan), FDM_OK);
     return plan.shared_bytes;
@@ -65,8 +65,8 @@ static void names_run_on_every_architecture_to_their_head_dim(void **state) {
         for (int32_t k = 0; k < NUM_KERNELS; k++)
             for (int64_t d = 1; d <= 1040; d += 13)
                 for (int64_t dv = d; dv > 0; dv -= 217) {
-                    fdm_device device;
-                    fdm_plan plan;
+                    fdm_device device = {.struct_bytes = sizeof device};
+                    fdm_plan plan = {.struct_bytes = sizeof plan};
                     const fdm_problem p = problem_of(d, dv);
                     const int taken = plan_of(archs[a], &p, kernels[k].name, &plan) == FDM_OK;
                     assert_int_equal(taken, d <= kernels[k].head_dim_max);
@@ -86,7 +86,7 @@ static void codes_name_what_is_launched(void **state) {
     for (int32_t k = 0; k < NUM_KERNELS; k++)
         for (int32_t v = 0; v < 8; v++) {
             char code[64];
-            fdm_plan plan;
+            fdm_plan plan = {.struct_bytes = sizeof plan};
             fdm_problem p = problem_of(64, 64);
             snprintf(code, sizeof code, "MMA_%s_S%d_%s%s", kernels[k].code, v & 1 ? 2 : 1, v & 2 ? "Swizzle" : "Pad",
                      v & 4 ? "_F16Acc" : "");
@@ -120,7 +120,7 @@ static void what_they_lack_is_refused_in_a_sentence(void **state) {
     (void)state;
     for (int32_t k = 0; k < NUM_KERNELS; k++)
         for (int32_t i = 0; i < 9; i++) {
-            fdm_plan plan;
+            fdm_plan plan = {.struct_bytes = sizeof plan};
             fdm_problem p = problem_of(64, 64);
             p.has_mask = i == 0;
             p.has_bias = i == 1;
@@ -141,7 +141,7 @@ static void what_they_lack_is_refused_in_a_sentence(void **state) {
 static void nobody_gets_them_unasked(void **state) {
     (void)state;
     for (int64_t d = 8; d <= 1024; d += 8) {
-        fdm_plan plan;
+        fdm_plan plan = {.struct_bytes = sizeof plan};
         const fdm_problem p = problem_of(d, d);
         assert_int_equal(plan_of("sm_90", &p, NULL, &plan), FDM_OK);
         assert_null(strstr(plan.kernel, "split"));

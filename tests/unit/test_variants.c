@@ -23,7 +23,7 @@ static int has(char (*codes)[KERNEL_CODE_MAX], int32_t count, const char *code) 
 /* What the code alone gives is this variant: the same kernel, tile and parameters. */
 static void check_code(const fdm_device *device, const fdm_plan *variant) {
     fdm_options options = fdm_options_default();
-    fdm_plan plan;
+    fdm_plan plan = {.struct_bytes = sizeof plan};
     options.kernel = variant->choice;
     options.family = variant->family;
     assert_int_equal(fdm_plan_attention(device, &variant->problem, &options, &plan), FDM_OK);
@@ -41,7 +41,7 @@ static int32_t compare(const fdm_kernel_info *kernel, const fdm_device *device, 
     static char found[CODES_MAX][KERNEL_CODE_MAX];
     const int32_t count = kernel_variants(device, p, kernel, CODES_MAX, found);
     fdm_options options = fdm_options_default();
-    fdm_plan plan;
+    fdm_plan plan = {.struct_bytes = sizeof plan};
     int32_t number = 0;
     assert_in_range(count, 0, CODES_MAX - 1);
     for (; !fdm_plan_variant(device, p, kernel->name, number, &plan); number++) {
@@ -56,7 +56,7 @@ static int32_t compare(const fdm_kernel_info *kernel, const fdm_device *device, 
     options.family = kernel->family;
     assert_int_equal(fdm_plan_attention(device, p, &options, &plan) == FDM_OK, count > 0);
     if (count > 0) {
-        fdm_plan first;
+        fdm_plan first = {.struct_bytes = sizeof first};
         assert_string_equal(found[0], plan.choice);
         assert_int_equal(fdm_plan_variant(device, p, kernel->name, 0, &first), FDM_OK);
         assert_memory_equal(first.parameters, plan.parameters, sizeof plan.parameters); /* nothing of other kernels */
@@ -90,10 +90,10 @@ static void lists_every_variant(void **state) {
     static const char *const names[] = {"sm_89", "sm_90", "sm_100"};
     static const int64_t dims[] = {64, 128, 256, 384, 1024};
     int32_t most[KERNELS_MAX] = {0}, num_kernels = 0;
-    fdm_kernel_info kernel;
+    fdm_kernel_info kernel = {.struct_bytes = sizeof kernel};
     for (; fdm_kernel_list(num_kernels, &kernel) == FDM_OK; num_kernels++)
         for (int n = 0; kernel.device_type == FDM_CUDA && n < 3 * 5 * 7; n++) {
-            fdm_device device;
+            fdm_device device = {.struct_bytes = sizeof device};
             const fdm_problem p = problem_of(kernel.pass, dims[n / 3 % 5], n / 15);
             assert_in_range(num_kernels, 0, KERNELS_MAX - 1);
             assert_int_equal(fdm_device_from_name(names[n % 3], &device), FDM_OK);
@@ -114,7 +114,7 @@ static void lists_every_variant(void **state) {
 /* Every tile that some choice code of the backward gets is that of one variant and of no other. */
 static void check_backward(const fdm_device *device, const fdm_problem *p) {
     fdm_options options = fdm_options_default();
-    fdm_plan plan, variant;
+    fdm_plan plan = {.struct_bytes = sizeof plan}, variant = {.struct_bytes = sizeof variant};
     for (int32_t i = 0; i < mma_backward_code_count; i++) {
         int32_t found = 0;
         options.kernel = mma_backward_codes[i].code;
@@ -132,13 +132,13 @@ static void lists_every_tile_of_the_backward(void **state) {
     for (int n = 0; n < 5; n++)
         for (int64_t d = 16; d <= 256; d += 16)
             for (int32_t form = 0; form < 5; form++) {
-                fdm_device device;
+                fdm_device device = {.struct_bytes = sizeof device};
                 const fdm_problem p = problem_of(FDM_BACKWARD, d, form);
                 assert_int_equal(fdm_device_from_name(names[n], &device), FDM_OK);
                 check_backward(&device, &p);
             }
-    fdm_device device;
-    fdm_plan plan;
+    fdm_device device = {.struct_bytes = sizeof device};
+    fdm_plan plan = {.struct_bytes = sizeof plan};
     const fdm_problem wide = problem_of(FDM_BACKWARD, 512, 0);
     assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
     for (int32_t n = 0; n < 2; n++) {
@@ -150,11 +150,13 @@ static void lists_every_tile_of_the_backward(void **state) {
 static void refuses_with_a_clause(void **state) {
     (void)state;
     char codes[2][KERNEL_CODE_MAX];
-    fdm_device device;
+    fdm_device device = {.struct_bytes = sizeof device};
     fdm_problem p = fdm_problem_default();
     assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
-    const fdm_kernel_info decode = {.family = "mma", .name = "mma.decode", .device_type = FDM_CUDA};
-    const fdm_kernel_info cpu = {.family = "cpu", .name = "cpu.decode.scalar", .device_type = FDM_CPU};
+    const fdm_kernel_info decode = {
+        .struct_bytes = sizeof decode, .family = "mma", .name = "mma.decode", .device_type = FDM_CUDA};
+    const fdm_kernel_info cpu = {
+        .struct_bytes = sizeof cpu, .family = "cpu", .name = "cpu.decode.scalar", .device_type = FDM_CPU};
     p.seqlen_q = 257;
     p.dtype = FDM_FLOAT16;
     assert_int_equal(kernel_variants(&device, &p, &decode, 2, codes), 0);
@@ -172,8 +174,8 @@ static void refuses_with_a_clause(void **state) {
 /* A kernel that does not write what the problem asks for has no variant either. */
 static void variants_obey_every_refusal(void **state) {
     (void)state;
-    fdm_device device;
-    fdm_kernel_info kernel;
+    fdm_device device = {.struct_bytes = sizeof device};
+    fdm_kernel_info kernel = {.struct_bytes = sizeof kernel};
     fdm_problem p = problem_of(FDM_FORWARD, 64, 5); /* one query row: for mma.decode, which writes no lse_low */
     p.needs_lse = p.has_bias = p.has_lse_low = 1;
     p.bias_dtype = p.dtype;
@@ -181,7 +183,7 @@ static void variants_obey_every_refusal(void **state) {
     assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
     for (int32_t i = 0; fdm_kernel_list(i, &kernel) == FDM_OK; i++) {
         fdm_options options = fdm_options_default();
-        fdm_plan plan;
+        fdm_plan plan = {.struct_bytes = sizeof plan};
         options.kernel = kernel.name;
         if (kernel.device_type == FDM_CUDA && kernel.pass == FDM_FORWARD)
             assert_int_equal(fdm_plan_variant(&device, &p, kernel.name, 0, &plan),
@@ -205,11 +207,13 @@ static void labels(void **state) {
     };
     char label[KERNEL_LABEL_MAX];
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        const fdm_kernel_info info = {.family = "mma", .name = cases[i].name, .device_type = FDM_CUDA};
+        const fdm_kernel_info info = {
+            .struct_bytes = sizeof info, .family = "mma", .name = cases[i].name, .device_type = FDM_CUDA};
         kernel_label(&info, cases[i].code, label);
         assert_string_equal(label, cases[i].label);
     }
-    const fdm_kernel_info cpu = {.family = "cpu", .name = "cpu.forward.avx2", .device_type = FDM_CPU};
+    const fdm_kernel_info cpu = {
+        .struct_bytes = sizeof cpu, .family = "cpu", .name = "cpu.forward.avx2", .device_type = FDM_CPU};
     kernel_label(&cpu, "CPU_AVX2_512x64", label);
     assert_string_equal(label, "cpu(forward.avx2)");
 }

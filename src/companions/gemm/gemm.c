@@ -2,13 +2,11 @@
 #include <math.h>
 
 #include "base/error.h"
+#include "base/struct_bytes.h"
 #include "companions/gemm/gemm_plan.h"
 #include "problem/tensor.h"
 
 _Static_assert(FDM_FLOAT16 == GEMM_FLOAT16 && FDM_BFLOAT16 == GEMM_BFLOAT16, "DTYPE is a number of fdm_dtype");
-
-static const fdm_gemm_options standard = {.alpha = 1};
-fdm_gemm_options fdm_gemm_options_default(void) { return standard; }
 
 /* ---- describe ---- */
 
@@ -16,6 +14,9 @@ fdm_gemm_options fdm_gemm_options_default(void) { return standard; }
 struct call {
     fdm_gemm_problem problem;
     struct gemm_params params;
+    int32_t device;
+    const char *kernel; /* of the options */
+    void *stream;
 };
 
 static fdm_status check_one(const fdm_tensor *tensor, const char *name, enum tensor_role role, const fdm_tensor *like) {
@@ -125,10 +126,8 @@ static fdm_status check_limits(const fdm_tensor *a, const fdm_gemm_problem *p) {
     return FDM_OK;
 }
 
-static fdm_status describe(const fdm_gemm_tensors *t, const fdm_gemm_options *o, struct call *c) {
+static fdm_status describe_whole(const fdm_gemm_tensors *t, const fdm_gemm_options *o, struct call *c) {
     fdm_status status;
-    if (!t)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "tensors is NULL");
     if (!isfinite(o->alpha) || !isfinite(o->beta))
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "alpha is %g and beta is %g; they must be finite", o->alpha,
                          o->beta);
@@ -156,7 +155,10 @@ static fdm_status describe(const fdm_gemm_tensors *t, const fdm_gemm_options *o,
                                   .c = has_c ? matrix_of(t->c, batch) : (struct gemm_matrix){0},
                                   .out = matrix_of(t->out, batch),
                                   .alpha = (float)o->alpha,
-                                  .beta = (float)o->beta}};
+                                  .beta = (float)o->beta},
+                       .device = t->a->device.index,
+                       .kernel = o->kernel,
+                       .stream = o->stream};
     if ((status = check_limits(t->a, &c->problem)))
         return status;
     if (rows_contiguous(&c->params.out, m, n) == 0) {
@@ -171,12 +173,22 @@ static fdm_status describe(const fdm_gemm_tensors *t, const fdm_gemm_options *o,
     return check_layouts(c);
 }
 
+/* options may be NULL. */
+static fdm_status describe(const fdm_gemm_tensors *tensors, const fdm_gemm_options *options, struct call *c) {
+    const fdm_gemm_options standard = fdm_gemm_options_default();
+    fdm_gemm_tensors tensors_room;
+    fdm_gemm_options options_room;
+    const fdm_gemm_tensors *t = STRUCT_READ(fdm_gemm_tensors, tensors, &tensors_room);
+    const fdm_gemm_options *o = options ? STRUCT_READ(fdm_gemm_options, options, &options_room) : &standard;
+    return t && o ? describe_whole(t, o, c) : FDM_ERROR_INVALID_ARGUMENT;
+}
+
 fdm_status fdm_describe_gemm(const fdm_gemm_tensors *tensors, const fdm_gemm_options *options,
                              fdm_gemm_problem *problem) {
     struct call call;
     if (!problem)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "problem is NULL");
-    const fdm_status status = describe(tensors, options ? options : &standard, &call);
+    const fdm_status status = describe(tensors, options, &call);
     if (!status)
         *problem = call.problem;
     return status;
@@ -185,6 +197,9 @@ fdm_status fdm_describe_gemm(const fdm_gemm_tensors *tensors, const fdm_gemm_opt
 /* ---- plan ---- */
 
 static fdm_status validate(const fdm_gemm_problem *p) {
+    const fdm_status status = companion_check_reserved(p->reserved, NULL);
+    if (status)
+        return status;
     if (p->dtype != FDM_FLOAT16 && p->dtype != FDM_BFLOAT16)
         return error_set(FDM_ERROR_UNSUPPORTED, "dtype is %s; gemm takes float16 and bfloat16",
                          fdm_dtype_name(p->dtype));
@@ -197,19 +212,37 @@ static fdm_status validate(const fdm_gemm_problem *p) {
     return FDM_OK;
 }
 
+static fdm_status plan_on(const fdm_device *device, const fdm_gemm_problem *problem, const char *kernel,
+                          fdm_gemm_plan *plan) {
+    const fdm_status status = validate(problem);
+    *plan = (fdm_gemm_plan){.struct_bytes = sizeof *plan, .problem = *problem};
+    return status ? status : companion_choose(&gemm_operation, device, problem, kernel, &plan->choice);
+}
+
 fdm_status fdm_plan_gemm(const fdm_device *device, const fdm_gemm_problem *problem, const char *kernel,
                          fdm_gemm_plan *plan) {
-    if (!device || !problem || !plan)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "device, problem or plan is NULL");
-    const fdm_status status = validate(problem);
-    plan->problem = *problem;
-    return status ? status : companion_choose(&gemm_operation, device, problem, kernel, &plan->choice);
+    fdm_device room;
+    if (!(device = STRUCT_READ(fdm_device, device, &room)))
+        return FDM_ERROR_INVALID_ARGUMENT;
+    if (!problem)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "problem is NULL");
+    fdm_gemm_plan made;
+    const fdm_status status = plan_on(device, problem, kernel, &made);
+    return status ? status : STRUCT_WRITE(fdm_gemm_plan, plan, &made);
+}
+
+/* A caller's plan, whole. NULL with a sentence. */
+static const fdm_gemm_plan *plan_read(const fdm_gemm_plan *plan, fdm_gemm_plan *room) {
+    plan = STRUCT_READ(fdm_gemm_plan, plan, room);
+    return plan && !companion_check_reserved(plan->problem.reserved, &plan->choice) ? plan : NULL;
 }
 
 fdm_status fdm_prepare_gemm(const fdm_gemm_plan *plan) {
     struct cuda_kernel_request requests[COMPANION_REQUESTS_MAX];
-    const int32_t count = plan ? gemm_requests(plan, requests) : 0;
-    return companion_prepare(plan ? &plan->choice : NULL, requests, count, "tile or workspace");
+    fdm_gemm_plan room;
+    if (!(plan = plan_read(plan, &room)))
+        return FDM_ERROR_INVALID_ARGUMENT;
+    return companion_prepare(&plan->choice, requests, gemm_requests(plan, requests), "tile or workspace");
 }
 
 fdm_status fdm_gemm_kernel(int32_t index, const char **name, const char **description) {
@@ -237,25 +270,25 @@ static int is_same_problem(const fdm_gemm_problem *planned, const fdm_gemm_probl
 fdm_status fdm_execute_gemm(const fdm_gemm_plan *plan, const fdm_gemm_tensors *tensors, const fdm_gemm_options *options,
                             void *workspace, size_t workspace_bytes, void *stream) {
     struct call call;
-    if (!plan)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "plan is NULL");
-    const fdm_status status = describe(tensors, options ? options : &standard, &call);
+    fdm_gemm_plan room;
+    if (!(plan = plan_read(plan, &room)))
+        return FDM_ERROR_INVALID_ARGUMENT;
+    const fdm_status status = describe(tensors, options, &call);
     if (status)
         return status;
-    if (tensors->a->device.index != plan->choice.device.index || !is_same_problem(&plan->problem, &call.problem))
+    if (call.device != plan->choice.device.index || !is_same_problem(&plan->problem, &call.problem))
         return error_set(FDM_ERROR_INVALID_ARGUMENT,
                          "the tensors and options are another problem, or on another device, than the plan's");
     return execute(plan, &call, workspace, workspace_bytes, stream);
 }
 
 fdm_status fdm_gemm(const fdm_gemm_tensors *tensors, const fdm_gemm_options *options, const fdm_allocator *allocator) {
-    const fdm_gemm_options *o = options ? options : &standard;
     struct call call;
     fdm_gemm_plan plan;
     fdm_device device;
-    fdm_status status = describe(tensors, o, &call);
-    if (status || (status = fdm_device_query(FDM_CUDA, tensors->a->device.index, &device)) ||
-        (status = fdm_plan_gemm(&device, &call.problem, o->kernel, &plan)))
+    fdm_status status = describe(tensors, options, &call);
+    if (status || (status = cuda_device_facts(call.device, &device)) ||
+        (status = plan_on(&device, &call.problem, call.kernel, &plan)))
         return status;
-    return companion_once(&plan.choice, allocator, execute, &plan, &call, o->stream);
+    return companion_once(&plan.choice, allocator, execute, &plan, &call, call.stream);
 }

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/struct_bytes.h"
 #include "companions/softmax/softmax_plan.h"
 #include "problem/tensor.h"
 
@@ -11,9 +12,6 @@ enum { AXES_MAX = SOFTMAX_ROW_AXES + 1, LIMIT = 1 << 30 };
 
 _Static_assert(FDM_FLOAT32 == SOFTMAX_FLOAT32 && FDM_FLOAT16 == SOFTMAX_FLOAT16 && FDM_BFLOAT16 == SOFTMAX_BFLOAT16,
                "DTYPE is a number of fdm_dtype");
-
-static const fdm_softmax_options standard = {.scale = 1};
-fdm_softmax_options fdm_softmax_options_default(void) { return standard; }
 
 /* ---- describe ---- */
 
@@ -85,12 +83,27 @@ static int32_t alignment_of(const fdm_tensor *const *tensors, int32_t count) {
     return aligned;
 }
 
-fdm_status fdm_describe_softmax(fdm_pass pass, const fdm_softmax_tensors *tensors, const fdm_softmax_options *options,
-                                fdm_softmax_problem *problem) {
-    const fdm_softmax_options *o = options ? options : &standard;
+/* Tensors and options of a call, whole, and where they stand when the caller's are not. */
+struct call {
+    const fdm_softmax_tensors *tensors;
+    const fdm_softmax_options *options;
+    fdm_softmax_tensors tensors_room;
+    fdm_softmax_options options_room;
+};
+
+/* options may be NULL. */
+static fdm_status read_call(const fdm_softmax_tensors *tensors, const fdm_softmax_options *options, struct call *call) {
+    call->options_room = fdm_softmax_options_default();
+    call->tensors = STRUCT_READ(fdm_softmax_tensors, tensors, &call->tensors_room);
+    if (call->tensors)
+        call->options = options ? STRUCT_READ(fdm_softmax_options, options, &call->options_room) : &call->options_room;
+    return call->tensors && call->options ? FDM_OK : FDM_ERROR_INVALID_ARGUMENT;
+}
+
+static fdm_status describe(fdm_pass pass, const struct call *call, fdm_softmax_problem *problem) {
+    const fdm_softmax_tensors *tensors = call->tensors;
+    const fdm_softmax_options *o = call->options;
     fdm_status status;
-    if (!tensors || !problem)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is NULL", tensors ? "problem" : "tensors");
     if (!isfinite(o->scale))
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "scale is %g; it must be finite", o->scale);
     const int backward = pass == FDM_BACKWARD;
@@ -121,9 +134,21 @@ fdm_status fdm_describe_softmax(fdm_pass pass, const fdm_softmax_tensors *tensor
     return FDM_OK;
 }
 
+fdm_status fdm_describe_softmax(fdm_pass pass, const fdm_softmax_tensors *tensors, const fdm_softmax_options *options,
+                                fdm_softmax_problem *problem) {
+    struct call call;
+    if (!problem)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "problem is NULL");
+    const fdm_status status = read_call(tensors, options, &call);
+    return status ? status : describe(pass, &call, problem);
+}
+
 /* ---- plan ---- */
 
 static fdm_status validate(const fdm_softmax_problem *p) {
+    const fdm_status status = companion_check_reserved(p->reserved, NULL);
+    if (status)
+        return status;
     if (p->dtype != FDM_FLOAT32 && p->dtype != FDM_FLOAT16 && p->dtype != FDM_BFLOAT16)
         return error_set(FDM_ERROR_UNSUPPORTED, "dtype is %s; softmax takes float32, float16 and bfloat16",
                          fdm_dtype_name(p->dtype));
@@ -135,19 +160,37 @@ static fdm_status validate(const fdm_softmax_problem *p) {
     return FDM_OK;
 }
 
+static fdm_status plan_on(const fdm_device *device, const fdm_softmax_problem *problem, const char *kernel,
+                          fdm_softmax_plan *plan) {
+    const fdm_status status = validate(problem);
+    *plan = (fdm_softmax_plan){.struct_bytes = sizeof *plan, .problem = *problem};
+    return status ? status : companion_choose(&softmax_operation, device, problem, kernel, &plan->choice);
+}
+
 fdm_status fdm_plan_softmax(const fdm_device *device, const fdm_softmax_problem *problem, const char *kernel,
                             fdm_softmax_plan *plan) {
-    if (!device || !problem || !plan)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "device, problem or plan is NULL");
-    const fdm_status status = validate(problem);
-    plan->problem = *problem;
-    return status ? status : companion_choose(&softmax_operation, device, problem, kernel, &plan->choice);
+    fdm_device room;
+    if (!(device = STRUCT_READ(fdm_device, device, &room)))
+        return FDM_ERROR_INVALID_ARGUMENT;
+    if (!problem)
+        return error_set(FDM_ERROR_INVALID_ARGUMENT, "problem is NULL");
+    fdm_softmax_plan made;
+    const fdm_status status = plan_on(device, problem, kernel, &made);
+    return status ? status : STRUCT_WRITE(fdm_softmax_plan, plan, &made);
+}
+
+/* A caller's plan, whole. NULL with a sentence. */
+static const fdm_softmax_plan *plan_read(const fdm_softmax_plan *plan, fdm_softmax_plan *room) {
+    plan = STRUCT_READ(fdm_softmax_plan, plan, room);
+    return plan && !companion_check_reserved(plan->problem.reserved, &plan->choice) ? plan : NULL;
 }
 
 fdm_status fdm_prepare_softmax(const fdm_softmax_plan *plan) {
     struct cuda_kernel_request requests[COMPANION_REQUESTS_MAX];
-    const int32_t count = plan ? softmax_requests(plan, requests) : 0;
-    return companion_prepare(plan ? &plan->choice : NULL, requests, count, "shape or workspace");
+    fdm_softmax_plan room;
+    if (!(plan = plan_read(plan, &room)))
+        return FDM_ERROR_INVALID_ARGUMENT;
+    return companion_prepare(&plan->choice, requests, softmax_requests(plan, requests), "shape or workspace");
 }
 
 fdm_status fdm_softmax_kernel(int32_t index, const char **name, const char **description) {
@@ -189,12 +232,7 @@ static int is_same_problem(const fdm_softmax_problem *planned, const fdm_softmax
            planned->negative_scale == now->negative_scale && planned->aligned <= now->aligned;
 }
 
-/* Tensors and options that fdm_describe_softmax() has taken. */
-struct call {
-    const fdm_softmax_tensors *tensors;
-    const fdm_softmax_options *options;
-};
-
+/* `called` has been described. */
 static fdm_status execute(const void *planned, const void *called, void *workspace, size_t bytes, void *stream) {
     const fdm_softmax_plan *plan = planned;
     const struct call *call = called;
@@ -226,14 +264,15 @@ static fdm_status execute(const void *planned, const void *called, void *workspa
 fdm_status fdm_execute_softmax(const fdm_softmax_plan *plan, const fdm_softmax_tensors *tensors,
                                const fdm_softmax_options *options, void *workspace, size_t workspace_bytes,
                                void *stream) {
-    const struct call call = {tensors, options ? options : &standard};
+    struct call call;
+    fdm_softmax_plan room;
     fdm_softmax_problem now;
-    if (!plan)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "plan is NULL");
-    fdm_status status = fdm_describe_softmax(plan->problem.pass, tensors, options, &now);
-    if (status)
+    if (!(plan = plan_read(plan, &room)))
+        return FDM_ERROR_INVALID_ARGUMENT;
+    fdm_status status = read_call(tensors, options, &call);
+    if (status || (status = describe(plan->problem.pass, &call, &now)))
         return status;
-    const fdm_tensor *first = plan->problem.pass == FDM_BACKWARD ? tensors->out : tensors->x;
+    const fdm_tensor *first = plan->problem.pass == FDM_BACKWARD ? call.tensors->out : call.tensors->x;
     if (first->device.index != plan->choice.device.index || !is_same_problem(&plan->problem, &now))
         return error_set(FDM_ERROR_INVALID_ARGUMENT,
                          "the tensors and options are another problem, or on another device, than the plan's");
@@ -242,16 +281,16 @@ fdm_status fdm_execute_softmax(const fdm_softmax_plan *plan, const fdm_softmax_t
 
 fdm_status fdm_softmax(fdm_pass pass, const fdm_softmax_tensors *tensors, const fdm_softmax_options *options,
                        const fdm_allocator *allocator) {
-    const struct call call = {tensors, options ? options : &standard};
+    struct call call;
     fdm_softmax_problem problem;
     fdm_softmax_plan plan;
     fdm_device device;
-    fdm_status status = fdm_describe_softmax(pass, tensors, options, &problem);
-    if (status)
+    fdm_status status = read_call(tensors, options, &call);
+    if (status || (status = describe(pass, &call, &problem)))
         return status;
-    const fdm_tensor *first = pass == FDM_BACKWARD ? tensors->out : tensors->x;
-    if ((status = fdm_device_query(FDM_CUDA, first->device.index, &device)) ||
-        (status = fdm_plan_softmax(&device, &problem, call.options->kernel, &plan)))
+    const fdm_tensor *first = pass == FDM_BACKWARD ? call.tensors->out : call.tensors->x;
+    if ((status = cuda_device_facts(first->device.index, &device)) ||
+        (status = plan_on(&device, &problem, call.options->kernel, &plan)))
         return status;
     return companion_once(&plan.choice, allocator, execute, &plan, &call, call.options->stream);
 }

@@ -33,7 +33,7 @@ fdm_status key_bias_on_device(int backward, const struct key_bias_call *call, in
     struct key_bias_tensor *const tensors[] = {&c.dt, &c.a, &c.bias, &c.ddt, &c.da};
     for (int i = 0; i < 5; i++)
         tensors[i]->dtype = gpu_dtype((fdm_dtype)tensors[i]->dtype);
-    fdm_status status = fdm_device_query(FDM_CUDA, device, &facts);
+    fdm_status status = cuda_device_facts(device, &facts);
     if (status)
         return status;
     const int32_t parts = key_bias_parts(backward, facts.compute_major);
