@@ -76,14 +76,14 @@ MUTATIONS = [
         "test_cuda_reuse"),
     # plans and tensors
     Mutation(
-        "a field missing in the comparison", "src/attention.c",
-        "p->head_dim == now->head_dim && p->head_dim_v == now->head_dim_v && p->varlen == now->varlen &&",
-        "p->head_dim == now->head_dim && p->varlen == now->varlen &&",
+        "fields compared by half", "src/attention.c",
+        "return memcmp(planned, now, bytes) != 0;",
+        "return memcmp(planned, now, bytes / 2) != 0;",
         "test_plans"),
     Mutation(
-        "a field missing in the comparison", "src/attention.c",
-        "p->has_lse_low == now->has_lse_low;",
-        "1;",
+        "a field missing in the comparison", "src/problem/problem_fields.h",
+        "X(has_lse_low, FIELD_INT32, 0, SAME_OUTPUTS)           \\",
+        "X(has_lse_low, FIELD_INT32, 0, OF_PLAN) \\",
         "test_plans"),
     Mutation(
         "a field missing in gemm's comparison", "src/companions/gemm/gemm.c",
@@ -128,9 +128,9 @@ MUTATIONS = [
         "p.keys_mappable = tensor_mappable(t->k);",
         "test_places"),
     Mutation(
-        "a plan for tensor maps with tensors of none", "src/attention.c",
-        ": p->keys_mappable && !now->keys_mappable     ? \"k and v\" MAPPABLE",
-        ": 0 ? \"k and v\" MAPPABLE",
+        "a plan for tensor maps with tensors of none", "src/problem/problem_fields.h",
+        "X(keys_mappable, FIELD_INT32, 1, FACT_KEYS_MAPPABLE)   \\",
+        "X(keys_mappable, FIELD_INT32, 1, OF_PLAN) \\",
         "test_plans"),
     # statuses of errors
     Mutation(
@@ -171,9 +171,9 @@ MUTATIONS = [
         "test_bad_input"),
     # JSON of plans
     Mutation(
-        "a field that JSON does not carry", "src/plan/plan_json.c",
-        "OF_PROBLEM(has_lse_low, FIELD_INT32),",
-        "",
+        "a field that JSON does not carry whole", "src/problem/problem_fields.h",
+        "X(bias_shape, FIELD_SHAPE, FIELD_ONES, SAME_SCORES)    \\",
+        "X(bias_shape, FIELD_INT64, FIELD_ONES, SAME_SCORES) \\",
         "test_plan_json"),
     Mutation(
         "an integer above 32 bits", "src/plan/plan_json.c",
@@ -185,6 +185,17 @@ MUTATIONS = [
         "if (seen[index]++)",
         "if (seen[index]++ > 1)",
         "test_plan_json"),
+    # structs of other headers
+    Mutation(
+        "a field behind a smaller struct", "src/base/struct_bytes.c",
+        "memcpy((char *)given + sizeof has, (const char *)whole + sizeof has, (has < bytes ? has : bytes) - sizeof has);",
+        "memcpy((char *)given + sizeof has, (const char *)whole + sizeof has, bytes - sizeof has);",
+        "test_older_header"),
+    Mutation(
+        "a field that is not known", "src/base/struct_bytes.c",
+        "if (has > bytes && !struct_is_zero((const char *)given + bytes, has - bytes)) {",
+        "if (has > bytes && !struct_is_zero((const char *)given + bytes, 0)) {",
+        "test_newer_header"),
     # settings, instruction sets, threads
     Mutation(
         "the unit of a size", "src/base/settings.c",

@@ -10,6 +10,7 @@
 #include "device/threads.h"
 #include "plan/plan.h"
 #include "problem/problem.h"
+#include "problem/problem_fields.h"
 
 /* The line of spec 6.2. */
 static void print_profile(const fdm_plan *plan) {
@@ -38,57 +39,42 @@ static fdm_status report_plan(const fdm_plan *plan) {
     return FDM_OK;
 }
 
-/* What the plan takes tensors for and these are not, by where they lie; NULL: they lie as well as planned, or better.
- */
-static const char *lost_fact(const fdm_plan *plan, const fdm_problem *now) {
-#define MAPPABLE " that a tensor map can describe (no stride of 0, none of 2^40 bytes or more)"
-    const fdm_problem *p = &plan->problem;
-    if (p->aligned && !now->aligned)
-        return "16-byte aligned tensors";
-    if (plan->device.type != FDM_CUDA)
-        return NULL;
-    return p->scores_aligned && !now->scores_aligned     ? "a mask and bias of contiguous, 16-byte aligned rows"
-           : p->q_mappable && !now->q_mappable           ? "q and dout" MAPPABLE
-           : p->keys_mappable && !now->keys_mappable     ? "k and v" MAPPABLE
-           : p->scores_mappable && !now->scores_mappable ? "a mask and bias" MAPPABLE
-                                                         : NULL;
+/* What a call that breaks a rule is told. */
+static const char *const broken[OF_PLAN] = {
+#define FOR_OTHERS(what) "the plan is for " what ", but these are not"
+#define MAPPABLE         " that a tensor map can describe (no stride of 0, none of 2^40 bytes or more)"
+    [FACT_ALIGNED] = FOR_OTHERS("16-byte aligned tensors"),
+    [FACT_SCORES_ALIGNED] = FOR_OTHERS("a mask and bias of contiguous, 16-byte aligned rows"),
+    [FACT_Q_MAPPABLE] = FOR_OTHERS("q and dout" MAPPABLE),
+    [FACT_KEYS_MAPPABLE] = FOR_OTHERS("k and v" MAPPABLE),
+    [FACT_SCORES_MAPPABLE] = FOR_OTHERS("a mask and bias" MAPPABLE),
+    [SAME_SHAPES] = "the tensors have other shapes or another dtype than the plan",
+    [SAME_SCORES] = "the tensors have another mask, bias or key intervals than the plan",
+    [SAME_OUTPUTS] = "the call has other outputs or gradients than the plan",
+};
+
+static inline int is_broken(enum field_rule rule, const void *planned, const void *now, size_t bytes) {
+    if (rule > FACT_SCORES_MAPPABLE)
+        return memcmp(planned, now, bytes) != 0;
+    return !struct_is_zero(planned, bytes) && struct_is_zero(now, bytes);
 }
 
-/* Everything a kernel's choice and workspace depend on must be as planned; where tensors lie may only be better. */
-static fdm_status check_same_problem(const fdm_plan *plan, const fdm_problem *now) {
+/* Everything a kernel's choice and workspace depend on must be as planned; where tensors lie may only be better. What
+ * it is better by stays unused: fdm_prepare() has made the plan's kernels ready, and no others. */
+static fdm_status check_same_problem(const fdm_plan *plan, fdm_problem *now) {
     const fdm_problem *p = &plan->problem;
-    const char *lost = lost_fact(plan, now);
-    if (lost)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "the plan is for %s, but these are not", lost);
-    int same = p->pass == now->pass && p->dtype == now->dtype && p->batch == now->batch && p->heads == now->heads &&
-               p->heads_kv == now->heads_kv && p->seqlen_q == now->seqlen_q && p->seqlen_k == now->seqlen_k &&
-               p->head_dim == now->head_dim && p->head_dim_v == now->head_dim_v && p->varlen == now->varlen &&
-               p->total_q == now->total_q && p->total_k == now->total_k;
-    if (!same)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "the tensors have other shapes or another dtype than the plan");
-    same = p->has_intervals == now->has_intervals && p->interval_batch == now->interval_batch &&
-           p->interval_heads == now->interval_heads && p->has_mask == now->has_mask && p->has_bias == now->has_bias &&
-           p->bias_dtype == now->bias_dtype && memcmp(p->mask_shape, now->mask_shape, sizeof p->mask_shape) == 0 &&
-           memcmp(p->bias_shape, now->bias_shape, sizeof p->bias_shape) == 0;
-    if (!same)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT,
-                         "the tensors have another mask, bias or key intervals than the plan");
-    same = p->needs_lse == now->needs_lse && p->needs_dq == now->needs_dq && p->needs_dk == now->needs_dk &&
-           p->needs_dv == now->needs_dv && p->needs_dbias == now->needs_dbias && p->has_dlse == now->has_dlse &&
-           p->has_lse_low == now->has_lse_low;
-    if (!same)
-        return error_set(FDM_ERROR_INVALID_ARGUMENT, "the call has other outputs or gradients than the plan");
+    int breaks[NUM_FIELD_RULES] = {0};
+#define COMPARE(field, kind, value, rule)                                           \
+    breaks[rule] |= is_broken(rule, &p->field, &now->field, sizeof p->field);       \
+    if (rule <= FACT_SCORES_MAPPABLE && struct_is_zero(&p->field, sizeof p->field)) \
+        memset(&now->field, 0, sizeof now->field);
+    FDM_PROBLEM_FIELDS(COMPARE, COMPARE)
+    for (int rule = FACT_ALIGNED; rule < OF_PLAN; rule++) {
+        const int of_maps = rule > FACT_ALIGNED && rule <= FACT_SCORES_MAPPABLE;
+        if (breaks[rule] && (!of_maps || plan->device.type == FDM_CUDA))
+            return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s", broken[rule]);
+    }
     return FDM_OK;
-}
-
-/* What these tensors offer beyond the plan stays unused: fdm_prepare() has made the plan's kernels ready, and no
- * others. */
-static void keep_to_plan(const fdm_problem *planned, fdm_problem *now) {
-    now->aligned &= planned->aligned;
-    now->scores_aligned &= planned->scores_aligned;
-    now->q_mappable &= planned->q_mappable;
-    now->keys_mappable &= planned->keys_mappable;
-    now->scores_mappable &= planned->scores_mappable;
 }
 
 /* The family that made the plan and has the kernel it names here; NULL with a sentence. */
@@ -139,7 +125,6 @@ fdm_status fdm_execute(const fdm_plan *plan, const fdm_tensors *tensors, void *w
                            tensors->q->device.type, tensors->q->device.index, plan->device.type, plan->device.index);
     if (status || (status = check_same_problem(plan, &problem)))
         return status;
-    keep_to_plan(&plan->problem, &problem);
     const struct family *family = family_of(plan, &status);
     if (family && family->check)
         status = family->check(family, plan, &problem);

@@ -8,17 +8,7 @@
 #include "base/json_reader.h"
 #include "base/struct_bytes.h"
 #include "plan/plan.h"
-
-enum field_kind {
-    FIELD_INT32,
-    FIELD_INT64,
-    FIELD_DOUBLE,
-    FIELD_TEXT,
-    FIELD_DTYPE,
-    FIELD_PASS,
-    FIELD_SHAPE,
-    FIELD_PARAMETERS
-};
+#include "problem/problem_fields.h"
 
 struct field {
     const char *name;
@@ -29,11 +19,8 @@ struct field {
 
 #define OF(member, kind, absent) \
     { #member, kind, offsetof(fdm_plan, member), sizeof(((fdm_plan *)0)->member), absent }
-#define OF_PROBLEM(member, kind)                                                    \
-    {                                                                               \
-#        member, kind, offsetof(fdm_plan, problem) + offsetof(fdm_problem, member), \
-            sizeof(((fdm_problem *)0)->member), INT32_MIN                           \
-    }
+#define OF_PROBLEM(field, kind, value, rule) \
+    , { #field, kind, offsetof(fdm_plan, problem.field), sizeof(((fdm_problem *)0)->field), INT32_MIN }
 
 static const struct field plan_fields[] = {
     OF(family, FIELD_TEXT, 0),
@@ -50,45 +37,7 @@ static const struct field plan_fields[] = {
     OF(device.type, FIELD_INT32, INT32_MIN),
     OF(device.index, FIELD_INT32, INT32_MIN),
     OF(parameters, FIELD_PARAMETERS, 0),
-    OF(reason, FIELD_TEXT, 0),
-    OF_PROBLEM(pass, FIELD_PASS),
-    OF_PROBLEM(dtype, FIELD_DTYPE),
-    OF_PROBLEM(batch, FIELD_INT64),
-    OF_PROBLEM(heads, FIELD_INT64),
-    OF_PROBLEM(heads_kv, FIELD_INT64),
-    OF_PROBLEM(seqlen_q, FIELD_INT64),
-    OF_PROBLEM(seqlen_k, FIELD_INT64),
-    OF_PROBLEM(head_dim, FIELD_INT64),
-    OF_PROBLEM(head_dim_v, FIELD_INT64),
-    OF_PROBLEM(total_q, FIELD_INT64),
-    OF_PROBLEM(total_k, FIELD_INT64),
-    OF_PROBLEM(softmax_scale, FIELD_DOUBLE),
-    OF_PROBLEM(softcap, FIELD_DOUBLE),
-    OF_PROBLEM(window_left, FIELD_INT64),
-    OF_PROBLEM(window_right, FIELD_INT64),
-    OF_PROBLEM(causal, FIELD_INT32),
-    OF_PROBLEM(varlen, FIELD_INT32),
-    OF_PROBLEM(deterministic, FIELD_INT32),
-    OF_PROBLEM(needs_lse, FIELD_INT32),
-    OF_PROBLEM(needs_dq, FIELD_INT32),
-    OF_PROBLEM(needs_dk, FIELD_INT32),
-    OF_PROBLEM(needs_dv, FIELD_INT32),
-    OF_PROBLEM(needs_dbias, FIELD_INT32),
-    OF_PROBLEM(has_dlse, FIELD_INT32),
-    OF_PROBLEM(has_lse_low, FIELD_INT32),
-    OF_PROBLEM(has_intervals, FIELD_INT32),
-    OF_PROBLEM(interval_batch, FIELD_INT64),
-    OF_PROBLEM(interval_heads, FIELD_INT64),
-    OF_PROBLEM(has_mask, FIELD_INT32),
-    OF_PROBLEM(has_bias, FIELD_INT32),
-    OF_PROBLEM(mask_shape, FIELD_SHAPE),
-    OF_PROBLEM(bias_shape, FIELD_SHAPE),
-    OF_PROBLEM(bias_dtype, FIELD_DTYPE),
-    OF_PROBLEM(aligned, FIELD_INT32),
-    OF_PROBLEM(scores_aligned, FIELD_INT32),
-    OF_PROBLEM(q_mappable, FIELD_INT32),
-    OF_PROBLEM(keys_mappable, FIELD_INT32),
-    OF_PROBLEM(scores_mappable, FIELD_INT32),
+    OF(reason, FIELD_TEXT, 0) FDM_PROBLEM_FIELDS(OF_PROBLEM, OF_PROBLEM),
 };
 enum { NUM_FIELDS = sizeof plan_fields / sizeof plan_fields[0] };
 

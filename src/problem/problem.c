@@ -7,46 +7,24 @@
 
 #include "base/error.h"
 #include "base/struct_bytes.h"
+#include "problem/problem_fields.h"
 #include "problem/tensor.h"
 
+#define NOTHING(field, kind, value, rule)
+#define FROM_PROBLEM(field, kind, value, rule) options.field = p->field;
+#define FROM_OPTIONS(field, kind, value, rule) p->field = o->field;
+#define DEFAULT(field, kind, value, rule)      .field = value,
+
 fdm_options problem_options(const fdm_problem *p) {
-    return (fdm_options){.struct_bytes = sizeof(fdm_options),
-                         .has_softmax_scale = 1,
-                         .softmax_scale = p->softmax_scale,
-                         .softcap = p->softcap,
-                         .causal = p->causal,
-                         .window_left = p->window_left,
-                         .window_right = p->window_right,
-                         .max_seqlen_q = p->varlen ? p->seqlen_q : 0,
-                         .max_seqlen_k = p->varlen ? p->seqlen_k : 0,
-                         .deterministic = p->deterministic};
+    fdm_options options = fdm_options_default();
+    FDM_PROBLEM_FIELDS(NOTHING, FROM_PROBLEM)
+    options.has_softmax_scale = 1;
+    options.max_seqlen_q = p->varlen ? p->seqlen_q : 0;
+    options.max_seqlen_k = p->varlen ? p->seqlen_k : 0;
+    return options;
 }
 
-fdm_problem fdm_problem_default(void) {
-    return (fdm_problem){.dtype = FDM_FLOAT32,
-                         .batch = 1,
-                         .heads = 1,
-                         .heads_kv = 1,
-                         .head_dim = 64,
-                         .head_dim_v = 64,
-                         .softmax_scale = 0.125,
-                         .window_left = -1,
-                         .window_right = -1,
-                         .needs_lse = 1,
-                         .needs_dq = 1,
-                         .needs_dk = 1,
-                         .needs_dv = 1,
-                         .interval_batch = 1,
-                         .interval_heads = 1,
-                         .mask_shape = {1, 1, 1, 1},
-                         .bias_shape = {1, 1, 1, 1},
-                         .bias_dtype = FDM_FLOAT32,
-                         .aligned = 1,
-                         .scores_aligned = 1,
-                         .q_mappable = 1,
-                         .keys_mappable = 1,
-                         .scores_mappable = 1};
-}
+fdm_problem fdm_problem_default(void) { return (fdm_problem){FDM_PROBLEM_FIELDS(DEFAULT, DEFAULT)}; }
 
 struct sequence attention_sequence(const struct attention *attention, int64_t b) {
     const fdm_problem *problem = attention->problem;
@@ -503,14 +481,11 @@ static fdm_status resolve_outputs(const fdm_tensors *t, fdm_problem *p, struct a
 }
 
 static void apply_options(const fdm_options *o, fdm_problem *p) {
-    p->softmax_scale = o->has_softmax_scale ? o->softmax_scale
-                       : p->head_dim > 0    ? 1.0 / sqrt((double)p->head_dim)
-                                            : 1.0;
-    p->softcap = o->softcap;
-    p->causal = o->causal != 0;
-    p->window_left = o->window_left;
-    p->window_right = o->window_right;
-    p->deterministic = o->deterministic != 0;
+    FDM_PROBLEM_FIELDS(NOTHING, FROM_OPTIONS)
+    if (!o->has_softmax_scale)
+        p->softmax_scale = p->head_dim > 0 ? 1.0 / sqrt((double)p->head_dim) : 1.0;
+    p->causal = p->causal != 0;
+    p->deterministic = p->deterministic != 0;
 }
 
 fdm_status problem_from_tensors(fdm_pass pass, const fdm_tensors *t, const fdm_options *options, fdm_problem *problem,
@@ -519,14 +494,9 @@ fdm_status problem_from_tensors(fdm_pass pass, const fdm_tensors *t, const fdm_o
     if (!t->q || !t->k || !t->v)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s is NULL", !t->q ? "q" : !t->k ? "k" : "v");
     struct attention scratch, *a = attention ? attention : &scratch;
-    fdm_problem p = {.pass = pass,
-                     .interval_batch = 1,
-                     .interval_heads = 1,
-                     .mask_shape = {1, 1, 1, 1},
-                     .bias_shape = {1, 1, 1, 1},
-                     .bias_dtype = FDM_FLOAT32,
-                     .aligned = 1,
-                     .scores_aligned = 1};
+    fdm_problem p = fdm_problem_default();
+    p.pass = pass;
+    p.needs_dq = p.needs_dk = p.needs_dv = 0;
     *a = (struct attention){.problem = problem};
     struct named_tensor all[NUM_TENSORS];
     name_tensors(t, pass, all);

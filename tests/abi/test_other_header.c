@@ -164,6 +164,44 @@ static void companion_plans(void **state) {
     assert_int_equal(softmax.is.problem.columns, 64);
 }
 
+/* Elements of an array lie as far apart as the program's structs are large. */
+static void arrays(void **state) {
+    (void)state;
+    enum { SIZE = 8 };
+    fdm_problem problem = fdm_problem_default();
+    WRITTEN(fdm_device) device;
+    WRITTEN(fdm_plan) plan;
+    fdm_kernel_resources kernels[SIZE];
+    int32_t count;
+    PREPARE(device);
+    PREPARE(plan);
+    memset(kernels, 0xa5, sizeof kernels);
+    kernels[0].struct_bytes = sizeof kernels[0];
+    problem.pass = FDM_BACKWARD;
+    problem.dtype = FDM_BFLOAT16;
+    problem.heads = problem.heads_kv = 16;
+    problem.seqlen_q = problem.seqlen_k = 4096;
+    setenv("FLASH_DMATTN_CACHE_SIZE", "0", 1); /* nothing is written */
+    assert_int_equal(fdm_device_from_name("sm_80", &device.is), FDM_OK);
+    assert_int_equal(fdm_plan_attention(&device.is, &problem, NULL, &plan.is), FDM_OK);
+    if (fdm_plan_resources(&plan.is, &device.is, kernels, SIZE, &count)) { /* there is no NVRTC */
+        print_message("not covered: %s\n", fdm_last_error());
+        return;
+    }
+    assert_int_equal(count, 3);
+    assert_string_equal(kernels[0].entry, "backward_prepare");
+    assert_string_equal(kernels[1].entry, "mma_backward");
+    assert_string_equal(kernels[2].entry, "backward_finish");
+    for (int32_t i = 0; i < count; i++) {
+        assert_int_equal(kernels[i].struct_bytes, sizeof kernels[i]);
+        assert_in_range(kernels[i].registers, 8, 255);
+#ifdef NEWER
+        expect_bytes(kernels[i].later, 0, sizeof kernels[i].later);
+#endif
+    }
+    expect_bytes(&kernels[count], 0xa5, (size_t)(SIZE - count) * sizeof kernels[0]);
+}
+
 static void refuses(fdm_status status, const char *words) {
     assert_int_equal(status, FDM_ERROR_INVALID_ARGUMENT);
     if (!strstr(fdm_last_error(), words))
@@ -211,6 +249,7 @@ int main(void) {
                                        cmocka_unit_test(describe_plan_execute),
                                        cmocka_unit_test(facts),
                                        cmocka_unit_test(companion_plans),
+                                       cmocka_unit_test(arrays),
                                        cmocka_unit_test(members_that_are_not_known),
                                        cmocka_unit_test(sizes_that_are_none)};
     return cmocka_run_group_tests(tests, NULL, NULL);
