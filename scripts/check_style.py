@@ -32,7 +32,6 @@ LONG_FUNCTIONS = {
     ("src/families/mma/float32/mma_backward32.cu", "mma_backward32"): 125,
     ("src/families/mma/float32/mma_backward32.cu", "make_p"): 90,
     ("src/gpu/backward_rows.cu", "backward_prepare"): 80,
-    ("src/families/mma/forward/mma_decode.cu", "mma_decode"): 215,
     ("src/families/mma/forward/mma_forward.cu", "mma_forward"): 250,
     ("src/families/mma/forward/mma_wide.cu", "mma_wide"): 340,
 }

@@ -14,6 +14,7 @@
 
 #include "base/memory.h"
 #include "cuda/cache.h"
+#include "gpu/splits.h"
 
 static char folder[] = "/tmp/fdm-cache-XXXXXX";
 static const struct cache_key key = {{0x1234, 0x5678}, 0x99}, other = {{0x1234, 0x5679}, 0x99};
@@ -291,10 +292,9 @@ static void a_kernel_compiles_without_a_device(void **state) {
         print_message("not covered: %s\n", fdm_last_error());
         return;
     }
-    struct cuda_kernel_request request = {.file = "gpu/combine_splits.cu",
-                                          .entry = "combine_splits",
-                                          .num_constants = 2,
-                                          .constants = {{"DTYPE", 2}, {"VARLEN", 0}}};
+    const fdm_problem problem = fdm_problem_default();
+    struct cuda_kernel_request request;
+    combine_splits_request(&problem, &request);
     struct cuda_resources resources;
     fdm_status status = cuda_compile_only("sm_90", &request, &resources);
     if (status &&

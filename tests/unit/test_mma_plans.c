@@ -139,8 +139,8 @@ static void decode_takes_every_feature(void **state) {
         assert_true(plan.parameters[SPLITS] > 1 && plan.shared_bytes <= device.shared_bytes);
         assert_true(family_mma.launches(&family_mma, &plan, requests) >= 1);
         assert_int_equal(requests[0].shared_bytes, plan.shared_bytes);
-        assert_int_equal(constant_of(&requests[0], "MASK"), cases[i].mask);
-        assert_int_equal(constant_of(&requests[0], "INTERVALS"), cases[i].intervals);
+        assert_int_equal(constant_of(&requests[0], "MASK_PER_ROW"), cases[i].mask);
+        assert_int_equal(constant_of(&requests[0], "INTERVALS_PER_ROW"), cases[i].intervals);
         assert_int_equal(constant_of(&requests[0], "ROW_GROUPS"), cases[i].row_groups);
     }
 }

@@ -1,6 +1,7 @@
 /* mbarrier.cuh: barriers in shared memory that count arrivals (PTX ISA, "mbarrier"); arriving does not wait.
  *
- * A phase ends with the last of its arrivals; waits name the parity of the phase they wait for, 0 for the first. */
+ * A phase ends with the last of its arrivals; waits name the parity of the phase they wait for, 0 for the first. From
+ * fence_mbarrier_init() on the instructions are those of 9.0; ptxas refuses them on other targets. */
 #ifndef FDM_PTX_MBARRIER_CUH
 #define FDM_PTX_MBARRIER_CUH
 
@@ -34,7 +35,6 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity)
     } while (!done);
 }
 
-#if __CUDA_ARCH__ >= 900
 /* Makes this thread's mbarrier_init seen by the cluster and by TMA, once a cluster barrier follows. */
 __device__ __forceinline__ void fence_mbarrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
@@ -67,6 +67,5 @@ __device__ __forceinline__ void mbarrier_wait_cluster(uint32_t barrier, uint32_t
                      : "memory");
     } while (!done);
 }
-#endif
 
 #endif

@@ -11,7 +11,6 @@ inline void mbarrier_arrive(uint32_t barrier, EMU_AT) { emu_mbarrier_arrive(barr
 inline void cp_async_mbarrier_arrive_noinc(uint32_t barrier, EMU_AT) { emu_cp_async_arrive(barrier, EMU_HERE); }
 inline void mbarrier_wait(uint32_t barrier, uint32_t parity, EMU_AT) { emu_mbarrier_wait(barrier, parity, EMU_HERE); }
 
-#if __CUDA_ARCH__ >= 900
 inline void fence_mbarrier_init(EMU_AT) { emu_fence(EMU_FENCE_MBARRIER_INIT, EMU_HERE); }
 inline void mbarrier_arrive_expect_tx(uint32_t barrier, uint32_t bytes, EMU_AT) {
     emu_mbarrier_arrive(barrier, 1, bytes, EMU_HERE);
@@ -27,6 +26,5 @@ inline void mbarrier_arrive_expect_tx_remote(uint32_t address, uint32_t bytes, E
 inline void mbarrier_wait_cluster(uint32_t barrier, uint32_t parity, EMU_AT) {
     emu_mbarrier_wait(barrier, parity, EMU_HERE);
 }
-#endif
 
 #endif

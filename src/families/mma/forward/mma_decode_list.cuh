@@ -54,23 +54,21 @@ __device__ __forceinline__ struct place find_place(const struct gpu_forward_para
     at.seqlen_q = a.seqlen_q;
     at.seqlen_k = a.seqlen_k;
     at.q_begin = at.k_begin = 0;
-#if VARLEN
-    const struct packed q = find_packed_q(a, at.batch), k = find_packed_k(a, at.batch);
-    at.q_begin = q.begin;
-    at.k_begin = k.begin;
-    at.seqlen_q = q.length;
-    at.seqlen_k = k.length;
-#endif
+    if (VARLEN) {
+        const struct packed q = find_packed_q(a, at.batch), k = find_packed_k(a, at.batch);
+        at.q_begin = q.begin;
+        at.k_begin = k.begin;
+        at.seqlen_q = q.length;
+        at.seqlen_k = k.length;
+    }
     at.num_rows = min(at.seqlen_q * a.group - at.first_row, ROWS);
     at.diagonal = at.seqlen_k - at.seqlen_q;
     at.low = 0;
     at.high = at.seqlen_k;
-#if WINDOW
-    if (a.window_left != UNBOUNDED)
+    if (WINDOW && a.window_left != UNBOUNDED)
         at.low = (int)max((int64_t)0, (int64_t)at.diagonal - a.window_left);
-    if (a.window_right != UNBOUNDED)
+    if (WINDOW && a.window_right != UNBOUNDED)
         at.high = (int)max((int64_t)0, min((int64_t)at.seqlen_k, (int64_t)at.seqlen_q + at.diagonal + a.window_right));
-#endif
     return at;
 }
 
@@ -102,7 +100,6 @@ struct list {
     int listed;
 };
 
-#if LISTED
 /* Whether mask or bias differ by row. Else rows are asked together: row i stands for all. */
 __device__ __forceinline__ bool rows_differ(const struct gpu_forward_params &a) {
     return (MASK_PER_ROW == MMA_DECODE_EACH && a.mask.row) || (BIAS && a.bias.row);
@@ -142,29 +139,29 @@ __device__ __forceinline__ void list_more(struct list &l, const struct gpu_forwa
     const int64_t first =
         (int64_t)at.low / UNIT * UNIT + ((int64_t)l.unit * a.num_splits + at.split) * UNIT + threadIdx.x;
     const int stride = a.num_splits * UNIT; /* from a unit to the next */
-    constexpr bool few = MASK ? INTERVALS || BIAS : INTERVALS ? BIAS || HEAD_DIM_V > 128 : BIAS != 0;
-    constexpr int units_together = few ? 8 : UNITS; /* as many as registers hold */
-    uint32_t seen = 0, inside = 0;                  /* bit n: of the n-th unit's key */
-#    pragma unroll
+    constexpr bool few = MASK ? INTERVALS || BIAS || WINDOW : INTERVALS ? BIAS || HEAD_DIM_V > 128 : BIAS != 0;
+    constexpr int units_together = MASK && BIAS && INTERVALS ? 4 : few ? 8 : UNITS; /* as many as registers hold */
+    uint32_t seen = 0, inside = 0;                                                  /* bit n: of the n-th unit's key */
+#pragma unroll
     for (int n = 0; n < UNITS; n++) {
         const int64_t j = first + n * (int64_t)stride;
         inside |= (uint32_t)(l.unit + n < l.num_units && j >= at.low && j < at.high) << n;
     }
-#    pragma unroll 1
+#pragma unroll 1
     for (int n = 0; n < heads * rows; n++) {
         const int h = n / rows, i = n - h * rows;
         if (n && __all_sync(0xffffffff, seen == inside))
             break;
         const struct head_view view = view_head(a, at, at.head_kv * a.group + h);
         uint32_t now = 0;
-#    pragma unroll units_together
+#pragma unroll units_together
         for (int unit = 0; unit < UNITS; unit++) { /* no branch: all reads are under way together */
             const int j = inside >> unit & 1 ? (int)first + unit * stride : at.low;
             now |= (uint32_t)head_sees(a, at, view, i, j) << unit;
         }
         seen |= now & inside;
     }
-#    pragma unroll
+#pragma unroll
     for (int n = 0; n < UNITS; n++) {
         const uint32_t votes = __ballot_sync(0xffffffff, seen >> n & 1);
         if (lane == 0)
@@ -174,13 +171,13 @@ __device__ __forceinline__ void list_more(struct list &l, const struct gpu_forwa
     uint32_t even, odd; /* counts of two neighbours */
     ld_shared_8(even, odd, l.counts + lane * 8);
     int sum = (int)(even + odd); /* of units and warps up to the lane's */
-#    pragma unroll
+#pragma unroll
     for (int step = 1; step < 32; step *= 2) {
         const int before = __shfl_up_sync(0xffffffff, sum, step);
         sum += lane >= step ? before : 0;
     }
     const int before = sum - (int)(warp % 2 ? odd : even + odd); /* that of this warp, in the lane of its unit */
-#    pragma unroll
+#pragma unroll
     for (int n = 0; n < UNITS; n++) {
         const uint32_t votes = __ballot_sync(0xffffffff, seen >> n & 1);
         const int begin = l.listed + __shfl_sync(0xffffffff, before, (n * WARPS + warp) / 2);
@@ -196,20 +193,16 @@ __device__ __forceinline__ void list_more(struct list &l, const struct gpu_forwa
 /* Until `count` keys are listed or there are no more. */
 __device__ __forceinline__ void list_up_to(struct list &l, const struct gpu_forward_params &a, const struct place &at,
                                            int count) {
-#    pragma unroll 1
+#pragma unroll 1
     while (l.listed < count && l.unit < l.num_units)
         list_more(l, a, at);
 }
-#endif
 
 /* The key in a place of the split's tiles, -1 past the last. */
-__device__ __forceinline__ int key_at([[maybe_unused]] const struct list &l, [[maybe_unused]] const struct place &at,
-                                      int first_key, int slot) {
-#if LISTED
-    return slot < l.listed ? (int)ld_shared_4(l.keys + (uint32_t)slot % MMA_DECODE_LIST * 4) : -1;
-#else
+__device__ __forceinline__ int key_at(const struct list &l, const struct place &at, int first_key, int slot) {
+    if (LISTED)
+        return slot < l.listed ? (int)ld_shared_4(l.keys + (uint32_t)slot % MMA_DECODE_LIST * 4) : -1;
     return first_key + slot < at.seqlen_k ? first_key + slot : -1;
-#endif
 }
 
 #endif
