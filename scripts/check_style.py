@@ -2,7 +2,7 @@
 """check_style.py: rules of the tree that a formatter does not know. Usage: check_style.py [--root FOLDER] [LIBRARY.so]
 
 - the first line of a source says what it is, and starts with the file's own name in C and CUDA C; names are unique
-- no tabs, no trailing blanks, one newline at the end; lines of CUDA C are as wide as .clang-format lets those of C be
+- no tabs, no trailing blanks, one newline at the end; lines of C and CUDA C are as wide as .clang-format lets them be
 - functions have at most 70 lines, files at most 600; of CUDA C 70 and 700, but for the main loops that
   LONG_FUNCTIONS and LONG_FILES name
 - CUDA C holds asm in src/cuda/ptx only
@@ -142,9 +142,14 @@ def cuda_faults(path: str, text: str, columns: int) -> list[str]:
     return faults
 
 
-def c_faults(path: str, text: str) -> list[str]:
+def c_faults(path: str, text: str, columns: int) -> list[str]:
     lines = text.split("\n")
-    faults = []
+    # clang-format breaks other lines; those of macros end in a backslash behind the last column.
+    faults = [
+        f"{path}:{number}: {len(line)} columns; at most {columns}"
+        for number, line in enumerate(lines, 1)
+        if len(line.rstrip("\\ ")) > columns
+    ]
     if len(lines) - 1 > LONG_FILES.get(path, FILE_LINES) and not KERNELS.match(path):
         faults.append(f"{path}: {len(lines) - 1} lines; at most {LONG_FILES.get(path, FILE_LINES)}")
     if not KERNELS.match(path):
@@ -206,7 +211,7 @@ def source_faults(root: pathlib.Path) -> list[str]:
             fault = first_line_fault(path, text.split("\n"))
             faults += [fault] if fault else []
         if suffix in (".c", ".h"):
-            faults += c_faults(path, text)
+            faults += c_faults(path, text, columns)
         if suffix in CUDA:
             faults += cuda_faults(path, text, columns)
     return faults

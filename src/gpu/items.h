@@ -4,7 +4,7 @@
 #define FDM_ITEMS_H
 
 /* SCHEDULER of kernels: the numbers of enum scheduler. */
-#define ITEMS_STATIC                                                                                              \
+#define ITEMS_STATIC \
     0                   /* as many as run at once; under a causal mask or window an item with many keys, then its \
                            counterpart with few */
 #define ITEMS_LONGEST 1 /* one an item, those with many keys first */

@@ -42,6 +42,12 @@ VIOLATIONS = {
         'visible.cuh:1: must start with "/* visible.cuh: "',
     ),
     "width": (KERNEL, first_line("int " + "x" * 120 + ";\n"), "check_style.py", "mma.cu:2: 125 columns; at most 120"),
+    "width of a comment": (
+        HOST,
+        host_text("/* " + "x" * 120 + " */\n"),
+        "check_style.py",
+        "126 columns; at most 120",
+    ),
     "tab": (KERNEL, first_line("\tint x;\n"), "check_style.py", "mma.cu:2: tab"),
     "trailing blank": (KERNEL, first_line("int x; \n"), "check_style.py", "mma.cu:2: trailing blank"),
     "end of file": (KERNEL, first_line("int x;"), "check_style.py", "mma.cu: no newline at the end"),
