@@ -34,6 +34,19 @@ struct plan_request {
     enum scheduler scheduler;
 };
 
+/* Why a family does not take a problem: clauses of the family as a whole (kernel NULL), or of its kernels. */
+struct refusal {
+    const char *kernel;
+    char clause[200];
+};
+enum { FAMILY_REFUSALS_MAX = 16 };
+struct refusals {
+    int32_t count;
+    struct refusal list[FAMILY_REFUSALS_MAX];
+};
+/* Adds a clause, where there is room; 0, as choose() returns then. */
+int family_refuse(struct refusals *refusals, const char *kernel, const char *clause);
+
 struct cuda_kernel_request;
 enum { FAMILY_LAUNCHES_MAX = 8 };
 
@@ -50,13 +63,15 @@ struct family {
     int (*available)(const struct family *family, int32_t index);
     /* 0 when the kernel runs only by name. NULL: every kernel is chosen freely. */
     int (*chosen_freely)(const struct family *family, int32_t index);
-    /* Fills kernel_index, kernel, choice, tile, workspace and reason of plan, and returns 1; or returns 0 with one
-     * clause in plan->reason that says why not. Pure: looks at nothing but the request. */
-    int (*choose)(const struct family *family, const struct plan_request *request, fdm_plan *plan);
-    /* The number-th way in which a kernel runs the problem, as choose() fills a plan; 0 with one clause in
-     * plan->reason, or an empty one where there are no more ways. NULL: a kernel runs a problem in one way. */
+    /* Fills kernel_index, kernel, choice, tile, workspace and reason of plan, and returns 1; or returns 0 with what
+     * refuses the problem. Of a kernel that the request names, the refusal has the request's name. Pure: looks at
+     * nothing but the request. */
+    int (*choose)(const struct family *family, const struct plan_request *request, fdm_plan *plan,
+                  struct refusals *refusals);
+    /* The number-th way in which a kernel runs the problem, as choose() fills a plan; 0 with a refusal, or without one
+     * where there are no more ways. NULL: a kernel runs a problem in one way. */
     int (*variant)(const struct family *family, const struct plan_request *request, int32_t index, int32_t number,
-                   fdm_plan *plan);
+                   fdm_plan *plan, struct refusals *refusals);
     /* Of a plan that may come from a file, so that choose() may not have made it: whether its kernel can run the
      * problem on the device. NULL: execute() finds out. */
     fdm_status (*check)(const struct family *family, const fdm_plan *plan, const fdm_problem *problem);

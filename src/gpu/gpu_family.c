@@ -127,7 +127,8 @@ static int fill_forced(const struct gpu_algorithm *a, const struct plan_request 
 }
 
 /* Codes are not compared with what names a kernel: that takes every way of every kernel. */
-static int choose_forced(const struct family *family, const struct plan_request *request, fdm_plan *plan) {
+static int choose_forced(const struct family *family, const struct plan_request *request, fdm_plan *plan,
+                         struct refusals *refusals) {
     char why[200] = "is not a kernel of this family for this pass";
     const fdm_plan empty = *plan; /* a kernel's parameters are not another's */
     const int32_t named = family_find_kernel(family, request->kernel);
@@ -140,34 +141,19 @@ static int choose_forced(const struct family *family, const struct plan_request 
             return 1;
         }
     }
-    snprintf(plan->reason, sizeof plan->reason, "kernel '%s' %s", request->kernel, why);
-    return 0;
-}
-
-/* Reasons of several kernels in one sentence: "a, b: why; c: why". */
-struct reasons {
-    char text[400], last[160];
-    size_t names_end; /* of those that share the last reason */
-};
-static void add_reason(struct reasons *r, const char *name, const char *why) {
-    char tail[200];
-    size_t used = strlen(r->text);
-    if (used && strcmp(r->last, why) == 0) {
-        snprintf(tail, sizeof tail, ", %s: %s", name, why);
-        used = r->names_end;
-    } else {
-        snprintf(tail, sizeof tail, "%s%s: %s", used ? "; " : "", name, why);
-    }
-    snprintf(r->text + used, sizeof r->text - used, "%s", tail);
-    r->names_end = used + strlen(tail) - strlen(why) - 2;
-    snprintf(r->last, sizeof r->last, "%s", why);
+    return family_refuse(refusals, request->kernel, why);
 }
 
 /* The rules' variant, or the same tile with the scheduler that was asked for, where there is one. */
-static int fill_freely(const struct gpu_algorithm *a, const struct plan_request *request, fdm_plan *plan) {
+static int fill_freely(const struct family *family, int32_t index, const struct plan_request *request, fdm_plan *plan,
+                       struct refusals *refusals) {
+    const struct gpu_algorithm *a = algorithm_of(family, index);
+    name_plan(family, index, plan);
     fdm_plan other = *plan;
-    if (!a->fill(request->device, request->problem, 0, plan))
-        return 0;
+    if (!a->fill(request->device, request->problem, 0, plan)) {
+        refusals->count = 0; /* this kernel alone is the family's */
+        return family_refuse(refusals, NULL, plan->reason);
+    }
     if (request->scheduler == SCHEDULER_ANY || !a->scheduler || a->scheduler(plan) == (int32_t)request->scheduler)
         return 1;
     for (int32_t n = 1; a->fill(request->device, request->problem, n, &other); n++)
@@ -179,16 +165,14 @@ static int fill_freely(const struct gpu_algorithm *a, const struct plan_request 
     return 1;
 }
 
-int gpu_family_choose(const struct family *family, const struct plan_request *request, fdm_plan *plan) {
+int gpu_family_choose(const struct family *family, const struct plan_request *request, fdm_plan *plan,
+                      struct refusals *refusals) {
     char text[160];
     const char *why = family_refusal(list_of(family), request->device, request->problem, text, sizeof text);
-    if (why) {
-        snprintf(plan->reason, sizeof plan->reason, "%s", why);
-        return 0;
-    }
+    if (why)
+        return family_refuse(refusals, NULL, why);
     if (request->kernel)
-        return choose_forced(family, request, plan);
-    struct reasons reasons = {0};
+        return choose_forced(family, request, plan, refusals);
     int32_t first = -1; /* that can, though another suits it better */
     for (int32_t i = 0; i < family->num_kernels; i++) {
         const struct gpu_algorithm *a = algorithm_of(family, i);
@@ -199,23 +183,17 @@ int gpu_family_choose(const struct family *family, const struct plan_request *re
             first = i;
         if (!why && a->passed_over)
             why = a->passed_over(request->device, request->problem);
-        if (!why) {
-            name_plan(family, i, plan);
-            return fill_freely(a, request, plan);
-        }
-        add_reason(&reasons, a->info.name, why);
+        if (!why)
+            return fill_freely(family, i, request, plan, refusals);
+        family_refuse(refusals, a->info.name, why);
     }
-    if (first >= 0 && request->family_forced) {
-        name_plan(family, first, plan);
-        return fill_freely(algorithm_of(family, first), request, plan);
-    }
-    snprintf(plan->reason, sizeof plan->reason, "%s",
-             *reasons.text ? reasons.text : "it has no kernel for this pass yet");
-    return 0;
+    if (first >= 0 && request->family_forced)
+        return fill_freely(family, first, request, plan, refusals);
+    return refusals->count ? 0 : family_refuse(refusals, NULL, "it has no kernel for this pass yet");
 }
 
 int gpu_family_variant(const struct family *family, const struct plan_request *request, int32_t index, int32_t number,
-                       fdm_plan *plan) {
+                       fdm_plan *plan, struct refusals *refusals) {
     char text[160];
     const struct gpu_algorithm *a = algorithm_of(family, index);
     const char *why = family_refusal(list_of(family), request->device, request->problem, text, sizeof text);
@@ -223,16 +201,14 @@ int gpu_family_variant(const struct family *family, const struct plan_request *r
         why = a->info.pass != request->problem->pass
                   ? "it is for the other pass"
                   : refusal_of(a, request->device, request->problem, text, sizeof text);
-    if (why) {
-        snprintf(plan->reason, sizeof plan->reason, "%s", why);
-        return 0;
-    }
+    if (why)
+        return family_refuse(refusals, NULL, why);
     name_plan(family, index, plan);
     if (a->fill(request->device, request->problem, number, plan))
         return 1;
     if (number > 0 && a->fill(request->device, request->problem, 0, plan)) /* there is a way, though not so many */
-        *plan->reason = 0;
-    return 0;
+        return 0;
+    return *plan->reason ? family_refuse(refusals, NULL, plan->reason) : 0;
 }
 
 fdm_status gpu_family_check(const struct family *family, const fdm_plan *plan, const fdm_problem *p) {

@@ -49,9 +49,10 @@ const struct kernel_info *gpu_family_kernel(const struct family *family, int32_t
 const char *const *gpu_family_parameters(const struct family *family, int32_t index);
 int gpu_family_available(const struct family *family, int32_t index);
 int gpu_family_chosen_freely(const struct family *family, int32_t index);
-int gpu_family_choose(const struct family *family, const struct plan_request *request, fdm_plan *plan);
+int gpu_family_choose(const struct family *family, const struct plan_request *request, fdm_plan *plan,
+                      struct refusals *refusals);
 int gpu_family_variant(const struct family *family, const struct plan_request *request, int32_t index, int32_t number,
-                       fdm_plan *plan);
+                       fdm_plan *plan, struct refusals *refusals);
 fdm_status gpu_family_check(const struct family *family, const fdm_plan *plan, const fdm_problem *problem);
 fdm_status gpu_family_prepare(const struct family *family, const fdm_plan *plan);
 int32_t gpu_family_launches(const struct family *family, const fdm_plan *plan, struct cuda_kernel_request *requests);

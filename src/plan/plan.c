@@ -41,20 +41,35 @@ static fdm_plan empty_plan(const fdm_device *device, const fdm_problem *problem)
                       .num_threads = 1};
 }
 
-/* Appends "family: why; " to the reasons collected so far. */
-static void append_reason(char *reasons, size_t size, const char *family, const char *why) {
-    size_t used = strlen(reasons);
-    snprintf(reasons + used, size - used, "%s%s: %.160s", used ? "; " : "", family, why);
+/* Appends "a, b: why" for the kernels of each clause, with `before` ahead of it; of the first with `lead`. */
+static void append_kernels(char *text, size_t size, const struct refusals *refused, const char *lead,
+                           const char *before) {
+    for (int32_t i = 0; i < refused->count; i++) {
+        const struct refusal *r = &refused->list[i];
+        const int joined = i > 0 && strcmp(r[-1].clause, r->clause) == 0;
+        const int last = i + 1 == refused->count || strcmp(r[1].clause, r->clause) != 0;
+        const size_t used = strlen(text);
+        snprintf(text + used, size - used, "%s%s%s%s",
+                 joined ? ", "
+                 : i    ? before
+                        : lead,
+                 r->kernel, last ? ": " : "", last ? r->clause : "");
+    }
 }
 
-/* Appends "; not KERNEL: why" for each kernel of a family before, where it spoke of them and not of the device. */
-static void append_passed(char *passed, size_t size, const char *family, const char *why) {
-    const size_t length = strlen(family);
-    while (strncmp(why, family, length) == 0 && why[length] == '.') {
-        const size_t used = strlen(passed), end = strcspn(why, ";");
-        snprintf(passed + used, size - used, "; not %.*s", (int)end, why);
-        why += why[end] ? end + 2 : end;
-    }
+/* Appends "family: why; " to the reasons collected so far; under a forced kernel "family: kernel 'name' why". */
+static void append_reason(char *reasons, size_t size, const char *family, const struct plan_request *request,
+                          const struct refusals *refused) {
+    const size_t used = strlen(reasons);
+    const struct refusal *first = refused->list;
+    char why[400] = "";
+    if (!first->kernel)
+        snprintf(why, sizeof why, "%s", first->clause);
+    else if (request->kernel)
+        snprintf(why, sizeof why, "kernel '%s' %s", first->kernel, first->clause);
+    else
+        append_kernels(why, sizeof why, refused, "", "; ");
+    snprintf(reasons + used, size - used, "%s%s: %.160s", used ? "; " : "", family, why);
 }
 
 /* What the caller and the environment ask for; the caller's wish comes first. */
@@ -153,17 +168,20 @@ static fdm_status choose(const fdm_device *device, const fdm_problem *problem, c
         if (wanted_family && strcmp(families[i]->name, wanted_family) != 0)
             continue;
         known = 1;
+        struct refusals refused;
         fdm_plan candidate = empty_plan(device, problem);
+        refused.count = 0;
         candidate.num_threads = request.num_threads;
         snprintf(candidate.family, sizeof candidate.family, "%s", families[i]->name);
-        if (families[i]->choose(families[i], &request, &candidate)) {
+        if (families[i]->choose(families[i], &request, &candidate, &refused)) {
             const size_t used = strlen(candidate.reason);
             snprintf(candidate.reason + used, sizeof candidate.reason - used, "%s", passed);
             *plan = candidate;
             return FDM_OK;
         }
-        append_reason(reasons, sizeof reasons, families[i]->name, candidate.reason);
-        append_passed(passed, sizeof passed, families[i]->name, candidate.reason);
+        append_reason(reasons, sizeof reasons, families[i]->name, &request, &refused);
+        if (!request.kernel && refused.list->kernel)
+            append_kernels(passed, sizeof passed, &refused, "; not ", "; not ");
     }
     if (!known)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "family '%s' is unknown", wanted_family);
@@ -191,23 +209,18 @@ fdm_status fdm_plan_attention(const fdm_device *device, const fdm_problem *probl
     return STRUCT_WRITE(fdm_plan, plan, &made);
 }
 
-/* A family's clause without its words for a kernel that was asked for by name: the sentence here names it. */
-static const char *clause_of(const struct plan_request *request, const char *reason) {
-    char lead[80];
-    snprintf(lead, sizeof lead, "kernel '%s' ", request->kernel);
-    return strncmp(reason, lead, strlen(lead)) == 0 ? reason + strlen(lead) : reason;
-}
-
 static fdm_status variant_of(const struct family *family, const struct plan_request *request, int32_t index,
                              int32_t number, fdm_plan *plan) {
     fdm_plan candidate = empty_plan(request->device, request->problem);
     candidate.num_threads = request->num_threads;
     snprintf(candidate.family, sizeof candidate.family, "%s", family->name);
-    const int made = family->variant ? family->variant(family, request, index, number, &candidate)
-                                     : number == 0 && family->choose(family, request, &candidate);
-    if (!made && *candidate.reason)
+    struct refusals refused;
+    refused.count = 0;
+    const int made = family->variant ? family->variant(family, request, index, number, &candidate, &refused)
+                                     : number == 0 && family->choose(family, request, &candidate, &refused);
+    if (!made && refused.count)
         return error_set(FDM_ERROR_UNSUPPORTED, "%s cannot run this problem on %s: %s", request->kernel,
-                         request->device->name, clause_of(request, candidate.reason));
+                         request->device->name, refused.list->clause);
     if (!made)
         return error_set(FDM_ERROR_INVALID_ARGUMENT, "%s has no variant %d for this problem", request->kernel, number);
     *plan = candidate;

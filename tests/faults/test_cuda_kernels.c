@@ -21,6 +21,7 @@
 #include "base/memory.h"
 #include "cuda/cuda.h"
 #include "cuda_call.h"
+#include "gpu/splits.h"
 #include "scenario.h"
 
 enum { DEVICES = 8 };
@@ -276,8 +277,11 @@ static void compile_for_real(void) {
 static void real_compiler(void) {
     char path[600];
     const struct cuda_kernel *kernel;
-    struct cuda_kernel_request request = {.file = "gpu/combine_splits.cu", .entry = "combine_splits"};
+    fdm_problem problem = fdm_problem_default();
+    struct cuda_kernel_request request;
     struct cuda_resources resources;
+    problem.dtype = FDM_BFLOAT16;
+    combine_splits_request(&problem, &request);
     use_fresh_cache();
     scenario_fork(compile_for_real);
     snprintf(path, sizeof path, "%s/not_covered", scenario_folder());
@@ -288,14 +292,11 @@ static void real_compiler(void) {
     assert_int_equal(cuda_call_once(CALL_DECODE, 0, NULL), FDM_OK);
     assert_int_equal(fake_driver()->num_launches(), 2);
     assert_null(dlopen(path, RTLD_LAZY | RTLD_NOLOAD));
-    request.num_constants = 2;
-    request.constants[0] = (struct cuda_constant){"DTYPE", 2};
-    request.constants[1] = (struct cuda_constant){"VARLEN", 0};
     assert_int_equal(cuda_kernels_get(0, &request, 1, &kernel), FDM_OK);
     assert_null(dlopen(path, RTLD_LAZY | RTLD_NOLOAD));
     assert_int_equal(cuda_kernel_resources(kernel, &resources), FDM_OK);
     assert_in_range(resources.registers, 10, 255);
-    request.num_constants = 1; /* without a constant it stops with a sentence of ours */
+    request.num_constants--; /* without a constant it stops with a sentence of ours */
     assert_refused(cuda_kernels_get(0, &request, 1, &kernel), FDM_ERROR_INTERNAL, "combine_splits.cu for sm_90: ");
     assert_non_null(strstr(fdm_last_error(), "error"));
     assert_int_equal(count_entries(NULL, 0), 2);

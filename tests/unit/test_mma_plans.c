@@ -270,7 +270,7 @@ static int fills_one(const fdm_device *device, const fdm_problem *p, int32_t var
     plan->block_m = 64;
     return variant == 0;
 }
-static int chosen_with(uint32_t features, const fdm_problem *p, fdm_plan *plan) {
+static int chosen_with(uint32_t features, const fdm_problem *p, struct refusals *refusals) {
     const struct gpu_algorithm algorithm = {.info = {"test.forward", "", FDM_FORWARD},
                                             .features = features,
                                             .chosen_freely = 1,
@@ -282,30 +282,31 @@ static int chosen_with(uint32_t features, const fdm_problem *p, fdm_plan *plan) 
     fdm_device device = {.struct_bytes = sizeof device};
     assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
     const struct plan_request request = {.device = &device, .problem = p, .kernel = "test.forward"};
-    memset(plan, 0, sizeof *plan);
-    return family.choose(&family, &request, plan);
+    fdm_plan plan = {.struct_bytes = sizeof plan};
+    refusals->count = 0;
+    return family.choose(&family, &request, &plan, refusals);
 }
 
 static void unnamed_features_are_refused(void **state) {
     (void)state;
-    fdm_plan plan = {.struct_bytes = sizeof plan};
+    struct refusals refusals;
     fdm_problem p = fdm_problem_default();
     p.batch = 1, p.heads = p.heads_kv = 1, p.seqlen_q = p.seqlen_k = 128, p.head_dim = p.head_dim_v = 64;
     p.aligned = 1;
-    assert_true(chosen_with(0, &p, &plan));
+    assert_true(chosen_with(0, &p, &refusals));
     p.softcap = 3;
-    assert_false(chosen_with(GPU_EVERY_FEATURE & ~GPU_FEATURE_SOFTCAP, &p, &plan));
-    assert_non_null(strstr(plan.reason, "it does not take softcap"));
-    assert_true(chosen_with(GPU_FEATURE_SOFTCAP, &p, &plan));
+    assert_false(chosen_with(GPU_EVERY_FEATURE & ~GPU_FEATURE_SOFTCAP, &p, &refusals));
+    assert_non_null(strstr(refusals.list->clause, "it does not take softcap"));
+    assert_true(chosen_with(GPU_FEATURE_SOFTCAP, &p, &refusals));
     p.has_mask = 1;
     p.mask_shape[2] = p.seqlen_q;
     p.aligned = 0;
-    assert_false(chosen_with(GPU_FEATURE_SOFTCAP | GPU_FEATURE_MASK_KEYS, &p, &plan));
-    assert_non_null(strstr(plan.reason, "it does not take masks with query rows, addresses or strides"));
-    assert_true(chosen_with(GPU_FEATURE_SOFTCAP | GPU_FEATURE_MASK_ROWS | GPU_FEATURE_UNALIGNED, &p, &plan));
+    assert_false(chosen_with(GPU_FEATURE_SOFTCAP | GPU_FEATURE_MASK_KEYS, &p, &refusals));
+    assert_non_null(strstr(refusals.list->clause, "it does not take masks with query rows, addresses or strides"));
+    assert_true(chosen_with(GPU_FEATURE_SOFTCAP | GPU_FEATURE_MASK_ROWS | GPU_FEATURE_UNALIGNED, &p, &refusals));
     p.mask_shape[2] = 1;
-    assert_false(chosen_with(GPU_EVERY_FEATURE & ~GPU_FEATURE_MASK_KEYS, &p, &plan));
-    assert_non_null(strstr(plan.reason, "it does not take masks that query rows share"));
+    assert_false(chosen_with(GPU_EVERY_FEATURE & ~GPU_FEATURE_MASK_KEYS, &p, &refusals));
+    assert_non_null(strstr(refusals.list->clause, "it does not take masks that query rows share"));
 }
 
 int main(void) {

@@ -142,7 +142,8 @@ static void fill(const struct plan_request *request, int32_t index, int32_t bloc
 }
 
 /* A forced kernel: a kernel's name, or a choice code with any of the block sizes there are. */
-static int choose_forced(const struct plan_request *request, enum cpu_isa highest, fdm_plan *plan) {
+static int choose_forced(const struct plan_request *request, enum cpu_isa highest, fdm_plan *plan,
+                         struct refusals *refusals) {
     const char *why = "is not a kernel of this family for this pass";
     for (int32_t i = 0; i < NUM_KERNELS; i++) {
         const struct algorithm *a = algorithm_of(i);
@@ -168,8 +169,7 @@ static int choose_forced(const struct plan_request *request, enum cpu_isa highes
             named = 1;
         }
     }
-    snprintf(plan->reason, sizeof plan->reason, "kernel '%s' %s", request->kernel, why);
-    return 0;
+    return family_refuse(refusals, request->kernel, why);
 }
 
 /* Below amx the processor is Intel's, whose bfloat16 dot product is slower than its float32 FMA. A head of less than a
@@ -201,17 +201,16 @@ static enum cpu_isa highest_of(const fdm_device *device, enum cpu_isa best) {
     return by_name > (int)best ? (enum cpu_isa)by_name : best;
 }
 
-static int choose(const struct family *family, const struct plan_request *request, fdm_plan *plan) {
+static int choose(const struct family *family, const struct plan_request *request, fdm_plan *plan,
+                  struct refusals *refusals) {
     (void)family;
     const fdm_problem *p = request->problem;
     int best = request->device->id.type == FDM_CPU ? cpu_isa_from_name(request->device->isa) : -1;
     const char *why = best < 0 ? "it runs on CPUs only" : problem_refusal(p);
-    if (why) {
-        snprintf(plan->reason, sizeof plan->reason, "%s", why);
-        return 0;
-    }
+    if (why)
+        return family_refuse(refusals, NULL, why);
     if (request->kernel)
-        return choose_forced(request, highest_of(request->device, (enum cpu_isa)best), plan);
+        return choose_forced(request, highest_of(request->device, (enum cpu_isa)best), plan, refusals);
     for (int32_t i = 0; i < NUM_CHOSEN_FREELY; i++) {
         if (algorithms[i].pass != p->pass || !algorithms[i].suits(p))
             continue;
@@ -224,9 +223,9 @@ static int choose(const struct family *family, const struct plan_request *reques
             return 1;
         }
     }
-    snprintf(plan->reason, sizeof plan->reason, "no instruction set up to %s takes this dtype and pass",
-             request->device->isa);
-    return 0;
+    char clause[100];
+    snprintf(clause, sizeof clause, "no instruction set up to %s takes this dtype and pass", request->device->isa);
+    return family_refuse(refusals, NULL, clause);
 }
 
 /* Whether fill() can have given these. */

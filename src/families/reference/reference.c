@@ -323,25 +323,22 @@ static int available(const struct family *family, int32_t index) {
     return 1;
 }
 
-static int choose(const struct family *family, const struct plan_request *request, fdm_plan *plan) {
+static int choose(const struct family *family, const struct plan_request *request, fdm_plan *plan,
+                  struct refusals *refusals) {
     (void)family;
     const fdm_problem *p = request->problem;
     const struct kernel_info *info = &infos[p->pass == FDM_BACKWARD];
     int named =
         request->kernel && (strcmp(request->kernel, info->name) == 0 || strcmp(request->kernel, "REFERENCE") == 0);
-    if (request->device->id.type != FDM_CPU) {
-        snprintf(plan->reason, sizeof plan->reason, "runs on the CPU only");
-        return 0;
-    }
+    if (request->device->id.type != FDM_CPU)
+        return family_refuse(refusals, NULL, "runs on the CPU only");
     if (request->kernel && !named) {
-        snprintf(plan->reason, sizeof plan->reason, "has no %s kernel '%.60s'", p->pass ? "backward" : "forward",
-                 request->kernel);
-        return 0;
+        char clause[100];
+        snprintf(clause, sizeof clause, "has no %s kernel '%.60s'", p->pass ? "backward" : "forward", request->kernel);
+        return family_refuse(refusals, NULL, clause);
     }
-    if (!named && !request->family_forced && p->dtype != FDM_FLOAT64) {
-        snprintf(plan->reason, sizeof plan->reason, "chosen only when asked for, and for float64");
-        return 0;
-    }
+    if (!named && !request->family_forced && p->dtype != FDM_FLOAT64)
+        return family_refuse(refusals, NULL, "chosen only when asked for, and for float64");
     plan->kernel_index = (int32_t)(info - infos);
     snprintf(plan->kernel, sizeof plan->kernel, "%s", info->name);
     snprintf(plan->choice, sizeof plan->choice, "REFERENCE");
