@@ -22,7 +22,7 @@ import sys
 import textwrap
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-SPEC = importlib.util.spec_from_file_location("bench_report", ROOT / "python" / "flash_dmattn" / "_bench_report.py")
+SPEC = importlib.util.spec_from_file_location("bench_report", ROOT / "bench" / "bench_report.py")
 bench_report = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(bench_report)
 OURS, COPY = bench_report.OURS, bench_report.COPY

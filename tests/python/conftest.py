@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import pathlib
 import random
+import sys
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import pytest
 import torch
 from flash_dmattn import _arguments
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent.parent / "bench"))
 
 # FDM_TEST_FAMILY=reference runs every test of this folder on that family.
 _arguments.forced_family = os.environ.get("FDM_TEST_FAMILY")

@@ -2,11 +2,13 @@
 
 import csv
 import json
+import pathlib
 
 import pytest
 
-from flash_dmattn import bench
+import bench_attention as bench
 
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 TINY = ["--S", "24", "--D", "8", "--H", "4", "--Hkv", "2", "--iters", "2", "--dtype", "fp32", "--check"]
 
 
@@ -77,7 +79,7 @@ def test_processor_time_is_of_one_thread():
 
 
 def test_sweeps_say_what_they_sweep():
-    plots = pytest.importorskip("flash_dmattn._plots")
+    plots = pytest.importorskip("bench_plots")
     record = {"title": "B1 H8 S2048 D64 fp32 causal top-512 2 threads"}
     device = {"cpu": "a part", "torch_threads": 4}
     for kind, first in {
@@ -112,3 +114,15 @@ def test_csv_and_plots(tmp_path):
 def test_overhead(capsys):
     assert bench.main(["--overhead"]) == 0
     assert capsys.readouterr().out.count("us") >= 6
+
+
+def test_outside_of_a_checkout_a_sentence_says_where_it_is(tmp_path, capsys):
+    from flash_dmattn import bench as installed
+
+    assert installed.main(["--root", str(tmp_path), "--S", "24"]) == 2
+    assert f"{tmp_path / 'bench'} holds no benchmark; run it in a checkout" in capsys.readouterr().err
+    root = str(ROOT)
+    with pytest.raises(SystemExit) as stop:
+        installed.main(["--root", root, "--help"])
+    assert stop.value.code == 0
+    assert "--bias-gradient" in capsys.readouterr().out

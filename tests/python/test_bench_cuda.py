@@ -11,12 +11,18 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import truth
-from flash_dmattn import _bench_cuda, _bench_peers, _bench_report, _bench_selection, _native, bench
-from flash_dmattn._bench_cuda import Case
+from flash_dmattn import _native
+
+import bench_attention as bench
+import bench_cuda
+import bench_peers
+import bench_report
+import bench_selection
+from bench_cuda import Case
 
 RECORDED = Path(__file__).resolve().parents[2] / "bench" / "results" / "nvidia-h200"
-ALL_CASES = list(_bench_cuda.cases(_bench_cuda.SETS.split(",")))
-OWN_CASES = list(_bench_cuda.cases(_bench_cuda.OWN_SETS.split(",")))
+ALL_CASES = list(bench_cuda.cases(bench_cuda.SETS.split(",")))
+OWN_CASES = list(bench_cuda.cases(bench_cuda.OWN_SETS.split(",")))
 
 
 # ---- cases and what they count ---------------------------------------------------------------------------------------
@@ -25,30 +31,30 @@ OWN_CASES = list(_bench_cuda.cases(_bench_cuda.OWN_SETS.split(",")))
 def test_titles_say_the_whole_case():
     assert len({case.title for case in ALL_CASES if case.name == "forward"}) == 36
     for case in (*ALL_CASES, *OWN_CASES):
-        cell = _bench_report.cell_of(case.title)
+        cell = bench_report.cell_of(case.title)
         assert (cell["B"], cell["H"], cell["Hkv"]) == (case.batch, case.heads, case.heads_kv)
         assert (cell["Sq"], cell["Sk"], cell["D"]) == (case.rows, case.keys, case.head_dim)
         assert cell["causal"] == case.causal and cell["extra"] == case.extra
         assert cell["pass"] == ("backward" if case.backward else "forward")
         assert str(case.dtype) == "torch." + cell["dtype"]
     with pytest.raises(ValueError, match="is not the title of a case"):
-        _bench_report.cell_of("B1 S4 D64")
+        bench_report.cell_of("B1 S4 D64")
 
 
 def test_every_set_has_cases_and_quick_takes_one_of_each():
-    assert {case.name for case in ALL_CASES} == set(_bench_cuda.SETS.split(","))
-    chosen = _bench_cuda.quick(ALL_CASES)
+    assert {case.name for case in ALL_CASES} == set(bench_cuda.SETS.split(","))
+    chosen = bench_cuda.quick(ALL_CASES)
     assert [case.name for case in chosen] == list(dict.fromkeys(case.name for case in ALL_CASES))
     assert all(case.keys == 4096 for case in chosen if case.name in ("forward", "backward", "scores", "intervals"))
     assert [case.extra for case in chosen if case.name == "intervals"] == ["top-256"]
 
 
 def test_own_sets_run_only_by_name():
-    assert not {case.name for case in ALL_CASES} & set(_bench_cuda.OWN_SETS.split(","))
-    assert {case.name for case in OWN_CASES} == set(_bench_cuda.OWN_SETS.split(","))
+    assert not {case.name for case in ALL_CASES} & set(bench_cuda.OWN_SETS.split(","))
+    assert {case.name for case in OWN_CASES} == set(bench_cuda.OWN_SETS.split(","))
     selection = [case for case in OWN_CASES if case.name == "selection"]
     cells = {(case.head_dim, case.keys, case.causal, case.batch == 1) for case in selection}
-    assert len(selection) == len(cells) == len(_bench_selection.HEAD_DIMS) * 4 * 2 * 2
+    assert len(selection) == len(cells) == len(bench_selection.HEAD_DIMS) * 4 * 2 * 2
     assert all(case.backward and case.rows == case.keys for case in OWN_CASES)
 
 
@@ -62,7 +68,7 @@ def tiny(extra="", **options):
     [tiny(), *(tiny(causal=True, rows=rows) for rows in (48, 7, 60)), tiny("top-3", causal=True, heads_kv=4)],
 )
 def test_visible_pairs_are_what_the_masks_show(case):
-    p = _bench_cuda.make_problem(case, "cpu")
+    p = bench_cuda.make_problem(case, "cpu")
     visible = torch.ones(case.batch, case.heads, case.rows, case.keys, dtype=torch.bool)
     if case.causal:
         visible = visible.tril(case.keys - case.rows)
@@ -70,32 +76,32 @@ def test_visible_pairs_are_what_the_masks_show(case):
         from flash_dmattn import masks
 
         visible = visible & masks.intervals_to_mask(*p.intervals, case.rows)
-    assert _bench_report.visible_pairs(_bench_report.cell_of(case.title)) == visible.sum().item()
+    assert bench_report.visible_pairs(bench_report.cell_of(case.title)) == visible.sum().item()
 
 
 def test_flops_follow_the_conventions():
     for causal, backward, factor in ((False, False, 4), (True, False, 2), (False, True, 10), (True, True, 5)):
         assert tiny(causal=causal, backward=backward).flops == factor * 2 * 4 * 48 * 48 * 16
-    cell = _bench_report.cell_of(tiny(backward=True).title)
-    assert _bench_report.useful_flops(cell, 10.0) == 4 * 16 * 10 * 2.5
-    assert _bench_report.visible_pairs(_bench_report.cell_of(tiny("dense mask").title)) is None
-    decode = _bench_report.cell_of("B2 H32/8 Sq1 Sk1000 D128 bfloat16")
-    assert _bench_report.moved_bytes(decode) == 2 * 2 * 8 * 1000 * 128 * 2
-    assert _bench_report.moved_bytes(decode, 2 * 32 * 1000.0) == _bench_report.moved_bytes(decode)
-    top = _bench_report.cell_of("B1 H32/8 Sq1 Sk1000 D128 bfloat16 causal top-50")
-    assert _bench_report.moved_bytes(top, _bench_report.visible_pairs(top)) == 2 * 8 * 50 * 128 * 2 + 8 * 8 * 1000
+    cell = bench_report.cell_of(tiny(backward=True).title)
+    assert bench_report.useful_flops(cell, 10.0) == 4 * 16 * 10 * 2.5
+    assert bench_report.visible_pairs(bench_report.cell_of(tiny("dense mask").title)) is None
+    decode = bench_report.cell_of("B2 H32/8 Sq1 Sk1000 D128 bfloat16")
+    assert bench_report.moved_bytes(decode) == 2 * 2 * 8 * 1000 * 128 * 2
+    assert bench_report.moved_bytes(decode, 2 * 32 * 1000.0) == bench_report.moved_bytes(decode)
+    top = bench_report.cell_of("B1 H32/8 Sq1 Sk1000 D128 bfloat16 causal top-50")
+    assert bench_report.moved_bytes(top, bench_report.visible_pairs(top)) == 2 * 8 * 50 * 128 * 2 + 8 * 8 * 1000
 
 
 def test_one_query_row_sees_what_its_title_says():
-    case = _bench_cuda.Case("decode", 4, 8, 40, 16, heads_kv=2, rows=1, extra="padded")
-    padded = _bench_cuda.make_problem(case, "cpu")
-    assert _bench_cuda.visible_pairs(case, padded) == 8 * 100
-    assert _bench_cuda.runners(case, padded, [])["copy"]().numel() * 2 == 2 * 2 * 100 * 16 * 2 + 4 * 40
+    case = bench_cuda.Case("decode", 4, 8, 40, 16, heads_kv=2, rows=1, extra="padded")
+    padded = bench_cuda.make_problem(case, "cpu")
+    assert bench_cuda.visible_pairs(case, padded) == 8 * 100
+    assert bench_cuda.runners(case, padded, [])["copy"]().numel() * 2 == 2 * 2 * 100 * 16 * 2 + 4 * 40
     assert padded.mask.shape == (4, 1, 1, 40) and padded.mask.sum(dim=(1, 2, 3)).tolist() == [10, 20, 30, 40]
-    case = _bench_cuda.Case("decode", 1, 8, 40, 16, causal=True, heads_kv=2, rows=1, extra="top-5")
-    start, end = _bench_cuda.make_problem(case, "cpu").intervals
+    case = bench_cuda.Case("decode", 1, 8, 40, 16, causal=True, heads_kv=2, rows=1, extra="top-5")
+    start, end = bench_cuda.make_problem(case, "cpu").intervals
     assert start.shape == (1, 2, 40) and ((start <= 0) & (end > 0)).sum(dim=-1).tolist() == [[5, 5]]
-    assert _bench_report.visible_pairs(_bench_report.cell_of(case.title)) == 8 * 5
+    assert bench_report.visible_pairs(bench_report.cell_of(case.title)) == 8 * 5
 
 
 # ---- peers -----------------------------------------------------------------------------------------------------------
@@ -121,38 +127,38 @@ FEATURES = [
 @pytest.mark.parametrize("name", ["torch flash", "torch math", "flex"])
 @pytest.mark.parametrize("case", FEATURES, ids=lambda case: case.title)
 def test_peers_compute_what_we_compute(name, case):
-    p = _bench_cuda.make_problem(case, "cpu")
-    peer = _bench_peers.PEERS[name]
+    p = bench_cuda.make_problem(case, "cpu")
+    peer = bench_peers.PEERS[name]
     assert peer.missing() is None
     if peer.refuses(p):
         assert name == "torch flash" and not p.is_plain
         return
     out = peer.prepare(p)()
     assert out.shape == p.q.shape and (out - expected(p)).abs().max() < 1e-4
-    assert (_bench_cuda.run_ours(p) - expected(p)).abs().max() < 1e-4
+    assert (bench_cuda.run_ours(p) - expected(p)).abs().max() < 1e-4
 
 
 def test_gradients_of_ours_and_a_peer_agree():
     for case in (tiny(causal=True, backward=True), tiny("dense bias", backward=True)):
-        calls = _bench_cuda.runners(case, _bench_cuda.make_problem(case, "cpu"), ["torch math"])
+        calls = bench_cuda.runners(case, bench_cuda.make_problem(case, "cpu"), ["torch math"])
         assert list(calls) == ["flash_dmattn", "torch math"]
-        assert _bench_cuda.differences(calls)["torch math"] < 1e-5
+        assert bench_cuda.differences(calls)["torch math"] < 1e-5
         assert len(calls["flash_dmattn"]()) == (4 if case.extra else 3)
 
 
 def test_refusals_say_why(monkeypatch, capsys):
-    of = _bench_peers.PEERS
-    plain, masked = (_bench_cuda.make_problem(case, "cpu") for case in (tiny(), tiny("top-3", causal=True)))
+    of = bench_peers.PEERS
+    plain, masked = (bench_cuda.make_problem(case, "cpu") for case in (tiny(), tiny("top-3", causal=True)))
     assert "no mask" in of["torch flash"].refuses(masked) and "no mask" in of["flash-attn 3"].refuses(masked)
-    monkeypatch.setattr(_bench_peers, "DENSE_BYTES_MAX", 100)
+    monkeypatch.setattr(bench_peers, "DENSE_BYTES_MAX", 100)
     assert "dense mask would not fit" in of["torch efficient"].refuses(masked) and of["flex"].refuses(masked) is None
-    monkeypatch.setattr(_bench_peers, "MATH_SCORES_MAX", 100)
+    monkeypatch.setattr(bench_peers, "MATH_SCORES_MAX", 100)
     assert "scores would not fit" in of["torch math"].refuses(plain) and of["torch flash"].refuses(plain) is None
-    shorter = _bench_cuda.make_problem(tiny(causal=True, rows=7), "cpu")
+    shorter = bench_cuda.make_problem(tiny(causal=True, rows=7), "cpu")
     assert "first key" in of["torch flash"].refuses(shorter)
-    fixed = _bench_cuda.make_problem(tiny("deterministic"), "cpu")
+    fixed = bench_cuda.make_problem(tiny("deterministic"), "cpu")
     assert all(peer.refuses(fixed) for peer in of.values())
-    calls = _bench_cuda.forwards(tiny("deterministic"), fixed, ["flex"])
+    calls = bench_cuda.forwards(tiny("deterministic"), fixed, ["flex"])
     assert list(calls) == ["flash_dmattn"] and "flex is left out: it has no switch" in capsys.readouterr().err
 
 
@@ -165,14 +171,14 @@ def test_flash_attn_is_found_and_called(monkeypatch):
 
     module = types.ModuleType("flash_attn_interface")
     module.flash_attn_func = attend
-    peer = _bench_peers.PEERS["flash-attn 3"]
+    peer = bench_peers.PEERS["flash-attn 3"]
     assert peer.missing() == "flash_attn_interface is not installed"
-    assert _bench_peers.PEERS["flash-attn 4"].missing() == "flash_attn.cute is not installed"
+    assert bench_peers.PEERS["flash-attn 4"].missing() == "flash_attn.cute is not installed"
     module.__spec__ = types.SimpleNamespace()
     monkeypatch.setitem(sys.modules, "flash_attn_interface", module)
-    assert peer.missing() is None and "flash-attn 3" in _bench_peers.installed()
+    assert peer.missing() is None and "flash-attn 3" in bench_peers.installed()
     case = tiny(causal=True, peers=("torch math",))
-    calls = _bench_cuda.forwards(case, _bench_cuda.make_problem(case, "cpu"), None)
+    calls = bench_cuda.forwards(case, bench_cuda.make_problem(case, "cpu"), None)
     assert list(calls) == ["flash_dmattn", "torch math", "flash-attn 3"]
     assert calls["flash-attn 3"]().shape == (2, 48, 4, 16) and seen == [True]
 
@@ -181,44 +187,44 @@ def test_flash_attn_is_found_and_called(monkeypatch):
 
 
 def test_contenders_of_the_selection():
-    for head_dim in _bench_selection.HEAD_DIMS:
-        found = _bench_selection.contenders("selection", head_dim)
+    for head_dim in bench_selection.HEAD_DIMS:
+        found = bench_selection.contenders("selection", head_dim)
         assert found["flash_dmattn"] == (None, None) and found["low memory"].memory == ":smem=99K"
         assert found["old rule"].memory is None and found["old rule"].kernel == found["old rule bare"].kernel
         assert ("V shared" in found) == (head_dim <= 128)
-    assert list(_bench_selection.contenders("tiles", 64)) == ["flash_dmattn", *_bench_selection.TILES]
+    assert list(bench_selection.contenders("tiles", 64)) == ["flash_dmattn", *bench_selection.TILES]
 
 
 def test_runners_compute_what_the_function_computes(monkeypatch):
     case = Case("selection", 2, 4, 48, 16, causal=True, dtype=torch.float32, backward=True)
-    problem = _bench_cuda.make_problem(case, "cpu")
+    problem = bench_cuda.make_problem(case, "cpu")
     wishes = {"flash_dmattn": (None, None), "by name": (None, "reference.backward")}
-    monkeypatch.setattr(_bench_selection, "contenders",
-                        lambda name, head_dim: {key: _bench_selection.Choice(*wish) for key, wish in wishes.items()})
-    calls = _bench_cuda.runners(case, problem)
+    monkeypatch.setattr(bench_selection, "contenders",
+                        lambda name, head_dim: {key: bench_selection.Choice(*wish) for key, wish in wishes.items()})
+    calls = bench_cuda.runners(case, problem)
     assert calls["by name"].plan["choice"] == "REFERENCE" and calls["flash_dmattn"].plan["device"] is None
-    out = _bench_cuda.run_ours(problem)
+    out = bench_cuda.run_ours(problem)
     expected = torch.autograd.grad(out, [problem.q, problem.k, problem.v], calls["flash_dmattn"].saved[2])
     assert all(torch.equal(a, b) for a, b in zip(calls["flash_dmattn"](), expected))
-    assert _bench_cuda.differences(calls)["by name"] < 1e-5
+    assert bench_cuda.differences(calls)["by name"] < 1e-5
     wishes["no such code"] = (None, "SM90_NoSuchTile")
     with pytest.raises((NotImplementedError, ValueError), match="SM90_NoSuchTile"):
-        _bench_cuda.runners(case, problem)
+        bench_cuda.runners(case, problem)
     monkeypatch.setattr(case, "name", "tiles")
-    assert list(_bench_cuda.runners(case, problem)) == ["flash_dmattn", "by name"]
+    assert list(bench_cuda.runners(case, problem)) == ["flash_dmattn", "by name"]
 
 
 def test_plans_for_other_devices_say_what_is_wrong():
     q = torch.zeros(1, 4, 1, 8)
     inputs = {"q": q, "k": q, "v": q}
     tensors = inputs | {"out": torch.empty_like(q), "lse": torch.empty(1, 1, 4)}
-    assert _bench_selection.run_as(None, None, tensors)["pass"] == "forward"
+    assert bench_selection.run_as(None, None, tensors)["pass"] == "forward"
     with pytest.raises(ValueError, match="device 'sm_77' is unknown"):
-        _bench_selection.run_as("sm_77", None, tensors)
+        bench_selection.run_as("sm_77", None, tensors)
     with pytest.raises(ValueError, match="plan is for"):
-        _bench_selection.run_as("sm_90:smem=99K", None, tensors)
+        bench_selection.run_as("sm_90:smem=99K", None, tensors)
     with pytest.raises(ValueError, match="out is NULL|out"):
-        _bench_selection.run_as(None, None, inputs)
+        bench_selection.run_as(None, None, inputs)
     with pytest.raises(TypeError, match="18 tensors are needed, 3 were given"):
         _native.run_as(None, None, (None,) * 3, False, 0.0, 0, None)
     for bad in ((), (3, None, (None,) * 18, False, 0.0, 0, None), (None, None, [None] * 18, False, 0.0, 0, None)):
@@ -241,7 +247,7 @@ def test_recorded_results_become_a_table_and_plots(name, tmp_path, capsys):
     rows = list(csv.DictReader(table.open()))
     results = json.loads(recorded.read_text())["results"]
     assert len(rows) == sum(len(result["seconds"]) for result in results)
-    assert list(rows[0]) == list(_bench_report.COLUMNS)
+    assert list(rows[0]) == list(bench_report.COLUMNS)
     first, samples = rows[0], sorted(results[0]["seconds"]["flash_dmattn"])
     assert float(first["median_ms"]) == pytest.approx(1e3 * samples[len(samples) // 2], rel=1e-4)
     assert float(first["tflops"]) == pytest.approx(results[0]["flops"] / samples[len(samples) // 2] * 1e-12, rel=1e-4)
@@ -307,7 +313,7 @@ def test_a_counted_mask_has_useful_flops():
     seconds = {"flash_dmattn": [1e-3, 2e-3, 3e-3], "flex": [4e-3, 4e-3, 4e-3]}
     result = {"set": "scores", "title": "B1 H16 S4096 D128 bfloat16 dense mask", "flops": 4e12, "useful_flops": 2e12}
     report = {"ceilings": {"copy_bytes_per_second": 1e12}, "results": [result | {"seconds": seconds}]}
-    ours, flex = _bench_report.rows(report)
+    ours, flex = bench_report.rows(report)
     assert (ours["tflops"], ours["useful_tflops"], ours["median_ms"]) == (2000, 1000, 2)
     assert (flex["time_over_ours"], flex["quartile_low_ms"], flex["contender"]) == (2, 4, "flex")
 
@@ -316,9 +322,9 @@ def test_one_query_row_is_told_beside_a_copy():
     seconds = {"flash_dmattn": [2e-6] * 3, "torch cudnn": [4e-6] * 3}
     result = {"set": "decode", "title": "B1 H8/2 Sq1 Sk1000 D128 bfloat16", "flops": 1e6}
     report = {"ceilings": {"copy_bytes_per_second": 1e12}, "results": [result | {"seconds": seconds}]}
-    assert _bench_report.rows(report)[0]["share_of_copy"] == pytest.approx(1.024e6 / 2e-6 / 1e12)
+    assert bench_report.rows(report)[0]["share_of_copy"] == pytest.approx(1.024e6 / 2e-6 / 1e12)
     report["results"].append(result | {"seconds": seconds | {"copy": [1e-6] * 3}})
-    assert [row["share_of_copy"] for row in _bench_report.rows(report)[2:]] == [0.5, 0.25, 1.0]
+    assert [row["share_of_copy"] for row in bench_report.rows(report)[2:]] == [0.5, 0.25, 1.0]
     table = script("cuda_table").decode(report).splitlines()
     assert table[-1].split(" | ")[1:5] == ["2.0", "0.51", "**0.50**", "0.51"] and "2.00x" in table[-1]
 

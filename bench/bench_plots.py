@@ -188,7 +188,7 @@ def _case_name(row: Dict[str, Any]) -> str:
 def write_cuda(folder: Path, report: Dict[str, Any]) -> None:
     """cuda_forward.png, cuda_backward.png (TFLOPS by sequence length), cuda_masks.png (TFLOPS of visible pairs) and
     cuda_decode.png (TB/s beside a copy), as far as the report has such cases."""
-    from ._bench_report import rows
+    from bench_report import rows
 
     folder.mkdir(parents=True, exist_ok=True)
     table = rows(report)

@@ -15,7 +15,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from . import masks
+from flash_dmattn import masks
 
 # A dense additive mask above this is not made, nor are more scores for the math back end, which keeps several copies.
 DENSE_BYTES_MAX = 5 << 30

@@ -19,11 +19,12 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tu
 
 import torch
 
-from . import _native, flash_dmattn_func
-from ._bench_peers import Problem
-from ._bench_report import OURS
-from ._fields import TENSORS
-from ._operators import allocator_of, native_view, stream_of
+from flash_dmattn import _native, flash_dmattn_func
+from flash_dmattn._fields import TENSORS
+from flash_dmattn._operators import allocator_of, native_view, stream_of
+
+from bench_peers import Problem
+from bench_report import OURS
 
 HEAD_DIMS = (32, 64, 96, 128, 192, 256)
 EVERY_DEVICE = ":smem=99K"  # what 8.6, 8.9 and 12.0 have; every other device has more

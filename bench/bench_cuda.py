@@ -20,9 +20,12 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
 
-from . import _bench_report, _bench_selection, flash_dmattn_func, masks
-from ._bench_peers import PEERS, Problem, installed
-from ._bench_report import COPY, OURS
+from flash_dmattn import flash_dmattn_func, masks
+
+import bench_report
+import bench_selection
+from bench_peers import PEERS, Problem, installed
+from bench_report import COPY, OURS
 
 SETS = ("forward,shapes,odd,fp16,wide,scores,intervals,decode,backward,backward-shapes,backward-scores,backward-intervals,"
         "backward-groups,backward-order")
@@ -127,9 +130,9 @@ def cases(names: List[str]) -> Iterator[Case]:
                         yield Case("backward-order", 1, 16, seqlen, head_dim, causal=causal, extra=extra, backward=True,
                                    peers=())
     for name in OWN_SETS.split(","):
-        for head_dim in _bench_selection.HEAD_DIMS if name in names else ():
+        for head_dim in bench_selection.HEAD_DIMS if name in names else ():
             for causal in (False, True):
-                for batch, columns, seqlen in _bench_selection.shapes(name):
+                for batch, columns, seqlen in bench_selection.shapes(name):
                     yield Case(name, batch, columns // head_dim, seqlen, head_dim, causal=causal, backward=True, peers=())
     if "decode" in names:
         for batch, keys in ((16, 32768), (1, 131072)):
@@ -218,7 +221,7 @@ def padded_call(case: Case) -> Callable[[], torch.Tensor]:
 
 def visible_pairs(case: Case, problem: Problem) -> Optional[float]:
     """None where nothing hides keys in a way that has to be counted."""
-    pairs = _bench_report.visible_pairs(_bench_report.cell_of(case.title))
+    pairs = bench_report.visible_pairs(bench_report.cell_of(case.title))
     if pairs is None and problem.mask is not None:
         scores = case.batch * case.heads * case.rows * case.keys
         pairs = float(problem.mask.sum().item()) / problem.mask.numel() * scores
@@ -227,7 +230,7 @@ def visible_pairs(case: Case, problem: Problem) -> Optional[float]:
 
 def copy_call(case: Case, problem: Problem) -> Callable[[], torch.Tensor]:
     """A copy on the device that reads and writes, in all, as many bytes as the case has to."""
-    moved = _bench_report.moved_bytes(_bench_report.cell_of(case.title), visible_pairs(case, problem))
+    moved = bench_report.moved_bytes(bench_report.cell_of(case.title), visible_pairs(case, problem))
     source = torch.randint(0, 255, (int(moved) // 2,), dtype=torch.uint8, device=problem.q.device)
     target = torch.empty_like(source)
     return lambda: target.copy_(source)
@@ -236,7 +239,7 @@ def copy_call(case: Case, problem: Problem) -> Callable[[], torch.Tensor]:
 def runners(case: Case, problem: Problem, wanted: Optional[List[str]] = None) -> Dict[str, Callable[[], Any]]:
     """Calls of the pass that the case measures."""
     if case.name in OWN_SETS.split(","):
-        return _bench_selection.runners(case.name, problem)
+        return bench_selection.runners(case.name, problem)
     calls = forwards(case, problem, wanted)
     if case.name == "odd":
         calls["padded shape"] = padded_call(case)
@@ -344,8 +347,8 @@ def measure(case: Case, options: argparse.Namespace) -> Optional[Dict[str, Any]]
     if OURS not in seconds:
         return None
     result = {"set": case.name, "title": case.title, "flops": case.flops, "seconds": seconds}
-    cell = _bench_report.cell_of(case.title)
-    result["useful_flops"] = _bench_report.useful_flops(cell, visible_pairs(case, problem) or 0.0)
+    cell = bench_report.cell_of(case.title)
+    result["useful_flops"] = bench_report.useful_flops(cell, visible_pairs(case, problem) or 0.0)
     if case.name in OWN_SETS.split(","):
         result["plans"] = {name: calls[name].plan for name in seconds}  # type: ignore[attr-defined]
     if options.check:
@@ -366,7 +369,7 @@ def record(options: argparse.Namespace) -> Dict[str, Any]:
         result = measure(case, options)
         if result is not None:
             report["results"].append(result)
-            _bench_report.show(_bench_report.rows(report | {"results": [result]}), case.title)
+            bench_report.show(bench_report.rows(report | {"results": [result]}), case.title)
             for name, difference in result.get("difference_from_ours", {}).items():
                 print(f"    {name:16s} differs from ours by {difference:.1e} of the norm")
     return report
@@ -387,7 +390,7 @@ def parse(arguments: List[str]) -> argparse.Namespace:
     parser.add_argument("--from", type=pathlib.Path, metavar="FILE", dest="recorded",
                         help="report what a JSON file holds, without measuring; needs no device")
     options = parser.parse_args(arguments)
-    _bench_report.check_writable(parser, options.json, options.csv)
+    bench_report.check_writable(parser, options.json, options.csv)
     for name in options.cases.split(","):
         if name not in f"{SETS},{OWN_SETS}".split(","):
             parser.error(f"--cases has {name!r}; the sets are {SETS},{OWN_SETS}")
@@ -406,19 +409,19 @@ def main(arguments: List[str]) -> int:
     if options.recorded is not None:
         report = json.loads(options.recorded.read_text())
         for result in report["results"]:
-            _bench_report.show(_bench_report.rows(report | {"results": [result]}), result["title"])
+            bench_report.show(bench_report.rows(report | {"results": [result]}), result["title"])
     elif torch.cuda.is_available():
         report = record(options)
     else:
         print("bench: PyTorch sees no CUDA device", file=sys.stderr)
         return 1
-    _bench_report.summarise(_bench_report.rows(report))
+    bench_report.summarise(bench_report.rows(report))
     if options.json:
         options.json.write_text(json.dumps(report, indent=1) + "\n")
     if options.csv:
-        _bench_report.write_csv(options.csv, report)
+        bench_report.write_csv(options.csv, report)
     if options.plot:
-        from . import _plots
+        import bench_plots
 
-        _plots.write_cuda(options.plot, report)
+        bench_plots.write_cuda(options.plot, report)
     return 0
