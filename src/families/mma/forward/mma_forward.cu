@@ -19,58 +19,35 @@
  * Barriers: one per tile. After it, tile t is there for all, and the buffer of tile t - 1 may be filled again.
  *
  * Registers: O HEAD_DIM_V / 2 * ROW_TILES, S BLOCK_N / 2 * ROW_TILES; the plan keeps the sum below 200. */
-#include "cuda/ptx/copy.cuh"
-#include "cuda/ptx/math.cuh"
-#include "cuda/ptx/mma.cuh"
 #include "cuda/ptx/special.cuh"
 #include "families/mma/forward/mma_forward.h"
-#include "gpu/convert.cuh"
 #include "gpu/finite.cuh"
-#include "gpu/numbers.h"
-#include "gpu/packed.cuh"
 #include "gpu/quad.cuh"
 #include "gpu/redo.cuh"
 #include "gpu/rest.cuh"
-#include "gpu/scores.cuh"
+#include "gpu/visible.cuh"
 
 MMA_FORWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 
-#define THREADS   (32 * WARPS)
-#define BLOCK_M   (16 * ROW_TILES * WARPS)
-#define KEY_TILES (BLOCK_N / 8)    /* groups of eight keys: one accumulator of S each */
-#define OUT_TILES (HEAD_DIM_V / 8) /* groups of eight columns of O */
-/* What depends on the key alone (intervals, and mask or bias without a row axis) is looked at once for all the block's
- * rows: the keys that some row sees are listed, and only they are loaded. */
-#define KEY_LIST  (INTERVALS || (MASK && !MASK_ROWS) || (BIAS && !BIAS_ROWS))
-#define TILE_LIST (MASK && MASK_ROWS && !KEY_LIST) /* tiles in which some row sees some key */
+constexpr int THREADS = 32 * WARPS;
+constexpr int BLOCK_M = 16 * ROW_TILES * WARPS;
+constexpr int KEY_TILES = BLOCK_N / 8;    /* groups of eight keys: one accumulator of S each */
+constexpr int OUT_TILES = HEAD_DIM_V / 8; /* groups of eight columns of O */
+/* Intervals, and a mask or bias without a row axis, are read once for all rows of the block: the keys that some row
+ * sees are listed, and only they are loaded. */
+constexpr bool KEY_LIST = KEYED;
+constexpr bool TILE_LIST = MASK && MASK_ROWS && !KEY_LIST; /* tiles in which some row sees some key are listed */
 /* Mask or bias with rows whose keys are contiguous: each warp copies those of its own rows, a tile ahead. */
-#define STAGED (SCORES_ALIGNED && !KEY_LIST && ((MASK && MASK_ROWS) || (BIAS && BIAS_ROWS)))
-
+constexpr bool STAGED = SCORES_ALIGNED && !KEY_LIST && ((MASK && MASK_ROWS) || (BIAS && BIAS_ROWS));
 /* Nothing is added to the scores, and tiles may be full: those have a path of their own. */
-#define FAST_PATH (OPTIMISTIC && MAXIMA_BARE && !STAGED && !KEY_LIST)
-#define SUM_MAX   64.0f /* of a thread's P of one row and tile, before the maximum is raised */
+constexpr bool FAST_PATH = OPTIMISTIC && MAXIMA_BARE && !STAGED && !KEY_LIST;
+constexpr float SUM_MAX = 64.0f; /* of a thread's P of one row and tile, before the maximum is raised */
+
+#include "families/mma/mma_tile.cuh"
 
 static_assert(BLOCK_N % 16 == 0 && HEAD_DIM % 16 == 0 && HEAD_DIM_V % 16 == 0, "tiles are multiples of 16");
 
 /* ---- shared memory ---- */
-
-/* What chunk indices of a row are xor-ed with: see the bank argument in docs/mma.md. */
-template <int chunks> __device__ __forceinline__ int swizzle_of(int row) {
-    return chunks % 8 == 0 ? row & 7 : chunks % 4 == 0 ? (row >> 1) & 3 : (row >> 2) & 1;
-}
-template <int chunks> __device__ __forceinline__ int chunk_offset(int row, int chunk) {
-    return (row * chunks + (chunk ^ swizzle_of<chunks>(row))) * 16;
-}
-
-/* Eight 16-bit elements one by one: for addresses that are not multiples of 16. */
-__device__ __forceinline__ void copy_elements(uint32_t to, const char *from, int count) {
-    uint32_t word[4] = {0, 0, 0, 0};
-#pragma unroll
-    for (int e = 0; e < 8; e++)
-        if (e < count)
-            word[e / 2] |= (uint32_t)((const uint16_t *)from)[e] << (e % 2 * 16);
-    st_shared_16(to, word[0], word[1], word[2], word[3]);
-}
 
 /* Bytes from row to row of K and V. Those of an aligned problem are less than 2^31: registers are scarce. */
 #if ALIGNED
@@ -104,31 +81,25 @@ template <int chunks, int tile_rows> struct tile_source {
         }
     }
     __device__ __forceinline__ int64_t row_offset(int rows) const { return (int64_t)rows * row_bytes; }
-#if KEY_LIST
     /* Rows index[0] .. index[rows - 1]; the rest of the tile becomes 0. */
     __device__ __forceinline__ void load_listed(uint32_t tile, const int *index, int rows) const {
         if constexpr (regular) {
-#    pragma unroll
+#pragma unroll
             for (int n = 0; n < tile_rows / row_step; n++) {
                 const bool inside = row + n * row_step < rows;
                 const int from = inside ? index[row + n * row_step] - row : 0;
                 cp_async_16_fill(tile + offset + n * THREADS * 16, data + row_offset(from), inside ? bytes : 0);
             }
         } else {
-#    pragma unroll 1
+#pragma unroll 1
             for (int n = threadIdx.x; n < tile_rows * chunks; n += THREADS) {
                 const int r = n / chunks, chunk = n % chunks;
                 const int count = r < rows ? min(max(columns - chunk * 8, 0), 8) : 0;
                 const char *at = count ? data + row_offset(index[r]) + chunk * 16 : data;
-#    if ALIGNED
-                cp_async_16_fill(tile + chunk_offset<chunks>(r, chunk), at, count * 2);
-#    else
-                copy_elements(tile + chunk_offset<chunks>(r, chunk), at, count);
-#    endif
+                load_chunk(tile + chunk_offset<chunks>(r, chunk), at, count);
             }
         }
     }
-#endif
     /* Rows first_row .. of which `rows` exist, to shared memory; what is past the end of a row or column becomes 0. */
     __device__ __forceinline__ void load(uint32_t tile, int first_row, int rows) const {
         const char *from = data + row_offset(first_row);
@@ -152,11 +123,7 @@ template <int chunks, int tile_rows> struct tile_source {
                 const int r = index / chunks, chunk = index % chunks;
                 const int count = r < rows ? min(max(columns - chunk * 8, 0), 8) : 0;
                 const char *at = count ? from + row_offset(r) + chunk * 16 : from;
-#if ALIGNED
-                cp_async_16_fill(tile + chunk_offset<chunks>(r, chunk), at, count * 2);
-#else
-                copy_elements(tile + chunk_offset<chunks>(r, chunk), at, count);
-#endif
+                load_chunk(tile + chunk_offset<chunks>(r, chunk), at, count);
             }
         }
     }
@@ -164,25 +131,13 @@ template <int chunks, int tile_rows> struct tile_source {
 
 /* ---- one warp's products ---- */
 
-__device__ __forceinline__ void mma_16x8x16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-#if DTYPE == GPU_BFLOAT16
-    mma_m16n8k16_bf16(c, a, b0, b1);
-#else
-    mma_m16n8k16_f16(c, a, b0, b1);
-#endif
-}
-
 struct fragments {
     float s[ROW_TILES][KEY_TILES][4];
     float o[ROW_TILES][OUT_TILES][4];
     float row_max[ROW_TILES][2], row_sum[ROW_TILES][2];
 };
 
-#if Q_IN_REGISTERS
-typedef uint32_t query_fragments[HEAD_DIM / 16][ROW_TILES][4];
-#else
-typedef uint32_t query_fragments[1][1][4];
-#endif
+typedef uint32_t query_fragments[HEAD_DIM / 16][ROW_TILES][4]; /* Q_IN_REGISTERS */
 
 /* Q rows of the warp at step k of the head dim. */
 __device__ __forceinline__ void load_query(uint32_t (&q)[4], uint32_t q_tile, int warp_row, int r, int k) {
@@ -208,13 +163,12 @@ __device__ __forceinline__ void multiply_qk(float (&s)[ROW_TILES][KEY_TILES][4],
         uint32_t q[ROW_TILES][4];
 #pragma unroll
         for (int r = 0; r < ROW_TILES; r++) {
-#if Q_IN_REGISTERS
-#    pragma unroll
-            for (int e = 0; e < 4; e++)
-                q[r][e] = kept[k][r][e];
-#else
-            load_query(q[r], q_tile, warp_row, r, k);
-#endif
+            if (Q_IN_REGISTERS)
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    q[r][e] = kept[k][r][e];
+            else
+                load_query(q[r], q_tile, warp_row, r, k);
         }
 #pragma unroll
         for (int n = 0; n < KEY_TILES; n += 2) {
@@ -229,28 +183,26 @@ __device__ __forceinline__ void multiply_qk(float (&s)[ROW_TILES][KEY_TILES][4],
     }
 }
 
-#if Q_IN_REGISTERS
 /* The same for keys 16 group .. 16 group + 15 alone. */
 __device__ __forceinline__ void multiply_qk_group(float (&s)[ROW_TILES][KEY_TILES][4], const query_fragments &kept,
                                                   uint32_t k_tile, int group) {
     const int lane = threadIdx.x % 32, key = lane % 8 + lane / 16 * 8, half = lane / 8 % 2;
-#    pragma unroll
+#pragma unroll
     for (int r = 0; r < ROW_TILES; r++)
-#    pragma unroll
+#pragma unroll
         for (int e = 0; e < 8; e++)
             s[r][2 * group + e / 4][e % 4] = 0;
-#    pragma unroll
+#pragma unroll
     for (int k = 0; k < HEAD_DIM / 16; k++) {
         uint32_t b[4];
         ldmatrix_x4(b, k_tile + chunk_offset<HEAD_DIM / 8>(key, 2 * k + half) + group * 16 * HEAD_DIM * 2);
-#    pragma unroll
+#pragma unroll
         for (int r = 0; r < ROW_TILES; r++) {
             mma_16x8x16(s[r][2 * group], kept[k][r], b[0], b[1]);
             mma_16x8x16(s[r][2 * group + 1], kept[k][r], b[2], b[3]);
         }
     }
 }
-#endif
 
 /* O += P V for keys 16 step .. 16 step + 15. */
 __device__ __forceinline__ void multiply_pv(float (&o)[ROW_TILES][OUT_TILES][4], const uint32_t (&p)[ROW_TILES][4],
@@ -272,10 +224,8 @@ __device__ __forceinline__ void multiply_pv(float (&o)[ROW_TILES][OUT_TILES][4],
 /* ---- scores ---- */
 
 /* One block's place in the problem. */
-struct place {
-    int batch, head, first_row;
-    int seqlen_q, seqlen_k, q_begin, k_begin;
-    int diagonal;              /* i' = i + diagonal */
+struct place : sequence {
+    int head, first_row;
     int first_key, last_key;   /* keys that some row sees, before mask and intervals */
     int first_full, last_full; /* keys that every row sees */
 };
@@ -295,23 +245,22 @@ struct tile_keys {
     const float *bias;
 };
 
-#if STAGED
 /* The warp's rows of one tile of mask or bias; past the ends there are zeros. */
 template <int element_bytes>
 __device__ __forceinline__ void load_scores(uint32_t tile, const char *data, int64_t row_bytes, int first_row, int rows,
                                             int warp_row, int first_key, int keys) {
     constexpr int chunks = BLOCK_N * element_bytes / 16;
-    static_assert(chunks % 2 == 0, "the swizzle pairs chunks");
+    static_assert(!STAGED || chunks % 2 == 0, "the swizzle pairs chunks");
     if (32 % chunks == 0 && warp_row + ROW_TILES * 16 <= rows && keys >= BLOCK_N) {
         constexpr int step = 32 / chunks; /* a lane's chunks lie in one column */
         const int row = warp_row + threadIdx.x % 32 / chunks, chunk = threadIdx.x % chunks;
         const char *from = data + (first_row + row) * row_bytes + (int64_t)first_key * element_bytes + chunk * 16;
-#    pragma unroll
+#pragma unroll
         for (int n = 0; n < ROW_TILES * 16 / step; n++, from += step * row_bytes)
             cp_async_16(tile + chunk_offset<chunks>(row + n * step, chunk), from);
         return;
     }
-#    pragma unroll 1
+#pragma unroll 1
     for (int n = threadIdx.x % 32; n < ROW_TILES * 16 * chunks; n += 32) {
         const int row = warp_row + n / chunks, chunk = n % chunks;
         const int bytes = row < rows ? min(max(keys * element_bytes - chunk * 16, 0), 16) : 0;
@@ -324,89 +273,66 @@ __device__ __forceinline__ void stage_scores(const struct gpu_forward_params &a,
                                              const struct score_pointers &from, int warp_row,
                                              const struct tile_keys &keys) {
     const int rows = at.seqlen_q - at.first_row;
-#    if MASK && MASK_ROWS
-    load_scores<1>(from.mask_tile, from.mask, a.mask.row, at.first_row, rows, warp_row, keys.first, keys.count);
-#    endif
-#    if BIAS && BIAS_ROWS
-    load_scores<BIAS_BYTES>(from.bias_tile, from.bias, a.bias.row * BIAS_BYTES, at.first_row, rows, warp_row,
-                            keys.first, keys.count);
-#    endif
+    if (MASK)
+        load_scores<1>(from.mask_tile, from.mask, a.mask.row, at.first_row, rows, warp_row, keys.first, keys.count);
+    if (BIAS)
+        load_scores<BIAS_BYTES>(from.bias_tile, from.bias, a.bias.row * BIAS_BYTES, at.first_row, rows, warp_row,
+                                keys.first, keys.count);
 }
 /* Two neighbours of a staged row: columns 8 n + 2 (lane % 4), + 1. */
 __device__ __forceinline__ void staged_bias(float (&b)[2], uint32_t tile, int row, int n) {
     const int pair = threadIdx.x % 4;
-#    if BIAS == GPU_BIAS_FLOAT32
-    uint32_t low, high;
-    ld_shared_8(low, high, tile + chunk_offset<BLOCK_N / 4>(row, n * 2 + pair / 2) + pair % 2 * 8);
-    b[0] = __uint_as_float(low);
-    b[1] = __uint_as_float(high);
-#    else
-    const uint32_t both = ld_shared_4(tile + chunk_offset<BLOCK_N / 8>(row, n) + pair * 4);
-#        if DTYPE == GPU_BFLOAT16
-    b[0] = __uint_as_float(both << 16);
-    b[1] = __uint_as_float(both & 0xffff0000u);
-#        else
-    b[0] = cvt_f32_f16((uint16_t)both);
-    b[1] = cvt_f32_f16((uint16_t)(both >> 16));
-#        endif
-#    endif
+    if (BIAS == GPU_BIAS_FLOAT32) {
+        uint32_t low, high;
+        ld_shared_8(low, high, tile + chunk_offset<BLOCK_N / 4>(row, n * 2 + pair / 2) + pair % 2 * 8);
+        b[0] = __uint_as_float(low);
+        b[1] = __uint_as_float(high);
+    } else {
+        const uint32_t both = ld_shared_4(tile + chunk_offset<BLOCK_N / 8>(row, n) + pair * 4);
+        b[0] = unpack((uint16_t)both);
+        b[1] = unpack((uint16_t)(both >> 16));
+    }
 }
 __device__ __forceinline__ uint32_t staged_mask(uint32_t tile, int row, int n) {
     return ld_shared_2(tile + chunk_offset<BLOCK_N / 16>(row, n / 2) + n % 2 * 8 + threadIdx.x % 4 * 2);
 }
-#endif
 
 /* Scale, softcap and bias: scores in natural units (where MAXIMA_BARE, they stay as the products are). */
 __device__ __forceinline__ void finish_scores(float (&s)[ROW_TILES][KEY_TILES][4], const struct gpu_forward_params &a,
                                               const struct place &at, const struct score_pointers &from, int warp_row,
                                               const struct tile_keys &keys) {
-#if !MAXIMA_BARE
     const int column = threadIdx.x % 4 * 2;
-#    pragma unroll
+    if (MAXIMA_BARE)
+        return;
+#pragma unroll
     for (int r = 0; r < ROW_TILES; r++)
-#    pragma unroll
+#pragma unroll
         for (int half = 0; half < 2; half++) {
-#    if STAGED && BIAS
-            const int row = warp_row + r * 16 + half * 8 + threadIdx.x % 32 / 4;
-#    elif BIAS && BIAS_ROWS
-            const int row =
-                min(at.first_row + warp_row + r * 16 + half * 8 + (int)threadIdx.x % 32 / 4, at.seqlen_q - 1);
+            const int local = warp_row + r * 16 + half * 8 + threadIdx.x % 32 / 4;
+            const int row = min(at.first_row + local, at.seqlen_q - 1);
             const char *bias = from.bias + (int64_t)row * a.bias.row * BIAS_BYTES;
-#    endif
-#    pragma unroll
+#pragma unroll
             for (int n = 0; n < KEY_TILES; n++) {
-#    if STAGED && BIAS
                 float b[2];
-                staged_bias(b, from.bias_tile, row, n);
-#    endif
-#    pragma unroll
+                if (STAGED && BIAS)
+                    staged_bias(b, from.bias_tile, local, n);
+#pragma unroll
                 for (int c = 0; c < 2; c++) {
-                    [[maybe_unused]] const int j = n * 8 + column + c;
+                    const int j = n * 8 + column + c;
                     float x = cap_score(a, s[r][n][half * 2 + c] * a.scale);
-#    if STAGED && BIAS
-                    x += b[c];
-#    elif BIAS && !BIAS_ROWS
-                    x += keys.bias[j];
-#    elif BIAS
-                    /* without a branch, so that few registers wait for reads; columns past the last key are hidden */
-                    const int key = KEY_LIST ? keys.index[j] : min(keys.first + j, at.seqlen_k - 1);
-                    x += bias_value(bias + (int64_t)key * a.bias.key * BIAS_BYTES);
-#    endif
+                    if (BIAS && !BIAS_ROWS) {
+                        x += keys.bias[j];
+                    } else if (BIAS && STAGED) {
+                        x += b[c];
+                    } else if (BIAS) {
+                        /* without a branch, so that few registers wait for reads; keys past the last are hidden */
+                        const int key = KEY_LIST ? keys.index[j] : min(keys.first + j, at.seqlen_k - 1);
+                        x += bias_value(bias + (int64_t)key * a.bias.key * BIAS_BYTES);
+                    }
                     s[r][n][half * 2 + c] = x;
                 }
             }
         }
-#endif
-}
-
-/* First and last key that a row sees, before mask and intervals. */
-__device__ __forceinline__ int first_visible(const struct gpu_forward_params &a, const struct place &at, int row) {
-    return WINDOW && a.window_left != UNBOUNDED ? (int)max((int64_t)0, (int64_t)row + at.diagonal - a.window_left) : 0;
-}
-__device__ __forceinline__ int last_visible(const struct gpu_forward_params &a, const struct place &at, int row) {
-    return WINDOW && a.window_right != UNBOUNDED
-               ? (int)max((int64_t)-1, min((int64_t)at.seqlen_k - 1, (int64_t)row + at.diagonal + a.window_right))
-               : at.seqlen_k - 1;
 }
 
 /* Keys that are not visible become -inf. */
@@ -419,32 +345,21 @@ __device__ __forceinline__ void hide_keys(float (&s)[ROW_TILES][KEY_TILES][4], c
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const uint32_t local = warp_row + r * 16 + half * 8 + threadIdx.x % 32 / 4;
-            [[maybe_unused]] const int row = at.first_row + (int)local;
-#if !KEY_LIST
-            const int first = first_visible(a, at, row) - keys.first, last = last_visible(a, at, row) - keys.first;
-#endif
-#if MASK && MASK_ROWS && !STAGED
+            const int row = at.first_row + (int)local;
+            const int first = first_key(a, at, row) - keys.first, last = last_key(a, at, row) - keys.first;
             const char *mask = from.mask + (int64_t)min(row, at.seqlen_q - 1) * a.mask.row;
-#endif
 #pragma unroll
             for (int n = 0; n < KEY_TILES; n++) {
-#if MASK && MASK_ROWS && STAGED
-                const uint32_t seen = staged_mask(from.mask_tile, local, n);
-#endif
+                const uint32_t seen = MASK && STAGED ? staged_mask(from.mask_tile, local, n) : 0;
 #pragma unroll
                 for (int c = 0; c < 2; c++) {
                     const int j = n * 8 + column + c;
-#if KEY_LIST
-                    const uint32_t rows = keys.rows[j]; /* first row, and how many, of those of the block */
-                    bool visible = local - (rows & 0xffff) < rows >> 16;
-#else
-                    bool visible = j >= first && j <= last;
-#endif
-#if MASK && MASK_ROWS && STAGED
-                    visible = visible && (seen >> c * 8 & 0xff);
-#elif MASK && MASK_ROWS
-                    visible = visible && mask[(int64_t)(KEY_LIST ? keys.index[j] : keys.first + j) * a.mask.key];
-#endif
+                    const uint32_t rows = KEY_LIST ? keys.rows[j] : 0; /* of the block: the first, and how many */
+                    bool visible = KEY_LIST ? local - (rows & 0xffff) < rows >> 16 : j >= first && j <= last;
+                    if (MASK && STAGED)
+                        visible = visible && (seen >> c * 8 & 0xff);
+                    else if (MASK && MASK_ROWS)
+                        visible = visible && mask[(int64_t)(KEY_LIST ? keys.index[j] : keys.first + j) * a.mask.key];
                     if (!visible)
                         s[r][n][half * 2 + c] = MINUS_INF;
                 }
@@ -455,11 +370,7 @@ __device__ __forceinline__ void hide_keys(float (&s)[ROW_TILES][KEY_TILES][4], c
 /* ---- online softmax ---- */
 
 __device__ __forceinline__ float exponent_unit(const struct gpu_forward_params &a) {
-#if MAXIMA_BARE
-    return a.scale * LOG2_E;
-#else
-    return LOG2_E;
-#endif
+    return MAXIMA_BARE ? a.scale * LOG2_E : LOG2_E;
 }
 
 /* Raises the running maxima where a row has outgrown them, and rescales what depends on them. */
@@ -511,11 +422,7 @@ __device__ __forceinline__ void make_p(uint32_t (&p)[ROW_TILES][4], float (&sum)
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 float x = s[r][2 * step + n][e];
-#if MAXIMA_BARE
-                w[e] = ex2_approx(__fmaf_rn(x, unit, -shift[r][e / 2]));
-#else
-                w[e] = ex2_approx((x - shift[r][e / 2]) * unit);
-#endif
+                w[e] = ex2_approx(MAXIMA_BARE ? __fmaf_rn(x, unit, -shift[r][e / 2]) : (x - shift[r][e / 2]) * unit);
                 sum[r][e / 2] += w[e];
             }
             p[r][2 * n] = pack(w[0], w[1]);
@@ -525,7 +432,6 @@ __device__ __forceinline__ void make_p(uint32_t (&p)[ROW_TILES][4], float (&sum)
 
 /* ---- which tiles ---- */
 
-#if KEY_LIST
 struct key_list {
     int *index;
     uint32_t *rows; /* first visible row of the block, and from bit 16 on how many */
@@ -541,26 +447,22 @@ __device__ __forceinline__ uint32_t look_at_key(const struct key_list &list, con
                                                 float &bias) {
     int first = at.first_row, last = first + min(BLOCK_M, at.seqlen_q - first); /* rows first <= i < last see it */
     bias = 0;
-#    if MASK && !MASK_ROWS
-    if (!from.mask[(int64_t)j * a.mask.key])
+    if (MASK && !MASK_ROWS && !from.mask[(int64_t)j * a.mask.key])
         return 0;
-#    endif
-#    if BIAS && !BIAS_ROWS
-    bias = bias_value(from.bias + (int64_t)j * a.bias.key * BIAS_BYTES);
-    if (bias == MINUS_INF)
-        return 0;
-#    endif
-#    if INTERVALS
-    first = max(first, list.intervals[0][j * a.intervals.start_key]);
-    last = min(last, list.intervals[1][j * a.intervals.end_key]);
-#    endif
-#    if WINDOW
+    if (BIAS && !BIAS_ROWS) {
+        bias = bias_value(from.bias + (int64_t)j * a.bias.key * BIAS_BYTES);
+        if (bias == MINUS_INF)
+            return 0;
+    }
+    if (INTERVALS) {
+        first = max(first, list.intervals[0][j * a.intervals.start_key]);
+        last = min(last, list.intervals[1][j * a.intervals.end_key]);
+    }
     const int64_t column = (int64_t)j - at.diagonal; /* of the row whose diagonal it is on */
-    if (a.window_right != UNBOUNDED)
+    if (WINDOW && a.window_right != UNBOUNDED)
         first = (int)max((int64_t)first, min((int64_t)last, column - a.window_right));
-    if (a.window_left != UNBOUNDED)
+    if (WINDOW && a.window_left != UNBOUNDED)
         last = (int)min((int64_t)last, max((int64_t)first, column + a.window_left + 1));
-#    endif
     return first < last ? (uint32_t)(first - at.first_row) | (uint32_t)(last - first) << 16 : 0;
 }
 
@@ -575,24 +477,24 @@ __device__ __forceinline__ int extend_list(const struct key_list &list, int coun
         uint32_t rows[each];
         float bias[each];
         int total = 0;
-#    pragma unroll
+#pragma unroll
         for (int u = 0; u < each; u++) {
             const int j = next_key + (warp * each + u) * 32 + lane;
             rows[u] = j < at.last_key ? look_at_key(list, a, at, from, j, bias[u]) : 0;
         }
-#    pragma unroll
+#pragma unroll
         for (int u = 0; u < each; u++)
             total += __popc(__ballot_sync(0xffffffff, rows[u] != 0));
         if (lane == 0)
             list.totals[warp] = total;
         __syncthreads();
         int place = count;
-#    pragma unroll
+#pragma unroll
         for (int w = 0; w < WARPS; w++) {
             place += w < warp ? list.totals[w] : 0;
             count += list.totals[w];
         }
-#    pragma unroll
+#pragma unroll
         for (int u = 0; u < each; u++) {
             const uint32_t seen = __ballot_sync(0xffffffff, rows[u] != 0);
             if (rows[u]) {
@@ -637,9 +539,7 @@ __device__ __forceinline__ void shift_list(const struct key_list &list, int done
     }
     __syncthreads();
 }
-#endif
 
-#if TILE_LIST
 /* Lists the tiles of [first, last) in which the mask has a visible pair, from the block mask that block_mask.cu made;
  * returns how many. */
 __device__ __forceinline__ int list_tiles(uint16_t *list, const uint8_t *block_mask, int first, int last) {
@@ -659,35 +559,25 @@ __device__ __forceinline__ int list_tiles(uint16_t *list, const uint8_t *block_m
     __syncthreads();
     return list[MMA_FORWARD_TILES];
 }
-#endif
 
 /* ---- the kernel ---- */
 
 __device__ __forceinline__ struct place find_place(const struct gpu_forward_params &a, int place) {
-    struct place at;
     /* L2 groups: heads whose K and V fit in the second-level cache; in a group the longest rows first. */
     int blocks = (a.seqlen_q + BLOCK_M - 1) / BLOCK_M, heads = a.heads * a.batch;
     int l2_group = place / (blocks * a.heads_per_l2_group), index = place % (blocks * a.heads_per_l2_group);
     int size = min(a.heads_per_l2_group, heads - l2_group * a.heads_per_l2_group);
     int block = index / size, head = l2_group * a.heads_per_l2_group + index % size;
-    at.batch = head / a.heads;
-    at.head = head % a.heads;
-    at.first_row = (WINDOW ? blocks - 1 - block : block) * BLOCK_M;
-    const struct sequence s = find_sequence(a, at.batch);
-    at.seqlen_q = s.seqlen_q;
-    at.seqlen_k = s.seqlen_k;
-    at.q_begin = s.q_begin;
-    at.k_begin = s.k_begin;
-    at.diagonal = s.diagonal;
-    at.first_key = at.first_full = 0;
-    at.last_key = at.last_full = at.seqlen_k;
-#if WINDOW
-    const int last_row = min(at.first_row + BLOCK_M, at.seqlen_q) - 1;
-    at.first_key = first_visible(a, at, at.first_row);
-    at.first_full = first_visible(a, at, last_row);
-    at.last_key = last_visible(a, at, last_row) + 1;
-    at.last_full = last_visible(a, at, at.first_row) + 1;
-#endif
+    const struct sequence s = find_sequence(a, head / a.heads);
+    struct place at = {s, head % a.heads, (WINDOW ? blocks - 1 - block : block) * BLOCK_M, 0, s.seqlen_k,
+                       0, s.seqlen_k};
+    if (WINDOW) {
+        const int last_row = min(at.first_row + BLOCK_M, at.seqlen_q) - 1;
+        at.first_key = first_key(a, at, at.first_row);
+        at.first_full = first_key(a, at, last_row);
+        at.last_key = last_key(a, at, last_row) + 1;
+        at.last_full = last_key(a, at, at.first_row) + 1;
+    }
     return at;
 }
 
@@ -747,14 +637,7 @@ __device__ __forceinline__ uint32_t store_rows(struct fragments &f, const struct
             spoiled |= nan_bit(word, row - warp_row);
         if (REDO && spoiled >> (row - warp_row) & 1)
             continue;
-        char *to = out + row * a.out.row * 2 + chunk * 16;
-        if (ALIGNED && count == 8)
-            *(uint4 *)to = make_uint4(word[0], word[1], word[2], word[3]);
-        else
-#pragma unroll
-            for (int e = 0; e < 8; e++)
-                if (e < count)
-                    ((uint16_t *)to)[e] = (uint16_t)(word[e / 2] >> (e % 2 * 16));
+        store_words(out + row * a.out.row * 2 + chunk * 16, word, count);
     }
     return REDO ? redo_or(spoiled) : 0;
 }
@@ -780,12 +663,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     struct score_pointers from = {};
     from.mask_tile = q_tile + MMA_FORWARD_LIST_OFFSET + (TILE_LIST ? MMA_FORWARD_TILE_BYTES : 0);
     from.bias_tile = from.mask_tile + (MASK ? BLOCK_M * BLOCK_N : 0);
-#if MASK
-    from.mask = a.mask.data + at.batch * a.mask.batch + at.head / a.mask.group * a.mask.head;
-#endif
-#if BIAS
-    from.bias = a.bias.data + (at.batch * a.bias.batch + at.head / a.bias.group * a.bias.head) * BIAS_BYTES;
-#endif
+    if (MASK)
+        from.mask = mask_of(a, at.batch, at.head);
+    if (BIAS)
+        from.bias = a.bias.data + (at.batch * a.bias.batch + at.head / a.bias.group * a.bias.head) * BIAS_BYTES;
 
     struct fragments f;
 #pragma unroll
@@ -808,7 +689,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
     const tile_source<HEAD_DIM / 8, BLOCK_N> k_source(k, a.k.row, a.head_dim);
     const tile_source<HEAD_DIM_V / 8, BLOCK_N> v_source(v, a.v.row, a.head_dim_v);
     bool settled = false; /* every row of the warp has seen a key */
-    [[maybe_unused]] bool query_loaded = false;
+    bool query_loaded = false;
     query_fragments kept;
 
     /* Tiles 0 to count - 1, whose keys keys_of(t) gives; is_partial(keys): whether pairs are tested one by one. */
@@ -818,20 +699,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
                 const struct tile_keys keys = keys_of(t);
                 const uint32_t k_tile = k_tiles + t % STAGES * BLOCK_N * HEAD_DIM * 2;
                 const uint32_t v_tile = v_tiles + t % STAGES * BLOCK_N * HEAD_DIM_V * 2;
-#if KEY_LIST
-                k_source.load_listed(k_tile, keys.index, keys.count);
-                v_source.load_listed(v_tile, keys.index, keys.count);
-#else
-                k_source.load(k_tile, keys.first, at.seqlen_k - keys.first);
-                v_source.load(v_tile, keys.first, at.seqlen_k - keys.first);
-#endif
+                if (KEY_LIST) {
+                    k_source.load_listed(k_tile, keys.index, keys.count);
+                    v_source.load_listed(v_tile, keys.index, keys.count);
+                } else {
+                    k_source.load(k_tile, keys.first, at.seqlen_k - keys.first);
+                    v_source.load(v_tile, keys.first, at.seqlen_k - keys.first);
+                }
             }
             cp_async_commit();
         };
-#if STAGED
-        if (count)
+        if (STAGED && count)
             stage_scores(a, at, from, warp_row, keys_of(0));
-#endif
 #pragma unroll
         for (int t = 0; t < STAGES - 1; t++)
             fetch(t);
@@ -840,15 +719,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
             cp_async_wait<STAGES - 2>();
             __syncthreads();
             fetch(t + STAGES - 1);
-#if Q_IN_REGISTERS
-            if (!query_loaded)
-#    pragma unroll
+            if (Q_IN_REGISTERS && !query_loaded)
+#pragma unroll
                 for (int step = 0; step < HEAD_DIM / 16; step++)
-#    pragma unroll
+#pragma unroll
                     for (int r = 0; r < ROW_TILES; r++)
                         load_query(kept[step][r], q_tile, warp_row, r, step);
             query_loaded = true;
-#endif
             const struct tile_keys keys = keys_of(t);
             const bool partial = is_partial(keys);
             const uint32_t k_tile = k_tiles + t % STAGES * BLOCK_N * HEAD_DIM * 2;
@@ -864,18 +741,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 #pragma unroll
                     for (int half = 0; half < 2; half++)
                         shift[r][half] = f.row_max[r][half] * unit;
-#if Q_IN_REGISTERS
-#    pragma unroll
+                if (!Q_IN_REGISTERS)
+                    multiply_qk(f.s, kept, q_tile, warp_row, k_tile);
+#pragma unroll
                 for (int step = 0; step < BLOCK_N / 16; step++) {
-                    multiply_qk_group(f.s, kept, k_tile, step);
+                    if (Q_IN_REGISTERS)
+                        multiply_qk_group(f.s, kept, k_tile, step);
                     make_p(p[step], sum, f.s, shift, unit, step);
                 }
-#else
-                multiply_qk(f.s, kept, q_tile, warp_row, k_tile);
-#    pragma unroll
-                for (int step = 0; step < BLOCK_N / 16; step++)
-                    make_p(p[step], sum, f.s, shift, unit, step);
-#endif
 #pragma unroll
                 for (int r = 0; r < ROW_TILES; r++)
                     most = fmaxf(most, fmaxf(sum[r][0], sum[r][1]));
@@ -910,12 +783,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
                 done = careful || !__any_sync(0xffffffff, !(most <= SUM_MAX));
                 careful = true;
             }
-#if STAGED
-            __syncwarp();
-            if (t + 1 < count)
-                stage_scores(a, at, from, warp_row, keys_of(t + 1));
-            cp_async_commit();
-#endif
+            if (STAGED) {
+                __syncwarp();
+                if (t + 1 < count)
+                    stage_scores(a, at, from, warp_row, keys_of(t + 1));
+                cp_async_commit();
+            }
 #pragma unroll
             for (int r = 0; r < ROW_TILES; r++)
 #pragma unroll
@@ -927,49 +800,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
         }
     };
 
-#if KEY_LIST
-    char *const places = shared + MMA_FORWARD_LIST_OFFSET;
-    const struct key_list list = {(int *)places, (uint32_t *)(places + 4 * MMA_FORWARD_LIST),
-                                  (float *)(places + 8 * MMA_FORWARD_LIST),
-                                  (int *)(places + (BIAS && !BIAS_ROWS ? 12 : 8) * MMA_FORWARD_LIST),
-                                  (const int32_t **)(places + (BIAS && !BIAS_ROWS ? 12 : 8) * MMA_FORWARD_LIST + 32)};
-#    if INTERVALS
-    if (threadIdx.x == 0) {
-        const struct gpu_intervals &i = a.intervals;
-        const int64_t head = at.head / i.group;
-        list.intervals[0] = i.start + at.batch * i.start_batch + head * i.start_head + at.k_begin * i.start_key;
-        list.intervals[1] = i.end + at.batch * i.end_batch + head * i.end_head + at.k_begin * i.end_key;
-    }
-    __syncthreads();
-#    endif
-    int next_key = at.first_key, num_listed = 0;
-    do {
-        num_listed = extend_list(list, num_listed, next_key, a, at, from);
-        const bool last_round = next_key >= at.last_key;
-        const int count = last_round ? (num_listed + BLOCK_N - 1) / BLOCK_N : num_listed / BLOCK_N;
-        if (last_round)
-            pad_list(list, num_listed);
-        auto keys_of = [&](int t) {
-            struct tile_keys keys = {0, min(num_listed - t * BLOCK_N, BLOCK_N)};
-            keys.index = list.index + t * BLOCK_N;
-            keys.rows = list.rows + t * BLOCK_N;
-            keys.bias = list.bias + t * BLOCK_N;
-            return keys;
-        };
-        auto is_partial = [&](const struct tile_keys &keys) {
-            bool full = true;
-            const uint32_t all = (uint32_t)min(BLOCK_M, at.seqlen_q - at.first_row) << 16;
-            for (int n = threadIdx.x % 32; n < BLOCK_N; n += 32)
-                full = full && keys.rows[n] == all;
-            return (MASK && MASK_ROWS) || !__all_sync(0xffffffff, full);
-        };
-        add_tiles(count, keys_of, is_partial);
-        if (last_round)
-            break;
-        shift_list(list, count * BLOCK_N, num_listed);
-        num_listed -= count * BLOCK_N;
-    } while (true);
-#else
     const int first_tile = at.first_key / BLOCK_N, last_tile = (at.last_key + BLOCK_N - 1) / BLOCK_N;
     auto tile_keys_of = [&](int tile) {
         const int first = tile * BLOCK_N;
@@ -978,27 +808,68 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
         return keys;
     };
     auto is_partial = [&](const struct tile_keys &keys) { return keys.partial; };
-#    if TILE_LIST
-    uint16_t *list = (uint16_t *)(shared + MMA_FORWARD_LIST_OFFSET);
-    const uint8_t *block_mask = a.block_mask + at.batch * a.block_mask_batch +
-                                at.head / a.mask.group * a.block_mask_head +
-                                (int64_t)(at.first_row / BLOCK_M) * a.block_mask_row;
-    for (int segment = first_tile; segment < last_tile; segment += MMA_FORWARD_TILES) {
-        __syncthreads(); /* the list and the buffers of the segment before are free */
-        const int count = list_tiles(list, block_mask, segment, min(segment + MMA_FORWARD_TILES, last_tile));
-        auto keys_of = [&](int t) {
-            struct tile_keys keys = tile_keys_of(segment + (list[t] & 0x7fff));
-            keys.partial = keys.partial || !(list[t] & 0x8000);
-            return keys;
-        };
-        add_tiles(count, keys_of, is_partial);
+    if (KEY_LIST) {
+        char *const places = shared + MMA_FORWARD_LIST_OFFSET;
+        const struct key_list list = {
+            (int *)places, (uint32_t *)(places + 4 * MMA_FORWARD_LIST), (float *)(places + 8 * MMA_FORWARD_LIST),
+            (int *)(places + (BIAS && !BIAS_ROWS ? 12 : 8) * MMA_FORWARD_LIST),
+            (const int32_t **)(places + (BIAS && !BIAS_ROWS ? 12 : 8) * MMA_FORWARD_LIST + 32)};
+        if (INTERVALS) {
+            if (threadIdx.x == 0) {
+                const struct gpu_intervals &i = a.intervals;
+                const int64_t head = at.head / i.group;
+                list.intervals[0] = i.start + at.batch * i.start_batch + head * i.start_head + at.k_begin * i.start_key;
+                list.intervals[1] = i.end + at.batch * i.end_batch + head * i.end_head + at.k_begin * i.end_key;
+            }
+            __syncthreads();
+        }
+        int next_key = at.first_key, num_listed = 0;
+        do {
+            num_listed = extend_list(list, num_listed, next_key, a, at, from);
+            const bool last_round = next_key >= at.last_key;
+            const int count = last_round ? (num_listed + BLOCK_N - 1) / BLOCK_N : num_listed / BLOCK_N;
+            if (last_round)
+                pad_list(list, num_listed);
+            auto keys_of = [&](int t) {
+                struct tile_keys keys = {0, min(num_listed - t * BLOCK_N, BLOCK_N)};
+                keys.index = list.index + t * BLOCK_N;
+                keys.rows = list.rows + t * BLOCK_N;
+                keys.bias = list.bias + t * BLOCK_N;
+                return keys;
+            };
+            auto list_partial = [&](const struct tile_keys &keys) {
+                bool full = true;
+                const uint32_t all = (uint32_t)min(BLOCK_M, at.seqlen_q - at.first_row) << 16;
+                for (int n = threadIdx.x % 32; n < BLOCK_N; n += 32)
+                    full = full && keys.rows[n] == all;
+                return (MASK && MASK_ROWS) || !__all_sync(0xffffffff, full);
+            };
+            add_tiles(count, keys_of, list_partial);
+            if (last_round)
+                break;
+            shift_list(list, count * BLOCK_N, num_listed);
+            num_listed -= count * BLOCK_N;
+        } while (true);
+    } else if (TILE_LIST) {
+        uint16_t *list = (uint16_t *)(shared + MMA_FORWARD_LIST_OFFSET);
+        const uint8_t *block_mask = a.block_mask + at.batch * a.block_mask_batch +
+                                    at.head / a.mask.group * a.block_mask_head +
+                                    (int64_t)(at.first_row / BLOCK_M) * a.block_mask_row;
+        for (int segment = first_tile; segment < last_tile; segment += MMA_FORWARD_TILES) {
+            __syncthreads(); /* the list and the buffers of the segment before are free */
+            const int count = list_tiles(list, block_mask, segment, min(segment + MMA_FORWARD_TILES, last_tile));
+            auto keys_of = [&](int t) {
+                struct tile_keys keys = tile_keys_of(segment + (list[t] & 0x7fff));
+                keys.partial = keys.partial || !(list[t] & 0x8000);
+                return keys;
+            };
+            add_tiles(count, keys_of, is_partial);
+        }
+    } else {
+        /* keys in falling order: the tiles that are cut come first, while the pipeline fills */
+        auto keys_of = [&](int t) { return tile_keys_of(last_tile - 1 - t); };
+        add_tiles(last_tile - first_tile, keys_of, is_partial);
     }
-#    else
-    /* keys in falling order: the tiles that are cut come first, while the pipeline fills */
-    auto keys_of = [&](int t) { return tile_keys_of(last_tile - 1 - t); };
-    add_tiles(last_tile - first_tile, keys_of, is_partial);
-#    endif
-#endif
     cp_async_wait<0>();
     __syncthreads(); /* Q's place becomes the output's */
     /* What is read anew is not kept: registers are short in the loop. */
