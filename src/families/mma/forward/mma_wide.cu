@@ -400,26 +400,33 @@ __device__ __forceinline__ float finish_scores(const gpu_forward_params &a, cons
 /* Stores one word in this block's shared memory and, in a cluster, at the same place of the other block. */
 __device__ __forceinline__ void publish(uint32_t shared, uint32_t peer, uint32_t word) {
     st_shared_4(shared, word);
-#if CLUSTER == 2
-    st_cluster_4(shared + peer, word);
-#endif
+    if (CLUSTER == 2)
+        st_cluster_4(shared + peer, word);
 }
 /* One warp's arrival at a barrier of its row group, in both blocks of a cluster. */
 __device__ __forceinline__ void group_arrive(uint32_t barrier, uint32_t peer) {
     __syncwarp();
     if ((threadIdx.x & 31) == 0) {
         mbarrier_arrive(barrier);
-#if CLUSTER == 2
-        mbarrier_arrive_cluster(barrier + peer);
-#endif
+        if (CLUSTER == 2)
+            mbarrier_arrive_cluster(barrier + peer);
     }
 }
 __device__ __forceinline__ void group_wait(uint32_t barrier, uint32_t parity) {
-#if CLUSTER == 2
-    mbarrier_wait_cluster(barrier, parity);
-#else
-    mbarrier_wait(barrier, parity);
-#endif
+    if (CLUSTER == 2)
+        mbarrier_wait_cluster(barrier, parity);
+    else
+        mbarrier_wait(barrier, parity);
+}
+
+/* All threads of the block, or of both. */
+__device__ __forceinline__ void meet_cluster() {
+    if (CLUSTER == 2) {
+        barrier_cluster_arrive();
+        barrier_cluster_wait();
+    } else {
+        __syncthreads();
+    }
 }
 
 /* Rows of a row group that a key which they do not see has spoiled, a bit each: columns first .. end - 1 of them. */
@@ -437,18 +444,19 @@ struct group {
     uint32_t parity, vote;        /* cluster: of the exchange's phase; the slot of the next vote */
 };
 __device__ __forceinline__ void group_meet(group &g) {
-#if CLUSTER == 2
-    const uint32_t barrier = g.shared + EXCHANGE_OFFSET + g.index * 8;
-    group_arrive(barrier, g.peer);
-    group_wait(barrier, g.parity);
-    g.parity ^= 1;
-#else
-    barrier_sync(1 + g.index, GROUP_THREADS);
-#endif
+    if (CLUSTER == 1) {
+        barrier_sync(1 + g.index, GROUP_THREADS);
+    } else {
+        const uint32_t barrier = g.shared + EXCHANGE_OFFSET + g.index * 8;
+        group_arrive(barrier, g.peer);
+        group_wait(barrier, g.parity);
+        g.parity ^= 1;
+    }
 }
 /* The same; true for all when `condition` is true for one. */
 __device__ __forceinline__ bool group_meet_or(group &g, bool condition) {
-#if CLUSTER == 2
+    if (CLUSTER == 1)
+        return barrier_red_or(1 + g.index, GROUP_THREADS, condition);
     const uint32_t votes = g.shared + VOTES_OFFSET + g.index * 12;
     const bool any = __any_sync(0xffffffff, condition), first = (threadIdx.x & 31) == 0;
     if (any && first)
@@ -461,9 +469,6 @@ __device__ __forceinline__ bool group_meet_or(group &g, bool condition) {
     if (first)
         st_shared_4(votes + ahead * 4, 0);
     return result;
-#else
-    return barrier_red_or(1 + g.index, GROUP_THREADS, condition);
-#endif
 }
 
 /* O in 16-byte stores, each row group its own rows: eight neighbouring threads write 128 bytes of a row. */
@@ -545,10 +550,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS)
     const int warp = (int)threadIdx.x >> 5, lane = (int)threadIdx.x & 31;
     const int row_group = warp / COLUMN_GROUPS, column_group = warp % COLUMN_GROUPS;
     const uint32_t rank = CLUSTER == 2 ? blockIdx.x % CLUSTER : 0;
-    uint32_t peer = 0; /* what to add to an address to reach the other block */
-#if CLUSTER == 2
-    peer = mapa_shared(shared, rank ^ 1) - shared;
-#endif
+    /* what to add to an address to reach the other block */
+    const uint32_t peer = CLUSTER == 2 ? mapa_shared(shared, rank ^ 1) - shared : 0;
     const work w = find_work(a, (int32_t)blockIdx.x);
     if (w.row0 == 0 && rank == 0)
         clear_rest_of_forward(a, w.batch, w.head, threadIdx.x, THREADS);
@@ -589,12 +592,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS)
         for (int i = 0; i < 12; ++i)
             st_shared_4(shared + VOTES_OFFSET + i * 4, 0);
     }
-#if CLUSTER == 2
-    barrier_cluster_arrive();
-    barrier_cluster_wait();
-#else
-    __syncthreads();
-#endif
+    meet_cluster();
 
     const char *q = a.q.data + (w.batch * a.q.batch + (w.q_begin + w.row0) * a.q.row + w.head * a.q.head) * 2;
     uint32_t q_chunk = shared;
@@ -852,8 +850,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 8 / WARPS)
     barrier_sync(1 + row_group, GROUP_THREADS);
 
     store_out(a, done, g, column_group, rank);
-#if CLUSTER == 2
-    barrier_cluster_arrive(); /* the other block may still write here */
-    barrier_cluster_wait();
-#endif
+    if (CLUSTER == 2)
+        meet_cluster(); /* the other block may still write here */
 }
