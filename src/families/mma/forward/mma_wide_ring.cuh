@@ -1,0 +1,148 @@
+/* mma_wide_ring.cuh: the ring of slices of K and V, for mma_wide.cu, which defines its constants before including this:
+ * every thread copies its share of each slot, and every warp reads it. */
+#ifndef FDM_MMA_WIDE_RING_CUH
+#define FDM_MMA_WIDE_RING_CUH
+
+/* Which chunk of a tile of ROWS rows a thread copies: 16 bytes of a row, and the same of every panel of 64 columns and
+ * of every COPY_ROWS-th row. Where there are fewer rows, the other threads take every other panel. */
+struct chunk_place {
+    int32_t row, panel, chunk;
+};
+template <int ROWS> __device__ __forceinline__ chunk_place find_chunk() {
+    const int32_t thread = (int32_t)tid_x_reread();
+    return {(thread >> 3) % (ROWS < COPY_ROWS ? ROWS : COPY_ROWS), ROWS < COPY_ROWS ? (thread >> 3) / ROWS : 0,
+            thread & 7};
+}
+/* Bytes of that chunk in a swizzled tile, and in global memory. */
+template <int PITCH> __device__ __forceinline__ uint32_t chunk_shared(chunk_place p) {
+    return (uint32_t)(p.row * PITCH + p.panel * 128 + ((p.chunk ^ (p.row & 7)) << 4));
+}
+__device__ __forceinline__ int64_t chunk_global(chunk_place p, int64_t row_bytes) {
+    return p.row * row_bytes + p.panel * 128 + p.chunk * 16;
+}
+
+/* From the first chunk of a tile to that of this thread. */
+template <int ROWS, int PITCH>
+__device__ __forceinline__ void place_chunk(const char *&global, uint32_t &shared, int64_t row_bytes) {
+    const chunk_place p = find_chunk<ROWS>();
+    global += chunk_global(p, row_bytes);
+    shared += chunk_shared<PITCH>(p);
+}
+
+/* Copies a thread's chunks of ROWS rows of COLUMNS elements into a swizzled tile. */
+template <int ROWS, int COLUMNS>
+__device__ __forceinline__ void copy_chunks(uint32_t shared, const char *global, int64_t row_bytes) {
+    constexpr int PANELS = COLUMNS / 64, STEP = ROWS < COPY_ROWS ? COPY_ROWS / ROWS : 1;
+#pragma unroll
+    for (int i = 0; i < ROWS; i += COPY_ROWS) {
+#pragma unroll
+        for (int panel = 0; panel < PANELS; panel += STEP) {
+            if (panel + STEP > PANELS && panel + find_chunk<ROWS>().panel >= PANELS)
+                continue;
+            cp_async_16(shared + (uint32_t)(i * COLUMNS * 2 + panel * 128), global + panel * 128);
+        }
+        global += COPY_ROWS * row_bytes;
+    }
+}
+/* The same, with zeros beyond `rows` and `columns`. */
+template <int ROWS, int COLUMNS>
+__device__ __forceinline__ void copy_cut_chunks(uint32_t shared, const char *global, int64_t row_bytes, int32_t rows,
+                                                int32_t columns) {
+    constexpr int PANELS = COLUMNS / 64, STEP = ROWS < COPY_ROWS ? COPY_ROWS / ROWS : 1;
+    const chunk_place p = find_chunk<ROWS>();
+#pragma unroll 1
+    for (int i = 0; i < ROWS; i += COPY_ROWS) {
+#pragma unroll 1
+        for (int panel = 0; panel + p.panel < PANELS; panel += STEP)
+            cp_async_16_fill(shared + (uint32_t)(i * COLUMNS * 2 + panel * 128), global + panel * 128,
+                             p.row + i < rows && (p.panel + panel) * 64 + p.chunk * 8 < columns ? 16 : 0);
+        global += COPY_ROWS * row_bytes;
+    }
+}
+
+/* The producer's side of the ring: every thread copies its share of each slot. */
+struct loader {
+    const char *k, *v;   /* row 0 of the sequence, this block's columns of v; KEEP_CHUNKS: this thread's chunk of it */
+    uint32_t k_to, v_to; /* KEEP_CHUNKS: its bytes in a slice */
+    int64_t k_row_bytes, v_row_bytes;
+    int32_t seqlen_k, head_dim, columns_v;
+    uint32_t shared, rank;
+    int32_t tile, last_tile, slot, stage;
+    uint32_t parity; /* of the phase of the stage's "empty" that must have ended */
+
+    __device__ __forceinline__ loader(const gpu_forward_params &a, const work &w, uint32_t base, uint32_t cluster_rank)
+        : k_to(0), v_to(0), k_row_bytes(a.k.row * 2), v_row_bytes(a.v.row * 2), seqlen_k(w.seqlen_k),
+          head_dim(a.head_dim), shared(base), rank(cluster_rank), tile(w.first_tile), last_tile(w.last_tile), slot(0),
+          stage(0), parity(1) {
+        const int32_t block_column = (int32_t)rank * BLOCK_COLUMNS, head = w.head / a.group;
+        k = a.k.data + (w.batch * a.k.batch + w.k_begin * a.k.row + head * a.k.head) * 2;
+        v = a.v.data + (w.batch * a.v.batch + w.k_begin * a.v.row + head * a.v.head + block_column) * 2;
+        columns_v = a.head_dim_v - block_column;
+        if (KEEP_CHUNKS) {
+            place_chunk<BLOCK_KEYS, K_PITCH>(k, k_to, k_row_bytes);
+            place_chunk<SLICE_KEYS, V_PITCH>(v, v_to, v_row_bytes);
+        }
+    }
+    __device__ __forceinline__ void load_next() {
+        if (tile >= last_tile)
+            return;
+        mbarrier_wait(shared + EMPTY_OFFSET + stage * 8, parity);
+        const uint32_t slice = shared + RING_OFFSET + (uint32_t)(stage * STAGE_BYTES);
+        if (slot < K_SLOTS) {
+            const int32_t key = tile * BLOCK_N + (int32_t)rank * BLOCK_KEYS, d = slot * SLICE_D;
+            const int32_t rows = seqlen_k - key, columns = head_dim - d;
+            const char *from = k + (key * k_row_bytes + d * 2);
+            uint32_t to = slice + k_to;
+            if (!KEEP_CHUNKS)
+                place_chunk<BLOCK_KEYS, K_PITCH>(from, to, k_row_bytes);
+            if (rows >= BLOCK_KEYS && columns >= SLICE_D)
+                copy_chunks<BLOCK_KEYS, SLICE_D>(to, from, k_row_bytes);
+            else
+                copy_cut_chunks<BLOCK_KEYS, SLICE_D>(to, from, k_row_bytes, rows, columns);
+        } else {
+            const int32_t v_slot = slot - K_SLOTS;
+            const int32_t key = tile * BLOCK_N + v_slot / SLICE_PARTS * SLICE_KEYS;
+            const int32_t column = v_slot % SLICE_PARTS * PART_COLUMNS;
+            const int32_t rows = seqlen_k - key, columns = columns_v - column;
+            const char *from = v + (key * v_row_bytes + column * 2);
+            uint32_t to = slice + v_to;
+            if (!KEEP_CHUNKS)
+                place_chunk<SLICE_KEYS, V_PITCH>(from, to, v_row_bytes);
+            if (rows >= SLICE_KEYS && columns >= PART_COLUMNS)
+                copy_chunks<SLICE_KEYS, PART_COLUMNS>(to, from, v_row_bytes);
+            else
+                copy_cut_chunks<SLICE_KEYS, PART_COLUMNS>(to, from, v_row_bytes, rows, columns);
+        }
+        cp_async_mbarrier_arrive_noinc(shared + FULL_OFFSET + stage * 8);
+        if (++slot == SLOTS) {
+            slot = 0;
+            ++tile;
+        }
+        if (++stage == STAGES) {
+            stage = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+/* The consumer's side. */
+struct ring {
+    uint32_t shared;
+    int32_t stage;
+    uint32_t parity;
+
+    __device__ __forceinline__ void wait() const { mbarrier_wait(shared + FULL_OFFSET + stage * 8, parity); }
+    __device__ __forceinline__ uint32_t slice() const { return shared + RING_OFFSET + (uint32_t)(stage * STAGE_BYTES); }
+    /* After the warp's last load from the slice. */
+    __device__ __forceinline__ void release() {
+        __syncwarp();
+        if ((threadIdx.x & 31) == 0)
+            mbarrier_arrive(shared + EMPTY_OFFSET + stage * 8);
+        if (++stage == STAGES) {
+            stage = 0;
+            parity ^= 1;
+        }
+    }
+};
+
+#endif
