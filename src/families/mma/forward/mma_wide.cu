@@ -27,25 +27,20 @@
  * sums 8; bounded by 255. Addresses that are needed once a step are found anew from the thread's index. */
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/cluster.cuh"
-#include "cuda/ptx/copy.cuh"
-#include "cuda/ptx/math.cuh"
 #include "cuda/ptx/mbarrier.cuh"
-#include "cuda/ptx/mma.cuh"
 #include "cuda/ptx/special.cuh"
 #include "families/mma/forward/mma_wide.h"
-#include "gpu/convert.cuh"
-#include "gpu/numbers.h"
-#include "gpu/packed.cuh"
+#include "gpu/finite.cuh"
 #include "gpu/quad.cuh"
+#include "gpu/redo.cuh"
+#include "gpu/rest.cuh"
+#include "gpu/visible.cuh"
 
 MMA_WIDE_CONSTANTS(GPU_CONSTANT_GIVEN)
 
-#include "gpu/finite.cuh"
-#include "gpu/redo.cuh"
-#include "gpu/rest.cuh"
-#include "gpu/scores.cuh"
-
 constexpr int THREADS = WARPS * 32;
+#include "families/mma/mma_tile.cuh"
+
 constexpr int COPY_ROWS = THREADS / 8; /* rows of a panel that the block copies at a time */
 constexpr int COLUMN_GROUPS = MMA_WIDE_COLUMN_GROUPS(WARPS, BLOCK_M);
 constexpr int BLOCK_KEYS = BLOCK_N / CLUSTER;         /* keys of S that this block computes */
@@ -104,13 +99,10 @@ constexpr bool SCALED = SCORES_BARE && !MASK && !INTERVALS; /* between ends and 
 /* Where features need no registers, a thread keeps the addresses of its chunks: 1.1 to 1.2 x the speed at D 512. */
 constexpr bool KEEP_CHUNKS = SCALED && !VARLEN && CLUSTER == 1;
 constexpr float SUM_MAX = 4096.0f; /* of a lane's P of one row and step: none overflows float16 */
-__device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
 
 /* What one block works on. */
-struct work {
-    int32_t batch, head, row0;     /* row0: first query row of the block */
-    int32_t seqlen_q, seqlen_k;    /* of this sequence */
-    int64_t q_begin, k_begin;      /* first row of the sequence in packed tensors; 0 when dense */
+struct work : sequence {
+    int32_t head, row0;            /* row0: first query row of the block */
     int32_t first_tile, last_tile; /* key tiles [first, last) that some row sees */
     int32_t full_first, full_last; /* keys [first, last) that every row sees */
 };
@@ -120,12 +112,12 @@ __device__ __forceinline__ int32_t clamp_to_keys(int64_t key, int32_t seqlen_k) 
 }
 /* Keys [first, last) that causal and window leave to row i. */
 __device__ __forceinline__ int32_t first_key(const gpu_forward_params &a, const work &w, int32_t i) {
-    if (a.window_left == 0x7fffffff)
+    if (a.window_left == UNBOUNDED)
         return 0;
     return clamp_to_keys((int64_t)i + w.seqlen_k - w.seqlen_q - a.window_left, w.seqlen_k);
 }
 __device__ __forceinline__ int32_t last_key(const gpu_forward_params &a, const work &w, int32_t i) {
-    if (a.window_right == 0x7fffffff)
+    if (a.window_right == UNBOUNDED)
         return w.seqlen_k;
     return clamp_to_keys((int64_t)i + w.seqlen_k - w.seqlen_q + a.window_right + 1, w.seqlen_k);
 }
@@ -133,7 +125,6 @@ __device__ __forceinline__ int32_t last_key(const gpu_forward_params &a, const w
 /* Blocks of one head are neighbours, so that those that run together read the same K and V; where blocks differ in
  * length, the heads of an L2 group take turns, the longest blocks (late rows) first. */
 __device__ __forceinline__ work find_work(const gpu_forward_params &a, int32_t block) {
-    work w;
     const int32_t row_blocks = (a.seqlen_q + BLOCK_M - 1) / BLOCK_M;
     const int32_t l2_group_blocks = row_blocks * a.heads_per_l2_group;
     const int32_t l2_group = block / CLUSTER / l2_group_blocks;
@@ -141,17 +132,10 @@ __device__ __forceinline__ work find_work(const gpu_forward_params &a, int32_t b
     const int32_t left = a.heads * a.batch - l2_group * a.heads_per_l2_group;
     const int32_t l2_group_heads = left < a.heads_per_l2_group ? left : a.heads_per_l2_group;
     const int32_t head = l2_group * a.heads_per_l2_group + index % l2_group_heads;
-    w.row0 = (row_blocks - 1 - index / l2_group_heads) * BLOCK_M;
-    w.head = head % a.heads;
-    w.batch = head / a.heads;
-    const struct sequence s = find_sequence(a, w.batch);
-    w.seqlen_q = s.seqlen_q;
-    w.seqlen_k = s.seqlen_k;
-    w.q_begin = s.q_begin;
-    w.k_begin = s.k_begin;
-    const int32_t end = w.row0 + BLOCK_M < w.seqlen_q ? w.row0 + BLOCK_M : w.seqlen_q;
-    const int32_t first = first_key(a, w, w.row0), last = last_key(a, w, end - 1);
-    w.full_first = first_key(a, w, end - 1);
+    work w = {find_sequence(a, head / a.heads), head % a.heads, (row_blocks - 1 - index / l2_group_heads) * BLOCK_M};
+    const int32_t last_row = min(w.row0 + BLOCK_M, w.seqlen_q) - 1;
+    const int32_t first = first_key(a, w, w.row0), last = last_key(a, w, last_row);
+    w.full_first = first_key(a, w, last_row);
     w.full_last = last_key(a, w, w.row0);
     w.first_tile = first / BLOCK_N;
     w.last_tile = first < last ? (last + BLOCK_N - 1) / BLOCK_N : w.first_tile;
@@ -160,13 +144,6 @@ __device__ __forceinline__ work find_work(const gpu_forward_params &a, int32_t b
 
 #include "families/mma/forward/mma_wide_group.cuh"
 #include "families/mma/forward/mma_wide_ring.cuh"
-
-__device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-    if (DTYPE == GPU_FLOAT16)
-        mma_m16n8k16_f16(c, a, b0, b1);
-    else
-        mma_m16n8k16_bf16(c, a, b0, b1);
-}
 
 /* Which scores and which accumulators a thread holds. Found anew where it is needed, rather than kept in registers. */
 struct place {
@@ -205,18 +182,16 @@ __device__ __forceinline__ float finish_scores(const gpu_forward_params &a, cons
     if (SCALED && !partial)
         return factor;
 
-    const char *mask = 0, *bias = 0;
+    const char *const mask = MASK ? mask_of(a, w.batch, w.head) : 0, *bias = 0;
     const int32_t *start = 0, *end = 0;
-    if (MASK)
-        mask = a.mask.data + w.batch * a.mask.batch + (w.head / a.mask.group) * a.mask.head;
     if (BIAS)
         bias = a.bias.data + (w.batch * a.bias.batch + (w.head / a.bias.group) * a.bias.head) * BIAS_BYTES;
     if (INTERVALS) {
         const int32_t head = w.head / a.intervals.group;
         start = a.intervals.start + w.batch * a.intervals.start_batch + head * a.intervals.start_head +
-                w.k_begin * a.intervals.start_key;
+                (int64_t)w.k_begin * a.intervals.start_key;
         end = a.intervals.end + w.batch * a.intervals.end_batch + head * a.intervals.end_head +
-              w.k_begin * a.intervals.end_key;
+              (int64_t)w.k_begin * a.intervals.end_key;
     }
     /* Key tiles one after the other: the loop is not unrolled but turns the scores round, which keeps the registers
      * that addresses take few. */
@@ -244,12 +219,10 @@ __device__ __forceinline__ float finish_scores(const gpu_forward_params &a, cons
                         visible = i >= start[j * a.intervals.start_key] && i < end[j * a.intervals.end_key];
                     if (MASK && visible)
                         visible = mask[i * a.mask.row + j * a.mask.key] != 0;
-                    if (BIAS && visible) {
-                        const char *from = bias + (i * a.bias.row + j * a.bias.key) * BIAS_BYTES;
-                        x += BIAS == 2 ? *(const float *)from : unpack(*(const uint16_t *)from);
-                    }
+                    if (BIAS && visible)
+                        x += bias_value(bias + (i * a.bias.row + j * a.bias.key) * BIAS_BYTES);
                     if (!visible)
-                        x = -infinity();
+                        x = MINUS_INF;
                 }
             }
 #pragma unroll
@@ -324,7 +297,7 @@ struct warp_rows {
 #pragma unroll
             for (int n = 0; n < UNITS * 2; ++n)
                 o[m][n][0] = o[m][n][1] = o[m][n][2] = o[m][n][3] = 0.0f;
-            reference[m][0] = reference[m][1] = -infinity();
+            reference[m][0] = reference[m][1] = MINUS_INF;
             sum[m][0] = sum[m][1] = 0.0f;
         }
         g = {shared, peer, (uint32_t)row_group, 0, 0};
@@ -363,8 +336,8 @@ struct warp_rows {
                 for (int n = 0; n < KEY_TILES; ++n)
 #pragma unroll
                     for (int m = 0; m < 2; ++m)
-                        multiply(s[m][n], x.q[step & 1][m], x.k[step & 1][n / 2][n % 2 * 2],
-                                 x.k[step & 1][n / 2][n % 2 * 2 + 1]);
+                        mma_16x8x16(s[m][n], x.q[step & 1][m], x.k[step & 1][n / 2][n % 2 * 2],
+                                    x.k[step & 1][n / 2][n % 2 * 2 + 1]);
             }
         }
     }
@@ -375,7 +348,7 @@ struct warp_rows {
         for (int m = 0; m < 2; ++m)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const float base = reference[m][half] == -infinity() ? 0.0f : reference[m][half];
+                const float base = reference[m][half] == MINUS_INF ? 0.0f : reference[m][half];
                 const uint32_t row_store = shared + at.p_store + (m * 16 + half * 8) * P_PITCH;
                 float total = 0.0f;
 #pragma unroll
@@ -396,7 +369,7 @@ struct warp_rows {
         for (int m = 0; m < 2; ++m)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                float largest = -infinity();
+                float largest = MINUS_INF;
 #pragma unroll
                 for (int n = 0; n < KEY_TILES; ++n)
                     largest = fmaxf(largest, fmaxf(s[m][n][half * 2] * unit, s[m][n][half * 2 + 1] * unit));
@@ -417,7 +390,7 @@ struct warp_rows {
                 for (int i = 0; i < STATISTICS; ++i)
                     largest = fmaxf(largest, of_row[i * BLOCK_M]);
                 const float factor = largest == reference[m][half] ? 1.0f : weight(reference[m][half], 1.0f, largest);
-                settled = settled && largest != -infinity();
+                settled = settled && largest != MINUS_INF;
                 reference[m][half] = largest;
                 sum[m][half] *= factor;
 #pragma unroll
@@ -483,10 +456,10 @@ struct warp_rows {
                         load_v(v[(load + 1) & 1], v_slice, load + 1);
                     }
                     const uint32_t(&b)[4] = v[load & 1];
-                    multiply(o[0][unit * 2], p[step & 1][0], b[0], b[1]);
-                    multiply(o[1][unit * 2], p[step & 1][1], b[0], b[1]);
-                    multiply(o[0][unit * 2 + 1], p[step & 1][0], b[2], b[3]);
-                    multiply(o[1][unit * 2 + 1], p[step & 1][1], b[2], b[3]);
+                    mma_16x8x16(o[0][unit * 2], p[step & 1][0], b[0], b[1]);
+                    mma_16x8x16(o[1][unit * 2], p[step & 1][1], b[0], b[1]);
+                    mma_16x8x16(o[0][unit * 2 + 1], p[step & 1][0], b[2], b[3]);
+                    mma_16x8x16(o[1][unit * 2 + 1], p[step & 1][1], b[2], b[3]);
                 }
                 r.release();
                 l.load_next();

@@ -60,6 +60,19 @@ __device__ __forceinline__ void copy_cut_chunks(uint32_t shared, const char *glo
     }
 }
 
+/* A tile of ROWS rows and COLUMNS columns, of which `rows` and `columns` exist; the rest becomes 0. PLACED: the
+ * addresses are those of this thread's chunk, else those of the first. */
+template <int ROWS, int COLUMNS, bool PLACED>
+__device__ __forceinline__ void copy_tile(uint32_t shared, const char *global, int64_t row_bytes, int32_t rows,
+                                          int32_t columns) {
+    if (!PLACED)
+        place_chunk<ROWS, COLUMNS * 2>(global, shared, row_bytes);
+    if (rows >= ROWS && columns >= COLUMNS)
+        copy_chunks<ROWS, COLUMNS>(shared, global, row_bytes);
+    else
+        copy_cut_chunks<ROWS, COLUMNS>(shared, global, row_bytes, rows, columns);
+}
+
 /* The producer's side of the ring: every thread copies its share of each slot. */
 struct loader {
     const char *k, *v;   /* row 0 of the sequence, this block's columns of v; KEEP_CHUNKS: this thread's chunk of it */
@@ -90,28 +103,14 @@ struct loader {
         const uint32_t slice = shared + RING_OFFSET + (uint32_t)(stage * STAGE_BYTES);
         if (slot < K_SLOTS) {
             const int32_t key = tile * BLOCK_N + (int32_t)rank * BLOCK_KEYS, d = slot * SLICE_D;
-            const int32_t rows = seqlen_k - key, columns = head_dim - d;
-            const char *from = k + (key * k_row_bytes + d * 2);
-            uint32_t to = slice + k_to;
-            if (!KEEP_CHUNKS)
-                place_chunk<BLOCK_KEYS, K_PITCH>(from, to, k_row_bytes);
-            if (rows >= BLOCK_KEYS && columns >= SLICE_D)
-                copy_chunks<BLOCK_KEYS, SLICE_D>(to, from, k_row_bytes);
-            else
-                copy_cut_chunks<BLOCK_KEYS, SLICE_D>(to, from, k_row_bytes, rows, columns);
+            copy_tile<BLOCK_KEYS, SLICE_D, KEEP_CHUNKS>(slice + k_to, k + (key * k_row_bytes + d * 2), k_row_bytes,
+                                                        seqlen_k - key, head_dim - d);
         } else {
             const int32_t v_slot = slot - K_SLOTS;
             const int32_t key = tile * BLOCK_N + v_slot / SLICE_PARTS * SLICE_KEYS;
             const int32_t column = v_slot % SLICE_PARTS * PART_COLUMNS;
-            const int32_t rows = seqlen_k - key, columns = columns_v - column;
-            const char *from = v + (key * v_row_bytes + column * 2);
-            uint32_t to = slice + v_to;
-            if (!KEEP_CHUNKS)
-                place_chunk<SLICE_KEYS, V_PITCH>(from, to, v_row_bytes);
-            if (rows >= SLICE_KEYS && columns >= PART_COLUMNS)
-                copy_chunks<SLICE_KEYS, PART_COLUMNS>(to, from, v_row_bytes);
-            else
-                copy_cut_chunks<SLICE_KEYS, PART_COLUMNS>(to, from, v_row_bytes, rows, columns);
+            copy_tile<SLICE_KEYS, PART_COLUMNS, KEEP_CHUNKS>(slice + v_to, v + (key * v_row_bytes + column * 2),
+                                                             v_row_bytes, seqlen_k - key, columns_v - column);
         }
         cp_async_mbarrier_arrive_noinc(shared + FULL_OFFSET + stage * 8);
         if (++slot == SLOTS) {
