@@ -29,8 +29,6 @@ LONG_FUNCTIONS = {
     ("src/families/mma/backward/mma_backward.cu", "mma_backward"): 90,
     ("src/families/mma/backward/mma_backward_staged.cuh", "walk_staged"): 85,
     ("src/families/mma/backward/mma_backward_scores.cuh", "make_p"): 125,
-    ("src/families/mma/float32/mma_backward32.cu", "mma_backward32"): 125,
-    ("src/families/mma/float32/mma_backward32.cu", "make_p"): 90,
     ("src/gpu/backward_rows.cu", "backward_prepare"): 80,
 }
 LONG_FILES = {
