@@ -5,65 +5,49 @@
 #include "families/mma/backward/mma_backward_shape.cuh"
 #include "gpu/block_mask.h"
 #include "gpu/key_sort.h"
-#include "gpu/packed.cuh"
+#include "gpu/visible.cuh"
 
 /* The block's place, and one query head's addresses. */
-struct place {
-    int batch, part, first_key; /* part: of all groups of query heads; unless they are split, a KV head */
-    int seqlen_q, seqlen_k, q_begin, k_begin, diagonal;
+struct place : sequence {
+    int part, first_key; /* part: of all groups of query heads; unless they are split, a KV head */
 };
 struct head {
     int index;
     const char *q, *dout;
     const float *lse, *delta, *low;
     float *dq;
-    const char *mask, *bias;
+    const char *mask, *bias; /* those that the problem has */
     const uint8_t *block_mask;
 };
 
-__device__ __forceinline__ struct place find_place(const struct gpu_backward_params &a, uint32_t x, uint32_t y,
-                                                   uint32_t z) {
-    struct place at;
-    at.batch = (int)z;
-    at.part = (int)y;
-    at.first_key = (int)x * BLOCK_N;
-    const struct sequence s = find_sequence(a.in, at.batch);
-    at.seqlen_q = s.seqlen_q;
-    at.seqlen_k = s.seqlen_k;
-    at.q_begin = s.q_begin;
-    at.k_begin = s.k_begin;
-    at.diagonal = s.diagonal;
-    return at;
-}
-
 /* The place of the block, from the last head on: what backward_prepare wrote last is still in the second-level cache.
  * `scratch`: a word of shared memory. */
-__device__ __forceinline__ struct place find_block(const struct mma_backward_params &params,
-                                                   [[maybe_unused]] int *scratch) {
+__device__ __forceinline__ struct place find_block(const struct mma_backward_params &params, int *scratch) {
     const struct gpu_backward_params &a = params.shared;
-#if FOLDED
-    uint32_t x = blockIdx.x % a.grid_x, y = (gridDim.x - 1 - blockIdx.x) / a.grid_x, z = y / a.grid_y;
-    y %= a.grid_y;
-#else
     uint32_t x = blockIdx.x, y = gridDim.y - 1 - blockIdx.y, z = gridDim.z - 1 - blockIdx.z;
-#endif
-#if DETERMINISTIC
-    /* Places in the order in which blocks begin: a block waits only for blocks that run or have ended. */
-    if (threadIdx.x == 0)
-        *scratch = atomicAdd(a.ticket, 1);
-    __syncthreads();
-    const uint32_t ticket = *scratch;
-    __syncthreads();
-    /* Of so many heads the last key blocks, then those before them, ...: few blocks of a head begin at a time, since
-     * each is a step behind the one before. */
-    const uint32_t all = (FOLDED ? gridDim.x / a.grid_x : gridDim.y * gridDim.z), turn = params.heads_in_turn;
-    const uint32_t first = ticket / (turn * a.grid_x) * turn, heads = min(turn, all - first);
-    const uint32_t place = ticket - first * a.grid_x, head = first + place % heads;
-    x = a.grid_x - 1 - place / heads;
-    y = head % a.grid_y;
-    z = head / a.grid_y;
-#endif
-    return find_place(a, x, y, z);
+    if (FOLDED) {
+        x = blockIdx.x % a.grid_x;
+        y = (gridDim.x - 1 - blockIdx.x) / a.grid_x;
+        z = y / a.grid_y;
+        y %= a.grid_y;
+    }
+    if (DETERMINISTIC) {
+        /* Places in the order in which blocks begin: a block waits only for blocks that run or have ended. */
+        if (threadIdx.x == 0)
+            *scratch = atomicAdd(a.ticket, 1);
+        __syncthreads();
+        const uint32_t ticket = *scratch;
+        __syncthreads();
+        /* Of so many heads the last key blocks, then those before them, ...: few blocks of a head begin at a time,
+         * since each is a step behind the one before. */
+        const uint32_t all = (FOLDED ? gridDim.x / a.grid_x : gridDim.y * gridDim.z), turn = params.heads_in_turn;
+        const uint32_t first = ticket / (turn * a.grid_x) * turn, heads = min(turn, all - first);
+        const uint32_t place = ticket - first * a.grid_x, head = first + place % heads;
+        x = a.grid_x - 1 - place / heads;
+        y = head % a.grid_y;
+        z = head / a.grid_y;
+    }
+    return {find_sequence(a.in, (int)z), (int)y, (int)x * BLOCK_N};
 }
 
 __device__ __forceinline__ int head_kv_of(const struct gpu_backward_params &a, const struct place &at) {
@@ -90,20 +74,15 @@ __device__ __forceinline__ struct head find_head(const struct gpu_backward_param
     const int64_t rows = rows_begin(a, at, h);
     head.lse = a.lse_rows + rows;
     head.delta = a.delta_rows + rows;
-#if BIAS
     head.low = a.low_rows + rows;
-#endif
     head.dq = a.dq_sums + rows * HEAD_DIM;
-#if MASK
-    head.mask = a.in.mask.data + at.batch * a.in.mask.batch + h / a.in.mask.group * a.in.mask.head;
-#endif
-#if BIAS
-    head.bias = a.in.bias.data + (at.batch * a.in.bias.batch + h / a.in.bias.group * a.in.bias.head) * BIAS_BYTES;
-#endif
-#if BLOCK_MASKED
-    head.block_mask = a.in.block_mask + at.batch * a.in.block_mask_batch + h / a.in.mask.group * a.in.block_mask_head +
-                      at.first_key / BLOCK_N;
-#endif
+    if (MASK)
+        head.mask = mask_of(a.in, at.batch, h);
+    if (BIAS)
+        head.bias = a.in.bias.data + (at.batch * a.in.bias.batch + h / a.in.bias.group * a.in.bias.head) * BIAS_BYTES;
+    if (BLOCK_MASKED)
+        head.block_mask = a.in.block_mask + at.batch * a.in.block_mask_batch +
+                          h / a.in.mask.group * a.in.block_mask_head + at.first_key / BLOCK_N;
     return head;
 }
 
@@ -116,33 +95,17 @@ __device__ __forceinline__ int64_t bias_rows(const struct gpu_backward_params &a
     return WIDE_SCORES ? (int64_t)n * a.bias_row_bytes : n * a.in.bias.row * BIAS_BYTES;
 }
 __device__ __forceinline__ int64_t dbias_rows(const struct gpu_backward_params &a, int n) {
-#if DBIAS == GPU_DBIAS_SUMS
-    return WIDE_SCORES ? (int64_t)n * a.dbias_row_bytes : n * a.dbias_row * 4;
-#else
-    return WIDE_SCORES ? (int64_t)n * a.dbias_row_bytes : n * a.dbias.row * BIAS_BYTES;
-#endif
+    return WIDE_SCORES               ? (int64_t)n * a.dbias_row_bytes
+           : DBIAS == GPU_DBIAS_SUMS ? n * a.dbias_row * 4
+                                     : n * a.dbias.row * BIAS_BYTES;
 }
 
 /* The key at a place of the block's. */
 __device__ __forceinline__ int key_at(const struct gpu_backward_params &a, const struct place &at, int local) {
-#if GATHER
+    if (!GATHER)
+        return at.first_key + local;
     const int64_t head = (int64_t)head_kv_of(a, at) * a.in.group / a.in.intervals.group;
     return a.order[at.batch * a.order_batch + head * a.order_head + at.first_key + local];
-#else
-    return at.first_key + local;
-#endif
-}
-
-/* Rows first <= i < last see a key, as far as window and ends decide. */
-__device__ __forceinline__ int first_row(const struct gpu_backward_params &a, const struct place &at, int64_t key) {
-    return WINDOW && a.in.window_right != UNBOUNDED
-               ? (int)min(max(key - at.diagonal - a.in.window_right, (int64_t)0), (int64_t)at.seqlen_q)
-               : 0;
-}
-__device__ __forceinline__ int last_row(const struct gpu_backward_params &a, const struct place &at, int64_t key) {
-    return WINDOW && a.in.window_left != UNBOUNDED
-               ? (int)min(max(key - at.diagonal + a.in.window_left + 1, (int64_t)0), (int64_t)at.seqlen_q)
-               : at.seqlen_q;
 }
 
 /* The thread's keys, two of each tile: the rows that see them, and their bias. */
@@ -180,26 +143,23 @@ __device__ __forceinline__ void store_keys(const struct gpu_backward_params &a, 
     if (threadIdx.x >= BLOCK_N)
         return;
     const int j = key_at(a, at, threadIdx.x);
-    int first = first_row(a, at, j), last = last_row(a, at, j);
+    int first = first_row(a.in, at, j), last = last_row(a.in, at, j);
     float bias = 0;
-    if (j >= at.seqlen_k) {
+    if (j >= at.seqlen_k) { /* not look_at_key(): a bias of the keys would spill */
         last = 0;
     } else {
-#if INTERVALS
-        const struct gpu_intervals &i = a.in.intervals;
-        const int64_t h = head.index / i.group, key = (int64_t)at.k_begin + j;
-        first = max(first, i.start[at.batch * i.start_batch + h * i.start_head + key * i.start_key]);
-        last = min(last, i.end[at.batch * i.end_batch + h * i.end_head + key * i.end_key]);
-#endif
-#if MASK && !MASK_ROWS
-        if (!head.mask[(int64_t)j * a.in.mask.key])
+        if (INTERVALS) {
+            const struct gpu_intervals &i = a.in.intervals;
+            const int64_t h = head.index / i.group, key = (int64_t)at.k_begin + j;
+            first = max(first, i.start[at.batch * i.start_batch + h * i.start_head + key * i.start_key]);
+            last = min(last, i.end[at.batch * i.end_batch + h * i.end_head + key * i.end_key]);
+        }
+        if (MASK && !MASK_ROWS && !head.mask[(int64_t)j * a.in.mask.key])
             last = 0;
-#endif
-#if BIAS && !BIAS_ROWS
-        bias = bias_value(head.bias + (int64_t)j * a.in.bias.key * BIAS_BYTES);
-        if (bias == MINUS_INF)
+        if (KEY_BIAS)
+            bias = bias_value(head.bias + (int64_t)j * a.in.bias.key * BIAS_BYTES);
+        if (KEY_BIAS && bias == MINUS_INF)
             last = 0;
-#endif
     }
     st_shared_4(to + threadIdx.x * 4, (uint32_t)first);
     st_shared_4(to + (BLOCK_N + threadIdx.x) * 4, (uint32_t)last);
@@ -227,15 +187,14 @@ __device__ __forceinline__ struct walk plan_walk(const struct gpu_backward_param
     struct walk w;
     const int group = GATHER ? KEY_SORT_KEYS : BLOCK_N, first_key = at.first_key / group * group;
     const int last_key = min(first_key + group, at.seqlen_k) - 1;
-    w.first = first_row(a, at, first_key);
-    w.last = last_row(a, at, last_key);
-    w.full_first = first_row(a, at, last_key);
-    w.full_last = first_key + group <= at.seqlen_k ? last_row(a, at, first_key) : 0;
+    w.first = first_row(a.in, at, first_key);
+    w.last = last_row(a.in, at, last_key);
+    w.full_first = first_row(a.in, at, last_key);
+    w.full_last = first_key + group <= at.seqlen_k ? last_row(a.in, at, first_key) : 0;
     if (w.full_last == at.seqlen_q)
         w.full_last = UNBOUNDED; /* rows past the end have weight 0 */
     return w;
 }
-#if KEYED
 /* The part of the walk that intervals, masks and biases of the keys leave. `scratch`: 32 bytes that nobody uses. */
 __device__ __forceinline__ struct walk narrow(struct walk w, uint32_t keys, uint32_t scratch) {
     if (threadIdx.x < BLOCK_N) {
@@ -248,7 +207,7 @@ __device__ __forceinline__ struct walk narrow(struct walk w, uint32_t keys, uint
     }
     __syncthreads();
     int first = UNBOUNDED, last = 0;
-#    pragma unroll
+#pragma unroll
     for (int n = 0; n < BLOCK_N / 32; n++) {
         first = min(first, (int)ld_shared_4(scratch + n * 8));
         last = max(last, (int)ld_shared_4(scratch + n * 8 + 4));
@@ -258,41 +217,28 @@ __device__ __forceinline__ struct walk narrow(struct walk w, uint32_t keys, uint
     w.last = min(w.last, last);
     return w;
 }
-#endif
-#if BLOCK_MASKED
 /* GPU_BLOCK_*: what the mask shows of the block's keys to the BLOCK_M rows that `row` is one of. */
 __device__ __forceinline__ uint8_t mask_kind(const struct gpu_backward_params &a, const struct place &at, int h,
                                              int row) {
     return find_head(a, at, h).block_mask[(int64_t)(row / BLOCK_M) * a.in.block_mask_row];
 }
-#endif
+/* Whether one of the block's keys from `n` on, one a lane or thread, is seen by some of STAGE_ROWS rows. */
+__device__ __forceinline__ bool is_seen(uint32_t keys, int n, int row) {
+    const int first = (int)ld_shared_4(keys + n * 4), last = (int)ld_shared_4(keys + (BLOCK_N + n) * 4);
+    return first < row + STAGE_ROWS && last > row && first < last;
+}
 __device__ __forceinline__ bool active(const struct gpu_backward_params &a, const struct place &at, uint32_t keys,
                                        int h, int row) {
-    bool any = true;
-#if BLOCK_MASKED
-    any = mask_kind(a, at, h, row) != GPU_BLOCK_HIDDEN;
-#endif
-#if KEYED
-#    if RING
+    const bool any = !BLOCK_MASKED || mask_kind(a, at, h, row) != GPU_BLOCK_HIDDEN;
+    if (!KEYED)
+        return any;
+    if (!RING)
+        return __syncthreads_or(any && threadIdx.x < BLOCK_N && is_seen(keys, threadIdx.x, row));
     bool mine = false; /* every warp looks at all keys: no barrier */
-#        pragma unroll
-    for (int n = 0; any && n < BLOCK_N; n += 32) {
-        const int first = (int)ld_shared_4(keys + (n + threadIdx.x % 32) * 4);
-        const int last = (int)ld_shared_4(keys + (BLOCK_N + n + threadIdx.x % 32) * 4);
-        mine = mine || (first < row + STAGE_ROWS && last > row && first < last);
-    }
-    any = __any_sync(0xffffffff, mine);
-#    else
-    bool mine = false;
-    if (any && threadIdx.x < BLOCK_N) {
-        const int first = (int)ld_shared_4(keys + threadIdx.x * 4);
-        const int last = (int)ld_shared_4(keys + (BLOCK_N + threadIdx.x) * 4);
-        mine = first < row + STAGE_ROWS && last > row && first < last;
-    }
-    any = __syncthreads_or(mine);
-#    endif
-#endif
-    return any;
+#pragma unroll
+    for (int n = 0; any && n < BLOCK_N; n += 32)
+        mine = mine || is_seen(keys, n + threadIdx.x % 32, row);
+    return __any_sync(0xffffffff, mine);
 }
 
 /* Where the rows of a block begin that window and ends leave, in whole sub-tiles. */

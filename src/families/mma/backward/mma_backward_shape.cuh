@@ -44,7 +44,6 @@ MMA_BACKWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 /* Passes over columns of dQ before the products of other warps' rows, so that not all additions come at once. */
 #define DQ_EARLY     (RING && BY_COLUMNS && DQ_PASSES > 1 ? 1 : 0)
 #define KEY_BIAS     (BIAS && !BIAS_ROWS)
-#define KEYED        (INTERVALS || (MASK && !MASK_ROWS) || KEY_BIAS) /* keys may be seen by no row */
 #define BLOCK_MASKED (MASK && MASK_ROWS)
 #define BARE         (SCORES_BARE && !MASK && !INTERVALS && !VARLEN && !DETERMINISTIC)
 /* Full sub-tiles have code of their own: measured 4 % faster with half blocks, 2 % slower where registers are scarcer.
@@ -64,6 +63,7 @@ MMA_BACKWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 #include "families/mma/mma_tile.cuh"
 #include "gpu/numbers.h"
 #include "gpu/scores.cuh"
+#include "gpu/visible.cuh"
 
 static_assert(WARPS == mma_backward_warps(BLOCK_N, WIDEST, V_IN_REGISTERS), "the host launches them");
 static_assert(!PAIRED || mma_backward_can_pair(BLOCK_N, HEAD_DIM, HEAD_DIM_V, V_IN_REGISTERS), "for some head dims");
