@@ -26,9 +26,6 @@ CUDA = {".cu", ".cuh"}
 CUDA_FILE_LINES = 700
 # Main loops and what lives in their registers: cut up, the pieces would pass a dozen arguments. The limit of each.
 LONG_FUNCTIONS = {
-    ("src/families/mma/backward/mma_backward.cu", "mma_backward"): 90,
-    ("src/families/mma/backward/mma_backward_staged.cuh", "walk_staged"): 85,
-    ("src/families/mma/backward/mma_backward_scores.cuh", "make_p"): 125,
     ("src/gpu/backward_rows.cu", "backward_prepare"): 80,
 }
 LONG_FILES = {

@@ -8,15 +8,13 @@
 __device__ __forceinline__ void red_add(float *at, float x) {
     asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" : : "l"(at), "f"(x) : "memory");
 }
-#if __CUDA_ARCH__ >= 900
-/* Four neighbours; the address is a multiple of 16. */
+/* From 9.0 on; before, for branches that are not taken. Four neighbours; the address is a multiple of 16. */
 __device__ __forceinline__ void red_add_4(float *at, float a, float b, float c, float d) {
     asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};"
                  :
                  : "l"(at), "f"(a), "f"(b), "f"(c), "f"(d)
                  : "memory");
 }
-#endif
 /* 16 bytes from an address that is a multiple of 16, or zeros where `take` is 0, and nothing is read; `once`: they are
  * not read again, and L1 does not keep them. */
 __device__ __forceinline__ void ld_global_16(uint32_t (&r)[4], const void *from, int take) {

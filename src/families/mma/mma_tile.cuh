@@ -35,6 +35,8 @@ template <int chunks, int panel_rows = 0> struct lane_address {
         at = tile_and_place + row * (wide * 16);
         at = opaque(at);
     }
+    /* Of the `at` of another. */
+    __device__ __forceinline__ explicit lane_address(uint32_t known) : at(known) {}
     __device__ __forceinline__ uint32_t at_step(int rows, int chunk) const {
         return (at ^ (uint32_t)(chunk % group << 4)) + chunk / group * group_bytes + rows * (wide * 16);
     }

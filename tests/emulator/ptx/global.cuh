@@ -5,12 +5,12 @@
 #include "cuda/ptx/types.cuh"
 
 inline void red_add(float *at, float x, EMU_AT) { emu_red_add(at, &x, 1, EMU_HERE); }
-#if __CUDA_ARCH__ >= 900
 inline void red_add_4(float *at, float a, float b, float c, float d, EMU_AT) {
     const float x[4] = {a, b, c, d};
+    if (__CUDA_ARCH__ < 900)
+        emu_trap(EMU_HERE);
     emu_red_add(at, x, 4, EMU_HERE);
 }
-#endif
 inline void ld_global_16(uint32_t (&r)[4], const void *from, int take, EMU_AT) {
     if (take && (uintptr_t)from % 16)
         emu_trap(EMU_HERE);

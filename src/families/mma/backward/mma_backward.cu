@@ -17,12 +17,68 @@
  * Grid: x key blocks, y KV heads (the query heads of the group one after the other: dK and dV are summed in fp32
  * without traffic; SPLIT: parts of groups, backward_combine adds them), z batches. Bound by: tensor cores and the
  * shared-memory reads that feed them, five products a pair. */
-#include "families/mma/backward/mma_backward_shape.cuh"
-#if RING
-#    include "families/mma/backward/mma_backward_ring.cuh"
-#else
-#    include "families/mma/backward/mma_backward_staged.cuh"
-#endif
+#include "families/mma/backward/mma_backward_ring.cuh"
+#include "families/mma/backward/mma_backward_staged.cuh"
+
+/* Of a sequence without keys for the block: blocks of other sequences may wait for it. */
+__device__ __forceinline__ void hand_on_all(const struct gpu_backward_params &a, const struct place &at) {
+    for (int g = 0; g < num_heads(a); g++) {
+        struct turns turns = {0, NO_ROW};
+        hand_on_rest(turns, a, at, {0, 0, 0, 0}, at.part * num_heads(a) + g);
+    }
+}
+
+__device__ __forceinline__ void init_barriers(const struct tiles &tiles) {
+    if (threadIdx.x != 0)
+        return;
+    for (int slot = 0; slot < RING; slot++)
+        mbarrier_init(stage_at(tiles, slot).full, TMA ? 1 : ALIGNED ? THREADS : 2 * THREADS);
+    mbarrier_init(scores_barrier(tiles), WARPS);
+    if (TMA)
+        fence_mbarrier_init();
+}
+
+/* Loads K and V; a V for registers passes through the place of Q. */
+__device__ __forceinline__ void load_keys(value_fragments &values, const struct gpu_backward_params &a,
+                                          const struct place &at, const struct tiles &tiles) {
+    load_keys_tile<HEAD_DIM_V / 8>(V_IN_REGISTERS ? tiles.q : tiles.v, a.in.v, a, at, a.in.head_dim_v);
+    load_keys_tile<HEAD_DIM / 8>(tiles.k, a.in.k, a, at, a.in.head_dim);
+    cp_async_commit();
+    if (!V_IN_REGISTERS)
+        return;
+    const int warp_key = tiles.self.warp % KEY_WARPS * WARP_KEYS;
+    cp_async_wait<0>();
+    __syncthreads();
+#pragma unroll
+    for (int step = 0; step < HEAD_DIM_V / 16; step++)
+        ldmatrix_x4(values[step], by_rows<HEAD_DIM_V / 8, 0>(tiles.self, tiles.q, warp_key).at_step(0, 2 * step));
+    __syncthreads();
+}
+
+/* Adds the rows of query head h to dK and dV, and what they get to dQ. */
+__device__ __forceinline__ void add_head(struct carried &carried, const struct mma_backward_params &params,
+                                         const struct place &at, const struct tiles &tiles,
+                                         const value_fragments &values, int h) {
+    const struct gpu_backward_params &a = params.shared;
+    if (KEYED) {
+        store_keys(a, at, find_head(a, at, h), tiles.keys);
+        __syncthreads();
+    }
+    const struct walk all = plan_walk(a, at), walk = KEYED ? narrow(all, tiles.keys, tiles.rows) : all;
+    if (DETERMINISTIC)
+        carried.turns = first_turns(plan_walk(a, at));
+    const struct work on = {params, at, tiles, walk, h, carried.spoiled};
+    if (RING)
+        walk_ring(carried, on, values);
+    else
+        walk_staged(carried, on, values);
+    if (DBIAS == GPU_DBIAS_KEYS)
+        store_key_dbias(carried.sums, a, at, h);
+    cp_async_wait<0>();
+    __syncthreads();
+    if (DETERMINISTIC)
+        hand_on_rest(carried.turns, a, at, plan_walk(a, at), h);
+}
 
 extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
     mma_backward(const __grid_constant__ struct mma_backward_params params) {
@@ -31,84 +87,30 @@ extern "C" __global__ void __launch_bounds__(THREADS, HALF_BLOCK ? 2 : 1)
     const struct tiles tiles = lay_out(shared_address(shared));
     const struct place at = find_block(params, (int *)shared);
     if (at.first_key >= at.seqlen_k) {
-#if TURNS_DBIAS && VARLEN
-        for (int g = 0; g < num_heads(a); g++) { /* blocks of other sequences may wait for this one */
-            struct turns turns = {0, NO_ROW};
-            hand_on_rest(turns, a, at, {0, 0, 0, 0}, at.part * num_heads(a) + g);
-        }
-#endif
+        if (TURNS_DBIAS && VARLEN)
+            hand_on_all(a, at);
         return;
     }
-    [[maybe_unused]] const int warp = tiles.self.warp, warp_key = warp % KEY_WARPS * WARP_KEYS;
-
-#if RING
-    if (threadIdx.x == 0) {
-        for (int slot = 0; slot < RING; slot++)
-            mbarrier_init(stage_at(tiles, slot).full, TMA ? 1 : ALIGNED ? THREADS : 2 * THREADS);
-        mbarrier_init(scores_barrier(tiles), WARPS);
-#    if TMA
-        fence_mbarrier_init();
-#    endif
-    }
-#endif
-    load_keys_tile<HEAD_DIM_V / 8>(V_IN_REGISTERS ? tiles.q : tiles.v, a.in.v, a, at, a.in.head_dim_v);
-    load_keys_tile<HEAD_DIM / 8>(tiles.k, a.in.k, a, at, a.in.head_dim);
-    cp_async_commit();
     value_fragments values;
-#if V_IN_REGISTERS
-    cp_async_wait<0>();
-    __syncthreads();
-#    pragma unroll
-    for (int step = 0; step < HEAD_DIM_V / 16; step++)
-        ldmatrix_x4(values[step], by_rows<HEAD_DIM_V / 8, 0>(tiles.self, tiles.q, warp_key).at_step(0, 2 * step));
-    __syncthreads();
-#endif
+    if (RING)
+        init_barriers(tiles);
+    load_keys(values, a, at, tiles);
     struct carried carried = {};
-#if RING
-#    if TMA
-    fence_proxy_async(); /* the ticket, and V on its way to registers, lay where TMA will write */
-#    endif
-    __syncthreads(); /* its barriers are ready */
-#endif
-
+    if (TMA)
+        fence_proxy_async(); /* the ticket, and V on its way to registers, lay where TMA will write */
+    if (RING)
+        __syncthreads(); /* its barriers are ready */
 #pragma unroll 1
-    for (int g = 0; g < num_heads(a); g++) {
-        const int h = at.part * num_heads(a) + g;
-#if KEYED
-        store_keys(a, at, find_head(a, at, h), tiles.keys);
-        __syncthreads();
-        const struct walk walk = narrow(plan_walk(a, at), tiles.keys, tiles.rows);
-#else
-        const struct walk walk = plan_walk(a, at);
-#endif
-#if DETERMINISTIC
-        carried.turns = first_turns(plan_walk(a, at));
-#endif
-        const struct work on = {params, at, tiles, walk, h, carried.spoiled};
-#if RING
-        walk_ring(carried, on, values);
-#else
-        walk_staged(carried, on, values);
-#endif
-#if DBIAS == GPU_DBIAS_KEYS
-        store_key_dbias(carried.sums, a, at, h);
-#endif
-        cp_async_wait<0>();
-        __syncthreads();
-#if DETERMINISTIC
-        hand_on_rest(carried.turns, a, at, plan_walk(a, at), h);
-#endif
-    }
+    for (int g = 0; g < num_heads(a); g++)
+        add_head(carried, params, at, tiles, values, at.part * num_heads(a) + g);
     gather_shares(carried.sums.dk[0], (float *)shared);
-#if SPLIT
-    store_part<HEAD_DIM>(carried.sums.dk, a.dk_parts, a, at);
-#else
-    store_sums<HEAD_DIM>(carried.sums.dk, a.in.scale, tiles.q, a.dk, a, at, a.in.head_dim);
-#endif
+    if (SPLIT)
+        store_part<HEAD_DIM>(carried.sums.dk, a.dk_parts, a, at);
+    else
+        store_sums<HEAD_DIM>(carried.sums.dk, a.in.scale, tiles.q, a.dk, a, at, a.in.head_dim);
     gather_shares(carried.sums.dv[0], (float *)shared);
-#if SPLIT
-    store_part<HEAD_DIM_V>(carried.sums.dv, a.dv_parts, a, at);
-#else
-    store_sums<HEAD_DIM_V>(carried.sums.dv, 1.0f, tiles.q, a.dv, a, at, a.in.head_dim_v);
-#endif
+    if (SPLIT)
+        store_part<HEAD_DIM_V>(carried.sums.dv, a.dv_parts, a, at);
+    else
+        store_sums<HEAD_DIM_V>(carried.sums.dv, 1.0f, tiles.q, a.dv, a, at, a.in.head_dim_v);
 }

@@ -3,12 +3,9 @@
 #define FDM_MMA_BACKWARD_LOAD_CUH
 
 #include "cuda/ptx/mbarrier.cuh"
+#include "cuda/ptx/tma.cuh"
 #include "families/mma/backward/mma_backward_place.cuh"
 #include "gpu/finite.cuh"
-
-#if TMA
-#    include "cuda/ptx/tma.cuh"
-#endif
 
 __device__ __forceinline__ void load_q(const struct gpu_backward_params &a, const struct place &at, int h,
                                        uint32_t tile, int row) {
@@ -18,11 +15,7 @@ __device__ __forceinline__ void load_q(const struct gpu_backward_params &a, cons
 }
 /* The word-th of what there is for each row of a head. */
 __device__ __forceinline__ const float *row_words(const struct head &head, int word) {
-#if BIAS
-    if (word == 2)
-        return head.low;
-#endif
-    return word ? head.delta : head.lse;
+    return BIAS && word == 2 ? head.low : word ? head.delta : head.lse;
 }
 /* dO and what there is for each row. */
 __device__ __forceinline__ void load_dout(const struct gpu_backward_params &a, const struct place &at, int h,
@@ -36,8 +29,7 @@ __device__ __forceinline__ void load_dout(const struct gpu_backward_params &a, c
     }
 }
 
-#if RING
-/* The slot of the stage that is computed, and which of its barrier's phases says that it is there. */
+/* RING: the slot of the stage that is computed, and which of its barrier's phases says that it is there. */
 struct ring {
     int slot;
     uint32_t parity;
@@ -49,49 +41,45 @@ __device__ __forceinline__ struct stage stage_at(const struct tiles &tiles, int 
 }
 /* Ends a phase when all warps have staged a stage's scores. */
 __device__ __forceinline__ uint32_t scores_barrier(const struct tiles &tiles) { return tiles.barriers + RING * 8; }
-/* To a slot that all warps have left. */
-__device__ __forceinline__ void load_stage(const struct work &on, int slot, int row) {
-    const struct gpu_backward_params &a = on.params.shared;
-    const struct place &at = on.at;
-    const int h = on.h;
-    if (row == NO_ROW)
-        return;
-    const struct stage stage = stage_at(on.tiles, slot);
-#    if TMA
-    if (threadIdx.x % 32)
-        return;
-    /* A copy for each warp, then the next: words of rows, panels of Q, panels of dO. */
+/* A copy for each warp, then the next: words of rows, panels of Q, panels of dO. */
+__device__ __forceinline__ void load_stage_by_tma(const struct work &on, const struct stage &stage, int row) {
     constexpr int columns_q = mma_backward_panel(HEAD_DIM), columns_v = mma_backward_panel(HEAD_DIM_V);
     constexpr int panels_q = HEAD_DIM / columns_q, panels = panels_q + HEAD_DIM_V / columns_v;
-    const struct head head = find_head(a, at, h);
+    if (threadIdx.x % 32)
+        return;
+    const struct head head = find_head(on.params.shared, on.at, on.h);
     if (threadIdx.x == 0)
         mbarrier_arrive_expect_tx(stage.full, Q_BYTES + DOUT_BYTES + ROWS_BYTES);
-#        pragma unroll
+#pragma unroll
     for (int n = threadIdx.x / 32; n < panels + ROW_WORDS; n += WARPS) {
         const int panel = n - ROW_WORDS;
         if (panel < 0)
             cp_async_bulk(stage.rows + n * (STAGE_ROWS * 4), row_words(head, n) + row, STAGE_ROWS * 4, stage.full);
         else if (panel < panels_q)
             cp_async_bulk_tensor_4d(stage.q + panel * (columns_q * STAGE_ROWS * 2), &on.params.q_map, stage.full,
-                                    panel * columns_q, row, head.index, at.batch);
+                                    panel * columns_q, row, head.index, on.at.batch);
         else
             cp_async_bulk_tensor_4d(stage.dout + (panel - panels_q) * (columns_v * STAGE_ROWS * 2), &on.params.dout_map,
-                                    stage.full, (panel - panels_q) * columns_v, row, head.index, at.batch);
+                                    stage.full, (panel - panels_q) * columns_v, row, head.index, on.at.batch);
     }
-#    else
-    load_q(a, at, h, stage.q, row);
-    load_dout(a, at, h, stage, row);
+}
+/* To a slot that all warps have left. */
+__device__ __forceinline__ void load_stage(const struct work &on, int slot, int row) {
+    if (row == NO_ROW)
+        return;
+    const struct stage stage = stage_at(on.tiles, slot);
+    if (TMA)
+        return load_stage_by_tma(on, stage, row);
+    load_q(on.params.shared, on.at, on.h, stage.q, row);
+    load_dout(on.params.shared, on.at, on.h, stage, row);
     cp_async_mbarrier_arrive_noinc(stage.full);
     if (!ALIGNED)
         mbarrier_arrive(stage.full); /* for what was stored, not copied */
-#    endif
 }
 __device__ __forceinline__ int following(const struct work &on, int row) {
     return row == NO_ROW ? NO_ROW : next_active(on, row + STAGE_ROWS);
 }
-#endif
 
-#if COPIED
 /* Where the copies lie: a part's region is WARP_KEYS lines of PART_ROWS / 8 chunks. Bias: chunk of a row and eight
  * keys. */
 __device__ __forceinline__ int line_of(int row, int eight) {
@@ -108,42 +96,48 @@ __device__ __forceinline__ uint32_t mask_place(uint32_t staged, int warp_key, in
            chunk_offset<SUB_ROWS / 8>(warp_key + chunk % WARP_KEYS, part / 8 + chunk / WARP_KEYS);
 }
 
-/* What the warp's own rows of the sub-tile at `sub_row` need; `staged`: where their dS will go. */
-__device__ __forceinline__ void copy_scores(const struct gpu_backward_params &a, const struct place &at, int h,
-                                            uint32_t staged, int sub_row) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, share = warp / KEY_WARPS;
-    const int warp_key = warp % KEY_WARPS * WARP_KEYS;
-    const struct head head = find_head(a, at, h);
-#    pragma unroll 1
-    for (int part = share * WARP_ROWS; part < share * WARP_ROWS + WARP_ROWS; part += PART_ROWS) {
-        const int rows = at.seqlen_q - sub_row - part;
-#    if BIAS_COPIED
-        constexpr int eights = WARP_KEYS / 8, step = 32 / eights;
-        const int eight = lane % eights, key = at.first_key + warp_key + eight * 8;
-        const int bytes = min(max(at.seqlen_k - key, 0), 8) * 2;
-        const char *bias = head.bias + bias_rows(a, sub_row + part + lane / eights) + key * BIAS_BYTES;
-#        pragma unroll
-        for (int n = 0; n < PART_ROWS; n += step, bias += bias_rows(a, step)) {
-            const int row = n + lane / eights, count = row < rows ? bytes : 0;
-            cp_async_16_fill(
-                staged + chunk_offset<SUB_ROWS / 8>(warp_key + line_of(row, eight), part / 8 + column_of(row, eight)),
-                count ? bias : head.bias, count);
-        }
-#    endif
-#    if MASK_COPIED
-#        pragma unroll
-        for (int n = 0; n < PART_ROWS * WARP_KEYS / 16; n += 32) {
-            const int chunk = n + lane, row = chunk % PART_ROWS;
-            const int key = at.first_key + warp_key + chunk / PART_ROWS * 16;
-            const int count = row < rows ? min(max(at.seqlen_k - key, 0), 16) : 0;
-            const char *mask = head.mask + mask_rows(a, sub_row + part + row) + key;
-            if (chunk < PART_ROWS * WARP_KEYS / 16)
-                cp_async_16_fill(mask_place(staged, warp_key, part, chunk), count ? mask : head.mask, count);
-        }
-#    endif
+/* A part's bias and mask, of PART_ROWS rows from row + part on. */
+__device__ __forceinline__ void copy_bias(const struct work &on, uint32_t staged, int warp_key, int part, int row) {
+    constexpr int eights = WARP_KEYS / 8, step = 32 / eights;
+    const struct gpu_backward_params &a = on.params.shared;
+    const int lane = threadIdx.x % 32, rows = on.at.seqlen_q - row - part;
+    const int eight = lane % eights, key = on.at.first_key + warp_key + eight * 8;
+    const int bytes = min(max(on.at.seqlen_k - key, 0), 8) * 2;
+    const char *none = find_head(a, on.at, on.h).bias;
+    const char *bias = none + bias_rows(a, row + part + lane / eights) + key * BIAS_BYTES;
+#pragma unroll
+    for (int n = 0; n < PART_ROWS; n += step, bias += bias_rows(a, step)) {
+        const int i = n + lane / eights, count = i < rows ? bytes : 0;
+        cp_async_16_fill(staged +
+                             chunk_offset<SUB_ROWS / 8>(warp_key + line_of(i, eight), part / 8 + column_of(i, eight)),
+                         count ? bias : none, count);
     }
 }
-#endif
+__device__ __forceinline__ void copy_mask(const struct work &on, uint32_t staged, int warp_key, int part, int row) {
+    const struct gpu_backward_params &a = on.params.shared;
+    const int lane = threadIdx.x % 32, rows = on.at.seqlen_q - row - part;
+    const char *none = find_head(a, on.at, on.h).mask;
+#pragma unroll
+    for (int n = 0; n < PART_ROWS * WARP_KEYS / 16; n += 32) {
+        const int chunk = n + lane, i = chunk % PART_ROWS;
+        const int key = on.at.first_key + warp_key + chunk / PART_ROWS * 16;
+        const int count = i < rows ? min(max(on.at.seqlen_k - key, 0), 16) : 0;
+        const char *mask = none + mask_rows(a, row + part + i) + key;
+        if (chunk < PART_ROWS * WARP_KEYS / 16)
+            cp_async_16_fill(mask_place(staged, warp_key, part, chunk), count ? mask : none, count);
+    }
+}
+/* What the warp's own rows of the sub-tile at `row` need; `staged`: where their dS will go. */
+__device__ __forceinline__ void copy_scores(const struct work &on, uint32_t staged, int row) {
+    const int warp = threadIdx.x / 32, share = warp / KEY_WARPS, warp_key = warp % KEY_WARPS * WARP_KEYS;
+#pragma unroll 1
+    for (int part = share * WARP_ROWS; part < share * WARP_ROWS + WARP_ROWS; part += PART_ROWS) {
+        if (BIAS_COPIED)
+            copy_bias(on, staged, warp_key, part, row);
+        if (MASK_COPIED)
+            copy_mask(on, staged, warp_key, part, row);
+    }
+}
 
 /* A key that no row sees adds nothing to dQ, but 0 times NaN is not 0: rows of K that hold NaN or inf become 0. Where
  * rows do see such a key, their P becomes NaN (spoil_p()): bit j of what is returned says it of the lane's j-th key.
@@ -186,9 +180,8 @@ __device__ __forceinline__ void clear_empty(const struct walk &walk, const struc
         return;
     clear_empty_rows<HEAD_DIM / 8, STAGE_ROWS, PANEL_ROWS>(stage.q, stage.rows);
     clear_empty_rows<HEAD_DIM_V / 8, STAGE_ROWS, PANEL_ROWS>(stage.dout, stage.rows);
-#if TMA
-    fence_proxy_async(); /* TMA will write there again */
-#endif
+    if (TMA)
+        fence_proxy_async(); /* TMA will write there again */
     __syncthreads();
 }
 

@@ -2,11 +2,16 @@
 #ifndef FDM_MMA_BACKWARD_RING_CUH
 #define FDM_MMA_BACKWARD_RING_CUH
 
-#include "cuda/ptx/mbarrier.cuh"
 #include "families/mma/backward/mma_backward_sums.cuh"
-#if TMA
-#    include "cuda/ptx/tma.cuh"
-#endif
+
+/* COPIED: masks or biases of a stage's rows, to the buffer `to` of those that pass. */
+__device__ __forceinline__ void copy_ahead(const struct work &on, uint32_t to, int row) {
+    if (!COPIED)
+        return;
+    if (row != NO_ROW)
+        copy_scores(on, on.tiles.staged + to, row);
+    cp_async_commit();
+}
 
 /* Stages of 64 rows lie in a ring; one is loaded RING - 1 stages ahead, when all warps have left its place. */
 __device__ __forceinline__ void walk_ring(struct carried &carried, const struct work &on,
@@ -17,15 +22,11 @@ __device__ __forceinline__ void walk_ring(struct carried &carried, const struct 
     const struct walk &walk = on.walk;
     const int h = on.h;
     int row = next_active(on, walk.first / STAGE_ROWS * STAGE_ROWS), next = NO_ROW;
-#if COPIED
-    if (row != NO_ROW)
-        copy_scores(a, at, h, tiles.staged + carried.ds_buffer, row);
-    cp_async_commit();
-#endif
-#if TMA && KEYED
-    fence_proxy_async(); /* narrow() wrote where TMA will */
-    __syncthreads();
-#endif
+    copy_ahead(on, carried.ds_buffer, row);
+    if (TMA && KEYED) {
+        fence_proxy_async(); /* narrow() wrote where TMA will */
+        __syncthreads();
+    }
     load_stage(on, carried.ring.slot, row);
     if (RING == 3) {
         next = following(on, row);
@@ -39,9 +40,8 @@ __device__ __forceinline__ void walk_ring(struct carried &carried, const struct 
         const struct stage stage = stage_at(tiles, carried.ring.slot);
         const uint32_t staged = tiles.staged + carried.ds_buffer, scores_parity = carried.ds_buffer != 0;
         bool partial = row < walk.full_first || row + STAGE_ROWS > walk.full_last;
-#if BLOCK_MASKED
-        partial = partial || mask_kind(a, at, h, row) != GPU_BLOCK_FULL;
-#endif
+        if (BLOCK_MASKED)
+            partial = partial || mask_kind(a, at, h, row) != GPU_BLOCK_FULL;
         carried.ds_buffer ^= SCORES_BYTES * (BY_COLUMNS ? 2 : 1);
         mbarrier_wait(stage.full, carried.ring.parity);
         clear_empty(walk, stage, row);
@@ -50,28 +50,19 @@ __device__ __forceinline__ void walk_ring(struct carried &carried, const struct 
         else
             add_own(carried.sums, on, values, {stage, staged, row, 0, TWO_BODIES || partial, false});
         mbarrier_wait(scores_barrier(tiles), scores_parity); /* scores are staged; all have left the stage before */
-#if DETERMINISTIC
-        hand_on_before(carried.turns, a, at, h, row);
-#endif
+        if (DETERMINISTIC)
+            hand_on_before(carried.turns, a, at, h, row);
         const int last = following(on, RING == 3 ? next : row);
         carried.ring.slot = slot_after(carried.ring.slot);
         carried.ring.parity ^= carried.ring.slot == 0;
-#if COPIED
-        if ((RING == 3 ? next : last) != NO_ROW)
-            copy_scores(a, at, h, tiles.staged + carried.ds_buffer, RING == 3 ? next : last);
-        cp_async_commit();
-#endif
+        copy_ahead(on, carried.ds_buffer, RING == 3 ? next : last);
         load_stage(on, RING == 3 ? slot_after(carried.ring.slot) : carried.ring.slot, last);
-#if NEEDS_DQ
-        if (DQ_EARLY)
+        if (NEEDS_DQ && DQ_EARLY)
             add_dq<0, DQ_EARLY>(on, staged, row, 0);
-#endif
-#if BY_COLUMNS
-        add_others(carried.sums, tiles, stage, staged, 0);
-#endif
-#if NEEDS_DQ
-        add_dq<DQ_EARLY>(on, staged, row, 0);
-#endif
+        if (BY_COLUMNS)
+            add_others(carried.sums, tiles, stage, staged, 0);
+        if (NEEDS_DQ)
+            add_dq<DQ_EARLY>(on, staged, row, 0);
         row = RING == 3 ? next : last;
         next = last;
     }

@@ -9,11 +9,7 @@ struct sums {
     float dk[KEY_TILES][SUM_COLUMNS_K / 8][4], dv[KEY_TILES][SUM_COLUMNS_V / 8][4];
     float dbias[KEY_TILES][2];
 };
-#if V_IN_REGISTERS
-typedef uint32_t value_fragments[HEAD_DIM_V / 16][4];
-#else
-typedef uint32_t value_fragments[1][4];
-#endif
+typedef uint32_t value_fragments[V_IN_REGISTERS ? HEAD_DIM_V / 16 : 1][4];
 
 /* c = A B^T for the warp's keys and PART_ROWS rows from `row` on of a tile of rows. */
 template <int depth, bool kept_left>
@@ -79,46 +75,39 @@ __device__ __forceinline__ void add_product(float (&sum)[lefts][tiles][4], const
 #define LATE_TURN (HALF_BLOCK && !RING)
 __device__ __forceinline__ void await_dbias_turn(bool here, const struct gpu_backward_params &a, const struct place &at,
                                                  int h, int row) {
-#if TURNS_DBIAS
-    if (here)
+    if (TURNS_DBIAS && here)
         await_turn(dbias_semaphore_of(a, at, h, row), my_dbias_turn(a, at, h));
-#endif
 }
 
-#if DBIAS == GPU_DBIAS_DIRECT || DBIAS == GPU_DBIAS_SUMS
-/* Row 0 of one key of the bias' gradient, or of its sums; and bytes from row to row. */
-#    define DBIAS_BYTES (DBIAS == GPU_DBIAS_SUMS ? 4 : BIAS_BYTES)
+/* DBIAS SUMS or DIRECT: row 0 of one key of the bias' gradient, or of its sums; and bytes from row to row. */
+#define DBIAS_BYTES (DBIAS == GPU_DBIAS_SUMS ? 4 : BIAS_BYTES)
 __device__ __forceinline__ char *dbias_of_key(const struct gpu_backward_params &a, const struct place &at, int64_t h,
                                               int key) {
     h /= a.in.bias.group;
-#    if DBIAS == GPU_DBIAS_SUMS
-    return (char *)(a.dbias_sums + at.batch * a.dbias_batch + h * a.dbias_head + key * a.dbias_key);
-#    else
+    if (DBIAS == GPU_DBIAS_SUMS)
+        return (char *)(a.dbias_sums + at.batch * a.dbias_batch + h * a.dbias_head + key * a.dbias_key);
     return (char *)a.dbias.data + (at.batch * a.dbias.batch + h * a.dbias.head + key * a.dbias.key) * BIAS_BYTES;
-#    endif
 }
 __device__ __forceinline__ void add_dbias(char *to, float x) {
-#    if DBIAS == GPU_DBIAS_SUMS
-    red_add((float *)to, x);
-#    elif BIAS == GPU_BIAS_FLOAT32
-    *(float *)to = x;
-#    else
-    *(uint16_t *)to = (uint16_t)pack(x, 0);
-#    endif
+    if (DBIAS == GPU_DBIAS_SUMS)
+        red_add((float *)to, x);
+    else if (BIAS == GPU_BIAS_FLOAT32)
+        *(float *)to = x;
+    else
+        *(uint16_t *)to = (uint16_t)pack(x, 0);
 }
-#endif
 
-#if MASK_COPIED
-/* Whether the mask shows the warp's keys to row `lane` of a part: bit k % 4 * 8 + k / 4 says it of key k. */
+/* MASK_COPIED: whether the mask shows the warp's keys to row `lane` of a part: bit k % 4 * 8 + k / 4 says it of key k.
+ */
 __device__ __forceinline__ uint32_t copied_mask(uint32_t staged, int warp_key, int part) {
     const int lane = threadIdx.x % 32;
     uint32_t seen = 0;
-#    pragma unroll
+#pragma unroll
     for (int n = 0; n < PART_ROWS * WARP_KEYS / 16; n += 32) {
         const int chunk = (n + lane) % (PART_ROWS * WARP_KEYS / 16);
         uint32_t bytes[4];
         ld_shared_16(bytes, mask_place(staged, warp_key, part, chunk));
-#    pragma unroll
+#pragma unroll
         for (int i = 0; i < 4; i++) /* the highest bit of each byte that is not 0 */
             seen = seen >> 1 | ((((bytes[i] & 0x7f7f7f7fu) + 0x7f7f7f7fu) | bytes[i]) & 0x80808080u);
     }
@@ -130,22 +119,21 @@ __device__ __forceinline__ uint32_t copied_mask(uint32_t staged, int warp_key, i
     }
     return seen;
 }
-#endif
 
-#if BLOCK_MASKED && !MASK_COPIED
-/* One bit for each score of the thread: whether the mask shows it. Read ahead of the products, which hide the wait. */
-__device__ __forceinline__ uint32_t read_mask(const struct gpu_backward_params &a, const struct place &at, int h,
+/* Otherwise one bit for each score of the thread: whether the mask shows it. Read ahead of the products, which hide the
+ * wait. */
+__device__ __forceinline__ uint32_t mask_bits(const struct gpu_backward_params &a, const struct place &at, int h,
                                               int warp_key, int first_row) {
     const int lane = threadIdx.x % 32;
     static_assert(ROW_TILES * KEY_TILES <= 8, "a bit each");
     uint32_t seen = 0;
-#    pragma unroll
+#pragma unroll
     for (int j = 0; j < 2 * KEY_TILES; j++) {
         const char *mask =
             find_head(a, at, h).mask + min(at.first_key + warp_key + lane / 4 + j * 8, at.seqlen_k - 1) * a.in.mask.key;
-#    pragma unroll
+#pragma unroll
         for (int n = 0; n < ROW_TILES; n++)
-#    pragma unroll
+#pragma unroll
             for (int c = 0; c < 2; c++) {
                 const int row = min(first_row + n * 8 + lane % 4 * 2 + c, at.seqlen_q - 1);
                 seen |= (mask[mask_rows(a, row)] != 0) << ((n * 2 + c) * 2 * KEY_TILES + j);
@@ -153,12 +141,11 @@ __device__ __forceinline__ uint32_t read_mask(const struct gpu_backward_params &
     }
     return seen;
 }
-#endif
 
-/* Of PART_ROWS rows: P, and the slope of the cap, rounded as dS will be. */
+/* Of PART_ROWS rows: P, and with SOFTCAP the slope of the cap, rounded as dS will be. */
 struct p_fragments {
     float p[KEY_TILES][ROW_TILES][4];
-    uint32_t slope[SOFTCAP ? ROW_TILES : 1][2 * KEY_TILES];
+    uint32_t slope[ROW_TILES][2 * KEY_TILES];
 };
 /* P or dS as left operands. */
 typedef uint32_t score_fragments[ROW_TILES / 2][KEY_TILES][4];
@@ -180,6 +167,11 @@ struct sub_tile {
     bool copying;       /* RING 0: copies of its masks or biases are waited for here */
 };
 
+/* The part of it from row `row` of the stage on, PART_ROWS rows, and the warp's keys. */
+struct part {
+    int warp_key, row, lane;
+};
+
 /* What rows see of keys that scrub_keys() has taken out is NaN. */
 __device__ __forceinline__ void spoil_p(struct p_fragments &w, uint32_t spoiled) {
     if (!SCRUB || !spoiled)
@@ -194,126 +186,126 @@ __device__ __forceinline__ void spoil_p(struct p_fragments &w, uint32_t spoiled)
                     w.p[t][n][e] = NOT_A_NUMBER;
 }
 
+/* lse, and beside a bias what it has rounded away, of two rows of a stage. */
+struct two_rows {
+    uint32_t lse[2], low[2];
+};
+__device__ __forceinline__ struct two_rows read_rows(const struct stage &stage, const float *low_rows, int local) {
+    struct two_rows r = {};
+    ld_shared_8(r.lse[0], r.lse[1], stage.rows + local * 4);
+    if (BIAS && LOW_STAGED) {
+        ld_shared_8(r.low[0], r.low[1], stage.rows + (2 * STAGE_ROWS + local) * 4);
+    } else if (BIAS) {
+        const float2 pair = *(const float2 *)(low_rows + local);
+        r.low[0] = __float_as_uint(pair.x);
+        r.low[1] = __float_as_uint(pair.y);
+    }
+    return r;
+}
+
+/* P from the products of a part, before keys are hidden. */
+__device__ __forceinline__ void make_weights(struct p_fragments &w, const struct work &on, const struct sub_tile &rows,
+                                             const struct part &part, const struct keys &keys) {
+    const struct gpu_backward_params &a = on.params.shared;
+    const struct place &at = on.at;
+    const float factor = SCORES_BARE ? a.in.scale * LOG2_E : a.in.scale;
+    const int own = part.lane % 8, eight = part.lane / 8 % (2 * KEY_TILES);
+    uint32_t copied = 0;
+    const char *bias[2 * KEY_TILES]; /* row 0 of the keys */
+    if (BIAS_COPIED)
+        copied = lane_address<SUB_ROWS / 8>(rows.staged, part.warp_key + line_of(own, eight),
+                                            part.row % SUB_ROWS / 8 + column_of(own, eight))
+                     .at;
+#pragma unroll
+    for (int n = 0; n < 2 * KEY_TILES && BIAS && BIAS_ROWS && !BIAS_COPIED; n++)
+        bias[n] =
+            find_head(a, at, on.h).bias +
+            min(at.first_key + part.warp_key + part.lane / 4 + n * 8, at.seqlen_k - 1) * a.in.bias.key * BIAS_BYTES;
+    const float *low_rows = BIAS ? find_head(a, at, on.h).low + rows.row : nullptr;
+#pragma unroll
+    for (int n = 0; n < ROW_TILES; n++) {
+        const int local = part.row + n * 8 + part.lane % 4 * 2;
+        const struct two_rows r = read_rows(rows.stage, low_rows, local);
+        uint32_t pairs[2 * KEY_TILES]; /* two rows of a key */
+        if (BIAS_COPIED) {
+            const lane_address<SUB_ROWS / 8> from(copied);
+            read_pairs(pairs, WARP_KEYS >= PART_ROWS ? from.at_step(n * 8, 0) : from.at_step(n % 2 * 8, n / 2 * 2));
+        }
+#pragma unroll
+        for (int c = 0; c < 2; c++) {
+            const int inside = min(rows.row + local + c, at.seqlen_q - 1);
+#pragma unroll
+            for (int j = 0; j < 2 * KEY_TILES; j++) {
+                float &p = w.p[j / 2][n][j % 2 * 2 + c], x = p, slope;
+                if (SOFTCAP) {
+                    x = cap_score(a.in, x * a.in.scale, slope);
+                    w.slope[n][j] = c ? w.slope[n][j] | pack(0, slope) : pack(slope, 0);
+                } else {
+                    x *= factor;
+                }
+                if (BIAS_COPIED)
+                    x += unpack((uint16_t)(pairs[j] >> c * 16));
+                else if (BIAS && BIAS_ROWS)
+                    x += bias_value(bias[j] + bias_rows(a, inside));
+                else if (BIAS)
+                    x += keys.bias[j / 2][j % 2];
+                x -= __uint_as_float(r.lse[c]);
+                if (BIAS)
+                    x = x * LOG2_E + __uint_as_float(r.low[c]);
+                else if (!SCORES_BARE)
+                    x *= LOG2_E;
+                p = ex2_approx(x);
+            }
+        }
+    }
+}
+
+/* P becomes 0 where a row does not see a key. seen: what mask_bits() gave. */
+__device__ __forceinline__ void hide_keys(struct p_fragments &w, const struct work &on, const struct sub_tile &rows,
+                                          const struct part &part, const struct keys &keys, uint32_t seen) {
+    uint32_t rows_seen = 0;
+    if (MASK_COPIED)
+        rows_seen = copied_mask(rows.staged, part.warp_key, part.row % SUB_ROWS);
+#pragma unroll
+    for (int n = 0; n < ROW_TILES; n++)
+#pragma unroll
+        for (int c = 0; c < 2; c++) {
+            const int row = rows.row + part.row + n * 8 + part.lane % 4 * 2 + c;
+            uint32_t bits = seen;
+            if (MASK_COPIED)
+                bits = __shfl_sync(0xffffffff, rows_seen, n * 8 + part.lane % 4 * 2 + c) >>
+                       (part.lane / 4 % 4 * 8 + part.lane / 16);
+#pragma unroll
+            for (int j = 0; j < 2 * KEY_TILES; j++) {
+                bool visible = (!(WINDOW || KEYED) || row >= keys.first[j / 2][j % 2]) && row < keys.last[j / 2][j % 2];
+                if (BLOCK_MASKED)
+                    visible = visible && (bits >> (MASK_COPIED ? 2 * j : (n * 2 + c) * 2 * KEY_TILES + j) & 1);
+                w.p[j / 2][n][j % 2 * 2 + c] = visible ? w.p[j / 2][n][j % 2 * 2 + c] : 0.0f;
+            }
+        }
+}
+
 /* P of the part from row `sub_row` of the stage on. */
 __device__ __forceinline__ void make_p(struct p_fragments &w, const struct work &on, const struct sub_tile &rows,
                                        int warp_key, int sub_row) {
     const struct gpu_backward_params &a = on.params.shared;
-    const struct place &at = on.at;
-    const struct tiles &tiles = on.tiles;
-    const int h = on.h;
-    const struct stage &stage = rows.stage;
-    [[maybe_unused]] const uint32_t staged = rows.staged;
-    const int block_row = rows.row;
-    const bool partial = rows.partial;
-    const int lane = fresh_lane();
-#if BLOCK_MASKED && !MASK_COPIED
-    const uint32_t seen = partial ? read_mask(a, at, h, warp_key, block_row + sub_row) : 0xffffffffu;
-#endif
-    multiply_scores<HEAD_DIM, false>(w.p, tiles.self, tiles.k, warp_key, nullptr, stage.q, sub_row);
-#if COPIED
-    if (RING || rows.copying)
+    const struct part part = {warp_key, sub_row, fresh_lane()};
+    uint32_t seen = 0xffffffffu;
+    if (BLOCK_MASKED && !MASK_COPIED && rows.partial)
+        seen = mask_bits(a, on.at, on.h, warp_key, rows.row + sub_row);
+    multiply_scores<HEAD_DIM, false>(w.p, on.tiles.self, on.tiles.k, warp_key, nullptr, rows.stage.q, sub_row);
+    if (COPIED && (RING || rows.copying))
         cp_async_wait<0>();
-    __syncwarp();
-#endif
-#if BIAS_COPIED
-    const int own = lane % 8, eight = lane / 8 % (2 * KEY_TILES);
-    const lane_address<SUB_ROWS / 8> copied(staged, warp_key + line_of(own, eight),
-                                            sub_row % SUB_ROWS / 8 + column_of(own, eight));
-#elif BIAS && BIAS_ROWS
-    const char *bias[2 * KEY_TILES]; /* row 0 of the keys */
-#    pragma unroll
-    for (int n = 0; n < 2 * KEY_TILES; n++)
-        bias[n] = find_head(a, at, h).bias +
-                  min(at.first_key + warp_key + lane / 4 + n * 8, at.seqlen_k - 1) * a.in.bias.key * BIAS_BYTES;
-#endif
-#if KEYED
-    const struct keys keys = stored_keys(tiles.keys, warp_key);
-#endif
-#if BIAS
-    [[maybe_unused]] const float *low_rows = find_head(a, at, h).low + block_row;
-#endif
-    [[maybe_unused]] const float factor = SCORES_BARE ? a.in.scale * LOG2_E : a.in.scale;
-#pragma unroll
-    for (int n = 0; n < ROW_TILES; n++) {
-        const int local = sub_row + n * 8 + lane % 4 * 2;
-        uint32_t lse[2];
-        ld_shared_8(lse[0], lse[1], stage.rows + local * 4);
-#if BIAS
-        uint32_t low[2];
-        if (LOW_STAGED) {
-            ld_shared_8(low[0], low[1], stage.rows + (2 * STAGE_ROWS + local) * 4);
-        } else {
-            const float2 pair = *(const float2 *)(low_rows + local);
-            low[0] = __float_as_uint(pair.x);
-            low[1] = __float_as_uint(pair.y);
-        }
-#endif
-#if BIAS_COPIED
-        uint32_t bias[2 * KEY_TILES]; /* two rows of a key */
-        read_pairs(bias, WARP_KEYS >= PART_ROWS ? copied.at_step(n * 8, 0) : copied.at_step(n % 2 * 8, n / 2 * 2));
-#endif
-#pragma unroll
-        for (int c = 0; c < 2; c++) {
-#if BIAS && BIAS_ROWS && !BIAS_COPIED
-            const int inside = min(block_row + local + c, at.seqlen_q - 1);
-#endif
-#pragma unroll
-            for (int j = 0; j < 2 * KEY_TILES; j++) {
-                const int tile = j / 2, half = j % 2;
-                float x = w.p[tile][n][half * 2 + c];
-#if SOFTCAP
-                const float t = tanh_accurate(x * a.in.scale * a.in.softcap_inverse);
-                w.slope[n][j] = c ? w.slope[n][j] | pack(0, 1.0f - t * t) : pack(1.0f - t * t, 0);
-                x = a.in.softcap * t;
-#else
-                x *= factor;
-#endif
-#if BIAS_COPIED
-                x += unpack((uint16_t)(bias[j] >> c * 16));
-#elif BIAS && BIAS_ROWS
-                x += bias_value(bias[j] + bias_rows(a, inside));
-#elif BIAS
-                x += keys.bias[tile][half];
-#endif
-                x -= __uint_as_float(lse[c]);
-#if BIAS
-                x = ex2_approx(x * LOG2_E + __uint_as_float(low[c]));
-#else
-                x = ex2_approx(SCORES_BARE ? x : x * LOG2_E);
-#endif
-                w.p[tile][n][half * 2 + c] = x;
-            }
-        }
-    }
-    if (KEYED || partial) {
-#if !KEYED
-        const struct keys keys = bound_keys(a, at, warp_key);
-#endif
-#if MASK_COPIED
-        const uint32_t rows_seen = copied_mask(staged, warp_key, sub_row % SUB_ROWS);
-#endif
-#pragma unroll
-        for (int n = 0; n < ROW_TILES; n++)
-#pragma unroll
-            for (int c = 0; c < 2; c++) {
-#if MASK_COPIED
-                const uint32_t seen =
-                    __shfl_sync(0xffffffff, rows_seen, n * 8 + lane % 4 * 2 + c) >> (lane / 4 % 4 * 8 + lane / 16);
-#endif
-#pragma unroll
-                for (int j = 0; j < 2 * KEY_TILES; j++) {
-                    const int row = block_row + sub_row + n * 8 + lane % 4 * 2 + c;
-                    bool visible =
-                        (!(WINDOW || KEYED) || row >= keys.first[j / 2][j % 2]) && row < keys.last[j / 2][j % 2];
-#if MASK_COPIED
-                    visible = visible && (seen >> 2 * j & 1);
-#elif BLOCK_MASKED
-                    visible = visible && (seen >> ((n * 2 + c) * 2 * KEY_TILES + j) & 1);
-#endif
-                    w.p[j / 2][n][j % 2 * 2 + c] = visible ? w.p[j / 2][n][j % 2 * 2 + c] : 0.0f;
-                }
-            }
-    }
+    if (COPIED)
+        __syncwarp();
+    struct keys keys = {};
+    if (KEYED)
+        keys = stored_keys(on.tiles.keys, warp_key);
+    make_weights(w, on, rows, part, keys);
+    if (KEYED)
+        hide_keys(w, on, rows, part, keys, seen);
+    else if (rows.partial)
+        hide_keys(w, on, rows, part, bound_keys(a, on.at, warp_key), seen);
     spoil_p(w, on.spoiled);
 }
 
@@ -321,23 +313,19 @@ __device__ __forceinline__ void make_p(struct p_fragments &w, const struct work 
 __device__ __forceinline__ void make_ds(score_fragments &left, struct sums &sums, const struct p_fragments &w,
                                         const struct work &on, const struct sub_tile &rows,
                                         const value_fragments &values, int warp_key, int sub_row) {
-    [[maybe_unused]] const struct gpu_backward_params &a = on.params.shared;
-    [[maybe_unused]] const struct place &at = on.at;
+    const struct gpu_backward_params &a = on.params.shared;
+    const struct place &at = on.at;
     const struct tiles &tiles = on.tiles;
-    [[maybe_unused]] const int h = on.h;
+    const int h = on.h, block_row = rows.row;
     const struct stage &stage = rows.stage;
-    [[maybe_unused]] const int block_row = rows.row;
-    const bool partial = rows.partial;
     const int lane = (RING && !BARE) || VARLEN || (V_IN_REGISTERS && DETERMINISTIC) ? fresh_lane() : threadIdx.x % 32;
     await_dbias_turn(!LATE_TURN, a, at, h, block_row + sub_row);
     float dp[KEY_TILES][ROW_TILES][4];
-#if (DBIAS == GPU_DBIAS_DIRECT && !DBIAS_FROM_DS) || DBIAS == GPU_DBIAS_SUMS
+    const int num_keys = at.seqlen_k - at.first_key - warp_key - lane / 4;
     char *dbias[WIDE_SCORES ? 1 : 2 * KEY_TILES]; /* aligned: the other keys' lie at known distances */
-#    pragma unroll
-    for (int n = 0; n < (WIDE_SCORES ? 1 : 2 * KEY_TILES); n++)
+#pragma unroll
+    for (int n = 0; n < (WIDE_SCORES ? 1 : 2 * KEY_TILES) && DBIAS_OF_PAIRS; n++)
         dbias[n] = dbias_of_key(a, at, h, at.first_key + warp_key + lane / 4 + n * 8);
-    [[maybe_unused]] const int num_keys = at.seqlen_k - at.first_key - warp_key - lane / 4;
-#endif
     multiply_scores<HEAD_DIM_V, V_IN_REGISTERS>(dp, tiles.self, tiles.v, warp_key, values, stage.dout, sub_row);
 #pragma unroll
     for (int n = 0; n < ROW_TILES; n++) {
@@ -350,7 +338,7 @@ __device__ __forceinline__ void make_ds(score_fragments &left, struct sums &sums
             for (int e = 0; e < 4; e++)
                 dp[t][n][e] = w.p[t][n][e] * (dp[t][n][e] - __uint_as_float(delta[e % 2]));
     }
-    if (KEYED || (BIAS && BIAS_ROWS) || partial) /* nothing of hidden pairs, also where dO or V is not finite */
+    if (KEYED || (BIAS && BIAS_ROWS) || rows.partial) /* nothing of hidden pairs, also where dO or V is not finite */
 #pragma unroll
         for (int n = 0; n < ROW_TILES; n++)
 #pragma unroll
@@ -359,31 +347,30 @@ __device__ __forceinline__ void make_ds(score_fragments &left, struct sums &sums
                 for (int e = 0; e < 4; e++)
                     dp[t][n][e] = w.p[t][n][e] == 0.0f ? 0.0f : dp[t][n][e];
     await_dbias_turn(LATE_TURN, a, at, h, block_row + sub_row);
-#if (DBIAS && !DBIAS_FROM_DS) || SOFTCAP
-#    pragma unroll
+#pragma unroll
     for (int n = 0; n < ROW_TILES; n++)
-#    pragma unroll
+#pragma unroll
         for (int t = 0; t < KEY_TILES; t++)
-#    pragma unroll
+#pragma unroll
             for (int e = 0; e < 4; e++) {
-#    if DBIAS == GPU_DBIAS_KEYS
-                sums.dbias[t][e / 2] += dp[t][n][e];
-#    elif DBIAS && !DBIAS_FROM_DS
-                const int row = block_row + sub_row + n * 8 + lane % 4 * 2 + e % 2, j = 2 * t + e / 2;
-                char *to = dbias[WIDE_SCORES ? 0 : j] + dbias_rows(a, row);
-                /* One condition in two forms, each where the assembler spills less with it. */
-                const bool inside = WIDE_SCORES || V_IN_REGISTERS
-                                        ? j * 8 < num_keys
-                                        : at.first_key + warp_key + lane / 4 + j * 8 < at.seqlen_k;
-                if (row < at.seqlen_q && inside)
-                    add_dbias(to + (WIDE_SCORES ? j * 8 * DBIAS_BYTES : 0), dp[t][n][e]);
-#    endif
-#    if SOFTCAP
-                const float slope = unpack((uint16_t)(w.slope[n][2 * t + e / 2] >> e % 2 * 16));
-                dp[t][n][e] = dp[t][n][e] == 0.0f ? 0.0f : dp[t][n][e] * slope; /* of a hidden NaN, NaN */
-#    endif
+                const int j = 2 * t + e / 2;
+                if (DBIAS == GPU_DBIAS_KEYS)
+                    sums.dbias[t][e / 2] += dp[t][n][e];
+                if (DBIAS_OF_PAIRS) {
+                    const int row = block_row + sub_row + n * 8 + lane % 4 * 2 + e % 2;
+                    char *to = dbias[WIDE_SCORES ? 0 : j] + dbias_rows(a, row);
+                    /* One condition in two forms, each where the assembler spills less with it. */
+                    const bool inside = WIDE_SCORES || V_IN_REGISTERS
+                                            ? j * 8 < num_keys
+                                            : at.first_key + warp_key + lane / 4 + j * 8 < at.seqlen_k;
+                    if (row < at.seqlen_q && inside)
+                        add_dbias(to + (WIDE_SCORES ? j * 8 * DBIAS_BYTES : 0), dp[t][n][e]);
+                }
+                if (SOFTCAP) { /* of a hidden NaN, NaN */
+                    const float slope = unpack((uint16_t)(w.slope[n][j] >> e % 2 * 16));
+                    dp[t][n][e] = dp[t][n][e] == 0.0f ? 0.0f : dp[t][n][e] * slope;
+                }
             }
-#endif
     pack_scores(left, dp);
 }
 
@@ -401,10 +388,9 @@ __device__ __forceinline__ void store_scores(uint32_t tile, const uint32_t (&lef
                         left[n / 2][j / 2][n % 2 * 2 + j % 2]);
 }
 
-#if DBIAS_FROM_DS
-/* The gradient of the bias from the dS that the warp has staged, eight keys of a row a lane. `row`: the part's first.
- * Of lane % 4 = p, matrix m has the keys 8 p + 2 (m ^ p) and the next: the eight lines of a matrix lie in different
- * banks. */
+/* DBIAS_FROM_DS: the gradient of the bias from the dS that the warp has staged, eight keys of a row a lane. `row`: the
+ * part's first. Of lane % 4 = p, matrix m has the keys 8 p + 2 (m ^ p) and the next: the eight lines of a matrix lie in
+ * different banks. */
 __device__ __forceinline__ void store_dbias(const struct gpu_backward_params &a, const struct place &at, int h,
                                             uint32_t staged, int warp_key, int part, int row) {
     const int lane = threadIdx.x % 32, own = lane % 4, line = lane % 8 / 2;
@@ -412,7 +398,7 @@ __device__ __forceinline__ void store_dbias(const struct gpu_backward_params &a,
     const int key = at.first_key + warp_key + 8 * own, num_keys = min(at.seqlen_k - key, 8);
     char *to = dbias_of_key(a, at, h, key) + dbias_rows(a, row + lane / 4);
     __syncwarp();
-#    pragma unroll
+#pragma unroll
     for (int n = 0; n < ROW_TILES; n++, to += dbias_rows(a, 8)) {
         uint32_t x[4];
         ldmatrix_x4_trans(x, from.at_step(0, n));
@@ -422,6 +408,5 @@ __device__ __forceinline__ void store_dbias(const struct gpu_backward_params &a,
             store_words<true>(to, {pairs.x, pairs.y, pairs.z, pairs.w}, num_keys);
     }
 }
-#endif
 
 #endif

@@ -58,7 +58,9 @@ MMA_BACKWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define COPIED      (BIAS_COPIED || MASK_COPIED)
 /* The gradient of a bias is written from the staged dS, 16 bytes a lane. */
 #define DBIAS_FROM_DS (DBIAS == GPU_DBIAS_DIRECT && WIDE_SCORES && BIAS == GPU_BIAS_SAME && !SOFTCAP && KEY_TILES == 2)
-#define NO_ROW        0x7fffffff
+/* Otherwise pair by pair. */
+#define DBIAS_OF_PAIRS ((DBIAS == GPU_DBIAS_DIRECT && !DBIAS_FROM_DS) || DBIAS == GPU_DBIAS_SUMS)
+#define NO_ROW         0x7fffffff
 
 #include "families/mma/mma_tile.cuh"
 #include "gpu/numbers.h"

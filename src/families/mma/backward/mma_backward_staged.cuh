@@ -5,6 +5,26 @@
 
 #include "families/mma/backward/mma_backward_sums.cuh"
 
+/* What comes after the sub-tile at `row`: copies of its masks and biases to the buffer `to`; after the last one of the
+ * staged rows, those that `next` begins. */
+__device__ __forceinline__ void load_under_dq(const struct work &on, const struct stage &stage, uint32_t to, int row,
+                                              bool last, int next) {
+    const struct gpu_backward_params &a = on.params.shared;
+    if (COPIED && !last) {
+        copy_scores(on, on.tiles.staged + to, row + SUB_ROWS);
+        cp_async_commit();
+    } else if (COPIED && next != NO_ROW) {
+        copy_scores(on, on.tiles.staged + to, next + first_sub_tile(on.walk, next));
+    }
+    if (!last)
+        return;
+    if (STAGES == 1 && next != NO_ROW)
+        load_q(a, on.at, on.h, on.tiles.q, next);
+    if (!OVERLAY && next != NO_ROW)
+        load_dout(a, on.at, on.h, stage, next);
+    cp_async_commit();
+}
+
 /* BLOCK_M rows are staged at a time, and walked SUB_ROWS at a time; the next ones are loaded under dQ. */
 __device__ __forceinline__ void walk_staged(struct carried &carried, const struct work &on,
                                             const value_fragments &values) {
@@ -15,9 +35,8 @@ __device__ __forceinline__ void walk_staged(struct carried &carried, const struc
     const int h = on.h;
     int buffer = 0, row = next_active(on, walk.first / BLOCK_M * BLOCK_M);
     if (row != NO_ROW) {
-#if COPIED
-        copy_scores(a, at, h, tiles.staged + carried.ds_buffer, row + first_sub_tile(walk, row));
-#endif
+        if (COPIED)
+            copy_scores(on, tiles.staged + carried.ds_buffer, row + first_sub_tile(walk, row));
         load_q(a, at, h, tiles.q, row);
         load_dout(a, at, h, {tiles.q, tiles.dout, tiles.rows}, row);
     }
@@ -41,9 +60,8 @@ __device__ __forceinline__ void walk_staged(struct carried &carried, const struc
         for (int sub = begin; sub < end; sub += SUB_ROWS) {
             const bool last = sub + SUB_ROWS >= end;
             bool partial = row + sub < walk.full_first || row + sub + SUB_ROWS > walk.full_last;
-#if BLOCK_MASKED
-            partial = partial || mask_kind(a, at, h, row) != GPU_BLOCK_FULL;
-#endif
+            if (BLOCK_MASKED)
+                partial = partial || mask_kind(a, at, h, row) != GPU_BLOCK_FULL;
             const uint32_t staged = OVERLAY ? tiles.dout + sub * HEAD_DIM_V * 2 : tiles.staged + carried.ds_buffer;
             if (DS_BUFFERS == 2)
                 carried.ds_buffer ^= SCORES_BYTES * (BY_COLUMNS ? 2 : 1);
@@ -52,32 +70,16 @@ __device__ __forceinline__ void walk_staged(struct carried &carried, const struc
             else
                 add_own(carried.sums, on, values, {stage, staged, row, sub, TWO_BODIES || partial, sub > begin});
             __syncthreads();
-#if DETERMINISTIC
-            hand_on_before(carried.turns, a, at, h, row + sub);
-#endif
-#if BY_COLUMNS
-            add_others(carried.sums, tiles, stage, staged, sub);
-            if (last)
-                __syncthreads();
-#endif
-#if COPIED
-            if (!last) {
-                copy_scores(a, at, h, tiles.staged + carried.ds_buffer, row + sub + SUB_ROWS);
-                cp_async_commit();
-            } else if (next != NO_ROW) {
-                copy_scores(a, at, h, tiles.staged + carried.ds_buffer, next + first_sub_tile(walk, next));
+            if (DETERMINISTIC)
+                hand_on_before(carried.turns, a, at, h, row + sub);
+            if (BY_COLUMNS) {
+                add_others(carried.sums, tiles, stage, staged, sub);
+                if (last)
+                    __syncthreads();
             }
-#endif
-            if (last) {
-                if (STAGES == 1 && next != NO_ROW)
-                    load_q(a, at, h, tiles.q, next);
-                if (!OVERLAY && next != NO_ROW)
-                    load_dout(a, at, h, stage, next);
-                cp_async_commit();
-            }
-#if NEEDS_DQ
-            add_dq(on, staged, row, sub);
-#endif
+            load_under_dq(on, stage, carried.ds_buffer, row + sub, last, next);
+            if (NEEDS_DQ)
+                add_dq(on, staged, row, sub);
             if (DS_BUFFERS == 1) /* with two, the next sub-tile's barrier is enough */
                 __syncthreads();
         }

@@ -21,12 +21,8 @@ struct carried {
     uint32_t ds_buffer; /* bytes to the buffer of dS that comes next */
     uint32_t spoiled;   /* SCRUB: what scrub_keys() has said, */
     bool scrubbed;      /* once it was called */
-#if RING
     struct ring ring;
-#endif
-#if DETERMINISTIC
-    struct turns turns; /* of a head */
-#endif
+    struct turns turns; /* DETERMINISTIC: of a head */
 };
 
 /* When K is there for the first time. */
@@ -66,24 +62,20 @@ __device__ __forceinline__ void add_own(struct sums &sums, const struct work &on
         if (OVERLAY)
             __syncthreads();
         store_scores(staged, ds, warp_key, part);
-#if RING
-        if (part + PART_ROWS == share * WARP_ROWS + WARP_ROWS) { /* the products below hide the wait for the others */
-            __syncwarp();
+        if (RING && part + PART_ROWS == share * WARP_ROWS + WARP_ROWS) {
+            __syncwarp(); /* the products below hide the wait for the others */
             if (threadIdx.x % 32 == 0)
                 mbarrier_arrive(scores_barrier(tiles));
         }
-#endif
-#if DBIAS_FROM_DS
-        store_dbias(on.params.shared, on.at, on.h, staged, warp_key, part, rows.row + sub + part);
-#endif
+        if (DBIAS_FROM_DS)
+            store_dbias(on.params.shared, on.at, on.h, staged, warp_key, part, rows.row + sub + part);
         if (RING)
             add_rows(sums.dv, p, dout);
         add_rows(sums.dk, ds, q);
     }
 }
 
-#if BY_COLUMNS
-/* What rows of other warps with the same keys add to the warp's columns of dK and dV. */
+/* BY_COLUMNS: what rows of other warps with the same keys add to the warp's columns of dK and dV. */
 __device__ __forceinline__ void add_others_rows(struct sums &sums, const struct tiles &tiles, const struct stage &stage,
                                                 uint32_t staged, int warp_key, int sub, int row, int share) {
     auto dout = by_rows<HEAD_DIM_V / 8, PANEL_ROWS>(tiles.self, stage.dout, sub + row);
@@ -92,14 +84,14 @@ __device__ __forceinline__ void add_others_rows(struct sums &sums, const struct 
     dout.move(share * 2);
     q.move(share * 2);
     scores.move(row / 8);
-#    pragma unroll
+#pragma unroll
     for (int n = 0; n < WARP_ROWS / 16; n++) {
         uint32_t left[KEY_TILES][4];
-#    pragma unroll
+#pragma unroll
         for (int t = 0; t < KEY_TILES; t++)
             ldmatrix_x4(left[t], scores.at_step(t * 16, 2 * n) + SCORES_BYTES);
         add_product<SHARE>(sums.dv, left, dout, n * 16);
-#    pragma unroll
+#pragma unroll
         for (int t = 0; t < KEY_TILES; t++)
             ldmatrix_x4(left[t], scores.at_step(t * 16, 2 * n));
         add_product<SHARE>(sums.dk, left, q, n * 16);
@@ -108,18 +100,11 @@ __device__ __forceinline__ void add_others_rows(struct sums &sums, const struct 
 __device__ __forceinline__ void add_others(struct sums &sums, const struct tiles &tiles, const struct stage &stage,
                                            uint32_t staged, int sub) {
     const int warp = tiles.self.warp, share = warp / KEY_WARPS, warp_key = warp % KEY_WARPS * WARP_KEYS;
-#    pragma unroll
+#pragma unroll
     for (int other = 1; other < SHARE; other++)
         add_others_rows(sums, tiles, stage, staged, warp_key, sub, (share ^ other) * WARP_ROWS, share);
 }
-#endif
 
-/* Words that a lane adds at a time to dQ. */
-#if __CUDA_ARCH__ >= 900
-#    define DQ_WORDS 4
-#else
-#    define DQ_WORDS 1
-#endif
 /* dQ of the warp's rows and columns from the staged dS, added in global memory, in turn; some passes over columns of
  * all. */
 template <int first_pass = 0, int end_pass = DQ_PASSES>
@@ -149,48 +134,45 @@ __device__ __forceinline__ void add_dq(const struct work &on, uint32_t staged, i
                 ldmatrix_x4_trans(x[t], scores.at_step(k * 16, 2 * t));
             add_product<DQ_SHARE>(sum, x, columns, k * 16);
         }
-#if TURNS_DQ
-        if (pass == 0)
+        if (TURNS_DQ && pass == 0)
             await_turn(semaphore_of(a, at, on.h, row + sub_row), my_turn(a, at, row + sub_row));
-#endif
-        float *mine = to + lane * DQ_WORDS;
-        mine = opaque(mine); /* the other addresses are known distances from it */
+        float *mine = to + lane * (__CUDA_ARCH__ >= 900 ? 4 : 1); /* words that a lane adds at a time */
+        mine = opaque(mine);                                      /* the other addresses are known distances from it */
 #pragma unroll
         for (int i = 0; i < DQ_TILES * DQ_STEP / 8; i++) {
             const int t = i / (DQ_STEP / 8), n = i % (DQ_STEP / 8);
             float *tile = mine + t * 16 * HEAD_DIM + (n / 2 * 2 * DQ_SHARE + n % 2) * 128;
-#if __CUDA_ARCH__ >= 900
-            red_add_4(tile, sum[t][n][0], sum[t][n][1], sum[t][n][2], sum[t][n][3]);
-#else
-#    pragma unroll
-            for (int e = 0; e < 4; e++)
-                red_add(tile + e * 32, sum[t][n][e]);
-#endif
+            if (__CUDA_ARCH__ >= 900)
+                red_add_4(tile, sum[t][n][0], sum[t][n][1], sum[t][n][2], sum[t][n][3]);
+            else
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    red_add(tile + e * 32, sum[t][n][e]);
         }
     }
 }
 
 /* The sums of warps with the same keys, added in the first of them. */
 template <int tiles> __device__ __forceinline__ void gather_shares(float (&sum)[tiles][4], float *shared) {
-#if SHARE > 1 && !BY_COLUMNS
+    if (SHARE == 1 || BY_COLUMNS)
+        return;
     const int warp = threadIdx.x / 32, share = warp / KEY_WARPS;
     float *mine = shared + (warp % KEY_WARPS) * tiles * 128 + threadIdx.x % 32 * 4;
-#    pragma unroll 1
+#pragma unroll 1
     for (int s = 1; s < SHARE; s++) {
         __syncthreads();
         if (share == s)
-#    pragma unroll
+#pragma unroll
             for (int n = 0; n < tiles; n++)
                 *(float4 *)(mine + n * 128) = make_float4(sum[n][0], sum[n][1], sum[n][2], sum[n][3]);
         __syncthreads();
         if (share == 0)
-#    pragma unroll
+#pragma unroll
             for (int n = 0; n < tiles; n++) {
                 const float4 x = *(const float4 *)(mine + n * 128);
                 sum[n][0] += x.x, sum[n][1] += x.y, sum[n][2] += x.z, sum[n][3] += x.w;
             }
     }
-#endif
 }
 
 template <int chunks>
@@ -210,12 +192,11 @@ __device__ __forceinline__ void store_keys_tile(const struct gpu_matrix &to, con
     }
 }
 
-#if DBIAS == GPU_DBIAS_KEYS
 /* The gradient of the bias of the warp's keys, of one query head; the sums begin anew. */
 __device__ __forceinline__ void store_key_dbias(struct sums &sums, const struct gpu_backward_params &a,
                                                 const struct place &at, int h) {
     const int warp = threadIdx.x / 32, warp_key = warp % KEY_WARPS * WARP_KEYS;
-#    pragma unroll
+#pragma unroll
     for (int n = 0; n < 2 * KEY_TILES; n++) {
         float x = sums.dbias[n / 2][n % 2];
         x = quad_sum(x);
@@ -226,10 +207,9 @@ __device__ __forceinline__ void store_key_dbias(struct sums &sums, const struct 
         sums.dbias[n / 2][n % 2] = 0;
     }
 }
-#endif
 
-#if SPLIT
-/* One part of a gradient of the block's keys, in fp32: rows of HEAD_DIM or HEAD_DIM_V as the keys lie in the tensor. */
+/* SPLIT: one part of a gradient of the block's keys, in fp32: rows of HEAD_DIM or HEAD_DIM_V as the keys lie in the
+ * tensor. */
 template <int columns, int tiles>
 __device__ __forceinline__ void store_part(const float (&sum)[KEY_TILES][tiles][4], float *to,
                                            const struct gpu_backward_params &a, const struct place &at) {
@@ -237,18 +217,17 @@ __device__ __forceinline__ void store_part(const float (&sum)[KEY_TILES][tiles][
     const int64_t begin = at.part * a.key_rows + (VARLEN ? at.k_begin : (int64_t)at.batch * a.in.seqlen_k);
     if (!BY_COLUMNS && share)
         return;
-#    pragma unroll
+#pragma unroll
     for (int j = 0; j < 2 * KEY_TILES; j++) {
         const int key = key_at(a, at, warp % KEY_WARPS * WARP_KEYS + lane / 4 + j * 8);
         if (key < at.seqlen_k)
-#    pragma unroll
+#pragma unroll
             for (int n = 0; n < tiles; n++)
                 *(float2 *)(to + (begin + key) * columns +
                             (BY_COLUMNS ? n / 2 * 2 * SHARE + share * 2 + n % 2 : n) * 8 + lane % 4 * 2) =
                     make_float2(sum[j / 2][n][j % 2 * 2], sum[j / 2][n][j % 2 * 2 + 1]);
     }
 }
-#endif
 
 /* One gradient of the block's keys: rounded, through shared memory, to global memory. */
 template <int columns, int tiles>

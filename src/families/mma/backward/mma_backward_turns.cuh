@@ -5,11 +5,11 @@
 #include "families/mma/backward/mma_backward_place.cuh"
 #include "gpu/turns.cuh"
 
-#if DETERMINISTIC
-/* Blocks add to SUB_ROWS rows of dQ, and to the gradient of a shared bias, in the order of their tickets, one after the
- * other: a semaphore counts those that have added. Of the key blocks of a head the last is first: where keys are seen
- * from their diagonal on, each then comes to rows that the one before has just left, and none waits. Where all blocks
- * walk from the first row on, each is a step behind the one before, so that blocks of many heads begin in turn. */
+/* DETERMINISTIC: blocks add to SUB_ROWS rows of dQ, and to the gradient of a shared bias, in the order of their
+ * tickets, one after the other: a semaphore counts those that have added. Of the key blocks of a head the last is
+ * first: where keys are seen from their diagonal on, each then comes to rows that the one before has just left, and
+ * none waits. Where all blocks walk from the first row on, each is a step behind the one before, so that blocks of many
+ * heads begin in turn. */
 __device__ __forceinline__ int *semaphore_of(const struct gpu_backward_params &a, const struct place &at, int h,
                                              int row) {
     return a.semaphores + (rows_begin(a, at, h) + row) / 16;
@@ -52,27 +52,23 @@ __device__ __forceinline__ void hand_on(struct turns &turns, const struct gpu_ba
     if (threadIdx.x != 0)
         return;
     h = opaque(h);
-#    pragma unroll 1
+#pragma unroll 1
     for (; turns.row < end; turns.row += SUB_ROWS) {
         const int row = turns.row;
-        [[maybe_unused]] const bool walked = !(TURNS_DBIAS && VARLEN) || (row < w.last && row + SUB_ROWS > w.first);
-#    if TURNS_DQ
-        if (walked) {
+        const bool walked = !(TURNS_DBIAS && VARLEN) || (row < w.last && row + SUB_ROWS > w.first);
+        if (TURNS_DQ && walked) {
             int *semaphore = semaphore_of(a, at, h, row);
             const int mine = my_turn(a, at, row);
             if (row != turns.added)
                 await_turn(semaphore, mine);
             hand_on_turn(semaphore, mine);
         }
-#    endif
-#    if TURNS_DBIAS
-        if (row != turns.added) { /* else hand_on_before() was there */
+        if (TURNS_DBIAS && row != turns.added) { /* else hand_on_before() was there */
             int *semaphore = dbias_semaphore_of(a, at, h, row);
             const int mine = my_dbias_turn(a, at, h);
             await_turn(semaphore, mine);
             hand_on_turn(semaphore, mine);
         }
-#    endif
     }
 }
 /* When all warps have made the scores of the rows from `row` on: the turns before them, and of the bias' gradient
@@ -89,6 +85,5 @@ __device__ __forceinline__ void hand_on_rest(struct turns &turns, const struct g
                                              const struct place &at, const struct walk &w, int h) {
     hand_on(turns, a, at, w, h, TURNS_DBIAS && VARLEN ? a.in.seqlen_q : w.last);
 }
-#endif
 
 #endif
