@@ -7,6 +7,7 @@
 #include "gpu/backward_params.h"
 #include "gpu/convert.cuh"
 #include "gpu/packed.cuh"
+#include "gpu/scores.cuh"
 
 BACKWARD_ROWS_CONSTANTS(GPU_CONSTANT_GIVEN)
 
@@ -34,13 +35,13 @@ __device__ __forceinline__ float sum_of_rows(const struct gpu_backward_params &a
         return 0;
     for (int batch = b_first; batch < b_last; batch++) {
         int64_t packed = 0, begin = (int64_t)batch * a.in.heads * a.rows;
-#if VARLEN
-        const struct packed q = find_packed_q(a.in, batch);
-        if (i >= q.length)
-            continue;
-        packed = q.begin;
-        begin = backward_begin(packed, batch, ROW_STEP);
-#endif
+        if (VARLEN) {
+            const struct packed q = find_packed_q(a.in, batch);
+            if (i >= q.length)
+                continue;
+            packed = q.begin;
+            begin = backward_begin(packed, batch, ROW_STEP);
+        }
         for (int64_t head = h * group; head < (h + 1) * group; head++)
             if (a.lse_rows[begin + head * a.rows + i] != __int_as_float(0x7f800000))
                 sum +=
@@ -77,9 +78,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
     char *to =
         (char *)a.dbias.data + (b * a.dbias.batch + h * a.dbias.head + i * a.dbias.row + j * a.dbias.key) * BIAS_BYTES;
-#if BIAS == GPU_BIAS_FLOAT32
-    *(float *)to = x;
-#else
-    *(uint16_t *)to = (uint16_t)pack(x, 0);
-#endif
+    if (BIAS_BYTES == 4)
+        *(float *)to = x;
+    else
+        *(uint16_t *)to = (uint16_t)pack(x, 0);
 }

@@ -10,10 +10,6 @@
 #include "gpu/forward_params.h"
 #include "gpu/problem_constants.h"
 
-#ifdef __CUDACC__
-#    define BIAS_BYTES (BIAS == GPU_BIAS_FLOAT32 ? 4 : 2)
-#endif
-
 /* DBIAS: how the gradient of the bias is made. */
 #define GPU_DBIAS_NONE   0
 #define GPU_DBIAS_KEYS   1 /* the bias has no rows: summed in registers; backward_dbias.cu adds heads and batches */

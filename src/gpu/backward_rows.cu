@@ -11,6 +11,7 @@
 #include "gpu/backward_params.h"
 #include "gpu/numbers.h"
 #include "gpu/packed.cuh"
+#include "gpu/scores.cuh"
 
 BACKWARD_ROWS_CONSTANTS(GPU_CONSTANT_GIVEN)
 
@@ -27,15 +28,9 @@ BACKWARD_ROWS_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define TOGETHER     (DTYPE == GPU_FLOAT32 || ROUNDS < 8 ? (ROUNDS < 4 ? ROUNDS : 4) : 8)
 
 /* Where the block is in the grid. */
-#if FOLDED
-#    define GRID_X     (blockIdx.x % a.grid_x)
-#    define GRID_HEAD  ((int)(blockIdx.x / a.grid_x % a.grid_y))
-#    define GRID_BATCH ((int)(blockIdx.x / a.grid_x / a.grid_y))
-#else
-#    define GRID_X     blockIdx.x
-#    define GRID_HEAD  ((int)blockIdx.y)
-#    define GRID_BATCH ((int)blockIdx.z)
-#endif
+#define GRID_X     (FOLDED ? blockIdx.x % a.grid_x : blockIdx.x)
+#define GRID_HEAD  ((int)(FOLDED ? blockIdx.x / a.grid_x % a.grid_y : blockIdx.y))
+#define GRID_BATCH ((int)(FOLDED ? blockIdx.x / a.grid_x / a.grid_y : blockIdx.z))
 
 struct rows {
     int first, seqlen_q;
@@ -47,12 +42,12 @@ __device__ __forceinline__ struct rows find_rows(const struct gpu_backward_param
     at.seqlen_q = a.in.seqlen_q;
     at.packed = 0;
     at.begin = (int64_t)GRID_BATCH * a.in.heads * a.rows;
-#if VARLEN
-    const struct packed q = find_packed_q(a.in, GRID_BATCH);
-    at.packed = q.begin;
-    at.seqlen_q = q.length;
-    at.begin = backward_begin(at.packed, GRID_BATCH, ROW_STEP);
-#endif
+    if (VARLEN) {
+        const struct packed q = find_packed_q(a.in, GRID_BATCH);
+        at.packed = q.begin;
+        at.seqlen_q = q.length;
+        at.begin = backward_begin(at.packed, GRID_BATCH, ROW_STEP);
+    }
     at.begin += GRID_HEAD * a.rows;
     return at;
 }
@@ -90,17 +85,15 @@ __device__ __forceinline__ void clear_sums(const struct gpu_backward_params &a) 
 
 /* So do elements that no pair may write: 16 rows of the gradient of a bias that belongs to one batch and head. */
 __device__ __forceinline__ void clear_dbias(const struct gpu_backward_params &a, int first_row) {
-#if BIAS
     for (int i = first_row; i < min(first_row + 16, a.dbias_rows); i++) {
         char *to = (char *)a.dbias.data +
                    (GRID_BATCH * a.dbias.batch + GRID_HEAD * a.dbias.head + i * a.dbias.row) * BIAS_BYTES;
         for (int j = threadIdx.x % 32; j < a.dbias_keys; j += 32)
-            if (BIAS == GPU_BIAS_FLOAT32)
+            if (BIAS_BYTES == 4)
                 *(float *)(to + j * a.dbias.key * 4) = 0;
             else
                 *(uint16_t *)(to + j * a.dbias.key * 2) = 0;
     }
-#endif
 }
 
 #if DTYPE == GPU_FLOAT32
@@ -145,42 +138,13 @@ __device__ __forceinline__ void add_chunks(float (&sums)[ROUNDS], const char *x,
     }
 }
 
-/* Left to itself the assembler takes 48 registers on 12.0, and spills. */
-#if __CUDA_ARCH__ >= 1200
-#    define PREPARE_BOUNDS __launch_bounds__(THREADS, 1)
-#else
-#    define PREPARE_BOUNDS __launch_bounds__(THREADS)
-#endif
-
-extern "C" __global__ void PREPARE_BOUNDS backward_prepare(const __grid_constant__ struct gpu_backward_params a) {
-    griddepcontrol_launch_dependents(); /* those that may begin wait for this one's end by themselves */
-    clear_sums(a);
-    if (blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0 && threadIdx.x == 0)
-        *a.ticket = 0;
-    if (VARLEN && GRID_X == 0)
-        clear_rest(a);
-    if (a.in.batch == 0)
-        return;
-    const struct rows at = find_rows(a);
-    if (a.zero_dbias)
-        clear_dbias(a, at.first);
+/* The sum of dO * O of row `lane` of the warp's 16. All loads come before the first store that follows from them, so
+ * that they are under way together. */
+__device__ __forceinline__ float sum_of_row(const struct gpu_backward_params &a, const struct rows &at) {
     const int lane = threadIdx.x % 32, h = GRID_HEAD, b = GRID_BATCH;
-    if (at.first >= (at.seqlen_q + ROW_STEP - 1) / ROW_STEP * ROW_STEP)
-        return;
     const char *out =
         a.in.out.data + (b * a.in.out.batch + at.packed * a.in.out.row + h * a.in.out.head) * ELEMENT_BYTES;
     const char *dout = a.dout.data + (b * a.dout.batch + at.packed * a.dout.row + h * a.dout.head) * ELEMENT_BYTES;
-#if NEEDS_DQ /* stores wait for nothing: they go first */
-#    if !NO_ZEROS
-    float4 *dq = (float4 *)(a.dq_sums + (at.begin + at.first) * HEAD_DIM);
-#        pragma unroll 8
-    for (int n = lane; n < 16 * HEAD_DIM / 4; n += 32)
-        dq[n] = make_float4(0, 0, 0, 0);
-#    endif
-    if (a.semaphores && lane == 0)
-        a.semaphores[(at.begin + at.first) / 16] = 0;
-#endif
-    /* All loads before the first store that follows from them, so that they are under way together. */
     float sums[ROUNDS] = {};
     const bool whole = ALIGNED && a.in.head_dim_v % CHUNK_ELEMENTS == 0;
 #pragma unroll 1
@@ -202,7 +166,7 @@ extern "C" __global__ void PREPARE_BOUNDS backward_prepare(const __grid_constant
                     sums[to] += to == n ? sum : 0;
             }
     }
-    float mine = 0; /* lane r: the sum of row r */
+    float mine = 0;
 #pragma unroll
     for (int n = 0; n < ROUNDS; n++) {
 #pragma unroll
@@ -211,6 +175,45 @@ extern "C" __global__ void PREPARE_BOUNDS backward_prepare(const __grid_constant
         const float of_row = __shfl_sync(0xffffffff, sums[n], lane % ROWS_AT_ONCE * GROUP);
         mine = lane / ROWS_AT_ONCE == n ? of_row : mine;
     }
+    return mine;
+}
+
+/* Sums of dQ begin at 0, and so does the semaphore of 16 rows. */
+__device__ __forceinline__ void clear_dq(const struct gpu_backward_params &a, const struct rows &at) {
+    const int lane = threadIdx.x % 32;
+    float4 *dq = (float4 *)(a.dq_sums + (at.begin + at.first) * HEAD_DIM);
+#pragma unroll 8
+    for (int n = lane; n < 16 * HEAD_DIM / 4 && !NO_ZEROS; n += 32)
+        dq[n] = make_float4(0, 0, 0, 0);
+    if (a.semaphores && lane == 0)
+        a.semaphores[(at.begin + at.first) / 16] = 0;
+}
+
+/* Left to itself the assembler takes 48 registers on 12.0, and spills. */
+#if __CUDA_ARCH__ >= 1200
+#    define PREPARE_BOUNDS __launch_bounds__(THREADS, 1)
+#else
+#    define PREPARE_BOUNDS __launch_bounds__(THREADS)
+#endif
+
+extern "C" __global__ void PREPARE_BOUNDS backward_prepare(const __grid_constant__ struct gpu_backward_params a) {
+    griddepcontrol_launch_dependents(); /* those that may begin wait for this one's end by themselves */
+    clear_sums(a);
+    if (blockIdx.x == 0 && blockIdx.y == 0 && blockIdx.z == 0 && threadIdx.x == 0)
+        *a.ticket = 0;
+    if (VARLEN && GRID_X == 0)
+        clear_rest(a);
+    if (a.in.batch == 0)
+        return;
+    const struct rows at = find_rows(a);
+    if (BIAS && a.zero_dbias)
+        clear_dbias(a, at.first);
+    const int lane = threadIdx.x % 32, h = GRID_HEAD, b = GRID_BATCH;
+    if (at.first >= (at.seqlen_q + ROW_STEP - 1) / ROW_STEP * ROW_STEP)
+        return;
+    if (NEEDS_DQ) /* stores wait for nothing: they go first */
+        clear_dq(a, at);
+    float mine = sum_of_row(a, at);
     if (lane >= 16)
         return;
     const int64_t row = at.first + lane, i = at.packed + row;
@@ -224,12 +227,12 @@ extern "C" __global__ void PREPARE_BOUNDS backward_prepare(const __grid_constant
         mine = 0; /* also where dO or dlse is not finite */
     a.lse_rows[at.begin + row] = lse;
     a.delta_rows[at.begin + row] = mine;
-#if BIAS
+    if (!BIAS)
+        return;
     float low = 0;
     if (row < at.seqlen_q && a.in.lse_low.data)
         low = a.in.lse_low.data[b * a.in.lse_low.batch + h * a.in.lse_low.head + i * a.in.lse_low.row];
     a.low_rows[at.begin + row] = low * -LOG2_E;
-#endif
 }
 
 #if NEEDS_DQ
@@ -250,11 +253,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #    pragma unroll
         for (int n = 0; n < together; n++) {
             const float *from = sums + (first + n) * 128;
-#    if __CUDA_ARCH__ >= 900
-            x[n] = *(const float4 *)(from + lane * 4);
-#    else
-            x[n] = make_float4(from[lane], from[32 + lane], from[64 + lane], from[96 + lane]);
-#    endif
+            x[n] = __CUDA_ARCH__ >= 900 ? *(const float4 *)(from + lane * 4)
+                                        : make_float4(from[lane], from[32 + lane], from[64 + lane], from[96 + lane]);
         }
 #    pragma unroll
         for (int n = 0; n < together; n++) {
@@ -285,12 +285,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int count = min((of_k ? a.in.head_dim : a.in.head_dim_v) - chunk * 8, 8);
     if (row >= a.key_rows || !to.data || count <= 0)
         return;
-    int64_t batch = row / a.in.seqlen_k, key = row % a.in.seqlen_k;
-#    if VARLEN
-    batch = 0, key = row;
-    if (is_rest(a.in.cu_seqlens_k, a.in.batch, (int)row, a.in.total_k, a.in.seqlen_k))
+    const int64_t batch = VARLEN ? 0 : row / a.in.seqlen_k, key = VARLEN ? row : row % a.in.seqlen_k;
+    if (VARLEN && is_rest(a.in.cu_seqlens_k, a.in.batch, (int)row, a.in.total_k, a.in.seqlen_k))
         return; /* no part has written it */
-#    endif
     const int columns = of_k ? HEAD_DIM : HEAD_DIM_V;
     const int64_t step = a.key_rows * columns;
     const float *from = (of_k ? a.dk_parts : a.dv_parts) + GRID_HEAD * a.group_parts * step + row * columns + chunk * 8;
