@@ -67,11 +67,11 @@ __device__ __forceinline__ void add_head(struct carried &carried, const struct m
     const struct walk all = plan_walk(a, at), walk = KEYED ? narrow(all, tiles.keys, tiles.rows) : all;
     if (DETERMINISTIC)
         carried.turns = first_turns(plan_walk(a, at));
-    const struct work on = {params, at, tiles, walk, h, carried.spoiled};
+    const struct work on = {params, at, tiles, walk, values, h, carried.spoiled};
     if (RING)
-        walk_ring(carried, on, values);
+        walk_ring(carried, on);
     else
-        walk_staged(carried, on, values);
+        walk_staged(carried, on);
     if (DBIAS == GPU_DBIAS_KEYS)
         store_key_dbias(carried.sums, a, at, h);
     cp_async_wait<0>();

@@ -246,12 +246,16 @@ __device__ __forceinline__ int first_sub_tile(const struct walk &w, int row) {
     return max(w.first - row, 0) / SUB_ROWS * SUB_ROWS;
 }
 
+/* V in registers. */
+typedef uint32_t value_fragments[V_IN_REGISTERS ? HEAD_DIM_V / 16 : 1][4];
+
 /* What a block works on with one query head. */
 struct work {
     const struct mma_backward_params &params;
     const struct place &at;
     const struct tiles &tiles;
     const struct walk &walk;
+    const value_fragments &values;
     int h;
     const uint32_t &spoiled; /* SCRUB: what scrub_keys() has said */
 };

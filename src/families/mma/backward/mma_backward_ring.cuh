@@ -14,8 +14,7 @@ __device__ __forceinline__ void copy_ahead(const struct work &on, uint32_t to, i
 }
 
 /* Stages of 64 rows lie in a ring; one is loaded RING - 1 stages ahead, when all warps have left its place. */
-__device__ __forceinline__ void walk_ring(struct carried &carried, const struct work &on,
-                                          const value_fragments &values) {
+__device__ __forceinline__ void walk_ring(struct carried &carried, const struct work &on) {
     const struct gpu_backward_params &a = on.params.shared;
     const struct place &at = on.at;
     const struct tiles &tiles = on.tiles;
@@ -46,9 +45,9 @@ __device__ __forceinline__ void walk_ring(struct carried &carried, const struct 
         mbarrier_wait(stage.full, carried.ring.parity);
         clear_empty(walk, stage, row);
         if (TWO_BODIES && !partial)
-            add_own(carried.sums, on, values, {stage, staged, row, 0, false, false});
+            add_own(carried.sums, on, {stage, staged, row, 0, false, false});
         else
-            add_own(carried.sums, on, values, {stage, staged, row, 0, TWO_BODIES || partial, false});
+            add_own(carried.sums, on, {stage, staged, row, 0, TWO_BODIES || partial, false});
         mbarrier_wait(scores_barrier(tiles), scores_parity); /* scores are staged; all have left the stage before */
         if (DETERMINISTIC)
             hand_on_before(carried.turns, a, at, h, row);

@@ -9,7 +9,6 @@ struct sums {
     float dk[KEY_TILES][SUM_COLUMNS_K / 8][4], dv[KEY_TILES][SUM_COLUMNS_V / 8][4];
     float dbias[KEY_TILES][2];
 };
-typedef uint32_t value_fragments[V_IN_REGISTERS ? HEAD_DIM_V / 16 : 1][4];
 
 /* c = A B^T for the warp's keys and PART_ROWS rows from `row` on of a tile of rows. */
 template <int depth, bool kept_left>
@@ -169,7 +168,7 @@ struct sub_tile {
 
 /* The part of it from row `row` of the stage on, PART_ROWS rows, and the warp's keys. */
 struct part {
-    int warp_key, row, lane;
+    int warp_key, row;
 };
 
 /* What rows see of keys that scrub_keys() has taken out is NaN. */
@@ -205,11 +204,11 @@ __device__ __forceinline__ struct two_rows read_rows(const struct stage &stage, 
 
 /* P from the products of a part, before keys are hidden. */
 __device__ __forceinline__ void make_weights(struct p_fragments &w, const struct work &on, const struct sub_tile &rows,
-                                             const struct part &part, const struct keys &keys) {
+                                             const struct part &part, const struct keys &keys, int lane) {
     const struct gpu_backward_params &a = on.params.shared;
     const struct place &at = on.at;
     const float factor = SCORES_BARE ? a.in.scale * LOG2_E : a.in.scale;
-    const int own = part.lane % 8, eight = part.lane / 8 % (2 * KEY_TILES);
+    const int own = lane % 8, eight = lane / 8 % (2 * KEY_TILES);
     uint32_t copied = 0;
     const char *bias[2 * KEY_TILES]; /* row 0 of the keys */
     if (BIAS_COPIED)
@@ -218,13 +217,12 @@ __device__ __forceinline__ void make_weights(struct p_fragments &w, const struct
                      .at;
 #pragma unroll
     for (int n = 0; n < 2 * KEY_TILES && BIAS && BIAS_ROWS && !BIAS_COPIED; n++)
-        bias[n] =
-            find_head(a, at, on.h).bias +
-            min(at.first_key + part.warp_key + part.lane / 4 + n * 8, at.seqlen_k - 1) * a.in.bias.key * BIAS_BYTES;
+        bias[n] = find_head(a, at, on.h).bias +
+                  min(at.first_key + part.warp_key + lane / 4 + n * 8, at.seqlen_k - 1) * a.in.bias.key * BIAS_BYTES;
     const float *low_rows = BIAS ? find_head(a, at, on.h).low + rows.row : nullptr;
 #pragma unroll
     for (int n = 0; n < ROW_TILES; n++) {
-        const int local = part.row + n * 8 + part.lane % 4 * 2;
+        const int local = part.row + n * 8 + lane % 4 * 2;
         const struct two_rows r = read_rows(rows.stage, low_rows, local);
         uint32_t pairs[2 * KEY_TILES]; /* two rows of a key */
         if (BIAS_COPIED) {
@@ -262,7 +260,7 @@ __device__ __forceinline__ void make_weights(struct p_fragments &w, const struct
 
 /* P becomes 0 where a row does not see a key. seen: what mask_bits() gave. */
 __device__ __forceinline__ void hide_keys(struct p_fragments &w, const struct work &on, const struct sub_tile &rows,
-                                          const struct part &part, const struct keys &keys, uint32_t seen) {
+                                          const struct part &part, const struct keys &keys, uint32_t seen, int lane) {
     uint32_t rows_seen = 0;
     if (MASK_COPIED)
         rows_seen = copied_mask(rows.staged, part.warp_key, part.row % SUB_ROWS);
@@ -270,11 +268,10 @@ __device__ __forceinline__ void hide_keys(struct p_fragments &w, const struct wo
     for (int n = 0; n < ROW_TILES; n++)
 #pragma unroll
         for (int c = 0; c < 2; c++) {
-            const int row = rows.row + part.row + n * 8 + part.lane % 4 * 2 + c;
+            const int row = rows.row + part.row + n * 8 + lane % 4 * 2 + c;
             uint32_t bits = seen;
             if (MASK_COPIED)
-                bits = __shfl_sync(0xffffffff, rows_seen, n * 8 + part.lane % 4 * 2 + c) >>
-                       (part.lane / 4 % 4 * 8 + part.lane / 16);
+                bits = __shfl_sync(0xffffffff, rows_seen, n * 8 + lane % 4 * 2 + c) >> (lane / 4 % 4 * 8 + lane / 16);
 #pragma unroll
             for (int j = 0; j < 2 * KEY_TILES; j++) {
                 bool visible = (!(WINDOW || KEYED) || row >= keys.first[j / 2][j % 2]) && row < keys.last[j / 2][j % 2];
@@ -285,38 +282,37 @@ __device__ __forceinline__ void hide_keys(struct p_fragments &w, const struct wo
         }
 }
 
-/* P of the part from row `sub_row` of the stage on. */
+/* P of a part. */
 __device__ __forceinline__ void make_p(struct p_fragments &w, const struct work &on, const struct sub_tile &rows,
-                                       int warp_key, int sub_row) {
+                                       const struct part &part) {
     const struct gpu_backward_params &a = on.params.shared;
-    const struct part part = {warp_key, sub_row, fresh_lane()};
+    const int lane = fresh_lane();
     uint32_t seen = 0xffffffffu;
     if (BLOCK_MASKED && !MASK_COPIED && rows.partial)
-        seen = mask_bits(a, on.at, on.h, warp_key, rows.row + sub_row);
-    multiply_scores<HEAD_DIM, false>(w.p, on.tiles.self, on.tiles.k, warp_key, nullptr, rows.stage.q, sub_row);
+        seen = mask_bits(a, on.at, on.h, part.warp_key, rows.row + part.row);
+    multiply_scores<HEAD_DIM, false>(w.p, on.tiles.self, on.tiles.k, part.warp_key, nullptr, rows.stage.q, part.row);
     if (COPIED && (RING || rows.copying))
         cp_async_wait<0>();
     if (COPIED)
         __syncwarp();
     struct keys keys = {};
     if (KEYED)
-        keys = stored_keys(on.tiles.keys, warp_key);
-    make_weights(w, on, rows, part, keys);
+        keys = stored_keys(on.tiles.keys, part.warp_key);
+    make_weights(w, on, rows, part, keys, lane);
     if (KEYED)
-        hide_keys(w, on, rows, part, keys, seen);
+        hide_keys(w, on, rows, part, keys, seen, lane);
     else if (rows.partial)
-        hide_keys(w, on, rows, part, bound_keys(a, on.at, warp_key), seen);
+        hide_keys(w, on, rows, part, bound_keys(a, on.at, part.warp_key), seen, lane);
     spoil_p(w, on.spoiled);
 }
 
 /* dS = P (dP - delta) of the same part, as left operands. */
 __device__ __forceinline__ void make_ds(score_fragments &left, struct sums &sums, const struct p_fragments &w,
-                                        const struct work &on, const struct sub_tile &rows,
-                                        const value_fragments &values, int warp_key, int sub_row) {
+                                        const struct work &on, const struct sub_tile &rows, const struct part &part) {
     const struct gpu_backward_params &a = on.params.shared;
     const struct place &at = on.at;
     const struct tiles &tiles = on.tiles;
-    const int h = on.h, block_row = rows.row;
+    const int h = on.h, block_row = rows.row, warp_key = part.warp_key, sub_row = part.row;
     const struct stage &stage = rows.stage;
     const int lane = (RING && !BARE) || VARLEN || (V_IN_REGISTERS && DETERMINISTIC) ? fresh_lane() : threadIdx.x % 32;
     await_dbias_turn(!LATE_TURN, a, at, h, block_row + sub_row);
@@ -326,7 +322,7 @@ __device__ __forceinline__ void make_ds(score_fragments &left, struct sums &sums
 #pragma unroll
     for (int n = 0; n < (WIDE_SCORES ? 1 : 2 * KEY_TILES) && DBIAS_OF_PAIRS; n++)
         dbias[n] = dbias_of_key(a, at, h, at.first_key + warp_key + lane / 4 + n * 8);
-    multiply_scores<HEAD_DIM_V, V_IN_REGISTERS>(dp, tiles.self, tiles.v, warp_key, values, stage.dout, sub_row);
+    multiply_scores<HEAD_DIM_V, V_IN_REGISTERS>(dp, tiles.self, tiles.v, warp_key, on.values, stage.dout, sub_row);
 #pragma unroll
     for (int n = 0; n < ROW_TILES; n++) {
         const int local = sub_row + n * 8 + lane % 4 * 2;

@@ -26,8 +26,7 @@ __device__ __forceinline__ void load_under_dq(const struct work &on, const struc
 }
 
 /* BLOCK_M rows are staged at a time, and walked SUB_ROWS at a time; the next ones are loaded under dQ. */
-__device__ __forceinline__ void walk_staged(struct carried &carried, const struct work &on,
-                                            const value_fragments &values) {
+__device__ __forceinline__ void walk_staged(struct carried &carried, const struct work &on) {
     const struct gpu_backward_params &a = on.params.shared;
     const struct place &at = on.at;
     const struct tiles &tiles = on.tiles;
@@ -66,9 +65,9 @@ __device__ __forceinline__ void walk_staged(struct carried &carried, const struc
             if (DS_BUFFERS == 2)
                 carried.ds_buffer ^= SCORES_BYTES * (BY_COLUMNS ? 2 : 1);
             if (TWO_BODIES && !partial)
-                add_own(carried.sums, on, values, {stage, staged, row, sub, false, sub > begin});
+                add_own(carried.sums, on, {stage, staged, row, sub, false, sub > begin});
             else
-                add_own(carried.sums, on, values, {stage, staged, row, sub, TWO_BODIES || partial, sub > begin});
+                add_own(carried.sums, on, {stage, staged, row, sub, TWO_BODIES || partial, sub > begin});
             __syncthreads();
             if (DETERMINISTIC)
                 hand_on_before(carried.turns, a, at, h, row + sub);

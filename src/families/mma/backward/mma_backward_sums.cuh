@@ -35,49 +35,51 @@ __device__ __forceinline__ void scrub_once(struct carried &carried, const struct
 
 /* Scores of a sub-tile's rows that are the warp's own, what they add to dK and dV, and dS (BY_COLUMNS also P) to shared
  * memory for the other warps. */
-__device__ __forceinline__ void add_own(struct sums &sums, const struct work &on, const value_fragments &values,
-                                        const struct sub_tile &rows) {
+__device__ __forceinline__ void add_own(struct sums &sums, const struct work &on, const struct sub_tile &rows) {
     const struct tiles &tiles = on.tiles;
     const struct stage &stage = rows.stage;
     const uint32_t staged = rows.staged;
     const int sub = rows.sub;
     const int warp = tiles.self.warp, share = warp / KEY_WARPS, warp_key = warp % KEY_WARPS * WARP_KEYS;
 #pragma unroll 1
-    for (int part = share * WARP_ROWS; part < share * WARP_ROWS + WARP_ROWS; part += PART_ROWS) {
+    for (int first = share * WARP_ROWS; first < share * WARP_ROWS + WARP_ROWS; first += PART_ROWS) {
+        const struct part part = {warp_key, sub + first};
         struct p_fragments made;
         score_fragments p, ds;
-        make_p(made, on, rows, warp_key, sub + part);
+        make_p(made, on, rows, part);
         pack_scores(p, made.p);
         if (BY_COLUMNS)
-            store_scores(staged + SCORES_BYTES, p, warp_key, part);
-        auto dout = by_rows<HEAD_DIM_V / 8, PANEL_ROWS>(tiles.self, stage.dout, sub + part);
-        auto q = by_rows<HEAD_DIM / 8, PANEL_ROWS>(tiles.self, stage.q, sub + part);
+            store_scores(staged + SCORES_BYTES, p, warp_key, first);
+        auto dout = by_rows<HEAD_DIM_V / 8, PANEL_ROWS>(tiles.self, stage.dout, part.row);
+        auto q = by_rows<HEAD_DIM / 8, PANEL_ROWS>(tiles.self, stage.q, part.row);
         if (BY_COLUMNS) {
             dout.move(share * 2);
             q.move(share * 2);
         }
         if (!RING)
             add_rows(sums.dv, p, dout);
-        make_ds(ds, sums, made, on, rows, values, warp_key, sub + part);
+        make_ds(ds, sums, made, on, rows, part);
         if (OVERLAY)
             __syncthreads();
-        store_scores(staged, ds, warp_key, part);
-        if (RING && part + PART_ROWS == share * WARP_ROWS + WARP_ROWS) {
+        store_scores(staged, ds, warp_key, first);
+        if (RING && first + PART_ROWS == share * WARP_ROWS + WARP_ROWS) {
             __syncwarp(); /* the products below hide the wait for the others */
             if (threadIdx.x % 32 == 0)
                 mbarrier_arrive(scores_barrier(tiles));
         }
         if (DBIAS_FROM_DS)
-            store_dbias(on.params.shared, on.at, on.h, staged, warp_key, part, rows.row + sub + part);
+            store_dbias(on.params.shared, on.at, on.h, staged, warp_key, first, rows.row + part.row);
         if (RING)
             add_rows(sums.dv, p, dout);
         add_rows(sums.dk, ds, q);
     }
 }
 
-/* BY_COLUMNS: what rows of other warps with the same keys add to the warp's columns of dK and dV. */
+/* BY_COLUMNS: what rows of another warp with the same keys add to the warp's columns of dK and dV. */
 __device__ __forceinline__ void add_others_rows(struct sums &sums, const struct tiles &tiles, const struct stage &stage,
-                                                uint32_t staged, int warp_key, int sub, int row, int share) {
+                                                uint32_t staged, int sub, int other) {
+    const int warp = tiles.self.warp, share = warp / KEY_WARPS, warp_key = warp % KEY_WARPS * WARP_KEYS;
+    const int row = (share ^ other) * WARP_ROWS;
     auto dout = by_rows<HEAD_DIM_V / 8, PANEL_ROWS>(tiles.self, stage.dout, sub + row);
     auto q = by_rows<HEAD_DIM / 8, PANEL_ROWS>(tiles.self, stage.q, sub + row);
     auto scores = by_rows<SUB_ROWS / 8, 0>(tiles.self, staged, warp_key);
@@ -99,10 +101,9 @@ __device__ __forceinline__ void add_others_rows(struct sums &sums, const struct 
 }
 __device__ __forceinline__ void add_others(struct sums &sums, const struct tiles &tiles, const struct stage &stage,
                                            uint32_t staged, int sub) {
-    const int warp = tiles.self.warp, share = warp / KEY_WARPS, warp_key = warp % KEY_WARPS * WARP_KEYS;
 #pragma unroll
     for (int other = 1; other < SHARE; other++)
-        add_others_rows(sums, tiles, stage, staged, warp_key, sub, (share ^ other) * WARP_ROWS, share);
+        add_others_rows(sums, tiles, stage, staged, sub, other);
 }
 
 /* dQ of the warp's rows and columns from the staged dS, added in global memory, in turn; some passes over columns of
