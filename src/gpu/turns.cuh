@@ -6,6 +6,15 @@
 
 #include "cuda/ptx/global.cuh"
 
+/* How many blocks began before this one: those it may wait for. `scratch`: a word of shared memory. */
+__device__ __forceinline__ uint32_t take_ticket(int *tickets, int *scratch) {
+    if (threadIdx.x == 0)
+        *scratch = atomicAdd(tickets, 1);
+    __syncthreads();
+    const uint32_t ticket = *scratch;
+    __syncthreads();
+    return ticket;
+}
 __device__ __forceinline__ void await_turn(const int *semaphore, int mine) {
     while (ld_acquire(semaphore) != mine) {
     }

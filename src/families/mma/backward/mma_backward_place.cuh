@@ -5,6 +5,7 @@
 #include "families/mma/backward/mma_backward_shape.cuh"
 #include "gpu/block_mask.h"
 #include "gpu/key_sort.h"
+#include "gpu/turns.cuh"
 #include "gpu/visible.cuh"
 
 /* The block's place, and one query head's addresses. */
@@ -32,12 +33,7 @@ __device__ __forceinline__ struct place find_block(const struct mma_backward_par
         y %= a.grid_y;
     }
     if (DETERMINISTIC) {
-        /* Places in the order in which blocks begin: a block waits only for blocks that run or have ended. */
-        if (threadIdx.x == 0)
-            *scratch = atomicAdd(a.ticket, 1);
-        __syncthreads();
-        const uint32_t ticket = *scratch;
-        __syncthreads();
+        const uint32_t ticket = take_ticket(a.ticket, scratch);
         /* Of so many heads the last key blocks, then those before them, ...: few blocks of a head begin at a time,
          * since each is a step behind the one before. */
         const uint32_t all = (FOLDED ? gridDim.x / a.grid_x : gridDim.y * gridDim.z), turn = params.heads_in_turn;

@@ -3,7 +3,6 @@
 #define FDM_MMA_BACKWARD_TURNS_CUH
 
 #include "families/mma/backward/mma_backward_place.cuh"
-#include "gpu/turns.cuh"
 
 /* DETERMINISTIC: blocks add to SUB_ROWS rows of dQ, and to the gradient of a shared bias, in the order of their
  * tickets, one after the other: a semaphore counts those that have added. Of the key blocks of a head the last is

@@ -108,17 +108,9 @@ __device__ __forceinline__ struct place find_place(const struct gpu_backward_par
 }
 /* The place of the block. `scratch`: a word of shared memory. */
 __device__ __forceinline__ struct place find_block(const struct gpu_backward_params &a, int *scratch) {
-    uint32_t n = blockIdx.x;
-    if (DETERMINISTIC) {
-        /* Places in the order in which blocks begin: a block waits only for blocks that run or have ended. */
-        if (threadIdx.x == 0)
-            *scratch = atomicAdd(a.ticket, 1);
-        __syncthreads();
-        n = *scratch;
-        __syncthreads();
-    } else if (!FOLDED) {
+    if (!DETERMINISTIC && !FOLDED)
         return find_place(a, blockIdx.x, blockIdx.y, blockIdx.z);
-    }
+    const uint32_t n = DETERMINISTIC ? take_ticket(a.ticket, scratch) : blockIdx.x;
     return find_place(a, n % a.grid_x, n / a.grid_x % a.grid_y, n / a.grid_x / a.grid_y);
 }
 
