@@ -187,6 +187,3 @@ def test_textbook_exceptions_exist() -> None:
         lines = (check_style.ROOT / path).read_text().count("\n")
         ordinary = check_style.CUDA_FILE_LINES if path.endswith((".cu", ".cuh")) else check_style.FILE_LINES
         assert ordinary < lines <= limit, path
-    for (path, name), limit in check_style.LONG_FUNCTIONS.items():
-        found = check_style.functions((check_style.ROOT / path).read_text().split("\n"))
-        assert any(other == name and check_style.FUNCTION_LINES < count <= limit for other, _, count in found), name
