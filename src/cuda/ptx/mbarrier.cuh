@@ -43,7 +43,6 @@ __device__ __forceinline__ void fence_mbarrier_init() {
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32_t barrier, uint32_t bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(barrier), "r"(bytes) : "memory");
 }
-#if __CUDA_ARCH__ >= 900
 /* One arrival at a barrier of another block of the cluster; releases this thread's writes to the cluster. */
 __device__ __forceinline__ void mbarrier_arrive_cluster(uint32_t address) {
     asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" : : "r"(address) : "memory");
