@@ -4,7 +4,7 @@
 #define FDM_COMPANION_H
 
 #include "cuda/cuda.h"
-#include "gpu/request_constants.h"
+#include "cuda/request_constants.h"
 
 enum { COMPANION_REQUESTS_MAX = 2 }; /* kernels that a plan launches */
 

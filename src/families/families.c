@@ -1,26 +1,5 @@
 /* families.c: the one ordered list of families. */
-#include <stdio.h>
-#include <string.h>
-
-#include "families/family.h"
+#include "families/families.h"
 
 const struct family *const families[] = {&family_blackwell, &family_hopper,    &family_mma,
                                          &family_cpu,       &family_reference, NULL};
-
-const char *const scheduler_names[SCHEDULER_COUNT] = {"static", "longest", "dynamic"};
-
-int family_refuse(struct refusals *refusals, const char *kernel, const char *clause) {
-    if (refusals->count < FAMILY_REFUSALS_MAX) {
-        struct refusal *r = &refusals->list[refusals->count++];
-        r->kernel = kernel;
-        snprintf(r->clause, sizeof r->clause, "%s", clause);
-    }
-    return 0;
-}
-
-int32_t family_find_kernel(const struct family *family, const char *name) {
-    for (int32_t i = 0; i < family->num_kernels; i++)
-        if (strcmp(family->kernel(family, i)->name, name) == 0)
-            return i;
-    return -1;
-}

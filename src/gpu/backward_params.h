@@ -6,7 +6,7 @@
 #ifndef FDM_BACKWARD_PARAMS_H
 #define FDM_BACKWARD_PARAMS_H
 
-#include "gpu/constants.h"
+#include "cuda/constants.h"
 #include "gpu/forward_params.h"
 #include "gpu/problem_constants.h"
 

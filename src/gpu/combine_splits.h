@@ -2,7 +2,7 @@
 #ifndef FDM_COMBINE_SPLITS_H
 #define FDM_COMBINE_SPLITS_H
 
-#include "gpu/constants.h"
+#include "cuda/constants.h"
 #include "gpu/forward_params.h"
 #include "gpu/problem_constants.h"
 

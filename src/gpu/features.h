@@ -2,10 +2,10 @@
 #ifndef FDM_FEATURES_H
 #define FDM_FEATURES_H
 
+#include "cuda/request_constants.h"
 #include "flash_dmattn.h"
 #include "gpu/forward_params.h"
 #include "gpu/problem_constants.h"
-#include "gpu/request_constants.h"
 
 /* Causal or window; a mask or bias with a row axis; something of the key alone. */
 static inline int gpu_bounded(const fdm_problem *p) { return p->causal || p->window_left >= 0 || p->window_right >= 0; }

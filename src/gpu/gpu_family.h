@@ -2,12 +2,12 @@
 #ifndef FDM_GPU_FAMILY_H
 #define FDM_GPU_FAMILY_H
 
+#include "contract/family.h"
 #include "cuda/cuda.h"
-#include "families/family.h"
+#include "cuda/request_constants.h"
 #include "gpu/block_mask.h"
 #include "gpu/features.h"
 #include "gpu/forward_params.h"
-#include "gpu/request_constants.h"
 
 enum { GPU_REQUESTS_MAX = FAMILY_LAUNCHES_MAX };
 

@@ -2,7 +2,7 @@
 #ifndef FDM_GPU_MERGE_H
 #define FDM_GPU_MERGE_H
 
-#include "gpu/constants.h"
+#include "cuda/constants.h"
 #include "gpu/forward_params.h"
 
 #define MERGE_CONSTANTS(X)                                   \

@@ -11,6 +11,7 @@
 #include "device/device.h"
 #include "device/isa.h"
 #include "device/threads.h"
+#include "families/families.h"
 
 const fdm_plan *plan_read(const fdm_plan *plan, fdm_plan *room) {
     plan = STRUCT_READ(fdm_plan, plan, room);

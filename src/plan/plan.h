@@ -2,7 +2,7 @@
 #ifndef FDM_PLAN_H
 #define FDM_PLAN_H
 
-#include "families/family.h"
+#include "contract/family.h"
 
 /* The plan of the one-call form on this machine's device: fdm_plan_attention()'s, made again only when it can differ
  * from that of the thread's last call. `problem` comes from tensors on the device. */

@@ -1,5 +1,5 @@
 /* plan_json.c: a plan as one JSON object, and back. One table of fields serves both ways; the names of a kernel's
- * parameters are the kernel's (families/family.h). */
+ * parameters are the kernel's (contract/family.h). */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>

@@ -22,7 +22,7 @@
 #include "compile_companions.h"
 #include "compile_problems.h"
 #include "cuda/compiler.h"
-#include "families/family.h"
+#include "families/families.h"
 #include "gpu/masks/dense_on_device.h"
 #include "gpu/masks/intervals_on_device.h"
 #include "gpu/masks/key_bias_on_device.h"

@@ -10,7 +10,7 @@
 
 #include "cuda/loaded_kernels.h"
 #include "cuda_call.h"
-#include "families/family.h"
+#include "families/families.h"
 #include "gpu/backward_params.h"
 #include "problem_tensors.h"
 #include "scenario.h"

@@ -14,6 +14,7 @@
 #include "base/memory.h"
 #include "cuda/cuda.h"
 #include "cuda_call.h"
+#include "families/families.h"
 #include "families/mma/forward/mma_decode.h"
 #include "families/mma/mma_family.h"
 #include "gpu/block_mask.h"

@@ -12,7 +12,7 @@ SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "scripts"
 SOUND = {
     "src/base/error.h": "/* error.h: what went wrong. */\nint last_error(void);\n",
     "src/cuda/ptx/math.cuh": '/* math.cuh: instructions. */\ninline void f(int &x) { asm volatile("" : "+r"(x)); }\n',
-    "src/families/family.h": "/* family.h: what every family is. */\n",
+    "src/contract/family.h": "/* family.h: what every family is. */\n",
     "src/families/mma/tile.cuh": '/* tile.cuh: tiles. */\n#include "cuda/ptx/math.cuh"\n',
     "src/families/mma/mma.cu": '/* mma.cu: a kernel. */\n#include "families/mma/tile.cuh"\n/* no asm here */\n',
     "src/families/hopper/hopper.cuh": "/* hopper.cuh: tiles. */\n",

@@ -8,6 +8,7 @@
 
 #include <cmocka.h>
 
+#include "families/families.h"
 #include "families/mma/backward/mma_backward.h"
 #include "families/mma/mma_family.h"
 #include "gpu/gpu_backward.h"

@@ -1,5 +1,6 @@
 /* test_blackwell_backward.c: which problems blackwell.backward takes on 10.0, in which launches and orders, and what it
  * leaves to others. */
+#include "families/families.h"
 #include "plan_cases.h"
 
 #include "families/blackwell/blackwell_backward.h"

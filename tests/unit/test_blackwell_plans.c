@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "families/families.h"
 #include "plan_cases.h"
 
 #include "cuda/compiler.h"

@@ -8,6 +8,7 @@
 
 #include <cmocka.h>
 
+#include "families/families.h"
 #include "families/mma/float32/mma_backward32.h"
 #include "families/mma/mma_family.h"
 #include "flash_dmattn.h"

@@ -1,5 +1,6 @@
 /* test_hopper_plans.c: which problems hopper.gather and hopper.backward take on 9.0, by which tile, and what they leave
  * to others; how the backwards divide groups of heads. */
+#include "families/families.h"
 #include "gpu/gpu_family.h"
 #include "plan_cases.h"
 

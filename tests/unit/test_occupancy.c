@@ -11,6 +11,7 @@
 #include <cmocka.h>
 
 #include "device/occupancy.h"
+#include "families/families.h"
 #include "families/mma/mma_family.h"
 
 /* One line a case, with the arithmetic beside it. Registers of a warp: 32 a thread, in steps of 256; a quarter of 65536

@@ -9,8 +9,8 @@
 #include <cmocka.h>
 
 #include "base/settings.h"
+#include "contract/family.h"
 #include "device/isa.h"
-#include "families/family.h"
 
 enum { S = 64, H = 2, D = 16, ELEMENTS = S * H * D };
 static float q_data[ELEMENTS], out_data[ELEMENTS], lse_data[H * S], dq_data[ELEMENTS];

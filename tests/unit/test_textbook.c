@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "families/families.h"
 #include "families/mma/mma_family.h"
 #include "flash_dmattn.h"
 

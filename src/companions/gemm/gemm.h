@@ -3,8 +3,8 @@
 #ifndef FDM_GEMM_H
 #define FDM_GEMM_H
 
+#include "cuda/constants.h"
 #include "cuda/tensor_map.h"
-#include "gpu/constants.h"
 #ifdef __CUDACC__
 #    include "cuda/ptx/types.cuh"
 #else

@@ -2,7 +2,7 @@
 #ifndef FDM_SOFTMAX_H
 #define FDM_SOFTMAX_H
 
-#include "gpu/constants.h"
+#include "cuda/constants.h"
 #ifdef __CUDACC__
 #    include "cuda/ptx/types.cuh"
 #else

@@ -17,7 +17,7 @@
     X(EMPTY_ROWS) /* rows may see no key, or no row see a key */             \
     X(PARTS)      /* 1: a block takes a part of a group of heads, and leaves sums of dK and dV in float32 */
 
-/* What a plan holds for it (families/family.h). */
+/* What a plan holds for it (contract/family.h). */
 #define BLACKWELL_BACKWARD_PARAMETERS(X) \
     X(SCHEDULER)                         \
     X(NUM_SMS)                           \

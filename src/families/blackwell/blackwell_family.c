@@ -1,6 +1,8 @@
 /* blackwell_family.c: kernels for compute capabilities 10.0 and 10.3, by tcgen05 and TMA, in order of preference. */
 #include "families/blackwell/blackwell_family.h"
 
+#include "families/families.h"
+
 static const struct gpu_algorithm *const algorithms[] = {&blackwell_forward_algorithm, &blackwell_backward_algorithm};
 static const struct gpu_list list = {.arch_min = 100, .arch_max = 103, .algorithms = algorithms};
 

@@ -3,8 +3,8 @@
 #ifndef FDM_BLACKWELL_FORWARD_H
 #define FDM_BLACKWELL_FORWARD_H
 
+#include "cuda/constants.h"
 #include "cuda/tensor_map.h"
-#include "gpu/constants.h"
 #include "gpu/forward_params.h"
 #include "gpu/items.h"
 #include "gpu/problem_constants.h"
@@ -20,7 +20,7 @@
     X(EXP2_DEGREE)    /* by a polynomial of degree 3 or 4 */                  \
     X(REDO)           /* 1: rows whose sums are NaN are done again, by what they see (gpu/redo.cuh) */
 
-/* What a plan holds for it (families/family.h). */
+/* What a plan holds for it (contract/family.h). */
 #define BLACKWELL_FORWARD_PARAMETERS(X) \
     X(Q_TILES)                          \
     X(SCHEDULER)                        \

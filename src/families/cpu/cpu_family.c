@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "device/isa.h"
 #include "families/cpu/visible.h"
+#include "families/families.h"
 
 /* One algorithm: a kernel for each instruction set, in the order of enum cpu_isa; the last, for AMX alone. */
 struct algorithm {

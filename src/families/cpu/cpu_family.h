@@ -2,8 +2,8 @@
 #ifndef FDM_CPU_FAMILY_H
 #define FDM_CPU_FAMILY_H
 
+#include "contract/family.h"
 #include "families/cpu/kernels.h"
-#include "families/family.h"
 
 /* The instruction set of the plan's kernel. */
 enum cpu_isa cpu_plan_isa(const fdm_plan *plan);

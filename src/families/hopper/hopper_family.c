@@ -1,6 +1,8 @@
 /* hopper_family.c: kernels for compute capability 9.0, by wgmma and TMA, in order of preference. */
 #include "families/hopper/hopper_family.h"
 
+#include "families/families.h"
+
 static const struct gpu_algorithm *const algorithms[] = {&hopper_forward_algorithm, &hopper_gather_algorithm,
                                                          &hopper_backward_algorithm, &hopper_wide_algorithm};
 static const struct gpu_list list = {.arch_min = 90, .arch_max = 90, .algorithms = algorithms};

@@ -3,8 +3,8 @@
 #ifndef FDM_HOPPER_FORWARD_H
 #define FDM_HOPPER_FORWARD_H
 
+#include "cuda/constants.h"
 #include "cuda/tensor_map.h"
-#include "gpu/constants.h"
 #include "gpu/forward_params.h"
 #include "gpu/items.h"
 #include "gpu/problem_constants.h"
@@ -26,7 +26,7 @@
     X(SPLITS)         /* 1: the keys are split over items, and leave parts for combine_splits.cu */          \
     X(REDO)           /* 1: rows whose sums are NaN are done again, by what they see (gpu/redo.cuh) */
 
-/* What a plan holds for it (families/family.h). */
+/* What a plan holds for it (contract/family.h). */
 #define HOPPER_FORWARD_PARAMETERS(X)                            \
     X(TILE) /* of the list in hopper_forward.c */               \
     X(SCHEDULER)                                                \

@@ -17,7 +17,7 @@
     X(TURNS)     /* 1: one warpgroup issues products at a time, the others make P meanwhile */ \
     X(SCHEDULER) /* ITEMS_* */
 
-/* What a plan holds for it (families/family.h). */
+/* What a plan holds for it (contract/family.h). */
 #define HOPPER_GATHER_PARAMETERS(X)              \
     X(TILE) /* of the list in hopper_gather.c */ \
     X(SCHEDULER)                                 \

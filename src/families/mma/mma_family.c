@@ -1,6 +1,8 @@
 /* mma_family.c: the portable CUDA family: its algorithms in order of preference. */
 #include "families/mma/mma_family.h"
 
+#include "families/families.h"
+
 static const struct gpu_algorithm *const algorithms[] = {
     &mma_decode_algorithm,   &mma_wide_algorithm,       &mma_forward_algorithm,   &mma_forward32_algorithm,
     &mma_backward_algorithm, &mma_backward32_algorithm, &mma_split_kv_algorithm,  &mma_split_q_algorithm,

@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "base/half.h"
-#include "families/family.h"
+#include "families/families.h"
 
 static double load(const void *data, int64_t index, fdm_dtype dtype) {
     switch (dtype) {

@@ -2,9 +2,9 @@
 #include "gpu/masks/key_bias_on_device.h"
 
 #include "base/error.h"
+#include "cuda/request_constants.h"
 #include "gpu/features.h"
 #include "gpu/masks/key_bias_threads.h"
-#include "gpu/request_constants.h"
 
 void key_bias_request(int backward, int32_t parts, struct cuda_kernel_request *request) {
     *request = (struct cuda_kernel_request){.file = "gpu/masks/key_bias.cu",

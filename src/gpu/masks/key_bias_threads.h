@@ -2,7 +2,7 @@
 #ifndef FDM_KEY_BIAS_THREADS_H
 #define FDM_KEY_BIAS_THREADS_H
 
-#include "gpu/constants.h"
+#include "cuda/constants.h"
 
 #define KEY_BIAS_CONSTANTS(X) X(PARTS) /* blocks that share a head's keys in the backward, a cluster where above 1 */
 

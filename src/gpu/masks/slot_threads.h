@@ -2,7 +2,7 @@
 #ifndef FDM_SLOT_THREADS_H
 #define FDM_SLOT_THREADS_H
 
-#include "gpu/constants.h"
+#include "cuda/constants.h"
 
 #define SLOT_CONSTANTS(X)                                                    \
     X(DTYPE)   /* of the biases: GPU_FLOAT32, GPU_FLOAT16 or GPU_BFLOAT16 */ \

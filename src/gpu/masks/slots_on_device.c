@@ -2,9 +2,9 @@
 #include "gpu/masks/slots_on_device.h"
 
 #include "base/error.h"
+#include "cuda/request_constants.h"
 #include "gpu/features.h"
 #include "gpu/masks/slot_threads.h"
-#include "gpu/request_constants.h"
 
 /* A thread a few slots, so that it reads them all in one go where 1024 threads are enough for that. */
 static int32_t append_threads(int32_t window) {

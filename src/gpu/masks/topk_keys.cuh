@@ -2,7 +2,7 @@
 #ifndef FDM_TOPK_KEYS_CUH
 #define FDM_TOPK_KEYS_CUH
 
-#include "gpu/constants.h"
+#include "cuda/constants.h"
 #include "gpu/masks/topk_order.cuh"
 #include "gpu/masks/topk_params.h"
 

@@ -2,8 +2,8 @@
 #include "gpu/masks/topk_on_device.h"
 
 #include "base/error.h"
+#include "cuda/request_constants.h"
 #include "gpu/features.h"
-#include "gpu/request_constants.h"
 #include "problem/tensor.h"
 
 /* Below SMALL_KEYS more and smaller blocks are there sooner; above LARGE_KEYS the reads of every chunk's block of all

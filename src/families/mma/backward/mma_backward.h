@@ -174,7 +174,7 @@ GPU_INLINE int32_t mma_backward_v_registers(int32_t block_n, int32_t head_dim, i
     X(SPLIT)         /* a block takes a part of a group's heads */                              \
     X(FOLDED)        /* the grid has one dimension: there are more heads or batches than 65535 */
 
-/* What a plan holds for it (families/family.h). */
+/* What a plan holds for it (contract/family.h). */
 #define MMA_BACKWARD_PARAMETERS(X)                                                    \
     X(STAGED_ROWS) /* MS, above */                                                    \
     X(OVERLAY)                                                                        \

@@ -24,7 +24,7 @@
     X(DETERMINISTIC) /* DBIAS SUMS: blocks that share a bias add to its gradient in order */                   \
     X(FOLDED)        /* the grid has one dimension: there are more heads or batches than 65535 */
 
-/* What a plan holds for it (families/family.h). */
+/* What a plan holds for it (contract/family.h). */
 #define MMA_BACKWARD32_PARAMETERS(X) X(TILE) /* of the list in mma_backward32.c */
 
 /* Keys at whose gradient of a bias a block takes its turn at a time; a multiple of every tile's BLOCK. */

@@ -16,7 +16,7 @@
     X(MIN_BLOCKS)                                                                  \
     X(REDO) /* 1: rows whose sums are NaN are done again, by what they see (gpu/redo.cuh) */
 
-/* What a plan holds for it (families/family.h). */
+/* What a plan holds for it (contract/family.h). */
 #define MMA_FORWARD32_PARAMETERS(X) X(TILE) /* of the list in mma_forward32.c */
 
 /* The kernel's head dim: columns beyond the tensor's are zero. Between 128 and 256 the assembler has not enough

@@ -2,7 +2,7 @@
 #ifndef FDM_MMA_DECODE_H
 #define FDM_MMA_DECODE_H
 
-#include "gpu/constants.h"
+#include "cuda/constants.h"
 #include "gpu/forward_params.h"
 #include "gpu/problem_constants.h"
 
@@ -18,7 +18,7 @@
     X(ORDERED)           /* sequences whose masks seem to show more keys come first */                                 \
     X(MERGE)             /* MMA_MERGE_*: what becomes of the splits' results */
 
-/* What a plan holds for it (families/family.h). */
+/* What a plan holds for it (contract/family.h). */
 #define MMA_DECODE_PARAMETERS(X)                                                           \
     X(SPLITS) /* of the keys */                                                            \
     X(STAGES)                                                                              \

@@ -2,8 +2,8 @@
 #ifndef FDM_MMA_FORWARD_H
 #define FDM_MMA_FORWARD_H
 
+#include "cuda/constants.h"
 #include "gpu/block_mask.h"
-#include "gpu/constants.h"
 #include "gpu/forward_params.h"
 #include "gpu/problem_constants.h"
 
@@ -20,7 +20,7 @@
     X(OPTIMISTIC)     /* 1: P is made with the maxima of the tiles before, and made again if they grew */ \
     X(REDO)           /* 1: rows whose sums are NaN are done again, by what they see (gpu/redo.cuh) */
 
-/* What a plan holds for it (families/family.h). */
+/* What a plan holds for it (contract/family.h). */
 #define MMA_FORWARD_PARAMETERS(X) X(TILE) /* of the list in mma_forward.c */
 
 /* Places in the list of visible keys, and keys that are looked at in one step. */

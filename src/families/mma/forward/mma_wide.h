@@ -5,7 +5,7 @@
 #ifndef FDM_MMA_WIDE_H
 #define FDM_MMA_WIDE_H
 
-#include "gpu/constants.h"
+#include "cuda/constants.h"
 #include "gpu/forward_params.h"
 #include "gpu/problem_constants.h"
 
@@ -30,7 +30,7 @@
     X(CLUSTER)                \
     X(REDO) /* 1: rows whose sums are NaN are done again, by what they see (gpu/redo.cuh) */
 
-/* What a plan holds for it (families/family.h). */
+/* What a plan holds for it (contract/family.h). */
 #define MMA_WIDE_PARAMETERS(X) X(TILE) /* of the list in mma_wide.c */
 
 enum { MMA_WIDE_WARP_ROWS = 32 };

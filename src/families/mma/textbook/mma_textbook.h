@@ -4,7 +4,7 @@
 #ifndef FDM_MMA_TEXTBOOK_H
 #define FDM_MMA_TEXTBOOK_H
 
-#include "gpu/constants.h"
+#include "cuda/constants.h"
 #include "gpu/forward_params.h"
 #include "gpu/problem_constants.h"
 
@@ -29,7 +29,7 @@
     X(F16_ACCUMULATION) /* 1: the products of one tile are summed in float16; 0: float32 */ \
     X(CAUSAL)
 
-/* What a plan holds for them (families/family.h). */
+/* What a plan holds for them (contract/family.h). */
 #define MMA_TEXTBOOK_PARAMETERS(X) \
     X(ALGORITHM)                   \
     X(VARIANT) /* of the list in mma_textbook.c */

@@ -2,8 +2,8 @@
 #ifndef FDM_REQUEST_CONSTANTS_H
 #define FDM_REQUEST_CONSTANTS_H
 
+#include "cuda/constants.h"
 #include "cuda/cuda.h"
-#include "gpu/constants.h"
 
 /* No constant, no cluster, no allowed spill. */
 static inline void gpu_clear_request(struct cuda_kernel_request *request) {

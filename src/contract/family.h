@@ -85,15 +85,6 @@ struct family {
                           void *workspace, const fdm_launch *launch);
 };
 
-/* In order of preference; NULL-terminated. */
-extern const struct family *const families[];
-
-extern const struct family family_reference;
-extern const struct family family_cpu;
-extern const struct family family_mma;
-extern const struct family family_hopper;
-extern const struct family family_blackwell;
-
 /* The index of the kernel with this name, -1 if none. */
 int32_t family_find_kernel(const struct family *family, const char *name);
 
