@@ -189,8 +189,8 @@ __device__ __forceinline__ void clear_dq(const struct gpu_backward_params &a, co
         a.semaphores[(at.begin + at.first) / 16] = 0;
 }
 
-/* Left to itself the assembler takes 48 registers on 12.0, and spills. */
-#if __CUDA_ARCH__ >= 1200
+/* Left to itself the assembler takes 48 registers from 10.0 on, and spills. */
+#if __CUDA_ARCH__ >= 1000
 #    define PREPARE_BOUNDS __launch_bounds__(THREADS, 1)
 #else
 #    define PREPARE_BOUNDS __launch_bounds__(THREADS)

@@ -43,8 +43,9 @@ MMA_BACKWARD32_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define OF_VALUES    (GRADIENTS & MMA_GRADIENT_OF_VALUES)
 #define BLOCK_MASKED (MASK && MASK_ROWS)
 #define ROW_WORDS    (BIAS ? 3 : 2) /* of a row: lse, delta, and beside a bias what lse has rounded away */
-#define FENCED       (OF_SCORES && OF_VALUES && (VARLEN || SOFTCAP || !ALIGNED) ? 8 : 16) /* of add_product */
-#define TURN_KEYS    MMA_BACKWARD32_TURN_KEYS
+/* Steps of add_product() between fences: fewer where registers are short. */
+#define FENCED    (OF_SCORES && OF_VALUES && (VARLEN || SOFTCAP || BLOCK_MASKED || !ALIGNED) ? 8 : 16)
+#define TURN_KEYS MMA_BACKWARD32_TURN_KEYS
 static_assert(TURN_KEYS % BLOCK == 0 && (!DETERMINISTIC || (DBIAS == GPU_DBIAS_SUMS && OWN % 32 == 0)),
               "turns are of whole steps");
 static_assert(4 * ROW_WORDS <= MMA_KEY_BOUNDS_BYTES, "words of rows lie where bounds of keys would");

@@ -181,9 +181,9 @@ static void forward_request(const struct tile *t, const fdm_problem *p, struct c
     request->entry = "mma_forward";
     request->shared_bytes = shared_bytes(t, p);
     request->threads = 32 * t->warps;
-    /* Compiled for 10.0, steps of 32 keys with causal or window put up to 28 bytes aside. Another family takes these
+    /* Compiled for 10.0, steps of 32 keys with causal or window put up to 76 bytes aside. Another family takes these
      * problems there first (docs/blackwell.md). */
-    request->spill_bytes_max = t->scoring == BARE && t->block_n == 32 && gpu_bounded(p) ? 32 : 0;
+    request->spill_bytes_max = t->scoring == BARE && t->block_n == 32 && gpu_bounded(p) ? 80 : 0;
 }
 
 static int validate(const fdm_plan *plan, const fdm_problem *p) {
