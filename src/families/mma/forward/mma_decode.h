@@ -28,7 +28,7 @@
     X(ROW_GROUPS)                                                                          \
     X(ORDERED) /* the constant */
 
-/* MASK and INTERVALS. */
+/* MASK_PER_ROW and INTERVALS_PER_ROW. */
 #define MMA_DECODE_NONE  0
 #define MMA_DECODE_ALIKE 1 /* every row of a KV head sees the same keys: to be listed is to be seen */
 #define MMA_DECODE_EACH  2 /* rows differ: each looks at the keys listed for any */
