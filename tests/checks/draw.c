@@ -402,7 +402,7 @@ static void interval_of(struct trial *t, const struct structure *s, int64_t rows
         *end = INT32_MAX;
 }
 
-static void draw_intervals(struct trial *t) {
+static void draw_intervals(struct trial *t, int documents) {
     const int64_t shape[3] = {random_below(t, 2) ? t->batch : 1, PICK(t, 1, t->heads_kv, t->heads),
                               t->varlen ? t->total_k : t->seqlen_k};
     const int packed = t->varlen;
@@ -410,9 +410,11 @@ static void draw_intervals(struct trial *t) {
     for (int i = 0; i < 2; i++)
         guarded_make(&t->g[START + i], t, FDM_INT32, 3 - packed, shape + packed, 3);
     const int64_t heads = (packed ? 1 : shape[0]) * shape[1], kind = random_below(t, t->keyed ? 4 : 3);
-    const int formed = hides_many(t) || random_below(t, 3) == 0;
+    const int formed = documents || hides_many(t) || random_below(t, 3) == 0;
     int64_t n = 0, start, end;
     structure_draw(&form, t, hides_many(t));
+    if (documents)
+        form = (struct structure){.count = 1, .parts[0].kind = STRUCTURE_DOCUMENTS};
     if (formed)
         structure_name(&form, t->forms[2], sizeof t->forms[2]);
     for (int64_t h = 0; h < heads; h++)
@@ -532,7 +534,7 @@ void trial_draw(struct trial *t, uint64_t seed, struct ways ways) {
     if (!t->plain && (way_below(t, 3) == 0 || (t->scored && !t->g[MASK].map)))
         draw_bias(t);
     if (!t->plain && (way_below(t, 4) == 0 || (t->keyed && way_below(t, 4))))
-        draw_intervals(t);
+        draw_intervals(t, 0);
     t->options.deterministic =
         (way % 4 == 3 && way % 32 != 19) || way % 32 == 17; /* of those seen key by key, or scored, every other one */
     draw_outputs(t);
@@ -577,7 +579,7 @@ void trial_of_case(struct trial *t, const struct named_case *c, uint64_t number)
     if (c->bias)
         draw_bias(t);
     if (c->intervals)
-        draw_intervals(t);
+        draw_intervals(t, c->intervals == 2);
     draw_results(t);
     if (c->dlse)
         draw_rows(t, DLSE, 1);

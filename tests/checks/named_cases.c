@@ -355,6 +355,36 @@ static void add_listed_orders(void) {
     }
 }
 
+/* Tiles of keys that are full, hidden or seen in part, by documents or by a mask that all rows share: several blocks of
+ * rows and words of tiles, for each tile of the kernel. */
+static void add_tile_plans(void) {
+    static const struct {
+        int64_t dims[2], batch, heads, seqlen_q, seqlen_k;
+        int causal, window, varlen, mask, softcap;
+    } rows[] = {
+        {{64, 128}, 1, 1, 450, 450, 0, 0, 0, 0, 0},  {{128, 256}, 1, 2, 330, 330, 1, 0, 0, 0, 0},
+        {{64, 256}, 1, 1, 130, 2400, 0, 0, 0, 0, 1}, {{128, 176}, 2, 1, 200, 200, 0, 0, 1, 0, 0},
+        {{64, 128}, 2, 1, 200, 200, 1, 0, 1, 0, 1},  {{64, 128}, 1, 1, 330, 330, 0, 1, 0, 0, 0},
+        {{128, 256}, 2, 1, 150, 300, 0, 0, 0, 2, 0}, {{64, 128}, 2, 1, 200, 200, 1, 0, 1, 2, 0},
+    };
+    FOR_EACH(rows, n)
+    for (int d = 0; d < 2; d++) {
+        begin("hopper.forward", FDM_FORWARD, rows[n].dims[d], dtypes[(n + (size_t)d) % 2]);
+        next.batch = rows[n].batch;
+        next.heads = rows[n].heads;
+        next.seqlen_q = rows[n].seqlen_q;
+        next.seqlen_k = rows[n].seqlen_k;
+        next.causal = rows[n].causal;
+        next.window_left = rows[n].window ? 150 : -1;
+        next.window_right = rows[n].window ? 70 : -1;
+        next.varlen = rows[n].varlen;
+        next.mask = rows[n].mask;
+        next.intervals = rows[n].mask ? 0 : 2;
+        next.softcap = rows[n].softcap ? 7 : 0;
+        add("tile plans");
+    }
+}
+
 /* A kernel of any family, and what says there which pairs are seen: masks and biases with rows (1), without (2), or
  * none (0). rows_apart: whether it takes rows that are 2^31 bytes apart. only_packed: whether hidden keys take it as
  * long as others, but not the empty sequences of a packed call. */
@@ -449,6 +479,7 @@ static void list_cases(void) {
     add_orders();
     add_two_kernels();
     add_listed_orders();
+    add_tile_plans();
     FOR_EACH(any_kernels, n) {
         add_apart(&any_kernels[n]);
         add_many(&any_kernels[n]);

@@ -437,6 +437,7 @@ static const struct free_number {
     {"hopper.", "EXP2_RESIDUE", 0},
     {"hopper.", "PACKED_HEADS", 0},
     {"hopper.", "NUM_SPLITS", 0},
+    {"hopper.forward", "GATHER", 0},
     {"blackwell.", "SCHEDULER", 0},
     {"blackwell.", "NUM_SMS", 0},
     {"blackwell.", "EXP2_FREQUENCY", 0},

@@ -18,17 +18,23 @@ static void takes_what_is_seen_key_by_key(void **state) {
         int64_t rows, head_dim;
         const char *kernel, *tile; /* tile: the beginning of the choice code */
     } cases[] = {
-        {INTERVALS | CAUSAL, 8192, 128, "hopper.gather", "SM90_Gather_192x64_"},
+        {INTERVALS | CAUSAL, 8192, 128, "hopper.forward", "SM90_Wgmma_128x128_Q2_"},
+        {INTERVALS | CAUSAL, 8192, 64, "hopper.forward", "SM90_Wgmma_192x128_K4_Q2_"},
+        {INTERVALS | CAUSAL, 1024, 128, "hopper.gather", "SM90_Gather_192x64_"},
         {INTERVALS | CAUSAL | BIAS, 8192, 64, "hopper.gather", "SM90_Gather_192x96_"},
-        {MASK, 8192, 96, "hopper.gather", "SM90_Gather_192x64_"},
+        {MASK, 8192, 96, "hopper.forward", "SM90_Wgmma_128x128_"},
+        {MASK, 128, 96, "hopper.gather", "SM90_Gather_192x64_"},
+        {INTERVALS | MASK, 8192, 96, "hopper.gather", "SM90_Gather_192x64_"},
         {BIAS, 8192, 192, "hopper.gather", "SM90_Gather_128x64_"},
-        {INTERVALS, 8192, 256, "hopper.gather", "SM90_Gather_128x64_"},
+        {INTERVALS, 8192, 256, "hopper.forward", "SM90_Wgmma_128x64_"},
+        {INTERVALS | BIAS, 8192, 256, "hopper.gather", "SM90_Gather_128x64_"},
         {INTERVALS | MASK | BIAS, 65, 16, "hopper.gather", "SM90_Gather_192x96_"},
         {CAUSAL, 8192, 128, "hopper.forward", "SM90_Wgmma_"},
         {MASK | ROWS, 8192, 128, "hopper.forward", "SM90_Wgmma_"},
         {INTERVALS | MASK | ROWS, 8192, 128, "mma.forward", "MMA_Forward_"},
         {INTERVALS | BIAS | ROWS, 8192, 128, "mma.forward", "MMA_Forward_"},
-        {INTERVALS | FAR, 8192, 128, "mma.forward", "MMA_Forward_"},
+        {INTERVALS | FAR, 8192, 128, "hopper.forward", "SM90_Wgmma_128x128_"},
+        {INTERVALS | FAR | BIAS, 8192, 128, "mma.forward", "MMA_Forward_"},
         {INTERVALS, 8192, 264, "mma.wide", ""},
         {INTERVALS, 1, 128, "mma.decode", "MMA_Decode_"},
     };

@@ -7,10 +7,12 @@
 #include "base/error.h"
 #include "families/hopper/hopper_copies.h"
 #include "families/hopper/hopper_family.h"
+#include "families/hopper/hopper_gather_launch.h"
 #include "families/hopper/hopper_items.h"
 #include "families/hopper/hopper_ways.h"
 #include "gpu/splits.h"
 #include "gpu/tile_maps.h"
+#include "gpu/tile_plan_launch.h"
 
 /* ---- tiles ---- */
 
@@ -55,6 +57,7 @@ enum {
     NUM_SCHEDULERS = 3,
     FEW_WAVES = 4,
     FEW_ROWS = 16,
+    FEW_RANGED_ROWS = 64, /* the plan and another kernel cost more than empty rows */
     FEW_PACKED_ROWS = 32
 };
 
@@ -72,21 +75,27 @@ enum { HOPPER_FORWARD_PARAMETERS(PLAN_PARAMETER) };
 
 static int32_t padded(int64_t head_dim) { return (int32_t)gpu_round_up(head_dim, 16); }
 static int32_t bias_bytes(const fdm_problem *p) { return p->has_bias ? (int32_t)fdm_dtype_bytes(p->bias_dtype) : 0; }
-static int scored(const fdm_problem *p) { return p->has_mask || p->has_bias; }
+/* A mask or bias with rows, of which tiles are loaded; ranges of rows that see a key, by which tiles are walked. */
+static int scored(const fdm_problem *p) { return gpu_mask_rows(p) || p->has_bias; }
+static int ranged(const fdm_problem *p) { return p->has_intervals || (p->has_mask && !gpu_mask_rows(p)); }
 
 static int32_t shared_bytes(const struct tile *t, const fdm_problem *p) {
     return hopper_forward_shared_bytes(t->warpgroups, t->block_n, t->stages, t->q_stages,
                                        scored(p) ? t->score_stages : 0, padded(p->head_dim), padded(p->head_dim_v),
-                                       p->has_mask, bias_bytes(p));
+                                       gpu_mask_rows(p), bias_bytes(p), ranged(p));
 }
 
 static int fits(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
     return padded(p->head_dim) <= t->head_dim_max && padded(p->head_dim_v) <= t->head_dim_max &&
-           (t->scored || !scored(p)) && shared_bytes(t, p) <= device->shared_bytes;
+           (t->scored || !scored(p)) && (t->block_n % TILE_PLAN_TILE == 0 || !ranged(p)) &&
+           shared_bytes(t, p) <= device->shared_bytes;
 }
 
-/* Workspace: the count of items that were begun, the block mask, copies, parts of splits. */
+/* Workspace: the count of items that were begun and the block mask, or the tile plan, which has the counts; copies,
+ * parts of splits. */
 static int64_t copies_offset(const struct tile *t, int32_t scheduler, const fdm_problem *p) {
+    if (ranged(p))
+        return tile_plan_bytes(p);
     if (p->has_mask)
         return HOPPER_COUNT_BYTES + block_mask_bytes(p, 64 * t->warpgroups, t->block_n);
     return hopper_count_bytes(scheduler);
@@ -99,9 +108,12 @@ static int64_t workspace_bytes(const struct tile *t, int32_t scheduler, int32_t 
     return parts_offset(t, scheduler, copies, p) + (splits > 1 ? splits_workspace_bytes(p, splits) : 0);
 }
 
+/* Items may differ in what they see. */
+static int bounded(const fdm_problem *p) { return gpu_bounded(p) || ranged(p); }
+
 /* Whether the rules prefer a tile that fits. */
 static int suits(const struct tile *t, const fdm_problem *p) {
-    return t->scored == scored(p) && (t->bounded < 0 || t->bounded == gpu_bounded(p)) && p->seqlen_k >= t->seqlen_k_min;
+    return t->scored == scored(p) && (t->bounded < 0 || t->bounded == bounded(p)) && p->seqlen_k >= t->seqlen_k_min;
 }
 
 /* Items over multiprocessors. */
@@ -110,11 +122,12 @@ static double waves_of(const struct tile *t, const fdm_device *device, const fdm
 }
 
 /* A static order pairs a head's first block of rows with its last, so that pairs see as many keys. Of an odd number one
- * is left over: 13 to 29 % slower than a dynamic order; and where each item can have a multiprocessor, pairs do not. */
+ * is left over: 13 to 29 % slower than a dynamic order; and where each item can have a multiprocessor, pairs do not.
+ * Pairs by ranges are not equal, and blocks that leave all items to another kernel are few in a dynamic order. */
 static int32_t scheduler_of(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
     const int64_t blocks = hopper_row_blocks(p, 1, 64 * t->warpgroups);
     const int unequal = gpu_bounded(p) && blocks > 1 && (blocks % 2 || waves_of(t, device, p) <= 1);
-    return t->scheduler == ITEMS_STATIC && unequal ? ITEMS_DYNAMIC : t->scheduler;
+    return ranged(p) || (t->scheduler == ITEMS_STATIC && unequal) ? ITEMS_DYNAMIC : t->scheduler;
 }
 
 /* Time of all items on the device. Few waves are counted whole; a last item of at most 128 rows has warpgroups without
@@ -148,6 +161,8 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
         return "it takes float16 and bfloat16";
     if (p->head_dim > 256 || p->head_dim_v > 256)
         return "head dims are at most 256";
+    if (ranged(p) && !tile_plan_possible(p))
+        return "it takes key intervals, or masks that query rows share, without other masks or biases";
     if (scored(p) && (!p->scores_mappable || p->varlen || (p->has_mask && p->mask_shape[3] != p->seqlen_k) ||
                       (p->has_bias && p->bias_shape[3] != p->seqlen_k)))
         return "rows of mask and bias must be contiguous and begin at multiples of 16 bytes, for TMA";
@@ -158,12 +173,23 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
     return preferred(device, p) ? NULL : gpu_no_tile_fits(device, text, size);
 }
 
-/* Copies of all matrices take longer than they gain: 4 us and 3.5 TB/s for what is done at 300 TFLOPS more. */
-static int copies_cost_more(const fdm_problem *p) {
+/* Of all pairs that causal and window leave, at 600 TFLOPS. */
+static double seconds_of(const fdm_problem *p) {
     const int64_t rows_q = p->varlen ? p->total_q : p->seqlen_q * p->batch;
     const double pairs = (double)rows_q * (double)p->seqlen_k * (double)p->heads * (gpu_bounded(p) ? 0.5 : 1);
-    return hopper_copies_needed(p) && 2 * pairs * (double)(p->head_dim + p->head_dim_v) / 600e12 <
-                                          4e-6 + 2 * (double)hopper_copies_bytes(p, HOPPER_COPY_ALL) / 3.5e12;
+    return 2 * pairs * (double)(p->head_dim + p->head_dim_v) / 600e12;
+}
+
+/* Copies of all matrices take longer than they gain: 4 us and 3.5 TB/s for what is done at 300 TFLOPS more. */
+static int copies_cost_more(const fdm_problem *p) {
+    return hopper_copies_needed(p) &&
+           seconds_of(p) < 4e-6 + 2 * (double)hopper_copies_bytes(p, HOPPER_COPY_ALL) / 3.5e12;
+}
+
+/* The tile plan and a kernel without work take 7 to 9 us. Tiles that lie whole save a sixth of the gather's time, or
+ * more. Padding hides little, intervals most of the pairs (docs/lab/hopper_tile_plan.md). */
+static int plan_costs_more(const fdm_problem *p) {
+    return ranged(p) && seconds_of(p) < (p->has_intervals ? 200e-6 : 20e-6);
 }
 
 /* Rows of a tile at most, where heads are packed as the rules do it. */
@@ -175,9 +201,10 @@ static int64_t rows_of_a_tile(const fdm_device *device, const fdm_problem *p) {
 }
 
 static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
-    return p->seqlen_q <= FEW_ROWS && rows_of_a_tile(device, p) <= FEW_PACKED_ROWS
+    return p->seqlen_q <= (ranged(p) ? FEW_RANGED_ROWS : FEW_ROWS) && rows_of_a_tile(device, p) <= FEW_PACKED_ROWS
                ? "few query rows leave most of a block tile of 128 rows empty"
            : copies_cost_more(p) ? "copies that TMA can read take longer than they gain"
+           : plan_costs_more(p)  ? "the plan of tiles takes longer than it gains"
                                  : NULL;
 }
 
@@ -261,6 +288,7 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
     plan->parameters[PACKED_HEADS] = v.way.packed;
     plan->parameters[NUM_SPLITS] = v.way.splits;
     plan->parameters[COPIES] = v.copies;
+    plan->parameters[GATHER] = ranged(p) ? hopper_gather_tile(device, p) : 0;
     plan->block_m = 64 * v.tile->warpgroups;
     plan->block_n = v.tile->block_n;
     plan->stages = v.tile->stages;
@@ -268,6 +296,10 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
     plan->workspace_bytes = workspace_bytes(v.tile, v.scheduler, v.copies, v.way.splits, p);
     name_choice(&v, p, plan->choice, sizeof plan->choice);
     char packed[64] = "", split[64] = "";
+    const char *const walk = !ranged(p)                 ? ""
+                             : plan->parameters[GATHER] ? "; tiles that no row sees are left out, and heads whose "
+                                                          "keys lie scattered are left to hopper.gather"
+                                                        : "; tiles that no row sees are left out";
     if (v.way.packed > 1)
         snprintf(packed, sizeof packed, "; rows of %d query heads in a tile", v.way.packed);
     if (v.way.splits > 1)
@@ -275,15 +307,15 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
     snprintf(
         plan->reason, sizeof plan->reason,
         "head dim %lld on compute capability 9.0: a producer and %d warpgroups of 64 query rows (%d and %d registers "
-        "a thread), %d keys a step, %d stages of K and V, %d of Q (%lld KB): %s; %s order%s%s%s",
+        "a thread), %d keys a step, %d stages of K and V, %d of Q (%lld KB): %s; %s order%s%s%s%s",
         (long long)(p->head_dim > p->head_dim_v ? p->head_dim : p->head_dim_v), v.tile->warpgroups,
-        HOPPER_PRODUCER_REGISTERS(v.tile->warpgroups, scored(p)),
-        HOPPER_CONSUMER_REGISTERS(v.tile->warpgroups, scored(p)), plan->block_n, v.tile->stages, v.tile->q_stages,
-        (long long)(plan->shared_bytes + 1023) >> 10, v.tile->reason, scheduler_names[v.scheduler],
+        HOPPER_PRODUCER_REGISTERS(v.tile->warpgroups, scored(p), ranged(p)),
+        HOPPER_CONSUMER_REGISTERS(v.tile->warpgroups, scored(p), ranged(p)), plan->block_n, v.tile->stages,
+        v.tile->q_stages, (long long)(plan->shared_bytes + 1023) >> 10, v.tile->reason, scheduler_names[v.scheduler],
         v.copies == HOPPER_COPY_ALL ? "; TMA reads copies of q, k and v"
         : v.copies                  ? "; TMA reads copies whose rows begin at memory sectors"
                                     : "",
-        packed, split);
+        packed, split, walk);
     return 1;
 }
 
@@ -292,14 +324,14 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
 static void make_request(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *request) {
     const struct tile *t = &tiles[plan->parameters[TILE]];
     const uint32_t addresses = GPU_ALIKE_SCORES_ALIGNED | (p->varlen ? 0 : GPU_ALIKE_ALIGNED); /* TMA, or copies */
-    gpu_set_problem_constants(request, p, GPU_ALIKE_MASK_ROWS | GPU_ALIKE_BIAS_ROWS | addresses);
+    gpu_set_problem_constants(request, p, GPU_ALIKE_BIAS_ROWS | (p->has_mask ? 0 : GPU_ALIKE_MASK_ROWS) | addresses);
     GPU_ADD_CONSTANTS(request, HOPPER_FORWARD_CONSTANTS, .HEAD_DIM = padded(p->head_dim),
                       .HEAD_DIM_V = padded(p->head_dim_v), .WARPGROUPS = t->warpgroups, .BLOCK_N = t->block_n,
                       .STAGES = t->stages, .Q_STAGES = t->q_stages, .SCORE_STAGES = scored(p) ? t->score_stages : 0,
                       .TURNS = t->turns, .SCHEDULER = plan->parameters[SCHEDULER],
                       .EXP2_FREQUENCY = plan->parameters[EXP2_FREQUENCY],
                       .EXP2_RESIDUE = plan->parameters[EXP2_RESIDUE], .PACKED_HEADS = plan->parameters[PACKED_HEADS],
-                      .SPLITS = plan->parameters[NUM_SPLITS] > 1, .REDO = gpu_hides_pairs(p));
+                      .SPLITS = plan->parameters[NUM_SPLITS] > 1, .REDO = gpu_hides_keys(p));
     request->file = "families/hopper/hopper_forward.cu";
     request->entry = "hopper_forward";
     request->shared_bytes = shared_bytes(t, p);
@@ -307,6 +339,9 @@ static void make_request(const fdm_plan *plan, const fdm_problem *p, struct cuda
     /* Warps beside the producer's clear rows of no sequence with its few registers, once a block. */
     if (p->varlen && !scored(p))
         request->spill_bytes_max = 96;
+    /* So does the one that names steps: a few numbers of its item. */
+    if (ranged(p) && t->warpgroups == 3)
+        request->spill_bytes_max += 48;
 }
 
 static int valid(const fdm_plan *plan, const fdm_problem *p) {
@@ -314,21 +349,28 @@ static int valid(const fdm_plan *plan, const fdm_problem *p) {
     if (x[TILE] < 0 || x[TILE] >= NUM_TILES || x[SCHEDULER] < 0 || x[SCHEDULER] >= NUM_SCHEDULERS || x[NUM_SMS] < 1 ||
         x[EXP2_FREQUENCY] < 1 || x[EXP2_FREQUENCY] > 8 || x[EXP2_RESIDUE] < 0 || x[EXP2_RESIDUE] > x[EXP2_FREQUENCY] ||
         !hopper_way_possible(p, (struct hopper_way){x[PACKED_HEADS], x[NUM_SPLITS]}) || x[COPIES] < 0 ||
-        x[COPIES] > HOPPER_COPY_ALL || (hopper_copies_needed(p) && x[COPIES] != HOPPER_COPY_ALL))
+        x[COPIES] > HOPPER_COPY_ALL || (hopper_copies_needed(p) && x[COPIES] != HOPPER_COPY_ALL) ||
+        (x[GATHER] && (!ranged(p) || !hopper_gather_takes(p, x[GATHER]))))
         return 0;
     const struct tile *t = &tiles[x[TILE]];
     return padded(p->head_dim) <= t->head_dim_max && padded(p->head_dim_v) <= t->head_dim_max &&
-           (t->scored || !scored(p)) && plan->block_m == 64 * t->warpgroups && plan->block_n == t->block_n &&
+           (t->scored || !scored(p)) && (t->block_n % TILE_PLAN_TILE == 0 || !ranged(p)) &&
+           plan->block_m == 64 * t->warpgroups && plan->block_n == t->block_n &&
            plan->shared_bytes == shared_bytes(t, p) &&
            plan->workspace_bytes >= workspace_bytes(t, x[SCHEDULER], x[COPIES], x[NUM_SPLITS], p);
 }
 
-/* The forward's kernel, the block mask's where there is a mask, or that which combines splits, and that of copies. */
-enum { FORWARD, OTHERS, NUM_KERNELS = 3 };
+/* The forward's kernel; that of the tile plan and that of scattered keys, or the block mask's, or that which combines
+ * splits; that of copies. */
+enum { FORWARD, OTHERS, SCATTERED, NUM_KERNELS = 4 };
 static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *list) {
     int32_t count = OTHERS;
     make_request(plan, p, &list[FORWARD]);
-    if (p->has_mask)
+    if (ranged(p)) {
+        tile_plan_request(p, &list[count++]);
+        if (plan->parameters[GATHER])
+            hopper_gather_request(p, plan->parameters[GATHER], &list[count++]);
+    } else if (p->has_mask)
         block_mask_request(&list[count++]);
     else if (plan->parameters[NUM_SPLITS] > 1)
         combine_splits_request(p, &list[count++]);
@@ -364,7 +406,7 @@ static fdm_status make_maps(const fdm_plan *plan, const struct attention *attent
         pack_heads(&layouts[0], plan->parameters[PACKED_HEADS]);
     layouts[1] = tile_rows_layout(p, &attention->k, p->head_dim, rows_k, p->heads_kv, plan->block_n);
     layouts[2] = tile_rows_layout(p, &attention->v, p->head_dim_v, rows_k, p->heads_kv, plan->block_n);
-    if (p->has_mask)
+    if (gpu_mask_rows(p))
         layouts[count++] = tile_scores_layout(&attention->mask, p->mask_shape, FDM_BOOL, plan->block_m);
     if (p->has_bias)
         layouts[count++] = tile_scores_layout(&attention->bias, p->bias_shape, p->bias_dtype, plan->block_m);
@@ -374,7 +416,7 @@ static fdm_status make_maps(const fdm_plan *plan, const struct attention *attent
     params->q_map = maps[0];
     params->k_map = maps[1];
     params->v_map = maps[2];
-    params->mask_map = maps[p->has_mask ? 3 : 0];
+    params->mask_map = maps[gpu_mask_rows(p) ? 3 : 0];
     params->bias_map = maps[count - 1];
     return FDM_OK;
 }
@@ -410,11 +452,21 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     params.in.group /= x[PACKED_HEADS];
     if ((status = make_maps(plan, &own, &params)))
         return status;
-    if (p->has_mask && (status = block_mask_launch(kernels[OTHERS], p, plan->block_m, plan->block_n,
-                                                   (uint8_t *)workspace + HOPPER_COUNT_BYTES, stream, &params.in)))
+    if (ranged(p)) {
+        if ((status =
+                 tile_plan_launch(plan->device.index, kernels[OTHERS], p, &params.in, workspace, stream, &params.plan)))
+            return status;
+        params.gathers = x[GATHER] != 0;
+        params.items_begun = workspace;
+    } else if (p->has_mask &&
+               (status = block_mask_launch(kernels[OTHERS], p, plan->block_m, plan->block_n,
+                                           (uint8_t *)workspace + HOPPER_COUNT_BYTES, stream, &params.in)))
         return status;
     status = hopper_launch_items(plan, kernels[FORWARD], list[FORWARD].threads, x[SCHEDULER], x[NUM_SMS], params.items,
-                                 workspace, &params, sizeof params, stream);
+                                 ranged(p) ? NULL : workspace, &params, sizeof params, stream);
+    if (!status && x[GATHER])
+        status = hopper_gather_scattered(plan, kernels[SCATTERED], &own, x[GATHER], x[NUM_SMS], &params.plan,
+                                         (int32_t *)workspace + 1, stream);
     if (!status && x[NUM_SPLITS] > 1)
         status = combine_splits_launch(kernels[OTHERS], p, 0, &combined, stream);
     return status ? status : hopper_copies_after(*last, attention, copies, &own, stream);
@@ -425,8 +477,9 @@ static int32_t scheduler(const fdm_plan *plan) { return plan->parameters[SCHEDUL
 const struct gpu_algorithm hopper_forward_algorithm = {
     .info = {"hopper.forward", "FlashAttention-3's plan on wgmma and TMA, with stale maxima", FDM_FORWARD},
     .parameters = PLAN_PARAMETERS(HOPPER_FORWARD_PARAMETERS),
-    .features = GPU_FEATURE_CAUSAL | GPU_FEATURE_WINDOW | GPU_FEATURE_MASK_ROWS | GPU_FEATURE_BIAS_ROWS |
-                GPU_FEATURE_VARLEN | GPU_FEATURE_SOFTCAP | GPU_FEATURE_UNALIGNED,
+    .features = GPU_FEATURE_CAUSAL | GPU_FEATURE_WINDOW | GPU_FEATURE_MASK_ROWS | GPU_FEATURE_MASK_KEYS |
+                GPU_FEATURE_BIAS_ROWS | GPU_FEATURE_INTERVALS | GPU_FEATURE_VARLEN | GPU_FEATURE_SOFTCAP |
+                GPU_FEATURE_UNALIGNED,
     .chosen_freely = 1,
     .writes_lse_low = 1,
     .refusal = refusal,

@@ -11,15 +11,22 @@
  *
  * Shared memory, each matrix in panels of 128 bytes a row with the 128-byte swizzle:
  *   Q [Q_STAGES][panels][BLOCK_M] (later the output of the same rows), K [STAGES][panels][BLOCK_N],
- *   V [STAGES][panels][BLOCK_N], bias and mask [SCORE_STAGES][panels][BLOCK_M], barriers, two work items.
+ *   V [STAGES][panels][BLOCK_N], bias and mask [SCORE_STAGES][panels][BLOCK_M], RANGED: of each stage of K the rows
+ *   that see its keys, barriers, two work items.
+ *
+ * RANGED: rows see keys by ranges of rows, and the tile plan says which tiles of keys are seen and which are full
+ * (hopper_ranges.cuh). A second warp of the producer's writes the ranges of the tiles that are not. Heads whose keys
+ * lie scattered are left to hopper_gather.cu.
  *
  * Barriers: for each ring a full one (an arrival of the producer and the bytes of TMA) and an empty one for each stage
- * (an arrival of each consumer warp). The named barrier 1 + w is warpgroup w's turn; 5 + w is its own; 4 all consumers.
+ * (an arrival of each consumer warp). RANGED: a stage's step is known (an arrival of the second warp), when K is empty.
+ * The named barrier 1 + w is warpgroup w's turn; 5 + w is its own; 4 all consumers.
  *
  * Registers: of a consumer S BLOCK_N / 2, P BLOCK_N / 4, O HEAD_DIM_V / 2, and some 40 besides; of 232 or 240 with two
  * consumer warpgroups, 160 with three. */
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/copy.cuh"
+#include "cuda/ptx/launch.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/ptx/wgmma.cuh"
@@ -39,7 +46,10 @@ HOPPER_FORWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 #include "gpu/rest.cuh"
 
 #define F16    (DTYPE == GPU_FLOAT16)
-#define PASSES (WINDOW && !MASK) /* a warpgroup passes by steps that only others see */
+#define RANGED (INTERVALS || (MASK && !MASK_ROWS))
+#define WALKED (MASK_TILE || RANGED) /* the producer says which tile a step has */
+#define PASSES (WINDOW && !WALKED)   /* a warpgroup passes by steps that only others see */
+static_assert(!RANGED || (!MASK_TILE && !BIAS && !SPLITS && PACKED_HEADS == 1), "ranges stand alone");
 
 /* A row of a split done again: what store_part() leaves of it. */
 __device__ __forceinline__ void store_redone_part(const struct gpu_forward_params &a, const struct item_facts &f,
@@ -60,10 +70,11 @@ constexpr int Q_PANELS = HOPPER_PANELS(HEAD_DIM, 2), V_PANELS = HOPPER_PANELS(HE
 constexpr int Q_BYTES = BLOCK_M * 128 * (Q_PANELS > V_PANELS ? Q_PANELS : V_PANELS);
 constexpr int K_BYTES = BLOCK_N * 128 * Q_PANELS, V_BYTES = BLOCK_N * 128 * V_PANELS;
 constexpr int BIAS_PANELS = BIAS ? HOPPER_PANELS(BLOCK_N, BIAS_BYTES) : 0;
-constexpr int MASK_PANELS = MASK ? HOPPER_PANELS(BLOCK_N, 1) : 0;
+constexpr int MASK_PANELS = MASK_TILE ? HOPPER_PANELS(BLOCK_N, 1) : 0;
 constexpr int SCORE_BYTES = BLOCK_M * 128 * (BIAS_PANELS + MASK_PANELS);
 constexpr int K_OFFSET = Q_STAGES * Q_BYTES, V_OFFSET = K_OFFSET + STAGES * K_BYTES;
-constexpr int SCORE_OFFSET = V_OFFSET + STAGES * V_BYTES, CONTROL = SCORE_OFFSET + SCORE_STAGES * SCORE_BYTES;
+constexpr int SCORE_OFFSET = V_OFFSET + STAGES * V_BYTES, RANGE_OFFSET = SCORE_OFFSET + SCORE_STAGES * SCORE_BYTES;
+constexpr int CONTROL = RANGE_OFFSET + (RANGED ? STAGES * HOPPER_RANGE_BYTES(BLOCK_N) : 0);
 constexpr int SCORE_RING = SCORE_STAGES ? SCORE_STAGES : 1;
 enum {
     Q_FULL = CONTROL,
@@ -77,16 +88,19 @@ enum {
     WORK_FULL = SCORE_EMPTY + 8 * SCORE_RING,
     WORK_EMPTY = WORK_FULL + 16,
     WORK = (WORK_EMPTY + 16 + 15) / 16 * 16,
-    STEP_WORDS = WORK + 2 * ITEM_BYTES, /* MASK: what a stage of K holds */
+    STEP_KNOWN = WORK + 2 * ITEM_BYTES,
+    RANGE_SOURCES = STEP_KNOWN + (RANGED ? 8 * STAGES : 0),
+    STEP_WORDS = RANGE_SOURCES + (RANGED ? 40 : 0), /* WALKED: what a stage of K holds */
     END = STEP_WORDS + 4 * STAGES
 };
 static_assert(END - CONTROL <= HOPPER_CONTROL_BYTES, "barriers and work items fit");
 static_assert(CONTROL + HOPPER_CONTROL_BYTES + 1024 ==
                   hopper_forward_shared_bytes(WARPGROUPS, BLOCK_N, STAGES, Q_STAGES, SCORE_STAGES, HEAD_DIM, HEAD_DIM_V,
-                                              MASK, BIAS ? BIAS_BYTES : 0),
+                                              MASK_TILE, BIAS ? BIAS_BYTES : 0, RANGED),
               "the plan knows the bytes");
-/* A step's word: the tile of keys and these. */
-enum { STEP_TILE = (1 << 28) - 1, STEP_LOOK = 1 << 28, STEP_MORE = 1 << 29 };
+/* A step's word: the tile of keys, whether there are more, and a bit for each warpgroup whose rows do not see all of
+ * its keys. */
+enum { STEP_TILE = (1 << 26) - 1, STEP_MORE = 1 << 26, STEP_LOOK = 1 << 27, STEP_ALL_LOOK = STEP_LOOK * 7 };
 enum { TURN_BARRIER = 1, CONSUMERS_BARRIER = 4, WARPGROUP_BARRIER = 5 };
 
 __device__ __forceinline__ void init_barriers(uint32_t base) {
@@ -98,6 +112,8 @@ __device__ __forceinline__ void init_barriers(uint32_t base) {
     for (int i = 0; i < STAGES; i++) {
         mbarrier_init(base + K_FULL + 8 * i, 1);
         mbarrier_init(base + K_EMPTY + 8 * i, warps);
+        if (RANGED)
+            mbarrier_init(base + STEP_KNOWN + 8 * i, 1);
         mbarrier_init(base + V_FULL + 8 * i, 1);
         mbarrier_init(base + V_EMPTY + 8 * i, warps);
     }
@@ -107,12 +123,14 @@ __device__ __forceinline__ void init_barriers(uint32_t base) {
     }
     for (int i = 0; i < 2; i++) {
         mbarrier_init(base + WORK_FULL + 8 * i, 1);
-        mbarrier_init(base + WORK_EMPTY + 8 * i, warps);
+        mbarrier_init(base + WORK_EMPTY + 8 * i, RANGED ? warps + 1 : warps);
     }
     fence_mbarrier_init();
 }
 
 /* ---- producer ---- */
+
+#include "families/hopper/hopper_ranges.cuh"
 
 struct producer {
     const struct hopper_forward_params &a;
@@ -198,9 +216,8 @@ struct producer {
         return max(tile, first_tile - 1);
     }
 
-    /* The steps of an item whose mask hides tiles: those it shows, each with a word that says which, whether its mask
-     * is to be looked at, and whether there are more. */
-    __device__ __forceinline__ void load_visible(const struct item_facts &f, int k_begin) {
+    /* The steps of an item whose mask hides tiles: those it shows, each with its word. */
+    __device__ __forceinline__ void load_shown(const struct item_facts &f) {
         const int head = f.head / a.in.group;
         const uint8_t *block_mask = block_mask_of(f);
         load_q(f);
@@ -211,17 +228,36 @@ struct producer {
             const int next = visible_tile(block_mask, tile - 1, f.first_tile);
             wait_empty<STAGES>(base + K_EMPTY, step);
             st_shared_4(base + STEP_WORDS + 4 * stage_of<STAGES>(step),
-                        (uint32_t)tile | (next >= f.first_tile ? STEP_MORE : 0) | (look ? STEP_LOOK : 0));
-            load_k(k_begin + tile * BLOCK_N, head, f.batch);
+                        (uint32_t)tile | (next >= f.first_tile ? STEP_MORE : 0) | (look ? STEP_ALL_LOOK : 0));
+            load_k(tile * BLOCK_N, head, f.batch);
             if (look)
                 load_scores(f, tile * BLOCK_N);
             if (before >= 0)
-                load_v(step - 1, k_begin + before * BLOCK_N, head, f.batch);
+                load_v(step - 1, before * BLOCK_N, head, f.batch);
             before = tile;
             tile = next;
         }
         if (before >= 0)
-            load_v(step - 1, k_begin + before * BLOCK_N, head, f.batch);
+            load_v(step - 1, before * BLOCK_N, head, f.batch);
+    }
+
+    /* RANGED: the steps that the second warp names, one at least. K's stage is empty then. */
+    __device__ __forceinline__ void load_named(const struct item_facts &f, int k_begin) {
+        const int head = f.head / a.in.group, batch = batch_of(f);
+        load_q(f);
+        int before = -1;
+#pragma unroll 1
+        for (bool more = true; more; step++) {
+            wait_full<STAGES>(base + STEP_KNOWN, step);
+            const int word = (int)ld_shared_4(base + STEP_WORDS + 4 * stage_of<STAGES>(step));
+            const int row = k_begin + (word & STEP_TILE) * BLOCK_N;
+            load_k(row, head, batch);
+            if (before >= 0)
+                load_v(step - 1, before, head, batch);
+            before = row;
+            more = word & STEP_MORE;
+        }
+        load_v(step - 1, before, head, batch);
     }
 
     /* K of a step is needed before V of the step before it, and is loaded first. */
@@ -247,31 +283,44 @@ struct producer {
         f.last_tile = min(f.first_tile + each, f.last_tile);
     }
 
-    __device__ __forceinline__ void run() {
+    /* Publishes an item, and loads it. */
+    __device__ __forceinline__ void run_item(struct item_facts &f, const struct sequence &s) {
+        find_tiles(a.in, s, BLOCK_M, f);
+        if (SPLITS)
+            keep_part(f, a.in.num_splits);
+        if (MASK_TILE)
+            f.last_tile = visible_tile(block_mask_of(f), f.last_tile - 1, f.first_tile) + 1;
+        publish(f);
+        if (RANGED && f.first_tile < f.last_tile)
+            load_named(f, s.k_begin);
+        else if (RANGED)
+            load_q(f);
+        else if (MASK_TILE)
+            load_shown(f);
+        else
+            load_item(f, s.k_begin);
+        item++;
+    }
+
+    /* RANGED: whether hopper_gather.cu runs an item. */
+    __device__ __forceinline__ bool leaves(const struct work_item &work) const {
+        return RANGED && a.gathers && is_scattered(a.plan, plan_head(a.plan, work.head, work.batch));
+    }
+
+    /* none: it runs all of them. */
+    __device__ __forceinline__ void run(bool none) {
         struct tile_scheduler scheduler;
         scheduler.initial();
-        while (scheduler.valid(a)) {
+        for (; !none && scheduler.valid(a); scheduler.advance()) {
             const struct work_item work = item_at(a, scheduler.place);
             scheduler.prefetch(a);
-            if (work.batch >= 0) {
-                const struct sequence s = find_sequence(a.in, work.batch); /* splits: of equal lengths */
-                struct item_facts f = {
-                    work.row_block * BLOCK_M, work.head, work.batch, 0, 0, s.seqlen_q, s.seqlen_k, s.q_begin};
-                if (f.first_row < s.seqlen_q * PACKED_HEADS) {
-                    find_tiles(a.in, s, BLOCK_M, f);
-                    if (SPLITS)
-                        keep_part(f, a.in.num_splits);
-                    if (MASK)
-                        f.last_tile = visible_tile(block_mask_of(f), f.last_tile - 1, f.first_tile) + 1;
-                    publish(f);
-                    if (MASK)
-                        load_visible(f, s.k_begin);
-                    else
-                        load_item(f, s.k_begin);
-                    item++;
-                }
-            }
-            scheduler.advance();
+            if (work.batch < 0 || leaves(work))
+                continue;
+            const struct sequence s = find_sequence(a.in, work.batch); /* splits: of equal lengths */
+            struct item_facts f = {
+                work.row_block * BLOCK_M, work.head, work.batch, 0, 0, s.seqlen_q, s.seqlen_k, s.q_begin};
+            if (f.first_row < s.seqlen_q * PACKED_HEADS)
+                run_item(f, s);
         }
         publish({-1, 0, 0, 0, 0, 0, 0, 0});
     }
@@ -304,19 +353,44 @@ struct consumer : row_owner {
         hide_keys(s, first, last);
     }
 
+    /* The same, of a tile that the plan does not call full to the warpgroup's rows. */
+    __device__ __forceinline__ void hide_by_ranges() {
+        const uint32_t ranges =
+            base + RANGE_OFFSET + stage_of<STAGES>(step) * RANGE_BYTES + threadIdx.x % 4 * RANGE_ROW_BYTES;
+        const uint32_t row = local_row();
+#pragma unroll
+        for (int group = 0; group < GROUPS; group += 2) {
+            uint32_t seen_by[4];
+            ld_shared_16(seen_by, ranges + group * 8);
+#pragma unroll
+            for (int n = 0; n < 4; n++) {
+                float *const x = s + 4 * (group + n / 2) + n % 2;
+                const uint32_t first = seen_by[n] & 0xffff, count = seen_by[n] >> 16;
+                x[0] = row - first < count ? x[0] : MINUS_INF;
+                x[2] = row + 8 - first < count ? x[2] : MINUS_INF;
+            }
+        }
+    }
+
     /* Scores of a tile to P. */
     __device__ __forceinline__ void scores_to_p(int tile, bool look, bool partial, bool has_o) {
         if (SCORED && look) {
             const uint32_t bias = base + SCORE_OFFSET + stage_of<SCORE_RING>(score_step) * SCORE_BYTES;
             wait_full<SCORE_RING>(base + SCORE_FULL, score_step);
-            finish_scores<MASK != 0>(s, a.in, bias, bias + BIAS_PANELS * BLOCK_M * 128, local_row());
+            finish_scores<MASK_TILE>(s, a.in, bias, bias + BIAS_PANELS * BLOCK_M * 128, local_row());
             __syncwarp();
             release<SCORE_RING>(base + SCORE_EMPTY, score_step++);
         } else if (!MAXIMA_BARE && !BIAS) {
             finish_scores<false>(s, a.in, 0, 0, 0);
         }
-        if (partial)
+        if (RANGED && look)
+            hide_by_ranges();
+        else if (!RANGED && partial)
             hide(tile);
+        if (RANGED) {
+            __syncwarp(); /* the stage's ranges are read */
+            release<STAGES>(base + K_EMPTY, step);
+        }
         softmax(p, s, o, rows, exponent_unit(a.in), has_o);
     }
 
@@ -324,7 +398,7 @@ struct consumer : row_owner {
     __device__ __forceinline__ void clear_tail(int last_tile) {
         if (!VARLEN)
             return;
-        const int keys = facts().seqlen_k - (last_tile - 1) * BLOCK_N;
+        const int keys = facts().seqlen_k - last_tile * BLOCK_N;
         if (keys >= BLOCK_N)
             return;
         wait_full<STAGES>(base + V_FULL, step);
@@ -340,11 +414,11 @@ struct consumer : row_owner {
      * follow. */
     __device__ __forceinline__ void next_step(int &tile, bool &look, bool &more, int first_tile) {
         wait_full<STAGES>(base + K_FULL, step);
-        if (MASK) {
+        if (WALKED) {
             const int word = uniform((int)ld_shared_4(base + STEP_WORDS + 4 * stage_of<STAGES>(step)));
             __syncwarp(); /* one lane releases what all have read */
             tile = word & STEP_TILE;
-            look = word & STEP_LOOK;
+            look = word & STEP_LOOK << warpgroup;
             more = word & STEP_MORE;
         } else {
             more = tile > first_tile;
@@ -404,7 +478,8 @@ struct consumer : row_owner {
         w.full_last = (last_key(a.in, at, own.first_row / PACKED_HEADS) + 1) / BLOCK_N;
         if (f.first_tile >= f.last_tile)
             return false;
-        clear_tail(f.last_tile);
+        if (!RANGED)
+            clear_tail(f.last_tile - 1);
         if (PASSES && own.first_tile >= own.last_tile) {
             for (w.tile = f.last_tile - 1; w.tile >= f.first_tile; w.tile--)
                 pass(w.tile > f.first_tile);
@@ -424,11 +499,14 @@ struct consumer : row_owner {
             return false;
         bool look = true, more;
         next_step(w.tile, look, more, w.first);
+        if (RANGED)
+            clear_tail(w.tile);
         wgmma_fence();
         multiply_qk();
         wgmma_commit_group();
         wgmma_wait_group<0>(s);
-        release<STAGES>(base + K_EMPTY, step);
+        if (!RANGED)
+            release<STAGES>(base + K_EMPTY, step);
         scores_to_p(w.tile, look, !w.is_full(), false);
         step++;
         bool add = false;
@@ -446,7 +524,8 @@ struct consumer : row_owner {
             add = true;
             wgmma_wait_group<0>(s);
             wgmma_wait_group<0>(o);
-            release<STAGES>(base + K_EMPTY, step);
+            if (!RANGED)
+                release<STAGES>(base + K_EMPTY, step);
             release<STAGES>(base + V_EMPTY, step - 1);
             scores_to_p(w.tile, look, !w.is_full(), true);
             step++;
@@ -523,17 +602,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         init_barriers(base);
     __syncthreads();
     if (threadIdx.x < 128) {
-        setmaxnreg_dec<HOPPER_PRODUCER_REGISTERS(WARPGROUPS, SCORED)>();
+        setmaxnreg_dec<HOPPER_PRODUCER_REGISTERS(WARPGROUPS, SCORED, RANGED)>();
+        bool none = false;
+        if (RANGED && threadIdx.x < 64) {
+            griddepcontrol_wait();              /* for the plan */
+            griddepcontrol_launch_dependents(); /* hopper_gather.cu's blocks follow as soon as there is room */
+        }
+        if (RANGED && threadIdx.x < 32)
+            none = a.gathers && !any_scattered(a.plan, false);
         if (threadIdx.x == 0) {
             prefetch_tensormap(&a.q_map);
             prefetch_tensormap(&a.k_map);
             prefetch_tensormap(&a.v_map);
-            producer(a, base).run();
+            producer(a, base).run(none);
         } else if (threadIdx.x >= 32) {
+            if constexpr (RANGED)
+                if (threadIdx.x < 64)
+                    range_writer(a, base).run();
             clear_rest_of_grid(a.in, a.in.heads * PACKED_HEADS, threadIdx.x - 32, 96);
         }
     } else {
-        setmaxnreg_inc<HOPPER_CONSUMER_REGISTERS(WARPGROUPS, SCORED)>();
+        setmaxnreg_inc<HOPPER_CONSUMER_REGISTERS(WARPGROUPS, SCORED, RANGED)>();
         consumer(a, base).run();
     }
 }

@@ -8,6 +8,7 @@
 #include "gpu/forward_params.h"
 #include "gpu/items.h"
 #include "gpu/problem_constants.h"
+#include "gpu/tile_plan.h"
 
 /* The constants that specialise the kernel, in the order of the cache's listing. */
 #define HOPPER_FORWARD_CONSTANTS(X)                                                                          \
@@ -27,15 +28,16 @@
     X(REDO)           /* 1: rows whose sums are NaN are done again, by what they see (gpu/redo.cuh) */
 
 /* What a plan holds for it (contract/family.h). */
-#define HOPPER_FORWARD_PARAMETERS(X)                            \
-    X(TILE) /* of the list in hopper_forward.c */               \
-    X(SCHEDULER)                                                \
-    X(EXP2_FREQUENCY)                                           \
-    X(EXP2_RESIDUE)                                             \
-    X(NUM_SMS) /* blocks of a grid whose order is not static */ \
-    X(PACKED_HEADS)                                             \
-    X(NUM_SPLITS) /* of the keys; 1: none */                    \
-    X(COPIES)     /* HOPPER_COPY_*: matrices of which the kernel reads copies */
+#define HOPPER_FORWARD_PARAMETERS(X)                                             \
+    X(TILE) /* of the list in hopper_forward.c */                                \
+    X(SCHEDULER)                                                                 \
+    X(EXP2_FREQUENCY)                                                            \
+    X(EXP2_RESIDUE)                                                              \
+    X(NUM_SMS) /* blocks of a grid whose order is not static */                  \
+    X(PACKED_HEADS)                                                              \
+    X(NUM_SPLITS) /* of the keys; 1: none */                                     \
+    X(COPIES)     /* HOPPER_COPY_*: matrices of which the kernel reads copies */ \
+    X(GATHER)     /* the tile of hopper_gather.c for heads whose keys lie scattered, from 1 on; 0: none */
 
 struct hopper_forward_params {
     struct gpu_forward_params in;
@@ -45,26 +47,32 @@ struct hopper_forward_params {
     int32_t row_blocks, items;                  /* of a head; of all heads */
     int32_t mask_batches, bias_batches;         /* 1 where batches share them */
     int32_t mask_group, bias_group;             /* query heads that share one head of them */
+    int32_t gathers, reserved;                  /* 1: heads whose keys lie scattered are hopper_gather.cu's */
+    struct tile_plan plan;                      /* of ranges of rows */
 };
 
 /* Registers of a thread of the producer's warpgroup and of the others, which together fill the register file. A
- * producer that loads masks and biases needs more. */
-#define HOPPER_PRODUCER_REGISTERS(warpgroups, scored) ((warpgroups) == 3 ? 32 : (scored) ? 40 : 24)
-#define HOPPER_CONSUMER_REGISTERS(warpgroups, scored) ((warpgroups) == 3 ? 160 : (scored) ? 232 : 240)
+ * producer that loads masks and biases, or walks a plan, needs more. */
+#define HOPPER_PRODUCER_REGISTERS(warpgroups, scored, ranged) \
+    ((warpgroups) == 3 ? 32 : (ranged) ? 56 : (scored) ? 40 : 24)
+#define HOPPER_CONSUMER_REGISTERS(warpgroups, scored, ranged) \
+    ((warpgroups) == 3 ? 160 : (ranged) ? 224 : (scored) ? 232 : 240)
 
 /* Rows of shared memory are 128 bytes: the columns of a tile lie in panels of so many. */
 #define HOPPER_PANELS(columns, element_bytes) (((columns) * (element_bytes) + 127) / 128)
+/* Of a stage of K: which rows see its keys (hopper_ranges.cuh), in four rows that lie in different banks. */
+#define HOPPER_RANGE_BYTES(block_n) (4 * ((block_n) + 16))
 /* Barriers and work items, at the end. */
 #define HOPPER_CONTROL_BYTES 512
 /* The 1024 bytes are for alignment: the swizzle of TMA counts addresses. */
 GPU_INLINE int32_t hopper_forward_shared_bytes(int32_t warpgroups, int32_t block_n, int32_t stages, int32_t q_stages,
                                                int32_t score_stages, int32_t head_dim, int32_t head_dim_v, int32_t mask,
-                                               int32_t bias_bytes) {
+                                               int32_t bias_bytes, int32_t ranged) {
     const int32_t d = HOPPER_PANELS(head_dim, 2), dv = HOPPER_PANELS(head_dim_v, 2), block_m = 64 * warpgroups;
     const int32_t scores = (mask ? HOPPER_PANELS(block_n, 1) : 0) + HOPPER_PANELS(block_n, bias_bytes);
     return 128 * (q_stages * block_m * (d > dv ? d : dv) + stages * block_n * (d + dv) +
                   score_stages * block_m * scores) +
-           HOPPER_CONTROL_BYTES + 1024;
+           (ranged ? stages * HOPPER_RANGE_BYTES(block_n) : 0) + HOPPER_CONTROL_BYTES + 1024;
 }
 
 #endif

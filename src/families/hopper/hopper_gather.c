@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "families/hopper/hopper_family.h"
+#include "families/hopper/hopper_gather_launch.h"
 #include "families/hopper/hopper_items.h"
 #include "gpu/tile_maps.h"
 
@@ -121,14 +122,13 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
 
 /* ---- launch ---- */
 
-static void make_request(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *request) {
-    const struct tile *t = &tiles[plan->parameters[TILE]];
+static void make_request(const fdm_problem *p, int32_t tile, int32_t order, struct cuda_kernel_request *request) {
+    const struct tile *t = &tiles[tile];
     gpu_set_problem_constants(request, p, GPU_ALIKE_SCORES_ALIGNED);
     GPU_ADD_CONSTANTS(request, HOPPER_GATHER_CONSTANTS, .HEAD_DIM = padded(p->head_dim),
                       .HEAD_DIM_V = padded(p->head_dim_v), .WARPGROUPS = t->warpgroups, .BLOCK_N = t->block_n,
                       .STAGES = t->stages, .Q_STAGES = t->q_stages, .LOOK = look_of(t, p),
-                      .CONSUMER_REGISTERS = t->consumer_registers, .TURNS = t->turns,
-                      .SCHEDULER = plan->parameters[SCHEDULER]);
+                      .CONSUMER_REGISTERS = t->consumer_registers, .TURNS = t->turns, .SCHEDULER = order);
     request->file = "families/hopper/hopper_gather.cu";
     request->entry = "hopper_gather";
     request->shared_bytes = shared_bytes(t, p);
@@ -148,8 +148,46 @@ static int valid(const fdm_plan *plan, const fdm_problem *p) {
 static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *list) {
     if (!valid(plan, &plan->problem))
         return 0;
-    make_request(plan, &plan->problem, list);
+    make_request(&plan->problem, plan->parameters[TILE], plan->parameters[SCHEDULER], list);
     return 1;
+}
+
+/* heads: NULL: all of them. */
+static fdm_status launch(const fdm_plan *plan, const struct cuda_kernel *kernel, const struct attention *attention,
+                         int32_t tile, int32_t order, int32_t num_sms, const struct tile_plan *heads,
+                         int32_t *items_begun, void *stream) {
+    const fdm_problem *p = attention->problem;
+    const int32_t block_m = 64 * tiles[tile].warpgroups;
+    const struct cuda_tensor_layout layout =
+        tile_rows_layout(p, &attention->q, p->head_dim, p->varlen ? p->total_q : p->seqlen_q, p->heads, block_m);
+    struct hopper_gather_params params = {.items_begun = items_begun,
+                                          .row_blocks = (int32_t)hopper_row_blocks(p, 1, block_m),
+                                          .items = (int32_t)hopper_all_blocks(p, 1, block_m),
+                                          .picks = heads != NULL};
+    gpu_fill_forward(attention, &params.in);
+    if (heads)
+        params.plan = *heads;
+    const fdm_status status = cuda_tensor_maps_make(plan->device.index, &layout, 1, &params.q_map);
+    return status ? status
+                  : hopper_launch_items(plan, kernel, 128 * (tiles[tile].warpgroups + 1), order, num_sms, params.items,
+                                        heads ? NULL : items_begun, &params, sizeof params, stream);
+}
+
+int32_t hopper_gather_tile(const fdm_device *device, const fdm_problem *p) {
+    char text[200];
+    return refusal(device, p, text, sizeof text) ? 0 : (int32_t)(preferred(device, p) - tiles) + 1;
+}
+int hopper_gather_takes(const fdm_problem *p, int32_t tile) {
+    return tile > 0 && tile <= NUM_TILES && padded(p->head_dim) <= tiles[tile - 1].head_dim_max &&
+           padded(p->head_dim_v) <= tiles[tile - 1].head_dim_max;
+}
+void hopper_gather_request(const fdm_problem *p, int32_t tile, struct cuda_kernel_request *request) {
+    make_request(p, tile - 1, tiles[tile - 1].scheduler, request);
+}
+fdm_status hopper_gather_scattered(const fdm_plan *plan, const struct cuda_kernel *kernel,
+                                   const struct attention *attention, int32_t tile, int32_t num_sms,
+                                   const struct tile_plan *heads, int32_t *items_begun, void *stream) {
+    return launch(plan, kernel, attention, tile - 1, tiles[tile - 1].scheduler, num_sms, heads, items_begun, stream);
 }
 
 static fdm_status execute(const fdm_plan *plan, const struct attention *attention, void *workspace, void *stream) {
@@ -159,20 +197,11 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
                          plan->parameters[TILE]);
     struct cuda_kernel_request request;
     const struct cuda_kernel *kernel;
-    make_request(plan, p, &request);
-    fdm_status status = cuda_kernels_get(plan->device.index, &request, 1, &kernel);
-    if (status)
-        return status;
-    const struct cuda_tensor_layout layout =
-        tile_rows_layout(p, &attention->q, p->head_dim, p->varlen ? p->total_q : p->seqlen_q, p->heads, plan->block_m);
-    struct hopper_gather_params params = {.items_begun = workspace,
-                                          .row_blocks = (int32_t)hopper_row_blocks(p, 1, plan->block_m),
-                                          .items = (int32_t)hopper_all_blocks(p, 1, plan->block_m)};
-    gpu_fill_forward(attention, &params.in);
-    if ((status = cuda_tensor_maps_make(plan->device.index, &layout, 1, &params.q_map)))
-        return status;
-    return hopper_launch_items(plan, kernel, request.threads, plan->parameters[SCHEDULER], plan->parameters[NUM_SMS],
-                               params.items, workspace, &params, sizeof params, stream);
+    const int32_t *x = plan->parameters;
+    make_request(p, x[TILE], x[SCHEDULER], &request);
+    const fdm_status status = cuda_kernels_get(plan->device.index, &request, 1, &kernel);
+    return status ? status
+                  : launch(plan, kernel, attention, x[TILE], x[SCHEDULER], x[NUM_SMS], NULL, workspace, stream);
 }
 
 static int32_t scheduler(const fdm_plan *plan) { return plan->parameters[SCHEDULER]; }

@@ -24,6 +24,7 @@
  * consumer warpgroups, 144 with three. A producer has 72 or 80: keys to look at next are loaded under the copies. */
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/copy.cuh"
+#include "cuda/ptx/launch.cuh"
 #include "cuda/ptx/mbarrier.cuh"
 #include "cuda/ptx/opaque.cuh"
 #include "cuda/ptx/tma.cuh"
@@ -58,10 +59,6 @@ constexpr int K_OFFSET = Q_STAGES * Q_BYTES, V_OFFSET = K_OFFSET + STAGES * K_BY
  * and V; and the block's rows. */
 enum { AT_START, AT_END, AT_MASK, AT_BIAS, AT_K, AT_V, NUM_SOURCES };
 enum { BOUNDS = ITEM_BYTES + 8 * NUM_SOURCES, NEXT_BYTES = BOUNDS + 16 };
-struct row_bounds {
-    int first_row, num_rows; /* of the block */
-    int from, to;            /* WINDOW: rows from key - from to key - to of the block see a key */
-};
 
 enum {
     WHOLE_KEYS = V_OFFSET + STAGES * V_BYTES, /* [LIST]: keys that all rows see */
@@ -378,17 +375,15 @@ struct producer {
     }
     /* Which keys rows of the block may see by window and ends. */
     __device__ __forceinline__ void set_bounds(struct item_facts &f, const struct sequence &s) {
-        const int rows = min(BLOCK_M, s.seqlen_q - f.first_row);
-        int64_t from = s.seqlen_k, to = -BLOCK_M; /* row r of the block sees keys to + r .. from + r */
+        const struct row_bounds b = bounds_of_rows(a.in, s, f.first_row, BLOCK_M);
         f.first_tile = first_key(a.in, s, f.first_row);
-        f.last_tile = ::last_key(a.in, s, f.first_row + rows - 1) + 1;
-        if (WINDOW && a.in.window_right != UNBOUNDED)
-            from = (int64_t)f.first_row + s.diagonal + a.in.window_right;
-        if (WINDOW && a.in.window_left != UNBOUNDED)
-            to = (int64_t)f.first_row + s.diagonal - a.in.window_left;
-        st_shared_16(next_slot() + BOUNDS, (uint32_t)f.first_row, (uint32_t)rows,
-                     (uint32_t)max((int64_t)-BLOCK_M, min(from, (int64_t)s.seqlen_k)),
-                     (uint32_t)max((int64_t)-BLOCK_M, min(to, (int64_t)s.seqlen_k)));
+        f.last_tile = ::last_key(a.in, s, f.first_row + b.num_rows - 1) + 1;
+        st_shared_16(next_slot() + BOUNDS, (uint32_t)b.first_row, (uint32_t)b.num_rows, (uint32_t)b.from,
+                     (uint32_t)b.to);
+    }
+    /* Whether hopper_forward.cu runs the item. */
+    __device__ __forceinline__ bool passes_over(const struct work_item &work) const {
+        return a.picks && !is_scattered(a.plan, plan_head(a.plan, work.head, work.batch));
     }
     /* The next item that has rows, for all producers. */
     __device__ __forceinline__ void next_item(struct tile_scheduler &scheduler) {
@@ -396,7 +391,7 @@ struct producer {
         while (f.first_row < 0 && scheduler.valid(a)) {
             const struct work_item work = item_at(a, scheduler.place);
             scheduler.prefetch(a);
-            if (work.batch >= 0) {
+            if (work.batch >= 0 && !passes_over(work)) {
                 const struct sequence s = find_sequence(a.in, work.batch);
                 if (work.row_block * BLOCK_M < s.seqlen_q) {
                     f = {work.row_block * BLOCK_M, work.head, work.batch, 0, 0, s.seqlen_q, s.seqlen_k, s.q_begin};
@@ -447,7 +442,10 @@ struct producer {
     __device__ __forceinline__ void run() {
         struct tile_scheduler scheduler;
         scheduler.initial();
-        clear_rest_of_grid(a.in, a.in.heads, thread, 128);
+        if (a.picks && thread < 32 && !any_scattered(a.plan, true))
+            scheduler.place = num_places(a);
+        if (!a.picks)
+            clear_rest_of_grid(a.in, a.in.heads, thread, 128);
         for (;; item++) {
             if (thread == 0)
                 next_item(scheduler);
@@ -461,6 +459,8 @@ struct producer {
         }
         if (thread == 0)
             publish({-1, 0, 0, 0, 0, 0, 0, 0}, false);
+        if (a.picks)
+            griddepcontrol_wait();                 /* the stream goes on when both kernels have ended */
         for (int n = 0; n < STAGES; n++, step++) { /* nobody ends before its copies have landed */
             wait_empty<STAGES>(base + K_EMPTY, step);
             wait_empty<STAGES>(base + V_EMPTY, step);

@@ -28,6 +28,8 @@ struct hopper_gather_params {
     struct cuda_tensor_map q_map; /* [B, heads, S, D]: tiles of 64 columns */
     int32_t *items_begun;         /* ITEMS_DYNAMIC: 0 when the kernel begins */
     int32_t row_blocks, items;    /* of a head; of all heads */
+    int32_t picks, reserved;      /* 1: of the heads only those whose keys lie scattered, by the plan */
+    struct tile_plan plan;
 };
 
 /* Registers of a producer's thread: what the consumers leave of the 65536 that a multiprocessor gives to its threads in

@@ -14,13 +14,14 @@ int64_t hopper_count_bytes(int32_t order) { return order == ITEMS_DYNAMIC ? HOPP
 fdm_status hopper_launch_items(const fdm_plan *plan, const struct cuda_kernel *kernel, int32_t threads, int32_t order,
                                int32_t num_sms, int32_t items, void *items_begun, const void *params, size_t bytes,
                                void *stream) {
-    const fdm_status status = order == ITEMS_DYNAMIC
+    const fdm_status status = order == ITEMS_DYNAMIC && items_begun
                                   ? cuda_memory_fill_async(plan->device.index, items_begun, 0, sizeof(int32_t), stream)
                                   : FDM_OK;
     const struct cuda_launch launch = {
         .kernel = kernel,
         .grid = {(uint32_t)(order == ITEMS_LONGEST || items < num_sms ? items : num_sms), 1, 1},
         .threads = (uint32_t)threads,
+        .programmatic_launch = items_begun == NULL,
         .stream = stream,
         .arguments = params,
         .arguments_bytes = bytes};

@@ -13,8 +13,9 @@ int64_t hopper_all_blocks(const fdm_problem *problem, int32_t packed, int32_t bl
 enum { HOPPER_COUNT_BYTES = 64 };
 int64_t hopper_count_bytes(int32_t order);
 
-/* One launch over `items` in an order, by at most num_sms blocks where blocks take several. items_begun: the
- * workspace's start, where `params`, of `bytes` bytes, say that it is. */
+/* One launch over `items` in an order, by at most num_sms blocks where blocks take several. items_begun: where
+ * `params`, of `bytes` bytes, say that it is, and is set to 0; NULL: it is 0 when the kernel ahead in the stream has
+ * ended, and this one may begin before that. */
 fdm_status hopper_launch_items(const fdm_plan *plan, const struct cuda_kernel *kernel, int32_t threads, int32_t order,
                                int32_t num_sms, int32_t items, void *items_begun, const void *params, size_t bytes,
                                void *stream);

@@ -9,6 +9,7 @@
 #include "cuda/ptx/mbarrier.cuh"
 #include "families/hopper/hopper_forward.h"
 #include "gpu/items.cuh"
+#include "gpu/tile_plan.h"
 #include "gpu/visible.cuh"
 
 struct tile_scheduler {
@@ -29,6 +30,23 @@ struct tile_scheduler {
     __device__ __forceinline__ void advance() { place = next; }
 };
 
+/* The head of the plan that a query head has. */
+__device__ __forceinline__ int plan_head(const struct tile_plan &p, int head, int batch) {
+    return (int)(batch * p.batch + head / p.group * p.head);
+}
+__device__ __forceinline__ bool is_scattered(const struct tile_plan &p, int head_of_plan) {
+    return TILES_ARE_SCATTERED(p.counts[head_of_plan]);
+}
+/* Whether that holds of some head of the plan, or does not. For a warp. */
+__device__ __forceinline__ bool any_scattered(const struct tile_plan &p, bool is) {
+    bool some = false;
+    for (int first = 0; first < p.num_heads && !some; first += 32) {
+        const int head = min(first + (int)threadIdx.x % 32, p.num_heads - 1);
+        some = __any_sync(0xffffffff, is_scattered(p, head) == is);
+    }
+    return some;
+}
+
 /* Query heads whose rows take turns in a tile: row r of it is row r / PACKED_HEADS of head r % PACKED_HEADS. */
 #ifndef PACKED_HEADS
 #    define PACKED_HEADS 1
@@ -39,7 +57,8 @@ struct item_facts {
     int first_row, head, batch, first_tile, last_tile; /* first_row -1: there are no more items */
     int seqlen_q, seqlen_k, q_begin;
 };
-#define ITEM_BYTES 32
+#define ITEM_BYTES     32
+#define SEQLEN_K_PLACE 24 /* of seqlen_k in an item */
 
 __device__ __forceinline__ void write_facts(uint32_t slot, const struct item_facts &f) {
     st_shared_16(slot, (uint32_t)f.first_row, (uint32_t)f.head, (uint32_t)f.batch, (uint32_t)f.first_tile);
@@ -50,6 +69,23 @@ __device__ __forceinline__ struct item_facts read_facts(uint32_t slot) {
     ld_shared_16(low, slot);
     ld_shared_16(high, slot + 16);
     return {(int)low[0], (int)low[1], (int)low[2], (int)low[3], (int)high[0], (int)high[1], (int)high[2], (int)high[3]};
+}
+
+/* What windows and ends leave to the rows of a block: row r of it sees keys to + r .. from + r. */
+struct row_bounds {
+    int first_row, num_rows; /* of the block */
+    int from, to;            /* WINDOW: rows from key - from to key - to of the block see a key */
+};
+__device__ __forceinline__ struct row_bounds bounds_of_rows(const struct gpu_forward_params &a,
+                                                            const struct sequence &s, int first_row, int block_m) {
+    int64_t from = s.seqlen_k, to = -block_m;
+    if (WINDOW && a.window_right != UNBOUNDED)
+        from = (int64_t)first_row + s.diagonal + a.window_right;
+    if (WINDOW && a.window_left != UNBOUNDED)
+        to = (int64_t)first_row + s.diagonal - a.window_left;
+    return {first_row, min(block_m, s.seqlen_q - first_row),
+            (int)max((int64_t)-block_m, min(from, (int64_t)s.seqlen_k)),
+            (int)max((int64_t)-block_m, min(to, (int64_t)s.seqlen_k))};
 }
 
 /* The tiles that some row of `first_row` .. + rows - 1 sees. */

@@ -1,0 +1,70 @@
+/* tile_plan.c: the tile plan on the host. */
+#include "gpu/tile_plan_launch.h"
+
+/* Extents of a plan: heads and batches of what hides keys; packed sequences have a plan each. */
+struct extents {
+    int64_t batches, heads, row_tiles, key_words;
+};
+static struct extents extents_of(const fdm_problem *p) {
+    const int64_t shared_batches = p->has_intervals ? p->interval_batch : p->mask_shape[0];
+    return (struct extents){p->varlen ? p->batch : shared_batches,
+                            p->has_intervals ? p->interval_heads : p->mask_shape[1],
+                            gpu_ceil_div(p->seqlen_q, TILE_PLAN_TILE), gpu_ceil_div(p->seqlen_k, 32 * TILE_PLAN_TILE)};
+}
+static int64_t all_row_tiles(const struct extents *e) { return e->batches * e->heads * e->row_tiles; }
+
+int tile_plan_possible(const fdm_problem *p) {
+    const struct extents e = extents_of(p);
+    return p->has_intervals + (p->has_mask && !gpu_mask_rows(p)) == 1 && !gpu_mask_rows(p) && !p->has_bias &&
+           gpu_ceil_div(e.row_tiles, 32) * e.key_words * e.batches * e.heads < INT32_MAX;
+}
+
+/* What is 0 when the kernels begin: the counts of items that were begun, and those of heads. */
+static int64_t zero_bytes(const struct extents *e) {
+    return gpu_round_up(TILE_PLAN_ITEM_COUNTS * 4 + e->batches * e->heads * (int64_t)sizeof(struct tile_counts), 64);
+}
+static int64_t array_bytes(const struct extents *e) { return gpu_round_up(all_row_tiles(e) * e->key_words * 4, 64); }
+int64_t tile_plan_bytes(const fdm_problem *p) {
+    const struct extents e = extents_of(p);
+    return zero_bytes(&e) + 2 * array_bytes(&e);
+}
+
+void tile_plan_request(const fdm_problem *p, struct cuda_kernel_request *request) {
+    const uint32_t told =
+        GPU_ALIKE_WINDOW | GPU_ALIKE_MASK | GPU_ALIKE_MASK_ROWS | GPU_ALIKE_INTERVALS | GPU_ALIKE_VARLEN;
+    gpu_set_problem_constants(request, p, GPU_ALIKE_ALL & ~told);
+    request->file = "gpu/tile_plan.cu";
+    request->entry = "tile_plan";
+    request->threads = 32 * TILE_PLAN_WARPS;
+    request->shared_bytes = 0;
+}
+
+fdm_status tile_plan_launch(int32_t device, const struct cuda_kernel *kernel, const fdm_problem *p,
+                            const struct gpu_forward_params *a, void *workspace, void *stream, struct tile_plan *plan) {
+    const struct extents e = extents_of(p);
+    char *const arrays = (char *)workspace + zero_bytes(&e);
+    const int64_t row_words = gpu_ceil_div(e.row_tiles, 32);
+    *plan = (struct tile_plan){.seen = (uint32_t *)(void *)arrays,
+                               .full = (uint32_t *)(void *)(arrays + array_bytes(&e)),
+                               .counts = (struct tile_counts *)workspace + TILE_PLAN_ITEM_COUNTS / 2,
+                               .batch = e.batches == 1 ? 0 : e.heads,
+                               .head = e.heads == 1 ? 0 : 1,
+                               .key_words = (int32_t)e.key_words,
+                               .row_tiles = (int32_t)e.row_tiles,
+                               .group = (int32_t)(p->heads / e.heads),
+                               .num_heads = (int32_t)(e.batches * e.heads)};
+    const struct tile_plan_params params = {
+        .in = *a,
+        .plan = *plan,
+        .heads = (int32_t)e.heads,
+        .row_words = (int32_t)row_words,
+        .blocks = (int32_t)(gpu_ceil_div(row_words, TILE_PLAN_WORDS) * e.key_words * e.batches * e.heads)};
+    const struct cuda_launch launch = {.kernel = kernel,
+                                       .grid = {gpu_grid(params.blocks), 1, 1},
+                                       .threads = 32 * TILE_PLAN_WARPS,
+                                       .stream = stream,
+                                       .arguments = &params,
+                                       .arguments_bytes = sizeof params};
+    const fdm_status status = cuda_memory_fill_async(device, workspace, 0, (size_t)zero_bytes(&e), stream);
+    return status ? status : cuda_launch(&launch);
+}

@@ -1,0 +1,20 @@
+/* tile_plan_launch.h: the tile plan on the host: its bytes of workspace, its kernel, its launch. */
+#ifndef FDM_TILE_PLAN_LAUNCH_H
+#define FDM_TILE_PLAN_LAUNCH_H
+
+#include "gpu/gpu_family.h"
+#include "gpu/tile_plan.h"
+
+/* Numbers at the plan's start that are 0 when the kernels that read the plan begin, for counts of items. */
+enum { TILE_PLAN_ITEM_COUNTS = 2 };
+
+/* Whether rows see keys by ranges of rows alone: intervals, or a mask that all rows share, beside window and causal. */
+int tile_plan_possible(const fdm_problem *problem);
+int64_t tile_plan_bytes(const fdm_problem *problem);
+void tile_plan_request(const fdm_problem *problem, struct cuda_kernel_request *request);
+/* Makes the plan at `workspace`, a multiple of 16. */
+fdm_status tile_plan_launch(int32_t device, const struct cuda_kernel *kernel, const fdm_problem *problem,
+                            const struct gpu_forward_params *params, void *workspace, void *stream,
+                            struct tile_plan *plan);
+
+#endif
