@@ -29,7 +29,7 @@
 
 /* Beside 128 accumulators, rare features that meet make the assembler put a few registers of a thread aside: known,
  * counted (docs/verified.md), and at most so many bytes. */
-#define MMA_BACKWARD_SPILL_BYTES_MAX 192
+#define MMA_BACKWARD_SPILL_BYTES_MAX 224
 
 GPU_INLINE int32_t mma_backward_widest(int32_t head_dim, int32_t head_dim_v) {
     return head_dim > head_dim_v ? head_dim : head_dim_v;

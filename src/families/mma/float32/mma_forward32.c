@@ -92,6 +92,8 @@ static void forward_request(const struct tile *t, const fdm_problem *p, struct c
     request->entry = "mma_forward32";
     request->shared_bytes = shared_bytes(t, p);
     request->threads = 32 * t->warps;
+    /* Compiled for 10.0, a window, a float32 bias and intervals of packed sequences together put 24 bytes aside. */
+    request->spill_bytes_max = p->varlen && p->has_bias && p->has_intervals && gpu_bounded(p) ? 24 : 0;
 }
 
 static int validate(const fdm_plan *plan, const fdm_problem *p) {
