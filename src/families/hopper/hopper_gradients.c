@@ -41,6 +41,18 @@ static struct seen seen_rows(const fdm_problem *p, double rows) {
     return (struct seen){fmin(rows, left + right), left + right - (left * left + right * right) / (2 * rows)};
 }
 
+/* Bytes of the rows that a block of a part walks, and of their sums of dQ. */
+static int64_t bytes_of_part(const fdm_problem *p, int64_t parts) {
+    return p->heads / p->heads_kv / parts * p->seqlen_q * (6 * p->head_dim + 2 * p->head_dim_v);
+}
+
+/* Under causal or a window blocks that began together are soon apart, and read rows that L2 no longer holds: measured
+ * on an H100, 3 % of the time for each time that the rows of a part are doubled (docs/lab/hopper_backward.md). */
+static double misses_of(const fdm_problem *p, int64_t parts) {
+    const double l2 = (double)((int64_t)HOPPER_BACKWARD_L2_MB << 20), bytes = (double)bytes_of_part(p, parts);
+    return gpu_bounded(p) && bytes > l2 ? 1 + 0.03 * log2(bytes / l2) : 1;
+}
+
 /* An estimate. Blocks alike in length run in waves; of those unlike, the longest first, the last end about half of a
  * wave's share of the longest apart. The sums of parts are written and read once. */
 static double seconds_with(const fdm_device *device, const fdm_problem *p, int32_t block_n, double flops,
@@ -58,7 +70,7 @@ static double seconds_with(const fdm_device *device, const fdm_problem *p, int32
                         : seen.mean == seen.most ? ceil(waves) * most
                                                  : fmax(most, waves * mean + most / (2 * waves));
     const double bytes = blocks * block_n * (double)(p->head_dim + p->head_dim_v) * 8;
-    return rows * block_n * flops / speed + (parts > 1 ? launch + bytes / bandwidth : 0);
+    return misses_of(p, parts) * rows * block_n * flops / speed + (parts > 1 ? launch + bytes / bandwidth : 0);
 }
 
 /* Parts take turns so that their rows and sums of dQ stay in l2_mb MB, but by so many that blocks of the last turn, the
@@ -66,7 +78,7 @@ static double seconds_with(const fdm_device *device, const fdm_problem *p, int32
 static int32_t parts_in_turn(const fdm_device *device, const fdm_problem *p, int32_t block_n, int32_t l2_mb,
                              int64_t parts) {
     enum { WAVES_OF_A_TURN = 2 };
-    const int64_t bytes = p->heads / p->heads_kv / parts * p->seqlen_q * (6 * p->head_dim + 2 * p->head_dim_v);
+    const int64_t bytes = bytes_of_part(p, parts);
     const int64_t all = p->heads_kv * p->batch * parts, blocks = tiles_of(p->seqlen_k, block_n);
     const int64_t near = ((int64_t)l2_mb << 20) / bytes;
     const int64_t full = (WAVES_OF_A_TURN * device->num_sms + blocks - 1) / blocks;
