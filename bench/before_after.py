@@ -1,6 +1,7 @@
 """Builds of the library on the same CUDA tensors, sample by sample in turn: what a change costs.
 
-    python3 bench/before_after.py BEFORE.so AFTER.so ... [--rounds N] [--cases TEXT] [--share K/N] [--json FILE]
+    python3 bench/before_after.py BEFORE.so AFTER.so ... [--masks] [--forward] [--rounds N] [--cases TEXT]
+                                  [--share K/N] [--json FILE]
 
 Needs PyTorch. A sample is the time of `CALLS` calls on the device. The builds alternate from sample to sample, so that
 the clock of the card is the same for all. Ratios are times of the first build over those of the others. Each build has
@@ -117,6 +118,39 @@ def cases():
     yield "wide D512 padding", (1, 8, 8, 2048, 2048, 512), bf16, {}, "padding"
 
 
+def mask_cases():
+    """The same of masks that key intervals say: runs of keys beside scattered ones, and causal alone; padding."""
+    bf16 = torch.bfloat16
+    for S in (8192, 32768):
+        for D, H, K in ((64, 32, 32), (128, 16, 16), (128, 32, 4), (256, 8, 8)):
+            name, shape = f"S{S} D{D} H{H}/{K}", (1, H, K, S, S, D)
+            yield f"causal {name}", shape, bf16, {"causal": 1}, ""
+            yield f"documents causal {name}", shape, bf16, {"causal": 1}, "documents"
+            yield f"documents {name}", shape, bf16, {}, "documents"
+            yield f"prefix {name}", shape, bf16, {}, "prefix"
+            yield f"top-W {name}", shape, bf16, {"causal": 1}, "top-W"
+    for D, H in ((64, 32), (128, 16), (256, 8)):
+        yield f"padding B4 S4096 D{D}", (4, H, H, 4096, 4096, D), bf16, {}, "padding"
+        yield f"documents of 512 B2 S4096 D{D}", (2, H, H, 4096, 4096, D), bf16, {"causal": 1}, "intervals"
+
+
+def intervals_of(hides, S):
+    """The rows that see each key: of 12 random documents, of a prefix of 2048 keys, of the keys' random ranks."""
+    generator, keys = torch.Generator().manual_seed(3), torch.arange(S)
+    if hides == "documents":
+        cuts = torch.sort(torch.randperm(S - 1, generator=generator)[:11] + 1).values
+        bounds = torch.cat([torch.zeros(1, dtype=torch.long), cuts, torch.full((1,), S)])
+        document = torch.searchsorted(bounds, keys, right=True) - 1
+        return bounds[document], bounds[document + 1]
+    if hides == "prefix":
+        return torch.where(keys < 2048, torch.zeros_like(keys), keys), torch.full_like(keys, 2**31 - 1)
+    if hides == "top-W":  # a key of rank r of 1 is among the W best of W / (1 - r) keys
+        W = 2048 if S > 8192 else S // 8
+        ends = (W / (1 - torch.rand(S, generator=generator))).clamp(max=2e9).long()
+        return keys, torch.where(ends > keys, ends, torch.zeros_like(ends))
+    return keys, (keys // 512 + 1) * 512
+
+
 def problem(shape, dtype, hides):
     B, H, Hkv, Sq, Sk, D = shape
     torch.manual_seed(1)
@@ -138,16 +172,15 @@ def problem(shape, dtype, hides):
         t["mask"] = torch.rand(B, 1, Sq, Sk, device="cuda") < 0.7
     if hides == "bias":
         t["bias"] = new(B, 1, Sq, Sk)
-    if hides == "intervals":
-        ends = (keys // 512 + 1) * 512
-        t["interval_start"] = keys.to(torch.int32).expand(B, 1, Sk).contiguous()
-        t["interval_end"] = ends.to(torch.int32).expand(B, 1, Sk).contiguous()
+    if hides in ("intervals", "documents", "prefix", "top-W"):
+        for name, of_keys in zip(("interval_start", "interval_end"), intervals_of(hides, Sk)):
+            t[name] = of_keys.to(torch.int32).cuda().expand(B, 1, Sk).contiguous()
     return t
 
 
-def measure(libraries, name, shape, dtype, options, hides, rounds):
+def measure(libraries, name, shape, dtype, options, hides, rounds, passes):
     t = problem(shape, dtype, hides)
-    for backward in (0, 1):
+    for backward in range(passes):
         if backward:
             if shape[3] == 1 or shape[5] > 256:
                 continue
@@ -196,6 +229,8 @@ def card():
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("libraries", nargs="+", metavar="LIBRARY.so", help="the others are compared with the first")
+    parser.add_argument("--masks", action="store_true", help="masks that key intervals say, in the place of the rest")
+    parser.add_argument("--forward", action="store_true", help="no backward")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--cases", default="", help="those whose name holds one of these texts, comma separated")
     parser.add_argument("--share", default="0/1", help="K/N: every N-th case from the K-th on, to compile side by side")
@@ -204,10 +239,10 @@ def main():
     libraries = [Library(path) for path in chosen.libraries]
     results, failed, clocks = [], [], [card()]
     first, step = map(int, chosen.share.split("/"))
-    for case in list(cases())[first::step]:
+    for case in list(mask_cases() if chosen.masks else cases())[first::step]:
         if any(part in case[0] for part in chosen.cases.split(",")):
             try:
-                results += measure(libraries, *case, chosen.rounds)
+                results += measure(libraries, *case, chosen.rounds, 1 if chosen.forward else 2)
             except RuntimeError as error:
                 failed.append(f"{case[0]}: {error}")
                 print(failed[-1], flush=True)
