@@ -217,10 +217,11 @@ __device__ __forceinline__ float finish_scores(const gpu_forward_params &a, cons
                         visible = visible && i < w.seqlen_q;
                     if (INTERVALS && visible)
                         visible = i >= start[j * a.intervals.start_key] && i < end[j * a.intervals.end_key];
-                    if (MASK && visible)
-                        visible = mask[i * a.mask.row + j * a.mask.key] != 0;
-                    if (BIAS && visible)
-                        x += bias_value(bias + (i * a.bias.row + j * a.bias.key) * BIAS_BYTES);
+                    /* Of a pair that is not seen the first mask and bias: a branch would wait for each load. */
+                    if (MASK)
+                        visible = mask[visible ? i * a.mask.row + j * a.mask.key : 0] && visible;
+                    if (BIAS)
+                        x += bias_value(bias + (visible ? (i * a.bias.row + j * a.bias.key) * BIAS_BYTES : 0));
                     if (!visible)
                         x = MINUS_INF;
                 }
