@@ -15,7 +15,7 @@ static int64_t all_row_tiles(const struct extents *e) { return e->batches * e->h
 
 int tile_plan_possible(const fdm_problem *p) {
     const struct extents e = extents_of(p);
-    return p->has_intervals + (p->has_mask && !gpu_mask_rows(p)) == 1 && !gpu_mask_rows(p) && !p->has_bias &&
+    return p->has_intervals + p->has_mask == 1 && !gpu_mask_rows(p) && !p->has_bias &&
            gpu_ceil_div(e.row_tiles, 32) * e.key_words * e.batches * e.heads < INT32_MAX;
 }
 
@@ -53,12 +53,11 @@ fdm_status tile_plan_launch(int32_t device, const struct cuda_kernel *kernel, co
                                .row_tiles = (int32_t)e.row_tiles,
                                .group = (int32_t)(p->heads / e.heads),
                                .num_heads = (int32_t)(e.batches * e.heads)};
-    const struct tile_plan_params params = {
-        .in = *a,
-        .plan = *plan,
-        .heads = (int32_t)e.heads,
-        .row_words = (int32_t)row_words,
-        .blocks = (int32_t)(gpu_ceil_div(row_words, TILE_PLAN_WORDS) * e.key_words * e.batches * e.heads)};
+    const struct tile_plan_params params = {.in = *a,
+                                            .plan = *plan,
+                                            .heads = (int32_t)e.heads,
+                                            .row_words = (int32_t)row_words,
+                                            .blocks = (int32_t)(row_words * e.key_words * e.batches * e.heads)};
     const struct cuda_launch launch = {.kernel = kernel,
                                        .grid = {gpu_grid(params.blocks), 1, 1},
                                        .threads = 32 * TILE_PLAN_WARPS,

@@ -6,7 +6,6 @@
 #include "gpu/forward_params.h"
 
 #define TILE_PLAN_TILE  64 /* rows, and keys, of a tile */
-#define TILE_PLAN_WORDS 1  /* words of 32 tiles of rows that a block makes */
 #define TILE_PLAN_WARPS 32 /* of a block: a tile of keys each */
 
 /* Of a head of the plan: tiles of which a row sees a key, and those of which some row sees at least half of the keys,
@@ -31,7 +30,7 @@ struct tile_plan_params {
     struct gpu_forward_params in;
     struct tile_plan plan;
     int32_t heads;             /* of a batch of the plan */
-    int32_t row_words, blocks; /* words of 32 tiles of rows; blocks of all heads */
+    int32_t row_words, blocks; /* words of 32 tiles of rows; blocks of all heads, one a word */
     int32_t reserved;
 };
 

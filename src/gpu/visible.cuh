@@ -7,7 +7,8 @@
 #include "gpu/packed.cuh"
 #include "gpu/scores.cuh"
 
-#define KEYED (INTERVALS || (MASK && !MASK_ROWS) || (BIAS && !BIAS_ROWS)) /* something depends on the key alone */
+#define KEYED     (INTERVALS || (MASK && !MASK_ROWS) || (BIAS && !BIAS_ROWS)) /* something depends on the key alone */
+#define MASK_TILE (MASK && MASK_ROWS) /* a mask with rows, of which tiles are loaded */
 
 /* First and last key that a row sees, by window and ends. */
 __device__ __forceinline__ int first_key(const struct gpu_forward_params &a, const struct sequence &s, int row) {
@@ -63,6 +64,15 @@ __device__ __forceinline__ struct key_bounds look_at_key(const struct gpu_forwar
         if (key.bias == MINUS_INF)
             key.last = 0;
     }
+    return key;
+}
+
+/* The same with window and ends. */
+__device__ __forceinline__ struct key_bounds rows_of_key(const struct gpu_forward_params &a, const struct sequence &s,
+                                                         int head, int j) {
+    struct key_bounds key = look_at_key(a, s, head, j);
+    key.first = max(key.first, first_row(a, s, j));
+    key.last = min(key.last, last_row(a, s, j));
     return key;
 }
 

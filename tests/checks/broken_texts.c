@@ -49,7 +49,7 @@ static const struct fault {
      "a.gathers && !is_scattered",
      {"cases", "--group", "tile plans", "--share", "0/8"}},
     {"a range of rows one too long",
-     "families/hopper/hopper_ranges.cuh",
+     "families/hopper/hopper_work.cuh",
      "(uint32_t)(last - first) << 16",
      "(uint32_t)(last - first + 1) << 16",
      {"cases", "--group", "tile plans", "--share", "1/8"}},

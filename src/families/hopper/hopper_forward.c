@@ -85,10 +85,13 @@ static int32_t shared_bytes(const struct tile *t, const fdm_problem *p) {
                                        gpu_mask_rows(p), bias_bytes(p), ranged(p));
 }
 
-static int fits(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
+/* Whether the kernel can run the problem by this tile, shared memory aside. */
+static int takes(const struct tile *t, const fdm_problem *p) {
     return padded(p->head_dim) <= t->head_dim_max && padded(p->head_dim_v) <= t->head_dim_max &&
-           (t->scored || !scored(p)) && (t->block_n % TILE_PLAN_TILE == 0 || !ranged(p)) &&
-           shared_bytes(t, p) <= device->shared_bytes;
+           (t->scored || !scored(p)) && (t->block_n % TILE_PLAN_TILE == 0 || !ranged(p));
+}
+static int fits(const struct tile *t, const fdm_device *device, const fdm_problem *p) {
+    return takes(t, p) && shared_bytes(t, p) <= device->shared_bytes;
 }
 
 /* Workspace: the count of items that were begun and the block mask, or the tile plan, which has the counts; copies,
@@ -353,9 +356,7 @@ static int valid(const fdm_plan *plan, const fdm_problem *p) {
         (x[GATHER] && (!ranged(p) || !hopper_gather_takes(p, x[GATHER]))))
         return 0;
     const struct tile *t = &tiles[x[TILE]];
-    return padded(p->head_dim) <= t->head_dim_max && padded(p->head_dim_v) <= t->head_dim_max &&
-           (t->scored || !scored(p)) && (t->block_n % TILE_PLAN_TILE == 0 || !ranged(p)) &&
-           plan->block_m == 64 * t->warpgroups && plan->block_n == t->block_n &&
+    return takes(t, p) && plan->block_m == 64 * t->warpgroups && plan->block_n == t->block_n &&
            plan->shared_bytes == shared_bytes(t, p) &&
            plan->workspace_bytes >= workspace_bytes(t, x[SCHEDULER], x[COPIES], x[NUM_SPLITS], p);
 }

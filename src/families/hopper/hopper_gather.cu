@@ -175,17 +175,8 @@ struct producer {
     /* The rows of the block that see a key: the first, and from bit 16 on how many; 0: none. */
     __device__ __forceinline__ uint32_t rows_of(int n, const struct row_bounds &b) const {
         const int j = key_of(n);
-        int first = 0, last = b.num_rows;
-        if (INTERVALS) {
-            first = max(start[n], b.first_row) - b.first_row;
-            last = min(max(end[n], b.first_row) - b.first_row, b.num_rows);
-        }
-        if (WINDOW) {
-            first = max(first, j - b.from);
-            last = min(last, j - b.to + 1);
-        }
-        const bool seen = first < last && j < last_key && !(MASK && !mask[n]) && !(BIAS && bias_of_key(n) == MINUS_INF);
-        return seen ? (uint32_t)first | (uint32_t)(last - first) << 16 : 0;
+        const uint32_t rows = seeing_rows(b, j, INTERVALS ? start[n] : 0, INTERVALS ? end[n] : 0);
+        return j < last_key && !(MASK && !mask[n]) && !(BIAS && bias_of_key(n) == MINUS_INF) ? rows : 0;
     }
 
     /* Appends those of the next LOOK keys that some row sees to the lists, in order. */

@@ -18,7 +18,6 @@
 #include "gpu/scores.cuh"
 #include "gpu/visible.cuh"
 
-#define MASK_TILE (MASK && MASK_ROWS)
 #define BIAS_TILE (BIAS && BIAS_ROWS)
 #define LISTED    (KEYED || MASK_TILE) /* tiles of rows are listed, and those that no key is seen by left out */
 #ifndef ROW_STEP

@@ -21,11 +21,7 @@ __device__ __forceinline__ int key_number(const struct hopper_backward_params &a
 /* Rows first .. last - 1 see the block's n-th key: none where that is empty. */
 __device__ __forceinline__ struct key_bounds find_key(const struct hopper_backward_params &a, const struct key_block &k,
                                                       const struct sequence &s, int n) {
-    const int j = key_number(a, k, n);
-    struct key_bounds key = look_at_key(a.in.in, s, k.kv_head * a.in.in.group, j);
-    key.first = max(key.first, first_row(a.in.in, s, j));
-    key.last = min(key.last, last_row(a.in.in, s, j));
-    return key;
+    return rows_of_key(a.in.in, s, k.kv_head * a.in.in.group, key_number(a, k, n));
 }
 
 /* A thread a key. */

@@ -96,26 +96,17 @@ template <class params> struct range_writer {
         set(AT_WINDOW, (uint32_t)b.from, (uint32_t)b.to);
         __syncwarp();
     }
-    /* The rows of the item that see key j: the first, and from bit 16 on how many. */
+    /* The rows of the item that see key j. */
     __device__ __forceinline__ uint32_t range_of_key(int j) const {
-        uint32_t first_row, num_rows;
-        ld_shared_8(first_row, num_rows, base + RANGE_SOURCES + AT_ROWS * 8);
-        int first = 0, last = (int)num_rows;
-        if (INTERVALS) {
-            const int start = __ldg(source<int32_t>(AT_START) + j * a.in.intervals.start_key);
-            const int end = __ldg(source<int32_t>(AT_END) + j * a.in.intervals.end_key);
-            first = max(start, (int)first_row) - (int)first_row;
-            last = min(max(end, (int)first_row) - (int)first_row, last);
-        }
         if (MASK && !__ldg(source<char>(AT_MASK) + j * a.in.mask.key))
             return 0;
-        if (WINDOW) {
-            uint32_t from, to;
+        uint32_t first_row, num_rows, from = 0, to = 0;
+        ld_shared_8(first_row, num_rows, base + RANGE_SOURCES + AT_ROWS * 8);
+        if (WINDOW)
             ld_shared_8(from, to, base + RANGE_SOURCES + AT_WINDOW * 8);
-            first = max(first, j - (int)from);
-            last = min(last, j - (int)to + 1);
-        }
-        return first < last ? (uint32_t)first | (uint32_t)(last - first) << 16 : 0;
+        return seeing_rows({(int)first_row, (int)num_rows, (int)from, (int)to}, j,
+                           INTERVALS ? __ldg(source<int32_t>(AT_START) + j * a.in.intervals.start_key) : 0,
+                           INTERVALS ? __ldg(source<int32_t>(AT_END) + j * a.in.intervals.end_key) : 0);
     }
     /* Of the keys from `first` on, TOGETHER times 32, of a tile. */
     __device__ __forceinline__ void read_ranges(uint32_t (&ranges)[TOGETHER], int tile, int first) const {

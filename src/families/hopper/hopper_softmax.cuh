@@ -18,10 +18,9 @@
 #include "gpu/scores.cuh"
 #include "gpu/visible.cuh"
 
-#define MASK_TILE (MASK && MASK_ROWS) /* a mask with rows, of which tiles are loaded */
-#define SCORED    (MASK_TILE || BIAS)
-#define GROUPS    (BLOCK_N / 8)
-#define SUM_MAX   64.0f
+#define SCORED  (MASK_TILE || BIAS)
+#define GROUPS  (BLOCK_N / 8)
+#define SUM_MAX 64.0f
 
 struct softmax_rows {
     float max[2], sum[2]; /* sum: of this thread's columns alone */

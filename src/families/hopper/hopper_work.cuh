@@ -88,6 +88,21 @@ __device__ __forceinline__ struct row_bounds bounds_of_rows(const struct gpu_for
             (int)max((int64_t)-block_m, min(to, (int64_t)s.seqlen_k))};
 }
 
+/* Of the block's rows those that see key j, whose interval is start .. end - 1: the first, and from bit 16 on how many;
+ * 0: none. */
+__device__ __forceinline__ uint32_t seeing_rows(const struct row_bounds &b, int j, int start, int end) {
+    int first = 0, last = b.num_rows;
+    if (INTERVALS) {
+        first = max(start, b.first_row) - b.first_row;
+        last = min(max(end, b.first_row) - b.first_row, b.num_rows);
+    }
+    if (WINDOW) {
+        first = max(first, j - b.from);
+        last = min(last, j - b.to + 1);
+    }
+    return first < last ? (uint32_t)first | (uint32_t)(last - first) << 16 : 0;
+}
+
 /* The tiles that some row of `first_row` .. + rows - 1 sees. */
 __device__ __forceinline__ void find_tiles(const struct gpu_forward_params &a, const struct sequence &s, int rows,
                                            struct item_facts &f) {

@@ -224,9 +224,9 @@ struct owner {
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             const int j = own + half * 8;
-            const struct key_bounds key = look_at_key(a.in, at.s, at.head, j);
-            mine.first[half] = max(key.first, first_row(a.in, at.s, j));
-            mine.last[half] = min(key.last, last_row(a.in, at.s, j));
+            const struct key_bounds key = rows_of_key(a.in, at.s, at.head, j);
+            mine.first[half] = key.first;
+            mine.last[half] = key.last;
             mine.bias[half] = key.bias;
         }
     }
