@@ -50,6 +50,20 @@ static void takes_what_is_seen_key_by_key(void **state) {
     }
 }
 
+/* However many problems of few rows there are. */
+static void leaves_few_rows_of_ranges(void **state) {
+    (void)state;
+    fdm_device device = {.struct_bytes = sizeof device};
+    assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
+    for (int64_t rows = 64; rows < 66; rows++) {
+        fdm_problem p = hopper_problem(INTERVALS, rows, 128);
+        fdm_plan plan = {.struct_bytes = sizeof plan};
+        p.batch = 256;
+        assert_int_equal(fdm_plan_attention(&device, &p, NULL, &plan), FDM_OK);
+        assert_string_equal(plan.kernel, rows == 64 ? "mma.forward" : "hopper.forward");
+    }
+}
+
 static void backward_takes_what_it_names(void **state) {
     (void)state;
     static const struct {
@@ -390,6 +404,7 @@ static void groups_are_divided(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(takes_what_is_seen_key_by_key),
+                                       cmocka_unit_test(leaves_few_rows_of_ranges),
                                        cmocka_unit_test(backward_takes_what_it_names),
                                        cmocka_unit_test(backward_keeps_an_order),
                                        cmocka_unit_test(wide_takes_wide_heads),

@@ -192,7 +192,7 @@ static int copies_cost_more(const fdm_problem *p) {
 /* The tile plan and a kernel without work take 7 to 9 us. Tiles that lie whole save a sixth of the gather's time, or
  * more. Padding hides little, intervals most of the pairs (docs/lab/hopper_tile_plan.md). */
 static int plan_costs_more(const fdm_problem *p) {
-    return ranged(p) && seconds_of(p) < (p->has_intervals ? 200e-6 : 20e-6);
+    return ranged(p) && (p->seqlen_q <= FEW_RANGED_ROWS || seconds_of(p) < (p->has_intervals ? 200e-6 : 20e-6));
 }
 
 /* Rows of a tile at most, where heads are packed as the rules do it. */
@@ -204,7 +204,7 @@ static int64_t rows_of_a_tile(const fdm_device *device, const fdm_problem *p) {
 }
 
 static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
-    return p->seqlen_q <= (ranged(p) ? FEW_RANGED_ROWS : FEW_ROWS) && rows_of_a_tile(device, p) <= FEW_PACKED_ROWS
+    return p->seqlen_q <= FEW_ROWS && rows_of_a_tile(device, p) <= FEW_PACKED_ROWS
                ? "few query rows leave most of a block tile of 128 rows empty"
            : copies_cost_more(p) ? "copies that TMA can read take longer than they gain"
            : plan_costs_more(p)  ? "the plan of tiles takes longer than it gains"
