@@ -205,7 +205,7 @@ __device__ __forceinline__ struct seen_keys look(const struct gpu_forward_params
                 seen = rows.view[half].mask[j * a.mask.key];
             if (BIAS) {
                 f.bias[half][n] = seen ? bias_value(rows.view[half].bias + j * a.bias.key * BIAS_BYTES) : 0.0f;
-                seen = seen && (!ONE_TILE || f.bias[half][n] != MINUS_INF);
+                seen = seen && f.bias[half][n] != MINUS_INF; /* or NaN in the product would stay */
             }
             f.seen |= (uint32_t)seen << (half * LANE_KEYS + n);
         }
