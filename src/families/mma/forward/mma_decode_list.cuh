@@ -140,8 +140,10 @@ __device__ __forceinline__ void list_more(struct list &l, const struct gpu_forwa
         (int64_t)at.low / UNIT * UNIT + ((int64_t)l.unit * a.num_splits + at.split) * UNIT + threadIdx.x;
     const int stride = a.num_splits * UNIT; /* from a unit to the next */
     constexpr bool few = MASK ? INTERVALS || BIAS || WINDOW : INTERVALS ? BIAS || HEAD_DIM_V > 128 : BIAS != 0;
-    constexpr int units_together = MASK && BIAS && (INTERVALS || HEAD_DIM_V > 192) ? 4 : few ? 8 : UNITS; /* as many as registers hold */
-    uint32_t seen = 0, inside = 0;                                                  /* bit n: of the n-th unit's key */
+    constexpr int units_together = MASK && BIAS && (INTERVALS || HEAD_DIM_V > 192) ? 4
+                                   : few                                           ? 8
+                                         : UNITS; /* as many as registers hold */
+    uint32_t seen = 0, inside = 0;                /* bit n: of the n-th unit's key */
 #pragma unroll
     for (int n = 0; n < UNITS; n++) {
         const int64_t j = first + n * (int64_t)stride;
