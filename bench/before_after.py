@@ -1,7 +1,7 @@
 """Builds of the library on the same CUDA tensors, sample by sample in turn: what a change costs.
 
-    python3 bench/before_after.py BEFORE.so AFTER.so ... [--masks] [--forward] [--rounds N] [--cases TEXT]
-                                  [--share K/N] [--json FILE]
+    python3 bench/before_after.py BEFORE.so AFTER.so ... [--masks] [--forward | --backward] [--rounds N]
+                                  [--cases TEXT] [--share K/N] [--json FILE]
 
 Needs PyTorch. A sample is the time of `CALLS` calls on the device. The builds alternate from sample to sample, so that
 the clock of the card is the same for all. Ratios are times of the first build over those of the others. Each build has
@@ -180,7 +180,7 @@ def problem(shape, dtype, hides):
 
 def measure(libraries, name, shape, dtype, options, hides, rounds, passes):
     t = problem(shape, dtype, hides)
-    for backward in range(passes):
+    for backward in passes:
         if backward:
             if shape[3] == 1 or shape[5] > 256:
                 continue
@@ -230,7 +230,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("libraries", nargs="+", metavar="LIBRARY.so", help="the others are compared with the first")
     parser.add_argument("--masks", action="store_true", help="masks that key intervals say, in the place of the rest")
-    parser.add_argument("--forward", action="store_true", help="no backward")
+    passes = parser.add_mutually_exclusive_group()
+    passes.add_argument("--forward", action="store_true", help="no backward")
+    passes.add_argument("--backward", action="store_true", help="no forward")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--cases", default="", help="those whose name holds one of these texts, comma separated")
     parser.add_argument("--share", default="0/1", help="K/N: every N-th case from the K-th on, to compile side by side")
@@ -238,11 +240,12 @@ def main():
     chosen = parser.parse_args()
     libraries = [Library(path) for path in chosen.libraries]
     results, failed, clocks = [], [], [card()]
+    passes = range(int(chosen.backward), 2 - int(chosen.forward))
     first, step = map(int, chosen.share.split("/"))
     for case in list(mask_cases() if chosen.masks else cases())[first::step]:
         if any(part in case[0] for part in chosen.cases.split(",")):
             try:
-                results += measure(libraries, *case, chosen.rounds, 1 if chosen.forward else 2)
+                results += measure(libraries, *case, chosen.rounds, passes)
             except RuntimeError as error:
                 failed.append(f"{case[0]}: {error}")
                 print(failed[-1], flush=True)
