@@ -43,7 +43,9 @@
  *              words of a lane 32 words apart.
  *   semaphores [rows / 16]: in order: how many key blocks have added to the rows from there on
  *   tickets    [1]: in order: blocks in the order in which they began
+ *   empty      [rows / 16]: bytes: some of the rows sees no key
  *   order      [interval batches, heads, Sk]: numbers of keys, key_sort.h
+ *   block_order [interval batches, heads, 1 + blocks]: block_order.h
  *   dbias      KEYS: [warps that share keys, B, H, Sk]; SUMS: the shape of bias
  *   dbias_semaphores [bias batches, bias heads, key blocks, backward_semaphores(Sq)]: SUMS, in order: the same
  *   dk, dv     [KV heads, parts, keys of all batches, D or Dv]: fp32, where a group of heads is split */
@@ -54,8 +56,11 @@ struct gpu_backward_params {
     struct gpu_scores dbias;
     float *lse_rows, *delta_rows, *dq_sums, *dbias_sums, *dk_parts, *dv_parts;
     int32_t *semaphores, *dbias_semaphores, *ticket;
+    uint8_t *empty; /* NULL: not wanted */
     const int32_t *order;
     int64_t order_batch, order_head;
+    const int32_t *block_order;
+    int64_t block_order_batch, block_order_head;
     int64_t rows, num_row_arrays;                               /* rows of one array; arrays: B H, varlen: H */
     int64_t dbias_count;                                        /* words of dbias_sums and dbias_semaphores */
     int64_t key_rows;                                           /* of dk_parts and dv_parts, of one head */

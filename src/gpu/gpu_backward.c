@@ -48,8 +48,9 @@ const char *gpu_backward_refusal(const fdm_problem *p) {
 
 /* Where the arrays of struct gpu_backward_params lie, in bytes from the workspace's start. */
 struct layout {
-    int64_t lse, delta, low, dq, dbias, dbias_semaphores, block_mask, semaphores, ticket, order, dk, dv, bytes;
-    int64_t rows, arrays, dbias_count, order_stride, key_rows;
+    int64_t lse, delta, low, dq, dbias, dbias_semaphores, block_mask, semaphores, ticket, empty, order, block_order, dk,
+        dv, bytes;
+    int64_t rows, arrays, dbias_count, order_stride, block_order_stride, key_rows;
 };
 
 static int64_t put(struct layout *l, int64_t bytes) {
@@ -79,8 +80,11 @@ static struct layout lay_out(const fdm_problem *p, const struct gpu_backward_nee
     l.dq = put(&l, 4 * all * (needs->sums_dq ? needs->head_dim : 0));
     l.semaphores = put(&l, needs->semaphores ? all / 16 * 4 : 0);
     l.ticket = put(&l, 4);
+    l.empty = put(&l, needs->notes_empty ? all / 16 : 0);
     l.order_stride = gpu_round_up(p->seqlen_k, KEY_SORT_KEYS);
     l.order = put(&l, needs->may_order_keys ? 4 * p->interval_batch * p->interval_heads * l.order_stride : 0);
+    l.block_order_stride = needs->order_block_n ? block_order_stride(p, needs->order_block_n) : 0;
+    l.block_order = put(&l, 4 * p->interval_batch * p->interval_heads * l.block_order_stride);
     const int64_t dbias_sums = dbias_count(p, needs->dbias_shares);
     l.dbias_count =
         dbias_sums + needs->dbias_blocks * p->bias_shape[0] * p->bias_shape[1] * backward_semaphores(p->seqlen_q);
@@ -127,9 +131,13 @@ void gpu_backward_fill(const struct attention *attention, const struct gpu_backw
         .semaphores = needs->semaphores ? (int32_t *)(void *)(workspace + l.semaphores) : NULL,
         .dbias_semaphores = (int32_t *)(void *)(workspace + l.dbias_semaphores),
         .ticket = (int32_t *)(void *)(workspace + l.ticket),
+        .empty = needs->notes_empty ? (uint8_t *)workspace + l.empty : NULL,
         .order = (const int32_t *)(const void *)(workspace + l.order),
         .order_batch = p->interval_batch == 1 ? 0 : p->interval_heads * l.order_stride,
         .order_head = p->interval_heads == 1 ? 0 : l.order_stride,
+        .block_order = (const int32_t *)(const void *)(workspace + l.block_order),
+        .block_order_batch = p->interval_batch == 1 ? 0 : p->interval_heads * l.block_order_stride,
+        .block_order_head = p->interval_heads == 1 ? 0 : l.block_order_stride,
         .rows = l.rows,
         .num_row_arrays = l.arrays,
         .dbias_count = l.dbias_count,
@@ -182,7 +190,7 @@ fdm_status gpu_backward_launch(const struct cuda_kernel *kernel, int64_t x, int6
 }
 
 /* The kernels around a family's, in the order of their launches; those from COMBINE on run after it. */
-enum { PREPARE, BLOCK_MASK, ORDER, COMBINE, FINISH, DBIAS, NUM_KERNELS };
+enum { PREPARE, BLOCK_MASK, BLOCK_ORDER, ORDER, COMBINE, FINISH, DBIAS, NUM_KERNELS };
 _Static_assert((int)NUM_KERNELS == (int)GPU_BACKWARD_AROUND_MAX, "as the header says");
 enum { ROWS_THREADS = 32 * BACKWARD_ROWS_WARPS, DBIAS_THREADS = 32 * BACKWARD_DBIAS_WARPS };
 static const int32_t first_of[] = {[GPU_BACKWARD_BEFORE] = PREPARE, [GPU_BACKWARD_AFTER] = COMBINE};
@@ -192,6 +200,7 @@ static int wanted(int32_t kernel, const fdm_problem *p, const struct gpu_backwar
     const int32_t kind = gpu_dbias_kind(p);
     switch (kernel) {
     case BLOCK_MASK: return gpu_mask_rows(p);
+    case BLOCK_ORDER: return needs->order_block_n > 0;
     case ORDER: return needs->orders_keys;
     case COMBINE: return needs->group_parts > 1;
     case FINISH: return needs->sums_dq;
@@ -233,6 +242,8 @@ int32_t gpu_backward_requests(enum gpu_backward_side side, const fdm_problem *p,
         struct cuda_kernel_request *request = &requests[count++];
         if (kernel == BLOCK_MASK)
             block_mask_request(request);
+        else if (kernel == BLOCK_ORDER)
+            block_order_request(p, request);
         else if (kernel == ORDER)
             key_sort_request(request);
         else
@@ -252,7 +263,12 @@ static fdm_status launch_around(int32_t which, const struct cuda_kernel *kernel,
     case BLOCK_MASK:
         return block_mask_launch(kernel, p, needs->block_m, needs->block_n, (uint8_t *)(uintptr_t)a->in.block_mask,
                                  stream, &a->in);
-    case ORDER: return key_sort_launch(kernel, p, &a->in, (int32_t *)(uintptr_t)a->order, stream);
+    case BLOCK_ORDER:
+        return block_order_launch(kernel, p, &a->in, needs->order_block_n, (int32_t *)(uintptr_t)a->block_order,
+                                  stream);
+    case ORDER:
+        return key_sort_launch(kernel, p, &a->in, (int32_t *)(uintptr_t)a->order,
+                               needs->order_block_n ? a->block_order : NULL, stream);
     case PREPARE: /* also where there are no rows: it clears what is summed */
         x = at_least_1(x);
         z = at_least_1(z);

@@ -1,5 +1,6 @@
 /* gpu_backward.h: what backward kernels share on the host, whatever multiplies: workspace, parameters, and the kernels
- * that run before and after those of a family (backward_rows.cu, block_mask.cu, key_sort.cu, backward_dbias.cu).
+ * that run before and after those of a family (backward_rows.cu, block_mask.cu, block_order.cu, key_sort.cu,
+ * backward_dbias.cu).
  *
  * A family says what it needs (struct gpu_backward_needs). Its requests are gpu_backward_requests() BEFORE, its own,
  * and those AFTER; its execution gpu_backward_fill(), then the launches in the same order. */
@@ -16,12 +17,14 @@ struct gpu_backward_needs {
     int32_t head_dim, head_dim_v; /* as the kernel pads them */
     int32_t sums_dq;              /* 1: dQ is summed in the workspace, and rounded after */
     int32_t semaphores;           /* 1: blocks add to dQ in order */
+    int32_t notes_empty;          /* 1: prepare notes which rows see no key, 16 together */
     int32_t stores_first;         /* 1: and the first stores, of every row */
     int32_t dbias_blocks;         /* blocks of keys that add to the bias' gradient in order; 0: in any */
     int32_t dbias_shares;         /* partial sums of each key's bias */
     int32_t group_parts;          /* of a group of heads, each with its own sums of dK and dV; below 2: none */
     int32_t may_order_keys;       /* 1: the workspace has room for the order of the keys */
     int32_t orders_keys;          /* 1: keys are put in order */
+    int32_t order_block_n;        /* keys of blocks whose order block_order.h finds; 0: that is not wanted */
     int32_t early;                /* 1: the family's kernel and those after are launched behind beginnings (9.0) */
     float lse_factor;             /* lse is kept times this */
 };
@@ -43,7 +46,7 @@ void gpu_backward_fill(const struct attention *attention, const struct gpu_backw
 /* BEFORE: lse and delta of each row and zeros, the block mask, the order of the keys. AFTER: the sums of parts of
  * groups, of dQ, and of the bias' gradient. */
 enum gpu_backward_side { GPU_BACKWARD_BEFORE, GPU_BACKWARD_AFTER };
-enum { GPU_BACKWARD_AROUND_MAX = 6 };
+enum { GPU_BACKWARD_AROUND_MAX = 7 };
 /* The kernels of one side that the problem takes: how many, and which. */
 int32_t gpu_backward_count(enum gpu_backward_side side, const fdm_problem *problem,
                            const struct gpu_backward_needs *needs);

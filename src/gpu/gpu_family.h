@@ -91,10 +91,19 @@ fdm_status block_mask_of(const struct cuda_kernel *kernel, const struct gpu_scor
                          int64_t heads, int64_t seqlen_q, int64_t seqlen_k, int32_t block_m, int32_t block_n,
                          uint8_t *block_mask, int64_t row_bytes, void *stream);
 
-/* The key sort (key_sort.h): its kernel, and the launch that writes `order`. */
+/* The order in which blocks of keys begin (block_order.h): words of each head, its kernel, and the launch that writes
+ * `order`. */
+int64_t block_order_stride(const fdm_problem *problem, int32_t block_n);
+void block_order_request(const fdm_problem *problem, struct cuda_kernel_request *request);
+fdm_status block_order_launch(const struct cuda_kernel *kernel, const fdm_problem *problem,
+                              const struct gpu_forward_params *params, int32_t block_n, int32_t *order, void *stream);
+
+/* The key sort (key_sort.h): its kernel, and the launch that writes `order`. scattered: NULL, or the
+ * first word of block_order.h: where it is 0 nothing is written. */
 void key_sort_request(struct cuda_kernel_request *request);
 fdm_status key_sort_launch(const struct cuda_kernel *kernel, const fdm_problem *problem,
-                           const struct gpu_forward_params *params, int32_t *order, void *stream);
+                           const struct gpu_forward_params *params, int32_t *order, const int32_t *scattered,
+                           void *stream);
 
 /* Copies to other strides (copy_rows.h): the kernel, and the launch for at most COPY_ROWS_MATRICES matrices, of which
  * the caller gives strides and extents. */

@@ -8,7 +8,7 @@ void key_sort_request(struct cuda_kernel_request *request) {
 }
 
 fdm_status key_sort_launch(const struct cuda_kernel *kernel, const fdm_problem *p, const struct gpu_forward_params *a,
-                           int32_t *order, void *stream) {
+                           int32_t *order, const int32_t *scattered, void *stream) {
     const int64_t stride = gpu_round_up(p->seqlen_k, KEY_SORT_KEYS), groups = stride / KEY_SORT_KEYS;
     const struct key_sort_params params = {.intervals = a->intervals,
                                            .order = order,
@@ -19,7 +19,8 @@ fdm_status key_sort_launch(const struct cuda_kernel *kernel, const fdm_problem *
                                            .window_left = a->window_left,
                                            .window_right = a->window_right,
                                            .num_groups = (int32_t)groups,
-                                           .num_sorts = groups * p->interval_batch * p->interval_heads};
+                                           .num_sorts = groups * p->interval_batch * p->interval_heads,
+                                           .scattered = scattered};
     struct cuda_launch launch = {.kernel = kernel,
                                  .grid = {gpu_grid(params.num_sorts), 1, 1},
                                  .threads = KEY_SORT_THREADS,

@@ -55,6 +55,8 @@ __device__ __forceinline__ void sort_group(const struct key_sort_params &a, uint
 extern "C" __global__ void __launch_bounds__(KEY_SORT_THREADS)
     key_sort(const __grid_constant__ struct key_sort_params a) {
     __shared__ uint64_t words[KEY_SORT_KEYS];
+    if (a.scattered && !*a.scattered)
+        return;
     for (int64_t n = blockIdx.x; n < a.num_sorts; n += gridDim.x) {
         sort_group(a, words, n / a.num_groups, n % a.num_groups * KEY_SORT_KEYS);
         __syncthreads(); /* the words are read */

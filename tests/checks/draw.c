@@ -403,8 +403,8 @@ static void interval_of(struct trial *t, const struct structure *s, int64_t rows
 }
 
 static void draw_intervals(struct trial *t, int documents) {
-    const int64_t shape[3] = {random_below(t, 2) ? t->batch : 1, PICK(t, 1, t->heads_kv, t->heads),
-                              t->varlen ? t->total_k : t->seqlen_k};
+    const int64_t most = documents ? t->heads_kv : t->heads, of_all = t->varlen ? t->total_k : t->seqlen_k;
+    const int64_t shape[3] = {random_below(t, 2) ? t->batch : 1, PICK(t, 1, t->heads_kv, most), of_all};
     const int packed = t->varlen;
     struct structure form;
     for (int i = 0; i < 2; i++)

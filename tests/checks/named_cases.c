@@ -385,6 +385,37 @@ static void add_tile_plans(void) {
     }
 }
 
+/* Keys that lie in runs, in a backward: documents of several blocks of keys, for each tile, alone, beside causal and
+ * window, beside what makes dS of P in float32, and where groups of heads are divided. */
+static void add_runs(void) {
+    static const struct {
+        int64_t dims, batch, heads, heads_kv, seqlen_q, seqlen_k;
+        int causal, window, mask, bias, softcap;
+    } rows[] = {
+        {64, 1, 1, 1, 1100, 1100, 0, 0, 0, 0, 0}, {128, 1, 1, 1, 900, 900, 1, 0, 0, 0, 0},
+        {32, 1, 2, 2, 330, 1200, 0, 0, 0, 0, 0},  {96, 1, 1, 1, 800, 800, 0, 1, 0, 0, 0},
+        {64, 1, 8, 1, 200, 520, 1, 0, 0, 0, 0},   {128, 1, 4, 1, 600, 600, 0, 0, 0, 0, 0},
+        {64, 1, 1, 1, 600, 600, 0, 0, 0, 0, 1},   {128, 2, 1, 1, 600, 600, 0, 0, 2, 0, 0},
+        {64, 2, 1, 1, 600, 600, 1, 0, 0, 2, 0},   {128, 1, 2, 1, 600, 600, 1, 0, 0, 0, 1},
+    };
+    FOR_EACH(rows, n) {
+        begin("hopper.backward", FDM_BACKWARD, rows[n].dims, dtypes[n % 2]);
+        next.batch = rows[n].batch;
+        next.heads = rows[n].heads;
+        next.heads_kv = rows[n].heads_kv;
+        next.seqlen_q = rows[n].seqlen_q;
+        next.seqlen_k = rows[n].seqlen_k;
+        next.causal = rows[n].causal;
+        next.window_left = rows[n].window ? 150 : -1;
+        next.window_right = rows[n].window ? 70 : -1;
+        next.mask = rows[n].mask;
+        next.bias = next.dbias = rows[n].bias;
+        next.softcap = rows[n].softcap ? 7 : 0;
+        next.intervals = 2;
+        add("runs of keys");
+    }
+}
+
 /* A kernel of any family, and what says there which pairs are seen: masks and biases with rows (1), without (2), or
  * none (0). rows_apart: whether it takes rows that are 2^31 bytes apart. only_packed: whether hidden keys take it as
  * long as others, but not the empty sequences of a packed call. */
@@ -480,6 +511,7 @@ static void list_cases(void) {
     add_two_kernels();
     add_listed_orders();
     add_tile_plans();
+    add_runs();
     FOR_EACH(any_kernels, n) {
         add_apart(&any_kernels[n]);
         add_many(&any_kernels[n]);

@@ -157,7 +157,7 @@ static void bad_arguments(void **state) {
     assert_int_equal(count, 0);
 }
 
-/* Keys are put in order by a kernel of its own, which has threads like the others. */
+/* Keys are put in order by kernels of their own, which have threads like the others; those in runs have a launch. */
 static void every_launch_has_threads(void **state) {
     (void)state;
     fdm_problem problem = problem_of(FDM_BACKWARD, 4096);
@@ -165,16 +165,20 @@ static void every_launch_has_threads(void **state) {
     struct cuda_kernel_request requests[GPU_REQUESTS_MAX];
     fdm_device device = {.struct_bytes = sizeof device};
     fdm_plan plan = {.struct_bytes = sizeof plan};
-    int32_t ordered = 0;
+    int32_t ordered = 0, ranked = 0, launches = 0;
     assert_int_equal(fdm_device_from_name("sm_90", &device), FDM_OK);
     assert_int_equal(fdm_plan_attention(&device, &problem, NULL, &plan), FDM_OK);
     const int32_t count = family_hopper.launches(&family_hopper, &plan, requests);
-    assert_int_equal(count, 4);
+    assert_int_equal(count, 6);
     for (int32_t i = 0; i < count; i++) {
         assert_in_range(requests[i].threads, 32, 1024);
         ordered += strcmp(requests[i].entry, "key_sort") == 0 && requests[i].threads == 512;
+        ranked += strcmp(requests[i].entry, "block_order") == 0 && requests[i].threads == 1024;
+        launches += strcmp(requests[i].entry, "hopper_backward") == 0;
     }
     assert_int_equal(ordered, 1);
+    assert_int_equal(ranked, 1);
+    assert_int_equal(launches, 2);
 }
 
 /* Where there is an NVRTC: what is reported is what the plan and the architecture say. */

@@ -67,27 +67,44 @@ static const struct tile *find_tile(const fdm_device *device, const fdm_problem 
     return NULL;
 }
 
-/* Whether keys are sorted: fewer are few blocks, and tiles of masks and biases are of neighbours. */
+/* Whether scattered keys are sorted: fewer are few blocks, and tiles of masks and biases are of neighbours. */
 enum { GATHER_KEYS_MIN = 512 };
 static int gathers(const fdm_problem *p) {
     return p->has_intervals && !p->varlen && !gpu_mask_rows(p) && !gpu_bias_rows(p) && p->seqlen_k >= GATHER_KEYS_MIN;
+}
+
+/* Blocks add anything in a fixed order. */
+static int is_ordered(const fdm_problem *p) { return orders_dq(p) || gpu_dbias_in_turns(p); }
+
+/* Keys that lie in runs are taken by another launch: of the tile of dense attention to head dims of 64, and of blocks
+ * in the order of their walks. The device knows whether keys are scattered; blocks of the other launch end at once. */
+enum { RUNS_TILE = 0, RUNS_HEAD_DIM_MAX = 64 };
+static int launches_runs(const fdm_problem *p) { return gathers(p) && !is_ordered(p); }
+static const struct tile *launched_tile(const fdm_plan *plan, const fdm_problem *p, int runs) {
+    const int narrow = hopper_backward_padded(p->head_dim) <= RUNS_HEAD_DIM_MAX &&
+                       hopper_backward_padded(p->head_dim_v) <= RUNS_HEAD_DIM_MAX;
+    const int alone = !p->has_mask && !p->has_bias && !must_be_exact(p) && p->seqlen_q > FEW_ROWS; /* registers */
+    return &tiles[runs && narrow && alone ? RUNS_TILE : plan->parameters[TILE]];
+}
+static int32_t block_n_of(const fdm_plan *plan, const fdm_problem *p, int runs) {
+    return 64 * launched_tile(plan, p, runs)->warpgroups;
 }
 
 static struct hopper_division division_of(const fdm_plan *plan) {
     return (struct hopper_division){plan->parameters[PARTS], plan->parameters[IN_TURN]};
 }
 
-/* Blocks add anything in a fixed order. */
-static int is_ordered(const fdm_problem *p) { return orders_dq(p) || gpu_dbias_in_turns(p); }
-
 /* One warpgroup more adds to dQ, and takes the turns there: where registers are left beside three others, and none must
- * keep turns at the gradient of a bias too. Without turns it gains up to 5 % at D 128, nothing below (measured). */
-static int adds_apart(const struct tile *t, const fdm_problem *p) {
-    const int gains = orders_dq(p) || (is_wide(p) && t->kind == PLAIN);
-    return p->needs_dq && gains && t->warpgroups == 2 && !gpu_dbias_in_turns(p);
+ * keep turns at the gradient of a bias too. Without turns it gains up to 5 % at D 128, nothing below, and loses as much
+ * where keys are sorted (measured). */
+static int adds_apart(const struct tile *t, const fdm_problem *p, int runs) {
+    const int alone = !gpu_mask_rows(p) && !p->has_bias && (!gathers(p) || runs);
+    const int fits = !(is_exact(t, p) && gpu_lists_keys(p) && gpu_hides_pairs(p)); /* what warps keep for themselves */
+    return p->needs_dq && fits && (orders_dq(p) || (is_wide(p) && alone)) && t->warpgroups == 2 &&
+           !gpu_dbias_in_turns(p);
 }
-static int32_t block_threads(const struct tile *t, const fdm_problem *p) {
-    return 128 * (t->warpgroups + 1 + adds_apart(t, p));
+static int32_t block_threads(const struct tile *t, const fdm_problem *p, int runs) {
+    return 128 * (t->warpgroups + 1 + adds_apart(t, p, runs));
 }
 
 /* Masks or intervals say which blocks come to a tile of rows, so that a kernel before finds their turns. */
@@ -109,7 +126,7 @@ static int empty_rows(const fdm_problem *p) {
 /* In order the first that adds to rows of dQ stores, where some block comes to every row. Additions after it must be
  * ordered by an acquire, for which who makes dQ has no time. */
 static int stores_first(const struct tile *t, const fdm_problem *p) {
-    return orders_dq(p) && adds_apart(t, p) && !empty_rows(p);
+    return orders_dq(p) && adds_apart(t, p, 0) && !empty_rows(p);
 }
 
 static struct gpu_backward_needs needs_of(const fdm_plan *plan, const fdm_problem *p) {
@@ -117,7 +134,9 @@ static struct gpu_backward_needs needs_of(const fdm_plan *plan, const fdm_proble
     needs.semaphores = orders_dq(p);
     needs.stores_first = stores_first(&tiles[plan->parameters[TILE]], p);
     needs.early = 1;
+    needs.notes_empty = empty_rows(p) && !p->varlen;
     needs.may_order_keys = needs.orders_keys = gathers(p);
+    needs.order_block_n = launches_runs(p) ? block_n_of(plan, p, 1) : 0;
     needs.block_m = BLOCK_M;
     needs.block_n = BLOCK_N_LISTED;
     needs.dbias_shares = 1;
@@ -166,23 +185,17 @@ static const char *refusal(const fdm_device *device, const fdm_problem *p, char 
 
 static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
     const int32_t block_n = 64 * find_tile(device, p, 0)->warpgroups;
-    const int64_t blocks = (p->seqlen_k + block_n - 1) / block_n * p->heads_kv * p->batch;
-    return gpu_lists_keys(p) && p->heads > p->heads_kv && 2 * blocks < device->num_sms
-               ? "blocks of keys are few, and where keys are listed it does not divide the query heads that share them"
+    const int64_t blocks = gpu_ceil_div(p->seqlen_k, block_n) * p->heads_kv * p->batch;
+    return p->varlen && gpu_lists_keys(p) && p->heads > p->heads_kv && 2 * blocks < device->num_sms
+               ? "blocks of keys are few, and of packed sequences it does not divide the query heads that share them"
                : NULL;
 }
-
-/* MB of L2 that rows and sums of dQ of heads in turn should stay in. Where keys are sorted all heads take turns: the
- * longest walks begin first and the last then end sooner; as they go from the last rows to the first, those of a head
- * stay together. */
-enum { ALL_HEADS_MB = 1 << 20 };
-static int32_t l2_mb(const fdm_problem *p) { return gathers(p) ? ALL_HEADS_MB : HOPPER_BACKWARD_L2_MB; }
 
 /* Where blocks add in a fixed order, so many heads (parts of groups) take turns that few blocks of one begin at a time:
  * each comes to a tile of rows after the one before it: a step and a third after it where who makes dQ takes the turns
  * too. There walks differ under a causal mask or window, and more begin anew. Turns are equally large. */
 static int32_t heads_in_order(const fdm_device *device, const fdm_problem *p, int32_t parts, const struct tile *t) {
-    const int32_t together = gpu_bounded(p) && !adds_apart(t, p) ? 4 : 8;
+    const int32_t together = gpu_bounded(p) && !adds_apart(t, p, 0) ? 4 : 8;
     const int64_t heads = p->heads_kv * p->batch * parts, least = (device->num_sms + together - 1) / together;
     const int64_t turns = least < heads ? heads / least : 1;
     return (int32_t)((heads + turns - 1) / turns);
@@ -197,7 +210,7 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
     if (!t && (t = find_tile(device, p, 0)))
         for (other = number + 1; find_tile(device, p, number + 1 - other); other--)
             ;
-    if (!t || !hopper_backward_divide(device, p, 64 * t->warpgroups, flops, l2_mb(p), other, &division))
+    if (!t || !hopper_backward_divide(device, p, 64 * t->warpgroups, flops, other, &division))
         return 0;
     plan->parameters[TILE] = (int32_t)(t - tiles);
     plan->parameters[PARTS] = division.parts;
@@ -210,7 +223,7 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
     snprintf(plan->choice, sizeof plan->choice, "SM90_Wgmma_%dx%d_R%d%s_DS%d%s%s", plan->block_m, plan->block_n,
              t->stages, t->dout_stages < t->stages ? "_DO2" : "", t->ds_stages, t->ds_registers ? "_RS" : "",
              t->kind == SPACIOUS ? "_Spacious" : "");
-    const int apart = adds_apart(t, p), wide = is_wide(p);
+    const int apart = adds_apart(t, p, 0), wide = is_wide(p);
     char adder[64] = "";
     if (apart)
         snprintf(adder, sizeof adder, ", one that adds it%s (%d)", orders_dq(p) ? " in order" : "",
@@ -236,26 +249,33 @@ static int32_t hopper_scrub(const fdm_problem *p) {
     return gpu_hides_pairs(p) ? HOPPER_SCRUB_NUMBERS : gpu_lists_keys(p) ? HOPPER_SCRUB_HIDDEN : HOPPER_SCRUB_NONE;
 }
 
-static void main_request(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *request) {
-    const struct tile *t = &tiles[plan->parameters[TILE]];
+static int32_t keys_of(const fdm_problem *p, int runs) {
+    return runs               ? HOPPER_KEYS_RUNS
+           : launches_runs(p) ? HOPPER_KEYS_SCATTERED
+           : gathers(p)       ? HOPPER_KEYS_SORTED
+                              : HOPPER_KEYS_PLACED;
+}
+
+static void main_request(const fdm_plan *plan, const fdm_problem *p, int runs, struct cuda_kernel_request *request) {
+    const struct tile *t = launched_tile(plan, p, runs);
     gpu_set_problem_constants(request, p, GPU_ALIKE_SCORES_ALIGNED | GPU_ALIKE_POSITIVE_SCALE);
     GPU_ADD_CONSTANTS(request, HOPPER_BACKWARD_CONSTANTS, .HEAD_DIM = hopper_backward_padded(p->head_dim),
                       .HEAD_DIM_V = hopper_backward_padded(p->head_dim_v), .WARPGROUPS = t->warpgroups,
                       .STAGES = t->stages, .DOUT_STAGES = t->dout_stages, .DS_STAGES = t->ds_stages,
-                      .DS_REGISTERS = t->ds_registers, .DBIAS = gpu_dbias_constant(p), .GATHER = gathers(p),
-                      .DESCENDS = gathers(p) || is_ordered(p), .EXACT = is_exact(t, p), .EMPTY_ROWS = empty_rows(p),
-                      .SCRUB = hopper_scrub(p), .STORES_FIRST = stores_first(t, p),
-                      .PARTS = plan->parameters[PARTS] > 1, .NEEDS_DQ = p->needs_dq, .APART = adds_apart(t, p),
+                      .DS_REGISTERS = t->ds_registers, .DBIAS = gpu_dbias_constant(p), .KEYS = keys_of(p, runs),
+                      .DESCENDS = (gathers(p) && !runs) || is_ordered(p), .EXACT = is_exact(t, p),
+                      .EMPTY_ROWS = empty_rows(p), .SCRUB = hopper_scrub(p), .STORES_FIRST = stores_first(t, p),
+                      .PARTS = plan->parameters[PARTS] > 1, .NEEDS_DQ = p->needs_dq, .APART = adds_apart(t, p, runs),
                       .ORDERED = is_ordered(p));
     request->file = "families/hopper/hopper_backward.cu";
     request->entry = "hopper_backward";
     request->shared_bytes = shared_bytes(t, p);
-    request->threads = block_threads(t, p);
+    request->threads = block_threads(t, p, runs);
 }
 
 static void visits_request(const fdm_problem *p, struct cuda_kernel_request *request) {
     gpu_set_problem_constants(request, p, GPU_ALIKE_SOFTCAP | GPU_ALIKE_SCORES_ALIGNED | GPU_ALIKE_POSITIVE_SCALE);
-    GPU_ADD_CONSTANTS(request, HOPPER_VISITS_CONSTANTS, .GATHER = gathers(p));
+    GPU_ADD_CONSTANTS(request, HOPPER_VISITS_CONSTANTS, .KEYS = keys_of(p, 0));
     request->file = "families/hopper/hopper_visits.cu";
     request->entry = "hopper_visits";
     request->shared_bytes = 0;
@@ -271,16 +291,18 @@ static int valid(const fdm_plan *plan, const fdm_problem *p) {
            plan->shared_bytes == shared_bytes(t, p) && plan->workspace_bytes >= workspace_bytes(plan, p);
 }
 
-/* The kernels before, of which the last may be that of the visits, the main one, those after; `before`: how many the
- * first are. */
+/* The kernels before, of which the last may be that of the visits, the main one, that of runs, those after; `before`:
+ * how many the first are. */
 static int32_t make_requests(const fdm_plan *plan, const fdm_problem *p, struct cuda_kernel_request *list,
                              int32_t *before) {
     const struct gpu_backward_needs needs = needs_of(plan, p);
     *before = gpu_backward_requests(GPU_BACKWARD_BEFORE, p, &needs, list);
     if (finds_visits(p))
         visits_request(p, &list[(*before)++]);
-    main_request(plan, p, &list[*before]);
-    return *before + 1 + gpu_backward_requests(GPU_BACKWARD_AFTER, p, &needs, list + *before + 1);
+    int32_t count = *before;
+    for (int runs = 0; runs <= launches_runs(p); runs++)
+        main_request(plan, p, runs, &list[count++]);
+    return count + gpu_backward_requests(GPU_BACKWARD_AFTER, p, &needs, list + count);
 }
 
 static int32_t requests(const fdm_plan *plan, struct cuda_kernel_request *list) {
@@ -297,6 +319,30 @@ static fdm_status launch_visits(const struct cuda_kernel *kernel, const fdm_prob
         .stream = stream,
         .arguments = params,
         .arguments_bytes = sizeof *params};
+    return cuda_launch(&launch);
+}
+
+/* The launch of the blocks that own keys, behind that of the visits. */
+static fdm_status launch_main(const fdm_plan *plan, const struct attention *attention, int runs,
+                              const struct cuda_kernel_request *request, const struct cuda_kernel *const *kernel,
+                              struct hopper_backward_params *params, void *stream) {
+    const fdm_problem *p = attention->problem;
+    const int32_t block_n = block_n_of(plan, p, runs);
+    const int sorted = gathers(p) && !runs;
+    struct hopper_division division = division_of(plan);
+    if (sorted && !is_ordered(p)) /* the longest walks of all heads first, from the last rows, which stay together */
+        division.in_turn = (int32_t)(p->heads_kv * p->batch * division.parts);
+    const int64_t blocks = hopper_backward_order(p, block_n, division, sorted, params);
+    fdm_status status = hopper_backward_maps(plan, attention, block_n, params);
+    if (status || (finds_visits(p) && (status = launch_visits(kernel[-1], p, params, stream))))
+        return status;
+    const struct cuda_launch launch = {.kernel = *kernel,
+                                       .grid = {gpu_grid(blocks), 1, 1},
+                                       .threads = (uint32_t)request->threads,
+                                       .programmatic_launch = 1,
+                                       .stream = stream,
+                                       .arguments = params,
+                                       .arguments_bytes = sizeof *params};
     return cuda_launch(&launch);
 }
 
@@ -317,21 +363,14 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     params.visits = (uint64_t *)(void *)((char *)workspace + gpu_backward_workspace_bytes(p, &needs));
     params.row_tiles = (int32_t)row_tiles(p);
     params.visit_words = (int32_t)visit_words(p);
-    const int64_t blocks = hopper_backward_order(plan, p, division_of(plan), gathers(p), &params);
-    if ((status = hopper_backward_maps(plan, attention, &params)) ||
-        (status = gpu_backward_launches(GPU_BACKWARD_BEFORE, kernels, p, &needs, &params.in, stream)) ||
-        (finds_visits(p) && (status = launch_visits(kernels[before - 1], p, &params, stream))))
+    if ((status = gpu_backward_launches(GPU_BACKWARD_BEFORE, kernels, p, &needs, &params.in, stream)))
         return status;
-    const struct cuda_launch launch = {.kernel = kernels[before],
-                                       .grid = {gpu_grid(blocks), 1, 1},
-                                       .threads = (uint32_t)list[before].threads,
-                                       .programmatic_launch = 1,
-                                       .stream = stream,
-                                       .arguments = &params,
-                                       .arguments_bytes = sizeof params};
-    if ((status = cuda_launch(&launch)))
-        return status;
-    return gpu_backward_launches(GPU_BACKWARD_AFTER, kernels + before + 1, p, &needs, &params.in, stream);
+    const int32_t runs_launches = launches_runs(p);
+    for (int32_t runs = 0; runs <= runs_launches && !status; runs++)
+        status = launch_main(plan, attention, runs, &list[before + runs], kernels + before + runs, &params, stream);
+    return status ? status
+                  : gpu_backward_launches(GPU_BACKWARD_AFTER, kernels + before + 1 + runs_launches, p, &needs,
+                                          &params.in, stream);
 }
 
 const struct gpu_algorithm hopper_backward_algorithm = {

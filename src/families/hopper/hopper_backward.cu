@@ -65,6 +65,9 @@ HOPPER_BACKWARD_CONSTANTS(GPU_CONSTANT_GIVEN)
 
 /* P of rows that see no key is not 0 by itself where they hold NaN; registers are short beside EXACT. */
 constexpr bool DROPS_EMPTY = EMPTY_ROWS && (BIAS || VARLEN), KEEPS_EMPTY = DROPS_EMPTY && !EXACT;
+/* backward_prepare has noted which rows see no key: where a block's heads have none, its steps do not look. Beside the
+ * others registers are short. */
+constexpr bool NOTED = EMPTY_ROWS && !(VARLEN || MASK_TILE || BIAS || EXACT || ORDERED);
 constexpr int HALVES = HEAD_DIM == 128 ? 2 : 1; /* in which the columns of dQ are made */
 constexpr int ADDER_STEPS = 4 / HALVES;         /* APART: a warp adds one half of every so many-th step */
 constexpr int PANELS = (HEAD_DIM + 63) / 64, PANELS_V = (HEAD_DIM_V + 63) / 64;
@@ -90,12 +93,15 @@ enum {
     DS_EMPTY = DS_FULL + 8 * DS_STAGES,
     SCORE_FULL = DS_EMPTY + 8 * DS_STAGES,
     SCORE_EMPTY = SCORE_FULL + (SCORED ? 8 : 0),
-    PLACE = SCORE_EMPTY + (SCORED ? 8 : 0),      /* ORDERED: of the block, in the order of tickets */
-    TURN_FULL = PLACE + (ORDERED ? 8 : 0),       /* DBIAS_TURNS: the step's turn has come */
+    PLACE = SCORE_EMPTY + (SCORED ? 8 : 0), /* ORDERED: of the block, in the order of tickets; RUNS: block_place */
+    TURN_FULL = PLACE + (RUNS      ? 16
+                         : ORDERED ? 8
+                                   : 0),         /* DBIAS_TURNS: the step's turn has come */
     DQ_FULL = TURN_FULL + (DBIAS_TURNS ? 8 : 0), /* APART: of each half, of ADDER_STEPS steps: each has its warp */
     DQ_EMPTY = DQ_FULL + (APART ? HALVES * ADDER_STEPS * 8 : 0), /* of each half */
     SPOILED = DQ_EMPTY + (APART ? HALVES * 8 : 0), /* EXACT: what scrub_rows() says to a warp; registers are short */
-    END = SPOILED + (EXACT && SCRUB == HOPPER_SCRUB_NUMBERS ? 16 * WARPGROUPS : 0)
+    COVERED = SPOILED + (EXACT && SCRUB == HOPPER_SCRUB_NUMBERS ? 16 * WARPGROUPS : 0), /* KEYED: note_covered() */
+    END = COVERED + (KEYED ? 32 * WARPGROUPS : 0)
 };
 static_assert(DOUT_LAG == 0 || DOUT_LAG == 1, "dO of a step is loaded when Q of the next is");
 static_assert(DS_REGISTERS || DS_STAGES > 1, "who leaves dS knows that the product two steps before is complete");
@@ -141,7 +147,8 @@ __device__ __forceinline__ void init_barriers(uint32_t base) {
 
 /* ---- the warpgroups that own keys ---- */
 
-struct owner {
+/* SOME_EMPTY: some row of the block's heads may see no key. */
+template <bool SOME_EMPTY> struct owner {
     const struct hopper_backward_params &a;
     const struct key_block k;
     uint32_t base;
@@ -209,7 +216,7 @@ struct owner {
         scores_to_p(s, early, a, k.batch, k.first_key + first, tile * BLOCK_M,
                     {lse_of(step), base + LOW_OFFSET + stage_of<STAGES>(step) * BLOCK_M * 4,
                      base + KEYS_OFFSET + first * 4, base + BIAS_OFFSET + first * BLOCK_M * 2, base + MASK_OFFSET,
-                     masked});
+                     masked, 0, base + COVERED + (int)tid_x_reread() / 32 * 8});
         if (DROPS_EMPTY && is_empty(step))
             drop_empty(step);
         if (SCRUB == HOPPER_SCRUB_NUMBERS)
@@ -253,9 +260,9 @@ struct owner {
         return __any_sync(0xffffffff, any);
     }
     /* KEEPS_EMPTY: before P of the step is made. Else it is found where rows are cleared. */
-    __device__ __forceinline__ void find_empty(int step) { empty = KEEPS_EMPTY && has_empty(step); }
+    __device__ __forceinline__ void find_empty(int step) { empty = SOME_EMPTY && KEEPS_EMPTY && has_empty(step); }
     __device__ __forceinline__ bool is_empty(int step) const {
-        return EMPTY_ROWS && (KEEPS_EMPTY ? empty : has_empty(step));
+        return SOME_EMPTY && (KEEPS_EMPTY ? empty : has_empty(step));
     }
     __device__ __forceinline__ void drop_empty(int step) {
         const uint32_t lse = lse_of(step) + tid_x_reread() % 4 * 8;
@@ -520,7 +527,12 @@ struct owner {
 
 __device__ __forceinline__ struct key_block find_own_block(const struct hopper_backward_params &a,
                                                            [[maybe_unused]] uint32_t base) {
-    return find_block(a, ORDERED ? (int)ld_shared_4(base + PLACE) : (int)blockIdx.x);
+    struct block_place at = {};
+    if (RUNS)
+        at = {(int)ld_shared_4(base + PLACE), (int)ld_shared_4(base + PLACE + 4), (int)ld_shared_4(base + PLACE + 8)};
+    else
+        at = find_place(a, ORDERED ? (int)ld_shared_4(base + PLACE) : (int)blockIdx.x);
+    return find_block(a, at);
 }
 __device__ __forceinline__ struct key_block find_steps(const struct hopper_backward_params &a, uint32_t base) {
 #if LISTED
@@ -528,6 +540,16 @@ __device__ __forceinline__ struct key_block find_steps(const struct hopper_backw
 #else
     return find_own_block(a, base);
 #endif
+}
+
+/* NOTED: whether some row of a thread's share of the block's heads sees no key. */
+__device__ __forceinline__ bool finds_empty(const struct hopper_backward_params &a, const struct key_block &k) {
+    const int tiles = (int)(a.in.rows / BLOCK_M), heads = PARTS ? a.in.part_heads : a.in.in.group;
+    const uint32_t *of_heads = (const uint32_t *)(a.in.empty + step_rows{k.first_head, 0}.place(a, k.batch) / 16);
+    uint32_t some = 0;
+    for (int n = threadIdx.x; n < tiles * heads; n += THREADS)
+        some |= of_heads[n];
+    return some;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
@@ -541,20 +563,35 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (threadIdx.x == 0)
         init_barriers(base);
     griddepcontrol_launch_dependents();
-    griddepcontrol_wait();           /* what kernels before have made */
-    if (ORDERED && threadIdx.x == 0) /* a block waits for those that began before it, which run or have ended */
+    griddepcontrol_wait(); /* what kernels before have made */
+    const int scattered = KEYS == HOPPER_KEYS_SCATTERED || RUNS ? a.in.block_order[0] : GATHER;
+    if (threadIdx.x == 0 && ORDERED) /* a block waits for those that began before it, which run or have ended */
         st_shared_4(base + PLACE, (uint32_t)atomicAdd(a.in.ticket, 1));
-#if ORDERED && LISTED
+    if (threadIdx.x == 0 && RUNS) {
+        const struct block_place at = find_place(a, (int)blockIdx.x);
+        st_shared_4(base + PLACE, (uint32_t)at.head);
+        st_shared_4(base + PLACE + 4, (uint32_t)at.turn);
+        st_shared_4(base + PLACE + 8, (uint32_t)at.block);
+    }
+    if (scattered != GATHER) /* the other launch takes the keys */
+        return;
+#if RUNS || (ORDERED && LISTED)
     __syncthreads();
 #endif
+    const bool finds = NOTED && finds_empty(a, find_own_block(a, base));
 #if KEYED
     list_keys(a, find_own_block(a, base), base + KEYS_OFFSET);
     __syncthreads();
+    note_covered(base + KEYS_OFFSET, base + COVERED);
 #endif
 #if LISTED
     list_tiles(a, find_own_block(a, base), base + KEYS_OFFSET, base + SEEN_OFFSET);
 #endif
-    __syncthreads();
+    bool some_empty = false;
+    if (NOTED)
+        some_empty = __syncthreads_or(finds);
+    else
+        __syncthreads();
     const int warpgroup = __shfl_sync(0xffffffff, (int)threadIdx.x / 128, 0);
     if (warpgroup == WARPGROUPS) {
         setmaxnreg_dec<HOPPER_BACKWARD_SERVICE_REGISTERS(WARPGROUPS, APART, HALVES == 2)>();
@@ -570,6 +607,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     } else {
         setmaxnreg_inc<HOPPER_BACKWARD_KEY_REGISTERS(WARPGROUPS, APART, HALVES == 2)>();
         const struct key_block k = find_steps(a, base);
-        owner{a, k, base, warpgroup, k.begin_tile(), 0, k.first_head, 0, {0, 0}}.run();
+        if (!NOTED || some_empty)
+            owner<EMPTY_ROWS>{a, k, base, warpgroup, k.begin_tile(), 0, k.first_head, 0, {0, 0}}.run();
+        else
+            owner<false>{a, k, base, warpgroup, k.begin_tile(), 0, k.first_head, 0, {0, 0}}.run();
     }
 }

@@ -17,7 +17,7 @@
     X(DS_STAGES)    /* tiles of dS in shared memory */                                                                \
     X(DS_REGISTERS) /* 1: dK takes dS from registers; 0: from shared memory, so that it is made under dV's product */ \
     X(DBIAS)        /* GPU_DBIAS_* */                                                                                 \
-    X(GATHER)       /* keys in the order that key_sort.cu gives them */                                               \
+    X(KEYS)         /* HOPPER_KEYS_* */                                                                               \
     X(DESCENDS)     /* a block walks from the last rows to the first */                                               \
     X(EXACT)        /* dS is made of P in float32: what its rounding leaves waits where dS will lie */                \
     X(EMPTY_ROWS)   /* rows may see no key */                                                                         \
@@ -27,6 +27,12 @@
     X(APART)        /* one warpgroup more adds to dQ what the serving one has left in shared memory */                \
     X(STORES_FIRST) /* ORDERED: the first that adds to rows of dQ stores, as some block comes to every row */         \
     X(ORDERED)      /* blocks add to rows of dQ by their keys, to the gradient of a shared bias by their heads */
+
+/* KEYS: in which order blocks take keys; block_order.h says whether they lie scattered. */
+#define HOPPER_KEYS_PLACED    0 /* as they lie */
+#define HOPPER_KEYS_SORTED    1 /* by key_sort.h */
+#define HOPPER_KEYS_SCATTERED 2 /* the same; where they are not scattered nothing is done */
+#define HOPPER_KEYS_RUNS      3 /* the longest walks first; where they are scattered nothing is done */
 
 /* SCRUB: which rows of K and V become 0 in shared memory: what keys hold that no row sees must not count, and 0 times
  * NaN is not 0. */
@@ -59,7 +65,7 @@ struct hopper_backward_params {
 #define HOPPER_BACKWARD_TILES_MAX 2048
 
 /* Barriers, and what warps keep for themselves, at the end. */
-#define HOPPER_BACKWARD_CONTROL_BYTES 208
+#define HOPPER_BACKWARD_CONTROL_BYTES 256
 
 /* What a problem asks of shared memory: 0 or 1 each. */
 struct hopper_backward_asks {

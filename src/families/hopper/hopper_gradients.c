@@ -36,6 +36,8 @@ struct seen {
 static struct seen seen_rows(const fdm_problem *p, double rows) {
     const double left = p->window_left < 0 ? rows : fmin((double)p->window_left, rows);
     const double right = p->causal ? 0 : p->window_right < 0 ? rows : fmin((double)p->window_right, rows);
+    if (p->has_intervals) /* a guess: the host does not see them */
+        return (struct seen){rows, rows / 4};
     if (!gpu_bounded(p))
         return (struct seen){rows, rows};
     return (struct seen){fmin(rows, left + right), left + right - (left * left + right * right) / (2 * rows)};
@@ -50,7 +52,7 @@ static int64_t bytes_of_part(const fdm_problem *p, int64_t parts) {
  * on an H100, 3 % of the time for each time that the rows of a part are doubled (docs/lab/hopper_backward.md). */
 static double misses_of(const fdm_problem *p, int64_t parts) {
     const double l2 = (double)((int64_t)HOPPER_BACKWARD_L2_MB << 20), bytes = (double)bytes_of_part(p, parts);
-    return gpu_bounded(p) && bytes > l2 ? 1 + 0.03 * log2(bytes / l2) : 1;
+    return (gpu_bounded(p) || p->has_intervals) && bytes > l2 ? 1 + 0.03 * log2(bytes / l2) : 1;
 }
 
 /* An estimate. Blocks alike in length run in waves; of those unlike, the longest first, the last end about half of a
@@ -74,28 +76,23 @@ static double seconds_with(const fdm_device *device, const fdm_problem *p, int32
 }
 
 /* Parts take turns so that their rows and sums of dQ stay in l2_mb MB, but by so many that blocks of the last turn, the
- * longest first, end together; turns are equally large. Where keys are listed, walks differ anyway. */
-static int32_t parts_in_turn(const fdm_device *device, const fdm_problem *p, int32_t block_n, int32_t l2_mb,
-                             int64_t parts) {
+ * longest first, end together; turns are equally large. */
+static int32_t parts_in_turn(const fdm_device *device, const fdm_problem *p, int32_t block_n, int64_t parts) {
     enum { WAVES_OF_A_TURN = 2 };
     const int64_t bytes = bytes_of_part(p, parts);
     const int64_t all = p->heads_kv * p->batch * parts, blocks = tiles_of(p->seqlen_k, block_n);
-    const int64_t near = ((int64_t)l2_mb << 20) / bytes;
+    const int64_t near = ((int64_t)HOPPER_BACKWARD_L2_MB << 20) / bytes;
     const int64_t full = (WAVES_OF_A_TURN * device->num_sms + blocks - 1) / blocks;
     const int64_t least = near > full ? near : full, turns = least > all ? 1 : all / (least > 1 ? least : 1);
-    if (gpu_lists_keys(p))
-        return (int32_t)(near < 1 ? 1 : near < all ? near : all);
     return (int32_t)((all + turns - 1) / turns);
 }
 
-/* Query heads that are divided: of a group, where keys are not listed and their gradients wanted. */
+/* Query heads that are divided: of a group, where gradients of keys are wanted. */
 static int64_t divisible(const fdm_problem *p) {
-    return (p->needs_dk || p->needs_dv) && !gpu_lists_keys(p) && !gpu_mask_rows(p) && !p->varlen
-               ? p->heads / p->heads_kv
-               : 1;
+    return (p->needs_dk || p->needs_dv) && !gpu_mask_rows(p) && !p->varlen ? p->heads / p->heads_kv : 1;
 }
 
-int hopper_backward_divide(const fdm_device *device, const fdm_problem *p, int32_t block_n, double flops, int32_t l2_mb,
+int hopper_backward_divide(const fdm_device *device, const fdm_problem *p, int32_t block_n, double flops,
                            int32_t number, struct hopper_division *division) {
     const int64_t group = divisible(p);
     int64_t best = 1, parts;
@@ -110,7 +107,7 @@ int hopper_backward_divide(const fdm_device *device, const fdm_problem *p, int32
             break;
     if (parts > group)
         return 0;
-    *division = (struct hopper_division){(int32_t)parts, parts_in_turn(device, p, block_n, l2_mb, parts)};
+    *division = (struct hopper_division){(int32_t)parts, parts_in_turn(device, p, block_n, parts)};
     return 1;
 }
 
@@ -140,15 +137,15 @@ struct gpu_backward_needs hopper_backward_needs(const fdm_problem *p, int32_t ro
 
 enum { ROWS_OF_A_STEP = 64 };
 
-fdm_status hopper_backward_maps(const fdm_plan *plan, const struct attention *attention,
+fdm_status hopper_backward_maps(const fdm_plan *plan, const struct attention *attention, int32_t block_n,
                                 struct hopper_backward_params *params) {
     const fdm_problem *p = attention->problem;
     const int64_t rows_q = p->varlen ? p->total_q : p->seqlen_q, rows_k = p->varlen ? p->total_k : p->seqlen_k;
     int32_t count = 4;
     struct cuda_tensor_layout layouts[6] = {
         tile_rows_layout(p, &attention->q, p->head_dim, rows_q, p->heads, ROWS_OF_A_STEP),
-        tile_rows_layout(p, &attention->k, p->head_dim, rows_k, p->heads_kv, plan->block_n),
-        tile_rows_layout(p, &attention->v, p->head_dim_v, rows_k, p->heads_kv, plan->block_n),
+        tile_rows_layout(p, &attention->k, p->head_dim, rows_k, p->heads_kv, block_n),
+        tile_rows_layout(p, &attention->v, p->head_dim_v, rows_k, p->heads_kv, block_n),
         tile_rows_layout(p, &attention->dout, p->head_dim_v, rows_q, p->heads, ROWS_OF_A_STEP)};
     struct cuda_tensor_map maps[6];
     if (gpu_mask_rows(p))
@@ -167,10 +164,10 @@ fdm_status hopper_backward_maps(const fdm_plan *plan, const struct attention *at
     return FDM_OK;
 }
 
-int64_t hopper_backward_order(const fdm_plan *plan, const fdm_problem *p, struct hopper_division division, int sorted,
+int64_t hopper_backward_order(const fdm_problem *p, int32_t block_n, struct hopper_division division, int sorted,
                               struct hopper_backward_params *params) {
-    params->key_blocks = (int32_t)tiles_of(p->seqlen_k, plan->block_n);
+    params->key_blocks = (int32_t)tiles_of(p->seqlen_k, block_n);
     params->heads_in_turn = division.in_turn;
-    return (sorted ? gpu_round_up(p->seqlen_k, KEY_SORT_KEYS) / plan->block_n : params->key_blocks) * p->heads_kv *
-           p->batch * division.parts;
+    return (sorted ? gpu_round_up(p->seqlen_k, KEY_SORT_KEYS) / block_n : params->key_blocks) * p->heads_kv * p->batch *
+           division.parts;
 }

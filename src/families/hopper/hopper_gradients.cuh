@@ -1,5 +1,5 @@
 /* hopper_gradients.cuh: what the kernels of the backward share that own keys: which rows a block of keys walks, P^T of
- * a tile, and the way of an accumulator to global memory. For kernels that define BLOCK_M, BLOCK_N, GATHER,
+ * a tile, and the way of an accumulator to global memory. For kernels that define BLOCK_M, BLOCK_N, KEYS,
  * DESCENDS, ORDERED and PARTS.
  *
  * Tiles of scores are transposed: a thread holds two keys of its warp's 16, lane / 4 and lane / 4 + 8 ("halves"), and
@@ -12,12 +12,15 @@
 #include "cuda/ptx/special.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "families/hopper/hopper_backward.h"
+#include "gpu/block_order.h"
 #include "gpu/convert.cuh"
 #include "gpu/key_sort.h"
 #include "gpu/numbers.h"
 #include "gpu/scores.cuh"
 #include "gpu/visible.cuh"
 
+#define GATHER    (KEYS == HOPPER_KEYS_SORTED || KEYS == HOPPER_KEYS_SCATTERED)
+#define RUNS      (KEYS == HOPPER_KEYS_RUNS)
 #define BIAS_TILE (BIAS && BIAS_ROWS)
 #define LISTED    (KEYED || MASK_TILE) /* tiles of rows are listed, and those that no key is seen by left out */
 #ifndef ROW_STEP
@@ -68,53 +71,50 @@ struct key_block {
     }
 };
 
-#if GATHER
-constexpr int SORT_RANKS = KEY_SORT_KEYS / BLOCK_N; /* blocks of a sorted group of keys */
-#endif
+constexpr int SORT_RANKS = KEY_SORT_KEYS / BLOCK_N; /* GATHER: blocks of a sorted group of keys */
 __device__ __forceinline__ int blocks_of_head(const struct hopper_backward_params &a) {
-#if GATHER
-    return (a.key_blocks + SORT_RANKS - 1) / SORT_RANKS * SORT_RANKS;
-#else
-    return a.key_blocks;
-#endif
+    return GATHER ? (a.key_blocks + SORT_RANKS - 1) / SORT_RANKS * SORT_RANKS : a.key_blocks;
 }
 
 /* Key blocks of a head (PARTS: of a part of a group) lie next to each other; under a causal mask or window, and where
  * blocks add in a fixed order, those of several take turns, the first keys, which many rows see, first. GATHER: so do
- * they, the first of each sorted group of keys first. `place`: in that order. */
-__device__ __forceinline__ struct key_block find_block(const struct hopper_backward_params &a, int place) {
+ * they, the first of each sorted group of keys first. RUNS: so do they, in the order of block_order.cu. `place`: in
+ * that order. */
+struct block_place {
+    int head, turn, block; /* with the parts of groups; which of the head's begins; its number */
+};
+__device__ __forceinline__ struct block_place find_place(const struct hopper_backward_params &a, int place) {
+    const int parts = PARTS ? a.in.group_parts : 1, of_head = blocks_of_head(a);
+    int head = place / of_head, turn = place % of_head, block = turn;
+    if (WINDOW || ORDERED || GATHER || RUNS) {
+        const int groups = GATHER ? of_head / SORT_RANKS : 1, together = ORDERED ? 1 : groups;
+        const int first = head / a.heads_in_turn * a.heads_in_turn, rest = place - first * of_head;
+        const int heads = min(a.heads_in_turn, a.in.in.heads_kv * a.in.in.batch * parts - first);
+        head = first + rest / together % heads;
+        block = turn = rest / (together * heads) * together + rest % together;
+        if (GATHER)
+            block = turn % groups * SORT_RANKS + turn / groups;
+    }
+    if (RUNS) {
+        const int kv_head = head / parts % a.in.in.heads_kv, batch = head / parts / a.in.in.heads_kv;
+        const int64_t of_order =
+            batch * a.in.block_order_batch + kv_head * a.in.in.group / a.in.in.intervals.group * a.in.block_order_head;
+        block = a.in.block_order[of_order + 1 + turn];
+    }
+    return {head, turn, block};
+}
+
+__device__ __forceinline__ struct key_block find_block(const struct hopper_backward_params &a,
+                                                       const struct block_place &at) {
     struct key_block k;
     const int parts = PARTS ? a.in.group_parts : 1, part_heads = PARTS ? a.in.part_heads : a.in.in.group;
-#if GATHER
-    const int of_head = blocks_of_head(a), groups = of_head / SORT_RANKS;
-    const int first_head = place / of_head / a.heads_in_turn * a.heads_in_turn;
-    const int heads = min(a.heads_in_turn, a.in.in.heads_kv * a.in.in.batch - first_head);
-    const int rest = place - first_head * of_head;
-#    if ORDERED
-    const int head = first_head + rest % heads, n = rest / heads;
-    const int block = n % groups * SORT_RANKS + n / groups;
-#    else
-    const int head = first_head + rest / groups % heads, block = rest % groups * SORT_RANKS + rest / (groups * heads);
-#    endif
-#else
-    int head = place / a.key_blocks, block = place % a.key_blocks;
-    if (WINDOW || ORDERED) {
-        const int first = head / a.heads_in_turn * a.heads_in_turn;
-        const int rest = place - first * a.key_blocks;
-        const int heads = min(a.heads_in_turn, a.in.in.heads_kv * a.in.in.batch * parts - first);
-        head = first + rest % heads;
-        block = rest / heads;
-    }
+    k.part = at.head % parts;
+    k.kv_head = at.head / parts % a.in.in.heads_kv;
+    k.batch = at.head / parts / a.in.in.heads_kv;
+#if ORDERED && LISTED
+    k.turn = at.turn;
 #endif
-#if ORDERED && GATHER
-    k.turn = n;
-#elif ORDERED && LISTED
-    k.turn = block;
-#endif
-    k.first_key = block * BLOCK_N;
-    k.part = head % parts;
-    k.kv_head = head / parts % a.in.in.heads_kv;
-    k.batch = head / parts / a.in.in.heads_kv;
+    k.first_key = at.block * BLOCK_N;
     k.first_head = k.kv_head * a.in.in.group + k.part * part_heads;
     const struct sequence s = find_sequence(a.in.in, k.batch);
     const int first = first_row(a.in.in, s, k.first_key);
@@ -172,6 +172,7 @@ struct score_sources {
     uint32_t lse, low, keys, bias, mask;
     bool masked;  /* the mask may hide something */
     int mask_key; /* of the tile of mask, what is added to the key that a thread has by its number */
+    uint32_t covered;
 };
 
 /* Of the thread's two keys and of row 2 (lane % 4) + c of each group of eight rows: where the mask's bytes are. */
@@ -204,13 +205,12 @@ __device__ __forceinline__ uint32_t bias_address(uint32_t tile, int lane) {
 
 /* KEYED: rows of a tile from row `row` on that see the thread's keys; whether some row does not see some key of the
  * warp's. */
-__device__ __forceinline__ bool find_rows(int (&first)[2], int (&last)[2], uint32_t keys, int row) {
+__device__ __forceinline__ void find_rows(int (&first)[2], int (&last)[2], uint32_t keys, int row) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         first[half] = (int)ld_shared_4(keys + half * 32) - row;
         last[half] = (int)ld_shared_4(keys + BLOCK_N * 4 + half * 32) - row;
     }
-    return __any_sync(0xffffffff, max(first[0], first[1]) > 0 || min(last[0], last[1]) < BLOCK_M);
 }
 
 /* What the rows first[half] <= row < last[half] of the tile do not hold becomes -inf. */
@@ -314,7 +314,11 @@ __device__ __forceinline__ void scores_to_p(float (&s)[BLOCK_M / 2], const float
     }
     int first[2], last[2];
 #if KEYED
-    const bool partial = find_rows(first, last, keys, row);
+    uint32_t covered[2];
+    ld_shared_8(covered[0], covered[1], from.covered);
+    const bool partial = (int)covered[0] > row || (int)covered[1] < row + BLOCK_M;
+    if (partial)
+        find_rows(first, last, keys, row);
 #else
     if (partial)
 #    pragma unroll
@@ -427,14 +431,17 @@ __device__ __forceinline__ void store_keys(const struct hopper_backward_params &
     const int lane = threadIdx.x % 32, key = lane / 4;
     const int64_t begin = VARLEN ? find_sequence(a.in.in, k.batch).k_begin : (int64_t)k.batch * a.in.in.seqlen_k;
     const int64_t head = (int64_t)k.kv_head * a.in.group_parts + k.part;
-    float *from_key = sums + (head * a.in.key_rows + begin + first + key) * columns + lane % 4 * 2;
+    float *from_head = sums + (head * a.in.key_rows + begin) * columns + lane % 4 * 2;
 #    pragma unroll
-    for (int half = 0; half < 2; half++)
-        if (key + 8 * half < count)
+    for (int half = 0; half < 2; half++) {
+        const int number = GATHER ? *sorted_keys(a, k, warp_key + key + 8 * half) : first + key + 8 * half;
+        float *of_key = from_head + (int64_t)number * columns;
+        if (number < first + count)
 #    pragma unroll
             for (int n = 0; n < columns / 8; n++)
-                *(float2 *)(from_key + 8 * half * columns + 8 * n) =
+                *(float2 *)(of_key + 8 * n) =
                     computed ? make_float2(x[4 * n + 2 * half], x[4 * n + 2 * half + 1]) : make_float2(0, 0);
+    }
 #elif GATHER
     store_accumulator<columns, BLOCK_N, true>(row_address(to, k.batch, k.kv_head, 0), to.row * 2, a.in.in.seqlen_k,
                                               head_dim, tile, warp_key, x, factor, computed,

@@ -17,12 +17,10 @@ struct hopper_division {
     int32_t parts, in_turn;
 };
 /* The number-th division for blocks of block_n keys with `flops` to do for each row and key: 0 is the best by an
- * estimate, the others are the other numbers of parts; returns 0 past the last. l2_mb: MB of L2 that rows and sums of
- * dQ of parts that take turns should stay in; where keys are sorted blocks walk a part of the rows, so that more fit.
- */
-enum { HOPPER_BACKWARD_L2_MB = 24 };
+ * estimate, the others are the other numbers of parts; returns 0 past the last. */
+enum { HOPPER_BACKWARD_L2_MB = 24 }; /* of L2, that rows and sums of dQ of parts that take turns should stay in */
 int hopper_backward_divide(const fdm_device *device, const fdm_problem *problem, int32_t block_n, double flops,
-                           int32_t l2_mb, int32_t number, struct hopper_division *division);
+                           int32_t number, struct hopper_division *division);
 /* 1 when a plan may hold it. */
 int hopper_backward_divides(const fdm_problem *problem, struct hopper_division division);
 /* Says in choice and reason what it is, where there are parts. */
@@ -32,12 +30,12 @@ struct gpu_backward_needs hopper_backward_needs(const fdm_problem *problem, int3
                                                 int32_t parts);
 
 /* The maps of a backward's parameters: q, dout and what there is of masks and biases with rows in boxes of 64 rows, k
- * and v in boxes of the plan's block_n keys. */
-fdm_status hopper_backward_maps(const fdm_plan *plan, const struct attention *attention,
+ * and v in boxes of block_n keys. */
+fdm_status hopper_backward_maps(const fdm_plan *plan, const struct attention *attention, int32_t block_n,
                                 struct hopper_backward_params *params);
-/* The order of the blocks that own keys, the plan's block_n each; returns how many they are. sorted: by key_sort.h, in
- * whole groups of keys, the longest walks first. */
-int64_t hopper_backward_order(const fdm_plan *plan, const fdm_problem *problem, struct hopper_division division,
-                              int sorted, struct hopper_backward_params *params);
+/* The order of the blocks that own keys, block_n each; returns how many they are. sorted: by key_sort.h, in
+ * whole groups of keys. */
+int64_t hopper_backward_order(const fdm_problem *problem, int32_t block_n, struct hopper_division division, int sorted,
+                              struct hopper_backward_params *params);
 
 #endif

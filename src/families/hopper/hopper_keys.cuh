@@ -37,6 +37,22 @@ __device__ __forceinline__ void list_keys(const struct hopper_backward_params &a
         st_shared_4(keys + (2 * BLOCK_N + n) * 4, __float_as_uint(key.bias));
 }
 
+#if KEYED
+/* Of each warp's 16 keys: the first row from which all rows before the second see all of them. */
+__device__ __forceinline__ void note_covered(uint32_t keys, uint32_t covered) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    if (warp >= BLOCK_N / 16)
+        return;
+    const uint32_t at = keys + (warp * 16 + lane % 16) * 4;
+    const int first = __reduce_max_sync(0xffffffff, (int)ld_shared_4(at));
+    const int end = __reduce_min_sync(0xffffffff, (int)ld_shared_4(at + BLOCK_N * 4));
+    if (lane == 0) {
+        st_shared_4(covered + warp * 8, (uint32_t)first);
+        st_shared_4(covered + warp * 8 + 4, (uint32_t)end);
+    }
+}
+#endif
+
 /* Tiles of the word-th 32 that rows first .. last - 1 lie in. */
 __device__ __forceinline__ uint32_t tiles_of_rows(int word, int first, int last) {
     const int from = max(first / BLOCK_M - word * 32, 0), to = min((last - 1) / BLOCK_M - word * 32, 31);

@@ -51,7 +51,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll 1
     for (int n = 0; n < a.visit_words; n++) {
         const int turn = n * 32 + warp;
-        const uint32_t tiles = turn < blocks ? walked_tiles(a, find_block(a, place_of(a, head, turn)), word) : 0;
+        const uint32_t tiles =
+            turn < blocks ? walked_tiles(a, find_block(a, find_place(a, place_of(a, head, turn))), word) : 0;
         if (lane == 0)
             walked[warp] = tiles;
         __syncthreads();

@@ -7,7 +7,7 @@
 #include "gpu/problem_constants.h"
 
 /* The constants that specialise the kernel: those of hopper_backward.cu that say which keys a row sees. */
-#define HOPPER_VISITS_CONSTANTS(X) X(GATHER)
+#define HOPPER_VISITS_CONSTANTS(X) X(KEYS)
 
 /* Blocks of keys that a word is about, and warps of a block. */
 #define HOPPER_VISITS_BLOCKS 32

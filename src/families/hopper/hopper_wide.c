@@ -82,7 +82,7 @@ static const char *passed_over(const fdm_device *device, const fdm_problem *p) {
 static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, fdm_plan *plan) {
     const double flops = (double)(4 * p->head_dim + 4 * p->head_dim_v);
     struct hopper_division division;
-    if (!hopper_backward_divide(device, p, HOPPER_WIDE_KEYS, flops, HOPPER_BACKWARD_L2_MB, number, &division))
+    if (!hopper_backward_divide(device, p, HOPPER_WIDE_KEYS, flops, number, &division))
         return 0;
     const int32_t v_stages = dq_bytes(p, 2) <= device->shared_bytes ? 2 : 1;
     const int32_t p_stages = dkv_bytes(p, 2) <= device->shared_bytes ? 2 : 1;
@@ -177,9 +177,9 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
     const struct gpu_backward_needs needs = needs_of(plan, p);
     struct hopper_backward_params params;
     gpu_backward_fill(attention, &needs, workspace, &params.in);
-    const int64_t key_blocks = hopper_backward_order(plan, p, division_of(plan), 0, &params);
+    const int64_t key_blocks = hopper_backward_order(p, HOPPER_WIDE_KEYS, division_of(plan), 0, &params);
     const int64_t row_blocks = hopper_all_blocks(p, 1, plan->block_m);
-    if ((status = hopper_backward_maps(plan, attention, &params)))
+    if ((status = hopper_backward_maps(plan, attention, HOPPER_WIDE_KEYS, &params)))
         return status;
     status = gpu_backward_launches(GPU_BACKWARD_BEFORE, kernels, p, &needs, &params.in, stream);
     int32_t next = before;

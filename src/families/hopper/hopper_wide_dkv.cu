@@ -27,7 +27,7 @@
 
 HOPPER_WIDE_CONSTANTS(GPU_CONSTANT_GIVEN)
 
-#define GATHER     0
+#define KEYS       HOPPER_KEYS_PLACED
 #define DESCENDS   0
 #define ORDERED    0
 #define BLOCK_M    64
@@ -371,7 +371,7 @@ struct dk_maker {
 /* The keys of this block; MASK: when its tiles are listed, by whole warps. */
 __device__ __forceinline__ struct key_block find_steps(const struct hopper_backward_params &a,
                                                        [[maybe_unused]] uint32_t base) {
-    const struct key_block k = find_block(a, (int)blockIdx.x);
+    const struct key_block k = find_block(a, find_place(a, (int)blockIdx.x));
 #if MASK
     return count_tiles(k, PARTS ? a.in.part_heads : a.in.in.group, base + SEEN_OFFSET);
 #else
@@ -409,7 +409,7 @@ extern "C" __global__ void __launch_bounds__(HOPPER_WIDE_THREADS, 1)
         fence_mbarrier_init();
     }
 #if MASK
-    list_tiles(a, find_block(a, (int)blockIdx.x), 0, base + SEEN_OFFSET);
+    list_tiles(a, find_block(a, find_place(a, (int)blockIdx.x)), 0, base + SEEN_OFFSET);
 #endif
     __syncthreads();
     const int warpgroup = __shfl_sync(0xffffffff, (int)threadIdx.x / 128, 0);
