@@ -1,4 +1,4 @@
-/* key_sort.cu: keys in the order of the last row that sees them, for mma_backward.cu.
+/* key_sort.cu: keys in the order of the last row that sees them, for the backwards.
  *
  * Idea: keys that rows stop seeing at about the same time belong into one tile. Among neighbouring keys of a dynamic
  * mask some are seen to the end and most are not, so that nearly every tile of neighbours is active for nearly every

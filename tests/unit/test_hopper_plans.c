@@ -76,7 +76,7 @@ static void backward_takes_what_it_names(void **state) {
         {INTERVALS | CAUSAL, 8192, 128, 16, 16, "hopper.backward", "SM90_Wgmma_64x128_R3_DS2_Spacious",
          "3 stages of Q, 3 of dO"},
         {INTERVALS, 8192, 64, 16, 1, "hopper.backward", "SM90_Wgmma_64x128_R3_DS2_Spacious",
-         "keys in the order of the last row that sees them"},
+         "scattered keys in the order of the last row that sees them"},
         {MASK, 8192, 96, 16, 16, "hopper.backward", "SM90_Wgmma_64x128_R3_DS2_Spacious", ""},
         {INTERVALS, 8192, 128, 4, 4, "hopper.backward", "SM90_Wgmma_64x128_R3_DS2_Spacious", ""},
         {INTERVALS, 8192, 128, 4, 16, "mma.backward", "", "of keys of their own"},

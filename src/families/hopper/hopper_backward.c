@@ -235,7 +235,9 @@ static int fill(const fdm_device *device, const fdm_problem *p, int32_t number, 
              HOPPER_BACKWARD_KEY_REGISTERS(t->warpgroups, apart, wide),
              HOPPER_BACKWARD_SERVICE_REGISTERS(t->warpgroups, apart, wide), adder, BLOCK_M, t->stages, t->dout_stages,
              t->ds_stages, (long long)(plan->shared_bytes + 1023) >> 10, t->reason,
-             gathers(p) ? "; keys in the order of the last row that sees them" : "",
+             launches_runs(p) ? "; scattered keys in the order of the last row that sees them, others by another launch"
+             : gathers(p)     ? "; keys in the order of the last row that sees them"
+                              : "",
              orders_dq(p)    ? "; blocks add to a row's dQ in the order of their keys"
              : is_ordered(p) ? "; blocks add to the bias' gradient in the order of their heads"
                              : "");
