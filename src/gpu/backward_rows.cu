@@ -225,7 +225,8 @@ extern "C" __global__ void PREPARE_BOUNDS backward_prepare(const __grid_constant
             mine -= a.dlse.data[b * a.dlse.batch + h * a.dlse.head + i * a.dlse.row];
     }
     if (lse == __int_as_float(0x7f800000))
-        mine = 0;        /* also where dO or dlse is not finite */
+        mine = 0; /* also where dO or dlse is not finite */
+
 #if __CUDA_ARCH__ >= 900 /* who reads it; registers are short before */
     const bool empty = __any_sync(0xffff, row < at.seqlen_q && lse == __int_as_float(0x7f800000));
     if (a.empty && lane == 0)

@@ -17,8 +17,8 @@ struct gpu_backward_needs {
     int32_t head_dim, head_dim_v; /* as the kernel pads them */
     int32_t sums_dq;              /* 1: dQ is summed in the workspace, and rounded after */
     int32_t semaphores;           /* 1: blocks add to dQ in order */
-    int32_t notes_empty;          /* 1: prepare notes which rows see no key, 16 together */
     int32_t stores_first;         /* 1: and the first stores, of every row */
+    int32_t notes_empty;          /* 1: prepare notes which rows see no key, 16 together */
     int32_t dbias_blocks;         /* blocks of keys that add to the bias' gradient in order; 0: in any */
     int32_t dbias_shares;         /* partial sums of each key's bias */
     int32_t group_parts;          /* of a group of heads, each with its own sums of dK and dV; below 2: none */
@@ -43,8 +43,8 @@ int64_t gpu_backward_workspace_bytes(const fdm_problem *problem, const struct gp
 void gpu_backward_fill(const struct attention *attention, const struct gpu_backward_needs *needs, char *workspace,
                        struct gpu_backward_params *params);
 
-/* BEFORE: lse and delta of each row and zeros, the block mask, the order of the keys. AFTER: the sums of parts of
- * groups, of dQ, and of the bias' gradient. */
+/* BEFORE: lse and delta of each row and zeros, the block mask, the orders of blocks and keys. AFTER: the sums of parts
+ * of groups, of dQ, and of the bias' gradient. */
 enum gpu_backward_side { GPU_BACKWARD_BEFORE, GPU_BACKWARD_AFTER };
 enum { GPU_BACKWARD_AROUND_MAX = 7 };
 /* The kernels of one side that the problem takes: how many, and which. */

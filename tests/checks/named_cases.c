@@ -25,6 +25,19 @@ static void begin(const char *kernel, fdm_pass pass, int64_t head_dim, fdm_dtype
                                .window_right = -1};
 }
 
+static void shape(int64_t batch, int64_t heads, int64_t heads_kv, int64_t seqlen_q, int64_t seqlen_k) {
+    next.batch = batch;
+    next.heads = heads;
+    next.heads_kv = heads_kv;
+    next.seqlen_q = seqlen_q;
+    next.seqlen_k = seqlen_k;
+}
+
+static void window(int64_t left, int64_t right) {
+    next.window_left = left;
+    next.window_right = right;
+}
+
 static void add(const char *group) {
     if (num_cases == max_cases) {
         max_cases = max_cases ? 2 * max_cases : 256;
@@ -338,11 +351,7 @@ static void add_listed_orders(void) {
     FOR_EACH(rows, n)
     FOR_EACH(dims, d) {
         begin("hopper.backward", FDM_BACKWARD, dims[d], dtypes[n % 2]);
-        next.batch = rows[n].batch;
-        next.heads = rows[n].heads;
-        next.heads_kv = rows[n].heads_kv;
-        next.seqlen_q = rows[n].seqlen_q;
-        next.seqlen_k = rows[n].seqlen_k;
+        shape(rows[n].batch, rows[n].heads, rows[n].heads_kv, rows[n].seqlen_q, rows[n].seqlen_k);
         next.causal = rows[n].causal;
         next.varlen = rows[n].varlen;
         next.mask = rows[n].mask;
@@ -370,13 +379,10 @@ static void add_tile_plans(void) {
     FOR_EACH(rows, n)
     for (int d = 0; d < 2; d++) {
         begin("hopper.forward", FDM_FORWARD, rows[n].dims[d], dtypes[(n + (size_t)d) % 2]);
-        next.batch = rows[n].batch;
-        next.heads = rows[n].heads;
-        next.seqlen_q = rows[n].seqlen_q;
-        next.seqlen_k = rows[n].seqlen_k;
+        shape(rows[n].batch, rows[n].heads, 1, rows[n].seqlen_q, rows[n].seqlen_k);
         next.causal = rows[n].causal;
-        next.window_left = rows[n].window ? 150 : -1;
-        next.window_right = rows[n].window ? 70 : -1;
+        if (rows[n].window)
+            window(150, 70);
         next.varlen = rows[n].varlen;
         next.mask = rows[n].mask;
         next.intervals = rows[n].mask ? 0 : 2;
@@ -400,14 +406,10 @@ static void add_runs(void) {
     };
     FOR_EACH(rows, n) {
         begin("hopper.backward", FDM_BACKWARD, rows[n].dims, dtypes[n % 2]);
-        next.batch = rows[n].batch;
-        next.heads = rows[n].heads;
-        next.heads_kv = rows[n].heads_kv;
-        next.seqlen_q = rows[n].seqlen_q;
-        next.seqlen_k = rows[n].seqlen_k;
+        shape(rows[n].batch, rows[n].heads, rows[n].heads_kv, rows[n].seqlen_q, rows[n].seqlen_k);
         next.causal = rows[n].causal;
-        next.window_left = rows[n].window ? 150 : -1;
-        next.window_right = rows[n].window ? 70 : -1;
+        if (rows[n].window)
+            window(150, 70);
         next.mask = rows[n].mask;
         next.bias = next.dbias = rows[n].bias;
         next.softcap = rows[n].softcap ? 7 : 0;

@@ -335,7 +335,9 @@ static fdm_status launch_main(const fdm_plan *plan, const struct attention *atte
     if (sorted && !is_ordered(p)) /* the longest walks of all heads first, from the last rows, which stay together */
         division.in_turn = (int32_t)(p->heads_kv * p->batch * division.parts);
     const int64_t blocks = hopper_backward_order(p, block_n, division, sorted, params);
-    fdm_status status = hopper_backward_maps(plan, attention, block_n, params);
+    fdm_status status = FDM_OK;
+    if (!runs || block_n != plan->block_n) /* else they are those of the first launch */
+        status = hopper_backward_maps(plan, attention, block_n, params);
     if (status || (finds_visits(p) && (status = launch_visits(kernel[-1], p, params, stream))))
         return status;
     const struct cuda_launch launch = {.kernel = *kernel,

@@ -93,11 +93,9 @@ enum {
     DS_EMPTY = DS_FULL + 8 * DS_STAGES,
     SCORE_FULL = DS_EMPTY + 8 * DS_STAGES,
     SCORE_EMPTY = SCORE_FULL + (SCORED ? 8 : 0),
-    PLACE = SCORE_EMPTY + (SCORED ? 8 : 0), /* ORDERED: of the block, in the order of tickets; RUNS: block_place */
-    TURN_FULL = PLACE + (RUNS      ? 16
-                         : ORDERED ? 8
-                                   : 0),         /* DBIAS_TURNS: the step's turn has come */
-    DQ_FULL = TURN_FULL + (DBIAS_TURNS ? 8 : 0), /* APART: of each half, of ADDER_STEPS steps: each has its warp */
+    PLACE = SCORE_EMPTY + (SCORED ? 8 : 0),        /* ORDERED: of the block, by its ticket; RUNS: its head and number */
+    TURN_FULL = PLACE + (ORDERED || RUNS ? 8 : 0), /* DBIAS_TURNS: the step's turn has come */
+    DQ_FULL = TURN_FULL + (DBIAS_TURNS ? 8 : 0),   /* APART: of each half, of ADDER_STEPS steps: each has its warp */
     DQ_EMPTY = DQ_FULL + (APART ? HALVES * ADDER_STEPS * 8 : 0), /* of each half */
     SPOILED = DQ_EMPTY + (APART ? HALVES * 8 : 0), /* EXACT: what scrub_rows() says to a warp; registers are short */
     COVERED = SPOILED + (EXACT && SCRUB == HOPPER_SCRUB_NUMBERS ? 16 * WARPGROUPS : 0), /* KEYED: note_covered() */
@@ -529,7 +527,7 @@ __device__ __forceinline__ struct key_block find_own_block(const struct hopper_b
                                                            [[maybe_unused]] uint32_t base) {
     struct block_place at = {};
     if (RUNS)
-        at = {(int)ld_shared_4(base + PLACE), (int)ld_shared_4(base + PLACE + 4), (int)ld_shared_4(base + PLACE + 8)};
+        at = {(int)ld_shared_4(base + PLACE), 0, (int)ld_shared_4(base + PLACE + 4)}; /* no turns are kept */
     else
         at = find_place(a, ORDERED ? (int)ld_shared_4(base + PLACE) : (int)blockIdx.x);
     return find_block(a, at);
@@ -570,8 +568,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (threadIdx.x == 0 && RUNS) {
         const struct block_place at = find_place(a, (int)blockIdx.x);
         st_shared_4(base + PLACE, (uint32_t)at.head);
-        st_shared_4(base + PLACE + 4, (uint32_t)at.turn);
-        st_shared_4(base + PLACE + 8, (uint32_t)at.block);
+        st_shared_4(base + PLACE + 4, (uint32_t)at.block);
     }
     if (scattered != GATHER) /* the other launch takes the keys */
         return;

@@ -75,7 +75,7 @@ static double seconds_with(const fdm_device *device, const fdm_problem *p, int32
     return misses_of(p, parts) * rows * block_n * flops / speed + (parts > 1 ? launch + bytes / bandwidth : 0);
 }
 
-/* Parts take turns so that their rows and sums of dQ stay in l2_mb MB, but by so many that blocks of the last turn, the
+/* Parts take turns so that their rows and sums of dQ stay in L2, but by so many that blocks of the last turn, the
  * longest first, end together; turns are equally large. */
 static int32_t parts_in_turn(const fdm_device *device, const fdm_problem *p, int32_t block_n, int64_t parts) {
     enum { WAVES_OF_A_TURN = 2 };

@@ -12,7 +12,6 @@
 #include "cuda/ptx/special.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "families/hopper/hopper_backward.h"
-#include "gpu/block_order.h"
 #include "gpu/convert.cuh"
 #include "gpu/key_sort.h"
 #include "gpu/numbers.h"
@@ -76,13 +75,19 @@ __device__ __forceinline__ int blocks_of_head(const struct hopper_backward_param
     return GATHER ? (a.key_blocks + SORT_RANKS - 1) / SORT_RANKS * SORT_RANKS : a.key_blocks;
 }
 
+/* The head of the intervals that a KV head has. */
+__device__ __forceinline__ int64_t interval_head(const struct hopper_backward_params &a, int kv_head) {
+    return (int64_t)kv_head * a.in.in.group / a.in.in.intervals.group;
+}
+
+/* Where a block is, with `head` one of the parts of groups. */
+struct block_place {
+    int head, turn, block; /* which of the head's begins; its number */
+};
 /* Key blocks of a head (PARTS: of a part of a group) lie next to each other; under a causal mask or window, and where
  * blocks add in a fixed order, those of several take turns, the first keys, which many rows see, first. GATHER: so do
  * they, the first of each sorted group of keys first. RUNS: so do they, in the order of block_order.cu. `place`: in
  * that order. */
-struct block_place {
-    int head, turn, block; /* with the parts of groups; which of the head's begins; its number */
-};
 __device__ __forceinline__ struct block_place find_place(const struct hopper_backward_params &a, int place) {
     const int parts = PARTS ? a.in.group_parts : 1, of_head = blocks_of_head(a);
     int head = place / of_head, turn = place % of_head, block = turn;
@@ -97,9 +102,8 @@ __device__ __forceinline__ struct block_place find_place(const struct hopper_bac
     }
     if (RUNS) {
         const int kv_head = head / parts % a.in.in.heads_kv, batch = head / parts / a.in.in.heads_kv;
-        const int64_t of_order =
-            batch * a.in.block_order_batch + kv_head * a.in.in.group / a.in.in.intervals.group * a.in.block_order_head;
-        block = a.in.block_order[of_order + 1 + turn];
+        block = a.in.block_order[batch * a.in.block_order_batch + interval_head(a, kv_head) * a.in.block_order_head +
+                                 1 + turn];
     }
     return {head, turn, block};
 }
@@ -170,9 +174,9 @@ struct step_rows {
  * warpgroup's keys BLOCK_N words of first rows, of last ones, of numbers and of biases, and tiles of bias and mask. */
 struct score_sources {
     uint32_t lse, low, keys, bias, mask;
-    bool masked;  /* the mask may hide something */
-    int mask_key; /* of the tile of mask, what is added to the key that a thread has by its number */
-    uint32_t covered;
+    bool masked;      /* the mask may hide something */
+    int mask_key;     /* of the tile of mask, what is added to the key that a thread has by its number */
+    uint32_t covered; /* of the warp: note_covered() */
 };
 
 /* Of the thread's two keys and of row 2 (lane % 4) + c of each group of eight rows: where the mask's bytes are. */
@@ -203,8 +207,7 @@ __device__ __forceinline__ uint32_t bias_address(uint32_t tile, int lane) {
     return tile + row * 128 + ((chunk ^ (row & 7)) << 4);
 }
 
-/* KEYED: rows of a tile from row `row` on that see the thread's keys; whether some row does not see some key of the
- * warp's. */
+/* KEYED: rows of a tile from row `row` on that see the thread's keys. */
 __device__ __forceinline__ void find_rows(int (&first)[2], int (&last)[2], uint32_t keys, int row) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
@@ -414,8 +417,7 @@ __device__ __forceinline__ char *row_address(const struct gpu_matrix &m, int bat
 /* From the block's n-th key on: numbers of keys in the order of key_sort.cu; from seqlen_k on: none. */
 __device__ __forceinline__ const int *sorted_keys(const struct hopper_backward_params &a, const struct key_block &k,
                                                   int n) {
-    const int64_t head = (int64_t)k.kv_head * a.in.in.group / a.in.in.intervals.group;
-    return a.in.order + k.batch * a.in.order_batch + head * a.in.order_head + k.first_key + n;
+    return a.in.order + k.batch * a.in.order_batch + interval_head(a, k.kv_head) * a.in.order_head + k.first_key + n;
 }
 /* dK or dV of a warp's 16 keys, from key warp_key of the block on, times `factor` to `to`, by way of the tile as above;
  * PARTS: as they are to the part's `sums`. */
