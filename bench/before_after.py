@@ -2,10 +2,12 @@
 
     python3 bench/before_after.py BEFORE.so AFTER.so ... [--masks] [--forward | --backward] [--rounds N]
                                   [--cases TEXT] [--share K/N] [--json FILE]
+    python3 bench/before_after.py LIBRARY.so --sinks [...]
 
 Needs PyTorch. A sample is the time of `CALLS` calls on the device. The builds alternate from sample to sample, so that
 the clock of the card is the same for all. Ratios are times of the first build over those of the others. Each build has
-the structs that begin with struct_bytes.
+the structs that begin with struct_bytes. With --sinks there is one build, and its calls without learnable sinks are
+timed beside the same calls with them.
 """
 
 import argparse
@@ -21,7 +23,8 @@ CODES = {
     torch.float32: (2, 32), torch.float16: (2, 16), torch.bfloat16: (4, 16), torch.bool: (6, 8), torch.int32: (0, 32),
 }  # fmt: skip
 NAMES = (
-    "q k v mask bias interval_start interval_end cu_seqlens_q cu_seqlens_k out lse dout dlse dq dk dv dbias lse_low"
+    "q k v mask bias interval_start interval_end cu_seqlens_q cu_seqlens_k out lse dout dlse dq dk dv dbias lse_low "
+    "sink dsink"
 ).split()
 FDM_CUDA = 2
 
@@ -51,7 +54,7 @@ class Options(ctypes.Structure):
         ("deterministic", ctypes.c_int32), ("softmax_scale", ctypes.c_double), ("softcap", ctypes.c_double),
         ("window_left", ctypes.c_int64), ("window_right", ctypes.c_int64), ("max_seqlen_q", ctypes.c_int64),
         ("max_seqlen_k", ctypes.c_int64), ("num_threads", ctypes.c_int32), ("kernel", ctypes.c_char_p), ("family", ctypes.c_char_p),
-        ("executor", ctypes.c_void_p), ("stream", ctypes.c_void_p),
+        ("executor", ctypes.c_void_p), ("stream", ctypes.c_void_p), ("lse_without_sink", ctypes.c_int64),
     ]  # fmt: skip
 
 
@@ -134,6 +137,21 @@ def mask_cases():
         yield f"documents of 512 B2 S4096 D{D}", (2, H, H, 4096, 4096, D), bf16, {"causal": 1}, "intervals"
 
 
+def sink_cases():
+    """Shapes of gpt-oss, and others; decoding too."""
+    bf16 = torch.bfloat16
+    for S in (1024, 4096, 16384):
+        yield f"gpt-oss causal S{S}", (1, 64, 8, S, S, 64), bf16, {"causal": 1}, ""
+        yield f"gpt-oss window 128 S{S}", (1, 64, 8, S, S, 64), bf16, {"causal": 1, "window_left": 127}, ""
+    for D, H in ((64, 32), (128, 16), (256, 8)):
+        yield f"full D{D}", (4, H, H, 4096, 4096, D), bf16, {}, ""
+        yield f"causal D{D}", (1, H, H, 16384, 16384, D), bf16, {"causal": 1}, ""
+        yield f"mma causal D{D}", (2, 16, 16, 2048, 2048, D), bf16, {"family": b"mma", "causal": 1}, ""
+    yield "float32 causal D64", (2, 8, 8, 2048, 2048, 64), torch.float32, {"causal": 1}, ""
+    for B, S in ((1, 8192), (16, 8192), (64, 2048)):
+        yield f"decode gpt-oss B{B} S{S}", (B, 64, 8, 1, S, 64), bf16, {}, ""
+
+
 def intervals_of(hides, S):
     """The rows that see each key: of 12 random documents, of a prefix of 2048 keys, of the keys' random ranks."""
     generator, keys = torch.Generator().manual_seed(3), torch.arange(S)
@@ -178,8 +196,9 @@ def problem(shape, dtype, hides):
     return t
 
 
-def measure(libraries, name, shape, dtype, options, hides, rounds, passes):
+def measure(libraries, name, shape, dtype, options, hides, rounds, passes, sinks):
     t = problem(shape, dtype, hides)
+    sink = torch.randn(shape[1], dtype=dtype, device="cuda")
     for backward in passes:
         if backward:
             if shape[3] == 1 or shape[5] > 256:
@@ -187,7 +206,12 @@ def measure(libraries, name, shape, dtype, options, hides, rounds, passes):
             t["dout"] = torch.randn_like(t["out"])
             t |= {"d" + each: torch.empty_like(t[each]) for each in ("q", "k", "v")}
         kept = []
-        tensors = Tensors(ctypes.sizeof(Tensors), **{each: describe(tensor, kept) for each, tensor in t.items()})
+        described = {each: describe(tensor, kept) for each, tensor in t.items()}
+        tensors = [Tensors(ctypes.sizeof(Tensors), **described) for _ in libraries]
+        if sinks:
+            tensors[1].sink = describe(sink, kept)
+            if backward:
+                tensors[1].dsink = describe(torch.empty_like(sink), kept)
         every = []
         for _ in libraries:
             o = Options(ctypes.sizeof(Options), window_left=-1, window_right=-1)
@@ -208,7 +232,7 @@ def measure(libraries, name, shape, dtype, options, hides, rounds, passes):
                 torch.cuda._sleep(200000)  # so that the calls are queued before the first begins
                 events[0].record()
                 for _ in range(CALLS):
-                    libraries[i].call(backward, tensors, every[i])
+                    libraries[i].call(backward, tensors[i], every[i])
                 events[1].record()
                 torch.cuda.synchronize()
                 if n >= 2:
@@ -230,6 +254,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("libraries", nargs="+", metavar="LIBRARY.so", help="the others are compared with the first")
     parser.add_argument("--masks", action="store_true", help="masks that key intervals say, in the place of the rest")
+    parser.add_argument("--sinks", action="store_true", help="what learnable sinks cost, in the place of the rest")
     passes = parser.add_mutually_exclusive_group()
     passes.add_argument("--forward", action="store_true", help="no backward")
     passes.add_argument("--backward", action="store_true", help="no forward")
@@ -238,14 +263,17 @@ def main():
     parser.add_argument("--share", default="0/1", help="K/N: every N-th case from the K-th on, to compile side by side")
     parser.add_argument("--json")
     chosen = parser.parse_args()
+    if chosen.sinks:
+        chosen.libraries = [chosen.libraries[0]] * 2
     libraries = [Library(path) for path in chosen.libraries]
+    listed = sink_cases() if chosen.sinks else mask_cases() if chosen.masks else cases()
     results, failed, clocks = [], [], [card()]
     passes = range(int(chosen.backward), 2 - int(chosen.forward))
     first, step = map(int, chosen.share.split("/"))
-    for case in list(mask_cases() if chosen.masks else cases())[first::step]:
+    for case in list(listed)[first::step]:
         if any(part in case[0] for part in chosen.cases.split(",")):
             try:
-                results += measure(libraries, *case, chosen.rounds, passes)
+                results += measure(libraries, *case, chosen.rounds, passes, chosen.sinks)
             except RuntimeError as error:
                 failed.append(f"{case[0]}: {error}")
                 print(failed[-1], flush=True)

@@ -13,10 +13,10 @@ static const char help[] =
     "       fdm attend --q Q.npy --k K.npy --v V.npy [OPTION ...]\n"
     "\n"
     "Runs attention on tensors q, k, v [B, S, H, D] and, where the file holds them, mask, bias, interval_start,\n"
-    "interval_end, dout (else made up) and dlse.\n"
+    "interval_end, sink, dout (else made up) and dlse.\n"
     "\n"
-    "  --q --k --v --mask --bias --interval-start --interval-end --dout --dlse FILE.npy, or a pipe\n"
-    "  --causal  --window L,R  --softcap X  --scale X\n"
+    "  --q --k --v --mask --bias --interval-start --interval-end --sink --dout --dlse FILE.npy, or a pipe\n"
+    "  --causal  --window L,R  --softcap X  --scale X  --lse-without-sink\n"
     "  --topk W           each row keeps the W largest biases of its visible prefix (bias [B|1, h, 1, Sk])\n"
     "  --forward          the forward pass only (default)\n"
     "  --backward         the backward pass too\n"
@@ -49,6 +49,7 @@ enum {
     OPT_WINDOW,
     OPT_SOFTCAP,
     OPT_SCALE,
+    OPT_LSE_WITHOUT_SINK,
     OPT_TOPK,
     OPT_FORWARD,
     OPT_BACKWARD,
@@ -68,6 +69,7 @@ static const struct option options[] = {{"causal", no_argument, 0, OPT_CAUSAL},
                                         {"window", required_argument, 0, OPT_WINDOW},
                                         {"softcap", required_argument, 0, OPT_SOFTCAP},
                                         {"scale", required_argument, 0, OPT_SCALE},
+                                        {"lse-without-sink", no_argument, 0, OPT_LSE_WITHOUT_SINK},
                                         {"topk", required_argument, 0, OPT_TOPK},
                                         {"forward", no_argument, 0, OPT_FORWARD},
                                         {"backward", no_argument, 0, OPT_BACKWARD},
@@ -87,6 +89,7 @@ static const struct option options[] = {{"causal", no_argument, 0, OPT_CAUSAL},
                                         {"bias", required_argument, 0, OPT_FILE + RUN_BIAS},
                                         {"interval-start", required_argument, 0, OPT_FILE + RUN_START},
                                         {"interval-end", required_argument, 0, OPT_FILE + RUN_END},
+                                        {"sink", required_argument, 0, OPT_FILE + RUN_SINK},
                                         {"dout", required_argument, 0, OPT_FILE + RUN_DOUT},
                                         {"dlse", required_argument, 0, OPT_FILE + RUN_DLSE},
                                         {0}};
@@ -101,6 +104,7 @@ static int set_option(struct attend *a, int option, const char *text) {
     case OPT_WINDOW: return parse_window(text, &o->window_left, &o->window_right);
     case OPT_SOFTCAP: return parse_real("--softcap", text, &o->softcap);
     case OPT_SCALE: return o->has_softmax_scale = parse_real("--scale", text, &o->softmax_scale);
+    case OPT_LSE_WITHOUT_SINK: return o->lse_without_sink = 1;
     case OPT_TOPK: return parse_integer("--topk", text, 1, INT32_MAX, &a->topk);
     case OPT_FORWARD: a->backward = 0; return 1;
     case OPT_BACKWARD: return a->backward = 1;

@@ -8,8 +8,8 @@
 #include "base/half.h"
 
 const char *const run_tensor_names[RUN_TENSORS] = {
-    "q",    "k",    "v",  "mask", "bias", "interval_start", "interval_end", "out", "lse",
-    "dout", "dlse", "dq", "dk",   "dv",   "dbias"};
+    "q",    "k",    "v",  "mask", "bias", "interval_start", "interval_end", "sink", "out", "lse",
+    "dout", "dlse", "dq", "dk",   "dv",   "dbias",          "dsink"};
 
 static const fdm_device_id host = {FDM_CPU, 0};
 
@@ -29,6 +29,7 @@ static fdm_tensors view_on(struct run *run, fdm_pass pass, fdm_device_id device)
                      .bias = view[RUN_BIAS],
                      .interval_start = view[RUN_START],
                      .interval_end = view[RUN_END],
+                     .sink = view[RUN_SINK],
                      .out = view[RUN_OUT],
                      .lse = view[RUN_LSE]};
     if (pass == FDM_BACKWARD) {
@@ -38,6 +39,7 @@ static fdm_tensors view_on(struct run *run, fdm_pass pass, fdm_device_id device)
         t.dk = view[RUN_DK];
         t.dv = view[RUN_DV];
         t.dbias = view[RUN_DBIAS];
+        t.dsink = view[RUN_DSINK];
     }
     return t;
 }
@@ -75,6 +77,7 @@ void run_allocate_outputs(struct run *run, int backward) {
     make_like(run, RUN_DK, RUN_K);
     make_like(run, RUN_DV, RUN_V);
     make_like(run, RUN_DBIAS, RUN_BIAS);
+    make_like(run, RUN_DSINK, RUN_SINK);
 }
 
 double run_load(const void *data, int64_t i, fdm_dtype dtype) {

@@ -13,6 +13,7 @@ enum run_tensor {
     RUN_BIAS,
     RUN_START,
     RUN_END,
+    RUN_SINK,
     RUN_OUT,
     RUN_LSE,
     RUN_DOUT,
@@ -21,6 +22,7 @@ enum run_tensor {
     RUN_DK,
     RUN_DV,
     RUN_DBIAS,
+    RUN_DSINK,
     RUN_TENSORS
 };
 extern const char *const run_tensor_names[RUN_TENSORS];

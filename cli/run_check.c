@@ -165,7 +165,7 @@ int32_t run_compare(struct run *run, const struct run_truth *truth, double toler
     static const struct {
         enum run_tensor role;
         int32_t row_axis;
-    } outputs[] = {{RUN_OUT, 1}, {RUN_LSE, 2}, {RUN_DQ, 1}, {RUN_DK, 1}, {RUN_DV, 1}, {RUN_DBIAS, 2}};
+    } outputs[] = {{RUN_OUT, 1}, {RUN_LSE, 2}, {RUN_DQ, 1}, {RUN_DK, 1}, {RUN_DV, 1}, {RUN_DBIAS, 2}, {RUN_DSINK, 0}};
     int32_t count = 0;
     for (size_t i = 0; i < sizeof outputs / sizeof outputs[0]; i++) {
         const struct file_tensor *all = &run->tensors[outputs[i].role], *want = &truth->run.tensors[outputs[i].role];

@@ -8,7 +8,8 @@
  *     S_ij = -inf                                 where key j is not visible to row i
  *     P    = softmax(S);  out = P V;  lse_i = log sum_j exp(S_ij)
  *
- * A row that sees no key has out = 0 and lse = +inf, and gradients of zero.
+ * A row that sees no key has out = 0 and lse = +inf, and gradients of zero. The sinks of a head join each row's sum:
+ * lse_i = log(sum_n exp(sink_nh) + sum_j exp(S_ij)), P_ij = exp(S_ij - lse_i).
  *
  * The short way, one call on caller-described tensors:
  *
@@ -156,6 +157,9 @@ FDM_API fdm_data_type fdm_data_type_of(fdm_dtype dtype);  /* the DLPack triple *
  *     mask                           [B|1, H|Hkv|1, Sq|1, Sk|1]      bool, true = visible
  *     bias                           [B|1, H|Hkv|1, Sq|1, Sk|1]      q's dtype or float32
  *     dbias                          shape and dtype of bias
+ *     sink, dsink                    [H] or [n, H]                   float32, float16, bfloat16 (float64 with float64)
+ *
+ * A sink is a logit without a value: not scaled, capped, biased or masked. It may be infinite: -inf changes no bit.
  *     interval_start, interval_end   [B|1, H|Hkv|1, Sk]              int32; rows start <= i < end see key j
  *
  * Packed call: sequences of unlike lengths one behind the other. A call with cu_seqlens_q is packed:
@@ -203,6 +207,8 @@ typedef struct fdm_tensors {
      * May be NULL; neither written nor read where there is no bias. forward: written. backward: read; needed for right
      * gradients of rows whose every visible key has a bias of -1e4 or below: beside such a number lse alone has lost
      * the logarithm of the number of keys (at -1e6 weights are off by 3 %, at -1e9 each of n equal keys has weight 1).
+    const fdm_tensor *sink;
+    fdm_tensor *dsink; /* as dbias */
      */
     fdm_tensor *lse_low;
 } fdm_tensors;
@@ -225,6 +231,7 @@ typedef struct fdm_options {
     int32_t num_threads; /* CPU: at most this many; 0 = FLASH_DMATTN_NUM_THREADS, else what the process may use */
     const char *kernel;  /* force one kernel by name or choice code; NULL = FLASH_DMATTN_KERNEL, else chosen */
     const char *family;  /* force a family ("cpu", "reference"); NULL = chosen */
+    int64_t lse_without_sink;     /* 1: lse and dlse are those of the sum without sinks, as fdm_merge() takes them */
     const fdm_executor *executor; /* CPU: threads of the host; NULL = libgomp where loaded, else an own pool */
     void *stream;                 /* CUDA: stream of the one-call form; NULL = the legacy default stream */
 } fdm_options;
@@ -322,7 +329,11 @@ typedef struct fdm_problem {
     int32_t q_mappable;      /* of q, and in the backward of dout; 0 where out takes the place of a packed q */
     int32_t keys_mappable;   /* of k and v */
     int32_t scores_mappable; /* of mask and bias, whose keys are contiguous then */
-    int32_t reserved[33];    /* 0 */
+    int32_t has_sink, needs_dsink;
+    fdm_dtype sink_dtype;
+    int32_t num_sinks; /* of a head: n of [n, H], 1 of [H] */
+    int32_t lse_without_sink;
+    int32_t reserved[28]; /* 0 */
 } fdm_problem;
 
 /* Float32, B 1, H 1, D 64, no mask, every gradient wanted, aligned. */

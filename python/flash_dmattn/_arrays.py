@@ -184,9 +184,16 @@ class _Call:
         return self.borrow(array, name)  # type: ignore[return-value]
 
     def take(
-        self, tensors: Sequence[Any], mask: Any, bias: Any, intervals: Any, offsets: Sequence[Any], settings: Settings
+        self,
+        tensors: Sequence[Any],
+        mask: Any,
+        bias: Any,
+        intervals: Any,
+        offsets: Sequence[Any],
+        sink: Any,
+        settings: Settings,
     ) -> None:
-        """Borrows all that both passes read: q, k, v, mask, bias, start, end, cu_seqlens_q, cu_seqlens_k."""
+        """Borrows all that both passes read: q, k, v, mask, bias, start, end, cu_seqlens_q, cu_seqlens_k, sink."""
         q, k, v = (self.required(array, name) for array, name in zip(tensors, ("q", "k", "v")))
         cu_q, cu_k = (self.borrow(each, name) for each, name in zip(offsets, ("cu_seqlens_q", "cu_seqlens_k")))
         check_axes((q, k, v), ("q", "k", "v"), 4 if cu_q is None else 3)
@@ -203,7 +210,7 @@ class _Call:
         bias = None if bias is None else bias_with_four_axes(bias, extents)
         pair = (None, None) if intervals is None else interval_pair(intervals, q, settings[0])
         start, end = self.borrow(pair[0], "key_intervals start"), self.borrow(pair[1], "key_intervals end")
-        self.given = (q, k, v, mask, bias, start, end, cu_q, cu_k)
+        self.given = (q, k, v, mask, bias, start, end, cu_q, cu_k, self.borrow(sink, "sink"))
 
     def output(self, array: Any, name: str, shape: Tuple[int, ...], dtype: str) -> Tuple[Any, Optional[Borrowed]]:
         """The caller's array, or a new one; as it is, and borrowed."""
@@ -241,6 +248,8 @@ def attention(
     *,
     window_size: Sequence[Optional[int]] = NO_WINDOW,
     key_intervals: Optional[Tuple[Any, Any]] = None,
+    sink: Any = None,
+    lse_without_sink: bool = False,
     cu_seqlens_q: Any = None,
     cu_seqlens_k: Any = None,
     max_seqlen_q: int = 0,
@@ -282,6 +291,8 @@ def attention(
             {
                 "window_size": window_size,
                 "key_intervals": key_intervals,
+                "sink": sink,
+                "lse_without_sink": lse_without_sink,
                 "return_lse": return_lse,
                 "return_lse_low": return_lse_low,
                 "scale": scale,
@@ -289,11 +300,13 @@ def attention(
             handle_of(stream),
         )
     longest = integer_of(max_seqlen_q, "max_seqlen_q"), integer_of(max_seqlen_k, "max_seqlen_k")
-    settings = settings_of(softmax_scale, scale, is_causal, softcap, deterministic, window_size, *longest)
+    settings = settings_of(
+        softmax_scale, scale, is_causal, softcap, deterministic, window_size, *longest, lse_without_sink
+    )
     call = _Call(q, stream)
     lse = lse_low = low = rows = None
     try:
-        call.take((q, k, v), attn_mask, attn_bias, key_intervals, packing[:2], settings)
+        call.take((q, k, v), attn_mask, attn_bias, key_intervals, packing[:2], sink, settings)
         query, _, value, _, bias, *_ = call.given
         result, written = call.output(out, "out", query.shape[:-1] + value.shape[-1:], query.dtype)
         if num_results > 1:
@@ -326,6 +339,8 @@ def attention_backward(
     *,
     window_size: Sequence[Optional[int]] = NO_WINDOW,
     key_intervals: Optional[Tuple[Any, Any]] = None,
+    sink: Any = None,
+    lse_without_sink: bool = False,
     cu_seqlens_q: Any = None,
     cu_seqlens_k: Any = None,
     max_seqlen_q: int = 0,
@@ -333,10 +348,12 @@ def attention_backward(
     dlse: Any = None,
     lse_low: Any = None,
     return_dbias: bool = False,
+    return_dsink: bool = False,
     dq: Any = None,
     dk: Any = None,
     dv: Any = None,
     dbias: Any = None,
+    dsink: Any = None,
     scale: Optional[float] = None,
     stream: Any = None,
     **others: Any,
@@ -347,31 +364,37 @@ def attention_backward(
         dout: the gradient that flows into out, of its shape. dlse: the one that flows into lse; None = none.
         out, lse, lse_low: what `attention` returned; lse_low may be None (the weights of rows whose biases are all -1e4
             or below are then wrong).
-        return_dbias: also the gradient of attn_bias, in its shape and dtype.
-        dq, dk, dv, dbias: written and returned when given: arrays like q, k, v, attn_bias with a contiguous last axis.
+        return_dbias, return_dsink: also the gradient of attn_bias, of sink, in its shape and dtype.
+        dq, dk, dv, dbias, dsink: written and returned when given: arrays like q, k, v, attn_bias, sink; the first three
+            with a contiguous last axis.
         stream: as in `attention`.
 
     Returns:
-        (dq, dk, dv), or (dq, dk, dv, dbias), in the dtypes and the library of q. torch tensors count as arrays here.
+        (dq, dk, dv), and behind them dbias and dsink where they are wanted, in the library of q. torch tensors count as
+        arrays here.
     """
     if others:
         refuse_keywords("attention_backward", others)
     longest = integer_of(max_seqlen_q, "max_seqlen_q"), integer_of(max_seqlen_k, "max_seqlen_k")
-    settings = settings_of(softmax_scale, scale, is_causal, softcap, deterministic, window_size, *longest)
+    settings = settings_of(
+        softmax_scale, scale, is_causal, softcap, deterministic, window_size, *longest, lse_without_sink
+    )
     call = _Call(q, stream)
-    call.take((q, k, v), attn_mask, attn_bias, key_intervals, (cu_seqlens_q, cu_seqlens_k), settings)
+    call.take((q, k, v), attn_mask, attn_bias, key_intervals, (cu_seqlens_q, cu_seqlens_k), sink, settings)
     known = [call.required(each, name) for each, name in ((out, "out"), (lse, "lse"))]
     flowing = [call.required(dout, "dout"), call.borrow(dlse, "dlse")]
-    given = (dq, dk, dv, dbias)
+    given = (dq, dk, dv, dbias, dsink)
     made = [
         call.output(array, name, source.shape, source.dtype)
         for array, name, source in zip(given, ("dq", "dk", "dv"), call.given)
     ]
-    if flag_of(return_dbias, "return_dbias") or dbias is not None:
-        made.append(_dbias(call, attn_bias, dbias))
-    written = [borrowed for _, borrowed in made] + [None] * (len(given) - len(made))
+    wants_dbias = flag_of(return_dbias, "return_dbias") or dbias is not None
+    wants_dsink = flag_of(return_dsink, "return_dsink") or dsink is not None
+    made.append(_dbias(call, attn_bias, dbias) if wants_dbias else (None, None))
+    made.append(_dsink(call, dsink) if wants_dsink else (None, None))
+    written = [borrowed for _, borrowed in made]
     call.run(_native.backward, (*known, call.borrow(lse_low, "lse_low"), *flowing, *written), settings)
-    return tuple(call.hand_over(array, own) for (array, _), own in zip(made, given))
+    return tuple(call.hand_over(array, own) for (array, _), own in zip(made, given) if array is not None)
 
 
 def _dbias(call: _Call, attn_bias: Any, dbias: Any) -> Tuple[Any, Borrowed]:
@@ -384,6 +407,13 @@ def _dbias(call: _Call, attn_bias: Any, dbias: Any) -> Tuple[Any, Borrowed]:
     if borrowed.shape != shape:
         raise ValueError(f"dbias has shape {list(borrowed.shape)}; it must be {list(shape)}, as attn_bias")
     return array, borrowed.reshape(*bias.shape)
+
+
+def _dsink(call: _Call, dsink: Any) -> Tuple[Any, Borrowed]:
+    sink = call.given[POSITION["sink"]]
+    if sink is None:
+        raise ValueError("dsink is wanted, but sink is None")
+    return call.output(dsink, "dsink", sink.shape, sink.dtype)
 
 
 def _attention_on_torch(

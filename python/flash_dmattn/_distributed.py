@@ -27,6 +27,8 @@ def _placed(axes: Optional[str], spec: Any, way: int) -> Any:
         return None
     if way == WHOLE or axes == "offsets":
         return Replicate()
+    if axes == "heads":  # [H] or [n, H]
+        return Shard(len(spec.shape) - 1) if way == HEADS else Replicate()
     if axes == "tokens":  # [B, S, H, D]
         return Shard(0 if way == BATCH else 2)
     return Replicate() if axes != "rows" and spec.shape[way] == 1 else Shard(way)  # [B|1, h, ..], or [B, H, Sq]

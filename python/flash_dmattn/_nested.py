@@ -40,6 +40,7 @@ def attend_jagged(
     mask: Optional[Tensor],
     bias: Optional[Tensor],
     intervals: Tuple[Any, Any],
+    sink: Optional[Tensor],
     settings: Settings,
     num_results: int,
 ) -> Any:
@@ -52,7 +53,7 @@ def attend_jagged(
     longest = _longest(query), _longest(key)
     offsets = query.offsets().to(torch.int32), key.offsets().to(torch.int32)
     packed = tuple(nested.values() for nested in tensors)
-    result = _torch.attend_packed(packed, mask, bias, intervals, offsets, (*longest, *settings[2:]), num_results)
+    result = _torch.attend_packed(packed, mask, bias, intervals, offsets, sink, (*longest, *settings[2:]), num_results)
 
     def nested_like_query(values: Tensor, ragged: int) -> Tensor:
         return torch.nested.nested_tensor_from_jagged(values, query.offsets(), jagged_dim=ragged, max_seqlen=longest[0])

@@ -333,15 +333,16 @@ def _inputs(
     bias: Any,
     intervals: Tuple[Any, Any],
     offsets: Tuple[Any, Any],
+    sink: Any,
     extents: Extents,
 ) -> Tuple[Optional[Tensor], ...]:
     """Everything that was given, checked, in the order and form that the library takes."""
-    for each, name in ((mask, "attn_mask"), (bias, "attn_bias")):
+    for each, name in ((mask, "attn_mask"), (bias, "attn_bias"), (sink, "sink")):
         if isinstance(each, Tensor):
             check_layout(each, name)
     mask = None if mask is None else mask_with_four_axes(mask, extents)
     bias = None if bias is None else bias_with_four_axes(bias, extents)
-    return _autocast((*tensors, mask, bias, *intervals, *offsets))
+    return _autocast((*tensors, mask, bias, *intervals, *offsets, sink))
 
 
 def _autocast(inputs: Tuple[Optional[Tensor], ...]) -> Tuple[Optional[Tensor], ...]:
@@ -374,6 +375,8 @@ def flash_dmattn_func(
     *,
     window_size: Sequence[Optional[int]] = NO_WINDOW,
     key_intervals: Optional[Tuple[Tensor, Tensor]] = None,
+    sink: Optional[Tensor] = None,
+    lse_without_sink: bool = False,
     return_lse: bool = False,
     return_lse_low: bool = False,
     scale: Optional[float] = None,
@@ -399,6 +402,9 @@ def flash_dmattn_func(
         window_size: (left, right): i + Sk - Sq - left <= j <= i + Sk - Sq + right; -1 or None = unbounded.
         key_intervals: (start, end), int32 [B|1, H|Hkv|1, Sk]: key j is visible to rows start <= i < end. A
             masks.KeyIntervals that was made for another number of rows is refused.
+        sink: [H] or [n, H], float32, float16 or bfloat16: learned logits that join the sum of each row of their head and
+            have no value, so that a row of probabilities adds up to less than 1. Its gradient has its shape and dtype.
+        lse_without_sink: lse is the logarithm of the sum over keys alone, as `merge` takes it; out is the same.
         return_lse: also return lse.
         return_lse_low: also return lse, and behind it what lse has rounded away, or None without a bias. `merge` needs
             it where every bias of a row may be -1e4 or below. No gradient flows into it.
@@ -406,7 +412,7 @@ def flash_dmattn_func(
     Returns:
         out [B, Sq, H, Dv]; (out, lse) with return_lse, lse [B, H, Sq] float32 natural log, differentiable; (out, lse,
         lse_low) with return_lse_low, lse_low like lse; (out, lse, probs) with return_attn_probs. A row without a
-        visible key gives out 0, lse +inf and zero gradients.
+        visible key gives out 0, lse +inf (with sinks their logarithm) and zero gradients.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the sentence says what is allowed.
@@ -416,23 +422,25 @@ def flash_dmattn_func(
     if others:
         refuse_keywords("flash_dmattn_func", others)
     num_results = num_results_of(return_lse, return_lse_low, return_attn_probs)
-    settings = settings_of(softmax_scale, scale, is_causal, softcap, deterministic, window_size)
+    settings = settings_of(
+        softmax_scale, scale, is_causal, softcap, deterministic, window_size, lse_without_sink=lse_without_sink
+    )
     pair = (None, None) if key_intervals is None else interval_pair(key_intervals, query)
     tensors = (query, key, value)
     try:
         if num_results < 3 and not torch.compiler.is_compiling():
             wanted = num_results == 2, False
-            result = _native.attend(*tensors, attn_mask, attn_bias, *pair, None, None, settings, *wanted)
+            result = _native.attend(*tensors, attn_mask, attn_bias, *pair, None, None, sink, settings, *wanted)
             if result is not None:
                 return result
-        refuse_transforms((*tensors, attn_mask, attn_bias, *pair))
+        refuse_transforms((*tensors, attn_mask, attn_bias, *pair, sink))
         if getattr(query, "is_nested", False) and query.layout is torch.jagged and not return_attn_probs:
             from ._nested import attend_jagged
 
-            return attend_jagged(tensors, attn_mask, attn_bias, pair, settings, num_results)
+            return attend_jagged(tensors, attn_mask, attn_bias, pair, sink, settings, num_results)
         _check_kinds(tensors, 4)
         extents = dense_extents(query.shape, key.shape)
-        inputs = _inputs(tensors, attn_mask, attn_bias, pair, (None, None), extents)
+        inputs = _inputs(tensors, attn_mask, attn_bias, pair, (None, None), sink, extents)
         if not return_attn_probs:
             return _attend(inputs, settings, num_results)
         out, lse = _attend(inputs, settings, 2)
@@ -474,6 +482,8 @@ def flash_dmattn_varlen_func(
     attn_bias: Optional[Tensor] = None,
     window_size: Sequence[Optional[int]] = NO_WINDOW,
     key_intervals: Optional[Tuple[Tensor, Tensor]] = None,
+    sink: Optional[Tensor] = None,
+    lse_without_sink: bool = False,
     return_lse: bool = False,
     return_lse_low: bool = False,
     scale: Optional[float] = None,
@@ -502,16 +512,18 @@ def flash_dmattn_varlen_func(
     if flag_of(return_attn_probs, "return_attn_probs"):
         raise ValueError("return_attn_probs is for flash_dmattn_func; packed sequences have no probabilities tensor")
     longest = integer_of(max_seqlen_q, "max_seqlen_q"), integer_of(max_seqlen_k, "max_seqlen_k")
-    settings = settings_of(softmax_scale, scale, is_causal, softcap, deterministic, window_size, *longest)
+    settings = settings_of(
+        softmax_scale, scale, is_causal, softcap, deterministic, window_size, *longest, lse_without_sink
+    )
     tensors = (query, key, value)
-    refuse_transforms((*tensors, attn_mask, attn_bias))
+    refuse_transforms((*tensors, attn_mask, attn_bias, sink))
     for each, name in ((cu_seqlens_q, "cu_seqlens_q"), (cu_seqlens_k, "cu_seqlens_k")):
         if not isinstance(each, Tensor) or each.dtype is not torch.int32 or each.dim() != 1:
             kind = f"{each.dtype}, of shape {list(each.shape)}" if isinstance(each, Tensor) else said(each)
             raise TypeError(f"{name} is {kind}; it must be a torch.int32 tensor of batch + 1 elements")
     pair = (None, None) if key_intervals is None else interval_pair(key_intervals, query, longest[0])
     offsets = cu_seqlens_q, cu_seqlens_k
-    return attend_packed(tensors, attn_mask, attn_bias, pair, offsets, settings, num_results)
+    return attend_packed(tensors, attn_mask, attn_bias, pair, offsets, sink, settings, num_results)
 
 
 def attend_packed(
@@ -520,6 +532,7 @@ def attend_packed(
     bias: Any,
     intervals: Tuple[Any, Any],
     offsets: Tuple[Tensor, Tensor],
+    sink: Optional[Tensor],
     settings: Settings,
     num_results: int,
 ) -> Any:
@@ -529,7 +542,7 @@ def attend_packed(
     if 0 in longest and offsets[0].is_cpu and any(getattr(each, "ndim", 4) != 4 for each in (mask, bias)):
         longest = [most or max(each.diff().tolist(), default=0) for most, each in zip(longest, offsets)]
     extents = packed_extents(tensors[0].shape, tensors[1].shape, offsets[0].shape, longest)
-    return _attend(_inputs(tensors, mask, bias, intervals, offsets, extents), settings, num_results)
+    return _attend(_inputs(tensors, mask, bias, intervals, offsets, sink, extents), settings, num_results)
 
 
 def flash_dmattn_func_auto(backend: Optional[str] = None, **kwargs: Any) -> Callable[..., Any]:
@@ -564,8 +577,9 @@ def _visible_pairs(seqlen_q: int, seqlen_k: int, settings: Settings, device: tor
 
 
 def _probabilities(inputs: Sequence[Any], settings: Settings, dtype: torch.dtype) -> Tensor:
-    """softmax of the visible scores, [B, H, Sq, Sk], computed in `dtype`, returned in q's; 0 where not visible."""
-    q, k, _, mask, bias, start, end, _, _ = inputs
+    """softmax of the visible scores and the sinks, [B, H, Sq, Sk], computed in `dtype`, returned in q's; 0 where not
+    visible."""
+    q, k, _, mask, bias, start, end, _, _, sink = inputs
     heads, seqlen_q, seqlen_k = q.shape[2], q.shape[1], k.shape[1]
     scale, softcap = settings[SETTING["softmax_scale"]], settings[SETTING["softcap"]]
     scores = q.to(dtype).transpose(1, 2) @ _per_query_head(k.to(dtype).permute(0, 2, 3, 1), heads)
@@ -585,5 +599,9 @@ def _probabilities(inputs: Sequence[Any], settings: Settings, dtype: torch.dtype
         row = torch.arange(seqlen_q, device=q.device)[:, None]
         first, last = (_per_query_head(each, heads)[:, :, None, :] for each in (start, end))
         visible = visible & (first <= row) & (row < last)
-    probs = torch.softmax(scores.masked_fill(~visible, -torch.inf), dim=-1)
+    scores = scores.masked_fill(~visible, -torch.inf)
+    if sink is not None:
+        logits = sink.to(dtype).reshape(-1, heads).logsumexp(0)[:, None, None].expand(*scores.shape[:-1], 1)
+        scores = torch.cat((scores, logits), dim=-1)
+    probs = torch.softmax(scores, dim=-1)[..., :seqlen_k]
     return torch.where(visible, probs, 0.0).to(q.dtype)

@@ -4,8 +4,8 @@
 #define FLASH_DMATTN_NATIVE_FIELDS_H
 
 /* TOKENS: [B, S, H, D], packed [total, H, D]. SCORES: [B|1, h, Sq|1, Sk|1]. KEYS: [B|1, h, Sk]. ROWS: [B, H, Sq].
- * OFFSETS: [B + 1]. */
-enum native_axes { AXES_TOKENS, AXES_SCORES, AXES_KEYS, AXES_ROWS, AXES_OFFSETS };
+ * OFFSETS: [B + 1]. HEADS: [H] or [n, H]. */
+enum native_axes { AXES_TOKENS, AXES_SCORES, AXES_KEYS, AXES_ROWS, AXES_OFFSETS, AXES_HEADS };
 enum { OPTIONAL, NEEDED };
 
 /* The tensors that both passes read, in the order of every call: (position, member of fdm_tensors, argument of the
@@ -19,7 +19,8 @@ enum { OPTIONAL, NEEDED };
     PLAIN(ARG_INTERVAL_START, interval_start, "key_intervals start", AXES_KEYS, OPTIONAL) \
     PLAIN(ARG_INTERVAL_END, interval_end, "key_intervals end", AXES_KEYS, OPTIONAL)       \
     PLAIN(ARG_CU_SEQLENS_Q, cu_seqlens_q, "cu_seqlens_q", AXES_OFFSETS, OPTIONAL)         \
-    PLAIN(ARG_CU_SEQLENS_K, cu_seqlens_k, "cu_seqlens_k", AXES_OFFSETS, OPTIONAL)
+    PLAIN(ARG_CU_SEQLENS_K, cu_seqlens_k, "cu_seqlens_k", AXES_OFFSETS, OPTIONAL)         \
+    DIFFERENTIABLE(ARG_SINK, sink, "sink", AXES_HEADS, OPTIONAL, ARG_DSINK, dsink)
 
 /* What the forward writes and the backward reads: the same columns; NEEDED by the backward. */
 #define NATIVE_RESULTS(DIFFERENTIABLE, PLAIN)                                \
@@ -37,7 +38,8 @@ enum { OPTIONAL, NEEDED };
     X(SETTING_SOFTCAP, softcap, "float", PyFloat_AsDouble)             \
     X(SETTING_WINDOW_LEFT, window_left, "SymInt", PyLong_AsLongLong)   \
     X(SETTING_WINDOW_RIGHT, window_right, "SymInt", PyLong_AsLongLong) \
-    X(SETTING_DETERMINISTIC, deterministic, "bool", truth)
+    X(SETTING_DETERMINISTIC, deterministic, "bool", truth)             \
+    X(SETTING_LSE_WITHOUT_SINK, lse_without_sink, "bool", truth)
 
 /* Positions of tensors: what the forward takes, then what the backward reads besides, then what it writes. */
 #define NATIVE_POSITION(position, ...)                                           position,

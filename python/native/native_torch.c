@@ -358,6 +358,8 @@ static int are_plain(PyObject *const *inputs) {
         plain = suits(inputs[ARG_MASK], 1);
     if (plain == 1 && inputs[ARG_BIAS] != Py_None)
         plain = suits(inputs[ARG_BIAS], 0);
+    if (plain == 1 && inputs[ARG_SINK] != Py_None)
+        plain = suits(inputs[ARG_SINK], 0);
     return plain;
 }
 

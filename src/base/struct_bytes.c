@@ -10,8 +10,8 @@
 #define ENDS_WITH(type, member)                                                          \
     _Static_assert(offsetof(type, member) + sizeof(((type *)0)->member) == sizeof(type), \
                    #type " ends in padding, or not with its last member")
-ENDS_WITH(fdm_tensors, lse_low);
-ENDS_WITH(fdm_options, stream);
+ENDS_WITH(fdm_tensors, dsink);
+ENDS_WITH(fdm_options, lse_without_sink);
 ENDS_WITH(fdm_merge_tensors, lse_low);
 ENDS_WITH(fdm_device, bandwidth);
 ENDS_WITH(fdm_arch_config, shared_bytes);

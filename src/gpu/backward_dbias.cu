@@ -26,12 +26,13 @@ __device__ __forceinline__ float sum_of_keys(const struct gpu_backward_params &a
     return sum;
 }
 
-/* Of a bias that the keys of row i share: the gradients of lse that flow into rows which see a key. */
+/* Of a bias that the keys of row i share: the gradients of lse that flow into rows which see a key. Beside sinks the
+ * bias changes their shares of the rows, too. */
 __device__ __forceinline__ float sum_of_rows(const struct gpu_backward_params &a, int64_t b, int64_t h, int i) {
     const int b_first = a.dbias_batches == 1 ? 0 : (int)b, b_last = a.dbias_batches == 1 ? a.in.batch : (int)b + 1;
     const int group = a.in.heads / a.dbias_heads;
     float sum = 0;
-    if (!a.dlse.data)
+    if (!a.dlse.data && !SINKS)
         return 0;
     for (int batch = b_first; batch < b_last; batch++) {
         int64_t packed = 0, begin = (int64_t)batch * a.in.heads * a.rows;
@@ -42,10 +43,16 @@ __device__ __forceinline__ float sum_of_rows(const struct gpu_backward_params &a
             packed = q.begin;
             begin = backward_begin(packed, batch, ROW_STEP);
         }
-        for (int64_t head = h * group; head < (h + 1) * group; head++)
-            if (a.lse_rows[begin + head * a.rows + i] != __int_as_float(0x7f800000))
+        for (int64_t head = h * group; head < (h + 1) * group; head++) {
+            const int64_t row = begin + head * a.rows + i;
+            if (a.lse_rows[row] == __int_as_float(0x7f800000))
+                continue;
+            if (a.dlse.data)
                 sum +=
                     a.dlse.data[(VARLEN ? 0 : batch) * a.dlse.batch + head * a.dlse.head + (packed + i) * a.dlse.row];
+            if (SINKS)
+                sum -= a.sink_shares[row];
+        }
     }
     return sum;
 }

@@ -1,5 +1,5 @@
 /* backward_params.h: what every backward kernel for CUDA devices receives, and what the kernels around it do with the
- * workspace (backward_rows.cu, backward_dbias.cu); included by C and by CUDA C.
+ * workspace (backward_rows.cu, backward_dbias.cu, backward_dsink.cu); included by C and by CUDA C.
  *
  * A family's own kernels stand between them: what runs before leaves lse and delta of each row, and zeros where sums
  * begin; the family's kernels make dK, dV and what they add to dQ; what runs after rounds the sums. */
@@ -26,16 +26,18 @@
     X(ROW_STEP)   /* rows of the workspace's arrays for a sequence are multiples of */ \
     X(NEEDS_DQ)   /* 1: dQ is summed in the workspace */                               \
     X(NO_ZEROS)   /* 1: the first that adds to a row of dQ stores */                   \
+    X(SINKS)      /* 1: heads have sinks */                                            \
     X(FOLDED)     /* the grid has one dimension: there are more heads or batches than 65535 */
 
-/* Warps of a block of backward_rows.cu, with 16 rows each, and of backward_dbias.cu. */
+/* Warps of a block of backward_rows.cu, with 16 rows each, of backward_dbias.cu and backward_dsink.cu. */
 #define BACKWARD_ROWS_WARPS  4
 #define BACKWARD_DBIAS_WARPS 4
+#define BACKWARD_DSINK_WARPS 16
 
 /* Workspace: row i of a sequence (dense: of batch b and head h at (b heads + h) rows; varlen: of head h at h rows, plus
  * the sequence's begin, backward_begin()). The last rows of a sequence's ROW_STEP stand for no row.
- *   lse, delta [rows]: lse times lse_factor, +inf where no key is seen; sum of dO * O minus dlse,
- *              0 where no key is seen
+ *   lse, delta [rows]: lse times lse_factor, with the sinks, and +inf where no key is seen (or weights are below 2^-20
+ *              and the row may hold NaN); sum of dO * O minus dlse, 0 where lse is +inf
  *   low        [rows]: beside a bias: what lse has rounded away, times -log2(e); 0 where it is not given
  *   dq         [rows, D]: fp32 sums; 16 rows are D / 8 tiles of 16 x 8, one after the other. A tile is in the order of
  *              the accumulators of mma.sync and of a warp of wgmma: lane l has (l / 4, 2 (l % 4)), its right neighbour,
@@ -43,6 +45,8 @@
  *              words of a lane 32 words apart.
  *   semaphores [rows / 16]: in order: how many key blocks have added to the rows from there on
  *   tickets    [1]: in order: blocks in the order in which they began
+ *   sink_shares [rows]: beside sinks, where dsink or the gradient of a bias that keys share is wanted: what the row
+ *              adds to the gradient of the logarithm of its head's sinks; 0 for no row
  *   empty      [rows / 16]: bytes: some of the rows sees no key
  *   order      [interval batches, heads, Sk]: numbers of keys, key_sort.h
  *   block_order [interval batches, heads, 1 + blocks]: block_order.h
@@ -72,6 +76,8 @@ struct gpu_backward_params {
     uint32_t grid_x, grid_y;          /* of a folded grid: block n is (n % grid_x, n / grid_x % grid_y, the rest) */
     int32_t mask_row_bytes, bias_row_bytes, dbias_row_bytes; /* from row to row; of dbias or of its sums */
     float *low_rows;
+    float *sink_shares; /* NULL: not wanted */
+    struct gpu_sink dsink;
     int32_t dbias_of_rows; /* 1: GPU_DBIAS_ROWS */
 };
 

@@ -1,6 +1,6 @@
 /* backward_rows.cu: what is done once for each query row: before the backward of a family its lse and the sum of
- * dO * O, and zeros where sums begin; after it, dQ rounded from its sums, and dK and dV from those of the parts of a
- * group.
+ * dO * O, and zeros where sums begin; after it, dQ rounded from its sums, the gradient of sinks, and dK and dV from the
+ * sums of the parts of a group.
  *
  * One warp for 16 rows of one head. Bound by memory: out and dout are read and the sums zeroed once; then the sums are
  * read and dQ written once.
@@ -18,6 +18,7 @@ BACKWARD_ROWS_CONSTANTS(GPU_CONSTANT_GIVEN)
 #define WARPS   BACKWARD_ROWS_WARPS
 #define THREADS (32 * WARPS)
 
+#include "gpu/dsink.cuh"
 #include "gpu/rest.cuh"
 #include "gpu/tile.cuh"
 
@@ -36,9 +37,9 @@ struct rows {
     int first, seqlen_q;
     int64_t packed, begin; /* of the sequence's row 0: in the packed tensors; in the workspace's arrays of head 0 */
 };
-__device__ __forceinline__ struct rows find_rows(const struct gpu_backward_params &a) {
+__device__ __forceinline__ struct rows find_rows(const struct gpu_backward_params &a, int block) {
     struct rows at;
-    at.first = (GRID_X * WARPS + threadIdx.x / 32) * 16;
+    at.first = (block * WARPS + threadIdx.x / 32) * 16;
     at.seqlen_q = a.in.seqlen_q;
     at.packed = 0;
     at.begin = (int64_t)GRID_BATCH * a.in.heads * a.rows;
@@ -189,9 +190,62 @@ __device__ __forceinline__ void clear_dq(const struct gpu_backward_params &a, co
         a.semaphores[(at.begin + at.first) / 16] = 0;
 }
 
+/* A row whose lse is the logarithm of its sinks alone, whose out is 0 and whose q or dO is not finite. It sees no key,
+ * or all its weights are below 2^-20. */
+__device__ __forceinline__ bool is_sink_alone(const struct gpu_backward_params &a, const struct rows &at, int64_t row,
+                                              float lse, float sink) {
+    if (!(fabsf(lse - sink) <= 0x1p-21f * fmaxf(1.0f, fabsf(sink))))
+        return false;
+    const auto any = [&](const struct gpu_matrix &m, int columns, const auto &is_odd) {
+        const int64_t first = GRID_BATCH * m.batch + (at.packed + row) * m.row + GRID_HEAD * m.head;
+        bool odd = false;
+#pragma unroll 1
+        for (int c = 0; c < columns; c++)
+            odd |= is_odd(number(((const element *)m.data)[first + c]));
+        return odd;
+    };
+    const auto is_not_0 = [](float x) { return x != 0.0f; };
+    const auto is_not_finite = [](float x) { return !(fabsf(x) < __int_as_float(0x7f800000)); };
+    return !any(a.in.out, a.in.head_dim_v, is_not_0) &&
+           (any(a.in.q, a.in.head_dim, is_not_finite) || any(a.dout, a.in.head_dim_v, is_not_finite));
+}
+
+/* The same by a call, which costs fewer registers; before 9.0 it spills. */
+__device__ __noinline__ bool call_sink_alone(const struct gpu_backward_params &a, const struct rows &at, int64_t row,
+                                             float lse, float sink) {
+    return is_sink_alone(a, at, row, lse, sink);
+}
+
+/* Of a row with sinks whose delta is the sum of dO * O. lse and low become those of the sum with the sinks, dlse what
+ * is to be subtracted from delta. share: what the row adds to the gradient of the sinks' logarithm. An lse without
+ * sinks is raised by `growth`; beside dlse that is held so low that its exponential is finite. Weights are far below
+ * the digits of float32 then. */
+__device__ __forceinline__ void join_sink(const struct gpu_backward_params &a, const struct rows &at, int64_t row,
+                                          float sink, float &lse, float &low, float delta, float &dlse, float &share) {
+    const float infinite = __int_as_float(0x7f800000), far = 60.0f;
+    if (sink != MINUS_INF && lse != infinite && !a.in.lse_without_sink) {
+        const float weight = expf(sink - lse - low);
+        const bool alone =
+            __CUDA_ARCH__ >= 900 ? call_sink_alone(a, at, row, lse, sink) : is_sink_alone(a, at, row, lse, sink);
+        share = weight * (alone ? dlse : dlse - delta);
+        lse = alone ? infinite : lse;
+    } else if (sink != MINUS_INF && lse != infinite) {
+        const float apart = sink - lse - low, more = log1pf(expf(-fabsf(apart)));
+        const float growth = apart > 0 ? apart + more : more;
+        const bool held = a.dlse.data && growth > far, high = apart > 0 && !held;
+        const float base = high ? sink : lse, rest = held ? far + low : high ? more : more + low;
+        share = sink == infinite ? 0.0f : -expf(apart > 0 ? -more : apart - more) * delta;
+        lse = base + rest;
+        low = lse < infinite ? (base - lse) + rest : 0.0f;
+        if (a.dlse.data)
+            dlse *= expf(held ? far : growth);
+    }
+}
+
 /* Left to itself the assembler takes 48 registers from 10.0 on, and spills; on 8.0 it takes 96 for packed rows of 192
- * and 224 columns beside a bias. */
-#if __CUDA_ARCH__ >= 1000 || (__CUDA_ARCH__ == 800 && VARLEN && BIAS && HEAD_DIM_V > 128 && HEAD_DIM_V < 256)
+ * and 224 columns beside a bias. Sinks need more before 9.0. */
+#if (SINKS && __CUDA_ARCH__ < 900) || __CUDA_ARCH__ >= 1000 || \
+    (__CUDA_ARCH__ == 800 && VARLEN && BIAS && HEAD_DIM_V > 128 && HEAD_DIM_V < 256)
 #    define PREPARE_BOUNDS __launch_bounds__(THREADS, 1)
 #else
 #    define PREPARE_BOUNDS __launch_bounds__(THREADS)
@@ -206,7 +260,7 @@ extern "C" __global__ void PREPARE_BOUNDS backward_prepare(const __grid_constant
         clear_rest(a);
     if (a.in.batch == 0)
         return;
-    const struct rows at = find_rows(a);
+    const struct rows at = find_rows(a, GRID_X);
     if (BIAS && a.zero_dbias)
         clear_dbias(a, at.first);
     const int lane = threadIdx.x % 32, h = GRID_HEAD, b = GRID_BATCH;
@@ -214,15 +268,23 @@ extern "C" __global__ void PREPARE_BOUNDS backward_prepare(const __grid_constant
         return;
     if (NEEDS_DQ) /* stores wait for nothing: they go first */
         clear_dq(a, at);
+    const uint32_t sink = SINKS ? read_sink(a.in.sink, h) : 0;
     float mine = sum_of_row(a, at);
     if (lane >= 16)
         return;
     const int64_t row = at.first + lane, i = at.packed + row;
-    float lse = __int_as_float(0x7f800000);
+    float lse = __int_as_float(0x7f800000), low = 0, share = 0;
     if (row < at.seqlen_q) {
-        lse = a.in.lse.data[b * a.in.lse.batch + h * a.in.lse.head + i * a.in.lse.row] * a.lse_factor;
+        lse = a.in.lse.data[b * a.in.lse.batch + h * a.in.lse.head + i * a.in.lse.row];
+        if (BIAS && a.in.lse_low.data)
+            low = a.in.lse_low.data[b * a.in.lse_low.batch + h * a.in.lse_low.head + i * a.in.lse_low.row];
+        float dlse = 0;
         if (a.dlse.data)
-            mine -= a.dlse.data[b * a.dlse.batch + h * a.dlse.head + i * a.dlse.row];
+            dlse = a.dlse.data[b * a.dlse.batch + h * a.dlse.head + i * a.dlse.row];
+        if (SINKS)
+            join_sink(a, at, row, sink_logit(a.in.sink, sink), lse, low, mine, dlse, share);
+        mine -= dlse;
+        lse *= a.lse_factor;
     }
     if (lse == __int_as_float(0x7f800000))
         mine = 0; /* also where dO or dlse is not finite */
@@ -234,12 +296,10 @@ extern "C" __global__ void PREPARE_BOUNDS backward_prepare(const __grid_constant
 #endif
     a.lse_rows[at.begin + row] = lse;
     a.delta_rows[at.begin + row] = mine;
-    if (!BIAS)
-        return;
-    float low = 0;
-    if (row < at.seqlen_q && a.in.lse_low.data)
-        low = a.in.lse_low.data[b * a.in.lse_low.batch + h * a.in.lse_low.head + i * a.in.lse_low.row];
-    a.low_rows[at.begin + row] = low * -LOG2_E;
+    if (BIAS)
+        a.low_rows[at.begin + row] = low * -LOG2_E;
+    if (SINKS && a.sink_shares)
+        a.sink_shares[at.begin + row] = share;
 }
 
 #if NEEDS_DQ
@@ -247,7 +307,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     backward_finish(const __grid_constant__ struct gpu_backward_params a) {
     __shared__ __align__(128) char shared[WARPS * 16 * HEAD_DIM * 2];
     griddepcontrol_wait();
-    const struct rows at = find_rows(a);
+    /* The first block of a head makes the gradient of its sinks, and those of other batches nothing. */
+    const bool has_dsink = SINKS && a.dsink.data;
+    if (has_dsink && GRID_X == 0) {
+        if (GRID_BATCH == 0)
+            store_dsink<THREADS>(a, GRID_HEAD, (float *)shared);
+        return;
+    }
+    if (SINKS && a.in.batch == 0)
+        return;
+    const struct rows at = find_rows(a, GRID_X - has_dsink);
     const int lane = threadIdx.x % 32;
     if (at.first >= at.seqlen_q)
         return;

@@ -89,7 +89,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     weights[threadIdx.x] = weight;
     const float sum = over_block(weight * mine.y, sums, false);
     const float inverse = end_softmax(
-        a, threadIdx.x == 0, (int)batch, (int)head, i, sum, [&] { return most; }, [&] { return logf(sum); });
+        a, threadIdx.x == 0, (int)batch, (int)head, i, sum, [&] { return most; }, [&](float x) { return logf(x); });
     char *out = a.out.data + (batch * a.out.batch + i * a.out.row + head * a.out.head) * bytes;
     for (int column = lane * 4; column - lane * 4 < a.head_dim_v; column += 128) {
         float4 x = make_float4(0, 0, 0, 0);

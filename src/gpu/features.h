@@ -53,6 +53,7 @@ static inline int gpu_loads_nothing(const fdm_problem *p) {
     X(INTERVALS, "key intervals", p->has_intervals)                                                               \
     X(VARLEN, "packed sequences", p->varlen)                                                                      \
     X(SOFTCAP, "softcap", p->softcap > 0)                                                                         \
+    X(SINK, "learnable sinks", p->has_sink)                                                                       \
     X(UNALIGNED, "addresses or strides that are no multiples of 16 bytes, or rows 2^31 bytes apart", !p->aligned) \
     X(DETERMINISTIC, "a fixed order of additions", p->deterministic && p->pass == FDM_BACKWARD)                   \
     X(DBIAS, "the gradient of a bias", p->needs_dbias && p->pass == FDM_BACKWARD)                                 \
@@ -71,6 +72,9 @@ enum gpu_feature {
 #undef GPU_FEATURE_BIT
         GPU_EVERY_FEATURE = (1 << GPU_NUM_FEATURES) - 1
 };
+
+/* What scores.cuh and backward_rows.cu do for every kernel that leaves the end of its rows and lse to them. */
+enum { GPU_SCORE_FEATURES = GPU_FEATURE_SOFTCAP | GPU_FEATURE_SINK };
 
 /* What is kept of each key then: the first and last row that see it, and a bias without rows. */
 static inline int32_t gpu_key_words(const fdm_problem *p) {

@@ -11,6 +11,10 @@ static struct gpu_rows rows_of(const struct row_view *view) {
     return (struct gpu_rows){(float *)(void *)view->data, view->batch, view->head, view->row};
 }
 
+struct gpu_sink gpu_sink_of(const struct sink_view *view, const fdm_problem *p) {
+    return (struct gpu_sink){view->data, view->part, view->head, p->num_sinks, gpu_dtype(p->sink_dtype)};
+}
+
 /* A window's bound as the kernels take it: -1 and everything past the longest sequence is "unbounded". */
 static int32_t bound_of(int64_t bound) { return bound < 0 || bound >= INT32_MAX ? INT32_MAX : (int32_t)bound; }
 
@@ -66,5 +70,7 @@ void gpu_fill_forward(const struct attention *attention, struct gpu_forward_para
         .softcap_inverse = p->softcap > 0 ? (float)(1 / p->softcap) : 0,
         .heads_per_l2_group = heads_per_l2_group(p),
         .lse_low = rows_of(&attention->lse_low),
+        .sink = gpu_sink_of(&attention->sink, p),
+        .lse_without_sink = p->lse_without_sink,
     };
 }

@@ -41,6 +41,13 @@ struct gpu_rows {
     int64_t batch, head, row;
 };
 
+/* Sinks of a head: element (n, h), strides in elements. */
+struct gpu_sink {
+    char *data; /* NULL: none */
+    int64_t part, head;
+    int32_t count, dtype; /* n; GPU_FLOAT32, GPU_FLOAT16 or GPU_BFLOAT16 */
+};
+
 struct gpu_forward_params {
     struct gpu_matrix q, k, v, out;             /* [B, S, heads, D|Dv] */
     struct gpu_rows lse;                        /* [B, H, Sq]; data NULL = not wanted */
@@ -61,7 +68,9 @@ struct gpu_forward_params {
     float softcap, softcap_inverse;    /* 0 = none */
     int32_t heads_per_l2_group;        /* order of the grid: heads whose rows are interleaved */
     struct gpu_rows lse_low;           /* [B, H, Sq]: what lse has rounded away; data NULL = not wanted, or not given */
-    int32_t total_k, reserved;         /* varlen: keys in the packed tensors */
+    struct gpu_sink sink;
+    int32_t total_k;          /* varlen: keys in the packed tensors */
+    int32_t lse_without_sink; /* 1: lse is that of the keys alone */
 };
 
 #endif

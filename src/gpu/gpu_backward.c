@@ -48,8 +48,8 @@ const char *gpu_backward_refusal(const fdm_problem *p) {
 
 /* Where the arrays of struct gpu_backward_params lie, in bytes from the workspace's start. */
 struct layout {
-    int64_t lse, delta, low, dq, dbias, dbias_semaphores, block_mask, semaphores, ticket, empty, order, block_order, dk,
-        dv, bytes;
+    int64_t lse, delta, low, sink_shares, dq, dbias, dbias_semaphores, block_mask, semaphores, ticket, empty, order,
+        block_order, dk, dv, bytes;
     int64_t rows, arrays, dbias_count, order_stride, block_order_stride, key_rows;
 };
 
@@ -68,6 +68,10 @@ static int64_t dbias_count(const fdm_problem *p, int32_t shares) {
     }
 }
 
+static int wants_sink_shares(const fdm_problem *p) {
+    return p->has_sink && (p->needs_dsink || gpu_dbias_kind(p) == GPU_DBIAS_ROWS);
+}
+
 static struct layout lay_out(const fdm_problem *p, const struct gpu_backward_needs *needs) {
     struct layout l = {0};
     l.rows =
@@ -77,6 +81,7 @@ static struct layout lay_out(const fdm_problem *p, const struct gpu_backward_nee
     l.lse = put(&l, 4 * all);
     l.delta = put(&l, 4 * all);
     l.low = put(&l, p->has_bias ? 4 * all : 0);
+    l.sink_shares = put(&l, wants_sink_shares(p) ? 4 * all : 0);
     l.dq = put(&l, 4 * all * (needs->sums_dq ? needs->head_dim : 0));
     l.semaphores = put(&l, needs->semaphores ? all / 16 * 4 : 0);
     l.ticket = put(&l, 4);
@@ -157,6 +162,8 @@ void gpu_backward_fill(const struct attention *attention, const struct gpu_backw
         .part_heads = (int32_t)(p->heads / p->heads_kv / (needs->group_parts > 1 ? needs->group_parts : 1)),
         .lse_factor = needs->lse_factor,
         .low_rows = (float *)(void *)(workspace + l.low),
+        .sink_shares = wants_sink_shares(p) ? (float *)(void *)(workspace + l.sink_shares) : NULL,
+        .dsink = gpu_sink_of(&attention->dsink, p),
         .dbias_of_rows = gpu_dbias_kind(p) == GPU_DBIAS_ROWS,
     };
     gpu_fill_forward(attention, &a->in);
@@ -190,9 +197,13 @@ fdm_status gpu_backward_launch(const struct cuda_kernel *kernel, int64_t x, int6
 }
 
 /* The kernels around a family's, in the order of their launches; those from COMBINE on run after it. */
-enum { PREPARE, BLOCK_MASK, BLOCK_ORDER, ORDER, COMBINE, FINISH, DBIAS, NUM_KERNELS };
+enum { PREPARE, BLOCK_MASK, BLOCK_ORDER, ORDER, COMBINE, FINISH, DBIAS, DSINK, NUM_KERNELS };
 _Static_assert((int)NUM_KERNELS == (int)GPU_BACKWARD_AROUND_MAX, "as the header says");
 enum { ROWS_THREADS = 32 * BACKWARD_ROWS_WARPS, DBIAS_THREADS = 32 * BACKWARD_DBIAS_WARPS };
+enum { DSINK_THREADS = 32 * BACKWARD_DSINK_WARPS };
+static uint32_t threads_of(int32_t kernel) {
+    return kernel == DBIAS ? DBIAS_THREADS : kernel == DSINK ? DSINK_THREADS : ROWS_THREADS;
+}
 static const int32_t first_of[] = {[GPU_BACKWARD_BEFORE] = PREPARE, [GPU_BACKWARD_AFTER] = COMBINE};
 static const int32_t end_of[] = {[GPU_BACKWARD_BEFORE] = COMBINE, [GPU_BACKWARD_AFTER] = NUM_KERNELS};
 
@@ -204,6 +215,7 @@ static int wanted(int32_t kernel, const fdm_problem *p, const struct gpu_backwar
     case ORDER: return needs->orders_keys;
     case COMBINE: return needs->group_parts > 1;
     case FINISH: return needs->sums_dq;
+    case DSINK: return p->needs_dsink && !needs->sums_dq;
     case DBIAS: return kind == GPU_DBIAS_KEYS || kind == GPU_DBIAS_SUMS || kind == GPU_DBIAS_ROWS;
     default: return 1;
     }
@@ -214,16 +226,19 @@ static void rows_request(int32_t kernel, const fdm_problem *p, const struct gpu_
     static const char *const entries[NUM_KERNELS] = {[PREPARE] = "backward_prepare",
                                                      [COMBINE] = "backward_combine",
                                                      [FINISH] = "backward_finish",
-                                                     [DBIAS] = "backward_dbias"};
+                                                     [DBIAS] = "backward_dbias",
+                                                     [DSINK] = "backward_dsink"};
     gpu_set_problem_constants(
         request, p, GPU_ALIKE_ALL & ~(GPU_ALIKE_DTYPE | GPU_ALIKE_ALIGNED | GPU_ALIKE_VARLEN | GPU_ALIKE_BIAS));
     GPU_ADD_CONSTANTS(request, BACKWARD_ROWS_CONSTANTS, .HEAD_DIM = needs->head_dim, .HEAD_DIM_V = needs->head_dim_v,
                       .ROW_STEP = needs->row_step, .NEEDS_DQ = needs->sums_dq, .NO_ZEROS = needs->stores_first,
-                      .FOLDED = gpu_folds_grids(p));
-    request->file = kernel == DBIAS ? "gpu/backward_dbias.cu" : "gpu/backward_rows.cu";
+                      .SINKS = p->has_sink, .FOLDED = gpu_folds_grids(p));
+    request->file = kernel == DBIAS   ? "gpu/backward_dbias.cu"
+                    : kernel == DSINK ? "gpu/backward_dsink.cu"
+                                      : "gpu/backward_rows.cu";
     request->entry = entries[kernel];
     request->shared_bytes = 0;
-    request->threads = kernel == DBIAS ? DBIAS_THREADS : ROWS_THREADS;
+    request->threads = (int32_t)threads_of(kernel);
 }
 
 int32_t gpu_backward_count(enum gpu_backward_side side, const fdm_problem *p, const struct gpu_backward_needs *needs) {
@@ -283,10 +298,17 @@ static fdm_status launch_around(int32_t which, const struct cuda_kernel *kernel,
         x = blocks_of(a->dbias_shares && a->dbias_keys == 1 ? 32 * x : x, DBIAS_THREADS);
         y = z = 1;
         break;
+    case FINISH: /* a block more makes dsink of its head */
+        x += p->needs_dsink;
+        z = p->needs_dsink ? at_least_1(z) : z;
+        break;
+    case DSINK: /* a block a head */
+        x = p->heads;
+        y = z = 1;
+        break;
     default: break;
     }
-    return launch_grid(kernel, x, y, z, which == DBIAS ? DBIAS_THREADS : ROWS_THREADS, needs->early && which >= COMBINE,
-                       a, sizeof *a, stream);
+    return launch_grid(kernel, x, y, z, threads_of(which), needs->early && which >= COMBINE, a, sizeof *a, stream);
 }
 
 fdm_status gpu_backward_launches(enum gpu_backward_side side, const struct cuda_kernel *const *kernels,

@@ -19,6 +19,7 @@
     X(INTERVALS, p->has_intervals, 0)                                                                                \
     X(VARLEN, p->varlen, 0)                                                                                          \
     X(SOFTCAP, p->softcap > 0, 0)                                                                                    \
+    X(SINK, p->has_sink && p->pass == FDM_FORWARD, 0) /* heads have sinks; a backward's kernels know lse alone */    \
     X(POSITIVE_SCALE, (float)p->softmax_scale > 0, 0) /* the maximum may be taken of the bare products */
 
 #ifdef __CUDACC__

@@ -194,7 +194,7 @@ __device__ __forceinline__ void redo_columns(const struct gpu_forward_params &a,
     const int64_t i = (int64_t)s.q_begin + row, out = s.batch * a.out.batch + i * a.out.row + head * a.out.head;
     const float inverse = end_softmax(
         a, first == 0 && threadIdx.x % 32 == 0, s.batch, head, i, again.sum, [&] { return again.most; },
-        [&] { return logf(again.sum); });
+        [&](float x) { return logf(x); });
     store_redone(a.out.data, out, again, inverse, first, min(end, a.head_dim_v));
 }
 __device__ __forceinline__ void redo_output(const struct gpu_forward_params &a, const struct sequence &s, int head,

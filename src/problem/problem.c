@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/struct_bytes.h"
 #include "problem/problem_fields.h"
+#include "problem/sinks.h"
 #include "problem/tensor.h"
 
 #define NOTHING(field, kind, value, rule)
@@ -140,7 +141,7 @@ fdm_status fdm_problem_validate(const fdm_problem *p) {
         status = error_set(FDM_ERROR_INVALID_ARGUMENT, "dbias is wanted, but there is no bias");
     if (!status && p->has_lse_low && !p->has_bias)
         status = error_set(FDM_ERROR_INVALID_ARGUMENT, "has_lse_low is set, but there is no bias");
-    return status;
+    return status ? status : sinks_validate(p);
 }
 
 /* ---- a problem from tensors ---- */
@@ -398,7 +399,7 @@ static const char *device_text(fdm_device_id device, char *text, size_t size) {
 }
 
 /* The tensors of a call by name, those of every pass first. */
-enum { NUM_Q = 0, NUM_OF_FORWARD = 12, NUM_TENSORS = 18 };
+enum { NUM_Q = 0, NUM_OF_FORWARD = 13, NUM_TENSORS = 20 };
 static void name_tensors(const fdm_tensors *t, fdm_pass pass, struct named_tensor all[NUM_TENSORS]) {
     const int32_t forward = pass == FDM_FORWARD, backward = !forward;
     const struct named_tensor list[NUM_TENSORS] = {
@@ -411,6 +412,7 @@ static void name_tensors(const fdm_tensors *t, fdm_pass pass, struct named_tenso
         {"interval_end", t->interval_end, 0, 0},
         {"cu_seqlens_q", t->cu_seqlens_q, 0, 0},
         {"cu_seqlens_k", t->cu_seqlens_k, 0, 0},
+        {"sink", t->sink, 0, 0},
         {"out", t->out, forward, 1u << NUM_Q},
         {"lse", t->lse, forward, 0},
         {"lse_low", t->lse_low, forward, 0},
@@ -420,6 +422,7 @@ static void name_tensors(const fdm_tensors *t, fdm_pass pass, struct named_tenso
         {"dk", t->dk, backward, 0},
         {"dv", t->dv, backward, 0},
         {"dbias", t->dbias, backward, 0},
+        {"dsink", t->dsink, backward, 0},
     };
     memcpy(all, list, sizeof list);
 }
@@ -486,6 +489,7 @@ static void apply_options(const fdm_options *o, fdm_problem *p) {
         p->softmax_scale = p->head_dim > 0 ? 1.0 / sqrt((double)p->head_dim) : 1.0;
     p->causal = p->causal != 0;
     p->deterministic = p->deterministic != 0;
+    p->lse_without_sink = o->lse_without_sink != 0;
 }
 
 fdm_status problem_from_tensors(fdm_pass pass, const fdm_tensors *t, const fdm_options *options, fdm_problem *problem,
@@ -517,6 +521,7 @@ fdm_status problem_from_tensors(fdm_pass pass, const fdm_tensors *t, const fdm_o
         (status = resolve_matrix(t->v, "v", TENSOR_INPUT, &p, v_shape, &a->v)) ||
         (t->mask && (status = resolve_mask(t, &p, a))) || (t->bias && (status = resolve_bias(t, &p, a))) ||
         ((t->interval_start || t->interval_end) && (status = resolve_intervals(t, &p, a))) ||
+        (status = sinks_resolve(t, &p, a)) ||
         (status = resolve_outputs(t, &p, a, q_shape, k_shape, v_shape, out_shape)) ||
         (status = tensors_check_apart(all, pass == FDM_FORWARD ? NUM_OF_FORWARD : NUM_TENSORS)))
         return status;

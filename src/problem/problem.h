@@ -33,11 +33,18 @@ struct row_view {
     int64_t batch, head, row;
 };
 
+/* sink, dsink: element (n, h). */
+struct sink_view {
+    char *data;
+    int64_t part, head;
+};
+
 struct attention {
     const fdm_problem *problem;
     struct matrix_view q, k, v, out, dout, dq, dk, dv;
     struct score_view mask, bias, dbias;
     struct interval_view intervals;
+    struct sink_view sink, dsink;
     struct row_view lse, lse_low, dlse;
     const int32_t *cu_seqlens_q, *cu_seqlens_k; /* NULL when dense */
 };

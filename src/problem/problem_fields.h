@@ -71,6 +71,11 @@ enum field_rule {
     X(mask_shape, FIELD_SHAPE, FIELD_ONES, SAME_SCORES)    \
     X(bias_shape, FIELD_SHAPE, FIELD_ONES, SAME_SCORES)    \
     X(bias_dtype, FIELD_DTYPE, FDM_FLOAT32, SAME_SCORES)   \
+    X(has_sink, FIELD_INT32, 0, SAME_SCORES)               \
+    X(num_sinks, FIELD_INT32, 1, SAME_SCORES)              \
+    X(sink_dtype, FIELD_DTYPE, FDM_FLOAT32, SAME_SCORES)   \
+    X(needs_dsink, FIELD_INT32, 0, SAME_OUTPUTS)           \
+    O(lse_without_sink, FIELD_INT32, 0, OF_PLAN)           \
     X(aligned, FIELD_INT32, 1, FACT_ALIGNED)               \
     X(scores_aligned, FIELD_INT32, 1, FACT_SCORES_ALIGNED) \
     X(q_mappable, FIELD_INT32, 1, FACT_Q_MAPPABLE)         \

@@ -8,7 +8,30 @@
 #include "flash_dmattn.h"
 #include "options.h"
 
-enum role { Q, K, V, MASK, BIAS, START, END, CU_Q, CU_K, OUT, LSE, LSE_LOW, DOUT, DLSE, DQ, DK, DV, DBIAS, NUM_ROLES };
+/* The tensors of a trial. What the forward writes lies between OUT and LSE_LOW, what the backward writes from DQ on. */
+#define CHECK_ROLES(X)         \
+    X(Q, "q")                  \
+    X(K, "k")                  \
+    X(V, "v")                  \
+    X(MASK, "mask")            \
+    X(BIAS, "bias")            \
+    X(START, "interval_start") \
+    X(END, "interval_end")     \
+    X(CU_Q, "cu_seqlens_q")    \
+    X(CU_K, "cu_seqlens_k")    \
+    X(SINK, "sink")            \
+    X(OUT, "out")              \
+    X(LSE, "lse")              \
+    X(LSE_LOW, "lse_low")      \
+    X(DOUT, "dout")            \
+    X(DLSE, "dlse")            \
+    X(DQ, "dq")                \
+    X(DK, "dk")                \
+    X(DV, "dv")                \
+    X(DBIAS, "dbias")          \
+    X(DSINK, "dsink")
+#define CHECK_ROLE(role, name) role,
+enum role { CHECK_ROLES(CHECK_ROLE) NUM_ROLES };
 extern const char *const role_names[NUM_ROLES];
 
 /* A tensor between two unreadable pages, flush with one of them; bytes that are not elements hold NaN patterns. A far

@@ -78,7 +78,9 @@ fdm_tensors device_tensors(struct device_copy *copy, const fdm_tensors *h) {
                          ON_DEVICE(dk, DK),
                          ON_DEVICE(dv, DV),
                          ON_DEVICE(dbias, DBIAS),
-                         ON_DEVICE(lse_low, LSE_LOW)};
+                         ON_DEVICE(lse_low, LSE_LOW),
+                         ON_DEVICE(sink, SINK),
+                         ON_DEVICE(dsink, DSINK)};
 #undef ON_DEVICE
 }
 

@@ -4,8 +4,9 @@
 #include <string.h>
 
 const struct feature features[NUM_FEATURES] = {
-    {"dtype", 2}, {"head_dim", 12}, {"head_dim_v", 3}, {"length", 5},  {"window", 2},  {"mask", 3},
-    {"bias", 5},  {"intervals", 2}, {"varlen", 2},     {"softcap", 2}, {"aligned", 2}, {"scores_aligned", 2}};
+    {"dtype", 2},   {"head_dim", 12},      {"head_dim_v", 3}, {"length", 5}, {"window", 2},
+    {"mask", 3},    {"bias", 5},           {"intervals", 2},  {"varlen", 2}, {"softcap", 2},
+    {"aligned", 2}, {"scores_aligned", 2}, {"sink", 2}};
 static const int64_t head_dims[12] = {64, 128, 256, 16, 40, 96, 176, 192, 224, 240, 512, 1024};
 /* Two of one query row: many keys and few; the last of 32 query rows and many keys. */
 static const int64_t lengths[5] = {4096, 512, 16, 8, 32};
@@ -38,12 +39,13 @@ fdm_problem problem_of(const int32_t *choice) {
     p.aligned = !choice[ALIGNED];
     p.scores_aligned = !choice[SCORES_ALIGNED];
     p.needs_lse = 1;
+    p.has_sink = choice[SINKS];
     return p;
 }
 
 /* Ways in which features of the backward meet. */
 struct backward_set {
-    int32_t window, mask, bias, intervals, varlen, softcap, unaligned, unmapped, deterministic, heads_of_bias;
+    int32_t window, mask, bias, intervals, varlen, softcap, unaligned, unmapped, deterministic, heads_of_bias, sinks;
 };
 static const struct backward_set sets[] = {
     {0},
@@ -71,7 +73,13 @@ static const struct backward_set sets[] = {
     {.window = 1, .mask = 2, .bias = 2, .deterministic = 1},
     {.mask = 2, .bias = 2, .intervals = 1, .deterministic = 1},
     {.varlen = 1, .softcap = 1},
-    {.window = 1, .mask = 2, .bias = 2, .heads_of_bias = 8}};
+    {.window = 1, .mask = 2, .bias = 2, .heads_of_bias = 8},
+    {.window = 1, .sinks = 1},
+    {.window = 1, .sinks = 1},
+    {.window = 1, .varlen = 1, .sinks = 1},
+    {.bias = 2, .deterministic = 1, .sinks = 1},
+    {.bias = 1, .varlen = 1, .sinks = 1},
+    {.mask = 2, .bias = 4, .softcap = 1, .unaligned = 1, .sinks = 1}};
 int32_t backward_sets(void) { return sizeof sets / sizeof sets[0]; }
 
 int32_t backward_head_dims(void) {
@@ -100,6 +108,7 @@ fdm_problem backward_problem(int32_t set, int32_t head_dim, int32_t length) {
     p.needs_dbias = p.has_bias;
     p.deterministic = s->deterministic;
     p.q_mappable = !s->unmapped;
+    p.has_sink = p.needs_dsink = s->sinks;
     if (s->heads_of_bias) {
         p.bias_shape[0] = p.batch;
         p.bias_shape[1] = p.heads;

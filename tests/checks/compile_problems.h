@@ -24,6 +24,7 @@ enum {
     SOFTCAP,
     ALIGNED,
     SCORES_ALIGNED,
+    SINKS,
     NUM_FEATURES
 };
 extern const struct feature features[NUM_FEATURES];

@@ -6,24 +6,8 @@
 #include "checks.h"
 #include "structure.h"
 
-const char *const role_names[NUM_ROLES] = {"q",
-                                           "k",
-                                           "v",
-                                           "mask",
-                                           "bias",
-                                           "interval_start",
-                                           "interval_end",
-                                           "cu_seqlens_q",
-                                           "cu_seqlens_k",
-                                           "out",
-                                           "lse",
-                                           "lse_low",
-                                           "dout",
-                                           "dlse",
-                                           "dq",
-                                           "dk",
-                                           "dv",
-                                           "dbias"};
+#define ROLE_NAME(role, name) name,
+const char *const role_names[NUM_ROLES] = {CHECK_ROLES(ROLE_NAME)};
 
 /* splitmix64 (Steele, Lea, Flood, 2014). */
 uint64_t random_bits(struct trial *trial) {
@@ -444,7 +428,7 @@ static void draw_rows(struct trial *t, enum role role, int fill) {
 static void draw_output(struct trial *t, enum role role, enum role like) {
     struct guarded *g = &t->g[role];
     guarded_make(g, t, fdm_dtype_of(&t->g[like].tensor), t->g[like].tensor.ndim, t->g[like].shape,
-                 role == DBIAS ? 2 : 0);
+                 role == DBIAS || role == DSINK ? 2 : 0);
 }
 
 /* What the forward leaves, and what flows back. */
@@ -461,14 +445,26 @@ static void draw_outputs(struct trial *t) {
         draw_rows(t, DLSE, 1);
     if (t->g[BIAS].map && (t->huge || random_below(t, 2)))
         draw_rows(t, LSE_LOW, 0);
-    if (way_below(t, 8))
-        draw_output(t, DQ, Q);
-    if (way_below(t, 8))
-        draw_output(t, DK, K);
-    if (way_below(t, 8))
-        draw_output(t, DV, V);
+    for (enum role role = DQ; role <= DV; role++)
+        if (way_below(t, 8))
+            draw_output(t, role, Q + (role - DQ));
     if (t->g[BIAS].map && way_below(t, 8))
         draw_output(t, DBIAS, BIAS);
+}
+
+/* Logits of any dtype, one for each head or several; some -inf, and now and then +inf or NaN. */
+static void draw_sink(struct trial *t) {
+    const int64_t shape[2] = {1 + random_below(t, 3), t->heads}, mean = PICK(t, 0, 0, 5, -5);
+    const int32_t ndim = 1 + (random_below(t, 3) == 0);
+    guarded_make(&t->g[SINK], t, (fdm_dtype)random_below(t, 3), ndim, shape + 2 - ndim, 3);
+    const int64_t elements = guarded_elements(&t->g[SINK]), odd = random_below(t, 12);
+    for (int64_t n = 0; n < elements; n++)
+        guarded_set(&t->g[SINK], n, odd == 0 || random_below(t, 8) == 0 ? -INFINITY : (double)mean + 2 * normal(t));
+    if (odd < 3 && odd > 0 && !trial_wants_nan(t))
+        guarded_set(&t->g[SINK], random_below(t, elements), odd == 1 ? INFINITY : NAN);
+    t->options.lse_without_sink = random_below(t, 3) == 0;
+    if (way_below(t, 4))
+        draw_output(t, DSINK, SINK);
 }
 
 /* " mask", with its form in brackets where it has one. */
@@ -482,9 +478,9 @@ static const char *described(const struct trial *t, enum role role, const char *
 }
 
 static void describe(struct trial *t, enum fill fill) {
-    char mask[80], bias[80], intervals[80];
+    char mask[80], bias[80], intervals[80], sink[24];
     snprintf(t->text, sizeof t->text,
-             "%s B %lld H %lld/%lld Sq %lld Sk %lld D %lld/%lld%s%s window %lld,%lld scale %g softcap %g%s%s%s%s%s%s "
+             "%s B %lld H %lld/%lld Sq %lld Sk %lld D %lld/%lld%s%s window %lld,%lld scale %g softcap %g%s%s%s%s%s%s%s "
              "fill %d",
              fdm_dtype_name(t->dtype), (long long)t->batch, (long long)t->heads, (long long)t->heads_kv,
              (long long)t->seqlen_q, (long long)t->seqlen_k, (long long)t->head_dim, (long long)t->head_dim_v,
@@ -496,6 +492,7 @@ static void describe(struct trial *t, enum fill fill) {
              t->contradicts ? " contradicted" : "", described(t, MASK, "mask", t->forms[0], mask, sizeof mask),
              described(t, BIAS, t->huge ? "huge bias" : "bias", t->forms[1], bias, sizeof bias),
              described(t, START, "intervals", t->forms[2], intervals, sizeof intervals), t->g[DLSE].map ? " dlse" : "",
+             described(t, SINK, t->options.lse_without_sink ? "sink (lse without)" : "sink", "", sink, sizeof sink),
              (int)fill);
 }
 
@@ -538,6 +535,8 @@ void trial_draw(struct trial *t, uint64_t seed, struct ways ways) {
     t->options.deterministic =
         (way % 4 == 3 && way % 32 != 19) || way % 32 == 17; /* of those seen key by key, or scored, every other one */
     draw_outputs(t);
+    if (way_below(t, t->plain ? 8 : 4) == 0)
+        draw_sink(t);
     describe(t, fill);
 }
 

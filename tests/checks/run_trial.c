@@ -23,7 +23,9 @@ __attribute__((unused)) static void on_crash(int number) {
 void trial_catch_crashes(void) {
 #if !defined(__SANITIZE_ADDRESS__)
     signal(SIGSEGV, on_crash);
+#    ifdef SIGBUS
     signal(SIGBUS, on_crash);
+#    endif
     signal(SIGILL, on_crash);
 #endif
 }
@@ -156,8 +158,8 @@ int trial_run(struct trial *t, fdm_pass pass, const char *kernel, const char *fa
     return knows_tiles(t, &plan) && outputs_right(t, pass, name);
 }
 
-/* What flows into a row without keys may be anything: on every other trial NaN or inf. Not where rows share elements.
- */
+/* What flows into a row without keys may be anything: on every other trial NaN or inf. Not where rows share elements,
+ * nor into its lse where that is the logarithm of its sinks. */
 static void spoil_empty_rows(struct trial *t, enum role role, int64_t row_elements) {
     if (!t->g[role].map || (t->seed % 2 && !t->named))
         return;
@@ -168,7 +170,8 @@ static void spoil_empty_rows(struct trial *t, enum role role, int64_t row_elemen
     const int64_t rows = shape[t->g[LSE].tensor.ndim - 1], heads = t->heads;
     for (int64_t n = 0; n < elements; n++) { /* lse is [B, H, Sq], dout [B, Sq, H, Dv] */
         const int64_t at = role == DLSE ? n : (n / rows / heads * rows + n % rows) * heads + n / rows % heads;
-        for (int64_t e = 0; e < row_elements && t->truth[LSE][n] == INFINITY; e++)
+        const int empty = t->magnitude[LSE][n] == 0 && !isnan(t->truth[LSE][n]);
+        for (int64_t e = 0; e < row_elements && empty && (role == DOUT || t->truth[LSE][n] == INFINITY); e++)
             guarded_set(&t->g[role], at * row_elements + e, t->seed % 4 ? NAN : INFINITY);
     }
 }
@@ -193,7 +196,7 @@ void *trial_bits(const struct trial *t, fdm_pass pass, size_t *all) {
         bytes += guarded_bytes(&t->g[i]);
     char *copy = calloc(1, bytes + 1), *to = copy;
     *all = bytes;
-    for (int i = pass == FDM_FORWARD ? OUT : DQ; i <= (pass == FDM_FORWARD ? (int)LSE_LOW : (int)DBIAS); i++)
+    for (int i = pass == FDM_FORWARD ? OUT : DQ; i <= (pass == FDM_FORWARD ? (int)LSE_LOW : (int)DSINK); i++)
         if (t->g[i].map) {
             guarded_copy(to, &t->g[i]);
             to += guarded_bytes(&t->g[i]);

@@ -97,9 +97,12 @@ static int sees_nothing(struct trial *t, int64_t b, int64_t h, int64_t row) {
     return 1;
 }
 
+static int wants_nan_key(const struct trial *t) { return t->seed % 16 == 12 || t->seed % 16 == 3; }
+int trial_wants_nan(const struct trial *t) { return t->seed % 16 == 7 || wants_nan_key(t); }
+
 int trial_spoil_seen(struct trial *t) {
-    t->nan_row = t->seed % 16 == 7;
-    t->nan_key = t->seed % 16 == 12 || t->seed % 16 == 3;
+    t->nan_key = wants_nan_key(t);
+    t->nan_row = !t->nan_key && trial_wants_nan(t);
     /* The gradient of a bias that all keys share is 0, and not every kernel makes it of its terms. */
     const int shared = t->g[BIAS].map && t->g[BIAS].shape[3] == 1;
     if ((!t->nan_row && !t->nan_key) || t->named || t->batch == 0 || t->huge || shared)
@@ -131,7 +134,7 @@ int trial_spoil_seen(struct trial *t) {
 static int is_beside(const struct trial *t, enum role role, int64_t n) {
     const struct guarded *g = &t->g[role];
     const int64_t *shape = g->shape + (t->varlen ? 0 : 1), group = t->heads / t->heads_kv;
-    if (role == DBIAS)
+    if (role == DBIAS || role == DSINK)
         return 1;
     int64_t row, h, b; /* row: of the packed tensor, of all batches */
     if (role == LSE || role == LSE_LOW) {
@@ -150,7 +153,24 @@ static int is_beside(const struct trial *t, enum role role, int64_t n) {
     return h == t->nan_head_kv && b == t->nan_batch;
 }
 
+/* Whether a head has a NaN for a sink, of the KV head's query heads; head_kv below 0: of all. */
+static int has_nan_sink(const struct trial *t, int64_t head_kv) {
+    const int64_t elements = t->g[SINK].map ? guarded_elements(&t->g[SINK]) : 0;
+    for (int64_t n = 0; n < elements; n++)
+        if ((head_kv < 0 || n % t->heads / (t->heads / t->heads_kv) == head_kv) && isnan(guarded_get(&t->g[SINK], n)))
+            return 1;
+    return 0;
+}
+
 int trial_may_be_nan(const struct trial *t, enum role role, int64_t n) {
+    /* lse of its rows is NaN, and so may be what it is subtracted from: scores of pairs that a mask hides too. */
+    if (role >= DQ && role <= DBIAS && t->g[SINK].map) {
+        const struct guarded *g = &t->g[role];
+        const int32_t axis = g->tensor.ndim - 2; /* of heads */
+        const int64_t h = n / g->shape[axis + 1] % g->shape[axis];
+        if (has_nan_sink(t, role == DBIAS ? -1 : role == DQ ? h / (t->heads / t->heads_kv) : h))
+            return 1;
+    }
     if (t->nan_key)
         return is_beside(t, role, n);
     return t->nan_row == 1 && role >= DK && is_beside(t, role, n);

@@ -1,5 +1,6 @@
 /* truth.c: what the outputs should be: the float64 reference, and the straightforward float32 computation whose errors
  * set the limits. */
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,6 +8,7 @@
 #include "base/half.h"
 #include "checks.h"
 #include "problem/problem.h"
+#include "problem/sinks.h"
 
 static fdm_tensor *present(struct guarded *g) { return g->map ? &g->tensor : NULL; }
 
@@ -24,7 +26,8 @@ fdm_tensors trial_tensors(struct trial *t, fdm_pass pass) {
                      .cu_seqlens_k = present(&g[CU_K]),
                      .out = &g[OUT].tensor,
                      .lse = &g[LSE].tensor,
-                     .lse_low = present(&g[LSE_LOW])};
+                     .lse_low = present(&g[LSE_LOW]),
+                     .sink = present(&g[SINK])};
     if (pass == FDM_BACKWARD) {
         s.dout = &g[DOUT].tensor;
         s.dlse = present(&g[DLSE]);
@@ -32,6 +35,7 @@ fdm_tensors trial_tensors(struct trial *t, fdm_pass pass) {
         s.dk = present(&g[DK]);
         s.dv = present(&g[DV]);
         s.dbias = present(&g[DBIAS]);
+        s.dsink = present(&g[DSINK]);
     }
     return s;
 }
@@ -221,53 +225,75 @@ static float baseline_scores(const struct head *x, struct buffers *w, int64_t i)
     return largest;
 }
 
-static void baseline_row(const struct head *x, struct buffers *w, int64_t i) {
+/* What the gradients of a row's pairs have in common. lse, low: of the sum of keys and sinks; keys_lse, keys_low: of
+ * that of keys, whose error is `error`; sink: that of the sinks' alone; sink_weight: their share. */
+struct baseline_row {
+    float lse, low, error, delta, delta_size, sink_weight, dlse;
+    float keys_lse, keys_low, sink;
+};
+
+/* delta is summed from the rounded out: half an ulp of every term may be left where dS cancels. */
+static float cancelled_of(const struct trial *t) {
+    return t->dtype == FDM_FLOAT32 ? 8 * 0x1p-24f : t->dtype == FDM_FLOAT16 ? 0x1p-12f : 0x1p-9f;
+}
+
+/* The logarithms of a row whose sum of exp(score - largest) is `sum`; returns what the sums of P V are to be multiplied
+ * by. */
+static float end_baseline_row(const struct head *x, struct baseline_row *y, float largest, float sum) {
+    const int has_low = x->t->g[LSE_LOW].map != NULL, empty = largest == -INFINITY;
+    const float sink = y->sink = (float)sinks_logit(x->a, x->h), rest = logf(sum);
+    y->keys_lse = empty ? INFINITY : largest + rest;
+    y->keys_low = has_low && isfinite(y->keys_lse) ? largest - y->keys_lse + rest : 0;
+    y->lse = y->keys_lse;
+    y->low = y->keys_low;
+    if (sink == -INFINITY)
+        return empty ? 0 : 1 / sum;
+    const float top = empty || sink > largest ? sink : largest, kept = empty ? 0 : expf(largest - top);
+    const float of_sink = sink == top ? 1 : expf(sink - top), total = sum * kept + of_sink;
+    y->lse = top + logf(total);
+    y->low = has_low && isfinite(y->lse) ? top - y->lse + logf(total) : 0;
+    y->sink_weight = sink == INFINITY || (empty && x->t->options.lse_without_sink) ? 0 : of_sink / total;
+    return empty ? 0 : kept / total;
+}
+
+/* What the row adds to the gradient of its head's sinks. */
+static void add_to_dsink(const struct head *x, struct buffers *w, const struct baseline_row *y) {
+    const struct trial *t = x->t;
+    const float uncertain = y->error + 2 * doubt * (1 + fabsf(y->lse) + fabsf(y->sink));
+    const float delta = t->options.lse_without_sink ? y->delta : y->delta - y->dlse;
+    if (!t->g[DSINK].map || y->sink_weight == 0)
+        return;
+    for (int64_t n = 0; n < guarded_elements(&t->g[SINK]); n++)
+        if (n % t->heads == x->h) {
+            const float share = expf((float)guarded_get(&t->g[SINK], n) - y->sink) * y->sink_weight;
+            w->sums[DSINK][n] -= share * delta;
+            w->sizes[DSINK][n] += share * (y->delta_size + fabsf(y->dlse)) * (cancelled_of(t) + uncertain);
+        }
+}
+
+static void baseline_gradients(const struct head *x, struct buffers *w, int64_t i, const struct baseline_row *y) {
     struct trial *t = x->t;
-    const int64_t d = t->head_dim, dv = t->head_dim_v, sk = x->s.seqlen_k, rows = t->varlen ? t->total_q : t->seqlen_q;
+    const int64_t d = t->head_dim, dv = t->head_dim_v, rows = t->varlen ? t->total_q : t->seqlen_q;
     const int64_t group = t->heads / t->heads_kv, row = x->s.q_begin + i;
-    /* delta is summed from the rounded out: half an ulp of every term may be left where dS cancels. A score is off by a
-     * few float32 ulps of its terms, and P by as much of itself. */
-    const float cancelled = t->dtype == FDM_FLOAT32 ? 8 * 0x1p-24f : t->dtype == FDM_FLOAT16 ? 0x1p-12f : 0x1p-9f;
-    float sum = 0, delta = 0, delta_size = 0;
-    decode(x, &x->a->q, row, x->h, d, w->q);
-    decode(x, &x->a->dout, row, x->h, dv, w->dout);
-    const float largest = baseline_scores(x, w, i);
-    memset(w->out, 0, (size_t)dv * sizeof *w->out);
-    float row_error = 0; /* of the logarithm of the sum */
-    for (int64_t j = 0; j < sk && largest > -INFINITY; j++) {
-        if (w->s[j] == -INFINITY)
-            continue; /* its value may be NaN */
-        float p = expf(w->s[j] - largest), rounded = round_to(t->dtype, p);
-        row_error = p > 1e-6f && w->error[j] > row_error ? w->error[j] : row_error;
-        sum += p;
-        for (int64_t e = 0; e < dv; e++)
-            w->out[e] += rounded * w->v[j * dv + e];
-    }
-    const float lse = largest > -INFINITY ? largest + logf(sum) : INFINITY;
-    const float low = isfinite(lse) && t->g[LSE_LOW].map ? largest - lse + logf(sum) : 0;
-    const int64_t lse_at = t->varlen ? x->h * rows + row : (x->b * t->heads + x->h) * rows + row;
-    t->baseline[LSE][lse_at] = lse;
-    t->baseline[LSE_LOW][lse_at] = low;
-    t->magnitude[LSE_LOW][lse_at] = row_error;
-    t->magnitude[LSE][lse_at] = sum > 0 ? 1 / sum : 0;
-    for (int64_t e = 0; e < dv; e++) {
-        w->out[e] = round_to(t->dtype, sum > 0 ? w->out[e] / sum : 0);
-        t->baseline[OUT][dense_row(x, t->heads, rows, row, x->h, dv) + e] = w->out[e];
-        delta += w->out[e] * w->dout[e];
-        delta_size += fabsf(w->out[e] * w->dout[e]);
-    }
-    if (t->g[DLSE].map)
-        delta -= (float)guarded_get(&t->g[DLSE], lse_at);
-    for (int64_t j = 0; j < sk && largest > -INFINITY && x->backward; j++) {
+    /* A score is off by a few float32 ulps of its terms, and P by as much of itself. */
+    const float cancelled = cancelled_of(t);
+    const int without = t->options.lse_without_sink;
+    for (int64_t j = 0; j < x->s.seqlen_k; j++) {
         if (w->s[j] == -INFINITY)
             continue;
-        float dp = dot(w->dout, w->v + j * dv, dv), p = expf(w->s[j] - lse - low), ds = p * (dp - delta);
+        float dp = dot(w->dout, w->v + j * dv, dv), p = expf(w->s[j] - y->lse - y->low);
+        float of_keys = without ? expf(w->s[j] - y->keys_lse - y->keys_low) : 0;
+        float ds = without ? p * (dp - y->delta) + of_keys * y->dlse : p * (dp - (y->delta - y->dlse));
         /* Weights below 1e-30 are none. */
-        float uncertain = w->error[j] + row_error + doubt * fminf(fabsf(w->s[j] - lse), 70);
+        float uncertain = w->error[j] + y->error + doubt * fminf(fabsf(w->s[j] - y->lse), 70);
         if (!t->g[LSE_LOW].map)
-            uncertain += doubt * (fabsf(lse) + fabsf(w->s[j]));
+            uncertain += doubt * (fabsf(y->lse) + fabsf(w->s[j]));
         uncertain = expm1f(fminf(uncertain, 70));
-        float size = p * (fabsf(dp) + delta_size) * (cancelled + uncertain);
+        float size = p * (fabsf(dp) + y->delta_size) * (cancelled + uncertain) + of_keys * fabsf(y->dlse) * uncertain;
+        /* Beside sinks without whose weight lse is, kernels hold weights above this. */
+        const float held = of_keys * 0x1p-86f;
+        if (p < 1e-30f && isnan(ds))
+            ds = size = 0; /* a kernel may leave the pair out, or make NaN of it */
         int64_t key = (t->varlen ? x->s.k_begin + j : x->b * t->seqlen_k + j) * t->heads_kv + x->h / group;
         if (t->g[DBIAS].map) {
             const int64_t *shape = t->g[BIAS].shape;
@@ -287,9 +313,50 @@ static void baseline_row(const struct head *x, struct buffers *w, int64_t i) {
         }
         for (int64_t e = 0; e < dv; e++) {
             w->sums[DV][key * dv + e] += p_rounded * w->dout[e];
-            w->sizes[DV][key * dv + e] += p * uncertain * fabsf(w->dout[e]);
+            w->sizes[DV][key * dv + e] += (p * uncertain + held) * fabsf(w->dout[e]);
         }
     }
+}
+
+static void baseline_row(const struct head *x, struct buffers *w, int64_t i) {
+    struct trial *t = x->t;
+    const int64_t d = t->head_dim, dv = t->head_dim_v, sk = x->s.seqlen_k, rows = t->varlen ? t->total_q : t->seqlen_q;
+    const int64_t row = x->s.q_begin + i;
+    struct baseline_row y = {0};
+    float sum = 0;
+    decode(x, &x->a->q, row, x->h, d, w->q);
+    decode(x, &x->a->dout, row, x->h, dv, w->dout);
+    const float largest = baseline_scores(x, w, i);
+    memset(w->out, 0, (size_t)dv * sizeof *w->out);
+    for (int64_t j = 0; j < sk && largest > -INFINITY; j++) {
+        if (w->s[j] == -INFINITY)
+            continue; /* its value may be NaN */
+        float p = expf(w->s[j] - largest), rounded = round_to(t->dtype, p);
+        y.error = p > 1e-6f && w->error[j] > y.error ? w->error[j] : y.error;
+        sum += p;
+        for (int64_t e = 0; e < dv; e++)
+            w->out[e] += rounded * w->v[j * dv + e];
+    }
+    float factor = end_baseline_row(x, &y, largest, sum);
+    const int64_t lse_at = t->varlen ? x->h * rows + row : (x->b * t->heads + x->h) * rows + row;
+    const int without = t->options.lse_without_sink;
+    t->baseline[LSE][lse_at] = without ? y.keys_lse : y.lse;
+    t->baseline[LSE_LOW][lse_at] = without ? y.keys_low : y.low;
+    t->magnitude[LSE_LOW][lse_at] = y.error;
+    t->magnitude[LSE][lse_at] = sum > 0 ? fmaxf(factor, FLT_MIN) : 0;
+    for (int64_t e = 0; e < dv; e++) {
+        w->out[e] = round_to(t->dtype, sum > 0 ? w->out[e] * factor : 0);
+        t->baseline[OUT][dense_row(x, t->heads, rows, row, x->h, dv) + e] = w->out[e];
+        y.delta += w->out[e] * w->dout[e];
+        y.delta_size += fabsf(w->out[e] * w->dout[e]);
+    }
+    if (largest == -INFINITY)
+        y.delta = y.delta_size = 0;
+    y.dlse = t->g[DLSE].map ? (float)guarded_get(&t->g[DLSE], lse_at) : 0;
+    if (x->backward && largest > -INFINITY)
+        baseline_gradients(x, w, i, &y);
+    if (x->backward)
+        add_to_dsink(x, w, &y);
 }
 
 static void baseline_head(const struct head *x, struct buffers *w) {
@@ -305,7 +372,7 @@ static void baseline_head(const struct head *x, struct buffers *w) {
 static void baseline_finish(struct trial *t, struct buffers *w) {
     const float scale =
         (float)(t->options.has_softmax_scale ? t->options.softmax_scale : 1 / sqrt((double)t->head_dim));
-    for (int role = DQ; role <= DBIAS; role++) {
+    for (int role = DQ; role < NUM_ROLES; role++) {
         if (!t->g[role].map)
             continue;
         int64_t elements = guarded_elements(&t->g[role]);
@@ -332,7 +399,8 @@ void trial_baseline(struct trial *t, int backward) {
                                 [DQ] = q_rows * t->heads * t->head_dim,
                                 [DK] = k_rows * t->heads_kv * t->head_dim,
                                 [DV] = k_rows * t->heads_kv * t->head_dim_v,
-                                [DBIAS] = t->g[BIAS].map ? guarded_elements(&t->g[BIAS]) : 0};
+                                [DBIAS] = t->g[BIAS].map ? guarded_elements(&t->g[BIAS]) : 0,
+                                [DSINK] = t->g[SINK].map ? guarded_elements(&t->g[SINK]) : 0};
     struct buffers w = {0};
     for (int role = OUT; role < NUM_ROLES; role++) {
         t->baseline[role] = calloc((size_t)sizes[role] + 1, sizeof(double));

@@ -71,7 +71,8 @@ static const struct instruction {
      0,
      {0},
      0},
-    {"red_add ld_acquire st_release ld_relaxed ld_relaxed_8 st_relaxed_8 ld_global_16 ld_global_16_once",
+    {"red_add ld_acquire st_release ld_relaxed ld_relaxed_8 st_relaxed_8 ld_global_16 ld_global_16_once "
+     "ld_global_2_early ld_global_4_early",
      "two blocks in turn",
      TRY_GLOBAL,
      BITS,

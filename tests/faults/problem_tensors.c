@@ -104,6 +104,9 @@ void problem_tensors_make(struct problem_tensors *t, const fdm_problem *p, fdm_d
         t->all.interval_start = interval(t, p, device);
         t->all.interval_end = interval(t, p, device);
     }
+    const int64_t sinks[2] = {p->num_sinks, p->heads};
+    if (p->has_sink)
+        t->all.sink = add(t, device, p->sink_dtype, 2, sinks, 0);
     if (p->varlen) {
         t->options.max_seqlen_q = p->seqlen_q;
         t->options.max_seqlen_k = p->seqlen_k;
@@ -118,6 +121,7 @@ void problem_tensors_make(struct problem_tensors *t, const fdm_problem *p, fdm_d
     t->all.dk = p->needs_dk ? matrix(t, p, device, 1, p->head_dim) : NULL;
     t->all.dv = p->needs_dv ? matrix(t, p, device, 1, p->head_dim_v) : NULL;
     t->all.dbias = p->needs_dbias ? add(t, device, p->bias_dtype, 4, p->bias_shape, 0) : NULL;
+    t->all.dsink = p->needs_dsink ? add(t, device, p->sink_dtype, 2, sinks, 0) : NULL;
 }
 
 /* ---- fields ---- */
@@ -144,7 +148,9 @@ const struct problem_field problem_fields[] = {
     FIELD(bias_shape, FIELD_OF_TENSORS),     FIELD(aligned, FIELD_FACT),
     FIELD(scores_aligned, FIELD_FACT),       FIELD(q_mappable, FIELD_FACT),
     FIELD(keys_mappable, FIELD_FACT),        FIELD(scores_mappable, FIELD_FACT),
-    FIELD(reserved, FIELD_OF_TENSORS),
+    FIELD(has_sink, FIELD_OF_TENSORS),       FIELD(needs_dsink, FIELD_OF_TENSORS),
+    FIELD(sink_dtype, FIELD_OF_TENSORS),     FIELD(num_sinks, FIELD_OF_TENSORS),
+    FIELD(lse_without_sink, FIELD_OF_PLAN),  FIELD(reserved, FIELD_OF_TENSORS),
 };
 const int32_t num_problem_fields = sizeof problem_fields / sizeof problem_fields[0];
 

@@ -7,7 +7,7 @@
 
 #include "flash_dmattn.h"
 
-enum { PROBLEM_TENSORS_MAX = 20 };
+enum { PROBLEM_TENSORS_MAX = 22 };
 
 struct problem_tensors {
     fdm_tensor list[PROBLEM_TENSORS_MAX];

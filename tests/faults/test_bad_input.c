@@ -12,7 +12,28 @@
 #include "flash_dmattn.h"
 
 enum { B = 2, SQ = 5, SK = 9, H = 4, HKV = 2, D = 8, TQ = 10, TK = 18, ROOM = 4096 };
-enum argument { Q, K, V, MASK, BIAS, START, END, CU_Q, CU_K, OUT, LSE, DOUT, DLSE, DQ, DK, DV, DBIAS, ARGUMENTS };
+enum argument {
+    Q,
+    K,
+    V,
+    MASK,
+    BIAS,
+    START,
+    END,
+    CU_Q,
+    CU_K,
+    SINK,
+    OUT,
+    LSE,
+    DOUT,
+    DLSE,
+    DQ,
+    DK,
+    DV,
+    DBIAS,
+    DSINK,
+    ARGUMENTS
+};
 static const char *const argument_names[ARGUMENTS] = {"q",
                                                       "k",
                                                       "v",
@@ -22,6 +43,7 @@ static const char *const argument_names[ARGUMENTS] = {"q",
                                                       "interval_end",
                                                       "cu_seqlens_q",
                                                       "cu_seqlens_k",
+                                                      "sink",
                                                       "out",
                                                       "lse",
                                                       "dout",
@@ -29,7 +51,8 @@ static const char *const argument_names[ARGUMENTS] = {"q",
                                                       "dq",
                                                       "dk",
                                                       "dv",
-                                                      "dbias"};
+                                                      "dbias",
+                                                      "dsink"};
 
 struct subject {
     fdm_tensor tensor[ARGUMENTS];
@@ -62,7 +85,7 @@ static int is_output(enum argument n, fdm_pass pass) { return pass == FDM_FORWAR
 static struct subject *make(int packed, fdm_pass pass) {
     struct subject *s = test_calloc(1, sizeof *s);
     const int64_t q[] = {B, packed ? TQ : SQ, H, D}, k[] = {B, packed ? TK : SK, HKV, D}, lse[] = {B, H, q[1]};
-    const int64_t pairs[] = {1, HKV, SQ, SK}, keys[] = {1, HKV, k[1]}, cu[] = {B + 1};
+    const int64_t pairs[] = {1, HKV, SQ, SK}, keys[] = {1, HKV, k[1]}, cu[] = {B + 1}, sinks[] = {2, H};
     for (int n = Q; n <= DV; n++)
         if (n < MASK || n == OUT || n == DOUT || n >= DQ)
             set(s, n, FDM_FLOAT32, 4 - packed, (n == K || n == V || n >= DK ? k : q) + packed);
@@ -71,6 +94,8 @@ static struct subject *make(int packed, fdm_pass pass) {
     set(s, MASK, FDM_BOOL, 4, pairs);
     set(s, BIAS, FDM_FLOAT32, 4, pairs);
     set(s, DBIAS, FDM_FLOAT32, 4, pairs);
+    set(s, SINK, FDM_FLOAT32, 2, sinks);
+    set(s, DSINK, FDM_FLOAT32, 2, sinks);
     set(s, START, FDM_INT32, 3 - packed, keys + packed);
     set(s, END, FDM_INT32, 3 - packed, keys + packed);
     if (packed) {
@@ -100,6 +125,7 @@ static void gather(struct subject *s) {
     s->all.interval_end = t[END], s->all.cu_seqlens_q = t[CU_Q], s->all.cu_seqlens_k = t[CU_K];
     s->all.out = t[OUT], s->all.lse = t[LSE], s->all.dout = t[DOUT], s->all.dlse = t[DLSE];
     s->all.dq = t[DQ], s->all.dk = t[DK], s->all.dv = t[DV], s->all.dbias = t[DBIAS];
+    s->all.sink = t[SINK], s->all.dsink = t[DSINK];
 }
 
 static fdm_status run(struct subject *s, fdm_pass pass) {
@@ -258,6 +284,7 @@ static void missing_tensors(void **state) {
                 {LSE, "lse", 0, 1},
                 {DOUT, "dout", 0, 1},
                 {BIAS, "dbias", 0, 1},
+                {SINK, "dsink", 0, 1},
                 {START, "interval_start", 0, 0},
                 {END, "interval_end", 0, 0},
                 {CU_Q, "cu_seqlens_q", 1, 0},

@@ -11,7 +11,7 @@
 
 #include "flash_dmattn.h"
 
-enum { B = 2, S = 12, H = 2, HKV = 1, D = 8, W = 5, TENSORS_MAX = 18, ROOM = 4096 };
+enum { B = 2, S = 12, H = 2, HKV = 1, D = 8, W = 5, TENSORS_MAX = 20, ROOM = 4096 };
 static _Alignas(64) char memory[TENSORS_MAX][ROOM];
 
 /* What kinds of tensors there are. */
@@ -26,6 +26,7 @@ enum form {
     BIAS,
     BY_KEY,
     HEADS,
+    SINKS,
     SLOTS,
     SLOT_BIAS,
     SLOT_ROWS,
@@ -60,6 +61,7 @@ static const struct {
     [BIAS] = {FDM_FLOAT32, 3, {B, H, S}},
     [BY_KEY] = {FDM_FLOAT32, 3, {B, S, H}},
     [HEADS] = {FDM_FLOAT32, 1, {H}},
+    [SINKS] = {FDM_FLOAT32, 2, {2, H}},
     [SLOTS] = {FDM_INT32, 3, {B, H, W}},
     [SLOT_BIAS] = {FDM_FLOAT32, 3, {B, H, W}},
     [SLOT_ROWS] = {FDM_FLOAT32, 4, {B, W, H, D}},
@@ -154,7 +156,8 @@ static fdm_status run_forward(fdm_tensor *const *t) {
                              .cu_seqlens_k = t[8],
                              .out = t[9],
                              .lse = t[10],
-                             .lse_low = t[11]};
+                             .lse_low = t[11],
+                             .sink = t[12]};
     return fdm_attention_forward(&all, NULL, NULL);
 }
 static fdm_status run_backward(fdm_tensor *const *t) {
@@ -176,7 +179,9 @@ static fdm_status run_backward(fdm_tensor *const *t) {
                              .dq = t[14],
                              .dk = t[15],
                              .dv = t[16],
-                             .dbias = t[17]};
+                             .dbias = t[17],
+                             .sink = t[18],
+                             .dsink = t[19]};
     return fdm_attention_backward(&all, NULL, NULL);
 }
 
@@ -279,7 +284,7 @@ static const struct entry entries[] = {
     {"fdm_attention_forward",
      run_forward,
      FDM_CPU,
-     12,
+     13,
      {{"q", PACKED_Q, NULL},
       {"k", PACKED_K, NULL},
       {"v", PACKED_K, NULL},
@@ -291,11 +296,12 @@ static const struct entry entries[] = {
       {"cu_seqlens_k", OFFSETS, NULL},
       {"out", PACKED_Q, "q"},
       {"lse", PACKED_LSE, ""},
-      {"lse_low", PACKED_LSE, ""}}},
+      {"lse_low", PACKED_LSE, ""},
+      {"sink", SINKS, NULL}}},
     {"fdm_attention_backward",
      run_backward,
      FDM_CPU,
-     18,
+     20,
      {{"q", PACKED_Q, NULL},
       {"k", PACKED_K, NULL},
       {"v", PACKED_K, NULL},
@@ -313,7 +319,9 @@ static const struct entry entries[] = {
       {"dq", PACKED_Q, ""},
       {"dk", PACKED_K, ""},
       {"dv", PACKED_K, ""},
-      {"dbias", PAIRS, ""}}},
+      {"dbias", PAIRS, ""},
+      {"sink", SINKS, NULL},
+      {"dsink", SINKS, ""}}},
 };
 
 /* ---- what must hold ---- */

@@ -4,7 +4,7 @@
 
 #include "flash_dmattn.h"
 
-enum { AXES = 5, TENSORS = 17, EXTENT_MAX = 40, SPAN_MAX = 1 << 18, PAIRS_MAX = 1 << 15 };
+enum { AXES = 5, TENSORS = 19, EXTENT_MAX = 40, SPAN_MAX = 1 << 18, PAIRS_MAX = 1 << 15 };
 
 struct bytes {
     const uint8_t *data;
@@ -165,6 +165,14 @@ static fdm_tensors tensors_from(struct subject *s, struct bytes *b, fdm_pass pas
         if (t.bias && take(b) % 2)
             t.dbias = (fdm_tensor *)add(s, b, fdm_dtype_of(t.bias), 4, ms);
     }
+    if (take(b) % 4 == 1) {
+        const int64_t sinks[] = {1 + take(b) % 3, h};
+        const int one = take(b) % 2;
+        const fdm_dtype sink_dtype = dtypes[take(b) % 4];
+        t.sink = add(s, b, sink_dtype, 2 - one, sinks + one);
+        if (pass == FDM_BACKWARD && take(b) % 2)
+            t.dsink = (fdm_tensor *)add(s, b, sink_dtype, 2 - one, sinks + one);
+    }
     for (int n = 0; n < s->used; n++)
         back(s, n, b, &t);
     return t;
@@ -233,6 +241,8 @@ static void fuzz_problem(struct bytes *b) {
     p.has_bias = flags >> 3 & 1;
     p.needs_dbias = flags >> 4 & 1;
     p.has_intervals = flags >> 5 & 1;
+    p.has_sink = flags >> 6 & 1;
+    p.needs_dsink = flags >> 7 & 1;
     p.dtype = (fdm_dtype)(take(b) % 9 - 2);
     p.bias_dtype = (fdm_dtype)(take(b) % 9 - 2);
     fdm_options options = options_from(b);

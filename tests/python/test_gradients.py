@@ -143,8 +143,8 @@ def test_only_wanted_gradients_are_computed():
         with torch.no_grad():
             return [gradient is not None for gradient in out.grad_fn.apply(torch.ones_like(out))[1:]]
 
-    assert computed(q, k, v.requires_grad_(), bias) == [False, False, True, False]
-    assert computed(q.requires_grad_(), k, v.detach(), bias.requires_grad_()) == [True, False, False, True]
+    assert computed(q, k, v.requires_grad_(), bias) == [False, False, True, False, False]
+    assert computed(q.requires_grad_(), k, v.detach(), bias.requires_grad_()) == [True, False, False, True, False]
 
 
 def test_upstream_gradient_may_be_expanded():

@@ -5,8 +5,8 @@ import torch
 from conftest import assert_close, call, random_problem, truth
 from flash_dmattn import _arguments, _fields, flash_dmattn_func, flash_dmattn_varlen_func, masks
 
-NO_EXTRAS = (None,) * 6
-SETTINGS = (0, 0, None, True, 0.0, -1, -1, False)
+NO_EXTRAS = (None,) * 7
+SETTINGS = (0, 0, None, True, 0.0, -1, -1, False, False)
 
 
 def inputs(**keywords):
@@ -16,10 +16,10 @@ def inputs(**keywords):
 
 
 def test_settings_lie_in_the_order_of_the_extension():
-    settings = _arguments.settings_of(0.5, None, True, 2.0, True, (3, 4), 5, 6)
+    settings = _arguments.settings_of(0.5, None, True, 2.0, True, (3, 4), 5, 6, True)
     assert dict(zip(_fields.SETTING, settings, strict=True)) == {
         "max_seqlen_q": 5, "max_seqlen_k": 6, "softmax_scale": 0.5, "causal": True, "softcap": 2.0, "window_left": 3,
-        "window_right": 4, "deterministic": True,
+        "window_right": 4, "deterministic": True, "lse_without_sink": True,
     }
 
 
@@ -29,7 +29,7 @@ def test_opcheck_forward():
     mask = torch.rand(2, 1, 6, 7) < 0.8
     operator = torch.ops.flash_dmattn.forward.default
     torch.library.opcheck(operator, (q, k, v, *NO_EXTRAS, *SETTINGS))
-    torch.library.opcheck(operator, (q, k, v, mask, bias, *NO_EXTRAS[2:], 0, 0, 0.3, True, 2.0, 3, -1, True))
+    torch.library.opcheck(operator, (q, k, v, mask, bias, *NO_EXTRAS[2:], 0, 0, 0.3, True, 2.0, 3, -1, True, False))
     torch.library.opcheck(
         operator, (q.detach().transpose(1, 2).contiguous().transpose(1, 2), k, v, *NO_EXTRAS, *SETTINGS)
     )
@@ -43,7 +43,7 @@ def test_opcheck_forward_beside_bias():
     tensors = [tensor.detach() for tensor in (q, k, v)]
     given = (*tensors, None, bias.detach(), *NO_EXTRAS[2:])
     out, lse, low = operator(*given, *SETTINGS)
-    needs = (True, True, True, True)
+    needs = (True, True, True, True, False)
     torch.library.opcheck(
         torch.ops.flash_dmattn.backward.default, (*given, out, lse, out, lse, *needs, *SETTINGS), {"lse_low": low}
     )
@@ -53,14 +53,14 @@ def test_opcheck_forward_packed():
     q, k, v = (tensor[0] for tensor in inputs())
     cu_q, cu_k = torch.tensor([0, 2, 6], dtype=torch.int32), torch.tensor([0, 5, 7], dtype=torch.int32)
     settings = (4, 5, *SETTINGS[2:])
-    torch.library.opcheck(torch.ops.flash_dmattn.forward.default, (q, k, v, *NO_EXTRAS[:4], cu_q, cu_k, *settings))
+    torch.library.opcheck(torch.ops.flash_dmattn.forward.default, (q, k, v, *NO_EXTRAS[:4], cu_q, cu_k, None, *settings))
 
 
 def test_opcheck_backward():
     q, k, v = (tensor.detach() for tensor in inputs())
     out, lse = torch.ops.flash_dmattn.forward(q, k, v, *NO_EXTRAS, *SETTINGS)
     operator = torch.ops.flash_dmattn.backward.default
-    for needs in ((True, True, True, False), (False, True, False, False)):
+    for needs in ((True, True, True, False, False), (False, True, False, False, False)):
         torch.library.opcheck(operator, (q, k, v, *NO_EXTRAS, out, lse, out, lse, *needs, *SETTINGS))
 
 

@@ -219,23 +219,16 @@ def flash_dmattn_attention_forward(
     if attention_mask is None and cu_seq_lens_q is not None and bias is None and key_intervals is None:
         packed = (q[0], k[0], v[0], cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k)
         options = {"softmax_scale": scaling, "is_causal": causal, "softcap": softcap}
-        out, lse = flash_dmattn_varlen_func(*packed, **options, return_lse=True)
-        out, lse = out[None], lse[None]
-    else:
-        if causal and keys > rows + offset:
-            # Nobody may see the rest. Without it the last row sees the last key, as the library's causal mask has it.
-            count = rows + offset
-            k, v, bias = k[:, :count], v[:, :count], _first_keys(bias, -1, keys, count)
-            if key_intervals is not None:
-                key_intervals = tuple(_first_keys(each, -1, keys, count) for each in interval_pair(key_intervals, q))
-        out, lse = flash_dmattn_func(
-            q, k, v, visible, bias, scaling, causal, softcap, key_intervals=key_intervals, return_lse=True
-        )
-    if s_aux is not None:
-        # A sink adds exp(s_aux) to the denominator of every row and nothing to the numerator.
-        kept = torch.sigmoid(lse - s_aux.to(lse.dtype)[:, None]).transpose(1, 2)
-        out = (out * kept[..., None]).to(out.dtype)
-    return out, None
+        return flash_dmattn_varlen_func(*packed, **options, sink=s_aux)[None], None
+    if causal and keys > rows + offset:
+        # Nobody may see the rest. Without it the last row sees the last key, as the library's causal mask has it.
+        count = rows + offset
+        k, v, bias = k[:, :count], v[:, :count], _first_keys(bias, -1, keys, count)
+        if key_intervals is not None:
+            key_intervals = tuple(_first_keys(each, -1, keys, count) for each in interval_pair(key_intervals, q))
+    return flash_dmattn_func(
+        q, k, v, visible, bias, scaling, causal, softcap, key_intervals=key_intervals, sink=s_aux
+    ), None
 
 
 # ---- registration ----------------------------------------------------------------------------------------------------

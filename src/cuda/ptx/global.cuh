@@ -29,6 +29,17 @@ __device__ __forceinline__ void ld_global_16_once(uint32_t (&r)[4], const void *
                  : "=&r"(r[0]), "=&r"(r[1]), "=&r"(r[2]), "=&r"(r[3])
                  : "l"(from), "r"(take));
 }
+/* Of memory that no launch writes. The load is where it stands, far before what uses x, which waits for it. */
+__device__ __forceinline__ uint32_t ld_global_2_early(const void *from) {
+    uint32_t x;
+    asm volatile("ld.global.nc.u16 %0, [%1];" : "=r"(x) : "l"(from));
+    return x;
+}
+__device__ __forceinline__ uint32_t ld_global_4_early(const void *from) {
+    uint32_t x;
+    asm volatile("ld.global.nc.u32 %0, [%1];" : "=r"(x) : "l"(from));
+    return x;
+}
 __device__ __forceinline__ int ld_acquire(const int *at) {
     int x;
     asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(x) : "l"(at) : "memory");

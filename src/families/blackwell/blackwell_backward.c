@@ -228,7 +228,7 @@ const struct gpu_algorithm blackwell_backward_algorithm = {
     .info = {"blackwell.backward", "the backward on tcgen05 by pairs of blocks, without additions in global memory",
              FDM_BACKWARD},
     .parameters = PLAN_PARAMETERS(BLACKWELL_BACKWARD_PARAMETERS),
-    .features = GPU_FEATURE_CAUSAL | GPU_FEATURE_WINDOW | GPU_FEATURE_VARLEN | GPU_FEATURE_SOFTCAP |
+    .features = GPU_FEATURE_CAUSAL | GPU_FEATURE_WINDOW | GPU_FEATURE_VARLEN | GPU_SCORE_FEATURES |
                 GPU_FEATURE_DETERMINISTIC | GPU_FEATURE_DLSE | GPU_FEATURE_EMPTY_ROWS,
     .chosen_freely = 1,
     .refusal = refusal,

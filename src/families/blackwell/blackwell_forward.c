@@ -235,7 +235,7 @@ const struct gpu_algorithm blackwell_forward_algorithm = {
              FDM_FORWARD},
     .parameters = PLAN_PARAMETERS(BLACKWELL_FORWARD_PARAMETERS),
     .features = GPU_FEATURE_CAUSAL | GPU_FEATURE_WINDOW | GPU_FEATURE_MASK_ROWS | GPU_FEATURE_MASK_KEYS |
-                GPU_FEATURE_BIAS_ROWS | GPU_FEATURE_BIAS_KEYS | GPU_FEATURE_VARLEN | GPU_FEATURE_SOFTCAP,
+                GPU_FEATURE_BIAS_ROWS | GPU_FEATURE_BIAS_KEYS | GPU_FEATURE_VARLEN | GPU_SCORE_FEATURES,
     .chosen_freely = 1,
     .writes_lse_low = 1,
     .refusal = refusal,

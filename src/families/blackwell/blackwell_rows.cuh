@@ -168,7 +168,7 @@ struct corrector {
         return end_softmax(
             a.in, row < f.seqlen_q, VARLEN ? 0 : f.batch, f.head, f.q_begin + row, sum,
             [&] { return MAXIMA_BARE ? max * exponent_unit(a.in) * LN_2 : max; },
-            [&] { return lg2_approx(sum) * LN_2; });
+            [&](float x) { return lg2_approx(x) * LN_2; });
     }
 
     /* The row's output; computed: there are sums, else it is 0. */

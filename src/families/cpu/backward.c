@@ -80,6 +80,8 @@ static size_t call_layout(struct backward_call *call, const fdm_problem *p, char
     call->dk = own_sums && p->needs_dk ? cpu_take(base, &used, rows * (size_t)p->head_dim * sizeof(float)) : NULL;
     call->dv = own_sums && p->needs_dv ? cpu_take(base, &used, rows * (size_t)p->head_dim_v * sizeof(float)) : NULL;
     call->dbias = cpu_take(base, &used, (size_t)(p->batch * call->dbias_heads * call->dbias_length) * sizeof(float));
+    call->sink_shares =
+        p->needs_dsink ? cpu_take(base, &used, (size_t)(p->heads * backward_query_rows(p)) * sizeof(float)) : NULL;
     return used;
 }
 
@@ -123,54 +125,13 @@ static void lane_rows(struct backward_thread *thread, const struct matrix_view *
             matrix_row(view, bytes, block->batch, block->sequence.q_begin + block->row[lane], block->head[lane]);
 }
 
-static float row_value(const struct row_view *view, const struct lane_block *block, int32_t lane) {
-    int64_t row = block->sequence.q_begin + block->row[lane];
-    return ((const float *)(const void *)
-                view->data)[block->batch * view->batch + block->head[lane] * view->head + row * view->row];
-}
-
-/* Lanes past the last have lse +inf: P is 0 there. */
-static void load_lse(const struct attention *a, struct backward_thread *thread) {
-    const struct lane_block *block = &thread->block;
-    for (int32_t lane = 0; lane < block->num_panels * CPU_LANES; lane++) {
-        thread->lse[lane] = lane < block->num_lanes ? row_value(&a->lse, block, lane) : INFINITY;
-        thread->lse_low[lane] = 0;
-        thread->delta[lane] = 0;
-        thread->dbias_rows[lane] = 0;
-    }
-}
-
-/* Rows without keys have lse +inf, and P 0. Rows whose scores hold NaN have lse NaN, and P NaN where they see a key. */
-static int has_finite_lse(const struct backward_thread *thread, int32_t lane) { return thread->lse[lane] < INFINITY; }
-
 /* Addresses of the lanes' q or dO. The others read zeros: P times the NaN that they may hold would be NaN in keys that
  * they do not see. */
 static void input_rows(struct backward_thread *thread, const struct matrix_view *view, int64_t bytes) {
     lane_rows(thread, view, bytes);
     for (int32_t lane = 0; lane < thread->block.num_lanes; lane++)
-        if (!has_finite_lse(thread, lane))
+        if (!backward_counts(thread, lane))
             thread->rows[lane] = cpu_zero_row;
-}
-
-/* delta = rowsum(dO O) - dlse, of lanes whose addresses are those of dO, and what lse has rounded away. */
-static void load_delta(const struct attention *a, const struct cpu_kernels *k, struct backward_thread *thread) {
-    const struct lane_block *block = &thread->block;
-    const fdm_dtype dtype = a->problem->dtype;
-    const int64_t bytes = fdm_dtype_bytes(dtype);
-    memset(thread->careful, 0, sizeof thread->careful);
-    for (int32_t lane = 0; lane < block->num_lanes; lane++) {
-        thread->careful[lane / CPU_LANES] |= isnan(thread->lse[lane]);
-        if (!has_finite_lse(thread, lane))
-            continue;
-        if (a->lse_low.data)
-            thread->lse_low[lane] = row_value(&a->lse_low, block, lane);
-        const void *out =
-            matrix_row(&a->out, bytes, block->batch, block->sequence.q_begin + block->row[lane], block->head[lane]);
-        thread->delta[lane] = k->dot(thread->rows[lane], out, (int32_t)a->problem->head_dim_v, dtype);
-        if (a->dlse.data)
-            thread->delta[lane] -= row_value(&a->dlse, block, lane);
-        thread->careful[lane / CPU_LANES] |= !isfinite(thread->delta[lane]);
-    }
 }
 
 void backward_pack_lanes(const struct backward_call *call, const struct attention *a, struct backward_thread *thread) {
@@ -178,7 +139,7 @@ void backward_pack_lanes(const struct backward_call *call, const struct attentio
     const fdm_problem *p = call->attention->problem;
     const int64_t bytes = fdm_dtype_bytes(p->dtype);
     const int32_t d = (int32_t)p->head_dim, dv = (int32_t)p->head_dim_v;
-    load_lse(a, thread);
+    backward_load_lse(call, a, thread);
     input_rows(thread, &a->q, bytes);
     for (int32_t panel = 0; panel < thread->block.num_panels; panel++) {
         const void *const *rows = thread->rows + panel * CPU_LANES;
@@ -188,7 +149,7 @@ void backward_pack_lanes(const struct backward_call *call, const struct attentio
             k->pack_rows(thread->q_rows + (size_t)panel * thread->q_rows_bytes, rows, lanes, d, p->dtype);
     }
     input_rows(thread, &a->dout, bytes);
-    load_delta(a, k, thread);
+    backward_load_delta(call, a, thread);
     for (int32_t panel = 0; panel < thread->block.num_panels; panel++) {
         const void *const *rows = thread->rows + panel * CPU_LANES;
         int32_t lanes = lane_block_panel_lanes(&thread->block, panel);
@@ -590,9 +551,13 @@ fdm_status cpu_backward(const fdm_plan *plan, const struct attention *attention,
     single_heads(&call);
     if (p->needs_dk || p->needs_dv || p->needs_dbias)
         run_phase(&call, plan, launch, run_zero);
-    if (p->needs_dq || call.ordered || call.dbias_kind == DBIAS_TILE || call.dbias_kind == DBIAS_ROWS)
+    if (call.sink_shares)
+        memset(call.sink_shares, 0, (size_t)(p->heads * backward_query_rows(p)) * sizeof *call.sink_shares);
+    if (p->needs_dq || call.ordered || call.dbias_kind == DBIAS_TILE || call.dbias_kind == DBIAS_ROWS || p->needs_dsink)
         run_phase(&call, plan, launch, run_items);
     if (call.dk || call.dv || backward_dbias_pieces(&call) > 0)
         run_phase(&call, plan, launch, run_finish);
+    if (call.sink_shares)
+        backward_store_dsink(&call);
     return FDM_OK;
 }

@@ -2,6 +2,7 @@
 #ifndef FDM_CPU_BACKWARD_CALL_H
 #define FDM_CPU_BACKWARD_CALL_H
 
+#include <math.h>
 #include <stdatomic.h>
 
 #include "families/cpu/visible.h"
@@ -36,6 +37,7 @@ struct backward_call {
     float *dbias;        /* partial sums [B][dbias_heads][dbias_length] */
     int64_t dbias_heads; /* Hkv or H */
     int64_t dbias_length;
+    float *sink_shares; /* [H][B * Sq or total_q]: what rows add to the gradient of a head's sinks; NULL: not wanted */
     /* DBIAS_SHARED: the call with every query head on its own. */
     struct attention single;
     fdm_problem single_problem;
@@ -57,8 +59,9 @@ struct backward_thread {
     float bias_keys[CPU_BLOCK_KEYS_MAX];
     float lse[CPU_BLOCK_LANES_MAX], lse_low[CPU_BLOCK_LANES_MAX]; /* natural log, and what it has rounded away */
     float delta[CPU_BLOCK_LANES_MAX], dbias_rows[CPU_BLOCK_LANES_MAX];
-    int32_t careful[CPU_PANELS_MAX]; /* of the steps of each panel */
-    int32_t num_strips;              /* of the tile at hand */
+    float sink_weight[CPU_BLOCK_LANES_MAX], dlse_factor[CPU_BLOCK_LANES_MAX]; /* beside sinks; load_sink() */
+    int32_t careful[CPU_PANELS_MAX];                                          /* of the steps of each panel */
+    int32_t num_strips;                                                       /* of the tile at hand */
     struct strip strips[CPU_BLOCK_KEYS_MAX / 16];
     int64_t known; /* items of the chain before this one are complete */
     /* Packed operands, one after another per panel. */
@@ -76,6 +79,16 @@ static inline char *matrix_row(const struct matrix_view *view, int64_t bytes, in
     return view->data + (batch * view->batch + row * view->row + head * view->head) * bytes;
 }
 
+/* Rows of q in all sequences. */
+static inline int64_t backward_query_rows(const fdm_problem *p) {
+    return p->varlen ? p->total_q : p->batch * p->seqlen_q;
+}
+
+/* Rows without keys have lse +inf, and P 0. Rows whose scores hold NaN have lse NaN, and P NaN where they see a key. */
+static inline int backward_counts(const struct backward_thread *thread, int32_t lane) {
+    return thread->lse[lane] < INFINITY;
+}
+
 /* The next piece of a phase that nobody has taken; rises from 0 without end. */
 static inline int64_t next_piece(struct backward_call *call) {
     return atomic_fetch_add_explicit(&call->next, 1, memory_order_relaxed);
@@ -91,6 +104,17 @@ void backward_pack_keys(const struct backward_call *call, const struct attention
                         struct backward_thread *thread, int64_t kv_head);
 void backward_scores(const struct backward_call *call, const struct attention *attention,
                      struct backward_thread *thread, int32_t panel, int wants_dbias);
+
+/* ---- backward_rows.c ---- */
+
+/* lse of the thread's lanes and what it has rounded away; of lanes past the last it is +inf, so that P is 0. */
+void backward_load_lse(const struct backward_call *call, const struct attention *attention,
+                       struct backward_thread *thread);
+/* delta = rowsum(dO O) - dlse, of lanes whose addresses of dO are in thread->rows, and what each adds to dsink. */
+void backward_load_delta(const struct backward_call *call, const struct attention *attention,
+                         struct backward_thread *thread);
+/* dsink from what all lanes have added. */
+void backward_store_dsink(const struct backward_call *call);
 
 /* ---- backward_bias.c ---- */
 

@@ -23,9 +23,10 @@ fdm_status cpu_forward(const fdm_plan *plan, const struct attention *attention, 
 int64_t cpu_forward_overlap_workspace(const fdm_problem *problem, const fdm_plan *plan);
 fdm_status cpu_forward_overlap(const fdm_plan *plan, const struct attention *attention, void *workspace,
                                const fdm_launch *launch);
-/* Stores lse = max + log(sum), and what its rounding leaves, of row i (packed: of the packed tensor); where they are
- * wanted. sum 0: a row without keys. */
-void cpu_store_lse(const struct attention *attention, int64_t batch, int64_t head, int64_t i, float max, float sum);
+/* The end of row i (packed: of the packed tensor), whose P are relative to max and have this sum, 0 where it sees no
+ * key: lse and what its rounding leaves are stored where they are wanted. Returns what the sums of P V are to be
+ * multiplied by. */
+float cpu_end_row(const struct attention *attention, int64_t batch, int64_t head, int64_t i, float max, float sum);
 /* Whether the decode pass takes the problem: a forward pass with few query rows per KV head. */
 int cpu_decode_suits(const fdm_problem *problem);
 void cpu_decode_blocks(const fdm_problem *problem, const struct cpu_kernels *kernels, int32_t *block_m,

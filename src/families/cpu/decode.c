@@ -337,8 +337,7 @@ static void slots_to_row(float *slots, int64_t depth, int32_t lanes, fdm_dtype d
     }
 }
 
-static void store_row(const struct decode_head *head, const struct decode_row *row, float *slots, float max,
-                      float sum) {
+static void store_row(const struct decode_head *head, const struct decode_row *row, float *slots) {
     const struct decode_job *job = head->job;
     const struct attention *a = job->attention;
     int64_t i = head->sequence.q_begin + row->i, depth = job->problem->head_dim_v;
@@ -346,7 +345,6 @@ static void store_row(const struct decode_head *head, const struct decode_row *r
     slots_to_row(slots, depth, job->kernels->lanes, job->problem->dtype);
     job->store->round_row(a->out.data + offset * fdm_dtype_bytes(job->problem->dtype), slots, (int32_t)depth,
                           job->problem->dtype);
-    cpu_store_lse(a, head->batch, row->head, i, max, sum);
 }
 
 static void combine_row(const struct decode_head *head, int32_t r) {
@@ -366,11 +364,12 @@ static void combine_row(const struct decode_head *head, int32_t r) {
         for (int64_t d = 0; d < layout->acc_row; d++)
             slots[d] += weight * acc[d];
     }
-    int empty = max == -INFINITY && sum == 0;
-    float factor = empty ? 0 : 1 / sum;
+    const struct decode_row *row = &head->rows[r];
+    const float factor = cpu_end_row(head->job->attention, head->batch, row->head, head->sequence.q_begin + row->i, max,
+                                     max == -INFINITY && sum == 0 ? 0 : sum);
     for (int64_t d = 0; d < layout->acc_row; d++)
         slots[d] *= factor;
-    store_row(head, &head->rows[r], slots, max, empty ? 0 : sum);
+    store_row(head, row, slots);
 }
 
 /* ---- items ---- */

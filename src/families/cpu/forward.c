@@ -13,6 +13,7 @@
 #include "device/threads.h"
 #include "families/cpu/cpu_family.h"
 #include "families/cpu/forward_call.h"
+#include "problem/sinks.h"
 
 _Static_assert((int)CPU_BLOCK_LANES_MAX >= (int)CPU_BLOCK_KEYS_MAX, "rows[] holds lanes or keys");
 
@@ -284,17 +285,30 @@ static void run_panel(const struct forward_call *call, struct forward_thread *th
     prefetch_share(call, thread, panel, 3);
 }
 
-void cpu_store_lse(const struct attention *a, int64_t batch, int64_t head, int64_t i, float max, float sum) {
-    const float rest = logf(sum), lse = sum == 0 ? INFINITY : max + rest;
+float cpu_end_row(const struct attention *a, int64_t batch, int64_t head, int64_t i, float max, float sum) {
+    const float sink = (float)sinks_logit(a, head);
+    int empty = sum == 0;
+    float rest = logf(sum), factor = empty ? 0 : 1 / sum;
+    if (sink != -INFINITY) {
+        const float top = empty || sink > max ? sink : max, kept = empty ? 0 : expf(max - top);
+        const float total = sum * kept + (sink == top ? 1 : expf(sink - top));
+        factor = empty ? 0 : kept / total;
+        if (!a->problem->lse_without_sink) {
+            max = top;
+            rest = logf(total);
+            empty = sink == INFINITY;
+        }
+    }
+    const float lse = empty ? INFINITY : max + rest;
     const struct row_view *view = &a->lse, *low = &a->lse_low;
     if (view->data)
         ((float *)(void *)view->data)[batch * view->batch + head * view->head + i * view->row] = lse;
     if (low->data) /* the difference is exact where it matters */
         ((float *)(void *)low->data)[batch * low->batch + head * low->head + i * low->row] =
             isinf(lse) ? 0 : max - lse + rest;
+    return factor;
 }
 
-/* out = acc / sum, lse = max + log(sum) and what that rounds away; a row without keys has out 0 and lse +inf. */
 static void finish(const struct forward_call *call, struct forward_thread *thread) {
     const struct attention *a = call->attention;
     const struct lane_block *block = &thread->block;
@@ -302,9 +316,7 @@ static void finish(const struct forward_call *call, struct forward_thread *threa
     const int32_t dv = (int32_t)a->problem->head_dim_v;
     for (int32_t lane = 0; lane < block->num_lanes; lane++) {
         int64_t row = block->sequence.q_begin + block->row[lane], head = block->head[lane];
-        float sum = thread->sum[lane];
-        cpu_store_lse(a, block->batch, head, row, thread->max[lane], sum);
-        thread->sum[lane] = sum == 0 ? 0 : 1 / sum;
+        thread->sum[lane] = cpu_end_row(a, block->batch, head, row, thread->max[lane], thread->sum[lane]);
         thread->rows[lane] = matrix_row(&a->out, bytes, block->batch, row, head);
     }
     for (int32_t panel = 0; panel < block->num_panels; panel++)

@@ -381,7 +381,7 @@ const struct gpu_algorithm hopper_backward_algorithm = {
     .info = {"hopper.backward", "FlashAttention-2's backward on wgmma and TMA, a warpgroup for dQ", FDM_BACKWARD},
     .features = GPU_FEATURE_CAUSAL | GPU_FEATURE_WINDOW | GPU_FEATURE_MASK_ROWS | GPU_FEATURE_MASK_KEYS |
                 GPU_FEATURE_BIAS_ROWS | GPU_FEATURE_BIAS_KEYS | GPU_FEATURE_INTERVALS | GPU_FEATURE_VARLEN |
-                GPU_FEATURE_SOFTCAP | GPU_FEATURE_DBIAS | GPU_FEATURE_DLSE | GPU_FEATURE_EMPTY_ROWS |
+                GPU_SCORE_FEATURES | GPU_FEATURE_DBIAS | GPU_FEATURE_DLSE | GPU_FEATURE_EMPTY_ROWS |
                 GPU_FEATURE_DETERMINISTIC,
     .chosen_freely = 1,
     .refusal = refusal,

@@ -6,6 +6,7 @@
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "families/hopper/hopper_ring.cuh"
+#include "families/hopper/hopper_rows.cuh"
 #include "families/hopper/hopper_softmax.cuh"
 #include "families/hopper/hopper_work.cuh"
 
@@ -15,6 +16,7 @@ struct row_owner {
     float s[BLOCK_N / 2], o[HEAD_DIM_V / 2];
     uint32_t p[BLOCK_N / 16][4];
     struct softmax_rows rows;
+    struct row_sinks sinks;
 
     __device__ __forceinline__ row_owner(uint32_t shared)
         : base(shared), item(0), step(0), warpgroup(uniform((int)threadIdx.x / 128 - 1)) {}

@@ -479,7 +479,7 @@ const struct gpu_algorithm hopper_forward_algorithm = {
     .info = {"hopper.forward", "FlashAttention-3's plan on wgmma and TMA, with stale maxima", FDM_FORWARD},
     .parameters = PLAN_PARAMETERS(HOPPER_FORWARD_PARAMETERS),
     .features = GPU_FEATURE_CAUSAL | GPU_FEATURE_WINDOW | GPU_FEATURE_MASK_ROWS | GPU_FEATURE_MASK_KEYS |
-                GPU_FEATURE_BIAS_ROWS | GPU_FEATURE_INTERVALS | GPU_FEATURE_VARLEN | GPU_FEATURE_SOFTCAP |
+                GPU_FEATURE_BIAS_ROWS | GPU_FEATURE_INTERVALS | GPU_FEATURE_VARLEN | GPU_SCORE_FEATURES |
                 GPU_FEATURE_UNALIGNED,
     .chosen_freely = 1,
     .writes_lse_low = 1,

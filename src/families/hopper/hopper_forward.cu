@@ -504,7 +504,11 @@ struct consumer : row_owner {
         wgmma_fence();
         multiply_qk();
         wgmma_commit_group();
+        if (!SPLITS)
+            sinks.read(a.in, facts(), local_row());
         wgmma_wait_group<0>(s);
+        if (!SPLITS)
+            sinks.join(a.in, rows);
         if (!RANGED)
             release<STAGES>(base + K_EMPTY, step);
         scores_to_p(w.tile, look, !w.is_full(), false);
@@ -567,6 +571,8 @@ struct consumer : row_owner {
             rows = {{MINUS_INF, MINUS_INF}, {0, 0}, false};
             wait_full<Q_STAGES>(base + Q_FULL, item);
             const bool computed = compute();
+            if (!SPLITS && !computed)
+                sinks.read(a.in, facts(), local_row());
             const struct item_facts f = facts();
             __syncwarp();
             release<2>(base + WORK_EMPTY, item);
@@ -579,7 +585,7 @@ struct consumer : row_owner {
                 continue;
             }
             float inverse[2];
-            finish_rows(a.in, f, rows, local_row(), inverse);
+            finish_rows(a.in, f, rows, sinks, local_row(), inverse);
             barrier_sync(WARPGROUP_BARRIER + warpgroup, 128); /* all warps' products with Q are complete */
             const uint32_t spoiled =
                 store_rows<REDO>(a.in, f, o, inverse, computed, base + stage_of<Q_STAGES>(item) * Q_BYTES, local_row());

@@ -210,7 +210,7 @@ const struct gpu_algorithm hopper_gather_algorithm = {
     .info = {"hopper.gather", "keys that a block of rows sees, gathered into dense tiles for wgmma", FDM_FORWARD},
     .parameters = PLAN_PARAMETERS(HOPPER_GATHER_PARAMETERS),
     .features = GPU_FEATURE_CAUSAL | GPU_FEATURE_WINDOW | GPU_FEATURE_MASK_KEYS | GPU_FEATURE_BIAS_KEYS |
-                GPU_FEATURE_INTERVALS | GPU_FEATURE_VARLEN | GPU_FEATURE_SOFTCAP,
+                GPU_FEATURE_INTERVALS | GPU_FEATURE_VARLEN | GPU_SCORE_FEATURES,
     .chosen_freely = 1,
     .writes_lse_low = 1,
     .refusal = refusal,

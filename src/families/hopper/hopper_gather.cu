@@ -535,7 +535,9 @@ struct consumer : row_owner {
         wgmma_fence();
         multiply_qk();
         wgmma_commit_group();
+        sinks.read(a.in, facts(), local_row());
         wgmma_wait_group<0>(s);
+        sinks.join(a.in, rows);
         scores_to_p(word, false);
         bool add = false;
 #pragma unroll 1
@@ -575,11 +577,13 @@ struct consumer : row_owner {
             rows = {{MINUS_INF, MINUS_INF}, {0, 0}, false};
             wait_full<Q_STAGES>(base + Q_FULL, item);
             const bool computed = compute();
+            if (!computed)
+                sinks.read(a.in, facts(), local_row());
             const struct item_facts f = facts();
             __syncwarp();
             release<2>(base + WORK_EMPTY, item);
             float inverse[2];
-            finish_rows(a.in, f, rows, local_row(), inverse);
+            finish_rows(a.in, f, rows, sinks, local_row(), inverse);
             barrier_sync(WARPGROUP_BARRIER + warpgroup, 128); /* all warps' products with Q are complete */
             store_rows(a.in, f, o, inverse, computed, base + stage_of<Q_STAGES>(item) * Q_BYTES, local_row());
             fence_proxy_async(); /* TMA writes there next */

@@ -12,20 +12,59 @@
 #include "gpu/quad.cuh"
 #include "gpu/redo.cuh"
 
+/* Beside sinks: those of the thread's rows. They are read while the first products are made, so that nothing waits for
+ * them. A sink that joins is the row's first maximum, with a sum of 1, and the end of the row is that of a row without
+ * sinks. In float16 none does: P relative to a large sink would have few digits. */
+struct row_sinks {
+    static constexpr bool may_join = SINK && DTYPE == GPU_BFLOAT16;
+    static constexpr uint32_t joined = 0xffffffff;
+    uint32_t of[2]; /* what read_sink() gave, or `joined` */
+
+    __device__ __forceinline__ void read(const struct gpu_forward_params &a, const struct item_facts &f,
+                                         int local_row) {
+        if (!SINK)
+            return;
+        of[0] = read_sink(a.sink, f.head * PACKED_HEADS + (f.first_row + local_row) % PACKED_HEADS);
+        of[1] = of[0];
+        if constexpr (PACKED_HEADS > 1 && 8 % PACKED_HEADS)
+            of[1] = read_sink(a.sink, f.head * PACKED_HEADS + (f.first_row + local_row + 8) % PACKED_HEADS);
+    }
+    /* Before the first scores. */
+    __device__ __forceinline__ void join(const struct gpu_forward_params &a, struct softmax_rows &rows) {
+        if (!may_join || a.lse_without_sink || a.scale > 1e37f) /* where the quick division ends */
+            return;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const float sink = sink_logit(a.sink, of[half]), max = MAXIMA_BARE ? __fdividef(sink, a.scale) : sink;
+            if (fabsf(max) < __int_as_float(0x7f800000)) {
+                of[half] = joined;
+                rows.max[half] = max;
+                rows.sum[half] = threadIdx.x % 4 == 0 ? 1.0f : 0.0f;
+            } else if (of[half] == joined) {
+                of[half] = joined >> 1; /* the one is a NaN, and so is the other */
+            }
+        }
+    }
+};
+
 /* Writes the log-sum-exp of the thread's rows; the reciprocals of their sums. */
 __device__ __forceinline__ void finish_rows(const struct gpu_forward_params &a, const struct item_facts &f,
-                                            const struct softmax_rows &rows, int local_row, float (&inverse)[2]) {
+                                            const struct softmax_rows &rows, const struct row_sinks &sinks,
+                                            int local_row, float (&inverse)[2]) {
     const float unit = exponent_unit(a);
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         float sum = rows.sum[half];
         sum = quad_sum(sum);
-        const int row = f.first_row + local_row + 8 * half;
-        inverse[half] = end_softmax(
-            a, threadIdx.x % 4 == 0 && row < f.seqlen_q * PACKED_HEADS, VARLEN ? 0 : f.batch,
-            f.head * PACKED_HEADS + row % PACKED_HEADS, f.q_begin + row / PACKED_HEADS, sum,
-            [&] { return MAXIMA_BARE ? rows.max[half] * unit * LN_2 : rows.max[half]; },
-            [&] { return lg2_approx(sum) * LN_2; });
+        const int row = f.first_row + local_row + 8 * half, batch = VARLEN ? 0 : f.batch;
+        const int head = f.head * PACKED_HEADS + row % PACKED_HEADS, i = f.q_begin + row / PACKED_HEADS;
+        const bool writes = threadIdx.x % 4 == 0 && row < f.seqlen_q * PACKED_HEADS;
+        const auto most = [&] { return MAXIMA_BARE ? rows.max[half] * unit * LN_2 : rows.max[half]; };
+        const auto log_of = [&](float x) { return lg2_approx(x) * LN_2; };
+        if (row_sinks::may_join && sinks.of[half] == row_sinks::joined)
+            inverse[half] = end_plain_softmax(a, writes, batch, head, i, sum, most, log_of);
+        else
+            inverse[half] = end_softmax(a, writes, batch, head, i, sum, most, log_of, sinks.of[half]);
     }
 }
 

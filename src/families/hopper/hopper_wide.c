@@ -199,7 +199,7 @@ static fdm_status execute(const fdm_plan *plan, const struct attention *attentio
 const struct gpu_algorithm hopper_wide_algorithm = {
     .info = {"hopper.wide", "the backward on wgmma and TMA by two kernels, without additions to dQ", FDM_BACKWARD},
     .features = GPU_FEATURE_CAUSAL | GPU_FEATURE_WINDOW | GPU_FEATURE_MASK_ROWS | GPU_FEATURE_BIAS_ROWS |
-                GPU_FEATURE_DBIAS | GPU_FEATURE_VARLEN | GPU_FEATURE_SOFTCAP | GPU_FEATURE_DLSE |
+                GPU_FEATURE_DBIAS | GPU_FEATURE_VARLEN | GPU_SCORE_FEATURES | GPU_FEATURE_DLSE |
                 GPU_FEATURE_EMPTY_ROWS | GPU_FEATURE_DETERMINISTIC,
     .chosen_freely = 1,
     .refusal = refusal,

@@ -347,11 +347,11 @@ struct consumer {
     __device__ __forceinline__ void redo_rows(uint32_t spoiled) {
         const struct row_block then = find_rows(a, (int)ctaid_x_reread()); /* registers are short in the loop */
         const struct sequence at = find_sequence(a.in.in, then.batch);
-        const float *delta_rows = a.in.delta_rows + step_rows{then.head, then.first_row / BLOCK_M}.place(a, then.batch);
+        const int64_t place = step_rows{then.head, then.first_row / BLOCK_M}.place(a, then.batch);
         for_each_bit(spoiled, [&](int n) {
             const int row = redo_uniform(local_row() + n); /* of the first lane's row on */
             if (then.first_row + row < at.seqlen_q)
-                redo_dq(a.in, at, then.head, then.head / a.in.in.group, then.first_row + row, delta_rows[row]);
+                redo_dq(a.in, at, then.head, then.head / a.in.in.group, then.first_row + row, place + row);
         });
     }
 

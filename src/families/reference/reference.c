@@ -3,27 +3,10 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/elements.h"
 #include "base/error.h"
-#include "base/half.h"
 #include "families/families.h"
-
-static double load(const void *data, int64_t index, fdm_dtype dtype) {
-    switch (dtype) {
-    case FDM_FLOAT64: return ((const double *)data)[index];
-    case FDM_FLOAT16: return float16_to_float(((const uint16_t *)data)[index]);
-    case FDM_BFLOAT16: return bfloat16_to_float(((const uint16_t *)data)[index]);
-    default: return ((const float *)data)[index];
-    }
-}
-
-static void store(void *data, int64_t index, fdm_dtype dtype, double value) {
-    switch (dtype) {
-    case FDM_FLOAT64: ((double *)data)[index] = value; break;
-    case FDM_FLOAT16: ((uint16_t *)data)[index] = float_to_float16((float)value); break;
-    case FDM_BFLOAT16: ((uint16_t *)data)[index] = float_to_bfloat16((float)value); break;
-    default: ((float *)data)[index] = (float)value;
-    }
-}
+#include "problem/sinks.h"
 
 /* One sequence and query head of a call. */
 struct head {
@@ -69,13 +52,13 @@ static double dot(const struct head *x, const char *a, int64_t a_row, const char
     if (x->problem->dtype == FDM_FLOAT64)
         return dot_float64((const double *)(const void *)a + a_row, (const double *)(const void *)b + b_row, length);
     for (int64_t d = 0; d < length; d++)
-        sum += load(a, a_row + d, x->problem->dtype) * load(b, b_row + d, x->problem->dtype);
+        sum += element_load(a, a_row + d, x->problem->dtype) * element_load(b, b_row + d, x->problem->dtype);
     return sum;
 }
 
 static double bias_of(const struct head *x, int64_t i, int64_t j) {
     const struct score_view *bias = &x->attention->bias;
-    return x->problem->has_bias ? load(bias->data, score_index(x, bias, i, j), x->problem->bias_dtype) : 0;
+    return x->problem->has_bias ? element_load(bias->data, score_index(x, bias, i, j), x->problem->bias_dtype) : 0;
 }
 
 static int in_interval(const struct head *x, int64_t i, int64_t j) {
@@ -107,10 +90,31 @@ static double capped_score(const struct head *x, int64_t i, int64_t j, double *s
  * largest), which beside a bias of -1e308 has no digits left in their sum. */
 struct logarithm {
     double largest, rest;
+    double growth; /* what sinks add to the logarithm of the visible keys' sum: logs are without */
+    double weight; /* of the sinks among them and the keys: 0 where there are none */
 };
 static double sum_of(struct logarithm lse) { return lse.largest + lse.rest; }
 
-/* logs[j] of row i: the logarithm of its probability, -inf where not visible. */
+/* The row's sum with its head's sinks. */
+static struct logarithm with_sinks(const struct head *x, struct logarithm lse) {
+    const double sink = sinks_logit(x->attention, x->h);
+    struct logarithm sunk = lse;
+    if (sink == -INFINITY)
+        return lse;
+    if (lse.largest == INFINITY) /* the row sees no key */
+        return x->problem->lse_without_sink ? lse : (struct logarithm){sink, 0, 0, isnan(sink) ? sink : 1};
+    sunk.growth = sinks_growth(lse.rest, sink - lse.largest); /* lse itself may have lost the digits of rest */
+    sunk.weight = sink == INFINITY ? 1 : exp(sink - lse.largest - lse.rest - sunk.growth);
+    if (!x->problem->lse_without_sink) {
+        sunk.largest = sink > lse.largest ? sink : lse.largest;
+        sunk.rest = sink == INFINITY     ? 0
+                    : sink > lse.largest ? sinks_growth(sink - lse.largest, lse.rest)
+                                         : lse.rest + sunk.growth;
+    }
+    return sunk;
+}
+
+/* logs[j] of row i: the logarithm of its probability among the visible keys, -inf where not visible. */
 static struct logarithm score_row(const struct head *x, int64_t i, double *logs) {
     double largest = -INFINITY, sum = 0, slope;
     for (int64_t j = 0; j < x->sequence.seqlen_k; j++) {
@@ -118,13 +122,13 @@ static struct logarithm score_row(const struct head *x, int64_t i, double *logs)
         largest = logs[j] > largest || isnan(logs[j]) ? logs[j] : largest;
     }
     if (largest == -INFINITY)
-        return (struct logarithm){INFINITY, 0};
+        return with_sinks(x, (struct logarithm){INFINITY, 0, 0, 0});
     for (int64_t j = 0; j < x->sequence.seqlen_k; j++)
         sum += exp(logs[j] - largest);
     for (int64_t j = 0; j < x->sequence.seqlen_k; j++)
         if (logs[j] != -INFINITY) /* hidden keys stay hidden beside a NaN */
             logs[j] = logs[j] - largest - log(sum);
-    return (struct logarithm){largest, log(sum)};
+    return with_sinks(x, (struct logarithm){largest, log(sum), 0, 0});
 }
 
 /* lse as it is stored, and what that has rounded away. */
@@ -133,10 +137,10 @@ static void store_lse(const struct head *x, int64_t i, struct logarithm lse) {
     const fdm_dtype dtype = x->problem->dtype == FDM_FLOAT64 ? FDM_FLOAT64 : FDM_FLOAT32;
     const double stored = dtype == FDM_FLOAT64 ? sum_of(lse) : (double)(float)sum_of(lse);
     if (x->problem->needs_lse)
-        store(a->lse.data, lse_index(x, &a->lse, i), dtype, stored);
+        element_store(a->lse.data, lse_index(x, &a->lse, i), dtype, stored);
     if (x->problem->has_lse_low)
-        store(a->lse_low.data, lse_index(x, &a->lse_low, i), dtype,
-              isinf(stored) ? 0 : lse.largest - stored + lse.rest);
+        element_store(a->lse_low.data, lse_index(x, &a->lse_low, i), dtype,
+                      isinf(stored) ? 0 : lse.largest - stored + lse.rest);
 }
 
 static void forward_row(const struct head *x, int64_t i, double *logs) {
@@ -145,13 +149,13 @@ static void forward_row(const struct head *x, int64_t i, double *logs) {
     const struct logarithm lse = score_row(x, i, logs);
     double *weights = logs; /* -1: not visible */
     for (int64_t j = 0; j < x->sequence.seqlen_k; j++)
-        weights[j] = logs[j] == -INFINITY ? -1 : exp(logs[j]);
+        weights[j] = logs[j] == -INFINITY ? -1 : exp(logs[j] - lse.growth);
     for (int64_t d = 0; d < p->head_dim_v; d++) {
         double sum = 0;
         for (int64_t j = 0; j < x->sequence.seqlen_k; j++)
             if (weights[j] != -1)
-                sum += weights[j] * load(a->v.data, k_row(x, &a->v, j) + d, p->dtype);
-        store(a->out.data, q_row(x, &a->out, i) + d, p->dtype, sum);
+                sum += weights[j] * element_load(a->v.data, k_row(x, &a->v, j) + d, p->dtype);
+        element_store(a->out.data, q_row(x, &a->out, i) + d, p->dtype, sum);
     }
     store_lse(x, i, lse);
 }
@@ -176,6 +180,7 @@ struct gradients {
     double *dk, *dv; /* [B * Sk or total_k][Hkv][D or Dv] */
     double *dbias;   /* [bias_shape] */
     double *dq;      /* [D] */
+    double *dsink;   /* [H], of the logarithm of a head's sinks */
     double *logs;    /* [Sk] */
 };
 
@@ -205,18 +210,24 @@ static void add_row(double *to, double factor, const void *data, int64_t row, in
             to[d] += factor * ((const double *)data)[row + d];
     else
         for (int64_t d = 0; d < length; d++)
-            to[d] += factor * load(data, row + d, dtype);
+            to[d] += factor * element_load(data, row + d, dtype);
 }
 
-/* Adds what the pair (i, j) contributes to every gradient. delta_i = sum_d dO O - dlse. */
-static void backward_pair(const struct head *x, const struct gradients *g, int64_t i, int64_t j, double delta) {
+/* What the gradients of a row's pairs have in common: delta = sum_d dO O, and the gradient that flows into lse. */
+struct row_gradient {
+    double delta, dlse, growth;
+};
+
+/* Adds what the pair (i, j) contributes to every gradient. */
+static void backward_pair(const struct head *x, const struct gradients *g, int64_t i, int64_t j,
+                          const struct row_gradient *row) {
     const struct attention *a = x->attention;
     const fdm_problem *p = x->problem;
-    double slope = 1, probability = exp(g->logs[j]);
+    double slope = 1, probability = exp(g->logs[j] - row->growth);
     if (p->softcap > 0)
         capped_score(x, i, j, &slope);
     double dp = dot(x, a->dout.data, q_row(x, &a->dout, i), a->v.data, k_row(x, &a->v, j), p->head_dim_v);
-    double ds = probability * (dp - delta);
+    double ds = probability * (dp - row->delta) + (p->lse_without_sink ? exp(g->logs[j]) : probability) * row->dlse;
     if (p->needs_dbias)
         *dbias_sum(x, g, i, j) += ds;
     ds *= slope * p->softmax_scale;
@@ -227,17 +238,18 @@ static void backward_pair(const struct head *x, const struct gradients *g, int64
 }
 
 /* O and lse are computed anew: the truth does not depend on how the forward rounded them. */
-static double row_delta(const struct head *x, int64_t i, const double *logs) {
+static struct row_gradient row_gradient(const struct head *x, int64_t i, const double *logs, double growth) {
     const struct attention *a = x->attention;
     const fdm_problem *p = x->problem;
-    double delta = 0;
+    struct row_gradient row = {0, 0, growth};
     for (int64_t j = 0; j < x->sequence.seqlen_k; j++)
         if (logs[j] != -INFINITY)
-            delta += exp(logs[j]) *
-                     dot(x, a->dout.data, q_row(x, &a->dout, i), a->v.data, k_row(x, &a->v, j), p->head_dim_v);
+            row.delta += exp(logs[j] - growth) *
+                         dot(x, a->dout.data, q_row(x, &a->dout, i), a->v.data, k_row(x, &a->v, j), p->head_dim_v);
     if (p->has_dlse)
-        delta -= load(a->dlse.data, lse_index(x, &a->dlse, i), p->dtype == FDM_FLOAT64 ? FDM_FLOAT64 : FDM_FLOAT32);
-    return delta;
+        row.dlse =
+            element_load(a->dlse.data, lse_index(x, &a->dlse, i), p->dtype == FDM_FLOAT64 ? FDM_FLOAT64 : FDM_FLOAT32);
+    return row;
 }
 
 static void backward_head(const struct head *x, void *context) {
@@ -246,13 +258,15 @@ static void backward_head(const struct head *x, void *context) {
     const fdm_problem *p = x->problem;
     for (int64_t i = 0; i < x->sequence.seqlen_q; i++) {
         memset(g->dq, 0, (size_t)p->head_dim * sizeof *g->dq);
-        const double lse = sum_of(score_row(x, i, g->logs));
-        double delta = lse < INFINITY || isnan(lse) ? row_delta(x, i, g->logs) : 0;
+        const struct logarithm lse = score_row(x, i, g->logs);
+        const struct row_gradient row = row_gradient(x, i, g->logs, lse.growth);
         for (int64_t j = 0; j < x->sequence.seqlen_k; j++)
             if (g->logs[j] != -INFINITY)
-                backward_pair(x, g, i, j, delta);
+                backward_pair(x, g, i, j, &row);
+        if (p->needs_dsink && lse.growth != INFINITY && lse.weight != 0)
+            g->dsink[x->h] += lse.weight * ((p->lse_without_sink ? 0 : row.dlse) - row.delta);
         for (int64_t d = 0; d < p->head_dim && p->needs_dq; d++)
-            store(a->dq.data, q_row(x, &a->dq, i) + d, p->dtype, g->dq[d]);
+            element_store(a->dq.data, q_row(x, &a->dq, i) + d, p->dtype, g->dq[d]);
     }
 }
 
@@ -264,9 +278,9 @@ static void store_key_gradients(const struct attention *a, const struct gradient
             for (int64_t h = 0; h < p->heads_kv; h++) {
                 int64_t row = (b * rows + j) * p->heads_kv + h;
                 for (int64_t d = 0; d < p->head_dim && p->needs_dk; d++)
-                    store(a->dk.data, row_of(&a->dk, b, j, h) + d, p->dtype, g->dk[row * p->head_dim + d]);
+                    element_store(a->dk.data, row_of(&a->dk, b, j, h) + d, p->dtype, g->dk[row * p->head_dim + d]);
                 for (int64_t d = 0; d < p->head_dim_v && p->needs_dv; d++)
-                    store(a->dv.data, row_of(&a->dv, b, j, h) + d, p->dtype, g->dv[row * p->head_dim_v + d]);
+                    element_store(a->dv.data, row_of(&a->dv, b, j, h) + d, p->dtype, g->dv[row * p->head_dim_v + d]);
             }
 }
 
@@ -276,8 +290,8 @@ static void store_dbias(const struct attention *a, const struct gradients *g) {
     for (int64_t index = 0; index < bias_elements(a->problem); index++) {
         int64_t j = index % shape[3], i = index / shape[3] % shape[2], h = index / shape[3] / shape[2] % shape[1];
         int64_t b = index / shape[3] / shape[2] / shape[1];
-        store(view->data, b * view->batch + h * view->head + i * view->row + j * view->key, a->problem->bias_dtype,
-              g->dbias[index]);
+        element_store(view->data, b * view->batch + h * view->head + i * view->row + j * view->key,
+                      a->problem->bias_dtype, g->dbias[index]);
     }
 }
 
@@ -285,7 +299,7 @@ static int64_t workspace_doubles(const fdm_problem *p) {
     int64_t row = p->seqlen_k;
     if (p->pass == FDM_FORWARD)
         return row;
-    return row + p->head_dim + key_rows(p) * (p->head_dim + p->head_dim_v) + bias_elements(p);
+    return row + p->head_dim + key_rows(p) * (p->head_dim + p->head_dim_v) + bias_elements(p) + p->heads;
 }
 
 static fdm_status execute(const struct family *family, const fdm_plan *plan, const struct attention *attention,
@@ -304,11 +318,14 @@ static fdm_status execute(const struct family *family, const fdm_plan *plan, con
     g.dk = g.dq + p->head_dim;
     g.dv = g.dk + key_rows(p) * p->head_dim;
     g.dbias = g.dv + key_rows(p) * p->head_dim_v;
+    g.dsink = g.dbias + bias_elements(p);
     if (workspace)
         memset(workspace, 0, (size_t)plan->workspace_bytes);
     for_each_head(attention, &g, backward_head);
     store_key_gradients(attention, &g);
     store_dbias(attention, &g);
+    for (int64_t h = 0; h < p->heads && p->needs_dsink; h++)
+        sinks_store_gradient(attention, h, g.dsink[h]);
     return FDM_OK;
 }
 

@@ -155,7 +155,8 @@ __device__ __forceinline__ void try_global(const struct task &t, const struct in
     uint32_t x[4], y[4];
     ld_global_16(x, t.in + t.in[t.thread] % 32 * 4, t.thread % 3);
     ld_global_16_once(y, t.in + t.in[t.thread + 128] % 32 * 4, t.thread % 5);
-    t.out[3] = x[0] ^ x[3] ^ y[1] ^ y[2];
+    const uint32_t half = ld_global_2_early((const char *)t.in + t.in[t.thread] % 64 * 2);
+    t.out[3] = x[0] ^ x[3] ^ y[1] ^ y[2] ^ half ^ ld_global_4_early(t.in + t.in[t.thread] % 64);
     if (t.thread == 0) {
         uint64_t *const both = (uint64_t *)(a.flags + 2); /* the second block waits for the first one's bits */
         if (blockIdx.x == 0)

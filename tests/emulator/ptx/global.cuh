@@ -20,6 +20,16 @@ inline void ld_global_16(uint32_t (&r)[4], const void *from, int take, EMU_AT) {
 inline void ld_global_16_once(uint32_t (&r)[4], const void *from, int take, EMU_AT) {
     ld_global_16(r, from, take, EMU_HERE);
 }
+inline uint32_t ld_global_2_early(const void *from, EMU_AT) {
+    if ((uintptr_t)from % 2)
+        emu_trap(EMU_HERE);
+    return *(const uint16_t *)from;
+}
+inline uint32_t ld_global_4_early(const void *from, EMU_AT) {
+    if ((uintptr_t)from % 4)
+        emu_trap(EMU_HERE);
+    return *(const uint32_t *)from;
+}
 inline int ld_acquire(const int *at, EMU_AT) { return (int)emu_load_acquire((const unsigned *)at, EMU_HERE); }
 inline void st_release(int *at, int x, EMU_AT) { emu_store_release((unsigned *)at, (unsigned)x, EMU_HERE); }
 inline int ld_relaxed(const int *at, EMU_AT) { return (int)emu_load_relaxed((const unsigned *)at, EMU_HERE); }

@@ -540,9 +540,8 @@ struct owner {
     __device__ __forceinline__ void redo_rows(uint32_t spoiled) const {
         for_each_bit(spoiled, [&](int n) {
             const int row = at.first + warp_own + n;
-            const float of_row = __shfl_sync(0xffffffff, n < 8 ? mine.delta[0] : mine.delta[1], n % 8 * 4);
             if (row < at.own_length)
-                redo_dq(a, at.s, at.head, at.head_kv, row, of_row);
+                redo_dq(a, at.s, at.head, at.head_kv, row, rows_begin() + row);
         });
     }
     __device__ __forceinline__ void finish() {

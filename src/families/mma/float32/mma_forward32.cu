@@ -217,7 +217,7 @@ __device__ __forceinline__ void store_rows(const struct fragments &f, const stru
             const int64_t i = (int64_t)at.s.q_begin + row;
             const float inverse = end_softmax(
                 a, lane % 4 == 0 && share == 0, at.s.batch, at.head, i, sum, [&] { return f.row_max[r][half]; },
-                [&] { return logf(sum); });
+                [&](float x) { return logf(x); });
             float *out = (float *)a.out.data + at.s.batch * a.out.batch + i * a.out.row + at.head * a.out.head;
 #pragma unroll
             for (int n = 0; n < OUT_TILES; n++)

@@ -42,14 +42,19 @@ __device__ __forceinline__ float4 times(float factor, float4 x) {
     return make_float4(factor * x.x, factor * x.y, factor * x.z, factor * x.w);
 }
 
+/* Beside sinks: that of a packed row. It is read before what the row's parts are waited for. */
+__device__ __forceinline__ uint32_t sink_of(const struct gpu_forward_params &a, const struct place &at, int row) {
+    return SINK ? read_sink(a.sink, at.head_kv * a.group + (at.first_row + row) % a.group) : 0;
+}
+
 /* Four neighbouring columns of a packed row of the output from their sums, and with the first its lse. */
 __device__ __forceinline__ void store_columns(const struct gpu_forward_params &a, const struct place &at, int row,
-                                              int column, float4 x, float most, float sum) {
+                                              int column, float4 x, float most, float sum, uint32_t sink) {
     const int packed = at.first_row + row, head = at.head_kv * a.group + packed % a.group;
     const int64_t i = at.q_begin + packed / a.group;
     char *to = a.out.data + (at.batch * a.out.batch + i * a.out.row + head * a.out.head + column) * ELEMENT_BYTES;
     const float inverse = end_softmax(
-        a, column == 0, at.batch, head, i, sum, [&] { return most; }, [&] { return logf(sum); });
+        a, column == 0, at.batch, head, i, sum, [&] { return most; }, [&](float x) { return logf(x); }, sink);
     x = times(inverse, x);
 #if DTYPE == GPU_FLOAT32
     *(float4 *)to = x;
@@ -118,12 +123,11 @@ struct inbox {
     }
     /* This block's share of the pieces from all blocks of the cluster. */
     __device__ __forceinline__ void merge(const struct gpu_forward_params &a, const struct place &at) const {
-        if (threadIdx.x >= mine)
-            return;
-        mbarrier_wait_cluster(come, 0);
         for (int n = threadIdx.x; n < mine; n += THREADS) {
             const int index = at.split * fair + n, row = index / (HEAD_DIM_V / 4),
                       column = index % (HEAD_DIM_V / 4) * 4;
+            const uint32_t sink = sink_of(a, at, row);
+            mbarrier_wait_cluster(come, 0);
             float maximum[CLUSTER_MAX], part[CLUSTER_MAX], most = MINUS_INF, sum = 0;
             float4 x = make_float4(0, 0, 0, 0);
 #pragma unroll
@@ -147,7 +151,7 @@ struct inbox {
                                              __uint_as_float(o[3])));
                 }
             if (column < a.head_dim_v)
-                store_columns(a, at, row, column, x, most, sum);
+                store_columns(a, at, row, column, x, most, sum, sink);
         }
     }
 };
@@ -184,7 +188,7 @@ __device__ __forceinline__ void merge_warps(const struct warp_state &w, const st
         else if (column < a.head_dim_v && MERGE == MMA_MERGE_WORKSPACE)
             leave_columns(a, at, row, column, x, most, sum);
         else if (column < a.head_dim_v)
-            store_columns(a, at, row, column, x, most, sum);
+            store_columns(a, at, row, column, x, most, sum, sink_of(a, at, row));
     }
     if (MERGE == MMA_MERGE_CLUSTER)
         in.merge(a, at);

@@ -92,8 +92,9 @@ struct warp_rows {
     const struct place at;
     const struct score_source scores;
     const uint32_t q_tile;
-    const int warp_row; /* the warp's first, of the block's */
-    const float unit;   /* of what an exponent is multiplied by */
+    const int warp_row;  /* the warp's first, of the block's */
+    const float unit;    /* of what an exponent is multiplied by */
+    const uint32_t sink; /* beside sinks: read_sink(), before the keys, so that nothing waits for it */
     float s[ROW_TILES][KEY_TILES][4];
     float o[ROW_TILES][OUT_TILES][4];
     float row_max[ROW_TILES][2], row_sum[ROW_TILES][2];
@@ -103,7 +104,7 @@ struct warp_rows {
     __device__ __forceinline__ warp_rows(const struct gpu_forward_params &params, const struct place &own,
                                          uint32_t shared)
         : a(params), at(own), scores(params, own, shared), q_tile(shared), warp_row(threadIdx.x / 32 * ROW_TILES * 16),
-          unit(MAXIMA_BARE ? a.scale * LOG2_E : LOG2_E), settled(false) {
+          unit(MAXIMA_BARE ? a.scale * LOG2_E : LOG2_E), sink(SINK ? read_sink(a.sink, own.head) : 0), settled(false) {
 #pragma unroll
         for (int r = 0; r < ROW_TILES; r++) {
 #pragma unroll
@@ -408,7 +409,7 @@ struct warp_rows {
                 const float inverse = end_softmax(
                     a, lane % 4 == 0 && then.first_row + row < then.seqlen_q, then.batch, then.head,
                     (int64_t)(then.q_begin + then.first_row + row), sum,
-                    [&] { return row_max[r][half] * (unit * LN_2); }, [&] { return __logf(sum); });
+                    [&] { return row_max[r][half] * (unit * LN_2); }, [&](float x) { return __logf(x); }, sink);
 #pragma unroll
                 for (int n = 0; n < OUT_TILES; n++)
                     st_shared_4(q_tile + chunk_offset<HEAD_DIM_V / 8>(row, n) + lane % 4 * 4,

@@ -498,7 +498,7 @@ struct warp_rows {
                 const float inverse = end_softmax(
                     a, writes, done.batch, done.head, done.q_begin + done.row0 + row, total,
                     [&] { return reference[m][half] * (BIAS ? 1.0f : LN_2); },
-                    [&] { return lg2_approx(total) * LN_2; });
+                    [&](float x) { return lg2_approx(x) * LN_2; });
 #pragma unroll
                 for (int n = 0; n < UNITS * 2; ++n) {
                     const uint32_t chunk = (uint32_t)((n / 2 * COLUMN_GROUPS + at.column_group) * 2 + n % 2);
