@@ -59,9 +59,10 @@ fdm_status fdm_plan_resources(const fdm_plan *plan, const fdm_device *device, fd
                          size);
     const uint32_t bytes = kernels->struct_bytes; /* from one to the next, in an array of the caller's */
     for (int32_t i = 0; i < launched && !status; i++) {
-        fdm_kernel_resources found, *to = (fdm_kernel_resources *)(void *)((char *)kernels + (size_t)i * bytes);
+        fdm_kernel_resources found;
+        void *to = (char *)kernels + (size_t)i * bytes; /* an older header's may be aligned to 4 bytes alone */
         if (!(status = resources_of(device, &requests[i], &found))) {
-            to->struct_bytes = bytes;
+            memcpy(to, &bytes, sizeof bytes);
             status = STRUCT_WRITE(fdm_kernel_resources, to, &found);
         }
     }
